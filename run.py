@@ -20,7 +20,11 @@ ROOT = Path(__file__).resolve().parent
 COMMANDS = {
     "demo": [["experiments/pairwise/demo.py"]],
     "test": [["-m", "pytest", "-n", "2", "--dist", "worksteal", "-m", "not slow and not gpu"]],
-    "lint": [["-m", "ruff", "check", "."], ["-m", "ruff", "format", "--check", "."], ["-m", "mypy"]],
+    "lint": [
+        ["-m", "ruff", "check", "."],
+        ["-m", "ruff", "format", "--check", "."],
+        ["-m", "mypy"],
+    ],
     "bench": [["experiments/bench/run.py", "--short"]],
     "site": [["-m", "mkdocs", "build", "--strict"]],
     "paper": [["experiments/papers/run.py"]],
@@ -35,10 +39,14 @@ def environment():
         return sys.executable, Path(sys.prefix)
     folder = ROOT / ".venv"
     python = folder / ("Scripts/python.exe" if os.name == "nt" else "bin/python")
-    if not python.exists() or subprocess.call([str(python), "-m", "pip", "--version"], stdout=subprocess.DEVNULL):
+    if not python.exists() or subprocess.call(
+        [str(python), "-m", "pip", "--version"], stdout=subprocess.DEVNULL
+    ):
         options = ["--clear"] + (["--system-site-packages"] if has_torch else [])
         if subprocess.call([sys.executable, "-m", "venv", *options, str(folder)]):
-            sys.exit("run.py: cannot make a virtual environment; on Debian or Ubuntu: apt install python3-venv")
+            sys.exit(
+                "run.py: cannot make a virtual environment; on Debian or Ubuntu: apt install python3-venv"
+            )
     return str(python), folder
 
 
@@ -63,9 +71,15 @@ def main():
         sys.exit("usage: python3 run.py " + "|".join(COMMANDS) + " [arguments]")
     python, folder = environment()
     extra = "demo" if sys.argv[1] == "demo" else "test"
-    facts = [str(ROOT), sys.version, (ROOT / "pyproject.toml").read_text(), Path(__file__).read_text()]
+    facts = [
+        str(ROOT),
+        sys.version,
+        (ROOT / "pyproject.toml").read_text(),
+        Path(__file__).read_text(),
+    ]
     wanted = hashlib.sha256("\n".join(facts).encode()).hexdigest()
-    stamps = {each: folder / f"torchdp-{each}.stamp" for each in (extra, "test")}  # who has all has enough
+    # who has all has enough
+    stamps = {each: folder / f"torchdp-{each}.stamp" for each in (extra, "test")}
     if not any(stamp.exists() and stamp.read_text() == wanted for stamp in stamps.values()):
         print("run.py: setting up in", folder, "(once)", flush=True)
         try:
@@ -74,7 +88,8 @@ def main():
             sys.exit("run.py: set-up failed at: " + " ".join(map(str, error.cmd)))
         stamps[extra].write_text(wanted)
     os.environ.setdefault("NO_MKDOCS_2_WARNING", "1")  # an advertisement
-    os.environ.pop("PYTHONDONTWRITEBYTECODE", None)  # with it every process of the tests compiles all files anew
+    # with it every process of the tests compiles all files anew
+    os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
     for command in COMMANDS[sys.argv[1]]:
         code = subprocess.call([python, *command, *sys.argv[2:]], cwd=ROOT)
         if code:

@@ -12,7 +12,10 @@ BOX = re.compile(r"(Guarantees|Source): (.*)")
 def escaped(text: str) -> str:
     """The characters that Markdown would take for its own, outside code."""
     parts = CODE.split(text)
-    plain = (re.sub(r"([*_\[\]])", r"\\\1", part).replace("<", "&lt;").replace(">", "&gt;") for part in parts)
+    plain = (
+        re.sub(r"([*_\[\]])", r"\\\1", part).replace("<", "&lt;").replace(">", "&gt;")
+        for part in parts
+    )
     return "".join(parts[i] if i % 2 else part for i, part in enumerate(plain))
 
 
@@ -21,7 +24,8 @@ def link(name: str, obj: griffe.Object) -> str:
     try:
         path = obj.resolve(name)
         member = obj.modules_collection[path]
-        if member.is_module and name.rsplit(".", 1)[-1] in member.members:  # a function in a file of its name
+        # a function in a file of its name
+        if member.is_module and name.rsplit(".", 1)[-1] in member.members:
             path += "." + name.rsplit(".", 1)[-1]
     except (griffe.NameResolutionError, KeyError):
         path = name
@@ -50,9 +54,17 @@ def markdown(text: str, obj: griffe.Object) -> str:
         box = BOX.match(block[0])
         if box:
             lines = linked("\n".join((box[2], *block[1:])), obj).split("\n")
-            out.append("\n".join([f'!!! {box[1].lower()} "{box[1]}"', "", *("    " + line for line in lines)]))
+            out.append(
+                "\n".join(
+                    [f'!!! {box[1].lower()} "{box[1]}"', "", *("    " + line for line in lines)]
+                )
+            )
         elif block[0].lstrip().startswith(">>>"):
-            out.append("\n".join(["```pycon", *(line.strip("\n").removeprefix("    ") for line in block), "```"]))
+            out.append(
+                "\n".join(
+                    ["```pycon", *(line.strip("\n").removeprefix("    ") for line in block), "```"]
+                )
+            )
         elif block[0].startswith("    "):
             out.append("\n".join(block))  # code
         else:

@@ -54,7 +54,8 @@ ELSEWHERE = {  # tests of another name than test_guarantee
     "training.Run": "training/test_plan.py::test_a_run_adds_the_plans_noise_to_what_is_clipped",
     "training.choose": "training/test_plan.py::test_guarantee_an_attack_on_all_steps_attains_it_and_no_more",
 }
-OWN = re.compile(r"Guarantees: (the best's|each route's|the client's) own")  # of what has a row itself
+# of what has a row itself
+OWN = re.compile(r"Guarantees: (the best's|each route's|the client's) own")
 
 
 def inside(protocol: Any) -> str:
@@ -63,7 +64,9 @@ def inside(protocol: Any) -> str:
     if channel is not None:
         return f" of {type(channel).__name__}{inside(channel)}"
     parts = (type(getattr(protocol, name, None)) for name in ("client", "law"))
-    return next((f" of {part.__name__}" for part in parts if part.__module__.startswith("torchdp")), "")
+    return next(
+        (f" of {part.__name__}" for part in parts if part.__module__.startswith("torchdp")), ""
+    )
 
 
 def control(entry: Any) -> str:
@@ -86,7 +89,8 @@ def row(entry: Any) -> tuple[str, tuple[str, ...], str, str]:
         f"`{kind.__name__}`{inside(protocol)}", promise.model.value, "tight" if promise.exact else "a bound",
         promise.neighbours.name.replace("_", " ").lower(), promise.arithmetic.name, source.replace("|", "\\|"),
     )  # fmt: skip
-    written = f"class {entry.__name__}" in (ROOT / entry.page).read_text()  # else it is a cell of a grid
+    # else it is a cell of a grid
+    written = f"class {entry.__name__}" in (ROOT / entry.page).read_text()
     test = f"{entry.page}::{entry.__name__}" if written else entry.page
     return kind.__module__.split(".")[1], what, f"`{test}`", control(entry)
 
@@ -100,7 +104,11 @@ def protocols() -> Iterator[str]:
             listed = list(each)
             controls = dict.fromkeys(wrong for *_, wrong in listed)
             yield (
-                "| " + " | ".join((*what, ", ".join(test for _, _, test, _ in listed), "; ".join(controls))) + " |"
+                "| "
+                + " | ".join(
+                    (*what, ", ".join(test for _, _, test, _ in listed), "; ".join(controls))
+                )
+                + " |"
             )
         yield ""
 
@@ -116,7 +124,11 @@ def names(node: ast.AST) -> set[str]:
 def reached(path: Path) -> dict[str, set[str]]:
     """The tests of a file that are named for a guarantee, and the names that each reaches within its file."""
     tree = ast.parse(path.read_text())
-    held = {node.name: node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef | ast.ClassDef)}
+    held = {
+        node.name: node
+        for node in ast.walk(tree)
+        if isinstance(node, ast.FunctionDef | ast.ClassDef)
+    }
     held |= {
         name.id: node
         for node in tree.body
@@ -158,17 +170,25 @@ def promises() -> Iterator[tuple[str, str]]:
 
 def others() -> Iterator[str]:
     found = {
-        test: seen for path in sorted((ROOT / "tests").rglob("test_*.py")) for test, seen in reached(path).items()
+        test: seen
+        for path in sorted((ROOT / "tests").rglob("test_*.py"))
+        for test, seen in reached(path).items()
     }
     promised = list(promises())
     for room, name in promised:
         once = sum(name == other for _, other in promised) == 1
-        own = [test for test, seen in found.items() if name in seen and test.startswith(f"tests/{room}")]
+        own = [
+            test
+            for test, seen in found.items()
+            if name in seen and test.startswith(f"tests/{room}")
+        ]
         own = own or [test for test, seen in found.items() if name in seen and once]
         if not own:
             own = [
                 "tests/"
-                + ELSEWHERE.get(f"{room}.{name}", f"?? no test_guarantee of {room} reaches {name}: ELSEWHERE")
+                + ELSEWHERE.get(
+                    f"{room}.{name}", f"?? no test_guarantee of {room} reaches {name}: ELSEWHERE"
+                )
             ]
         yield f"| `{room}.{name}` | " + ", ".join(f"`{test}`" for test in own[:2]) + " |"
 

@@ -79,7 +79,10 @@ def on_page_markdown(markdown, page, config, files):
     from latex2mathml.converter import convert
 
     return re.sub(
-        r"^```math\n(.*?)\n```$", lambda found: convert(found[1], display="block"), markdown, flags=re.S | re.M
+        r"^```math\n(.*?)\n```$",
+        lambda found: convert(found[1], display="block"),
+        markdown,
+        flags=re.S | re.M,
     )
 
 
@@ -90,4 +93,6 @@ if __name__ == "__main__":
         if not sys.argv[1:] or path.stem in sys.argv[1:]:
             start = time.perf_counter()
             nbformat.write(execute(path), path)
-            print(f"{path.stem}: {time.perf_counter() - start:.0f} s, {path.stat().st_size // 1024} KiB")
+            print(
+                f"{path.stem}: {time.perf_counter() - start:.0f} s, {path.stat().st_size // 1024} KiB"
+            )

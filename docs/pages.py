@@ -50,7 +50,8 @@ def floors(rows):
     for tick in ticks:
         x = place(tick)
         parts.insert(
-            0, f'<path d="M{x} {TOP}V{at}" stroke="currentColor" opacity="{0.7 if tick == 1 else 0.15}"/>'
+            0,
+            f'<path d="M{x} {TOP}V{at}" stroke="currentColor" opacity="{0.7 if tick == 1 else 0.15}"/>',
         )
         parts.append(f'<text x="{x}" y="14" text-anchor="middle">{tick:g}</text>')
     return (
@@ -61,12 +62,18 @@ def floors(rows):
 
 def on_page_markdown(markdown, page, config, files):
     """mkdocs: the chart where a page asks for it."""
-    return markdown.replace("<!-- floors -->", floors(newest())) if "<!-- floors -->" in markdown else markdown
+    return (
+        markdown.replace("<!-- floors -->", floors(newest()))
+        if "<!-- floors -->" in markdown
+        else markdown
+    )
 
 
 def labelled(table):
     """A table whose code may break behind slashes; the cells of a wide one name their columns."""
-    text = re.sub(r"(?<=<code>)[^<]*/[^<]*", lambda code: re.sub("(/|::|_)", r"\1<wbr>", code[0]), table[0])
+    text = re.sub(
+        r"(?<=<code>)[^<]*/[^<]*", lambda code: re.sub("(/|::|_)", r"\1<wbr>", code[0]), table[0]
+    )
     names = [re.sub("<.*?>", "", name) for name in re.findall(r"<th[^>]*>(.*?)</th>", text, re.S)]
     if len(names) < WIDE:
         return text

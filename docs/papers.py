@@ -22,7 +22,11 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT / "experiments/papers"))
 from papers_base import LEGEND, Finding, Paper, Part, load  # noqa: E402
 
-PAGE, WHERE, RUNS = ROOT / "docs/papers.md", ROOT / "docs/papers.csv", ROOT / "experiments/papers/laptop"
+PAGE, WHERE, RUNS = (
+    ROOT / "docs/papers.md",
+    ROOT / "docs/papers.csv",
+    ROOT / "experiments/papers/laptop",
+)
 NAMES = ("pairwise", "factorization", "gaussian", "sketching", "densities")
 HEAD = """# The five papers, result by result
 
@@ -80,21 +84,25 @@ TAIL = """## Gaps
 - **Seconds on other machines**: Tables 3 to 5 of Burkhardt et al. were measured by others
   elsewhere. GPU figures: not yet measured.
 """
-KINDS = (
-    "Theorem|Lemma|Corollary|Corollarie|Definition|Fact|Claim|Table|Figure|Algorithm|Appendix|Section|Remark after"
-)
+KINDS = "Theorem|Lemma|Corollary|Corollarie|Definition|Fact|Claim|Table|Figure|Algorithm|Appendix|Section|Remark after"
 NUMBERS = r"(?:[A-Z]\.)?\d+(?:\.\d+)?"
 
 
 @cache
 def covered(cell: str) -> frozenset[tuple[str, str]]:
     """Kind and number of every result that is named: "Lemmas 35 to 38, 40", "Theorem 3.1"."""
-    cell = re.sub(r"Remark after Corollary", "Remark after", re.sub(r"\bsection", "Section", cell.split(":")[0]))
+    cell = re.sub(
+        r"Remark after Corollary",
+        "Remark after",
+        re.sub(r"\bsection", "Section", cell.split(":")[0]),
+    )
     parts = re.split(rf"({KINDS})(?:s|ies)?\b", cell)
     found = set()
     for kind, text in zip(parts[1::2], parts[2::2], strict=True):
         for first, last in re.findall(rf"({NUMBERS})(?: to ({NUMBERS}))?", text):
-            found |= {(kind.replace("Corollarie", "Corollary"), one) for one in between(first, last)}
+            found |= {
+                (kind.replace("Corollarie", "Corollary"), one) for one in between(first, last)
+            }
     return frozenset(found)
 
 
@@ -124,7 +132,13 @@ def verdicts(row: Mapping[str, str], findings: list[Finding]) -> str:
     """What the findings of the results that a row names come to."""
     found = Counter(each.verdict for each in findings if about(row["result"], each.result))
     if not found:
-        return "by its test" if row["test"] else "not looked at" if row["code"] else "a step of a proof"
+        return (
+            "by its test"
+            if row["test"]
+            else "not looked at"
+            if row["code"]
+            else "a step of a proof"
+        )
     return ", ".join(f"{found[verdict]} {verdict}" for verdict in sorted(found))
 
 
@@ -139,7 +153,14 @@ def titles(names: str) -> str:
 def claim(script: str, found: Finding) -> str:
     paper, ours, error = (shown(value) for value in (found.paper, found.ours, found.error))
     granted = "" if found.granted is None else f"{100 * found.granted:g} %"
-    said = (found.result, found.claim, found.measure, paper, f"{ours} +- {error}" if error else ours, granted)
+    said = (
+        found.result,
+        found.claim,
+        found.measure,
+        paper,
+        f"{ours} +- {error}" if error else ours,
+        granted,
+    )
     return line(*said, found.verdict, f"`{script}`" if script else "none")
 
 
@@ -151,7 +172,10 @@ def section(paper: Paper, runs: Path = RUNS) -> Iterator[str]:
     found = list(judged(paper, runs))
     counts = Counter(finding.verdict for _, finding in found)
     made = read_table(runs / paper.name / "made.csv")
-    minutes, devices = sum(row["seconds"] for row in made) / 60, sorted({row["device"] for row in made})
+    minutes, devices = (
+        sum(row["seconds"] for row in made) / 60,
+        sorted({row["device"] for row in made}),
+    )
     said = ", ".join(f"{counts[verdict]} {verdict}" for verdict in sorted(counts))
     yield f"{len(found)} claims: {said}. {len(made)} of {len(paper.parts)} runs of scripts are in it, which took"
     yield f"{minutes:.1f} CPU-minutes ({', '.join(devices)}).\n"
@@ -162,9 +186,15 @@ def section(paper: Paper, runs: Path = RUNS) -> Iterator[str]:
         for row in csv.DictReader(file):
             if row["paper"] == paper.name:
                 files = (
-                    ", ".join(f"`{one}`" for one in row[key].split(", ") if one) for key in ("test", "script")
+                    ", ".join(f"`{one}`" for one in row[key].split(", ") if one)
+                    for key in ("test", "script")
                 )
-                yield line(row["result"], row["code"], *files, verdicts(row, [finding for _, finding in found]))
+                yield line(
+                    row["result"],
+                    row["code"],
+                    *files,
+                    verdicts(row, [finding for _, finding in found]),
+                )
     yield ""
     for part in paper.parts:
         for name, caption in part.figures.items():
@@ -178,7 +208,9 @@ def picture(paper: Paper, name: str) -> Path:
 
 def tables_of_uci(runs: Path = RUNS) -> Iterator[str]:
     """phi and psi of each route."""
-    phi, psi = (read_table(runs / f"sketching/regression/uci/{name}.csv") for name in ("phi", "psi"))
+    phi, psi = (
+        read_table(runs / f"sketching/regression/uci/{name}.csv") for name in ("phi", "psi")
+    )
     yield titles("table, n, d, phi(0), sketch, Gram, AdaSSP, psi: sketch, Gram, MOD-SULQ")
     for one, other in zip(phi, psi, strict=True):
         cells = [with_error(one, name) for name in ("0", "sketch", "Gram", "AdaSSP")]
@@ -197,8 +229,14 @@ def accuracies(runs: Path = RUNS) -> Iterator[str]:
     epsilons = sorted({row["epsilon"] for row in rows})
     yield titles("kernel, protocol, " + ", ".join(f"epsilon = {epsilon:g}" for epsilon in epsilons))
     for kernel, protocol in dict.fromkeys((row["kernel"], row["protocol"]) for row in rows):
-        few = {row["epsilon"]: row for row in rows if (row["kernel"], row["protocol"]) == (kernel, protocol)}
-        found = [(100 * few[each]["accuracy"], 100 * few[each]["standard_error"]) for each in epsilons]
+        few = {
+            row["epsilon"]: row
+            for row in rows
+            if (row["kernel"], row["protocol"]) == (kernel, protocol)
+        }
+        found = [
+            (100 * few[each]["accuracy"], 100 * few[each]["standard_error"]) for each in epsilons
+        ]
         yield line(kernel, protocol, *(f"{mean:.1f} +- {error:.1f}" for mean, error in found))
 
 
@@ -206,14 +244,19 @@ def page() -> str:
     parts = (text for name in NAMES for text in section(load(ROOT / "experiments/papers", name)))
     uci, agnews = "\n".join(tables_of_uci()), "\n".join(accuracies())
     legend = "\n".join([titles("verdict, meaning"), *(line(*pair) for pair in LEGEND.items())])
-    return "\n".join([HEAD.format(legend=legend), *parts, REAL.format(uci=uci, agnews=agnews), TAIL])
+    return "\n".join(
+        [HEAD.format(legend=legend), *parts, REAL.format(uci=uci, agnews=agnews), TAIL]
+    )
 
 
 class Read(Mapping[str, Rows]):
     """The tables of a folder, and which of them were read."""
 
     def __init__(self, folder: Path) -> None:
-        self.paths, self.read = {path.stem: path for path in sorted(folder.glob("*.csv"))}, set[str]()
+        self.paths, self.read = (
+            {path.stem: path for path in sorted(folder.glob("*.csv"))},
+            set[str](),
+        )
 
     def __getitem__(self, name: str) -> Rows:
         self.read.add(name)
@@ -231,7 +274,11 @@ def store(results: Path) -> None:
     whole = [name for name in NAMES if any((results / name).glob("**/finished.json"))]
     for paper in (load(ROOT / "experiments/papers", name) for name in whole):
         shutil.rmtree(RUNS / paper.name, ignore_errors=True)
-        made = [row for part in paper.parts if (row := copied(part, results / paper.name, RUNS / paper.name))]
+        made = [
+            row
+            for part in paper.parts
+            if (row := copied(part, results / paper.name, RUNS / paper.name))
+        ]
         for part in paper.parts:
             for name in part.figures:
                 shrunk(part.at(results / paper.name) / name, picture(paper, name))
@@ -260,13 +307,21 @@ def shrunk(figure: Path, path: Path) -> None:
         with Image.open(figure) as drawn:
             width = min(drawn.width, 1200)
             small = drawn.convert("RGB").resize((width, round(drawn.height * width / drawn.width)))
-        small.quantize(96, Image.Quantize.MAXCOVERAGE, dither=Image.Dither.NONE).save(path, optimize=True)
+        small.quantize(96, Image.Quantize.MAXCOVERAGE, dither=Image.Dither.NONE).save(
+            path, optimize=True
+        )
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument(
-        "--from", type=Path, dest="results", metavar="FOLDER", help="results/papers of finished runs"
+        "--from",
+        type=Path,
+        dest="results",
+        metavar="FOLDER",
+        help="results/papers of finished runs",
     )
     if folder := parser.parse_args().results:
         store(folder)

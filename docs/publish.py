@@ -51,24 +51,42 @@ def requirements(names):
 def one_version(source):
     """The version of torchdp, which CITATION.cff, CHANGELOG.md and the recipe must name, with the same requirements."""
     project = tomllib.loads((source / "pyproject.toml").read_text())["project"]
-    version = re.search(r'^__version__ = "(.*)"', (source / "torchdp/__init__.py").read_text(), re.M)[1]
-    check("version" in project["dynamic"], "pyproject.toml must take its version from torchdp.__version__")
+    version = re.search(
+        r'^__version__ = "(.*)"', (source / "torchdp/__init__.py").read_text(), re.M
+    )[1]
+    check(
+        "version" in project["dynamic"],
+        "pyproject.toml must take its version from torchdp.__version__",
+    )
     recipe = (source / "docs/conda/recipe.yaml").read_text()
     for name, line in {
         "CITATION.cff": f"\nversion: {version}\n", "CHANGELOG.md": version, "docs/conda/recipe.yaml": f": {version}\n",
     }.items():  # fmt: skip
         check(line in (source / name).read_text(), f"{name} must name version {version}")
     changes = (source / "CHANGELOG.md").read_text()
-    check("\n### Privacy\n" in changes, "CHANGELOG.md must have a heading Privacy: what moves a guarantee")
+    check(
+        "\n### Privacy\n" in changes,
+        "CHANGELOG.md must have a heading Privacy: what moves a guarantee",
+    )
     check(
         "**The name.**" in (source / "docs/versions.md").read_text(),
         "docs/versions.md must state the name's history",
     )
-    wanted = {(ON_CONDA.get(name, name), held) for name, held in requirements(project["dependencies"])}
+    wanted = {
+        (ON_CONDA.get(name, name), held) for name, held in requirements(project["dependencies"])
+    }
     wanted.add(("python", project["requires-python"]))
-    listed = requirements(re.findall(r"^    - (.*)", recipe.partition("  run:\n")[2].partition("\n\n")[0], re.M))
-    check(listed == wanted, f"the recipe's requirements differ from pyproject.toml's: {sorted(listed ^ wanted)}")
-    check(set(EXTRAS) == set(project["optional-dependencies"]), "docs/publish.py: EXTRAS must name every extra")
+    listed = requirements(
+        re.findall(r"^    - (.*)", recipe.partition("  run:\n")[2].partition("\n\n")[0], re.M)
+    )
+    check(
+        listed == wanted,
+        f"the recipe's requirements differ from pyproject.toml's: {sorted(listed ^ wanted)}",
+    )
+    check(
+        set(EXTRAS) == set(project["optional-dependencies"]),
+        "docs/publish.py: EXTRAS must name every extra",
+    )
     return version, f"## {version}" in changes
 
 
@@ -80,7 +98,10 @@ def built(source, python, folder):
         held = {name.partition("/")[2] for name in archive.getnames()}
         archive.extractall(folder / "unpacked", filter="data")
     check(not set(SDIST) - held, f"the sdist lacks {sorted(set(SDIST) - held)}")
-    check(not any("results/" in name or ".venv" in name for name in held), "the sdist holds results or .venv")
+    check(
+        not any("results/" in name or ".venv" in name for name in held),
+        "the sdist holds results or .venv",
+    )
     (unpacked,) = (folder / "unpacked").iterdir()
     run(python, "-c", BUILD, "wheel", folder, cwd=unpacked)
     (wheel,) = folder.glob("*.whl")
@@ -94,7 +115,10 @@ def built(source, python, folder):
 
 def works(python, pip, wheel, source, unpacked, extras, version):
     """Installs the wheel where nothing else is, and uses it there; then each extra."""
-    torch = "torch==" + tomllib.loads((source / "pyproject.toml").read_text())["tool"]["torchdp"]["tested-torch"]
+    torch = (
+        "torch=="
+        + tomllib.loads((source / "pyproject.toml").read_text())["tool"]["torchdp"]["tested-torch"]
+    )
     empty = wheel.parent / "empty"
     empty.mkdir()
     run(*pip, torch, wheel, cwd=empty)
@@ -102,9 +126,15 @@ def works(python, pip, wheel, source, unpacked, extras, version):
     check(said == f"torchdp {version}\n", f"torchdp --version says {said!r}")
     run(python, "-c", "import torchdp as t; [getattr(t, name) for name in t.__all__]", cwd=empty)
     example = re.search(r"```python\n(.*?)```", (source / "README.md").read_text(), re.S)[1]
-    check("exactly epsilon" in run(python, "-c", example, cwd=empty), "the README's example states no guarantee")
+    check(
+        "exactly epsilon" in run(python, "-c", example, cwd=empty),
+        "the README's example states no guarantee",
+    )
     run(python, unpacked / "experiments/randomizers/relative_variance.py", "--smoke", cwd=empty)
-    print("ok  a bare environment: the command, every package, the README's example, a script", flush=True)
+    print(
+        "ok  a bare environment: the command, every package, the README's example, a script",
+        flush=True,
+    )
     for extra in extras:
         run(*pip, torch, f"{wheel}[{extra}]", cwd=empty)
         run(python, "-c", f"import {EXTRAS[extra]}", cwd=empty)
@@ -114,19 +144,31 @@ def works(python, pip, wheel, source, unpacked, extras, version):
 def main():
     arguments = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     usual = [each for each in EXTRAS if each != "test"]
-    arguments.add_argument("--extras", nargs="*", choices=EXTRAS, default=usual, help="default: all but test")
+    arguments.add_argument(
+        "--extras", nargs="*", choices=EXTRAS, default=usual, help="default: all but test"
+    )
     arguments.add_argument("--out", type=Path, default=ROOT / "dist", help="default: %(default)s")
     asked = arguments.parse_args()
     with tempfile.TemporaryDirectory() as made:
         folder, source, python = Path(made), Path(made, "source"), Path(made, "venv/bin/python")
         run("git", "clone", "-q", ROOT, source, cwd=folder)
         version, named = one_version(source)
-        print(f"ok  version {version} everywhere, requirements, extras, the name's history", flush=True)
+        print(
+            f"ok  version {version} everywhere, requirements, extras, the name's history",
+            flush=True,
+        )
         run(sys.executable, "-m", "venv", folder / "venv", cwd=folder)
         pip = [python, "-m", "pip", "install", "-q", "--disable-pip-version-check"]
-        run(*pip, *tomllib.loads((source / "pyproject.toml").read_text())["build-system"]["requires"], cwd=folder)
+        run(
+            *pip,
+            *tomllib.loads((source / "pyproject.toml").read_text())["build-system"]["requires"],
+            cwd=folder,
+        )
         sdist, wheel, unpacked = built(source, python, folder)
-        print(f"ok  {sdist.name} and, from it, {wheel.name}: {wheel.stat().st_size / 1e6:.1f} MB", flush=True)
+        print(
+            f"ok  {sdist.name} and, from it, {wheel.name}: {wheel.stat().st_size / 1e6:.1f} MB",
+            flush=True,
+        )
         works(python, pip, wheel, source, unpacked, asked.extras, version)
         asked.out.mkdir(exist_ok=True)
         kept = [Path(shutil.copy(each, asked.out)) for each in (sdist, wheel)]

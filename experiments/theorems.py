@@ -27,7 +27,13 @@ from torchdp.threads import on_host
 
 PAPERS = [
     each.paper
-    for each in (pairwise.ghazi, factorization.edmonds, gaussian.nikolov, sketching.burkhardt, densities.wagner)
+    for each in (
+        pairwise.ghazi,
+        factorization.edmonds,
+        gaussian.nikolov,
+        sketching.burkhardt,
+        densities.wagner,
+    )
 ]
 HEAD = """# The theorem checker
 
@@ -71,7 +77,9 @@ def measure(config: Config, report: Report) -> None:
 
 
 def page(rows: Sequence[Mapping[str, object]]) -> str:
-    titles = "result, statement, range, instances, worst, limit, failures, verdict, kind".split(", ")
+    titles = "result, statement, range, instances, worst, limit, failures, verdict, kind".split(
+        ", "
+    )
     lines = [HEAD, "| " + " | ".join(titles) + " |", "|" + "---|" * len(titles)]
     for row in rows:
         at = f" at {row['where']}" if row["failures"] else ""
@@ -84,7 +92,9 @@ def page(rows: Sequence[Mapping[str, object]]) -> str:
             worst + at,
             limit,
         )
-        cells = [str(cell).replace("|", "\\|").replace("*", "\\*") for cell in (*said, row["failures"])]
+        cells = [
+            str(cell).replace("|", "\\|").replace("*", "\\*") for cell in (*said, row["failures"])
+        ]
         verdict = f"**{row['verdict']}**" if at else str(row["verdict"])
         lines.append("| " + " | ".join([*cells, verdict, str(row["kind"])]) + " |")
     return "\n".join(lines) + "\n"

@@ -18,7 +18,9 @@ LEVELS, BITS = 20, 12  # powers of two below which a number may lie; low-order b
 def certified(here, there, times, delta):
     """Lower bounds of log((P(A) - delta)/P'(A)) from how often each A came in so many releases of each."""
     low = np.where(here > 0, betaincinv(np.maximum(here, 1), times - here + 1, SURE), 0.0)
-    high = np.where(there < times, betaincinv(there + 1, np.maximum(times - there, 1), 1 - SURE), 1.0)
+    high = np.where(
+        there < times, betaincinv(there + 1, np.maximum(times - there, 1), 1 - SURE), 1.0
+    )
     return np.log(np.maximum(low - delta, 1e-300) / high)
 
 
@@ -26,12 +28,21 @@ def events(one, two):
     """How often each event came, (events, 2). one, two: (times,), whole numbers or floats of one dtype."""
     both = torch.cat([one, two]).double()
     ends = torch.unique(
-        torch.cat([both[:: max(1, len(both) // TAILS)], one.max()[None], two.max()[None], both.min()[None]])
+        torch.cat(
+            [
+                both[:: max(1, len(both) // TAILS)],
+                one.max()[None],
+                two.max()[None],
+                both.min()[None],
+            ]
+        )
     )
     middle, found = float(both.abs().median()) or 1.0, []
     for each in (one, two):
         low = low_bits(each, middle)
-        tails = torch.bincount(torch.bucketize(each.double(), ends, right=True), minlength=len(ends) + 1).cumsum(0)
+        tails = torch.bincount(
+            torch.bucketize(each.double(), ends, right=True), minlength=len(ends) + 1
+        ).cumsum(0)
         found.append(torch.cat([low, tails, len(each) - tails]))
     values = torch.unique(both[: 4 * VALUES])
     if len(values) <= VALUES:
@@ -46,7 +57,9 @@ def low_bits(numbers, middle):
     whole = {torch.float32: torch.int32, torch.float64: torch.int64}.get(numbers.dtype)
     bits = (numbers if whole is None else numbers.view(whole).long()) | 1 << BITS
     zeros = (bits & -bits).double().log2().long()
-    size = (torch.frexp(numbers.double().abs() / middle).exponent + LEVELS - 4).clamp(0, LEVELS).long()
+    size = (
+        (torch.frexp(numbers.double().abs() / middle).exponent + LEVELS - 4).clamp(0, LEVELS).long()
+    )
     table = torch.bincount(size * (BITS + 1) + zeros, minlength=(LEVELS + 1) * (BITS + 1)).view(
         LEVELS + 1, BITS + 1
     )

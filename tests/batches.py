@@ -64,7 +64,9 @@ class Stacked(Draws):
     def binomial(self, counts, probability):
         chance = torch.as_tensor(probability, dtype=torch.float64)
         counts, chance = torch.broadcast_tensors(counts, chance)
-        parts = zip(self.each, *(x.reshape(len(self.each), -1) for x in (counts, chance)), strict=True)
+        parts = zip(
+            self.each, *(x.reshape(len(self.each), -1) for x in (counts, chance)), strict=True
+        )
         return torch.cat([draws.binomial(*part) for draws, *part in parts]).view(counts.shape)
 
 
@@ -73,12 +75,17 @@ def turns_of(summary, alike=False):
     if isinstance(summary, Crowd):
         m = 0 if alike else torch.arange(1, len(summary.counts) + 1)
         first = Crowd(summary.values.flip(0), summary.counts + m)
-        return [summary, first, Crowd(summary.values, summary.counts.roll(1) if alike else 3 * summary.counts)]
+        return [
+            summary,
+            first,
+            Crowd(summary.values, summary.counts.roll(1) if alike else 3 * summary.counts),
+        ]
     if isinstance(summary, SecondMoments):
         return [SecondMoments(summary.n, summary.matrix / each) for each in (1, 2, 3)]
     if isinstance(summary, Tally):
         return [
-            Tally(summary.n, {name: part / each for name, part in summary.parts.items()}) for each in (1, 2, 3)
+            Tally(summary.n, {name: part / each for name, part in summary.parts.items()})
+            for each in (1, 2, 3)
         ]
     if alike:
         return [summary, summary.roll(1), summary.flip(0)]
@@ -89,7 +96,9 @@ def batch_of(turns, axis=0):
     """Summaries or tallies as one, the batch in this dimension of parts: 1 behind one of repetitions."""
     first = turns[0]
     if isinstance(first, Crowd):
-        return Crowd(*(torch.stack([getattr(one, name) for one in turns]) for name in ("values", "counts")))
+        return Crowd(
+            *(torch.stack([getattr(one, name) for one in turns]) for name in ("values", "counts"))
+        )
     if isinstance(first, torch.Tensor):
         return torch.stack(turns)
     held = first.matrix if isinstance(first, SecondMoments) else next(iter(first.parts.values()))
@@ -104,6 +113,10 @@ def apart(batch, turns, axis=0):
     loop = torch.stack(turns, axis).double()
     assert batch.shape == loop.shape, (batch.shape, loop.shape)
     same = (batch == loop) | (batch.isnan() & loop.isnan())
-    size = loop.nan_to_num(0.0, 0.0, 0.0).abs().flatten(axis + 1).amax(-1) if loop.ndim > axis + 1 else loop.abs()
+    size = (
+        loop.nan_to_num(0.0, 0.0, 0.0).abs().flatten(axis + 1).amax(-1)
+        if loop.ndim > axis + 1
+        else loop.abs()
+    )
     size = size.view(*size.shape, *[1] * (loop.ndim - size.ndim)).clamp_min(1e-300)
     return float(torch.where(same, 0.0, (batch.double() - loop).abs() / (size * ULP)).max())

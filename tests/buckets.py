@@ -42,5 +42,7 @@ class BucketFeatures(Features):
     grid: Grid
 
     def f(self, x: Tensor) -> Tensor:
-        hit = (self.grid.hash(x) >> (65 - self.family.buckets.bit_length())) & (self.family.buckets - 1)
+        hit = (self.grid.hash(x) >> (65 - self.family.buckets.bit_length())) & (
+            self.family.buckets - 1
+        )
         return torch.nn.functional.one_hot(hit, self.family.buckets).to(x.dtype).flatten(1)

@@ -24,7 +24,11 @@ EXACT = Context(prec=60)
 
 def spent(ratio):
     """log of a rational number, to 60 digits before it is rounded."""
-    return float((Decimal(ratio.numerator) / Decimal(ratio.denominator)).ln(EXACT)) if ratio != 1 else 0.0
+    return (
+        float((Decimal(ratio.numerator) / Decimal(ratio.denominator)).ln(EXACT))
+        if ratio != 1
+        else 0.0
+    )
 
 
 def spent_by(laws):
@@ -63,9 +67,9 @@ def others(oracle):
     said = oracle.randomize(torch.zeros(len(ends), dtype=torch.int64), noise=Given(ends)).tolist()
     assert said == [0, 0, *(y + step for y in range(1, oracle.k) for step in (-1, 0)), oracle.k - 1]
     last = [oracle.k * found, 2**63 - 1] if oracle.k * found < 2**63 else []
-    assert oracle.randomize(torch.ones(len(last), dtype=torch.int64), noise=Given(last)).tolist() == [1] * len(
-        last
-    )
+    assert oracle.randomize(
+        torch.ones(len(last), dtype=torch.int64), noise=Given(last)
+    ).tolist() == [1] * len(last)
     return found
 
 
@@ -84,7 +88,10 @@ def channel(oracle):
             law = []
             for pattern, *numbers in zip(oracle.patterns.tolist(), inside, outside, strict=True):
                 many = [sum(pattern), len(pattern) - sum(pattern)]
-                each = [Fraction(number, 2**63 * size) for number, size in zip(numbers, many, strict=True)]
+                each = [
+                    Fraction(number, 2**63 * size)
+                    for number, size in zip(numbers, many, strict=True)
+                ]
                 law += [each[not pattern[(x - s) % len(pattern)]] for s in range(len(pattern))]
             found.append(law)
         return found
@@ -96,7 +103,10 @@ def channel(oracle):
     if isinstance(oracle, SubsetSelection):
         sets = list(itertools.combinations(range(k), oracle.subset))
         holding = math.comb(k - 1, oracle.subset - 1)
-        return [[(1 - lost) / holding if x in s else lost / (len(sets) - holding) for s in sets] for x in range(k)]
+        return [
+            [(1 - lost) / holding if x in s else lost / (len(sets) - holding) for s in sets]
+            for x in range(k)
+        ]
     sets = list(itertools.product((0, 1), repeat=k))
 
     def chance(x, bits):
@@ -108,7 +118,8 @@ def channel(oracle):
 
 def area(randomizer):
     """The share of the cap beyond the threshold, by quadrature."""
-    power, edge = randomizer.cap.dim - 2, 2 * math.atan(math.exp(-randomizer.cap.rapidity))  # acos(threshold)
+    # acos(threshold)
+    power, edge = randomizer.cap.dim - 2, 2 * math.atan(math.exp(-randomizer.cap.rapidity))
     part, whole = (
         integrate.quad(lambda a: math.sin(a) ** power, 0, end, epsabs=0, epsrel=1e-13)[0]
         for end in (edge, math.pi)
@@ -121,7 +132,8 @@ def two_densities(randomizer):
     law = randomizer.cap
     chance, share = Fraction(law.chance, 2**63), Fraction(law.survival)
     truth = spent(chance / share / ((1 - chance) / (1 - share)))
-    assert float(share) == pytest.approx(area(randomizer), rel=1e-9)  # the share is the one of this threshold
+    # the share is the one of this threshold
+    assert float(share) == pytest.approx(area(randomizer), rel=1e-9)
     return truth
 
 

@@ -47,7 +47,8 @@ def repeated_draws(request, monkeypatch):
 
     monkeypatch.setattr(noise, "system_key", key)
     seed = int.from_bytes(hashlib.sha256(request.node.nodeid.encode()).digest()[:4], "little")
-    torch.default_generator.manual_seed(seed)  # torch.manual_seed notes the stack for each device to come
+    # torch.manual_seed notes the stack for each device to come
+    torch.default_generator.manual_seed(seed)
 
 
 @pytest.fixture

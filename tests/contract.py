@@ -54,7 +54,10 @@ MIXED = 2**9  # times that a shuffler is looked at
 @functools.cache
 def entries(*folders):
     """The battery's classes that have a protocol, by folder and name: {"mean.LocalMean": TestLocalMean}."""
-    found, loaded = {}, {getattr(module, "__file__", None): module for module in list(sys.modules.values())}
+    found, loaded = (
+        {},
+        {getattr(module, "__file__", None): module for module in list(sys.modules.values())},
+    )
     for path in sorted(TESTS.glob("*/test_*.py")):
         if folders and path.parent.name not in folders:
             continue
@@ -88,13 +91,16 @@ class Contract:
     protocol: ClassVar  # what is tested
     x: ClassVar[torch.Tensor]  # data of some users
     bad: ClassVar[list] = []  # data that must be refused
-    weaker: ClassVar[dict] = {"epsilon": 1.1}  # fields times what makes the guarantee wrong: the negative control
+    # fields times what makes the guarantee wrong: the negative control
+    weaker: ClassVar[dict] = {"epsilon": 1.1}
     repeats, runs = 10_000, 200  # draws of sample_estimate; of collect
     slack = 0.0  # relative, of predicted_mse where it is to first order or from draws
-    units, ends = 32.0, 1024.0  # in the last place, of answers of a batch and of intervals, which are searched for
+    # in the last place, of answers of a batch and of intervals, which are searched for
+    units, ends = 32.0, 1024.0
     alike = False  # whether all that it takes are of one number of users
     grouped = 30  # runs of groups of users
-    stacked = True  # whether a summary's draws are as many whatever is drawn, and each of its own words
+    # whether a summary's draws are as many whatever is drawn, and each of its own words
+    stacked = True
     honest = (0.7, 1.4)  # mean squared standard error over the mean squared error
 
     def loss(self, protocol) -> float:
@@ -130,33 +136,47 @@ class Contract:
             pytest.fail(
                 f"no field {sorted(odd)}: `weaker` must name fields that, so many times, break the guarantee"
             )
-        changed = {name: getattr(self.protocol, name) * factor for name, factor in self.weaker.items()}
-        assert self.loss(dataclasses.replace(self.protocol, **changed)) > self.bound(self.protocol) * (1 + 1e-9)
+        changed = {
+            name: getattr(self.protocol, name) * factor for name, factor in self.weaker.items()
+        }
+        assert self.loss(dataclasses.replace(self.protocol, **changed)) > self.bound(
+            self.protocol
+        ) * (1 + 1e-9)
 
     def test_exact_is_the_truth(self, summary):
         exact = self.protocol.exact(summary)
         torch.testing.assert_close(exact, self.truth().to(exact.dtype), rtol=1e-6, atol=1e-9)
 
     def test_two_paths_one_law(self, slow, summary):
-        fast = self.protocol.sample_tally(summary, generator=generator(), sample_shape=(self.repeats // 4,))
+        fast = self.protocol.sample_tally(
+            summary, generator=generator(), sample_shape=(self.repeats // 4,)
+        )
         assert set(slow) == set(fast.parts) and fast.n == len(self.x)
         assert all(one_law(part, fast[name]) for name, part in slow.items())
 
     def test_predicted_mse(self, summary):
-        drawn = self.protocol.sample_tally(summary, generator=generator(), sample_shape=(self.repeats,))
+        drawn = self.protocol.sample_tally(
+            summary, generator=generator(), sample_shape=(self.repeats,)
+        )
         found, truth = self.protocol.analyse(drawn), self.protocol.exact(summary)
         squares = (found.value - truth).square()
         predicted = self.protocol.predicted_mse(summary)
         assert predicted.shape == squares.shape[1:] and predicted.dtype == torch.float64
         noise = z_scores(squares, predicted)
-        allowed = 5 + self.slack * predicted / (squares.std(0) / math.sqrt(self.repeats)).clamp_min(1e-12)
+        allowed = 5 + self.slack * predicted / (squares.std(0) / math.sqrt(self.repeats)).clamp_min(
+            1e-12
+        )
         assert bool((noise.abs() < allowed).all()), noise
         for objective in Objective:
             worst = self.protocol.worst_mse(found.n, objective)
-            assert worst.shape == () and float(objective.of(predicted)) <= float(worst) * (1 + 1e-9) + 1e-12
+            assert (
+                worst.shape == ()
+                and float(objective.of(predicted)) <= float(worst) * (1 + 1e-9) + 1e-12
+            )
         ratio = float(found.standard_error.square().mean(0).sum() / squares.mean(0).sum())
         assert self.honest[0] < ratio < self.honest[1]
-        some = {name: part[:1000] for name, part in drawn.parts.items()}  # intervals cost far more than estimates
+        # intervals cost far more than estimates
+        some = {name: part[:1000] for name, part in drawn.parts.items()}
         low, high = self.protocol.analyse(Tally(drawn.n, some)).interval(0.9)
         assert float(((low <= truth) & (truth <= high)).double().mean()) > 0.85
 
@@ -184,19 +204,28 @@ class Contract:
     def test_no_event_of_ten_million_tells_more(self):
         """Ten million users' messages, or numbers that a curator releases."""
         alone = hasattr(self.protocol, "randomize")
-        numbers = 1 if alone else sum(math.prod(shape) for shape, _ in self.protocol.layout.values())
+        numbers = (
+            1 if alone else sum(math.prod(shape) for shape, _ in self.protocol.layout.values())
+        )
         self.test_no_event_of_the_bits_that_leave_tells_more(10**7 // numbers)
 
     def test_batches(self, summary):
         one = self.protocol.sample_estimate(summary, generator=generator())
         many = self.protocol.sample_estimate(summary, generator=generator(), sample_shape=(2, 3))
-        assert many.value.shape == (2, 3, *one.value.shape) and many.standard_error.shape == many.value.shape
+        assert (
+            many.value.shape == (2, 3, *one.value.shape)
+            and many.standard_error.shape == many.value.shape
+        )
         empty = self.protocol.sample_tally(summary, generator=generator(), sample_shape=(0,))
         assert all(len(part) == 0 for part in empty.parts.values())
 
     def test_a_batch_is_its_loop(self, summary):
         """Summaries of other users in other numbers, in one call: the same answers to 32 units in the last place."""
-        p, turns, near = self.protocol, turns_of(summary, self.alike), partial(self.near, self.units)
+        p, turns, near = (
+            self.protocol,
+            turns_of(summary, self.alike),
+            partial(self.near, self.units),
+        )
         if isinstance(p, UNBATCHED):
             for verb in (p.predicted_mse, lambda one: p.sample_tally(one, generator=generator())):
                 with pytest.raises((TypeError, ValueError), match=r"summary|\bn must"):
@@ -205,7 +234,10 @@ class Contract:
         batch = batch_of(turns)
         near(p.exact(batch), map(p.exact, turns))
         near(p.predicted_mse(batch), map(p.predicted_mse, turns))
-        loop = [p.sample_tally(one, generator=generator(i), sample_shape=(4,)) for i, one in enumerate(turns)]
+        loop = [
+            p.sample_tally(one, generator=generator(i), sample_shape=(4,))
+            for i, one in enumerate(turns)
+        ]
         for objective in Objective:
             worst = p.worst_mse(torch.tensor([one.n for one in loop], dtype=torch.int64), objective)
             near(worst, (p.worst_mse(one.n, objective) for one in loop))
@@ -213,7 +245,9 @@ class Contract:
         near(found.value, (one.value for one in each), 1)
         near(found.standard_error, (one.standard_error for one in each), 1)
         for side in (0, 1):
-            self.near(self.ends, found.interval(0.9)[side], (one.interval(0.9)[side] for one in each), 1)
+            self.near(
+                self.ends, found.interval(0.9)[side], (one.interval(0.9)[side] for one in each), 1
+            )
         together = self.side_by_side(batch, len(turns)) if self.stacked else None
         if together is not None:
             pairs = zip(map(p.validate_summary, turns), Stacked(len(turns)).each, strict=True)
@@ -224,12 +258,16 @@ class Contract:
         drawn = p.sample_tally(batch, generator=generator(9), sample_shape=(250,))
         for i, one in enumerate(turns):
             alone = p.sample_tally(one, generator=generator(8), sample_shape=(250,))
-            assert drawn.n[i] == alone.n and all(one_law(drawn[name][:, i], alone[name]) for name in alone.parts)
+            assert drawn.n[i] == alone.n and all(
+                one_law(drawn[name][:, i], alone[name]) for name in alone.parts
+            )
 
     def side_by_side(self, batch, turns):
         """A batch drawn from the draws of its loop's turns; None where these take different numbers of them."""
         with contextlib.suppress(Ragged):
-            return self.protocol.sample_unchecked(self.protocol.validate_summary(batch), Stacked(turns), ())
+            return self.protocol.sample_unchecked(
+                self.protocol.validate_summary(batch), Stacked(turns), ()
+            )
 
     def test_groups_are_their_loop(self, slow):
         """Users of two groups, each like x, in a mixed order, and nobody of a third: each group's law is its own."""
@@ -261,10 +299,14 @@ class Contract:
         parts = p.collect(x, noise=SeededNoise(1)).parts
         for kind, rows in forms(x, p.held).items():
             found = p.collect(rows, noise=SeededNoise(1))
-            assert found.n == len(x) and all(torch.equal(found[name], part) for name, part in parts.items()), kind
+            assert found.n == len(x) and all(
+                torch.equal(found[name], part) for name, part in parts.items()
+            ), kind
             if isinstance(p, MessageProtocol):
                 sent, again = (p.randomize(each, noise=SeededNoise(2)) for each in (x, rows))
-                assert all(torch.equal(*both) for both in zip(tensors(sent), tensors(again), strict=True)), kind
+                assert all(
+                    torch.equal(*both) for both in zip(tensors(sent), tensors(again), strict=True)
+                ), kind
 
     def test_nobody_is_asked_what_is_not_answered(self, monkeypatch):
         """Three groups, each like x, are answered by one call, or refused before a message is drawn."""
@@ -272,7 +314,8 @@ class Contract:
         try:
             tally = self.protocol.collect(beside, noise=SeededNoise(1))
         except ValueError:
-            monkeypatch.setattr("torchdp.protocol.protocol.source", lambda *given: None)  # a draw would fail
+            # a draw would fail
+            monkeypatch.setattr("torchdp.protocol.protocol.source", lambda *given: None)
             with pytest.raises(ValueError, match="x must be of"):
                 self.protocol.collect(beside)
         else:
@@ -287,10 +330,13 @@ class Contract:
         verbs = [users.validate, users.collect, getattr(users, "randomize", users.estimate)]
         if self.x.is_floating_point():  # alike in all rooms, with the cure
             for short in (torch.float16, torch.bfloat16):
-                with pytest.raises(TypeError, match=rf"float32 or float64, not {short}; call \.float"):
+                with pytest.raises(
+                    TypeError, match=rf"float32 or float64, not {short}; call \.float"
+                ):
                     self.protocol.validate(self.x.to(short))
         for bad in [*self.bad, self.x[:0], "text", None, self.x.to_sparse()]:
-            beside = isinstance(bad, torch.Tensor) and bad.ndim > self.x.ndim  # data of a batch, for one verb
+            # data of a batch, for one verb
+            beside = isinstance(bad, torch.Tensor) and bad.ndim > self.x.ndim
             for verb in verbs[:1] if beside else verbs:
                 with pytest.raises((TypeError, ValueError), match=r"\bx\b"):
                     verb(bad)
@@ -300,13 +346,21 @@ class Contract:
         odd = [None, "text", 3, torch.tensor(1.0), torch.zeros(3, 97), Crowd.of(torch.zeros(3, 97))]
         if isinstance(summary, Crowd):
             values, counts = summary.values, summary.counts
-            odd += [Crowd(values, 0 * counts), Crowd(values[:0], counts[:0]), Crowd(values[:, 0], counts)]
+            odd += [
+                Crowd(values, 0 * counts),
+                Crowd(values[:0], counts[:0]),
+                Crowd(values[:, 0], counts),
+            ]
             if values.is_floating_point():
                 odd.append(Crowd(values * math.nan, counts))
         if isinstance(summary, torch.Tensor):
             odd += [summary * math.nan, torch.cat([summary, summary]), summary.to_sparse()]
         for wrong in odd:
-            for verb in (p.exact, p.predicted_mse, lambda one: p.sample_tally(one, generator=generator())):
+            for verb in (
+                p.exact,
+                p.predicted_mse,
+                lambda one: p.sample_tally(one, generator=generator()),
+            ):
                 with pytest.raises((TypeError, ValueError), match="summary"):
                     verb(wrong)
 
@@ -330,10 +384,14 @@ class Contract:
     def test_a_tally_that_nobody_can_have_sent_is_refused(self):
         tally = self.protocol.collect(self.x, noise=SeededNoise(1))
         for wrong in never_sent(tally):
-            both = {name: torch.stack([tally[name].to(part), part]) for name, part in wrong.parts.items()}
+            both = {
+                name: torch.stack([tally[name].to(part), part])
+                for name, part in wrong.parts.items()
+            }
             self.refuse(wrong)
             self.refuse(Tally(wrong.n, both), "analyse")  # beside a possible one
-        for n in (0, 10**9) if hasattr(channel_of(self.protocol), "law") else (0,):  # a law is of so many users
+        # a law is of so many users
+        for n in (0, 10**9) if hasattr(channel_of(self.protocol), "law") else (0,):
             self.refuse(Tally(n, tally.parts), "analyse")
         for n in (-1, True, 1.5, math.nan, "4", None, 2**60):
             self.refuse(Tally(n, tally.parts))
@@ -364,12 +422,16 @@ class Contract:
 
     def test_a_seed_repeats_and_the_system_does_not(self):
         def parts(noise):
-            return [part.double() for part in self.protocol.collect(self.x, noise=noise).parts.values()]
+            return [
+                part.double() for part in self.protocol.collect(self.x, noise=noise).parts.values()
+            ]
 
         for once, again in zip(parts(SeededNoise(3)), parts(SeededNoise(3)), strict=True):
             torch.testing.assert_close(once, again, rtol=1e-12, atol=0)
         once = parts(None)  # whole numbers of few users may agree by chance, but not twenty times
-        assert any(not torch.equal(a, b) for _ in range(20) for a, b in zip(once, parts(None), strict=True))
+        assert any(
+            not torch.equal(a, b) for _ in range(20) for a, b in zip(once, parts(None), strict=True)
+        )
 
     def test_global_randomness_is_untouched(self, summary):
         before = states()
@@ -383,7 +445,9 @@ class Unbiased:
     """Beside a Contract: errors average to 0, which a mean squared error does not show where the noise is large."""
 
     def test_is_unbiased(self, summary):
-        found = self.protocol.sample_estimate(summary, generator=generator(1), sample_shape=(4 * self.repeats,))
+        found = self.protocol.sample_estimate(
+            summary, generator=generator(1), sample_shape=(4 * self.repeats,)
+        )
         bias = z_scores(found.value, self.protocol.exact(summary))
         assert bool((bias.abs() < 5).all()), bias
 
@@ -397,7 +461,10 @@ class MessageContract(Contract):
         if isinstance(channel_of(self.protocol), mixed):
             x, noise = torch.cat([row[None], self.x[1:]]), SeededNoise(seed)
             (name,) = self.protocol.layout
-            totals = [self.protocol.collect(x, noise=noise)[name].flatten() for _ in range(min(times, MIXED))]
+            totals = [
+                self.protocol.collect(x, noise=noise)[name].flatten()
+                for _ in range(min(times, MIXED))
+            ]
             return torch.stack(totals)[:, :COLUMNS]
         sent = self.protocol.randomize(row.expand(times, *row.shape), noise=SeededNoise(seed))
         return sent.reshape(times, -1)[:, :COLUMNS]
@@ -407,16 +474,26 @@ class MessageContract(Contract):
 
     def sent(self):
         """What users send in each run."""
-        return [self.protocol.randomize(self.x, noise=SeededNoise(seed)) for seed in range(self.runs)]
+        return [
+            self.protocol.randomize(self.x, noise=SeededNoise(seed)) for seed in range(self.runs)
+        ]
 
     def test_collect_is_the_tally_of_what_users_send(self, slow):
         each = [self.protocol.tally(messages) for messages in self.sent()]
-        assert all(one_law(part, torch.stack([one[name] for one in each])) for name, part in slow.items())
+        assert all(
+            one_law(part, torch.stack([one[name] for one in each])) for name, part in slow.items()
+        )
 
     def test_tallies_add(self):
-        tally = lambda seed: self.protocol.tally(self.protocol.randomize(self.x, noise=SeededNoise(seed)))  # noqa: E731
+        def tally(seed):
+            return self.protocol.tally(self.protocol.randomize(self.x, noise=SeededNoise(seed)))
+
         add, (one, two, three) = self.protocol.add, map(tally, range(3))
-        left, right, alone = add(add(one, two), three), add(one, add(two, three)), add(self.protocol.empty, one)
+        left, right, alone = (
+            add(add(one, two), three),
+            add(one, add(two, three)),
+            add(self.protocol.empty, one),
+        )
         assert left.n == right.n == 3 * one.n and alone.n == one.n and add().n == 0
         for name, part in one.parts.items():
             torch.testing.assert_close(left[name], right[name])
@@ -441,7 +518,8 @@ class MessageContract(Contract):
 class LocalContract(MessageContract):
     """Each message stands alone."""
 
-    many = 100  # times the users whose tallies must be taken; more where the law is drawn without messages
+    # times the users whose tallies must be taken; more where the law is drawn without messages
+    many = 100
 
     def sent(self):
         x = self.x.repeat(self.runs, *[1] * (self.x.ndim - 1))
@@ -469,7 +547,9 @@ class LocalContract(MessageContract):
             if len(alone.flatten(1).sum(1).unique()) == 1:
                 for n in (1, tally.n - 1, tally.n + 1, 10**9):
                     self.refuse(Tally(n, tally.parts))
-                self.refuse(Tally(tally.n, {**tally.parts, name: part + place.clamp_min(0).view_as(part)}))
+                self.refuse(
+                    Tally(tally.n, {**tally.parts, name: part + place.clamp_min(0).view_as(part)})
+                )
 
     def test_tallies_of_one_user_and_of_very_many_are_taken(self, summary):
         p, draws = self.protocol, generator(3)
@@ -533,7 +613,10 @@ def forms(x, held):
     for fast in range(2, held):
         if held % fast == 0:
             both = pd.DataFrame({"slow": array // fast, "fast": array % fast})
-            kinds = {"slow": pd.CategoricalDtype(range(held // fast)), "fast": pd.CategoricalDtype(range(fast))}
+            kinds = {
+                "slow": pd.CategoricalDtype(range(held // fast)),
+                "fast": pd.CategoricalDtype(range(fast)),
+            }
             found["two categories"] = both.astype(kinds)
     if held == 2:
         found["booleans"] = frame[0].astype(bool)
@@ -559,7 +642,11 @@ def times(summary, m):
     """The summary of m times as many users."""
     if isinstance(summary, Crowd):
         return Crowd(summary.values, summary.counts * m)
-    return SecondMoments(summary.n * m, summary.matrix * m) if hasattr(summary, "matrix") else summary * m
+    return (
+        SecondMoments(summary.n * m, summary.matrix * m)
+        if hasattr(summary, "matrix")
+        else summary * m
+    )
 
 
 def states():
@@ -572,4 +659,6 @@ def tensors(messages):
     """The tensors in what users sent."""
     if isinstance(messages, torch.Tensor):
         return [messages]
-    return [torch.as_tensor(getattr(messages, field.name)) for field in dataclasses.fields(messages)]
+    return [
+        torch.as_tensor(getattr(messages, field.name)) for field in dataclasses.fields(messages)
+    ]

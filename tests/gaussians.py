@@ -49,12 +49,17 @@ def furthest(release, data_sets):
             release(data, each).flatten()
             for data, each in zip(data_sets, [probe] + [Probe()] * len(data_sets), strict=False)
         ]
-        root = torch.stack([release(data_sets[0], Probe(i)).flatten() - means[0] for i in range(probe.used)], 1)
+        root = torch.stack(
+            [release(data_sets[0], Probe(i)).flatten() - means[0] for i in range(probe.used)], 1
+        )
     inverse, most = torch.linalg.pinv(root, rtol=1e-6), 0.0
     for one, other in itertools.combinations(means, 2):
         u = inverse @ (one - other)
         missed = float((one - other - root @ u).norm())
-        most = max(most, float(u.norm()) if missed <= 1e-6 * float((one - other).norm()) + 1e-13 else math.inf)
+        most = max(
+            most,
+            float(u.norm()) if missed <= 1e-6 * float((one - other).norm()) + 1e-13 else math.inf,
+        )
     return most
 
 
@@ -85,4 +90,6 @@ def neighbours(points):
 
 def collected(protocol):
     """Everything that a curator's protocol releases, as one vector: a function of data and noise."""
-    return lambda x, noise: torch.cat([part.flatten() for part in protocol.collect(x, noise=noise).parts.values()])
+    return lambda x, noise: torch.cat(
+        [part.flatten() for part in protocol.collect(x, noise=noise).parts.values()]
+    )

@@ -23,7 +23,10 @@ class Given(Noise):
 
     def __init__(self, words: Iterable[int]) -> None:
         super().__init__()
-        self.left, self.more = [word % 2**64 - (word % 2**64 >> 63 << 64) for word in words], SeededNoise(0)
+        self.left, self.more = (
+            [word % 2**64 - (word % 2**64 >> 63 << 64) for word in words],
+            SeededNoise(0),
+        )
 
     def fill(self, words: Tensor) -> None:
         first, self.left = self.left[: len(words)], self.left[len(words) :]
@@ -62,7 +65,9 @@ def uniform(*shape: int, seed: int = 0) -> Tensor:
 
 def ball(n: int, d: int, seed: int = 1) -> Tensor:
     """Points in the unit ball."""
-    return torch.nn.functional.normalize(normal(n, d, seed=seed), dim=1) * uniform(n, 1, seed=seed + 1)
+    return torch.nn.functional.normalize(normal(n, d, seed=seed), dim=1) * uniform(
+        n, 1, seed=seed + 1
+    )
 
 
 def hockey_stick(p: np.ndarray, q: np.ndarray, epsilon: float) -> float:
@@ -119,7 +124,9 @@ def one_law(one: Tensor, two: Tensor, axes: int = 3) -> bool:
     for axis in torch.cat(along, 1).mT:
         a, b = one @ axis, two @ axis
         a, b = rounded(torch.cat([a, b])).split([len(a), len(b)])
-        z = float((a.mean() - b.mean()) / (a.var() / len(a) + b.var() / len(b)).sqrt().clamp_min(1e-12))
+        z = float(
+            (a.mean() - b.mean()) / (a.var() / len(a) + b.var() / len(b)).sqrt().clamp_min(1e-12)
+        )
         if abs(z) > 6 or ks_2samp(a, b, method="asymp").pvalue < UNLIKELY:
             return False
     return True
@@ -133,4 +140,6 @@ def rounded(values: Tensor) -> Tensor:
 
 def z_scores(samples: Tensor, expected: Tensor) -> Tensor:
     """(samples.mean(0) - expected) in standard errors."""
-    return (samples.mean(0) - expected) / (samples.std(0) / math.sqrt(len(samples))).clamp_min(1e-12)
+    return (samples.mean(0) - expected) / (samples.std(0) / math.sqrt(len(samples))).clamp_min(
+        1e-12
+    )

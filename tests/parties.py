@@ -11,7 +11,8 @@ from cryptography.hazmat.primitives.ciphers.aead import ChaCha20Poly1305
 from torchdp import secure
 from torchdp.noise import SeededNoise
 
-HEADER_BYTES, NONCE_BYTES, TAG_BYTES = 62, 12, 28  # of a frame, the tag with its nonce: anybody can count them
+# of a frame, the tag with its nonce: anybody can count them
+HEADER_BYTES, NONCE_BYTES, TAG_BYTES = 62, 12, 28
 SIZES = {"north": 3, "south": 10, "east": 1, "west": 6}
 SERVERS = ("server-0", "server-1", "server-2")
 
@@ -58,7 +59,9 @@ class Parties:
         def party(name):
             return secure.Party(name, self.key(name).public, self.sizes.get(name, 0))
 
-        return secure.Session(question, *([*map(party, n)] for n in (self.servers, self.sizes)), party("analyst"))
+        return secure.Session(
+            question, *([*map(party, n)] for n in (self.servers, self.sizes)), party("analyst")
+        )
 
     def part(self, name):
         """An organisation's rows."""
@@ -68,7 +71,10 @@ class Parties:
     def submit(self, *names, noise=True):
         for name in names or self.sizes:
             secure.submit(
-                self.at, self.key(name), self.part(name), noise=SeededNoise(len(name)) if noise else None
+                self.at,
+                self.key(name),
+                self.part(name),
+                noise=SeededNoise(len(name)) if noise else None,
             )
 
     def serve(self, rounds=2):
@@ -87,7 +93,9 @@ class Parties:
         """What one process makes of the rows of these organisations, from the same sources."""
         sent = [
             self.question.randomize(
-                self.part(party.name), first=self.session.first(party), noise=SeededNoise(len(party.name))
+                self.part(party.name),
+                first=self.session.first(party),
+                noise=SeededNoise(len(party.name)),
             )
             for party in self.session.organisations
             if party.name in (names or self.sizes)
@@ -120,7 +128,11 @@ def hkdf(salt, secret, info):
 
 def opened(key, frame):
     """The words of a frame by code of its own, for whoever has the key. Raises InvalidTag."""
-    front, body, nonce = frame[:HEADER_BYTES], frame[HEADER_BYTES:-NONCE_BYTES], frame[-NONCE_BYTES:]
+    front, body, nonce = (
+        frame[:HEADER_BYTES],
+        frame[HEADER_BYTES:-NONCE_BYTES],
+        frame[-NONCE_BYTES:],
+    )
     cipher = ChaCha20Poly1305(hmac.digest(key, b"frame", "sha256"))
     return torch.frombuffer(bytearray(cipher.decrypt(nonce, body, front)), dtype=torch.int64)
 

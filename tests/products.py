@@ -49,8 +49,14 @@ def regression_rows(n: int, d: int, seed: int = 0) -> tuple[Tensor, Tensor]:
 
 def spectrum_rows(n: int, d: int, rank: int) -> Tensor:
     """Rows with ``rank`` singular values sqrt(n/rank), the others 1/n."""
-    U, _, Vh = torch.linalg.svd(torch.randn(n, d, dtype=torch.float64, generator=generator()), full_matrices=False)
-    return U * torch.tensor([math.sqrt(n / rank)] * rank + [1 / n] * (d - rank), dtype=torch.float64) @ Vh
+    U, _, Vh = torch.linalg.svd(
+        torch.randn(n, d, dtype=torch.float64, generator=generator()), full_matrices=False
+    )
+    return (
+        U
+        * torch.tensor([math.sqrt(n / rank)] * rank + [1 / n] * (d - rank), dtype=torch.float64)
+        @ Vh
+    )
 
 
 def gaussian_delta(mu: float, epsilon: float) -> float:

@@ -7,7 +7,9 @@ import pytest
 from torch import Tensor
 
 
-def least_value(W: Tensor, sets: list[tuple[int, ...]], p: float, bands: int | None = None) -> float:
+def least_value(
+    W: Tensor, sets: list[tuple[int, ...]], p: float, bands: int | None = None
+) -> float:
     """Over all X = C^T C, or those of so many bands: it knows nothing of orthogonal columns.
 
     For a set s the largest <X_s, K> over correlation matrices K is the least sum of y with diag(y) >= X_s.
@@ -21,6 +23,8 @@ def least_value(W: Tensor, sets: list[tuple[int, ...]], p: float, bands: int | N
     if bands:
         constraints += [X[i, j] == 0 for i in range(n) for j in range(n) if abs(i - j) >= bands]
     errors = [cp.matrix_frac(row, X) for row in W.numpy()]
-    problem = cp.Problem(cp.Minimize(cp.max(cp.hstack(errors)) if p == math.inf else cp.sum(errors)), constraints)
+    problem = cp.Problem(
+        cp.Minimize(cp.max(cp.hstack(errors)) if p == math.inf else cp.sum(errors)), constraints
+    )
     problem.solve(solver=cp.CLARABEL)
     return math.sqrt(problem.value)

@@ -35,9 +35,19 @@ MAY_IMPORT = dict.fromkeys(FLOOR, frozenset()) | {
     "simulate": FLOOR,
     "factorization": FLOOR | {"workloads"},
     "randomizers": FLOOR | {"privacy", "kernels", "wire", "protocol"},
-    "queries": FLOOR | {"privacy", "protocol", "workloads", "factorization", "randomizers", "shuffle", "secure"},
+    "queries": FLOOR
+    | {"privacy", "protocol", "workloads", "factorization", "randomizers", "shuffle", "secure"},
     "pairwise": FLOOR
-    | {"wire", "protocol", "collection", "privacy", "workloads", "factorization", "randomizers", "queries"},
+    | {
+        "wire",
+        "protocol",
+        "collection",
+        "privacy",
+        "workloads",
+        "factorization",
+        "randomizers",
+        "queries",
+    },
     "shuffle": FLOOR | {"privacy", "kernels", "protocol", "wire"},
     "density": FLOOR | {"privacy", "kernels", "protocol", "randomizers", "shuffle", "secure"},
     "sketching": FLOOR | {"privacy", "kernels"},
@@ -45,11 +55,30 @@ MAY_IMPORT = dict.fromkeys(FLOOR, frozenset()) | {
     "regression": FLOOR | {"privacy", "protocol", "wire", "randomizers", "sketching", "secure"},
     "domains": FLOOR | {"factorization"},
     "mean": FLOOR | {"privacy", "protocol", "workloads", "factorization", "randomizers", "domains"},
-    "training": FLOOR | {"kernels", "privacy", "protocol", "workloads", "factorization", "density", "sketching"},
+    "training": FLOOR
+    | {"kernels", "privacy", "protocol", "workloads", "factorization", "density", "sketching"},
     "sklearn": FLOOR | {"privacy", "density", "randomizers", "regression"},
     "cli": FLOOR
-    | {"kernels", "privacy", "workloads", "factorization", "randomizers", "queries", "domains", "mean"}
-    | {"pairwise", "protocol", "shuffle", "collection", "simulate", "secure", "sketching", "regression"},
+    | {
+        "kernels",
+        "privacy",
+        "workloads",
+        "factorization",
+        "randomizers",
+        "queries",
+        "domains",
+        "mean",
+    }
+    | {
+        "pairwise",
+        "protocol",
+        "shuffle",
+        "collection",
+        "simulate",
+        "secure",
+        "sketching",
+        "regression",
+    },
     "__main__": {"cli"},
 }
 
@@ -80,7 +109,11 @@ def imports(path: Path, known: set[str]) -> set[str]:
             for alias in node.names:
                 deeper = f"{node.module}.{alias.name}"
                 found.add(deeper if deeper in known else node.module)
-    return {name for name in found if name.split(".")[0] in ("torchdp", "kernels", "experiments", "tests")}
+    return {
+        name
+        for name in found
+        if name.split(".")[0] in ("torchdp", "kernels", "experiments", "tests")
+    }
 
 
 @functools.cache
@@ -125,12 +158,16 @@ def test_no_circle():
 
 def test_the_graph_tests_see_a_planted_arrow(tmp_path):
     path = tmp_path / "planted.py"
-    path.write_text("def f():\n    from torchdp import pairwise\n    import torchdp.simulate.blocks\n")
+    path.write_text(
+        "def f():\n    from torchdp import pairwise\n    import torchdp.simulate.blocks\n"
+    )
     assert imports(path, set(modules())) == {"torchdp.pairwise", "torchdp.simulate.blocks"}
 
 
 def fresh(code: str) -> str:
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=120)
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=120
+    )
     return done.stdout
 
 
@@ -229,7 +266,9 @@ def ancestors():
     kinds = {each for module in loaded for each in vars(module).values() if isinstance(each, type)}
     return {
         f"{each.__module__}.{each.__qualname__}": [
-            kind.__name__ for kind in each.__mro__ if kind.__module__.startswith("torchdp.") and kind is not Brief
+            kind.__name__
+            for kind in each.__mro__
+            if kind.__module__.startswith("torchdp.") and kind is not Brief
         ]
         for each in kinds
         if each.__module__.startswith("torchdp.")
@@ -239,7 +278,9 @@ def ancestors():
 def test_no_class_is_deep():
     """Whoever reads a class looks up what it has from its bases: six of the library's at most, itself included."""
     found = ancestors()
-    assert {"PrivUnit", "BallRandomizer", "Protocol"} < set(found["torchdp.randomizers.ball.privunit.PrivUnit"])
+    assert {"PrivUnit", "BallRandomizer", "Protocol"} < set(
+        found["torchdp.randomizers.ball.privunit.PrivUnit"]
+    )
     assert not [names for names in found.values() if len(names) > 6]
 
 
@@ -247,7 +288,8 @@ def test_kernels_are_installed_as_torchdp_kernels():
     import torchdp.kernels.privunit as op
 
     assert Path(op.__file__).resolve().parent == ROOT / "kernels" / "privunit"
-    assert not (ROOT / "kernels" / "__init__.py").exists()  # a top-level package called kernels is somebody else's
+    # a top-level package called kernels is somebody else's
+    assert not (ROOT / "kernels" / "__init__.py").exists()
 
 
 def test_every_public_name_is_documented():
@@ -256,7 +298,9 @@ def test_every_public_name_is_documented():
         module = importlib.import_module(f"torchdp.{name}")
         for public in getattr(module, "__all__", []):
             thing = getattr(module, public)
-            if (inspect.isroutine(thing) or inspect.isclass(thing)) and not (thing.__doc__ or "").strip():
+            if (inspect.isroutine(thing) or inspect.isclass(thing)) and not (
+                thing.__doc__ or ""
+            ).strip():
                 missing.append(f"torchdp.{name}.{public}")
     assert not missing
 
@@ -264,7 +308,9 @@ def test_every_public_name_is_documented():
 def test_the_page_of_mechanisms_is_up_to_date():
     """A protocol without an entry of the battery, or a promise without a test, has no row."""
     module = script("docs/mechanisms.py")
-    assert module.page() == module.PAGE.read_text(), "python docs/mechanisms.py writes the page anew"
+    assert module.page() == module.PAGE.read_text(), (
+        "python docs/mechanisms.py writes the page anew"
+    )
     absent = {name for name in concrete(Protocol) if f"| `{name}`" not in module.PAGE.read_text()}
     assert not absent and "??" not in module.PAGE.read_text()
 

@@ -39,10 +39,13 @@ def of_few_levels(moved, seed):
     return (moved * 1.1 + normals(seed).round()).mul(16).long()
 
 
-@pytest.mark.parametrize("planted", [as_floats, of_single_precision, multiples, that_end, of_few_levels])
+@pytest.mark.parametrize(
+    "planted", [as_floats, of_single_precision, multiples, that_end, of_few_levels]
+)
 def test_planted_mechanisms_are_told_apart(planted):
     assert strongest(planted(0, 1), planted(1, 2), DELTA) > 1.5 * PROMISE.epsilon
-    assert strongest(planted(0, 3), planted(0, 4), DELTA) <= PROMISE.epsilon  # of the same data nothing is found
+    # of the same data nothing is found
+    assert strongest(planted(0, 3), planted(0, 4), DELTA) <= PROMISE.epsilon
 
 
 @pytest.mark.parametrize("epsilon", [0.5, 3.0])

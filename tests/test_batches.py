@@ -28,7 +28,10 @@ CALLS = {
         {"epsilon": (1e-9, 1e6), "delta": (1e-30, 0.9999), "sensitivity": (1e-3, 1e3)},
     ),
     "PrivUnit.unit_variance": (PrivUnit.unit_variance, {"dim": (1, 1e6), "epsilon": (1e-6, 50)}),
-    "entry_variance": (entry_variance, {"bound": (1e-3, 1e3), "epsilon": (1e-2, 20), "delta": (1e-12, 0.5)}),
+    "entry_variance": (
+        entry_variance,
+        {"bound": (1e-3, 1e3), "epsilon": (1e-2, 20), "delta": (1e-12, 0.5)},
+    ),
     "least_flip": (least_flip, {"users": (1, 60), "epsilon": (1e-2, 20), "delta": (1e-12, 0.5)}),
     "gaussian_epsilon": (privacy.gaussian_epsilon, {"mu": (1e-6, 2e3), "delta": (1e-30, 0.9999)}),
 }
@@ -72,14 +75,19 @@ def test_arguments_broadcast(name):
     call, batch = drawn(name)
     first, *others = batch
     rows = {first: batch[first][:3, None], **{other: batch[other][:4] for other in others}}
-    spread = {first: rows[first].expand(3, 4), **{other: rows[other].expand(3, 4) for other in others}}
+    spread = {
+        first: rows[first].expand(3, 4),
+        **{other: rows[other].expand(3, 4) for other in others},
+    }
     found = call(**rows)
     assert found.shape == ((3, 4) if others else (3, 1))
     same = call(**spread)[:, : found.shape[1]].flatten().tolist()
     assert found.flatten().tolist() == pytest.approx(same, rel=NEAR.get(name, 0), abs=0)
     one = call(**{argument: each[0] for argument, each in batch.items()})
     assert isinstance(one, torch.Tensor) and one.shape == ()
-    assert call(**{first: torch.zeros(0), **{other: float(batch[other][0]) for other in others}}).shape == (0,)
+    assert call(
+        **{first: torch.zeros(0), **{other: float(batch[other][0]) for other in others}}
+    ).shape == (0,)
 
 
 @EACH
@@ -97,10 +105,14 @@ def test_refusals_name_the_entry(name):
 @pytest.mark.parametrize("users", [1, 2, 3, 40, 700])
 def test_guarantee_the_least_flip_is_private_and_a_little_less_is_not(users):
     epsilon = torch.tensor([0.03, 0.5, 2.0, 8.0], dtype=torch.float64)
-    found = least_flip(users, epsilon[:, None], torch.tensor([1e-9, 1e-3, 0.2], dtype=torch.float64))
+    found = least_flip(
+        users, epsilon[:, None], torch.tensor([1e-9, 1e-3, 0.2], dtype=torch.float64)
+    )
     for at, row in zip(epsilon.tolist(), found.tolist(), strict=True):
         for delta, flip in zip([1e-9, 1e-3, 0.2], row, strict=True):
-            (curve,), (less,) = (RandomizedResponseSum(users, p).profiles() for p in (flip, 0.999 * flip))
+            (curve,), (less,) = (
+                RandomizedResponseSum(users, p).profiles() for p in (flip, 0.999 * flip)
+            )
             assert curve(np.array([at])) <= delta < less(np.array([at]))
 
 
@@ -122,7 +134,8 @@ OBJECTS = {
     "solve_ridge": lambda at, m, noisy: ridge.solve_ridge(m.gram, m.cross, RIDGES[at]),
     "adaptive_ridge": lambda at, m, noisy: ridge.adaptive_ridge(noisy, 0.5),
     "cautious_ridge": lambda at, m, noisy: ridge.cautious_ridge(noisy, 0.5),
-    "top_directions": lambda at, m, noisy: ridge.top_directions(m.matrix, 2).abs(),  # of either sign
+    # of either sign
+    "top_directions": lambda at, m, noisy: ridge.top_directions(m.matrix, 2).abs(),
 }
 
 
@@ -148,7 +161,9 @@ def test_a_fit_without_loss_in_a_batch_is_named():
 
 KERNELS = normal(1, 2, 5, 5, seed=6)
 MANY = pairwise.from_kernel(KERNELS + KERNELS.mT)
-STRATEGY = StrategyMatrix.tuned(torch.eye(5, dtype=torch.float64), 2.0, generator=generator(0), steps=20)
+STRATEGY = StrategyMatrix.tuned(
+    torch.eye(5, dtype=torch.float64), 2.0, generator=generator(0), steps=20
+)
 PAIRS = {
     "two messages": lambda asked: Twice.of(asked, 2.0),
     "one message": lambda asked: LocalFactorization.of(asked, 2.0),
@@ -166,18 +181,30 @@ def test_many_kernels_of_one_tally_are_their_loop(name, ratio):
         below = MANY.form.weights.abs().flip(1)[at]
         form = pairwise.Form(MANY.form.weights[at], MANY.form.constant[at])
         chosen = replace(MANY, form=form, denominator=pairwise.Form(below, 40.0) if ratio else None)
-        own = PAIRS[name](pairwise.unequal(5)).analyst.estimated_pairs  # others take coordinates of their own
+        # others take coordinates of their own
+        own = PAIRS[name](pairwise.unequal(5)).analyst.estimated_pairs
         return PAIRS[name](replace(chosen, pairs=own))
 
     def answers(protocol):
-        found, ends = protocol.analyse(tally), () if ratio else protocol.analyse(tally).interval(0.9)
-        return [found.value, found.standard_error, *ends, protocol.predicted_mse(counts), protocol.exact(counts)]
+        found, ends = (
+            protocol.analyse(tally),
+            () if ratio else protocol.analyse(tally).interval(0.9),
+        )
+        return [
+            found.value,
+            found.standard_error,
+            *ends,
+            protocol.predicted_mse(counts),
+            protocol.exact(counts),
+        ]
 
     counts, n = torch.tensor([[10, 20, 30, 40, 500], [7, 0, 9, 100, 3]]), torch.tensor([50, 2000])
     many, loop = of(...), [of((0, i)) for i in range(2)]
     tally = many.sample_tally(counts, generator=generator(1), sample_shape=(3,))
     each = zip(answers(many), *map(answers, loop), strict=True)
     for found, *expected in each:
-        torch.testing.assert_close(found[..., 0, :], torch.stack(expected, -1), rtol=1e-9, atol=1e-9)
+        torch.testing.assert_close(
+            found[..., 0, :], torch.stack(expected, -1), rtol=1e-9, atol=1e-9
+        )
     worst = torch.stack([one.worst_mse(n) for one in loop]).amax(0)
     torch.testing.assert_close(many.worst_mse(n), worst, rtol=1e-10, atol=0)

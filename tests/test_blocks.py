@@ -27,11 +27,18 @@ def tracked(*patterns):
     listed = subprocess.run(
         ["git", "ls-files", *patterns], cwd=ROOT, capture_output=True, text=True
     ).stdout.split()
-    return listed or [str(path.relative_to(ROOT)) for one in patterns for path in ROOT.rglob(one)]  # an sdist
+    # an sdist
+    return listed or [str(path.relative_to(ROOT)) for one in patterns for path in ROOT.rglob(one)]
 
 
-PAGES = {name: (ROOT / name).read_text() for name in tracked("*.md") if not name.startswith("torchdp/kernels")}
-SCRIPTS = {name: (ROOT / name).read_text() for name in tracked("*.py") if not name.startswith("tests/")}
+PAGES = {
+    name: (ROOT / name).read_text()
+    for name in tracked("*.md")
+    if not name.startswith("torchdp/kernels")
+}
+SCRIPTS = {
+    name: (ROOT / name).read_text() for name in tracked("*.py") if not name.startswith("tests/")
+}
 
 
 def found(text):
@@ -47,7 +54,10 @@ def found(text):
             start = at
             while at < len(lines) and re.match(r" {4,}\S|\s*$", lines[at]):
                 at += 1
-            yield "indented", re.sub(r"(?m)^    ", "", "\n".join(lines[start:at])).strip("\n") + "\n"
+            yield (
+                "indented",
+                re.sub(r"(?m)^    ", "", "\n".join(lines[start:at])).strip("\n") + "\n",
+            )
             continue
         at += 1
 
@@ -68,10 +78,13 @@ def unrun(pages):
             if not code.strip() or language == "math":  # a formula
                 continue
             if language == "python":
-                if code not in runnable(inner) or not ((inner, pythons) in PRINTED or inner in TOLD):
+                if code not in runnable(inner) or not (
+                    (inner, pythons) in PRINTED or inner in TOLD
+                ):
                     yield what
                 pythons += 1
-            elif language == "text":  # what the block before it prints: tests/test_readme.py compares the README's
+            # what the block before it prints: tests/test_readme.py compares the README's
+            elif language == "text":
                 if (page, pythons, before) != ("README.md", 1, "python"):
                     yield what
             elif language not in ("", "indented"):
@@ -96,9 +109,13 @@ def examples(text):
 
 def test_every_example_of_a_docstring_is_run():
     """tests/test_rooms.py runs those of the package, and counts that none escapes it; elsewhere there are none."""
-    outside = [name for name, text in SCRIPTS.items() if examples(text) and not name.startswith("torchdp/")]
+    outside = [
+        name for name, text in SCRIPTS.items() if examples(text) and not name.startswith("torchdp/")
+    ]
     assert not outside
-    assert examples('def f():\n    """A.\n\n    >>> 1\n    2\n    """\n') == 1 == examples("# >>> 1")
+    assert (
+        examples('def f():\n    """A.\n\n    >>> 1\n    2\n    """\n') == 1 == examples("# >>> 1")
+    )
 
 
 def test_no_docstring_holds_code_that_is_no_example():

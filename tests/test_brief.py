@@ -17,7 +17,11 @@ RECIPES = [line for lines in recipes.ALL.values() for line in lines if "fresh" n
 
 
 def ours(value):
-    return [one for one in (value if isinstance(value, tuple) else (value,)) if "torchdp" in type(one).__module__]
+    return [
+        one
+        for one in (value if isinstance(value, tuple) else (value,))
+        if "torchdp" in type(one).__module__
+    ]
 
 
 @pytest.mark.slow
@@ -31,12 +35,19 @@ def test_no_public_record_prints_tables():
     """What holds more than a few numbers and names prints itself as ``Brief`` does."""
     short = {"int", "int | None", "float", "bool", "str"}
     for room in recipes.ROOMS.split():
-        for kind in filter(inspect.isclass, vars(importlib.import_module(f"torchdp.{room}")).values()):
+        for kind in filter(
+            inspect.isclass, vars(importlib.import_module(f"torchdp.{room}")).values()
+        ):
             if dataclasses.is_dataclass(kind) and not issubclass(kind, Brief):
-                held = {getattr(each.type, "__name__", str(each.type)) for each in dataclasses.fields(kind)}
-                assert held <= short | {"Box", "Guarantee", "Participation"} or "GaussianFourier" in str(held), (
-                    kind
-                )
+                held = {
+                    getattr(each.type, "__name__", str(each.type))
+                    for each in dataclasses.fields(kind)
+                }
+                assert held <= short | {
+                    "Box",
+                    "Guarantee",
+                    "Participation",
+                } or "GaussianFourier" in str(held), kind
 
 
 def test_no_repr_of_a_protocol_is_long():
@@ -55,13 +66,24 @@ def test_a_repr_names_parts_and_leaves_out_defaults():
     [
         (queries.choose(workloads.identity(3), 100, 1.0), ["predicted error", "lower bound"]),
         (
-            privacy.gaussian_guarantee(2.0, 1e-5, 1.0, privacy.Model.CENTRAL, privacy.Neighbours.ADD_REMOVE),
+            privacy.gaussian_guarantee(
+                2.0, 1e-5, 1.0, privacy.Model.CENTRAL, privacy.Neighbours.ADD_REMOVE
+            ),
             ["central differential privacy", "epsilon = "],
         ),
-        (queries.Twice.of(pairwise.auc(3), 1.0).estimate(torch.arange(6)), ["standard error", "low", "high"]),
-        (verbs.kept()["densities"], ["<td>n</td><td>10</td>", "central differential privacy", "float64(2, "]),
+        (
+            queries.Twice.of(pairwise.auc(3), 1.0).estimate(torch.arange(6)),
+            ["standard error", "low", "high"],
+        ),
+        (
+            verbs.kept()["densities"],
+            ["<td>n</td><td>10</td>", "central differential privacy", "float64(2, "],
+        ),
         (factorization.factorize(torch.eye(2), tol=0.1).certificate, ["<td>lower</td><td>1</td>"]),
-        (training.choose(training.Iterates(3), 6, 2, epsilon=1.0, delta=1e-3).best, ["epsilon = 1", "sigma"]),
+        (
+            training.choose(training.Iterates(3), 6, 2, epsilon=1.0, delta=1e-3).best,
+            ["epsilon = 1", "sigma"],
+        ),
     ],
 )
 def test_a_notebook_shows_a_table(value, parts):
@@ -72,12 +94,18 @@ def test_a_notebook_shows_a_table(value, parts):
 def test_an_estimate_prints_its_numbers():
     few = Estimate(torch.tensor([2.0, -3.0]), torch.tensor([1.0, 0.5]), 5)
     assert (
-        str(few).split() == "value standard error low high 2 1 0.040036 3.95996 -3 0.5 -3.97998 -2.02002".split()
+        str(few).split()
+        == "value standard error low high 2 1 0.040036 3.95996 -3 0.5 -3.97998 -2.02002".split()
     )
     assert str(few).count("\n") == 2 and "float32(2,)" in repr(few)
     many = Estimate(torch.arange(30.0), torch.tensor(1.0), 5)
-    assert str(many).splitlines()[-2:] == [f"{11:>15}{1:>15}", "and 18 more"] and "low" not in str(many)
+    assert str(many).splitlines()[-2:] == [f"{11:>15}{1:>15}", "and 18 more"] and "low" not in str(
+        many
+    )
 
 
 def test_a_table_escapes_what_others_wrote():
-    assert html_table([("<b>", 0.12345678)]) == "<table><tr><td>&lt;b&gt;</td><td>0.123457</td></tr></table>"
+    assert (
+        html_table([("<b>", 0.12345678)])
+        == "<table><tr><td>&lt;b&gt;</td><td>0.123457</td></tr></table>"
+    )

@@ -10,7 +10,9 @@ from torchdp import checks
 @pytest.mark.parametrize("value", [np.array([0.25, 17.0]), [0.25, 17.0]])
 def test_arrays_and_lists_are_refused_with_the_remedy_and_never_shown(value):
     for check in (checks.floating, checks.integers):
-        with pytest.raises(TypeError, match=r"x must be a torch.Tensor, not .*; torch.as_tensor makes one"):
+        with pytest.raises(
+            TypeError, match=r"x must be a torch.Tensor, not .*; torch.as_tensor makes one"
+        ):
             check("x", value)
     for rest in ((checks.integer, 1), (checks.positive,)):
         with pytest.raises(ValueError, match=r"^[^.]*$"):

@@ -78,7 +78,9 @@ def read_plan(path, tree):
 
 def session_tree():
     names = ("server-0", "server-1", "north", "analyst")
-    parties = [secure.Party(name, f"{k:02x}" * 32, 4 * (name == "north")) for k, name in enumerate(names)]
+    parties = [
+        secure.Party(name, f"{k:02x}" * 32, 4 * (name == "north")) for k, name in enumerate(names)
+    ]
     question = SecureSketch(ones(4), 2, 1.0, 1.0, 1e-5, coalition=AdaptiveCoalition(0))
     return described(secure.Session(question, tuple(parties[:2]), (parties[2],), parties[3]))
 
@@ -149,17 +151,25 @@ def test_guarantee_a_class_has_the_name_by_which_it_was_defined():
             continue
         for key, value in list(vars(module).items()):
             inner = vars(value) if isinstance(value, ModuleType) else {}
-            reached = {key: value, **{f"{key}.{deeper}": one for deeper, one in list(inner.items())}}
+            reached = {
+                key: value,
+                **{f"{key}.{deeper}": one for deeper, one in list(inner.items())},
+            }
             for path, one in reached.items():
                 if isinstance(one, type) and (one.__module__, one.__qualname__) != (name, path):
                     seen += 1
                     with pytest.raises(ValueError, match="is not torchdp's"):
                         made({"class": f"{name}:{path}"}, type)
     assert seen
-    for path in (f"torchdp.secure.roles:{'os._wrap_close'}", "torchdp.batch:torch.nn.Linear", "os:PathLike"):
+    for path in (
+        f"torchdp.secure.roles:{'os._wrap_close'}",
+        "torchdp.batch:torch.nn.Linear",
+        "os:PathLike",
+    ):
         with pytest.raises(ValueError, match="is not torchdp's"):
             made({"class": path}, type)
-    with pytest.raises(ValueError, match="is no dataclass"):  # it would do more than hold what it is made from
+    # it would do more than hold what it is made from
+    with pytest.raises(ValueError, match="is no dataclass"):
         made({"made": "torchdp.collection.journal:Journal", "of": {}}, object)
     assert made({"class": "torchdp.privacy.guarantee:Guarantee"}, type) is Guarantee  # a control
 
@@ -186,14 +196,18 @@ print(*set(sys.modules) - before)
 
 
 def test_reading_imports_no_module_that_is_not_torchdps():
-    done = subprocess.run([sys.executable, "-c", IMPORTS], capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        [sys.executable, "-c", IMPORTS], capture_output=True, text=True, check=False
+    )
     assert done.returncode == 0, done.stderr
     assert not [each for each in done.stdout.split() if not each.startswith("torchdp")]
 
 
 def test_a_class_that_another_version_had_is_refused_by_its_name():
     gone = {"made": "torchdp.queries.oracle:AdaptiveOracle", "of": {}}
-    with pytest.raises(ValueError, match=r"AdaptiveOracle is not torchdp's \(another version .*CHANGELOG"):
+    with pytest.raises(
+        ValueError, match=r"AdaptiveOracle is not torchdp's \(another version .*CHANGELOG"
+    ):
         made(gone, object)
 
 
@@ -208,5 +222,6 @@ def test_a_journal_of_before_a_field_was_added_is_read(tmp_path):
     assert read_journal(tmp_path, described(twice), twice).adapted
     older = described(twice)
     del older["of"]["adapted"]
-    with pytest.raises(ValueError, match="adapted differs"):  # the field's default is another decoder
+    # the field's default is another decoder
+    with pytest.raises(ValueError, match="adapted differs"):
         read_journal(tmp_path, older, twice)

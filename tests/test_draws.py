@@ -20,12 +20,16 @@ def agrees(sample, law):
     sample = np.asarray(sample)
     cuts = np.unique(law.ppf(np.linspace(0, 1, min(40, len(sample) // 20) + 1)[1:-1]))
     expected = np.diff(np.concatenate([[0], law.cdf(cuts), [1]])) * len(sample)
-    seen = np.histogram(sample, np.concatenate([[-np.inf], np.nextafter(cuts, np.inf), [np.inf]]))[0]
+    seen = np.histogram(sample, np.concatenate([[-np.inf], np.nextafter(cuts, np.inf), [np.inf]]))[
+        0
+    ]
     possible = expected > 0
     assert seen[~possible].sum() == 0
     if possible.sum() < 2:
         return 1.0
-    return stats.chi2.sf(((seen - expected)[possible] ** 2 / expected[possible]).sum(), possible.sum() - 1)
+    return stats.chi2.sf(
+        ((seen - expected)[possible] ** 2 / expected[possible]).sum(), possible.sum() - 1
+    )
 
 
 @pytest.mark.parametrize("rate", [0.001, 0.7, 12.0, 49.0, 51.0, 70.0, 5000.0, 3e6])
@@ -33,7 +37,8 @@ def test_poisson_counts_of_any_rate_have_their_law(rate):
     drawn = Simulated(generator(1)).poisson(torch.full((40_000,), rate, dtype=torch.float64))
     assert drawn.dtype == torch.int64
     assert agrees(drawn, stats.poisson(rate)) > ALPHA
-    assert agrees(drawn + round(0.1 * math.sqrt(rate) + 0.5), stats.poisson(rate)) < ALPHA  # a small shift shows
+    # a small shift shows
+    assert agrees(drawn + round(0.1 * math.sqrt(rate) + 0.5), stats.poisson(rate)) < ALPHA
 
 
 def test_poisson_counts_stay_whole_numbers_far_above_single_precision():
@@ -54,11 +59,17 @@ def test_poisson_rates_of_different_size_do_not_disturb_each_other():
     assert Simulated(generator()).poisson(torch.tensor(7.0)).shape == ()
 
 
-@pytest.mark.parametrize(("shape", "ratio"), [(1e-3, 0.9), (0.5, 0.2), (1.0, 0.999), (1.0, 1e-3), (40.0, 0.8)])
+@pytest.mark.parametrize(
+    ("shape", "ratio"), [(1e-3, 0.9), (0.5, 0.2), (1.0, 0.999), (1.0, 1e-3), (40.0, 0.8)]
+)
 def test_negative_binomial_counts_have_their_law(shape, ratio):
-    drawn = Simulated(generator(3)).negative_binomial(torch.full((40_000,), shape, dtype=torch.float64), ratio)
+    drawn = Simulated(generator(3)).negative_binomial(
+        torch.full((40_000,), shape, dtype=torch.float64), ratio
+    )
     assert agrees(drawn, stats.nbinom(shape, 1 - ratio)) > ALPHA
-    assert agrees(drawn, stats.nbinom(shape * 1.3 + 0.05, 1 - ratio)) < ALPHA or shape * ratio < 2e-3
+    assert (
+        agrees(drawn, stats.nbinom(shape * 1.3 + 0.05, 1 - ratio)) < ALPHA or shape * ratio < 2e-3
+    )
 
 
 @pytest.mark.parametrize("ratio", [1e-12, 0.01, 0.5, 0.99, 0.99999])
@@ -94,7 +105,9 @@ def test_scattered_messages_of_one_user_have_the_user_s_law(users, ratio):
 @pytest.mark.parametrize("mean", [1e-3, 0.4, 6.0])
 def test_scattered_poisson_messages_have_their_law(mean):
     places = 30_000
-    counts = torch.bincount(scattered_poisson(3, places, mean, Simulated(generator(7))).long(), minlength=places)
+    counts = torch.bincount(
+        scattered_poisson(3, places, mean, Simulated(generator(7))).long(), minlength=places
+    )
     assert agrees(counts, stats.poisson(3 * mean)) > ALPHA
     assert agrees(counts, stats.poisson(6 * mean)) < ALPHA
 
@@ -121,7 +134,9 @@ def test_every_state_word_comes_from_the_key():
     state = randomness.keyed_generator(b"key").get_state()
     words = state[24 : 24 + 8 * 624].view(torch.int64)
     material = hashlib.shake_256(b"key").digest(4 * 624)
-    assert words.tolist() == [int.from_bytes(material[4 * i : 4 * i + 4], "little") for i in range(624)]
+    assert words.tolist() == [
+        int.from_bytes(material[4 * i : 4 * i + 4], "little") for i in range(624)
+    ]
 
 
 def test_global_generator_is_untouched():

@@ -48,14 +48,20 @@ def test_prefix_signature_training_and_gamma2():
 
 def test_approximate_norms_duals_and_structure():
     W = workloads.prefix(16, device="cuda")
-    found = approximate(W, torch.tensor([0.1, 0.6], device="cuda"))  # the second needs the semidefinite program
+    # the second needs the semidefinite program
+    found = approximate(W, torch.tensor([0.1, 0.6], device="cuda"))
     assert found.left.is_cuda and found.certificate.gap.max() <= 1e-3
     assert zeta(W, 1, 2.0).certificate.gap <= 1e-3
     assert gamma2_dual(found.witness[0]).gap <= 1e-5
     assert hard_instance(W).samples(0.01, 1.0) == pytest.approx(
         hard_instance(workloads.prefix(16)).samples(0.01, 1.0)
     )
-    assert train(W, structure=lambda W: LowRankRelaxation(W, 8), alpha=0.34, tol=1e-2).certificate.residual <= 0.34
+    assert (
+        train(
+            W, structure=lambda W: LowRankRelaxation(W, 8), alpha=0.34, tol=1e-2
+        ).certificate.residual
+        <= 0.34
+    )
     assert factorize_product(workloads.kendall(8, 8, device="cuda")).certificate.gap <= 1e-3
     assert lipschitz_tree(torch.eye(5, dtype=torch.float64, device="cuda")).left.is_cuda
 
@@ -70,7 +76,10 @@ def test_pairwise_protocols(kind):
         "subsets": lambda: queries.LocalOracle.of(statistic, oracle),
     }[kind]()
     counts = torch.tensor([50, 0, 10, 300, 20, 5, 100, 15], device="cuda")
-    truth, types = float(statistic.exact(counts)), torch.repeat_interleave(torch.arange(8, device="cuda"), counts)
+    truth, types = (
+        float(statistic.exact(counts)),
+        torch.repeat_interleave(torch.arange(8, device="cuda"), counts),
+    )
 
     def squared_error(generator, size):
         drawn = protocol.sample_estimate(counts, generator=generator, sample_shape=(size,)).value
@@ -78,7 +87,9 @@ def test_pairwise_protocols(kind):
 
     moments = simulate.run(squared_error, 20_000, 0, device="cuda", block_size=10_000).moments
     assert abs(moments.z_score(float(protocol.predicted_mse(counts)))) < 5
-    assert protocol.estimate(types, noise=SeededNoise.of(keyed_generator(b"types", "cuda"))).value.is_cuda
+    assert protocol.estimate(
+        types, noise=SeededNoise.of(keyed_generator(b"types", "cuda"))
+    ).value.is_cuda
 
 
 def test_the_doctor_finds_every_kernel_in_order(capsys):

@@ -52,7 +52,9 @@ def spread(shift, h):
 
 
 def test_guarantee_a_sum_of_rounded_normals_is_never_easier_to_tell_apart_than_the_proof_says():
-    for sigma, h, shift, epsilon in itertools.product((0.3, 0.7, 1.5), (1, 2, 3, 7), (1, 2, 5), (0.1, 1.0, 4.0)):
+    for sigma, h, shift, epsilon in itertools.product(
+        (0.3, 0.7, 1.5), (1, 2, 3, 7), (1, 2, 5), (0.1, 1.0, 4.0)
+    ):
         mu = math.sqrt(spread(shift, h)) / sigma
         exact = hockey_stick(sum_of(rounded_normal(sigma), h), (shift,), epsilon)
         assert exact <= gaussian_delta(epsilon, mu) * (1 + 1e-9) + 1e-15
@@ -74,19 +76,26 @@ def test_guarantee_calibrated_noise_keeps_its_delta_on_every_grid():
         for shift in range(1, int(distance * 2**f) + 1):
             assert hockey_stick(law, (shift,), epsilon) <= delta
         words = p.randomize(torch.zeros(h, 1), noise=SeededNoise(1)).values.double()
-        assert h < 25 or 0.6 < float(words.std()) / (float(p.sigma[0]) * 2**f) < 1.5  # and is what clients draw
+        # and is what clients draw
+        assert h < 25 or 0.6 < float(words.std()) / (float(p.sigma[0]) * 2**f) < 1.5
 
 
 def test_guarantee_two_columns_and_two_copies():
     epsilon, delta, step, distance = 1.0, 1e-3, 0.5, 2.0
     mu = 1 / gaussian_sigma(epsilon, delta)
-    shifts = [w for w in itertools.product(range(5), repeat=2) if 0 < w[0] ** 2 + w[1] ** 2 <= (2 * distance) ** 2]
+    shifts = [
+        w
+        for w in itertools.product(range(5), repeat=2)
+        if 0 < w[0] ** 2 + w[1] ** 2 <= (2 * distance) ** 2
+    ]
     sigma = grid_sigma(9, 1, 2, step, distance, mu) / step  # one copy, two columns
     column = sum_of(rounded_normal(sigma), 9)
     for shift in shifts:
         assert hockey_stick(np.multiply.outer(column, column), shift, epsilon) <= delta
     # two copies in different rows, one column
-    rows = [sum_of(rounded_normal(grid_sigma(h, 2, 1, step, distance, mu) / step), h) for h in (3, 9)]
+    rows = [
+        sum_of(rounded_normal(grid_sigma(h, 2, 1, step, distance, mu) / step), h) for h in (3, 9)
+    ]
     for w in range(1, 5):
         assert hockey_stick(np.multiply.outer(*rows), (w, -w), epsilon) <= delta
 
@@ -137,7 +146,11 @@ def test_truncation_and_the_sensitivity():
     assert grid_sensitivity(0.125, 1.5, 4, 1.0) == 1.0 + 2 / 8
     assert grid_sensitivity(0.125, 1.5, 4, 2.9) == 3.0
     ring, g = Ring(32, 2), torch.Generator().manual_seed(0)
-    a = torch.nn.functional.normalize(torch.randn(20_000, 3, dtype=torch.float64, generator=g), dim=1)
-    b = a + 0.3 * torch.nn.functional.normalize(torch.randn(20_000, 3, dtype=torch.float64, generator=g), dim=1)
+    a = torch.nn.functional.normalize(
+        torch.randn(20_000, 3, dtype=torch.float64, generator=g), dim=1
+    )
+    b = a + 0.3 * torch.nn.functional.normalize(
+        torch.randn(20_000, 3, dtype=torch.float64, generator=g), dim=1
+    )
     moved = (ring.to_words(a) - ring.to_words(b)).double().norm(dim=1) / ring.scale
     assert 0.3 < float(moved.max()) <= grid_sensitivity(0.25, 1.3, 3, 0.3)

@@ -15,7 +15,10 @@ from torchdp.kernels import chacha
 from torchdp.noise import LONGEST, Noise, SeededNoise, source
 
 ALPHA = 1e-6
-SOURCES = {"seeded": lambda: SeededNoise(1), "generator": lambda: Simulated(torch.Generator().manual_seed(1))}
+SOURCES = {
+    "seeded": lambda: SeededNoise(1),
+    "generator": lambda: Simulated(torch.Generator().manual_seed(1)),
+}
 
 
 class Given(Draws):
@@ -46,7 +49,10 @@ def test_a_stream_is_the_keystream_whole_blocks_a_call():
 
 def test_a_stream_goes_on_across_the_counter_of_the_library():
     key = chacha.system_key()
-    stream, expected = chacha.Stream(key), chacha.reference.keystream(key, 2**32 - 2, 6).view(torch.int64)
+    stream, expected = (
+        chacha.Stream(key),
+        chacha.reference.keystream(key, 2**32 - 2, 6).view(torch.int64),
+    )
     if chacha.LIBRARY:
         stream._cipher._cipher = chacha.library._cipher(key, 2**32 - 2, 0, 0)
     stream.used, found = 8 * (2**32 - 2), torch.empty(24, dtype=torch.int64)
@@ -99,16 +105,22 @@ def test_the_tails_of_normals_and_exponentials_go_on_below_2_to_the_minus_63():
                 return torch.full(shape, rest)
 
         assert float(Two(m).exponential((1,))) == pytest.approx(-math.log(u), rel=1e-15)
-        assert float(Two(m, 0).normal((2,))[0]) == pytest.approx(math.sqrt(-2 * math.log(u)), rel=1e-15)
+        assert float(Two(m, 0).normal((2,))[0]) == pytest.approx(
+            math.sqrt(-2 * math.log(u)), rel=1e-15
+        )
     assert math.sqrt(2 * 127 * math.log(2)) > 13.2
-    assert float(Given(COARSE).exponential((1,))) == pytest.approx(-math.log((COARSE + 0.5) * 2.0**-63), rel=1e-15)
+    assert float(Given(COARSE).exponential((1,))) == pytest.approx(
+        -math.log((COARSE + 0.5) * 2.0**-63), rel=1e-15
+    )
     assert float(Given(2**63 - 1, 5).normal((2,))[0]) == 0.0
 
 
 def test_a_seed_repeats_and_the_system_does_not():
     assert torch.equal(SeededNoise(7).words((9,)), SeededNoise(7).words((9,)))
     assert not torch.equal(SeededNoise(7).words((9,)), SeededNoise(7 + 2**32).words((9,)))
-    first, again, other = (SeededNoise.of(torch.Generator().manual_seed(seed)) for seed in (5, 5, 6))
+    first, again, other = (
+        SeededNoise.of(torch.Generator().manual_seed(seed)) for seed in (5, 5, 6)
+    )
     assert first.seed == again.seed != other.seed and first.seed > 2**128
     assert not torch.equal(Noise().words((9,)), Noise().words((9,)))
     assert Noise().kernel_key() is None
@@ -162,7 +174,8 @@ def test_a_seeded_stream_does_not_outlive_a_fork():
 def test_threads_share_no_word(make):
     noise, found = make(), []
     threads = [
-        threading.Thread(target=lambda: found.extend(noise.words((1001,)) for _ in range(20))) for _ in range(4)
+        threading.Thread(target=lambda: found.extend(noise.words((1001,)) for _ in range(20)))
+        for _ in range(4)
     ]
     for thread in threads:
         thread.start()

@@ -21,7 +21,9 @@ def script():
 def kinds(cells):
     """What each code cell has put out."""
     outputs = [cell["outputs"] for cell in cells if cell["cell_type"] == "code"]
-    return [[sorted(one.get("data", {one["output_type"]: 0})) for one in several] for several in outputs]
+    return [
+        [sorted(one.get("data", {one["output_type"]: 0})) for one in several] for several in outputs
+    ]
 
 
 @pytest.mark.parametrize("path", BOOKS, ids=[path.stem for path in BOOKS])
@@ -34,7 +36,11 @@ def test_outputs_are_stored_and_shown(path, script):
     text, images = script.page(path)
     assert 3 * len(images) >= len(code) - 2 and all(f"]({name})" in text for name in images)
     assert all(image.startswith(b"\x89PNG") for image in images.values())
-    assert not [bad for bad in ("Traceback", "site-packages", "/tmp/", "Warning") if bad in json.dumps(cells)]
+    assert not [
+        bad
+        for bad in ("Traceback", "site-packages", "/tmp/", "Warning")
+        if bad in json.dumps(cells)
+    ]
 
 
 @pytest.mark.slow

@@ -20,14 +20,27 @@ def test_platforms_are_those_of_the_project():
     page, said = (ROOT / "docs/versions.md").read_text(), PROJECT["project"]["classifiers"]
     pythons = [one.split(" :: ")[-1] for one in said if re.search(r"Python :: 3\.", one)]
     assert f"| Python | {pythons[0]} to {pythons[-1]} |" in page
-    oldest = next(one for one in PROJECT["project"]["dependencies"] if one.startswith("torch")).partition(">=")[2]
-    assert f"torch | {oldest} or newer; tested with {PROJECT['tool']['torchdp']['tested-torch']}" in page
+    oldest = next(
+        one for one in PROJECT["project"]["dependencies"] if one.startswith("torch")
+    ).partition(">=")[2]
+    assert (
+        f"torch | {oldest} or newer; tested with {PROJECT['tool']['torchdp']['tested-torch']}"
+        in page
+    )
 
 
 @pytest.mark.slow
 def test_the_checklist_of_a_release_is_kept(tmp_path):
     """From a copy of what is tracked: sdist, the wheel from it, a new environment, the README's block, two extras."""
-    command = [sys.executable, "docs/publish.py", "--out", str(tmp_path / "dist"), "--extras", "plot", "sklearn"]
+    command = [
+        sys.executable,
+        "docs/publish.py",
+        "--out",
+        str(tmp_path / "dist"),
+        "--extras",
+        "plot",
+        "sklearn",
+    ]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
     assert done.stdout.count("\nok  ") == 4 and f"git tag v{torchdp.__version__}" in done.stdout
@@ -56,7 +69,9 @@ def commands(run, monkeypatch):
 
     started = Commands()
     monkeypatch.setattr(
-        run.subprocess, "call", lambda c, **_: started.append(c) or ("import torch" in c[-1]) * (not started.torch)
+        run.subprocess,
+        "call",
+        lambda c, **_: started.append(c) or ("import torch" in c[-1]) * (not started.torch),
     )
     monkeypatch.setattr(run.subprocess, "check_call", lambda c, **_: started.append(c) or 0)
     monkeypatch.setattr(run.subprocess, "check_output", lambda c, **_: "2.99.0+local\n")

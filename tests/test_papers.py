@@ -44,7 +44,9 @@ def test_no_result_is_left_out(name):
     rows = [row["result"] for row in ROWS if row["paper"] == name]
     assert wanted and not wanted - set().union(*map(pages.covered, rows))
     assert not [
-        f.result for _, f in findings(name) if f.verdict != "not checkable" and not reached(rows, f.result)
+        f.result
+        for _, f in findings(name)
+        if f.verdict != "not checkable" and not reached(rows, f.result)
     ]
 
 
@@ -55,11 +57,15 @@ def reached(rows, result):
 def test_a_missing_result_is_seen():
     covered = pages.covered("Lemmas 35 to 41, Theorem 42")
     assert ("Lemma", "36") in covered and ("Lemma", "42") not in covered
-    assert not reached(["Theorem 66, Claim 68"], "Theorem 6") and reached(["its noise: two"], "its noise")
+    assert not reached(["Theorem 66, Claim 68"], "Theorem 6") and reached(
+        ["its noise: two"], "its noise"
+    )
 
 
 def test_the_page_is_what_the_committed_tables_make():
-    assert pages.page() == pages.PAGE.read_text(encoding="utf-8"), "python docs/papers.py writes the page anew"
+    assert pages.page() == pages.PAGE.read_text(encoding="utf-8"), (
+        "python docs/papers.py writes the page anew"
+    )
 
 
 @pytest.mark.parametrize("name", pages.NAMES)
@@ -100,7 +106,9 @@ def verdicts(part, tables):
 
 def stored(name, script):
     for part in load(ROOT / "experiments/papers", name).parts:
-        tables = {path.stem: read_table(path) for path in sorted(part.at(RUNS / name).glob("*.csv"))}
+        tables = {
+            path.stem: read_table(path) for path in sorted(part.at(RUNS / name).glob("*.csv"))
+        }
         if part.script == script and tables:
             return part, tables
     raise LookupError(script)
@@ -127,7 +135,11 @@ def test_a_defect_of_ours_is_never_called_the_papers(name, script, table, column
     for row in wrong[table]:
         if isinstance(row[column], int | float) and not row.get("kind"):
             row[column] = value
-    changed = [new for old, new in zip(verdicts(part, tables), verdicts(part, wrong), strict=True) if old != new]
+    changed = [
+        new
+        for old, new in zip(verdicts(part, tables), verdicts(part, wrong), strict=True)
+        if old != new
+    ]
     assert changed and set(changed) <= {"broken", "differs"}
 
 

@@ -12,13 +12,19 @@ import pytest
 from torchdp import cli
 
 ROOT = Path(__file__).resolve().parent.parent
-PAGES = {path.name: path.read_text() for path in [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]}
+PAGES = {
+    path.name: path.read_text()
+    for path in [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+}
 README = PAGES["README.md"]
 HEAD = r"candidate +predicted error\n"
 PRINTED = {  # a page and one of its blocks: what it prints
     ("corrections.md", 0): r"1\.0\d* 0\.649\d+ at p = inf, where[\s\S]*"
     r"\n1\.2\d+ where Theorem 64 claims at least 1\.2\d+\n",
-    ("corrections.md", 1): r"100 3\.3\d+ with m more: 0\.43[\s\S]*\n1000000 383\.\d+ with m more: 0\.49\d+\n"
+    (
+        "corrections.md",
+        1,
+    ): r"100 3\.3\d+ with m more: 0\.43[\s\S]*\n1000000 383\.\d+ with m more: 0\.49\d+\n"
     r"1713 users, beta = 0\.01[^\n]*0\.20\d+\n2303 users[^\n]*0\.46\d+\n",
     ("README.md", 0): HEAD
     + r"optimised strategy[\s\S]*exactly epsilon = 0\.99\d+\n0\.3\d+ \+- 0\.00\d+, 95 %: .*\ntruth 0\.3538",
@@ -26,16 +32,25 @@ PRINTED = {  # a page and one of its blocks: what it prints
     ("batches.md", 2): r"torch\.Size\(\[10000, 12\]\)\nTrue True True",
     ("batches.md", 3): r"torch\.Size\(\[20, 500\]\) True",
     ("batches.md", 4): r"torch\.Size\(\[20\]\) torch\.Size\(\[20\]\) True",
-    ("budget.md", 0): r"(tensor\(.*\n){3}guarantee spends more[^\n]*\ncentral.*at most epsilon = 0\.8[\s\S]*Event",
+    (
+        "budget.md",
+        0,
+    ): r"(tensor\(.*\n){3}guarantee spends more[^\n]*\ncentral.*at most epsilon = 0\.8[\s\S]*Event",
     ("choosing.md", 0): HEAD
     + r"optimised strategy[\s\S]*local.*exactly.*\ncandidate.*\nsums, discrete Laplace +0\.0005[56]\d* +a curator"
     r"[\s\S]*\n +10000 users: 0\.02.*\n.*0\.00",
-    ("choosing.md", 1): r"local: .*, error 0\.0\d*; local diff.*\nshuffle: .*, error 0\.000\d*; shuffle diff.*\n"
+    (
+        "choosing.md",
+        1,
+    ): r"local: .*, error 0\.0\d*; local diff.*\nshuffle: .*, error 0\.000\d*; shuffle diff.*\n"
     r"curator: .*, error 0\.000\d*; central diff",
     ("choosing.md", 2): HEAD + r"[\s\S]*\(tensor[\s\S]*torch\.Size\(\[9, 9\]\)",
     ("choosing.md", 3): r"8 bins: at most 0\.\d+\n16 bins[\s\S]*64 bins: at most 0\.\d+\n$",
     ("densities.md", 0): r"candidate[\s\S]* waves[\s\S]*at most epsilon = 1, delta = 1e-06",
-    ("densities.md", 1): r"0\.2703\d*\n5\.\d+ .*at most epsilon = 1, delta = 1e-06[\s\S]*tensor[\s\S]*\n4\.\d+\n",
+    (
+        "densities.md",
+        1,
+    ): r"0\.2703\d*\n5\.\d+ .*at most epsilon = 1, delta = 1e-06[\s\S]*tensor[\s\S]*\n4\.\d+\n",
     ("batches.md", 0): r"tensor\(\[\[3\.7\d+.*\n[\s\S]*float64\)\n3\.73\d*\n"
     r".*epsilon\[1\] must be a finite number > 0",
     ("means.md", 0): r"tensor\(57\.0*, .*tensor\(57\.[\s\S]*central",
@@ -48,15 +63,25 @@ PRINTED = {  # a page and one of its blocks: what it prints
     ("queries.md", 2): r"0\.0092\d*\n0\.0106\d*\n0\.00028\d*\n0\.0023\d*\n",
     ("queries.md", 3): r"linear-transform.*\ntensor\(1\.000.*\ntensor\(1\.25",
     ("queries.md", 4): r"tensor[\s\S]*local differential privacy, .*epsilon = 4\ntensor\(0\.[5-8]",
-    ("queries.md", 5): r"all 16 held 0\.5\d+, width 0\.0038\d\nall 16 held 0\.95\d, width 0\.0057\d\n",
-    ("release.md", 0): r"\d+ bytes from three users\n5000 users; 8 intervals; local differential privacy, exactly",
+    (
+        "queries.md",
+        5,
+    ): r"all 16 held 0\.5\d+, width 0\.0038\d\nall 16 held 0\.95\d, width 0\.0057\d\n",
+    (
+        "release.md",
+        0,
+    ): r"\d+ bytes from three users\n5000 users; 8 intervals; local differential privacy, exactly",
     ("sweeps.md", 0): r"$",  # tests/cli/test_sweep_command.py runs its sweep
     ("table.md", 0): r" +value +standard_error +low +high\ntown +\nBasel( +0\.\d+){4}\nBern",
     ("table.md", 1): r"local differential privacy, at most epsilon = 1",
     ("table.md", 2): r"[\s\S]*vectors, PrivUnit",
     ("table.md", 3): r"tensor\(0\.[56]\d+, dtype=torch\.float64\) \(tensor",
-    ("table.md", 4): r"0\.[78]\d of the others are right; central differential privacy, at most epsilon = 2",
-    ("training.md", 0): HEAD + r"(Poisson|cyclic|fixed)[\s\S]*central differential privacy, at most epsilon = ",
+    (
+        "table.md",
+        4,
+    ): r"0\.[78]\d of the others are right; central differential privacy, at most epsilon = 2",
+    ("training.md", 0): HEAD
+    + r"(Poisson|cyclic|fixed)[\s\S]*central differential privacy, at most epsilon = ",
     ("training.md", 1): r"\d+\.\d+ central differential privacy, at most epsilon = 4",
     ("training.md", 2): r"6 central differential privacy, at most epsilon = [12][\s\S]*\nTrue",
     ("training.md", 4): r"6 central differential privacy, epsilon = 2, ",
@@ -77,7 +102,8 @@ TOLD = {  # pages whose blocks follow one another: what all of them print
     r"(0\.99|1\.0[01])\n10 steps are left\n",
     "lora.md": r"\{.*\}\n2496 numbers trained\nloss on unseen source: 2\.[56]\d before, 2\.[234]\d after\n"
     r"central[^\n]*at most epsilon = 4, [\s\S]*\n30 steps are spent\n",
-    "story_training.md": HEAD + r"cyclic Poisson, 8 bands +\d\.\d+ [\s\S]*DP-SGD 0\.8\d, the best plan 2[\s\S]*"
+    "story_training.md": HEAD
+    + r"cyclic Poisson, 8 bands +\d\.\d+ [\s\S]*DP-SGD 0\.8\d, the best plan 2[\s\S]*"
     r"DP-SGD: [89]\d\.\d% to [89]\d\.\d% of 297[\s\S]*\ncentral differential privacy, at most epsilon = 8",
 }
 
@@ -95,12 +121,16 @@ def estimates(page):
     """The page's ``torchdp estimate`` and ``plan`` commands, a line each."""
     text = "".join(blocks("", page)) if page in PAGES else ""
     lines = text.replace("\\\n", " ").splitlines()
-    return [" ".join(line.split()) for line in lines if re.match(r"\s*torchdp (estimate|plan)", line)]
+    return [
+        " ".join(line.split()) for line in lines if re.match(r"\s*torchdp (estimate|plan)", line)
+    ]
 
 
 def test_every_block_is_run():  # in any form and on any page: test_blocks.py
     count = {page: len(blocks("python", page)) for page in PAGES}
-    assert {(page, i) for page in PAGES for i in range(count[page]) if page not in TOLD} == set(PRINTED)
+    assert {(page, i) for page in PAGES for i in range(count[page]) if page not in TOLD} == set(
+        PRINTED
+    )
 
 
 @pytest.mark.parametrize(("page", "number"), PRINTED)
@@ -109,8 +139,11 @@ def test_python_blocks(page, number, tmp_path, monkeypatch, brief):
     with contextlib.redirect_stdout(io.StringIO()) as output:
         exec(compile(blocks("python", page)[number], page, "exec"), {"__name__": "__main__"})
     assert re.match(PRINTED[page, number], output.getvalue()), output.getvalue()
-    for shown in blocks("text", page)[:1] if number == 0 else ():  # digits of noise differ, and no word
-        said = [re.sub(r"\d{3,}(?!\.)", "#", text).splitlines() for text in (shown, output.getvalue())]
+    # digits of noise differ, and no word
+    for shown in blocks("text", page)[:1] if number == 0 else ():
+        said = [
+            re.sub(r"\d{3,}(?!\.)", "#", text).splitlines() for text in (shown, output.getvalue())
+        ]
         assert said[0] == said[1], output.getvalue()
 
 
@@ -119,7 +152,11 @@ SLOW = {"from_opacus.md", "lora.md"}  # pages of models that take half a minute 
 
 @pytest.mark.parametrize(
     "page",
-    [pytest.param(page, marks=pytest.mark.slow if page in SLOW else ()) for page in TOLD if TOLD[page]],
+    [
+        pytest.param(page, marks=pytest.mark.slow if page in SLOW else ())
+        for page in TOLD
+        if TOLD[page]
+    ],
 )
 def test_stories(page, tmp_path, monkeypatch, brief):
     monkeypatch.chdir(tmp_path)
@@ -148,14 +185,19 @@ def test_estimate_command(page, tmp_path, monkeypatch, capsys, request):
     for command in commands:
         assert cli.main(shlex.split(command)[1:]) == 0
         printed = capsys.readouterr().out
-        assert all(name in printed for name in re.findall(r"(?:height|income)(?==)", command)), printed
+        assert all(name in printed for name in re.findall(r"(?:height|income)(?==)", command)), (
+            printed
+        )
     assert "Kendall's tau-a of height and income" in printed or page != "README.md"
 
 
 @pytest.mark.parametrize("page", PAGES)
 def test_every_file_that_a_page_names_exists(page):
     named = set(
-        re.findall(r"(?:experiments|tests|kernels|torchdp|docs)/[\w/.]*\w|run\.py|CONTRIBUTING\.md", PAGES[page])
+        re.findall(
+            r"(?:experiments|tests|kernels|torchdp|docs)/[\w/.]*\w|run\.py|CONTRIBUTING\.md",
+            PAGES[page],
+        )
     )
     assert all((ROOT / name).exists() for name in named), named
     for link in (
@@ -169,4 +211,7 @@ def test_the_readme_is_short():
 
 
 def test_the_test_command_is_what_ci_runs():
-    assert "python3 run.py test" in blocks("")[0] and "python3 run.py test" in (ROOT / ".ci/run").read_text()
+    assert (
+        "python3 run.py test" in blocks("")[0]
+        and "python3 run.py test" in (ROOT / ".ci/run").read_text()
+    )

@@ -21,8 +21,11 @@ def test_the_examples_run(module, tmp_path, monkeypatch):
     there = importlib.import_module(module)
     found = doctest.testmod(there)
     written = len(re.findall(r"^ *>>> ", Path(there.__file__).read_text(), re.M))
-    assert found.attempted == written and not found.failed  # what doctest does not find would not be run
+    # what doctest does not find would not be run
+    assert found.attempted == written and not found.failed
 
 
 def test_no_example_is_skipped():
-    assert EXAMPLES and not any("doctest: +SKIP" in path.read_text() for path in ROOT.glob("torchdp/**/*.py"))
+    assert EXAMPLES and not any(
+        "doctest: +SKIP" in path.read_text() for path in ROOT.glob("torchdp/**/*.py")
+    )

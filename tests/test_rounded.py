@@ -25,7 +25,9 @@ SIGMAS = (1 / 16, 0.3, 1.0, 4.0, 16.3)
 def thresholds(sigma, kind=rounded_normal):
     """T_1, T_2, ... as integers, and what is drawn above the first of them."""
     table = kind(sigma)
-    return [a << 96 | b << 64 | c << 32 | d for a, b, c, d in table.words.T.tolist()][: table.length], table.first
+    return [a << 96 | b << 64 | c << 32 | d for a, b, c, d in table.words.T.tolist()][
+        : table.length
+    ], table.first
 
 
 def drawn(sigma, numbers):
@@ -34,7 +36,10 @@ def drawn(sigma, numbers):
     noise = RoundedNormal(sigma)
     zero = torch.zeros(1, dtype=torch.int64)
     unused = 2**bits - 1 & 0x55555555
-    words = [(n >> 128 - bits, (n >> 64 - bits & MASK << bits) & MASK | unused, n & MASK) for n in numbers]
+    words = [
+        (n >> 128 - bits, (n >> 64 - bits & MASK << bits) & MASK | unused, n & MASK)
+        for n in numbers
+    ]
     return [int(noise.added(zero, Given(each), ())) for each in words]
 
 
@@ -48,11 +53,18 @@ def test_every_threshold_is_the_tail_to_the_nearest_unit(sigma):
     every, first = thresholds(sigma)
     with mpmath.workdps(60):
         root = mpmath.sqrt(2) * mpmath.mpf(sigma)
-        tails = [mpmath.erfc((first + j - mpmath.mpf("0.5")) / root) / 2 * WHOLE for j in range(len(every) + 2)]
-    assert all(abs(tail - threshold) < 0.501 for tail, threshold in zip(tails[1:], every, strict=False))
+        tails = [
+            mpmath.erfc((first + j - mpmath.mpf("0.5")) / root) / 2 * WHOLE
+            for j in range(len(every) + 2)
+        ]
+    assert all(
+        abs(tail - threshold) < 0.501 for tail, threshold in zip(tails[1:], every, strict=False)
+    )
     assert WHOLE - tails[0] < 0.501 and tails[-1] < 0.501  # what is left out at both ends
     wrong = thresholds(math.nextafter(sigma, 1e3))[0]  # the next float is seen
-    assert max(abs(tail - threshold) for tail, threshold in zip(tails[1:], wrong, strict=False)) > 1e6
+    assert (
+        max(abs(tail - threshold) for tail, threshold in zip(tails[1:], wrong, strict=False)) > 1e6
+    )
 
 
 @pytest.mark.parametrize("sigma", [*SIGMAS, 200.0])
@@ -61,7 +73,10 @@ def test_words_put_in_by_hand(sigma):
     every = thresholds(sigma)[0]
     numbers = [0, 1, WHOLE - 1, WHOLE - 2, WHOLE // 2, 2**64 - 1, 2**64]
     numbers += [
-        t + step for t in every[:: max(1, len(every) // 60)] for step in (-1, 0, 1) if 0 <= t + step < WHOLE
+        t + step
+        for t in every[:: max(1, len(every) // 60)]
+        for step in (-1, 0, 1)
+        if 0 <= t + step < WHOLE
     ]
     assert drawn(sigma, numbers) == [by_hand(sigma, number) for number in numbers]
 
@@ -70,7 +85,10 @@ def test_variance_and_variation_are_those_of_the_table():
     for sigma in (*SIGMAS, 300.0):
         every, first = thresholds(sigma)
         falling = [WHOLE, *every, 0]
-        exact = sum((first + j) ** 2 * (high - low) for j, (high, low) in enumerate(pairwise(falling))) / WHOLE
+        exact = (
+            sum((first + j) ** 2 * (high - low) for j, (high, low) in enumerate(pairwise(falling)))
+            / WHOLE
+        )
         normal = RoundedNormal(sigma)
         assert normal.variance == pytest.approx(exact, rel=1e-13)
         close = 4 * (sigma**2 + 1) * math.exp(-2 * (math.pi * sigma) ** 2)
@@ -97,9 +115,17 @@ def test_equal_words_give_equal_integers(sigma, monkeypatch):
 def test_thresholds_of_discrete_normals(sigma):
     every, first = thresholds(sigma, discrete_normal)
     with mpmath.workdps(60):
-        law = [mpmath.exp(-(mpmath.mpf(j) ** 2) / (2 * mpmath.mpf(sigma) ** 2)) for j in range(-200, 201)]
-        tails = [mpmath.fsum(law[200 + first + j :]) / mpmath.fsum(law) * WHOLE for j in range(1, len(every) + 1)]
-        assert all(abs(tail - threshold) < 0.501 for tail, threshold in zip(tails, every, strict=True))
+        law = [
+            mpmath.exp(-(mpmath.mpf(j) ** 2) / (2 * mpmath.mpf(sigma) ** 2))
+            for j in range(-200, 201)
+        ]
+        tails = [
+            mpmath.fsum(law[200 + first + j :]) / mpmath.fsum(law) * WHOLE
+            for j in range(1, len(every) + 1)
+        ]
+        assert all(
+            abs(tail - threshold) < 0.501 for tail, threshold in zip(tails, every, strict=True)
+        )
 
 
 def integers(sigma, kind):
@@ -124,14 +150,18 @@ def apart(fine, coarse, z):
             for j, (a, b) in zip(ends, pairwise(tails), strict=False)
         ]
         off = mpmath.fsum(
-            abs(mass - mpmath.mpf(found.get(j, 0)) / WHOLE**2) for j, mass in zip(ends, masses, strict=False)
+            abs(mass - mpmath.mpf(found.get(j, 0)) / WHOLE**2)
+            for j, mass in zip(ends, masses, strict=False)
         )
         return float((off + tails[0] + tails[-1]) / 2)
 
 
 def test_two_pieces_make_one_wide_normal():
     """Against 60 digits at every value; and with a fine piece that is too narrow the bumps are seen."""
-    length = sum(len(integers(sigma, kind)) for sigma, kind in ((6.75, rounded_normal), (11.0, discrete_normal)))
+    length = sum(
+        len(integers(sigma, kind))
+        for sigma, kind in ((6.75, rounded_normal), (11.0, discrete_normal))
+    )
     assert apart(6.75, 11.0, 3) < (length + 6) * 2.0**-129 + rounded.BUMPS
     assert apart(3.0, 11.0, 3) > 1e-12
 
@@ -151,8 +181,13 @@ def test_very_wide_normals_are_split_again_and_again(sigma):
     """The variance is the wanted one, each piece smooths the next, and the law has no lattice."""
     normal = RoundedNormal(sigma)
     pieces = normal._pieces("cpu")
-    assert sigma**2 <= normal.variance * (1 + 1e-12) and normal.variance == pytest.approx(sigma**2, rel=1e-12)
-    assert all(later[0] % one[0] == 0 for one, later in pairwise(pieces)) and normal.variation < 2.0**-112
+    assert sigma**2 <= normal.variance * (1 + 1e-12) and normal.variance == pytest.approx(
+        sigma**2, rel=1e-12
+    )
+    assert (
+        all(later[0] % one[0] == 0 for one, later in pairwise(pieces))
+        and normal.variation < 2.0**-112
+    )
     for (apart, guide), (further, _) in pairwise(pieces):
         assert math.sqrt(guide.variance) >= (1 - 1e-9) * rounded.SMOOTH * further / apart
     found = normal.draw((10**5,), SeededNoise(1))
@@ -167,12 +202,15 @@ def test_wide_draws_have_the_law(monkeypatch):
     assert normal.variance == pytest.approx(3000.0**2 + 1 / 12, rel=1e-13)
     assert stats.kstest((found.double() / 3000).numpy(), "norm").pvalue > 1e-4
     assert stats.kstest((found.double() / 3060).numpy(), "norm").pvalue < 1e-4
-    last = torch.bincount(found % normal._pieces("cpu")[1][0])  # no lattice of the coarse piece is left
+    # no lattice of the coarse piece is left
+    last = torch.bincount(found % normal._pieces("cpu")[1][0])
     assert stats.chisquare(last.numpy()).pvalue > 1e-4
     monkeypatch.setattr(rounded, "AT_ONCE", 4096)
     assert torch.equal(normal.draw((1000, 1000), SeededNoise(1)).flatten(), found)
     assert (
-        normal.variation == sum(guide.variation for _, guide in normal._pieces("cpu")) + rounded.BUMPS < 2.0**-115
+        normal.variation
+        == sum(guide.variation for _, guide in normal._pieces("cpu")) + rounded.BUMPS
+        < 2.0**-115
     )
 
 
@@ -190,7 +228,9 @@ def table_law(sigma, largest):
     every, first = thresholds(sigma)
     falling = [WHOLE, *every, 0]
     law = {first + j: (high - low) / WHOLE for j, (high, low) in enumerate(pairwise(falling))}
-    return torch.tensor([law.get(j, 0.0) for j in range(-largest, largest + 1)], dtype=torch.float64)
+    return torch.tensor(
+        [law.get(j, 0.0) for j in range(-largest, largest + 1)], dtype=torch.float64
+    )
 
 
 def worst(law, sigma, shifts):
@@ -212,7 +252,8 @@ def test_rounded_spends_no_more_than_the_gaussian(sigma):
     assert worst(line, sigma, [(1,), (2,), (3,), (4,), (8,)]) < 1 + 1e-9
     one = table_law(sigma, math.ceil(8 * sigma) + 5)
     assert worst(one[:, None] * one, sigma, [(1, 1), (3, 4), (2, -1)]) < 1 + 1e-9
-    assert worst(table_law(0.98 * sigma, math.ceil(9 * sigma) + 8), sigma, [(1,), (2,)]) > 1  # too little noise
+    # too little noise
+    assert worst(table_law(0.98 * sigma, math.ceil(9 * sigma) + 8), sigma, [(1,), (2,)]) > 1
 
 
 @pytest.mark.parametrize("step", [1.0, 2.0**-3])

@@ -52,7 +52,12 @@ def coarse(numbers):
 
 def test_outside_the_promise_low_order_bits_of_floats_tell():
     """1 + noise near 0 keeps to the grid of 1; noise alone is finer (Mironov 2012)."""
-    n, law, chance, kind = 600_000, CentralGaussianSum(1, 4.0), {}, (Model.CENTRAL, Neighbours.REPLACE_ONE)
+    n, law, chance, kind = (
+        600_000,
+        CentralGaussianSum(1, 4.0),
+        {},
+        (Model.CENTRAL, Neighbours.REPLACE_ONE),
+    )
     promise = gaussian_guarantee(law.sigma, 1e-9, 1.0, *kind)
     assert "over real numbers" in str(promise)
     for bit in (False, True):

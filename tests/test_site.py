@@ -40,7 +40,11 @@ def site(folder):
 def public(room):
     """Names of a room, and what its classes define themselves: methods and properties."""
     module = importlib.import_module(f"torchdp.{room}")
-    own = [name for name in vars(module) if getattr(vars(module)[name], "__module__", None) == module.__name__]
+    own = [
+        name
+        for name in vars(module)
+        if getattr(vars(module)[name], "__module__", None) == module.__name__
+    ]
     for name in getattr(module, "__all__", own):
         if not name.startswith("_"):
             yield name
@@ -49,7 +53,8 @@ def public(room):
                 for inner, held in vars(thing).items():
                     kinds = property | classmethod | staticmethod | functools.cached_property
                     field = inner in getattr(thing, "__dataclass_fields__", {})
-                    others = type(held).__module__.startswith("sklearn")  # what its metadata routing adds
+                    # what its metadata routing adds
+                    others = type(held).__module__.startswith("sklearn")
                     if not (inner.startswith("_") or field or others) and (
                         inspect.isroutine(held) or isinstance(held, kinds)
                     ):
@@ -57,7 +62,11 @@ def public(room):
 
 
 def absent(page, names):
-    return [name for name in names if not re.search(rf'id="torchdp\.([\w.]+\.)?{re.escape(name)}"', page)]
+    return [
+        name
+        for name in names
+        if not re.search(rf'id="torchdp\.([\w.]+\.)?{re.escape(name)}"', page)
+    ]
 
 
 def test_every_room_has_a_page():
@@ -89,7 +98,9 @@ def test_what_is_broken_stops_it(planted, tmp_path):
         "hooks": [],
         "nav": ["index.md"],
     }
-    (tmp_path / "mkdocs.yml").write_text("".join(f"{name}: {value}\n" for name, value in config.items()))
+    (tmp_path / "mkdocs.yml").write_text(
+        "".join(f"{name}: {value}\n" for name, value in config.items())
+    )
     done = build(tmp_path / "site", "-f", str(tmp_path / "mkdocs.yml"))
     assert done.returncode != 0
     assert all(name in done.stderr for name in ("nowhere", "no.md") if name in planted)

@@ -9,7 +9,8 @@ from sklearn.utils.estimator_checks import check_estimator
 from torchdp import privacy
 from torchdp.sklearn import PrivateClassMeans, PrivatePCA, PrivateRidge
 
-CLEAR = {"epsilon": 1e4, "bound": 10.0, "random_state": 1}  # so little noise that scores are those of the data
+# so little noise that scores are those of the data
+CLEAR = {"epsilon": 1e4, "bound": 10.0, "random_state": 1}
 BUDGET = {"epsilon": 0.5, "delta": 1e-5, "bound": 2.0, "random_state": 1}
 ACROSS, ALONG, SIXTY = [0.0, 2.0], [2.0, 0.0], [1.0, math.sqrt(3)]
 
@@ -17,7 +18,11 @@ ACROSS, ALONG, SIXTY = [0.0, 2.0], [2.0, 0.0], [1.0, math.sqrt(3)]
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "estimator",
-    [PrivateRidge(**CLEAR, label_bound=10.0, alpha=1e-3), PrivatePCA(**CLEAR), PrivateClassMeans(**CLEAR)],
+    [
+        PrivateRidge(**CLEAR, label_bound=10.0, alpha=1e-3),
+        PrivatePCA(**CLEAR),
+        PrivateClassMeans(**CLEAR),
+    ],
 )
 def test_scikit_learns_own_checks(estimator):
     told = check_estimator(estimator, on_fail=None, on_skip=None)
@@ -35,7 +40,9 @@ def test_scikit_learns_own_checks(estimator):
         (PrivateClassMeans(**BUDGET), (ALONG, 0), ([-2.0, 0.0], 0)),
     ],
 )
-def test_guarantee_a_replaced_row_moves_the_release_as_far_as_its_noise_is_made_for(estimator, one, other):
+def test_guarantee_a_replaced_row_moves_the_release_as_far_as_its_noise_is_made_for(
+    estimator, one, other
+):
     """Under equal noise, in deviations of it: mu = 1/gaussian_sigma(epsilon, delta), which the worst pair attains."""
 
     def released(row, label, times=1.0):
@@ -46,8 +53,16 @@ def test_guarantee_a_replaced_row_moves_the_release_as_far_as_its_noise_is_made_
     assert estimator.fit(np.eye(4, 2), [0, 1, 0, 1]).guarantee_.epsilon <= 0.5
     first, second = released(*one), released(*other)
     mu = 1 / privacy.gaussian_sigma(0.5, 1e-5)
-    assert 0.99 * mu < float(((first.value - second.value) / first.standard_error).norm()) <= mu * (1 + 1e-9)
-    beyond = released(*one, times=1e3) if not isinstance(estimator, PrivateClassMeans) else released([2e3, 0], 0)
+    assert (
+        0.99 * mu
+        < float(((first.value - second.value) / first.standard_error).norm())
+        <= mu * (1 + 1e-9)
+    )
+    beyond = (
+        released(*one, times=1e3)
+        if not isinstance(estimator, PrivateClassMeans)
+        else released([2e3, 0], 0)
+    )
     assert float((beyond.value - first.value).abs().max()) < 1e-6  # shortened and cut to the bounds
 
 
@@ -56,17 +71,24 @@ def test_labels_are_hidden_where_they_are_private():
     model = PrivateClassMeans(epsilon=50.0, bound=1.0, random_state=1).fit(X, X[:, 0])
     assert np.allclose(model.densities_.value[:, 0], [-1, 1], atol=0.05)
     assert 0 <= 50 - model.guarantee_.epsilon < 1e-6
-    model.set_params(label_epsilon=0.01, classes=[-1.0, 1.0]).fit(X, X[:, 0])  # each class is a mixture of both
-    assert (model.densities_.value.abs() < 0.3).all() and 0 <= 50.01 - model.guarantee_.epsilon < 1e-6
+    # each class is a mixture of both
+    model.set_params(label_epsilon=0.01, classes=[-1.0, 1.0]).fit(X, X[:, 0])
+    assert (
+        model.densities_.value.abs() < 0.3
+    ).all() and 0 <= 50.01 - model.guarantee_.epsilon < 1e-6
 
 
 def test_a_line_and_a_direction_are_found():
     X = np.random.default_rng(1).uniform(-0.5, 0.5, (20_000, 2))
-    ridge = PrivateRidge(epsilon=1.0, bound=1.0, random_state=1, label_bound=3.0).fit(X, X @ [1.0, 2.0] + 0.5)
+    ridge = PrivateRidge(epsilon=1.0, bound=1.0, random_state=1, label_bound=3.0).fit(
+        X, X @ [1.0, 2.0] + 0.5
+    )
     assert np.allclose([*ridge.coef_, ridge.intercept_], [1, 2, 0.5], atol=0.15)
     X *= [1.0, 0.2]
     pca = PrivatePCA(epsilon=1.0, bound=1.0, random_state=1).fit(X)
-    assert abs(pca.components_[0, 0]) > 0.99 and list(pca.get_feature_names_out()) == ["privatepca0"]
+    assert abs(pca.components_[0, 0]) > 0.99 and list(pca.get_feature_names_out()) == [
+        "privatepca0"
+    ]
     assert np.abs(pca.transform(X) @ pca.components_ - X).max() < 0.15
 
 
@@ -80,7 +102,11 @@ RELEASED = {"coef_", "intercept_", "moments_", "components_", "densities_"}
 
 
 def public(estimator):
-    return {name: str(one) for name, one in vars(estimator).items() if name.endswith("_") and name not in RELEASED}
+    return {
+        name: str(one)
+        for name, one in vars(estimator).items()
+        if name.endswith("_") and name not in RELEASED
+    }
 
 
 @pytest.mark.parametrize("estimator", ESTIMATORS, ids=str)
@@ -93,7 +119,8 @@ def test_guarantee_what_is_not_released_is_the_same_for_neighbours(estimator):
     if not isinstance(estimator, PrivateClassMeans) or estimator.label_epsilon is not None:
         labels[7] = 3
     first = public(estimator.fit(X, y))
-    counts = {"guarantee_"} if estimator.get_params().get("label_epsilon") else set()  # of the responses' classes
+    # of the responses' classes
+    counts = {"guarantee_"} if estimator.get_params().get("label_epsilon") else set()
     second = public(estimator.fit(other, labels))
     assert {"guarantee_", "n_features_in_"} <= set(first) == set(second)
     assert all(first[name] == second[name] for name in set(first) - counts)

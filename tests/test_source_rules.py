@@ -12,15 +12,49 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[1]
-FILES = sorted({path.resolve() for folder in ("torchdp", "kernels") for path in (ROOT / folder).rglob("*.py")})
+FILES = sorted(
+    {path.resolve() for folder in ("torchdp", "kernels") for path in (ROOT / folder).rglob("*.py")}
+)
 
 
-UNTYPED = {"tensor": 1, "scalar_tensor": 1, "as_tensor": 1, "full": 2, "linspace": 3, "logspace": 3}  # arguments
-ROOMS = sorted(path for path in (ROOT / "torchdp").iterdir() if path.is_dir() and path.name != "kernels")
-SPEAK = {"randomize", "collect", "estimate", "answer", "release", "learn", "messages", "add_share", "mechanism"}
-TORCH = {"rand", "randn", "randint", "randperm", "bernoulli", "multinomial", "normal", "poisson", "binomial"}
+# arguments
+UNTYPED = {"tensor": 1, "scalar_tensor": 1, "as_tensor": 1, "full": 2, "linspace": 3, "logspace": 3}
+ROOMS = sorted(
+    path for path in (ROOT / "torchdp").iterdir() if path.is_dir() and path.name != "kernels"
+)
+SPEAK = {
+    "randomize",
+    "collect",
+    "estimate",
+    "answer",
+    "release",
+    "learn",
+    "messages",
+    "add_share",
+    "mechanism",
+}
+TORCH = {
+    "rand",
+    "randn",
+    "randint",
+    "randperm",
+    "bernoulli",
+    "multinomial",
+    "normal",
+    "poisson",
+    "binomial",
+}
 OWN = {"Generator", "keyed_generator", "SeededNoise", "manual_seed"}
-IN_PLACE = {"random_", "uniform_", "normal_", "exponential_", "bernoulli_", "geometric_", "log_normal_", "cauchy_"}
+IN_PLACE = {
+    "random_",
+    "uniform_",
+    "normal_",
+    "exponential_",
+    "bernoulli_",
+    "geometric_",
+    "log_normal_",
+    "cauchy_",
+}
 
 
 def asserts(node: ast.AST) -> bool:
@@ -30,7 +64,11 @@ def asserts(node: ast.AST) -> bool:
 
 def rounds_two_numbers(node: ast.AST) -> bool:
     """torch.where of two Python numbers is float32, so that one that float32 does not hold is off by up to 6e-8."""
-    named = isinstance(node, ast.Call) and ast.unparse(node.func) == "torch.where" and len(node.args) == 3
+    named = (
+        isinstance(node, ast.Call)
+        and ast.unparse(node.func) == "torch.where"
+        and len(node.args) == 3
+    )
     values = [number(argument) for argument in node.args[1:]] if named else [None]
     return None not in values and not all(map(of_single_precision, values))
 
@@ -44,7 +82,9 @@ def takes_the_default_type(node: ast.AST) -> bool:
     )
     if not named or node.func.attr not in UNTYPED:
         return False
-    return len(node.args) <= UNTYPED[node.func.attr] and all(key.arg != "dtype" for key in node.keywords)
+    return len(node.args) <= UNTYPED[node.func.attr] and all(
+        key.arg != "dtype" for key in node.keywords
+    )
 
 
 def number(node: ast.expr) -> float | None:
@@ -57,7 +97,10 @@ def number(node: ast.expr) -> float | None:
             return None if value is None else -value
         case ast.Attribute(value=ast.Name(id="math"), attr=name):
             return math.inf if name == "inf" else math.nan
-        case ast.Call(func=ast.Attribute(value=ast.Name(id="math"))) | ast.Call(func=ast.Name(id="float")):
+        case (
+            ast.Call(func=ast.Attribute(value=ast.Name(id="math")))
+            | ast.Call(func=ast.Name(id="float"))
+        ):
             return math.nan
         case ast.BinOp(left=left, right=right):
             return None if number(left) is None or number(right) is None else math.nan
@@ -76,7 +119,11 @@ def prints(node: ast.AST) -> bool:
 
 def parses_loosely(node: ast.AST) -> bool:
     """int and float read 1_75, and digits of every script, as options; ``text`` has ``integer`` and ``number``."""
-    return isinstance(node, ast.keyword) and node.arg == "type" and ast.unparse(node.value) in ("int", "float")
+    return (
+        isinstance(node, ast.keyword)
+        and node.arg == "type"
+        and ast.unparse(node.value) in ("int", "float")
+    )
 
 
 RULES = (asserts, rounds_two_numbers, takes_the_default_type, prints, parses_loosely)
@@ -86,7 +133,12 @@ MAY = {prints: ("text.py", "report.py")}  # the last speaks for experiments
 def broken(rules, source: str) -> list[tuple[str, int]]:
     """Rules that a source breaks, and where."""
     nodes = list(ast.walk(ast.parse(source)))
-    return [(rule.__name__, getattr(node, "lineno", 0)) for rule in rules for node in nodes if rule(node)]
+    return [
+        (rule.__name__, getattr(node, "lineno", 0))
+        for rule in rules
+        for node in nodes
+        if rule(node)
+    ]
 
 
 def lines(rule, source: str) -> list[int]:
@@ -95,18 +147,25 @@ def lines(rule, source: str) -> list[int]:
 
 def test_no_line_breaks_a_rule():
     held = {path: [rule for rule in RULES if path.name not in MAY.get(rule, ())] for path in FILES}
-    found = {str(path.relative_to(ROOT)): broken(rules, path.read_text()) for path, rules in held.items()}
+    found = {
+        str(path.relative_to(ROOT)): broken(rules, path.read_text()) for path, rules in held.items()
+    }
     assert not {path: wrong for path, wrong in found.items() if wrong}
 
 
 def test_the_search_sees_every_room_and_finds_what_it_looks_for():
     assert {"torchdp", "privacy", "randomizers", "privunit"} <= {path.parent.name for path in FILES}
     assert lines(asserts, "def f(x):\n    assert x\n") == [2]
-    assert lines(prints, "say(1)\nprint(1)") == lines(parses_loosely, "f(type=number)\nf(type=int)") == [2]
+    assert (
+        lines(prints, "say(1)\nprint(1)")
+        == lines(parses_loosely, "f(type=number)\nf(type=int)")
+        == [2]
+    )
     untyped = ("tensor(0.1)", "as_tensor(a.sigma, device=d)", "full((2,), x)", "linspace(0, 1, 5)")
     assert all(lines(takes_the_default_type, f"torch.{call}") == [1] for call in untyped)
     assert not lines(
-        takes_the_default_type, "torch.tensor(0.1, dtype=t)\nx.new_tensor(0.1)\ntorch.full((2,), 1, dtype=t)"
+        takes_the_default_type,
+        "torch.tensor(0.1, dtype=t)\nx.new_tensor(0.1)\ntorch.full((2,), 1, dtype=t)",
     )
     wrong = ("1.0, math.sqrt(2)", "0.1, 1", "float(a), 0.0", "-0.3, 1.0", "1.0, 1 - math.exp(-e)")
     right = ("1.0, -1.5", "x, 0.1", "0.0, -math.inf", "x, y")
@@ -133,7 +192,9 @@ def torch_draws(tree, of_the_global=False):
     for call in ast.walk(tree):
         if isinstance(call, ast.Call) and isinstance(call.func, ast.Attribute):
             owner, given = call.func.value, any(k.arg == "generator" for k in call.keywords)
-            of_torch = isinstance(owner, ast.Name) and owner.id == "torch" and call.func.attr in TORCH
+            of_torch = (
+                isinstance(owner, ast.Name) and owner.id == "torch" and call.func.attr in TORCH
+            )
             if (of_torch or call.func.attr in IN_PLACE) and not (of_the_global and given):
                 yield call.func.attr
 
@@ -148,18 +209,39 @@ def faults(code, room="mean"):
             found.append(f"{name} takes more than one source of randomness")
         if public and name in SPEAK and "generator" in taken and room != "simulate":
             found.append(f"{name} sends under a guarantee and takes a generator")
-        if public and "noise" in taken and room != "training" and name.startswith(("sample_", "draw")):
+        if (
+            public
+            and "noise" in taken
+            and room != "training"
+            and name.startswith(("sample_", "draw"))
+        ):
             found.append(f"{name} simulates or publishes and takes noise")
-        if public and name in SPEAK and "noise" in taken and not defaults_to_none(function, "noise"):
+        if (
+            public
+            and name in SPEAK
+            and "noise" in taken
+            and not defaults_to_none(function, "noise")
+        ):
             found.append(f"{name}: noise must be a keyword that is None, the system's, by default")
         if taken & {"noise", "draws", "generator"}:
             called = {
-                ast.unparse(call.func).split(".")[-1] for call in ast.walk(function) if isinstance(call, ast.Call)
+                ast.unparse(call.func).split(".")[-1]
+                for call in ast.walk(function)
+                if isinstance(call, ast.Call)
             }
-            found += [f"{name} is given randomness and makes its own by {what}" for what in sorted(called & OWN)]
+            found += [
+                f"{name} is given randomness and makes its own by {what}"
+                for what in sorted(called & OWN)
+            ]
         if "noise" in taken or "draws" in taken or (name in SPEAK and room != "simulate"):
-            found += [f"{name} draws by torch.{what}, not from its draws" for what in torch_draws(function)]
-    found += [f"torch.{what} draws from the global generator" for what in torch_draws(tree, of_the_global=True)]
+            found += [
+                f"{name} draws by torch.{what}, not from its draws"
+                for what in torch_draws(function)
+            ]
+    found += [
+        f"torch.{what} draws from the global generator"
+        for what in torch_draws(tree, of_the_global=True)
+    ]
     return found
 
 
@@ -175,7 +257,10 @@ def test_simulated_users_stay_in_simulations(room):
     for path in room.rglob("*.py"):
         for function in functions(ast.parse(path.read_text())):
             if "SeededNoise.of(" in ast.unparse(function):
-                assert "generator" in arguments(function) and function.name not in SPEAK, (path, function.name)
+                assert "generator" in arguments(function) and function.name not in SPEAK, (
+                    path,
+                    function.name,
+                )
 
 
 @pytest.mark.parametrize(

@@ -19,7 +19,11 @@ ROOT = Path(__file__).parents[1]
 
 
 def test_numbers_are_of_plain_digits():
-    assert text.number(" -1.5e3 ") == -1500 and text.integer("-7") == -7 and text.number("inf") == np.inf
+    assert (
+        text.number(" -1.5e3 ") == -1500
+        and text.integer("-7") == -7
+        and text.number("inf") == np.inf
+    )
     for bad in ("1_75", "\uff11\uff17\uff15", "\u0663", "", "1,5", "0x1", "1e"):
         for read in (text.number, text.integer):
             with pytest.raises(ValueError):
@@ -29,13 +33,22 @@ def test_numbers_are_of_plain_digits():
 def test_what_is_shown_is_one_line_of_printable_characters():
     assert text.shown("M\xfcller, Zo\xeb \u4e2d") == "M\xfcller, Zo\xeb \u4e2d"
     every = "".join(map(chr, range(sys.maxunicode + 1)))
-    assert text.shown(every).isprintable() and text.shown("\x1b[31m\n\u202e\udcff") == r"\x1b[31m\n\u202e\udcff"
+    assert (
+        text.shown(every).isprintable()
+        and text.shown("\x1b[31m\n\u202e\udcff") == r"\x1b[31m\n\u202e\udcff"
+    )
 
 
 def test_no_message_names_a_distribution_that_no_index_has():
     pages = [*ROOT.glob("docs/*.md"), ROOT / "README.md"]
-    pages += [path for folder in ("torchdp", "kernels", "experiments") for path in ROOT.glob(f"{folder}/**/*.py")]
-    wrong = [path for path in pages if re.search(r"pip install (-\S+ )*'?torchdp\b", path.read_text())]
+    pages += [
+        path
+        for folder in ("torchdp", "kernels", "experiments")
+        for path in ROOT.glob(f"{folder}/**/*.py")
+    ]
+    wrong = [
+        path for path in pages if re.search(r"pip install (-\S+ )*'?torchdp\b", path.read_text())
+    ]
     assert not wrong and pages
 
 
@@ -52,9 +65,11 @@ def dialect(text):
 
 
 def test_pages_use_the_terms_of_the_field():
-    pages = [path for path in ROOT.glob("docs/*.md") if path.name != "theorems.md"]  # its instances have names
+    # its instances have names
+    pages = [path for path in ROOT.glob("docs/*.md") if path.name != "theorems.md"]
     for page in pages:
-        prose = re.sub(r"(?ms)^```.*?^```|`[^`]*`|\]\([^)]*\)", " ", page.read_text())  # no code and no address
+        # no code and no address
+        prose = re.sub(r"(?ms)^```.*?^```|`[^`]*`|\]\([^)]*\)", " ", page.read_text())
         assert not dialect(prose), page.name
     assert pages and dialect("a law of large numbers") and dialect("This protocol errs less.")
 
@@ -64,7 +79,9 @@ ABSENT = {
     "dp-accounting": lambda: privacy.composed_delta([gaussian_profile(10.0)], 2, 1.0),
     "dp-accounting ": lambda: sampling.sampled_guarantee(1.0, 0.1, 10, 1e-6),
     "matplotlib": plots.subplots,
-    "cvxpy ": lambda: randomizers.strategy_lower_bound(torch.eye(3).double()[:2], 1.0, torch.ones(3)),
+    "cvxpy ": lambda: randomizers.strategy_lower_bound(
+        torch.eye(3).double()[:2], 1.0, torch.ones(3)
+    ),
 }
 
 
@@ -72,7 +89,9 @@ ABSENT = {
 def test_a_missing_package_is_named_with_the_command(package, monkeypatch):
     for name in ("cvxpy", "cvxpylayers.torch", "dp_accounting.pld", "matplotlib.figure"):
         monkeypatch.setitem(sys.modules, name, None)
-    with pytest.raises(ImportError, match=f"needs {package.strip()} .*: pip install {package.strip()}"):
+    with pytest.raises(
+        ImportError, match=f"needs {package.strip()} .*: pip install {package.strip()}"
+    ):
         ABSENT[package]()
 
 
@@ -86,7 +105,9 @@ def test_a_reader_who_leaves_ends_a_command_quietly(command, unbuffered):
     os.close(read)
     environment = {**os.environ, "PYTHONUNBUFFERED": unbuffered}
     command = [sys.executable, "-m", "torchdp", *command.split()]
-    done = subprocess.run(command, stdout=write, stderr=subprocess.PIPE, text=True, env=environment, cwd=ROOT)
+    done = subprocess.run(
+        command, stdout=write, stderr=subprocess.PIPE, text=True, env=environment, cwd=ROOT
+    )
     os.close(write)
     if "absent" in command:
         assert done.returncode == 2 and done.stderr.count("\n") == 1 and "absent" in done.stderr

@@ -41,7 +41,11 @@ def in_a_new_thread(function):
 def seen(matrix=None, fails=False):
     if fails:
         raise ArithmeticError("as planned")
-    return torch.get_num_threads(), in_a_new_thread(torch.get_num_threads), one_thread(torch.get_num_threads)()
+    return (
+        torch.get_num_threads(),
+        in_a_new_thread(torch.get_num_threads),
+        one_thread(torch.get_num_threads)(),
+    )
 
 
 @pytest.mark.parametrize(

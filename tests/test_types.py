@@ -53,9 +53,15 @@ def test_no_value_after_a_choice_is_any(tmp_path):
     path.write_text(HEAD + "".join(f"reveal_type({each})\n" for each in PROGRAMS))
     command = [sys.executable, "-m", "mypy", "--strict", "--no-error-summary", str(path)]
     done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT)
-    found = [line.split("Revealed type is ")[1] for line in done.stdout.splitlines() if "Revealed type" in line]
+    found = [
+        line.split("Revealed type is ")[1]
+        for line in done.stdout.splitlines()
+        if "Revealed type" in line
+    ]
     assert "error:" not in done.stdout and len(found) == len(PROGRAMS), done.stdout
     wrong = [
-        (one, part) for one, part in zip(found, PROGRAMS.values(), strict=True) if part not in one or "Any" in one
+        (one, part)
+        for one, part in zip(found, PROGRAMS.values(), strict=True)
+        if part not in one or "Any" in one
     ]
     assert not wrong

@@ -10,7 +10,10 @@ from torchdp import wire
 @pytest.mark.parametrize("bits", [1, 7, 8, 9, 31, 32, 33, 63])
 def test_whole_numbers_travel(bits):
     values = torch.cat(
-        [torch.tensor([0, 2**bits - 1]), torch.randint(0, 2**bits - 1, (50,), generator=generator(bits))]
+        [
+            torch.tensor([0, 2**bits - 1]),
+            torch.randint(0, 2**bits - 1, (50,), generator=generator(bits)),
+        ]
     )
     data = wire.pack(values, bits)
     assert len(data) == 52 * -(-bits // 8) and wire.unpack(data, bits).tolist() == values.tolist()
@@ -22,7 +25,9 @@ def test_rows_of_words_travel(bits):
     words = torch.tensor([[-1, 5, 0], [7, -1, 1], [-(2**63), 0, 3]])[:, : -(-bits // 64)]
     words[:, -1] &= (1 << bits % 64) - 1 if bits % 64 else -1
     data = wire.pack(words, bits)
-    assert len(data) == 3 * -(-bits // 8) and torch.equal(wire.unpack(data, bits, words.shape[1]), words)
+    assert len(data) == 3 * -(-bits // 8) and torch.equal(
+        wire.unpack(data, bits, words.shape[1]), words
+    )
     assert bits % 8 == 0 or data[-1] >> bits % 8 == 0
     assert wire.unpack(wire.pack(words[:0], bits), bits, 3).shape == (0, 3)
 

@@ -15,7 +15,9 @@ def sgn(x):
 
 
 def loop(m, n, entry):
-    return torch.tensor([[float(entry(i, j)) for j in range(n)] for i in range(m)], dtype=torch.float64)
+    return torch.tensor(
+        [[float(entry(i, j)) for j in range(n)] for i in range(m)], dtype=torch.float64
+    )
 
 
 @pytest.mark.parametrize("k", [1, 2, 5])
@@ -68,16 +70,21 @@ def test_marginal_tables(d, order):
         for y in range(2**order)
     ]
     assert torch.equal(W.dense(), torch.tensor(rows).double())
-    assert (W.dense().sum(0) == math.comb(d, order)).all()  # each type lies in one cell of each table
+    # each type lies in one cell of each table
+    assert (W.dense().sum(0) == math.comb(d, order)).all()
 
 
 def test_kendall_and_auc_entries():
     a, b = 3, 4
     types = list(itertools.product(range(a), range(b)))
-    expected = loop(12, 12, lambda i, j: sgn(types[i][0] - types[j][0]) * sgn(types[i][1] - types[j][1]))
+    expected = loop(
+        12, 12, lambda i, j: sgn(types[i][0] - types[j][0]) * sgn(types[i][1] - types[j][1])
+    )
     assert torch.equal(workloads.kendall(a, b).dense(), expected)
     types = list(itertools.product(range(2), range(b)))
-    expected = loop(8, 8, lambda i, j: (types[i][0] - types[j][0]) * sgn(types[i][1] - types[j][1]) / 2)
+    expected = loop(
+        8, 8, lambda i, j: (types[i][0] - types[j][0]) * sgn(types[i][1] - types[j][1]) / 2
+    )
     assert torch.equal(workloads.auc(b).dense(), expected)
 
 

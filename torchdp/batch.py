@@ -18,7 +18,8 @@ from torch import Tensor
 
 from torchdp import checks
 
-Check = Callable[..., float]  # of a name and one number; passes what lies between two numbers that it passes
+# of a name and one number; passes what lies between two numbers that it passes
+Check = Callable[..., float]
 Numbers = Any  # in a signature: a number, or a batch of them
 MANY = (Tensor, np.ndarray, list, tuple)  # what a batch may be given as
 KEPT = 2**10  # answers to numbers that are not computed again
@@ -59,18 +60,29 @@ def entrywise(
                 each(check, name, value)
                 for (name, check), value in zip(checked.items(), values[own:], strict=True)
             ]
-            device = next((one.device for one in entries if one.device.type != "cpu"), torch.device("cpu"))
+            device = next(
+                (one.device for one in entries if one.device.type != "cpu"), torch.device("cpu")
+            )
             shapes = [tuple(one.shape) for one in entries]
             try:
                 shape = np.broadcast_shapes(*shapes)
             except ValueError as error:
-                raise ValueError(f"{names} must have shapes that broadcast, not {shapes}") from error
+                raise ValueError(
+                    f"{names} must have shapes that broadcast, not {shapes}"
+                ) from error
             most = at_once if isinstance(at_once, int) else at_once(*values[:own])
-            parts = zip(*(one.to(device).expand(shape).reshape(-1).split(most) for one in entries), strict=True)
-            answers = [function(*values[:own], **dict(zip(checked, part, strict=True))) for part in parts]
+            parts = zip(
+                *(one.to(device).expand(shape).reshape(-1).split(most) for one in entries),
+                strict=True,
+            )
+            answers = [
+                function(*values[:own], **dict(zip(checked, part, strict=True))) for part in parts
+            ]
             found = torch.cat(answers).view(shape)
             if bool(found.isnan().any()):
-                raise ValueError(f"{names}: no answer is found at index {found.isnan().nonzero()[0].tolist()}")
+                raise ValueError(
+                    f"{names}: no answer is found at index {found.isnan().nonzero()[0].tolist()}"
+                )
             return found
 
         @lru_cache(KEPT, typed=True)
@@ -78,7 +90,8 @@ def entrywise(
             if not of_floats:
                 return float(of_batch(*values))
             numbers = [
-                check(name, value) for (name, check), value in zip(checked.items(), values[own:], strict=True)
+                check(name, value)
+                for (name, check), value in zip(checked.items(), values[own:], strict=True)
             ]
             found = float(function(*values[:own], **dict(zip(checked, numbers, strict=True))))
             if math.isnan(found):
@@ -112,7 +125,9 @@ def each(check: Check, name: str, value: Any) -> Tensor:
         if given.dtype == torch.bool:
             raise TypeError("no numbers")
     except (TypeError, ValueError) as error:
-        raise ValueError(f"{name} must be a number or hold numbers, in rows of one length") from error
+        raise ValueError(
+            f"{name} must be a number or hold numbers, in rows of one length"
+        ) from error
     entries = checks.real(name, given).detach().double()
     try:
         for end in checks.ends(entries)[0] if entries.numel() else ():

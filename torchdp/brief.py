@@ -10,8 +10,10 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-WIDE, NAMED, FEW = 200, 40, 4  # characters of an object and of a string in it; numbers of a sequence
-LEFT, LINE, HIGH = 50, 240, 34  # pixels of an interval's picture: beside it, its width, the picture's height
+# characters of an object and of a string in it; numbers of a sequence
+WIDE, NAMED, FEW = 200, 40, 4
+# pixels of an interval's picture: beside it, its width, the picture's height
+LEFT, LINE, HIGH = 50, 240, 34
 
 
 class Brief:
@@ -40,7 +42,11 @@ class Brief:
             ", ".join(f"{name}={_brief(one)}" for name, one in self._fields().items()),
             type(self).__name__,
         )
-        return f"{name}({held})" if len(name) + len(held) + 2 <= WIDE else f"{name}({held}"[: WIDE - 4] + "...)"
+        return (
+            f"{name}({held})"
+            if len(name) + len(held) + 2 <= WIDE
+            else f"{name}({held}"[: WIDE - 4] + "...)"
+        )
 
 
 def _said(value: object) -> str:
@@ -70,7 +76,9 @@ def _brief(value: object) -> str:
     if isinstance(value, int | torch.dtype | torch.device | None):
         return repr(value)
     named = getattr(value, "name", None)
-    return repr(named) if isinstance(named, str) else getattr(value, "__name__", type(value).__name__)
+    return (
+        repr(named) if isinstance(named, str) else getattr(value, "__name__", type(value).__name__)
+    )
 
 
 def html_table(rows: Iterable[Sequence[object]], head: Sequence[str] = ()) -> str:
@@ -90,7 +98,9 @@ def html_interval(value: float, *ends: float) -> str:
     if not 0 < last - first < math.inf:
         return ""
     a, v, b = (round(LEFT + LINE * (each - first) / (last - first)) for each in (low, value, high))
-    names = "".join(f'<text x="{x}" y="{HIGH - 4}">{end:.4g}</text>' for x, end in ((a, low), (b, high)))
+    names = "".join(
+        f'<text x="{x}" y="{HIGH - 4}">{end:.4g}</text>' for x, end in ((a, low), (b, high))
+    )
     return (
         f'<svg width="{LINE + 2 * LEFT}" height="{HIGH}" role="img" aria-label="{low:.4g} to {high:.4g}" '
         'fill="currentColor" stroke-width="2" font-size="12" text-anchor="middle">'

@@ -45,7 +45,9 @@ def squarable(name: str, value: float, power: int = 2) -> float:
 
 def within(name: str, value: float, low: float, high: float, remedy: str = "") -> float:
     """``value`` as a float in [low, high]. Raises ValueError."""
-    return _that(name, value, lambda number: low <= number <= high, f"lie in [{low:g}, {high:g}]", remedy)
+    return _that(
+        name, value, lambda number: low <= number <= high, f"lie in [{low:g}, {high:g}]", remedy
+    )
 
 
 def fraction(name: str, value: float) -> float:
@@ -65,7 +67,8 @@ def integer(name: str, value: int | Tensor, least: int, most: int = MOST) -> int
     except (TypeError, ValueError, RuntimeError):  # RuntimeError: a tensor with several entries
         number = None
     if number is None or number < least:
-        shown = repr(value) if isinstance(value, int | float | str | None) else type(value).__name__  # never data
+        # never data
+        shown = repr(value) if isinstance(value, int | float | str | None) else type(value).__name__
         raise ValueError(f"{name} must be an integer >= {least}, not {shown}")
     if number > most:
         raise ValueError(f"{name} must be an integer of at most {most}, not {value!r}")
@@ -77,7 +80,9 @@ def count(name: str, value: int) -> int:
     return integer(name, value, 1)
 
 
-def fits(name: str, *sizes: int, most: int | None = None, copies: int = 1, remedy: str = "ask for less") -> None:
+def fits(
+    name: str, *sizes: int, most: int | None = None, copies: int = 1, remedy: str = "ask for less"
+) -> None:
     """Refuses a tensor that is too large before it is asked for. Raises ValueError.
 
     Args:
@@ -109,7 +114,9 @@ def shaped(
         own = size == (known.setdefault(want, size) if isinstance(want, str) else want)
         fits = fits and own and (size > 0 or empty or not isinstance(want, str))
     if not fits:
-        shown = ", ".join("..." if size is ... else str(size) for size in sizes) + "," * (len(sizes) == 1)
+        shown = ", ".join("..." if size is ... else str(size) for size in sizes) + "," * (
+            len(sizes) == 1
+        )
         raise ValueError(f"{name} must have shape ({shown}){note}, not {found}")
     return value
 
@@ -148,7 +155,9 @@ def each_of(name: str, value: object, kind: type[T] | tuple[type[T], ...]) -> li
 def path(name: str, value: object) -> Path:
     """``value``, the name of a file or folder. Raises TypeError; an open file's number is none."""
     if not isinstance(value, str | os.PathLike):
-        raise TypeError(f"{name} must be a path, a str or an os.PathLike, not {type(value).__name__}")
+        raise TypeError(
+            f"{name} must be a path, a str or an os.PathLike, not {type(value).__name__}"
+        )
     return Path(value)
 
 
@@ -165,19 +174,29 @@ def needing(what: str, *packages: str) -> Iterator[None]:
     try:
         yield
     except ImportError as error:
-        raise ImportError(f"{what} needs {packages[0]} ({error}): pip install {' '.join(packages)}") from error
+        raise ImportError(
+            f"{what} needs {packages[0]} ({error}): pip install {' '.join(packages)}"
+        ) from error
 
 
 def device(name: str, value: torch.device | str) -> torch.device:
     """``value`` as a device that exists here. Raises TypeError, ValueError."""
     if not isinstance(value, torch.device | str):
-        raise TypeError(f"{name} must be a torch.device or a string such as 'cpu', not {type(value).__name__}")
+        raise TypeError(
+            f"{name} must be a torch.device or a string such as 'cpu', not {type(value).__name__}"
+        )
     try:
         found = torch.device(value)
         torch.empty(0, device=found)
     except (RuntimeError, AssertionError, NotImplementedError) as error:
-        here = "such as 'cuda:0'" if torch.cuda.is_available() else "'cpu', as torch sees no CUDA device here"
-        raise ValueError(f"{name} must be a device of this machine, {here}, not {value!r}") from error
+        here = (
+            "such as 'cuda:0'"
+            if torch.cuda.is_available()
+            else "'cpu', as torch sees no CUDA device here"
+        )
+        raise ValueError(
+            f"{name} must be a device of this machine, {here}, not {value!r}"
+        ) from error
     if found.type == "meta":
         raise ValueError(f"{name} must hold data, not be 'meta'")
     return found
@@ -185,14 +204,18 @@ def device(name: str, value: torch.device | str) -> torch.device:
 
 def device_or_best(name: str, value: torch.device | str | None) -> torch.device:
     """As :func:`device`; for None the first CUDA device, or the CPU where there is none."""
-    return device(name, ("cuda:0" if torch.cuda.is_available() else "cpu") if value is None else value)
+    return device(
+        name, ("cuda:0" if torch.cuda.is_available() else "cpu") if value is None else value
+    )
 
 
 def matrix(name: str, value: Tensor, most: float = math.inf) -> Tensor:
     """``floating``, as a non-empty tensor of shape (..., m, n). Raises TypeError, ValueError."""
     value = floating(name, value, most)
     if value.ndim < 2 or 0 in value.shape:
-        raise ValueError(f"{name} must be a non-empty (..., m, n) tensor, not of shape {tuple(value.shape)}")
+        raise ValueError(
+            f"{name} must be a non-empty (..., m, n) tensor, not of shape {tuple(value.shape)}"
+        )
     return value
 
 
@@ -301,9 +324,13 @@ def dense(name: str, value: Tensor) -> Tensor:
     """``value``, if it is a strided tensor with data, of a type that torch computes with. Raises TypeError."""
     value = instance(name, value, Tensor)
     if value.layout != torch.strided or value.device.type == "meta" or value.is_nested:
-        raise TypeError(f"{name} must be a dense tensor with data; call .to_dense() or materialise it first")
+        raise TypeError(
+            f"{name} must be a dense tensor with data; call .to_dense() or materialise it first"
+        )
     if value.dtype not in FLOATS + INTEGERS + (torch.bool, torch.complex64, torch.complex128):
-        raise TypeError(f"{name} must be of a type that torch computes with, not {value.dtype}; call .double()")
+        raise TypeError(
+            f"{name} must be of a type that torch computes with, not {value.dtype}; call .double()"
+        )
     return value
 
 
@@ -324,7 +351,9 @@ def whole_below(name: str, value: Tensor, k: int) -> Tensor:
     if value.numel():
         least, most = torch.stack(value.aminmax()).cpu().tolist()
         if least < 0 or most >= k:
-            raise ValueError(f"{name} must lie in [0, {k}), counted from 0; it holds values outside")
+            raise ValueError(
+                f"{name} must lie in [0, {k}), counted from 0; it holds values outside"
+            )
     return value
 
 
@@ -332,7 +361,9 @@ def integers(name: str, value: Tensor) -> Tensor:
     """``value``, if it is a dense tensor of integers. Raises TypeError."""
     value = instance(name, value, Tensor)
     if value.dtype in (torch.uint16, torch.uint32, torch.uint64):  # torch does not compare them
-        raise TypeError(f"{name} must be signed integers or uint8, not {value.dtype}; call .to(torch.int64)")
+        raise TypeError(
+            f"{name} must be signed integers or uint8, not {value.dtype}; call .to(torch.int64)"
+        )
     if dense(name, value).dtype not in INTEGERS:
         remedy = "call .to(torch.int64) if it holds whole numbers, else torch.bucketize with public edges"
         raise TypeError(f"{name} must be an integer tensor, not {value.dtype}; {remedy}")
@@ -346,7 +377,9 @@ def counts(name: str, value: Tensor, k: int, most: int = MOST, fewest: int = 0) 
         raise TypeError(f"{name} must hold whole numbers, not {value.dtype}")
     if not value.numel():
         if k:
-            raise ValueError(f"{name} must hold a batch of at least one, not shape {tuple(value.shape)}")
+            raise ValueError(
+                f"{name} must hold a batch of at least one, not shape {tuple(value.shape)}"
+            )
         return value.to(torch.int64)
     totals = value.detach().sum(-1, dtype=torch.float64)
     parts = [*value.detach().aminmax(), *(totals.aminmax() if totals.ndim else (totals, totals))]
@@ -359,7 +392,9 @@ def counts(name: str, value: Tensor, k: int, most: int = MOST, fewest: int = 0) 
     if least < 0:
         raise ValueError(f"{name} must hold no negative counts{at((value < 0).any(-1))}")
     if total > most:
-        raise ValueError(f"{name} must add up to at most {most} users{at(totals > most)}; draw more in parts")
+        raise ValueError(
+            f"{name} must add up to at most {most} users{at(totals > most)}; draw more in parts"
+        )
     if smallest < fewest:
         raise ValueError(f"{name} must count at least one user{at(totals < fewest)}")
     return value.to(torch.int64)
@@ -392,7 +427,9 @@ def users(name: str, value: Tensor, k: int, most: float = MOST) -> Tensor:
     (low, high), (fullest, _) = finite(**{name: value, f"rows of {name}": value.amax(-1)})
     if low < 0 or high > most or not fullest:
         wrong = ((value < 0) | (value > most)).any(-1) | ~value.any(-1)
-        raise ValueError(f"{name} must count users: no negative number, none above {most:g}, not all 0{at(wrong)}")
+        raise ValueError(
+            f"{name} must count users: no negative number, none above {most:g}, not all 0{at(wrong)}"
+        )
     return value.double()
 
 
@@ -406,7 +443,9 @@ def shares(name: str, value: Tensor, k: int, positive: bool = False) -> Tensor:
     return value / value.sum()
 
 
-def random_source(generator: torch.Generator, device: torch.device | None = None) -> torch.Generator:
+def random_source(
+    generator: torch.Generator, device: torch.device | None = None
+) -> torch.Generator:
     """A generator, on ``device`` where one is given. Raises TypeError, ValueError."""
     if not isinstance(generator, torch.Generator):
         raise TypeError(
@@ -414,18 +453,24 @@ def random_source(generator: torch.Generator, device: torch.device | None = None
             "make one with torch.Generator(device).manual_seed(seed)"
         )
     if device is not None and generator.device.type != device.type:
-        raise ValueError(f"generator is on {generator.device}, the data on {device}; make it on {device}")
+        raise ValueError(
+            f"generator is on {generator.device}, the data on {device}; make it on {device}"
+        )
     return generator
 
 
 def sample_shape(value: Sequence[int]) -> tuple[int, ...]:
     """The leading shape of independent repetitions. Raises ValueError."""
     if isinstance(value, str) or not isinstance(value, Sequence):
-        raise ValueError(f"sample_shape must be a tuple of integers, such as (1000,) or (), not {value!r}")
+        raise ValueError(
+            f"sample_shape must be a tuple of integers, such as (1000,) or (), not {value!r}"
+        )
     return tuple(integer("sample_shape", size, 0) for size in value)
 
 
-def _that(name: str, value: float, holds: Callable[[float], bool], words: str, remedy: str = "") -> float:
+def _that(
+    name: str, value: float, holds: Callable[[float], bool], words: str, remedy: str = ""
+) -> float:
     """``value`` as a float of which this holds. Raises ValueError with these words."""
     if isinstance(value, bool | str | bytes | None):
         raise ValueError(f"{name} must be a number, not {value!r}")

@@ -7,7 +7,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-FIRST, SHORTEST, ARMIJO = 0.1, 1e-9, 1e-4  # lengths of the first step, and of the last; share of the slope
+# lengths of the first step, and of the last; share of the slope
+FIRST, SHORTEST, ARMIJO = 0.1, 1e-9, 1e-4
 CURVED, TINY = 1e-12, 1e-300  # cosine of a move and a change of the gradient that say something
 
 
@@ -18,7 +19,9 @@ class Adam:
     Source: Kingma, Ba (2015), Algorithm 1.
     """
 
-    def __init__(self, parameters: Iterable[Tensor], betas: tuple[float, float] = (0.9, 0.999)) -> None:
+    def __init__(
+        self, parameters: Iterable[Tensor], betas: tuple[float, float] = (0.9, 0.999)
+    ) -> None:
         self.parameters, self.betas, self.count = list(parameters), betas, 0
         self.first = [torch.zeros_like(each) for each in self.parameters]
         self.second = [torch.zeros_like(each) for each in self.parameters]
@@ -47,7 +50,8 @@ class LBFGS:
 
     def __init__(self, loss: Callable[[Tensor], Tensor], x: Tensor, memory: int = 40) -> None:
         self.loss, self.x, self.memory, self.count = loss, x, memory, 0
-        self.pairs: list[tuple[Tensor, Tensor, Tensor]] = []  # moves, changes of the gradient, 1 / their product
+        # moves, changes of the gradient, 1 / their product
+        self.pairs: list[tuple[Tensor, Tensor, Tensor]] = []
         self.value, self.gradient = self._look(x)
         self.unit = FIRST / self.gradient.norm(dim=-1).clamp_min(TINY)
         self.length = torch.ones_like(self.value)
@@ -67,11 +71,16 @@ class LBFGS:
         x = self.x + self.length[:, None] * way
         value, gradient = self._look(x)
         good = value <= self.value + ARMIJO * self.length * slope
-        least = -slope * self.length.square() / (2 * (value - self.value - slope * self.length))  # of a parabola
-        cut = torch.clamp(torch.where(least.isfinite(), least, 0.0), 0.1 * self.length, 0.5 * self.length)
+        # of a parabola
+        least = -slope * self.length.square() / (2 * (value - self.value - slope * self.length))
+        cut = torch.clamp(
+            torch.where(least.isfinite(), least, 0.0), 0.1 * self.length, 0.5 * self.length
+        )
         stuck = ~good & (cut < SHORTEST)
         self.length = torch.where(good | stuck, 1.0, cut)
-        x, gradient = (torch.where(good[:, None], *pair) for pair in ((x, self.x), (gradient, self.gradient)))
+        x, gradient = (
+            torch.where(good[:, None], *pair) for pair in ((x, self.x), (gradient, self.gradient))
+        )
         self._remember(x - self.x, gradient - self.gradient)
         fell = torch.where(good, self.value - value, torch.where(stuck, 0.0, math.inf))
         self.x, self.value, self.gradient = x, torch.where(good, value, self.value), gradient
@@ -87,7 +96,10 @@ class LBFGS:
         product, square = (move * change).sum(-1), change.square().sum(-1)
         kept = product > CURVED * square.sqrt() * move.norm(dim=-1)
         self.unit = torch.where(kept, product / square, self.unit)
-        self.pairs = [*self.pairs[1 - self.memory :], (move, change, torch.where(kept, 1 / product, 0.0))]
+        self.pairs = [
+            *self.pairs[1 - self.memory :],
+            (move, change, torch.where(kept, 1 / product, 0.0)),
+        ]
 
     def _direction(self) -> Tensor:
         rest, shares = self.gradient, []
@@ -120,4 +132,6 @@ def quasi_newton(
         return float(found.detach()), slope.numpy()
 
     options = {"maxfun": most, "maxiter": most, "maxcor": 30, "ftol": stop}
-    return np.asarray(minimize(loss, x, jac=True, method="L-BFGS-B", bounds=bounds, options=options).x)
+    return np.asarray(
+        minimize(loss, x, jac=True, method="L-BFGS-B", bounds=bounds, options=options).x
+    )

@@ -77,18 +77,24 @@ def made(
     """
     given = {} if classes is None else classes
     if isinstance(tree, list):
-        return tuple(made(item, _element(root, at), given, device, rooms) for at, item in enumerate(tree))
+        return tuple(
+            made(item, _element(root, at), given, device, rooms) for at, item in enumerate(tree)
+        )
     if not isinstance(tree, dict):
         return tree
     if "tensor" in tree:
         data = bytearray(base64.b64decode(tree["data"]))
-        raw = torch.frombuffer(data, dtype=torch.uint8) if data else torch.empty(0, dtype=torch.uint8)
+        raw = (
+            torch.frombuffer(data, dtype=torch.uint8) if data else torch.empty(0, dtype=torch.uint8)
+        )
         return raw.view(getattr(torch, tree["tensor"])).reshape(tree["shape"]).to(device)
     if "float" in tree:
         return float.fromhex(tree["float"])
     if "class" in tree:
         kind = _class(tree["class"], given, rooms)
-        named = [each for each in _arms(root) if get_origin(each) is type or each in (type, Any, object)]
+        named = [
+            each for each in _arms(root) if get_origin(each) is type or each in (type, Any, object)
+        ]
         if not any(_admits((*get_args(each), Any)[0], kind) for each in named):
             raise ValueError(f"{tree['class']} is not a class that belongs here: {root} does")
         return kind
@@ -98,16 +104,21 @@ def made(
         raise ValueError(f"{name} does not belong here: {root} does")
     if "enum" in tree and issubclass(kind, Enum):
         return kind[tree["name"]]
-    if "__dataclass_fields__" not in vars(kind):  # others may do more than hold what they are made from
+    # others may do more than hold what they are made from
+    if "__dataclass_fields__" not in vars(kind):
         raise ValueError(f"{name} is no dataclass")
     hints = _annotations(kind, known=name in given)
-    return kind(**{key: made(item, hints[key], given, device, rooms) for key, item in tree["of"].items()})
+    return kind(
+        **{key: made(item, hints[key], given, device, rooms) for key, item in tree["of"].items()}
+    )
 
 
 def difference(one: Any, other: Any, name: str = "protocol") -> str | None:
     """Where two descriptions differ by more than rounding, in words; None where they do not."""
     if isinstance(one, list) and isinstance(other, list) and len(one) == len(other):
-        pairs = [(a, b, f"{name}[{index}]") for index, (a, b) in enumerate(zip(one, other, strict=True))]
+        pairs = [
+            (a, b, f"{name}[{index}]") for index, (a, b) in enumerate(zip(one, other, strict=True))
+        ]
     elif not (isinstance(one, dict) and isinstance(other, dict) and one.keys() == other.keys()):
         return None if type(one) is type(other) and one == other else name
     elif "float" in one:

@@ -22,7 +22,8 @@ CUT = 160.0  # sizes of 2^J or more are left out, rate 2^J >= 160: below 2^-220 
 NEAR = 2.0**-40  # floats decide where they are further apart than that
 MOST_MEAN = 2.0**14  # of one draw of a table: below 2^12 thresholds
 SURELY = 1 + 2.0**-50  # means are rounded up: more noise of one kind is no less private
-OF_A_TABLE, OF_A_SIZE = 2.0**-113, 2.0**-219  # total variation distance of a draw from its distribution
+# total variation distance of a draw from its distribution
+OF_A_TABLE, OF_A_SIZE = 2.0**-113, 2.0**-219
 
 
 def variance(rate: float) -> float:
@@ -107,7 +108,9 @@ def _kept(first: Tensor, octave: Tensor, k: Tensor, rate: float, draws: Draws) -
     above = (first.double() + 0.5) * 2.0**-63 - chance
     kept = above < 0
     for at in (above.abs() < NEAR).nonzero()[:, 0].cpu().tolist():  # once in 2^39
-        kept[at] = exactly([int(first[at]), *draws.words((3,)).cpu().tolist()], int(octave[at]), int(k[at]), rate)
+        kept[at] = exactly(
+            [int(first[at]), *draws.words((3,)).cpu().tolist()], int(octave[at]), int(k[at]), rate
+        )
     return kept
 
 

@@ -72,7 +72,13 @@ class Draws(ABC):
 
     def uniform(self, shape: tuple[int, ...]) -> Tensor:
         """float64 in [0, 1), multiples of 2^-53."""
-        return self.words(shape).bitwise_right_shift_(11).bitwise_and_(2**53 - 1).double().mul_(2.0**-53)
+        return (
+            self.words(shape)
+            .bitwise_right_shift_(11)
+            .bitwise_and_(2**53 - 1)
+            .double()
+            .mul_(2.0**-53)
+        )
 
     def exponential(self, shape: tuple[int, ...]) -> Tensor:
         """Exponential of mean 1, float64: -log U, U to 126 bits where it is small; up to 87.3."""
@@ -130,7 +136,8 @@ class Draws(ABC):
             at = d[where]
             z = self.normal((len(where),))
             v = (1 + z / (9 * at).sqrt()).clamp_min(0) ** 3
-            kept = -self.exponential((len(where),)) < z * z / 2 + at * (1 - v + v.log())  # log 0 is refused
+            # log 0 is refused
+            kept = -self.exponential((len(where),)) < z * z / 2 + at * (1 - v + v.log())
             result[where] = torch.where(kept, at * v, 0.0)
             where = where[~kept]
         low = (want < 1).nonzero()[:, 0]
@@ -156,10 +163,14 @@ class Draws(ABC):
             below = x <= share
             result[where] += torch.where(below, a, 0)
             n[where] = torch.where(below, crowd - a, a - 1)
-            p[where] = torch.where(below, (share - x) / (1 - x), share / x).nan_to_num_(0.0).clamp_(0, 1)
+            p[where] = (
+                torch.where(below, (share - x) / (1 - x), share / x).nan_to_num_(0.0).clamp_(0, 1)
+            )
             where = where[n[where] > SMALL_CROWD]
         places = torch.arange(SMALL_CROWD, device=n.device)
-        for some, rest, share in zip(result.split(AT_ONCE), n.split(AT_ONCE), p.split(AT_ONCE), strict=True):
+        for some, rest, share in zip(
+            result.split(AT_ONCE), n.split(AT_ONCE), p.split(AT_ONCE), strict=True
+        ):
             hits = self.uniform((len(some), SMALL_CROWD)) < share[:, None]
             some += (hits & (places < rest[:, None])).sum(-1)
         return result.view(shape)
@@ -180,7 +191,9 @@ class Draws(ABC):
             time = self.gamma(m)
             over = time > left[where]
             share = (left[where] / time).clamp(max=1)
-            count[where] += torch.where(over, self.binomial((m - 1).to(torch.int64), share), m.to(torch.int64))
+            count[where] += torch.where(
+                over, self.binomial((m - 1).to(torch.int64), share), m.to(torch.int64)
+            )
             left[where] = torch.where(over, 0.0, left[where] - time)
             where = where[left[where] > FEW]
         return (count + self._few(left)).view(rate.shape)
@@ -224,7 +237,9 @@ class Simulated(Draws):
         return int(self.words(()))
 
     def integers(self, shape: tuple[int, ...]) -> Tensor:
-        return torch.empty(shape, dtype=torch.int64, device=self.device).random_(generator=self.generator)
+        return torch.empty(shape, dtype=torch.int64, device=self.device).random_(
+            generator=self.generator
+        )
 
     def uniform(self, shape: tuple[int, ...]) -> Tensor:
         return torch.rand(shape, dtype=torch.float64, device=self.device, generator=self.generator)
@@ -235,7 +250,9 @@ class Simulated(Draws):
     def binomial(self, counts: Tensor, probability: Tensor | float) -> Tensor:
         chance = torch.as_tensor(probability, dtype=torch.float64, device=counts.device)
         counts, chance = torch.broadcast_tensors(counts.double(), chance)
-        return torch.binomial(counts.contiguous(), chance.contiguous(), generator=self.generator).to(torch.int64)
+        return torch.binomial(
+            counts.contiguous(), chance.contiguous(), generator=self.generator
+        ).to(torch.int64)
 
     def _few(self, rate: Tensor) -> Tensor:
         return torch.poisson(rate, generator=self.generator).to(torch.int64)

@@ -57,7 +57,9 @@ def moved(distance: float, step: float, size: int) -> float:
     return distance + step * math.sqrt(size)
 
 
-def grid_sensitivity(step: float, bound: float, columns: int, sensitivity: float | None = None) -> float:
+def grid_sensitivity(
+    step: float, bound: float, columns: int, sensitivity: float | None = None
+) -> float:
     """The largest distance of two rows of l_2 norm at most ``bound``, truncated to steps toward 0.
 
     2 bound, and where the rows are known to differ by at most ``sensitivity`` also what ``moved`` says. Raises
@@ -102,7 +104,9 @@ def grid_variation(honest: int, units: float) -> float:
     return min(1.0, reached * series + 2 * math.exp(tails))
 
 
-def grid_sigma(honest: int, copies: int, columns: int, step: float, distance: float, mu: float) -> float:
+def grid_sigma(
+    honest: int, copies: int, columns: int, step: float, distance: float, mu: float
+) -> float:
     """Standard deviation of each client's noise before it is rounded, in a row.
 
     sigma_j^2 = s cost_j / mu^2, cost_j = min over k <= h_j of D^2/k + d k step^2/4 (``row_cost``): each of the s copies

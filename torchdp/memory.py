@@ -25,7 +25,9 @@ def free_bytes() -> int:
     free = UNKNOWN
     try:
         lines = Path("/proc/meminfo").read_text().splitlines()
-        free = next(int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable"))
+        free = next(
+            int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable")
+        )
         import resource  # of Unix alone
 
         limit = resource.getrlimit(resource.RLIMIT_AS)[0]

@@ -89,7 +89,9 @@ class SeededNoise(Noise):
 
     def fill(self, words: Tensor) -> None:
         if self._made != process():
-            raise RuntimeError("this SeededNoise was made before a fork; make one with another seed in the child")
+            raise RuntimeError(
+                "this SeededNoise was made before a fork; make one with another seed in the child"
+            )
         with self._lock:
             self._stream.fill(words)
 
@@ -110,5 +112,7 @@ def source(noise: Noise | None, device: torch.device | str | None = None) -> Noi
             "a torch.Generator draws what is public or simulated, never what hides a user"
         )
     if device is not None and noise.device.type != (device := torch.device(device)).type:
-        raise ValueError(f"noise is on {noise.device}, the data on {device}; make the noise on {device}")
+        raise ValueError(
+            f"noise is on {noise.device}, the data on {device}; make the noise on {device}"
+        )
     return noise

@@ -26,8 +26,11 @@ def keyed_generator(key: bytes, device: torch.device | str | None = None) -> tor
     state = generator.manual_seed(1).get_state()
     first_word = int.from_bytes(state[_HEADER : _HEADER + 8].numpy().tobytes(), sys.byteorder)
     if state.numel() != _SIZE or first_word != 1:  # a fresh state starts with the seed
-        raise RuntimeError(f"torch {torch.__version__} stores its CPU generator in a way that is not known here")
+        raise RuntimeError(
+            f"torch {torch.__version__} stores its CPU generator in a way that is not known here"
+        )
     words = torch.frombuffer(bytearray(material), dtype=torch.int32).to(torch.int64) & 0xFFFFFFFF
     state[_HEADER : _HEADER + 8 * _WORDS] = words.view(torch.uint8)
-    state[:8] = words[:2].view(torch.int32)[::2].contiguous().view(torch.uint8)  # what initial_seed() returns
+    # what initial_seed() returns
+    state[:8] = words[:2].view(torch.int32)[::2].contiguous().view(torch.uint8)
     return generator.set_state(state)

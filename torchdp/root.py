@@ -13,7 +13,8 @@ Number = TypeVar("Number", float, Tensor)
 TOLERANCE = 2.0**-46  # of x, absolute; x is a logarithm where the answer shall be relative
 ULPS = 2.0**-51  # of |x|: two floats so near are not told apart further
 ASKED = 4  # rounds between two questions to a device; a CPU is asked each round
-OUTWARD, SHORTEST, LARGEST = 60, 1.5, 4.0  # steps that look for the other side, and how one grows to the next
+# steps that look for the other side, and how one grows to the next
+OUTWARD, SHORTEST, LARGEST = 60, 1.5, 4.0
 ROUNDS = 200
 TINY = 1e-300  # a number below it is 0 to a logarithm
 
@@ -50,7 +51,10 @@ def root(
 
 
 def between(
-    excess: Callable[[Tensor], Tensor], low: Tensor, high: Tensor | float, tolerance: float = TOLERANCE
+    excess: Callable[[Tensor], Tensor],
+    low: Tensor,
+    high: Tensor | float,
+    tolerance: float = TOLERANCE,
 ) -> Tensor:
     """Where a function that falls is 0 between two ends, or the end that is nearest to that."""
     high = torch.as_tensor(high, dtype=low.dtype, device=low.device)
@@ -81,7 +85,9 @@ def least(
     return math.exp(root(excess, math.log(low), math.log(high), tolerance, grow, longest))
 
 
-def _root(excess: Any, low: Any, high: Any, tolerance: float, grow: tuple[bool, bool], longest: float) -> Any:
+def _root(
+    excess: Any, low: Any, high: Any, tolerance: float, grow: tuple[bool, bool], longest: float
+) -> Any:
     how = (grow, longest, tolerance)
     device = next((end.device for end in (low, high) if isinstance(end, Tensor)), None)
     if device is None:
@@ -96,7 +102,9 @@ def _root(excess: Any, low: Any, high: Any, tolerance: float, grow: tuple[bool, 
     if device.type != "cpu" or {value.numel() for value in values} != {1}:
         return _found(f, torch.where, [low, high], values, *how)
     like = values[0]
-    return torch.full_like(like, _of_one(lambda x: float(excess(torch.full_like(like, x))), low, high, how))
+    return torch.full_like(
+        like, _of_one(lambda x: float(excess(torch.full_like(like, x))), low, high, how)
+    )
 
 
 def _of_one(excess: Callable[[float], float], low: Any, high: Any, how: tuple[Any, ...]) -> float:
@@ -112,14 +120,18 @@ def _of_one(excess: Callable[[float], float], low: Any, high: Any, how: tuple[An
     at = [np.float64(low), np.float64(high)]
     value = [f(at[0]), f(at[1])]
     if value[0] > 0 >= value[1] and at[1] - at[0] <= how[-1]:
-        return float(high)  # Nothing is left to do: whoever calls with a good guess pays for two calls alone.
+        # Nothing is left to do: whoever calls with a good guess pays for two calls alone.
+        return float(high)
     with np.errstate(all="ignore"):
         return float(_found(f, where, at, value, *how))
 
 
-def _found(f: Any, where: Any, at: Any, value: Any, grow: Any, longest: float, tolerance: float) -> Any:
+def _found(
+    f: Any, where: Any, at: Any, value: Any, grow: Any, longest: float, tolerance: float
+) -> Any:
     """The root of tensors, or of one float; at, value: the ends and f there."""
-    b, fb, a, fa = _enclosed(f, where, at, value, grow, longest)  # a is the newest point, b the other side
+    # a is the newest point, b the other side
+    b, fb, a, fa = _enclosed(f, where, at, value, grow, longest)
     every = ASKED if isinstance(a, Tensor) and a.device.type != "cpu" else 1
     enclosed, nearest = (fb > 0) & (fa <= 0), where(fb <= 0, b, math.nan)
     c, fc, t, push = b, fb, 0.5, 1.0
@@ -131,7 +143,8 @@ def _found(f: Any, where: Any, at: Any, value: Any, grow: Any, longest: float, t
             break
         short = where(room * push < 1, room * push, 1.0) / 2
         inner = where(t > short, where(t < 1 - short, t, 1 - short), short)
-        push = where(inner == t, push, 4 * push)  # where rounding hides the root the next such step is longer
+        # where rounding hides the root the next such step is longer
+        push = where(inner == t, push, 4 * push)
         x = where(open_, a + inner * (b - a), a)
         fx = f(x)
         same = (fx > 0) == (fa > 0)
@@ -140,13 +153,17 @@ def _found(f: Any, where: Any, at: Any, value: Any, grow: Any, longest: float, t
         b, fb = where(crossed, a, b), where(crossed, fa, fb)
         a, fa = where(open_, x, a), where(open_, fx, fa)
         xi, phi = (a - b) / (c - b), (fa - fb) / (fc - fb)
-        step = fa / (fb - fa) * (fc / (fb - fc)) + (c - a) / (b - a) * (fa / (fc - fa)) * (fb / (fc - fb))
+        step = fa / (fb - fa) * (fc / (fb - fc)) + (c - a) / (b - a) * (fa / (fc - fa)) * (
+            fb / (fc - fb)
+        )
         smooth = (phi * phi < xi) & ((1 - phi) * (1 - phi) < 1 - xi) & (abs(step) < math.inf)
         t = where(smooth, step, 0.5)
     return where(enclosed, where(fa <= 0, a, b), nearest)
 
 
-def _enclosed(f: Any, where: Any, at: list[Any], value: list[Any], grow: tuple[bool, bool], longest: float) -> Any:
+def _enclosed(
+    f: Any, where: Any, at: list[Any], value: list[Any], grow: tuple[bool, bool], longest: float
+) -> Any:
     """(low, f(low), high, f(high)) with f(low) > 0 >= f(high), where steps lead there."""
     first = where(at[1] - at[0] > 2.0**-10, at[1] - at[0], 2.0**-10)
     for end, other, sign in ((0, 1, -1), (1, 0, 1)):

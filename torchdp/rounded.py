@@ -19,13 +19,15 @@ from torchdp.kernels.inversion.tables import WIDEST as ONE_TABLE
 
 AT_ONCE = 2**16  # draws whose words and cells stay in a nearby cache
 AT_ONCE_THERE = 2**24  # on a GPU, where each part costs launches and a wait
-SHORT, LONG = (16, 16), (32, 20)  # bits of a draw's first part, and those of them that choose a cell of the guide
+# bits of a draw's first part, and those of them that choose a cell of the guide
+SHORT, LONG = (16, 16), (32, 20)
 MANY = 2048  # thresholds from which on the first part is LONG: 1 cell in 32 is open at most
 FINE = 256  # steps of sigma where the step is free
 LOWEST = -(2**63)
 WIDEST = 2.0**28  # steps of sigma
 PAIR = 2.0**20  # steps of sigma in two pieces; beyond, four or five with small tables
-PIECE, MOST_APART = 64, 900  # about the coarse piece's sigma, and the most that its values may lie apart
+# about the coarse piece's sigma, and the most that its values may lie apart
+PIECE, MOST_APART = 64, 900
 SMOOTH = 2.25  # sigma of the fine piece over the distance of the coarse one's values
 BUMPS = 2.0**-135  # total variation distance of their sum from a normal
 
@@ -52,11 +54,15 @@ class RoundedNormal:
     def __post_init__(self) -> None:
         sigma, step = checks.positive("sigma", self.sigma), checks.positive("step", self.step)
         if math.frexp(step)[0] != 0.5:
-            raise ValueError(f"step must be a power of two, not {step:g}: multiples of it are exact in float64")
+            raise ValueError(
+                f"step must be a power of two, not {step:g}: multiples of it are exact in float64"
+            )
         object.__setattr__(self, "sigma", sigma)
         object.__setattr__(self, "step", step)
         if sigma / step > WIDEST:
-            raise ValueError(f"sigma must be at most 2^28 steps, not {sigma / step:g}; count in coarser steps")
+            raise ValueError(
+                f"sigma must be at most 2^28 steps, not {sigma / step:g}; count in coarser steps"
+            )
         self._pieces("cpu")  # a sigma that no table holds
 
     @staticmethod
@@ -175,8 +181,14 @@ def _pieces(sigma: float, device: str) -> tuple[tuple[int, Guide], ...]:
     if sigma <= ONE_TABLE:
         return ((1, guide(rounded_normal, sigma, device)),)
     apart, fine, coarse = split(sigma, MOST_APART if sigma <= PAIR else PIECE)
-    rest = ((1, guide(discrete_normal, coarse, device)),) if sigma <= PAIR else _discrete(coarse, device)
-    return (1, guide(rounded_normal, fine, device)), *((apart * each, found) for each, found in rest)
+    rest = (
+        ((1, guide(discrete_normal, coarse, device)),)
+        if sigma <= PAIR
+        else _discrete(coarse, device)
+    )
+    return (1, guide(rounded_normal, fine, device)), *(
+        (apart * each, found) for each, found in rest
+    )
 
 
 def _discrete(sigma: float, device: str) -> tuple[tuple[int, Guide], ...]:
@@ -185,7 +197,9 @@ def _discrete(sigma: float, device: str) -> tuple[tuple[int, Guide], ...]:
         return ((1, guide(discrete_normal, sigma, device)),)
     apart, fine, coarse = split(sigma, PIECE)
     rest = _discrete(coarse, device)
-    return (1, guide(discrete_normal, fine, device)), *((apart * each, found) for each, found in rest)
+    return (1, guide(discrete_normal, fine, device)), *(
+        (apart * each, found) for each, found in rest
+    )
 
 
 @functools.lru_cache(maxsize=128)

@@ -66,9 +66,15 @@ class Curated(base.BaseEstimator):
         rows = shortened(rows, bound)
         if self.random_state is None:
             return rows, labels, None
-        return rows, labels, SeededNoise(int(check_random_state(self.random_state).randint(2**31 - 1)))
+        return (
+            rows,
+            labels,
+            SeededNoise(int(check_random_state(self.random_state).randint(2**31 - 1))),
+        )
 
-    def _released(self, rows: Tensor, bound: float, label_bound: float | None, noise: SeededNoise | None) -> None:
+    def _released(
+        self, rows: Tensor, bound: float, label_bound: float | None, noise: SeededNoise | None
+    ) -> None:
         """The second moments of [A b], or of A where there is no label_bound."""
         n, d = len(rows), rows.shape[1] - (label_bound is not None)
         gram = GramRelease(n, d, bound, self.epsilon, self.delta, label_bound, model=Model.CENTRAL)
@@ -99,10 +105,14 @@ class PrivateRidge(base.RegressorMixin, Curated):
     def fit(self, X: Any, y: Any) -> "PrivateRidge":
         """X: (n, d); y: (n,)."""
         rows, y, noise = self._given(X, y, y_numeric=True)
-        _warn_beyond("labels", torch.from_numpy(np.abs(y, dtype=np.float64)), "label_bound", self.label_bound)
+        _warn_beyond(
+            "labels", torch.from_numpy(np.abs(y, dtype=np.float64)), "label_bound", self.label_bound
+        )
         constant = rows.new_full((len(rows), int(self.fit_intercept)), self.bound)
         rows = torch.cat([rows, constant, torch.from_numpy(y.astype(np.float64))[:, None]], 1)
-        self._released(rows, self.bound * math.sqrt(1 + self.fit_intercept), self.label_bound, noise)
+        self._released(
+            rows, self.bound * math.sqrt(1 + self.fit_intercept), self.label_bound, noise
+        )
         found = adaptive_ridge(self.moments_, self.alpha).numpy()
         self.coef_, rest = found[: self.n_features_in_], found[self.n_features_in_ :]
         self.intercept_ = float(rest.sum() * self.bound)

@@ -35,4 +35,6 @@ def triangle(d: int, device: torch.device) -> tuple[Tensor, Tensor]:
 
 def off_diagonal(i: Tensor, j: Tensor, factor: float, like: Tensor) -> Tensor:
     """1 where i = j, else ``factor``, in the dtype of ``like``: torch.where of two numbers would round to float32."""
-    return torch.full(i.shape, factor, dtype=like.dtype, device=like.device).masked_fill_(i == j, 1.0)
+    return torch.full(i.shape, factor, dtype=like.dtype, device=like.device).masked_fill_(
+        i == j, 1.0
+    )

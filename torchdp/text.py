@@ -47,7 +47,8 @@ def until_closed() -> Iterator[None]:
         try:
             print(flush=True)  # another pipe broke if this one holds
         except BrokenPipeError:
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # else the exit would write once more
+            # else the exit would write once more
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             raise SystemExit(CLOSED) from None
         raise
 

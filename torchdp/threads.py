@@ -26,7 +26,10 @@ def one_thread(function: Callable[P, T]) -> Callable[P, T]:
     @wraps(function)
     def alone(*args: P.args, **kwargs: P.kwargs) -> T:
         sides = [
-            side for each in (*args, *kwargs.values()) if isinstance(each, Tensor) for side in each.shape[-2:]
+            side
+            for each in (*args, *kwargs.values())
+            if isinstance(each, Tensor)
+            for side in each.shape[-2:]
         ]
         before = torch.get_num_threads()
         if before == 1 or max(sides, default=0) > SMALL:

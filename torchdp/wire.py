@@ -27,7 +27,9 @@ def unpack(data: bytes, bits: int, words: int = 0) -> Tensor:
     """What ``pack`` was given, (n,) or (n, words) int64. Raises ValueError for another length, or more bits."""
     size = max(1, -(-checks.integer("bits", bits, 0, 64 * words or 63) // 8))
     if len(checks.instance("data", data, bytes)) % size:
-        raise ValueError(f"data must hold {size} bytes for each message, not {len(data)} bytes in all")
+        raise ValueError(
+            f"data must hold {size} bytes for each message, not {len(data)} bytes in all"
+        )
     wide = torch.zeros(len(data) // size, 8 * max(1, words), dtype=torch.uint8, device="cpu")
     if data:
         wide[:, :size] = torch.frombuffer(bytearray(data), dtype=torch.uint8).view(-1, size)
@@ -41,14 +43,21 @@ def unpack(data: bytes, bits: int, words: int = 0) -> Tensor:
 
 def pack_vectors(values: Tensor, *dim: int) -> bytes:
     """(n, *dim) real numbers -> 8 bytes each, float64, the low byte first. Raises TypeError, ValueError."""
-    values, dim = checks.floating("messages", values), tuple(checks.integer("dim", size, 1) for size in dim)
+    values, dim = (
+        checks.floating("messages", values),
+        tuple(checks.integer("dim", size, 1) for size in dim),
+    )
     if values.ndim != 1 + len(dim) or values.shape[1:] != dim:
-        raise ValueError(f"messages must have shape (n, {', '.join(map(str, dim))}), not {tuple(values.shape)}")
+        raise ValueError(
+            f"messages must have shape (n, {', '.join(map(str, dim))}), not {tuple(values.shape)}"
+        )
     return values.detach().double().cpu().contiguous().numpy().astype("<f8").tobytes()
 
 
 def unpack_vectors(data: bytes, dim: int) -> Tensor:
     """(n, dim) float64. Raises TypeError, and ValueError for another length or what is no number."""
     if len(checks.instance("data", data, bytes)) % (8 * checks.integer("dim", dim, 1)):
-        raise ValueError(f"data must hold {8 * dim} bytes for each message, not {len(data)} bytes in all")
+        raise ValueError(
+            f"data must hold {8 * dim} bytes for each message, not {len(data)} bytes in all"
+        )
     return checks.floating("data", unpack(data, 64, 1).view(torch.float64).view(-1, dim))

@@ -44,7 +44,9 @@ class Workload(Brief):
     @property
     def shape(self) -> tuple[int, int]:
         """(number of queries, number of types)."""
-        return math.prod(f.shape[0] for f in self.factors), math.prod(f.shape[1] for f in self.factors)
+        return math.prod(f.shape[0] for f in self.factors), math.prod(
+            f.shape[1] for f in self.factors
+        )
 
     def dense(self) -> Tensor:
         """W itself, of shape ``self.shape``."""
@@ -89,7 +91,9 @@ class RunningSums(Brief):
         """
         rates = self.rates
         if rates is not None:
-            rates = rates[((torch.arange(steps, device=rates.device) + 0.5) * self.steps / steps).long()]
+            rates = rates[
+                ((torch.arange(steps, device=rates.device) + 0.5) * self.steps / steps).long()
+            ]
         return replace(self, steps=steps, decay=self.decay ** (self.steps / steps), rates=rates)
 
     @property
@@ -100,7 +104,9 @@ class RunningSums(Brief):
     def dense(self) -> Tensor:
         """W itself, (steps, steps) float64."""
         age = _differences(self.steps, self.device)
-        inner, outer = ((x ** age.clamp_min(0).double()).tril() for x in (self.momentum, self.decay))
+        inner, outer = (
+            (x ** age.clamp_min(0).double()).tril() for x in (self.momentum, self.decay)
+        )
         if self.rates is None:
             return outer @ inner if self.momentum else outer
         return outer @ (self.rates[:, None] * inner)
@@ -182,7 +188,9 @@ def unequal(k: int, *, device: Where = None) -> Workload:
 def parities(d: int, order: int, *, device: Where = None) -> Workload:
     """Parities of at most ``order`` of d bits: W[S, x] = (-1)^(sum of x over S), of shape (sets, 2^d)."""
     d, order = checks.integer("d", d, 1, MOST_BITS), checks.integer("order", order, 0)
-    checks.fits("parities", sum(math.comb(d, i) for i in range(min(order, d) + 1)), 2**d, copies=COPIES)
+    checks.fits(
+        "parities", sum(math.comb(d, i) for i in range(min(order, d) + 1)), 2**d, copies=COPIES
+    )
     bits = _bits(d, device)
     sets = bits[bits.sum(1) <= order]  # a set of bits, coded like a type
     return Workload("parities", (1 - 2 * (sets @ bits.T % 2),))
@@ -197,7 +205,11 @@ def marginals(d: int, order: int, *, device: Where = None) -> Workload:
     """
     d, order = checks.integer("d", d, 1, MOST_BITS), checks.integer("order", order, 0)
     checks.fits(
-        "marginals", sum(math.comb(d, i) for i in range(min(order, d) + 1)), 2**d, copies=COPIES, remedy=REMEDY
+        "marginals",
+        sum(math.comb(d, i) for i in range(min(order, d) + 1)),
+        2**d,
+        copies=COPIES,
+        remedy=REMEDY,
     )
     bits = _bits(d, device)
     sets = bits[bits.sum(1) <= order]
@@ -215,10 +227,13 @@ def marginal_tables(d: int, order: int, *, device: Where = None) -> Workload:
     d, order = checks.integer("d", d, 1, MOST_BITS), checks.integer("order", order, 1)
     if order > d:
         raise ValueError(f"order must be at most d = {d}, not {order}")
-    checks.fits("marginal_tables", math.comb(d, order) * 2**order, 2**d, copies=COPIES, remedy=REMEDY)
+    checks.fits(
+        "marginal_tables", math.comb(d, order) * 2**order, 2**d, copies=COPIES, remedy=REMEDY
+    )
     sets = torch.combinations(torch.arange(d, device=device), order)
     place = 2 ** torch.arange(order, device=device)
-    cell = (_bits(d, device).long()[:, sets] * place).sum(-1).T  # (sets, 2^d): where x lies in the table of S
+    # (sets, 2^d): where x lies in the table of S
+    cell = (_bits(d, device).long()[:, sets] * place).sum(-1).T
     cells = cell[:, None] == torch.arange(2**order, device=device)[:, None]  # (sets, 2^order, 2^d)
     return Workload("marginal tables", (cells.flatten(0, 1).double(),))
 

@@ -58,7 +58,9 @@ def steps() -> dict[str, tuple[Run, Run]]:
     generator = torch.Generator().manual_seed(1)
     few = torch.arange(10_000) % 16
     many = torch.arange(100_000) % 128
-    vectors = torch.nn.functional.normalize(torch.randn(1_000, 64, dtype=torch.float64, generator=generator))
+    vectors = torch.nn.functional.normalize(
+        torch.randn(1_000, 64, dtype=torch.float64, generator=generator)
+    )
     counts = torch.full((64,), 10**7)
     rows = torch.rand(2_000, 11, dtype=torch.float64, generator=generator) / 4
     gram = regression.GramRelease(2_000, 10, 1.0, 1.0, 1e-6, label_bound=1.0)

@@ -14,7 +14,11 @@ from torchdp.draws import Simulated
 from torchdp.randomness import keyed_generator
 
 PART = 1365  # rows of a part
-FAMILIES = {"Fourier": GaussianFourier, "square waves": GaussianSquareWave, "Laplacian signs": LaplacianSigns}
+FAMILIES = {
+    "Fourier": GaussianFourier,
+    "square waves": GaussianSquareWave,
+    "Laplacian signs": LaplacianSigns,
+}
 
 
 def at_once(x: Tensor, w: Tensor, b: Tensor, generator: torch.Generator) -> Tensor:
@@ -42,7 +46,9 @@ def ones(family: str, n: int, d: int) -> Work:
         "torch, n x I at once": lambda: partial(at_once, x, w, b, generator),
         "numpy": lambda: partial(by_numpy, *host, np.random.default_rng(0)),
     }
-    return Work(lambda: features.ones(x, draws, ()), n, floors, peers if family == "Fourier" else {})
+    return Work(
+        lambda: features.ones(x, draws, ()), n, floors, peers if family == "Fourier" else {}
+    )
 
 
 def cases(small: bool) -> Iterator[Case]:

@@ -65,7 +65,9 @@ def rate(kernel: Kernel, form: Callable[..., object], device: torch.device, size
 
 def seconds(call: Callable[[], object]) -> float:
     """The median; a device's work is waited for."""
-    return float(Timer("call()", globals={"call": call}).blocked_autorange(min_run_time=0.05).median)
+    return float(
+        Timer("call()", globals={"call": call}).blocked_autorange(min_run_time=0.05).median
+    )
 
 
 def run(commands: tuple[tuple[str, ...], ...], report: Report) -> None:

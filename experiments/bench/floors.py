@@ -13,9 +13,13 @@ Run = Callable[[], object]
 
 def words(n: int) -> Run:
     """n words of 64 bits of a generator, written part by part."""
-    held, generator = torch.empty(2**16, dtype=torch.int64, device=DEVICE), keyed_generator(b"floor", DEVICE)
+    held, generator = (
+        torch.empty(2**16, dtype=torch.int64, device=DEVICE),
+        keyed_generator(b"floor", DEVICE),
+    )
     return lambda: [
-        held[: min(len(held), n - first)].random_(generator=generator) for first in range(0, n, len(held))
+        held[: min(len(held), n - first)].random_(generator=generator)
+        for first in range(0, n, len(held))
     ]
 
 

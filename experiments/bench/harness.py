@@ -26,7 +26,8 @@ import torch
 
 Run = Callable[[], object]
 Row = dict[str, Any]
-ROUNDS, LEAST, BUDGET = 9, 0.005, 1.0  # turns at most; seconds of one turn at least, of a case's turns about
+# turns at most; seconds of one turn at least, of a case's turns about
+ROUNDS, LEAST, BUDGET = 9, 0.005, 1.0
 
 
 @dataclass(frozen=True)
@@ -64,8 +65,12 @@ def clock() -> float:
 
 def turns(parts: Mapping[str, Part], rounds: int) -> dict[str, list[float]]:
     """Seconds a unit of each part, over rounds in which all take turns; a slow machine slows them all."""
-    first = {name: _spent(part.run, 1) for name, part in parts.items()}  # with tables, caches, compilation
-    first = {name: spent if spent > BUDGET else _spent(parts[name].run, 1) for name, spent in first.items()}
+    # with tables, caches, compilation
+    first = {name: _spent(part.run, 1) for name, part in parts.items()}
+    first = {
+        name: spent if spent > BUDGET else _spent(parts[name].run, 1)
+        for name, spent in first.items()
+    }
     repeats = {name: max(1, int(LEAST / max(spent, 1e-7))) for name, spent in first.items()}
     cost = sum(first[name] * repeats[name] for name in parts)
     found: dict[str, list[float]] = {name: [] for name in parts}
@@ -82,7 +87,9 @@ def _spent(run: Run, times: int) -> float:
     return clock() - start
 
 
-def rows(case: Case, rounds: int = ROUNDS, memory_too: bool = True, least: bool = False) -> Iterator[Row]:
+def rows(
+    case: Case, rounds: int = ROUNDS, memory_too: bool = True, least: bool = False
+) -> Iterator[Row]:
     """A row for each floor and peer: nanoseconds a unit, and how many times as long as the other ours takes.
 
     least: the least time of each side is compared, not the median of the turns' ratios. Other processes only ever
@@ -91,14 +98,20 @@ def rows(case: Case, rounds: int = ROUNDS, memory_too: bool = True, least: bool 
     work = case.make()
     parts, kinds, absent = {"ours": Part(work.ours, work.units)}, {}, {}
     for name, floor in work.floors.items():
-        parts[name], kinds[name] = floor if isinstance(floor, Part) else Part(floor, work.units), "floor"
+        parts[name], kinds[name] = (
+            floor if isinstance(floor, Part) else Part(floor, work.units),
+            "floor",
+        )
     for name, make in work.peers.items():
         try:
             peer = make()
         except ImportError as error:
             absent[name] = str(error.name)
             continue
-        parts[name], kinds[name] = peer if isinstance(peer, Part) else Part(peer, work.units), "peer"
+        parts[name], kinds[name] = (
+            peer if isinstance(peer, Part) else Part(peer, work.units),
+            "peer",
+        )
     found = turns(parts, rounds)
     ns = 1e9 * statistics.median(found["ours"])
     memory = grown(case.make) if memory_too and ns * work.units < 1e9 * BUDGET else None
@@ -106,10 +119,25 @@ def rows(case: Case, rounds: int = ROUNDS, memory_too: bool = True, least: bool 
         if least:
             times = min(found["ours"]) / min(found[name])
         else:
-            times = statistics.median(a / b for a, b in zip(found["ours"], found[name], strict=True))
-        yield {"case": case.name, "ns": ns, "MiB": memory, "kind": kind, "against": name, "times": times}
+            times = statistics.median(
+                a / b for a, b in zip(found["ours"], found[name], strict=True)
+            )
+        yield {
+            "case": case.name,
+            "ns": ns,
+            "MiB": memory,
+            "kind": kind,
+            "against": name,
+            "times": times,
+        }
     for name, package in absent.items():
-        yield {"case": case.name, "ns": ns, "MiB": memory, "kind": "absent", "against": f"{name} ({package})"}
+        yield {
+            "case": case.name,
+            "ns": ns,
+            "MiB": memory,
+            "kind": "absent",
+            "against": f"{name} ({package})",
+        }
 
 
 def grown(make: Callable[[], Work]) -> float | None:
@@ -134,7 +162,8 @@ def grown(make: Callable[[], Work]) -> float | None:
         run = make().ours  # made here: a seed is not carried over a fork
         run()
         ctypes.CDLL(None).malloc_trim(0)  # what the allocator keeps for later would hide growth
-        Path("/proc/self/clear_refs").write_text("5")  # the highest mark starts again from what is held now
+        # the highest mark starts again from what is held now
+        Path("/proc/self/clear_refs").write_text("5")
         before = _status("VmRSS")
         run()
         os.write(write, str(max(0.0, _status("VmHWM") - before) / 1024).encode())
@@ -158,12 +187,16 @@ def load(bench: str) -> Callable[[bool], Iterator[Case]]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("bench")
     parser.add_argument("--small", action="store_true", help="sizes of the tests")
     parser.add_argument("--rounds", type=int, default=ROUNDS)
     parser.add_argument("--times-only", action="store_true", help="memory is not measured")
-    parser.add_argument("--least", action="store_true", help="least times are compared: on a busy machine")
+    parser.add_argument(
+        "--least", action="store_true", help="least times are compared: on a busy machine"
+    )
     parser.add_argument("--cases", nargs="*", help="names; by default all")
     given = parser.parse_args()
     torch.set_num_threads(1)
@@ -173,8 +206,12 @@ def main() -> None:
         try:
             for row in rows(case, given.rounds, not given.times_only, given.least):
                 print(json.dumps(row), flush=True)
-        except Exception as error:  # another checkout may lack what this case calls; the rest is measured
-            print(json.dumps({"case": case.name, "kind": "failed", "against": repr(error)[:200]}), flush=True)
+        # another checkout may lack what this case calls; the rest is measured
+        except Exception as error:
+            print(
+                json.dumps({"case": case.name, "kind": "failed", "against": repr(error)[:200]}),
+                flush=True,
+            )
 
 
 if __name__ == "__main__":

@@ -42,7 +42,9 @@ class Storm(NamedTuple):
 
 def batch(index: int) -> tuple[str, Tally]:
     """Counts whose totals show a batch that is missing or counted twice."""
-    return str(index), Tally(1 + index + index**2, {"reports": torch.tensor([1, index, index * index, 0])})
+    return str(index), Tally(
+        1 + index + index**2, {"reports": torch.tensor([1, index, index * index, 0])}
+    )
 
 
 def storm(folder: Path, threads: int, processes: int, batches: int, kills: int) -> Storm:
@@ -50,7 +52,8 @@ def storm(folder: Path, threads: int, processes: int, batches: int, kills: int) 
     path, link = folder / "votes.db", folder / "link"
     link.symlink_to(path)
     protocol = RandomizedResponse(4, 1.0)
-    opened = [Journal(path, protocol), Journal(link, protocol)]  # before the forks: children take them over
+    # before the forks: children take them over
+    opened = [Journal(path, protocol), Journal(link, protocol)]
     told, write = os.pipe()
 
     def work(process: int, thread: int) -> None:
@@ -66,8 +69,13 @@ def storm(folder: Path, threads: int, processes: int, batches: int, kills: int) 
         if child:
             return child
         try:
-            threading.excepthook = lambda failure: (traceback.print_exception(failure.exc_value), os._exit(1))
-            team = [threading.Thread(target=work, args=(process, thread)) for thread in range(threads)]
+            threading.excepthook = lambda failure: (
+                traceback.print_exception(failure.exc_value),
+                os._exit(1),
+            )
+            team = [
+                threading.Thread(target=work, args=(process, thread)) for thread in range(threads)
+            ]
             for each in team:
                 each.start()
             for each in team:
@@ -97,9 +105,15 @@ def storm(folder: Path, threads: int, processes: int, batches: int, kills: int) 
     found = Journal(path).collection
     acknowledged = {line.strip().decode() for line in lines}
     if not acknowledged <= found.batches.keys():
-        raise RuntimeError(f"{len(acknowledged - found.batches.keys())} batches were acknowledged and are lost")
+        raise RuntimeError(
+            f"{len(acknowledged - found.batches.keys())} batches were acknowledged and are lost"
+        )
     totals = [batches, sum(range(batches)), sum(index * index for index in range(batches)), 0]
-    if len(found.batches) != batches or found.tally["reports"].tolist() != totals or found.n != sum(totals):
+    if (
+        len(found.batches) != batches
+        or found.tally["reports"].tolist() != totals
+        or found.n != sum(totals)
+    ):
         raise RuntimeError(
             f"{len(found.batches)} batches with totals {found.tally['reports'].tolist()}, not {totals}"
         )

@@ -128,7 +128,11 @@ class Fault:
         if ast.unparse(right) == ast.unparse(wrong):
             raise ValueError(f"{named} changes nothing")
         found: list[tuple[ast.expr, ast.expr]] | list[tuple[ast.stmt, ast.stmt]]
-        if len(right) == len(wrong) == 1 and isinstance(right[0], ast.Expr) and isinstance(wrong[0], ast.Expr):
+        if (
+            len(right) == len(wrong) == 1
+            and isinstance(right[0], ast.Expr)
+            and isinstance(wrong[0], ast.Expr)
+        ):
             found = [place for scope in scopes for place in expressions(scope, right[0].value)]
             new = f"({ast.unparse(wrong)})"
         else:
@@ -140,7 +144,9 @@ class Fault:
         new = new.replace("\n", "\n" + " " * first.col_offset)
         lines = text.encode().splitlines(keepends=True)
         before = b"".join(lines[: first.lineno - 1]) + lines[first.lineno - 1][: first.col_offset]
-        after = lines[last.end_lineno - 1][last.end_col_offset :] + b"".join(lines[last.end_lineno :])
+        after = lines[last.end_lineno - 1][last.end_col_offset :] + b"".join(
+            lines[last.end_lineno :]
+        )
         return before.decode() + new + after.decode()
 
 
@@ -154,7 +160,9 @@ def read(text: str) -> list[Fault]:
         wrong = "\n".join(line[2:] for line in lines if line.startswith("+ "))
         if named is None or not right or any(line[:2] not in ("- ", "+ ") for line in lines):
             raise ValueError(f"a fault must have a file, a name, tests and a text: {head!r}")
-        found.append(Fault(named[1], named[2] or "", named[3], tuple(named[4].split()), right, wrong))
+        found.append(
+            Fault(named[1], named[2] or "", named[3], tuple(named[4].split()), right, wrong)
+        )
     return found
 
 
@@ -186,10 +194,21 @@ class Copy:
 
     def failed(self, tests: tuple[str, ...], seconds: float = 1800.0) -> str:
         """The first test that fails over the copy, "" where none does. Raises RuntimeError where no test ran."""
-        options = ["-q", "-x", "--tb=no", "-rfE", "-p", "no:cacheprovider", "-m", "not slow and not gpu"]
+        options = [
+            "-q",
+            "-x",
+            "--tb=no",
+            "-rfE",
+            "-p",
+            "no:cacheprovider",
+            "-m",
+            "not slow and not gpu",
+        ]
         arguments = [*options, *(f"tests/{name}" for name in tests)]
         assert self.process.stdin and self.process.stdout
-        self.process.stdin.write(json.dumps([str(self.root), str(self.printed), seconds, arguments]) + "\n")
+        self.process.stdin.write(
+            json.dumps([str(self.root), str(self.printed), seconds, arguments]) + "\n"
+        )
         self.process.stdin.flush()
         code = int(self.process.stdout.readline())
         if code == -1:
@@ -211,7 +230,11 @@ class Copy:
 
 
 def measure(config: Config, report: Report) -> None:
-    faults = [each for each in read(FAULTS.read_text()) if re.search(config.match, f"{each.file}: {each.what}")]
+    faults = [
+        each
+        for each in read(FAULTS.read_text())
+        if re.search(config.match, f"{each.file}: {each.what}")
+    ]
     path = report.folder / "mutations.csv"
     known = {(row["file"], row["fault"]) for row in read_table(path)} if path.exists() else set()
     left = [fault for fault in faults if (fault.short, fault.what) not in known]
@@ -243,7 +266,9 @@ def measure(config: Config, report: Report) -> None:
     report.say()
     for room, count in Counter(fault.room for fault in faults).items():
         report.row("rooms", room=room, faults=count, killed=killed[room])
-    report.say(f"\n{killed.total()} of {len(faults)} faults were seen: {100 * killed.total() / len(faults):.1f} %")
+    report.say(
+        f"\n{killed.total()} of {len(faults)} faults were seen: {100 * killed.total() / len(faults):.1f} %"
+    )
 
 
 EXPERIMENT = Experiment(measure, FULL, SMOKE)

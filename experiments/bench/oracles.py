@@ -52,12 +52,17 @@ def one_by_one(run: Callable[[np.ndarray], object], x: np.ndarray, n: int) -> Pa
     return Part(lambda: run(some), len(some))
 
 
-def pure_ldp(module: str, client: str, server: str, x: np.ndarray, k: int, **settings: bool) -> Part:
+def pure_ldp(
+    module: str, client: str, server: str, x: np.ndarray, k: int, **settings: bool
+) -> Part:
     there = importlib.import_module(f"pure_ldp.frequency_oracles.{module}")
 
     def run(some: np.ndarray) -> None:
         each = {**settings, "index_mapper": lambda value: value}
-        user, analyst = getattr(there, client)(EPSILON, k, **each), getattr(there, server)(EPSILON, k, **each)
+        user, analyst = (
+            getattr(there, client)(EPSILON, k, **each),
+            getattr(there, server)(EPSILON, k, **each),
+        )
         for value in some:
             analyst.aggregate(user.privatise(value))
 
@@ -67,7 +72,9 @@ def pure_ldp(module: str, client: str, server: str, x: np.ndarray, k: int, **set
 def multi_freq(name: str, x: np.ndarray, k: int) -> Part:
     there = importlib.import_module(f"multi_freq_ldpy.pure_frequency_oracles.{name}")
     runs = {
-        "GRR": lambda some: np.bincount([there.GRR_Client(value, k, EPSILON) for value in some], minlength=k),
+        "GRR": lambda some: np.bincount(
+            [there.GRR_Client(value, k, EPSILON) for value in some], minlength=k
+        ),
         "UE": lambda some: sum(there.UE_Client(value, k, EPSILON, True) for value in some),
     }
     return one_by_one(runs[name], x, 2000)
@@ -77,7 +84,9 @@ def opendp(x: np.ndarray, k: int) -> Part:
     dp = importlib.import_module("opendp.prelude")
     dp.enable_features("contrib")
     respond = dp.m.make_randomized_response(list(range(k)), math.e / (math.e + k - 1))
-    return one_by_one(lambda some: np.bincount([respond(int(value)) for value in some], minlength=k), x, 500)
+    return one_by_one(
+        lambda some: np.bincount([respond(int(value)) for value in some], minlength=k), x, 500
+    )
 
 
 def collect(kind: type, n: int, k: int) -> Work:
@@ -96,7 +105,9 @@ def collect(kind: type, n: int, k: int) -> Work:
         floors = {"four random bits a bit": words(max(1, n * k // 16))}
         peers = {
             "numpy": lambda: partial(numpy_unary, held, k),
-            "pure-ldp": lambda: pure_ldp("unary_encoding", "UEClient", "UEServer", held, k, use_oue=True),
+            "pure-ldp": lambda: pure_ldp(
+                "unary_encoding", "UEClient", "UEServer", held, k, use_oue=True
+            ),
             "multi-freq-ldpy": lambda: multi_freq("UE", held, k),
         }
     elif kind is SymmetricUnaryEncoding:
@@ -124,7 +135,9 @@ def cases(small: bool) -> Iterator[Case]:
             n = 200 if small else max(100, min(1_000_000, 2 * 10**7 // bits))
             yield Case(f"{kind.__name__}.collect, k = {k}", partial(collect, kind, n, k))
             if k <= 1024:
-                yield Case(f"{kind.__name__}.sample_tally, 1e9 users, k = {k}", partial(drawn, kind, k))
+                yield Case(
+                    f"{kind.__name__}.sample_tally, 1e9 users, k = {k}", partial(drawn, kind, k)
+                )
 
 
 if __name__ == "__main__":

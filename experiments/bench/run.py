@@ -44,7 +44,8 @@ FALLEN = 1 / 0.8  # times as long beside the same floor or peer
 GATE = "calls"  # the bench of --quick
 SLOWER = 1.5  # of the gate
 SLOWER_ELSEWHERE = (
-    3.0  # where its table is of another processor, or of other versions: ratios differ, not that much
+    # where its table is of another processor, or of other versions: ratios differ, not that much
+    3.0
 )
 GATE_REPEATS = 5  # of a row of the gate above that, on a machine that may be busy
 COLUMNS = (
@@ -63,7 +64,11 @@ class Config:
 
 def measured(bench: str, config: Config, cases: Sequence[str] = ()) -> list[Row]:
     """A bench's rows from a fresh process."""
-    options = ["--rounds", "3" if config.short and not config.quick else str(ROUNDS), *["--small"] * config.small]
+    options = [
+        "--rounds",
+        "3" if config.short and not config.quick else str(ROUNDS),
+        *["--small"] * config.small,
+    ]
     env = {**os.environ, "PYTHONPATH": str(HERE.parents[1]), "OMP_NUM_THREADS": "1"}
     if config.quick:
         options += ["--times-only", "--least"]
@@ -73,11 +78,18 @@ def measured(bench: str, config: Config, cases: Sequence[str] = ()) -> list[Row]
         env=env, stdout=subprocess.PIPE, text=True,
     )  # fmt: skip
     found = [
-        {"bench": Path(bench).stem, **json.loads(line)} for line in child.stdout.splitlines() if line[:1] == "{"
+        {"bench": Path(bench).stem, **json.loads(line)}
+        for line in child.stdout.splitlines()
+        if line[:1] == "{"
     ]
     if child.returncode:
         found.append(
-            {"bench": Path(bench).stem, "case": "", "kind": "failed", "against": f"exit {child.returncode}"}
+            {
+                "bench": Path(bench).stem,
+                "case": "",
+                "kind": "failed",
+                "against": f"exit {child.returncode}",
+            }
         )
     return found
 
@@ -100,7 +112,11 @@ def fallen(
     was = {key(row): row["times"] for row in committed if row.get("times")}
 
     def suspects() -> list[Row]:
-        return [row for row in rows if row.get("times") and row["times"] > most * was.get(key(row), float("inf"))]
+        return [
+            row
+            for row in rows
+            if row.get("times") and row["times"] > most * was.get(key(row), float("inf"))
+        ]
 
     for _ in range(repeats):
         cases: dict[str, list[str]] = {}
@@ -121,7 +137,9 @@ def machine() -> str:
         return torch.cuda.get_device_name()
     try:
         said = dict(
-            re.findall(r"^(model name|cpu family|model)\s*: (.*)$", Path("/proc/cpuinfo").read_text(), re.M)
+            re.findall(
+                r"^(model name|cpu family|model)\s*: (.*)$", Path("/proc/cpuinfo").read_text(), re.M
+            )
         )
         name = f"{said['model name']} {said['cpu family']}.{said['model']}"
     except (OSError, KeyError):
@@ -133,19 +151,32 @@ def where() -> Row:
     """What every row carries."""
     git = ["git", "-C", str(HERE), "describe", "--always", "--dirty"]
     commit = subprocess.run(git, capture_output=True, text=True).stdout.strip()
-    versions = f"python {platform.python_version()}, torch {torch.__version__}, numpy {np.__version__}"
-    return {"machine": machine(), "versions": versions, "commit": commit, "date": str(datetime.date.today())}
+    versions = (
+        f"python {platform.python_version()}, torch {torch.__version__}, numpy {np.__version__}"
+    )
+    return {
+        "machine": machine(),
+        "versions": versions,
+        "commit": commit,
+        "date": str(datetime.date.today()),
+    }
 
 
 def gate_limit(committed: Sequence[Row], here: Row) -> float:
     """How many times its row a call of the gate may take here."""
-    same = all(row["machine"] == here["machine"] and row["versions"] == here["versions"] for row in committed)
+    same = all(
+        row["machine"] == here["machine"] and row["versions"] == here["versions"]
+        for row in committed
+    )
     return SLOWER if same else SLOWER_ELSEWHERE
 
 
 def measure(config: Config, report: Report) -> None:
     rows: list[Row] = []
-    stamp, path = where(), HERE / "tables" / (re.sub(r"\W+", "-", machine()).strip("-").lower() + ".csv")
+    stamp, path = (
+        where(),
+        HERE / "tables" / (re.sub(r"\W+", "-", machine()).strip("-").lower() + ".csv"),
+    )
     if config.quick:
         path = HERE / "tables" / f"{GATE}.csv"
     for bench in (GATE,) if config.quick else config.only:
@@ -154,8 +185,13 @@ def measure(config: Config, report: Report) -> None:
             rows.append(row)
             report.row("table", **{name: row.get(name) for name in COLUMNS})
     committed = read_table(path) if path.exists() and not config.small else []
-    if not {row["bench"] for row in rows} <= {row["bench"] for row in committed} and not config.small:
-        report.say(f"{path.name} lacks some of these benches: nothing to compare them with; --keep writes it")
+    if (
+        not {row["bench"] for row in rows} <= {row["bench"] for row in committed}
+        and not config.small
+    ):
+        report.say(
+            f"{path.name} lacks some of these benches: nothing to compare them with; --keep writes it"
+        )
     most = FALLEN
     if config.quick:
         most = gate_limit(committed, stamp)
@@ -164,7 +200,9 @@ def measure(config: Config, report: Report) -> None:
                 f"{path.name} is of another processor or of other versions: a call may take {most} times its row"
             )
     repeats = GATE_REPEATS if config.quick else 2
-    lost = fallen(rows, committed, lambda bench, cases: measured(bench, config, cases), most, repeats)
+    lost = fallen(
+        rows, committed, lambda bench, cases: measured(bench, config, cases), most, repeats
+    )
     report.write("table", [{name: row.get(name) for name in COLUMNS} for row in rows])
     if config.keep:
         path.parent.mkdir(exist_ok=True)

@@ -35,13 +35,20 @@ def rounded(users: int, sigma: float) -> Work:
 
     peers = {
         "torch.randn, float64": lambda: by_torch,
-        "torch.randn, float32": lambda: lambda: torch.randn(size, device=DEVICE, generator=generator),
+        "torch.randn, float32": lambda: (
+            lambda: torch.randn(size, device=DEVICE, generator=generator)
+        ),
         "numpy, float64": lambda: lambda: rng.normal(size=size),
         "opendp, integers": by_opendp,
         "normals of the cipher, float64": lambda: lambda: noise.normal(size),
     }
     count = users * COLUMNS
-    return Work(lambda: normal.draw(size, noise), count, {"a word in four draws": words(-(-count // 4))}, peers)
+    return Work(
+        lambda: normal.draw(size, noise),
+        count,
+        {"a word in four draws": words(-(-count // 4))},
+        peers,
+    )
 
 
 def cases(small: bool) -> Iterator[Case]:

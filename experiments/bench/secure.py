@@ -25,7 +25,9 @@ def protocol(clients: int, bits: int) -> tuple[torch.Tensor, SecureSketch]:
     generator = keyed_generator(b"secure sketch", DEVICE)
     A = torch.rand(clients, COLUMNS, dtype=torch.float64, generator=generator, device=DEVICE)
     sketch = balanced_osnap(clients, HEIGHT, 1, generator=generator)
-    return A, SecureSketch(sketch, COLUMNS, COLUMNS**0.5, 0.5, 1e-6, servers=SERVERS, bits=bits, entry=1.0)
+    return A, SecureSketch(
+        sketch, COLUMNS, COLUMNS**0.5, 0.5, 1e-6, servers=SERVERS, bits=bits, entry=1.0
+    )
 
 
 def numpy_sums(A: torch.Tensor, protocol: SecureSketch) -> np.ndarray:
@@ -34,7 +36,9 @@ def numpy_sums(A: torch.Tensor, protocol: SecureSketch) -> np.ndarray:
     kind = np.dtype(f"u{ring.bits // 8}")
     rows, signs = protocol.sketch.rows[0].cpu().numpy(), protocol.sketch.signs[0].cpu().numpy()
     noise = rng.standard_normal(A.shape) * (protocol.sigma.cpu().numpy() * ring.scale)[rows, None]
-    values = (np.rint(noise).astype(np.int64) + (A.cpu().numpy() * ring.scale).astype(np.int64)) * signs[:, None]
+    values = (
+        np.rint(noise).astype(np.int64) + (A.cpu().numpy() * ring.scale).astype(np.int64)
+    ) * signs[:, None]
     shares = np.empty((SERVERS, *A.shape), kind)
     shares[:-1] = rng.integers(2**ring.bits, size=(SERVERS - 1, *A.shape), dtype=kind)
     shares[-1] = values.astype(kind) - shares[:-1].sum(0, dtype=kind)
@@ -71,7 +75,9 @@ def transform(clients: int, dtype: torch.dtype) -> Work:
     def added() -> object:
         return [add_rows(sums, sketch.rows[0, part], shares[0, part]) for part in parts]
 
-    peers = {"signs, index_add_": lambda: lambda: sums.index_add_(0, sketch.rows[0], shares[0] * signs)}
+    peers = {
+        "signs, index_add_": lambda: lambda: sums.index_add_(0, sketch.rows[0], shares[0] * signs)
+    }
     return Work(added, clients, {"one read": read(shares)}, peers)
 
 
@@ -110,7 +116,12 @@ def stream(count: int) -> Work:
     """``count`` words of 64 bits of the cipher."""
     key = chacha.system_key(DEVICE)
     peers = {"the operating system": lambda: lambda: os.urandom(8 * count)}
-    return Work(lambda: chacha.keystream(key, 0, count // 8), count, {"a generator's words": words(count)}, peers)
+    return Work(
+        lambda: chacha.keystream(key, 0, count // 8),
+        count,
+        {"a generator's words": words(count)},
+        peers,
+    )
 
 
 def cases(small: bool) -> Iterator[Case]:
@@ -119,7 +130,9 @@ def cases(small: bool) -> Iterator[Case]:
     for dtype in (torch.int64, torch.int32):
         yield Case(f"one server's transform, {str(dtype)[6:]}", partial(transform, 10 * n, dtype))
     for most in (0, n // 1000):
-        yield Case(f"one server, frames to sums, {most} may drop out", partial(server, 10 * n, most))
+        yield Case(
+            f"one server, frames to sums, {most} may drop out", partial(server, 10 * n, most)
+        )
     for bits in (64, 32):
         yield Case(f"SecureSketch.collect, {bits} bits", partial(collect, n, bits))
     yield Case("SecureSketch.sample_tally", partial(drawn, n))

@@ -21,14 +21,20 @@ EPSILON, TYPES = 1.0, 100
 def collect(n: int, d: int, dtype: torch.dtype) -> Work:
     """Users by themselves."""
     randomizer, x, noise = PrivUnit(d, EPSILON), unit_vectors(n, d, dtype), SeededNoise(1, DEVICE)
-    return Work(lambda: randomizer.collect(x, noise=noise), n, {"float64 normals": normals(n, d + 1)})
+    return Work(
+        lambda: randomizer.collect(x, noise=noise), n, {"float64 normals": normals(n, d + 1)}
+    )
 
 
 def of_types(n: int, d: int) -> Work:
     """Users in 100 types."""
     randomizer, x, noise = PrivUnit(d, EPSILON), unit_vectors(TYPES, d), SeededNoise(1, DEVICE)
     counts = torch.full((TYPES,), n // TYPES, device=DEVICE)
-    return Work(lambda: randomizer.collect_crowd(x, counts, noise), n, {"float64 normals": normals(n, d + 1)})
+    return Work(
+        lambda: randomizer.collect_crowd(x, counts, noise),
+        n,
+        {"float64 normals": normals(n, d + 1)},
+    )
 
 
 def drawn(n: int, d: int) -> Work:

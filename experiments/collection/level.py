@@ -43,7 +43,9 @@ class Config:
 
 def of_types(protocol, shares: Tensor, config: Config, generator: torch.Generator) -> Estimate:
     """Estimates from samples of users whose types have these shares."""
-    drawn = torch.multinomial(shares.expand(config.pairs, -1), config.users, replacement=True, generator=generator)
+    drawn = torch.multinomial(
+        shares.expand(config.pairs, -1), config.users, replacement=True, generator=generator
+    )
     counts = torch.zeros(config.pairs, len(shares), dtype=torch.int64)
     counts.scatter_add_(1, drawn, torch.ones_like(drawn))
     return protocol.sample_estimate(counts, generator=generator)
@@ -64,7 +66,9 @@ def rejected(found: Difference) -> float:
 
 
 def measure(config: Config, report: Report) -> None:
-    report.say(f"{config.pairs} pairs of samples of {config.users} users, each pair of one population")
+    report.say(
+        f"{config.pairs} pairs of samples of {config.users} users, each pair of one population"
+    )
 
     def row(statistic: str, channel: str, first: Estimate, second: Estimate) -> None:
         apart = difference(first, second)
@@ -83,18 +87,31 @@ def measure(config: Config, report: Report) -> None:
     for epsilon in (1.0, 4.0, 8.0):
         local = queries.choose(shares, config.users, epsilon).best
         types("share of types", f"local, epsilon = {epsilon:g}", local)
-    types("share of types", "curator", CentralFactorization(FactoredQueries.identity(shares), 1.0, DELTA))
+    types(
+        "share of types",
+        "curator",
+        CentralFactorization(FactoredQueries.identity(shares), 1.0, DELTA),
+    )
     box = domains.Box([0.0], [1.0])
     alone = mean.GaussianMean.tuned(box, epsilon=1.0, delta=DELTA)
     both = mean.GaussianCovariance.calibrated(box, alone.shape, epsilon=1.0, delta=DELTA)
     generator = keyed_generator(b"numbers")
     samples = [of_numbers(both, config, generator) for _ in range(2)]
     row("mean beside its variance", "curator", *(each.mean for each in samples))
-    types("equal pairs", "local, epsilon = 8", LocalFactorization.of(pairwise.unequal(TYPES), 8.0), UNEVEN)
+    types(
+        "equal pairs",
+        "local, epsilon = 8",
+        LocalFactorization.of(pairwise.unequal(TYPES), 8.0),
+        UNEVEN,
+    )
     samples = [of_numbers(alone, config, generator) for _ in range(2)]
     row("mean alone", "curator", *samples)
     values = torch.linspace(0, 1, TYPES, dtype=torch.float64)[None]
-    types("mean of types alone", "curator", CentralFactorization(FactoredQueries.plain(values), 1.0, DELTA))
+    types(
+        "mean of types alone",
+        "curator",
+        CentralFactorization(FactoredQueries.plain(values), 1.0, DELTA),
+    )
 
 
 EXPERIMENT = Experiment(measure, Config(), Config(pairs=20, users=200))

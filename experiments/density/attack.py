@@ -47,7 +47,9 @@ def looked_up(views: torch.Tensor, first: int, ratios: np.ndarray) -> np.ndarray
     return ratios[np.clip(index, 0, len(ratios) - 1)].sum(-1)
 
 
-def totals(law: BitLaw, held: torch.Tensor, trials: int, generator: torch.Generator) -> torch.Tensor:
+def totals(
+    law: BitLaw, held: torch.Tensor, trials: int, generator: torch.Generator
+) -> torch.Tensor:
     """What the analyst sees where so many users hold a one: (trials, instances)."""
     sums = BitSums(law, INSTANCES, DELTA)
     return sums.sample_tally(held, generator=generator, sample_shape=(trials,))["total"]
@@ -57,7 +59,8 @@ def response_losses(protocol: RandomizedResponseSum, ones: int, bit: int) -> Los
     """ln P/Q where the user holds ``bit`` under P, with ``ones`` ones among the others; drawn by the protocol."""
     n, p = protocol.users, protocol.flip
     law = np.convolve(
-        stats.binom.pmf(np.arange(n - ones), n - 1 - ones, p), stats.binom.pmf(np.arange(ones + 1), ones, 1 - p)
+        stats.binom.pmf(np.arange(n - ones), n - 1 - ones, p),
+        stats.binom.pmf(np.arange(ones + 1), ones, 1 - p),
     )
     one, zero = np.convolve(law, [p, 1 - p]), np.convolve(law, [1 - p, p])
     with np.errstate(all="ignore"):
@@ -154,11 +157,19 @@ def measure(config: Config, report: Report) -> None:
     for kind in (RandomizedResponseSum, PoissonSum, NegativeBinomialSum, CorrelatedSum):
         calibrated = kind.calibrated(USERS, EPSILON, DELTA, INSTANCES)
         for noise, protocol in (("calibrated", calibrated), ("planted", with_less(calibrated))):
-            delta, error = max(estimate(losses, trials, generator) for losses in scenarios(protocol))
+            delta, error = max(
+                estimate(losses, trials, generator) for losses in scenarios(protocol)
+            )
             certified = delta_of(protocol, EPSILON, INSTANCES)
             z = (delta - DELTA) / error
             report.row(
-                "attack", protocol=kind.__name__, noise=noise, certified=certified, attack=delta, error=error, z=z
+                "attack",
+                protocol=kind.__name__,
+                noise=noise,
+                certified=certified,
+                attack=delta,
+                error=error,
+                z=z,
             )
     report.say(f"{time.time() - start:.1f} s")
 

@@ -64,7 +64,13 @@ def row(instances: int, epsilon: float, users: int) -> tuple[list[float], list[B
     response, correlated, poisson, negative_binomial, central = protocols
     limit = laplace_rmse(correlated.ratio ** (1 / (1 - SHARE)))
     errors = [
-        *(published.rmse, response.rmse, paper.correlated(users, *one).rmse, correlated.rmse, limit),
+        *(
+            published.rmse,
+            response.rmse,
+            paper.correlated(users, *one).rmse,
+            correlated.rmse,
+            limit,
+        ),
         *(
             poisson.rmse,
             negative_binomial.rmse,

@@ -22,7 +22,14 @@ import torch
 from torch import Tensor
 
 from torchdp import density
-from torchdp.density import CentralKDE, InnerProduct, ShuffledClasses, class_counts, kernel_means, nearest_centre
+from torchdp.density import (
+    CentralKDE,
+    InnerProduct,
+    ShuffledClasses,
+    class_counts,
+    kernel_means,
+    nearest_centre,
+)
 from torchdp.randomness import keyed_generator
 from torchdp.simulate import Experiment, Report
 
@@ -78,14 +85,25 @@ def measure_classes(config: Config, report: Report) -> None:
                 users, queries = order[:train], order[train:]
                 counts, start = class_counts(y[users], classes), time.process_time()
                 choice = density.choose(
-                    InnerProduct(x.shape[1]), epsilon=epsilon, delta=1e-5, classes=counts, generator=generator
+                    InnerProduct(x.shape[1]),
+                    epsilon=epsilon,
+                    delta=1e-5,
+                    classes=counts,
+                    generator=generator,
                 )
                 seconds.append(time.process_time() - start)
                 features = choice.best.kdes[0].features
-                curators = (CentralKDE.calibrated(features, n, epsilon, 1e-5) for n in counts.tolist())
-                for way, made in (("chosen", choice.best), ("curator", ShuffledClasses(tuple(curators)))):
+                curators = (
+                    CentralKDE.calibrated(features, n, epsilon, 1e-5) for n in counts.tolist()
+                )
+                for way, made in (
+                    ("chosen", choice.best),
+                    ("curator", ShuffledClasses(tuple(curators))),
+                ):
                     released = made.sample_estimate((x[users], y[users]), generator=generator)
-                    hits[way].append(float((nearest_centre(released, x[queries]) == y[queries]).double().mean()))
+                    hits[way].append(
+                        float((nearest_centre(released, x[queries]) == y[queries]).double().mean())
+                    )
             chosen, gap = (
                 torch.tensor(hits["chosen"]),
                 torch.tensor(hits["curator"]) - torch.tensor(hits["chosen"]),
@@ -105,13 +123,22 @@ def measure(config: Config, report: Report) -> None:
     for epsilon, most in (map(float, each.split(":")) for each in config.crescents):
         start = time.process_time()
         choice = density.choose(
-            density.Gaussian(0.25), n=len(places), epsilon=epsilon, delta=1e-6, box=box, most_messages=most
+            density.Gaussian(0.25),
+            n=len(places),
+            epsilon=epsilon,
+            delta=1e-6,
+            box=box,
+            most_messages=most,
         )
         seconds, kde = time.process_time() - start, choice.best
         released = kde.sample_estimate(
             kde.summary(places), generator=keyed_generator(b"runs"), sample_shape=(config.runs,)
         )
-        squares = (released.evaluate(grid) - kernel_means(kde.features.family, places, grid)).square().mean(-1)
+        squares = (
+            (released.evaluate(grid) - kernel_means(kde.features.family, places, grid))
+            .square()
+            .mean(-1)
+        )
         report.row(
             "crescents", epsilon=epsilon, limit=most, chosen=choice.candidates[0].name,
             messages=kde.messages_per_user, predicted=choice.candidates[0].error,

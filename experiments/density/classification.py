@@ -47,7 +47,13 @@ from torchdp.noise import SeededNoise
 from torchdp.privacy.accounting import composed_delta
 from torchdp.privacy.composition import pure_profile
 from torchdp.randomizers import RandomizedResponse
-from torchdp.shuffle import CentralGaussianSum, CorrelatedSum, PoissonSum, RandomizedResponseSum, paper
+from torchdp.shuffle import (
+    CentralGaussianSum,
+    CorrelatedSum,
+    PoissonSum,
+    RandomizedResponseSum,
+    paper,
+)
 from torchdp.simulate import Experiment, Report, columns, subplots, sweep
 
 # Tables 2 to 5, epsilon_label = 5: (Gaussian RR, Gaussian 3NB, inner product RR, inner product 3NB). Table 4 prints
@@ -80,12 +86,16 @@ def local_flip(epsilon: float, delta: float, instances: int) -> float:
     """Of randomized response that is (epsilon, delta)-DP without a shuffler, over all instances."""
 
     def excess(each: float) -> float:
-        return math.log(max(composed_delta([pure_profile(each)], instances, epsilon), 1e-300) / delta)
+        return math.log(
+            max(composed_delta([pure_profile(each)], instances, epsilon), 1e-300) / delta
+        )
 
     return 1 / (1 + math.exp(brentq(excess, 1e-4 * epsilon / instances**0.5, epsilon, xtol=1e-6)))
 
 
-def protocol(name: str, features: Features, n: int, epsilon: float, delta: float) -> ShuffledKDE | CentralKDE:
+def protocol(
+    name: str, features: Features, n: int, epsilon: float, delta: float
+) -> ShuffledKDE | CentralKDE:
     if name in EXACT:
         return ShuffledKDE.calibrated(features, EXACT[name], n, epsilon, delta)
     if name == "no privacy":
@@ -96,7 +106,9 @@ def protocol(name: str, features: Features, n: int, epsilon: float, delta: float
         return ShuffledKDE(
             features, RandomizedResponseSum(n, local_flip(epsilon, delta, features.composed)), delta
         )
-    return ShuffledKDE(features, PAPER[name](n, *paper.split(epsilon, delta, features.composed)), delta)
+    return ShuffledKDE(
+        features, PAPER[name](n, *paper.split(epsilon, delta, features.composed)), delta
+    )
 
 
 def load(name: str, folder: Path) -> embeddings.Data:
@@ -118,7 +130,9 @@ def accuracy(data: embeddings.Data, config: dict, generator: torch.Generator) ->
     public = config["epsilon_label"] is None
     response = None if public else RandomizedResponse(data.classes, config["epsilon_label"])
     reported = (
-        data.labels if response is None else response.randomize(data.labels, noise=SeededNoise.of(generator))
+        data.labels
+        if response is None
+        else response.randomize(data.labels, noise=SeededNoise.of(generator))
     )
     features = KERNELS[config["kernel"]](data.x.shape[1], generator)
     counts, target = class_counts(reported, data.classes).tolist(), (config["epsilon"], data.delta)
@@ -141,7 +155,12 @@ class Config:
 
 QUICK = ("no privacy", CURATOR, "3NB", "3NB, paper")  # calibrated within a second
 SMOKE = Config(
-    "digits", label_epsilon=math.inf, kernels=("Gaussian, orthogonal",), protocols=QUICK, epsilons=(4.5,), trials=2
+    "digits",
+    label_epsilon=math.inf,
+    kernels=("Gaussian, orthogonal",),
+    protocols=QUICK,
+    epsilons=(4.5,),
+    trials=2,
 )
 
 
@@ -149,7 +168,9 @@ def measure(config: Config, report: Report) -> None:
     data, public = load(config.data, config.folder), math.isinf(config.label_epsilon)
     n, d = data.x.shape
     labels = "public" if public else f"{config.label_epsilon:g}-private"
-    report.say(f"{data.name}: {n} users, d = {d}, {data.classes} classes, delta = {data.delta:g}, labels {labels}")
+    report.say(
+        f"{data.name}: {n} users, d = {d}, {data.classes} classes, delta = {data.delta:g}, labels {labels}"
+    )
     if data.name in PAPER_ACCURACY:
         names = ("Gaussian RR", "Gaussian 3NB", "inner product RR", "inner product 3NB")
         pairs = zip(names, PAPER_ACCURACY[data.name], strict=True)
@@ -157,21 +178,31 @@ def measure(config: Config, report: Report) -> None:
     usual = embeddings.PAPER[data.name].epsilons if data.name in embeddings.PAPER else EPSILONS
     label = None if public else config.label_epsilon
     grid = [
-        {"data": data.name, "kernel": kernel, "protocol": protocol, "epsilon": e, "epsilon_label": label}
+        {
+            "data": data.name,
+            "kernel": kernel,
+            "protocol": protocol,
+            "epsilon": e,
+            "epsilon_label": label,
+        }
         for kernel in config.kernels
         for protocol in config.protocols
         for e in config.epsilons or usual
     ]
 
     def trial(config: dict) -> Callable[[torch.Generator, int], Tensor]:
-        return lambda generator, size: torch.tensor([accuracy(data, config, generator) for _ in range(size)])
+        return lambda generator, size: torch.tensor(
+            [accuracy(data, config, generator) for _ in range(size)]
+        )
 
     stem = data.name.replace(" ", "_")
     store = report.folder / f"{stem}.jsonl"
     for row in sweep(trial, grid, trials=config.trials, seed=1, store=store, block_size=1):
         cells = {key: row.config[key] for key in ("kernel", "protocol", "epsilon")}
         error = row.moments.standard_error
-        report.row(stem, **cells, accuracy=row.moments.mean, standard_error=error, chance=1 / data.classes)
+        report.row(
+            stem, **cells, accuracy=row.moments.mean, standard_error=error, chance=1 / data.classes
+        )
 
 
 def draw(tables: dict) -> dict:
@@ -183,7 +214,9 @@ def curves(rows: list):
     figure, panels = subplots(len(kernels), size=(3.6, 3.8), wide=len(kernels), sharey=True)
     for axes, kernel in zip(panels, kernels, strict=True):
         for i, name in enumerate(PROTOCOLS):
-            x, y, errors = columns(rows, "epsilon", "accuracy", "standard_error", kernel=kernel, protocol=name)
+            x, y, errors = columns(
+                rows, "epsilon", "accuracy", "standard_error", kernel=kernel, protocol=name
+            )
             if not x:
                 continue
             axes.errorbar(
@@ -204,7 +237,9 @@ def curves(rows: list):
         axes.minorticks_off()
         axes.grid(True, linewidth=0.3)
     panels[0].set_ylabel("accuracy")
-    figure.legend(*panels[0].get_legend_handles_labels(), fontsize="small", loc="outside right center")
+    figure.legend(
+        *panels[0].get_legend_handles_labels(), fontsize="small", loc="outside right center"
+    )
     return figure
 
 

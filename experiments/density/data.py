@@ -38,7 +38,8 @@ class Data:
     truth: Tensor
     classes: int
     delta: float
-    divided: bool = False  # training and queries are one random division of a table, as good as any other
+    # training and queries are one random division of a table, as good as any other
+    divided: bool = False
 
     def again(self, generator: torch.Generator) -> "Data":
         """Another random division, of the same sizes; itself where the paper divides."""
@@ -47,7 +48,9 @@ class Data:
         x, labels = torch.cat([self.x, self.queries]), torch.cat([self.labels, self.truth])
         order = torch.randperm(len(x), generator=generator, device=generator.device)
         train, query = order[: len(self.x)], order[len(self.x) :]
-        return replace(self, x=x[train], labels=labels[train], queries=x[query], truth=labels[query])
+        return replace(
+            self, x=x[train], labels=labels[train], queries=x[query], truth=labels[query]
+        )
 
     def moved(self) -> "Data":
         """On torch's default device."""
@@ -98,7 +101,11 @@ def digits(seed: int = 0) -> Data:
 
 def read(path: Path) -> Tensor:
     """A tensor from .npy or .pt."""
-    return torch.as_tensor(np.load(path)) if path.suffix == ".npy" else torch.load(path, weights_only=True)
+    return (
+        torch.as_tensor(np.load(path))
+        if path.suffix == ".npy"
+        else torch.load(path, weights_only=True)
+    )
 
 
 def paper(name: str, folder: Path) -> Data:
@@ -145,7 +152,9 @@ def agnews_rows(folder: Path, share: float = 0.8) -> Data:
     x, labels = torch.load(path, weights_only=True)
     count = int(share * len(x))
     x, labels = unit(x.float()), labels.long()
-    first = Data("agnews rows", x[:count], labels[:count], x[count:], labels[count:], 4, 1e-5, divided=True)
+    first = Data(
+        "agnews rows", x[:count], labels[:count], x[count:], labels[count:], 4, 1e-5, divided=True
+    )
     return first.again(torch.Generator().manual_seed(0))
 
 
@@ -181,7 +190,12 @@ def _prose(root: Path) -> Iterator[str]:
             if isinstance(node, ast.FunctionDef | ast.ClassDef | ast.Module):
                 for part in (ast.get_docstring(node) or "").split("\n\n"):
                     text = " ".join(part.split())
-                    if 80 <= len(text) <= 600 and ">>>" not in text and "---" not in text and "::" not in text:
+                    if (
+                        80 <= len(text) <= 600
+                        and ">>>" not in text
+                        and "---" not in text
+                        and "::" not in text
+                    ):
                         yield text
 
 
@@ -216,7 +230,9 @@ def measure(config: Config, report: Report) -> None:
         found = paragraphs(package)
         queries = min(QUERIES, len(found) // 5)
         training = min(TRAINING, len(found) - queries)
-        report.row("data", package=package, paragraphs=len(found), training=training, queries=queries)
+        report.row(
+            "data", package=package, paragraphs=len(found), training=training, queries=queries
+        )
         texts["queries"] += found[:queries]
         texts["x"] += found[queries : queries + training]
         labels["truth"] += [label] * queries

@@ -37,7 +37,10 @@ def measure(config: Config, report: Report) -> None:
     generator, words, n = keyed_generator(b"decode"), embeddings.vocabulary(), config.random
     if n:
         x = embeddings.unit(torch.randn(n, 32, generator=generator))
-        vectors, labels = embeddings.unit(torch.randn(len(words), 32, generator=generator)), torch.arange(n) % 8
+        vectors, labels = (
+            embeddings.unit(torch.randn(len(words), 32, generator=generator)),
+            torch.arange(n) % 8,
+        )
     else:
         stored = embeddings.documentation(config.folder / "documentation.npz")
         x, labels = stored.x, stored.labels
@@ -51,12 +54,18 @@ def measure(config: Config, report: Report) -> None:
         counts = class_counts(reported, len(embeddings.PACKAGES)).tolist()
         kdes = tuple(protocol(name, features, n, EPSILON, 1e-5) for n in counts)
         classes = ShuffledClasses(kdes, response)
-        found = nearest_words(classes.sample_estimate((x, reported), generator=generator), vectors, 3)
+        found = nearest_words(
+            classes.sample_estimate((x, reported), generator=generator), vectors, 3
+        )
         for package, top in zip(embeddings.PACKAGES, found.tolist(), strict=True):
-            report.row("words", protocol=name, package=package, words=", ".join(words[i] for i in top))
+            report.row(
+                "words", protocol=name, package=package, words=", ".join(words[i] for i in top)
+            )
 
 
-EXPERIMENT = Experiment(measure, Config(), Config(random=400, protocols=("no privacy", "3NB", "3NB, paper")))
+EXPERIMENT = Experiment(
+    measure, Config(), Config(random=400, protocols=("no privacy", "3NB", "3NB, paper"))
+)
 
 if __name__ == "__main__":
     EXPERIMENT.main()

@@ -43,7 +43,9 @@ def measure(config: Config, report: Report) -> None:
     data = load(config.data, config.folder)
     n, queries = len(data.x), data.queries[: config.queries]
     bits, delta = data.x.shape[1], data.delta
-    report.say(f"{data.name}: {n} users, {bits} bits of each, delta = {delta:g}; root mean squared errors")
+    report.say(
+        f"{data.name}: {n} users, {bits} bits of each, delta = {delta:g}; root mean squared errors"
+    )
     for kernel in config.kernels:
         for name in config.protocols:
             for epsilon in config.epsilons:
@@ -57,10 +59,13 @@ def measure(config: Config, report: Report) -> None:
                     crowd = kde.summary(data.x)
                     mse = kde.density_mse(crowd, queries)
                     parts += (
-                        torch.stack([mse.feature.mean(), mse.rounding.mean(), mse.privacy.mean()]) / config.draws
+                        torch.stack([mse.feature.mean(), mse.rounding.mean(), mse.privacy.mean()])
+                        / config.draws
                     )
                     truth = kernel_means(features.family, data.x, queries)
-                    answers = kde.sample_estimate(crowd, generator=generator, sample_shape=(4,)).evaluate(queries)
+                    answers = kde.sample_estimate(
+                        crowd, generator=generator, sample_shape=(4,)
+                    ).evaluate(queries)
                     errors.append((answers - truth).square().mean())
                 feature, rounding, privacy = parts.sqrt().tolist()
                 squares = torch.stack(errors)
@@ -82,7 +87,9 @@ def measure(config: Config, report: Report) -> None:
 
 
 def draw(tables: dict) -> dict:
-    return {f"{name}.png": curves(rows) for name, rows in tables.items() if name.startswith("error_")}
+    return {
+        f"{name}.png": curves(rows) for name, rows in tables.items() if name.startswith("error_")
+    }
 
 
 def curves(rows: list):
@@ -92,12 +99,24 @@ def curves(rows: list):
     for i, name in enumerate(each for each in PROTOCOLS if each in there):
         for axes, kernel in zip(panels, kernels, strict=False):
             x, predicted, measured, errors = columns(
-                rows, "epsilon", "predicted", "measured", "standard_error", kernel=kernel, protocol=name
+                rows,
+                "epsilon",
+                "predicted",
+                "measured",
+                "standard_error",
+                kernel=kernel,
+                protocol=name,
             )
             bars = [2 * error for error in errors]
             axes.plot(x, predicted, "-", color=f"C{i}", label=name)
             axes.errorbar(x, measured, bars, fmt="o", color=f"C{i}", markersize=3, capsize=2)
-            axes.set(title=kernel, xscale="log", yscale="log", xlabel="epsilon", ylabel="root mean squared error")
+            axes.set(
+                title=kernel,
+                xscale="log",
+                yscale="log",
+                xlabel="epsilon",
+                ylabel="root mean squared error",
+            )
         if name not in ("no privacy", "curator's Gaussian noise"):
             x, messages = columns(rows, "epsilon", "messages", kernel=kernels[0], protocol=name)
             panels[-1].plot(x, messages, "o-", color=f"C{i}", markersize=3)
@@ -107,7 +126,9 @@ def curves(rows: list):
         axes.set_xticks(ticks, [f"{tick:g}" for tick in ticks])
         axes.set_xticks([], minor=True)
         axes.grid(True, linewidth=0.3, which="both")
-    figure.legend(*panels[0].get_legend_handles_labels(), fontsize="small", loc="outside right center")
+    figure.legend(
+        *panels[0].get_legend_handles_labels(), fontsize="small", loc="outside right center"
+    )
     return figure
 
 

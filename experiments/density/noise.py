@@ -143,11 +143,15 @@ def composed(pairs: list[tuple[Array, Array, int]], epsilon: float) -> float:
     return float(law @ np.maximum(-np.expm1(epsilon - loss), 0.0)) + 1 - kept
 
 
-def worst(law: BitLaw, instances: int, change: float, epsilon: float, steps: int) -> tuple[float, str]:
+def worst(
+    law: BitLaw, instances: int, change: float, epsilon: float, steps: int
+) -> tuple[float, str]:
     """The largest delta found: equal moves of ten sizes and a smaller last one, both roles, up and down."""
     gamma = steps**2 * change
     farthest, best = min(float(steps), math.sqrt(gamma)), (0.0, "")
-    sizes = {farthest * part for part in (0.05, 0.1, 0.25, 0.5, 0.75, 0.9, 1.0)} | {min(1.0, farthest)}
+    sizes = {farthest * part for part in (0.05, 0.1, 0.25, 0.5, 0.75, 0.9, 1.0)} | {
+        min(1.0, farthest)
+    }
     sizes |= {max(math.sqrt(gamma / instances), 0.01 * farthest), min(farthest, 1.5)}
     for kind, (base, other) in enumerate(kinds(law, steps)):
         for x in sorted(sizes):
@@ -155,14 +159,19 @@ def worst(law: BitLaw, instances: int, change: float, epsilon: float, steps: int
             rest = math.sqrt(max(0.0, gamma - times * x**2)) if times < instances else 0.0
             moves = [(other(x), times), (other(rest), 1)] if rest > 1e-6 else [(other(x), times)]
             for role, turned in (("P", False), ("Q", True)):
-                pairs = [(O, base, count) if turned else (base, O, count) for O, count in moves]
+                pairs = [
+                    (moved, base, count) if turned else (base, moved, count)
+                    for moved, count in moves
+                ]
                 found = composed(pairs, epsilon)
                 if found > best[0]:
                     best = found, f"{times} moves of {x:.3g}, kind {kind}, base {role}"
     return best
 
 
-def needed(law: BitLaw, instances: int, change: float, epsilon: float, steps: int) -> tuple[float, str]:
+def needed(
+    law: BitLaw, instances: int, change: float, epsilon: float, steps: int
+) -> tuple[float, str]:
     """The variance, over this law's, at which the worst pattern found meets delta."""
     factor, step = 1.0, 0.98
     here, pattern = worst(law, instances, change, epsilon, steps)

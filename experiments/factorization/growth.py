@@ -102,14 +102,25 @@ def draw(tables: dict) -> dict:
         style = {"color": colour, "capsize": 3, "markersize": 4, "linewidth": 1}
         axes.errorbar(sizes, middle, yerr=half, fmt="o-", label=name, **style)
         if name in EXPECTED:
-            axes.plot(sizes, [EXPECTED[name](k) for k in sizes], "--", color=colour, linewidth=2, alpha=0.5)
+            axes.plot(
+                sizes,
+                [EXPECTED[name](k) for k in sizes],
+                "--",
+                color=colour,
+                linewidth=2,
+                alpha=0.5,
+            )
     panels[0].set(xscale="log", ylim=(0, 4.4), title="One dimension: a logarithm, or a constant")
     panels[1].set(xscale="log", title="Kendall on a square grid: a squared logarithm")
     panels[2].set(xscale="log", yscale="log", title="Random signs: a square root")
     for axes in panels:
         axes.set(xlabel="number of types k", ylabel="gamma_2")
         axes.grid(True, which="both", linewidth=0.3, alpha=0.5)
-        axes.legend(title="bars: certified bracket; dashed: formula", fontsize="small", title_fontsize="small")
+        axes.legend(
+            title="bars: certified bracket; dashed: formula",
+            fontsize="small",
+            title_fontsize="small",
+        )
     return {"growth.png": figure}
 
 

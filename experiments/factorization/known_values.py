@@ -41,7 +41,14 @@ def measure(config: Config, report: Report) -> None:
         shape = "x".join(map(str, workload.shape))
         deviation = max(abs(lower - known), abs(upper - known))
         name = f"{workload.name} {shape}"
-        report.row("known_values", workload=name, lower=lower, upper=upper, known=known, deviation=deviation)
+        report.row(
+            "known_values",
+            workload=name,
+            lower=lower,
+            upper=upper,
+            known=known,
+            deviation=deviation,
+        )
 
     generator, worst = keyed_generator(b"known values", "cpu"), 0.0
     for _ in range(config.matrices):
@@ -49,7 +56,9 @@ def measure(config: Config, report: Report) -> None:
         W = torch.randn(rows, columns, dtype=torch.float64, device="cpu", generator=generator)
         W = torch.as_tensor(W)
         ours, sdp = factorize(W, tol=1e-5).certificate, reference(W).certificate
-        worst = max(worst, abs(float(ours.upper / sdp.upper) - 1), abs(float(ours.lower / sdp.upper) - 1))
+        worst = max(
+            worst, abs(float(ours.upper / sdp.upper) - 1), abs(float(ours.lower / sdp.upper) - 1)
+        )
     report.say("\nrandom matrices with sides 2 to 16: largest distance from the SDP, relative")
     report.row("random", matrices=config.matrices, distance=worst)
 

@@ -44,7 +44,9 @@ DRAWS = 4_000  # of the noise, for the mean of its largest entry
 def problems(config: Config) -> dict[str, Tensor]:
     generator = torch.Generator().manual_seed(0)
     sizes, d = config.sizes, config.bits
-    signs = torch.as_tensor(torch.randint(2, (sizes[-1] // 2,) * 2, device="cpu", generator=generator))
+    signs = torch.as_tensor(
+        torch.randint(2, (sizes[-1] // 2,) * 2, device="cpu", generator=generator)
+    )
     thresholds = {f"thresholds {k}": workloads.prefix(k).dense() for k in sizes}
     return thresholds | {
         f"parities {d} bits, <= 2": workloads.parities(d, 2).dense(),
@@ -70,8 +72,13 @@ def local(found: dict, config: Config, report: Report) -> None:
         for epsilon in config.epsilons:
             variance = PrivUnit(factors.right.shape[0], epsilon).moments.variance
             for alpha in ALPHAS:
-                needed, absolute = instance.samples(alpha, epsilon), instance.samples_absolute(alpha, epsilon)
-                enough = sample_upper_bound(float(factors.certificate.upper), variance, alpha, spread=spread)
+                needed, absolute = (
+                    instance.samples(alpha, epsilon),
+                    instance.samples_absolute(alpha, epsilon),
+                )
+                enough = sample_upper_bound(
+                    float(factors.certificate.upper), variance, alpha, spread=spread
+                )
                 report.row(
                     "local",
                     workload=name,
@@ -93,19 +100,29 @@ def central(found: dict, config: Config, report: Report) -> None:
         f"\nCentral model: additive noise, replace-one, delta = {DELTA:g}; root mean squared error of a count"
     )
     for name, (W, worst, _) in found.items():
-        for label, p, factors in (("worst", math.inf, worst), ("mean", 2.0, factorize(W, 2.0, shift=True))):
+        for label, p, factors in (
+            ("worst", math.inf, worst),
+            ("mean", 2.0, factorize(W, 2.0, shift=True)),
+        ):
             for epsilon in config.epsilons:
                 scale = len(W) ** (-1 / p)
-                least = scale * additive_noise_bound(float(factors.certificate.lower), epsilon, DELTA)
+                least = scale * additive_noise_bound(
+                    float(factors.certificate.lower), epsilon, DELTA
+                )
                 columns = factors.right.mT
                 sigma = gaussian_sigma(epsilon, DELTA, float(torch.cdist(columns, columns).max()))
-                error = scale * sigma * float(torch.linalg.vector_norm(factors.left.norm(dim=1), ord=p))
+                error = (
+                    scale * sigma * float(torch.linalg.vector_norm(factors.left.norm(dim=1), ord=p))
+                )
                 cells = {"at_least": least, "Gaussian": error, "ratio": error / least}
                 report.row("central", workload=name, error=label, epsilon=epsilon, **cells)
 
 
 def measure(config: Config, report: Report) -> None:
-    found = {name: (W, factorize(W, shift=True), hard_instance(W)) for name, W in problems(config).items()}
+    found = {
+        name: (W, factorize(W, shift=True), hard_instance(W))
+        for name, W in problems(config).items()
+    }
     local(found, config, report)
     central(found, config, report)
 

@@ -42,7 +42,9 @@ def measure(config: Config, report: Report) -> None:
     full = factorize(W, tol=1e-4)
     generator = torch.Generator(torch.get_default_device()).manual_seed(0)
     upper, guaranteed = float(full.certificate.upper), jl_rank(k, k, 0.5)
-    report.say(f"prefix {k}: gamma_2 = {upper:.4f}; Lemma 12 at alpha = gamma_2/2: rank {guaranteed}")
+    report.say(
+        f"prefix {k}: gamma_2 = {upper:.4f}; Lemma 12 at alpha = gamma_2/2: rank {guaranteed}"
+    )
     for rank in config.ranks:
         U, S, Vh = torch.linalg.svd(W)
         root = S[:rank].sqrt()
@@ -51,7 +53,9 @@ def measure(config: Config, report: Report) -> None:
         learned = train(W, structure=structure, alpha=alpha, tol=config.tol, steps=config.steps)
         found = {
             "projection": johnson_lindenstrauss(full, rank, generator=generator),
-            "truncation, no weights": replace(full, left=U[:, :rank] * root, right=root[:, None] * Vh[:rank]),
+            "truncation, no weights": replace(
+                full, left=U[:, :rank] * root, right=root[:, None] * Vh[:rank]
+            ),
             "truncation, dual weights": cut,
             "trained, same distortion": learned,
         }

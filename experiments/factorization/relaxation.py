@@ -55,7 +55,10 @@ LINES: dict[str, Line] = {
     "relaxation, float32": (lambda gap: lambda W: relaxation(W.float(), gap), (1e-4,)),
     "relaxation by Adam": (lambda steps: partial(by_adam, steps=int(steps)), STEPS),
     "fixed point": (lambda gap: partial(fixed_point, tol=gap), GAPS[:6]),
-    "cvxpy, SCS": (lambda eps: partial(by_cvxpy, solver="SCS", eps=eps, max_iters=20_000), (1e-3, 1e-5)),
+    "cvxpy, SCS": (
+        lambda eps: partial(by_cvxpy, solver="SCS", eps=eps, max_iters=20_000),
+        (1e-3, 1e-5),
+    ),
     "cvxpy, Clarabel": (lambda _: partial(by_cvxpy, solver="CLARABEL"), (1e-8,)),
 }
 NAMED: dict[str, Line] = {
@@ -71,7 +74,8 @@ NAMED: dict[str, Line] = {
     )
     for kind in ("max", "p-norm 128")
 }
-LARGEST = {"cvxpy, SCS": 128, "jax-privacy, max": 512, "jax-privacy, p-norm 128": 512}  # rows + columns
+# rows + columns
+LARGEST = {"cvxpy, SCS": 128, "jax-privacy, max": 512, "jax-privacy, p-norm 128": 512}
 
 
 @on_host
@@ -79,7 +83,9 @@ def instance(number: int) -> Tensor:
     """Matrix ``number`` of the hundred, float64: KINDS[number % 10], of the size and the scale number // 10."""
     generator = keyed_generator(f"relaxation {number}".encode())
     kind, size = KINDS[number % 10], number // 10
-    m, n = {"wide": (3 + size, 8 + 2 * size), "tall": (8 + 2 * size, 3 + size)}.get(kind, (3 + size, 3 + size))
+    m, n = {"wide": (3 + size, 8 + 2 * size), "tall": (8 + 2 * size, 3 + size)}.get(
+        kind, (3 + size, 3 + size)
+    )
     draw = partial(torch.randn, dtype=torch.float64, generator=generator)
     W = draw(m, n)
     match kind:
@@ -113,7 +119,11 @@ class Config:
 def once(run: Run, W: Tensor, weights: tuple[Tensor, Tensor]) -> dict[str, object]:
     size = W.abs().max()  # cvxpy knows no scales
     seconds, certificate, steps = judged(W / size, run, weights, math.inf)
-    bounds = {"gap": certificate.gap, "lower": certificate.lower * size, "upper": certificate.upper * size}
+    bounds = {
+        "gap": certificate.gap,
+        "lower": certificate.lower * size,
+        "upper": certificate.upper * size,
+    }
     return {"seconds": seconds, "steps": steps, **bounds}
 
 
@@ -133,12 +143,21 @@ def measure(config: Config, report: Report) -> None:
     for solver, make, settings in there(LINES, report):
         for setting, number in product(settings[: config.settings], range(config.instances)):
             W = instance(number)
-            key = {"solver": solver, "setting": setting, "instance": number, "kind": KINDS[number % 10]}
-            report.once("relaxation", key, partial(once, make(setting), W, (W[:, 0].abs(), W[0].abs())))
+            key = {
+                "solver": solver,
+                "setting": setting,
+                "instance": number,
+                "kind": KINDS[number % 10],
+            }
+            report.once(
+                "relaxation", key, partial(once, make(setting), W, (W[:, 0].abs(), W[0].abs()))
+            )
     generator = keyed_generator(b"relaxation, together")
     large = {
         f"prefix {config.prefix}": workloads.prefix(config.prefix).dense(),
-        f"{config.batch} of 32 x 32": torch.randn(config.batch, 32, 32, dtype=torch.float64, generator=generator),
+        f"{config.batch} of 32 x 32": torch.randn(
+            config.batch, 32, 32, dtype=torch.float64, generator=generator
+        ),
     }
     runs = {"relaxation": relaxation, "fixed point": fixed_point}
     for (name, W), (solver, run), tol in product(large.items(), runs.items(), (1e-4, 1e-5)):
@@ -148,9 +167,14 @@ def measure(config: Config, report: Report) -> None:
         for problem in config.problems:
             W = workload(problem)
             weights = fixed_point(W, 1e-8)[2:4]
-            for setting in settings[: config.points] if sum(W.shape) <= LARGEST.get(solver, 10_000) else ():
+            for setting in (
+                settings[: config.points] if sum(W.shape) <= LARGEST.get(solver, 10_000) else ()
+            ):
                 key = {"problem": problem, "solver": solver, "setting": setting}
-                if report.once("named", key, partial(once, make(setting), W, weights))["seconds"] > LONGEST:
+                if (
+                    report.once("named", key, partial(once, make(setting), W, weights))["seconds"]
+                    > LONGEST
+                ):
                     break
 
 
@@ -164,19 +188,39 @@ def largest(W: Tensor, run: Run) -> dict[str, object]:
 def draw(tables: dict) -> dict:
     names = list(dict.fromkeys(row["problem"] for row in tables["named"]))
     solvers = list(dict.fromkeys([*LINES, *NAMED]))
-    hues = ("#009E73", "#F0E442", "#0072B2", "#D55E00", "#CC79A7", "#56B4E9", "#E69F00", "#000000", "#999999")
+    hues = (
+        "#009E73",
+        "#F0E442",
+        "#0072B2",
+        "#D55E00",
+        "#CC79A7",
+        "#56B4E9",
+        "#E69F00",
+        "#000000",
+        "#999999",
+    )
     colours = dict(zip(solvers, hues, strict=True))
     figure, panels = subplots(1 + len(names), size=(6, 4))
     for axes, problem in zip(panels, [None, *names], strict=True):
         for solver, colour in colours.items():
-            where = {"solver": solver} if problem is None else {"solver": solver, "problem": problem}
-            times, gaps = columns(tables["named" if problem else "relaxation"], "seconds", "gap", **where)
+            where = (
+                {"solver": solver} if problem is None else {"solver": solver, "problem": problem}
+            )
+            times, gaps = columns(
+                tables["named" if problem else "relaxation"], "seconds", "gap", **where
+            )
             if times:
                 gaps = [max(gap, 1e-12) for gap in gaps]
                 style = {"linestyle": "-" if problem else "none", "markersize": 4 if problem else 3}
                 axes.plot(times, gaps, "o", color=colour, label=solver.strip(), **style)
         title = problem or "a hundred matrices of 3 to 26 rows"
-        axes.set(xscale="log", yscale="log", title=title, xlabel="CPU seconds, one thread", ylabel="certified gap")
+        axes.set(
+            xscale="log",
+            yscale="log",
+            title=title,
+            xlabel="CPU seconds, one thread",
+            ylabel="certified gap",
+        )
         axes.grid(True, which="major", linewidth=0.3)
         axes.xaxis.set_minor_formatter("")
         axes.legend(fontsize="x-small")

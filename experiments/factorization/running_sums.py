@@ -38,16 +38,24 @@ class Config:
     dense: int = 2048  # the largest whose matrix is factored, too
     tol: float = 2e-5
     strategies: tuple[str, ...] = ("1024,4", "10000,4", "1000000,5")  # steps, buffers
-    apart: tuple[str, ...] = ("128,32,4", "512,64,8", "2000,60,34", "10000,1000,10")  # steps, gap, times
+    # steps, gap, times
+    apart: tuple[str, ...] = ("128,32,4", "512,64,8", "2000,60,34", "10000,1000,10")
 
 
-def row(report: Report, table: str, n: int, norm: str, solve: Callable[[], Any], **more: object) -> None:
+def row(
+    report: Report, table: str, n: int, norm: str, solve: Callable[[], Any], **more: object
+) -> None:
     start = time.process_time()
     found = solve()
     seconds, scale = time.process_time() - start, math.sqrt(n) if norm == "gamma_F" else 1.0
     c = found.certificate
     lower = float(c.lower) / scale
-    cells = {"lower": lower, "upper": float(c.upper) / scale, "gap": c.gap, "rounding": float(c.rounding) / scale}
+    cells = {
+        "lower": lower,
+        "upper": float(c.upper) / scale,
+        "gap": c.gap,
+        "rounding": float(c.rounding) / scale,
+    }
     cells |= {"constant": None if norm == "gamma_F" else lower - math.log(n) / math.pi}
     iterations = getattr(found, "iterations", None)
     report.row(table, steps=n, norm=norm, cpu_s=seconds, **cells, iterations=iterations, **more)
@@ -72,7 +80,9 @@ def measure(config: Config, report: Report) -> None:
         found = factorize_buffered(RunningSums(n), 4, 2.0, gap=gap, times=times)
         moved = sensitivity(found.strategy, Separated(gap, times))
         cell = {"steps": n, "gap": gap, "times": times, "cpu_s": time.process_time() - start}
-        least, error = (float(x) / math.sqrt(n) for x in (found.certificate.lower, found.certificate.upper))
+        least, error = (
+            float(x) / math.sqrt(n) for x in (found.certificate.lower, found.certificate.upper)
+        )
         report.row("apart", **cell, at_least=least, four_buffers=error, sensitivity=moved.value)
 
 

@@ -30,7 +30,14 @@ import torch
 from torch import Tensor
 
 from torchdp import workloads
-from torchdp.factorization import Certificate, Factorization, Relaxation, certify, smooth_log_norm, train
+from torchdp.factorization import (
+    Certificate,
+    Factorization,
+    Relaxation,
+    certify,
+    smooth_log_norm,
+    train,
+)
 from torchdp.factorization.solvers.fixed_point import solve
 from torchdp.randomness import keyed_generator
 from torchdp.simulate import Experiment, Report
@@ -98,7 +105,9 @@ def by_cvxpy(W: Tensor, solver: str, **settings: float) -> tuple:
     m, n = W.shape
     Z, t = cp.Variable((m + n, m + n), PSD=True), cp.Variable()
     diagonal = cp.diag(Z) <= t
-    cp.Problem(cp.Minimize(t), [Z[:m, m:] == W.cpu().numpy(), diagonal]).solve(solver=solver, **settings)
+    cp.Problem(cp.Minimize(t), [Z[:m, m:] == W.cpu().numpy(), diagonal]).solve(
+        solver=solver, **settings
+    )
     values, vectors = torch.linalg.eigh(torch.as_tensor(Z.value).to(W))
     root = vectors * values.clamp_min(0).sqrt()
     weights = torch.as_tensor(diagonal.dual_value).to(W).clamp_min(0)
@@ -141,7 +150,9 @@ def by_hdmm(W: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def import_jax():
-    os.environ.setdefault("XLA_FLAGS", "--xla_cpu_multi_thread_eigen=false intra_op_parallelism_threads=1")
+    os.environ.setdefault(
+        "XLA_FLAGS", "--xla_cpu_multi_thread_eigen=false intra_op_parallelism_threads=1"
+    )
     import jax
 
     jax.config.update("jax_enable_x64", True)
@@ -168,7 +179,9 @@ def available(run: Run) -> ImportError | None:
     return None
 
 
-def judged(W: Tensor, run: Run, weights: tuple[Tensor, Tensor], p: float) -> tuple[float, Certificate, int | None]:
+def judged(
+    W: Tensor, run: Run, weights: tuple[Tensor, Tensor], p: float
+) -> tuple[float, Certificate, int | None]:
     """CPU seconds, certificate and iterations; ``weights`` are for solvers that return none."""
     seconds, spent = math.inf, 0.0
     while spent < SHORTEST:  # the quickest of several short runs
@@ -224,7 +237,15 @@ GAMMA_2 = {
     "all ranges 256": (1e-3, 500),
 }
 GAMMA_F = dict.fromkeys(
-    ("prefix 64", "prefix 256", "random signs 256", "all ranges 64", "all ranges 256", "prefix 1024"), (1e-9, 0)
+    (
+        "prefix 64",
+        "prefix 256",
+        "random signs 256",
+        "all ranges 64",
+        "all ranges 256",
+        "prefix 1024",
+    ),
+    (1e-9, 0),
 )
 NORMS = {"gamma_2": (math.inf, gamma_2_runs, GAMMA_2), "gamma_F": (2.0, gamma_f_runs, GAMMA_F)}
 
@@ -248,8 +269,19 @@ def measure(config: Config, report: Report) -> None:
                 report.say(f"{problem:<18}{name:<34}missing: {missing.name}")
                 continue
             seconds, certificate, iterations = judged(W, run, weights, p)
-            bounds = {"gap": certificate.gap, "lower": certificate.lower, "upper": certificate.upper}
-            report.row("solvers", problem=problem, solver=name, iterations=iterations, seconds=seconds, **bounds)
+            bounds = {
+                "gap": certificate.gap,
+                "lower": certificate.lower,
+                "upper": certificate.upper,
+            }
+            report.row(
+                "solvers",
+                problem=problem,
+                solver=name,
+                iterations=iterations,
+                seconds=seconds,
+                **bounds,
+            )
 
 
 EXPERIMENT = Experiment(measure, Config(), Config(problems=("prefix 16",)))

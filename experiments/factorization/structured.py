@@ -56,7 +56,9 @@ def skew_circulant(first: Tensor, p: float = math.inf) -> Factorization:
     Source: Lee, Shraibman, Spalek (2008) for gamma_2 under a group; the power of n from the row weights n^{-(p-2)/p}.
     """
     first = first.double()
-    angle = torch.arange(len(first), dtype=torch.float64, device=first.device) * (-math.pi / len(first))
+    angle = torch.arange(len(first), dtype=torch.float64, device=first.device) * (
+        -math.pi / len(first)
+    )
     twist = torch.polar(torch.ones_like(angle), angle)
     values = torch.fft.fft(first * twist)
     root = values.abs().sqrt()
@@ -106,14 +108,18 @@ class Config:
 
 
 def prefix_sums(config: Config, report: Report) -> None:
-    report.say("prefix sums: norm of the factorization over the certified lower bound of the optimum")
+    report.say(
+        "prefix sums: norm of the factorization over the certified lower bound of the optimum"
+    )
     for p, error in ((math.inf, "worst"), (2.0, "mean squared")):
         for k in config.sizes:
             optimum = factorize(workloads.prefix(k), p, tol=TOLERANCE).certificate
             values = {name: float(build(k, p).certificate.upper) for name, build in PREFIX.items()}
             lower, upper, unit = float(optimum.lower), float(optimum.upper), k ** (1 / p)
             ratios = {name: value / lower for name, value in values.items()}
-            report.row("prefix_sums", error=error, k=k, lower=lower / unit, upper=upper / unit, **ratios)
+            report.row(
+                "prefix_sums", error=error, k=k, lower=lower / unit, upper=upper / unit, **ratios
+            )
         constants = {name: value / unit - math.log(k) / math.pi for name, value in values.items()}
         report.row("less_ln_k_over_pi", error=error, k=k, **constants)
 
@@ -151,7 +157,12 @@ def products(config: Config, report: Report) -> None:
             found = call(kernel).certificate
             seconds = time.perf_counter() - start
             report.row(
-                "products", route=name, types=side**2, lower=found.lower, upper=found.upper, seconds=seconds
+                "products",
+                route=name,
+                types=side**2,
+                lower=found.lower,
+                upper=found.upper,
+                seconds=seconds,
             )
 
 

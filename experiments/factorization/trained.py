@@ -129,7 +129,9 @@ def by_jax(W: Tensor) -> Factors:
     coefficients = torch.as_tensor(np.array(found)).double()
     place = torch.arange(len(W))[:, None] - torch.arange(len(W))
     inside = (place >= 0) & (place < len(coefficients))
-    return of_strategy(W, torch.where(inside, coefficients[place.clamp(0, len(coefficients) - 1)], 0.0))
+    return of_strategy(
+        W, torch.where(inside, coefficients[place.clamp(0, len(coefficients) - 1)], 0.0)
+    )
 
 
 def cases(n: int) -> Iterator[Case]:
@@ -164,12 +166,17 @@ def cases(n: int) -> Iterator[Case]:
     def both(_: Tensor) -> Product:
         return Product(Relaxation(A), Relaxation(B))
 
-    yield Case("a product, half the largest, half the mean", torch.kron(A, B), Mixed(0.5), both, other)
+    yield Case(
+        "a product, half the largest, half the mean", torch.kron(A, B), Mixed(0.5), both, other
+    )
 
 
 def value(case: Case, factors: Factors) -> float:
     a, b = factors[0].square().sum(1), factors[1].square().sum(0)
-    rows, columns = torch.ones_like(case.objective.rows(a)), torch.ones_like(case.objective.columns(b))
+    rows, columns = (
+        torch.ones_like(case.objective.rows(a)),
+        torch.ones_like(case.objective.columns(b)),
+    )
     return float(certify_objective(case.W, *factors, case.objective, rows, columns).upper)
 
 
@@ -183,7 +190,11 @@ def row(case: Case, config: Config, report: Report) -> dict[str, object]:
         except ImportError as error:
             report.say(f"{name} missing: {error.name}")
     best = min(others, key=others.__getitem__)
-    bounds = {"trained": found.certificate.upper, "lower": found.certificate.lower, "gap": found.certificate.gap}
+    bounds = {
+        "trained": found.certificate.upper,
+        "lower": found.certificate.lower,
+        "gap": found.certificate.gap,
+    }
     return {**bounds, "other": others[best], "by": best, "seconds": seconds}
 
 
@@ -204,7 +215,8 @@ def marginals(config: Config) -> dict[str, object]:
         for _ in range(config.draws)
     ]
     ratio = torch.stack(draws).square().mean(0) / made.variance(1.0)
-    memory = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 2**10  # MB above what was loaded
+    # MB above what was loaded
+    memory = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 2**10
     spread = math.sqrt(2 / config.draws)  # standard deviation of each ratio, around 1
     return {"cells": made.cells, "upper": certificate.upper, "gap": certificate.gap, "certified_s": seconds,
             "draw_s": (time.process_time() - start) / config.draws, "normals": count, "memory_mb": memory,
@@ -213,7 +225,8 @@ def marginals(config: Config) -> dict[str, object]:
 
 def measure(config: Config, report: Report) -> None:
     torch.set_num_threads(1)
-    report.row("marginals", bits=config.bits, order=3, **marginals(config))  # first: peaks of memory only grow
+    # first: peaks of memory only grow
+    report.row("marginals", bits=config.bits, order=3, **marginals(config))
     for case in cases(config.n):
         report.row("trained", problem=case.name, **row(case, config, report))
 

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-Squares = dict[str, Tensor]  # by what is done afterwards ("": nothing): squared error, one for each trial
+# by what is done afterwards ("": nothing): squared error, one for each trial
+Squares = dict[str, Tensor]
 CLOSE, CLEAR, AGAIN = (
     1.5,
     5.0,
@@ -27,7 +28,13 @@ class Cell:
 
     @property
     def key(self) -> dict[str, object]:
-        return {"task": self.task, "k": self.k, "n": self.n, "epsilon": self.epsilon, "data": self.data}
+        return {
+            "task": self.task,
+            "k": self.k,
+            "n": self.n,
+            "epsilon": self.epsilon,
+            "data": self.data,
+        }
 
     @property
     def seed(self) -> bytes:
@@ -61,12 +68,16 @@ def shares(data: str, k: int) -> Tensor:
     if data in ("independent", "related"):
         x = torch.linspace(-2, 2, math.isqrt(k), dtype=torch.float64)
         r = 0.6 if data == "related" else 0.0
-        h = torch.exp(-(x[:, None].square() + x.square() - 2 * r * x[:, None] * x) / (2 - 2 * r * r)).flatten()
+        h = torch.exp(
+            -(x[:, None].square() + x.square() - 2 * r * x[:, None] * x) / (2 - 2 * r * r)
+        ).flatten()
     elif data in ("30 % positive", "5 % positive"):
         positive = float(data.split()[0]) / 100
         x = (torch.arange(k // 2, dtype=torch.float64) + 0.5) / (k // 2)
         negatives, positives = x * (1 - x).pow(2), x.pow(2) * (1 - x)  # Beta(2, 3) and (3, 2)
-        h = torch.cat([(1 - positive) * negatives / negatives.sum(), positive * positives / positives.sum()])
+        h = torch.cat(
+            [(1 - positive) * negatives / negatives.sum(), positive * positives / positives.sum()]
+        )
     else:
         x = (torch.arange(k, dtype=torch.float64) + 0.5) / k
         one, two = (torch.exp(-((x - at) / 0.06).square() / 2) for at in (0.25, 0.7))
@@ -107,13 +118,19 @@ def contest(methods: list[Method], trials: int, preferred: tuple[str, ...]) -> l
     rows = [_row(first, name, squares, 0.0) for name, squares in few.items()]
     for other in others:
         theirs, ours = other.draw(trials), few
-        if any(CLOSE < _lead(few, name, squares, ours_best) < CLEAR for name, squares in theirs.items()):
+        if any(
+            CLOSE < _lead(few, name, squares, ours_best) < CLEAR for name, squares in theirs.items()
+        ):
             many = many or first.draw(AGAIN * trials)
             theirs, ours = other.draw(AGAIN * trials), many
         for name, squares in theirs.items():
             rows.append(_row(other, name, squares, _lead(ours, name, squares, ours_best)))
     for row in rows:
-        row["main"] = row["method"] == first.name and row["side"] == first.side and row["afterwards"] == ours_best
+        row["main"] = (
+            row["method"] == first.name
+            and row["side"] == first.side
+            and row["afterwards"] == ours_best
+        )
     return rows
 
 

@@ -49,9 +49,12 @@ class Asked:
     def levels(self, fan_out: int, height: int) -> list[np.ndarray]:
         """Users of each node of a tree, (trials, fan_out^level) from the root's children on: one level a user."""
         leaves = np.pad(self.counts, (0, fan_out**height - self.k))
-        split = self.rng.multinomial(leaves, np.full(height, 1 / height), (self.trials, len(leaves)))
+        split = self.rng.multinomial(
+            leaves, np.full(height, 1 / height), (self.trials, len(leaves))
+        )
         return [
-            split[:, :, level].reshape(self.trials, fan_out ** (level + 1), -1).sum(-1) for level in range(height)
+            split[:, :, level].reshape(self.trials, fan_out ** (level + 1), -1).sum(-1)
+            for level in range(height)
         ]
 
 
@@ -100,7 +103,8 @@ def hadamard_response(asked: Asked) -> np.ndarray:
     blocks = 2 ** max(0, math.ceil(math.log2(min(growth, 2 * k))) - 1)
     order = 2 ** math.ceil(math.log2(math.ceil(k / blocks) + 1))
     half, outputs = order // 2, blocks * order
-    signs = hadamard(order)[types // blocks + 1]  # row of a type in its block, never the constant one
+    # row of a type in its block, never the constant one
+    signs = hadamard(order)[types // blocks + 1]
     inside = np.nonzero(signs > 0)[1].reshape(k, half) + (types % blocks * order)[:, None]
     total = half * growth + outputs - half
     shares = np.empty((asked.trials, k))
@@ -134,7 +138,9 @@ def tree(fan_out: int) -> Peer:
     def peer(asked: Asked) -> np.ndarray:
         height = max(1, math.ceil(round(math.log(asked.k, fan_out), 9)))
         nodes = [
-            np.concatenate([optimized_unary(replace(asked, counts=each, trials=1)) for each in held])
+            np.concatenate(
+                [optimized_unary(replace(asked, counts=each, trials=1)) for each in held]
+            )
             for held in asked.levels(fan_out, height)
         ]
         return consistent_tree(nodes, fan_out)[:, : asked.k]
@@ -164,7 +170,9 @@ def haar(asked: Asked) -> np.ndarray:
     shares = np.ones((asked.trials, 1))
     for held in asked.levels(2, max(1, math.ceil(math.log2(asked.k)))):
         detail = np.stack([_signed(each.reshape(-1, 2), asked) for each in held])
-        shares = np.stack([(shares + detail) / 2, (shares - detail) / 2], -1).reshape(asked.trials, -1)
+        shares = np.stack([(shares + detail) / 2, (shares - detail) / 2], -1).reshape(
+            asked.trials, -1
+        )
     return shares[:, : asked.k]
 
 
@@ -173,7 +181,8 @@ def _signed(held: np.ndarray, asked: Asked) -> np.ndarray:
     nodes, n = len(held), max(1, int(held.sum()))
     signs, sums = hadamard(nodes), np.zeros(nodes)
     for side, sign in ((0, 1), (1, -1)):
-        heard = asked.rng.multinomial(held[:, side], np.full(nodes, 1 / nodes))  # (nodes, coefficients)
+        # (nodes, coefficients)
+        heard = asked.rng.multinomial(held[:, side], np.full(nodes, 1 / nodes))
         wrong = asked.rng.binomial(heard, asked.flip)
         sums += (sign * signs * (heard - 2 * wrong)).sum(0)
     return signs @ sums / (n * (1 - 2 * asked.flip))
@@ -191,9 +200,12 @@ def fourier(order: int) -> Peer:
         signs = hadamard(asked.k)[sets]  # (sets, k)
         shares = np.empty((asked.trials, asked.k))
         for each in range(asked.trials):
-            heard = asked.rng.multinomial(asked.counts, np.full(len(sets), 1 / len(sets))).T  # (sets, k)
+            # (sets, k)
+            heard = asked.rng.multinomial(asked.counts, np.full(len(sets), 1 / len(sets))).T
             positive, total = np.where(signs > 0, heard, 0).sum(1), heard.sum(1)
-            said = asked.rng.binomial(positive, 1 - asked.flip) + asked.rng.binomial(total - positive, asked.flip)
+            said = asked.rng.binomial(positive, 1 - asked.flip) + asked.rng.binomial(
+                total - positive, asked.flip
+            )
             means = (2 * said / np.maximum(total, 1) - 1) / (1 - 2 * asked.flip)
             shares[each] = (1 + means @ signs) / asked.k
         return shares

@@ -97,7 +97,9 @@ def measure(config: Config, report: Report) -> None:
         start, single = time.process_time(), cell.task in pairwise_methods.STATISTICS
         room = pairwise_methods if single else query_methods
         methods, choice = room.methods(cell)
-        trials = 5 * config.trials if single else config.trials if cell.k <= 256 else config.trials // 3
+        trials = (
+            5 * config.trials if single else config.trials if cell.k <= 256 else config.trials // 3
+        )
         rows = contest(methods, trials, room.AFTERWARDS)
         table += [{**cell.key, **row} for row in rows]
         report.write("methods", table)
@@ -121,7 +123,9 @@ def measure(config: Config, report: Report) -> None:
 
 def summary(rows: list[dict]) -> dict[str, object]:
     """The chosen one, the least of ours and of the published, as they are and done something afterwards."""
-    plain, mended = ([row for row in rows if bool(row["afterwards"]) is after] for after in (False, True))
+    plain, mended = (
+        [row for row in rows if bool(row["afterwards"]) is after] for after in (False, True)
+    )
 
     def least(among: list[dict], side: str) -> dict:
         return min((row for row in among if row["side"] == side), key=lambda row: row["rmse"])
@@ -152,10 +156,8 @@ def label(row: dict) -> str:
 
 def page(rows: list[dict]) -> str:
     """The table of the cells in Markdown: error, standard error in the last digits, who."""
-    head = (
-        "cell, chosen, predicted, RMSE, best other of ours, best published, z, mended, published, z, least".split(
-            ", "
-        )
+    head = "cell, chosen, predicted, RMSE, best other of ours, best published, z, mended, published, z, least".split(
+        ", "
     )
     lines = ["| " + " | ".join(head) + " |", "|---" * len(head) + "|"]
     for row in rows:

@@ -35,7 +35,9 @@ LEAST, LARGEST = 0.935, 0.965
 def normals(m: int, k: int, seed: bytes) -> Tensor:
     """(m, k), the same on every device."""
     generator = keyed_generator(seed, "cpu")
-    return torch.as_tensor(torch.randn(m, k, dtype=torch.float64, device="cpu", generator=generator))
+    return torch.as_tensor(
+        torch.randn(m, k, dtype=torch.float64, device="cpu", generator=generator)
+    )
 
 
 ASKED = ("histogram", "prefix", "parities", "random queries")
@@ -108,7 +110,14 @@ def measure(config: Config, report: Report) -> None:
     for task in dict.fromkeys(row["task"] for row in rows):
         (shares,) = columns(rows, "coverage", task=task)
         inside = sum(LEAST <= share <= LARGEST for share in shares)
-        report.row("ranges", task=task, cells=len(shares), least=min(shares), largest=max(shares), inside=inside)
+        report.row(
+            "ranges",
+            task=task,
+            cells=len(shares),
+            least=min(shares),
+            largest=max(shares),
+            inside=inside,
+        )
     outside = [row for row in rows if not LEAST <= row["coverage"] <= LARGEST]
     if outside:
         report.write("outside", outside)

@@ -24,7 +24,8 @@ STATISTICS: dict[str, Callable[[int], PairwiseStatistic]] = {
     "Kendall": lambda k: pairwise.kendall(math.isqrt(k), math.isqrt(k)),
     "AUC": lambda k: pairwise.auc(k // 2),
 }
-AFTERWARDS = ("consistent",)  # the mean vector that is nearest to the estimated one among those of histograms
+# the mean vector that is nearest to the estimated one among those of histograms
+AFTERWARDS = ("consistent",)
 BOUNDED = 32  # types up to which the program of the lower bound is solved
 BINS = (4, 8, 16, 64)  # tried in hindsight
 
@@ -52,7 +53,10 @@ def published(cell: Cell) -> list[tuple[str, str, str, peers.Peer]]:
     As many bins as Bell et al. (2020) take for smooth kernels, n^(1/4) epsilon^(1/2), and others in hindsight.
     """
     statistic, _ = chosen(cell.task, cell.k, cell.n, cell.epsilon)
-    kernels, offset = [statistic.kernel(form).cpu().numpy() for form in statistic.forms], statistic.offset
+    kernels, offset = (
+        [statistic.kernel(form).cpu().numpy() for form in statistic.forms],
+        statistic.offset,
+    )
     every = peers.unbiased(kernels, offset, np.arange(cell.k) // (cell.k // 2))
     found = [(name, "outside", "", peer) for name, peer in every.items()]
     for name, peer in peers.plug_ins(kernels, offset).items():
@@ -64,7 +68,14 @@ def published(cell: Cell) -> list[tuple[str, str, str, peers.Peer]]:
         tried.setdefault(name, ("hindsight", bins))
     for name, (side, bins) in tried.items():
         if len(bins) < cell.k:
-            found.append(("randomized response", side, name, peers.randomized_response(kernels, offset, bins)))
+            found.append(
+                (
+                    "randomized response",
+                    side,
+                    name,
+                    peers.randomized_response(kernels, offset, bins),
+                )
+            )
     return found
 
 
@@ -109,7 +120,9 @@ def methods(cell: Cell) -> tuple[list[Method], Choice]:
 
     def theirs(name: str, side: str, afterwards: str, peer: peers.Peer) -> Method:
         def draw(trials: int) -> Squares:
-            found = squares(torch.as_tensor(peer(Asked(counts.cpu().numpy(), cell.epsilon, trials, rng))))
+            found = squares(
+                torch.as_tensor(peer(Asked(counts.cpu().numpy(), cell.epsilon, trials, rng)))
+            )
             return {afterwards: found["clipped"]} if afterwards else found
 
         return Method(name, side, draw)

@@ -51,7 +51,8 @@ def randomized_response(kernels: list[np.ndarray], offset: float, bins: np.ndarr
         reports = (shares * gain + q) * n
         found = []
         for f in small:
-            own = (np.diag(f) - 2 * q * f.sum(1) + q * q * f.sum()) / gain**2  # of a report with itself
+            # of a report with itself
+            own = (np.diag(f) - 2 * q * f.sum(1) + q * q * f.sum()) / gain**2
             found.append((n * n * all_pairs(shares, f) - reports @ own) / (n * (n - 1)))
         return found[0] if len(found) == 1 else offset + found[0] / found[1]
 

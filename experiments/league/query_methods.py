@@ -29,7 +29,8 @@ WORKLOADS: dict[str, Callable[[int], workloads.Workload]] = {
 AFTERWARDS = ("consistent", "")  # what is done to our answers; nothing beyond ``CONSISTENT`` types
 CONSISTENT = 1024
 BOUNDED = 32  # types up to which the program of the lower bound is solved
-OPTIMISED = 64  # types up to which all answers are made consistent and the optimiser of McKenna et al. is run
+# types up to which all answers are made consistent and the optimiser of McKenna et al. is run
+OPTIMISED = 64
 DRAWN = 2**24  # outputs times types
 LARGE = 256  # types beyond which the slowest peer is left out
 
@@ -48,7 +49,9 @@ def mckenna(task: str, k: int, epsilon: float) -> StrategyMatrix:
     W, epsilon, prior = strategy_problem(WORKLOADS[task](k).dense(), epsilon, torch.ones(k))
     effort = Effort.of(k, None, None, exchanges=0)
     start = torch.rand(4 * k, k, generator=generator) < 0.5
-    found = [StrategyMatrix(Q, law) for Q, law in search(W, epsilon, prior, effort, generator, start)]
+    found = [
+        StrategyMatrix(Q, law) for Q, law in search(W, epsilon, prior, effort, generator, start)
+    ]
     fitting = [each for each in found if each.epsilon <= epsilon]
     return min(fitting, key=lambda each: each.judged(W, prior, Objective.MEAN))
 
@@ -83,7 +86,9 @@ def methods(cell: Cell) -> tuple[list[Method], Choice]:
     def ours(name: str, side: str, protocol: Channel) -> Method:
         def draw(trials: int) -> Squares:
             tally = protocol.sample_tally(counts, generator=generator, sample_shape=(trials,))
-            return squares(protocol.analyse(tally).value, decoded(protocol, tally), side == "chosen")
+            return squares(
+                protocol.analyse(tally).value, decoded(protocol, tally), side == "chosen"
+            )
 
         return Method(name, side, draw, error(protocol))
 
@@ -99,7 +104,9 @@ def methods(cell: Cell) -> tuple[list[Method], Choice]:
         return math.sqrt(float(protocol.predicted_mse(counts).mean()))
 
     first, *rest = choice.candidates
-    second = min((one for one in rest if drawable(one.protocol)), key=lambda one: error(one.protocol))
+    second = min(
+        (one for one in rest if drawable(one.protocol)), key=lambda one: error(one.protocol)
+    )
     found = [ours(first.name, "chosen", first.protocol), ours(second.name, "own", second.protocol)]
     found += [theirs(name, peer) for name, peer in published(cell).items()]
     if cell.k <= OPTIMISED:
@@ -112,7 +119,9 @@ def consistent(W: Tensor, answers: Tensor) -> Tensor:
     """The nearest answers that some histogram gives."""
     middle = W.mean(1)
     W = W - middle[:, None]
-    h, _ = nearest_histogram(W.mT @ W, (answers - middle) @ W, 1e-7 * float(W.abs().max() ** 2) * len(W))
+    h, _ = nearest_histogram(
+        W.mT @ W, (answers - middle) @ W, 1e-7 * float(W.abs().max() ** 2) * len(W)
+    )
     return h @ W.mT + middle
 
 

@@ -149,12 +149,16 @@ def poisson_delta(mean: float, epsilon: float, instances: int, step: float = 1e-
     return worst
 
 
-def bits(deviation: float, check: None, users: int, epsilon: float, delta: float, instances: int) -> Verdict:
+def bits(
+    deviation: float, check: None, users: int, epsilon: float, delta: float, instances: int
+) -> Verdict:
     seen = poisson_delta(deviation**2, epsilon, instances) / delta
     return verdict(deviation, seen=seen)
 
 
-def clipped(total: list, check: list, n: int, d: int, hidden: int, classes: int, bound: float) -> Verdict:
+def clipped(
+    total: list, check: list, n: int, d: int, hidden: int, classes: int, bound: float
+) -> Verdict:
     """error: relative, of the sum of clipped gradients, by hand in float64; seen: the longest example alone."""
     weights, x, y = side.network(n, d, hidden, classes)
     x, (A, a, B, b) = x.astype(float), (each.astype(float) for each in weights)
@@ -166,7 +170,12 @@ def clipped(total: list, check: list, n: int, d: int, hidden: int, classes: int,
     back = (out @ B) * (before > 0)
     squares = (back**2).sum(1) * ((x**2).sum(1) + 1) + (out**2).sum(1) * ((after**2).sum(1) + 1)
     scale = np.minimum(1, bound / np.sqrt(squares))[:, None]
-    parts = ((scale * back).T @ x, (scale * back).sum(0), (scale * out).T @ after, (scale * out).sum(0))
+    parts = (
+        (scale * back).T @ x,
+        (scale * back).sum(0),
+        (scale * out).T @ after,
+        (scale * out).sum(0),
+    )
     truth, found = np.concatenate([part.ravel() for part in parts]), np.array(total)
     error = float(np.linalg.norm(found - truth) / np.linalg.norm(truth))
     return verdict(error, seen=max(check) / bound)
@@ -184,7 +193,13 @@ FEW: dict[str, Any] = {"n": 2_000, "k": 16}
 SHARES, TOTAL = "RMSE of 128 raw shares", {"epsilon": 1.0, "delta": 1e-6}
 LOCAL = "nobody trusted; "
 FLOATS, WHOLE = LOCAL + "floating-point chances", LOCAL + "integer chances, system's cipher"
-FREQUENCY: dict[str, Any] = {"seen": "epsilon", "promised": 1.0, "slack": 0.15, "warm": {"n": 200}, "quick": FEW}
+FREQUENCY: dict[str, Any] = {
+    "seen": "epsilon",
+    "promised": 1.0,
+    "slack": 0.15,
+    "warm": {"n": 200},
+    "quick": FEW,
+}
 CURATOR = "curator; real numbers"
 CERTIFIED = {"torchdp": "gap certified", "jax-privacy": "no certificate"}
 RESIDUAL: dict[str, Any] = {"seen": "residual", "slack": 1e-7, "quick": {"n": 8}}
@@ -291,7 +306,9 @@ ROWS = (
     ),
 )  # fmt: skip
 PEERS = {
-    "pure-ldp": Peer(("pure-ldp scikit-learn statsmodels",), "local frequency oracles, one user at a time"),
+    "pure-ldp": Peer(
+        ("pure-ldp scikit-learn statsmodels",), "local frequency oracles, one user at a time"
+    ),
     "multi-freq-ldpy": Peer(("multi-freq-ldpy",), "local frequencies of several attributes"),
     "opendp": Peer(("opendp numpy",), "hardened releases with proofs"),
     "dp-accounting": Peer(("dp-accounting",), "accounting of compositions"),
@@ -304,7 +321,9 @@ PEERS = {
     "scikit-learn": Peer(("scikit-learn",), "learning without privacy"),
     "numpy": Peer(("numpy",), "arrays; the law of the reports by hand"),
     "ml-projunit": Peer(
-        ("numpy scipy matplotlib",), "private vectors, one user at a time", repository="apple/ml-projunit"
+        ("numpy scipy matplotlib",),
+        "private vectors, one user at a time",
+        repository="apple/ml-projunit",
     ),
     "mbi": Peer(("mbi",), "graphical models of noisy marginals"),
     "opake": Peer(

@@ -49,7 +49,9 @@ NUMBERS = ("error", "mended", "seconds", "MiB", "seen")  # of a turn
 FEW = {"error": 1e-6, "MiB": 10.0}  # what is less is not held against others
 OURS, LONGEST = "torchdp", 600  # seconds of a side's process
 THREADS = {
-    **dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "NUMBA_NUM_THREADS"), "1"),
+    **dict.fromkeys(
+        ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "NUMBA_NUM_THREADS"), "1"
+    ),
     "XLA_FLAGS": "--xla_cpu_multi_thread_eigen=false intra_op_parallelism_threads=1",
 }
 
@@ -61,7 +63,8 @@ class Config:
     turns: int = 5
     quick: bool = False  # small sizes
     environments: Path = Path("results/league/environments")
-    repositories: Path = Path("results/league/repositories")  # checkouts of peers that are no packages
+    # checkouts of peers that are no packages
+    repositories: Path = Path("results/league/repositories")
     keep: bool = False  # as experiments/bench/league_cpu.*
 
 
@@ -71,7 +74,9 @@ def script(name: str) -> Path:
 
 def installed(peer: str, folder: Path) -> Path:
     """The python of the peer's environment, made where it is missing. Raises OSError with pip's last line."""
-    interpreter = shutil.which(f"python{PEERS[peer].python}") if PEERS[peer].python else sys.executable
+    interpreter = (
+        shutil.which(f"python{PEERS[peer].python}") if PEERS[peer].python else sys.executable
+    )
     if interpreter is None:
         raise OSError(f"needs Python {PEERS[peer].python}")
     home, python = folder.absolute() / peer, folder.absolute() / peer / "bin" / "python"
@@ -80,7 +85,9 @@ def installed(peer: str, folder: Path) -> Path:
     if not done.exists() or done.read_text() != wanted:
         subprocess.run([interpreter, "-m", "venv", "--clear", home], check=True)
         for what in PEERS[peer].installs:
-            pip = subprocess.run([python, "-m", "pip", "install", *what.split()], capture_output=True, text=True)
+            pip = subprocess.run(
+                [python, "-m", "pip", "install", *what.split()], capture_output=True, text=True
+            )
             if pip.returncode:
                 raise OSError((pip.stderr.strip().splitlines() or ["pip failed"])[-1][:200])
         done.write_text(wanted)
@@ -107,11 +114,15 @@ def answers(name: str, python: Path, rows: list[Row], config: Config) -> Iterato
             text=True,
             timeout=LONGEST,
         )
-        said, last = child.stdout, (child.stderr.strip().splitlines() or [f"exit {child.returncode}"])[-1]
+        said, last = (
+            child.stdout,
+            (child.stderr.strip().splitlines() or [f"exit {child.returncode}"])[-1],
+        )
     except subprocess.TimeoutExpired as late:
         said, last = (late.stdout or b"").decode(), f"more than {LONGEST} s"
     found = {
-        each["row"]: each for each in map(json.loads, filter(lambda line: line[:1] == "{", said.splitlines()))
+        each["row"]: each
+        for each in map(json.loads, filter(lambda line: line[:1] == "{", said.splitlines()))
     }
     for row in rows:
         yield row, found.get(row.name, {"failed": last[:200]})
@@ -126,12 +137,16 @@ def measure(config: Config, report: Report) -> None:
     pythons, failed = {OURS: Path(sys.executable)}, {}
     chosen = [row for row in ROWS if row.name in config.rows]
     if unknown := {*config.only} - {*PEERS} | {*config.rows} - {row.name for row in ROWS}:
-        raise ValueError(f"only and rows must name peers and rows of rows.py, not {sorted(unknown)}")
+        raise ValueError(
+            f"only and rows must name peers and rows of rows.py, not {sorted(unknown)}"
+        )
     for peer in config.only:
         if any(peer in row.sides for row in chosen):
             try:
                 if (where := PEERS[peer].repository) and not (config.repositories / peer).is_dir():
-                    raise OSError(f"no checkout of github.com/{where} in {config.repositories / peer}")
+                    raise OSError(
+                        f"no checkout of github.com/{where} in {config.repositories / peer}"
+                    )
                 pythons[peer] = installed(peer, config.environments)
             except OSError as error:
                 failed[peer, ""] = f"not installed: {error}"
@@ -155,7 +170,11 @@ def measure(config: Config, report: Report) -> None:
                     "load": os.getloadavg()[0],
                 }
                 turns.append(each)
-    table = [line for row in chosen for line in summary(row, [each for each in turns if each["row"] == row.name])]
+    table = [
+        line
+        for row in chosen
+        for line in summary(row, [each for each in turns if each["row"] == row.name])
+    ]
     report.write("turns", turns)
     report.write("league", table)
     missing = [f"{name}{f', {row}' if row else ''}: {why}" for (name, row), why in failed.items()]
@@ -206,7 +225,11 @@ def losses(table: list[dict]) -> Iterator[str]:
         if line["side"] == OURS or line["row"] not in ours:
             continue
         own = ours[line["row"]]
-        for key, share in (("error", 0.9999 if own["steady"] else 0.9), ("seconds", 1.0), ("MiB", 0.5)):
+        for key, share in (
+            ("error", 0.9999 if own["steady"] else 0.9),
+            ("seconds", 1.0),
+            ("MiB", 0.5),
+        ):
             theirs, mine = line[key], own[key]
             if None not in (theirs, mine) and mine > FEW.get(key, 0.0) and theirs < share * mine:
                 yield f"{line['row']}, {key}: {line['side']} {theirs:.6g}, ours {mine:.6g} ({line['how']})"
@@ -254,8 +277,18 @@ def page(table: list[dict], missing: list[str], load: float) -> str:
         numbers = zip(NUMBERS[:4], (".6g", ".3g", ".3g", ".3g"), strict=True)
         cells += ["" if line[key] is None else format(line[key], form) for key, form in numbers]
         lines.append("| " + " | ".join([*cells, verdict, line["how"]]) + " |")
-    lines += ["", "Where another side does better than ours:", "", *[f"- {each}" for each in losses(table)]]
-    lines += ["", "What each was built for:", "", *[f"- {name}: {peer.purpose}" for name, peer in PEERS.items()]]
+    lines += [
+        "",
+        "Where another side does better than ours:",
+        "",
+        *[f"- {each}" for each in losses(table)],
+    ]
+    lines += [
+        "",
+        "What each was built for:",
+        "",
+        *[f"- {name}: {peer.purpose}" for name, peer in PEERS.items()],
+    ]
     lines += ["", "Missing:", "", *[f"- {each}" for each in missing]]
     lines += [f"- {name}: {why}" for name, why in ABSENT.items()]
     return "\n".join(lines) + "\n"

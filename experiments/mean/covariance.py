@@ -73,7 +73,9 @@ def every_entry(x: Tensor, trials: int) -> Tensor:
     return second - mean[:, :, None] * mean[:, None, :] + sigma**2 * torch.eye(d, dtype=x.dtype)
 
 
-def methods(name: str, rows: Tensor, copies: int, trials: int) -> dict[str, tuple[float, float, float]]:
+def methods(
+    name: str, rows: Tensor, copies: int, trials: int
+) -> dict[str, tuple[float, float, float]]:
     """Predicted error, measured error and its standard error of each method."""
     x = rows.repeat(copies, 1)
     (n, d), exact = x.shape, torch.cov(rows.mT, correction=0)
@@ -82,18 +84,27 @@ def methods(name: str, rows: Tensor, copies: int, trials: int) -> dict[str, tupl
     mechanism = GaussianCovariance.calibrated(ball, shape, epsilon=EPSILON, delta=DELTA)
     size = float(exact.norm())
     summary, generator = mechanism.summary(x), keyed_generator(f"{name} {n}".encode())
-    drawn = mechanism.analyse(mechanism.sample_tally(summary, generator=generator, sample_shape=(trials,)))
+    drawn = mechanism.analyse(
+        mechanism.sample_tally(summary, generator=generator, sample_shape=(trials,))
+    )
     # The same release as a second moment, moved to the nearest that data in the ball can have; so is the mean.
-    noise_of_square = (mechanism.moment_noise(n) / mechanism.mean_weight) ** 2 * torch.eye(d, dtype=x.dtype)
+    noise_of_square = (mechanism.moment_noise(n) / mechanism.mean_weight) ** 2 * torch.eye(
+        d, dtype=x.dtype
+    )
     noisy = drawn.mean.value
     second = drawn.value + noisy[:, :, None] * noisy[:, None, :] - noise_of_square
     near, mean = project_second_moment(second), ball.project(noisy)
     near = project_covariance(near - mean[:, :, None] * mean[:, None, :])
     # Others' mean m takes nothing away: the odd part of (y - m)(y - m)^T, y on the sphere, only adds to its covariance.
-    floor = approximate_lower_bound((1 - 1 / n) * moment_norm(d, 2), n, EPSILON, DELTA, d * d) / size
+    floor = (
+        approximate_lower_bound((1 - 1 / n) * moment_norm(d, 2), n, EPSILON, DELTA, d * d) / size
+    )
     return {
         ENTRIES: (math.nan, *errors(every_entry(x, trials), exact)),
-        JOINT: (float(mechanism.predicted_mse(summary).sum().sqrt()) / size, *errors(drawn.value, exact)),
+        JOINT: (
+            float(mechanism.predicted_mse(summary).sum().sqrt()) / size,
+            *errors(drawn.value, exact),
+        ),
         POSITIVE: (math.nan, *errors(project_covariance(drawn.value), exact)),
         PROJECTED: (math.nan, *errors(near, exact)),
         LOWER: (floor, math.nan, math.nan),
@@ -132,10 +143,20 @@ def draw(tables: dict) -> dict:
                 continue
             if method == JOINT:
                 axes.plot(n, predicted, "-", color=f"C{i}", linewidth=0.8)
-            line = {"fmt": "o" if method == JOINT else "o:", "markersize": 3, "capsize": 2, "color": f"C{i}"}
+            line = {
+                "fmt": "o" if method == JOINT else "o:",
+                "markersize": 3,
+                "capsize": 2,
+                "color": f"C{i}",
+            }
             axes.errorbar(n, measured, [2 * error for error in errors], label=method, **line)
         axes.axhline(1.0, color="grey", linewidth=0.5)
-        axes.set(xscale="log", yscale="log", xlabel="users n", title=f"{name}, epsilon = 1, delta = 1e-6, central")
+        axes.set(
+            xscale="log",
+            yscale="log",
+            xlabel="users n",
+            title=f"{name}, epsilon = 1, delta = 1e-6, central",
+        )
         axes.grid(True, linewidth=0.3)
     panels[0].set_ylabel("Frobenius error / norm of the covariance")
     panels[0].legend(fontsize="x-small")

@@ -102,8 +102,12 @@ def domains(d: int) -> dict[str, Domain]:
         "few long points": FiniteSet(cloud),
         "simplex": FiniteSet(torch.eye(d, dtype=torch.float64)),
         "sparse vectors": sparse(d),
-        "zonotope": Zonotope(normal(d, d + 2) * sides.sqrt()[:, None], torch.zeros(d, dtype=torch.float64)),
-        "ellipsoid": Ellipsoid(normal(d, d) * sides.sqrt()[:, None], torch.zeros(d, dtype=torch.float64)),
+        "zonotope": Zonotope(
+            normal(d, d + 2) * sides.sqrt()[:, None], torch.zeros(d, dtype=torch.float64)
+        ),
+        "ellipsoid": Ellipsoid(
+            normal(d, d) * sides.sqrt()[:, None], torch.zeros(d, dtype=torch.float64)
+        ),
         "l_1 ball": lp_ball(d, 1.0),
         "image of an l_3 ball": linear_image(normal(d, d), lp_ball(d, 3.0)),
         "trace-norm ball": SchattenBall(2, d // 2, 1.0),
@@ -126,12 +130,17 @@ def domains(d: int) -> dict[str, Domain]:
 def measured(squares: Tensor) -> dict[str, float]:
     """The root of the mean of squared errors, and its standard error."""
     root = math.sqrt(float(squares.mean()))
-    return {"measured": root, "standard_error": float(squares.std()) / math.sqrt(len(squares)) / (2 * root)}
+    return {
+        "measured": root,
+        "standard_error": float(squares.std()) / math.sqrt(len(squares)) / (2 * root),
+    }
 
 
 def between(domain: Domain, p: float) -> float:
     """A lower bound of the norm of the differences of its points."""
-    return float(difference_shape(domain, p).certificate.lower) * (1 if domain.middle is None else 2)
+    return float(difference_shape(domain, p).certificate.lower) * (
+        1 if domain.middle is None else 2
+    )
 
 
 def shapes(name: str, domain: Domain, p: float, draws: int) -> list[dict[str, str | float]]:
@@ -144,8 +153,12 @@ def shapes(name: str, domain: Domain, p: float, draws: int) -> list[dict[str, st
         n = len(points)
         error = mechanism.error(n, p)
         generator = keyed_generator(f"{name} {p} {noise}".encode())
-        drawn = mechanism.sample_estimate(mechanism.summary(points), generator=generator, sample_shape=(draws,))
-        squares = torch.linalg.vector_norm(drawn.value - points.mean(0), ord=p, dim=1).square() * n**2
+        drawn = mechanism.sample_estimate(
+            mechanism.summary(points), generator=generator, sample_shape=(draws,)
+        )
+        squares = (
+            torch.linalg.vector_norm(drawn.value - points.mean(0), ord=p, dim=1).square() * n**2
+        )
         rows.append(
             {
                 "domain": name,
@@ -182,7 +195,13 @@ def pure(name: str, domain: Domain, draws: int) -> dict[str, str | float]:
 
 
 def coinpress(
-    x: Tensor, centre: Tensor, radius: float, deviation: float, rho: float, generator, users: int | None = None
+    x: Tensor,
+    centre: Tensor,
+    radius: float,
+    deviation: float,
+    rho: float,
+    generator,
+    users: int | None = None,
 ) -> Tensor:
     """Rounds of clipping to a ball and adding noise; what radius is left follows from a normal distribution's tails.
 
@@ -201,7 +220,9 @@ def coinpress(
         z = x - centre
         z = z * (reach / z.norm(dim=1, keepdim=True).clamp_min(1e-300)).clamp_max(1.0)
         sigma = 2 * reach / n / math.sqrt(2 * part)
-        centre = centre + z.mean(0) + sigma * torch.randn(d, dtype=torch.float64, generator=generator)
+        centre = (
+            centre + z.mean(0) + sigma * torch.randn(d, dtype=torch.float64, generator=generator)
+        )
         radius = tail(math.hypot(sigma, deviation / math.sqrt(n)), FAILING / 4)
     return centre
 
@@ -212,8 +233,12 @@ def adaptive(name: str, domain: Domain, p: float, users: int, runs: int) -> dict
     truth, generator = points.mean(0), keyed_generator(f"{name} {p} coinpress".encode())
     centre = (points.amax(0) + points.amin(0)) / 2
     radius, deviation = float((points - centre).norm(dim=1).max()), float(points.std(0).max())
-    found = [coinpress(points, centre, radius, deviation, RHO, generator, users) for _ in range(runs)]
-    return measured(torch.linalg.vector_norm(torch.stack(found) - truth, ord=p, dim=1).square() * users**2)
+    found = [
+        coinpress(points, centre, radius, deviation, RHO, generator, users) for _ in range(runs)
+    ]
+    return measured(
+        torch.linalg.vector_norm(torch.stack(found) - truth, ord=p, dim=1).square() * users**2
+    )
 
 
 @dataclass(frozen=True)
@@ -241,8 +266,15 @@ def measure(config: Config, report: Report) -> None:
             if isinstance(domain, Box):
                 floor = {row["noise"]: row["floor"] for row in found}
                 d, ends = domain.dimension, (domain.low, domain.high)
-                theory = float((domain.high - domain.low).norm()) / 2 * d ** (1 / p) / float(gamma_box(*ends, p))
-                report.row("boxes", p=p, round_over_shaped=floor["round"] / floor["shift"], theory=theory)
+                theory = (
+                    float((domain.high - domain.low).norm())
+                    / 2
+                    * d ** (1 / p)
+                    / float(gamma_box(*ends, p))
+                )
+                report.row(
+                    "boxes", p=p, round_over_shaped=floor["round"] / floor["shift"], theory=theory
+                )
 
 
 def draw(tables: dict) -> dict:
@@ -253,15 +285,25 @@ def draw(tables: dict) -> dict:
     for axes, p in zip(panels, exponents, strict=True):
         for i, noise in enumerate(SHAPES):
             worst, every, predicted, measured, errors = columns(
-                rows, "worst_data", "every_data", "predicted", "measured", "standard_error", p=p, noise=noise
+                rows,
+                "worst_data",
+                "every_data",
+                "predicted",
+                "measured",
+                "standard_error",
+                p=p,
+                noise=noise,
             )
             relative = [
-                [a / b for a, b in zip(part, worst, strict=True)] for part in (predicted, measured, errors)
+                [a / b for a, b in zip(part, worst, strict=True)]
+                for part in (predicted, measured, errors)
             ]
             places = [k + 0.13 * (i - 2.5) for k in range(len(names))]
             axes.bar(places, relative[0], 0.12, color=f"C{i}", label=f"{noise}, predicted")
             label = "measured, 2 standard errors" if i == 0 else None
-            axes.errorbar(places, relative[1], [2 * e for e in relative[2]], fmt=".k", capsize=2, label=label)
+            axes.errorbar(
+                places, relative[1], [2 * e for e in relative[2]], fmt=".k", capsize=2, label=label
+            )
         for k, (a, b) in enumerate(zip(every, worst, strict=True)):
             label = "lower bound for every data set" if k == 0 else None
             axes.plot([k - 0.4, k + 0.4], [a / b, a / b], "-.", color="grey", label=label)
@@ -269,7 +311,12 @@ def draw(tables: dict) -> dict:
         axes.set(title=f"p = {p:g}", xticks=range(len(names)))
         axes.set_xticklabels(names, rotation=60, ha="right")
     panels[0].set_ylabel(f"error / lower bound, rho = {RHO:g}")
-    figure.legend(*panels[0].get_legend_handles_labels(), fontsize="x-small", loc="outside lower center", ncols=4)
+    figure.legend(
+        *panels[0].get_legend_handles_labels(),
+        fontsize="x-small",
+        loc="outside lower center",
+        ncols=4,
+    )
     return {"errors.png": figure}
 
 

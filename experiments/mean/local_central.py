@@ -30,10 +30,14 @@ from torchdp.simulate import Experiment, Report, columns, subplots
 EPSILON, DELTA = 1.0, 1e-6
 
 
-def of_draws(mechanism: MeanProtocol, points: Tensor, n: int, key: str, trials: int) -> dict[str, float]:
+def of_draws(
+    mechanism: MeanProtocol, points: Tensor, n: int, key: str, trials: int
+) -> dict[str, float]:
     counts = torch.full((len(points),), n // len(points))
     generator = keyed_generator(f"{key} {n}".encode())
-    drawn = mechanism.sample_estimate(Crowd(points, counts), generator=generator, sample_shape=(trials,))
+    drawn = mechanism.sample_estimate(
+        Crowd(points, counts), generator=generator, sample_shape=(trials,)
+    )
     return measured((drawn.value - points.mean(0)).square().sum(1))
 
 
@@ -57,7 +61,10 @@ def measure(config: Config, report: Report) -> None:
     }
     gamma = float(shaped.certificate.lower)
     generator = keyed_generator(b"local_central", "cpu")
-    points = torch.as_tensor(torch.rand(16, d, dtype=torch.float64, device="cpu", generator=generator)) * sides
+    points = (
+        torch.as_tensor(torch.rand(16, d, dtype=torch.float64, device="cpu", generator=generator))
+        * sides
+    )
     for n in config.users:
         for method, mechanism in mechanisms.items():
             found = of_draws(mechanism, points, n, method, config.trials)
@@ -66,12 +73,16 @@ def measure(config: Config, report: Report) -> None:
             report.row("local_central", method=method, n=n, **row)
         # Blasiok et al. (2019): a message of covariance (pi/2) coth(epsilon/2)^2 I - u u^T for the user's u
         isotropic = mechanisms["local, shaped, PrivUnit"].error(n).root_mean_square.value ** 2
-        isotropic *= math.pi / 2 / math.tanh(EPSILON / 2) ** 2 / float(PrivUnit.unit_variance(d, EPSILON))
+        isotropic *= (
+            math.pi / 2 / math.tanh(EPSILON / 2) ** 2 / float(PrivUnit.unit_variance(d, EPSILON))
+        )
         own = float((points - sides / 2).square().sum(1).mean()) / n
         bounds = {
             "local, shaped, point release": math.sqrt(isotropic - own),
             "local lower bound, every data set": local_lower_bound(gamma, n, EPSILON),
-            "central lower bound, a neighbour": approximate_lower_bound(gamma, n, EPSILON, DELTA, d),
+            "central lower bound, a neighbour": approximate_lower_bound(
+                gamma, n, EPSILON, DELTA, d
+            ),
         }
         for method, bound in bounds.items():
             cells = dict.fromkeys(("measured", "standard_error", "ratio"))

@@ -41,10 +41,14 @@ from torchdp.simulate import Experiment, Report
 
 def normal(*shape: int, seed: int) -> torch.Tensor:
     generator = torch.Generator().manual_seed(seed)
-    return torch.as_tensor(torch.randn(*shape, dtype=torch.float64, device="cpu", generator=generator))
+    return torch.as_tensor(
+        torch.randn(*shape, dtype=torch.float64, device="cpu", generator=generator)
+    )
 
 
-def timed(domain: Domain, p: float, shift: bool = True, tol: float = 1e-4) -> tuple[NoiseShape, float]:
+def timed(
+    domain: Domain, p: float, shift: bool = True, tol: float = 1e-4
+) -> tuple[NoiseShape, float]:
     start = time.process_time()
     shape = noise_shape(domain, p, shift=shift, tol=tol)
     return shape, time.process_time() - start
@@ -52,7 +56,14 @@ def timed(domain: Domain, p: float, shift: bool = True, tol: float = 1e-4) -> tu
 
 def line(name: str, p: float, shape: NoiseShape, seconds: float) -> dict[str, str | float]:
     lower, gap = float(shape.certificate.lower), max(0.0, float(shape.certificate.gap))
-    return {"domain": name, "p": p, "lower": lower, "upper": shape.upper, "gap": gap, "seconds": seconds}
+    return {
+        "domain": name,
+        "p": p,
+        "lower": lower,
+        "upper": shape.upper,
+        "gap": gap,
+        "seconds": seconds,
+    }
 
 
 def closed(p: float) -> list[tuple[str, Domain, float]]:
@@ -68,7 +79,11 @@ def closed(p: float) -> list[tuple[str, Domain, float]]:
         ("l_3 ball in R^30", lp_ball(30, 3.0), 30 ** (1 / p + 1 / 6)),
         ("operator ball, 4 x 8", SchattenBall(4, 8), 32 ** (1 / p) * 2),
         ("trace-norm ball, 4 x 8", SchattenBall(4, 8, 1.0), 32 ** (1 / p)),
-        ("box x ellipsoid", Product((box, Ellipsoid(A, normal(12, seed=4)))), float(sizes.norm(p=order))),
+        (
+            "box x ellipsoid",
+            Product((box, Ellipsoid(A, normal(12, seed=4)))),
+            float(sizes.norm(p=order)),
+        ),
         (
             "ellipsoid (x) cube in R^24",
             KroneckerProduct(Ellipsoid(B, torch.zeros(6)), lp_ball(4, math.inf)),
@@ -114,7 +129,9 @@ def programs(config: Config, report: Report) -> None:
             took = time.perf_counter() - start
             name = "15 points in R^5" + ("" if shift else ", centred at 0")
             off = abs(shape.upper / program - 1)
-            report.row("program", **line(name, p, shape, seconds), program=program, took=took, off=off)
+            report.row(
+                "program", **line(name, p, shape, seconds), program=program, took=took, off=off
+            )
 
 
 def finite_sets(config: Config, report: Report) -> None:
@@ -137,12 +154,28 @@ def relaxations(config: Config, report: Report) -> None:
     for count, d in (map(int, size.split("x")) for size in config.zonotopes):
         for p in config.zonotope_exponents:
             zonotope = Zonotope(normal(d, count, seed=7), torch.zeros(d))
-            row(f"zonotope, {count} segments in R^{d}", p, zonotope, 0.25 if count > 23 else None, 1e-3)
+            row(
+                f"zonotope, {count} segments in R^{d}",
+                p,
+                zonotope,
+                0.25 if count > 23 else None,
+                1e-3,
+            )
     for p in config.exponents:
-        row("zonotope, 10 segments in R^4, all signs", p, Zonotope(normal(4, 10, seed=8), torch.zeros(4)), None)
+        row(
+            "zonotope, 10 segments in R^4, all signs",
+            p,
+            Zonotope(normal(4, 10, seed=8), torch.zeros(4)),
+            None,
+        )
         both = [Ellipsoid(normal(5, 5, seed=s), normal(5, seed=s + 1)) for s in (9, 11)]
         row("sum of two ellipsoids in R^5, exact", p, minkowski_sum(both), None)
-        row("image of the l_4 ball in R^6", p, linear_image(normal(6, 9, seed=13), lp_ball(9, 4.0)), 0.25)
+        row(
+            "image of the l_4 ball in R^6",
+            p,
+            linear_image(normal(6, 9, seed=13), lp_ball(9, 4.0)),
+            0.25,
+        )
         image = linear_image(normal(6, 9, seed=14), SchattenBall(3, 3))
         row("image of the 3 x 3 operator ball", p, image, 0.73)
 

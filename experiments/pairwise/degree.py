@@ -73,7 +73,9 @@ def channels(question: DegreeStatistic, n: int, config: Config) -> dict[str, Cal
         "subset selection": lambda: LocalOracle.of(question, SubsetSelection(k, epsilon)),
         "unary encoding": lambda: LocalOracle.of(question, OptimizedUnaryEncoding(k, epsilon)),
         "vectors": lambda: queries.LocalFactorization.of(question, epsilon),
-        "sums, Poisson": lambda: queries.ShuffledQueries.of(question, PoissonSum, n, epsilon, delta),
+        "sums, Poisson": lambda: queries.ShuffledQueries.of(
+            question, PoissonSum, n, epsilon, delta
+        ),
         "curator, Gaussian": lambda: queries.CentralFactorization.of(question, epsilon, delta),
         "curator, Laplace": lambda: queries.CentralLaplace.of(question, epsilon),
     }
@@ -88,7 +90,9 @@ def counted(shares: Tensor, n: int) -> Tensor:
 
 def cell(protocol: Any, counts: Tensor, trials: int, second_order: bool) -> dict[str, float]:
     """Bias in standard errors of the trials; second_order: also of the same polynomial as any function of shares."""
-    tally = protocol.sample_tally(counts, generator=keyed_generator(b"degree"), sample_shape=(trials,))
+    tally = protocol.sample_tally(
+        counts, generator=keyed_generator(b"degree"), sample_shape=(trials,)
+    )
     found = protocol.analyse(tally)
     truth = protocol.exact(counts)
     error = found.value - truth
@@ -119,7 +123,9 @@ def choices(config: Config, report: Report) -> None:
         counts = counted(question.histograms[1], n)
         for trust in TRUSTED:
             delta = None if trust == "local" else config.delta
-            choice = queries.choose(question, n, config.epsilon, delta, trust=trust, search=config.search)
+            choice = queries.choose(
+                question, n, config.epsilon, delta, trust=trust, search=config.search
+            )
             best = choice.candidates[0]
             row = cell(best.protocol, counts, config.trials, False)
             report.row("choices", statistic=name, n=n, trust=trust, channel=best.name, **row)
@@ -127,7 +133,8 @@ def choices(config: Config, report: Report) -> None:
 
 def measure(config: Config, report: Report) -> None:
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of few users, whose noise takes values beyond the kernel's range
+        # of few users, whose noise takes values beyond the kernel's range
+        warnings.simplefilter("ignore")
         for name, statistic in statistics(config).items():
             shares = 1 / torch.arange(1, config.types + 1, dtype=torch.float64)
             for n in config.users:

@@ -60,8 +60,11 @@ def breast_cancer() -> dict[str, list[float]]:
     from sklearn.preprocessing import StandardScaler
 
     data = load_breast_cancer()
-    texture = data.data[:, [list(data.feature_names).index("mean texture")]]  # alone, or the task is too easy
-    train, test, label, truth = train_test_split(texture, 1 - data.target, test_size=0.5, random_state=0)
+    # alone, or the task is too easy
+    texture = data.data[:, [list(data.feature_names).index("mean texture")]]
+    train, test, label, truth = train_test_split(
+        texture, 1 - data.target, test_size=0.5, random_state=0
+    )
     model = make_pipeline(StandardScaler(), LogisticRegression()).fit(train, label)
     return {"score": model.predict_proba(test)[:, 1].tolist(), "malignant": truth.tolist()}
 
@@ -95,7 +98,8 @@ def run(arguments: list[str]) -> dict[str, Any]:
 
 
 def measure(config: Config, report: Report) -> None:
-    warnings.filterwarnings("ignore", "the denominator")  # an AUC of the fewest users: the figure shows its error
+    # an AUC of the fewest users: the figure shows its error
+    warnings.filterwarnings("ignore", "the denominator")
     folder = report.folder / "users"
     folder.mkdir(exist_ok=True)
     write_users(breast_cancer(), folder / "breast_cancer.csv", config.users)
@@ -107,7 +111,14 @@ def measure(config: Config, report: Report) -> None:
     questions: dict[str, Asked] = {}
     for name, words in QUESTIONS.items():
         table = folder / ("breast_cancer.csv" if name == "auc" else "diabetes.csv")
-        arguments = ["estimate", "--csv", str(table), *words.split(), "--epsilon", f"{config.epsilon:g}"]
+        arguments = [
+            "estimate",
+            "--csv",
+            str(table),
+            *words.split(),
+            "--epsilon",
+            f"{config.epsilon:g}",
+        ]
         arguments += [
             "--trust",
             "local",
@@ -121,7 +132,12 @@ def measure(config: Config, report: Report) -> None:
     report.say()
     rows = errors(questions, config, report)
     for name, answer in answers.items():
-        key = {"statistic": name, "protocol": answer["protocol"], "epsilon": config.epsilon, "n": config.users}
+        key = {
+            "statistic": name,
+            "protocol": answer["protocol"],
+            "epsilon": config.epsilon,
+            "n": config.users,
+        }
         row = next(row for row in rows if row.config == key)
         low, high = (max(0.0, end) ** 0.5 for end in row.moments.interval())
         report.row(
@@ -152,7 +168,8 @@ def errors(questions: dict[str, Asked], config: Config, report: Report) -> list[
     def make_trial(settings: dict[str, Any]) -> Trial:
         statistic, users = questions[settings["statistic"]]
         protocol = PROTOCOLS[settings["protocol"]](statistic, settings["epsilon"])
-        counts = (users.double() / users.sum() * settings["n"]).round().long()  # the same shares of n users
+        # the same shares of n users
+        counts = (users.double() / users.sum() * settings["n"]).round().long()
         exact = statistic.exact(counts)
 
         def squared_error(generator: torch.Generator, size: int) -> Tensor:
@@ -179,7 +196,9 @@ def errors(questions: dict[str, Asked], config: Config, report: Report) -> list[
     return rows
 
 
-EXPERIMENT = Experiment(measure, Config(), Config(users=5_000, sizes=(10**4, 10**6), trials=100, block_size=50))
+EXPERIMENT = Experiment(
+    measure, Config(), Config(users=5_000, sizes=(10**4, 10**6), trials=100, block_size=50)
+)
 
 if __name__ == "__main__":
     EXPERIMENT.main()

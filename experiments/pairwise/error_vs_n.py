@@ -39,7 +39,9 @@ class Config:
 
 
 FULL = Config()
-SMOKE = Config(("gini-diversity", "kendall", "auc"), 8, 3, (10**4, 10**6), (1.0,), trials=50, block_size=50)
+SMOKE = Config(
+    ("gini-diversity", "kendall", "auc"), 8, 3, (10**4, 10**6), (1.0,), trials=50, block_size=50
+)
 
 
 def responses(question: pairwise.PairwiseStatistic, epsilon: float) -> Any:
@@ -90,7 +92,11 @@ def make_trial(config: dict[str, Any]) -> Trial:
         there = kind(question.to(generator.device), config["epsilon"])
         drawn = there.sample_estimate(counts, generator=generator, sample_shape=(size,))
         error, (low, high) = drawn.value - truth, drawn.interval()
-        return {"squared error": error.square(), "coverage": (low <= truth) & (truth <= high), "bias": error}
+        return {
+            "squared error": error.square(),
+            "coverage": (low <= truth) & (truth <= high),
+            "bias": error,
+        }
 
     return Trial(sample, {"predicted_mse": float(protocol.predicted_mse(counts)), "truth": truth})
 
@@ -110,7 +116,9 @@ def draw(rows: Sequence[Row], folder: Path) -> list[Path]:
         figure.savefig(path, dpi=150)
         paths.append(path)
     means = [row for row in rows if row.config["statistic"] != "auc"]
-    ratio_strip(means, "Kendall and Gini: the prediction is exact").savefig(folder / "ratio.png", dpi=150)
+    ratio_strip(means, "Kendall and Gini: the prediction is exact").savefig(
+        folder / "ratio.png", dpi=150
+    )
     return [*paths, folder / "ratio.png"]
 
 
@@ -125,7 +133,9 @@ def experiment(smoke: bool) -> Sweep:
         for protocol in PROTOCOLS
         for n in config.users
     ]
-    return Sweep("error_vs_n", grid, make_trial, config.trials, config.block_size, draw, needs=["matplotlib"])
+    return Sweep(
+        "error_vs_n", grid, make_trial, config.trials, config.block_size, draw, needs=["matplotlib"]
+    )
 
 
 if __name__ == "__main__":

@@ -48,7 +48,8 @@ def measure(config: Config, report: Report) -> None:
         as_it_is = pairwise.PairwiseStatistic(name, points, form, pairs=pairwise.Pairs.ALL)
         moved = pairwise.from_kernel(W, pairs=pairwise.Pairs.ALL)
         errors = [
-            float(LocalFactorization.of(statistic, EPSILON).predicted_mse(histogram / k * USERS)) ** 0.5
+            float(LocalFactorization.of(statistic, EPSILON).predicted_mse(histogram / k * USERS))
+            ** 0.5
             for statistic in (as_it_is, moved)
         ]
         signs = moved.form.weights.sign()

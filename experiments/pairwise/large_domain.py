@@ -39,7 +39,9 @@ def measure(config: Config, report: Report) -> None:
     truth = statistic.exact(counts)
 
     predicted, measured = {}, {}
-    report.say(f"Gini's mean difference on {k} types, epsilon = {config.epsilon:g}, n = {n}, Zipf histogram")
+    report.say(
+        f"Gini's mean difference on {k} types, epsilon = {config.epsilon:g}, n = {n}, Zipf histogram"
+    )
     for kind in (Twice, LocalFactorization):
         protocol = kind.of(statistic, config.epsilon)
 
@@ -65,7 +67,9 @@ def measure(config: Config, report: Report) -> None:
         )
     two, one = measured[Twice], measured[LocalFactorization]
     ratio = two.mean / one.mean
-    error = ratio * ((two.standard_error / two.mean) ** 2 + (one.standard_error / one.mean) ** 2) ** 0.5
+    error = (
+        ratio * ((two.standard_error / two.mean) ** 2 + (one.standard_error / one.mean) ** 2) ** 0.5
+    )
     report.say("\nMSE of two messages / MSE of one")
     gain = predicted[Twice] / predicted[LocalFactorization]
     report.row("gain", predicted=gain, measured=ratio, half_width=1.96 * error)

@@ -72,17 +72,26 @@ def histograms(name: str, k: int) -> dict[str, Tensor]:
     if k == SIDE**2 and name in ("gamma", "Spearman's rho", "tau-b", "correlation"):
         return {"related": near.flatten(), "unrelated": far.flatten()}
     rise = torch.arange(1, k // 2 + 1, dtype=torch.float64)
-    return {"related": torch.cat([rise.flip(0), rise / 2]), "unrelated": torch.cat([rise, rise / 2])}
+    return {
+        "related": torch.cat([rise.flip(0), rise / 2]),
+        "unrelated": torch.cat([rise, rise / 2]),
+    }
 
 
-def chosen(statistic: PairwiseStatistic | ShareFunction, n: int, epsilon: float, search: bool) -> Any:
+def chosen(
+    statistic: PairwiseStatistic | ShareFunction, n: int, epsilon: float, search: bool
+) -> Any:
     """The best candidate, as ``torchdp estimate`` would take it."""
     return queries.choose(statistic, n, epsilon, search=search).candidates[0]
 
 
-def cell(protocol: Protocol[Any], summary: Any, entry: tuple[int, ...], trials: int) -> dict[str, float]:
+def cell(
+    protocol: Protocol[Any], summary: Any, entry: tuple[int, ...], trials: int
+) -> dict[str, float]:
     """Truth, predicted and measured error, bias in standard errors of the trials, coverage: of one entry."""
-    drawn = protocol.sample_estimate(summary, generator=keyed_generator(b"more"), sample_shape=(trials,))
+    drawn = protocol.sample_estimate(
+        summary, generator=keyed_generator(b"more"), sample_shape=(trials,)
+    )
     at = (..., *entry)
     truth, predicted = protocol.exact(summary)[entry], float(protocol.predicted_mse(summary)[entry])
     error, (low, high) = drawn.value[at] - truth, drawn.interval()
@@ -128,9 +137,18 @@ def measure(config: Config, report: Report) -> None:
                     for histogram, shares in histograms(name, k).items():
                         counts = (shares / shares.sum() * n).round().long()
                         row = cell(best.protocol, counts, (), config.trials)
-                        keys = {"statistic": name, "histogram": histogram, "n": n, "epsilon": epsilon}
+                        keys = {
+                            "statistic": name,
+                            "histogram": histogram,
+                            "n": n,
+                            "epsilon": epsilon,
+                        }
                         report.row(
-                            "cells", **keys, protocol=best.name, **row, marked=marked(row, statistic.limits)
+                            "cells",
+                            **keys,
+                            protocol=best.name,
+                            **row,
+                            marked=marked(row, statistic.limits),
                         )
         covariances(config, report)
     rows = [row for row in read_table(report.folder / "cells.csv") if row["marked"]]
@@ -148,7 +166,9 @@ def measure(config: Config, report: Report) -> None:
     )
 
 
-EXPERIMENT = Experiment(measure, Config(), Config(users=(30_000,), epsilons=(4.0,), trials=150, search=False))
+EXPERIMENT = Experiment(
+    measure, Config(), Config(users=(30_000,), epsilons=(4.0,), trials=150, search=False)
+)
 
 if __name__ == "__main__":
     EXPERIMENT.main()

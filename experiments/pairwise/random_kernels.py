@@ -41,7 +41,14 @@ from torchdp.simulate.report import read_table
 from torchdp.threads import on_host
 
 KINDS = ("plain", "indefinite", "one frequent", "near stationary", "stationary")
-PROTOCOLS = ("randomized response", "one message", "two messages", "subsets", "strategy", "two rounds")
+PROTOCOLS = (
+    "randomized response",
+    "one message",
+    "two messages",
+    "subsets",
+    "strategy",
+    "two rounds",
+)
 FEW = 3_000  # users, at most, of reports of subsets
 GROUPS = (  # w and its mean in standard deviations: of one coordinate, of each of so many others
     ((1.0, 1.3), (0.047, 0.0), 60),
@@ -133,7 +140,8 @@ def random_cell(kind: str, protocol: str, generator: torch.Generator, ratio: boo
         kernel = (x[:, None] - x).abs()
     where = shares
     if kind == "near stationary":
-        deviation = math.sqrt((k - 2 + math.exp(epsilon)) / n) / math.expm1(epsilon)  # of randomized response
+        # of randomized response
+        deviation = math.sqrt((k - 2 + math.exp(epsilon)) / n) / math.expm1(epsilon)
         size = 0.3 * 10 ** float(torch.rand((), generator=generator))
         where = shares + size * deviation * torch.randn(k, generator=generator, dtype=torch.float64)
         where = where + (1 - where.sum()) / k
@@ -166,11 +174,15 @@ def holds(ends: tuple[Tensor, Tensor], truth: Tensor) -> float:
     return float(((ends[0] <= truth + room) & (truth <= ends[1] + room)).double().mean())
 
 
-def judged(protocol: Any, counts: Tensor, trials: int, generator: torch.Generator) -> dict[str, float]:
+def judged(
+    protocol: Any, counts: Tensor, trials: int, generator: torch.Generator
+) -> dict[str, float]:
     """Coverage of the intervals and of the normal ones, and the ratio of their mean widths."""
     found = protocol.sample_estimate(counts, generator=generator, sample_shape=(trials,))
     truth, ends = protocol.exact(counts), found.interval()
-    normal = interval(found.value, ErrorParts.normal(found.standard_error.square()), 0.95, found.limits)
+    normal = interval(
+        found.value, ErrorParts.normal(found.standard_error.square()), 0.95, found.limits
+    )
     width = float((ends[1] - ends[0]).nanmean() / (normal[1] - normal[0]).nanmean())
     return {"coverage": holds(ends, truth), "normal": holds(normal, truth), "width": width}
 
@@ -212,7 +224,9 @@ def ideal(curved: Tensor, linear: Tensor, e: Tensor) -> float:
     """Coverage for normal noise e, (trials, r), of sum 2 l e + w (e^2 - 1)."""
     seen = linear + curved * e
     none = torch.zeros_like(e[:, 0])
-    below, above = QuadraticError(curved.expand_as(seen), seen, seen[:, :0], none, none).margins(1.959964)
+    below, above = QuadraticError(curved.expand_as(seen), seen, seen[:, :0], none, none).margins(
+        1.959964
+    )
     off = (2 * linear * e + curved * (e.square() - 1)).sum(-1)
     room = 1e-6 * (curved.abs() + linear.abs()).sum()
     return float(((off <= below + room) & (-off <= above + room)).double().mean())
@@ -239,7 +253,9 @@ def search(config: Config, report: Report) -> None:
     for share, point in starts[:5]:
         share, size = coverage(point, draws), 0.5
         for _ in range(config.steps):
-            change = (size * torch.randn(point.shape, generator=generator, dtype=torch.float64)).exp()
+            change = (
+                size * torch.randn(point.shape, generator=generator, dtype=torch.float64)
+            ).exp()
             new = point * change
             found = coverage(new, draws)
             if found < share:
@@ -247,8 +263,10 @@ def search(config: Config, report: Report) -> None:
             else:
                 size *= 0.93
         fresh = torch.randn(5 * config.draws, 6, generator=generator, dtype=torch.float64)
-        w, l = (" ".join(f"{float(each):.3g}" for each in part / point[0].abs().max()) for part in point)
-        report.row("search", w=w, l=l, chosen=share, coverage=coverage(point, fresh))
+        w, ell = (
+            " ".join(f"{float(each):.3g}" for each in part / point[0].abs().max()) for part in point
+        )
+        report.row("search", w=w, l=ell, chosen=share, coverage=coverage(point, fresh))
 
 
 def groups(config: Config, report: Report) -> None:

@@ -49,8 +49,12 @@ def linear_queries_bound(protocol: MessageRelease[PairwiseStatistic], counts: Te
     form = protocol.question.form
     crowds = torch.diag(counts.sum().expand(len(counts)))
     joined = [protocol.analyst.mean_variance(counts + crowd, form) for crowd in crowds]
-    return (2 * torch.stack(joined).sqrt() + protocol.analyst.mean_variance(counts, form).sqrt() / 2) ** 2
+    return (
+        2 * torch.stack(joined).sqrt() + protocol.analyst.mean_variance(counts, form).sqrt() / 2
+    ) ** 2
 
 
 if __name__ == "__main__":
-    raise SystemExit("tests alone import this: python -m pytest tests/experiments/test_pairwise_models.py")
+    raise SystemExit(
+        "tests alone import this: python -m pytest tests/experiments/test_pairwise_models.py"
+    )

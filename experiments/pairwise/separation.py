@@ -35,9 +35,13 @@ NON_INTERACTIVE: dict[str, Maker] = {
     "one-message": lambda statistic, n: LocalFactorization.of(statistic, EPSILON),
 }
 INTERACTIVE: dict[str, Maker] = {
-    "three-round (paper's constants)": lambda statistic, n: pairwise.ThreeRound.paper(statistic, EPSILON),
+    "three-round (paper's constants)": lambda statistic, n: pairwise.ThreeRound.paper(
+        statistic, EPSILON
+    ),
     "three-round": lambda statistic, n: pairwise.ThreeRound.tuned(statistic, n, EPSILON),
-    "projected two-round": lambda statistic, n: pairwise.ProjectedTwoRound.tuned(statistic, n, EPSILON),
+    "projected two-round": lambda statistic, n: pairwise.ProjectedTwoRound.tuned(
+        statistic, n, EPSILON
+    ),
     "two-round": lambda statistic, n: pairwise.TwoRound.tuned(statistic, n, EPSILON),
 }
 
@@ -45,7 +49,9 @@ INTERACTIVE: dict[str, Maker] = {
 def sign_matrix(k: int) -> PairwiseStatistic:
     """A random symmetric sign matrix, its form averaged over all pairs."""
     generator = keyed_generator(f"sign matrix {k}".encode(), "cpu")
-    upper = torch.as_tensor(torch.randn(k, k, dtype=torch.float64, device="cpu", generator=generator)).sign()
+    upper = torch.as_tensor(
+        torch.randn(k, k, dtype=torch.float64, device="cpu", generator=generator)
+    ).sign()
     upper = upper.triu()
     return pairwise.from_kernel(
         upper + upper.triu(1).mT, tol=1e-2, pairs=pairwise.Pairs.ALL, name=f"sign matrix {k}"
@@ -90,7 +96,9 @@ def drawn(protocol: Any, histogram: Tensor, n: int, trials: int) -> tuple[float,
     counts = (histogram * n).round().long()
     generator = keyed_generator(f"{type(protocol).__name__} {n}".encode())
     truth = protocol.exact(counts)
-    square = (protocol.sample_estimate(counts, generator=generator, sample_shape=(trials,)).value - truth).square()
+    square = (
+        protocol.sample_estimate(counts, generator=generator, sample_shape=(trials,)).value - truth
+    ).square()
     predicted = float(protocol.predicted_mse(histogram * n))
     error = float(square.std()) / trials**0.5
     return float(square.mean()), (float(square.mean()) - predicted) / error
@@ -115,8 +123,15 @@ def measure(config: Config, report: Report) -> None:
             for place, n in (("below", at / 4), ("above", 4 * at)):
                 measured = ratio = z = None
                 if not math.isnan(at):
-                    measured, z = drawn(make(statistic, round(n)), histogram, round(n), config.trials)
-                    one, _ = drawn(LocalFactorization.of(statistic, EPSILON), histogram, round(n), config.trials)
+                    measured, z = drawn(
+                        make(statistic, round(n)), histogram, round(n), config.trials
+                    )
+                    one, _ = drawn(
+                        LocalFactorization.of(statistic, EPSILON),
+                        histogram,
+                        round(n),
+                        config.trials,
+                    )
                     ratio = measured / one
                 cells |= {f"mse_{place}": measured, f"ratio_{place}": ratio, f"z_{place}": z}
             report.row("crossings", k=k, protocol=name, **cells)
@@ -129,12 +144,16 @@ def draw(tables: dict) -> dict:
     figure, panels = subplots(len(sizes), size=(4.5, 4), wide=3, sharey=True)
     for axes, k in zip(panels, sizes, strict=True):
         for name in NON_INTERACTIVE | INTERACTIVE:
-            axes.loglog(*columns(rows, "n", "scaled_mse", k=k, protocol=name), marker=".", label=name)
+            axes.loglog(
+                *columns(rows, "n", "scaled_mse", k=k, protocol=name), marker=".", label=name
+            )
         axes.axhline(4 * EPSILON**2 / math.tanh(EPSILON / 2) ** 2, color="gray", lw=0.8, ls=":")
         axes.set(title=f"k = {k}", xlabel="users n")
     panels[0].set_ylabel(r"$n\,\epsilon^2$ MSE")
     panels[0].legend(fontsize=7)
-    figure.suptitle(f"Random sign matrices, epsilon = {EPSILON:g}, worst data (dotted: the limit of two rounds)")
+    figure.suptitle(
+        f"Random sign matrices, epsilon = {EPSILON:g}, worst data (dotted: the limit of two rounds)"
+    )
     return {"separation.png": figure}
 
 

@@ -75,7 +75,8 @@ class HierarchicalAUC:
         for level, both in enumerate(zip(negatives, positives, strict=True), 1):
             oracle = self._oracle(level)
             minus, plus = (
-                oracle.totals(Tally(tally[..., -1], {"reports": tally[..., :-1]})) / tally[..., -1:].double()
+                oracle.totals(Tally(tally[..., -1], {"reports": tally[..., :-1]}))
+                / tally[..., -1:].double()
                 for tally in both
             )
             total = total + (minus[..., 0::2] * plus[..., 1::2]).sum(-1)
@@ -86,20 +87,29 @@ class HierarchicalAUC:
 
         The numbers of users at each level count as n/levels and the draws of the levels as independent.
         """
-        classes = [checks.counts("counts", counts, 2**self.levels).double() for counts in (negatives, positives)]
+        classes = [
+            checks.counts("counts", counts, 2**self.levels).double()
+            for counts in (negatives, positives)
+        ]
         if min(float(counts.sum()) for counts in classes) < LEAST * self.levels:
-            raise ValueError(f"each class must have at least {LEAST * self.levels} users for this prediction")
+            raise ValueError(
+                f"each class must have at least {LEAST * self.levels} users for this prediction"
+            )
         per_level = [float(counts.sum()) / self.levels for counts in classes]
         h = [counts / counts.sum() for counts in classes]
         noise, mse = 1 / math.sinh(self.epsilon / 2) ** 2, 0.0
         for level in range(1, self.levels + 1):
             minus, plus = (each.unflatten(-1, (2**level, -1)).sum(-1) for each in h)
             to_plus, to_minus = torch.zeros_like(minus), torch.zeros_like(plus)
-            to_plus[1::2], to_minus[0::2] = minus[0::2], plus[1::2]  # the factor that each estimate meets
+            # the factor that each estimate meets
+            to_plus[1::2], to_minus[0::2] = minus[0::2], plus[1::2]
             pairs = 2.0 ** (level - 1)
             if level == self.levels:
                 to_plus, to_minus, pairs = to_plus + minus / 2, to_minus + plus / 2, pairs * 1.5
-            for fractions, factor, n in ((minus, to_minus, per_level[0]), (plus, to_plus, per_level[1])):
+            for fractions, factor, n in (
+                (minus, to_minus, per_level[0]),
+                (plus, to_plus, per_level[1]),
+            ):
                 squares = float(fractions @ factor.square())
                 reports = noise * float(factor.square().sum()) + squares
                 drawn = (1 - 1 / self.levels) * (squares - float(fractions @ factor) ** 2)
@@ -120,7 +130,9 @@ def counts_of(h: Tensor, n: int) -> Tensor:
 def protocols(statistic: PairwiseStatistic, epsilon: float) -> dict[str, MessageRelease]:
     k = statistic.types
     return {
-        "randomized response": LocalOracle.of(statistic, randomizers.RandomizedResponse(k, epsilon)),
+        "randomized response": LocalOracle.of(
+            statistic, randomizers.RandomizedResponse(k, epsilon)
+        ),
         "subset selection": LocalOracle.of(statistic, randomizers.SubsetSelection(k, epsilon)),
         "two messages": Twice.of(statistic, epsilon),
         "one message": LocalFactorization.of(statistic, epsilon),
@@ -132,15 +144,21 @@ def ratio(errors: Tensor, predicted: float) -> tuple[float, float]:
     return float(squared.mean()), float(squared.std()) / math.sqrt(len(squared))
 
 
-def errors(protocol: MessageRelease, counts: Tensor, trials: int, generator: torch.Generator) -> Tensor:
+def errors(
+    protocol: MessageRelease, counts: Tensor, trials: int, generator: torch.Generator
+) -> Tensor:
     parts = [
-        protocol.sample_estimate(counts, generator=generator, sample_shape=(min(BLOCK, trials),)).value
+        protocol.sample_estimate(
+            counts, generator=generator, sample_shape=(min(BLOCK, trials),)
+        ).value
         for _ in range(max(1, trials // BLOCK))
     ]
     return torch.cat(parts) - protocol.exact(counts)
 
 
-def hierarchical(k: int, counts: Tensor, epsilon: float, trials: int, generator: torch.Generator) -> Tensor:
+def hierarchical(
+    k: int, counts: Tensor, epsilon: float, trials: int, generator: torch.Generator
+) -> Tensor:
     """Estimated AUC less the true one."""
     negatives, positives = counts[:k], counts[k:]
     below = negatives.double().cumsum(0) - negatives / 2
@@ -149,7 +167,8 @@ def hierarchical(k: int, counts: Tensor, epsilon: float, trials: int, generator:
     for _ in range(max(1, trials // BLOCK)):
         shape = (min(BLOCK, trials),)
         classes = [
-            protocol.sample_tally(c, generator=generator, sample_shape=shape) for c in (negatives, positives)
+            protocol.sample_tally(c, generator=generator, sample_shape=shape)
+            for c in (negatives, positives)
         ]
         parts.append(protocol.analyse(*classes) - truth)
     return torch.cat(parts)
@@ -178,7 +197,9 @@ def differences(config: Config, report: Report, generator: torch.Generator) -> N
                     mse, drawn = float(protocol.predicted_mse(counts)), (None, None)
                     if each != "subset selection" and epsilon == 1:
                         heavy = 8 if each == "randomized response" else 1
-                        drawn = ratio(errors(protocol, counts, heavy * config.trials, generator), mse)
+                        drawn = ratio(
+                            errors(protocol, counts, heavy * config.trials, generator), mse
+                        )
                     line(report, "abs(i-j)", name, n, epsilon, each, mse, drawn)
 
 
@@ -194,15 +215,26 @@ def classes(config: Config, report: Report, generator: torch.Generator) -> None:
             for each in ("two messages", "one message"):
                 mse, drawn = float(candidates[each].predicted_mse(counts)), (None, None)
                 if n == config.auc_drawn and epsilon == 1:
-                    drawn = ratio(errors(candidates[each], counts, config.auc_trials, generator), mse)
+                    drawn = ratio(
+                        errors(candidates[each], counts, config.auc_trials, generator), mse
+                    )
                 line(report, "AUC", h, n, epsilon, each, mse, drawn)
-            mse = HierarchicalAUC((k - 1).bit_length(), epsilon).predicted_mse(counts[:k], counts[k:])
+            mse = HierarchicalAUC((k - 1).bit_length(), epsilon).predicted_mse(
+                counts[:k], counts[k:]
+            )
             drawn = ratio(hierarchical(k, counts, epsilon, config.trials, generator), mse)
             line(report, "AUC", h, n, epsilon, "hierarchical", mse, drawn)
 
 
-def line(report: Report, title: str, h: str, n: int, epsilon: float, name: str, mse: float, drawn: tuple) -> None:
-    cells = {"protocol": name, "rmse": math.sqrt(mse), "ratio": drawn[0], "standard_error": drawn[1]}
+def line(
+    report: Report, title: str, h: str, n: int, epsilon: float, name: str, mse: float, drawn: tuple
+) -> None:
+    cells = {
+        "protocol": name,
+        "rmse": math.sqrt(mse),
+        "ratio": drawn[0],
+        "standard_error": drawn[1],
+    }
     report.row("tables", statistic=title, histogram=h, n=n, epsilon=epsilon, **cells)
 
 
@@ -213,7 +245,9 @@ def measure(config: Config, report: Report) -> None:
     classes(config, report, generator)
 
 
-EXPERIMENT = Experiment(measure, Config(), Config(16, 500, 500, (10**4,), (1.0,), (10**4,), (1.0,), 10**4))
+EXPERIMENT = Experiment(
+    measure, Config(), Config(16, 500, 500, (10**4,), (1.0,), (10**4,), (1.0,), 10**4)
+)
 
 if __name__ == "__main__":
     EXPERIMENT.main()

@@ -14,11 +14,17 @@ def bitsums(tables: Tables) -> Iterator[Finding]:
             continue
         at = f"I = {row['I']}, epsilon = {row['eps']:g}, n = {row['n']:,}"
         claim = "randomized response keeps its promise"
-        yield Finding.as_printed("Section 4, RR", claim, f"true epsilon, {at}", row["eps"], row["true eps"])
+        yield Finding.as_printed(
+            "Section 4, RR", claim, f"true epsilon, {at}", row["eps"], row["true eps"]
+        )
         for name in ("RR", "3NB"):
             measure = f"RMSE of one bit sum in users, {at}: as calibrated there, and exactly"
             yield Finding.lower(
-                f"Section 4, {name}", "noise that is enough", measure, row[f"{name} paper"], row[name]
+                f"Section 4, {name}",
+                "noise that is enough",
+                measure,
+                row[f"{name} paper"],
+                row[name],
             )
     at = "largest certified delta of all calibrated protocols over the target"
     yield Finding.at_most(
@@ -30,7 +36,12 @@ def attack(tables: Tables) -> Iterator[Finding]:
     for row in where(tables["attack"], noise="calibrated"):
         at = f"delta that the best test attains, {row['protocol']}"
         yield Finding.at_most(
-            "Theorem 3.1", "no attack beats the promise", at, row["certified"], row["attack"], row["error"]
+            "Theorem 3.1",
+            "no attack beats the promise",
+            at,
+            row["certified"],
+            row["attack"],
+            row["error"],
         )
 
 
@@ -39,7 +50,12 @@ def error(tables: Tables) -> Iterator[Finding]:
         row = worst(rows, lambda row: abs(row["measured"] / row["predicted"] - 1))
         at = f"RMSE of a density, {row['kernel']}, {row['protocol']}, epsilon = {row['epsilon']:g}: the worst"
         yield Finding.equal(
-            "Theorem 3.2, Figure 3", "error in closed form", at, row["predicted"], row["measured"], within=0.15
+            "Theorem 3.2, Figure 3",
+            "error in closed form",
+            at,
+            row["predicted"],
+            row["measured"],
+            within=0.15,
         )
 
 
@@ -53,7 +69,9 @@ def classification(tables: Tables) -> Iterator[Finding]:
         for kernel in dict.fromkeys(row["kernel"] for row in rows):
             at = f"on {name}, {kernel}"
             for protocol in SHUFFLED:
-                pair = [found.get((kernel, each, best)) for each in (f"{protocol}, paper", protocol)]
+                pair = [
+                    found.get((kernel, each, best)) for each in (f"{protocol}, paper", protocol)
+                ]
                 if theirs_and_ours := [row for row in pair if row]:
                     yield from calibrations(theirs_and_ours, f"{at}, epsilon = {best:g}", protocol)
             for epsilon in sorted({row["epsilon"] for row in rows if row["epsilon"] >= 1}):
@@ -65,7 +83,9 @@ def calibrations(pair: Rows, at: str, protocol: str) -> Iterator[Finding]:
         (theirs, ours), claim = pair, f"accuracy by {protocol}"
         error = math.hypot(theirs["standard_error"], ours["standard_error"])
         measure = f"share of wrong classes {at}: its calibration and exact"
-        yield Finding.lower("Figures 4 to 8", claim, measure, 1 - theirs["accuracy"], 1 - ours["accuracy"], error)
+        yield Finding.lower(
+            "Figures 4 to 8", claim, measure, 1 - theirs["accuracy"], 1 - ours["accuracy"], error
+        )
 
 
 def curator(found: dict, kernel: str, epsilon: float, at: str) -> Finding:
@@ -75,13 +95,17 @@ def curator(found: dict, kernel: str, epsilon: float, at: str) -> Finding:
     best = worst(ours, lambda row: row["accuracy"])
     error = math.hypot(central["standard_error"], best["standard_error"])
     measure = f"accuracy of {best['protocol']} {at}, and a curator's"
-    return Finding.compared("Section 4.1", "a curator", measure, central["accuracy"], best["accuracy"], error)
+    return Finding.compared(
+        "Section 4.1", "a curator", measure, central["accuracy"], best["accuracy"], error
+    )
 
 
 def messages(tables: Tables) -> Iterator[Finding]:
     for row in tables["messages"]:
         at = f"messages of a user, {row['kernel']}, epsilon = {row['epsilon']:g}: chosen, and 8,192 allowed"
-        yield Finding.compared("Figure 2", "what a user sends", at, row["messages_least"], row["messages"])
+        yield Finding.compared(
+            "Figure 2", "what a user sends", at, row["messages_least"], row["messages"]
+        )
 
 
 ORTHOGONAL, ROTATED = "Gaussian, orthogonal", "inner product, rotated"
@@ -110,14 +134,28 @@ PAPER = Paper(
             "density/classification.py",
             classification,
             {"agnews_rows.png": "Figures 1, 4 to 8: accuracy against epsilon, on rows of AG News."},
-            laptop=(*AGNEWS, *QUICK, ORTHOGONAL, ROTATED, "--epsilons", "0.5", "1", "2", "4.5", "--trials", "8"),
+            laptop=(
+                *AGNEWS,
+                *QUICK,
+                ORTHOGONAL,
+                ROTATED,
+                "--epsilons",
+                "0.5",
+                "1",
+                "2",
+                "4.5",
+                "--trials",
+                "8",
+            ),
             **REAL,
             folder="density/agnews",
         ),
         Part(
             "density/error.py",
             error,
-            {"error_agnews_rows.png": "Figure 3: error of a density on rows of AG News, on the same features."},
+            {
+                "error_agnews_rows.png": "Figure 3: error of a density on rows of AG News, on the same features."
+            },
             laptop=(*AGNEWS, *QUICK, ORTHOGONAL, "--draws", "4", "--epsilons", "1", "4.5"),
             **REAL,
             folder="density/error_agnews",
@@ -140,7 +178,9 @@ PAPER = Paper(
     ),
     (
         Finding.unchecked(
-            "Tables 1, 6 to 8", "decoded words", "a list of words has no number; density/decode.py prints ours"
+            "Tables 1, 6 to 8",
+            "decoded words",
+            "a list of words has no number; density/decode.py prints ours",
         ),
     ),
 )

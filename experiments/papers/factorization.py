@@ -12,7 +12,9 @@ def lower_bounds(tables: Tables) -> Iterator[Finding]:
     rows = [row for row in tables["local"] if row["needed"]]
     row = worst(rows, lambda row: row["needed"] / row["enough"])
     at = f"users at RMSE {row['alpha']:g} of the worst query, epsilon = {row['epsilon']:g}, {row['workload']}"
-    yield Finding.at_most("Theorems 22, 23", "no local protocol needs fewer", at, row["enough"], row["needed"])
+    yield Finding.at_most(
+        "Theorems 22, 23", "no local protocol needs fewer", at, row["enough"], row["needed"]
+    )
     for epsilon in sorted({row["epsilon"] for row in rows}):
         few = [row for row in where(rows, epsilon=epsilon) if row["alpha"] <= 0.01]
         row = worst(few, lambda row: row["ratio"])
@@ -21,17 +23,19 @@ def lower_bounds(tables: Tables) -> Iterator[Finding]:
             "Theorem 10", "factorization is within a constant (4 granted)", at, 4.0, row["ratio"]
         )
     row = worst(tables["central"], lambda row: row["ratio"])
-    at = (
-        f"Gaussian factorization's error over additive noise's bound, {row['workload']}, {row['error']}, granted 5"
+    at = f"Gaussian factorization's error over additive noise's bound, {row['workload']}, {row['error']}, granted 5"
+    yield Finding.at_most(
+        "Theorems 7, 28", "optimal among data-independent noise", at, 5.0, row["ratio"]
     )
-    yield Finding.at_most("Theorems 7, 28", "optimal among data-independent noise", at, 5.0, row["ratio"])
 
 
 def norms(tables: Tables) -> Iterator[Finding]:
     known = [row for row in tables["known_values"] if row["known"]]
     row = worst(known, lambda row: abs(row["upper"] / row["known"] - 1))
     at = f"gamma_2 certified beside its known value, the worst of {len(known)}: {row['workload']}"
-    yield Finding.equal("Lemma 13", "gamma_2 is computed", at, row["known"], row["upper"], within=1e-3)
+    yield Finding.equal(
+        "Lemma 13", "gamma_2 is computed", at, row["known"], row["upper"], within=1e-3
+    )
     at = f"largest relative distance from an SDP over {tables['random'][0]['matrices']} random matrices"
     yield Finding.at_most(
         "Lemma 13", "gamma_2 is a semidefinite program", at, 1e-4, tables["random"][0]["distance"]
@@ -41,13 +45,21 @@ def norms(tables: Tables) -> Iterator[Finding]:
 def growth(tables: Tables) -> Iterator[Finding]:
     for name, law, claim, result, least in (  # the least k where the formula holds to 2 %
         ("prefix", lambda k: math.log(k) / math.pi + 0.755, "ln k / pi + .755", "Corollary 4", 256),
-        ("random signs", lambda k: 8 * math.sqrt(k) / (3 * math.pi), "8 sqrt(k) / (3 pi)", "Theorem 1", 64),
+        (
+            "random signs",
+            lambda k: 8 * math.sqrt(k) / (3 * math.pi),
+            "8 sqrt(k) / (3 pi)",
+            "Theorem 1",
+            64,
+        ),
     ):
         rows = [row for row in tables["growth"] if name in row["workload"] and row["k"] >= least]
         if rows:
             row = max(rows, key=lambda row: row["k"])
             at = f"gamma_2 of {row['workload']}, k = {row['k']}, beside its growth"
-            yield Finding.equal(result, f"grows as {claim}", at, law(row["k"]), row["upper"], within=0.02)
+            yield Finding.equal(
+                result, f"grows as {claim}", at, law(row["k"]), row["upper"], within=0.02
+            )
 
 
 def curves(tables: Tables) -> Iterator[Finding]:
@@ -62,14 +74,18 @@ def types(tables: Tables) -> Iterator[Finding]:
     row = worst(mine, lambda row: abs(row["measured"] - row["predicted"]) / row["standard_error"])
     at = f"RMSE of a threshold, k = {row['k']}, epsilon = {row['epsilon']:g}, the worst z of {len(mine)}"
     claim = "error of the factorization mechanism"
-    yield Finding.equal("Theorem 10", claim, at, row["predicted"], row["measured"], row["standard_error"])
+    yield Finding.equal(
+        "Theorem 10", claim, at, row["predicted"], row["measured"], row["standard_error"]
+    )
     k = max(row["k"] for row in rows)
     for paper in where(mine, k=k):
         few = where(rows, k=k, epsilon=paper["epsilon"])
         best = min(few, key=lambda row: row["measured"])
         at = f"RMSE of a threshold at k = {k}, epsilon = {paper['epsilon']:g}: factorization beside {best['mechanism']}"
         error = math.hypot(paper["standard_error"], best["standard_error"])
-        yield Finding.lower("Theorem 10", "the paper's mechanism", at, paper["measured"], best["measured"], error)
+        yield Finding.lower(
+            "Theorem 10", "the paper's mechanism", at, paper["measured"], best["measured"], error
+        )
 
 
 def learner(tables: Tables) -> Iterator[Finding]:
@@ -100,15 +116,27 @@ PAPER = Paper(
             growth,
             {"growth.png": "Corollary 4: how gamma_2 grows with the number of types."},
         ),
-        Part("factorization/approximate.py", curves, {"curves.png": "Lemma 12: gamma_2(W; alpha) against alpha."}),
+        Part(
+            "factorization/approximate.py",
+            curves,
+            {"curves.png": "Lemma 12: gamma_2(W; alpha) against alpha."},
+        ),
         Part(
             "queries/error_vs_types.py",
             types,
             {"error_vs_types.png": "Theorem 10: error against the number of types."},
         ),
-        Part("queries/learner.py", learner, {"learner.png": "Theorem 24: loss of the learned concept."}),
+        Part(
+            "queries/learner.py",
+            learner,
+            {"learner.png": "Theorem 24: loss of the learned concept."},
+        ),
     ),
-    (Finding.unchecked("Lemma 29, Corollary 31", "data-dependent mechanisms", "no constant to compute"),),
+    (
+        Finding.unchecked(
+            "Lemma 29, Corollary 31", "data-dependent mechanisms", "no constant to compute"
+        ),
+    ),
 )
 
 

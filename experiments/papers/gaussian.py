@@ -9,29 +9,49 @@ def errors(tables: Tables) -> Iterator[Finding]:
     rows = tables["errors"]
     for p in sorted({row["p"] for row in rows}):
         mine = [row for row in rows if row["p"] == p]
-        row = worst(mine, lambda row: abs(row["measured"] - row["predicted"]) / row["standard_error"])
+        row = worst(
+            mine, lambda row: abs(row["measured"] - row["predicted"]) / row["standard_error"]
+        )
         at = f"E(error^2)^(1/2) n at p = {p:g}, measured beside predicted, the worst z of {len(mine)}: {row['domain']}"
         claim = "Gaussian noise shaped to the set, unbiased"
-        yield Finding.equal("Theorem 15", claim, at, row["predicted"], row["measured"], row["standard_error"])
-        row = worst(where(rows, p=p, noise="default"), lambda row: row["worst_data"] / row["predicted"])
+        yield Finding.equal(
+            "Theorem 15", claim, at, row["predicted"], row["measured"], row["standard_error"]
+        )
+        row = worst(
+            where(rows, p=p, noise="default"), lambda row: row["worst_data"] / row["predicted"]
+        )
         at = f"E(error^2)^(1/2) n at p = {p:g}, rho = .5, the lower bound beside the default's error, {row['domain']}"
-        yield Finding.at_most("Theorem 43", "no mechanism is below", at, row["predicted"], row["worst_data"])
+        yield Finding.at_most(
+            "Theorem 43", "no mechanism is below", at, row["predicted"], row["worst_data"]
+        )
         pairs = [
-            [where(rows, p=p, domain=name, noise=noise)[0]["predicted"] for noise in ("shift", "default")]
+            [
+                where(rows, p=p, domain=name, noise=noise)[0]["predicted"]
+                for noise in ("shift", "default")
+            ]
             for name in dict.fromkeys(row["domain"] for row in rows)
         ]
         for most, said in ((False, "the worst for ours"), (True, "where they differ most")):
-            shift, default = worst(pairs, lambda pair, most=most: pair[0] / pair[1] if most else pair[1] / pair[0])
+            shift, default = worst(
+                pairs, lambda pair, most=most: pair[0] / pair[1] if most else pair[1] / pair[0]
+            )
             at = f"E(error^2)^(1/2) n at p = {p:g}: noise of the set's own shape beside ours, {said} of {len(pairs)}"
             yield Finding.compared("Theorem 15", "noise of the set's own shape", at, shift, default)
     for row in tables["boxes"]:
         at = f"round noise's error over shaped noise's on a box of sides 1, 2, 4, ..., p = {row['p']:g}"
         yield Finding.equal(
-            "Lemma 60", "boxes in closed form", at, row["theory"], row["round_over_shaped"], within=1e-3
+            "Lemma 60",
+            "boxes in closed form",
+            at,
+            row["theory"],
+            row["round_over_shaped"],
+            within=1e-3,
         )
     row = worst(tables["pure"], lambda row: row["worst_data"] / row["predicted"])
     at = f"E(error^2)^(1/2) n at epsilon = 1, the lower bound beside pure noise, {row['domain']}"
-    yield Finding.at_most("Theorem 42", "no pure mechanism is below", at, row["predicted"], row["worst_data"])
+    yield Finding.at_most(
+        "Theorem 42", "no pure mechanism is below", at, row["predicted"], row["worst_data"]
+    )
 
 
 def shapes(tables: Tables) -> Iterator[Finding]:
@@ -40,15 +60,21 @@ def shapes(tables: Tables) -> Iterator[Finding]:
         rows = [row for row in tables["closed_forms"] if key in row["domain"]]
         row = worst(rows, lambda row: abs(row["upper"] / row["exact"] - 1))
         at = f"Gamma_p by the solver beside the closed form, p = {row['p']:g}, {row['domain']}, of {len(rows)}"
-        yield Finding.equal(result, "Gamma_p in closed form", at, row["exact"], row["upper"], within=2e-4)
+        yield Finding.equal(
+            result, "Gamma_p in closed form", at, row["exact"], row["upper"], within=2e-4
+        )
     row = worst(tables["program"], lambda row: abs(row["upper"] / row["program"] - 1))
     at = f"Gamma_p by the solver beside a semidefinite program, p = {row['p']:g}, {row['domain']}"
     yield Finding.equal(
         "Definition 2", "Gamma_p as a convex program", at, row["program"], row["upper"], within=2e-4
     )
-    row = worst((r for r in tables["relaxations"] if r["theory"]), lambda row: row["gap"] / row["theory"])
+    row = worst(
+        (r for r in tables["relaxations"] if r["theory"]), lambda row: row["gap"] / row["theory"]
+    )
     at = f"certified gap beside what the quadratic oracle allows, {row['domain']}, p = {row['p']:g}"
-    yield Finding.at_most("Theorem 32", "sets with a quadratic oracle", at, row["theory"], row["gap"])
+    yield Finding.at_most(
+        "Theorem 32", "sets with a quadratic oracle", at, row["theory"], row["gap"]
+    )
 
 
 def local(tables: Tables) -> Iterator[Finding]:
@@ -100,7 +126,11 @@ def covariance(tables: Tables) -> Iterator[Finding]:
             joint["standard_error"],
         )
         yield Finding.at_most(
-            "Theorem 6", "no mechanism is below", at + "the bound beside it", joint["measured"], bound["predicted"]
+            "Theorem 6",
+            "no mechanism is below",
+            at + "the bound beside it",
+            joint["measured"],
+            bound["predicted"],
         )
 
 
@@ -112,11 +142,21 @@ PAPER = Paper(
         Part(
             "mean/errors.py",
             errors,
-            {"errors.png": "Theorems 15, 23, 42, 43: errors of six shapes of noise on twelve sets."},
+            {
+                "errors.png": "Theorems 15, 23, 42, 43: errors of six shapes of noise on twelve sets."
+            },
         ),
         Part("mean/shapes.py", shapes),
-        Part("mean/local_central.py", local, {"local_central.png": "Theorems 4, 15, 17, 55: error against n."}),
-        Part("mean/covariance.py", covariance, {"covariance.png": "Theorem 6: covariances of two tables."}),
+        Part(
+            "mean/local_central.py",
+            local,
+            {"local_central.png": "Theorems 4, 15, 17, 55: error against n."},
+        ),
+        Part(
+            "mean/covariance.py",
+            covariance,
+            {"covariance.png": "Theorem 6: covariances of two tables."},
+        ),
     ),
     (Finding.unchecked("Theorem 66, Claim 68", "steps of a proof", "nothing to compute"),),
 )

@@ -12,11 +12,14 @@ from torchdp.simulate.report import Rows, read_table
 
 T = TypeVar("T")
 Scale = Literal["smoke", "laptop", "full"]
-Verdict = Literal["agrees", "corrected", "beaten", "behind", "differs", "broken", "compared", "not checkable"]
+Verdict = Literal[
+    "agrees", "corrected", "beaten", "behind", "differs", "broken", "compared", "not checkable"
+]
 Tables = Mapping[str, Rows]
 SIGMAS = 4.0  # standard errors within which two numbers agree
 SLACK = 1e-3  # relative: of an inequality or a comparison
-NOISY = 0.25  # relative: what 4 standard errors may grant; with more, what is wrong would agree as well
+# relative: what 4 standard errors may grant; with more, what is wrong would agree as well
+NOISY = 0.25
 LEGEND: Mapping[Verdict, str] = {
     "agrees": "the number equals the paper's, or the inequality holds, up to what is granted",
     "corrected": "an inequality fails as the paper prints it, at an instance that docs/corrections.md names",
@@ -63,7 +66,9 @@ class Finding:
     ) -> "Finding":
         """The paper's number: agrees within so much of it, or 4 standard errors; else differs."""
         near = abs(ours - paper) <= _margin(paper, error, within)
-        return Finding(result, claim, measure, paper, ours, error, "agrees" if near else "differs", within)
+        return Finding(
+            result, claim, measure, paper, ours, error, "agrees" if near else "differs", within
+        )
 
     @staticmethod
     def at_most(
@@ -71,7 +76,9 @@ class Finding:
     ) -> "Finding":
         """A promise of this package: agrees where it holds up to a thousandth or 4 standard errors, else broken."""
         holds = ours <= limit + _margin(limit, error)  # not for nan
-        return Finding(result, claim, measure, limit, ours, error, "agrees" if holds else "broken", SLACK)
+        return Finding(
+            result, claim, measure, limit, ours, error, "agrees" if holds else "broken", SLACK
+        )
 
     @staticmethod
     def as_printed(
@@ -144,7 +151,9 @@ class Part:
 
     def findings(self, out: Path) -> tuple[Finding, ...]:
         """What its tables below ``out`` say. Raises LookupError, TypeError, ValueError, ArithmeticError."""
-        return tuple(self.judge({path.stem: read_table(path) for path in sorted(self.at(out).glob("*.csv"))}))
+        return tuple(
+            self.judge({path.stem: read_table(path) for path in sorted(self.at(out).glob("*.csv"))})
+        )
 
     def lacking(self, reason: str) -> Finding:
         """In the place of findings where it was not run."""
@@ -190,7 +199,8 @@ def theorems(author: str) -> Part:
     """
 
     def judge(tables: Tables) -> Iterator[Finding]:
-        for row in where(tables["theorems"], paper=author):  # a statement may name another paper's author
+        # a statement may name another paper's author
+        for row in where(tables["theorems"], paper=author):
             at = f"{row['range']}; {row['instances']} instances, the largest ratio of the two sides"
             if row["kind"]:
                 at = f"{at}, at {row['where']}; kind: {row['kind']}"
@@ -217,4 +227,6 @@ def load(folder: Path, name: str) -> Paper:
 
 
 if __name__ == "__main__":
-    raise SystemExit("the judges of papers import this: run python experiments/papers/run.py pairwise")
+    raise SystemExit(
+        "the judges of papers import this: run python experiments/papers/run.py pairwise"
+    )

@@ -62,14 +62,20 @@ def _outcome(part: Part, experiments: Path, out: Path, options: Options) -> Outc
     folder = part.at(out)
     folder.mkdir(parents=True, exist_ok=True)
     command, mark = part.command(experiments, folder, options), folder / "finished.json"
-    beside = sorted((experiments / part.script).parent.glob("*.py"))  # scripts import what lies there
+    # scripts import what lies there
+    beside = sorted((experiments / part.script).parent.glob("*.py"))
     source = hashlib.sha256(b"".join(path.read_bytes() for path in beside)).hexdigest()
     made = {"arguments": command[1:], "script": source, "package": package()}
     known = json.loads(mark.read_text()) if mark.exists() else {}
     if {name: known.get(name) for name in made} != made:
         code, spent = _run(command, folder)
         if code:
-            lines = (folder / "output.log").read_text(encoding="utf-8", errors="replace").strip().splitlines()
+            lines = (
+                (folder / "output.log")
+                .read_text(encoding="utf-8", errors="replace")
+                .strip()
+                .splitlines()
+            )
             failure = (lines or [f"exit code {code}"])[-1]
             return Outcome(part, folder, spent, (), failure)
         known = {**made, "seconds": spent, "device": _device(folder)}
@@ -77,19 +83,26 @@ def _outcome(part: Part, experiments: Path, out: Path, options: Options) -> Outc
         mark.with_suffix(".part").replace(mark)
     try:
         findings = part.findings(out)
-    except (LookupError, TypeError, ValueError, ArithmeticError) as error:  # a table that lacks what is judged
+    # a table that lacks what is judged
+    except (LookupError, TypeError, ValueError, ArithmeticError) as error:
         return Outcome(part, folder, known["seconds"], (), f"{type(error).__name__}: {error}")
     return Outcome(part, folder, known["seconds"], findings)
 
 
 def _run(command: Sequence[str], folder: Path) -> tuple[int, float]:
     """Exit code and CPU-seconds. Waits for a process of an earlier, killed run that still writes to this folder."""
-    with open(folder / "lock", "w") as lock, open(folder / "output.log", "a", encoding="utf-8") as log:
+    with (
+        open(folder / "lock", "w") as lock,
+        open(folder / "output.log", "a", encoding="utf-8") as log,
+    ):
         with suppress(OSError):  # a file system without locks
-            fcntl.flock(lock, fcntl.LOCK_EX)  # the script inherits it, and keeps it if this process is killed
+            # the script inherits it, and keeps it if this process is killed
+            fcntl.flock(lock, fcntl.LOCK_EX)
         log.truncate(0)
         before = os.times()
-        code = subprocess.call(command, stdout=log, stderr=subprocess.STDOUT, pass_fds=[lock.fileno()])
+        code = subprocess.call(
+            command, stdout=log, stderr=subprocess.STDOUT, pass_fds=[lock.fileno()]
+        )
         after = os.times()
     return code, sum(after[2:4]) - sum(before[2:4])  # of children: user, system
 
@@ -97,7 +110,11 @@ def _run(command: Sequence[str], folder: Path) -> tuple[int, float]:
 def _device(folder: Path) -> str:
     """Where the last run was, as its report says."""
     runs = folder / "runs.jsonl"
-    last = json.loads(runs.read_text(encoding="utf-8").strip().splitlines()[-1]) if runs.exists() else {}
+    last = (
+        json.loads(runs.read_text(encoding="utf-8").strip().splitlines()[-1])
+        if runs.exists()
+        else {}
+    )
     return last.get("device_name") or last.get("device") or "cpu"
 
 
@@ -105,32 +122,52 @@ def _write(paper: Paper, outcomes: Sequence[Outcome], out: Path) -> None:
     findings = [found for outcome in outcomes for found in outcome.findings] + list(paper.rest)
     names = [each.name for each in fields(Finding)]
     out.mkdir(parents=True, exist_ok=True)
-    rows = ({name: float(v) if isinstance(v, float) else v for name, v in vars(each).items()} for each in findings)
+    rows = (
+        {name: float(v) if isinstance(v, float) else v for name, v in vars(each).items()}
+        for each in findings
+    )
     write_table(out / "claims.csv", names, rows)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("name", metavar="NAME")
-    parser.add_argument("--scale", choices=get_args(Scale), default="laptop", help="default: %(default)s")
-    parser.add_argument("--device", help="such as cuda:1 or cpu (default: the first CUDA device, else the CPU)")
-    parser.add_argument("--data", type=Path, metavar="FOLDER", help="of real data: scripts that need them")
+    parser.add_argument(
+        "--scale", choices=get_args(Scale), default="laptop", help="default: %(default)s"
+    )
+    parser.add_argument(
+        "--device", help="such as cuda:1 or cpu (default: the first CUDA device, else the CPU)"
+    )
+    parser.add_argument(
+        "--data", type=Path, metavar="FOLDER", help="of real data: scripts that need them"
+    )
     parser.add_argument("--out", type=Path, metavar="FOLDER", help="default: results/papers/NAME")
-    parser.add_argument("--experiments", type=Path, default=EXPERIMENTS, help="default: %(default)s")
+    parser.add_argument(
+        "--experiments", type=Path, default=EXPERIMENTS, help="default: %(default)s"
+    )
     given = parser.parse_args(arguments)
     try:
         paper = load(given.experiments / "papers", given.name)
         if given.device is not None:
             checks.device("--device", given.device)
         if given.data is not None and not given.data.is_dir():
-            raise ValueError(f"--data must be a folder with real data; there is none at {given.data}")
+            raise ValueError(
+                f"--data must be a folder with real data; there is none at {given.data}"
+            )
     except ValueError as error:
         parser.error(str(error))
     out = given.out or Path("results/papers", given.name)
-    outcomes = run_paper(paper, given.experiments, out, Options(given.scale, given.device, given.data))
+    outcomes = run_paper(
+        paper, given.experiments, out, Options(given.scale, given.device, given.data)
+    )
     counts = Counter(each.verdict for outcome in outcomes for each in outcome.findings)
     said = ", ".join(f"{count} {verdict}" for verdict, count in counts.items())
-    say(f"{said}; {sum(outcome.seconds for outcome in outcomes):.0f} CPU-seconds", out / "claims.csv")
+    say(
+        f"{said}; {sum(outcome.seconds for outcome in outcomes):.0f} CPU-seconds",
+        out / "claims.csv",
+    )
     say(*(f"{verdict}: {LEGEND[verdict]}" for verdict in counts))
     failed = [outcome for outcome in outcomes if outcome.failure]
     for outcome in failed:

@@ -11,13 +11,17 @@ def noise(tables: Tables) -> Iterator[Finding]:
         corollary = row["noise"].split(",")[0]
         if corollary in ("Corollary 4.7", "Corollary 4.10"):
             at = f"true epsilon, {row['noise']}, d = {row['d']}"
-            yield Finding.as_printed(corollary, "the noise keeps its promise", at, row["nominal"], row["true"])
+            yield Finding.as_printed(
+                corollary, "the noise keeps its promise", at, row["nominal"], row["true"]
+            )
     least = worst(tables["entries"], lambda row: row["exact"] / row["paper"])
     at = f"variance of an entry where they differ least: d = 10, s = {least['s']}, epsilon = {least['epsilon']:g}"
     yield Finding.lower("Corollary 4.7", "noise that is enough", at, least["paper"], least["exact"])
     for row in where(tables["drawn"], times=1.0):
         at = f"delta of drawn noise at epsilon 1, {row['noise']}"
-        yield Finding.equal("Theorem 4.4", "divided noise is private", at, 1e-3, row["delta"], row["error"])
+        yield Finding.equal(
+            "Theorem 4.4", "divided noise is private", at, 1e-3, row["delta"], row["error"]
+        )
 
 
 def moments(tables: Tables) -> Iterator[Finding]:
@@ -25,9 +29,13 @@ def moments(tables: Tables) -> Iterator[Finding]:
     for name in ("Gaussian", "Laplace"):
         at = f"root mean squared error of a count at n = {last['n']:,} beside n = {first['n']:,}, {name} noise"
         claim = "frequencies at an error free of n"
-        yield Finding.equal("Table 1", claim, at, first[f"{name}_predicted"], last[name], within=0.03)
+        yield Finding.equal(
+            "Table 1", claim, at, first[f"{name}_predicted"], last[name], within=0.03
+        )
         at = f"root mean squared error of a count, n = {last['n']:,}, {name} noise, beside the best local oracle's"
-        yield Finding.at_most("Table 1", "below the local model", at, last["best_local"], last[name])
+        yield Finding.at_most(
+            "Table 1", "below the local model", at, last["best_local"], last[name]
+        )
     for row in tables["paper"]:
         at = f"true epsilon of F_2's noise, values to {row['D']:g}"
         yield Finding.as_printed("Section 4.1", "moments are private", at, 0.5, row["true_epsilon"])
@@ -41,7 +49,9 @@ def costs(tables: Tables) -> Iterator[Finding]:
         yield Finding.equal(f"Table {table}", "bytes", at, row["paper_MB"], row["MB"], within=1e-3)
         row = worst(rows, lambda row: row["MB_as_stated"] / row["paper_MB"])
         at = f"MB with as many servers as the caption states, n = {row['n']:,}, s = {row['s']}"
-        yield Finding.as_printed(f"Table {table}", "its caption", at, row["paper_MB"], row["MB_as_stated"])
+        yield Finding.as_printed(
+            f"Table {table}", "its caption", at, row["paper_MB"], row["MB_as_stated"]
+        )
     yield Finding.unchecked("Tables 3 to 5", "seconds of one server", "seconds of other machines")
 
 
@@ -50,9 +60,13 @@ def low_rank(tables: Tables) -> Iterator[Finding]:
     n = max(row["n"] for row in rows)
     for row in where(rows, n=n, method="paper exp., p = 1"):
         k, epsilon = row["k"], row["epsilon"]
-        ours, theirs = (where(rows, n=n, k=k, epsilon=epsilon, method=name)[0] for name in ("Gram", "sketch"))
+        ours, theirs = (
+            where(rows, n=n, k=k, epsilon=epsilon, method=name)[0] for name in ("Gram", "sketch")
+        )
         at = f"psi, n = {n:,}, k = {k}, epsilon = {epsilon:g}, of the Gram matrix beside the sketch's, both exact"
-        yield Finding.lower("Theorems 5.4, 5.7", "low rank from a sketch", at, theirs["psi"], ours["psi"])
+        yield Finding.lower(
+            "Theorems 5.4, 5.7", "low rank from a sketch", at, theirs["psi"], ours["psi"]
+        )
 
 
 CONSTANT = "variance 2 ln(1.25/delta)/epsilon^2 n^-p: the paper prints n^-p alone"
@@ -77,17 +91,23 @@ def exponents(tables: Tables) -> Iterator[Finding]:
         for p in (0.6, 0.5):
             if p not in claimed:
                 other = f"slope of {setting}, and 0"
-                yield Finding.compared(result, f"p = {p:g}, where the paper claims nothing", other, 0.0, last[p])
+                yield Finding.compared(
+                    result, f"p = {p:g}, where the paper claims nothing", other, 0.0, last[p]
+                )
         if 0.6 in claimed:
             at = f"slope of {setting}"
-            yield Finding.as_printed(result, "p = .6: the error falls in the end", at, 0.0, last[0.6])
+            yield Finding.as_printed(
+                result, "p = .6: the error falls in the end", at, 0.0, last[0.6]
+            )
         if 0.5 in claimed:
             at = f"minus the slope of {setting}; .1 granted"
             yield Finding.as_printed(result, "p = .5: the error does not fall", at, 0.1, -last[0.5])
     groups: dict[tuple, list[float]] = {}
     for row in rows:
         if row["rows"] != "spectrum":
-            groups.setdefault((row["rows"], row["sums"], row["epsilon"], row["p"]), []).append(row["last"])
+            groups.setdefault((row["rows"], row["sums"], row["epsilon"], row["p"]), []).append(
+                row["last"]
+            )
     apart = max(max(found) - min(found) for found in groups.values())
     at = "largest difference of slopes between lambda = 1, 10 and 100; .01 granted"
     yield Finding.at_most("Figure 4", "lambda does not change how the error grows", at, 0.01, apart)
@@ -97,12 +117,22 @@ def ridge(tables: Tables) -> Iterator[Finding]:
     rows = tables["phi"]
     for row in where(rows, method="paper exp."):
         epsilon = row["epsilon"]
-        gram, sketch, curator = (where(rows, epsilon=epsilon, method=m)[0] for m in ("Gram", "sketch", "SSP"))
-        at = f"phi, n = {row['n']:,}, lambda = 10, epsilon = {epsilon:g}, of the Gram matrix beside "
-        yield Finding.lower(
-            "Theorem 5.8", "ridge regression", at + "the sketch, both exact", sketch["phi"], gram["phi"]
+        gram, sketch, curator = (
+            where(rows, epsilon=epsilon, method=m)[0] for m in ("Gram", "sketch", "SSP")
         )
-        yield Finding.compared("Theorem 5.8", "a curator", at + "a curator's SSP", curator["phi"], gram["phi"])
+        at = (
+            f"phi, n = {row['n']:,}, lambda = 10, epsilon = {epsilon:g}, of the Gram matrix beside "
+        )
+        yield Finding.lower(
+            "Theorem 5.8",
+            "ridge regression",
+            at + "the sketch, both exact",
+            sketch["phi"],
+            gram["phi"],
+        )
+        yield Finding.compared(
+            "Theorem 5.8", "a curator", at + "a curator's SSP", curator["phi"], gram["phi"]
+        )
 
 
 def uci(tables: Tables) -> Iterator[Finding]:
@@ -122,7 +152,13 @@ def uci(tables: Tables) -> Iterator[Finding]:
 
 
 def kind_of(table: str) -> str:
-    return "rows repeated" if "repeated" in table else "synthetic" if "synthetic" in table else "as they are"
+    return (
+        "rows repeated"
+        if "repeated" in table
+        else "synthetic"
+        if "synthetic" in table
+        else "as they are"
+    )
 
 
 def servers(tables: Tables) -> Iterator[Finding]:
@@ -137,7 +173,12 @@ def servers(tables: Tables) -> Iterator[Finding]:
     )
     at, error = "variance of the release over the predicted one", row["standard_error"]
     yield Finding.equal(
-        "Corollary 4.11", "noise by servers", at, 1.0, row["measured_over_predicted_variance"], error
+        "Corollary 4.11",
+        "noise by servers",
+        at,
+        1.0,
+        row["measured_over_predicted_variance"],
+        error,
     )
     row = tables["bytes"][0]
     yield Finding.equal("Section 6.1", "bytes on the links", "bytes", row["formula"], row["words"])
@@ -146,7 +187,9 @@ def servers(tables: Tables) -> Iterator[Finding]:
 def grid(tables: Tables) -> Iterator[Finding]:
     row = worst(tables["attack"], lambda row: row["attack"])
     at = f"exact delta over the stated, rounded normals, {row['clients']:,} clients, epsilon = {row['epsilon']:g}"
-    yield Finding.at_most("Section 4, on a grid", "private in a ring of 32 or 64 bits", at, 1.0, row["attack"])
+    yield Finding.at_most(
+        "Section 4, on a grid", "private in a ring of 32 or 64 bits", at, 1.0, row["attack"]
+    )
     factor = worst(tables["noises"], lambda row: row["factor"])["factor"]
     at = "variance over that of real numbers, the worst of other noises"
     yield Finding.at_most("Section 4, on a grid", "rounding costs little", at, 1.001, factor)
@@ -176,7 +219,11 @@ PAPER = Paper(
                 "figure4.png": "Figure 4: phi - 1 without a sketch, lambda = 1, 10, 100.",
             },
         ),
-        Part("regression/ridge.py", ridge, {"ridge.png": "phi against n by every method at an exact guarantee."}),
+        Part(
+            "regression/ridge.py",
+            ridge,
+            {"ridge.png": "phi against n by every method at an exact guarantee."},
+        ),
         Part("regression/tables.py", uci),
         Part(
             "regression/tables.py",
@@ -189,7 +236,9 @@ PAPER = Paper(
     ),
     (
         Finding.unchecked(
-            "Tables 6 to 8", "the printed numbers", "psi and phi on four files of UCI that are not at hand"
+            "Tables 6 to 8",
+            "the printed numbers",
+            "psi and phi on four files of UCI that are not at hand",
         ),
     ),
 )

@@ -74,7 +74,9 @@ def questions(config: Config) -> dict[str, queries.Question]:
         "Gini's index": pairwise.gini(k),
         "Spearman's rho": queries.Spearman(side, side),
     }
-    return {name: question for name, question in found.items() if not config.only or name in config.only}
+    return {
+        name: question for name, question in found.items() if not config.only or name in config.only
+    }
 
 
 def channels(question: queries.Question, config: Config) -> dict[str, Callable[[], Any]]:
@@ -88,9 +90,15 @@ def channels(question: queries.Question, config: Config) -> dict[str, Callable[[
         "unary encoding": lambda: LocalOracle.of(question, OptimizedUnaryEncoding(k, epsilon)),
         "vectors": lambda: queries.LocalFactorization.of(question, epsilon),
         "two vectors": lambda: queries.Twice.of(question, epsilon),
-        "sums, Poisson": lambda: queries.ShuffledQueries.of(question, PoissonSum, n, epsilon, delta),
-        "sums, bounded": lambda: queries.ShuffledQueries.of(question, BoundedSum, n, epsilon, delta),
-        "sums, correlated": lambda: queries.ShuffledQueries.of(question, CorrelatedSum, n, epsilon, delta),
+        "sums, Poisson": lambda: queries.ShuffledQueries.of(
+            question, PoissonSum, n, epsilon, delta
+        ),
+        "sums, bounded": lambda: queries.ShuffledQueries.of(
+            question, BoundedSum, n, epsilon, delta
+        ),
+        "sums, correlated": lambda: queries.ShuffledQueries.of(
+            question, CorrelatedSum, n, epsilon, delta
+        ),
         "servers, Gaussian": lambda: queries.SecureQueries.of(question, n, epsilon, delta),
         "curator, Gaussian": lambda: queries.CentralFactorization.of(question, epsilon, delta),
         "curator, Laplace": lambda: queries.CentralLaplace.of(question, epsilon),
@@ -99,7 +107,9 @@ def channels(question: queries.Question, config: Config) -> dict[str, Callable[[
 
 def cell(protocol: Any, counts: Tensor, trials: int) -> dict[str, float]:
     """Of the last answer: predicted and measured errors, bias and coverage."""
-    drawn = protocol.sample_estimate(counts, generator=keyed_generator(b"cell"), sample_shape=(trials,))
+    drawn = protocol.sample_estimate(
+        counts, generator=keyed_generator(b"cell"), sample_shape=(trials,)
+    )
     truth = protocol.exact(counts).flatten()[-1]
     predicted = protocol.predicted_mse(counts).flatten()[-1]
     low, high = (end.reshape(trials, -1)[:, -1] for end in drawn.interval())
@@ -122,7 +132,8 @@ def cells(config: Config, report: Report) -> None:
         for channel, made in channels(question, config).items():
             row = {"question": name, "channel": channel}
             with warnings.catch_warnings():
-                warnings.simplefilter("ignore")  # of ratios whose denominator a noisy channel hardly knows
+                # of ratios whose denominator a noisy channel hardly knows
+                warnings.simplefilter("ignore")
                 report.row("cells", **row, **cell(made(), counts, config.trials))
 
 
@@ -145,7 +156,9 @@ def several(config: Config, report: Report) -> None:
     for answers in config.joint:
         asked = Several(statistics(k, answers))
         made = {
-            "randomized response": lambda epsilon, q: LocalOracle.of(q, RandomizedResponse(k, epsilon)),
+            "randomized response": lambda epsilon, q: LocalOracle.of(
+                q, RandomizedResponse(k, epsilon)
+            ),
             "subset selection": lambda epsilon, q: LocalOracle.of(q, SubsetSelection(k, epsilon)),
             "sums, correlated": lambda epsilon, q: queries.ShuffledQueries.of(
                 q, CorrelatedSum, n, epsilon, config.delta
@@ -157,14 +170,18 @@ def several(config: Config, report: Report) -> None:
         for channel, of in made.items():
             protocol = of(config.epsilon, asked)
             generator = keyed_generator(b"several")
-            drawn = protocol.sample_estimate(counts, generator=generator, sample_shape=(config.trials,))
+            drawn = protocol.sample_estimate(
+                counts, generator=generator, sample_shape=(config.trials,)
+            )
             truth = protocol.exact(counts)
             held = []
             for low, high in (drawn.together(), drawn.interval()):
                 held.append(float(((low <= truth) & (truth <= high)).all(-1).double().mean()))
             predicted = protocol.predicted_mse(counts)
             share = config.epsilon / len(asked.questions)
-            split = torch.cat([of(share, one).predicted_mse(counts).reshape(-1) for one in asked.questions])
+            split = torch.cat(
+                [of(share, one).predicted_mse(counts).reshape(-1) for one in asked.questions]
+            )
             costs = (split / predicted).sqrt().tolist()
             report.row(
                 "several",
@@ -183,7 +200,12 @@ def choices(config: Config, report: Report) -> None:
     for name, question in questions(config).items():
         for trust in TRUSTED:
             choice = queries.choose(
-                question, config.users, config.epsilon, config.delta, trust=trust, search=config.search
+                question,
+                config.users,
+                config.epsilon,
+                config.delta,
+                trust=trust,
+                search=config.search,
             )
             best = choice.candidates[0]
             report.row("choices", question=name, trust=trust, best=best.name, error=best.error)

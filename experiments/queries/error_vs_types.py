@@ -46,13 +46,17 @@ def measure(config: Config, report: Report) -> None:
     generator = keyed_generator(b"error vs types")
     for epsilon in config.epsilons:
         for k in config.sizes:
-            for candidate in choose(workloads.prefix(k), config.n, epsilon, objective=Objective.MEAN).candidates:
+            for candidate in choose(
+                workloads.prefix(k), config.n, epsilon, objective=Objective.MEAN
+            ).candidates:
                 if candidate.name not in SHOWN:
                     continue
                 protocol, each = candidate.protocol, config.n * torch.eye(k, dtype=torch.int64)
                 errors = protocol.predicted_mse(each).mean(-1)
                 counts = each[errors.argmax()]
-                found = protocol.sample_estimate(counts, generator=generator, sample_shape=(config.trials,))
+                found = protocol.sample_estimate(
+                    counts, generator=generator, sample_shape=(config.trials,)
+                )
                 squares = (found.value - protocol.exact(counts)).square().mean(-1)
                 measured = math.sqrt(float(squares.mean()))
                 report.row(
@@ -74,7 +78,13 @@ def draw(tables: dict) -> dict:
     for axes, epsilon in zip(panels, epsilons, strict=True):
         for i, name in enumerate(SHOWN):
             k, predicted, measured, errors = columns(
-                rows, "k", "predicted", "measured", "standard_error", mechanism=name, epsilon=epsilon
+                rows,
+                "k",
+                "predicted",
+                "measured",
+                "standard_error",
+                mechanism=name,
+                epsilon=epsilon,
             )
             axes.plot(k, predicted, "-", color=f"C{i}", label=name)
             bars = [2 * error for error in errors]

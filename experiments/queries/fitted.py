@@ -38,7 +38,9 @@ def shapes(k: int) -> dict[str, Tensor]:
         torch.full_like(x, 0.02 / k),
         torch.exp(-(((x - 0.6) / 0.15) ** 2) / 2),
     )
-    spikes[torch.randperm(k, generator=keyed_generator(b"spikes"))[:8]] = torch.arange(1, 9).double()[: min(8, k)]
+    spikes[torch.randperm(k, generator=keyed_generator(b"spikes"))[:8]] = torch.arange(
+        1, 9
+    ).double()[: min(8, k)]
     one[k // 3] += 0.98
     zero *= 0.6 / zero.sum()
     zero[0] += 0.4
@@ -46,12 +48,15 @@ def shapes(k: int) -> dict[str, Tensor]:
     heaped[:: max(1, k // 16)] *= 8
     found = {
         "beta(5, 2)": x**4 * (1 - x),
-        "two peaks": torch.exp(-(((x - 0.3) / 0.06) ** 2)) + 0.6 * torch.exp(-(((x - 0.7) / 0.1) ** 2)),
+        "two peaks": torch.exp(-(((x - 0.3) / 0.06) ** 2))
+        + 0.6 * torch.exp(-(((x - 0.7) / 0.1) ** 2)),
         "98 % of one": one,
         "uniform": torch.ones_like(x),
         "zipf": 1 / torch.arange(1, k + 1).double(),
         "8 spikes": spikes,
-        "steps": 0.3 + 5.7 * ((x > 0.2) & (x < 0.35)).double() + 1.7 * ((x > 0.6) & (x < 0.9)).double(),
+        "steps": 0.3
+        + 5.7 * ((x > 0.2) & (x < 0.35)).double()
+        + 1.7 * ((x > 0.6) & (x < 0.9)).double(),
         "decay": torch.exp(-6 * x),
         "heaped": heaped,
         "zeros and bell": zero,
@@ -110,7 +115,9 @@ def measure(config: Config, report: Report) -> None:
     W = workloads.prefix(config.types).dense()
     for epsilon in config.epsilons:
         clients = {
-            "strategy": ShiftStrategy.tuned(W, epsilon, generator=keyed_generator(b"fitted, strategy")),
+            "strategy": ShiftStrategy.tuned(
+                W, epsilon, generator=keyed_generator(b"fitted, strategy")
+            ),
             "square wave": ShiftStrategy.square_wave(config.types, epsilon),
         }
         for n in config.users:
@@ -126,7 +133,9 @@ def measure(config: Config, report: Report) -> None:
                         LocalOracle(W, client),
                         keyed_generator(f"{shape}/{n}/{epsilon}".encode()),
                     )
-                    tally = protocol.sample_tally(counts, generator=generator, sample_shape=(config.trials,))
+                    tally = protocol.sample_tally(
+                        counts, generator=generator, sample_shape=(config.trials,)
+                    )
                     for method, value in answers(protocol, name, tally).items():
                         row[method] = 1e4 * math.sqrt(float((value - truth).square().mean()))
                         logs.setdefault(method, []).append(math.log(row[method]))
@@ -134,7 +143,9 @@ def measure(config: Config, report: Report) -> None:
                 report.row("shapes", epsilon=epsilon, n=n, shape=shape, **row)
             means = {method: math.exp(sum(each) / len(each)) for method, each in logs.items()}
             best = [min(row[name] for name in PEERS) for row in rows]
-            worst = max(row["chosen, fitted"] / least for row, least in zip(rows, best, strict=True))
+            worst = max(
+                row["chosen, fitted"] / least for row, least in zip(rows, best, strict=True)
+            )
             above = sum(row["chosen, fitted"] > row["consistent"] for row in rows)
             facts = {"client": choice.candidates[0].name, "worst": worst, "above": above}
             report.row("fitted", epsilon=epsilon, n=n, **facts, **means)

@@ -79,8 +79,21 @@ def draw(tables: dict) -> dict:
     figure, (axes,) = subplots(size=(7, 4.2))
     for n in sorted({row["n"] for row in rows}):
         epsilon, loss, errors = columns(rows, "epsilon", "loss", "standard_error", n=n)
-        axes.errorbar(epsilon, loss, [2 * error for error in errors], fmt="o-", capsize=3, label=f"n = {n:,.0f}")
-    axes.axhline(rows[0]["least"], color="black", linestyle="--", linewidth=1, label="best stump, not private")
+        axes.errorbar(
+            epsilon,
+            loss,
+            [2 * error for error in errors],
+            fmt="o-",
+            capsize=3,
+            label=f"n = {n:,.0f}",
+        )
+    axes.axhline(
+        rows[0]["least"],
+        color="black",
+        linestyle="--",
+        linewidth=1,
+        label="best stump, not private",
+    )
     axes.set(
         xscale="log",
         xlabel="epsilon",

@@ -49,7 +49,9 @@ def sufficient_conditions(d: int, epsilon: float) -> float:
         return weight * (p / share - (1 - p) / (1 - share))
 
     def spent(gamma: float) -> float:  # by (16b)
-        return math.log(d) / 2 + math.log(6) - (d - 1) / 2 * math.log1p(-(gamma**2)) + math.log(gamma)
+        return (
+            math.log(d) / 2 + math.log(6) - (d - 1) / 2 * math.log1p(-(gamma**2)) + math.log(gamma)
+        )
 
     best, start = 0.0, math.sqrt(2 / d)
     for e1 in np.linspace(epsilon / 2000, epsilon, 2000):
@@ -73,14 +75,19 @@ def hemisphere(d: int, epsilon: float) -> float:
 def z_score(randomizer: BallRandomizer, generator: torch.Generator, users: int) -> float:
     """Of the mean of ||Y - x||^2 over these users against the prediction, at a point of the sphere."""
     d = randomizer.dim
-    x = torch.nn.functional.normalize(torch.randn(d, dtype=torch.float64, generator=generator), dim=0)
+    x = torch.nn.functional.normalize(
+        torch.randn(d, dtype=torch.float64, generator=generator), dim=0
+    )
     errors, rows = [], max(1, AT_ONCE // d)
     for start in range(0, users, rows):
         shape, one = (min(rows, users - start),), Crowd(x[None], torch.ones(1))
-        messages = randomizer.sample_tally(one, generator=generator, sample_shape=shape)["sum"]  # one user's each
+        # one user's each
+        messages = randomizer.sample_tally(one, generator=generator, sample_shape=shape)["sum"]
         errors.append((messages - x).square().sum(-1))
     squares = torch.cat(errors)
-    return float((squares.mean() - randomizer.squared_error(1.0)) / (squares.std() / math.sqrt(users)))
+    return float(
+        (squares.mean() - randomizer.squared_error(1.0)) / (squares.std() / math.sqrt(users))
+    )
 
 
 @dataclass(frozen=True)
@@ -93,12 +100,18 @@ class Config:
 def measure(config: Config, report: Report) -> None:
     generator, worst = keyed_generator(b"relative variance"), 0.0
     dims = torch.tensor(config.dims, dtype=torch.float64)
-    variances = PrivUnit.unit_variance(dims[:, None] - 1, torch.tensor(config.epsilons, dtype=torch.float64))
-    for d, row in zip(config.dims, (dims[:, None] * variances).tolist(), strict=True):  # on the sphere
+    variances = PrivUnit.unit_variance(
+        dims[:, None] - 1, torch.tensor(config.epsilons, dtype=torch.float64)
+    )
+    # on the sphere
+    for d, row in zip(config.dims, (dims[:, None] * variances).tolist(), strict=True):
         for epsilon, least in zip(config.epsilons, row, strict=True):
             rows: dict[str, tuple[float, float | None]] = {
                 "PrivUnit on the sphere": (1.0, None),
-                "PrivUnit, sufficient conditions": (sufficient_conditions(d, epsilon) / least, None),
+                "PrivUnit, sufficient conditions": (
+                    sufficient_conditions(d, epsilon) / least,
+                    None,
+                ),
                 "hemisphere": (hemisphere(d, epsilon) / least, None),
             }
             # Blasiok, Bun, Nikolov, Steinke (2019), covariance (pi/2)/bias^2 I - x x^T: the sign kept as often as

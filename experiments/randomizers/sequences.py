@@ -63,7 +63,9 @@ def half_widths(oracle: FrequencyOracle, n: Tensor, best: int) -> Tensor:
     return torch.tensor(found, dtype=torch.float64)
 
 
-def judged(oracle: FrequencyOracle, shares: Tensor, config: Config, seed: bytes) -> dict[str, float]:
+def judged(
+    oracle: FrequencyOracle, shares: Tensor, config: Config, seed: bytes
+) -> dict[str, float]:
     """Share of the trials in which all looks at all types hold, beside fixed intervals of the first type; widths."""
     n = torch.linspace(config.first, config.users, config.looks).long()
     widths, each = half_widths(oracle, n, config.best), n[:, None]
@@ -79,7 +81,9 @@ def judged(oracle: FrequencyOracle, shares: Tensor, config: Config, seed: bytes)
         held += bool((off <= widths[:, None]).all())
         fixed += bool((off <= Z * (oracle.variance.under(truth) / each).sqrt())[:, 0].all())
     normal = Z * (oracle.variance.under(shares)[0] / n).sqrt()
-    over = {f"width at {u}": float((widths / normal)[int((n - u).abs().argmin())]) for u in config.shown}
+    over = {
+        f"width at {u}": float((widths / normal)[int((n - u).abs().argmin())]) for u in config.shown
+    }
     return {"held": held / config.trials, "fixed": fixed / config.trials, **over}
 
 
@@ -89,7 +93,12 @@ def measure(config: Config, report: Report) -> None:
     zipf = 1 / torch.arange(1, TYPES + 1, dtype=torch.float64)
     for epsilon in config.epsilons:
         for share in (0.02, 0.5):
-            cells.append((RandomizedResponse(2, epsilon), torch.tensor([share, 1 - share], dtype=torch.float64)))
+            cells.append(
+                (
+                    RandomizedResponse(2, epsilon),
+                    torch.tensor([share, 1 - share], dtype=torch.float64),
+                )
+            )
         for kind in (RandomizedResponse, SubsetSelection, HadamardResponse):
             cells.append((kind(TYPES, epsilon), zipf / zipf.sum()))
     for index, (oracle, shares) in enumerate(cells):

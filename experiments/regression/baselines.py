@@ -45,7 +45,9 @@ class CentralMoments(RowsProtocol, CuratorProtocol[SecondMoments]):
 
     def analyse(self, tally: Tally) -> NoisyMoments:
         value = self.check(tally)["noisy"]
-        return NoisyMoments(value, self.deviations().to(value).expand_as(value), tally.n, columns=self.columns)
+        return NoisyMoments(
+            value, self.deviations().to(value).expand_as(value), tally.n, columns=self.columns
+        )
 
     def predicted_mse(self, summary: SecondMoments) -> Tensor:
         """The same for all data."""
@@ -82,7 +84,9 @@ class ModSulq(CentralMoments):
     @staticmethod
     def calibrated(columns: int, bound: float, epsilon: float, delta: float) -> "ModSulq":
         """With the least noise for (epsilon, delta). Raises ValueError."""
-        return ModSulq(columns, bound, gaussian_sigma(epsilon, delta, gram_sensitivity(bound, columns)), delta)
+        return ModSulq(
+            columns, bound, gaussian_sigma(epsilon, delta, gram_sensitivity(bound, columns)), delta
+        )
 
     @property
     def label_bound(self) -> None:  # type: ignore[override]
@@ -96,7 +100,9 @@ class ModSulq(CentralMoments):
 
     @property
     def guarantee(self) -> Guarantee:
-        return gaussian_guarantee(self.sigma, self.delta, self.sensitivity, Model.CENTRAL, Neighbours.REPLACE_ONE)
+        return gaussian_guarantee(
+            self.sigma, self.delta, self.sensitivity, Model.CENTRAL, Neighbours.REPLACE_ONE
+        )
 
     def deviations(self) -> Tensor:
         """sigma on the diagonal; sqrt 2 sigma elsewhere, where svec has sqrt 2 times the entry."""
@@ -128,7 +134,9 @@ class SufficientStatistics(CentralMoments):
     @cached_property
     def gram_sigma(self) -> float:
         """Level of the noise of A^T A."""
-        return gaussian_sigma(self.epsilon / 2, self.delta / 2, gram_sensitivity(self.bound, self.columns))
+        return gaussian_sigma(
+            self.epsilon / 2, self.delta / 2, gram_sensitivity(self.bound, self.columns)
+        )
 
     @cached_property
     def cross_sigma(self) -> float:
@@ -140,8 +148,12 @@ class SufficientStatistics(CentralMoments):
         """As it was split; what the two promise as one Gaussian mechanism is in its mu."""
         gram, cross = gram_sensitivity(self.bound, self.columns), 2 * self.bound * self.label_bound
         mu = math.hypot(gram / self.gram_sigma, cross / self.cross_sigma)
-        source = "Balle, Wang (2018), Theorem 8, for each half; basic composition, Dwork et al. (2006)"
-        return Guarantee(self.epsilon, self.delta, Model.CENTRAL, Neighbours.REPLACE_ONE, False, source, mu=mu)
+        source = (
+            "Balle, Wang (2018), Theorem 8, for each half; basic composition, Dwork et al. (2006)"
+        )
+        return Guarantee(
+            self.epsilon, self.delta, Model.CENTRAL, Neighbours.REPLACE_ONE, False, source, mu=mu
+        )
 
     def deviations(self) -> Tensor:
         gram = torch.full((triangular(self.columns),), self.gram_sigma, dtype=torch.float64)
@@ -225,13 +237,17 @@ class AdaSSP(CentralMoments):
             raise ValueError(
                 f"found must be an estimate of this protocol, {self.width} numbers, not {value.shape[-1]}"
             )
-        safe = (value[..., -1] - self.sigmas[0] * math.sqrt(2 * math.log(1 / self.rho))).clamp_min(0)
+        safe = (value[..., -1] - self.sigmas[0] * math.sqrt(2 * math.log(1 / self.rho))).clamp_min(
+            0
+        )
         norm = math.sqrt(self.columns * math.log(2 * self.columns**2 / self.rho)) * self.sigmas[1]
         extra = torch.maximum(norm - safe, torch.full_like(safe, ridge))[..., None, None]
         return solve_ridge(found.gram + extra * torch.eye(self.columns).to(extra), found.cross, 0.0)
 
 
-def published_mod_sulq(clients: int, columns: int, bound: float, epsilon: float, delta: float) -> ModSulq:
+def published_mod_sulq(
+    clients: int, columns: int, bound: float, epsilon: float, delta: float
+) -> ModSulq:
     """MOD-SULQ with its published noise: n B^2 beta,
 
     beta = (d + 1)/(n epsilon) sqrt(2 ln((d^2 + d)/(2 sqrt(2 pi) delta))) + 1/(n sqrt epsilon).

@@ -36,7 +36,9 @@ DELTA, RIDGE = 1e-6, 10.0
 SOLVE = {"adaptive_ridge": adaptive_ridge, "cautious_ridge": cautious_ridge}
 
 
-def tables(real: tuple[str, ...], clients: tuple[int, ...]) -> Iterator[tuple[str, SecondMoments, float]]:
+def tables(
+    real: tuple[str, ...], clients: tuple[int, ...]
+) -> Iterator[tuple[str, SecondMoments, float]]:
     """Name, moments and the rows' bound."""
     from sklearn import datasets
 
@@ -49,7 +51,11 @@ def tables(real: tuple[str, ...], clients: tuple[int, ...]) -> Iterator[tuple[st
         for n in clients:
             yield f"{name}, {n} clients", repeated(moments, n), bound
     for schema in FILES:
-        yield f"synthetic {schema.name.split()[0]}", stand_in(schema), math.sqrt(len(schema.features))
+        yield (
+            f"synthetic {schema.name.split()[0]}",
+            stand_in(schema),
+            math.sqrt(len(schema.features)),
+        )
     generator = keyed_generator(b"contest", "cpu")
     wide = torch.randn(5000, 30, dtype=torch.float64, device="cpu", generator=generator) / 30**0.5
     wide = torch.as_tensor(wide)
@@ -74,10 +80,15 @@ def measure(config: Config, report: Report) -> None:
             kind = {"epsilon": epsilon, "delta": DELTA}
             choice = choose_regression(moments, RIDGE, bound, 1.0, generator=generator, **kind)
             route, how = choice.candidates[0].name.rsplit(", ", 1)
-            ada, ssp = AdaSSP(d, bound, 1.0, epsilon, DELTA), SufficientStatistics(d, bound, 1.0, epsilon, DELTA)
+            ada, ssp = (
+                AdaSSP(d, bound, 1.0, epsilon, DELTA),
+                SufficientStatistics(d, bound, 1.0, epsilon, DELTA),
+            )
             plain = ssp.sample_estimate(moments, **repeats)
             found = {
-                "AdaSSP": phi(moments, ada.solve(ada.sample_estimate(moments, **repeats), RIDGE), RIDGE),
+                "AdaSSP": phi(
+                    moments, ada.solve(ada.sample_estimate(moments, **repeats), RIDGE), RIDGE
+                ),
                 "SSP": phi(moments, solve_ridge(plain.gram, plain.cross, RIDGE), RIDGE),
             }
             predicted = {one.name: one.error for one in choice.candidates}
@@ -86,12 +97,21 @@ def measure(config: Config, report: Report) -> None:
                 released = choice.best.sample_estimate(moments, **repeats)
                 found["chosen"] = phi(moments, SOLVE[how](released, RIDGE), RIDGE)
             cells = {key: float(value.mean()) for key, value in found.items()}
-            cells |= {f"{key}_error": float(value.std()) / math.sqrt(config.runs) for key, value in found.items()}
+            cells |= {
+                f"{key}_error": float(value.std()) / math.sqrt(config.runs)
+                for key, value in found.items()
+            }
             cells |= {"sketch": sketch, "zero": float(phi(moments, torch.zeros(d), RIDGE))}
             cells.setdefault("chosen", choice.candidates[0].error)
             cells.setdefault("chosen_error", math.nan)
             order = ("chosen", "chosen_error", "AdaSSP", "AdaSSP_error", "SSP", "sketch", "zero")
-            first = {"table": name, "n": moments.n, "d": d, "epsilon": epsilon, "route": f"{route}, {how}"}
+            first = {
+                "table": name,
+                "n": moments.n,
+                "d": d,
+                "epsilon": epsilon,
+                "route": f"{route}, {how}",
+            }
             report.row("contest", **first, **{key: cells[key] for key in order})
 
 

@@ -29,7 +29,15 @@ from synthetic import spectrum_rows
 from torch import Tensor
 
 from torchdp.randomness import keyed_generator
-from torchdp.regression import GramRelease, LocalRows, SecondMoments, phi, psi, solve_ridge, top_directions
+from torchdp.regression import (
+    GramRelease,
+    LocalRows,
+    SecondMoments,
+    phi,
+    psi,
+    solve_ridge,
+    top_directions,
+)
 from torchdp.regression.errors import shortened
 from torchdp.simulate import Experiment, Report, columns, subplots
 from torchdp.simulate.report import read_table
@@ -65,8 +73,13 @@ class Sums:
         """As of n users, far more than these: normal sums with their moments; scale (d,) multiplies columns."""
         matrix = self.moments.matrix * (n / self.moments.n) * scale[:, None] * scale
         root = torch.linalg.eigh(matrix / (HEIGHT * BUCKETS))
-        normal = torch.randn(HEIGHT * BUCKETS, len(matrix), dtype=torch.float64, generator=generator)
-        return Sums(SecondMoments(n, matrix), normal * root.eigenvalues.clamp_min(0).sqrt() @ root.eigenvectors.mT)
+        normal = torch.randn(
+            HEIGHT * BUCKETS, len(matrix), dtype=torch.float64, generator=generator
+        )
+        return Sums(
+            SecondMoments(n, matrix),
+            normal * root.eigenvalues.clamp_min(0).sqrt() @ root.eigenvectors.mT,
+        )
 
 
 def drawn(n: int, rows: Callable[[int], Tensor]) -> Sums:
@@ -90,8 +103,12 @@ def spectrum(n: int, d: int, k: int, generator: torch.Generator) -> Sums:
         rest = iter(A.split(1))
         return drawn(n, lambda count: torch.cat([next(rest) for _ in range(count)]))
     basis = torch.linalg.qr(torch.randn(d, k, dtype=torch.float64, generator=generator)).Q
-    inside = drawn(n, lambda count: shortened(torch.randn(count, k, generator=generator) / math.sqrt(k), 2.0))
-    return Sums(SecondMoments(n, basis @ inside.moments.matrix @ basis.mT), inside.buckets @ basis.mT)
+    inside = drawn(
+        n, lambda count: shortened(torch.randn(count, k, generator=generator) / math.sqrt(k), 2.0)
+    )
+    return Sums(
+        SecondMoments(n, basis @ inside.moments.matrix @ basis.mT), inside.buckets @ basis.mT
+    )
 
 
 def labelled(n: int, d: int, cut: bool, x: Tensor, generator: torch.Generator) -> Sums:
@@ -120,27 +137,34 @@ class Config:
 SMOKE = Config((1000, 20_000), (10**8, 10**9, 10**10, 10**12), (5,), (0.5,), (0.1,), (10.0,), 3)
 
 
-def noisy(sums: Sums, epsilon: float, runs: int, generator: torch.Generator) -> Iterator[tuple[str, str, Tensor]]:
+def noisy(
+    sums: Sums, epsilon: float, runs: int, generator: torch.Generator
+) -> Iterator[tuple[str, str, Tensor]]:
     """(what is summed, method, Y^T Y (runs, d, d)) for each noise of the paper."""
     SA, n = sums.sketches(runs, generator), sums.moments.n
     for p in EXPONENTS:
         variance = 2 * math.log(1.25 / DELTA) / (epsilon**2 * n**p)
-        Y = SA + math.sqrt(variance * n / HEIGHT) * torch.randn(SA.shape, dtype=SA.dtype, generator=generator)
+        Y = SA + math.sqrt(variance * n / HEIGHT) * torch.randn(
+            SA.shape, dtype=SA.dtype, generator=generator
+        )
         yield SKETCHED, f"p = {p:g}", Y.mT @ Y
         yield "all rows", f"p = {p:g}", whole_gram(sums.moments, variance, runs, generator)
-    shape = torch.full(SA.shape, float(HEIGHT), dtype=SA.dtype)  # m Laplace: a difference of two Gamma(m)
+    # m Laplace: a difference of two Gamma(m)
+    shape = torch.full(SA.shape, float(HEIGHT), dtype=SA.dtype)
     noise = torch._standard_gamma(shape, generator) - torch._standard_gamma(shape, generator)
     Y = SA + noise / epsilon
     yield SKETCHED, "Laplace", Y.mT @ Y
 
 
-def whole_gram(moments: SecondMoments, variance: float, runs: int, generator: torch.Generator) -> Tensor:
+def whole_gram(
+    moments: SecondMoments, variance: float, runs: int, generator: torch.Generator
+) -> Tensor:
     """(A + G)^T (A + G), G of independent N(0, variance): within A's columns a shift, beyond them a Wishart matrix."""
     d, options = moments.columns, {"dtype": torch.float64, "generator": generator}
     values, vectors = torch.linalg.eigh(moments.matrix)
-    shifted = (vectors * values.clamp_min(0).sqrt()) @ vectors.mT + math.sqrt(variance) * torch.randn(
-        runs, d, d, **options
-    )
+    shifted = (vectors * values.clamp_min(0).sqrt()) @ vectors.mT + math.sqrt(
+        variance
+    ) * torch.randn(runs, d, d, **options)
     triangle = torch.randn(runs, d, d, **options).tril(-1)  # of Bartlett
     freedom = (moments.n - d - torch.arange(d, dtype=torch.float64)) / 2
     diagonal = (2 * torch._standard_gamma(freedom.expand(runs, d).contiguous(), generator)).sqrt()
@@ -165,9 +189,19 @@ def low_rank(config: Config, report: Report, generator: torch.Generator) -> None
             for epsilon in config.rank_epsilons:
                 draw = {"generator": generator, "sample_shape": (config.runs,)}
                 found = list(noisy(last, epsilon, config.runs, generator))
-                local = LocalRows(50, 2.0, epsilon, DELTA).sample_tally(last.moments, **draw)["gram"]
-                gram = GramRelease(n, 50, 2.0, epsilon, DELTA).sample_estimate(last.moments, **draw).gram
-                for summed, name, matrix in (*found, ("none", "local", local), ("none", "Gram", gram)):
+                local = LocalRows(50, 2.0, epsilon, DELTA).sample_tally(last.moments, **draw)[
+                    "gram"
+                ]
+                gram = (
+                    GramRelease(n, 50, 2.0, epsilon, DELTA)
+                    .sample_estimate(last.moments, **draw)
+                    .gram
+                )
+                for summed, name, matrix in (
+                    *found,
+                    ("none", "local", local),
+                    ("none", "Gram", gram),
+                ):
                     cells = {"rows": "spectrum", "n": n, "parameter": k, "epsilon": epsilon}
                     errors = psi(last.moments, top_directions(matrix, k))
                     record(report, errors, **cells, sums=summed, method=name)
@@ -187,8 +221,15 @@ def ridge(config: Config, report: Report, generator: torch.Generator, cut: bool)
         for epsilon in config.ridge_epsilons:
             for summed, name, G in noisy(last, epsilon, config.runs, generator):
                 for weight in config.ridges:
-                    cells = {"rows": "cut" if cut else "whole", "n": n, "parameter": weight, "epsilon": epsilon}
-                    found = phi(last.moments, solve_ridge(G[:, :-1, :-1], G[:, :-1, -1], weight), weight)
+                    cells = {
+                        "rows": "cut" if cut else "whole",
+                        "n": n,
+                        "parameter": weight,
+                        "epsilon": epsilon,
+                    }
+                    found = phi(
+                        last.moments, solve_ridge(G[:, :-1, :-1], G[:, :-1, -1], weight), weight
+                    )
                     record(report, found, **cells, sums=summed, method=name)
 
 
@@ -217,9 +258,19 @@ def slopes(rows: list) -> list:
                 if error - (kind != "spectrum") > ROUNDING
             ]
             last = math.exp(max((point[0] for point in excess), default=0.0))
-            paper = _slope([point for point in excess if math.log(4e6) <= point[0] <= math.log(4e7)])
+            paper = _slope(
+                [point for point in excess if math.log(4e6) <= point[0] <= math.log(4e7)]
+            )
             ours = _slope([point for point in excess if point[0] >= math.log(last / 101)])
-            found.append({**at, "p": p, "to_4e7": paper, "last": ours, "first_order": FIRST_ORDER[kind, sums](p)})
+            found.append(
+                {
+                    **at,
+                    "p": p,
+                    "to_4e7": paper,
+                    "last": ours,
+                    "first_order": FIRST_ORDER[kind, sums](p),
+                }
+            )
     return found
 
 
@@ -249,7 +300,9 @@ def draw(tables: dict) -> dict:
         "figure2.png": curves(
             [r for r in rows if r["rows"] == "spectrum" and r["sums"] != "all rows"], "psi", "k"
         ),
-        "figure3.png": curves([r for r in third if (r["rows"], r["sums"]) != ("cut", SKETCHED)], "phi", "lambda"),
+        "figure3.png": curves(
+            [r for r in third if (r["rows"], r["sums"]) != ("cut", SKETCHED)], "phi", "lambda"
+        ),
         "figure4.png": curves(
             [r for r in rows if (r["rows"], r["sums"]) == ("whole", "all rows")], "phi", "lambda"
         ),
@@ -259,7 +312,11 @@ def draw(tables: dict) -> dict:
 def curves(rows: list, error: str, parameter: str):
     """A panel for each kind of rows and sums, epsilon and parameter; a line for each method."""
     panels = list(
-        dict.fromkeys((r["epsilon"], r["rows"], r["sums"], r["parameter"]) for r in rows if r["sums"] != "none")
+        dict.fromkeys(
+            (r["epsilon"], r["rows"], r["sums"], r["parameter"])
+            for r in rows
+            if r["sums"] != "none"
+        )
     )
     panels.sort(key=lambda panel: (panel[0], panel[1] == "cut", panel[2], panel[3]))
     wide = len({panel[1:] for panel in panels})
@@ -282,7 +339,8 @@ def curves(rows: list, error: str, parameter: str):
         draw_panel(axes, title, error + (" - 1" if error == "phi" else ""))
     figure.axes[0].legend(fontsize=6, ncols=2)
     figure.suptitle(
-        "A client's noise of variance n^-p; bars: standard errors;\ndotted: the largest n of the paper", fontsize=9
+        "A client's noise of variance n^-p; bars: standard errors;\ndotted: the largest n of the paper",
+        fontsize=9,
     )
     return figure
 

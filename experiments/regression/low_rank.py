@@ -45,7 +45,9 @@ COLOURS = {
 def errors(A, rank: int, epsilon: float, runs: int, generator: torch.Generator):
     """For each method psi of every run, the prediction if there is one, and the epsilon that it spends."""
     n, moments = len(A), SecondMoments.of(A)
-    random = torch.linalg.qr(torch.randn(runs, COLUMNS, rank, dtype=torch.float64, generator=generator)).Q
+    random = torch.linalg.qr(
+        torch.randn(runs, COLUMNS, rank, dtype=torch.float64, generator=generator)
+    ).Q
     found = {"random": (psi(moments, random), random_psi(moments, rank), 0.0)}
     sketch = balanced_count_sketch(n, HEIGHT, generator=generator)
     exact = math.sqrt(entry_variance(BOUND, epsilon=epsilon, delta=DELTA) * HEIGHT / n)
@@ -56,10 +58,14 @@ def errors(A, rank: int, epsilon: float, runs: int, generator: torch.Generator):
         noises["Cor. 4.7"] = paper.gaussian_noise(
             sketch, COLUMNS, BOUND / math.sqrt(COLUMNS), epsilon=epsilon, delta=DELTA
         )
-    SA = torch.stack([balanced_count_sketch(n, HEIGHT, generator=generator).apply(A) for _ in range(runs)])
+    SA = torch.stack(
+        [balanced_count_sketch(n, HEIGHT, generator=generator).apply(A) for _ in range(runs)]
+    )
     for name, noise in noises.items():
         level = noise.variance(sketch).sqrt()[:, None]
-        Y = SA + level * torch.randn(runs, HEIGHT, COLUMNS, dtype=torch.float64, generator=generator)
+        Y = SA + level * torch.randn(
+            runs, HEIGHT, COLUMNS, dtype=torch.float64, generator=generator
+        )
         spent = noise.guarantee(sketch, BOUND, delta=DELTA).epsilon
         found[name] = psi(moments, top_directions(Y.mT @ Y, rank)), math.nan, spent
     local = LocalRows(COLUMNS, BOUND, epsilon, DELTA)
@@ -74,7 +80,11 @@ def errors(A, rank: int, epsilon: float, runs: int, generator: torch.Generator):
     for name, mechanism in centrals.items():
         noisy = mechanism.sample_estimate(moments, generator=generator, sample_shape=(runs,))
         predicted = predicted_psi(moments, rank, float(noisy.gram_sigma.max()))  # one for all runs
-        found[name] = psi(moments, top_directions(noisy.gram, rank)), predicted, mechanism.guarantee.epsilon
+        found[name] = (
+            psi(moments, top_directions(noisy.gram, rank)),
+            predicted,
+            mechanism.guarantee.epsilon,
+        )
     return found
 
 
@@ -93,7 +103,9 @@ def measure(config: Config, report: Report) -> None:
         for n in config.sizes:
             A = shortened(spectrum_rows(n, COLUMNS, k, generator=generator), BOUND)
             for epsilon in config.epsilons:
-                for name, (values, predicted, spent) in errors(A, k, epsilon, config.runs, generator).items():
+                for name, (values, predicted, spent) in errors(
+                    A, k, epsilon, config.runs, generator
+                ).items():
                     report.row(
                         "low_rank",
                         n=n,
@@ -124,7 +136,9 @@ def draw(tables: dict) -> dict:
                 axes.plot(x, predicted, "k--", linewidth=0.8, label="Gram, predicted")
         draw_panel(axes, f"epsilon = {epsilon:g}, k = {k}", "psi")
     figure.axes[0].legend(fontsize=6)
-    figure.suptitle("Low-rank approximation, d = 50, m = 100; bars: one standard deviation of the runs")
+    figure.suptitle(
+        "Low-rank approximation, d = 50, m = 100; bars: one standard deviation of the runs"
+    )
     return {"low_rank.png": figure}
 
 

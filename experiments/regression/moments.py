@@ -44,28 +44,47 @@ def histograms(config: Config, report: Report, generator: torch.Generator) -> No
         cells = {}
         for name, delta in (("Gaussian", DELTA), ("Laplace", 0.0)):
             histogram = SecureHistogram(n, TYPES, EPSILON, delta)
-            found = histogram.sample_estimate(counts, generator=generator, sample_shape=(config.runs,))
+            found = histogram.sample_estimate(
+                counts, generator=generator, sample_shape=(config.runs,)
+            )
             cells[f"{name}_predicted"] = histogram.worst_mse(n).sqrt()
             cells[name] = (found.value - counts).square().mean().sqrt()
-        oracles = [kind(TYPES, EPSILON) for kind in (RandomizedResponse, SubsetSelection, OptimizedUnaryEncoding)]
-        local = min(n * float(LocalOracle(W, oracle).predicted_mse(counts).mean().sqrt()) for oracle in oracles)
+        oracles = [
+            kind(TYPES, EPSILON)
+            for kind in (RandomizedResponse, SubsetSelection, OptimizedUnaryEncoding)
+        ]
+        local = min(
+            n * float(LocalOracle(W, oracle).predicted_mse(counts).mean().sqrt())
+            for oracle in oracles
+        )
         report.row("histogram", n=n, **cells, best_local=local)
 
 
 def moments(config: Config, report: Report, generator: torch.Generator) -> None:
-    report.say(f"\nmoments of values in [-{BOUND:g}, {BOUND:g}]: root mean squared error / predicted")
+    report.say(
+        f"\nmoments of values in [-{BOUND:g}, {BOUND:g}]: root mean squared error / predicted"
+    )
     for n in config.users:
         x = (2 * torch.rand(n, dtype=torch.float64, generator=generator) - 1) * BOUND
         truth = torch.stack([x.abs().pow(k).sum() for k in ORDERS])
         for delta in (DELTA, 0.0):
             release = FrequencyMoments(n, BOUND, ORDERS, EPSILON, delta)
             summary = release.summary(x)
-            found = release.sample_estimate(summary, generator=generator, sample_shape=(config.runs,))
+            found = release.sample_estimate(
+                summary, generator=generator, sample_shape=(config.runs,)
+            )
             predicted = release.predicted_mse(summary).sqrt()
             ratios = (found.value - truth).square().mean(0).sqrt() / predicted
             relative = predicted / truth
             for order, ratio, error in zip(ORDERS, ratios, relative, strict=True):
-                report.row("moments", n=n, delta=delta, order=order, ratio=ratio, predicted_relative_error=error)
+                report.row(
+                    "moments",
+                    n=n,
+                    delta=delta,
+                    order=order,
+                    ratio=ratio,
+                    predicted_relative_error=error,
+                )
 
 
 def paper_deviation(bound: float, order: float, epsilon: float, delta: float) -> float:
@@ -80,12 +99,18 @@ def measure(config: Config, report: Report) -> None:
     generator = keyed_generator(b"moments")
     histograms(config, report, generator)
     moments(config, report, generator)
-    report.say(f"\nthe paper's variance at epsilon = {EPSILON:g}, k = 2: true epsilon by the bound D")
+    report.say(
+        f"\nthe paper's variance at epsilon = {EPSILON:g}, k = 2: true epsilon by the bound D"
+    )
     for bound in (0.5, 1.0, 2.0, 4.0):
         sigma = paper_deviation(bound, 2, EPSILON, DELTA)
-        spent = gaussian_guarantee(sigma, DELTA, bound**2, Model.LINEAR_TRANSFORM, Neighbours.REPLACE_ONE).epsilon
+        spent = gaussian_guarantee(
+            sigma, DELTA, bound**2, Model.LINEAR_TRANSFORM, Neighbours.REPLACE_ONE
+        ).epsilon
         exact = FrequencyMoments(10, bound, (2.0,), EPSILON, DELTA).worst_mse(10).sqrt()
-        report.row("paper", D=bound, paper_deviation=sigma, true_epsilon=spent, exact_deviation=exact)
+        report.row(
+            "paper", D=bound, paper_deviation=sigma, true_epsilon=spent, exact_deviation=exact
+        )
 
 
 EXPERIMENT = Experiment(measure, Config(), Config((1000, 100_000), 200))

@@ -14,10 +14,14 @@ def draw_line(
     least: float = 0.0,
 ) -> None:
     """Errors above ``least``; their bars do not leave the axes."""
-    points = [(x, y, min(bar, 0.9 * y)) for x, y, bar in zip(n, errors, bars, strict=True) if y > least]
+    points = [
+        (x, y, min(bar, 0.9 * y)) for x, y, bar in zip(n, errors, bars, strict=True) if y > least
+    ]
     if points:
         x, y, bar = zip(*points, strict=True)
-        axes.errorbar(x, y, bar, label=label, color=colour, marker=".", markersize=4, capsize=1.5, linewidth=1)
+        axes.errorbar(
+            x, y, bar, label=label, color=colour, marker=".", markersize=4, capsize=1.5, linewidth=1
+        )
 
 
 def draw_panel(axes, title: str, error: str) -> None:

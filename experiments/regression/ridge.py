@@ -25,7 +25,14 @@ from torch import Tensor
 
 from torchdp.privacy import Model
 from torchdp.randomness import keyed_generator
-from torchdp.regression import GramRelease, LocalRows, SecondMoments, adaptive_ridge, phi, solve_ridge
+from torchdp.regression import (
+    GramRelease,
+    LocalRows,
+    SecondMoments,
+    adaptive_ridge,
+    phi,
+    solve_ridge,
+)
 from torchdp.simulate import Experiment, Report, columns, subplots
 from torchdp.sketching import GaussianNoise, balanced_count_sketch, entry_variance, paper
 
@@ -37,7 +44,17 @@ NAMES = ("x = 0", "Cor. 4.7", "sketch", "paper exp.", "Gram", "central", "SSP", 
 COLOURS = dict(
     zip(
         NAMES,
-        ("#999999", "#D55E00", "#0072B2", "#E69F00", "#009E73", "#000000", "#CC79A7", "#56B4E9", "#555555"),
+        (
+            "#999999",
+            "#D55E00",
+            "#0072B2",
+            "#E69F00",
+            "#009E73",
+            "#000000",
+            "#CC79A7",
+            "#56B4E9",
+            "#555555",
+        ),
         strict=True,
     )
 )
@@ -73,15 +90,19 @@ def methods(
     noisy = ssp.sample_estimate(moments, generator=generator, sample_shape=(runs,))
     found["SSP"] = solve_ridge(noisy.gram, noisy.cross, ridge)
     ada = AdaSSP(COLUMNS, BOUND, LABEL, epsilon, DELTA)
-    found["AdaSSP"] = ada.solve(ada.sample_estimate(moments, generator=generator, sample_shape=(runs,)), ridge)
-    local = LocalRows(COLUMNS, BOUND, **kind).sample_tally(moments, generator=generator, sample_shape=(runs,))[
-        "gram"
-    ]
+    found["AdaSSP"] = ada.solve(
+        ada.sample_estimate(moments, generator=generator, sample_shape=(runs,)), ridge
+    )
+    local = LocalRows(COLUMNS, BOUND, **kind).sample_tally(
+        moments, generator=generator, sample_shape=(runs,)
+    )["gram"]
     found["local"] = solve_ridge(local[..., :-1, :-1], local[..., :-1, -1], ridge)
     return {name: phi(moments, found[name], ridge) for name in NAMES if name in found}
 
 
-def sketches(A: Tensor, b: Tensor, epsilons: tuple[float, ...], runs: int, generator: torch.Generator):
+def sketches(
+    A: Tensor, b: Tensor, epsilons: tuple[float, ...], runs: int, generator: torch.Generator
+):
     """S [A b] for fresh balanced sketches, and for each epsilon the noises and the true epsilon of the paper's."""
     rows, SA = torch.cat([A, b[:, None]], 1), []
     for _ in range(runs):
@@ -89,12 +110,16 @@ def sketches(A: Tensor, b: Tensor, epsilons: tuple[float, ...], runs: int, gener
         SA.append(sketch.apply(rows))
     noises, true = {}, {}
     for epsilon in epsilons:
-        exact = torch.full((HEIGHT,), entry_variance(JOINT, epsilon=epsilon, delta=DELTA), dtype=torch.float64)
+        exact = torch.full(
+            (HEIGHT,), entry_variance(JOINT, epsilon=epsilon, delta=DELTA), dtype=torch.float64
+        )
         noises[epsilon] = {"sketch": exact}
         experiment = paper.experiment_noise(sketch, epsilon=epsilon, delta=DELTA)
         papers: dict[str, GaussianNoise] = {"paper exp.": experiment}
         try:
-            papers["Cor. 4.7"] = paper.gaussian_noise(sketch, COLUMNS + 1, 1.0, epsilon=epsilon, delta=DELTA)
+            papers["Cor. 4.7"] = paper.gaussian_noise(
+                sketch, COLUMNS + 1, 1.0, epsilon=epsilon, delta=DELTA
+            )
         except ValueError:
             pass  # undefined for so few clients
         for name, noise in papers.items():
@@ -119,7 +144,13 @@ SMOKE = Config(20_000, 2, 5, 5, (0.1, 0.5), (1000, 11391), (0.1,), 3)
 
 
 def record(
-    report: Report, table: str, n: int, epsilon: float, ridge: float, values: dict[str, Tensor], true
+    report: Report,
+    table: str,
+    n: int,
+    epsilon: float,
+    ridge: float,
+    values: dict[str, Tensor],
+    true,
 ) -> None:
     for name, errors in values.items():
         report.row(
@@ -136,17 +167,27 @@ def record(
 
 def one_size(config: Config, report: Report) -> None:
     n, sets, runs, epsilons = config.users, config.sets, config.runs, config.epsilons
-    generator, collected, spent = keyed_generator(b"regression table"), {e: [] for e in epsilons}, {}
+    generator, collected, spent = (
+        keyed_generator(b"regression table"),
+        {e: [] for e in epsilons},
+        {},
+    )
     for _ in range(sets):
         A, b = regression_rows(n, COLUMNS, 1.0, generator=generator)
         SA, noises, true = sketches(A, b, epsilons, config.sketches, generator)
         SA, moments = SA.repeat(-(-runs // len(SA)), 1, 1), SecondMoments.of(A, b)
         spent |= true
         for epsilon in epsilons:
-            collected[epsilon].append(methods(moments, SA, noises[epsilon], epsilon, RIDGE, generator))
-    report.say(f"phi, n = {n}, d = {COLUMNS}, m = {HEIGHT}, mean of {sets} data sets ({runs} runs each)")
+            collected[epsilon].append(
+                methods(moments, SA, noises[epsilon], epsilon, RIDGE, generator)
+            )
+    report.say(
+        f"phi, n = {n}, d = {COLUMNS}, m = {HEIGHT}, mean of {sets} data sets ({runs} runs each)"
+    )
     for epsilon, several in collected.items():
-        values = {name: torch.cat([v[name] for v in several]) for name in NAMES if name in several[0]}
+        values = {
+            name: torch.cat([v[name] for v in several]) for name in NAMES if name in several[0]
+        }
         record(report, "phi", n, epsilon, RIDGE, values, spent)
 
 
@@ -176,7 +217,14 @@ def draw(tables: dict) -> dict:
     for axes, epsilon in zip(panels, epsilons, strict=True):
         for name in NAMES:
             x, y, deviations, true = columns(
-                rows, "n", "phi", "deviation", "true_epsilon", epsilon=epsilon, method=name, **{"lambda": RIDGE}
+                rows,
+                "n",
+                "phi",
+                "deviation",
+                "true_epsilon",
+                epsilon=epsilon,
+                method=name,
+                **{"lambda": RIDGE},
             )
             if not x or name == "central":
                 continue
@@ -187,7 +235,9 @@ def draw(tables: dict) -> dict:
         draw_panel(axes, f"epsilon = {epsilon:g}, lambda = {RIDGE:g}", "phi")
         axes.set_ylim(0.9, 10)
     figure.axes[0].legend(fontsize=7, ncols=2)
-    figure.suptitle("Ridge regression, d = 10, m = 100;\nbars: one standard deviation of 20 runs", fontsize=9)
+    figure.suptitle(
+        "Ridge regression, d = 10, m = 100;\nbars: one standard deviation of 20 runs", fontsize=9
+    )
     return {"ridge.png": figure}
 
 

@@ -77,7 +77,9 @@ class Schema:
 
 POWER = Schema("Power (UCI 235)", ";", 1, 9, tuple(range(2, 8)), 8, 2_049_280, "?", 3, 2.364)
 ELEVATION = Schema("Elevation (UCI 246)", ",", 0, 4, (1, 2), 3, 434_874, None, 1, 1.939)
-ETHYLENE = Schema("Ethylene (UCI 322)", None, 1, 19, tuple(range(18)), 18, 4_178_504, None, 5, 3.125)
+ETHYLENE = Schema(
+    "Ethylene (UCI 322)", None, 1, 19, tuple(range(18)), 18, 4_178_504, None, 5, 3.125
+)
 SONGS = Schema("Songs (UCI 203)", ",", 0, 91, tuple(range(1, 91)), 0, 515_345, None, 15, 20.64)
 FILES = {
     POWER: ("household_power_consumption.txt",),
@@ -96,13 +98,17 @@ def load_csv(path: str | Path, schema: Schema) -> tuple[Tensor, Tensor]:
     try:
         with path.open() as file:
             wanted = (*schema.features, schema.label)
-            table = np.loadtxt(_lines(file, schema), delimiter=schema.separator, usecols=wanted, ndmin=2)
+            table = np.loadtxt(
+                _lines(file, schema), delimiter=schema.separator, usecols=wanted, ndmin=2
+            )
     except (ValueError, IndexError):  # numpy's message would quote the data
         raise ValueError(
             f"{path} is not laid out as {schema.name}: {schema.fields} fields a line, numbers"
         ) from None
     if schema.rows is not None and len(table) != schema.rows:
-        raise ValueError(f"{path} must hold {schema.rows} complete lines for {schema.name}, not {len(table)}")
+        raise ValueError(
+            f"{path} must hold {schema.rows} complete lines for {schema.name}, not {len(table)}"
+        )
     values = checks.floating("path", torch.as_tensor(table))
     return values[:, :-1].contiguous(), values[:, -1].contiguous()
 
@@ -115,7 +121,9 @@ def load_numbers(path: str | Path) -> tuple[Tensor, Tensor]:
     try:
         table = np.loadtxt(path, delimiter=",", ndmin=2)
     except ValueError:  # numpy's message would quote the data
-        raise ValueError(f"{path} must hold rows of comma-separated numbers, the label last") from None
+        raise ValueError(
+            f"{path} must hold rows of comma-separated numbers, the label last"
+        ) from None
     if table.shape[1] < 2:
         raise ValueError(
             f"{path} must have a column of labels after those of features, not {table.shape[1]} column"
@@ -132,7 +140,11 @@ def scaled_columns(A: Tensor) -> Tensor:
 
 def _lines(file: Iterator[str], schema: Schema) -> Iterator[str]:
     for number, line in enumerate(file):
-        if number < schema.header or not line.strip() or (schema.missing is not None and schema.missing in line):
+        if (
+            number < schema.header
+            or not line.strip()
+            or (schema.missing is not None and schema.missing in line)
+        ):
             continue
         if len(line.split(schema.separator)) != schema.fields:
             raise ValueError
@@ -150,7 +162,8 @@ def stand_in(schema: Schema) -> SecondMoments:
     n, d = schema.rows or 1, len(schema.features)
     gram = n * 0.3 * torch.diag(1 / torch.arange(1, d + 1, dtype=torch.float64) ** 2)
     square = 0.2 * n
-    explained = square * (1 - 1 / schema.zero_phi)  # c^T (A^T A + lambda I)^-1 c, spread like the spectrum
+    # c^T (A^T A + lambda I)^-1 c, spread like the spectrum
+    explained = square * (1 - 1 / schema.zero_phi)
     cross = (explained * gram.diagonal() / gram.trace() * (gram.diagonal() + RIDGE)).sqrt()
     column = torch.cat([cross, torch.tensor([square], dtype=torch.float64)])
     return SecondMoments(n, torch.cat([torch.cat([gram, cross[:, None]], 1), column[None]]))
@@ -160,10 +173,14 @@ def normal_sketch(moments: SecondMoments, runs: int, generator: torch.Generator)
     """S [A b] for rows that are normal with these second moments: m rows N(0, M/m), (runs, m, d + 1)."""
     values, vectors = torch.linalg.eigh(moments.matrix / HEIGHT)
     root = values.clamp_min(0).sqrt()[:, None] * vectors.mT
-    return torch.randn(runs, HEIGHT, moments.columns, dtype=torch.float64, generator=generator) @ root
+    return (
+        torch.randn(runs, HEIGHT, moments.columns, dtype=torch.float64, generator=generator) @ root
+    )
 
 
-def regression(moments: SecondMoments, bound: float, label: float, runs: int, generator) -> dict[str, float]:
+def regression(
+    moments: SecondMoments, bound: float, label: float, runs: int, generator
+) -> dict[str, float]:
     """phi of each route and its standard error."""
     d, kind = moments.columns - 1, {"epsilon": EPSILON_PHI, "delta": DELTA, "label_bound": label}
     repeats = {"generator": generator, "sample_shape": (runs,)}
@@ -184,7 +201,9 @@ def regression(moments: SecondMoments, bound: float, label: float, runs: int, ge
     return summary({name: phi(moments, x, RIDGE) for name, x in solutions.items()})
 
 
-def low_rank(moments: SecondMoments, rank: int, bound: float, runs: int, generator) -> dict[str, float]:
+def low_rank(
+    moments: SecondMoments, rank: int, bound: float, runs: int, generator
+) -> dict[str, float]:
     """psi of each route and its standard error."""
     features, d = SecondMoments(moments.n, moments.gram), moments.columns - 1
     repeats = {"generator": generator, "sample_shape": (runs,)}
@@ -196,15 +215,23 @@ def low_rank(moments: SecondMoments, rank: int, bound: float, runs: int, generat
         "local": LocalRows(d, bound, EPSILON_PSI, DELTA).sample_tally(features, **repeats)["gram"],
         "sketch": Y.mT @ Y,
         "Gram": gram.sample_estimate(features, **repeats).gram,
-        "MOD-SULQ": ModSulq.calibrated(d, bound, EPSILON_PSI, DELTA).sample_estimate(features, **repeats).gram,
+        "MOD-SULQ": ModSulq.calibrated(d, bound, EPSILON_PSI, DELTA)
+        .sample_estimate(features, **repeats)
+        .gram,
     }
-    return summary({name: psi(features, top_directions(gram, rank)) for name, gram in grams.items()})
+    return summary(
+        {name: psi(features, top_directions(gram, rank)) for name, gram in grams.items()}
+    )
 
 
 def summary(errors: dict[str, torch.Tensor]) -> dict[str, float]:
     """Mean of each route, and after all of them the standard errors."""
     means = {name: float(found.mean()) for name, found in errors.items()}
-    spread = {name: float(found.std()) / math.sqrt(len(found)) for name, found in errors.items() if len(found) > 1}
+    spread = {
+        name: float(found.std()) / math.sqrt(len(found))
+        for name, found in errors.items()
+        if len(found) > 1
+    }
     return means | {f"{name} error": value for name, value in spread.items()}
 
 
@@ -212,9 +239,13 @@ def sources(config: "Config", out: Path):
     """(name, moments, row bound, label bound, rank, phi of the paper's Local) of every table."""
     from sklearn.datasets import load_diabetes, load_digits
 
-    samples = (("diabetes", load_diabetes(), 3), ("digits", load_digits(), 5)) if config.samples else ()
+    samples = (
+        (("diabetes", load_diabetes(), 3), ("digits", load_digits(), 5)) if config.samples else ()
+    )
     for name, data, rank in samples:
-        yield from scaled(name, torch.as_tensor(data.data), torch.as_tensor(data.target * 1.0), rank)
+        yield from scaled(
+            name, torch.as_tensor(data.data), torch.as_tensor(data.target * 1.0), rank
+        )
     for path in sorted(config.data.rglob("*.csv.gz")) if config.data else ():
         yield from scaled(path.name.removesuffix(".csv.gz"), *load_numbers(path), 3)
     for schema, names in FILES.items():
@@ -248,14 +279,22 @@ def measure(config: Config, report: Report) -> None:
     torch.set_num_threads(1)
     generator, runs = keyed_generator(b"tables"), config.runs
     if config.data is not None and not config.data.is_dir():
-        raise SystemExit(f"--data must be a folder with files of UCI, see --help; there is none at {config.data}")
+        raise SystemExit(
+            f"--data must be a folder with files of UCI, see --help; there is none at {config.data}"
+        )
     rows = list(sources(config, report.folder))
     if not rows:
-        raise SystemExit("no table: give --data a folder with files of UCI, see --help, or leave out --no-samples")
-    report.say(f"phi, epsilon = {EPSILON_PHI}, lambda = {RIDGE:g} (paper's Table 8), mean of {runs} runs")
+        raise SystemExit(
+            "no table: give --data a folder with files of UCI, see --help, or leave out --no-samples"
+        )
+    report.say(
+        f"phi, epsilon = {EPSILON_PHI}, lambda = {RIDGE:g} (paper's Table 8), mean of {runs} runs"
+    )
     for name, moments, bound, label, _, paper in rows:
         cells = {"table": name, "n": moments.n, "d": moments.columns - 1}
-        report.row("phi", **cells, **regression(moments, bound, label, runs, generator), paper_local=paper)
+        report.row(
+            "phi", **cells, **regression(moments, bound, label, runs, generator), paper_local=paper
+        )
     report.say(f"\npsi, epsilon = {EPSILON_PSI} (paper's Table 7), mean of {runs} runs")
     for name, moments, bound, _, rank, _ in rows:
         cells = {"table": name, "n": moments.n, "d": moments.columns - 1, "k": rank}

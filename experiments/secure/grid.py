@@ -39,7 +39,9 @@ def settings(clients: int, kind: str, epsilon: float, bits: int) -> SecureSketch
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         if kind == "Gram":
-            return replace(GramRelease(clients, 10, 1.0, epsilon, DELTA, label_bound=1.0).client, bits=bits)
+            return replace(
+                GramRelease(clients, 10, 1.0, epsilon, DELTA, label_bound=1.0).client, bits=bits
+            )
         return SecureSketch(ones(clients), int(kind.split()[0]), 1.0, epsilon, DELTA, bits=bits)
 
 
@@ -49,7 +51,9 @@ def pure(clients: int, kind: str, epsilon: float, bits: int) -> PureSecureSketch
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         longest, entry = math.sqrt(plain.columns) * plain.bound, plain.entry or plain.bound
-        return PureSecureSketch(ones(clients), plain.columns, longest, epsilon, bits=bits, entry=entry)
+        return PureSecureSketch(
+            ones(clients), plain.columns, longest, epsilon, bits=bits, entry=entry
+        )
 
 
 def share_law(shares: int, rate: float, modulus: int = 256) -> np.ndarray:
@@ -70,7 +74,10 @@ def ratio(shares: int, present: int, epsilon: float, distance: int) -> float:
     """The largest log ratio under moves by up to ``distance`` units, of so many shares, over epsilon."""
     part = share_law(shares, epsilon / distance)
     law = functools.reduce(circular, [part] * present)
-    return max(float(np.log(law / np.roll(law, move)).max()) for move in range(1, distance + 1)) / epsilon
+    return (
+        max(float(np.log(law / np.roll(law, move)).max()) for move in range(1, distance + 1))
+        / epsilon
+    )
 
 
 def spread(protocol: SecureSketch) -> float:
@@ -136,8 +143,17 @@ def measure(config: Config, report: Report) -> None:
             )  # fmt: skip
     for shares in config.shares:
         for epsilon in (0.5, 1.0, 4.0):
-            all_of_them, one_less = (ratio(shares, present, epsilon, 4) for present in (shares, shares - 1))
-            report.row("ratios", shares=shares, epsilon=epsilon, distance=4, ratio=all_of_them, one_less=one_less)
+            all_of_them, one_less = (
+                ratio(shares, present, epsilon, 4) for present in (shares, shares - 1)
+            )
+            report.row(
+                "ratios",
+                shares=shares,
+                epsilon=epsilon,
+                distance=4,
+                ratio=all_of_them,
+                one_less=one_less,
+            )
 
 
 EXPERIMENT = Experiment(measure, Config(), Config((10_000,), (1.0,), ((300, 2),), (3,)))

@@ -54,9 +54,13 @@ Question = SecureSketch | SharedSum
 def sketch(config: Config) -> tuple[Question, Tensor]:
     """A sketch of rows of norm 1, without the noise of one client in 200: no row holds more than an organisation."""
     osnap = balanced_osnap(config.clients, HEIGHT, COPIES, generator=keyed_generator(b"sketch"))
-    x = torch.randn(config.clients, COLUMNS, dtype=torch.float64, generator=keyed_generator(b"data"))
+    x = torch.randn(
+        config.clients, COLUMNS, dtype=torch.float64, generator=keyed_generator(b"data")
+    )
     coalition = AdaptiveCoalition(config.clients // 200)
-    return SecureSketch(osnap, COLUMNS, 1.0, EPSILON, DELTA, coalition=coalition), x / x.norm(dim=1, keepdim=True)
+    return SecureSketch(osnap, COLUMNS, 1.0, EPSILON, DELTA, coalition=coalition), x / x.norm(
+        dim=1, keepdim=True
+    )
 
 
 def gram(config: Config) -> tuple[Question, Tensor]:
@@ -65,7 +69,9 @@ def gram(config: Config) -> tuple[Question, Tensor]:
     rows = torch.rand(config.clients, COLUMNS, dtype=torch.float64, generator=generator) * 2 - 1
     noise = 0.3 * torch.randn(config.clients, 1, dtype=torch.float64, generator=generator)
     labels = (rows.sum(1, keepdim=True) / 5 + noise).clamp(-1, 1)
-    question = regression.GramRelease(config.clients, COLUMNS, COLUMNS**0.5, EPSILON, DELTA, label_bound=1.0)
+    question = regression.GramRelease(
+        config.clients, COLUMNS, COLUMNS**0.5, EPSILON, DELTA, label_bound=1.0
+    )
     return question, torch.cat([rows, labels], 1)
 
 
@@ -87,7 +93,12 @@ def play(name: str, folders: list[Path]) -> None:
         elif name.startswith("server"):
             secure.serve(at, key, wait=WAIT)
         else:
-            secure.submit(at, key, torch.load(folder / f"{name}.pt"), noise=SeededNoise(int(name.split("-")[1])))
+            secure.submit(
+                at,
+                key,
+                torch.load(folder / f"{name}.pt"),
+                noise=SeededNoise(int(name.split("-")[1])),
+            )
         (folder / f"{name}.json").write_text(json.dumps(time.process_time() - start))
 
 
@@ -136,7 +147,10 @@ def alone(session: Session, x: Tensor) -> Estimate:
 def compare(kind: str, folder: Path, session: Session, x: Tensor, report: Report) -> Estimate:
     """Report whether one process gives the same bits, and what every role sent and took; returns the release."""
     value, error, n = torch.load(folder / "release.pt")
-    files = {tuple(path.name.split(".")): path.stat().st_size for path in (folder / "session").glob("*.*.*")}
+    files = {
+        tuple(path.name.split(".")): path.stat().st_size
+        for path in (folder / "session").glob("*.*.*")
+    }
     for path in sorted(folder.glob("*.json")):
         through = sum(size for ends, size in files.items() if path.stem in ends) / 1e6
         seconds = json.loads(path.read_text())
@@ -170,7 +184,9 @@ def loss(question: regression.GramRelease, found: Estimate, x: Tensor, report: R
     curator = central.sample_estimate(moments, generator=keyed_generator(b"curator"))
     ratio = partial(regression.phi, moments, ridge=RIDGE)
     solve = partial(regression.adaptive_ridge, ridge=RIDGE)
-    report.row("regression", clients=len(x), roles=ratio(solve(found)), curator=ratio(solve(curator)))
+    report.row(
+        "regression", clients=len(x), roles=ratio(solve(found)), curator=ratio(solve(curator))
+    )
 
 
 @on_host
@@ -181,7 +197,10 @@ def measure(config: Config, report: Report) -> None:
         folders = {kind: Path(made, kind) for kind in asked}
         sessions = {kind: prepared(folders[kind], *asked[kind], config) for kind in asked}
         played(config, list(folders.values()))
-        found = {kind: compare(kind, folders[kind], sessions[kind], asked[kind][1], report) for kind in asked}
+        found = {
+            kind: compare(kind, folders[kind], sessions[kind], asked[kind][1], report)
+            for kind in asked
+        }
     loss(asked["gram"][0], found["gram"], asked["gram"][1], report)
 
 

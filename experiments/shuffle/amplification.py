@@ -83,7 +83,10 @@ def kinds(tables: bool) -> Iterator[tuple[str, Kind]]:
     if tables:
         prefix = workloads.prefix(64).dense()
         drawn = lambda: torch.Generator().manual_seed(0)  # noqa: E731
-        yield "shifts for prefix sums 64", lambda e: ShiftStrategy.tuned(prefix, e, generator=drawn())
+        yield (
+            "shifts for prefix sums 64",
+            lambda e: ShiftStrategy.tuned(prefix, e, generator=drawn()),
+        )
 
 
 def closed(epsilon: float, n: int) -> float:
@@ -132,9 +135,15 @@ def vectors(n: int, epsilon: float, dim: int) -> Iterator[tuple[str, float, floa
     crowd = Amplified.calibrated(lambda e: PrivUnit(dim, e), n, epsilon, DELTA)
     yield "PrivUnit", 1.0, crowd.client.epsilon, crowd.client.squared_error(1.0) / n
     for sums in (PoissonSum, BoundedSum):
-        law = sums.calibrated(n, epsilon, DELTA, Sensitivity(dim, change=16.0, largest=4.0))  # numbers from 0 to 4
+        # numbers from 0 to 4
+        law = sums.calibrated(n, epsilon, DELTA, Sensitivity(dim, change=16.0, largest=4.0))
         noise = 4 * dim * float(law.variance(torch.tensor([n / 2]))) / 16 / n**2
-        yield sums.__name__, dim * (law.messages_per_user + 3), math.inf, noise + 4 / 16 / n * dim / 4
+        yield (
+            sums.__name__,
+            dim * (law.messages_per_user + 3),
+            math.inf,
+            noise + 4 / 16 / n * dim / 4,
+        )
     yield "a curator", 0.0, math.inf, dim * (gaussian_sigma(epsilon, DELTA, 2.0) / n) ** 2
 
 
@@ -142,13 +151,25 @@ def measure(config: Config, report: Report) -> None:
     torch.set_num_threads(1)
     epsilons(config, report)
     for n, epsilon, *sizes in config.choice:
-        for question, of, size in zip(("histogram", "mean"), (histograms, vectors), sizes, strict=True):
+        for question, of, size in zip(
+            ("histogram", "mean"), (histograms, vectors), sizes, strict=True
+        ):
             for name, messages, alone, error in of(n, epsilon, size):
                 facts = {"messages": messages, "local": alone, "error": error}
-                report.row("choice", n=n, epsilon=epsilon, question=question, size=size, protocol=name, **facts)
+                report.row(
+                    "choice",
+                    n=n,
+                    epsilon=epsilon,
+                    question=question,
+                    size=size,
+                    protocol=name,
+                    **facts,
+                )
 
 
-EXPERIMENT = Experiment(measure, Config(), Config((4.0,), (100, 10_000), False, ((10_000, 1.0, 64, 32),)))
+EXPERIMENT = Experiment(
+    measure, Config(), Config((4.0,), (100, 10_000), False, ((10_000, 1.0, 64, 32),))
+)
 
 if __name__ == "__main__":
     EXPERIMENT.main()

@@ -41,7 +41,9 @@ LOOSE, Z = 1e-3, 4.0  # delta of the Monte Carlo check; deviations that are flag
 
 def entries(users: int, report: Report, generator: torch.Generator) -> None:
     """Corollary 4.7 over the least variance, and the closed form of the ratio, s^3 d ln(1.25 s d/delta) (mu/eps)^2."""
-    report.say(f"(1) entry variance of the release, n = {users}, d = {COLUMNS}, m = {HEIGHT}, delta = {DELTA:g}")
+    report.say(
+        f"(1) entry variance of the release, n = {users}, d = {COLUMNS}, m = {HEIGHT}, delta = {DELTA:g}"
+    )
     sketches = [balanced_osnap(users, HEIGHT, s, generator=generator) for s in COPIES]
     for epsilon in EPSILONS:
         least = entry_variance(math.sqrt(COLUMNS), epsilon=epsilon, delta=DELTA)
@@ -64,11 +66,15 @@ def entries(users: int, report: Report, generator: torch.Generator) -> None:
 
 def true_epsilons(users: int, report: Report, generator: torch.Generator) -> None:
     """What the paper's noise promises in truth."""
-    report.say(f"\n(2) true epsilon at delta = {DELTA:g}, m = {HEIGHT}, n = {users}, entries in [-1, 1]")
+    report.say(
+        f"\n(2) true epsilon at delta = {DELTA:g}, m = {HEIGHT}, n = {users}, entries in [-1, 1]"
+    )
     sketch = balanced_count_sketch(users, HEIGHT, generator=generator)
 
     def row(noise: str, d: int, nominal: float, true: float) -> None:
-        report.row("true_epsilon", noise=noise, d=d, nominal=nominal, true=true, kept=true <= nominal)
+        report.row(
+            "true_epsilon", noise=noise, d=d, nominal=nominal, true=true, kept=true <= nominal
+        )
 
     for columns, nominal in ((1, 0.5), (1, 1.0), (2, 0.5), (10, 0.5)):
         noise = paper.gaussian_noise(sketch, columns, 1.0, epsilon=nominal, delta=DELTA)
@@ -107,14 +113,26 @@ def monte_carlo(draws: int, report: Report, generator: torch.Generator) -> None:
     report.say(
         f"\n(3) delta of drawn noise at epsilon = 1, calibrated to {LOOSE:g}, {draws} draws; then noise 10 % smaller"
     )
-    several, single = balanced_osnap(60, 12, 3, generator=generator), count_sketch(60, 3, generator=generator)
-    gone = single.rows[0].eq(int(single.counts().argmin())).nonzero()[:10, 0]  # ten from the thinnest row
+    several, single = (
+        balanced_osnap(60, 12, 3, generator=generator),
+        count_sketch(60, 3, generator=generator),
+    )
+    # ten from the thinnest row
+    gone = single.rows[0].eq(int(single.counts().argmin())).nonzero()[:10, 0]
     honest = torch.ones(60, dtype=torch.bool)
     honest[gone] = False
     left, after = single.part(honest), AdaptiveCoalition(10)
     cases = (
-        ("one sigma for each row, s = 3", several, GaussianNoise.calibrated(several, 1.0, epsilon=1, delta=LOOSE)),
-        ("one sigma, s = 3", several, GaussianNoise.calibrated(several, 1.0, epsilon=1, delta=LOOSE, rows=False)),
+        (
+            "one sigma for each row, s = 3",
+            several,
+            GaussianNoise.calibrated(several, 1.0, epsilon=1, delta=LOOSE),
+        ),
+        (
+            "one sigma, s = 3",
+            several,
+            GaussianNoise.calibrated(several, 1.0, epsilon=1, delta=LOOSE, rows=False),
+        ),
         (
             "ten corrupt in a row",
             left,
@@ -128,7 +146,9 @@ def monte_carlo(draws: int, report: Report, generator: torch.Generator) -> None:
             covariance = used.variance(sketch).diag()
             found, error = drawn_delta(used, sketch, covariance, client, draws, generator)
             z = (found - LOOSE) / error
-            report.row("drawn", noise=name, times=factor, delta=found, error=error, z=z, flagged=z > Z)
+            report.row(
+                "drawn", noise=name, times=factor, delta=found, error=error, z=z, flagged=z > Z
+            )
 
 
 @dataclass(frozen=True)

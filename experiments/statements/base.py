@@ -50,7 +50,8 @@ class Check:
         """Tries the instances; a ratio above limit (1 + 1e-3) is a failure."""
         rng = np.random.default_rng([seed, sum(map(ord, self.row + self.statement))])
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # solvers that stop early: what they certify is recomputed here
+            # solvers that stop early: what they certify is recomputed here
+            warnings.simplefilter("ignore")
             tried = list(self.instances(rng, count))
         ratios = np.array([ratio for _, ratio in tried])
         if np.isnan(ratios).any():
@@ -86,7 +87,13 @@ class Statements:
         self.paper = paper
 
     def check(
-        self, row: str, statement: str, scope: str, limit: float = 1.0, kind: str = "", source: Any = lambda f: f
+        self,
+        row: str,
+        statement: str,
+        scope: str,
+        limit: float = 1.0,
+        kind: str = "",
+        source: Any = lambda f: f,
     ) -> Callable[[Any], Any]:
         """Of a generator ``(rng, count)``, or of what ``source`` makes of another one."""
 
@@ -96,13 +103,24 @@ class Statements:
 
         return enter
 
-    def each(self, *said: str, limit: float = 1.0, kind: str = "", **changes: Any) -> Callable[[Any], Any]:
+    def each(
+        self, *said: str, limit: float = 1.0, kind: str = "", **changes: Any
+    ) -> Callable[[Any], Any]:
         return self.check(*said, limit, kind, lambda instances: each(instances, **changes))
 
     def grid(
-        self, row: str, statement: str, scope: str, *axes: Any, limit: float = 1.0, kind: str = "", **changes: Any
+        self,
+        row: str,
+        statement: str,
+        scope: str,
+        *axes: Any,
+        limit: float = 1.0,
+        kind: str = "",
+        **changes: Any,
     ) -> Callable[[Any], Any]:
-        return self.check(row, statement, scope, limit, kind, lambda points: grid(points, *axes, **changes))
+        return self.check(
+            row, statement, scope, limit, kind, lambda points: grid(points, *axes, **changes)
+        )
 
 
 def each(instances: Callable[..., Instances], least: int = 0, **changes: Any) -> Source:
@@ -115,7 +133,9 @@ def each(instances: Callable[..., Instances], least: int = 0, **changes: Any) ->
     return source
 
 
-def grid(instances: Callable[..., Instances], *axes: Iterable[Any], slow: bool = False, **changes: Any) -> Source:
+def grid(
+    instances: Callable[..., Instances], *axes: Iterable[Any], slow: bool = False, **changes: Any
+) -> Source:
     """``instances(*point)`` of the product of the axes; slow: where few instances are asked for, of 12 points."""
 
     def source(rng: np.random.Generator, count: int) -> Instances:
@@ -205,7 +225,9 @@ def row_scale(weights: np.ndarray, p: float) -> np.ndarray:
     return weights / size if size else weights
 
 
-def dual(points: np.ndarray, weights: np.ndarray, rows: np.ndarray, p: float, shift: bool = True) -> float:
+def dual(
+    points: np.ndarray, weights: np.ndarray, rows: np.ndarray, p: float, shift: bool = True
+) -> float:
     """tr((D cov(P) D)^{1/2}), of Theorem 26: points (k, d), weights (k,), rows = D^2 before scaling."""
     P = weights / weights.sum()
     centred = points - P @ points if shift else points
@@ -227,7 +249,8 @@ def gamma_p(points: np.ndarray, p: float, shift: bool = True) -> tuple[float, fl
     support, weights, rows = shape.support.numpy(), shape.weights.numpy(), shape.row_weights.numpy()
     middle = (points.max(0) + points.min(0)) / 2
     if shift and np.allclose(points, 2 * middle - points[::-1], atol=1e-12 * np.abs(points).max()):
-        return dual(support - middle, weights, rows, p, False), upper  # symmetric: its measure may be made so
+        # symmetric: its measure may be made so
+        return dual(support - middle, weights, rows, p, False), upper
     return dual(support, weights, rows, p, shift), upper
 
 

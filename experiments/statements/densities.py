@@ -51,13 +51,22 @@ def density_error(draw: Draw) -> Instances:
     errors = []
     for _ in range(400):
         if draw.i % 2:  # random Fourier features, I of them
-            w, b = math.sqrt(2) * rng.normal(size=(d, repeats)), rng.uniform(0, 2 * math.pi, repeats)
-            f, g, R, S = math.sqrt(2) * np.cos(x @ w + b), math.sqrt(2) * np.cos(y @ w + b), math.sqrt(2), 1
+            w, b = (
+                math.sqrt(2) * rng.normal(size=(d, repeats)),
+                rng.uniform(0, 2 * math.pi, repeats),
+            )
+            f, g, R, S = (
+                math.sqrt(2) * np.cos(x @ w + b),
+                math.sqrt(2) * np.cos(y @ w + b),
+                math.sqrt(2),
+                1,
+            )
             truth = float(np.exp(-((x - y) ** 2).sum(1)).mean())
         else:  # the coordinates themselves, I times
             f, g, R, S = np.tile(x, repeats), np.tile(y, repeats), 1.0, d
             truth = float((x @ y).mean())
-        variances = (R * R - f * f).sum(0) + 4 * R * R * noise  # of (2 B - n) R: rounding to bits, and noise
+        # of (2 B - n) R: rounding to bits, and noise
+        variances = (R * R - f * f).sum(0) + 4 * R * R * noise
         off = float((f @ g).mean()) / repeats - truth
         errors.append(off * off + float(variances @ (g * g)) / (n * repeats) ** 2)
     bound = 16 * R**4 * S * (S + noise / n**2) / repeats
@@ -86,7 +95,8 @@ def density_privacy(n: int, instances: int, flip: float) -> Instances:
 def shuffled(n: int, ones: int, flip: float, own: float) -> np.ndarray:
     """The distribution of the number of ones heard: ``ones`` of n - 1 others hold a one, the user with chance own."""
     others = np.convolve(
-        binom.pmf(np.arange(ones + 1), ones, 1 - flip), binom.pmf(np.arange(n - ones), n - 1 - ones, flip)
+        binom.pmf(np.arange(ones + 1), ones, 1 - flip),
+        binom.pmf(np.arange(n - ones), n - 1 - ones, flip),
     )
     chance = own * (1 - flip) + (1 - own) * flip
     return np.append(others, 0.0) * (1 - chance) + np.insert(others, 0, 0.0) * chance
@@ -110,7 +120,10 @@ def support(n: int, flip: float, S: int) -> Instances:
     # one coordinate leaves the support (1 -> 1/2), another enters it (1/2 -> 1)
     out, into = losses(1.0, 0.5), losses(0.5, 1.0)
     worst = float(np.abs(out[:, None, :, None] + into[:, None]).max())
-    yield f"n = {n}, flip = {flip:g}, S = {S}", ratio(S * worst, S * float(np.abs(losses(1.0, 0.0)).max()))
+    yield (
+        f"n = {n}, flip = {flip:g}, S = {S}",
+        ratio(S * worst, S * float(np.abs(losses(1.0, 0.0)).max())),
+    )
 
 
 if __name__ == "__main__":

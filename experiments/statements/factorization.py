@@ -74,7 +74,9 @@ def dual_norm(draw: Draw) -> Instances:
     least = float((U * (found.left.numpy() @ found.right.numpy().T)).sum())
     yield f"vectors {U.shape}", ratio(float(found.lower), least)
     weights = [(found.row_weights.numpy(), found.column_weights.numpy())]
-    weights += [(draw.simplex(U.shape[0]) + 1e-9, draw.simplex(U.shape[1]) + 1e-9) for _ in range(5)]
+    weights += [
+        (draw.simplex(U.shape[0]) + 1e-9, draw.simplex(U.shape[1]) + 1e-9) for _ in range(5)
+    ]
     for c, P in weights:
         used, seen = U.any(1), U.any(0)
         scaled = U[used][:, seen] / np.sqrt(c[used] / c.sum())[:, None] / np.sqrt(P[seen] / P.sum())
@@ -96,7 +98,10 @@ def parities(d: int) -> Instances:
         W = np.array([x[:, list(S)].prod(1) for S in itertools.combinations(range(d), w)])
         claimed = math.comb(d, w) ** 0.5 / 2
         yield f"d = {d}, w = {w}", ratio(claimed, approximated(W, 0.5)[1])
-        yield f"the binomial, d = {d}, w = {w}", ratio((d / w) ** (w / 2) / 2 if w else 0.5, claimed)
+        yield (
+            f"the binomial, d = {d}, w = {w}",
+            ratio((d / w) ** (w / 2) / 2 if w else 0.5, claimed),
+        )
 
 
 def least_largest(W: np.ndarray, epsilon: float) -> tuple[float, float]:
@@ -129,7 +134,10 @@ def local_users(draw: Draw, twice: float = 2.0) -> Instances:
     W = np.tri(k) if draw.i % 3 == 0 else draw.matrix(k, draw.size(8, 2))
     if W.any():
         norm, largest = least_largest(W, epsilon)
-        yield f"k = {k}, epsilon = {epsilon:g}", ratio((largest * epsilon) ** 2, norm**2 * math.log(twice * k))
+        yield (
+            f"k = {k}, epsilon = {epsilon:g}",
+            ratio((largest * epsilon) ** 2, norm**2 * math.log(twice * k)),
+        )
 
 
 @edmonds.grid(
@@ -162,7 +170,10 @@ def randomizer(epsilon: float, d: int) -> Instances:
     limit=5,
 )
 def randomizer_mended(epsilon: float, d: int) -> Instances:
-    yield f"epsilon = {epsilon:g}, d = {d}", ratio(PrivUnit(d, epsilon).subgaussian.psi2 * epsilon, 1.0)
+    yield (
+        f"epsilon = {epsilon:g}, d = {d}",
+        ratio(PrivUnit(d, epsilon).subgaussian.psi2 * epsilon, 1.0),
+    )
 
 
 @edmonds.check(
@@ -176,7 +187,8 @@ def learning(rng: np.random.Generator, count: int, grows: bool = False) -> Insta
     for alpha, exponent in itertools.product((0.01, 0.1, 0.5), (1, 10, 50, 100, 300)):
         beta = 10.0**-exponent
         n = math.ceil((100 * math.log(2) if not grows else 2 * math.log(2 / beta)) / alpha**2)
-        bias = min(1.0, 1.0001 * alpha)  # losses (1 - bias)/2 and (1 + bias)/2 are more than alpha apart
+        # losses (1 - bias)/2 and (1 + bias)/2 are more than alpha apart
+        bias = min(1.0, 1.0001 * alpha)
         failing = float(binom.logcdf((n - 1) // 2, n, (1 + bias) / 2))
         yield f"alpha = {alpha:g}, beta = {beta:g}", math.exp(min(700.0, failing - math.log(beta)))
 
@@ -197,7 +209,10 @@ def learning_mended(rng: np.random.Generator, count: int) -> Instances:
         concepts = ConceptClass(tuple(map(str, range(len(D)))), (torch.as_tensor(D),))
         n = PrivateLearner.calibrated(concepts, epsilon=epsilon).samples(alpha, beta)
         bound = gamma_of(D)[0] ** 2 * math.log(4 * len(D) / beta) / (epsilon * alpha) ** 2
-        yield f"{D.shape}, epsilon = {epsilon:g}, alpha = {alpha:g}, beta = {beta:g}", ratio(n - 1, bound)
+        yield (
+            f"{D.shape}, epsilon = {epsilon:g}, alpha = {alpha:g}, beta = {beta:g}",
+            ratio(n - 1, bound),
+        )
 
 
 BETAS = (0.1, 0.03, 0.01, 0.001, 1e-4)
@@ -248,7 +263,10 @@ def noises(epsilon: float) -> Instances:
 )
 def single_query(epsilon: float, width: float) -> Instances:
     for name, variance in noises(epsilon):
-        yield f"{name}, epsilon = {epsilon:g}, width = {width:g}", width / epsilon / (variance * width**2)
+        yield (
+            f"{name}, epsilon = {epsilon:g}, width = {width:g}",
+            width / epsilon / (variance * width**2),
+        )
 
 
 @edmonds.grid(
@@ -262,7 +280,10 @@ def single_query_mended(epsilon: float) -> Instances:
         yield f"{name}, epsilon = {epsilon:g}", least_noise_variance(epsilon) / variance
     for delta in (1e-12, 1e-4, 0.1):
         least = least_noise_variance(epsilon, delta)
-        yield f"Gaussian, epsilon = {epsilon:g}, delta = {delta:g}", least / gaussian_sigma(epsilon, delta) ** 2
+        yield (
+            f"Gaussian, epsilon = {epsilon:g}, delta = {delta:g}",
+            least / gaussian_sigma(epsilon, delta) ** 2,
+        )
 
 
 @edmonds.each(
@@ -280,7 +301,11 @@ def additive(draw: Draw) -> Instances:
         if np.abs(off - off.mean(1, keepdims=True)).max() > 1e-9 * (1 + np.abs(W).max()):
             continue
         width = max(float(np.linalg.norm(a - b)) for a, b in itertools.product(images.T, images.T))
-        error = gaussian_sigma(epsilon, delta, width) * float(np.linalg.norm(A)) if width > 1e-12 else 0.0
+        error = (
+            gaussian_sigma(epsilon, delta, width) * float(np.linalg.norm(A))
+            if width > 1e-12
+            else 0.0
+        )
         yield f"{W.shape}, epsilon = {epsilon:g}, delta = {delta:g}", ratio(claimed, error)
 
 

@@ -105,7 +105,10 @@ def sensitivity(draw: Draw) -> Instances:
 )
 def local_error(epsilon: float, d: int) -> Instances:
     variance = float(PrivUnit(d, epsilon).moments.variance)
-    yield f"d = {d}, epsilon = {epsilon:g}", ratio(math.sqrt(variance / 2) * math.tanh(epsilon / 2), 1.0)
+    yield (
+        f"d = {d}, epsilon = {epsilon:g}",
+        ratio(math.sqrt(variance / 2) * math.tanh(epsilon / 2), 1.0),
+    )
 
 
 @nikolov.each(
@@ -118,9 +121,14 @@ def calculus(draw: Draw) -> Instances:
     t = float(rng.normal() * 10.0 ** rng.integers(-3, 4))
     K, L = draw.matrix(draw.size(5), d), draw.matrix(draw.size(5), d, later=1)
     of_k, of_l = gamma_p(K, p), gamma_p(L, p)
-    yield f"sum, d = {d}, p = {p:g}", ratio(gamma_p((K[:, None] + L).reshape(-1, d), p)[0], of_k[1] + of_l[1])
+    yield (
+        f"sum, d = {d}, p = {p:g}",
+        ratio(gamma_p((K[:, None] + L).reshape(-1, d), p)[0], of_k[1] + of_l[1]),
+    )
     yield f"inclusion, p = {p:g}", ratio(of_k[0], gamma_p(np.concatenate([K, L]), p)[1])
-    yield from sides(f"scaling by {t:.3g}, p = {p:g}", abs(t) * of_k[0], (0.0, gamma_p(t * K, p)[1]))
+    yield from sides(
+        f"scaling by {t:.3g}, p = {p:g}", abs(t) * of_k[0], (0.0, gamma_p(t * K, p)[1])
+    )
     hull = np.concatenate([K, rng.dirichlet(np.ones(len(K)), 3) @ K])
     yield f"hull, p = {p:g}", ratio(gamma_p(hull, p)[0], of_k[1])
 
@@ -132,7 +140,10 @@ def calculus(draw: Draw) -> Instances:
 )
 def centred(draw: Draw) -> Instances:
     p, K = draw.p, draw.sized(5, 4)
-    yield f"symmetric, p = {p:g}", ratio(gamma_p(symmetric(K), p, False)[0], gamma_p(symmetric(K), p)[1])
+    yield (
+        f"symmetric, p = {p:g}",
+        ratio(gamma_p(symmetric(K), p, False)[0], gamma_p(symmetric(K), p)[1]),
+    )
     moved = K + draw.rng.normal(size=K.shape[1])
     yield f"any shift, p = {p:g}", ratio(gamma_p(K, p)[0], gamma_p(symmetric(moved), p, False)[1])
 
@@ -146,7 +157,10 @@ def factorizations(draw: Draw) -> Instances:
     p, W = draw.p, draw.sized(5, 6)
     for name, K, shift in (("symmetric", symmetric(W.T), False), ("shifted", W.T, True)):
         shape, factors = gamma_p(K, p), gamma_of(W, p, shift)
-        yield f"{name} {W.shape}, p = {p:g}", both_sides((shape[0], factors[1]), (factors[0], shape[1]))
+        yield (
+            f"{name} {W.shape}, p = {p:g}",
+            both_sides((shape[0], factors[1]), (factors[0], shape[1])),
+        )
 
 
 @nikolov.each(
@@ -234,10 +248,14 @@ def pure_bound(draw: Draw) -> Instances:
         if np.abs(P - Q).max() < 1e-12:
             continue
         channel = np.stack([P, Q])
-        solved = np.linalg.lstsq(channel, np.array([1.0, -1.0]), rcond=None)[0]  # unbiased for K = {1, -1}
+        # unbiased for K = {1, -1}
+        solved = np.linalg.lstsq(channel, np.array([1.0, -1.0]), rcond=None)[0]
         if np.abs(channel @ solved - [1.0, -1.0]).max() <= 1e-8:
             error = math.sqrt(min(float(P @ (solved - 1) ** 2), float(Q @ (solved + 1) ** 2)))
-            yield f"{name}, epsilon = {draw.epsilon:g}", ratio(1 / math.sinh(draw.epsilon / 2), error)
+            yield (
+                f"{name}, epsilon = {draw.epsilon:g}",
+                ratio(1 / math.sinh(draw.epsilon / 2), error),
+            )
 
 
 @nikolov.check(
@@ -251,11 +269,17 @@ def knows_one(rng: np.random.Generator, count: int) -> Instances:
         releases = [Counter({means[0]: 1 - delta}) for _ in means]
         for release, mean in zip(releases, means, strict=True):
             release[(mean - (1 - delta) * means[0]) / delta] += delta
-            yield f"bias, delta = {delta:g}", ratio(abs(sum(y * w for y, w in release.items()) - mean), 1e-6)
+            yield (
+                f"bias, delta = {delta:g}",
+                ratio(abs(sum(y * w for y, w in release.items()) - mean), 1e-6),
+            )
         for a, b in itertools.product(releases, releases):
             far = sum(abs(a[y] - b[y]) for y in {*a, *b}) / 2
             yield f"distance, delta = {delta:g}", ratio(far, delta)
-        yield "error on X_0", ratio(sum(w * (y - means[0]) ** 2 for y, w in releases[0].items()), 1e-6)
+        yield (
+            "error on X_0",
+            ratio(sum(w * (y - means[0]) ** 2 for y, w in releases[0].items()), 1e-6),
+        )
 
 
 def joined(sizes: np.ndarray, p: float) -> float:
@@ -281,7 +305,11 @@ def products(draw: Draw, norm: Callable[..., float] = product_norm) -> Instances
 
 
 @nikolov.each(
-    "Lemma 60", "equation (26) as printed: Gamma_p(box) = ||b - a||_q", "as above", kind="misprint", factor=1.0
+    "Lemma 60",
+    "equation (26) as printed: Gamma_p(box) = ||b - a||_q",
+    "as above",
+    kind="misprint",
+    factor=1.0,
 )
 @nikolov.each(
     "Lemma 60",
@@ -315,26 +343,32 @@ def stacked(draw: Draw) -> Instances:
 def projections(draw: Draw) -> Instances:
     d, p, rng = draw.size(5), draw.p, draw.rng
     K = draw.matrix(draw.size(6), d)
-    yield f"coordinates, p = {p:g}", ratio(gamma_p(K * rng.integers(0, 2, d), p)[0], gamma_p(K, p)[1])
+    yield (
+        f"coordinates, p = {p:g}",
+        ratio(gamma_p(K * rng.integers(0, 2, d), p)[0], gamma_p(K, p)[1]),
+    )
     Q = np.linalg.qr(rng.normal(size=(d, d)))[0][:, : draw.size(d)]
     yield f"orthogonal, d = {d}", ratio(gamma_p(K @ Q @ Q.T, 2.0)[0], gamma_p(K, 2.0)[1])
 
 
-def words(d: int, l: int, k: int) -> int:
+def words(d: int, ell: int, k: int) -> int:
     """Words of length l over d letters in which exactly k given letters occur an odd number of times."""
     signs = itertools.product(range(k + 1), range(d - k + 1))
-    total = sum((-1) ** i * math.comb(k, i) * math.comb(d - k, j) * (d - 2 * i - 2 * j) ** l for i, j in signs)
+    total = sum(
+        (-1) ** i * math.comb(k, i) * math.comb(d - k, j) * (d - 2 * i - 2 * j) ** ell
+        for i, j in signs
+    )
     return total // 2**d
 
 
-def cube_tensors(d: int, l: int, p: float) -> float:
+def cube_tensors(d: int, ell: int, p: float) -> float:
     """Gamma_p({x^(x)l: x in {-1, 1}^d}): sign flips make the best M diagonal in the odd sets S, of m_S words each.
 
     min (sum_S m_S a_S^{p/2})^{1/p} under sum_S 1/a_S <= 1 over S != {}: Z^{1/2 + 1/p}, Z = sum_S m_S^{2/(p + 2)}.
     """
     Z = 0.0
-    for k in range(1, min(d, l) + 1):
-        many = words(d, l, k)
+    for k in range(1, min(d, ell) + 1):
+        many = words(d, ell, k)
         Z += math.comb(d, k) * many ** (2 / (p + 2)) if many else 0.0
     return Z ** (0.5 + 1 / p)
 
@@ -346,28 +380,33 @@ def partitions(n: int, most: int) -> Instances:
         yield from ((first, *rest) for rest in partitions(n - first, first))
 
 
-def ball_upper(d: int, l: int, p: float) -> float:
+def ball_upper(d: int, ell: int, p: float) -> float:
     """An upper bound of Gamma_p({x^(x)l: ||x||_2 <= 1}): the ellipsoid of M = the projection on symmetric tensors.
 
     It holds the set, since <x^(x)l, M x^(x)l> = ||x||^{2l} <= 1; the diagonal entry of a word is 1/(number of words of
     its letters. At d = 1 and even l the set is [0, 1], of radius 1/2.
     """
     if d == 1:
-        return 1.0 if l % 2 else 0.5
+        return 1.0 if ell % 2 else 0.5
     logs = []
-    for parts in partitions(l, l):
+    for parts in partitions(ell, ell):
         if len(parts) <= d:
             same = sum(math.lgamma(c + 1) for c in Counter(parts).values())
             kinds = math.lgamma(d + 1) - math.lgamma(d - len(parts) + 1) - same
-            orders = math.lgamma(l + 1) - sum(math.lgamma(a + 1) for a in parts)
-            logs.append((kinds + orders, -orders / 2))  # how many words, log of a standard deviation
+            orders = math.lgamma(ell + 1) - sum(math.lgamma(a + 1) for a in parts)
+            # how many words, log of a standard deviation
+            logs.append((kinds + orders, -orders / 2))
     count, size = np.array(logs).T
-    return math.exp(size.max()) if p == math.inf else math.exp(float(np.logaddexp.reduce(count + p * size)) / p)
+    return (
+        math.exp(size.max())
+        if p == math.inf
+        else math.exp(float(np.logaddexp.reduce(count + p * size)) / p)
+    )
 
 
-def ball_lower(d: int, l: int, p: float) -> float:
+def ball_lower(d: int, ell: int, p: float) -> float:
     """A lower bound: the uniform measure (Theorem 26, D a multiple of I), or the segment of a pure power x_1^l."""
-    return max(moment_norm(d, l, p), 1.0 if l % 2 else 0.5)
+    return max(moment_norm(d, ell, p), 1.0 if ell % 2 else 0.5)
 
 
 DIMENSIONS = (1, 2, 3, 4, 6, 8, 12, 30, 60)
@@ -375,7 +414,11 @@ TENSORS = (DIMENSIONS, range(1, 9), EXPONENTS)
 
 
 @nikolov.grid(
-    "Theorem 64", "the same for d >= 2 or odd l", "d = 1 to 60, l = 1 to 8, p = 2 to inf", *TENSORS, least=2
+    "Theorem 64",
+    "the same for d >= 2 or odd l",
+    "d = 1 to 60, l = 1 to 8, p = 2 to inf",
+    *TENSORS,
+    least=2,
 )
 @nikolov.grid(
     "Theorem 64",
@@ -384,10 +427,13 @@ TENSORS = (DIMENSIONS, range(1, 9), EXPONENTS)
     *TENSORS,
     kind="degenerate",
 )
-def cube(d: int, l: int, p: float, least: int = 1) -> Instances:
-    if d >= least or l % 2:
-        rate, exact = l / p + l / 2, cube_tensors(d, l, p)
-        yield f"d = {d}, l = {l}, p = {p:g}", both_sides(((d / l) ** rate, exact), (exact, d**rate))
+def cube(d: int, ell: int, p: float, least: int = 1) -> Instances:
+    if d >= least or ell % 2:
+        rate, exact = ell / p + ell / 2, cube_tensors(d, ell, p)
+        yield (
+            f"d = {d}, l = {ell}, p = {p:g}",
+            both_sides(((d / ell) ** rate, exact), (exact, d**rate)),
+        )
 
 
 @nikolov.grid(
@@ -398,11 +444,11 @@ def cube(d: int, l: int, p: float, least: int = 1) -> Instances:
     EXPONENTS,
 )
 def cube_closed_form(size: tuple[int, int], p: float) -> Instances:
-    d, l = size
+    d, ell = size
     points = np.ones((2**d, 1))
-    for _ in range(l):
+    for _ in range(ell):
         points = (points[:, :, None] * vertices(d, -1.0, 1.0)[:, None]).reshape(2**d, -1)
-    yield from sides(f"d = {d}, l = {l}, p = {p:g}", cube_tensors(d, l, p), gamma_p(points, p))
+    yield from sides(f"d = {d}, l = {ell}, p = {p:g}", cube_tensors(d, ell, p), gamma_p(points, p))
 
 
 @nikolov.grid(
@@ -412,20 +458,22 @@ def cube_closed_form(size: tuple[int, int], p: float) -> Instances:
     *TENSORS,
     kind="false",
 )
-def ball(d: int, l: int, p: float) -> Instances:
-    upper = min(ball_upper(d, l, p), even_upper(d, l, p))
-    yield f"d = {d}, l = {l}, p = {p:g}", ratio((d / l) ** (l / p), upper)
+def ball(d: int, ell: int, p: float) -> Instances:
+    upper = min(ball_upper(d, ell, p), even_upper(d, ell, p))
+    yield f"d = {d}, l = {ell}, p = {p:g}", ratio((d / ell) ** (ell / p), upper)
 
 
-def even_upper(d: int, l: int, p: float) -> float:
+def even_upper(d: int, ell: int, p: float) -> float:
     """For d = l = 2 a better one: x x^T = t (I + a reflection)/2, t = ||x||^2, around a multiple of I."""
-    if (d, l) != (2, 2):
+    if (d, ell) != (2, 2):
         return math.inf
 
     def size(theta: np.ndarray) -> float:
         b, centre = math.exp(theta[0]), theta[1]
-        least = max((r - centre) ** 2 + (r / b) ** 2 for r in (0.0, 1.0))  # convex in r, so largest at an end
-        on, off = least * (1 + b * b) / 4, least * b * b / 4  # variances of x_1^2 and x_2^2, of x_1 x_2
+        # convex in r, so largest at an end
+        least = max((r - centre) ** 2 + (r / b) ** 2 for r in (0.0, 1.0))
+        # variances of x_1^2 and x_2^2, of x_1 x_2
+        on, off = least * (1 + b * b) / 4, least * b * b / 4
         return math.sqrt(p_norm(np.array([on, on, off, off]), p / 2))
 
     starts = itertools.product((-1.0, 0.0, 1.0, 3.0), (0.3, 0.5, 0.9))
@@ -438,10 +486,10 @@ def even_upper(d: int, l: int, p: float) -> float:
     "d = 1 to 60, l = 1 to 8, p = 2 to inf, against measures on the set and ellipsoids",
     *TENSORS,
 )
-def ball_mended(d: int, l: int, p: float) -> Instances:
-    claimed = (d // l) ** (l / p + l / 2) * d ** (-l / 2)
-    yield f"lower, d = {d}, l = {l}, p = {p:g}", ratio(claimed, ball_lower(d, l, p))
-    yield f"upper, d = {d}, l = {l}, p = {p:g}", ratio(ball_upper(d, l, p), d ** (l / p))
+def ball_mended(d: int, ell: int, p: float) -> Instances:
+    claimed = (d // ell) ** (ell / p + ell / 2) * d ** (-ell / 2)
+    yield f"lower, d = {d}, l = {ell}, p = {p:g}", ratio(claimed, ball_lower(d, ell, p))
+    yield f"upper, d = {d}, l = {ell}, p = {p:g}", ratio(ball_upper(d, ell, p), d ** (ell / p))
 
 
 @nikolov.grid(
@@ -453,9 +501,9 @@ def ball_mended(d: int, l: int, p: float) -> Instances:
     limit=10,
     kind="false",
 )
-def moments(l: int, p: float) -> Instances:
-    d = l**3
-    yield f"d = {d}, l = {l}, p = {p:g}", ratio((d / l) ** (l / p), ball_upper(d, l, p))
+def moments(ell: int, p: float) -> Instances:
+    d = ell**3
+    yield f"d = {d}, l = {ell}, p = {p:g}", ratio((d / ell) ** (ell / p), ball_upper(d, ell, p))
 
 
 @nikolov.grid(
@@ -466,22 +514,25 @@ def moments(l: int, p: float) -> Instances:
     (1, 2, 5, 40),
     EXPONENTS,
 )
-def moments_mended(l: int, times: int, p: float) -> Instances:
-    d = l * times
-    yield f"d = {d}, l = {l}, p = {p:g}", ratio(times ** (l / p) * l ** (-l / 2), ball_lower(d, l, p))
+def moments_mended(ell: int, times: int, p: float) -> Instances:
+    d = ell * times
+    yield (
+        f"d = {d}, l = {ell}, p = {p:g}",
+        ratio(times ** (ell / p) * ell ** (-ell / 2), ball_lower(d, ell, p)),
+    )
 
 
-def surjections(l: int, k: int) -> int:
-    return sum((-1) ** i * math.comb(k, i) * (k - i) ** l for i in range(k + 1))
+def surjections(ell: int, k: int) -> int:
+    return sum((-1) ** i * math.comb(k, i) * (k - i) ** ell for i in range(k + 1))
 
 
-def marginal_norm(d: int, l: int, p: float) -> float:
+def marginal_norm(d: int, ell: int, p: float) -> float:
     """Gamma_p of the marginals over words of l attributes: M = sum_S a_|S| u_S u_S^T, a found by descent.
 
     A cell with k attributes has variance 4^-k sum_j C(k, j) a_j; the set asks sum_j C(d, j)/a_j <= 1.
     """
-    ks = np.arange(1, min(d, l) + 1)
-    count = np.array([math.comb(d, k) * surjections(l, k) * 2.0**k for k in ks])
+    ks = np.arange(1, min(d, ell) + 1)
+    count = np.array([math.comb(d, k) * surjections(ell, k) * 2.0**k for k in ks])
     inside = np.array([[math.comb(k, j) for j in ks] for k in ks], dtype=float)
     sets = np.array([math.comb(d, j) for j in ks], dtype=float)
 
@@ -495,7 +546,9 @@ def marginal_norm(d: int, l: int, p: float) -> float:
 
     starts = (np.linspace(first, last, len(ks)) for first, last in ((0, 0), (0, 2), (2, 0)))
     options = {"xatol": 1e-9, "fatol": 1e-12, "maxfev": 20_000, "maxiter": 20_000}
-    return math.exp(min(minimize(size, start, method="Nelder-Mead", options=options).fun for start in starts))
+    return math.exp(
+        min(minimize(size, start, method="Nelder-Mead", options=options).fun for start in starts)
+    )
 
 
 @nikolov.grid(
@@ -507,13 +560,13 @@ def marginal_norm(d: int, l: int, p: float) -> float:
     EXPONENTS,
     slow=True,
 )
-def marginals(d: int, l: int, p: float) -> Instances:
-    exact, top = marginal_norm(d, l, p), d ** (l / 2 + l / p)
-    if l == 1:
+def marginals(d: int, ell: int, p: float) -> Instances:
+    exact, top = marginal_norm(d, ell, p), d ** (ell / 2 + ell / p)
+    if ell == 1:
         claimed = 2 ** (1 / p - 1) * top
         yield f"l = 1, d = {d}, p = {p:g}", both_sides((claimed, exact), (exact, claimed))
-    bottom = top / (2 * math.sqrt(2) * l) ** l
-    yield f"d = {d}, l = {l}, p = {p:g}", both_sides((bottom, exact), (exact, top))
+    bottom = top / (2 * math.sqrt(2) * ell) ** ell
+    yield f"d = {d}, l = {ell}, p = {p:g}", both_sides((bottom, exact), (exact, top))
 
 
 @nikolov.grid(
@@ -525,12 +578,12 @@ def marginals(d: int, l: int, p: float) -> Instances:
     EXPONENTS,
     slow=True,
 )
-def marginals_above(d: int, l: int, p: float) -> Instances:
-    above = ((2 * d) ** (1 / p) * (1 + math.sqrt(d)) / 2) ** l
-    at = f"d = {d}, l = {l}, p = {p:g}"
-    yield at, ratio(marginal_norm(d, l, p), above)
+def marginals_above(d: int, ell: int, p: float) -> Instances:
+    above = ((2 * d) ** (1 / p) * (1 + math.sqrt(d)) / 2) ** ell
+    at = f"d = {d}, l = {ell}, p = {p:g}"
+    yield at, ratio(marginal_norm(d, ell, p), above)
     if d >= 6:
-        yield at, ratio(above, d ** (l / 2 + l / p))
+        yield at, ratio(above, d ** (ell / 2 + ell / p))
 
 
 @nikolov.each("Lemma 14", "the same with d^(1/p - 1/q)", "the same", sign=-1.0)
@@ -542,7 +595,9 @@ def marginals_above(d: int, l: int, p: float) -> Instances:
 )
 def traces(draw: Draw, sign: float = 1.0) -> Instances:
     d = 1 + draw.i % 6
-    diagonal = np.ones(d) if draw.i % 3 else draw.rng.exponential(size=d) * draw.rng.integers(0, 2, d)
+    diagonal = (
+        np.ones(d) if draw.i % 3 else draw.rng.exponential(size=d) * draw.rng.integers(0, 2, d)
+    )
     for p, q in itertools.combinations((1.0, 1.5, 2.0, 4.0, math.inf), 2):
         of_p, of_q = p_norm(diagonal, p), p_norm(diagonal, q)
         yield f"d = {d}, p = {p:g}, q = {q:g}", ratio(of_p, d ** (sign * (1 / q - 1 / p)) * of_q)
@@ -567,7 +622,9 @@ ONE_WAY = ((1, 10, 1000, 10**6), (1, 4, 64))
     limit=1000,
     kind="misprint",
 )
-def marginal_error(n: int, d: int, rate: Callable[[float, int], float] = lambda epsilon, n: 1.0) -> Instances:
+def marginal_error(
+    n: int, d: int, rate: Callable[[float, int], float] = lambda epsilon, n: 1.0
+) -> Instances:
     sigma = gaussian_sigma(0.1, 1e-12, 2.0) / n
     claimed = d / (2 * math.sqrt(2)) * rate(0.1, n)
     yield f"n = {n}, d = {d}, p = 2", ratio(claimed, sigma * marginal_norm(d, 1, 2.0))
@@ -584,7 +641,10 @@ SAMPLED = (EPSILONS, (1e-4, 0.01, 0.1, 0.5, 1.0), (1, 2, 100))
     kind="range",
 )
 def samples(
-    epsilon: float, beta: float, n: int, rate: Callable[[float], float] = lambda epsilon: 6 * epsilon
+    epsilon: float,
+    beta: float,
+    n: int,
+    rate: Callable[[float], float] = lambda epsilon: 6 * epsilon,
 ) -> Instances:
     """ln of the largest ratio of M(P^n) to M(Q^n): n bits through randomized response, sent by users of P or of Q."""
     q = 1 / (1 + math.exp(epsilon))
@@ -592,7 +652,11 @@ def samples(
     yield f"epsilon = {epsilon:g}, beta = {beta:g}, n = {n}", ratio(spent, rate(epsilon) * n * beta)
 
 
-@nikolov.check("Lemma 57", "epsilon' = (e^epsilon - 1) n beta; 6 epsilon n beta up to epsilon = 2.8", "the same")
+@nikolov.check(
+    "Lemma 57",
+    "epsilon' = (e^epsilon - 1) n beta; 6 epsilon n beta up to epsilon = 2.8",
+    "the same",
+)
 def samples_mended(rng: np.random.Generator, count: int) -> Instances:
     yield from grid(samples, *SAMPLED, rate=math.expm1)(rng, count)
     yield from grid(samples, (0.01, 1.0, 2.8), (1e-4, 0.1, 1.0), (1,))(rng, count)

@@ -38,7 +38,13 @@ def linear_queries(draw: Draw) -> Instances:
         yield f"{W.shape}, n = {n}, epsilon = {epsilon:g}", ratio(error * epsilon**2 * n, lower**2)
 
 
-@ghazi.grid("Theorem 4", "the same for epsilon <= 1, the range of Edmonds et al.", "the same", SMALL, limit=10)
+@ghazi.grid(
+    "Theorem 4",
+    "the same for epsilon <= 1, the range of Edmonds et al.",
+    "the same",
+    SMALL,
+    limit=10,
+)
 @ghazi.grid(
     "Theorem 4",
     "no protocol has mMSE below c zeta(W, n)^2/(epsilon^2 n), for every epsilon",
@@ -49,7 +55,10 @@ def linear_queries(draw: Draw) -> Instances:
 )
 def linear_queries_need(epsilon: float) -> Instances:
     q = math.exp(-epsilon)  # n times the variance is q/(1 - q)^2
-    yield f"epsilon = {epsilon:g}", (zeta_of(np.eye(2), 10**6, epsilon)[0] * (1 - q) / epsilon) ** 2 / q
+    yield (
+        f"epsilon = {epsilon:g}",
+        (zeta_of(np.eye(2), 10**6, epsilon)[0] * (1 - q) / epsilon) ** 2 / q,
+    )
 
 
 @ghazi.each(
@@ -65,7 +74,8 @@ def quadratic_forms(draw: Draw) -> Instances:
     n, epsilon = draw.pick(10, 1000, 10**6), draw.pick(0.1, 0.5, 1.0)
     if W.any():
         lower, _, norm, alpha = zeta_of(W, n, epsilon)
-        variance = float(PrivUnit(k, epsilon / 2).moments.variance)  # of each of Lemma 11's two messages
+        # of each of Lemma 11's two messages
+        variance = float(PrivUnit(k, epsilon / 2).moments.variance)
         error = alpha**2 + 2 * norm**2 * variance / n + k * (norm * variance / n) ** 2
         error = min(error, float(np.abs(W).max()) ** 2)  # the answer 0: the paper's footnote 6
         bound = lower**2 * math.log(2 * k) / (epsilon**2 * n)
@@ -105,7 +115,10 @@ def kernels(k: int) -> Instances:
     for m in (1, 2, 4):
         if k * m <= 64:
             claimed = (1 + math.log(k) / math.pi) * (1 + math.log(m) / math.pi)
-            yield f"Kendall, k = {k}, m = {m}", ratio(gamma_of(np.kron(signs(k), signs(m)))[0], claimed)
+            yield (
+                f"Kendall, k = {k}, m = {m}",
+                ratio(gamma_of(np.kron(signs(k), signs(m)))[0], claimed),
+            )
 
 
 ghazi.grid(
@@ -164,7 +177,10 @@ def projection(draw: Draw) -> Instances:
     rank = max(1, math.ceil(8 * math.log(m) / beta**2))
     if pairs.any():
         maps = (draw.rng.normal(size=(d, rank)) / math.sqrt(rank) for _ in range(30))
-        yield f"m = {m}, d = {d}, beta = {beta:g}", ratio(min(distortion(pairs, A) for A in maps), beta)
+        yield (
+            f"m = {m}, d = {d}, beta = {beta:g}",
+            ratio(min(distortion(pairs, A) for A in maps), beta),
+        )
 
 
 @ghazi.each(
@@ -197,7 +213,10 @@ def calculus(draw: Draw) -> Instances:
     A, B = draw.matrix(*shape), draw.matrix(*shape, later=3)
     of_a, of_b, both = gamma_of(A), gamma_of(B), gamma_of(np.kron(A, B))
     yield f"sum {shape}", ratio(gamma_of(A + B)[0], of_a[1] + of_b[1])
-    yield f"product {shape}", max(ratio(both[0], of_a[1] * of_b[1]), ratio(of_a[0] * of_b[0], both[1]))
+    yield (
+        f"product {shape}",
+        max(ratio(both[0], of_a[1] * of_b[1]), ratio(of_a[0] * of_b[0], both[1])),
+    )
 
 
 def lipschitz(draw: Draw) -> np.ndarray:
@@ -207,7 +226,9 @@ def lipschitz(draw: Draw) -> np.ndarray:
     kinds = (
         lambda: np.abs(np.subtract.outer(x, x)).astype(float),
         lambda: np.sin(np.add.outer(x, x) + rng.random()),
-        lambda: np.add.outer(np.cumsum(rng.choice([-1.0, 1.0], k)), np.cumsum(rng.choice([-1.0, 1.0], k))),
+        lambda: np.add.outer(
+            np.cumsum(rng.choice([-1.0, 1.0], k)), np.cumsum(rng.choice([-1.0, 1.0], k))
+        ),
         lambda: np.minimum.outer(x, x) * rng.choice([-1.0, 1.0]),
         lambda: np.full((k, k), float(rng.normal() * 100)),
     )
@@ -281,7 +302,10 @@ def clipping(draw: Draw) -> Instances:
     x, P = draw.rng.normal(size=8) * np.exp(2 * draw.rng.normal(size=8)), draw.simplex(8)
     for tau in (0.0, 0.5, float(np.median(np.abs(x))), 2 * float(np.abs(x).max())):
         lost = float(P @ (x - np.clip(x, -tau, tau)) ** 2)
-        yield f"tau = {tau:.3g}", ratio(lost, math.sqrt(float(P @ x**4) * float(P @ (np.abs(x) > tau))))
+        yield (
+            f"tau = {tau:.3g}",
+            ratio(lost, math.sqrt(float(P @ x**4) * float(P @ (np.abs(x) > tau)))),
+        )
 
 
 if __name__ == "__main__":

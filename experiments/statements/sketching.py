@@ -15,7 +15,11 @@ DELTAS = (1e-12, 1e-6, 1e-3, 0.1, 0.9)
 
 
 @burkhardt.grid(
-    "Lemma 3.3", "the same for epsilon <= 1, the range of its source", "the same deltas", SMALL, DELTAS
+    "Lemma 3.3",
+    "the same for epsilon <= 1, the range of its source",
+    "the same deltas",
+    SMALL,
+    DELTAS,
 )
 @burkhardt.grid(
     "Lemma 3.3",
@@ -27,7 +31,10 @@ DELTAS = (1e-12, 1e-6, 1e-3, 0.1, 0.9)
 )
 def gaussian(epsilon: float, delta: float) -> Instances:
     sigma = math.sqrt(2 * math.log(1.25 / delta)) / epsilon
-    yield f"epsilon = {epsilon:g}, delta = {delta:g}", math.exp(gaussian_log_delta(sigma, epsilon)) / delta
+    yield (
+        f"epsilon = {epsilon:g}, delta = {delta:g}",
+        math.exp(gaussian_log_delta(sigma, epsilon)) / delta,
+    )
 
 
 @burkhardt.each(
@@ -111,10 +118,15 @@ def divided(rng: np.random.Generator, count: int, more: float = 0.0) -> Instance
         for corrupt in range(n // m):
             honest, parts = fewest_honest(n, m, corrupt), n // m - corrupt + more
             at = f"n = {n}, m = {m}, t' = {corrupt}, d = {d}"
-            for epsilon, part in itertools.product((0.1, 1.0, 8.0), (honest, honest + 1, 4 * honest)):
+            for epsilon, part in itertools.product(
+                (0.1, 1.0, 8.0), (honest, honest + 1, 4 * honest)
+            ):
                 change = epsilon / d  # 2 eta over the scale 2 eta d/epsilon
                 losses = sums_of_gammas(x, part / parts) - sums_of_gammas(x + change, part / parts)
-                yield f"{at}, epsilon = {epsilon:g}", ratio(d * float(np.abs(losses).max()), epsilon)
+                yield (
+                    f"{at}, epsilon = {epsilon:g}",
+                    ratio(d * float(np.abs(losses).max()), epsilon),
+                )
 
 
 @burkhardt.grid(
@@ -148,14 +160,25 @@ def isotropic(m: int, scaled: bool = False) -> Instances:
 def triangle(draw: Draw) -> Instances:
     for alpha in (1e-3, 0.1, 1.0, 10.0, 1e3):
         a, b = draw.rng.normal(size=2) * np.exp(3 * draw.rng.normal(size=2))
-        yield f"alpha = {alpha:g}", ratio(abs(a * a - b * b), alpha * a * a + (1 + 1 / alpha) * (a - b) ** 2)
+        yield (
+            f"alpha = {alpha:g}",
+            ratio(abs(a * a - b * b), alpha * a * a + (1 + 1 / alpha) * (a - b) ** 2),
+        )
 
 
 BETAS = (1e-12, 1e-3, 0.1, 0.5, 0.9, 0.99, 0.9999)
 ENTRIES = (1, 2, 10, 1000, 10**6)
 
 
-@burkhardt.grid("Lemma 5.1", "the same with 1 + ln(1/beta), C = 2", "the same", ENTRIES, BETAS, limit=2, added=1.0)
+@burkhardt.grid(
+    "Lemma 5.1",
+    "the same with 1 + ln(1/beta), C = 2",
+    "the same",
+    ENTRIES,
+    BETAS,
+    limit=2,
+    added=1.0,
+)
 @burkhardt.grid(
     "Lemma 5.1",
     "||G||_F^2 <= C sigma^2 n d ln(1/beta) with probability 1 - beta, as printed",
@@ -187,7 +210,10 @@ def bracket(m: int, tail: float, mean: float = 1.0) -> float:
     kind="false",
 )
 def sketched_noise(m: int, beta: float, mean: float = 0.0) -> Instances:
-    yield f"m = {m}, beta = {beta:g}", ratio(float(chi2.isf(beta, m)), bracket(m, 1 - math.log(beta), mean))
+    yield (
+        f"m = {m}, beta = {beta:g}",
+        ratio(float(chi2.isf(beta, m)), bracket(m, 1 - math.log(beta), mean)),
+    )
 
 
 @burkhardt.check(

@@ -49,7 +49,9 @@ def told(story: str) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as folder, contextlib.redirect_stdout(io.StringIO()):
         os.chdir(folder)
         try:
-            for block in re.findall(r"```python\n(.*?)```", (DOCS / f"story_{story}.md").read_text(), re.DOTALL):
+            for block in re.findall(
+                r"```python\n(.*?)```", (DOCS / f"story_{story}.md").read_text(), re.DOTALL
+            ):
                 exec(compile(block, story, "exec"), names)
         finally:
             os.chdir(here)
@@ -70,7 +72,9 @@ def survey(config: Config, report: Report) -> None:
 
 def federated(config: Config, report: Report) -> None:
     story = told("federated")
-    maps = {epsilon: released.evaluate(story["grid"]) for epsilon, released in story["maps"].items()}
+    maps = {
+        epsilon: released.evaluate(story["grid"]) for epsilon, released in story["maps"].items()
+    }
     for at, (x, y) in enumerate(story["grid"].tolist()):
         report.row(
             "federated", x=x, y=y, truth=float(story["truth"][at]),
@@ -81,7 +85,9 @@ def federated(config: Config, report: Report) -> None:
 def learning(config: Config, report: Report) -> None:
     story = told("training")
     for epsilon in (2.0, 8.0):
-        choice = training.choose(story["W"], story["people"], story["batch"], epsilon=epsilon, delta=1e-5)
+        choice = training.choose(
+            story["W"], story["people"], story["batch"], epsilon=epsilon, delta=1e-5
+        )
         plans = {one.name: one.protocol for one in choice.candidates}
         for name, plan in (("DP-SGD", plans["Poisson, independent noise"]), ("best", choice.best)):
             for step, error in enumerate(plan.standard_errors.tolist(), 1):
@@ -129,15 +135,28 @@ def draw(tables: Mapping[str, Rows]) -> dict[str, "Figure"]:
 
 def drawn_survey(tables: Mapping[str, Rows]) -> "Figure":
     figure, (left, right) = subplots(2, size=(5, 3.6))
-    score, truth, private, low, high = columns(tables["survey"], "score", "truth", "private", "low", "high")
-    left.fill_between(score, low, high, color="#0072B2", alpha=0.25, linewidth=0, label="95 % intervals")
-    left.plot(score, private, "o-", color="#0072B2", markersize=4, label="private, epsilon = 2, local model")
+    score, truth, private, low, high = columns(
+        tables["survey"], "score", "truth", "private", "low", "high"
+    )
+    left.fill_between(
+        score, low, high, color="#0072B2", alpha=0.25, linewidth=0, label="95 % intervals"
+    )
+    left.plot(
+        score,
+        private,
+        "o-",
+        color="#0072B2",
+        markersize=4,
+        label="private, epsilon = 2, local model",
+    )
     left.plot(score, truth, "--", color="black", label="truth")
     left.set(xlabel="score", ylabel="share of people at or below", title="20,000 people")
     left.legend(frameon=False)
     people, error = columns(tables["plan"], "people", "error")
     right.loglog(people, error, "o-", color="#D55E00")
-    right.set(xlabel="people asked", ylabel="error of the worst step", title="error predicted in advance")
+    right.set(
+        xlabel="people asked", ylabel="error of the worst step", title="error predicted in advance"
+    )
     right.grid(alpha=0.3, which="both")
     return figure
 
@@ -149,7 +168,9 @@ def drawn_maps(rows: Rows) -> "Figure":
     top = max(float(row["truth"]) for row in rows)
     for axis, (name, title) in zip(axes, names.items(), strict=True):
         values = torch.tensor([float(row[name]) for row in rows]).view(side, side).T
-        picture = axis.imshow(values, origin="lower", extent=(-1, 1, -1, 1), vmin=0, vmax=top, cmap="viridis")
+        picture = axis.imshow(
+            values, origin="lower", extent=(-1, 1, -1, 1), vmin=0, vmax=top, cmap="viridis"
+        )
         axis.set(title=title, xticks=(-1, 0, 1), yticks=(-1, 0, 1))
     figure.colorbar(picture, ax=axes, label="density", shrink=0.85)
     return figure
@@ -159,16 +180,30 @@ def drawn_training(tables: Mapping[str, Rows]) -> "Figure":
     figure, (left, right) = subplots(2, size=(5, 3.6))
     for epsilon, style in ((2.0, "-"), (8.0, "--")):
         for name in ("DP-SGD", "best"):
-            rows = [row for row in tables["training"] if (row["plan"], row["epsilon"]) == (name, epsilon)]
+            rows = [
+                row
+                for row in tables["training"]
+                if (row["plan"], row["epsilon"]) == (name, epsilon)
+            ]
             step, error = columns(rows, "step", "error")
-            left.plot(step, error, style, color=COLOURS[name], label=f"{name}, epsilon = {epsilon:g}")
-    left.set(xlabel="step", ylabel="error, clipping bounds", title="error that the noise adds to a curved loss")
+            left.plot(
+                step, error, style, color=COLOURS[name], label=f"{name}, epsilon = {epsilon:g}"
+            )
+    left.set(
+        xlabel="step",
+        ylabel="error, clipping bounds",
+        title="error that the noise adds to a curved loss",
+    )
     left.legend(frameon=False)
     for at, name in enumerate(COLOURS):
         found = [float(row["accuracy"]) for row in tables["accuracy"] if row["plan"] == name]
         right.plot([at] * len(found), found, "o", color=COLOURS[name], alpha=0.6)
     right.set(
-        xticks=range(3), xticklabels=list(COLOURS), xlim=(-0.5, 2.5), ylabel="test accuracy", title="epsilon = 8"
+        xticks=range(3),
+        xticklabels=list(COLOURS),
+        xlim=(-0.5, 2.5),
+        ylabel="test accuracy",
+        title="epsilon = 8",
     )
     right.grid(alpha=0.3, axis="y")
     return figure

@@ -85,7 +85,9 @@ def task(name: str, adapted: bool, masked: bool) -> tuple[nn.Module, dict[str, T
     if adapted:
         import peft
 
-        config = peft.LoraConfig(r=4, target_modules=parts, lora_dropout=0.0, init_lora_weights=False)
+        config = peft.LoraConfig(
+            r=4, target_modules=parts, lora_dropout=0.0, init_lora_weights=False
+        )
         net = peft.get_peft_model(net, config)
     words = torch.randint(3, 50, (4, 7))
     x = {"pixel_values": torch.randn(4, 3, 8, 8)} if name == "ViT" else {"input_ids": words}
@@ -102,8 +104,15 @@ def alone(net: nn.Module, x: dict[str, Tensor], y: Tensor) -> Tensor:
     """One example after another."""
     total = torch.zeros(sum(p.numel() for p in trained(net)))
     for i in range(len(y)):
-        one = F.cross_entropy(net(**{name: value[i : i + 1] for name, value in x.items()}), y[i : i + 1])
-        g = torch.cat([part.flatten() for part in torch.autograd.grad(one, trained(net), materialize_grads=True)])
+        one = F.cross_entropy(
+            net(**{name: value[i : i + 1] for name, value in x.items()}), y[i : i + 1]
+        )
+        g = torch.cat(
+            [
+                part.flatten()
+                for part in torch.autograd.grad(one, trained(net), materialize_grads=True)
+            ]
+        )
         total += g * min(1.0, BOUND / float(g.norm()))
     return total
 
@@ -112,7 +121,9 @@ def ours(net: nn.Module, y: Tensor, bound: float) -> Callable[..., Tensor]:
     return lambda **x: clip_and_sum(net, F.cross_entropy, x, y, bound)
 
 
-def answer(way: Callable[..., Tensor], net: nn.Module, x: dict[str, Tensor], y: Tensor, expected: Tensor) -> str:
+def answer(
+    way: Callable[..., Tensor], net: nn.Module, x: dict[str, Tensor], y: Tensor, expected: Tensor
+) -> str:
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
@@ -131,8 +142,12 @@ def measure(config: Config, report: Report) -> None:
             if isinstance(part, nn.Dropout):
                 part.p = 0.0
         expected = alone(net, x, y)
-        found = {way: answer(call, copy.deepcopy(net), x, y, expected) for way, call in ways.items()}
-        report.row("accepted", model=name, trained="LoRA" if adapted else "full", mask=masked, **found)
+        found = {
+            way: answer(call, copy.deepcopy(net), x, y, expected) for way, call in ways.items()
+        }
+        report.row(
+            "accepted", model=name, trained="LoRA" if adapted else "full", mask=masked, **found
+        )
 
 
 EXPERIMENT = Experiment(measure, Config(), Config(models=("BERT",)))

@@ -39,7 +39,10 @@ def ratios(plan: Plan, times: int, draws: int) -> Tensor:
     """Log likelihood ratios, user there over not, of outputs drawn with the user: their steps' rows do not meet."""
     found, generator = [], keyed_generator(b"attack")
     assert isinstance(plan.sampling, CyclicPoisson)
-    q, multiplier = plan.sampling.chance, plan.sigma / plan.bound / sensitivity(plan.strategy, ONCE).value
+    q, multiplier = (
+        plan.sampling.chance,
+        plan.sigma / plan.bound / sensitivity(plan.strategy, ONCE).value,
+    )
     for start in range(0, draws, AT_ONCE):
         shape = min(AT_ONCE, draws - start), times
         y = multiplier * torch.randn(shape, generator=generator, dtype=torch.float64)
@@ -50,7 +53,11 @@ def ratios(plan: Plan, times: int, draws: int) -> Tensor:
 
 def reached(losses: Tensor) -> float:
     """The largest epsilon at which coins of chance max(0, 1 - e^(epsilon - loss)) fall on 1 more often than DELTA."""
-    coins, low, high = torch.rand(len(losses), generator=keyed_generator(b"coins"), dtype=torch.float64), 0.0, 50.0
+    coins, low, high = (
+        torch.rand(len(losses), generator=keyed_generator(b"coins"), dtype=torch.float64),
+        0.0,
+        50.0,
+    )
     while high - low > 1e-4:
         middle = (low + high) / 2
         hits = int((coins < -torch.expm1(middle - losses)).sum())
@@ -69,7 +76,9 @@ def measure(config: Config, report: Report) -> None:
                 continue
             times, q = plan.sampling.times(steps), plan.sampling.chance
             multiplier = plan.sigma / plan.bound / sensitivity(plan.strategy, ONCE).value
-            event = dp_accounting.PoissonSampledDpEvent(q, dp_accounting.GaussianDpEvent(multiplier))
+            event = dp_accounting.PoissonSampledDpEvent(
+                q, dp_accounting.GaussianDpEvent(multiplier)
+            )
             theirs = dp_accounting.pld.PLDAccountant().compose(event, times).get_epsilon(DELTA)
             ours = sampled_guarantee(multiplier, q, times, DELTA).epsilon
             attack = reached(ratios(plan, times, config.draws))

@@ -42,10 +42,13 @@ class Config:
 
 def table(name: str) -> tuple[Tensor, Tensor]:
     """Columns of mean 0 and length such that rows have norm about 1, and classes; in a fixed order."""
-    x, y = map(torch.tensor, (load_digits if name == "digits" else load_breast_cancer)(return_X_y=True))
+    x, y = map(
+        torch.tensor, (load_digits if name == "digits" else load_breast_cancer)(return_X_y=True)
+    )
     order = torch.randperm(len(x), device="cpu", generator=keyed_generator(b"split", "cpu"))
     x = x.double()[order]
-    x = (x - x.mean(0)) / x.std(0).clamp_min(1e-9) / x.shape[1] ** 0.5  # public scales, as all methods get them
+    # public scales, as all methods get them
+    x = (x - x.mean(0)) / x.std(0).clamp_min(1e-9) / x.shape[1] ** 0.5
     return x.float(), y[order]
 
 
@@ -54,7 +57,9 @@ def accuracy(plan: Plan, x: Tensor, y: Tensor, seed: str) -> float:
     model = nn.Linear(x.shape[1], int(y.max()) + 1)
     nn.init.zeros_(model.weight)
     nn.init.zeros_(model.bias)
-    run = plan.start(model, nn.functional.cross_entropy, noise=SeededNoise(zlib.crc32(seed.encode())))
+    run = plan.start(
+        model, nn.functional.cross_entropy, noise=SeededNoise(zlib.crc32(seed.encode()))
+    )
     optimizer = torch.optim.SGD(model.parameters(), lr=4.0)
     for users in run:
         run.backward(x[users], y[users])
@@ -63,7 +68,9 @@ def accuracy(plan: Plan, x: Tensor, y: Tensor, seed: str) -> float:
 
 
 @on_host
-def opacus(x: Tensor, y: Tensor, users: int, epsilon: float, epochs: int, seed: str) -> float | None:
+def opacus(
+    x: Tensor, y: Tensor, users: int, epsilon: float, epochs: int, seed: str
+) -> float | None:
     """Opacus's DP-SGD on the same rows, model and learning rate: Poisson batches, its own accountant."""
     try:
         from opacus import PrivacyEngine
@@ -102,23 +109,40 @@ def measure(config: Config, report: Report) -> None:
         users = len(x) * 4 // 5 // 50 * 50
         for epsilon in config.epsilons:
             for epochs in config.epochs:
-                choice = choose(Iterates(epochs * users // 50), users, 50, epsilon=epsilon, delta=DELTA)
+                choice = choose(
+                    Iterates(epochs * users // 50), users, 50, epsilon=epsilon, delta=DELTA
+                )
                 plans = {one.name: one for one in choice.candidates}
                 rows = {"chosen: " + choice.candidates[0].name: choice.candidates[0]}
                 rows |= {key: plans[key] for key in ("Poisson, independent noise", "fixed order")}
                 cell = {"table": name, "epsilon": epsilon, "epochs": epochs}
                 seeds = [f"{name} {epsilon} {epochs} {seed}" for seed in range(config.seeds)]
-                runs = {key: [accuracy(one.protocol, x, y, key + s) for s in seeds] for key, one in rows.items()}
+                runs = {
+                    key: [accuracy(one.protocol, x, y, key + s) for s in seeds]
+                    for key, one in rows.items()
+                }
                 theirs = [opacus(x, y, users, epsilon, epochs, seed) for seed in seeds]
                 runs["Opacus, DP-SGD"] = [found for found in theirs if found is not None]
                 for key, found in runs.items():
                     if found:
-                        mean, spread = torch.tensor(found).mean(), torch.tensor(found).std() / len(found) ** 0.5
+                        mean, spread = (
+                            torch.tensor(found).mean(),
+                            torch.tensor(found).std() / len(found) ** 0.5,
+                        )
                         error = rows[key].error if key in rows else None
-                        report.row("accuracy", **cell, plan=key, error=error, accuracy=mean, standard_error=spread)
+                        report.row(
+                            "accuracy",
+                            **cell,
+                            plan=key,
+                            error=error,
+                            accuracy=mean,
+                            standard_error=spread,
+                        )
 
 
-EXPERIMENT = Experiment(measure, Config(), Config(("12,120,20",), (2.0,), ("breast cancer",), (1,), 2))
+EXPERIMENT = Experiment(
+    measure, Config(), Config(("12,120,20",), (2.0,), ("breast cancer",), (1,), 2)
+)
 
 if __name__ == "__main__":
     EXPERIMENT.main()

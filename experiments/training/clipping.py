@@ -87,7 +87,13 @@ def convolutions(channels: int, *more: int, groups: int, last: nn.Module) -> nn.
     pairs = pairwise(more)
     rest = [part for p, q in pairs for part in (nn.Conv2d(p, q, 3, stride=2), nn.ReLU())]
     return nn.Sequential(
-        first, nn.GroupNorm(groups, more[0]), nn.ReLU(), *rest, last, nn.Flatten(), nn.LazyLinear(10)
+        first,
+        nn.GroupNorm(groups, more[0]),
+        nn.ReLU(),
+        *rest,
+        last,
+        nn.Flatten(),
+        nn.LazyLinear(10),
     )
 
 
@@ -102,14 +108,18 @@ def task(name: str) -> tuple[nn.Module, Tensor]:
     if name == "cnn":
         return convolutions(1, 16, 32, groups=4, last=nn.Identity()), torch.randn(128, 1, 8, 8)
     if name == "wide cnn":
-        return convolutions(3, 64, 128, 256, groups=8, last=nn.AdaptiveAvgPool2d(2)), torch.randn(64, 3, 16, 16)
+        return convolutions(3, 64, 128, 256, groups=8, last=nn.AdaptiveAvgPool2d(2)), torch.randn(
+            64, 3, 16, 16
+        )
     if name == "attention":
         return Blocks(32, 1), torch.randn(100, 8, 8)
     size, words = (64, 1000) if name == "blocks" else (256, 5000)
     return Blocks(size, 4, words), torch.randint(words, (64, 32))
 
 
-def ways(net: nn.Module, x: Tensor, y: Tensor, memory: int) -> Iterator[tuple[str, Callable[[], Tensor | None]]]:
+def ways(
+    net: nn.Module, x: Tensor, y: Tensor, memory: int
+) -> Iterator[tuple[str, Callable[[], Tensor | None]]]:
     def batch() -> None:
         torch.autograd.grad(F.cross_entropy(net(x), y), list(net.parameters()))
 
@@ -156,7 +166,9 @@ def measure(config: Config, report: Report) -> None:
         for way, run in each:
             found = run()  # warm
             reference = found if reference is None else reference
-            differs[way] = None if found is None else float((found - reference).norm() / reference.norm())
+            differs[way] = (
+                None if found is None else float((found - reference).norm() / reference.norm())
+            )
             del found
             forget()
             before = largest()

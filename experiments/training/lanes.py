@@ -29,7 +29,8 @@ class Lanes:
         for name, (out, size, bias) in shapes.items():
             draws = [keyed_generator(f"{name} {seed}".encode()) for seed in range(seeds)]
             one = torch.stack([2 * torch.rand(out, size + bias, generator=g) - 1 for g in draws])
-            scale = 0.0 if name.endswith("after") else size**-0.5  # LoRA's second matrix begins at 0
+            # LoRA's second matrix begins at 0
+            scale = 0.0 if name.endswith("after") else size**-0.5
             self.whole[name] = (one * scale).repeat(rates, 1, 1, 1)
         views = ({name: W[i] for name, W in self.whole.items()} for i in range(rates))
         self.each = list(views)  # what an optimizer has, for each rate
@@ -49,11 +50,15 @@ class Lanes:
         """(rates, seeds, out, in + 1): sums of gradients clipped to norm 1; x (seeds, n, ...), kept 0 or 1."""
         many = (self.rates,) + (1,) * (x.ndim - 1)
         out = forward(self, x.repeat(many))
-        loss = nn.functional.cross_entropy(out.flatten(0, 1), y.repeat(self.rates, 1).flatten(), reduction="sum")
+        loss = nn.functional.cross_entropy(
+            out.flatten(0, 1), y.repeat(self.rates, 1).flatten(), reduction="sum"
+        )
         found = torch.autograd.grad(loss, [z for _, z in self.made.values()])
         factors = {k: (a, d) for (k, (a, _)), d in zip(self.made.items(), found, strict=True)}
         norms = sum(_squares(a, d) for a, d in factors.values())
-        scales = kept.repeat(self.rates, 1) * norms.sqrt().clamp_min(1e-12).reciprocal().clamp_max(1)
+        scales = kept.repeat(self.rates, 1) * norms.sqrt().clamp_min(1e-12).reciprocal().clamp_max(
+            1
+        )
         sums = {}
         for name, (a, d) in factors.items():
             scaled = d * scales[(...,) + (None,) * (d.ndim - 2)]
@@ -89,12 +94,17 @@ class Language(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.embed, self.place = nn.Embedding(128, WIDTH), nn.Parameter(0.1 * torch.randn(CONTEXT, WIDTH))
+        self.embed, self.place = (
+            nn.Embedding(128, WIDTH),
+            nn.Parameter(0.1 * torch.randn(CONTEXT, WIDTH)),
+        )
         sizes = {"q": (WIDTH, WIDTH), "k": (WIDTH, WIDTH), "v": (WIDTH, WIDTH), "o": (WIDTH, WIDTH)}
         sizes |= {"up": (WIDTH, 2 * WIDTH), "down": (2 * WIDTH, WIDTH), "head": (WIDTH, 128)}
         self.layers = nn.ModuleDict({k: nn.Linear(*size) for k, size in sizes.items()})
 
-    def forward(self, ids: Tensor, low: Callable[[str, Tensor], Tensor | float] = lambda name, a: 0.0) -> Tensor:
+    def forward(
+        self, ids: Tensor, low: Callable[[str, Tensor], Tensor | float] = lambda name, a: 0.0
+    ) -> Tensor:
         def layer(name: str, a: Tensor) -> Tensor:
             return self.layers[name](a) + low(name, a)
 
@@ -144,7 +154,8 @@ def mlp(lanes: Lanes, x: Tensor) -> Tensor:
 def cnn(lanes: Lanes, x: Tensor) -> Tensor:
     """Eight filters of 3 x 3, means of 2 x 2, a linear layer; x: images of 8 x 8, as they are."""
     images = x.reshape(-1, 1, 8, 8)
-    patches = nn.functional.unfold(images, 3, padding=1).mT.unflatten(0, x.shape[:2])  # (lanes, n, 64, 9)
+    # (lanes, n, 64, 9)
+    patches = nn.functional.unfold(images, 3, padding=1).mT.unflatten(0, x.shape[:2])
     h = lanes.linear("filters", patches).relu().unflatten(2, (4, 2, 4, 2)).mean((3, 5))
     return lanes.linear("out", h.flatten(2))
 
@@ -170,7 +181,12 @@ def lora(lanes: Lanes, x: Tensor) -> Tensor:
 def shapes(model: str, size: int, classes: int) -> dict[str, tuple[int, int, bool]]:
     """(out, in, whether there is a bias) of each layer."""
     if model == "LoRA":
-        sizes = {"q": (WIDTH, WIDTH), "v": (WIDTH, WIDTH), "up": (2 * WIDTH, WIDTH), "down": (WIDTH, 2 * WIDTH)}
+        sizes = {
+            "q": (WIDTH, WIDTH),
+            "v": (WIDTH, WIDTH),
+            "up": (2 * WIDTH, WIDTH),
+            "down": (WIDTH, 2 * WIDTH),
+        }
         before = {f"{k} before": (RANK, s, False) for k, (_, s) in sizes.items()}
         return before | {f"{k} after": (out, RANK, False) for k, (out, _) in sizes.items()}
     return {
@@ -181,7 +197,13 @@ def shapes(model: str, size: int, classes: int) -> dict[str, tuple[int, int, boo
     }[model]
 
 
-FORWARD: dict[str, Forward] = {"linear": linear, "MLP": mlp, "CNN": cnn, "attention": attention, "LoRA": lora}
+FORWARD: dict[str, Forward] = {
+    "linear": linear,
+    "MLP": mlp,
+    "CNN": cnn,
+    "attention": attention,
+    "LoRA": lora,
+}
 
 
 @cache
@@ -205,9 +227,16 @@ def data(name: str, folder: Path | None) -> Data:
         x, y = torch.load(folder / "agnews_test_mpnet.pt", weights_only=True)
         x, users = 28 * x.float(), 6000  # numbers of about 1
     else:
-        x, y = map(torch.tensor, (load_breast_cancer if name == "breast cancer" else load_digits)(return_X_y=True))
+        x, y = map(
+            torch.tensor,
+            (load_breast_cancer if name == "breast cancer" else load_digits)(return_X_y=True),
+        )
         users = 400 if name == "breast cancer" else 1500
-        x = (x.float() - 8) / 16 if name == "digits" else ((x - x.mean(0)) / x.std(0).clamp_min(1e-9)).float()
+        x = (
+            (x.float() - 8) / 16
+            if name == "digits"
+            else ((x - x.mean(0)) / x.std(0).clamp_min(1e-9)).float()
+        )
         x = x / 8 if name == "short digits" else x
     order = torch.randperm(len(x), generator=keyed_generator(b"split"))
     return x[order], y[order].long(), users

@@ -43,7 +43,9 @@ def ghost(net: nn.Module, y: Tensor, bound: float) -> Way:
     from opacus.utils.fast_gradient_clipping_utils import DPLossFastGradientClipping
 
     ghosts = GradSampleModuleFastGradientClipping(net.train(), max_grad_norm=bound)
-    clips = DPOptimizerFastGradientClipping(torch.optim.SGD(trained(ghosts), 0.1), **options(y, bound))
+    clips = DPOptimizerFastGradientClipping(
+        torch.optim.SGD(trained(ghosts), 0.1), **options(y, bound)
+    )
     two_passes = DPLossFastGradientClipping(ghosts, clips, nn.CrossEntropyLoss())
 
     def way(*x: Tensor, **named: Tensor) -> Tensor:

@@ -72,7 +72,8 @@ BATCH = {"digits": 100, "short digits": 50, "breast cancer": 40, "text": 100, "a
 class Config:
     data: str = "digits"
     folder: Path | None = None  # of agnews_test_mpnet.pt
-    models: tuple[str, ...] = ("linear", "MLP", "CNN", "attention", "LoRA")  # LoRA: of text, whatever data is
+    # LoRA: of text, whatever data is
+    models: tuple[str, ...] = ("linear", "MLP", "CNN", "attention", "LoRA")
     optimizers: tuple[str, ...] = ("SGD", "momentum", "Adam", "AdamW")
     epsilons: tuple[float, ...] = (1.0, 2.0, 8.0)
     steps: tuple[int, ...] = (120,)
@@ -81,7 +82,14 @@ class Config:
     every: bool = False  # candidate of choose beside the chosen ones
 
 
-SMOKE = Config(models=("linear",), optimizers=("momentum", "Adam"), epsilons=(8.0,), steps=(6,), seeds=2, engine=2)
+SMOKE = Config(
+    models=("linear",),
+    optimizers=("momentum", "Adam"),
+    epsilons=(8.0,),
+    steps=(6,),
+    seeds=2,
+    engine=2,
+)
 
 
 class PrivateAdam(torch.optim.Optimizer):
@@ -121,9 +129,14 @@ class PrivateAdam(torch.optim.Optimizer):
                 p.add_(m / sizes, alpha=-group["lr"] / (1 - first**self.taken))
 
 
-def optimizer(name: str, lanes: Lanes, rates: tuple[float, ...], own: bool) -> torch.optim.Optimizer:
+def optimizer(
+    name: str, lanes: Lanes, rates: tuple[float, ...], own: bool
+) -> torch.optim.Optimizer:
     """One for all lanes. own: whether Adam is PrivateAdam."""
-    groups = [{"params": list(each.values()), "lr": rate} for each, rate in zip(lanes.each, rates, strict=True)]
+    groups = [
+        {"params": list(each.values()), "lr": rate}
+        for each, rate in zip(lanes.each, rates, strict=True)
+    ]
     if name in ("SGD", "momentum"):
         return torch.optim.SGD(groups, momentum=0.9 if name == "momentum" else 0.0)
     decay = 0.01 if name == "AdamW" else 0.0
@@ -136,7 +149,11 @@ def batches(plan: Plan, tag: str) -> Iterator[list[int]]:
     if isinstance(plan.sampling, Participation):
         generator = keyed_generator(tag.encode())
         return iter(Batches(plan.sampling, plan.users, plan.batch, steps, generator=generator))
-    return iter(SampledBatches(plan.sampling, plan.users, steps, noise=SeededNoise(zlib.crc32(tag.encode()))))
+    return iter(
+        SampledBatches(
+            plan.sampling, plan.users, steps, noise=SeededNoise(zlib.crc32(tag.encode()))
+        )
+    )
 
 
 def rates_of(data: str, name: str) -> tuple[float, ...]:
@@ -166,7 +183,8 @@ def accuracies(plan: Plan, config: Config, model: str, name: str, own: bool) -> 
         kept = torch.tensor([[1.0] * len(each) + [0.0] * (most - len(each)) for each in who])
         index = torch.tensor([each + [0] * (most - len(each)) for each in who])
         sums = lanes.clipped(forward, x[index], y[index], kept)
-        z = noise(torch.zeros(noise.size)).view(config.seeds, -1).split(lanes.sizes, 1)  # each seed its own
+        # each seed its own
+        z = noise(torch.zeros(noise.size)).view(config.seeds, -1).split(lanes.sizes, 1)
         for part, k in zip(z, lanes.whole, strict=True):
             means = (sums[k] + part.view(sums[k].shape[1:])) / plan.batch
             for each, mean in zip(lanes.each, means, strict=True):
@@ -181,8 +199,17 @@ def by_engine(plan: Plan, config: Config, model: str, name: str) -> torch.Tensor
     """As ``accuracies``, by Opacus's own loader, clipping, optimizer and noise, of the first seeds alone."""
     x, y, users = learned(config, model)
     update = torch.optim.SGD if name in ("SGD", "momentum") else torch.optim.AdamW
-    rest = {"momentum": {"momentum": 0.9}, "Adam": {"weight_decay": 0.0}, "AdamW": {"weight_decay": 0.01}}
-    asked = {"classes": int(y.max()) + 1, "batch": plan.batch, "steps": plan.strategy.steps, "noise": plan.sigma}
+    rest = {
+        "momentum": {"momentum": 0.9},
+        "Adam": {"weight_decay": 0.0},
+        "AdamW": {"weight_decay": 0.01},
+    }
+    asked = {
+        "classes": int(y.max()) + 1,
+        "batch": plan.batch,
+        "steps": plan.strategy.steps,
+        "noise": plan.sigma,
+    }
     found = torch.zeros(len(RATES[name]), config.engine, dtype=torch.float64)
     for i, rate in enumerate(rates_of(source(config, model), name)):
         for seed in range(config.engine):
@@ -193,14 +220,26 @@ def by_engine(plan: Plan, config: Config, model: str, name: str) -> torch.Tensor
     return found
 
 
-def stored(folder: Path, plan: Plan, config: Config, model: str, name: str, way: str) -> torch.Tensor:
+def stored(
+    folder: Path, plan: Plan, config: Config, model: str, name: str, way: str
+) -> torch.Tensor:
     """``accuracies``, or those that an earlier run wrote: a killed run goes on."""
     own, engine = way == "ours" and name in ("Adam", "AdamW"), way == "engine"
-    said = repr((source(config, model), model, name, own, config.engine if engine else config.seeds)).encode()
-    path = folder / "runs" / f"{hashlib.sha256(plan.digest() + said + b'engine' * engine).hexdigest()[:16]}.pt"
+    said = repr(
+        (source(config, model), model, name, own, config.engine if engine else config.seeds)
+    ).encode()
+    path = (
+        folder
+        / "runs"
+        / f"{hashlib.sha256(plan.digest() + said + b'engine' * engine).hexdigest()[:16]}.pt"
+    )
     if not path.exists():
         path.parent.mkdir(exist_ok=True)
-        make = by_engine(plan, config, model, name) if engine else accuracies(plan, config, model, name, own)
+        make = (
+            by_engine(plan, config, model, name)
+            if engine
+            else accuracies(plan, config, model, name, own)
+        )
         torch.save(make, path.with_suffix(".part"))
         path.with_suffix(".part").rename(path)
     return torch.load(path, weights_only=True)
@@ -217,7 +256,9 @@ def opacus(plan: Plan, epsilon: float) -> Plan:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         ask = {"target_epsilon": epsilon, "target_delta": DELTA, "accountant": "prv"}
-        noise = get_noise_multiplier(**ask, sample_rate=plan.batch / plan.users, steps=plan.strategy.steps)
+        noise = get_noise_multiplier(
+            **ask, sample_rate=plan.batch / plan.users, steps=plan.strategy.steps
+        )
     return replace(plan, sigma=noise)
 
 
@@ -228,7 +269,9 @@ def plans(users: int, batch: int, objective: Descent | Iterates, epsilon: float)
     return {one.name: one.protocol for one in choice.candidates}
 
 
-def sides(config: Config, model: str, name: str, steps: int, epsilon: float) -> dict[str, tuple[str, Plan, str]]:
+def sides(
+    config: Config, model: str, name: str, steps: int, epsilon: float
+) -> dict[str, tuple[str, Plan, str]]:
     """Of each its plan, and who trains: with Adam as "ours" or "torch's", or Opacus's "engine"; DP-SGD first."""
     momentum = {"SGD": 0.0, "momentum": 0.9}.get(name)
     users, batch = learned(config, model)[2], BATCH[source(config, model)]
@@ -238,7 +281,10 @@ def sides(config: Config, model: str, name: str, steps: int, epsilon: float) -> 
     theirs = (INDEPENDENT, opacus(independent, epsilon))
     found = {"DP-SGD": (INDEPENDENT, independent, "ours"), "Opacus's noise": (*theirs, "torch's")}
     found |= {"Opacus": (*theirs, "engine")} if config.engine else {}
-    found |= {"chosen": (*next(iter(chosen.items())), "ours"), "chosen, flat": (*next(iter(flat.items())), "ours")}
+    found |= {
+        "chosen": (*next(iter(chosen.items())), "ours"),
+        "chosen, flat": (*next(iter(flat.items())), "ours"),
+    }
     if config.every:
         found |= {f"of all: {plan}": (plan, chosen[plan], "ours") for plan in chosen}
     return found
@@ -246,7 +292,9 @@ def sides(config: Config, model: str, name: str, steps: int, epsilon: float) -> 
 
 def measure(config: Config, report: Report) -> None:
     torch.set_num_threads(1)
-    for model, steps, name, epsilon in product(config.models, config.steps, config.optimizers, config.epsilons):
+    for model, steps, name, epsilon in product(
+        config.models, config.steps, config.optimizers, config.epsilons
+    ):
         rates, base = rates_of(source(config, model), name), None
         cell = {
             "data": source(config, model),
@@ -259,7 +307,12 @@ def measure(config: Config, report: Report) -> None:
             found = stored(report.folder, plan, config, model, name, way)
             best = int(found.mean(1).argmax())
             base = found[best] if base is None else base
-            row = {"side": side, "plan": plan_name, "rate": rates[best], "accuracy": found[best].mean()}
+            row = {
+                "side": side,
+                "plan": plan_name,
+                "rate": rates[best],
+                "accuracy": found[best].mean(),
+            }
             pairs = found[best] - base[: len(found[best])]
             ahead, apart = pairs.mean(), pairs.std() / len(pairs) ** 0.5
             row |= {"ahead": ahead, "apart": apart, "behind": -ahead / apart.clamp_min(1e-9)}

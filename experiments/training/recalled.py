@@ -35,7 +35,14 @@ from torchdp.kernels import chacha
 from torchdp.kernels.correlated_noise import normals
 from torchdp.noise import SeededNoise
 from torchdp.simulate import Experiment, Report
-from torchdp.training import CorrelatedNoise, Epochs, Iterates, Separated, sensitivity, standard_errors
+from torchdp.training import (
+    CorrelatedNoise,
+    Epochs,
+    Iterates,
+    Separated,
+    sensitivity,
+    standard_errors,
+)
 from torchdp.workloads import RunningSums
 
 
@@ -57,17 +64,29 @@ def peers(n: int, period: int, buffers: int) -> Iterator[tuple[str, Callable[[],
         import jax
         from jax_privacy.matrix_factorization import buffered_toeplitz
 
-        given = {"n": n, "min_sep": period, "max_participations": times, "error": "mean", "max_buffers": buffers}
+        given = {
+            "n": n,
+            "min_sep": period,
+            "max_participations": times,
+            "error": "mean",
+            "max_buffers": buffers,
+        }
         jax.config.update("jax_enable_x64", True)
         made = buffered_toeplitz.optimize
-        yield "jax-privacy, buffers", lambda: torch.tensor(made(**given).toeplitz_coefs(n).tolist()).double()
+        yield (
+            "jax-privacy, buffers",
+            lambda: torch.tensor(made(**given).toeplitz_coefs(n).tolist()).double(),
+        )
     except ImportError as error:
         print(f"left out, not installed: {error}", file=sys.stderr)
     try:
         from opake.dpftrl import blt_strategy
 
         given = {"n_steps": n, "min_sep": period, "max_participations": times}
-        yield "opake, buffers", lambda: blt_strategy(max_buffers=buffers).coefficients(**given).double().cpu()
+        yield (
+            "opake, buffers",
+            lambda: blt_strategy(max_buffers=buffers).coefficients(**given).double().cpu(),
+        )
     except ImportError as error:
         print(f"left out, not installed: {error}", file=sys.stderr)
 
@@ -90,10 +109,13 @@ def measure(config: Config, report: Report) -> None:
         lower, slack = passes_lower(W, period, *passes_dual(W, period, 2.0), 2.0)
         least = float(lower - slack) / unit
         names = ("error", "above", "apart", "off", "cpu_s", "ns")
-        report.row("recalled", **cell, strategy="at least", **{**dict.fromkeys(names), "error": least})
+        report.row(
+            "recalled", **cell, strategy="at least", **{**dict.fromkeys(names), "error": least}
+        )
         few = f"{config.buffers} buffers"
         for name, reach in [(few, 0)] + [
-            (f"{few}, {most} earlier {'pass' if most == 1 else 'passes'} at most", most) for most in config.passes
+            (f"{few}, {most} earlier {'pass' if most == 1 else 'passes'} at most", most)
+            for most in config.passes
         ]:
             start = time.process_time()
             if reach:
@@ -115,7 +137,13 @@ def measure(config: Config, report: Report) -> None:
                 z = torch.stack([normals(key, t, 0, 4) for t in range(n)])
                 exact = torch.linalg.solve_triangular(C.dense(), z, upper=False)
                 off = float((torch.stack(made) - exact).abs().max() / exact.abs().max())
-            row = {"error": error, "above": error / least - 1, "apart": far, "off": off, "cpu_s": spent}
+            row = {
+                "error": error,
+                "above": error / least - 1,
+                "apart": far,
+                "off": off,
+                "cpu_s": spent,
+            }
             ns = 1e9 * taken / (n * config.size) if made else math.nan
             report.row("recalled", **cell, strategy=name, **row, ns=ns)
         for name, make in peers(n, period, config.buffers) if config.peers else ():

@@ -79,13 +79,18 @@ def jax_privacy(n: int, user: Participation, p: float = 2.0) -> Makers:
     if isinstance(user, Epochs):
         best = partial(dense.optimize, n, epochs=n // user.period)
         made = {"mean": best, "mean, equal norms": partial(best, equal_norm=True)}
-        made |= {"mean, banded": partial(best, bands=user.period), "128-norm": partial(best, reduction_fn=power)}
+        made |= {
+            "mean, banded": partial(best, bands=user.period),
+            "128-norm": partial(best, reduction_fn=power),
+        }
         made |= {"max": partial(best, reduction_fn=worst)} if n <= 128 else {}  # ten minutes at 512
     elif user == ONCE:
         best = partial(dense.optimize, n)
         made = {"dense, mean": best, "dense, max": partial(best, reduction_fn=worst)}
         made["dense, 128-norm"] = partial(best, reduction_fn=power)
-        made["buffered Toeplitz"] = lambda: buffered_toeplitz.optimize(n=n, error="max").materialize(n)
+        made["buffered Toeplitz"] = lambda: buffered_toeplitz.optimize(
+            n=n, error="max"
+        ).materialize(n)
     else:
         asked = {"bands": user.gap, "reduction_fn": jax.numpy.mean if p == 2 else worst}
         row = partial(toeplitz.optimize_banded_toeplitz, n, **asked)
@@ -93,10 +98,14 @@ def jax_privacy(n: int, user: Participation, p: float = 2.0) -> Makers:
         made = {"banded, column-normalised": lambda: columns().materialize()}
         made["banded Toeplitz"] = lambda: toeplitz.materialize_lower_triangular(row(), n)
         if n % user.gap == 0:
-            best = partial(dense.optimize, n, epochs=n // user.gap, max_optimizer_steps=500, **asked)
+            best = partial(
+                dense.optimize, n, epochs=n // user.gap, max_optimizer_steps=500, **asked
+            )
             made["dense banded"] = partial(best, equal_norm=True)
     return {
-        f"jax-privacy, {name}": lambda make=make: torch.tensor(np.asarray(make()), dtype=torch.float64)
+        f"jax-privacy, {name}": lambda make=make: torch.tensor(
+            np.asarray(make()), dtype=torch.float64
+        )
         for name, make in made.items()
     }
 
@@ -110,7 +119,11 @@ def opake(n: int, user: Separated) -> Makers:
         return {}
 
     def toeplitz(strategy):
-        c = strategy.coefficients(n_steps=n, min_sep=user.gap, max_participations=user.times).double().cpu()
+        c = (
+            strategy.coefficients(n_steps=n, min_sep=user.gap, max_participations=user.times)
+            .double()
+            .cpu()
+        )
         c = torch.nn.functional.pad(c, (0, n - len(c)))
         age = torch.arange(n)[:, None] - torch.arange(n)
         return c[age.clamp_min(0)].tril()
@@ -135,7 +148,9 @@ class Config:
 SMOKE = Config((16,), ("16,2", "24,3"), ("12,4,3", "8,2,2"), 1e-3, peers=False)
 
 
-def judged(make: Callable[[], Tensor], W: Tensor, user: Participation) -> tuple[dict[str, float], float]:
+def judged(
+    make: Callable[[], Tensor], W: Tensor, user: Participation
+) -> tuple[dict[str, float], float]:
     """The largest error and the root mean square of a strategy, and the seconds that it took."""
     start = time.process_time()
     C = make().tril()
@@ -145,7 +160,13 @@ def judged(make: Callable[[], Tensor], W: Tensor, user: Participation) -> tuple[
 
 
 def together(
-    report: Report, table: str, cell: dict, W: Tensor, user: Participation, bounds: dict, made: Makers
+    report: Report,
+    table: str,
+    cell: dict,
+    W: Tensor,
+    user: Participation,
+    bounds: dict,
+    made: Makers,
 ) -> None:
     """A row for each strategy, with both norms."""
     least = {name: float(found.certificate.lower) for name, found in bounds.items()}
@@ -166,7 +187,15 @@ def separated(config: Config, report: Report, cell: dict[str, int]) -> None:
         found = factorization.factorize_separated(W, gap, times, p)
         own = time.process_time() - start
         least = found.certificate.lower / unit
-        report.row("separated", **cell, norm=norm, strategy="at least", error=least, above=None, cpu_seconds=None)
+        report.row(
+            "separated",
+            **cell,
+            norm=norm,
+            strategy="at least",
+            error=least,
+            above=None,
+            cpu_seconds=None,
+        )
         factors = {
             "torchdp, fixed epochs": partial(factorization.factorize_epochs, W, gap, p),
             "torchdp, one participation": partial(factorization.factorize, W, p),
@@ -194,7 +223,10 @@ def measure(config: Config, report: Report) -> None:
         together(report, "once", {"steps": n}, W, ONCE, bounds, made)
     for steps, epochs in (map(int, cell.split(",")) for cell in config.epochs):
         W, user = Iterates(steps).dense(), Epochs(steps // epochs)
-        best = {name: partial(factorization.factorize_epochs, W, user.period, p, tol) for name, p in NORMS.items()}
+        best = {
+            name: partial(factorization.factorize_epochs, W, user.period, p, tol)
+            for name, p in NORMS.items()
+        }
         ours = {"torchdp, largest error": best["largest"], "torchdp, root mean square": best["rms"]}
         names = "for one epoch, largest error", "for one epoch, root mean square"
         made = _causal(W, ours) | for_once(W, tol, names)

@@ -28,7 +28,9 @@ def key_of(data: bytes, device: torch.device | str = "cpu") -> Tensor:
     if device.type == "cpu":
         return key
     return (
-        torch.empty(8, dtype=torch.int32, device="cpu", pin_memory=True).copy_(key).to(device, non_blocking=True)
+        torch.empty(8, dtype=torch.int32, device="cpu", pin_memory=True)
+        .copy_(key)
+        .to(device, non_blocking=True)
     )
 
 

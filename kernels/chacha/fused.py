@@ -83,5 +83,7 @@ def keystream(key: Tensor, first: int, blocks: int, group: int = 0, stream: int 
     out = torch.empty(16 * blocks, dtype=torch.int32, device=key.device)
     if blocks:
         with torch.cuda.device_of(key):
-            keystream_kernel[(triton.cdiv(blocks, BLOCKS),)](out, key, first, blocks, group, stream, COUNT=BLOCKS)
+            keystream_kernel[(triton.cdiv(blocks, BLOCKS),)](
+                out, key, first, blocks, group, stream, COUNT=BLOCKS
+            )
     return out

@@ -5,7 +5,8 @@ from cryptography.hazmat.primitives.ciphers import Cipher, CipherContext, algori
 from torch import Tensor
 
 ZEROS = bytes(2**18)  # what is encrypted at once: stays in the cache
-BLOCK, COUNTERS = 64, 2**32  # bytes of a block; the package refuses to count on into the counter's upper half
+# bytes of a block; the package refuses to count on into the counter's upper half
+BLOCK, COUNTERS = 64, 2**32
 
 
 def keystream(key: Tensor, first: int, blocks: int, group: int = 0, stream: int = 0) -> Tensor:
@@ -14,7 +15,9 @@ def keystream(key: Tensor, first: int, blocks: int, group: int = 0, stream: int 
     target, done = out.numpy().view("uint8").data, 0
     while done < blocks:
         run = min(blocks - done, COUNTERS - (first + done) % COUNTERS)
-        _write(_cipher(key, first + done, group, stream), target[BLOCK * done : BLOCK * (done + run)])
+        _write(
+            _cipher(key, first + done, group, stream), target[BLOCK * done : BLOCK * (done + run)]
+        )
         done += run
     return out
 

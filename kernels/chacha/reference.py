@@ -28,7 +28,8 @@ def block(key: Tensor, index: Tensor, group: int = 0, stream: int = 0) -> Tensor
     a, b, c, d = start.clone()
     for _ in range(DOUBLE_ROUNDS):
         a, b, c, d = _quarter_rounds(a, b, c, d)  # down the columns
-        a, b, c, d = _quarter_rounds(a, b.roll(-1, 0), c.roll(-2, 0), d.roll(-3, 0))  # along the diagonals
+        # along the diagonals
+        a, b, c, d = _quarter_rounds(a, b.roll(-1, 0), c.roll(-2, 0), d.roll(-3, 0))
         b, c, d = b.roll(1, 0), c.roll(2, 0), d.roll(3, 0)
     return torch.stack([a, b, c, d]).add_(start).flatten(0, 1).movedim(0, -1)
 
@@ -38,11 +39,15 @@ def keystream(key: Tensor, first: int, blocks: int, group: int = 0, stream: int 
     out = torch.empty(blocks, 16, dtype=torch.int32, device=key.device)
     for start in range(0, blocks, BLOCKS_AT_ONCE):
         part = out[start : start + BLOCKS_AT_ONCE]
-        part.copy_(block(key, first + start + torch.arange(len(part), device=key.device), group, stream))
+        part.copy_(
+            block(key, first + start + torch.arange(len(part), device=key.device), group, stream)
+        )
     return out.view(-1)
 
 
-def _quarter_rounds(a: Tensor, b: Tensor, c: Tensor, d: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+def _quarter_rounds(
+    a: Tensor, b: Tensor, c: Tensor, d: Tensor
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Four quarter rounds side by side: (4, ...) each."""
     for first, second in ((16, 12), (8, 7)):
         d = _rotated(d ^ a.add_(b), first)

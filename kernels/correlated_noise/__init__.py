@@ -10,7 +10,9 @@ from torchdp.kernels.dispatch import Kernel, contiguous, examples
 __all__ = ["STEPS", "Step", "add", "normals"]
 
 
-def add(changed: tuple[Tensor, Tensor], total: Tensor, now: Step, key: Tensor, step: int, first: int) -> None:
+def add(
+    changed: tuple[Tensor, Tensor], total: Tensor, now: Step, key: Tensor, step: int, first: int
+) -> None:
     """out = total + w and the state after it, in place of changed = (out, state): (size,), (memory, size).
 
     u = sum_m feeds_m z_m, w = (u + sum_a gains_a state_a) / scale, z_m the standard normals of step - lags_m. Then the

@@ -68,7 +68,9 @@ def add_kernel(
     drawn = normals(key, start // 16, step, NUMBERS // 16) * tl.load(numbers + 1)
     if RECALLED:
         for m in range(1, draws):
-            drawn += normals(key, start // 16, step - tl.load(lags + m), NUMBERS // 16) * tl.load(numbers + 1 + m)
+            drawn += normals(key, start // 16, step - tl.load(lags + m), NUMBERS // 16) * tl.load(
+                numbers + 1 + m
+            )
     u = drawn.to(kind)
     found = tl.zeros([NUMBERS], kind)
     line = state + place
@@ -90,7 +92,9 @@ def add_kernel(
     tl.store(out + place, tl.load(total + place, mask=inside, other=0) + w, mask=inside)
 
 
-def add(changed: tuple[Tensor, Tensor], total: Tensor, now: Step, key: Tensor, step: int, first: int) -> None:
+def add(
+    changed: tuple[Tensor, Tensor], total: Tensor, now: Step, key: Tensor, step: int, first: int
+) -> None:
     """As in reference.py, in one launch."""
     out, state = changed
     if not len(total):

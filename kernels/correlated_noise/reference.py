@@ -8,7 +8,8 @@ from torch import Tensor
 from torchdp.kernels.correlated_noise.step import Step
 from torchdp.kernels.secure_sketch.reference import integers
 
-RADIUS, ANGLE, FURTHER = 0, 1, 2  # streams: the last word of ChaCha20's nonce; the word before it is the step
+# streams: the last word of ChaCha20's nonce; the word before it is the step
+RADIUS, ANGLE, FURTHER = 0, 1, 2
 STEPS = 2**32  # of one key
 COARSE = 2**32  # an integer of 63 bits below this takes 63 further bits where its logarithm matters
 MOST = 2**63 - 1
@@ -28,16 +29,22 @@ def normals(key: Tensor, step: int, first: int, count: int) -> Tensor:
     radius = whole.double().add_(0.5).mul_(2.0**-63).log_()
     for place, integer in zip(small, low, strict=True):
         rest = integers(key, pair + place, 1, torch.int64, step, FURTHER).bitwise_and_(MOST)
-        radius[place] = (integer + rest.double().add_(0.5).mul_(2.0**-63)[0]).log() - 63 * math.log(2)
+        radius[place] = (integer + rest.double().add_(0.5).mul_(2.0**-63)[0]).log() - 63 * math.log(
+            2
+        )
     radius.mul_(-2).sqrt_()
-    angle = integers(key, pair, pairs, torch.int64, step, ANGLE).double().mul_(2 * math.pi * 2.0**-64)
+    angle = (
+        integers(key, pair, pairs, torch.int64, step, ANGLE).double().mul_(2 * math.pi * 2.0**-64)
+    )
     both = torch.empty(pairs, 2, dtype=torch.float64, device=key.device)
     torch.mul(radius, angle.sin(), out=both[:, 1])
     torch.mul(radius, angle.cos_(), out=both[:, 0])
     return both.view(-1)[first - 2 * pair :][:count]
 
 
-def add(changed: tuple[Tensor, Tensor], total: Tensor, now: Step, key: Tensor, step: int, first: int) -> None:
+def add(
+    changed: tuple[Tensor, Tensor], total: Tensor, now: Step, key: Tensor, step: int, first: int
+) -> None:
     """As ``correlated_noise.add``."""
     out, state = changed
     with torch.autocast(state.device.type, enabled=False):
@@ -47,7 +54,11 @@ def add(changed: tuple[Tensor, Tensor], total: Tensor, now: Step, key: Tensor, s
         ):
             drawn.add_(normals(key, step - lag, first, len(total)).mul_(feed))
         u = drawn.to(state.dtype)
-        w = (now.gains @ state).add_(u).div_(now.numbers[0]) if len(state) else u.div_(now.numbers[0])
+        w = (
+            (now.gains @ state).add_(u).div_(now.numbers[0])
+            if len(state)
+            else u.div_(now.numbers[0])
+        )
         running = state[: len(now.decays)]
         if len(running):
             running.add_(torch.addcmul(u, running, now.decays[:, None]))

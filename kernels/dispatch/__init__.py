@@ -93,7 +93,8 @@ class Kernel:
             fault = self._failure(device, error)
             if mode() == "fused":
                 raise RuntimeError(self._refusal(device, fault)) from error
-            result = self.plain(*arguments, **options)  # a mistake of the caller's raises here and says so
+            # a mistake of the caller's raises here and says so
+            result = self.plain(*arguments, **options)
             self._faults[device] = fault
             self._tell(device, fault)
             return result

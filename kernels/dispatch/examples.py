@@ -62,7 +62,10 @@ def crowd(device: torch.device, users: int) -> tuple[Tensor, Tensor]:
 def privunit(device: torch.device, users: int = 618) -> Call:
     lift, along = wave(device, 2, users)
     across = (1 - along.square()).sqrt()
-    return (*crowd(device, users), 2 * lift - 1, along, across, KEY, FIRST), {"radius": 1.0, "mean": 0.3}
+    return (*crowd(device, users), 2 * lift - 1, along, across, KEY, FIRST), {
+        "radius": 1.0,
+        "mean": 0.3,
+    }
 
 
 def positive(device: torch.device, users: int = 150) -> Call:
@@ -84,7 +87,8 @@ def rounded(device: torch.device, users: int = 150) -> Call:
 
 def correlated_noise(device: torch.device, size: int = 1040) -> Call:
     """Two running rows, w and u beside them; of the step's numbers one takes further bits."""
-    from torchdp.kernels.correlated_noise.step import Step  # here: that package is built on this one
+    # here: that package is built on this one
+    from torchdp.kernels.correlated_noise.step import Step
 
     total = wave(device, size).float()
     state = (2 * wave(device, 4, size) - 1).float()

@@ -19,7 +19,9 @@ def found(parts, cells, place, inside, SHIFT: tl.constexpr, MASK: tl.constexpr):
 
 
 @launched("size")
-def count_kernel(counts, parts, cells, size, SHIFT: tl.constexpr, MASK: tl.constexpr, DRAWS: tl.constexpr):
+def count_kernel(
+    counts, parts, cells, size, SHIFT: tl.constexpr, MASK: tl.constexpr, DRAWS: tl.constexpr
+):
     """How many draws of each program are open."""
     place = tl.program_id(0).to(tl.int64) * DRAWS + tl.arange(0, DRAWS)
     inside = place < size
@@ -60,10 +62,16 @@ def fill(out: Tensor, parts: Tensor, cells: Tensor, times: int = 0) -> Tensor:
     if not programs:
         return torch.empty(0, dtype=torch.int64, device=out.device)
     counts = torch.zeros(programs, dtype=torch.int32, device=out.device)
-    sizes = {"SHIFT": 8 * parts.itemsize - (len(cells).bit_length() - 1), "MASK": len(cells) - 1, "DRAWS": DRAWS}
+    sizes = {
+        "SHIFT": 8 * parts.itemsize - (len(cells).bit_length() - 1),
+        "MASK": len(cells) - 1,
+        "DRAWS": DRAWS,
+    }
     with torch.cuda.device_of(out):
         count_kernel[(programs,)](counts, parts, cells, len(parts), **sizes)
         ends = counts.cumsum(0)
         places = torch.full((int(ends[-1]),), -1, dtype=torch.int64, device=out.device)
-        fill_kernel[(programs,)](out, places, parts, cells, ends, times, len(parts), ADD=times != 0, **sizes)
+        fill_kernel[(programs,)](
+            out, places, parts, cells, ends, times, len(parts), ADD=times != 0, **sizes
+        )
     return places

@@ -85,7 +85,10 @@ def cut_geometric(ratio: float, last: int) -> Table:
 
 def binomial(trials: int, probability: float) -> Table:
     """Binomial(trials, probability), probability in (0, 1). Raises ValueError."""
-    trials, probability = checks.integer("trials", trials, 1), checks.fraction("probability", probability)
+    trials, probability = (
+        checks.integer("trials", trials, 1),
+        checks.fraction("probability", probability),
+    )
     if trials > MOST_TRIALS:
         raise ValueError(f"trials must be at most 2^53, not {trials}")
     _refuse_wide(math.sqrt(trials * probability * (1 - probability)))
@@ -121,9 +124,12 @@ def _symmetric(sigma: float, cell: Callable[[int, Decimal], Decimal]) -> Table:
     """P(X = j) in proportion to e^(-2 q j^2) cell(|j|, q), q = 1/(4 sigma^2), log-concave."""
     sigma = checks.positive("sigma", sigma)
     if not NARROWEST <= sigma <= WIDEST:
-        raise ValueError(f"sigma must be from {NARROWEST:g} to {WIDEST:g} steps in one table, not {sigma:g}")
+        raise ValueError(
+            f"sigma must be from {NARROWEST:g} to {WIDEST:g} steps in one table, not {sigma:g}"
+        )
     h = 0.5 / sigma
-    with _digits(DIGITS + math.ceil((13.5 * h + 1.5 * h * h) / math.log(10))):  # the series alternate
+    # the series alternate
+    with _digits(DIGITS + math.ceil((13.5 * h + 1.5 * h * h) / math.log(10))):
         q = 1 / (4 * Decimal(sigma) ** 2)
         density, ratio, fall = Decimal(1), (-2 * q).exp(), (-4 * q).exp()
         masses = [cell(0, q)]

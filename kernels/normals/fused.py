@@ -24,7 +24,8 @@ def four(key, index, group, stream, DOUBLE: tl.constexpr):
 @triton.jit
 def _pair(word, other):
     radius = tl.sqrt(tl.log(word.to(tl.float32) * (1 / 4294967296.0) + 1 / 8589934592.0) * -2.0)
-    quarter = (other + 536870912) >> 30  # unsigned: past the last quarter the sum wraps around, as a turn does
+    # unsigned: past the last quarter the sum wraps around, as a turn does
+    quarter = (other + 536870912) >> 30
     rest = (other - (quarter << 30)).to(tl.int32, bitcast=True)
     t = rest.to(tl.float32) * (6.283185307179586 / 4294967296.0)
     z = t * t
@@ -46,9 +47,13 @@ def _long_pair(u, v):
 def circle(t, quarter):
     """Cosine and sine of t + quarter pi/2, float64, |t| <= pi/4: no reduction of large angles, which spills."""
     z = t * t
-    cosine = (((z * (1 / 20922789888000) - 1 / 87178291200) * z + 1 / 479001600) * z - 1 / 3628800) * z + 1 / 40320
+    cosine = (
+        ((z * (1 / 20922789888000) - 1 / 87178291200) * z + 1 / 479001600) * z - 1 / 3628800
+    ) * z + 1 / 40320
     cosine = (((cosine * z - 1 / 720) * z + 1 / 24) * z - 1 / 2) * z + 1.0
-    sine = (((z * (1 / 355687428096000) - 1 / 1307674368000) * z + 1 / 6227020800) * z - 1 / 39916800) * z
+    sine = (
+        ((z * (1 / 355687428096000) - 1 / 1307674368000) * z + 1 / 6227020800) * z - 1 / 39916800
+    ) * z
     sine = t * (((((sine + 1 / 362880) * z - 1 / 5040) * z + 1 / 120) * z - 1 / 6) * z + 1.0)
     return _turned(quarter, cosine, sine)
 

@@ -24,7 +24,8 @@ class Pieces:
 
     def split(self, width: int) -> Iterator["Pieces"]:
         """Some pieces at a time, so that their partial sums of ``width`` numbers take little memory."""
-        at_once = max(2, NUMBERS_AT_ONCE // width // 2 * 2)  # even, so that each part is aligned as the first one
+        # even, so that each part is aligned as the first one
+        at_once = max(2, NUMBERS_AT_ONCE // width // 2 * 2)
         for first in range(0, len(self.type), at_once):
             some = slice(first, first + at_once)
             yield Pieces(self.type[some], self.start[some], self.stop[some], self.rows)

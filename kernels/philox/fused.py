@@ -18,7 +18,10 @@ def words(key, index, group, stream):
         one, two = c0.to(tl.uint64) * 0xD2511F53, c2.to(tl.uint64) * 0xCD9E8D57
         c0, c1 = (two >> 32).to(tl.uint32) ^ c1 ^ k0, two.to(tl.uint32)
         c2, c3 = (one >> 32).to(tl.uint32) ^ c3 ^ k1, one.to(tl.uint32)
-        k0, k1 = (k0.to(tl.uint64) + 0x9E3779B9).to(tl.uint32), (k1.to(tl.uint64) + 0xBB67AE85).to(tl.uint32)
+        k0, k1 = (
+            (k0.to(tl.uint64) + 0x9E3779B9).to(tl.uint32),
+            (k1.to(tl.uint64) + 0xBB67AE85).to(tl.uint32),
+        )
     return c0, c1, c2, c3
 
 

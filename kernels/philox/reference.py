@@ -22,7 +22,12 @@ def words(
     """
     blocks = torch.as_tensor(group, dtype=torch.int64, device=index.device)
     index, blocks = torch.broadcast_tensors(index, blocks)
-    c0, c1, c2, c3 = index & MASK, (index >> 32) & MASK, blocks & MASK, torch.full_like(index, stream & MASK)
+    c0, c1, c2, c3 = (
+        index & MASK,
+        (index >> 32) & MASK,
+        blocks & MASK,
+        torch.full_like(index, stream & MASK),
+    )
     k0, k1 = key & MASK, (key >> 32) & MASK
     for _ in range(ROUNDS):
         (high0, low0), (high1, low1) = _product(c0, MULTIPLIERS[0]), _product(c2, MULTIPLIERS[1])

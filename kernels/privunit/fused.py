@@ -113,7 +113,10 @@ def sums(
     """reference.sums."""
     (_, width), device, double = points.shape, points.device, points.dtype == torch.float64
     stretch, height = reference.lifted(points, radius)
-    axes, tiny = (points / stretch[:, None]).contiguous(), points.new_tensor([torch.finfo(points.dtype).tiny])
+    axes, tiny = (
+        (points / stretch[:, None]).contiguous(),
+        points.new_tensor([torch.finfo(points.dtype).tiny]),
+    )
     draws = [each.double().contiguous() for each in (lift, along, across)]
     q = power_of_two(triton.cdiv(width, 4))
     total = torch.zeros(width, dtype=torch.float64, device=device)
@@ -122,7 +125,20 @@ def sums(
         reach = noise.new_empty(len(noise))
         with torch.cuda.device_of(points):
             sum_kernel[(len(noise),)](
-                *(noise, reach, axes, height, *draws, part.type, part.start, part.stop, key, first, width, tiny),
+                *(
+                    noise,
+                    reach,
+                    axes,
+                    height,
+                    *draws,
+                    part.type,
+                    part.start,
+                    part.stop,
+                    key,
+                    first,
+                    width,
+                    tiny,
+                ),
                 Q=q,
                 U=part.rows,
                 STEPS=STEPS,

@@ -10,7 +10,14 @@ COORDINATES = 0  # stream of the counter
 
 
 def message(
-    points: Tensor, normals: Tensor, lift: Tensor, along: Tensor, across: Tensor, *, radius: float, mean: float
+    points: Tensor,
+    normals: Tensor,
+    lift: Tensor,
+    along: Tensor,
+    across: Tensor,
+    *,
+    radius: float,
+    mean: float,
 ) -> Tensor:
     """Y = (C/mean) (T x' + (S/N) (g - <(g, g0), u> x')), x' = points / C, u = (x', sqrt(1 - ||x'||^2)), C = radius.
 
@@ -23,7 +30,14 @@ def message(
 
 
 def total(
-    points: Tensor, normals: Tensor, lift: Tensor, along: Tensor, across: Tensor, *, radius: float, mean: float
+    points: Tensor,
+    normals: Tensor,
+    lift: Tensor,
+    along: Tensor,
+    across: Tensor,
+    *,
+    radius: float,
+    mean: float,
 ) -> Tensor:
     """The sum over users of ``message``, without the messages: (n, d) -> (d,), in the dtype of points."""
     stretch, perpendicular, share = _perpendicular(points, normals, lift, across, radius)
@@ -90,4 +104,8 @@ def _perpendicular(
     perpendicular = torch.addcmul(normals, (-dot / stretch)[..., None], points)
     # Its length from the vector itself: |g|^2 + g0^2 - dot^2 loses digits where d is small.
     length = torch.hypot(torch.linalg.vector_norm(perpendicular, dim=-1), lift - dot * height)
-    return stretch, perpendicular, across.to(points.dtype) / length.clamp_min(torch.finfo(points.dtype).tiny)
+    return (
+        stretch,
+        perpendicular,
+        across.to(points.dtype) / length.clamp_min(torch.finfo(points.dtype).tiny),
+    )

@@ -25,7 +25,18 @@ def report(number, x, k, step, magic):
 
 @launched("n", "k", "step", "magic", "key", "first", "copies")
 def count_kernel(
-    x, counts, n, stride, k, step, magic, key, first, copies, PAIRS: tl.constexpr, BINS: tl.constexpr
+    x,
+    counts,
+    n,
+    stride,
+    k,
+    step,
+    magic,
+    key,
+    first,
+    copies,
+    PAIRS: tl.constexpr,
+    BINS: tl.constexpr,
 ):
     """Counts of the reports of n users, added to row program % copies of counts."""
     program, programs = tl.program_id(0), tl.num_programs(0)
@@ -42,7 +53,9 @@ def count_kernel(
         begin = 2 * block * PAIRS - odd
         end = tl.minimum(n - begin, 2 * PAIRS).to(tl.int32)
         inside = (local < end) & (local >= tl.maximum(-begin, 0))
-        held = tl.load(x + begin * stride + local.to(tl.int64) * stride, mask=inside, other=0).to(tl.int64)
+        held = tl.load(x + begin * stride + local.to(tl.int64) * stride, mask=inside, other=0).to(
+            tl.int64
+        )
         counted = inside & (held.to(tl.uint64, bitcast=True) < k.to(tl.uint64))
         reported = report(number, held, k, step, magic)
         if BINS:
@@ -66,6 +79,17 @@ def counts(x: Tensor, k: int, step: int, key: int, first: int = 0) -> Tensor:
     total = torch.zeros(copies, k, dtype=torch.int64, device=x.device)
     with torch.cuda.device_of(x):
         count_kernel[(programs,)](
-            x, total, n, *x.stride(), k, step, (2**64 - 1) // step, key, first, copies, PAIRS=PAIRS, BINS=bins
+            x,
+            total,
+            n,
+            *x.stride(),
+            k,
+            step,
+            (2**64 - 1) // step,
+            key,
+            first,
+            copies,
+            PAIRS=PAIRS,
+            BINS=bins,
         )
     return total.sum(0)

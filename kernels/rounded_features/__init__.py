@@ -8,8 +8,12 @@ from torchdp.kernels.rounded_features import reference
 __all__ = ["positive_counts", "rounded_counts"]
 
 SLIPS = 2  # of 38,400 bits: one in a million lies within the rounding of its cosine
-ROUNDED = Kernel(__name__, "rounded_counts", reference.rounded_counts, examples.rounded, slips=SLIPS)
-POSITIVE = Kernel(__name__, "positive_counts", reference.positive_counts, examples.positive, slips=SLIPS)
+ROUNDED = Kernel(
+    __name__, "rounded_counts", reference.rounded_counts, examples.rounded, slips=SLIPS
+)
+POSITIVE = Kernel(
+    __name__, "positive_counts", reference.positive_counts, examples.positive, slips=SLIPS
+)
 
 
 def rounded_counts(

@@ -10,7 +10,8 @@ from torchdp.kernels.dispatch import launched
 from torchdp.kernels.philox.fused import words
 
 LAST = tl.constexpr(1 - 2.0**-24)  # the float32 below 1
-SURE = tl.constexpr(2**31 - 1)  # stands for the level 2^31 of a sure bit, which is no int32; others are below
+# stands for the level 2^31 of a sure bit, which is no int32; others are below
+SURE = tl.constexpr(2**31 - 1)
 # three products of the parts of float32 numbers; AMD's matrix units multiply float32 numbers themselves
 PRECISION = tl.constexpr("ieee" if torch.version.hip else "tf32x3")
 LONGEST = 2**23  # steps between users, so that offsets within a tile fit 32 bits
@@ -59,7 +60,9 @@ def projection(
     for start in range(0, d, BLOCK_D):
         k = start + depth
         w = tl.load(
-            frequencies + (column[:, None] * wave_row + k[None, :]), mask=(column < columns)[:, None], other=0.0
+            frequencies + (column[:, None] * wave_row + k[None, :]),
+            mask=(column < columns)[:, None],
+            other=0.0,
         )
         here = (row < users)[None, :] & (k < d)[:, None]
         part = tl.load(x + (row[None, :] * x_row + k[:, None]), mask=here, other=0.0)
@@ -74,8 +77,11 @@ def uniform(key, user, block, stream, COLUMNS: tl.constexpr, USERS: tl.constexpr
     group = block * (COLUMNS // 4) + tl.arange(0, COLUMNS // 4)
     index = tl.broadcast_to(user[None, :], (COLUMNS // 4, USERS))
     a, b, c, e = words(key, index, tl.broadcast_to(group[:, None], (COLUMNS // 4, USERS)), stream)
-    four = tl.join(tl.join(a, c), tl.join(b, e))  # (groups, users, 2, 2): a, b, c, e in the order of the last two
-    return (tl.reshape(tl.permute(four, (0, 2, 3, 1)), (COLUMNS, USERS)) ^ 0x80000000).to(tl.int32, bitcast=True)
+    # (groups, users, 2, 2): a, b, c, e in the order of the last two
+    four = tl.join(tl.join(a, c), tl.join(b, e))
+    return (tl.reshape(tl.permute(four, (0, 2, 3, 1)), (COLUMNS, USERS)) ^ 0x80000000).to(
+        tl.int32, bitcast=True
+    )
 
 
 @triton.jit
@@ -114,7 +120,9 @@ def count_kernel(
         features - block * BLOCK_I,
     )
     x, frequencies = x + top * x_row, frequencies + left * wave_row
-    turns = projection(x, frequencies, users, columns, d, x_row, wave_row, BLOCK_N, BLOCK_I, BLOCK_D)
+    turns = projection(
+        x, frequencies, users, columns, d, x_row, wave_row, BLOCK_N, BLOCK_I, BLOCK_D
+    )
     user, column = top + tl.arange(0, BLOCK_N), left + tl.arange(0, BLOCK_I)
     present = (user < n)[None, :]
     inside = column < features
@@ -135,7 +143,9 @@ def count_kernel(
             tally(out + number, (tl.abs(turned) < 0.25) & present, inside)
 
 
-def rounded_counts(x: Tensor, frequencies: Tensor, phases: Tensor, key: int, first: int, repeats: int) -> Tensor:
+def rounded_counts(
+    x: Tensor, frequencies: Tensor, phases: Tensor, key: int, first: int, repeats: int
+) -> Tensor:
     """As in reference.py."""
     return _counts(x, frequencies, phases, key, first, repeats, ROUNDED=True)
 
@@ -168,6 +178,17 @@ def _counts(
     blocks = {"BLOCK_N": BLOCK_N, "BLOCK_I": BLOCK_I, "BLOCK_D": BLOCK_D}
     with torch.cuda.device_of(x):
         count_kernel[grid](
-            *tensors, key, first, repeats, waves, n, d, features, *steps, **kind, **blocks, **OPTIONS
+            *tensors,
+            key,
+            first,
+            repeats,
+            waves,
+            n,
+            d,
+            features,
+            *steps,
+            **kind,
+            **blocks,
+            **OPTIONS,
         )
     return out

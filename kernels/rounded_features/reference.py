@@ -33,13 +33,17 @@ def integers(key: int, user: Tensor, features: int, waves: int, repeat: int) -> 
     """Uniform on [-2^31, 2^31): (n, features waves), int64. One counter serves four neighbouring frequencies."""
     group = torch.arange(-(-features // 4), device=user.device)
     each = [
-        torch.stack(philox.words(key, user[:, None], group, repeat * waves + wave), -1).flatten(1)[:, :features]
+        torch.stack(philox.words(key, user[:, None], group, repeat * waves + wave), -1).flatten(1)[
+            :, :features
+        ]
         for wave in range(waves)
     ]
     return torch.stack(each, -1).flatten(1) - 2**31
 
 
-def rounded_bits(x: Tensor, frequencies: Tensor, phases: Tensor, key: int, first: int, repeat: int) -> Tensor:
+def rounded_bits(
+    x: Tensor, frequencies: Tensor, phases: Tensor, key: int, first: int, repeat: int
+) -> Tensor:
     """(n, I waves) bool: an integer is below the level."""
     user = first + torch.arange(len(x), device=x.device)
     random = integers(key, user, frequencies.shape[1], len(phases), repeat)
@@ -51,12 +55,16 @@ def positive_bits(x: Tensor, frequencies: Tensor, phases: Tensor) -> Tensor:
     return turns(x, frequencies, phases).abs() < 0.25
 
 
-def rounded_counts(x: Tensor, frequencies: Tensor, phases: Tensor, key: int, first: int, repeats: int) -> Tensor:
+def rounded_counts(
+    x: Tensor, frequencies: Tensor, phases: Tensor, key: int, first: int, repeats: int
+) -> Tensor:
     """(repeats, I waves)."""
     total = torch.zeros(repeats, phases.numel(), dtype=torch.int64, device=x.device)
     for part in _parts(len(x), phases.numel()):
         for repeat in range(repeats):
-            total[repeat] += rounded_bits(x[part], frequencies, phases, key, first + part.start, repeat).sum(0)
+            total[repeat] += rounded_bits(
+                x[part], frequencies, phases, key, first + part.start, repeat
+            ).sum(0)
     return total
 
 

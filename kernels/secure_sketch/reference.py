@@ -21,15 +21,20 @@ from torchdp.kernels.normals.exact import arithmetic, joined, two_normals
 NOISE, FURTHER = 0, 2  # streams: the last word of ChaCha20's nonce
 SURE = 2.0**28  # units of one client's noise, at most
 FARTHEST = 2.0**46  # units up to which rounding is decided without error; beyond, floats decide
-VARIATION = 2.0**-200  # of one entry's noise from a rounded normal, for uniform words and units of 2^-20 to SURE
+# of one entry's noise from a rounded normal, for uniform words and units of 2^-20 to SURE
+VARIATION = 2.0**-200
 MARGIN = 4  # of the error bound
 UNIT = 2.0**-53
-ROUNDINGS = 64  # |dG| <= ROUNDINGS UNIT r + rest/r, logarithm, sine, cosine to 4 units in the last place
-UNSIGNED = {torch.int32: np.uint32, torch.int64: np.uint64}  # in which C++ defines sums modulo 2^bits
+# |dG| <= ROUNDINGS UNIT r + rest/r, logarithm, sine, cosine to 4 units in the last place
+ROUNDINGS = 64
+# in which C++ defines sums modulo 2^bits
+UNSIGNED = {torch.int32: np.uint32, torch.int64: np.uint64}
 LOW, MIDDLE = 2**12 - 1, 2**52 - 1
 
 
-def integers(key: Tensor, first: int, count: int, dtype: torch.dtype, group: int, stream: int) -> Tensor:
+def integers(
+    key: Tensor, first: int, count: int, dtype: torch.dtype, group: int, stream: int
+) -> Tensor:
     """Entries first, ..., first + count - 1 of the keystream read as integers, low bytes first: (count,)."""
     held = 64 // dtype.itemsize  # by one block
     start = first // held
@@ -44,7 +49,9 @@ def _polar(key: Tensor, first: int, count: int) -> tuple[Tensor, Tensor, int]:
     of 52: (b + 1/2)/2^bits, b of the pair's 128 bits.
     """
     start = first // 2 * 2
-    pairs = integers(key, start, (first + count + 1) // 2 * 2 - start, torch.int64, 0, NOISE).view(-1, 2)
+    pairs = integers(key, start, (first + count + 1) // 2 * 2 - start, torch.int64, 0, NOISE).view(
+        -1, 2
+    )
     one, two = pairs.unbind(-1)
     high = (one >> 12 & MIDDLE).double() * 2.0**-52
     low = (((one & LOW) << 12 | two & LOW).double() + 0.5) * 2.0**-76
@@ -80,7 +87,9 @@ def exactly(key: Tensor, entry: int, unit: float) -> int:
     context = arithmetic()
     radius = joined(further[:3], (one >> 12 & MIDDLE) << 24 | (one & LOW) << 12 | two & LOW)
     angle = joined(further[3:], two >> 12 & MIDDLE)
-    both = two_normals(context, context.ldexp(2 * radius + 1, -269), context.ldexp(2 * angle + 1, -244))
+    both = two_normals(
+        context, context.ldexp(2 * radius + 1, -269), context.ldexp(2 * angle + 1, -244)
+    )
     return int(context.nint(both[entry % 2] * unit))
 
 

@@ -18,7 +18,8 @@ CELLS = 2**16  # counters in memory, so that users who hold the same value seldo
 @triton.jit
 def compare(result, undecided, fresh, numerator, place):
     """One binary digit more of the uniform numbers beside one of the probability; 1 in fresh stands for the digit 0."""
-    ones = (-((numerator >> tl.minimum(place, 63)) & 1)).to(tl.uint32)  # all bits set where the digit is 1
+    # all bits set where the digit is 1
+    ones = (-((numerator >> tl.minimum(place, 63)) & 1)).to(tl.uint32)
     return result | (undecided & fresh & ones), undecided & (fresh ^ ones)
 
 
@@ -57,7 +58,9 @@ def lanes_below(user, group):
 
 
 @launched("n", "k", "numerator", "digits", "key", "first")
-def others_kernel(tally, n, k, numerator, digits, key, first, GROUPS: tl.constexpr, COLUMNS: tl.constexpr):
+def others_kernel(
+    tally, n, k, numerator, digits, key, first, GROUPS: tl.constexpr, COLUMNS: tl.constexpr
+):
     """Adds, for every value, the bits that n users would set if it were not their own."""
     n, first, numerator = n.to(tl.int64), first.to(tl.int64), numerator.to(tl.int64)
     column = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
@@ -75,7 +78,19 @@ def others_kernel(tally, n, k, numerator, digits, key, first, GROUPS: tl.constex
 
 @launched("n", "k", "lost", "lost_digits", "off", "off_digits", "key", "first", "copies")
 def own_kernel(
-    x, tally, n, stride, k, lost, lost_digits, off, off_digits, key, first, copies, USERS: tl.constexpr
+    x,
+    tally,
+    n,
+    stride,
+    k,
+    lost,
+    lost_digits,
+    off,
+    off_digits,
+    key,
+    first,
+    copies,
+    USERS: tl.constexpr,
 ):
     """Puts each user's own bit in the place of the other one, and counts the users, in row program % copies."""
     program = tl.program_id(0)
@@ -114,6 +129,17 @@ def tally(x: Tensor, k: int, lost: float, off: float, key: int, first: int = 0) 
             total, n, k, *ratio(off), key, first, GROUPS=groups, COLUMNS=columns, num_warps=1
         )
         own_kernel[(programs,)](
-            x, total, n, *x.stride(), k, *ratio(lost), *ratio(off), key, first, copies, USERS=USERS, num_warps=1
+            x,
+            total,
+            n,
+            *x.stride(),
+            k,
+            *ratio(lost),
+            *ratio(off),
+            key,
+            first,
+            copies,
+            USERS=USERS,
+            num_warps=1,
         )
     return total.sum(0)

@@ -49,7 +49,8 @@ def messages(x: Tensor, k: int, lost: float, off: float, key: int, first: int) -
     group = torch.arange(first // LANES, -(-(first + len(x)) // LANES), device=x.device)
     lane = torch.arange(LANES, device=x.device)
     column = torch.arange(k, device=x.device)
-    others = words(key, group[:, None], column, off)[:, None] >> lane[:, None] & 1  # (groups, 32, k)
+    # (groups, 32, k)
+    others = words(key, group[:, None], column, off)[:, None] >> lane[:, None] & 1
     others = others.flatten(0, 1)[first % LANES :][: len(x)]
     own = ~words(key, user // LANES, torch.full_like(user, k), lost) >> user % LANES & 1
     return torch.where(column == x[:, None], own[:, None], others)

@@ -12,13 +12,23 @@ def estimate(capsys, brief):
     """What ``torchdp estimate``, or ``plan``, prints of these words; where ``--json`` is one, its record."""
 
     def ask(*words, code=0, command="estimate"):
-        arguments = [part for word in words for part in (word.split() if isinstance(word, str) else [str(word)])]
+        arguments = [
+            part
+            for word in words
+            for part in (word.split() if isinstance(word, str) else [str(word)])
+        ]
         found, said = cli.main([command, *arguments]), capsys.readouterr()
         ask.said = said
         assert found == code, said.err
         if code:
-            assert said.out == "" and said.err.startswith(f"torchdp {command}: ") and said.err.endswith("\n")
-            assert said.err.count("\n") == 1 and "Traceback" not in said.err and "\x1b" not in said.err
+            assert (
+                said.out == ""
+                and said.err.startswith(f"torchdp {command}: ")
+                and said.err.endswith("\n")
+            )
+            assert (
+                said.err.count("\n") == 1 and "Traceback" not in said.err and "\x1b" not in said.err
+            )
             return said.err
         return json.loads(said.out) if "--json" in arguments else said
 

@@ -46,7 +46,9 @@ print(len(sys.modules), *sorted(heavy & set(sys.modules)))
 @pytest.fixture
 def table(tmp_path):
     path = tmp_path / "table.csv"
-    path.write_text("\n".join(",".join(row) for row in [("height", "dose", "label", "colour"), *ROWS]) + "\n")
+    path.write_text(
+        "\n".join(",".join(row) for row in [("height", "dose", "label", "colour"), *ROWS]) + "\n"
+    )
     return str(path)
 
 
@@ -79,13 +81,16 @@ def test_tables(name, tmp_path, refuse):
 
 def test_missing_file_and_folder(tmp_path, refuse):
     for path in (tmp_path / "none.csv", tmp_path):
-        assert refuse("--csv", path, MEAN).startswith(f"torchdp estimate: {path}: ")  # without the error's number
+        # without the error's number
+        assert refuse("--csv", path, MEAN).startswith(f"torchdp estimate: {path}: ")
 
 
 @pytest.mark.parametrize("epsilon", ["0", "nan", "1e9", "1e-300"])
 @pytest.mark.parametrize("protocol", ["auto", "randomized-response"])
 def test_epsilon(table, epsilon, protocol, estimate):
-    error = estimate("--csv", table, MEAN, "--epsilon", epsilon, "--protocol", protocol, "--trust local", code=2)
+    error = estimate(
+        "--csv", table, MEAN, "--epsilon", epsilon, "--protocol", protocol, "--trust local", code=2
+    )
     assert "epsilon must" in error or ("1e-300", "randomized-response") == (epsilon, protocol)
 
 
@@ -112,12 +117,27 @@ def test_epsilon(table, epsilon, protocol, estimate):
         ),
         (f"{MEAN} --columns height dose", "takes 1 --columns, not 2"),
         ("--statistic kendall --columns height height --bounds height=0:100", "a column twice"),
-        ("--statistic kendall --columns height dose --bounds height=0:100 dose=0:1 --bins 65", "at most 64"),
-        ("--statistic auc --columns height colour --bounds height=0:100", "row 1: none of the stated values 0, 1"),
-        ("--statistic auc --columns height label --bounds height=0:100 --positive 0", "must differ"),
+        (
+            "--statistic kendall --columns height dose --bounds height=0:100 dose=0:1 --bins 65",
+            "at most 64",
+        ),
+        (
+            "--statistic auc --columns height colour --bounds height=0:100",
+            "row 1: none of the stated values 0, 1",
+        ),
+        (
+            "--statistic auc --columns height label --bounds height=0:100 --positive 0",
+            "must differ",
+        ),
         ("--statistic gini-diversity --columns colour", "needs --categories"),
-        ("--statistic gini-diversity --columns colour --categories red,red,blue", "at least two different"),
-        ("--statistic gini-diversity --columns colour --categories red,green", "row 2: none of the stated values"),
+        (
+            "--statistic gini-diversity --columns colour --categories red,red,blue",
+            "at least two different",
+        ),
+        (
+            "--statistic gini-diversity --columns colour --categories red,green",
+            "row 2: none of the stated values",
+        ),
         ("--statistic gini-diversity --columns colour --categories red,blue --bins 4", "no --bins"),
         (f"{MEAN} --categories red,blue", "takes no --categories"),
     ],
@@ -131,9 +151,23 @@ def test_an_answer_that_is_not_a_number_is_no_answer(tmp_path, estimate):
     # all messages name one class: at a budget this large randomized response changes nothing
     path = tmp_path / "one_class.csv"
     path.write_text("height,label\n" + "1,1\n" * 20)
-    arguments = ["--statistic", "auc", "--columns", "height", "label", "--bounds", "height=0:2", "--bins", "2"]
+    arguments = [
+        "--statistic",
+        "auc",
+        "--columns",
+        "height",
+        "label",
+        "--bounds",
+        "height=0:2",
+        "--bins",
+        "2",
+    ]
     error = estimate(
-        "--csv", path, *arguments, "--protocol randomized-response --epsilon 700 --trust local", code=2
+        "--csv",
+        path,
+        *arguments,
+        "--protocol randomized-response --epsilon 700 --trust local",
+        code=2,
     )
     assert "no finite estimate" in error
 
@@ -168,7 +202,9 @@ def test_interruption(monkeypatch, table, capsys):
 
 @pytest.mark.parametrize("arguments", [["--help"], ["estimate", "--help"], ["sweep", "--help"]])
 def test_help_imports_little(arguments):
-    done = subprocess.run([sys.executable, "-c", SCRIPT, *arguments], capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", SCRIPT, *arguments], capture_output=True, text=True, check=True
+    )
     modules, *heavy = done.stdout.split()
     assert heavy == [] and int(modules) < 300
 

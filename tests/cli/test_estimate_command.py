@@ -29,7 +29,9 @@ def columns(key):
     label = (torch.rand(USERS, generator=generator) < 0.4).long()
     score = (torch.randn(USERS, generator=generator).double() + label).clamp(-4, 4)
     dose = ((score + 4) * torch.rand(USERS, generator=generator)).clamp(0, 12)
-    town = torch.multinomial(torch.tensor([0.6, 0.3, 0.1]), USERS, replacement=True, generator=generator)
+    town = torch.multinomial(
+        torch.tensor([0.6, 0.3, 0.1]), USERS, replacement=True, generator=generator
+    )
     return {
         "score": score.tolist(),
         "label": label.tolist(),
@@ -74,23 +76,35 @@ def truth(name, table):
 @pytest.fixture
 def ask(estimate):
     def ask(path, name, *more):
-        return estimate("--csv", path, "--statistic", name, QUESTIONS[name], "--trust local --json", *more)
+        return estimate(
+            "--csv", path, "--statistic", name, QUESTIONS[name], "--trust local --json", *more
+        )
 
     return ask
 
 
 @pytest.mark.parametrize(
-    ("name", "protocol"), [*((name, "auto") for name in QUESTIONS), *(("auc", name) for name in cli.PROTOCOLS)]
+    ("name", "protocol"),
+    [*((name, "auto") for name in QUESTIONS), *(("auc", name) for name in cli.PROTOCOLS)],
 )
 def test_estimate_is_near_the_truth(name, protocol, users, ask):
     path, table = users
     got = ask(path, name, "--epsilon", 8, "--seed", 1, "--protocol", protocol)
-    assert abs(got["estimate"] - truth(name, table)) < 5 * got["predicted_rmse"] < 0.5 * truth(name, table) + 0.5
+    assert (
+        abs(got["estimate"] - truth(name, table))
+        < 5 * got["predicted_rmse"]
+        < 0.5 * truth(name, table) + 0.5
+    )
     assert got["users"] == USERS and got["epsilon"] == 8 and got["level"] == 0.95
     low, high = got["interval"]
     assert high - low == pytest.approx(2 * 1.959964 * got["predicted_rmse"], rel=5e-3)
-    assert (low + high) / 2 == pytest.approx(got["estimate"], rel=5e-3)  # variances differ at the ends
-    assert "local" in got["guarantee"] and "epsilon = 8" in got["guarantee"] and "replace one" in got["guarantee"]
+    # variances differ at the ends
+    assert (low + high) / 2 == pytest.approx(got["estimate"], rel=5e-3)
+    assert (
+        "local" in got["guarantee"]
+        and "epsilon = 8" in got["guarantee"]
+        and "replace one" in got["guarantee"]
+    )
     assert got["protocol"] == protocol or protocol == "auto"
     assert got["bits_per_user"] > 0 and got["source"]
 
@@ -108,7 +122,9 @@ def test_best_searches_too(users, monkeypatch, ask):
 
 def test_seed_repeats_and_no_seed_does_not(users, ask):
     path, _ = users
-    one, two, other = (ask(path, "gini-diversity", "--epsilon", 1, "--seed", seed) for seed in (7, 7, 8))
+    one, two, other = (
+        ask(path, "gini-diversity", "--epsilon", 1, "--seed", seed) for seed in (7, 7, 8)
+    )
     assert one == two and one["estimate"] != other["estimate"]
     free = [ask(path, "gini-diversity", "--epsilon", 1)["estimate"] for _ in range(2)]
     assert free[0] != free[1]
@@ -116,29 +132,65 @@ def test_seed_repeats_and_no_seed_does_not(users, ask):
 
 def test_text_says_the_same_as_json(users, estimate):
     path, _ = users
-    arguments = ["--csv", path, "--statistic", "auc", *QUESTIONS["auc"].split(), "--epsilon", "2", "--seed", "3"]
+    arguments = [
+        "--csv",
+        path,
+        "--statistic",
+        "auc",
+        *QUESTIONS["auc"].split(),
+        "--epsilon",
+        "2",
+        "--seed",
+        "3",
+    ]
     data = estimate(*arguments, "--json")
     captured = estimate(*arguments)
     text = captured.out
-    assert f"{data['estimate']:.6g}" in text and f"[{data['interval'][0]:.6g}, {data['interval'][1]:.6g}]" in text
+    assert (
+        f"{data['estimate']:.6g}" in text
+        and f"[{data['interval'][0]:.6g}, {data['interval'][1]:.6g}]" in text
+    )
     assert "3000 users" in text and data["guarantee"] in text and "95 % interval" in text
-    assert captured.err == "torchdp estimate: noise from a stated seed can be removed: for trying out only\n"
+    assert (
+        captured.err
+        == "torchdp estimate: noise from a stated seed can be removed: for trying out only\n"
+    )
 
 
 @pytest.mark.parametrize(
-    ("stated", "said"), [(2.0, "exactly epsilon = 2 (neigh"), (2.5, ", epsilon = 2.5 (spent: 2) (neigh")]
+    ("stated", "said"),
+    [(2.0, "exactly epsilon = 2 (neigh"), (2.5, ", epsilon = 2.5 (spent: 2) (neigh")],
 )
-def test_a_protocol_that_spends_less_than_was_stated_says_both(users, monkeypatch, estimate, stated, said):
+def test_a_protocol_that_spends_less_than_was_stated_says_both(
+    users, monkeypatch, estimate, stated, said
+):
     response = questions.PROTOCOLS["randomized-response"]
-    monkeypatch.setitem(questions.PROTOCOLS, "randomized-response", lambda each, epsilon: response(each, 2.0))
-    words = ("--csv", users[0], "--statistic auc", QUESTIONS["auc"], f"--epsilon {stated} --trust local")
+    monkeypatch.setitem(
+        questions.PROTOCOLS, "randomized-response", lambda each, epsilon: response(each, 2.0)
+    )
+    words = (
+        "--csv",
+        users[0],
+        "--statistic auc",
+        QUESTIONS["auc"],
+        f"--epsilon {stated} --trust local",
+    )
     words += ("--protocol randomized-response",)
     assert said in estimate(*words).out and estimate(*words, "--json")["epsilon"] == 2
 
 
 def test_bounds_from_data_say_that_they_are_not_private(users, estimate):
     path, table = users
-    arguments = ["--csv", path, "--statistic", "gini-mean-difference", "--columns", "dose", "--epsilon", "8"]
+    arguments = [
+        "--csv",
+        path,
+        "--statistic",
+        "gini-mean-difference",
+        "--columns",
+        "dose",
+        "--epsilon",
+        "8",
+    ]
     found = estimate(*arguments, "--bounds-from-data", "--json")
     assert estimate.said.err.count("\n") == 1 and "NOT PRIVATE" in estimate.said.err
     width = (max(table["dose"]) - min(table["dose"])) / 32
@@ -150,7 +202,10 @@ def test_choice_of_the_protocol_does_not_see_the_data(users, tmp_path, ask):
     constant = {"town": ["Como"] * USERS}
     other = write(tmp_path / "constant.csv", constant)
     for epsilon in (0.5, 3, 8):
-        chosen = {ask(path, "gini-diversity", "--epsilon", epsilon)["protocol"] for path in (users[0], other)}
+        chosen = {
+            ask(path, "gini-diversity", "--epsilon", epsilon)["protocol"]
+            for path in (users[0], other)
+        }
         assert len(chosen) == 1
 
 

@@ -29,7 +29,9 @@ QUANTILES = "--statistic quantiles --columns dose --bounds dose=0:8 --bins 8 --q
 def people():
     generator = keyed_generator(b"people")
     dose = (8 * torch.rand(USERS, generator=generator).double().square()).tolist()
-    town = torch.multinomial(torch.tensor([0.6, 0.3, 0.1]), USERS, replacement=True, generator=generator)
+    town = torch.multinomial(
+        torch.tensor([0.6, 0.3, 0.1]), USERS, replacement=True, generator=generator
+    )
     return dose, [["Aachen", "Bern", "Como"][i] for i in town.tolist()]
 
 
@@ -84,13 +86,18 @@ def test_mean_and_shares_are_near_the_truth(table, ask):
 
 
 def test_covariances_are_near_the_truth(tmp_path, ask, estimate):
-    path, rows = tmp_path / "two.csv", [(dose, (dose + i % 5) / 2, i % 3) for i, dose in enumerate(DOSE)]
+    path, rows = (
+        tmp_path / "two.csv",
+        [(dose, (dose + i % 5) / 2, i % 3) for i, dose in enumerate(DOSE)],
+    )
     path.write_text("x,y,z\n" + "".join(f"{x},{y},{z}\n" for x, y, z in rows))
     words = "--statistic covariance --columns x y z --bounds x=0:8 y=0:6 z=-1:3"
     answers = ask(path, words)["answers"]
     assert [each["answer"] for each in answers] == ["x, x", "x, y", "x, z", "y, y", "y, z", "z, z"]
     truth = torch.tensor(rows, dtype=torch.float64).mT.cov(correction=0)
-    for each, (i, j) in zip(answers, itertools.combinations_with_replacement(range(3), 2), strict=True):
+    for each, (i, j) in zip(
+        answers, itertools.combinations_with_replacement(range(3), 2), strict=True
+    ):
         near(each, float(truth[i, j]))
         assert each["predicted_rmse"] < 0.8
     error = estimate("--csv", path, words, "--epsilon", 8, "--bins", 4, code=2)
@@ -111,9 +118,13 @@ def test_quantiles_and_their_order(table, ask):
 
 
 def test_what_an_approximation_may_add_counts_in_the_predicted_error():
-    off = Estimate(torch.tensor([0.5, 0.8]), torch.tensor([0.03, 0.04]), 9, bias=torch.tensor([0.04, 0.03]))
+    off = Estimate(
+        torch.tensor([0.5, 0.8]), torch.tensor([0.03, 0.04]), 9, bias=torch.tensor([0.04, 0.03])
+    )
     told = off.value, _rmse(off), *off.interval(0.95)
-    assert [one.error for one in each_answer(["a", "b"], (0, 1))(*told)] == pytest.approx([0.05, 0.05])
+    assert [one.error for one in each_answer(["a", "b"], (0, 1))(*told)] == pytest.approx(
+        [0.05, 0.05]
+    )
     # of a quantile in the column's unit: over the density, .5 and .3 a bin
     of_quantiles = quantiles_of(Bins(0, 3, 3), [0.2, 0.7])(*told)
     assert [one.error for one in of_quantiles] == pytest.approx([0.05 / 0.5, 0.05 / 0.3])
@@ -139,8 +150,11 @@ def test_groups_have_answers_of_their_own(table, ask, estimate):
 
 
 def test_rounding_at_random_adds_no_bias_and_its_noise_is_counted(quick):
-    options = cli.parser().parse_args(["estimate", *MEAN.split(), "--epsilon", "8", "--trust", "local"])
-    dose = torch.tensor([1.0, 1.0, 3.0, 5.0, 7.0], dtype=torch.float64).repeat(100)  # middles: most is added
+    options = cli.parser().parse_args(
+        ["estimate", *MEAN.split(), "--epsilon", "8", "--trust", "local"]
+    )
+    # middles: most is added
+    dose = torch.tensor([1.0, 1.0, 3.0, 5.0, 7.0], dtype=torch.float64).repeat(100)
     asked, users = asking(options), pd.DataFrame({"dose": dose})
     axes = asked.axes()
     question = asked.question(axes)
@@ -148,14 +162,17 @@ def test_rounding_at_random_adds_no_bias_and_its_noise_is_counted(quick):
     errors, predicted = [], []
     for seed in range(400):
         _, types = asked.coded(users, axes, SeededNoise(seed), [])
-        (answer,) = question.answers(protocol, protocol.collect(types, noise=SeededNoise(seed + 1000)), 0.95)
+        (answer,) = question.answers(
+            protocol, protocol.collect(types, noise=SeededNoise(seed + 1000)), 0.95
+        )
         errors.append(answer.value - 3.4)
         predicted.append(answer.error**2)
     mse = statistics.mean(error**2 for error in errors)
     assert abs(statistics.mean(errors)) < 4 * math.sqrt(mse / 400)
     assert 0.75 * statistics.mean(predicted) < mse < 1.25 * statistics.mean(predicted)
     exact = float(protocol.predicted_mse(torch.bincount(types, minlength=5)))
-    assert exact < 0.75 * statistics.mean(predicted)  # without what rounding adds it would be too low
+    # without what rounding adds it would be too low
+    assert exact < 0.75 * statistics.mean(predicted)
 
 
 def test_intervals_of_quantiles_cover():
@@ -163,7 +180,9 @@ def test_intervals_of_quantiles_cover():
     counts, shares = torch.tensor([300, 20, 10, 170, 5, 5, 400, 90]), [0.3, 0.5, 0.91]
     W, read = workloads.prefix(8).dense(), quantiles_of(Bins(0.0, 8.0, 8), shares)
     protocol = queries.LocalOracle(W[:-1], RandomizedResponse(8, 2.0))
-    sample = protocol.sample_tally(counts, generator=keyed_generator(b"quantiles"), sample_shape=(150,))
+    sample = protocol.sample_tally(
+        counts, generator=keyed_generator(b"quantiles"), sample_shape=(150,)
+    )
     covered = {0.95: 0.0, 0.3: 0.0}
     for reports in sample["reports"]:
         estimate = protocol.analyse(Tally(1000, {"reports": reports}))
@@ -177,18 +196,33 @@ def test_intervals_of_quantiles_cover():
 
 
 def test_intervals_of_a_population_are_wider_by_its_sampling(table, ask, estimate):
-    words = (MEAN, TOWNS, QUANTILES, "--statistic gini-diversity --columns town --categories Aachen,Bern,Como")
+    words = (
+        MEAN,
+        TOWNS,
+        QUANTILES,
+        "--statistic gini-diversity --columns town --categories Aachen,Bern,Como",
+    )
     for each in words:
         own, wide = ask(table, each), ask(table, each, "--population")
-        assert own["error_of"] == "privacy noise" and "sampling from a population" in wide["error_of"]
+        assert (
+            own["error_of"] == "privacy noise" and "sampling from a population" in wide["error_of"]
+        )
         rows = zip(own.get("answers", [own]), wide.get("answers", [wide]), strict=True)
         for one, two in rows:
-            assert one["estimate"] == two["estimate"] and one["predicted_rmse"] < two["predicted_rmse"]
-            assert two["interval"][0] <= one["interval"][0] < one["interval"][1] <= two["interval"][1]
+            assert (
+                one["estimate"] == two["estimate"] and one["predicted_rmse"] < two["predicted_rmse"]
+            )
+            assert (
+                two["interval"][0] <= one["interval"][0] < one["interval"][1] <= two["interval"][1]
+            )
     share, noise = ask(table, TOWNS, "--population")["answers"][0], ask(table, TOWNS)["answers"][0]
     sampling = share["estimate"] * (1 - share["estimate"]) / USERS
-    assert share["predicted_rmse"] ** 2 == pytest.approx(noise["predicted_rmse"] ** 2 + sampling, rel=1e-9)
-    covariance = "--statistic covariance --columns dose dose2 --bounds dose=0:8 dose2=0:8 --epsilon 1"
+    assert share["predicted_rmse"] ** 2 == pytest.approx(
+        noise["predicted_rmse"] ** 2 + sampling, rel=1e-9
+    )
+    covariance = (
+        "--statistic covariance --columns dose dose2 --bounds dose=0:8 dose2=0:8 --epsilon 1"
+    )
     error = estimate("--csv", table, covariance, "--population", code=2)
     assert "--population is not for --statistic covariance" in error
 
@@ -196,11 +230,17 @@ def test_intervals_of_a_population_are_wider_by_its_sampling(table, ask, estimat
 def test_a_plan_is_the_least_number_of_users(quick, estimate):
     for words, error in ((MEAN, 0.1), (SHARES, 0.02), (QUANTILES, 0.02)):
         got = estimate(words, "--epsilon 1 --trust local --error", error, "--json", command="plan")
-        options = cli.parser().parse_args(["plan", *words.split(), "--epsilon", "1", "--trust", "local"])
+        options = cli.parser().parse_args(
+            ["plan", *words.split(), "--epsilon", "1", "--trust", "local"]
+        )
         asked = asking(options)
         question = asked.question(asked.axes())
         _, protocol = question.choose(got["users"], Terms("local", 1.0))
-        assert question.error(protocol, got["users"]) <= error < question.error(protocol, got["users"] - 1)
+        assert (
+            question.error(protocol, got["users"])
+            <= error
+            < question.error(protocol, got["users"] - 1)
+        )
         assert got["predicted_rmse"] <= error
     words = "--statistic gini-diversity --columns town --categories a,b,c --epsilon 1"
     few = estimate(words, "--json --error .05", command="plan")["plans"]
@@ -210,7 +250,9 @@ def test_a_plan_is_the_least_number_of_users(quick, estimate):
     for one, power in ((few[0], 2), (few[2], 1)):
         many = estimate(words, "--json --error .005 --trust", one["trust"], command="plan")
         assert 10**power / 2 < many["users"] / one["users"] < 2 * 10**power
-    assert few[0]["delta"] is None and few[2]["delta"] == float(f"1e-{len(str(10 * few[2]['users'] - 1))}")
+    assert few[0]["delta"] is None and few[2]["delta"] == float(
+        f"1e-{len(str(10 * few[2]['users'] - 1))}"
+    )
     told = estimate(words, "--users 900", command="plan").out
     assert told.count("predicted RMSE  ") == 3 and "--trust shuffle" in told
     words = words.replace("gini-diversity", "gini-diversity histogram")
@@ -227,7 +269,10 @@ def test_a_plan_is_the_least_number_of_users(quick, estimate):
         ("--csv x.csv --bins 4096", "--bins must be at most 4095"),
         ("--csv x.csv --statistic kendall", "--statistic mean kendall takes 2 --columns, not 1"),
         ("--csv x.csv --statistic mean", "names a statistic twice"),
-        ("--csv x.csv --statistic auc kendall --columns dose town", "kendall is of other columns than mean auc"),
+        (
+            "--csv x.csv --statistic auc kendall --columns dose town",
+            "kendall is of other columns than mean auc",
+        ),
         (
             "--csv x.csv --statistic covariance --columns dose town",
             "--statistic covariance uses numbers as they are",
@@ -272,16 +317,23 @@ def test_policies_say_who_was_left_out(tmp_path, quick, estimate):
     drop = [*words, "--missing", "drop"]
     error = estimate(*drop, code=2)
     assert (
-        "row 102: outside the stated bounds 0:8 (2 such rows)" in error and "--out-of-bounds clip or drop" in error
+        "row 102: outside the stated bounds 0:8 (2 such rows)" in error
+        and "--out-of-bounds clip or drop" in error
     )
     left = estimate(*drop, "--out-of-bounds", "drop")
     assert (
-        "2 of 105 users are left out, because a cell is missing; how many take part is not protected" in left.err
+        "2 of 105 users are left out, because a cell is missing; how many take part is not protected"
+        in left.err
     )
     assert "2 of 103 users are left out, dose is beyond the stated bounds 0:8" in left.err
     assert "101 users" in left.out
     clipped = estimate(*drop, "--out-of-bounds", "clip")
-    assert "is moved to the nearer bound" in clipped.err and "2 of 103" not in clipped.err  # that would be told
+    # that would be told
+    assert "is moved to the nearer bound" in clipped.err and "2 of 103" not in clipped.err
     assert "103 users" in clipped.out
     grouped = estimate(*drop, "--out-of-bounds", "clip", "--group", "town")
-    assert "3 of 105 users" in grouped.err and "A: 51 users" in grouped.out and "B: 51 users" in grouped.out
+    assert (
+        "3 of 105 users" in grouped.err
+        and "A: 51 users" in grouped.out
+        and "B: 51 users" in grouped.out
+    )

@@ -22,13 +22,16 @@ def table(tmp_path_factory):
     generator = keyed_generator(b"pairs")
     time = 8 * torch.rand(USERS, generator=generator).double()
     income, score = (
-        (sign * (time - 4) / 2 + 4 + torch.randn(USERS, generator=generator)).clamp(0, 7.99) for sign in (1, -1)
+        (sign * (time - 4) / 2 + 4 + torch.randn(USERS, generator=generator)).clamp(0, 7.99)
+        for sign in (1, -1)
     )
     seen = (torch.rand(USERS, generator=generator) < 0.66).long()
     path = tmp_path_factory.mktemp("pairs") / "pairs.csv"
     columns = income.tolist(), time.tolist(), score.tolist(), seen.tolist()
     rows = list(zip(*columns, strict=True))
-    path.write_text("income,time,score,seen\n" + "".join(",".join(map(str, row)) + "\n" for row in rows))
+    path.write_text(
+        "income,time,score,seen\n" + "".join(",".join(map(str, row)) + "\n" for row in rows)
+    )
     return str(path), rows
 
 
@@ -36,7 +39,18 @@ def table(tmp_path_factory):
 def ask(estimate):
     def ask(path, statistic, columns, bins, trust="local"):
         bounds = [f"{name}=0:8" for name in columns.split() if name != "seen"]
-        words = "--csv", path, "--statistic", statistic, "--columns", columns, "--bounds", *bounds, "--bins", bins
+        words = (
+            "--csv",
+            path,
+            "--statistic",
+            statistic,
+            "--columns",
+            columns,
+            "--bounds",
+            *bounds,
+            "--bins",
+            bins,
+        )
         return estimate(*words, "--epsilon 8 --seed 1 --json --trust", trust)
 
     return ask
@@ -72,12 +86,14 @@ def test_mann_whitney(trust, table, ask):
     wanted, p = mannwhitneyu(*groups, method="asymptotic")
     near(u, wanted, 60_000)
     near(auc, wanted / len(groups[0]) / len(groups[1]), 0.5)
-    assert auc["p_value"] == u["p_value"] > 0.05 and p > 0.05  # the event does not depend on the score
+    # the event does not depend on the score
+    assert auc["p_value"] == u["p_value"] > 0.05 and p > 0.05
 
 
 @TRUST
 @pytest.mark.parametrize(
-    ("name", "truth"), [("spearman", spearmanr), ("kendall-b", kendalltau), ("correlation", pearsonr)]
+    ("name", "truth"),
+    [("spearman", spearmanr), ("kendall-b", kendalltau), ("correlation", pearsonr)],
 )
 def test_two_columns(name, truth, trust, table, ask):
     path, rows = table
@@ -92,7 +108,9 @@ def test_two_groups(trust, table, ask):
     near(ask(path, "energy-distance", "income seen", 4, trust), energy_distance(*groups) ** 2, 0.4)
     found = ask(path, "mmd", "income seen", 4, trust)
     assert "standard deviation is 0.2 of their range" in found["discretisation"]
-    kernel = [[math.exp(-((a - b) ** 2) / 2 / 1.6**2) for b in range(0, 8, 2)] for a in range(0, 8, 2)]
+    kernel = [
+        [math.exp(-((a - b) ** 2) / 2 / 1.6**2) for b in range(0, 8, 2)] for a in range(0, 8, 2)
+    ]
     shares = [[group.count(value) / len(group) for value in range(0, 8, 2)] for group in groups]
     apart = [a - b for a, b in zip(*shares, strict=True)]
     want = sum(apart[i] * kernel[i][j] * apart[j] for i in range(4) for j in range(4))
@@ -139,14 +157,20 @@ def test_a_curator_answers_every_statistic_with_less_error(name, table, estimate
     rows = (found.get("answers", [found]) for found in (noiseless, curator, local))
     for exact, one, other in zip(*rows, strict=True):
         assert 0 < one["predicted_rmse"] < 0.5 * other["predicted_rmse"]
-        assert abs(one["estimate"] - exact["estimate"]) < 5 * one["predicted_rmse"] + 0.02 * abs(exact["estimate"])
+        assert abs(one["estimate"] - exact["estimate"]) < 5 * one["predicted_rmse"] + 0.02 * abs(
+            exact["estimate"]
+        )
 
 
 @pytest.mark.parametrize("name", ["mean", "gini-diversity", "covariance"])
 def test_a_shuffler_is_between_the_two(name, table, estimate):
     asked = "--csv", table[0], "--statistic", name, words_of(name), "--epsilon 1 --seed 1 --json"
-    local, mixed, curator = (estimate(*asked, "--trust", trust) for trust in ("local", "shuffle", "curator"))
-    rows = (found.get("answers", [found])[-1]["predicted_rmse"] for found in (local, mixed, curator))
+    local, mixed, curator = (
+        estimate(*asked, "--trust", trust) for trust in ("local", "shuffle", "curator")
+    )
+    rows = (
+        found.get("answers", [found])[-1]["predicted_rmse"] for found in (local, mixed, curator)
+    )
     first, second, third = rows
     assert first > 2 * second and second > 0.99 * third and "shuffle" in mixed["guarantee"]
 
@@ -159,7 +183,10 @@ def test_statistics_of_one_collection(table, estimate):
         found = estimate(*asked, "--statistic", *names, "--trust", trust)
         assert found["epsilon"] <= 8 and "hold all answers" in found["discretisation"]
         told = {row["answer"]: row for row in found["answers"]}
-        assert len(told) == 6 and {"mean of income: mean", "Spearman's rho of income and time"} <= set(told)
+        assert len(told) == 6 and {
+            "mean of income: mean",
+            "Spearman's rho of income and time",
+        } <= set(told)
         cells = [[int(row[column] * 3 / 8) for row in table[1]] for column in (0, 1)]
         middles = torch.tensor(cells[1], dtype=torch.float64) * 8 / 3 + 4 / 3
         near(told["mean of time: mean"], float(middles.mean()), 2.0)
@@ -174,17 +201,26 @@ def test_groups_of_a_shuffler_are_crowds_of_their_own(table, estimate):
     path = Path(table[0]).with_name("halves.csv")
     rows = "".join(f"{row[3]},{i % 3 == 0}\n" for i, row in enumerate(table[1]))
     path.write_text("seen,half\n" + rows)
-    asked = "--csv", path, "--statistic gini-diversity --trust shuffle --epsilon 4 --seed 1 --json", words
+    asked = (
+        "--csv",
+        path,
+        "--statistic gini-diversity --trust shuffle --epsilon 4 --seed 1 --json",
+        words,
+    )
     found = estimate(*asked)["answers"]
     assert [row["users"] for row in found] == [400, 200]
 
 
 @pytest.mark.parametrize("name", ASKED)
-def test_what_is_printed_depends_on_the_messages_alone(name, table, tmp_path, monkeypatch, estimate):
+def test_what_is_printed_depends_on_the_messages_alone(
+    name, table, tmp_path, monkeypatch, estimate
+):
     """Two tables of as many users: where the second's messages are replaced by the first's, the same is printed."""
     path, rows = table
     other = tmp_path / "other.csv"
-    other.write_text("income,time,score,seen\n" + "".join(f"{s},{i},{t},{1 - e}\n" for i, t, s, e in rows))
+    other.write_text(
+        "income,time,score,seen\n" + "".join(f"{s},{i},{t},{1 - e}\n" for i, t, s, e in rows)
+    )
     collect, heard = Protocol.collect, []
 
     def first(self, x, *, noise=None):

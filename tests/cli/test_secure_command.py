@@ -15,7 +15,9 @@ from torchdp.privacy import gaussian_log_delta
 PAGE = Path(__file__).parents[2] / "docs" / "sums.md"
 TERMINALS = [
     [shlex.split(line) for line in block.replace("\\\n", " ").splitlines()]
-    for name, block in re.findall(r"^```(\w*)\n(.*?)^```", PAGE.read_text(), re.DOTALL | re.MULTILINE)
+    for name, block in re.findall(
+        r"^```(\w*)\n(.*?)^```", PAGE.read_text(), re.DOTALL | re.MULTILINE
+    )
     if not name
 ]
 PEOPLE = [
@@ -26,7 +28,10 @@ PEOPLE = [
 
 
 def table(name, people):
-    rows = [",".join(f"{number:.4f}" for number in person) + f",{'ab'[k % 2]}" for k, person in enumerate(people)]
+    rows = [
+        ",".join(f"{number:.4f}" for number in person) + f",{'ab'[k % 2]}"
+        for k, person in enumerate(people)
+    ]
     Path(f"{name}.csv").write_text("\n".join(["height,weight,strength,town", *rows]) + "\n")
 
 
@@ -49,7 +54,9 @@ def opened(run, *asked, sizes=(24, 16)):
     table("north", PEOPLE[: sizes[0]]), table("south", PEOPLE[sizes[0] :])
     parties = ["--servers", "server-0.pub", "server-1.pub", "--analyst", "analyst.pub"]
     organisations = [f"north.pub={sizes[0]}", f"south.pub={sizes[1]}"]
-    done = run("open", "study", *asked, "--epsilon", "1", *parties, "--organisations", *organisations)
+    done = run(
+        "open", "study", *asked, "--epsilon", "1", *parties, "--organisations", *organisations
+    )
     if done[0] == 0:
         fingerprint = re.search(r"fingerprint ([0-9a-f-]{79})", done[1])[1]
         for name in ("north", "south", "server-0", "server-1", "analyst"):
@@ -98,7 +105,9 @@ def test_every_question(run, name):
     assert code == 0 and run("show", "study")[1:] == (out, "") and "fingerprint" in out
     assert "corrupt = 24" in out or "corrupt=24" in out  # the clients of the largest organisation
     for who in ("north", "south"):
-        assert run("submit", "study", f"{who}.key", f"{who}.csv", "--seed", 1)[2].endswith("for trying out only\n")
+        assert run("submit", "study", f"{who}.key", f"{who}.csv", "--seed", 1)[2].endswith(
+            "for trying out only\n"
+        )
     assert run("release", "study", "analyst.key")[0] == 2
     for server in (0, 1, 0):
         code, _, error = run("serve", "study", f"server-{server}.key")
@@ -122,7 +131,10 @@ REFUSED = [
     (["--question", "sum", "--columns", "height", "--delta", "1e-6"], "--bound is needed"),
     (["--question", "histogram", "--columns", "town"], "--categories"),
     (["--question", "moments", "--columns", "height", "weight", "--bound", "1"], "one column"),
-    (["--question", "gram", "--columns", "height", "--bound", "1", "--label", "weight"], "come together"),
+    (
+        ["--question", "gram", "--columns", "height", "--bound", "1", "--label", "weight"],
+        "come together",
+    ),
     (["--question", "sum", "--columns", "height", "--bound", "1e-300"], "bound"),
 ]
 
@@ -141,9 +153,9 @@ def test_guarantee_the_others_noise_hides_a_client_from_the_largest_organisation
     sums = secure.read_session("study").sums
     log_delta = gaussian_log_delta(float(sums.sigma[0]) * math.sqrt(16), 1.0, 2.0)
     assert (log_delta <= math.log(1e-6) + 1e-9) is (corrupt is None)
-    assert ("knows the noise of its 24 clients, corrupt = 0: the guarantee does not hold" in said) is (
-        corrupt == 0
-    )
+    assert (
+        "knows the noise of its 24 clients, corrupt = 0: the guarantee does not hold" in said
+    ) is (corrupt == 0)
 
 
 def test_tables_and_keys_of_others_are_refused_and_no_value_is_shown(run):

@@ -56,7 +56,11 @@ def run(*arguments):
 def refuse(capsys, *arguments):
     assert cli.main(["sweep", *map(str, arguments)]) == 2
     captured = capsys.readouterr()
-    assert captured.out == "" and captured.err.startswith("torchdp sweep: ") and captured.err.count("\n") == 1
+    assert (
+        captured.out == ""
+        and captured.err.startswith("torchdp sweep: ")
+        and captured.err.count("\n") == 1
+    )
     return captured.err
 
 
@@ -114,9 +118,13 @@ def table(folder):
 def test_an_edited_script_is_not_merged(toy, tmp_path, capsys):
     run(toy, "--out", tmp_path)
     before = table(tmp_path)
-    Path(toy).write_text(TOY.replace(".square()", ".square() * 100").replace("drawn.txt", "figure.txt"))
+    Path(toy).write_text(
+        TOY.replace(".square()", ".square() * 100").replace("drawn.txt", "figure.txt")
+    )
     capsys.readouterr()
-    assert "holds blocks of config {'n': 2} by other code: trial" in refuse(capsys, toy, "--out", tmp_path)
+    assert "holds blocks of config {'n': 2} by other code: trial" in refuse(
+        capsys, toy, "--out", tmp_path
+    )
     run(toy, "--out", tmp_path, "--other-code", "keep")
     assert table(tmp_path) == before
     run(toy, "--out", tmp_path, "--draw-only")
@@ -133,11 +141,16 @@ def test_an_edited_script_is_not_merged(toy, tmp_path, capsys):
 
 
 def test_a_bad_configuration_does_not_stop_the_others(toy, tmp_path, capsys):
-    bad = TOY.replace("def sample(", "if config['n'] == 4: raise ValueError('a planted error')\n    def sample(")
+    bad = TOY.replace(
+        "def sample(", "if config['n'] == 4: raise ValueError('a planted error')\n    def sample("
+    )
     Path(toy).write_text(bad)
     assert cli.main(["sweep", toy, "--out", str(tmp_path)]) == 1
     said = capsys.readouterr()
-    assert said.err == "torchdp sweep: {'n': 4} failed: ValueError: a planted error\n" and "drawn.txt" in said.out
+    assert (
+        said.err == "torchdp sweep: {'n': 4} failed: ValueError: a planted error\n"
+        and "drawn.txt" in said.out
+    )
     assert [(row["n"], row["trials"], row["error"]) for row in table(tmp_path)] == [
         ("2", "100", ""), ("4", "0", "ValueError: a planted error"), ("8", "100", "")
     ]  # fmt: skip
@@ -146,9 +159,15 @@ def test_a_bad_configuration_does_not_stop_the_others(toy, tmp_path, capsys):
 
 
 def test_what_figures_need_is_looked_for_before_the_work(toy, tmp_path, capsys):
-    Path(toy).write_text(TOY.replace("100, 40, draw)", "100, 40, draw, needs=['a_package_that_nobody_has'])"))
+    Path(toy).write_text(
+        TOY.replace("100, 40, draw)", "100, 40, draw, needs=['a_package_that_nobody_has'])")
+    )
     said = refuse(capsys, toy, "--out", tmp_path / "out")
-    assert "a_package_that_nobody_has" in said and "--measure-only" in said and not (tmp_path / "out").exists()
+    assert (
+        "a_package_that_nobody_has" in said
+        and "--measure-only" in said
+        and not (tmp_path / "out").exists()
+    )
     run(toy, "--out", tmp_path, "--measure-only")
     assert len(table(tmp_path)) == 3 and not (tmp_path / "drawn.txt").exists()
 
@@ -175,7 +194,9 @@ def untimed(folder):
 def test_a_worker_writes_the_table_of_this_process(toy, tmp_path):
     run(toy, "--smoke", "--out", tmp_path / "one")
     run(toy, "--smoke", "--out", tmp_path / "two", "--devices", "cpu")
-    assert untimed(tmp_path / "one") == untimed(tmp_path / "two") and len(table(tmp_path / "two")) == 2
+    assert (
+        untimed(tmp_path / "one") == untimed(tmp_path / "two") and len(table(tmp_path / "two")) == 2
+    )
 
 
 def test_a_cluster_writes_the_table_of_one_process(toy, tmp_path, monkeypatch):
@@ -186,7 +207,9 @@ def test_a_cluster_writes_the_table_of_one_process(toy, tmp_path, monkeypatch):
     run("toy.py", "--smoke", "--out", "one")
     with distributed.LocalCluster(**settings) as there:
         run("toy.py", "--smoke", "--out", "two", "--cluster", there.scheduler_address)
-    assert untimed(tmp_path / "one") == untimed(tmp_path / "two") and len(table(tmp_path / "two")) == 2
+    assert (
+        untimed(tmp_path / "one") == untimed(tmp_path / "two") and len(table(tmp_path / "two")) == 2
+    )
 
 
 @pytest.mark.parametrize(
@@ -195,9 +218,14 @@ def test_a_cluster_writes_the_table_of_one_process(toy, tmp_path, monkeypatch):
 )
 def test_a_signal_of_a_cluster_stops_a_sweep_that_then_goes_on(toy, tmp_path, number, more):
     """It reaches the workers too, as srun sends it; the code is a shell's, by which a batch script requeues."""
-    naps = TOY.replace("        return", "        time.sleep(float(os.environ.get('NAP', 0)))\n        return")
+    naps = TOY.replace(
+        "        return", "        time.sleep(float(os.environ.get('NAP', 0)))\n        return"
+    )
     Path(toy).write_text("import os, time\n" + naps)
-    asked, store = ["--smoke", "--out", str(tmp_path / "a"), *more], tmp_path / "a" / "results.jsonl"
+    asked, store = (
+        ["--smoke", "--out", str(tmp_path / "a"), *more],
+        tmp_path / "a" / "results.jsonl",
+    )
     child = subprocess.Popen(
         [sys.executable, "-m", "torchdp", "sweep", toy, *asked], env={**os.environ, "NAP": "1"},
         stderr=subprocess.PIPE, text=True, start_new_session=True,
@@ -225,7 +253,9 @@ def test_a_signal_of_a_cluster_stops_a_sweep_that_then_goes_on(toy, tmp_path, nu
         (3, (None, "cuda:1,cuda:2", None), {"devices": ["cuda:1", "cuda:2"]}),
     ],
 )
-def test_every_visible_gpu_has_a_worker_where_no_place_is_named(count, given, expected, monkeypatch):
+def test_every_visible_gpu_has_a_worker_where_no_place_is_named(
+    count, given, expected, monkeypatch
+):
     monkeypatch.setattr(torch.cuda, "device_count", lambda: count)
     assert places(*given) == expected
 
@@ -233,7 +263,9 @@ def test_every_visible_gpu_has_a_worker_where_no_place_is_named(count, given, ex
 @pytest.fixture
 def coin(tmp_path, monkeypatch):
     """The page's script, where a user saves it."""
-    (block,) = re.findall(r"^```python\n(.*?)^```", (ROOT / "docs/sweeps.md").read_text(), re.M | re.S)
+    (block,) = re.findall(
+        r"^```python\n(.*?)^```", (ROOT / "docs/sweeps.md").read_text(), re.M | re.S
+    )
     (tmp_path / "coin.py").write_text(block)
     monkeypatch.chdir(tmp_path)
 
@@ -257,7 +289,8 @@ def test_shards_make_one_page(coin, capsys):
     assert cli.main(["sweep", "coin.py", "--trials", "4000", "--out", "one"]) == 0
     assert digest("all/report.md") == digest("one/report.md")
     capsys.readouterr()
-    assert cli.main(["sweep", "coin.py", "--smoke", "--shard", "1/2", "--out", "idle"]) == 0  # one block alone
+    # one block alone
+    assert cli.main(["sweep", "coin.py", "--smoke", "--shard", "1/2", "--out", "idle"]) == 0
     assert "shard 1/2 has no block" in capsys.readouterr().out
 
 
@@ -267,20 +300,34 @@ def test_the_job_of_slurm_is_requeued_when_its_time_is_over_alone(tmp_path, code
     for name, does in {"srun": f'echo "$@" > asked; exit {code}', "scontrol": 'echo "$@"'}.items():
         (tmp_path / name).write_text(f"#!/bin/sh\n{does}\n")
         (tmp_path / name).chmod(0o755)
-    given = {"PATH": f"{tmp_path}:{os.environ['PATH']}", "SLURM_ARRAY_JOB_ID": "7", "SLURM_ARRAY_TASK_ID": "2"}
+    given = {
+        "PATH": f"{tmp_path}:{os.environ['PATH']}",
+        "SLURM_ARRAY_JOB_ID": "7",
+        "SLURM_ARRAY_TASK_ID": "2",
+    }
     script = ["bash", ROOT / "docs/jobs/slurm.sh"]
-    said = subprocess.run(script, cwd=tmp_path, env=given, capture_output=True, text=True, check=False).stdout
+    said = subprocess.run(
+        script, cwd=tmp_path, env=given, capture_output=True, text=True, check=False
+    ).stdout
     assert said.strip() == again and 128 + signal.SIGUSR1 == 138
-    assert cli.parser().parse_args((tmp_path / "asked").read_text().split()[1:]).out == "results/coin"
+    assert (
+        cli.parser().parse_args((tmp_path / "asked").read_text().split()[1:]).out == "results/coin"
+    )
 
 
 def test_the_job_of_kubernetes_gives_each_pod_its_shard():
-    spec = pytest.importorskip("yaml").safe_load((ROOT / "docs/jobs/kubernetes.yaml").read_text())["spec"]
+    spec = pytest.importorskip("yaml").safe_load((ROOT / "docs/jobs/kubernetes.yaml").read_text())[
+        "spec"
+    ]
     *shell, command = spec["template"]["spec"]["containers"][0]["command"]
     options = cli.parser().parse_args(command.replace("$JOB_COMPLETION_INDEX", "3").split()[2:])
-    assert shell == ["sh", "-c"] and command.startswith("exec torchdp sweep")  # exec: the signal is for the sweep
+    # exec: the signal is for the sweep
+    assert shell == ["sh", "-c"] and command.startswith("exec torchdp sweep")
     assert (options.shard, options.out) == (f"3/{spec['completions']}", "/data/3")
-    assert spec["completionMode"] == "Indexed" and spec["template"]["spec"]["restartPolicy"] == "OnFailure"
+    assert (
+        spec["completionMode"] == "Indexed"
+        and spec["template"]["spec"]["restartPolicy"] == "OnFailure"
+    )
 
 
 def digest(page):

@@ -20,7 +20,20 @@ from sklearn.metrics import roc_auc_score
 from torchdp.cli import table
 from torchdp.cli.table import read_users
 
-NUMBERS = ["1.5", " 2", "-0.25 ", "1e-3", "7.", ".5", "1234567890123456789", "5e-324", "+3", "-0", '"4"', '"5\n"']
+NUMBERS = [
+    "1.5",
+    " 2",
+    "-0.25 ",
+    "1e-3",
+    "7.",
+    ".5",
+    "1234567890123456789",
+    "5e-324",
+    "+3",
+    "-0",
+    '"4"',
+    '"5\n"',
+]
 MISSING = ["", " ", "NA", '""', "null", "nan", "\t"]
 REFUSED = ["inf", "1e999", "0x10", "1_75", "\uff11\uff17\uff15", "\u0663", '"1,5"', "1 5", "1d5", "true", "2\x0b5",
            "#1", "1\x00", "7" * 200_000, "\u221e", "1__0", "_1", "--1", "\xbd", "1e5.5"]  # fmt: skip
@@ -30,7 +43,11 @@ pytestmark = pytest.mark.usefixtures("quick")
 
 def messy(chance, columns):
     """A table's text."""
-    end, odd, bad = chance.choice(["\n", "\r\n", "\r"]), chance.choice([0, 0.1, 0.3]), chance.choice([0, 0, 0.02])
+    end, odd, bad = (
+        chance.choice(["\n", "\r\n", "\r"]),
+        chance.choice([0, 0.1, 0.3]),
+        chance.choice([0, 0, 0.02]),
+    )
     lines = [",".join(f" {name} " for name in "abc"[:columns])]
     for _ in range(chance.randrange(1, 12)):
         row = [chance.choice(MISSING if chance.random() < odd else NUMBERS) for _ in range(columns)]
@@ -51,7 +68,13 @@ def read(cell):
 
 def asked(path, columns, missing, group=None):
     names = list("abc"[:columns])
-    how = {"csv": str(path), "delimiter": ",", "encoding": "utf-8-sig", "decimal": ".", "missing": missing}
+    how = {
+        "csv": str(path),
+        "delimiter": ",",
+        "encoding": "utf-8-sig",
+        "decimal": ".",
+        "missing": missing,
+    }
     return argparse.Namespace(columns=names, group=group, **how)
 
 
@@ -59,7 +82,11 @@ def asked(path, columns, missing, group=None):
 def test_every_row_is_a_user_or_reported(columns, tmp_path, monkeypatch):
     """Users and rows reported as missing are the rows that ``csv`` sees, blank lines too; and nothing else is read."""
     monkeypatch.setattr(table, "ROWS", 3)
-    chance, path, seen = random.Random(columns), tmp_path / "table", dict.fromkeys(("whole", "part", "refused"), 0)
+    chance, path, seen = (
+        random.Random(columns),
+        tmp_path / "table",
+        dict.fromkeys(("whole", "part", "refused"), 0),
+    )
     for _ in range(100):
         text = messy(chance, columns)
         data = text.encode(chance.choice(["utf-8", "utf-8-sig"]))
@@ -76,7 +103,9 @@ def test_every_row_is_a_user_or_reported(columns, tmp_path, monkeypatch):
         lost = len(rows) - len(whole)
         if lost:
             seen["part"] += 1
-            with pytest.raises(ValueError, match=rf"row \d+: the cell is missing \({lost} such rows\)"):
+            with pytest.raises(
+                ValueError, match=rf"row \d+: the cell is missing \({lost} such rows\)"
+            ):
                 read_users(asked(path, columns, "refuse"), {}, [])
         if whole:
             seen["whole"] += not lost
@@ -113,7 +142,9 @@ def test_stdin_is_a_table(packed):
         os.close(ours)
 
 
-@pytest.mark.parametrize("damage", [lambda data: data[:-9], lambda data: data[:20] + b"0000" + data[24:]])
+@pytest.mark.parametrize(
+    "damage", [lambda data: data[:-9], lambda data: data[:20] + b"0000" + data[24:]]
+)
 def test_a_damaged_gzip_file_is_no_table(damage, tmp_path):
     path = tmp_path / "table.csv.gz"
     path.write_bytes(damage(gzip.compress(b"a\n" + b"".join(b"%d\n" % i for i in range(999)))))
@@ -141,7 +172,14 @@ def test_the_remedy_for_a_number_works(cell, decimal, remedy):
 
 
 def test_dates_are_days_since_the_first():
-    cells = ["2024-01-01", " 2024-01-02T12:00 ", "2024-01-03 00:00:00+02:00", "NA", "2023-12-31", "2024-02-29"]
+    cells = [
+        "2024-01-01",
+        " 2024-01-02T12:00 ",
+        "2024-01-03 00:00:00+02:00",
+        "NA",
+        "2023-12-31",
+        "2024-02-29",
+    ]
     found = table.days("a", date(2024, 1, 1), pd.Series(cells))
     assert found.isna().tolist() == [cell == "NA" for cell in cells]
     assert found.dropna().tolist() == [0, 1.5, 2 - 2 / 24, -1, 59]
@@ -151,7 +189,9 @@ def test_dates_are_days_since_the_first():
 def columns(load, *names, **more):
     """Columns of a table that ships with scikit-learn, by their places or "target"."""
     data = load(**more)
-    return [data.target.tolist() if name == "target" else data.data[:, name].tolist() for name in names]
+    return [
+        data.target.tolist() if name == "target" else data.data[:, name].tolist() for name in names
+    ]
 
 
 def text(header, rows, delimiter=",", **how):

@@ -23,7 +23,9 @@ class Votes(TypeProtocol):
 
     @property
     def guarantee(self):
-        return Guarantee(self.epsilon, 0.0, Model.LOCAL, Neighbours.REPLACE_ONE, True, "Warner (1965)")
+        return Guarantee(
+            self.epsilon, 0.0, Model.LOCAL, Neighbours.REPLACE_ONE, True, "Warner (1965)"
+        )
 
     @property
     def layout(self):
@@ -73,7 +75,10 @@ class Places(Votes):
 
     def limits(self, n):
         size = float(self.places.abs().max())
-        return {"place": Limits.around(n * size), "square": Limits(0.0, n * self.places.shape[1] * size**2)}
+        return {
+            "place": Limits.around(n * size),
+            "square": Limits(0.0, n * self.places.shape[1] * size**2),
+        }
 
     @property
     def subject(self):

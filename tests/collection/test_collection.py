@@ -18,7 +18,9 @@ from torchdp.protocol import Estimate, Tally
 from torchdp.protocol.interval import laplace_stretch, quantile
 from torchdp.randomizers import RandomizedResponse
 
-POINTS = torch.tensor([[0.1, 0.2, -1 / 3], [1.5, 0.0, 1.0], [0.3, 0.3, 2.0], [-1.0, 0.0, 0.25]]).double()
+POINTS = torch.tensor(
+    [[0.1, 0.2, -1 / 3], [1.5, 0.0, 1.0], [0.3, 0.3, 2.0], [-1.0, 0.0, 0.25]]
+).double()
 PLACES = Places(4, 1.5, POINTS)
 KINDS = [PLACES, Votes(4, 1.5)]
 TYPES = torch.randint(4, (60,), generator=generator())
@@ -52,14 +54,23 @@ def test_guarantee_collection_holds_what_its_protocol_promises_and_nothing_but_t
     # all that it holds is a function of the tallies: other users with the same messages leave the same collection
     again = filled(protocol)
     assert dict(again.batches) == dict(total.batches) and again.n == total.n
-    assert {field.name for field in dataclasses.fields(Collection)} == {"protocol", "batches", "tally"}
+    assert {field.name for field in dataclasses.fields(Collection)} == {
+        "protocol",
+        "batches",
+        "tally",
+    }
 
 
 def test_a_retry_is_counted_once_and_changed_content_is_refused():
     total = filled(PLACES)
     for index, tally in enumerate(parts(PLACES)):
         assert total.add(f"batch {index}", tally) is total
-        assert total.add(f"batch {index}", Tally(tally.n, {k: v.clone() for k, v in tally.parts.items()})) is total
+        assert (
+            total.add(
+                f"batch {index}", Tally(tally.n, {k: v.clone() for k, v in tally.parts.items()})
+            )
+            is total
+        )
     with pytest.raises(ValueError, match=r"batch 'batch 0' came before with other content"):
         total.add("batch 0", parts(PLACES, 2)[0])
     tally = parts(PLACES)[0]
@@ -80,7 +91,8 @@ def test_merging_is_adding_all_batches_in_any_order():
     assert total.merge(left, right, empty, total) is total  # all of them are in it
     with pytest.raises(ValueError, match="share 1 of 2 batches, such as '1'"):
         left.merge(singles[2]).merge(singles[1].merge(singles[4]))
-    assert left.merge(singles[1], singles[4]).n == left.n + singles[4].n  # one by one they can be told apart
+    # one by one they can be told apart
+    assert left.merge(singles[1], singles[4]).n == left.n + singles[4].n
 
 
 @pytest.mark.parametrize("other", [
@@ -114,10 +126,15 @@ def test_collections_share_their_names_and_never_change():
     for index in range(50):
         steps.append(steps[-1].add(str(index), one))
     for size, each in enumerate(steps):
-        assert list(each.batches) == [str(index) for index in range(size)] and len(each.batches) == each.n == size
+        assert (
+            list(each.batches) == [str(index) for index in range(size)]
+            and len(each.batches) == each.n == size
+        )
         assert str(size) not in each.batches
     other = steps[20].add("other", one)
-    assert list(other.batches) == [*map(str, range(20)), "other"] and "other" not in steps[-1].batches
+    assert (
+        list(other.batches) == [*map(str, range(20)), "other"] and "other" not in steps[-1].batches
+    )
 
 
 def test_what_is_kept_does_not_change_with_the_tensors_that_were_given():
@@ -136,12 +153,18 @@ def test_groups_are_compared_and_shared_users_refused(tmp_path):
         _ = found.p_value
     with pytest.raises(TypeError, match="sampling error of this estimate is not known"):
         found.of_population()
-    answers = RandomizedResponse(3, 1.0).estimate(torch.tensor([0, 1, 2, 2, 2, 0]), noise=SeededNoise(1))
-    users = differ(answers, RandomizedResponse(3, 2.0).estimate(torch.tensor([0, 1, 1]), noise=SeededNoise(2)))
+    answers = RandomizedResponse(3, 1.0).estimate(
+        torch.tensor([0, 1, 2, 2, 2, 0]), noise=SeededNoise(1)
+    )
+    users = differ(
+        answers, RandomizedResponse(3, 2.0).estimate(torch.tensor([0, 1, 1]), noise=SeededNoise(2))
+    )
     whole = users.of_population()
     z = whole.value.abs() / whole.standard_error
     torch.testing.assert_close(whole.p_value, torch.special.erfc(z / 2**0.5))
-    assert bool((whole.standard_error >= users.standard_error).all()) and torch.equal(whole.value, users.value)
+    assert bool((whole.standard_error >= users.standard_error).all()) and torch.equal(
+        whole.value, users.value
+    )
     kept = Journal(tmp_path / "kept.db", one.protocol)
     kept.add("more", one.tally)
     assert torch.equal(compare(kept, two).value, found.value)
@@ -162,8 +185,12 @@ def test_a_difference_of_biased_estimates_is_wider_and_stays_inside_the_limits()
     two = Estimate(value - 0.1, error * 4 / 3, 20, limits=(0.75, 1.0), sampled=True)
     found = differ(one, two)
     low, high = found.interval()
-    assert (found.n, found.limits) == (30, (-1.0, 0.25)) and float(found.standard_error) == pytest.approx(0.05)
-    assert (float(low), float(high)) == pytest.approx((0.08 - 1.959964 * 0.05, 0.12 + 1.959964 * 0.05), abs=1e-7)
+    assert (found.n, found.limits) == (30, (-1.0, 0.25)) and float(
+        found.standard_error
+    ) == pytest.approx(0.05)
+    assert (float(low), float(high)) == pytest.approx(
+        (0.08 - 1.959964 * 0.05, 0.12 + 1.959964 * 0.05), abs=1e-7
+    )
     assert float(found.p_value) == pytest.approx(0.1095986)  # 0.08 is 1.6 standard errors
     assert float(found.interval(1 - 1e-12)[1]) == 0.25
     with pytest.raises(TypeError, match="second must be a Estimate"):
@@ -179,7 +206,9 @@ def test_a_difference_of_estimates_that_are_not_normal_has_their_wider_ends():
         end = 0.1 + 0.05 * laplace_stretch(level) * quantile(level)
         assert float(found.interval(level)[1][0]) == pytest.approx(end)
     low, _ = found.interval(1 - float(found.p_value[0]))
-    assert abs(float(low[0])) < 1e-4 and float(found.p_value[0]) == pytest.approx(math.exp(-(2**1.5)), rel=1e-3)
+    assert abs(float(low[0])) < 1e-4 and float(found.p_value[0]) == pytest.approx(
+        math.exp(-(2**1.5)), rel=1e-3
+    )
     assert float(found.p_value[1]) == pytest.approx(math.exp(-6 * 2**0.5), rel=2e-3)
     same = differ(one, one).p_value
     assert same.tolist() == pytest.approx([1.0, 1.0])

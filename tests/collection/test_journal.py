@@ -20,7 +20,9 @@ from torchdp.collection import Collection, Journal
 from torchdp.protocol import Tally
 
 ROOT = Path(torchdp.__file__).parents[1]
-POINTS = torch.tensor([[0.1, 0.2, -1 / 3], [1.5, 0.0, 1.0], [0.3, 0.3, 2.0], [-1.0, 0.0, 0.25]]).double()
+POINTS = torch.tensor(
+    [[0.1, 0.2, -1 / 3], [1.5, 0.0, 1.0], [0.3, 0.3, 2.0], [-1.0, 0.0, 0.25]]
+).double()
 PROTOCOL = Places(4, 1.0, POINTS)
 COUNTS = Votes(4, 1.0)
 
@@ -31,7 +33,9 @@ def batch(index):
 
 
 def count(index):
-    return f"batch {index}", Tally(1 + index + index**2, {"votes": torch.tensor([1, index, index * index, 0])})
+    return f"batch {index}", Tally(
+        1 + index + index**2, {"votes": torch.tensor([1, index, index * index, 0])}
+    )
 
 
 def filled(path, batches=4):
@@ -94,7 +98,11 @@ def test_two_objects_and_paths_see_each_other(tmp_path):
 def test_it_holds_tallies_names_and_the_protocol_alone(tmp_path):
     filled(tmp_path / "votes.db", 2)
     with sqlite3.connect(tmp_path / "votes.db") as db:
-        assert {name for (name,) in db.execute("SELECT name FROM sqlite_master")} == {"header", "batches", "ends"}
+        assert {name for (name,) in db.execute("SELECT name FROM sqlite_master")} == {
+            "header",
+            "batches",
+            "ends",
+        }
         rows = db.execute("SELECT id, names, n, tally FROM batches").fetchall()
     db.close()
     for index, (number, names, n, data) in enumerate(rows):
@@ -149,7 +157,9 @@ def test_other_processors_and_numbers_of_threads_go_on(tmp_path):
     for index, setting in enumerate([{"OMP_NUM_THREADS": "1", **plain}, {"OMP_NUM_THREADS": "2"}]):
         n, value = child(SIMILAR, path, index, **setting).split()
         assert int(n) == 6 + 3 * index
-        assert float(value) == pytest.approx(float(load(path, protocol).estimate().value[0]), rel=1e-9)
+        assert float(value) == pytest.approx(
+            float(load(path, protocol).estimate().value[0]), rel=1e-9
+        )
 
 
 def test_files_that_are_no_journal_are_left_alone(tmp_path):
@@ -230,7 +240,8 @@ def test_edited_files_are_refused(tmp_path, fault):
     db.close()
     with pytest.raises(ValueError, match="damaged"):
         load(path)
-    if not fault.startswith("UPDATE batches") and "id = 2" not in fault:  # what it has seen is in its memory
+    # what it has seen is in its memory
+    if not fault.startswith("UPDATE batches") and "id = 2" not in fault:
         with pytest.raises(ValueError, match="damaged"):
             journal.add(*batch(5))
     assert journal._collection.n == before.n
@@ -252,7 +263,9 @@ def test_an_emptied_or_replaced_file_is_not_a_new_one(tmp_path):
     with pytest.raises(ValueError, match="replaced by another journal"):
         journal.add(*batch(5))
     path.write_bytes(b"")
-    with pytest.raises(ValueError, match=r"it is empty, but votes\.db-journal says that batches were written"):
+    with pytest.raises(
+        ValueError, match=r"it is empty, but votes\.db-journal says that batches were written"
+    ):
         Journal(path, PROTOCOL)
 
 
@@ -299,15 +312,22 @@ def test_a_full_disk_loses_nothing_that_was_acknowledged(tmp_path):
                 journal.add(*count(told))
                 told += 1
         except OSError as error:
-            resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
+            resource.setrlimit(
+                resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY)
+            )
             before = len(journal.collection.batches)
-            said.write_text(f"{told} {before} {len(journal.add(*count(told)).batches)} {error.errno} {error}")
+            said.write_text(
+                f"{told} {before} {len(journal.add(*count(told)).batches)} {error.errno} {error}"
+            )
 
     assert in_a_child(fill) == 0
     told, before, after, code, complaint = said.read_text().split(maxsplit=4)
     assert int(code) in (errno.ENOSPC, errno.EIO) and str(path) in complaint
     assert "already counted in it are kept" in complaint
-    assert int(told) == int(before) == int(after) - 1 == len(load(path, COUNTS).batches) - 1 and int(told) > 5
+    assert (
+        int(told) == int(before) == int(after) - 1 == len(load(path, COUNTS).batches) - 1
+        and int(told) > 5
+    )
 
 
 def test_a_fork_in_the_middle_of_another_threads_batch(tmp_path):

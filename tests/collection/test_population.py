@@ -47,7 +47,9 @@ def test_two_samples_of_one_population_differ_in_one_of_twenty_tests(name):
     assert 0.03 < rejected(found.p_value[:, 1]) < 0.07
     assert 0.015 < rejected(found.any()) < 0.07  # where the covariance is not known it is a bound
     assert rejected(found.p_value.amin(-1)) > 0.08  # control: the least of several p-values
-    assert rejected(without_sampling(users).p_value[:, 1]) > (0.15 if name != "decoded for the data" else 0.055)
+    assert rejected(without_sampling(users).p_value[:, 1]) > (
+        0.15 if name != "decoded for the data" else 0.055
+    )
 
 
 def test_a_curators_mean_keeps_the_level_and_one_with_its_variance_reaches_it():
@@ -70,17 +72,23 @@ def test_pairs_keep_the_level():
     counts = torch.zeros(600, K, dtype=torch.int64).scatter_add_(1, users, torch.ones_like(users))
     found = protocol.sample_estimate(counts, generator=generator)
     one, two = (
-        Estimate(found.value[half], found.standard_error[half], 1_000) for half in (slice(0, 300), slice(300, 600))
+        Estimate(found.value[half], found.standard_error[half], 1_000)
+        for half in (slice(0, 300), slice(300, 600))
     )
     whole = found.of_population()
     apart = whole.value[:300] - whole.value[300:]
-    z = apart.abs() / (whole.standard_error[:300].square() + whole.standard_error[300:].square()).sqrt()
+    z = (
+        apart.abs()
+        / (whole.standard_error[:300].square() + whole.standard_error[300:].square()).sqrt()
+    )
     assert float((z > 1.96).double().mean()) < 0.09
     assert rejected(without_sampling(difference(one, two)).p_value) > 0.3
 
 
 def test_users_and_populations_are_not_mixed_and_several_answers_are_a_batch():
-    found = RandomizedResponse(K, 1.0).sample_estimate(torch.tensor([9, 9, 9, 9]), generator=keyed_generator(b"m"))
+    found = RandomizedResponse(K, 1.0).sample_estimate(
+        torch.tensor([9, 9, 9, 9]), generator=keyed_generator(b"m")
+    )
     with pytest.raises(ValueError, match="both be of their users, or both of_population"):
         difference(found, found.of_population())
     with pytest.raises(AttributeError, match="no p-value"):

@@ -13,7 +13,13 @@ from torchdp.domains import Box
 from torchdp.mean import LocalMean
 from torchdp.protocol import Tally
 from torchdp.queries import FactoredQueries, LocalFactorization, LocalOracle
-from torchdp.randomizers import HadamardResponse, PrivUnit, RandomizedResponse, StrategyMatrix, SubsetSelection
+from torchdp.randomizers import (
+    HadamardResponse,
+    PrivUnit,
+    RandomizedResponse,
+    StrategyMatrix,
+    SubsetSelection,
+)
 from torchdp.workloads import prefix
 
 LOOKS, BEST = 400, 60
@@ -46,7 +52,9 @@ def half_widths(epsilon, level):
     protocol = RandomizedResponse(2, epsilon)
     widths = {}
     for n in range(1, LOOKS + 1):
-        low, high = collected(protocol, Tally(n, {"reports": torch.tensor([n, 0])})).sequence(level, best=BEST)
+        low, high = collected(protocol, Tally(n, {"reports": torch.tensor([n, 0])})).sequence(
+            level, best=BEST
+        )
         widths[n] = float(high[0] - low[0]) / 2
     return widths
 
@@ -58,7 +66,9 @@ def test_guarantee_all_intervals_hold_at_once_by_recursion(epsilon, share):
     widths = half_widths(epsilon, 0.95)
     missed = chance_of_a_miss(epsilon, types, widths)
     assert missed <= 0.025  # one bit's two shares miss together: half of the union bound's .05
-    assert chance_of_a_miss(epsilon, types, {n: 0.7 * each for n, each in widths.items()}) > 0.06 * (epsilon < 2)
+    assert chance_of_a_miss(
+        epsilon, types, {n: 0.7 * each for n, each in widths.items()}
+    ) > 0.06 * (epsilon < 2)
     p = math.exp(epsilon) / (1 + math.exp(epsilon))
     deviation = math.sqrt(p * (1 - p)) / (2 * p - 1)
     fixed = {n: float(ndtri(0.975)) * deviation / math.sqrt(n) for n in widths}
@@ -85,7 +95,10 @@ def test_ends_are_those_of_the_mixture_for_every_protocol_and_journals_agree(nam
     protocol, x = CASES[name]
     found = collected(protocol, protocol.collect(x))
     n, estimate, proxy = len(x), found.estimate(), protocol.variance_proxy
-    assert proxy.shape == estimate.value.shape and (proxy >= protocol.predicted_mse(protocol.summary(x)) * n).all()
+    assert (
+        proxy.shape == estimate.value.shape
+        and (proxy >= protocol.predicted_mse(protocol.summary(x)) * n).all()
+    )
     low, high = found.sequence(0.9, best=50)
     a = 0.1 / len(proxy)
     r = 50 / (math.log(1 - 2 * math.log(a)) - 2 * math.log(a))
@@ -93,7 +106,9 @@ def test_ends_are_those_of_the_mixture_for_every_protocol_and_journals_agree(nam
     S = (high - estimate.value) * n
     mixture = math.sqrt(r / (n + r)) * (S.square() / (2 * proxy * (n + r))).exp()
     unknown = proxy > 0  # the last prefix sum is that of all users
-    torch.testing.assert_close(mixture[unknown], torch.full_like(mixture, 1 / a)[unknown], rtol=1e-9, atol=0)
+    torch.testing.assert_close(
+        mixture[unknown], torch.full_like(mixture, 1 / a)[unknown], rtol=1e-9, atol=0
+    )
     assert unknown.sum() >= len(proxy) - 1 and (high == low)[~unknown].all()
     torch.testing.assert_close(high - estimate.value, estimate.value - low)
     journal = Journal(tmp_path / "journal", protocol)

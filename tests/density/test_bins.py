@@ -44,5 +44,9 @@ def test_tables_are_right_on_both_sides_of_each_boundary(dtype):
 
 def test_few_points_and_far_ones_are_computed_one_by_one():
     grid = features(2, 8, 1.0).grid
-    for x in (torch.ones(3, 2), torch.tensor([[-3e38, 0.0], [3e38, 1.0]]).repeat(1000, 1), torch.zeros(0, 2)):
+    for x in (
+        torch.ones(3, 2),
+        torch.tensor([[-3e38, 0.0], [3e38, 1.0]]).repeat(1000, 1),
+        torch.zeros(0, 2),
+    ):
         assert torch.equal(grid.reader(x)(x), grid.hash(x) >= 0)

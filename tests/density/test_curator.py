@@ -35,7 +35,9 @@ IDS = [type(family).__name__ for family, _ in FAMILIES]
 
 
 def points(n, seed=1):
-    return torch.nn.functional.normalize(torch.randn(n, D, dtype=torch.float64, generator=generator(seed)), dim=1)
+    return torch.nn.functional.normalize(
+        torch.randn(n, D, dtype=torch.float64, generator=generator(seed)), dim=1
+    )
 
 
 def test_the_curator_s_noise_is_that_of_the_movement():
@@ -44,13 +46,18 @@ def test_the_curator_s_noise_is_that_of_the_movement():
     poisson = ShuffledKDE.calibrated(features, PoissonSum, 3000, 1, 1e-5)
     assert curator.law.rmse == pytest.approx(7.46, abs=0.01)
     assert poisson.law.rmse == pytest.approx(8.19, abs=0.01)
-    flips = CentralGaussianSum.calibrated(3000, 1, 1e-5, 64)  # what counting flips alone would ask for
+    # what counting flips alone would ask for
+    flips = CentralGaussianSum.calibrated(3000, 1, 1e-5, 64)
     assert flips.rmse == pytest.approx(29.85, abs=0.01)
-    assert curator.guarantee.epsilon == pytest.approx(1) and curator.guarantee.model is Model.CENTRAL
+    assert (
+        curator.guarantee.epsilon == pytest.approx(1) and curator.guarantee.model is Model.CENTRAL
+    )
 
 
 @pytest.mark.parametrize(("family", "repetitions"), FAMILIES, ids=IDS)
-def test_guarantee_of_the_curator_covers_what_vectors_move_and_half_the_noise_does_not(family, repetitions):
+def test_guarantee_of_the_curator_covers_what_vectors_move_and_half_the_noise_does_not(
+    family, repetitions
+):
     """The Gaussian mechanism on the released numbers: its delta at their largest distance found."""
     features = family.draw(repetitions, generator=generator())
     x = torch.cat([points(300), -points(300)])
@@ -63,7 +70,10 @@ def test_guarantee_of_the_curator_covers_what_vectors_move_and_half_the_noise_do
     shown, most = servers.client_input(x), servers.shown
     assert float(torch.pdist(shown).max()) <= most.l2 * (1 + 1e-12)
     assert float(torch.pdist(shown, 1).max()) <= most.l1 * (1 + 1e-12)
-    assert float(shown.norm(dim=1).max()) <= most.norm * (1 + 1e-12) and float(shown.abs().max()) <= most.entry
+    assert (
+        float(shown.norm(dim=1).max()) <= most.norm * (1 + 1e-12)
+        and float(shown.abs().max()) <= most.entry
+    )
 
 
 def test_a_curator_adds_up_the_features_themselves():

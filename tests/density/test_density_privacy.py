@@ -59,7 +59,9 @@ def test_guarantee_of_a_release_bounds_every_view(family, users):
     protocol = RandomizedResponseSum(users, 0.2)
     kde, views = ShuffledKDE(features, protocol, 1e-3), [*releases(features, protocol, 2, 30)]
     for epsilon in EPSILONS:
-        assert worst_release(views, epsilon) <= delta_of(protocol, epsilon, features.composed) + 1e-12
+        assert (
+            worst_release(views, epsilon) <= delta_of(protocol, epsilon, features.composed) + 1e-12
+        )
     guarantee = kde.guarantee
     assert worst_release(views, guarantee.epsilon) <= guarantee.delta
     assert (guarantee.model, guarantee.neighbours) == (Model.SHUFFLE, Neighbours.REPLACE_ONE)
@@ -76,7 +78,10 @@ def test_fewer_instances_than_stated_would_promise_too_much():
 def response_laws(users, flip):
     """P_k and Q_k: the count where the user holds a one or a zero, k of the others a one."""
     return {
-        k: tuple(bits_law([abs(bit - flip)] + [1 - flip] * k + [flip] * (users - 1 - k)) for bit in (0, 1))
+        k: tuple(
+            bits_law([abs(bit - flip)] + [1 - flip] * k + [flip] * (users - 1 - k))
+            for bit in (0, 1)
+        )
         for k in range(users)
     }
 
@@ -96,7 +101,9 @@ def poisson_laws(mean):
     ],
     ids=["one user", "response", "poisson"],
 )
-def test_guarantee_two_coordinates_that_are_coins_in_turn_cost_no_more_than_one_instance(protocol, laws):
+def test_guarantee_two_coordinates_that_are_coins_in_turn_cost_no_more_than_one_instance(
+    protocol, laws
+):
     epsilons = np.linspace(-3, 3, 25)
     one = largest_curve(protocol.profiles(), epsilons)
     without_coins = 0.0
@@ -106,7 +113,10 @@ def test_guarantee_two_coordinates_that_are_coins_in_turn_cost_no_more_than_one_
             p, q = np.outer(laws[k][a], other_coin).ravel(), np.outer(coin, laws[m][b]).ravel()
             found = np.array([hockey_stick(p, q, epsilon) for epsilon in epsilons])
             assert (found <= one + 1e-9).all()
-            p, q = np.outer(laws[k][a], laws[m][1 - b]).ravel(), np.outer(laws[k][1 - a], laws[m][b]).ravel()
+            p, q = (
+                np.outer(laws[k][a], laws[m][1 - b]).ravel(),
+                np.outer(laws[k][1 - a], laws[m][b]).ravel(),
+            )
             found = np.array([hockey_stick(p, q, epsilon) for epsilon in epsilons])
             without_coins = max(without_coins, float((found - one).max()))
     assert without_coins > 0.01  # two sure bits do cost more than one
@@ -118,7 +128,9 @@ def test_guarantee_of_hashed_buckets_composes_one_instance_for_each_repetition()
     protocol = RandomizedResponseSum(2, 0.15)
     views = [*releases(features, protocol, 2, 60)]
     for epsilon in EPSILONS:
-        assert worst_release(views, epsilon) <= composed_delta(protocol.profiles(), 2, epsilon) + 1e-12
+        assert (
+            worst_release(views, epsilon) <= composed_delta(protocol.profiles(), 2, epsilon) + 1e-12
+        )
     assert worst_release(views, 0.5) > 0.05
 
 
@@ -127,8 +139,13 @@ def test_guarantee_of_a_calibrated_density_is_within_the_budget_and_uses_most_of
     for kind in (PoissonSum, RandomizedResponseSum):
         kde = ShuffledKDE.calibrated(features, kind, 200, 1.5, 1e-5)
         assert (kde.guarantee.epsilon, kde.guarantee.delta) == (1.5, 1e-5)
-        assert delta_of(kde.law, 1.5, features.composed) <= 1e-5 < delta_of(kde.law, 1.45, features.composed)
-        assert 1.49 < ShuffledKDE(features, kde.law, 1e-5).guarantee.epsilon < 1.53  # found from delta, rounded up
+        assert (
+            delta_of(kde.law, 1.5, features.composed)
+            <= 1e-5
+            < delta_of(kde.law, 1.45, features.composed)
+        )
+        # found from delta, rounded up
+        assert 1.49 < ShuffledKDE(features, kde.law, 1e-5).guarantee.epsilon < 1.53
         assert kde.law.users == 200
         with pytest.raises(ValueError, match="not certified"):
             _ = ShuffledKDE(features, kde.law, 1e-5, epsilon=1.4).guarantee
@@ -148,13 +165,18 @@ def test_guarantee_of_rounded_coordinates_counts_how_far_their_probabilities_mov
             q = ((1 + vector[0]) / 2).tolist()
             laws = [c * noise[1] + (1 - c) * noise[0] for c in q]
             views.append(reduce(np.multiply.outer, [law[20:120] for law in laws]).ravel())
-        worst = max(worst, hockey_stick(*views, guarantee.epsilon), hockey_stick(*views[::-1], guarantee.epsilon))
+        worst = max(
+            worst,
+            hockey_stick(*views, guarantee.epsilon),
+            hockey_stick(*views[::-1], guarantee.epsilon),
+        )
         half = max(half, hockey_stick(*views, guarantee.epsilon / 2))
     assert 0 < worst <= delta < half
     calibrated = ShuffledKDE.calibrated(features, PoissonSum, 10, 1.0, 1e-5)
     assert calibrated.guarantee.epsilon == 1.0
     assert calibrated.law.mean < PoissonSum.calibrated(10, 1.0, 1e-5, 3).mean
-    assert delta_of(calibrated.law, 1.0, 3) > 1e-5  # by counting flips alone it would not be certified
+    # by counting flips alone it would not be certified
+    assert delta_of(calibrated.law, 1.0, 3) > 1e-5
 
 
 def joint_view(features, kde_of, response, x, labels):
@@ -162,7 +184,8 @@ def joint_view(features, kde_of, response, x, labels):
     law = {}
     for reported in itertools.product(range(2), repeat=len(labels)):
         chance = math.prod(
-            response.p if r == label else response.q for r, label in zip(reported, labels, strict=True)
+            response.p if r == label else response.q
+            for r, label in zip(reported, labels, strict=True)
         )
         views = [
             view(features, kde_of(sum(r == c for r in reported)), x[[r == c for r in reported]])
@@ -194,7 +217,9 @@ def test_guarantee_of_labels_and_vectors_together_is_the_sum_of_both():
         for labels, changed in itertools.product(itertools.product(range(2), repeat=2), range(2)):
             p = joint_view(features, kde_of, response, x, labels)
             q = joint_view(features, kde_of, response, other, (changed, labels[1]))
-            worst = max(worst, hockey_stick(p, q, stated.epsilon), hockey_stick(q, p, stated.epsilon))
+            worst = max(
+                worst, hockey_stick(p, q, stated.epsilon), hockey_stick(q, p, stated.epsilon)
+            )
             both = max(both, hockey_stick(p, q, stated.epsilon - 0.8))
     assert worst <= stated.delta
     assert both > stated.delta  # without the labels' share it would promise too much

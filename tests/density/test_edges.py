@@ -15,7 +15,9 @@ from torchdp.density.family import SLACK
 D = 5
 
 
-@pytest.mark.parametrize("family", [GaussianFourier(D), GaussianOrthogonal(D), GaussianSquareWave(D)])
+@pytest.mark.parametrize(
+    "family", [GaussianFourier(D), GaussianOrthogonal(D), GaussianSquareWave(D)]
+)
 def test_guarantee_angles_that_overflow_stay_in_range(family):
     features = family.draw(40, generator=generator())
     for x in (torch.full((2, D), 3e38), torch.full((2, D), 1.7e308, dtype=torch.float64)):

@@ -42,7 +42,10 @@ EVERY = [
 def products(family, x, y, trials=TRIALS, seed=3):
     """<f_i(x_u), g_i(y_v)> of each repetition: (n, q, trials)."""
     features = family.draw(trials, generator=generator(seed))
-    left, right = features.left(x).unflatten(1, (trials, -1)), features.right(y).unflatten(1, (trials, -1))
+    left, right = (
+        features.left(x).unflatten(1, (trials, -1)),
+        features.right(y).unflatten(1, (trials, -1)),
+    )
     return torch.einsum("uij,vij->uvi", left, right)
 
 
@@ -113,7 +116,9 @@ def test_guarantee_projection_raises_the_kernel_by_at_most_its_bias():
         kernels = []
         for seed in range(500):
             features = family.draw(1, generator=generator(seed))
-            kernels.append(float(family.family.kernel(features.project(point), features.project(y))[0, 0]))
+            kernels.append(
+                float(family.family.kernel(features.project(point), features.project(y))[0, 0])
+            )
         kernels = torch.tensor(kernels, dtype=torch.float64)
         bias = float(kernels.mean()) - math.exp(-(scale**2))
         error = float(kernels.std()) / math.sqrt(500)
@@ -139,7 +144,10 @@ def test_guarantee_probabilities_move_by_no_more_than_stated(family):
     assert features.movement <= features.composed * (1 + 3e-6)
     x = torch.nn.functional.normalize(ball(200, family.dimension, 1), dim=1)
     pairs = [(x, -x), (x, x.roll(1, 0))]
-    moves = [((features.left(a) - features.left(b)) / (2 * family.bound)).square().sum(1).max() for a, b in pairs]
+    moves = [
+        ((features.left(a) - features.left(b)) / (2 * family.bound)).square().sum(1).max()
+        for a, b in pairs
+    ]
     largest = float(torch.stack(moves).max())
     assert largest <= features.movement
     assert largest > (0.99 if isinstance(family, InnerProduct) else 0.3) * features.movement
@@ -166,5 +174,7 @@ def test_parts_of_any_size_give_the_same_features(family, monkeypatch):
     monkeypatch.setattr("torchdp.density.family.NUMBERS_AT_ONCE", 40 * features.numbers // 8)
     parts = list(features.parts(x))
     assert len(parts) == 5
-    torch.testing.assert_close(torch.cat([features.left(part) for part in parts]), left, rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(
+        torch.cat([features.left(part) for part in parts]), left, rtol=1e-12, atol=1e-12
+    )
     assert features.ones(x, Simulated(generator()), (2,)).shape == (2, features.instances)

@@ -87,8 +87,12 @@ class KDEContract:
         for angle in CIRCLE.tolist():
             views = []
             for turn in (0, math.pi):
-                one = torch.tensor([[math.cos(angle + turn), math.sin(angle + turn)]], dtype=torch.float64)
-                views.append(self.view(protocol.features, protocol.law, torch.cat([one, self.x[1:]])))
+                one = torch.tensor(
+                    [[math.cos(angle + turn), math.sin(angle + turn)]], dtype=torch.float64
+                )
+                views.append(
+                    self.view(protocol.features, protocol.law, torch.cat([one, self.x[1:]]))
+                )
             worst = max(worst, float(np.maximum(views[0] - math.exp(epsilon) * views[1], 0).sum()))
         return worst
 
@@ -96,29 +100,45 @@ class KDEContract:
         return protocol.delta
 
     def truth(self):
-        return torch.tensor([sum(column) / N for column in zip(*self.x.tolist(), strict=True)]).double()
+        return torch.tensor(
+            [sum(column) / N for column in zip(*self.x.tolist(), strict=True)]
+        ).double()
 
     def test_a_wrong_constant_breaks_the_guarantee(self):
-        assert self.loss(dataclasses.replace(self.protocol, law=self.less)) > self.bound(self.protocol)
+        assert self.loss(dataclasses.replace(self.protocol, law=self.less)) > self.bound(
+            self.protocol
+        )
 
 
 class TestInnerProduct(KDEContract, Unbiased, MessageContract):
     stacked = False
-    protocol = ShuffledKDE(InnerProduct(2).draw(1, generator=generator()), PoissonSum(N, 60.0), 1e-3)
+    protocol = ShuffledKDE(
+        InnerProduct(2).draw(1, generator=generator()), PoissonSum(N, 60.0), 1e-3
+    )
     less = PoissonSum(N, 30.0)
 
     def view(self, features, law, vectors):
         noise = stats.poisson(law.mean).pmf(np.arange(150))
-        sums = [np.convolve(bits_law(column), noise) for column in self.chances(features, vectors).T]
+        sums = [
+            np.convolve(bits_law(column), noise) for column in self.chances(features, vectors).T
+        ]
         return np.outer(*sums)
 
 
 class TestSquareWave(KDEContract, Unbiased, MessageContract):
     protocol = ShuffledKDE(
-        GaussianSquareWave(2, 0.5).draw(3, generator=generator(4)), RandomizedResponseSum(N, 0.25), 1e-2
+        GaussianSquareWave(2, 0.5).draw(3, generator=generator(4)),
+        RandomizedResponseSum(N, 0.25),
+        1e-2,
     )
     less = RandomizedResponseSum(N, 0.15)
-    bad: ClassVar = [ball(N, D), ball(N, 2)[0], ball(N, 2) * math.nan, ball(N, 2).half(), ball(N + 1, 2)]
+    bad: ClassVar = [
+        ball(N, D),
+        ball(N, 2)[0],
+        ball(N, 2) * math.nan,
+        ball(N, 2).half(),
+        ball(N + 1, 2),
+    ]
 
     def signs(self, features, vectors):
         angles = vectors.numpy() @ features.frequencies.numpy() + features.phases.numpy()
@@ -133,14 +153,18 @@ class TestSquareWave(KDEContract, Unbiased, MessageContract):
 
 
 class TestCentral(KDEContract, Unbiased, Contract):
-    protocol = CentralKDE(InnerProduct(2).draw(1, generator=generator()), CentralGaussianSum(N, 2.0), 1e-3)
+    protocol = CentralKDE(
+        InnerProduct(2).draw(1, generator=generator()), CentralGaussianSum(N, 2.0), 1e-3
+    )
     less = CentralGaussianSum(N, 1.95)
     bad: ClassVar = [*KDEContract.bad, ball(N - 1, 2)]
 
     def loss(self, protocol):
         """Sums of (1 + x)/2 of opposite unit vectors are at distance 1."""
         epsilon, m = self.protocol.guarantee.epsilon, 1 / protocol.law.sigma
-        return stats.norm.sf(epsilon / m - m / 2) - math.exp(epsilon) * stats.norm.sf(epsilon / m + m / 2)
+        return stats.norm.sf(epsilon / m - m / 2) - math.exp(epsilon) * stats.norm.sf(
+            epsilon / m + m / 2
+        )
 
     def test_guarantee_is_what_the_law_says(self):
         """Room of 4e-6 for float32 coordinates: exact but for that."""
@@ -149,7 +173,9 @@ class TestCentral(KDEContract, Unbiased, Contract):
 
 class TestSecure(Unbiased, MessageContract):
     alike, repeats = True, 4000
-    protocol = SecureKDE(InnerProduct(2).draw(1, generator=generator()), N + 4, 1.0, 1e-3, corrupt=3, absent=5)
+    protocol = SecureKDE(
+        InnerProduct(2).draw(1, generator=generator()), N + 4, 1.0, 1e-3, corrupt=3, absent=5
+    )
     x, bad = KDEContract.x, [*KDEContract.bad[:5], ball(N + 5, 2)]
     truth = KDEContract.truth
 
@@ -158,7 +184,9 @@ class TestSecure(Unbiased, MessageContract):
         shown = protocol.client_input(torch.tensor([[0.0, 1.0], [0.0, -1.0]]))
         mu = float((shown[0] - shown[1]).norm() / (8 * protocol.client.variance).sqrt())
         epsilon = self.protocol.epsilon
-        return stats.norm.sf(epsilon / mu - mu / 2) - math.exp(epsilon) * stats.norm.sf(epsilon / mu + mu / 2)
+        return stats.norm.sf(epsilon / mu - mu / 2) - math.exp(epsilon) * stats.norm.sf(
+            epsilon / mu + mu / 2
+        )
 
     def bound(self, protocol):
         return protocol.guarantee.delta
@@ -166,9 +194,13 @@ class TestSecure(Unbiased, MessageContract):
     def test_its_error_is_a_curators(self, summary):
         alone = SecureKDE(self.protocol.features, N, 1.0, 1e-3)
         curator = CentralKDE.calibrated(alone.features, N, 1.0, 1e-3)
-        torch.testing.assert_close(alone.predicted_mse(summary), curator.predicted_mse(summary), rtol=1e-5, atol=0)
+        torch.testing.assert_close(
+            alone.predicted_mse(summary), curator.predicted_mse(summary), rtol=1e-5, atol=0
+        )
         y, found = ball(3, 2), alone.estimate(self.x, noise=SeededNoise(1))
-        torch.testing.assert_close(alone.density_mse(summary, y).total.sqrt(), found.standard_error_at(y))
+        torch.testing.assert_close(
+            alone.density_mse(summary, y).total.sqrt(), found.standard_error_at(y)
+        )
 
 
 def test_crowds_of_equal_vectors_have_the_law_of_their_members():
@@ -177,7 +209,10 @@ def test_crowds_of_equal_vectors_have_the_law_of_their_members():
     for family in FAMILIES:
         features = family.draw(2, generator=generator(2))
         crowd, draws = Crowd(values, counts), Simulated(generator(3))
-        few, all_ = (features.crowd_ones(some, draws, (4000,)).double() for some in (crowd, Crowd.of(members)))
+        few, all_ = (
+            features.crowd_ones(some, draws, (4000,)).double()
+            for some in (crowd, Crowd.of(members))
+        )
         assert z_scores(few, all_.mean(0)).abs().max() < 6.5
         spread = few.var(0), all_.var(0)
         assert ((spread[0] - spread[1]).abs() <= 0.15 * spread[1] + 1e-9).all()
@@ -186,7 +221,9 @@ def test_crowds_of_equal_vectors_have_the_law_of_their_members():
         released = kde.sample_estimate(crowd, generator=generator(4))
         torch.testing.assert_close(released.value, kde.exact(crowd))
         y = ball(3, D, seed=5)
-        torch.testing.assert_close(kde.density_mse(crowd, y).total, kde.density_mse(Crowd.of(members), y).total)
+        torch.testing.assert_close(
+            kde.density_mse(crowd, y).total, kde.density_mse(Crowd.of(members), y).total
+        )
 
 
 @EACH
@@ -199,11 +236,16 @@ def test_predicted_error_of_given_features_is_the_measured_one(family):
     off = density.evaluate(y) - kernel_means(family, x, y)
     measured = off.square()
     assert z_scores(measured, predicted.total).abs().max() < 4.5
-    assert ((off.mean(0).abs() - predicted.feature.sqrt()).abs() < 4.5 * off.std(0) / math.sqrt(10_000)).all()
+    assert (
+        (off.mean(0).abs() - predicted.feature.sqrt()).abs() < 4.5 * off.std(0) / math.sqrt(10_000)
+    ).all()
     for part in ("rounding", "privacy"):
         less = predicted.total - getattr(predicted, part)
         assert float(getattr(predicted, part).max()) == 0 or z_scores(measured, less).max() > 6
-    assert (density.standard_error_at(y)[0] >= (predicted.rounding + predicted.privacy).sqrt() * (1 - 1e-12)).all()
+    assert (
+        density.standard_error_at(y)[0]
+        >= (predicted.rounding + predicted.privacy).sqrt() * (1 - 1e-12)
+    ).all()
 
 
 SAVED = [*OFFERED, GaussianOrthogonal(D)]
@@ -217,8 +259,14 @@ def test_guarantee_a_saved_release_answers_the_same_and_holds_nothing_else(famil
     density.save(tmp_path / "density.pt")
     loaded = Density.load(tmp_path / "density.pt")
     torch.testing.assert_close(loaded.evaluate(y), density.evaluate(y), rtol=1e-12, atol=1e-12)
-    torch.testing.assert_close(loaded.standard_error_at(y), density.standard_error_at(y), rtol=1e-12, atol=0)
-    assert loaded.guarantee == density.guarantee and loaded.features.family == family and loaded.stretch is None
+    torch.testing.assert_close(
+        loaded.standard_error_at(y), density.standard_error_at(y), rtol=1e-12, atol=0
+    )
+    assert (
+        loaded.guarantee == density.guarantee
+        and loaded.features.family == family
+        and loaded.stretch is None
+    )
     assert loaded.population is loaded.covariance is None and not loaded.sampled
     fields = "features value n standard_error bias error limits stretch guarantee sampled covariance population"
     assert set(vars(loaded)) == set(fields.split())

@@ -38,20 +38,26 @@ def test_messages_and_aggregate_agree_for_every_class():
     x, labels = clusters(12)
     features = GaussianSquareWave(D).draw(2, generator=generator())
     learner = classes_of(
-        ShuffledKDE, features, class_counts(labels, CLASSES), lambda n: RandomizedResponseSum(n, 0.2)
+        ShuffledKDE,
+        features,
+        class_counts(labels, CLASSES),
+        lambda n: RandomizedResponseSum(n, 0.2),
     )
     source, noise = generator(4), SeededNoise(4)
     collected = torch.stack([learner.estimate((x, labels), noise=noise).value for _ in range(150)])
     sampled = learner.sample_estimate((x, labels), generator=source, sample_shape=(1000,)).value
     for c in range(CLASSES):
         for instance in range(2):
-            a, b = (means[:, c, instance].mul(1e6).round().numpy() for means in (collected, sampled))
+            a, b = (
+                means[:, c, instance].mul(1e6).round().numpy() for means in (collected, sampled)
+            )
             assert stats.ks_2samp(a, b).pvalue > 1e-6
 
 
 def test_nearest_centre_corrects_the_norms_for_the_noise():
     x, labels = clusters(60)
-    keep = (labels != 2) | (torch.arange(60) < 9)  # a small class: noisier, so its centre looks longer
+    # a small class: noisier, so its centre looks longer
+    keep = (labels != 2) | (torch.arange(60) < 9)
     x, labels = x[keep], labels[keep]
     counts = class_counts(labels, CLASSES)
     features = InnerProduct(D).draw(1, generator=generator())
@@ -67,7 +73,9 @@ def test_nearest_centre_corrects_the_norms_for_the_noise():
     assert float(squares[2] - wanted[2]) > 5 * float((squares - noise - wanted)[2].abs())
     many, groups = clusters(3000)
     sizes = class_counts(groups, CLASSES)
-    exact = classes_of(CentralKDE, features, sizes, lambda n: CentralGaussianSum(n, 0.0)).estimate((many, groups))
+    exact = classes_of(CentralKDE, features, sizes, lambda n: CentralGaussianSum(n, 0.0)).estimate(
+        (many, groups)
+    )
     assert (nearest_centre(exact, queries) == truth).double().mean() > 0.95
     assert nearest_centre(densities, queries).shape == (2000, 90)
 
@@ -75,7 +83,9 @@ def test_nearest_centre_corrects_the_norms_for_the_noise():
 def test_the_vocabulary_word_of_a_class_is_the_one_nearest_to_its_members():
     x, labels = clusters(3000)
     features = GaussianSquareWave(D).draw(300, generator=generator())
-    learner = ShuffledClasses.calibrated(features, PoissonSum, class_counts(labels, CLASSES), 4.0, DELTA)
+    learner = ShuffledClasses.calibrated(
+        features, PoissonSum, class_counts(labels, CLASSES), 4.0, DELTA
+    )
     densities = learner.sample_estimate((x, labels), generator=generator(1))
     words = torch.cat([torch.eye(D, dtype=torch.float64), -torch.eye(D, dtype=torch.float64)])
     best = nearest_words(densities, words, 2)
@@ -85,16 +95,23 @@ def test_the_vocabulary_word_of_a_class_is_the_one_nearest_to_its_members():
 def test_guarantee_what_is_learned_is_read_from_the_release_alone(tmp_path):
     x, labels = clusters(300)
     features = InnerProduct(D).draw(2, generator=generator())
-    learner = ShuffledClasses.calibrated(features, PoissonSum, class_counts(labels, CLASSES), 4.0, DELTA)
+    learner = ShuffledClasses.calibrated(
+        features, PoissonSum, class_counts(labels, CLASSES), 4.0, DELTA
+    )
     densities = learner.sample_estimate((x, labels), generator=generator(1))
     densities.save(tmp_path / "classes.pt")
     queries, _ = clusters(40, seed=9)
     answers = [
-        (classify(d, queries), nearest_centre(d, queries), nearest_words(d, queries, 3)) for d in (densities,)
+        (classify(d, queries), nearest_centre(d, queries), nearest_words(d, queries, 3))
+        for d in (densities,)
     ]
     x.zero_(), labels.zero_()
     del densities
     loaded = Density.load(tmp_path / "classes.pt")
-    again = classify(loaded, queries), nearest_centre(loaded, queries), nearest_words(loaded, queries, 3)
+    again = (
+        classify(loaded, queries),
+        nearest_centre(loaded, queries),
+        nearest_words(loaded, queries, 3),
+    )
     assert all(torch.equal(a, b) for a, b in zip(answers[0], again, strict=True))
     assert loaded.guarantee == learner.guarantee and loaded.guarantee.epsilon == 4.0

@@ -28,7 +28,11 @@ FAMILIES = [
     Projected(D, GaussianFourier(3, 1.3)),
 ]
 EACH = pytest.mark.parametrize("family", FAMILIES, ids=lambda family: type(family).__name__)
-LAWS = [(PoissonSum(9, 900.0), 3), (BoundedSum(9, 30.0), 4.0), (NegativeBinomialSum(9, 400.0, 0.5), 0.4)]
+LAWS = [
+    (PoissonSum(9, 900.0), 3),
+    (BoundedSum(9, 30.0), 4.0),
+    (NegativeBinomialSum(9, 400.0, 0.5), 0.4),
+]
 UNEQUAL = torch.tensor([0.3, 0.7, 1.0, 2.6, 4.0, 5.5], dtype=torch.float64)
 
 
@@ -63,16 +67,24 @@ def test_predicted_error_is_the_measured_one(family, law, steps):
 @EACH
 def test_messages_and_sums_have_one_law(family):
     kde, x = made(family, BoundedSum(9, 30.0), 4, 2), ball(9)
-    heard = torch.stack([kde.analyse(kde.collect(x, noise=SeededNoise(i))).value for i in range(250)])
+    heard = torch.stack(
+        [kde.analyse(kde.collect(x, noise=SeededNoise(i))).value for i in range(250)]
+    )
     drawn = kde.sample_estimate(kde.summary(x), generator=generator(4), sample_shape=(4000,)).value
     spread = kde.predicted_mse(kde.summary(x)).sqrt()
-    assert ((heard.mean(0) - drawn.mean(0)).abs() < 5 * spread * math.sqrt(1 / 250 + 1 / 4000)).all()
+    assert (
+        (heard.mean(0) - drawn.mean(0)).abs() < 5 * spread * math.sqrt(1 / 250 + 1 / 4000)
+    ).all()
     assert (heard.var(0) / spread**2 - 1).abs().max() < 6 * math.sqrt(2 / 250)
-    held = Crowd(x[:2], torch.tensor([4, 5]))  # some users hold one vector: a binomial number of them rounds up
-    members = Crowd(torch.repeat_interleave(x[:2], held.counts, dim=0), torch.ones(9, dtype=torch.int64))
+    # some users hold one vector: a binomial number of them rounds up
+    held = Crowd(x[:2], torch.tensor([4, 5]))
+    members = Crowd(
+        torch.repeat_interleave(x[:2], held.counts, dim=0), torch.ones(9, dtype=torch.int64)
+    )
     torch.testing.assert_close(kde.exact(held), kde.exact(members))
     one, other = (
-        kde.sample_estimate(c, generator=generator(6), sample_shape=(4000,)).value for c in (held, members)
+        kde.sample_estimate(c, generator=generator(6), sample_shape=(4000,)).value
+        for c in (held, members)
     )
     assert ((one.mean(0) - other.mean(0)).abs() < 5 * spread * math.sqrt(2 / 4000)).all()
     assert (one.var(0) / other.var(0) - 1).abs().max() < 0.25

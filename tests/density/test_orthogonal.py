@@ -32,7 +32,9 @@ def test_the_mean_is_the_kernel(repetitions, bandwidth):
     off = errors(GaussianOrthogonal(D, bandwidth), repetitions, x, y, 2000)
     assert abs(float(off.mean())) < 4.5 * float(off.std()) / math.sqrt(2000)
     wrong = (
-        off + GaussianOrthogonal(D, bandwidth).kernel(x, y) - GaussianOrthogonal(D, 1.1 * bandwidth).kernel(x, y)
+        off
+        + GaussianOrthogonal(D, bandwidth).kernel(x, y)
+        - GaussianOrthogonal(D, 1.1 * bandwidth).kernel(x, y)
     )
     assert abs(float(wrong.mean())) > 5 * float(wrong.std()) / math.sqrt(2000)
 
@@ -68,7 +70,8 @@ def test_points_half_a_wave_apart_have_the_whole_movement():
 
 
 @pytest.mark.parametrize(
-    ("d", "repetitions", "bandwidth"), [(1, 1, 3.0), (2, 2, 2.0), (2, 1, 1.5), (2, 6, 2.0), (3, 3, 2.5)]
+    ("d", "repetitions", "bandwidth"),
+    [(1, 1, 3.0), (2, 2, 2.0), (2, 1, 1.5), (2, 6, 2.0), (3, 3, 2.5)],
 )
 def test_guarantee_users_of_a_ball_move_by_no_more_than_the_bound(d, repetitions, bandwidth):
     """Every difference on a fine grid of the ball: none beyond, and with up to d frequencies some come close."""
@@ -88,6 +91,9 @@ def test_users_of_a_ball_that_is_wide_may_move_as_all_may():
     assert features.movement == pytest.approx(11, rel=1e-6) and features.movement <= 11
     x = torch.ones(2, D) / math.sqrt(D)
     near = GaussianOrthogonal(D, 0.7, 1.0)
-    assert near.validate(x) is x and near.draw(2, generator=generator()).share(x).dtype == torch.float64
+    assert (
+        near.validate(x) is x
+        and near.draw(2, generator=generator()).share(x).dtype == torch.float64
+    )
     with pytest.raises(ValueError, match="x must hold vectors of norm at most 1"):
         near.validate(1.1 * x)

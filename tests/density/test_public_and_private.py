@@ -90,7 +90,9 @@ def test_guarantee_the_guide_s_own_release_is_not_predicted_by_its_generator():
     law = kde.sample_estimate(crowd, generator=old).value
     assert not torch.isclose(law, released.value, atol=0.5 / len(vectors), rtol=0).all()
     noise = law - released.value  # rounding and noise of two releases, independent
-    variance = float(kde.sample_estimate(crowd, generator=old, sample_shape=(50,)).value.var(0).mean())
+    variance = float(
+        kde.sample_estimate(crowd, generator=old, sample_shape=(50,)).value.var(0).mean()
+    )
     assert 0.6 < float(noise.square().mean()) / (2 * variance) < 1.5
     again = torch.Generator().set_state(names["generator"].get_state())
     assert torch.equal(

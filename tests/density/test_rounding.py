@@ -25,9 +25,13 @@ class Words:
 
     def __init__(self, monkeypatch, shares, uniform):
         byte = torch.arange(-128, 128, dtype=torch.int8)[:, None].expand(256, shares)
-        monkeypatch.setattr("torchdp.density.family._bytes", lambda sizes, source: byte.contiguous())
         monkeypatch.setattr(
-            SeededNoise, "uniform", lambda self, size: torch.full(size, uniform, dtype=torch.float64)
+            "torchdp.density.family._bytes", lambda sizes, source: byte.contiguous()
+        )
+        monkeypatch.setattr(
+            SeededNoise,
+            "uniform",
+            lambda self, size: torch.full(size, uniform, dtype=torch.float64),
         )
 
 
@@ -35,7 +39,19 @@ class Words:
 def test_bytes_and_ties_add_up_to_the_chance_to_the_last_bit(dtype, monkeypatch):
     """Of 256 bytes k + 128 lie below the level k, and one ties, for which the uniform has to be below the rest."""
     shares = 2 * torch.rand(400, dtype=dtype, generator=generator()) - 1
-    ends = [-1.0, 1.0, 0.0, -0.0, 127 / 128, -127 / 128, 1 - 2**-24, -1 + 2**-24, 2**-40, -(2**-40), 0.5]
+    ends = [
+        -1.0,
+        1.0,
+        0.0,
+        -0.0,
+        127 / 128,
+        -127 / 128,
+        1 - 2**-24,
+        -1 + 2**-24,
+        2**-40,
+        -(2**-40),
+        0.5,
+    ]
     shares = torch.cat([shares, torch.tensor(ends, dtype=dtype)])
     for uniform in (0.0, 0.25, 0.75):
         Words(monkeypatch, len(shares), uniform)
@@ -75,7 +91,9 @@ def test_fused_counts_have_the_law_of_the_plain_ones(family, monkeypatch):
     plain = features.ones(x, Simulated(generator(1)), shape)
     by_kernel(monkeypatch, features)
     counted = features.ones(x, Simulated(generator(2)), shape)
-    assert counted.shape == plain.shape == (300, features.instances) and counted.dtype == torch.int64
+    assert (
+        counted.shape == plain.shape == (300, features.instances) and counted.dtype == torch.int64
+    )
     if family.bound == 1 and features.rounding == 0:
         assert torch.equal(counted, plain)
         return
@@ -98,7 +116,8 @@ def test_guarantee_holds_where_an_angle_overflows(dtype):
     x = torch.tensor([[1.0] * D, [-1.0] * D, [1, -1, 1, -1, 1]], dtype=dtype) * largest
     circle = features.left(x).unflatten(1, (6, 2)).square().sum(-1)
     assert (circle - 1).abs().max() < 1e-6
-    assert int(features.ones(x, Simulated(generator()), ())[::2].sum()) == 3 * 6  # all cosines are 1
+    # all cosines are 1
+    assert int(features.ones(x, Simulated(generator()), ())[::2].sum()) == 3 * 6
 
 
 def test_guarantee_of_rounded_bits_leaves_room_for_float32():
@@ -107,5 +126,9 @@ def test_guarantee_of_rounded_bits_leaves_room_for_float32():
     half = math.pi / float(features.frequencies.abs())
     x = torch.linspace(-50, 50, 20_001)[:, None]
     apart = features.share(x).double() - features.share(x + half).double()
-    assert float(apart.square().sum(1).max() / 4) <= moved(features).change < features.movement * (1 + 5e-6)
+    assert (
+        float(apart.square().sum(1).max() / 4)
+        <= moved(features).change
+        < features.movement * (1 + 5e-6)
+    )
     assert moved(features).change > features.movement

@@ -58,9 +58,14 @@ def test_errors_are_below_the_proved_bounds(kind, d, count, scale):
     off = summed(features, users, queries) - family.kernel(users, queries)
     assert off.abs().max() <= features.worst + 1e-12
     ends = zip(*box(d).tolist(), strict=True)
-    line = [low + (high - low) * (torch.arange(m := {1: 4000, 2: 150, 3: 36}[d]) + 0.5) / m for low, high in ends]
+    line = [
+        low + (high - low) * (torch.arange(m := {1: 4000, 2: 150, 3: 36}[d]) + 0.5) / m
+        for low, high in ends
+    ]
     grid = torch.cartesian_prod(*line).view(-1, d).double()
-    found = (summed(features, users[:6], grid) - family.kernel(users[:6], grid)).square().mean(1).sqrt()
+    found = (
+        (summed(features, users[:6], grid) - family.kernel(users[:6], grid)).square().mean(1).sqrt()
+    )
     assert found.max() <= features.average * (1.0 if d == 1 else 1.08) + 1e-9
 
 
@@ -78,7 +83,10 @@ def test_movement_is_below_the_proved_bound(kind, d, count):
             return -float(squares @ np.sin(z @ waves / 2) ** 2)
 
         starts = draw.uniform(-2, 2, (4, d))
-        most = max(-minimize(found, start, method="Nelder-Mead", options={"maxiter": 200}).fun for start in starts)
+        most = max(
+            -minimize(found, start, method="Nelder-Mead", options={"maxiter": 200}).fun
+            for start in starts
+        )
         assert 0.3 * gamma < most <= gamma * (1 + 1e-9)
         x = inside(200, d, 3)
         share = features.share(x) * steps.repeat_interleave(2) / 2
@@ -88,17 +96,23 @@ def test_movement_is_below_the_proved_bound(kind, d, count):
 def law_of(u, mean, top):
     """Of floor u + Bernoulli(u - floor u) + Poisson(mean), in closed form."""
     low, k = math.floor(u), np.arange(top)
-    return (1 - (u - low)) * stats.poisson.pmf(k - low, mean) + (u - low) * stats.poisson.pmf(k - low - 1, mean)
+    return (1 - (u - low)) * stats.poisson.pmf(k - low, mean) + (u - low) * stats.poisson.pmf(
+        k - low - 1, mean
+    )
 
 
 def worst_delta(step, epsilon, mean, seed=1):
     """Of one wave, whose two sums are enumerated, over pairs of angles."""
     top = int(mean + 12 * math.sqrt(mean) + 30)
     draws = np.random.default_rng(seed).uniform(0, 2 * math.pi, 12)
-    angles = [(a, a + math.pi) for a in (0, math.pi / 4, math.pi / 2, math.pi, 5 * math.pi / 4, *draws)]
+    angles = [
+        (a, a + math.pi) for a in (0, math.pi / 4, math.pi / 2, math.pi, 5 * math.pi / 4, *draws)
+    ]
 
     def law(a):
-        return np.multiply.outer(*(law_of(step * (1 + f(a)) / 2, mean, top) for f in (math.cos, math.sin))).ravel()
+        return np.multiply.outer(
+            *(law_of(step * (1 + f(a)) / 2, mean, top) for f in (math.cos, math.sin))
+        ).ravel()
 
     return max(hockey_stick(law(a), law(b), epsilon) for a, b in angles)
 
@@ -123,7 +137,9 @@ def test_half_the_movement_fails_the_enumeration(monkeypatch):
 @pytest.mark.parametrize(("scale", "epsilon", "most"), [(0.5, 1.0, 12), (0.8, 3.0, 30)])
 def test_guarantee_all_sums_together_by_convolved_losses(scale, epsilon, most):
     """The whole release for pairs of points: the losses of all sums, rounded down, convolved."""
-    kde = choose(Gaussian(scale), n=2000, epsilon=epsilon, delta=1e-4, box=box(1), most_messages=most).best
+    kde = choose(
+        Gaussian(scale), n=2000, epsilon=epsilon, delta=1e-4, box=box(1), most_messages=most
+    ).best
     assert isinstance(kde.law, PoissonSum)
     x = torch.tensor([[-1.0], [0.0], [1.0], [-0.4]], dtype=SPACE)
     numbers = ((1 + kde.features.share(x)) * kde.steps / 2).numpy()
@@ -154,12 +170,18 @@ def test_predicted_errors_are_those_of_the_users(kernel, d, epsilon, most):
     choice = choose(kernel, n=3000, epsilon=epsilon, delta=1e-5, box=box(d), most_messages=most)
     (one,), kde = choice.candidates, choice.best
     x, y = inside(3000, d, 4), inside(400, d, 5)
-    noise, exact = math.sqrt(one.error**2 - kde.features.average**2), kde.density_mse(kde.summary(x), y)
+    noise, exact = (
+        math.sqrt(one.error**2 - kde.features.average**2),
+        kde.density_mse(kde.summary(x), y),
+    )
     assert float((exact.rounding + exact.privacy).mean().sqrt()) == pytest.approx(noise, rel=0.01)
     assert kde.guarantee.epsilon == epsilon and kde.guarantee.delta == 1e-5
     numbers = ((1 + kde.features.share(x)) * kde.steps / 2).sum(1).max()
     added = kde.instances * kde.law.noise_mean / 3000
-    assert float(numbers) + added <= kde.messages_per_user * (1 + 1e-9) and kde.messages_per_user <= most
+    assert (
+        float(numbers) + added <= kde.messages_per_user * (1 + 1e-9)
+        and kde.messages_per_user <= most
+    )
 
 
 def test_absent_users_cost_noise_and_other_objectives_more_waves():
@@ -176,9 +198,13 @@ def test_absent_users_cost_noise_and_other_objectives_more_waves():
 
 def test_classes_of_unequal_sizes_take_the_noise_of_the_smallest():
     counts = torch.tensor([60, 75, 200, 900])
-    found = choose(InnerProduct(8), epsilon=2.0, delta=1e-5, classes=counts, absent=6, most_messages=100).best
+    found = choose(
+        InnerProduct(8), epsilon=2.0, delta=1e-5, classes=counts, absent=6, most_messages=100
+    ).best
     assert isinstance(found, ShuffledClasses) and found.guarantee.epsilon == 2.0
-    assert [kde.law.users for kde in found.kdes] == counts.tolist() and all(kde.absent == 6 for kde in found.kdes)
+    assert [kde.law.users for kde in found.kdes] == counts.tolist() and all(
+        kde.absent == 6 for kde in found.kdes
+    )
     present = [kde.law.noise_variance * (1 - 6 / kde.law.users) for kde in found.kdes]
     assert max(present) <= 1.01 * min(present)
 
@@ -186,7 +212,9 @@ def test_classes_of_unequal_sizes_take_the_noise_of_the_smallest():
 def test_choices_beyond_the_box_are_of_random_waves():
     choice = choose(Gaussian(1.0), n=5000, epsilon=1.0, delta=1e-6, dimension=6, most_messages=200)
     kde = choice.best
-    assert type(kde.features.family).__name__ == "GaussianOrthogonal" and kde.messages_per_user <= 200
+    assert (
+        type(kde.features.family).__name__ == "GaussianOrthogonal" and kde.messages_per_user <= 200
+    )
     assert isinstance(InnerProductRotated(4), type(choose(
         InnerProduct(4), n=500, epsilon=1.0, delta=1e-6).best.features.family))  # fmt: skip
 

@@ -42,9 +42,13 @@ DOMAINS = {
     "operator": SchattenBall(2, 3),
     "trace norm": SchattenBall(2, 2, 1.0),
     "product of points and a ball": Product((FiniteSet(OTHERS), lp_ball(2, 2.0))),
-    "product of balls": Product((lp_ball(2, 2.0), Box(torch.zeros(2).double(), torch.ones(2).double()))),
+    "product of balls": Product(
+        (lp_ball(2, 2.0), Box(torch.zeros(2).double(), torch.ones(2).double()))
+    ),
     "product of symmetric sets": Product((SchattenBall(2, 2), lp_ball(2, 4.0))),
-    "kronecker": KroneckerProduct(Ellipsoid(normal(2, 2, seed=13), torch.zeros(2).double()), lp_ball(2, math.inf)),
+    "kronecker": KroneckerProduct(
+        Ellipsoid(normal(2, 2, seed=13), torch.zeros(2).double()), lp_ball(2, math.inf)
+    ),
     "image": LinearImage(normal(3, 4, seed=14), SchattenBall(2, 2)),
     "sum": minkowski_sum([Ellipsoid(normal(3, 3, seed=15), normal(3, seed=16)), lp_ball(3, 1.0)]),
     "sum with a polytope": minkowski_sum([Polytope(OTHERS), lp_ball(3, 2.0)]),
@@ -94,7 +98,11 @@ def test_what_the_oracles_return_lies_in_the_domain(name):
     domain = DOMAINS[name]
     assert bool(domain.contains(some_points(domain, 10)).all())
     B = forms(domain.dimension)[0]
-    assert bool(domain.contains(domain.maximise(B, torch.zeros(domain.dimension).double()).points[:20]).all())
+    assert bool(
+        domain.contains(
+            domain.maximise(B, torch.zeros(domain.dimension).double()).points[:20]
+        ).all()
+    )
 
 
 @each
@@ -136,10 +144,13 @@ def test_projection_is_the_nearest_point(name):
     x = 4 * normal(6, domain.dimension, seed=25)
     nearest = domain.project(x)
     assert bool(domain.contains(nearest).all())
-    gain = ((x - nearest) @ some_points(domain).mT) - ((x - nearest) * nearest).sum(-1, keepdim=True)
+    gain = ((x - nearest) @ some_points(domain).mT) - ((x - nearest) * nearest).sum(
+        -1, keepdim=True
+    )
     size = float((x - nearest).norm(dim=-1).max()) * float(some_points(domain).norm(dim=-1).max())
     inside = NEAR * float(some_points(domain).norm(dim=-1).max()) ** 2
-    assert float(gain.max()) <= 2e-4 * size + inside  # no point of K lies beyond the plane through the nearest one
+    # no point of K lies beyond the plane through the nearest one
+    assert float(gain.max()) <= 2e-4 * size + inside
     assert torch.allclose(domain.project(nearest), nearest, atol=1e-5)
 
 
@@ -161,6 +172,7 @@ def test_polytope_membership_agrees_with_linear_programming(seed):
     for point, inside in zip(x, domain.contains(x).tolist(), strict=True):
         rows = torch.cat([torch.cat([s * domain.points.mT, -edge], 1) for s in (1, -1)])
         sides = torch.cat([point, -point])
-        sums = [[1.0] * k + [0.0]]  # the least t with a mixture within t of the point in every coordinate
+        # the least t with a mixture within t of the point in every coordinate
+        sums = [[1.0] * k + [0.0]]
         found = linprog([0.0] * k + [1.0], rows.numpy(), sides.numpy(), sums, [1.0])
         assert inside == (found.fun <= 1e-6)

@@ -55,14 +55,24 @@ def measured(domain, p, shift=True):
     size = float((spanning - spanning.mean(0)).norm(dim=-1).max())
     back = shape.centre + u.mT @ shape.root.mT - points
     contradiction = not 0 < lower <= upper * (1 + 1e-10) + 2.0**-46 * float(spanning.abs().max())
-    return contradiction, upper / lower - 1, float(u.norm(dim=0).max()) - 1, float(back.norm(dim=-1).max()) / size
+    return (
+        contradiction,
+        upper / lower - 1,
+        float(u.norm(dim=0).max()) - 1,
+        float(back.norm(dim=-1).max()) / size,
+    )
 
 
 def check(seeds, shifts=(True,)):
     """(sets, contradictions, largest gap, most sticking out, farthest astray) of all p and shifts."""
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        found = [measured(flat_set(seed), p, shift) for seed in seeds for p in (2.0, math.inf) for shift in shifts]
+        found = [
+            measured(flat_set(seed), p, shift)
+            for seed in seeds
+            for p in (2.0, math.inf)
+            for shift in shifts
+        ]
     contradictions, *worst = zip(*found, strict=True)
     return sum(contradictions), *(max(values) for values in worst)
 

@@ -58,7 +58,9 @@ SETS = {
 
 
 def by_a_sum(domain, s, t):
-    return minkowski_sum([linear_image(s * torch.eye(domain.dimension).double(), domain), FiniteSet(t[None])])
+    return minkowski_sum(
+        [linear_image(s * torch.eye(domain.dimension).double(), domain), FiniteSet(t[None])]
+    )
 
 
 def by_image(domain, s, t):
@@ -93,7 +95,11 @@ PLACED = {  # s K + t of each class of domains, in its own words where it has th
 TURN = torch.linalg.qr(normal(3, 3, seed=6)).Q
 DIRECTION = torch.tensor([1.0, -0.7, 0.4], dtype=torch.float64)
 STILL = (1.0, 0.0, False)
-MOVES = {"1e9": (1.0, 1e9, False), "turned, 1e6": (1.0, 1e6, True), "1e-6 times": (1e-6, 0.0, False)}
+MOVES = {
+    "1e9": (1.0, 1e9, False),
+    "turned, 1e6": (1.0, 1e6, True),
+    "1e-6 times": (1e-6, 0.0, False),
+}
 QUICKLY = {"ball sum": 1, "image": 0, "operator": 1, "kronecker": 1}  # others take seconds
 cells = pytest.mark.parametrize(
     ("name", "move"),
@@ -126,7 +132,13 @@ def both(name, move):
     base, moved = placed(name, *STILL), placed(name, s, offset, turn)
     Q = TURN if turn else torch.eye(3, dtype=torch.float64)
     least = s * float(base.frame.axes.norm(dim=0).min())
-    return base, moved, lambda x: s * x @ Q.mT + offset * DIRECTION, s, 1e-6 + 64 * EPS * offset / least
+    return (
+        base,
+        moved,
+        lambda x: s * x @ Q.mT + offset * DIRECTION,
+        s,
+        1e-6 + 64 * EPS * offset / least,
+    )
 
 
 def concrete(kind):
@@ -137,7 +149,11 @@ def concrete(kind):
 def test_no_class_of_domains_is_missing_here():
     named = {each for each in vars(torchdp.domains).values() if isinstance(each, type)}
     named = {each for each in named if issubclass(each, Domain)}
-    assert concrete(Domain) | (named - {Domain}) == set(PLACED) == {type(domain) for domain in SETS.values()}
+    assert (
+        concrete(Domain) | (named - {Domain})
+        == set(PLACED)
+        == {type(domain) for domain in SETS.values()}
+    )
     assert len(SETS) >= 12
 
 
@@ -150,12 +166,18 @@ def test_membership_follows(name, move):
     if type(SETS[name]) not in (FiniteSet, KroneckerProduct, Product):
         inside = torch.cat([ends, ends - room * (ends - centre)])
     assert bool(base.contains(inside).all()) and bool(moved.contains(follow(inside)).all())
-    assert not bool(base.contains(outside).any()) and not bool(moved.contains(follow(outside)).any())
+    assert not bool(base.contains(outside).any()) and not bool(
+        moved.contains(follow(outside)).any()
+    )
     cloud = centre + 1.5 * normal(40, 3, seed=8) @ base.frame.axes.mT / 3**0.5
     torch.testing.assert_close(moved.contains(follow(cloud)), base.contains(cloud))
     if type(SETS[name]) is not KroneckerProduct:
-        here, there = ((x - K.project(x)).norm(dim=1) for K, x in ((base, cloud), (moved, follow(cloud))))
-        torch.testing.assert_close(there, s * here, rtol=room, atol=room * s * float(base.frame.axes.norm()))
+        here, there = (
+            (x - K.project(x)).norm(dim=1) for K, x in ((base, cloud), (moved, follow(cloud)))
+        )
+        torch.testing.assert_close(
+            there, s * here, rtol=room, atol=room * s * float(base.frame.axes.norm())
+        )
 
 
 @cells
@@ -164,7 +186,9 @@ def test_norm_support_and_shape_follow(name, move):
     slopes, size = normal(5, 3, seed=9), s * float(base.frame.axes.norm())
     turned = follow(slopes) - follow(ZERO)
     reach = moved.supports(turned / s, follow(base.frame.centre))
-    torch.testing.assert_close(reach, s * base.supports(slopes, base.frame.centre), rtol=0, atol=bound * size)
+    torch.testing.assert_close(
+        reach, s * base.supports(slopes, base.frame.centre), rtol=0, atol=bound * size
+    )
     assert (base.middle is None) == (moved.middle is None)
     for make in (noise_shape, difference_shape):
         one, two = shape(name, STILL, make), shape(name, MOVES[move], make)

@@ -69,7 +69,8 @@ CLOSED = {
     "product": (
         Product((Ellipsoid(ROOT, normal(4, seed=9)), Box(LOW, HIGH), lp_ball(2, 3.0))),
         lambda p: norm(
-            [float(gamma_ellipsoid(ROOT, p)), float(gamma_box(LOW, HIGH, p)), 2 ** (1 / p + 1 / 6)], order(p)
+            [float(gamma_ellipsoid(ROOT, p)), float(gamma_box(LOW, HIGH, p)), 2 ** (1 / p + 1 / 6)],
+            order(p),
         ),
     ),
     "kronecker": (
@@ -140,7 +141,9 @@ def test_guarantee_the_ellipsoid_holds_the_domain_and_the_bounds_are_in_order(na
     if not shift:
         assert not bool(shape.centre.any())
     if domain.factor < math.inf:
-        assert shape.upper <= float(shape.certificate.lower) * max(1 + 1e-4, math.sqrt(domain.factor))
+        assert shape.upper <= float(shape.certificate.lower) * max(
+            1 + 1e-4, math.sqrt(domain.factor)
+        )
 
 
 @varied
@@ -202,7 +205,11 @@ def test_column_generation_from_the_oracle_alone_finds_what_closed_forms_know(pl
 
 @exponents
 def test_products_without_symmetry_and_images_of_products(p):
-    parts = [FiniteSet(POINTS), Ellipsoid(ROOT[:2], normal(2, seed=18)), FiniteSet(normal(4, 2, seed=19))]
+    parts = [
+        FiniteSet(POINTS),
+        Ellipsoid(ROOT[:2], normal(2, seed=18)),
+        FiniteSet(normal(4, 2, seed=19)),
+    ]
     shape = noise_shape(Product(tuple(parts)), p)
     norms = torch.tensor([noise_shape(part, p, tol=1e-6).upper for part in parts])
     assert shape.upper == pytest.approx(float(gamma_product_domain(norms, p)), rel=1e-4)
@@ -210,8 +217,11 @@ def test_products_without_symmetry_and_images_of_products(p):
     summed = minkowski_sum([FiniteSet(POINTS), FiniteSet(normal(4, 3, seed=19))])
     every = FiniteSet((POINTS[:, None] + normal(4, 3, seed=19)).flatten(0, 1))
     exact, found = noise_shape(every, p).upper, noise_shape(summed, p)
-    assert float(found.certificate.lower) <= exact * (1 + 1e-9) and exact <= found.upper * (1 + 2e-4)
-    assert float(found.certificate.lower) >= exact * (1 - 1e-2)  # the search stops where a round gains little
+    assert float(found.certificate.lower) <= exact * (1 + 1e-9) and exact <= found.upper * (
+        1 + 2e-4
+    )
+    # the search stops where a round gains little
+    assert float(found.certificate.lower) >= exact * (1 - 1e-2)
 
 
 @pytest.mark.parametrize(
@@ -223,7 +233,11 @@ def test_products_without_symmetry_and_images_of_products(p):
     ],
 )
 def test_corners_are_those_of_the_hull(parts):
-    for domain in (Product(parts), linear_image(normal(2, 6, seed=31), Product(parts)), minkowski_sum(parts)):
+    for domain in (
+        Product(parts),
+        linear_image(normal(2, 6, seed=31), Product(parts)),
+        minkowski_sum(parts),
+    ):
         corners = domain.corners(2048)
         slopes = normal(50, domain.dimension, seed=30)
         reached = (domain.extreme(slopes) * slopes).sum(-1)
@@ -246,7 +260,11 @@ def test_a_single_point_needs_no_noise_and_two_points_a_segment(p):
 def test_a_wide_gap_is_said_where_the_oracle_is_not_exact():
     with pytest.warns(RuntimeWarning, match="gap of .* for an oracle that is not exact"):
         assert (
-            float(noise_shape(linear_image(normal(4, 40, seed=28), SchattenBall(10, 4, 1.0)), 2.0).certificate.gap)
+            float(
+                noise_shape(
+                    linear_image(normal(4, 40, seed=28), SchattenBall(10, 4, 1.0)), 2.0
+                ).certificate.gap
+            )
             > 0.26
         )
 

@@ -29,7 +29,9 @@ def test_the_largest_of_independent_normals_is_the_integral_of_its_tail(deviatio
     def tail(t):
         return -np.expm1(np.log1p(-2 * stats.norm.sf(t / scale)).sum())
 
-    second, _ = integrate.quad(lambda t: 2 * t * tail(t), 0, 12 * scale.max(), limit=400, epsabs=1e-11)
+    second, _ = integrate.quad(
+        lambda t: 2 * t * tail(t), 0, 12 * scale.max(), limit=400, epsabs=1e-11
+    )
     assert error.root_mean_square.value == pytest.approx(math.sqrt(second), rel=1e-8)
 
 

@@ -55,14 +55,23 @@ class A:
     [
         ("A.second", "x + 2", "x - 2", "return ((x - 2))"),
         ("A.second", "x += 1\nreturn x + 2", "return x", "            return x\n        return 3"),
-        ("A.second", "x += 1", "if x > 2:\n    x += 1", "            if x > 2:\n                x += 1\n"),
+        (
+            "A.second",
+            "x += 1",
+            "if x > 2:\n    x += 1",
+            "            if x > 2:\n                x += 1\n",
+        ),
         ("first", "[x+1,x+2]", "[x]", "return ([x])  # a comment"),
     ],
 )
-def test_a_fault_is_found_whatever_the_form_of_its_lines(tmp_path, function, right, wrong, expected):
+def test_a_fault_is_found_whatever_the_form_of_its_lines(
+    tmp_path, function, right, wrong, expected
+):
     with loaded("bench/mutations.py") as module:
         (tmp_path / "code.py").write_text(SOUND)
-        assert expected in module.Fault("code.py", function, "fault", (), right, wrong).code(tmp_path)
+        assert expected in module.Fault("code.py", function, "fault", (), right, wrong).code(
+            tmp_path
+        )
 
 
 @pytest.mark.parametrize(
@@ -124,14 +133,17 @@ def test_a_ratio_that_fell_fails(benches):
         return [row(2.0)]
 
     lost = benches.fallen(
-        [row(2.0), row(1.0, case="fine"), row(9.0, case="new")], [row(1.5), row(1.0, case="fine")], again
+        [row(2.0), row(1.0, case="fine"), row(9.0, case="new")],
+        [row(1.5), row(1.0, case="fine")],
+        again,
     )
     assert [each["case"] for each in lost] == ["slow"]
     assert asked == [("fake", ["slow"])] * 2  # measured three times in all, and nothing else is
 
 
 @pytest.mark.parametrize(
-    "bench", [pytest.param(name, marks=[pytest.mark.slow] * (name not in QUICK)) for name in BENCHES]
+    "bench",
+    [pytest.param(name, marks=[pytest.mark.slow] * (name not in QUICK)) for name in BENCHES],
 )
 def test_every_case_of_every_bench_runs(harness, bench):
     cases = list(harness.load(bench)(True))
@@ -143,7 +155,9 @@ def test_every_case_of_every_bench_runs(harness, bench):
 
 
 def test_every_bench_is_in_the_one_command(benches):
-    there = {path.stem for path in (FOLDER / "bench").glob("*.py") if "\ndef cases(" in path.read_text()}
+    there = {
+        path.stem for path in (FOLDER / "bench").glob("*.py") if "\ndef cases(" in path.read_text()
+    }
     assert there - {benches.GATE} == set(benches.BENCHES) == set(BENCHES)
 
 
@@ -163,7 +177,10 @@ def test_the_gate_of_each_commit_sees_a_call_half_as_slow_again(benches):
     assert not benches.fallen([row(1.4, bench=benches.GATE)], committed, always, *limits)
     quiet = iter([4.0, 2.0, 1.2])
     assert not benches.fallen(
-        [row(9.0, bench=benches.GATE)], committed, lambda *_: [row(next(quiet), bench=benches.GATE)], *limits
+        [row(9.0, bench=benches.GATE)],
+        committed,
+        lambda *_: [row(next(quiet), bench=benches.GATE)],
+        *limits,
     )
 
 

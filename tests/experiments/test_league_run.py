@@ -34,9 +34,14 @@ def test_failures_are_named(league, tmp_path, monkeypatch, capsys):
     rows = ("Gaussian calibration",)
     config = league.Config(only=("dp-accounting", "autodp", "opendp"), rows=rows, turns=1)
     found = league.EXPERIMENT.run(config, tmp_path)["league"]
-    assert [line["side"] for line in found] == ["torchdp", "dp-accounting"] and found[1]["version"] == 7
+    assert [line["side"] for line in found] == ["torchdp", "dp-accounting"] and found[1][
+        "version"
+    ] == 7
     page = (tmp_path / "league.md").read_text()
-    assert "opendp: not installed: no such wheel" in page and "autodp, Gaussian calibration: no such call" in page
+    assert (
+        "opendp: not installed: no such wheel" in page
+        and "autodp, Gaussian calibration: no such call" in page
+    )
     with pytest.raises(ValueError, match="opendb"):
         league.EXPERIMENT.run(league.Config(only=("opendb",)), tmp_path)
     capsys.readouterr()
@@ -55,8 +60,12 @@ def test_judges_see_what_is_wrong(league):
             own = subset * growth / (subset * growth + types - subset)
             own, other = (0.5, 1 / (growth + 1)) if name == "unary encoding" else (own, 0.1)
             check = [own * n, *[other * n] * (types - 1)]
-            verdict = row.judge({"raw": np.full(types, 1 / types).tolist()}, check, n=n, k=types, epsilon=1.0)
-            assert verdict["seen"] == pytest.approx(epsilon) and verdict["error"] == verdict["mended"]
+            verdict = row.judge(
+                {"raw": np.full(types, 1 / types).tolist()}, check, n=n, k=types, epsilon=1.0
+            )
+            assert (
+                verdict["seen"] == pytest.approx(epsilon) and verdict["error"] == verdict["mended"]
+            )
             assert (verdict["seen"] <= row.promised + row.slack) == (epsilon == 1.0)
     row = rows["Gaussian calibration"]
     for scale, holds in ((1.0, True), (1 - 1e-6, False)):
@@ -67,14 +76,20 @@ def test_judges_see_what_is_wrong(league):
     for C, holds in ((2 * np.eye(4), True), (np.diag([1.0, 1, 1, 0]), False)):
         verdict = row.judge(C.tolist(), None, n=4)
         assert (verdict["seen"] <= row.slack) == holds
-    assert row.judge(np.eye(4).tolist(), None, n=4)["error"] == pytest.approx(math.sqrt(2.5))  # (1 + 2 + 3 + 4)/4
+    # (1 + 2 + 3 + 4)/4
+    assert row.judge(np.eye(4).tolist(), None, n=4)["error"] == pytest.approx(math.sqrt(2.5))
     twice = rows["four epochs"].judge(np.eye(4).tolist(), None, n=4, epochs=2)
     assert twice["error"] == pytest.approx(math.sqrt(5))  # two columns of one person, orthogonal
     row = rows["768 shuffled bits"]
     for deviation, holds in ((61.91, True), (61.0, False)):
         verdict = row.judge(deviation, None, **row.settings)
-        assert (verdict["seen"] <= row.promised + row.slack) == holds and verdict["error"] == deviation
-    row, settings = rows["one clipped step"], {"n": 5, "d": 3, "hidden": 4, "classes": 2, "bound": 0.5}
+        assert (verdict["seen"] <= row.promised + row.slack) == holds and verdict[
+            "error"
+        ] == deviation
+    row, settings = (
+        rows["one clipped step"],
+        {"n": 5, "d": 3, "hidden": 4, "classes": 2, "bound": 0.5},
+    )
     verdict = row.judge([0.0] * 26, [0.4, 0.501], **settings)
     assert verdict["error"] == 1 and verdict["seen"] > row.promised + row.slack
     row, settings = rows["consistent marginals"], {"n": 1000, "size": 3, "sigma": 20.0}
@@ -95,7 +110,18 @@ def histogram(rng):
     return rng.multinomial(USERS, rng.dirichlet(np.ones(K)))
 
 
-NAMES = ("k-RR", "OUE", "SUE", "OLH", "subset selection", "Hadamard response", "HH_2", "HH_4", "HH_8", "HaarHRR")
+NAMES = (
+    "k-RR",
+    "OUE",
+    "SUE",
+    "OLH",
+    "subset selection",
+    "Hadamard response",
+    "HH_2",
+    "HH_4",
+    "HH_8",
+    "HaarHRR",
+)
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -106,7 +132,8 @@ def test_published_histograms_are_unbiased(peers, name, epsilon):
     error = every[name](peers.Asked(counts, epsilon, TRIALS, rng)) - counts / USERS
     z = error.mean(0) / (error.std(0) / math.sqrt(TRIALS))
     assert np.abs(z).max() < 4.5
-    assert np.abs(1.1 * counts / USERS - counts / USERS + error.mean(0)).max() > 3e-3  # a bias of a tenth is seen
+    # a bias of a tenth is seen
+    assert np.abs(1.1 * counts / USERS - counts / USERS + error.mean(0)).max() > 3e-3
 
 
 def test_published_histograms_have_their_published_variance(peers):
@@ -121,10 +148,13 @@ def test_published_histograms_have_their_published_variance(peers):
         "OLH": 4 * growth / (growth - 1) ** 2,
     }
     for name, expected in variance.items():
-        measured = USERS * peers.HISTOGRAMS[name](peers.Asked(counts, 1.0, TRIALS, rng))[:, 1:].var()
+        measured = (
+            USERS * peers.HISTOGRAMS[name](peers.Asked(counts, 1.0, TRIALS, rng))[:, 1:].var()
+        )
         assert measured == pytest.approx(expected, rel=0.06), name
         assert measured != pytest.approx(
-            USERS * peers.HISTOGRAMS[name](peers.Asked(counts, 1.2, TRIALS, rng))[:, 1:].var(), rel=0.06
+            USERS * peers.HISTOGRAMS[name](peers.Asked(counts, 1.2, TRIALS, rng))[:, 1:].var(),
+            rel=0.06,
         )
 
 

@@ -22,11 +22,16 @@ def test_linear_queries_are_unbiased_and_within_the_bound(kind):
     """Ghazi et al. (2023), Theorem 14."""
     with loaded("pairwise/reduction.py") as reduction:
         protocol, trials = kind.of(STATISTIC, 2.0), 4000
-        found = reduction.linear_queries(protocol, COUNTS, generator=generator(), sample_shape=(trials,))
+        found = reduction.linear_queries(
+            protocol, COUNTS, generator=generator(), sample_shape=(trials,)
+        )
         truth = STATISTIC.kernel(STATISTIC.form) @ (COUNTS.double() / 1000)
         z = (found.mean(0) - truth) / found.std(0) * trials**0.5
         assert found.shape == (trials, 3) and float(z.abs().max()) < 4.5
-        bound, mse = reduction.linear_queries_bound(protocol, COUNTS), (found - truth).square().mean(0)
+        bound, mse = (
+            reduction.linear_queries_bound(protocol, COUNTS),
+            (found - truth).square().mean(0),
+        )
         assert bool((mse < bound).all()) and bool((mse > bound / 30).all())
 
 
@@ -39,17 +44,29 @@ def test_guarantee_linear_queries_read_the_users_messages_once(monkeypatch):
         lambda self, counts, *rest: calls.append(counts) or drawn(self, counts, *rest),
     )
     with loaded("pairwise/reduction.py") as reduction:
-        reduction.linear_queries(queries.LocalFactorization.of(STATISTIC, 1.0), COUNTS, generator=generator())
-    assert [each.tolist() for each in calls] == [[300, 0, 700], [1000, 0, 0], [0, 1000, 0], [0, 0, 1000]]
+        reduction.linear_queries(
+            queries.LocalFactorization.of(STATISTIC, 1.0), COUNTS, generator=generator()
+        )
+    assert [each.tolist() for each in calls] == [
+        [300, 0, 700],
+        [1000, 0, 0],
+        [0, 1000, 0],
+        [0, 0, 1000],
+    ]
 
 
 @pytest.mark.parametrize("epsilon", [1.0, 4.0])
 def test_the_hierarchical_auc_measures_what_is_predicted(epsilon):
     less = torch.ones(8, 8, dtype=torch.float64).triu(1) + torch.eye(8) / 2
-    truth = float(NEGATIVES.double() @ less @ POSITIVES.double() / NEGATIVES.sum() / POSITIVES.sum())
+    truth = float(
+        NEGATIVES.double() @ less @ POSITIVES.double() / NEGATIVES.sum() / POSITIVES.sum()
+    )
     with loaded("pairwise/tables.py") as tables:
         protocol, draws = tables.HierarchicalAUC(3, epsilon), generator()
-        both = [protocol.sample_tally(c, generator=draws, sample_shape=(20_000,)) for c in (NEGATIVES, POSITIVES)]
+        both = [
+            protocol.sample_tally(c, generator=draws, sample_shape=(20_000,))
+            for c in (NEGATIVES, POSITIVES)
+        ]
         error = protocol.analyse(*both) - truth
         assert float(error.square().mean()) == pytest.approx(
             protocol.predicted_mse(NEGATIVES, POSITIVES), rel=0.06

@@ -82,10 +82,14 @@ def test_what_differs_and_what_fails_end_with_one_and_say_so(folder, capsys):
     assert "two.py failed: value must not be negative" in said.err and "1 differs" in said.out
 
 
-def test_a_broken_promise_of_ours_ends_with_one_and_a_misprint_of_the_paper_does_not(folder, capsys):
+def test_a_broken_promise_of_ours_ends_with_one_and_a_misprint_of_the_paper_does_not(
+    folder, capsys
+):
     path = folder / "experiments/papers/toy.py"
     for judge, code, verdict in (("at_most", 1, "broken"), ("as_printed", 0, "corrected")):
-        path.write_text(PAPER.replace("Finding.equal", f"Finding.{judge}").replace(", 1.0, row", ", 0.5, row"))
+        path.write_text(
+            PAPER.replace("Finding.equal", f"Finding.{judge}").replace(", 1.0, row", ", 0.5, row")
+        )
         assert paper() == code
         said = capsys.readouterr().out
         assert f"2 {verdict}" in said and f"{verdict}: " in said  # the legend

@@ -12,7 +12,11 @@ from torchdp.privacy import Model, gaussian_log_delta
 from torchdp.regression import SecondMoments
 
 with loaded("regression/baselines.py") as module:
-    AdaSSP, ModSulq, SufficientStatistics = module.AdaSSP, module.ModSulq, module.SufficientStatistics
+    AdaSSP, ModSulq, SufficientStatistics = (
+        module.AdaSSP,
+        module.ModSulq,
+        module.SufficientStatistics,
+    )
 
 EPSILON, DELTA = 0.5, 1e-5
 B, C = 1.5, 0.7
@@ -33,15 +37,22 @@ def test_guarantee_mod_sulq_exact_epsilon_of_its_sigma(d):
     triangles = torch.stack([upper(x) for x in rows])
     distance = float(torch.linalg.vector_norm(triangles[0] - triangles[1]))
     assert float(torch.pdist(triangles).max()) <= distance * (1 + 1e-12)
-    assert gaussian_log_delta(mechanism.sigma, EPSILON, distance) == pytest.approx(math.log(DELTA), abs=1e-6)
+    assert gaussian_log_delta(mechanism.sigma, EPSILON, distance) == pytest.approx(
+        math.log(DELTA), abs=1e-6
+    )
     assert gaussian_log_delta(0.99 * mechanism.sigma, EPSILON, distance) > math.log(DELTA) + 0.01
     guarantee = mechanism.guarantee
-    assert guarantee.epsilon == pytest.approx(EPSILON, rel=1e-6) and guarantee.model is Model.CENTRAL
+    assert (
+        guarantee.epsilon == pytest.approx(EPSILON, rel=1e-6) and guarantee.model is Model.CENTRAL
+    )
     assert ModSulq(d, B, mechanism.sigma / 2, DELTA).guarantee.epsilon > 1.5 * EPSILON
 
 
 def test_mod_sulq_adds_one_sigma_to_every_entry_of_the_upper_triangle():
-    mechanism, moments = ModSulq.calibrated(3, B, EPSILON, DELTA), SecondMoments(100, torch.eye(3).double())
+    mechanism, moments = (
+        ModSulq.calibrated(3, B, EPSILON, DELTA),
+        SecondMoments(100, torch.eye(3).double()),
+    )
     noisy = mechanism.sample_estimate(moments, generator=generator(3), sample_shape=(10_000,))
     z = ((noisy.gram - moments.matrix).var(0) / mechanism.sigma**2 - 1) * math.sqrt(5000)
     assert float(z.abs().max()) < 5
@@ -50,10 +61,14 @@ def test_mod_sulq_adds_one_sigma_to_every_entry_of_the_upper_triangle():
 def test_guarantee_sufficient_statistics_epsilon_delta():
     ssp = SufficientStatistics(3, B, C, EPSILON, DELTA)
     for sigma, distance in ((ssp.gram_sigma, math.sqrt(2) * B**2), (ssp.cross_sigma, 2 * B * C)):
-        assert gaussian_log_delta(sigma, EPSILON / 2, distance) == pytest.approx(math.log(DELTA / 2), abs=1e-6)
+        assert gaussian_log_delta(sigma, EPSILON / 2, distance) == pytest.approx(
+            math.log(DELTA / 2), abs=1e-6
+        )
         assert gaussian_log_delta(0.99 * sigma, EPSILON / 2, distance) > math.log(DELTA / 2) + 0.01
     guarantee = ssp.guarantee
-    assert guarantee.epsilon == pytest.approx(EPSILON, rel=1e-6) and guarantee.delta == pytest.approx(DELTA)
+    assert guarantee.epsilon == pytest.approx(
+        EPSILON, rel=1e-6
+    ) and guarantee.delta == pytest.approx(DELTA)
     assert not guarantee.exact and guarantee.model is Model.CENTRAL
 
 
@@ -65,13 +80,21 @@ def test_guarantee_adassp_epsilon_delta():
     def release(x, y):
         A, b = torch.cat([rest, x[None]]), torch.cat([torch.full((5,), C / 2), y[None]]).double()
         gram = A.mT @ A
-        parts = torch.linalg.eigvalsh(gram)[:1], torch.cat([gram.diagonal(), math.sqrt(2) * gram[0, 1:]]), A.mT @ b
+        parts = (
+            torch.linalg.eigvalsh(gram)[:1],
+            torch.cat([gram.diagonal(), math.sqrt(2) * gram[0, 1:]]),
+            A.mT @ b,
+        )
         return torch.cat([part / sigma for part, sigma in zip(parts, ada.sigmas, strict=True)])
 
     points = torch.cat([sphere(150, 2, B), torch.zeros(1, 2), sphere(20, 2, B / 2)])
     labels = C * torch.sign(torch.randn(171, dtype=torch.float64, generator=generator(5)))
-    found = float(torch.pdist(torch.stack([release(x, y) for x, y in zip(points, labels, strict=True)])).max())
-    limit = math.sqrt(sum((s / sigma) ** 2 for s, sigma in zip(ada.sensitivities, ada.sigmas, strict=True)))
+    found = float(
+        torch.pdist(torch.stack([release(x, y) for x, y in zip(points, labels, strict=True)])).max()
+    )
+    limit = math.sqrt(
+        sum((s / sigma) ** 2 for s, sigma in zip(ada.sensitivities, ada.sigmas, strict=True))
+    )
     assert 0.5 * limit < found <= limit
     assert gaussian_log_delta(1.0, EPSILON, limit) == pytest.approx(math.log(DELTA), abs=1e-6)
     assert gaussian_log_delta(0.99, EPSILON, limit) > math.log(DELTA) + 0.01

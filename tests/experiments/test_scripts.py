@@ -29,7 +29,9 @@ def test_no_script_does_nothing():
         assert isinstance(last, ast.If) and ast.unparse(last.test) == "__name__ == '__main__'", path
         done = ast.unparse(last.body[-1])
         called = re.search(r"main\(|exit\(|\.write_text\(|^for line in sys.stdin", done)
-        said = re.fullmatch(r"raise SystemExit\('[^']*: (run python|python -m pytest) (\S+)[^']*'\)", done)
+        said = re.fullmatch(
+            r"raise SystemExit\('[^']*: (run python|python -m pytest) (\S+)[^']*'\)", done
+        )
         assert called or (said and (FOLDER.parent / said[2]).is_file()), path
 
 
@@ -39,7 +41,14 @@ def test_the_page_is_current():
 
 def test_error_vs_n(tmp_path):
     """A sweep, without its figures, which take seconds."""
-    words = ["sweep", str(FOLDER / "pairwise/error_vs_n.py"), "--smoke", "--measure-only", "--out", str(tmp_path)]
+    words = [
+        "sweep",
+        str(FOLDER / "pairwise/error_vs_n.py"),
+        "--smoke",
+        "--measure-only",
+        "--out",
+        str(tmp_path),
+    ]
     assert cli.main(words) == 0
     rows = read_table(tmp_path / "results.csv")
     ratios = [row["ratio"] for row in rows if row["statistic"] != "auc"]
@@ -51,8 +60,15 @@ def test_the_story_of_training_says_the_means_of_its_own_runs():
     docs = FOLDER.parent / "docs"
     rows = read_table(docs / "pictures/accuracy.csv")
     story = " ".join((docs / "story_training.md").read_text().split())
-    for plan, said in (("DP-SGD", "for DP-SGD"), ("best", "for the best plan"), ("no noise", "without noise")):
+    for plan, said in (
+        ("DP-SGD", "for DP-SGD"),
+        ("best", "for the best plan"),
+        ("no noise", "without noise"),
+    ):
         runs = [row["accuracy"] for row in rows if row["plan"] == plan]
-        mean, error = 100 * statistics.mean(runs), 100 * statistics.stdev(runs) / math.sqrt(len(runs))
+        mean, error = (
+            100 * statistics.mean(runs),
+            100 * statistics.stdev(runs) / math.sqrt(len(runs)),
+        )
         words = re.search(rf"({mean:.1f}) \+- ({error:.1f}) % {said}", story)
         assert words, (said, mean, error)

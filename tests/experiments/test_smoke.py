@@ -66,7 +66,11 @@ def _(tables):
 
 @claim("pairwise/demo")
 def _(tables):
-    assert [row["statistic"] for row in tables["demo"]] == ["auc", "kendall", "gini-mean-difference"]
+    assert [row["statistic"] for row in tables["demo"]] == [
+        "auc",
+        "kendall",
+        "gini-mean-difference",
+    ]
     for row in tables["demo"]:
         assert abs(row["estimate"] - row["true"]) < 5 * row["predicted_rmse"]
         assert row["measured_rmse"] == pytest.approx(row["predicted_rmse"], rel=0.4)  # 100 trials
@@ -76,7 +80,9 @@ def _(tables):
 def _(tables):
     assert all(row["factor"] < 1.05 for row in tables["grid"])
     assert all(0.5 < row["attack"] <= 1 for row in tables["attack"])
-    assert all(0.999 < row["ratio"] < 1 + 1e-9 and row["one_less"] > 1.1 for row in tables["ratios"])
+    assert all(
+        0.999 < row["ratio"] < 1 + 1e-9 and row["one_less"] > 1.1 for row in tables["ratios"]
+    )
 
 
 @claim("secure/servers")
@@ -86,8 +92,13 @@ def _(tables):
 
 @claim("sketching/noise")
 def _(tables):
-    broken = [row for row in tables["true_epsilon"] if row["noise"].startswith("Corollary") and not row["kept"]]
-    assert len(broken) == 2 and all(row["d"] == 1 for row in broken)  # of the corollary at d = s = 1
+    broken = [
+        row
+        for row in tables["true_epsilon"]
+        if row["noise"].startswith("Corollary") and not row["kept"]
+    ]
+    # of the corollary at d = s = 1
+    assert len(broken) == 2 and all(row["d"] == 1 for row in broken)
     for row in tables["drawn"]:
         assert abs(row["z"]) < 4.5 if row["times"] == 1 else row["z"] > 8 or row["times"] != 0.9
 

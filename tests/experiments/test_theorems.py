@@ -21,7 +21,8 @@ def test_only_the_statements_known_to_be_false_fail(smoke):
     page = (FOLDER.parent / "docs/theorems.md").read_text()  # the full run's, committed
     verdicts = re.findall(r"^\| (?!result).*\| \**(holds|fails)\** \| (\w*) \|$", page, re.M)
     assert verdicts == [
-        ("fails" if each.kind else "holds", each.kind) for each in module.chosen(module.EXPERIMENT.full)
+        ("fails" if each.kind else "holds", each.kind)
+        for each in module.chosen(module.EXPERIMENT.full)
     ]
 
 
@@ -30,12 +31,23 @@ def test_only_the_statements_known_to_be_false_fail(smoke):
     [
         (gaussian.boxes, {"factor": 0.55}),
         (gaussian.boxes, {"factor": 0.45}),
-        (gaussian.products, {"norm": lambda a, b, p: base.p_norm(base.np.array([a, b]), 1.0)}),  # not 2p/(p + 2)
+        # not 2p/(p + 2)
+        (gaussian.products, {"norm": lambda a, b, p: base.p_norm(base.np.array([a, b]), 1.0)}),
         (gaussian.products, {"norm": lambda a, b, p: math.sqrt(gaussian.product_norm(a, b, p))}),
         (sketching.divided, {"more": 1.0}),  # a part more than there are
-        (gaussian.duality, {"order": lambda p: 2.0 if p == math.inf else p / (p - 2) if p > 2 else math.inf}),
+        (
+            gaussian.duality,
+            {"order": lambda p: 2.0 if p == math.inf else p / (p - 2) if p > 2 else math.inf},
+        ),
     ],
-    ids=["10 % more", "10 % less", "another exponent", "a missing square", "a part too many", "p and q exchanged"],
+    ids=[
+        "10 % more",
+        "10 % less",
+        "another exponent",
+        "a missing square",
+        "a part too many",
+        "p and q exchanged",
+    ],
 )
 def test_planted_wrong_theorems_are_caught(instances, planted):
     def failures(**planted):
@@ -51,6 +63,11 @@ def test_planted_wrong_theorems_are_caught(instances, planted):
 def test_every_check_has_its_row_and_a_theorem_without_check_is_seen():
     """In docs/papers.csv, from which the page of papers takes what it says of each result."""
     names = dict(zip(module.PAPERS, test_papers.pages.NAMES, strict=True))
-    rows = {paper: [row["result"] for row in test_papers.ROWS if row["paper"] == names[paper]] for paper in names}
-    assert not [each.row for each in base.CHECKS if not test_papers.reached(rows[each.paper], each.row)]
+    rows = {
+        paper: [row["result"] for row in test_papers.ROWS if row["paper"] == names[paper]]
+        for paper in names
+    }
+    assert not [
+        each.row for each in base.CHECKS if not test_papers.reached(rows[each.paper], each.row)
+    ]
     assert not test_papers.reached(rows["Nikolov"], "Theorem 5")

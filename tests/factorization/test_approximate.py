@@ -40,7 +40,12 @@ def semidefinite(W, alpha=None, price=None):
     return float(t.value if price is None else problem.value)
 
 
-SMALL = [normal(6, 4, seed=1), normal(4, 6, seed=2), workloads.prefix(6).dense(), workloads.all_ranges(3).dense()]
+SMALL = [
+    normal(6, 4, seed=1),
+    normal(4, 6, seed=2),
+    workloads.prefix(6).dense(),
+    workloads.all_ranges(3).dense(),
+]
 
 
 @pytest.mark.parametrize("W", SMALL, ids=["tall", "wide", "prefix", "ranges"])
@@ -67,8 +72,16 @@ def test_guarantee_certify_approximate_is_sound_for_any_factors_and_witness(seed
     good = approximate(W, alpha, tol=1e-4)
     truth = good.certificate
     weights = normal(5, seed=seed + 1).abs(), normal(7, seed=seed + 2).square()
-    for left, right in ((good.left, good.right), (normal(5, 3, seed=seed), normal(3, 7, seed=seed + 3))):
-        for U in (good.witness, 3 * good.witness, normal(5, 7, seed=seed + 4), witness(W, *weights)):
+    for left, right in (
+        (good.left, good.right),
+        (normal(5, 3, seed=seed), normal(3, 7, seed=seed + 3)),
+    ):
+        for U in (
+            good.witness,
+            3 * good.witness,
+            normal(5, 7, seed=seed + 4),
+            witness(W, *weights),
+        ):
             for c, P in (weights, (good.row_weights, good.column_weights)):
                 found = certify_approximate(W, alpha, left, right, U, c, P)
                 assert overlap(found, truth)
@@ -88,7 +101,8 @@ def test_factors_that_miss_more_than_alpha_are_charged():
     proof = good.witness, good.row_weights, good.column_weights
     naive = loose.norm
     charged = certify_approximate(W, alpha, loose.left, loose.right, *proof)
-    assert naive < good.certificate.lower * 0.9  # what an evaluator without the residual would report
+    # what an evaluator without the residual would report
+    assert naive < good.certificate.lower * 0.9
     assert charged.upper > good.certificate.lower and abs(float(charged.residual) - 0.3) < 1e-9
 
 
@@ -114,10 +128,17 @@ def test_one_level_with_signs_is_offered_before_anything_is_iterated():
     alpha = torch.tensor([0.5, 0.6, 0.75, 0.9, 1.0, 1.5], dtype=torch.float64)
     found = approximate(workloads.all_ranges(32), alpha)
     assert found.iterations == 0
-    torch.testing.assert_close(found.certificate.upper, (1 - alpha).clamp_min(0), rtol=1e-12, atol=1e-12)
-    torch.testing.assert_close(found.certificate.lower, (1 - alpha).clamp_min(0), rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(
+        found.certificate.upper, (1 - alpha).clamp_min(0), rtol=1e-12, atol=1e-12
+    )
+    torch.testing.assert_close(
+        found.certificate.lower, (1 - alpha).clamp_min(0), rtol=1e-12, atol=1e-12
+    )
     signs = normal(9).sign()[:, None] * normal(7, seed=1).sign()
-    W = signs * (0.4 + 0.6 * torch.rand(9, 7, dtype=torch.float64, generator=torch.Generator().manual_seed(2)))
+    W = signs * (
+        0.4
+        + 0.6 * torch.rand(9, 7, dtype=torch.float64, generator=torch.Generator().manual_seed(2))
+    )
     for Y in (W, -W, W.T, 1e-9 * W, -workloads.prefix(9).dense()):
         size = Y.abs().max()
         found = approximate(Y, 0.51 * size)
@@ -143,7 +164,14 @@ def test_guarantee_approximate_curve_is_convex_and_keeps_within_alpha():
 
 
 @pytest.mark.parametrize(
-    "W", [torch.zeros(2, 3), torch.zeros(3, 3), torch.zeros(5, 4), torch.tensor([[3.0]]), torch.zeros(1, 1)]
+    "W",
+    [
+        torch.zeros(2, 3),
+        torch.zeros(3, 3),
+        torch.zeros(5, 4),
+        torch.tensor([[3.0]]),
+        torch.zeros(1, 1),
+    ],
 )
 def test_small_and_zero_matrices(W):
     size = float(W.abs().max())
@@ -156,16 +184,25 @@ def test_small_and_zero_matrices(W):
 def test_guarantee_zeta_is_least_over_alpha():
     W, price = workloads.prefix(12).dense(), 1.7
     both = zeta(torch.stack([W, 3 * W]), 1, price)  # 3 W at the same price: zeta is not of degree 1
-    for scale, lower, upper in zip((1, 3), both.certificate.lower, both.certificate.upper, strict=True):
+    for scale, lower, upper in zip(
+        (1, 3), both.certificate.lower, both.certificate.upper, strict=True
+    ):
         alpha = torch.linspace(0, scale, 21, dtype=torch.float64)
         values = approximate(scale * W, alpha).certificate.upper + price * alpha
-        assert lower <= values.min() and upper <= values.min() * (1 + 2e-3) and upper <= lower * (1 + 1e-3)
+        assert (
+            lower <= values.min()
+            and upper <= values.min() * (1 + 2e-3)
+            and upper <= lower * (1 + 1e-3)
+        )
 
 
 def test_guarantee_zeta_is_the_norm_itself_where_errors_are_dear():
     W = workloads.prefix(10)
     dear = zeta(W, 10**6, 1.0)
-    assert dear.certificate.lower <= gamma2(W.dense()) * (1 + 1e-3) and dear.certificate.residual < 1e-12
+    assert (
+        dear.certificate.lower <= gamma2(W.dense()) * (1 + 1e-3)
+        and dear.certificate.residual < 1e-12
+    )
     column = torch.tensor([[1.86441095], [0.05749285]], dtype=torch.float64)
     assert zeta(column, 10**6, 1.0, tol=2e-4).certificate.closed(
         1e-3
@@ -187,7 +224,9 @@ def test_guarantee_least_error_is_least_over_alpha(variance):
     values = variance * curve.norm**2 + curve.certificate.residual**2
     lower, upper = found.certificate.lower, found.certificate.upper
     assert lower <= values.min() and upper <= min(values.min(), lower) * (1 + 3e-3)
-    torch.testing.assert_close(variance * found.norm**2 + found.certificate.residual**2, upper, rtol=1e-9, atol=0)
+    torch.testing.assert_close(
+        variance * found.norm**2 + found.certificate.residual**2, upper, rtol=1e-9, atol=0
+    )
 
 
 def test_a_gap_that_is_not_reached_is_reported():
@@ -205,7 +244,14 @@ REDUCTIONS = [truncate, projected]
 
 @pytest.mark.parametrize("reduce", REDUCTIONS)
 def test_guarantee_distortion_and_norm_are_those_of_the_factors(reduce):
-    W = torch.stack([random(9, 7), torch.zeros(9, 7).double(), random(9, 2) @ random(2, 7), 1e100 * random(9, 7)])
+    W = torch.stack(
+        [
+            random(9, 7),
+            torch.zeros(9, 7).double(),
+            random(9, 2) @ random(2, 7),
+            1e100 * random(9, 7),
+        ]
+    )
     found = reduce(factorize(W), 3)
     assert found.left.shape == (4, 9, 3) and found.right.shape == (4, 3, 7)
     missed = (W - found.left @ found.right).abs().amax((-2, -1))
@@ -224,7 +270,10 @@ def test_guarantee_bounds_are_of_the_norm_within_the_residual(reduce):
     """Of every W that the factorization may stand for: what it misses itself counts twice in the lower bound."""
     full = factorize(workloads.prefix(8), tol=1e-6)
     for r in (0.0, 0.02):
-        found = reduce(replace(full, certificate=replace(full.certificate, residual=torch.tensor(r).double())), 7)
+        found = reduce(
+            replace(full, certificate=replace(full.certificate, residual=torch.tensor(r).double())),
+            7,
+        )
         W = full.left @ full.right - r * found.witness.sign()
         least = approximate(W, found.certificate.residual, tol=1e-5).certificate
         assert laws.overlap(least, found.certificate)
@@ -274,7 +323,11 @@ def test_truncation_is_the_best_in_the_weighted_norm():
 
 @pytest.mark.parametrize("rank", [1, 2, 5, 10])
 def test_truncation_never_raises_the_norm(rank):
-    for W in (workloads.prefix(16).dense(), workloads.absolute_difference(12).dense(), random(12, 20)):
+    for W in (
+        workloads.prefix(16).dense(),
+        workloads.absolute_difference(12).dense(),
+        random(12, 20),
+    ):
         factorization = factorize(W, tol=1e-8)
         assert truncate(factorization, rank).norm <= factorization.certificate.upper * (1 + 1e-4)
 
@@ -286,11 +339,14 @@ def test_projection_is_unbiased_with_the_variance_of_its_law():
     many = factorize(W.expand(draws, 3, 4))
     found = projected(many, rank)
     products = found.left @ found.right
-    variance = (one.left.norm(dim=1).square()[:, None] * one.right.norm(dim=0).square() + W.square()) / rank
+    variance = (
+        one.left.norm(dim=1).square()[:, None] * one.right.norm(dim=0).square() + W.square()
+    ) / rank
     z = (products.mean(0) - W) / (variance / draws).sqrt()
     assert z.abs().max() < 4.5
     ratio = products.var(0) / variance
-    assert (ratio - 1).abs().max() < 0.2  # a matrix with E A A^T = I / 2 or 2 I fails by a factor of 2 at least
+    # a matrix with E A A^T = I / 2 or 2 I fails by a factor of 2 at least
+    assert (ratio - 1).abs().max() < 0.2
 
 
 @pytest.mark.parametrize(("relative", "failure"), [(0.5, 1e-6), (0.2, 1e-3), (1.5, 1e-9)])
@@ -298,11 +354,12 @@ def test_guarantee_jl_rank_on_one_entry_exactly(relative, failure):
     """W = 1: the projected entry is chi-square over its degrees of freedom, so the failure is known exactly."""
     rank = jl_rank(1, 1, relative, failure=failure)
 
-    def fails(l):
-        return chi2.sf(l * (1 + relative), l) + chi2.cdf(l * (1 - relative), l)
+    def fails(ell):
+        return chi2.sf(ell * (1 + relative), ell) + chi2.cdf(ell * (1 - relative), ell)
 
     assert fails(rank) <= failure
-    assert fails(rank // 2) > failure  # half the rank is too little: the constant is right up to a factor of 2
+    # half the rank is too little: the constant is right up to a factor of 2
+    assert fails(rank // 2) > failure
 
 
 def test_guarantee_jl_rank_holds_for_every_entry_and_norm():
@@ -311,7 +368,8 @@ def test_guarantee_jl_rank_holds_for_every_entry_and_norm():
     W = workloads.prefix(12).dense()
     factorization = factorize(W.expand(draws, 12, 12))
     rank = jl_rank(12, 12, relative, failure=failure)
-    A = random(draws, 12, rank) / math.sqrt(rank)  # rank > 12, where johnson_lindenstrauss has nothing to do
+    # rank > 12, where johnson_lindenstrauss has nothing to do
+    A = random(draws, 12, rank) / math.sqrt(rank)
 
     def failures(A):
         left, right = factorization.left @ A, A.mT @ factorization.right

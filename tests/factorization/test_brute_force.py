@@ -12,7 +12,14 @@ import numpy as np
 import pytest
 import torch
 
-from torchdp.factorization import approximate, certify, epochs, factorize, factorize_epochs, gamma2_dual
+from torchdp.factorization import (
+    approximate,
+    certify,
+    epochs,
+    factorize,
+    factorize_epochs,
+    gamma2_dual,
+)
 from torchdp.factorization.certificates import certificate, returning_certificate
 
 cp = pytest.importorskip("cvxpy")
@@ -56,7 +63,10 @@ def singular_values(M):
                 z = (b - a) / (2 * c)
                 t = (1 if z >= 0 else -1) / (abs(z) + np.sqrt(1 + z * z))
                 cosine = 1 / np.sqrt(1 + t * t)
-                M[:, i], M[:, j] = cosine * (M[:, i] - t * M[:, j]), cosine * (t * M[:, i] + M[:, j])
+                M[:, i], M[:, j] = (
+                    cosine * (M[:, i] - t * M[:, j]),
+                    cosine * (t * M[:, i] + M[:, j]),
+                )
         if off < 1e-17:
             break
     return np.sqrt((M * M).sum(0))
@@ -81,11 +91,18 @@ def lower(W, c, P, p, shift):
 @lru_cache
 def program(m, n, p, shift, alpha):
     """min ||a||_{p/2}, the squared error, over [[A, X], [X^T, B]] >= 0, diag A <= a, diag B <= 1."""
-    W, Z, a, v = cp.Parameter((m, n)), cp.Variable((m + n, m + n), PSD=True), cp.Variable(m), cp.Variable(m)
+    W, Z, a, v = (
+        cp.Parameter((m, n)),
+        cp.Variable((m + n, m + n), PSD=True),
+        cp.Variable(m),
+        cp.Variable(m),
+    )
     rows, columns = cp.diag(Z)[:m] <= a, cp.diag(Z)[m:] <= 1
     X = Z[:m, m:] + (cp.reshape(v, (m, 1), order="C") @ np.ones((1, n)) if shift else 0)
     entries = cp.abs(X - W) <= alpha if alpha else X == W
-    problem = cp.Problem(cp.Minimize(cp.norm(a, p / 2 if p < math.inf else "inf")), [rows, columns, entries])
+    problem = cp.Problem(
+        cp.Minimize(cp.norm(a, p / 2 if p < math.inf else "inf")), [rows, columns, entries]
+    )
     return problem, W, Z, v, rows, columns
 
 
@@ -139,13 +156,21 @@ def test_guarantee_certificates_of_bad_factors_and_weights_are_true_as_well():
         (m, n), p = W.shape, (2, 3, math.inf)[index % 3]
         for shift in (False, True):
             below, above = truth(index, p, shift)
-            c, P, v = generator.random(m), generator.random(n), generator.normal(size=m) if shift else None
+            c, P, v = (
+                generator.random(m),
+                generator.random(n),
+                generator.normal(size=m) if shift else None,
+            )
             left, right = generator.normal(size=(m, 2)), generator.normal(size=(2, n))
             tensors = [torch.from_numpy(x) for x in (W, left, right, c, P)]
             found = certify(*tensors, p=p, shift=None if v is None else torch.from_numpy(v))
             assert found.lower <= above * ROOM and below <= found.upper * ROOM
-            assert float(found.upper) == pytest.approx(float(upper(W, left, right, p, v)), rel=1e-12)
-            assert float(found.lower) == pytest.approx(float(lower(W, c, P, p, shift)), rel=1e-11, abs=1e-12)
+            assert float(found.upper) == pytest.approx(
+                float(upper(W, left, right, p, v)), rel=1e-12
+            )
+            assert float(found.lower) == pytest.approx(
+                float(lower(W, c, P, p, shift)), rel=1e-11, abs=1e-12
+            )
 
 
 def test_guarantee_approximate_and_dual_bounds_hold():
@@ -194,10 +219,15 @@ def epochs_judge(index, period, p):
     assert 1 - 1e-6 <= reached / promised <= ROOM
     X, y = cp.Variable((n, n), PSD=True), cp.Variable(n)
     own = [np.eye(n)[:, i::period] for i in range(min(period, n))]
-    bounded = [cp.sum(E.T @ y) <= 1 for E in own] + [cp.diag(E.T @ y) - E.T @ X @ E >> 0 for E in own]
+    bounded = [cp.sum(E.T @ y) <= 1 for E in own] + [
+        cp.diag(E.T @ y) - E.T @ X @ E >> 0 for E in own
+    ]
     errors = [cp.matrix_frac(row, X) for row in W / np.abs(W).max()]
     value = cp.max(cp.hstack(errors)) if p == math.inf else cp.sum(errors)
-    exact = math.sqrt(cp.Problem(cp.Minimize(value), bounded).solve(solver=cp.CLARABEL)) * np.abs(W).max()
+    exact = (
+        math.sqrt(cp.Problem(cp.Minimize(value), bounded).solve(solver=cp.CLARABEL))
+        * np.abs(W).max()
+    )
     assert claimed.lower <= exact * (1 + 1e-6) and exact <= claimed.upper * (1 + 1e-6)
     return reached / promised
 

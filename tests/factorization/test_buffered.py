@@ -55,9 +55,12 @@ def test_norms_are_those_of_the_dense_strategy(n, buffers, p, decay, momentum, r
 def test_three_buffers_come_close_to_the_best_strategy():
     found = factorize_buffered(RunningSums(100), 3, 2.0)
     assert found.certificate.gap < 2e-3
-    toeplitz = replace(found.strategy, before=torch.ones(100), after=torch.ones(100))  # the control: no diagonals
+    # the control: no diagonals
+    toeplitz = replace(found.strategy, before=torch.ones(100), after=torch.ones(100))
     C = toeplitz.dense() / toeplitz.dense().norm(dim=0).max()
-    rows = torch.linalg.solve_triangular(C, RunningSums(100).dense(), upper=False, left=False).norm()
+    rows = torch.linalg.solve_triangular(
+        C, RunningSums(100).dense(), upper=False, left=False
+    ).norm()
     assert rows > 1.02 * found.certificate.upper
 
 
@@ -75,16 +78,24 @@ def strategies(falling):
     generator = keyed_generator(b"apart")
     for case in range(60):
         n, buffers = 1 + case % 11, 1 + case % 4
-        places, before, after = (torch.rand(k, generator=generator).double() + 0.02 for k in (2 * buffers, n, n))
+        places, before, after = (
+            torch.rand(k, generator=generator).double() + 0.02 for k in (2 * buffers, n, n)
+        )
         places = places.sort(descending=True).values / 1.03
         if falling:
             before, after = (x.sort(descending=True).values for x in (before, after))
-        yield BufferedStrategy(places[0::2], places[1::2], before, after), 1 + case % 5, 1 + case % 3
+        yield (
+            BufferedStrategy(places[0::2], places[1::2], before, after),
+            1 + case % 5,
+            1 + case % 3,
+        )
 
 
 def moved(C, gap, times):
     """What the worst set moves, squared."""
-    return max(float(C[:, list(s)].sum(1).square().sum()) for s in permitted(Separated(gap, times), len(C)))
+    return max(
+        float(C[:, list(s)].sum(1).square().sum()) for s in permitted(Separated(gap, times), len(C))
+    )
 
 
 def test_guarantee_no_set_moves_further_and_one_moves_as_far_as_is_said():
@@ -96,9 +107,11 @@ def test_guarantee_no_set_moves_further_and_one_moves_as_far_as_is_said():
         open_ones += attained < worst * (1 - 1e-9)
         close.append(bound / worst)
         found = sensitivity(C, Separated(gap, times))
-        assert math.isclose(found.value, math.sqrt(worst), rel_tol=1e-9) and found.exact  # few steps: searched
+        # few steps: searched
+        assert math.isclose(found.value, math.sqrt(worst), rel_tol=1e-9) and found.exact
         if C.steps > times:
-            assert moved(C.dense(), 1, times + 1) > worst * (1 + 1e-9)  # the control: other users move further
+            # the control: other users move further
+            assert moved(C.dense(), 1, times + 1) > worst * (1 + 1e-9)
     assert open_ones < 10 and max(close) > 1.001 and sum(close) / 60 < 1.05
 
 
@@ -106,7 +119,9 @@ def test_where_diagonals_fall_the_packed_set_is_the_worst():
     for C, gap, times in strategies(True):
         bound, attained = apart_squares(*C.tensors, gap, times)[:2]
         packed = C.dense()[:, ::gap][:, :times].sum(1).square().sum()
-        assert math.isclose(bound, float(packed), rel_tol=1e-9) and math.isclose(attained, bound, rel_tol=1e-9)
+        assert math.isclose(bound, float(packed), rel_tol=1e-9) and math.isclose(
+            attained, bound, rel_tol=1e-9
+        )
 
 
 def test_guarantee_sensitivity_of_many_steps_is_a_bound(monkeypatch):
@@ -114,14 +129,18 @@ def test_guarantee_sensitivity_of_many_steps_is_a_bound(monkeypatch):
     monkeypatch.setattr("torchdp.factorization.streams.buffered.SEARCHED", 0)
     for (C, gap, times), exact in zip(strategies(False), searched, strict=True):
         found = sensitivity(C, Separated(gap, times))
-        assert found.attained <= exact.value * (1 + 1e-12) and exact.value <= found.value * (1 + 1e-12)
+        assert found.attained <= exact.value * (1 + 1e-12) and exact.value <= found.value * (
+            1 + 1e-12
+        )
 
 
 @pytest.mark.parametrize(
     ("n", "gap", "times", "p", "decay", "momentum"),
     [(24, 6, 4, 2.0, 1.0, 0.0), (22, 9, 2, math.inf, 0.95, 0.0), (20, 7, 3, 2.0, 1.0, 0.5)],
 )
-def test_guarantee_a_strategy_for_users_who_keep_apart(monkeypatch, n, gap, times, p, decay, momentum):
+def test_guarantee_a_strategy_for_users_who_keep_apart(
+    monkeypatch, n, gap, times, p, decay, momentum
+):
     monkeypatch.setattr(search, "SEPARATED", FEW)
     W = RunningSums(n, decay, momentum)
     found = factorize_buffered(W, 2, p, gap=gap, times=times)
@@ -141,7 +160,10 @@ def test_larger_problems_begin_with_smaller_ones(monkeypatch):
     monkeypatch.setattr(search, "SEPARATED", FEW)
     whole = factorize_buffered(RunningSums(60), 1, 2.0, gap=15, times=4).certificate.upper
     monkeypatch.setattr(search, "SEPARATED", replace(FEW, whole=30))
-    assert factorize_buffered(RunningSums(60), 1, 2.0, gap=15, times=4).certificate.upper < 1.03 * whole
+    assert (
+        factorize_buffered(RunningSums(60), 1, 2.0, gap=15, times=4).certificate.upper
+        < 1.03 * whole
+    )
 
 
 def recalled_strategies():
@@ -149,10 +171,14 @@ def recalled_strategies():
     generator = keyed_generator(b"recalled")
     for case in range(40):
         n, buffers, period = 2 + case, 1 + case % 4, 1 + case % 7
-        places, before, after = (torch.rand(k, generator=generator).double() + 0.02 for k in (2 * buffers, n, n))
+        places, before, after = (
+            torch.rand(k, generator=generator).double() + 0.02 for k in (2 * buffers, n, n)
+        )
         places = places.sort(descending=True).values / 1.03
         earlier = 1.2 * torch.rand(1 + case % 5, n, generator=generator).double() - 0.6
-        yield RecalledStrategy(BufferedStrategy(places[0::2], places[1::2], before, after), period, earlier)
+        yield RecalledStrategy(
+            BufferedStrategy(places[0::2], places[1::2], before, after), period, earlier
+        )
 
 
 def classes(C, period):
@@ -164,12 +190,12 @@ def classes(C, period):
 def wide(C):
     """C itself in the widest floats, by forward substitution."""
     n, inner = C.steps, C.buffered
-    l, q, D1, D2 = (x.numpy().astype(np.longdouble) for x in inner.tensors)
-    w = [np.prod(l[a] - q) / np.prod(np.delete(l[a] - l, a)) for a in range(len(l))]
+    ell, q, D1, D2 = (x.numpy().astype(np.longdouble) for x in inner.tensors)
+    w = [np.prod(ell[a] - q) / np.prod(np.delete(ell[a] - ell, a)) for a in range(len(ell))]
     found = np.zeros((n, n), np.longdouble)
     for t in range(n):
         for s in range(t + 1):
-            found[t, s] = D1[t] * (1 if s == t else sum(w * l ** (t - s - 1))) * D2[s]
+            found[t, s] = D1[t] * (1 if s == t else sum(w * ell ** (t - s - 1))) * D2[s]
         for m, row in enumerate(C.earlier.numpy().astype(np.longdouble), 1):
             if t >= m * C.period:
                 found[t] -= row[t] * found[t - m * C.period]
@@ -183,8 +209,12 @@ def test_guarantee_no_class_moves_further_than_is_said():
         products, rounding = C.class_products()
         for i, truth in enumerate(classes(exact, C.period)):
             off = abs(float(products[i].abs().sum() - truth))
-            assert off <= float(rounding[i]) and rounding[i] < 1e-10 * max(truth, float(rounding.max()))
-        plain = RecalledStrategy(C.buffered, C.period, torch.zeros_like(C.earlier)).class_products()[0]
+            assert off <= float(rounding[i]) and rounding[i] < 1e-10 * max(
+                truth, float(rounding.max())
+            )
+        plain = RecalledStrategy(
+            C.buffered, C.period, torch.zeros_like(C.earlier)
+        ).class_products()[0]
         if C.steps > 2 * C.period:
             assert not torch.allclose(plain, products, rtol=1e-3)  # the control: A counts
         shorter = C.leading(C.steps - 1)
@@ -200,7 +230,9 @@ def test_guarantee_no_class_moves_further_than_is_said():
     ],
 )
 def test_four_buffers_come_near_the_bound_for_every_strategy(monkeypatch, n, period, p, most):
-    monkeypatch.setattr(search, "RECALLED", search.RECALLED if n > 100 else replace(search.RECALLED, most=30))
+    monkeypatch.setattr(
+        search, "RECALLED", search.RECALLED if n > 100 else replace(search.RECALLED, most=30)
+    )
     C, rows = recalled_passes(n, period, 4, p)
     products, rounding = C.class_products()
     assert float((products.abs().sum((1, 2)) + rounding).max()) <= 1 + 1e-8

@@ -61,7 +61,13 @@ def test_guarantee_bounds_that_contradict_each_other_are_refused_not_repaired(ma
     make = MAKERS[maker]
     for low, high in (0.5, 0.5), (0.5, 0.5 - 5e-10), (0.0, math.inf), (-1.0, 0.0):
         assert make(low, high)
-    for low, high in (0.5, 0.5 - 2e-9), (1.0, 0.0), (math.nan, 1.0), (0.0, math.nan), (math.inf, 1.0):
+    for low, high in (
+        (0.5, 0.5 - 2e-9),
+        (1.0, 0.0),
+        (math.nan, 1.0),
+        (0.0, math.nan),
+        (math.inf, 1.0),
+    ):
         with pytest.raises(ArithmeticError, match="lower bound exceeds"):
             make(low, high)
 
@@ -73,7 +79,9 @@ def test_an_evaluator_that_errs_by_a_ten_millionth_is_refused(fault, monkeypatch
     W = eye if fault == "eigvalsh" else eye[[1, 2, 0, 3, 4, 5, 6, 7]]  # mirrored or not
     assert float(certify(W, W, eye, ones, ones).rounding) < 1e-13
     right, factor = getattr(torch.linalg, fault), 1 - 1e-7 if fault == "vector_norm" else 1 + 1e-7
-    monkeypatch.setattr(torch.linalg, fault, lambda *args, **kwargs: factor * right(*args, **kwargs))
+    monkeypatch.setattr(
+        torch.linalg, fault, lambda *args, **kwargs: factor * right(*args, **kwargs)
+    )
     with pytest.raises(ArithmeticError, match="lower bound exceeds"):
         certify(W, W, eye, ones, ones)
 
@@ -121,7 +129,9 @@ def test_the_largest_numbers():
     shifted = certify(W / 2, W / 2, eye, half, half, shift=torch.zeros(2))
     assert 0 < shifted.lower <= shifted.upper < math.inf
     signs, weights = W / 1.7e308, (half / 2, torch.tensor([0.1, 0.9]))
-    torch.testing.assert_close(witness(W, *weights, shift=True), witness(signs, *weights, shift=True))
+    torch.testing.assert_close(
+        witness(W, *weights, shift=True), witness(signs, *weights, shift=True)
+    )
     torch.testing.assert_close(gamma_ellipsoid(W / 2), 0.85e308 * gamma_ellipsoid(signs))
 
 
@@ -129,18 +139,27 @@ def test_factors_that_overflow_prove_nothing_above():
     W, huge = random(3, 4), torch.full((3, 3), 1e200, dtype=torch.float64)
     for p in (2.0, 3.0, math.inf):
         for sign in (huge, torch.tensor([1.0, -1.0, 1.0]).double() * huge):  # inf, and inf - inf
-            certificate = certify(W, sign, 1e200 * torch.ones(3, 4).double(), torch.ones(3), torch.ones(4), p=p)
+            certificate = certify(
+                W, sign, 1e200 * torch.ones(3, 4).double(), torch.ones(3), torch.ones(4), p=p
+            )
             assert certificate.upper == certificate.gap == certificate.residual == math.inf
             assert 0 < certificate.lower < math.inf
 
 
 def test_batches_broadcast_to_w_s():
     W = random(2, 3, 4, 5)
-    right, c, P, v = random(4, 5, name=b"r"), torch.ones(3, 4), torch.ones(2, 1, 5), random(4, name=b"v")
+    right, c, P, v = (
+        random(4, 5, name=b"r"),
+        torch.ones(3, 4),
+        torch.ones(2, 1, 5),
+        random(4, name=b"v"),
+    )
     w = random(3, 4, name=b"w").abs()
     left = (W - v[:, None]) @ torch.linalg.pinv(right)
     batch = certify(W, left, right, c, P, p=3, shift=v, error_weights=w)
-    assert batch.upper.shape == batch.lower.shape == batch.residual.shape == batch.gap.shape == (2, 3)
+    assert (
+        batch.upper.shape == batch.lower.shape == batch.residual.shape == batch.gap.shape == (2, 3)
+    )
     one = certify(W[1, 2], left[1, 2], right, c[2], P[1, 0], p=3, shift=v, error_weights=w[2])
     for name in ("upper", "lower", "residual"):
         torch.testing.assert_close(getattr(batch, name)[1, 2], getattr(one, name))

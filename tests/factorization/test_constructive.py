@@ -32,7 +32,9 @@ def honaker(k, p=math.inf):
 
 def exact_and_above(found, W, p=math.inf):
     """left right = W, and the optimum lies between the certified bounds."""
-    torch.testing.assert_close(found.left @ found.right, W, rtol=0, atol=1e-12 * float(W.abs().max()))
+    torch.testing.assert_close(
+        found.left @ found.right, W, rtol=0, atol=1e-12 * float(W.abs().max())
+    )
     optimum = factorize(W, p, tol=1e-4).certificate
     assert found.certificate.lower <= optimum.upper * (1 + 1e-9)
     assert optimum.lower <= found.certificate.upper * (1 + 1e-9)
@@ -56,10 +58,15 @@ def test_prefix_sums_are_within_the_published_bounds(k):
     tree, root, normalised = (float(build(k).certificate.upper) for build in PREFIX)
     assert tree <= math.sqrt((h + 1) * max(h, 1)) * (1 + 1e-12)
     if k == 2**h:
-        assert tree == pytest.approx(math.sqrt((h + 1) * h))  # attained, so a smaller bound is false
+        # attained, so a smaller bound is false
+        assert tree == pytest.approx(math.sqrt((h + 1) * h))
     assert float(honaker(k).certificate.upper) <= tree * (1 + 1e-12)
     exact = sum((math.comb(2 * j, j) / 4**j) ** 2 for j in range(k))
-    assert root == pytest.approx(exact, rel=1e-12) and exact <= root_bound(k) and exact > root_bound(k) - 0.2
+    assert (
+        root == pytest.approx(exact, rel=1e-12)
+        and exact <= root_bound(k)
+        and exact > root_bound(k) - 0.2
+    )
     if k >= 5:
         assert normalised < root
 
@@ -67,14 +74,18 @@ def test_prefix_sums_are_within_the_published_bounds(k):
 @pytest.mark.parametrize("k, worst, mean", [(64, 2.21177, 2.12770), (256, 2.64496, 2.55726)])
 def test_normalised_square_root_has_the_published_values(k, worst, mean):
     assert float(normalised_square_root(k).certificate.upper) == pytest.approx(worst, abs=1e-5)
-    assert float(normalised_square_root(k, 2).certificate.upper) / math.sqrt(k) == pytest.approx(mean, abs=1e-5)
+    assert float(normalised_square_root(k, 2).certificate.upper) / math.sqrt(k) == pytest.approx(
+        mean, abs=1e-5
+    )
 
 
 def test_best_decoder_has_the_shortest_rows():
     tree = binary_tree(16)
     best = best_decoder(workloads.prefix(16).dense(), tree.right)
     norms = best.left.norm(dim=1) * best.sensitivity, tree.left.norm(dim=1) * tree.sensitivity
-    assert bool((norms[0] <= norms[1] * (1 + 1e-12)).all()) and bool((norms[0] < 0.99 * norms[1]).any())
+    assert bool((norms[0] <= norms[1] * (1 + 1e-12)).all()) and bool(
+        (norms[0] < 0.99 * norms[1]).any()
+    )
 
 
 def lipschitz(n, seed=0):
@@ -105,7 +116,8 @@ def test_block_diagonal_matrices_have_the_l_p_norm_of_their_norms(p):
     whole = factorize(torch.block_diag(*blocks), p, tol=1e-7).certificate
     norms = torch.stack([factorize(block, p, tol=1e-7).certificate.upper for block in blocks])
     assert inside(torch.linalg.vector_norm(norms, ord=p), whole, 1e-6)
-    assert not inside(gamma_product_domain(norms, p), whole, 1e-3)  # one point of each set is more than one point
+    # one point of each set is more than one point
+    assert not inside(gamma_product_domain(norms, p), whole, 1e-3)
 
 
 @pytest.mark.parametrize("p", EXPONENTS)
@@ -113,7 +125,9 @@ def test_product_domains_have_the_norm_of_lemma_60(p):
     first, second = normal(2, 5), normal(3, 4, seed=1)
     # every column of one above every other's
     pairs = torch.cat([first.repeat_interleave(4, 1), second.repeat(1, 5)])
-    norms = torch.stack([factorize(K, p, True, tol=1e-7).certificate.upper for K in (first, second)])
+    norms = torch.stack(
+        [factorize(K, p, True, tol=1e-7).certificate.upper for K in (first, second)]
+    )
     whole = factorize(pairs, p, True, tol=1e-7).certificate
     assert inside(gamma_product_domain(norms, p), whole, 1e-6)
     assert not inside(torch.linalg.vector_norm(norms, ord=p), whole, 1e-3)
@@ -121,12 +135,17 @@ def test_product_domains_have_the_norm_of_lemma_60(p):
 
 @pytest.mark.parametrize("p", EXPONENTS)
 def test_boxes(p):
-    low, high = torch.tensor([-1.0, 0.0, 2.0, 5.0]).double(), torch.tensor([0.0, 3.0, 2.5, 5.0]).double()
+    low, high = (
+        torch.tensor([-1.0, 0.0, 2.0, 5.0]).double(),
+        torch.tensor([0.0, 3.0, 2.5, 5.0]).double(),
+    )
     corners = torch.cartesian_prod(*torch.stack([low, high], 1)).T
     value = gamma_box(low, high, p)
     assert inside(value, factorize(corners, p, True, tol=1e-7).certificate, 1e-7)
     sides = torch.full((3, 4), 2.0, dtype=torch.float64)
-    torch.testing.assert_close(gamma_box(-sides / 2, sides / 2, p), 4 ** (1 / 2 + 1 / p) * torch.ones(3).double())
+    torch.testing.assert_close(
+        gamma_box(-sides / 2, sides / 2, p), 4 ** (1 / 2 + 1 / p) * torch.ones(3).double()
+    )
     assert gamma_box(low, low, p) == 0
 
 
@@ -152,7 +171,11 @@ def test_guarantee_marginal_factorization_is_the_norm_of_the_dense_matrix(d, ord
     certificate = MarginalFactorization(d, order, shift).certificate(p)
     exact = factorize(workloads.marginal_tables(d, order), p, shift, tol=1e-9).certificate
     assert certificate.gap <= 1e-11
-    assert float(exact.lower) * (1 - 1e-9) <= float(certificate.upper) <= float(exact.upper) * (1 + 1e-9)
+    assert (
+        float(exact.lower) * (1 - 1e-9)
+        <= float(certificate.upper)
+        <= float(exact.upper) * (1 + 1e-9)
+    )
 
 
 @pytest.mark.parametrize("shift", [False, True])
@@ -161,7 +184,9 @@ def test_its_noise_is_that_of_a_factorization(shift):
     made = MarginalFactorization(5, 2, shift)
     sets = torch.combinations(torch.arange(5), 2)
     count = len(made.subsets(sets)[0])
-    columns = [made.noise(sets, unit, 1.0).flatten() for unit in torch.eye(count, dtype=torch.float64)]
+    columns = [
+        made.noise(sets, unit, 1.0).flatten() for unit in torch.eye(count, dtype=torch.float64)
+    ]
     L, W = torch.stack(columns, 1), workloads.marginal_tables(5, 2).dense()
     W = W - 0.25 if shift else W
     R = torch.linalg.pinv(L) @ W
@@ -180,11 +205,14 @@ def test_three_way_marginals_of_a_thousand_bits():
     sets = random.sort(1).values
     normals = torch.randn(len(made.subsets(sets)[0]), dtype=torch.float64, generator=generator())
     noise = made.noise(sets, normals, 2.0)
-    apart = made.noise(torch.arange(999).view(333, 3), torch.randn(1 + 333 * 7, generator=generator()), 2.0)
+    apart = made.noise(
+        torch.arange(999).view(333, 3), torch.randn(1 + 333 * 7, generator=generator()), 2.0
+    )
     assert noise.shape == (20_000, 8)
     assert float(apart.square().mean() / made.variance(2.0)) == pytest.approx(1, abs=0.1)
     same = (sets == sets[0]).all(1)
     torch.testing.assert_close(noise[same], noise[:1].expand(int(same.sum()), 8))
-    total = noise.view(-1, 2, 2, 2).sum((1, 2))  # bit 0 alone: tables that share it agree on its count
+    # bit 0 alone: tables that share it agree on its count
+    total = noise.view(-1, 2, 2, 2).sum((1, 2))
     first = total[sets[:, 0] == sets[0, 0]]
     torch.testing.assert_close(first, first[:1].expand_as(first))

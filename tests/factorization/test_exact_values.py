@@ -77,7 +77,9 @@ def test_kronecker_power_of_the_subset_matrix(d):
     brackets(workloads.Workload("subsets", factor * d), ((1 + math.sqrt(5)) / 2) ** d, p=2)
 
 
-@pytest.mark.parametrize("k, value", [(2, 1.154700538), (8, 1.636213164), (16, 1.90882735), (32, 2.19454798)])
+@pytest.mark.parametrize(
+    "k, value", [(2, 1.154700538), (8, 1.636213164), (16, 1.90882735), (32, 2.19454798)]
+)
 def test_all_ranges(k, value):
     brackets(workloads.all_ranges(k), value, within=1e-5 if k <= 16 else 1e-4)
 
@@ -110,12 +112,16 @@ LARGE = [
 @pytest.mark.parametrize("name, n, p, low, high", LARGE)
 def test_our_bounds_meet_those_certified_elsewhere(name, n, p, low, high):
     signs = 2.0 * torch.tensor(np.random.default_rng(0).integers(0, 2, (n, n))) - 1
-    W = {"prefix": workloads.prefix, "ranges": workloads.all_ranges, "signs": lambda n: signs}[name](n)
+    W = {"prefix": workloads.prefix, "ranges": workloads.all_ranges, "signs": lambda n: signs}[
+        name
+    ](n)
     rows = n if name != "ranges" else n * (n + 1) // 2
     certificate = factorize(W, p, tol=1e-6).certificate
     scale = 1 if p == math.inf else math.sqrt(rows)
     assert certificate.gap <= 1e-6
-    assert certificate.lower / scale <= high * (1 + 1e-7) and certificate.upper / scale >= low * (1 - 1e-7)
+    assert certificate.lower / scale <= high * (1 + 1e-7) and certificate.upper / scale >= low * (
+        1 - 1e-7
+    )
 
 
 def test_guarantee_reference_does_not_take_the_solvers_word():

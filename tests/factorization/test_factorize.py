@@ -63,7 +63,9 @@ def test_thin_shapes(shape, p, shift):
 def test_scales(scale):
     W = normal(6, 5)
     certificate = factorize(scale * W).certificate
-    torch.testing.assert_close(certificate.upper / scale, factorize(W).certificate.upper, rtol=1e-9, atol=0)
+    torch.testing.assert_close(
+        certificate.upper / scale, factorize(W).certificate.upper, rtol=1e-9, atol=0
+    )
 
 
 @pytest.mark.filterwarnings("error::RuntimeWarning")
@@ -72,7 +74,8 @@ def test_graded_columns_are_charged_not_forgotten():
     W = normal(6, 5) * torch.tensor([1, 1e-3, 1e-4, 1e-5, 1e-6], dtype=torch.float64)
     assert factorize(W, tol=1e-5).certificate.gap <= 1e-5
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", RuntimeWarning)  # 1e-9 is out of reach, but nothing is lost by asking
+        # 1e-9 is out of reach, but nothing is lost by asking
+        warnings.simplefilter("ignore", RuntimeWarning)
         assert factorize(W, tol=1e-9, max_iterations=200).certificate.gap <= 1e-5
 
 
@@ -116,12 +119,18 @@ def test_guarantee_factorize_reports_an_early_stop_and_is_still_true(n):
 def test_factors_are_w_s_and_the_norm_is_the_weighted_one(p, shift):
     W, w = random(6, 8), random(6, name=b"w").abs() + 0.1
     found = factorize(W, p, shift, tol=1e-6, error_weights=w)
-    product = found.left @ found.right if found.shift is None else found.left @ found.right + found.shift[:, None]
+    product = (
+        found.left @ found.right
+        if found.shift is None
+        else found.left @ found.right + found.shift[:, None]
+    )
     torch.testing.assert_close(product, W, rtol=0, atol=1e-9)
     rows = torch.linalg.vector_norm(w * found.left.norm(dim=1), ord=p)
     torch.testing.assert_close(rows * found.sensitivity, found.certificate.upper)
     torch.testing.assert_close(rows, found.sensitivity)  # balanced in the weighted norm
-    torch.testing.assert_close(found.certificate.lower, gamma(w[:, None] * W, p, shift), rtol=2e-6, atol=0)
+    torch.testing.assert_close(
+        found.certificate.lower, gamma(w[:, None] * W, p, shift), rtol=2e-6, atol=0
+    )
 
 
 @pytest.mark.parametrize(("p", "shift"), WEIGHTED)
@@ -139,7 +148,9 @@ def test_guarantee_weighted_certificate_is_certify_s(p, shift):
     )
     for name in ("upper", "lower", "residual"):
         for other in (found.certificate, by_hand):
-            torch.testing.assert_close(getattr(again, name), getattr(other, name), rtol=1e-12, atol=1e-14)
+            torch.testing.assert_close(
+                getattr(again, name), getattr(other, name), rtol=1e-12, atol=1e-14
+            )
     truth = factorize(w[:, None] * W, p, shift, tol=1e-6).certificate
     assert laws.overlap(again, truth)
     unweighted = certify(*factors, p=p, shift=found.shift)  # negative control: another number
@@ -150,8 +161,12 @@ def test_diagonal_case_in_closed_form():
     """gamma_(p)(diag(w)) = ||w||_p: W = I and any weights."""
     w = torch.tensor([0.5, 1.0, 4.0], dtype=torch.float64)
     for p in (2.0, 3.0, math.inf):
-        found = factorize(torch.eye(3, dtype=torch.float64), p, tol=1e-6, error_weights=w).certificate
-        torch.testing.assert_close(found.upper, torch.linalg.vector_norm(w, ord=p), rtol=2e-6, atol=0)
+        found = factorize(
+            torch.eye(3, dtype=torch.float64), p, tol=1e-6, error_weights=w
+        ).certificate
+        torch.testing.assert_close(
+            found.upper, torch.linalg.vector_norm(w, ord=p), rtol=2e-6, atol=0
+        )
 
 
 def test_kronecker_products_are_factored_whole_and_weighed_by_factors_where_weights_are_a_product():

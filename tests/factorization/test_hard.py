@@ -13,8 +13,19 @@ from scipy.sparse import csr_matrix, diags, hstack, identity, vstack
 from scipy.stats import binom
 
 from torchdp import workloads
-from torchdp.factorization import additive_noise_bound, approximate, factorize, hard_instance, learner_samples
-from torchdp.factorization.hard import HardInstance, _mean_inverse, least_noise_variance, sample_upper_bound
+from torchdp.factorization import (
+    additive_noise_bound,
+    approximate,
+    factorize,
+    hard_instance,
+    learner_samples,
+)
+from torchdp.factorization.hard import (
+    HardInstance,
+    _mean_inverse,
+    least_noise_variance,
+    sample_upper_bound,
+)
 from torchdp.factorization.norm import witness
 from torchdp.privacy import gaussian_sigma
 from torchdp.queries import ConceptClass, PrivateLearner
@@ -45,7 +56,9 @@ def most_information(instance: HardInstance, epsilon: float) -> float:
     The ratio is convex and homogeneous in A(y|.), so the best messages are extreme rays of the cone of vectors whose
     entries differ by factors of at most e^epsilon: two-valued vectors, one for each subset of the types.
     """
-    P, c, M = (t.numpy() for t in (instance.type_weights, instance.query_weights, instance.directions))
+    P, c, M = (
+        t.numpy() for t in (instance.type_weights, instance.query_weights, instance.directions)
+    )
     subsets = np.array(list(itertools.product((0.0, 1.0), repeat=len(P))))
     A = 1 + (math.exp(epsilon) - 1) * subsets
     gain = (c * (A @ M.T) ** 2).sum(1) / (A @ P)
@@ -75,7 +88,9 @@ def test_information_is_attained():
         assert most_information(coin, epsilon) > 0.9999 * coin.information(epsilon)
     for k in (3, 4, 6):
         epsilon, histogram = math.log(k - 1), hard_instance(torch.eye(k))
-        response = (torch.eye(k).double() * (math.exp(epsilon) - 1) + 1) / (math.exp(epsilon) + k - 1)
+        response = (torch.eye(k).double() * (math.exp(epsilon) - 1) + 1) / (
+            math.exp(epsilon) + k - 1
+        )
         signal = (histogram.directions @ response.T).square() / (response @ histogram.type_weights)
         attained = float((histogram.query_weights[:, None] * signal).sum())
         assert math.isclose(attained, histogram.information(epsilon), rel_tol=1e-3)
@@ -121,11 +136,14 @@ def test_guarantee_samples_hold_for_the_best_estimate_of_randomized_response(n, 
     coin, slope, worst = hard_instance(COIN), math.tanh(epsilon / 2), np.zeros(2)
     for half in (0.3, 0.5, 0.7, 1.0):
         square, absolute = bayes_risk(n, epsilon, half)
-        allowed = n * slope**2 * float(_mean_inverse(torch.tensor(slope * half, dtype=torch.float64)))
+        allowed = (
+            n * slope**2 * float(_mean_inverse(torch.tensor(slope * half, dtype=torch.float64)))
+        )
         prior = (math.pi / half) ** 2
         assert 1 / square <= (allowed + prior) * (1 + 1e-6)
         assert math.pi / (2 * math.e) / absolute**2 <= (allowed + prior) * (1 + 1e-6)
-        assert n > 40 or 1 / square > allowed + 0.3 * prior  # negative control: wrong without the prior's share
+        # negative control: wrong without the prior's share
+        assert n > 40 or 1 / square > allowed + 0.3 * prior
         worst = np.maximum(worst, (math.sqrt(square), absolute))
     assert coin.samples(worst[0], epsilon) <= n
     assert coin.samples_absolute(worst[1], epsilon) <= n
@@ -192,15 +210,22 @@ def test_a_workload_with_its_negative_has_the_norm_without_shift():
     symmetric = hard_instance(both, torch.cat([U, -U], 1) / 2)
     expected = float(unshifted.certificate.lower)
     assert math.isclose(symmetric.information(1.0), math.sinh(0.5) ** 2 / expected**2, rel_tol=1e-3)
-    assert math.isclose(symmetric.information(1.0), hard_instance(both).information(1.0), rel_tol=1e-2)
+    assert math.isclose(
+        symmetric.information(1.0), hard_instance(both).information(1.0), rel_tol=1e-2
+    )
     torch.testing.assert_close(symmetric.directions[:, :16], -symmetric.directions[:, 16:])
     assert symmetric.samples(0.01, 1.0) > hard_instance(W).samples(0.01, 1.0)
-    coarse = approximate(W, 0.1).witness  # a witness of gamma_2(W; 0.1) proves less for small errors
+    # a witness of gamma_2(W; 0.1) proves less for small errors
+    coarse = approximate(W, 0.1).witness
     both_ways = hard_instance(both, torch.cat([coarse, -coarse], 1))
     assert 0 < both_ways.samples(0.01, 1.0) <= symmetric.samples(0.01, 1.0)
 
 
-SIGNS = {"coin": COIN.double(), "two": torch.tensor([[1.0, 1.0], [1.0, -1.0]]), "steps": 2 * SMALL["prefix"] - 1}
+SIGNS = {
+    "coin": COIN.double(),
+    "two": torch.tensor([[1.0, 1.0], [1.0, -1.0]]),
+    "steps": 2 * SMALL["prefix"] - 1,
+}
 
 
 @pytest.mark.parametrize("epsilon", [0.5, 2.0])
@@ -214,8 +239,13 @@ def test_guarantee_samples_to_test_bound_every_pair_of_messages(name, epsilon):
         moved = laws + shift * instance.directions
         assert (half > shift).all() and (moved >= 0).all()
         for ones in itertools.product((0.0, 1.0), repeat=types):
-            A = (1 + math.expm1(epsilon) * torch.tensor(ones, dtype=torch.float64)) / (1 + math.exp(epsilon))
-            counts = [binom.pmf(np.arange(n + 1), n, (each @ A).numpy()[:, None]) for each in (laws, moved)]
+            A = (1 + math.expm1(epsilon) * torch.tensor(ones, dtype=torch.float64)) / (
+                1 + math.exp(epsilon)
+            )
+            counts = [
+                binom.pmf(np.arange(n + 1), n, (each @ A).numpy()[:, None])
+                for each in (laws, moved)
+            ]
             failure = np.minimum(*counts).sum(1).max() / 2
             tight.append(instance.samples_to_test(shift, epsilon, failure) / n)
     assert (0.4 if name == "coin" else 0.1) < max(tight) <= 1  # a bound ten times as large is wrong
@@ -227,17 +257,23 @@ def test_guarantee_learner_samples_are_below_a_learners():
         norm = float(factorize(D, tol=1e-6).certificate.upper)
         for epsilon, alpha in itertools.product((0.2, 1.0), (0.02, 0.2)):
             needed = learner_samples(D, alpha, epsilon, 0.1)
-            assert 0 < needed <= PrivateLearner.calibrated(concepts, epsilon=epsilon).samples(alpha, 0.1)
+            assert (
+                0
+                < needed
+                <= PrivateLearner.calibrated(concepts, epsilon=epsilon).samples(alpha, 0.1)
+            )
             limit = 0.8 * math.log(9) * (norm / (4 * alpha * math.sinh(epsilon / 2))) ** 2
             assert name != "steps" or alpha > 0.1 or math.isclose(needed, limit, rel_tol=1e-2)
-    assert learner_samples(COIN, 0.3, 1.0) == learner_samples(COIN, 0.1, 1.0, 0.5) == 0  # t > 1; a coin will do
+    # t > 1; a coin will do
+    assert learner_samples(COIN, 0.3, 1.0) == learner_samples(COIN, 0.1, 1.0, 0.5) == 0
 
 
 def test_nothing_to_learn_needs_no_users():
     for W in (torch.zeros(3, 4), torch.ones(1, 1), torch.arange(3.0)[:, None].expand(3, 5)):
         assert hard_instance(W).samples(0.01, 1.0) == 0
     instance = hard_instance(SMALL["prefix"])
-    assert instance.samples(0.2, 1.0) == 0 < instance.samples(0.15, 1.0)  # beyond 1/(2 pi) this bound is silent
+    # beyond 1/(2 pi) this bound is silent
+    assert instance.samples(0.2, 1.0) == 0 < instance.samples(0.15, 1.0)
     backwards = hard_instance(SMALL["prefix"], -hard_instance(SMALL["prefix"]).directions)
     assert backwards.samples(0.01, 1.0) == 0
 
@@ -259,7 +295,9 @@ def test_hard_instance_on_a_gpu():
     W = workloads.prefix(16).dense()
     instance = hard_instance(W.cuda())
     assert instance.directions.device.type == "cuda"
-    assert math.isclose(instance.samples(0.02, 1.0), hard_instance(W).samples(0.02, 1.0), rel_tol=1e-4)
+    assert math.isclose(
+        instance.samples(0.02, 1.0), hard_instance(W).samples(0.02, 1.0), rel_tol=1e-4
+    )
 
 
 def best_lattice_noise(epsilon: float, delta: float, cells: int) -> float:
@@ -294,7 +332,8 @@ def test_guarantee_no_lattice_noise_has_a_smaller_variance(epsilon, delta):
 
 
 @pytest.mark.parametrize(
-    ("epsilon", "delta", "loose"), [(1.0, 1e-3, 1.0), (1.0, 0.1, 1.29), (0.5, 0.3, 3.9), (3.0, 0.05, 4.0)]
+    ("epsilon", "delta", "loose"),
+    [(1.0, 1e-3, 1.0), (1.0, 0.1, 1.29), (0.5, 0.3, 3.9), (3.0, 0.05, 4.0)],
 )
 def test_how_loose_the_bound_is_where_delta_is_large(epsilon, delta, loose):
     ratio = best_lattice_noise(epsilon, delta, 4) / least_noise_variance(epsilon, delta)
@@ -314,7 +353,9 @@ def test_guarantee_discrete_laplace_noise_attains_the_bound(epsilon):
 
 def test_delta_lowers_the_bound_and_vanishes_continuously():
     for epsilon in (0.05, 1.0, 6.0):
-        values = [least_noise_variance(epsilon, d) for d in (0, 1e-14, 1e-9, 1e-6, 1e-3, 0.1, 0.5, 0.999)]
+        values = [
+            least_noise_variance(epsilon, d) for d in (0, 1e-14, 1e-9, 1e-6, 1e-3, 0.1, 0.5, 0.999)
+        ]
         assert values == sorted(values, reverse=True) and values[-1] > 0
         assert math.isclose(values[0], values[1], rel_tol=1e-9)
     assert least_noise_variance(50.0, 1e-6) < 1e-20

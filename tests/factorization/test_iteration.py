@@ -48,14 +48,22 @@ def test_all_ranges_64_in_400_iterations():
 @pytest.mark.parametrize("shift", [False, True])
 def test_points_in_the_plane(p, shift):
     """Few points with a free shift: weights at the floor must not steer the acceleration (they once stopped it)."""
-    W = torch.tensor([[-0.6069, -1.9858, -1.0025, 0.8439], [-0.4679, 0.1730, -1.6784, -0.6285]]).double()
-    (fast, few), (plain, _) = (certified(W, p=p, shift=shift, tol=1e-6, memory=memory) for memory in (8, 0))
+    W = torch.tensor(
+        [[-0.6069, -1.9858, -1.0025, 0.8439], [-0.4679, 0.1730, -1.6784, -0.6285]]
+    ).double()
+    (fast, few), (plain, _) = (
+        certified(W, p=p, shift=shift, tol=1e-6, memory=memory) for memory in (8, 0)
+    )
     assert few <= 60 and fast.gap <= 1.01e-6
     assert overlap(fast, plain)
 
 
 def test_a_norm_of_zero_is_reached_without_a_warning():
-    W = torch.randn(5, 1, dtype=torch.float64, generator=keyed_generator(b"one point")).expand(5, 4).clone()
+    W = (
+        torch.randn(5, 1, dtype=torch.float64, generator=keyed_generator(b"one point"))
+        .expand(5, 4)
+        .clone()
+    )
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         found = factorize(W, shift=True)
@@ -64,7 +72,9 @@ def test_a_norm_of_zero_is_reached_without_a_warning():
 
 
 @pytest.mark.parametrize("shift", [False, True])
-@pytest.mark.parametrize("kind", ["tall", "dependent columns", "zero column", "ill-conditioned", "zero", "batch"])
+@pytest.mark.parametrize(
+    "kind", ["tall", "dependent columns", "zero column", "ill-conditioned", "zero", "batch"]
+)
 def test_a_tall_matrix_at_p_2_is_solved_through_its_gram_matrix(kind, shift):
     """Both ways to its square root, Cholesky and QR: the same certified norm as that of the triangle of W = Q T."""
     generator = keyed_generator(kind.encode())
@@ -145,7 +155,9 @@ def test_the_warning_says_what_would_help():
 
 HALVES = {
     "factorize": lambda W: factorize(W, shift=True, tol=1e-5),
-    "product": lambda W: factorize_product(workloads.Workload("product", (W, W)), tol=1e-5).factors[0],
+    "product": lambda W: factorize_product(workloads.Workload("product", (W, W)), tol=1e-5).factors[
+        0
+    ],
     "signature": lambda W: signature_form(W + W.T, tol=1e-5),
     "epochs": lambda W: factorize_epochs(W, 2, tol=1e-5),
     "approximate": lambda W: approximate(W, 0.2, tol=1e-5),

@@ -21,16 +21,25 @@ CASES = [(math.inf, False), (math.inf, True), (2.0, False), (4.0, True)]
 normal = partial(laws.normal, name=b"norm")
 K = 12
 KNOWN = [
-    (workloads.absolute_difference(K).dense(), -(K - 1) / 2, (K - 1) / 2),  # minus a Gram matrix of thresholds
-    (workloads.unequal(K).dense(), -(1 - 1 / K), 1 - 1 / K),  # minus the projection off the constants
+    # minus a Gram matrix of thresholds
+    (workloads.absolute_difference(K).dense(), -(K - 1) / 2, (K - 1) / 2),
+    # minus the projection off the constants
+    (workloads.unequal(K).dense(), -(1 - 1 / K), 1 - 1 / K),
     (torch.eye(K, dtype=torch.float64), -1 / K, 1 - 1 / K),
-    (workloads.kendall(3, 4).dense(), 0.0, None),  # antisymmetric in each coordinate: no constant helps
+    # antisymmetric in each coordinate: no constant helps
+    (workloads.kendall(3, 4).dense(), 0.0, None),
     (torch.full((4, 5), -2.5, dtype=torch.float64), 2.5, 0.0),
 ]
 # SCS, to high accuracy: the derivative is no better than the solution. Not Clarabel: diffcp 1.1.9 returns the dual
 # variables of its semidefinite cones out of order, and the derivative is wrong. LSMR for the derivative's linear
 # system: where the optimum is not unique diffcp's dense solver returns anything, and its LSQR stops early.
-SOLVER = {"solve_method": "SCS", "eps_abs": 1e-10, "eps_rel": 1e-10, "max_iters": 100_000, "mode": "lsmr"}
+SOLVER = {
+    "solve_method": "SCS",
+    "eps_abs": 1e-10,
+    "eps_rel": 1e-10,
+    "max_iters": 100_000,
+    "mode": "lsmr",
+}
 
 
 @pytest.mark.parametrize(("p", "shift"), CASES)
@@ -61,9 +70,14 @@ def test_guarantee_witness_bounds_every_other_matrix(p, shift):
 
 def test_guarantee_gamma_is_a_lower_bound_and_close():
     W = torch.stack([workloads.prefix(4).dense(), workloads.unequal(4).dense()])
-    assert (gamma(W, tol=1e-3) <= torch.tensor([1.326122669, 1.5 + 1e-12], dtype=torch.float64)).all()
-    torch.testing.assert_close(gamma2(W), gamma(W, math.inf), rtol=1e-9, atol=0)  # one problem, solved twice
-    torch.testing.assert_close(gamma(W), torch.tensor([1.326122667, 1.5]).double(), rtol=2e-6, atol=0)
+    assert (
+        gamma(W, tol=1e-3) <= torch.tensor([1.326122669, 1.5 + 1e-12], dtype=torch.float64)
+    ).all()
+    # one problem, solved twice
+    torch.testing.assert_close(gamma2(W), gamma(W, math.inf), rtol=1e-9, atol=0)
+    torch.testing.assert_close(
+        gamma(W), torch.tensor([1.326122667, 1.5]).double(), rtol=2e-6, atol=0
+    )
 
 
 def test_float32_in_float32_out():
@@ -86,7 +100,9 @@ def test_gamma_f_is_the_root_mean_square_of_edmonds_nikolov_ullman(n, value):
     W = workloads.prefix(n).dense()
     torch.testing.assert_close(gamma_F(W), torch.tensor(value).double(), rtol=2e-6, atol=0)
     torch.testing.assert_close(math.sqrt(n) * gamma_F(W), gamma(W, 2))
-    torch.testing.assert_close(gamma(torch.cat([W, -W], 1), 2, shift=True), gamma(W, 2), rtol=2e-6, atol=0)
+    torch.testing.assert_close(
+        gamma(torch.cat([W, -W], 1), 2, shift=True), gamma(W, 2), rtol=2e-6, atol=0
+    )
     tall = torch.cat([W, W])  # the same mean, twice the sum
     torch.testing.assert_close(gamma_F(tall), gamma_F(W), rtol=2e-6, atol=0)
     torch.testing.assert_close(gamma(tall, 2), math.sqrt(2) * gamma(W, 2), rtol=2e-6, atol=0)
@@ -99,7 +115,8 @@ def test_guarantee_gamma_f_is_a_lower_bound_and_differentiable():
     assert (value <= factorize(W, 2, tol=1e-7).certificate.upper / math.sqrt(5)).all()
     assert (value <= gamma2(W, tol=1e-7) * (1 + 1e-7)).all()
     value.sum().backward()
-    torch.testing.assert_close((W.grad * W).sum((-2, -1)), value, rtol=1e-9, atol=0)  # homogeneous of degree 1
+    # homogeneous of degree 1
+    torch.testing.assert_close((W.grad * W).sum((-2, -1)), value, rtol=1e-9, atol=0)
 
 
 def test_gamma_of_integers_is_not_rounded():
@@ -159,8 +176,10 @@ def test_gradient_of_the_value_is_the_witness(make):
     (implicit,) = torch.autograd.grad(value, W)
     (envelope,) = torch.autograd.grad(gamma2(W, tol=1e-8), W)
     torch.testing.assert_close(implicit, envelope, rtol=0, atol=2e-4 * float(envelope.abs().max()))
-    torch.testing.assert_close((implicit * W).sum(), value, rtol=1e-7, atol=0)  # homogeneous of degree 1
-    assert (1.001 * implicit - envelope).abs().max() > 2e-4 * envelope.abs().max()  # a thousandth off is seen
+    # homogeneous of degree 1
+    torch.testing.assert_close((implicit * W).sum(), value, rtol=1e-7, atol=0)
+    # a thousandth off is seen
+    assert (1.001 * implicit - envelope).abs().max() > 2e-4 * envelope.abs().max()
 
 
 def with_zeros():
@@ -192,7 +211,8 @@ DUAL = {
     "zero rows and columns": with_zeros(),
     "sparse": normal(40, 40) * (normal(40, 40, name=b"mask") > 1.5),
     "prefix witness": dual_witness(workloads.prefix(32).dense(), True),
-    "ranges witness": dual_witness(workloads.all_ranges(8).dense(), True),  # a whole face of optimal weights
+    # a whole face of optimal weights
+    "ranges witness": dual_witness(workloads.all_ranges(8).dense(), True),
     "large": 1e306 * normal(6, 6),
     "small": 1e-200 * normal(6, 6),
 }
@@ -245,7 +265,9 @@ def test_scale_of_the_weights_is_free_and_a_missing_weight_proves_nothing():
     found = gamma2_dual(U)
     arguments = found.left, found.right
     rows, columns = found.row_weights.clone(), found.column_weights.clone()
-    torch.testing.assert_close(certify_dual(U, *arguments, 3e50 * rows, 1e-50 * columns)[1], found.upper)
+    torch.testing.assert_close(
+        certify_dual(U, *arguments, 3e50 * rows, 1e-50 * columns)[1], found.upper
+    )
     rows[3] = 0  # the zero row needs none
     assert certify_dual(U, *arguments, rows, columns)[1] <= found.upper * (1 + 1e-12)
     rows[0] = 0
@@ -257,9 +279,15 @@ def test_scale_of_the_weights_is_free_and_a_missing_weight_proves_nothing():
 
 
 def test_batches_and_dtypes():
-    U = torch.stack([normal(4, 6), torch.zeros(4, 6, dtype=torch.float64), normal(4, 6, name=b"b").sign()])
+    U = torch.stack(
+        [normal(4, 6), torch.zeros(4, 6, dtype=torch.float64), normal(4, 6, name=b"b").sign()]
+    )
     found = gamma2_dual(U.float().requires_grad_())
-    assert found.lower.shape == (3,) and found.left.shape[:2] == (3, 4) and found.lower.dtype == torch.float64
+    assert (
+        found.lower.shape == (3,)
+        and found.left.shape[:2] == (3, 4)
+        and found.lower.dtype == torch.float64
+    )
     assert not found.lower.requires_grad and found.lower[1] == found.upper[1] == found.gap[1] == 0
     for i in (0, 2):
         single = gamma2_dual(U[i].float())
@@ -270,7 +298,9 @@ def test_batches_and_dtypes():
 def test_it_warns_where_it_stops_early_and_refuses_bad_arguments():
     with pytest.warns(RuntimeWarning, match="above tol"):
         found = gamma2_dual(DUAL["signs"], max_iterations=3)
-    assert found.iterations == 3 and found.lower <= gamma2_dual(DUAL["signs"]).upper <= found.upper * (1 + 1e-6)
+    assert found.iterations == 3 and found.lower <= gamma2_dual(
+        DUAL["signs"]
+    ).upper <= found.upper * (1 + 1e-6)
 
 
 @pytest.mark.gpu

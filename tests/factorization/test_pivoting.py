@@ -19,7 +19,9 @@ def by_all_supports(points, z):
     for size in range(1, len(points) + 1):
         for support in itertools.combinations(range(len(points)), size):
             P, ones = points[list(support)] - z, torch.ones(size, 1, dtype=torch.float64)
-            system = torch.cat([torch.cat([P @ P.T, ones], 1), torch.cat([ones.T, 0 * ones[:1]], 1)])
+            system = torch.cat(
+                [torch.cat([P @ P.T, ones], 1), torch.cat([ones.T, 0 * ones[:1]], 1)]
+            )
             right = torch.eye(size + 1, dtype=torch.float64)[-1]
             h = (torch.linalg.pinv(system, rtol=1e-12) @ right)[:size]
             if bool((h >= -1e-10).all()) and abs(float(h.sum()) - 1) < 1e-8:
@@ -27,7 +29,9 @@ def by_all_supports(points, z):
     return best
 
 
-@pytest.mark.parametrize("kind", ["general", "low rank", "twins", "collinear", "inside", "integers", "one point"])
+@pytest.mark.parametrize(
+    "kind", ["general", "low rank", "twins", "collinear", "inside", "integers", "one point"]
+)
 def test_it_is_the_best_of_all_supports(kind):
     for trial in range(12):
         k, r = 2 + trial % 5, 1 + trial % 4

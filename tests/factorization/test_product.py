@@ -77,7 +77,9 @@ def test_product_follows_dtype_and_charges_for_it():
     exact = Workload("double", tuple(f.double() for f in factors)).dense()
     missing = (exact - dense.left.double() @ dense.right.double()).abs().max()
     assert 0 < missing <= dense.certificate.residual <= 1e-2
-    assert product.certificate.upper < dense.certificate.upper < product.certificate.upper * (1 + 1e-4)
+    assert (
+        product.certificate.upper < dense.certificate.upper < product.certificate.upper * (1 + 1e-4)
+    )
 
 
 def test_guarantee_kronecker_certificate_charges_factors_that_miss():
@@ -91,9 +93,16 @@ def test_guarantee_kronecker_certificate_charges_factors_that_miss():
     both, ones = torch.kron(eye, eye), torch.ones(9).double()
     dense = certify(both, both / 4, both, ones, ones)
     assert 0 < dense.residual <= product.residual
-    assert product.residual > 2 * half.residual * half.residual  # the product of the residuals is not a bound
-    infinite = Certificate(torch.tensor(math.inf), torch.tensor(1.0), torch.tensor(math.inf), rounding=0.0)
-    assert certify_kronecker([infinite, half]).upper == certify_kronecker([half, infinite]).residual == math.inf
+    # the product of the residuals is not a bound
+    assert product.residual > 2 * half.residual * half.residual
+    infinite = Certificate(
+        torch.tensor(math.inf), torch.tensor(1.0), torch.tensor(math.inf), rounding=0.0
+    )
+    assert (
+        certify_kronecker([infinite, half]).upper
+        == certify_kronecker([half, infinite]).residual
+        == math.inf
+    )
 
 
 @pytest.mark.parametrize("kinds", ["aa", "asa", "sasa", "ss", "aaaa"])
@@ -102,8 +111,12 @@ def test_signature_of_products_in_any_order(kinds):
     chosen = zip(squares, kinds, strict=False)
     W = Workload(kinds, tuple(A - A.mT if kind == "a" else A + A.mT for A, kind in chosen))
     form = signature_form(W, tol=1e-4)
-    torch.testing.assert_close(form.left @ form.right, W.dense(), rtol=0, atol=1e-9 * float(W.dense().abs().max()))
-    assert form.signature.abs().eq(1).all() and len(form.signature) == torch.linalg.matrix_rank(W.dense())
+    torch.testing.assert_close(
+        form.left @ form.right, W.dense(), rtol=0, atol=1e-9 * float(W.dense().abs().max())
+    )
+    assert form.signature.abs().eq(1).all() and len(form.signature) == torch.linalg.matrix_rank(
+        W.dense()
+    )
     dense = certify(W.dense(), form.left, form.right, *[torch.ones(W.shape[0]).double()] * 2)
     torch.testing.assert_close(dense.upper, form.certificate.upper, rtol=1e-10, atol=0)
     assert dense.residual <= form.certificate.residual
@@ -115,9 +128,13 @@ def test_signature_of_a_product_with_a_zero_factor_and_in_float32():
     zero = Workload("zero", (workloads.sign(3).dense(), torch.zeros(2, 2, dtype=torch.float64)))
     form = signature_form(zero)
     assert form.right.shape == (1, 6) and form.certificate.upper == form.certificate.gap == 0
-    single = signature_form(Workload("kendall", tuple(f.float() for f in workloads.kendall(5, 4).factors)))
+    single = signature_form(
+        Workload("kendall", tuple(f.float() for f in workloads.kendall(5, 4).factors))
+    )
     assert single.right.dtype == torch.float32
-    missing = (single.left.double() @ single.right.double() - workloads.kendall(5, 4).dense()).abs().max()
+    missing = (
+        (single.left.double() @ single.right.double() - workloads.kendall(5, 4).dense()).abs().max()
+    )
     assert 0 < missing <= single.certificate.residual < 1e-4
 
 
@@ -134,7 +151,9 @@ def random_symmetric():
 
 def low_rank():
     W = torch.randn(9, 2, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
-    return workloads.Workload("low rank", (W @ torch.diag(torch.tensor([1.0, -1.0]).double()) @ W.T,))
+    return workloads.Workload(
+        "low rank", (W @ torch.diag(torch.tensor([1.0, -1.0]).double()) @ W.T,)
+    )
 
 
 KERNELS = [

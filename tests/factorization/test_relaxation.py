@@ -52,7 +52,9 @@ def test_guarantee_relaxation_is_W_at_every_parameter(shape, shift):
 
 
 def test_relaxation_of_low_rank_and_of_zero():
-    W = torch.stack([normal(6, 2) @ normal(2, 5), torch.zeros(6, 5).double(), normal(6, 5)[:, :1].expand(6, 5)])
+    W = torch.stack(
+        [normal(6, 2) @ normal(2, 5), torch.zeros(6, 5).double(), normal(6, 5)[:, :1].expand(6, 5)]
+    )
     left, right = shake(Relaxation(W))()
     assert left.shape == (3, 6, 2)
     torch.testing.assert_close(left @ right, W, rtol=0, atol=1e-12)
@@ -64,7 +66,9 @@ def test_units_of_W_do_not_change_the_parameters(scale):
         one, other = make(normal(4, 5)), make(normal(4, 5) * scale)
         for a, b in zip(one.parameters(), other.parameters(), strict=True):
             torch.testing.assert_close(a, b, rtol=1e-9, atol=1e-9)
-        torch.testing.assert_close(torch.matmul(*other()) / scale, torch.matmul(*one()), rtol=1e-9, atol=1e-9)
+        torch.testing.assert_close(
+            torch.matmul(*other()) / scale, torch.matmul(*one()), rtol=1e-9, atol=1e-9
+        )
 
 
 @pytest.mark.parametrize("rank", [1, 3, 5, 50])
@@ -73,7 +77,9 @@ def test_low_rank_modules_start_at_the_truncated_svd(rank):
     U, S, Vh = torch.linalg.svd(W)
     kept = min(rank, 5)
     left, right = LowRankRelaxation(W, rank)()
-    torch.testing.assert_close(left @ right, U[..., :kept] * S[..., None, :kept] @ Vh[..., :kept, :])
+    torch.testing.assert_close(
+        left @ right, U[..., :kept] * S[..., None, :kept] @ Vh[..., :kept, :]
+    )
     assert right.shape == (2, kept, 5)
     square = symmetric(2, 5, 5)
     values, V = torch.linalg.eigh(square)
@@ -110,14 +116,20 @@ def test_state_dict_deepcopy_and_pickle(make):
             assert a.requires_grad
     left, right = copy.deepcopy(module).to(torch.float32)()
     assert left.dtype == right.dtype == torch.float32
-    torch.testing.assert_close((left @ right).double(), torch.matmul(*module()), rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(
+        (left @ right).double(), torch.matmul(*module()), rtol=1e-4, atol=1e-4
+    )
 
 
 @pytest.mark.parametrize("make", MODULES)
 def test_a_module_keeps_its_own_copy_of_W_and_follows_its_dtype(make):
     assert all(p.dtype == torch.float64 for p in make().parameters())
     W = symmetric(4, 4).float().requires_grad_()
-    for module in (Relaxation(W, shift=True), LowRankRelaxation(W, 2), LowRankRelaxation(W, 2, symmetric=True)):
+    for module in (
+        Relaxation(W, shift=True),
+        LowRankRelaxation(W, 2),
+        LowRankRelaxation(W, 2, symmetric=True),
+    ):
         assert all(t.dtype == torch.float32 and not t.requires_grad for t in module.buffers())
         assert all(p.dtype == torch.float32 for p in module.parameters())
         kept = module.W.clone()
@@ -168,7 +180,9 @@ def test_guarantee_factors_of_a_rank_are_within_alpha_and_beat_truncation():
     W = workloads.prefix(8).dense()
     cut = truncate(factorize(W, tol=1e-6), 4)
     alpha = float(cut.certificate.residual)
-    found = factorization.train(W, structure=partial(LowRankRelaxation, rank=4), alpha=alpha, tol=1e-2)
+    found = factorization.train(
+        W, structure=partial(LowRankRelaxation, rank=4), alpha=alpha, tol=1e-2
+    )
     assert torch.linalg.matrix_rank(found.left @ found.right) == 4
     assert found.certificate.residual <= alpha and found.norm < 0.54 * cut.norm
     torch.testing.assert_close(found.norm, found.certificate.upper)

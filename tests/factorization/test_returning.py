@@ -22,7 +22,14 @@ from torchdp.factorization.certificates.returning_certificate import (
 )
 from torchdp.factorization.solvers.banded_solver import banded_strategy
 from torchdp.factorization.streams.search import passes_dual
-from torchdp.training import Epochs, Iterates, Separated, causal_strategy, sensitivity, standard_errors
+from torchdp.training import (
+    Epochs,
+    Iterates,
+    Separated,
+    causal_strategy,
+    sensitivity,
+    standard_errors,
+)
 from torchdp.workloads import RunningSums
 
 pytestmark = pytest.mark.filterwarnings("error::RuntimeWarning")
@@ -37,7 +44,9 @@ def program(W, period, p):
 
 
 @pytest.mark.parametrize("p", [2.0, math.inf])
-@pytest.mark.parametrize(("rows", "columns", "period"), [(4, 4, 2), (5, 5, 2), (7, 6, 4), (4, 4, 1)])
+@pytest.mark.parametrize(
+    ("rows", "columns", "period"), [(4, 4, 2), (5, 5, 2), (7, 6, 4), (4, 4, 1)]
+)
 def test_the_semidefinite_program_agrees(rows, columns, period, p):
     W = workloads.prefix(rows).dense() if rows == columns else normal(rows, columns)
     found = factorize_epochs(W, period, p, tol=1e-6).certificate
@@ -70,7 +79,9 @@ def test_a_workload_of_any_rank(case, p):
 
 def test_the_zero_workload_costs_nothing():
     found = factorize_epochs(torch.zeros(4, 6), 2)
-    assert found.certificate.upper == 0 and found.left.shape == (4, 6) and found.left.isfinite().all()
+    assert (
+        found.certificate.upper == 0 and found.left.shape == (4, 6) and found.left.isfinite().all()
+    )
 
 
 @pytest.mark.parametrize("period", [1, 2, 5, 7])
@@ -99,14 +110,22 @@ def test_a_strategy_for_training_costs_what_the_certificate_says_and_one_user_at
 def test_queries_that_no_best_answer_counts_leave_the_bounds_close():
     """Two rows decide: the directions of one class become dependent, and signs of right's columns that disagree."""
     W = torch.tensor(
-        [[0.5, 0, 0, 0, 0], [-6, 0, 0, 0, 0], [-10, -11, 0.4, 0, 0], [-10, 6, 15, 5, 0], [7, 3, 0, 7, -6]]
+        [
+            [0.5, 0, 0, 0, 0],
+            [-6, 0, 0, 0, 0],
+            [-10, -11, 0.4, 0, 0],
+            [-10, 6, 15, 5, 0],
+            [7, 3, 0, 7, -6],
+        ]
     ).double()
     W = W + 0.1 * torch.eye(5, dtype=torch.float64)
     assert factorize_epochs(W, 1).certificate.gap <= 1e-3
 
 
 @pytest.mark.parametrize("period", [1, 2])
-@pytest.mark.parametrize("rows", [[[1.0, 0.0], [1.0, 1.0]], [[-2.0, 2.0], [1.0, 1.0]], [[3.0, 1.0], [0.5, 2.0]]])
+@pytest.mark.parametrize(
+    "rows", [[[1.0, 0.0], [1.0, 1.0]], [[-2.0, 2.0], [1.0, 1.0]], [[3.0, 1.0], [0.5, 2.0]]]
+)
 def test_one_query_that_outweighs_the_others_is_solved_too(rows, period):
     """Its directions are dependent in the end, so that logarithms of the weights run away."""
     assert factorize_epochs(torch.tensor(rows).double(), period, tol=1e-6).certificate.gap <= 1e-6
@@ -120,7 +139,10 @@ def test_a_class_whose_weight_all_but_vanishes_on_the_way_is_solved_too():
 
 def test_guarantee_bounds_are_true_for_any_factors_weights_and_directions():
     W, period = normal(8, 7), 3
-    best, good = factorize_epochs(W, period, tol=1e-7).certificate, factorize_epochs(W, period, tol=1e-3)
+    best, good = (
+        factorize_epochs(W, period, tol=1e-7).certificate,
+        factorize_epochs(W, period, tol=1e-3),
+    )
     for seed in range(30):
         name = bytes([seed])
         left, right = normal(8, 9, name=name), normal(9, 7, name=name + b"r")
@@ -128,7 +150,9 @@ def test_guarantee_bounds_are_true_for_any_factors_weights_and_directions():
             left = W @ torch.linalg.pinv(right)
         if seed % 5 == 0:  # a good pair, cut short: what is missing is charged
             left, right = good.left * (1 - 1e-3 * seed), good.right
-        found = certify_epochs(W, left, right, normal(8, name=name).abs(), normal(7, 2 + seed % 4), period)
+        found = certify_epochs(
+            W, left, right, normal(8, name=name).abs(), normal(7, 2 + seed % 4), period
+        )
         assert found.lower <= best.upper * (1 + 1e-12) and found.upper >= best.lower * (1 - 1e-12)
 
 
@@ -138,7 +162,8 @@ def test_the_value_scales_and_the_dtype_follows(scale):
     found = factorize_epochs(W * scale, 2)
     plain, scaled = factorize_epochs(W, 2).certificate, found.certificate
     largest = float(found.left.norm(dim=1).max())
-    assert math.isclose(largest, float(scaled.upper) / largest, rel_tol=1e-6)  # the factors share the scale
+    # the factors share the scale
+    assert math.isclose(largest, float(scaled.upper) / largest, rel_tol=1e-6)
     assert math.isclose(float(scaled.upper), scale * float(plain.upper), rel_tol=1e-5)
     assert math.isclose(float(scaled.lower), scale * float(plain.lower), rel_tol=1e-5)
     half = factorize_epochs(W.float(), 2)
@@ -225,7 +250,10 @@ def random_dual(n, gap, times, seed):
 def test_guarantee_no_dual_whatever_is_above_any_strategy(n, gap, times, p):
     best = float(factorize_separated(Iterates(n).dense(), gap, times, p).certificate.upper)
     for seed in range(6):
-        left, right = normal(n, n, name=b"l" + bytes([seed])), normal(n, n, name=b"r" + bytes([seed]))
+        left, right = (
+            normal(n, n, name=b"l" + bytes([seed])),
+            normal(n, n, name=b"r" + bytes([seed])),
+        )
         dual = random_dual(n, gap, times, seed)
         found = certify_separated(Iterates(n).dense(), left, right, dual, gap, times, p=p)
         assert found.lower <= best * (1 + 1e-12) and found.upper >= best * (1 - 1e-2)
@@ -238,7 +266,9 @@ def test_sets_that_no_user_owns_are_refused():
     left = torch.linalg.solve_triangular(found.strategy.dense(), W, upper=False, left=False)
 
     def certified(**changes):
-        return certify_separated(W, left, found.strategy.dense(), replace(found.dual, **changes), 2, 3)
+        return certify_separated(
+            W, left, found.strategy.dense(), replace(found.dual, **changes), 2, 3
+        )
 
     assert certified().closed(0.1)
     ones = {"directions": torch.ones(1, 3, 1).double(), "weights": torch.ones(1).double()}
@@ -250,7 +280,9 @@ def test_sets_that_no_user_owns_are_refused():
 def trace_norm(W, period, c, D, p):
     """Of diag(c)^{1/2} W M^{1/2}, by its definition: the directions at one length in each class, and 0.001 of it
     apart."""
-    c = c / torch.linalg.vector_norm(c, ord=1 if p == math.inf else math.inf if p == 2 else p / (p - 2))
+    c = c / torch.linalg.vector_norm(
+        c, ord=1 if p == math.inf else math.inf if p == 2 else p / (p - 2)
+    )
     parts, size = [], 0.0
     for i in range(period):
         part, largest = D[i::period], float(D[i::period].norm(dim=1).max())
@@ -258,7 +290,9 @@ def trace_norm(W, period, c, D, p):
         moved = torch.cat([unit, math.sqrt(0.001) * torch.eye(len(part)).double()], 1)
         parts.append(largest * W.dense()[:, i::period] @ moved)
         size += largest**2
-    return float(torch.linalg.svdvals(c.sqrt()[:, None] * torch.cat(parts, 1)).sum()) / math.sqrt(size)
+    return float(torch.linalg.svdvals(c.sqrt()[:, None] * torch.cat(parts, 1)).sum()) / math.sqrt(
+        size
+    )
 
 
 @pytest.mark.parametrize("p", [2.0, 5.0, math.inf])
@@ -271,7 +305,11 @@ def test_guarantee_any_weights_give_the_trace_norm_which_no_strategy_passes(n, p
     c, D = normal(n).square() + 0.01, normal(n, passes + 1)
     found, rounding = passes_lower(W, period, c, D, p)
     expected = trace_norm(W, period, c, D, p)
-    assert (1 - 3e-6) * expected <= found + rounding and found <= expected + rounding and rounding < 1e-6 * found
+    assert (
+        (1 - 3e-6) * expected <= found + rounding
+        and found <= expected + rounding
+        and rounding < 1e-6 * found
+    )
     assert found <= best.upper
     near, rounding = passes_lower(W, period, *passes_dual(W, period, p), p)
     assert (1 - 2e-3) * best.lower <= near <= best.upper + rounding
@@ -309,12 +347,17 @@ def test_directions_that_nearly_agree_are_no_exception(n, period, j, spread):
 def test_rounding_stays_below_what_is_allowed_for(period, k, decay):
     """Correlations near 1, weights over eight orders."""
     shared = normal(period, k, 1) + 1e-4 * normal(period, k, k + 1)
-    blocks, c = shared @ shared.mT + 1e-9 * torch.eye(k).double(), (9 * normal(period, k).tanh()).exp()
+    blocks, c = (
+        shared @ shared.mT + 1e-9 * torch.eye(k).double(),
+        (9 * normal(period, k).tanh()).exp(),
+    )
     levels = torch.tensor([0.0, 1e-6, 1.0, 1e4, 1e12], dtype=torch.float64)
     found, errors = returning_certificate._traces(blocks, c, decay, levels)
     with mp.workdps(60):
         exact = [forty_digits(blocks, c, decay, float(s)) for s in levels]
-        off = torch.tensor([abs(float(mpf(float(f)) / e - 1)) for f, e in zip(found, exact, strict=True)])
+        off = torch.tensor(
+            [abs(float(mpf(float(f)) / e - 1)) for f, e in zip(found, exact, strict=True)]
+        )
     assert (off < errors / 10).all() and errors.max() < 1
     assert off.max() > 1e-13  # the control: these are hard ones
     plain, small = returning_certificate._traces(

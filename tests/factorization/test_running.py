@@ -26,7 +26,9 @@ MOTIONS = [  # decay, whether learning rates fall
 
 
 def sums(n: int, decay: float, falls: bool) -> RunningSums:
-    return RunningSums(n, decay, 0.0, torch.linspace(2, 0.05, n, dtype=torch.float64) if falls else None)
+    return RunningSums(
+        n, decay, 0.0, torch.linspace(2, 0.05, n, dtype=torch.float64) if falls else None
+    )
 
 
 def weights(n: int, seed: int) -> torch.Tensor:
@@ -43,7 +45,9 @@ def test_the_rule_stays_between_its_stated_errors():
     value = torch.logspace(-1, 9, 400, dtype=torch.float64)
     found = (rule.shares / (value[:, None] + rule.levels)).sum(-1) + rule.white
     assert (found >= (1 - rule.loss) * value.rsqrt()).all()
-    assert (found <= (1 + rule.loss) * value.rsqrt() + rule.low / value**2 + rule.high * value).all()
+    assert (
+        found <= (1 + rule.loss) * value.rsqrt() + rule.low / value**2 + rule.high * value
+    ).all()
     narrower = replace(rule, shares=rule.shares * (1 - 3e-4), white=rule.white * (1 - 3e-4))
     found = (narrower.shares / (value[:, None] + rule.levels)).sum(-1) + narrower.white
     assert not (found >= (1 - rule.loss) * value.rsqrt()).all()  # the control: less by 3e-4 is seen
@@ -68,7 +72,10 @@ def test_any_weights_give_bounds(p, motion):
     least = factorize(W.dense(), p, tol=1e-6).certificate
     assert certificate.lower < least.lower and least.upper < certificate.upper
     order = 1 if p == math.inf else math.inf if p == 2 else p / (p - 2)
-    trace = torch.linalg.svdvals(weighted(W, c, P)).sum() / torch.linalg.vector_norm(c, ord=order).sqrt()
+    trace = (
+        torch.linalg.svdvals(weighted(W, c, P)).sum()
+        / torch.linalg.vector_norm(c, ord=order).sqrt()
+    )
     assert (1 - 1e-5) * trace <= certificate.lower <= trace
 
 
@@ -145,7 +152,9 @@ def test_noise_has_its_covariance_and_the_sensitivity_is_a_bound(n, motion):
 def test_norms_and_bad_input():
     assert gamma2(RunningSums(64), tol=1e-3) <= 2.111382
     assert torch.isclose(
-        gamma_F(RunningSums(2), tol=1e-4), torch.tensor((1 + 5**0.5) / 2 / 2**0.5).double(), rtol=1e-3
+        gamma_F(RunningSums(2), tol=1e-4),
+        torch.tensor((1 + 5**0.5) / 2 / 2**0.5).double(),
+        rtol=1e-3,
     )
     with pytest.warns(RuntimeWarning, match="max_iterations"):
         factorize(RunningSums(600), tol=1e-7, max_iterations=1)

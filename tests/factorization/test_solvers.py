@@ -39,7 +39,9 @@ WORKLOADS = {
     "ill-conditioned": turned(9),
     "zero": torch.zeros(5, 4, dtype=torch.float64),
     "large entries": 1e200 * normal(10, 10),
-    "batch": torch.stack([normal(12, 12), workloads.prefix(12).dense(), torch.zeros(12, 12).double()]),
+    "batch": torch.stack(
+        [normal(12, 12), workloads.prefix(12).dense(), torch.zeros(12, 12).double()]
+    ),
 }
 
 
@@ -73,13 +75,17 @@ def test_where_cholesky_fails_precision_goes_up_and_then_the_decompositions_take
 
 
 def test_a_cpu_takes_decompositions():
-    assert isinstance(spectrum.choose(torch.ones(2000, 1, dtype=torch.float64).expand(2000, 2000)), Decomposed)
+    assert isinstance(
+        spectrum.choose(torch.ones(2000, 1, dtype=torch.float64).expand(2000, 2000)), Decomposed
+    )
 
 
 @pytest.mark.gpu
 def test_a_gpu_takes_products_for_large_matrices_and_certifies_the_same_norm():
     W = workloads.prefix(1024, device="cuda").dense()
-    assert isinstance(spectrum.choose(W), Iterated) and isinstance(spectrum.choose(W[:64, :64]), Decomposed)
+    assert isinstance(spectrum.choose(W), Iterated) and isinstance(
+        spectrum.choose(W[:64, :64]), Decomposed
+    )
     found, _ = certified(W, tol=1e-4)
     assert found.gap <= 1.01e-4 and found.lower <= 2.9614806 and found.upper >= 2.9614648
 
@@ -101,7 +107,9 @@ MATRICES = {
     "symmetric": normal(8, 8) + normal(8, 8).mT,
     "singular": torch.ones(5, 5, dtype=torch.float64),
     "zero": torch.zeros(3, 3, dtype=torch.float64),
-    "batch": torch.stack([workloads.prefix(6).dense(), 1e-5 * torch.eye(6), torch.zeros(6, 6)]).double(),
+    "batch": torch.stack(
+        [workloads.prefix(6).dense(), 1e-5 * torch.eye(6), torch.zeros(6, 6)]
+    ).double(),
     "nearly persymmetric": nearly(workloads.prefix(9).dense()),
     "nearly symmetric": nearly(normal(6, 6) + normal(6, 6).mT),
 }
@@ -114,7 +122,9 @@ def plain(W, p, shift, tol):
     return certify(W, found.left, found.right, *weights, p=p, shift=found.shift)
 
 
-@pytest.mark.parametrize(("p", "shift"), [(math.inf, False), (math.inf, True), (2.0, False), (4.0, True)])
+@pytest.mark.parametrize(
+    ("p", "shift"), [(math.inf, False), (math.inf, True), (2.0, False), (4.0, True)]
+)
 @pytest.mark.parametrize("name", MATRICES)
 def test_the_certified_norm_is_that_of_the_whole_matrix(name, p, shift):
     W = MATRICES[name]
@@ -148,7 +158,9 @@ def test_the_certificate_of_a_mirrored_matrix_takes_eigenvalues(name, monkeypatc
     """The solver's weights are mirrored to the last bit, as those of the singular values are."""
     W = MATRICES[name]
     found = factorize(W, tol=1e-3)
-    exact = torch.linalg.svdvals(found.row_weights.sqrt()[:, None] * W * found.column_weights.sqrt()).sum()
+    exact = torch.linalg.svdvals(
+        found.row_weights.sqrt()[:, None] * W * found.column_weights.sqrt()
+    ).sum()
     monkeypatch.delattr(torch.linalg, "svdvals")
     again = certify(W, found.left, found.right, found.row_weights, found.column_weights)
     torch.testing.assert_close(again.lower, exact, rtol=1e-13, atol=0)
@@ -170,7 +182,9 @@ def test_weights_from_a_coarser_matrix_save_iterations_and_no_more(kind, size, m
     for name, value in (("LARGE", 16), ("COARSEST", 8), ("SMOOTH", math.inf)):
         monkeypatch.setattr(fixed_point, name, value)
     found = factorize(W, tol=1e-3)
-    assert found.certificate.gap <= 1e-3 and found.iterations <= even.iterations + (4 if kind == "cut" else -1)
+    assert found.certificate.gap <= 1e-3 and found.iterations <= even.iterations + (
+        4 if kind == "cut" else -1
+    )
     assert laws.overlap(found.certificate, exact)
 
 
@@ -206,7 +220,9 @@ POLAR = {
     "orthogonal": with_singular_values(torch.ones(16)),
     "huge": 1e300 * normal(8, 8),
     "tiny": 1e-300 * normal(8, 8),
-    "batch": torch.stack([normal(12, 8), 1e-9 * normal(12, 8), torch.zeros(12, 8)]).reshape(3, 1, 12, 8).double(),
+    "batch": torch.stack([normal(12, 8), 1e-9 * normal(12, 8), torch.zeros(12, 8)])
+    .reshape(3, 1, 12, 8)
+    .double(),
 }
 
 
@@ -227,7 +243,9 @@ def test_guarantee_polar_is_a_contraction_that_loses_no_more_than_asked(name, lo
 
 
 @pytest.mark.parametrize("loss", [2e-5, 1e-8])
-def test_without_the_cushion_rounding_carries_the_largest_singular_value_past_zero(loss, monkeypatch):
+def test_without_the_cushion_rounding_carries_the_largest_singular_value_past_zero(
+    loss, monkeypatch
+):
     """The steps of the best cubic alone send 1 to l: below the rounding of float32 that is a coin's toss."""
     low = 1e-7 * torch.ones(24, dtype=torch.float64)
     low[0] = 1

@@ -79,7 +79,9 @@ def test_a_batch_goes_as_one_by_one():
 def test_a_free_shift(shape, p):
     W = normal(*shape)
     found = train(W, p, shift=True)
-    again = certify(W, found.left, found.right, found.row_weights, found.column_weights, p=p, shift=found.shift)
+    again = certify(
+        W, found.left, found.right, found.row_weights, found.column_weights, p=p, shift=found.shift
+    )
     assert again.gap <= 1e-5 and overlap(again, factorize(W, p, True, tol=1e-6).certificate)
     assert train(W[:, :1], shift=True).certificate.upper <= 1e-13  # one point moves to 0
 
@@ -108,14 +110,18 @@ def test_a_structure_of_ones_own_with_parameters_shared_by_a_batch():
             self.W, self.logs = W, torch.nn.Parameter(torch.zeros(W.shape[-1], dtype=torch.float64))
 
         def forward(self):
-            return self.W / self.logs.exp(), torch.diag(self.logs.exp()).expand(*self.W.shape[:-2], -1, -1)
+            return self.W / self.logs.exp(), torch.diag(self.logs.exp()).expand(
+                *self.W.shape[:-2], -1, -1
+            )
 
     W = torch.stack([torch.eye(3), 5 * torch.eye(3)]).double() * torch.tensor([1.0, 2.0, 4.0])
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         found = train(W, structure=Shared)
     assert torch.equal(found.right[0] / found.right[0, 0, 0], found.right[1] / found.right[1, 0, 0])
-    torch.testing.assert_close(found.certificate.upper, torch.tensor([4.0, 20.0]).double(), rtol=1e-5, atol=0)
+    torch.testing.assert_close(
+        found.certificate.upper, torch.tensor([4.0, 20.0]).double(), rtol=1e-5, atol=0
+    )
     plain = train(W[0], structure=Relaxation)
     assert plain.certificate.gap <= 1e-4
 
@@ -172,7 +178,9 @@ def squared(name, a, b, W):
         return (a * b.max() - 0.4 * (W.square() * PRIOR).sum(1)).max()
     if name == "groups":
         return (
-            a.max() * max((b[0].sqrt() + b[1].sqrt(), b[2].sqrt() + b[3].sqrt(), b[1].sqrt() + b[4].sqrt())) ** 2
+            a.max()
+            * max((b[0].sqrt() + b[1].sqrt(), b[2].sqrt() + b[3].sqrt(), b[1].sqrt() + b[4].sqrt()))
+            ** 2
         )
     return a.max() * b.max()
 
@@ -265,7 +273,10 @@ STRUCTURES = {
     "bands": (strategy(bands=2), lambda C: torch.equal(C, C.tril().triu(-1))),
     "toeplitz": (strategy(bands=4, toeplitz=True), lambda C: torch.equal(C[1:, 1:], C[:-1, :-1])),
     "signs": (strategy(nonnegative=True), lambda C: bool((C >= 0).all())),
-    "blocks": (strategy(torch.block_diag(torch.ones(3, 3), torch.ones(1, 1))), lambda C: not C[3:, :3].any()),
+    "blocks": (
+        strategy(torch.block_diag(torch.ones(3, 3), torch.ones(1, 1))),
+        lambda C: not C[3:, :3].any(),
+    ),
 }
 
 
@@ -276,7 +287,9 @@ def test_structures_keep_their_shape_and_their_product(name):
     found = train(torch.stack([W, 2 * W]), structure=structure, tol=1e-3)
     free = train(W).certificate
     assert holds(found.right[0]) and found.certificate.residual.max() <= 1e-12
-    torch.testing.assert_close(2 * found.certificate.upper[0], found.certificate.upper[1], rtol=3e-3, atol=0)
+    torch.testing.assert_close(
+        2 * found.certificate.upper[0], found.certificate.upper[1], rtol=3e-3, atol=0
+    )
     assert free.upper <= found.certificate.upper[0] * (1 + 1e-5)
     torch.testing.assert_close(found.certificate.lower[0], free.lower, rtol=1e-3, atol=0)
 
@@ -284,7 +297,9 @@ def test_structures_keep_their_shape_and_their_product(name):
 def test_closed_forms_of_structures():
     """Two diagonal entries: sqrt(2). Toeplitz: the square root's coefficients are best for the worst query."""
     W = workloads.prefix(2).dense()
-    assert float(train(W, structure=strategy(bands=1)).certificate.upper) == pytest.approx(2**0.5, rel=1e-5)
+    assert float(train(W, structure=strategy(bands=1)).certificate.upper) == pytest.approx(
+        2**0.5, rel=1e-5
+    )
     toeplitz = train(workloads.prefix(16), structure=strategy(bands=16, toeplitz=True))
     best = sum((math.comb(2 * k, k) / 4**k) ** 2 for k in range(16))
     assert float(toeplitz.certificate.upper) == pytest.approx(best, rel=2e-5)
@@ -309,4 +324,7 @@ def test_bands_for_users_who_come_back(p):
     moved = [float((C[:, i] + s * C[:, i + 3]).norm()) for i in range(3) for s in (-1, 0.5, 1)]
     assert float(rows) * max(moved) == pytest.approx(float(found.certificate.upper), rel=1e-9)
     best = factorize_epochs(W, 3, p, tol=1e-4).certificate
-    assert found.certificate.lower <= best.upper and best.lower <= found.certificate.upper <= 1.02 * best.upper
+    assert (
+        found.certificate.lower <= best.upper
+        and best.lower <= found.certificate.upper <= 1.02 * best.upper
+    )

@@ -25,7 +25,8 @@ from torchdp.noise import SeededNoise  # noqa: E402
 
 DEVICE = device.DEVICE
 draws.Draws._arrivals_at_once = 1
-draws.RARE = 0  # a device draws a few words more than the CPU; without them the numbers are the same
+# a device draws a few words more than the CPU; without them the numbers are the same
+draws.RARE = 0
 
 TESTS = Path(__file__).resolve().parents[1]
 
@@ -49,7 +50,9 @@ def same(there, here, kind="far", slack=0.0):
     """That every tensor is on a device of this kind, and its numbers are those found on the CPU."""
     for name, one in there.items():
         tolerance = max(1e-6, slack) if name == "predicted_mse" else 1e-6  # in part from draws
-        for (place, found), (_, expected) in zip(tensors(one, name), tensors(here[name], name), strict=True):
+        for (place, found), (_, expected) in zip(
+            tensors(one, name), tensors(here[name], name), strict=True
+        ):
             if found.device.type != kind:
                 raise AssertionError(f"{place} is on {found.device}")
             exact = {} if found.is_floating_point() else {"rtol": 0, "atol": 0}
@@ -87,7 +90,11 @@ class Side:
     def summary(self):
         made, here = self.summarised(), self.protocol
         here.worst_mse(len(self.x))
-        return {"summary": made, "exact": here.exact(made), "predicted_mse": here.predicted_mse(made)}
+        return {
+            "summary": made,
+            "exact": here.exact(made),
+            "predicted_mse": here.predicted_mse(made),
+        }
 
     def sample(self):
         made, draw = self.summarised(), self.protocol.sample_tally
@@ -95,7 +102,9 @@ class Side:
             f"sample_tally {shape}": draw(made, generator=self.generator(), sample_shape=shape)
             for shape in ((), (2, 3), (0,))
         }
-        estimate = self.protocol.sample_estimate(made, generator=self.generator(), sample_shape=(2,))
+        estimate = self.protocol.sample_estimate(
+            made, generator=self.generator(), sample_shape=(2,)
+        )
         return found | {"sample_estimate": estimate}
 
     def batches(self):
@@ -108,7 +117,9 @@ class Side:
         return {
             "exact": here.exact(batch),
             "predicted_mse": here.predicted_mse(batch),
-            "sample_estimate": here.sample_estimate(batch, generator=self.generator(), sample_shape=(2,)),
+            "sample_estimate": here.sample_estimate(
+                batch, generator=self.generator(), sample_shape=(2,)
+            ),
             "collect": here.collect(beside, noise=self.noise()),
         }
 
@@ -121,7 +132,10 @@ class Side:
         here.analyse(here.add(here.empty, tally))
         data = here.encode(sent)
         here.tally(device.moved(here.decode(data), self.device))
-        return {"randomize": sent, "encode": torch.frombuffer(bytearray(data), dtype=torch.uint8).to(self.device)}
+        return {
+            "randomize": sent,
+            "encode": torch.frombuffer(bytearray(data), dtype=torch.uint8).to(self.device),
+        }
 
 
 PARTS = ("collect", "interval", "summary", "sample", "batches", "messages")
@@ -140,7 +154,11 @@ def run(entry, default=None):
             with device.counted():
                 expected = getattr(here, name)()
                 with default() if default else contextlib.nullcontext():
-                    there = here if default else Side(device.moved(here.protocol), here.x.to(DEVICE), DEVICE)
+                    there = (
+                        here
+                        if default
+                        else Side(device.moved(here.protocol), here.x.to(DEVICE), DEVICE)
+                    )
                     found = getattr(there, name)()
                 same(found, expected, there.device.type, entry.slack)
         except Exception:
@@ -152,9 +170,13 @@ if __name__ == "__main__":
     torch.set_num_threads(1)
     only = [a for a in sys.argv[1:] if not a.startswith("-")]
     listed = entries(*sorted({one.split(".")[0] for one in only}))
-    listed = {name: each for name, each in listed.items() if not only or any(o in name for o in only)}
+    listed = {
+        name: each for name, each in listed.items() if not only or any(o in name for o in only)
+    }
     ways = [each for each in sys.argv if each in DEFAULTS] or ["--there"]
-    found = {f"{name} {way}": run(each, DEFAULTS[way]) for way in ways for name, each in listed.items()}
+    found = {
+        f"{name} {way}": run(each, DEFAULTS[way]) for way in ways for name, each in listed.items()
+    }
     if "--json" in sys.argv:
         print(json.dumps(found))
     else:
@@ -164,7 +186,9 @@ if __name__ == "__main__":
                 if "-v" in sys.argv:
                     print(trace)
                 where = [
-                    each.split("torchdp/")[-1] for each in lines if "/torchdp/" in each or "/kernels/" in each
+                    each.split("torchdp/")[-1]
+                    for each in lines
+                    if "/torchdp/" in each or "/kernels/" in each
                 ]
                 print(f"{name}: {part}: {lines[-1][:300]}\n      {' <- '.join(where[:-4:-1])}")
         print(len(found), "entries", sum(map(bool, found.values())), "wrong")

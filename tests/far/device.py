@@ -24,7 +24,19 @@ DEVICE = torch.device("cpu")  # until ``register``
 aten = torch.ops.aten
 COPIES = {aten.copy_.default, aten._to_copy.default}
 INDEXED = {"index", "index_put", "index_put_", "_index_put_impl_", "_unsafe_index"}
-TOGETHER = {"cat", "stack", "mm", "bmm", "addmm", "dot", "mv", "scatter", "gather", "index_add", "index_select"}
+TOGETHER = {
+    "cat",
+    "stack",
+    "mm",
+    "bmm",
+    "addmm",
+    "dot",
+    "mv",
+    "scatter",
+    "gather",
+    "index_add",
+    "index_select",
+}
 READS = {
     "_local_scalar_dense", "nonzero", "masked_select", "equal", "is_nonzero", "_unique2", "unique_dim",
     "unique_consecutive", "_linalg_check_errors", "_linalg_eigh", "_linalg_svd", "linalg_lstsq", "_linalg_eigvals",
@@ -112,9 +124,13 @@ def refuse_mixing(func, flat, far, target):
             COUNTS.sync()
         return
     if any(t.dim() for t in near) or (near and (name in TOGETHER or not func._schema.arguments)):
-        raise RuntimeError(f"Expected all tensors to be on the same device: {func} mixes far:0 and cpu")
+        raise RuntimeError(
+            f"Expected all tensors to be on the same device: {func} mixes far:0 and cpu"
+        )
     if near and name.endswith("_") and not isinstance(flat[0], Far):
-        raise RuntimeError(f"Expected all tensors to be on the same device: {func} writes far:0 into cpu")
+        raise RuntimeError(
+            f"Expected all tensors to be on the same device: {func} writes far:0 into cpu"
+        )
 
 
 def count(func, flat, target, out, waits_not, known):
@@ -131,7 +147,9 @@ def count(func, flat, target, out, waits_not, known):
         COUNTS.sync()
     elif name in TWICE:
         COUNTS.sync(2)
-    elif name in INDEXED and any(isinstance(t, Far) and t.dtype in (torch.bool, torch.uint8) for t in flat[1:]):
+    elif name in INDEXED and any(
+        isinstance(t, Far) and t.dtype in (torch.bool, torch.uint8) for t in flat[1:]
+    ):
         one = name != "index" and isinstance(flat[-1], torch.Tensor) and flat[-1].dim() == 0
         if not (one and sum(isinstance(t, torch.Tensor) for t in flat) == 3):  # masked_fill
             COUNTS.sync()
@@ -140,7 +158,9 @@ def count(func, flat, target, out, waits_not, known):
 def run(func, args, kwargs):
     """One operation: refused, or done on the CPU and said to be there."""
     flat = [
-        t for t in tree_flatten((args, kwargs))[0] if isinstance(t, torch.Tensor | torch.Generator | int | float)
+        t
+        for t in tree_flatten((args, kwargs))[0]
+        if isinstance(t, torch.Tensor | torch.Generator | int | float)
     ]
     tensors = [t for t in flat if isinstance(t, torch.Tensor | torch.Generator)]
     far = [t for t in tensors if isinstance(t, Far)]
@@ -161,7 +181,9 @@ def run(func, args, kwargs):
     a, k = tree_map_only(Far, lambda t: t.inner, (args, inner))
     out = func(*a, **k)
     to_far = target or (bool(far) and device is None)
-    waits_not = kwargs.get("non_blocking") or (func is aten.copy_.default and len(args) > 2 and args[2])
+    waits_not = kwargs.get("non_blocking") or (
+        func is aten.copy_.default and len(args) > 2 and args[2]
+    )
     count(
         func,
         tensors or [None],
@@ -182,7 +204,11 @@ def run(func, args, kwargs):
             return args[0]
         if func._schema.returns == []:
             return None
-    return tree_map_only(torch.Tensor, lambda t: t if isinstance(t, Far) else Far(t), out) if to_far else out
+    return (
+        tree_map_only(torch.Tensor, lambda t: t if isinstance(t, Far) else Far(t), out)
+        if to_far
+        else out
+    )
 
 
 class FarGenerator(torch.Generator):
@@ -300,7 +326,11 @@ def moved(value, device=None):
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         fields = {f.name: getattr(value, f.name) for f in dataclasses.fields(value) if f.init}
         new = {name: again(field) for name, field in fields.items()}
-        return dataclasses.replace(value, **new) if any(new[n] is not fields[n] for n in new) else value
+        return (
+            dataclasses.replace(value, **new)
+            if any(new[n] is not fields[n] for n in new)
+            else value
+        )
     if isinstance(value, tuple) and not hasattr(value, "_fields"):
         new = tuple(map(again, value))
         return new if any(a is not b for a, b in zip(new, value, strict=True)) else value

@@ -21,7 +21,11 @@ EXPERIMENTS = Path(__file__).resolve().parents[2] / "experiments"
 def every():
     """The scripts that have a command with ``--device``."""
     found = sorted(EXPERIMENTS.rglob("*.py"))
-    return [str(path.relative_to(EXPERIMENTS)) for path in found if "EXPERIMENT.main()" in path.read_text()]
+    return [
+        str(path.relative_to(EXPERIMENTS))
+        for path in found
+        if "EXPERIMENT.main()" in path.read_text()
+    ]
 
 
 def place(error):
@@ -29,7 +33,9 @@ def place(error):
     root = str(EXPERIMENTS.parent)
     lines = [f for f in traceback.extract_tb(error.__traceback__) if f.filename.startswith(root)]
     lines = [f for f in lines if "/tests/" not in f.filename and "site-packages" not in f.filename]
-    return " <- ".join(f"{f.filename.removeprefix(root + '/')}:{f.lineno}" for f in reversed(lines[-3:]))
+    return " <- ".join(
+        f"{f.filename.removeprefix(root + '/')}:{f.lineno}" for f in reversed(lines[-3:])
+    )
 
 
 def run(name):

@@ -115,7 +115,11 @@ print("fine")
 
 
 def faults(found):
-    return [f"{entry}, {part}:\n{trace}" for entry, wrong in found.items() for part, trace in wrong.items()]
+    return [
+        f"{entry}, {part}:\n{trace}"
+        for entry, wrong in found.items()
+        for part, trace in wrong.items()
+    ]
 
 
 def test_some_entries_run_there_and_defaults_of_torch_change_nothing(child):

@@ -25,7 +25,20 @@ from torchdp.shuffle import ShuffledMessages
 LIBRARY = Path(torchdp.__file__).resolve().parent.parent  # torchdp/ and kernels/ lie here
 SECONDS = 30  # of the processor, whatever else the machine does
 SLOW = f"no answer in {SECONDS} CPU-s"
-NUMBERS = (math.nan, math.inf, -1.0, 0.0, 1e300, 1e-300, 1e30, "x", None, True, torch.ones(2), 2**40)
+NUMBERS = (
+    math.nan,
+    math.inf,
+    -1.0,
+    0.0,
+    1e300,
+    1e-300,
+    1e30,
+    "x",
+    None,
+    True,
+    torch.ones(2),
+    2**40,
+)
 COUNTS = (-1, 0, 1.5, math.nan, "x", None, True, torch.ones(2), 2**70, 2**40)
 OBJECTS = (None, 1, "x", torch.ones(2), object())
 RECORDS = (Tally, Crowd, ShuffledMessages, Words, SecondMoments)  # what comes from elsewhere
@@ -92,7 +105,10 @@ def replacements(value):
     if isinstance(value, RECORDS):
         return parts(value)
     if isinstance(value, bytes):
-        return ((repr(b)[:30], b) for b in (b"", value[:-1], value + b"\xff", bytes(len(value)), *OBJECTS))
+        return (
+            (repr(b)[:30], b)
+            for b in (b"", value[:-1], value + b"\xff", bytes(len(value)), *OBJECTS)
+        )
     if isinstance(value, bool) or value is None:
         return ()
     if isinstance(value, Noise):
@@ -143,7 +159,9 @@ def not_a_number(value, depth=3):
     if isinstance(value, float):
         return math.isnan(value)
     if depth and dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return any(not_a_number(getattr(value, f.name), depth - 1) for f in dataclasses.fields(value))
+        return any(
+            not_a_number(getattr(value, f.name), depth - 1) for f in dataclasses.fields(value)
+        )
     if depth and isinstance(value, tuple | list):
         return any(not_a_number(part, depth - 1) for part in value)
     return False

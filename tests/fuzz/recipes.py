@@ -32,7 +32,9 @@ def squared(config):
     """A trial of a sweep."""
     made = importlib.import_module("torchdp.simulate").Trial
     facts = {"predicted_mse": float(config["a"])}
-    return made(lambda generator, size: config["a"] * torch.randn(size, generator=generator).square(), facts)
+    return made(
+        lambda generator, size: config["a"] * torch.randn(size, generator=generator).square(), facts
+    )
 
 
 class Fresh:
@@ -44,10 +46,14 @@ class Fresh:
         self.found, self.session, self.keys = found, bytes(16), bytes(32)
         Fresh.held = tempfile.TemporaryDirectory()
         self.folder = Path(Fresh.held.name, "folder")
-        self.path, self.store, self.kept = (str(Path(Fresh.held.name, each)) for each in ("new", "store", "kept"))
+        self.path, self.store, self.kept = (
+            str(Path(Fresh.held.name, each)) for each in ("new", "store", "kept")
+        )
 
     def links(self, party):
-        return self.found["secure"].Links(dict.fromkeys({"server 0", "server 1", "analyst"} - {party}, self.keys))
+        return self.found["secure"].Links(
+            dict.fromkeys({"server 0", "server 1", "analyst"} - {party}, self.keys)
+        )
 
     @property
     def journal(self):
@@ -73,7 +79,9 @@ class Fresh:
     @property
     def frames(self):
         secure, protocol = self.found["secure"], self.found["sum_of_five"]
-        shares = secure.share(protocol.randomize(self.found["rows"]).values, 2, noise=SeededNoise(1))
+        shares = secure.share(
+            protocol.randomize(self.found["rows"]).values, 2, noise=SeededNoise(1)
+        )
         return secure.client_frames(protocol, self.session, shares, 0, [self.keys] * 2)
 
     @property
@@ -109,7 +117,8 @@ class Fresh:
         folder.mkdir()
         secure.new_keys(folder.parent, "north", "first", "second", "analyst")
         key = {
-            name: secure.KeyFile(folder.parent / f"{name}.key") for name in ("north", "first", "second", "analyst")
+            name: secure.KeyFile(folder.parent / f"{name}.key")
+            for name in ("north", "first", "second", "analyst")
         }
         party = [secure.Party(name, key[name].public, 5 * (name == "north")) for name in key]
         session = secure.Session(self.found["sum_of_five"], party[1:3], party[:1], party[3])
@@ -118,7 +127,9 @@ class Fresh:
             each.join(session, session.fingerprint)
         if role != "north":
             secure.submit(folder, key["north"], self.found["rows"])
-        for name in ("second", "first", "second") if role == "analyst" else ("second",) * (role == "first"):
+        for name in (
+            ("second", "first", "second") if role == "analyst" else ("second",) * (role == "first")
+        ):
             with contextlib.suppress(TimeoutError):
                 secure.serve(folder, key[name])
         return folder
@@ -139,7 +150,9 @@ def kept():
     points = torch.tensor([[0.6, 0.0], [0.0, -0.5], [0.3, 0.3]], **number)
     polytope = found["domains"].Polytope(points)
     rows = torch.cat([points, torch.tensor([[0.1, 0.2], [0.2, 0.1]], **number)])
-    features = found["density"].GaussianFourier(2, 1.0).draw(8, generator=torch.Generator().manual_seed(1))
+    features = (
+        found["density"].GaussianFourier(2, 1.0).draw(8, generator=torch.Generator().manual_seed(1))
+    )
     return found | {
         "torch": torch,
         "inf": float("inf"),
@@ -169,13 +182,26 @@ def kept():
         ),
         "sizes": torch.tensor([1, 1, 3]),
         "quick": quick(found["queries"]),
-        "gathered": gathered(found["queries"].LocalFactorization.of(found["pairwise"].unequal(3), 1.0)),
-        "others": gathered(found["queries"].LocalFactorization.of(found["pairwise"].unequal(3), 1.0), "second"),
+        "gathered": gathered(
+            found["queries"].LocalFactorization.of(found["pairwise"].unequal(3), 1.0)
+        ),
+        "others": gathered(
+            found["queries"].LocalFactorization.of(found["pairwise"].unequal(3), 1.0), "second"
+        ),
         "protocol": importlib.import_module("torchdp.protocol"),
-        "sketch": found["sketching"].balanced_osnap(12, 2, 1, generator=torch.Generator().manual_seed(1)),
-        "sketch_of_five": found["sketching"].balanced_osnap(5, 2, 2, generator=torch.Generator().manual_seed(1)),
+        "sketch": found["sketching"].balanced_osnap(
+            12, 2, 1, generator=torch.Generator().manual_seed(1)
+        ),
+        "sketch_of_five": found["sketching"].balanced_osnap(
+            5, 2, 2, generator=torch.Generator().manual_seed(1)
+        ),
         "sum_of_five": found["secure"].SecureSketch(
-            found["sketching"].ones(5), 2, 1.0, 1.0, 1e-5, coalition=found["sketching"].AdaptiveCoalition(0)
+            found["sketching"].ones(5),
+            2,
+            1.0,
+            1.0,
+            1e-5,
+            coalition=found["sketching"].AdaptiveCoalition(0),
         ),
         "numbers": torch.full((12, 2), 0.2, **number),
         "words": torch.zeros(2, 3, dtype=torch.int64),
@@ -198,8 +224,12 @@ def lines(text):
         if line.startswith("each "):
             kinds = line.removeprefix("each ").split("; ")
         else:
-            yield from (line.strip().replace("IT", kind) for kind in (kinds if line[:1] == " " else [""]))
+            yield from (
+                line.strip().replace("IT", kind) for kind in (kinds if line[:1] == " " else [""])
+            )
 
 
 SECTIONS = (Path(__file__).parent / "recipes.txt").read_text().split("\n# ")[1:]
-ALL = {room: list(lines(text.strip())) for room, _, text in (each.partition("\n") for each in SECTIONS)}
+ALL = {
+    room: list(lines(text.strip())) for room, _, text in (each.partition("\n") for each in SECTIONS)
+}

@@ -34,7 +34,9 @@ def test_bad_input_gets_a_clear_error(recipe, tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("name", verbs.FAST)
 def test_every_verb_of_a_protocol(name):
-    found = [fault for recipe in verbs.verbs(name) for fault in harness.faults(recipe, verbs.names)[0]]
+    found = [
+        fault for recipe in verbs.verbs(name) for fault in harness.faults(recipe, verbs.names)[0]
+    ]
     assert not found, "\n".join(found)
 
 
@@ -53,7 +55,9 @@ def test_calls_of_parts(recipe):
 
 def test_no_protocol_is_left_out():
     """Every concrete protocol has an entry in the battery."""
-    assert set(concrete(Protocol)) <= {type(entry.protocol).__name__ for entry in entries().values()}
+    assert set(concrete(Protocol)) <= {
+        type(entry.protocol).__name__ for entry in entries().values()
+    }
 
 
 MORE = (  # constructors that no other recipe calls with tensors
@@ -71,7 +75,8 @@ MORE = (  # constructors that no other recipe calls with tensors
     "domains.NoiseShape(*(getattr(shape, f) for f in 'root centre support weights row_weights p certificate'.split()))",
     "sketching.GaussianNoise(prior)", "sketching.LaplaceNoise(1.0, counts)",
 )  # fmt: skip
-RESULTS = {  # no guarantee hangs on what they hold: answers, bounds, messages, public features and their errors
+# no guarantee hangs on what they hold: answers, bounds, messages, public features and their errors
+RESULTS = {
     "Consistent", "Covariance", "Density", "Difference", "Estimate", "NoisyMoments", "MeanSquaredError", "MannWhitney",
     "Certificate", "Factorization", "Gamma2Dual", "HardInstance", "SignatureFactorization", "StreamFactorization",
     "RunningFactorization", "GramFactorization", "SeparatedDual", "Crowd", "Words", "Plan", "ConsistentPairs",
@@ -83,7 +88,11 @@ RESULTS = {  # no guarantee hangs on what they hold: answers, bounds, messages, 
 
 def parts(value):
     """The tensors of a field."""
-    return [t for t in (value if isinstance(value, tuple | list) else [value]) if isinstance(t, torch.Tensor)]
+    return [
+        t
+        for t in (value if isinstance(value, tuple | list) else [value])
+        if isinstance(t, torch.Tensor)
+    ]
 
 
 def harmless(kind):
@@ -92,9 +101,15 @@ def harmless(kind):
 
 def of_recipe(text, known):
     """The dataclasses that a recipe's calls of classes make."""
-    for node in (node for node in ast.walk(ast.parse(text, mode="eval")) if isinstance(node, ast.Call)):
+    for node in (
+        node for node in ast.walk(ast.parse(text, mode="eval")) if isinstance(node, ast.Call)
+    ):
         name = ast.unparse(node.func)
-        kind = eval(name, known) if name.replace(".", "").isidentifier() and "fresh" not in text else None
+        kind = (
+            eval(name, known)
+            if name.replace(".", "").isidentifier() and "fresh" not in text
+            else None
+        )
         if isinstance(kind, type) and dataclasses.is_dataclass(kind):
             yield eval(ast.unparse(node), known)
 
@@ -104,21 +119,33 @@ def test_guarantee_nothing_hangs_on_tensors_that_whoever_gave_them_can_still_edi
     known = verbs.names()
     public = {kind for room in recipes.ROOMS.split() for kind in vars(known[room]).values()
               if isinstance(kind, type) and dataclasses.is_dataclass(kind)}  # fmt: skip
-    public = {kind for kind in public if any("Tensor" in str(f.type) for f in dataclasses.fields(kind) if f.init)}
-    objects = [made for text in [*(recipe for _, recipe in CALLS), *MORE] for made in of_recipe(text, known)]
+    public = {
+        kind
+        for kind in public
+        if any("Tensor" in str(f.type) for f in dataclasses.fields(kind) if f.init)
+    }
+    objects = [
+        made
+        for text in [*(recipe for _, recipe in CALLS), *MORE]
+        for made in of_recipe(text, known)
+    ]
     seen, left = set(), [*objects, *(entry.protocol for entry in entries().values())]
     while left:
         made = left.pop()
         kind = type(made)
         given = {f.name: getattr(made, f.name) for f in dataclasses.fields(kind) if f.init}
-        left += [v for v in given.values() if dataclasses.is_dataclass(v) and not isinstance(v, type)]
+        left += [
+            v for v in given.values() if dataclasses.is_dataclass(v) and not isinstance(v, type)
+        ]
         given = copy.deepcopy(given)
         again = kind(**given)
         before = {name: [t.clone() for t in parts(getattr(again, name))] for name in given}
         for t in (t for value in given.values() for t in parts(value)):
             t.zero_()
         for name, old in before.items():
-            kept = all(torch.equal(t, u) for t, u in zip(parts(getattr(again, name)), old, strict=True))
+            kept = all(
+                torch.equal(t, u) for t, u in zip(parts(getattr(again, name)), old, strict=True)
+            )
             assert kept or harmless(kind), (kind, name)
         seen |= {kind} if any(before.values()) else set()
     assert not {kind.__name__ for kind in public - seen if not harmless(kind)}

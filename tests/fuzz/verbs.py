@@ -15,8 +15,12 @@ from fuzz import recipes
 from torchdp.noise import SeededNoise
 from torchdp.protocol import InteractiveProtocol, MessageProtocol
 
-SMALL = {  # protocols of the table of refusals, beside the battery's; made of the names of ``recipes``
-    "StrategyMatrix": ("randomizers.StrategyMatrix((torch.ones(3, 3) + torch.eye(3)).double() / 4)", "types"),
+# protocols of the table of refusals, beside the battery's; made of the names of ``recipes``
+SMALL = {
+    "StrategyMatrix": (
+        "randomizers.StrategyMatrix((torch.ones(3, 3) + torch.eye(3)).double() / 4)",
+        "types",
+    ),
     "Adapted": (
         "queries.LocalOracle(W, randomizers.StrategyMatrix((torch.ones(3, 3) + torch.eye(3)).double() / 4), "
         "adapted=True)",
@@ -27,10 +31,16 @@ SMALL = {  # protocols of the table of refusals, beside the battery's; made of t
         "queries.LocalFactorization.calibrated(queries.FactoredQueries.plain(W), epsilon=1.0)",
         "types",
     ),
-    "PrivateLearner": ("queries.PrivateLearner.calibrated(queries.thresholds(3), epsilon=1.0)", "labelled"),
+    "PrivateLearner": (
+        "queries.PrivateLearner.calibrated(queries.thresholds(3), epsilon=1.0)",
+        "labelled",
+    ),
     "TwoMessage": ("queries.Twice.of(pairwise.unequal(3), 1.0)", "types"),
     "OneMessage": ("queries.LocalFactorization.of(pairwise.unequal(3), 1.0)", "types"),
-    "Subsets": ("queries.LocalOracle.of(pairwise.unequal(3), randomizers.SubsetSelection(3, 1.0))", "types"),
+    "Subsets": (
+        "queries.LocalOracle.of(pairwise.unequal(3), randomizers.SubsetSelection(3, 1.0))",
+        "types",
+    ),
     "Responses": (
         "queries.LocalOracle.of(pairwise.unequal(3), randomizers.RandomizedResponse(3, 1.0))",
         "types",
@@ -45,7 +55,10 @@ SMALL = {  # protocols of the table of refusals, beside the battery's; made of t
     "LocalMean": ("mean.LocalMean.calibrated(polytope, shape, epsilon=1.0)", "points"),
     "Response": ("shuffle.BitSums(shuffle.RandomizedResponseSum(5, 0.2), 2, 1e-3)", "bits"),
     "Poisson": ("shuffle.BitSums(shuffle.PoissonSum(5, 30.0), 2, 1e-3)", "bits"),
-    "NegativeBinomial": ("shuffle.BitSums(shuffle.NegativeBinomialSum(5, 20.0, 0.5), 2, 1e-3)", "bits"),
+    "NegativeBinomial": (
+        "shuffle.BitSums(shuffle.NegativeBinomialSum(5, 20.0, 0.5), 2, 1e-3)",
+        "bits",
+    ),
     "Correlated": ("shuffle.BitSums(shuffle.CorrelatedSum(5, 0.5, 9.0, 0.5), 2, 1e-2)", "bits"),
     "Pure": ("shuffle.BitSums(shuffle.PureSum(5, 1.0, 0.3, 0.1), 2, 0.0)", "bits"),
     "SecureSketch": ("secure.SecureSketch(sketching.ones(5), 2, 1.0, 1.0, 1e-5)", "rows"),
@@ -81,7 +94,12 @@ class Users(dict):
             entry = entries(name.split(".")[0])[name]
             protocol, x = entry.protocol, entry.x
         tally = protocol.collect(x, noise=SeededNoise(1))
-        found = {"protocol": protocol, "x": x, "summary": protocol.summary(protocol.validate(x)), "tally": tally}
+        found = {
+            "protocol": protocol,
+            "x": x,
+            "summary": protocol.summary(protocol.validate(x)),
+            "tally": tally,
+        }
         if isinstance(protocol, MessageProtocol):
             sent = protocol.randomize(x, noise=SeededNoise(1))
             found |= {"messages": sent, "data": protocol.encode(sent)}
@@ -94,7 +112,12 @@ def known():
     found = dict(recipes.kept())
     ball = found["domains"].lp_ball(2, 2.0, 1.0)
     ones = torch.ones(2, dtype=torch.float64)
-    return found | {"ball": ball, "ones": ones, "round": found["domains"].round_shape(ball, 2.0), "at": Users()}
+    return found | {
+        "ball": ball,
+        "ones": ones,
+        "round": found["domains"].round_shape(ball, 2.0),
+        "at": Users(),
+    }
 
 
 @cache

@@ -44,7 +44,9 @@ def test_the_message_is_the_theorem_with_a_coordinate_dropped(shape, norm):
     arguments = inputs(*shape, norm)
     # On the sphere the height is the root of a rounding error; it moves the result by as little.
     tolerance = 1e-4 if norm > 0.9 else 1e-9
-    torch.testing.assert_close(message(*arguments), direct(*arguments), rtol=tolerance, atol=tolerance)
+    torch.testing.assert_close(
+        message(*arguments), direct(*arguments), rtol=tolerance, atol=tolerance
+    )
     off = message(*arguments[:-1], 1.01 * arguments[-1])
     if shape[1] > 1:
         assert not torch.allclose(off, direct(*arguments), rtol=1e-4, atol=1e-4)
@@ -54,8 +56,12 @@ def test_points_outside_are_projected_onto_the_ball_and_inputs_left_alone():
     arguments = inputs((100,), 4, 1.0)
     copies = [t.clone() for t in arguments]
     points, *rest = arguments
-    torch.testing.assert_close(message(1.5 * points, *rest), message(points, *rest), rtol=1e-6, atol=1e-6)
-    assert not torch.allclose(message(0.99 * points, *rest), message(points, *rest), rtol=1e-3, atol=1e-3)
+    torch.testing.assert_close(
+        message(1.5 * points, *rest), message(points, *rest), rtol=1e-6, atol=1e-6
+    )
+    assert not torch.allclose(
+        message(0.99 * points, *rest), message(points, *rest), rtol=1e-3, atol=1e-3
+    )
     assert all(torch.equal(a, b) for a, b in zip(arguments, copies, strict=True))
 
 

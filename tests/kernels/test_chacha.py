@@ -39,14 +39,20 @@ def as_key(octets):
 @pytest.mark.parametrize("name", KNOWN)
 def test_known_answers_of_rfc_8439(name):
     octets, counter, nonce, expected = KNOWN[name]
-    first, group, stream = (int.from_bytes(bytes.fromhex(nonce)[4 * k : 4 * k + 4], "little") for k in range(3))
+    first, group, stream = (
+        int.from_bytes(bytes.fromhex(nonce)[4 * k : 4 * k + 4], "little") for k in range(3)
+    )
     key, index = as_key(octets), torch.tensor([0, counter | first << 32])
     words = chacha.block(key, index, group, stream)
     assert words.shape == (2, 16) and words[1].numpy().tobytes() == bytes.fromhex(expected)
-    assert chacha.keystream(key, int(index[1]), 1, group, stream).numpy().tobytes() == bytes.fromhex(expected)
+    assert chacha.keystream(
+        key, int(index[1]), 1, group, stream
+    ).numpy().tobytes() == bytes.fromhex(expected)
 
 
-@pytest.mark.parametrize(("first", "blocks"), [(0, 1), (7, 63), (2**32 - 3, 5), (2**62, 3), (5, 0), (1, 4099)])
+@pytest.mark.parametrize(
+    ("first", "blocks"), [(0, 1), (7, 63), (2**32 - 3, 5), (2**62, 3), (5, 0), (1, 4099)]
+)
 @pytest.mark.parametrize("nonce", [(0, 0), (1, 2**32 - 1), (2**31, 9)])
 def test_every_path_on_a_cpu_gives_the_same_words(first, blocks, nonce):
     pytest.importorskip("cryptography")

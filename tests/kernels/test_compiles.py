@@ -25,24 +25,40 @@ EVERYWHERE = """abs arange atomic_add broadcast_to cast cdiv constexpr cumsum do
     split sqrt static_range store sum uint32 uint64 umulhi where zeros""".split()
 
 
-@pytest.mark.parametrize("file", sorted(FOLDER.glob("*/fused.py")), ids=lambda file: file.parent.name)
+@pytest.mark.parametrize(
+    "file", sorted(FOLDER.glob("*/fused.py")), ids=lambda file: file.parent.name
+)
 def test_kernels_use_what_every_supported_triton_has_and_are_launched_alike(file):
     nodes = list(ast.walk(ast.parse(file.read_text())))
-    owned = [node for node in nodes if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name)]
+    owned = [
+        node
+        for node in nodes
+        if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name)
+    ]
     assert {node.attr for node in owned if node.value.id == "tl"} <= set(EVERYWHERE)
     jitted = {
-        node.name: ast.unparse(node.decorator_list[0]) for node in nodes if getattr(node, "decorator_list", None)
+        node.name: ast.unparse(node.decorator_list[0])
+        for node in nodes
+        if getattr(node, "decorator_list", None)
     }
     assert all(how.startswith(("launched(", "triton.jit")) for how in jitted.values())
-    calls = [node.func for node in nodes if isinstance(node, ast.Call) and isinstance(node.func, ast.Subscript)]
+    calls = [
+        node.func
+        for node in nodes
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Subscript)
+    ]
     launched = {call.value.id for call in calls if isinstance(call.value, ast.Name)} - {"kernel"}
     assert launched <= {name for name, how in jitted.items() if how.startswith("launched(")}
     for loop in (
         node for node in nodes if isinstance(node, ast.For)
     ):  # 3.4 refuses a loop's variable of another type
-        stored = [node for part in loop.body for node in ast.walk(part) if isinstance(node, ast.Name)]
+        stored = [
+            node for part in loop.body for node in ast.walk(part) if isinstance(node, ast.Name)
+        ]
         own = {node.id for node in ast.walk(loop.target) if isinstance(node, ast.Name)}
-        assert not own & {node.id for node in stored if isinstance(node.ctx, ast.Store)}, loop.lineno
+        assert not own & {node.id for node in stored if isinstance(node.ctx, ast.Store)}, (
+            loop.lineno
+        )
 
 
 # Compiles what the launchers launch on tensors of the CPU, with what Triton knows of their arguments; nothing is run.

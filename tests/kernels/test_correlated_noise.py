@@ -47,24 +47,32 @@ def step(
 def test_normals_are_those_of_their_words():
     found = reference.normals(KEY, 7, 5, 40).tolist()
     for place, number in enumerate(found, 5):
-        radius = mpmath.sqrt(-2 * mpmath.log((mpmath.mpf(word(place // 2, 7, 0) % 2**63) + 0.5) / 2**63))
+        radius = mpmath.sqrt(
+            -2 * mpmath.log((mpmath.mpf(word(place // 2, 7, 0) % 2**63) + 0.5) / 2**63)
+        )
         angle = 2 * mpmath.pi * mpmath.mpf(word(place // 2, 7, 1)) / 2**64
         assert abs(number - radius * (mpmath.sin if place % 2 else mpmath.cos)(angle)) < 1e-14
     many = reference.normals(KEY, 8, 0, 40_000)
-    assert kstest(many.numpy(), "norm").pvalue > 1e-4 and abs(many[::2] @ many[1::2]) < 4.5 * math.sqrt(20_000)
+    assert kstest(many.numpy(), "norm").pvalue > 1e-4 and abs(
+        many[::2] @ many[1::2]
+    ) < 4.5 * math.sqrt(20_000)
 
 
 def words(monkeypatch, given):
     """The streams RADIUS, ANGLE and FURTHER hold these words alone."""
     monkeypatch.setattr(
-        reference, "integers", lambda key, first, count, dtype, *nonce: torch.full((count,), given[nonce[1]])
+        reference,
+        "integers",
+        lambda key, first, count, dtype, *nonce: torch.full((count,), given[nonce[1]]),
     )
 
 
 def test_guarantee_the_tail_has_126_bits(monkeypatch):
     words(monkeypatch, (0, 0, 0))
     longest = math.sqrt(-2 * (math.log(0.5) - 126 * math.log(2)))
-    assert reference.normals(KEY, 0, 0, 4).tolist() == pytest.approx([longest, 0, longest, 0], abs=1e-12)
+    assert reference.normals(KEY, 0, 0, 4).tolist() == pytest.approx(
+        [longest, 0, longest, 0], abs=1e-12
+    )
     words(monkeypatch, (2**63 - 1, 2**62, 0))
     assert reference.normals(KEY, 0, 0, 2).abs().max() == 0
     words(monkeypatch, (reference.COARSE - 1, 0, 2**63 - 1))
@@ -77,7 +85,10 @@ def test_guarantee_the_tail_has_126_bits(monkeypatch):
 @pytest.mark.parametrize("slots", [(-1, -1), (3, -1), (-1, 2), (3, 4)])
 def test_what_is_written(slots, draws):
     state = torch.arange(24).view(6, 4).double()
-    (out, kept), gains = step(state, slots=slots, draws=draws), torch.linspace(-0.5, 0.3, 6, dtype=torch.float64)
+    (out, kept), gains = (
+        step(state, slots=slots, draws=draws),
+        torch.linspace(-0.5, 0.3, 6, dtype=torch.float64),
+    )
     u = 1.7 * reference.normals(KEY, 3, 0, 4)
     if draws > 1:
         u -= 0.6 * reference.normals(KEY, 1, 0, 4)
@@ -116,11 +127,15 @@ CASES = [
 @pytest.mark.parametrize("draws", [1, 3])
 def test_both_forms_agree(device, memory, size, first, slots, dtype, draws):
     fused = pytest.importorskip("torchdp.kernels.correlated_noise.fused")
-    state = torch.randn(memory, 2 * size, generator=torch.Generator().manual_seed(size))[:, size:].double()
+    state = torch.randn(memory, 2 * size, generator=torch.Generator().manual_seed(size))[
+        :, size:
+    ].double()
     given = {"at": 9, "dtype": dtype, "draws": draws}
     wanted = step(state, first, size, slots, **given)
     found = step(state, first, size, slots, device=device, form=fused.add, **given)
-    close = {"rtol": 1e-5, "atol": 1e-5} if dtype == torch.float32 else {"rtol": 1e-11, "atol": 1e-12}
+    close = (
+        {"rtol": 1e-5, "atol": 1e-5} if dtype == torch.float32 else {"rtol": 1e-11, "atol": 1e-12}
+    )
     for ours, theirs in zip(found, wanted, strict=True):
         torch.testing.assert_close(ours.cpu(), theirs, **close)
 
@@ -139,4 +154,6 @@ def test_both_forms_take_further_bits(device, monkeypatch):
     wanted, found = step(past)[0], step(past, device=device, form=fused.add)[0]
     torch.testing.assert_close(found.cpu(), wanted, rtol=1e-11, atol=1e-11)
     monkeypatch.setattr(reference, "COARSE", 0)
-    assert not torch.allclose(step(past)[0], wanted, rtol=1e-6) and not torch.allclose(usual, wanted)
+    assert not torch.allclose(step(past)[0], wanted, rtol=1e-6) and not torch.allclose(
+        usual, wanted
+    )

@@ -52,7 +52,8 @@ def test_a_number_too_many_does_not_agree(each):
     if wanted.is_floating_point():
         assert not each.agrees(torch.full_like(wanted, torch.nan), wanted)
     elif wanted.dtype == torch.int64:
-        wrong.view(-1)[:2] = wanted.view(-1)[:2] + 2**63 - 1  # a sum of such differences wraps around to -2
+        # a sum of such differences wraps around to -2
+        wrong.view(-1)[:2] = wanted.view(-1)[:2] + 2**63 - 1
         assert not each.agrees(wrong, wanted)
 
 
@@ -86,7 +87,9 @@ FAULTS = {
 
 
 @pytest.mark.parametrize(("fused", "fault"), FAULTS.items())
-def test_a_form_that_fails_its_trial_is_switched_off_with_one_warning(auto, monkeypatch, fused, fault):
+def test_a_form_that_fails_its_trial_is_switched_off_with_one_warning(
+    auto, monkeypatch, fused, fault
+):
     made = kernel(monkeypatch, fused)
     message = f"response_counts.counts {fault}; its reference is used on cpu"
     with pytest.warns(RuntimeWarning, match=message) as seen:
@@ -97,7 +100,8 @@ def test_a_form_that_fails_its_trial_is_switched_off_with_one_warning(auto, monk
         assert torch.equal(made(CPU, *CALL), counts(*CALL))
     monkeypatch.setenv("TORCHDP_KERNELS", "fused")
     with pytest.raises(
-        RuntimeError, match=f"fused response_counts.counts can not run on cpu: it {fault}.*INTERPRET"
+        RuntimeError,
+        match=f"fused response_counts.counts can not run on cpu: it {fault}.*INTERPRET",
     ):
         made(CPU, *CALL)
 
@@ -118,14 +122,18 @@ def late(*arguments):
 
 def test_a_fall_back_amid_a_call_uses_no_word_twice_and_gives_the_same_integers(auto, monkeypatch):
     """The reports that failed are forgotten; those that leave are made of the same words, under a key used once."""
-    monkeypatch.setattr("torchdp.randomizers.alphabet.randomized_response.keyed", lambda device: True)
+    monkeypatch.setattr(
+        "torchdp.randomizers.alphabet.randomized_response.keyed", lambda device: True
+    )
     oracle, x, found = RandomizedResponse(16, 1.0), torch.arange(4000) % 16, []
     for fused, faults in ((late, 1), (counts, 0)):
         monkeypatch.setattr(response_counts, "COUNTS", kernel(monkeypatch, fused))
         noise = SeededNoise(5)
         with warnings.catch_warnings(record=True) as seen:
             warnings.simplefilter("always")
-            found.append([*(oracle.collect(x, noise=noise)["reports"] for _ in range(3)), noise.words((1,))])
+            found.append(
+                [*(oracle.collect(x, noise=noise)["reports"] for _ in range(3)), noise.words((1,))]
+            )
         assert len(seen) == faults
     assert all(torch.equal(one, two) for one, two in zip(*found, strict=True))
     assert not torch.equal(found[0][0], found[0][1])  # the next call has a key of its own
@@ -135,7 +143,9 @@ def test_fused_asked_for_does_not_fall_back_amid_a_call(monkeypatch):
     monkeypatch.setenv("TORCHDP_KERNELS", "fused")
     made = kernel(monkeypatch, late)
     assert torch.equal(made(CPU, *CALL), counts(*CALL))
-    with pytest.raises(RuntimeError, match="it does not run: RuntimeError: out of resource: shared memory"):
+    with pytest.raises(
+        RuntimeError, match="it does not run: RuntimeError: out of resource: shared memory"
+    ):
         made(CPU, X.repeat(2), *CALL[1:])
 
 
@@ -238,7 +248,9 @@ def test_a_dead_context_is_not_hidden(monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
     made = kernel(monkeypatch, broken)
     made._faults[GPU] = None
-    with pytest.raises(RuntimeError, match=r"killed the CUDA context of cuda:0 .*TORCHDP_KERNELS=reference"):
+    with pytest.raises(
+        RuntimeError, match=r"killed the CUDA context of cuda:0 .*TORCHDP_KERNELS=reference"
+    ):
         made(GPU, *CALL)
 
 
@@ -248,16 +260,21 @@ def test_nothing_is_tried_or_called_dead_while_a_graph_is_captured(monkeypatch):
     monkeypatch.setattr(torch.cuda, "synchronize", broken)
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
     made = kernel(monkeypatch, broken)
-    with pytest.raises(RuntimeError, match="has not been tried on cuda:0; make the same call once before"):
+    with pytest.raises(
+        RuntimeError, match="has not been tried on cuda:0; make the same call once before"
+    ):
         made(GPU, *CALL)
     made._faults[GPU] = None
     with pytest.raises(
-        RuntimeError, match="counts failed: ImportError: and no more; make the same call once before"
+        RuntimeError,
+        match="counts failed: ImportError: and no more; make the same call once before",
     ):
         made(GPU, *CALL)
 
 
-def test_an_operation_in_place_that_can_not_be_launched_has_written_nothing(device, auto, monkeypatch):
+def test_an_operation_in_place_that_can_not_be_launched_has_written_nothing(
+    device, auto, monkeypatch
+):
     """Then the reference adds to a state that is whole: no step is counted twice."""
     module = pytest.importorskip("torchdp.kernels.correlated_noise.fused")
     launches = []
@@ -281,9 +298,30 @@ def test_an_operation_in_place_that_can_not_be_launched_has_written_nothing(devi
 @pytest.mark.parametrize(
     ("module", "form", "specification", "example", "limit", "width"),
     [
-        (privunit.reference, "sums", "messages", examples.privunit, "NUMBERS_AT_ONCE", examples.DIM),
-        (rounded_features.reference, "rounded_counts", "turns", examples.rounded, "BITS_AT_ONCE", 280),
-        (rounded_features.reference, "positive_counts", "turns", examples.positive, "BITS_AT_ONCE", 280),
+        (
+            privunit.reference,
+            "sums",
+            "messages",
+            examples.privunit,
+            "NUMBERS_AT_ONCE",
+            examples.DIM,
+        ),
+        (
+            rounded_features.reference,
+            "rounded_counts",
+            "turns",
+            examples.rounded,
+            "BITS_AT_ONCE",
+            280,
+        ),
+        (
+            rounded_features.reference,
+            "positive_counts",
+            "turns",
+            examples.positive,
+            "BITS_AT_ONCE",
+            280,
+        ),
     ],
 )
 def test_the_reference_of_a_large_crowd_takes_its_users_in_parts(
@@ -305,7 +343,10 @@ def test_the_reference_of_a_large_crowd_takes_its_users_in_parts(
     monkeypatch.setattr(module, limit, 7 * width)
     parts = getattr(module, form)(*arguments, **options)
     assert set(sizes) == {7, 2}
-    assert float((parts - whole).abs().max()) <= 1e-5 * float(whole.abs().max()) * whole.is_floating_point()
+    assert (
+        float((parts - whole).abs().max())
+        <= 1e-5 * float(whole.abs().max()) * whole.is_floating_point()
+    )
 
 
 def test_a_callers_autocast_does_not_spoil_the_trial(auto, monkeypatch):

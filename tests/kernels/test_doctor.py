@@ -22,8 +22,14 @@ def automatic(monkeypatch):
 
 def test_on_a_cpu_the_references_are_used(capsys):
     code, page = told(capsys, "--device", "cpu")
-    assert code == 0 and f"torch {torch.__version__.partition('+')[0]}" in page and "cpu        " in page
-    assert "[1] fused kernels need a CUDA device" in page and page.count("reference [1]") == len(KERNELS)
+    assert (
+        code == 0
+        and f"torch {torch.__version__.partition('+')[0]}" in page
+        and "cpu        " in page
+    )
+    assert "[1] fused kernels need a CUDA device" in page and page.count("reference [1]") == len(
+        KERNELS
+    )
 
 
 def test_verdicts_are_said_and_a_kernel_that_fails_is_the_exit_code(capsys, monkeypatch):

@@ -12,7 +12,8 @@ pytest.importorskip("triton")
 from torchdp.kernels.guided_draws import fused
 
 
-@pytest.mark.parametrize("sigma", [0.3, 100.0, 600.0, 5000.0, 2.0**22])  # 1, 2 and 4 pieces of 16 and of 32 bits
+# 1, 2 and 4 pieces of 16 and of 32 bits
+@pytest.mark.parametrize("sigma", [0.3, 100.0, 600.0, 5000.0, 2.0**22])
 def test_draws_and_the_stream_afterwards_are_those_of_the_reference(device, sigma, monkeypatch):
     monkeypatch.setattr(rounded, "AT_ONCE", 4096)  # more parts than one
     monkeypatch.setattr(rounded, "AT_ONCE_THERE", 4096)

@@ -15,14 +15,19 @@ WHOLE = 2**128
 
 def thresholds(table):
     """The table's T_1, T_2, ... as integers, its filling left out."""
-    return [a << 96 | b << 64 | c << 32 | d for a, b, c, d in table.words.T.tolist()][: table.length]
+    return [a << 96 | b << 64 | c << 32 | d for a, b, c, d in table.words.T.tolist()][
+        : table.length
+    ]
 
 
 def make_exact_laws():
     """Tables, with masses in exact arithmetic (for Poisson and real shapes to 90 digits) that add up to 1."""
     third = 0.3
     p = Fraction(third)
-    yield inversion.binomial(10, third), [math.comb(10, k) * p**k * (1 - p) ** (10 - k) for k in range(11)]
+    yield (
+        inversion.binomial(10, third),
+        [math.comb(10, k) * p**k * (1 - p) ** (10 - k) for k in range(11)],
+    )
     yield (
         inversion.binomial(3, 1e-9),
         [math.comb(3, k) * Fraction(1e-9) ** k * (1 - Fraction(1e-9)) ** (3 - k) for k in range(4)],
@@ -64,13 +69,19 @@ def test_thresholds_are_the_tails_to_the_nearest_unit():
 def test_guarantee_the_total_variation_distance_is_at_most_what_the_table_says():
     for table, masses in exact_laws():
         steps = [WHOLE, *thresholds(table), 0]
-        drawn = {table.first + i: Fraction(a - b, WHOLE) for i, (a, b) in enumerate(pairwise(steps))}
+        drawn = {
+            table.first + i: Fraction(a - b, WHOLE) for i, (a, b) in enumerate(pairwise(steps))
+        }
         assert all(mass >= 0 for mass in drawn.values())
         distance = sum(abs(drawn.get(k, 0) - mass) for k, mass in enumerate(masses)) / 2
         assert distance <= Fraction(table.variation) < Fraction(1, 2**115)
         coarse = [(step >> 64) << 64 for step in steps]  # thresholds of 64 bits: a wrong table
-        wrong = {table.first + i: Fraction(a - b, WHOLE) for i, (a, b) in enumerate(pairwise(coarse))}
-        assert sum(abs(wrong.get(k, 0) - mass) for k, mass in enumerate(masses)) / 2 > Fraction(table.variation)
+        wrong = {
+            table.first + i: Fraction(a - b, WHOLE) for i, (a, b) in enumerate(pairwise(coarse))
+        }
+        assert sum(abs(wrong.get(k, 0) - mass) for k, mass in enumerate(masses)) / 2 > Fraction(
+            table.variation
+        )
 
 
 def test_large_means_keep_a_short_table_around_the_mean():
@@ -78,5 +89,7 @@ def test_large_means_keep_a_short_table_around_the_mean():
     assert table.first > 980_000 and table.length < 30_000
     tails = [threshold / WHOLE for threshold in thresholds(table)]
     mean = table.first + math.fsum(tails)
-    variance = math.fsum((2 * j - 1) * tail for j, tail in enumerate(tails, 1)) - math.fsum(tails) ** 2
+    variance = (
+        math.fsum((2 * j - 1) * tail for j, tail in enumerate(tails, 1)) - math.fsum(tails) ** 2
+    )
     assert mean == pytest.approx(1e6, rel=1e-12) and variance == pytest.approx(1e6, rel=1e-6)

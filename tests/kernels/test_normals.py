@@ -25,7 +25,9 @@ def test_each_column_is_standard_normal_and_columns_are_independent(dtype):
         assert stats.kstest(1.1 * column, "norm").pvalue < ALPHA
     for power in (1, 2):
         correlations = torch.corrcoef(sample.double().pow(power).T) * math.sqrt(len(sample))
-        assert float((correlations - correlations.diagonal().diag()).abs().max()) < stats.norm.isf(ALPHA / 30)
+        assert float((correlations - correlations.diagonal().diag()).abs().max()) < stats.norm.isf(
+            ALPHA / 30
+        )
 
 
 @pytest.mark.parametrize("dtype", TYPES)

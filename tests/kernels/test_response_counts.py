@@ -25,9 +25,11 @@ def owned(report, k, step, x):
     for low, high in zip([0, *edges], edges, strict=False):
         if low < high:
             reports = {
-                int(report(torch.tensor([number]), torch.tensor([x]), k, step)) for number in (low, high - 1)
+                int(report(torch.tensor([number]), torch.tensor([x]), k, step))
+                for number in (low, high - 1)
             }
-            assert len(reports) == 1  # floor(number / step) grows with the number: so has all between
+            # floor(number / step) grows with the number: so has all between
+            assert len(reports) == 1
             total[reports.pop()] += high - low
     return total
 
@@ -60,7 +62,9 @@ def test_counts_are_those_of_single_reports_and_add_up(monkeypatch):
     monkeypatch.setattr(reference, "USERS_AT_ONCE", 37)
     k, step, n, first = 5, 2**60, 100, 7
     x = torch.arange(n) ** 2 % k
-    reports = [int(reference.report(reference.numbers(3, first + i, 1), x[i], k, step)) for i in range(n)]
+    reports = [
+        int(reference.report(reference.numbers(3, first + i, 1), x[i], k, step)) for i in range(n)
+    ]
     total = response_counts.counts(x, k, step, 3, first)
     assert total.tolist() == [reports.count(value) for value in range(k)]
     for cut in (0, 1, 36, 99):

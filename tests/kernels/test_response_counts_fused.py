@@ -23,11 +23,22 @@ def reported(numbers, x, k, step, magic=None):
     magic = (2**64 - 1) // step if magic is None else magic
     out = torch.full_like(numbers, -7)
     magic -= (magic >> 63) << 64
-    report_kernel[(triton.cdiv(len(numbers), 64),)](numbers, x, out, len(numbers), k, step, magic, BLOCK=64)
+    report_kernel[(triton.cdiv(len(numbers), 64),)](
+        numbers, x, out, len(numbers), k, step, magic, BLOCK=64
+    )
     return out
 
 
-STEPS = [(2, 2**62), (2, 2**62 + 4096), (3, 2**62), (7, 1), (7, 2), (7, 3), (1000, 2**53 - 1), (1000, 2**53 + 1)]
+STEPS = [
+    (2, 2**62),
+    (2, 2**62 + 4096),
+    (3, 2**62),
+    (7, 1),
+    (7, 2),
+    (7, 3),
+    (1000, 2**53 - 1),
+    (1000, 2**53 + 1),
+]
 STEPS += [(2**20, 2**43), (2**20, 2**42 + 12345), (5, 2**63 // 5 + 1), (2**31, 2**31 + 7)]
 
 
@@ -35,16 +46,22 @@ STEPS += [(2**20, 2**43), (2**20, 2**42 + 12345), (5, 2**63 // 5 + 1), (2**31, 2
 def test_division_without_a_divide_is_exact_at_every_edge(device, k, step):
     """The remainder's jumps at multiples of step, where a quotient that is one too small or too large would show."""
     multiples = {0, 1, 2, k // 3, k // 2, k - 2, k - 1, k, k + 1, 2**63 // step - 1, 2**63 // step}
-    numbers = {m * step + shift for m in multiples for shift in (-2, -1, 0, 1, step // 2)} | {2**63 - 1}
+    numbers = {m * step + shift for m in multiples for shift in (-2, -1, 0, 1, step // 2)} | {
+        2**63 - 1
+    }
     numbers = torch.tensor(sorted(u for u in numbers if 0 <= u < 2**63), device=device)
     for x in (0, k - 1):
         held = torch.full_like(numbers, x)
-        assert torch.equal(reported(numbers, held, k, step), reference.report(numbers, held, k, step))
+        assert torch.equal(
+            reported(numbers, held, k, step), reference.report(numbers, held, k, step)
+        )
 
 
 @pytest.mark.parametrize("n", [1, 63, 1100])
 @pytest.mark.parametrize("first", [0, 2**33 + 5])
-@pytest.mark.parametrize(("k", "step"), [(2, 2**61), (16, 2**58 + 3), (255, 2**54), (1025, 2**52 + 1)])
+@pytest.mark.parametrize(
+    ("k", "step"), [(2, 2**61), (16, 2**58 + 3), (255, 2**54), (1025, 2**52 + 1)]
+)
 def test_both_paths_count_the_same_reports(device, k, step, first, n):
     x = (torch.arange(n) ** 2 % k).to(device)
     for key in (-(2**63), 12345678901234567):
@@ -71,7 +88,9 @@ def test_users_without_a_value_touch_no_memory_and_are_not_counted(device, k, st
     x = torch.tensor([0, k, -1, 3, 2**40, -(2**63), 4], device=device)
     wanted = reference.counts(x, k, step, 1)
     assert torch.equal(fused.counts(x, k, step, 1), wanted) and int(wanted.sum()) == 3
-    assert torch.equal(fused.counts(x[:0], k, step, 1), torch.zeros(k, dtype=torch.int64, device=device))
+    assert torch.equal(
+        fused.counts(x[:0], k, step, 1), torch.zeros(k, dtype=torch.int64, device=device)
+    )
 
 
 @pytest.mark.parametrize("k", [4, 3000])

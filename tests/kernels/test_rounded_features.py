@@ -39,7 +39,8 @@ def test_bits_are_one_as_often_as_the_cosine_says_in_every_wave_and_repeat(shift
     chance = (1 + torch.cos(2 * math.pi * phases.double())).mT.flatten() / 2
     scores = (counts - n * chance) / (n * chance * (1 - chance)).sqrt().clamp_min(1e-9)
     assert scores.abs().max() < 4.5
-    assert len(set(counts.flatten().tolist())) > (18 if 0 < shift < 0.45 else 5)  # no two share their words
+    # no two share their words
+    assert len(set(counts.flatten().tolist())) > (18 if 0 < shift < 0.45 else 5)
 
 
 def test_bits_belong_to_users_and_parts_add_up():
@@ -52,7 +53,9 @@ def test_bits_belong_to_users_and_parts_add_up():
     assert torch.equal(whole, some[0] + some[1])
     again = rounded_features.rounded_counts(x[40:], frequencies, phases, key=9, first=0, repeats=2)
     assert not torch.equal(again, some[1])
-    assert torch.equal(whole[0].sum(), reference.rounded_bits(x, frequencies, phases, 9, 0, 0).sum())
+    assert torch.equal(
+        whole[0].sum(), reference.rounded_bits(x, frequencies, phases, 9, 0, 0).sum()
+    )
 
 
 def test_counts_of_signs():

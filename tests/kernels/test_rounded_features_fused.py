@@ -36,7 +36,9 @@ def margins(x, frequencies, phases, key, first, repeat):
     """|u - (1 + cos)/2| of each bit of the reference."""
     user = first + torch.arange(len(x), device=x.device)
     random = reference.integers(key, user, frequencies.shape[1], len(phases), repeat)
-    return (random - reference.levels(reference.turns(x, frequencies, phases))).abs().double() / 2**32
+    return (
+        random - reference.levels(reference.turns(x, frequencies, phases))
+    ).abs().double() / 2**32
 
 
 SIZES = [(1, 1, 1, 1), (63, 5, 63, 2), (130, 40, 131, 1)]
@@ -47,7 +49,8 @@ SIZES = [(1, 1, 1, 1), (63, 5, 63, 2), (130, 40, 131, 1)]
 def test_bits_differ_only_where_rounding_decides(device, size, key):
     x, frequencies, phases = inputs(*size, device, seed=size[0])
     found = fused.rounded_counts(x, frequencies, phases, key, 7, 2)
-    slack = 3.2 * turns_error(x, frequencies, size[3]) + COSINE / 2  # pi, as |d cos(2 pi t)/dt|/2 is at most
+    # pi, as |d cos(2 pi t)/dt|/2 is at most
+    slack = 3.2 * turns_error(x, frequencies, size[3]) + COSINE / 2
     differ = 0
     for repeat in range(2):
         expected = reference.rounded_bits(x, frequencies, phases, key, 7, repeat).sum(0)
@@ -73,7 +76,9 @@ def test_counts_from_strided_inputs(device):
     wide = torch.full((150, 13), torch.nan, device=device)
     wide[:, ::2][:, :6] = x
     strided = wide[:, ::2][:, :6], frequencies.mT.contiguous().mT, phases.mT.contiguous().mT
-    assert torch.equal(fused.positive_counts(*strided), reference.positive_counts(x, frequencies, phases))
+    assert torch.equal(
+        fused.positive_counts(*strided), reference.positive_counts(x, frequencies, phases)
+    )
     rounded = fused.rounded_counts(x, frequencies, phases, 11, 0, 1)
     assert torch.equal(fused.rounded_counts(*strided, 11, 0, 1), rounded)
 
@@ -83,7 +88,8 @@ def test_a_projection_that_overflows_counts_as_no_turn(device):
     """As in the reference, so that a frequency's waves stay those of one angle whatever a user holds."""
     x = torch.full((40, 2), 3e38, device=device)
     x[:20] *= -1
-    frequencies = torch.tensor([[3.0, 3.0], [3.0, -3.0]], device=device)  # to infinity, and to no number
+    # to infinity, and to no number
+    frequencies = torch.tensor([[3.0, 3.0], [3.0, -3.0]], device=device)
     phases = torch.tensor([[0.0, 0.5], [0.5, 0.0]], device=device)
     wanted = phases.mT.flatten() == 0
     assert (fused.rounded_counts(x, frequencies, phases, 5, 0, 1)[0] == 40 * wanted).all()

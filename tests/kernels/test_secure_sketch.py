@@ -39,14 +39,16 @@ def test_words_are_those_computed_one_by_one(bits, first):
     (A, rows, signs, units), key = problem(n, s, d, m), new_key()
     G = normals(key, first * s * d, n * s * d).view(n, s, d).tolist()
     found = secure_sketch.words(A, rows, signs, units, key, first, scale, DTYPES[bits])
-    for i, c, l in itertools.product(range(n), range(s), range(d)):
-        noise = round(float(units[rows[c, i]]) * G[i][c][l])
-        word = int(signs[c, i]) * (math.trunc(float(A[i, l]) * scale) + noise)
-        assert int(found[i, c, l]) == signed(word, bits)
+    for i, c, ell in itertools.product(range(n), range(s), range(d)):
+        noise = round(float(units[rows[c, i]]) * G[i][c][ell])
+        word = int(signs[c, i]) * (math.trunc(float(A[i, ell]) * scale) + noise)
+        assert int(found[i, c, ell]) == signed(word, bits)
 
 
 @pytest.mark.parametrize("dtype", DTYPES.values())
-@pytest.mark.parametrize(("count", "m", "d"), [(0, 3, 2), (1, 1, 1), (2, 5, 3), (500, 7, 10), (64, 64, 1)])
+@pytest.mark.parametrize(
+    ("count", "m", "d"), [(0, 3, 2), (1, 1, 1), (2, 5, 3), (500, 7, 10), (64, 64, 1)]
+)
 def test_rows_add_up_modulo_the_ring_as_index_add_does(dtype, count, m, d):
     g, info = torch.Generator().manual_seed(count), torch.iinfo(dtype)
     places = torch.randint(m, (count,), generator=g)
@@ -58,7 +60,10 @@ def test_rows_add_up_modulo_the_ring_as_index_add_does(dtype, count, m, d):
 
 
 def words64(key, block, group, nonce):
-    return [word % 2**64 for word in chacha.keystream(key, block, 1, group, nonce).view(torch.int64).tolist()]
+    return [
+        word % 2**64
+        for word in chacha.keystream(key, block, 1, group, nonce).view(torch.int64).tolist()
+    ]
 
 
 def by_hand(key, entry, unit):
@@ -76,7 +81,9 @@ def by_hand(key, entry, unit):
         return r * (mpmath.sin(turn) if entry % 2 else mpmath.cos(turn)) * unit
 
 
-@pytest.mark.parametrize("unit", [2.0**-4, 1.0, 1000.3, reference.SURE, 2.0**38, reference.FARTHEST])
+@pytest.mark.parametrize(
+    "unit", [2.0**-4, 1.0, 1000.3, reference.SURE, 2.0**38, reference.FARTHEST]
+)
 def test_guarantee_noise_is_rounded_without_error(unit, monkeypatch):
     """Floats that decide, and every entry in doubt, against arithmetic of 90 digits; the bound holds with room."""
     key, n = new_key(5), 400
@@ -85,7 +92,10 @@ def test_guarantee_noise_is_rounded_without_error(unit, monkeypatch):
     exact = [by_hand(key, 3 + e, unit) for e in range(n)]
     assert decided.tolist() == [int(mpmath.nint(x)) for x in exact]
     radius = reference._polar(key, 3, n)[0].repeat_interleave(2)[1:][:n]
-    off = [abs(x - mpmath.mpf(g) * unit) for x, g in zip(exact, normals(key, 3, n).tolist(), strict=True)]
+    off = [
+        abs(x - mpmath.mpf(g) * unit)
+        for x, g in zip(exact, normals(key, 3, n).tolist(), strict=True)
+    ]
     room = (reference._error(radius, radius) * unit).tolist()
     assert max(float(o) / r for o, r in zip(off, room, strict=True)) < 0.25
     monkeypatch.setattr(reference, "ROUNDINGS", 1e30)
@@ -105,8 +115,11 @@ def test_extreme_words_are_in_doubt_and_decided(monkeypatch):
         return found
 
     monkeypatch.setattr(reference, "integers", given)
-    found = reference.rounded_normals(key, 0, torch.full((8,), 2.0**28, dtype=torch.float64)).tolist()
-    assert set(asked) == {0, 8, 16, 24}  # all four pairs: U = 2^-77, 1 - 2^-77, 2^-52 and 1 - 2^-52, or nearly
+    found = reference.rounded_normals(
+        key, 0, torch.full((8,), 2.0**28, dtype=torch.float64)
+    ).tolist()
+    # all four pairs: U = 2^-77, 1 - 2^-77, 2^-52 and 1 - 2^-52, or nearly
+    assert set(asked) == {0, 8, 16, 24}
     assert abs(found[0]) > 10.3 * 2**28 and abs(found[2]) <= 1 and abs(found[0]) < 24 * 2**28
 
 
@@ -114,5 +127,7 @@ def test_few_entries_are_in_doubt(monkeypatch):
     """A few in 10^5, as the page says: 200,000 entries ask for further bits so often."""
     asked, exactly = [], reference.exactly
     monkeypatch.setattr(reference, "exactly", lambda *each: asked.append(each) or exactly(*each))
-    reference.rounded_normals(new_key(8), 0, torch.full((200_000,), reference.SURE, dtype=torch.float64))
+    reference.rounded_normals(
+        new_key(8), 0, torch.full((200_000,), reference.SURE, dtype=torch.float64)
+    )
     assert 1 <= len(asked) <= 20

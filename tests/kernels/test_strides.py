@@ -36,7 +36,8 @@ def test_a_call_of_one_runs_fused_and_agrees(device, monkeypatch, call):
         pytest.skip("planned for Triton's interpreter")
     monkeypatch.setenv("TORCHDP_KERNELS", "reference")
     wanted = call()
-    monkeypatch.setenv("TORCHDP_KERNELS", "fused")  # which raises where the reference would take over
+    # which raises where the reference would take over
+    monkeypatch.setenv("TORCHDP_KERNELS", "fused")
     found = call()
     if wanted.is_floating_point():
         torch.testing.assert_close(found, wanted)

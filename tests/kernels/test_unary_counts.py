@@ -9,7 +9,15 @@ import torch
 from torchdp.kernels import philox, unary_counts
 from torchdp.kernels.unary_counts import reference
 
-PROBABILITIES = [0.5, 0.25, 1 / (math.e + 1), 1 - 1 / (math.e + 1), 2.0**-70, math.exp(-40), 1 - 2.0**-53]
+PROBABILITIES = [
+    0.5,
+    0.25,
+    1 / (math.e + 1),
+    1 - 1 / (math.e + 1),
+    2.0**-70,
+    math.exp(-40),
+    1 - 2.0**-53,
+]
 
 
 def digits_of(key, user, column, count):
@@ -42,7 +50,9 @@ def test_tallies_are_sums_of_messages_and_add_up(first, n, monkeypatch):
     messages = reference.messages(x, k, lost, off, 3, first)
     assert messages.shape == (n, k)
     for i in range(n):
-        assert torch.equal(messages[i : i + 1], reference.messages(x[i : i + 1], k, lost, off, 3, first + i))
+        assert torch.equal(
+            messages[i : i + 1], reference.messages(x[i : i + 1], k, lost, off, 3, first + i)
+        )
     total = unary_counts.tally(x, k, lost, off, 3, first)
     assert total.tolist() == [*messages.sum(0).tolist(), n]
     for cut in (0, 1, n // 2):

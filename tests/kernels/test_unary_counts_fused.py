@@ -16,7 +16,9 @@ OUE, SUE, SURE = (0.5, 1 / (math.e + 1)), (0.3, 0.3), (1.0, 1 / (math.exp(350) +
 
 @pytest.mark.parametrize("n", [1, 63])
 @pytest.mark.parametrize("first", [0, 2**33 + 45])
-@pytest.mark.parametrize(("k", "key", "chances"), [(2, 0, OUE), (3, 2**63 - 1, SURE), (33, -(2**63), SUE)])
+@pytest.mark.parametrize(
+    ("k", "key", "chances"), [(2, 0, OUE), (3, 2**63 - 1, SURE), (33, -(2**63), SUE)]
+)
 def test_both_paths_give_the_same_tally(device, k, key, chances, first, n):
     x = (torch.arange(n) ** 2 % k).to(device)
     wanted = reference.tally(x, k, *chances, key, first)

@@ -17,7 +17,9 @@ def setting(counts, dim, dtype, device, seed=0):
     generator, counts = torch.Generator().manual_seed(seed), torch.tensor(counts)
     points = torch.randn(len(counts), dim, dtype=torch.float64, generator=generator)
     points *= (
-        2 * torch.rand(len(counts), 1, dtype=torch.float64, generator=generator) / points.norm(dim=1, keepdim=True)
+        2
+        * torch.rand(len(counts), 1, dtype=torch.float64, generator=generator)
+        / points.norm(dim=1, keepdim=True)
     )
     n = int(counts.sum())
     lift = torch.randn(n, dtype=torch.float64, generator=generator)

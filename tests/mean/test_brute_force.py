@@ -34,9 +34,17 @@ def mean_instance(seed):
         return int(torch.randint(low, high, (1,), generator=generator))
 
     d, kind = integer(1, 4), seed % 5
-    points = torch.randn(integer(2, 8), d, dtype=torch.float64, generator=generator) * 10.0 ** integer(-3, 4)
+    points = torch.randn(
+        integer(2, 8), d, dtype=torch.float64, generator=generator
+    ) * 10.0 ** integer(-3, 4)
     points[:, 0] += integer(0, 100)
-    make = [FiniteSet, Polytope, FiniteSet, lambda x: Box(x.amin(0), x.amax(0)), lambda x: lp_ball(d, 2.0, 3.0)]
+    make = [
+        FiniteSet,
+        Polytope,
+        FiniteSet,
+        lambda x: Box(x.amin(0), x.amax(0)),
+        lambda x: lp_ball(d, 2.0, 3.0),
+    ]
     if kind == 2:
         points = torch.cat([points, 2 * points.mean(0) - points])
     domain = make[kind](points)
@@ -48,7 +56,9 @@ def mean_instance(seed):
     epsilon = float(torch.rand(1, generator=generator)) * 3 + 0.01
     if seed % 4 == 0:
         return GaussianMean.calibrated(domain, shape, rho=epsilon / 4, delta=1e-5), points
-    return GaussianMean.calibrated(domain, shape, epsilon=epsilon, delta=10.0 ** -integer(1, 9)), points
+    return GaussianMean.calibrated(
+        domain, shape, epsilon=epsilon, delta=10.0 ** -integer(1, 9)
+    ), points
 
 
 def mean_release(mechanism):
@@ -77,9 +87,15 @@ def test_guarantee_moments_of_every_neighbour_are_no_further_apart_than_claimed(
         points = torch.randn(6, 2, dtype=torch.float64, generator=generator)
         domain = Polytope(torch.cat([points, -points]))
         mechanism = GaussianMoments.calibrated(
-            domain, noise_shape(domain, 2.0, shift=False), order=1 + seed % 4, epsilon=0.7, delta=1e-5
+            domain,
+            noise_shape(domain, 2.0, shift=False),
+            order=1 + seed % 4,
+            epsilon=0.7,
+            delta=1e-5,
         )
-        assert 0.1 < ratio(mechanism, mean_release(mechanism), neighbours(domain.points)) <= 1 + 1e-9
+        assert (
+            0.1 < ratio(mechanism, mean_release(mechanism), neighbours(domain.points)) <= 1 + 1e-9
+        )
 
 
 def query_instance(seed):
@@ -93,7 +109,9 @@ def query_instance(seed):
     else:
         q = [lambda: FactoredQueries.of(W, factorize(W, shift=True)), lambda: FactoredQueries.of(W, factorize(W, 2.0)),
              lambda: FactoredQueries.identity(W), lambda: FactoredQueries.plain(W)][seed % 5]()  # fmt: skip
-    return CentralFactorization(q, float(torch.rand(1, generator=generator)) * 4 + 0.01, 10.0 ** -(1 + seed % 8))
+    return CentralFactorization(
+        q, float(torch.rand(1, generator=generator)) * 4 + 0.01, 10.0 ** -(1 + seed % 8)
+    )
 
 
 def query_release(mechanism):
@@ -110,7 +128,9 @@ def test_guarantee_answers_of_every_neighbour_are_no_further_apart_than_claimed(
         attained += found >= 1 - 1e-5
     assert attained >= 16
     constant = CentralFactorization(FactoredQueries.plain(torch.full((2, 3), 0.3)), 1.0, 1e-6)
-    assert torch.allclose(constant.estimate(torch.tensor([0, 1])).value, torch.tensor(0.3, dtype=torch.float64))
+    assert torch.allclose(
+        constant.estimate(torch.tensor([0, 1])).value, torch.tensor(0.3, dtype=torch.float64)
+    )
 
 
 class HalfNoise(GaussianMean):
@@ -174,9 +194,13 @@ def test_guarantee_no_private_channel_is_better_than_the_pure_bound_and_randomiz
             most = max(most, pure_lower_bound(reach, 1, loss) / least_error(channel, values, x))
     assert most <= 1 + 1e-9
     for epsilon in (0.1, 1.0, 5.0):
-        response = torch.tensor([[math.exp(epsilon), 1.0], [1.0, math.exp(epsilon)]], dtype=torch.float64)
+        response = torch.tensor(
+            [[math.exp(epsilon), 1.0], [1.0, math.exp(epsilon)]], dtype=torch.float64
+        )
         response = response / response.sum(1, keepdim=True)
-        attained = pure_lower_bound(1.0, 1, epsilon) / least_error(response, torch.tensor([0.0, 1.0]).double(), 0)
+        attained = pure_lower_bound(1.0, 1, epsilon) / least_error(
+            response, torch.tensor([0.0, 1.0]).double(), 0
+        )
         assert attained == pytest.approx(1, rel=1e-9)  # twice the bound would be above it
 
 
@@ -190,11 +214,16 @@ def test_guarantee_supports_of_products_reach_points_that_no_search_finds(kind):
         (left, 1.0), (right, (1 - low) / 2))]  # fmt: skip
     corners = torch.stack([torch.kron(x, y) for x in ends[0] for y in ends[1]])
     if kind == "parts":
-        domain, corners = Product((domain, lp_ball(1, 2.0))), torch.cat([corners, corners[:, :1] / 3], 1)
+        domain, corners = (
+            Product((domain, lp_ball(1, 2.0))),
+            torch.cat([corners, corners[:, :1] / 3], 1),
+        )
     if kind == "image":
         mixed = torch.tensor([[1.0, 0, 0, 1], [0, 1, 1, 0], [1, 1, 0, 0], [0, 0, 1, 2]]).double()
         domain, corners = linear_image(mixed, domain), corners @ mixed.mT
-    g = torch.randn(40, domain.dimension, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+    g = torch.randn(
+        40, domain.dimension, dtype=torch.float64, generator=torch.Generator().manual_seed(1)
+    )
     g = torch.cat([g, torch.eye(domain.dimension, dtype=torch.float64)])
     farthest = (corners @ g.mT).amax(0)
     bound = domain.supports(g, torch.zeros(domain.dimension, dtype=torch.float64))

@@ -63,7 +63,9 @@ def test_guarantee_no_two_neighbours_are_further_apart_than_the_noise_hides(doma
 
 
 def test_guarantee_rho_is_the_renyi_divergence_of_the_furthest_neighbours():
-    mechanism = GaussianMean.calibrated(DOMAINS[0], noise_shape(DOMAINS[0], 2.0), rho=0.3, delta=1e-6)
+    mechanism = GaussianMean.calibrated(
+        DOMAINS[0], noise_shape(DOMAINS[0], 2.0), rho=0.3, delta=1e-6
+    )
     assert mechanism.rho == pytest.approx(0.3)
     furthest = float(distances(mechanism, corners(DOMAINS[0]), 5).max())
     # D_alpha of two Gaussians of one covariance, m deviations apart: alpha m^2/2
@@ -98,8 +100,11 @@ def test_what_is_published_is_the_mean_and_the_noise_root_times_the_draws(draw, 
     published = mechanism.estimate(x, noise=Constant(draw))
     expected = x.mean(0) + draw * mechanism.noise_root(4).sum(1)
     torch.testing.assert_close(published.value, expected, rtol=1e-6, atol=1e-6)
-    assert published.n == 4 and torch.allclose(published.standard_error, mechanism.noise_root(4).norm(dim=1))
-    crowd = Crowd(domain.points, torch.tensor([1, 0, 0, 2, 0, 0, 0, 0, 1]))  # by value and count, in two parts
+    assert published.n == 4 and torch.allclose(
+        published.standard_error, mechanism.noise_root(4).norm(dim=1)
+    )
+    # by value and count, in two parts
+    crowd = Crowd(domain.points, torch.tensor([1, 0, 0, 2, 0, 0, 0, 0, 1]))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("torchdp.protocol.rounded_sum.BLOCK", 4)
         again = mechanism.analyse(mechanism.release(crowd, Constant(draw), ()))
@@ -115,18 +120,23 @@ def test_integers_are_taken_without_rounding_or_refused(dtype):
     large = GaussianMean.tuned(box(2.0**60, 2.0**60), epsilon=1.0, delta=1e-6)
     assert large.validate(torch.tensor([[2**53, 2**53 - 1]])).tolist() == [[2**53, 2**53 - 1]]
     for beyond in (2**53 + 1, -(2**53) - 1, -(2**63)):
-        with pytest.raises(ValueError, match=r"beyond 2\^53 in size, which float64 rounds; change the unit"):
+        with pytest.raises(
+            ValueError, match=r"beyond 2\^53 in size, which float64 rounds; change the unit"
+        ):
             large.validate(torch.tensor([[0, beyond]]))
 
 
 @pytest.mark.parametrize("d", [3, 8])
 def test_noise_for_the_differences_of_a_simplex_is_what_its_diameter_needs(d):
     around = GaussianMean.calibrated(simplex(d), noise_shape(simplex(d), 2.0), rho=0.5, delta=1e-6)
-    between = GaussianMean.calibrated(simplex(d), difference_shape(simplex(d), 2.0), rho=0.5, delta=1e-6)
+    between = GaussianMean.calibrated(
+        simplex(d), difference_shape(simplex(d), 2.0), rho=0.5, delta=1e-6
+    )
     # noise on the hyperplane of sums, isotropic, hiding a distance of sqrt(2): by symmetry the best
     best = math.sqrt(2 * (d - 1))
     assert between.error(1).floor == pytest.approx(best, rel=1e-4)
-    assert around.error(1).floor == pytest.approx(best, rel=1e-4)  # its diameter, not twice its radius, is charged
+    # its diameter, not twice its radius, is charged
+    assert around.error(1).floor == pytest.approx(best, rel=1e-4)
     assert around.encoding.diameter < 2 * around.encoding.radius * 0.95
 
 
@@ -149,7 +159,9 @@ def test_guarantee_points_let_through_beside_vertices_are_no_further_apart_than_
     # rounding is let through
     for x, offset in ((moved, 0.0), (moved.float(), 0.0), ((moved + 1e7).float(), 1e7)):
         domain = Polytope(vertices + offset)
-        encoding = GaussianMean.calibrated(domain, make(domain, 2.0), epsilon=1.0, delta=1e-6).encoding
+        encoding = GaussianMean.calibrated(
+            domain, make(domain, 2.0), epsilon=1.0, delta=1e-6
+        ).encoding
         encoded = encoding(domain.validate(x))
         assert encoded.norm(dim=-1).max() <= encoding.radius * (1 + 1e-12)
         assert torch.cdist(encoded, encoded).max() <= encoding.diameter
@@ -159,23 +171,34 @@ def test_guarantee_points_let_through_beside_vertices_are_no_further_apart_than_
 def test_each_group_of_a_pass_has_the_sensitivity_and_the_noise_of_its_own():
     """Whole steps before the noise, over blocks: a user moves its own group alone, and no two groups share a draw."""
     square = Box(torch.zeros(2), torch.ones(2))
-    release = GaussianMean(square, noise_shape(square, 2.0), 1e-3, 1e-5)  # so little noise that steps show
+    # so little noise that steps show
+    release = GaussianMean(square, noise_shape(square, 2.0), 1e-3, 1e-5)
     n = 20_000
     x, groups = uniform(n, 2), torch.randint(7, (n,), generator=generator(2))
     base = release.collect(x, groups=groups, size=8, noise=SeededNoise(1))["sum"]
     for user in (0, 2**13 - 1, 2**13, n - 1):
         other = x.clone()
         other[user] = 1 - other[user].round()
-        moved = (release.collect(other, groups=groups, size=8, noise=SeededNoise(1))["sum"] - base).norm(dim=1)
+        moved = (
+            release.collect(other, groups=groups, size=8, noise=SeededNoise(1))["sum"] - base
+        ).norm(dim=1)
         own = int(groups[user])
-        assert 0 < float(moved[own]) <= release.sums.sensitivity and not moved[torch.arange(8) != own].any()
+        assert (
+            0 < float(moved[own]) <= release.sums.sensitivity
+            and not moved[torch.arange(8) != own].any()
+        )
     alone = torch.stack([release.encoding(x[groups == each]).sum(0) for each in range(7)])
     assert float((base[:7] - alone).abs().max()) < 8 * release.sums.sigma and not base[7].any()
-    alike = release.collect(torch.cat([x, x]), groups=torch.arange(2 * n) // n, noise=SeededNoise(1))["sum"]
+    alike = release.collect(
+        torch.cat([x, x]), groups=torch.arange(2 * n) // n, noise=SeededNoise(1)
+    )["sum"]
     assert not bool((alike[0] == alike[1]).any())
 
 
 def test_rho_converts_to_epsilon_by_the_exact_curve_below_the_textbook_bound():
-    mechanism = GaussianMean.calibrated(DOMAINS[0], noise_shape(DOMAINS[0], 2.0), rho=0.3, delta=1e-6)
-    textbook = 0.3 + 2 * math.sqrt(0.3 * math.log(1e6))  # Bun and Steinke's conversion, Lemma 12 of the paper
+    mechanism = GaussianMean.calibrated(
+        DOMAINS[0], noise_shape(DOMAINS[0], 2.0), rho=0.3, delta=1e-6
+    )
+    # Bun and Steinke's conversion, Lemma 12 of the paper
+    textbook = 0.3 + 2 * math.sqrt(0.3 * math.log(1e6))
     assert mechanism.guarantee.epsilon < 0.9 * textbook

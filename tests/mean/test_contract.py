@@ -20,7 +20,10 @@ from torchdp.mean import (
 
 BOX = Box(torch.tensor([0.0, -1.0]), torch.tensor([1.0, 15.0]))
 CORNERS = torch.cartesian_prod(*torch.stack([BOX.low, BOX.high], 1))
-LOW = BOX.low + torch.rand(10, 2, dtype=torch.float64, generator=generator(1)) * (BOX.high - BOX.low) / 4
+LOW = (
+    BOX.low
+    + torch.rand(10, 2, dtype=torch.float64, generator=generator(1)) * (BOX.high - BOX.low) / 4
+)
 BALL = lp_ball(2, 2.0, 3.0)
 ANGLES = torch.arange(24, dtype=torch.float64) * math.tau / 24
 CIRCLE = 3 * torch.stack([ANGLES.cos(), ANGLES.sin()], 1)
@@ -86,7 +89,9 @@ class TestLocalCovariance(Unbiased, RelayContract):
 
 
 class TestLocalVariance(TestLocalCovariance):
-    protocol = LocalCovariance.calibrated(Box(torch.tensor([-3.0]), torch.tensor([5.0])), epsilon=1.0)
+    protocol = LocalCovariance.calibrated(
+        Box(torch.tensor([-3.0]), torch.tensor([5.0])), epsilon=1.0
+    )
     x = torch.linspace(-3, 5, 50).double()[:, None] ** 2 / 5
 
     def truth(self):

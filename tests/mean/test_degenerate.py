@@ -43,12 +43,16 @@ POINTS = {
     "box": Box(HERE, HERE),
     "ellipsoid": Ellipsoid(zeros(2, 2), HERE),
     "zonotope": Zonotope(zeros(2, 3), HERE),
-    "ellipsoid to a point": linear_image(zeros(2, 3), Ellipsoid(torch.eye(3).double(), vector(1.0, 2.0, 3.0))),
+    "ellipsoid to a point": linear_image(
+        zeros(2, 3), Ellipsoid(torch.eye(3).double(), vector(1.0, 2.0, 3.0))
+    ),
     "l4 ball to a point": linear_image(zeros(2, 2), LpBall(vector(1.0, 1.0), 4.0, HERE)),
     "matrices to a point": linear_image(zeros(2, 4), SchattenBall(2, 2)),
     "points to a point": linear_image(zeros(2, 2), FiniteSet(torch.eye(2).double())),
     "product": Product((FiniteSet(vector(3.0)[None]), Polytope(vector(4.0)[None]))),
-    "product of a box and a point": Product((Box(vector(3.0), vector(3.0)), FiniteSet(vector(4.0)[None]))),
+    "product of a box and a point": Product(
+        (Box(vector(3.0), vector(3.0)), FiniteSet(vector(4.0)[None]))
+    ),
     "sum": minkowski_sum([POINT, FiniteSet(zeros(1, 2))]),
     "sum of an ellipsoid and a point": minkowski_sum([Ellipsoid(zeros(2, 1), HERE), POINT]),
 }
@@ -58,10 +62,14 @@ SEGMENTS = {
     "two points": FiniteSet(torch.stack([START, END])),
     "hull of three points on a line": Polytope(torch.stack([START, END, (START + END) / 2])),
     "ellipsoid": Ellipsoid(torch.stack([HALF, zeros(2)], 1), (START + END) / 2),
-    "ellipsoid with two equal axes": Ellipsoid(torch.stack([HALF, HALF], 1) / math.sqrt(2), (START + END) / 2),
+    "ellipsoid with two equal axes": Ellipsoid(
+        torch.stack([HALF, HALF], 1) / math.sqrt(2), (START + END) / 2
+    ),
     "zonotope": Zonotope(torch.stack([HALF / 4, 3 * HALF / 4], 1), (START + END) / 2),
     "image of a ball": linear_image(torch.stack([HALF, zeros(2)], 1), lp_ball(2, 4.0)),
-    "image of matrices": linear_image(torch.stack([HALF, *[zeros(2)] * 3], 1), SchattenBall(2, 2, 2.0)),
+    "image of matrices": linear_image(
+        torch.stack([HALF, *[zeros(2)] * 3], 1), SchattenBall(2, 2, 2.0)
+    ),
     "sum of a point and a segment": minkowski_sum([POINT, Polytope(torch.stack([START, END]))]),
     "sum of a point and a flat ball": minkowski_sum([POINT, Ellipsoid(HALF[:, None], zeros(2))]),
 }
@@ -75,7 +83,9 @@ def test_a_point_needs_no_noise(name, p):
     shape = noise_shape(domain, p)
     assert shape.upper == 0 and shape.root.shape == (2, 0) and float(shape.certificate.lower) == 0
     from_origin = noise_shape(domain, p, shift=False)
-    assert from_origin.upper == pytest.approx(float(torch.linalg.vector_norm(here, ord=p)), abs=1e-12)
+    assert from_origin.upper == pytest.approx(
+        float(torch.linalg.vector_norm(here, ord=p)), abs=1e-12
+    )
     x = here.expand(3, 2)
     assert bool(domain.contains(x).all()) and torch.allclose(domain.project(x + 1), x)
     assert not bool(domain.contains(x + 1).any())
@@ -105,7 +115,9 @@ def test_a_segment_needs_noise_along_it(name, p):
     assert bool(domain.contains(ends).all())
     if name != "two points":
         assert bool(domain.contains(ends.mean(0)))
-        assert torch.allclose(domain.project(ends.mean(0) + vector(2.0, -1.0)), ends.mean(0), atol=1e-6)
+        assert torch.allclose(
+            domain.project(ends.mean(0) + vector(2.0, -1.0)), ends.mean(0), atol=1e-6
+        )
     mechanism = GaussianMean.calibrated(domain, shape, epsilon=1.0, delta=1e-6)
     noise = (mechanism.estimate(ends, noise=SeededNoise(1)).value - ends.mean(0)).double()
     assert abs(float(noise @ vector(HALF[1], -HALF[0]))) <= 1e-9 * float(noise.norm() * HALF.norm())
@@ -125,7 +137,9 @@ def test_guarantee_short_floats_come_no_further_out_of_a_domain_than_others(dtyp
     box, ball = Box(torch.full((2,), 0.25), torch.full((2,), 0.75)), lp_ball(2, 1.0)
     for domain in (box, ball, Polytope(corners), FiniteSet(corners)):
         middle = domain.spanning().mean(0)
-        x = torch.cat([middle + grown * (domain.spanning() - middle) for grown in (1.0, 1.005, 1.02, 1.06)])
+        x = torch.cat(
+            [middle + grown * (domain.spanning() - middle) for grown in (1.0, 1.005, 1.02, 1.06)]
+        )
         x = x.to(dtype)[domain.contains(x.to(dtype))]
         assert domain.validate(x).dtype == torch.float32  # nothing is lost
         assert len(x) and float((x.double() - domain.project(x.double())).norm(dim=1).max()) < 4e-6

@@ -60,7 +60,11 @@ def test_nothing_that_users_show_leaves_the_ball(d):
     inside = 2 * torch.rand(2_000, d, dtype=torch.float64, generator=keyed_generator(b"cube")) - 1
     norms = protocol.client_input(torch.cat([corners, inside])).norm(dim=1)
     assert float(norms.max()) == pytest.approx(LocalCovariance.radius(d), rel=1e-9)
-    assert LocalCovariance.radius(d) <= protocol.client.radius <= LocalCovariance.radius(d) * (1 + 1e-9)
+    assert (
+        LocalCovariance.radius(d)
+        <= protocol.client.radius
+        <= LocalCovariance.radius(d) * (1 + 1e-9)
+    )
 
 
 def cost(d, square, own):
@@ -80,7 +84,9 @@ def test_the_weights_are_within_one_per_cent_of_the_best(d):
     protocol, n = LocalCovariance.calibrated(cube(d), epsilon=1.0), 10**12
     crowd = Crowd(torch.full((1, d), 0.5, dtype=torch.float64), torch.tensor([n]))
     unit = PrivUnit(protocol.client.dim, 1.0).moments.variance
-    assert float(protocol.predicted_mse(crowd).mean()) * n == pytest.approx(cost(d, square, own) * unit, rel=1e-6)
+    assert float(protocol.predicted_mse(crowd).mean()) * n == pytest.approx(
+        cost(d, square, own) * unit, rel=1e-6
+    )
 
 
 def test_the_mean_comes_with_it_and_intervals_cover():
@@ -88,7 +94,9 @@ def test_the_mean_comes_with_it_and_intervals_cover():
     places = torch.rand(40, 2, dtype=torch.float64, generator=keyed_generator(b"x"))
     x = box.low + places**2 * (box.high - box.low)
     protocol, crowd = LocalCovariance.calibrated(box, epsilon=2.0), Crowd(x, torch.full((40,), 200))
-    found = protocol.sample_estimate(crowd, generator=keyed_generator(b"draws"), sample_shape=(3_000,))
+    found = protocol.sample_estimate(
+        crowd, generator=keyed_generator(b"draws"), sample_shape=(3_000,)
+    )
     for estimate, truth in ((found, protocol.exact(crowd)), (found.mean, x.mean(0))):
         low, high = estimate.interval()
         covered = ((low <= truth) & (truth <= high)).double().mean(0)

@@ -55,7 +55,8 @@ def test_guarantee_no_gaussian_noise_is_below_the_concentrated_bound(domain, p, 
     worst = float(shape.certificate.lower) * (1 if domain.middle is None else 2)
     error = GaussianMean.calibrated(domain, shape, rho=rho, delta=1e-6).error(5)
     assert concentrated_lower_bound(worst, 5, rho) <= error.floor * (1 + 1e-9)
-    every = float(noise_shape(domain, p).certificate.lower)  # for every data set, not for the worst alone
+    # for every data set, not for the worst alone
+    every = float(noise_shape(domain, p).certificate.lower)
     assert every <= worst * (1 + 1e-6)
 
 
@@ -83,7 +84,9 @@ def test_guarantee_no_local_mechanism_is_below_the_local_bound(domain, epsilon):
 def test_guarantee_no_gaussian_noise_is_below_the_approximate_bound(domain, epsilon, delta):
     shape = noise_shape(domain, 2.0)
     error = GaussianMean.calibrated(domain, shape, epsilon=epsilon, delta=delta).error(5).floor
-    bound = approximate_lower_bound(float(shape.certificate.lower), 5, epsilon, delta, domain.dimension)
+    bound = approximate_lower_bound(
+        float(shape.certificate.lower), 5, epsilon, delta, domain.dimension
+    )
     assert bound <= error
 
 
@@ -100,7 +103,9 @@ def deviation(law, answers):
 
 @pytest.mark.parametrize("epsilon", [0.01, 1.0, 3.0])
 @pytest.mark.parametrize("delta", [1e-6, 0.01, 0.3])
-def test_guarantee_no_unbiased_answers_from_the_dominating_pair_beat_the_trade_of_deviations(epsilon, delta):
+def test_guarantee_no_unbiased_answers_from_the_dominating_pair_beat_the_trade_of_deviations(
+    epsilon, delta
+):
     Q, P = dominating_pair(epsilon, delta)
     rng = np.random.default_rng(0)
     beta = math.sqrt(delta) / (1 - delta)
@@ -109,7 +114,9 @@ def test_guarantee_no_unbiased_answers_from_the_dominating_pair_beat_the_trade_o
     for scale in 10 ** rng.uniform(-4, 8, 3000):
         answers = rng.normal(size=4) * np.array([scale, 1, 1, rng.uniform(0, scale)])
         difference = P @ answers - Q @ answers
-        trades.append((alpha * deviation(Q, answers) + beta * deviation(P, answers)) / abs(difference))
+        trades.append(
+            (alpha * deviation(Q, answers) + beta * deviation(P, answers)) / abs(difference)
+        )
     assert min(trades) >= 1 - 1e-9
     # the bound's own number is what this inequality gives when both deviations are the same
     assert approximate_lower_bound(1.0, 1, epsilon, delta, 1) == pytest.approx(1 / (alpha + beta))
@@ -117,7 +124,9 @@ def test_guarantee_no_unbiased_answers_from_the_dominating_pair_beat_the_trade_o
 
 def hard_coded(x, known, delta):
     """The mechanism that knows the answer for one data set: (outputs, probabilities) on data x."""
-    return np.array([known.mean(), (x.mean() - (1 - delta) * known.mean()) / delta]), np.array([1 - delta, delta])
+    return np.array([known.mean(), (x.mean() - (1 - delta) * known.mean()) / delta]), np.array(
+        [1 - delta, delta]
+    )
 
 
 @pytest.mark.parametrize("delta", [1e-4, 0.1])
@@ -128,11 +137,15 @@ def test_a_mechanism_may_know_one_data_set_and_its_neighbours_pay(delta):
         outputs, law = hard_coded(x, known, delta)
         assert law @ outputs == pytest.approx(x.mean(), abs=1e-12)  # unbiased
         for y in everything:
-            if np.abs(x - y).sum() == 1:  # (0, delta)-DP: laws at most delta apart in total variation
+            # (0, delta)-DP: laws at most delta apart in total variation
+            if np.abs(x - y).sum() == 1:
                 other, other_law = hard_coded(y, known, delta)
                 values = {round(v, 9) for v in (*outputs, *other)}
                 apart = sum(
-                    abs(law[np.round(outputs, 9) == v].sum() - other_law[np.round(other, 9) == v].sum())
+                    abs(
+                        law[np.round(outputs, 9) == v].sum()
+                        - other_law[np.round(other, 9) == v].sum()
+                    )
                     for v in values
                 )
                 assert apart / 2 <= delta + 1e-12
@@ -142,21 +155,30 @@ def test_a_mechanism_may_know_one_data_set_and_its_neighbours_pay(delta):
     beside = [y for y in everything if np.abs(y - known).sum() == 1]
     worst = max(deviation(*reversed(hard_coded(y, known, delta))) for y in beside)
     beta = math.sqrt(delta) / (1 - delta)
-    assert 1 <= beta * worst * 3 <= 1.2 if delta == 0.1 else beta * worst * 3 == pytest.approx(1, rel=1e-3)
+    assert (
+        1 <= beta * worst * 3 <= 1.2
+        if delta == 0.1
+        else beta * worst * 3 == pytest.approx(1, rel=1e-3)
+    )
     assert worst >= approximate_lower_bound(0.5, 3, 1e-9, delta, 1)
 
 
 @pytest.mark.parametrize(
-    ("epsilon", "delta", "loose"), [(1.0, 1e-6, 2.0), (1.0, 0.01, 2.34), (0.3, 0.01, 2.78), (1.0, 0.1, 2.8)]
+    ("epsilon", "delta", "loose"),
+    [(1.0, 1e-6, 2.0), (1.0, 0.01, 2.34), (0.3, 0.01, 2.78), (1.0, 0.1, 2.8)],
 )
-def test_guarantee_the_best_mechanism_for_one_bit_errs_more_and_this_many_times_as_much(epsilon, delta, loose):
+def test_guarantee_the_best_mechanism_for_one_bit_errs_more_and_this_many_times_as_much(
+    epsilon, delta, loose
+):
     """A linear program over the laws on a grid for users 0 and 1, unbiased, (epsilon, delta)-close, least worst MSE."""
     z, e = np.linspace(-9 / epsilon, 1 + 9 / epsilon, 400), math.exp(epsilon)
     one, no, k = np.eye(len(z)), np.zeros(len(z)), len(z)
     ones = no + 1
     rows = np.block([[one, -e * one, -one, 0 * one], [-e * one, one, 0 * one, -one]])
     sums = np.stack([np.concatenate(each) for each in ([no, no, ones, no], [no, no, no, ones])])
-    errors = np.stack([np.concatenate(each) for each in ([z**2, no, no, no], [no, (z - 1) ** 2, no, no])])
+    errors = np.stack(
+        [np.concatenate(each) for each in ([z**2, no, no, no], [no, (z - 1) ** 2, no, no])]
+    )
     fixed = [[ones, no, no, no], [no, ones, no, no], [z, no, no, no], [no, z, no, no]]
     found = linprog(
         np.r_[np.zeros(4 * k), 1.0],
@@ -225,7 +247,9 @@ def tensors(x, order):
     return flat
 
 
-@pytest.mark.parametrize(("design", "order"), [(circle(12), k) for k in (1, 2, 3, 4)] + [(icosahedron(), 2)])
+@pytest.mark.parametrize(
+    ("design", "order"), [(circle(12), k) for k in (1, 2, 3, 4)] + [(icosahedron(), 2)]
+)
 def test_guarantee_the_moments_norm_is_the_trace_of_a_designs_covariance(design, order):
     flat = tensors(design, order)
     flat = flat - flat.mean(0)
@@ -251,5 +275,7 @@ def test_the_moments_norm_lies_between_the_bounds_that_the_papers_proof_gives(d,
 
 def test_losses_without_limit_bound_nothing():
     for bound in (concentrated_lower_bound, pure_lower_bound, local_lower_bound):
-        assert 0 < bound(1.0, 10, 600.0 if bound is not concentrated_lower_bound else 300.0) < 1e-100
+        assert (
+            0 < bound(1.0, 10, 600.0 if bound is not concentrated_lower_bound else 300.0) < 1e-100
+        )
         assert bound(1.0, 10, 1e30) == 0

@@ -33,7 +33,9 @@ def moments(domain, order, epsilon=1.0):
 @pytest.mark.parametrize("order", [1, 2, 3, 4])
 def test_guarantee_no_replacement_moves_the_tensor_further_than_the_noise_hides(order):
     mechanism = moments(lp_ball(3, 2.0), order)
-    x = torch.cat([in_ball(200, 3), torch.eye(3, dtype=torch.float64), -torch.eye(3, dtype=torch.float64)])
+    x = torch.cat(
+        [in_ball(200, 3), torch.eye(3, dtype=torch.float64), -torch.eye(3, dtype=torch.float64)]
+    )
     flat = power(x, order).flatten(1)
     apart = float(torch.cdist(flat, flat).max())
     assert apart == pytest.approx(mechanism.sensitivity, rel=1e-9)  # not more, and attained
@@ -73,10 +75,14 @@ def test_the_weight_of_the_mean_is_the_best_one():
 def test_covariances_far_from_the_origin_are_unbiased_only_with_their_correction():
     base = ellipsoid(3)
     domain = Ellipsoid(base.root, torch.full((3,), 7.0, dtype=torch.float64))
-    protocol = GaussianCovariance.calibrated(domain, noise_shape(domain, 2.0), epsilon=2.0, delta=1e-6)
+    protocol = GaussianCovariance.calibrated(
+        domain, noise_shape(domain, 2.0), epsilon=2.0, delta=1e-6
+    )
     x = in_ball(4, 3, seed=7) @ base.root.mT + 7
     summary = protocol.summary(x)
-    drawn = protocol.analyse(protocol.sample_tally(summary, generator=generator(8), sample_shape=(10_000,)))
+    drawn = protocol.analyse(
+        protocol.sample_tally(summary, generator=generator(8), sample_shape=(10_000,))
+    )
     noise = (drawn.value.std(0) / 100, drawn.mean.value.std(0) / 100)
     assert ((drawn.value.mean(0) - torch.cov(x.mT, correction=0)).abs() / noise[0] < 6).all()
     assert ((drawn.mean.value.mean(0) - x.mean(0)).abs() / noise[1] < 6).all()
@@ -89,7 +95,9 @@ def test_covariances_far_from_the_origin_are_unbiased_only_with_their_correction
         mse = protocol.predicted_mse(Crowd(values[None], torch.tensor([4])))
         for objective in Objective:
             assert objective.of(mse) <= protocol.worst_mse(4, objective) * (1 + 1e-9)
-    ends = torch.stack([protocol.predicted_mse(Crowd(v[None], torch.tensor([4]))).mean() for v in at_end.values])
+    ends = torch.stack(
+        [protocol.predicted_mse(Crowd(v[None], torch.tensor([4]))).mean() for v in at_end.values]
+    )
     assert ends.max() > 0.9 * protocol.worst_mse(4, Objective.MEAN)
 
 

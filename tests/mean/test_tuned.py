@@ -26,7 +26,9 @@ SIMPLEX = FiniteSet(torch.eye(4, dtype=torch.float64))
 BOX = Box(torch.zeros(3), torch.tensor([1.0, 4.0, 16.0]))
 PARTS = Product((FiniteSet(torch.eye(3, dtype=torch.float64)), BOX))
 BOTH = Product((FiniteSet(torch.eye(3, dtype=torch.float64)), lp_ball(2, 2.0, 3.0)))
-TRIANGLE = Polytope(torch.tensor([[0.0, 0, 0], [1.0, 0, 0], [0, 2.0, 0], [0, 0, 1.0]], dtype=torch.float64))
+TRIANGLE = Polytope(
+    torch.tensor([[0.0, 0, 0], [1.0, 0, 0], [0, 2.0, 0], [0, 0, 1.0]], dtype=torch.float64)
+)
 SUM = minkowski_sum([TRIANGLE, Zonotope(uniform(3, 2, seed=1), torch.zeros(3))])
 ROUND = minkowski_sum([TRIANGLE, lp_ball(3, 2.0, 0.5)])
 DOMAINS = {
@@ -66,21 +68,33 @@ def test_differences_are_of_two_points(domain):
 
 @pytest.mark.parametrize(
     ("name", "p"),
-    [*((name, 2.0) for name in DOMAINS), *((name, math.inf) for name in ("simplex", "box", "simplex x ball"))],
+    [
+        *((name, 2.0) for name in DOMAINS),
+        *((name, math.inf) for name in ("simplex", "box", "simplex x ball")),
+    ],
 )
 def test_guarantee_the_shape_of_least_error_is_never_worse_than_others(name, p):
     domain = DOMAINS[name]
     least = GaussianMean.calibrated(domain, least_error_shape(domain, p), rho=0.5, delta=1e-6)
     best = least.error(10, p).root_mean_square
     for make in (noise_shape, difference_shape, round_shape):
-        other = GaussianMean.calibrated(domain, make(domain, p), rho=0.5, delta=1e-6).error(10, p).root_mean_square
-        assert best.value <= other.value * (1 + 1e-3) + 3 * (best.standard_error + other.standard_error)
+        other = (
+            GaussianMean.calibrated(domain, make(domain, p), rho=0.5, delta=1e-6)
+            .error(10, p)
+            .root_mean_square
+        )
+        assert best.value <= other.value * (1 + 1e-3) + 3 * (
+            best.standard_error + other.standard_error
+        )
 
 
 def test_local_means_are_tuned_by_the_radius():
     protocol = LocalMean.tuned(BOX, math.inf, epsilon=1.0)
     shaped = LocalMean.calibrated(BOX, noise_shape(BOX, math.inf), epsilon=1.0)
-    assert protocol.error(10, math.inf).root_mean_square.value < shaped.error(10, math.inf).root_mean_square.value
+    assert (
+        protocol.error(10, math.inf).root_mean_square.value
+        < shaped.error(10, math.inf).root_mean_square.value
+    )
     assert (
         least_error_shape(SIMPLEX, 2.0, local=True).certificate.upper
         == noise_shape(SIMPLEX, 2.0).certificate.upper
@@ -93,11 +107,14 @@ def test_guarantee_projected_answers_err_by_no_more_than_the_bound(name, n):
     domain = DOMAINS[name]
     protocol = GaussianMean.tuned(domain, rho=0.5, delta=1e-6)
     x = domain.spanning()[torch.arange(n) % len(domain.spanning())]
-    found = protocol.sample_estimate(protocol.summary(x), generator=generator(5), sample_shape=(300,))
+    found = protocol.sample_estimate(
+        protocol.summary(x), generator=generator(5), sample_shape=(300,)
+    )
     z, mean = protocol.projected(found), x.mean(0)
     assert bool(domain.hull.contains(z).all())
     errors = (z - mean).norm(dim=1)
-    assert bool((errors <= (found.value - mean).norm(dim=1) * (1 + 1e-6) + 1e-9).all())  # one by one
+    # one by one
+    assert bool((errors <= (found.value - mean).norm(dim=1) * (1 + 1e-6) + 1e-9).all())
     bound = protocol.projected_error(n)
     squares = errors.square()
     assert (

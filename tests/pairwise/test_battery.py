@@ -46,13 +46,19 @@ GINI = pairwise.absolute_difference(4)
 X = torch.tensor([0] * 4 + [1] * 2 + [2] * 6 + [3] * 12)
 MANY = X.repeat(8)
 DELTA = 1e-3
-KERNEL = torch.tensor([[1.0, 0.5, -1.0, 2.0], [0.5, -2.0, 1.0, 0.0], [-1.0, 1.0, 3.0, 1.0], [2.0, 0.0, 1.0, 0.5]])
+KERNEL = torch.tensor(
+    [[1.0, 0.5, -1.0, 2.0], [0.5, -2.0, 1.0, 0.0], [-1.0, 1.0, 3.0, 1.0], [2.0, 0.0, 1.0, 0.5]]
+)
 
 
 def over_pairs(f, distinct=True):
     """Mean of the matrix f of pairs of users."""
     n = len(f)
-    return (f.double().sum() - f.double().diagonal().sum()) / (n * (n - 1)) if distinct else f.double().mean()
+    return (
+        (f.double().sum() - f.double().diagonal().sum()) / (n * (n - 1))
+        if distinct
+        else f.double().mean()
+    )
 
 
 def apart(x):
@@ -65,7 +71,9 @@ def of_kernel(x, distinct=True):
 
 def auc(x):
     negatives, positives = x[x < 2], x[x >= 2] - 2
-    return ((positives > negatives[:, None]).double() + (positives == negatives[:, None]) / 2).mean()
+    return (
+        (positives > negatives[:, None]).double() + (positives == negatives[:, None]) / 2
+    ).mean()
 
 
 def shares(x):
@@ -83,7 +91,10 @@ QUESTIONS = {  # what is asked, its truth
     "distinct": (pairwise.from_kernel(KERNEL), of_kernel),
     "all": (pairwise.from_kernel(KERNEL, pairs=Pairs.ALL), partial(of_kernel, distinct=False)),
     "auc": (pairwise.auc(2), auc),
-    "ratio": (pairwise.gini(4, low=1.0, high=4.0), lambda x: apart(x) / over_pairs(2 + x[:, None] + x)),
+    "ratio": (
+        pairwise.gini(4, low=1.0, high=4.0),
+        lambda x: apart(x) / over_pairs(2 + x[:, None] + x),
+    ),
     "spearman": (queries.Spearman(2, 2), spearman),
     "linear": (LINEAR, shares),
     "several": (SEVERAL, lambda x: torch.cat([apart(x)[None], shares(x)])),
@@ -141,13 +152,20 @@ CHANNELS = {
     "bits": Row(local(OptimizedUnaryEncoding), from_oracle),
     "hadamard": Row(local(HadamardResponse), from_oracle, times=8, own=RAGGED),
     "strategy": Row(local(nested), from_oracle, times=8),
-    "vectors": Row(LocalFactorization.of, lambda channel: two_densities(channel.client), epsilon=8.0),
-    "twice": Row(queries.Twice.of, lambda channel: 2 * two_densities(channel.randomizer), epsilon=16.0),
+    "vectors": Row(
+        LocalFactorization.of, lambda channel: two_densities(channel.client), epsilon=8.0
+    ),
+    "twice": Row(
+        queries.Twice.of, lambda channel: 2 * two_densities(channel.randomizer), epsilon=16.0
+    ),
     "poisson": Row(shuffled(PoissonSum), by_poisson, MessageContract, 1.0, own=SHUFFLED),
     "correlated": Row(shuffled(CorrelatedSum), None, MessageContract, 1.0),
     "bounded": Row(shuffled(BoundedSum), None, MessageContract, 1.0),
     "servers": Row(
-        lambda question, epsilon: SecureQueries.of(question, len(MANY), epsilon, 1e-6), None, MessageContract, 1.0
+        lambda question, epsilon: SecureQueries.of(question, len(MANY), epsilon, 1e-6),
+        None,
+        MessageContract,
+        1.0,
     ),
     "gaussian": Row(
         lambda question, epsilon: CentralFactorization.of(question, epsilon, 1e-6),
@@ -210,7 +228,9 @@ def test_every_question_through_every_channel(question, channel):
 def test_a_constant_kernel_gets_a_sentence(channel):
     points, one = torch.zeros(4, 2, dtype=torch.float64), torch.ones(2, dtype=torch.float64)
     constant = pairwise.PairwiseStatistic("always 3", points, pairwise.Form(one, 3.0))
-    with pytest.raises(ValueError, match="'always 3' is constant: its mean is 3 whatever users hold"):
+    with pytest.raises(
+        ValueError, match="'always 3' is constant: its mean is 3 whatever users hold"
+    ):
         CHANNELS[channel].of(constant, 1.0)
 
 
@@ -234,7 +254,9 @@ class Cell(Pairwise):
         return CHANNELS[self.channel].loss(channel_of(protocol))
 
     def test_a_wrong_constant_breaks_the_guarantee(self):
-        assert self.loss(cell(self.question, self.channel, self.louder)) > self.bound(self.protocol) * (1 + 1e-9)
+        assert self.loss(cell(self.question, self.channel, self.louder)) > self.bound(
+            self.protocol
+        ) * (1 + 1e-9)
 
 
 def battery(question, channel):
@@ -266,7 +288,9 @@ class TestTwoRound(Rounds, Contract):
     def loss(self, protocol):
         first = protocol.round(())
         second = protocol.round((first.collect(X),))
-        return sum(two_densities(each) for each in first.randomizers) + sum(map(scalar, second.responses))
+        return sum(two_densities(each) for each in first.randomizers) + sum(
+            map(scalar, second.responses)
+        )
 
 
 class TestThreeRound(Rounds, Contract):
@@ -277,7 +301,9 @@ class TestThreeRound(Rounds, Contract):
         heard, total = (), 0.0
         for _ in range(protocol.rounds):
             one = protocol.round(heard)
-            total += sum(two_densities(each) for each in one.randomizers) + sum(map(scalar, one.responses))
+            total += sum(two_densities(each) for each in one.randomizers) + sum(
+                map(scalar, one.responses)
+            )
             heard = (*heard, one.collect(X))
         return total
 
@@ -296,12 +322,16 @@ class TestRound(Pairwise, LocalContract):
     protocol = Round(
         GINI.points,
         (3.0, 2.0),
-        tuple(pairwise.rounds.round.ask(GINI.points, GINI.points[1] * c, 0.5 * c) for c in (1.0, 3.0)),
+        tuple(
+            pairwise.rounds.round.ask(GINI.points, GINI.points[1] * c, 0.5 * c) for c in (1.0, 3.0)
+        ),
         (1.0, 3.0),
     )
 
     def loss(self, protocol):
-        return sum(two_densities(each) for each in protocol.randomizers) + sum(map(scalar, protocol.responses))
+        return sum(two_densities(each) for each in protocol.randomizers) + sum(
+            map(scalar, protocol.responses)
+        )
 
     def bound(self, protocol):
         return sum(protocol.vectors) + sum(protocol.answers)

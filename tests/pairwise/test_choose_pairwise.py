@@ -33,7 +33,9 @@ def test_choice_without_a_prior_holds_for_data_near_any_single_type(brief):
     assert max(mse(choice.best, h, n) for h in near) < 1.5 * choice.candidates[0].error ** 2
     assert len(pairwise.unequal(70).histograms) == 3 + 64
     some = family[[0, 1, 2, 3, 3 + k // 2, 2 + k]]
-    fitted = LocalOracle.tuned(statistic, n, 2.0, prior=some, generator=keyed_generator(b"choose"), steps=100)
+    fitted = LocalOracle.tuned(
+        statistic, n, 2.0, prior=some, generator=keyed_generator(b"choose"), steps=100
+    )
     assert max(mse(fitted, h, n) for h in near) > 4 * max(mse(fitted, h, n) for h in some)
 
 
@@ -63,7 +65,9 @@ def test_auc_of_known_sizes_is_the_auc():
     known, n = vectors(statistic, 1.0), int(counts.sum())
     unknown = vectors(pairwise.auc(8), 1.0)
     assert mse(known, counts, n) < mse(unknown, counts, n)
-    answer = known.sample_estimate(counts, generator=keyed_generator(b"sizes"), sample_shape=(20_000,))
+    answer = known.sample_estimate(
+        counts, generator=keyed_generator(b"sizes"), sample_shape=(20_000,)
+    )
     squared = Moments.of((answer.value - auc_of(NEGATIVES, POSITIVES)).square())
     assert abs(squared.z_score(mse(known, counts, n))) < 5
 

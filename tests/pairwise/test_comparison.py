@@ -12,7 +12,10 @@ from torchdp.protocol import Tally
 from torchdp.randomness import keyed_generator
 
 STATISTIC = pairwise.unequal(6)
-FIRST, SECOND = torch.tensor([900, 500, 400, 100, 50, 50]), torch.tensor([2400, 1200, 1000, 900, 500, 0])
+FIRST, SECOND = (
+    torch.tensor([900, 500, 400, 100, 50, 50]),
+    torch.tensor([2400, 1200, 1000, 900, 500, 0]),
+)
 TRIALS = 4_000
 
 
@@ -37,7 +40,9 @@ def in_population(protocol, counts, key):
     generator = keyed_generator(b"users" + key)
     shares = (counts / counts.sum()).expand(400, -1)
     users = torch.multinomial(shares, int(counts.sum()), replacement=True, generator=generator)
-    drawn = torch.zeros(400, len(counts), dtype=torch.int64).scatter_add_(1, users, torch.ones_like(users))
+    drawn = torch.zeros(400, len(counts), dtype=torch.int64).scatter_add_(
+        1, users, torch.ones_like(users)
+    )
     return protocol.sample_estimate(drawn, generator=generator).of_population()
 
 
@@ -47,7 +52,10 @@ def test_p_values_are_uniform_without_a_difference_and_small_with_one():
     same = difference(one, two)
     assert kstest(same.p_value.numpy(), "uniform").pvalue > 1e-4
     other = difference(one, in_population(protocol, SECOND, b"third"))
-    assert kstest(other.p_value.numpy(), "uniform").pvalue < 1e-6 and float(other.p_value.median()) < 0.05
+    assert (
+        kstest(other.p_value.numpy(), "uniform").pvalue < 1e-6
+        and float(other.p_value.median()) < 0.05
+    )
     torch.testing.assert_close(difference(two, one).value, -same.value)
     torch.testing.assert_close(difference(two, one).p_value, same.p_value)
 
@@ -64,27 +72,43 @@ def test_a_population_interval_covers_the_population_and_a_users_interval_does_n
     truth = float(statistic.exact(shares * 1e9))
     drawn = []
     for _ in range(trials):
-        counts = torch.bincount(torch.multinomial(shares, n, True, generator=generator), minlength=6)
+        counts = torch.bincount(
+            torch.multinomial(shares, n, True, generator=generator), minlength=6
+        )
         tally = protocol.sample_tally(counts, generator=generator)
         found = protocol.analyse(tally).of_population()
         low, high = found.interval()
-        drawn.append((tally["sum"], low <= truth <= high, found.standard_error**2, (found.value - truth) ** 2))
+        drawn.append(
+            (
+                tally["sum"],
+                low <= truth <= high,
+                found.standard_error**2,
+                (found.value - truth) ** 2,
+            )
+        )
     sums, held, stated, actual = map(torch.stack, zip(*drawn, strict=True))
     low, high = protocol.analyse(Tally(n, {"sum": sums})).interval()
     assert held.double().mean() >= 0.9
     users = (low <= truth) & (truth <= high)
-    assert users.double().mean() < 0.9  # control: this one speaks of the users, whose own mean is off
+    # control: this one speaks of the users, whose own mean is off
+    assert users.double().mean() < 0.9
     assert (
         0.65 < float(stated.mean() / actual.mean()) < 1.6
     )  # the bound by the kernel's range was 4 times too wide and more
 
 
-@pytest.mark.parametrize("statistic", [STATISTIC, pairwise.absolute_difference(6), pairwise.kendall(2, 3)])
-def test_the_sampling_variance_is_at_least_the_exact_one_and_near_it_where_points_tell_histograms_apart(statistic):
+@pytest.mark.parametrize(
+    "statistic", [STATISTIC, pairwise.absolute_difference(6), pairwise.kendall(2, 3)]
+)
+def test_the_sampling_variance_is_at_least_the_exact_one_and_near_it_where_points_tell_histograms_apart(
+    statistic,
+):
     # messages almost without noise: what is left is the users' own U-statistic
     f, n = statistic.kernel(statistic.form), 10_000
     for index in range(20):
-        shares = torch.rand(6, dtype=torch.float64, generator=keyed_generator(bytes([index]))) ** (index % 7)
+        shares = torch.rand(6, dtype=torch.float64, generator=keyed_generator(bytes([index]))) ** (
+            index % 7
+        )
         counts = (shares / shares.sum() * n).round().long()
         shares, m = counts.double() / counts.sum(), int(counts.sum())
         mean = shares @ f @ shares
@@ -93,7 +117,8 @@ def test_the_sampling_variance_is_at_least_the_exact_one_and_near_it_where_point
         tally = Tally(m, {"sum": counts.double() @ statistic.points})
         heard = Collection.of(vectors(statistic, 50.0)).add("all", tally)
         own = float(
-            heard.estimate().of_population().standard_error.square() - heard.estimate().standard_error.square()
+            heard.estimate().of_population().standard_error.square()
+            - heard.estimate().standard_error.square()
         )
         assert own >= float(exact) * (1 - 1e-3)
         if statistic.name != "kendall":

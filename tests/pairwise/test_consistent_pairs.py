@@ -13,7 +13,9 @@ COUNTS = torch.tensor([150, 10, 0, 40, 100])
 
 
 def drawn(protocol, counts=COUNTS, trials=200):
-    return protocol.sample_tally(counts, generator=keyed_generator(b"consistent"), sample_shape=(trials,))
+    return protocol.sample_tally(
+        counts, generator=keyed_generator(b"consistent"), sample_shape=(trials,)
+    )
 
 
 def test_guarantee_nearer_to_the_users_mean_vector():
@@ -31,7 +33,8 @@ def test_guarantee_nearer_to_the_users_mean_vector():
     assert bool((after <= before + 1e-4).all()) and float(before.mean()) > 1.2 * float(after.mean())
     others = torch.rand(100, 5, dtype=torch.float64, generator=keyed_generator(b"others"))
     others = others / others.sum(1, keepdim=True) @ GINI.points
-    slope = torch.einsum("ts,tos->to", near - z, others - near[:, None])  # a projection's: no histogram is nearer
+    # a projection's: no histogram is nearer
+    slope = torch.einsum("ts,tos->to", near - z, others - near[:, None])
     assert float(slope.min()) > -1e-6
     wrong = torch.einsum("ts,tos->to", 0.9 * near - z, others - 0.9 * near[:, None])
     assert float(wrong.min()) < -1e-3
@@ -46,4 +49,6 @@ def test_without_noise_it_is_the_statistic_itself():
         protocol = LocalOracle.of(statistic, StrategyMatrix(Q))
         counts = torch.arange(1, k + 1) * 50
         found = pairwise.consistent(protocol, drawn(protocol, counts, 3))
-        torch.testing.assert_close(found.value, statistic.exact(counts).expand(3), rtol=0, atol=1e-3)
+        torch.testing.assert_close(
+            found.value, statistic.exact(counts).expand(3), rtol=0, atol=1e-3
+        )

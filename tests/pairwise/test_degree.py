@@ -31,7 +31,10 @@ from torchdp.randomizers import (
 from torchdp.randomness import keyed_generator
 from torchdp.simulate import Moments
 
-pytestmark = [pytest.mark.usefixtures("brief"), pytest.mark.filterwarnings("ignore:the value lies outside")]
+pytestmark = [
+    pytest.mark.usefixtures("brief"),
+    pytest.mark.filterwarnings("ignore:the value lies outside"),
+]
 SHARES = torch.tensor([0.4, 0.3, 0.2, 0.1], dtype=torch.float64)
 BITS = (SubsetSelection, OptimizedUnaryEncoding, SymmetricUnaryEncoding)
 
@@ -75,7 +78,9 @@ def test_slopes_are_the_derivatives(m):
     torch.testing.assert_close(first[0], torch.func.grad(lambda h: value(h[None])[0])(SHARES))
     hessian = torch.func.hessian(lambda h: value(h[None])[0])
     torch.testing.assert_close(second[0], hessian(SHARES))
-    torch.testing.assert_close(statistic.derivative(3, SHARES[None], n)[0], torch.func.jacfwd(hessian)(SHARES))
+    torch.testing.assert_close(
+        statistic.derivative(3, SHARES[None], n)[0], torch.func.jacfwd(hessian)(SHARES)
+    )
 
 
 def all_messages(client):
@@ -116,7 +121,10 @@ def test_chances_of_bits_that_are_set_together():
     client = SubsetSelection(6, 0.1)
     assert client.subset == 3
     sets, chances = all_messages(client)
-    held = [float(chances[0] @ sets[:, at].double().prod(1)) for at in ([0, 1], [0, 1, 2], [1, 2], [1, 2, 3])]
+    held = [
+        float(chances[0] @ sets[:, at].double().prod(1))
+        for at in ([0, 1], [0, 1, 2], [1, 2], [1, 2, 3])
+    ]
     assert client.together == pytest.approx(held, rel=1e-9)
 
 
@@ -142,7 +150,9 @@ def test_degree_two_of_reports_is_the_pairwise_statistic():
     client = RandomizedResponse(4, 1.0)
     mine = LocalOracle.of(pairwise.statistic_of_degree(f, 2), client)
     theirs = LocalOracle.of(pairwise.from_kernel((f + f.mT) / 2), client)
-    tally = mine.sample_tally(torch.tensor([5, 3, 2, 4]), generator=keyed_generator(b"two"), sample_shape=(5,))
+    tally = mine.sample_tally(
+        torch.tensor([5, 3, 2, 4]), generator=keyed_generator(b"two"), sample_shape=(5,)
+    )
     torch.testing.assert_close(mine.analyse(tally).value, theirs.analyse(tally).value)
 
 
@@ -153,7 +163,9 @@ def test_third_moment_of_a_ball_message():
     messages = client.randomize(point.expand(200_000, 4), noise=SeededNoise(3, "cpu"))
     z = messages - point
     cubes = torch.einsum("abc,na,nb,nc->n", T, z, z, z)
-    predicted = float(noise_moments(client).third_of(point / client.radius, torch.eye(4).double(), T))
+    predicted = float(
+        noise_moments(client).third_of(point / client.radius, torch.eye(4).double(), T)
+    )
     assert abs(Moments.of(cubes).z_score(predicted)) < 4
     assert abs(Moments.of(cubes).z_score(0.0)) > 10  # it is seen
 
@@ -172,7 +184,9 @@ CHANNELS = {
 
 def errors(protocol, n, trials, key):
     counts = (SHARES * n).round().long()
-    found = protocol.sample_estimate(counts, generator=keyed_generator(key.encode()), sample_shape=(trials,))
+    found = protocol.sample_estimate(
+        counts, generator=keyed_generator(key.encode()), sample_shape=(trials,)
+    )
     return counts, found, found.value - protocol.exact(counts)
 
 
@@ -220,11 +234,13 @@ def test_triplets_by_loops(both):
     e = torch.rand(5, 5, dtype=torch.float64, generator=keyed_generator(b"e"))
     types = [0, 1, 1, 2, 3, 4, 4]
     held = [
-        bool(d[i, j] < d[i, l]) and (not both or bool(e[i, j] < e[i, l]))
-        for i, j, l in itertools.permutations(types, 3)
+        bool(d[i, j] < d[i, ell]) and (not both or bool(e[i, j] < e[i, ell]))
+        for i, j, ell in itertools.permutations(types, 3)
     ]
     statistic = pairwise.triplet_comparisons(d, e if both else None)
-    found = LocalOracle.of(statistic, RandomizedResponse(5, 1.0)).exact(torch.tensor([1, 2, 1, 1, 2]))
+    found = LocalOracle.of(statistic, RandomizedResponse(5, 1.0)).exact(
+        torch.tensor([1, 2, 1, 1, 2])
+    )
     assert float(found) == pytest.approx(sum(held) / len(held), rel=1e-12)
 
 
@@ -233,7 +249,11 @@ def test_volume_by_loops():
     k = 4
     types = torch.randint(3 * k, (30,), generator=keyed_generator(b"volume"))
     classes = [[int(t) % k for t in types if int(t) // k == each] for each in range(3)]
-    chance = {(True, True, False, False): 1.0, (False, True, True, False): 0.5, (True, False, False, True): 0.5}
+    chance = {
+        (True, True, False, False): 1.0,
+        (False, True, True, False): 0.5,
+        (True, False, False, True): 0.5,
+    }
     total = 0.0
     for x, y, z in itertools.product(*classes):
         total += 1 / 6 if x == y == z else chance.get((x < y, y < z, x == y, y == z), 0.0)
@@ -255,13 +275,17 @@ def test_the_bound_is_below_every_oracle_and_near_the_best():
         choice = queries.choose(statistic, n, 1.0, prior=h, search=False)
         assert 0 < bound < choice.candidates[0].error
     flat = statistic.histograms[0]
-    assert queries.choose(statistic, n, 1.0, prior=flat).candidates[0].error < 2 * statistic.bound(n, 1.0, flat)
+    assert queries.choose(statistic, n, 1.0, prior=flat).candidates[0].error < 2 * statistic.bound(
+        n, 1.0, flat
+    )
 
 
 @pytest.mark.parametrize("trust", ["local", "shuffle", "curator"])
 def test_it_is_chosen_for_whoever_is_trusted(trust):
     delta = None if trust == "local" else 1e-6
-    choice = queries.choose(pairwise.third_central_moment(4), 3_000, 1.0, delta, trust=trust, search=False)
+    choice = queries.choose(
+        pairwise.third_central_moment(4), 3_000, 1.0, delta, trust=trust, search=False
+    )
     counts, _, error = errors(choice.best, 3_000, 2_000, trust)
     assert abs(Moments.of(error.square()).z_score(float(choice.best.predicted_mse(counts)))) < 4
 

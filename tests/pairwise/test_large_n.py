@@ -25,10 +25,14 @@ def test_a_billion_users_and_more(kind, n):
         counts = zipf(16, n).flip(0) if statistic.name == "auc" else zipf(16, n)
         protocol = kind(statistic, 2.0)
         total = int(counts.sum())
-        answer = protocol.sample_estimate(counts, generator=keyed_generator(b"many"), sample_shape=(100,))
+        answer = protocol.sample_estimate(
+            counts, generator=keyed_generator(b"many"), sample_shape=(100,)
+        )
         rmse = mse(protocol, counts, total) ** 0.5
         assert answer.n == total and total > 0.99 * n
         assert 0 < rmse < 1e-3
-        torch.testing.assert_close(answer.standard_error, torch.full_like(answer.value, rmse), rtol=0.1, atol=0)
+        torch.testing.assert_close(
+            answer.standard_error, torch.full_like(answer.value, rmse), rtol=0.1, atol=0
+        )
         error = (answer.value - statistic.exact(counts)) / rmse
         assert float(error.abs().max()) < 6 and 0.5 < float(error.square().mean()) < 2

@@ -12,7 +12,9 @@ from torchdp.pairwise import Pairs
 from torchdp.randomness import keyed_generator
 
 KINDS = [twice, vectors, responses, subsets]
-EVEN = pairwise.from_kernel(torch.tensor([[2.0, 0.5, 1.0], [0.5, 2.0, -1.0], [1.0, -1.0, 2.0]]), name="even")
+EVEN = pairwise.from_kernel(
+    torch.tensor([[2.0, 0.5, 1.0], [0.5, 2.0, -1.0], [1.0, -1.0, 2.0]]), name="even"
+)
 
 
 def generator(key=b"conversion"):
@@ -29,5 +31,7 @@ def test_conversion_is_an_exact_map_of_the_answer_and_of_its_error(kind):
     torch.testing.assert_close(n**2 * every.value, n * (n - 1) * distinct.value + n * 2.0)
     torch.testing.assert_close(every.standard_error, distinct.standard_error * (n - 1) / n)
     histogram = torch.tensor([0.3, 0.1, 0.6])
-    small, large = (mse(kind(replace(EVEN, pairs=p), 1.0), histogram, n) for p in (Pairs.ALL, Pairs.DISTINCT))
+    small, large = (
+        mse(kind(replace(EVEN, pairs=p), 1.0), histogram, n) for p in (Pairs.ALL, Pairs.DISTINCT)
+    )
     assert small == pytest.approx(large * ((n - 1) / n) ** 2, rel=1e-12)

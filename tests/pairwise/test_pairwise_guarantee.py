@@ -52,7 +52,9 @@ def lifted(protocol):
 def outputs(protocol):
     """Messages of the lifted sphere: random ones, and those that tell two types apart best."""
     u = lifted(protocol)
-    random = torch.randn(500, u.shape[1], dtype=torch.float64, generator=keyed_generator(b"outputs"))
+    random = torch.randn(
+        500, u.shape[1], dtype=torch.float64, generator=keyed_generator(b"outputs")
+    )
     apart = (u[:, None] - u).flatten(0, 1)
     found = torch.cat([random, u, apart])
     return found / found.norm(dim=1, keepdim=True).clamp_min(1e-300)
@@ -78,7 +80,9 @@ def test_guarantee_two_message(statistic, epsilon):
     protocol = twice(statistic, epsilon)
     promised = protocol.guarantee
     assert (
-        promised.epsilon == pytest.approx(epsilon, rel=1e-15) and promised.delta < 2**-128 and not promised.exact
+        promised.epsilon == pytest.approx(epsilon, rel=1e-15)
+        and promised.delta < 2**-128
+        and not promised.exact
     )
     assert (promised.model, promised.neighbours) == (Model.LOCAL, Neighbours.REPLACE_ONE)
     assert randomizer(protocol).epsilon == epsilon / 2
@@ -88,7 +92,10 @@ def test_guarantee_two_message(statistic, epsilon):
     density = log_density(protocol, outputs(protocol))
     both = density[:, None] + density[torch.arange(0, len(density), 7)]
     assert float((both.amax(-1) - both.amin(-1)).max()) <= epsilon * (1 + 1e-12)
-    assert 2 * worst(through(statistic, ForgetsToHalve(protocol.channel.queries, epsilon))) > epsilon * 1.9
+    assert (
+        2 * worst(through(statistic, ForgetsToHalve(protocol.channel.queries, epsilon)))
+        > epsilon * 1.9
+    )
 
 
 @pytest.mark.parametrize("epsilon", EPSILONS)
@@ -118,4 +125,5 @@ def test_guarantee_the_two_messages_of_a_user_have_noise_of_their_own():
     sent = protocol.randomize(torch.zeros(n, dtype=torch.int64), noise=SeededNoise(1))
     correlation = torch.corrcoef(sent.flatten(1).mT)
     assert float(correlation[:3, 3:].abs().max()) < 5 / n**0.5
-    assert float(torch.corrcoef(sent[:, [0, 0]].flatten(1).mT)[:3, 3:].abs().max()) > 0.99  # the control
+    # the control
+    assert float(torch.corrcoef(sent[:, [0, 0]].flatten(1).mT)[:3, 3:].abs().max()) > 0.99

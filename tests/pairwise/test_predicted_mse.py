@@ -17,7 +17,14 @@ from torchdp import pairwise
 from torchdp.pairwise import Form, Pairs, PairwiseStatistic
 from torchdp.privacy import Model
 from torchdp.protocol import Tally
-from torchdp.queries import CentralLaplace, FactoredQueries, Linear, LocalOracle, Several, ShuffledQueries
+from torchdp.queries import (
+    CentralLaplace,
+    FactoredQueries,
+    Linear,
+    LocalOracle,
+    Several,
+    ShuffledQueries,
+)
 from torchdp.queries.pair_variance import pairs_variance
 from torchdp.randomizers import (
     HadamardResponse,
@@ -38,7 +45,8 @@ from torchdp.shuffle import (
 from torchdp.simulate import Moments
 
 VARIED = from_factors(  # its diagonal f(x, x) is 1, 4, -2
-    torch.tensor([[1.0, 0.0], [1.0, 2.0], [1.0, -3.0]]), torch.tensor([[1.0, 0.0, 1.0], [0.0, 2.0, 1.0]])
+    torch.tensor([[1.0, 0.0], [1.0, 2.0], [1.0, -3.0]]),
+    torch.tensor([[1.0, 0.0, 1.0], [0.0, 2.0, 1.0]]),
 )
 PAIR = from_factors(torch.tensor([[1.0], [-0.4]]), torch.tensor([[0.5, 1.0]]))
 SEVERAL = Several((VARIED, Linear(torch.tensor([[1.0, 0.0, 0.0], [0.5, 2.0, -1.0]]))))
@@ -62,7 +70,9 @@ def uneven(k, epsilon):
 
 def enumerated(question, oracle, counts):
     """Estimates of all that the users may send, with their chances."""
-    law = torch.tensor([[float(chance) for chance in row] for row in messages(oracle)], dtype=torch.float64)
+    law = torch.tensor(
+        [[float(chance) for chance in row] for row in messages(oracle)], dtype=torch.float64
+    )
     k = oracle.k
     if isinstance(oracle, SubsetSelection):
         sets = itertools.combinations(range(k), oracle.subset)
@@ -74,7 +84,9 @@ def enumerated(question, oracle, counts):
     users = torch.arange(k).repeat_interleave(counts)
     sent = torch.tensor(list(itertools.product(range(len(rows)), repeat=len(users))))
     chance = law[users, sent].prod(1)
-    found = LocalOracle.of(question, oracle).analyse(Tally(len(users), {"reports": rows[sent].sum(1)}))
+    found = LocalOracle.of(question, oracle).analyse(
+        Tally(len(users), {"reports": rows[sent].sum(1)})
+    )
     return found.value, chance
 
 
@@ -125,7 +137,9 @@ def test_symmetric_variance_is_the_general_one(kind):
         form = statistic.form.weights
         for part in (linear[0, :r], 0 * form):
             want = pairs_variance(channel.points, covariances, counts, form, part)
-            torch.testing.assert_close(channel.form_variance(counts, form, part), want, rtol=1e-10, atol=0)
+            torch.testing.assert_close(
+                channel.form_variance(counts, form, part), want, rtol=1e-10, atol=0
+            )
 
 
 def central_moments_on_the_circle(cap, a):
@@ -148,7 +162,9 @@ def central_moments_on_the_circle(cap, a):
 
 
 @pytest.mark.parametrize("epsilon", [0.5, 2.0, 8.0])
-@pytest.mark.parametrize("counts", [[1, 1, 0], [2, 0, 0], [0, 1, 1], [1, 1, 1], [0, 3, 0], [0, 1, 2]])
+@pytest.mark.parametrize(
+    "counts", [[1, 1, 0], [2, 0, 0], [0, 1, 1], [1, 1, 1], [0, 3, 0], [0, 1, 2]]
+)
 def test_one_vectors_variance_from_the_moments_of_the_sum(counts, epsilon):
     # one coordinate: S = sum Y, and the variance of w S^2 / n^2 + l S / n by adding up cumulants
     points = torch.tensor([[1.5], [-0.6], [0.0]], dtype=torch.float64)
@@ -172,7 +188,9 @@ def test_one_vectors_variance_from_the_moments_of_the_sum(counts, epsilon):
     assert float(protocol.predicted_mse(counts)) == pytest.approx(expected, **near)
     along = torch.tensor([linear], dtype=torch.float64)
     got = protocol.channel.form_variance(counts.double(), form.weights, along)
-    assert float(got) == pytest.approx(expected + 2 * weight * linear * shared + linear**2 * two / n**2, **near)
+    assert float(got) == pytest.approx(
+        expected + 2 * weight * linear * shared + linear**2 * two / n**2, **near
+    )
 
 
 # ---- noise of sums: chances of whole numbers, written out
@@ -245,7 +263,10 @@ def test_forms_of_one_sum_by_enumeration(name):
         values, chances = of(law)
     noise = values - values @ chances
     z = 2 * (2 + noise) / 5
-    weights, linear = torch.tensor([0.7], dtype=torch.float64), torch.tensor([-0.3], dtype=torch.float64)
+    weights, linear = (
+        torch.tensor([0.7], dtype=torch.float64),
+        torch.tensor([-0.3], dtype=torch.float64),
+    )
     exact = 0.7 * z**2 - 0.3 * z
     variance = (exact - exact @ chances) ** 2 @ chances
     found = channel.form_variance(counts, weights, linear)
@@ -263,7 +284,9 @@ def test_monte_carlo_finds_the_predicted_error(kind, statistic):
     protocol, trials = kind(statistic, 1.0), 50_000
     counts = torch.bincount(random_types(statistic.types, 8, "few"), minlength=statistic.types)
     key = keyed_generator(statistic.name.encode())
-    error = protocol.sample_estimate(counts, generator=key, sample_shape=(trials,)).value - protocol.exact(counts)
+    error = protocol.sample_estimate(
+        counts, generator=key, sample_shape=(trials,)
+    ).value - protocol.exact(counts)
     squared, predicted = Moments.of(error.square()), mse(protocol, counts, 8)
     assert abs(squared.z_score(predicted)) < 5 and squared.standard_error < 0.023 * predicted
     assert abs(Moments.of(error).z_score(0.0)) < 5

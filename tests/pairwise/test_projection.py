@@ -32,7 +32,9 @@ def test_projection_agrees_with_a_reference_solver(types, r, symmetric):
     target = vertices.mean(0) + torch.tensor([[0.1], [1.0], [5.0]]) * normals("targets", 3, r)
     found = project(vertices, target, tol=1e-10)
     for each in range(3):
-        torch.testing.assert_close(found.point[each], reference(vertices, target[each]), atol=2e-4, rtol=0)
+        torch.testing.assert_close(
+            found.point[each], reference(vertices, target[each]), atol=2e-4, rtol=0
+        )
 
 
 def test_guarantee_the_gap_bounds_the_squared_distance_to_the_projection():
@@ -44,19 +46,25 @@ def test_guarantee_the_gap_bounds_the_squared_distance_to_the_projection():
         distance = (found.point - best).square().sum(-1)
         assert bool((distance <= found.gap + 1e-10).all())
         seen.append(float((distance / found.gap.clamp_min(1e-300)).max()))
-    assert max(seen) > 1e-3  # the bound is not idle: half of it, say, would be near to failing somewhere
+    # the bound is not idle: half of it, say, would be near to failing somewhere
+    assert max(seen) > 1e-3
 
 
 def test_points_of_the_hull_stay_and_a_single_vertex_takes_all():
     vertices = normals("points", 5, 3)
     weights = torch.rand(4, 5, dtype=torch.float64, generator=keyed_generator(b"weights"))
     inside = weights / weights.sum(-1, keepdim=True) @ vertices
-    torch.testing.assert_close(project(vertices, inside, tol=1e-12).point, inside, atol=1e-5, rtol=0)
+    torch.testing.assert_close(
+        project(vertices, inside, tol=1e-12).point, inside, atol=1e-5, rtol=0
+    )
     alone = project(vertices[:1], inside)
     torch.testing.assert_close(alone.point, vertices[:1].expand(4, 3))
     assert float(alone.gap.abs().max()) < 1e-12
     assert (
-        project(torch.zeros(3, 2, dtype=torch.float64), torch.ones(2, dtype=torch.float64)).point.abs().max() == 0
+        project(torch.zeros(3, 2, dtype=torch.float64), torch.ones(2, dtype=torch.float64))
+        .point.abs()
+        .max()
+        == 0
     )
 
 

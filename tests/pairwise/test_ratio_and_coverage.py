@@ -26,13 +26,20 @@ def test_a_strategy_for_the_auc_makes_half_the_error_and_says_so(brief):
     """Few users: the delta method alone is 15 % too low, and a planted wrong label share is seen."""
     statistic, counts, n = pairwise.auc(8), auc_counts(8, 2_000), 2_000
     prior = pairwise.class_histograms(8, 0.25)
-    protocol = LocalOracle.tuned(statistic, n, 1.0, prior=prior, generator=keyed_generator(b"strategy"), steps=60)
-    answer = protocol.sample_estimate(counts, generator=keyed_generator(b"auc"), sample_shape=(6_000,))
+    protocol = LocalOracle.tuned(
+        statistic, n, 1.0, prior=prior, generator=keyed_generator(b"strategy"), steps=60
+    )
+    answer = protocol.sample_estimate(
+        counts, generator=keyed_generator(b"auc"), sample_shape=(6_000,)
+    )
     error = answer.value - statistic.exact(counts)
     predicted = mse(protocol, counts, n)
     assert predicted < 0.35 * mse(vectors(statistic, 1.0), counts, n)
     squared = Moments.of(error.square())
-    assert squared.mean == pytest.approx(predicted, rel=0.1) and squared.standard_error < 0.03 * predicted
+    assert (
+        squared.mean == pytest.approx(predicted, rel=0.1)
+        and squared.standard_error < 0.03 * predicted
+    )
     few = protocol.sample_estimate(counts, generator=keyed_generator(b"ends"), sample_shape=(300,))
     low, high = few.interval()
     inside = ((low <= statistic.exact(counts)) & (statistic.exact(counts) <= high)).double().mean()
@@ -48,7 +55,9 @@ def test_no_ratio_where_the_denominator_is_zero_but_for_rounding(label):
     counts = torch.zeros(2, 4, dtype=torch.int64)
     counts[label] = torch.tensor([3, 1, 0, 7])
     protocol = responses(statistic, 700.0)
-    answer = protocol.sample_estimate(counts.flatten(), generator=keyed_generator(b"none"), sample_shape=(3,))
+    answer = protocol.sample_estimate(
+        counts.flatten(), generator=keyed_generator(b"none"), sample_shape=(3,)
+    )
     assert bool(answer.value.isnan().all()) and bool(answer.standard_error.isnan().all())
     mixed = torch.stack([counts.flatten(), torch.ones(8, dtype=torch.int64)])
     tally = Tally(88, {"reports": mixed * torch.tensor([[8], [11]])})
@@ -70,10 +79,13 @@ def test_intervals_cover(kind, name):
         "kendall": pairwise.kendall(2, 3),
         "auc": pairwise.auc(3),
     }[name]
-    weights = torch.tensor([5.0, 3.0, 1.0, 1.0, 2.0, 6.0]).double()  # rows and columns of the grid go together
+    # rows and columns of the grid go together
+    weights = torch.tensor([5.0, 3.0, 1.0, 1.0, 2.0, 6.0]).double()
     counts = (weights / weights.sum() * n).long()
     protocol, truth = kind(statistic, 2.0), statistic.exact(counts)
-    answer = protocol.sample_estimate(counts, generator=keyed_generator(name.encode()), sample_shape=(4_000,))
+    answer = protocol.sample_estimate(
+        counts, generator=keyed_generator(name.encode()), sample_shape=(4_000,)
+    )
     assert 0.93 < coverage(answer, truth) < 0.97
     assert 0.46 < coverage(answer, truth, 0.5) < 0.54
     predicted = mse(protocol, counts, int(counts.sum()))
@@ -85,5 +97,9 @@ def test_the_noise_in_the_squares_is_taken_off(kind):
     # so few users that a quarter of the squared sums is noise: the variance is unbiased all the same
     statistic, counts = pairwise.absolute_difference(5), torch.tensor([120, 30, 20, 20, 10])
     protocol = kind(statistic, 2.0)
-    answer = protocol.sample_estimate(counts, generator=keyed_generator(b"noise"), sample_shape=(20_000,))
-    assert float(answer.standard_error.square().mean()) == pytest.approx(mse(protocol, counts, 200), rel=0.05)
+    answer = protocol.sample_estimate(
+        counts, generator=keyed_generator(b"noise"), sample_shape=(20_000,)
+    )
+    assert float(answer.standard_error.square().mean()) == pytest.approx(
+        mse(protocol, counts, 200), rel=0.05
+    )

@@ -55,7 +55,9 @@ def test_concordance_without_censoring_is_kendall_with_ties_one_half():
     cells = [divmod(each - 24, 4) for each in types.tolist()]
     apart = [(t - u, s - r) for (t, s), (u, r) in itertools.combinations(cells, 2) if t != u]
     want = sum(1 if t * s < 0 else 0.5 if s == 0 else 0 for t, s in apart) / len(apart)
-    assert float(pairwise.concordance(6, 4).exact(counted(types, 48))) == pytest.approx(want, rel=1e-9)
+    assert float(pairwise.concordance(6, 4).exact(counted(types, 48))) == pytest.approx(
+        want, rel=1e-9
+    )
 
 
 STATISTICS = {
@@ -79,7 +81,9 @@ def test_errors_are_the_predicted_ones_and_intervals_cover(name, kind):
         "strategy": nested(statistic.types, 2.0),
     }
     protocol = LocalOracle.of(statistic, oracles[kind])
-    answer = protocol.sample_estimate(counts, generator=keyed_generator(name.encode()), sample_shape=(runs,))
+    answer = protocol.sample_estimate(
+        counts, generator=keyed_generator(name.encode()), sample_shape=(runs,)
+    )
     truth, predicted = statistic.exact(counts), mse(protocol, counts, n)
     error = answer.value - truth
     squared = Moments.of(error.square())
@@ -106,17 +110,24 @@ def collected(protocol, counts, key):
 
 
 def test_mann_whitney_is_that_of_scipy_where_there_is_no_noise(tmp_path):
-    labels, scores = random_types(2, 60, "labels"), torch.randperm(64, generator=keyed_generator(b"scores"))[:60]
+    labels, scores = (
+        random_types(2, 60, "labels"),
+        torch.randperm(64, generator=keyed_generator(b"scores"))[:60],
+    )
     protocol = responses(pairwise.auc(64), 30.0)
     found = pairwise.mann_whitney(collected(protocol, counted(labels * 64 + scores, 128), b"none"))
     kept = Journal(tmp_path / "kept.db", protocol)
     kept.merge(collected(protocol, counted(labels * 64 + scores, 128), b"none"))
     assert float(pairwise.mann_whitney(kept).p_value) == float(found.p_value)
-    u, p = mannwhitneyu(scores[labels == 1], scores[labels == 0], method="asymptotic", use_continuity=False)
-    assert float(found.u.value) == pytest.approx(u, rel=1e-3) and float(found.p_value) == pytest.approx(
-        p, rel=1e-3
+    u, p = mannwhitneyu(
+        scores[labels == 1], scores[labels == 0], method="asymptotic", use_continuity=False
     )
-    assert float(found.auc.value) == pytest.approx(u / int(labels.sum()) / (60 - int(labels.sum())), rel=1e-3)
+    assert float(found.u.value) == pytest.approx(u, rel=1e-3) and float(
+        found.p_value
+    ) == pytest.approx(p, rel=1e-3)
+    assert float(found.auc.value) == pytest.approx(
+        u / int(labels.sum()) / (60 - int(labels.sum())), rel=1e-3
+    )
 
 
 def test_mann_whitney_keeps_its_level_and_sees_a_difference():
@@ -127,12 +138,16 @@ def test_mann_whitney_keeps_its_level_and_sees_a_difference():
         law = torch.tensor([2.0, 2, 2, 2, *shift])
         p_values[name] = []
         for _ in range(runs):
-            counts = torch.multinomial(law, 12_000, replacement=True, generator=generator).bincount(minlength=8)
+            counts = torch.multinomial(law, 12_000, replacement=True, generator=generator).bincount(
+                minlength=8
+            )
             tally = protocol.sample_tally(counts, generator=generator)
             found = pairwise.mann_whitney(Collection.of(protocol).add("all", tally))
             p_values[name].append(float(found.p_value))
     level = torch.tensor(p_values["one law"]).double()
-    assert 0.005 < float((level < 0.05).double().mean()) < 0.1 and 0.4 < float(level.median()) < 0.62
+    assert (
+        0.005 < float((level < 0.05).double().mean()) < 0.1 and 0.4 < float(level.median()) < 0.62
+    )
     power = float((torch.tensor(p_values["two laws"]) < 0.05).double().mean())
     assert power > 0.9
 
@@ -141,11 +156,15 @@ def test_the_sum_of_ranks_has_its_predicted_error():
     statistic, counts = pairwise.auc(3), torch.tensor([900, 500, 200, 200, 300, 500])
     protocol, generator = responses(statistic, 3.0), keyed_generator(b"u")
     tallies = [protocol.sample_tally(counts, generator=generator) for _ in range(60)]
-    found = [pairwise.mann_whitney(Collection.of(protocol).add("all", tally)).u for tally in tallies]
+    found = [
+        pairwise.mann_whitney(Collection.of(protocol).add("all", tally)).u for tally in tallies
+    ]
     negatives, positives = counts[:3].tolist(), counts[3:].tolist()
     truth = sum(
         a * b * (1.0 if j > i else 0.5 if i == j else 0.0)
         for (i, a), (j, b) in itertools.product(enumerate(negatives), enumerate(positives))
     )
-    z = torch.tensor([(float(each.value) - truth) / float(each.standard_error) for each in found]).double()
+    z = torch.tensor(
+        [(float(each.value) - truth) / float(each.standard_error) for each in found]
+    ).double()
     assert abs(float(z.mean())) < 0.25 and 0.85 < float(z.std()) < 1.15

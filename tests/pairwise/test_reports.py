@@ -35,8 +35,13 @@ def test_guarantee_strategy_reports(brief, epsilon):
     statistic = pairwise.absolute_difference(4)
     protocol = LocalOracle.of(statistic, response(4, epsilon))
     assert protocol.guarantee.epsilon == pytest.approx(epsilon) and protocol.guarantee.delta == 0
-    assert spent(protocol) <= protocol.guarantee.epsilon * (1 + 1e-9) and protocol.bits_per_user == 2
-    assert spent(LocalOracle.of(statistic, response(4, epsilon * 1.01))) > protocol.guarantee.epsilon  # control
+    assert (
+        spent(protocol) <= protocol.guarantee.epsilon * (1 + 1e-9) and protocol.bits_per_user == 2
+    )
+    # control
+    assert (
+        spent(LocalOracle.of(statistic, response(4, epsilon * 1.01))) > protocol.guarantee.epsilon
+    )
     found = LocalOracle.tuned(statistic, 100, epsilon, generator=keyed_generator(b"g"), steps=2)
     bins = pairwise.merged(statistic, 100, epsilon, 2, generator=keyed_generator(b"g"))
     assert max(spent(found), spent(bins)) <= epsilon * (1 + 1e-12)
@@ -69,7 +74,9 @@ def said_is_sent(protocol):
 def test_an_optimised_strategy_beats_the_messages_on_abs_difference(brief):
     statistic, n = pairwise.absolute_difference(6, spacing=1 / 5), 10_000
     h = 1 / torch.arange(1, 7, dtype=torch.float64)
-    found = LocalOracle.tuned(statistic, n, 1.0, prior=h, generator=keyed_generator(b"best"), steps=30)
+    found = LocalOracle.tuned(
+        statistic, n, 1.0, prior=h, generator=keyed_generator(b"best"), steps=30
+    )
     best = mse(vectors(statistic, 1.0), h, n)
     assert mse(found, h, n) < 0.8 * best
     worst = LocalOracle.tuned(statistic, n, 1.0, generator=keyed_generator(b"best"), steps=30)
@@ -85,26 +92,47 @@ def test_merged_bins_are_unbiased_but_for_the_bias_they_state(brief):
     statistic, h = pairwise.absolute_difference(8), torch.tensor([5.0, 1, 1, 3, 2, 0, 1, 7])
     found = pairwise.merged(statistic, 2_000, 1.0, 3, prior=h, generator=keyed_generator(b"bins"))
     counts = (h * 100).long()
-    answer = found.sample_estimate(counts, generator=keyed_generator(b"merged"), sample_shape=(20_000,))
+    answer = found.sample_estimate(
+        counts, generator=keyed_generator(b"merged"), sample_shape=(20_000,)
+    )
     error = Moments.of(answer.value - statistic.exact(counts))
-    assert abs(error.z_score(found.analyst.bias(counts.double()))) < 5 and abs(error.z_score(0.0)) > 5
+    assert (
+        abs(error.z_score(found.analyst.bias(counts.double()))) < 5 and abs(error.z_score(0.0)) > 5
+    )
     squared = Moments.of((answer.value - statistic.exact(counts)).square())
     assert abs(squared.z_score(mse(found, counts, 2_000))) < 5
     assert found.channel.client.epsilon <= 1.0
     low, high = answer.interval()  # its width allows for the bias
-    assert float(((low <= statistic.exact(counts)) & (statistic.exact(counts) <= high)).double().mean()) > 0.97
-    assert abs(found.analyst.bias(counts.double())) < float(answer.bias.mean()) < 0.7 * found.analyst.distortion
+    assert (
+        float(
+            ((low <= statistic.exact(counts)) & (statistic.exact(counts) <= high)).double().mean()
+        )
+        > 0.97
+    )
+    assert (
+        abs(found.analyst.bias(counts.double()))
+        < float(answer.bias.mean())
+        < 0.7 * found.analyst.distortion
+    )
     decoded = found.channel.shares(found.tally(found.channel.client.randomize(torch.arange(8))))
     assert int((decoded.diff().abs() > 1e-9).sum()) == 2  # evenly over the types of a bin
 
 
 def test_the_auc_of_many_scores_on_bins(brief):
     """A ratio: the form comes near, the classes' sizes stay as they are; bins across classes are refused."""
-    k, counts = 12, torch.tensor([9, 8, 7, 6, 5, 4, 3, 2, 2, 1, 1, 1, 1, 1, 2, 2, 3, 4, 5, 5, 6, 6, 4, 3]) * 3_000
+    k, counts = (
+        12,
+        torch.tensor([9, 8, 7, 6, 5, 4, 3, 2, 2, 1, 1, 1, 1, 1, 2, 2, 3, 4, 5, 5, 6, 6, 4, 3])
+        * 3_000,
+    )
     statistic, n = pairwise.auc(k), int(counts.sum())
     prior = pairwise.class_histograms(k, 0.4)
-    found = pairwise.merged(statistic, n, 2.0, 6, prior=prior, generator=keyed_generator(b"auc bins"))
-    answer = found.sample_estimate(counts, generator=keyed_generator(b"merged auc"), sample_shape=(4_000,))
+    found = pairwise.merged(
+        statistic, n, 2.0, 6, prior=prior, generator=keyed_generator(b"auc bins")
+    )
+    answer = found.sample_estimate(
+        counts, generator=keyed_generator(b"merged auc"), sample_shape=(4_000,)
+    )
     error = answer.value - statistic.exact(counts)
     assert abs(Moments.of(error).z_score(found.analyst.bias(counts.double()))) < 5
     assert Moments.of(error.square()).mean == pytest.approx(mse(found, counts, n), rel=0.1)
@@ -125,7 +153,9 @@ def test_intervals_of_strategies_hold_their_level_for_few_users(brief):
     low, high = found.interval()
     assert 0.925 < float(((low <= truth) & (truth <= high)).double().mean()) < 0.975
     cut = protocol.channel.shares(tally).clamp_min(0)
-    naive = protocol.analyst.mean_variance(cut * n / cut.sum(-1, keepdim=True), statistic.form).sqrt()
+    naive = protocol.analyst.mean_variance(
+        cut * n / cut.sum(-1, keepdim=True), statistic.form
+    ).sqrt()
     assert float(((found.value - truth).abs() <= 1.96 * naive).double().mean()) < 0.92
 
 
@@ -139,4 +169,6 @@ def test_standard_errors_of_the_reports_to_be_expected_are_the_predicted_ones(ty
     reports = (client.q * n + (client.p - client.q) * counts.double()).round().long()
     reports[0] += n - reports.sum()
     found = protocol.analyse(Tally(n, {"reports": reports}))
-    torch.testing.assert_close(found.standard_error.square(), protocol.predicted_mse(counts), rtol=1e-5, atol=0)
+    torch.testing.assert_close(
+        found.standard_error.square(), protocol.predicted_mse(counts), rtol=1e-5, atol=0
+    )

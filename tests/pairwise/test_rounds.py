@@ -27,7 +27,9 @@ from torchdp.randomness import keyed_generator
 
 
 def signs(k):
-    upper = torch.randn(k, k, dtype=torch.float64, generator=keyed_generator(b"signs")).sign().triu()
+    upper = (
+        torch.randn(k, k, dtype=torch.float64, generator=keyed_generator(b"signs")).sign().triu()
+    )
     return pairwise.from_kernel(upper + upper.triu(1).mT, tol=1e-2, pairs=Pairs.ALL)
 
 
@@ -43,7 +45,9 @@ def protocols(statistic, epsilon):
         TwoRound(statistic, epsilon, 0.5 * epsilon, 0.7),
         TwoRound(statistic, epsilon, 0.5 * epsilon, 0.5),
         ThreeRound.paper(statistic, epsilon),
-        ThreeRound(statistic, epsilon, (0.1 * epsilon, 0.2 * epsilon, 0.3 * epsilon, 0.4 * epsilon)),
+        ThreeRound(
+            statistic, epsilon, (0.1 * epsilon, 0.2 * epsilon, 0.3 * epsilon, 0.4 * epsilon)
+        ),
         ProjectedTwoRound(statistic, epsilon, (0.2 * epsilon, 0.3 * epsilon, 0.5 * epsilon)),
     ]
 
@@ -79,12 +83,14 @@ def test_guarantee_the_rounds_add_up_to_epsilon(index, epsilon):
         assert promised.epsilon == pytest.approx(epsilon, rel=1e-14) and promised.delta < 2**-128
         assert promised.model is Model.LOCAL
     assert rounds[0].questions == () and all(each.questions for each in rounds[1:])
-    assert set(protocol.joined(heard).parts) == set(protocol.layout)  # all that arrives, and no more
+    # all that arrives, and no more
+    assert set(protocol.joined(heard).parts) == set(protocol.layout)
     # the randomizers that are run are those of the promises
     run = [one for each in rounds for one in (*each.randomizers, *each.responses)]
     assert math.fsum(each.epsilon for each in run) == pytest.approx(epsilon, rel=1e-14)
     if type(protocol) is TwoRound:
-        assert ForgetsRoundOne(SIGNS, epsilon, protocol.first).guarantee.epsilon > 1.2 * epsilon  # the control
+        # the control
+        assert ForgetsRoundOne(SIGNS, epsilon, protocol.first).guarantee.epsilon > 1.2 * epsilon
     with pytest.raises(ValueError, match="heard must hold at most"):
         protocol.round(heard)
 
@@ -96,9 +102,14 @@ def test_guarantee_the_messages_are_those_of_the_randomizers(index):
     for _ in range(protocol.rounds):
         one, noise = protocol.round(heard), SeededNoise(1)
         heard = (*heard, one.collect(TYPES, noise=SeededNoise(1)))
-        expected = [each.randomize_unchecked(DIFFERENCE.points[TYPES], noise).sum(0) for each in one.randomizers]
+        expected = [
+            each.randomize_unchecked(DIFFERENCE.points[TYPES], noise).sum(0)
+            for each in one.randomizers
+        ]
         for question, response in zip(one.questions, one.responses, strict=True):
-            expected.append(response.randomize_unchecked(question.shown(DIFFERENCE.points)[TYPES], noise).sum())
+            expected.append(
+                response.randomize_unchecked(question.shown(DIFFERENCE.points)[TYPES], noise).sum()
+            )
         for name, each in zip(one.layout, expected, strict=True):
             torch.testing.assert_close(heard[-1][name], each)
 
@@ -112,7 +123,8 @@ def test_two_journals_carry_a_protocol_of_two_rounds(tmp_path):
     for number in range(2):
         journal = Journal(tmp_path / f"round {number}.db", protocol.round(heard))
         for batch, x in enumerate(TYPES.split(7)):
-            users = Journal(tmp_path / f"round {number}.db").protocol  # what a device reads, to the bit
+            # what a device reads, to the bit
+            users = Journal(tmp_path / f"round {number}.db").protocol
             sent = users.decode(users.encode(users.randomize(x, noise=noise)))
             journal.add(str(batch), users.tally(sent))
         heard = (*heard, Journal(tmp_path / f"round {number}.db").collection.tally)
@@ -130,7 +142,9 @@ def test_guarantee_answers_stay_in_range_whatever_is_published():
     points = SIGNS.points
     normal = torch.randn(20, 8, dtype=torch.float64, generator=keyed_generator(b"hostile"))
     for width in (0.0, 1e-9, 1.0, 1e9):
-        question = Question(1e6 * normal, torch.full((20,), -3.0).double(), torch.full((20,), width).double())
+        question = Question(
+            1e6 * normal, torch.full((20,), -3.0).double(), torch.full((20,), width).double()
+        )
         shown = question.shown(points)
         assert float(shown.abs().max()) <= 1
         plus = (1 + shown * math.tanh(0.5)) / 2
@@ -147,7 +161,9 @@ def test_prediction_and_no_bias_by_monte_carlo(index, n, epsilon):
     trials = 6000 if index < 3 else 1500
     counts = torch.tensor([0, 1, n // 5, n // 5, 0, n - 2 * (n // 5) - 2, 0, 1])
     truth, predicted = float(SIGNS.exact(counts)), mse(protocol, counts, n)
-    found = protocol.sample_estimate(counts, generator=keyed_generator(b"mse"), sample_shape=(trials,))
+    found = protocol.sample_estimate(
+        counts, generator=keyed_generator(b"mse"), sample_shape=(trials,)
+    )
     error = found.value - truth
     assert abs(float(error.mean() / error.std())) * trials**0.5 < 4.5
     square = error.square()
@@ -251,14 +267,17 @@ def test_what_rounds_do_not_answer_is_refused_before_anybody_is_asked():
             continue
         with pytest.raises(ValueError, match="depends on x"):
             TwoRound(uneven, 1.0, 0.5)
-        assert vectors(uneven, 1.0).estimate(TYPES, noise=SeededNoise(1)).value.isfinite()  # channels do
+        # channels do
+        assert vectors(uneven, 1.0).estimate(TYPES, noise=SeededNoise(1)).value.isfinite()
 
 
 def test_errors_show_no_data():
     secret, protocol = 987654, vectors(DIFFERENCE, 1.0)
     for use in (
         lambda: protocol.estimate(torch.tensor([1, secret])),
-        lambda: protocol.sample_estimate(torch.tensor([secret, -secret, 0, 0]), generator=keyed_generator(b"bad")),
+        lambda: protocol.sample_estimate(
+            torch.tensor([secret, -secret, 0, 0]), generator=keyed_generator(b"bad")
+        ),
         lambda: protocol.predicted_mse(torch.tensor([secret, -1.0, 0, 0])),
     ):
         with pytest.raises(ValueError) as caught:
@@ -282,7 +301,9 @@ def test_the_square_of_the_noise_is_taken_off():
     """Where the weights do not add up to 0, as those of random signs may."""
     counts = torch.tensor([4, 2, 6, 12])
     for protocol in (TwoRound(DIFFERENCE, 4.0, 0.5, 0.2), vectors(DIFFERENCE, 0.5)):
-        found = protocol.sample_estimate(counts, generator=keyed_generator(b"square"), sample_shape=(40_000,))
+        found = protocol.sample_estimate(
+            counts, generator=keyed_generator(b"square"), sample_shape=(40_000,)
+        )
         error = found.value - DIFFERENCE.exact(counts)
         assert abs(float(error.mean() / error.std())) * 200 < 4.5
 

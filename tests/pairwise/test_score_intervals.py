@@ -32,7 +32,9 @@ def coverage(interval, truth):
 @pytest.mark.parametrize("statistic", STATISTICS, ids=lambda each: each.name)
 def test_they_cover_with_a_few_hundred_users(statistic, kind, n):
     counts = counts_of(ZIPF, n)
-    answer = kind(statistic, 1.0).sample_estimate(counts, generator=keyed_generator(b"few"), sample_shape=(1_500,))
+    answer = kind(statistic, 1.0).sample_estimate(
+        counts, generator=keyed_generator(b"few"), sample_shape=(1_500,)
+    )
     assert 0.93 < coverage(answer.interval(), statistic.exact(counts)) < 0.98
 
 
@@ -67,10 +69,14 @@ STATIONARY, TILTED = [[1.0, -2.0], [-2.0, 0.3]], [[0.0, 1.0], [1.0, 0.5]]
         (TILTED, 0.5, 3000, 0.4),
     ],
 )
-def test_intervals_of_what_is_chosen_hold_near_a_forms_stationary_point(brief, kernel, epsilon, n, share):
+def test_intervals_of_what_is_chosen_hold_near_a_forms_stationary_point(
+    brief, kernel, epsilon, n, share
+):
     protocol = choose(pairwise.from_kernel(torch.tensor(kernel).double()), n, epsilon).best
     counts = torch.tensor([int(share * n), n - int(share * n)])
-    found = protocol.sample_estimate(counts, generator=keyed_generator(b"near"), sample_shape=(1_500,))
+    found = protocol.sample_estimate(
+        counts, generator=keyed_generator(b"near"), sample_shape=(1_500,)
+    )
     assert 0.935 < coverage(found.interval(), protocol.exact(counts)) < 0.965
     normal = ErrorParts.normal(found.standard_error.square())
     assert coverage(interval(found.value, normal, 0.95), protocol.exact(counts)) < 0.89  # control
@@ -81,12 +87,17 @@ def test_intervals_of_ratios_hold_there_too():
     kernels = (torch.tensor(each).double() for each in (STATIONARY, [[1.0, 0.9], [0.9, 1.0]]))
     protocol = responses(pairwise.ratio(*map(pairwise.from_kernel, kernels)), 1.0)
     counts = torch.tensor([1200, 1800])
-    found = protocol.sample_estimate(counts, generator=keyed_generator(b"ratio"), sample_shape=(2_000,))
+    found = protocol.sample_estimate(
+        counts, generator=keyed_generator(b"ratio"), sample_shape=(2_000,)
+    )
     assert 0.94 < coverage(found.interval(), protocol.exact(counts)) < 0.99
-    assert coverage(interval(found.value, found.parts.first, 0.95), protocol.exact(counts)) < 0.89  # control
+    # control
+    assert coverage(interval(found.value, found.parts.first, 0.95), protocol.exact(counts)) < 0.89
 
 
-@pytest.mark.parametrize("client", [None, RandomizedResponse(2, 2.0), SubsetSelection(2, 2.0), nested(2, 2.0)])
+@pytest.mark.parametrize(
+    "client", [None, RandomizedResponse(2, 2.0), SubsetSelection(2, 2.0), nested(2, 2.0)]
+)
 def test_a_truth_at_the_least_value_of_a_form_is_not_missed(client):
     """The linear error is 0 and the value of distinct pairs may lie below all that the form can be."""
     statistic, counts = (
@@ -96,7 +107,9 @@ def test_a_truth_at_the_least_value_of_a_form_is_not_missed(client):
     if client is None:
         statistic = dataclasses.replace(statistic, pairs=pairwise.Pairs.ALL)
     protocol = vectors(statistic, 2.0) if client is None else LocalOracle.of(statistic, client)
-    found = protocol.sample_estimate(counts, generator=keyed_generator(b"least"), sample_shape=(400,))
+    found = protocol.sample_estimate(
+        counts, generator=keyed_generator(b"least"), sample_shape=(400,)
+    )
     assert coverage(found.interval(), protocol.exact(counts)) > 0.93
 
 
@@ -114,11 +127,16 @@ def test_a_rare_class_warns_and_its_interval_stays_in_the_unit_interval_and_cove
             answer = protocol.sample_estimate(counts, **draw)
             mse(protocol, counts, n)
     else:
-        with pytest.warns(UserWarning, match="denominator is less than four standard errors from 0"):
+        with pytest.warns(
+            UserWarning, match="denominator is less than four standard errors from 0"
+        ):
             answer = protocol.sample_estimate(counts, **draw)
-        with pytest.warns(UserWarning, match="denominator is less than four standard errors from 0"):
+        with pytest.warns(
+            UserWarning, match="denominator is less than four standard errors from 0"
+        ):
             mse(protocol, counts, n)
-        assert float(((answer.value < 0) | (answer.value > 1)).double().mean()) > 0.05  # the values do leave it
+        # the values do leave it
+        assert float(((answer.value < 0) | (answer.value > 1)).double().mean()) > 0.05
     low, high = answer.interval()
     assert float(low.min()) >= 0 and float(high.max()) <= 1
     assert 0.93 < coverage((low, high), truth) < 0.985
@@ -130,7 +148,9 @@ def test_intervals_of_ratios_are_the_smallest_that_hold_fiellers_set():
     generator, t = keyed_generator(b"gap"), torch.linspace(0, 1, 100_001, dtype=torch.float64)
     kinds = {"whole": 0, "to the gap": 0, "ordinary": 0}
     for _ in range(300):
-        variance, correlation, curvature, value = torch.rand(4, generator=generator, dtype=torch.float64)
+        variance, correlation, curvature, value = torch.rand(
+            4, generator=generator, dtype=torch.float64
+        )
         curvature, value = 0.6 * curvature, 3 * value - 1
         slope = 2 * (2 * correlation - 1) * (variance * curvature).sqrt() * 0.99
         part = ErrorParts(variance[None], slope[None], curvature[None])

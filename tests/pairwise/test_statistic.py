@@ -27,7 +27,9 @@ def by_pairs(types, f, *, distinct=True):
 
 @pytest.mark.parametrize("statistic, workload", KERNELS, ids=lambda each: each.name)
 def test_kernel_is_the_workload(statistic, workload):
-    torch.testing.assert_close(statistic.kernel(statistic.form), workload.dense(), rtol=1e-10, atol=1e-10)
+    torch.testing.assert_close(
+        statistic.kernel(statistic.form), workload.dense(), rtol=1e-10, atol=1e-10
+    )
     torch.testing.assert_close(
         statistic.diagonal(statistic.form), workload.dense().diagonal(), rtol=1e-10, atol=1e-10
     )
@@ -40,13 +42,17 @@ def test_auc_numerator_and_denominator_are_kernels_of_the_pairs(k):
     f = torch.tensor([[(y - b) * sign(s - t) / 4 for b, t in types] for y, s in types])
     g = torch.tensor([[float(y != b) / 2 for b, _ in types] for y, _ in types])
     torch.testing.assert_close(statistic.kernel(statistic.form), f.double(), rtol=0, atol=1e-10)
-    torch.testing.assert_close(statistic.kernel(statistic.denominator), g.double(), rtol=0, atol=1e-10)
+    torch.testing.assert_close(
+        statistic.kernel(statistic.denominator), g.double(), rtol=0, atol=1e-10
+    )
     torch.testing.assert_close(f.double() * 2, workloads.auc(k).dense(), rtol=0, atol=1e-12)
 
 
 def test_exact_kendall_by_counting():
     types = random_types(12, 16, "kendall")
-    want = by_pairs([divmod(x, 4) for x in types.tolist()], lambda x, y: sign(x[0] - y[0]) * sign(x[1] - y[1]))
+    want = by_pairs(
+        [divmod(x, 4) for x in types.tolist()], lambda x, y: sign(x[0] - y[0]) * sign(x[1] - y[1])
+    )
     assert float(pairwise.kendall(3, 4).exact(counted(types, 12))) == pytest.approx(want, abs=1e-10)
 
 
@@ -65,14 +71,17 @@ def test_from_kernel_reconstructs_within_the_norm_it_promises():
         torch.testing.assert_close(statistic.kernel(statistic.form), kernel, rtol=1e-9, atol=1e-9)
         least = free_constant(kernel, tol=1e-6)  # of gamma_2 over the constants that may be added
         assert least.lower * (1 - 1e-9) <= statistic.radius**2 <= least.upper * (1 + 3e-4)
-        assert statistic.radius**2 <= 0.8 * float(factorize(kernel).certificate.upper)  # the constant pays
+        # the constant pays
+        assert statistic.radius**2 <= 0.8 * float(factorize(kernel).certificate.upper)
 
 
 def test_from_kernel_works_in_float64_whatever_the_input():
     # in float32 the diagonal would be constant up to 1e-7 only, and be refused
     x = torch.arange(5, dtype=torch.float32)
     single = pairwise.from_kernel(torch.exp(-(x[:, None] - x).abs()))
-    assert single.points.dtype == torch.float64 and single.common_diagonal(single.form) == pytest.approx(1)
+    assert single.points.dtype == torch.float64 and single.common_diagonal(
+        single.form
+    ) == pytest.approx(1)
     workload = pairwise.from_kernel(Workload("unequal", (workloads.unequal(5).dense().float(),)))
     assert workload.name == "unequal" and abs(workload.common_diagonal(workload.form)) < 1e-12
 
@@ -85,7 +94,9 @@ def test_known_norms(k):
     )
     assert difference.dim == k - 1
     simplex = pairwise.unequal(k)
-    torch.testing.assert_close(simplex.points.square().sum(1), torch.full((k,), 1 - 1 / k, dtype=torch.float64))
+    torch.testing.assert_close(
+        simplex.points.square().sum(1), torch.full((k,), 1 - 1 / k, dtype=torch.float64)
+    )
     assert simplex.dim == k - 1
 
 

@@ -22,7 +22,10 @@ def profile_of(p, q):
 
 
 def product(pairs):
-    p, q = (np.array([math.prod(x) for x in itertools.product(*side)]) for side in zip(*pairs, strict=True))
+    p, q = (
+        np.array([math.prod(x) for x in itertools.product(*side)])
+        for side in zip(*pairs, strict=True)
+    )
     return p, q
 
 
@@ -34,7 +37,8 @@ def test_guarantee_composed_delta_is_never_below_products_written_out(instances,
     found = composed_delta([profile_of(p, q)], instances, epsilon)
     assert truth <= found <= truth * 1.001 + 2e-5
     if truth > 1e-3:
-        assert composed_delta([profile_of(p, q)], instances + 1, epsilon) > found  # one more is seen
+        # one more is seen
+        assert composed_delta([profile_of(p, q)], instances + 1, epsilon) > found
 
 
 @pytest.mark.parametrize("instances", [1, 2, 5, 8])
@@ -42,7 +46,8 @@ def test_guarantee_composed_delta_is_never_below_products_written_out(instances,
 def test_guarantee_both_directions_cover_every_mixture(instances, epsilon):
     p, q = UNEVEN
     mixtures = [
-        hockey_stick(*product([(p, q)] * j + [(q, p)] * (instances - j)), epsilon) for j in range(instances + 1)
+        hockey_stick(*product([(p, q)] * j + [(q, p)] * (instances - j)), epsilon)
+        for j in range(instances + 1)
     ]
     found = composed_delta([profile_of(p, q), profile_of(q, p)], instances, epsilon)
     assert max(mixtures) <= found <= 1.03 * max(mixtures) + 2e-5
@@ -73,7 +78,8 @@ def test_guarantee_pure_privacy_composes_to_the_optimal_bound():
         ones = range(instances + 1)
         law = [math.comb(instances, j) * likely**j * (1 - likely) ** (instances - j) for j in ones]
         truth = math.fsum(
-            m * max(0, 1 - math.exp(epsilon - (2 * j - instances) * each)) for j, m in zip(ones, law, strict=True)
+            m * max(0, 1 - math.exp(epsilon - (2 * j - instances) * each))
+            for j, m in zip(ones, law, strict=True)
         )
         found = composed_delta([pure_profile(each)], instances, epsilon)
         assert truth <= found <= truth * 1.03 + 1e-8
@@ -106,7 +112,11 @@ def tilted_delta(pmf, instances, epsilon):
         weights = p * np.exp(tilt * (losses - losses[-1]))
         return weights / weights.sum(), math.log(weights.sum()) + tilt * losses[-1]
 
-    tilt = brentq(lambda t: instances * law(t)[0] @ losses - epsilon, -700 / np.ptp(losses), 700 / np.ptp(losses))
+    tilt = brentq(
+        lambda t: instances * law(t)[0] @ losses - epsilon,
+        -700 / np.ptp(losses),
+        700 / np.ptp(losses),
+    )
     q, log = law(tilt)
     size = 1 << math.ceil(
         math.log2(max(80 * math.sqrt(instances * (q @ index**2 - (q @ index) ** 2)), 2 * len(p)))
@@ -115,7 +125,11 @@ def tilted_delta(pmf, instances, epsilon):
     start = round(instances * (q @ index)) - size // 2
     total = (instances * first + start + np.arange(size)) * step
     composed, above = np.roll(composed, -start), total > epsilon
-    kept = composed[above] * np.exp(instances * log - tilt * total[above]) * -np.expm1(epsilon - total[above])
+    kept = (
+        composed[above]
+        * np.exp(instances * log - tilt * total[above])
+        * -np.expm1(epsilon - total[above])
+    )
     return float(kept.sum()) - math.expm1(instances * math.log1p(-pmf._infinity_mass))
 
 
@@ -125,7 +139,9 @@ def test_what_transforms_lose_is_added(instances):
     (one,) = loss_distributions(profiles, instances)
     for epsilon in (0.5, 1.0, 1.5, 2.0, 3.0):
         exact = tilted_delta(one, instances, epsilon)
-        assert exact <= composed_delta(profiles, instances, epsilon) <= exact + 2 * rounding(instances)
+        assert (
+            exact <= composed_delta(profiles, instances, epsilon) <= exact + 2 * rounding(instances)
+        )
 
 
 def test_one_instance_needs_no_package(monkeypatch):
@@ -137,7 +153,8 @@ def test_one_instance_needs_no_package(monkeypatch):
 def test_next_to_no_noise_is_next_to_no_privacy():
     assert composed_delta([gaussian_profile(1e-3)] * 2, 3, 1.0) == 1
     assert composed_epsilon([gaussian_profile(1e-3)] * 2, 3, 1e-3) == math.inf
-    rare = pair_profile(np.array([1e-5, 1 - 1e-5]), np.array([600.0, -1e-5]), 0.0)  # the losses span many scales
+    # the losses span many scales
+    rare = pair_profile(np.array([1e-5, 1 - 1e-5]), np.array([600.0, -1e-5]), 0.0)
     assert 1e-5 <= composed_delta([rare], 10, 1.0) <= 1.1e-4
 
 

@@ -30,17 +30,24 @@ def below(kind):
 def test_no_protocol_is_sampled_message_by_message():
     """The cost of sampling would grow with the number of users."""
     own = [each for each in below(Protocol) if each.__name__ in set(concrete(Protocol))]
-    assert own and not [each for each in own if "from_messages" in inspect.getsource(each.sample_unchecked)]
+    assert own and not [
+        each for each in own if "from_messages" in inspect.getsource(each.sample_unchecked)
+    ]
 
 
 @pytest.mark.parametrize("protocol", INTEGER, ids=lambda each: type(each).__name__)
 def test_guarantee_of_integers(protocol):
-    assert protocol.guarantee.arithmetic is Arithmetic.INTEGER and "exactly" in str(protocol.guarantee)
+    assert protocol.guarantee.arithmetic is Arithmetic.INTEGER and "exactly" in str(
+        protocol.guarantee
+    )
 
 
 def test_the_client_decides():
     oracle, W = randomizers.HadamardResponse(4, 1.0), workloads.prefix(4)
-    statistic, factored = pairwise.unequal(4), queries.FactoredQueries.of(W, factorization.factorize(W))
+    statistic, factored = (
+        pairwise.unequal(4),
+        queries.FactoredQueries.of(W, factorization.factorize(W)),
+    )
     function = queries.LocalOracle.of(queries.Spearman(2, 2), oracle)
     integer = [
         queries.LocalOracle(W, oracle),
@@ -62,7 +69,11 @@ def test_together_they_speak_of_what_the_weakest_speaks_of():
     assert compose([whole, whole]).arithmetic is Arithmetic.INTEGER
     assert compose([whole, real]).arithmetic is compose([real, whole]).arithmetic is Arithmetic.REAL
     rounded = of(Arithmetic.ROUNDED)
-    assert compose([whole, rounded]).arithmetic is compose([rounded, rounded]).arithmetic is Arithmetic.ROUNDED
+    assert (
+        compose([whole, rounded]).arithmetic
+        is compose([rounded, rounded]).arithmetic
+        is Arithmetic.ROUNDED
+    )
     assert compose([rounded, real, whole]).arithmetic is Arithmetic.REAL
 
 

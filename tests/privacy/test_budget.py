@@ -8,7 +8,15 @@ import threading
 
 import pytest
 
-from torchdp.privacy import Arithmetic, Budget, Guarantee, Model, Neighbours, gaussian_guarantee, gaussian_sigma
+from torchdp.privacy import (
+    Arithmetic,
+    Budget,
+    Guarantee,
+    Model,
+    Neighbours,
+    gaussian_guarantee,
+    gaussian_sigma,
+)
 
 MODEL = (Model.CENTRAL, Neighbours.REPLACE_ONE)
 
@@ -24,8 +32,11 @@ def normal(mu, delta=1e-6):
 def test_sums_are_spent_to_the_end_and_no_further():
     budget = Budget(asked(1.0, 1e-6))
     for _ in range(3):
-        left = budget.spend(asked(1 / 3, 1e-6 / 3))  # three thirds fit, whichever way they were rounded
-    assert left == budget.left and (left.epsilon, left.delta) == pytest.approx((0.0, 0.0), abs=1e-15)
+        # three thirds fit, whichever way they were rounded
+        left = budget.spend(asked(1 / 3, 1e-6 / 3))
+    assert left == budget.left and (left.epsilon, left.delta) == pytest.approx(
+        (0.0, 0.0), abs=1e-15
+    )
     for more in (asked(1e-8), asked(0.0, 1e-14), asked(1.0)):
         with pytest.raises(ValueError, match=r"more than the budget has left.*left: .*epsilon = "):
             budget.spend(more)
@@ -76,7 +87,10 @@ def worst(costs, limit, epsilon, steps):
         for each, cost in costs.items() if steps else ():
             if spent + cost <= limit * (1 + 1e-12):
                 likely, total = 1 / (1 + math.exp(-each / 10)), round(spent + cost, 12)
-                up, down = value(loss + each, total, steps - 1), value(loss - each, total, steps - 1)
+                up, down = (
+                    value(loss + each, total, steps - 1),
+                    value(loss - each, total, steps - 1),
+                )
                 found = max(found, likely * up + (1 - likely) * down)
         return found
 
@@ -112,8 +126,11 @@ def test_guarantee_of_sums_against_responses_chosen_as_answers_come_in():
 def test_guarantee_mu_of_pure_privacy_is_the_least_that_covers_it(epsilon):
     budget = Budget(gaussian_guarantee(1.0, 0.999, 100.0, *MODEL))
     mu = math.sqrt(100.0**2 - budget.spend(asked(epsilon)).mu ** 2)
-    lie = 0.5 * math.erfc(mu / 2 / math.sqrt(2))  # the Gaussian trade-off curve meets the response's corner
-    assert math.log(lie) == pytest.approx(-epsilon - math.log1p(math.exp(-epsilon)), rel=1e-6, abs=1e-5)
+    # the Gaussian trade-off curve meets the response's corner
+    lie = 0.5 * math.erfc(mu / 2 / math.sqrt(2))
+    assert math.log(lie) == pytest.approx(
+        -epsilon - math.log1p(math.exp(-epsilon)), rel=1e-6, abs=1e-5
+    )
 
 
 def test_threads_spend_what_there_is_and_no_more():

@@ -10,7 +10,15 @@ import pytest
 from laws import worst_pair
 
 from torchdp import factorization, queries, randomizers, regression, secure, sketching, workloads
-from torchdp.privacy import Arithmetic, Budget, Guarantee, Model, Neighbours, compose, gaussian_guarantee
+from torchdp.privacy import (
+    Arithmetic,
+    Budget,
+    Guarantee,
+    Model,
+    Neighbours,
+    compose,
+    gaussian_guarantee,
+)
 from torchdp.privacy.gaussian import gaussian_epsilon
 
 MODEL = (Model.CENTRAL, Neighbours.REPLACE_ONE)
@@ -37,9 +45,16 @@ def test_guarantee_gaussian_noise_composes_to_gaussian_noise(mus):
     parts = [normal(mu, 1e-6 / len(mus)) for mu in mus]
     total = compose(parts)
     mu = math.sqrt(math.fsum(m * m for m in mus))
-    assert total.mu == pytest.approx(mu, rel=1e-14) and total.delta == pytest.approx(1e-6, rel=1e-12)
-    assert gaussian_delta(mu, total.epsilon) <= total.delta < gaussian_delta(mu, total.epsilon * (1 - 1e-6))
-    assert total.epsilon < 0.9 * math.fsum(g.epsilon for g in parts) or min(mus) < 0.01  # more than adding up
+    assert total.mu == pytest.approx(mu, rel=1e-14) and total.delta == pytest.approx(
+        1e-6, rel=1e-12
+    )
+    assert (
+        gaussian_delta(mu, total.epsilon)
+        <= total.delta
+        < gaussian_delta(mu, total.epsilon * (1 - 1e-6))
+    )
+    # more than adding up
+    assert total.epsilon < 0.9 * math.fsum(g.epsilon for g in parts) or min(mus) < 0.01
     assert compose(parts, 1e-9).epsilon == pytest.approx(normal(mu, 1e-9).epsilon, rel=1e-9)
     with pytest.raises(ValueError, match="delta"):
         compose(parts, 1.0)
@@ -53,7 +68,9 @@ def test_gaussian_noise_beside_others_counts_once():
 
 
 @pytest.mark.parametrize("delta", [1e-8, 1e-3])
-@pytest.mark.parametrize(("each", "mu", "times"), [(0.5, 0.6, 1), (0.1, 0.2, 20), (2.0, 0.05, 3), (0.01, 3.0, 4)])
+@pytest.mark.parametrize(
+    ("each", "mu", "times"), [(0.5, 0.6, 1), (0.1, 0.2, 20), (2.0, 0.05, 3), (0.01, 3.0, 4)]
+)
 def test_guarantee_mixtures_keep_delta_and_waste_little(each, mu, times, delta):
     likely = 1 / (1 + math.exp(-each))
 
@@ -69,10 +86,15 @@ def test_guarantee_mixtures_keep_delta_and_waste_little(each, mu, times, delta):
     assert epsilon <= compose([normal(mu, delta), *[pure(each)] * times]).epsilon
 
 
-@pytest.mark.parametrize("kinds", [[(0.3, 1e-3)] * 5, [(1.0, 1e-4), (0.2, 1e-3), (0.5, 0.0), (0.5, 0.0)]])
+@pytest.mark.parametrize(
+    "kinds", [[(0.3, 1e-3)] * 5, [(1.0, 1e-4), (0.2, 1e-3), (0.5, 0.0), (0.5, 0.0)]]
+)
 def test_guarantee_worst_pairs_written_out(kinds):
     pairs = [worst_pair(*kind) for kind in kinds]
-    p, q = (np.array([math.prod(x) for x in itertools.product(*side)]) for side in zip(*pairs, strict=True))
+    p, q = (
+        np.array([math.prod(x) for x in itertools.product(*side)])
+        for side in zip(*pairs, strict=True)
+    )
 
     def truth(epsilon):
         return float(np.maximum(p - math.exp(epsilon) * q, 0).sum())
@@ -106,17 +128,24 @@ def test_guarantee_composed_integers_pay_for_all_their_tables(variation):
         (compose([*parts, pure(0.3)], 3e-6), 0.3),
     ):
         with mpmath.workdps(60):
-            up, down = (gaussian_delta(0.2 * math.sqrt(12), mpmath.mpf(total.epsilon) + e) for e in (-each, each))
+            up, down = (
+                gaussian_delta(0.2 * math.sqrt(12), mpmath.mpf(total.epsilon) + e)
+                for e in (-each, each)
+            )
             paid = 12 * variation * (1 + mpmath.exp(mpmath.mpf(total.epsilon)))
             spent = likely * up + (1 - likely) * down + paid
         assert 0.99 * total.delta < spent <= total.delta
-    assert compose(parts).arithmetic is Arithmetic.ROUNDED and compose(parts).variation == 12 * variation
+    assert (
+        compose(parts).arithmetic is Arithmetic.ROUNDED
+        and compose(parts).variation == 12 * variation
+    )
     assert gaussian_epsilon(0.2, 1e-6, 1e-18) == math.inf
 
 
 def test_tables_that_cost_more_than_delta_keeps_for_them_are_added_up():
     parts = [rounded(0.2, 1e-19)] * 12
-    assert compose(parts).epsilon == pytest.approx(12 * parts[0].epsilon)  # 1 + e^epsilon has grown too much
+    # 1 + e^epsilon has grown too much
+    assert compose(parts).epsilon == pytest.approx(12 * parts[0].epsilon)
     assert compose(parts[:2]).epsilon < 2 * parts[0].epsilon
     with pytest.raises(ValueError, match="no epsilon"):
         compose(parts, 1e-8)
@@ -135,7 +164,11 @@ def test_guarantee_event_means_the_same_to_dp_accounting(neighbours):
         Neighbours.REPLACE_ONE: NeighboringRelation.REPLACE_ONE,
         Neighbours.ADD_REMOVE: NeighboringRelation.ADD_OR_REMOVE_ONE,
     }[neighbours]
-    parts = [normal(0.4, neighbours=neighbours), normal(0.3, neighbours=neighbours), pure(0.0, 0.0, neighbours)]
+    parts = [
+        normal(0.4, neighbours=neighbours),
+        normal(0.3, neighbours=neighbours),
+        pure(0.0, 0.0, neighbours),
+    ]
     if neighbours is Neighbours.REPLACE_ONE:
         parts += [pure(0.2), pure(0.5)]
 
@@ -170,7 +203,9 @@ def test_guarantee_pure_but_for_its_variation_is_spent_as_pure():
         and both.variation == 2 * one.variation
         and isinstance(both.event(), dp_event.RandomizedResponseDpEvent)
     )
-    assert not pure(1.0, 1e-6).pure and not compose([one, dataclasses.replace(one, delta=1e-6)]).pure
+    assert (
+        not pure(1.0, 1e-6).pure and not compose([one, dataclasses.replace(one, delta=1e-6)]).pure
+    )
     limit = gaussian_guarantee(1.0, 1e-6, 1.0, Model.LOCAL, Neighbours.REPLACE_ONE)
     left = Budget(limit).spend(one)
     assert left.mu is not None and 0 < left.mu < limit.mu

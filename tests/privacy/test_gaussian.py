@@ -36,7 +36,8 @@ def test_guarantee_gaussian_log_delta_is_exact(epsilon):
         exact = exact_log_delta(1 / ratio, epsilon)
         if -690 < exact < -1e-6:
             assert abs(gaussian_log_delta(1 / ratio, epsilon) - exact) < 1e-12
-            assert gaussian_log_delta(1.01 / ratio, epsilon) < exact - 1e-10  # 1 % more noise is seen
+            # 1 % more noise is seen
+            assert gaussian_log_delta(1.01 / ratio, epsilon) < exact - 1e-10
             checked += 1
     assert checked >= 4
 
@@ -50,15 +51,22 @@ def test_guarantee_gaussian_sigma_is_private_and_tight(epsilon, delta):
     assert gaussian_sigma(epsilon, delta, 3.0) == pytest.approx(3 * sigma, rel=1e-14)
 
 
-@pytest.mark.parametrize(("epsilon", "delta"), [*product([1e-3, 0.1, 1.0, 8.0, 30.0], [1e-15, 1e-6, 0.1])])
+@pytest.mark.parametrize(
+    ("epsilon", "delta"), [*product([1e-3, 0.1, 1.0, 8.0, 30.0], [1e-15, 1e-6, 0.1])]
+)
 def test_guarantee_gaussian_guarantee_is_exact(epsilon, delta):
     sigma = gaussian_sigma(epsilon, delta, 2.0)
     guarantee = gaussian_guarantee(sigma, delta, 2.0, *LOCAL)
     assert guarantee.epsilon == pytest.approx(epsilon, rel=1e-7)  # inverts the calibration
-    assert (guarantee.delta, guarantee.model, guarantee.neighbours, guarantee.exact) == (delta, *LOCAL, True)
+    assert (guarantee.delta, guarantee.model, guarantee.neighbours, guarantee.exact) == (
+        delta,
+        *LOCAL,
+        True,
+    )
     assert exact_log_delta(sigma, guarantee.epsilon, 2.0) <= math.log(delta)
     assert exact_log_delta(sigma, guarantee.epsilon * (1 - 1e-6), 2.0) > math.log(delta)
-    assert gaussian_guarantee(0.99 * sigma, delta, 2.0, *LOCAL).epsilon > 1.001 * epsilon  # 1 % less noise
+    # 1 % less noise
+    assert gaussian_guarantee(0.99 * sigma, delta, 2.0, *LOCAL).epsilon > 1.001 * epsilon
 
 
 @pytest.mark.parametrize("mu", [1e-3, 0.01, 0.3, 0.7, 3.0])
@@ -66,7 +74,12 @@ def test_guarantee_noise_that_hides_everything_at_this_delta_has_an_epsilon_of_0
     exact = math.erf(mu / math.sqrt(8))  # the total variation distance
     assert gaussian_log_delta(1.0, 0.0, mu) == pytest.approx(math.log(exact), abs=1e-12)
     hidden = gaussian_guarantee(1.0, exact * 1.001, mu, *LOCAL)
-    assert (hidden.epsilon, hidden.delta, hidden.exact, hidden.mu) == (0.0, exact * 1.001, False, mu)
+    assert (hidden.epsilon, hidden.delta, hidden.exact, hidden.mu) == (
+        0.0,
+        exact * 1.001,
+        False,
+        mu,
+    )
     seen = gaussian_guarantee(1.0, exact * 0.999, mu, *LOCAL)
     assert 0 < seen.epsilon < 0.02 and seen.exact
 
@@ -80,9 +93,15 @@ def test_limits_stay_finite_or_vanish():
 def test_rounded_guarantee_pays_for_its_tables():
     """delta holds the real mechanism's and (1 + e^epsilon) times the tables' distance; refused where it can not."""
     kind = (Model.CENTRAL, Neighbours.REPLACE_ONE)
-    real, whole = gaussian_guarantee(4.0, 1e-6, 1.0, *kind), gaussian_guarantee(4.0, 1e-6, 1.0, *kind, 1e-30)
+    real, whole = (
+        gaussian_guarantee(4.0, 1e-6, 1.0, *kind),
+        gaussian_guarantee(4.0, 1e-6, 1.0, *kind, 1e-30),
+    )
     assert (
-        whole.arithmetic is Arithmetic.ROUNDED and not whole.exact and whole.delta == 1e-6 and whole.mu == real.mu
+        whole.arithmetic is Arithmetic.ROUNDED
+        and not whole.exact
+        and whole.delta == 1e-6
+        and whole.mu == real.mu
     )
     assert real.epsilon < whole.epsilon < real.epsilon * (1 + 1e-11)
     room = 1e-6 - math.exp(gaussian_log_delta(4.0, whole.epsilon))
@@ -109,10 +128,14 @@ def test_one_number_is_the_batch_of_one_and_on_the_safe_side(epsilon):
         assert sigma == pytest.approx(of_batch(gaussian_sigma, epsilon, delta), rel=near, abs=0)
         mu = 1 / sigma
         found = gaussian_epsilon(mu, delta)
-        assert found == pytest.approx(of_batch(gaussian_epsilon, mu, delta), rel=near, abs=1e-9 * (near > 1e-12))
+        assert found == pytest.approx(
+            of_batch(gaussian_epsilon, mu, delta), rel=near, abs=1e-9 * (near > 1e-12)
+        )
         assert found <= epsilon
         log = gaussian_log_delta(sigma, epsilon)
-        assert log == pytest.approx(of_batch(gaussian_log_delta, sigma, epsilon), rel=1e-12, abs=1e-12)
+        assert log == pytest.approx(
+            of_batch(gaussian_log_delta, sigma, epsilon), rel=1e-12, abs=1e-12
+        )
         with mpmath.workdps(60):
             assert exact_log_delta(sigma, epsilon) <= mpmath.log(delta)
             assert exact_log_delta(1 / mpmath.mpf(mu), found) <= mpmath.log(delta)
@@ -120,9 +143,22 @@ def test_one_number_is_the_batch_of_one_and_on_the_safe_side(epsilon):
 
 
 def test_the_ends_of_one_number_are_those_of_a_batch():
-    for values in ((0.0, 1e-6), (1e3, 1e-6), (2e3, 1e-6), (1e-300, 0.5), (1.0, 1e-6, 1e-20), (1.0, 1e-6, 1e-3)):
-        assert gaussian_epsilon(*values) == pytest.approx(of_batch(gaussian_epsilon, *values), rel=1e-12, abs=0)
+    for values in (
+        (0.0, 1e-6),
+        (1e3, 1e-6),
+        (2e3, 1e-6),
+        (1e-300, 0.5),
+        (1.0, 1e-6, 1e-20),
+        (1.0, 1e-6, 1e-3),
+    ):
+        assert gaussian_epsilon(*values) == pytest.approx(
+            of_batch(gaussian_epsilon, *values), rel=1e-12, abs=0
+        )
     for values in ((1e-3, 0.0), (1e9, 0.0), (1.0, 1e6), (1e160, 1e3), (1e-160, 1.0)):
-        assert gaussian_log_delta(*values) == pytest.approx(of_batch(gaussian_log_delta, *values), rel=1e-12)
+        assert gaussian_log_delta(*values) == pytest.approx(
+            of_batch(gaussian_log_delta, *values), rel=1e-12
+        )
     for values in ((1e-9, 1e-300), (1e6, 1e-6), (1e-6, 1 - 1e-12), (1.0, 1e-6, 1e140)):
-        assert gaussian_sigma(*values) == pytest.approx(of_batch(gaussian_sigma, *values), rel=1e-12)
+        assert gaussian_sigma(*values) == pytest.approx(
+            of_batch(gaussian_sigma, *values), rel=1e-12
+        )

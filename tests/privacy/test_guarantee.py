@@ -9,22 +9,31 @@ from laws import hockey_stick, worst_pair
 from torchdp.privacy import Guarantee, Model, Neighbours, compose
 
 
-def guarantee(epsilon=1.0, delta=0.0, model=Model.LOCAL, neighbours=Neighbours.REPLACE_ONE, exact=True):
+def guarantee(
+    epsilon=1.0, delta=0.0, model=Model.LOCAL, neighbours=Neighbours.REPLACE_ONE, exact=True
+):
     return Guarantee(epsilon, delta, model, neighbours, exact, "source")
 
 
-@pytest.mark.parametrize(("epsilons", "deltas"), [((0.5, 1.0), (1e-5, 1e-4)), ((2.0, 0.1), (0.0, 0.0))])
+@pytest.mark.parametrize(
+    ("epsilons", "deltas"), [((0.5, 1.0), (1e-5, 1e-4)), ((2.0, 0.1), (0.0, 0.0))]
+)
 def test_guarantee_compose_adds_epsilons_and_deltas(epsilons, deltas):
     total = compose([guarantee(e, d) for e, d in zip(epsilons, deltas, strict=True)])
     assert (total.epsilon, total.delta) == (math.fsum(epsilons), math.fsum(deltas))
-    assert (total.model, total.neighbours, total.exact) == (Model.LOCAL, Neighbours.REPLACE_ONE, False)
+    assert (total.model, total.neighbours, total.exact) == (
+        Model.LOCAL,
+        Neighbours.REPLACE_ONE,
+        False,
+    )
     (p, q), (r, s) = (worst_pair(e, d) for e, d in zip(epsilons, deltas, strict=True))
     # Adaptive: after outputs 1 and 2 the second mechanism is a different one with the same promise.
     second = np.stack([r, r, r[[2, 1, 0, 3]], r]), np.stack([s, s, s[[2, 1, 0, 3]], s])
     for left, right in [(np.stack([r] * 4), np.stack([s] * 4)), second]:
         joint = p[:, None] * left, q[:, None] * right
         assert hockey_stick(*joint, total.epsilon) <= total.delta + 1e-15
-        assert hockey_stick(*joint, 0.99 * total.epsilon) > total.delta + 1e-4  # 1 % less would be wrong
+        # 1 % less would be wrong
+        assert hockey_stick(*joint, 0.99 * total.epsilon) > total.delta + 1e-4
 
 
 def test_one_guarantee_composes_to_itself():
@@ -34,7 +43,10 @@ def test_one_guarantee_composes_to_itself():
 
 def test_nothing_shown_is_an_epsilon_of_0():
     nothing = guarantee(0.0)
-    assert compose([nothing, nothing]).epsilon == 0 and compose([nothing, guarantee(0.3)]).epsilon == 0.3
+    assert (
+        compose([nothing, nothing]).epsilon == 0
+        and compose([nothing, guarantee(0.3)]).epsilon == 0.3
+    )
     assert str(nothing) == "local differential privacy, epsilon = 0, over real numbers"
 
 

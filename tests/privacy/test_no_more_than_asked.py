@@ -78,9 +78,15 @@ OTHER = {
     "LocalRows": lambda e, d: regression.LocalRows(2, 1.0, e, d),
     "GaussianVector": lambda e, d: randomizers.GaussianVector(2, e, 1.0, delta=d),
     "SecureHistogram": lambda e, d: regression.SecureHistogram(5, 3, e, d),
-    "GaussianCovariance": lambda e, d: mean.GaussianCovariance.calibrated(BOX, SHAPE, epsilon=e, delta=d),
-    "GaussianMoments": lambda e, d: mean.GaussianMoments.calibrated(BOX, SHAPE, order=2, epsilon=e, delta=d),
-    "BitSums": lambda e, d: shuffle.BitSums.calibrated(shuffle.RandomizedResponseSum, 100, e, d, 2, 0),
+    "GaussianCovariance": lambda e, d: mean.GaussianCovariance.calibrated(
+        BOX, SHAPE, epsilon=e, delta=d
+    ),
+    "GaussianMoments": lambda e, d: mean.GaussianMoments.calibrated(
+        BOX, SHAPE, order=2, epsilon=e, delta=d
+    ),
+    "BitSums": lambda e, d: shuffle.BitSums.calibrated(
+        shuffle.RandomizedResponseSum, 100, e, d, 2, 0
+    ),
     "CentralKDE": lambda e, d: density.CentralKDE.calibrated(FEATURES, 5, e, d),
 }
 
@@ -91,7 +97,8 @@ def test_epsilon_of_local_and_pure_protocols(name):
         try:
             protocol = LOCAL[name](epsilon)
         except ValueError as error:
-            assert "epsilon" in str(error) and not 0.01 < epsilon < 7, (name, epsilon, error)  # out of its range
+            # out of its range
+            assert "epsilon" in str(error) and not 0.01 < epsilon < 7, (name, epsilon, error)
             continue
         assert 0.9 * epsilon <= protocol.guarantee.epsilon <= epsilon, (name, epsilon)
 
@@ -105,4 +112,9 @@ def test_epsilon_and_delta_of_the_others(name):
             except ValueError as error:
                 assert not 0.02 < epsilon < 7, (name, epsilon, error)
                 continue
-            assert stated.epsilon <= epsilon and stated.delta <= delta, (name, epsilon, delta, stated)
+            assert stated.epsilon <= epsilon and stated.delta <= delta, (
+                name,
+                epsilon,
+                delta,
+                stated,
+            )

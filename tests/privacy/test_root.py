@@ -14,7 +14,9 @@ AT = torch.linspace(-90, 90, 181, dtype=torch.float64) + torch.rand(
 )
 HOSTILE = {
     "line": lambda x, at: at - x,
-    "ninth power": lambda x, at: (at - x) * (at - x) ** 2 * (at - x) ** 2 * (at - x) ** 2 * (at - x) ** 2,
+    "ninth power": lambda x, at: (
+        (at - x) * (at - x) ** 2 * (at - x) ** 2 * (at - x) ** 2 * (at - x) ** 2
+    ),
     "step": lambda x, at: torch.where(x < at, 1.0, -1.0).double(),
     "cliff": lambda x, at: torch.where(x < at, 1e300 * torch.ones_like(at), -1e-300),
     "slope of 1e-200": lambda x, at: 1e-200 * (at - x),
@@ -34,19 +36,27 @@ def test_guarantee_the_answer_is_safe_and_a_little_less_is_not(kind):
 
     found = root(excess, torch.tensor(-1.0, dtype=torch.float64), 1.0)
     assert bool((HOSTILE[kind](found, AT) <= 0).all()) and len(evaluated) < 120
-    nearest = torch.full_like(found, -math.inf)  # the last unsafe point below the answer that was tried
+    # the last unsafe point below the answer that was tried
+    nearest = torch.full_like(found, -math.inf)
     for x, value in evaluated:
         x = x.expand_as(found)
         nearest = torch.where((value > 0) & (x < found) & (x > nearest), x, nearest)
-    assert bool((found - nearest <= torch.maximum(torch.tensor(TOLERANCE), 2.0**-51 * found.abs())).all())
+    assert bool(
+        (found - nearest <= torch.maximum(torch.tensor(TOLERANCE), 2.0**-51 * found.abs())).all()
+    )
 
 
 @pytest.mark.parametrize("kind", HOSTILE)
 def test_a_batch_is_its_loop_over_floats(kind):
     some = AT[::30]
     found = root(lambda x: HOSTILE[kind](x, some), torch.full_like(some, -1.0), 1.0)
-    one = lambda at: root(lambda x: float(HOSTILE[kind](torch.tensor(x, dtype=at.dtype), at)), -1.0, 1.0)  # noqa: E731
-    alone = [one(at) for at in some]
+    alone = []
+    for at in some:
+
+        def curve(x, at=at):
+            return float(HOSTILE[kind](torch.tensor(x, dtype=at.dtype), at))
+
+        alone.append(root(curve, -1.0, 1.0))
     assert found.tolist() == alone
 
 
@@ -55,7 +65,10 @@ def test_few_evaluations_of_what_is_smooth():
     found = root(lambda x: tried.append(x) or math.exp(-x) - 1e-6, 0.0, 1.0)
     assert found == pytest.approx(6 * math.log(10), abs=TOLERANCE * 2) and len(tried) < 20
     tried.clear()  # where rounding hides the root
-    assert root(lambda x: tried.append(x) or float(round((20.3 - x) * 2.0**38)), 0.0, 1.0) and len(tried) < 40
+    assert (
+        root(lambda x: tried.append(x) or float(round((20.3 - x) * 2.0**38)), 0.0, 1.0)
+        and len(tried) < 40
+    )
 
 
 def test_ends_that_may_not_move_and_functions_without_a_root():
@@ -63,7 +76,8 @@ def test_ends_that_may_not_move_and_functions_without_a_root():
     assert math.isnan(root(lambda x: 1.0, 0.0, 1.0, grow=(True, False)))
     assert math.isnan(root(lambda x: math.nan, 0.0, 1.0))
     far = torch.tensor([0.5, 3.0], dtype=torch.float64)
-    found = root(lambda x: far - x, torch.zeros(2), 1.0, grow=(True, False))  # float32 ends are widened
+    # float32 ends are widened
+    found = root(lambda x: far - x, torch.zeros(2), 1.0, grow=(True, False))
     assert found[0] == 0.5 and math.isnan(found[1])
 
 

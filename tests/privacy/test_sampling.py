@@ -26,7 +26,8 @@ def curve(chance, multiplier, epsilon):
     added = (
         0.0
         if y == -math.inf
-        else norm.cdf(y / s) - math.exp(epsilon) * ((1 - q) * norm.cdf(y / s) + q * norm.cdf((y - 1) / s))
+        else norm.cdf(y / s)
+        - math.exp(epsilon) * ((1 - q) * norm.cdf(y / s) + q * norm.cdf((y - 1) / s))
     )
     return max(removed, added)
 
@@ -57,11 +58,15 @@ def test_guarantee_an_attack_attains_what_is_promised_and_no_more(chance, times,
     delta = 0.005
     epsilon = sampled_guarantee(multiplier, chance, times, delta).epsilon
     with_user, without = (losses(chance, times, multiplier, user, 1) for user in (True, False))
-    removed, added = -np.expm1(np.minimum(epsilon - with_user, 0)), -np.expm1(np.minimum(epsilon + without, 0))
+    removed, added = (
+        -np.expm1(np.minimum(epsilon - with_user, 0)),
+        -np.expm1(np.minimum(epsilon + without, 0)),
+    )
     found = max((x.mean(), x.std() / len(x) ** 0.5) for x in (removed, added))
     assert found[0] <= delta + 4 * found[1]
     assert found[0] >= 0.98 * delta - 4 * found[1]
-    control = sampled_guarantee(1.2 * multiplier, chance, times, delta).epsilon  # noise that is not there
+    # noise that is not there
+    control = sampled_guarantee(1.2 * multiplier, chance, times, delta).epsilon
     assert -np.expm1(np.minimum(control - with_user, 0)).mean() > 1.1 * delta
 
 
@@ -77,7 +82,8 @@ def test_no_larger_than_by_renyi_divergences_nor_than_sums_over_all(chance, time
 @pytest.mark.parametrize(("chance", "times"), [(1e-3, 100), (0.2, 7), (0.999999, 3), (1.0, 4)])
 @pytest.mark.parametrize("part", [0.05, 10.0])
 def test_the_least_multiplier(part, chance, times):
-    epsilon = part * (0.2 if times == 100 else 2.0)  # a large epsilon of many sums asks for a large grid
+    # a large epsilon of many sums asks for a large grid
+    epsilon = part * (0.2 if times == 100 else 2.0)
     found = sampled_multiplier(epsilon, 1e-6, chance, times)
     assert sampled_guarantee(found, chance, times, 1e-6).epsilon <= epsilon
     assert sampled_guarantee(found * (1 - 3e-4), chance, times, 1e-6).epsilon > epsilon

@@ -74,7 +74,9 @@ def smooth(sigma, corrected):
     values = z.exp()[:, None] - corrected * sigma**2 * half
     noise = torch.full((len(z), 1, 1), sigma**2, dtype=F64)
     found = told(z.exp()[:, None, None], half[..., None, None], noise)
-    return float(((weights[:, None, None] * found).sum(0) - covariance_of(values, weights)) / sigma**2)
+    return float(
+        ((weights[:, None, None] * found).sum(0) - covariance_of(values, weights)) / sigma**2
+    )
 
 
 def test_of_smooth_functions_the_covariance_holds_to_second_order():

@@ -25,7 +25,10 @@ def test_rows_go_to_their_own_group_in_their_order():
     layout = {"first": ((), torch.int64), "sum": ((), torch.int64)}
     tally = in_turn(collect, layout, x, groups, 11)
     assert torch.equal(tally["sum"], torch.zeros(11, dtype=torch.int64).index_add(0, groups, x))
-    assert all(torch.equal(rows, x[groups == 2 * at]) for at, rows in enumerate(heard)) and len(heard) == 5
+    assert (
+        all(torch.equal(rows, x[groups == 2 * at]) for at, rows in enumerate(heard))
+        and len(heard) == 5
+    )
     assert tally.n.tolist() == torch.bincount(groups, minlength=11).tolist()
 
 
@@ -34,9 +37,12 @@ def test_data_side_by_side_are_groups():
     rows, own, batch = grouped(x, 24, None, None)
     assert batch == (2, 3) and torch.equal(rows, x.flatten())
     assert torch.equal(own, torch.arange(6).repeat_interleave(4))
-    rows, own, batch = grouped(x, (4,), None, None)  # three users in each of two groups, who hold four numbers
+    # three users in each of two groups, who hold four numbers
+    rows, own, batch = grouped(x, (4,), None, None)
     assert (
-        batch == (2,) and torch.equal(rows, x.flatten(0, 1)) and torch.equal(own, torch.tensor([0, 0, 0, 1, 1, 1]))
+        batch == (2,)
+        and torch.equal(rows, x.flatten(0, 1))
+        and torch.equal(own, torch.tensor([0, 0, 0, 1, 1, 1]))
     )
     assert grouped(x, (3, 4), None, None)[1:] == (None, ())
 
@@ -71,7 +77,9 @@ def test_a_crowd_of_a_batch_has_the_moments_of_each():
 
 def test_sums_of_a_batch_behind_repetitions():
     weights, rows = uniform(4, 2, 3, 5), uniform(2, 3, 5, 7, seed=1)
-    torch.testing.assert_close(combined(weights, rows), torch.einsum("sabm,abmr->sabr", weights, rows))
+    torch.testing.assert_close(
+        combined(weights, rows), torch.einsum("sabm,abmr->sabr", weights, rows)
+    )
     torch.testing.assert_close(combined(weights, rows[0, 0]), weights @ rows[0, 0])
 
 
@@ -80,7 +88,11 @@ def test_a_tally_of_a_batch_is_judged_entry_by_entry():
     n = torch.tensor([2, 5], dtype=torch.int64)
     good = torch.tensor([[1, 1, 0], [2, 2, 1]])
     assert told.check(Tally(n, {"reports": good})).n is n
-    for wrong, index in (([[2, 2, 1], [2, 2, 1]], 0), ([[1, 1, 0], [2, 2, 2]], 1), ([[1, 1, 0], [7, -2, 0]], 1)):
+    for wrong, index in (
+        ([[2, 2, 1], [2, 2, 1]], 0),
+        ([[1, 1, 0], [2, 2, 2]], 1),
+        ([[1, 1, 0], [7, -2, 0]], 1),
+    ):
         with pytest.raises(ValueError, match=rf"can have sent.* at batch index \({index},\)"):
             told.check(Tally(n, {"reports": torch.tensor(wrong)}))
     with pytest.raises(ValueError, match="n must have the parts' shape"):

@@ -21,25 +21,31 @@ def error_of(curved, linear):
     none = torch.zeros(np.broadcast_shapes(curved.shape, linear.shape)[:-1], dtype=torch.float64)
     shape = (*none.shape, linear.shape[-1])
     return QuadraticError(
-        curved.expand(shape), linear.expand(shape), linear[..., :0].expand(*none.shape, 0), none, none
+        curved.expand(shape),
+        linear.expand(shape),
+        linear[..., :0].expand(*none.shape, 0),
+        none,
+        none,
     )
 
 
-def inverted(x, w, l):
+def inverted(x, w, ell):
     """P[sum w (e^2 - 1) + 2 l e > x]: Gil-Pelaez's inversion, as Imhof (1961) has it."""
 
     def integrand(t):
         one = 1 - 2j * w * t
-        return (np.exp((-np.log(one) / 2 - 1j * w * t - 2 * l**2 * t**2 / one).sum() - 1j * t * x)).imag / t
+        return (
+            np.exp((-np.log(one) / 2 - 1j * w * t - 2 * ell**2 * t**2 / one).sum() - 1j * t * x)
+        ).imag / t
 
-    scale = np.sqrt((2 * w**2 + 4 * l**2).sum())
+    scale = np.sqrt((2 * w**2 + 4 * ell**2).sum())
     ends = np.array([1e-12, 1, 5, 20, 100, 400]) / scale
     parts = (quad(integrand, low, high, limit=2000)[0] for low, high in pairwise(ends))
     return 0.5 + sum(parts) / np.pi
 
 
 @pytest.mark.parametrize(
-    ("w", "l"),
+    ("w", "ell"),
     [
         ((1, -1, 0.5, -0.5), (0.5, 0.5, 0, 0.2)),
         ((1, 1, 1, 1, 1, 1), (0, 0, 0, 0, 0, 0)),
@@ -48,12 +54,12 @@ def inverted(x, w, l):
         ((-2, 0.3, 0.3, 0.3), (0.1, 1, 1, 1)),
     ],
 )
-def test_tails_are_those_of_the_inverted_characteristic_function(w, l):
-    w, l = np.array(w, dtype=float), np.array(l, dtype=float)
-    scale = np.sqrt((2 * w**2 + 4 * l**2).sum())
+def test_tails_are_those_of_the_inverted_characteristic_function(w, ell):
+    w, ell = np.array(w, dtype=float), np.array(ell, dtype=float)
+    scale = np.sqrt((2 * w**2 + 4 * ell**2).sum())
     for x in scale * np.array([-2.0, -1.0, 0.5, 2.0, 3.0]):
-        found = ndtr(-float(normal_deviate(torch.tensor(x), torch.tensor(w), torch.tensor(l**2))))
-        truth = inverted(x, w, l)
+        found = ndtr(-float(normal_deviate(torch.tensor(x), torch.tensor(w), torch.tensor(ell**2))))
+        truth = inverted(x, w, ell)
         assert found == pytest.approx(truth, abs=0.004 if min(truth, 1 - truth) < 0.06 else 0.02)
 
 
@@ -68,7 +74,9 @@ def test_a_form_without_noise_has_no_margins_and_nan_has_none_but_nan():
 def test_a_value_below_all_that_the_form_can_be_lies_outside_of_its_interval_which_ends_at_the_least():
     """T = sum (z^2 - 1) for z near 0 is near -2, and no sum of squares is below 0."""
     below, above = error_of([1.0, 1.0], [0.01, 0.01]).margins(Z)
-    assert float(-below) == pytest.approx(2, abs=1e-3) and float(above) == pytest.approx(2, abs=1e-3)
+    assert float(-below) == pytest.approx(2, abs=1e-3) and float(above) == pytest.approx(
+        2, abs=1e-3
+    )
 
 
 UNEQUAL = [
@@ -90,7 +98,9 @@ def covered(curved, linear, trials):
 
 
 @pytest.mark.parametrize(("curved", "linear"), UNEQUAL)
-def test_intervals_hold_where_one_large_curvature_lies_beside_small_ones(monkeypatch, curved, linear):
+def test_intervals_hold_where_one_large_curvature_lies_beside_small_ones(
+    monkeypatch, curved, linear
+):
     assert covered(curved, linear, 2_000) > 0.945
     if curved[0] != 1 or len(curved) == 2:  # control: more is taken off the length than noise makes
         threshold = quadratic._threshold
@@ -110,20 +120,26 @@ def beside(small, mean, many):
     return [1.0] + [small] * many, [1.3] + [small * mean] * many
 
 
-@pytest.mark.parametrize(("small", "mean", "many"), [(0.047, 0.38, 22), (0.1, 0.38, 10), (0.2, 0.0, 22)])
+@pytest.mark.parametrize(
+    ("small", "mean", "many"), [(0.047, 0.38, 22), (0.1, 0.38, 10), (0.2, 0.0, 22)]
+)
 def test_small_coordinates_do_not_hide_where_a_large_one_may_be(monkeypatch, small, mean, many):
     """experiments/pairwise/random_kernels.py has these and worse ones."""
     curved, linear = beside(small, mean, many)
     found = covered(curved, linear, 1_500)
     assert found > 0.89
     one = quadratic._threshold  # control: one threshold for coordinates of all sizes
-    monkeypatch.setattr(quadratic, "_thresholds", lambda squares, w: one(squares, w.square())[..., None])
+    monkeypatch.setattr(
+        quadratic, "_thresholds", lambda squares, w: one(squares, w.square())[..., None]
+    )
     assert covered(curved, linear, 1_500) < found - 0.01
 
 
 def fieller(variance, slope, curvature):
     """(Fieller's parts, the ratio's error whose parts at each t are normal ones of these variances)."""
-    variance, slope, curvature = (torch.as_tensor(x, dtype=torch.float64) for x in (variance, slope, curvature))
+    variance, slope, curvature = (
+        torch.as_tensor(x, dtype=torch.float64) for x in (variance, slope, curvature)
+    )
     parts = ErrorParts(*(x.expand(variance.shape)[..., None] for x in (variance, slope, curvature)))
 
     def at(u):
@@ -134,8 +150,12 @@ def fieller(variance, slope, curvature):
 
 def test_a_ratio_ends_where_its_own_margin_does_which_is_fiellers_end_for_normal_errors():
     variance, z = torch.tensor([0.04, 0.04, 1.0, 0.04]), torch.tensor([1.0, Z, Z, 3.0]).double()
-    parts, ratio = fieller(variance, torch.tensor([0.1, -0.1, 0.0, 0.05]), torch.tensor([0.01, 0.1, 0.2, 0.05]))
-    for end, exact, at_the_value in zip(ratio.margins(z), parts.margins(z), ratio.second.margins(z), strict=True):
+    parts, ratio = fieller(
+        variance, torch.tensor([0.1, -0.1, 0.0, 0.05]), torch.tensor([0.01, 0.1, 0.2, 0.05])
+    )
+    for end, exact, at_the_value in zip(
+        ratio.margins(z), parts.margins(z), ratio.second.margins(z), strict=True
+    ):
         torch.testing.assert_close(end, exact, rtol=1e-3, atol=0)
         assert (end / at_the_value - 1).abs().min() > 0.02  # control
 
@@ -143,7 +163,9 @@ def test_a_ratio_ends_where_its_own_margin_does_which_is_fiellers_end_for_normal
 def test_a_ratio_whose_denominator_may_be_0_is_left_to_fieller_and_joined_with_others_to_the_wider():
     parts, ratio = fieller(torch.tensor([0.04]), -0.28, 0.5)
     assert all(bool(end.isinf()) for end in ratio.margins(Z))
-    assert [float(end) for end in ratio.gap(Z)] == pytest.approx([float(end) for end in parts.gap(Z)])
+    assert [float(end) for end in ratio.gap(Z)] == pytest.approx(
+        [float(end) for end in parts.gap(Z)]
+    )
     normal_error = ErrorParts.normal(torch.tensor([0.3]).double())
     parts, ratio = fieller(torch.tensor([0.04]), 0.05, 0.1)
     wider = [torch.maximum(*both) for both in zip(

@@ -30,7 +30,11 @@ def test_guarantee_one_user_moves_whole_steps_by_the_sensitivity_at_most(size, u
             vectors = vectors.abs()
         vectors *= 1 - 1e-13
         place = users // 2
-        for other in (-vectors[place], vectors[place] * (1 - 3 * sums.step), torch.zeros(size).double()):
+        for other in (
+            -vectors[place],
+            vectors[place] * (1 - 3 * sums.step),
+            torch.zeros(size).double(),
+        ):
             changed = vectors.clone()
             changed[place] = other
             moved = (whole(sums, vectors) - whole(sums, changed)).double().norm() * sums.step
@@ -56,7 +60,9 @@ def test_a_step_for_each_number_is_needed():
     assert apart == sums.step * math.sqrt(100) > 1e8 * (moved - still).norm()
 
 
-@pytest.mark.parametrize(("multiplier", "distance", "size"), [(0.1, 2.0, 1), (4.2, 1e-9, 3), (300.0, 7e5, 1000)])
+@pytest.mark.parametrize(
+    ("multiplier", "distance", "size"), [(0.1, 2.0, 1), (4.2, 1e-9, 3), (300.0, 7e5, 1000)]
+)
 def test_sigma_is_the_multiplier_of_the_sensitivity_and_hardly_more(multiplier, distance, size):
     sums = RoundedSum.least(multiplier, distance, distance, size)
     assert 1 <= sums.sigma / (multiplier * sums.sensitivity) < 1 + 1e-3
@@ -70,10 +76,15 @@ def test_variation_covers_the_tables():
 
 
 def test_what_leaves_are_whole_steps_with_the_noise_that_is_stated():
-    sums, total = RoundedSum.least(2.0, 1.0, 1.0, 3), torch.tensor([0.3, -0.2, 1e6], dtype=torch.float64)
+    sums, total = (
+        RoundedSum.least(2.0, 1.0, 1.0, 3),
+        torch.tensor([0.3, -0.2, 1e6], dtype=torch.float64),
+    )
     found = sums.released(sums.blocks([total], 10**7), SeededNoise(1), (20_000,))
     assert bool((found / sums.step == (found / sums.step).round()).all())
-    assert torch.allclose((found - total).square().mean(0), torch.tensor(sums.sigma**2).double(), rtol=0.05)
+    assert torch.allclose(
+        (found - total).square().mean(0), torch.tensor(sums.sigma**2).double(), rtol=0.05
+    )
     assert bool(((found - total).mean(0).abs() < 5 * sums.sigma / math.sqrt(20_000)).all())
     single = RoundedSum.least(2.0, 0.0, 1.0, 3)  # nothing to hide
     again = single.released(single.blocks([total / 1e6], 1), SeededNoise(1), (2,))
@@ -87,7 +98,9 @@ def test_units_near_the_ends_of_floats(unit):
     found = sums.released(sums.blocks([total], 1000), SeededNoise(1)) / unit
     assert bool(((found - total / unit).abs() < 7 * sums.sigma / unit).all())
     columns, step = torch.tensor([[unit, -unit / 3]], dtype=torch.float64), sums.step
-    assert abs(int(rounded_sum.exact_sums(columns, torch.tensor([9, 3]), step)) - 8 * unit / step) <= 1
+    assert (
+        abs(int(rounded_sum.exact_sums(columns, torch.tensor([9, 3]), step)) - 8 * unit / step) <= 1
+    )
 
 
 def test_guarantee_pays_for_the_tables_or_speaks_of_real_numbers():

@@ -13,7 +13,14 @@ from torchdp import queries, workloads
 from torchdp.protocol import Estimate
 from torchdp.protocol.interval import laplace_stretch
 from torchdp.protocol.quadratic import QuadraticError
-from torchdp.protocol.simultaneous import DRAWS, MISSED, MOST_CORRELATED, _order, largest_deviate, sidak
+from torchdp.protocol.simultaneous import (
+    DRAWS,
+    MISSED,
+    MOST_CORRELATED,
+    _order,
+    largest_deviate,
+    sidak,
+)
 from torchdp.randomizers import DuchiJordanWainwright
 from torchdp.shuffle import CorrelatedSum
 
@@ -94,7 +101,8 @@ def test_simulated_errors_are_all_inside_as_often_as_is_said(m):
         held = share_held(found.together())
         assert (held - 0.95) / deviation > -4.9
         assert (held - 0.95 - EXCESS) / deviation < 4.9
-        assert (share_held(found.interval()) - 0.95) / deviation < -10  # each at .95 alone does not do
+        # each at .95 alone does not do
+        assert (share_held(found.interval()) - 0.95) / deviation < -10
 
 
 def test_guarantee_no_end_lies_inside_of_that_of_one_entry_or_outside_of_sidaks():
@@ -143,7 +151,9 @@ def test_without_a_covariance_the_level_is_sidaks():
 
 def test_more_entries_than_are_drawn_have_sidaks_deviate():
     m = MOST_CORRELATED + 1
-    assert float(deviate(estimate(alike(m, 0.9)))) == pytest.approx(float(sidak(0.95, torch.tensor(m))))
+    assert float(deviate(estimate(alike(m, 0.9)))) == pytest.approx(
+        float(sidak(0.95, torch.tensor(m)))
+    )
 
 
 def test_far_from_normal_errors_have_bonferronis_level():
@@ -195,8 +205,11 @@ def test_a_batch_is_its_entries():
         one = estimate(covariance[i, j], found.value[:, i, j])
         for whole, own in zip((low, high), one.together(), strict=True):
             torch.testing.assert_close(whole[:, i, j], own)
-    shared = covariance[:1, :1] * normal(3, 40, 1, 1, seed=3).square()  # one noise, other numbers of users
-    torch.testing.assert_close(largest_deviate(shared, 0.9), largest_deviate(shared[0, :1], 0.9).expand(3, 40))
+    # one noise, other numbers of users
+    shared = covariance[:1, :1] * normal(3, 40, 1, 1, seed=3).square()
+    torch.testing.assert_close(
+        largest_deviate(shared, 0.9), largest_deviate(shared[0, :1], 0.9).expand(3, 40)
+    )
 
 
 def test_entries_without_noise_count_for_nothing_and_those_with_little_for_one():
@@ -211,7 +224,9 @@ def test_entries_without_noise_count_for_nothing_and_those_with_little_for_one()
     nothing = largest_deviate(torch.zeros(2, 2, dtype=F64), 0.95)
     assert float(nothing) == pytest.approx(SINGLE)
     little = torch.diag(torch.tensor([1.0, 1e-280, 1e200], dtype=F64))
-    assert float(largest_deviate(little, 0.95)) == pytest.approx(float(sidak(0.95, torch.tensor(3))), rel=0.01)
+    assert float(largest_deviate(little, 0.95)) == pytest.approx(
+        float(sidak(0.95, torch.tensor(3))), rel=0.01
+    )
 
 
 def test_a_covariance_that_is_not_finite_counts_as_unknown_in_its_place_alone():
@@ -229,14 +244,23 @@ def test_levels_that_are_none_and_whose_share_is_no_float_are_refused():
             found.together(level)
     with pytest.raises(ValueError, match="for m entries"):
         found.together(1 - 1e-14)
-    assert float(deviate(Estimate(torch.zeros(1000).double(), torch.ones(1000).double(), 9), 1 - 1e-14)) > 8
+    assert (
+        float(
+            deviate(Estimate(torch.zeros(1000).double(), torch.ones(1000).double(), 9), 1 - 1e-14)
+        )
+        > 8
+    )
 
 
 PREFIX = workloads.prefix(4).dense()
 COUNTS = torch.tensor([50, 20, 20, 10])
 FACTORED = {
-    "local": lambda: queries.LocalFactorization.calibrated(queries.FactoredQueries.identity(PREFIX), epsilon=2.0),
-    "central": lambda: queries.CentralFactorization(queries.FactoredQueries.identity(PREFIX), 1.0, 1e-5),
+    "local": lambda: queries.LocalFactorization.calibrated(
+        queries.FactoredQueries.identity(PREFIX), epsilon=2.0
+    ),
+    "central": lambda: queries.CentralFactorization(
+        queries.FactoredQueries.identity(PREFIX), 1.0, 1e-5
+    ),
     "central Laplace": lambda: queries.CentralLaplace(queries.FactoredQueries.spanned(PREFIX), 1.0),
     "shuffled": lambda: queries.ShuffledQueries.calibrated(PREFIX, CorrelatedSum, 100, 1.0, 1e-4),
 }
@@ -249,7 +273,9 @@ def test_factored_queries_tell_the_covariance_of_their_answers(name):
     found = protocol.sample_estimate(counts, generator=generator(3), sample_shape=(20_000,))
     told = found.covariance()
     assert told.shape == (2, 4, 4)
-    torch.testing.assert_close(told.diagonal(dim1=-2, dim2=-1).sqrt().expand_as(found.value), found.standard_error)
+    torch.testing.assert_close(
+        told.diagonal(dim1=-2, dim2=-1).sqrt().expand_as(found.value), found.standard_error
+    )
     # Of products of normal errors with their own means: Var(xy) = v_x v_y + c^2, some more where tails are heavier.
     errors = found.value - protocol.exact(counts)
     products = errors[..., :, None] * errors[..., None, :]

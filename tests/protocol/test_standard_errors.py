@@ -58,9 +58,13 @@ MADE = {
     "a function": lambda: LocalOracle.of(FirstShare(), RandomizedResponse(K, EPSILON)),
     "factors": lambda: queries.LocalFactorization.calibrated(FACTORS, epsilon=EPSILON),
     "central factors": lambda: queries.CentralFactorization(FACTORS, EPSILON, DELTA),
-    "central Laplace": lambda: queries.CentralLaplace(queries.FactoredQueries.spanned(FIRST, FIRST), EPSILON),
+    "central Laplace": lambda: queries.CentralLaplace(
+        queries.FactoredQueries.spanned(FIRST, FIRST), EPSILON
+    ),
     "secure sums": lambda: queries.SecureQueries(FACTORS, USERS, EPSILON, DELTA),
-    "shuffled bits": lambda: queries.ShuffledQueries.calibrated(FIRST, PoissonSum, USERS, EPSILON, DELTA),
+    "shuffled bits": lambda: queries.ShuffledQueries.calibrated(
+        FIRST, PoissonSum, USERS, EPSILON, DELTA
+    ),
     "one message": lambda: queries.LocalFactorization.of(EVERY, EPSILON),
     "two messages": lambda: queries.Twice.of(EVERY, EPSILON),
     "pairs of responses": lambda: LocalOracle.of(STATISTIC, RandomizedResponse(K, EPSILON)),
@@ -69,7 +73,9 @@ MADE = {
     "two rounds": lambda: pairwise.TwoRound(EVERY, EPSILON, EPSILON / 2),
     "two rounds, projected": lambda: pairwise.ProjectedTwoRound(EVERY, 3.0, (1.0, 1.0, 1.0)),
     "three rounds": lambda: pairwise.ThreeRound(EVERY, 4.0, (1.0, 1.0, 1.0, 1.0)),
-    "shuffled pairs": lambda: queries.ShuffledQueries.of(STATISTIC, PoissonSum, USERS, EPSILON, DELTA),
+    "shuffled pairs": lambda: queries.ShuffledQueries.of(
+        STATISTIC, PoissonSum, USERS, EPSILON, DELTA
+    ),
 }
 made = cache(lambda name: MADE[name]())
 
@@ -92,9 +98,14 @@ def test_of_one_frequent_type_of_many(name):
 
 def test_every_protocol_that_answers_about_types_is_here():
     """But a fit, whose standard error is that of the unbiased answers, and one round of several."""
-    kinds = {type(channel_of(made(name))) for name in MADE} | {queries.FittedOracle, pairwise.rounds.Round}
+    kinds = {type(channel_of(made(name))) for name in MADE} | {
+        queries.FittedOracle,
+        pairwise.rounds.Round,
+    }
     battery = entries("queries", "randomizers", "pairwise", "shuffle").values()
-    missing = {type(channel_of(each.protocol)) for each in battery if isinstance(each.protocol.held, int)} - kinds
+    missing = {
+        type(channel_of(each.protocol)) for each in battery if isinstance(each.protocol.held, int)
+    } - kinds
     assert not missing
 
 
@@ -125,7 +136,9 @@ def test_intervals_of_a_frequent_type_cover(cell):
     counts[0] = 0
     counts[0] = users - counts.sum()
     protocol = LocalOracle(torch.eye(k, dtype=torch.float64)[:1], RandomizedResponse(k, epsilon))
-    low, high = protocol.sample_estimate(counts, generator=generator(), sample_shape=(2_000,)).interval()
+    low, high = protocol.sample_estimate(
+        counts, generator=generator(), sample_shape=(2_000,)
+    ).interval()
     truth = protocol.exact(counts)
     covered = float(((low <= truth) & (truth <= high)).double().mean())
     assert 0.93 - 3 * math.sqrt(0.93 * 0.07 / 2_000) < covered < 0.97

@@ -22,7 +22,9 @@ def strategy(k, outputs, epsilon, seed=b"adaptive"):
 
 
 def squares(protocol, counts, trials=2_000, seed=b"draws"):
-    found = protocol.sample_estimate(counts, generator=keyed_generator(seed), sample_shape=(trials,))
+    found = protocol.sample_estimate(
+        counts, generator=keyed_generator(seed), sample_shape=(trials,)
+    )
     return found, (found.value - protocol.exact(counts)).square().mean(-1)
 
 
@@ -33,19 +35,27 @@ def test_decoding_ends_for_every_strategy_and_histogram(epsilon, outputs):
     Q = 1 + torch.eye(3, dtype=torch.float64).repeat(outputs // 3, 1) * math.expm1(epsilon)
     protocol = LocalOracle(torch.eye(3), StrategyMatrix(Q / Q.sum(0)), adapted=True)
     for counts in torch.tensor([[200, 0, 0], [1, 0, 0], [100, 100, 0]]):
-        found = protocol.sample_estimate(counts, generator=keyed_generator(b"one type"), sample_shape=(5,))
+        found = protocol.sample_estimate(
+            counts, generator=keyed_generator(b"one type"), sample_shape=(5,)
+        )
         predicted = protocol.predicted_mse(counts)
         assert bool(found.value.isfinite().all() and predicted.isfinite().all())
         q = math.exp(-epsilon) / (1 + 2 * math.exp(-epsilon))
         p = 1 - 2 * q
-        exact = (q * (1 - q) + (p - q) * (1 - p - q) * counts / counts.sum()) / (p - q) ** 2 / counts.sum()
+        exact = (
+            (q * (1 - q) + (p - q) * (1 - p - q) * counts / counts.sum())
+            / (p - q) ** 2
+            / counts.sum()
+        )
         assert bool((predicted <= exact * (1 + 1e-6) + 1e-9).all())  # no more than decoded once
 
 
 def test_values_and_errors_are_those_of_weighted_least_squares():
     Q = strategy(5, 9, 1.0)
     W, counts = workloads.prefix(5).dense(), torch.tensor([400, 0, 30, 500, 70])
-    tally = LocalOracle(W, Q, adapted=True).sample_tally(counts, generator=keyed_generator(b"a tally"))
+    tally = LocalOracle(W, Q, adapted=True).sample_tally(
+        counts, generator=keyed_generator(b"a tally")
+    )
     reports = tally["reports"]
     found = LocalOracle(W, Q, adapted=True).analyse(tally)
     f, q = (reports / reports.sum()).double().numpy(), Q.matrix.numpy()
@@ -58,7 +68,10 @@ def test_values_and_errors_are_those_of_weighted_least_squares():
     V = W.numpy() @ np.linalg.pinv(q * root[:, None]) * root
     variance = (V**2 @ q - W.numpy() ** 2) @ h
     np.testing.assert_allclose(found.standard_error[:-1] ** 2 * tally.n, variance[:-1], rtol=1e-3)
-    assert float(found.value[-1]) == pytest.approx(1, abs=1e-12) and float(found.standard_error[-1]) < 1e-6
+    assert (
+        float(found.value[-1]) == pytest.approx(1, abs=1e-12)
+        and float(found.standard_error[-1]) < 1e-6
+    )
 
 
 @pytest.mark.parametrize("epsilon", [1.0, 4.0])
@@ -79,7 +92,9 @@ def test_it_errs_less_than_the_plain_decoder_and_as_predicted(shape, epsilon, n)
     predicted = float(again.predicted_mse(counts).mean())
     assert predicted <= float(plain.predicted_mse(counts).mean()) * (1 + 1e-9)
     assert float(twice.mean()) == pytest.approx(predicted, rel=0.25 if n < 100 else 0.08)
-    assert float(found.standard_error.square().mean()) == pytest.approx(predicted, rel=0.25 if n < 100 else 0.08)
+    assert float(found.standard_error.square().mean()) == pytest.approx(
+        predicted, rel=0.25 if n < 100 else 0.08
+    )
     off = (found.value - again.exact(counts)).mean(0) / (found.value.std(0) / math.sqrt(len(apart)))
     assert n < 100 or float(off.abs().max()) < 4.5
     if (shape, epsilon, n) == ("one frequent", 4.0, 4_000):
@@ -98,7 +113,9 @@ def test_parities_are_divided_by_how_many_were_asked(brief):
     found, errors = squares(chosen, counts, 400)
     _, plain = squares(LocalOracle(W, chosen.client), counts, 400)
     assert float(errors.mean()) < 0.9 * float(plain.mean())
-    assert float(errors.mean()) == pytest.approx(float(chosen.predicted_mse(counts).mean()), rel=0.15)
+    assert float(errors.mean()) == pytest.approx(
+        float(chosen.predicted_mse(counts).mean()), rel=0.15
+    )
     unknown = found.standard_error[0] > 1e-9  # not the parity of no bits
     covered = (found.value - chosen.exact(counts)).abs() < 1.96 * found.standard_error
     covered = covered[:, unknown].double().mean()

@@ -44,16 +44,20 @@ def average_query(brief):
 
 
 @pytest.mark.parametrize(
-    ("name", "n", "objective"), [("worst_query", 500, Objective.WORST), ("average_query", 100_000, Objective.MEAN)]
+    ("name", "n", "objective"),
+    [("worst_query", 500, Objective.WORST), ("average_query", 100_000, Objective.MEAN)],
 )
 def test_the_best_candidate_has_the_least_predicted_error(name, n, objective, request):
     choice = request.getfixturevalue(name)
     errors = [candidate.error for candidate in choice.candidates]
-    near = sum(error <= min(errors) * 1.005 for error in errors)  # by their error on skewed data too
+    # by their error on skewed data too
+    near = sum(error <= min(errors) * 1.005 for error in errors)
     assert errors[near:] == sorted(errors[near:]) and max(errors[:near]) <= min(errors) * 1.005
     assert len(errors) >= 10
     for candidate in choice.candidates:
-        assert candidate.error**2 == pytest.approx(float(candidate.protocol.worst_mse(n, objective)), rel=1e-12)
+        assert candidate.error**2 == pytest.approx(
+            float(candidate.protocol.worst_mse(n, objective)), rel=1e-12
+        )
     assert choice.best is choice.candidates[0].protocol and choice.best.guarantee.epsilon <= 1.0
     assert str(choice).splitlines()[1].startswith(choice.candidates[0].name)
     assert len(repr(choice)) <= 200 < len(str(choice))
@@ -75,7 +79,10 @@ def test_those_near_the_best_come_by_their_errors_on_the_worst_and_on_skewed_dat
 def test_an_optimised_strategy_beats_everything_else_on_thresholds(average_query):
     named = {candidate.name: candidate.error for candidate in average_query.candidates}
     others = min(error for name, error in named.items() if name != "optimised strategy")
-    assert average_query.candidates[0].name == "optimised strategy" and named["optimised strategy"] < 0.95 * others
+    assert (
+        average_query.candidates[0].name == "optimised strategy"
+        and named["optimised strategy"] < 0.95 * others
+    )
 
 
 def test_one_parity_a_user_where_queries_are_few_parities(average_query):
@@ -97,7 +104,8 @@ def test_many_types_get_shifts_and_very_many_no_strategy(average_query, monkeypa
 
     def found():
         return {
-            c.name: c.error for c in choose(workloads.prefix(8), 100_000, 1.0, objective=Objective.MEAN).candidates
+            c.name: c.error
+            for c in choose(workloads.prefix(8), 100_000, 1.0, objective=Objective.MEAN).candidates
         }
 
     assert found()["optimised strategy"] == average_query.candidates[0].error
@@ -114,17 +122,31 @@ def test_many_types_get_shifts_and_very_many_no_strategy(average_query, monkeypa
 def test_those_who_trust_a_curator_may_trust_a_shuffler_too():
     choice = choose(workloads.prefix(4), 300, 1.0, 1e-6, trust="curator")
     named = {one.name: one.error for one in choice.candidates}
-    assert choice.candidates[0].name == "sums, discrete Laplace" and choice.best.guarantee.model is Model.CENTRAL
-    assert named["gamma_2"] < named["gamma_F"] < named["plain"] < named["binary tree"] < named["identity"]
+    assert (
+        choice.candidates[0].name == "sums, discrete Laplace"
+        and choice.best.guarantee.model is Model.CENTRAL
+    )
+    assert (
+        named["gamma_2"]
+        < named["gamma_F"]
+        < named["plain"]
+        < named["binary tree"]
+        < named["identity"]
+    )
     assert named["sums, BoundedSum"] < 0.7 * named["RandomizedResponse"]  # many messages for one
     for one in choice.candidates:
-        assert float(one.protocol.worst_mse(300)) ** 0.5 == one.error and one.protocol.guarantee.epsilon <= 1.0
+        assert (
+            float(one.protocol.worst_mse(300)) ** 0.5 == one.error
+            and one.protocol.guarantee.epsilon <= 1.0
+        )
         assert one.note.startswith("a curator") == (one.protocol.guarantee.model is Model.CENTRAL)
 
 
 def test_of_little_epsilon_one_message_through_a_shuffler_is_enough():
-    choice = choose(torch.eye(3), 50, 1e-3, 1e-6, trust="shuffle")  # bounded shares do not follow this
-    assert choice.candidates[0].name == "sums, CorrelatedSum"  # at many messages; of the others one is enough
+    # bounded shares do not follow this
+    choice = choose(torch.eye(3), 50, 1e-3, 1e-6, trust="shuffle")
+    # at many messages; of the others one is enough
+    assert choice.candidates[0].name == "sums, CorrelatedSum"
     others = [one for one in choice.candidates if "CorrelatedSum" not in one.name]
     assert others[0].name == "RandomizedResponse" and others[0].protocol.guarantee.epsilon == 1e-3
     assert {one.protocol.guarantee.model for one in choice.candidates} == {Model.SHUFFLE}
@@ -139,7 +161,9 @@ def test_degenerate_workloads_are_answered(workload):
     choice = choose(workload, 100, 1.0)
     assert math.isfinite(choice.candidates[0].error)
     counts = torch.tensor([100, *[0] * (workload.shape[1] - 1)])
-    assert choice.best.sample_estimate(counts, generator=keyed_generator(b"d")).value.isfinite().all()
+    assert (
+        choice.best.sample_estimate(counts, generator=keyed_generator(b"d")).value.isfinite().all()
+    )
 
 
 def test_types_that_no_query_tells_apart_are_one():
@@ -169,7 +193,9 @@ def test_fitted_answers_have_reports_of_their_own():
     error = float((drawn.value - best.exact(counts)).square().mean().sqrt())
     assert error == pytest.approx(made[1].candidates[0].error, rel=0.2)
     unordered = choose(torch.eye(3), n, 1.0, unbiased=False, ordered=False)
-    assert unordered.best.ordered is False and "square wave" not in {one.name for one in unordered.candidates}
+    assert unordered.best.ordered is False and "square wave" not in {
+        one.name for one in unordered.candidates
+    }
     assert choose(torch.eye(1), n, 1.0, unbiased=False).candidates[0].error == 0
 
 
@@ -195,7 +221,11 @@ def test_many_types_take_the_shift_strategy(k):
 def exported(package, base):
     """The classes of this kind that a package has, by their names."""
     every = {name: getattr(package, name) for name in package.__all__}
-    kinds = {name: each for name, each in every.items() if isinstance(each, type) and issubclass(each, base)}
+    kinds = {
+        name: each
+        for name, each in every.items()
+        if isinstance(each, type) and issubclass(each, base)
+    }
     return {name: each for name, each in kinds.items() if not inspect.isabstract(each)}
 
 
@@ -211,15 +241,21 @@ def exported_laws():
 
 
 def test_what_a_choice_does_not_try_of_the_library_has_a_reason():
-    searched = {"ShiftStrategy", "StrategyMatrix"}  # strategies, which a choice optimises for its queries
-    assert exported(randomizers, FrequencyOracle).keys() == {kind.__name__ for kind in KINDS} | searched
+    # strategies, which a choice optimises for its queries
+    searched = {"ShiftStrategy", "StrategyMatrix"}
+    assert (
+        exported(randomizers, FrequencyOracle).keys()
+        == {kind.__name__ for kind in KINDS} | searched
+    )
     tried = {law.__name__ for law in density_choice.LAWS}
     others = exported(shuffle, MessageLaw).keys() - tried
     assert others == {"CorrelatedSum", "NegativeBinomialSum", "PureSum", "RandomizedResponseSum"}
     noise = {}
     for name in others | tried:  # of sums as a density has: the others have more noise than both
         moves = shuffle.Sensitivity(32, change=16.0, flips=32)
-        noise[name] = getattr(shuffle, name).calibrated(2000, 1.0, 1e-6 * (name != "PureSum"), moves).rmse
+        noise[name] = (
+            getattr(shuffle, name).calibrated(2000, 1.0, 1e-6 * (name != "PureSum"), moves).rmse
+        )
     assert min(noise[name] for name in others) > max(noise[name] for name in tried)
 
 
@@ -239,15 +275,25 @@ def test_who_trusts_a_curator_gets_one_unless_a_shuffler_has_clearly_less_error(
     module = importlib.import_module("torchdp.queries.choose")
     choice = choose(workloads.identity(16), 10_000, 1.0, 1e-6, trust="curator")
     errors = {one.name: one.error for one in choice.candidates}
-    assert choice.best.guarantee.model is Model.CENTRAL and "discrete Laplace" in choice.candidates[0].name
-    assert errors["sums, discrete Laplace"] < errors["sums, CorrelatedSum"] < 0.55 * errors["gamma_2"]
+    assert (
+        choice.best.guarantee.model is Model.CENTRAL
+        and "discrete Laplace" in choice.candidates[0].name
+    )
+    assert (
+        errors["sums, discrete Laplace"] < errors["sums, CorrelatedSum"] < 0.55 * errors["gamma_2"]
+    )
     monkeypatch.setattr(module, "LAWS", (shuffle.BoundedSum,))
     monkeypatch.setattr(
-        module, "CentralLaplace", lambda queries, epsilon: CentralFactorization(queries, epsilon, 1e-6)
+        module,
+        "CentralLaplace",
+        lambda queries, epsilon: CentralFactorization(queries, epsilon, 1e-6),
     )
     close = module.choose(workloads.identity(16), 10_000, 1.0, 1e-6, trust="curator")
     errors = [one.error for one in close.candidates]
-    assert close.best.guarantee.model is Model.CENTRAL and min(errors) < errors[0] <= min(errors) * 1.05
+    assert (
+        close.best.guarantee.model is Model.CENTRAL
+        and min(errors) < errors[0] <= min(errors) * 1.05
+    )
 
 
 def test_even_factors_are_least():
@@ -255,9 +301,14 @@ def test_even_factors_are_least():
     W = workloads.identity(6).dense()
     even, found = FactoredQueries.even(W), factorize(W, math.inf, shift=True, tol=1e-4)
     product = float(even.left.norm(dim=1).max() * even.right.norm(dim=0).max())
-    assert product == pytest.approx(5 / 6) and product <= float(found.certificate.upper) * (1 + 1e-9)
+    assert product == pytest.approx(5 / 6) and product <= float(found.certificate.upper) * (
+        1 + 1e-9
+    )
     assert float(even.bias.abs().max()) < 1e-12
-    assert FactoredQueries.even(workloads.prefix(6)) is None and FactoredQueries.even(torch.ones(2, 3)) is None
+    assert (
+        FactoredQueries.even(workloads.prefix(6)) is None
+        and FactoredQueries.even(torch.ones(2, 3)) is None
+    )
 
 
 def test_both_columns_are_printed_where_they_disagree_on_the_best():
@@ -267,12 +318,15 @@ def test_both_columns_are_printed_where_they_disagree_on_the_best():
     named = {one.name: one for one in choice.candidates}
     flat = torch.full((16,), 625)
     for one in choice.candidates:
-        assert one.flat**2 == pytest.approx(float(one.protocol.predicted_mse(flat).max()), rel=1e-12)
+        assert one.flat**2 == pytest.approx(
+            float(one.protocol.predicted_mse(flat).max()), rel=1e-12
+        )
     assert head.endswith("on flat data") and f"{choice.candidates[0].flat:.6g}" in first
     assert "on flat data" in choice._repr_html_()
     assert choice.candidates[0].flat > 2 * named["SubsetSelection"].flat
     public = choose(workloads.identity(4), 100, 1.0, prior=torch.ones(4))
-    assert "flat" not in str(public) and "flat" not in public._repr_html_()  # nothing else is judged
+    # nothing else is judged
+    assert "flat" not in str(public) and "flat" not in public._repr_html_()
 
 
 @pytest.mark.parametrize("k", [3, 40])
@@ -289,7 +343,10 @@ def test_diameters_are_no_less_than_the_largest_distance(k):
     [
         (lambda: choose(workloads.identity(20_000), 1000, 1.0), "HadamardResponse"),
         (lambda: choose(workloads.prefix(20_000), 1000, 1.0), "RunningSums"),
-        (lambda: choose(workloads.marginals(20, 2), 1000, 1.0, 1e-6, trust="curator"), "MarginalFactorization"),
+        (
+            lambda: choose(workloads.marginals(20, 2), 1000, 1.0, 1e-6, trust="curator"),
+            "MarginalFactorization",
+        ),
         (
             lambda: choose(workloads.marginal_tables(20, 2), 1000, 1.0, 1e-6, trust="curator"),
             "MarginalFactorization",

@@ -62,7 +62,9 @@ class TestLocalFactorization(Queries, Unbiased, RelayContract):
 
 class TestOfApproximateFactors(Queries, RelayContract):  # with a bias
     stacked = False
-    protocol = LocalFactorization.calibrated(FactoredQueries.of(W, approximate(W, 0.3)), epsilon=1.0)
+    protocol = LocalFactorization.calibrated(
+        FactoredQueries.of(W, approximate(W, 0.3)), epsilon=1.0
+    )
     honest = (0.5, 1.4)  # a standard error has no bias in it
 
 
@@ -109,7 +111,9 @@ class TestLocalFunction(Queries, RelayContract):
     slack = 0.1  # to second order
 
     def truth(self):
-        return torch.tensor(kendalltau(self.x.numpy() // 2, self.x.numpy() % 2).statistic, dtype=torch.float64)
+        return torch.tensor(
+            kendalltau(self.x.numpy() // 2, self.x.numpy() % 2).statistic, dtype=torch.float64
+        )
 
 
 class TestOfTwoGroups(
@@ -119,7 +123,9 @@ class TestOfTwoGroups(
 
     def truth(self):
         groups = [self.x[self.x < 2] % 2 * 3.0, self.x[self.x >= 2] % 2 * 3.0]
-        return torch.tensor(energy_distance(*(each.numpy() for each in groups)) ** 2, dtype=torch.float64)
+        return torch.tensor(
+            energy_distance(*(each.numpy() for each in groups)) ** 2, dtype=torch.float64
+        )
 
 
 class TestShuffledQueries(Queries, Unbiased, MessageContract):
@@ -141,7 +147,9 @@ class TestShuffledQueries(Queries, Unbiased, MessageContract):
 
     def test_a_wrong_constant_breaks_the_guarantee(self):
         less = PoissonSum(32, 0.8 * self.protocol.law.mean)
-        assert self.loss(dataclasses.replace(self.protocol, law=less, epsilon=None)) > self.bound(self.protocol)
+        assert self.loss(dataclasses.replace(self.protocol, law=less, epsilon=None)) > self.bound(
+            self.protocol
+        )
 
 
 class TestCentralLaplace(Queries, Unbiased, Contract):
@@ -173,7 +181,9 @@ class TestCentralLaplace(Queries, Unbiased, Contract):
     def test_noise_is_discrete_laplace(self):
         """Chances in proportion to e^(-rate |z|), by a chi-squared test; of two sums no correlation."""
         draws = keyed_generator(b"laplace")
-        tallies = self.protocol.sample_tally(torch.tensor([0, 0, 0, 5]), generator=draws, sample_shape=(20_000,))
+        tallies = self.protocol.sample_tally(
+            torch.tensor([0, 0, 0, 5]), generator=draws, sample_shape=(20_000,)
+        )
         noise = tallies["sum"].numpy()
         size = np.arange(-12, 13)
         chances = np.tanh(1 / 6) * np.exp(-np.abs(size) / 3)  # of rate 1/3
@@ -217,7 +227,9 @@ class TestCorrelatedQueries(Queries, Unbiased, MessageContract):
     def test_a_wrong_constant_breaks_the_guarantee(self):
         law = self.protocol.law
         less = dataclasses.replace(law, ratio=law.ratio**1.2)
-        assert self.loss(dataclasses.replace(self.protocol, law=less, epsilon=None)) > self.bound(self.protocol)
+        assert self.loss(dataclasses.replace(self.protocol, law=less, epsilon=None)) > self.bound(
+            self.protocol
+        )
 
 
 class TestSecureQueries(Queries, Unbiased, MessageContract):
@@ -249,7 +261,9 @@ class TestCentralFactorization(Queries, Unbiased, Contract):
     protocol = CentralFactorization(GAMMA, 1.0, 1e-6)
 
     def loss(self, protocol):
-        return true_epsilon(furthest(collected(protocol), neighbours(torch.arange(4))), protocol.delta)
+        return true_epsilon(
+            furthest(collected(protocol), neighbours(torch.arange(4))), protocol.delta
+        )
 
 
 class TestCentralAnswers(TestCentralFactorization):
@@ -263,12 +277,16 @@ def test_guarantee_is_of_real_numbers_where_delta_does_not_pay_for_tables():
 
 def test_sums_of_very_many_users_are_exact():
     """Columns of 2^-45 of the largest, counts up to 2^50, against Python's integers."""
-    columns = torch.rand(3, 5, dtype=torch.float64, generator=torch.Generator().manual_seed(1)) * 7 - 3
+    columns = (
+        torch.rand(3, 5, dtype=torch.float64, generator=torch.Generator().manual_seed(1)) * 7 - 3
+    )
     counts = torch.tensor([2**50, 1, 0, 2**33 + 5, 2**49 - 1])
     step, unit = 2.0**-3, Fraction(2) ** -43  # the largest is in [2, 4)
     found = exact_sums(columns, counts, step)
     for row, each in zip(columns.tolist(), found.tolist(), strict=True):
-        exact = sum(round(Fraction(x) / unit) * n for x, n in zip(row, counts.tolist(), strict=True))
+        exact = sum(
+            round(Fraction(x) / unit) * n for x, n in zip(row, counts.tolist(), strict=True)
+        )
         assert each == round(exact * unit / Fraction(step))
 
 

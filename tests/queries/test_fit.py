@@ -73,8 +73,12 @@ def test_distributions_are_those_that_reports_decode(client):
 def test_square_wave_is_what_was_published(width):
     client = ShiftStrategy.square_wave(9, 1.5, width)
     Q = client.laws(torch.arange(9)).mT  # (outputs, types)
-    near = [[min((y - x) % len(Q), (x - y) % len(Q)) <= width for x in range(9)] for y in range(len(Q))]
-    law = torch.tensor([[math.exp(1.5 * each) for each in row] for row in near], dtype=torch.float64)
+    near = [
+        [min((y - x) % len(Q), (x - y) % len(Q)) <= width for x in range(9)] for y in range(len(Q))
+    ]
+    law = torch.tensor(
+        [[math.exp(1.5 * each) for each in row] for row in near], dtype=torch.float64
+    )
     torch.testing.assert_close(Q, law / law.sum(0), rtol=1e-12, atol=0)
     assert client.guarantee.epsilon <= 1.5
 
@@ -96,7 +100,9 @@ def test_a_fit_that_was_stopped_warns(monkeypatch):
         assert float(fitted(protocol, tally).gap) < 10
     monkeypatch.setattr("torchdp.queries.likelihood.PRODUCTS", 3)
     monkeypatch.setattr("torchdp.queries.fit.OPEN", 0.2)
-    with pytest.warns(UserWarning, match=r"may be likelier by .* nats \(gap\); ask for fewer types"):
+    with pytest.warns(
+        UserWarning, match=r"may be likelier by .* nats \(gap\); ask for fewer types"
+    ):
         assert float(fitted(protocol, tally).gap) > 0.2
 
 
@@ -139,7 +145,9 @@ def test_a_single_step_moves_as_the_degrees_of_freedom_say():
 @clients
 def test_a_batch_is_its_loop(client):
     protocol = LocalOracle(PREFIX, client)
-    tally = protocol.sample_tally(smooth(), generator=keyed_generator(b"batch"), sample_shape=(2, 2))
+    tally = protocol.sample_tally(
+        smooth(), generator=keyed_generator(b"batch"), sample_shape=(2, 2)
+    )
     found = fitted(protocol, tally)
     assert found.value.shape == (2, 2, K)
     for place in ((0, 1), (1, 0)):
@@ -154,12 +162,16 @@ def test_the_error_is_lower_than_that_of_the_nearest_answers(client):
     """In geometric mean over a smooth shape, an even one and an uneven one; a single shape may lose."""
     protocol, ratios = LocalOracle(PREFIX, client), []
     for counts in (smooth(), torch.full((K,), N // K), (N * uneven(b"shape", K)).round().long()):
-        tally = protocol.sample_tally(counts, generator=keyed_generator(b"error"), sample_shape=(20,))
+        tally = protocol.sample_tally(
+            counts, generator=keyed_generator(b"error"), sample_shape=(20,)
+        )
         found, answers = fitted(protocol, tally), protocol.analyse(tally).value
         nearest, _ = nearest_histogram(PREFIX.mT @ PREFIX, answers @ PREFIX, 1e-8)
         shares = counts.double() / counts.sum()
         for seen in (torch.eye(K).double(), PREFIX):
-            mine, theirs = (float(((h - shares) @ seen.mT).square().mean()) for h in (found.histogram, nearest))
+            mine, theirs = (
+                float(((h - shares) @ seen.mT).square().mean()) for h in (found.histogram, nearest)
+            )
             ratios.append(math.log(mine / theirs) / 2)
     assert sum(ratios) / len(ratios) < math.log(0.9)
 
@@ -173,14 +185,21 @@ VECTORS = {
 @pytest.mark.parametrize("protocol", VECTORS.values(), ids=VECTORS)
 def test_noisy_vectors_are_fitted_in_the_metric_of_their_noise(protocol):
     cp = pytest.importorskip("cvxpy")
-    tally = protocol.sample_tally(smooth(), generator=keyed_generator(b"vectors"), sample_shape=(30,))
+    tally = protocol.sample_tally(
+        smooth(), generator=keyed_generator(b"vectors"), sample_shape=(30,)
+    )
     plain, found = (fitted(protocol, tally, ordered=ordered) for ordered in (False, True))
     h, right = cp.Variable(K, nonneg=True), protocol.queries.right.numpy()
     away = cp.sum_squares(right @ h - tally["sum"][0].numpy() / tally.n)
     cp.Problem(cp.Minimize(away), [cp.sum(h) == 1]).solve(solver=cp.CLARABEL)
-    torch.testing.assert_close(PREFIX @ torch.from_numpy(h.value), plain.value[0], rtol=0, atol=2e-4)
+    torch.testing.assert_close(
+        PREFIX @ torch.from_numpy(h.value), plain.value[0], rtol=0, atol=2e-4
+    )
     truth = PREFIX @ (smooth() / smooth().sum()).double()
-    errors = [float((each - truth).square().mean()) for each in (found.value, plain.value, plain.unbiased.value)]
+    errors = [
+        float((each - truth).square().mean())
+        for each in (found.value, plain.value, plain.unbiased.value)
+    ]
     assert errors[0] < 0.6 * errors[2] and errors[1] < errors[2]
     assert found.weights.shape[1] > 4 and plain.weights.shape == (30, 1)
 
@@ -201,7 +220,9 @@ def test_intervals_are_those_of_the_unbiased_estimate(client):
 def test_a_fit_of_many_types_is_that_of_few():
     """Of merged types whose reports are known; the strengths are shares of the interval."""
     client = ShiftStrategy.square_wave(256, 2.0)
-    counts = (20_000 * torch.softmax(-(((torch.arange(256) / 256 - 0.4) / 0.2) ** 2), 0)).round().long()
+    counts = (
+        (20_000 * torch.softmax(-(((torch.arange(256) / 256 - 0.4) / 0.2) ** 2), 0)).round().long()
+    )
     W = workloads.prefix(256).dense()
     tally = client.sample_tally(counts, generator=keyed_generator(b"many"), sample_shape=(2,))
     found, truth = fitted(LocalOracle(W, client), tally), W @ counts.double() / counts.sum()
@@ -217,12 +238,15 @@ def test_degenerate_reports():
     reports = torch.zeros(K, dtype=torch.int64)
     reports[3] = 1000
     for ordered in (False, True):
-        found = fitted(LocalOracle(PREFIX, client), Tally(1000, {"reports": reports}), ordered=ordered)
+        found = fitted(
+            LocalOracle(PREFIX, client), Tally(1000, {"reports": reports}), ordered=ordered
+        )
         assert float(found.histogram[3]) > 0.99
     two = LocalOracle(torch.eye(2).double(), RandomizedResponse(2, 1.0))
     found = fitted(two, Tally(10, {"reports": torch.tensor([10, 0])}))
     assert found.weights.shape == (1,)
     one = fitted(
-        LocalOracle(PREFIX, CLIENTS["nested"], adapted=True), CLIENTS["nested"].collect(torch.tensor([5]))
+        LocalOracle(PREFIX, CLIENTS["nested"], adapted=True),
+        CLIENTS["nested"].collect(torch.tensor([5])),
     )
     assert one.value.isfinite().all()

@@ -56,7 +56,9 @@ def test_the_joint_covariance_of_pairs_holds_the_variance_of_each(kind):
     gini = pairwise.absolute_difference(3)
     both = Several((gini, pairwise.unequal(3)))
     release = kind.of(both, 1.0)
-    zeros = {name: torch.zeros(shape, dtype=dtype) for name, (shape, dtype) in release.layout.items()}
+    zeros = {
+        name: torch.zeros(shape, dtype=dtype) for name, (shape, dtype) in release.layout.items()
+    }
     found = release.analyse(Tally(N, zeros))
     own = found.standard_error.square()
     torch.testing.assert_close(found.covariance().diagonal(), own)

@@ -10,7 +10,14 @@ from scipy import stats
 
 from torchdp import queries
 from torchdp.protocol import Tally
-from torchdp.queries import Correlation, EnergyDistance, KendallB, LocalOracle, MeanDiscrepancy, Spearman
+from torchdp.queries import (
+    Correlation,
+    EnergyDistance,
+    KendallB,
+    LocalOracle,
+    MeanDiscrepancy,
+    Spearman,
+)
 from torchdp.randomizers import OptimizedUnaryEncoding, RandomizedResponse, SubsetSelection
 from torchdp.randomness import keyed_generator
 from torchdp.simulate import Moments
@@ -21,7 +28,8 @@ SHARES = torch.bincount(TYPES, minlength=20).double() / 70
 
 
 @pytest.mark.parametrize(
-    ("kind", "truth"), [(Spearman, stats.spearmanr), (KendallB, stats.kendalltau), (Correlation, stats.pearsonr)]
+    ("kind", "truth"),
+    [(Spearman, stats.spearmanr), (KendallB, stats.kendalltau), (Correlation, stats.pearsonr)],
 )
 def test_two_columns_with_ties_as_scipy_says(kind, truth):
     want = truth(TYPES.numpy() // 5, TYPES.numpy() % 5).statistic
@@ -34,7 +42,9 @@ def test_distances_of_two_groups():
     assert float(EnergyDistance(10, spacing=0.5)(SHARES)) == pytest.approx(want, rel=1e-10)
 
     def mean(one, two):
-        each = [math.exp(-((a - b) ** 2) / 8) for a, b in itertools.product(one.tolist(), two.tolist())]
+        each = [
+            math.exp(-((a - b) ** 2) / 8) for a, b in itertools.product(one.tolist(), two.tolist())
+        ]
         return math.fsum(each) / len(each)
 
     want = mean(first, first) + mean(second, second) - 2 * mean(first, second)
@@ -76,8 +86,13 @@ def test_errors_are_the_predicted_ones_and_intervals_cover(name, client):
         )
     else:
         protocol = LocalOracle.of(function, CLIENTS[client](function.types, 1.5))
-    found = protocol.sample_estimate(counts, generator=keyed_generator(name.encode()), sample_shape=(2_000,))
-    truth, predicted = function(counts.double() / counts.sum()), float(protocol.predicted_mse(counts))
+    found = protocol.sample_estimate(
+        counts, generator=keyed_generator(name.encode()), sample_shape=(2_000,)
+    )
+    truth, predicted = (
+        function(counts.double() / counts.sum()),
+        float(protocol.predicted_mse(counts)),
+    )
     error = found.value - truth
     squared = Moments.of(error.square())
     assert abs(squared.mean / predicted - 1) < 0.08 + 4 * squared.standard_error / predicted
@@ -87,7 +102,8 @@ def test_errors_are_the_predicted_ones_and_intervals_cover(name, client):
     assert 0.93 < covered <= (1.0 if "one law" in name else 0.97)
     assert float(low.min()) >= function.limits[0] and float(high.max()) <= function.limits[1]
     own = float(found.standard_error.square().mean()) / predicted
-    assert 0.9 < own < (3.5 if "one law" in name else 1.15)  # near 0 it is never taken to be less than the noise
+    # near 0 it is never taken to be less than the noise
+    assert 0.9 < own < (3.5 if "one law" in name else 1.15)
 
 
 @pytest.mark.parametrize("name", ["spearman", "energy"])
@@ -95,7 +111,10 @@ def test_intervals_of_the_population_cover(name):
     """Users drawn anew each time: those of these users alone are too short."""
     function, shares = CASES[name]
     shares, generator = (shares / shares.sum()).double(), keyed_generator(b"population")
-    protocol, truth = LocalOracle.of(function, RandomizedResponse(function.types, 6.0)), function(shares)
+    protocol, truth = (
+        LocalOracle.of(function, RandomizedResponse(function.types, 6.0)),
+        function(shares),
+    )
     reports = []
     for _ in range(400):
         drawn = torch.multinomial(shares, 1_500, replacement=True, generator=generator)
@@ -113,7 +132,9 @@ def test_the_choice_is_the_least_predicted_error():
     choice = queries.choose(KendallB(3, 3), 5_000, 1.0)
     assert choice.candidates[0].name == "optimised strategy"
     named = {each.name: each.error for each in choice.candidates}
-    assert named["optimised strategy"] < 0.8 * min(error for name, error in named.items() if "opt" not in name)
+    assert named["optimised strategy"] < 0.8 * min(
+        error for name, error in named.items() if "opt" not in name
+    )
     family = KendallB(3, 3).histograms
     assert family.shape == (11, 9) and torch.allclose(family.sum(1), torch.ones(11).double())
     for each in choice.candidates:
@@ -155,4 +176,6 @@ def test_a_value_that_the_function_can_not_have_is_told():
         protocol.sample_estimate(close, generator=keyed_generator(b"close"), sample_shape=(50,))
     with warnings.catch_warnings():  # control: many users
         warnings.simplefilter("error")
-        protocol.sample_estimate(10**4 * close, generator=keyed_generator(b"close"), sample_shape=(50,))
+        protocol.sample_estimate(
+            10**4 * close, generator=keyed_generator(b"close"), sample_shape=(50,)
+        )

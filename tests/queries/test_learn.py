@@ -23,7 +23,9 @@ def labelled(x, y):
     return torch.cat([x, y.long()[:, None]], 1)
 
 
-@pytest.mark.parametrize("concepts", CLASSES, ids=["thresholds", "parities", "conjunctions", "stumps"])
+@pytest.mark.parametrize(
+    "concepts", CLASSES, ids=["thresholds", "parities", "conjunctions", "stumps"]
+)
 def test_codes_and_readers_are_the_concepts(concepts):
     x, y = data(concepts, 200)
     every = concepts.predict(x, torch.arange(len(concepts)))
@@ -35,8 +37,18 @@ def test_codes_and_readers_are_the_concepts(concepts):
 
 def test_names_say_what_the_concepts_do():
     c = thresholds(4)
-    assert c.names[2] == "x >= 2" and c.predict(torch.arange(4)[:, None], 2).tolist() == [-1, -1, 1, 1]
-    assert c.names[4] == "x < 1" and c.predict(torch.arange(4)[:, None], 4).tolist() == [1, -1, -1, -1]
+    assert c.names[2] == "x >= 2" and c.predict(torch.arange(4)[:, None], 2).tolist() == [
+        -1,
+        -1,
+        1,
+        1,
+    ]
+    assert c.names[4] == "x < 1" and c.predict(torch.arange(4)[:, None], 4).tolist() == [
+        1,
+        -1,
+        -1,
+        -1,
+    ]
     c = conjunctions(3, 2)
     i = c.names.index("bit 0 and bit 2")
     assert c.predict(torch.arange(8)[:, None], i).tolist() == [-1, -1, -1, -1, -1, 1, -1, 1]
@@ -49,7 +61,8 @@ def test_guarantee_learner_spends_epsilon_once_on_record_and_label():
     learner = PrivateLearner.calibrated(stumps([3, 4]), epsilon=0.8)
     assert learner.guarantee.epsilon == 0.8 and learner.guarantee.delta < 2**-128
     x = torch.cartesian_prod(torch.arange(3), torch.arange(4))
-    codes = torch.cat([learner.concepts.codes(x), -learner.concepts.codes(x)])  # every record with every label
+    # every record with every label
+    codes = torch.cat([learner.concepts.codes(x), -learner.concepts.codes(x)])
     assert codes.norm(dim=1).max() <= learner.client.radius
 
 
@@ -61,8 +74,11 @@ def test_guarantee_samples_learn_with_the_stated_probability():
     for trial in range(40):
         x, y = data(concepts, n, b"sample %d" % trial)
         found = learner.best(learner.estimate(labelled(x, y), noise=noise))
-        law = (1 - 0.8 * (concepts.tables[0] @ concepts.tables[0][1]) / 8) / 2  # losses on the law of the data
-        good += bool(law[found.concept] <= law.min() + 0.3 and abs(found.loss - law[found.concept]) <= 0.15)
+        # losses on the law of the data
+        law = (1 - 0.8 * (concepts.tables[0] @ concepts.tables[0][1]) / 8) / 2
+        good += bool(
+            law[found.concept] <= law.min() + 0.3 and abs(found.loss - law[found.concept]) <= 0.15
+        )
     assert good >= 36
     assert 0.14 < found.half_width(0.1, population=True) <= 0.15 + 1e-9
     assert found.half_width(0.1) < found.half_width(0.1, population=True)

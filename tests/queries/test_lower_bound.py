@@ -26,7 +26,9 @@ def test_guarantee_no_unbiased_candidate_errs_less(brief, objective, given):
     prior = torch.tensor([0.0, 1, 2, 1, 4]) if given else None
     for epsilon in (0.3, 3.0):
         choice = queries.choose(W, 1_000, epsilon, objective=objective, prior=prior)
-        unbiased = [one.error for one in choice.candidates if float(one.protocol.bias.abs().max()) < 1e-9]
+        unbiased = [
+            one.error for one in choice.candidates if float(one.protocol.bias.abs().max()) < 1e-9
+        ]
         assert 0.3 * min(unbiased) < choice.bound <= min(unbiased) * (1 + 1e-9)
         assert choice.bound == queries.lower_bound(W, 1_000, epsilon, objective, prior=prior)
 
@@ -36,7 +38,9 @@ def test_one_query_and_the_worst_data_are_two_types_and_randomized_response():
     two = torch.tensor([1.0, 0, 1])
     for epsilon in (1e-3, 1.0, 20.0):
         wanted = 2 / math.sinh(epsilon / 2) / math.sqrt(n)
-        assert queries.lower_bound(W, n, epsilon, Objective.WORST) == pytest.approx(wanted, rel=1e-12)
+        assert queries.lower_bound(W, n, epsilon, Objective.WORST) == pytest.approx(
+            wanted, rel=1e-12
+        )
         assert queries.lower_bound(W, n, epsilon, prior=two) == pytest.approx(wanted, rel=1e-9)
     assert queries.lower_bound(W, n, 1e-9) == queries.lower_bound(W, n, 1e-6)
     assert queries.lower_bound(W, n, 1e4) == 0 == queries.lower_bound(torch.ones(2, 3), n, 1.0)

@@ -38,14 +38,17 @@ def test_factors_answer_the_queries_up_to_their_bias(kind):
     torch.testing.assert_close(q.left @ q.right + q.shift[:, None], W + q.bias)
     assert q.bias.abs().max() <= (0.2 + 1e-12 if kind == "approximate" else 1e-9)
     distances = (q.right[:, :, None] - q.right[:, None, :]).norm(dim=0)
-    assert q.diameter == pytest.approx(float(distances.max())) and q.diameter <= 2 * q.radius + 1e-12
+    assert (
+        q.diameter == pytest.approx(float(distances.max())) and q.diameter <= 2 * q.radius + 1e-12
+    )
 
 
 def test_guarantee_of_a_local_mechanism_is_its_randomizers():
     mechanism = LocalFactorization.calibrated(queries("gamma_2"), epsilon=0.7)
     assert mechanism.guarantee == mechanism.client.guarantee and mechanism.guarantee.epsilon == 0.7
     assert mechanism.guarantee.model is Model.LOCAL and mechanism.guarantee.delta < 2**-128
-    assert mechanism.client.radius >= mechanism.queries.right.norm(dim=0).max()  # every user's vector is inside
+    # every user's vector is inside
+    assert mechanism.client.radius >= mechanism.queries.right.norm(dim=0).max()
 
 
 def test_the_worst_query_of_gamma_2_has_the_factorization_norm():
@@ -60,10 +63,13 @@ def test_guarantee_half_width_holds_with_the_stated_probability():
     mechanism = LocalFactorization.calibrated(queries("gamma_2"), epsilon=2.0)
     n, failure = int(COUNTS.sum()), 0.2
     h = mechanism.half_width(n, failure)
-    drawn = mechanism.sample_estimate(COUNTS, generator=keyed_generator(b"half"), sample_shape=(2000,)).value
+    drawn = mechanism.sample_estimate(
+        COUNTS, generator=keyed_generator(b"half"), sample_shape=(2000,)
+    ).value
     missed = ((drawn - TRUTH).abs().amax(-1) > h).double().mean()
     assert missed <= failure + 3 * math.sqrt(failure / 2000)
-    assert ((drawn - TRUTH).abs().amax(-1) > h / 3).double().mean() > failure  # nor is it wide without limit
+    # nor is it wide without limit
+    assert ((drawn - TRUTH).abs().amax(-1) > h / 3).double().mean() > failure
 
 
 def test_guarantee_samples_reach_the_half_width():
@@ -83,7 +89,9 @@ def test_guarantee_servers_add_noise_for_the_farthest_columns(kind):
     assert gaussian_delta(apart, 0.5) == pytest.approx(1e-5, rel=1e-5)
     assert gaussian_delta(1.01 * apart, 0.5) > 1.01e-5
     noise = SecureQueries(queries(kind), 100, 0.5).noise
-    assert float(torch.pdist(right, p=1).max()) / math.sqrt(50 * noise) == pytest.approx(0.5, rel=1e-6)
+    assert float(torch.pdist(right, p=1).max()) / math.sqrt(50 * noise) == pytest.approx(
+        0.5, rel=1e-6
+    )
 
 
 def test_servers_leave_out_what_truncation_does_and_nothing_else():
@@ -98,7 +106,9 @@ def test_servers_leave_out_what_truncation_does_and_nothing_else():
     tally = protocol.collect(x)
     found = protocol.released(client.analyse(tally)).of_population()
     alone = protocol.analyse(tally).of_population()
-    assert torch.equal(found.value, alone.value) and torch.equal(found.standard_error, alone.standard_error)
+    assert torch.equal(found.value, alone.value) and torch.equal(
+        found.standard_error, alone.standard_error
+    )
 
 
 @pytest.mark.parametrize("delta", [0.0, 1e-6])
@@ -107,6 +117,8 @@ def test_servers_answer_a_hundred_million_from_counts(W, delta):
     n, k = 10**8, W.shape[1]
     counts = torch.full((k,), n // k)
     protocol = SecureQueries(FactoredQueries.of(W, factorize(W, shift=True)), n, 1.0, delta)
-    drawn = protocol.sample_estimate(counts, generator=keyed_generator(b"servers"), sample_shape=(4_000,))
+    drawn = protocol.sample_estimate(
+        counts, generator=keyed_generator(b"servers"), sample_shape=(4_000,)
+    )
     ratios = (drawn.value - protocol.exact(counts)).square() / protocol.predicted_mse(counts)
     assert z_scores(ratios, torch.tensor(1.0)).abs().max() < 4

@@ -15,7 +15,8 @@ from torchdp.privacy import Model, Neighbours, gaussian_guarantee
 from torchdp.rounded import RoundedNormal
 
 TIMES, SIGMA, DELTA = 2**20, 4.0, 1e-6
-ONE = gaussian_guarantee(SIGMA, DELTA, 1.0, Model.CENTRAL, Neighbours.REPLACE_ONE)  # of one coordinate
+# of one coordinate
+ONE = gaussian_guarantee(SIGMA, DELTA, 1.0, Model.CENTRAL, Neighbours.REPLACE_ONE)
 
 
 def planted(moved, seed):
@@ -33,7 +34,10 @@ def best_set(one, two):
     shift = int(min(one.min(), two.min()))
     size = int(max(one.max(), two.max())) - shift + 1
     halves = [
-        [torch.bincount(each[part::2] - shift, minlength=size).double() * (2 / TIMES) for each in (one, two)]
+        [
+            torch.bincount(each[part::2] - shift, minlength=size).double() * (2 / TIMES)
+            for each in (one, two)
+        ]
         for part in (0, 1)
     ]
     grown = math.exp(ONE.epsilon)
@@ -50,13 +54,15 @@ def test_low_order_bits_of_floats_tell_the_data():
 def test_low_order_bits_of_what_is_released_do_not(step):
     one, two = released(0, 1, step), released(1, 2, step)
     assert strongest(one, two, DELTA) <= ONE.epsilon
-    assert strongest(released(0, 3, step), 2 * released(0, 4, step)) > ONE.epsilon  # a hole of the support is seen
+    # a hole of the support is seen
+    assert strongest(released(0, 3, step), 2 * released(0, 4, step)) > ONE.epsilon
 
 
 def test_no_set_of_values_spends_more_than_delta():
     spent, deviation = best_set(released(0, 5), released(1, 6))
     assert spent < DELTA + 5 * deviation
-    spent, deviation = best_set(released(0, 7), released(4, 8))  # four times as far: the attack finds it
+    # four times as far: the attack finds it
+    spent, deviation = best_set(released(0, 7), released(4, 8))
     assert spent > DELTA + 5 * deviation
 
 

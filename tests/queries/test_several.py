@@ -19,15 +19,21 @@ def test_each_answer_is_that_of_its_question_alone():
     tally = together.sample_tally(COUNTS, generator=generator(1))
     found = together.analyse(tally)
     alone = [LocalOracle.of(one, SubsetSelection(6, 1.0)).analyse(tally) for one in (MEAN, GINI)]
-    torch.testing.assert_close(found.value, torch.stack([each.value.flatten()[0] for each in alone]))
-    for ends, first, second in zip(found.interval(), *(each.interval() for each in alone), strict=True):
+    torch.testing.assert_close(
+        found.value, torch.stack([each.value.flatten()[0] for each in alone])
+    )
+    for ends, first, second in zip(
+        found.interval(), *(each.interval() for each in alone), strict=True
+    ):
         torch.testing.assert_close(ends, torch.stack([first.flatten()[0], second.flatten()[0]]))
     assert found.covariance().shape == (2, 2)
 
 
 def test_a_strategy_is_made_for_several_questions_of_which_one_is_known():
     asked = Several((ONES, MEAN, GINI))
-    made = LocalOracle.tuned(asked, 1000, 1.0, prior=asked.histograms, generator=generator(2), steps=30)
+    made = LocalOracle.tuned(
+        asked, 1000, 1.0, prior=asked.histograms, generator=generator(2), steps=30
+    )
     found = made.predicted_mse(COUNTS)
     plain = LocalOracle.of(asked, SubsetSelection(6, 1.0)).predicted_mse(COUNTS)
     assert float(found[0]) < 1e-20
@@ -39,13 +45,18 @@ def test_noise_on_whole_steps_is_the_least_for_one_mean():
     """A mean of 0, ..., 15 moves by 15/n: discrete Laplace noise of deviation 15 2^(1/2)/epsilon over n."""
     values = torch.arange(16, dtype=torch.float64)[None]
     for trust in ("curator", "servers"):
-        best = queries.choose(0.3 * values + 5, 1000, 1.0, 1e-6, trust=trust, search=False).candidates
+        best = queries.choose(
+            0.3 * values + 5, 1000, 1.0, 1e-6, trust=trust, search=False
+        ).candidates
         assert best[0].name == "whole answers, discrete Laplace"
         assert best[0].error == pytest.approx(0.3 * 15 * 2**0.5 / 1000, rel=2e-3)
         sums = next(one for one in best if one.name == "sums, discrete Laplace")
         assert 2.4 < sums.error / best[0].error < 2.5
     odd = torch.tensor([[0.0, 1.0, 2**0.5]], dtype=torch.float64)
-    names = [one.name for one in queries.choose(odd, 1000, 1.0, 1e-6, trust="curator", search=False).candidates]
+    names = [
+        one.name
+        for one in queries.choose(odd, 1000, 1.0, 1e-6, trust="curator", search=False).candidates
+    ]
     assert "whole answers, discrete Laplace" not in names
 
 
@@ -53,7 +64,11 @@ def test_noise_on_whole_steps_is_the_least_for_one_mean():
     ("arguments", "options", "message"),
     [
         ((GINI, 1, 1.0), {}, "n must be an integer >= 2, not 1"),
-        (((MEAN, pairwise.third_central_moment(6)), 2, 1.0), {}, "n must be an integer >= 3, not 2"),
+        (
+            ((MEAN, pairwise.third_central_moment(6)), 2, 1.0),
+            {},
+            "n must be an integer >= 3, not 2",
+        ),
         (
             (torch.ones(2, 1).double(), 10, 1.0, 1e-6),
             {"trust": "servers"},

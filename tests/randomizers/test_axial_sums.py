@@ -21,7 +21,17 @@ LAWS = {
     "uniform, 6": uniform_sums(6),
 }
 # Of A and of a coordinate across, standardised: frequencies, and tilts, which see rho in high dimensions.
-POINTS = [(0, 1j), (0.7j, 0), (1.5j, 1j), (3j, 0.5j), (-1j, 2.5j), (0, 2), (0.5, 1), (1.5j, 1.5), (-0.7, 0.5j)]
+POINTS = [
+    (0, 1j),
+    (0.7j, 0),
+    (1.5j, 1j),
+    (3j, 0.5j),
+    (-1j, 2.5j),
+    (0, 2),
+    (0.5, 1),
+    (1.5j, 1.5),
+    (-0.7, 0.5j),
+]
 
 
 def of_one_point(law, n, s, r):
@@ -59,10 +69,13 @@ def test_the_transform_of_a_sum_drawn_at_once_is_that_of_its_points(name):
         exact = of_one_point(law, n, s, r)
         assert abs(of_the_sum(law, n, s, r) - exact) <= 3 * CLOSE * max(1, abs(exact)) ** 2
         assert (
-            abs(of_the_sum(law, 4 * n, s, r) - of_one_point(law, 4 * n, s, r)) <= CLOSE * max(1, abs(exact)) ** 2
+            abs(of_the_sum(law, 4 * n, s, r) - of_one_point(law, 4 * n, s, r))
+            <= CLOSE * max(1, abs(exact)) ** 2
         )
     if not name.startswith("uniform"):  # whose points are symmetric: the first term is 0
-        wrong = max(abs(of_the_sum(law, n, s, r, 0.999) - of_one_point(law, n, s, r)) for s, r in POINTS)
+        wrong = max(
+            abs(of_the_sum(law, n, s, r, 0.999) - of_one_point(law, n, s, r)) for s, r in POINTS
+        )
         assert wrong > 30 * CLOSE
 
 

@@ -28,7 +28,10 @@ def said(randomizer, x, noise):
 
 
 def at(norm, dim, radius=RADIUS):
-    x = torch.arange(1, dim + 1, dtype=torch.float64) * torch.tensor([1.0, -1.0]).double().repeat(dim)[:dim]
+    x = (
+        torch.arange(1, dim + 1, dtype=torch.float64)
+        * torch.tensor([1.0, -1.0]).double().repeat(dim)[:dim]
+    )
     return x / x.norm() * norm * radius
 
 
@@ -46,7 +49,9 @@ def test_points_a_rounding_outside_are_taken_as_on_the_sphere(make):
     x = torch.nn.functional.normalize(torch.randn(500, 50, generator=generator(13)), dim=-1)
     assert (x.double().norm(dim=-1) > 1).any()
     near, same = (said(randomizer, points, SeededNoise(14)) for points in (x * (1 + 4e-7), x))
-    torch.testing.assert_close(near, same, rtol=3e-3, atol=3e-3 + 2 * getattr(randomizer, "step", 0.0))
+    torch.testing.assert_close(
+        near, same, rtol=3e-3, atol=3e-3 + 2 * getattr(randomizer, "step", 0.0)
+    )
     ulp = torch.tensor([[1 + 2**-52], [1.0], [1 - 2**-53]], dtype=torch.float64)
     assert make(1, 1.0).randomize_unchecked(ulp, SeededNoise(15)).isfinite().all()
     with pytest.raises(ValueError, match="x holds points outside"):
@@ -78,7 +83,8 @@ def test_guarantee_gaussian_vector_epsilon_delta_ldp(epsilon, radius):
     randomizer = GaussianVector(7, epsilon, radius, delta=1e-6)
     assert delta(randomizer.sigma, 2 * radius, epsilon) == pytest.approx(1e-6, rel=1e-6)
     assert delta(randomizer.sigma, 1.9 * radius, epsilon) < 0.99e-6  # closer points are safer
-    assert delta(0.999 * randomizer.sigma, 2 * radius, epsilon) > 1.001e-6  # and less noise is not enough
+    # and less noise is not enough
+    assert delta(0.999 * randomizer.sigma, 2 * radius, epsilon) > 1.001e-6
     guarantee = randomizer.guarantee
     assert (guarantee.epsilon, guarantee.delta, guarantee.exact) == (epsilon, 1e-6, False)
     assert (guarantee.model, guarantee.neighbours) == (Model.LOCAL, Neighbours.REPLACE_ONE)
@@ -93,7 +99,9 @@ def test_published_sigmas():
 def test_guarantee_sign_rounding_exactly_epsilon_ldp(epsilon):
     lost = DuchiJordanWainwright(1, epsilon).disagreement(SIZES)
     chances = torch.cat([lost, 1 - lost])  # all that a point can give
-    assert float((chances[:, None] / chances).log().abs().max()) == pytest.approx(epsilon, rel=1e-12)
+    assert float((chances[:, None] / chances).log().abs().max()) == pytest.approx(
+        epsilon, rel=1e-12
+    )
     assert lost[-1] == 0.5 and (lost.diff() > 0).all()
     wrong = float(DuchiJordanWainwright(1, min(50, 1.01 * epsilon)).disagreement(SIZES)[0])
     assert epsilon == 50 or math.log((1 - wrong) / wrong) > epsilon * (1 + 1e-3)
@@ -108,7 +116,13 @@ def test_guarantee_sign_rounding_exactly_epsilon_ldp_in_the_sampler(planted, eps
     randomizer = DuchiJordanWainwright(1, epsilon, 2.0)
     for x in (2.0, -0.8):
         edge = float(randomizer.disagreement(torch.tensor(abs(x) / 2, dtype=torch.float64)))
-        edges = [0, int(edge * (1 - 1e-9) * 2**63), int(edge * (1 + 1e-9) * 2**63), 2**62 + 2**61, 2**63 - 1]
+        edges = [
+            0,
+            int(edge * (1 - 1e-9) * 2**63),
+            int(edge * (1 + 1e-9) * 2**63),
+            2**62 + 2**61,
+            2**63 - 1,
+        ]
         users = torch.full((5, 1), x, dtype=torch.float64)
         y = randomizer.randomize_unchecked(users, planted(integers=torch.tensor(edges)))
         assert (y.abs() == randomizer.entry_limit).all()
@@ -130,4 +144,6 @@ def test_moments_are_those_of_the_coin(epsilon):
         crowd = Crowd(torch.tensor([[x]], dtype=torch.float64), torch.tensor([4]))
         assert 4 * float(randomizer.predicted_mse(crowd)) == pytest.approx(variance, rel=1e-7)
     z = z / float(p @ z**2) ** 0.5  # at the end of the interval
-    assert (moments.third, moments.fourth) == pytest.approx([float(p @ z**3), float(p @ z**4)], rel=1e-6)
+    assert (moments.third, moments.fourth) == pytest.approx(
+        [float(p @ z**3), float(p @ z**4)], rel=1e-6
+    )

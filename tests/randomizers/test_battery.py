@@ -27,20 +27,28 @@ from torchdp.randomizers import (
 from torchdp.randomizers.alphabet import bit_vectors, frequency
 from torchdp.randomizers.ball.sphere import CapLaw
 
-KINDS = [RandomizedResponse, OptimizedUnaryEncoding, SymmetricUnaryEncoding, SubsetSelection, HadamardResponse]
+KINDS = [
+    RandomizedResponse,
+    OptimizedUnaryEncoding,
+    SymmetricUnaryEncoding,
+    SubsetSelection,
+    HadamardResponse,
+]
 COUNTS = torch.tensor([10**13 + 1, 3, 123_456_789])
 POINTS = torch.tensor([[1.0, 0.0], [0.0, 0.0], [0.3, -0.4]])
 
 DRAWS = {
     "cap": lambda g: CapLaw(3, 1.0).draw((50,), Simulated(g))[0],
     "privunit float32": lambda g: PrivUnit(2, 4.0).randomize_unchecked(POINTS, SeededNoise.of(g)),
-    "privunit sum": lambda g: PrivUnit(2, 0.5).sample_tally(Crowd(POINTS, COUNTS), generator=g, sample_shape=(5,))[
-        "sum"
-    ],
-    "response": lambda g: RandomizedResponse(5, 1.0).randomize_unchecked(torch.arange(5), SeededNoise.of(g)),
-    "response reports": lambda g: RandomizedResponse(3, 1.0).sample_tally(COUNTS, generator=g, sample_shape=(5,))[
-        "reports"
-    ],
+    "privunit sum": lambda g: PrivUnit(2, 0.5).sample_tally(
+        Crowd(POINTS, COUNTS), generator=g, sample_shape=(5,)
+    )["sum"],
+    "response": lambda g: RandomizedResponse(5, 1.0).randomize_unchecked(
+        torch.arange(5), SeededNoise.of(g)
+    ),
+    "response reports": lambda g: RandomizedResponse(3, 1.0).sample_tally(
+        COUNTS, generator=g, sample_shape=(5,)
+    )["reports"],
 }
 
 
@@ -55,7 +63,13 @@ class OracleContract(UnbiasedContract):
     """Users of five types; nobody holds the last."""
 
     x = torch.tensor([0, 0, 0, 1, 2, 2, 3, 3, 3, 3]).repeat(3)
-    bad: ClassVar = [torch.tensor([5]), torch.tensor([-1]), torch.tensor([0.5]), x[None], torch.tensor(1)]
+    bad: ClassVar = [
+        torch.tensor([5]),
+        torch.tensor([-1]),
+        torch.tensor([0.5]),
+        x[None],
+        torch.tensor(1),
+    ]
     repeats = 4000
 
     def loss(self, protocol):
@@ -102,7 +116,10 @@ class TestStrategyMatrix(OracleContract):
 
 class TestShiftStrategy(OracleContract):
     protocol = ShiftStrategy(
-        torch.tensor([[1, 1, 0, 0, 0, 0, 0], [1, 0, 1, 1, 0, 0, 0]]).bool(), torch.tensor([2.0, 1.0]), 5, 1.0
+        torch.tensor([[1, 1, 0, 0, 0, 0, 0], [1, 0, 1, 1, 0, 0, 0]]).bool(),
+        torch.tensor([2.0, 1.0]),
+        5,
+        1.0,
     )
 
 
@@ -130,7 +147,9 @@ class BallContract(UnbiasedContract):
     repeats = 4000
 
     def truth(self):
-        return torch.tensor([sum(column) / len(column) for column in self.x.mT.tolist()], dtype=torch.float64)
+        return torch.tensor(
+            [sum(column) / len(column) for column in self.x.mT.tolist()], dtype=torch.float64
+        )
 
 
 class TestPrivUnit(BallContract):
@@ -163,15 +182,22 @@ class TestGaussianVector(BallContract):
 
 def test_messages_of_many_types_travel():
     """More than a word each; sets by their rank: 20 % of the bits, and no other size."""
-    for oracle in (SymmetricUnaryEncoding(200, 1.0), SubsetSelection(200, 3.5), SubsetSelection(64, 1.0)):
+    for oracle in (
+        SymmetricUnaryEncoding(200, 1.0),
+        SubsetSelection(200, 3.5),
+        SubsetSelection(64, 1.0),
+    ):
         sent = oracle.randomize(torch.arange(50))
         data = oracle.encode(sent)
-        assert torch.equal(oracle.decode(data), sent) and len(data) == 50 * math.ceil(oracle.bits_per_user / 8)
+        assert torch.equal(oracle.decode(data), sent) and len(data) == 50 * math.ceil(
+            oracle.bits_per_user / 8
+        )
     assert SubsetSelection(200, 3.5).bits_per_user == math.ceil(math.log2(math.comb(200, 6)))
 
 
 @pytest.mark.parametrize(
-    "oracle", [RandomizedResponse(5, 40.0), SubsetSelection(5, 40.0), SymmetricUnaryEncoding(5, 80.0)]
+    "oracle",
+    [RandomizedResponse(5, 40.0), SubsetSelection(5, 40.0), SymmetricUnaryEncoding(5, 80.0)],
 )
 def test_no_user_is_lost_between_parts(oracle, monkeypatch):
     """Where hardly any noise is left, users heard eight at a time are all there."""
@@ -194,7 +220,9 @@ def test_extreme_budgets_give_finite_variances(kind, epsilon):
     oracle = kind(5, epsilon)
     variance = oracle.workload_variance(torch.eye(5))
     assert torch.isfinite(variance).all() and (variance >= 0).all()
-    assert oracle.sample_estimate(torch.full((5,), 10), generator=generator(3)).value.isfinite().all()
+    assert (
+        oracle.sample_estimate(torch.full((5,), 10), generator=generator(3)).value.isfinite().all()
+    )
 
 
 def test_messages_of_the_errors_hold_no_data():
@@ -213,4 +241,5 @@ def test_the_default_dtype_does_not_matter(draw):
         assert torch.equal(first, draw(generator()))
     finally:
         torch.set_default_dtype(torch.float32)
-    assert (torch.tensor([10**13 + 1]) * 0.1).dtype == torch.float32  # what this test is here to catch
+    # what this test is here to catch
+    assert (torch.tensor([10**13 + 1]) * 0.1).dtype == torch.float32

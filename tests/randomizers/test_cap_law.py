@@ -12,9 +12,21 @@ from torchdp.randomizers.ball.sphere import CapLaw, LogitBeta, coordinate_size, 
 
 EPSILONS = [1e-6, 0.01, 1, 8, 20, 50]
 # gamma for dim 256, and variances, as published here and there; the second argument is dim.
-GAMMA = {(0.5, 256): 0.012466962, (1, 256): 0.024861862, (4, 256): 0.094606970, (8, 256): 0.170344762}
-VARIANCE = {(1, 16): 6.10472, (1, 256): 6.31574, (1, 4096): 6.32915, (8, 16): 0.100582, (8, 4096): 0.132774}
-SYMMETRIC = [0.5, 1.0, 1.5, 8.0, 128.0, 2048.0, 5e4]  # half the dimension of the sphere of which T is a coordinate
+GAMMA = {
+    (0.5, 256): 0.012466962,
+    (1, 256): 0.024861862,
+    (4, 256): 0.094606970,
+    (8, 256): 0.170344762,
+}
+VARIANCE = {
+    (1, 16): 6.10472,
+    (1, 256): 6.31574,
+    (1, 4096): 6.32915,
+    (8, 16): 0.100582,
+    (8, 4096): 0.132774,
+}
+# half the dimension of the sphere of which T is a coordinate
+SYMMETRIC = [0.5, 1.0, 1.5, 8.0, 128.0, 2048.0, 5e4]
 
 
 def cap(dim, g):
@@ -55,10 +67,16 @@ def test_a_hundred_thousand_dimensions_have_the_constants_of_quadrature(epsilon)
         g, root = mpmath.tanh(mpmath.mpf(law.rapidity)), mpmath.sqrt(dim)
         area = mpmath.beta(mpmath.mpf(1) / 2, mpmath.mpf(dim - 1) / 2)
         s = (
-            mpmath.quad(lambda t: (1 - t * t) ** (mpmath.mpf(dim - 3) / 2), mpmath.linspace(g, g + 15 / root, 6))
+            mpmath.quad(
+                lambda t: (1 - t * t) ** (mpmath.mpf(dim - 3) / 2),
+                mpmath.linspace(g, g + 15 / root, 6),
+            )
             / area
         )
-        w, tilt = (1 - g * g) ** (mpmath.mpf(dim - 1) / 2) / ((dim - 1) * area), mpmath.expm1(epsilon)
+        w, tilt = (
+            (1 - g * g) ** (mpmath.mpf(dim - 1) / 2) / ((dim - 1) * area),
+            mpmath.expm1(epsilon),
+        )
         assert abs(law.survival / s - 1) < 1e-13
         assert abs(tilt * w / (1 + tilt * s) / g - 1) < 1e-13
 
@@ -85,16 +103,18 @@ def test_moments_match_quadrature_of_the_density(dim, epsilon):
                 return function(mpmath.cos(a)) * mpmath.sin(a) ** (dim - 2) / area
 
             middle = [edge + (mpmath.pi - edge) * i / 6 for i in range(7)]
-            return law.low_density * mpmath.quad(piece, middle) + scale * law.high_density * mpmath.quad(
-                piece, [0, edge / 2, edge]
-            )
+            return law.low_density * mpmath.quad(
+                piece, middle
+            ) + scale * law.high_density * mpmath.quad(piece, [0, edge / 2, edge])
 
         assert abs(expectation(lambda t: 1) - 1) < 1e-12
         assert abs(expectation(lambda t: t) / law.threshold - 1) < 1e-11
         assert abs(expectation(lambda t: ((t - law.threshold) / deviation) ** 2) - 1) < 1e-9
         third = expectation(lambda t: ((t - law.threshold) / deviation) ** 3)
         fourth = expectation(lambda t: ((t - law.threshold) / deviation) ** 4)
-        assert abs(third / law.third_moment - 1) < 1e-8 and abs(fourth / law.fourth_moment - 1) < 1e-8
+        assert (
+            abs(third / law.third_moment - 1) < 1e-8 and abs(fourth / law.fourth_moment - 1) < 1e-8
+        )
         # Across u: E[1 - T^2]/(dim - 1), the same. That is isotropy.
         across = expectation(lambda t: 1 - t * t) / (dim - 1)
         assert abs(across / deviation**2 - 1) < 1e-9
@@ -115,7 +135,9 @@ def test_extreme_uniforms_stay_on_their_side(planted, dim, epsilon):
     inside = (words & (2**63 - 1) < law.chance).expand_as(t)
     # Across the edge by rounding only: in the angle, where 1 - gamma keeps its digits.
     angle, edge = torch.atan2(across, t), 2 * math.atan(math.exp(-law.rapidity))
-    assert (angle[inside] <= edge * (1 + 1e-9)).all() and (angle[~inside] >= edge * (1 - 1e-9)).all()
+    assert (angle[inside] <= edge * (1 + 1e-9)).all() and (
+        angle[~inside] >= edge * (1 - 1e-9)
+    ).all()
 
 
 @pytest.mark.parametrize("dim", [1, 2, 3, 17, 257, 100_001])
@@ -129,7 +151,9 @@ def test_uniform_coordinate(dim):
     size, mass = coordinate_size(dim)
     with mpmath.workdps(30):
         exact = float(
-            mpmath.gamma(mpmath.mpf(dim) / 2) / mpmath.gamma(mpmath.mpf(dim + 1) / 2) / mpmath.sqrt(mpmath.pi)
+            mpmath.gamma(mpmath.mpf(dim) / 2)
+            / mpmath.gamma(mpmath.mpf(dim + 1) / 2)
+            / mpmath.sqrt(mpmath.pi)
         )
     assert mass @ size == pytest.approx(exact, rel=1e-11)
     assert mass @ size**2 == pytest.approx(1 / dim, rel=1e-11)

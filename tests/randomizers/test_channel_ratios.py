@@ -39,7 +39,10 @@ def matrices():
     """Twelve strategies, even ones and uneven ones."""
     for seed in range(12):
         generator = keyed_generator(b"strategy %d" % seed)
-        Q = (torch.randn(3 + seed, 2 + seed % 4, dtype=torch.float64, generator=generator) * (1 + seed)).exp()
+        Q = (
+            torch.randn(3 + seed, 2 + seed % 4, dtype=torch.float64, generator=generator)
+            * (1 + seed)
+        ).exp()
         yield StrategyMatrix(Q / Q.sum(0))
 
 
@@ -63,9 +66,13 @@ def test_guarantee_no_channel_spends_more_than_it_says():
     """``pytest -s`` prints how many there are and the largest ratio."""
     found = {}
     for oracle in finite():
-        found.setdefault(type(oracle).__name__, []).append(spent_by(channel(oracle)) / oracle.guarantee.epsilon)
+        found.setdefault(type(oracle).__name__, []).append(
+            spent_by(channel(oracle)) / oracle.guarantee.epsilon
+        )
     for randomizer, truth in vectors():
-        found.setdefault(type(randomizer).__name__, []).append(truth(randomizer) / randomizer.guarantee.epsilon)
+        found.setdefault(type(randomizer).__name__, []).append(
+            truth(randomizer) / randomizer.guarantee.epsilon
+        )
     for name, ratios in found.items():
         print(f"{name}: {len(ratios)} channels, truth over claim at most {max(ratios)!r}")
         assert max(ratios) <= LARGEST and max(ratios) > 0.999  # and what is claimed is spent
@@ -97,7 +104,9 @@ def test_what_normals_that_end_would_tell():
 def test_low_order_bits_of_signs_are_the_same_for_all_points(planted):
     """Two messages alone, bit for bit, whatever the point."""
     points = torch.tensor([1.0, 0.0, -0.6, 1e-300], dtype=torch.float64)
-    sent = DuchiJordanWainwright(1, 0.5).randomize_unchecked(points.repeat(500)[:, None], planted(7))
+    sent = DuchiJordanWainwright(1, 0.5).randomize_unchecked(
+        points.repeat(500)[:, None], planted(7)
+    )
     assert len(sent.abs().unique()) == 1
 
 
@@ -106,11 +115,18 @@ def test_the_ends_of_the_normal_behind_a_cap(planted):
     cap = PrivUnit(1, 50.0).cap
     k = cap.normal_threshold
     law = (k, cap.chance, cap.survival)
-    words = torch.tensor([0, -(2**63), 2**63 - 1, -1])  # above from infinity, from the threshold; below the same
+    # above from infinity, from the threshold; below the same
+    words = torch.tensor([0, -(2**63), 2**63 - 1, -1])
     rare = planted(words=words, exponential=torch.tensor(87.0, dtype=torch.float64))
     from_k, far, up_to_k, low = tilted((4,), rare, *law).tolist()
-    assert far > 14 and k <= from_k < k * (1 + 1e-15) and k * (1 - 1e-15) < up_to_k <= k and low < -12.9
-    usual = planted(words=words, exponential=torch.tensor(0.0, dtype=torch.float64))  # the middle of each part
+    assert (
+        far > 14
+        and k <= from_k < k * (1 + 1e-15)
+        and k * (1 - 1e-15) < up_to_k <= k
+        and low < -12.9
+    )
+    # the middle of each part
+    usual = planted(words=words, exponential=torch.tensor(0.0, dtype=torch.float64))
     middle = tilted((4,), usual, *law)
     wanted = [stats.norm.isf(cap.survival / 2)] * 2 + [stats.norm.ppf((1 - cap.survival) / 2)] * 2
     np.testing.assert_allclose(middle.numpy(), wanted, rtol=1e-12, atol=1e-15)

@@ -25,7 +25,9 @@ def points(dim, dtype=torch.float64):
 @pytest.mark.parametrize("make", KINDS)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("block", [2**21, 200])
-def test_collect_is_the_sum_of_the_messages_that_sample_makes_of_the_same_draws(make, dtype, block, monkeypatch):
+def test_collect_is_the_sum_of_the_messages_that_sample_makes_of_the_same_draws(
+    make, dtype, block, monkeypatch
+):
     """In one block and in many, whose edges cut through types."""
     monkeypatch.setattr(ball, "CPU_BLOCK", block)
     randomizer, x = make(5), points(5, dtype)

@@ -28,7 +28,13 @@ from torchdp.randomizers.draws import unpack
 
 ALPHA = 1e-6
 EPSILONS = [0.01, 1, 4, 8]
-ORACLES = [RandomizedResponse, OptimizedUnaryEncoding, SymmetricUnaryEncoding, SubsetSelection, HadamardResponse]
+ORACLES = [
+    RandomizedResponse,
+    OptimizedUnaryEncoding,
+    SymmetricUnaryEncoding,
+    SubsetSelection,
+    HadamardResponse,
+]
 
 
 def packed(sets, k):
@@ -44,14 +50,22 @@ def written_out(kind, k, epsilon):
         return torch.arange(k)[:, None], law
     if kind is HadamardResponse:
         size = 2 ** math.ceil(math.log2(k + 1))
-        return torch.arange(size)[:, None], np.where(hadamard(size)[1 : k + 1] > 0, e, 1.0) * 2 / size / (e + 1)
+        return torch.arange(size)[:, None], np.where(
+            hadamard(size)[1 : k + 1] > 0, e, 1.0
+        ) * 2 / size / (e + 1)
     if kind is SubsetSelection:
         w = kind(k, epsilon).subset
         sets = list(itertools.combinations(range(k), w))
         likely = w * e / (w * e + k - w) / math.comb(k - 1, w - 1)
         other = (k - w) / (w * e + k - w) / math.comb(k - 1, w)
-        return packed(sets, k), np.array([[likely if x in s else other for s in sets] for x in range(k)])
-    p, q = (0.5, 1 / (e + 1)) if kind is OptimizedUnaryEncoding else (1 - 1 / (e**0.5 + 1), 1 / (e**0.5 + 1))
+        return packed(sets, k), np.array(
+            [[likely if x in s else other for s in sets] for x in range(k)]
+        )
+    p, q = (
+        (0.5, 1 / (e + 1))
+        if kind is OptimizedUnaryEncoding
+        else (1 - 1 / (e**0.5 + 1), 1 / (e**0.5 + 1))
+    )
     sets = [s for r in range(k + 1) for s in itertools.combinations(range(k), r)]
 
     def chance(x, members):
@@ -96,14 +110,19 @@ def test_tables_of_subsets_taken_in_parts_keep_mean_and_covariance(monkeypatch, 
     oracle, repeats = SubsetSelection(k, epsilon), 1000
     counts = torch.zeros(k, dtype=torch.int64)
     counts[0], counts[-1] = n // 2, n - n // 2
-    drawn = oracle.sample_tally(counts, generator=generator(32), sample_shape=(repeats,))["reports"].double()
+    drawn = oracle.sample_tally(counts, generator=generator(32), sample_shape=(repeats,))[
+        "reports"
+    ].double()
     assert bool((drawn.sum(1) == n * oracle.subset).all())
-    covariance = oracle.gap**2 * (counts[0] * oracle.covariance(0) + counts[-1] * oracle.covariance(k - 1))
+    covariance = oracle.gap**2 * (
+        counts[0] * oracle.covariance(0) + counts[-1] * oracle.covariance(k - 1)
+    )
     spread = covariance.diag().sqrt()
     mean = n * oracle.off + oracle.gap * counts
     assert float(((drawn.mean(0) - mean) / spread).abs().max()) * math.sqrt(repeats) < 5.5
     apart = (drawn.mT.cov() - covariance) / (spread[:, None] * spread)
-    assert float(apart.abs().max()) * math.sqrt(repeats) < (8 if n > 3 else 12)  # of three users: long tails
+    # of three users: long tails
+    assert float(apart.abs().max()) * math.sqrt(repeats) < (8 if n > 3 else 12)
 
 
 def law_of_the_tally(kind, k, epsilon, x):
@@ -136,7 +155,9 @@ def law_of_the_tally(kind, k, epsilon, x):
 def test_the_tally_that_is_sampled_has_the_joint_law_of_the_messages(kind, k, epsilon, x):
     law, repeats = law_of_the_tally(kind, k, epsilon, x), 20_000
     counts = torch.bincount(torch.tensor(x), minlength=k)
-    drawn = kind(k, epsilon).sample_tally(counts, generator=generator(31), sample_shape=(repeats,))["reports"]
+    drawn = kind(k, epsilon).sample_tally(counts, generator=generator(31), sample_shape=(repeats,))[
+        "reports"
+    ]
     values, times = drawn.unique(dim=0, return_counts=True)
     seen = dict(zip(map(tuple, values.tolist()), times.tolist(), strict=True))
     assert set(seen) <= set(law)
@@ -163,15 +184,22 @@ def test_decoded_moments_by_enumeration(kind, k, epsilon):
     for x in range(k):
         centred = decoded - torch.eye(k).double()[x]
         covariance = centred.mT @ (law[x][:, None] * centred)
-        torch.testing.assert_close(oracle.covariance(x), covariance, rtol=1e-11, atol=1e-14 * scale**2)
-        torch.testing.assert_close(stated[:, x], ((W @ covariance) * W).sum(1), rtol=1e-10, atol=1e-14 * scale**2)
+        torch.testing.assert_close(
+            oracle.covariance(x), covariance, rtol=1e-11, atol=1e-14 * scale**2
+        )
+        torch.testing.assert_close(
+            stated[:, x], ((W @ covariance) * W).sum(1), rtol=1e-10, atol=1e-14 * scale**2
+        )
         wrong = kind(k, 1.01 * epsilon).covariance(x)
         assert float(wrong[x, x]) != pytest.approx(float(covariance[x, x]), rel=1e-4)
 
 
 def largest_rate(decoded, law, W):
     """The largest 2 log E exp(t (<W_i, Y> - W_ix))/t^2 over a grid of t and all types, (queries,)."""
-    answers, t = W @ decoded.mT, torch.cat([torch.logspace(-3, 2, 400), -torch.logspace(-3, 2, 400)]).double()
+    answers, t = (
+        W @ decoded.mT,
+        torch.cat([torch.logspace(-3, 2, 400), -torch.logspace(-3, 2, 400)]).double(),
+    )
     t = t[:, None] / answers.abs().amax(1)  # (rates, queries)
     rates = []
     for x in range(len(law)):
@@ -185,9 +213,15 @@ def largest_rate(decoded, law, W):
 def test_guarantee_variance_proxies_bound_the_moments_of_every_type(kind, k, epsilon):
     oracle = kind(k, epsilon)
     messages, law = written_out(kind, k, epsilon)
-    decoded, law = torch.stack([oracle.totals(oracle.tally(m)) for m in messages]), torch.from_numpy(law)
+    decoded, law = (
+        torch.stack([oracle.totals(oracle.tally(m)) for m in messages]),
+        torch.from_numpy(law),
+    )
     W = normal(6, k)
-    for queries, proxies in ((W, oracle.workload_proxy(W)), (torch.eye(k).double(), oracle.variance_proxy)):
+    for queries, proxies in (
+        (W, oracle.workload_proxy(W)),
+        (torch.eye(k).double(), oracle.variance_proxy),
+    ):
         assert proxies.shape == (len(queries),)
         assert (largest_rate(decoded, law, queries) <= proxies * (1 + 1e-8)).all()
         assert (oracle.workload_variance(queries).amax(1) <= proxies * (1 + 1e-8)).all()
@@ -204,7 +238,9 @@ def test_subset_selection_takes_the_size_of_least_error():
         assert oracle.subset == 1 + int(np.argmin(errors))
         exact = float(oracle.covariance(0).trace())
         assert errors[oracle.subset - 1] == pytest.approx(exact, rel=1e-10)
-    assert SubsetSelection(64, 8.0).covariance(3).allclose(RandomizedResponse(64, 8.0).covariance(3))
+    assert (
+        SubsetSelection(64, 8.0).covariance(3).allclose(RandomizedResponse(64, 8.0).covariance(3))
+    )
 
 
 @pytest.mark.parametrize("kind", ORACLES)
@@ -212,20 +248,29 @@ def test_subset_selection_takes_the_size_of_least_error():
 def test_messages_follow_the_law(kind, epsilon):
     k, n = 4, 400_000
     messages, law = written_out(kind, k, epsilon)
-    drawn = kind(k, epsilon).randomize_unchecked(torch.full((n,), 2), SeededNoise(1)).reshape(n, -1)[:, 0]
+    drawn = (
+        kind(k, epsilon)
+        .randomize_unchecked(torch.full((n,), 2), SeededNoise(1))
+        .reshape(n, -1)[:, 0]
+    )
     counts = np.array([int((drawn == message).sum()) for message in messages])
     assert counts.sum() == n
     assert stats.chisquare(counts, n * law[2] / law[2].sum()).pvalue > ALPHA
     wrong = law[1]
     assert stats.chisquare(counts, n * wrong / wrong.sum()).pvalue < ALPHA
     wrong = written_out(kind, k, 1.1 * epsilon)[1][2]
-    assert len(wrong) == len(counts) and stats.chisquare(counts, n * wrong / wrong.sum()).pvalue < ALPHA
+    assert (
+        len(wrong) == len(counts)
+        and stats.chisquare(counts, n * wrong / wrong.sum()).pvalue < ALPHA
+    )
 
 
 def make(kind, epsilon):
     if kind is StrategyMatrix:
         rows = 1 + math.expm1(epsilon) * (normal(9, 5, seed=3) > 0).double()
-        return StrategyMatrix(torch.cat([rows, 1 + math.exp(epsilon) - rows]) / (9 * (1 + math.exp(epsilon))))
+        return StrategyMatrix(
+            torch.cat([rows, 1 + math.exp(epsilon) - rows]) / (9 * (1 + math.exp(epsilon)))
+        )
     return kind(5, epsilon)
 
 
@@ -260,7 +305,8 @@ def test_large_subsets_have_their_size_and_no_favourites(monkeypatch, at_once):
     pairs = (bits[:, :35] * bits[:, 35:70])[:, :30].double().mean(0)  # v and v + 35, none of them x
     r = oracle._pair
     assert float((pairs - r).abs().max()) < 5.5 * math.sqrt(r * (1 - r) / n)
-    assert abs(float(pairs.mean()) - oracle.off**2) > 3 * math.sqrt(r * (1 - r) / n / 30)  # not independent bits
+    # not independent bits
+    assert abs(float(pairs.mean()) - oracle.off**2) > 3 * math.sqrt(r * (1 - r) / n / 30)
 
 
 @pytest.mark.parametrize("k", [2, 3, 1000, 2**16, 2**20])
@@ -275,18 +321,28 @@ def test_guarantee_of_the_least_epsilon_that_the_integers_can_express(k):
             continue
         own = 2**63 - (k - 1) * step
         assert 0 < Fraction(own, step) <= Fraction(Decimal(epsilon).exp(Context(prec=60)))
-        assert abs(Fraction(own - step, 2**63) / (Fraction(math.expm1(epsilon)) / k) - 1) < 2**-19 + epsilon
+        assert (
+            abs(Fraction(own - step, 2**63) / (Fraction(math.expm1(epsilon)) / k) - 1)
+            < 2**-19 + epsilon
+        )
 
 
-@pytest.mark.parametrize(("k", "epsilon"), [(2, 0.1), (3, 1.0), (5, 8.0), (8, 20.0), (3, 700.0), (1000, 0.5)])
+@pytest.mark.parametrize(
+    ("k", "epsilon"), [(2, 0.1), (3, 1.0), (5, 8.0), (8, 20.0), (3, 700.0), (1000, 0.5)]
+)
 def test_guarantee_randomized_response_exactly_epsilon_ldp_in_the_sampler(planted, k, epsilon):
     """How many of the 2^63 integers that a user may draw lead to each report: found by bisection, compared exactly."""
     randomizer = RandomizedResponse(k, epsilon)
 
     def report(number, x):
-        return int(randomizer.randomize_unchecked(torch.tensor([x]), planted(integers=torch.tensor(number)))[0])
+        return int(
+            randomizer.randomize_unchecked(
+                torch.tensor([x]), planted(integers=torch.tensor(number))
+            )[0]
+        )
 
-    def first(condition):  # least integer in [0, 2^63] with the condition, which stays true once it is
+    # least integer in [0, 2^63] with the condition, which stays true once it is
+    def first(condition):
         low, high = 0, 2**63
         while low < high:
             middle = (low + high) // 2
@@ -311,9 +367,9 @@ def test_guarantee_randomized_response_exactly_epsilon_ldp_in_the_sampler(plante
 def test_tiny_probabilities_of_another_value_are_not_rounded_away():
     """p - q is 1 - 1.7e-16 here, which float64 rounds by a third of the difference."""
     randomizer, n, repeats = RandomizedResponse(2, 37.0), 10**14, 200_000
-    reports = randomizer.sample_tally(torch.tensor([n, 0]), generator=generator(3), sample_shape=(repeats,))[
-        "reports"
-    ]
+    reports = randomizer.sample_tally(
+        torch.tensor([n, 0]), generator=generator(3), sample_shape=(repeats,)
+    )["reports"]
     expected = n * randomizer.q * repeats
     assert abs(float(reports[:, 1].sum()) - expected) < 5 * math.sqrt(expected)
     assert expected > 1000

@@ -122,8 +122,10 @@ def test_a_radius_of_zero_has_no_bound(kind, word):
 def test_no_tail_ends(kind):
     """Floats of 53 bits end at 8.6; a pair of normals goes on as long as its words do."""
     protocol = kind(2, 1.0)
-    far = protocol.randomize(torch.zeros(1, 2).double(), noise=Given([0] * 100))[0]  # along the first axis
-    assert kind is PrivUnit or float(far[0] / protocol.step) * protocol.grid > 18  # its vectors have one length
+    # along the first axis
+    far = protocol.randomize(torch.zeros(1, 2).double(), noise=Given([0] * 100))[0]
+    # its vectors have one length
+    assert kind is PrivUnit or float(far[0] / protocol.step) * protocol.grid > 18
 
 
 @every
@@ -131,7 +133,9 @@ def test_rows_in_doubt_are_decided_by_long_numbers(kind):
     """A word of few bits leaves its row in doubt: more words are read for it, and what it sends is their function."""
     protocol, x = kind(9, 2.0, 2.5), nasty(9, 2.5, 12)
     words = protocol.words(12, SeededNoise(4))
-    usual = protocol.randomize(x, noise=Given(torch.cat([each.flatten() for each in words]).tolist()))
+    usual = protocol.randomize(
+        x, noise=Given(torch.cat([each.flatten() for each in words]).tolist())
+    )
     words.radii[[3, 8], 2] = 0
     first, sent = torch.cat([each.flatten() for each in words]).tolist(), []
     for further in (0, -1):
@@ -154,17 +158,27 @@ def test_guarantee_no_zero_has_a_sign(kind):
 def test_messages_that_float32_does_not_hold(radius):
     protocol = PrivUnit(2, 1.0, radius)
     sent = protocol.randomize(torch.zeros(9, 2, dtype=torch.float32), noise=SeededNoise(1))
-    torch.testing.assert_close(protocol.decode(protocol.encode(sent)), sent.double(), rtol=1e-7, atol=0)
+    torch.testing.assert_close(
+        protocol.decode(protocol.encode(sent)), sent.double(), rtol=1e-7, atol=0
+    )
     assert len(sent.unique()) == 18
 
 
 @every
 def test_equal_words_send_equal_bits_in_other_blocks_and_threads(kind):
     protocol = kind(33, 2.0, 2.5)
-    (whole, squares), words = on_lattice(nasty(33, 2.5, 64), 2.5), protocol.words(64, SeededNoise(1))
+    (whole, squares), words = (
+        on_lattice(nasty(33, 2.5, 64), 2.5),
+        protocol.words(64, SeededNoise(1)),
+    )
     together = protocol.shifted(whole, squares, words)[0].round()
     for size in (1, 7, 64):
-        parts = zip(whole.split(size), squares.split(size), *(each.split(size) for each in words), strict=True)
+        parts = zip(
+            whole.split(size),
+            squares.split(size),
+            *(each.split(size) for each in words),
+            strict=True,
+        )
         apart = [protocol.shifted(x, square, Words(*own))[0].round() for x, square, *own in parts]
         assert torch.equal(together, torch.cat(apart))
     threads = torch.get_num_threads()
@@ -210,9 +224,14 @@ def test_guarantee_what_arithmetic_adds_to_delta(dim, epsilon):
     protocol = PrivUnit(dim, epsilon)
     promise = protocol.guarantee
     assert promise.delta >= (1 + math.exp(epsilon)) * protocol.variation
-    assert promise.delta < 2**-128 and promise.variation == protocol.variation and promise.epsilon == epsilon
+    assert (
+        promise.delta < 2**-128
+        and promise.variation == protocol.variation
+        and promise.epsilon == epsilon
+    )
     error = 2 * (2 * math.sqrt(dim + 1) + 2) / protocol.grid * 2.0**-255
-    steps = torch.logspace(-80, 0, 20001, base=10, dtype=torch.float64)  # E min(1, 2 dim error/U), U uniform
+    # E min(1, 2 dim error/U), U uniform
+    steps = torch.logspace(-80, 0, 20001, base=10, dtype=torch.float64)
     mean = torch.trapezoid((2 * dim * error / steps).clamp_max(1), steps)
     assert float(mean) * (dim + 3) == pytest.approx(protocol.variation, rel=1e-4)
 
@@ -246,5 +265,7 @@ def test_the_lattice_is_finer_than_the_noise(dim, epsilon):
     assert protocol.step**2 / 6 < 1e-5 * noise and protocol.bits_per_user in (16 * dim, 32 * dim)
     for dtype in (torch.float64, torch.float32):  # whose digits are fewer than a number's 32 bits
         sent = protocol.randomize(nasty(dim, 1.0, 40).to(dtype), noise=SeededNoise(2))
-        torch.testing.assert_close(protocol.decode(protocol.encode(sent)), sent.double(), rtol=1e-7, atol=0)
+        torch.testing.assert_close(
+            protocol.decode(protocol.encode(sent)), sent.double(), rtol=1e-7, atol=0
+        )
         assert protocol.tally(sent).n == 40

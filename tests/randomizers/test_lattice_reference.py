@@ -17,7 +17,20 @@ from torchdp.randomizers import GaussianVector, PrivUnit
 
 mp = MPContext()
 mp.dps = 60
-ENDS = (0, 1, 2**14, 2**31, 2**52, 2**61, 2**62 - 1, 2**63 - 2**11, 2**63 - 1, -1, -(2**62), -(2**63))
+ENDS = (
+    0,
+    1,
+    2**14,
+    2**31,
+    2**52,
+    2**61,
+    2**62 - 1,
+    2**63 - 2**11,
+    2**63 - 1,
+    -1,
+    -(2**62),
+    -(2**63),
+)
 
 
 class Given(Noise):
@@ -58,7 +71,9 @@ def cap(dim, share):
     for _ in range(6):
         cosine, sine = mp.cos(angle), mp.sin(angle)
         if cosine < 0.7:
-            held = mp.mpf(1) / 2 - cosine * mp.hyp2f1(0.5, mp.mpf(3 - dim) / 2, 1.5, cosine**2) / total
+            held = (
+                mp.mpf(1) / 2 - cosine * mp.hyp2f1(0.5, mp.mpf(3 - dim) / 2, 1.5, cosine**2) / total
+            )
         else:
             held = sine**n / (n * total) * mp.hyp2f1(0.5, mp.mpf(n) / 2, mp.mpf(n) / 2 + 1, sine**2)
         angle -= (held - small) * total / sine ** (n - 1)
@@ -78,9 +93,15 @@ def sent(protocol, x, kept):
     if (square := sum(each**2 for each in point)) > 2**52:
         shrink = 2.0**26 / math.sqrt(square) * (1 - 2.0**-50)
         point = [math.trunc(each * shrink) for each in point]
-    u = [*(mp.mpf(each) / 2**26 for each in point), mp.sqrt(2**52 - sum(each**2 for each in point)) / 2**26]
+    u = [
+        *(mp.mpf(each) / 2**26 for each in point),
+        mp.sqrt(2**52 - sum(each**2 for each in point)) / 2**26,
+    ]
     if isinstance(protocol, GaussianVector):
-        V = [g + mp.mpf(protocol.radius / protocol.sigma) * each for g, each in zip(G, u, strict=True)]
+        V = [
+            g + mp.mpf(protocol.radius / protocol.sigma) * each
+            for g, each in zip(G, u, strict=True)
+        ]
     else:
         law = protocol.cap
         coin, number, bits = ours[-2][0], *long(ours[-1])
@@ -94,7 +115,10 @@ def sent(protocol, x, kept):
         stretch /= mp.sqrt(mp.fsum(each**2 for each in across))
         V = [along * each + stretch * w for each, w in zip(u, across, strict=True)]
     bytes_ = b"".join((word % 2**64).to_bytes(8, "little") for word in kept[2])
-    W = [int.from_bytes(bytes_[2 * i : 2 * i + 2], "little", signed=True) + mp.mpf(1) / 2 for i in range(dim)]
+    W = [
+        int.from_bytes(bytes_[2 * i : 2 * i + 2], "little", signed=True) + mp.mpf(1) / 2
+        for i in range(dim)
+    ]
     whole = [int(mp.nint(v / protocol.grid + w / 2**16)) for v, w in zip(V, W, strict=False)]
     ends = 2 ** (protocol.bits_per_user // dim - 1)
     return [max(-ends, min(ends - 1, each)) for each in whole]
@@ -117,7 +141,11 @@ def test_what_is_sent_is_the_mechanism_of_real_numbers_rounded(kind, dim, epsilo
     protocol = KINDS[kind](dim, epsilon if kind == "Gaussian" else min(50.0, 1.7 * epsilon), 2.5)
     doubt, others = 0, 0
     for number, x in enumerate(points(dim, 2.5)):
-        for block, place, word in ((None, 0, 0), (number % 4, number, ENDS[number]), (3, 0, ENDS[-number])):
+        for block, place, word in (
+            (None, 0, 0),
+            (number % 4, number, ENDS[number]),
+            (3, 0, ENDS[-number]),
+        ):
             noise = Given(100 * dim + number, block, place, word)
             message = protocol.randomize(torch.tensor([x], dtype=torch.float64), noise=noise)
             got, kept = [round(each / protocol.step) for each in message[0].tolist()], noise.kept

@@ -14,13 +14,17 @@ from torchdp.randomness import keyed_generator
 
 def response(k, epsilon):
     """The strategy matrix of randomized response."""
-    Q = torch.ones(k, k, dtype=torch.float64) + math.expm1(epsilon) * torch.eye(k, dtype=torch.float64)
+    Q = torch.ones(k, k, dtype=torch.float64) + math.expm1(epsilon) * torch.eye(
+        k, dtype=torch.float64
+    )
     return StrategyMatrix(Q / Q.sum(0))
 
 
 def module(k=5, epsilon=1.0, m=9):
     rows = (
-        torch.rand(m, k, dtype=torch.float64, generator=keyed_generator(b"rows")) * math.expm1(0.3 * epsilon) + 1
+        torch.rand(m, k, dtype=torch.float64, generator=keyed_generator(b"rows"))
+        * math.expm1(0.3 * epsilon)
+        + 1
     )
     return LearnedStrategy(rows / rows.sum(0), epsilon)
 
@@ -39,7 +43,8 @@ def test_guarantee_epsilon_holds_whatever_the_parameters_are(epsilon, size):
         assert float((Q.amax(1) / Q.amin(1)).log().max()) <= epsilon
         try:
             assert StrategyMatrix(Q).epsilon <= epsilon * (1 + 1e-15)
-        except ValueError as error:  # no output that says something has a chance that integers of 63 bits express
+        # no output that says something has a chance that integers of 63 bits express
+        except ValueError as error:
             told = float(Q[Q.amax(1) > Q.amin(1) * (1 + 1e-9)].max())
             assert "63 bits" in str(error) and told * min(epsilon, 1) < 2.0**-60
 
@@ -57,8 +62,14 @@ def test_a_matrix_that_spends_more_is_seen():
 def test_gradients():
     learned = module()
     W = workloads.prefix(5).dense()
-    prior = torch.rand(5, dtype=torch.float64, generator=keyed_generator(b"prior")).add(0.1).requires_grad_()
-    values = tuple(parameter.detach().clone().requires_grad_() for parameter in learned.parameters())
+    prior = (
+        torch.rand(5, dtype=torch.float64, generator=keyed_generator(b"prior"))
+        .add(0.1)
+        .requires_grad_()
+    )
+    values = tuple(
+        parameter.detach().clone().requires_grad_() for parameter in learned.parameters()
+    )
     names = [name for name, _ in learned.named_parameters()]
 
     def matrix(*parameters):
@@ -66,11 +77,16 @@ def test_gradients():
 
     assert torch.autograd.gradcheck(matrix, values)
     Q = learned().detach().requires_grad_()
-    assert torch.autograd.gradcheck(lambda Q, prior: answer_variances(Q, W, prior), (Q, prior), atol=1e-4)
+    assert torch.autograd.gradcheck(
+        lambda Q, prior: answer_variances(Q, W, prior), (Q, prior), atol=1e-4
+    )
 
 
 def test_variances_are_those_of_the_strategy():
-    strategy, W = StrategyMatrix(module()().detach(), torch.arange(1.0, 6.0)), workloads.prefix(5).dense()
+    strategy, W = (
+        StrategyMatrix(module()().detach(), torch.arange(1.0, 6.0)),
+        workloads.prefix(5).dense(),
+    )
     found = answer_variances(strategy.matrix, W, torch.arange(1.0, 6.0))
     torch.testing.assert_close(found, strategy.workload_variance(W))
 
@@ -79,18 +95,23 @@ def test_variances_are_those_of_the_strategy():
 def test_guarantee_the_worst_query_gets_better_and_epsilon_is_kept(W):
     options = {"steps": 60, "exchanges": 5}
     start, found = (
-        StrategyMatrix.tuned(W, 1.0, None, objective, generator=keyed_generator(b"start"), **options)
+        StrategyMatrix.tuned(
+            W, 1.0, None, objective, generator=keyed_generator(b"start"), **options
+        )
         for objective in (Objective.MEAN, Objective.WORST)
     )
     assert found.epsilon <= start.epsilon <= 1.0
     assert float(found.workload_variance(W).max()) < 0.93 * float(start.workload_variance(W).max())
-    centred = answer_variances(found.matrix, W - W.mean(1, keepdim=True))  # a constant changes no variance
+    # a constant changes no variance
+    centred = answer_variances(found.matrix, W - W.mean(1, keepdim=True))
     torch.testing.assert_close(centred, answer_variances(found.matrix, W), rtol=1e-8, atol=1e-10)
 
 
 def test_the_worst_query_under_a_prior():
     W, prior = workloads.prefix(6).dense(), torch.arange(1.0, 7.0).double() / 21
-    start = StrategyMatrix.tuned(W, 1.0, prior, generator=keyed_generator(b"start"), steps=60, exchanges=5)
+    start = StrategyMatrix.tuned(
+        W, 1.0, prior, generator=keyed_generator(b"start"), steps=60, exchanges=5
+    )
     found = start.sharpened(W, prior, 60)
     largest, before = (float((each.workload_variance(W) @ prior).max()) for each in (found, start))
     assert found.epsilon <= start.epsilon and largest < 0.98 * before

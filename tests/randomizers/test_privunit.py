@@ -31,17 +31,29 @@ def test_guarantee_privunit_exactly_epsilon_ldp(epsilon, dim):
     other[::4], other[1::4], other[2::4] = -x[::4], x[1::4] * (1 - 1e-15), 0  # adversarial pairs
     u, v = lifted(x), lifted(other)
     worst, wrong = 0.0, 0.0
-    outputs = [u, v, -u, u - v + 1e-9, rng.standard_normal(u.shape), u + 0.3 * rng.standard_normal(u.shape)]
+    outputs = [
+        u,
+        v,
+        -u,
+        u - v + 1e-9,
+        rng.standard_normal(u.shape),
+        u + 0.3 * rng.standard_normal(u.shape),
+    ]
     for y in outputs:
         y = y / np.linalg.norm(y, axis=-1, keepdims=True)
         worst = max(worst, float(np.abs(log_density(y, u, cap) - log_density(y, v, cap)).max()))
-        wrong = max(wrong, float((log_density(y, u, cap, 1.01) - log_density(y, v, cap, 1.01)).max()))
+        wrong = max(
+            wrong, float((log_density(y, u, cap, 1.01) - log_density(y, v, cap, 1.01)).max())
+        )
     assert worst == pytest.approx(epsilon, rel=1e-12)  # attained, and never more
     assert wrong > epsilon + 5e-3  # a high density 1 % off would break it
     mass = cap.low_density * (1 - cap.survival) + cap.high_density * cap.survival
     assert mass == pytest.approx(1, abs=1e-13)
     guarantee = PrivUnit(dim, epsilon).guarantee
-    assert (guarantee.epsilon, guarantee.exact) == (epsilon, False) and 0 < guarantee.delta < 2**-110
+    assert (guarantee.epsilon, guarantee.exact) == (
+        epsilon,
+        False,
+    ) and 0 < guarantee.delta < 2**-110
     assert (guarantee.model, guarantee.neighbours) == (Model.LOCAL, Neighbours.REPLACE_ONE)
 
 
@@ -58,8 +70,10 @@ def test_guarantee_privunit_exactly_epsilon_ldp_as_it_is_drawn(epsilon, dim):
     rapidity = torch.asinh(t / across)
     (slope,) = torch.autograd.grad(rapidity.sum(), z)
     log_cosh = torch.log1p(2 * torch.sinh(rapidity / 2).square())
-    drawn = (-z.square() / 2 - slope.log() + dim * log_cosh).detach()  # density over sech^dim, the uniform one
-    inner = drawn[z.detach().abs() < 6]  # beyond, the inverse of tanh that this test takes loses digits
+    # density over sech^dim, the uniform one
+    drawn = (-z.square() / 2 - slope.log() + dim * log_cosh).detach()
+    # beyond, the inverse of tanh that this test takes loses digits
+    inner = drawn[z.detach().abs() < 6]
     assert float((inner - inner.mean()).abs().max()) < 2e-11
     wrong = (drawn + 1e-3 * log_cosh.detach() * dim)[z.detach().abs() < 6]
     assert float((wrong - wrong.mean()).abs().max()) > 1e-4
@@ -75,10 +89,15 @@ def circle(randomizer, x, high=1.0):
     cap = randomizer.cap
     u, edge = math.acos(x), 2 * math.atan(math.exp(-cap.rapidity))
     nodes, weights = np.polynomial.legendre.leggauss(20)
-    pieces = [(u - edge, u + edge, high * cap.high_density), (u + edge, u - edge + 2 * math.pi, cap.low_density)]
+    pieces = [
+        (u - edge, u + edge, high * cap.high_density),
+        (u + edge, u - edge + 2 * math.pi, cap.low_density),
+    ]
     total = np.zeros(3)
     for start, stop, density in pieces:
-        for a, b in zip(*(np.linspace(start, stop, 9)[s] for s in (slice(-1), slice(1, None))), strict=True):
+        for a, b in zip(
+            *(np.linspace(start, stop, 9)[s] for s in (slice(-1), slice(1, None))), strict=True
+        ):
             angles = (a + b) / 2 + (b - a) / 2 * nodes
             y = randomizer.radius * np.cos(angles) / cap.threshold
             mass = density * (b - a) / 2 * weights / (2 * math.pi)
@@ -118,10 +137,17 @@ def test_messages_have_the_law_of_rejection_sampling(dim, norm):
     slow = rejected(dim, epsilon, x, 30_000, 1)
     slow = np.floor(slow / step + rng.random(slow.shape)) * step
     fast, off = (
-        PrivUnit(dim, e).randomize_unchecked(torch.from_numpy(x).expand(30_000, dim), SeededNoise(2)).numpy()
+        PrivUnit(dim, e)
+        .randomize_unchecked(torch.from_numpy(x).expand(30_000, dim), SeededNoise(2))
+        .numpy()
         for e in (epsilon, 1.25 * epsilon)
     )
-    views = [lambda y: y[:, 0], lambda y: y[:, -1], lambda y: y.sum(-1), lambda y: np.square(y - x).sum(-1)]
+    views = [
+        lambda y: y[:, 0],
+        lambda y: y[:, -1],
+        lambda y: y.sum(-1),
+        lambda y: np.square(y - x).sum(-1),
+    ]
     assert min(stats.ks_2samp(view(slow), view(fast)).pvalue for view in views) > 1e-6
     assert min(stats.ks_2samp(view(slow), view(off)).pvalue for view in views) < 1e-6
 

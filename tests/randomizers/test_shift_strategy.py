@@ -17,7 +17,8 @@ PATTERNS = torch.tensor(
 ).bool()
 SHARES = torch.tensor([3.0, 1.0, 2.0])
 STRATEGY = ShiftStrategy(PATTERNS, SHARES, 7, 1.2)
-PLACE = torch.tensor([0, 9, 6, 4, 1, 10])  # remainders by 3 and 4: (0, 0), (0, 1), (0, 2), (1, 0), (1, 1), (1, 2)
+# remainders by 3 and 4: (0, 0), (0, 1), (0, 2), (1, 0), (1, 1), (1, 2)
+PLACE = torch.tensor([0, 9, 6, 4, 1, 10])
 
 
 def centred(workload):
@@ -30,12 +31,16 @@ def worst(oracle, W):
 
 
 def test_closed_forms_are_those_of_the_matrix_written_out():
-    Q = torch.tensor([[float(chance) for chance in law] for law in channel(STRATEGY)], dtype=torch.float64).mT
+    Q = torch.tensor(
+        [[float(chance) for chance in law] for law in channel(STRATEGY)], dtype=torch.float64
+    ).mT
     torch.testing.assert_close(STRATEGY.laws(torch.arange(7)).mT, Q, rtol=1e-14, atol=0)
     W = torch.randn(2, 3, 7, dtype=torch.float64, generator=generator())
     V = STRATEGY.decoder(W)
     torch.testing.assert_close(V @ Q, W, rtol=0, atol=1e-11)
-    torch.testing.assert_close(STRATEGY.workload_variance(W), V.square() @ Q - W.square(), rtol=1e-10, atol=1e-10)
+    torch.testing.assert_close(
+        STRATEGY.workload_variance(W), V.square() @ Q - W.square(), rtol=1e-10, atol=1e-10
+    )
     reports = torch.randint(0, 90, (4, 27), generator=generator())
     torch.testing.assert_close(
         STRATEGY.totals({"reports": reports}),
@@ -45,7 +50,9 @@ def test_closed_forms_are_those_of_the_matrix_written_out():
     )
     h = torch.tensor([[0.5, 0, 0, 0.2, 0.1, 0, 0.2], [0, 0, 1, 0, 0, 0, 0]], dtype=torch.float64)
     torch.testing.assert_close(STRATEGY.mixed(h), h @ Q.mT, rtol=1e-12, atol=1e-15)
-    torch.testing.assert_close(STRATEGY.gathered(reports.double()), reports.double() @ Q, rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(
+        STRATEGY.gathered(reports.double()), reports.double() @ Q, rtol=1e-12, atol=1e-12
+    )
     # On the whole circle the decoder is the best of all for uniform types: that of the matrix.
     circle = ShiftStrategy(PATTERNS, SHARES, 9, 1.2)
     matrix = StrategyMatrix(circle.laws(torch.arange(9)).mT)
@@ -74,7 +81,9 @@ def posterior(oracle, W, users):
 
 def test_tuned_for_fits_has_a_small_posterior_variance(users=1_000):
     W = centred(workloads.prefix(24))
-    fit, plain = (ShiftStrategy.tuned(W, 1.0, generator=generator(), users=each) for each in (users, None))
+    fit, plain = (
+        ShiftStrategy.tuned(W, 1.0, generator=generator(), users=each) for each in (users, None)
+    )
     least = min(posterior(each, W, users) for each in (plain, ShiftStrategy.square_wave(24, 1.0)))
     assert posterior(fit, W, users) < 0.98 * least
     assert worst(fit, W) > worst(plain, W)
@@ -82,7 +91,9 @@ def test_tuned_for_fits_has_a_small_posterior_variance(users=1_000):
         ShiftStrategy.tuned(torch.ones(1, 300).cumsum(1), 1.0, generator=generator(), users=users)
 
 
-GRID = ShiftStrategy(PATTERNS[:, :9].repeat(1, 2)[:, :12] ^ (torch.arange(12) == 5), SHARES, 6, 0.9, PLACE)
+GRID = ShiftStrategy(
+    PATTERNS[:, :9].repeat(1, 2)[:, :12] ^ (torch.arange(12) == 5), SHARES, 6, 0.9, PLACE
+)
 
 
 def test_a_torus_is_a_circle_of_places():
@@ -92,17 +103,25 @@ def test_a_torus_is_a_circle_of_places():
         law = []
         for share, pattern in zip(GRID.shares.tolist(), patterns, strict=True):
             for shift in range(12):
-                (apart,) = (d for d in range(12) if d % 3 == (i - shift) % 3 and d % 4 == (j - shift) % 4)
-                law.append(share * (ratio if pattern[apart] else 1) / (sum(pattern) * (ratio - 1) + 12))
+                (apart,) = (
+                    d for d in range(12) if d % 3 == (i - shift) % 3 and d % 4 == (j - shift) % 4
+                )
+                law.append(
+                    share * (ratio if pattern[apart] else 1) / (sum(pattern) * (ratio - 1) + 12)
+                )
         torch.testing.assert_close(GRID.laws(torch.tensor([x]))[0].tolist(), law, rtol=1e-9, atol=0)
     Q = GRID.laws(torch.arange(6)).mT
     exact = channel(GRID)
     assert spent_by(exact) <= GRID.guarantee.epsilon
-    torch.testing.assert_close(torch.tensor([[float(c) for c in law] for law in exact]).mT.double(), Q)
+    torch.testing.assert_close(
+        torch.tensor([[float(c) for c in law] for law in exact]).mT.double(), Q
+    )
     W = torch.randn(3, 6, dtype=torch.float64, generator=generator())
     V = GRID.decoder(W)
     torch.testing.assert_close(V @ Q, W, rtol=0, atol=1e-10)
-    torch.testing.assert_close(GRID.workload_variance(W), V.square() @ Q - W.square(), rtol=1e-9, atol=1e-9)
+    torch.testing.assert_close(
+        GRID.workload_variance(W), V.square() @ Q - W.square(), rtol=1e-9, atol=1e-9
+    )
     torch.testing.assert_close(GRID.mixed(torch.eye(6).double()), Q.mT, rtol=1e-12, atol=1e-15)
 
 
@@ -147,7 +166,11 @@ def test_guarantee_each_cell_of_the_table_has_its_integers(planted):
         *((e, j + 1) for j, e in enumerate(ends)),
     ]:
         for x in range(4):
-            y = int(strategy.randomize_unchecked(torch.tensor([x]), planted(integers=torch.tensor(number)))[0])
+            y = int(
+                strategy.randomize_unchecked(
+                    torch.tensor([x]), planted(integers=torch.tensor(number))
+                )[0]
+            )
             inside = bool(patterns[y // 6, (x - y % 6) % 6])
             assert (y // 6, inside) == (cell % 3, cell < 3)
 
@@ -161,8 +184,12 @@ def found(W, epsilon):
 def test_guarantee_every_output_spends_epsilon_at_most_and_types_are_alike(workload, epsilon):
     W = workload.dense()
     Q = found(W, epsilon)
-    assert float(Q.min()) > 0 and float((Q.amax(1) / Q.amin(1)).log().max()) <= epsilon * (1 + 1e-12)
-    torch.testing.assert_close(Q.sum(0), torch.ones(len(Q.mT), dtype=torch.float64), rtol=0, atol=1e-12)
+    assert float(Q.min()) > 0 and float((Q.amax(1) / Q.amin(1)).log().max()) <= epsilon * (
+        1 + 1e-12
+    )
+    torch.testing.assert_close(
+        Q.sum(0), torch.ones(len(Q.mT), dtype=torch.float64), rtol=0, atol=1e-12
+    )
     variance = StrategyMatrix(Q).workload_variance(W - W.mean(1, keepdim=True)).mean(0)
     assert float(variance.amax() / variance.amin()) < 1 + 1e-6
     law = Q.mean(1)
@@ -174,4 +201,5 @@ def test_guarantee_every_output_spends_epsilon_at_most_and_types_are_alike(workl
 
 def test_other_workloads_are_left_to_others():
     assert found(workloads.prefix(8).dense(), 1.0) is None
-    assert found(workloads.identity(8).dense(), 1.0) is not None  # diagonal in every orthonormal basis
+    # diagonal in every orthonormal basis
+    assert found(workloads.identity(8).dense(), 1.0) is not None

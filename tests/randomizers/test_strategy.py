@@ -40,7 +40,9 @@ def test_guarantee_strategy_matrix_exactly_epsilon_ldp(epsilon):
 def test_randomized_response_as_a_matrix_is_randomized_response():
     strategy, oracle = StrategyMatrix(response(6, 1.3)), RandomizedResponse(6, 1.3)
     W = normal(4, 6)
-    torch.testing.assert_close(strategy.workload_variance(W), oracle.workload_variance(W), rtol=1e-11, atol=0)
+    torch.testing.assert_close(
+        strategy.workload_variance(W), oracle.workload_variance(W), rtol=1e-11, atol=0
+    )
     torch.testing.assert_close(strategy.covariance(2), oracle.covariance(2), rtol=1e-10, atol=1e-12)
     tally = Tally(19, {"reports": torch.tensor([5, 0, 3, 9, 1, 1])})
     torch.testing.assert_close(strategy.totals(tally), oracle.totals(tally), rtol=1e-11, atol=1e-11)
@@ -58,18 +60,25 @@ def test_decoder_is_unbiased_and_of_least_variance_under_the_prior(prior):
     _, _, vectors = torch.linalg.svd(Q.mT)
     free = vectors[5:]  # N Q = 0: another unbiased decoder
     torch.testing.assert_close(free @ Q, torch.zeros(7, 5).double(), rtol=0, atol=1e-12)
-    law = (Q @ strategy.prior)[:, None]  # the normal equations: V diag(law) is in the row space's image
-    torch.testing.assert_close((V * law.mT) @ free.mT, torch.zeros(3, 7).double(), rtol=0, atol=1e-11)
+    # the normal equations: V diag(law) is in the row space's image
+    law = (Q @ strategy.prior)[:, None]
+    torch.testing.assert_close(
+        (V * law.mT) @ free.mT, torch.zeros(3, 7).double(), rtol=0, atol=1e-11
+    )
 
 
 def test_a_matrix_of_low_rank_answers_what_is_in_its_row_space_and_refuses_the_rest():
     strategy = StrategyMatrix(deficient())
-    inside = torch.tensor([[1.0, 1, 0, 0, 0], [0, 0, 0, 2, 2], [1, 1, 1, 1, 1]], dtype=torch.float64)
+    inside = torch.tensor(
+        [[1.0, 1, 0, 0, 0], [0, 0, 0, 2, 2], [1, 1, 1, 1, 1]], dtype=torch.float64
+    )
     V = strategy.decoder(inside)
     torch.testing.assert_close(V @ strategy.matrix, inside, rtol=0, atol=1e-11)
     variance = strategy.workload_variance(inside)
     assert (variance[:2] > 0).all() and float(variance[2].abs().max()) < 1e-11
-    tally = strategy.sample_tally(torch.tensor([10**6, 0, 3 * 10**6, 500, 7]), generator=generator())
+    tally = strategy.sample_tally(
+        torch.tensor([10**6, 0, 3 * 10**6, 500, 7]), generator=generator()
+    )
     torch.testing.assert_close(strategy.answers(tally, inside), V @ tally["reports"].double())
     outside = torch.eye(5, dtype=torch.float64)[:1]
     for call in (
@@ -89,4 +98,8 @@ def test_matrix_is_kept_in_float64_and_rescaled():
     torch.testing.assert_close(strategy.matrix.sum(0), torch.ones(4).double(), rtol=0, atol=1e-15)
     assert strategy.prior.tolist() == [0.25] * 4
     with torch.enable_grad():
-        assert not StrategyMatrix(response(4, 1.0).requires_grad_()).workload_variance(torch.eye(4)).requires_grad
+        assert (
+            not StrategyMatrix(response(4, 1.0).requires_grad_())
+            .workload_variance(torch.eye(4))
+            .requires_grad
+        )

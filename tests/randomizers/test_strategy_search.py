@@ -36,7 +36,9 @@ WORKLOADS = {
 def tuned(W, epsilon, average=True, **options):
     """For the types on average, or for the worst one."""
     prior = torch.ones(W.shape[1]) if average else None
-    return StrategyMatrix.tuned(W, epsilon, prior, generator=generator(options.pop("seed", 0)), **options)
+    return StrategyMatrix.tuned(
+        W, epsilon, prior, generator=generator(options.pop("seed", 0)), **options
+    )
 
 
 def judged(variance, average=True):
@@ -49,7 +51,9 @@ def exact_optimum(W, epsilon):
     import cvxpy as cp
 
     k = W.shape[1]
-    rows = torch.tensor(list(itertools.product([math.exp(-epsilon), 1.0], repeat=k)), dtype=torch.float64)
+    rows = torch.tensor(
+        list(itertools.product([math.exp(-epsilon), 1.0], repeat=k)), dtype=torch.float64
+    )
     products = torch.einsum("yi,yj->yij", rows, rows) / rows.mean(1)[:, None, None]
     weights = cp.Variable(len(rows), nonneg=True)
     information = cp.reshape(products.flatten(1).T.numpy() @ weights, (k, k), order="C")
@@ -84,7 +88,8 @@ def test_guarantee_strategy_lower_bound_is_at_most_the_least_variance(name, epsi
     bound = strategy_lower_bound(WORKLOADS[name], epsilon)
     assert bound <= least * (1 + 1e-6)
     assert bound >= (0.93 if name != "one query" else 0.8) * least
-    if name in ("prefix", "identity") and epsilon == 3:  # tight: a bound 1 % too large would be seen
+    # tight: a bound 1 % too large would be seen
+    if name in ("prefix", "identity") and epsilon == 3:
         assert 1.01 * bound > least
 
 
@@ -139,7 +144,9 @@ def test_guarantee_optimized_strategies_are_at_most_epsilon_ldp(epsilon, average
 @pytest.mark.parametrize("epsilon", [0.5, 2, 6])
 def test_no_oracle_is_better_on_its_own_ground(epsilon, average):
     W = workloads.prefix(12).dense()
-    found = judged(tuned(W, epsilon, average, steps=200, exchanges=10).workload_variance(W), average)
+    found = judged(
+        tuned(W, epsilon, average, steps=200, exchanges=10).workload_variance(W), average
+    )
     for kind in (RandomizedResponse, OptimizedUnaryEncoding, SubsetSelection, HadamardResponse):
         assert found <= judged(kind(12, epsilon).workload_variance(W), average) * (1 + 1e-5)
     subsets = judged(SubsetSelection(12, epsilon).workload_variance(W), average)
@@ -149,7 +156,9 @@ def test_no_oracle_is_better_on_its_own_ground(epsilon, average):
 def test_the_worst_type_fares_better_when_asked_for():
     W = workloads.absolute_difference(12).dense()
     average, worst = (tuned(W, 2.0, each, steps=200, exchanges=20) for each in (True, False))
-    of_worst, of_average = ([judged(s.workload_variance(W), o) for s in (average, worst)] for o in (False, True))
+    of_worst, of_average = (
+        [judged(s.workload_variance(W), o) for s in (average, worst)] for o in (False, True)
+    )
     assert of_worst[1] < 0.95 * of_worst[0] and of_average[0] < of_average[1] < of_worst[1]
     bound = strategy_lower_bound(W, 2.0, worst.prior)
     assert 0.9 * of_worst[1] < bound <= of_worst[1]
@@ -157,7 +166,10 @@ def test_the_worst_type_fares_better_when_asked_for():
 
 def test_a_prior_is_what_the_variance_is_small_for():
     """Against the best for the uniform prior and the certified bound under this one."""
-    W, prior = workloads.prefix(5).dense(), torch.tensor([0.6, 0.2, 0.1, 0.05, 0.05], dtype=torch.float64)
+    W, prior = (
+        workloads.prefix(5).dense(),
+        torch.tensor([0.6, 0.2, 0.1, 0.05, 0.05], dtype=torch.float64),
+    )
     asked = StrategyMatrix.tuned(W, 1.0, prior, generator=generator(), steps=100, exchanges=10)
     even = StrategyMatrix(tuned(W, 1.0, steps=100, exchanges=10).matrix, prior)
     found, other = (float((s.workload_variance(W) @ prior).mean()) for s in (asked, even))
@@ -191,7 +203,10 @@ def test_degenerate_workloads(W):
         found = judged(strategy.workload_variance(asked), average)
         plain = judged(RandomizedResponse(k, 1.0).workload_variance(asked), average)
         assert -1e-12 <= found <= plain * (1 + 1e-5) + 1e-12
-    assert strategy_lower_bound(W, 1.0) <= float(strategy.workload_variance(asked).mean()) * (1 + 1e-6) + 1e-12
+    assert (
+        strategy_lower_bound(W, 1.0)
+        <= float(strategy.workload_variance(asked).mean()) * (1 + 1e-6) + 1e-12
+    )
 
 
 def test_the_result_depends_on_the_generator_and_the_arguments_alone():
@@ -209,7 +224,8 @@ def test_the_result_depends_on_the_generator_and_the_arguments_alone():
 def least_variance(Q, W, h):
     """Of unbiased answers from one report, mean over queries, types drawn from h; nan where there are none."""
     law = Q @ h
-    Z = Q / np.sqrt(law)[:, None]  # V Q = W at the least V diag(law) V^T: V = W (Z^T Z)^+ Z^T / sqrt(law)
+    # V Q = W at the least V diag(law) V^T: V = W (Z^T Z)^+ Z^T / sqrt(law)
+    Z = Q / np.sqrt(law)[:, None]
     V = W @ np.linalg.pinv(Z.T @ Z) @ Z.T / np.sqrt(law)
     if np.abs(V @ Q - W).max() > 1e-7 * np.abs(W).max():
         return math.nan
@@ -223,13 +239,16 @@ def test_guarantee_no_random_strategy_is_below_it(epsilon):
     for trial in range(300):
         k, queries = int(rng.integers(2, 6)), int(rng.integers(1, 9))
         rows = np.where(rng.random((5 * k, k)) < 0.5, math.exp(-epsilon), 1.0)
-        weights = np.linalg.lstsq(rows.T, np.ones(k), rcond=None)[0] if trial % 2 else rng.random(5 * k)
+        weights = (
+            np.linalg.lstsq(rows.T, np.ones(k), rcond=None)[0] if trial % 2 else rng.random(5 * k)
+        )
         weights = np.abs(weights) + 1e-3
         slack = 1 - (rows * weights[:, None]).sum(0) / (rows * weights[:, None]).sum(0).max()
         weights /= (rows * weights[:, None]).sum(0).max()
         Q = np.concatenate([rows * weights[:, None], np.full((1, k), 1e-9) + np.diag(slack)])
         Q /= Q.sum(0)
-        if (Q.max(1) / Q.min(1)).max() > math.exp(epsilon) * (1 + 1e-9):  # what the slack needs is not private
+        # what the slack needs is not private
+        if (Q.max(1) / Q.min(1)).max() > math.exp(epsilon) * (1 + 1e-9):
             p = RandomizedResponse(k, epsilon)
             Q = np.full((k, k), p.q) + np.eye(k) * (p.p - p.q)
         h = rng.dirichlet(np.full(k, 0.5))
@@ -239,7 +258,9 @@ def test_guarantee_no_random_strategy_is_below_it(epsilon):
         h /= h.sum()
         W = rng.normal(size=(queries, k)) * 10.0 ** rng.integers(-2, 3)
         found = least_variance(Q, W, h)
-        bound = strategy_lower_bound(torch.from_numpy(W), epsilon, torch.from_numpy(h), program=False)
+        bound = strategy_lower_bound(
+            torch.from_numpy(W), epsilon, torch.from_numpy(h), program=False
+        )
         if found > 0:
             assert bound <= found * (1 + 1e-9)
             nearest = min(nearest, found / bound if bound else math.inf)
@@ -252,7 +273,9 @@ def test_two_types_are_answered_by_randomized_response_and_no_better(epsilon):
     bound = strategy_lower_bound(W, epsilon, program=False)
     assert bound == pytest.approx(1 / (4 * math.sinh(epsilon / 2) ** 2), rel=1e-9)
     if epsilon < 30:
-        assert bound == pytest.approx(float(RandomizedResponse(2, epsilon).workload_variance(W).mean()), rel=1e-5)
+        assert bound == pytest.approx(
+            float(RandomizedResponse(2, epsilon).workload_variance(W).mean()), rel=1e-5
+        )
 
 
 def test_it_holds_beside_the_program_and_beyond_it_with_a_prior():
@@ -260,10 +283,16 @@ def test_it_holds_beside_the_program_and_beyond_it_with_a_prior():
     for epsilon in (0.5, 4.0):
         both = strategy_lower_bound(W, epsilon, prior)
         simple = strategy_lower_bound(W, epsilon, prior, program=False)
-        tuned = StrategyMatrix.tuned(W, epsilon, prior, generator=keyed_generator(b"bound"), steps=80, exchanges=3)
+        tuned = StrategyMatrix.tuned(
+            W, epsilon, prior, generator=keyed_generator(b"bound"), steps=80, exchanges=3
+        )
         assert 0 < simple <= both <= tuned.judged(W, prior / prior.sum(), Objective.MEAN)
     large, h = workloads.prefix(80).dense(), 1.0 / torch.arange(1, 81, dtype=torch.float64)
-    assert strategy_lower_bound(large, 1.0, h) == strategy_lower_bound(large, 1.0, h, program=False) > 0
+    assert (
+        strategy_lower_bound(large, 1.0, h)
+        == strategy_lower_bound(large, 1.0, h, program=False)
+        > 0
+    )
     one = torch.zeros(80, dtype=torch.float64)
     one[3] = 1
     assert strategy_lower_bound(large, 1.0, one, program=False) == 0  # all of one type: known

@@ -9,8 +9,10 @@ from scipy.special import betainc, betaln
 from torchdp.randomizers import DuchiJordanWainwright, GaussianVector, PrivUnit
 from torchdp.randomizers.ball.ball import constants
 
-DIRECTIONS = [-1.0, -0.9, -0.6, -0.3, 0.0, 0.3, 0.6, 0.9, 1.0]  # cosine of the angle with (the lifted) x
-RATES = np.concatenate([-np.geomspace(0.02, 5, 40), np.geomspace(0.02, 5, 40)])  # times a standard deviation
+# cosine of the angle with (the lifted) x
+DIRECTIONS = [-1.0, -0.9, -0.6, -0.3, 0.0, 0.3, 0.6, 0.9, 1.0]
+# times a standard deviation
+RATES = np.concatenate([-np.geomspace(0.02, 5, 40), np.geomspace(0.02, 5, 40)])
 
 
 def square_bound(z, weights, psi2):
@@ -23,7 +25,9 @@ def rate_bound(z, weights, proxy):
     rates = RATES / math.sqrt(proxy)
     exponents = rates[:, None] * z
     top = exponents.max(1)
-    return float(((top + np.log(np.exp(exponents - top[:, None]) @ weights)) / (rates**2 * proxy / 2)).max())
+    return float(
+        ((top + np.log(np.exp(exponents - top[:, None]) @ weights)) / (rates**2 * proxy / 2)).max()
+    )
 
 
 def sphere(dim, edges=()):
@@ -32,7 +36,11 @@ def sphere(dim, edges=()):
         return np.array([-1.0, 1.0]), np.array([0.5, 0.5])
     nodes, weights = np.polynomial.legendre.leggauss(24)
     wide = min(math.pi / 2, 22 / math.sqrt(dim))
-    fine = [e + d for e in edges for d in (-0.1, -0.03, -0.01, -0.003, -0.001, 0, 0.001, 0.003, 0.01, 0.03, 0.1)]
+    fine = [
+        e + d
+        for e in edges
+        for d in (-0.1, -0.03, -0.01, -0.003, -0.001, 0, 0.001, 0.003, 0.01, 0.03, 0.1)
+    ]
     ends = np.unique([*np.linspace(-wide, wide, 25), *(e for e in fine if abs(e) < wide)])
     half = np.diff(ends)[:, None] / 2
     angle = ((ends[1:] + ends[:-1])[:, None] / 2 + half * nodes).ravel()
@@ -53,7 +61,9 @@ def seen_from(direction, dim, threshold, low, high):
     """<V, theta> for V uniform, times c1 where <V, u> >= threshold and c0 elsewhere; cos(theta, u) = direction."""
     polar, edge = math.acos(direction), math.acos(threshold)
     ends = [math.pi / 2 - abs(polar + s * edge) for s in (1, -1)]
-    x, weights = sphere(dim, [e if abs(e) <= math.pi / 2 else math.copysign(math.pi, e) - e for e in ends])
+    x, weights = sphere(
+        dim, [e if abs(e) <= math.pi / 2 else math.copysign(math.pi, e) - e for e in ends]
+    )
     reach = math.sqrt(1 - direction**2) * np.sqrt(1 - x * x)
     if abs(direction) == 1:
         inside = (direction * x >= threshold).astype(float)
@@ -84,7 +94,8 @@ def test_the_constant_behind_the_pairwise_bounds(epsilon):
     """Ghazi et al. (2023), Theorem 9, wants sigma = O(C/epsilon): with PrivUnit at most 2.05 C coth(epsilon/2)."""
     for dim in (1, 2, 16, 512, 10**5):
         assert PrivUnit(dim, epsilon, 3.0).subgaussian.psi2 < 2.05 * 3 / math.tanh(epsilon / 2)
-    assert PrivUnit(10**5, 1e-6).subgaussian.psi2 > 2.04 / math.tanh(5e-7)  # which is nearly reached
+    # which is nearly reached
+    assert PrivUnit(10**5, 1e-6).subgaussian.psi2 > 2.04 / math.tanh(5e-7)
 
 
 @pytest.mark.parametrize("epsilon", [0.5, 1.0, 4, 20])
@@ -110,12 +121,20 @@ def test_gaussian_vector():
 def test_constants_of_known_laws():
     """A fair coin: 1/log 2 and 1. A biased one: Kearns and Saul (1998). A normal: 8/3 and 1."""
     coin = constants((np.array([-1.0, 1.0]), np.array([0.5, 0.5])))
-    assert (coin.psi2**2, coin.proxy) == (pytest.approx(1 / math.log(2), rel=1e-12), pytest.approx(1, rel=1e-12))
+    assert (coin.psi2**2, coin.proxy) == (
+        pytest.approx(1 / math.log(2), rel=1e-12),
+        pytest.approx(1, rel=1e-12),
+    )
     for p in (0.01, 0.2, 0.4, 0.9):
         biased = constants((np.array([1 - p, -p]), np.array([p, 1 - p])))
         assert biased.proxy == pytest.approx((1 - 2 * p) / (2 * math.log((1 - p) / p)), rel=1e-9)
-        square = p * math.exp(((1 - p) / biased.psi2) ** 2) + (1 - p) * math.exp((p / biased.psi2) ** 2)
+        square = p * math.exp(((1 - p) / biased.psi2) ** 2) + (1 - p) * math.exp(
+            (p / biased.psi2) ** 2
+        )
         assert square == pytest.approx(2, rel=1e-12)
     t = np.linspace(-30, 30, 60_001)
     normal = constants((t, np.exp(-t * t / 2) / math.sqrt(2 * math.pi) * 1e-3))
-    assert (normal.psi2**2, normal.proxy) == (pytest.approx(8 / 3, rel=1e-9), pytest.approx(1, rel=1e-9))
+    assert (normal.psi2**2, normal.proxy) == (
+        pytest.approx(8 / 3, rel=1e-9),
+        pytest.approx(1, rel=1e-9),
+    )

@@ -32,14 +32,18 @@ def power(epsilon):
 
 
 def table(k, rows, seed, spread=1.0):
-    Q = (spread * torch.randn(rows, k, dtype=torch.float64, generator=keyed_generator(b"%d" % seed))).exp()
+    Q = (
+        spread * torch.randn(rows, k, dtype=torch.float64, generator=keyed_generator(b"%d" % seed))
+    ).exp()
     return Q / Q.sum(0)
 
 
 def faint(weight):
     """An output of this chance, half or three halves of it."""
     Q = torch.tensor([[0.3, 0.5], [0.7, 0.5]], dtype=torch.float64)
-    return torch.cat([Q * (1 - weight * torch.tensor([0.5, 1.5])), weight * torch.tensor([[0.5, 1.5]])]).double()
+    return torch.cat(
+        [Q * (1 - weight * torch.tensor([0.5, 1.5])), weight * torch.tensor([[0.5, 1.5]])]
+    ).double()
 
 
 def pair(epsilon):
@@ -81,7 +85,8 @@ def test_guarantee_tables_spend_no_more_than_they_say_and_than_the_matrix(name):
     strategy = StrategyMatrix(Q)
     columns = strategy.table.mT.tolist()
     assert kept(columns, strategy.epsilon)
-    assert spent(columns) > power(strategy.epsilon * (1 - 1e-12) - 1e-15)  # it says no more than is spent, either
+    # it says no more than is spent, either
+    assert spent(columns) > power(strategy.epsilon * (1 - 1e-12) - 1e-15)
     rescaled = (Q / Q.sum(0)).tolist()
     assert spent(columns) <= max(Fraction(max(row)) / Fraction(min(row)) for row in rescaled)
     assert strategy.guarantee.epsilon == strategy.epsilon
@@ -108,7 +113,11 @@ def test_the_sampler_gives_each_output_its_integers(planted, name):
     strategy = StrategyMatrix(TABLES[name])
     for x in range(strategy.k):
         ends = list(itertools.accumulate(strategy.table[:, x].tolist()))
-        numbers = [0, *(number for end in ends for number in (end - 1, end) if number < TOTAL), TOTAL - 1]
+        numbers = [
+            0,
+            *(number for end in ends for number in (end - 1, end) if number < TOTAL),
+            TOTAL - 1,
+        ]
         wanted = [next(y for y, end in enumerate(ends) if number < end) for number in numbers]
         drawn = strategy.randomize_unchecked(
             torch.full((len(numbers),), x), planted(integers=torch.tensor(numbers))
@@ -149,7 +158,10 @@ def test_guarantee_oracles_spend_no_more_than_they_say(kind):
             continue
         said, truth = oracle.guarantee.epsilon, ratio(oracle)
         assert said <= epsilon and truth <= power(said)
-        largest = max(largest, float(Decimal(truth.numerator) / Decimal(truth.denominator) - 1) / math.expm1(said))
+        largest = max(
+            largest,
+            float(Decimal(truth.numerator) / Decimal(truth.denominator) - 1) / math.expm1(said),
+        )
         assert said > epsilon * (1 - 1e-9) or kind is RandomizedResponse
     assert 0.99 < largest <= 1 + 1e-9
 
@@ -174,7 +186,9 @@ def test_a_million_types():
 def test_rounding_of_exponentials_and_logarithms():
     for epsilon in (1e-300, 1e-9, 0.1, 1.0, 43.0, 700.0):
         found = chances.exponential(epsilon)
-        assert 1 <= found <= max(1, power(epsilon)) and found >= power(epsilon) * (1 - Fraction(1, 10**55))
+        assert 1 <= found <= max(1, power(epsilon)) and found >= power(epsilon) * (
+            1 - Fraction(1, 10**55)
+        )
         said = chances.logarithm(found)
         assert power(said) >= found and (said <= epsilon or epsilon < 1e-50)
     for chance in (Fraction(1, 3), Fraction(2, 7), Fraction(1, 2**60 + 1), Fraction(1, 4)):

@@ -39,7 +39,11 @@ class TestLocalRows(LocalContract):
     def test_sums_of_squares_that_no_rows_have_are_refused(self):
         gram = self.protocol.collect(self.x, noise=SeededNoise(1))["gram"]
         own = gram.diagonal().diag()
-        for wrong in (gram.triu(), own - gram, own + (own[0, 0] * own[1, 1]).sqrt() * 1.01 * (1 - torch.eye(3))):
+        for wrong in (
+            gram.triu(),
+            own - gram,
+            own + (own[0, 0] * own[1, 1]).sqrt() * 1.01 * (1 - torch.eye(3)),
+        ):
             with pytest.raises(ValueError, match="gram holds no products of rows"):
                 self.protocol.analyse(Tally(len(self.x), {"gram": wrong}))
 
@@ -54,10 +58,16 @@ def test_guarantee_local_rows_exactly_epsilon_delta_ldp(label_bound):
         else torch.cat([x, torch.tensor([[C], [-C]], dtype=torch.float64)], 1)
     )
     distance = float(torch.linalg.vector_norm(sent[0] - sent[1]))
-    assert gaussian_log_delta(local.client.sigma, EPSILON, distance) == pytest.approx(math.log(DELTA), abs=1e-6)
+    assert gaussian_log_delta(local.client.sigma, EPSILON, distance) == pytest.approx(
+        math.log(DELTA), abs=1e-6
+    )
     assert gaussian_log_delta(0.99 * local.sigma, EPSILON, distance) > math.log(DELTA) + 0.01
-    far = torch.cat([sphere(100, 3, 50.0), 9 * sphere(100, 1, 1.0)], 1)[:, : 3 + (label_bound is not None)]
-    sent = local.randomize(far, noise=SeededNoise(1)) - local.randomize(0 * far, noise=SeededNoise(1))
+    far = torch.cat([sphere(100, 3, 50.0), 9 * sphere(100, 1, 1.0)], 1)[
+        :, : 3 + (label_bound is not None)
+    ]
+    sent = local.randomize(far, noise=SeededNoise(1)) - local.randomize(
+        0 * far, noise=SeededNoise(1)
+    )
     allowed = distance / 2 * (1 + 1e-9) + 2 * local.client.step  # cut to the bounds, and rounded
     assert float(torch.linalg.vector_norm(sent, dim=1).max()) <= allowed
     guarantee = local.guarantee
@@ -69,10 +79,13 @@ def test_guarantee_local_rows_exactly_epsilon_delta_ldp(label_bound):
 def test_fewer_clients_than_columns_have_one_law_too(n):
     local, x = LocalRows(2, 1.0, 20.0, 0.1, 0.5), 0.5 * rows(n, 3, bound=1.0)
     single = torch.stack([local.collect(x, noise=SeededNoise(seed))["gram"] for seed in range(300)])
-    together = local.sample_tally(local.summary(x), generator=generator(7), sample_shape=(5000,))["gram"]
+    together = local.sample_tally(local.summary(x), generator=generator(7), sample_shape=(5000,))[
+        "gram"
+    ]
     other = LocalRows(2, 1.0, 10.0, 0.1, 0.5)
     assert one_law(single, together) and not one_law(
-        single, other.sample_tally(local.summary(x), generator=generator(7), sample_shape=(5000,))["gram"]
+        single,
+        other.sample_tally(local.summary(x), generator=generator(7), sample_shape=(5000,))["gram"],
     )
 
 
@@ -84,7 +97,12 @@ def test_wishart_is_the_gram_of_normals(degrees):
     if degrees == 0:
         assert not drawn.any()
         return
-    for view in (lambda w: w[:, 0, 0], lambda w: w[:, 0, 2], lambda w: w[:, 2, 2] + w[:, 1, 2], torch.linalg.det):
+    for view in (
+        lambda w: w[:, 0, 0],
+        lambda w: w[:, 0, 2],
+        lambda w: w[:, 2, 2] + w[:, 1, 2],
+        torch.linalg.det,
+    ):
         if degrees < 3 and view is torch.linalg.det:
             continue
         assert stats.ks_2samp(view(drawn).numpy(), view(direct).numpy()).pvalue > ALPHA

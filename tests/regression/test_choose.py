@@ -26,7 +26,9 @@ def regression(n=100_000, d=4):
 
 def test_gram_wins_and_says_by_how_much_and_its_error_is_measured():
     moments = regression()
-    choice = choose_regression(moments, 10.0, 2.0, 1.0, generator=generator(), epsilon=0.1, delta=1e-6)
+    choice = choose_regression(
+        moments, 10.0, 2.0, 1.0, generator=generator(), epsilon=0.1, delta=1e-6
+    )
     assert choice.candidates[0].name.startswith("gram, ") and len(choice.candidates) == 6
     assert isinstance(choice.best, GramRelease)
     noisy = choice.best.sample_estimate(moments, generator=generator(1), sample_shape=(2000,))
@@ -45,7 +47,9 @@ def test_gram_wins_and_says_by_how_much_and_its_error_is_measured():
 
 def test_far_too_much_noise_is_worse_than_knowing_nothing_and_the_predictions_say_so():
     moments = regression(n=1000)
-    choice = choose_regression(moments, 10.0, 2.0, 1.0, generator=generator(), epsilon=1e-3, delta=1e-6)
+    choice = choose_regression(
+        moments, 10.0, 2.0, 1.0, generator=generator(), epsilon=1e-3, delta=1e-6
+    )
     zero = float(phi(moments, torch.zeros(4), 10.0))
     found = {one.name: one.error for one in choice.candidates}
     assert found["gram, cautious_ridge"] < found["gram, adaptive_ridge"]
@@ -63,7 +67,9 @@ def test_low_rank_ranks_gram_sketch_local():
 @pytest.mark.parametrize("epsilon", [1e-4, 60.0])
 def test_local_noise_is_left_out_where_its_randomizer_takes_no_such_epsilon(epsilon):
     moments = regression(n=200)
-    choice = choose_regression(moments, 10.0, 2.0, 1.0, generator=generator(), epsilon=epsilon, delta=1e-6)
+    choice = choose_regression(
+        moments, 10.0, 2.0, 1.0, generator=generator(), epsilon=epsilon, delta=1e-6
+    )
     assert {one.name.split(",")[0] for one in choice.candidates} == {"gram", "sketch"}
     rows = SecondMoments.of(spectrum_rows(500, 6, 3) * 0.5)
     choice = choose_low_rank(rows, 3, 2.0, generator=generator(), epsilon=epsilon, delta=1e-6)

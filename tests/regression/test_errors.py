@@ -46,4 +46,6 @@ def test_moments_are_summed_in_parts_and_join(monkeypatch):
 
 def test_least_squares_of_a_singular_gram_is_the_shortest_solution():
     A = torch.tensor([[1.0, 1.0], [2.0, 2.0]])
-    torch.testing.assert_close(least_squares(SecondMoments.of(A, A[:, 0]), 0.0), torch.full((2,), 0.5).double())
+    torch.testing.assert_close(
+        least_squares(SecondMoments.of(A, A[:, 0]), 0.0), torch.full((2,), 0.5).double()
+    )

@@ -19,7 +19,9 @@ EPSILON, DELTA = 0.5, 1e-5
 def neighbours(release):
     """Two clients at the largest distance, and many others: rows and, with labels, a last column."""
     d, B, C = release.columns, release.bound, release.label_bound
-    A = B * torch.nn.functional.normalize(torch.randn(400, d, dtype=torch.float64, generator=generator(1)), dim=1)
+    A = B * torch.nn.functional.normalize(
+        torch.randn(400, d, dtype=torch.float64, generator=generator(1)), dim=1
+    )
     A[::3] *= torch.rand(134, 1, dtype=torch.float64, generator=generator(2))
     A[:2] = 0
     A[0, 0] = B
@@ -46,7 +48,9 @@ class TestGramRelease(MessageContract):
         """delta of the two neighbours, by the noise of the 15 honest clients who are there."""
         shown = protocol.client_input(neighbours(protocol))
         noise = float(protocol.client.variance.sqrt()) * math.sqrt(15)
-        return gaussian_delta(float(torch.linalg.vector_norm(shown[0] - shown[1])) / noise, self.protocol.epsilon)
+        return gaussian_delta(
+            float(torch.linalg.vector_norm(shown[0] - shown[1])) / noise, self.protocol.epsilon
+        )
 
     def bound(self, protocol):
         return protocol.delta
@@ -72,12 +76,16 @@ def test_guarantee_gram_release_spends_epsilon_delta(d, label_bound, corrupt):
     shown = release.client_input(neighbours(release))
     distance = float(torch.linalg.vector_norm(shown[0] - shown[1]))
     assert float(torch.pdist(shown).max()) <= distance * (1 + 1e-12)  # never exceeded
-    left = float(release.client.sigma) * math.sqrt(100 - corrupt)  # standard deviation of what honest clients add
+    # standard deviation of what honest clients add
+    left = float(release.client.sigma) * math.sqrt(100 - corrupt)
     assert gaussian_delta(distance / left, EPSILON) == pytest.approx(DELTA, rel=1e-6)  # reached
     assert gaussian_delta(distance / left / 0.99, EPSILON) > 1.01 * DELTA  # less noise fails
     guarantee = release.guarantee
     assert (guarantee.epsilon, guarantee.delta, guarantee.exact) == (EPSILON, DELTA, False)
-    assert (guarantee.model, guarantee.neighbours) == (Model.LINEAR_TRANSFORM, Neighbours.REPLACE_ONE)
+    assert (guarantee.model, guarantee.neighbours) == (
+        Model.LINEAR_TRANSFORM,
+        Neighbours.REPLACE_ONE,
+    )
 
 
 def test_the_central_model_is_the_same_law_draw_by_draw():
@@ -109,7 +117,10 @@ def test_noise_is_isotropic_on_symmetric_matrices_and_cross_has_its_own_unit():
 @pytest.mark.parametrize(
     ("release", "x"),
     [
-        (GramRelease(40, 2, 1.5, 1.0, DELTA, label_bound=2.0, corrupt=5, absent=3), 2 * rows(40, 3)),
+        (
+            GramRelease(40, 2, 1.5, 1.0, DELTA, label_bound=2.0, corrupt=5, absent=3),
+            2 * rows(40, 3),
+        ),
         (FrequencyMoments(40, 2.0, (1.0, 2.0), 1.0, DELTA), 3 * rows(40, 1)[:, 0]),
         (SecureHistogram(40, 4, 1.0, DELTA), torch.arange(40) % 4),
         (FrequencyMoments(40, 2.0, (1.0, 2.0), 1.0, corrupt=3), 3 * rows(40, 1)[:, 0]),
@@ -122,11 +133,17 @@ def test_guarantee_servers_add_up_the_same_integers(release, x):
     sent = release.analyse(release.tally(release.randomize(x, noise=SeededNoise(1))))
     words = servers.tally(servers.randomize(release.rows(x), noise=SeededNoise(1)))
     found = release.released(servers.analyse(words))
-    assert torch.equal(found.value, sent.value) and torch.equal(found.standard_error, once.standard_error)
+    assert torch.equal(found.value, sent.value) and torch.equal(
+        found.standard_error, once.standard_error
+    )
     together = release.released(servers.estimate(release.rows(x), noise=SeededNoise(1)))
     assert torch.equal(together.value, once.value)
-    assert servers.grid_factor == pytest.approx(1, rel=1e-6) and servers.guarantee == release.guarantee
-    parts = [release.randomize(x[k : k + 10], first=k, noise=SeededNoise(k)) for k in range(0, 40, 10)]
+    assert (
+        servers.grid_factor == pytest.approx(1, rel=1e-6) and servers.guarantee == release.guarantee
+    )
+    parts = [
+        release.randomize(x[k : k + 10], first=k, noise=SeededNoise(k)) for k in range(0, 40, 10)
+    ]
     apart = release.analyse(release.add(*map(release.tally, parts)))
     for noisy in (once, apart):
         off = (noisy.value - release.exact(release.summary(x))).abs()
@@ -139,6 +156,9 @@ def test_gram_release_on_a_gpu():
     release = GramRelease(1000, 3, 1.5, 1.0, DELTA, label_bound=1.5)
     x = rows(1000, 4).cuda()
     summary = release.summary(x)
-    for noisy in (release.estimate(x), release.sample_estimate(summary, generator=torch.Generator("cuda"))):
+    for noisy in (
+        release.estimate(x),
+        release.sample_estimate(summary, generator=torch.Generator("cuda")),
+    ):
         assert noisy.gram.is_cuda and noisy.cross.is_cuda
         assert float((noisy.gram - summary.gram).abs().max()) < 6 * release.gram_sigma

@@ -17,7 +17,9 @@ def moments_of(values, n, seed=0):
     basis = torch.linalg.qr(
         torch.randn(len(values), len(values), dtype=torch.float64, generator=generator(seed))
     ).Q
-    return SecondMoments(n, basis @ torch.diag(torch.tensor(values, dtype=torch.float64)) @ basis.mT)
+    return SecondMoments(
+        n, basis @ torch.diag(torch.tensor(values, dtype=torch.float64)) @ basis.mT
+    )
 
 
 def rows_of(moments, seed):
@@ -30,8 +32,12 @@ def test_directions_are_the_right_singular_vectors_of_the_sketch():
     Y = torch.randn(2, 30, 5, dtype=torch.float64, generator=generator())
     found = top_directions(Y.mT @ Y, 2)
     wanted = torch.linalg.svd(Y).Vh[:, :2].mT
-    torch.testing.assert_close((found.mT @ wanted).abs(), torch.eye(2).double().expand(2, 2, 2), rtol=0, atol=1e-9)
-    shifted = top_directions(debiased(Estimate(Y, torch.full_like(Y, 7.0), 30), labelled=False).gram, 2)
+    torch.testing.assert_close(
+        (found.mT @ wanted).abs(), torch.eye(2).double().expand(2, 2, 2), rtol=0, atol=1e-9
+    )
+    shifted = top_directions(
+        debiased(Estimate(Y, torch.full_like(Y, 7.0), 30), labelled=False).gram, 2
+    )
     torch.testing.assert_close(found @ found.mT, shifted @ shifted.mT)
 
 
@@ -68,8 +74,13 @@ def test_predicted_psi_of_a_sketch_is_measured():
 def test_random_spaces_err_as_stated_and_bound_the_predictions():
     moments = moments_of([9e4, 6e4, 4e4, 3e3, 2e3, 1e3], 10**5)
     axes = torch.eye(6, dtype=torch.float64)
-    pairs = torch.stack([axes[:, list(pair)] for pair in combinations(range(6), 2)])  # a design: the mean of all
+    # a design: the mean of all
+    pairs = torch.stack([axes[:, list(pair)] for pair in combinations(range(6), 2)])
     assert float(psi(moments, pairs).mean()) == pytest.approx(float(random_psi(moments, 2)))
-    assert predicted_psi(moments, 2, 1e9) == predicted_psi_of_sketch(moments, 2, 10, 1e9) == random_psi(moments, 2)
+    assert (
+        predicted_psi(moments, 2, 1e9)
+        == predicted_psi_of_sketch(moments, 2, 10, 1e9)
+        == random_psi(moments, 2)
+    )
     assert predicted_psi(moments, 2, 0.0) == 0
     assert float(predicted_psi(moments, 6, 1e9)) == pytest.approx(0, abs=1e-9)

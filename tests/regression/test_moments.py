@@ -37,7 +37,9 @@ class TestFrequencyMoments(MessageContract):
         return protocol.guarantee.delta
 
     def truth(self):
-        return torch.stack([self.x.abs().clamp(max=2).sum(), self.x.abs().clamp(max=2).pow(2.5).sum()])
+        return torch.stack(
+            [self.x.abs().clamp(max=2).sum(), self.x.abs().clamp(max=2).pow(2.5).sum()]
+        )
 
 
 class TestFrequencyMomentsWithLaplaceNoise(TestFrequencyMoments):
@@ -46,7 +48,8 @@ class TestFrequencyMomentsWithLaplaceNoise(TestFrequencyMoments):
 
     def loss(self, protocol):
         shown = protocol.client_input(torch.tensor([0.0, 2.0]))
-        variance = 25 * float(protocol.client.variance)  # of the Laplace that 25 clients make: 2 b^2
+        # of the Laplace that 25 clients make: 2 b^2
+        variance = 25 * float(protocol.client.variance)
         return float((shown[0] - shown[1]).abs().sum()) / math.sqrt(variance / 2)
 
     def bound(self, protocol):
@@ -58,10 +61,17 @@ class TestSecureHistogram(MessageContract):
     repeats = 4000
     protocol = SecureHistogram(40, 4, 2.0, 0.1, corrupt=5, absent=10)
     x = TYPES
-    bad: ClassVar = [TYPES[None], torch.tensor([4]), torch.tensor([0.5]), torch.zeros(41, dtype=torch.int64)]
+    bad: ClassVar = [
+        TYPES[None],
+        torch.tensor([4]),
+        torch.tensor([0.5]),
+        torch.zeros(41, dtype=torch.int64),
+    ]
 
     def loss(self, protocol):
-        return gaussian_delta(math.sqrt(2 / float(protocol.client.variance)) / 5, self.protocol.epsilon)
+        return gaussian_delta(
+            math.sqrt(2 / float(protocol.client.variance)) / 5, self.protocol.epsilon
+        )
 
     def bound(self, protocol):
         return protocol.delta
@@ -72,7 +82,10 @@ class TestSecureHistogram(MessageContract):
 
 def check(release, encoded, delta):
     """The largest distance among these encodings is the sensitivity, and the noise spends all the budget on it."""
-    distance, client = float(torch.pdist(encoded.double(), p=2 if delta else 1).max()), release.client
+    distance, client = (
+        float(torch.pdist(encoded.double(), p=2 if delta else 1).max()),
+        release.client,
+    )
     assert distance == pytest.approx(release.shown.l2 if delta else release.shown.l1, rel=1e-9)
     if delta:
         whole = 10 * float(client.sigma)  # of 100 clients
@@ -103,21 +116,33 @@ def test_guarantee_secure_histogram_spends_epsilon_delta(delta):
 @pytest.mark.parametrize("heard", [80, 79, 12])
 def test_sums_of_fewer_clients_than_the_noise_allows_are_refused(heard):
     gone = {"corrupt": 10, "absent": 20}
-    release, laplace = GramRelease(100, 3, 1.0, 1.0, 1e-6, **gone), SecureHistogram(100, 6, 1.0, **gone)
+    release, laplace = (
+        GramRelease(100, 3, 1.0, 1.0, 1e-6, **gone),
+        SecureHistogram(100, 6, 1.0, **gone),
+    )
     tally = Tally(heard, {"words": torch.zeros(1, 6, dtype=torch.int64)})
     if heard >= 80:
-        one = gaussian_sigma(1.0, 1e-6, math.sqrt(2)) / math.sqrt(70)  # standard deviation of a client's noise
-        assert float(release.analyse(tally).gram_sigma) == pytest.approx(one * math.sqrt(heard), rel=1e-6)
-        assert laplace.analyse(tally).standard_error.square().sum() == pytest.approx(5 * 8 * heard / 70, rel=1e-6)
+        # standard deviation of a client's noise
+        one = gaussian_sigma(1.0, 1e-6, math.sqrt(2)) / math.sqrt(70)
+        assert float(release.analyse(tally).gram_sigma) == pytest.approx(
+            one * math.sqrt(heard), rel=1e-6
+        )
+        assert laplace.analyse(tally).standard_error.square().sum() == pytest.approx(
+            5 * 8 * heard / 70, rel=1e-6
+        )
         return
     for other in (release, laplace):
-        with pytest.raises(ValueError, match=f"tally is of {heard} clients.* absent = 20 may drop out"):
+        with pytest.raises(
+            ValueError, match=f"tally is of {heard} clients.* absent = 20 may drop out"
+        ):
             other.analyse(tally)
 
 
 def test_the_error_does_not_depend_on_n_and_histograms_add_up():
     for delta in (0.0, DELTA):
-        few, many = (FrequencyMoments(n, 2.0, (1.0, 3.0), 1.0, delta).worst_mse(n) for n in (1, 10**9))
+        few, many = (
+            FrequencyMoments(n, 2.0, (1.0, 3.0), 1.0, delta).worst_mse(n) for n in (1, 10**9)
+        )
         torch.testing.assert_close(few, many, rtol=1e-5, atol=0)
         histogram = SecureHistogram(30, 4, 1.0, delta, corrupt=20)
         assert float(histogram.estimate(TYPES).value.sum()) == pytest.approx(30)
@@ -135,11 +160,17 @@ def test_the_error_does_not_depend_on_n_and_histograms_add_up():
 def test_intervals_of_laplace_noise_cover(protocol, x):
     """Everybody is heard and nobody may be corrupt: the noise of a sum is one Laplace variable."""
     summary = protocol.summary(torch.zeros(40, 4).double() if x is None else x)
-    found = protocol.sample_estimate(summary, generator=keyed_generator(b"covered"), sample_shape=(20_000,))
+    found = protocol.sample_estimate(
+        summary, generator=keyed_generator(b"covered"), sample_shape=(20_000,)
+    )
     truth, at_once = protocol.exact(summary), 20_000 * found.value[0].numel()
     for level in (0.95, 0.99, 0.999):
         low, high = found.interval(level)
         outside = 1 - float(((low <= truth) & (truth <= high)).double().mean())
         assert outside < (1 - level) + 5 * math.sqrt((1 - level) / at_once)
-    normal = float(((found.value - truth).abs() > stats.norm.ppf(0.9995) * found.standard_error).double().mean())
+    normal = float(
+        ((found.value - truth).abs() > stats.norm.ppf(0.9995) * found.standard_error)
+        .double()
+        .mean()
+    )
     assert normal > 0.003  # the control: normal ends are passed five times as often

@@ -35,7 +35,9 @@ def problem(n=20000, seed=0):
 
 def released(moments, epsilon, repeats, seed=1):
     release = GramRelease(moments.n, D, math.sqrt(D), epsilon, 1e-6, label_bound=1.0)
-    return release, release.sample_estimate(moments, generator=generator(seed), sample_shape=(repeats,))
+    return release, release.sample_estimate(
+        moments, generator=generator(seed), sample_shape=(repeats,)
+    )
 
 
 def moments_of(gram, cross, sigma=0.0):
@@ -61,8 +63,11 @@ def test_estimated_loss_is_unbiased_at_every_fixed_regularization(share):
     gap = estimate - truth
     z = float(gap.mean()) / (float(gap.std()) / math.sqrt(len(gap)))
     assert abs(z) < 5
-    naive = ((values + RIDGE) * (u / (values + t)).square() - 2 * u.square() / (values + t)).sum(-1) - truth
-    assert float(naive.mean()) / (float(naive.std()) / math.sqrt(len(gap))) < -10  # it needs its penalty
+    naive = ((values + RIDGE) * (u / (values + t)).square() - 2 * u.square() / (values + t)).sum(
+        -1
+    ) - truth
+    # it needs its penalty
+    assert float(naive.mean()) / (float(naive.std()) / math.sqrt(len(gap))) < -10
 
 
 def test_adaptive_ridge_is_close_to_the_best_regularization_in_hindsight():
@@ -80,7 +85,9 @@ def test_adaptive_ridge_is_close_to_the_best_regularization_in_hindsight():
 def test_adaptive_ridge_without_noise_is_the_ridge_solution():
     _, _, moments = problem()
     exact = moments_of(moments.gram, moments.cross)
-    torch.testing.assert_close(adaptive_ridge(exact, RIDGE), least_squares(moments, RIDGE), rtol=1e-6, atol=0)
+    torch.testing.assert_close(
+        adaptive_ridge(exact, RIDGE), least_squares(moments, RIDGE), rtol=1e-6, atol=0
+    )
 
 
 def test_adaptive_ridge_in_nothing_but_noise_stays_near_zero():
@@ -95,10 +102,14 @@ def test_adaptive_ridge_in_nothing_but_noise_stays_near_zero():
 
 def test_one_column_one_client_and_nothing_at_all():
     for gram, cross, sigma in ((0.0, 0.0, 0.0), (0.0, 0.0, 1.0), (2.0, 1.0, 0.0)):
-        found = adaptive_ridge(moments_of(torch.full((1, 1), gram), torch.full((1,), cross), sigma), 0.0)
+        found = adaptive_ridge(
+            moments_of(torch.full((1, 1), gram), torch.full((1,), cross), sigma), 0.0
+        )
         assert float(found) == pytest.approx(cross / gram if gram else 0.0)
     noisy = GramRelease(1, 1, 1.0, 1.0, 1e-5, label_bound=1.0).estimate(torch.ones(1, 2))
-    assert adaptive_ridge(noisy, 1.0).shape == (1,) and bool(torch.isfinite(adaptive_ridge(noisy, 1.0)).all())
+    assert adaptive_ridge(noisy, 1.0).shape == (1,) and bool(
+        torch.isfinite(adaptive_ridge(noisy, 1.0)).all()
+    )
 
 
 def test_predicted_phi_of_a_sketch_is_measured():
@@ -108,10 +119,14 @@ def test_predicted_phi_of_a_sketch_is_measured():
         for seed in range(100):
             sketch = balanced_count_sketch(8192, m, generator=generator(seed))
             noise = torch.randn(m, D + 1, dtype=torch.float64, generator=generator(10**5 + seed))
-            noisy = debiased(with_noise(sketch.apply(joined(A, b)) + math.sqrt(V) * noise, V * torch.ones(m)))
+            noisy = debiased(
+                with_noise(sketch.apply(joined(A, b)) + math.sqrt(V) * noise, V * torch.ones(m))
+            )
             errors.append(phi(moments, solve_ridge(noisy.gram, noisy.cross, RIDGE), RIDGE))
         measured = float(torch.stack(errors).mean()) - 1
-        assert measured == pytest.approx(float(predicted_phi_of_sketch(moments, RIDGE, m, V)) - 1, rel=0.25)
+        assert measured == pytest.approx(
+            float(predicted_phi_of_sketch(moments, RIDGE, m, V)) - 1, rel=0.25
+        )
         assert predicted_phi_of_sketch(moments, RIDGE, m, V + 40) - 1 > 1.3 * measured
 
 
@@ -132,7 +147,9 @@ def test_debiased_moments_are_unbiased_and_their_levels_are_measured():
     assert float(z.abs().max()) < 5
     off = noisy.gram[:, ~torch.eye(D, dtype=torch.bool)].var(0).mean().sqrt()
     assert float(off) == pytest.approx(float(noisy.gram_sigma.mean()) / math.sqrt(2), rel=0.05)
-    assert float(noisy.cross.var(0).mean().sqrt()) == pytest.approx(float(noisy.cross_sigma.mean()), rel=0.05)
+    assert float(noisy.cross.var(0).mean().sqrt()) == pytest.approx(
+        float(noisy.cross_sigma.mean()), rel=0.05
+    )
 
 
 @pytest.mark.parametrize("d", [1, 3])
@@ -140,7 +157,11 @@ def test_a_cautious_solution_stays_away_from_singular_whatever_the_noise(d):
     """At the noise that the rule takes for the largest, G + t I was 0, and one in 37 solutions of one column beyond."""
     level = 0.1
     r = level * math.sqrt(d * math.log(2 * d**2 / 0.05))
-    gram = torch.linspace(-1.5, 1.5, 61, dtype=torch.float64)[:, None, None] * r * torch.eye(d).double()
+    gram = (
+        torch.linspace(-1.5, 1.5, 61, dtype=torch.float64)[:, None, None]
+        * r
+        * torch.eye(d).double()
+    )
     solution = cautious_ridge(moments_of(gram, torch.ones(61, d).double(), level), 0.0)
     assert float(solution.abs().max()) <= 2 / r * (1 + 1e-9)
     calm = gram[gram[:, 0, 0] > -0.49 * r, 0, 0]

@@ -31,7 +31,13 @@ def test_a_scale_that_swallows_the_data_is_refused_by_name(name):
     (make, labelled), found = KINDS[name], []
     for given in CASES:
         x = torch.full((N, 2), given[0] / 4, dtype=torch.float64)
-        x = x[:, 0] if labelled is None else torch.cat([x, x[:, :1] * 0 + 0.5], 1) if labelled else x
+        x = (
+            x[:, 0]
+            if labelled is None
+            else torch.cat([x, x[:, :1] * 0 + 0.5], 1)
+            if labelled
+            else x
+        )
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             try:

@@ -33,7 +33,9 @@ def found(d, C, tries=12):
         return x, C * math.sin(z[2 * d]), other, C * math.sin(z[2 * d + 1])
 
     starts = random.normal(size=(tries, 2 * d + 2)) * 2
-    return max(-minimize(lambda z: -distance(*point(z)), start, method="BFGS").fun for start in starts)
+    return max(
+        -minimize(lambda z: -distance(*point(z)), start, method="BFGS").fun for start in starts
+    )
 
 
 @pytest.mark.parametrize("d", [1, 2, 4])
@@ -54,8 +56,11 @@ def test_joint_sensitivity_is_reached_and_never_exceeded(d, label_bound):
         return (words[0] - words[1]) / release.client.ring.scale
 
     assert float(moved(x, other)[0].norm()) == pytest.approx(stated, rel=1e-7)
-    assert 0.6 * stated < float(moved(random, random.flip(0)).norm(dim=1).max()) <= stated * (1 + 1e-7)
-    assert 0.995 * stated < found(d, B) / B**2 <= stated * (1 + 1e-9)  # it would see a constant 1 % too small
+    assert (
+        0.6 * stated < float(moved(random, random.flip(0)).norm(dim=1).max()) <= stated * (1 + 1e-7)
+    )
+    # it would see a constant 1 % too small
+    assert 0.995 * stated < found(d, B) / B**2 <= stated * (1 + 1e-9)
 
 
 @pytest.mark.parametrize("d", [1, 3])

@@ -31,8 +31,14 @@ from torchdp.sketching import (
 
 def rows(n, d, bound=1.0, seed=5):
     """Rows in the ball of this radius, some of them on its boundary."""
-    x = torch.nn.functional.normalize(torch.randn(n, d, dtype=torch.float64, generator=generator(seed)), dim=1)
-    return x * bound * torch.rand(n, 1, dtype=torch.float64, generator=generator(seed)).mul(2).clamp(max=1)
+    x = torch.nn.functional.normalize(
+        torch.randn(n, d, dtype=torch.float64, generator=generator(seed)), dim=1
+    )
+    return (
+        x
+        * bound
+        * torch.rand(n, 1, dtype=torch.float64, generator=generator(seed)).mul(2).clamp(max=1)
+    )
 
 
 def protocol(n=60, m=6, s=2, d=3, **settings):
@@ -40,15 +46,28 @@ def protocol(n=60, m=6, s=2, d=3, **settings):
     return SecureSketch(sketch, d, 1.0, 1.0, 1e-5, **{"servers": 3, **settings})
 
 
-I = torch.arange(24)
-UNEVEN = Sketch(torch.stack([I % 3, 4 + I % 2]), 1 - 2 * torch.stack([I % 5 % 2, I % 7 % 2]), 6)  # row 3 is empty
+CLIENTS = torch.arange(24)
+# row 3 is empty
+UNEVEN = Sketch(
+    torch.stack([CLIENTS % 3, 4 + CLIENTS % 2]),
+    1 - 2 * torch.stack([CLIENTS % 5 % 2, CLIENTS % 7 % 2]),
+    6,
+)
 
 
 class TestSecureSketch(MessageContract):
     repeats = 4000
-    protocol = SecureSketch(UNEVEN, 2, 1.0, 1.0, 1e-3, servers=3, coalition=AdaptiveCoalition(2, absent=1))
+    protocol = SecureSketch(
+        UNEVEN, 2, 1.0, 1.0, 1e-3, servers=3, coalition=AdaptiveCoalition(2, absent=1)
+    )
     x = rows(24, 2)
-    bad: ClassVar = [rows(24, 3), 1.1 * rows(24, 2), rows(24, 2) * math.nan, rows(24, 2)[None], torch.zeros(25, 2)]
+    bad: ClassVar = [
+        rows(24, 3),
+        1.1 * rows(24, 2),
+        rows(24, 2) * math.nan,
+        rows(24, 2)[None],
+        torch.zeros(25, 2),
+    ]
 
     def loss(self, protocol):
         """delta of the worst client, three of each row's pairs gone: Gaussian noise, each copy its own."""
@@ -70,8 +89,8 @@ def test_the_servers_compute_the_integer_sketch_bit_for_bit(bits, servers):
     words = p.randomize(A, noise=SeededNoise(1)).values
     assert words.shape == (2, 60, 3) and words.dtype == p.ring.dtype
     total = [[0] * 3 for _ in range(6)]
-    for c, i, l in itertools.product(range(2), range(60), range(3)):
-        total[int(p.sketch.rows[c, i])][l] += int(words[c, i, l])
+    for c, i, ell in itertools.product(range(2), range(60), range(3)):
+        total[int(p.sketch.rows[c, i])][ell] += int(words[c, i, ell])
     limit = 2 ** (bits - 1)
     assert all(-limit <= v < limit for row in total for v in row)  # nothing wrapped around
     assert p.tally(p.randomize(A, noise=SeededNoise(1)))["words"].tolist() == total
@@ -80,7 +99,9 @@ def test_the_servers_compute_the_integer_sketch_bit_for_bit(bits, servers):
         p.place(held, slice(None), each)
     assert reconstruct(torch.stack(sums)).tolist() == total
     value = p.analyse(p.tally(p.randomize(A, noise=SeededNoise(1)))).value
-    assert torch.equal(value, torch.tensor(total, dtype=torch.float64) / p.ring.scale / math.sqrt(2))
+    assert torch.equal(
+        value, torch.tensor(total, dtype=torch.float64) / p.ring.scale / math.sqrt(2)
+    )
 
 
 @pytest.mark.parametrize("bits", [32, 64])
@@ -114,7 +135,11 @@ def test_a_grid_that_is_too_coarse_for_one_noise_has_the_clients_own():
 
 
 def test_messages_are_signed_truncated_values_plus_rounded_noise():
-    p, A, key = protocol(fraction_bits=20), rows(60, 3), SeededNoise(1).words((4,)).view(torch.int32)
+    p, A, key = (
+        protocol(fraction_bits=20),
+        rows(60, 3),
+        SeededNoise(1).words((4,)).view(torch.int32),
+    )
     # client by client
     noise = normals(key, 0, 360).view(60, 2, 3).transpose(0, 1) * p.sigma[p.sketch.rows][..., None]
     expected = p.sketch.signs[..., None] * ((A * 2**20).trunc() + (noise * 2**20).round()).long()
@@ -130,7 +155,10 @@ def test_a_gpu_collects_the_same_integers(bits):
     here, A = protocol(n=600, bits=bits, fraction_bits=16), rows(600, 3)
     sketch = Sketch(here.sketch.rows.cuda(), here.sketch.signs.cuda(), here.sketch.height)
     there = replace(here, sketch=sketch)
-    remote, local = there.collect(A.cuda(), noise=SeededNoise(3, "cuda")), here.collect(A, noise=SeededNoise(3))
+    remote, local = (
+        there.collect(A.cuda(), noise=SeededNoise(3, "cuda")),
+        here.collect(A, noise=SeededNoise(3)),
+    )
     assert torch.equal(remote["words"].cpu(), local["words"])
     remote = there.randomize(A.cuda(), noise=SeededNoise(3, "cuda"))
     local = here.randomize(A, noise=SeededNoise(3))
@@ -176,18 +204,24 @@ def test_guarantee_no_client_is_told_apart_better_than_mu():
     for coalition in (AdaptiveCoalition(0), AdaptiveCoalition(3)):
         sketch = osnap(3000, 20, 3, generator=generator())
         for bits, f in ((64, 26), (32, 3), (32, 0)):
-            p = SecureSketch(sketch, 4, 1.5, epsilon, delta, coalition=coalition, bits=bits, fraction_bits=f)
+            p = SecureSketch(
+                sketch, 4, 1.5, epsilon, delta, coalition=coalition, bits=bits, fraction_bits=f
+            )
             if p.variation:  # its delta is that of real numbers, but for 2^-40
-                real = GaussianNoise(p.sigma).guarantee(sketch, 1.5, delta=delta, coalition=coalition)
+                real = GaussianNoise(p.sigma).guarantee(
+                    sketch, 1.5, delta=delta, coalition=coalition
+                )
                 assert epsilon * (1 - 1e-3) < real.epsilon <= epsilon
                 continue
             worst = 0.0
-            for i in range(0, 3000, 97):  # the proof's sum, client by client, with all honest pairs or fewer
+            # the proof's sum, client by client, with all honest pairs or fewer
+            for i in range(0, 3000, 97):
                 total = 0.0
                 for c in range(3):
                     j = int(sketch.rows[c, i])
                     h, sigma = int(coalition.honest(sketch)[j]), float(p.sigma[j])
-                    cost = min(9 / k + 4 * k / (4 * 4.0**f) for k in range(1, h + 1))  # D = 2 * 1.5, d = 4
+                    # D = 2 * 1.5, d = 4
+                    cost = min(9 / k + 4 * k / (4 * 4.0**f) for k in range(1, h + 1))
                     total += cost / sigma**2
                 worst = max(worst, total)
             exact = gaussian_log_delta(1.0, epsilon, math.sqrt(worst))
@@ -212,18 +246,23 @@ def test_a_grid_too_coarse_for_sums_drawn_at_once_is_refused():
 
 
 def test_rows_clipped_in_double_precision_pass():
-    A = torch.nn.functional.normalize(torch.randn(60, 3, dtype=torch.float64, generator=generator()), dim=1)
+    A = torch.nn.functional.normalize(
+        torch.randn(60, 3, dtype=torch.float64, generator=generator()), dim=1
+    )
     assert protocol().rows(A) is A
     short = shortened(A.float() * 3, 1.0)
     assert short.dtype == torch.float64 and protocol().rows(short) is short
-    with pytest.raises(ValueError, match="in float64"):  # float32's rounding makes a row longer than the bound
+    # float32's rounding makes a row longer than the bound
+    with pytest.raises(ValueError, match="in float64"):
         protocol().rows(torch.nn.functional.normalize(A.float(), dim=1))
     with pytest.raises(ValueError, match=r"entry = 0\.5"):
         protocol(entry=0.5).rows(A)
 
 
 def test_a_known_smaller_sensitivity_means_less_noise():
-    full, less = (SecureSketch(ones(1000), 5, 1.0, 1.0, 1e-6, sensitivity=v) for v in (None, math.sqrt(2)))
+    full, less = (
+        SecureSketch(ones(1000), 5, 1.0, 1.0, 1e-6, sensitivity=v) for v in (None, math.sqrt(2))
+    )
     assert float(less.sigma / full.sigma) == pytest.approx(1 / math.sqrt(2), rel=1e-6)
 
 
@@ -231,7 +270,10 @@ def test_a_grid_that_costs_noise_warns_with_its_factor():
     with pytest.warns(UserWarning, match="times the least; take more fraction_bits"):
         p = SecureSketch(ones(10**6), 10, 1.0, 10.0, 1e-6, bits=32, fraction_bits=6)
     least = gaussian_sigma(10.0, 1e-6, 2.0) ** 2
-    assert p.grid_factor == pytest.approx(float(p.row_variance[0]) / least, rel=1e-6) and p.variation == 0
+    assert (
+        p.grid_factor == pytest.approx(float(p.row_variance[0]) / least, rel=1e-6)
+        and p.variation == 0
+    )
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         SecureSketch(ones(10**6), 10, 1.0, 1.0, 1e-6)
@@ -253,7 +295,14 @@ def test_the_same_numbers_in_other_types_are_the_same_session():
     sketch, nonce = ones(9), bytes(range(32))
     sessions = {
         SecureSketch(
-            sketch, 1, kind(1), kind(2), 1e-6, sensitivity=kind(1), entry=kind(1), coalition=AdaptiveCoalition(n)
+            sketch,
+            1,
+            kind(1),
+            kind(2),
+            1e-6,
+            sensitivity=kind(1),
+            entry=kind(1),
+            coalition=AdaptiveCoalition(n),
         ).session(nonce)
         for kind, n in ((int, 1), (float, np.int64(1)), (np.float32, torch.tensor(1)))
     }

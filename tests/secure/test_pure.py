@@ -57,8 +57,13 @@ def rows(n, d, seed=5):
     return x
 
 
-I = torch.arange(24)
-UNEVEN = Sketch(torch.stack([I % 3, 4 + I % 2]), 1 - 2 * torch.stack([I % 5 % 2, I % 7 % 2]), 6)  # row 3 is empty
+CLIENTS = torch.arange(24)
+# row 3 is empty
+UNEVEN = Sketch(
+    torch.stack([CLIENTS % 3, 4 + CLIENTS % 2]),
+    1 - 2 * torch.stack([CLIENTS % 5 % 2, CLIENTS % 7 % 2]),
+    6,
+)
 
 
 class TestPureSecureSketch(MessageContract):
@@ -67,7 +72,13 @@ class TestPureSecureSketch(MessageContract):
         UNEVEN, 2, 1.0, 1.0, servers=3, coalition=AdaptiveCoalition(2, absent=1), fraction_bits=4
     )
     x = rows(24, 2)
-    bad: ClassVar = [rows(24, 3), 1.1 * rows(24, 2), rows(24, 2) * math.nan, rows(24, 2)[None], torch.zeros(25, 2)]
+    bad: ClassVar = [
+        rows(24, 3),
+        1.1 * rows(24, 2),
+        rows(24, 2) * math.nan,
+        rows(24, 2)[None],
+        torch.zeros(25, 2),
+    ]
 
     def loss(self, protocol):
         """Two rows move by 2^5 units each, with five parts in the noise of the emptier one, of eight pairs."""
@@ -97,7 +108,9 @@ def test_guarantee_honest_shares_make_a_discrete_laplace_variable_and_one_less_d
         assert np.abs(law / wrapped - 1).max() < 1e-10
         assert epsilon * (1 - 1e-6) < loss(law, most) <= epsilon * (1 + 1e-9)
         for surplus in (1, 3):
-            assert loss(sum_of(polya(1 / honest, rate), honest + surplus), most) <= epsilon * (1 + 1e-9)
+            assert loss(sum_of(polya(1 / honest, rate), honest + surplus), most) <= epsilon * (
+                1 + 1e-9
+            )
         if honest > 1:
             assert loss(sum_of(polya(1 / honest, rate), honest - 1), most) > 1.1 * epsilon
 
@@ -121,7 +134,12 @@ def test_guarantee_of_the_calibrated_noise_in_both_rings():
 
 def candidates(columns):
     """Rows of l_1 norm at most 1, in steps of 1/20, and a few fixed ones."""
-    steps = torch.tensor(list(itertools.product(range(-20, 21, 5), repeat=columns)), dtype=torch.float64) / 20
+    steps = (
+        torch.tensor(
+            list(itertools.product(range(-20, 21, 5), repeat=columns)), dtype=torch.float64
+        )
+        / 20
+    )
     near = torch.cat([steps, steps + 0.049, steps - 0.049])
     return near[near.abs().sum(1) <= 1]
 
@@ -136,7 +154,9 @@ def test_guarantee_distances_beyond_the_integers_of_floats_round_no_epsilon_up()
 
 def test_the_noise_of_one_client_has_the_law_of_a_share():
     part, rate, size = 1 / 3, 0.4, 2**17
-    found = discrete_laplace.add_shares(torch.zeros(size, dtype=torch.int64), part, rate, SeededNoise(1))
+    found = discrete_laplace.add_shares(
+        torch.zeros(size, dtype=torch.int64), part, rate, SeededNoise(1)
+    )
     law = polya(part, rate)
     assert_law(torch.bincount(found % MODULUS, minlength=MODULUS).numpy(), law)
 
@@ -185,7 +205,9 @@ def test_what_floats_do_not_decide_is_decided_by_bits():
     octaves = torch.arange(30)
     words, sizes = SeededNoise(4).integers((30,)), (1 << octaves) + (1 << octaves) // 3
     kept = discrete_laplace._kept(words, octaves, sizes, 1e-6, SeededNoise(5)).tolist()
-    for w, j, size, found in zip(words.tolist(), octaves.tolist(), sizes.tolist(), kept, strict=True):
+    for w, j, size, found in zip(
+        words.tolist(), octaves.tolist(), sizes.tolist(), kept, strict=True
+    ):
         assert discrete_laplace.exactly([w, 0, 0, 0], j, size, 1e-6) == found
     assert 5 < sum(kept) < 25
 
@@ -193,17 +215,26 @@ def test_what_floats_do_not_decide_is_decided_by_bits():
 def test_no_sum_wraps_around_but_with_the_stated_chance():
     rate = 0.05
     for shares in (1, 2, 5):
-        law, z = sum_of(polya(1.0, rate, 2048), shares), np.minimum(np.arange(2048), 2048 - np.arange(2048))
+        law, z = (
+            sum_of(polya(1.0, rate, 2048), shares),
+            np.minimum(np.arange(2048), 2048 - np.arange(2048)),
+        )
         for exponent in (2.0, 8.0):
             far = float(discrete_laplace.tail(torch.tensor([shares]), rate, exponent))
             assert law[z >= far].sum() <= 2 * math.exp(-exponent)
             assert law[z >= 0.3 * far].sum() > math.exp(-exponent)  # and it is not far off
     for bits in (32, 64):
         p = PureSecureSketch(ones(300), 2, 1.0, 0.5, bits=bits)
-        far = 300 + float(discrete_laplace.tail(torch.tensor([300 * p.part]), p.rate, 52.7)) / p.ring.scale
+        far = (
+            300
+            + float(discrete_laplace.tail(torch.tensor([300 * p.part]), p.rate, 52.7))
+            / p.ring.scale
+        )
         assert far * p.ring.scale < 2 ** (bits - 1)
         with pytest.raises(ValueError, match="fraction_bits must be at most"):
-            PureSecureSketch(ones(300), 2, 1.0, 0.5, bits=bits, fraction_bits=p.ring.fraction_bits + 1)
+            PureSecureSketch(
+                ones(300), 2, 1.0, 0.5, bits=bits, fraction_bits=p.ring.fraction_bits + 1
+            )
 
 
 @pytest.mark.filterwarnings("ignore:a grid of")

@@ -15,7 +15,9 @@ def test_encoding_goes_toward_zero_and_no_norm_grows(ring):
     x = torch.randn(2000, 5, dtype=torch.float64, generator=torch.Generator().manual_seed(0)) * 3
     q = ring.to_words(x)
     assert q.dtype == ring.dtype
-    assert (q.double().abs() <= x.abs() * ring.scale).all() and (q.double() - x * ring.scale).abs().max() < 1
+    assert (q.double().abs() <= x.abs() * ring.scale).all() and (
+        q.double() - x * ring.scale
+    ).abs().max() < 1
     assert (q.double().norm(dim=1) <= x.norm(dim=1) * ring.scale).all()
     assert torch.equal(ring.to_words(-x), -q)
 

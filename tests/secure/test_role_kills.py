@@ -49,7 +49,11 @@ def attacked(folder, role, line):
     sizes, servers = {"north": 2, "south": 1}, ("server-0", "server-1")
     x = rows(3, 2)
     found = Parties(
-        SecureSketch(ones(3), 2, 1.0, 1.0, 1e-5, coalition=AdaptiveCoalition(0)), x, folder, sizes, servers
+        SecureSketch(ones(3), 2, 1.0, 1.0, 1e-5, coalition=AdaptiveCoalition(0)),
+        x,
+        folder,
+        sizes,
+        servers,
     )
     if role == "submit":
         play = lambda: found.submit("north", noise=False)  # noqa: E731
@@ -61,12 +65,15 @@ def attacked(folder, role, line):
         play = lambda: secure.serve(found.at, found.key("server-0"))  # noqa: E731
     done = killed(line, play)
     left = sums(found)
-    found.submit(noise=False)  # what left before leaves again: noise is drawn once, or the sums would not fit
+    # what left before leaves again: noise is drawn once, or the sums would not fit
+    found.submit(noise=False)
     found.serve()
     after = sums(found)
     assert after.items() >= left.items() and len(after) == 2
     released = found.release().value
-    assert float((released - x.sum(0)).abs().max()) < 12 * float(found.session.sums.row_variance.sqrt()[0])
+    assert float((released - x.sum(0)).abs().max()) < 12 * float(
+        found.session.sums.row_variance.sqrt()[0]
+    )
     sent = {path.name: path.read_bytes() for path in found.at.glob("*.frames")}
     found.submit(noise=False), found.serve()
     assert sums(found) == after and torch.equal(found.release().value, released)

@@ -23,7 +23,8 @@ from torchdp.regression import FrequencyMoments, GramRelease, SecureHistogram
 from torchdp.secure import FrameError, KeyFile, PureSecureSketch, SecureSketch
 from torchdp.sketching import AdaptiveCoalition, balanced_osnap, ones
 
-EVERYBODY = AdaptiveCoalition(0)  # is honest: no row of the sketch holds more than the largest organisation
+# is honest: no row of the sketch holds more than the largest organisation
+EVERYBODY = AdaptiveCoalition(0)
 SKETCH = balanced_osnap(20, 4, 2, generator=generator())
 QUESTIONS = {
     "sketch": (SecureSketch(SKETCH, 3, 1.0, 1.0, 1e-5, coalition=EVERYBODY), rows(20, 3)),
@@ -31,7 +32,10 @@ QUESTIONS = {
     "gram": (GramRelease(20, 2, 1.0, 1.0, 1e-5, label_bound=1.0), rows(20, 3)),
     "moments": (FrequencyMoments(20, 2.0, (1.0, 2.0), 1.0, 1e-5), rows(20, 1)[:, 0]),
     "histogram": (SecureHistogram(20, 4, 1.0), torch.arange(20) % 4),
-    "density": (SecureKDE(GaussianFourier(2).draw(3, generator=generator()), 20, 1.0, 1e-5), rows(20, 2)),
+    "density": (
+        SecureKDE(GaussianFourier(2).draw(3, generator=generator()), 20, 1.0, 1e-5),
+        rows(20, 2),
+    ),
 }
 
 
@@ -42,7 +46,10 @@ def parties(tmp_path):
     def parties(name="sketch", folder="one", absent=0):
         question, x = QUESTIONS[name]
         if absent:
-            question, x = SecureSketch(ones(20), 3, 1.0, 1.0, 1e-5, coalition=AdaptiveCoalition(0, absent)), x
+            question, x = (
+                SecureSketch(ones(20), 3, 1.0, 1.0, 1e-5, coalition=AdaptiveCoalition(0, absent)),
+                x,
+            )
         return Parties(question, x, tmp_path / folder)
 
     return parties
@@ -54,7 +61,11 @@ def test_parties_with_their_own_rows_and_keys_give_the_bits_of_one_process(parti
     found.submit()
     found.serve()
     released, alone = found.release(), found.alone()
-    assert torch.equal(released.value, alone.value) and type(released) is type(alone) and released.n == 20
+    assert (
+        torch.equal(released.value, alone.value)
+        and type(released) is type(alone)
+        and released.n == 20
+    )
     assert torch.equal(released.standard_error, alone.standard_error)
     found.serve(1)  # all over again: nothing changes
     assert torch.equal(found.release().value, alone.value)
@@ -69,9 +80,12 @@ def test_keys_are_those_of_the_rfcs_and_fit_one_link_in_one_session(parties):
         ((secret,),) = db.execute("SELECT secret FROM party")
     assert bytes.fromhex(north.public) == ladder(secret, base)
     assert mine == hkdf(
-        digest, ladder(secret, bytes.fromhex(server.public)), b"torchdp secure link: north and server-1"
+        digest,
+        ladder(secret, bytes.fromhex(server.public)),
+        b"torchdp secure link: north and server-1",
     )
-    assert mine != north.key(digest, "server-2", server.public)  # the same two keys under another name
+    # the same two keys under another name
+    assert mine != north.key(digest, "server-2", server.public)
     with pytest.raises(ValueError, match="none of X25519"):
         north.key(digest, "server-1", "00" * 32)  # of small order
 
@@ -121,7 +135,9 @@ def test_guarantee_every_role_refuses_a_session_that_its_person_did_not_accept(p
     evil = KeyFile.made(found.folder / "evil", "server-0")
     server = dataclasses.replace(found.session.servers[0], public=evil.public)
     swapped = dataclasses.replace(found.session, servers=(server, *found.session.servers[1:]))
-    weaker = dataclasses.replace(found.session, question=dataclasses.replace(found.question, epsilon=100.0))
+    weaker = dataclasses.replace(
+        found.session, question=dataclasses.replace(found.question, epsilon=100.0)
+    )
     path, before = found.at / "session.json", None
     true = path.read_bytes()
     for wrong in (swapped.to_bytes(), weaker.to_bytes(), true + b" ", b"{}", b""):
@@ -129,7 +145,8 @@ def test_guarantee_every_role_refuses_a_session_that_its_person_did_not_accept(p
         before = {each.name: each.read_bytes() for each in found.at.iterdir()}
         with pytest.raises(ValueError, match="joined another session than this file's"):
             play()
-        assert {each.name: each.read_bytes() for each in found.at.iterdir()} == before  # nothing left
+        # nothing left
+        assert {each.name: each.read_bytes() for each in found.at.iterdir()} == before
     path.write_bytes(true)
     with contextlib.suppress(TimeoutError):
         play()  # a control, and no swap bound the key to another session
@@ -138,7 +155,9 @@ def test_guarantee_every_role_refuses_a_session_that_its_person_did_not_accept(p
 
 
 @pytest.mark.parametrize("name", ["gram", "moments", "histogram", "density", "sum", "pure sum"])
-def test_guarantee_a_session_counts_the_largest_organisation_where_the_question_says_nothing(parties, name):
+def test_guarantee_a_session_counts_the_largest_organisation_where_the_question_says_nothing(
+    parties, name
+):
     """As the question with corrupt = 10 does, in its file too; what the other ten add is enough by itself."""
     found = parties("histogram")
     sums = {
@@ -147,11 +166,16 @@ def test_guarantee_a_session_counts_the_largest_organisation_where_the_question_
     }
     asked = sums.get(name) or QUESTIONS[name][0]
     session = found.opened(asked)
-    assert asked.secure_sum().coalition.corrupt is None and session.sums.coalition == AdaptiveCoalition(10)
+    assert (
+        asked.secure_sum().coalition.corrupt is None
+        and session.sums.coalition == AdaptiveCoalition(10)
+    )
     assert secure.Session.from_bytes(session.to_bytes()).sums.coalition == AdaptiveCoalition(10)
     assert session.exposed is None
     everybody = float((session.sums.variance / asked.secure_sum(3).variance).min())
-    assert everybody == pytest.approx(2, rel=1e-3) or (name in ("histogram", "pure sum") and everybody > 1.9)
+    assert everybody == pytest.approx(2, rel=1e-3) or (
+        name in ("histogram", "pure sum") and everybody > 1.9
+    )
 
 
 def test_a_session_whose_largest_organisation_leaves_nobody_is_refused(parties):
@@ -172,7 +196,9 @@ def test_a_session_says_whose_noise_is_not_counted(parties, tmp_path, corrupt):
         warnings.simplefilter("always")
         secure.open_session(tmp_path / "said", session)
     said = [str(each.message) for each in told]
-    assert any(f"noise of its 10 clients, corrupt = {corrupt}" in each for each in said) is (corrupt < 10)
+    assert any(f"noise of its 10 clients, corrupt = {corrupt}" in each for each in said) is (
+        corrupt < 10
+    )
     assert (session.exposed is None) is (corrupt == 10)
 
 
@@ -189,7 +215,8 @@ def test_guarantee_a_key_that_joined_nothing_plays_no_role(parties, tmp_path):
     for wrong in ("", "0" * 64, found.session.fingerprint[:-1], found.session.digest.hex()):
         with pytest.raises(ValueError, match="fingerprint is not the session's"):
             found.key("north").join(found.session, wrong)
-    found.key("north").join(found.session, f" {found.session.fingerprint.upper()}\n")  # again, as it was typed
+    # again, as it was typed
+    found.key("north").join(found.session, f" {found.session.fingerprint.upper()}\n")
     assert found.key("north").joined == found.session.digest
 
 
@@ -198,7 +225,9 @@ def test_no_partys_files_open_anothers_frames(parties):
     found = parties()
     found.submit()
     found.serve()
-    public = {party.name: party.public for party in (*found.session.servers, *found.session.organisations)}
+    public = {
+        party.name: party.public for party in (*found.session.servers, *found.session.organisations)
+    }
     public["analyst"] = found.session.analyst.public
     for path in found.at.glob("*.*.*"):
         sender, receiver, _ = path.name.split(".")
@@ -273,7 +302,9 @@ def test_who_is_absent_is_agreed_before_anything_opens(parties, absent):
     found = parties(absent=absent)
     found.submit("north", "east", "west")  # south, with ten clients, does not come
     if absent < 10:
-        with pytest.raises(TimeoutError, match=f"10 clients of south are missing, absent = {absent} may be"):
+        with pytest.raises(
+            TimeoutError, match=f"10 clients of south are missing, absent = {absent} may be"
+        ):
             found.serve(1)
         found.submit("south")
         found.serve()
@@ -282,11 +313,14 @@ def test_who_is_absent_is_agreed_before_anything_opens(parties, absent):
     for name in found.servers[:2]:
         with pytest.raises(TimeoutError, match="roll is not there yet"):
             secure.serve(found.at, found.key(name))
-    found.submit("south")  # too late for two servers; the third hears it, and the roll calls leave it out
+    # too late for two servers; the third hears it, and the roll calls leave it out
+    found.submit("south")
     with pytest.warns(UserWarning, match=r"south.server-[01].frames is refused: it came after"):
         found.serve()
     released = found.release()
-    assert released.n == 10 and torch.equal(released.value, found.alone("north", "east", "west").value)
+    assert released.n == 10 and torch.equal(
+        released.value, found.alone("north", "east", "west").value
+    )
 
 
 def test_a_server_that_was_closed_counts_the_same_frames_or_none(parties):
@@ -300,14 +334,18 @@ def test_a_server_that_was_closed_counts_the_same_frames_or_none(parties):
         path.unlink(missing_ok=True)
         if wrong is not None:
             path.write_bytes(wrong)
-        with pytest.raises(FrameError, match=r"east\.server-0\.frames was counted and is gone or changed"):
+        with pytest.raises(
+            FrameError, match=r"east\.server-0\.frames was counted and is gone or changed"
+        ):
             secure.serve(found.at, found.key("server-0"))
     path.write_bytes(true)
     found.serve()
     path = found.at / "north.server-0.frames"
     for spoil in (lambda: path.write_bytes(path.read_bytes()[:-1]), path.unlink):
         spoil()
-        with pytest.raises(FrameError, match="was sent and is gone or changed; nothing is drawn twice"):
+        with pytest.raises(
+            FrameError, match="was sent and is gone or changed; nothing is drawn twice"
+        ):
             found.submit("north")
     assert torch.equal(found.release().value, found.alone().value)
 
@@ -325,7 +363,11 @@ def test_what_is_done_once_is_done_once_by_any_number_of_threads(tmp_path):
         for _ in range(8)
     ]
     [thread.start() for thread in threads], [thread.join() for thread in threads]
-    assert len(made) == 1 and len(results) == 8 and set(results) == {KeyFile(tmp_path / "key").done("it")}
+    assert (
+        len(made) == 1
+        and len(results) == 8
+        and set(results) == {KeyFile(tmp_path / "key").done("it")}
+    )
     with pytest.raises(ZeroDivisionError):
         KeyFile(tmp_path / "key").once("more", lambda: bytes(1 // 0))
     assert KeyFile(tmp_path / "key").done("more") is None
@@ -340,7 +382,10 @@ def test_a_session_says_all_that_is_public_and_nothing_else_is_read(parties, tmp
     for old, new in ((b"north", b"nord"), (found.key("east").public.encode(), b"0" * 64)):
         assert secure.Session.from_bytes(data.replace(old, new)).digest != found.session.digest
     tree = json.loads(data)
-    tree["of"]["question"] = {"made": "torchdp.collection.journal:Journal", "of": {"path": str(tmp_path / "made")}}
+    tree["of"]["question"] = {
+        "made": "torchdp.collection.journal:Journal",
+        "of": {"path": str(tmp_path / "made")},
+    }
     with pytest.raises(FrameError, match="is not torchdp's"):
         secure.Session.from_bytes(json.dumps(tree).encode())
     assert not (tmp_path / "made").exists()
@@ -368,7 +413,9 @@ def history(found, chance, steps):
             elif files:
                 path = chance.choice(files)
                 stolen.setdefault(path, path.read_bytes())
-                path.unlink() if act == "lose" else path.write_bytes(changed(path.read_bytes(), chance))
+                path.unlink() if act == "lose" else path.write_bytes(
+                    changed(path.read_bytes(), chance)
+                )
         for path in found.at.glob("[!.]*.sum"):
             left.setdefault(path.name, set()).add(path.read_bytes())
     for path, true in stolen.items():

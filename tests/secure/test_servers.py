@@ -40,7 +40,11 @@ def forged(key, front, words):
     """A frame with this header, true or not, by code of its own."""
     nonce = os.urandom(NONCE_BYTES)
     body = words.contiguous().numpy().tobytes()
-    return front + ChaCha20Poly1305(hmac.digest(key, b"frame", "sha256")).encrypt(nonce, body, front) + nonce
+    return (
+        front
+        + ChaCha20Poly1305(hmac.digest(key, b"frame", "sha256")).encrypt(nonce, body, front)
+        + nonce
+    )
 
 
 class Run:
@@ -51,7 +55,10 @@ class Run:
         self.links = links_of(p.servers, secret)
         self.A = torch.full((p.sketch.clients, p.columns), 0.1)
         words = p.randomize(self.A, noise=SeededNoise(1)).values
-        self.shares, self.firsts = share(words, p.servers, noise=SeededNoise(2)), range(0, p.sketch.clients, each)
+        self.shares, self.firsts = (
+            share(words, p.servers, noise=SeededNoise(2)),
+            range(0, p.sketch.clients, each),
+        )
         self.keys = [[os.urandom(32) for _ in range(p.servers)] for _ in self.firsts]
         self.frames = [self.sent(i, keys) for i, keys in zip(self.firsts, self.keys, strict=True)]
 
@@ -77,7 +84,9 @@ class Run:
         return servers
 
     def release(self, servers):
-        return reveal_frames(self.protocol, self.session, agreed(servers), self.links["analyst"]).value
+        return reveal_frames(
+            self.protocol, self.session, agreed(servers), self.links["analyst"]
+        ).value
 
 
 def agreed(servers):
@@ -127,7 +136,9 @@ def test_three_thousand_attacks_in_transit_are_all_found():
         found += 1
     for _ in range(900):  # a true frame in the wrong place: another server's, session's or sender's
         i = chance.randrange(24)
-        wrong = chance.choice([run.frames[i][chance.choice([0, 2])], other.frames[i][1], stranger.frames[i][1]])
+        wrong = chance.choice(
+            [run.frames[i][chance.choice([0, 2])], other.frames[i][1], stranger.frames[i][1]]
+        )
         with pytest.raises(FrameError):
             target.receive(wrong)
         found += 1
@@ -167,14 +178,21 @@ def test_a_server_whom_nobody_may_miss_holds_its_sums_alone():
     run = Run(protocol(absent=0))
     for server in run.fed():
         held = sum(getattr(each, "nbytes", 0) for each in vars(server).values())
-        assert held == 4 * 3 * 8 + 17 * 24  # the sums; of each client whether it is here, and the range of its key
+        # the sums; of each client whether it is here, and the range of its key
+        assert held == 4 * 3 * 8 + 17 * 24
 
 
 def test_attacks_on_roll_calls_and_sums_are_found():
     run, other = Run(protocol()), Run(protocol(), nonce=bytes(range(1, 33)))
     servers, chance = run.fed(), random.Random(2)
     call = servers[0].roll_call(1)
-    for wrong in (other.fed()[0].roll_call(1), servers[0].roll_call(2), run.frames[0][1], b"", call[:-1]):
+    for wrong in (
+        other.fed()[0].roll_call(1),
+        servers[0].roll_call(2),
+        run.frames[0][1],
+        b"",
+        call[:-1],
+    ):
         with pytest.raises(FrameError):
             servers[1].agree(wrong)
     for back in (servers[0], servers[2]):  # reflected to its sender, or to a third
@@ -190,17 +208,24 @@ def test_attacks_on_roll_calls_and_sums_are_found():
         servers[1].publish()
     servers[1].agree(servers[2].roll_call(1))
     for k in (0, 2):
-        for l in range(3):
-            if k != l:
-                servers[k].agree(servers[l].roll_call(k))
+        for ell in range(3):
+            if k != ell:
+                servers[k].agree(servers[ell].roll_call(k))
     sums = [server.publish() for server in servers]
     analyst = run.links["analyst"]
-    for wrong in (sums[:2], [*sums, sums[0]], [sums[0], sums[0], sums[2]], [*sums[:2], run.frames[0][2]]):
+    for wrong in (
+        sums[:2],
+        [*sums, sums[0]],
+        [sums[0], sums[0], sums[2]],
+        [*sums[:2], run.frames[0][2]],
+    ):
         with pytest.raises(FrameError):
             reveal_frames(run.protocol, run.session, wrong, analyst)
     for _ in range(200):
         with pytest.raises(FrameError):
-            reveal_frames(run.protocol, run.session, [sums[0], changed(sums[1], chance), sums[2]], analyst)
+            reveal_frames(
+                run.protocol, run.session, [sums[0], changed(sums[1], chance), sums[2]], analyst
+            )
     with pytest.raises(FrameError):
         reveal_frames(run.protocol, other.session, sums, analyst)
     assert reveal_frames(run.protocol, run.session, reversed(sums), analyst).value.shape == (4, 3)
@@ -210,7 +235,9 @@ def test_sums_over_different_clients_are_not_put_together():
     run = Run(protocol())
     first, second = agreed(run.fed()), agreed(run.fed(without={(5, 0)}))
     with pytest.raises(FrameError, match="same clients"):
-        reveal_frames(run.protocol, run.session, [first[0], second[1], first[2]], run.links["analyst"])
+        reveal_frames(
+            run.protocol, run.session, [first[0], second[1], first[2]], run.links["analyst"]
+        )
 
 
 def test_a_server_publishes_once_and_lets_nobody_in_late():
@@ -242,7 +269,9 @@ def test_a_fast_server_does_not_close_a_slow_ones_doors():
         servers[k].agree(servers[2 - k].roll_call(k))
     with pytest.raises(FrameError, match="begun to agree"):
         servers[1].receive(run.frames[0][1])
-    released = reveal_frames(run.protocol, run.session, [s.publish() for s in servers], run.links["analyst"]).value
+    released = reveal_frames(
+        run.protocol, run.session, [s.publish() for s in servers], run.links["analyst"]
+    ).value
     assert torch.equal(released, run.release(full))
 
 
@@ -252,7 +281,10 @@ def test_another_ring_or_sketch_is_another_session():
         with pytest.raises(FrameError):
             run.servers()[0].receive(other.frames[0][0])
         # even where a client gives its frame of the other protocol this session's name
-        front, body = other.frames[-1][0][:HEADER_BYTES], opened(other.keys[-1][0], other.frames[-1][0])
+        front, body = (
+            other.frames[-1][0][:HEADER_BYTES],
+            opened(other.keys[-1][0], other.frames[-1][0]),
+        )
         with pytest.raises(FrameError, match=r"ring|beyond the 24"):
             run.servers()[0].receive(forged(run.keys[-1][0], run.session + front[16:], body))
 
@@ -268,7 +300,9 @@ def test_outside_the_model_a_server_that_lies_about_its_sum_is_believed():
         for k, server in enumerate(servers):
             server.receive((lies if (i, k) == (5, 1) else frames)[k])  # who has its key
     lie = agreed(servers)[1]
-    released = reveal_frames(run.protocol, run.session, [sums[0], lie, sums[2]], run.links["analyst"]).value
+    released = reveal_frames(
+        run.protocol, run.session, [sums[0], lie, sums[2]], run.links["analyst"]
+    ).value
     moved = torch.zeros(4, 3, dtype=torch.float64)
     moved[run.protocol.sketch.rows[0, 5]] = 2**-0.5
     assert torch.allclose(released - honest, moved, atol=1e-12)
@@ -280,24 +314,37 @@ def test_one_client_can_not_speak_for_another():
         run = Run(protocol(), each=each)
         servers = run.servers()
         for mine, other in permutations(range(3), 2):
-            tries = [(each * other, each), (each * other + each - 1, 1), (min(mine, other) * each, 2 * each)]
+            tries = [
+                (each * other, each),
+                (each * other + each - 1, 1),
+                (min(mine, other) * each, 2 * each),
+            ]
             for first, count in tries:
-                for server, frame in zip(servers, run.sent(first, run.keys[mine], count), strict=True):
+                for server, frame in zip(
+                    servers, run.sent(first, run.keys[mine], count), strict=True
+                ):
                     with pytest.raises(FrameError, match=r"tag|issued no key"):
                         server.receive(frame)
             for k, server in enumerate(servers):  # nor under the other's own header
                 with pytest.raises(FrameError, match="tag"):
                     server.receive(
-                        forged(run.keys[mine][k], run.frames[other][k][:HEADER_BYTES], run.shares[k][:, :each])
+                        forged(
+                            run.keys[mine][k],
+                            run.frames[other][k][:HEADER_BYTES],
+                            run.shares[k][:, :each],
+                        )
                     )
                 with pytest.raises(InvalidTag):  # nor read them
                     opened(run.keys[mine][k], run.frames[other][k])
         assert not any(server.seen.any() for server in servers)
         for k, server in enumerate(servers):  # with its own keys all of it succeeds
             assert torch.equal(
-                opened(run.keys[2][k], run.frames[2][k]), run.shares[k, :, 2 * each : 3 * each].flatten()
+                opened(run.keys[2][k], run.frames[2][k]),
+                run.shares[k, :, 2 * each : 3 * each].flatten(),
             )
-            server.receive(forged(run.keys[2][k], run.frames[2][k][:HEADER_BYTES], run.shares[k][:, :each]))
+            server.receive(
+                forged(run.keys[2][k], run.frames[2][k][:HEADER_BYTES], run.shares[k][:, :each])
+            )
             assert server.seen.nonzero()[:, 0].tolist() == list(range(2 * each, 3 * each))
 
 
@@ -305,7 +352,8 @@ def test_a_server_opens_frames_of_the_clients_it_issued_a_key_to_and_of_nobody_e
     run = Run(protocol(), each=8)
     p, keys = run.protocol, run.keys
     server = Server(p, run.session, 0, run.links["server 0"])
-    for first, count in ((0, 8), (3, 2)):  # its key is the right one, but no client is known here yet
+    # its key is the right one, but no client is known here yet
+    for first, count in ((0, 8), (3, 2)):
         with pytest.raises(FrameError, match="issued no key"):
             server.receive(run.sent(first, keys[0], count)[0])
     server.enrol(8, 8, keys[1][0])
@@ -337,7 +385,8 @@ def test_who_has_no_key_of_a_link_reads_nothing():
         total = sum(torch.frombuffer(bytearray(body), dtype=torch.int64) for body in bodies)
         assert (total != words[:, i].flatten()).all()
         read = [opened(key, frame) for key, frame in zip(run.keys[i], run.frames[i], strict=True)]
-        assert torch.equal(reconstruct(torch.stack(read)), words[:, i].flatten())  # with the keys they do
+        # with the keys they do
+        assert torch.equal(reconstruct(torch.stack(read)), words[:, i].flatten())
         for key, frame in zip(
             run.keys[i - 1] + run.keys[i][::-2], run.frames[i] + run.frames[i][::2], strict=True
         ):
@@ -349,7 +398,9 @@ def test_who_has_no_key_of_a_link_reads_nothing():
 def test_drop_outs_leave_the_noise_that_colluders_were_counted_for():
     """n = 30, ten drop out, then ten of the others collude: ten clients' noise has to hide a client."""
     for absent in (0, 10):
-        p = SecureSketch(ones(30), 1, 1.0, 1.0, 1e-6, coalition=AdaptiveCoalition(10, absent=absent))
+        p = SecureSketch(
+            ones(30), 1, 1.0, 1.0, 1e-6, coalition=AdaptiveCoalition(10, absent=absent)
+        )
         exact, run = gaussian_log_delta(float(p.sigma[0]) * math.sqrt(10), 1.0, 2.0), Run(p)
         assert (exact <= math.log(1e-6) + 1e-9) is (absent == 10)
         for gone in (10, 11):

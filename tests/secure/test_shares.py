@@ -41,7 +41,9 @@ def test_masks_are_drawn_on_the_gpu_where_they_are_wanted(dtype):
 
 
 def test_the_byte_test_sees_63_bits():
-    words = torch.empty(200_000, dtype=torch.int64).random_(generator=torch.Generator().manual_seed(7))
+    words = torch.empty(200_000, dtype=torch.int64).random_(
+        generator=torch.Generator().manual_seed(7)
+    )
     assert (words >= 0).all() and byte_chi_square(words) > 100 * LIMIT
 
 
@@ -57,7 +59,9 @@ DTYPES = [torch.int32, torch.int64]
 
 def words(dtype, *shape):
     info = torch.iinfo(dtype)
-    drawn = torch.empty(shape, dtype=dtype).random_(info.min, None, generator=torch.Generator().manual_seed(1))
+    drawn = torch.empty(shape, dtype=dtype).random_(
+        info.min, None, generator=torch.Generator().manual_seed(1)
+    )
     drawn.view(-1)[:3] = torch.tensor([info.min, info.max, 0], dtype=dtype)
     return drawn
 
@@ -73,7 +77,9 @@ def test_shares_add_up_at_the_ends_of_the_ring_too(dtype, servers):
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("servers", [2, 3, 4])
-def test_guarantee_any_all_but_one_shares_are_a_bijection_of_the_masks_for_every_message(dtype, servers):
+def test_guarantee_any_all_but_one_shares_are_a_bijection_of_the_masks_for_every_message(
+    dtype, servers
+):
     wanted = words(dtype, servers - 1, 500)  # what the coalition is to see
     info = torch.iinfo(dtype)
     for left_out in range(servers):
@@ -87,7 +93,8 @@ def test_guarantee_any_all_but_one_shares_are_a_bijection_of_the_masks_for_every
             all_shares[seen] = wanted
             all_shares[left_out] = secret - wanted.sum(0, dtype=dtype)  # the only value that fits
             shares = share(secret, servers, noise=Given(all_shares[:-1]))
-            assert torch.equal(shares, all_shares)  # these masks, and so no others, show the coalition ``wanted``
+            # these masks, and so no others, show the coalition ``wanted``
+            assert torch.equal(shares, all_shares)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

@@ -52,10 +52,13 @@ def test_guarantee_two_instances_of_response_cover_all_databases(epsilon):
     for (p, q), (s, t) in itertools.product(
         pairs, repeat=2
     ):  # others' bits and directions differ in the instances
-        worst = max(worst, float(np.maximum(0, np.outer(p, s) - math.exp(epsilon) * np.outer(q, t)).sum()))
+        worst = max(
+            worst, float(np.maximum(0, np.outer(p, s) - math.exp(epsilon) * np.outer(q, t)).sum())
+        )
     found = delta_of(RandomizedResponseSum(users, flip), epsilon, 2)
     assert worst <= found <= 1.3 * worst + 1e-6  # the largest curve of few users is nobody's own
-    assert delta_of(RandomizedResponseSum(users, 0.32), epsilon, 2) < worst  # more noise than there is: caught
+    # more noise than there is: caught
+    assert delta_of(RandomizedResponseSum(users, 0.32), epsilon, 2) < worst
 
 
 @pytest.mark.parametrize("epsilon", [0.2, 1.0])
@@ -86,7 +89,11 @@ def test_guarantee_epsilon_and_delta_agree(protocol, instances):
         return
     promised = promise(protocol, 1e-4, instances)
     assert promised.epsilon == pytest.approx(epsilon, rel=1e-9)
-    assert (promised.delta, promised.model, promised.neighbours) == (1e-4, Model.SHUFFLE, Neighbours.REPLACE_ONE)
+    assert (promised.delta, promised.model, promised.neighbours) == (
+        1e-4,
+        Model.SHUFFLE,
+        Neighbours.REPLACE_ONE,
+    )
 
 
 @pytest.mark.parametrize("protocol", PROTOCOLS[:5], ids=names)
@@ -100,15 +107,23 @@ def test_guarantee_absent_users_leave_the_protocol_of_the_others():
     assert delta_of(RandomizedResponseSum(10, 0.2), 1.0, 3, absent=4) == delta_of(
         RandomizedResponseSum(6, 0.2), 1.0, 3
     )
-    assert delta_of(CentralGaussianSum(10, 2.0), 1.0, 3, absent=4) == delta_of(CentralGaussianSum(6, 2.0), 1.0, 3)
+    assert delta_of(CentralGaussianSum(10, 2.0), 1.0, 3, absent=4) == delta_of(
+        CentralGaussianSum(6, 2.0), 1.0, 3
+    )
 
 
 def test_guarantee_without_delta():
     pure, response = PureSum(100, 0.1, 0.2, 0.1), RandomizedResponseSum(100, 0.2)
-    assert promise(pure, 0, 8).epsilon == pytest.approx(0.8) and 0 < promise(pure, 0, 8).delta < 1e-28
+    assert (
+        promise(pure, 0, 8).epsilon == pytest.approx(0.8) and 0 < promise(pure, 0, 8).delta < 1e-28
+    )
     assert epsilon_of(pure, 0, 8, absent=50) == pytest.approx(8 * (0.1 + math.log(2)))
     assert epsilon_of(response, 0, 3) == pytest.approx(3 * math.log(4))
-    assert delta_of(response, 3 * math.log(4) + 1e-9, 3) == 0 < delta_of(response, 3 * math.log(4) - 0.1, 3)
+    assert (
+        delta_of(response, 3 * math.log(4) + 1e-9, 3)
+        == 0
+        < delta_of(response, 3 * math.log(4) - 0.1, 3)
+    )
     assert PoissonSum(5, 1.0).pure_epsilon() == math.inf
     with pytest.raises(ValueError, match="no epsilon"):
         promise(PoissonSum(5, 1.0), 0, 1)

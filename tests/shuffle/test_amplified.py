@@ -42,7 +42,9 @@ KINDS = {
     "OptimizedUnaryEncoding": lambda e: OptimizedUnaryEncoding(64, e),
     "SymmetricUnaryEncoding": lambda e: SymmetricUnaryEncoding(64, e),
     "nested": lambda e: nested(64, e),
-    "shifts": lambda e: ShiftStrategy(torch.arange(64)[None] < torch.tensor([[9], [24]]), torch.ones(2), 64, e),
+    "shifts": lambda e: ShiftStrategy(
+        torch.arange(64)[None] < torch.tensor([[9], [24]]), torch.ones(2), 64, e
+    ),
     "PrivUnit": lambda e: PrivUnit(32, e),
     "DuchiJordanWainwright": lambda e: DuchiJordanWainwright(1, e),
 }
@@ -76,7 +78,9 @@ class CrowdContract(MessageContract):
     def test_a_wrong_constant_breaks_the_guarantee(self):
         client = self.protocol.client
         louder = dataclasses.replace(client, epsilon=1.5 * client.epsilon)
-        assert self.loss(dataclasses.replace(self.protocol, client=louder)) > self.bound(self.protocol)
+        assert self.loss(dataclasses.replace(self.protocol, client=louder)) > self.bound(
+            self.protocol
+        )
 
 
 class TestAmplified(Unbiased, CrowdContract):
@@ -139,10 +143,16 @@ def by_binomials(local, epsilon, n):
     ],
 )
 def test_the_bound_is_the_exact_sum_of_binomials(local, epsilon, n):
-    assert 1 <= blanket_delta(Blanket.unknown(local), epsilon, n) / by_binomials(local, epsilon, n) < 1.03
+    assert (
+        1
+        <= blanket_delta(Blanket.unknown(local), epsilon, n) / by_binomials(local, epsilon, n)
+        < 1.03
+    )
 
 
-@pytest.mark.parametrize("blanket", [KINDS[name](2.0).blanket for name in ("SubsetSelection", "HadamardResponse")])
+@pytest.mark.parametrize(
+    "blanket", [KINDS[name](2.0).blanket for name in ("SubsetSelection", "HadamardResponse")]
+)
 @pytest.mark.parametrize("n", [1, 3, 8])
 def test_the_bound_is_the_exact_sum_over_all_counts(blanket, n):
     for epsilon in (0.0, 0.2, 0.8):
@@ -180,8 +190,15 @@ def test_extreme_epsilons(name, local):
 
 def test_tables_and_closed_forms_agree():
     """The same chances, written out: randomized response, all subsets, the rows of Hadamard's matrix, shifts."""
-    sets = lambda client: [set(each) for each in itertools.combinations(range(client.k), client.subset)]  # noqa: E731
-    response, subsets, hadamard = RandomizedResponse(5, 1.3), SubsetSelection(6, 0.4), HadamardResponse(5, 0.7)
+
+    def sets(client):
+        return [set(each) for each in itertools.combinations(range(client.k), client.subset)]
+
+    response, subsets, hadamard = (
+        RandomizedResponse(5, 1.3),
+        SubsetSelection(6, 0.4),
+        HadamardResponse(5, 0.7),
+    )
     odd = [[bin((x + 1) & y).count("1") % 2 for y in range(hadamard.outputs)] for x in range(5)]
     circle = ShiftStrategy(
         torch.tensor([[1, 0, 0, 0, 0], [1, 1, 0, 1, 0]], dtype=torch.bool), torch.ones(2), 5, 1.1
@@ -194,7 +211,11 @@ def test_tables_and_closed_forms_agree():
     ]
     for client, large in found:
         weights = 1 + math.expm1(client.epsilon) * (0 if large is None else large.double())
-        laws = circle.laws(torch.arange(5)) if large is None else weights / weights.sum(1, keepdim=True)
+        laws = (
+            circle.laws(torch.arange(5))
+            if large is None
+            else weights / weights.sum(1, keepdim=True)
+        )
         blanket = Blanket.of_table(laws, client.epsilon)
         for part in ("member", "both"):
             assert math.isclose(
@@ -242,8 +263,12 @@ def test_guarantee_calibrated_crowds_are_private_and_no_louder_ones(name):
     assert found.epsilon == found.guarantee.epsilon == 1.0 and found.delta_at(1.0) <= 1e-6
     louder = KINDS[name](found.client.epsilon * 1.001)
     assert Amplified(louder, 10**4, 1e-6).delta_at(1.0) > 1e-6
-    assert Amplified.calibrated(KINDS[name], 10**4, 1.0, 1e-6, largest=0.5).client.epsilon == pytest.approx(1.0)
-    assert Amplified.calibrated(KINDS[name], 10**4, 1.0, 1e-6, largest=2.0).client.epsilon == pytest.approx(2.0)
+    assert Amplified.calibrated(
+        KINDS[name], 10**4, 1.0, 1e-6, largest=0.5
+    ).client.epsilon == pytest.approx(1.0)
+    assert Amplified.calibrated(
+        KINDS[name], 10**4, 1.0, 1e-6, largest=2.0
+    ).client.epsilon == pytest.approx(2.0)
 
 
 def test_guarantee_absent_users_hide_nobody_and_too_few_are_refused():
@@ -263,7 +288,9 @@ def test_guarantee_messages_leave_in_an_order_that_says_nothing():
     x = torch.tensor([1, 0, 0, 0, 0])
     place = [int(crowd.randomize(x, noise=SeededNoise(seed)).argmax()) for seed in range(500)]
     assert np.bincount(place, minlength=5).min() > 60  # of 100, four deviations
-    assert not torch.equal(RandomizedResponse(2, 30.0).randomize(x), torch.zeros(5, dtype=torch.int64))
+    assert not torch.equal(
+        RandomizedResponse(2, 30.0).randomize(x), torch.zeros(5, dtype=torch.int64)
+    )
 
 
 def test_guarantee_sums_of_floats_do_not_show_the_order():
@@ -273,7 +300,8 @@ def test_guarantee_sums_of_floats_do_not_show_the_order():
     orders = {tuple(x[SeededNoise(seed).permutation(3)].flatten().tolist()) for seed in range(40)}
     same = [
         torch.equal(
-            crowd.collect(x, noise=SeededNoise(s))["sum"], crowd.client.collect(x, noise=SeededNoise(s))["sum"]
+            crowd.collect(x, noise=SeededNoise(s))["sum"],
+            crowd.client.collect(x, noise=SeededNoise(s))["sum"],
         )
         for s in range(40)
     ]
@@ -293,7 +321,11 @@ def test_guarantee_relays_send_what_their_client_sends():
     def below(kind):
         return [each for one in kind.__subclasses__() for each in (one, *below(one))]
 
-    own = [kind for kind in below(Relay) if kind is not Amplified and kind.__module__.startswith("torchdp")]
+    own = [
+        kind
+        for kind in below(Relay)
+        if kind is not Amplified and kind.__module__.startswith("torchdp")
+    ]
     assert len(own) > 5
     assert all(kind.randomize_unchecked is Relay.randomize_unchecked for kind in own)
     W = torch.ones(4, 4, dtype=torch.float64).tril()
@@ -317,13 +349,16 @@ def test_guarantee_chances_of_a_blanket_add_up(epsilon):
         found = chances(blanket.member, blanket.both, epsilon)
         assert found.min() > -1e-15 and math.isclose(found.sum(), 1.0, rel_tol=1e-15)
         assert (chances(blanket.member, 0.0, epsilon).min() < -1e-9) == (share > 0.5)  # the control
-        assert blanket.both >= Blanket.two_level(epsilon, share, max(0.0, 2 * share - 1)).both * (1 - 1e-12)
+        assert blanket.both >= Blanket.two_level(epsilon, share, max(0.0, 2 * share - 1)).both * (
+            1 - 1e-12
+        )
 
 
 def test_a_set_more_likely_than_one_is_refused():
     with pytest.raises(ValueError, match=r"member must be at most e\^-epsilon = 0.367879"):
         Blanket(1.0, 0.4)
-    assert Blanket(1.0, math.exp(-1.0)).both == math.exp(-1.0)  # where all is in the set, so is the other's
+    # where all is in the set, so is the other's
+    assert Blanket(1.0, math.exp(-1.0)).both == math.exp(-1.0)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -342,7 +377,9 @@ class Louder(RandomizedResponse):
 
 
 def test_guarantee_a_blanket_of_less_than_the_guarantee_hides_nobody():
-    with pytest.raises(ValueError, match=r"client must have a blanket of its guarantee's epsilon = 8 or more"):
+    with pytest.raises(
+        ValueError, match=r"client must have a blanket of its guarantee's epsilon = 8 or more"
+    ):
         Amplified(Louder(4, 1.0), 1000, 1e-6)
     assert Amplified(Louder(4, 1.0, 0.9), 1000, 1e-6).guarantee.epsilon < 0.5
 
@@ -352,14 +389,22 @@ def test_guarantee_two_types_in_any_crowd(local):
     """The exact curve is of up to 2^20 users: no crowd is refused, and no larger one costs more."""
     users = (2**20 - 1, 2**20, 2**20 + 1, 2**21, 10**7, 10**9, 10**12)
     found = [Amplified(RandomizedResponse(2, local), n, 1e-9).guarantee.epsilon for n in users]
-    assert all(more <= fewer * (1 + 1e-6) for fewer, more in itertools.pairwise(found)) and found[-1] < 1e-4
+    assert (
+        all(more <= fewer * (1 + 1e-6) for fewer, more in itertools.pairwise(found))
+        and found[-1] < 1e-4
+    )
 
 
 def test_guarantee_sets_that_share_less_and_ratios_that_are_rounded_up_hide_less():
     """Lemmas (b) and (c) of ``privacy.blanket``: what is not known exactly is taken for the worse."""
-    shared = [blanket_delta(Blanket.two_level(2.0, 0.3, both), 0.3, 200) for both in (0.0, 0.03, 0.09, 0.2)]
+    shared = [
+        blanket_delta(Blanket.two_level(2.0, 0.3, both), 0.3, 200)
+        for both in (0.0, 0.03, 0.09, 0.2)
+    ]
     assert (np.diff(shared) < 0).all()
-    ratios = [blanket_delta(Blanket.two_level(e, 0.3, 0.09), 0.3, 200) for e in (1.0, 1.5, 2.0, 4.0)]
+    ratios = [
+        blanket_delta(Blanket.two_level(e, 0.3, 0.09), 0.3, 200) for e in (1.0, 1.5, 2.0, 4.0)
+    ]
     assert (np.diff(ratios) > 0).all()
 
 

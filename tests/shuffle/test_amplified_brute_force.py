@@ -18,7 +18,8 @@ from torchdp.shuffle import Amplified
 from torchdp.shuffle.amplified import blanket_delta
 
 SHARES = (0.0, 0.1, 0.3, 0.6)  # of the local epsilon
-THIRD = np.array([[0.6, 0.3, 0.1], [0.3, 0.6, 0.1], [0.05, 0.05, 0.9]])  # what only a third value makes likely
+# what only a third value makes likely
+THIRD = np.array([[0.6, 0.3, 0.1], [0.3, 0.6, 0.1], [0.05, 0.05, 0.9]])
 
 
 def of_sets(sets, epsilon):
@@ -33,7 +34,9 @@ def response(k, epsilon):
 
 def subsets(k, epsilon):
     client = randomizers.SubsetSelection(k, epsilon)
-    sets = [[x in each for each in itertools.combinations(range(k), client.subset)] for x in range(k)]
+    sets = [
+        [x in each for each in itertools.combinations(range(k), client.subset)] for x in range(k)
+    ]
     return client, of_sets(sets, epsilon)
 
 
@@ -50,7 +53,10 @@ def bits(kind, on, off):
             chances = [on(epsilon) if v == x else off(epsilon) for v in range(k)]
             words = itertools.product((0, 1), repeat=k)
             rows.append(
-                [math.prod(c if b else 1 - c for c, b in zip(chances, word, strict=True)) for word in words]
+                [
+                    math.prod(c if b else 1 - c for c, b in zip(chances, word, strict=True))
+                    for word in words
+                ]
             )
         return kind(k, epsilon), np.array(rows)
 
@@ -59,7 +65,9 @@ def bits(kind, on, off):
 
 optimized = bits(randomizers.OptimizedUnaryEncoding, lambda e: 0.5, lambda e: 1 / (math.exp(e) + 1))
 symmetric = bits(
-    randomizers.SymmetricUnaryEncoding, lambda e: 1 / (1 + math.exp(-e / 2)), lambda e: 1 / (1 + math.exp(e / 2))
+    randomizers.SymmetricUnaryEncoding,
+    lambda e: 1 / (1 + math.exp(-e / 2)),
+    lambda e: 1 / (1 + math.exp(e / 2)),
 )
 
 
@@ -90,7 +98,8 @@ def histograms(rows, size):
     for row in rows:
         moved = row[-1] * law
         for y in range(outputs - 1):
-            moved += row[y] * np.roll(law, 1, axis=y)  # the last count is never held before the last user
+            # the last count is never held before the last user
+            moved += row[y] * np.roll(law, 1, axis=y)
         law = moved
     return law
 
@@ -114,7 +123,8 @@ KINDS = [
     *((table, k) for k in (2, 3)),
     (shifts, 4),
 ]
-LOOSEST = {table: 8.0, hadamard: 6.0, shifts: 6.0, optimized: 6.0, symmetric: 6.0}  # bound over truth; else 3
+# bound over truth; else 3
+LOOSEST = {table: 8.0, hadamard: 6.0, shifts: 6.0, optimized: 6.0, symmetric: 6.0}
 
 
 def compared(made, k, epsilon, users):
@@ -179,7 +189,12 @@ def variation_ratio(k, epsilon, n, at):
     p, law = q * math.exp(epsilon), np.zeros((2, n + 1, n + 1))
     for a, b in itertools.product(range(n), range(n)):
         if a + b <= n - 1:
-            ways = math.comb(n - 1, a) * math.comb(n - 1 - a, b) * q ** (a + b) * (1 - 2 * q) ** (n - 1 - a - b)
+            ways = (
+                math.comb(n - 1, a)
+                * math.comb(n - 1 - a, b)
+                * q ** (a + b)
+                * (1 - 2 * q) ** (n - 1 - a - b)
+            )
             law[:, a, b] += ways * (1 - p - q)
             law[:, a + 1, b] += ways * np.array([p, q])
             law[:, a, b + 1] += ways * np.array([q, p])
@@ -200,6 +215,8 @@ def test_random_tables_of_any_shape():
     for _ in range(10):
         rows = np.exp(rng.uniform(0, 3, (int(rng.integers(2, 5)), int(rng.integers(2, 5)))))
         rows /= rows.sum(1, keepdims=True)
-        blanket = Blanket.of_table(torch.from_numpy(rows), float(np.log(rows.max(0) / rows.min(0)).max()))
+        blanket = Blanket.of_table(
+            torch.from_numpy(rows), float(np.log(rows.max(0) / rows.min(0)).max())
+        )
         found = [blanket_delta(blanket, epsilon, 3) for epsilon in (0.0, 0.3, 1.0)]
         assert (np.array(found) >= truths(rows, 3, (0.0, 0.3, 1.0)) * (1 - 1e-9)).all()

@@ -18,7 +18,8 @@ def test_the_law_of_the_noise(users, deviation):
     assert values @ chances == pytest.approx(law.half_width + 1)
     assert users * (((values - law.half_width - 1) ** 2) @ chances) == pytest.approx(deviation**2)
     mass = law.noise_law().mass
-    angles = 2 * math.pi * np.arange(len(mass)) / len(mass)  # the characteristic function, at as many points
+    # the characteristic function, at as many points
+    angles = 2 * math.pi * np.arange(len(mass)) / len(mass)
     one = (np.exp(1j * np.outer(angles, values - law.half_width - 1)) @ chances) ** users
     centred = np.arange(len(mass)) - len(mass) // 2
     again = (np.exp(-1j * np.outer(centred, angles)) @ one).real / len(mass)
@@ -39,6 +40,9 @@ def test_absent_users_take_their_shares_along():
 def test_uniform_noise_loses_its_ends_alone(reach, levels):
     law = BoundedSum(2, math.sqrt(2 * reach * (reach + 1) / 3))  # a share is uniform
     for epsilon, change in ((1e-4, 0.01), (0.5, 0.01), (8.0, 0.05)):
-        lost = levels * math.sqrt(change) / (2 * reach + 1)  # exactly, where one instance takes all movement
-        found = law.moved_delta(epsilon, Sensitivity(2, levels**2 * change, largest=levels), absent=1)
+        # exactly, where one instance takes all movement
+        lost = levels * math.sqrt(change) / (2 * reach + 1)
+        found = law.moved_delta(
+            epsilon, Sensitivity(2, levels**2 * change, largest=levels), absent=1
+        )
         assert lost <= found <= 1 and (epsilon < 0.1 or found <= 1.02 * math.sqrt(2) * lost)

@@ -61,7 +61,11 @@ def poisson_noise(rng):
 
 
 def negative_binomial_noise(rng):
-    users, shape, ratio = int(rng.integers(1, 5)), float(rng.uniform(0.3, 6)), float(rng.uniform(0.1, 0.6))
+    users, shape, ratio = (
+        int(rng.integers(1, 5)),
+        float(rng.uniform(0.3, 6)),
+        float(rng.uniform(0.1, 0.6)),
+    )
     law = negative_binomial(shape / users, ratio)
     return NegativeBinomialSum(users, shape, ratio), [law, shifted(law, 1)]
 
@@ -79,7 +83,9 @@ def pure_noise(rng):
     protocol = PureSum(int(rng.integers(1, 4)), epsilon, share, drop)
     noise = negative_binomial(1 / protocol.users, math.exp(-(1 - share) * epsilon), FLAT)
     tilt, most = share * epsilon, 0
-    while (1 - drop) / sum(math.exp(tilt * f) for f in range(most + 1)) > math.expm1(epsilon) * drop:
+    while (1 - drop) / sum(math.exp(tilt * f) for f in range(most + 1)) > math.expm1(
+        epsilon
+    ) * drop:
         most += 1
     chances = np.exp(tilt * np.arange(most + 1))
     spoken = pairs_of_noise(noise, chances / chances.sum())
@@ -95,10 +101,17 @@ def neighbours(users, laws):
         for bit in (0, 1):
             view = laws[bit]
             for other in [1] * ones + [0] * (users - 1 - ones):
-                view = np.convolve(view, laws[other]) if view.ndim == 1 else convolve2d(view, laws[other])
+                view = (
+                    np.convolve(view, laws[other])
+                    if view.ndim == 1
+                    else convolve2d(view, laws[other])
+                )
             pair.append(view)
         size = np.maximum(pair[0].shape, pair[1].shape)
-        pair = [np.pad(v, [(0, s - w) for s, w in zip(size, v.shape, strict=True)]).ravel() for v in pair]
+        pair = [
+            np.pad(v, [(0, s - w) for s, w in zip(size, v.shape, strict=True)]).ravel()
+            for v in pair
+        ]
         found += [tuple(pair), tuple(pair[::-1])]
     return found
 
@@ -128,7 +141,9 @@ def twice(protocol):
         return replace(protocol, users=2 * protocol.users)
     if isinstance(protocol, PureSum):
         return replace(protocol, epsilon=protocol.epsilon / 2)
-    name = {PoissonSum: "mean", NegativeBinomialSum: "shape", CorrelatedSum: "flood_shape"}[type(protocol)]
+    name = {PoissonSum: "mean", NegativeBinomialSum: "shape", CorrelatedSum: "flood_shape"}[
+        type(protocol)
+    ]
     return replace(protocol, **{name: 2 * getattr(protocol, name)})
 
 
@@ -143,7 +158,12 @@ def ratios(make, number, claimed=lambda protocol: protocol):
         truth = worst(neighbours(protocol.users - absent, laws), epsilon, instances)
         claim = delta_of(claimed(protocol), epsilon, instances, absent)
         if truth > 1e-9:
-            found.append((truth / claim if claim else math.inf, make in EXACT and instances == 1 and not absent))
+            found.append(
+                (
+                    truth / claim if claim else math.inf,
+                    make in EXACT and instances == 1 and not absent,
+                )
+            )
     return np.array(found)
 
 
@@ -156,7 +176,9 @@ def test_guarantee_no_certified_delta_is_below_the_enumerated_one(make):
     assert ratios(make, 8, twice)[:, 0].max() > 1.05
 
 
-@pytest.mark.parametrize("make", [poisson_noise, negative_binomial_noise], ids=lambda make: make.__name__)
+@pytest.mark.parametrize(
+    "make", [poisson_noise, negative_binomial_noise], ids=lambda make: make.__name__
+)
 def test_guarantee_no_certified_delta_of_rounded_bits_is_below_the_enumerated_one(make):
     """Two sums whose bits are one with probabilities q, replaced by q'; every pair of counts."""
     rng, found, planted = np.random.default_rng([SEED, 9]), [], []
@@ -171,6 +193,8 @@ def test_guarantee_no_certified_delta_of_rounded_bits_is_below_the_enumerated_on
         if truth > 1e-9:
             found.append(truth / delta_of(protocol, epsilon, Sensitivity(2, change), absent))
             if trial % 3 == 0:
-                planted.append(truth / delta_of(twice(protocol), epsilon, Sensitivity(2, change), absent))
+                planted.append(
+                    truth / delta_of(twice(protocol), epsilon, Sensitivity(2, change), absent)
+                )
     assert len(found) > 2 and max(found) <= 1 + 1e-9
     assert max(planted) > 1.05

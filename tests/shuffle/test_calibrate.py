@@ -19,7 +19,14 @@ from torchdp.shuffle import (
     epsilon_of,
 )
 
-KINDS = [RandomizedResponseSum, PoissonSum, NegativeBinomialSum, CorrelatedSum, PureSum, CentralGaussianSum]
+KINDS = [
+    RandomizedResponseSum,
+    PoissonSum,
+    NegativeBinomialSum,
+    CorrelatedSum,
+    PureSum,
+    CentralGaussianSum,
+]
 # users, epsilon, delta, instances, absent
 MANY, ABSENT = (1000, 2.0, 1e-5, 16, 0), (300, 0.5, 1e-4, 3, 30)
 
@@ -89,10 +96,14 @@ def test_guarantee_arguments_of_their_own():
     loose = CorrelatedSum.calibrated(1000, 2.0, 1e-6, 1, share=0.2)
     assert tight.rmse < loose.rmse and tight.messages_per_user > loose.messages_per_user
     for protocol in (few, many, tight, loose):
-        assert delta_of(protocol, 2.0, 64 if isinstance(protocol, NegativeBinomialSum) else 1) <= 1e-6
+        assert (
+            delta_of(protocol, 2.0, 64 if isinstance(protocol, NegativeBinomialSum) else 1) <= 1e-6
+        )
 
 
-@pytest.mark.parametrize(("epsilon", "delta", "instances", "most"), [(0.01, 1e-8, 1, 110.0), (0.1, 1e-6, 64, 6.7)])
+@pytest.mark.parametrize(
+    ("epsilon", "delta", "instances", "most"), [(0.01, 1e-8, 1, 110.0), (0.1, 1e-6, 64, 6.7)]
+)
 def test_guarantee_a_small_budget_is_met_by_a_flood_that_is_hardly_larger_than_it_must_be(
     epsilon, delta, instances, most
 ):
@@ -101,21 +112,31 @@ def test_guarantee_a_small_budget_is_met_by_a_flood_that_is_hardly_larger_than_i
     assert 0.8 * delta < delta_of(protocol, epsilon, instances) <= delta
     assert protocol.messages_per_user < most
     if instances == 1:
-        assert protocol.rmse < 1.1 * math.sqrt(2) / epsilon  # discrete Laplace noise at this epsilon
+        # discrete Laplace noise at this epsilon
+        assert protocol.rmse < 1.1 * math.sqrt(2) / epsilon
 
 
 def test_guarantee_without_delta():
     pure = PureSum.calibrated(1000, 4.0, 0, 16)
     assert epsilon_of(pure, 0, 16) == pytest.approx(4.0, rel=1e-12)
     away = PureSum.calibrated(1000, 4.0, 0, 16, absent=100)
-    assert epsilon_of(away, 0, 16, absent=100) == pytest.approx(4.0, rel=1e-12) and away.rmse > pure.rmse
+    assert (
+        epsilon_of(away, 0, 16, absent=100) == pytest.approx(4.0, rel=1e-12)
+        and away.rmse > pure.rmse
+    )
     local = RandomizedResponseSum.calibrated(1000, 4.0, 0, 16)
     assert epsilon_of(local, 0, 16) == pytest.approx(4.0, rel=1e-12)
 
 
 @pytest.mark.parametrize(
     ("kind", "users"),
-    [(RandomizedResponseSum, 1), (RandomizedResponseSum, 2), (PoissonSum, 1), (CorrelatedSum, 1), (PureSum, 2)],
+    [
+        (RandomizedResponseSum, 1),
+        (RandomizedResponseSum, 2),
+        (PoissonSum, 1),
+        (CorrelatedSum, 1),
+        (PureSum, 2),
+    ],
 )
 def test_one_user_or_two(kind, users):
     protocol = kind.calibrated(users, 1.0, 1e-3, 2)
@@ -124,7 +145,9 @@ def test_one_user_or_two(kind, users):
 
 @pytest.mark.parametrize("kind", [PoissonSum, RandomizedResponseSum])
 def test_a_delta_below_what_movement_is_followed_to_is_paid_by_flips(kind):
-    assert kind.calibrated(20, 1.0, 1e-15, Sensitivity(1, change=0.1)) == kind.calibrated(20, 1.0, 1e-15, 1)
+    assert kind.calibrated(20, 1.0, 1e-15, Sensitivity(1, change=0.1)) == kind.calibrated(
+        20, 1.0, 1e-15, 1
+    )
 
 
 @pytest.mark.parametrize("kind", [RandomizedResponseSum, BoundedSum])
@@ -138,7 +161,9 @@ def test_flips_are_counted_where_they_ask_for_less_than_little_movement(kind):
 @pytest.mark.parametrize("kind", [PoissonSum, BoundedSum, NegativeBinomialSum])
 def test_movement_too_small_for_floats_is_counted_as_one_that_they_follow(kind):
     """At 1e-300 a Poisson law's mean was 39, that of a movement of 1e-30 is 3e-7, and squares were not numbers."""
-    least, more = (kind.calibrated(100, 1.0, 1e-5, Sensitivity(2, change=change)) for change in (1e-300, 1e-18))
+    least, more = (
+        kind.calibrated(100, 1.0, 1e-5, Sensitivity(2, change=change)) for change in (1e-300, 1e-18)
+    )
     assert 0 < least.rmse <= more.rmse < 1e-2
 
 

@@ -45,7 +45,9 @@ def test_guarantee_the_profiles_are_the_pairs_of_neighbours(setting, others):
     zero, one = (view(protocol, (bit, *others)) for bit in (0, 1))
     assert zero.sum() > 1 - 1e-9
     for profile, truth in zip(
-        protocol.profiles(), (hockey_sticks(one, zero, EPSILONS), hockey_sticks(zero, one, EPSILONS)), strict=True
+        protocol.profiles(),
+        (hockey_sticks(one, zero, EPSILONS), hockey_sticks(zero, one, EPSILONS)),
+        strict=True,
     ):
         bound = profile(EPSILONS)
         assert (bound >= truth - 1e-9).all() and (bound <= truth + 1e-8).all()
@@ -95,7 +97,10 @@ def pvalue(law, plus, minus):
     np.add.at(seen, (plus, minus), 1)
     common = law * len(plus) > 10
     expected, found = law[common] * len(plus), seen[:SIZE, :SIZE][common]
-    expected, found = np.append(expected, len(plus) - expected.sum()), np.append(found, len(plus) - found.sum())
+    expected, found = (
+        np.append(expected, len(plus) - expected.sum()),
+        np.append(found, len(plus) - found.sum()),
+    )
     return stats.chi2.sf(((found - expected) ** 2 / expected).sum(), len(found) - 1)
 
 
@@ -106,7 +111,8 @@ def test_messages_have_the_law_that_is_written_out(setting, bits):
     rows = torch.tensor(bits, dtype=torch.bool)[:, None].expand(-1, instances)
     sent = protocol.randomize_unchecked(rows, SeededNoise(0))
     plus, minus = (
-        torch.bincount(sent.instance[sent.content == sign].long(), minlength=instances).numpy() for sign in (1, -1)
+        torch.bincount(sent.instance[sent.content == sign].long(), minlength=instances).numpy()
+        for sign in (1, -1)
     )
     law = view(protocol, bits)
     assert pvalue(law, plus, minus) > 1e-6

@@ -58,7 +58,8 @@ def test_guarantee_response_is_the_worst_of_all_databases(users, flip):
     truth = np.maximum(*(worst_over_databases(laws, users, old, 1 - old)[0] for old in (0, 1)))
     np.testing.assert_allclose(response_profile(users, flip)(EPSILONS), truth, atol=2e-10)
     assert (response_profile(users, flip)(EPSILONS) >= truth - 1e-15).all()
-    smaller = response_profile(users, 0.9 * flip + 0.05)(EPSILONS)  # more noise than there is: caught
+    # more noise than there is: caught
+    smaller = response_profile(users, 0.9 * flip + 0.05)(EPSILONS)
     assert (smaller < truth - 1e-3).any()
 
 
@@ -89,7 +90,10 @@ def test_guarantee_one_type_profiles_are_exact_for_every_database(users, kind):
 def correlated_view(bit, shape, ratio, flood_shape, flood_ratio, size=110):
     counts = np.arange(size)
     noise = stats.nbinom(shape, 1 - ratio).pmf(counts)
-    law, flood = np.zeros((size, size)), np.diag(stats.nbinom(flood_shape, 1 - flood_ratio).pmf(counts))
+    law, flood = (
+        np.zeros((size, size)),
+        np.diag(stats.nbinom(flood_shape, 1 - flood_ratio).pmf(counts)),
+    )
     law[bit:] = np.outer(noise[: size - bit], noise)
     return np.maximum(fftconvolve(law, flood)[:size, :size], 0.0)
 
@@ -101,7 +105,9 @@ FLOODS = [(2.0, 0.5), (6.0, 0.3), (0.7, 0.6)]
 @pytest.mark.parametrize("ratio", [0.3, 0.6])
 def test_guarantee_correlated_profiles_are_exact(ratio, flood):
     zero, one = (correlated_view(bit, 1.0, ratio, *flood) for bit in (0, 1))
-    for profile, pair in zip(correlated_profiles(ratio, *flood), ((one, zero), (zero, one)), strict=True):
+    for profile, pair in zip(
+        correlated_profiles(ratio, *flood), ((one, zero), (zero, one)), strict=True
+    ):
         truth = hockey_stick(*pair)
         np.testing.assert_allclose(profile(EPSILONS), truth, atol=1e-9)
         assert (profile(EPSILONS) >= truth - 1e-12).all()
@@ -117,7 +123,8 @@ def test_guarantee_correlated_profiles_cover_less_than_all_the_noise(shape, floo
         truth = hockey_stick(*pair)
         assert (profile(EPSILONS) >= truth - 1e-12).all()
         assert (profile(EPSILONS) <= truth + 0.15).all()
-    nearly = correlated_profiles(0.5, *flood, shape=1 - 1e-9)  # the flood without the minimum: not much worse
+    # the flood without the minimum: not much worse
+    nearly = correlated_profiles(0.5, *flood, shape=1 - 1e-9)
     for bound, exact in zip(nearly, correlated_profiles(0.5, *flood), strict=True):
         assert (bound(EPSILONS) >= exact(EPSILONS) - 1e-8).all()
 
@@ -142,7 +149,9 @@ def test_curves_far_out_do_not_overflow():
 
 
 def test_unlimited_flood_is_the_limit_and_randomized_response():
-    for flooded, limit in zip(correlated_profiles(0.5, 4e4, 0.9), unlimited_flood_profiles(0.5), strict=True):
+    for flooded, limit in zip(
+        correlated_profiles(0.5, 4e4, 0.9), unlimited_flood_profiles(0.5), strict=True
+    ):
         assert (flooded(EPSILONS) >= limit(EPSILONS) - 1e-9).all()
         np.testing.assert_allclose(flooded(EPSILONS), limit(EPSILONS), atol=2e-3)
         np.testing.assert_allclose(limit(EPSILONS), pure_profile(math.log(2))(EPSILONS), atol=1e-9)
@@ -165,7 +174,10 @@ def test_guarantee_response_covers_every_number_of_ones(users, flip):
     if users <= 512:
         np.testing.assert_allclose(curve, every, atol=1e-9)
     else:  # the given messages cost at most the variance of one user in 512
-        fewer = np.max([response_exact(users - 1 - users // 512, flip, k) for k in range(0, users - 3, 3)], axis=0)
+        fewer = np.max(
+            [response_exact(users - 1 - users // 512, flip, k) for k in range(0, users - 3, 3)],
+            axis=0,
+        )
         assert (curve <= 1.0001 * fewer + 1e-9).all()
 
 
@@ -258,11 +270,17 @@ def test_every_curve_falls_is_convex_and_reverses():
 def test_a_pair_written_out():
     masses, losses = np.array([0.5, 0.3]), np.array([-1.0, 2.0])
     curve = pair_profile(masses, losses, 0.2)(np.array([-9.0, 0.0, 3.0]))
-    expected = [0.2 + 0.5 * (1 - math.exp(-8)) + 0.3 * (1 - math.exp(-11)), 0.2 + 0.3 * (1 - math.exp(-2)), 0.2]
+    expected = [
+        0.2 + 0.5 * (1 - math.exp(-8)) + 0.3 * (1 - math.exp(-11)),
+        0.2 + 0.3 * (1 - math.exp(-2)),
+        0.2,
+    ]
     np.testing.assert_allclose(curve, expected, rtol=1e-9)
 
 
-@pytest.mark.parametrize(("shape", "ratio"), [(1e-3, 0.5), (1e-3, 0.999), (1.0, 0.01), (300.0, 0.98)])
+@pytest.mark.parametrize(
+    ("shape", "ratio"), [(1e-3, 0.5), (1e-3, 0.999), (1.0, 0.01), (300.0, 0.98)]
+)
 def test_laws_lose_next_to_nothing(shape, ratio):
     law = negative_binomial_law(shape, ratio)
     exact = stats.nbinom(shape, 1 - ratio)
@@ -287,12 +305,17 @@ def test_guarantee_a_law_told_by_blocks_hides_no_less_and_costs_little(law):
     assert (a >= 0).all() and np.abs(loss).max() <= np.abs(law.step).max()
     spread = math.sqrt(float(law.mass[1:] @ law.step**2))
     epsilons = spread * np.linspace(-6, 6, 49)
-    for p, q, few, of, sign in ((law.mass[1:], law.mass[:-1], a, b, -1), (law.mass[:-1], law.mass[1:], b, a, 1)):
+    for p, q, few, of, sign in (
+        (law.mass[1:], law.mass[:-1], a, b, -1),
+        (law.mass[:-1], law.mass[1:], b, a, 1),
+    ):
         exact, ours = hockey_stick(p, q, epsilons), hockey_stick(few, of, epsilons)
         assert (ours >= exact - 1e-13).all()
         assert (ours <= exact * 1.001 + 1e-13).all()
         for power in (3.0, 40.0, -2.0, -39.0):
-            truth, bound = (x @ np.exp(sign * power * y) - 1 for x, y in ((p, law.step), (few, loss)))
+            truth, bound = (
+                x @ np.exp(sign * power * y) - 1 for x, y in ((p, law.step), (few, loss))
+            )
             assert truth - 1e-6 * abs(truth) - 1e-12 <= bound <= truth + 1e-4 * abs(truth) + 1e-12
     smaller = hockey_stick(a * (1 - 1e-6), b, epsilons)  # a millionth of the mass missing: caught
     assert (smaller < hockey_stick(law.mass[1:], law.mass[:-1], epsilons) - 1e-13).any()

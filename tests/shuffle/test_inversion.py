@@ -33,7 +33,9 @@ KINDS = {"Poisson": PoissonSum, "bounded": BoundedSum, "negative binomial": Nega
 def test_known_noise(kind, users, instances, change, epsilon, levels, variance):
     """Variance of one sum at delta = 1e-5; never below the curator's."""
     moved = levels**2 * change
-    law = KINDS[kind].calibrated(users, epsilon, 1e-5, Sensitivity(instances, change=moved, largest=levels))
+    law = KINDS[kind].calibrated(
+        users, epsilon, 1e-5, Sensitivity(instances, change=moved, largest=levels)
+    )
     found = float(law.variance(torch.zeros(()))) / levels**2
     assert found == pytest.approx(variance, rel=5e-3)
     assert gaussian_log_delta(math.sqrt(found / change), epsilon) <= math.log(1e-5)
@@ -67,12 +69,17 @@ def test_guarantee_no_pair_of_vectors_in_two_coordinates_is_told_apart_better(na
     law, mass = MASSES[name]
     values = np.linspace(0, levels, round(3 * levels) + 1)[:: 1 if levels < 3 else 2]
     laws, worst, epsilon = {u: shifted(mass, u) for u in values}, {}, 0.8 if levels >= 1 else 0.1
-    for (a, b), (c, d) in itertools.product(itertools.combinations_with_replacement(values, 2), repeat=2):
+    for (a, b), (c, d) in itertools.product(
+        itertools.combinations_with_replacement(values, 2), repeat=2
+    ):
         change = round((a - c) ** 2 + (b - d) ** 2, 9)
         if 0 < change:
             found = exact([(laws[a], laws[c]), (laws[b], laws[d])], epsilon)
             worst[change] = max(worst.get(change, 0.0), found)
-    ratios = [found / moved_delta(law.noise_law(), epsilon, 2, change, levels) for change, found in worst.items()]
+    ratios = [
+        found / moved_delta(law.noise_law(), epsilon, 2, change, levels)
+        for change, found in worst.items()
+    ]
     assert len(ratios) > 4 and max(ratios) <= 1 + 1e-9 and max(ratios) > 0.5
 
 
@@ -85,17 +92,26 @@ def test_guarantee_no_pair_of_100_000_in_two_coordinates_is_told_apart_better(na
     for levels, steps in ((1, 12), (2, 12), (3, 8)):
         values = np.linspace(0, levels, levels * steps + 1)
         laws = np.stack([shifted(mass, u) for u in values])
-        first, second = np.array(list(itertools.combinations_with_replacement(range(len(values)), 2))).T
+        first, second = np.array(
+            list(itertools.combinations_with_replacement(range(len(values)), 2))
+        ).T
         marks = np.linspace(0, 2.0, 61)[1:]
-        bounds = np.array([moved_delta(law.noise_law(), 0.8, 2, levels**2 * mark, levels) for mark in marks])
+        bounds = np.array(
+            [moved_delta(law.noise_law(), 0.8, 2, levels**2 * mark, levels) for mark in marks]
+        )
         Q = (laws[first][:, :, None] * laws[second][:, None]).reshape(len(first), -1)
         for i in range(len(values)):
             for j in range(i, len(values)):
                 P = np.multiply.outer(laws[i], laws[j]).ravel()
                 found = np.maximum(P - math.exp(0.8) * Q, 0).sum(1)
-                change = ((values[i] - values[first]) ** 2 + (values[j] - values[second]) ** 2) / levels**2
+                change = (
+                    (values[i] - values[first]) ** 2 + (values[j] - values[second]) ** 2
+                ) / levels**2
                 bound = bounds[np.searchsorted(marks, change - 1e-12)]
-                pairs, violated = pairs + len(found), violated + int((found > bound * (1 + 1e-9)).sum())
+                pairs, violated = (
+                    pairs + len(found),
+                    violated + int((found > bound * (1 + 1e-9)).sum()),
+                )
     assert pairs > 100_000 and violated == 0
 
 
@@ -110,12 +126,17 @@ def composed(P, Q, times, epsilon):
 
 
 @pytest.mark.parametrize(
-    ("name", "epsilon", "change"), [("Poisson", 1.0, 4.0), ("bounded", 1.0, 4.0), ("bounded", 4.5, 4.0)]
+    ("name", "epsilon", "change"),
+    [("Poisson", 1.0, 4.0), ("bounded", 1.0, 4.0), ("bounded", 4.5, 4.0)],
 )
 def test_guarantee_the_worst_pattern_found_is_below_and_near(name, epsilon, change):
     """Equal moves of every size and of all four types, in 64 coordinates; 5 % less noise is noticed."""
     law = KINDS[name].calibrated(125, epsilon, 1e-5, Sensitivity(64, change=change))
-    smaller = PoissonSum(125, 0.95 * law.mean) if name == "Poisson" else BoundedSum(125, 0.975 * law.deviation)
+    smaller = (
+        PoissonSum(125, 0.95 * law.mean)
+        if name == "Poisson"
+        else BoundedSum(125, 0.975 * law.deviation)
+    )
 
     def worst(law):
         mass, found = law.noise_law().mass, 0.0
@@ -141,7 +162,10 @@ def test_the_floor_of_poisson_noise():
     """delta >= about sqrt(I change) Pr[D = 0], attained at 64 numbers that move by 4 in all."""
     law = PoissonSum.calibrated(125, 4.5, 1e-5, Sensitivity(64, change=4.0))
     assert law.mean == pytest.approx(math.log(math.sqrt(64 * 4.0) / 1e-5), rel=2e-3)
-    assert BoundedSum.calibrated(125, 4.5, 1e-5, Sensitivity(64, change=4.0)).noise_variance < law.mean / 3
+    assert (
+        BoundedSum.calibrated(125, 4.5, 1e-5, Sensitivity(64, change=4.0)).noise_variance
+        < law.mean / 3
+    )
 
 
 @pytest.mark.parametrize("levels", [1, 2, 4])
@@ -149,7 +173,11 @@ def test_more_movement_and_less_noise_cost_more(levels):
     noise = PoissonSum(50, 30.0).noise_law()
     moved = 4.0 * levels**2
     delta = moved_delta(noise, 1.5, 64, moved, levels)
-    assert moved_delta(noise, 1.5, 64, 1.1 * moved, levels) > delta > moved_delta(noise, 1.7, 64, moved, levels)
+    assert (
+        moved_delta(noise, 1.5, 64, 1.1 * moved, levels)
+        > delta
+        > moved_delta(noise, 1.7, 64, moved, levels)
+    )
     assert moved_delta(PoissonSum(50, 27.0).noise_law(), 1.5, 64, moved, levels) > delta
     assert moved_delta(noise, 1.5, 128, moved, levels) >= delta
 
@@ -177,7 +205,9 @@ def test_moduli_are_those_of_the_pairs(turned, up, levels):
 
 
 def test_far_more_noise_than_is_needed_takes_no_longer():
-    assert PoissonSum(1000, 400.0).moved_delta(8.0, Sensitivity(16, 1e-4)) == pytest.approx(1e-13, rel=1e-3)
+    assert PoissonSum(1000, 400.0).moved_delta(8.0, Sensitivity(16, 1e-4)) == pytest.approx(
+        1e-13, rel=1e-3
+    )
 
 
 @pytest.mark.parametrize(("epsilon", "levels"), [(0.001, 1), (0.02, 8)])

@@ -6,7 +6,9 @@ from torchdp.shuffle import ShuffledMessages
 
 
 def messages(instance, content):
-    return ShuffledMessages(9, torch.tensor(instance, dtype=torch.int32), torch.tensor(content, dtype=torch.int8))
+    return ShuffledMessages(
+        9, torch.tensor(instance, dtype=torch.int32), torch.tensor(content, dtype=torch.int8)
+    )
 
 
 def rows(m):
@@ -23,7 +25,9 @@ def test_guarantee_the_shuffler_forgets_the_order():
     once = rows(RANDOM.mixed())
     for seed in range(5):
         order = torch.randperm(len(RANDOM), generator=torch.Generator().manual_seed(seed))
-        assert rows(ShuffledMessages(9, RANDOM.instance[order], RANDOM.content[order]).mixed()) == once
+        assert (
+            rows(ShuffledMessages(9, RANDOM.instance[order], RANDOM.content[order]).mixed()) == once
+        )
     assert rows(RANDOM) != once  # the order that came in was another
 
 

@@ -25,7 +25,9 @@ def test_guarantee_the_papers_composed_response_is_private_and_85_times_more_tha
     protocol = paper.randomized_response(users, *paper.split(nominal, DELTA, 768))
     assert delta_of(protocol, nominal, 768) <= 1e-10
     assert 83 < nominal / epsilon_of(protocol, DELTA, 768) < 90
-    assert 60 < protocol.rmse / RandomizedResponseSum.calibrated(users, nominal, DELTA, 768).rmse < 65
+    assert (
+        60 < protocol.rmse / RandomizedResponseSum.calibrated(users, nominal, DELTA, 768).rmse < 65
+    )
     assert protocol.rmse == pytest.approx(3920, rel=2e-3)
 
 
@@ -37,7 +39,9 @@ def test_guarantee_the_papers_response_holds_up_to_epsilon_1(users, epsilon, del
 
 
 @pytest.mark.parametrize("users", [100, 100_000])
-def test_guarantee_the_papers_response_of_one_instance_is_private_as_its_theorem_3_1_composes_it(users):
+def test_guarantee_the_papers_response_of_one_instance_is_private_as_its_theorem_3_1_composes_it(
+    users,
+):
     one, delta = paper.split(7.0, DELTA, 1)
     assert one == pytest.approx(0.989258, abs=1e-6) and delta == DELTA / 2
     assert delta_of(paper.randomized_response(users, one, delta), 7.0, 1) <= 1e-300
@@ -61,7 +65,8 @@ def test_guarantee_the_papers_correlated_noise_is_private(make, epsilon, delta, 
     protocol = make(50, epsilon, delta, gamma)
     assert delta_of(protocol, epsilon, 1) <= delta
     assert protocol.ratio == pytest.approx(math.exp(-(1 - gamma) * epsilon))
-    assert delta_of(protocol, 0.7 * (1 - gamma) * epsilon, 1) > delta  # no more than the noise that stays
+    # no more than the noise that stays
+    assert delta_of(protocol, 0.7 * (1 - gamma) * epsilon, 1) > delta
 
 
 def test_the_papers_pure_parameters():

@@ -59,7 +59,8 @@ def test_guarantee_pure_differential_privacy_by_enumeration(users, setting):
     worst = worst_log_ratio(views(protocol, users))
     assert worst <= protocol.epsilon + 1e-9
     assert worst > 0.75 * protocol.epsilon  # and epsilon is not far above the truth
-    if users == 1:  # one copy less breaks it: alone, the empty view has ratio 1 + (1 - drop) Pr[F = 0]/drop
+    # one copy less breaks it: alone, the empty view has ratio 1 + (1 - drop) Pr[F = 0]/drop
+    if users == 1:
         fewer = flood_law(protocol)[:-1]
         assert worst_log_ratio(views(protocol, 1, fewer / fewer.sum())) > protocol.epsilon
 
@@ -74,7 +75,8 @@ def test_guarantee_absent_users_cost_the_logarithm_of_their_share(users, absent,
 
 
 @pytest.mark.parametrize(
-    ("users", "epsilon", "slack"), list(itertools.product([1, 100, 10**6], [0.006, 1.0, 4.0], [0.02, 0.3]))
+    ("users", "epsilon", "slack"),
+    list(itertools.product([1, 100, 10**6], [0.006, 1.0, 4.0], [0.02, 0.3])),
 )
 def test_tuning_meets_its_slack_with_few_messages(users, epsilon, slack):
     protocol = PureSum.tuned(users, epsilon, slack)
@@ -99,7 +101,12 @@ def test_the_flood_has_its_law_in_whole_numbers_and_beyond_tables(epsilon, share
     counts = np.diff([0, *(np.sum(found <= cell) for cell in cells), n])
     expected = np.diff([0, *np.cumsum(law)[cells], 1]) * n
     kept = expected > 10
-    assert stats.chisquare(counts[kept], expected[kept] * counts[kept].sum() / expected[kept].sum()).pvalue > 1e-4
+    assert (
+        stats.chisquare(
+            counts[kept], expected[kept] * counts[kept].sum() / expected[kept].sum()
+        ).pvalue
+        > 1e-4
+    )
 
 
 def test_thresholds_of_cut_geometric_numbers():
@@ -107,7 +114,9 @@ def test_thresholds_of_cut_geometric_numbers():
     for ratio, last in ((0.5, 5), (0.9, 40), (0.75, 0)):
         table = cut_geometric(ratio, last)
         masses = [Fraction(ratio) ** k for k in range(last + 1)]
-        every = [a << 96 | b << 64 | c << 32 | d for a, b, c, d in table.words.T.tolist()][: table.length]
+        every = [a << 96 | b << 64 | c << 32 | d for a, b, c, d in table.words.T.tolist()][
+            : table.length
+        ]
         assert table.first == 0 and len(every) == last
         for j, threshold in enumerate(every, 1):
             assert abs(sum(masses[j:]) / sum(masses) * 2**128 - threshold) <= Fraction(501, 1000)
@@ -119,7 +128,9 @@ def test_guarantee_the_profile_lies_above_every_pair(users, absent):
     (profile,) = protocol.profiles(absent)
     epsilons = np.linspace(-2, 2, 81)
     bound = profile(epsilons)
-    assert bound[epsilons > protocol.epsilon + math.log(users / (users - absent)) + 0.01].max() < 1e-12
+    assert (
+        bound[epsilons > protocol.epsilon + math.log(users / (users - absent)) + 0.01].max() < 1e-12
+    )
     for zero, one in views(protocol, users - absent):
         for p, q in ((zero, one), (one, zero)):
             curve = [np.maximum(0, p - math.exp(e) * q).sum() for e in epsilons]

@@ -47,7 +47,10 @@ def test_guarantee_the_profile_is_the_worst_pair_of_neighbours(users, flip):
 def test_guarantee_absent_users_leave_the_protocol_of_those_present():
     truth = worst(3, 0.2)
     (profile,) = RandomizedResponseSum(5, 0.2).profiles(absent=2)
-    assert np.allclose(profile(EPSILONS), truth, atol=1e-9) and (profile(EPSILONS) >= truth - 1e-15).all()
+    assert (
+        np.allclose(profile(EPSILONS), truth, atol=1e-9)
+        and (profile(EPSILONS) >= truth - 1e-15).all()
+    )
     (everyone,) = RandomizedResponseSum(5, 0.2).profiles()
     assert (everyone(EPSILONS) < truth - 1e-4).any()
 
@@ -66,4 +69,6 @@ def test_guarantee_pure_epsilon_is_that_of_the_bits_that_are_drawn(epsilon, inst
     truth = instances * drawn(protocol.law.flip)
     assert epsilon * (1 - 1e-6) <= truth <= protocol.guarantee.epsilon <= epsilon
     near = 0.49999999975  # log((1 - flip)/flip) loses its digits here
-    assert math.log((1 - near) / near) < drawn(near) <= RandomizedResponseSum(9, near).pure_epsilon()
+    assert (
+        math.log((1 - near) / near) < drawn(near) <= RandomizedResponseSum(9, near).pure_epsilon()
+    )

@@ -71,7 +71,9 @@ def test_guarantee_rounded_vectors_are_private_by_exact_composition(instances, c
     protocol = calibrated(epsilon, change)
     assert delta_of(protocol, epsilon, Sensitivity(256, change=change)) <= delta
     assert worst_composition(protocol.mean, change, instances, epsilon) <= delta
-    assert worst_composition(0.85 * protocol.mean, change, 256 if epsilon > 2 else 4, epsilon) > delta
+    assert (
+        worst_composition(0.85 * protocol.mean, change, 256 if epsilon > 2 else 4, epsilon) > delta
+    )
 
 
 @pytest.mark.parametrize("seed", range(6))
@@ -79,7 +81,9 @@ def test_guarantee_rounded_delta_covers_unequal_changes_by_enumeration(seed):
     """Two coordinates, every pair of outcomes."""
     rng, mean, epsilon = np.random.default_rng(seed), 9.0, 0.7
     q, other = rng.random((2, 2))
-    certified = delta_of(PoissonSum(50, mean), epsilon, Sensitivity(2, float(((q - other) ** 2).sum())))
+    certified = delta_of(
+        PoissonSum(50, mean), epsilon, Sensitivity(2, float(((q - other) ** 2).sum()))
+    )
     P = np.multiply.outer(*(rounded(mean, x)[:80] for x in q))
     Q = np.multiply.outer(*(rounded(mean, x)[:80] for x in other))
     assert hockey_stick(P, Q, epsilon) <= certified
@@ -99,18 +103,23 @@ def test_guarantee_is_what_was_calibrated(epsilon):
     protocol = PoissonSum.calibrated(100, epsilon, 1e-5, Sensitivity(64, change=8))
     promised = promise(protocol, 1e-5, Sensitivity(64, change=8))
     assert promised.epsilon <= epsilon * (1 + 3e-4)
-    assert promised.epsilon > epsilon * (1 - 3e-4) or epsilon == 6.0  # there Pr[D = 0] asks for the noise
+    # there Pr[D = 0] asks for the noise
+    assert promised.epsilon > epsilon * (1 - 3e-4) or epsilon == 6.0
     assert (promised.delta, promised.exact, promised.model) == (1e-5, False, Model.SHUFFLE)
     assert delta_of(protocol, promised.epsilon, Sensitivity(64, change=8)) <= 1e-5
     assert promise(protocol, 1e-5, Sensitivity(64, change=8), epsilon=epsilon).epsilon == epsilon
     with pytest.raises(ValueError, match="not certified"):
-        promise(PoissonSum(100, 0.7 * protocol.mean), 1e-5, Sensitivity(64, change=8), epsilon=epsilon)
+        promise(
+            PoissonSum(100, 0.7 * protocol.mean), 1e-5, Sensitivity(64, change=8), epsilon=epsilon
+        )
 
 
 def test_negative_binomial_noise_and_a_curator_s_count_movement_too_and_others_count_flips():
     for kind in (NegativeBinomialSum, CentralGaussianSum):
         protocol = kind.calibrated(500, 1.0, 1e-5, Sensitivity(8, change=1.0))
-        assert delta_of(protocol, 1.0, Sensitivity(8, change=1.0)) <= 1e-5 < delta_of(protocol, 1.0, 8)
+        assert (
+            delta_of(protocol, 1.0, Sensitivity(8, change=1.0)) <= 1e-5 < delta_of(protocol, 1.0, 8)
+        )
     assert protocol.sigma == pytest.approx(gaussian_sigma(1.0, 1e-5), rel=3e-4)
     for law in (RandomizedResponseSum(20, 0.3), CorrelatedSum(20, 0.5, 9.0, 0.5)):
         assert delta_of(law, 1.0, Sensitivity(4, change=2.0)) == delta_of(law, 1.0, 4)
@@ -119,9 +128,15 @@ def test_negative_binomial_noise_and_a_curator_s_count_movement_too_and_others_c
 
 
 def test_absent_users_are_made_up_for():
-    full, fewer = (PoissonSum.calibrated(1000, 1.0, 1e-5, Sensitivity(64, 8.0), a) for a in (0, 100))
+    full, fewer = (
+        PoissonSum.calibrated(1000, 1.0, 1e-5, Sensitivity(64, 8.0), a) for a in (0, 100)
+    )
     assert fewer.mean == pytest.approx(full.mean / 0.9)
-    assert delta_of(fewer, 1.0, Sensitivity(64, 8.0), 100) <= 1e-5 < delta_of(full, 1.0, Sensitivity(64, 8.0), 100)
+    assert (
+        delta_of(fewer, 1.0, Sensitivity(64, 8.0), 100)
+        <= 1e-5
+        < delta_of(full, 1.0, Sensitivity(64, 8.0), 100)
+    )
 
 
 def test_too_little_noise_is_no_privacy():

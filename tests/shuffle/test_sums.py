@@ -77,10 +77,14 @@ class SumsContract:
         return torch.cat(found)[:, None]
 
     def truth(self):
-        return torch.tensor([float(sum(column)) for column in zip(*X.tolist(), strict=True)]).double()
+        return torch.tensor(
+            [float(sum(column)) for column in zip(*X.tolist(), strict=True)]
+        ).double()
 
     def test_a_wrong_constant_breaks_the_guarantee(self):
-        assert self.loss(dataclasses.replace(self.protocol, law=self.less)) > self.bound(self.protocol)
+        assert self.loss(dataclasses.replace(self.protocol, law=self.less)) > self.bound(
+            self.protocol
+        )
 
 
 class TestResponse(SumsContract, Unbiased, MessageContract):
@@ -113,14 +117,18 @@ class TestNegativeBinomial(SumsContract, Unbiased, MessageContract):
     less = NegativeBinomialSum(N, 15.0, 0.4)
 
     def user(self, law, bit):
-        return shifted(only(stats.nbinom(law.shape / N, 1 - law.ratio).pmf(np.arange(SIZE))), bit, 0)
+        return shifted(
+            only(stats.nbinom(law.shape / N, 1 - law.ratio).pmf(np.arange(SIZE))), bit, 0
+        )
 
 
 def pairs(law, flood, bit):
     """Noise of both kinds, and so many pairs that cancel."""
     noise = stats.nbinom(1 / N, 1 - law.ratio).pmf(np.arange(SIZE))
     both = np.outer(noise, noise)
-    return sum(chance * shifted(both, bit + f, f) for f, chance in enumerate(flood) if chance > 1e-12)
+    return sum(
+        chance * shifted(both, bit + f, f) for f, chance in enumerate(flood) if chance > 1e-12
+    )
 
 
 class TestCorrelated(SumsContract, Unbiased, MessageContract):
@@ -148,10 +156,14 @@ class TestPure(SumsContract, Unbiased, MessageContract):
 
     def user(self, law, bit):
         s, tilt = 0, law.share * law.epsilon
-        while (1 - law.drop) / sum(math.exp(tilt * f) for f in range(s + 1)) > math.expm1(law.epsilon) * law.drop:
+        while (1 - law.drop) / sum(math.exp(tilt * f) for f in range(s + 1)) > math.expm1(
+            law.epsilon
+        ) * law.drop:
             s += 1
         flood = np.exp(tilt * np.arange(s + 1))
-        return law.drop * pairs(law, [1.0], 0) + (1 - law.drop) * pairs(law, flood / flood.sum(), bit)
+        return law.drop * pairs(law, [1.0], 0) + (1 - law.drop) * pairs(
+            law, flood / flood.sum(), bit
+        )
 
     def loss(self, protocol):
         """The largest log-ratio of a likely view where all others hold zeros."""
@@ -193,7 +205,9 @@ def test_absent_users_leave_no_bias_and_are_asked_for(law):
 
 
 def bag(n, instance, content):
-    return ShuffledMessages(n, torch.tensor(instance, dtype=torch.int32), torch.tensor(content, dtype=torch.int8))
+    return ShuffledMessages(
+        n, torch.tensor(instance, dtype=torch.int32), torch.tensor(content, dtype=torch.int8)
+    )
 
 
 def test_response_needs_one_message_of_every_user():
@@ -217,7 +231,10 @@ def test_users_send_as_many_messages_as_predicted(law):
     sent = sums.randomize(torch.ones(5, 4000, dtype=torch.bool), noise=SeededNoise(8))
     each = torch.bincount(sent.instance.long(), minlength=4000).double()
     assert abs(each.mean() - 5 * law.messages_per_user) <= 5 * each.std() / math.sqrt(4000)
-    assert len(sent) >= len(sums.randomize(torch.zeros(5, 4000, dtype=torch.bool), noise=SeededNoise(8))) - 800
+    assert (
+        len(sent)
+        >= len(sums.randomize(torch.zeros(5, 4000, dtype=torch.bool), noise=SeededNoise(8))) - 800
+    )
     assert set(sent.content.tolist()) <= set(law.contents)
     assert sums.messages_per_user == 4000 * law.messages_per_user
     assert sums.bits_per_message == math.ceil(math.log2(4000 * len(law.contents)))

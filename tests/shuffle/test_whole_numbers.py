@@ -49,7 +49,9 @@ def test_guarantee_thresholds_of_cluster_sizes_are_the_law_s_to_the_last_bit(rat
         p = mpmath.mpf(ratio)
         masses = [-(p**k) / (k * mpmath.log1p(-p)) for k in range(1, 6000 if ratio > 0.5 else 400)]
         for j in range(table.length):
-            found = sum(part[j] << shift for part, shift in zip(words, (96, 64, 32, 0), strict=True))
+            found = sum(
+                part[j] << shift for part, shift in zip(words, (96, 64, 32, 0), strict=True)
+            )
             assert abs(found - mpmath.fsum(masses[table.first + j + 1 :]) * 2**128) <= 1
 
 
@@ -87,7 +89,9 @@ def test_guarantee_bounded_shares_have_the_accounted_chances(deviation):
         wanted = q / (2 * c + 3) + (1 - q) / (2 * c + 1) * (0 < value < 2 * c + 2)
         assert chance == pytest.approx(float(wanted), rel=1e-15)
     drawn = torch.bincount(law.scattered(200_000, 1, Simulated(generator(3))).long())
-    assert int(drawn) == pytest.approx(200_000 * (c + 1), abs=5 * math.sqrt(200_000 / 9) * deviation)
+    assert int(drawn) == pytest.approx(
+        200_000 * (c + 1), abs=5 * math.sqrt(200_000 / 9) * deviation
+    )
 
 
 LAWS = [

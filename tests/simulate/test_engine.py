@@ -26,7 +26,10 @@ def squared_error(generator: torch.Generator, size: int) -> torch.Tensor:
 def test_result_is_the_ordered_merge_of_independent_blocks():
     config = {"n": 3}
     result = run(squared_error, 250, 5, config=config, block_size=100)
-    parts = [Moments.of(squared_error(block_generator(5, config, b), s)) for b, s in enumerate((100, 100, 50))]
+    parts = [
+        Moments.of(squared_error(block_generator(5, config, b), s))
+        for b, s in enumerate((100, 100, 50))
+    ]
     assert result.moments == reduce(merge, parts)
     assert (result.moments.count, result.blocks, result.reached_target) == (250, 3, None)
     assert result.seconds > 0
@@ -64,7 +67,11 @@ def test_non_finite_samples_name_the_block(bad):
     [
         (lambda g, size: torch.rand(size + 1), ValueError, r"shape \(10,\), not \(11,\) \(block 0"),
         (lambda g, size: 1.0, TypeError, r"not float \(block 0"),
-        (lambda g, size: {"a": torch.rand(size), "b": 1.0}, TypeError, "b of a trial must be .* not float"),
+        (
+            lambda g, size: {"a": torch.rand(size), "b": 1.0},
+            TypeError,
+            "b of a trial must be .* not float",
+        ),
         (
             lambda g, size: {"a": torch.rand(size), "b": torch.rand(size) / 0},
             ValueError,
@@ -116,9 +123,15 @@ def test_direct_moments_match_numpy(count, offset):
     x = torch.randn(count, generator=generator(count), dtype=torch.float64) + offset
     moments = Moments.of(x)
     exact = x.numpy().astype(np.longdouble)
-    assert (moments.count, moments.minimum, moments.maximum) == (count, float(x.min()), float(x.max()))
+    assert (moments.count, moments.minimum, moments.maximum) == (
+        count,
+        float(x.min()),
+        float(x.max()),
+    )
     assert moments.mean == pytest.approx(float(exact.mean()), rel=1e-14, abs=1e-15)
-    assert moments.variance == pytest.approx(float(exact.var(ddof=1)), rel=1e-7 if offset else 1e-12)
+    assert moments.variance == pytest.approx(
+        float(exact.var(ddof=1)), rel=1e-7 if offset else 1e-12
+    )
     assert moments.standard_error == pytest.approx(float(stats.sem(exact.astype(float))), rel=1e-7)
 
 
@@ -157,7 +170,9 @@ def test_threads_do_not_change_a_bit():
     assert len(found) == 1
 
 
-@pytest.mark.parametrize(("hits", "count"), [(0, 5), (5, 5), (1, 40), (190, 200), (99_000, 100_000)])
+@pytest.mark.parametrize(
+    ("hits", "count"), [(0, 5), (5, 5), (1, 40), (190, 200), (99_000, 100_000)]
+)
 def test_a_share_has_the_exact_binomial_interval(hits, count):
     """Whatever the blocks; the chance of as many hits or more is half of the rest at the lower end."""
     drawn = torch.arange(count) < hits
@@ -171,7 +186,9 @@ def test_a_share_has_the_exact_binomial_interval(hits, count):
 
 
 def draws(seed, config, block):
-    return tuple(torch.randint(2**62, (2,), generator=block_generator(seed, config, block)).tolist())
+    return tuple(
+        torch.randint(2**62, (2,), generator=block_generator(seed, config, block)).tolist()
+    )
 
 
 def test_digest_known_answer():

@@ -28,7 +28,11 @@ def measure(config, report):
     SEEN.append(config)
     for size in config.sizes:
         report.row(
-            "table", name="x" * size, size=size, value=torch.tensor(size / 3, dtype=torch.float64), none=None
+            "table",
+            name="x" * size,
+            size=size,
+            value=torch.tensor(size / 3, dtype=torch.float64),
+            none=None,
         )
 
 
@@ -41,7 +45,13 @@ def test_fields_are_options(tmp_path, capsys):
     EXPERIMENT.main(["--smoke", "--out", str(tmp_path)])
     assert SEEN[-2:] == [Config((4, 5), math.inf, Path("x"), "b", True), Config((3,))]
     assert str(tmp_path / "table.csv") in capsys.readouterr().out
-    for wrong in (["--kind", "c"], ["--sizes", "x"], ["--sizes", "1_0"], ["--rate", "1_0"], ["--absent", "1"]):
+    for wrong in (
+        ["--kind", "c"],
+        ["--sizes", "x"],
+        ["--sizes", "1_0"],
+        ["--rate", "1_0"],
+        ["--absent", "1"],
+    ):
         with pytest.raises(SystemExit):
             EXPERIMENT.main(wrong)
     with pytest.raises(SystemExit):
@@ -62,7 +72,11 @@ def test_what_is_written_is_read_back_and_drawn(tmp_path, capsys):
     assert len(drawn) == 2 and drawn[1] == drawn[0]
     assert columns(rows, "size", "none", name="xx") == [[2], [None]]
     lines = capsys.readouterr().out.splitlines()
-    assert lines[0].split() == ["name", "size", "value", "none"] and lines[1].split() == ["x", "1", "0.333333"]
+    assert lines[0].split() == ["name", "size", "value", "none"] and lines[1].split() == [
+        "x",
+        "1",
+        "0.333333",
+    ]
 
 
 def test_a_table_has_one_set_of_columns(tmp_path):

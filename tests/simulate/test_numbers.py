@@ -17,14 +17,18 @@ NAMES = ["squared error", "coverage", "bias"]
 
 @pytest.fixture(scope="module")
 def rows(tmp_path_factory):
-    return sweep(trials.several, GRID, store=tmp_path_factory.mktemp("several") / "s.jsonl", **SETTINGS)
+    return sweep(
+        trials.several, GRID, store=tmp_path_factory.mktemp("several") / "s.jsonl", **SETTINGS
+    )
 
 
 def test_a_plain_number_is_the_case_of_one(rows, expected, tmp_path):
     plain = sweep(trials.make_trial, GRID, store=tmp_path / "s.jsonl", **SETTINGS)
     for row, alone in zip(rows, plain, strict=True):
         assert list(row.metrics) == NAMES and list(alone.metrics) == ["value"]
-        assert row.moments == row.metrics["squared error"] == alone.metrics["value"] == alone.moments
+        assert (
+            row.moments == row.metrics["squared error"] == alone.metrics["value"] == alone.moments
+        )
         assert row.metrics["coverage"].share and row.metrics["bias"].count == 250
     assert digest_of(rows) != digest_of(plain)
 
@@ -36,7 +40,10 @@ def test_every_number_is_that_of_its_own_samples(rows):
             only = lambda g, size, sample=sample, name=name: sample(g, size)[name]  # noqa: E731
             alone = run(only, 250, 7, config=config, block_size=100)
             assert row.metrics[name] == alone.moments
-        assert run(sample, 250, 7, config=config, block_size=100).metrics["coverage"] == row.metrics["coverage"]
+        assert (
+            run(sample, 250, 7, config=config, block_size=100).metrics["coverage"]
+            == row.metrics["coverage"]
+        )
 
 
 def test_the_first_number_is_what_a_target_is_about():
@@ -59,7 +66,9 @@ def test_blocks_of_other_numbers_are_refused_and_not_stored(tmp_path):
         return sample
 
     store = tmp_path / "s.jsonl"
-    with pytest.raises(ValueError, match=r"same numbers in each block, not \['a', 'b'\] and then \['b', 'a'\]"):
+    with pytest.raises(
+        ValueError, match=r"same numbers in each block, not \['a', 'b'\] and then \['b', 'a'\]"
+    ):
         sweep(changing, GRID, store=store, **SETTINGS)
     assert len(trials.block_lines(store)) == 2
     found = sweep(changing, GRID, store=store, on_error=OnError.GO_ON, **SETTINGS)

@@ -31,9 +31,9 @@ def test_the_digest_is_of_results_and_not_of_how_they_came(tmp_path):
         for index, grid in enumerate((GRID, GRID[::-1], GRID[:3]))
     ]
     assert digest_of(rows[0]) == digest_of(rows[1]) != digest_of(rows[2])
-    assert digest_of(sweep(trials.make_trial, GRID, store=tmp_path / "s", **{**SETTINGS, "seed": 8})) != digest_of(
-        rows[0]
-    )
+    assert digest_of(
+        sweep(trials.make_trial, GRID, store=tmp_path / "s", **{**SETTINGS, "seed": 8})
+    ) != digest_of(rows[0])
 
 
 def test_a_page_has_everything_inside(store, tmp_path):
@@ -73,15 +73,24 @@ def test_a_page_without_matplotlib(store, tmp_path, monkeypatch, capsys):
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     assert cli.main(["report", str(store)]) == 0
     said, text = capsys.readouterr(), store.with_name("report.md").read_text()
-    assert "pip install matplotlib" in said.err and said.err.count("\n") == 1 and said.out.count("report.") == 2
-    assert "need matplotlib" in text and text.count("\n| ") > 5 and not re.search(r"^#.*\n\n##", text, re.M)
+    assert (
+        "pip install matplotlib" in said.err
+        and said.err.count("\n") == 1
+        and said.out.count("report.") == 2
+    )
+    assert (
+        "need matplotlib" in text
+        and text.count("\n| ") > 5
+        and not re.search(r"^#.*\n\n##", text, re.M)
+    )
 
 
 def test_a_page_tells_what_is_done_from_what_is_open(tmp_path):
     pytest.importorskip("matplotlib")
     store = tmp_path / "s.jsonl"
     sweep(trials.make_trial, GRID[:2], store=store, trials=200, seed=7, block_size=100)
-    sweep(trials.make_trial, GRID, store=store, trials=200, seed=7, block_size=100, shard=(0, 2))  # a half of it
+    # a half of it
+    sweep(trials.make_trial, GRID, store=store, trials=200, seed=7, block_size=100, shard=(0, 2))
     text = write_page(store, tmp_path / "out.html")[1].read_text()
     assert "2 of 4 configurations done, 0 failed" in text
     assert [text.count(f"| {state} |") for state in ("done", "open", "failed")] == [2, 2, 0]
@@ -108,7 +117,11 @@ def row(n: int, name: str, mse: float, predicted: float | None = None) -> Row:
     return Row({"n": n, "name": name}, metrics, 1.5, facts, 1, 100)
 
 
-ROWS = [row(n, name, c / n, 1.02 * c / n) for name, c in (("a", 1.0), ("b", 5.0)) for n in (1000, 10, 100)]
+ROWS = [
+    row(n, name, c / n, 1.02 * c / n)
+    for name, c in (("a", 1.0), ("b", 5.0))
+    for n in (1000, 10, 100)
+]
 LABELS = {"x": "n", "lines": "name", "title": "local model, one user"}
 
 
@@ -148,4 +161,9 @@ def test_csv_holds_the_numbers(tmp_path):
     assert float(first["rmse"]) == math.sqrt(moments.mean)
     assert float(first["ratio"]) == moments.mean / 0.00102
     assert float(first["z"]) == (moments.mean - 0.00102) / moments.standard_error
-    assert (second["predicted_mse"], second["ratio"], second["z"], second["seconds"]) == ("", "", "", "1.5")
+    assert (second["predicted_mse"], second["ratio"], second["z"], second["seconds"]) == (
+        "",
+        "",
+        "",
+        "1.5",
+    )

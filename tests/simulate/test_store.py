@@ -29,7 +29,15 @@ def numbers(samples: torch.Tensor) -> dict[str, Moments]:
 def record(block: int) -> Record:
     samples = torch.rand(50, generator=torch.Generator().manual_seed(block), dtype=torch.float64)
     return Record(
-        3, CONFIG, block, 50, numbers(samples), {"predicted_mse": 1 / 3}, 0.25, "cpu", "trial a, torch 2.13.0"
+        3,
+        CONFIG,
+        block,
+        50,
+        numbers(samples),
+        {"predicted_mse": 1 / 3},
+        0.25,
+        "cpu",
+        "trial a, torch 2.13.0",
     )
 
 
@@ -102,7 +110,9 @@ for _ in range(2):
         print(error)
 """
     root = Path(torchdp.__file__).parents[1]
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, cwd=root, timeout=120)
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, cwd=root, timeout=120
+    )
     assert done.returncode == 0, done.stderr
     first, second = done.stdout.splitlines()
     for line in (first, second):
@@ -118,7 +128,9 @@ def other_process(text: str, *arguments: object) -> subprocess.Popen:
     path = os.pathsep.join([str(Path(__file__).parent), str(Path(torchdp.__file__).parents[1])])
     environment = {**os.environ, "PYTHONPATH": path}
     command = [sys.executable, "-c", text, *map(str, arguments)]
-    return subprocess.Popen(command, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    return subprocess.Popen(
+        command, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
 
 
 def holding(store, *names):
@@ -194,13 +206,17 @@ def test_shards_merge_to_the_rows_of_one(tmp_path, expected):
     catted.write_bytes(b"".join(part.read_bytes() for part in parts))
     for store in (merged, catted):
         assert results(sweep(trials.make_trial, GRID, store=store, **SETTINGS)) == expected
-        assert len(block_lines(store)) == 12 and len(load(store).starts) == 3  # nothing was left to do
+        # nothing was left to do
+        assert len(block_lines(store)) == 12 and len(load(store).starts) == 3
 
 
 def test_stores_that_contradict_each_other_do_not_merge(tmp_path):
     ours, theirs = tmp_path / "a.jsonl", tmp_path / "b.jsonl"
     for store, scale in ((ours, 1.0), (theirs, 2.0)):
-        make = lambda config, scale=scale: lambda generator, size: scale * torch.rand(size, generator=generator)  # noqa: E731
+
+        def make(config, scale=scale):
+            return lambda generator, size: scale * torch.rand(size, generator=generator)
+
         make.__wrapped__ = trials.make_trial
         sweep(make, GRID[:1], store=store, **SETTINGS)
     before = ours.read_bytes()

@@ -43,7 +43,10 @@ def test_rows_equal_run_and_come_back_from_the_store(tmp_path, expected):
     assert results(rows) == expected
     for config, row in zip(GRID, rows, strict=True):
         assert row.config == config and row.facts == {"predicted_mse": 1 / config["n"]}
-        assert row.moments == run(make_trial(config).sample, 250, 7, config=config, block_size=100).moments
+        assert (
+            row.moments
+            == run(make_trial(config).sample, 250, 7, config=config, block_size=100).moments
+        )
     assert read(path) == rows
     before = path.read_bytes()
     assert sweep(never, GRID, store=path, **SETTINGS) == rows
@@ -100,8 +103,11 @@ def test_more_trials_extend_a_sweep(tmp_path):
     path = tmp_path / "store.jsonl"
     sweep(make_trial, GRID[:1], store=path, **SETTINGS)
     longer = sweep(make_trial, GRID[:1], store=path, trials=520, seed=7, block_size=100)
-    fresh = sweep(make_trial, GRID[:1], store=tmp_path / "b.jsonl", trials=520, seed=7, block_size=100)
-    assert results(longer) == results(fresh) == results(read(path))  # the short third block was replaced
+    fresh = sweep(
+        make_trial, GRID[:1], store=tmp_path / "b.jsonl", trials=520, seed=7, block_size=100
+    )
+    # the short third block was replaced
+    assert results(longer) == results(fresh) == results(read(path))
     assert sweep(never, GRID[:1], store=path, **SETTINGS)[0].moments.count == 250
 
 
@@ -110,7 +116,14 @@ def test_target_stops_each_config_at_the_same_boundary(tmp_path):
     target: dict[str, Any] = {"trials": 5000, "seed": 7, "block_size": 100}
     rows = sweep(make_trial, GRID[:2], store=path, target_relative_ci=0.1, **target)
     for config, row in zip(GRID, rows, strict=False):
-        alone = run(make_trial(config).sample, 5000, 7, config=config, block_size=100, target_relative_ci=0.1)
+        alone = run(
+            make_trial(config).sample,
+            5000,
+            7,
+            config=config,
+            block_size=100,
+            target_relative_ci=0.1,
+        )
         assert (row.moments, alone.reached_target) == (alone.moments, True)
         assert row.moments.count < 5000
     sweep(make_trial, GRID[:2], store=path, **target)  # further blocks in the store
@@ -120,7 +133,9 @@ def test_target_stops_each_config_at_the_same_boundary(tmp_path):
 def test_facts_may_differ_by_rounding(tmp_path):
     def rounded(relative: float) -> Any:
         facts = {"p": 0.1 * (1 + relative), "list": [0.3 * (1 + relative), "word"]}
-        rounded = functools.partial(lambda facts, config: Trial(make_trial(config).sample, facts), facts)
+        rounded = functools.partial(
+            lambda facts, config: Trial(make_trial(config).sample, facts), facts
+        )
         rounded.__wrapped__ = make_trial
         return rounded
 
@@ -134,7 +149,9 @@ def test_facts_may_differ_by_rounding(tmp_path):
 
 def factor(number: float) -> Any:
     def made(config: dict[str, Any]) -> Any:
-        return lambda generator, size: number * torch.rand(size, generator=generator, dtype=torch.float64)
+        return lambda generator, size: (
+            number * torch.rand(size, generator=generator, dtype=torch.float64)
+        )
 
     return made
 
@@ -144,7 +161,9 @@ def test_other_code_is_refused_kept_or_measured_again_and_never_merged(tmp_path)
     old = sweep(factor(1), GRID[:2], store=path, **SETTINGS)
     stored = path.read_bytes()
     for policy in ({}, {"other_code": OtherCode.REFUSE}):
-        with pytest.raises(ValueError, match=r"by other code: trial \w+, torchdp .*; this is trial \w+.*KEEP"):
+        with pytest.raises(
+            ValueError, match=r"by other code: trial \w+, torchdp .*; this is trial \w+.*KEEP"
+        ):
             sweep(factor(100), GRID[:2], store=path, **SETTINGS, **policy)
     assert path.read_bytes() == stored
     assert sweep(factor(100), GRID[:2], store=path, **SETTINGS, other_code=OtherCode.KEEP) == old
@@ -152,7 +171,9 @@ def test_other_code_is_refused_kept_or_measured_again_and_never_merged(tmp_path)
     # more trials, or another configuration: those are the present code's alone
     alone = sweep(factor(100), GRID[:3], store=tmp_path / "alone.jsonl", **longer)
     kept = sweep(factor(100), GRID[:3], store=path, **longer, other_code=OtherCode.KEEP)
-    assert results(kept) == results(alone) and {row.code for row in kept} == {row.code for row in alone}
+    assert results(kept) == results(alone) and {row.code for row in kept} == {
+        row.code for row in alone
+    }
     assert kept[0].code != old[0].code and kept[0].moments.mean > 20 * old[0].moments.mean
     again = sweep(factor(2), GRID[:2], store=path, **SETTINGS, other_code=OtherCode.AGAIN)
     assert again[0].moments.mean == pytest.approx(2 * old[0].moments.mean)
@@ -166,7 +187,8 @@ def test_one_bad_configuration_does_not_stop_the_others(tmp_path, expected, devi
     with pytest.raises((ZeroDivisionError, RuntimeError), match="a planted error"):
         sweep(bad, GRID, store=path, devices=devices, **SETTINGS)
     rows = sweep(bad, GRID, store=path, devices=devices, on_error=OnError.GO_ON, **SETTINGS)
-    assert "a planted error" in rows[1].error and rows[1].moments.count == 100  # the block before it counts
+    # the block before it counts
+    assert "a planted error" in rows[1].error and rows[1].moments.count == 100
     good = [result for result, row in zip(results(rows), rows, strict=True) if row.error is None]
     assert good == [expected[0], *expected[2:]]
 
@@ -183,7 +205,9 @@ def broken(which: dict[str, Any], config: dict[str, Any]) -> Trial:
     return Trial(sample, trial.facts)
 
 
-@pytest.mark.parametrize("full", [MemoryError("no room"), torch.OutOfMemoryError("CUDA out of memory")])
+@pytest.mark.parametrize(
+    "full", [MemoryError("no room"), torch.OutOfMemoryError("CUDA out of memory")]
+)
 def test_out_of_memory_at_any_block_is_tried_again_and_resumed(tmp_path, expected, full):
     """Once at every block: the same rows. At one block always: a clear error, and what was done is kept."""
     seen: set[int] = set()
@@ -207,11 +231,16 @@ def test_out_of_memory_at_any_block_is_tried_again_and_resumed(tmp_path, expecte
         trial = functools.partial(short, always)
         trial.__wrapped__ = make_trial
         if always:
-            with pytest.raises(MemoryError, match=r"block 1 of seed 7.*does not fit.*smaller block_size"):
+            with pytest.raises(
+                MemoryError, match=r"block 1 of seed 7.*does not fit.*smaller block_size"
+            ):
                 sweep(trial, GRID[:2], store=tmp_path / "s.jsonl", **SETTINGS)
             assert len(block_lines(tmp_path / "s.jsonl")) == 4
         else:
-            assert results(sweep(trial, GRID[:2], store=tmp_path / "s.jsonl", **SETTINGS)) == expected[:2]
+            assert (
+                results(sweep(trial, GRID[:2], store=tmp_path / "s.jsonl", **SETTINGS))
+                == expected[:2]
+            )
 
 
 def script(folder, text=SCRIPT):
@@ -226,7 +255,9 @@ def script(folder, text=SCRIPT):
 @pytest.mark.parametrize("new", ["FACTOR = 100", "FACTOR = 1  # a comment"])
 def test_every_word_of_the_script_counts(tmp_path, new):
     before = [code_of(made) for made in (script(tmp_path).make_trial, script(tmp_path).Made(1))]
-    assert before == [code_of(made) for made in (script(tmp_path).make_trial, script(tmp_path).Made(1))]
+    assert before == [
+        code_of(made) for made in (script(tmp_path).make_trial, script(tmp_path).Made(1))
+    ]
     toy = script(tmp_path, SCRIPT.replace("FACTOR = 1", new))
     assert not {code_of(toy.make_trial), code_of(toy.Made(1))} & set(before)
 
@@ -237,7 +268,19 @@ def test_values_that_a_trial_is_bound_to_count(tmp_path):
     def closure(value):
         return lambda config: toy.make_trial(config, value)
 
-    values = [1, 1.0, "1", None, torch.ones(1), torch.zeros(1), [1], (1,), {1: 2}, {2: 1}, Path("a")]
+    values = [
+        1,
+        1.0,
+        "1",
+        None,
+        torch.ones(1),
+        torch.zeros(1),
+        [1],
+        (1,),
+        {1: 2},
+        {2: 1},
+        Path("a"),
+    ]
     power = lambda value: partial(toy.make_trial, power=value)  # noqa: E731
     for wrap in (
         closure,
@@ -257,7 +300,11 @@ def test_values_that_a_trial_is_bound_to_count(tmp_path):
 def test_it_is_the_same_in_another_process(tmp_path):
     here = code_of(partial(script(tmp_path).make_trial, power=3))
     root = str(Path(torchdp.__file__).parents[1])
-    environment = {**os.environ, "PYTHONHASHSEED": "77", "PYTHONPATH": os.pathsep.join([root, str(tmp_path)])}
+    environment = {
+        **os.environ,
+        "PYTHONHASHSEED": "77",
+        "PYTHONPATH": os.pathsep.join([root, str(tmp_path)]),
+    }
     asked = (
         "import functools, toy; from torchdp.simulate.code import code_of; "
         "print(code_of(functools.partial(toy.make_trial, power=3)))"
@@ -270,6 +317,10 @@ def test_it_is_the_same_in_another_process(tmp_path):
 
 def test_it_names_the_packages_and_their_versions(monkeypatch):
     said = code_of(test_it_names_the_packages_and_their_versions)
-    assert f"torch {torch.__version__}" in said and package() in said and torchdp.__version__ in package()
+    assert (
+        f"torch {torch.__version__}" in said
+        and package() in said
+        and torchdp.__version__ in package()
+    )
     monkeypatch.setattr("torchdp.simulate.code.torch.__version__", "9.9")
     assert "torch 9.9" in code_of(test_it_names_the_packages_and_their_versions) != said

@@ -34,7 +34,8 @@ def test_rows_do_not_depend_on_the_workers_nor_on_the_order(tmp_path, expected):
     assert results(rows) == [expected[i] for i in order]
     assert len(set(lines(store))) == len(lines(store)) == 12
     assert sorted(results(read(store))) == sorted(expected)
-    assert results(sweep(never, GRID, store=store, devices=TWO, **SETTINGS)) == expected  # starts no worker
+    # starts no worker
+    assert results(sweep(never, GRID, store=store, devices=TWO, **SETTINGS)) == expected
 
 
 def test_one_of_two_workers_that_is_killed_changes_nothing(tmp_path):
@@ -65,16 +66,20 @@ def test_a_target_gives_the_rows_of_one_process_though_workers_run_ahead(tmp_pat
     store = tmp_path / "b.jsonl"
     late = partial(trials.late_first_block, store, len(lines(tmp_path / "a.jsonl")))
     late.__wrapped__ = trials.make_trial
-    rows = sweep(late, GRID[:1], store=store, devices=TWO, **target)  # others run ahead, or it does not end
+    # others run ahead, or it does not end
+    rows = sweep(late, GRID[:1], store=store, devices=TWO, **target)
     assert results(rows) == results(alone) and rows[0].moments.count < 5000
 
 
 def test_a_block_that_kills_its_workers_fails_alone(tmp_path, expected):
     store = tmp_path / "store.jsonl"
-    rows = sweep(trials.dying, GRID, store=store, devices=["cpu"], on_error=OnError.GO_ON, **SETTINGS)
+    rows = sweep(
+        trials.dying, GRID, store=store, devices=["cpu"], on_error=OnError.GO_ON, **SETTINGS
+    )
     assert "ChildProcessError: the worker process on cpu died in block 1 of seed 7" in rows[2].error
     assert "if __name__ == '__main__'" in rows[2].error  # or it was not let begin
-    assert [*results(rows)[:2], results(rows)[3]] == [*expected[:2], expected[3]]  # another worker did the rest
+    # another worker did the rest
+    assert [*results(rows)[:2], results(rows)[3]] == [*expected[:2], expected[3]]
     assert results(sweep(trials.make_trial, GRID, store=store, **SETTINGS)) == expected
     assert len(set(lines(store))) == len(lines(store)) == 12
 
@@ -94,7 +99,9 @@ def test_an_exception_names_its_block_and_device_once(tmp_path, expected, capfd,
 def test_workers_have_the_bits_of_one_thread_and_the_default_dtype_of_this_process():
     """A function inside a function is sent too."""
     threads, dtype, scale = torch.get_num_threads(), torch.get_default_dtype(), 2.0
-    once = partial(run, lambda generator, size: scale * trials.large_sum(generator, size), 2, 5, block_size=1)
+    once = partial(
+        run, lambda generator, size: scale * trials.large_sum(generator, size), 2, 5, block_size=1
+    )
     try:
         torch.set_default_dtype(torch.float64)
         torch.set_num_threads(1)
@@ -109,7 +116,9 @@ def test_workers_have_the_bits_of_one_thread_and_the_default_dtype_of_this_proce
 
 def test_what_cannot_be_sent_is_refused_before_any_work(tmp_path):
     store, bad = tmp_path / "folder" / "store.jsonl", partial(trials.slow, threading.Lock())
-    with pytest.raises(TypeError, match=r"make_trial cannot be sent to workers.*functions and values"):
+    with pytest.raises(
+        TypeError, match=r"make_trial cannot be sent to workers.*functions and values"
+    ):
         sweep(bad, GRID, store=store, devices=TWO, **SETTINGS)
     assert not store.parent.exists()
     with pytest.raises(TypeError, match="trial cannot be sent"):
@@ -117,17 +126,23 @@ def test_what_cannot_be_sent_is_refused_before_any_work(tmp_path):
 
 
 @pytest.mark.slow  # starts a cluster
-@pytest.mark.parametrize("made", [lambda client: client, lambda client: client.get_executor(pure=False)])
+@pytest.mark.parametrize(
+    "made", [lambda client: client, lambda client: client.get_executor(pure=False)]
+)
 def test_a_cluster_of_dask_that_gets_another_worker(tmp_path, expected, monkeypatch, made):
     distributed = pytest.importorskip("distributed")
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(Path(__file__).parent), *sys.path]))
     with (
-        distributed.LocalCluster(n_workers=1, threads_per_worker=1, dashboard_address=None) as cluster,
+        distributed.LocalCluster(
+            n_workers=1, threads_per_worker=1, dashboard_address=None
+        ) as cluster,
         distributed.Client(cluster) as client,
     ):
         more = threading.Timer(0.3, cluster.scale, [2])
         more.start()
-        rows = sweep(trials.make_trial, GRID, store=tmp_path / "a.jsonl", executor=made(client), **SETTINGS)
+        rows = sweep(
+            trials.make_trial, GRID, store=tmp_path / "a.jsonl", executor=made(client), **SETTINGS
+        )
         more.join()
     assert results(rows) == expected
 
@@ -147,7 +162,9 @@ if __name__ == "__main__":
 """
     path = folder / "sweep_with_workers.py"
     path.write_text(text)
-    return subprocess.Popen([sys.executable, str(path)], stderr=subprocess.PIPE, text=True, start_new_session=True)
+    return subprocess.Popen(
+        [sys.executable, str(path)], stderr=subprocess.PIPE, text=True, start_new_session=True
+    )
 
 
 def alive(process: int) -> bool:
@@ -165,7 +182,10 @@ def test_workers_end_with_their_parent_and_the_next_call_resumes(tmp_path, expec
     store = tmp_path / "store.jsonl"
     parent = script(tmp_path, store, 0.2, count, 4)
     wait_until(
-        lambda: (len(lines(store)) >= 3 and len([*tmp_path.glob("*.pid")]) == count) or parent.poll() is not None
+        lambda: (
+            (len(lines(store)) >= 3 and len([*tmp_path.glob("*.pid")]) == count)
+            or parent.poll() is not None
+        )
     )
     workers = [int(path.stem) for path in tmp_path.glob("*.pid")]
     assert len(workers) == count and all(map(alive, workers))

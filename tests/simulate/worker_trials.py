@@ -74,7 +74,10 @@ def never(config: dict[str, Any]) -> Trial:
 
 def results(rows: list[Row]) -> list[tuple[Any, ...]]:
     """Everything but the wall time and the code."""
-    return [(str(row.config), row.metrics, str(row.facts), row.seed, row.block_size, row.error) for row in rows]
+    return [
+        (str(row.config), row.metrics, str(row.facts), row.seed, row.block_size, row.error)
+        for row in rows
+    ]
 
 
 def block_lines(store: Path) -> list[bytes]:
@@ -126,7 +129,9 @@ def leaving(generator: torch.Generator, size: int) -> torch.Tensor:
 
 
 def squared_error(generator: torch.Generator, size: int) -> torch.Tensor:
-    return torch.randn(size, generator=generator, dtype=torch.float64, device=generator.device).square()
+    return torch.randn(
+        size, generator=generator, dtype=torch.float64, device=generator.device
+    ).square()
 
 
 def large_sum(generator: torch.Generator, size: int) -> torch.Tensor:

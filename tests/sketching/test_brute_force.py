@@ -35,14 +35,18 @@ def below(x):
 
 def gaussian_delta(mu, epsilon):
     """delta of N(0, 1) against N(mu, 1)."""
-    return max(below(mu / 2 - epsilon / mu) - math.exp(epsilon) * below(-mu / 2 - epsilon / mu), 0.0)
+    return max(
+        below(mu / 2 - epsilon / mu) - math.exp(epsilon) * below(-mu / 2 - epsilon / mu), 0.0
+    )
 
 
 def random_sketch(chance, n, m, s, kind):
     """A sketch in which every row has somebody."""
     while True:
         generator = torch.Generator().manual_seed(int(chance.integers(2**31)))
-        sketch = osnap(n, m, s, generator=generator) if kind else rademacher(n, m, generator=generator)
+        sketch = (
+            osnap(n, m, s, generator=generator) if kind else rademacher(n, m, generator=generator)
+        )
         if int(sketch.counts().min()) > 0:
             return sketch
 
@@ -79,10 +83,14 @@ def coalitions(chance, fault):
             except ValueError:  # somebody may stand alone: refused
                 continue
             spread = chance.uniform(0.8, 2, m if name == "a sigma for each row" else 1)
-            other = torch.as_tensor(sigma) * torch.from_numpy(spread)  # noise that nobody calibrated
+            # noise that nobody calibrated
+            other = torch.as_tensor(sigma) * torch.from_numpy(spread)
             noise = GaussianNoise(other.expand(m))
             stated = noise.guarantee(sketch, 0.5, delta=1e-3, coalition=settings["coalition"])
-            for claim, used, epsilon in ((name, sigma, settings["epsilon"]), ("guarantee", other, stated.epsilon)):
+            for claim, used, epsilon in (
+                (name, sigma, settings["epsilon"]),
+                ("guarantee", other, stated.epsilon),
+            ):
                 used = np.broadcast_to(np.asarray(used), m) / fault
                 deltas = [
                     gaussian_delta(distances(sketch, i, gone, used), epsilon)
@@ -149,7 +157,11 @@ def sensitivities(chance, fault):
             moments = regression.FrequencyMoments(9, B, orders, 1.0, delta)
             shown = moments.client_input(torch.linspace(-1.5 * B, 1.5 * B, 41)).numpy()
             truth = max(np.linalg.norm(a - b, norm) for a in shown for b in shown)
-            yield "FrequencyMoments", truth, (moments.shown.l2 if delta else moments.shown.l1) / fault
+            yield (
+                "FrequencyMoments",
+                truth,
+                (moments.shown.l2 if delta else moments.shown.l1) / fault,
+            )
 
 
 def grids(chance, fault):
@@ -163,18 +175,28 @@ def grids(chance, fault):
         whole = ring.to_words(torch.from_numpy(rows)).numpy() / ring.scale
         apart = np.linalg.norm(rows[:, None] - rows, axis=-1)
         moved = np.linalg.norm(whole[:, None] - whole, axis=-1)
-        yield "grid_sensitivity", moved.max(), grid_sensitivity(1 / ring.scale, B, d) / fault + 1e-300
+        yield (
+            "grid_sensitivity",
+            moved.max(),
+            grid_sensitivity(1 / ring.scale, B, d) / fault + 1e-300,
+        )
         yield (
             "grid_sensitivity, D",
             moved[apart <= D].max(),
             grid_sensitivity(1 / ring.scale, B, d, D) / fault + 1e-300,
         )
     for _ in range(INSTANCES):
-        h, D, epsilon = int(chance.integers(1, 6)), int(chance.integers(1, 6)), chance.uniform(0.2, 2)
+        h, D, epsilon = (
+            int(chance.integers(1, 6)),
+            int(chance.integers(1, 6)),
+            chance.uniform(0.2, 2),
+        )
         mu = chance.uniform(0.3, 2)
         sigma = float(grid_sigma(h, 1, 1, 1.0, float(D), mu)) / fault
         reach = int(12 * sigma) + 2
-        one = np.array([below((k + 0.5) / sigma) - below((k - 0.5) / sigma) for k in range(-reach, reach + 1)])
+        one = np.array(
+            [below((k + 0.5) / sigma) - below((k - 0.5) / sigma) for k in range(-reach, reach + 1)]
+        )
         law = one
         for _ in range(h - 1):
             law = np.convolve(law, one)
@@ -199,14 +221,24 @@ def shared(chance, fault):
         left = float(release.client.variance.sqrt()) * math.sqrt(n - corrupt - absent) / fault
         yield "SharedSum", gaussian_delta(math.sqrt(2) / left, release.epsilon), delta
     for _ in range(INSTANCES // 2):
-        n, bound, members = int(chance.integers(2, 7)), int(chance.integers(1, 3)), int(chance.integers(0, 2))
-        epsilon, grid = chance.uniform(0.5, 3), {"coalition": AdaptiveCoalition(members), "fraction_bits": 0}
+        n, bound, members = (
+            int(chance.integers(2, 7)),
+            int(chance.integers(1, 3)),
+            int(chance.integers(0, 2)),
+        )
+        epsilon, grid = (
+            chance.uniform(0.5, 3),
+            {"coalition": AdaptiveCoalition(members), "fraction_bits": 0},
+        )
         pure = PureSecureSketch(sketching.ones(n), 1, float(bound), epsilon, **grid)
         ratio = math.exp(-pure.rate * fault**2)
         for heard in range(n - members, n + 1):  # as many differences as there are honest clients
             r, size = heard * pure.part, 400
             k = np.arange(size)
-            log = [math.lgamma(j + r) - math.lgamma(r) - math.lgamma(j + 1) + j * math.log(ratio) for j in k]
+            log = [
+                math.lgamma(j + r) - math.lgamma(r) - math.lgamma(j + 1) + j * math.log(ratio)
+                for j in k
+            ]
             half = np.exp(np.array(log) + r * math.log1p(-ratio))
             law = np.log(np.convolve(half, half[::-1])[size - 1 - 60 : size + 60])
             truth = max(np.abs(law[w:] - law[:-w]).max() for w in range(1, 2 * bound + 1))

@@ -28,11 +28,15 @@ MU = 1 / gaussian_sigma(EPSILON, DELTA)
 
 
 def rows(sketch, bound=BOUND, coalition=EVERYBODY, delta=DELTA, epsilon=EPSILON):
-    return GaussianNoise.calibrated(sketch, bound, epsilon=epsilon, delta=delta, coalition=coalition)
+    return GaussianNoise.calibrated(
+        sketch, bound, epsilon=epsilon, delta=delta, coalition=coalition
+    )
 
 
 def single(sketch, bound=BOUND, coalition=EVERYBODY, delta=DELTA, epsilon=EPSILON):
-    return GaussianNoise.calibrated(sketch, bound, epsilon=epsilon, delta=delta, coalition=coalition, rows=False)
+    return GaussianNoise.calibrated(
+        sketch, bound, epsilon=epsilon, delta=delta, coalition=coalition, rows=False
+    )
 
 
 KINDS = [rows, single]
@@ -76,7 +80,11 @@ def test_guarantee_of_gaussian_noise_is_exact_where_everybody_is_honest(kind, sk
     mu = written_out_mu(noise, sketch)
     assert mu == pytest.approx(MU, rel=1e-8)
     promise = noise.guarantee(sketch, BOUND, delta=DELTA)
-    assert promise.exact and promise.epsilon == pytest.approx(EPSILON, rel=1e-6) and promise.delta == DELTA
+    assert (
+        promise.exact
+        and promise.epsilon == pytest.approx(EPSILON, rel=1e-6)
+        and promise.delta == DELTA
+    )
     assert (promise.model, promise.neighbours) == (Model.LINEAR_TRANSFORM, Neighbours.REPLACE_ONE)
     assert math.exp(gaussian_log_delta(1 / mu, promise.epsilon)) == pytest.approx(DELTA, rel=1e-5)
     less = type(noise)(0.9 * noise.sigma)
@@ -99,7 +107,10 @@ def test_guarantee_holds_against_every_adaptive_coalition(make, kind):
     if promise.exact:
         assert max(mus) == pytest.approx(MU, rel=1e-9)
     careless = kind(sketch)
-    assert max(written_out_mu(careless, sketch, pair) for pair in itertools.combinations(range(14), 2)) > 1.05 * MU
+    assert (
+        max(written_out_mu(careless, sketch, pair) for pair in itertools.combinations(range(14), 2))
+        > 1.05 * MU
+    )
 
 
 def test_replacing_a_row_moves_the_release_by_two_bounds_whatever_the_copies():
@@ -114,7 +125,9 @@ def test_replacing_a_row_moves_the_release_by_two_bounds_whatever_the_copies():
 def test_noise_for_each_row_has_the_least_variance_and_one_sigma_a_little_more(sketch):
     least = entry_variance(BOUND, epsilon=EPSILON, delta=DELTA)
     assert least == pytest.approx((2 * BOUND / MU) ** 2)
-    torch.testing.assert_close(rows(sketch).variance(sketch), torch.full((sketch.height,), least).double())
+    torch.testing.assert_close(
+        rows(sketch).variance(sketch), torch.full((sketch.height,), least).double()
+    )
     assert least * (1 - 1e-9) <= float(single(sketch).variance(sketch).mean()) < 3 * least
     assert single(ones(50)).variance(ones(50)).item() == pytest.approx(least)
 
@@ -124,7 +137,9 @@ def test_a_sketch_without_honest_clients_in_some_row_is_refused():
     smallest = int(sketch.counts().min())
     rows(sketch, coalition=AdaptiveCoalition(smallest - 1))
     for kind in KINDS:
-        with pytest.raises(ValueError, match="some used row of the sketch may have no honest client"):
+        with pytest.raises(
+            ValueError, match="some used row of the sketch may have no honest client"
+        ):
             kind(sketch, coalition=AdaptiveCoalition(smallest))
 
 
@@ -140,7 +155,9 @@ def laplace_sum_density(x, shares, scale):
     z = np.abs(x) / scale
     bessel = special.kve(shares - 0.5, z) * np.exp(-z)
     return (
-        z ** (shares - 0.5) * bessel / (2 ** (shares - 0.5) * math.sqrt(math.pi) * special.gamma(shares) * scale)
+        z ** (shares - 0.5)
+        * bessel
+        / (2 ** (shares - 0.5) * math.sqrt(math.pi) * special.gamma(shares) * scale)
     )
 
 
@@ -156,16 +173,25 @@ def test_guarantee_of_laplace_noise_is_pure_and_exact(corrupt, copies):
     worst = []
     for held in range(honest, int(sketch.counts()[0]) + 1):
         shares = held / float(noise.parts[0])
-        here, there = (laplace_sum_density(x - shift, shares, noise.scale) for shift in (BOUND, -BOUND))
+        here, there = (
+            laplace_sum_density(x - shift, shares, noise.scale) for shift in (BOUND, -BOUND)
+        )
         worst.append(copies * float(np.log(here / there).max()))
     assert max(worst) <= EPSILON * (1 + 1e-9) and worst[0] == pytest.approx(EPSILON, rel=1e-6)
-    fewer = laplace_sum_density(x - BOUND, 0.5, noise.scale) / laplace_sum_density(x + BOUND, 0.5, noise.scale)
-    assert copies * float(np.log(fewer).max()) > 1.5 * EPSILON  # half a Laplace promises nothing of the kind
+    fewer = laplace_sum_density(x - BOUND, 0.5, noise.scale) / laplace_sum_density(
+        x + BOUND, 0.5, noise.scale
+    )
+    # half a Laplace promises nothing of the kind
+    assert copies * float(np.log(fewer).max()) > 1.5 * EPSILON
     smaller = LaplaceNoise(0.9 * noise.scale, noise.parts)
-    assert smaller.guarantee(sketch, BOUND, coalition=coalition).epsilon == pytest.approx(EPSILON / 0.9)
+    assert smaller.guarantee(sketch, BOUND, coalition=coalition).epsilon == pytest.approx(
+        EPSILON / 0.9
+    )
 
 
 def test_pure_noise_refuses_rows_with_fewer_honest_clients_than_parts():
     sketch = balanced_osnap(48, 4, 1, generator=generator(8))
     with pytest.raises(ValueError, match="no whole Laplace"):
-        LaplaceNoise.calibrated(sketch, 1, epsilon=1.0).guarantee(sketch, 1, coalition=AdaptiveCoalition(1))
+        LaplaceNoise.calibrated(sketch, 1, epsilon=1.0).guarantee(
+            sketch, 1, coalition=AdaptiveCoalition(1)
+        )

@@ -48,7 +48,9 @@ def test_every_copy_is_uniform_whatever_the_others_are():
     assert stats.binomtest(int((sketch.signs > 0).sum()), s * n).pvalue > ALPHA
 
 
-@pytest.mark.parametrize(("n", "m", "s"), [(1000, 10, 1), (1001, 12, 3), (7, 12, 3), (50, 50, 5), (1, 4, 2)])
+@pytest.mark.parametrize(
+    ("n", "m", "s"), [(1000, 10, 1), (1001, 12, 3), (7, 12, 3), (50, 50, 5), (1, 4, 2)]
+)
 def test_balanced_rows_hold_equally_many_up_to_one(n, m, s):
     counts = balanced_osnap(n, m, s, generator=generator()).counts()
     assert int(counts.max() - counts.min()) <= 1 and int(counts.sum()) == s * n

@@ -27,7 +27,11 @@ def rows_of(*counts):
 
 FEW = rows_of(0, 1, 3, 40)
 PARTS = torch.tensor([1.0, 1.0, 2.0, 30.0])
-NOISES = [GaussianNoise(torch.tensor([1.0, 0.3, 2.0, 0.5])), GaussianNoise(0.7), LaplaceNoise(1.5, PARTS)]
+NOISES = [
+    GaussianNoise(torch.tensor([1.0, 0.3, 2.0, 0.5])),
+    GaussianNoise(0.7),
+    LaplaceNoise(1.5, PARTS),
+]
 
 
 @pytest.mark.parametrize("noise", NOISES)
@@ -46,7 +50,11 @@ def test_the_variance_of_the_release_is_the_stated_one(noise):
     ("noise", "sketch", "law"),
     [
         (LaplaceNoise(2.0, torch.tensor([5.0])), rows_of(5), stats.laplace(scale=2)),
-        (LaplaceNoise(1.0, torch.full((3,), 60.0)), rademacher(60, 3, generator=generator()), stats.laplace),
+        (
+            LaplaceNoise(1.0, torch.full((3,), 60.0)),
+            rademacher(60, 3, generator=generator()),
+            stats.laplace,
+        ),
         (GaussianNoise(2.0), ones(1), stats.norm(scale=2)),
     ],
 )

@@ -37,7 +37,9 @@ def test_corollary_4_7_breaks_its_promise_for_one_column_and_one_copy(epsilon, d
     proof = GaussianNoise(2 * float(noise.sigma))
     assert math.exp(exact_log_delta(proof, sketch, 1.0, epsilon)) < DELTA
     uniform = count_sketch(1_000_000, 100, generator=generator())
-    assert exact_log_delta(noise, uniform, 1.0, epsilon) > exact_log_delta(noise, sketch, 1.0, epsilon)
+    assert exact_log_delta(noise, uniform, 1.0, epsilon) > exact_log_delta(
+        noise, sketch, 1.0, epsilon
+    )
 
 
 RATIOS = {
@@ -55,7 +57,12 @@ def test_corollary_4_7_adds_s3_d_log_times_the_least_variance(epsilon):
     for s, stated in zip((1, 2, 5, 10), RATIOS[epsilon], strict=True):
         sketch = balanced_osnap(n, 100, s, generator=generator())
         ratio = (
-            float(paper.gaussian_noise(sketch, d, 1.0, epsilon=epsilon, delta=DELTA).variance(sketch)[0]) / least
+            float(
+                paper.gaussian_noise(sketch, d, 1.0, epsilon=epsilon, delta=DELTA).variance(sketch)[
+                    0
+                ]
+            )
+            / least
         )
         formula = s**3 * d * math.log(1.25 * s * d / DELTA) * (mu / epsilon) ** 2
         assert ratio == pytest.approx(formula * n / (n - s), rel=1e-6)

@@ -37,7 +37,9 @@ def test_every_way_of_applying_a_sketch_is_the_matrix_product(sketch):
 
 @pytest.mark.parametrize("sketch", SKETCHES)
 def test_sums_of_integers_are_exact_also_where_they_wrap(sketch):
-    Q = torch.empty(2, sketch.clients, 3, dtype=torch.int64).random_(-(2**63), None, generator=generator(8))
+    Q = torch.empty(2, sketch.clients, 3, dtype=torch.int64).random_(
+        -(2**63), None, generator=generator(8)
+    )
     signs = (written_out(sketch) * math.sqrt(sketch.copies)).round().to(torch.int64)
     wanted = (signs[:, :, None] * Q[:, None]).sum(-2)
     assert torch.equal(sketch.sums(Q), wanted)

@@ -149,7 +149,10 @@ def hooked_forward(z, x):
 def test_what_begins_to_mix_later_is_refused_at_the_next_check():
     """As a gate that is 0 at first, and no number of the program."""
     gate = torch.zeros(())
-    sums, (x, y) = Clipper(Mixes(lambda z, x: z - gate * z.roll(1, 0)), cross_entropy), batch(7, b"later")
+    sums, (x, y) = (
+        Clipper(Mixes(lambda z, x: z - gate * z.roll(1, 0)), cross_entropy),
+        batch(7, b"later"),
+    )
     sums(x, y, BOUND)
     gate.fill_(1.0)
     with pytest.raises(ValueError, match="module mixes examples"):
@@ -190,7 +193,9 @@ def test_guarantee_what_the_batch_says_to_python_or_in_one_number_moves_no_other
 
 def test_branches_on_data_that_some_checked_example_takes_are_left_to_other_routes():
     """The output is no other by the branch; gradients are."""
-    sums = Clipper(Mixes(lambda z, x: hooked_forward(z, x) if bool((x[:, 0] > 0).any()) else z), cross_entropy)
+    sums = Clipper(
+        Mixes(lambda z, x: hooked_forward(z, x) if bool((x[:, 0] > 0).any()) else z), cross_entropy
+    )
     (x, y) = batch(9, b"if")
     sums(x, y, BOUND)
     assert sums.route.startswith("loop") and "bool" not in sums.route.split(";")[0]
@@ -199,4 +204,6 @@ def test_branches_on_data_that_some_checked_example_takes_are_left_to_other_rout
 @pytest.mark.parametrize("routes", [("vmap",), ("factors",)])
 def test_routes_that_serve_no_module_are_refused_with_the_reasons(routes):
     with pytest.raises(ValueError, match=rf"none of the routes; {routes[0]}: .*item"):
-        clip_and_sum(Mixes(MIXES["item"][0]), cross_entropy, *batch(5, b"few"), BOUND, routes=routes)
+        clip_and_sum(
+            Mixes(MIXES["item"][0]), cross_entropy, *batch(5, b"few"), BOUND, routes=routes
+        )

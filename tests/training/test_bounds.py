@@ -17,7 +17,9 @@ from torchdp.training.sums import group_bounds
 
 STEPS, USERS, SIZE, LIMIT, SHARE = 8, 60, 3, 0.7, 0.3
 NORMS = torch.logspace(-3, 3, USERS, dtype=torch.float64)
-DIRECTIONS = nn.functional.normalize(torch.randn(USERS, SIZE, generator=keyed_generator(b"rows")).double(), dim=1)
+DIRECTIONS = nn.functional.normalize(
+    torch.randn(USERS, SIZE, generator=keyed_generator(b"rows")).double(), dim=1
+)
 X = DIRECTIONS * NORMS[:, None]
 ALL = list(range(USERS))
 
@@ -27,7 +29,9 @@ def plans():
     """Batches of one's own, of anybody, and all that are chosen from."""
     asked = {"users": USERS, "batch": 15, "epsilon": 20.0, "delta": 1e-4, "bound": LIMIT}
     own = choose(Iterates(STEPS), participation=Separated(1, STEPS), **asked).best
-    found = {one.name: one.protocol for one in choose(Iterates(STEPS), **asked).candidates} | {"own": own}
+    found = {one.name: one.protocol for one in choose(Iterates(STEPS), **asked).candidates} | {
+        "own": own
+    }
     return {name: plan.adapted(AdaptiveBound(share=SHARE)) for name, plan in found.items()}
 
 
@@ -41,7 +45,9 @@ class Parts(nn.Module):
             self.add_module(name, nn.Linear(size, 1, bias=False).double())
 
     def forward(self, x):
-        return sum(layer(part) for layer, part in zip(self.children(), x.split(self.sizes, 1), strict=True))
+        return sum(
+            layer(part) for layer, part in zip(self.children(), x.split(self.sizes, 1), strict=True)
+        )
 
 
 def model():
@@ -92,13 +98,17 @@ def row_sum(plan, bound, x, users, way, *sizes, **options):
 def lengths(plan, bound, way):
     """How far each user moves what is released, in units of the plan's bound."""
     whole = row_sum(plan, bound, X, ALL, way)[0]
-    others = [row_sum(plan, bound, X, [u for u in ALL if u != one], way)[0] for one in range(0, USERS, 12)]
+    others = [
+        row_sum(plan, bound, X, [u for u in ALL if u != one], way)[0] for one in range(0, USERS, 12)
+    ]
     return torch.stack([(whole - other).norm() / plan.bound for other in others])
 
 
 @WAYS
 @pytest.mark.parametrize("bound", [1e-5, 0.7, 1e5])
-def test_guarantee_a_user_moves_gradient_and_count_together_by_the_plans_bound(plans, monkeypatch, bound, way):
+def test_guarantee_a_user_moves_gradient_and_count_together_by_the_plans_bound(
+    plans, monkeypatch, bound, way
+):
     """Whatever the clipping bound is; and by more where the count's share is not taken from the gradient's."""
     plan = plans["own"]
     moved = lengths(plan, bound, way)
@@ -149,7 +159,9 @@ def test_the_deviation_is_that_of_the_gradient(plans):
     run.admit([])
     run.release([torch.zeros(0, 1, SIZE).double()])
     torch.testing.assert_close(gradient(run), torch.full((SIZE,), run.deviation).double())
-    assert run.deviation == pytest.approx(5.0 / LIMIT / math.sqrt(1 - SHARE**2) * float(plan.deviations()[0]))
+    assert run.deviation == pytest.approx(
+        5.0 / LIMIT / math.sqrt(1 - SHARE**2) * float(plan.deviations()[0])
+    )
 
 
 def train(run, steps=STEPS):
@@ -163,7 +175,9 @@ def train(run, steps=STEPS):
     return seen
 
 
-KINDS = pytest.mark.parametrize("kind", ["fixed order", "Poisson, independent noise", "cyclic Poisson, 4 bands"])
+KINDS = pytest.mark.parametrize(
+    "kind", ["fixed order", "Poisson, independent noise", "cyclic Poisson, 4 bands"]
+)
 
 
 @KINDS
@@ -200,7 +214,8 @@ def test_after_a_kill_within_a_step_the_bound_is_that_step_s_own(plans, tmp_path
     again = plan.resume(model(), linear, secret, ledger=path)
     assert (again.step, again.bound) == (4, bound)
     text = path.read_text()
-    for cut in range(len(text) - 1, text.index("\n"), -1):  # cut short anywhere: an older bound, never a wrong one
+    # cut short anywhere: an older bound, never a wrong one
+    for cut in range(len(text) - 1, text.index("\n"), -1):
         path.write_text(text[:cut])
         found = plan.resume(model(), linear, secret, ledger=path)
         assert found.bound in (
@@ -222,7 +237,10 @@ def test_guarantee_only_an_adaptive_plan_takes_its_bound_from_a_state(plans, tmp
         )
     adaptive.save(tmp_path / "plan")
     loaded = Plan.load(tmp_path / "plan")
-    assert loaded.digest() == adaptive.digest() != plain.digest() and loaded.adaptive == adaptive.adaptive
+    assert (
+        loaded.digest() == adaptive.digest() != plain.digest()
+        and loaded.adaptive == adaptive.adaptive
+    )
     assert "clipped to 0.7 at first" in str(loaded) and loaded.guarantee == plain.guarantee
 
 
@@ -269,7 +287,9 @@ def grouped_sum(plan, users, way, groups, at=1.0):
 
 
 @WAYS
-@pytest.mark.parametrize("kind, at", [("fixed bound", 1.0), ("adaptive bound", 1e-3), ("adaptive bound", 30.0)])
+@pytest.mark.parametrize(
+    "kind, at", [("fixed bound", 1.0), ("adaptive bound", 1e-3), ("adaptive bound", 30.0)]
+)
 @pytest.mark.parametrize("groups", [{"body": 4, "head": 3}, {"": 0.4, "head.weight": 0.3}])
 def test_guarantee_a_user_moves_all_groups_together_by_the_plan_s_bound(
     grouped, monkeypatch, kind, at, groups, way
@@ -311,7 +331,9 @@ def test_parts_are_clipped_one_by_one_and_an_example_is_within_where_all_are(gro
         expected = torch.cat(clipped)
         if plan.adaptive:
             within = (norms[0] <= bounds[0]) & (norms[1] <= bounds[1])
-            assert 0 < within.sum() < min((n <= b).sum() for n, b in zip(norms, bounds, strict=True))
+            assert (
+                0 < within.sum() < min((n <= b).sum() for n, b in zip(norms, bounds, strict=True))
+            )
             signs = LIMIT * 0.3 * (2 * within.double() - 1).sum()
             expected = torch.cat([expected * math.sqrt(1 - 0.3**2) / at, signs[None]])
         torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
@@ -322,7 +344,9 @@ def test_what_is_no_number_in_one_group_counts_in_the_other(grouped):
     try:
         found = grouped_sum(grouped["fixed bound"], [0], by_release, SHARES)
         expected = 0.6 * LIMIT * nn.functional.normalize(GROUPED[0, 3:], dim=0)
-        torch.testing.assert_close(found, torch.cat([torch.zeros(3).double(), expected]), rtol=1e-6, atol=0)
+        torch.testing.assert_close(
+            found, torch.cat([torch.zeros(3).double(), expected]), rtol=1e-6, atol=0
+        )
     finally:
         GROUPED[0, 0] = before
 
@@ -332,7 +356,12 @@ def test_what_is_no_number_in_one_group_counts_in_the_other(grouped):
 def test_every_route_clips_the_groups_of_single_examples(routes, at_once):
     torch.manual_seed(0)
     net = nn.Sequential(
-        nn.Embedding(9, 6), nn.LayerNorm(6), nn.Flatten(), nn.Linear(30, 300), nn.Tanh(), nn.Linear(300, 4)
+        nn.Embedding(9, 6),
+        nn.LayerNorm(6),
+        nn.Flatten(),
+        nn.Linear(30, 300),
+        nn.Tanh(),
+        nn.Linear(300, 4),
     )
     net[3].bias.requires_grad_(False)
     x, y = torch.randint(9, (11, 5)), torch.randint(4, (11,))
@@ -340,7 +369,12 @@ def test_every_route_clips_the_groups_of_single_examples(routes, at_once):
     found = clip_and_sum(
         net, nn.functional.cross_entropy, x, y, bound, groups=groups, routes=routes, at_once=at_once
     )
-    parts = {"": ["0.weight", "1.weight", "1.bias"], "3": ["3.weight"], "5": ["5.weight"], "5.bias": ["5.bias"]}
+    parts = {
+        "": ["0.weight", "1.weight", "1.bias"],
+        "3": ["3.weight"],
+        "5": ["5.weight"],
+        "5.bias": ["5.bias"],
+    }
     own = {name: p for name, p in net.named_parameters() if p.requires_grad}
     total = {name: torch.zeros_like(p) for name, p in own.items()}
     for i in range(len(x)):
@@ -351,7 +385,9 @@ def test_every_route_clips_the_groups_of_single_examples(routes, at_once):
             most = bound * groups[name] / math.sqrt(sum(w * w for w in groups.values()))
             for one in members:
                 total[one] += g[one] * (most / norm).clamp_max(1)
-    torch.testing.assert_close(found, torch.cat([each.flatten() for each in total.values()]), rtol=5e-5, atol=1e-7)
+    torch.testing.assert_close(
+        found, torch.cat([each.flatten() for each in total.values()]), rtol=5e-5, atol=1e-7
+    )
 
 
 @pytest.mark.parametrize("seed", range(40))

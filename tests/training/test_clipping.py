@@ -16,7 +16,9 @@ from torchdp.training.per_example import masks
 
 def data(n):
     g = keyed_generator(b"clipping")
-    return torch.randn(n, 4, dtype=torch.float64, generator=g), torch.randint(0, 3, (n,), generator=g)
+    return torch.randn(n, 4, dtype=torch.float64, generator=g), torch.randint(
+        0, 3, (n,), generator=g
+    )
 
 
 def model():
@@ -33,7 +35,9 @@ def test_guarantee_no_clipped_gradient_is_longer_than_the_bound(dtype):
     size = 10 ** torch.empty(500, 1).uniform_(-3, 3, generator=g)
     rows = (torch.randn(500, 50, generator=g) * size).to(dtype)
     for bound in (1.0, 0.3, 7.7):
-        found = torch.stack([clipped_sum([row[:, :20], row[:, 20:]], bound) for row in rows.split(1)])
+        found = torch.stack(
+            [clipped_sum([row[:, :20], row[:, 20:]], bound) for row in rows.split(1)]
+        )
         norms = found.double().norm(dim=1)
         assert (norms <= bound).all() and norms.max() > 0.98 * bound
         small = rows.double().norm(dim=1) < 0.99 * bound
@@ -49,7 +53,9 @@ def test_guarantee_an_example_moves_the_sum_by_the_bound_at_most():
     moves = []
     for i in range(9):
         rest = [j for j in range(9) if j != i]
-        moves.append(float((everything - clip_and_sum(net, cross_entropy, x[rest], y[rest], 0.5)).norm()))
+        moves.append(
+            float((everything - clip_and_sum(net, cross_entropy, x[rest], y[rest], 0.5)).norm())
+        )
     assert everything.isfinite().all() and moves[5] < 1e-15
     assert max(moves) <= 0.5 * (1 + 1e-12) and max(moves) > 0.49
     unclipped = clip_and_sum(net, cross_entropy, x[:5], y[:5], 1e9) - clip_and_sum(
@@ -173,7 +179,11 @@ ACTIVATIONS, TABLE = Activations(tanh=nn.Tanh), Table(size=1.0)
 
 class Looks(Stateful):
     def remember(self, x):
-        return ACTIVATIONS["tanh"]()(x).sum() if TABLE is None else ACTIVATIONS["tanh"](x).mean(1, keepdim=True)
+        return (
+            ACTIVATIONS["tanh"]()(x).sum()
+            if TABLE is None
+            else ACTIVATIONS["tanh"](x).mean(1, keepdim=True)
+        )
 
 
 def test_nothing_is_read_from_or_written_to_objects_that_are_not_ours():
@@ -182,8 +192,12 @@ def test_nothing_is_read_from_or_written_to_objects_that_are_not_ours():
     net.table, globals_before = TABLE, dict(globals())
     attributes = {id(part): dict(vars(part)) for part in net.modules()}
     assert clip_and_sum(net, cross_entropy, x, y, 1.0).any()
-    assert dict.__getitem__(ACTIVATIONS, "tanh") is nn.Tanh and dict.__getitem__(TABLE, "size") == 1.0
-    assert globals() == globals_before and all(vars(part) == attributes[id(part)] for part in net.modules())
+    assert (
+        dict.__getitem__(ACTIVATIONS, "tanh") is nn.Tanh and dict.__getitem__(TABLE, "size") == 1.0
+    )
+    assert globals() == globals_before and all(
+        vars(part) == attributes[id(part)] for part in net.modules()
+    )
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
@@ -213,7 +227,10 @@ class Named(nn.Module):
 
 def named(n=7):
     g = keyed_generator(b"named")
-    return {"words": torch.randn(n, 5, 3, generator=g), "weight": torch.rand(n, generator=g)}, torch.arange(n) % 2
+    return {
+        "words": torch.randn(n, 5, 3, generator=g),
+        "weight": torch.rand(n, generator=g),
+    }, torch.arange(n) % 2
 
 
 @pytest.mark.parametrize("recurrent", [False, True])
@@ -259,13 +276,17 @@ def test_guarantee_an_example_far_off_moves_the_sum_by_the_bound_at_most(far):
     rows = torch.full((4001, 40), 3.0)
     rows[7] = far
     rest = clipped_sum([torch.cat([rows[:7], rows[8:]]).double()], 1.0)
-    moved = clipped_sum([rows], 1.0).double() - clipped_sum([rows[torch.arange(4001) != 7]], 1.0).double()
+    moved = (
+        clipped_sum([rows], 1.0).double()
+        - clipped_sum([rows[torch.arange(4001) != 7]], 1.0).double()
+    )
     assert float(moved.norm()) <= 1 + 2e-4 if math.isfinite(far) else float(moved.norm()) < 2e-4
     assert float(rest.norm()) == pytest.approx(4000)
 
 
 @pytest.mark.parametrize(
-    ("size", "numbers", "bound"), [(1e15, 3, 2e-30), (1e38, 10_000, 1e-5), (3e38, 4, 1e-7), (1e5, 50, 1e-28)]
+    ("size", "numbers", "bound"),
+    [(1e15, 3, 2e-30), (1e38, 10_000, 1e-5), (3e38, 4, 1e-7), (1e5, 50, 1e-28)],
 )
 def test_guarantee_scales_without_digits_do_not_round_over_the_bound(size, numbers, bound):
     for factor in (1.0, 1.3, 1.7, 2.3):
@@ -281,7 +302,8 @@ def test_guarantee_a_second_example_changes_nothing_of_the_first_one():
     first = torch.stack([u, u * (1 + 1e-7)])
     x, y = torch.stack([first, torch.stack([0 * u, 1e8 * (first[0] - first[1])])]), torch.zeros(2)
     one, two = (
-        clip_and_sum(net, lambda o, t: 100 * (o[:, 0] - o[:, 1]).sum(1), x[:n], y[:n], 1e-6) for n in (1, 2)
+        clip_and_sum(net, lambda o, t: 100 * (o[:, 0] - o[:, 1]).sum(1), x[:n], y[:n], 1e-6)
+        for n in (1, 2)
     )
     assert 0.99 < float((two - one).norm()) * 1e6 <= 1 + 1e-6
 
@@ -306,11 +328,15 @@ def test_dropout_that_no_module_shows_is_refused_and_draws_from_no_global_genera
     with pytest.raises(ValueError, match="pass dropout="):
         clip_and_sum(net, mse_loss, x, y, 1.0)
     assert torch.equal(torch.get_rng_state(), before)
-    assert clip_and_sum(net, mse_loss, x, y, 1.0, dropout=keyed_generator(b"masks")).isfinite().all()
+    assert (
+        clip_and_sum(net, mse_loss, x, y, 1.0, dropout=keyed_generator(b"masks")).isfinite().all()
+    )
     assert clip_and_sum(net.eval(), mse_loss, x, y, 1.0).any()
 
 
-def test_guarantee_masks_are_seeded_on_their_own_device_alone_and_its_state_is_put_back(monkeypatch):
+def test_guarantee_masks_are_seeded_on_their_own_device_alone_and_its_state_is_put_back(
+    monkeypatch,
+):
     """Two generators stand for those of two GPUs; one that is seeded and not put back would repeat its numbers."""
     gpus = [torch.Generator().manual_seed(place) for place in (1, 2)]
     monkeypatch.setattr(torch.cuda, "default_generators", gpus)
@@ -323,7 +349,9 @@ def test_guarantee_masks_are_seeded_on_their_own_device_alone_and_its_state_is_p
 
 def test_what_is_no_loss_or_no_gradient_is_named():
     with pytest.raises(TypeError, match="loss"):
-        clip_and_sum(nn.Linear(4, 3), lambda output, target: 1.0, torch.ones(2, 4), torch.zeros(2), 1.0)
+        clip_and_sum(
+            nn.Linear(4, 3), lambda output, target: 1.0, torch.ones(2, 4), torch.zeros(2), 1.0
+        )
     with pytest.raises(TypeError, match="gradients"):
         clipped_sum([torch.ones(2, 3, dtype=torch.complex64)], 1.0)
 
@@ -334,5 +362,7 @@ def test_guarantee_tables_that_a_call_writes_to_are_refused_before_it(option):
     net = nn.Sequential(nn.Embedding(50, 4, **option), nn.GRU(4, 3))
     before = net[0].weight.detach().clone()
     with pytest.raises(ValueError, match="max_norm"):
-        clip_and_sum(net, lambda out, y: out[0].sum(), torch.arange(6).view(3, 2), torch.zeros(3), 1.0)
+        clip_and_sum(
+            net, lambda out, y: out[0].sum(), torch.arange(6).view(3, 2), torch.zeros(3), 1.0
+        )
     assert torch.equal(net[0].weight, before)

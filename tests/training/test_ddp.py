@@ -35,7 +35,9 @@ def data():
 
 def private(net, x, reduce, noise):
     """Two private sums; ``reduce`` adds up a sum over the processes."""
-    return torch.stack([noise(reduce(clip_and_sum(net, mse_loss, x, x[:, :1], 0.1))) for _ in range(2)])
+    return torch.stack(
+        [noise(reduce(clip_and_sum(net, mse_loss, x, x[:, :1], 0.1))) for _ in range(2)]
+    )
 
 
 def make(noise, **options):
@@ -101,7 +103,8 @@ def run_process(rank, folder, adaptive):
     torch.distributed.init_process_group(
         "gloo", init_method=store, rank=rank, world_size=2, timeout=timedelta(seconds=60)
     )
-    net = nn.parallel.DistributedDataParallel(model())  # what is trained; the run clips its module's gradients
+    # what is trained; the run clips its module's gradients
+    net = nn.parallel.DistributedDataParallel(model())
     found = whole_run(net.module, data().flatten(0, 1), adaptive, noise=SeededNoise(rank + 1))
     torch.save(found, f"{folder}/{rank}.pt")
     torch.distributed.destroy_process_group()
@@ -115,7 +118,9 @@ def test_a_run_of_two_processes_is_that_of_one(tmp_path, adaptive):
     parts = [torch.load(tmp_path / f"{rank}.pt", weights_only=True) for rank in range(2)]
     for found, _, _ in parts:
         torch.testing.assert_close(found, expected)
-    assert [sorted(a + b) for a, b in zip(parts[0][1], parts[1][1], strict=True)] == [sorted(u) for u in users]
+    assert [sorted(a + b) for a, b in zip(parts[0][1], parts[1][1], strict=True)] == [
+        sorted(u) for u in users
+    ]
     assert parts[0][2] + parts[1][2] >= size == 5 + adaptive and max(parts[0][2], parts[1][2]) == 3
 
 

@@ -97,7 +97,8 @@ def draw(*shape):
     return torch.randn(N, *shape, generator=keyed_generator(b"x"))
 
 
-WORDS = torch.randint(0, 8, (N, 5), generator=keyed_generator(b"words"))  # some more than once, some padding
+# some more than once, some padding
+WORDS = torch.randint(0, 8, (N, 5), generator=keyed_generator(b"words"))
 
 
 class Sums(nn.Module):
@@ -180,7 +181,11 @@ def made(name):
 
 
 def one(x, i):
-    return x[i : i + 1] if isinstance(x, torch.Tensor) else {name: value[i : i + 1] for name, value in x.items()}
+    return (
+        x[i : i + 1]
+        if isinstance(x, torch.Tensor)
+        else {name: value[i : i + 1] for name, value in x.items()}
+    )
 
 
 def whole(*args, **options):
@@ -295,7 +300,9 @@ def test_guarantee_terms_that_cancel_keep_the_bound(monkeypatch):
         monkeypatch.setattr(factors, "_product_norms", norms)
         x, rest = {"words": words, "sizes": sizes}, {"words": words[1:], "sizes": sizes[1:]}
         total = clip_and_sum(net, lambda out, y: out, x, y, 1.0, routes=("factors",))
-        moves.append(float((total - clip_and_sum(net, lambda out, y: out, rest, y[1:], 1.0)).double().norm()))
+        moves.append(
+            float((total - clip_and_sum(net, lambda out, y: out, rest, y[1:], 1.0)).double().norm())
+        )
     assert moves[0] <= 1 + 1e-6 and moves[1] > 1e6
 
 
@@ -303,7 +310,8 @@ def test_guarantee_norms_are_never_too_small_and_close_where_little_cancels():
     g = keyed_generator(b"norms")
     for terms in (1, 2, 5):
         a, b = (torch.randn(200, terms, size, generator=g).double() for size in (7, 9))
-        for left in (1.0, 1e-3, 1e-6, 1e-9):  # of the first term, when the others have taken the rest
+        # of the first term, when the others have taken the rest
+        for left in (1.0, 1e-3, 1e-6, 1e-9):
             if terms > 1:
                 a[:, 1], b[:, 1] = a[:, 0], -b[:, 0] * (1 - left)
                 b[:, 2:] = 0

@@ -26,7 +26,12 @@ def generator():
 
 
 def points(*shape):
-    return nn.functional.normalize(torch.randn(*shape, dtype=torch.float64, generator=generator()), dim=-1) * 0.9
+    return (
+        nn.functional.normalize(
+            torch.randn(*shape, dtype=torch.float64, generator=generator()), dim=-1
+        )
+        * 0.9
+    )
 
 
 def feature_layer(family=FAMILIES[0]):
@@ -51,7 +56,11 @@ def test_a_feature_layer_is_the_features(family):
 
 @pytest.mark.parametrize("shape", [(5,), (3, 5), (2, 3, 5), (0, 5)])
 def test_a_sketch_layer_is_the_sketch(shape):
-    sketch, layer, x = sketching.osnap(5, 4, 2, generator=generator()), sketch_layer(), points(*shape)
+    sketch, layer, x = (
+        sketching.osnap(5, 4, 2, generator=generator()),
+        sketch_layer(),
+        points(*shape),
+    )
     torch.testing.assert_close(layer(x), x @ sketch.dense().mT)
     assert layer(x.float()).dtype == torch.float32
 
@@ -70,7 +79,8 @@ def test_state_dict_deepcopy_pickle_and_to(make):
     assert all(b.dtype != torch.float64 for b in moved.buffers())
 
 
-@pytest.mark.filterwarnings("ignore")  # no batching rule for clamp_ and a cached matrix: slower, not wrong
+# no batching rule for clamp_ and a cached matrix: slower, not wrong
+@pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("make", MAKERS)
 def test_vmap_and_autocast(make):
     layer, x = make(), points(4, 5)
@@ -105,7 +115,11 @@ def test_compile_in_one_graph(make):
             "made of other features",
         ),
         (lambda: feature_layer()(torch.zeros(2, 4)), ValueError, r"x must have shape \(..., 5\)"),
-        (lambda: feature_layer()(torch.zeros(2, 5, dtype=torch.int64)), TypeError, "x must be a floating"),
+        (
+            lambda: feature_layer()(torch.zeros(2, 5, dtype=torch.int64)),
+            TypeError,
+            "x must be a floating",
+        ),
         (lambda: sketch_layer()(torch.zeros(4)), ValueError, r"x must have shape \(..., 5\)"),
         (lambda: SketchLayer(torch.eye(3)), TypeError, "sketch must be"),
     ],

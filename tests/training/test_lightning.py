@@ -46,9 +46,21 @@ class Seen(Callback):
 
 
 def trainer(*callbacks, **options):
-    quiet = dict(logger=False, enable_progress_bar=False, enable_model_summary=False, accelerator="cpu", devices=1)
+    quiet = dict(
+        logger=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        accelerator="cpu",
+        devices=1,
+    )
     return Trainer(
-        **{**quiet, "max_epochs": 9, "enable_checkpointing": False, "callbacks": [*callbacks], **options}
+        **{
+            **quiet,
+            "max_epochs": 9,
+            "enable_checkpointing": False,
+            "callbacks": [*callbacks],
+            **options,
+        }
     )
 
 
@@ -71,7 +83,9 @@ def test_a_checkpoint_and_the_ledger_go_on_with_the_run(stop, tmp_path):
     net, ledger, secret = Net(), tmp_path / "ledger", tmp_path / "secret"
     run = plan.start(net, cross_entropy, noise=SeededNoise(1), ledger=ledger)
     torch.save(run.secret_state(), secret)
-    kept = ModelCheckpoint(tmp_path / "kept", every_n_train_steps=1, save_top_k=-1, filename="{step}")
+    kept = ModelCheckpoint(
+        tmp_path / "kept", every_n_train_steps=1, save_top_k=-1, filename="{step}"
+    )
     trainer(kept, max_steps=stop, enable_checkpointing=True).fit(net, Passes(run, DATA))
     last, key = tmp_path / "kept" / f"step={stop}.ckpt", run.secret_state()["key"]
     assert run.step == stop and holds(secret, key) and not holds(tmp_path / "kept", key)
@@ -86,7 +100,8 @@ def test_a_checkpoint_and_the_ledger_go_on_with_the_run(stop, tmp_path):
     net = Net()
     fresh = plan.start(net, cross_entropy)
     with pytest.raises(
-        ValueError, match=f"ckpt_path must be of this run: the checkpoint is at step {stop}, the run"
+        ValueError,
+        match=f"ckpt_path must be of this run: the checkpoint is at step {stop}, the run",
     ):
         trainer().fit(net, Passes(fresh, DATA), ckpt_path=last)
     assert fresh.step == 0
@@ -95,7 +110,9 @@ def test_a_checkpoint_and_the_ledger_go_on_with_the_run(stop, tmp_path):
 def test_clipping_of_the_private_gradient_is_lightnings():
     plan, hand, net, seen = plans()["fixed order"], Net(), Net(), Seen()
     optimizer = torch.optim.Adam(hand.parameters(), 0.05)
-    optimizer.register_step_pre_hook(lambda *_: nn.utils.clip_grad_norm_(hand.parameters(), 0.1) and None)
+    optimizer.register_step_pre_hook(
+        lambda *_: nn.utils.clip_grad_norm_(hand.parameters(), 0.1) and None
+    )
     expected = by_hand(plan, hand, cross_entropy, optimizer, DATA, tuple)
     run = plan.start(net, cross_entropy, noise=SeededNoise(1))
     trainer(seen, gradient_clip_val=0.1).fit(net, Passes(run, DATA))
@@ -128,10 +145,14 @@ REFUSED = [  # module, options of the Trainer, message
 
 @mock.patch.dict(os.environ)  # where Lightning leaves a process group's address
 @pytest.mark.parametrize(("module", "options", "message"), REFUSED)
-def test_guarantee_what_would_break_a_run_is_refused_before_a_step_is_spent(module, options, message):
+def test_guarantee_what_would_break_a_run_is_refused_before_a_step_is_spent(
+    module, options, message
+):
     net = module()
     run, before = plans()["fixed order"].start(net, cross_entropy), flat(net)
-    options = {name: value() if isinstance(value, type) else value for name, value in options.items()}
+    options = {
+        name: value() if isinstance(value, type) else value for name, value in options.items()
+    }
     try:
         with pytest.raises(ValueError, match=message):
             trainer(**options).fit(net, Passes(run, DATA))

@@ -17,7 +17,8 @@ from torchdp.training import ONCE, CyclicPoisson, Epochs, Iterates, Passes, Sepa
 from torchdp.training.batches import Collate
 
 USERS, RULE = 30, Separated(3, 2)
-BATCHES = [[i, i + 10, i + 20] for i in (0, 1, 2, 3, 0, 1, 2, 4)]  # three or more steps apart, twice at most
+# three or more steps apart, twice at most
+BATCHES = [[i, i + 10, i + 20] for i in (0, 1, 2, 3, 0, 1, 2, 4)]
 
 
 class Streamed(IterableDataset):
@@ -49,7 +50,9 @@ class Named(Dataset):
 
 
 @pytest.mark.parametrize("kind", ["ordered", "independent"])
-@pytest.mark.parametrize("workers", [0, pytest.param(2, marks=pytest.mark.filterwarnings("ignore:.*fork"))])
+@pytest.mark.parametrize(
+    "workers", [0, pytest.param(2, marks=pytest.mark.filterwarnings("ignore:.*fork"))]
+)
 def test_a_loader_reads_the_batches_of_the_run_ahead(plans, kind, workers):
     run = plans[kind].start(Wrapped(), squares, noise=SeededNoise(4))
     expected = []
@@ -90,26 +93,40 @@ def test_a_batch_of_nobody_has_tensors_of_no_rows(plans):
     run.backward(named, targets)
     assert named["input"].shape == targets.shape == (0, 1) and run.step == 1
     texts = Collate(
-        [0], lambda rows: UserDict(x=torch.ones(len(rows), 2), y=["a"] * len(rows), most=torch.tensor(2))
+        [0],
+        lambda rows: UserDict(
+            x=torch.ones(len(rows), 2), y=["a"] * len(rows), most=torch.tensor(2)
+        ),
     )
     empty = texts([])
-    assert type(empty) is UserDict and empty["x"].shape == (0, 2) and empty["y"] == [] and empty["most"] == 2
+    assert (
+        type(empty) is UserDict
+        and empty["x"].shape == (0, 2)
+        and empty["y"] == []
+        and empty["most"] == 2
+    )
 
 
 def test_a_loader_refuses_what_does_not_fit(plans):
     run = plans["independent"].start(Wrapped(), squares)
     for data, options, name in [
         (TensorDataset(X[:9]), {}, "data must hold one row for each of the plan's 60 users, not 9"),
-        (TensorDataset(X), {"shuffle": True, "batch_size": 3}, "batch_size, shuffle must be left out"),
+        (
+            TensorDataset(X),
+            {"shuffle": True, "batch_size": 3},
+            "batch_size, shuffle must be left out",
+        ),
     ]:
         with pytest.raises(ValueError, match=name):
             run.loader(data, **options)
-    with pytest.raises(ValueError, match="in_order must be left out"):  # a slow worker's batch would come later
+    # a slow worker's batch would come later
+    with pytest.raises(ValueError, match="in_order must be left out"):
         run.loader(TensorDataset(X), num_workers=2, in_order=False)
     for data in (iter(X), Streamed()):
         with pytest.raises(TypeError, match="data must be a data set with a length"):
             run.loader(data)
-    assert len(next(plans["ordered"].start(Wrapped(), squares).loader(X))) == 15  # rows by number are enough
+    # rows by number are enough
+    assert len(next(plans["ordered"].start(Wrapped(), squares).loader(X))) == 15
     first, second, third = (run.loader(TensorDataset(X, 2 * X)) for _ in range(3))
     batch = next(first)
     with pytest.raises(RuntimeError, match="was not used"):
@@ -161,7 +178,9 @@ def elsewhere(run, size):
 @pytest.mark.parametrize("kind", ["ordered", "independent"])
 @pytest.mark.parametrize("size", [1, 4, 15, 99])
 @pytest.mark.parametrize("way", [by_hand, by_loader, elsewhere])
-def test_parts_of_any_size_have_the_sum_and_the_noise_of_the_whole(plans, kind, size, way, tmp_path):
+def test_parts_of_any_size_have_the_sum_and_the_noise_of_the_whole(
+    plans, kind, size, way, tmp_path
+):
     run = started(plans[kind], ledger=tmp_path / "ledger", at_once=2)
     run.seen = []
     for _ in way(run, size):
@@ -200,7 +219,8 @@ def test_rows_that_a_loader_left_unread_are_of_no_later_step(plans):
     run, expected = started(plans["ordered"]), whole(plans["ordered"])
     seen = []
     for step in run.loader(TensorDataset(X, 2 * X), max_rows=4):
-        users = run.batches._order[run.step % 4 * 15 :][:15]  # read otherwise: the loader's own parts stay unread
+        # read otherwise: the loader's own parts stay unread
+        users = run.batches._order[run.step % 4 * 15 :][:15]
         next(step)
         for part in users.split(4):
             run.backward(X[part], 2 * X[part])
@@ -292,7 +312,9 @@ def admitted(run, batches):
 @pytest.mark.parametrize("rule", [RULE, ONCE, Epochs(3), Separated(20, 1)])
 def test_guarantee_no_user_of_the_rule_moves_further_than_the_noise_is_made_for(rule):
     """Every permitted set of steps, by enumeration, with all signs alike and in turns: what C makes of it."""
-    for one in choose(Iterates(STEPS), USERS, 3, epsilon=1.0, delta=1e-4, participation=rule).candidates:
+    for one in choose(
+        Iterates(STEPS), USERS, 3, epsilon=1.0, delta=1e-4, participation=rule
+    ).candidates:
         plan, C, worst = one.protocol, one.protocol.strategy.dense(), 0.0
         for size in range(1, STEPS + 1):
             for chosen in combinations(range(STEPS), size):
@@ -300,14 +322,21 @@ def test_guarantee_no_user_of_the_rule_moves_further_than_the_noise_is_made_for(
                 if isinstance(rule, Epochs):
                     apart = len({t % 3 for t in chosen}) == 1
                 if apart and size <= getattr(rule, "times", STEPS):
-                    signs = torch.tensor([[1.0] * size, [(-1.0) ** i for i in range(size)]], dtype=torch.float64)
+                    signs = torch.tensor(
+                        [[1.0] * size, [(-1.0) ** i for i in range(size)]], dtype=torch.float64
+                    )
                     worst = max(worst, float((signs @ C[:, list(chosen)].mT).norm(dim=1).max()))
-        moved = gaussian_guarantee(plan.sigma, 1e-4, plan.bound * worst, Model.CENTRAL, Neighbours.ADD_REMOVE)
+        moved = gaussian_guarantee(
+            plan.sigma, 1e-4, plan.bound * worst, Model.CENTRAL, Neighbours.ADD_REMOVE
+        )
         assert 0.99 < moved.epsilon <= plan.guarantee.epsilon
         assert plan.guarantee.epsilon <= 1.0 and plan.spent(STEPS).epsilon == plan.guarantee.epsilon
         assert plan.spent(1).epsilon < plan.guarantee.epsilon or rule.most(STEPS) == 1
         torch.testing.assert_close(
-            plan.standard_errors, plan.sigma * torch.linalg.inv(C).cumsum(0).norm(dim=1), rtol=1e-6, atol=0
+            plan.standard_errors,
+            plan.sigma * torch.linalg.inv(C).cumsum(0).norm(dim=1),
+            rtol=1e-6,
+            atol=0,
         )
 
 

@@ -79,7 +79,9 @@ def centred():
 
 
 def penalised(net):
-    return lambda out, y: F.cross_entropy(out, y) + 10 * sum(p.square().sum() for p in net.parameters())
+    return lambda out, y: (
+        F.cross_entropy(out, y) + 10 * sum(p.square().sum() for p in net.parameters())
+    )
 
 
 def penalised_list(net):
@@ -125,13 +127,19 @@ def brute(net, loss, x, y, parameters=None):
     for i in range(len(y)):
         one = slice(i, i + 1)
         output = (
-            net(x[one]) if isinstance(x, torch.Tensor) else net(**{name: value[one] for name, value in x.items()})
+            net(x[one])
+            if isinstance(x, torch.Tensor)
+            else net(**{name: value[one] for name, value in x.items()})
         )
         found = torch.autograd.grad(loss(output, y[one]).sum(), parameters, allow_unused=True)
         pairs = zip(parameters, found, strict=True)
-        g = torch.cat([(torch.zeros_like(p) if q is None else q).flatten() for p, q in pairs]).double()
+        g = torch.cat(
+            [(torch.zeros_like(p) if q is None else q).flatten() for p, q in pairs]
+        ).double()
         total = total + (
-            g * min(1.0, BOUND / float(g.norm())) if g.isfinite().all() and g.any() else 0 * g.nan_to_num()
+            g * min(1.0, BOUND / float(g.norm()))
+            if g.isfinite().all() and g.any()
+            else 0 * g.nan_to_num()
         )
     return total
 
@@ -147,7 +155,10 @@ def test_the_loss_is_of_one_example_and_reaches_what_it_reaches(name):
     net = make()
     loss = criterion(net)
     for at_once in (256, 5):
-        assert error(clip_and_sum(net, loss, X, Y, BOUND, at_once=at_once), brute(net, loss, X, Y)) < 5e-5
+        assert (
+            error(clip_and_sum(net, loss, X, Y, BOUND, at_once=at_once), brute(net, loss, X, Y))
+            < 5e-5
+        )
 
 
 class Idle(nn.Linear):
@@ -172,17 +183,27 @@ class Experts(nn.Module):
 UNREACHED = {"idle": (Idle, ROUTES, "idle"), "experts": (Experts, ("loop",), "experts.2")}
 
 
-@pytest.mark.parametrize(("name", "route"), [(name, route) for name in UNREACHED for route in UNREACHED[name][1]])
+@pytest.mark.parametrize(
+    ("name", "route"), [(name, route) for name in UNREACHED for route in UNREACHED[name][1]]
+)
 def test_a_parameter_that_no_example_reaches_is_refused_by_name_or_accepted_by_name(name, route):
     make, _, idle = UNREACHED[name]
     net, x = make(), torch.linspace(-2, 2, N)[:, None] * X.abs()
-    options, message = {"routes": (route,)}, rf"reaches, {idle}.weight, {idle}.bias, .*requires_grad_\(False\)"
+    options, message = (
+        {"routes": (route,)},
+        rf"reaches, {idle}.weight, {idle}.bias, .*requires_grad_\(False\)",
+    )
     for at_once in (256, 5):
         with pytest.raises(ValueError, match=message):
             clip_and_sum(net, F.cross_entropy, x, Y, BOUND, at_once=at_once, **options)
     expected = brute(net, F.cross_entropy, x, Y)
     for named in ((idle,), (f"{idle}.weight", f"{idle}.bias")):
-        assert error(clip_and_sum(net, F.cross_entropy, x, Y, BOUND, unused=named, **options), expected) < 5e-5
+        assert (
+            error(
+                clip_and_sum(net, F.cross_entropy, x, Y, BOUND, unused=named, **options), expected
+            )
+            < 5e-5
+        )
     sums = Clipper(net, F.cross_entropy, unused=[idle])
     assert sums(x[:0], Y[:0], BOUND)[0].shape == expected.shape
     net.get_submodule(idle).requires_grad_(False)
@@ -210,7 +231,8 @@ class Inner(nn.Linear):
         self.inner, self.reads = loss, reads
 
     def forward(self, x, labels):
-        if self.reads and float(x.detach().sum()) == 51.7:  # vmap does not serve this, nor do factors
+        # vmap does not serve this, nor do factors
+        if self.reads and float(x.detach().sum()) == 51.7:
             return {"loss": x.sum()}
         out = super().forward(x)
         return {"loss": self.inner(out, labels), "logits": out}
@@ -225,12 +247,16 @@ INSIDE = {
 
 @pytest.mark.parametrize("route", ROUTES)
 @pytest.mark.parametrize("name", INSIDE)
-def test_guarantee_a_loss_inside_of_the_module_that_is_not_of_one_example_is_refused_on_every_route(name, route):
+def test_guarantee_a_loss_inside_of_the_module_that_is_not_of_one_example_is_refused_on_every_route(
+    name, route
+):
     net, given = Inner(INSIDE[name], route == "loop"), {"x": X, "labels": Y}
     routes = ROUTES[ROUTES.index(route) :]
     for at_once in (256, 5):
         with pytest.raises(ValueError, match=MEANS):
-            clip_and_sum(net, lambda out, y: out["loss"], given, Y, BOUND, routes=routes, at_once=at_once)
+            clip_and_sum(
+                net, lambda out, y: out["loss"], given, Y, BOUND, routes=routes, at_once=at_once
+            )
 
 
 @pytest.mark.parametrize("route", ROUTES)
@@ -240,8 +266,11 @@ def test_a_loss_inside_of_the_module_is_each_example_s_own_mean_on_every_route(r
     for loss in (
         lambda out, y: F.cross_entropy(out.flatten(0, 1), y.flatten()),
         lambda out, y: F.cross_entropy(out.mT, y),
-        lambda out, y: F.cross_entropy(out.mT, y, reduction="none").mean(1),  # lists of examples' own losses
-        lambda out, y: F.cross_entropy(out[:, 0], y[:, 0], torch.arange(1.0, out.shape[2] + 1), reduction="none"),
+        # lists of examples' own losses
+        lambda out, y: F.cross_entropy(out.mT, y, reduction="none").mean(1),
+        lambda out, y: F.cross_entropy(
+            out[:, 0], y[:, 0], torch.arange(1.0, out.shape[2] + 1), reduction="none"
+        ),
     ):
         net, total = Inner(loss, route == "loop"), lambda out, y: out["loss"]
         given = {"x": words, "labels": labels}
@@ -264,7 +293,8 @@ def foreign(net):
 def ragged(out, y):
     """Words: their number differs from one example to the next."""
     return F.cross_entropy(
-        out[:, :, None].expand(-1, -1, 3), torch.where(torch.arange(3) <= y[:, None], y[:, None], -100)
+        out[:, :, None].expand(-1, -1, 3),
+        torch.where(torch.arange(3) <= y[:, None], y[:, None], -100),
     )
 
 
@@ -299,7 +329,9 @@ def test_class_weights_are_refused_in_whatever_batch_they_first_differ():
     assert error(clip_and_sum(net, loss, X, same, BOUND), brute(net, loss, X, same)) < 5e-5
     for at_once in (256, 6):
         with pytest.raises(ValueError, match=MEANS):
-            clip_and_sum(net, loss, X, torch.cat([same[:-1], same[-1:] + 1]), BOUND, at_once=at_once)
+            clip_and_sum(
+                net, loss, X, torch.cat([same[:-1], same[-1:] + 1]), BOUND, at_once=at_once
+            )
 
 
 def test_a_module_that_is_wrapped_or_sharded_is_named():
@@ -308,20 +340,37 @@ def test_a_module_that_is_wrapped_or_sharded_is_named():
         parallel = nn.parallel.DistributedDataParallel(linear())
         flat = distributed.fsdp.FullyShardedDataParallel(linear(), device_id=torch.device("cpu"))
         cut = distributed.fsdp.fully_shard(linear(), mesh=distributed.init_device_mesh("cpu", (1,)))
-        names = {"DistributedDataParallel": parallel, "FullyShardedDataParallel": flat, "FSDPModule": cut}
+        names = {
+            "DistributedDataParallel": parallel,
+            "FullyShardedDataParallel": flat,
+            "FSDPModule": cut,
+        }
         for name, net in names.items():
-            with pytest.raises(ValueError, match=rf"wrapped in {name}; pass what it wraps, its \.module"):
+            with pytest.raises(
+                ValueError, match=rf"wrapped in {name}; pass what it wraps, its \.module"
+            ):
                 clip_and_sum(net, F.cross_entropy, X, Y, BOUND)
     finally:
         distributed.destroy_process_group()
 
 
-SIZES = dict(vocab_size=50, hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=24)
+SIZES = dict(
+    vocab_size=50, hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=24
+)
 DISTIL = dict(vocab_size=50, dim=16, n_layers=1, n_heads=2, hidden_dim=24, num_labels=3)
-GPT2 = dict(vocab_size=50, n_embd=16, n_layer=1, n_head=2, n_positions=32, bos_token_id=0, eos_token_id=0)
-T5 = dict(vocab_size=50, d_model=16, d_kv=8, d_ff=24, num_layers=1, num_heads=2, decoder_start_token_id=0)
+GPT2 = dict(
+    vocab_size=50, n_embd=16, n_layer=1, n_head=2, n_positions=32, bos_token_id=0, eos_token_id=0
+)
+T5 = dict(
+    vocab_size=50, d_model=16, d_kv=8, d_ff=24, num_layers=1, num_heads=2, decoder_start_token_id=0
+)
 VIT = dict(
-    hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=24, image_size=8, patch_size=4
+    hidden_size=16,
+    num_hidden_layers=1,
+    num_attention_heads=2,
+    intermediate_size=24,
+    image_size=8,
+    patch_size=4,
 )
 MODELS = {  # of transformers: class of the model, of its configuration, sizes
     "bert": ("BertForSequenceClassification", "BertConfig", dict(SIZES, num_labels=3)),
@@ -361,7 +410,9 @@ def task(name, form):
     return (
         x,
         y,
-        lambda out, y: F.cross_entropy(out.logits.mT, (y[:, None] + torch.arange(out.logits.shape[1])) % 50),
+        lambda out, y: F.cross_entropy(
+            out.logits.mT, (y[:, None] + torch.arange(out.logits.shape[1])) % 50
+        ),
     )
 
 

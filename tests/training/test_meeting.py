@@ -173,14 +173,18 @@ def test_guarantee_a_result_without_the_batch_s_dimension_goes_to_another_route_
     "write",
     [
         lambda p, x: (
-            p.data.mul_(1 + 1e-5 * x.detach().mean()) if not torch._C._functorch.maybe_current_level() else None
+            p.data.mul_(1 + 1e-5 * x.detach().mean())
+            if not torch._C._functorch.maybe_current_level()
+            else None
         ),
         lambda p, x: p.detach().numpy().__imul__(1.001),
         lambda p, x: torch.from_dlpack(p.detach()).mul_(1.001),
         lambda p, x: setattr(p, "data", p.data * 1.001),
     ],
 )
-def test_guarantee_a_forward_pass_that_changes_parameters_is_refused_and_they_are_put_back(routes, write):
+def test_guarantee_a_forward_pass_that_changes_parameters_is_refused_and_they_are_put_back(
+    routes, write
+):
     def use(net, z, x):
         write(net.last.weight, x)
         return z
@@ -213,7 +217,10 @@ class OwnRule(torch.autograd.Function):
 
 
 def test_guarantee_a_custom_function_with_a_vmap_rule_of_its_own_is_not_run_by_vmap():
-    for use in (lambda net, z, x: OwnRule.apply(z), lambda net, z, x: z + OwnRule.apply(x.detach())[:, :1]):
+    for use in (
+        lambda net, z, x: OwnRule.apply(z),
+        lambda net, z, x: z + OwnRule.apply(x.detach())[:, :1],
+    ):
         with pytest.raises(ValueError, match="OwnRule has a rule of its own for vmap"):
             clip_and_sum(Net(use), F.cross_entropy, *batch(5), BOUND, routes=("vmap",))
         sums = Clipper(Net(use), F.cross_entropy)
@@ -256,7 +263,13 @@ def in_part(net, new):
     return old
 
 
-REMEMBERS = {"tensor": as_tensor, "number": as_number, "list": in_list, "dict": in_dict, "part": in_part}
+REMEMBERS = {
+    "tensor": as_tensor,
+    "number": as_number,
+    "list": in_list,
+    "dict": in_dict,
+    "part": in_part,
+}
 
 
 @pytest.mark.filterwarnings("ignore")

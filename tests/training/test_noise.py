@@ -39,7 +39,9 @@ BANDED = DENSE.triu(-2)
 
 
 def make(strategy=DENSE, size=SIZE, sigma=2.0, **options):
-    return CorrelatedNoise(strategy, size, sigma, **{"dtype": torch.float64, "noise": SeededNoise(1), **options})
+    return CorrelatedNoise(
+        strategy, size, sigma, **{"dtype": torch.float64, "noise": SeededNoise(1), **options}
+    )
 
 
 def run(noise, steps=STEPS):
@@ -63,7 +65,9 @@ def test_a_factorization_that_misses_W_is_calibrated_for_what_it_does():
     torch.testing.assert_close(C, DENSE)
     assert sensitivity(C, ONCE).value > 0.99 * float(FACTORS[0].sensitivity)
     perturbed = causal_strategy(W, 0.5 * FACTORS[0].left)
-    assert math.isclose(sensitivity(perturbed, ONCE).value, 2 * sensitivity(C, ONCE).value, rel_tol=1e-9)
+    assert math.isclose(
+        sensitivity(perturbed, ONCE).value, 2 * sensitivity(C, ONCE).value, rel_tol=1e-9
+    )
 
 
 @pytest.mark.parametrize("pattern", [ONCE, Epochs(3), Separated(2, 3)])
@@ -80,13 +84,21 @@ def test_guarantee_all_outputs_together_are_private(pattern, neighbours):
         shift = size * W[:, chosen].sum(1)  # the same gradient in each of the user's steps
         farthest = max(farthest, float(shift @ torch.linalg.solve(outputs, shift)) ** 0.5)
     log_delta = gaussian_log_delta(1.0, epsilon, farthest)
-    assert math.log(delta) - 1e-6 < log_delta <= math.log(delta)  # private, and with no noise to spare
+    # private, and with no noise to spare
+    assert math.log(delta) - 1e-6 < log_delta <= math.log(delta)
     found = noise.guarantee(bound, delta, pattern, neighbours)
-    assert found.exact and 0.999999 * epsilon < found.epsilon <= epsilon and found.neighbours is neighbours
-    assert gaussian_log_delta(1.0, epsilon, farthest / 0.999) > math.log(delta)  # a sigma 0.1 % smaller is not
+    assert (
+        found.exact
+        and 0.999999 * epsilon < found.epsilon <= epsilon
+        and found.neighbours is neighbours
+    )
+    # a sigma 0.1 % smaller is not
+    assert gaussian_log_delta(1.0, epsilon, farthest / 0.999) > math.log(delta)
     if pattern != ONCE:
         once = gaussian_sigma(epsilon, delta, size * sensitivity(DENSE, ONCE).value)
-        assert gaussian_log_delta(1.0, epsilon, farthest * float(noise.sigma) / once) > math.log(delta)
+        assert gaussian_log_delta(1.0, epsilon, farthest * float(noise.sigma) / once) > math.log(
+            delta
+        )
 
 
 def test_the_state_dict_holds_no_secret_and_alone_draws_no_noise():
@@ -123,7 +135,8 @@ def test_a_stream_does_not_go_back():
 
 
 @pytest.mark.parametrize(
-    "copied", [copy.copy, copy.deepcopy, pickle.dumps, lambda n: copy.deepcopy(torch.nn.ModuleList([n]))]
+    "copied",
+    [copy.copy, copy.deepcopy, pickle.dumps, lambda n: copy.deepcopy(torch.nn.ModuleList([n]))],
 )
 def test_copies_and_pickles_are_refused(copied):
     with pytest.raises(TypeError, match="move it by secret_state"):
@@ -164,14 +177,19 @@ def test_threads_take_turns():
 
 def test_another_key_is_another_stream_and_steps_do_not_repeat():
     eye = torch.eye(STEPS)
-    outputs = [run(make(eye, noise=noise)) for noise in (SeededNoise(1), SeededNoise(2), None, Noise())]
+    outputs = [
+        run(make(eye, noise=noise)) for noise in (SeededNoise(1), SeededNoise(2), None, Noise())
+    ]
     assert len(torch.cat(outputs).unique()) == 4 * STEPS * SIZE
 
 
 def test_casts_move_no_number():
     noise, parent = make(), torch.nn.ModuleList([make()])
     parent.half().float().bfloat16().to(torch.float16).to_empty(device="cpu")
-    assert torch.equal(noise.strategy.dense(), parent[0].strategy.dense()) and parent[0].sigma == noise.sigma
+    assert (
+        torch.equal(noise.strategy.dense(), parent[0].strategy.dense())
+        and parent[0].sigma == noise.sigma
+    )
     assert torch.equal(run(parent[0]), run(noise))
     single = make(dtype=torch.float32)
     assert single(torch.zeros(SIZE).half()).dtype == torch.float32
@@ -208,7 +226,9 @@ def test_compiled_noise_is_the_same_noise_and_no_part_of_it_is_compiled():
     noise, operations = make(BANDED), set()
 
     def backend(graph, _):
-        operations.update(str(node.target) for node in graph.graph.nodes if node.op.startswith("call"))
+        operations.update(
+            str(node.target) for node in graph.graph.nodes if node.op.startswith("call")
+        )
         return graph.forward
 
     torch._dynamo.reset()
@@ -220,11 +240,16 @@ def test_compiled_noise_is_the_same_noise_and_no_part_of_it_is_compiled():
 
 @pytest.mark.parametrize("scale", [1e38, 1e39, 1e-44, 1e-300])
 def test_scales_that_the_dtype_cannot_hold_are_refused_and_others_change_nothing(scale):
-    C, setting = torch.ones(3, 3, dtype=torch.float64).tril(), {"bound": 1.0, "epsilon": 1.0, "delta": 1e-6}
+    C, setting = (
+        torch.ones(3, 3, dtype=torch.float64).tril(),
+        {"bound": 1.0, "epsilon": 1.0, "delta": 1e-6},
+    )
     with pytest.raises(ValueError, match="divide both by the strategy's largest entry"):
         calibrated_noise(scale * C, 4, participation=Epochs(3), **setting)
     one, other = (
-        calibrated_noise(factor * C, 4, participation=Epochs(3), noise=SeededNoise(1), **setting)(torch.zeros(4))
+        calibrated_noise(factor * C, 4, participation=Epochs(3), noise=SeededNoise(1), **setting)(
+            torch.zeros(4)
+        )
         for factor in (1.0, 2.0**90)
     )
     torch.testing.assert_close(one, other)
@@ -242,7 +267,9 @@ def test_guarantee_noise_is_calibrated_to_the_bound_where_no_user_attains_it():
 
 
 def test_guarantee_outputs_are_sums_plus_noise():
-    totals = torch.randn(STEPS, SIZE, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+    totals = torch.randn(
+        STEPS, SIZE, dtype=torch.float64, generator=torch.Generator().manual_seed(1)
+    )
     one, other = make(), make()
     outputs = torch.stack([one(total) for total in totals])
     torch.testing.assert_close(outputs - totals, run(other), rtol=0, atol=1e-12)

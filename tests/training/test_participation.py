@@ -37,10 +37,16 @@ def banded(bands):
 
 def test_any_number_of_steps_and_dense_strategies_are_exact_at_once():
     C = normal(60, 60).abs().tril()
-    for rule, columns in ((Separated(1, 10**9), C), (Separated(2**53, 3), C[:, :1]), (Epochs(1), C)):
+    for rule, columns in (
+        (Separated(1, 10**9), C),
+        (Separated(2**53, 3), C[:, :1]),
+        (Epochs(1), C),
+    ):
         found = sensitivity(C, rule)
         assert found.exact and found.value >= float(columns.sum(1).norm())
-    assert math.isclose(sensitivity(C, Separated(1, 10**9)).value, float(C.sum(1).norm()), rel_tol=1e-11)
+    assert math.isclose(
+        sensitivity(C, Separated(1, 10**9)).value, float(C.sum(1).norm()), rel_tol=1e-11
+    )
 
 
 def test_signs_that_fit_are_found_and_signs_that_do_not_are_a_bound_that_says_so():
@@ -51,7 +57,8 @@ def test_signs_that_fit_are_found_and_signs_that_do_not_are_a_bound_that_says_so
     # three columns, each against the others
     found = sensitivity(torch.stack([angles.cos(), angles.sin()]), Epochs(1))
     assert not found.exact and math.isclose(found.value, math.sqrt(6), rel_tol=1e-11)
-    assert math.isclose(found.attained, 2.0, rel_tol=1e-11) and found.value > math.sqrt(4.5)  # sqrt 4.5 by vectors
+    # sqrt 4.5 by vectors
+    assert math.isclose(found.attained, 2.0, rel_tol=1e-11) and found.value > math.sqrt(4.5)
 
 
 def test_rounding_below_zero_leaves_it_exact():
@@ -78,7 +85,9 @@ def test_packed_steps_are_the_worst_of_falling_strategies():
         times = 1 + seed % 3
         packed = torch.arange(0, n, gap)[:times]
         found = sensitivity(C, Separated(gap, times))
-        assert found.exact and math.isclose(found.value, float(C[:, packed].sum(1).norm()), rel_tol=1e-11)
+        assert found.exact and math.isclose(
+            found.value, float(C[:, packed].sum(1).norm()), rel_tol=1e-11
+        )
     rising = torch.diag(torch.arange(1.0, 7.0)).double()  # where they rise it is not
     assert sensitivity(rising, Separated(2, 2)).value > 1.5 * float(rising[:, [0, 2]].sum(1).norm())
 
@@ -137,8 +146,12 @@ def compare(count, claim):
         seen["too small"] += found.value < truth
         seen["not attained"] += found.attained > truth * (1 + 1e-12)
         seen["exact"] += found.exact
-        seen["exact and wrong"] += found.exact and not math.isclose(found.value, truth, rel_tol=1e-9)
-        seen["not exact though attained"] += not found.exact and math.isclose(found.value, truth, rel_tol=1e-9)
+        seen["exact and wrong"] += found.exact and not math.isclose(
+            found.value, truth, rel_tol=1e-9
+        )
+        seen["not exact though attained"] += not found.exact and math.isclose(
+            found.value, truth, rel_tol=1e-9
+        )
     return seen
 
 
@@ -172,7 +185,9 @@ def full_sets_only(C, rule):
     "fault",
     [
         full_sets_only,
-        lambda C, rule: Sensitivity(sensitivity(C, rule).value / 2, sensitivity(C, rule).attained / 2),
+        lambda C, rule: Sensitivity(
+            sensitivity(C, rule).value / 2, sensitivity(C, rule).attained / 2
+        ),
         lambda C, rule: Sensitivity(sensitivity(C, rule).value * 2, sensitivity(C, rule).value * 2),
     ],
 )
@@ -195,7 +210,9 @@ def test_guarantee_accepted_batches_keep_the_rule_and_refused_ones_break_it(rule
         attendance, steps = ParticipationLog(rule, 6), {user: [] for user in range(6)}
         while attendance.step < 9:
             batch = torch.randperm(6, generator=g)[: int(torch.randint(0, 4, (), generator=g))]
-            breaks = any(not permits(rule, [*steps[user], attendance.step]) for user in batch.tolist())
+            breaks = any(
+                not permits(rule, [*steps[user], attendance.step]) for user in batch.tolist()
+            )
             try:
                 assert torch.equal(attendance.check(batch), batch) and not breaks
             except ValueError as error:
@@ -231,7 +248,9 @@ def test_a_shuffled_loader_breaks_fixed_epochs_and_is_refused():
     shuffled = DataLoader(data, batch_size=5, shuffle=True, generator=keyed_generator(b"shuffled"))
     for (batch,) in shuffled:
         attendance.check(batch)
-    with pytest.raises(ValueError, match=r"of the 5 users in the batch of step 30 .* Epochs\(period=30\)"):
+    with pytest.raises(
+        ValueError, match=r"of the 5 users in the batch of step 30 .* Epochs\(period=30\)"
+    ):
         attendance.check(next(iter(shuffled))[0])
     assert attendance.step == 30
     kept = Batches(Epochs(30), 150, 5, 60, generator=keyed_generator(b"kept"))

@@ -58,7 +58,9 @@ def lost(epsilon, loss):
     return part.mean(), part.std() / len(part) ** 0.5
 
 
-BANDED = np.linalg.cholesky(0.6 * np.eye(6) + 0.3 * (np.eye(6, k=1) + np.eye(6, k=-1)) + 0.1 * np.eye(6))
+BANDED = np.linalg.cholesky(
+    0.6 * np.eye(6) + 0.3 * (np.eye(6, k=1) + np.eye(6, k=-1)) + 0.1 * np.eye(6)
+)
 BANDED = BANDED[::-1, ::-1].T / np.linalg.norm(BANDED[::-1, ::-1].T, axis=0)
 
 
@@ -96,12 +98,19 @@ def test_sampled_batches_are_their_groups_independently_at_their_chance():
 @pytest.mark.parametrize("chance", [1e-9, 0.1, 1 / 3, 1 - 2**-53])
 def test_guarantee_a_chance_is_rounded_down_and_by_no_more_than_a_word(monkeypatch, chance):
     """floor(2^63 chance) of the 2^63 words take part: the last that does, and the first that does not."""
-    batches, words = SampledBatches(CyclicPoisson(1, chance), 2, 1), math.floor(Fraction(chance) * 2**63)
-    monkeypatch.setattr(SeededNoise, "integers", lambda draws, shape: torch.tensor([words - 1, words]))
+    batches, words = (
+        SampledBatches(CyclicPoisson(1, chance), 2, 1),
+        math.floor(Fraction(chance) * 2**63),
+    )
+    monkeypatch.setattr(
+        SeededNoise, "integers", lambda draws, shape: torch.tensor([words - 1, words])
+    )
     assert next(iter(batches)) == [0] and 0 <= chance - Fraction(words, 2**63) < Fraction(1, 2**63)
 
 
-@pytest.mark.parametrize(("epsilon", "p"), [(0.5, 2.0), pytest.param(8.0, math.inf, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    ("epsilon", "p"), [(0.5, 2.0), pytest.param(8.0, math.inf, marks=pytest.mark.slow)]
+)
 def test_nothing_chosen_is_behind_independent_noise(epsilon, p):
     choice = choose(Iterates(24, momentum=0.5), 240, 20, epsilon=epsilon, delta=1e-5, p=p)
     named = {one.name: one for one in choice.candidates}
@@ -114,7 +123,9 @@ def test_nothing_chosen_is_behind_independent_noise(epsilon, p):
         assert 0.999 * epsilon < plan.guarantee.epsilon <= epsilon and plan.guarantee.delta == 1e-5
         errors = plan.sigma * standard_errors(W, plan.strategy)
         torch.testing.assert_close(plan.standard_errors, errors)
-        assert one.error == pytest.approx(float(errors.max() if p == math.inf else errors.square().mean().sqrt()))
+        assert one.error == pytest.approx(
+            float(errors.max() if p == math.inf else errors.square().mean().sqrt())
+        )
         if isinstance(plan.sampling, CyclicPoisson):
             assert plan.sampling.chance * 240 == 20 * plan.sampling.groups
             again = plan.sampling.guarantee(plan.strategy, plan.sigma, plan.bound, 1e-5)
@@ -162,11 +173,13 @@ def test_a_banded_strategy_has_a_positive_diagonal():
 def test_long_runs_have_strategies_of_one_row():
     choice = choose(Iterates(600), 6000, 600, epsilon=4.0, delta=1e-5)
     for one in choice.candidates:
-        assert one.protocol.strategy.recurrence.even == (one.name != "fixed order")  # whose columns are scaled
+        # whose columns are scaled
+        assert one.protocol.strategy.recurrence.even == (one.name != "fixed order")
     errors = {c.name: c.error for c in choice.candidates}
     independent = errors["Poisson, independent noise"]
     assert min(errors.values()) < independent
-    if min(errors.values()) * 1.01 > independent:  # a gain of less than one per cent changes no mechanism
+    # a gain of less than one per cent changes no mechanism
+    if min(errors.values()) * 1.01 > independent:
         assert choice.candidates[0].name == "Poisson, independent noise"
     with pytest.raises(ValueError, match="4096"):
         choose(torch.eye(4097, dtype=torch.float64), 10, 1, epsilon=1.0, delta=1e-5)
@@ -202,12 +215,19 @@ def test_a_run_adds_the_plans_noise_to_what_is_clipped(task, place):
 
 def test_guarantee_a_user_s_steps_are_rounded_up_and_one_band_too_many_is_refused():
     sampling, eye = CyclicPoisson(2, 0.3), torch.eye(5, dtype=torch.float64)
-    assert [sampling.times(steps) for steps in (1, 2, 3, 4, 5)] == [1, 1, 2, 2, 3]  # of who is in the first group
+    # of who is in the first group
+    assert [sampling.times(steps) for steps in (1, 2, 3, 4, 5)] == [1, 1, 2, 2, 3]
     found = sampling.guarantee(eye, 1.0, 1.0, 1e-3).epsilon
-    assert found == pytest.approx(CyclicPoisson(1, 0.3).guarantee(eye[:3, :3], 1.0, 1.0, 1e-3).epsilon, rel=1e-9)
+    assert found == pytest.approx(
+        CyclicPoisson(1, 0.3).guarantee(eye[:3, :3], 1.0, 1.0, 1e-3).epsilon, rel=1e-9
+    )
     for bands in (1, 2, 3, 4):
         C = eye + 0.1 * torch.ones(5, 5).double().tril(1 - bands).triu(1 - bands) * (bands > 1)
-        with pytest.raises(ValueError, match="at most 2 bands") if bands > 2 else contextlib.nullcontext():
+        with (
+            pytest.raises(ValueError, match="at most 2 bands")
+            if bands > 2
+            else contextlib.nullcontext()
+        ):
             sampling.guarantee(C, 1.0, 1.0, 1e-3)
 
 
@@ -289,7 +309,11 @@ def test_a_plan_comes_back_from_its_file(plans, kind, tmp_path):
     plan = plans[kind]
     plan.save(tmp_path / "plan")
     loaded = Plan.load(tmp_path / "plan")
-    assert loaded.digest() == plan.digest() and loaded.guarantee == plan.guarantee and str(loaded) == str(plan)
+    assert (
+        loaded.digest() == plan.digest()
+        and loaded.guarantee == plan.guarantee
+        and str(loaded) == str(plan)
+    )
     assert type(loaded.strategy) is type(plan.strategy) and loaded.sampling == plan.sampling
     assert torch.equal(loaded.standard_errors, plan.standard_errors)
     grads = []
@@ -309,7 +333,8 @@ def test_files_hold_format_and_version_and_an_old_one_is_refused_with_both(plans
     """The old file was written before files held either."""
     old = Path(__file__).parent / "files" / "plan_without_version.pt"
     with pytest.raises(
-        ValueError, match=r"format is 'no format', version 'no version'.*reads 'torchdp plan', version 1"
+        ValueError,
+        match=r"format is 'no format', version 'no version'.*reads 'torchdp plan', version 1",
     ):
         Plan.load(old)
     plans["Poisson"].save(tmp_path / "plan")
@@ -338,7 +363,9 @@ def test_guarantee_a_file_of_others_runs_nothing_and_promises_what_its_noise_giv
     path = tmp_path / "plan"
     for kind in ("Poisson", "fixed order"):
         plan = plans[kind]
-        less = replace(plan, guarantee=replace(plan.guarantee, epsilon=0.9 * plan.guarantee.epsilon))
+        less = replace(
+            plan, guarantee=replace(plan.guarantee, epsilon=0.9 * plan.guarantee.epsilon)
+        )
         for wrong in (less, replace(plan, sigma=0.9 * plan.sigma), replace(plan, bound=1.1)):
             wrong.save(path)
             with pytest.raises(ValueError, match=r"promises .*, its noise "):

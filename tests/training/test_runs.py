@@ -80,7 +80,8 @@ def test_steps_that_the_ledger_knows_are_never_drawn_again(plans, kind, tmp_path
     run.noise.forward = killed  # after the note, before the noise
     with pytest.raises(KeyboardInterrupt):
         run.backward(X[users], 2 * X[users])
-    again = plan.resume(model(), squares, secret, ledger=path)  # with the model and the step of a checkpoint at 0
+    # with the model and the step of a checkpoint at 0
+    again = plan.resume(model(), squares, secret, ledger=path)
     assert again.step == 4 and again.spent.epsilon == plan.spent(4).epsilon
     for (users, _), (expected, _) in zip(train(again), whole[4:], strict=True):
         assert users == expected
@@ -129,7 +130,9 @@ def test_guarantee_two_runs_with_one_ledger_never_release_one_step_twice(plans, 
 
 
 @KINDS
-def test_guarantee_a_batch_serves_one_step_whatever_interrupts_copies_or_competes(plans, kind, monkeypatch):
+def test_guarantee_a_batch_serves_one_step_whatever_interrupts_copies_or_competes(
+    plans, kind, monkeypatch
+):
     run = plans[kind].start(model(), squares)
     batches, noise = iter(run), run.noise.forward
     users = next(batches)
@@ -218,7 +221,9 @@ def per_example(net, x, y):
     def one(parameters, x, y):
         return squares(functional_call(net, parameters, (x[None],)), y[None]).sum()
 
-    found = vmap(grad(one), in_dims=(None, 0, 0))({k: p.detach() for k, p in net.named_parameters()}, x, y)
+    found = vmap(grad(one), in_dims=(None, 0, 0))(
+        {k: p.detach() for k, p in net.named_parameters()}, x, y
+    )
     return list(found.values())
 
 
@@ -229,7 +234,9 @@ def test_gradients_made_elsewhere_are_released_as_one_s_own(plans, kind):
     for users, others in zip(*runs, strict=True):
         assert torch.equal(users, others)
         mean = squares(nets[0](X[users]), 2 * X[users]).mean()
-        torch.testing.assert_close(runs[0].backward(X[users], 2 * X[users]), mean.detach(), equal_nan=True)
+        torch.testing.assert_close(
+            runs[0].backward(X[users], 2 * X[users]), mean.detach(), equal_nan=True
+        )
         gradients = per_example(nets[1], X[users], 2 * X[users]) if len(users) else [
             p.new_empty(0, *p.shape) for p in nets[1].parameters()
         ]  # fmt: skip
@@ -289,7 +296,9 @@ def live(plan, place, life, lines, noted):
 def killed(plan, place, generator, noted=True):
     """A run of many lives: what was out of each step, and how often it was killed."""
     place.mkdir()
-    run = plan.start(net(), squares, noise=SeededNoise(int(generator.integers(2**31))), ledger=place / "ledger")
+    run = plan.start(
+        net(), squares, noise=SeededNoise(int(generator.integers(2**31))), ledger=place / "ledger"
+    )
     start = run.secret_state()
     torch.save(start, place / "secret")
     for life in itertools.count():
@@ -305,7 +314,10 @@ def killed(plan, place, generator, noted=True):
     told = (place / "out").read_text().splitlines() if (place / "out").exists() else []
     return (
         start,
-        [(int(step), int(life), np.frombuffer(bytes.fromhex(got))) for step, life, got in map(str.split, told)],
+        [
+            (int(step), int(life), np.frombuffer(bytes.fromhex(got)))
+            for step, life, got in map(str.split, told)
+        ],
         life,
     )
 
@@ -313,7 +325,9 @@ def killed(plan, place, generator, noted=True):
 def check(plan, place, start, told):
     """No step is out twice, the ledger knows all that are, and each has its own noise, as without any kill."""
     steps = [step for step, _, _ in told]
-    known = [int(line.split()[0]) for line in (place / "ledger").read_text().splitlines()[1:] if line]
+    known = [
+        int(line.split()[0]) for line in (place / "ledger").read_text().splitlines()[1:] if line
+    ]
     assert len(set(steps)) == len(steps) and max(steps, default=-1) < max(known, default=0)
     whole, out = plan.resume(net(), squares, start, step=0), {step: rest for step, *rest in told}
     for users in whole:
@@ -323,7 +337,9 @@ def check(plan, place, start, told):
             life, got = out[step]
             noise = torch.cat([p.grad.flatten() for p in whole.module.parameters()])
             total = clipped_sum(gradients(users, life), plan.bound)
-            np.testing.assert_allclose(got, (noise + total / plan.batch).double().numpy(), rtol=1e-4, atol=1e-5)
+            np.testing.assert_allclose(
+                got, (noise + total / plan.batch).double().numpy(), rtol=1e-4, atol=1e-5
+            )
 
 
 @pytest.mark.slow  # 240 processes
@@ -345,7 +361,10 @@ def test_guarantee_no_step_is_out_twice_after_any_kill(plans, kind, tmp_path):
 
 def attack(plan, seed, canary):
     """The ln likelihood ratio of user 0, who is there or not, by what one run releases and what is public."""
-    steps, run = plan.strategy.steps, plan.start(nn.Linear(1, 1, bias=False), squares, noise=SeededNoise(seed))
+    steps, run = (
+        plan.strategy.steps,
+        plan.start(nn.Linear(1, 1, bias=False), squares, noise=SeededNoise(seed)),
+    )
     attended, out = np.zeros(steps), []
     for users in run:
         attended[run.step] = 0 in users
@@ -360,7 +379,9 @@ def attack(plan, seed, canary):
         chances = each.prod(2).mean(1)
     C = plan.strategy.dense().numpy()
     shift = sets * plan.bound @ C.T / plan.sigma
-    return float(np.log(chances @ np.exp(shift @ (C @ out) / plan.sigma - (shift * shift).sum(1) / 2)))
+    return float(
+        np.log(chances @ np.exp(shift @ (C @ out) / plan.sigma - (shift * shift).sum(1) / 2))
+    )
 
 
 def shown(plan, runs):
@@ -369,11 +390,15 @@ def shown(plan, runs):
     cut = plan.guarantee.epsilon
     away, there = (seen > cut).sum(1)
     low, high = beta.ppf(1e-4, there, runs - there + 1), beta.ppf(1 - 1e-4, away + 1, runs - away)
-    return math.log(max(low - plan.guarantee.delta, 1e-9) / high), (there - math.exp(cut) * away) / runs
+    return math.log(max(low - plan.guarantee.delta, 1e-9) / high), (
+        there - math.exp(cut) * away
+    ) / runs
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["fixed order", "Poisson, independent noise", "cyclic Poisson, 2 bands"])
+@pytest.mark.parametrize(
+    "name", ["fixed order", "Poisson, independent noise", "cyclic Poisson, 2 bands"]
+)
 def test_guarantee_a_canary_in_real_runs_shows_no_more_than_the_plan_says(name):
     """And a part of its delta; of a third of the noise it shows more: the control."""
     choice = choose(Iterates(4), 12, 3, epsilon=0.5, delta=0.1)

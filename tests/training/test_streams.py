@@ -14,7 +14,13 @@ import torch
 from laws import normal, stored
 from rules import permitted
 
-from torchdp.factorization import BandedStrategy, BufferedStrategy, RecalledStrategy, Recurrence, StreamStrategy
+from torchdp.factorization import (
+    BandedStrategy,
+    BufferedStrategy,
+    RecalledStrategy,
+    Recurrence,
+    StreamStrategy,
+)
 from torchdp.factorization.streams.recurrence import off_by
 from torchdp.factorization.streams.strategy import Tabulated
 from torchdp.kernels import chacha
@@ -35,7 +41,10 @@ from torchdp.training import (
 )
 
 SIZE, SIGMA, CPU = 7, 1.5, torch.device("cpu")
-ZERO, SECOND = torch.zeros(SIZE, dtype=torch.float64), torch.tensor([[1.0, 0.5, 0.2]], dtype=torch.float64)
+ZERO, SECOND = (
+    torch.zeros(SIZE, dtype=torch.float64),
+    torch.tensor([[1.0, 0.5, 0.2]], dtype=torch.float64),
+)
 
 
 @dataclass(frozen=True)
@@ -86,7 +95,9 @@ def anything(n):
     feeds = torch.cat([0.6 + g[0, :, :1].abs(), g[0, :, 1:]], 1)
     rates = {"gains": g[1, :1, :2].flatten(), "decays": -g[1, :1, :2].flatten().abs()}
     return Tabulated(
-        Recurrence(n, 0.5 + g[1, :, 2].abs(), feeds, (0, 1, 3), **rates, of_w=g[2], of_u=g[3, :1, :2])
+        Recurrence(
+            n, 0.5 + g[1, :, 2].abs(), feeds, (0, 1, 3), **rates, of_w=g[2], of_u=g[3, :1, :2]
+        )
     )
 
 
@@ -96,9 +107,15 @@ STRATEGIES = {
     "falling row": (lambda n: BandedStrategy(SECOND, n), 2),
     "gap in a row": (lambda n: BandedStrategy(torch.tensor([[1.0, 0.0, 1.0]]), n), 2),
     "rows": (lambda n: BandedStrategy(normal(n, 2, name=b"rows").abs() + 0.1, n), 1),
-    "dense": (lambda n: BandedStrategy.of(normal(n, n, name=b"dense").tril() + 3 * torch.eye(n)), 5),
+    "dense": (
+        lambda n: BandedStrategy.of(normal(n, n, name=b"dense").tril() + 3 * torch.eye(n)),
+        5,
+    ),
     "buffered": (buffered, 3),
-    "recalled": (lambda n: RecalledStrategy(buffered(n), 2, normal(2, n, name=b"recalled").abs() + 0.5), 3),
+    "recalled": (
+        lambda n: RecalledStrategy(buffered(n), 2, normal(2, n, name=b"recalled").abs() + 0.5),
+        3,
+    ),
     "inverse": (inverse, 2),
     "inverse root": (lambda n: InverseRoot(n, min(n, 4)), 0),
     "regenerated": (lambda n: Regenerated(n, 0.6), 0),
@@ -108,12 +125,16 @@ ALL = pytest.mark.parametrize(("make", "memory"), STRATEGIES.values(), ids=STRAT
 
 
 def noise_of(C, seed=1, size=SIZE, **options):
-    return CorrelatedNoise(C, size, SIGMA, **{"noise": SeededNoise(seed), "dtype": torch.float64, **options})
+    return CorrelatedNoise(
+        C, size, SIGMA, **{"noise": SeededNoise(seed), "dtype": torch.float64, **options}
+    )
 
 
 def run(noise, steps=None):
     zero = torch.zeros(noise.size, dtype=torch.float64)
-    return torch.stack([noise(zero) for _ in range(noise.steps - noise.step if steps is None else steps)])
+    return torch.stack(
+        [noise(zero) for _ in range(noise.steps - noise.step if steps is None else steps)]
+    )
 
 
 def exact(C):
@@ -130,7 +151,12 @@ def exact(C):
         s, us, ws = [Fraction(0)] * len(gains), [], []
         for t in range(n):
             u = sum(
-                (f for f, lag in zip(at("feeds", t), tables.lags, strict=True) if t - lag == column), Fraction(0)
+                (
+                    f
+                    for f, lag in zip(at("feeds", t), tables.lags, strict=True)
+                    if t - lag == column
+                ),
+                Fraction(0),
             )
             w = u + sum(a * b for a, b in zip(gains, s, strict=True))
             w += sum(c * ws[t - 1 - j] for j, c in enumerate(at("of_w", t)) if j < t)
@@ -156,17 +182,23 @@ def test_guarantee_noise_has_the_law_of_its_strategy(make, memory):
     torch.testing.assert_close(matrix @ drawn, SIGMA * z, rtol=1e-11, atol=1e-11)
     assert ((matrix + 0.01 * torch.eye(6)) @ drawn - SIGMA * z).abs().max() > 1e-3  # the control
     assert noise_of(C).secret_state()["past"].shape == (memory, SIZE)
-    torch.testing.assert_close(run(noise_of(C, dtype=torch.float32)).double(), drawn, rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(
+        run(noise_of(C, dtype=torch.float32)).double(), drawn, rtol=1e-4, atol=1e-4
+    )
     truth, rounding = exact(C), C.recurrence.dense()[1]
     for column in range(6):
         off = sum((Fraction(float(matrix[t, column])) - truth[t][column]) ** 2 for t in range(6))
         assert off <= Fraction(float(rounding[column])) ** 2
     torch.testing.assert_close(C.leading(4).dense(), matrix[:4, :4])
-    assert C.to(CPU).recurrence.digest() == C.recurrence.digest() != C.leading(5).recurrence.digest()
+    assert (
+        C.to(CPU).recurrence.digest() == C.recurrence.digest() != C.leading(5).recurrence.digest()
+    )
 
 
 @pytest.mark.parametrize(("n", "a", "b"), [(60, 0.9, 0.5), (90, 0.99, -0.9), (90, 0.99, 0.9)])
-def test_guarantee_rounding_of_terms_that_cancel_is_in_the_sensitivity_and_hides_nothing_else(n, a, b):
+def test_guarantee_rounding_of_terms_that_cancel_is_in_the_sensitivity_and_hides_nothing_else(
+    n, a, b
+):
     """C^{-1} = (1 - a x)(1 - b x), whose last coefficient may be positive: bounds by sizes grow as 1.3^n or more."""
     of_u = torch.tensor([[-(a + b), a * b]], dtype=torch.float64)
     C = Tabulated(Recurrence(n, torch.ones(1), torch.ones(1, 1), of_u=of_u))
@@ -175,7 +207,9 @@ def test_guarantee_rounding_of_terms_that_cancel_is_in_the_sensitivity_and_hides
         c.append(-p * c[-1] - q * c[-2])
     truth, (matrix, rounding) = c[1:], C.recurrence.dense()
     for column in range(0, n, 10):
-        off = sum((Fraction(float(matrix[t, column])) - truth[t - column]) ** 2 for t in range(column, n))
+        off = sum(
+            (Fraction(float(matrix[t, column])) - truth[t - column]) ** 2 for t in range(column, n)
+        )
         assert off <= Fraction(float(rounding[column])) ** 2
     user = [sum(truth[t - i] for i in range(0, t + 1, 20)) for t in range(n)]
     moved, found = sum(x * x for x in user), sensitivity(C, Epochs(20))
@@ -200,11 +234,22 @@ def test_guarantee_no_set_and_no_signs_move_further_than_the_sensitivity(make, m
     """In fractions, over every set of 5 steps and every sign, without a tolerance; what is attained, and exact, is."""
     C = make(5)
     truth = exact(C)
-    for user in (ONCE, Epochs(2), Epochs(3), Separated(1, 2), Separated(2, 2), Separated(2, 3), Separated(3, 9)):
+    for user in (
+        ONCE,
+        Epochs(2),
+        Epochs(3),
+        Separated(1, 2),
+        Separated(2, 2),
+        Separated(2, 3),
+        Separated(3, 9),
+    ):
         most = Fraction(0)
         for chosen in permitted(user, 5):
             for signs in itertools.product((1, -1), repeat=len(chosen) - 1):
-                rows = [sum(s * row[c] for s, c in zip((1, *signs), chosen, strict=True)) for row in truth]
+                rows = [
+                    sum(s * row[c] for s, c in zip((1, *signs), chosen, strict=True))
+                    for row in truth
+                ]
                 most = max(most, sum(x * x for x in rows))
         found = sensitivity(C, user)
         assert Fraction(found.value) ** 2 >= most
@@ -369,7 +414,9 @@ def test_a_shard_that_is_all_of_a_gradient_is_compared_with_no_other(monkeypatch
     compared = []
     monkeypatch.setattr(replicas, "several", lambda: True)
     monkeypatch.setattr(replicas, "from_first", lambda key: key)
-    monkeypatch.setattr(replicas, "check_agree", lambda step, digest, total: compared.append(len(total)))
+    monkeypatch.setattr(
+        replicas, "check_agree", lambda step, digest, total: compared.append(len(total))
+    )
     for options in ({"shard": (0, 1)}, {}):
         noise_of(BandedStrategy(SECOND, 6), size=1, **options)(torch.zeros(1))
     assert compared == [0, 1]
@@ -404,13 +451,19 @@ def test_guarantee_a_million_steps_need_no_matrix():
 def test_errors_are_those_of_the_matrix(make, memory):
     C = make(6)
     for W in (Iterates(6, 0.9, 0.1), Iterates(6, 0.5, 0.1, [0.5, 0.2, 0.1, 0.7, 0.3, 0.4])):
-        rows = torch.linalg.solve_triangular(C.dense(), W.dense(), upper=False, left=False).norm(dim=1)
+        rows = torch.linalg.solve_triangular(C.dense(), W.dense(), upper=False, left=False).norm(
+            dim=1
+        )
         torch.testing.assert_close(standard_errors(W, C), rows, rtol=1e-10, atol=0)
 
 
 def test_a_strategy_whose_tables_are_of_other_steps_is_refused(monkeypatch):
     monkeypatch.setattr(Regenerated, "tabulated", lambda self: InverseRoot(5, 2).tabulated())
-    for use in (noise_of, lambda C: sensitivity(C, ONCE), lambda C: standard_errors(Iterates(4), C)):
+    for use in (
+        noise_of,
+        lambda C: sensitivity(C, ONCE),
+        lambda C: standard_errors(Iterates(4), C),
+    ):
         with pytest.raises(ValueError, match=r"tabulated\(\) must be of 4 steps"):
             use(Regenerated(4, 0.5))
 
@@ -422,5 +475,7 @@ def test_tables_are_copies_and_their_digest_names_the_law():
     before = C.recurrence.digest()
     feeds[0, 1] = 9.0
     assert C.recurrence.digest() == before and C.dense()[1, 0] == -1
-    others = [Recurrence(3, one, one[None], **{name: one[None] / 2}).digest() for name in ("of_w", "of_u")]
+    others = [
+        Recurrence(3, one, one[None], **{name: one[None] / 2}).digest() for name in ("of_w", "of_u")
+    ]
     assert len({before, *others}) == 3

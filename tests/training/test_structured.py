@@ -57,7 +57,11 @@ def test_iterates_are_running_sums_unless_they_swing():
             if W.constant or not decay:
                 scale, S = W.sums()
                 torch.testing.assert_close(scale * S.dense(), W.dense(), rtol=1e-11, atol=0)
-    for swings in (Iterates(50, 0.9, 0.03), Iterates(50, 0.0, 1.0), Iterates(2, 0.9, 0.1, [1.0, 0.5])):
+    for swings in (
+        Iterates(50, 0.9, 0.03),
+        Iterates(50, 0.0, 1.0),
+        Iterates(2, 0.9, 0.1, [1.0, 0.5]),
+    ):
         assert swings.sums() is None
 
 
@@ -78,7 +82,9 @@ def test_errors_and_norms_are_those_of_the_matrices(monkeypatch, steps, bands, m
         assert BandedStrategy.of(C.dense()).bands == min(bands, steps)
 
 
-@pytest.mark.parametrize("W", [Iterates(600), Iterates(600, 0.9, 0.0, torch.linspace(1, 0.01, 600))])
+@pytest.mark.parametrize(
+    "W", [Iterates(600), Iterates(600, 0.9, 0.0, torch.linspace(1, 0.01, 600))]
+)
 def test_a_fixed_order_of_long_passes_has_buffers(W, monkeypatch):
     """5 passes of 120 steps; under prefix sums noise is drawn again."""
     monkeypatch.setattr(search, "RECALLED", replace(search.RECALLED, most=20))
@@ -86,7 +92,11 @@ def test_a_fixed_order_of_long_passes_has_buffers(W, monkeypatch):
     choice = choose(W, 120, 1, epsilon=8.0, delta=1e-5)
     plan = next(one.protocol for one in choice.candidates if one.name == "fixed order")
     few = plan.strategy if W.momentum else plan.strategy.buffered
-    assert isinstance(few, BufferedStrategy) and len(few.poles) == 4 and str(plan.strategy) in str(plan)
+    assert (
+        isinstance(few, BufferedStrategy)
+        and len(few.poles) == 4
+        and str(plan.strategy) in str(plan)
+    )
     assert plan.digest() != replace(plan, strategy=few.leading(599)).digest()
     assert math.isclose(sensitivity(plan.strategy, Epochs(120)).value, 1, rel_tol=1e-9)
     errors = standard_errors(W, plan.strategy) * plan.sigma
@@ -100,7 +110,11 @@ def test_a_fixed_order_of_long_passes_has_buffers(W, monkeypatch):
 def test_guarantee_rounding_of_a_formed_inverse_is_bounded_and_refused_where_it_hides_a_user():
     n, generator = 30, torch.Generator().manual_seed(0)
     powers = torch.stack([torch.full((n,), 3.0**m, dtype=torch.float64) for m in range(1, n)])
-    pole, zero, ones = torch.tensor([0.9]).double(), torch.tensor([0.4]).double(), torch.ones(n).double()
+    pole, zero, ones = (
+        torch.tensor([0.9]).double(),
+        torch.tensor([0.4]).double(),
+        torch.ones(n).double(),
+    )
     for _ in range(6):
         before = torch.rand(n, generator=generator, dtype=torch.float64) + 0.5
         C = RecalledStrategy(BufferedStrategy(pole, zero, before, ones), 1, powers)

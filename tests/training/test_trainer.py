@@ -14,7 +14,9 @@ from torchdp.training.transformers import PrivateTrainer, own_loss
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 WORDS = torch.randint(1, 20, (60, 6), generator=torch.Generator().manual_seed(0))
-SIZES = dict(vocab_size=20, n_embd=8, n_layer=1, n_head=2, n_positions=8, bos_token_id=0, eos_token_id=0)
+SIZES = dict(
+    vocab_size=20, n_embd=8, n_layer=1, n_head=2, n_positions=8, bos_token_id=0, eos_token_id=0
+)
 
 
 class Rows(Dataset):
@@ -36,7 +38,9 @@ def model(lora=False):
 
 
 def arguments(folder, **options):
-    quiet = dict(report_to="none", disable_tqdm=True, use_cpu=True, save_strategy="no", logging_steps=2)
+    quiet = dict(
+        report_to="none", disable_tqdm=True, use_cpu=True, save_strategy="no", logging_steps=2
+    )
     given = dict(learning_rate=0.01, lr_scheduler_type="constant", max_grad_norm=0.0, optim="sgd")
     return TrainingArguments(str(folder), **{**quiet, **given, **options})
 
@@ -83,7 +87,9 @@ class Killed(TrainerCallback):
 @pytest.mark.parametrize(("stop", "lora"), [(3, True), (4, False)])
 def test_a_checkpoint_and_the_ledger_go_on_with_the_run(stop, lora, tmp_path):
     plan, ledger, secret = plans()["fixed order"], tmp_path / "ledger", tmp_path / "secret"
-    given = dict(optim="adamw_torch", lr_scheduler_type="linear", save_strategy="steps", save_steps=1)
+    given = dict(
+        optim="adamw_torch", lr_scheduler_type="linear", save_strategy="steps", save_steps=1
+    )
     args = arguments(tmp_path / "kept", **given)
 
     def trained(run, *callbacks, **options):
@@ -100,14 +106,18 @@ def test_a_checkpoint_and_the_ledger_go_on_with_the_run(stop, lora, tmp_path):
     last, key = tmp_path / "kept" / f"checkpoint-{stop}", run.secret_state()["key"]
     assert run.step == stop and holds(secret, key) and not holds(tmp_path / "kept", key)
     for lost in (0, 1):  # of a kill between the last checkpoint and the last step
-        run = plan.resume(model(lora), own_loss, torch.load(secret), ledger=ledger, step=stop + lost)
+        run = plan.resume(
+            model(lora), own_loss, torch.load(secret), ledger=ledger, step=stop + lost
+        )
         seen = trained(run, resume_from_checkpoint=str(last))
         assert len(seen) == STEPS - stop - lost and run.step == STEPS
         if not lost:
             assert torch.equal(torch.stack(seen), torch.stack(expected[stop:]))
         ledger = None
     fresh = plan.start(model(lora), own_loss)
-    with pytest.raises(ValueError, match=f"must be of this run: the checkpoint is at step {stop}, the run at 0"):
+    with pytest.raises(
+        ValueError, match=f"must be of this run: the checkpoint is at step {stop}, the run at 0"
+    ):
         trained(fresh, resume_from_checkpoint=str(last))
     assert fresh.step == 0
 
@@ -120,7 +130,12 @@ def test_logs_and_checkpoints_do_not_say_the_loss_nor_how_many_users_there_were(
         ours = PrivateTrainer(run, args, show_loss=show_loss, train_dataset=Rows())
         found = ours.train()
         logged = [name for entry in ours.state.log_history for name in entry]
-        assert ("loss" in logged) == ("train_loss" in logged) == show_loss == math.isfinite(found.training_loss)
+        assert (
+            ("loss" in logged)
+            == ("train_loss" in logged)
+            == show_loss
+            == math.isfinite(found.training_loss)
+        )
         assert ours.state.total_flos == 0 and "learning_rate" in logged and "grad_norm" in logged
         assert args.max_steps == -1  # the Trainer has a copy
 
@@ -129,18 +144,30 @@ REFUSED = [  # arguments, options of the Trainer, message
     (dict(gradient_accumulation_steps=2), {}, "gradient_accumulation_steps must be 1, not 2"),
     (dict(fp16=True), {}, "fp16 must be False, not True: its scaler"),
     (dict(auto_find_batch_size=True), {}, "auto_find_batch_size must be False"),
-    (dict(train_sampling_strategy="group_by_length"), {}, "train_sampling_strategy must be 'random'"),
+    (
+        dict(train_sampling_strategy="group_by_length"),
+        {},
+        "train_sampling_strategy must be 'random'",
+    ),
     ({}, dict(compute_loss_func=own_loss), "compute_loss_func must be left out"),
     ({}, dict(show_loss=1), "show_loss must be"),
-    ({}, dict(train_dataset=WORDS[:9]), "data must hold one row for each of the plan's 60 users, not 9"),
+    (
+        {},
+        dict(train_dataset=WORDS[:9]),
+        "data must hold one row for each of the plan's 60 users, not 9",
+    ),
 ]
 
 
 @pytest.mark.parametrize(("given", "options", "message"), REFUSED)
-def test_guarantee_what_would_break_a_run_is_refused_before_a_step_is_spent(given, options, message, tmp_path):
+def test_guarantee_what_would_break_a_run_is_refused_before_a_step_is_spent(
+    given, options, message, tmp_path
+):
     run = plans()["fixed order"].start(model(), own_loss)
     with pytest.raises((TypeError, ValueError), match=message):
-        PrivateTrainer(run, arguments(tmp_path, **given), **{"train_dataset": Rows(), **options}).train()
+        PrivateTrainer(
+            run, arguments(tmp_path, **given), **{"train_dataset": Rows(), **options}
+        ).train()
     assert run.step == 0
 
 

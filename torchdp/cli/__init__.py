@@ -37,7 +37,9 @@ QUESTIONS = ("sum", "gram", "moments", "histogram")
 
 def parser() -> argparse.ArgumentParser:
     """The arguments; imports nothing heavy, so that --help is instant."""
-    top = argparse.ArgumentParser(prog="torchdp", description="Differentially private mechanisms in PyTorch.")
+    top = argparse.ArgumentParser(
+        prog="torchdp", description="Differentially private mechanisms in PyTorch."
+    )
     version = sys.modules["torchdp"].__version__
     top.add_argument("--version", action="version", version=f"torchdp {version}")
     commands = top.add_subparsers(dest="command", required=True, metavar="COMMAND")
@@ -58,7 +60,9 @@ def _estimate(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -
         "curator (--trust curator): noise protects the output alone. With --trust local every row is randomized as "
         "its user would, before anything is computed.",
     )
-    estimate.add_argument("--csv", metavar="FILE", help="a table with a header; a row is a user; - reads stdin")
+    estimate.add_argument(
+        "--csv", metavar="FILE", help="a table with a header; a row is a user; - reads stdin"
+    )
     _question(estimate)
     estimate.add_argument(
         "--bounds-from-data", action="store_true",
@@ -66,14 +70,20 @@ def _estimate(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -
     )  # fmt: skip
     trust = "who is trusted with the rows (default: curator: whoever holds the table)"
     estimate.add_argument("--trust", choices=TRUST, default="curator", help=trust)
-    estimate.add_argument("--group", metavar="COLUMN", help="answers for each value of this public column")
+    estimate.add_argument(
+        "--group", metavar="COLUMN", help="answers for each value of this public column"
+    )
     _estimate_table(estimate)
     estimate.add_argument(
         "--population", action="store_true",
         help="intervals for the population that the users are a random sample from (default: for these users)",
     )  # fmt: skip
-    estimate.add_argument("--level", type=number, default=0.95, help="of the confidence interval (default: 0.95)")
-    estimate.add_argument("--seed", type=integer, help="repeatable noise: NOT PRIVATE, for trying out only")
+    estimate.add_argument(
+        "--level", type=number, default=0.95, help="of the confidence interval (default: 0.95)"
+    )
+    estimate.add_argument(
+        "--seed", type=integer, help="repeatable noise: NOT PRIVATE, for trying out only"
+    )
 
 
 def _plan(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
@@ -101,16 +111,24 @@ def _question(command: argparse.ArgumentParser) -> None:
     )  # fmt: skip
     columns = "; ".join(f"{name}: {columns}" for name, columns in STATISTICS.items())
     command.add_argument("--columns", required=True, nargs="+", metavar="NAME", help=columns)
-    command.add_argument("--epsilon", required=True, type=number, help="privacy budget of one user, > 0")
-    delta = "of shuffle and curator (default: the largest power of ten that is at most 1/(10 users))"
+    command.add_argument(
+        "--epsilon", required=True, type=number, help="privacy budget of one user, > 0"
+    )
+    delta = (
+        "of shuffle and curator (default: the largest power of ten that is at most 1/(10 users))"
+    )
     command.add_argument("--delta", type=number, help=delta)
     command.add_argument(
         "--bounds", nargs="+", default=[], metavar="NAME=LOW:HIGH",
         help="public range of each numeric column, known without looking at the data; of dates two days, such as "
         "2024-01-01:2024-12-31: they are counted in days from the first",
     )  # fmt: skip
-    command.add_argument("--bins", type=integer, help="equal bins for each number (default: 32, or fewer)")
-    command.add_argument("--categories", metavar="A,B,...", help="the public list of a column's categories")
+    command.add_argument(
+        "--bins", type=integer, help="equal bins for each number (default: 32, or fewer)"
+    )
+    command.add_argument(
+        "--categories", metavar="A,B,...", help="the public list of a column's categories"
+    )
     shares = "quantiles: of these shares, such as .25 .5 .75"
     command.add_argument("--quantiles", nargs="+", type=number, metavar="SHARE", help=shares)
     for name, default in (("--positive", "1"), ("--negative", "0")):
@@ -126,9 +144,15 @@ def _question(command: argparse.ArgumentParser) -> None:
 
 def _estimate_table(estimate: argparse.ArgumentParser) -> None:
     """How the table is read."""
-    estimate.add_argument("--delimiter", metavar="C", default=",", help="such as ';' or tab (default: ,)")
-    estimate.add_argument("--decimal", choices=(".", ","), default=".", help="of numbers (default: .)")
-    estimate.add_argument("--encoding", default="utf-8-sig", help="of the table, such as latin-1 (default: UTF-8)")
+    estimate.add_argument(
+        "--delimiter", metavar="C", default=",", help="such as ';' or tab (default: ,)"
+    )
+    estimate.add_argument(
+        "--decimal", choices=(".", ","), default=".", help="of numbers (default: .)"
+    )
+    estimate.add_argument(
+        "--encoding", default="utf-8-sig", help="of the table, such as latin-1 (default: UTF-8)"
+    )
     estimate.add_argument(
         "--missing", choices=("refuse", "drop"), default="refuse",
         help="a cell that is empty or NA, NaN, null, none, -, ., ?: refuse the table (default), or leave out the row",
@@ -145,16 +169,21 @@ def _sweep(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> N
         help="an experiment's grid: measure, store, draw; resumes where it stopped",
         description="Runs the grid of a script under experiments/; writes results.jsonl, results.csv and figures.",
     )
-    sweep.add_argument("experiment", metavar="SCRIPT.py", help="a file that defines experiment(smoke)")
+    sweep.add_argument(
+        "experiment", metavar="SCRIPT.py", help="a file that defines experiment(smoke)"
+    )
     sweep.add_argument("--out", metavar="FOLDER", help="default: results/NAME")
     sweep.add_argument("--seed", type=integer, default=0, help="of the whole run (default: 0)")
-    sweep.add_argument("--trials", type=integer, help="for each configuration (default: the script's)")
+    sweep.add_argument(
+        "--trials", type=integer, help="for each configuration (default: the script's)"
+    )
     sweep.add_argument(
         "--target-relative-ci", type=number, help="stop a configuration earlier, at this half-width"
     )
     where = sweep.add_mutually_exclusive_group()
     where.add_argument(
-        "--device", help="where the trials run, such as cuda:1 or cpu (default: every CUDA device, else cpu)"
+        "--device",
+        help="where the trials run, such as cuda:1 or cpu (default: every CUDA device, else cpu)",
     )
     where.add_argument(
         "--devices", metavar="A,B,...",
@@ -175,10 +204,16 @@ def _sweep(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> N
         help="blocks stored by another version of the script, torchdp or torch: refuse to go on (default); keep the "
         "configurations that are complete and measure the rest; measure all again. They are never merged",
     )  # fmt: skip
-    sweep.add_argument("--stop-on-error", action="store_true", help="let one bad configuration stop the others")
+    sweep.add_argument(
+        "--stop-on-error", action="store_true", help="let one bad configuration stop the others"
+    )
     only = sweep.add_mutually_exclusive_group()
-    only.add_argument("--measure-only", action="store_true", help="no figures: the store and the table alone")
-    only.add_argument("--draw-only", action="store_true", help="draw from the stored results, measure nothing")
+    only.add_argument(
+        "--measure-only", action="store_true", help="no figures: the store and the table alone"
+    )
+    only.add_argument(
+        "--draw-only", action="store_true", help="draw from the stored results, measure nothing"
+    )
 
 
 def _stores(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
@@ -205,7 +240,9 @@ def _doctor(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> 
         help="what is installed, which kernels run on this machine, and why not",
         description="Tries every kernel against its reference.",
     )
-    doctor.add_argument("--device", help="such as cuda:1 or cpu (default: the first CUDA device, else the CPU)")
+    doctor.add_argument(
+        "--device", help="such as cuda:1 or cpu (default: the first CUDA device, else the CPU)"
+    )
     interpreted = "try the fused kernels on the CPU, in Triton's interpreter"
     doctor.add_argument("--interpret", action="store_true", help=interpreted)
 
@@ -228,7 +265,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         say(f"{command}: {' '.join(said.split())}", error=True)
         return 2
     except KeyboardInterrupt as stop:
-        number = stop.args[0] if stop.args and isinstance(stop.args[0], signal.Signals) else signal.SIGINT
+        number = (
+            stop.args[0]
+            if stop.args and isinstance(stop.args[0], signal.Signals)
+            else signal.SIGINT
+        )
         by = f" by {number.name}" if number != signal.SIGINT else ""
         kept = "; finished blocks are kept" if command == "torchdp sweep" else ""
         say(f"{command}: interrupted{by}{kept}", error=True)
@@ -244,35 +285,59 @@ def _secure(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> 
         "organisation, serve by every server, release by the analyst. Killed commands may be given again.",
     )
     roles = secure.add_subparsers(dest="role", required=True, metavar="ROLE")
-    keys = roles.add_parser("keys", help="make NAME.key, which stays here, and NAME.pub, which everybody gets")
-    keys.add_argument("names", nargs="+", metavar="NAME", help="small letters, digits, hyphens: north, server-0")
+    keys = roles.add_parser(
+        "keys", help="make NAME.key, which stays here, and NAME.pub, which everybody gets"
+    )
+    keys.add_argument(
+        "names", nargs="+", metavar="NAME", help="small letters, digits, hyphens: north, server-0"
+    )
     keys.add_argument("--in", dest="into", default=".", metavar="DIRECTORY", help="default: here")
-    _secure_open(roles.add_parser("open", help="write the session's file: the question and the parties"))
+    _secure_open(
+        roles.add_parser("open", help="write the session's file: the question and the parties")
+    )
     show = roles.add_parser("show", help="what a session asks, promises, and its fingerprint")
     join = roles.add_parser(
         "join", help="every party: accept the session whose fingerprint was compared, for ever"
     )
-    submit = roles.add_parser("submit", help="an organisation: its rows, with noise, in shares for the servers")
-    serve = roles.add_parser("serve", help="a server: hear, agree on who was heard, publish the sum")
+    submit = roles.add_parser(
+        "submit", help="an organisation: its rows, with noise, in shares for the servers"
+    )
+    serve = roles.add_parser(
+        "serve", help="a server: hear, agree on who was heard, publish the sum"
+    )
     release = roles.add_parser("release", help="the analyst: the answer from the servers' sums")
     for role in (show, join, submit, serve, release):
         role.add_argument("folder", metavar="FOLDER", help="of the session, where all files go")
     for role in (join, submit, serve, release):
         role.add_argument("key", metavar="NAME.key", help="this party's own")
-    join.add_argument("--fingerprint", required=True, help="as the others read it, by another channel")
-    submit.add_argument("csv", metavar="FILE.csv", help="a table with a header, a row for each client")
-    submit.add_argument("--seed", type=integer, help="repeatable noise: NOT PRIVATE, for trying out only")
+    join.add_argument(
+        "--fingerprint", required=True, help="as the others read it, by another channel"
+    )
+    submit.add_argument(
+        "csv", metavar="FILE.csv", help="a table with a header, a row for each client"
+    )
+    submit.add_argument(
+        "--seed", type=integer, help="repeatable noise: NOT PRIVATE, for trying out only"
+    )
     for role in (serve, release):
-        role.add_argument("--wait", type=number, default=0.0, metavar="SECONDS", help="for others (default: 0)")
-    release.add_argument("--ridge", type=number, default=1.0, help="of gram with a label (default: 1)")
+        role.add_argument(
+            "--wait", type=number, default=0.0, metavar="SECONDS", help="for others (default: 0)"
+        )
+    release.add_argument(
+        "--ridge", type=number, default=1.0, help="of gram with a label (default: 1)"
+    )
     release.add_argument("--json", action="store_true", help="print one JSON object")
 
 
 def _secure_open(role: argparse.ArgumentParser) -> None:
     role.add_argument("folder", metavar="FOLDER", help="empty, or new")
     role.add_argument("--question", required=True, choices=QUESTIONS)
-    role.add_argument("--columns", required=True, nargs="+", metavar="NAME", help="of every organisation's table")
-    role.add_argument("--label", metavar="NAME", help="gram: the column that is regressed on the others")
+    role.add_argument(
+        "--columns", required=True, nargs="+", metavar="NAME", help="of every organisation's table"
+    )
+    role.add_argument(
+        "--label", metavar="NAME", help="gram: the column that is regressed on the others"
+    )
     role.add_argument("--label-bound", type=number, help="gram: labels are cut to it")
     bound = "largest norm of a row (sum: longer ones are refused; gram: shortened), or number"
     role.add_argument("--bound", type=number, help=bound)
@@ -283,7 +348,9 @@ def _secure_open(role: argparse.ArgumentParser) -> None:
     role.add_argument("--delta", type=number, default=0.0, help=delta)
     corrupt = "clients whose noise one party or coalition may know (default: those of the largest organisation)"
     role.add_argument("--corrupt", type=integer, metavar="N", help=corrupt)
-    role.add_argument("--absent", type=integer, default=0, metavar="N", help="clients who may be missing")
+    role.add_argument(
+        "--absent", type=integer, default=0, metavar="N", help="clients who may be missing"
+    )
     role.add_argument("--servers", required=True, nargs="+", metavar="NAME.pub", help="two or more")
     role.add_argument("--organisations", required=True, nargs="+", metavar="NAME.pub=CLIENTS")
     role.add_argument("--analyst", required=True, metavar="NAME.pub")

@@ -32,7 +32,9 @@ def doctor(options: argparse.Namespace) -> int:
     reasons = [each for each in dict.fromkeys(faults.values()) if each]
     rows = [("kernel", "form")]
     for kernel, reason in faults.items():
-        rows.append((kernel.name, f"reference [{reasons.index(reason) + 1}]" if reason else "fused"))
+        rows.append(
+            (kernel.name, f"reference [{reasons.index(reason) + 1}]" if reason else "fused")
+        )
     where = "in Triton's interpreter" if options.interpret else f"on {device}"
     say("", f"kernels {where}, TORCHDP_KERNELS={mode()}")
     say(*aligned(rows), *(f"[{number}] {reason}" for number, reason in enumerate(reasons, 1)))
@@ -64,13 +66,17 @@ def installed() -> list[str]:
 def machine() -> list[str]:
     """The processor and every CUDA device."""
     threads = f"{os.cpu_count()} cores, {torch.get_num_threads()} threads of torch"
-    lines = [f"cpu        {platform.machine()}, {threads}, {torch.backends.cpu.get_cpu_capability()}"]
+    lines = [
+        f"cpu        {platform.machine()}, {threads}, {torch.backends.cpu.get_cpu_capability()}"
+    ]
     for index in range(torch.cuda.device_count()):
         facts = torch.cuda.get_device_properties(index)
         kind = "ROCm" if torch.version.hip else f"sm_{facts.major}{facts.minor}"
         lines.append(f"cuda:{index}     {facts.name}, {facts.total_memory / 2**30:.0f} GiB, {kind}")
     if not torch.cuda.device_count() and shutil.which("nvidia-smi"):
-        lines.append(f"cuda       nvidia-smi is here, but torch {torch.__version__} sees no device: a CPU build?")
+        lines.append(
+            f"cuda       nvidia-smi is here, but torch {torch.__version__} sees no device: a CPU build?"
+        )
     return lines
 
 

@@ -49,7 +49,9 @@ def terms_of(options: argparse.Namespace, trust: str) -> Terms:
     if delta is not None:
         delta = checks.fraction("--delta", delta)
         if trust == "local":
-            raise ValueError("--delta is for --trust shuffle or curator: leave it out, local protocols have none")
+            raise ValueError(
+                "--delta is for --trust shuffle or curator: leave it out, local protocols have none"
+            )
     return Terms(trust, epsilon, delta, options.protocol)
 
 
@@ -61,10 +63,14 @@ def estimate(options: argparse.Namespace) -> int:
     """
     terms = terms_of(options, options.trust)
     if 1 < options.level < 100:
-        raise ValueError(f"--level must be a fraction below 1: did you mean {options.level / 100:g}?")
+        raise ValueError(
+            f"--level must be a fraction below 1: did you mean {options.level / 100:g}?"
+        )
     checks.fraction("--level", options.level)
     if options.csv is None:
-        raise ValueError("--csv FILE is needed: the table to estimate from; torchdp plan makes a plan without one")
+        raise ValueError(
+            "--csv FILE is needed: the table to estimate from; torchdp plan makes a plan without one"
+        )
     noise = None if options.seed is None else SeededNoise(checks.integer("--seed", options.seed, 0))
     question, parts, notes = ask(options, noise)
     users = sum(len(types) for _, types in parts)
@@ -86,11 +92,19 @@ def estimate(options: argparse.Namespace) -> int:
         "statistic": question.title,
         "discretisation": question.words + several,
         "level": options.level,
-        "error_of": "privacy noise and sampling from a population" if options.population else "privacy noise",
+        "error_of": "privacy noise and sampling from a population"
+        if options.population
+        else "privacy noise",
         **_asked(name, protocol, terms),
         "source": protocol.guarantee.source,
     }
-    say(*([json.dumps(_record(result, heard))] if options.json else _table(result, heard, question.unit)))
+    say(
+        *(
+            [json.dumps(_record(result, heard))]
+            if options.json
+            else _table(result, heard, question.unit)
+        )
+    )
     return 0
 
 
@@ -109,13 +123,17 @@ def ask(
     axes = asked.axes(users)
     question = asked.question(axes)
     users, types = asked.coded(users, axes, noise, notes)
-    places = {"": range(len(users))} if options.group is None else users.groupby(options.group).indices
+    places = (
+        {"": range(len(users))} if options.group is None else users.groupby(options.group).indices
+    )
     found = []
     for name, where in places.items():
         if len(where) >= question.least:
             found.append((str(name), types[where]))
         elif options.group is not None:
-            notes.append(f"group {name!r} is left out: it has {len(where)} users, {question.least} are needed")
+            notes.append(
+                f"group {name!r} is left out: it has {len(where)} users, {question.least} are needed"
+            )
     if not found:
         raise ValueError(
             f"--csv holds {len(users)} rows to ask; this statistic needs at least {question.least} users"
@@ -124,7 +142,11 @@ def ask(
 
 
 def _hear(
-    question: Question, protocol: Asked, types: Tensor, noise: Noise | None, options: argparse.Namespace
+    question: Question,
+    protocol: Asked,
+    types: Tensor,
+    noise: Noise | None,
+    options: argparse.Namespace,
 ) -> tuple[list[Answer], float | None]:
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
@@ -134,9 +156,13 @@ def _hear(
         if issubclass(each.category, UserWarning):  # torchdp's own
             say(f"torchdp estimate: {each.message}", error=True)
     if not all(each.finite for each in answers):
-        raise ValueError("the messages give no finite estimate: one class looks empty, or --epsilon is too small")
+        raise ValueError(
+            "the messages give no finite estimate: one class looks empty, or --epsilon is too small"
+        )
     shares = question.shares(protocol, tally) if options.trust == "local" else None
-    return answers, None if shares is None else question.bound(single(tally.n), options.epsilon, shares)
+    return answers, None if shares is None else question.bound(
+        single(tally.n), options.epsilon, shares
+    )
 
 
 def _record(result: dict[str, Any], heard: list[Heard]) -> dict[str, Any]:
@@ -166,7 +192,12 @@ def _table(result: dict[str, Any], heard: list[Heard], unit: str) -> list[str]:
             (level, f"[{one.interval[0]:.6g}, {one.interval[1]:.6g}]"),
         ]
     else:
-        lines += [("answer", f"estimate, {level}, +- predicted RMSE {unit}".strip() + f" ({result['error_of']})")]
+        lines += [
+            (
+                "answer",
+                f"estimate, {level}, +- predicted RMSE {unit}".strip() + f" ({result['error_of']})",
+            )
+        ]
         for each in heard:
             lines += [(f"{shown(each.group)}: {each.users} users", "")] if each.group else []
             lines += [("  " + one.name, _line(one)) for one in each.answers]
@@ -211,9 +242,15 @@ def _bound(each: Heard, result: dict[str, Any]) -> str:
     if each.bound is None:
         return bounded_by(None)
     several = len(each.answers) > 1
-    which = " of the AUC" if any(one.p_value is not None for one in each.answers) else ", root mean square"
+    which = (
+        " of the AUC"
+        if any(one.p_value is not None for one in each.answers)
+        else ", root mean square"
+    )
     noise = ", of the noise alone" if "population" in result["error_of"] else ""
-    return bounded_by(each.bound) + (which if several else "") + noise + ", at the estimated histogram"
+    return (
+        bounded_by(each.bound) + (which if several else "") + noise + ", at the estimated histogram"
+    )
 
 
 def _line(one: Answer) -> str:
@@ -240,7 +277,8 @@ def plan(options: argparse.Namespace) -> int:
         errors = question.errors(protocol, n)
         bound = question.bound(n, terms.epsilon, None) if terms.local else None
         if bound is not None and bound > question.error(protocol, n):
-            bound = None  # a biased protocol was chosen: what no unbiased one can beat says nothing of it
+            # a biased protocol was chosen: what no unbiased one can beat says nothing of it
+            bound = None
         own = _asked(name, protocol, replace(terms, delta=terms.delta_of(n)))
         rmse = errors[0][1] if len(errors) == 1 else dict(errors)
         numbers = {"users": n, "predicted_rmse": rmse, "lower_bound": bound}
@@ -253,20 +291,30 @@ def plan(options: argparse.Namespace) -> int:
     for each in found:
         lines.append((f"--trust {each['trust']}", TRUSTED[each["trust"]]))
         lines.append(("  users", f"{each['users']}"))
-        rows = each["predicted_rmse"] if len(errors) > 1 else {"predicted RMSE": each["predicted_rmse"]}
+        rows = (
+            each["predicted_rmse"]
+            if len(errors) > 1
+            else {"predicted RMSE": each["predicted_rmse"]}
+        )
         lines += [(f"  {title}", f"{error:.3g} {unit}".strip()) for title, error in rows.items()]
-        lines += [("  lower bound", bounded_by(each["lower_bound"]))] if each["trust"] == "local" else []
+        lines += (
+            [("  lower bound", bounded_by(each["lower_bound"]))] if each["trust"] == "local" else []
+        )
         lines += [(f"  {key}", text) for key, text in _protocol(each)[1:3]]
         lines.append(("  asked", each["discretisation"]))
     say(*aligned(lines))
     return 0
 
 
-def _least(question: Question, terms: Terms, options: argparse.Namespace, unit: str) -> tuple[int, str, Asked]:
+def _least(
+    question: Question, terms: Terms, options: argparse.Namespace, unit: str
+) -> tuple[int, str, Asked]:
     """The users whose error is at most --error, and their protocol. Raises ValueError."""
     error = checks.positive("--error", options.error)
     if len(options.statistic) > 1:
-        raise ValueError("--error is of one statistic; of several give --users N, which prints the error of each")
+        raise ValueError(
+            "--error is of one statistic; of several give --users N, which prints the error of each"
+        )
     if unit == SHARE and error >= MOST_SHARE:
         raise ValueError(
             f"--error of --statistic {options.statistic[0]} is an error in shares of users: it must be below "
@@ -292,7 +340,9 @@ def least_users(question: Question, protocol: Asked, error: float) -> int:
     while question.error(protocol, high) > error:
         low, high = high, 2 * high
         if high > MOST:
-            raise ValueError(f"--error {error:g} takes more than 2^50 users; take a larger error or --epsilon")
+            raise ValueError(
+                f"--error {error:g} takes more than 2^50 users; take a larger error or --epsilon"
+            )
     while high - low > 1:
         middle = (low + high) // 2
         low, high = (middle, high) if question.error(protocol, middle) > error else (low, middle)

@@ -26,7 +26,10 @@ Read = Callable[[Tensor, Tensor, Tensor, Tensor], "list[Answer]"]
 
 
 def _response(question: queries.Question, epsilon: float) -> Asked:
-    return cast(Asked, queries.LocalOracle.of(question, randomizers.RandomizedResponse(question.types, epsilon)))
+    return cast(
+        Asked,
+        queries.LocalOracle.of(question, randomizers.RandomizedResponse(question.types, epsilon)),
+    )
 
 
 PROTOCOLS: dict[str, Callable[[queries.Question, float], Asked]] = {
@@ -115,7 +118,9 @@ class Question(ABC):
         """The protocol for n users, and its name. Raises ValueError."""
 
     @abstractmethod
-    def answers(self, protocol: Asked, tally: Tally, level: float, population: bool = False) -> list[Answer]:
+    def answers(
+        self, protocol: Asked, tally: Tally, level: float, population: bool = False
+    ) -> list[Answer]:
         """What is printed of what was heard: of these users, or of the population that they are a sample from.
 
         Intervals of several answers hold all of them at once.
@@ -171,7 +176,9 @@ class OfTypes(Question):
     def choose(self, n: int, terms: Terms) -> tuple[str, Asked]:
         return terms.choose(self.asked, n, self.objective)
 
-    def answers(self, protocol: Asked, tally: Tally, level: float, population: bool = False) -> list[Answer]:
+    def answers(
+        self, protocol: Asked, tally: Tally, level: float, population: bool = False
+    ) -> list[Answer]:
         analyst = _analyst(protocol)
         own = _asked(analyst.analyse(tally), population)
         found = own
@@ -182,7 +189,11 @@ class OfTypes(Question):
         if self.tested and not population:
             u = tested(analyst, tally, own).u
             answers.append(
-                Answer("U", *_numbers(u.value, u.standard_error, *u.interval(level)), answers[0].p_value)
+                Answer(
+                    "U",
+                    *_numbers(u.value, u.standard_error, *u.interval(level)),
+                    answers[0].p_value,
+                )
             )
         return answers
 
@@ -251,7 +262,9 @@ class Together(Question):
     def choose(self, n: int, terms: Terms) -> tuple[str, Asked]:
         return terms.choose(self.asked, n, Objective.MEAN)
 
-    def answers(self, protocol: Asked, tally: Tally, level: float, population: bool = False) -> list[Answer]:
+    def answers(
+        self, protocol: Asked, tally: Tally, level: float, population: bool = False
+    ) -> list[Answer]:
         analyst = _analyst(protocol)
         found = cast(queries.Answers, _asked(analyst.analyse(tally), population))
         sizes = [one.value.numel() for one in found.each]
@@ -282,7 +295,9 @@ class OfCovariance(Question):
     def choose(self, n: int, terms: Terms) -> tuple[str, Asked]:
         box = self.box
         if terms.protocol in PROTOCOLS:
-            raise ValueError(f"--protocol {terms.protocol} is for statistics of types; leave out --protocol")
+            raise ValueError(
+                f"--protocol {terms.protocol} is for statistics of types; leave out --protocol"
+            )
         if terms.local:
             protocol = mean.LocalCovariance.calibrated(box, epsilon=terms.epsilon)
             return "numbers and products", cast(Asked, protocol)
@@ -290,15 +305,25 @@ class OfCovariance(Question):
         if terms.trust == "curator":
             # noise in proportion to each column's width, whatever its unit
             half = (box.high - box.low) / 2
-            even = domains.round_shape(domains.Box(-torch.ones_like(half), torch.ones_like(half)), 2.0)
+            even = domains.round_shape(
+                domains.Box(-torch.ones_like(half), torch.ones_like(half)), 2.0
+            )
             middle = box.low + half
             shape = replace(
-                even, root=half[:, None] * even.root, centre=middle, support=middle + half * even.support
+                even,
+                root=half[:, None] * even.root,
+                centre=middle,
+                support=middle + half * even.support,
             )
-            noisy = mean.GaussianCovariance.calibrated(box, shape, delta=delta, epsilon=terms.epsilon)
+            noisy = mean.GaussianCovariance.calibrated(
+                box, shape, delta=delta, epsilon=terms.epsilon
+            )
             return "Gaussian noise", noisy
         mixed = Amplified.calibrated(
-            lambda epsilon: mean.LocalCovariance.calibrated(box, epsilon=epsilon), n, terms.epsilon, delta
+            lambda epsilon: mean.LocalCovariance.calibrated(box, epsilon=epsilon),
+            n,
+            terms.epsilon,
+            delta,
         )
         return "numbers and products, shuffled", mixed
 
@@ -308,15 +333,21 @@ class OfCovariance(Question):
         low, high = torch.tensor(ends, dtype=torch.float64).mT
         return domains.Box(low, high)
 
-    def answers(self, protocol: Asked, tally: Tally, level: float, population: bool = False) -> list[Answer]:
+    def answers(
+        self, protocol: Asked, tally: Tally, level: float, population: bool = False
+    ) -> list[Answer]:
         found = protocol.analyse(tally)
         i, j = torch.triu_indices(len(self.axes), len(self.axes))
         alone = Estimate(found.value[i, j], found.standard_error[i, j], found.n)
         low, high = alone.together(level)
         low = torch.where(i == j, low.clamp_min(0), low)
         numbers = torch.stack([alone.value, alone.standard_error, low, high], -1).tolist()
-        names = [f"{one.name}, {two.name}" for one, two in combinations_with_replacement(self.axes, 2)]
-        return [Answer(name, v, e, (a, b)) for name, (v, e, a, b) in zip(names, numbers, strict=True)]
+        names = [
+            f"{one.name}, {two.name}" for one, two in combinations_with_replacement(self.axes, 2)
+        ]
+        return [
+            Answer(name, v, e, (a, b)) for name, (v, e, a, b) in zip(names, numbers, strict=True)
+        ]
 
     def errors(self, protocol: Asked, n: float) -> list[tuple[str, float]]:
         places = torch.linspace(0, 1, 33, dtype=torch.float64)[:, None].expand(-1, len(self.axes))
@@ -354,7 +385,10 @@ def _together(estimate: Estimate, level: float, printed: int) -> tuple[Tensor, T
 
 def _rmse(estimate: Estimate) -> Tensor:
     """The standard error, and what an approximation may add."""
-    return (estimate.standard_error.square() + torch.as_tensor(estimate.bias, dtype=torch.float64).square()).sqrt()
+    return (
+        estimate.standard_error.square()
+        + torch.as_tensor(estimate.bias, dtype=torch.float64).square()
+    ).sqrt()
 
 
 def each_answer(names: list[str], limits: tuple[float, float]) -> Read:
@@ -381,7 +415,8 @@ def quantiles_of(bins: Bins, shares: list[float]) -> Read:
     def read(value: Tensor, error: Tensor, low: Tensor, high: Tensor) -> list[Answer]:
         zero, one = torch.zeros(1).double(), torch.ones(1).double()
         error = torch.cat([zero, error, zero])
-        before, high = torch.cat([zero, low]), torch.cat([high, one])  # of each bin's lower and upper end
+        # of each bin's lower and upper end
+        before, high = torch.cat([zero, low]), torch.cat([high, one])
         edges = torch.tensor(bins.edges, dtype=torch.float64)
         fit = torch.cat([zero, value, one]).cummax(0).values
         found = []

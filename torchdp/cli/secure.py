@@ -27,7 +27,9 @@ def secure(options: argparse.Namespace) -> int:
     """Plays one role; prints what it did."""
     if options.role == "keys":
         for path in roles.new_keys(options.into, *options.names):
-            say(f"{path.with_suffix('.key')} stays here, as secret as the data; {path} goes to everybody")
+            say(
+                f"{path.with_suffix('.key')} stays here, as secret as the data; {path} goes to everybody"
+            )
         return 0
     if options.role == "open":
         with warnings.catch_warnings(action="ignore"):  # _show says it
@@ -46,7 +48,10 @@ def secure(options: argparse.Namespace) -> int:
         noise = None
         if options.seed is not None:
             noise = SeededNoise(checks.integer("--seed", options.seed, 0))
-            say("torchdp secure: noise from a stated seed can be removed: for trying out only", error=True)
+            say(
+                "torchdp secure: noise from a stated seed can be removed: for trying out only",
+                error=True,
+            )
         roles.submit(options.folder, key, _table(options.csv, session), noise=noise)
     elif options.role == "serve":
         roles.serve(options.folder, key, wait=options.wait)
@@ -65,12 +70,16 @@ def _session(options: argparse.Namespace) -> roles.Session:
         try:
             organisations.append(_party(path, integer(clients)))
         except (FileNotFoundError, ValueError) as error:
-            raise ValueError(f"--organisations {text!r} must read NAME.pub=CLIENTS: {error}") from None
+            raise ValueError(
+                f"--organisations {text!r} must read NAME.pub=CLIENTS: {error}"
+            ) from None
     question = _question(options, sum(party.clients for party in organisations))
     names = [*options.columns, *([] if options.label is None else [options.label])]
     names += options.categories.split(",") if options.question == "histogram" else []
     servers = [_party(path) for path in options.servers]
-    return roles.Session(question, tuple(servers), tuple(organisations), _party(options.analyst), tuple(names))
+    return roles.Session(
+        question, tuple(servers), tuple(organisations), _party(options.analyst), tuple(names)
+    )
 
 
 def _party(path: str, clients: int = 0) -> roles.Party:
@@ -101,7 +110,9 @@ def _question(options: argparse.Namespace, n: int) -> SecureSums | roles.SharedS
         return GramRelease(n, len(columns), options.bound, *budget, options.label_bound, **gone)
     coalition = AdaptiveCoalition(**gone)
     if options.delta == 0:
-        return roles.PureSecureSketch(ones(n), len(columns), options.bound, options.epsilon, coalition=coalition)
+        return roles.PureSecureSketch(
+            ones(n), len(columns), options.bound, options.epsilon, coalition=coalition
+        )
     return roles.SecureSketch(ones(n), len(columns), options.bound, *budget, coalition=coalition)
 
 
@@ -110,7 +121,13 @@ def _table(path: str, session: roles.Session) -> Tensor:
     columns, labels = list(session.columns), {}
     if isinstance(session.question, SecureHistogram):
         columns, labels = columns[:1], {columns[0]: columns[1:]}
-    how = {"delimiter": ",", "decimal": ".", "encoding": "utf-8-sig", "missing": "refuse", "group": None}
+    how = {
+        "delimiter": ",",
+        "decimal": ".",
+        "encoding": "utf-8-sig",
+        "missing": "refuse",
+        "group": None,
+    }
     users = read_users(argparse.Namespace(csv=path, columns=columns, **how), labels, [])
     values = torch.from_numpy(users.to_numpy(dtype="float64", copy=True))
     if labels:
@@ -135,14 +152,19 @@ def _show(session: roles.Session) -> None:
 
 def _answer(session: roles.Session, found: Estimate, options: argparse.Namespace) -> None:
     names, value, error = _named(session, found)
-    result: dict[str, Any] = {"n": found.n, "guarantee": str(session.sums.guarantee), "names": names}
+    result: dict[str, Any] = {
+        "n": found.n,
+        "guarantee": str(session.sums.guarantee),
+        "names": names,
+    }
     result |= {"value": value.tolist(), "standard_error": error.tolist()}
     lines = [(name, f"{v:.6g} +- {e:.3g}") for name, v, e in zip(names, value, error, strict=True)]
     if isinstance(found, NoisyMoments) and found.cross is not None:
         weights = adaptive_ridge(found, ridge=options.ridge).tolist()
         result["coefficients"] = weights
         lines += [
-            (f"coefficient of {name}", f"{w:.6g}") for name, w in zip(session.columns, weights, strict=False)
+            (f"coefficient of {name}", f"{w:.6g}")
+            for name, w in zip(session.columns, weights, strict=False)
         ]
     if options.json:
         say(json.dumps(result))

@@ -63,9 +63,7 @@ def _mean(axes: list[Axis], options: argparse.Namespace) -> OfTypes:
         words = _words(BINS + ": each number counts as its bin's middle", axes)
         middles = (edges[:, 1:] + edges[:, :-1]) / 2
         return OfTypes(title, words, queries.Linear(middles), read, Objective.WORST)
-    words = (
-        f"each user rounds at random to one of {bins.count + 1} numbers {bins.width:g} apart: this adds no bias"
-    )
+    words = f"each user rounds at random to one of {bins.count + 1} numbers {bins.width:g} apart: this adds no bias"
     return OfTypes(title, words, queries.Linear(edges), read, Objective.WORST, bins.width**2 / 4)
 
 
@@ -74,7 +72,9 @@ def _histogram(axes: list[Axis], options: argparse.Namespace) -> OfTypes:
     words = _words("{0.count} stated categories" if axis.bins is None else BINS, axes)
     read = each_answer(axis.cells, (0.0, 1.0))
     W = queries.Linear(workloads.identity(axis.count).dense())
-    return OfTypes(f"shares of {axis.name}", words, W, read, unit=SHARE, ordered=axis.bins is not None)
+    return OfTypes(
+        f"shares of {axis.name}", words, W, read, unit=SHARE, ordered=axis.bins is not None
+    )
 
 
 def _quantiles(name: str) -> Make:
@@ -93,18 +93,26 @@ def _quantiles(name: str) -> Make:
 def _gini(axis: Axis) -> PairwiseStatistic:
     bins = _bins(axis)
     if bins.low < 0:
-        raise ValueError(f"--statistic gini needs --bounds {axis.name}=LOW:HIGH of at least 0, not {bins.low:g}")
+        raise ValueError(
+            f"--statistic gini needs --bounds {axis.name}=LOW:HIGH of at least 0, not {bins.low:g}"
+        )
     return pairwise.gini(bins.count, low=bins.low + bins.width / 2, high=bins.high - bins.width / 2)
 
 
 def _covariance(axes: list[Axis], options: argparse.Namespace) -> Question:
     names = ", ".join(axis.name for axis in axes)
-    return OfCovariance(f"covariances of {names}", "no bins: numbers and products without bias", tuple(axes))
+    return OfCovariance(
+        f"covariances of {names}", "no bins: numbers and products without bias", tuple(axes)
+    )
 
 
-def _asks(title: str, words: str, asked: Callable[..., queries.Question], tested: bool = False) -> Make:
+def _asks(
+    title: str, words: str, asked: Callable[..., queries.Question], tested: bool = False
+) -> Make:
     """A function of the shares of types, or of pairs; {0} in words is the first axis."""
-    return lambda axes, options: OfTypes(_words(title, axes), _words(words, axes), asked(*axes), tested=tested)
+    return lambda axes, options: OfTypes(
+        _words(title, axes), _words(words, axes), asked(*axes), tested=tested
+    )
 
 
 def _words(words: str, axes: list[Axis]) -> str:
@@ -113,7 +121,9 @@ def _words(words: str, axes: list[Axis]) -> str:
 
 def _ranks(title: str, function: Callable[[int, int], queries.Question]) -> Make:
     words = "{0.count} x {1.count} bins: users of one bin are tied"
-    return _asks(title + " of {0.name} and {1.name}", words, lambda y, z: function(y.count, z.count))
+    return _asks(
+        title + " of {0.name} and {1.name}", words, lambda y, z: function(y.count, z.count)
+    )
 
 
 LABELLED, TWO = ("number", "label"), ("number", "number")
@@ -185,7 +195,9 @@ class Asking:
     def axes(self, users: "pd.DataFrame | None" = None) -> list[Axis]:
         """The columns' axes; bounds that are not stated are read from the users, where that is asked for."""
         return [
-            Axis(name, None, self.labels[name]) if name in self.labels else Axis(name, self._bins(name, users))
+            Axis(name, None, self.labels[name])
+            if name in self.labels
+            else Axis(name, self._bins(name, users))
             for name in self.options.columns
         ]
 
@@ -202,7 +214,9 @@ class Asking:
     @property
     def bins(self) -> int:
         """Of each number. Raises ValueError."""
-        usual = min((kind.bins for kind in self.kinds if not kind.rounded), default=FINE[self.options.trust])
+        usual = min(
+            (kind.bins for kind in self.kinds if not kind.rounded), default=FINE[self.options.trust]
+        )
         if self.rounded and self.options.trust == "local" and self.options.epsilon > SHARP:
             usual *= 2
         if self.options.trust == "curator" and len(self.kinds) == 1:
@@ -211,7 +225,9 @@ class Asking:
         numbers = len(self.options.columns) - len(self.labels)
         most = int((MOST_TYPES // labels + 0.5) ** (1 / numbers)) - self.rounded
         usual = min(usual, most) if len(self.kinds) > 1 else usual
-        count = usual if self.options.bins is None else checks.integer("--bins", self.options.bins, 2)
+        count = (
+            usual if self.options.bins is None else checks.integer("--bins", self.options.bins, 2)
+        )
         if count > most:
             raise ValueError(f"--bins must be at most {most}, not {count}")
         return count
@@ -224,7 +240,9 @@ class Asking:
             made = kind.make(axes, self.options)
             return replace(made, words="; ".join([made.words, *dates]))
         order = sorted(axes, key=lambda axis: axis.bins is not None)  # as ``coded``
-        digits = torch.cartesian_prod(*[torch.arange(axis.count) for axis in order]).view(-1, len(axes))
+        digits = torch.cartesian_prod(*[torch.arange(axis.count) for axis in order]).view(
+            -1, len(axes)
+        )
         place = dict(zip((axis.name for axis in order), digits.mT, strict=True))
         parts: list[OfTypes] = []
         for kind in self.kinds:
@@ -253,7 +271,9 @@ class Asking:
         if self.kinds[0].whole:
             return users, columns
         types = torch.zeros(len(users), dtype=torch.int64)
-        for axis, column in sorted(zip(axes, columns.mT, strict=True), key=lambda each: each[0].bins is not None):
+        for axis, column in sorted(
+            zip(axes, columns.mT, strict=True), key=lambda each: each[0].bins is not None
+        ):
             if axis.bins is None:
                 types = types * axis.count + column.long()
             elif self.rounded:
@@ -279,25 +299,44 @@ def asking(options: argparse.Namespace) -> Asking:
             raise ValueError("--statistic covariance uses numbers as they are: ask for it alone")
         roles = ["number"] * max(len(roles), len(columns))
         if options.bins is not None:
-            raise ValueError(f"--statistic {name} takes no --bins: its numbers are used as they are")
+            raise ValueError(
+                f"--statistic {name} takes no --bins: its numbers are used as they are"
+            )
         if options.population:
-            raise ValueError(f"--population is not for --statistic {name}, whose sampling error is not known")
+            raise ValueError(
+                f"--population is not for --statistic {name}, whose sampling error is not known"
+            )
     if len(columns) != len(roles):
         raise ValueError(f"--statistic {name} takes {len(roles)} --columns, not {len(columns)}")
     if len(set(columns)) < len(columns):
         raise ValueError("--columns names a column twice")
     for each, kind in zip(names, kinds, strict=True):
-        if roles != ["category"] and len(kinds) > 1 and kind.roles not in (tuple(roles), ("number",)):
+        if (
+            roles != ["category"]
+            and len(kinds) > 1
+            and kind.roles not in (tuple(roles), ("number",))
+        ):
             raise ValueError(
                 f"--statistic {each} is of other columns than {name.replace(each, '').strip()}: ask for it alone"
             )
-    for option, wanted in (("categories", "category" in roles), ("quantiles", "quantiles" in names)):
+    for option, wanted in (
+        ("categories", "category" in roles),
+        ("quantiles", "quantiles" in names),
+    ):
         if ((given := getattr(options, option)) is not None) != wanted:
-            raise ValueError(f"--statistic {name} {'needs' if given is None else 'takes no'} --{option}")
-    if "number" not in roles and (options.bounds or options.bounds_from_data or options.bins is not None):
-        raise ValueError(f"--statistic {name} takes no --bounds and no --bins: its column is a category")
+            raise ValueError(
+                f"--statistic {name} {'needs' if given is None else 'takes no'} --{option}"
+            )
+    if "number" not in roles and (
+        options.bounds or options.bounds_from_data or options.bins is not None
+    ):
+        raise ValueError(
+            f"--statistic {name} takes no --bounds and no --bins: its column is a category"
+        )
     labels = {
-        column: _labels(role, options) for column, role in zip(columns, roles, strict=True) if role != "number"
+        column: _labels(role, options)
+        for column, role in zip(columns, roles, strict=True)
+        if role != "number"
     }
     numbers = [column for column in columns if column not in labels]
     return Asking(options, kinds, labels, *parse_bounds(options.bounds, numbers))
@@ -306,7 +345,9 @@ def asking(options: argparse.Namespace) -> Asking:
 def _labels(role: str, options: argparse.Namespace) -> tuple[str, ...]:
     if role == "label":
         if options.positive == options.negative:
-            raise ValueError(f"--positive and --negative must differ, not both be {options.positive!r}")
+            raise ValueError(
+                f"--positive and --negative must differ, not both be {options.positive!r}"
+            )
         return options.negative, options.positive
     categories = tuple(category.strip() for category in options.categories.split(","))
     if len(set(categories)) != len(categories) or len(categories) < 2:

@@ -38,13 +38,26 @@ def sweep(options: argparse.Namespace) -> int:
     """Measures what the store lacks, then writes the table and the figures from the store's rows."""
     _loaded.cache_clear()  # the script may have been edited
     experiment = _loaded(str(Path(options.experiment).resolve()), options.smoke)
-    missing = [] if options.measure_only else [name for name in experiment.needs if find_spec(name) is None]
+    missing = (
+        []
+        if options.measure_only
+        else [name for name in experiment.needs if find_spec(name) is None]
+    )
     if missing:
         names = " ".join(missing)
-        raise ImportError(f"the figures need {names}: pip install {names}, or add --measure-only for the table")
+        raise ImportError(
+            f"the figures need {names}: pip install {names}, or add --measure-only for the table"
+        )
     folder = Path(options.out or f"results/{experiment.name}")
-    trials = experiment.trials if options.trials is None else checks.integer("--trials", options.trials, 1)
-    store, there = folder / "results.jsonl", Script(str(Path(options.experiment).resolve()), options.smoke)
+    trials = (
+        experiment.trials
+        if options.trials is None
+        else checks.integer("--trials", options.trials, 1)
+    )
+    store, there = (
+        folder / "results.jsonl",
+        Script(str(Path(options.experiment).resolve()), options.smoke),
+    )
     if options.draw_only:
         rows = _stored(store, experiment, options.seed, code_of(there))
     else:
@@ -54,7 +67,9 @@ def sweep(options: argparse.Namespace) -> int:
     if not rows and options.shard is None:
         raise ValueError(f"{options.experiment}: its grid is empty, nothing was measured")
     if not rows:
-        say(f"torchdp sweep: shard {options.shard} has no block of any configuration; the other shards have all")
+        say(
+            f"torchdp sweep: shard {options.shard} has no block of any configuration; the other shards have all"
+        )
         return 0
     if not good:
         raise ValueError(f"every configuration failed; the first with {failed[0].error}")
@@ -123,12 +138,17 @@ def shard(text: str | None) -> tuple[int, int] | None:
         return None
     first = "0"
     if text == "env":
-        names = next((names for names in RANKS if names[0] in os.environ and names[1] in os.environ), None)
+        names = next(
+            (names for names in RANKS if names[0] in os.environ and names[1] in os.environ), None
+        )
         if names is None:
             raise ValueError(
                 f"--shard env found none of {', '.join(names[0] for names in RANKS)} in the environment"
             )
-        text, first = f"{os.environ[names[0]]}/{os.environ[names[1]]}", os.environ.get(names[2], "0")
+        text, first = (
+            f"{os.environ[names[0]]}/{os.environ[names[1]]}",
+            os.environ.get(names[2], "0"),
+        )
     try:
         index, count, begin = map(integer, [*text.split("/"), first])
     except ValueError:
@@ -145,7 +165,9 @@ def cluster(address: str | None) -> AbstractContextManager[Any]:
     with checks.needing("--cluster", "distributed"):
         import distributed
     if "://" not in address:
-        raise ValueError(f"--cluster must be a scheduler's address such as tcp://host:8786, not {address!r}")
+        raise ValueError(
+            f"--cluster must be a scheduler's address such as tcp://host:8786, not {address!r}"
+        )
     client: AbstractContextManager[Any] = distributed.Client(address)
     return client
 
@@ -159,12 +181,15 @@ def _stored(store: Path, experiment: Sweep, seed: int, code: str) -> list[Row]:
         if (row.seed, row.block_size) == (seed, experiment.block_size) and key in wanted:
             found[key] = found[key] if key in found and found[key].code == code else row
     if not found:
-        raise ValueError(f"{store} holds no row of this grid and seed; run without --draw-only first")
+        raise ValueError(
+            f"{store} holds no row of this grid and seed; run without --draw-only first"
+        )
     if others := sorted({row.code for row in found.values()} - {code}):
         say(f"torchdp sweep: drawn from blocks by other code: {'; '.join(others)}", error=True)
     if lacking := len(wanted - set(found)):
         say(
-            f"torchdp sweep: {lacking} of {len(wanted)} configurations are not yet measured, nor drawn", error=True
+            f"torchdp sweep: {lacking} of {len(wanted)} configurations are not yet measured, nor drawn",
+            error=True,
         )
     return list(found.values())
 
@@ -194,7 +219,9 @@ def load(path: str, smoke: bool) -> Sweep:
         spec.loader.exec_module(module)
         made = module.experiment(smoke) if callable(getattr(module, "experiment", None)) else None
     if made is None:
-        raise ValueError(f"{path} defines no experiment(smoke); see experiments/pairwise/error_vs_n.py")
+        raise ValueError(
+            f"{path} defines no experiment(smoke); see experiments/pairwise/error_vs_n.py"
+        )
     if not isinstance(made, Sweep):
         raise ValueError(f"{path}: experiment(smoke) must return a torchdp.simulate.Sweep")
     return made

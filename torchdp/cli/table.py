@@ -82,7 +82,9 @@ class Axis:
         return [f"{low:g} to {high:g}" for low, high in itertools.pairwise(edges)]
 
 
-def read_parts(path: str, names: Sequence[str], delimiter: str, encoding: str) -> Iterator["pd.DataFrame"]:
+def read_parts(
+    path: str, names: Sequence[str], delimiter: str, encoding: str
+) -> Iterator["pd.DataFrame"]:
     """These columns as text, part by part, rows numbered from 1; a blank line is a row of empty cells.
 
     A file packed by gzip is read as what it holds. Raises ValueError (empty or damaged file, missing column, a row of
@@ -93,12 +95,16 @@ def read_parts(path: str, names: Sequence[str], delimiter: str, encoding: str) -
     path = "/dev/stdin" if path == "-" else path
     delimiter = "\t" if delimiter == "tab" else delimiter
     if len(delimiter) != 1 or delimiter in '"\r\n':
-        raise ValueError(f"--delimiter must be one character, such as ';', or tab, not {delimiter!r}")
+        raise ValueError(
+            f"--delimiter must be one character, such as ';', or tab, not {delimiter!r}"
+        )
     try:
         encoding = "utf-8-sig" if codecs.lookup(encoding).name == "utf-8" else encoding
         "".encode(encoding)
     except (LookupError, UnicodeError) as error:
-        raise ValueError(f"--encoding {encoding!r} is not known; take utf-8, latin-1, cp1252 or utf-16") from error
+        raise ValueError(
+            f"--encoding {encoding!r} is not known; take utf-8, latin-1, cp1252 or utf-16"
+        ) from error
     how: dict[str, Any] = {"sep": delimiter, "encoding": encoding, "chunksize": ROWS}
     how |= {"header": None, "dtype": object, "na_filter": False, "skip_blank_lines": False}
     try:
@@ -113,12 +119,19 @@ def read_parts(path: str, names: Sequence[str], delimiter: str, encoding: str) -
                     short = short or bool((part.iloc[:, -1] == "").any())
                     yield part.iloc[:, where].set_axis(names, axis=1)
             file.seek(0)
-            with pd.read_csv(file, engine="python", **how) as parts:  # slow; tells empty cells from lacking ones
+            # slow; tells empty cells from lacking ones
+            with pd.read_csv(file, engine="python", **how) as parts:
                 for part in parts if short and width > 1 else ():
-                    for row, cells in part.count(axis=1).loc[lambda cells: (cells > 0) & (cells < width)].items():
-                        raise ValueError(f"{path}, row {row}: {cells} cells, the header has {width}")
+                    for row, cells in (
+                        part.count(axis=1).loc[lambda cells: (cells > 0) & (cells < width)].items()
+                    ):
+                        raise ValueError(
+                            f"{path}, row {row}: {cells} cells, the header has {width}"
+                        )
     except pd.errors.EmptyDataError as error:
-        raise ValueError(f"{path} is empty; it needs a header line and one row for each user") from error
+        raise ValueError(
+            f"{path} is empty; it needs a header line and one row for each user"
+        ) from error
     except UnicodeError as error:
         kind = "UTF-8" if encoding == "utf-8-sig" else encoding
         raise ValueError(
@@ -139,12 +152,17 @@ def places(path: str, header: Sequence[str], names: Sequence[str], delimiter: st
             found = "is missing" if name not in header else "occurs more than once"
             # Without a header line the first row would be a user's: its cells are not shown.
             other = next((each for each in ",;\t|" if len(header) == 1 and each in header[0]), None)
-            near = get_close_matches(name, header, 1)  # of a name that is nearly there: no user's cell
+            # of a name that is nearly there: no user's cell
+            near = get_close_matches(name, header, 1)
             hint = f"; did you mean {near[0]!r}?" if near and near[0] != name else ""
             hint = (
-                hint if other is None else f"; its delimiter may be {other!r}, not {delimiter!r}: see --delimiter"
+                hint
+                if other is None
+                else f"; its delimiter may be {other!r}, not {delimiter!r}: see --delimiter"
             )
-            raise ValueError(f"column {name!r} {found} in the header of {path} ({len(header)} columns){hint}")
+            raise ValueError(
+                f"column {name!r} {found} in the header of {path} ({len(header)} columns){hint}"
+            )
     return [header.index(name) for name in names]
 
 
@@ -232,13 +250,17 @@ def parse_bounds(
                 f"of the years {YEARS[0]} to {YEARS[1]}, the first one first"
             )
         if name not in columns:
-            raise ValueError(f"--bounds names {name!r}, which is not one of --columns {' '.join(columns)}")
+            raise ValueError(
+                f"--bounds names {name!r}, which is not one of --columns {' '.join(columns)}"
+            )
         if name in bounds:
             raise ValueError(f"--bounds gives {name!r} twice")
         if not low < high:
             raise ValueError(f"--bounds {text!r}: the lower end must be below the upper one")
         if not 1 / WIDEST <= high - low <= WIDEST:
-            raise ValueError(f"--bounds {text!r}: high - low must lie between {1 / WIDEST:g} and {WIDEST:g}")
+            raise ValueError(
+                f"--bounds {text!r}: high - low must lie between {1 / WIDEST:g} and {WIDEST:g}"
+            )
         bounds[name] = (low, high)
         since |= {} if first is None else {name: first}
     return bounds, since
@@ -259,7 +281,9 @@ def read_users(
     import pandas as pd
 
     if options.group in options.columns:
-        raise ValueError(f"--group {options.group} is one of --columns: a group is public, and not asked about")
+        raise ValueError(
+            f"--group {options.group} is one of --columns: a group is public, and not asked about"
+        )
     names = [*options.columns, *([] if options.group is None else [options.group])]
 
     def read(name: str, cells: "pd.Series[str]") -> object:
@@ -274,7 +298,9 @@ def read_users(
         for part in read_parts(options.csv, names, options.delimiter, options.encoding)
     ]
     if not parts:
-        raise ValueError(f"{options.csv} holds 0 rows below its header; it needs one row for each user")
+        raise ValueError(
+            f"{options.csv} holds 0 rows below its header; it needs one row for each user"
+        )
     return _without_missing(pd.concat(parts), options.missing, notes)
 
 
@@ -302,12 +328,16 @@ def _without_missing(users: "pd.DataFrame", policy: str, notes: list[str]) -> "p
             "--missing drop leaves them out"
         )
     if count == len(users):
-        raise ValueError(f"--missing drop leaves no user: all {count} rows lack a cell of {', '.join(users)}")
+        raise ValueError(
+            f"--missing drop leaves no user: all {count} rows lack a cell of {', '.join(users)}"
+        )
     notes.append(f"{count} of {len(users)} users are left out, because a cell is missing; {SEEN}")
     return users[~lacking]
 
 
-def bounded(users: "pd.DataFrame", name: str, bins: Bins, policy: str, notes: list[str]) -> "pd.DataFrame":
+def bounded(
+    users: "pd.DataFrame", name: str, bins: Bins, policy: str, notes: list[str]
+) -> "pd.DataFrame":
     """With numbers of a column between its bounds. Raises ValueError where others are refused, or nobody is left."""
     outside = ~users[name].between(bins.low, bins.high)
     count, stated = int(outside.sum()), f"the stated bounds {bins.low:g}:{bins.high:g}"
@@ -324,7 +354,9 @@ def bounded(users: "pd.DataFrame", name: str, bins: Bins, policy: str, notes: li
             "--out-of-bounds clip or drop"
         )
     if count == len(users):
-        raise ValueError(f"--out-of-bounds drop leaves no user: all {count} numbers of {name} are beyond {stated}")
+        raise ValueError(
+            f"--out-of-bounds drop leaves no user: all {count} numbers of {name} are beyond {stated}"
+        )
     notes.append(f"{count} of {len(users)} users are left out, {name} is beyond {stated}; {SEEN}")
     return users[~outside]
 

@@ -24,7 +24,9 @@ class Batches(Mapping[str, str]):
     """
 
     def __init__(self, entries: Mapping[str, str] | None = None) -> None:
-        self._shared = {name: (index, text) for index, (name, text) in enumerate((entries or {}).items())}
+        self._shared = {
+            name: (index, text) for index, (name, text) in enumerate((entries or {}).items())
+        }
         self._size, self._right = len(self._shared), [True]
 
     def with_(self, fresh: Mapping[str, str]) -> "Batches":
@@ -36,7 +38,9 @@ class Batches(Mapping[str, str]):
             longer._shared = self._shared
         except IndexError:
             longer._shared = dict(list(self._shared.items())[: self._size])
-        longer._shared.update((name, (self._size + i, text)) for i, (name, text) in enumerate(fresh.items()))
+        longer._shared.update(
+            (name, (self._size + i, text)) for i, (name, text) in enumerate(fresh.items())
+        )
         return longer
 
     def __getitem__(self, name: str) -> str:
@@ -137,7 +141,9 @@ class Collection(Brief):
                     "merge the batches one by one"
                 )
             batches, tally = batches.with_(other.batches), self.protocol.add(tally, other.tally)
-        return self if len(batches) == len(self.batches) else Collection(self.protocol, batches, tally)
+        return (
+            self if len(batches) == len(self.batches) else Collection(self.protocol, batches, tally)
+        )
 
     def estimate(self) -> Estimate:
         """What is asked, of the users who have arrived. Raises ValueError for too few of them.
@@ -168,7 +174,9 @@ class Collection(Brief):
         proxy, found = self.protocol.variance_proxy, self.estimate()
         twice = -2 * math.log(miss / max(1, found.value.numel()))
         spread = best / (math.log1p(twice) + twice)
-        variance = proxy.to(found.value.device) * (self.n + spread) * (math.log1p(self.n / spread) + twice)
+        variance = (
+            proxy.to(found.value.device) * (self.n + spread) * (math.log1p(self.n / spread) + twice)
+        )
         half = variance.sqrt() / self.n + found.bias
         low, high = ((found.centre + sign * half).clamp(*found.limits) for sign in (-1, 1))
         return low, high

@@ -124,7 +124,11 @@ def _largest(covariance: Tensor, least: Tensor) -> Tensor:
     if not m:
         return torch.ones_like(least)
     scale = covariance.diagonal(dim1=-2, dim2=-1).clamp_min(torch.finfo(torch.float64).tiny).sqrt()
-    R = (covariance / scale[..., None] / scale[..., None, :]).expand(*p.shape, m, m).reshape(-1, m, m)
+    R = (
+        (covariance / scale[..., None] / scale[..., None, :])
+        .expand(*p.shape, m, m)
+        .reshape(-1, m, m)
+    )
     values, vectors = torch.linalg.eigh(R)  # a covariance may be singular
     roots = vectors * values.clamp_min(0).sqrt()[:, None]
     generator = keyed_generator(b"torchdp.collection.any")
@@ -136,7 +140,8 @@ def _largest(covariance: Tensor, least: Tensor) -> Tensor:
     for correlation, root, level in zip(R, roots, p.flatten().tolist(), strict=True):
         tail = min(max(level, 1e-300), 1.0) / 2
         z = -float(ndtri(tail))
-        beyond = torch.from_numpy(-ndtri((tail * uniform).clamp_min(1e-300).numpy()))  # a normal above z
+        # a normal above z
+        beyond = torch.from_numpy(-ndtri((tail * uniform).clamp_min(1e-300).numpy()))
         Z = normal @ root.mT
         Z = Z + (beyond - Z[draw, place])[:, None] * correlation[place]
         # the one that is beyond counts, whatever rounding says
@@ -156,7 +161,10 @@ def _widest(stretches: list[Stretch], level: float) -> Tensor:
 @on_host
 def _tails(z: Tensor, stretch: Stretch) -> Tensor:
     """p whose ends lie z normal deviations away, by lines between the logarithms of TAILS, the first at least."""
-    each = [torch.as_tensor(quantile(1 - p) * stretch(1 - p), dtype=torch.float64).cpu() for p in TAILS.tolist()]
+    each = [
+        torch.as_tensor(quantile(1 - p) * stretch(1 - p), dtype=torch.float64).cpu()
+        for p in TAILS.tolist()
+    ]
     ends = torch.stack([*(end.expand(z.shape) for end in each), torch.zeros_like(z)])
     logs = torch.cat([TAILS.log(), TAILS.new_zeros(1)])
     place = (ends >= z).sum(0).clamp(1, len(TAILS))
@@ -174,7 +182,9 @@ def compare(first: Collection | Journal, second: Collection | Journal) -> Differ
     """
     first, second = held("first", first), held("second", second)
     if not same(first.protocol.subject, second.protocol.subject):
-        raise ValueError("first and second must estimate the same thing: their protocols have different subjects")
+        raise ValueError(
+            "first and second must estimate the same thing: their protocols have different subjects"
+        )
     shared = first.batches.items() & second.batches.items()
     if shared:
         raise ValueError(

@@ -63,7 +63,8 @@ CODES = {  # what the system refuses; all else that SQLite complains about is da
     sqlite3.SQLITE_READONLY: errno.EACCES,
 }
 
-_turn = threading.RLock()  # nobody forks inside a transaction: a child would believe it held its parent's locks
+# nobody forks inside a transaction: a child would believe it held its parent's locks
+_turn = threading.RLock()
 
 
 def _fresh_turn() -> None:
@@ -73,7 +74,9 @@ def _fresh_turn() -> None:
 
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(
-        before=lambda: _turn.acquire(), after_in_parent=lambda: _turn.release(), after_in_child=_fresh_turn
+        before=lambda: _turn.acquire(),
+        after_in_parent=lambda: _turn.release(),
+        after_in_child=_fresh_turn,
     )
 
 
@@ -102,14 +105,18 @@ class Journal(Brief):
 
     _printed = ("path", "protocol")
 
-    def __init__(self, path: str | os.PathLike[str], protocol: MessageProtocol[Any, Any] | None = None) -> None:
+    def __init__(
+        self, path: str | os.PathLike[str], protocol: MessageProtocol[Any, Any] | None = None
+    ) -> None:
         self.path = checks.path("path", path).absolute()
         given = None if protocol is None else Collection.of(protocol)
         with _turn, self._explained():
             if given is not None:
                 _make_folder(self.path.parent)
             new = self._unwritten(given is None)
-            with self._transaction("IMMEDIATE" if new else "DEFERRED", "rwc" if new else "rw") as db:
+            with self._transaction(
+                "IMMEDIATE" if new else "DEFERRED", "rwc" if new else "rw"
+            ) as db:
                 if protocol is not None and not self.path.stat().st_size:
                     _begin(db, protocol)
                 self._header = self._checked_header(db)
@@ -143,7 +150,9 @@ class Journal(Brief):
                     return merged
                 row = json.dumps(dict(other.batches)), other.n, to_bytes(other.tally)
                 end = _chained(self._end, *row)
-                db.execute("INSERT INTO batches VALUES (?, ?, ?, ?, ?)", (self._rows + 1, *row, end))
+                db.execute(
+                    "INSERT INTO batches VALUES (?, ?, ?, ?, ?)", (self._rows + 1, *row, end)
+                )
                 db.execute("UPDATE ends SET batches = ?, checksum = ?", (self._rows + 1, end))
             self._collection, self._rows, self._end = merged, self._rows + 1, end
         return merged
@@ -168,7 +177,9 @@ class Journal(Brief):
     def _empty(self, given: Collection | None) -> Collection:
         """Before the first batch, under the protocol of the file."""
         if self._header[0] != FORMAT:
-            raise ValueError(f"{self.path} is a journal of format {self._header[0]!r}, not {FORMAT!r}")
+            raise ValueError(
+                f"{self.path} is a journal of format {self._header[0]!r}, not {FORMAT!r}"
+            )
         stored, classes = json.loads(zlib.decompress(self._header[1])), dict[str, type]()
         device = torch.device("cpu")
         if given is not None:
@@ -185,7 +196,9 @@ class Journal(Brief):
         try:
             return Collection.of(made(stored, MessageProtocol, classes, device, ROOMS))
         except TypeError as error:
-            raise ValueError(f"{self.path}: another version of torchdp wrote its protocol ({error})") from error
+            raise ValueError(
+                f"{self.path}: another version of torchdp wrote its protocol ({error})"
+            ) from error
 
     def _read(self, db: sqlite3.Connection) -> Collection:
         """The collection with the rows that this object has not seen, each checked."""
@@ -200,7 +213,9 @@ class Journal(Brief):
             if number != rows or checksum != end:
                 raise self._damaged(f"row {rows}")
             names, n, data = row
-            total = total.merge(Collection(self.protocol, Batches(json.loads(names)), self._tally(n, data)))
+            total = total.merge(
+                Collection(self.protocol, Batches(json.loads(names)), self._tally(n, data))
+            )
         if db.execute("SELECT * FROM ends").fetchall() != [(rows, end)]:
             raise self._damaged(f"its end is not row {rows}")
         self._collection, self._rows, self._end = total, rows, end
@@ -224,7 +239,9 @@ class Journal(Brief):
                     "journal of the other: copy the file, or use a symbolic link"
                 )
             target = f"{self.path.as_uri()}?mode={mode}"
-            with closing(sqlite3.connect(target, timeout=PATIENCE, isolation_level=None, uri=True)) as db:
+            with closing(
+                sqlite3.connect(target, timeout=PATIENCE, isolation_level=None, uri=True)
+            ) as db:
                 for setting in ("synchronous = FULL", "fullfsync = ON", "journal_mode = PERSIST"):
                     db.execute(f"PRAGMA {setting}")
                 db.execute(f"BEGIN {kind}")
@@ -254,12 +271,16 @@ class Journal(Brief):
         except sqlite3.Error as error:
             code = CODES.get(getattr(error, "sqlite_errorcode", -1) & 0xFF)
             if code is None:
-                raise ValueError(f"{self.path} is not a journal, or damaged ({error}); left as it is") from error
+                raise ValueError(
+                    f"{self.path} is not a journal, or damaged ({error}); left as it is"
+                ) from error
             raise OSError(code, f"{error}; {KEPT}", str(self.path)) from error
         except OSError as error:
             if KEPT in str(error):
                 raise
-            raise OSError(error.errno, f"{error.strerror or error}; {KEPT}", str(self.path)) from error
+            raise OSError(
+                error.errno, f"{error.strerror or error}; {KEPT}", str(self.path)
+            ) from error
 
 
 def _renewed(stored: Any, classes: dict[str, type]) -> Any:
@@ -274,8 +295,13 @@ def _begin(db: sqlite3.Connection, protocol: MessageProtocol[Any, Any]) -> None:
     """The tables of a new file. Raises TypeError for a protocol that cannot be made again from its fields."""
     classes: dict[str, type] = {}
     written = described(protocol, classes)
-    if difference(written, described(made(written, MessageProtocol, classes, rooms=ROOMS))) is not None:
-        raise TypeError(f"protocol must be made from its fields alone, as {type(protocol).__name__} is not")
+    if (
+        difference(written, described(made(written, MessageProtocol, classes, rooms=ROOMS)))
+        is not None
+    ):
+        raise TypeError(
+            f"protocol must be made from its fields alone, as {type(protocol).__name__} is not"
+        )
     packed = zlib.compress(json.dumps(written).encode(), 1)
     start = _chained(b"", FORMAT, packed)
     for table in TABLES:

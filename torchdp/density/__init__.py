@@ -33,7 +33,13 @@ from torchdp.density.gaussian import GaussianFourier, GaussianOrthogonal, Gaussi
 from torchdp.density.inner_product import InnerProduct, InnerProductRotated, Projected
 from torchdp.density.kde import CentralKDE, SecureKDE, ShuffledKDE
 from torchdp.density.laplacian import Exponential, LaplacianSigns
-from torchdp.density.learning import ShuffledClasses, class_counts, classify, nearest_centre, nearest_words
+from torchdp.density.learning import (
+    ShuffledClasses,
+    class_counts,
+    classify,
+    nearest_centre,
+    nearest_words,
+)
 from torchdp.density.waves import ExponentialKernel, Gaussian, Laplacian, Waves
 
 __all__ = [

@@ -30,7 +30,8 @@ MOST_MESSAGES = 2048.0
 SCALES = torch.logspace(-1.5, 2, 90, dtype=torch.float64, device="cpu")  # of steps
 NEAR = 1.01  # of the least error: fewest messages win among those below
 FINE = 0.01  # of the variance of noise: steps whose rounding is below are fine enough
-AGAIN, CLOSE = 3, 1.02  # how often a prediction is corrected, and how much more error is no reason to
+# how often a prediction is corrected, and how much more error is no reason to
+AGAIN, CLOSE = 3, 1.02
 Law = type[PoissonSum] | type[BoundedSum]
 # The others that torchdp.shuffle has take bits alone, or have more noise: a test says so of each.
 LAWS: tuple[Law, ...] = (PoissonSum, BoundedSum)
@@ -88,7 +89,9 @@ def plans(
 
 def _waves(family: Waves, limit: float, mean: bool, device: torch.device) -> Iterator[Plan]:
     low, high = torch.as_tensor(family.box, dtype=torch.float64, device=device)
-    points = torch.quasirandom.SobolEngine(family.dimension).draw(CROWD, dtype=torch.float64).to(device)
+    points = (
+        torch.quasirandom.SobolEngine(family.dimension).draw(CROWD, dtype=torch.float64).to(device)
+    )
     crowd = low + (high - low) * points
     for count in COUNTS:
         bounds = [one.average if mean else one.worst for one in lattices(family)]
@@ -112,12 +115,16 @@ def _orthogonal(family: GaussianOrthogonal, generator: torch.Generator) -> Itera
         features = family.draw(count, generator=generator)
         even = torch.full((2 * count,), 1.0, dtype=torch.float64)
         gain = even / (2 * float(count) ** 2)
-        yield Plan(f"{count} orthogonal waves", features, 1 / (2 * count), gain, even, float(count), arc())
+        yield Plan(
+            f"{count} orthogonal waves", features, 1 / (2 * count), gain, even, float(count), arc()
+        )
 
 
 def _products(kernel: InnerProductFamily, generator: torch.Generator) -> Plan:
     """Coordinates that a rotation makes nearly normal, of deviation R/width."""
-    family = kernel if isinstance(kernel, InnerProductRotated) else InnerProductRotated(kernel.dimension)
+    family = (
+        kernel if isinstance(kernel, InnerProductRotated) else InnerProductRotated(kernel.dimension)
+    )
     features = family.draw(1, generator=generator)
     even = torch.ones(features.instances, dtype=torch.float64)
     normal = torch.special.ndtri((torch.arange(64, dtype=torch.float64) + 0.5) / 64)
@@ -202,7 +209,9 @@ class Question:
         """All scales and noises within the messages, no accounting run; factors: of each one's predicted variance."""
         scales = SCALES[SCALES * plan.shape.max() <= MOST_STEPS]
         for law in LAWS:
-            variance = factors.get(law, 1.0) * self.variance(law, plan.gamma * scales.square(), len(plan.shape))
+            variance = factors.get(law, 1.0) * self.variance(
+                law, plan.gamma * scales.square(), len(plan.shape)
+            )
             parts = self.parts(plan, law, scales, variance)
             coarse = parts[:, 1] > FINE * parts[:, 2]
             coarse[1:] = coarse[:-1].clone()  # and the first that is fine
@@ -224,13 +233,25 @@ class Options(TypedDict, total=False):
 
 @overload
 def choose(
-    kernel: Kernel, *, epsilon: float, delta: float, n: int, classes: None = ..., **more: Unpack[Options]
+    kernel: Kernel,
+    *,
+    epsilon: float,
+    delta: float,
+    n: int,
+    classes: None = ...,
+    **more: Unpack[Options],
 ) -> Choice[ShuffledKDE]: ...
 
 
 @overload
 def choose(
-    kernel: Kernel, *, epsilon: float, delta: float, n: int | None = ..., classes: Tensor, **more: Unpack[Options]
+    kernel: Kernel,
+    *,
+    epsilon: float,
+    delta: float,
+    n: int | None = ...,
+    classes: Tensor,
+    **more: Unpack[Options],
 ) -> Choice[ShuffledClasses]: ...
 
 
@@ -283,7 +304,9 @@ def choose(
     absent, most = checks.integer("absent", absent, 0, users - 1), float(most_messages)
     if not most > 0:
         raise ValueError(f"most_messages must be positive, not {most}")
-    asked = Question(users, checks.positive("epsilon", epsilon), checks.fraction("delta", delta), absent, most)
+    asked = Question(
+        users, checks.positive("epsilon", epsilon), checks.fraction("delta", delta), absent, most
+    )
     mean = checks.instance("objective", objective, Objective) is Objective.MEAN
     generator = _same() if generator is None else generator
     limit = math.sqrt(2) * asked.sigma / users
@@ -313,11 +336,20 @@ def _certified(tried: list[Plan], asked: Question) -> tuple[Found, ShuffledKDE]:
         if not every:
             break
         least = min(found.error for found in every)
-        best = min((found for found in every if found.error <= NEAR * least), key=lambda found: found.parts[4])
+        best = min(
+            (found for found in every if found.error <= NEAR * least),
+            key=lambda found: found.parts[4],
+        )
         steps = best.scale * best.plan.shape
         try:
             kde = ShuffledKDE.calibrated(
-                best.plan.features, best.law, asked.n, asked.epsilon, asked.delta, asked.absent, steps=steps
+                best.plan.features,
+                best.law,
+                asked.n,
+                asked.epsilon,
+                asked.delta,
+                asked.absent,
+                steps=steps,
             )
         except ValueError:  # so much noise is not followed
             factors[best.law] = math.inf

@@ -48,10 +48,13 @@ class Density(Estimate):
         checks.instance("features", self.features, Features)
         checks.instance("guarantee", self.guarantee, Guarantee)
         value, error = (
-            checks.floating(name, getattr(self, name)).double() for name in ("value", "standard_error")
+            checks.floating(name, getattr(self, name)).double()
+            for name in ("value", "standard_error")
         )
         if value.ndim < 1 or value.shape[-1] != self.features.instances:
-            raise ValueError(f"value must have shape (..., {self.features.instances}), not {tuple(value.shape)}")
+            raise ValueError(
+                f"value must have shape (..., {self.features.instances}), not {tuple(value.shape)}"
+            )
         try:
             error = error.to(value.device).expand(value.shape)
         except RuntimeError:
@@ -81,7 +84,9 @@ class Density(Estimate):
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Everything above, into one file. Raises OSError; TypeError for an error that is a function (SecureKDE's)."""
-        checks.path("path", path).write_text(json.dumps(described(self, name="density")), encoding="ascii")
+        checks.path("path", path).write_text(
+            json.dumps(described(self, name="density")), encoding="ascii"
+        )
 
     @staticmethod
     def load(path: str | os.PathLike[str]) -> "Density":
@@ -91,9 +96,13 @@ class Density(Estimate):
         """
         text = checks.path("path", path).read_bytes()
         try:
-            return checks.instance("the file", made(json.loads(text), Density, rooms=ROOMS), Density)
+            return checks.instance(
+                "the file", made(json.loads(text), Density, rooms=ROOMS), Density
+            )
         except (ValueError, TypeError, LookupError, AttributeError, RuntimeError) as error:
-            raise ValueError(f"{os.fspath(path)} holds no Density; write it with Density.save") from error
+            raise ValueError(
+                f"{os.fspath(path)} holds no Density; write it with Density.save"
+            ) from error
 
     def _rights(self, y: Tensor) -> Iterator[Tensor]:
         """g(y) part by part, (some, instances), float64."""
@@ -123,7 +132,9 @@ def kernel_means(family: Family, x: Tensor, y: Tensor, *, counts: Tensor | None 
     """
     family = checks.instance("family", family, Family)
     x, y = family.validate(x).detach(), family.queries(y).detach()
-    weights = torch.ones_like(x[:, 0]) if counts is None else checks.counts("counts", counts, len(x))
+    weights = (
+        torch.ones_like(x[:, 0]) if counts is None else checks.counts("counts", counts, len(x))
+    )
     total = torch.zeros(len(y), dtype=torch.float64, device=x.device)
     size = max(1, NUMBERS_AT_ONCE // max(1, len(y)))
     for part, weight in zip(x.split(size), weights.double().split(size), strict=True):
@@ -155,7 +166,9 @@ def crowd_counted(
 
 def rounding_variances(features: Features, crowd: Crowd, steps: Tensor) -> Tensor:
     """Of the sums of f that rounding leaves: sum_u 4 R^2 theta (1 - theta)/steps^2, (*batch, instances) float64."""
-    total = crowd.values.new_zeros(*crowd.counts.shape[:-1], features.instances, dtype=torch.float64)
+    total = crowd.values.new_zeros(
+        *crowd.counts.shape[:-1], features.instances, dtype=torch.float64
+    )
     for share, counts in features.of_crowd(crowd, features.share):
         rest = _parts(share, steps)[1]
         total += combined(counts.double(), rest * (1 - rest))
@@ -203,7 +216,8 @@ class OfFeatures(Protocol[Crowd]):
         if self.steps is None:
             rounding = 0.0 if self.law.takes_numbers else n * self.features.rounding
             return (rounding + 4 * self.features.bound**2 * noise) / float(n) ** 2
-        rest = self.steps.clamp(max=0.5) if self.features.rounding else self.steps.frac()  # of u, the worst
+        # of u, the worst
+        rest = self.steps.clamp(max=0.5) if self.features.rounding else self.steps.frac()
         return 4 * self.features.bound**2 * (n * rest * (1 - rest) + noise) / (self.steps * n) ** 2
 
     def density_mse(self, summary: Crowd, y: Tensor) -> MeanSquaredError:
@@ -217,11 +231,17 @@ class OfFeatures(Protocol[Crowd]):
         right = self.features.right(y).double() / self.features.repetitions
         truth = kernel_means(self.features.family, summary.values, y, counts=summary.counts)
         feature = (right @ self.exact(summary) + self.features.constant - truth).square()
-        return MeanSquaredError(feature, *(right.square() @ part for part in self._variances(summary)))
+        return MeanSquaredError(
+            feature, *(right.square() @ part for part in self._variances(summary))
+        )
 
     def _variances(self, summary: Crowd) -> tuple[Tensor, Tensor]:
         """Of the means, by rounding and by privacy noise, (instances,) each."""
-        n, bound, (total, squares) = alike(summary.n), self.features.bound, self.features.sums(summary)
+        n, bound, (total, squares) = (
+            alike(summary.n),
+            self.features.bound,
+            self.features.sums(summary),
+        )
         noise = self.law.spread((n + total / bound) / 2, n)
         if self.steps is None:
             rounding = (n * bound**2 - squares).clamp_min(0) * (not self.law.takes_numbers)
@@ -233,10 +253,19 @@ class OfFeatures(Protocol[Crowd]):
     def _density(self, tally: Tally) -> Density:
         n, bound = alike(tally.n), self.features.bound
         total = self.law.decode(tally["total"], n)
-        value = bound * (2 * (total if self.steps is None else total / self.steps.to(total)) / n - 1)
+        value = bound * (
+            2 * (total if self.steps is None else total / self.steps.to(total)) / n - 1
+        )
         error = self._largest(n).sqrt().to(value.device).expand_as(value)
         return Density(
-            value, error, tally.n, 0.0, None, (-bound, bound), features=self.features, guarantee=self.guarantee
+            value,
+            error,
+            tally.n,
+            0.0,
+            None,
+            (-bound, bound),
+            features=self.features,
+            guarantee=self.guarantee,
         )
 
     def _users(self, summary: Crowd) -> Crowd:
@@ -263,6 +292,10 @@ def moved(features: Features, steps: Tensor | None = None) -> Sensitivity:
         flips = features.composed
     else:
         flips = features.instances  # a number that is zero is no fair coin
-        gamma, most, largest = features.gamma(steps), float(steps.square().sum()), float(steps.max())
+        gamma, most, largest = (
+            features.gamma(steps),
+            float(steps.square().sum()),
+            float(steps.max()),
+        )
     room = 2 * ERROR * most**0.5
     return Sensitivity(features.instances, min((gamma**0.5 + room) ** 2, most), flips, largest)

@@ -49,7 +49,9 @@ def fused(x: Tensor) -> bool:
     return x.dtype == torch.float32 and keyed(x.device)
 
 
-def fused_ones(x: Tensor, frequencies: Tensor, phases: Tensor, draws: Simulated, shape: tuple[int, ...]) -> Tensor:
+def fused_ones(
+    x: Tensor, frequencies: Tensor, phases: Tensor, draws: Simulated, shape: tuple[int, ...]
+) -> Tensor:
     """Ones of rounded cosines: frequencies (d, I), phases (waves, I) -> (*shape, I waves) int64."""
     waves, starts = _turns(x, frequencies), _turns(x, phases)
     repeats = torch.Size(shape).numel()
@@ -130,7 +132,9 @@ class Family(Brief, ABC):
 
     def validate(self, x: Tensor) -> Tensor:
         """``x`` as users' vectors (n, d), n >= 1, float32 or float64, in the domain. Raises TypeError, ValueError."""
-        return self.inside("x", checks.shaped("x", self._points("x", x), "n", self.dimension, note=" with n >= 1"))
+        return self.inside(
+            "x", checks.shaped("x", self._points("x", x), "n", self.dimension, note=" with n >= 1")
+        )
 
     def queries(self, y: Tensor) -> Tensor:
         """``y`` as queries (q, d), float32 or float64. Raises TypeError, ValueError."""
@@ -142,7 +146,9 @@ class Family(Brief, ABC):
         return points
 
     def _points(self, name: str, value: Tensor) -> Tensor:
-        value = checks.shaped(name, checks.precise(name, value), ..., "n", self.dimension, empty=True)
+        value = checks.shaped(
+            name, checks.precise(name, value), ..., "n", self.dimension, empty=True
+        )
         checks.finite(**{name: value})
         return value
 
@@ -264,7 +270,9 @@ class Features(Brief, ABC):
 
     def sums(self, crowd: Crowd) -> tuple[Tensor, Tensor]:
         """Sums over users of f_i(x)_j and of its square, (*batch, instances) float64 each, unchecked."""
-        total, squares = crowd.values.new_zeros(2, *crowd.counts.shape[:-1], self.instances, dtype=torch.float64)
+        total, squares = crowd.values.new_zeros(
+            2, *crowd.counts.shape[:-1], self.instances, dtype=torch.float64
+        )
         for left, counts in self.of_crowd(crowd, self.f):
             total += combined(counts.double(), left.double())
             squares += combined(counts.double(), left.double().square())
@@ -277,7 +285,10 @@ class Features(Brief, ABC):
 
         So many at a time that ``times`` repeats of the whole batch stay small.
         """
-        rows, size = crowd.rows, max(1, self.at_once // max(1, times * crowd.counts[..., 0].numel()))
+        rows, size = (
+            crowd.rows,
+            max(1, self.at_once // max(1, times * crowd.counts[..., 0].numel())),
+        )
         for x, counts in zip(rows.split(size, -2), crowd.counts.split(size, -1), strict=True):
             yield of(x.flatten(0, -2)).view(*x.shape[:-1], -1), counts
 
@@ -324,7 +335,10 @@ class SignFeatures(Features):
         return self.positive(x)
 
     def ones(self, x: Tensor, draws: Simulated, shape: tuple[int, ...]) -> Tensor:
-        total, positive = torch.zeros(self.instances, dtype=torch.int64, device=x.device), self.over(x)
+        total, positive = (
+            torch.zeros(self.instances, dtype=torch.int64, device=x.device),
+            self.over(x),
+        )
         for part in self.parts(x):
             total += count(positive(part))
         return total.expand(*shape, self.instances)

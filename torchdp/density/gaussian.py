@@ -45,8 +45,12 @@ class GaussianKernel(Family):
         """Independent frequencies (d, repetitions) and phases (repetitions,)."""
         repetitions, generator = drawn(repetitions, generator)
         shape = (self.dimension, repetitions)
-        normal = torch.randn(shape, dtype=torch.float64, device=generator.device, generator=generator)
-        turns = torch.rand(repetitions, dtype=torch.float64, device=generator.device, generator=generator)
+        normal = torch.randn(
+            shape, dtype=torch.float64, device=generator.device, generator=generator
+        )
+        turns = torch.rand(
+            repetitions, dtype=torch.float64, device=generator.device, generator=generator
+        )
         return normal * (math.sqrt(2) / self.bandwidth), turns * (2 * math.pi)
 
 
@@ -166,10 +170,18 @@ class GaussianOrthogonal(GaussianKernel):
     def draw(self, repetitions: int, *, generator: torch.Generator) -> "OrthogonalFeatures":
         repetitions, generator = drawn(repetitions, generator)
         d, blocks = self.dimension, -(-repetitions // self.dimension)
-        normal = torch.randn(blocks, d, d, dtype=torch.float64, device=generator.device, generator=generator)
+        normal = torch.randn(
+            blocks, d, d, dtype=torch.float64, device=generator.device, generator=generator
+        )
         q, r = torch.linalg.qr(normal)
-        directions = (q * r.diagonal(dim1=-2, dim2=-1).sign()[:, None]).transpose(0, 1).flatten(1)[:, :repetitions]
-        squares = 2 * torch._standard_gamma(normal.new_full((repetitions,), d / 2), generator=generator)
+        directions = (
+            (q * r.diagonal(dim1=-2, dim2=-1).sign()[:, None])
+            .transpose(0, 1)
+            .flatten(1)[:, :repetitions]
+        )
+        squares = 2 * torch._standard_gamma(
+            normal.new_full((repetitions,), d / 2), generator=generator
+        )
         frequencies = directions * squares.sqrt() * (math.sqrt(2) / self.bandwidth)
         return OrthogonalFeatures(self, repetitions, frequencies)
 
@@ -181,7 +193,8 @@ class CircleFeatures(Features):
     frequencies: Tensor
 
     def f(self, x: Tensor) -> Tensor:
-        angles = (x @ self.frequencies.to(x)).nan_to_num_(0.0, 0.0, 0.0)  # overflow too must stay on the circle
+        # overflow too must stay on the circle
+        angles = (x @ self.frequencies.to(x)).nan_to_num_(0.0, 0.0, 0.0)
         return torch.stack([angles.cos(), angles.sin()], -1).flatten(-2)
 
     def gamma(self, steps: Tensor) -> float:
@@ -215,7 +228,13 @@ class OrthogonalFeatures(CircleFeatures):
         if not radius * float(waves.norm(dim=0).max()) < FARTHEST:
             return float(self.repetitions)
         most = float(_most(waves, self.family.dimension, 2 * radius).sum())
-        room = (len(waves) + 8) * 2.0**-52 * radius * float(waves.norm(dim=0).max()) * math.sqrt(self.repetitions)
+        room = (
+            (len(waves) + 8)
+            * 2.0**-52
+            * radius
+            * float(waves.norm(dim=0).max())
+            * math.sqrt(self.repetitions)
+        )
         return min(float(self.repetitions), (math.sqrt(most) + room) ** 2)
 
     def share(self, x: Tensor) -> Tensor:
@@ -234,19 +253,22 @@ def _most(waves: Tensor, size: int, distance: float) -> Tensor:
 
     The bound is convex in the multiplier: the best of a grid lies next to the best of all.
     """
-    padded = torch.nn.functional.pad(waves, (0, -waves.shape[1] % size))  # by zeros, which gain nothing
+    # by zeros, which gain nothing
+    padded = torch.nn.functional.pad(waves, (0, -waves.shape[1] % size))
     blocks = padded.unflatten(1, (-1, size)).transpose(0, 1)  # (blocks, d, size)
     lengths = blocks.norm(dim=1)
     held, longest = lengths > 0, lengths.amax(1, keepdim=True).clamp_min(1e-300)
     lengths = torch.where(held, lengths, longest)
     stretch = torch.linalg.matrix_norm(blocks / lengths[:, None], ord=2) * (1 + 1e-9)
     steps = torch.linspace(0, 1, POINTS, dtype=torch.float64, device=waves.device)
-    start, end = torch.zeros_like(stretch), torch.ones_like(stretch)  # angles of the longest, in half turns
+    # angles of the longest, in half turns
+    start, end = torch.zeros_like(stretch), torch.ones_like(stretch)
     best = held.sum(1).double()
     for _ in range(CLOSER):
         angles = start[:, None] + (end - start)[:, None] * steps
         multiplier = longest.square() / 4 * torch.sinc(angles).clamp_min(0)  # (blocks, POINTS)
-        slope = 4 * multiplier[..., None] / lengths[:, None].square()  # sin(a)/a at the best a, 0 from 1 on
+        # sin(a)/a at the best a, 0 from 1 on
+        slope = 4 * multiplier[..., None] / lengths[:, None].square()
         a = between(lambda a: torch.sinc(a / math.pi) - slope, torch.zeros_like(slope), math.pi)  # noqa: B023
         gained = (((a / 2).sin().square() - slope / 4 * a.square()) * held[:, None]).sum(2)
         bound, at = (multiplier * (stretch * distance).square()[:, None] + gained).min(1)

@@ -63,7 +63,8 @@ class Projected(Family):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not isinstance(self.family, GaussianFourier | GaussianSquareWave):  # others bound norms first
+        # others bound norms first
+        if not isinstance(self.family, GaussianFourier | GaussianSquareWave):
             kind = type(self.family).__name__
             raise TypeError(f"family must be a GaussianFourier or a GaussianSquareWave, not {kind}")
         checks.integer("dimension", self.dimension, self.family.dimension)
@@ -89,7 +90,9 @@ class Projected(Family):
         inner = self.family.draw(repetitions, generator=generator)
         size = power_of_two(self.dimension)
         signs = random_signs((size,), generator)
-        rows = torch.randperm(size, device=generator.device, generator=generator)[: self.family.dimension]
+        rows = torch.randperm(size, device=generator.device, generator=generator)[
+            : self.family.dimension
+        ]
         return ProjectedFeatures(self, repetitions, inner, signs, rows)
 
     def k(self, x: Tensor, y: Tensor) -> Tensor:
@@ -215,7 +218,9 @@ class InnerProductRotated(InnerProductFamily):
 
     def draw(self, repetitions: int, *, generator: torch.Generator) -> "RotatedFeatures":
         repetitions, generator = drawn(repetitions, generator)
-        return RotatedFeatures(self, repetitions, random_signs((repetitions, self.coordinates), generator))
+        return RotatedFeatures(
+            self, repetitions, random_signs((repetitions, self.coordinates), generator)
+        )
 
 
 @dataclass(frozen=True, eq=False)
@@ -230,7 +235,9 @@ class RotatedFeatures(Features):
     def most(self, steps: Tensor) -> float:
         """By Cauchy and Schwarz in each repetition, whose f has norm 1 at most."""
         lengths = steps.view(self.repetitions, -1).norm(dim=1)
-        return min(float(steps.sum()), float(steps.sum() + lengths.sum() * (1 + SLACK) / self.bound) / 2)
+        return min(
+            float(steps.sum()), float(steps.sum() + lengths.sum() * (1 + SLACK) / self.bound) / 2
+        )
 
     def f(self, x: Tensor) -> Tensor:
         return self.g(x).clamp_(-self.bound, self.bound)

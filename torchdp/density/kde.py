@@ -93,13 +93,18 @@ class ShuffledKDE(OfFeatures, Shuffled[Crowd]):
         """
         features = checks.instance("features", features, Features)
         if not (isinstance(kind, type) and issubclass(kind, MessageLaw)):
-            raise TypeError(f"kind must be a subclass of MessageLaw, such as PoissonSum, not {kind!r}")
+            raise TypeError(
+                f"kind must be a subclass of MessageLaw, such as PoissonSum, not {kind!r}"
+            )
         users, absent = checks.integer("users", users, 1), checks.integer("absent", absent, 0)
         epsilon, delta = checks.positive("epsilon", epsilon), checks.fraction("delta", delta)
         each = _checked(features, steps, kind)
-        counted = users if absent or kind.own_number else 1  # noise of the others does not depend on their number
+        # noise of the others does not depend on their number
+        counted = users if absent or kind.own_number else 1
         target = Target(moved(features, each), counted, epsilon, delta * ROUNDED, absent)
-        return ShuffledKDE(features, replace(_least(kind, target), users=users), delta, epsilon, absent, each)
+        return ShuffledKDE(
+            features, replace(_least(kind, target), users=users), delta, epsilon, absent, each
+        )
 
     def resized(self, users: int) -> "ShuffledKDE":
         """The same for another number of users: noise of the same variance from those who are not absent, certified.
@@ -107,8 +112,12 @@ class ShuffledKDE(OfFeatures, Shuffled[Crowd]):
         Calibrated anew where that is a hair too little. Raises as ``calibrated``.
         """
         if self.epsilon is None:
-            raise ValueError("epsilon must be stated by what is made for another number of users; take calibrated")
-        factor = self.law.present(self.absent) / self.law.users * users / max(1, users - self.absent)
+            raise ValueError(
+                "epsilon must be stated by what is made for another number of users; take calibrated"
+            )
+        factor = (
+            self.law.present(self.absent) / self.law.users * users / max(1, users - self.absent)
+        )
         for more in (1.0, MORE):
             if (law := self.law.resized(users, factor * more)) is None:
                 break
@@ -144,7 +153,9 @@ class ShuffledKDE(OfFeatures, Shuffled[Crowd]):
         return self.features.most(self.steps) + self.instances * (self.law.messages_per_user - 1)
 
     def collect_unchecked(self, x: Tensor, draws: Draws) -> Tally:
-        return self.add(*(Shuffled.collect_unchecked(self, part, draws) for part in self.features.parts(x)))
+        return self.add(
+            *(Shuffled.collect_unchecked(self, part, draws) for part in self.features.parts(x))
+        )
 
     def sample_unchecked(self, summary: Crowd, draws: Simulated, shape: tuple[int, ...]) -> Tally:
         """All ``law.users`` send."""
@@ -169,16 +180,24 @@ def _least(kind: type[MessageLaw], target: Target) -> MessageLaw:
     return kind.least(target)
 
 
-def _checked(features: Features, steps: Tensor | float | None, kind: type[MessageLaw]) -> Tensor | None:
+def _checked(
+    features: Features, steps: Tensor | float | None, kind: type[MessageLaw]
+) -> Tensor | None:
     """(instances,) float64; None for bits. Raises TypeError, ValueError."""
     if steps is None or (not isinstance(steps, Tensor) and steps == 1):
         return None
     if not kind.takes_counts:
-        raise TypeError(f"steps must be None with {kind.__name__}: it sends bits; take BoundedSum or PoissonSum")
-    given = steps if isinstance(steps, Tensor) else torch.tensor([float(steps)], dtype=torch.float64)
+        raise TypeError(
+            f"steps must be None with {kind.__name__}: it sends bits; take BoundedSum or PoissonSum"
+        )
+    given = (
+        steps if isinstance(steps, Tensor) else torch.tensor([float(steps)], dtype=torch.float64)
+    )
     found = checks.floating("steps", given).double()
     if found.shape != (features.instances,) and found.numel() != 1:
-        raise ValueError(f"steps must be one number or {features.instances}, not of shape {tuple(found.shape)}")
+        raise ValueError(
+            f"steps must be one number or {features.instances}, not of shape {tuple(found.shape)}"
+        )
     if not (0 < float(found.min()) and float(found.max()) <= MOST_STEPS):
         raise ValueError(
             f"steps must lie in (0, {MOST_STEPS:g}], not {float(found.min()):g} to {float(found.max()):g}"
@@ -211,7 +230,9 @@ class CentralKDE(OfFeatures, CuratorProtocol[Crowd]):
     def calibrated(features: Features, users: int, epsilon: float, delta: float) -> "CentralKDE":
         """With the least Gaussian noise that makes the release (epsilon, delta)-DP. Raises ValueError, TypeError."""
         sums = _rounded(checks.instance("features", features, Features))
-        multiplier = gaussian_sigma(checks.positive("epsilon", epsilon), checks.fraction("delta", delta) * ROUNDED)
+        multiplier = gaussian_sigma(
+            checks.positive("epsilon", epsilon), checks.fraction("delta", delta) * ROUNDED
+        )
         return CentralKDE(features, CentralGaussianSum(users, sums(multiplier).sigma), delta)
 
     @cached_property
@@ -224,8 +245,12 @@ class CentralKDE(OfFeatures, CuratorProtocol[Crowd]):
     def guarantee(self) -> Guarantee:
         if self.sums is None:
             central, replace_one = Model.CENTRAL, Neighbours.REPLACE_ONE
-            return Guarantee(math.inf, self.delta, central, replace_one, True, "no noise, no promise")
-        return released_guarantee(self.sums.sigma / self.sums.sensitivity, self.delta, self.sums.size)
+            return Guarantee(
+                math.inf, self.delta, central, replace_one, True, "no noise, no promise"
+            )
+        return released_guarantee(
+            self.sums.sigma / self.sums.sensitivity, self.delta, self.sums.size
+        )
 
     @property
     def layout(self) -> Layout:
@@ -235,22 +260,38 @@ class CentralKDE(OfFeatures, CuratorProtocol[Crowd]):
         return {"total": self.law.limits(alike(n))}
 
     def impossible(self, tally: Tally) -> str | None:
-        return None if alike(tally.n) == self.law.users else f"the curator is told of {self.law.users}"
+        return (
+            None if alike(tally.n) == self.law.users else f"the curator is told of {self.law.users}"
+        )
 
     def validate(self, x: Tensor) -> Tensor:
         """x, (law.users, d) in the domain. Raises TypeError, ValueError."""
         if len(x := self.features.family.validate(x)) != self.law.users:
-            raise ValueError(f"x must have a row for each of the {self.law.users} users, not {len(x)}")
+            raise ValueError(
+                f"x must have a row for each of the {self.law.users} users, not {len(x)}"
+            )
         return x
 
     def release(self, summary: Crowd, draws: Draws, shape: tuple[int, ...]) -> Tally:
         if self.sums is None:
-            total = (beside(summary.n, 1) + self.features.sums(summary)[0] / self.features.bound) / 2
-            return Tally(summary.n, {"total": self.law.noised(total.expand(*shape, *total.shape), draws)})
+            total = (
+                beside(summary.n, 1) + self.features.sums(summary)[0] / self.features.bound
+            ) / 2
+            return Tally(
+                summary.n, {"total": self.law.noised(total.expand(*shape, *total.shape), draws)}
+            )
         blocks = in_blocks(summary.rows, summary.counts, self.features.at_once)
-        shares = ((self.features.share(x.flatten(0, -2)).view(*x.shape[:-1], -1), counts) for x, counts in blocks)
-        each = (combined(counts, (1 + share.double().clamp_(-1, 1)) / 2) for share, counts in shares)
-        return Tally(summary.n, {"total": self.sums.released(self.sums.blocks(each, summary.n), draws, shape)})
+        shares = (
+            (self.features.share(x.flatten(0, -2)).view(*x.shape[:-1], -1), counts)
+            for x, counts in blocks
+        )
+        each = (
+            combined(counts, (1 + share.double().clamp_(-1, 1)) / 2) for share, counts in shares
+        )
+        return Tally(
+            summary.n,
+            {"total": self.sums.released(self.sums.blocks(each, summary.n), draws, shape)},
+        )
 
     def analyse(self, tally: Tally) -> Density:
         return self._density(self.check(tally))
@@ -291,7 +332,9 @@ class SecureKDE(SharedSum[Crowd], OfFeatures):
     def shown(self) -> Shown:
         moves = moved(self.features)
         apart = 2 * min(moves.change, moves.flips) ** 0.5  # of f/R; ``moved`` speaks of (1 + f/R)/2
-        return Shown(moves.instances, moves.instances**0.5, 1.0, apart, moves.instances**0.5 * apart)
+        return Shown(
+            moves.instances, moves.instances**0.5, 1.0, apart, moves.instances**0.5 * apart
+        )
 
     @property
     def scales(self) -> Tensor:

@@ -58,9 +58,13 @@ class Grid:
             return self._plain
         low, high = x.detach().amin(0), x.detach().amax(0)
         widths, offsets = self.widths.to(x), self.offsets.to(x)
-        ends = torch.stack([_floor(each[:, None], widths, offsets) for each in (low, high)]).double()
+        ends = torch.stack(
+            [_floor(each[:, None], widths, offsets) for each in (low, high)]
+        ).double()
         boundaries, size = float((ends[1] - ends[0]).sum()), -(-widths.shape[1] // BYTE)
-        worth = boundaries * WORTH <= x.shape[0] * widths.numel() and boundaries * size <= MOST_BYTES
+        worth = (
+            boundaries * WORTH <= x.shape[0] * widths.numel() and boundaries * size <= MOST_BYTES
+        )
         if not worth or not bool((high - low).isfinite().all()):
             return self._plain
         return self._tables(low, high, *ends.to(torch.int64)).read
@@ -74,8 +78,12 @@ class Grid:
         counts = (last - first).flatten()
         where = torch.arange(len(counts), device=low.device).repeat_interleave(counts)
         begins = counts.cumsum(0) - counts
-        number = first.flatten()[where] + 1 + torch.arange(len(where), device=low.device) - begins[where]
-        hashed = [start.flatten()[where] + factor.flatten()[where] * each for each in (number - 1, number)]
+        number = (
+            first.flatten()[where] + 1 + torch.arange(len(where), device=low.device) - begins[where]
+        )
+        hashed = [
+            start.flatten()[where] + factor.flatten()[where] * each for each in (number - 1, number)
+        ]
         changes = (hashed[0] ^ hashed[1]) < 0  # of the sign, at the lower end of bin ``number``
         where, number = where[changes], number[changes]
         widths, offsets = (each.to(low).flatten()[where] for each in (self.widths, self.offsets))
@@ -84,8 +92,12 @@ class Grid:
         order = at.argsort()
         order = order[dimension[order].argsort(stable=True)]
         where, at, dimension = where[order] % repetitions, at[order], dimension[order]
-        rows = torch.zeros(len(at) + 1, -(-repetitions // BYTE), dtype=torch.uint8, device=low.device)
-        rows[torch.arange(len(at), device=low.device) + 1, where // BYTE] = (1 << where % BYTE).to(torch.uint8)
+        rows = torch.zeros(
+            len(at) + 1, -(-repetitions // BYTE), dtype=torch.uint8, device=low.device
+        )
+        rows[torch.arange(len(at), device=low.device) + 1, where // BYTE] = (1 << where % BYTE).to(
+            torch.uint8
+        )
         step = 1
         while step < len(rows):  # the xor of all rows up to each
             rows[step:] ^= rows[:-step].clone()
@@ -195,7 +207,9 @@ class LaplacianSigns(Family):
     def _grid(self, repetitions: int, generator: torch.Generator) -> Grid:
         repetitions, generator = drawn(repetitions, generator)
         shape = (self.dimension, repetitions)
-        u = torch.rand((3, *shape), dtype=torch.float64, device=generator.device, generator=generator)
+        u = torch.rand(
+            (3, *shape), dtype=torch.float64, device=generator.device, generator=generator
+        )
         widths = -self.scale * (torch.log1p(-u[0]) + torch.log1p(-u[1]))
         keys = torch.empty((2, *shape), dtype=torch.int64, device=generator.device)
         keys.random_(-(2**63), None, generator=generator)
@@ -259,7 +273,9 @@ class Exponential(Family):
         return in_ball(name, points, self.radius, "the radius; scale them, or state a larger one")
 
     def k(self, x: Tensor, y: Tensor) -> Tensor:
-        return torch.exp(-torch.cdist(x, y, compute_mode="donot_use_mm_for_euclid_dist") / self.scale)
+        return torch.exp(
+            -torch.cdist(x, y, compute_mode="donot_use_mm_for_euclid_dist") / self.scale
+        )
 
 
 @dataclass(frozen=True, eq=False)

@@ -45,7 +45,9 @@ def sizes_of(counts: Tensor) -> list[int]:
     """``counts`` as whole numbers >= 1, of a class at least. Raises TypeError, ValueError."""
     counts = checks.dense("counts", counts)
     if counts.ndim != 1 or not len(counts):
-        raise ValueError(f"counts must have shape (classes,), as from class_counts, not {tuple(counts.shape)}")
+        raise ValueError(
+            f"counts must have shape (classes,), as from class_counts, not {tuple(counts.shape)}"
+        )
     return [checks.integer("counts", size, 1) for size in counts.tolist()]
 
 
@@ -75,7 +77,9 @@ class ShuffledClasses(Brief):
         object.__setattr__(self, "kdes", tuple(self.kdes))
         kinds = {type(kde) for kde in self.kdes}
         if len(kinds) != 1 or not kinds <= {ShuffledKDE, CentralKDE}:
-            raise TypeError("kdes must hold a ShuffledKDE for each class, one at least, or a CentralKDE for each")
+            raise TypeError(
+                "kdes must hold a ShuffledKDE for each class, one at least, or a CentralKDE for each"
+            )
         if any(kde.features is not self.kdes[0].features for kde in self.kdes):
             raise ValueError("kdes must share one Features object")
         checks.instance("response", self.response, (RandomizedResponse, type(None)))
@@ -106,7 +110,9 @@ class ShuffledClasses(Brief):
         return ShuffledClasses.like(kde, counts, response)
 
     @staticmethod
-    def like(kde: ShuffledKDE, counts: Tensor, response: RandomizedResponse | None = None) -> "ShuffledClasses":
+    def like(
+        kde: ShuffledKDE, counts: Tensor, response: RandomizedResponse | None = None
+    ) -> "ShuffledClasses":
         """For each class the features, steps and noise of ``kde``, a calibrated one, certified for its number of users.
 
         Where that noise is a hair too little, or it is of another kind than ``shuffle.PoissonSum`` and
@@ -127,9 +133,17 @@ class ShuffledClasses(Brief):
             source = "randomized response of the label, then the density of the reported class: epsilons add up"
         delta = max(part.delta for part in parts)
         exact = worst.exact and not label
-        speaks, variation = weaker(parts), max(part.variation for part in parts)  # randomized response is exact
+        # randomized response is exact
+        speaks, variation = weaker(parts), max(part.variation for part in parts)
         return Guarantee(
-            worst.epsilon + label, delta, worst.model, worst.neighbours, exact, source, speaks, variation=variation
+            worst.epsilon + label,
+            delta,
+            worst.model,
+            worst.neighbours,
+            exact,
+            source,
+            speaks,
+            variation=variation,
         )
 
     def validate(self, x: tuple[Rows, Rows]) -> tuple[Tensor, Tensor]:
@@ -154,7 +168,9 @@ class ShuffledClasses(Brief):
         """A tally of each class from each user's own messages. noise: None for the system's. Raises as ``validate``."""
         vectors, reported = self.validate(x)
         draws = source(noise, vectors.device)
-        return tuple(kde.collect_unchecked(vectors[reported == c], draws) for c, kde in enumerate(self.kdes))
+        return tuple(
+            kde.collect_unchecked(vectors[reported == c], draws) for c, kde in enumerate(self.kdes)
+        )
 
     def analyse(self, tallies: tuple[Tally, ...]) -> Density:
         """Densities of the classes: value (*batch, classes, instances). Raises TypeError, ValueError."""
@@ -179,8 +195,12 @@ class ShuffledClasses(Brief):
         shuffled = [kde for kde in self.kdes if isinstance(kde, ShuffledKDE)]
         if not shuffled:
             pairs = zip(self.kdes, members, strict=True)
-            return self.analyse(tuple(kde.sample_unchecked(crowd, draws, shape) for kde, crowd in pairs))
-        sums = [kde.summed(crowd, draws, shape) for kde, crowd in zip(shuffled, members, strict=True)]
+            return self.analyse(
+                tuple(kde.sample_unchecked(crowd, draws, shape) for kde, crowd in pairs)
+            )
+        sums = [
+            kde.summed(crowd, draws, shape) for kde, crowd in zip(shuffled, members, strict=True)
+        ]
         noisy = [kde.noised(total, draws) for kde, total in zip(shuffled, sums, strict=True)]
         return self.analyse(tuple(noisy))
 

@@ -98,7 +98,9 @@ class ProductKernel(StationaryKernel):
         total = 1.0
         for side, period in zip(sides, periods, strict=True):
             far = period * multiples(FAR * self.scale, period)
-            total *= 1 + float(self.one(far[1:] - side).sum() + self.one(far[1:]).sum()) * (1 + MARGIN)
+            total *= 1 + float(self.one(far[1:] - side).sum() + self.one(far[1:]).sum()) * (
+                1 + MARGIN
+            )
         return total - 1
 
     def energy(self, periods: list[float]) -> float:
@@ -117,7 +119,12 @@ class Gaussian(ProductKernel):
     def energy_of_one(self, period: float) -> float:
         """By the autocorrelation, a Gaussian of twice the variance, at the multiples of the period."""
         far = multiples(FAR * self.scale, period) * period
-        return math.sqrt(math.pi / 2) * self.scale / period * (2 * float(self.one(far / math.sqrt(2)).sum()) - 1)
+        return (
+            math.sqrt(math.pi / 2)
+            * self.scale
+            / period
+            * (2 * float(self.one(far / math.sqrt(2)).sum()) - 1)
+        )
 
 
 class Laplacian(ProductKernel):
@@ -150,10 +157,14 @@ class ExponentialKernel(StationaryKernel):
 
     def images(self, sides: list[float], periods: list[float]) -> float:
         near = [
-            (period * multiples(FAR * self.scale + side, period, both=True).abs() - side).clamp_min(0)
+            (period * multiples(FAR * self.scale + side, period, both=True).abs() - side).clamp_min(
+                0
+            )
             for side, period in zip(sides, periods, strict=True)
         ]
-        return float(self.k(torch.cartesian_prod(*near).view(-1, len(near))).sum() - 1) * (1 + MARGIN)
+        return float(self.k(torch.cartesian_prod(*near).view(-1, len(near))).sum() - 1) * (
+            1 + MARGIN
+        )
 
     def energy(self, periods: list[float]) -> float:
         """By the autocorrelation, int k^2 times Matern's function of smoothness d/2 + 1."""
@@ -162,7 +173,9 @@ class ExponentialKernel(StationaryKernel):
         r = torch.linalg.vector_norm(torch.cartesian_prod(*far).view(-1, d), dim=-1) / self.scale
         if d == 2:
             t = r.clamp_min(1e-9)
-            bessel = torch.special.modified_bessel_k0(t) + 2 / t * torch.special.modified_bessel_k1(t)
+            bessel = torch.special.modified_bessel_k0(t) + 2 / t * torch.special.modified_bessel_k1(
+                t
+            )
             shape, whole = torch.where(r > 0, t.square() * bessel / 2, 1.0), math.pi / 2
         else:
             shape, whole = (1 + r + (d == 3) * r.square() / 3) * (-r).exp(), {1: 1.0, 3: math.pi}[d]
@@ -200,9 +213,13 @@ class Waves(Family):
                 "take GaussianOrthogonal beyond"
             )
         if not (box.isfinite().all() and (box[1] > box[0]).all()):
-            raise ValueError("box must hold finite corners, the low one below the high one in every coordinate")
+            raise ValueError(
+                "box must hold finite corners, the low one below the high one in every coordinate"
+            )
         if float((box[1] - box[0]).max()) > WIDEST * self.stationary.scale:
-            raise ValueError(f"box must be at most {WIDEST:g} scales of the kernel wide; take a larger scale")
+            raise ValueError(
+                f"box must be at most {WIDEST:g} scales of the kernel wide; take a larger scale"
+            )
         object.__setattr__(self, "box", tuple(map(tuple, box.tolist())))
         object.__setattr__(self, "dimension", box.shape[1])
         super().__post_init__()
@@ -239,7 +256,10 @@ class Waves(Family):
         """So many waves, at the periods of the least bound of the mean or the worst query. Raises ValueError."""
         count = checks.integer("count", count, 1, MOST_WAVES)
         mean = checks.instance("objective", objective, Objective) is Objective.MEAN
-        found = min(lattices(self), key=lambda one: (one.average if mean else one.worst)[min(count, len(one)) - 1])
+        found = min(
+            lattices(self),
+            key=lambda one: (one.average if mean else one.worst)[min(count, len(one)) - 1],
+        )
         return found.features(self, count, device)
 
     def k(self, x: Tensor, y: Tensor) -> Tensor:
@@ -300,10 +320,14 @@ class Lattice:
     def __len__(self) -> int:
         return len(self.weights)
 
-    def features(self, family: Waves, count: int, device: torch.device | str = "cpu") -> WaveFeatures:
+    def features(
+        self, family: Waves, count: int, device: torch.device | str = "cpu"
+    ) -> WaveFeatures:
         """The first ``count`` of them, as a family's features."""
         count = min(count, len(self))
-        frequencies = (self.places[:count] * (2 * math.pi / torch.tensor(self.periods, dtype=torch.float64))).mT
+        frequencies = (
+            self.places[:count] * (2 * math.pi / torch.tensor(self.periods, dtype=torch.float64))
+        ).mT
         bounds = float(self.average[count - 1]), float(self.worst[count - 1])
         return WaveFeatures(
             family,
@@ -333,7 +357,10 @@ def lattice(family: Waves, periods: list[float]) -> Lattice:
     places = torch.cartesian_prod(*[line] * d).view(-1, d)
     places = places[len(places) // 2 :]  # one of each pair, 0 first
     volume = math.prod(periods)
-    c = kernel.transform(places * (2 * math.pi / torch.tensor(periods, dtype=torch.float64))) / volume
+    c = (
+        kernel.transform(places * (2 * math.pi / torch.tensor(periods, dtype=torch.float64)))
+        / volume
+    )
     if bool((c < 0).any()):  # the movement's bound needs it
         raise ValueError(f"the transform of {type(kernel).__name__} must be nowhere negative")
     constant, C = float(c[0]), 2 * c[1:]

@@ -29,7 +29,9 @@ class Box(BallImage):
         checks.own(self)
         checks.keep(self, low=_vector, high=_vector)
         if self.low.shape != self.high.shape or bool((self.low > self.high).any()):
-            raise ValueError("low and high must have the same shape (d,), low at most high in every coordinate")
+            raise ValueError(
+                "low and high must have the same shape (d,), low at most high in every coordinate"
+            )
 
     @property
     def generators(self) -> Tensor:
@@ -41,7 +43,9 @@ class Box(BallImage):
 
     def contains(self, x: Tensor) -> Tensor:
         x = self._vectors(x)
-        room = slack(x) * (self.high - self.low) + rounding(x, torch.maximum(self.low.abs(), self.high.abs()))
+        room = slack(x) * (self.high - self.low) + rounding(
+            x, torch.maximum(self.low.abs(), self.high.abs())
+        )
         return ((x >= self.low - room) & (x <= self.high + room)).all(-1)
 
     def project(self, x: Tensor) -> Tensor:
@@ -160,7 +164,9 @@ class BallSum(BallImage):
         checks.keep(self, centre=_vector, columns=checks.one_matrix, blocks=_blocks)
         _beside(self.columns, self.centre)
         if sum(size for size, _ in self.blocks) != self.columns.shape[1]:
-            raise ValueError(f"the sizes in blocks must add up to the {self.columns.shape[1]} columns")
+            raise ValueError(
+                f"the sizes in blocks must add up to the {self.columns.shape[1]} columns"
+            )
 
     @property
     def generators(self) -> Tensor:
@@ -174,7 +180,9 @@ class BallSum(BallImage):
 def lp_ball(d: int, q: float, radius: float = 1.0) -> LpBall:
     """{x in R^d: ||x||_q <= radius}, q in [1, inf]. Gamma_p = radius d^{1/p + max(0, 1/2 - 1/q)}."""
     d, radius = checks.integer("d", d, 1, 2**30), checks.positive("radius", radius)
-    return LpBall(torch.full((d,), radius, dtype=torch.float64), q, torch.zeros(d, dtype=torch.float64))
+    return LpBall(
+        torch.full((d,), radius, dtype=torch.float64), q, torch.zeros(d, dtype=torch.float64)
+    )
 
 
 def check_order(name: str, value: float) -> float:
@@ -185,7 +193,9 @@ def check_order(name: str, value: float) -> float:
 def _vector(name: str, value: Tensor) -> Tensor:
     value = checks.floating(name, checks.as_tensor(name, value)).detach().double()
     if value.ndim != 1 or value.numel() == 0:
-        raise ValueError(f"{name} must be a non-empty (d,) tensor, not of shape {tuple(value.shape)}")
+        raise ValueError(
+            f"{name} must be a non-empty (d,) tensor, not of shape {tuple(value.shape)}"
+        )
     return value
 
 
@@ -195,7 +205,9 @@ def _blocks(name: str, value: Groups) -> Groups:
 
 def _beside(columns: Tensor, centre: Tensor) -> None:
     if len(columns) != len(centre):
-        raise ValueError(f"a matrix must be (d, N) beside centre of shape (d,), not {tuple(columns.shape)}")
+        raise ValueError(
+            f"a matrix must be (d, N) beside centre of shape (d,), not {tuple(columns.shape)}"
+        )
 
 
 @dataclass(frozen=True, eq=False)
@@ -261,7 +273,9 @@ class SchattenBall(Domain):
         points = self._patterns()
         identity = torch.eye(d, dtype=torch.float64)
         uniform = torch.full((len(points),), 1 / len(points), dtype=torch.float64)
-        return Proposal(self.longest * identity, self.middle, points, uniform, torch.ones_like(self.middle))
+        return Proposal(
+            self.longest * identity, self.middle, points, uniform, torch.ones_like(self.middle)
+        )
 
     def contains(self, x: Tensor) -> Tensor:
         x = self._vectors(x)
@@ -271,12 +285,16 @@ class SchattenBall(Domain):
     def project(self, x: Tensor) -> Tensor:
         """Singular values moved to the nearest point of the l_q ball."""
         x = self._vectors(x)
-        U, S, Vh = torch.linalg.svd(x.double().unflatten(-1, (self.rows, self.columns)), full_matrices=False)
+        U, S, Vh = torch.linalg.svd(
+            x.double().unflatten(-1, (self.rows, self.columns)), full_matrices=False
+        )
         S = nearest_in_ball(S, S.new_tensor([self.radius]), self.q)
         return ((U * S[..., None, :]) @ Vh).flatten(-2).to(x)
 
     def extreme(self, directions: Tensor) -> Tensor:
-        U, S, Vh = torch.linalg.svd(directions.unflatten(-1, (self.rows, self.columns)), full_matrices=False)
+        U, S, Vh = torch.linalg.svd(
+            directions.unflatten(-1, (self.rows, self.columns)), full_matrices=False
+        )
         new = longest(S, ((self.rank, self.q),))
         return self.radius * ((U * new[..., None, :]) @ Vh).flatten(-2)
 

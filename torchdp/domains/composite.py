@@ -57,12 +57,17 @@ def couple(B: Tensor, sizes: list[int], most: list[float]) -> float:
         if min(lengths) <= TINY:
             break
         if sweep % 20 == 19:
-            now = bound_at([length / math.sqrt(most) for length, most in zip(lengths, u, strict=True)])
+            now = bound_at(
+                [length / math.sqrt(most) for length, most in zip(lengths, u, strict=True)]
+            )
             best, done = min(best, now), abs(now - previous) <= 1e-9 * now
             previous = now
             if done:
                 break
-        V = sum(math.sqrt(a) / b * (Q @ pull) for Q, pull, a, b in zip(parts, pulls, u, lengths, strict=True))
+        V = sum(
+            math.sqrt(a) / b * (Q @ pull)
+            for Q, pull, a, b in zip(parts, pulls, u, lengths, strict=True)
+        )
     return best
 
 
@@ -95,16 +100,22 @@ def independent_law(laws: list[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
     """The distribution of independent blocks; where it has too many points, a sample of it."""
     count = math.prod(len(weights) for _, weights in laws)
     if count <= MOST:
-        places = torch.cartesian_prod(*[torch.arange(len(weights)) for _, weights in laws]).reshape(-1, len(laws))
+        places = torch.cartesian_prod(*[torch.arange(len(weights)) for _, weights in laws]).reshape(
+            -1, len(laws)
+        )
         law = torch.ones(len(places), dtype=torch.float64)
         for (_, weights), place in zip(laws, places.mT, strict=True):
             law = law.to(weights) * weights[place.to(weights.device)]
     else:
         generator = keyed_generator(b"torchdp.mean.coupling.independent_law", "cpu")
-        draws = [torch.multinomial(w.cpu(), MOST, replacement=True, generator=generator) for _, w in laws]
+        draws = [
+            torch.multinomial(w.cpu(), MOST, replacement=True, generator=generator) for _, w in laws
+        ]
         places = torch.stack(draws, -1)
         law = torch.full_like(places[:, 0], 1.0, dtype=torch.float64) / len(places)
-    points = [points[place.to(points.device)] for (points, _), place in zip(laws, places.mT, strict=True)]
+    points = [
+        points[place.to(points.device)] for (points, _), place in zip(laws, places.mT, strict=True)
+    ]
     return torch.cat(points, -1), law.to(points[0])
 
 
@@ -144,7 +155,9 @@ class Product(Domain):
         return joined
 
     def balls(self) -> BallSum | None:
-        found = [ball for ball in (part.balls() for part in self.parts) if isinstance(ball, BallImage)]
+        found = [
+            ball for ball in (part.balls() for part in self.parts) if isinstance(ball, BallImage)
+        ]
         if len(found) < len(self.parts):
             return None
         generators = torch.block_diag(*[ball.generators for ball in found])
@@ -177,16 +190,22 @@ class Product(Domain):
             return self._simpler.maximise(B, centre)
         pieces = zip(self.parts, B.split(self.sizes, dim=1), centre.split(self.sizes), strict=True)
         best = [part.maximise(block, c) for part, block, c in pieces]
-        start = torch.cat(beside([found.points for found in best], b"torchdp.mean.composite.maximise"), -1)
+        start = torch.cat(
+            beside([found.points for found in best], b"torchdp.mean.composite.maximise"), -1
+        )
         upper = couple(B, self.sizes, [found.upper for found in best])
         return Maximum.among(torch.cat([start, climb(self, start, B, centre)]), B, centre, upper)
 
     def extreme(self, directions: Tensor) -> Tensor:
         slopes = directions.split(self.sizes, dim=-1)
-        return torch.cat([part.extreme(slope) for part, slope in zip(self.parts, slopes, strict=True)], -1)
+        return torch.cat(
+            [part.extreme(slope) for part, slope in zip(self.parts, slopes, strict=True)], -1
+        )
 
     def supports(self, directions: Tensor, centre: Tensor) -> Tensor:
-        each = zip(self.parts, directions.split(self.sizes, dim=-1), centre.split(self.sizes), strict=True)
+        each = zip(
+            self.parts, directions.split(self.sizes, dim=-1), centre.split(self.sizes), strict=True
+        )
         return torch.stack([part.supports(slope, middle) for part, slope, middle in each]).sum(0)
 
     def spanning(self) -> Tensor:
@@ -217,13 +236,21 @@ class Product(Domain):
         centre = torch.cat([shape.centre for shape in shapes])
         return Proposal(torch.block_diag(*roots), centre, points, weights, torch.cat(rows))
 
-    def image_proposal(self, transform: Tensor, p: float, shift: bool, tol: float) -> Proposal | None:
+    def image_proposal(
+        self, transform: Tensor, p: float, shift: bool, tol: float
+    ) -> Proposal | None:
         """Of the sum of the images F_i K_i: M = sum_i M_i / t_i, t the best for the parts' own M_i."""
         columns = transform.split(self.sizes, dim=1)
         images = [linear_image(F, part) for F, part in zip(columns, self.parts, strict=True)]
         shapes = [searched(image, p, shift, tol) for image in images]
-        t, c = split(torch.stack([s.root.square().sum(-1) for s in shapes], -1), p, ((len(shapes), math.inf),))
-        root = torch.cat([s.root / math.sqrt(v or 1.0) for s, v in zip(shapes, t.tolist(), strict=True)], 1)
+        t, c = split(
+            torch.stack([s.root.square().sum(-1) for s in shapes], -1),
+            p,
+            ((len(shapes), math.inf),),
+        )
+        root = torch.cat(
+            [s.root / math.sqrt(v or 1.0) for s, v in zip(shapes, t.tolist(), strict=True)], 1
+        )
         centre = torch.stack([shape.centre for shape in shapes]).sum(0)
         own = [searched(part, p, shift, tol) for part in self.parts]
         points, weights = self._law(own, shift)
@@ -231,7 +258,9 @@ class Product(Domain):
 
     def contains(self, x: Tensor) -> Tensor:
         pieces = self._vectors(x).split(self.sizes, dim=-1)
-        return torch.stack([part.contains(y) for part, y in zip(self.parts, pieces, strict=True)]).all(0)
+        return torch.stack(
+            [part.contains(y) for part, y in zip(self.parts, pieces, strict=True)]
+        ).all(0)
 
     def project(self, x: Tensor) -> Tensor:
         pieces = self._vectors(x).split(self.sizes, dim=-1)
@@ -309,7 +338,9 @@ class LinearImage(Domain):
     def proposal(self, p: float, shift: bool, tol: float) -> Proposal | None:
         return self.domain.image_proposal(self.transform, p, shift, tol)
 
-    def image_proposal(self, transform: Tensor, p: float, shift: bool, tol: float) -> Proposal | None:
+    def image_proposal(
+        self, transform: Tensor, p: float, shift: bool, tol: float
+    ) -> Proposal | None:
         return self.domain.image_proposal(transform @ self.transform, p, shift, tol)
 
 
@@ -347,11 +378,15 @@ def minkowski_sum(parts: Sequence[Domain]) -> Domain:
     product = Product(tuple(checks.instance("parts", parts, Sequence)))
     if len(set(product.sizes)) > 1:
         raise ValueError(f"parts must share one dimension, not {product.sizes}")
-    return linear_image(torch.eye(product.sizes[0], dtype=torch.float64).repeat(1, len(product.parts)), product)
+    return linear_image(
+        torch.eye(product.sizes[0], dtype=torch.float64).repeat(1, len(product.parts)), product
+    )
 
 
 def _finite(domain: Domain) -> bool:
-    return isinstance(domain, FiniteSet) or (isinstance(domain, Product) and all(map(_finite, domain.parts)))
+    return isinstance(domain, FiniteSet) or (
+        isinstance(domain, Product) and all(map(_finite, domain.parts))
+    )
 
 
 def _unit(shape: NoiseShape, p: float) -> Tensor:
@@ -361,7 +396,10 @@ def _unit(shape: NoiseShape, p: float) -> Tensor:
 
 
 def _transform(value: Tensor, domain: Domain) -> Tensor:
-    value, d = checks.one_matrix("transform", value), checks.instance("domain", domain, Domain).dimension
+    value, d = (
+        checks.one_matrix("transform", value),
+        checks.instance("domain", domain, Domain).dimension,
+    )
     if value.shape[1] != d:
         raise ValueError(f"transform must be of shape (e, {d}), not {tuple(value.shape)}")
     return value

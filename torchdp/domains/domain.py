@@ -15,7 +15,8 @@ from torchdp.domains.nearest import nearest_by_corners
 from torchdp.randomness import keyed_generator
 
 TOLERANCE, NEAR = 1e-9, 1e-6  # membership, relative to the set's own reach: by formula, by search
-FLAT, EPS = 1e-12, torch.finfo(torch.float64).eps  # a direction shorter than that share of the longest is flat
+# a direction shorter than that share of the longest is flat
+FLAT, EPS = 1e-12, torch.finfo(torch.float64).eps
 SMALLEST = 1e-150  # length of an axis whose square is a float
 STARTS = 64  # of a local search over products
 ROUNDED = 4  # times a dtype's eps of a coordinate: what computing the coordinate may cost
@@ -51,7 +52,9 @@ class Frame:
 
     def room(self, share: float, dtype: torch.dtype = torch.float64) -> float:
         """What a membership test lets through in these units: ``share``, and what ``dtype`` rounds coordinates by."""
-        return share + ROUNDED * torch.finfo(dtype).eps * float((self.inverse.abs() @ self.largest).norm())
+        return share + ROUNDED * torch.finfo(dtype).eps * float(
+            (self.inverse.abs() @ self.largest).norm()
+        )
 
 
 @dataclass(frozen=True)
@@ -67,7 +70,9 @@ class Maximum:
     upper: float
 
     @staticmethod
-    def among(points: Tensor, B: Tensor, centre: Tensor, upper: float = 0.0, most: int = 64) -> "Maximum":
+    def among(
+        points: Tensor, B: Tensor, centre: Tensor, upper: float = 0.0, most: int = 64
+    ) -> "Maximum":
         """The best max(most, d) of these points (k, d); upper: where a bound above their value is known."""
         values = ((points - centre) @ B.mT).square().sum(-1)
         order = torch.argsort(values, descending=True)[: max(most, points.shape[1])]
@@ -173,18 +178,24 @@ class Domain(Brief, ABC):
     def missed(self, rows: Tensor) -> float:
         """A bound on ||rows e||, e from K to a float64 point that ``contains`` lets through; rows (r, d)."""
         own = self.frame
-        return own.room(NEAR * math.sqrt(self.dimension)) * float(torch.linalg.matrix_norm(rows @ own.axes, 2))
+        return own.room(NEAR * math.sqrt(self.dimension)) * float(
+            torch.linalg.matrix_norm(rows @ own.axes, 2)
+        )
 
     def project(self, x: Tensor) -> Tensor:
         """The nearest point of K, for x of shape (..., d). Raises NotImplementedError where none is at hand."""
         x, centre = self._vectors(x), self.frame.centre
-        return (centre + nearest_by_corners(x.double() - centre, lambda g: self.extreme(g) - centre)).to(x)
+        return (
+            centre + nearest_by_corners(x.double() - centre, lambda g: self.extreme(g) - centre)
+        ).to(x)
 
     def proposal(self, p: float, shift: bool, tol: float) -> Proposal | None:
         """An ellipsoid known from the structure of K, optimal or close to it; None where there is none."""
         return None
 
-    def image_proposal(self, transform: Tensor, p: float, shift: bool, tol: float) -> Proposal | None:
+    def image_proposal(
+        self, transform: Tensor, p: float, shift: bool, tol: float
+    ) -> Proposal | None:
         """The same for {transform x: x in K}."""
         return None
 

@@ -38,7 +38,9 @@ class Vertices(Domain):
         mean = distinct[0] + (distinct - distinct[0]).mean(0)
         room = FLAT * (distinct - mean).abs().amax(0) + ROUNDED * EPS * distinct.abs().amax(0)
         generator = keyed_generator(b"torchdp.mean.finite.middle", "cpu")
-        line = torch.randn(self.dimension, dtype=torch.float64, device="cpu", generator=generator).to(distinct)
+        line = torch.randn(
+            self.dimension, dtype=torch.float64, device="cpu", generator=generator
+        ).to(distinct)
         order = torch.argsort((distinct - mean) @ line)  # mirror images stand at opposite ends
         if bool(((distinct[order] - mean + (distinct[order.flip(0)] - mean)).abs() > room).any()):
             return None

@@ -104,7 +104,9 @@ class KroneckerProduct(Domain):
     def contains(self, x: Tensor) -> Tensor:
         """Rank one, x = s u (x) v: with a u as far out in K as it goes, is (s / a) v in L? And so for -u, -v."""
         x = self._vectors(x)
-        U, S, Vh = torch.linalg.svd(x.double().unflatten(-1, (self.left.dimension, self.right.dimension)))
+        U, S, Vh = torch.linalg.svd(
+            x.double().unflatten(-1, (self.left.dimension, self.right.dimension))
+        )
         size = float(self.spanning().norm(dim=-1).max())
         rest = S[..., 1] if S.shape[-1] > 1 else torch.zeros_like(S[..., 0])
         inside = S[..., 0] <= 1e-12 * size
@@ -118,7 +120,9 @@ class KroneckerProduct(Domain):
         return inside & (rest <= slack(x) * size)
 
     def project(self, x: Tensor) -> Tensor:
-        raise NotImplementedError("no projection on a Kronecker product is at hand; project its factors")
+        raise NotImplementedError(
+            "no projection on a Kronecker product is at hand; project its factors"
+        )
 
     def _turn(self, directions: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
         """The best x for y, then the best y for x, of <x (x) y, direction>."""
@@ -140,7 +144,9 @@ def _largest_products(part: Domain, directions: Tensor) -> Tensor:
     """max |<direction, x>| over the part, (k, r) for directions (k, r, d)."""
     rows = directions.flatten(0, -2)
     zero = torch.zeros_like(rows[0])
-    return torch.maximum(part.supports(rows, zero), part.supports(-rows, zero)).view(directions.shape[:-1])
+    return torch.maximum(part.supports(rows, zero), part.supports(-rows, zero)).view(
+        directions.shape[:-1]
+    )
 
 
 def _products(x: Tensor, y: Tensor) -> Tensor:

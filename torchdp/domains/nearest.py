@@ -82,7 +82,9 @@ def nearest_in_ellipsoid(x: Tensor, root: Tensor) -> Tensor:
 
 
 @one_thread
-def nearest_by_corners(x: Tensor, extreme: Callable[[Tensor], Tensor], near: float | None = None) -> Tensor:
+def nearest_by_corners(
+    x: Tensor, extreme: Callable[[Tensor], Tensor], near: float | None = None
+) -> Tensor:
     """The nearest point to x (..., d), float64, of the convex hull of what ``extreme`` returns, for all rows at once.
 
     Every row keeps at most d + 2 corners and a mixture y of them. A round either moves y to the nearest point of the
@@ -106,7 +108,8 @@ def _nearest(target: Tensor, extreme: Callable[[Tensor], Tensor], near: float | 
     weights = torch.zeros_like(corners[..., 0])
     weights[:, 0] = 1.0
     active = weights > 0
-    size = torch.maximum(corners.abs().amax(), target.abs().amax(-1)) * d**0.5 + 1e-300  # a row sees no other
+    # a row sees no other
+    size = torch.maximum(corners.abs().amax(), target.abs().amax(-1)) * d**0.5 + 1e-300
     for _ in range(ROUNDS):
         used = int(active.any(0).nonzero()[-1]) + 1  # places are filled from the first on
         z = (corners[:, :used] - target[:, None, :]) / size[:, None, None]
@@ -145,7 +148,11 @@ def _mixed(z: Tensor, weights: Tensor, active: Tensor) -> tuple[Tensor, Tensor, 
     aim = torch.zeros_like(weights)
     aim[:, : z.shape[1]] = _affine(z, active[:, : z.shape[1]])
     inside = (aim >= 0).all(-1)
-    share = torch.where(aim < 0, weights / (weights - aim).clamp_min(1e-300), torch.inf).amin(-1).clamp(max=1.0)
+    share = (
+        torch.where(aim < 0, weights / (weights - aim).clamp_min(1e-300), torch.inf)
+        .amin(-1)
+        .clamp(max=1.0)
+    )
     moved = weights + share[:, None] * (aim - weights)
     dropped = active & ~inside[:, None] & (moved <= 1e-14)
     return torch.where(dropped, 0.0, moved), active & ~dropped, inside
@@ -154,7 +161,8 @@ def _mixed(z: Tensor, weights: Tensor, active: Tensor) -> tuple[Tensor, Tensor, 
 def _affine(z: Tensor, active: Tensor) -> Tensor:
     """Weights (n, k), sum 1 over the active, of the mixture of the rows of z (n, k, d) nearest to 0: any sign."""
     mask = active.to(z)
-    gram = (z @ z.mT + 1.0) * mask[:, :, None] * mask[:, None, :]  # + 1 1^T leaves the solution as it is
+    # + 1 1^T leaves the solution as it is
+    gram = (z @ z.mT + 1.0) * mask[:, :, None] * mask[:, None, :]
     gram = gram + torch.diag_embed(1 - mask + RIDGE)
     u = torch.linalg.solve_ex(gram, mask[..., None])[0][..., 0] * mask
     return u / u.sum(-1, keepdim=True)

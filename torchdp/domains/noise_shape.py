@@ -26,7 +26,8 @@ PROGRESS = 0.02  # of the gap
 PATIENCE = 6  # rounds without a better bound
 SHARE = 0.25  # of tol: what the solver may lose on the points it has
 ROUGH = 0.2  # of how far points stuck out: what it may lose before the last rounds
-ROUNDING, RELATIVE, TINY = 64 * EPS, 1e-10, 1e-300  # of the largest coordinate, of the norm: what float64 may cost
+# of the largest coordinate, of the norm: what float64 may cost
+ROUNDING, RELATIVE, TINY = 64 * EPS, 1e-10, 1e-300
 WIDE = 0.26  # a gap above what the semidefinite bound of a zonotope may lose, (pi/2)^{1/2} - 1
 LARGEST = 1e100  # coordinates whose squares are far from the ends of float64
 THIN = 1e-7  # of the longest axis: shorter ones of a proposal are mostly rounding,
@@ -61,7 +62,9 @@ def hull(points: Tensor, origin: Tensor) -> Tensor:
     if size <= rounded:
         return z.new_zeros(z.shape[1], 0)
     z = z / size
-    _, _, Vh = torch.linalg.svd(torch.linalg.qr(z, mode="r").R if len(z) > z.shape[1] else z, full_matrices=False)
+    _, _, Vh = torch.linalg.svd(
+        torch.linalg.qr(z, mode="r").R if len(z) > z.shape[1] else z, full_matrices=False
+    )
     kept = (z @ Vh.mT).abs().amax(0) > FLAT + rounded / size
     return torch.eye(z.shape[1]).to(z) if int(kept.sum()) == z.shape[1] else Vh[kept].mT
 
@@ -122,7 +125,9 @@ def dual_value(domain: Domain, proposal: Proposal, p: float, shift: bool) -> flo
     return float(torch.linalg.svdvals(matrix).sum())
 
 
-def on_points(points: Tensor, middle: Tensor | None, p: float, tol: float, max_iterations: int = 3000) -> Proposal:
+def on_points(
+    points: Tensor, middle: Tensor | None, p: float, tol: float, max_iterations: int = 3000
+) -> Proposal:
     """The best ellipsoid around the points (k, d): about ``middle``, or with a centre of its own where that is None."""
     origin = points[0] if middle is None else middle
     W = (points - origin).mT
@@ -146,7 +151,9 @@ def merged(start: Tensor, proposal: Proposal, found: Tensor, middle: Tensor | No
     points = torch.cat([start, heavy(proposal), found])
     z = points - (points[0] if middle is None else middle)
     if middle is not None:
-        lead = z.gather(-1, (z.abs() > 1e-9 * z.abs().max()).to(torch.uint8).argmax(-1, keepdim=True))
+        lead = z.gather(
+            -1, (z.abs() > 1e-9 * z.abs().max()).to(torch.uint8).argmax(-1, keepdim=True)
+        )
         z = torch.where(lead < 0, -z, z)
     grid = (z / (CLOSE * z.abs().max().clamp_min(TINY))).round()
     distinct, place = torch.unique(grid, dim=0, return_inverse=True)
@@ -213,7 +220,9 @@ def noise_shape(domain: Domain, p: float, *, shift: bool = True, tol: float = 1e
     exact, gap = domain.factor == 1, float(shape.certificate.gap)
     if not bool(shape.certificate.closed(tol)) and (exact or gap > WIDE):
         above = f"above tol = {tol:.2e}; raise tol" if exact else "for an oracle that is not exact"
-        warnings.warn(f"stopped at a certified gap of {gap:.2e}, {above}", RuntimeWarning, stacklevel=2)
+        warnings.warn(
+            f"stopped at a certified gap of {gap:.2e}, {above}", RuntimeWarning, stacklevel=2
+        )
     return shape
 
 
@@ -262,7 +271,8 @@ class _Search:
         self.domain, self.p, self.shift, self.tol = domain, p, shift, tol
         self.start, self.middle, self.basis = start, middle, basis
         self.rounding = ROUNDING * float(start.abs().max())
-        self.finest, self.tolerance = SHARE * tol, math.inf  # to which a proposal is the best around its points
+        # to which a proposal is the best around its points
+        self.finest, self.tolerance = SHARE * tol, math.inf
         first = domain.proposal(p, shift, self.finest)
         if first is None:
             self.tolerance = max(self.finest, ROUGH)
@@ -280,7 +290,9 @@ class _Search:
             return True
         gap = self.best.upper / max(self.lower, TINY) - 1
         self.step = max(self.finest, PROGRESS * gap)
-        if max(self._beyond, self.tolerance) > (self.finest if self.domain.factor == 1 else self.step):
+        if max(self._beyond, self.tolerance) > (
+            self.finest if self.domain.factor == 1 else self.step
+        ):
             return False
         self.finest /= 4
         return self.domain.factor > 1  # the oracle finds nothing that would raise the lower bound
@@ -290,7 +302,9 @@ class _Search:
         step, beyond, before = self.step, self._beyond, self.proposal
         climbed = climb(self.domain, heavy(before), self.latest.inverse, before.centre, steps=5)
         points = merged(self.start, before, torch.cat([self.latest.found, climbed]), self.middle)
-        self.tolerance = max(self.finest, ROUGH * beyond, step / 4 if self.domain.factor > 1 else 0.0)
+        self.tolerance = max(
+            self.finest, ROUGH * beyond, step / 4 if self.domain.factor > 1 else 0.0
+        )
         self.proposal = on_points(points, self.middle, self.p, self.tolerance)
         self.latest = self._enclosed(self.proposal)
         value, bound = self.latest.upper, dual_value(self.domain, self.proposal, self.p, self.shift)
@@ -303,7 +317,10 @@ class _Search:
 
     def shape(self) -> NoiseShape:
         """With its certificate."""
-        bounds = (self.start.new_tensor(value) for value in (self.best.upper, self.lower, self.best.residual))
+        bounds = (
+            self.start.new_tensor(value)
+            for value in (self.best.upper, self.lower, self.best.residual)
+        )
         certificate = Certificate(*bounds, rounding=self.rounding + RELATIVE * self.lower)
         root, centre, dual = self.best.root, self.holder.centre, self.dual
         weights = dual.weights / dual.weights.sum()

@@ -44,16 +44,21 @@ def maximise_image(G: Tensor, g: Tensor, groups: Groups) -> tuple[Tensor, float]
     signs = all(q == math.inf or size == 1 for size, q in groups)
     if signs and H.shape[1] <= ENUMERATED:
         k = H.shape[1] // 2
-        first, last = _corners(k, k, H), _corners(H.shape[1] - k, H.shape[1] - k - 1, H)  # the last entry is +1
+        # the last entry is +1
+        first, last = _corners(k, k, H), _corners(H.shape[1] - k, H.shape[1] - k - 1, H)
         a, b = first @ H[:, :k].mT, last @ H[:, k:].mT
-        values = torch.addmm(a.square().sum(-1)[:, None] + b.square().sum(-1), a, b.mT, alpha=2).flatten()
+        values = torch.addmm(
+            a.square().sum(-1)[:, None] + b.square().sum(-1), a, b.mT, alpha=2
+        ).flatten()
         place = values.topk(min(STARTS, len(values))).indices
         z = torch.cat([first[place // len(b)], last[place % len(b)]], -1)
         upper = float((z @ H.mT).square().sum(-1).max())
     else:
         V, upper = _program(H, groups)
         normal = _normal(STARTS, V.shape[1]).to(V) @ V.mT
-        starts = torch.cat([V.norm(dim=-1) * _signs(normal), longest(normal.abs(), groups) * _signs(normal)])
+        starts = torch.cat(
+            [V.norm(dim=-1) * _signs(normal), longest(normal.abs(), groups) * _signs(normal)]
+        )
         z = _climb(H, moved_inside(starts, groups), groups, signs)
     if lifted:
         z = z[:, :-1] * z[:, -1:]
@@ -126,7 +131,9 @@ def rounded(directions: Tensor, radius: Tensor, groups: Groups, count: int) -> T
     Half have the given radii, the other half the longest entries along directions^T g.
     """
     normal = _normal(count, directions.shape[0]).to(directions) @ directions
-    both = torch.cat([radius * _signs(normal), longest((radius * normal).abs(), groups) * _signs(normal)])
+    both = torch.cat(
+        [radius * _signs(normal), longest((radius * normal).abs(), groups) * _signs(normal)]
+    )
     return moved_inside(both, groups)
 
 
@@ -155,10 +162,13 @@ def _program(H: Tensor, groups: Groups) -> tuple[Tensor, float]:
 
 def _bound(H: Tensor, V: Tensor, groups: Groups) -> float:
     size = (H.mT @ (H @ V)).norm(dim=-1)
-    y = torch.maximum(size / V.norm(dim=-1).clamp_min(TINY), 1e-9 * H.square().sum(0))  # above 0 wherever H is
+    # above 0 wherever H is
+    y = torch.maximum(size / V.norm(dim=-1).clamp_min(TINY), 1e-9 * H.square().sum(0))
     blocks = y.split([size for size, _ in groups])
     # all y of a block of order 2 count as its largest: they may as well be equal
-    y = torch.cat([b.max().expand_as(b) if q <= 2 else b for b, (_, q) in zip(blocks, groups, strict=True)])
+    y = torch.cat(
+        [b.max().expand_as(b) if q <= 2 else b for b, (_, q) in zip(blocks, groups, strict=True)]
+    )
     scaled = H * torch.where(y > 0, y.clamp_min(TINY).rsqrt(), 0.0)
     return float(torch.linalg.matrix_norm(scaled, 2)) ** 2 * float(total(y, groups, dual_order))
 
@@ -180,7 +190,11 @@ def _climb(H: Tensor, z: Tensor, groups: Groups, signs: bool) -> Tensor:
             flips = best > 1e-12 * squares.sum()
             if not bool(flips.any()):
                 break
-            z = torch.where(flips[:, None] & (torch.arange(z.shape[1], device=z.device) == place[:, None]), -z, z)
+            z = torch.where(
+                flips[:, None] & (torch.arange(z.shape[1], device=z.device) == place[:, None]),
+                -z,
+                z,
+            )
     order = torch.argsort((z @ H.mT).square().sum(-1), descending=True)
     return z[order]
 
@@ -202,13 +216,17 @@ def longest(size: Tensor, groups: Groups) -> Tensor:
 
 def moved_inside(z: Tensor, groups: Groups) -> Tensor:
     """z with every block of norm above 1 divided by it."""
-    return _blockwise(z, groups, lambda block, q: block / power_norm(block.abs(), q)[..., None].clamp_min(1.0))
+    return _blockwise(
+        z, groups, lambda block, q: block / power_norm(block.abs(), q)[..., None].clamp_min(1.0)
+    )
 
 
 def total(values: Tensor, groups: Groups, order: Callable[[float], float]) -> Tensor:
     """The sum over blocks of the blocks' l_{order(q)} norms; values >= 0 of shape (..., N)."""
     blocks = values.split([size for size, _ in groups], dim=-1)
-    return torch.stack([power_norm(b, order(q)) for b, (_, q) in zip(blocks, groups, strict=True)]).sum(0)
+    return torch.stack(
+        [power_norm(b, order(q)) for b, (_, q) in zip(blocks, groups, strict=True)]
+    ).sum(0)
 
 
 def dual_order(q: float) -> float:
@@ -245,6 +263,8 @@ def _longest(size: Tensor, q: float) -> Tensor:
     return z / power_norm(z, q)[..., None].clamp_min(TINY)
 
 
-def _blockwise(values: Tensor, groups: Groups, function: Callable[[Tensor, float], Tensor]) -> Tensor:
+def _blockwise(
+    values: Tensor, groups: Groups, function: Callable[[Tensor, float], Tensor]
+) -> Tensor:
     blocks = values.split([size for size, _ in groups], dim=-1)
     return torch.cat([function(block, q) for block, (_, q) in zip(blocks, groups, strict=True)], -1)

@@ -102,7 +102,9 @@ class Encoding:
             return 2 * self.radius
         most = self.widest
         if self._listed is None:
-            most = math.sqrt(differences(domain).maximise(self.inverse, torch.zeros_like(self.centre)).upper)
+            most = math.sqrt(
+                differences(domain).maximise(self.inverse, torch.zeros_like(self.centre)).upper
+            )
         return min(2 * self.radius, most + 2 * domain.missed(self.inverse))
 
     @cached_property
@@ -114,7 +116,11 @@ class Encoding:
     def __call__(self, x: Tensor) -> Tensor:
         """Admitted points (k, d) as vectors (k, r) of length at most radius, float64."""
         if x.dtype != torch.float64 and self.domain.middle is None:
-            x = torch.where(self.domain.contains(x.double())[:, None], x.double(), self.domain.project(x.double()))
+            x = torch.where(
+                self.domain.contains(x.double())[:, None],
+                x.double(),
+                self.domain.project(x.double()),
+            )
         u = (x.double() - self.centre) @ self.inverse.mT
         return u * (self.radius / u.norm(dim=-1, keepdim=True).clamp_min(1e-300)).clamp_max(1.0)
 
@@ -146,8 +152,12 @@ def differences(domain: Domain) -> Domain:
 def encoding(domain: Domain, shape: NoiseShape) -> Encoding:
     """Around the domain's middle where it has one, else around the shape's centre. Raises TypeError, ValueError."""
     if not isinstance(domain, Domain) or not isinstance(shape, NoiseShape):
-        raise TypeError("domain must be a Domain and shape a NoiseShape, such as noise_shape(domain, p)")
-    return Encoding(domain, shape, shape.centre if domain.middle is None else domain.middle.double())
+        raise TypeError(
+            "domain must be a Domain and shape a NoiseShape, such as noise_shape(domain, p)"
+        )
+    return Encoding(
+        domain, shape, shape.centre if domain.middle is None else domain.middle.double()
+    )
 
 
 @dataclass(frozen=True)
@@ -161,7 +171,9 @@ class Measured:
 def normal_moment(p: float) -> float:
     """E |g|^p = 2^{p/2} Gamma((p + 1)/2) / sqrt(pi) for a standard normal g and p in (0, 300]. Raises ValueError."""
     if checks.positive("p", p) > MOST_POWER:
-        raise ValueError(f"p must be at most {MOST_POWER:g}, or infinite, not {p!r}: the moment is no float")
+        raise ValueError(
+            f"p must be at most {MOST_POWER:g}, or infinite, not {p!r}: the moment is no float"
+        )
     return math.exp(p / 2 * math.log(2) + float(gammaln((p + 1) / 2)) - math.log(math.pi) / 2)
 
 
@@ -244,12 +256,16 @@ class NormError:
             centred = wanted - wanted.mean()
             wanted = wanted - (centred @ control) / (control @ control) * control
         scale = self.floor**2
-        return Measured(scale * float(wanted.mean()), scale * float(wanted.std()) / math.sqrt(DRAWS))
+        return Measured(
+            scale * float(wanted.mean()), scale * float(wanted.std()) / math.sqrt(DRAWS)
+        )
 
     def _drawn(self, count: int, generator: torch.Generator) -> Tensor:
         """The norms of so many draws."""
         shape = (count, self.root.shape[1])
-        normals = torch.randn(shape, dtype=torch.float64, device=self.root.device, generator=generator)
+        normals = torch.randn(
+            shape, dtype=torch.float64, device=self.root.device, generator=generator
+        )
         return torch.linalg.vector_norm(normals @ self.root.mT, ord=self.p, dim=1)
 
 
@@ -300,12 +316,15 @@ def least_error_shape(domain: Domain, p: float, *, local: bool = False) -> Noise
 
     def error(shape: NoiseShape) -> float:
         own = encoding(domain, shape)
-        return (own.radius if local else own.diameter) * NormError(shape.root, p).root_mean_square.value
+        return (own.radius if local else own.diameter) * NormError(
+            shape.root, p
+        ).root_mean_square.value
 
     best = min((make(domain, q) for q in dict.fromkeys((p, *EXPONENTS)) if q <= p), key=error)
     if local or domain.middle is not None:
         return best
-    return min(best, noise_shape(domain, best.p), key=error)  # where little is known of the differences
+    # where little is known of the differences
+    return min(best, noise_shape(domain, best.p), key=error)
 
 
 def round_shape(domain: Domain, p: float) -> NoiseShape:

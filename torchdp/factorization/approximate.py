@@ -52,7 +52,10 @@ def approximate(
     Source: Ghazi et al. (2023), section 1; Edmonds, Nikolov, Ullman (2020), Lemma 12; the alternating directions by
     Glowinski, Marroco (1975) and Gabay, Mercier (1976).
     """
-    tol, max_iterations = checks.positive("tol", tol), checks.integer("max_iterations", max_iterations, 1)
+    tol, max_iterations = (
+        checks.positive("tol", tol),
+        checks.integer("max_iterations", max_iterations, 1),
+    )
     given = matrix_of(W)
     dense, alpha = given.double(), amounts("alpha", alpha, given)
     alpha = alpha.expand(np.broadcast_shapes(given.shape[:-2], alpha.shape))
@@ -65,7 +68,9 @@ def approximate(
 
 
 @one_thread
-def _solve(W: Tensor, alpha: Tensor, tol: float, max_iterations: int) -> tuple[Tensor, Tensor, Proof, int]:
+def _solve(
+    W: Tensor, alpha: Tensor, tol: float, max_iterations: int
+) -> tuple[Tensor, Tensor, Proof, int]:
     """Factors, their proof and the iterations: both phases on W scaled to largest entry 1, its longer side first."""
     (m, n), batch, size = W.shape[-2:], alpha.shape, _size(W)
     level = (alpha / size).reshape(-1, 1, 1)
@@ -77,7 +82,9 @@ def _solve(W: Tensor, alpha: Tensor, tol: float, max_iterations: int) -> tuple[T
     everything = torch.arange(Y.shape[0], device=W.device)
     proof = exact.row_weights, exact.column_weights
     best.raise_(everything, Y, level, witness(Y, *proof), *proof)
-    best.cut(everything, Y, level, Y.new_zeros(*Y.shape[:-1], 1), Y.new_zeros(Y.shape[0], 1, Y.shape[-1]))
+    best.cut(
+        everything, Y, level, Y.new_zeros(*Y.shape[:-1], 1), Y.new_zeros(Y.shape[0], 1, Y.shape[-1])
+    )
     _offer_signs(Y, level, best)
     iterations = 0
     going = (best.gap() > tol).nonzero()[:, 0]
@@ -86,8 +93,16 @@ def _solve(W: Tensor, alpha: Tensor, tol: float, max_iterations: int) -> tuple[T
         still = best.gap()[going] > tol
         going, start = going[still], tuple(part[still] for part in state)
     if len(going) and m + n <= LARGEST_CONE and iterations < max_iterations:
-        iterations += conic(Y[going], level[going], best, going, start, tol, max_iterations - iterations)
-    left, right, U, c, P = best.left, best.right, best.witness, best.row_weights, best.column_weights
+        iterations += conic(
+            Y[going], level[going], best, going, start, tol, max_iterations - iterations
+        )
+    left, right, U, c, P = (
+        best.left,
+        best.right,
+        best.witness,
+        best.row_weights,
+        best.column_weights,
+    )
     if not tall:
         left, right, U, c, P = right.mT, left.mT, U.mT, P, c
     half = size.sqrt()[..., None, None]
@@ -110,7 +125,10 @@ def _offer_signs(W: Tensor, alpha: Tensor, best: Best) -> None:
     place = W.abs().flatten(1).argmax(1)
     i, j = place // n, place % n
     sign = torch.where(W[everything, i, j] < 0, -1.0, W.new_ones(()))
-    row, column = (torch.where(x < 0, -1.0, torch.ones_like(x)) for x in (W[everything, i], W[everything, :, j]))
+    row, column = (
+        torch.where(x < 0, -1.0, torch.ones_like(x))
+        for x in (W[everything, i], W[everything, :, j])
+    )
     root = (W.abs().amax((-2, -1), keepdim=True) - alpha).clamp_min(0).sqrt()
     for u, v in (sign[:, None].expand(b, m), torch.ones_like(row)), (column, row * sign[:, None]):
         best.cut(everything, W, alpha, root * u[:, :, None], root * v[:, None, :])
@@ -124,7 +142,9 @@ def _size(W: Tensor) -> Tensor:
     return divisor(size)
 
 
-def zeta(W: Matrix, n: int, epsilon: float, *, tol: float = 1e-3, max_iterations: int = 5_000) -> Factorization:
+def zeta(
+    W: Matrix, n: int, epsilon: float, *, tol: float = 1e-3, max_iterations: int = 5_000
+) -> Factorization:
     """zeta(W, n, epsilon) = min over alpha >= 0 of gamma_2(W; alpha) + alpha epsilon sqrt(n), with its factorization.
 
     W: as in :func:`approximate`. n: users; epsilon: of local privacy. certificate.lower and .upper bound zeta; its
@@ -142,7 +162,9 @@ def zeta(W: Matrix, n: int, epsilon: float, *, tol: float = 1e-3, max_iterations
     return replace(found, certificate=certificate)
 
 
-def least_error(W: Matrix, variance: float, *, tol: float = 1e-3, max_iterations: int = 5_000) -> Factorization:
+def least_error(
+    W: Matrix, variance: float, *, tol: float = 1e-3, max_iterations: int = 5_000
+) -> Factorization:
     """The alpha that is best for the mean squared error: minimise variance gamma_2(W; alpha)^2 + alpha^2.
 
     A query is answered by l_i^T (mean of the users' noisy vectors): with ||l_i||, ||R_x|| <= gamma_2^{1/2} its
@@ -167,11 +189,14 @@ def least_error(W: Matrix, variance: float, *, tol: float = 1e-3, max_iterations
 
     found, root = _best_alpha(W, error, tol, max_iterations)
     rounding = 2 * (root.upper + root.rounding) * root.rounding
-    squared = Certificate(root.upper.square(), root.lower.square(), root.residual, rounding=rounding)
+    squared = Certificate(
+        root.upper.square(), root.lower.square(), root.residual, rounding=rounding
+    )
     return replace(found, certificate=squared)
 
 
-Weighed = tuple[Tensor, Tensor, Tensor]  # a convex function of norm and alpha, of degree 1, and its two slopes
+# a convex function of norm and alpha, of degree 1, and its two slopes
+Weighed = tuple[Tensor, Tensor, Tensor]
 
 
 def _best_alpha(
@@ -199,16 +224,24 @@ def _best_alpha(
 
     with warnings.catch_warnings():  # one warning is enough: the one below
         warnings.simplefilter("ignore", RuntimeWarning)
-        alpha, upper, lower = least(look, middle, middle + size / 8, (0.0, size), tol, ROUNDING * size)
+        alpha, upper, lower = least(
+            look, middle, middle + size / 8, (0.0, size), tol, ROUNDING * size
+        )
         again = next((found for x, found in seen if torch.equal(x, alpha)), None)
         found = again or approximate(W, alpha, tol=tol / 4, max_iterations=max_iterations)
     residual = found.certificate.residual
     _, by_norm, by_alpha = error(found.norm, alpha)
     terms = sum(W.shape[-2:])
     # The residual is a difference of numbers as large as W: its rounding is weighed by the price of alpha.
-    rounding = by_norm * found.certificate.rounding + by_alpha * allowance(size, terms) + allowance(upper, terms)
+    rounding = (
+        by_norm * found.certificate.rounding
+        + by_alpha * allowance(size, terms)
+        + allowance(upper, terms)
+    )
     certificate = Certificate(upper, lower.clamp_min(0), residual, rounding=rounding)
-    warn_where_open(certificate, tol, _size(W.double()), W.dtype, found.iterations, max_iterations, stacklevel=4)
+    warn_where_open(
+        certificate, tol, _size(W.double()), W.dtype, found.iterations, max_iterations, stacklevel=4
+    )
     return found, certificate
 
 
@@ -235,7 +268,10 @@ def truncate(factorization: Factorization, rank: int) -> Factorization:
     if rank >= factorization.left.shape[-1]:
         return factorization
     X = factorization.left.double() @ factorization.right.double()
-    rows, columns = factorization.row_weights.sqrt()[..., None], factorization.column_weights.sqrt()[..., None, :]
+    rows, columns = (
+        factorization.row_weights.sqrt()[..., None],
+        factorization.column_weights.sqrt()[..., None, :],
+    )
     U, S, Vh = torch.linalg.svd(rows * X * columns, full_matrices=False)
     U, S, Vh = U[..., :rank], S[..., :rank], Vh[..., :rank, :]
     inverse = torch.where(S > NEGLIGIBLE * S[..., :1], S, math.inf).rsqrt()
@@ -244,7 +280,9 @@ def truncate(factorization: Factorization, rank: int) -> Factorization:
     return _near(factorization, left, right)
 
 
-def johnson_lindenstrauss(factorization: Factorization, rank: int, *, generator: torch.Generator) -> Factorization:
+def johnson_lindenstrauss(
+    factorization: Factorization, rank: int, *, generator: torch.Generator
+) -> Factorization:
     """Both factors projected by one Gaussian matrix: left A and A^T right, A (r x rank) with E A A^T = I.
 
     The entries of A are independent N(0, 1/rank), one A for each problem of a batch, so left A A^T right is unbiased
@@ -263,7 +301,9 @@ def johnson_lindenstrauss(factorization: Factorization, rank: int, *, generator:
     if rank >= left.shape[-1]:
         return factorization
     shape = (*left.shape[:-2], left.shape[-1], rank)
-    A = torch.randn(shape, dtype=torch.float64, device=left.device, generator=generator) / math.sqrt(rank)
+    A = torch.randn(
+        shape, dtype=torch.float64, device=left.device, generator=generator
+    ) / math.sqrt(rank)
     return _near(factorization, left @ A, A.mT @ right)
 
 
@@ -287,7 +327,10 @@ def jl_rank(m: int, n: int, relative: float, *, failure: float = 0.5) -> int:
     Source: Ghazi et al. (2023), Lemma 12; the constant is derived here.
     """
     m, n = checks.integer("m", m, 1), checks.integer("n", n, 1)
-    t, failure = checks.within("relative", relative, LEAST, checks.LARGEST), checks.fraction("failure", failure)
+    t, failure = (
+        checks.within("relative", relative, LEAST, checks.LARGEST),
+        checks.fraction("failure", failure),
+    )
     return math.ceil(2 * math.log((2 * m * n + m + n) / failure) / (t - math.log1p(t)))
 
 
@@ -305,4 +348,10 @@ def _near(factorization: Factorization, left: Tensor, right: Tensor) -> Factoriz
     weights = factorization.row_weights, factorization.column_weights
     U = witness(X, *weights)
     judged = certify_approximate(X, d + 2 * r, left, right, U, *weights)
-    return replace(factorization, left=left, right=right, witness=U, certificate=replace(judged, residual=d + r))
+    return replace(
+        factorization,
+        left=left,
+        right=right,
+        witness=U,
+        certificate=replace(judged, residual=d + r),
+    )

@@ -14,7 +14,12 @@ import torch
 from torch import Tensor
 
 from torchdp import checks, workloads
-from torchdp.factorization.certificates.certificate import Certificate, check_exponent, power_norm, row_norm
+from torchdp.factorization.certificates.certificate import (
+    Certificate,
+    check_exponent,
+    power_norm,
+    row_norm,
+)
 from torchdp.factorization.factorize import Factorization, finish
 from torchdp.factorization.solvers.fixed_point import Solution
 
@@ -94,7 +99,8 @@ def lipschitz_tree(W: Tensor, p: float = math.inf, *, decay: float = 5 / 6) -> F
     W, decay = checks.matrix("W", W).detach(), checks.fraction("decay", decay)
     n = W.shape[-1]
     types, values = torch.arange(n, device=W.device), W.double()
-    low, high, above = types[:1], types[:1] + n, torch.zeros_like(values[..., :1])  # above: the parent's column
+    # above: the parent's column
+    low, high, above = types[:1], types[:1] + n, torch.zeros_like(values[..., :1])
     left, right = [], []
     for depth in range(n.bit_length()):
         middle = (low + high) // 2
@@ -148,7 +154,10 @@ def gamma_ellipsoid(A: Tensor, p: float = math.inf) -> Tensor:
 def at_uniform_weights(W: Tensor, left: Tensor, right: Tensor, p: float) -> Factorization:
     """Given factors of W, balanced and certified with uniform weights for the lower bound. Raises ValueError on p."""
     p = check_exponent(p)
-    rows, columns = torch.ones_like(W[..., 0]).double(), torch.ones_like(W[..., 0, :]).double() / W.shape[-1]
+    rows, columns = (
+        torch.ones_like(W[..., 0]).double(),
+        torch.ones_like(W[..., 0, :]).double() / W.shape[-1],
+    )
     return finish(W, Solution(left, right, None, rows, columns, columns, 0), p)
 
 
@@ -197,7 +206,9 @@ class MarginalFactorization:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "d", checks.integer("d", self.d, 1))
-        object.__setattr__(self, "order", checks.integer("order", self.order, 1, min(self.d, MOST_ORDER)))
+        object.__setattr__(
+            self, "order", checks.integer("order", self.order, 1, min(self.d, MOST_ORDER))
+        )
         object.__setattr__(self, "shift", checks.instance("shift", self.shift, bool))
 
     @property
@@ -213,7 +224,10 @@ class MarginalFactorization:
     @property
     def row_norm(self) -> float:
         """Of every row of L: 2^-l (sum_k C(l, k) / sigma_k)^{1/2}."""
-        return math.sqrt(sum(math.comb(self.order, k) / self._sigma(k) for k in self._sizes)) / 2**self.order
+        return (
+            math.sqrt(sum(math.comb(self.order, k) / self._sigma(k) for k in self._sizes))
+            / 2**self.order
+        )
 
     def certificate(self, p: float = math.inf) -> Certificate:
         """Bounds on Gamma_p: upper from L and R, lower the trace norm at equal weights."""
@@ -236,10 +250,18 @@ class MarginalFactorization:
         Raises TypeError, ValueError.
         """
         sets = checks.indices("sets", sets, self.d)
-        if sets.ndim != 2 or sets.shape[1] != self.order or not bool((sets[:, 1:] > sets[:, :-1]).all()):
-            raise ValueError(f"sets must be of shape (tables, {self.order}), each row's bits rising")
+        if (
+            sets.ndim != 2
+            or sets.shape[1] != self.order
+            or not bool((sets[:, 1:] > sets[:, :-1]).all())
+        ):
+            raise ValueError(
+                f"sets must be of shape (tables, {self.order}), each row's bits rising"
+            )
         if (self.d + 1) ** self.order >= 2**63:
-            raise ValueError(f"d = {self.d} and order = {self.order} are too large for codes of 63 bits")
+            raise ValueError(
+                f"d = {self.d} and order = {self.order} are too large for codes of 63 bits"
+            )
         inside = _bits(self.order, sets.device)  # (2^l, l)
         padded = torch.where(inside, sets[:, None] + 1, 0).sort(-1).values
         place = (self.d + 1) ** torch.arange(self.order, device=sets.device)
@@ -261,7 +283,9 @@ class MarginalFactorization:
         scale = [self._sigma(k) ** -0.5 if k in self._sizes else 0.0 for k in range(self.order + 1)]
         scales = torch.tensor(scale, dtype=torch.float64, device=sets.device)[inside.sum(-1)]
         signs = 1.0 - 2.0 * ((inside.double() @ inside.double().T) % 2)  # chi_T(y)
-        return sigma * self.sensitivity / 2**self.order * ((normals.double()[index] * scales) @ signs)
+        return (
+            sigma * self.sensitivity / 2**self.order * ((normals.double()[index] * scales) @ signs)
+        )
 
     @property
     def _sizes(self) -> range:

@@ -19,7 +19,12 @@ from torchdp.factorization.certificates.worst_sets import worst_separated
 from torchdp.factorization.factorize import Factorization, Matrix, balance, matrix_of
 from torchdp.factorization.solvers.banded_solver import banded_strategy
 from torchdp.factorization.solvers.iteration import closed, warn_where_open
-from torchdp.factorization.solvers.returning_solver import Attempt, attempts, classes_of, separated_bound
+from torchdp.factorization.solvers.returning_solver import (
+    Attempt,
+    attempts,
+    classes_of,
+    separated_bound,
+)
 from torchdp.factorization.streams.strategy import BandedStrategy, StreamStrategy
 from torchdp.threads import one_thread
 
@@ -57,7 +62,11 @@ def factorize_epochs(
     W = matrix_of(W, 1)
     if W.ndim != 2:
         raise ValueError(f"W must be one (m, n) matrix, not of shape {tuple(W.shape)}")
-    period, p, tol = checks.integer("period", period, 1), check_exponent(p), checks.positive("tol", tol)
+    period, p, tol = (
+        checks.integer("period", period, 1),
+        check_exponent(p),
+        checks.positive("tol", tol),
+    )
     max_iterations = checks.integer("max_iterations", max_iterations, 1)
     largest, (m, n) = W.double().abs().max(), W.shape
     size = float(largest) or 1.0
@@ -65,7 +74,9 @@ def factorize_epochs(
     order, shapes = classes_of(n, period, W.device)
     values = torch.linalg.svdvals(A)
     if m < n or not values[-1] > DEGENERATE * values[0]:
-        A = torch.cat([A, _slack(tol, p, n, shapes[0][1]) * torch.eye(n, dtype=A.dtype, device=A.device)])
+        A = torch.cat(
+            [A, _slack(tol, p, n, shapes[0][1]) * torch.eye(n, dtype=A.dtype, device=A.device)]
+        )
     for found in attempts(A[:, order], shapes, p, tol, max_iterations):
         result = _finish(W, size, order, shapes[0][1], period, p, found)
         if closed(result.certificate, tol, largest, W.dtype):
@@ -80,7 +91,9 @@ def _finish(
     """Factors of W in its own order and dtype, balanced, and their certificate."""
     left, right, c, roots, iterations = found
     left, c, back = left[: len(W)], c[: len(W)], order.argsort()
-    directions = torch.cat([torch.nn.functional.pad(B, (0, epochs - B.shape[-1])).flatten(0, 1) for B in roots])
+    directions = torch.cat(
+        [torch.nn.functional.pad(B, (0, epochs - B.shape[-1])).flatten(0, 1) for B in roots]
+    )
     right, directions = right[:, back], directions[back]
     rows, columns = power_norm(left.norm(dim=1), p), sensitivity(right, period)
     scale, half = balance(rows, columns), math.sqrt(size)
@@ -97,7 +110,9 @@ def _slack(tol: float, p: float, n: int, epochs: int) -> float:
     cost v times at most (1 + n (delta / s)^p)^{1/p} (1 + s^2 epochs)^{1/2}. Here s^2 epochs = tol / (64 n), and
     n (delta / s)^p = p tol / 16, or 1 where p is infinite.
     """
-    return math.sqrt(tol / (64 * n * epochs)) * (1.0 if p == math.inf else (p * tol / (16 * n)) ** (1 / p))
+    return math.sqrt(tol / (64 * n * epochs)) * (
+        1.0 if p == math.inf else (p * tol / (16 * n)) ** (1 / p)
+    )
 
 
 @dataclass(frozen=True)
@@ -116,7 +131,13 @@ class StreamFactorization(Brief):
 
 
 def factorize_separated(
-    W: Matrix, gap: int, times: int, p: float = math.inf, tol: float = 1e-3, *, max_iterations: int = 400
+    W: Matrix,
+    gap: int,
+    times: int,
+    p: float = math.inf,
+    tol: float = 1e-3,
+    *,
+    max_iterations: int = 400,
 ) -> StreamFactorization:
     """The C of least error where a user takes part in at most ``times`` steps, any two at least ``gap`` apart.
 
@@ -133,9 +154,21 @@ def factorize_separated(
     Source: here. The participation: Choquette-Choo et al. (2023), (k, b)-participation.
     """
     given = matrix_of(W)
-    gap, times, p = checks.integer("gap", gap, 1), checks.integer("times", times, 1), check_exponent(p)
-    tol, max_iterations = checks.positive("tol", tol), checks.integer("max_iterations", max_iterations, 1)
-    if given.ndim != 2 or given.shape[0] != given.shape[1] or given.triu(1).any() or (given.diagonal() == 0).any():
+    gap, times, p = (
+        checks.integer("gap", gap, 1),
+        checks.integer("times", times, 1),
+        check_exponent(p),
+    )
+    tol, max_iterations = (
+        checks.positive("tol", tol),
+        checks.integer("max_iterations", max_iterations, 1),
+    )
+    if (
+        given.ndim != 2
+        or given.shape[0] != given.shape[1]
+        or given.triu(1).any()
+        or (given.diagonal() == 0).any()
+    ):
         raise ValueError(
             "W must be one square lower triangular matrix without 0 on its diagonal, as Iterates(...).dense() makes"
         )

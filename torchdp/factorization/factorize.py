@@ -33,7 +33,8 @@ from torchdp.workloads import RunningSums, Workload
 
 Matrix = Tensor | Workload | np.ndarray | Sequence[Sequence[float]]  # what functions of one take
 LARGEST_EXPONENT = 1e6
-LARGEST = 80  # m + n; an interior point step on the cone of side s costs about s^6 operations and s^4 memory
+# m + n; an interior point step on the cone of side s costs about s^6 operations and s^4 memory
+LARGEST = 80
 
 
 @dataclass(frozen=True)
@@ -71,7 +72,12 @@ class Factorization(Brief):
 
 @overload
 def factorize(
-    W: RunningSums, p: float = ..., shift: bool = ..., tol: float = ..., *, max_iterations: int = ...
+    W: RunningSums,
+    p: float = ...,
+    shift: bool = ...,
+    tol: float = ...,
+    *,
+    max_iterations: int = ...,
 ) -> RunningFactorization: ...
 
 
@@ -122,10 +128,14 @@ def factorize(
     checks.instance("shift", shift, bool)
     if isinstance(W, RunningSums):
         if shift or error_weights is not None:
-            raise ValueError("shift and error_weights need the matrix itself: pass RunningSums(...).dense()")
+            raise ValueError(
+                "shift and error_weights need the matrix itself: pass RunningSums(...).dense()"
+            )
         running = factorize_running(W, p, tol, max_iterations)
         one = torch.ones((), dtype=torch.float64, device="cpu")
-        warn_where_open(running.certificate, tol, one, one.dtype, running.iterations, max_iterations)
+        warn_where_open(
+            running.certificate, tol, one, one.dtype, running.iterations, max_iterations
+        )
         return running
     matrices = matrices_of(W)
     if shift or error_weights is not None:  # neither norm is multiplicative
@@ -150,7 +160,9 @@ def factors(
     max_iterations = checks.integer("max_iterations", max_iterations, 1)
     share, found = math.expm1(math.log1p(tol) / len(matrices)), []
     for W in matrices:
-        for solution in attempts(W.double(), p=p, shift=shift, tol=share, max_iterations=max_iterations):
+        for solution in attempts(
+            W.double(), p=p, shift=shift, tol=share, max_iterations=max_iterations
+        ):
             result = finish(W, solution, p)
             if closed(result.certificate, share, size_of([W]), W.dtype):
                 break
@@ -163,7 +175,8 @@ def finish(W: Tensor, solution: Solution, p: float) -> Factorization:
     rows = power_norm(solution.left.norm(dim=-1), p)
     columns = solution.right.norm(dim=-2).amax(-1)
     scale = balance(rows, columns)
-    left = (scale * solution.left).to(W.dtype).contiguous()  # torch.kron takes no transposed factors
+    # torch.kron takes no transposed factors
+    left = (scale * solution.left).to(W.dtype).contiguous()
     right = (solution.right / scale).to(W.dtype).contiguous()
     shift = None if solution.shift is None else solution.shift.to(W.dtype)
     weights = solution.row_weights, solution.column_weights
@@ -196,7 +209,12 @@ def kronecker(parts: Sequence[Factorization]) -> Factorization:
     dense = {name: reduce(torch.kron, [getattr(part, name) for part in parts]) for name in names}
     certificate, right = certify_kronecker([part.certificate for part in parts]), dense["right"]
     certificate = rounded(certificate, right.shape[-1], rounding_of(len(parts), right.dtype))
-    return replace(parts[0], **dense, certificate=certificate, iterations=max(part.iterations for part in parts))
+    return replace(
+        parts[0],
+        **dense,
+        certificate=certificate,
+        iterations=max(part.iterations for part in parts),
+    )
 
 
 def _unweighted(W: Tensor, w: Tensor, weighted: Factorization, p: float) -> Factorization:
@@ -214,10 +232,16 @@ def rounding_of(parts: int, dtype: torch.dtype) -> float:
 
 
 def warn(
-    matrices: Sequence[Tensor], certificate: Certificate, tol: float, iterations: int, max_iterations: int
+    matrices: Sequence[Tensor],
+    certificate: Certificate,
+    tol: float,
+    iterations: int,
+    max_iterations: int,
 ) -> None:
     """RuntimeWarning, at the caller's caller, where the certified gap of the matrices' product exceeds ``tol``."""
-    warn_where_open(certificate, tol, size_of(matrices), matrices[0].dtype, iterations, max_iterations)
+    warn_where_open(
+        certificate, tol, size_of(matrices), matrices[0].dtype, iterations, max_iterations
+    )
 
 
 def size_of(matrices: Sequence[Tensor]) -> Tensor:
@@ -245,7 +269,9 @@ def reference(W: Tensor, p: float = math.inf, shift: bool = False) -> Factorizat
     """
     p = check_exponent(p)
     if LARGEST_EXPONENT < p < math.inf:
-        raise ValueError(f"p must be at most {LARGEST_EXPONENT:g}, or inf, for the program; factorize takes any")
+        raise ValueError(
+            f"p must be at most {LARGEST_EXPONENT:g}, or inf, for the program; factorize takes any"
+        )
     checks.instance("shift", shift, bool)
     W = checks.matrix("W", W).detach()
     if W.ndim != 2 or sum(W.shape) > LARGEST:
@@ -262,9 +288,13 @@ def reference(W: Tensor, p: float = math.inf, shift: bool = False) -> Factorizat
     try:
         problem.solve(solver=cp.CLARABEL)
     except cp.SolverError as error:
-        raise RuntimeError(f"the SDP solver failed on W of shape {tuple(W.shape)}: {error}") from error
+        raise RuntimeError(
+            f"the SDP solver failed on W of shape {tuple(W.shape)}: {error}"
+        ) from error
     if problem.status not in (cp.OPTIMAL, cp.OPTIMAL_INACCURATE):
-        raise RuntimeError(f"the SDP solver stopped on W of shape {tuple(W.shape)} with status {problem.status}")
+        raise RuntimeError(
+            f"the SDP solver stopped on W of shape {tuple(W.shape)} with status {problem.status}"
+        )
     v = program["v"].value[:, 0] if shift else 0.0
     found = program["Z"].value, v, program["columns"].dual_value, program["rows"].dual_value
     Z, v, P, c = (torch.as_tensor(x, dtype=torch.float64, device=W.device) for x in found)
@@ -273,7 +303,9 @@ def reference(W: Tensor, p: float = math.inf, shift: bool = False) -> Factorizat
         c = (a / a.max().clamp_min(1e-300)) ** (p / 2 - 1)
     left, right = (math.sqrt(scale) * factor for factor in _factors(Z, m))
     count, P = problem.solver_stats.num_iters or 0, P.clamp_min(0)
-    return finish(W, Solution(left, right, scale * v if shift else None, c.clamp_min(0), P, P, count), p)
+    return finish(
+        W, Solution(left, right, scale * v if shift else None, c.clamp_min(0), P, P, count), p
+    )
 
 
 def _program(m: int, n: int, p: float = math.inf, shift: bool = False) -> dict[str, Any]:

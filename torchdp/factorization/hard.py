@@ -92,7 +92,9 @@ class HardInstance(Brief):
         """
         half = checks.positive("epsilon", epsilon) / 2
         count = math.cosh(min(half, 50.0)) ** 2
-        parts = (count - torch.arange(len(self._spectrum), device=self._spectrum.device)).clamp(0, 1)
+        parts = (count - torch.arange(len(self._spectrum), device=self._spectrum.device)).clamp(
+            0, 1
+        )
         return math.tanh(half) ** 2 * float((parts * self._spectrum).sum())
 
     def samples(self, alpha: float, epsilon: float) -> float:
@@ -117,7 +119,11 @@ class HardInstance(Brief):
         best = torch.zeros_like(self.query_weights)
         for scale in np.geomspace(narrow, wide, WIDTHS).tolist() if wide > narrow else ():
             laws, half, theta = self._lines(scale, epsilon)
-            g = (half[:, None] * self.directions.abs() / laws.clamp_min(1e-300)).amax(-1).clamp(max=1)
+            g = (
+                (half[:, None] * self.directions.abs() / laws.clamp_min(1e-300))
+                .amax(-1)
+                .clamp(max=1)
+            )
             gain = theta / _mean_inverse(math.tanh(epsilon / 2) * g)
             best = torch.maximum(best, gain * (alpha**-2 - (math.pi / half) ** 2))
         return float((self.query_weights * best).sum()) / information
@@ -131,7 +137,9 @@ class HardInstance(Brief):
         Guarantees: no non-interactive epsilon-LDP protocol with fewer users has that error.
         Source: Efroimovich (1980), from Stam's inequality. The error is that of Edmonds, Nikolov, Ullman (2020).
         """
-        return self.samples(checks.squarable("alpha", alpha) * math.sqrt(2 * math.e / math.pi), epsilon)
+        return self.samples(
+            checks.squarable("alpha", alpha) * math.sqrt(2 * math.e / math.pi), epsilon
+        )
 
     def samples_to_test(self, shift: float, epsilon: float, failure: float) -> float:
         """Users needed to tell lambda_v from lambda_v + shift M_v for every query v, whichever it is, but for failures.
@@ -163,10 +171,14 @@ class HardInstance(Brief):
         """Squared singular values of K, descending."""
         used = self.type_weights > 0
         scale = torch.where(used, torch.where(used, self.type_weights, 1.0).rsqrt(), 0.0)
-        return torch.linalg.svdvals(self.query_weights.sqrt()[:, None] * self.directions * scale).square()
+        return torch.linalg.svdvals(
+            self.query_weights.sqrt()[:, None] * self.directions * scale
+        ).square()
 
 
-def hard_instance(W: Matrix, U: Tensor | None = None, column_weights: Tensor | None = None) -> HardInstance:
+def hard_instance(
+    W: Matrix, U: Tensor | None = None, column_weights: Tensor | None = None
+) -> HardInstance:
     """Hard distributions for the queries W from any dual witness U, good or bad.
 
     With P = column_weights (those of gamma2_dual(U) where None) U becomes U - U 1 P^T, whose rows sum to 0;
@@ -248,14 +260,19 @@ def sample_upper_bound(
     )
     variance, alpha = checks.positive("variance", variance), checks.squarable("alpha", alpha)
     if bias >= alpha:
-        raise ValueError(f"bias must be below alpha = {alpha:g}, not {bias!r}: more users do not reduce it")
+        raise ValueError(
+            f"bias must be below alpha = {alpha:g}, not {bias!r}: more users do not reduce it"
+        )
     return (norm**2 * variance + spread**2 / 4) / (alpha**2 - bias**2)
 
 
 def _mean_inverse(b: Tensor) -> Tensor:
     """E 1 / (1 - b^2 s^2) for s of density cos^2(pi s / 2) on [-1, 1], rounded up; b in [0, 1]."""
     nodes = torch.as_tensor(NODES, dtype=b.dtype, device=b.device)
-    masses = torch.as_tensor(MASSES, dtype=b.dtype, device=b.device) * torch.cos(math.pi / 2 * nodes) ** 2
+    masses = (
+        torch.as_tensor(MASSES, dtype=b.dtype, device=b.device)
+        * torch.cos(math.pi / 2 * nodes) ** 2
+    )
     return (masses / (1 - (b[..., None] * nodes) ** 2)).sum(-1) * (1 + QUADRATURE_ERROR)
 
 
@@ -282,7 +299,9 @@ def least_noise_variance(epsilon: float, delta: float = 0.0) -> float:
         return 0.0
     terms = math.ceil((math.log(b + d) - math.log(d)) / epsilon)
     if terms > MOST_TERMS:
-        raise ValueError(f"epsilon = {epsilon:g} and delta = {delta:g} need {terms:g} terms; raise epsilon")
+        raise ValueError(
+            f"epsilon = {epsilon:g} and delta = {delta:g} need {terms:g} terms; raise epsilon"
+        )
     j = np.arange(terms, dtype=np.float64)
     s = q**j * (b + d) - d
     return float(((j + 0.25) * s).sum() + ((j + 0.75) * s)[:-1].sum())

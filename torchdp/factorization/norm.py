@@ -27,7 +27,9 @@ ROUNDING = 1e-13  # of the largest entry of W
 SMALLEST_WEIGHT = 1e-15  # relative: the weight of a row that the vectors have not reached yet
 
 
-def witness(W: Tensor, row_weights: Tensor, column_weights: Tensor, *, shift: bool = False) -> Tensor:
+def witness(
+    W: Tensor, row_weights: Tensor, column_weights: Tensor, *, shift: bool = False
+) -> Tensor:
     """The dual witness U of weights c, P: <W, U> is their lower bound, and U its gradient in W.
 
     U = diag(c)^{1/2} A diag(P)^{1/2}, where diag(c)^{1/2} W diag(P)^{1/2} = A H, A a partial isometry and H >= 0 (polar
@@ -50,7 +52,9 @@ def witness(W: Tensor, row_weights: Tensor, column_weights: Tensor, *, shift: bo
     return (U - U.sum(-1, keepdim=True) * P if shift else U).to(W.dtype)
 
 
-def gamma(W: Tensor | RunningSums, p: float = math.inf, shift: bool = False, *, tol: float = 1e-6) -> Tensor:
+def gamma(
+    W: Tensor | RunningSums, p: float = math.inf, shift: bool = False, *, tol: float = 1e-6
+) -> Tensor:
     """gamma_(p)(W), or min_v gamma_(p)(W + v 1^T) with ``shift``, differentiable in W; p = inf is gamma_2.
 
     Returns the certified lower bound, within ``tol`` (relative) of the norm, of shape (*batch). Its gradient is the
@@ -127,7 +131,9 @@ def free_constant(W: Tensor, *, tol: float = 1e-3) -> FreeConstant:
         return found.certificate.upper, ((W + c) * U).sum(), U.sum()
 
     rounding = ROUNDING * W.abs().max()
-    best, upper, lower = least(look, -(high + low) / 2, high - low, (-math.inf, math.inf), tol, rounding).tolist()
+    best, upper, lower = least(
+        look, -(high + low) / 2, high - low, (-math.inf, math.inf), tol, rounding
+    ).tolist()
     return FreeConstant(upper, lower, best, rounding=float(rounding))
 
 
@@ -167,12 +173,16 @@ def certify_dual(
     U = checks.matrix("U", U).detach().double()
     (m, n), r = U.shape[-2:], checks.matrix("left", left).shape[-1]
     sides = {"left": (left, (m, r)), "right": (right, (n, r))}
-    left, right, *given = fitting(U, **sides, row_weights=row_weights, column_weights=column_weights)
+    left, right, *given = fitting(
+        U, **sides, row_weights=row_weights, column_weights=column_weights
+    )
     size = magnitude(U)
     U = U / size  # sums of large entries are no floats
     lower = (U * (_unit(left) @ _unit(right).mT)).sum((-2, -1))
     needed = (U != 0).any(-1), (U != 0).any(-2)
-    upper, proved = dual_size(U, *(torch.where(nonzero, w, 0.0) for w, nonzero in zip(given, needed, strict=True)))
+    upper, proved = dual_size(
+        U, *(torch.where(nonzero, w, 0.0) for w, nonzero in zip(given, needed, strict=True))
+    )
     unproved = (proved != U).any(-1).any(-1)
     size, largest = size[..., 0, 0], torch.finfo(U.dtype).max
     return (size * lower).clamp(-largest, largest), torch.where(unproved, math.inf, size * upper)
@@ -223,10 +233,15 @@ def gamma2_dual(U: Tensor, *, tol: float = 1e-6, max_iterations: int = 10_000) -
             continue
         check = math.ceil(1.25 * iteration)  # the certificate's singular values cost many steps
         S = scaled @ Y
-        weights = [simplex(torch.linalg.vector_norm(V, dim=-1).clamp_min(TINY), SMALLEST_WEIGHT) for V in (S, T)]
+        weights = [
+            simplex(torch.linalg.vector_norm(V, dim=-1).clamp_min(TINY), SMALLEST_WEIGHT)
+            for V in (S, T)
+        ]
         lower, upper = certify_dual(U, _unit(S), Y, *weights)
         rounding = allowance(upper, m + n + rank)
-        result = Gamma2Dual(upper, lower, _unit(S), Y, weights[0], weights[1], iteration, rounding=rounding)
+        result = Gamma2Dual(
+            upper, lower, _unit(S), Y, weights[0], weights[1], iteration, rounding=rounding
+        )
         if bool(result.closed(tol).all()) or iteration >= max_iterations:
             break
     warn_where_open(result, tol, scale[..., 0, 0], U.dtype, iteration, max_iterations)

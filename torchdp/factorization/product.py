@@ -47,7 +47,9 @@ class ProductFactorization(Brief):
     def __post_init__(self) -> None:
         for factor in checks.several("factors", self.factors, Factorization):
             if factor.shift is not None or factor.right.ndim != 2:
-                raise ValueError("factors must be factorizations of single matrices, without a shift")
+                raise ValueError(
+                    "factors must be factorizations of single matrices, without a shift"
+                )
 
     @property
     def certificate(self) -> Certificate:
@@ -112,7 +114,13 @@ def factorize_product(
     """
     matrices = matrices_of(checks.instance("W", W, Workload))
     result = ProductFactorization(factors(matrices, p, False, tol, max_iterations))
-    warn(matrices, result.certificate, tol, max(factor.iterations for factor in result.factors), max_iterations)
+    warn(
+        matrices,
+        result.certificate,
+        tol,
+        max(factor.iterations for factor in result.factors),
+        max_iterations,
+    )
     return result
 
 
@@ -123,7 +131,8 @@ def _multiply(name: str, matrices: Sequence[Tensor], x: Tensor) -> Tensor:
     if x.ndim == 0 or x.shape[-1] != n:
         raise ValueError(f"{name} must have shape (*batch, {n}), not {tuple(x.shape)}")
     batch = x.shape[:-1]
-    for A in matrices:  # the leading mode is multiplied and moved last; once for each factor restores the order
+    # the leading mode is multiplied and moved last; once for each factor restores the order
+    for A in matrices:
         x = (A @ x.reshape(*batch, A.shape[1], -1)).mT.reshape(*batch, -1)
     return x
 
@@ -202,7 +211,9 @@ def signature(roots: Sequence[Root]) -> tuple[Tensor, Tensor]:
     below = torch.where(place < partner, sign, -sign)
     turned = (X + below[:, None] * X[partner]) / math.sqrt(2)
     alone = place == partner
-    return torch.where(alone[:, None], X, turned), torch.where(alone, sign, (place < partner).to(sign) * 2 - 1)
+    return torch.where(alone[:, None], X, turned), torch.where(
+        alone, sign, (place < partner).to(sign) * 2 - 1
+    )
 
 
 @dataclass(frozen=True)
@@ -222,7 +233,9 @@ class SignatureFactorization(Brief):
         return self.right.mT * self.signature
 
 
-def signature_form(W: Matrix, tol: float = 1e-3, *, max_iterations: int = 10_000) -> SignatureFactorization:
+def signature_form(
+    W: Matrix, tol: float = 1e-3, *, max_iterations: int = 10_000
+) -> SignatureFactorization:
     """The gamma_2 factorization of a symmetric W as R^T J R, J = diag(+-1), with its certificate.
 
     With equal weights w on rows and columns, diag(w)^{1/2} W diag(w)^{1/2} = V Lambda V^T and
@@ -248,7 +261,8 @@ def signature_form(W: Matrix, tol: float = 1e-3, *, max_iterations: int = 10_000
                 "a quadratic form is unchanged by W -> (W + W^T) / 2"
             )
     if not all(f.any() for f in matrices):
-        matrices = [torch.zeros_like(f) for f in matrices]  # zero is symmetric, whatever the other factors are
+        # zero is symmetric, whatever the other factors are
+        matrices = [torch.zeros_like(f) for f in matrices]
     if sum(not _same(f, f.mT) for f in matrices) % 2:
         raise ValueError("W must be symmetric; a quadratic form is unchanged by W -> (W + W^T) / 2")
     share = math.expm1(math.log1p(tol) / len(matrices))
@@ -262,7 +276,9 @@ def signature_form(W: Matrix, tol: float = 1e-3, *, max_iterations: int = 10_000
 
 
 @one_thread
-def _root(W: Tensor, dtype: torch.dtype, tol: float, max_iterations: int) -> tuple[Root, Certificate, int]:
+def _root(
+    W: Tensor, dtype: torch.dtype, tol: float, max_iterations: int
+) -> tuple[Root, Certificate, int]:
     """The best root of W in ``dtype``, its certificate, and the iterations."""
     for solution in attempts(W, tol=tol, max_iterations=max_iterations):
         found, weights = root(W, solution.primal_weights).to(dtype), solution.column_weights

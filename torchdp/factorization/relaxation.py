@@ -30,7 +30,8 @@ from torchdp.brief import Brief
 from torchdp.factorization.certificates.certificate import check_exponent, divisor
 
 FILLED = 0.1  # what entries that may not be negative start at: at 0 their squares have no slope
-FAINT = 1e-3  # singular values below it start with their weight on one factor: two zero factors have no gradient
+# singular values below it start with their weight on one factor: two zero factors have no gradient
+FAINT = 1e-3
 
 
 class Objective(Brief, ABC):
@@ -78,12 +79,15 @@ class Norm(Objective):
     def weights(self, a: Tensor, multipliers: Tensor) -> Tensor:
         if self.p == math.inf:
             return multipliers
-        return (a / a.amax(-1, keepdim=True).clamp_min(torch.finfo(a.dtype).tiny)) ** (self.p / 2 - 1)
+        return (a / a.amax(-1, keepdim=True).clamp_min(torch.finfo(a.dtype).tiny)) ** (
+            self.p / 2 - 1
+        )
 
 
 def log_norm(values: Tensor, order: float) -> Tensor:
     """Logarithm of the l_order norm of values >= 0 along the last dimension, differentiable, of any order."""
-    values = values.clamp_min(torch.finfo(values.dtype).tiny)  # a zero row or column has no logarithm
+    # a zero row or column has no logarithm
+    values = values.clamp_min(torch.finfo(values.dtype).tiny)
     return (order * values.log()).logsumexp(-1) / order
 
 
@@ -205,8 +209,12 @@ class LowRankRelaxation(nn.Module):
         W, _, scaled = _prepare(self, W)
         rank = checks.integer("rank", rank, 1)
         if checks.instance("symmetric", symmetric, bool):
-            if W.shape[-1] != W.shape[-2] or not torch.allclose(scaled, scaled.mT, rtol=0, atol=1e-6):
-                raise ValueError("W must be symmetric; a quadratic form is unchanged by W -> (W + W^T) / 2")
+            if W.shape[-1] != W.shape[-2] or not torch.allclose(
+                scaled, scaled.mT, rtol=0, atol=1e-6
+            ):
+                raise ValueError(
+                    "W must be symmetric; a quadratic form is unchanged by W -> (W + W^T) / 2"
+                )
             S, U = torch.linalg.eigh(scaled)
             order = S.abs().argsort(-1, descending=True)
             S, U = S.gather(-1, order), U.take_along_dim(order[..., None, :], -1)
@@ -217,12 +225,16 @@ class LowRankRelaxation(nn.Module):
         root = S.abs().clamp_min(FAINT).sqrt()
         self.left = None if symmetric else nn.Parameter((U * (S / root)[..., None, :]).to(W))
         self.right = nn.Parameter((root[..., None] * Vh).to(W))
-        self.register_parameter("weights", nn.Parameter((S / root.square()).to(W)) if symmetric else None)
+        self.register_parameter(
+            "weights", nn.Parameter((S / root.square()).to(W)) if symmetric else None
+        )
 
     def forward(self) -> tuple[Tensor, Tensor]:
         """(left, right), of shapes (*batch, m, rank) and (*batch, rank, n)."""
         right = self.unit * self.right
-        return right.mT * self.weights[..., None, :] if self.left is None else self.unit * self.left, right
+        return right.mT * self.weights[
+            ..., None, :
+        ] if self.left is None else self.unit * self.left, right
 
 
 class Strategy(nn.Module):
@@ -232,13 +244,23 @@ class Strategy(nn.Module):
         super().__init__()
         n = W.shape[-1]
         if mask.shape != (n, n) or not bool(mask.diagonal().all()):
-            raise ValueError(f"mask must be ({n}, {n}) beside W, and allow the diagonal, not {tuple(mask.shape)}")
+            raise ValueError(
+                f"mask must be ({n}, {n}) beside W, and allow the diagonal, not {tuple(mask.shape)}"
+            )
         start = torch.eye(n, dtype=W.dtype, device=W.device)
         start = start.clamp_min(FILLED) if nonnegative else start
-        self.place = torch.arange(n, device=W.device)[:, None] - torch.arange(n, device=W.device) + n - 1
+        self.place = (
+            torch.arange(n, device=W.device)[:, None] - torch.arange(n, device=W.device) + n - 1
+        )
         self.W, self.mask, self.nonnegative, self.toeplitz = W, mask.to(W), nonnegative, toeplitz
         diagonals = torch.cat([start[0].flip(-1), start[1:, 0]])
-        start = (diagonals if toeplitz else start).sqrt() if nonnegative else diagonals if toeplitz else start
+        start = (
+            (diagonals if toeplitz else start).sqrt()
+            if nonnegative
+            else diagonals
+            if toeplitz
+            else start
+        )
         self.C = nn.Parameter(start.expand(*W.shape[:-2], *start.shape).clone())
 
     def forward(self) -> tuple[Tensor, Tensor]:
@@ -249,7 +271,11 @@ class Strategy(nn.Module):
 
 
 def strategy(
-    mask: Tensor | None = None, *, bands: int | None = None, toeplitz: bool = False, nonnegative: bool = False
+    mask: Tensor | None = None,
+    *,
+    bands: int | None = None,
+    toeplitz: bool = False,
+    nonnegative: bool = False,
 ) -> Callable[[Tensor], nn.Module]:
     """The structure W = (W C^{-1}) C of a square strategy C with few entries, all of one sign, or equal on diagonals.
 
@@ -269,7 +295,11 @@ def strategy(
     nonnegative = checks.instance("nonnegative", nonnegative, bool)
 
     def build(W: Tensor) -> nn.Module:
-        allowed = W.new_ones(W.shape[-1], W.shape[-1], dtype=torch.bool) if mask is None else mask.to(W.device)
+        allowed = (
+            W.new_ones(W.shape[-1], W.shape[-1], dtype=torch.bool)
+            if mask is None
+            else mask.to(W.device)
+        )
         allowed = allowed if bands is None else allowed.tril() & allowed.triu(1 - bands)
         return Strategy(W, allowed, toeplitz, nonnegative)
 
@@ -288,7 +318,10 @@ class Product(nn.Module):
         left, right = self.parts[0]()
         for part in self.parts[1:]:
             factors = part()
-            left, right = torch.kron(left.contiguous(), factors[0]), torch.kron(right.contiguous(), factors[1])
+            left, right = (
+                torch.kron(left.contiguous(), factors[0]),
+                torch.kron(right.contiguous(), factors[1]),
+            )
         return left, right
 
 
@@ -299,7 +332,10 @@ def smooth_log_norm(left: Tensor, right: Tensor, sharpness: float, p: float = ma
     ||.||_t is the log-sum-exp smoothing of the maximum on the scale of log b, at temperature 1/t.
     Guarantees: at least the logarithm of the l_p norm of left's row norms * the largest column norm of right.
     """
-    sharpness, p = checks.within("sharpness", sharpness, 1, checks.LARGEST), checks.within("p", p, 2, math.inf)
+    sharpness, p = (
+        checks.within("sharpness", sharpness, 1, checks.LARGEST),
+        checks.within("p", p, 2, math.inf),
+    )
     rows = log_norm(left.square().sum(-1), min(sharpness, p / 2))
     return (rows + log_norm(right.square().sum(-2), sharpness)) / 2
 

@@ -21,9 +21,11 @@ from torchdp.noise import Noise, source
 from torchdp.threads import one_thread
 from torchdp.workloads import RunningSums
 
-POWER, MEMORY = 1.5, 3  # of the multiplicative update, in (0, 2); differences that Anderson's acceleration keeps
+# of the multiplicative update, in (0, 2); differences that Anderson's acceleration keeps
+POWER, MEMORY = 1.5, 3
 COARSEST, RATIO = 256, 8  # steps of the first problem; how much larger the next one is
-ROUGH, COARSE_GAP = 1e-3, 1e-4  # loss of the rule while weights are looked for; gap of smaller problems
+# loss of the rule while weights are looked for; gap of smaller problems
+ROUGH, COARSE_GAP = 1e-3, 1e-4
 END = 32  # steps at both ends whose weights are taken over one by one
 LEAST = 1e-9  # of a weight, in units of their mean
 MOST_ORDER = 300.0  # p of the l_p norm: the dual weights of a larger one move too slowly
@@ -68,11 +70,15 @@ class RunningFactorization:
 
 
 @one_thread
-def factorize_running(W: RunningSums, p: float, tol: float, max_iterations: int) -> RunningFactorization:
+def factorize_running(
+    W: RunningSums, p: float, tol: float, max_iterations: int
+) -> RunningFactorization:
     """The factorization of least gamma_(p) norm; see :func:`factorize`, which calls it and warns where it is open."""
     p, tol = check_exponent(p), checks.positive("tol", tol)
     if W.momentum:
-        raise ValueError("running sums with momentum are factored as a matrix: pass RunningSums(...).dense()")
+        raise ValueError(
+            "running sums with momentum are factored as a matrix: pass RunningSums(...).dense()"
+        )
     if MOST_ORDER < p < math.inf:
         raise ValueError(
             f"p must lie in [2, {MOST_ORDER:g}] or be inf for running sums, not {p!r}; inf is near it"
@@ -116,13 +122,18 @@ def _iterate(
         a = b.flip(0) if turned else row_numbers(W, c, P, rule) if p > 2 else None
         trace = (P * b).sum()
         height = trace * W.steps if a is None else torch.linalg.vector_norm(a, ord=p / 2)
-        gap = float((height * b.max()).sqrt() / trace * torch.linalg.vector_norm(c, ord=q).sqrt()) - 1
+        gap = (
+            float((height * b.max()).sqrt() / trace * torch.linalg.vector_norm(c, ord=q).sqrt()) - 1
+        )
         best = min(best, (gap, c, P), key=lambda each: each[0])
         if gap <= within or iteration == most:
             break
         if a is not None and q == 1 and not turned:  # both vectors move alike
             logs, moves = torch.cat([P, c]).log(), torch.cat([b, a]) / trace
-            P, c = map(_simplex_of, history.mix(logs, POWER * moves.log(), torch.cat([P, c]), None).chunk(2))
+            P, c = map(
+                _simplex_of,
+                history.mix(logs, POWER * moves.log(), torch.cat([P, c]), None).chunk(2),
+            )
         else:
             P = _simplex_of(history.mix(P.log(), POWER * (b / trace).log(), P, None))
             c = P.flip(0) if turned else c if a is None else _simplex((c * a) ** (1 / q))
@@ -160,7 +171,10 @@ def stretched(values: Tensor, length: int, within: bool = False) -> Tensor:
     m = values.shape[-1]
     if m == length:
         return values
-    x, y = (((torch.arange(k, dtype=values.dtype, device=values.device) + 0.5) / k).logit() for k in (m, length))
+    x, y = (
+        ((torch.arange(k, dtype=values.dtype, device=values.device) + 0.5) / k).logit()
+        for k in (m, length)
+    )
     right = torch.searchsorted(x, y).clamp(1, m - 1)
     share = (y - x[right - 1]) / (x[right] - x[right - 1])
     share = share.clamp(0, 1) if within else share

@@ -20,8 +20,16 @@ from tqdm.auto import tqdm
 from torchdp import checks
 from torchdp.descent import LBFGS
 from torchdp.factorization.approximate import approximate
-from torchdp.factorization.certificates.certificate import Certificate, certify, check_error_weights, magnitude
-from torchdp.factorization.certificates.objective_certificate import certify_approximate, certify_objective
+from torchdp.factorization.certificates.certificate import (
+    Certificate,
+    certify,
+    check_error_weights,
+    magnitude,
+)
+from torchdp.factorization.certificates.objective_certificate import (
+    certify_approximate,
+    certify_objective,
+)
 from torchdp.factorization.factorize import Factorization, Matrix, balance, matrix_of
 from torchdp.factorization.relaxation import Norm, Objective, Relaxation
 from torchdp.factorization.solvers.iteration import Best, warn_where_open
@@ -37,7 +45,8 @@ FAINTEST = -60.0  # logarithm of the least multiplier: what had none can still c
 LOOSE, NEARLY = 1e-2, 0.99  # gap from which a round ends no sooner; share of tol at which it stops
 INEXACT = 1e-6  # of a structure's product, over W's largest entry
 AIM, STIFF, STIFFER, HEAVY = 0.999, 10.0, 4.0, 1e4  # see Within
-TINY, NOTHING = torch.finfo(torch.float64).tiny, 1e-14  # a norm below this share of W's largest entry is 0
+# a norm below this share of W's largest entry is 0
+TINY, NOTHING = torch.finfo(torch.float64).tiny, 1e-14
 Structure = Callable[[Tensor], nn.Module]
 Dual = tuple[Tensor, ...]  # weights of rows and of columns, and with alpha > 0 their witness
 
@@ -57,7 +66,9 @@ class Within:
 
     def penalty(self, left: Tensor, right: Tensor) -> Tensor:
         """(*batch), differentiable."""
-        return (self.rho / 2 * (self._outside(left, right).square() - (self.y / self.rho).square())).sum((-2, -1))
+        return (
+            self.rho / 2 * (self._outside(left, right).square() - (self.y / self.rho).square())
+        ).sum((-2, -1))
 
     def renew(self, left: Tensor, right: Tensor) -> None:
         """Moves the multipliers."""
@@ -86,16 +97,28 @@ class Problem:
     """
 
     def __init__(
-        self, W: Tensor, objective: Objective, structure: Structure | None, shift: bool, alpha: float, proof: Dual
+        self,
+        W: Tensor,
+        objective: Objective,
+        structure: Structure | None,
+        shift: bool,
+        alpha: float,
+        proof: Dual,
     ) -> None:
         self.objective, self.scale = objective, magnitude(W)
         self.W, self.alpha, self.proof = W / self.scale, alpha, proof
         self.within = Within(self.W, alpha / self.scale[..., 0, 0]) if alpha > 0 else None
         self.p = objective.p if isinstance(objective, Norm) else None
         self.closes = structure is None and objective.tight
-        made = Relaxation(W, shift=shift) if structure is None else checks.function("structure", structure)(W)
+        made = (
+            Relaxation(W, shift=shift)
+            if structure is None
+            else checks.function("structure", structure)(W)
+        )
         if not isinstance(made, nn.Module) or not list(made.parameters()):
-            raise TypeError("structure must give an nn.Module with parameters, whose forward() is (left, right)")
+            raise TypeError(
+                "structure must give an nn.Module with parameters, whose forward() is (left, right)"
+            )
         self.module = made
         self.names, parameters = zip(*self.module.named_parameters(), strict=True)
         self.shapes, batch = [each.shape for each in parameters], W.shape[:-2]
@@ -103,15 +126,26 @@ class Problem:
         self.lead = 1 if shared else batch.numel()
         self.start = torch.cat([each.detach().reshape(self.lead, -1) for each in parameters], -1)
         flat = self.module.flatness if isinstance(self.module, Relaxation) else {}
-        units = [flat.get(name, torch.ones_like(each)) for name, each in zip(self.names, parameters, strict=True)]
+        units = [
+            flat.get(name, torch.ones_like(each))
+            for name, each in zip(self.names, parameters, strict=True)
+        ]
         self.units = torch.cat([each.detach().reshape(self.lead, -1) for each in units], -1)
         self.offset = objective.offset(self.W)
         left, right = self.factors(torch.zeros_like(self.start))
-        if structure is not None and self.within is None and float((self.W - left @ right).abs().max()) > INEXACT:
-            raise ValueError("structure must give a module whose factors' product is W at every parameter")
+        if (
+            structure is not None
+            and self.within is None
+            and float((self.W - left @ right).abs().max()) > INEXACT
+        ):
+            raise ValueError(
+                "structure must give a module whose factors' product is W at every parameter"
+            )
         rows, columns = self.values(left, right)
         self.first = (rows.amax(-1) * columns.amax(-1)).sqrt().detach().clamp_min(TINY)
-        self.rows, self.columns = (torch.zeros_like(x).log_softmax(-1).detach() for x in (rows, columns))
+        self.rows, self.columns = (
+            torch.zeros_like(x).log_softmax(-1).detach() for x in (rows, columns)
+        )
         self.sharpness = W.new_full(batch, SHARPNESS)
 
     def factors(self, x: Tensor) -> tuple[Tensor, Tensor]:
@@ -123,7 +157,9 @@ class Problem:
         return left / self.scale.sqrt(), right / self.scale.sqrt()
 
     def values(self, left: Tensor, right: Tensor) -> tuple[Tensor, Tensor]:
-        return self.objective.rows(left.square().sum(-1)), self.objective.columns(right.square().sum(-2))
+        return self.objective.rows(left.square().sum(-1)), self.objective.columns(
+            right.square().sum(-2)
+        )
 
     def loss(self, x: Tensor) -> Tensor:
         """The logarithm of the smoothed error, (lead,); with alpha > 0 its share of the first error, and a penalty."""
@@ -158,7 +194,9 @@ class Problem:
         bounds = self.certify(self.W, self.alpha / self.scale[..., 0, 0], primal, dual)
         return Best(worse * bounds.upper, bounds.lower, primal, dual, steps)
 
-    def certify(self, W: Tensor, alpha: Tensor | float, primal: tuple[Tensor, ...], dual: Dual) -> Certificate:
+    def certify(
+        self, W: Tensor, alpha: Tensor | float, primal: tuple[Tensor, ...], dual: Dual
+    ) -> Certificate:
         (left, right, *shift), (c, P, *U) = primal, dual
         if self.alpha > 0:
             return certify_approximate(W, alpha, left, right, U[0], c, P)
@@ -184,15 +222,23 @@ class Problem:
         left, right, *shift = best.primal
         ratio = balance(*(values.amax(-1).sqrt() for values in self.values(left, right)))
         root, (c, P, *U) = self.scale.sqrt(), best.dual
-        w = W.new_ones((), dtype=torch.float64) if error_weights is None else error_weights[..., None]
+        w = (
+            W.new_ones((), dtype=torch.float64)
+            if error_weights is None
+            else error_weights[..., None]
+        )
         left, right = (root * ratio * left / w).to(W.dtype), (root / ratio * right).to(W.dtype)
         moved = [(self.scale * v[..., None] / w).to(W.dtype) for v in shift]
         primal = (w * left, right, *((w * v)[..., 0] for v in moved))
         judged = self.certify(w * W, self.alpha, primal, best.dual)
-        return Factorization(left, right, moved[0][..., 0] if moved else None, c, P, judged, best.steps, *U)
+        return Factorization(
+            left, right, moved[0][..., 0] if moved else None, c, P, judged, best.steps, *U
+        )
 
     def _parts(self, x: Tensor) -> tuple[Tensor, ...]:
-        return (self.start + self.units * x).split([shape.numel() // self.lead for shape in self.shapes], -1)
+        return (self.start + self.units * x).split(
+            [shape.numel() // self.lead for shape in self.shapes], -1
+        )
 
     def _smooth(self, values: Tensor, multipliers: Tensor) -> Tensor:
         return self._sharp(values, multipliers).logsumexp(-1) / self.sharpness
@@ -221,7 +267,9 @@ def descend(problem: Problem, tol: float, steps: int, bar: tqdm) -> tuple[Best, 
         optimizer.renew()
 
 
-def _round(optimizer: LBFGS, problem: Problem, gap: Tensor, settled: Tensor, most: int, bar: tqdm) -> Tensor:
+def _round(
+    optimizer: LBFGS, problem: Problem, gap: Tensor, settled: Tensor, most: int, bar: tqdm
+) -> Tensor:
     """Steps on one loss until those that are not ``settled`` have hardly fallen in a step; which did, (*batch)."""
     enough = SETTLED * gap.clamp_max(LOOSE) / problem.sharpness
     for _ in range(most):
@@ -297,7 +345,16 @@ def train(
     result = problem.finish(given, w, best)
     if problem.closes:
         size = target.abs().amax((-2, -1))
-        warn_where_open(result.certificate, tol, size, given.dtype, best.steps, steps, stacklevel=2, limit="steps")
+        warn_where_open(
+            result.certificate,
+            tol,
+            size,
+            given.dtype,
+            best.steps,
+            steps,
+            stacklevel=2,
+            limit="steps",
+        )
     elif not done:
         missed = f", {float(result.certificate.residual.max()):.3g} from W" if alpha > 0 else ""
         warnings.warn(

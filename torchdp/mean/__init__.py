@@ -30,7 +30,12 @@ from torchdp.mean.lower_bounds import (
     moment_norm,
     pure_lower_bound,
 )
-from torchdp.mean.moments import GaussianCovariance, GaussianMoments, project_covariance, project_second_moment
+from torchdp.mean.moments import (
+    GaussianCovariance,
+    GaussianMoments,
+    project_covariance,
+    project_second_moment,
+)
 
 __all__ = [
     "GaussianCovariance",

@@ -18,7 +18,17 @@ from torchdp.draws import Draws, Simulated
 from torchdp.memory import rows_at_once
 from torchdp.privacy import Guarantee, gaussian_sigma
 from torchdp.privacy.gaussian import ROUNDED
-from torchdp.protocol import Crowd, CuratorProtocol, Estimate, Layout, Limits, Objective, Protocol, Tally, Users
+from torchdp.protocol import (
+    Crowd,
+    CuratorProtocol,
+    Estimate,
+    Layout,
+    Limits,
+    Objective,
+    Protocol,
+    Tally,
+    Users,
+)
 from torchdp.protocol.records import beside, combined
 from torchdp.protocol.rounded_sum import BLOCK, RoundedSum, in_blocks, released_guarantee
 from torchdp.randomness import keyed_generator
@@ -61,7 +71,9 @@ class DomainProtocol(Protocol[Crowd]):
             # As integers: 2^53 + 1 is 2^53 among floats.
             whole = given.long()
             if not torch.equal(whole.clamp(-EXACT, EXACT), whole):
-                raise ValueError("x holds integers beyond 2^53 in size, which float64 rounds; change the unit")
+                raise ValueError(
+                    "x holds integers beyond 2^53 in size, which float64 rounds; change the unit"
+                )
         device = self.shape.root.device
         if x.device != device:
             raise ValueError(f"x is on {x.device}, the shape on {device}; move one to the other")
@@ -116,7 +128,9 @@ class MeanProtocol(DomainProtocol):
         width = float(widths.mean())
         if width >= plain**2:
             return Measured(plain)
-        return Measured(math.sqrt(width), float(widths.std()) / math.sqrt(count) / (2 * math.sqrt(width)))
+        return Measured(
+            math.sqrt(width), float(widths.std()) / math.sqrt(count) / (2 * math.sqrt(width))
+        )
 
     def exact(self, summary: Crowd) -> Tensor:
         return self.validate_summary(summary).mean
@@ -127,7 +141,9 @@ class MeanProtocol(DomainProtocol):
     def worst_mse(self, n: Users, objective: Objective = Objective.WORST) -> Tensor:
         """(): the same for all data."""
         root = self.noise_root(n)
-        return checks.instance("objective", objective, Objective).of(root.square().sum(-1), root.ndim - 2)
+        return checks.instance("objective", objective, Objective).of(
+            root.square().sum(-1), root.ndim - 2
+        )
 
     def analyse(self, tally: Tally) -> Estimate:
         mean = self.check(tally)["sum"] / tally.users(1)
@@ -206,7 +222,9 @@ class GaussianRelease(DomainProtocol, CuratorProtocol[Crowd]):
     def guarantee(self) -> Guarantee:
         """At ``delta``, by the exact curve of Gaussian noise, of the whole steps that leave."""
         found = released_guarantee(self.multiplier, self.delta, self.sums.size)
-        return replace(found, exact=False, source=f"Nikolov, Tang (2023), Theorem 15; {found.source}")
+        return replace(
+            found, exact=False, source=f"Nikolov, Tang (2023), Theorem 15; {found.source}"
+        )
 
 
 def least_multiplier(delta: float, epsilon: float | None, rho: float | None) -> float:
@@ -245,13 +263,17 @@ class GaussianMean(MeanProtocol, GaussianRelease):
 
         ``calibrated`` with ``least_error_shape``. Raises ValueError, TypeError. Guarantees: as ``calibrated``.
         """
-        return cls.calibrated(domain, least_error_shape(domain, p), delta=delta, epsilon=epsilon, rho=rho)
+        return cls.calibrated(
+            domain, least_error_shape(domain, p), delta=delta, epsilon=epsilon, rho=rho
+        )
 
     @cached_property
     def sums(self) -> RoundedSum:
         """Of u."""
         own = self.encoding
-        return RoundedSum.least(self.multiplier, own.diameter * (1 + 1e-12), own.radius, self.shape.root.shape[1])
+        return RoundedSum.least(
+            self.multiplier, own.diameter * (1 + 1e-12), own.radius, self.shape.root.shape[1]
+        )
 
     def noise_root(self, n: Users) -> Tensor:
         """B = (sigma/n) A: Cov(estimate) = B B^T, for Gaussian noise of deviation sigma of ``sums``."""
@@ -259,11 +281,18 @@ class GaussianMean(MeanProtocol, GaussianRelease):
 
     def collect_groups(self, x: Tensor, groups: Tensor, size: int, draws: Draws) -> Tally:
         """In one pass: a block holds at most so many users of each group, whose sum is a ``RoundedSum`` of its own."""
-        n, zero = torch.bincount(groups, minlength=size), x.new_zeros(size, self.sums.size, dtype=torch.float64)
+        n, zero = (
+            torch.bincount(groups, minlength=size),
+            x.new_zeros(size, self.sums.size, dtype=torch.float64),
+        )
         parts = zip(x.split(BLOCK), groups.split(BLOCK), strict=True)
-        whole = self.sums.blocks((zero.index_add(0, own, self.encoding(some)) for some, own in parts), n)
+        whole = self.sums.blocks(
+            (zero.index_add(0, own, self.encoding(some)) for some, own in parts), n
+        )
         return Tally(n, {"sum": self.sums.released(whole, draws) * (n > 0)[:, None]})
 
     def release(self, summary: Crowd, draws: Draws, shape: tuple[int, ...]) -> Tally:
-        whole = self.sums.blocks((combined(counts, u) for u, counts in self.encoded(summary)), summary.n)
+        whole = self.sums.blocks(
+            (combined(counts, u) for u, counts in self.encoded(summary)), summary.n
+        )
         return Tally(summary.n, {"sum": self.sums.released(whole, draws, shape)})

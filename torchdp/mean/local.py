@@ -44,14 +44,18 @@ class LocalMean(MeanProtocol, Relay[Crowd, Tensor, BallRandomizer]):
     def __post_init__(self) -> None:
         client = check_client(self.client, self.shape.root.shape[1], self.encoding.radius)
         if client.moments.outer > 0:
-            raise ValueError("client must have no more noise along x than across it: its error has no bound here")
+            raise ValueError(
+                "client must have no more noise along x than across it: its error has no bound here"
+            )
 
     @classmethod
     def calibrated(cls, domain: Domain, shape: NoiseShape, *, epsilon: float) -> "LocalMean":
         """By PrivUnit of this epsilon. Raises ValueError, TypeError."""
         radius = encoding(domain, shape).radius
         if shape.root.shape[1] == 0 or radius == 0:
-            raise ValueError("the domain is a single point: its mean is known, and nothing needs to be sent")
+            raise ValueError(
+                "the domain is a single point: its mean is known, and nothing needs to be sent"
+            )
         return cls(domain, shape, PrivUnit(shape.root.shape[1], epsilon, radius * (1 + 1e-9)))
 
     @classmethod
@@ -120,10 +124,14 @@ class LocalCovariance(Relay[Crowd, Tensor, BallRandomizer]):
 
     def __post_init__(self) -> None:
         if not bool((checks.instance("domain", self.domain, Box).high > self.domain.low).all()):
-            raise ValueError("domain must be wider than 0 in every coordinate: leave out numbers that are known")
+            raise ValueError(
+                "domain must be wider than 0 in every coordinate: leave out numbers that are known"
+            )
         d = self.domain.dimension
         if check_client(self.client, d + triangular(d), self.radius(d)).moments.outer != 0:
-            raise ValueError("client must have the same noise along the point as across it, such as PrivUnit")
+            raise ValueError(
+                "client must have the same noise along the point as across it, such as PrivUnit"
+            )
 
     @classmethod
     def calibrated(cls, domain: Box, *, epsilon: float) -> "LocalCovariance":
@@ -181,10 +189,13 @@ class LocalCovariance(Relay[Crowd, Tensor, BallRandomizer]):
         v = self.client.moments.variance / square
         mean = tally["sum"] / tally.users(1)
         m = mean[..., :d] / math.sqrt(square)
-        S = symmetric(mean[..., d:], d) / self._lengths + (c + v / tally.users(2)) * torch.eye(d).to(mean)
+        S = symmetric(mean[..., d:], d) / self._lengths + (c + v / tally.users(2)) * torch.eye(
+            d
+        ).to(mean)
         value = (S - m[..., :, None] * m[..., None, :]) * self.half * self.half[:, None]
         own, of_mean, of_square = self._parts(n, m)
-        error = torch.maximum(own + of_mean - 2 * of_square, own).sqrt()  # squares of m are too large by its noise
+        # squares of m are too large by its noise
+        error = torch.maximum(own + of_mean - 2 * of_square, own).sqrt()
         deviation = ((v / tally.users(1)) ** 0.5 * self.half).expand_as(m)
         where = Estimate(self.domain.middle + m * self.half, deviation, n)
         return Covariance(value, error * self.half * self.half[:, None], n, mean=where)

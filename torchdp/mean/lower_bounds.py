@@ -70,7 +70,9 @@ def local_lower_bound(gamma: float, n: int, epsilon: float) -> float:
     return _ratio(gamma, math.sqrt(checks.integer("n", n, 1)) * _sinh(epsilon))
 
 
-def approximate_lower_bound(gamma: float, n: int, epsilon: float, delta: float, dimension: int) -> float:
+def approximate_lower_bound(
+    gamma: float, n: int, epsilon: float, delta: float, dimension: int
+) -> float:
     """The least error of an unbiased (epsilon, delta)-DP mechanism on a data set or on a neighbour of it.
 
     gamma / (n (alpha + beta sqrt(d))), alpha = 2 sinh(epsilon/2) (1 - delta)^{-1/2} + beta,
@@ -94,7 +96,9 @@ def approximate_lower_bound(gamma: float, n: int, epsilon: float, delta: float, 
     this or more.
     Source: Nikolov, Tang (2023), Theorems 4 and 52; here with constants, and without their condition delta <= c/n.
     """
-    return _approximate(gamma, n, epsilon, delta, math.sqrt(checks.integer("dimension", dimension, 1)))
+    return _approximate(
+        gamma, n, epsilon, delta, math.sqrt(checks.integer("dimension", dimension, 1))
+    )
 
 
 def distributional_lower_bound(floor: float, covariance: Tensor, n: int, p: float = 2.0) -> float:
@@ -123,8 +127,12 @@ def distributional_lower_bound(floor: float, covariance: Tensor, n: int, p: floa
     if asymmetric or float(torch.linalg.eigvalsh(matrix)[0]) < -len(matrix) * room:
         raise ValueError("covariance must be symmetric and positive semidefinite")
     variances = matrix.diagonal().clamp_min(0)
-    sampling = float(torch.linalg.vector_norm((variances / checks.integer("n", n, 1)).sqrt(), ord=p))
-    return float(torch.linalg.vector_norm(torch.tensor([floor, sampling], dtype=torch.float64), ord=p))
+    sampling = float(
+        torch.linalg.vector_norm((variances / checks.integer("n", n, 1)).sqrt(), ord=p)
+    )
+    return float(
+        torch.linalg.vector_norm(torch.tensor([floor, sampling], dtype=torch.float64), ord=p)
+    )
 
 
 def distributional_approximate_lower_bound(
@@ -138,13 +146,18 @@ def distributional_approximate_lower_bound(
     Guarantees: for every P on K the errors under P and under such Q have a supremum of this or more.
     Source: Nikolov, Tang (2023), Theorem 59, here with constants, and at epsilon, not 6 epsilon.
     """
-    return _approximate(gamma, n, epsilon, delta, math.sqrt(math.e * checks.integer("dimension", dimension, 1)))
+    return _approximate(
+        gamma, n, epsilon, delta, math.sqrt(math.e * checks.integer("dimension", dimension, 1))
+    )
 
 
 def _approximate(gamma: float, n: int, epsilon: float, delta: float, widest: float) -> float:
     delta = checks.fraction("delta", delta)
     beta = math.sqrt(delta) / (1 - delta)
-    return _ratio(gamma, checks.integer("n", n, 1) * (_sinh(epsilon) / math.sqrt(1 - delta) + beta * (1 + widest)))
+    return _ratio(
+        gamma,
+        checks.integer("n", n, 1) * (_sinh(epsilon) / math.sqrt(1 - delta) + beta * (1 + widest)),
+    )
 
 
 def _ratio(gamma: float, scale: float) -> float:

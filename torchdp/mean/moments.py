@@ -82,7 +82,9 @@ class GaussianMoments(GaussianRelease):
         G = self.shape.root @ self.shape.root.mT
         variances = torch.zeros((len(G),) * self.order).to(G)
         # all values of each index, along an axis of its own: a factor of an entry is one gather of d or d^2 numbers
-        indices = [torch.arange(len(G)).view(-1, *(1,) * behind) for behind in reversed(range(self.order))]
+        indices = [
+            torch.arange(len(G)).view(-1, *(1,) * behind) for behind in reversed(range(self.order))
+        ]
         for places in itertools.permutations(indices):
             entry = torch.ones_like(variances)
             for index, other in zip(indices, places, strict=True):
@@ -99,12 +101,16 @@ class GaussianMoments(GaussianRelease):
 
     def analyse(self, tally: Tally) -> Estimate:
         """value: (*sample_shape, d, ..., d), symmetric."""
-        value = apply_to_each(self.shape.root, self.check(tally)["sum"] / tally.users(self.order), self.order)
+        value = apply_to_each(
+            self.shape.root, self.check(tally)["sum"] / tally.users(self.order), self.order
+        )
         return Estimate(value, self.deviations(tally.n).expand_as(value), tally.n)
 
     def exact(self, summary: Crowd) -> Tensor:
         crowd = self.validate_summary(summary)
-        return tensor_sum(crowd.rows.double(), self.order, crowd.counts.double()) / beside(crowd.n, self.order)
+        return tensor_sum(crowd.rows.double(), self.order, crowd.counts.double()) / beside(
+            crowd.n, self.order
+        )
 
     def predicted_mse(self, summary: Crowd) -> Tensor:
         return self.deviations(self.validate_summary(summary).n).square()
@@ -112,13 +118,17 @@ class GaussianMoments(GaussianRelease):
     def worst_mse(self, n: Users, objective: Objective = Objective.WORST) -> Tensor:
         """The same for all data."""
         errors = self.deviations(n).square()
-        return checks.instance("objective", objective, Objective).of(errors, errors.ndim - self.order)
+        return checks.instance("objective", objective, Objective).of(
+            errors, errors.ndim - self.order
+        )
 
 
 def tensor_sum(u: Tensor, order: int, counts: Tensor) -> Tensor:
     """sum_i counts_i u_i (x) ... (x) u_i for rows u (*batch, k, r): (*batch, r, ..., r), from half powers."""
     left, right = _power(u, (order + 1) // 2), _power(u, order // 2)
-    return ((counts[..., None] * left).mT @ right).reshape(*counts.shape[:-1], *(u.shape[-1],) * order)
+    return ((counts[..., None] * left).mT @ right).reshape(
+        *counts.shape[:-1], *(u.shape[-1],) * order
+    )
 
 
 def symmetrised(tensor: Tensor, order: int) -> Tensor:
@@ -193,7 +203,9 @@ class GaussianCovariance(GaussianRelease):
         eigenvalues = torch.linalg.svdvals(self.root).square()
         if not eigenvalues.any():
             return math.sqrt(2)  # a single point: there is no noise
-        trace, square, top = (float(v) for v in (eigenvalues.sum(), eigenvalues.square().sum(), eigenvalues.max()))
+        trace, square, top = (
+            float(v) for v in (eigenvalues.sum(), eigenvalues.square().sum(), eigenvalues.max())
+        )
         H, C = (trace**2 + square) / 2, 2 * top * (trace + top)
         return math.sqrt(min(2.0, (-C / 2 + math.sqrt(C**2 / 4 + 4 * H * C)) / (2 * H)))
 
@@ -222,19 +234,25 @@ class GaussianCovariance(GaussianRelease):
 
     def release(self, summary: Crowd, draws: Draws, shape: tuple[int, ...]) -> Tally:
         r = self.root.shape[1]
-        blocks = (self._joint(u / (self.encoding.radius or 1.0), c) for u, c in self.encoded(summary))
+        blocks = (
+            self._joint(u / (self.encoding.radius or 1.0), c) for u, c in self.encoded(summary)
+        )
         noisy = self.sums.released(self.sums.blocks(blocks, summary.n), draws, shape)
         second = symmetrised(noisy[..., : r * r].unflatten(-1, (r, r)), 2)
         return Tally(summary.n, {"second": second, "first": noisy[..., r * r :] / self.mean_weight})
 
     def _joint(self, w: Tensor, counts: Tensor) -> Tensor:
         """Of vectors w of the unit ball: the sum of (w w^T, t w), flat."""
-        return torch.cat([tensor_sum(w, 2, counts).flatten(-2), self.mean_weight * combined(counts, w)], -1)
+        return torch.cat(
+            [tensor_sum(w, 2, counts).flatten(-2), self.mean_weight * combined(counts, w)], -1
+        )
 
     def analyse(self, tally: Tally) -> Covariance:
         n = self.check(tally).n
         S, m = tally["second"] / tally.users(2), tally["first"] / tally.users(1)
-        correction = (self.moment_noise(n, 2) / self.mean_weight) ** 2 * torch.eye(len(self.root.mT)).to(S)
+        correction = (self.moment_noise(n, 2) / self.mean_weight) ** 2 * torch.eye(
+            len(self.root.mT)
+        ).to(S)
         deviation = self.moment_noise(n, 1) / self.mean_weight
         value = apply_to_each(self.root, S - m[..., :, None] * m[..., None, :] + correction, 2)
         off = m @ self.root.mT  # squares of it are too large by those of its noise
@@ -288,7 +306,9 @@ def project_second_moment(matrix: Tensor, radius: float = 1.0) -> Tensor:
     """
     (values, vectors), total = _spectrum(matrix), checks.squarable("radius", radius) ** 2
     kept = values.clamp_min(0)
-    kept = torch.where(kept.sum(-1, keepdim=True) > total, total * onto_simplex(values / total), kept)
+    kept = torch.where(
+        kept.sum(-1, keepdim=True) > total, total * onto_simplex(values / total), kept
+    )
     return (vectors * kept[..., None, :]) @ vectors.mT
 
 

@@ -108,7 +108,9 @@ class PairwiseAnalyst(ABC):
             return tally
         rows = tally.parts.items()
         parts = {name: part.reshape(*part.shape[:-1], *ones, part.shape[-1]) for name, part in rows}
-        return Tally(tally.n.view(*tally.n.shape, *ones) if isinstance(tally.n, Tensor) else tally.n, parts)
+        return Tally(
+            tally.n.view(*tally.n.shape, *ones) if isinstance(tally.n, Tensor) else tally.n, parts
+        )
 
     def exact(self, summary: Tensor) -> Tensor:
         return self.statistic.exact(summary)
@@ -128,7 +130,9 @@ class PairwiseAnalyst(ABC):
         if statistic.denominator is None:
             error = self.plug_in_variance(tally, statistic.form).sqrt() * slope
             bias = slope * (self.approximation_bias(tally) + self.clipping_bias(tally))
-            return Estimate(value, error, n, bias, partial(self._error, kept), limits, population=population)
+            return Estimate(
+                value, error, n, bias, partial(self._error, kept), limits, population=population
+            )
         below = self.pairs_mean(tally, statistic.denominator)
         below = torch.where(below.abs() > self._rounding(statistic.denominator), below, torch.nan)
         ratio = value / below
@@ -137,7 +141,9 @@ class PairwiseAnalyst(ABC):
         bias = self.approximation_bias(tally) / below.abs()
         wider = partial(self._ratio_error, kept, ratio, below, parts)
         error = parts.variance[..., 0].sqrt()
-        return Estimate(statistic.offset + ratio, error, n, bias, wider, limits, population=population)
+        return Estimate(
+            statistic.offset + ratio, error, n, bias, wider, limits, population=population
+        )
 
     def _of_population(self, tally: Tally) -> Estimate:
         estimate, below = self.analyse(tally), torch.ones(())
@@ -197,7 +203,9 @@ class PairwiseAnalyst(ABC):
         below = self.statistic.mean(counts, denominator)
         empty = below.abs() <= self._rounding(denominator)
         if bool(empty.any()):
-            raise ValueError(f"summary makes the statistic's denominator 0 (one class is empty){checks.at(empty)}")
+            raise ValueError(
+                f"summary makes the statistic's denominator 0 (one class is empty){checks.at(empty)}"
+            )
         ratio = self.statistic.mean(counts, form) / below
         scale = (self.slope(n) / below) ** 2
         apart = form.plus(-ratio, denominator)
@@ -227,9 +235,13 @@ class PairwiseAnalyst(ABC):
         if self.statistic.approximates is None:
             return 0.0
         if self.statistic.denominator is not None:
-            return replace(self.statistic, approximates=None).exact(counts) - self.statistic.exact(counts)
+            return replace(self.statistic, approximates=None).exact(counts) - self.statistic.exact(
+                counts
+            )
         form = self.statistic.form
-        expected = replace(self.statistic, pairs=self.estimated_pairs, approximates=None).mean(counts, form)
+        expected = replace(self.statistic, pairs=self.estimated_pairs, approximates=None).mean(
+            counts, form
+        )
         return self._convert(expected, counts.sum(-1), form) - self.statistic.exact(counts)
 
     def _rounding(self, form: Form) -> Tensor:
@@ -247,7 +259,11 @@ class PairwiseAnalyst(ABC):
         if self.statistic.pairs is self.estimated_pairs:
             return mean
         statistic = self.statistic
-        diagonal = statistic.common_diagonal(form) if form.diagonal is None else statistic.diagonal(form).mean(-1)
+        diagonal = (
+            statistic.common_diagonal(form)
+            if form.diagonal is None
+            else statistic.diagonal(form).mean(-1)
+        )
         if self.estimated_pairs is Pairs.ALL:
             return (n * mean - diagonal) / (n - 1)
         return ((n - 1) * mean + diagonal) / n
@@ -263,7 +279,9 @@ class ChannelPairs(PairwiseAnalyst):
     def __post_init__(self) -> None:
         self.refuse()
         points = self.channel.points
-        if points.shape != self.statistic.points.shape or not torch.equal(points, self.statistic.points):
+        if points.shape != self.statistic.points.shape or not torch.equal(
+            points, self.statistic.points
+        ):
             raise ValueError(
                 "channel must be of the statistic's queries: make it by its class's of(statistic, ...)"
             )
@@ -292,7 +310,10 @@ class ChannelPairs(PairwiseAnalyst):
         return share * form.diagonal
 
     def mean(self, tally: Tally, form: Form) -> Tensor:
-        return self.channel.form(tally, form.weights, self._linear(form, tally.users())) + form.constant
+        return (
+            self.channel.form(tally, form.weights, self._linear(form, tally.users()))
+            + form.constant
+        )
 
     def mean_variance(self, counts: Tensor, form: Form) -> Tensor:
         return self.channel.form_variance(counts, form.weights, self._linear(form, counts.sum(-1)))
@@ -387,7 +408,9 @@ def analyst_of(protocol: Any) -> PairwiseAnalyst:
     return checks.instance("protocol", getattr(protocol, "analyst", protocol), PairwiseAnalyst)
 
 
-def of_population(given: PairwiseForms, estimate: Estimate, means: Tensor, below: Tensor) -> Estimate:
+def of_population(
+    given: PairwiseForms, estimate: Estimate, means: Tensor, below: Tensor
+) -> Estimate:
     """The estimate for the population from which the users are an independent sample, with a wider standard error.
 
     To the variance of the noise it adds that of the users' own U-statistic, 4/n Var f_1(X) + 2/n^2 Var f(X, Y) to first
@@ -400,13 +423,17 @@ def of_population(given: PairwiseForms, estimate: Estimate, means: Tensor, below
     """
     statistic = one_kernel(given)
     if statistic.pairs is not Pairs.DISTINCT:
-        raise ValueError("statistic must have pairs=Pairs.DISTINCT: only that mean does not depend on n")
+        raise ValueError(
+            "statistic must have pairs=Pairs.DISTINCT: only that mean does not depend on n"
+        )
     batch = estimate.value.shape
     rows_of_means = means.reshape(-1, statistic.points.shape[1])
     users = tensor_of(estimate.n).expand(batch).flatten().tolist()
     values = estimate.value.flatten()
     rows = zip(rows_of_means, users, values, strict=True)
-    variances = torch.stack([_sampling_variance(statistic, mean, n, value) for mean, n, value in rows])
+    variances = torch.stack(
+        [_sampling_variance(statistic, mean, n, value) for mean, n, value in rows]
+    )
     return estimate.with_sampling(variances.view(batch) / below.square())
 
 
@@ -459,5 +486,7 @@ def consistent(protocol: Any, tally: Tally, *, tol: float = 1e-9) -> ConsistentP
     means = [asked.mean(h * tally.users(1), form) for form in asked.forms]
     if len(means) == 1:
         return ConsistentPairs(means[0], h)
-    ratio = torch.where(means[1].abs() > 1e-13 * asked.size(asked.forms[1]), means[0] / means[1], torch.nan)
+    ratio = torch.where(
+        means[1].abs() > 1e-13 * asked.size(asked.forms[1]), means[0] / means[1], torch.nan
+    )
     return ConsistentPairs(asked.offset + ratio, h)

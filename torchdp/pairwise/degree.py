@@ -162,7 +162,9 @@ class DegreeAnalyst(FunctionAnalyst):
         h, n = super()._shares(summary)
         few = n[..., 0] < self.function.degree * (1 - 1e-9)
         if bool(few.any()):
-            raise ValueError(f"summary must add up to at least {self.function.degree} users{checks.at(few)}")
+            raise ValueError(
+                f"summary must add up to at least {self.function.degree} users{checks.at(few)}"
+            )
         return h, n
 
     @cached_property
@@ -176,7 +178,9 @@ class DegreeAnalyst(FunctionAnalyst):
             return None
         V = channel.decoded_messages + channel.workload.mean(1)
         kernel = self.function.kernel.to(V)
-        return [(blocks, weight * tied(kernel, blocks, V)) for blocks, weight in cycles(kernel.ndim)]
+        return [
+            (blocks, weight * tied(kernel, blocks, V)) for blocks, weight in cycles(kernel.ndim)
+        ]
 
     def predicted_mse(self, summary: Tensor) -> Tensor:
         h, n = self._shares(summary)
@@ -186,7 +190,9 @@ class DegreeAnalyst(FunctionAnalyst):
         turned = R
         for _ in range(3):  # the axes take turns
             turned = torch.einsum("nabc,ncd->ndab", turned, C)
-        return super().predicted_mse(summary) + (R * turned).sum((-3, -2, -1)).view(h.shape[:-1]) / 6
+        return (
+            super().predicted_mse(summary) + (R * turned).sum((-3, -2, -1)).view(h.shape[:-1]) / 6
+        )
 
     def _corrected(self, tally: Tally, h: Tensor, to_second_order: Tensor) -> Tensor:
         k = self.function.types
@@ -229,7 +235,11 @@ class DegreeAnalyst(FunctionAnalyst):
 
 
 def statistic_of_degree(
-    kernel: Tensor | Callable[..., Tensor], m: int, *, types: int | None = None, name: str = "kernel"
+    kernel: Tensor | Callable[..., Tensor],
+    m: int,
+    *,
+    types: int | None = None,
+    name: str = "kernel",
 ) -> DegreeStatistic:
     """The mean of f(x_1, ..., x_m) over tuples of m different users.
 
@@ -297,7 +307,9 @@ def triplet_comparisons(distances: Tensor, other: Tensor | None = None) -> Degre
     if other is not None:
         e = checks.one_matrix("other", other).to(d)
         if e.shape != d.shape:
-            raise ValueError(f"other must be of shape {tuple(d.shape)}, as distances is, not {tuple(e.shape)}")
+            raise ValueError(
+                f"other must be of shape {tuple(d.shape)}, as distances is, not {tuple(e.shape)}"
+            )
         nearer = nearer & (e[:, :, None] < e[:, None, :])
     return statistic_of_degree(nearer.double(), 3, name="triplet comparisons")
 

@@ -50,7 +50,9 @@ class Form(Brief):
         if not isinstance(self.constant, Tensor):
             object.__setattr__(self, "constant", _finite("form constant", self.constant))
         elif checks.floating("form constant", self.constant).shape != self.weights.shape[:-1]:
-            raise ValueError(f"form constant must be a number or have shape {tuple(self.weights.shape[:-1])}")
+            raise ValueError(
+                f"form constant must be a number or have shape {tuple(self.weights.shape[:-1])}"
+            )
 
     def plus(self, factor: Tensor | float, other: "Form") -> "Form":
         """f + factor g without a constant; factor: a number or (*batch)."""
@@ -95,8 +97,14 @@ class PairwiseForms(Brief):
             weights = checks.instance("form and denominator", form, Form).weights
             if weights.shape != (*self.answer, self.dim):
                 raise ValueError(f"form weights must have shape {(*self.answer, self.dim)}")
-        for name, tensor in (("points", self.points), *(("form weights", form.weights) for form in self.forms)):
-            if checks.floating(name, tensor).dtype != torch.float64 or tensor.dtype != torch.float64:
+        for name, tensor in (
+            ("points", self.points),
+            *(("form weights", form.weights) for form in self.forms),
+        ):
+            if (
+                checks.floating(name, tensor).dtype != torch.float64
+                or tensor.dtype != torch.float64
+            ):
                 raise TypeError(f"{name} must be float64, not {tensor.dtype}")
         if self.likely is not None:
             likely = histograms_of(self.likely, self.types, "likely").to(self.points)
@@ -105,13 +113,17 @@ class PairwiseForms(Brief):
         if near is None:
             return
         if one_kernel(near).pairs is not one_kernel(self).pairs or near.types != self.types:
-            raise ValueError("approximates must be over the same pairs of the same types, as this one must")
+            raise ValueError(
+                "approximates must be over the same pairs of the same types, as this one must"
+            )
         if (near.denominator is None) is not (self.denominator is None):
             raise ValueError("approximates must be a mean for a mean, and a ratio for a ratio")
         if near.denominator is not None and self.denominator is not None:
             apart = near.kernel(near.denominator) - self.kernel(self.denominator)
             if float(apart.abs().max()) > 1e-9 * near.size(near.denominator):
-                raise ValueError("approximates must have the same denominator: only the form may come near")
+                raise ValueError(
+                    "approximates must have the same denominator: only the form may come near"
+                )
 
     @property
     def types(self) -> int:
@@ -151,7 +163,9 @@ class PairwiseForms(Brief):
 
     def kernel(self, form: Form) -> Tensor:
         """The matrix f(x, y) of a form: (k, k), or (*batch, k, k) for weights (*batch, r)."""
-        return (self.points * form.weights[..., None, :]) @ self.points.mT + beside(form.constant, 2)
+        return (self.points * form.weights[..., None, :]) @ self.points.mT + beside(
+            form.constant, 2
+        )
 
     def diagonal(self, form: Form) -> Tensor:
         """f(x, x), (*answer, k)."""
@@ -179,7 +193,9 @@ class PairwiseForms(Brief):
         """
         if self.approximates is not None or not any(self._varying):
             return self
-        apart = [self.diagonal(form) - self.diagonal(form).mean(-1, keepdim=True) for form in self.forms]
+        apart = [
+            self.diagonal(form) - self.diagonal(form).mean(-1, keepdim=True) for form in self.forms
+        ]
         columns = torch.stack(apart).view(-1, self.types).mT
         scale = SMALL_COORDINATE * self.radius / float(columns.abs().max())
         each = math.prod(self.answer)
@@ -187,16 +203,27 @@ class PairwiseForms(Brief):
         forms = []
         for form, own in zip(self.forms, unit.split(each), strict=True):
             weights = torch.cat([form.weights, form.weights.new_zeros(*self.answer, len(unit))], -1)
-            diagonal = torch.cat([torch.zeros_like(form.weights), own.view(*self.answer, len(unit))], -1)
+            diagonal = torch.cat(
+                [torch.zeros_like(form.weights), own.view(*self.answer, len(unit))], -1
+            )
             forms.append(Form(weights, form.constant, diagonal))
         below = forms[1] if len(forms) > 1 else None
-        return replace(self, points=torch.cat([self.points, scale * columns], 1), form=forms[0], denominator=below)
+        return replace(
+            self,
+            points=torch.cat([self.points, scale * columns], 1),
+            form=forms[0],
+            denominator=below,
+        )
 
     @property
     def distortion(self) -> float:
         """max abs(f - f') where it approximates another, at least its bias at any histogram; else 0."""
         near = self.approximates
-        return 0.0 if near is None else float((near.kernel(near.form) - self.kernel(self.form)).abs().max())
+        return (
+            0.0
+            if near is None
+            else float((near.kernel(near.form) - self.kernel(self.form)).abs().max())
+        )
 
     def common_diagonal(self, form: Form) -> Tensor:
         """The value of f(x, x) where it is the same for every x. Raises ValueError where it is not.
@@ -223,7 +250,9 @@ class PairwiseForms(Brief):
     def _varying(self) -> list[bool]:
         """Whether f(x, x) depends on x, of each of its forms: the device is waited for once."""
         each = ((form, self.diagonal(form)) for form in self.forms)
-        return [bool((one.amax(-1) - one.amin(-1) > self.rounding(form)).any()) for form, one in each]
+        return [
+            bool((one.amax(-1) - one.amin(-1) > self.rounding(form)).any()) for form, one in each
+        ]
 
     def mean(self, counts: Tensor, form: Form) -> Tensor:
         """Exact, not private: the mean of f over pairs, for counts (*batch, k) of users (real numbers allowed).
@@ -263,20 +292,28 @@ class PairwiseForms(Brief):
         below = self.mean(counts, self.denominator)
         empty = below.abs() <= 1e-13 * self.size(self.denominator)
         if bool(empty.any()):
-            raise ValueError(f"summary makes the statistic's denominator 0 (one class is empty){checks.at(empty)}")
+            raise ValueError(
+                f"summary makes the statistic's denominator 0 (one class is empty){checks.at(empty)}"
+            )
         return self.offset + value / below
 
 
 def _moved(value: M, device: torch.device | str) -> M:
     """The same dataclass, what it holds moved to ``device`` where it can be."""
     held = {field.name: getattr(value, field.name) for field in fields(value)}
-    return replace(value, **{name: each.to(device) for name, each in held.items() if hasattr(each, "to")})
+    return replace(
+        value, **{name: each.to(device) for name, each in held.items() if hasattr(each, "to")}
+    )
 
 
 def histogram_of(prior: Tensor | None, statistic: PairwiseForms) -> Tensor | None:
     """The prior, normalised. Raises TypeError, ValueError."""
     points = one_kernel(statistic).points
-    return None if prior is None else checks.shares("prior", prior, len(points)).detach().to(points.device)
+    return (
+        None
+        if prior is None
+        else checks.shares("prior", prior, len(points)).detach().to(points.device)
+    )
 
 
 def one_kernel(statistic: P) -> P:

@@ -52,5 +52,7 @@ def tested(analyst: PairwiseAnalyst, tally: Tally, auc: Estimate) -> MannWhitney
     sizes = (scale * analyst.pairs_mean(tally, below)).clamp(n - 1, n * n / 4)  # n+ n-
     parts = auc.parts.joined(ErrorParts.normal((n + 1) / (12 * sizes)))
     z = parts.distance(auc.value - 0.5)
-    p_value = torch.as_tensor(2 * ndtr(-z.cpu().numpy()), dtype=torch.float64, device=auc.value.device)
+    p_value = torch.as_tensor(
+        2 * ndtr(-z.cpu().numpy()), dtype=torch.float64, device=auc.value.device
+    )
     return MannWhitney(auc, Estimate(scale * mean, error, n, limits=(0.0, n * n / 4)), p_value)

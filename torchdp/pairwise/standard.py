@@ -21,7 +21,11 @@ WEIGHT = 0.1  # of the denominator's squared norm, to that of the numerator
 
 
 def from_kernel(
-    kernel: Tensor | Workload, *, tol: float = 1e-3, pairs: Pairs = Pairs.DISTINCT, name: str = "kernel"
+    kernel: Tensor | Workload,
+    *,
+    tol: float = 1e-3,
+    pairs: Pairs = Pairs.DISTINCT,
+    name: str = "kernel",
 ) -> PairwiseStatistic:
     """The statistic of any symmetric kernel matrix f, (k, k), by its certified gamma_2 signature factorization.
 
@@ -39,15 +43,25 @@ def from_kernel(
             f"tol must be at least {FINEST:g}, not {tol!r}: less takes long and saves almost no noise"
         )
     if isinstance(kernel, Workload):
-        name, kernel = kernel.name, replace(kernel, factors=tuple(factor.double() for factor in kernel.factors))
+        name, kernel = (
+            kernel.name,
+            replace(kernel, factors=tuple(factor.double() for factor in kernel.factors)),
+        )
         kernel = kernel.factors[0] if len(kernel.factors) == 1 else kernel
     else:
         kernel = checks.matrix("kernel", kernel).double()
         if kernel.ndim > 2:
             each = [from_kernel(one, tol=tol, pairs=pairs) for one in kernel.flatten(0, -3)]
-            weights = torch.block_diag(*(one.form.weights for one in each)).unflatten(0, kernel.shape[:-2])
-            form = Form(weights, kernel.new_tensor([one.form.constant for one in each]).view(kernel.shape[:-2]))
-            return PairwiseStatistic(name, torch.cat([one.points for one in each], 1), form, pairs=pairs)
+            weights = torch.block_diag(*(one.form.weights for one in each)).unflatten(
+                0, kernel.shape[:-2]
+            )
+            form = Form(
+                weights,
+                kernel.new_tensor([one.form.constant for one in each]).view(kernel.shape[:-2]),
+            )
+            return PairwiseStatistic(
+                name, torch.cat([one.points for one in each], 1), form, pairs=pairs
+            )
     if isinstance(kernel, Workload):
         factors = signature_form(kernel, tol)
         points = factors.right.mT.contiguous()
@@ -83,7 +97,9 @@ def unequal(k: int) -> PairwiseStatistic:
     t = torch.arange(1, k, dtype=torch.float64)
     x = torch.arange(k, dtype=torch.float64)[:, None]
     points = torch.where(x < t, 1.0, torch.where(x == t, -t, 0.0)) / (t * (t + 1)).sqrt()
-    return PairwiseStatistic("unequal", points, Form(-torch.ones(k - 1, dtype=torch.float64), 1 - 1 / k))
+    return PairwiseStatistic(
+        "unequal", points, Form(-torch.ones(k - 1, dtype=torch.float64), 1 - 1 / k)
+    )
 
 
 def kendall(a: int, b: int, *, tol: float = 1e-3) -> PairwiseStatistic:
@@ -109,7 +125,9 @@ def auc(k: int, *, label_weight: float = 0.1, tol: float = 1e-3) -> PairwiseStat
     points = torch.cat([base.points, label[:, None]], 1)
     likely = class_histograms(k, (0.1, 0.5, 0.9))
     below = Form(denominator, 0.25)
-    return PairwiseStatistic("auc", points, Form(numerator), below, offset=0.5, limits=(0.0, 1.0), likely=likely)
+    return PairwiseStatistic(
+        "auc", points, Form(numerator), below, offset=0.5, limits=(0.0, 1.0), likely=likely
+    )
 
 
 def class_histograms(k: int, positives: float | Sequence[float]) -> Tensor:
@@ -118,8 +136,14 @@ def class_histograms(k: int, positives: float | Sequence[float]) -> Tensor:
     Scores of the two classes even; Beta(2, 3) and (3, 2), (4, 6) and (6, 4), (1, 3) and (1, 2), (3, 1) and (2, 1) in k
     bins: broad and narrow, in the middle and at either end. positives: the share of label 1, or a few, in (0, 1).
     """
-    given = positives if isinstance(positives, Sequence) and not isinstance(positives, str) else [positives]
-    shares = torch.tensor([checks.fraction("positives", each) for each in given], dtype=torch.float64)
+    given = (
+        positives
+        if isinstance(positives, Sequence) and not isinstance(positives, str)
+        else [positives]
+    )
+    shares = torch.tensor(
+        [checks.fraction("positives", each) for each in given], dtype=torch.float64
+    )
     checks.fits("histograms", 10 * len(shares), checks.integer("k", k, 2))
     if not len(shares):
         raise ValueError("positives must hold one share in (0, 1) at least")
@@ -127,7 +151,9 @@ def class_histograms(k: int, positives: float | Sequence[float]) -> Tensor:
     pairs = ((1, 1, 1, 1), (2, 3, 3, 2), (4, 6, 6, 4), (1, 3, 1, 2), (3, 1, 2, 1))
     scores = torch.stack(
         [
-            torch.as_tensor(np.diff(betainc(*each, edges)), dtype=torch.float64, device=shares.device)
+            torch.as_tensor(
+                np.diff(betainc(*each, edges)), dtype=torch.float64, device=shares.device
+            )
             for a in pairs
             for each in (a[:2], a[2:])
         ]
@@ -143,12 +169,17 @@ def auc_of_sizes(k: int, negatives: int, positives: int, *, tol: float = 1e-3) -
     n+ n- (2 AUC - 1), so AUC = 1/2 + n^2/(2 n+ n-) mean f, exactly, for users of these numbers; ties count one half.
     Source: Ghazi et al. (2023), section 5, without the part of epsilon that goes into the class sizes.
     """
-    negatives, positives = checks.integer("negatives", negatives, 1), checks.integer("positives", positives, 1)
+    negatives, positives = (
+        checks.integer("negatives", negatives, 1),
+        checks.integer("positives", positives, 1),
+    )
     base = from_kernel(workloads.auc(checks.integer("k", k, 2)), tol=tol, pairs=Pairs.ALL)
     share = negatives / (negatives + positives)
     form = Form(base.form.weights / (2 * share * (1 - share)), 0.5)
     limits = (0.0, 1.0)
-    return PairwiseStatistic("auc of known class sizes", base.points, form, pairs=Pairs.ALL, limits=limits)
+    return PairwiseStatistic(
+        "auc of known class sizes", base.points, form, pairs=Pairs.ALL, limits=limits
+    )
 
 
 def ratio(
@@ -171,11 +202,15 @@ def ratio(
             one_kernel(checks.instance(key, each, PairwiseStatistic)).denominator is not None
             or each.pairs is not Pairs.DISTINCT
         ):
-            raise ValueError(f"{key} must be a mean over distinct pairs, not a ratio or over other pairs")
+            raise ValueError(
+                f"{key} must be a mean over distinct pairs, not a ratio or over other pairs"
+            )
         if each.radius == 0:
             raise ValueError(f"{key} must not be constant")
     if above.types != below.types:
-        raise ValueError(f"above and below must have the same types, not {above.types} and {below.types}")
+        raise ValueError(
+            f"above and below must have the same types, not {above.types} and {below.types}"
+        )
     scale = math.sqrt(checks.positive("weight", weight)) * above.radius / below.radius
     empty = above.form.weights.new_zeros(below.dim)
     numerator = Form(torch.cat([above.form.weights, empty]), above.form.constant)
@@ -232,7 +267,9 @@ def concordance(times: int, scores: int, *, tol: float = 1e-3) -> PairwiseStatis
     g = 1[comparable] and f = g sgn(difference of scores)/2. Raises ValueError.
     Source: Harrell, Califf, Pryor, Lee, Rosati (1982).
     """
-    above, comparable = concordance_kernels(checks.integer("times", times, 2), checks.integer("scores", scores, 2))
+    above, comparable = concordance_kernels(
+        checks.integer("times", times, 2), checks.integer("scores", scores, 2)
+    )
     f, g = (from_kernel(each, tol=tol) for each in (above, comparable))
     return ratio(f, g, offset=0.5, limits=(0.0, 1.0), name="concordance index")
 

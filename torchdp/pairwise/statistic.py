@@ -19,7 +19,8 @@ MOST_SINGLE = 64  # histograms of a single type that a choice is judged by
 LEAST = 1e-6  # an epsilon whose bound holds for less too
 MOST = 700.0  # an epsilon beyond which the bound is put at 0
 UNKNOWN = 0.2  # of the range of a ratio: how little it is known when the strategy is made
-ROUGH = 1 / 8  # the mean deviation of a kernel from its means over bins, at most, as a share of its own
+# the mean deviation of a kernel from its means over bins, at most, as a share of its own
+ROUGH = 1 / 8
 LARGEST_MERGED = 1024  # types up to which neighbours are merged
 BINS = (16, 32, 64)
 
@@ -64,7 +65,9 @@ class PairwiseStatistic(PairwiseForms, Question):
             return self.likely
         k = self.types
         zipf = 1 / torch.arange(1, k + 1, dtype=torch.float64).to(self.points)
-        spread = torch.stack([torch.ones_like(zipf) / k, zipf / zipf.sum(), (zipf / zipf.sum()).flip(0)])
+        spread = torch.stack(
+            [torch.ones_like(zipf) / k, zipf / zipf.sum(), (zipf / zipf.sum()).flip(0)]
+        )
         if self.denominator is not None:
             return spread
         even = torch.linspace(0, k - 1, min(k, MOST_SINGLE), dtype=torch.float64)
@@ -104,7 +107,9 @@ class PairwiseStatistic(PairwiseForms, Question):
         above = means.square() @ form.weights + form.constant
         size = means.square() @ below.weights + below.constant
         if bool((size.abs() <= 1e-9 * self.size(below)).any()):
-            raise ValueError("prior must hold histograms whose denominator is not 0: no class empty")
+            raise ValueError(
+                "prior must hold histograms whose denominator is not 0: no class empty"
+            )
         low, high = self.limits or (-0.5, 0.5)
         weights = (form.weights - (above / size)[:, None] * below.weights) / size[:, None]
         doubt = below.weights / size[:, None] * UNKNOWN * (high - low)
@@ -144,7 +149,11 @@ class PairwiseStatistic(PairwiseForms, Question):
         self, n: int, epsilon: float, family: Tensor | None, generator: torch.Generator
     ) -> Iterator[tuple[str, Any]]:
         """On 16, 32 and 64 bins, of up to 1,024 types, where neighbours are alike."""
-        if self.types > LARGEST_MERGED or self.approximates is not None or self.pairs is not Pairs.DISTINCT:
+        if (
+            self.types > LARGEST_MERGED
+            or self.approximates is not None
+            or self.pairs is not Pairs.DISTINCT
+        ):
             return
         for bins in BINS:
             if bins < self.types and self._merges(bins):
@@ -157,7 +166,9 @@ class PairwiseStatistic(PairwiseForms, Question):
         first = torch.searchsorted(place, place)
         sizes = torch.bincount(place)
         kernel = self.kernel(self.form)
-        sums = kernel.new_zeros(bins, bins).index_put_((place[:, None], place), kernel, accumulate=True)
+        sums = kernel.new_zeros(bins, bins).index_put_(
+            (place[:, None], place), kernel, accumulate=True
+        )
         means = sums / sizes / sizes[:, None]
         missed = (kernel - means[place[:, None], place]).abs().mean()
         if bool(missed > ROUGH * (kernel - kernel.mean()).abs().mean()):
@@ -209,11 +220,14 @@ def _fewer(statistic: PairwiseStatistic, even: Tensor) -> PairwiseStatistic:
     points = even @ statistic.points
     form = statistic.form
     below = statistic.denominator
-    own = torch.ones_like(form.weights) > 0 if below is None else below.weights == 0  # the form's alone
+    # the form's alone
+    own = torch.ones_like(form.weights) > 0 if below is None else below.weights == 0
     small, alone = factorized((points[:, own] * form.weights[own]) @ points[:, own].mT)
     weights = torch.cat([alone.weights, form.weights[~own]])
     if below is not None:
-        below = Form(torch.cat([torch.zeros_like(alone.weights), below.weights[~own]]), below.constant)
+        below = Form(
+            torch.cat([torch.zeros_like(alone.weights), below.weights[~own]]), below.constant
+        )
     return replace(
         statistic,
         points=torch.cat([small, points[:, ~own]], 1),

@@ -27,7 +27,12 @@ the truth (Doroshenko et al. 2022, Algorithm 1; Zhu, Dong, Wang 2022, Theorem 10
 from torchdp.privacy.accounting import composed_delta, composed_epsilon
 from torchdp.privacy.budget import Budget
 from torchdp.privacy.composition import compose
-from torchdp.privacy.gaussian import gaussian_epsilon, gaussian_guarantee, gaussian_log_delta, gaussian_sigma
+from torchdp.privacy.gaussian import (
+    gaussian_epsilon,
+    gaussian_guarantee,
+    gaussian_log_delta,
+    gaussian_sigma,
+)
 from torchdp.privacy.guarantee import Arithmetic, Guarantee, Model, Neighbours
 from torchdp.privacy.sampling import sampled_guarantee, sampled_multiplier
 

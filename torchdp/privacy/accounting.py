@@ -60,7 +60,9 @@ def composed_delta(profiles: Sequence[Profile], instances: int, epsilon: float) 
     if instances == 1 or lost == 1:
         return float(here if instances == 1 else lost)
     return min(
-        1.0, _worst(profiles, instances, lambda pmf: pmf.get_delta_for_epsilon(epsilon)) + rounding(instances)
+        1.0,
+        _worst(profiles, instances, lambda pmf: pmf.get_delta_for_epsilon(epsilon))
+        + rounding(instances),
     )
 
 
@@ -79,7 +81,8 @@ def composed_epsilon(profiles: Sequence[Profile], instances: int, delta: float) 
     if instances > 1:
         target = max(delta - rounding(instances), 0.0)
         return float(_worst(profiles, instances, lambda pmf: pmf.get_epsilon_for_delta(target)))
-    while ends[0] > delta and high - low > 1e-12 * high:  # the curve falls: keep the end that is certified
+    # the curve falls: keep the end that is certified
+    while ends[0] > delta and high - low > 1e-12 * high:
         points = np.linspace(low, high, 65)
         first = int(np.argmax(largest_curve(profiles, points) <= delta))
         low, high = points[first - 1], points[first]
@@ -94,7 +97,10 @@ def mixed_epsilon(parts: "Sequence[tuple[Profile, int]]", delta: float) -> float
 
     Guarantees: never below the truth.
     """
-    delta, connect = checks.fraction("delta", delta), _dp_accounting().create_pmf_pessimistic_connect_dots
+    delta, connect = (
+        checks.fraction("delta", delta),
+        _dp_accounting().create_pmf_pessimistic_connect_dots,
+    )
     scales = [_scale([profile], _count([profile], times)) for profile, times in parts]
     step = max(min(each for each, _ in scales), max(end for _, end in scales) / _MOST_POINTS)
     losses = []
@@ -115,14 +121,19 @@ def loss_distributions(profiles: Sequence[Profile], instances: int) -> "list[PLD
     Guarantees: hockey-stick curves nowhere below the profiles'.
     Source: Doroshenko, Ghazi, Kamath, Kumar, Manurangsi (2022), Algorithm 1.
     """
-    instances, connect = _count(profiles, instances), _dp_accounting().create_pmf_pessimistic_connect_dots
+    instances, connect = (
+        _count(profiles, instances),
+        _dp_accounting().create_pmf_pessimistic_connect_dots,
+    )
     step, nodes = _grid(profiles, instances)
     curves = [np.asarray(profile(nodes * step)) for profile in profiles]
     curves = curves if len(curves) == 1 else [*curves, np.max(curves, axis=0)]
     return [connect(step, nodes, np.minimum.accumulate(curve)) for curve in curves]
 
 
-def _worst(profiles: Sequence[Profile], instances: int, value: "Callable[[PLDPmf], float]") -> float:
+def _worst(
+    profiles: Sequence[Profile], instances: int, value: "Callable[[PLDPmf], float]"
+) -> float:
     """An upper bound of ``value`` over compositions of j first and instances - j second pairs, j = 0..instances.
 
     j in [low, high] is dominated by low first pairs, instances - high second ones, and the maximum of both curves
@@ -159,7 +170,9 @@ def _count(profiles: Sequence[Profile], instances: int) -> int:
     for profile in checks.several("profiles", profiles, object):
         checks.function("each of profiles", profile)
     if not 1 <= len(profiles) <= 2:
-        raise ValueError(f"profiles must hold one curve, or one for each direction, not {len(profiles)}")
+        raise ValueError(
+            f"profiles must hold one curve, or one for each direction, not {len(profiles)}"
+        )
     return checks.integer("instances", instances, 1, 2**31)
 
 
@@ -173,7 +186,8 @@ def _scale(profiles: Sequence[Profile], instances: int) -> tuple[float, float]:
     """A step fit for the curves, and where they are flat."""
     reach = np.concatenate([[0.0], np.geomspace(1e-12, _LARGEST, 400)])
     curve = largest_curve(profiles, reach)
-    gained = largest_curve(profiles, -reach) + np.expm1(-reach)  # above the curve of equal distributions
+    # above the curve of equal distributions
+    gained = largest_curve(profiles, -reach) + np.expm1(-reach)
     flat = curve - curve[-1] <= max(1e-3 * curve[-1], 1e-14 / instances)
     low = gained <= max(1e-7 * curve[0], 1e-12)
     end = max(reach[int(np.argmax(flat))], reach[int(np.argmax(low))])

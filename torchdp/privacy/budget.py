@@ -55,8 +55,12 @@ class Budget(Brief):
         self.limit = limit
         if limit.epsilon == math.inf:
             raise ValueError("limit must have a finite epsilon: an infinite one refuses nothing")
-        if limit.mu is not None and self._curve(limit.mu, limit.variation) > limit.epsilon * (1 + 1e-9):
-            raise ValueError(f"limit must follow from its mu = {limit.mu:g}, whose epsilon is larger: {limit}")
+        if limit.mu is not None and self._curve(limit.mu, limit.variation) > limit.epsilon * (
+            1 + 1e-9
+        ):
+            raise ValueError(
+                f"limit must follow from its mu = {limit.mu:g}, whose epsilon is larger: {limit}"
+            )
         self._lock = threading.Lock()
         self._spent = [Fraction(0)] * len(self._costs(limit))
 
@@ -76,8 +80,12 @@ class Budget(Brief):
             spent = [before + cost for before, cost in zip(self._spent, costs, strict=True)]
             if any(total > most * _WHOLE for total, most in zip(spent, limits, strict=True)):
                 left = self._left()
-                said = f"{left}, variation = {left.variation:g}" if self.limit.variation else f"{left}"
-                raise ValueError(f"guarantee spends more than the budget has left: {guarantee}, left: {said}")
+                said = (
+                    f"{left}, variation = {left.variation:g}" if self.limit.variation else f"{left}"
+                )
+                raise ValueError(
+                    f"guarantee spends more than the budget has left: {guarantee}, left: {said}"
+                )
             self._spent = spent
             return self._left()
 
@@ -113,7 +121,8 @@ class Budget(Brief):
     def _left(self) -> Guarantee:
         limit, source = self.limit, f"what is left of: {self.limit.source}"
         left = [
-            max(most - spent, Fraction(0)) for most, spent in zip(self._costs(limit), self._spent, strict=True)
+            max(most - spent, Fraction(0))
+            for most, spent in zip(self._costs(limit), self._spent, strict=True)
         ]
         kind = (limit.model, limit.neighbours, False, source, limit.arithmetic)
         if limit.mu is None:

@@ -41,7 +41,10 @@ def compose(guarantees: Iterable[Guarantee], delta: float | None = None) -> Guar
     if len(guarantees) == 1 and delta is None:
         return first
     normal, others = [[g for g in guarantees if (g.mu is None) is none] for none in (False, True)]
-    mu, variation = math.hypot(*(g.mu or 0.0 for g in normal)), math.fsum(g.variation for g in normal)
+    mu, variation = (
+        math.hypot(*(g.mu or 0.0 for g in normal)),
+        math.fsum(g.variation for g in normal),
+    )
     added = _added(normal, others, mu, variation)
     if delta is None:
         epsilon, delta = added[0], checks.below_one("delta", added[1])
@@ -53,9 +56,15 @@ def compose(guarantees: Iterable[Guarantee], delta: float | None = None) -> Guar
         epsilon = added[0] if added[1] <= delta else math.inf
         epsilon = min(epsilon, _certified(others, mu, variation, delta))
         if epsilon == math.inf and all(g.epsilon < math.inf for g in guarantees):
-            raise ValueError(f"no epsilon holds at delta = {delta:g}, the guarantees' own add up to {added[1]:g}")
+            raise ValueError(
+                f"no epsilon holds at delta = {delta:g}, the guarantees' own add up to {added[1]:g}"
+            )
         how = "privacy loss distributions, Doroshenko et al. (2022), of: "
-    near = math.fsum(g.variation for g in guarantees) if all(g.pure or g in normal for g in guarantees) else 0.0
+    near = (
+        math.fsum(g.variation for g in guarantees)
+        if all(g.pure or g in normal for g in guarantees)
+        else 0.0
+    )
     return Guarantee(
         epsilon=epsilon,
         delta=delta,
@@ -69,7 +78,9 @@ def compose(guarantees: Iterable[Guarantee], delta: float | None = None) -> Guar
     )
 
 
-def _added(normal: list[Guarantee], others: list[Guarantee], mu: float, variation: float) -> tuple[float, float]:
+def _added(
+    normal: list[Guarantee], others: list[Guarantee], mu: float, variation: float
+) -> tuple[float, float]:
     """Epsilon and delta of basic composition, the Gaussian parts taken as one where that is less."""
     delta, plain = math.fsum(g.delta for g in normal + others), math.fsum(g.epsilon for g in others)
     kept, each = math.fsum(g.delta for g in normal), math.fsum(g.epsilon for g in normal)

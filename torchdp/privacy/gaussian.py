@@ -17,13 +17,16 @@ SOURCE = "Balle, Wang (2018), Theorem 8"
 # log delta is evaluated to better than this (tests compare with 60 digits): calibration stays on the safe side.
 ROUNDING = 1e-10
 SAFE = 1e-11  # of sigma: an epsilon found from it, to rounding, is not above the one asked for
-ROUNDED = 1 - 2.0**-40  # the share of delta that the real mechanism may spend whose integers are released
+# the share of delta that the real mechanism may spend whose integers are released
+ROUNDED = 1 - 2.0**-40
 LARGEST = 1e6  # epsilons beyond promise nothing, and their noise would be lost to rounding
 STEPS = 3  # of Halley's method, which then is right to rounding for nearly all
 TOLERANCE, OF_SIGMA = 2.0**-43, 2.0**-38  # of the logarithms of epsilon, and of sigma
 
 
-@entrywise(of_floats=True, sigma=checks.positive, epsilon=checks.non_negative, sensitivity=checks.positive)
+@entrywise(
+    of_floats=True, sigma=checks.positive, epsilon=checks.non_negative, sensitivity=checks.positive
+)
 def gaussian_log_delta(sigma: Numbers, epsilon: Numbers, sensitivity: Numbers = 1.0) -> Numbers:
     """log of the smallest delta for which adding N(0, sigma^2 I) is (epsilon, delta)-DP.
 
@@ -97,7 +100,9 @@ def _log_density(a: Numbers) -> Numbers:
 def _asked(name: str, value: Any) -> float:
     number = checks.positive(name, value)
     if number > LARGEST:
-        raise ValueError(f"{name} must be at most {LARGEST:g}, not {number:g}: noise for it would protect no user")
+        raise ValueError(
+            f"{name} must be at most {LARGEST:g}, not {number:g}: noise for it would protect no user"
+        )
     return number
 
 
@@ -168,13 +173,17 @@ def gaussian_guarantee(
         real = gaussian_guarantee(sigma, delta * ROUNDED, sensitivity, model, neighbours)
         return real.rounded(variation, delta)
     if checks.positive("sensitivity", sensitivity) > 1e3 * checks.positive("sigma", sigma):
-        raise ValueError(f"sigma must be at least a thousandth of sensitivity = {sensitivity:g}, not {sigma:g}")
+        raise ValueError(
+            f"sigma must be at least a thousandth of sensitivity = {sensitivity:g}, not {sigma:g}"
+        )
     mu = sensitivity / sigma
     epsilon = gaussian_epsilon(mu, delta)
     return Guarantee(epsilon, delta, model, neighbours, epsilon > 0, SOURCE, mu=mu)
 
 
-@entrywise(of_floats=True, mu=checks.non_negative, delta=checks.fraction, variation=checks.non_negative)
+@entrywise(
+    of_floats=True, mu=checks.non_negative, delta=checks.fraction, variation=checks.non_negative
+)
 def gaussian_epsilon(mu: Numbers, delta: Numbers, variation: Numbers = 0.0) -> Numbers:
     """The least epsilon at ``delta`` of outputs within total variation ``variation`` of a mu-Gaussian mechanism's.
 
@@ -188,8 +197,10 @@ def gaussian_epsilon(mu: Numbers, delta: Numbers, variation: Numbers = 0.0) -> N
     target = _kept(on.where(variation > 0, delta * ROUNDED, delta))
     ratio = on.clip(mu, 5e-324, 1e3)
     free = log_delta(ratio, 0 * ratio) <= target
-    near = ratio * on.sqrt(-2 * target) + ratio * ratio / 2  # there Phi(-a) is small enough by itself
-    for _ in range(STEPS + 1):  # the slope of delta is -e^epsilon Phi(-b), and e^epsilon phi(b) = phi(a)
+    # there Phi(-a) is small enough by itself
+    near = ratio * on.sqrt(-2 * target) + ratio * ratio / 2
+    # the slope of delta is -e^epsilon Phi(-b), and e^epsilon phi(b) = phi(a)
+    for _ in range(STEPS + 1):
         found = log_delta(ratio, near)
         a = near / ratio - ratio / 2
         slope = on.exp(near + on.log_ndtr(-a - ratio) - found)

@@ -18,7 +18,8 @@ class Model(Enum):
 
     LOCAL = "local"  # no trusted party: each user's own messages are private
     SHUFFLE = "shuffle"  # a shuffler: the unordered set of messages is private
-    LINEAR_TRANSFORM = "linear-transform"  # servers that do not all collude: the published sum is private
+    # servers that do not all collude: the published sum is private
+    LINEAR_TRANSFORM = "linear-transform"
     CENTRAL = "central"  # the curator: only the output is private
 
 
@@ -32,9 +33,12 @@ class Neighbours(Enum):
 class Arithmetic(Enum):
     """What is private: the numbers that leave, or those of the theorem."""
 
-    INTEGER = "integer"  # what is drawn and sent: its chances are integers over a power of two, from uniform words
-    ROUNDED = "rounded"  # what is drawn and sent: a real mechanism's integers; delta includes their table's error
-    REAL = "real"  # the theorem's real numbers: nothing is promised of floats' bits, or of what floats decided
+    # what is drawn and sent: its chances are integers over a power of two, from uniform words
+    INTEGER = "integer"
+    # what is drawn and sent: a real mechanism's integers; delta includes their table's error
+    ROUNDED = "rounded"
+    # the theorem's real numbers: nothing is promised of floats' bits, or of what floats decided
+    REAL = "real"
 
 
 @dataclass(frozen=True)
@@ -94,14 +98,18 @@ class Guarantee(Brief):
 
         Guarantees: P(A) <= P*(A) + v <= e^epsilon P*'(A) + self.delta + v, and P*'(A) <= P'(A) + v.
         """
-        added = (1 + math.exp(min(self.epsilon, 700.0))) * checks.non_negative("variation", variation)
+        added = (1 + math.exp(min(self.epsilon, 700.0))) * checks.non_negative(
+            "variation", variation
+        )
         if not added * (1 + 1e-9) <= checks.fraction("delta", delta) - self.delta:
             raise ValueError(
                 f"delta = {delta:g} leaves {delta - self.delta:g} for the tables' distance from it, which needs "
                 f"{added:g}; take a larger delta, less epsilon or fewer numbers"
             )
         variation += self.variation
-        return replace(self, delta=delta, exact=False, arithmetic=Arithmetic.ROUNDED, variation=variation)
+        return replace(
+            self, delta=delta, exact=False, arithmetic=Arithmetic.ROUNDED, variation=variation
+        )
 
     def leaving(self, variation: float, delta: float) -> "Guarantee":
         """``rounded``; of real numbers alone where delta does not pay for the tables. Raises ValueError."""
@@ -136,7 +144,9 @@ class Guarantee(Brief):
             return dp_event.GaussianDpEvent((2 if replaced else 1) / self.mu)
         if self.pure and replaced:
             return dp_event.RandomizedResponseDpEvent(2 / (1 + math.exp(self.epsilon)), 2)
-        raise ValueError(f"dp_accounting has no event for {self}; compose it by torchdp.privacy.compose")
+        raise ValueError(
+            f"dp_accounting has no event for {self}; compose it by torchdp.privacy.compose"
+        )
 
 
 def weaker(guarantees: Iterable[Guarantee]) -> Arithmetic:

@@ -12,13 +12,17 @@ from torchdp.privacy.gaussian import gaussian_epsilon, gaussian_sigma
 from torchdp.privacy.guarantee import Guarantee, Model, Neighbours
 from torchdp.root import TINY, least
 
-STEP, FINE, MOST = 1e-3, 0.25, 1e5  # of the privacy loss: at most; in chance / multiplier; steps of one sum's loss
+# of the privacy loss: at most; in chance / multiplier; steps of one sum's loss
+STEP, FINE, MOST = 1e-3, 0.25, 1e5
 LEAST = 5.0  # powers of e below what one sum over all needs, where the search for less noise ends
 TOLERANCE = 1e-4  # relative: noise is at most so much more than what the target needs
-COMMON, RARE = 0.3, 0.1  # a multiplier above and a delta below which losses are near enough to normal for a guess
+# a multiplier above and a delta below which losses are near enough to normal for a guess
+COMMON, RARE = 0.3, 0.1
 COARSER = 8.0  # elsewhere the grid is large, and the search begins on one that costs so much less
-ABOUT, NEAR = 0.05, 1e-3  # relative: how far from such a guess, and from the coarser grid's root, it goes first
-SMALL, LOST = 1e-3, 1e4  # multiplier, and mean privacy loss of all sums, beyond which nothing is promised
+# relative: how far from such a guess, and from the coarser grid's root, it goes first
+ABOUT, NEAR = 0.05, 1e-3
+# multiplier, and mean privacy loss of all sums, beyond which nothing is promised
+SMALL, LOST = 1e-3, 1e4
 LEAST_CHANCE, MOST_TIMES = 1e-9, 2**24  # what loss distributions follow
 SOURCE = "privacy loss distribution of the Poisson-subsampled Gaussian, Doroshenko et al. (2022); dp_accounting"
 
@@ -47,7 +51,9 @@ def sampled_guarantee(multiplier: float, chance: float, times: int, delta: float
     chance=partial(checks.within, low=LEAST_CHANCE, high=1.0),
     times=partial(checks.within, low=1, high=MOST_TIMES),
 )
-def sampled_multiplier(epsilon: Numbers, delta: Numbers, chance: Numbers, times: Numbers) -> Numbers:
+def sampled_multiplier(
+    epsilon: Numbers, delta: Numbers, chance: Numbers, times: Numbers
+) -> Numbers:
     """The least ``multiplier``, within 1e-4 of itself, for which :func:`sampled_guarantee` is at most ``epsilon``.
 
     Numbers, or batches that broadcast; each is found by itself, on the host. Raises TypeError, ValueError, ImportError.
@@ -61,12 +67,15 @@ def sampled_multiplier(epsilon: Numbers, delta: Numbers, chance: Numbers, times:
 
 def _multiplier(epsilon: float, delta: float, chance: float, times: float) -> float:
     chance, times, delta = _checked(chance, int(times) if times == int(times) else times, delta)  # type: ignore[arg-type]
-    every = gaussian_sigma(epsilon, delta, math.sqrt(times)) * (1 + 1e-9)  # where all are in each sum
+    # where all are in each sum
+    every = gaussian_sigma(epsilon, delta, math.sqrt(times)) * (1 + 1e-9)
     if chance == 1:
         return every
-    floor = every / math.sqrt(times) * math.exp(-LEAST)  # delta may allow that a user in any sum is seen
+    # delta may allow that a user in any sum is seen
+    floor = every / math.sqrt(times) * math.exp(-LEAST)
     found = partial(_epsilon, chance, times, delta)
-    guess = math.log1p(max((every * chance) ** -2, TINY)) ** -0.5  # if losses were normal: Bu et al. (2020)
+    # if losses were normal: Bu et al. (2020)
+    guess = math.log1p(max((every * chance) ** -2, TINY)) ** -0.5
     width = ABOUT
     if guess < COMMON or delta > RARE:
         coarse = partial(found, coarser=COARSER)
@@ -74,7 +83,9 @@ def _multiplier(epsilon: float, delta: float, chance: float, times: float) -> fl
         width = NEAR
     low = guess * math.exp(-width)
     high = min(guess * math.exp(width), every)
-    return least(found, epsilon, min(low, high * math.exp(-NEAR)), high, TOLERANCE / 40, floor=floor)
+    return least(
+        found, epsilon, min(low, high * math.exp(-NEAR)), high, TOLERANCE / 40, floor=floor
+    )
 
 
 def _checked(chance: float, times: int, delta: float) -> tuple[float, int, float]:
@@ -82,18 +93,26 @@ def _checked(chance: float, times: int, delta: float) -> tuple[float, int, float
     return chance, checks.integer("times", times, 1, MOST_TIMES), checks.fraction("delta", delta)
 
 
-def _epsilon(chance: float, times: int, delta: float, multiplier: float, coarser: float = 1.0) -> float:
+def _epsilon(
+    chance: float, times: int, delta: float, multiplier: float, coarser: float = 1.0
+) -> float:
     """The epsilon of ``times`` sums; at most that of sums over all, whose mixture each is; math.inf for none."""
     every = gaussian_epsilon(math.sqrt(times) / multiplier, delta)
-    hopeless = every == math.inf and (multiplier < SMALL or times * _loss(chance, multiplier) > LOST)
+    hopeless = every == math.inf and (
+        multiplier < SMALL or times * _loss(chance, multiplier) > LOST
+    )
     if chance == 1 or every == 0.0 or hopeless:
         return every
     with checks.needing("amplification by sampling", "dp-accounting"):
         from dp_accounting.pld import privacy_loss_distribution as pld
     step = coarser * _step(chance, multiplier)
-    one = pld.from_gaussian_mechanism(multiplier, sampling_prob=chance, value_discretization_interval=step)
+    one = pld.from_gaussian_mechanism(
+        multiplier, sampling_prob=chance, value_discretization_interval=step
+    )
     left = delta - (rounding(times) if times > 1 else 0.0)
-    return min(every, float(one.self_compose(times).get_epsilon_for_delta(left)) if left > 0 else math.inf)
+    return min(
+        every, float(one.self_compose(times).get_epsilon_for_delta(left)) if left > 0 else math.inf
+    )
 
 
 def _loss(chance: float, multiplier: float) -> float:

@@ -48,10 +48,14 @@ class Choice(Brief, Generic[T]):
         object.__setattr__(self, "candidates", tuple(found))
 
     @staticmethod
-    def of(named: Iterable[tuple[str, P]], errors: Iterable[float], bound: float | None = None) -> "Choice[P]":
+    def of(
+        named: Iterable[tuple[str, P]], errors: Iterable[float], bound: float | None = None
+    ) -> "Choice[P]":
         """From protocols with their names, and the error that each predicts."""
         each = zip(named, errors, strict=True)
-        return Choice(tuple(Candidate(name, protocol, error) for (name, protocol), error in each), bound)
+        return Choice(
+            tuple(Candidate(name, protocol, error) for (name, protocol), error in each), bound
+        )
 
     @property
     def best(self) -> T:
@@ -73,12 +77,19 @@ class Choice(Brief, Generic[T]):
             flat = "" if one.flat is None else f"{one.flat:.6g}"
             error = f"{one.error:<15.6g}  {flat:<12}" if disagree else f"{one.error:<10.6g}"
             lines.append(f"{one.name:<{width}}  {error}  {one.note}".rstrip())
-        least = "none known" if self.bound is None else f"{self.bound:<10.6g}  for unbiased estimators"
+        least = (
+            "none known" if self.bound is None else f"{self.bound:<10.6g}  for unbiased estimators"
+        )
         return "\n".join([*lines, f"{'lower bound':<{width}}  {least}"])
 
     def _fields(self) -> dict[str, object]:
         best = self.candidates[0]
-        return {"best": best.name, "error": best.error, "bound": self.bound, "candidates": len(self.candidates)}
+        return {
+            "best": best.name,
+            "error": best.error,
+            "bound": self.bound,
+            "candidates": len(self.candidates),
+        }
 
     def _repr_html_(self) -> str:
         bound: object = "none known" if self.bound is None else self.bound
@@ -94,4 +105,8 @@ class Choice(Brief, Generic[T]):
 
 def _rank(error: float) -> float:
     """The logarithm of an error, rounded."""
-    return round(math.log(error) / EQUAL) if 0 < error < math.inf else (-math.inf if error == 0 else math.inf)
+    return (
+        round(math.log(error) / EQUAL)
+        if 0 < error < math.inf
+        else (-math.inf if error == 0 else math.inf)
+    )

@@ -27,7 +27,9 @@ TEXT = (
     "pandas.to_numeric"
 )
 DATES = "subtract a public day and divide by a public unit, such as pandas.Timedelta(days=1)"
-NOT_WHOLE = "numpy.asarray(x, 'int64') takes whole numbers, numpy.digitize(x, edges) others by public edges"
+NOT_WHOLE = (
+    "numpy.asarray(x, 'int64') takes whole numbers, numpy.digitize(x, edges) others by public edges"
+)
 PLACES = ".astype('float64') where the categories are numbers, else .cat.codes for their places"
 PRODUCT = ".astype(pandas.CategoricalDtype(range(k))) states those of whole numbers below k"
 
@@ -54,11 +56,15 @@ def rows_of(x: Any, held: Held, name: str = "x") -> Tensor:
     elif isinstance(x, np.ndarray | list | tuple):
         rows = _array(x, name)
     else:
-        raise TypeError(f"{name} must be a tensor, an array, a list or a pandas table, not {type(x).__name__}")
+        raise TypeError(
+            f"{name} must be a tensor, an array, a list or a pandas table, not {type(x).__name__}"
+        )
     shape = held
     if isinstance(held, int):
         if rows.dtype.kind == "f" and rows.size:
-            raise TypeError(f"{name} must hold whole numbers, booleans or categories, not fractions; {NOT_WHOLE}")
+            raise TypeError(
+                f"{name} must hold whole numbers, booleans or categories, not fractions; {NOT_WHOLE}"
+            )
         rows = rows.astype(np.int64)
         shape = ()
     if shape == (1,) and rows.ndim == 1:
@@ -92,14 +98,24 @@ def framed(columns: Mapping[str, Tensor], names: Sequence[Any]) -> "pd.DataFrame
     def labels(each: Any) -> "pd.Index":
         if isinstance(each, pd.DataFrame):
             return each.columns
-        return pd.Index(list(each)) if (stated := categories(each)) is None else stated.rename(each.name)
+        return (
+            pd.Index(list(each))
+            if (stated := categories(each)) is None
+            else stated.rename(each.name)
+        )
 
     shape = tuple(next(iter(columns.values())).shape)
     levels = [*map(pd.RangeIndex, shape[: max(0, len(shape) - len(names))]), *map(labels, names)]
     if (sizes := tuple(map(len, levels))) != shape:
-        raise ValueError(f"names must be as many as the entries of the last dimensions of {shape}, not {sizes}")
-    index = pd.MultiIndex.from_product(levels) if len(levels) > 1 else (levels or [pd.RangeIndex(1)])[0]
-    return pd.DataFrame({name: part.detach().cpu().flatten() for name, part in columns.items()}, index=index)
+        raise ValueError(
+            f"names must be as many as the entries of the last dimensions of {shape}, not {sizes}"
+        )
+    index = (
+        pd.MultiIndex.from_product(levels) if len(levels) > 1 else (levels or [pd.RangeIndex(1)])[0]
+    )
+    return pd.DataFrame(
+        {name: part.detach().cpu().flatten() for name, part in columns.items()}, index=index
+    )
 
 
 def _size(cells: Any) -> int | None:
@@ -115,7 +131,10 @@ def _columns(x: Any, name: str) -> "dict[str, pd.Series]":
         return {name: x}
     if not x.shape[1]:
         raise ValueError(f"{name} must have at least one column")
-    return {f"column {place} ({label!r}) of {name}": x.iloc[:, place] for place, label in enumerate(x.columns)}
+    return {
+        f"column {place} ({label!r}) of {name}": x.iloc[:, place]
+        for place, label in enumerate(x.columns)
+    }
 
 
 def _types(x: Any, held: int, name: str) -> np.ndarray:
@@ -128,11 +147,15 @@ def _types(x: Any, held: int, name: str) -> np.ndarray:
     for label, cells in columns.items():
         size = _size(cells)
         if size is None:
-            raise TypeError(f"{label} must hold categories, since the types are the columns' products; {PRODUCT}")
+            raise TypeError(
+                f"{label} must hold categories, since the types are the columns' products; {PRODUCT}"
+            )
         sizes.append(size)
     if math.prod(sizes) != held:
         shown = " x ".join(map(str, sizes))
-        raise ValueError(f"{name} must have categories for the {held} types that users may hold, not for {shown}")
+        raise ValueError(
+            f"{name} must have categories for the {held} types that users may hold, not for {shown}"
+        )
     types = np.zeros(len(x), np.int64)
     for (label, cells), size in zip(columns.items(), sizes, strict=True):
         _refuse_missing(cells, label)
@@ -171,7 +194,9 @@ def _array(x: Any, name: str) -> np.ndarray:
         raise TypeError(f"{name} must hold rows of numbers, all of one length") from error
     missing = found == None if found.dtype == object else np.ma.getmask(x)  # noqa: E711 (of each entry)
     if np.any(missing):
-        raise ValueError(f"{name} lacks {np.sum(missing)} of {found.size} values; leave these rows out")
+        raise ValueError(
+            f"{name} lacks {np.sum(missing)} of {found.size} values; leave these rows out"
+        )
     return np.array(found, _made(found.dtype, name), order="C")
 
 
@@ -202,17 +227,25 @@ def grouped(
     row = 0 if isinstance(held, int) else len(held)
     if groups is None:
         if size is not None:
-            raise ValueError(f"size = {size!r} must come with groups, the number of each user's group")
+            raise ValueError(
+                f"size = {size!r} must come with groups, the number of each user's group"
+            )
         batch = tuple(x.shape[: max(0, x.ndim - 1 - row)]) if isinstance(given, Tensor) else ()
         if not batch:
             return x, None, ()
         number = torch.arange(math.prod(batch), device=x.device)
-        return checks.dense("x", x).flatten(0, len(batch)), number.repeat_interleave(x.shape[len(batch)]), batch
+        return (
+            checks.dense("x", x).flatten(0, len(batch)),
+            number.repeat_interleave(x.shape[len(batch)]),
+            batch,
+        )
     if size is None:
         size = types_in(groups)
     groups = rows_of(groups, checks.MOST if size is None else size, "groups")
     if checks.integers("groups", groups).shape != x.shape[:1]:
-        raise ValueError(f"groups must have shape (n,), a number for each user of x, not {tuple(groups.shape)}")
+        raise ValueError(
+            f"groups must have shape (n,), a number for each user of x, not {tuple(groups.shape)}"
+        )
     if size is None:
         size = max(1, int(groups.max()) + 1) if groups.numel() else 1
     return x, checks.indices("groups", groups, checks.integer("size", size, 1)), (size,)

@@ -23,7 +23,8 @@ NEAR = 1e-7  # relative change at which a search stops
 EVEN = 1e-3  # deviates below which the saddlepoint formula is replaced by its limit
 TINY = 1e-300
 MANY = 256  # rows, of which those that are done are put aside
-ENDLESS = 1e15  # a saddlepoint beyond it is that of a value which cannot be told from the end of the range
+# a saddlepoint beyond it is that of a value which cannot be told from the end of the range
+ENDLESS = 1e15
 MOST_SOUGHT = 512  # types up to which the histogram of largest variance is sought
 
 
@@ -34,9 +35,15 @@ def normal_deviate(x: Tensor, curved: Tensor, squares: Tensor) -> Tensor:
     r = sign(s) sqrt(2 (s x - K(s))), v = s sqrt(K''(s)).
     """
     size = (2 * curved.square() + 4 * squares).sum(-1).sqrt().clamp_min(TINY)
-    w, g, x = curved / size[..., None], squares / size[..., None].square(), (x / size).clamp(-LARGEST, LARGEST)
+    w, g, x = (
+        curved / size[..., None],
+        squares / size[..., None].square(),
+        (x / size).clamp(-LARGEST, LARGEST),
+    )
     up, down = w.amax(-1).clamp_min(0), (-w.amin(-1)).clamp_min(0)
-    p = _saddlepoint(*(each.reshape(-1, *each.shape[x.ndim :]) for each in (w, g, x, up, down))).view_as(x)
+    p = _saddlepoint(
+        *(each.reshape(-1, *each.shape[x.ndim :]) for each in (w, g, x, up, down))
+    ).view_as(x)
     s = p / (1 + 2 * torch.where(p > 0, up * p, -down * p))
     d = 1 - 2 * w * s[..., None]
     K = (-torch.log(d) / 2 - w * s[..., None] + 2 * g * s[..., None].square() / d).sum(-1)
@@ -53,7 +60,9 @@ def _saddlepoint(w: Tensor, g: Tensor, x: Tensor, up: Tensor, down: Tensor) -> T
 
     s runs from pole to pole, 1/(2 w), as p does over the line: Newton's steps in p never leave the range.
     """
-    low, high = (torch.where(x.sign() == side, torch.zeros_like(x), -side * torch.inf) for side in (1, -1))
+    low, high = (
+        torch.where(x.sign() == side, torch.zeros_like(x), -side * torch.inf) for side in (1, -1)
+    )
     p, found, going = x, x.clone(), torch.ones_like(x, dtype=torch.bool)
     rows = torch.arange(len(x), device=x.device)
     for _ in range(FEW):
@@ -65,11 +74,14 @@ def _saddlepoint(w: Tensor, g: Tensor, x: Tensor, up: Tensor, down: Tensor) -> T
         low, high = torch.where(slope > x, low, p), torch.where(slope > x, p, high)
         inner = (s / torch.where(p == 0, 1.0, p)).where(p != 0, 1.0)
         step = p - (slope - x) / (bend * inner.square()).clamp_min(TINY)
-        half = torch.where(high.isinf(), 8 * low + 1, torch.where(low.isinf(), 8 * high - 1, (low + high) / 2))
+        half = torch.where(
+            high.isinf(), 8 * low + 1, torch.where(low.isinf(), 8 * high - 1, (low + high) / 2)
+        )
         inside = (step >= low) & (step <= high) & (step.abs() <= 8 * p.abs() + 1)
         new = torch.where(inside, step, half)
         moves = going & ((new - p).abs() > NEAR * p.abs()) & (new.abs() < ENDLESS)
-        p, going, left = torch.where(going, new, p), moves, int(moves.sum())  # what is done stays as it is
+        # what is done stays as it is
+        p, going, left = torch.where(going, new, p), moves, int(moves.sum())
         if len(p) > MANY and 2 * left < len(p):  # the others are done with
             found[rows] = p
             kept = (w, g, x, up, down, low, high, p, rows, going)
@@ -138,7 +150,10 @@ class ErrorParts(Error):
         left, shift, square = self._quadratic(z)
         half = square.clamp_min(0).sqrt()
         below, above = (
-            torch.where(left > 0, (half + sign * shift).clamp_min(0) / left, torch.inf).square().sum(-1).sqrt()
+            torch.where(left > 0, (half + sign * shift).clamp_min(0) / left, torch.inf)
+            .square()
+            .sum(-1)
+            .sqrt()
             for sign in (-1, 1)
         )
         unknown = self.variance.isnan().any(-1)
@@ -157,7 +172,9 @@ class ErrorParts(Error):
 
     def _quadratic(self, z: float | Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """u belongs where left u^2 - 2 shift u <= z^2 variance; the square of (left u - shift) at the ends."""
-        square = torch.as_tensor(z, dtype=torch.float64, device=self.variance.device)[..., None] ** 2
+        square = (
+            torch.as_tensor(z, dtype=torch.float64, device=self.variance.device)[..., None] ** 2
+        )
         shift, left = square * self.slope / 2, 1 - square * self.curvature
         return left, shift, square * self.variance * left + shift.square()
 
@@ -205,10 +222,14 @@ class RatioError(Error):
 
     def margins(self, z: float | Tensor) -> tuple[Tensor, Tensor]:
         starts = self.second.margins(z)
-        below, above = (torch.maximum(*both) for both in zip(self.first.margins(z), starts, strict=True))
+        below, above = (
+            torch.maximum(*both) for both in zip(self.first.margins(z), starts, strict=True)
+        )
         if self.at is None:
             return below, above
-        return self._end(self.at, z, 0, below, starts[0]), self._end(self.at, z, 1, above, starts[1])
+        return self._end(self.at, z, 0, below, starts[0]), self._end(
+            self.at, z, 1, above, starts[1]
+        )
 
     def gap(self, z: float | Tensor) -> tuple[Tensor, Tensor]:
         return self.first.gap(z)
@@ -224,11 +245,15 @@ class RatioError(Error):
         return RatioError(self.first.scaled(factor), self.second.scaled(factor))
 
     def joined(self, other: Error) -> Error:
-        first, second = (other.first, other.second) if isinstance(other, RatioError) else (other, other)
+        first, second = (
+            (other.first, other.second) if isinstance(other, RatioError) else (other, other)
+        )
         return RatioError(self.first.joined(first), self.second.joined(second))
 
     @staticmethod
-    def _end(at: Callable[[Tensor], Error], z: float | Tensor, side: int, widest: Tensor, start: Tensor) -> Tensor:
+    def _end(
+        at: Callable[[Tensor], Error], z: float | Tensor, side: int, widest: Tensor, start: Tensor
+    ) -> Tensor:
         """u that equals its own margin at r - u (side 0) or r + u (side 1), by secants; ``widest`` where none is found.
 
         start: the margin at 0.
@@ -288,7 +313,9 @@ def ends(
     least, most = limits
     below, above = error.margins(z)
     low, high = value - below - bias, value + above + bias
-    first, last = (value + end + sign * bias for end, sign in zip(error.gap(z), (1, -1), strict=True))
+    first, last = (
+        value + end + sign * bias for end, sign in zip(error.gap(z), (1, -1), strict=True)
+    )
     low, high = (
         torch.where((first < least) & (last <= most), last, low),
         torch.where((first >= least) & (last > most), first, high),
@@ -309,6 +336,8 @@ def largest_variance(points: Tensor, weights: Tensor, values: Tensor) -> Tensor:
     from scipy.optimize import linprog  # here, because loading it takes long
 
     lines = torch.cat([points.mT, torch.ones_like(values)[None]]).cpu()
-    found = linprog(-squares.cpu().numpy(), A_eq=lines.numpy(), b_eq=(lines @ weights.cpu()).numpy())
+    found = linprog(
+        -squares.cpu().numpy(), A_eq=lines.numpy(), b_eq=(lines @ weights.cpu()).numpy()
+    )
     own = weights @ squares
     return torch.maximum(own, own.new_tensor(-found.fun)) if found.success else own

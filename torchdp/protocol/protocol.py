@@ -16,7 +16,16 @@ from torchdp.noise import Noise, source
 from torchdp.privacy import Guarantee
 from torchdp.privacy.blanket import Blanket
 from torchdp.protocol.frames import Held, Rows, grouped, rows_of
-from torchdp.protocol.records import Crowd, Estimate, Layout, Limits, Objective, Tally, Users, tensor_of
+from torchdp.protocol.records import (
+    Crowd,
+    Estimate,
+    Layout,
+    Limits,
+    Objective,
+    Tally,
+    Users,
+    tensor_of,
+)
 
 S = TypeVar("S")  # what the distribution of a tally depends on: counts (k,), a Crowd, moments, sums
 M = TypeVar("M")  # what users send: a tensor with a row for each, or a bag
@@ -106,7 +115,9 @@ class Protocol(Brief, ABC, Generic[S]):
 
         Here one group after the other.
         """
-        return in_turn(lambda some: self.collect_unchecked(some, draws), self.layout, x, groups, size)
+        return in_turn(
+            lambda some: self.collect_unchecked(some, draws), self.layout, x, groups, size
+        )
 
     @abstractmethod
     def sample_unchecked(self, summary: S, draws: Simulated, shape: tuple[int, ...]) -> Tally:
@@ -134,7 +145,12 @@ class Protocol(Brief, ABC, Generic[S]):
 
     @final
     def collect(
-        self, x: Rows, *, groups: Rows | None = None, size: int | None = None, noise: Noise | None = None
+        self,
+        x: Rows,
+        *,
+        groups: Rows | None = None,
+        size: int | None = None,
+        noise: Noise | None = None,
     ) -> Tally:
         """What the analyst hears of these users, or of each group of them.
 
@@ -154,7 +170,10 @@ class Protocol(Brief, ABC, Generic[S]):
             raise ValueError(
                 f"x must be of one group of users, not {batch}: {type(self).__name__} takes one at a time"
             )
-        number, numbers = math.prod(batch), sum(math.prod(shape) for shape, _ in self.layout.values())
+        number, numbers = (
+            math.prod(batch),
+            sum(math.prod(shape) for shape, _ in self.layout.values()),
+        )
         checks.fits("tally", number, numbers)
         largest = max(1, int(torch.bincount(own, minlength=1).max()))  # no group has more users
         x = torch.cat([self.validate(part).detach() for part in x.split(largest)])
@@ -163,14 +182,21 @@ class Protocol(Brief, ABC, Generic[S]):
         return Tally(tensor_of(tally.n).view(batch), parts)
 
     @final
-    def sample_tally(self, summary: S, *, generator: torch.Generator, sample_shape: Sequence[int] = ()) -> Tally:
+    def sample_tally(
+        self, summary: S, *, generator: torch.Generator, sample_shape: Sequence[int] = ()
+    ) -> Tally:
         """Distributed as ``collect``, no messages; of shape (*sample_shape, ...). Raises TypeError, ValueError."""
         shape = checks.sample_shape(sample_shape)
         return self.sample_unchecked(self.validate_summary(summary), Simulated(generator), shape)
 
     @final
     def estimate(
-        self, x: Rows, *, groups: Rows | None = None, size: int | None = None, noise: Noise | None = None
+        self,
+        x: Rows,
+        *,
+        groups: Rows | None = None,
+        size: int | None = None,
+        noise: Noise | None = None,
     ) -> Estimate:
         """``analyse(collect(x))``; no group may be empty. Each call is a release: two spend the guarantee twice.
 
@@ -183,7 +209,9 @@ class Protocol(Brief, ABC, Generic[S]):
         self, summary: S, *, generator: torch.Generator, sample_shape: Sequence[int] = ()
     ) -> Estimate:
         """``analyse(sample_tally(summary))``."""
-        return self.analyse(self.sample_tally(summary, generator=generator, sample_shape=sample_shape))
+        return self.analyse(
+            self.sample_tally(summary, generator=generator, sample_shape=sample_shape)
+        )
 
 
 class CuratorProtocol(Protocol[S]):
@@ -238,7 +266,10 @@ class MessageProtocol(Protocol[S], Generic[S, M]):
         return self.randomize_unchecked(x, source(noise, x.device))
 
     def collect_unchecked(self, x: Tensor, draws: Draws) -> Tally:
-        tallies = [self.tally(self.randomize_unchecked(part, draws)) for part in x.split(self.users_at_once)]
+        tallies = [
+            self.tally(self.randomize_unchecked(part, draws))
+            for part in x.split(self.users_at_once)
+        ]
         return tallies[0] if len(tallies) == 1 else self.add(*tallies)
 
     @property
@@ -270,16 +301,25 @@ class MessageProtocol(Protocol[S], Generic[S, M]):
     def empty(self) -> Tally:
         """Before the first user, on the CPU."""
         parts = self.layout.items()
-        return Tally(0, {name: torch.zeros(shape, dtype=dtype, device="cpu") for name, (shape, dtype) in parts})
+        return Tally(
+            0,
+            {name: torch.zeros(shape, dtype=dtype, device="cpu") for name, (shape, dtype) in parts},
+        )
 
     @final
     def add(self, *tallies: Tally) -> Tally:
         """One tally of all these users, on the device of the first that has any. Raises TypeError, ValueError."""
         checked = [self.check(each, 0) for each in (tallies or (self.empty,))]
         first = next((each for each in checked if isinstance(each.n, Tensor) or each.n), checked[0])
-        batches = {tuple(tensor_of(each.n).shape) for each in checked if isinstance(each.n, Tensor) or each.n}
+        batches = {
+            tuple(tensor_of(each.n).shape)
+            for each in checked
+            if isinstance(each.n, Tensor) or each.n
+        }
         if len(batches) > 1:
-            raise ValueError(f"tallies must be of the same groups, not of batches {sorted(batches)}")
+            raise ValueError(
+                f"tallies must be of the same groups, not of batches {sorted(batches)}"
+            )
         n: Users = 0
         parts = {name: torch.zeros_like(part) for name, part in first.parts.items()}
         for each in checked:
@@ -338,7 +378,9 @@ class Relay(MessageProtocol[S, M], Generic[S, M, C]):
         if self.layout != self.client.layout:  # the tally is not the client's
             return super().collect_unchecked(x, draws)
         parts = x.split(rows_at_once(sum(math.prod(shape) for shape, _ in self.layout.values())))
-        return self.add(*(self.client.collect_unchecked(self.client_input(part), draws) for part in parts))
+        return self.add(
+            *(self.client.collect_unchecked(self.client_input(part), draws) for part in parts)
+        )
 
     def collect_groups(self, x: Tensor, groups: Tensor, size: int, draws: Draws) -> Tally:
         if self.layout != self.client.layout:
@@ -346,7 +388,9 @@ class Relay(MessageProtocol[S, M], Generic[S, M, C]):
         rows = rows_at_once(sum(math.prod(shape) for shape, _ in self.layout.values()))
         inputs = map(self.client_input, x.split(rows))
         parts = zip(inputs, groups.split(rows), strict=True)
-        return self.add(*(self.client.collect_groups(some, own, size, draws) for some, own in parts))
+        return self.add(
+            *(self.client.collect_groups(some, own, size, draws) for some, own in parts)
+        )
 
     def sample_unchecked(self, summary: S, draws: Simulated, shape: tuple[int, ...]) -> Tally:
         crowd = checks.instance("summary", summary, Crowd)
@@ -377,10 +421,14 @@ class Same(Relay[S, M, C]):
         return self.client.sample_unchecked(summary, draws, shape)
 
 
-def in_turn(collect: Callable[[Tensor], Tally], layout: Layout, x: Tensor, groups: Tensor, size: int) -> Tally:
+def in_turn(
+    collect: Callable[[Tensor], Tally], layout: Layout, x: Tensor, groups: Tensor, size: int
+) -> Tally:
     """What ``collect`` hears of each group's rows, in their order; the parts of an empty group are 0."""
     n = torch.bincount(groups, minlength=size)
-    parts = {name: x.new_zeros(size, *shape, dtype=dtype) for name, (shape, dtype) in layout.items()}
+    parts = {
+        name: x.new_zeros(size, *shape, dtype=dtype) for name, (shape, dtype) in layout.items()
+    }
     for at, some in enumerate(x[groups.argsort(stable=True)].split(n.tolist())):
         for name, part in collect(some).parts.items() if len(some) else ():
             parts[name][at] = part

@@ -23,7 +23,8 @@ if TYPE_CHECKING:
 Layout = Mapping[str, tuple[tuple[int, ...], torch.dtype]]
 """Name -> shape and dtype of each part of a tally."""
 
-ROUNDING, ADDED = 1e-6, 5e-15  # relative: of sums of floats, which may be float32; of sums of whole numbers
+# relative: of sums of floats, which may be float32; of sums of whole numbers
+ROUNDING, ADDED = 1e-6, 5e-15
 SHOWN = 12  # numbers of an estimate in a notebook
 FARTHEST = 40  # standard deviations that no noise reaches: less likely than 1e-300
 Users = int | Tensor
@@ -53,14 +54,20 @@ def combined(weights: Tensor, rows: Tensor) -> Tensor:
 
 def tensor_of(n: Users) -> Tensor:
     """n as int64: () of one tally, on the CPU."""
-    return n.to(torch.int64) if isinstance(n, Tensor) else torch.tensor(n, dtype=torch.int64, device="cpu")
+    return (
+        n.to(torch.int64)
+        if isinstance(n, Tensor)
+        else torch.tensor(n, dtype=torch.int64, device="cpu")
+    )
 
 
 def alike(n: Users) -> int:
     """n where a batch has one number of users, for calls that are made for it. Raises ValueError."""
     least, most = (int(end) for end in tensor_of(n).aminmax())
     if least != most:
-        raise ValueError(f"n must be the same in all of a batch, not {least} to {most}: this call is made for one")
+        raise ValueError(
+            f"n must be the same in all of a batch, not {least} to {most}: this call is made for one"
+        )
     return most
 
 
@@ -207,8 +214,12 @@ class Tally(Brief):
             return
         parts, batch = checks.instance("tally.parts", self.parts, Mapping), tuple(self.n.shape)
         shapes = [tuple(checks.dense(name, part).shape) for name, part in parts.items()]
-        ends = range(len(batch), 1 + min(map(len, shapes), default=0))  # of a batch behind one sample_shape
-        if not any({shape[:end] for shape in shapes} == {shapes[0][: end - len(batch)] + batch} for end in ends):
+        # of a batch behind one sample_shape
+        ends = range(len(batch), 1 + min(map(len, shapes), default=0))
+        if not any(
+            {shape[:end] for shape in shapes} == {shapes[0][: end - len(batch)] + batch}
+            for end in ends
+        ):
             raise ValueError(
                 f"tally.n must have the parts' shape but for sample_shape and answer, not {batch}: {shapes}"
             )
@@ -236,7 +247,9 @@ class Tally(Brief):
         n = chosen if chosen.ndim else int(chosen)
         return Tally(n, {name: part[index] for name, part in self.parts.items()})
 
-    def checked(self, layout: Layout, limits: Callable[[Users], dict[str, Limits]], least: int = 1) -> "Tally":
+    def checked(
+        self, layout: Layout, limits: Callable[[Users], dict[str, Limits]], least: int = 1
+    ) -> "Tally":
         """Itself, if it has this layout, at least so many users, and no number that these can not have made.
 
         limits: of each part, by the number of users. Raises TypeError, ValueError.
@@ -254,7 +267,9 @@ class Tally(Brief):
                 )
         n = checks.people("tally.n, the number of users,", self.n, least)
         batch = tuple(n.shape) if isinstance(n, Tensor) else ()
-        leads = {self[name].shape[: self[name].ndim - len(shape)] for name, (shape, _) in layout.items()}
+        leads = {
+            self[name].shape[: self[name].ndim - len(shape)] for name, (shape, _) in layout.items()
+        }
         if len(leads) > 1 or any(lead[len(lead) - len(batch) :] != batch for lead in leads):
             raise ValueError(
                 f"the parts {sorted(layout)} must have the same leading dimensions, those of tally.n the last"
@@ -278,12 +293,16 @@ class Tally(Brief):
         n = tensor_of(self.n).to(value.device)
         behind = max(end.ndim for end in (low, high) if isinstance(end, Tensor)) - n.ndim
         some = (n > 0).view(*n.shape, *[1] * behind)
-        low, high = (end.to(value.device) if isinstance(end, Tensor) else end for end in (low, high))
+        low, high = (
+            end.to(value.device) if isinstance(end, Tensor) else end for end in (low, high)
+        )
         wrong = (value < low * some) | (value > high * some)
         if bool(wrong.any()):
             answer = math.prod(value.shape[value.ndim - behind :])
             where = checks.at(wrong.reshape(-1, *n.shape, answer).any(-1).any(0))
-            raise ValueError(f"tally is not what so many users can have sent: {name} is too far off{where}")
+            raise ValueError(
+                f"tally is not what so many users can have sent: {name} is too far off{where}"
+            )
 
 
 @dataclass(frozen=True, eq=False)
@@ -389,7 +408,9 @@ class Estimate(Brief):
         if m <= 1:
             return self.interval(level)
         if self.stretch is not None:
-            return self.interval(checks.fraction("level, 1 - (1 - level) / m for m entries,", 1 - (1 - level) / m))
+            return self.interval(
+                checks.fraction("level, 1 - (1 - level) / m for m entries,", 1 - (1 - level) / m)
+            )
         if self.covariance is None or m > MOST_CORRELATED:
             z = sidak(level, self.value.new_tensor(m))
         else:
@@ -425,7 +446,11 @@ class Estimate(Brief):
     def _shown(self) -> tuple[tuple[str, ...], list[tuple[float, ...]], int]:
         """Names of columns, rows of numbers, and how many numbers there are beyond."""
         more = max(0, self.value.numel() - SHOWN)
-        each = (self.value, self.standard_error.expand(self.value.shape), *(() if more else self.interval()))
+        each = (
+            self.value,
+            self.standard_error.expand(self.value.shape),
+            *(() if more else self.interval()),
+        )
         rows = list(zip(*(x.detach().flatten()[:SHOWN].tolist() for x in each), strict=True))
         return ("value", "standard error", "low", "high")[: len(each)], rows, more
 

@@ -20,7 +20,8 @@ from torchdp.rounded import RoundedNormal
 BLOCK = 2**13  # users whose vectors floats add up
 ADDED = 2.0**-25  # of norm: twice the rounding errors of such a sum
 FINE = 2.0**26  # steps of the noise's deviation, at most
-VARIATION = 2.0**-112  # of one number's noise: above ``RoundedNormal.variation`` of every sigma from 2^20 steps on
+# of one number's noise: above ``RoundedNormal.variation`` of every sigma from 2^20 steps on
+VARIATION = 2.0**-112
 
 
 @dataclass(frozen=True)
@@ -69,7 +70,9 @@ class RoundedSum:
                 f"multiplier = {multiplier:g} and size = {size} are too large: a step for each of so many numbers "
                 "would move them by more than the noise; ask for less privacy or fewer numbers"
             )
-        sigma = multiplier * (distance + ADDED * norm) / (1 - taken) * (1 + 1e-15) if distance else 0.0
+        sigma = (
+            multiplier * (distance + ADDED * norm) / (1 - taken) * (1 + 1e-15) if distance else 0.0
+        )
         return RoundedSum(sigma, distance, norm, size)
 
     @property
@@ -135,13 +138,19 @@ def exact_sums(columns: Tensor, counts: Tensor, step: float) -> Tensor:
     each = (_limb(counts, j, bits) @ _limb(whole, i, bits).mT for i, j in places)
     parts = torch.stack([sums.flatten() for sums in each]).mT.cpu().tolist()
     shifts = [bits * (i + j) for i, j in places]
-    totals = [sum(int(part) << shift for part, shift in zip(row, shifts, strict=True)) for row in parts]
+    totals = [
+        sum(int(part) << shift for part, shift in zip(row, shifts, strict=True)) for row in parts
+    ]
     ratio = Fraction(unit) / Fraction(step)
     steps = [round(total * ratio) for total in totals]
     if max(map(abs, steps)) >= 2**62:
         most = int(counts.sum(-1).max())
-        raise ValueError(f"summary must count fewer users than {most}: 2^62 steps of the noise, and more")
-    return torch.tensor(steps, dtype=torch.int64, device=columns.device).view(*counts.shape[:-1], -1)
+        raise ValueError(
+            f"summary must count fewer users than {most}: 2^62 steps of the noise, and more"
+        )
+    return torch.tensor(steps, dtype=torch.int64, device=columns.device).view(
+        *counts.shape[:-1], -1
+    )
 
 
 def _limb(whole: Tensor, place: int, bits: int) -> Tensor:

@@ -62,12 +62,18 @@ def from_messages(
     return Tally(users_of(counts), parts)
 
 
-def _repeated(protocol: MessageProtocol[Any, Any], x: Tensor, draws: Simulated, times: int) -> list[Tally]:
+def _repeated(
+    protocol: MessageProtocol[Any, Any], x: Tensor, draws: Simulated, times: int
+) -> list[Tally]:
     beside = max(1, protocol.users_at_once // len(x))
     if beside == 1:
         return [protocol.collect_unchecked(x, draws) for _ in range(times)]
     crowds = [torch.cat([x] * min(beside, times - start)) for start in range(0, times, beside)]
-    said = (part for crowd in crowds for part in protocol.randomize_unchecked(crowd, draws).split(len(x)))
+    said = (
+        part
+        for crowd in crowds
+        for part in protocol.randomize_unchecked(crowd, draws).split(len(x))
+    )
     return [protocol.tally(messages) for messages in said]
 
 
@@ -91,7 +97,9 @@ class InteractiveProtocol(Protocol[S]):
 
     @final
     def sample_unchecked(self, summary: S, draws: Simulated, shape: tuple[int, ...]) -> Tally:
-        return self._play(lambda one, first: one.sample_unchecked(summary, draws, shape if first else ()))
+        return self._play(
+            lambda one, first: one.sample_unchecked(summary, draws, shape if first else ())
+        )
 
     def _play(self, hear: Callable[[MessageProtocol[S, Any], bool], Tally]) -> Tally:
         heard: tuple[Tally, ...] = ()
@@ -103,13 +111,19 @@ class InteractiveProtocol(Protocol[S]):
     def joined(self, heard: tuple[Tally, ...]) -> Tally:
         """All rounds' tallies as one: part p of round r is named r.p. Raises ValueError where the users differ."""
         if len({each.n for each in heard}) != 1:
-            raise ValueError(f"heard must be of the same users in every round, not of {[t.n for t in heard]}")
-        return Tally(heard[0].n, {f"{r}.{p}": t for r, each in enumerate(heard) for p, t in each.parts.items()})
+            raise ValueError(
+                f"heard must be of the same users in every round, not of {[t.n for t in heard]}"
+            )
+        return Tally(
+            heard[0].n,
+            {f"{r}.{p}": t for r, each in enumerate(heard) for p, t in each.parts.items()},
+        )
 
     @final
     def split(self, tally: Tally) -> tuple[Tally, ...]:
         """The rounds' tallies of one that was ``joined``."""
         starts, parts = [f"{r}." for r in range(self.rounds)], tally.parts.items()
         return tuple(
-            Tally(tally.n, {name[len(r) :]: t for name, t in parts if name.startswith(r)}) for r in starts
+            Tally(tally.n, {name[len(r) :]: t for name, t in parts if name.startswith(r)})
+            for r in starts
         )

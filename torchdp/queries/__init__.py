@@ -38,12 +38,33 @@ from torchdp.queries.channel import Channel, Question
 from torchdp.queries.choose import choose
 from torchdp.queries.fit import Fit, FittedOracle, fitted
 from torchdp.queries.function import ShareFunction
-from torchdp.queries.learn import ConceptClass, PrivateLearner, conjunctions, parities, stumps, thresholds
+from torchdp.queries.learn import (
+    ConceptClass,
+    PrivateLearner,
+    conjunctions,
+    parities,
+    stumps,
+    thresholds,
+)
 from torchdp.queries.oracle import LocalFactorization, LocalOracle
 from torchdp.queries.protocol import FactoredQueries
-from torchdp.queries.release import Answers, CentralRelease, Linear, MessageRelease, Several, through
+from torchdp.queries.release import (
+    Answers,
+    CentralRelease,
+    Linear,
+    MessageRelease,
+    Several,
+    through,
+)
 from torchdp.queries.servers import SecureQueries
-from torchdp.queries.statistics import Correlation, Covariance, EnergyDistance, KendallB, MeanDiscrepancy, Spearman
+from torchdp.queries.statistics import (
+    Correlation,
+    Covariance,
+    EnergyDistance,
+    KendallB,
+    MeanDiscrepancy,
+    Spearman,
+)
 from torchdp.queries.twice import Twice
 
 __all__ = [

@@ -38,7 +38,12 @@ def lower_bound(
     if epsilon > MOST or not bool((W != W[:, :1]).any()):
         return 0.0
     least = strategy_lower_bound(W, epsilon, h, program=False)
-    if worst:  # a query by itself: its variance under h, of two types at most a quarter of its range squared
-        alone = (W.amax(1) - W.amin(1)).square() / 4 if h is None else (W - (W @ h)[:, None]).square() @ h
+    # a query by itself: its variance under h, of two types at most a quarter of its range squared
+    if worst:
+        alone = (
+            (W.amax(1) - W.amin(1)).square() / 4
+            if h is None
+            else (W - (W @ h)[:, None]).square() @ h
+        )
         least = max(least, float(alone.max()) / math.sinh(epsilon / 2) ** 2)
     return math.sqrt(least / n)

@@ -55,7 +55,13 @@ class CentralFactorization(FactoredProtocol, CuratorProtocol[Tensor]):
         checks.keep(self, epsilon=checks.positive, delta=checks.fraction)
 
     @classmethod
-    def of(cls, question: Question, epsilon: float, delta: float, queries: FactoredQueries | None = None) -> Any:
+    def of(
+        cls,
+        question: Question,
+        epsilon: float,
+        delta: float,
+        queries: FactoredQueries | None = None,
+    ) -> Any:
         """The release that answers a question; queries: factors of ``question.queries``, None: the vectors as they are.
 
         Raises TypeError, ValueError.
@@ -67,7 +73,9 @@ class CentralFactorization(FactoredProtocol, CuratorProtocol[Tensor]):
     def sums(self) -> RoundedSum:
         """R h, and its noise."""
         reach = float(self.queries.right.norm(dim=0).max())
-        return RoundedSum.least(self._multiplier, self.queries.diameter, reach, len(self.queries.right))
+        return RoundedSum.least(
+            self._multiplier, self.queries.diameter, reach, len(self.queries.right)
+        )
 
     @cached_property
     def _multiplier(self) -> float:
@@ -82,7 +90,9 @@ class CentralFactorization(FactoredProtocol, CuratorProtocol[Tensor]):
     def guarantee(self) -> Guarantee:
         mu = 1 / self._multiplier if self.sigma else 0.0
         kept = self.delta * ROUNDED
-        real = Guarantee(self.epsilon, kept, Model.CENTRAL, Neighbours.REPLACE_ONE, False, SOURCE, mu=mu)
+        real = Guarantee(
+            self.epsilon, kept, Model.CENTRAL, Neighbours.REPLACE_ONE, False, SOURCE, mu=mu
+        )
         return real.leaving(self.sums.size * VARIATION, self.delta)
 
     @property
@@ -161,7 +171,9 @@ class CentralLaplace(FactoredProtocol, CuratorProtocol[Tensor]):
 
     @cached_property
     def guarantee(self) -> Guarantee:
-        pure = Guarantee(self.epsilon, 0.0, Model.CENTRAL, Neighbours.REPLACE_ONE, False, LAPLACE_SOURCE)
+        pure = Guarantee(
+            self.epsilon, 0.0, Model.CENTRAL, Neighbours.REPLACE_ONE, False, LAPLACE_SOURCE
+        )
         sums = len(self.queries.right)
         variation = laplace.variation(1, sums * laplace.mean_clusters(1.0, self.rate))
         cost = (1 + math.exp(self.epsilon)) * variation
@@ -181,7 +193,9 @@ class CentralLaplace(FactoredProtocol, CuratorProtocol[Tensor]):
         counts = super().validate_summary(summary)
         many = tensor_of(users_of(counts)) > MOST_USERS
         if bool(many.any()):
-            raise ValueError(f"summary must count at most 2^33 users{checks.at(many)}: sums would not be exact")
+            raise ValueError(
+                f"summary must count at most 2^33 users{checks.at(many)}: sums would not be exact"
+            )
         return counts
 
     def release(self, summary: Tensor, draws: Draws, shape: tuple[int, ...]) -> Tally:
@@ -199,7 +213,9 @@ class CentralLaplace(FactoredProtocol, CuratorProtocol[Tensor]):
         return laplace.variance(self.rate)
 
     def cumulants(self, counts: Tensor) -> tuple[Tensor, Tensor]:
-        fourth = counts.new_full((), laplace.fourth_cumulant(math.exp(-self.rate)), dtype=torch.float64)
+        fourth = counts.new_full(
+            (), laplace.fourth_cumulant(math.exp(-self.rate)), dtype=torch.float64
+        )
         return torch.zeros_like(fourth), fourth
 
 
@@ -233,7 +249,9 @@ class ShuffledQueries(FactoredProtocol, Shuffled[Tensor]):
             raise ValueError("queries.right must hold zeros and ones: a user sends bits")
         object.__setattr__(self, "instances", len(right))
         checks.instance("law", self.law, MessageLaw).countable()
-        least, most = self.law.variance(torch.tensor([0, self.law.users], dtype=torch.int64)).tolist()
+        least, most = self.law.variance(
+            torch.tensor([0, self.law.users], dtype=torch.int64)
+        ).tolist()
         if least != most:
             raise ValueError(
                 f"kind must have one variance whatever the bits, not that of {type(self.law).__name__}: errors are "
@@ -267,8 +285,12 @@ class ShuffledQueries(FactoredProtocol, Shuffled[Tensor]):
         Raises TypeError, ValueError.
         """
         if not (isinstance(kind, type) and issubclass(kind, MessageLaw)):
-            raise TypeError(f"kind must be a subclass of MessageLaw, such as BoundedSum, not {kind!r}")
-        return cls.least(FactoredQueries.spanned(workload, bits), kind, users, epsilon, delta, absent)
+            raise TypeError(
+                f"kind must be a subclass of MessageLaw, such as BoundedSum, not {kind!r}"
+            )
+        return cls.least(
+            FactoredQueries.spanned(workload, bits), kind, users, epsilon, delta, absent
+        )
 
     @classmethod
     def least(
@@ -314,7 +336,9 @@ class ShuffledQueries(FactoredProtocol, Shuffled[Tensor]):
         counts = super().validate_summary(summary)
         wrong = tensor_of(users_of(counts)) != self.law.users
         if bool(wrong.any()):
-            raise ValueError(f"summary must be of {self.law.users} users, as calibrated{checks.at(wrong)}")
+            raise ValueError(
+                f"summary must be of {self.law.users} users, as calibrated{checks.at(wrong)}"
+            )
         return counts
 
     def bits(self, x: Tensor, draws: Draws) -> Tensor:
@@ -323,7 +347,9 @@ class ShuffledQueries(FactoredProtocol, Shuffled[Tensor]):
     def sample_unchecked(self, summary: Tensor, draws: Simulated, shape: tuple[int, ...]) -> Tally:
         """All ``law.users`` send. O(k instances), whatever their number."""
         ones = (summary.double() @ self.queries.right.mT).round().long()
-        return Tally(users_of(summary), {"total": self.law.noised(ones.expand(*shape, *ones.shape), draws)})
+        return Tally(
+            users_of(summary), {"total": self.law.noised(ones.expand(*shape, *ones.shape), draws)}
+        )
 
     def heard(self, tally: Tally) -> Tensor:
         n = alike(tally.n)

@@ -21,7 +21,8 @@ from torchdp.protocol.records import beside
 
 Fits = tuple[Tensor, Tensor, Tensor]
 """Histograms (fits, b, k), their Akaike values (fits, b), and what the log likelihood of the last may lack, (b,)."""
-NEAR = 1e-6  # of the squared distance to the hull of the vectors, relative to the largest squared norm
+# of the squared distance to the hull of the vectors, relative to the largest squared norm
+NEAR = 1e-6
 
 
 class Analyst(typing.Protocol):
@@ -63,7 +64,8 @@ class Channel(Protocol[Tensor]):
 
     workload: Tensor
     distinct: ClassVar[bool] = False
-    squares: ClassVar[float] = 2.0  # how often tr(J Cov J Cov) counts: of a square; 4 of a product of two copies
+    # how often tr(J Cov J Cov) counts: of a square; 4 of a product of two copies
+    squares: ClassVar[float] = 2.0
     power: ClassVar[int] = 1
 
     @property
@@ -161,13 +163,19 @@ class Channel(Protocol[Tensor]):
     def worst_mse(self, n: Users, objective: Objective = Objective.WORST) -> Tensor:
         """At data of a single type, by convexity: () or, of a batch of n, (*batch). Raises TypeError, ValueError."""
         worst = checks.instance("objective", objective, Objective) is Objective.WORST
-        each = self.bias.square() + self.variance / beside(checks.people("n", n, 1), 2) ** self.power
+        each = (
+            self.bias.square() + self.variance / beside(checks.people("n", n, 1), 2) ** self.power
+        )
         return each.amax((-2, -1)) if worst else each.mean(-2).amax(-1)
 
     def flat(self, tally: Tally, batch: tuple[int, ...]) -> Tally:
         """A tally (*batch, ...) as one (b, ...), of as many users each."""
-        parts = {name: part.reshape(-1, *self.layout[name][0]) for name, part in tally.parts.items()}
-        return Tally(tally.n.expand(batch).reshape(-1) if isinstance(tally.n, Tensor) else tally.n, parts)
+        parts = {
+            name: part.reshape(-1, *self.layout[name][0]) for name, part in tally.parts.items()
+        }
+        return Tally(
+            tally.n.expand(batch).reshape(-1) if isinstance(tally.n, Tensor) else tally.n, parts
+        )
 
     def _shares(self, summary: Tensor) -> tuple[Tensor, Tensor]:
         """Shares of types (*batch, k) and numbers of users (*batch, 1), which need not be whole."""
@@ -223,7 +231,8 @@ class Question(ABC):
         """Users whose answer is defined."""
         return 1
 
-    relative: ClassVar[bool] = False  # whether answers are of several units, so that errors count relatively
+    # whether answers are of several units, so that errors count relatively
+    relative: ClassVar[bool] = False
 
     @property
     def histograms(self) -> Tensor | None:
@@ -236,7 +245,9 @@ def histograms_of(prior: Tensor, types: int, name: str = "prior") -> Tensor:
     rows = checks.instance(name, prior, Tensor)
     rows = rows if rows.ndim > 1 else rows[None]
     if rows.ndim != 2 or not len(rows):
-        raise ValueError(f"{name} must be ({types},) or a few such rows, not of shape {tuple(rows.shape)}")
+        raise ValueError(
+            f"{name} must be ({types},) or a few such rows, not of shape {tuple(rows.shape)}"
+        )
     return torch.stack([checks.shares(name, each, types) for each in rows]).detach()
 
 

@@ -19,7 +19,14 @@ from torchdp.protocol import Choice, Objective, Protocol
 from torchdp.protocol.choice import Candidate
 from torchdp.queries.central import CentralFactorization, CentralLaplace, ShuffledQueries
 from torchdp.queries.channel import Question, histograms_of
-from torchdp.queries.choose_local import CAREFUL_STRATEGY, COPIES, MARGIN, choose_linear, factors, ranked
+from torchdp.queries.choose_local import (
+    CAREFUL_STRATEGY,
+    COPIES,
+    MARGIN,
+    choose_linear,
+    factors,
+    ranked,
+)
 from torchdp.queries.oracle import KINDS, ORACLES, LocalFactorization, LocalOracle, decoding
 from torchdp.queries.protocol import FactoredQueries, dense
 from torchdp.queries.release import Linear, Several, through
@@ -37,7 +44,8 @@ NOISELESS = 1e-20  # relative: a squared error that is rounding
 MOST_STEPS = 2**20  # of an answer that noise on whole numbers is tried on
 ROUNDED = 1e-9  # relative: what rounding makes of a step
 MOST_BITS = 4096  # sums of bits that a user takes part in
-LARGEST_STRATEGY = 64  # types up to which a strategy is optimised for a question that is not linear (seconds)
+# types up to which a strategy is optimised for a question that is not linear (seconds)
+LARGEST_STRATEGY = 64
 FACTORED = 256  # types and coordinates up to which such a question's vectors are factorized
 # All that the package exports for messages: a new one is a candidate without more.
 LAWS: tuple[type[MessageLaw], ...] = tuple(
@@ -45,7 +53,8 @@ LAWS: tuple[type[MessageLaw], ...] = tuple(
     for law in (getattr(shuffle, name) for name in shuffle.__all__)
     if isinstance(law, type) and issubclass(law, MessageLaw) and not isabstract(law)
 )
-CLOSE = 0.05  # of error: so much more is worth a curator, who is trusted in any case, in the place of a shuffler
+# of error: so much more is worth a curator, who is trusted in any case, in the place of a shuffler
+CLOSE = 0.05
 ROUNDS = 2  # of strategy optimisation
 TRUST = {
     "local": Model.LOCAL,
@@ -119,7 +128,14 @@ def choose(
     if model is Model.LOCAL and isinstance(asked, Linear):
         one = None if prior is None else histograms_of(prior, asked.types)[0]
         return choose_linear(
-            asked.workload, n, epsilon, objective, prior=one, tol=tol, unbiased=unbiased, ordered=ordered
+            asked.workload,
+            n,
+            epsilon,
+            objective,
+            prior=one,
+            tol=tol,
+            unbiased=unbiased,
+            ordered=ordered,
         )
     if model is not Model.LOCAL:
         if delta is None:
@@ -132,7 +148,9 @@ def choose(
     if model is Model.LINEAR_TRANSFORM:
         served = list(_served(asking))
         if not served:
-            raise ValueError("question must be of two types at least: of one there is nothing to hide, and no sum")
+            raise ValueError(
+                "question must be of two types at least: of one there is nothing to hide, and no sum"
+            )
         return Choice(asking.judged(served))
     curated = asking.judged(list(_curated(asking))) if model is Model.CENTRAL else ()
     if curated and not search:
@@ -220,7 +238,9 @@ class _Asking:
         protocols = [(name, one) for name, one, _ in named]
         if self.family is None:
             found = ranked(protocols, self.question.types, self.n, self.objective, None)
-            return tuple(replace(one, note=note) for one, (*_, note) in zip(found, named, strict=True))
+            return tuple(
+                replace(one, note=note) for one, (*_, note) in zip(found, named, strict=True)
+            )
         with warnings.catch_warnings():
             if self.quiet:
                 warnings.simplefilter("ignore")
@@ -233,7 +253,8 @@ class _Asking:
             units = torch.where(units > NOISELESS * each.amax(0), units, torch.inf)
         roots = [math.sqrt(float(self.objective.of(each / units, 1).mean())) for each in errors]
         return tuple(
-            Candidate(name, one, root, note) for (name, one, note), root in zip(named, roots, strict=True)
+            Candidate(name, one, root, note)
+            for (name, one, note), root in zip(named, roots, strict=True)
         )
 
 
@@ -285,7 +306,9 @@ def _optimised(asking: _Asking, crowd: Amplified) -> Amplified:
         local = crowd.client.guarantee.epsilon
         made = StrategyMatrix.tuned(centred, local, law, generator=generator)
         kind = partial(_weakened, W, made)
-        crowd = Amplified.calibrated(kind, crowd.users, crowd.guarantee.epsilon, crowd.delta, largest=local)
+        crowd = Amplified.calibrated(
+            kind, crowd.users, crowd.guarantee.epsilon, crowd.delta, largest=local
+        )
     return crowd
 
 
@@ -320,7 +343,11 @@ def _served(asking: _Asking) -> Iterator[Named]:
     for name, queries in (*_encoders(asking.W), *_whole(asking.W)):
         with suppress(ValueError):
             laplace = SecureQueries(queries, asking.n, asking.epsilon)
-            yield f"{name}, discrete Laplace", through(asking.question, laplace), "servers, delta = 0"
+            yield (
+                f"{name}, discrete Laplace",
+                through(asking.question, laplace),
+                "servers, delta = 0",
+            )
 
 
 def _curated(asking: _Asking) -> Iterator[Named]:
@@ -331,7 +358,11 @@ def _curated(asking: _Asking) -> Iterator[Named]:
     for name, queries in (*_encoders(asking.W), *_whole(asking.W)):
         with suppress(ValueError):  # so wide is no noise drawn
             laplace = CentralLaplace(queries, asking.epsilon)
-            yield f"{name}, discrete Laplace", through(asking.question, laplace), "a curator, delta = 0"
+            yield (
+                f"{name}, discrete Laplace",
+                through(asking.question, laplace),
+                "a curator, delta = 0",
+            )
 
 
 def _encoders(W: Tensor) -> Iterator[tuple[str, FactoredQueries]]:
@@ -358,7 +389,9 @@ def _whole(W: Tensor) -> Iterator[tuple[str, FactoredQueries]]:
     if not len(rows):
         return
     steps = rows.sort(1).values.diff()
-    least = torch.where(steps > ROUNDED * rows.amax(1, keepdim=True), steps, torch.inf).amin(1, keepdim=True)
+    least = torch.where(steps > ROUNDED * rows.amax(1, keepdim=True), steps, torch.inf).amin(
+        1, keepdim=True
+    )
     counts = rows / least
     near = (counts - counts.round()).abs().max() <= ROUNDED * counts.max()
     if bool(near) and 1 < float(counts.max()) <= MOST_STEPS:

@@ -29,19 +29,25 @@ from torchdp.workloads import Workload
 
 # Of W, in a quarter of the free memory: at the peak about twice as many are held.
 COPIES = 16
-LOSSY = 0.02  # an alpha > 0 is tried where the exact error is above this share of max abs(W - shift)
-FACTORED = 1024  # the smaller side of W up to which it is factorized: an iteration takes half a minute at 4,096
+# an alpha > 0 is tried where the exact error is above this share of max abs(W - shift)
+LOSSY = 0.02
+# the smaller side of W up to which it is factorized: an iteration takes half a minute at 4,096
+FACTORED = 1024
 LARGEST_LOSSY = 512  # m + n up to which it is tried
-CAREFUL_STRATEGY, POLISHED_STRATEGY, SHIFTED_STRATEGY = 64, 256, 4096  # types up to which a strategy is optimised
+# types up to which a strategy is optimised
+CAREFUL_STRATEGY, POLISHED_STRATEGY, SHIFTED_STRATEGY = 64, 256, 4096
 DESCENT = 150 * 400**3  # steps times cubed types of a matrix's descent beyond these: half a minute
 FEWEST, USUAL = 60, 150  # steps of it
-CLOSE = 1.2  # times the lower bound on the variance: shifts that a descent is not tried to improve on
+# times the lower bound on the variance: shifts that a descent is not tried to improve on
+CLOSE = 1.2
 MOST_PARITIES = 256  # that one parity a user is tried for
 BOUNDED = 1024  # types up to which the lower bound is computed: a minute at 4,096
-NEAR = 0.005  # relative excess error allowed on the worst data for lower error where few types are frequent
+# relative excess error allowed on the worst data for lower error where few types are frequent
+NEAR = 0.005
 MARGIN = 1 - 1e-6  # of epsilon, for what rounding to whole chances adds
 P = TypeVar("P", bound=Protocol[Any])
-LEISURE = 500 * 64**3  # steps times queries times squared types for the worst query: two seconds, or 240 steps
+# steps times queries times squared types for the worst query: two seconds, or 240 steps
+LEISURE = 500 * 64**3
 
 
 @one_thread
@@ -93,7 +99,9 @@ def choose_linear(
     epsilon = checks.positive("epsilon", epsilon)
     objective = checks.instance("objective", objective, Objective)
     n, prior = checks.integer("n", n, 1), shares_of(prior, W)
-    unbiased, ordered = (checks.instance("unbiased and ordered", each, bool) for each in (unbiased, ordered))
+    unbiased, ordered = (
+        checks.instance("unbiased and ordered", each, bool) for each in (unbiased, ordered)
+    )
     k, oracles = W.shape[1], list[tuple[str, FrequencyOracle]]()
     if k > 1:
         kinds = ORACLES if k <= BOUNDED else ORACLES[:-1]
@@ -103,10 +111,14 @@ def choose_linear(
         oracles += [*_strategies(W, epsilon, worst), *_translates(W, epsilon)]
         if prior is not None:
             oracles += _strategies(W, epsilon, False, 0.98 * prior + 0.02 / k)
-    reported = ranked([(name, decoding(W, oracle)) for name, oracle in oracles], k, n, objective, prior)
+    reported = ranked(
+        [(name, decoding(W, oracle)) for name, oracle in oracles], k, n, objective, prior
+    )
     protocols: list[tuple[str, Channel]] = []
     for name, queries in _factored(W, n, epsilon, tol, reported):
-        protocols.append((f"{name}, PrivUnit", LocalFactorization.calibrated(queries, epsilon=epsilon)))
+        protocols.append(
+            (f"{name}, PrivUnit", LocalFactorization.calibrated(queries, epsilon=epsilon))
+        )
     found = ranked(protocols, k, n, objective, prior)
     least = lower_bound(W, n, epsilon, objective, prior=prior) if k <= BOUNDED else None
     choice = _choice((*found, *reported), least, n, objective, prior)
@@ -131,7 +143,9 @@ def _choice(
     noted = []
     for one in near:
         error = _root_of(objective, one.protocol.predicted_mse(skewed))
-        noted.append((float(f"{one.error * error:.3e}"), replace(one, note=f"{error:.4g} on skewed data")))
+        noted.append(
+            (float(f"{one.error * error:.3e}"), replace(one, note=f"{error:.4g} on skewed data"))
+        )
     first = [one for _, one in sorted(noted, key=lambda pair: pair[0])]
     return Choice((*first, *(one for one in found if one.error > least)), bound, NEAR)
 
@@ -175,7 +189,9 @@ def _given(W: Tensor) -> tuple[tuple[str, FactoredQueries], ...]:
     return (("identity", FactoredQueries.identity(W)), ("plain", FactoredQueries.plain(W)))
 
 
-def _lossy(exact: FactoredQueries, n: int, epsilon: float, tol: float) -> tuple[tuple[str, FactoredQueries], ...]:
+def _lossy(
+    exact: FactoredQueries, n: int, epsilon: float, tol: float
+) -> tuple[tuple[str, FactoredQueries], ...]:
     """gamma_2 within the alpha of least worst error, where the exact error is large enough for an alpha to pay."""
     W = exact.workload
     if sum(W.shape) > LARGEST_LOSSY:
@@ -196,9 +212,17 @@ def _strategies(
     distinct, place, sizes = torch.unique(W, dim=1, return_inverse=True, return_counts=True)
     if len(sizes) < W.shape[1]:  # types that no query tells apart are one
         law = None if prior is None else W.new_zeros(len(sizes)).index_add_(0, place, prior)
-        matrices = _strategies(distinct, epsilon, worst, law) if len(sizes) <= POLISHED_STRATEGY else []
-        return [(name, one.repeated(place)) for name, one in matrices if isinstance(one, StrategyMatrix)]
-    k, centred, generator = W.shape[1], W - W.mean(1, keepdim=True), keyed_generator(b"choose", W.device)
+        matrices = (
+            _strategies(distinct, epsilon, worst, law) if len(sizes) <= POLISHED_STRATEGY else []
+        )
+        return [
+            (name, one.repeated(place)) for name, one in matrices if isinstance(one, StrategyMatrix)
+        ]
+    k, centred, generator = (
+        W.shape[1],
+        W - W.mean(1, keepdim=True),
+        keyed_generator(b"choose", W.device),
+    )
     if k <= POLISHED_STRATEGY:
         name = "optimised strategy" if prior is None else "optimised strategy, prior"
         best = StrategyMatrix.tuned(centred, epsilon, prior, generator=generator)
@@ -209,7 +233,9 @@ def _strategies(
     return _beyond(W, centred, epsilon, prior)
 
 
-def _beyond(W: Tensor, centred: Tensor, epsilon: float, prior: Tensor | None) -> list[tuple[str, FrequencyOracle]]:
+def _beyond(
+    W: Tensor, centred: Tensor, epsilon: float, prior: Tensor | None
+) -> list[tuple[str, FrequencyOracle]]:
     """Of more than 256 types: shifts, and a matrix where these are far from the bound and time allows."""
     k, generator = W.shape[1], keyed_generator(b"choose", W.device)
     found, variance = list[tuple[str, FrequencyOracle]](), math.inf
@@ -217,11 +243,17 @@ def _beyond(W: Tensor, centred: Tensor, epsilon: float, prior: Tensor | None) ->
         try:
             shift = ShiftStrategy.tuned(centred, epsilon, generator=generator, grid=grid_of(W))
             found.append(("shift strategy", shift))
-            variance = float(shift.workload_variance(centred).mean(0).amax()) if k**3 * FEWEST < DESCENT else 0.0
+            variance = (
+                float(shift.workload_variance(centred).mean(0).amax())
+                if k**3 * FEWEST < DESCENT
+                else 0.0
+            )
         except ValueError:  # the patterns found do not tell all types apart
             pass
     steps = min(USUAL, DESCENT // k**3 // (3 if epsilon > SHARP else 1))  # for the second start
-    if steps >= FEWEST and variance > CLOSE * strategy_lower_bound(W, epsilon, prior, program=False):
+    if steps >= FEWEST and variance > CLOSE * strategy_lower_bound(
+        W, epsilon, prior, program=False
+    ):
         best = StrategyMatrix.tuned(centred, epsilon, prior, generator=generator, steps=steps)
         found.append(("optimised strategy", best))
     return found
@@ -243,7 +275,9 @@ def _parities(W: Tensor, epsilon: float) -> list[tuple[str, StrategyMatrix]]:
     signs = walsh_hadamard(torch.eye(k, dtype=W.dtype, device=W.device)[needed])
     shares, growth = norms[needed - 1, None] / norms[needed - 1].sum(), math.exp(epsilon * MARGIN)
     said = (growth ** (signs > 0).to(W), growth ** (signs < 0).to(W))
-    return [("one parity a user", StrategyMatrix(shares.repeat(2, 1) * torch.cat(said) / (1 + growth)))]
+    return [
+        ("one parity a user", StrategyMatrix(shares.repeat(2, 1) * torch.cat(said) / (1 + growth)))
+    ]
 
 
 def _translates(W: Tensor, epsilon: float) -> list[tuple[str, StrategyMatrix]]:
@@ -261,7 +295,11 @@ def shares_of(prior: Tensor | None, W: Tensor) -> Tensor | None:
 
 
 def ranked(
-    protocols: Sequence[tuple[str, P]], types: int, n: int, objective: Objective, prior: Tensor | None
+    protocols: Sequence[tuple[str, P]],
+    types: int,
+    n: int,
+    objective: Objective,
+    prior: Tensor | None,
 ) -> tuple[Candidate[P], ...]:
     """With the error on the worst data and on flat data of so many types, or on data like the prior."""
     found = []

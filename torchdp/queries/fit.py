@@ -26,8 +26,10 @@ from torchdp.randomizers.alphabet.translates import FACTORED
 from torchdp.randomness import keyed_generator
 
 DRAWS = 32  # simulated tallies behind a predicted error
-OPEN = 10.0  # nats that a fit may lack before it warns: a histogram e^10 times as likely may be missed
-TRIED, WORSE = 3, 1.5  # oracles of the unbiased choice, and their errors over that of the best oracle
+# nats that a fit may lack before it warns: a histogram e^10 times as likely may be missed
+OPEN = 10.0
+# oracles of the unbiased choice, and their errors over that of the best oracle
+TRIED, WORSE = 3, 1.5
 FAMILY_DRAWS = 8  # tallies of each public histogram
 PRIOR_DRAWS = 64  # of a prior
 NEAR = 0.02  # errors that are alike
@@ -60,7 +62,10 @@ class Fit(Estimate):
     def of_population(self) -> "Fit":
         """The same answers, with the errors and intervals of the unbiased estimate of the population."""
         whole = self.unbiased.of_population()
-        own = {name: getattr(whole, name) for name in ("standard_error", "error", "sampled", "covariance")}
+        own = {
+            name: getattr(whole, name)
+            for name in ("standard_error", "error", "sampled", "covariance")
+        }
         return replace(self, unbiased=whole, **own)
 
 
@@ -109,7 +114,11 @@ def _fitted(protocol: Channel, tally: Tally, ordered: bool) -> Fit:
     own = {each.name: getattr(unbiased, each.name) for each in fields(Estimate)}
     own["value"] = h @ protocol.workload.mT
     return Fit(
-        **own, unbiased=unbiased, histogram=h, gap=gap.view(batch), weights=weights.mT.reshape(*batch, len(fits))
+        **own,
+        unbiased=unbiased,
+        histogram=h,
+        gap=gap.view(batch),
+        weights=weights.mT.reshape(*batch, len(fits)),
     )
 
 
@@ -132,7 +141,8 @@ class FittedOracle(OracleQueries):
     def __post_init__(self) -> None:
         super().__post_init__()
         checks.instance("ordered", self.ordered, bool)
-        checks.validated(self, "unbiased")  # refuses queries that the client's reports can not answer
+        # refuses queries that the client's reports can not answer
+        checks.validated(self, "unbiased")
 
     @cached_property
     def unbiased(self) -> LocalOracle:
@@ -159,13 +169,17 @@ class FittedOracle(OracleQueries):
         """``predicted_mse`` by so many tallies of each, always the same ones. Raises TypeError, ValueError."""
         h, n = self._shares(summary)
         counts, users = whole(h.reshape(-1, h.shape[-1]), n.reshape(-1, 1).round().clamp_min(1))
-        found = torch.empty(len(counts), len(self.workload), dtype=torch.float64, device=counts.device)
+        found = torch.empty(
+            len(counts), len(self.workload), dtype=torch.float64, device=counts.device
+        )
         for total in users.unique():
             alike = (users == total)[:, 0].nonzero()[:, 0]
             drawn = []
             for one in counts[alike]:
                 generator = keyed_generator(b"fits", counts.device)
-                drawn.append(self.sample_tally(one, generator=generator, sample_shape=(times,))["reports"])
+                drawn.append(
+                    self.sample_tally(one, generator=generator, sample_shape=(times,))["reports"]
+                )
             tally = Tally(int(total), {"reports": torch.stack(drawn)})
             value = _fitted(self.unbiased, tally, self.ordered).value  # (alike, times, m)
             truth = (counts[alike] / total) @ self.workload.mT
@@ -190,13 +204,18 @@ def fitted_choice(
     if not asked:  # one type
         return choice
     _, first, least = asked[0]
-    W, usual = first.workload, [(name, p.client) for name, p, error in asked[:TRIED] if error <= WORSE * least]
+    W, usual = (
+        first.workload,
+        [(name, p.client) for name, p, error in asked[:TRIED] if error <= WORSE * least],
+    )
     meant = _meant(W, n, first.client.epsilon) if ordered and W.shape[1] > 2 else []
     shapes = family(W.shape[1], W.device) if prior is None else prior[None]
     draws, found = FAMILY_DRAWS if prior is None else PRIOR_DRAWS, []
     for name, client in [*usual, *meant, *_halved(W, usual, meant)]:
         protocol = FittedOracle(W, client, ordered)
-        errors = [math.sqrt(float(objective.of(each))) for each in protocol.simulated(n * shapes, draws)]
+        errors = [
+            math.sqrt(float(objective.of(each))) for each in protocol.simulated(n * shapes, draws)
+        ]
         error = math.exp(sum(math.log(max(each, 1e-300)) for each in errors) / len(errors))
         found.append(Candidate(name, protocol, error, f"{min(errors):.4g} to {max(errors):.4g}"))
     return Choice(tuple(found), choice.bound, NEAR)
@@ -225,7 +244,8 @@ def _halved(W: Tensor, usual: list[Named], meant: list[Named]) -> list[Named]:
     for (name, one), (other, two) in itertools.product(usual, meant):
         if one.k <= FACTORED and one.entry_variance is None:
             Q = torch.cat([one.laws(types), two.laws(types)], 1).mT / 2
-            made = StrategyMatrix((1 - SLACK) * Q + SLACK / len(Q))  # rounding must not add to epsilon
+            # rounding must not add to epsilon
+            made = StrategyMatrix((1 - SLACK) * Q + SLACK / len(Q))
             return [(f"{name} or {other}", made)]
     return []
 

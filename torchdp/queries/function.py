@@ -113,7 +113,9 @@ class FunctionAnalyst:
             nearest = self._of_users(inside, n)
             value = torch.where(known, value, nearest)
             variance = torch.where(known, variance, torch.inf)
-            _warn("the function is not defined at the decoded shares: the value is that of a histogram near them")
+            _warn(
+                "the function is not defined at the decoded shares: the value is that of a histogram near them"
+            )
         low, high = self.function.limits
         if bool(((value < low) | (value > high)).any()):
             _warn(f"the value lies outside of [{low:g}, {high:g}], what the function can be")
@@ -138,7 +140,9 @@ class FunctionAnalyst:
         both = (torch.cat(each).view(*h.shape[:-1], -1) for each in zip(*found, strict=True))
         curved, linear = (torch.where(known[..., None], each, 0.0) for each in both)
         none = torch.zeros_like(curved[..., 0])
-        return QuadraticError(curved, linear, curved[..., :0], none, torch.where(known, none, torch.inf))
+        return QuadraticError(
+            curved, linear, curved[..., :0], none, torch.where(known, none, torch.inf)
+        )
 
     def _shares_of(self, tally: Tally) -> Tensor:
         """H, (*batch, k)."""
@@ -188,7 +192,9 @@ class FunctionAnalyst:
             both = second @ C
             linear = (first[:, None] @ C @ first[:, :, None]).flatten()
             trace = both.diagonal(dim1=-2, dim2=-1).sum(-1)
-            found.append((self.function.of_users(part, users), linear, (both * both.mT).sum((-2, -1)), trace))
+            found.append(
+                (self.function.of_users(part, users), linear, (both * both.mT).sum((-2, -1)), trace)
+            )
         value, linear, square, trace = (torch.cat(each) for each in zip(*found, strict=True))
         return value, linear, square, trace
 
@@ -206,7 +212,10 @@ class FunctionAnalyst:
             shares = onto_simplex(part)
             C = self._covariance(shares * some)
             if sampling:
-                C = C + (shares.diag_embed() - shares[:, :, None] * shares[:, None]) / some[..., None]
+                C = (
+                    C
+                    + (shares.diag_embed() - shares[:, :, None] * shares[:, None]) / some[..., None]
+                )
             yield part, some, first, second, C
 
     def _covariance(self, counts: Tensor) -> Tensor:

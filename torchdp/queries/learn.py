@@ -42,12 +42,16 @@ class ConceptClass(Brief):
         checks.own(self)
         given = checks.instance("tables", self.tables, (tuple, list))
         tables = [checks.matrix("tables", table) for table in given]
-        if not tables or any(table.ndim != 2 or not bool((table.abs() == 1).all()) for table in tables):
+        if not tables or any(
+            table.ndim != 2 or not bool((table.abs() == 1).all()) for table in tables
+        ):
             raise ValueError(
                 "tables must be matrices of +1 and -1, one row for each concept, at least one of them"
             )
         object.__setattr__(self, "tables", tuple(table.detach().double() for table in tables))
-        object.__setattr__(self, "names", tuple(checks.instance("names", self.names, (tuple, list))))
+        object.__setattr__(
+            self, "names", tuple(checks.instance("names", self.names, (tuple, list)))
+        )
         checks.keep(self, tol=checks.positive)
         if len(self.names) != sum(len(table) for table in self.tables):
             raise ValueError(
@@ -86,9 +90,18 @@ class ConceptClass(Brief):
     def records(self, x: Tensor) -> Tensor:
         """``x`` as (n, features) values within the tables; (n,) is one feature. Raises TypeError, ValueError."""
         x = x[:, None] if isinstance(x, Tensor) and x.ndim == 1 else x
-        if checks.instance("records", x, Tensor).ndim != 2 or x.shape[1] != len(self.tables) or len(x) == 0:
-            raise ValueError(f"records must be integers of shape (n, {len(self.tables)}) with n >= 1")
-        each = [checks.indices("records", x[:, j], table.shape[1]) for j, table in enumerate(self.tables)]
+        if (
+            checks.instance("records", x, Tensor).ndim != 2
+            or x.shape[1] != len(self.tables)
+            or len(x) == 0
+        ):
+            raise ValueError(
+                f"records must be integers of shape (n, {len(self.tables)}) with n >= 1"
+            )
+        each = [
+            checks.indices("records", x[:, j], table.shape[1])
+            for j, table in enumerate(self.tables)
+        ]
         return torch.stack(each, 1)
 
     def codes(self, x: Tensor) -> Tensor:
@@ -108,10 +121,13 @@ class ConceptClass(Brief):
             else concepts
         )
         wanted = checks.indices("concepts", given, len(self)).cpu().reshape(-1)
-        offsets = torch.tensor([0, *(len(table) for table in self.tables)], dtype=torch.int64).cumsum(0)
+        offsets = torch.tensor(
+            [0, *(len(table) for table in self.tables)], dtype=torch.int64
+        ).cumsum(0)
         feature = torch.searchsorted(offsets, wanted, right=True) - 1
         columns = [
-            self.tables[j][i - offsets[j]][x[:, j]] for i, j in zip(wanted.tolist(), feature.tolist(), strict=True)
+            self.tables[j][i - offsets[j]][x[:, j]]
+            for i, j in zip(wanted.tolist(), feature.tolist(), strict=True)
         ]
         return columns[0] if given.ndim == 0 else torch.stack(columns, 1)
 
@@ -149,7 +165,9 @@ def thresholds(k: int) -> ConceptClass:
 def parities(d: int, order: int) -> ConceptClass:
     """Parities of at most ``order`` of d bits, on types that code the bits: sqrt(number of concepts) is their norm."""
     d, order = checks.integer("d", d, 1, MOST_BITS), checks.integer("order", order, 0)
-    checks.fits("parities", sum(math.comb(d, i) for i in range(min(d, order) + 1)), 2**d, most=MOST_ENTRIES)
+    checks.fits(
+        "parities", sum(math.comb(d, i) for i in range(min(d, order) + 1)), 2**d, most=MOST_ENTRIES
+    )
     table = parity_workload(d, order).dense()
     return ConceptClass(tuple(f"parity {i}" for i in range(len(table))), (table,))
 
@@ -157,11 +175,18 @@ def parities(d: int, order: int) -> ConceptClass:
 def conjunctions(d: int, order: int) -> ConceptClass:
     """+1 where all bits of a set of at most ``order`` of d bits are 1, -1 elsewhere, on types that code the bits."""
     d, order = checks.integer("d", d, 1, MOST_BITS), checks.integer("order", order, 0)
-    checks.fits("conjunctions", sum(math.comb(d, i) for i in range(min(d, order) + 1)), 2**d, most=MOST_ENTRIES)
+    checks.fits(
+        "conjunctions",
+        sum(math.comb(d, i) for i in range(min(d, order) + 1)),
+        2**d,
+        most=MOST_ENTRIES,
+    )
     bits = (torch.arange(2**d)[:, None] >> torch.arange(d)) & 1
     sets = bits[bits.sum(1) <= order]
     held = (sets.double() @ bits.double().T) == sets.sum(1, keepdim=True)
-    names = ["always"] + [" and ".join(f"bit {j}" for j in range(d) if s[j]) for s in sets.tolist() if sum(s)]
+    names = ["always"] + [
+        " and ".join(f"bit {j}" for j in range(d) if s[j]) for s in sets.tolist() if sum(s)
+    ]
     return ConceptClass(tuple(names), (2 * held.double() - 1,))
 
 
@@ -171,7 +196,9 @@ def stumps(sizes: Sequence[int], names: Sequence[str] | None = None) -> ConceptC
     sizes = [checks.integer("sizes", k, 2) for k in sizes]
     names = [f"feature {j}" for j in range(len(sizes))] if names is None else list(names)
     if len(names) != len(sizes):
-        raise ValueError(f"names must hold {len(sizes)} names, one for each feature, not {len(names)}")
+        raise ValueError(
+            f"names must hold {len(sizes)} names, one for each feature, not {len(names)}"
+        )
     labels = [
         f"{name} {sign} {t}"
         for name, k in zip(names, sizes, strict=True)
@@ -293,24 +320,39 @@ class PrivateLearner(Relay[Crowd, Tensor, BallRandomizer]):
         return self.concepts.losses(crowd.values[:, :-1], crowd.values[:, -1], crowd.counts)
 
     def predicted_mse(self, summary: Crowd) -> Tensor:
-        crowd, moments, readers = self.validate_summary(summary), self.client.moments, self.concepts.readers
-        along = crowd.counts.double() @ (self.client_input(crowd.values) @ readers.mT).square() / crowd.n
+        crowd, moments, readers = (
+            self.validate_summary(summary),
+            self.client.moments,
+            self.concepts.readers,
+        )
+        along = (
+            crowd.counts.double()
+            @ (self.client_input(crowd.values) @ readers.mT).square()
+            / crowd.n
+        )
         return (moments.variance * readers.square().sum(1) + moments.outer * along) / (4 * crowd.n)
 
     def worst_mse(self, n: Users, objective: Objective = Objective.WORST) -> Tensor:
         """(): exact for an isotropic randomizer, else a bound."""
-        return checks.instance("objective", objective, Objective).of(self.variance / checks.integer("n", n, 1))
+        return checks.instance("objective", objective, Objective).of(
+            self.variance / checks.integer("n", n, 1)
+        )
 
     @property
     def variance(self) -> Tensor:
         """n times the variance of each loss estimate, at its largest over records: (concepts,)."""
-        each = self.client.moments.variance + max(0.0, self.client.moments.outer) * self.client.radius**2
+        each = (
+            self.client.moments.variance
+            + max(0.0, self.client.moments.outer) * self.client.radius**2
+        )
         return each * self.concepts.readers.square().sum(1) / 4
 
     @property
     def proxy(self) -> float:
         """n times the variance proxy of the worst loss estimate: P(error > t) <= 2 exp(-n t^2 / (2 proxy))."""
-        return self.client.subgaussian.proxy * float(self.concepts.readers.square().sum(1).max()) / 4
+        return (
+            self.client.subgaussian.proxy * float(self.concepts.readers.square().sum(1).max()) / 4
+        )
 
     def samples(self, alpha: float, failure: float = 0.05) -> int:
         """Users with whom, for any distribution of records, the concept's loss exceeds the least by at most alpha and

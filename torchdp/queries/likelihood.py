@@ -30,7 +30,9 @@ def fits(client: FrequencyOracle, reports: Tensor, ordered: bool) -> tuple[Tenso
 
     reports: (b, outputs).
     """
-    h = torch.full((len(reports), client.k), 1 / client.k, dtype=torch.float64, device=reports.device)
+    h = torch.full(
+        (len(reports), client.k), 1 / client.k, dtype=torch.float64, device=reports.device
+    )
     found, n = list[Tensor](), reports.sum(-1)
     for kernel in smoothers(client.k, reports.device) if ordered else []:
         h = smoothed(client, reports, kernel, h)
@@ -76,14 +78,19 @@ def most_likely(client: FrequencyOracle, reports: Tensor, start: Tensor) -> tupl
     return best, lack.clamp_min(0)
 
 
-def _further(client: FrequencyOracle, f: Tensor, path: tuple[Tensor, Tensor, Tensor], value: Tensor) -> Tensor:
+def _further(
+    client: FrequencyOracle, f: Tensor, path: tuple[Tensor, Tensor, Tensor], value: Tensor
+) -> Tensor:
     """Three histograms of EM extrapolated and one step of EM on, or the last where that has a lower likelihood."""
     h, once, twice = path
     first = once - h
     bend = twice - once - first
-    norms = first.square().sum(-1, keepdim=True) / bend.square().sum(-1, keepdim=True).clamp_min(TINY)
+    norms = first.square().sum(-1, keepdim=True) / bend.square().sum(-1, keepdim=True).clamp_min(
+        TINY
+    )
     length = norms.sqrt().clamp_min(1)
-    moved = torch.maximum(h + 2 * length * first + length.square() * bend, 1e-3 * twice)  # never to 0 at once
+    # never to 0 at once
+    moved = torch.maximum(h + 2 * length * first + length.square() * bend, 1e-3 * twice)
     moved = moved / moved.sum(-1, keepdim=True)
     ratio, reached = expected(client, f, moved)
     return torch.where((reached >= value)[:, None], moved * ratio, twice)
@@ -94,8 +101,11 @@ def smoothers(k: int, device: torch.device) -> list[Tensor]:
 
     Each by its eigenvalues (k + 1,) on the circle of the k types and their mirror image.
     """
-    wave = (1 + torch.cos(torch.pi / k * torch.arange(k + 1, dtype=torch.float64, device=device))) / 2
-    width = max(1, round((k / 64) ** 2))  # a strength is a share of the interval, whatever the number of types
+    wave = (
+        1 + torch.cos(torch.pi / k * torch.arange(k + 1, dtype=torch.float64, device=device))
+    ) / 2
+    # a strength is a share of the interval, whatever the number of types
+    width = max(1, round((k / 64) ** 2))
     once = wave**width
     return [once**16, once**4, *((1 - s) + s * once for s in STRENGTHS)]
 
@@ -112,7 +122,11 @@ def smoothed(client: FrequencyOracle, reports: Tensor, kernel: Tensor, start: Te
     Source: Silverman, Jones, Wilson, Nychka (1990).
     """
     n, h, found = reports.sum(-1), start, start.clone()
-    f, before, alive = reports / n[:, None], torch.full_like(n, -torch.inf), torch.arange(len(n), device=n.device)
+    f, before, alive = (
+        reports / n[:, None],
+        torch.full_like(n, -torch.inf),
+        torch.arange(len(n), device=n.device),
+    )
     for _ in range(STEPS):
         ratio, value = expected(client, f, h)
         found[alive] = h
@@ -137,7 +151,9 @@ def freedoms(client: FrequencyOracle, fits: list[Tensor]) -> Tensor:
     Q = client.mixed(held / held.sum(1, keepdim=True)).mT
     eye = torch.eye(len(held), dtype=torch.float64, device=device)
     kernels = [convolved(eye, each) for each in smoothers(len(held), device)]
-    return torch.stack([freedom(Q, h @ held.mT, S) for h, S in zip(fits, [*kernels, None], strict=True)])
+    return torch.stack(
+        [freedom(Q, h @ held.mT, S) for h, S in zip(fits, [*kernels, None], strict=True)]
+    )
 
 
 def freedom(Q: Tensor, h: Tensor, S: Tensor | None) -> Tensor:
@@ -160,7 +176,9 @@ def freedom(Q: Tensor, h: Tensor, S: Tensor | None) -> Tensor:
     return torch.cat(found)
 
 
-def projections(gram: Tensor, pull: Tensor, n: float | Tensor, ordered: bool) -> tuple[Tensor, Tensor, Tensor]:
+def projections(
+    gram: Tensor, pull: Tensor, n: float | Tensor, ordered: bool
+) -> tuple[Tensor, Tensor, Tensor]:
     """argmin over histograms of h^T A h/2 - <pull, h> + s ||h''||^2/2 at each strength s, the last 0.
 
     Beyond ``LARGEST`` types or where these are not ordered only the last.
@@ -172,7 +190,10 @@ def projections(gram: Tensor, pull: Tensor, n: float | Tensor, ordered: bool) ->
     if not ordered or not 2 < k <= LARGEST:
         h, gap = nearest_histogram(gram, pull, rounding)
         return h[None], torch.zeros_like(gap)[None], n * gap.clamp_min(0)
-    bend, i = torch.zeros(k - 2, k, dtype=gram.dtype, device=gram.device), torch.arange(k - 2, device=gram.device)
+    bend, i = (
+        torch.zeros(k - 2, k, dtype=gram.dtype, device=gram.device),
+        torch.arange(k - 2, device=gram.device),
+    )
     bend[i, i], bend[i, i + 1], bend[i, i + 2] = 1.0, -2.0, 1.0
     rough = bend.mT @ bend
     fits, scores, gap = [], [], pull.new_zeros(len(pull))
@@ -180,7 +201,10 @@ def projections(gram: Tensor, pull: Tensor, n: float | Tensor, ordered: bool) ->
         stiff = gram + s * rough
         h, gap = nearest_histogram(stiff, pull, rounding)
         fits.append(h)
-        scores.append(n * ((pull * h).sum(-1) - ((h @ gram) * h).sum(-1) / 2) - _held(gram, stiff, h, rounding))
+        scores.append(
+            n * ((pull * h).sum(-1) - ((h @ gram) * h).sum(-1) / 2)
+            - _held(gram, stiff, h, rounding)
+        )
     return torch.stack(fits), torch.stack(scores), n * gap.clamp_min(0)
 
 
@@ -188,7 +212,8 @@ def _held(gram: Tensor, stiff: Tensor, h: Tensor, rounding: float) -> Tensor:
     """Degrees of freedom of projections: of the types with weight, less 1 for the sum. (b, k) -> (b,)."""
     on = (h > 1e-9).to(h)
     both = on[:, :, None] * on[:, None]
-    system = both * stiff + torch.diag_embed(1 - on + rounding * on)  # a type without weight is a block of its own
+    # a type without weight is a block of its own
+    system = both * stiff + torch.diag_embed(1 - on + rounding * on)
     return torch.linalg.solve(system, both * gram).diagonal(dim1=-2, dim2=-1).sum(-1) - 1
 
 
@@ -197,7 +222,9 @@ def _strengths(gram: Tensor, rough: Tensor) -> list[float]:
     scale = float(gram.trace() / rough.trace())
     lower = torch.linalg.cholesky(gram + scale * (rough + ROUNDING * torch.eye(len(gram)).to(gram)))
     half = torch.linalg.solve_triangular(lower, gram, upper=False)
-    kept = torch.linalg.eigvalsh(torch.linalg.solve_triangular(lower, half.mT, upper=False)).clamp(0, 1)
+    kept = torch.linalg.eigvalsh(torch.linalg.solve_triangular(lower, half.mT, upper=False)).clamp(
+        0, 1
+    )
     kept = kept[kept > ROUNDING]  # of A in A + scale R
     found = []
     for wanted in FREEDOMS:

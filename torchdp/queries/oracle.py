@@ -47,10 +47,17 @@ from torchdp.randomizers.ball.ball import BallRandomizer, check_client
 from torchdp.simplex import onto_simplex
 
 # All that torchdp.randomizers has and no search makes: a test holds the list to the classes.
-KINDS = RandomizedResponse, SubsetSelection, OptimizedUnaryEncoding, SymmetricUnaryEncoding, HadamardResponse
+KINDS = (
+    RandomizedResponse,
+    SubsetSelection,
+    OptimizedUnaryEncoding,
+    SymmetricUnaryEncoding,
+    HadamardResponse,
+)
 ORACLES: tuple[Callable[[int, float], FrequencyOracle], ...] = KINDS  # of which choices are made
 LISTED = 2**24  # outputs times answers, up to which each message is decoded alone
-ADAPTED = 2**20  # outputs times types of a strategy matrix up to which choices decode its reports twice
+# outputs times types of a strategy matrix up to which choices decode its reports twice
+ADAPTED = 2**20
 CONSTANT = 1e-12  # relative: queries that vary less over types are constant
 ROUNDS = 2  # of strategy optimisation: the second knows the noise that the first leaves
 TINY = 1e-300
@@ -164,7 +171,9 @@ class OracleQueries(Channel, Relay[Tensor, Tensor, FrequencyOracle]):
         object.__setattr__(self, "workload", dense(self.workload))
         checks.own(self)
         if checks.instance("client", self.client, FrequencyOracle).k != self.workload.shape[1]:
-            raise ValueError(f"client has k = {self.client.k} types, the workload {self.workload.shape[1]}")
+            raise ValueError(
+                f"client has k = {self.client.k} types, the workload {self.workload.shape[1]}"
+            )
 
     @cached_property
     def _centred(self) -> Tensor:
@@ -257,7 +266,9 @@ class OracleQueries(Channel, Relay[Tensor, Tensor, FrequencyOracle]):
         traces = turned.diagonal().sum(-1)
         cubes = turned.diagonal().diagonal()
         # E (Z - e_x)^3 = E Z^3 - 3 (Cov Z + e_x^2) e_x + 2 e_x^3 for a report Z of mean e_x.
-        each = every * cubes.sum() + (beside_own - 3 * flat) * traces + (at_own - 3 * own - 1) * cubes
+        each = (
+            every * cubes.sum() + (beside_own - 3 * flat) * traces + (at_own - 3 * own - 1) * cubes
+        )
         return counts @ each
 
     def form(self, tally: Tally, weights: Tensor, linear: Tensor) -> Tensor:
@@ -361,7 +372,9 @@ class OracleQueries(Channel, Relay[Tensor, Tensor, FrequencyOracle]):
             offset = at_point - curved.sum(-1) - ((n - 1) * value + own) / n
             spread = self.client.workload_variance(apart[..., None, :])[..., 0, :]
             slack = ((h * spread).sum(-1).clamp_min(0) / n).sqrt() / n
-            return QuadraticError(curved, straight, curved[..., :0], offset, slack).scaled(n / (n - 1))
+            return QuadraticError(curved, straight, curved[..., :0], offset, slack).scaled(
+                n / (n - 1)
+            )
 
         return error
 
@@ -485,7 +498,8 @@ class LocalOracle(OracleQueries):
             covariance = channel.noise(h)
         users = (torch.eye(k).to(W) if family is None else family) * max(n, 2)
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of a denominator that is not known well: told of what is chosen
+            # of a denominator that is not known well: told of what is chosen
+            warnings.simplefilter("ignore")
             errors = [float(one.predicted_mse(users).max()) for one in found]
         return found[errors.index(min(errors))]
 
@@ -494,7 +508,8 @@ class LocalOracle(OracleQueries):
         checks.instance("adapted", self.adapted, bool)
         if self.adapted:
             checks.instance("client", self.client, StrategyMatrix)
-        checks.validated(self, "variance")  # refuses queries that the client's reports can not answer
+        # refuses queries that the client's reports can not answer
+        checks.validated(self, "variance")
 
     @cached_property
     def _adapted(self) -> AdaptedDecoder | None:
@@ -562,7 +577,10 @@ class LocalOracle(OracleQueries):
         Where messages are too many to be listed: the noise's, and Var W_i = W_i^2 h - (W_i h)^2 at the decoded shares.
         """
         n, outputs = tally.users(1), self.client.outputs
-        listed = self.client.entry_variance is None and outputs * max(outputs, len(self.workload)) <= LISTED
+        listed = (
+            self.client.entry_variance is None
+            and outputs * max(outputs, len(self.workload)) <= LISTED
+        )
         if not listed:
             squares = self.client.answers(tally, self._centred.square()) / n
             off = found.value - self.workload.mean(1)
@@ -574,7 +592,11 @@ class LocalOracle(OracleQueries):
 
         def covariance() -> Tensor:
             centred = V - mean[..., None]
-            return (centred * f[..., None, :]) @ centred.mT / (n if isinstance(n, float) else n[..., None])
+            return (
+                (centred * f[..., None, :])
+                @ centred.mT
+                / (n if isinstance(n, float) else n[..., None])
+            )
 
         return own.with_sampling(variance, covariance)
 
@@ -618,7 +640,8 @@ class LocalFactorization(FactoredProtocol, Relay[Tensor, Tensor, BallRandomizer]
 
     @property
     def guarantee(self) -> Guarantee:
-        return replace(self.client.guarantee, exact=False)  # exact for the ball: these are k points of it
+        # exact for the ball: these are k points of it
+        return replace(self.client.guarantee, exact=False)
 
     @classmethod
     def calibrated(cls, queries: FactoredQueries, *, epsilon: float) -> "LocalFactorization":
@@ -643,7 +666,9 @@ class LocalFactorization(FactoredProtocol, Relay[Tensor, Tensor, BallRandomizer]
         return self.client.collect_crowd(self.queries.right.mT, self.summary(x), draws)
 
     def sample_unchecked(self, summary: Tensor, draws: Simulated, shape: tuple[int, ...]) -> Tally:
-        return self.client.sample_unchecked(Crowd.shared(self.queries.right.mT, summary), draws, shape)
+        return self.client.sample_unchecked(
+            Crowd.shared(self.queries.right.mT, summary), draws, shape
+        )
 
     @property
     def noise(self) -> float:
@@ -652,7 +677,11 @@ class LocalFactorization(FactoredProtocol, Relay[Tensor, Tensor, BallRandomizer]
     @cached_property
     def _moments(self) -> NoiseMoments | None:
         """Of the noise, where no two queries read one coordinate: else what they add, a fraction 1/n, is left out."""
-        return noise_moments(self.client) if self._isotropic and isinstance(self.client, PrivUnit) else None
+        return (
+            noise_moments(self.client)
+            if self._isotropic and isinstance(self.client, PrivUnit)
+            else None
+        )
 
     def _beyond(self, moments: NoiseMoments, weights: Tensor, slope: Tensor) -> Tensor:
         """What a user of each type adds to n^4 times the variance beyond normal noise; slope: n times that of s."""
@@ -706,5 +735,7 @@ class LocalFactorization(FactoredProtocol, Relay[Tensor, Tensor, BallRandomizer]
         """
         alpha, bias = checks.squarable("alpha", alpha), float(self.bias.abs().max())
         if bias >= alpha:
-            raise ValueError(f"alpha must be above the bias {bias:g} of these factors, not {alpha!r}")
+            raise ValueError(
+                f"alpha must be above the bias {bias:g} of these factors, not {alpha!r}"
+            )
         return math.ceil(((self.half_width(1, failure) - bias) / (alpha - bias)) ** 2)

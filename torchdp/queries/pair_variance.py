@@ -76,13 +76,16 @@ def noise_moments(randomizer: PrivUnit) -> NoiseMoments:
     third, fourth = moments.third * v**1.5, moments.fourth * v**2
     D, norm = randomizer.dim + 1, (C / randomizer.cap.threshold) ** 2
     fourth_about_zero = C**4 + 6 * C**2 * v + 4 * C * third + fourth  # E (C + a)^4
-    across_fourth = 3 * (norm**2 - 2 * norm * (C**2 + v) + fourth_about_zero) / ((D - 1) * (D + 1))  # from E b^4
+    # from E b^4
+    across_fourth = 3 * (norm**2 - 2 * norm * (C**2 + v) + fourth_about_zero) / ((D - 1) * (D + 1))
     mixed_third = (-2 * C * v - third) / (D - 1)
     mixed_fourth = ((norm - C**2) * v - 2 * C * third - fourth) / (D - 1)
     return NoiseMoments(v, third, mixed_third, fourth, mixed_fourth, across_fourth)
 
 
-def pairs_variance(points: Tensor, covariances: Tensor, counts: Tensor, weights: Tensor, linear: Tensor) -> Tensor:
+def pairs_variance(
+    points: Tensor, covariances: Tensor, counts: Tensor, weights: Tensor, linear: Tensor
+) -> Tensor:
     """Variance of sum over i != j of Z_i^T J Z_j / (n (n-1)) + l . sum_i Z_i / n, where E Z = u_x and Cov Z = C_x.
 
     [4 sum_i g_i^T C_i g_i + 2 sum over i != j of tr(J C_i J C_j)] / (n (n-1))^2, J = diag(weights),
@@ -94,12 +97,15 @@ def pairs_variance(points: Tensor, covariances: Tensor, counts: Tensor, weights:
     def part(counts: Tensor, both: Tensor) -> Tensor:
         n = counts.sum(-1)
         weights, linear = both.tensor_split(2, -1)
-        others = weights[..., None, :] * ((counts @ points)[..., None, :] - points)  # (*batch, k, r)
+        # (*batch, k, r)
+        others = weights[..., None, :] * ((counts @ points)[..., None, :] - points)
         others = others + (linear * ((n[..., None] - 1) / 2))[..., None, :]
         first = torch.einsum("...x,...xs,xst,...xt->...", counts, others, covariances, others)
         total = torch.einsum("...x,xst->...st", counts, covariances)
         every = torch.einsum("...s,...st,...t->...", weights, total.square(), weights)
-        same = torch.einsum("...x,...s,xst,...t->...", counts, weights, covariances.square(), weights)
+        same = torch.einsum(
+            "...x,...s,xst,...t->...", counts, weights, covariances.square(), weights
+        )
         return (4 * first + 2 * (every - same)) / (n * (n - 1)) ** 2
 
     return in_parts(part, counts, _joined(weights, linear), points.shape[1] * max(points.shape))
@@ -153,7 +159,9 @@ def worst_variance(
     """
     turned = points * weights[..., None, :] + linear[..., None, :] / 2
     first = torch.einsum("...ys,xst,...yt->...xy", turned, covariances, turned).amax((-2, -1))
-    joint = (covariances * (weights[..., None] * weights[..., None, :])[..., None, :, :]).flatten(-2)
+    joint = (covariances * (weights[..., None] * weights[..., None, :])[..., None, :, :]).flatten(
+        -2
+    )
     second = (joint @ covariances.flatten(1).mT).abs().amax((-2, -1))
     return 4 * first / n + 2 * second / (n * (n - 1))
 
@@ -169,11 +177,17 @@ def worst_symmetric(
     first = flat * turned.square().sum(-2) + max(own, 0.0) * turned.square().amax(-2)
     both = (one_side - one_side.mean(-1, keepdim=True)).square()
     rows = both.sum(-2)
-    second = flat**2 * rows.sum(-1) + 2 * flat * max(own, 0.0) * rows.amax(-1) + own**2 * both.amax((-2, -1))
+    second = (
+        flat**2 * rows.sum(-1)
+        + 2 * flat * max(own, 0.0) * rows.amax(-1)
+        + own**2 * both.amax((-2, -1))
+    )
     return 4 * first.amax(-1) / n + 2 * second / (n * (n - 1))
 
 
-def in_parts(part: Callable[[Tensor, Tensor], Tensor], counts: Tensor, weights: Tensor, numbers: int) -> Tensor:
+def in_parts(
+    part: Callable[[Tensor, Tensor], Tensor], counts: Tensor, weights: Tensor, numbers: int
+) -> Tensor:
     """``part(counts, weights)`` over the broadcast batch, a bounded number of problems of this size at a time."""
     batch = np.broadcast_shapes(counts.shape[:-1], weights.shape[:-1])
     rows = max(1, NUMBERS_AT_ONCE // numbers)

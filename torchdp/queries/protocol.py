@@ -49,7 +49,9 @@ class FactoredQueries(Brief):
 
     def __post_init__(self) -> None:
         checks.own(self)
-        checks.keep(self, workload=checks.one_matrix, left=checks.one_matrix, right=checks.one_matrix)
+        checks.keep(
+            self, workload=checks.one_matrix, left=checks.one_matrix, right=checks.one_matrix
+        )
         (m, k), r = self.workload.shape, self.left.shape[1]
         object.__setattr__(self, "shift", checks.floating("shift", self.shift).detach().double())
         if self.left.shape != (m, r) or self.right.shape != (r, k) or self.shift.shape != (m,):
@@ -180,10 +182,13 @@ def dense(workload: Tensor | Workload, copies: int = 1) -> Tensor:
     """The workload as one (m, k) float64 matrix, if there is room for so many. Raises TypeError, ValueError."""
     if isinstance(workload, Tensor | Workload):
         remedy = next(
-            (said for name, said in REMEDIES.items() if name == getattr(workload, "name", "")), ASK_FOR_LESS
+            (said for name, said in REMEDIES.items() if name == getattr(workload, "name", "")),
+            ASK_FOR_LESS,
         )
         checks.fits("workload", *workload.shape, copies=copies, remedy=remedy)
-    return checks.one_matrix("workload", workload.dense() if isinstance(workload, Workload) else workload)
+    return checks.one_matrix(
+        "workload", workload.dense() if isinstance(workload, Workload) else workload
+    )
 
 
 class FactoredProtocol(Channel):
@@ -306,7 +311,9 @@ class FactoredProtocol(Channel):
 
         return error
 
-    def _variances(self, slope: Tensor, weights: Tensor, n: float | Tensor) -> tuple[Tensor, Tensor]:
+    def _variances(
+        self, slope: Tensor, weights: Tensor, n: float | Tensor
+    ) -> tuple[Tensor, Tensor]:
         """(Var slope . e, tr(J Cov J Cov)) for an error e of z, J = diag(weights)."""
         level = self._level(n)
         straight = level * (slope @ self.queries.left).square().sum(-1)
@@ -341,10 +348,14 @@ class FactoredProtocol(Channel):
         value = self.mean(self.whole(tally))
         error = (self.variance.amax(1) / tally.users(1) ** self.power).sqrt()
         stretch = laplace_stretch if self.laplace else None
-        found = Estimate(value, error.expand_as(value), tally.n, bias=self.bias.abs().amax(1), stretch=stretch)
+        found = Estimate(
+            value, error.expand_as(value), tally.n, bias=self.bias.abs().amax(1), stretch=stretch
+        )
         kept = tally.kept()
         covariance = partial(self.plausible, kept) if self.known_noise else None
-        return replace(found, population=partial(self._of_population, found, kept), covariance=covariance)
+        return replace(
+            found, population=partial(self._of_population, found, kept), covariance=covariance
+        )
 
     @property
     def known_noise(self) -> bool:
@@ -356,7 +367,9 @@ class FactoredProtocol(Channel):
         batch, n = found.value.shape[:-1], tally.users(1)
         fits, _, _ = self.fits(self.flat(tally, batch), False)
         h = fits[-1]
-        told = torch.linalg.matrix_rank(torch.cat([right, torch.ones_like(right[:1])])) == len(right.mT)
+        told = torch.linalg.matrix_rank(torch.cat([right, torch.ones_like(right[:1])])) == len(
+            right.mT
+        )
         if not bool(told):
             each = [torch.stack([largest_variance(right.mT, one, row) for row in W]) for one in h]
             return found.with_sampling(torch.stack(each).view(*batch, -1) / n)

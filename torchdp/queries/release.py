@@ -209,7 +209,9 @@ class Several(Question, Brief):
             # Other questions are not defined where all users are of one type: a correlation, a class that is empty.
             return (1 - EVEN) * torch.cat(given) + EVEN / self.types
         k = self.types
-        return torch.cat([torch.full((1, k), 1 / k, dtype=torch.float64), torch.eye(k, dtype=torch.float64)])
+        return torch.cat(
+            [torch.full((1, k), 1 / k, dtype=torch.float64), torch.eye(k, dtype=torch.float64)]
+        )
 
     def aims(self, n: int, family: Tensor | None, covariance: Tensor) -> Tensor:
         """Each question's, so scaled that all count alike."""
@@ -219,7 +221,11 @@ class Several(Question, Brief):
             centred = queries - queries.mean(1, keepdim=True)
             size = centred.norm()
             # A question whose answer is known asks for nothing.
-            found.append(centred / size if bool(size > CONSTANT * queries.norm()) else torch.zeros_like(centred))
+            found.append(
+                centred / size
+                if bool(size > CONSTANT * queries.norm())
+                else torch.zeros_like(centred)
+            )
         return torch.cat(found)
 
     def _rows(self, distinct: bool) -> list[slice]:
@@ -307,7 +313,9 @@ class Answers(Estimate):
 
         def joined(parts: list[Tensor | float]) -> Tensor:
             wide = [
-                torch.as_tensor(part, dtype=torch.float64, device=one.value.device).expand(one.value.shape)
+                torch.as_tensor(part, dtype=torch.float64, device=one.value.device).expand(
+                    one.value.shape
+                )
                 for part, one in zip(parts, found, strict=True)
             ]
             return torch.cat([part.reshape(*part.shape[:batch], -1) for part in wide], -1)
@@ -334,7 +342,9 @@ class Answers(Estimate):
         lows = []
         highs = []
         sizes = [math.prod(one.value.shape[self.value.ndim - 1 :]) for one in self.each]
-        z = torch.as_tensor(z, dtype=torch.float64, device=self.value.device).expand(self.value.shape)
+        z = torch.as_tensor(z, dtype=torch.float64, device=self.value.device).expand(
+            self.value.shape
+        )
         for one, part in zip(self.each, z.split(sizes, -1), strict=True):
             low, high = one.ends(part.reshape(one.value.shape))
             lows.append(low.reshape(part.shape))

@@ -78,7 +78,9 @@ class SecureQueries(FactoredProtocol, Relay[Tensor, Words, SecureSums]):
         """
         W = checks.instance("question", question, Question).queries(cls.distinct)
         given = queries or FactoredQueries.vectors(W.mT)
-        return through(question, cls(given, clients, epsilon, delta, corrupt=corrupt, absent=absent))
+        return through(
+            question, cls(given, clients, epsilon, delta, corrupt=corrupt, absent=absent)
+        )
 
     @cached_property
     def client(self) -> SecureSums:  # type: ignore[override]
@@ -140,6 +142,8 @@ class SecureQueries(FactoredProtocol, Relay[Tensor, Words, SecureSums]):
         Raises ValueError for an estimate of other noise.
         """
         if bool((found.standard_error != self.client.row_variance.sqrt()).any()):
-            raise ValueError("found must be of this client and its noise: state corrupt as the session counts it")
+            raise ValueError(
+                "found must be of this client and its noise: state corrupt as the session counts it"
+            )
         words = (found.value * self.client.ring.scale).long()
         return self.analyse(Tally(found.n, {"words": words}))

@@ -35,7 +35,10 @@ class Grid(ShareFunction):
         rows, columns = (_slopes(size) for size in (self.a, self.b))
         y, z = (torch.linspace(0, 1, size, dtype=torch.float64) for size in (self.a, self.b))
         together = (-4 * (y[:, None] - z).abs()).exp()
-        tables = [torch.outer(row, column) for row in rows for column in columns] + [together, together.flip(0)]
+        tables = [torch.outer(row, column) for row in rows for column in columns] + [
+            together,
+            together.flip(0),
+        ]
         return torch.stack([table.flatten() / table.sum() for table in tables])
 
 

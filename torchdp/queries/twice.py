@@ -90,13 +90,19 @@ class Twice(FactoredProtocol, MessageProtocol[Tensor, Tensor]):
     def tally(self, messages: Tensor) -> Tally:
         """Messages (n, 2, r)."""
         first, second = self._copies(messages).unbind(1)
-        sums = {"first": self.randomizer.tally(first)["sum"], "second": self.randomizer.tally(second)["sum"]}
+        sums = {
+            "first": self.randomizer.tally(first)["sum"],
+            "second": self.randomizer.tally(second)["sum"],
+        }
         return Tally(len(messages), sums)
 
     def collect_unchecked(self, x: Tensor, draws: Draws) -> Tally:
         collect = self.randomizer.collect_crowd
         counts = self.summary(x)
-        return Tally(len(x), {name: collect(self.queries.right.mT, counts, draws)["sum"] for name in self.layout})
+        return Tally(
+            len(x),
+            {name: collect(self.queries.right.mT, counts, draws)["sum"] for name in self.layout},
+        )
 
     def sample_unchecked(self, summary: Tensor, draws: Simulated, shape: tuple[int, ...]) -> Tally:
         crowd = Crowd.shared(self.queries.right.mT, summary)
@@ -109,7 +115,9 @@ class Twice(FactoredProtocol, MessageProtocol[Tensor, Tensor]):
     def decode(self, data: bytes) -> Tensor:
         copies = self.randomizer.decode(data)
         if len(copies) % 2:
-            raise ValueError(f"data must hold two copies of each user's vector, not {len(copies)} in all")
+            raise ValueError(
+                f"data must hold two copies of each user's vector, not {len(copies)} in all"
+            )
         return copies.view(-1, 2, len(self.queries.right))
 
     def _copies(self, messages: Tensor) -> Tensor:
@@ -135,6 +143,8 @@ class Twice(FactoredProtocol, MessageProtocol[Tensor, Tensor]):
             # z1^T J z2 = m^T J m - d^T J d for m = (z1 + z2)/2 and d = (z1 - z2)/2, which has mean 0
             found = one(weights, linear, value)
             at_point = ((weights * z + linear) * z).sum(-1) - found.curved.sum(-1)
-            return QuadraticError(found.curved, found.linear, -found.curved, at_point - value, found.slack)
+            return QuadraticError(
+                found.curved, found.linear, -found.curved, at_point - value, found.slack
+            )
 
         return error

@@ -12,12 +12,16 @@ SMALLEST_EPSILON, LARGEST_EPSILON = 1e-6, 50.0  # of randomizers of a ball
 
 def ball_epsilon(name: str, value: float) -> float:
     """``value`` as a float in [1e-6, 50]. Raises ValueError."""
-    return checks.within(name, value, SMALLEST_EPSILON, LARGEST_EPSILON, "; it is no percentage: 1 is usual")
+    return checks.within(
+        name, value, SMALLEST_EPSILON, LARGEST_EPSILON, "; it is no percentage: 1 is usual"
+    )
 
 
 def exact_local(epsilon: float, source: str) -> Guarantee:
     """Exactly epsilon-LDP of the integers that are drawn: any two values of one user."""
-    return Guarantee(epsilon, 0.0, Model.LOCAL, Neighbours.REPLACE_ONE, True, source, Arithmetic.INTEGER)
+    return Guarantee(
+        epsilon, 0.0, Model.LOCAL, Neighbours.REPLACE_ONE, True, source, Arithmetic.INTEGER
+    )
 
 
 def real_local(epsilon: float, source: str, delta: float = 0.0) -> Guarantee:

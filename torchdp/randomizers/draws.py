@@ -8,7 +8,8 @@ from torch import Tensor
 from torchdp.draws import Draws
 
 WORD = 64  # bits of an int64; bit j of a packed message is bit j % 64 of its word j // 64
-WHOLE_ROUNDS = 7  # digits of the probability that every word sees; later ones only words still undecided
+# digits of the probability that every word sees; later ones only words still undecided
+WHOLE_ROUNDS = 7
 CACHED = 2**15  # words that stay in a nearby cache
 DRAWS_AT_ONCE = 2**24  # binomials held in memory by one split of a crowd
 
@@ -117,7 +118,8 @@ def multinomial(counts: Tensor, laws: Tensor, draws: Draws) -> Tensor:
     flat = counts.reshape(math.prod(counts.shape[:-1]), laws.shape[0])
     result = torch.zeros(len(flat), m, dtype=torch.int64, device=counts.device)
     at_once = max(1, DRAWS_AT_ONCE // max(1, levels[0].numel()))
-    for crowds, out in zip(flat[..., None].split(at_once), result.split(at_once), strict=True):  # (rows, k, 1)
+    # (rows, k, 1)
+    for crowds, out in zip(flat[..., None].split(at_once), result.split(at_once), strict=True):
         for level in reversed(levels[:-1]):
             left, right = level[..., 0::2], level[..., 1::2]
             share = torch.where(right > 0, left / (left + right), 1.0)

@@ -86,7 +86,9 @@ def _released(
     return checks.instance("estimate", found, NoisyMoments)
 
 
-def _normal_sketch(moments: SecondMoments, height: int, V: float, generator: torch.Generator) -> NoisyMoments:
+def _normal_sketch(
+    moments: SecondMoments, height: int, V: float, generator: torch.Generator
+) -> NoisyMoments:
     """Debiased moments of sketches of rows that are normal with these second moments, with noise V in each entry."""
     values, vectors = torch.linalg.eigh(moments.matrix / height)
     root = values.clamp_min(0).sqrt()[:, None] * vectors.mT

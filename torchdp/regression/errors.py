@@ -38,7 +38,9 @@ class SecondMoments(Brief):
         matrix = (matrix + matrix.mT) / 2
         negative = torch.linalg.eigvalsh(matrix)[..., 0] < -1e-9 * d * scale
         if bool(negative.any()):
-            raise ValueError(f"matrix must be positive semidefinite{checks.at(negative)}; pass A^T A")
+            raise ValueError(
+                f"matrix must be positive semidefinite{checks.at(negative)}; pass A^T A"
+            )
         object.__setattr__(self, "matrix", matrix)
 
     @staticmethod
@@ -95,7 +97,9 @@ def joined(A: Tensor, labels: Tensor | None) -> Tensor:
         return A
     labels = checks.floating("labels", labels)
     if labels.shape != A.shape[:1] or labels.device != A.device:
-        raise ValueError(f"labels must have shape ({len(A)},) and be on {A.device}, like the rows of A")
+        raise ValueError(
+            f"labels must have shape ({len(A)},) and be on {A.device}, like the rows of A"
+        )
     return torch.cat([A, labels[:, None].to(A.dtype)], 1)
 
 
@@ -104,7 +108,9 @@ def loss(moments: SecondMoments, x: Tensor, ridge: float) -> Tensor:
 
     Raises TypeError, ValueError.
     """
-    x = checks.shaped("x", checks.floating("x", x), ..., checked(moments).columns - 1).to(moments.matrix)
+    x = checks.shaped("x", checks.floating("x", x), ..., checked(moments).columns - 1).to(
+        moments.matrix
+    )
     ridge = checks.non_negative("ridge", ridge)
     bent = (moments.gram @ x[..., None])[..., 0] - 2 * moments.cross
     return (bent * x).sum(-1) + moments.label_square + ridge * x.square().sum(-1)
@@ -232,7 +238,11 @@ def shortened(rows: Tensor, bound: float) -> Tensor:
 
 
 def within(
-    moments: SecondMoments, columns: int, bound: float, label_bound: float | None, name: str = "moments"
+    moments: SecondMoments,
+    columns: int,
+    bound: float,
+    label_bound: float | None,
+    name: str = "moments",
 ) -> None:
     """Refuses moments that rows within the bounds cannot have. Raises TypeError, ValueError."""
     checks.instance(name, moments, SecondMoments)
@@ -248,6 +258,10 @@ def within(
     square, n = moments.matrix.diagonal(dim1=-2, dim2=-1), beside(moments.n) * (1 + 1e-9)
     wrong = square[..., :columns].sum(-1) > n * bound**2
     if bool(wrong.any()):
-        raise ValueError(f"{name} are of rows longer than bound = {bound}{checks.at(wrong)}; shorten them first")
+        raise ValueError(
+            f"{name} are of rows longer than bound = {bound}{checks.at(wrong)}; shorten them first"
+        )
     if label_bound is not None and bool((wrong := square[..., -1] > n * label_bound**2).any()):
-        raise ValueError(f"{name} are of labels above label_bound = {label_bound}{checks.at(wrong)}; cut them")
+        raise ValueError(
+            f"{name} are of labels above label_bound = {label_bound}{checks.at(wrong)}; cut them"
+        )

@@ -77,7 +77,9 @@ class GramRelease(RowsProtocol, SharedSum[SecondMoments]):
         if self.model not in (Model.LINEAR_TRANSFORM, Model.CENTRAL) or (
             self.model is Model.CENTRAL and (self.corrupt or self.absent)
         ):
-            raise ValueError("model must be Model.LINEAR_TRANSFORM, or Model.CENTRAL with corrupt = absent = 0")
+            raise ValueError(
+                "model must be Model.LINEAR_TRANSFORM, or Model.CENTRAL with corrupt = absent = 0"
+            )
         checks.validated(self, "client")  # clients, epsilon and delta that have no noise
 
     @property

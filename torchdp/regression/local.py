@@ -67,7 +67,10 @@ class LocalRows(RowsProtocol, Relay[SecondMoments, Tensor, GaussianVector]):
     def impossible(self, tally: Tally) -> str | None:
         gram = tally["gram"]
         squares = gram.diagonal(dim1=-2, dim2=-1)
-        product, room = squares[..., :, None] * squares[..., None, :], ROUNDING * squares.sum(-1)[..., None, None]
+        product, room = (
+            squares[..., :, None] * squares[..., None, :],
+            ROUNDING * squares.sum(-1)[..., None, None],
+        )
         wrong = ((gram - gram.mT).abs() > room) | (gram.square() > product + room.square())
         return "gram holds no products of rows" if bool(wrong.any() | (squares < 0).any()) else None
 
@@ -79,7 +82,9 @@ class LocalRows(RowsProtocol, Relay[SecondMoments, Tensor, GaussianVector]):
         checks.shaped("messages", messages, "n", self.size, empty=True)
         return Tally(len(messages), {"gram": messages.mT @ messages})
 
-    def sample_unchecked(self, summary: SecondMoments, draws: Simulated, shape: tuple[int, ...]) -> Tally:
+    def sample_unchecked(
+        self, summary: SecondMoments, draws: Simulated, shape: tuple[int, ...]
+    ) -> Tally:
         """O(d^3) a repetition, whatever n.
 
         With [A b] = Q R, Q^T E and the rest of E are independent: Z^T Z = (R + G)^T (R + G) + W, G normal, W Wishart
@@ -98,24 +103,32 @@ class LocalRows(RowsProtocol, Relay[SecondMoments, Tensor, GaussianVector]):
         """Standard errors are of the rows' products with the noise, their squares taken from the tally."""
         total, variance = self.check(tally)["gram"], self.sigma**2
         matrix = total - tally.users(2) * variance * torch.eye(self.size).to(total)
-        squares, mean = (total.new_zeros(total.shape[:-2]) + v for v in (tally.users() * variance**2, variance))
+        squares, mean = (
+            total.new_zeros(total.shape[:-2]) + v for v in (tally.users() * variance**2, variance)
+        )
         return from_noisy_rows(matrix, squares, mean, self.labelled, tally.n)
 
     def predicted_mse(self, summary: SecondMoments) -> Tensor:
         """n sigma^4 + sigma^2 (M_ii + M_jj) for entry (i, j) of [A b]^T [A b], twice that in svec."""
         diagonal = self.validate_summary(summary).matrix.diagonal(dim1=-2, dim2=-1)
-        return product_variances(diagonal, beside(summary.n, 1) * self.sigma**4, self.sigma**2, self.labelled)
+        return product_variances(
+            diagonal, beside(summary.n, 1) * self.sigma**4, self.sigma**2, self.labelled
+        )
 
     def worst_mse(self, n: Users, objective: Objective = Objective.WORST) -> Tensor:
         """Exact. The worst entry: all rows along one axis; the mean: rows and labels at their bounds."""
         checks.instance("objective", objective, Objective)
         n, d = checks.people("n", n, 1), self.columns
-        squares = torch.full((self.size,), self.bound**2 / d, dtype=torch.float64, device=tensor_of(n).device)
+        squares = torch.full(
+            (self.size,), self.bound**2 / d, dtype=torch.float64, device=tensor_of(n).device
+        )
         if objective is Objective.WORST:
             squares[0], squares[1:d] = self.bound**2, 0.0
         squares[d:] = (self.label_bound or 0.0) ** 2
         users = beside(n, 1)
-        errors = product_variances(users * squares, users * self.sigma**4, self.sigma**2, self.labelled)
+        errors = product_variances(
+            users * squares, users * self.sigma**4, self.sigma**2, self.labelled
+        )
         return objective.of(errors, errors.ndim - 1)
 
 
@@ -128,5 +141,7 @@ def wishart(degrees: Tensor, d: int, shape: Sequence[int], draws: Draws) -> Tens
     """
     left = degrees[..., None] - torch.arange(d, device=degrees.device)
     chi = (2 * draws.gamma((left.clamp_min(1) / 2).double().expand(*shape, d))).sqrt()
-    triangular = (draws.normal((*shape, d, d)).triu(1) + torch.diag_embed(chi)) * (left > 0)[..., None]
+    triangular = (draws.normal((*shape, d, d)).triu(1) + torch.diag_embed(chi)) * (left > 0)[
+        ..., None
+    ]
     return triangular.mT @ triangular

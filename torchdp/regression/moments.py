@@ -82,11 +82,17 @@ class FrequencyMoments(SharedSum[Tally]):
     def total(self, summary: Tally) -> tuple[Tensor, Users]:
         try:
             layout = {"sum": ((self.words,), torch.float64)}
-            tally = checks.instance("summary", summary, Tally).checked(layout, lambda n: {"sum": Limits(0.0, n)})
+            tally = checks.instance("summary", summary, Tally).checked(
+                layout, lambda n: {"sum": Limits(0.0, n)}
+            )
         except (TypeError, ValueError) as error:
-            raise type(error)(f"summary must be what this protocol's own verb makes: {error}") from None
+            raise type(error)(
+                f"summary must be what this protocol's own verb makes: {error}"
+            ) from None
         if tally["sum"].ndim != tensor_of(tally.n).ndim + 1:
-            raise ValueError(f"summary must hold {self.words} sums, not {tuple(tally['sum'].shape)}")
+            raise ValueError(
+                f"summary must hold {self.words} sums, not {tuple(tally['sum'].shape)}"
+            )
         return tally["sum"], tally.n
 
     def exact(self, summary: Tally) -> Tensor:

@@ -29,12 +29,16 @@ def solve_ridge(gram: Tensor, cross: Tensor, ridge: Numbers) -> Tensor:
     """
     gram, cross = checks.matrix("gram", gram).double(), checks.floating("cross", cross).double()
     if gram.shape[-1] != gram.shape[-2] or cross.shape != gram.shape[:-1]:
-        raise ValueError(f"gram (..., d, d), cross (..., d) do not fit: {tuple(gram.shape)}, {tuple(cross.shape)}")
+        raise ValueError(
+            f"gram (..., d, d), cross (..., d) do not fit: {tuple(gram.shape)}, {tuple(cross.shape)}"
+        )
     ridges = each(checks.non_negative, "ridge", ridge).to(gram)[..., None, None]
     shifted = gram + ridges * torch.eye(gram.shape[-1]).to(gram)
     solution, info = torch.linalg.solve_ex(shifted, cross[..., None])
     if bool(info.any()):
-        raise ValueError(f"gram + ridge I is singular{checks.at(info > 0)}; take a ridge > 0, or adaptive_ridge")
+        raise ValueError(
+            f"gram + ridge I is singular{checks.at(info > 0)}; take a ridge > 0, or adaptive_ridge"
+        )
     return solution[..., 0]
 
 
@@ -54,7 +58,8 @@ def adaptive_ridge(noisy: NoisyMoments, ridge: float) -> Tensor:
     scale = values.abs().amax(-1).clamp_min(torch.finfo(torch.float64).tiny)
     least = (-values[..., 0]).clamp_min(ridge)  # from here on G + t I is not indefinite
     steps = torch.logspace(-9, 3, STEPS, dtype=torch.float64, device=values.device)
-    extra = torch.cat([steps.new_zeros(1), steps])  # t = least itself where that is positive definite
+    # t = least itself where that is positive definite
+    extra = torch.cat([steps.new_zeros(1), steps])
     t = least[..., None] + scale[..., None] * extra  # (*batch, steps)
     risk = estimated_loss(values, u, t, ridge, noisy)
     best = risk.argmin(-1, keepdim=True)
@@ -77,7 +82,9 @@ def cautious_ridge(noisy: NoisyMoments, ridge: float) -> Tensor:
     ridge = checks.non_negative("ridge", ridge)
     norm = math.sqrt(d * math.log(2 * d**2 / FAILING)) * noisy.gram_sigma.double()
     least = torch.linalg.eigvalsh(gram)[..., 0]
-    return solve_ridge(gram, cross, torch.maximum(norm - least.clamp_min(0), norm / 2 - least).clamp_min(ridge))
+    return solve_ridge(
+        gram, cross, torch.maximum(norm - least.clamp_min(0), norm / 2 - least).clamp_min(ridge)
+    )
 
 
 def _parts(noisy: NoisyMoments) -> tuple[Tensor, Tensor]:
@@ -87,7 +94,9 @@ def _parts(noisy: NoisyMoments) -> tuple[Tensor, Tensor]:
     return checks.matrix("gram", noisy.gram).double(), noisy.cross.double()
 
 
-def estimated_loss(values: Tensor, u: Tensor, t: Tensor, ridge: float, noisy: NoisyMoments) -> Tensor:
+def estimated_loss(
+    values: Tensor, u: Tensor, t: Tensor, ridge: float, noisy: NoisyMoments
+) -> Tensor:
     """Estimates of the loss at x = (G + t I)^-1 c less b^T b, for each t: (*batch, steps).
 
     inf where G + t I is not positive definite.
@@ -106,12 +115,19 @@ def estimated_loss(values: Tensor, u: Tensor, t: Tensor, ridge: float, noisy: No
     x = u[..., None, :] / h
     trace = (1 / h).sum(-1)
     fitted = ((values[..., None, :] + ridge) * x.square() - 2 * u[..., None, :] * x).sum(-1)
-    gram_square, cross_square = (s.double().square()[..., None] for s in (noisy.gram_sigma, noisy.cross_sigma))
-    penalty = gram_square * (trace * x.square().sum(-1) + (x.square() / h).sum(-1)) + 2 * cross_square * trace
+    gram_square, cross_square = (
+        s.double().square()[..., None] for s in (noisy.gram_sigma, noisy.cross_sigma)
+    )
+    penalty = (
+        gram_square * (trace * x.square().sum(-1) + (x.square() / h).sum(-1))
+        + 2 * cross_square * trace
+    )
     return torch.where(usable, fitted + penalty, math.inf)
 
 
-def predicted_phi_of_sketch(moments: SecondMoments, ridge: float, height: int, variance: float) -> Tensor:
+def predicted_phi_of_sketch(
+    moments: SecondMoments, ridge: float, height: int, variance: float
+) -> Tensor:
     """E phi of the debiased ridge solution of a sketch of m rows whose entries carry noise V, (*batch); or phi(0).
 
     To first order, in the eigenbasis of A^T A with h_i = lambda_i + ridge and R = |A x - b|^2 at the optimum x:
@@ -128,8 +144,12 @@ def predicted_phi_of_sketch(moments: SecondMoments, ridge: float, height: int, v
     values, residual = values.clamp_min(0), loss(moments, x, 0.0)[..., None]
     x = (vectors.mT @ x[..., None])[..., 0]
     norm = 1 + x.square().sum(-1, keepdim=True)
-    noise = (V * (values * norm + residual) + height * V**2 * (norm + x.square())) / (values + ridge)
-    return torch.minimum(1 + (noise.sum(-1) + d * residual[..., 0] / (height - d - 1)) / least, zero)
+    noise = (V * (values * norm + residual) + height * V**2 * (norm + x.square())) / (
+        values + ridge
+    )
+    return torch.minimum(
+        1 + (noise.sum(-1) + d * residual[..., 0] / (height - d - 1)) / least, zero
+    )
 
 
 def top_directions(gram: Tensor, rank: int) -> Tensor:
@@ -141,7 +161,9 @@ def top_directions(gram: Tensor, rank: int) -> Tensor:
     Source: Dwork, Talwar, Thakurta, Zhang (2014), section 3; for sketches Burkhardt, Keller, Orlandi,
     Schwiegelshohn (2025), Theorem 5.4.
     """
-    gram = checks.shaped("gram", checks.matrix("gram", gram), ..., "d", "d", note=", Y^T Y of a sketch Y")
+    gram = checks.shaped(
+        "gram", checks.matrix("gram", gram), ..., "d", "d", note=", Y^T Y of a sketch Y"
+    )
     rank = checks.integer("rank", rank, 1, gram.shape[-1])
     gram = gram.to(torch.promote_types(gram.dtype, torch.float32))
     return torch.linalg.eigh((gram + gram.mT) / 2).eigenvectors[..., -rank:].flip(-1)
@@ -158,7 +180,9 @@ def predicted_psi(moments: SecondMoments, rank: int, gram_sigma: float) -> Tenso
     return _perturbed(moments, rank, torch.full_like(checked(moments).matrix, variance))
 
 
-def predicted_psi_of_sketch(moments: SecondMoments, rank: int, height: int, variance: float) -> Tensor:
+def predicted_psi_of_sketch(
+    moments: SecondMoments, rank: int, height: int, variance: float
+) -> Tensor:
     """E psi of the top directions of a sketch of m rows whose entries carry noise V, to first order.
 
     In the eigenbasis the (i, j) entry of Y^T Y has variance lambda_i lambda_j / m, from the sketch (as for normal
@@ -174,7 +198,9 @@ def random_psi(moments: SecondMoments, rank: int) -> Tensor:
     """E psi of a uniformly random space: (sum_{i <= k} lambda_i - (k/d) tr M)/n. Raises ValueError."""
     rank = checks.integer("rank", rank, 1, checked(moments).columns)
     values = torch.linalg.eigvalsh(moments.matrix)
-    return (values[..., -rank:].sum(-1) - rank / moments.columns * values.sum(-1)) / beside(moments.n)
+    return (values[..., -rank:].sum(-1) - rank / moments.columns * values.sum(-1)) / beside(
+        moments.n
+    )
 
 
 def _perturbed(moments: SecondMoments, rank: int, variances: Tensor) -> Tensor:

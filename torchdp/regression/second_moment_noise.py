@@ -26,7 +26,9 @@ class NoisyMoments(Estimate):
         for name in ("value", "standard_error"):
             part = checks.real(name, getattr(self, name))
             if not part.ndim or part.shape[-1] < width:
-                raise ValueError(f"{name} must hold {width} numbers or more, not be of shape {tuple(part.shape)}")
+                raise ValueError(
+                    f"{name} must hold {width} numbers or more, not be of shape {tuple(part.shape)}"
+                )
         if self.standard_error.shape != self.value.shape:
             raise ValueError(f"standard_error must be of value's shape, {tuple(self.value.shape)}")
 
@@ -96,15 +98,25 @@ def debiased(sketched: Estimate, *, labelled: bool = True) -> NoisyMoments:
     checks.instance("sketched", sketched, Estimate)
     checks.instance("labelled", labelled, bool)
     Y, errors = checks.matrix("sketched", sketched.value).double(), sketched.standard_error
-    if errors.shape != Y.shape or bool((errors < 0).any()) or bool((errors != errors[..., :1]).any()):
-        raise ValueError("sketched must have one standard error >= 0 for each row of value, as SecureSketch's has")
+    if (
+        errors.shape != Y.shape
+        or bool((errors < 0).any())
+        or bool((errors != errors[..., :1]).any())
+    ):
+        raise ValueError(
+            "sketched must have one standard error >= 0 for each row of value, as SecureSketch's has"
+        )
     variances = errors[..., 0].double().square()  # (*batch, m)
     eye = torch.eye(Y.shape[-1]).to(Y)
     matrix = Y.mT @ Y - variances.sum(-1)[..., None, None] * eye
-    return from_noisy_rows(matrix, variances.square().sum(-1), variances.mean(-1), labelled, sketched.n)
+    return from_noisy_rows(
+        matrix, variances.square().sum(-1), variances.mean(-1), labelled, sketched.n
+    )
 
 
-def from_noisy_rows(matrix: Tensor, squares: Tensor, variance: Tensor, labelled: bool, n: Users) -> NoisyMoments:
+def from_noisy_rows(
+    matrix: Tensor, squares: Tensor, variance: Tensor, labelled: bool, n: Users
+) -> NoisyMoments:
     """Debiased moments (*batch, d', d') of noisy rows; squares: sum of the squared variances, variance: their mean."""
     d = matrix.shape[-1] - labelled
     diagonal = matrix.diagonal(dim1=-2, dim2=-1).clamp_min(0)

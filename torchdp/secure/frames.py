@@ -29,7 +29,8 @@ NONCE_BYTES = 12
 TAG_BYTES = 16 + NONCE_BYTES  # behind the words
 _FORMAT = struct.Struct("<16s16sBBHHIIQQ")
 HEADER_BYTES = _FORMAT.size
-ANALYST = 0xFFFF  # receiver of the sums; servers are numbered from 0, clients sign with their own numbers
+# receiver of the sums; servers are numbered from 0, clients sign with their own numbers
+ANALYST = 0xFFFF
 
 
 class FrameError(ValueError):
@@ -95,21 +96,29 @@ def header_of(frame: bytes) -> Header:
     """What the frame claims to be; nothing of it is verified. Raises FrameError."""
     if len(checks.instance("frame", frame, bytes)) < HEADER_BYTES + TAG_BYTES:
         raise FrameError("a frame is shorter than a header and a tag")
-    session, agreed, kind, bits, sender, receiver, copies, columns, first, count = _FORMAT.unpack_from(frame)
+    session, agreed, kind, bits, sender, receiver, copies, columns, first, count = (
+        _FORMAT.unpack_from(frame)
+    )
     if bits not in WORDS or kind not in tuple(Kind):
         raise FrameError("a frame has an unknown kind or ring")
-    return Header(session, Kind(kind), sender, receiver, bits, copies, columns, first, count, agreed)
+    return Header(
+        session, Kind(kind), sender, receiver, bits, copies, columns, first, count, agreed
+    )
 
 
 def unseal(key: bytes, header: Header, frame: bytes) -> Tensor:
     """The words of a frame, which must be the one that ``seal`` made with this key and header. Raises FrameError."""
     if len(frame) != header.frame_bytes or frame[:HEADER_BYTES] != header.pack():
-        raise FrameError("a frame is not the one due here: another session, sender, receiver, shape or ring")
+        raise FrameError(
+            "a frame is not the one due here: another session, sender, receiver, shape or ring"
+        )
     body, nonce = memoryview(frame)[HEADER_BYTES:-NONCE_BYTES], frame[-NONCE_BYTES:]
     try:
         opened = _cipher(key).decrypt(nonce, body, frame[:HEADER_BYTES])
     except InvalidTag:
-        raise FrameError("a frame's tag does not fit: it was changed on its way, or made by others") from None
+        raise FrameError(
+            "a frame's tag does not fit: it was changed on its way, or made by others"
+        ) from None
     words = np.frombuffer(opened, dtype=f"<i{header.bits // 8}")
     return torch.from_numpy(words.astype(f"=i{header.bits // 8}")).view(header.shape)
 
@@ -127,7 +136,9 @@ def pack_set(members: Tensor, bits: int) -> Tensor:
 
 def unpack_set(words: Tensor, clients: int) -> Tensor:
     """The set that ``pack_set`` packed: (n,) bool."""
-    return torch.from_numpy(np.unpackbits(words.view(-1).view(torch.uint8).numpy(), count=clients)).bool()
+    return torch.from_numpy(
+        np.unpackbits(words.view(-1).view(torch.uint8).numpy(), count=clients)
+    ).bool()
 
 
 def set_digest(session: bytes, members: Tensor) -> bytes:

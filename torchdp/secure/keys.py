@@ -46,7 +46,9 @@ def agreed_key(secret: bytes, public: bytes, session: bytes, one: str, other: st
     Raises ValueError for a public key that no honest party has.
     """
     try:
-        shared = X25519PrivateKey.from_private_bytes(secret).exchange(X25519PublicKey.from_public_bytes(public))
+        shared = X25519PrivateKey.from_private_bytes(secret).exchange(
+            X25519PublicKey.from_public_bytes(public)
+        )
     except ValueError as error:
         raise ValueError(f"the public key of {one} or {other} is none of X25519: {error}") from None
     info = f"torchdp secure link: {' and '.join(sorted((one, other)))}".encode()
@@ -56,7 +58,9 @@ def agreed_key(secret: bytes, public: bytes, session: bytes, one: str, other: st
 def party_name(name: str) -> str:
     """``name``, if files can be called so. Raises TypeError, ValueError."""
     if not NAME.fullmatch(checks.instance("name", name, str)):
-        raise ValueError(f"name must be at most 64 small letters, digits and hyphens, such as north, not {name!r}")
+        raise ValueError(
+            f"name must be at most 64 small letters, digits and hyphens, such as north, not {name!r}"
+        )
     return name
 
 
@@ -69,7 +73,9 @@ class KeyFile:
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self.path = checks.path("path", path).absolute()
         if os.name == "posix" and self.path.stat().st_mode & 0o077:
-            raise ValueError(f"{self.path} may be read by others: make a new key, whose file has mode 600")
+            raise ValueError(
+                f"{self.path} may be read by others: make a new key, whose file has mode 600"
+            )
         with self._transaction("DEFERRED") as db:
             rows = db.execute("SELECT name, secret FROM party").fetchall()
         if len(rows) != 1 or len(rows[0][1]) != KEY_BYTES:
@@ -93,7 +99,9 @@ class KeyFile:
     @property
     def public(self) -> str:
         """The public key, 64 hexadecimal digits, for the session's file."""
-        return X25519PrivateKey.from_private_bytes(self._secret).public_key().public_bytes_raw().hex()
+        return (
+            X25519PrivateKey.from_private_bytes(self._secret).public_key().public_bytes_raw().hex()
+        )
 
     @property
     def joined(self) -> bytes | None:
@@ -112,14 +120,20 @@ class KeyFile:
         Raises ValueError where this is not the session's fingerprint, the key is of no party, or joined another.
         """
         if not hasattr(session, "fingerprint"):
-            raise TypeError(f"session must be a Session, as read_session returns it, not {type(session).__name__}")
+            raise TypeError(
+                f"session must be a Session, as read_session returns it, not {type(session).__name__}"
+            )
         if checks.instance("fingerprint", fingerprint, str).strip().lower() != session.fingerprint:
-            raise ValueError("fingerprint is not the session's: the file was changed, or another was compared")
+            raise ValueError(
+                "fingerprint is not the session's: the file was changed, or another was compared"
+            )
         session.party(self, session.parties)
         with self._transaction("IMMEDIATE") as db:
             before = db.execute("SELECT session FROM party").fetchone()[0]
             if before not in (None, session.digest):
-                raise ValueError(f"{self.path} joined another session; each session needs new keys of all parties")
+                raise ValueError(
+                    f"{self.path} joined another session; each session needs new keys of all parties"
+                )
             db.execute("UPDATE party SET session = ?", (session.digest,))
 
     def key(self, session: bytes, other: str, public: str) -> bytes:
@@ -164,8 +178,11 @@ class KeyFile:
         """What is not committed at the end is rolled back. Raises OSError, ValueError naming the file."""
         try:
             uri = f"{self.path.as_uri()}?mode=rw"
-            with closing(sqlite3.connect(uri, timeout=PATIENCE, isolation_level=None, uri=True)) as db:
-                for setting in ("synchronous = EXTRA", "fullfsync = ON"):  # a commit outlives a power failure
+            with closing(
+                sqlite3.connect(uri, timeout=PATIENCE, isolation_level=None, uri=True)
+            ) as db:
+                # a commit outlives a power failure
+                for setting in ("synchronous = EXTRA", "fullfsync = ON"):
                     db.execute(f"PRAGMA {setting}")
                 db.execute(f"BEGIN {kind}")
                 yield db

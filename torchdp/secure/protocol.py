@@ -21,7 +21,8 @@ from torchdp.secure.sums import SecureSums, Words
 
 LEFT = 1 - 2.0**-42  # the share of delta that is not kept for the bits of noise
 LARGEST_EXPONENT = 700.0
-COARSEST = 64.0  # deviation of noise in grid units: from it on a rounded normal stands for a sum of such
+# deviation of noise in grid units: from it on a rounded normal stands for a sum of such
+COARSEST = 64.0
 GAINED = 1e-6  # of sigma: for less than that mu is kept without a variation
 
 
@@ -90,7 +91,9 @@ class SecureSketch(SecureSums):
         smooth = Guarantee(self.epsilon, self.delta * LEFT, *kind, mu=mu, variation=self.variation)
         if self.sketch.device.type != "cpu":
             return replace(smooth, delta=self.delta)
-        return smooth.leaving(self.sketch.clients * self.sketch.copies * self.columns * VARIATION, self.delta)
+        return smooth.leaving(
+            self.sketch.clients * self.sketch.copies * self.columns * VARIATION, self.delta
+        )
 
     @property
     def variance(self) -> Tensor:
@@ -140,13 +143,17 @@ class SecureSketch(SecureSums):
         on_any_grid = []
         variation = 0.0
         for honest, sigma in zip(self._honest, ideal, strict=True):
-            on_any_grid.append(grid_sigma(honest, self.sketch.copies, self.columns, step, distance, self._mu))
+            on_any_grid.append(
+                grid_sigma(honest, self.sketch.copies, self.columns, step, distance, self._mu)
+            )
             variation = max(variation, grid_variation(honest, sigma * ring.scale))
         variation *= self.sketch.copies * self.columns
         cost = (1 + math.exp(min(self.epsilon, LARGEST_EXPONENT))) * variation
         if cost > self.delta * (1 - ROUNDED) / 4:
             return on_any_grid, 0.0
-        gains = any(sigma > least * (1 + GAINED) for sigma, least in zip(on_any_grid, ideal, strict=True))
+        gains = any(
+            sigma > least * (1 + GAINED) for sigma, least in zip(on_any_grid, ideal, strict=True)
+        )
         return (ideal, variation) if gains else (on_any_grid, 0.0)
 
     def _farthest(self, ring: Ring) -> float:
@@ -184,12 +191,18 @@ class SecureSketch(SecureSums):
         clients of each row leave. Where the grid is too coarse for one number, clients draw their own.
         """
         heard = slice(clients)
-        counts = self.sketch.counts() if clients == self.sketch.clients else self.sketch.part(heard).counts()
+        counts = (
+            self.sketch.counts()
+            if clients == self.sketch.clients
+            else self.sketch.part(heard).counts()
+        )
         units = self._together(counts.to(draws.device))
         if units is None:
             return super().gathered(clients, parts, draws)
         tally = self.added(self.exact_words(parts), draws.device)
-        noise = secure_sketch.rounded_normals(one_key(draws), 0, units.repeat_interleave(self.columns))
+        noise = secure_sketch.rounded_normals(
+            one_key(draws), 0, units.repeat_interleave(self.columns)
+        )
         sums = tally["words"]
         sums += noise.view_as(sums).to(sums.dtype)
         return tally

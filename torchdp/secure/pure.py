@@ -72,7 +72,9 @@ class PureSecureSketch(SecureSums):
     def variance(self) -> Tensor:
         """4^-f/(2 h sinh^2(rate/2)), alike in all rows."""
         each = laplace.variance(self.rate) * self.part / self.ring.scale**2
-        return torch.full((self.sketch.height,), each, dtype=torch.float64, device=self.sketch.device)
+        return torch.full(
+            (self.sketch.height,), each, dtype=torch.float64, device=self.sketch.device
+        )
 
     def stretch(self, level: float) -> float:
         return laplace_stretch(level)
@@ -86,7 +88,9 @@ class PureSecureSketch(SecureSums):
     def variation(self) -> float:
         """Above the total variation distance of all clients' noise from its distribution."""
         pairs = self.sketch.clients * self.sketch.copies * self.columns
-        return laplace.variation(self.sketch.clients, pairs * laplace.mean_clusters(self.part, self.rate))
+        return laplace.variation(
+            self.sketch.clients, pairs * laplace.mean_clusters(self.part, self.rate)
+        )
 
     @property
     def guarantee(self) -> Guarantee:
@@ -95,7 +99,11 @@ class PureSecureSketch(SecureSums):
             source += f"; for rows of a client at most {self.sensitivity:g} apart in l_1"
         neighbours, cost = Neighbours.REPLACE_ONE, (1 + math.exp(self.epsilon)) * self.variation
         pure = Guarantee(self.epsilon, 0.0, Model.LINEAR_TRANSFORM, neighbours, False, source)
-        return pure.rounded(self.variation, cost * (1 + 1e-6)) if cost < 0.5 else replace(pure, exact=False)
+        return (
+            pure.rounded(self.variation, cost * (1 + 1e-6))
+            if cost < 0.5
+            else replace(pure, exact=False)
+        )
 
     def randomize_unchecked(self, x: Tensor, draws: Draws, first: int = 0) -> Words:
         shape, ring = (self.sketch.copies, len(x), self.columns), self.ring
@@ -116,10 +124,14 @@ class PureSecureSketch(SecureSums):
     def _check_rows(self, rows: Tensor, one: Tensor) -> None:
         super()._check_rows(rows, one)
         if bool((self.ring.to_words(rows).long().abs().sum(1) > self._longest(self.ring)).any()):
-            raise ValueError(f"x holds a row of l_1 norm above bound = {self.bound}; clip rows, in float64")
+            raise ValueError(
+                f"x holds a row of l_1 norm above bound = {self.bound}; clip rows, in float64"
+            )
 
     def _rate(self, ring: Ring) -> float:
-        return math.nextafter(float(Fraction(self.epsilon) / (self.sketch.copies * self.distance(ring))), 0.0)
+        return math.nextafter(
+            float(Fraction(self.epsilon) / (self.sketch.copies * self.distance(ring))), 0.0
+        )
 
     def _farthest(self, ring: Ring) -> float:
         rate = self._rate(ring)

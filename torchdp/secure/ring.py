@@ -11,7 +11,8 @@ from torchdp.draws import Draws
 from torchdp.noise import Noise, source
 
 WORDS = {32: torch.int32, 64: torch.int64}
-TAIL = 10.0  # standard deviations of noise for which there is room: beyond it lies 1.5e-23 of the mass
+# standard deviations of noise for which there is room: beyond it lies 1.5e-23 of the mass
+TAIL = 10.0
 
 
 @dataclass(frozen=True)
@@ -47,7 +48,8 @@ class Ring:
         """
         scaled = checks.real("values", values).double() * self.scale
         low, high = scaled.detach().aminmax() if scaled.numel() else (scaled.new_zeros(()),) * 2
-        if not (float(high) < 2.0 ** (self.bits - 1) and float(low) > -(2.0 ** (self.bits - 1))):  # NaN is neither
+        # NaN is neither
+        if not (float(high) < 2.0 ** (self.bits - 1) and float(low) > -(2.0 ** (self.bits - 1))):
             raise ValueError(
                 f"values must be finite and fit {self.bits} bits with {self.fraction_bits} fraction bits: "
                 f"below 2^{self.bits - 1 - self.fraction_bits} in size; remove NaN, or use fewer fraction bits"
@@ -103,5 +105,7 @@ def masks(shape: tuple[int, ...], dtype: torch.dtype, draws: Draws) -> Tensor:
 def reconstruct(shares: Tensor) -> Tensor:
     """The sum of all servers' shares modulo 2^bits: (servers, *shape) -> (*shape). Raises ValueError, TypeError."""
     if checks.typed("shares", shares, *WORDS.values()).ndim == 0 or len(shares) < 2:
-        raise ValueError(f"shares must have shape (servers, ...) with servers >= 2, not {tuple(shares.shape)}")
+        raise ValueError(
+            f"shares must have shape (servers, ...) with servers >= 2, not {tuple(shares.shape)}"
+        )
     return shares.sum(0, dtype=shares.dtype)

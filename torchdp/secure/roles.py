@@ -51,7 +51,9 @@ def open_session(folder: str | os.PathLike[str], session: Session) -> None:
     folder = checks.path("folder", folder)
     folder.mkdir(parents=True, exist_ok=True)
     if any(folder.iterdir()):
-        raise ValueError(f"folder must be empty, or new: {folder} holds files, perhaps of another session")
+        raise ValueError(
+            f"folder must be empty, or new: {folder} holds files, perhaps of another session"
+        )
     put(folder / SESSION_FILE, checks.instance("session", session, Session).to_bytes())
     if session.exposed is not None:
         warnings.warn(session.exposed, stacklevel=2)
@@ -72,7 +74,9 @@ def joined_session(folder: str | os.PathLike[str], key: KeyFile) -> Session:
     return Session.from_bytes(data)
 
 
-def submit(folder: str | os.PathLike[str], key: KeyFile, x: Rows, *, noise: Noise | None = None) -> Session:
+def submit(
+    folder: str | os.PathLike[str], key: KeyFile, x: Rows, *, noise: Noise | None = None
+) -> Session:
     """An organisation's part: round its clients' rows, add their noise, share out, one file of frames a server.
 
     x: what the question takes, of this organisation's clients in their order. noise: None takes the system's. Called
@@ -84,11 +88,18 @@ def submit(folder: str | os.PathLike[str], key: KeyFile, x: Rows, *, noise: Nois
     own = session.party(key, session.organisations)
     rows = session.sums.rows(session.question.rows(x))
     if len(rows) != own.clients:
-        raise ValueError(f"x must hold the {own.clients} clients of {own.name}, a row each, not {len(rows)}")
-    keys, names = session.client_keys(key), [f"{own.name}.{server.name}.frames" for server in session.servers]
+        raise ValueError(
+            f"x must hold the {own.clients} clients of {own.name}, a row each, not {len(rows)}"
+        )
+    keys, names = (
+        session.client_keys(key),
+        [f"{own.name}.{server.name}.frames" for server in session.servers],
+    )
 
     def make() -> bytes:
-        files = _write_frames(session, own, keys, rows, noise, [_partial(folder / name) for name in names])
+        files = _write_frames(
+            session, own, keys, rows, noise, [_partial(folder / name) for name in names]
+        )
         return json.dumps(files).encode()
 
     for name, digest in zip(names, json.loads(key.once("frames", make)), strict=True):
@@ -97,7 +108,12 @@ def submit(folder: str | os.PathLike[str], key: KeyFile, x: Rows, *, noise: Nois
 
 
 def _write_frames(
-    session: Session, own: Party, keys: list[bytes], rows: Tensor, noise: Noise | None, paths: list[Path]
+    session: Session,
+    own: Party,
+    keys: list[bytes],
+    rows: Tensor,
+    noise: Noise | None,
+    paths: list[Path],
 ) -> list[str]:
     """All frames of an organisation, one file for each server; returns the files' digests."""
     sums, name, first = session.sums, session.name, session.first(own)
@@ -123,7 +139,9 @@ def _deliver(path: Path, digest: str) -> None:
             os.replace(found, path)
             _to_disk(path.parent)
             return
-    raise FrameError(f"{path.name} was sent and is gone or changed; nothing is drawn twice: start a new session")
+    raise FrameError(
+        f"{path.name} was sent and is gone or changed; nothing is drawn twice: start a new session"
+    )
 
 
 def serve(folder: str | os.PathLike[str], key: KeyFile, *, wait: float = 0.0) -> Session:
@@ -146,7 +164,9 @@ def serve(folder: str | os.PathLike[str], key: KeyFile, *, wait: float = 0.0) ->
         for k, other in enumerate(session.servers):
             if other != own:
                 put(folder / f"{own.name}.{other.name}.roll", server.roll_call(k))
-        rolls = [folder / f"{other.name}.{own.name}.roll" for other in session.servers if other != own]
+        rolls = [
+            folder / f"{other.name}.{own.name}.roll" for other in session.servers if other != own
+        ]
         for data in _arrived(rolls, until):
             server.agree(data)
         out = key.once("sum", server.publish)
@@ -154,12 +174,17 @@ def serve(folder: str | os.PathLike[str], key: KeyFile, *, wait: float = 0.0) ->
     return session
 
 
-def _close(folder: Path, session: Session, server: Server, own: Party, key: KeyFile, until: float) -> None:
+def _close(
+    folder: Path, session: Session, server: Server, own: Party, key: KeyFile, until: float
+) -> None:
     """Hear the organisations; whom, is committed. Raises TimeoutError, FrameError."""
     files = {party: folder / f"{party.name}.{own.name}.frames" for party in session.organisations}
     for path in folder.glob(f"*.{own.name}.frames"):
         if path not in files.values():
-            warnings.warn(f"{path.name} is refused: no organisation of this session has this name", stacklevel=3)
+            warnings.warn(
+                f"{path.name} is refused: no organisation of this session has this name",
+                stacklevel=3,
+            )
     closed, heard = key.done("heard"), {party.name: 0 for party in files}
     while closed is None:
         for party, path in files.items():
@@ -174,7 +199,9 @@ def _close(folder: Path, session: Session, server: Server, own: Party, key: KeyF
                 f"{gone} clients of {', '.join(missing)} are missing, absent = {session.sums.coalition.absent} may be; "
                 "nothing was closed: call again when their files are there"
             )
-        counted = {path.name: [heard[p.name], _digest(path, heard[p.name])] for p, path in files.items()}
+        counted = {
+            path.name: [heard[p.name], _digest(path, heard[p.name])] for p, path in files.items()
+        }
         closed = key.once("heard", json.dumps(counted).encode)
         if closed == json.dumps(counted).encode():
             return

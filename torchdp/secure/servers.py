@@ -66,13 +66,19 @@ class Server:
         checks.instance("protocol", protocol, SecureSums)
         checks.instance("links", links, Links)
         checks.integer("number", number, 0, protocol.servers - 1)
-        self.protocol, self.session, self.number, self._links = protocol, _session(session), number, links
+        self.protocol, self.session, self.number, self._links = (
+            protocol,
+            _session(session),
+            number,
+            links,
+        )
         sketch, dtype = protocol.sketch, protocol.ring.dtype
         self._sums = torch.zeros(protocol.layout["words"][0], dtype=dtype)
         kept = sketch.clients if protocol.coalition.absent else 0
         self._words = torch.empty(protocol.sketch.copies, kept, protocol.columns, dtype=dtype)
         self._seen = torch.zeros(sketch.clients, dtype=torch.bool)
-        self._groups = np.zeros((sketch.clients, 2), np.int64)  # first and count of those who share a client's key
+        # first and count of those who share a client's key
+        self._groups = np.zeros((sketch.clients, 2), np.int64)
         self._keys: dict[int, bytes] = {}  # of a group, by its first client
         self._rolls: dict[int, Tensor] = {}
         self._closed = self._published = False
@@ -109,12 +115,16 @@ class Server:
     def receive(self, frame: bytes) -> None:
         """Add the shares of one client, or of several who hold one key. Raises FrameError."""
         claim = header_of(frame)
-        expected = message_header(self.protocol, self.session, self.number, claim.first, claim.count)
+        expected = message_header(
+            self.protocol, self.session, self.number, claim.first, claim.count
+        )
         if not 0 < claim.count <= len(self._seen) - claim.first:
             raise FrameError(f"a frame is of clients beyond the {len(self._seen)} of the sketch")
         first, count = self._groups[claim.first].tolist()
         if claim.first + claim.count > first + count:
-            raise FrameError("a frame is of clients to whom this server issued no key, or not the same one")
+            raise FrameError(
+                "a frame is of clients to whom this server issued no key, or not the same one"
+            )
         words = unseal(self._keys[first], expected, frame)
         part = slice(claim.first, claim.first + claim.count)
         if self._closed:
@@ -130,7 +140,9 @@ class Server:
         """The frame that tells another server which clients are here; from now on no more are let in."""
         self._closed = True
         header = roll_header(self.protocol, self.session, self.number, other)
-        return seal(self._links[f"server {other}"], header, pack_set(self._seen, self.protocol.bits))
+        return seal(
+            self._links[f"server {other}"], header, pack_set(self._seen, self.protocol.bits)
+        )
 
     def agree(self, frame: bytes) -> None:
         """Take another server's roll call: a client whom either lacks is left out. Raises FrameError.
@@ -152,7 +164,9 @@ class Server:
         suffice.
         """
         if self._published:
-            raise FrameError("the sums were published already; two different sums would reveal their difference")
+            raise FrameError(
+                "the sums were published already; two different sums would reveal their difference"
+            )
         if len(self._rolls) < (due := self.protocol.servers - 1):
             raise FrameError(f"{len(self._rolls)} of {due} roll calls are in; wait for the others")
         if not self._closed:
@@ -180,7 +194,9 @@ def check_members(protocol: SecureSums, members: Tensor) -> None:
         )
 
 
-def reveal_frames(protocol: SecureSums, session: bytes, frames: Iterable[bytes], links: Links) -> Estimate:
+def reveal_frames(
+    protocol: SecureSums, session: bytes, frames: Iterable[bytes], links: Links
+) -> Estimate:
     """The analyst: the estimate (m, d) from one frame of each server. Raises FrameError."""
     checks.instance("protocol", protocol, SecureSums)
     checks.instance("links", links, Links)
@@ -203,16 +219,22 @@ def reveal_frames(protocol: SecureSums, session: bytes, frames: Iterable[bytes],
     return protocol.analyse(Tally(agreed[1], {"words": total}))
 
 
-def message_header(protocol: SecureSums, session: bytes, server: int, first: int, count: int) -> Header:
+def message_header(
+    protocol: SecureSums, session: bytes, server: int, first: int, count: int
+) -> Header:
     """The header of the shares of clients first, ..., first + count - 1 for one server."""
     copies, bits = protocol.sketch.copies, protocol.bits
     return Header(session, Kind.MESSAGE, 0, server, bits, copies, protocol.columns, first, count)
 
 
-def sum_header(protocol: SecureSums, session: bytes, server: int, agreed: bytes, heard: int) -> Header:
+def sum_header(
+    protocol: SecureSums, session: bytes, server: int, agreed: bytes, heard: int
+) -> Header:
     """The header of a server's sums over the clients named by ``agreed``, so many."""
     bits, height = protocol.bits, protocol.sketch.height
-    return Header(session, Kind.SUM, server, ANALYST, bits, 1, protocol.columns, heard, height, agreed)
+    return Header(
+        session, Kind.SUM, server, ANALYST, bits, 1, protocol.columns, heard, height, agreed
+    )
 
 
 def roll_header(protocol: SecureSums, session: bytes, sender: int, receiver: int) -> Header:
@@ -231,17 +253,28 @@ def client_frames(
     """
     checks.instance("protocol", protocol, SecureSums)
     shape = protocol.servers, protocol.sketch.copies, "k", protocol.columns
-    checks.shaped("shares", checks.dense("shares", shares), *shape, note=", as share returns it", empty=True)
+    checks.shaped(
+        "shares", checks.dense("shares", shares), *shape, note=", as share returns it", empty=True
+    )
     checks.integer("first", first, 0, protocol.sketch.clients - shares.shape[2])
     keys_given = isinstance(keys, list) and all(isinstance(key, bytes) for key in keys)
     if not keys_given or len(keys) != protocol.servers:
-        raise ValueError(f"keys must be a list of {protocol.servers}, bytes, as each server's issue returns them")
+        raise ValueError(
+            f"keys must be a list of {protocol.servers}, bytes, as each server's issue returns them"
+        )
     session = _session(session)
-    headers = (message_header(protocol, session, k, first, shares.shape[2]) for k in range(protocol.servers))
-    return [seal(key, header, words) for key, header, words in zip(keys, headers, shares, strict=True)]
+    headers = (
+        message_header(protocol, session, k, first, shares.shape[2])
+        for k in range(protocol.servers)
+    )
+    return [
+        seal(key, header, words) for key, header, words in zip(keys, headers, shares, strict=True)
+    ]
 
 
 def _session(session: bytes) -> bytes:
     if not isinstance(session, bytes) or len(session) != SESSION_BYTES:
-        raise ValueError(f"session must be {SESSION_BYTES} bytes, such as protocol.session(os.urandom(32))")
+        raise ValueError(
+            f"session must be {SESSION_BYTES} bytes, such as protocol.session(os.urandom(32))"
+        )
     return session

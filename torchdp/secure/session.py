@@ -40,7 +40,9 @@ class Party:
     def __post_init__(self) -> None:
         party_name(self.name)
         if not HEXADECIMAL.fullmatch(checks.instance("public", self.public, str)):
-            raise ValueError(f"the public key of {self.name} must be 64 hexadecimal digits, as KeyFile.public is")
+            raise ValueError(
+                f"the public key of {self.name} must be 64 hexadecimal digits, as KeyFile.public is"
+            )
         checks.integer("clients", self.clients, 0)
 
 
@@ -86,7 +88,9 @@ class Session(Brief):
         clients = sum(party.clients for party in self.organisations)
         due = self.question.secure_sum(len(self.servers)).sketch.clients
         if clients != due:
-            raise ValueError(f"organisations have {clients} clients together, the question is of {due}")
+            raise ValueError(
+                f"organisations have {clients} clients together, the question is of {due}"
+            )
         try:
             question = self.question.against(self._largest)
         except ValueError as error:
@@ -139,7 +143,9 @@ class Session(Brief):
 
     def first(self, organisation: Party) -> int:
         """The number of an organisation's first client."""
-        return sum(party.clients for party in self.organisations[: self.organisations.index(organisation)])
+        return sum(
+            party.clients for party in self.organisations[: self.organisations.index(organisation)]
+        )
 
     def party(self, key: KeyFile, among: tuple[Party, ...]) -> Party:
         """Whose key this is. Raises ValueError where none of these has it."""
@@ -159,17 +165,23 @@ class Session(Brief):
         own = self.party(key, self.servers)
         ends = {f"server {k}": party for k, party in enumerate(self.servers) if party != own}
         ends[ANALYST] = self.analyst
-        links = {name: key.key(self.digest, party.name, party.public) for name, party in ends.items()}
+        links = {
+            name: key.key(self.digest, party.name, party.public) for name, party in ends.items()
+        }
         server = Server(self.sums, self.name, self.servers.index(own), Links(links))
         for party in self.organisations:
-            server.enrol(self.first(party), party.clients, key.key(self.digest, party.name, party.public))
+            server.enrol(
+                self.first(party), party.clients, key.key(self.digest, party.name, party.public)
+            )
         return server
 
     def analyst_links(self, key: KeyFile) -> Links:
         """The analyst's links, one with each server. Raises ValueError."""
         self.party(key, (self.analyst,))
         links = enumerate(self.servers)
-        return Links({f"server {k}": key.key(self.digest, party.name, party.public) for k, party in links})
+        return Links(
+            {f"server {k}": key.key(self.digest, party.name, party.public) for k, party in links}
+        )
 
     def to_bytes(self) -> bytes:
         """The session's file content; the same bytes for equal sessions."""
@@ -179,9 +191,13 @@ class Session(Brief):
     def from_bytes(data: bytes) -> "Session":
         """What ``to_bytes`` wrote. Raises FrameError for anything else."""
         try:
-            found = checks.instance("session", made(json.loads(data), Session, rooms=ROOMS), Session)
+            found = checks.instance(
+                "session", made(json.loads(data), Session, rooms=ROOMS), Session
+            )
             if found.to_bytes() == data:
                 return found
             raise ValueError("a session has other bytes")
         except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
-            raise FrameError(f"this is no session of this version of torchdp, or was changed: {error}") from None
+            raise FrameError(
+                f"this is no session of this version of torchdp, or was changed: {error}"
+            ) from None

@@ -40,7 +40,12 @@ class Shown:
     l1: float = 0.0
 
     def secure_sum(
-        self, clients: int, epsilon: float, delta: float, corrupt: int | None = None, absent: int = 0
+        self,
+        clients: int,
+        epsilon: float,
+        delta: float,
+        corrupt: int | None = None,
+        absent: int = 0,
     ) -> SecureSums:
         """The sum of what so many clients show, by two servers, its noise as of :class:`SharedSum`.
 
@@ -55,7 +60,9 @@ class Shown:
         sketch = ones(clients)
         given: dict[str, Any] = {"coalition": coalition, "entry": self.entry}
         if checks.non_negative("delta", delta) > 0:
-            return SecureSketch(sketch, self.words, self.norm, epsilon, delta, sensitivity=self.l2, **given)
+            return SecureSketch(
+                sketch, self.words, self.norm, epsilon, delta, sensitivity=self.l2, **given
+            )
         longest = min(self.words * self.entry, self.words**0.5 * self.norm)
         return PureSecureSketch(sketch, self.words, longest, epsilon, sensitivity=self.l1, **given)
 
@@ -100,7 +107,9 @@ class SharedSum(Relay[S, Words, SecureSums]):
     @cached_property
     def client(self) -> SecureSums:  # type: ignore[override]
         """The sum of integers, by two servers. Raises ValueError where no noise or grid fits."""
-        return self.shown.secure_sum(self.clients, self.epsilon, self.delta, self.corrupt, self.absent)
+        return self.shown.secure_sum(
+            self.clients, self.epsilon, self.delta, self.corrupt, self.absent
+        )
 
     @property
     def words(self) -> int:
@@ -135,7 +144,9 @@ class SharedSum(Relay[S, Words, SecureSums]):
         return self.client.speak(self.rows(x), first, noise)
 
     def collect_unchecked(self, x: Tensor, draws: Draws) -> Tally:
-        return self.client.gathered(len(x), map(self.client_input, x.split(self.client.at_once)), draws)
+        return self.client.gathered(
+            len(x), map(self.client_input, x.split(self.client.at_once)), draws
+        )
 
     def collect_groups(self, x: Tensor, groups: Tensor, size: int, draws: Draws) -> Tally:
         return Protocol.collect_groups(self, x, groups, size, draws)  # one sum after the other
@@ -157,7 +168,9 @@ class SharedSum(Relay[S, Words, SecureSums]):
     def released(self, found: Estimate) -> Estimate:
         """This protocol's estimate from that of its ``secure_sum``: ``analyse`` of the same words."""
         value = self.value(found.value[..., 0, :], found.n)
-        return self.estimated(value, self.variances(found.n).sqrt().to(value).expand_as(value), found.n)
+        return self.estimated(
+            value, self.variances(found.n).sqrt().to(value).expand_as(value), found.n
+        )
 
     def value(self, total: Tensor, n: Users) -> Tensor:
         """The estimate from the noisy sum of what n clients show."""

@@ -30,7 +30,8 @@ from torchdp.sketching.coalition import EVERYBODY, AdaptiveCoalition
 from torchdp.sketching.sketch import Sketch
 
 WASTE = 1.1  # times the least variance: from here on a warning
-SLACK = 1e-12  # of a norm, for rounding in whoever clipped the rows; calibration leaves a hundred times as much
+# of a norm, for rounding in whoever clipped the rows; calibration leaves a hundred times as much
+SLACK = 1e-12
 FIRST_BYTES = 8  # of a client's number
 WORDS_AT_ONCE = 2**18  # of messages: their noise and shares stay in the cache
 # Between these bounds a grid of 64 bits holds the rows.
@@ -76,7 +77,8 @@ class SecureSums(MessageProtocol[Tensor, Words]):
         checks.instance("sketch", self.sketch, Sketch)
         checks.instance("coalition", self.coalition, AdaptiveCoalition)
         given = [name for name in ("sensitivity", "entry") if getattr(self, name) is not None]
-        checks.keep(self, **dict.fromkeys(("bound", "epsilon", *given), checks.positive))  # 1 and 1.0: one session
+        # 1 and 1.0: one session
+        checks.keep(self, **dict.fromkeys(("bound", "epsilon", *given), checks.positive))
         bits = partial(checks.integer, least=32, most=64)
         servers = partial(checks.integer, least=2, most=2**15 - 1)
         checks.keep(self, bits=bits, columns=checks.count, servers=servers)
@@ -174,7 +176,9 @@ class SecureSums(MessageProtocol[Tensor, Words]):
         """The ring of the words: the finest in which no sum wraps around and noise is drawn without error, unless
         fraction_bits says otherwise."""
         # Each further bit makes all sums about twice as large, in words: those that fit come first.
-        fitting = bisect_left(range(self.bits - 1), True, key=lambda f: not self._fits(Ring(self.bits, f)))
+        fitting = bisect_left(
+            range(self.bits - 1), True, key=lambda f: not self._fits(Ring(self.bits, f))
+        )
         finest = fitting - 1
         if finest < 0:
             more = "64, " if self.bits == 32 else ""
@@ -205,7 +209,9 @@ class SecureSums(MessageProtocol[Tensor, Words]):
     def digest(self) -> bytes:
         """32 bytes that name everything the parties must agree upon."""
         public = [getattr(self, field.name) for field in fields(self) if field.name != "sketch"]
-        result = hashlib.sha256(repr((type(self).__name__, public, self.ring, self.sketch.height)).encode())
+        result = hashlib.sha256(
+            repr((type(self).__name__, public, self.ring, self.sketch.height)).encode()
+        )
         for array in (self.sketch.rows, self.sketch.signs):
             result.update(array.cpu().contiguous().numpy().data)
         return result.digest()
@@ -246,7 +252,9 @@ class SecureSums(MessageProtocol[Tensor, Words]):
         """x, rows (k, d) of some clients, if they keep within the stated bounds. Raises ValueError, TypeError."""
         x = super().validate(rows_of(x, self.held))
         if x.device != self.sketch.device:
-            raise ValueError(f"x is on {x.device}, the sketch on {self.sketch.device}; move one of them")
+            raise ValueError(
+                f"x is on {x.device}, the sketch on {self.sketch.device}; move one of them"
+            )
         for part in x.split(max(1, WORDS_AT_ONCE // self.columns)):
             self._check_rows(part.double(), x[0].double())
         return x
@@ -255,9 +263,13 @@ class SecureSums(MessageProtocol[Tensor, Words]):
         norms = torch.linalg.vector_norm(rows, self.NORM, 1)
         if not bool((norms <= self.bound * (1 + SLACK)).all()):  # NaN is not
             checks.floating("x", rows)
-            raise ValueError(f"x holds a row of l_{self.NORM} norm above bound = {self.bound}; clip in float64")
+            raise ValueError(
+                f"x holds a row of l_{self.NORM} norm above bound = {self.bound}; clip in float64"
+            )
         if self.entry is not None and bool((rows.abs() > self.entry * (1 + SLACK)).any()):
-            raise ValueError(f"x holds an entry above entry = {self.entry} in size; clip them, in float64")
+            raise ValueError(
+                f"x holds an entry above entry = {self.entry} in size; clip them, in float64"
+            )
         if self.sensitivity is not None:
             apart = torch.linalg.vector_norm(rows - one, self.NORM, 1)
             if bool((apart > self.sensitivity * (1 + SLACK)).any()):
@@ -270,7 +282,9 @@ class SecureSums(MessageProtocol[Tensor, Words]):
         """x, the rows (n, d) of all clients, if they keep within the stated bounds. Raises ValueError, TypeError."""
         x = self.rows(x)
         if len(x) != self.sketch.clients:
-            raise ValueError(f"x must have {self.sketch.clients} rows, one for each client, not {len(x)}")
+            raise ValueError(
+                f"x must have {self.sketch.clients} rows, one for each client, not {len(x)}"
+            )
         return x
 
     def summary(self, x: Tensor) -> Tensor:
@@ -287,10 +301,14 @@ class SecureSums(MessageProtocol[Tensor, Words]):
 
     def validate_summary(self, summary: Tensor) -> Tensor:
         """``summary``, whole numbers (m, d) that rows within the bounds add up to. Raises TypeError, ValueError."""
-        checks.shaped("summary", checks.typed("summary", summary, torch.int64), *self.layout["words"][0])
+        checks.shaped(
+            "summary", checks.typed("summary", summary, torch.int64), *self.layout["words"][0]
+        )
         longest = self._largest * (1 + SLACK) * self.ring.scale
         if bool((summary.double().abs() > (self.sketch.counts() * longest)[:, None]).any()):
-            raise ValueError("summary holds a sum beyond what its row's clients can hold; make it by summary(x)")
+            raise ValueError(
+                "summary holds a sum beyond what its row's clients can hold; make it by summary(x)"
+            )
         return summary
 
     def randomize(self, x: Rows, *, first: int = 0, noise: Noise | None = None) -> Words:
@@ -303,7 +321,9 @@ class SecureSums(MessageProtocol[Tensor, Words]):
     def speak(self, rows: Tensor, first: int, noise: Noise | None) -> Words:
         """``randomize`` of rows that are within the bounds. Raises ValueError."""
         if checks.integer("first", first, 0) + len(rows) > self.sketch.clients:
-            raise ValueError(f"first = {first} and {len(rows)} rows x go beyond the {self.sketch.clients} clients")
+            raise ValueError(
+                f"first = {first} and {len(rows)} rows x go beyond the {self.sketch.clients} clients"
+            )
         return self.randomize_unchecked(rows, source(noise, rows.device), first)
 
     @abstractmethod
@@ -332,7 +352,11 @@ class SecureSums(MessageProtocol[Tensor, Words]):
 
     def secure_sum(self, servers: int = 2) -> "SecureSums":
         """This protocol by so many servers. Raises TypeError, ValueError."""
-        return replace(self, servers=servers) if checks.integer("servers", servers, 2) != self.servers else self
+        return (
+            replace(self, servers=servers)
+            if checks.integer("servers", servers, 2) != self.servers
+            else self
+        )
 
     def released(self, found: Estimate) -> Estimate:
         """The estimate of ``secure_sum`` is this protocol's."""
@@ -359,7 +383,9 @@ class SecureSums(MessageProtocol[Tensor, Words]):
         return self.added([messages], words.device)
 
     def collect_groups(self, x: Tensor, groups: Tensor, size: int, draws: Draws) -> Tally:
-        raise ValueError("x must be of the clients of one sum, which has servers and keys of its own")
+        raise ValueError(
+            "x must be of the clients of one sum, which has servers and keys of its own"
+        )
 
     def collect_unchecked(self, x: Tensor, draws: Draws) -> Tally:
         return self.gathered(len(x), x.split(self.at_once), draws)
@@ -382,7 +408,9 @@ class SecureSums(MessageProtocol[Tensor, Words]):
                 "drop out: start again with those who are there"
             )
         value = self.ring.to_reals(tally["words"]) / math.sqrt(self.sketch.copies)
-        return Estimate(value, self.row_variance.sqrt()[:, None].expand_as(value), tally.n, stretch=self.stretch)
+        return Estimate(
+            value, self.row_variance.sqrt()[:, None].expand_as(value), tally.n, stretch=self.stretch
+        )
 
     def stretch(self, level: float) -> float:
         """As in :class:`Estimate`."""
@@ -390,7 +418,9 @@ class SecureSums(MessageProtocol[Tensor, Words]):
 
     def exact(self, summary: Tensor) -> Tensor:
         """S A, (m, d), of rows truncated to the grid."""
-        return self.validate_summary(summary).double() / (self.ring.scale * math.sqrt(self.sketch.copies))
+        return self.validate_summary(summary).double() / (
+            self.ring.scale * math.sqrt(self.sketch.copies)
+        )
 
     def predicted_mse(self, summary: Tensor) -> Tensor:
         """(m, d); the same for all data."""
@@ -404,7 +434,9 @@ class SecureSums(MessageProtocol[Tensor, Words]):
     def encode(self, messages: Words) -> bytes:
         """Words before they are shared out, client by client, behind the first client's number."""
         self.tally(messages)
-        words = messages.values.transpose(0, 1).cpu().contiguous().numpy().astype(f"<i{self.bits // 8}")
+        words = (
+            messages.values.transpose(0, 1).cpu().contiguous().numpy().astype(f"<i{self.bits // 8}")
+        )
         return messages.first.to_bytes(FIRST_BYTES, "little") + words.tobytes()
 
     def decode(self, data: bytes) -> Words:
@@ -417,6 +449,10 @@ class SecureSums(MessageProtocol[Tensor, Words]):
                 f"data must hold {FIRST_BYTES} bytes and {each} for each of at most {self.sketch.clients} clients, "
                 f"not {len(data)} bytes from client {first} on"
             )
-        words = np.frombuffer(data, f"<i{self.bits // 8}", offset=FIRST_BYTES).astype(f"=i{self.bits // 8}")
-        values = torch.from_numpy(words).view(clients, self.sketch.copies, self.columns).transpose(0, 1)
+        words = np.frombuffer(data, f"<i{self.bits // 8}", offset=FIRST_BYTES).astype(
+            f"=i{self.bits // 8}"
+        )
+        values = (
+            torch.from_numpy(words).view(clients, self.sketch.copies, self.columns).transpose(0, 1)
+        )
         return Words(first, values.to(self.sketch.device))

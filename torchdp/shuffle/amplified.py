@@ -82,7 +82,8 @@ def blanket_delta(blanket: Blanket, epsilon: float, n: int) -> float:
     if blanket.epsilon > LARGEST:
         return 1.0
     mass, value = _values(blanket, epsilon)
-    alone = float(mass @ np.maximum(value, 0.0)) * (1 + SUM_ROUNDING)  # (sum Z)_+ <= sum Z_+: that of one user
+    # (sum Z)_+ <= sum Z_+: that of one user
+    alone = float(mass @ np.maximum(value, 0.0)) * (1 + SUM_ROUNDING)
     crowd = positive_part(mass, value, n) / n
     if crowd < 0:  # no bound of what is not below 0, so nothing is said of a crowd
         return min(1.0, alone)
@@ -193,7 +194,11 @@ class Amplified(Same[Any, Any, MessageProtocol[Any, Any]]):
 
     def __post_init__(self) -> None:
         local = checks.instance("client", self.client, MessageProtocol).guarantee
-        if local.model is not Model.LOCAL or local.neighbours is not Neighbours.REPLACE_ONE or not local.pure:
+        if (
+            local.model is not Model.LOCAL
+            or local.neighbours is not Neighbours.REPLACE_ONE
+            or not local.pure
+        ):
             raise ValueError(
                 f"client must be private by each message alone, with delta = 0, for replacing a user's value, not of "
                 f"{local}; take PrivUnit in the place of GaussianVector"
@@ -205,7 +210,9 @@ class Amplified(Same[Any, Any, MessageProtocol[Any, Any]]):
                 f"{hidden.epsilon:.6g}: a class with a guarantee of its own needs a blanket of its own, such as "
                 "Blanket.unknown(epsilon)"
             )
-        checks.keep(self, users=lambda name, users: checks.integer(name, users, 1), delta=checks.fraction)
+        checks.keep(
+            self, users=lambda name, users: checks.integer(name, users, 1), delta=checks.fraction
+        )
         if not 0 <= checks.integer("absent", self.absent, 0) < self.users:
             raise ValueError(f"absent must be below users = {self.users}, not {self.absent}")
         if self.epsilon is not None:
@@ -263,7 +270,13 @@ class Amplified(Same[Any, Any, MessageProtocol[Any, Any]]):
                 f"{self._present} users; take a client of less epsilon, or Amplified.calibrated"
             )
         mixed = Guarantee(
-            epsilon, self._kept, Model.SHUFFLE, Neighbours.REPLACE_ONE, False, SOURCE, local.arithmetic
+            epsilon,
+            self._kept,
+            Model.SHUFFLE,
+            Neighbours.REPLACE_ONE,
+            False,
+            SOURCE,
+            local.arithmetic,
         )
         return mixed.rounded(self._variation, self.delta) if local.variation else mixed
 

@@ -67,7 +67,9 @@ class CorrelatedSum(MessageLaw):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        checks.keep(self, ratio=checks.fraction, flood_shape=checks.positive, flood_ratio=checks.fraction)
+        checks.keep(
+            self, ratio=checks.fraction, flood_shape=checks.positive, flood_ratio=checks.fraction
+        )
 
     @property
     def contents(self) -> tuple[int, ...]:
@@ -89,7 +91,8 @@ class CorrelatedSum(MessageLaw):
         """x + Z1 + Z3 messages "+1" and Z2 + Z3 messages "-1" of each user in each instance."""
         (users, instances), true = bits.shape, bits.nonzero()[:, 1].to(torch.int32)
         above, below = (
-            scattered_negative_binomial(users, instances, 1 / self.users, self.ratio, draws) for _ in range(2)
+            scattered_negative_binomial(users, instances, 1 / self.users, self.ratio, draws)
+            for _ in range(2)
         )
         flood = scattered_negative_binomial(
             users, instances, self.flood_shape / self.users, self.flood_ratio, draws
@@ -117,7 +120,9 @@ class CorrelatedSum(MessageLaw):
 
     def profiles(self, absent: int = 0) -> tuple[Profile, ...]:
         left = self.present(absent) / self.users
-        return correlated_profiles(self.ratio, left * self.flood_shape, self.flood_ratio, shape=left)
+        return correlated_profiles(
+            self.ratio, left * self.flood_shape, self.flood_ratio, shape=left
+        )
 
     @classmethod
     def least(cls, target: Target, share: float = 0.05) -> Self:
@@ -128,12 +133,16 @@ class CorrelatedSum(MessageLaw):
         """
         share = checks.fraction("share", share)
         target, left = target.composed(cls), (target.users - target.absent) / target.users
-        limit = largest_epsilon(lambda e: unlimited_flood_profiles(math.exp(-e), shape=left)[:1], target)
+        limit = largest_epsilon(
+            lambda e: unlimited_flood_profiles(math.exp(-e), shape=left)[:1], target
+        )
         ratio = math.exp(-(1 - share) * limit)
         flips = target.sensitivity.flips
         c = STEEP * flips / (flips + FEW)
         flood = math.exp(-max(c * limit, 1 / WIDEST))
-        return least_noise(lambda root: cls(target.users, ratio, root**2, flood), FIRST, target, ROUGH)
+        return least_noise(
+            lambda root: cls(target.users, ratio, root**2, flood), FIRST, target, ROUGH
+        )
 
 
 def signed_messages(n: int, plus: list[Tensor], minus: list[Tensor]) -> ShuffledMessages:
@@ -226,11 +235,16 @@ class PureSum(MessageLaw):
     def messages_per_user(self) -> float:
         """1 - drop + 2 (1 - drop) E F + 2 ratio/((1 - ratio) n)."""
         tilt, length = self.share * self.epsilon, self.flood + 1
-        if tilt * length < 1e-4:  # nearly uniform: the first terms in tilt, where the closed form cancels
+        # nearly uniform: the first terms in tilt, where the closed form cancels
+        if tilt * length < 1e-4:
             mean = self.flood / 2 + (length * length - 1) * tilt / 12
         else:
-            mean = self.flood - 1 / math.expm1(tilt) + length / math.expm1(min(tilt * length, 700.0))
-        return (1 - self.drop) * (1 + 2 * mean) + 2 / (math.expm1((1 - self.share) * self.epsilon) * self.users)
+            mean = (
+                self.flood - 1 / math.expm1(tilt) + length / math.expm1(min(tilt * length, 700.0))
+            )
+        return (1 - self.drop) * (1 + 2 * mean) + 2 / (
+            math.expm1((1 - self.share) * self.epsilon) * self.users
+        )
 
     @property
     def _flood(self) -> tuple[float, int]:
@@ -247,7 +261,9 @@ class PureSum(MessageLaw):
         if self._held:
             return tabulated(size, _short, self._flood, draws)
         tilt = self.share * self.epsilon
-        return (-torch.log1p(draws.uniform((size,)) * math.expm1(-tilt * (self.flood + 1))) / tilt).long()
+        return (
+            -torch.log1p(draws.uniform((size,)) * math.expm1(-tilt * (self.flood + 1))) / tilt
+        ).long()
 
     @property
     def variation(self) -> float | None:
@@ -259,11 +275,16 @@ class PureSum(MessageLaw):
         """The messages "+1" and "-1" of each user in each instance."""
         users, instances = bits.shape
         above, below = (
-            scattered_negative_binomial(users, instances, 1 / self.users, self.ratio, draws) for _ in range(2)
+            scattered_negative_binomial(users, instances, 1 / self.users, self.ratio, draws)
+            for _ in range(2)
         )
         kept = tabulated(bits.numel(), _coin, self.drop, draws).view(bits.shape) == 0
-        copies = (self.flood - self._missing(bits.numel(), draws).view(bits.shape)).clamp_min(0) * kept
-        instance = torch.arange(bits.shape[1], dtype=torch.int32, device=bits.device).expand(bits.shape)
+        copies = (self.flood - self._missing(bits.numel(), draws).view(bits.shape)).clamp_min(
+            0
+        ) * kept
+        instance = torch.arange(bits.shape[1], dtype=torch.int32, device=bits.device).expand(
+            bits.shape
+        )
         flood = instance.flatten().repeat_interleave(copies.flatten())
         return signed_messages(users, [instance[bits & kept], above, flood], [below, flood])
 
@@ -299,7 +320,9 @@ class PureSum(MessageLaw):
             each = target.epsilon / flips
         else:
             each = largest_epsilon(lambda e: (pure_profile(e),), target.composed(cls))
-        left = each * (2 - ROUNDED_UP) ** 2 - math.log(target.users / (target.users - target.absent))
+        left = each * (2 - ROUNDED_UP) ** 2 - math.log(
+            target.users / (target.users - target.absent)
+        )
         if flips > 1 and each < 1e-6:
             raise ValueError(
                 f"epsilon = {target.epsilon:g} leaves {each:.3g} to each of flips = {flips}, where PureSum "
@@ -319,7 +342,10 @@ class PureSum(MessageLaw):
         epsilon: of one instance. For each share, the largest drop that keeps the RMSE solves a quadratic equation.
         Raises ValueError.
         """
-        users, epsilon = checks.integer("users", users, 1), checks.within("epsilon", epsilon, 1e-6, 700)
+        users, epsilon = (
+            checks.integer("users", users, 1),
+            checks.within("epsilon", epsilon, 1e-6, 700),
+        )
         slack = checks.within("slack", checks.positive("slack", slack), 0, 1e9)
         budget = (1 + slack) ** 2 * _laplace_variance(epsilon)
 
@@ -332,7 +358,9 @@ class PureSum(MessageLaw):
         # the share that leaves nothing to drops: 1/sinh(x/2)^2 = 2 budget
         most = 1 - 2 * math.asinh(1 / math.sqrt(2 * budget)) / epsilon
         best = minimize_scalar(
-            lambda share: law(share).messages_per_user, bounds=(1e-3 * most, (1 - 1e-6) * most), method="bounded"
+            lambda share: law(share).messages_per_user,
+            bounds=(1e-3 * most, (1 - 1e-6) * most),
+            method="bounded",
         )
         return law(float(best.x))
 

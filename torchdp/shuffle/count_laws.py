@@ -31,11 +31,13 @@ from torchdp.rounded import guide
 # Masses are followed until they fall below e^-FAR of the largest; the rest counts as lost privacy.
 FAR = 100.0
 _LARGEST_LAW = 1 << 24
-BLOCKS = 1 << 11  # of neighbouring counts; a distribution on more than four times as many is kept in blocks
+# of neighbouring counts; a distribution on more than four times as many is kept in blocks
+BLOCKS = 1 << 11
 MOST_RATE = 2.0**14  # of one draw of a table: below 2^12 thresholds
 MOST_RATIO = 0.996  # below it a table of cluster sizes has fewer than 2^15 thresholds
 SURELY = 1 + 2.0**-50  # rates are rounded up: more noise of one kind is no less private
-OF_A_DRAW = 2.0**-113  # above the distance of any table here from its distribution, (thresholds + 3) 2^-129
+# above the distance of any table here from its distribution, (thresholds + 3) 2^-129
+OF_A_DRAW = 2.0**-113
 # Relative rounding of a curve, and of the tail masses whose difference it is; tests compare with 50 digits.
 _ROUNDING, _CANCELLATION = 1e-10, 1e-13
 
@@ -72,7 +74,9 @@ class CountLaw:
         return b * ratio, b, np.log(ratio)
 
 
-def merged(mass: np.ndarray, ratio: np.ndarray, starts: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def merged(
+    mass: np.ndarray, ratio: np.ndarray, starts: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
     """Fewer outcomes of a pair (P, Q), for each row: Q's ``mass``, and P's over it.
 
     Each outcome is split into two, of the least and the largest ratio of its block, such that both masses stay: who
@@ -101,7 +105,9 @@ def negative_binomial_law(shape: float, ratio: float) -> CountLaw:
     return _count_law(lambda y: np.log((y - 1 + shape) * ratio / y), mode, deviation, ratio)
 
 
-def _count_law(step: Callable[[np.ndarray], np.ndarray], mode: int, deviation: float, limit: float) -> CountLaw:
+def _count_law(
+    step: Callable[[np.ndarray], np.ndarray], mode: int, deviation: float, limit: float
+) -> CountLaw:
     """The distribution around its mode; limit: what Pr[D = y]/Pr[D = y - 1] tends to.
 
     Where the ratios fall with y (all but NB of shape < 1) each step outside is at least FAR/width away from 0; at
@@ -116,7 +122,9 @@ def _count_law(step: Callable[[np.ndarray], np.ndarray], mode: int, deviation: f
                 "by a larger epsilon or delta"
             )
         steps = step(np.arange(low + 1, high + 1, dtype=np.float64))
-        logs = np.concatenate([-np.cumsum(steps[: mode - low][::-1])[::-1], [0.0], np.cumsum(steps[mode - low :])])
+        logs = np.concatenate(
+            [-np.cumsum(steps[: mode - low][::-1])[::-1], [0.0], np.cumsum(steps[mode - low :])]
+        )
         if (low == 0 or logs[0] < -FAR) and logs[-1] < -FAR:
             break
         width *= 2
@@ -131,12 +139,16 @@ def plus_geometric(law: CountLaw, ratio: float) -> CountLaw:
     """That of D + G, Pr[G = j] = (1 - ratio) ratio^j: h(y) = (1 - ratio) g(y) + ratio h(y - 1), no subtraction."""
     more = math.ceil(-FAR / math.log(ratio))
     if more > _LARGEST_LAW:
-        raise NotFollowed(f"ratio is too close to 1: its noise spreads over more than {_LARGEST_LAW} counts")
+        raise NotFollowed(
+            f"ratio is too close to 1: its noise spreads over more than {_LARGEST_LAW} counts"
+        )
     from scipy.signal import lfilter  # here, because loading it takes half a second
 
     mass = lfilter([1 - ratio], [1, -ratio], np.append(law.mass, np.zeros(more)))
     mass = mass[: 1 + int(np.flatnonzero(mass > math.exp(-2 * FAR))[-1])]
-    return CountLaw(law.first, mass / mass.sum(), np.diff(np.log(mass)), law.lost + 2 * more * math.exp(-FAR))
+    return CountLaw(
+        law.first, mass / mass.sum(), np.diff(np.log(mass)), law.lost + 2 * more * math.exp(-FAR)
+    )
 
 
 def scattered_poisson(cells: int, places: int, mean: float, draws: Draws) -> Tensor:
@@ -165,7 +177,9 @@ def tabulated(size: int, law: Callable[[Any], Table], parameter: Hashable, draws
     return out
 
 
-def scattered_negative_binomial(cells: int, places: int, shape: float, ratio: float, draws: Draws) -> Tensor:
+def scattered_negative_binomial(
+    cells: int, places: int, shape: float, ratio: float, draws: Draws
+) -> Tensor:
     """The places of NB(shape, ratio) points in each of ``cells`` cells at each of ``places`` places: int32.
 
     NB(shape, ratio) is the total of Poisson(-shape log(1 - ratio)) clusters of logarithmic sizes,
@@ -264,17 +278,27 @@ def unlimited_flood_profiles(ratio: float, *, shape: float = 1.0) -> tuple[Profi
 def _signed_profiles(w: float, shape: float, flood: CountLaw | None) -> tuple[Profile, Profile]:
     """The pairs of ``correlated_profiles``; no flood stands for an unlimited one."""
     if checks.positive("shape", shape) > 1:
-        raise ValueError(f"shape must be at most 1, not {shape!r}; more noise than NB(1, ratio) hides no less")
+        raise ValueError(
+            f"shape must be at most 1, not {shape!r}; more noise than NB(1, ratio) hides no less"
+        )
     if flood is None:
         return _sides(w, shape, _equal_laws, _equal_laws)
-    return _sides(w, shape, *one_type_profiles(plus_geometric(flood, w * w) if shape == 1 else flood))
+    return _sides(
+        w, shape, *one_type_profiles(plus_geometric(flood, w * w) if shape == 1 else flood)
+    )
 
 
 def _sides(w: float, shape: float, up: Profile, down: Profile) -> tuple[Profile, Profile]:
     """The same from the flood's own pair in both directions."""
     if shape == 1:
-        small, large, loss = np.array([w / (1 + w)]), np.array([1 / (1 + w)]), np.array([-math.log(w)])
-        return _two_sides(large, loss, small, -loss, up, 0.0), _two_sides(small, -loss, large, loss, down, 0.0)
+        small, large, loss = (
+            np.array([w / (1 + w)]),
+            np.array([1 / (1 + w)]),
+            np.array([-math.log(w)]),
+        )
+        return _two_sides(large, loss, small, -loss, up, 0.0), _two_sides(
+            small, -loss, large, loss, down, 0.0
+        )
     law = negative_binomial_law(shape, w)  # its mode is 0, so it starts at 0
     below = np.cumsum(law.mass)[:-1]  # Pr[Z <= z]
     lost = 2 * (law.lost + float(law.mass[-1]))
@@ -285,7 +309,12 @@ def _sides(w: float, shape: float, up: Profile, down: Profile) -> tuple[Profile,
 
 
 def _two_sides(
-    known: np.ndarray, losses: np.ndarray, hidden: np.ndarray, shifts: np.ndarray, flood: Profile, lost: float
+    known: np.ndarray,
+    losses: np.ndarray,
+    hidden: np.ndarray,
+    shifts: np.ndarray,
+    flood: Profile,
+    lost: float,
 ) -> Profile:
     """``known`` masses of P with ``losses``; ``hidden`` ones with ``shifts`` besides the loss of the flood's pair."""
     open_side = pair_profile(known, losses, lost)
@@ -293,7 +322,9 @@ def _two_sides(
 
     def profile(epsilons: np.ndarray) -> np.ndarray:
         epsilons = np.asarray(epsilons, dtype=np.float64)
-        closed = sum(mass * flood(epsilons - shift) for mass, shift in zip(hidden, shifts, strict=True))
+        closed = sum(
+            mass * flood(epsilons - shift) for mass, shift in zip(hidden, shifts, strict=True)
+        )
         return np.minimum(open_side(epsilons) + (1 + _ROUNDING) * closed, 1.0)
 
     return profile
@@ -312,9 +343,12 @@ def _fewer(masses: np.ndarray, losses: np.ndarray) -> tuple[np.ndarray, np.ndarr
     grid = low + offsets if most - low < high - most else np.sort(high - offsets)
     grid[0], grid[-1] = low, high
     right = np.clip(np.searchsorted(grid, losses), 1, len(grid) - 1)
-    share = np.expm1(grid[right - 1] - losses) / np.expm1(grid[right - 1] - grid[right])  # of the right one
+    # of the right one
+    share = np.expm1(grid[right - 1] - losses) / np.expm1(grid[right - 1] - grid[right])
     share = np.clip(share, 0.0, 1.0)
-    split = np.bincount(right, share * masses, len(grid)) + np.bincount(right - 1, (1 - share) * masses, len(grid))
+    split = np.bincount(right, share * masses, len(grid)) + np.bincount(
+        right - 1, (1 - share) * masses, len(grid)
+    )
     return split, grid
 
 

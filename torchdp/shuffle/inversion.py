@@ -43,8 +43,10 @@ FAST, SHARP = (5.0, 0.15), (10.0, 0.08)  # T in deviations of the loss; s a
 REACH = 3.5  # the last frequency, in 1/s
 SHARES = (1e-3, 2e-2, 5e-2, 0.1, 0.2)  # of delta that the cuts may cost
 SKEWED = 50.0  # variance, in ones, below which the loss is far from normal
-LOPSIDED = 1 / 300  # skewness^2 of the noise, above which it is too where a user moves by less than one step
-FLAT = 1.0  # mass at a cut, times variance^2: more would show among the fourth powers of small moves
+# skewness^2 of the noise, above which it is too where a user moves by less than one step
+LOPSIDED = 1 / 300
+# mass at a cut, times variance^2: more would show among the fourth powers of small moves
+FLAT = 1.0
 RATIO = 1.08  # of neighbouring points of the grid
 ENDS = (0.95, 0.97, 0.985, 0.995)  # of the largest distance, in the grid too
 WALK = np.arange(-4.0, 1.6, 0.5)  # ln a, about that of Gaussian noise: skewed noise wants less
@@ -89,7 +91,13 @@ class Move:
     """
 
     def __init__(
-        self, grid: Array, base: Array, excess: Array, up: bool, edge: float = 0.0, beta: float = 0.0
+        self,
+        grid: Array,
+        base: Array,
+        excess: Array,
+        up: bool,
+        edge: float = 0.0,
+        beta: float = 0.0,
     ) -> None:
         self.up, self.beta, self.edge = up, beta, edge
         if len(base) > WIDTH:
@@ -168,10 +176,14 @@ def starts_of(mass: Array, width: int = WIDTH) -> Array:
     """Where blocks begin: half of them evenly, half as the cube root of the mass asks, for the loss' variance."""
     weight = np.cumsum(np.cbrt(mass))
     weight = weight / weight[-1] + np.arange(1, len(mass) + 1) / len(mass)
-    return np.unique(np.searchsorted(weight, weight[-1] * np.arange(width // 2) / (width // 2), side="right"))
+    return np.unique(
+        np.searchsorted(weight, weight[-1] * np.arange(width // 2) / (width // 2), side="right")
+    )
 
 
-def moved_delta(law: CountLaw, epsilon: float, instances: int, gamma: float, largest: float = 1.0) -> float:
+def moved_delta(
+    law: CountLaw, epsilon: float, instances: int, gamma: float, largest: float = 1.0
+) -> float:
     """A delta at ``epsilon`` of ``instances`` sums with this unimodal noise, where a user moves by ``gamma``.
 
     largest: of its numbers, which move by no more. Unchecked.
@@ -190,10 +202,13 @@ def moved_delta(law: CountLaw, epsilon: float, instances: int, gamma: float, lar
         d = cut.mass
         chi = float(((d[1:] - d[:-1]) ** 2 / d[1:]).sum())  # c_2 of one step
         chi = max(chi, float(d[0]) / 100, float(d[-1]) / 100)  # that of uniform noise is 0
-        turns = (False,) if np.array_equal(d, d[::-1]) else (False, True)  # symmetric noise has one direction
+        # symmetric noise has one direction
+        turns = (False,) if np.array_equal(d, d[::-1]) else (False, True)
 
         def moves(grid: Array) -> Iterator[Move]:
-            return (Move.of_noise(cut, grid, turned, up) for turned in turns for up in (True, False))
+            return (
+                Move.of_noise(cut, grid, turned, up) for turned in turns for up in (True, False)
+            )
 
         found = _delta(moves, chi, epsilon, wide, gamma, farthest, setting, tilt)
         return min(1.0, cut.lost * wide + found)
@@ -216,7 +231,9 @@ def _skewed(mass: Array, one: float, farthest: float) -> bool:
     """Whether the sharp setting gains more than 0.2 % of the variance; one: counts that a bit is worth."""
     off = np.arange(len(mass)) - mass @ np.arange(len(mass))
     variance = float(mass @ off**2)
-    return variance < SKEWED * one**2 or (farthest < 1 and float(mass @ off**3) ** 2 > LOPSIDED * variance**3)
+    return variance < SKEWED * one**2 or (
+        farthest < 1 and float(mass @ off**3) ** 2 > LOPSIDED * variance**3
+    )
 
 
 def _sharpest(cut_at: Bound, best: float, farthest: float) -> float:
@@ -274,7 +291,9 @@ def _delta(
     s = gaussian / a
     period = min(longest * math.sqrt(gamma * chi + s * s), LONGEST * s)
     count = math.ceil(REACH / (s * 2 * math.pi / period)) + 1
-    grid = _grid(_first(chi, abs(complex(a, 2 * math.pi * (count - 1) / period)), farthest), farthest)
+    grid = _grid(
+        _first(chi, abs(complex(a, 2 * math.pi * (count - 1) / period)), farthest), farthest
+    )
     E = exponents(list(make(grid)), a, 2 * math.pi / period, count, grid)
     w = 2 * math.pi / period * np.arange(count)
     logs = E + (a * a + a - w * w) * s * s / 2 - a * epsilon
@@ -293,7 +312,9 @@ def _first(chi: float, order: float, farthest: float) -> float:
 def _grid(first: float, last: float) -> Array:
     """From ``first`` to ``last``: a geometric progression, all whole numbers, and some points near the end."""
     count = math.ceil(math.log(last / first) / math.log(RATIO)) + 1
-    points = np.concatenate([np.geomspace(first, last, count), np.arange(1, int(last) + 1), last * np.array(ENDS)])
+    points = np.concatenate(
+        [np.geomspace(first, last, count), np.arange(1, int(last) + 1), last * np.array(ENDS)]
+    )
     return np.unique(points[(points >= first) & (points <= last)])
 
 
@@ -306,5 +327,7 @@ def _chords(x: Array, modulus: Array) -> Array:
         B = (m2 - m1) / (x2 - x1) / half
         A = np.log(half) - B * at
         turning = np.clip(np.where(B != 0, -2 * A / B, x1), x1, x2)
-        rates = np.maximum(np.maximum((A + B * x1) / x1**2, (A + B * x2) / x2**2), (A + B * turning) / turning**2)
+        rates = np.maximum(
+            np.maximum((A + B * x1) / x1**2, (A + B * x2) / x2**2), (A + B * turning) / turning**2
+        )
     return np.where(np.isfinite(modulus).all(1), rates.max(1), np.inf)

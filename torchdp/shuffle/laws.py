@@ -81,8 +81,13 @@ class ShuffledMessages(Brief):
         kind = (self.instance.long() - first).mul_(width).add_(self.content).sub_(least)
         counts = torch.bincount(kind)
         kinds = torch.arange(len(counts), device=counts.device)
-        instance, content = (kinds // width + first).to(torch.int32), (kinds % width + least).to(torch.int8)
-        return ShuffledMessages(self.n, instance.repeat_interleave(counts), content.repeat_interleave(counts))
+        instance, content = (
+            (kinds // width + first).to(torch.int32),
+            (kinds % width + least).to(torch.int8),
+        )
+        return ShuffledMessages(
+            self.n, instance.repeat_interleave(counts), content.repeat_interleave(counts)
+        )
 
 
 @dataclass(frozen=True)
@@ -93,7 +98,8 @@ class BitLaw(ABC):
     ``delta_of`` and ``epsilon_of`` say what it guarantees over many instances. Raises ValueError.
     """
 
-    own_number: ClassVar[bool] = False  # whether what it guarantees depends on how many users there are
+    # whether what it guarantees depends on how many users there are
+    own_number: ClassVar[bool] = False
 
     takes_numbers: ClassVar[bool] = False  # whether it sums numbers in [0, 1] as well as bits
 
@@ -158,7 +164,13 @@ class BitLaw(ABC):
 
     @classmethod
     def calibrated(
-        cls, users: int, epsilon: float, delta: float, instances: int | Sensitivity, absent: int = 0, **own: float
+        cls,
+        users: int,
+        epsilon: float,
+        delta: float,
+        instances: int | Sensitivity,
+        absent: int = 0,
+        **own: float,
     ) -> Self:
         """That of this kind with the least noise that is (epsilon, delta)-DP over ``instances`` instances.
 
@@ -179,7 +191,9 @@ class BitLaw(ABC):
         """
         moves = Sensitivity.of(instances)
         if moves.largest > 1 and not (cls.takes_counts or cls.takes_numbers):
-            raise TypeError(f"{cls.__name__} takes bits, which move by 1 at most; take BoundedSum or PoissonSum")
+            raise TypeError(
+                f"{cls.__name__} takes bits, which move by 1 at most; take BoundedSum or PoissonSum"
+            )
         target = Target(moves, users, epsilon, delta, absent)
         return cls.least(target, **own)
 
@@ -192,14 +206,18 @@ class BitLaw(ABC):
     @property
     def rmse(self) -> float:
         """Root of the largest variance over all inputs."""
-        return math.sqrt(float(self.variance(torch.tensor([0, self.users], dtype=torch.int64)).max()))
+        return math.sqrt(
+            float(self.variance(torch.tensor([0, self.users], dtype=torch.int64)).max())
+        )
 
     @final
     def present(self, absent: int) -> int:
         """Users whose noise counts, at least one. Raises ValueError."""
         absent = checks.integer("absent", absent, 0)
         if absent >= self.users:
-            raise ValueError(f"absent must be below the number of users, {self.users}, not {absent}")
+            raise ValueError(
+                f"absent must be below the number of users, {self.users}, not {absent}"
+            )
         return self.users - absent
 
 
@@ -303,13 +321,17 @@ class CentralGaussianSum(BitLaw):
     def _noisy(self) -> float:
         """sigma. Raises ValueError for 0."""
         if not self.sigma:
-            raise ValueError("a sum with sigma = 0 is not private; take it as a reference for the error only")
+            raise ValueError(
+                "a sum with sigma = 0 is not private; take it as a reference for the error only"
+            )
         return self.sigma
 
     @classmethod
     def least(cls, target: Target) -> Self:
         target, move = (
             target.positive_delta(cls),
-            min(target.sensitivity.change, target.sensitivity.flips * target.sensitivity.largest**2),
+            min(
+                target.sensitivity.change, target.sensitivity.flips * target.sensitivity.largest**2
+            ),
         )
         return cls(target.users, gaussian_sigma(target.epsilon, target.delta, math.sqrt(move)))

@@ -69,7 +69,9 @@ class OneTypeSum(MessageLaw):
         return one_type_profiles(self.noise_law(absent))
 
     def moved_delta(self, epsilon: float, moves: Sensitivity, absent: int = 0) -> float:
-        return moved_delta(self.noise_law(absent), epsilon, moves.instances, moves.change, moves.largest)
+        return moved_delta(
+            self.noise_law(absent), epsilon, moves.instances, moves.change, moves.largest
+        )
 
     @abstractmethod
     def noise(self, like: Tensor, draws: Draws) -> Tensor:
@@ -93,7 +95,9 @@ class OneTypeSum(MessageLaw):
         if bits.dtype == torch.bool:
             true = bits.nonzero()[:, 1].to(torch.int32)
         else:
-            place = torch.arange(bits.shape[1], dtype=torch.int32, device=bits.device).repeat(len(bits))
+            place = torch.arange(bits.shape[1], dtype=torch.int32, device=bits.device).repeat(
+                len(bits)
+            )
             true = torch.repeat_interleave(place, bits.flatten())
         instance = torch.cat([true, self.scattered(len(bits), bits.shape[1], draws)])
         return ShuffledMessages(len(bits), instance, torch.ones_like(instance, dtype=torch.int8))
@@ -107,7 +111,9 @@ class OneTypeSum(MessageLaw):
         return total.double() - self.noise_mean * (n / self.users)
 
     def limits(self, n: int, most: float = 1.0) -> Limits:
-        mean, variance = (each * (n / self.users) for each in (self.noise_mean, self.noise_variance))
+        mean, variance = (
+            each * (n / self.users) for each in (self.noise_mean, self.noise_variance)
+        )
         return Limits(0, most * n + mean + farthest(math.sqrt(variance), max(1.0, variance / mean)))
 
     def variance(self, ones: Tensor) -> Tensor:
@@ -194,14 +200,22 @@ class NegativeBinomialSum(OneTypeSum):
         return self.noise_mean / (1 - self.ratio)
 
     def noise(self, like: Tensor, draws: Draws) -> Tensor:
-        return draws.negative_binomial(torch.full_like(like, self.shape, dtype=torch.float64), self.ratio)
+        return draws.negative_binomial(
+            torch.full_like(like, self.shape, dtype=torch.float64), self.ratio
+        )
 
     def scattered(self, users: int, instances: int, draws: Draws) -> Tensor:
-        return scattered_negative_binomial(users, instances, self.shape / self.users, self.ratio, draws)
+        return scattered_negative_binomial(
+            users, instances, self.shape / self.users, self.ratio, draws
+        )
 
     @property
     def variation(self) -> float | None:
-        return variation_of(self.users, (MOST_RATE + 1) * self.noise_mean) if self.ratio <= MOST_RATIO else None
+        return (
+            variation_of(self.users, (MOST_RATE + 1) * self.noise_mean)
+            if self.ratio <= MOST_RATIO
+            else None
+        )
 
     def noise_law(self, absent: int = 0) -> CountLaw:
         return negative_binomial_law(self.shape * self.present(absent) / self.users, self.ratio)
@@ -276,7 +290,11 @@ class BoundedSum(OneTypeSum):
 
     def noise(self, like: Tensor, draws: Draws) -> Tensor:
         """How many users have each value, one value after another: O(c), whatever their number."""
-        total, left, rest = torch.zeros_like(like, dtype=torch.int64), torch.full_like(like, self.users), 1.0
+        total, left, rest = (
+            torch.zeros_like(like, dtype=torch.int64),
+            torch.full_like(like, self.users),
+            1.0,
+        )
         left = left.to(torch.int64)
         for value, chance in enumerate(self.chances):
             last = value == len(self.chances) - 1
@@ -288,7 +306,9 @@ class BoundedSum(OneTypeSum):
         wide = draws.integers((users, instances)) < math.ceil(self.share * 2.0**63)
         shares = torch.empty_like(wide, dtype=torch.int64)
         for reach, kind in ((self.half_width, ~wide), (self.half_width + 1, wide)):
-            shares[kind] = draws.below(2 * reach + 1, (int(kind.sum()),)) + self.half_width + 1 - reach
+            shares[kind] = (
+                draws.below(2 * reach + 1, (int(kind.sum()),)) + self.half_width + 1 - reach
+            )
         place = torch.arange(instances, dtype=torch.int32, device=draws.device).repeat(users)
         return torch.repeat_interleave(place, shares.flatten())
 
@@ -309,7 +329,9 @@ class BoundedSum(OneTypeSum):
             lost += n * less
         half = law[: len(law) // 2 + 1]
         law = np.concatenate([half, half[:-1][::-1]])  # symmetric to the last digit
-        return CountLaw(0, law / law.sum(), np.diff(np.log(law)), lost + 2 * len(law) * math.exp(-FAR))
+        return CountLaw(
+            0, law / law.sum(), np.diff(np.log(law)), lost + 2 * len(law) * math.exp(-FAR)
+        )
 
     def resized(self, users: int, factor: float) -> Self:
         return replace(self, users=users, deviation=self.deviation * math.sqrt(factor))

@@ -27,10 +27,17 @@ def composition(
     changes at most ``sparsity`` of the bits of a repetition.
     Source: Wagner (2025), Theorem 3.1; Dwork, Rothblum, Vadhan (2010), Theorem III.3.
     """
-    instances, sparsity = checks.integer("instances", instances, 1), checks.integer("sparsity", sparsity, 1)
-    each = checks.within("epsilon * sparsity", checks.positive("epsilon", epsilon) * sparsity, 0, LARGEST)
+    instances, sparsity = (
+        checks.integer("instances", instances, 1),
+        checks.integer("sparsity", sparsity, 1),
+    )
+    each = checks.within(
+        "epsilon * sparsity", checks.positive("epsilon", epsilon) * sparsity, 0, LARGEST
+    )
     slack = checks.fraction("slack", slack)
-    total = each * math.expm1(each) * instances + each * math.sqrt(2 * instances * math.log(1 / slack))
+    total = each * math.expm1(each) * instances + each * math.sqrt(
+        2 * instances * math.log(1 / slack)
+    )
     return total, instances * sparsity * checks.non_negative("delta", delta) + slack
 
 
@@ -42,7 +49,10 @@ def split(epsilon: float, delta: float, instances: int, sparsity: int = 1) -> tu
     Guarantees: ``composition`` of the result is at most (epsilon, delta).
     Source: Wagner (2025), Theorem 3.1 and section 5.
     """
-    epsilon, delta = checks.within("epsilon", epsilon, LEAST, LARGEST), checks.fraction("delta", delta)
+    epsilon, delta = (
+        checks.within("epsilon", epsilon, LEAST, LARGEST),
+        checks.fraction("delta", delta),
+    )
 
     def spent(inverse: float) -> float:
         return composition(1 / inverse, 0.0, instances, delta / 2, sparsity)[0]
@@ -61,7 +71,10 @@ def randomized_response(users: int, epsilon: float, delta: float) -> RandomizedR
     total of 7; fed epsilon = 7 itself it would have delta 4e-5 for 1e-6 at n = 1e5.
     Source: Cheu, Smith, Ullman, Zeber, Zhilyaev (2019), as Wagner (2025) uses it.
     """
-    users, epsilon = checks.integer("users", users, 1), checks.within("epsilon", epsilon, LEAST, LARGEST)
+    users, epsilon = (
+        checks.integer("users", users, 1),
+        checks.within("epsilon", epsilon, LEAST, LARGEST),
+    )
     log = math.log(4 / checks.fraction("delta", delta))
     if epsilon >= math.sqrt(192 * log / users):
         coins = 64 * log / epsilon**2
@@ -77,7 +90,9 @@ def poisson(users: int, epsilon: float, delta: float) -> PoissonSum:
     Source: Ghazi, Kumar, Manurangsi, Pagh (2020), Theorem 11.
     """
     drop = -math.expm1(-checks.within("epsilon", epsilon, LEAST, LARGEST))
-    return PoissonSum(users, 16 * math.log(10 / checks.fraction("delta", delta)) / drop**2 + 2 / drop)
+    return PoissonSum(
+        users, 16 * math.log(10 / checks.fraction("delta", delta)) / drop**2 + 2 / drop
+    )
 
 
 def correlated(users: int, epsilon: float, delta: float, gamma: float = 0.01) -> CorrelatedSum:
@@ -90,7 +105,10 @@ def correlated(users: int, epsilon: float, delta: float, gamma: float = 0.01) ->
     Guarantees: (epsilon, delta)-DP, for epsilon, delta < 1.
     Source: Ghazi, Kumar, Manurangsi, Pagh (2020), Theorems 1, 13 and 18.
     """
-    epsilon, gamma = checks.within("epsilon", epsilon, LEAST, LARGEST), checks.fraction("gamma", gamma)
+    epsilon, gamma = (
+        checks.within("epsilon", epsilon, LEAST, LARGEST),
+        checks.fraction("gamma", gamma),
+    )
     stays, spent = (1 - gamma) * epsilon, min(0.5, gamma * epsilon)
     log = math.log((math.exp(stays) + 2 * math.exp(2 * stays)) / checks.fraction("delta", delta))
     hidden = math.ceil(log / stays)
@@ -105,7 +123,10 @@ def correlated_one(users: int, epsilon: float, delta: float, gamma: float = 0.01
     Guarantees: (epsilon, delta)-DP, for gamma epsilon, delta < 1.
     Source: Ghazi, Kumar, Manurangsi, Pagh, Sinha (2021), Lemma 9, with Theorem 13 of Ghazi et al. (2020).
     """
-    epsilon, gamma = checks.within("epsilon", epsilon, LEAST, LARGEST), checks.fraction("gamma", gamma)
+    epsilon, gamma = (
+        checks.within("epsilon", epsilon, LEAST, LARGEST),
+        checks.fraction("gamma", gamma),
+    )
     shape = 3 * (1 + math.log(1 / checks.fraction("delta", delta)))
     return CorrelatedSum(
         users, math.exp(-(1 - gamma) * epsilon), shape, math.exp(-0.2 * min(1.0, gamma * epsilon))
@@ -119,11 +140,16 @@ def pure(users: int, epsilon: float, rho: float = 0.5) -> tuple[float, float]:
     Raises ValueError, also where the drop probability is not below 1: then the protocol does not exist at this n.
     Source: Ghazi, Kumar, Manurangsi (2023), as in the code of Wagner (2025).
     """
-    users, epsilon = checks.integer("users", users, 1), checks.within("epsilon", epsilon, LEAST, LARGEST)
+    users, epsilon = (
+        checks.integer("users", users, 1),
+        checks.within("epsilon", epsilon, LEAST, LARGEST),
+    )
     rho = checks.positive("rho", rho)
     if rho > 0.5:
         raise ValueError(f"rho must lie in (0, 1/2], not {rho!r}")
     drop = 0.2 * rho / (math.exp(epsilon) * math.expm1(-epsilon) ** 2 * users)
     if drop >= 1:
-        raise ValueError(f"epsilon = {epsilon:g} needs more than {users} users: every bit would be dropped")
+        raise ValueError(
+            f"epsilon = {epsilon:g} needs more than {users} users: every bit would be dropped"
+        )
     return math.exp(-(epsilon - 0.01 * rho * min(epsilon, 1.0))), drop

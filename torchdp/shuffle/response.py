@@ -69,8 +69,12 @@ def response_profile(users: int, flip: float) -> Profile:
             for rising, f in zip(inverse_steps, law, strict=True):
                 curve = _both_directions(rising, f, a[inside], b[inside], np.expm1(sizes[inside]))
                 worst[inside] = np.maximum(worst[inside], curve)
-        curve = np.where(inside, worst * (1 + _ROUNDING) + _LOST, 0.0)[inverse].reshape(epsilons.shape)
-        return np.minimum(np.where(epsilons < 0, -np.expm1(epsilons) + np.exp(epsilons) * curve, curve), 1.0)
+        curve = np.where(inside, worst * (1 + _ROUNDING) + _LOST, 0.0)[inverse].reshape(
+            epsilons.shape
+        )
+        return np.minimum(
+            np.where(epsilons < 0, -np.expm1(epsilons) + np.exp(epsilons) * curve, curve), 1.0
+        )
 
     return profile
 
@@ -117,17 +121,23 @@ def least_flip(users: Numbers, epsilon: Numbers, delta: Numbers) -> Numbers:
 
 def _flips_of(users: int, epsilon: Tensor, delta: Tensor) -> Tensor:
     kept, ones = _covering(users)
-    few = ones[np.unique(np.geomspace(1, len(ones), 16).astype(int)) - 1]  # the worst one is among the first
+    # the worst one is among the first
+    few = ones[np.unique(np.geomspace(1, len(ones), 16).astype(int)) - 1]
 
     def excess(ones: np.ndarray, some: Tensor) -> Callable[[Tensor], Tensor]:
         def of(log_rmse: Tensor) -> Tensor:
             flips = flip_of(users, log_rmse.exp()).cpu().numpy()
             curve = _worst(kept, flips, epsilon[some].cpu().numpy(), ones)
-            return torch.from_numpy(np.log(curve + 1e-300)).to(delta) - delta[some].log() + _ROUNDING
+            return (
+                torch.from_numpy(np.log(curve + 1e-300)).to(delta) - delta[some].log() + _ROUNDING
+            )
 
         return of
 
-    every, guess = torch.arange(len(delta), device=delta.device), gaussian_sigma(epsilon, delta).log()
+    every, guess = (
+        torch.arange(len(delta), device=delta.device),
+        gaussian_sigma(epsilon, delta).log(),
+    )
     log_rmse = root(excess(few, every), guess - 0.05, guess + 0.1, _NEAR)
     left = (excess(ones, every)(log_rmse) > 0).nonzero()[:, 0]
     if len(left):
@@ -155,8 +165,12 @@ def _worst(others: int, p: np.ndarray, epsilon: np.ndarray, ones: np.ndarray) ->
         above = np.where(np.arange(f.shape[1]) >= first[:, None], f, 0.0).sum(1)
         below = np.where(np.arange(f.shape[1]) < last[:, None], f, 0.0).sum(1)
         tails = np.expm1(epsilon[rows])
-        curve = np.maximum(a[rows] * f[each, first - 1] - tails * above, a[rows] * f[each, last] - tails * below)
-        found[part] = np.maximum(curve.reshape(len(part), len(ones)).max(1), 0.0) * (1 + _ROUNDING) + _LOST
+        curve = np.maximum(
+            a[rows] * f[each, first - 1] - tails * above, a[rows] * f[each, last] - tails * below
+        )
+        found[part] = (
+            np.maximum(curve.reshape(len(part), len(ones)).max(1), 0.0) * (1 + _ROUNDING) + _LOST
+        )
     return found
 
 
@@ -250,7 +264,11 @@ def _coefficients(
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """y, D(y)/(p q) and others - y + 1, (width, rows)."""
     q, y = 1 - p, bottom + np.arange(width)[:, None]
-    return y, ((p * p + q * q) * y - ((others - ones) * p * p + ones * q * q)) / (p * q), others - y + 1
+    return (
+        y,
+        ((p * p + q * q) * y - ((others - ones) * p * p + ones * q * q)) / (p * q),
+        others - y + 1,
+    )
 
 
 @dataclass(frozen=True)
@@ -278,7 +296,9 @@ class RandomizedResponseSum(MessageLaw):
         super().__post_init__()
         checks.keep(self, flip=checks.fraction)
         if self.flip >= 0.5:
-            raise ValueError(f"flip must be below 1/2, not {self.flip}: at 1/2 the messages say nothing")
+            raise ValueError(
+                f"flip must be below 1/2, not {self.flip}: at 1/2 the messages say nothing"
+            )
 
     @property
     def contents(self) -> tuple[int, ...]:
@@ -291,8 +311,11 @@ class RandomizedResponseSum(MessageLaw):
 
     def randomize_unchecked(self, bits: Tensor, draws: Draws) -> ShuffledMessages:
         """One message of each user in each instance."""
-        flips = draws.integers(tuple(bits.shape)) < math.ceil(Fraction(self.flip) * 2**63)  # no fewer than flip
-        instance = torch.arange(bits.shape[1], dtype=torch.int32, device=bits.device).repeat(len(bits))
+        # no fewer than flip
+        flips = draws.integers(tuple(bits.shape)) < math.ceil(Fraction(self.flip) * 2**63)
+        instance = torch.arange(bits.shape[1], dtype=torch.int32, device=bits.device).repeat(
+            len(bits)
+        )
         return ShuffledMessages(len(bits), instance, (bits ^ flips).flatten().to(torch.int8))
 
     @property
@@ -348,7 +371,9 @@ class RandomizedResponseSum(MessageLaw):
             return law
         target = target.composed(cls)
         if target.sensitivity.flips == 1:
-            return cls(target.users, least_flip(target.users - target.absent, target.epsilon, target.delta))
+            return cls(
+                target.users, least_flip(target.users - target.absent, target.epsilon, target.delta)
+            )
         return least_noise(lambda rmse: cls.of_rmse(target.users, rmse), target.central, target)
 
     @classmethod

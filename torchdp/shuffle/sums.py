@@ -72,7 +72,11 @@ def epsilon_of(law: BitLaw, delta: float, instances: int | Sensitivity, absent: 
 
 
 def promise(
-    law: MessageLaw, delta: float, instances: int | Sensitivity, absent: int = 0, epsilon: float | None = None
+    law: MessageLaw,
+    delta: float,
+    instances: int | Sensitivity,
+    absent: int = 0,
+    epsilon: float | None = None,
 ) -> Guarantee:
     """The guarantee of shuffled sums with this noise at this delta; arguments as in ``delta_of``.
 
@@ -86,17 +90,23 @@ def promise(
     exact = checks.instance("law", law, MessageLaw).variation is None
     kept = delta if exact else delta * ROUNDED  # what real numbers may spend
     law.present(absent)
-    real = _certified(law if absent or law.own_number else replace(law, users=1), kept, moves, absent, epsilon)
+    real = _certified(
+        law if absent or law.own_number else replace(law, users=1), kept, moves, absent, epsilon
+    )
     if law.variation is None:
         return real
     variation = law.variation * moves.instances
     if not delta and not variation:
         return replace(real, arithmetic=Arithmetic.ROUNDED)
-    return real.rounded(variation, delta or (1 + math.exp(min(real.epsilon, 700.0))) * variation * (1 + 1e-6))
+    return real.rounded(
+        variation, delta or (1 + math.exp(min(real.epsilon, 700.0))) * variation * (1 + 1e-6)
+    )
 
 
 @lru_cache(maxsize=1024)
-def _certified(law: MessageLaw, delta: float, moves: Sensitivity, absent: int, epsilon: float | None) -> Guarantee:
+def _certified(
+    law: MessageLaw, delta: float, moves: Sensitivity, absent: int, epsilon: float | None
+) -> Guarantee:
     """Of real numbers."""
     if epsilon is None:
         epsilon = epsilon_of(law, delta, moves, absent)
@@ -153,7 +163,9 @@ class Shuffled(MessageProtocol[S, ShuffledMessages]):
     def few(self, x: Tensor) -> Tensor:
         """x, if it is of 1 to ``law.users`` users. Raises ValueError."""
         if not 1 <= len(x) <= self.law.users:
-            raise ValueError(f"x must have a row for each user who sends, 1 to {self.law.users}, not {len(x)}")
+            raise ValueError(
+                f"x must have a row for each user who sends, 1 to {self.law.users}, not {len(x)}"
+            )
         return x
 
     def randomize_unchecked(self, x: Tensor, draws: Draws) -> ShuffledMessages:
@@ -161,7 +173,9 @@ class Shuffled(MessageProtocol[S, ShuffledMessages]):
 
     def collect_unchecked(self, x: Tensor, draws: Draws) -> Tally:
         at_once = max(1, int(MESSAGES_AT_ONCE / self.messages_per_user))
-        return self.add(*(self.tally(self.randomize_unchecked(part, draws)) for part in x.split(at_once)))
+        return self.add(
+            *(self.tally(self.randomize_unchecked(part, draws)) for part in x.split(at_once))
+        )
 
     @property
     def layout(self) -> Layout:
@@ -192,9 +206,13 @@ class Shuffled(MessageProtocol[S, ShuffledMessages]):
         for content in self.law.contents:
             known |= messages.content == content
         if not known.all():
-            raise ValueError(f"the content of a message must be one of {self.law.contents}; there are others")
+            raise ValueError(
+                f"the content of a message must be one of {self.law.contents}; there are others"
+            )
         self.law.refuse(torch.bincount(instance, minlength=self.instances), messages.n)
-        total = torch.bincount(instance, weights=messages.content.double(), minlength=self.instances)
+        total = torch.bincount(
+            instance, weights=messages.content.double(), minlength=self.instances
+        )
         return Tally(messages.n, {"total": total.to(torch.int64)})  # the doubles are whole numbers
 
     def whole(self, tally: Tally) -> Tally:
@@ -202,14 +220,18 @@ class Shuffled(MessageProtocol[S, ShuffledMessages]):
         least, most = self.law.users - self.absent, self.law.users
         if not least <= alike(self.check(tally).n) <= most:
             users = f"{most}" if least == most else f"{least} to {most}"
-            raise ValueError(f"tally must be of {users} users, as the noise counts on, not {tally.n}")
+            raise ValueError(
+                f"tally must be of {users} users, as the noise counts on, not {tally.n}"
+            )
         return tally
 
     def encode(self, messages: ShuffledMessages) -> bytes:
         """The number of users, 4 bytes, then each message."""
         checks.instance("messages", messages, ShuffledMessages)
         kinds = torch.tensor(self.law.contents, dtype=torch.int64, device=messages.content.device)
-        word = messages.instance.long() * len(kinds) + torch.searchsorted(kinds, messages.content.long())
+        word = messages.instance.long() * len(kinds) + torch.searchsorted(
+            kinds, messages.content.long()
+        )
         return wire.pack(torch.tensor([messages.n], dtype=torch.int64), COUNT_BITS) + wire.pack(
             word, self.bits_per_message
         )
@@ -218,8 +240,13 @@ class Shuffled(MessageProtocol[S, ShuffledMessages]):
     def decode(self, data: bytes) -> ShuffledMessages:
         head = COUNT_BITS // 8
         if len(checks.instance("data", data, bytes)) < head:
-            raise ValueError(f"data must begin with the number of users, {head} bytes; there are {len(data)}")
-        n, word = int(wire.unpack(data[:head], COUNT_BITS)), wire.unpack(data[head:], self.bits_per_message)
+            raise ValueError(
+                f"data must begin with the number of users, {head} bytes; there are {len(data)}"
+            )
+        n, word = (
+            int(wire.unpack(data[:head], COUNT_BITS)),
+            wire.unpack(data[head:], self.bits_per_message),
+        )
         kinds = torch.tensor(self.law.contents, dtype=torch.int8)
         instance = checks.indices("data", word // len(kinds), self.instances)
         return ShuffledMessages(n, instance.to(torch.int32), kinds[word % len(kinds)])
@@ -246,18 +273,29 @@ class BitSums(Shuffled[Tensor]):
 
     def __post_init__(self) -> None:
         checks.instance("law", self.law, MessageLaw).countable()
-        object.__setattr__(self, "instances", checks.integer("instances", self.instances, 1, 2**31 - 1))
+        object.__setattr__(
+            self, "instances", checks.integer("instances", self.instances, 1, 2**31 - 1)
+        )
         checks.keep(self, delta=checks.below_one)
         self.law.present(self.absent)
 
     @staticmethod
     def calibrated(
-        kind: type[MessageLaw], users: int, epsilon: float, delta: float, instances: int, absent: int = 0
+        kind: type[MessageLaw],
+        users: int,
+        epsilon: float,
+        delta: float,
+        instances: int,
+        absent: int = 0,
     ) -> "BitSums":
         """With the least noise of this kind at (epsilon, delta); arguments as in ``BitLaw.calibrated``."""
         if not (isinstance(kind, type) and issubclass(kind, MessageLaw)):
-            raise TypeError(f"kind must be a subclass of MessageLaw, such as PoissonSum, not {kind!r}")
-        law = kind.calibrated(users, epsilon, checks.below_one("delta", delta) * ROUNDED, instances, absent)
+            raise TypeError(
+                f"kind must be a subclass of MessageLaw, such as PoissonSum, not {kind!r}"
+            )
+        law = kind.calibrated(
+            users, epsilon, checks.below_one("delta", delta) * ROUNDED, instances, absent
+        )
         return BitSums(law, instances, delta, epsilon if delta else None, absent)
 
     @property
@@ -321,5 +359,7 @@ class BitSums(Shuffled[Tensor]):
         """``summary``, whole numbers of ones, (*batch, instances) int64. Raises TypeError, ValueError."""
         ones = checks.counts("summary", summary, self.instances)
         if bool((ones > self.law.users).any()):
-            raise ValueError(f"summary must lie in [0, {self.law.users}], the number of users; it does not")
+            raise ValueError(
+                f"summary must lie in [0, {self.law.users}], the number of users; it does not"
+            )
         return ones

@@ -65,11 +65,15 @@ def run_block(trial: Sampler, block: Block, device: torch.device) -> Part:
             samples = trial(block.generator(device), block.size)
             break
         except (MemoryError, RuntimeError) as error:
-            if not isinstance(error, MemoryError | torch.OutOfMemoryError) and NO_ROOM not in str(error):
+            if not isinstance(error, MemoryError | torch.OutOfMemoryError) and NO_ROOM not in str(
+                error
+            ):
                 raise
             if again:
                 hint = "take a smaller block_size (with a store of its own) or fewer workers; finished blocks are kept"
-                raise MemoryError(f"{block} does not fit into the memory of {device}: {error}; {hint}") from None
+                raise MemoryError(
+                    f"{block} does not fit into the memory of {device}: {error}; {hint}"
+                ) from None
         gc.collect()  # outside the handler, whose traceback keeps the trial's tensors
         if device.type == "cuda":
             torch.cuda.empty_cache()
@@ -78,24 +82,38 @@ def run_block(trial: Sampler, block: Block, device: torch.device) -> Part:
         try:
             metrics[name] = Moments.of(values)
         except (TypeError, ValueError) as error:
-            raise type(error)(f"trial returned unusable samples in {block}: {name}: {error}") from error
+            raise type(error)(
+                f"trial returned unusable samples in {block}: {name}: {error}"
+            ) from error
     return Part(metrics, time.perf_counter() - start)
 
 
 def _named(samples: object, block: Block) -> dict[str, Tensor]:
     """The samples of each number, by name. Raises TypeError, ValueError."""
-    given = {PLAIN: samples} if isinstance(samples, Tensor) else getattr(samples, "_asdict", lambda: samples)()
-    if not isinstance(given, Mapping) or not given or not all(isinstance(name, str) for name in given):
+    given = (
+        {PLAIN: samples}
+        if isinstance(samples, Tensor)
+        else getattr(samples, "_asdict", lambda: samples)()
+    )
+    if (
+        not isinstance(given, Mapping)
+        or not given
+        or not all(isinstance(name, str) for name in given)
+    ):
         raise TypeError(
             "trial must return a torch.Tensor, or a mapping or a named tuple of such, "
             f"not {type(samples).__name__} ({block})"
         )
     for name, values in given.items():
         if not isinstance(values, Tensor):
-            raise TypeError(f"{name} of a trial must be a torch.Tensor, not {type(values).__name__} ({block})")
+            raise TypeError(
+                f"{name} of a trial must be a torch.Tensor, not {type(values).__name__} ({block})"
+            )
         if values.shape != (block.size,):
             shape = tuple(values.shape)
-            raise ValueError(f"{name} of a trial must have shape ({block.size},), not {shape} ({block})")
+            raise ValueError(
+                f"{name} of a trial must have shape ({block.size},), not {shape} ({block})"
+            )
     return dict(given)
 
 
@@ -129,7 +147,8 @@ class Gathering(Measured, Generic[F]):
         self.blocks = 0
         self.seconds = 0.0
         stored = sum(
-            0 <= index < -(-trials // block_size) and size == min(block_size, trials - index * block_size)
+            0 <= index < -(-trials // block_size)
+            and size == min(block_size, trials - index * block_size)
             for index, size in known
         )
         self.left = -(-trials // block_size) - stored
@@ -139,7 +158,11 @@ class Gathering(Measured, Generic[F]):
         self._next = next(self._due, None)
         self._given: set[tuple[int, int]] = set()  # handed out, not back
         own, of = shard
-        self._out = (key for key in block_sizes(trials, block_size) if key[0] % of == own and key not in known)
+        self._out = (
+            key
+            for key in block_sizes(trials, block_size)
+            if key[0] % of == own and key not in known
+        )
         self._known: Mapping[str, Moments] = {}  # of a block that is there
         for found in known.values():
             self.check(found)
@@ -208,7 +231,9 @@ class Asked:
         shard: tuple[int, int] | None = None,
     ) -> None:
         if trials is None and target is None:
-            raise ValueError("trials=None means as many as target_relative_ci needs: give that, or a number")
+            raise ValueError(
+                "trials=None means as many as target_relative_ci needs: give that, or a number"
+            )
         self.trials = MANY if trials is None else integer("trials", trials, 1)
         self.seed = integer("seed", seed, 0, 2**256)
         self.block_size = integer("block_size", block_size, 1)
@@ -321,4 +346,9 @@ def run(
 
 def progress_bar(total: int | None, progress: bool | None) -> tqdm:
     """A bar that counts samples; ``progress=None`` is silent where stderr is not a terminal."""
-    return tqdm(total=total, unit="trial", unit_scale=True, disable=None if progress is None else not progress)
+    return tqdm(
+        total=total,
+        unit="trial",
+        unit_scale=True,
+        disable=None if progress is None else not progress,
+    )

@@ -38,7 +38,8 @@ def code_of(make_trial: Any) -> str:
         bound += [made.args, made.keywords]
         made = inspect.unwrap(made.func)
     bound += [cell.cell_contents for cell in getattr(made, "__closure__", None) or ()]
-    for owner in (made, getattr(made, "__self__", None)):  # a function or an object; that of a method
+    # a function or an object; that of a method
+    for owner in (made, getattr(made, "__self__", None)):
         bound += [owner, getattr(owner, "__dict__", None)]
     values = re.sub(" at 0x[0-9a-f]+", "", repr(bound))  # where an object lies says nothing
     text = _text(made if inspect.isroutine(made) else type(made).__call__)

@@ -68,7 +68,9 @@ class ConfigRun:
     error: list[str] = field(default_factory=list)
 
     @staticmethod
-    def known(config: dict[str, Any], asked: Asked, code: str, runs: Mapping[RunKey, Run]) -> "ConfigRun":
+    def known(
+        config: dict[str, Any], asked: Asked, code: str, runs: Mapping[RunKey, Run]
+    ) -> "ConfigRun":
         """With the stored blocks. Raises ValueError where their facts differ."""
         key = RunKey(digest(config), asked.seed, asked.block_size, code)
         stored = runs.get(key, {})
@@ -78,7 +80,9 @@ class ConfigRun:
 
     def row(self) -> Row:
         facts, error = (self.facts or [{}])[0], self.error[0] if self.error else None
-        return Row(self.config, self.blocks.metrics, self.blocks.seconds, facts, *self.key[1:], error)
+        return Row(
+            self.config, self.blocks.metrics, self.blocks.seconds, facts, *self.key[1:], error
+        )
 
 
 def runs_of(
@@ -92,11 +96,18 @@ def runs_of(
     """What is known of each configuration, by which code."""
     configs: dict[str, dict[str, Any]] = {}
     for config in grid:
-        if configs.setdefault(digest(config), copied := json.loads(canonical(config))) is not copied:
+        if (
+            configs.setdefault(digest(config), copied := json.loads(canonical(config)))
+            is not copied
+        ):
             raise ValueError(f"grid holds {copied} twice")
     runs = []
     for value, copied in configs.items():
-        found = {key.code: run for key, run in known.items() if key[:3] == (value, asked.seed, asked.block_size)}
+        found = {
+            key.code: run
+            for key, run in known.items()
+            if key[:3] == (value, asked.seed, asked.block_size)
+        }
         made = code
         if found and code not in found and other_code is OtherCode.REFUSE:
             raise ValueError(
@@ -106,7 +117,9 @@ def runs_of(
                 "those that are complete (torchdp sweep: --other-code again or keep)"
             )
         if code not in found and other_code is OtherCode.KEEP:
-            made = next((each for each in reversed(found) if asked.gathering(found[each]).finished), code)
+            made = next(
+                (each for each in reversed(found) if asked.gathering(found[each]).finished), code
+            )
         runs.append(ConfigRun.known(copied, asked, made, known))
     return runs
 
@@ -161,7 +174,10 @@ class Work(Jobs[Job]):
         self._elsewhere: deque[Job] = deque()  # in another process's hands
 
     def finish(
-        self, records: Generator[tuple[Job, Record], None, None], trials: int | None, progress: bool | None
+        self,
+        records: Generator[tuple[Job, Record], None, None],
+        trials: int | None,
+        progress: bool | None,
     ) -> None:
         """Takes records until every run is finished."""
         if not self._open:
@@ -201,7 +217,10 @@ class Work(Jobs[Job]):
         run, text = self._runs[job.run], f"{type(error).__name__}: {error}"
         self._claims.free(self._name(job))
         with suppress(OSError):  # the store may be what failed
-            append(self._store, Failure(list(run.key), run.config, text, self._begun.start, time.time()))
+            append(
+                self._store,
+                Failure(list(run.key), run.config, text, self._begun.start, time.time()),
+            )
         if self._on_error is OnError.RAISE:
             return False
         run.error.append(text)
@@ -223,7 +242,9 @@ class Work(Jobs[Job]):
             self._elsewhere.append(job)
             return False
         self._look()
-        done = (job.block.index, job.block.size) in self._reader.runs.get(self._runs[job.run].key, {})
+        done = (job.block.index, job.block.size) in self._reader.runs.get(
+            self._runs[job.run].key, {}
+        )
         if done:
             self._claims.free(self._name(job))
         return not done

@@ -51,7 +51,9 @@ class Moments:
         mean = _sum(values) / count
         m2 = _sum((values - mean).square())
         if not math.isfinite(m2):
-            raise ValueError("samples are too large: the sum of their squares overflows float64; rescale them")
+            raise ValueError(
+                "samples are too large: the sum of their squares overflows float64; rescale them"
+            )
         return cls(count, mean, m2, float(values.min()), float(values.max()), share)
 
     @property
@@ -70,12 +72,17 @@ class Moments:
         Source: Clopper, Pearson (1934), for shares.
         """
         if self.share:
-            beyond, hits = (1 - fraction("level", level)) / 2, round(self.mean * self.count) if self.count else 0
+            beyond, hits = (
+                (1 - fraction("level", level)) / 2,
+                round(self.mean * self.count) if self.count else 0,
+            )
             low = betaincinv(hits, self.count - hits + 1, beyond) if hits else 0.0
             high = betaincinv(hits + 1, self.count - hits, 1 - beyond) if hits < self.count else 1.0
             return float(low), float(high)
         half = self._half_width(level)
-        return (self.mean - half, self.mean + half) if math.isfinite(half) else (-math.inf, math.inf)
+        return (
+            (self.mean - half, self.mean + half) if math.isfinite(half) else (-math.inf, math.inf)
+        )
 
     def relative_half_width(self, level: float = 0.95) -> float:
         """Half the width of the normal interval over abs(mean); inf when the mean is 0 or the interval infinite."""
@@ -122,7 +129,9 @@ def merge_all(a: Mapping[str, Moments], b: Mapping[str, Moments]) -> Mapping[str
 def same_numbers(a: Mapping[str, Moments], b: Mapping[str, Moments]) -> None:
     """Raises ValueError where two blocks of a trial measure different numbers, unless one measures none."""
     if a and list(a) != list(b):
-        raise ValueError(f"a trial must measure the same numbers in each block, not {list(a)} and then {list(b)}")
+        raise ValueError(
+            f"a trial must measure the same numbers in each block, not {list(a)} and then {list(b)}"
+        )
 
 
 class Measured(Brief):

@@ -27,7 +27,8 @@ from torchdp.text import shown
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-COMPARED = ("mechanism", "protocol", "method")  # lines of one figure, if the configurations have them
+# lines of one figure, if the configurations have them
+COMPARED = ("mechanism", "protocol", "method")
 MOST = 12  # figures of one kind
 _STYLE = """body{font:16px/1.5 system-ui,sans-serif;max-width:62em;margin:2em auto;padding:0 1em;color:#222}
 table{border-collapse:collapse;font-size:14px;margin:1em 0}td,th{padding:.25em .7em;border-bottom:1px solid #ddd;
@@ -87,15 +88,21 @@ class Page:
         """``path`` and its .md twin; returns both."""
         page, text = Path(path), Path(path).with_suffix(".md")
         if page == text:
-            raise ValueError(f"{page} is where the Markdown goes; name the HTML page, such as {page.stem}.html")
+            raise ValueError(
+                f"{page} is where the Markdown goes; name the HTML page, such as {page.stem}.html"
+            )
         head = f'<meta charset="utf-8"><title>{_safe(self.title)}</title><style>{_STYLE}</style>'
         body = "".join(self._html)
-        page.write_text(f'<!doctype html><html lang="en"><head>{head}</head><body>{body}</body></html>\n')
+        page.write_text(
+            f'<!doctype html><html lang="en"><head>{head}</head><body>{body}</body></html>\n'
+        )
         text.write_text("\n\n".join(self._text) + "\n")
         return [page, text]
 
 
-def write_page(store: str | os.PathLike[str], path: str | os.PathLike[str], title: str = "") -> list[Path]:
+def write_page(
+    store: str | os.PathLike[str], path: str | os.PathLike[str], title: str = ""
+) -> list[Path]:
     """What ``store`` holds of its last sweep, at ``path`` (HTML) and beside it (Markdown); returns both.
 
     Error against each number of the configurations that varies, with 95 % intervals, predicted lines and slopes;
@@ -106,7 +113,9 @@ def write_page(store: str | os.PathLike[str], path: str | os.PathLike[str], titl
     reader = load(store)
     starts = list(reader.starts.values())
     if not starts:
-        raise ValueError(f"{os.fspath(store)} does not say which sweep it is of; run torchdp sweep on it")
+        raise ValueError(
+            f"{os.fspath(store)} does not say which sweep it is of; run torchdp sweep on it"
+        )
     last = max(starts, key=lambda start: start.facts["at"])
     states = _states(reader, last)
     page = Page(title or f"Sweep {Path(store).parent.name or Path(store).name}")
@@ -129,7 +138,11 @@ def _states(reader: Reader, last: Start) -> list[tuple[Row, str]]:
     found = []
     for config in next(filter(None, grids), []):
         run = ConfigRun.known(config, asked, last.facts["code"], reader.runs)
-        errors = [each.error for each in reader.failures if (each.key, each.start) == (list(run.key), last.start)]
+        errors = [
+            each.error
+            for each in reader.failures
+            if (each.key, each.start) == (list(run.key), last.start)
+        ]
         if run.blocks.finished:
             found.append((run.row(), "done"))
         elif errors:
@@ -203,7 +216,11 @@ def _summary(page: Page, states: Sequence[tuple[Row, str]]) -> None:
 
 def _views(rows: Sequence[Row]) -> list[tuple[dict[str, Any], list[Row]]]:
     """What to draw: each number that varies on x, words (or what varies most) as lines, one figure for the rest."""
-    values = {key: {canonical({key: row.config.get(key)}) for row in rows} for row in rows for key in row.config}
+    values = {
+        key: {canonical({key: row.config.get(key)}) for row in rows}
+        for row in rows
+        for key in row.config
+    }
     varying = [key for key in values if len(values[key]) > 1]
     numbers = [key for key in varying if all(_positive(row.config.get(key)) for row in rows)]
     found = []
@@ -215,7 +232,9 @@ def _views(rows: Sequence[Row]) -> list[tuple[dict[str, Any], list[Row]]]:
         groups: dict[str, list[Row]] = {}
         for row in rows:
             if row.moments.mean > 0:
-                groups.setdefault(canonical({key: row.config.get(key) for key in rest}), []).append(row)
+                groups.setdefault(canonical({key: row.config.get(key) for key in rest}), []).append(
+                    row
+                )
         for part in list(groups.values())[:MOST]:
             fixed = ", ".join(f"{word(key)} {part[0].config.get(key)}" for key in rest)
             if len({row.config[x] for row in part}) > 1:
@@ -232,18 +251,27 @@ def _table(page: Page, states: Sequence[tuple[Row, str]]) -> None:
     rows = [row for row, _ in states]
     keys = list(dict.fromkeys(key for row in rows for key in row.config))
     more = others(rows)
-    columns = [*map(word, [*keys, "trials", "RMSE", "low", "high", "predicted", "ratio", "z", *more]), "state"]
+    columns = [
+        *map(word, [*keys, "trials", "RMSE", "low", "high", "predicted", "ratio", "z", *more]),
+        "state",
+    ]
     page.table(columns, [[*_cells(row, keys, more), state] for row, state in states])
-    page.say("RMSE: root of the mean of the samples; low, high: its 95 % interval; ratio: of squared errors.")
+    page.say(
+        "RMSE: root of the mean of the samples; low, high: its 95 % interval; ratio: of squared errors."
+    )
     if more:
-        page.say("Other numbers: mean and 95 % interval, exact binomial where samples are true or false.")
+        page.say(
+            "Other numbers: mean and 95 % interval, exact binomial where samples are true or false."
+        )
 
 
 def _cells(row: Row, keys: Sequence[str], more: Sequence[str]) -> list[object]:
     known = [row.config.get(key, "") for key in keys]
     found = {"mse_low": math.nan} | measured(row)
     found["mse_low"] = max(found["mse_low"], 0.0)
-    squares = [found.get(name, math.nan) for name in ("mse", "mse_low", "mse_high", "predicted_mse")]
+    squares = [
+        found.get(name, math.nan) for name in ("mse", "mse_low", "mse_high", "predicted_mse")
+    ]
     roots = [math.sqrt(value) if value >= 0 else math.nan for value in squares]
     beside = [found.get(name, math.nan) for name in ("ratio", "z")]
     for name in more:
@@ -257,8 +285,12 @@ def _made(page: Page, last: Start, starts: Sequence[Start]) -> None:
     page.heading("How it was made")
     asked = last.facts
     names = ("package", "torch", "python", "git", "cpu")
-    target = "" if asked["target"] is None else f", until the relative interval was {asked['target']:g}"
-    page.say(f"Seed {asked['seed']}, blocks of {asked['block_size']}{target}. Code: {asked['code']}.")
+    target = (
+        "" if asked["target"] is None else f", until the relative interval was {asked['target']:g}"
+    )
+    page.say(
+        f"Seed {asked['seed']}, blocks of {asked['block_size']}{target}. Code: {asked['code']}."
+    )
     columns = ["started", "host", "command", *names]
     rows = [[str(start.facts.get(name, "")) for name in columns] for start in starts]
     for start, row in zip(starts, rows, strict=True):

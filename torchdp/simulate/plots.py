@@ -18,9 +18,26 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 # Okabe and Ito 2008, without the yellow, which vanishes on white
-_COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#999999", "#882255")
+_COLOURS = (
+    "#0072B2",
+    "#D55E00",
+    "#009E73",
+    "#CC79A7",
+    "#E69F00",
+    "#56B4E9",
+    "#000000",
+    "#999999",
+    "#882255",
+)
 _MARKERS = "os^Dv"
-WORDS = {"n": "users", "eps": "epsilon", "k": "types", "d": "dimensions", "dim": "dimensions", "p": "norm p"}
+WORDS = {
+    "n": "users",
+    "eps": "epsilon",
+    "k": "types",
+    "d": "dimensions",
+    "dim": "dimensions",
+    "p": "norm p",
+}
 _MEASURED = ("trials", "mse", "mse_low", "mse_high", "rmse", "predicted_mse", "ratio", "z", "seconds", "code",
              "error")  # fmt: skip
 
@@ -97,11 +114,23 @@ def error_curves(
                 label += f", slope {slope:.2f}"
             _bars(axes, group, place, label=_verbatim(label))
             known = group.dropna(subset="predicted")
-            axes.plot(known["x"], known["predicted"], "--", color=_COLOURS[place % len(_COLOURS)], alpha=0.7)
+            axes.plot(
+                known["x"],
+                known["predicted"],
+                "--",
+                color=_COLOURS[place % len(_COLOURS)],
+                alpha=0.7,
+            )
         dashed = "; dashed: predicted" if of_panel["predicted"].notna().any() else ""
         axes.grid(True, which="both", linewidth=0.3, alpha=0.5)
-        axes.legend(title=f"bars: 95 % CI of the mean{dashed}", fontsize="small", title_fontsize="small")
-        axes.set(xscale="log", xlabel=_verbatim(word(x)), title=_verbatim(title if panels is None else str(panel)))
+        axes.legend(
+            title=f"bars: 95 % CI of the mean{dashed}", fontsize="small", title_fontsize="small"
+        )
+        axes.set(
+            xscale="log",
+            xlabel=_verbatim(word(x)),
+            title=_verbatim(title if panels is None else str(panel)),
+        )
         if number is None:
             axes.set(yscale="log", ylabel="RMSE")
         else:
@@ -146,7 +175,9 @@ def _points(
             raise ValueError(f"number must be one of {list(row.metrics)}, not {number!r}")
         at = row.config[x]
         if isinstance(at, str | list | None) or not at > 0 or not (number or row.moments.mean > 0):
-            raise ValueError(f"log axes need {x} > 0 and an error > 0, not {x}={at!r}, mean {row.moments.mean!r}")
+            raise ValueError(
+                f"log axes need {x} > 0 and an error > 0, not {x}={at!r}, mean {row.moments.mean!r}"
+            )
     points = _middle_and_ends([row.metrics[number] if number else row.moments for row in rows])
     predicted = math.nan
     if number is None:
@@ -160,14 +191,18 @@ def _points(
         predicted=predicted,
     )
     for twice in points[points.duplicated(["panel", "line", "x"])].itertuples():
-        raise ValueError(f"two rows at {x}={twice.x:g} on the line {lines}={twice.line}; select the rows first")
+        raise ValueError(
+            f"two rows at {x}={twice.x:g} on the line {lines}={twice.line}; select the rows first"
+        )
     return points
 
 
 def _middle_and_ends(moments: Sequence[Moments]) -> "pandas.DataFrame":
     import pandas
 
-    return pandas.DataFrame([(each.mean, *each.interval()) for each in moments], columns=["middle", "low", "high"])
+    return pandas.DataFrame(
+        [(each.mean, *each.interval()) for each in moments], columns=["middle", "low", "high"]
+    )
 
 
 def _bars(axes: "Axes", points: "pandas.DataFrame", place: int, **options: Any) -> None:
@@ -200,8 +235,13 @@ def write_csv(rows: Sequence[Row], path: str | os.PathLike[str]) -> None:
         OSError: ``path`` cannot be written.
     """
     checks.path("path", path)
-    keys = list(dict.fromkeys(key for row in checks.each_of("rows", rows, Row) for key in row.config))
-    named = [*_MEASURED, *dict.fromkeys(name for row in rows for name in measured(row) if name not in _MEASURED)]
+    keys = list(
+        dict.fromkeys(key for row in checks.each_of("rows", rows, Row) for key in row.config)
+    )
+    named = [
+        *_MEASURED,
+        *dict.fromkeys(name for row in rows for name in measured(row) if name not in _MEASURED),
+    ]
     clash = sorted(set(keys) & set(named))
     if clash:
         raise ValueError(f"config keys {clash} are names of measured columns; rename them")
@@ -230,7 +270,11 @@ def measured(row: Row) -> dict[str, Any]:
 
 def others(rows: Sequence[Row]) -> list[str]:
     """Names of what is measured beside each row's first number."""
-    return list(dict.fromkeys(name for row in rows for name in list(row.metrics)[1:] if row.metrics[name].count))
+    return list(
+        dict.fromkeys(
+            name for row in rows for name in list(row.metrics)[1:] if row.metrics[name].count
+        )
+    )
 
 
 def _verbatim(text: str) -> str:

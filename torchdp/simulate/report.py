@@ -93,7 +93,9 @@ class Report(Brief):
             write_table(part, list(cells), before)
             os.replace(part, path)
         if list(cells) != self._columns[table]:
-            raise ValueError(f"rows of table {table!r} must have cells {self._columns[table]}, not {list(cells)}")
+            raise ValueError(
+                f"rows of table {table!r} must have cells {self._columns[table]}, not {list(cells)}"
+            )
         with open(path, "a", newline="", encoding="utf-8") as file:
             csv.writer(file).writerow(map(_text, cells.values()))
         self._print(table, cells)
@@ -102,7 +104,10 @@ class Report(Brief):
         if table != self._last:
             print(_line((name, name, isinstance(value, str)) for name, value in cells.items()))
         self._last = table
-        print(_line((name, value, isinstance(value, str)) for name, value in cells.items()), flush=True)
+        print(
+            _line((name, value, isinstance(value, str)) for name, value in cells.items()),
+            flush=True,
+        )
 
 
 def _line(cells: Iterable[tuple[str, Any, bool]]) -> str:
@@ -112,14 +117,18 @@ def _line(cells: Iterable[tuple[str, Any, bool]]) -> str:
         if words:
             text += "  " * (text != "") + f"{value:<{max(len(name), 24)}}"
         else:
-            number = format(value, ".6g") if isinstance(value, float) else "" if value is None else value
+            number = (
+                format(value, ".6g") if isinstance(value, float) else "" if value is None else value
+            )
             text += f"{number!s:>{max(len(name) + 2, 14)}}"
     return text.rstrip()
 
 
 def _plain(value: Any) -> Any:
     if getattr(value, "shape", ()) not in ((), (1,)):
-        raise ValueError(f"a cell must be a word, a number or a tensor of one, not of shape {tuple(value.shape)}")
+        raise ValueError(
+            f"a cell must be a word, a number or a tensor of one, not of shape {tuple(value.shape)}"
+        )
     return value.item() if hasattr(value, "item") else value
 
 
@@ -127,7 +136,9 @@ def _text(value: object) -> str:
     return "" if value is None else repr(value) if isinstance(value, float) else str(value)
 
 
-def write_table(path: str | os.PathLike[str], columns: Sequence[str], rows: Iterable[Mapping[str, Any]]) -> None:
+def write_table(
+    path: str | os.PathLike[str], columns: Sequence[str], rows: Iterable[Mapping[str, Any]]
+) -> None:
     """A CSV file with a header; a float keeps every digit, None and what a row lacks are empty cells."""
     with open(path, "w", newline="", encoding="utf-8") as file:
         writer = csv.writer(file)
@@ -157,7 +168,9 @@ def columns(rows: Iterable[Mapping[str, Any]], /, *names: str, **where: object) 
     """These columns of the rows whose cells equal ``where``: one list for each name. Raises TypeError, ValueError."""
     rows = checks.each_of("rows", list(rows) if isinstance(rows, Iterator) else rows, Mapping)
     for name in (*names, *where):
-        if missing := [row for row in rows if checks.instance("each of names", name, str) not in row]:
+        if missing := [
+            row for row in rows if checks.instance("each of names", name, str) not in row
+        ]:
             raise ValueError(f"{len(missing)} of {len(rows)} rows have no column {name!r}")
     chosen = [row for row in rows if all(row[name] == value for name, value in where.items())]
     return [[row[name] for row in chosen] for name in names]
@@ -204,14 +217,22 @@ class Experiment(Brief, Generic[C]):
         path = Path(module.__file__ or "")
         as_it_is = argparse.RawDescriptionHelpFormatter
         parser = argparse.ArgumentParser(description=module.__doc__, formatter_class=as_it_is)
-        parser.add_argument("--smoke", action="store_true", help="small sizes: seconds on a CPU, a minute at most")
+        parser.add_argument(
+            "--smoke", action="store_true", help="small sizes: seconds on a CPU, a minute at most"
+        )
         out = Path("results", path.parent.name, path.stem)
         parser.add_argument("--out", type=Path, default=out, help="default: %(default)s")
-        parser.add_argument("--device", help="such as cuda:1 or cpu (default: the first CUDA device, or the CPU)")
-        parser.add_argument("--draw-only", action="store_true", help="draw from what an earlier run wrote")
+        parser.add_argument(
+            "--device", help="such as cuda:1 or cpu (default: the first CUDA device, or the CPU)"
+        )
+        parser.add_argument(
+            "--draw-only", action="store_true", help="draw from what an earlier run wrote"
+        )
         add_options(parser, self.full)
         given = vars(parser.parse_args(arguments))
-        smoke, out, device, draw_only = (given.pop(name) for name in ("smoke", "out", "device", "draw_only"))
+        smoke, out, device, draw_only = (
+            given.pop(name) for name in ("smoke", "out", "device", "draw_only")
+        )
         if not draw_only:
             try:
                 device = checks.device_or_best("--device", device)
@@ -229,7 +250,10 @@ def add_options(parser: argparse.ArgumentParser, config: Any) -> None:
     kinds = typing.get_type_hints(type(config))
     for each in fields(config):
         default = getattr(config, each.name)
-        settings: dict[str, Any] = {"default": argparse.SUPPRESS, "help": f"default: {_shown(default)}"}
+        settings: dict[str, Any] = {
+            "default": argparse.SUPPRESS,
+            "help": f"default: {_shown(default)}",
+        }
         kind = kinds[each.name]
         if isinstance(kind, types.UnionType):  # X | None
             kind = next(one for one in typing.get_args(kind) if one is not type(None))
@@ -255,7 +279,9 @@ class _Tuple(argparse.Action):
 
 
 def _shown(value: Any) -> str:
-    return (" ".join(map(str, value)) if isinstance(value, tuple) else str(value)).replace("%", "%%")
+    return (" ".join(map(str, value)) if isinstance(value, tuple) else str(value)).replace(
+        "%", "%%"
+    )
 
 
 @dataclass(frozen=True)

@@ -60,13 +60,17 @@ class Record(Measured):
         return RunKey(digest(self.config), self.seed, self.block_size, self.code)
 
     def body(self) -> dict[str, Any]:
-        metrics = [[name, *(astuple(each) if each.count else ())] for name, each in self.metrics.items()]
+        metrics = [
+            [name, *(astuple(each) if each.count else ())] for name, each in self.metrics.items()
+        ]
         return {"kind": "block", "digest": digest(self.config), **vars(self), "metrics": metrics}
 
     @staticmethod
     def of(body: dict[str, Any]) -> "Record":
         body.pop("digest")
-        return Record(metrics={name: Moments(*numbers) for name, *numbers in body.pop("metrics")}, **body)
+        return Record(
+            metrics={name: Moments(*numbers) for name, *numbers in body.pop("metrics")}, **body
+        )
 
 
 @dataclass(frozen=True)
@@ -120,12 +124,16 @@ def append(path: str | os.PathLike[str], record: Line) -> None:
                 data = b"\n" + data  # a torn last line must not swallow this record
             written = os.write(descriptor, data)
             if written < len(data):
-                raise OSError(errno.ENOSPC, f"only {written} of {len(data)} bytes fitted; is the disk full?")
+                raise OSError(
+                    errno.ENOSPC, f"only {written} of {len(data)} bytes fitted; is the disk full?"
+                )
             os.fsync(descriptor)
         finally:
             os.close(descriptor)
     except OSError as error:
-        message = f"cannot append to the results store ({error.strerror}); blocks already in it are kept"
+        message = (
+            f"cannot append to the results store ({error.strerror}); blocks already in it are kept"
+        )
         raise OSError(error.errno, message, os.fspath(path)) from error
 
 
@@ -172,7 +180,9 @@ class Reader:
             new = line not in self.failures
             self.failures += [line] * new
             return new
-        first = self.runs.setdefault(line.key, {}).setdefault((line.block, line.moments.count), line)
+        first = self.runs.setdefault(line.key, {}).setdefault(
+            (line.block, line.moments.count), line
+        )
         if first.metrics != line.metrics:
             raise ValueError(
                 f"{os.fspath(self._path)} holds block {line.block} of seed {line.seed}, config {line.config} "
@@ -213,10 +223,15 @@ def merge(stores: Sequence[str | os.PathLike[str]], into: str | os.PathLike[str]
     checks.path("into", into)
     for path in checks.each_of("stores", stores, object):
         os.stat(checks.path("each of stores", path))
-    there, readers = load(into) if os.path.exists(into) else Reader(into), [load(path) for path in stores]
+    there, readers = (
+        load(into) if os.path.exists(into) else Reader(into),
+        [load(path) for path in stores],
+    )
     for path, reader in zip(stores, readers, strict=True):
         if not any(reader.lines()):
-            raise ValueError(f"{os.fspath(path)} holds no line of a sweep's store; name a results.jsonl")
+            raise ValueError(
+                f"{os.fspath(path)} holds no line of a sweep's store; name a results.jsonl"
+            )
     added = [line for reader in readers for line in reader.lines() if there.insert(line)]
     for line in added:
         append(into, line)

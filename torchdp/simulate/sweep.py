@@ -14,7 +14,16 @@ from torchdp import checks
 from torchdp.brief import Brief
 from torchdp.simulate.blocks import Asked, Sampler, run_block
 from torchdp.simulate.code import code_of, start
-from torchdp.simulate.config_runs import ConfigRun, Job, OnError, OtherCode, Row, Work, runs_of, same_facts
+from torchdp.simulate.config_runs import (
+    ConfigRun,
+    Job,
+    OnError,
+    OtherCode,
+    Row,
+    Work,
+    runs_of,
+    same_facts,
+)
 from torchdp.simulate.moments import merge_all
 from torchdp.simulate.store import Reader, Record, Run, load
 from torchdp.simulate.streams import canonical, digest
@@ -98,7 +107,10 @@ def sweep(
     code, reader = code_of(make_trial), load(store) if os.path.exists(store) else Reader(store)
     runs = runs_of(grid, asked, store, code, other_code, reader.runs)
     begun = start({**asked.facts(), **_grid(runs, reader), "code": code})
-    work, runner = Work(runs, store, reader, begun, on_error), _Runner(make_trial, asked.block_size, code)
+    work, runner = (
+        Work(runs, store, reader, begun, on_error),
+        _Runner(make_trial, asked.block_size, code),
+    )
     records = answers("make_trial", runner, work, device, devices, executor)
     work.finish(records, trials, progress)
     if asked.shard is None:
@@ -148,7 +160,9 @@ class _Runner:
         trial = self.made[1]
         same_facts(config, [*job.facts, trial.facts])
         part = run_block(trial.sample, job.block, device)
-        name = f"cuda ({torch.cuda.get_device_name(device)})" if device.type == "cuda" else str(device)
+        name = (
+            f"cuda ({torch.cuda.get_device_name(device)})" if device.type == "cuda" else str(device)
+        )
         made: dict[str, Any] = {"device": name, "code": self.code, "facts": dict(trial.facts)}
         key = job.block.seed, config, job.block.index, self.block_size
         return Record(*key, metrics=part.metrics, seconds=part.seconds, **made)
@@ -158,7 +172,9 @@ def _open(make_trial: MakeTrial, config: dict[str, Any]) -> Trial:
     made = make_trial(copy.deepcopy(config))
     trial = made if isinstance(made, Trial) else Trial(made)
     if not callable(trial.sample):
-        raise TypeError(f"make_trial must return a Trial or a callable, not {type(trial.sample).__name__}")
+        raise TypeError(
+            f"make_trial must return a Trial or a callable, not {type(trial.sample).__name__}"
+        )
     return Trial(trial.sample, json.loads(canonical(trial.facts, "facts")))
 
 
@@ -168,4 +184,6 @@ def _row(records: Iterable[Record]) -> Row:
     same_facts(first.config, [record.facts for record in records])
     metrics = reduce(merge_all, (record.metrics for record in records))
     seconds = sum(record.seconds for record in records)
-    return Row(first.config, metrics, seconds, first.facts, first.seed, first.block_size, first.code)
+    return Row(
+        first.config, metrics, seconds, first.facts, first.seed, first.block_size, first.code
+    )

@@ -9,7 +9,14 @@ import threading
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Generator, Sequence
-from concurrent.futures import FIRST_COMPLETED, BrokenExecutor, Executor, Future, ProcessPoolExecutor, wait
+from concurrent.futures import (
+    FIRST_COMPLETED,
+    BrokenExecutor,
+    Executor,
+    Future,
+    ProcessPoolExecutor,
+    wait,
+)
 from contextlib import suppress
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
@@ -24,7 +31,8 @@ J = TypeVar("J")
 A = TypeVar("A")
 Device = torch.device | str
 DEATHS = 2  # of workers in one job, after which it has failed
-STOPS = (signal.SIGTERM, signal.SIGUSR1)  # of a cluster to all processes: it is for the parent, as Ctrl-C is
+# of a cluster to all processes: it is for the parent, as Ctrl-C is
+STOPS = (signal.SIGTERM, signal.SIGUSR1)
 DIED = (
     "the system kills what takes too much memory; and a script that uses devices= must be a file, and must do so "
     "under if __name__ == '__main__':"
@@ -79,14 +87,19 @@ def answers(
     named = torch.get_default_device() if device is None else device
     if devices is None and executor is None:
         return _here(work, jobs, checks.device("device", named))
-    order = _Order(work, torch.get_default_dtype(), torch.get_float32_matmul_precision(), _here_and_now())
+    order = _Order(
+        work, torch.get_default_dtype(), torch.get_float32_matmul_precision(), _here_and_now()
+    )
     try:
         sent = cloudpickle.dumps(order)
     except Exception as error:
-        raise TypeError(f"{name} cannot be sent to workers ({error}); make it of functions and values") from error
+        raise TypeError(
+            f"{name} cannot be sent to workers ({error}); make it of functions and values"
+        ) from error
     if devices is not None:
         return _spread([_Process(each, sent) for each in one_kind(devices)], jobs)
-    return _spread([_Given(executor, torch.device(named), sent)], jobs)  # of the workers: it need not be here
+    # of the workers: it need not be here
+    return _spread([_Given(executor, torch.device(named), sent)], jobs)
 
 
 def one_kind(devices: Sequence[Device]) -> list[torch.device]:
@@ -96,17 +109,23 @@ def one_kind(devices: Sequence[Device]) -> list[torch.device]:
     try:
         found = [torch.device(device) for device in devices]
     except (RuntimeError, TypeError) as error:
-        raise ValueError(f"devices must be of torch, such as 'cuda:0' or 'cpu', not {devices!r}") from error
+        raise ValueError(
+            f"devices must be of torch, such as 'cuda:0' or 'cpu', not {devices!r}"
+        ) from error
     kinds = {device.type for device in found}
     if len(kinds) > 1:
-        raise ValueError(f"devices must be of one kind, not {devices!r}: a block's numbers depend on the kind")
+        raise ValueError(
+            f"devices must be of one kind, not {devices!r}: a block's numbers depend on the kind"
+        )
     if kinds == {"meta"}:
         raise ValueError("devices must hold data, not be 'meta'")
     if kinds == {"cuda"}:
         here = torch.cuda.device_count()  # makes no CUDA context
         found = [torch.device("cuda", device.index or 0) for device in found]
         if max(device.index for device in found) >= here:
-            raise ValueError(f"devices names {devices!r}, but {here} CUDA device(s) are available here")
+            raise ValueError(
+                f"devices names {devices!r}, but {here} CUDA device(s) are available here"
+            )
     return found
 
 
@@ -200,7 +219,9 @@ class _Busy(Generic[J]):
     deaths: int
 
 
-def _spread(places: Sequence[_Process | _Given], jobs: Jobs[J]) -> Generator[tuple[J, Any], None, None]:
+def _spread(
+    places: Sequence[_Process | _Given], jobs: Jobs[J]
+) -> Generator[tuple[J, Any], None, None]:
     busy: dict[Future[Any], _Busy[J]] = {}
     again: deque[_Busy[J]] = deque()
     last: dict[_Process | _Given, J] = {}
@@ -299,7 +320,8 @@ def _opened(sent: bytes, device: torch.device) -> _Order:
         _held.order = None  # two at once might not fit into memory
         order = pickle.loads(sent)
         if order.process != _here_and_now():
-            torch.set_num_threads(1)  # or the last bits of some operations would depend on the number of workers
+            # or the last bits of some operations would depend on the number of workers
+            torch.set_num_threads(1)
             torch.set_default_dtype(order.dtype)
             torch.set_float32_matmul_precision(order.precision)
         if device.type == "cuda":

@@ -35,7 +35,9 @@ def balanced_osnap(clients: int, height: int, copies: int, *, generator: torch.G
         raise ValueError(f"height must be a multiple of copies = {s}, such as {m - m % s}, not {m}")
     block = m // s
     device = checks.random_source(generator).device
-    rows = torch.rand(s, n, generator=generator, dtype=torch.float64, device=device).argsort(1) % block
+    rows = (
+        torch.rand(s, n, generator=generator, dtype=torch.float64, device=device).argsort(1) % block
+    )
     first = torch.arange(s, device=device)[:, None] * block
     return Sketch(rows + first, _signs(s, n, generator), m)
 
@@ -46,7 +48,9 @@ def count_sketch(clients: int, height: int, *, generator: torch.Generator) -> Sk
     Source: Charikar, Chen, Farach-Colton (2002); Clarkson, Woodruff (2013).
     """
     n, m, _ = _sizes(clients, height, 1)
-    rows = torch.randint(m, (1, n), generator=generator, device=checks.random_source(generator).device)
+    rows = torch.randint(
+        m, (1, n), generator=generator, device=checks.random_source(generator).device
+    )
     return Sketch(rows, _signs(1, n, generator), m)
 
 
@@ -81,7 +85,9 @@ def _sizes(clients: int, height: int, copies: int) -> tuple[int, int, int]:
     s = checks.integer("copies", copies, 1)
     checks.fits("the sketch", s, n)
     if s > m:
-        raise ValueError(f"copies must be at most height = {m}: a column has distinct rows, not {s}")
+        raise ValueError(
+            f"copies must be at most height = {m}: a column has distinct rows, not {s}"
+        )
     return n, m, s
 
 

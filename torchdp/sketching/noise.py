@@ -26,11 +26,20 @@ class DivisibleNoise(Brief, ABC):
     """Noise whose parts are added by the clients; n clients, s copies, m rows, d columns."""
 
     def sample_sum(
-        self, sketch: Sketch, columns: int, *, generator: torch.Generator, sample_shape: Sequence[int] = ()
+        self,
+        sketch: Sketch,
+        columns: int,
+        *,
+        generator: torch.Generator,
+        sample_shape: Sequence[int] = (),
     ) -> Tensor:
         """The noise of each row, exactly in distribution, without the clients': (*sample_shape, m, d)."""
         draws = Simulated(generator, checks.instance("sketch", sketch, Sketch).device)
-        shape = (*checks.sample_shape(sample_shape), sketch.height, checks.integer("columns", columns, 1))
+        shape = (
+            *checks.sample_shape(sample_shape),
+            sketch.height,
+            checks.integer("columns", columns, 1),
+        )
         checks.fits("the noise", *shape)
         return self.sums_of(sketch, shape, draws)
 
@@ -72,11 +81,18 @@ class GaussianNoise(DivisibleNoise):
 
     def __post_init__(self) -> None:
         checks.own(self)
-        given = checks.floating("sigma", self.sigma) if isinstance(self.sigma, Tensor) else self.sigma
+        given = (
+            checks.floating("sigma", self.sigma) if isinstance(self.sigma, Tensor) else self.sigma
+        )
         if not isinstance(given, Tensor):
             given = torch.tensor(checks.positive("sigma", given), dtype=torch.float64)
         sigma = given.double()
-        if sigma.ndim > 1 or not sigma.numel() or not (sigma > 0).all() or not torch.isfinite(sigma).all():
+        if (
+            sigma.ndim > 1
+            or not sigma.numel()
+            or not (sigma > 0).all()
+            or not torch.isfinite(sigma).all()
+        ):
             raise ValueError(
                 f"sigma must be finite, > 0, one number or one for each row, not of shape {tuple(sigma.shape)}"
             )
@@ -118,11 +134,18 @@ class GaussianNoise(DivisibleNoise):
         return sketch.counts() * self._rows(sketch) ** 2 / sketch.copies
 
     def guarantee(
-        self, sketch: Sketch, bound: float, *, delta: float, coalition: AdaptiveCoalition = EVERYBODY
+        self,
+        sketch: Sketch,
+        bound: float,
+        *,
+        delta: float,
+        coalition: AdaptiveCoalition = EVERYBODY,
     ) -> Guarantee:
         """What S A plus this noise promises to each honest client. Raises TypeError, ValueError."""
         honest = honest_pairs(sketch, coalition)
-        distance = 2 * checks.squarable("bound", bound) * _distance(sketch, honest, self._rows(sketch))
+        distance = (
+            2 * checks.squarable("bound", bound) * _distance(sketch, honest, self._rows(sketch))
+        )
         kind = Model.LINEAR_TRANSFORM, Neighbours.REPLACE_ONE
         found = gaussian_guarantee(1.0, delta, distance, *kind)
         return replace(found, exact=found.exact and coalition.exact(sketch))
@@ -174,7 +197,12 @@ class LaplaceNoise(DivisibleNoise):
         Guarantees: pure epsilon, exactly.
         """
         honest = honest_pairs(sketch, coalition)
-        scale = 2 * sketch.copies * checks.squarable("bound", bound) / checks.squarable("epsilon", epsilon)
+        scale = (
+            2
+            * sketch.copies
+            * checks.squarable("bound", bound)
+            / checks.squarable("epsilon", epsilon)
+        )
         return LaplaceNoise(scale, honest.clamp_min(1))
 
     def sums_of(self, sketch: Sketch, shape: tuple[int, ...], draws: Draws) -> Tensor:
@@ -186,7 +214,9 @@ class LaplaceNoise(DivisibleNoise):
         checks.instance("sketch", sketch, Sketch)
         return 2 * self.scale**2 * sketch.counts() / _row_parts(self.parts, sketch) / sketch.copies
 
-    def guarantee(self, sketch: Sketch, bound: float, *, coalition: AdaptiveCoalition = EVERYBODY) -> Guarantee:
+    def guarantee(
+        self, sketch: Sketch, bound: float, *, coalition: AdaptiveCoalition = EVERYBODY
+    ) -> Guarantee:
         """What S A plus this noise promises to each honest client. Raises TypeError, ValueError."""
         honest = honest_pairs(sketch, coalition)
         epsilon = 2 * sketch.copies * checks.squarable("bound", bound) / self.scale
@@ -203,7 +233,9 @@ class LaplaceNoise(DivisibleNoise):
 def _parts(parts: Tensor) -> Tensor:
     parts = checks.floating("parts", parts).double()
     if parts.ndim != 1 or not (parts >= 1).all():
-        raise ValueError(f"parts must hold one number >= 1 for each row, not of shape {tuple(parts.shape)}")
+        raise ValueError(
+            f"parts must hold one number >= 1 for each row, not of shape {tuple(parts.shape)}"
+        )
     return parts
 
 

@@ -13,7 +13,13 @@ from torchdp.sketching.sketch import Sketch
 
 
 def gaussian_noise(
-    sketch: Sketch, columns: int, entry_bound: float, *, epsilon: float, delta: float, corrupt: int = 0
+    sketch: Sketch,
+    columns: int,
+    entry_bound: float,
+    *,
+    epsilon: float,
+    delta: float,
+    corrupt: int = 0,
 ) -> GaussianNoise:
     """sigma^2 = 4 s^3 eta^2 m d^2 ln(1.25 s/(delta/d - m e^{-(n - s - t')/(8 m)}))/(epsilon^2 (n - s - t')).
 
@@ -31,7 +37,9 @@ def gaussian_noise(
     left = n - s - checks.integer("corrupt", corrupt, 0)
     rest = delta / d - m * math.exp(-max(left, 0) / (8 * m))
     if left <= 0 or rest <= 0:
-        raise ValueError("Corollary 4.7 is undefined here: too few clients for these rows, columns and delta")
+        raise ValueError(
+            "Corollary 4.7 is undefined here: too few clients for these rows, columns and delta"
+        )
     variance = 4 * s**3 * eta**2 * m * d**2 * math.log(1.25 * s / rest) / (epsilon**2 * left)
     return GaussianNoise(math.sqrt(variance))
 
@@ -49,14 +57,18 @@ def laplace_noise(
     """
     d, eta = checks.integer("columns", columns, 1), checks.squarable("entry_bound", entry_bound)
     if checks.instance("sketch", sketch, Sketch).copies != sketch.height:
-        raise ValueError(f"the sketch must be dense, copies = height = {sketch.height}, not {sketch.copies}")
+        raise ValueError(
+            f"the sketch must be dense, copies = height = {sketch.height}, not {sketch.copies}"
+        )
     parts = sketch.clients / sketch.height - checks.integer("corrupt", corrupt, 0)
     if parts < 1:
         raise ValueError(
             f"corrupt must be below clients/height = {sketch.clients / sketch.height:g}, not {corrupt}"
         )
     scale = 2 * eta * sketch.height**2 * d / checks.squarable("epsilon", epsilon)
-    return LaplaceNoise(scale, torch.full((sketch.height,), parts, dtype=torch.float64, device=sketch.device))
+    return LaplaceNoise(
+        scale, torch.full((sketch.height,), parts, dtype=torch.float64, device=sketch.device)
+    )
 
 
 def experiment_noise(sketch: Sketch, *, epsilon: float, delta: float) -> GaussianNoise:

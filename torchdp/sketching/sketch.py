@@ -30,11 +30,14 @@ class Sketch(Brief):
         checks.integer("height", self.height, 1)
         rows, signs = checks.integers("rows", self.rows), checks.dense("signs", self.signs)
         if rows.ndim != 2 or 0 in rows.shape:
-            raise ValueError(f"rows must have shape (copies, clients), neither 0, not {tuple(rows.shape)}")
+            raise ValueError(
+                f"rows must have shape (copies, clients), neither 0, not {tuple(rows.shape)}"
+            )
         shape = rows.shape
         if signs.shape != shape or signs.device != rows.device:
             raise ValueError("signs must be a tensor of the shape and on the device of rows")
-        if rows.stride(1) == signs.stride(1) == 0:  # all columns are one, which is all that is stored
+        # all columns are one, which is all that is stored
+        if rows.stride(1) == signs.stride(1) == 0:
             rows, signs = rows[:, :1], signs[:, :1]
         rows = checks.indices("rows", rows.clone(), self.height)
         if not (signs.abs() == 1).all():
@@ -66,7 +69,10 @@ class Sketch(Brief):
         if self.copies > 1 or rest:
             return False
         return bool(
-            (self.rows.view(self.height, per_row) == torch.arange(self.height, device=self.device)[:, None]).all()
+            (
+                self.rows.view(self.height, per_row)
+                == torch.arange(self.height, device=self.device)[:, None]
+            ).all()
         )
 
     def counts(self) -> Tensor:
@@ -76,7 +82,9 @@ class Sketch(Brief):
     @cached_property
     def _counts(self) -> Tensor:
         kinds = self.kinds
-        return torch.bincount(kinds.flatten(), minlength=self.height) * (self.clients // kinds.shape[1])
+        return torch.bincount(kinds.flatten(), minlength=self.height) * (
+            self.clients // kinds.shape[1]
+        )
 
     @property
     def kinds(self) -> Tensor:
@@ -90,7 +98,9 @@ class Sketch(Brief):
         if isinstance(clients, Tensor) and (
             clients.ndim != 1 or (clients.dtype == torch.bool and len(clients) != self.clients)
         ):
-            raise ValueError(f"clients must be numbers, or {self.clients} of bool, not {tuple(clients.shape)}")
+            raise ValueError(
+                f"clients must be numbers, or {self.clients} of bool, not {tuple(clients.shape)}"
+            )
         return Sketch(self.rows[:, clients], self.signs[:, clients], self.height)
 
     def apply(self, A: Tensor) -> Tensor:
@@ -102,9 +112,13 @@ class Sketch(Brief):
         if checks.dense("values", values).dtype == torch.bool:
             raise TypeError("values must hold numbers, not bool; call .double()")
         if values.ndim < 2 or values.shape[-2] != self.clients:
-            raise ValueError(f"values must have shape (..., {self.clients}, d), not {tuple(values.shape)}")
+            raise ValueError(
+                f"values must have shape (..., {self.clients}, d), not {tuple(values.shape)}"
+            )
         if values.device != self.device:
-            raise ValueError(f"values are on {values.device}, the sketch on {self.device}; move one of them")
+            raise ValueError(
+                f"values are on {values.device}, the sketch on {self.device}; move one of them"
+            )
         if self.bucketed and values.is_floating_point():
             buckets = values.unflatten(-2, (self.height, -1))  # (*batch, m, n / m, d)
             return (self.signs.to(values.dtype).view(self.height, 1, -1) @ buckets).squeeze(-2)
@@ -118,9 +132,9 @@ class Sketch(Brief):
     def dense(self) -> Tensor:
         """S: (m, n), float64."""
         weights = self.signs.double() / math.sqrt(self.copies)
-        return torch.zeros(self.height, self.clients, dtype=torch.float64, device=self.device).scatter_(
-            0, self.rows, weights
-        )
+        return torch.zeros(
+            self.height, self.clients, dtype=torch.float64, device=self.device
+        ).scatter_(0, self.rows, weights)
 
     def parts(self, numbers: int) -> Iterator[slice]:
         """Slices of the clients, so that ``numbers`` numbers for each client fit in one part of the memory."""

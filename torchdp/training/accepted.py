@@ -157,10 +157,16 @@ class OwnRules(TorchFunctionMode):
     """Raises Untaken where a custom function has a rule of its own for vmap, in which examples may meet."""
 
     def __torch_function__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+        self,
+        func: Any,
+        types: Any,
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
     ) -> Any:
         if func is custom_function_call and args[0].vmap is not Function.vmap:
-            raise Untaken(f"{args[0].__name__} has a rule of its own for vmap, in which examples may meet")
+            raise Untaken(
+                f"{args[0].__name__} has a rule of its own for vmap, in which examples may meet"
+            )
         return func(*args, **kwargs or {})
 
 
@@ -184,9 +190,13 @@ def trainable(module: nn.Module, loss: object, masks: bool) -> dict[str, Tensor]
         drops = drops or (isinstance(part, nn.RNNBase) and part.dropout)
         if part.training and drops and not masks:
             raise ValueError(DRAWS)
-    parameters: dict[str, Tensor] = {name: p for name, p in module.named_parameters() if p.requires_grad}
+    parameters: dict[str, Tensor] = {
+        name: p for name, p in module.named_parameters() if p.requires_grad
+    }
     if any(p.is_complex() for p in parameters.values()):
-        raise TypeError("module must have real parameters; split complex ones by torch.view_as_real")
+        raise TypeError(
+            "module must have real parameters; split complex ones by torch.view_as_real"
+        )
     if not parameters:
         raise ValueError("module must have a parameter that requires a gradient")
     own = {id(p) for p in module.parameters()}
@@ -205,7 +215,9 @@ def parameters_named(module: nn.Module, unused: Sequence[str]) -> list[str]:
     for name in checks.each_of("unused", unused, str):
         own = [place for place, _ in module.named_parameters() if name and holds(name, place)]
         if not own:
-            raise ValueError(f"unused must name parameters of module, or modules that hold them, not {name!r}")
+            raise ValueError(
+                f"unused must name parameters of module, or modules that hold them, not {name!r}"
+            )
         found += own
     return found
 
@@ -236,7 +248,9 @@ def examples(module: nn.Module, inputs: Inputs, targets: Tensor) -> Inputs:
         if not checks.dense(name, value).ndim:
             raise ValueError(f"{name} must have one entry for each example, not shape ()")
         if len(value) != len(targets):
-            raise ValueError(f"{name} and targets must be equally many, not {len(value)} and {len(targets)}")
+            raise ValueError(
+                f"{name} and targets must be equally many, not {len(value)} and {len(targets)}"
+            )
     if isinstance(inputs, Tensor):
         return inputs.detach()
     return {name: value.detach() for name, value in inputs.items()}

@@ -21,7 +21,15 @@ from torchdp.noise import Noise, SeededNoise, source
 from torchdp.training.participation import CyclicPoisson, Participation
 
 # by the plan; out of order a batch would be used for another step, and users would come back too soon
-DECIDED = ("batch_size", "shuffle", "sampler", "batch_sampler", "drop_last", "generator", "in_order")
+DECIDED = (
+    "batch_size",
+    "shuffle",
+    "sampler",
+    "batch_sampler",
+    "drop_last",
+    "generator",
+    "in_order",
+)
 
 
 class ParticipationLog:
@@ -47,9 +55,13 @@ class ParticipationLog:
         if not isinstance(indices, Tensor):
             numbers = [checks.integer("indices", index, 0) for index in indices]
             indices = torch.tensor(numbers, dtype=torch.int64, device="cpu")
-        batch = checks.shaped("indices", checks.indices("indices", indices, self.users).cpu(), "n", empty=True)
+        batch = checks.shaped(
+            "indices", checks.indices("indices", indices, self.users).cpu(), "n", empty=True
+        )
         if len(batch.unique()) < len(batch):
-            raise ValueError("indices must hold each user once: twice in a batch is twice the bound")
+            raise ValueError(
+                "indices must hold each user once: twice in a batch is twice the bound"
+            )
         first, last, times = self.attendance[:, batch]
         refused = (times > 0) & self.participation.refuses(self.step, first, last, times)
         if refused.any():
@@ -58,13 +70,17 @@ class ParticipationLog:
                 f"again under {self.participation}; take batches from training.Batches, or calibrate for a wider rule"
             )
         first = torch.where(times > 0, first, self.step)
-        self.attendance[:, batch] = torch.stack([first, torch.full_like(last, self.step), times + 1])
+        self.attendance[:, batch] = torch.stack(
+            [first, torch.full_like(last, self.step), times + 1]
+        )
         self.step += 1
         return batch
 
     def resume(self, attendance: Tensor, step: int) -> None:
         """Goes on after ``step`` steps of a log with this attendance. Raises TypeError, ValueError."""
-        given = checks.shaped("attendance", checks.typed("attendance", attendance, torch.int64), 3, self.users)
+        given = checks.shaped(
+            "attendance", checks.typed("attendance", attendance, torch.int64), 3, self.users
+        )
         self.attendance, self.step = given.cpu().clone(), checks.integer("step", step, 0)
 
 
@@ -75,7 +91,10 @@ class PlannedBatches(Sampler[list[int]], ABC):
     """
 
     def __init__(self, users: int, steps: int, first: int) -> None:
-        self.users, self.steps = checks.integer("users", users, 1), checks.integer("steps", steps, 1)
+        self.users, self.steps = (
+            checks.integer("users", users, 1),
+            checks.integer("steps", steps, 1),
+        )
         self.step = checks.integer("first", first, 0, self.steps)
 
     def __len__(self) -> int:
@@ -84,7 +103,9 @@ class PlannedBatches(Sampler[list[int]], ABC):
     def __iter__(self) -> Iterator[list[int]]:
         if self.step == self.steps:
             name = type(self).__name__
-            raise RuntimeError(f"all {self.steps} batches were handed out; make {name} for a new run")
+            raise RuntimeError(
+                f"all {self.steps} batches were handed out; make {name} for a new run"
+            )
         while self.step < self.steps:
             users = self._users(self.step)
             self.step += 1
@@ -126,7 +147,10 @@ class Batches(PlannedBatches):
         checks.fits("users and steps", self.users + self.steps)
         # passes after the first, for a user of its first batch
         again = torch.arange(1, -(-self.steps // self.period), device="cpu")
-        rule, start = checks.instance("participation", participation, Participation), torch.zeros_like(again)
+        rule, start = (
+            checks.instance("participation", participation, Participation),
+            torch.zeros_like(again),
+        )
         if rule.refuses(again * self.period, start, (again - 1) * self.period, again).any():
             raise ValueError(
                 f"{rule} does not allow {self.steps} steps in passes of {self.period} batches (users // size); "
@@ -219,7 +243,9 @@ class PrefetchSampler(Sampler[list[int]]):
     batch that was drawn this process's rows and its parts, 0 of an empty batch, which is handed out nonetheless.
     """
 
-    def __init__(self, batches: Batches | SampledBatches, rank: int, ranks: int, max_rows: int | None) -> None:
+    def __init__(
+        self, batches: Batches | SampledBatches, rank: int, ranks: int, max_rows: int | None
+    ) -> None:
         self.counts: deque[tuple[int, int]] = deque()
         self.max_rows = None if max_rows is None else checks.integer("max_rows", max_rows, 1)
         self._batches, self._rank, self._ranks = copy.copy(batches), rank, ranks
@@ -248,13 +274,17 @@ def loader(
     data: Dataset[Any], ahead: PrefetchSampler, users: int, generator: torch.Generator, options: Any
 ) -> DataLoader[Any]:
     """The rows of each batch, collated. Raises TypeError, ValueError."""
-    if isinstance(data, IterableDataset) or not (hasattr(data, "__getitem__") and hasattr(data, "__len__")):
+    if isinstance(data, IterableDataset) or not (
+        hasattr(data, "__getitem__") and hasattr(data, "__len__")
+    ):
         raise TypeError(
             f"data must be a data set with a length and rows by number, not {type(data).__name__}: "
             "torch.utils.data.TensorDataset makes one of tensors"
         )
     if len(data) != users:
-        raise ValueError(f"data must hold one row for each of the plan's {users} users, not {len(data)}")
+        raise ValueError(
+            f"data must hold one row for each of the plan's {users} users, not {len(data)}"
+        )
     if wrong := sorted(set(DECIDED) & set(options)):
         raise ValueError(f"{', '.join(wrong)} must be left out: the plan decides who is in a batch")
     collate = Collate(data, options.pop("collate_fn", None) or default_collate)
@@ -271,5 +301,7 @@ def _emptied(value: Any) -> Any:
     if hasattr(value, "_fields"):
         return type(value)(*map(_emptied, value))
     if isinstance(value, tuple | list):
-        return type(value)([] if all(isinstance(part, str) for part in value) else map(_emptied, value))
+        return type(value)(
+            [] if all(isinstance(part, str) for part in value) else map(_emptied, value)
+        )
     return value

@@ -10,8 +10,27 @@ from torch import Tensor, nn
 
 from torchdp import checks
 from torchdp.draws import Simulated
-from torchdp.training.accepted import MEETS, examples, meet, named, parameters_named, refuse_unreached, trainable
-from torchdp.training.per_example import FEW, REMEMBERS, Both, Gradients, Inputs, Known, Passes, due, masks, pick
+from torchdp.training.accepted import (
+    MEETS,
+    examples,
+    meet,
+    named,
+    parameters_named,
+    refuse_unreached,
+    trainable,
+)
+from torchdp.training.per_example import (
+    FEW,
+    REMEMBERS,
+    Both,
+    Gradients,
+    Inputs,
+    Known,
+    Passes,
+    due,
+    masks,
+    pick,
+)
 from torchdp.training.record import MEANS, Untaken, eager
 from torchdp.training.routes import by_factors, by_loop, by_vmap
 from torchdp.training.sums import Bounds, Sums, group_bounds
@@ -41,7 +60,11 @@ class Clipper:
         self.module, self.loss = checks.instance("module", module, nn.Module), loss
         self._both = Both(module, loss)
         self.routes = tuple(routes)
-        if not routes or isinstance(routes, str) or [name for name in ROUTES if name in routes] != list(routes):
+        if (
+            not routes
+            or isinstance(routes, str)
+            or [name for name in ROUTES if name in routes] != list(routes)
+        ):
             raise ValueError(f"routes must be some of {ROUTES}, in this order, not {routes!r}")
         self._unused = parameters_named(self.module, unused)
         self._groups = None if groups is None else dict(checks.instance("groups", groups, Mapping))
@@ -55,7 +78,9 @@ class Clipper:
         if self._last is None:
             return "none yet"
         name = self._last.routes[0]
-        return "; ".join([f"{name}: {CHECKED if name == 'factors' else APART}", *self._last.reasons])
+        return "; ".join(
+            [f"{name}: {CHECKED if name == 'factors' else APART}", *self._last.reasons]
+        )
 
     def bounds(self, bound: float) -> Bounds:
         """Which trainable parameters are clipped together, and to what. Raises TypeError, ValueError."""
@@ -79,20 +104,27 @@ class Clipper:
         parameters = trainable(self.module, self.loss, dropout is not None)
         seed = None if dropout is None else int(Simulated(dropout).integers(()))
         with torch.enable_grad(), eager(), masks(seed, targets.device):
-            shapes = ((name, value.shape[1:], value.dtype) for name, value in named(inputs, targets).items())
+            shapes = (
+                (name, value.shape[1:], value.dtype)
+                for name, value in named(inputs, targets).items()
+            )
             key = (*shapes, *((name, p.shape) for name, p in parameters.items()))
             known, fresh = self._known.get(key, Known(list(self.routes))), key not in self._known
             passes = Passes(self._both, parameters, seed is not None, known)
             fresh = fresh and len(targets) > 0
             sums = Sums(bounds)
             with passes.same_bits() if due(known.calls) else nullcontext():
-                lost, wrong = self._summed(passes, inputs, targets, sums, fresh, seed, (at_once, memory))
+                lost, wrong = self._summed(
+                    passes, inputs, targets, sums, fresh, seed, (at_once, memory)
+                )
         total = _unless(sums.flat(parameters), wrong)
         self.balance = _unless(sums.balance, wrong)  # of this call, see Sums
         if len(targets):
             known.calls += len(targets) > 1
             self._known[key] = self._last = known
-        return total, torch.cat(lost).mean() if lost else torch.tensor(math.nan, dtype=torch.float32)
+        return total, torch.cat(lost).mean() if lost else torch.tensor(
+            math.nan, dtype=torch.float32
+        )
 
     def _summed(
         self,
@@ -134,7 +166,9 @@ class Clipper:
                     stacklevel=4,
                 )
         if fresh and self._last is None:
-            refuse_unreached([name for name in passes.leaves if name not in {*reached, *self._unused}])
+            refuse_unreached(
+                [name for name in passes.leaves if name not in {*reached, *self._unused}]
+            )
         return lost, wrong
 
 
@@ -238,7 +272,11 @@ def _pieces(
     """Some examples at a time: few at first, by which it is known what an example takes; none for none."""
     start = 0
     while start < len(targets):
-        step = min(at_once, FEW) if fresh and not start else max(1, min(at_once, memory // max(known.each, 1)))
+        step = (
+            min(at_once, FEW)
+            if fresh and not start
+            else max(1, min(at_once, memory // max(known.each, 1)))
+        )
         part = slice(start, start + step)
         yield pick(inputs, part), targets[part]
         start += step

@@ -8,11 +8,13 @@ from torch import Tensor
 
 AT_ONCE = 2**20  # float64 numbers that are made on the way
 FEW = 2**16  # numbers that are cheap to have in float64
-TOGETHER = 32  # examples whose float32 parts are added up as such: a sum of thousands would round by users' parts
+# examples whose float32 parts are added up as such: a sum of thousands would round by users' parts
+TOGETHER = 32
 SMALL = 2**12  # numbers; rows of smaller tables are cheap
 # Of an example's terms, added to its norm: what rounds where they cancel is small beside the bound.
 MARGIN = 2.0**-26
-CANCELS = 2.0**8  # bounds that an example's scaled terms may add up to before float32 rounds their sum too far
+# bounds that an example's scaled terms may add up to before float32 rounds their sum too far
+CANCELS = 2.0**8
 
 
 @dataclass(frozen=True)
@@ -46,7 +48,9 @@ class Rows:
         if rows.numel() <= FEW:
             return scales.double() @ rows.double()
         total = rows.new_zeros(rows.shape[1], dtype=torch.float64)
-        for weights, some in zip(scales.to(rows.dtype).split(TOGETHER), rows.split(TOGETHER), strict=True):
+        for weights, some in zip(
+            scales.to(rows.dtype).split(TOGETHER), rows.split(TOGETHER), strict=True
+        ):
             total += weights @ some
         return total
 
@@ -93,8 +97,11 @@ class Products:
 
     def norms(self) -> Tensor:
         """At least each example's norm: (n,), float64."""
-        lengths = _lengths if self.a.dtype == torch.float64 else _norms  # float32's squares are numbers of float64
-        found, spread = zip(*(_product_norms(a, b, lengths) for a, b in _parts(self.a, self.b)), strict=True)
+        # float32's squares are numbers of float64
+        lengths = _lengths if self.a.dtype == torch.float64 else _norms
+        found, spread = zip(
+            *(_product_norms(a, b, lengths) for a, b in _parts(self.a, self.b)), strict=True
+        )
         self._spread = torch.cat(spread) if len(spread) > 1 else spread[0]
         return torch.cat(found) if len(found) > 1 else found[0]
 
@@ -134,7 +141,9 @@ class Words:
     def whole(self) -> Tensor:
         n, q = len(self.rows), self.rows.shape[2]
         place = self.indices + self.count * torch.arange(n, device=self.indices.device)[:, None]
-        total = self.rows.new_zeros(n * self.count, q).index_add_(0, place.flatten(), self.rows.flatten(0, 1))
+        total = self.rows.new_zeros(n * self.count, q).index_add_(
+            0, place.flatten(), self.rows.flatten(0, 1)
+        )
         return total.reshape(n, -1)
 
     def pick(self, part: slice) -> "Words":
@@ -165,14 +174,21 @@ def joined(forms: Sequence[Form]) -> Form:
     if len(products) == len(forms):
         one = products[0]
         if len(forms) > 1:
-            one = Products(torch.cat([x.a for x in products], 1), torch.cat([x.b for x in products], 1))
+            one = Products(
+                torch.cat([x.a for x in products], 1), torch.cat([x.b for x in products], 1)
+            )
         return one if one.pays() else Rows(one.whole())
     if len(words) == len(forms) and words[0].count * words[0].rows.shape[2] > SMALL:
         if len(words) == 1:
             return words[0]
-        indices, rows = torch.cat([x.indices for x in words], 1), torch.cat([x.rows for x in words], 1)
+        indices, rows = (
+            torch.cat([x.indices for x in words], 1),
+            torch.cat([x.rows for x in words], 1),
+        )
         return Words.of(indices, rows, words[0].count)
-    return Rows(torch.stack([form.whole() for form in forms]).sum(0) if len(forms) > 1 else forms[0].whole())
+    return Rows(
+        torch.stack([form.whole() for form in forms]).sum(0) if len(forms) > 1 else forms[0].whole()
+    )
 
 
 def _parts(*several: Tensor) -> Iterator[tuple[Tensor, ...]]:
@@ -185,7 +201,9 @@ def _parts(*several: Tensor) -> Iterator[tuple[Tensor, ...]]:
         yield tuple(x.double() if x.is_floating_point() else x for x in some)
 
 
-def _product_norms(a: Tensor, b: Tensor, lengths: Callable[[Tensor], Tensor]) -> tuple[Tensor, Tensor]:
+def _product_norms(
+    a: Tensor, b: Tensor, lengths: Callable[[Tensor], Tensor]
+) -> tuple[Tensor, Tensor]:
     """At least || sum_t b_t a_t^T ||, of (n, T, p), (n, T, q): terms' products, an error bound, MARGIN's part; and S.
 
     The terms' norms add up to S. Sums of k products in float64 have error k 2^-53 times the sum of their sizes, which
@@ -207,7 +225,10 @@ def _norms(x: Tensor) -> Tensor:
 def _lengths(x: Tensor) -> Tensor:
     """(n, T, p) -> (n, T), of float64: also of numbers whose squares are none."""
     largest = x.abs().amax(2, keepdim=True)
-    return torch.linalg.vector_norm(x / largest.masked_fill(largest == 0, 1.0), dim=2) * largest[..., 0]
+    return (
+        torch.linalg.vector_norm(x / largest.masked_fill(largest == 0, 1.0), dim=2)
+        * largest[..., 0]
+    )
 
 
 def _merged(indices: Tensor, b: Tensor) -> Tensor:

@@ -27,9 +27,13 @@ class FeatureLayer(nn.Module):
     def __init__(self, features: Features) -> None:
         super().__init__()
         if not isinstance(features, Features):
-            raise TypeError(f"features must be density.Features, not {type(features).__name__}; call family.draw")
+            raise TypeError(
+                f"features must be density.Features, not {type(features).__name__}; call family.draw"
+            )
         if isinstance(features, SignFeatures):
-            raise TypeError("features must have a gradient, and signs have none: use GaussianFourier or another")
+            raise TypeError(
+                "features must have a gradient, and signs have none: use GaussianFourier or another"
+            )
         self._rest = dict[str, Any]()
         for field in dataclasses.fields(features):
             part = getattr(features, field.name)

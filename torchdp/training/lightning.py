@@ -84,7 +84,10 @@ class PrivateModule(LightningModule):
             (run.module is not self, "run must be of this module: plan.start(net, loss)"),
             (not self.automatic_optimization, "automatic_optimization must be True"),
             (trainer.accumulate_grad_batches != 1, "accumulate_grad_batches must be 1: " + PARTS),
-            (scaler is not None, "precision must not scale gradients: 'bf16-mixed', not '16-mixed'"),
+            (
+                scaler is not None,
+                "precision must not scale gradients: 'bf16-mixed', not '16-mixed'",
+            ),
             (not single, "devices must be 1: " + SEVERAL),
             (
                 trainer.global_step > run.step,

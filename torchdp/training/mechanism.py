@@ -50,7 +50,9 @@ class AdaptiveBound:
 
     def __post_init__(self) -> None:
         checks.fraction("quantile", self.quantile)
-        checks.within("rate", checks.positive("rate", self.rate), 0, 1, ": the bound would move too far")
+        checks.within(
+            "rate", checks.positive("rate", self.rate), 0, 1, ": the bound would move too far"
+        )
         checks.within("share", self.share, 1e-3, 0.9)
 
     def rows(self, total: Tensor, balance: Tensor, bound: float, limit: float) -> Tensor:
@@ -106,7 +108,11 @@ class Mechanism(Brief):
         if isinstance(self.sampling, CyclicPoisson):
             return found
         # fewer rows may cancel less, and make a sum of sizes larger; but all steps show the first ones, too
-        return found if found.epsilon <= self.guarantee.epsilon else replace(self.guarantee, exact=False)
+        return (
+            found
+            if found.epsilon <= self.guarantee.epsilon
+            else replace(self.guarantee, exact=False)
+        )
 
     def deviations(self) -> Tensor:
         """Standard deviation of the noise in each number of each step's ``.grad``, (steps,), on the CPU: public."""
@@ -114,7 +120,15 @@ class Mechanism(Brief):
 
     def digest(self) -> bytes:
         """32 bytes that name this plan."""
-        rest = (VERSION, self.sampling, self.bound, self.sigma, self.users, self.batch, self.adaptive)
+        rest = (
+            VERSION,
+            self.sampling,
+            self.bound,
+            self.sigma,
+            self.users,
+            self.batch,
+            self.adaptive,
+        )
         return hashlib.sha256(self.strategy.recurrence.digest() + repr(rest).encode()).digest()
 
     def __str__(self) -> str:

@@ -69,7 +69,9 @@ class CorrelatedNoise(nn.Module):
         self._strategy = as_strategy(strategy)
         recurrence = self._strategy.recurrence
         key = source(noise).words((4,)).cpu().numpy().tobytes()
-        self._stream = Stream(recurrence, (first, size, whole), sigma, key, dtype, shard is not None)
+        self._stream = Stream(
+            recurrence, (first, size, whole), sigma, key, dtype, shard is not None
+        )
 
     @property
     def sigma(self) -> float:
@@ -138,7 +140,9 @@ class CorrelatedNoise(nn.Module):
     def set_extra_state(self, state: dict[str, int]) -> None:
         """From a state dict: where the step is not this one's, no noise is drawn before ``load_secret_state``."""
         if not isinstance(state, dict) or set(state) != {"step"}:
-            raise ValueError("the state dict of CorrelatedNoise must be {'step': ...}, as state_dict() returns it")
+            raise ValueError(
+                "the state dict of CorrelatedNoise must be {'step': ...}, as state_dict() returns it"
+            )
         self._stream.expect(checks.integer("step", state["step"], 0))
 
     def forward(self, total: Tensor) -> Tensor:
@@ -232,7 +236,9 @@ def noise_guarantee(
     return replace(result, exact=result.exact and found.exact, source=source)
 
 
-def _scaled(C: Strategy, bound: float, participation: Participation, neighbours: Neighbours) -> Sensitivity:
+def _scaled(
+    C: Strategy, bound: float, participation: Participation, neighbours: Neighbours
+) -> Sensitivity:
     """The sensitivity in the gradients' units: replacing a user moves a sum by twice the bound."""
     bound = checks.positive("bound", bound)
     checks.instance("neighbours", neighbours, Neighbours)

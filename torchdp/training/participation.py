@@ -81,7 +81,8 @@ class Epochs(Participation):
     def worst(self, sizes: Tensor) -> tuple[float, list[list[int]]]:
         n, period = len(sizes), min(self.period, len(sizes))
         sums = [float(sizes[i::period, i::period].sum()) for i in range(period)]
-        near = (1 - ATTAINED) * max(sums)  # of sets with equal sums some may be attained and others not
+        # of sets with equal sums some may be attained and others not
+        near = (1 - ATTAINED) * max(sums)
         return max(sums), [list(range(i, n, period)) for i in range(period) if sums[i] >= near]
 
 
@@ -168,7 +169,9 @@ class CyclicPoisson:
         Source: as the class; Denisov et al. (2022), Theorem 2.1, for what depends on earlier outputs.
         """
         C = as_strategy(strategy)
-        multiplier = checks.positive("sigma", sigma) / (checks.positive("bound", bound) * self._longest(C))
+        multiplier = checks.positive("sigma", sigma) / (
+            checks.positive("bound", bound) * self._longest(C)
+        )
         found = sampled_guarantee(multiplier, self.chance, self.times(C.steps), delta)
         return replace(found, source=f"{found.source}; {AMPLIFIED}")
 
@@ -233,7 +236,9 @@ def sensitivity(strategy: Tensor | StreamStrategy, participation: Participation)
     rounding = (rows * participation.most(steps) + steps + 16) * EPS
     value = size * math.sqrt(bound) * (1 + rounding) + slack
     # ||columns s|| for signs s that turn the largest entries of the set's gram positive
-    attained = size * max(float((C[:, chosen] / size @ signs(gram[chosen][:, chosen])).norm()) for chosen in sets)
+    attained = size * max(
+        float((C[:, chosen] / size @ signs(gram[chosen][:, chosen])).norm()) for chosen in sets
+    )
     return Sensitivity(value, min(max(attained - slack, 0.0), value))
 
 

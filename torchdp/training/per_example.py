@@ -38,7 +38,8 @@ class Gradients:
 
     forms: dict[str, Form]
     losses: Tensor
-    mixes: Tensor | None  # whether the loss of them together is neither the mean, the sum nor the list of theirs
+    # whether the loss of them together is neither the mean, the sum nor the list of theirs
+    mixes: Tensor | None
 
 
 class Both(nn.Module):
@@ -50,7 +51,9 @@ class Both(nn.Module):
 
     def forward(self, x: Inputs | None, y: Tensor | None, *made: Any) -> tuple[Tensor, Any]:
         """What the loss returns, and what the module does, or has ``made``; for no targets that alone."""
-        output = made[0] if made else self.module(x) if isinstance(x, Tensor) else self.module(**x or {})
+        output = (
+            made[0] if made else self.module(x) if isinstance(x, Tensor) else self.module(**x or {})
+        )
         if y is None:
             return NOTHING, output
         return checks.instance("what loss returns", self.loss(output, y), Tensor), output
@@ -73,17 +76,22 @@ class Known:
         """Raises ValueError where no route is left."""
         self.reasons.append(f"{self.routes.pop(0)}: {reason}")
         if not self.routes:
-            raise ValueError("module and loss are served by none of the routes; " + "; ".join(self.reasons))
+            raise ValueError(
+                "module and loss are served by none of the routes; " + "; ".join(self.reasons)
+            )
 
 
 class Passes:
     """Calls of module and loss on parameters of ours, and what must hold of them."""
 
-    def __init__(self, both: Both, parameters: dict[str, Tensor], seeded: bool, known: Known) -> None:
+    def __init__(
+        self, both: Both, parameters: dict[str, Tensor], seeded: bool, known: Known
+    ) -> None:
         self.both, self.known, self.seeded = both, known, seeded
         self.randomness = "different" if seeded else "error"
         self.leaves = parameters
-        self.own: dict[str, Tensor] = {}  # what stands in for the module's parameters in plain calls
+        # what stands in for the module's parameters in plain calls
+        self.own: dict[str, Tensor] = {}
         self.frozen: dict[str, Tensor] = {}  # likewise, in all calls, for those without a gradient
         self.buffers = dict(both.named_buffers(remove_duplicate=False))
         self.device = next(iter(parameters.values())).device
@@ -100,12 +108,21 @@ class Passes:
         }
 
     def call(
-        self, known: Mapping[str, Tensor], x: Any, y: Any, *made: Any, buffers: Mapping[str, Tensor] | None = None
+        self,
+        known: Mapping[str, Tensor],
+        x: Any,
+        y: Any,
+        *made: Any,
+        buffers: Mapping[str, Tensor] | None = None,
     ) -> tuple[Tensor, Any]:
         """What the loss returns, and the module, with these parameters. Raises where a buffer is set."""
         known = {**self.frozen, **known}
         own = {**(self.buffers if buffers is None else buffers)}
-        swapped = {place: known[name] for place, name in self._places.items() if name in known} if known else {}
+        swapped = (
+            {place: known[name] for place, name in self._places.items() if name in known}
+            if known
+            else {}
+        )
         swapped |= own
         if not swapped:
             return self.both(x, y, *made)
@@ -132,7 +149,9 @@ class Passes:
 
         ``_version`` does not see what is written through ``.data``, numpy or dlpack.
         """
-        held = {f"module.{name}": p for name, p in self.both.module.named_parameters()} | self.buffers
+        held = {
+            f"module.{name}": p for name, p in self.both.module.named_parameters()
+        } | self.buffers
         copies = {name: value.detach().clone() for name, value in held.items()}
         changed = list[str]()
         try:
@@ -164,9 +183,14 @@ class Passes:
         """
         before = [(path, part, dict(vars(part))) for path, part in self.both.named_modules()]
         own = [
-            (f"{path}.{name}", value) for path, _, old in before for name, value in old.items() if name not in BASE
+            (f"{path}.{name}", value)
+            for path, _, old in before
+            for name, value in old.items()
+            if name not in BASE
         ]
-        holders = [(place, value, _elements(value)) for place, value in own if type(value) in HOLDERS]
+        holders = [
+            (place, value, _elements(value)) for place, value in own if type(value) in HOLDERS
+        ]
         versions = [(place, value, value._version) for place, value in own if _counted(value)]
         try:
             yield
@@ -182,7 +206,9 @@ class Passes:
                             self.known.sets.add(f"{path}.{name}")
             for place, value, elements in holders:
                 found = _elements(value)
-                if len(found) != len(elements) or any(a is not b for a, b in zip(found, elements, strict=True)):
+                if len(found) != len(elements) or any(
+                    a is not b for a, b in zip(found, elements, strict=True)
+                ):
                     self.known.sets.add(place)
                     _refill(value, elements)
         for place, value, version in versions:
@@ -198,12 +224,16 @@ class Passes:
     def widened(self, x: Inputs, y: Tensor) -> tuple["Passes", Inputs, Tensor]:
         """The same on float32 copies of what has half precision."""
         other = copy(self)
-        rest = {name: p for name, p in self.both.module.named_parameters() if name not in self.leaves}
+        rest = {
+            name: p for name, p in self.both.module.named_parameters() if name not in self.leaves
+        }
         other.frozen = {name: _wide(p.detach()) for name, p in rest.items()}
         other.leaves = {name: _wide(p.detach()).requires_grad_() for name, p in self.leaves.items()}
         other.own = other.leaves
         other.buffers = {place: _wide(value) for place, value in self.buffers.items()}
-        wide = _wide(x) if isinstance(x, Tensor) else {name: _wide(value) for name, value in x.items()}
+        wide = (
+            _wide(x) if isinstance(x, Tensor) else {name: _wide(value) for name, value in x.items()}
+        )
         return other, wide, _wide(y)
 
     def value(self, x: Inputs, y: Tensor, seed: int) -> tuple[Tensor, list[str]]:
@@ -217,7 +247,9 @@ class Passes:
                 with masks(seed, self.device), Means(1):
                     totals.append(self._set(x, y)[0].sum())
         if not totals[0].requires_grad:
-            raise ValueError("loss depends on no trainable parameter of module: it is detached, or of another")
+            raise ValueError(
+                "loss depends on no trainable parameter of module: it is detached, or of another"
+            )
         return torch.stack(totals).detach(), self.captured(totals[0])
 
     def captured(self, total: Tensor) -> list[str]:
@@ -243,7 +275,9 @@ class Passes:
         finite = alone.isfinite()
         places = torch.where(finite, torch.arange(len(y), device=y.device), finite.int().argmax())
         rows = iter([t.detach()[places] for t in tensors])
-        output = tree_unflatten([next(rows) if isinstance(leaf, Tensor) else leaf for leaf in leaves], spec)
+        output = tree_unflatten(
+            [next(rows) if isinstance(leaf, Tensor) else leaf for leaf in leaves], spec
+        )
         try:
             with torch.no_grad(), undrawn(y.device, self.seeded), self.unset():
                 found = self.both.loss(output, y[places])
@@ -261,7 +295,9 @@ class Passes:
             with torch.no_grad(), Still():
                 with Means(n):
                     found = self.plain(pick(x, slice(n)), y[:n])[0]
-                each = [self.plain(pick(x, slice(i, i + 1)), y[i : i + 1])[0].sum() for i in range(n)]
+                each = [
+                    self.plain(pick(x, slice(i, i + 1)), y[i : i + 1])[0].sum() for i in range(n)
+                ]
         except Exception:  # a module that takes one example alone
             return None
         alone = torch.stack(each)
@@ -314,7 +350,8 @@ def masks(seed: int | None, device: torch.device) -> Iterator[None]:
     own = generators(device)
     before = [each.get_state() for each in own]
     try:
-        for each in own:  # torch.manual_seed would seed other devices too, whose states are not put back
+        # torch.manual_seed would seed other devices too, whose states are not put back
+        for each in own:
             each.manual_seed(seed)
         yield
     finally:
@@ -352,7 +389,9 @@ def _same(a: Tensor, b: Tensor) -> bool:
     """Whether all bits agree."""
     if a.shape != b.shape or a.dtype != b.dtype:
         return False
-    return torch.equal(a.contiguous().flatten().view(torch.uint8), b.contiguous().flatten().view(torch.uint8))
+    return torch.equal(
+        a.contiguous().flatten().view(torch.uint8), b.contiguous().flatten().view(torch.uint8)
+    )
 
 
 def _reached(total: Tensor) -> list[Tensor]:

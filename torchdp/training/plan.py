@@ -14,9 +14,11 @@ from torchdp.noise import Noise, source
 from torchdp.training.mechanism import AdaptiveBound, Mechanism
 from torchdp.training.run import Run
 
-FORMAT = "torchdp plan"  # of files that save writes, with a version that a change of their content raises
+# of files that save writes, with a version that a change of their content raises
+FORMAT = "torchdp plan"
 VERSION = 1
-ROOMS = ("torchdp.training", "torchdp.factorization", "torchdp.privacy")  # whose classes a file may make
+# whose classes a file may make
+ROOMS = ("torchdp.training", "torchdp.factorization", "torchdp.privacy")
 
 
 class Clipping(TypedDict, total=False):
@@ -118,7 +120,9 @@ class Plan(Mechanism):
                     f"its format is {kind!r}, version {version!r}, and this release reads {FORMAT!r}, version "
                     f"{VERSION}; load it by the release that wrote it, or choose the plan again"
                 )
-            plan = made({"made": f"{Plan.__module__}:{Plan.__qualname__}", "of": found}, Plan, rooms=ROOMS)
+            plan = made(
+                {"made": f"{Plan.__module__}:{Plan.__qualname__}", "of": found}, Plan, rooms=ROOMS
+            )
             checks.positive("sigma", plan.sigma)
             checks.integer("batch", plan.batch, 1, checks.integer("users", plan.users, 1))
             checks.floating("standard_errors", plan.standard_errors)

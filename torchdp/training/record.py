@@ -31,7 +31,9 @@ READING = (
     "unique_consecutive masked_select bincount map_ map2_ apply_ set_ resize_ resize_as_ share_memory_ register_hook "
     "register_post_accumulate_grad_hook backward"
 ).split()
-READS = {getattr(place, name) for place in (Tensor, torch) for name in READING if hasattr(place, name)}
+READS = {
+    getattr(place, name) for place in (Tensor, torch) for name in READING if hasattr(place, name)
+}
 READS |= {Tensor.data.__set__, Tensor.__cuda_array_interface__.__get__}  # type: ignore[attr-defined]
 DIFFERENTIATE = {torch.autograd.grad, torch.autograd.backward, torch._VF._make_dual}
 
@@ -50,7 +52,11 @@ class Inside(Untaken):
 
 def eager() -> AbstractContextManager[object]:
     """Compiled parts of a module run as they are: what is compiled does not see its functions called."""
-    return torch.compiler.set_stance("force_eager") if "torch._dynamo" in sys.modules else nullcontext()
+    return (
+        torch.compiler.set_stance("force_eager")
+        if "torch._dynamo" in sys.modules
+        else nullcontext()
+    )
 
 
 def traced() -> AbstractContextManager[object]:
@@ -69,7 +75,9 @@ def tensors(value: Any) -> Iterator[Tensor]:
             yield from tensors(each)
 
 
-def named(names: tuple[str, ...], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any]:
+def named(
+    names: tuple[str, ...], args: tuple[Any, ...], kwargs: Mapping[str, Any]
+) -> dict[str, Any]:
     """A call's arguments by name."""
     return dict(zip(names, args, strict=False)) | dict(kwargs)
 
@@ -92,7 +100,11 @@ class Means(TorchFunctionMode):
         self.n = n
 
     def __torch_function__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+        self,
+        func: Any,
+        types: Any,
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
     ) -> Any:
         if func not in (F.cross_entropy, F.nll_loss):
             return func(*args, **kwargs or {})
@@ -101,14 +113,22 @@ class Means(TorchFunctionMode):
         if mean and weighted and call["target"].numel() == 1:  # of one example alone w loss / w
             raise ValueError(MEANS)
         own = mean and not weighted and func is F.cross_entropy and call["input"].ndim > 1
-        return own_means(self.n, call).mean() if own and len(call["input"]) % self.n == 0 else func(**call)
+        return (
+            own_means(self.n, call).mean()
+            if own and len(call["input"]) % self.n == 0
+            else func(**call)
+        )
 
 
 class Still(TorchFunctionMode):
     """Dropout is off, whatever flags say."""
 
     def __torch_function__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+        self,
+        func: Any,
+        types: Any,
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
     ) -> Any:
         kwargs = kwargs or {}
         if func in DROPS:
@@ -142,7 +162,9 @@ class Record(TorchFunctionMode):
     are taken for each example.
     """
 
-    def __init__(self, parameters: Mapping[str, Tensor], n: int, rules: Mapping[Any, Rule], inside: bool) -> None:
+    def __init__(
+        self, parameters: Mapping[str, Tensor], n: int, rules: Mapping[Any, Rule], inside: bool
+    ) -> None:
         super().__init__()
         self.n, self.rules, self.inside = n, rules, inside
         self.claims: list[Claim] = []
@@ -165,7 +187,9 @@ class Record(TorchFunctionMode):
         return self._kind(t) is self._data
 
     def of_weights(self, t: Any) -> bool:
-        return isinstance(t, Tensor) and (id(t) in self._parameters or self._kind(t) is self._weights)
+        return isinstance(t, Tensor) and (
+            id(t) in self._parameters or self._kind(t) is self._weights
+        )
 
     def fits(self, x: Any, rows: bool = False) -> bool:
         """Whether dimension 0 has each example's part in order; rows: one row for each."""
@@ -202,7 +226,11 @@ class Record(TorchFunctionMode):
             raise Untaken("an input of a layer is written over")
 
     def __torch_function__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+        self,
+        func: Any,
+        types: Any,
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
     ) -> Any:
         kwargs = kwargs or {}
         given = list(tensors((args, kwargs)))
@@ -220,12 +248,16 @@ class Record(TorchFunctionMode):
                 return out
         else:
             self._foreign(func, given, kinds)
-            out = self._called(func, args, kwargs, (data or total) and weights and torch.is_grad_enabled())
+            out = self._called(
+                func, args, kwargs, (data or total) and weights and torch.is_grad_enabled()
+            )
         kind = self._data if data else self._total if total else self._weights if weights else None
         kind = self._total if self._reduces(func, args, kwargs) else kind
         written = [args[0]] if func is Tensor.__setitem__ else []
         shapes = [self._made(t, kind, func) for t in [*tensors(out), *written]]
-        self.program.append((func, self._numbers(args), self._numbers(tuple(kwargs.items())), tuple(shapes)))
+        self.program.append(
+            (func, self._numbers(args), self._numbers(tuple(kwargs.items())), tuple(shapes))
+        )
         return out
 
     def _called(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], meet: bool) -> Any:
@@ -253,7 +285,9 @@ class Record(TorchFunctionMode):
             raise Untaken(f"Python reads numbers of the examples, by {name}")
         if func in DIFFERENTIATE:
             raise Untaken("the module takes gradients itself")
-        if func is Tensor.__getitem__ and any(t.dtype == torch.bool and self.of_data(t) for t in tensors(args[1])):
+        if func is Tensor.__getitem__ and any(
+            t.dtype == torch.bool and self.of_data(t) for t in tensors(args[1])
+        ):
             raise Untaken("rows are picked by a mask of the data")
         names = ("x", "mean", "var", "w", "b", "training")
         if func is F.batch_norm and named(names, args, kwargs).get("training"):
@@ -266,7 +300,9 @@ class Record(TorchFunctionMode):
         for t, kind in zip(given, kinds, strict=True):
             if kind is None and t.requires_grad and id(t) not in self._parameters:
                 name = getattr(func, "__name__", str(func))
-                raise Untaken(f"{name} is given a tensor whose history is no call of torch's functions")
+                raise Untaken(
+                    f"{name} is given a tensor whose history is no call of torch's functions"
+                )
 
     def _made(self, t: Tensor, kind: object | None, func: Any) -> Any:
         """Marks what a call has made; its shape, for the program. Raises where examples' numbers are made into one."""
@@ -274,7 +310,11 @@ class Record(TorchFunctionMode):
             self.sizes.update(t.shape)
         if kind is self._data and t.is_floating_point():
             self.coarsest = max(self.coarsest, torch.finfo(t.dtype).eps)
-            if self.n > 1 and not any(size and size % self.n == 0 for size in t.shape) and t.numel():
+            if (
+                self.n > 1
+                and not any(size and size % self.n == 0 for size in t.shape)
+                and t.numel()
+            ):
                 name = getattr(func, "__name__", str(func))
                 kind = Inside if name == "cross_entropy" else Untaken
                 raise kind(f"{name} makes one number of several examples'")
@@ -287,7 +327,11 @@ class Record(TorchFunctionMode):
 
     def _kind(self, t: Any) -> object | None:
         mark = getattr(t, "_torchdp", None)
-        return mark[0] if mark is not None and mark[0] in (self._data, self._weights, self._total) else None
+        return (
+            mark[0]
+            if mark is not None and mark[0] in (self._data, self._weights, self._total)
+            else None
+        )
 
     def _numbers(self, value: Any) -> Any:
         """A call's arguments but for the tensors' numbers: whole numbers that n divides are counted in n."""

@@ -10,7 +10,11 @@ WHAT = ("the step", "the key, strategy, sigma or dtype", "the sum")
 
 def several() -> bool:
     """Whether a process group of more than one process runs."""
-    return distributed.is_available() and distributed.is_initialized() and distributed.get_world_size() > 1
+    return (
+        distributed.is_available()
+        and distributed.is_initialized()
+        and distributed.get_world_size() > 1
+    )
 
 
 def from_first(key: bytes) -> bytes:
@@ -72,7 +76,9 @@ def check_agree(step: int, stream: bytes, total: Tensor) -> None:
     whole = bits[: len(bits) // 4 * 4].view(torch.int32)
     first = int.from_bytes(stream[:8], "little", signed=True)
     mine = torch.tensor([step, first, 0], dtype=torch.int64, device=total.device)
-    mine[2] = whole.sum(dtype=torch.int64) + (bits[len(bits) // 4 * 4 :].sum(dtype=torch.int64) << 32)
+    mine[2] = whole.sum(dtype=torch.int64) + (
+        bits[len(bits) // 4 * 4 :].sum(dtype=torch.int64) << 32
+    )
     all_of_them = [torch.empty_like(mine) for _ in range(distributed.get_world_size())]
     distributed.all_gather(all_of_them, mine)
     differ = (torch.stack(all_of_them) != mine).any(0).tolist()

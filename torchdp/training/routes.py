@@ -46,7 +46,11 @@ def _checked(passes: Passes, x: Inputs, y: Tensor, found: Gradients, record: Rec
     Numbers of half precision are too coarse for that: the same program is run in float32; and without dropout, which is
     of each number by itself. Raises Untaken where they differ.
     """
-    norms = torch.stack([form.norms() for form in found.forms.values()]).norm(dim=0) if found.forms else y[:0]
+    norms = (
+        torch.stack([form.norms() for form in found.forms.values()]).norm(dim=0)
+        if found.forms
+        else y[:0]
+    )
     places = (norms.isfinite() & (norms > 0)).nonzero()[:, 0].tolist()
     if not places:
         return False
@@ -90,7 +94,8 @@ def _foreign(
     the batch's, where an accident of sizes hides it else.
     """
     reason = Untaken("beside other examples it is another program")
-    for n in (prime(record.n, record.sizes), record.n):  # a loop over examples has another program for each number
+    # a loop over examples has another program for each number
+    for n in (prime(record.n, record.sizes), record.n):
         for factor in factors(y.device):
             beside = Beside.of(rows, n)
             try:
@@ -117,7 +122,9 @@ def _hold(found: Gradients, wanted: list[tuple[int, dict[str, Tensor]]], toleran
                 mine = 0.0 if form is None else form.pick(slice(place, place + 1)).whole()
                 off = float((each - mine).double().norm())
             if not off <= tolerance * size:
-                raise Untaken(f"{name} has another gradient than for an example alone, by {off:.1g} of {size:.1g}")
+                raise Untaken(
+                    f"{name} has another gradient than for an example alone, by {off:.1g} of {size:.1g}"
+                )
 
 
 def _still(passes: Passes) -> AbstractContextManager[object]:
@@ -138,7 +145,8 @@ def recorded(passes: Passes, x: Inputs, y: Tensor) -> tuple[Gradients, Record]:
         return recorded(passes, x, y)
     except (Refused, torch.OutOfMemoryError):
         raise
-    except Exception as error:  # of whatever kind: the next route shows whether it is the module's own
+    # of whatever kind: the next route shows whether it is the module's own
+    except Exception as error:
         raise Untaken(short(error)) from error
 
 
@@ -155,7 +163,11 @@ def _pass(passes: Passes, record: Record, x: Inputs, y: Tensor) -> Gradients:
 def _called(passes: Passes, record: Record, x: Inputs, y: Tensor) -> tuple[Tensor, Any]:
     """What the module returns, and the loss where it is inside."""
     buffers = {place: value.clone() for place, value in passes.buffers.items()}
-    seen = record.data(x) if isinstance(x, Tensor) else {name: record.data(value) for name, value in x.items()}
+    seen = (
+        record.data(x)
+        if isinstance(x, Tensor)
+        else {name: record.data(value) for name, value in x.items()}
+    )
     labels = record.data(y) if record.inside else None
     with passes.kept(buffers), record:
         found = passes.call(passes.own, seen, labels, buffers=buffers)
@@ -168,7 +180,10 @@ def _forms(
 ) -> dict[str, Form]:
     """What each parameter's gradients are. Raises Untaken where one is used in a way that has no rule."""
     leaves, claims = passes.leaves, record.claims
-    places, (live, gradients) = [*(claim.at for claim in claims), *leaves.values()], zip(*down, strict=True)
+    places, (live, gradients) = (
+        [*(claim.at for claim in claims), *leaves.values()],
+        zip(*down, strict=True),
+    )
     found = torch.autograd.grad(live, places, gradients, allow_unused=True)
     for name, g in zip(leaves, found[len(claims) :], strict=True):
         if g is not None:
@@ -183,7 +198,9 @@ def _forms(
         if key in own:
             forms.setdefault(own[key], []).extend(parts)
             continue
-        for name, part in zip(leaves, _derived(source, [*leaves.values()], joined(parts).whole()), strict=True):
+        for name, part in zip(
+            leaves, _derived(source, [*leaves.values()], joined(parts).whole()), strict=True
+        ):
             if part is not None:
                 forms.setdefault(name, []).append(Rows(flat(part)))
     each = sum(g.numel() * g.element_size() for g in found if g is not None)
@@ -198,11 +215,19 @@ def _derived(source: Tensor, parameters: list[Tensor], rows: Tensor) -> list[Ten
     options = {"allow_unused": True, "retain_graph": True}
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        return list(torch.autograd.grad(source, parameters, cotangents, is_grads_batched=True, **options))
+        return list(
+            torch.autograd.grad(source, parameters, cotangents, is_grads_batched=True, **options)
+        )
 
 
 def _losses(
-    passes: Passes, record: Record, total: Tensor, leaves: list[Any], spec: TreeSpec, live: list[Tensor], y: Tensor
+    passes: Passes,
+    record: Record,
+    total: Tensor,
+    leaves: list[Any],
+    spec: TreeSpec,
+    live: list[Tensor],
+    y: Tensor,
 ) -> tuple[Tensor, list[tuple[Tensor, Tensor]], dict[str, Tensor], Tensor | None]:
     """Each example's loss; tensors and its gradients in them, and in parameters that it reaches; whether losses mix."""
     n, known = len(y), passes.known
@@ -229,9 +254,13 @@ def _losses(
 
     outs, others = [leaves[i].detach() for i in places], [leaves[i].detach() for i in rest]
     if known.reached is None:
-        known.reached = passes.captured(one(passes.own, [t[0] for t in outs], [t[0] for t in others], y[0])[0])
+        known.reached = passes.captured(
+            one(passes.own, [t[0] for t in outs], [t[0] for t in others], y[0])[0]
+        )
     own = {name: passes.leaves[name].detach() for name in known.reached}
-    each = vmap(grad(one, argnums=(0, 1), has_aux=True), (None, 0, 0, 0), randomness=passes.randomness)
+    each = vmap(
+        grad(one, argnums=(0, 1), has_aux=True), (None, 0, 0, 0), randomness=passes.randomness
+    )
     (mine, down), lost = each(own, outs, others, y)
     if passes.captured(lost):
         raise Untaken("the loss holds parameters by themselves, or others than before")
@@ -280,7 +309,9 @@ def by_vmap(passes: Passes, x: Inputs, y: Tensor) -> Gradients:
     if passes.captured(lost):
         raise Untaken("the loss holds parameters by themselves, which nothing stands in for")
     forms: dict[str, Form] = {name: Rows(flat(g)) for name, g in rows.items()}
-    return Gradients(forms, lost.detach(), _compared(passes, lost.detach(), tensors, structure, x, y))
+    return Gradients(
+        forms, lost.detach(), _compared(passes, lost.detach(), tensors, structure, x, y)
+    )
 
 
 def by_loop(passes: Passes, x: Inputs, y: Tensor) -> Iterator[Gradients]:
@@ -293,14 +324,22 @@ def by_loop(passes: Passes, x: Inputs, y: Tensor) -> Iterator[Gradients]:
         total = total.sum()
         if not i:
             passes.captured(total)
-        g = torch.autograd.grad(total, own, allow_unused=True) if total.requires_grad else [None] * len(own)
+        g = (
+            torch.autograd.grad(total, own, allow_unused=True)
+            if total.requires_grad
+            else [None] * len(own)
+        )
         pairs = zip(passes.leaves, g, strict=True)
-        forms: dict[str, Form] = {name: Rows(flat(part[None])) for name, part in pairs if part is not None}
+        forms: dict[str, Form] = {
+            name: Rows(flat(part[None])) for name, part in pairs if part is not None
+        }
         leaves, spec = tree_flatten(output)
         lost.append(total.detach()[None])
         several.append([leaf.detach() for leaf in leaves if isinstance(leaf, Tensor)])
         found = None
-        if i == len(y) - 1 and all([t.shape for t in each] == [t.shape for t in several[0]] for each in several):
+        if i == len(y) - 1 and all(
+            [t.shape for t in each] == [t.shape for t in several[0]] for each in several
+        ):
             tensors = [torch.stack(side) for side in zip(*several, strict=True)]
             found = _compared(passes, torch.cat(lost), tensors, [leaves, spec], x, y)
         yield Gradients(forms, lost[-1], found)
@@ -313,7 +352,10 @@ def _compared(
     if len(y) > 1 and any(t.ndim == 1 and t.is_floating_point() for t in tensors):
         return passes.mixes_inside(x, y)  # one number of an example: its loss, or a part of it
     several = len(tensors) > 1  # of which one may have the examples along another dimension
-    fits = [t.ndim > 1 and (t.shape[1] == 1 and not (several and t.ndim > 3 and t.shape[2] == 1)) for t in tensors]
+    fits = [
+        t.ndim > 1 and (t.shape[1] == 1 and not (several and t.ndim > 3 and t.shape[2] == 1))
+        for t in tensors
+    ]
     if len(y) < 2 or not tensors or not all(fits):
         return None
     tensors = [t.flatten(0, 1) for t in tensors]

@@ -13,7 +13,16 @@ from torchdp.training.record import ATTENTION, Record, Rule, Untaken, named, ten
 
 CONVOLUTION = ("input", "weight", "bias", "stride", "padding", "dilation", "groups")
 TABLE = ("input", "weight", "padding_idx", "max_norm", "norm_type", "scale_grad_by_freq", "sparse")
-BATCH_NORM = ("input", "running_mean", "running_var", "weight", "bias", "training", "momentum", "eps")
+BATCH_NORM = (
+    "input",
+    "running_mean",
+    "running_var",
+    "weight",
+    "bias",
+    "training",
+    "momentum",
+    "eps",
+)
 NORMS: dict[Any, tuple[str, ...]] = {
     F.layer_norm: ("input", "normalized_shape", "weight", "bias", "eps"),
     F.rms_norm: ("input", "normalized_shape", "weight", "eps"),
@@ -83,7 +92,12 @@ def matmul(r: Record, func: Any, args: Any, kwargs: Any) -> Any:
 def embedding(r: Record, func: Any, args: Any, kwargs: Any) -> Any:
     call = named(TABLE, args, kwargs)
     ids, W, padding = call["input"], call["weight"], call.get("padding_idx")
-    if call.get("max_norm") is not None or call.get("scale_grad_by_freq") or call.get("sparse") or not r.fits(ids):
+    if (
+        call.get("max_norm") is not None
+        or call.get("scale_grad_by_freq")
+        or call.get("sparse")
+        or not r.fits(ids)
+    ):
         return None
     out, n, kept = func(ids, r.alias(W), padding), r.n, r.keep(ids)
 
@@ -129,14 +143,25 @@ def convolution(r: Record, func: Any, args: Any, kwargs: Any) -> Any:
     if dims > 2 or groups != 1 or isinstance(padding, str):
         r.claim(W, out, alone(n, W, (kept,), lambda w, x: func(x, w, **rest)))
     else:
-        kernel, line, steps = tuple(W.shape[2:]), dims == 1, (call.get("dilation", 1), call.get("stride", 1))
+        kernel, line, steps = (
+            tuple(W.shape[2:]),
+            dims == 1,
+            (call.get("dilation", 1), call.get("stride", 1)),
+        )
         dilation, stride = ((v,) * dims if isinstance(v, int) else tuple(v) for v in steps)
         padding = (padding,) * dims if isinstance(padding, int) else tuple(padding)
         if line:
-            kernel, dilation, stride, padding = (1, *kernel), (1, *dilation), (1, *stride), (0, *padding)
+            kernel, dilation, stride, padding = (
+                (1, *kernel),
+                (1, *dilation),
+                (1, *stride),
+                (0, *padding),
+            )
 
         def form(g: Tensor) -> Form:
-            windows = F.unfold(kept[:, :, None] if line else kept, kernel, dilation, padding, stride).mT
+            windows = F.unfold(
+                kept[:, :, None] if line else kept, kernel, dilation, padding, stride
+            ).mT
             return Products(windows, g.flatten(2).mT)
 
         r.claim(W, out, form)
@@ -190,7 +215,11 @@ def spread(r: Record, z: Tensor, ndim: int) -> Tensor | None:
 def diagonal(r: Record, z: Tensor) -> Tensor:
     """A leaf in place of ``z``, whose row i is example i's."""
     own = z.detach().clone().requires_grad_()
-    r.claim(z, own, lambda g: Rows(torch.diag_embed(rows_of(g, r.n).mT).permute(1, 2, 0).reshape(r.n, -1)))
+    r.claim(
+        z,
+        own,
+        lambda g: Rows(torch.diag_embed(rows_of(g, r.n).mT).permute(1, 2, 0).reshape(r.n, -1)),
+    )
     return own
 
 
@@ -238,8 +267,14 @@ def attention(r: Record, func: Any, args: Any, kwargs: Any) -> Any:
 def heads(r: Record, func: Any, args: Any, kwargs: Any) -> Any:
     """torch's MultiheadAttention, length first, of calls that have rules."""
     call = named(HEADS, args, kwargs)
-    q, k, v, W, b, count = (call[name] for name in (*HEADS[:3], "in_proj_weight", "in_proj_bias", "num_heads"))
-    plain = not call.get("use_separate_proj_weight") and call["bias_k"] is None and not call["add_zero_attn"]
+    q, k, v, W, b, count = (
+        call[name] for name in (*HEADS[:3], "in_proj_weight", "in_proj_bias", "num_heads")
+    )
+    plain = (
+        not call.get("use_separate_proj_weight")
+        and call["bias_k"] is None
+        and not call["add_zero_attn"]
+    )
     if not plain or q.ndim != 3 or q.shape[1] != r.n or call.get("average_attn_weights") is False:
         return None
     same = q is k is v
@@ -257,10 +292,14 @@ def heads(r: Record, func: Any, args: Any, kwargs: Any) -> Any:
             mask = mask.unflatten(0, (r.n, count))
         for one in (mask, None if padding is None else padding[:, None, None]):
             if one is not None:
-                scores = scores.masked_fill(one, -math.inf) if one.dtype == torch.bool else scores + one
+                scores = (
+                    scores.masked_fill(one, -math.inf) if one.dtype == torch.bool else scores + one
+                )
         p = scores.softmax(-1)
         p = F.dropout(p, call["dropout_p"], call.get("training", True)) if call["dropout_p"] else p
-        out = F.linear((p @ v).transpose(1, 2).flatten(2), call["out_proj_weight"], call["out_proj_bias"])
+        out = F.linear(
+            (p @ v).transpose(1, 2).flatten(2), call["out_proj_weight"], call["out_proj_bias"]
+        )
         return out.transpose(0, 1), p.mean(1) if call.get("need_weights", True) else None
 
 

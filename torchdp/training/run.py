@@ -66,11 +66,16 @@ class Run(Steps):
         self.module = checks.instance("module", module, nn.Module)
         self.loss = loss
         self._clipper = Clipper(module, loss, **clipping)
-        self._options = {} if at_once is None else {"at_once": checks.integer("at_once", at_once, 1)}
+        self._options = (
+            {} if at_once is None else {"at_once": checks.integer("at_once", at_once, 1)}
+        )
         parameters = [p for p in module.parameters() if p.requires_grad]
         if not parameters:
             raise ValueError("module must have a parameter that requires a gradient")
-        self._dtype, self._device = torch.promote_types(parameters[0].dtype, torch.float32), parameters[0].device
+        self._dtype, self._device = (
+            torch.promote_types(parameters[0].dtype, torch.float32),
+            parameters[0].device,
+        )
         self._whole = sum(p.numel() for p in parameters) + (plan.adaptive is not None)
         self._group, self._deviations = replicas.several(), list[float]()
         if self._group:
@@ -84,7 +89,10 @@ class Run(Steps):
         else:
             secret, past = opened(draws, plan)
         self._secret = Secret(replicas.from_first(secret.key)) if self._group else secret
-        drawn: dict[str, Any] = {"noise": self._secret.noise(b"noise", self._device), "dtype": self._dtype}
+        drawn: dict[str, Any] = {
+            "noise": self._secret.noise(b"noise", self._device),
+            "dtype": self._dtype,
+        }
         C = plan.strategy.to(self._device)
         self.noise = CorrelatedNoise(C, size, plan.sigma, shard=(first, self._whole), **drawn)
         if past and past["step"]:
@@ -92,10 +100,15 @@ class Run(Steps):
             self.noise.load_secret_state(self.noise.secret_state() | kept)
         name = self._secret.digest(b"ledger" + plan.digest()).hex()
         self._ledger = Ledger(None if ledger is None else Path(ledger), name, past is None)
-        given: dict[str, Any] = {"step": None, **(step if isinstance(step, Mapping) else {"step": step})}
+        given: dict[str, Any] = {
+            "step": None,
+            **(step if isinstance(step, Mapping) else {"step": step}),
+        }
         step = checks.integer("step", given["step"], 0, plan.strategy.steps)
         bounded = [one for one in (given, past or {}) if "bound" in one]
-        told = [(one["step"], checks.positive("bound", one["bound"])) for one in bounded] + self._ledger.bounds
+        told = [
+            (one["step"], checks.positive("bound", one["bound"])) for one in bounded
+        ] + self._ledger.bounds
         at = max(step, self.noise.step, self._ledger.step), max(told, default=(0, plan.bound))
         step, (_, latest) = replicas.most(at) if self._group else at
         self.noise.skip(step)
@@ -147,7 +160,9 @@ class Run(Steps):
         step = self._expect("targets", len(targets), more)
         with self._turn:  # the module is one for all threads; the call swaps its parameters
             bound = self.bound
-            total, mean = self._clipper(inputs, targets, bound, dropout=self._masks, **self._options)
+            total, mean = self._clipper(
+                inputs, targets, bound, dropout=self._masks, **self._options
+            )
             total = self._rows(total, self._clipper.balance, bound)
         self._add(total, len(targets), more, step)
         return mean
@@ -166,12 +181,18 @@ class Run(Steps):
         count = len(checks.several("gradients", gradients, Tensor)[0])
         step = self._expect("gradients", count, more)
         shapes = [tuple(g.shape[1:]) for g in gradients]
-        expected = {name: tuple(p.shape) for name, p in self.module.named_parameters() if p.requires_grad}
+        expected = {
+            name: tuple(p.shape) for name, p in self.module.named_parameters() if p.requires_grad
+        }
         if shapes != [*expected.values()]:
-            raise ValueError(f"gradients must be (n, *shape), for parameters of shapes {[*expected.values()]}")
+            raise ValueError(
+                f"gradients must be (n, *shape), for parameters of shapes {[*expected.values()]}"
+            )
         bound = self.bound  # read once: rows are scaled by what they were clipped to
         rows = dict(zip(expected, gradients, strict=True))
-        self._add(self._rows(*clipped_rows(rows, self._clipper.bounds(bound)), bound), count, more, step)
+        self._add(
+            self._rows(*clipped_rows(rows, self._clipper.bounds(bound)), bound), count, more, step
+        )
 
     def state_dict(self) -> dict[str, Any]:
         """The step, and the next one's bound where it is adaptive. Nothing in it is secret."""
@@ -220,9 +241,13 @@ class Run(Steps):
             if adaptive := self.plan.adaptive:
                 self._unit = adaptive.unit(self.bound, self.plan.bound)
                 number, private = float(private[-1]), private[:-1] * self._unit
-                self._bound = adaptive.following(number, self.bound, self.plan.bound, self.plan.batch)
+                self._bound = adaptive.following(
+                    number, self.bound, self.plan.bound, self.plan.batch
+                )
                 self._ledger.record(self.step, self.bound)
         set_gradients(self.module, private / self.plan.batch)
 
     def __reduce_ex__(self, protocol: object) -> NoReturn:
-        raise TypeError("a Run can not be copied or pickled: batches would be used twice; see secret_state")
+        raise TypeError(
+            "a Run can not be copied or pickled: batches would be used twice; see secret_state"
+        )

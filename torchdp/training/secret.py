@@ -42,18 +42,28 @@ class Secret:
 
     def state(self, plan: Mechanism, step: int, past: Tensor) -> dict[str, Any]:
         """Numbers and tensors, which ``torch.load`` reads by default."""
-        key, digest = (torch.tensor(list(part), dtype=torch.uint8) for part in (self.key, plan.digest()))
+        key, digest = (
+            torch.tensor(list(part), dtype=torch.uint8) for part in (self.key, plan.digest())
+        )
         return {"step": step, "key": key, "past": past, "plan": digest}
 
 
 def opened(state: dict[str, Any], plan: Mechanism) -> tuple[Secret, dict[str, Any]]:
     """The key, and step and past, of a secret state of this plan. Raises TypeError, ValueError."""
-    names = [*["attendance"] * isinstance(plan.sampling, OwnBatches), *["bound"] * bool(plan.adaptive), *STATE]
+    names = [
+        *["attendance"] * isinstance(plan.sampling, OwnBatches),
+        *["bound"] * bool(plan.adaptive),
+        *STATE,
+    ]
     if not isinstance(state, dict) or sorted(state, key=str) != names:
-        raise ValueError(f"secret must be what Run.secret_state returns, a dict of {', '.join(names)}")
+        raise ValueError(
+            f"secret must be what Run.secret_state returns, a dict of {', '.join(names)}"
+        )
     key, digest = (octets(name, state[name]) for name in ("key", "plan"))
     if digest != plan.digest():
-        raise ValueError("secret is of another plan: its noise is not the noise of this plan's guarantee")
+        raise ValueError(
+            "secret is of another plan: its noise is not the noise of this plan's guarantee"
+        )
     checks.integer("step", state["step"], 0, plan.strategy.steps)
     return Secret(key), {name: state[name] for name in names if name not in ("key", "plan")}
 
@@ -79,9 +89,12 @@ class Ledger:
                 raise ValueError(f"ledger {path.name} is of another run, or of another plan")
             steps = [line.partition(" ")[0] for line in lines]
             if not all(map(str.isdecimal, steps)):
-                raise ValueError(f"ledger {path.name} is damaged, a line begins without a step; mend it by hand")
+                raise ValueError(
+                    f"ledger {path.name} is damaged, a line begins without a step; mend it by hand"
+                )
             self.step = max(map(int, steps), default=0)
-            noted = [line.split() for line in lines]  # of a line that was cut short no bound is read
+            # of a line that was cut short no bound is read
+            noted = [line.split() for line in lines]
             self.bounds = [(int(found[0]), float(found[1])) for found in noted if len(found) == 3]
 
     def record(self, step: int, bound: float | None = None) -> None:
@@ -91,8 +104,13 @@ class Ledger:
         ledger has spent the step, and then for every step.
         """
         if self._path and not self._lost:
-            with self._path.open("ab") as file:  # a new line first: one that was cut short stays what it is
-                line = f"\n{step} {self._self}" if bound is None else f"\n{step} {bound!r} {self._self}"
+            # a new line first: one that was cut short stays what it is
+            with self._path.open("ab") as file:
+                line = (
+                    f"\n{step} {self._self}"
+                    if bound is None
+                    else f"\n{step} {bound!r} {self._self}"
+                )
                 file.write(line.encode())
                 file.flush()
                 os.fsync(file.fileno())

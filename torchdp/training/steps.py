@@ -13,7 +13,14 @@ from torch.utils.data import DataLoader, Dataset
 
 from torchdp.brief import Brief
 from torchdp.training import replicas
-from torchdp.training.batches import Batches, ParticipationLog, PrefetchSampler, SampledBatches, Waiting, loader
+from torchdp.training.batches import (
+    Batches,
+    ParticipationLog,
+    PrefetchSampler,
+    SampledBatches,
+    Waiting,
+    loader,
+)
 from torchdp.training.mechanism import Mechanism
 from torchdp.training.participation import OwnBatches, Participation
 from torchdp.training.secret import Secret
@@ -30,9 +37,12 @@ class Steps(Brief, ABC):
 
     _printed = ("step", "plan")
 
-    def __init__(self, plan: Mechanism, secret: Secret, first: int, past: dict[str, Any] | None) -> None:
+    def __init__(
+        self, plan: Mechanism, secret: Secret, first: int, past: dict[str, Any] | None
+    ) -> None:
         self.plan, self._secret, self._turn = plan, secret, threading.RLock()
-        self._waiting = Waiting()  # what was handed out last: it waits while its step is the next one
+        # what was handed out last: it waits while its step is the next one
+        self._waiting = Waiting()
         steps = plan.strategy.steps
         self.batches: Batches | SampledBatches | ParticipationLog
         if isinstance(plan.sampling, OwnBatches):
@@ -46,10 +56,15 @@ class Steps(Brief, ABC):
                 self.batches.resume(past["attendance"], first)
         elif not isinstance(plan.sampling, Participation):
             drawn = self._secret.noise(b"batches")
-            self.batches = SampledBatches(plan.sampling, plan.users, steps, noise=drawn, first=first)
+            self.batches = SampledBatches(
+                plan.sampling, plan.users, steps, noise=drawn, first=first
+            )
         else:
-            order = self._secret.generator(b"order")  # public: it may become known, and tells of no other word
-            self.batches = Batches(plan.sampling, plan.users, plan.batch, steps, generator=order, first=first)
+            # public: it may become known, and tells of no other word
+            order = self._secret.generator(b"order")
+            self.batches = Batches(
+                plan.sampling, plan.users, plan.batch, steps, generator=order, first=first
+            )
 
     @property
     @abstractmethod
@@ -68,16 +83,25 @@ class Steps(Brief, ABC):
         while self.step < self.plan.strategy.steps:
             with self._turn:
                 self._refuse_unused()
-                batches.step = self.step  # whatever was interrupted, a batch is for the step of its number
-                users = torch.tensor(next(iter(batches)), dtype=torch.int64, device="cpu")[rank::ranks]
+                # whatever was interrupted, a batch is for the step of its number
+                batches.step = self.step
+                users = torch.tensor(next(iter(batches)), dtype=torch.int64, device="cpu")[
+                    rank::ranks
+                ]
                 self._waiting = Waiting(self.step, len(users))
             yield users
 
     @overload
-    def loader(self, data: Dataset[Row], *, max_rows: None = None, **options: Any) -> Iterator[Row]: ...
+    def loader(
+        self, data: Dataset[Row], *, max_rows: None = None, **options: Any
+    ) -> Iterator[Row]: ...
     @overload
-    def loader(self, data: Dataset[Row], *, max_rows: int, **options: Any) -> Iterator[Iterator[Row]]: ...
-    def loader(self, data: Dataset[Any], *, max_rows: int | None = None, **options: Any) -> Iterator[Any]:
+    def loader(
+        self, data: Dataset[Row], *, max_rows: int, **options: Any
+    ) -> Iterator[Iterator[Row]]: ...
+    def loader(
+        self, data: Dataset[Any], *, max_rows: int | None = None, **options: Any
+    ) -> Iterator[Any]:
         """The rows of ``data`` for the batch of each step that is left, read ahead, as a ``DataLoader`` gives them.
 
             for inputs, targets in run.loader(data, num_workers=4):
@@ -98,7 +122,9 @@ class Steps(Brief, ABC):
             batches = self._drawn()
             first = batches.step = self.step
             ahead = PrefetchSampler(batches, *replicas.place(), max_rows)
-        rows = loader(data, ahead, self.plan.users, self._secret.generator(b"loader", urandom(16)), options)
+        rows = loader(
+            data, ahead, self.plan.users, self._secret.generator(b"loader", urandom(16)), options
+        )
         return self._handing(rows, ahead, first)
 
     def _handing(self, rows: DataLoader[Any], ahead: PrefetchSampler, step: int) -> Iterator[Any]:
@@ -107,9 +133,14 @@ class Steps(Brief, ABC):
             with self._turn:
                 self._refuse_unused()
                 if step != self.step:
-                    raise RuntimeError(f"the run is at step {self.step}, this loader at {step}: call loader again")
+                    raise RuntimeError(
+                        f"the run is at step {self.step}, this loader at {step}: call loader again"
+                    )
                 count, parts = ahead.counts.popleft()
-                self._waiting, self.batches.step = Waiting(step, count, parts=max(parts, 1)), step + 1
+                self._waiting, self.batches.step = (
+                    Waiting(step, count, parts=max(parts, 1)),
+                    step + 1,
+                )
             rest = islice(left, max(parts, 1) - 1)
             yield part if ahead.max_rows is None else self._parts(chain([part], rest), step, parts)
             self._refuse_unused()
@@ -143,7 +174,9 @@ class Steps(Brief, ABC):
         with self._turn:
             self._refuse_unused()
             if not isinstance(self.batches, ParticipationLog):
-                raise RuntimeError("the plan says who is in a batch: iterate over the run, or take its loader")
+                raise RuntimeError(
+                    "the plan says who is in a batch: iterate over the run, or take its loader"
+                )
             steps = self.plan.strategy.steps
             if self.step == steps or self.batches.step != self.step:
                 raise RuntimeError(
@@ -157,7 +190,9 @@ class Steps(Brief, ABC):
     def _drawn(self) -> Batches | SampledBatches:
         """The plan's own batches. Raises RuntimeError where there are none."""
         if isinstance(self.batches, ParticipationLog):
-            raise RuntimeError("this plan's batches are your own: call run.admit(users) for each, then backward")
+            raise RuntimeError(
+                "this plan's batches are your own: call run.admit(users) for each, then backward"
+            )
         return self.batches
 
     def _refuse_unused(self) -> None:

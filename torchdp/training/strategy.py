@@ -42,13 +42,19 @@ class Iterates(Brief):
 
     def __post_init__(self) -> None:
         checks.own(self)
-        checks.keep(self, steps=checks.count, momentum=checks.below_one, weight_decay=checks.non_negative)
+        checks.keep(
+            self, steps=checks.count, momentum=checks.below_one, weight_decay=checks.non_negative
+        )
         given = self.learning_rates
         if given is not None:
             checks.instance("learning_rates", given, (Sequence, Tensor))
             if len(given) != self.steps:
-                raise ValueError(f"learning_rates must hold {self.steps} numbers, one a step, not {len(given)}")
-            rates = checks.floating("learning_rates", torch.as_tensor(given, dtype=torch.float64).detach().cpu())
+                raise ValueError(
+                    f"learning_rates must hold {self.steps} numbers, one a step, not {len(given)}"
+                )
+            rates = checks.floating(
+                "learning_rates", torch.as_tensor(given, dtype=torch.float64).detach().cpu()
+            )
             if rates.ndim != 1 or not (rates > 0).all():
                 raise ValueError("learning_rates must be positive numbers, one for each step")
             object.__setattr__(self, "learning_rates", rates)
@@ -80,7 +86,11 @@ class Iterates(Brief):
         """
         rate, loss = float(self.rates[0]), float(self.rates[0]) * self.weight_decay
         if not self.constant:
-            return None if self.weight_decay else (1.0, RunningSums(self.steps, 1.0, self.momentum, self.rates))
+            return (
+                None
+                if self.weight_decay
+                else (1.0, RunningSums(self.steps, 1.0, self.momentum, self.rates))
+            )
         apart = (1 - self.momentum) ** 2 - loss * (2 * (1 + self.momentum) - loss)
         if loss >= 1 or apart < 0:
             return None
@@ -144,7 +154,10 @@ class Descent(Brief):
         """c, and what a loss of this curvature makes of the gradients: of decay, the same at the mean learning rate."""
         flat = Iterates(self.steps, self.momentum, 0.0, self.learning_rates)
         unit = (1 - flat.momentum) / float(flat.rates.mean())
-        return {2.0**-k: replace(flat, weight_decay=2.0**-k * unit) for k in range(flat.steps.bit_length())}
+        return {
+            2.0**-k: replace(flat, weight_decay=2.0**-k * unit)
+            for k in range(flat.steps.bit_length())
+        }
 
 
 def as_strategy(strategy: Strategy) -> StreamStrategy:
@@ -171,11 +184,15 @@ def causal_strategy(W: Tensor, factorization: Factorization | Tensor) -> Tensor:
     left = factorization.left if isinstance(factorization, Factorization) else factorization
     left = checks.matrix("left", left).detach().double()
     if left.ndim != 2 or len(left) != len(W) or left.shape[1] < len(W) or left.device != W.device:
-        raise ValueError(f"left must be ({len(W)}, r) on W's device, r >= {len(W)}, not {tuple(left.shape)}")
+        raise ValueError(
+            f"left must be ({len(W)}, r) on W's device, r >= {len(W)}, not {tuple(left.shape)}"
+        )
     T = torch.linalg.qr(left.mT, mode="r").R.mT
     size = T.diagonal().abs()
     if not size.min() > 1e-12 * size.max():
-        raise ValueError("left must have full row rank: some answers would have no noise; add rows to right")
+        raise ValueError(
+            "left must have full row rank: some answers would have no noise; add rows to right"
+        )
     C = torch.linalg.solve_triangular(T, W, upper=False)
     return C * C.diagonal().sign()[:, None]  # C Z has one distribution whatever the signs of C
 
@@ -198,14 +215,24 @@ def standard_errors(W: Tensor | Iterates | Descent, strategy: Strategy) -> Tenso
             raise ValueError(f"strategy must be of {W.steps} steps, as W, not of {made.steps}")
         if W.constant and made.even and not len(made.gains):
             return _filtered(W, made)
-        if made.memory == made.of_w.shape[1] and made.feeds.shape[1] == 1:  # bands, 1 or as many rows
-            C = torch.cat([x.expand(-1, made.steps) for x in (made.scale[None], -made.of_w.mT)]) / made.feeds.mT
+        # bands, 1 or as many rows
+        if made.memory == made.of_w.shape[1] and made.feeds.shape[1] == 1:
+            C = (
+                torch.cat([x.expand(-1, made.steps) for x in (made.scale[None], -made.of_w.mT)])
+                / made.feeds.mT
+            )
             return long_row_norms(C.mT.cpu(), W.inverse()).to(made.scale.device)
     C = strategy if isinstance(strategy, Tensor) else _formed("strategy", strategy)
     C = lower_triangular("strategy", C)
-    W = _formed("W", W).to(C.device) if isinstance(W, Iterates) else checks.matrix("W", W).detach().double()
+    W = (
+        _formed("W", W).to(C.device)
+        if isinstance(W, Iterates)
+        else checks.matrix("W", W).detach().double()
+    )
     if W.ndim != 2 or W.shape[1] != len(C) or W.device != C.device:
-        raise ValueError(f"W must be one (queries, {len(C)}) matrix on strategy's device, not {tuple(W.shape)}")
+        raise ValueError(
+            f"W must be one (queries, {len(C)}) matrix on strategy's device, not {tuple(W.shape)}"
+        )
     return torch.linalg.solve_triangular(C, W, upper=False, left=False).norm(dim=1)
 
 
@@ -233,7 +260,9 @@ def lower_triangular(name: str, value: Tensor) -> Tensor:
     """``value`` as a lower triangular, invertible float64 matrix. Raises TypeError, ValueError."""
     value = checks.matrix(name, value).detach().double()
     if value.ndim != 2 or value.shape[0] != value.shape[1] or value.triu(1).any():
-        raise ValueError(f"{name} must be one square lower triangular matrix, not of shape {tuple(value.shape)}")
+        raise ValueError(
+            f"{name} must be one square lower triangular matrix, not of shape {tuple(value.shape)}"
+        )
     if (value.diagonal() == 0).any():
         raise ValueError(f"{name} must have no 0 on its diagonal: a step's own gradient must count")
     return value

@@ -53,14 +53,18 @@ class Stream:
         self._place(recurrence, recurrence.scale.device)
         self._past = torch.zeros(recurrence.memory, self.size, dtype=dtype, device=self.device)
         self._deviations = (sigma * recurrence.deviations).cpu().tolist()
-        self._law = hashlib.sha256(recurrence.digest() + repr((sigma, self.whole, str(dtype))).encode()).digest()
+        self._law = hashlib.sha256(
+            recurrence.digest() + repr((sigma, self.whole, str(dtype))).encode()
+        ).digest()
         self._lock, self._process = threading.RLock(), process()
-        self._at = (0, 0, True)  # step; numbers of _past that are past it; whether the next ones are before it
+        # step; numbers of _past that are past it; whether the next ones are before it
+        self._at = (0, 0, True)
         self._several = replicas.several()
         self._sharded = sharded
         self._key = replicas.from_first(key) if self._several else key
         self._awaited: int | None = None
-        self._refused: Tensor | None = None  # on another device than the CPU: whether a sum was refused
+        # on another device than the CPU: whether a sum was refused
+        self._refused: Tensor | None = None
 
     @property
     def step(self) -> int:
@@ -70,7 +74,8 @@ class Stream:
 
     def next(self, total: Tensor) -> Tensor:
         """``total``, which it does not change, and the noise of the next step: (size,)."""
-        if self._process != process():  # before the lock, which a thread of the parent may hold for ever
+        # before the lock, which a thread of the parent may hold for ever
+        if self._process != process():
             raise RuntimeError(
                 "this noise was made before a fork, and its parent may draw it too; make the noise in the child, "
                 "or load_secret_state there if the parent draws no more"
@@ -84,7 +89,9 @@ class Stream:
                     "load_secret_state first"
                 )
             if t >= self.steps:
-                raise RuntimeError(f"all {t} steps of the strategy are spent; make one for more steps")
+                raise RuntimeError(
+                    f"all {t} steps of the strategy are spent; make one for more steps"
+                )
             self._judge(total, self._deviations[min(t, len(self._deviations) - 1)])
             if self._several:
                 digest = hashlib.sha256(self._key + self._law).digest()
@@ -149,16 +156,22 @@ class Stream:
         """Tensors and numbers that say everything."""
         with self._lock:
             self._finish()
-            law, key = (torch.frombuffer(bytearray(x), dtype=torch.uint8) for x in (self._law, self._key))
+            law, key = (
+                torch.frombuffer(bytearray(x), dtype=torch.uint8) for x in (self._law, self._key)
+            )
             values = (VERSION, law, self.first, self.whole, self._past.clone(), self.step, key)
         return dict(zip(SECRET, values, strict=True))
 
     def load_secret_state(self, state: dict[str, Any]) -> None:
         """Goes on where ``state`` was taken, by a stream of this distribution. Raises TypeError, ValueError."""
         if not isinstance(state, dict) or set(state) != set(SECRET):
-            raise ValueError(f"state must be what secret_state returns, a dict of {', '.join(SECRET)}")
+            raise ValueError(
+                f"state must be what secret_state returns, a dict of {', '.join(SECRET)}"
+            )
         if state["version"] != VERSION:
-            raise ValueError(f"state is of version {state['version']}, which drew other numbers, not {VERSION}")
+            raise ValueError(
+                f"state is of version {state['version']}, which drew other numbers, not {VERSION}"
+            )
         step, past = checks.integer("step", state["step"], 0, self.steps), state["past"]
         if (state["first"], state["whole"]) != (self.first, self.whole):
             raise ValueError(
@@ -166,16 +179,33 @@ class Stream:
             )
         key, law = (octets(name, state[name]) for name in ("key", "law"))
         if law != self._law:
-            raise ValueError("state is of noise of another strategy, sigma or dtype: load it into its like")
-        if not isinstance(past, Tensor) or past.shape != self._past.shape or not past.isfinite().all():
-            raise ValueError(f"past must be a finite {tuple(self._past.shape)} tensor, as in secret_state()")
+            raise ValueError(
+                "state is of noise of another strategy, sigma or dtype: load it into its like"
+            )
+        if (
+            not isinstance(past, Tensor)
+            or past.shape != self._past.shape
+            or not past.isfinite().all()
+        ):
+            raise ValueError(
+                f"past must be a finite {tuple(self._past.shape)} tensor, as in secret_state()"
+            )
         with self._lock:
             self._refuse_midst(sys._getframe().f_back)
             if self._awaited not in (None, step):
-                raise ValueError(f"the secret state is at step {step}, the state dict at {self._awaited}")
+                raise ValueError(
+                    f"the secret state is at step {step}, the state dict at {self._awaited}"
+                )
             if key == self._key and step < self.step:
-                raise ValueError(f"state is at step {step}, this stream at {self.step}: its noise would repeat")
-            new = {"_past": past.to(self._past, copy=True), "_key": key, "_at": (step, 0, True), "_awaited": None}
+                raise ValueError(
+                    f"state is at step {step}, this stream at {self.step}: its noise would repeat"
+                )
+            new = {
+                "_past": past.to(self._past, copy=True),
+                "_key": key,
+                "_at": (step, 0, True),
+                "_awaited": None,
+            }
             # all at once: an interrupt leaves one state or the other
             vars(self).update(new | {"_process": process()})
 
@@ -185,7 +215,9 @@ class Stream:
         if step != t:
             raise RuntimeError(REPEATED)
         now = self._now(t)
-        out = torch.empty(self.size if total is not None else 0, dtype=self.dtype, device=self.device)
+        out = torch.empty(
+            self.size if total is not None else 0, dtype=self.dtype, device=self.device
+        )
         while place < self.size:
             self._at = (t, place, False)
             part = slice(place, min(place + self._at_once, self.size))
@@ -194,12 +226,16 @@ class Stream:
             self._at = (t, place, True) if place < self.size else (t + 1, 0, True)
         return out
 
-    def _change(self, t: int, now: correlated_noise.Step, part: slice, sums: tuple[Tensor, Tensor] | None) -> None:
+    def _change(
+        self, t: int, now: correlated_noise.Step, part: slice, sums: tuple[Tensor, Tensor] | None
+    ) -> None:
         """Step t of some numbers of the past; sums: the total and what leaves, which changes."""
         past = self._past[:, part]
         total, out = sums or (past.new_empty(past.shape[1]),) * 2
         first = self.first + part.start
-        correlated_noise.add((out, past), total, now, chacha.key_of(self._key, self.device), t, first)
+        correlated_noise.add(
+            (out, past), total, now, chacha.key_of(self._key, self.device), t, first
+        )
 
     def _finish(self) -> None:
         """Ends a step that was interrupted. Raises RuntimeError where this thread is still in the midst of one."""
@@ -265,7 +301,9 @@ def _has_digits(dtype: torch.dtype, sigma: float, C: Recurrence) -> None:
     low, high = 1e6 * torch.finfo(dtype).tiny, 1e-6 * torch.finfo(dtype).max
     diagonal = 1 / C.deviations
     least = float(diagonal.min())
-    most = max(float(x.abs().max()) for x in (diagonal, C.scale, C.feeds, C.of_w, C.of_u) if x.numel())
+    most = max(
+        float(x.abs().max()) for x in (diagonal, C.scale, C.feeds, C.of_w, C.of_u) if x.numel()
+    )
     if not (low < min(sigma, least, sigma / most) and max(sigma, most, sigma / least) < high):
         raise ValueError(
             f"strategy and sigma = {sigma:.3g} leave ({low:.0e}, {high:.0e}), where {dtype} noise keeps "

@@ -10,13 +10,16 @@ from torchdp import checks
 from torchdp.training.factors import Form, Rows
 from torchdp.training.per_example import flat
 
-BLOCK = 256  # float32 squares that are added up as such: the relative error of their norm is at most 129 eps
+# float32 squares that are added up as such: the relative error of their norm is at most 129 eps
+BLOCK = 256
 LONG = 1 - 2.0**-20  # of its length: what is shortened by less is not, but for rounding
-FAST, SLACK = 1e-6, 2.0**-16  # bounds from here on do not see squares below float32's; the error allowed in blocks
+# bounds from here on do not see squares below float32's; the error allowed in blocks
+FAST, SLACK = 1e-6, 2.0**-16
 LEAST = 2.0**-100  # a bound below it would meet float32's numbers without leading digits
 SHORTER = 1 - 2.0**-50  # for what rounds in a group's part of the bound
 
-Bounds = Sequence[tuple[float, Sequence[str]]]  # to what parameters are clipped together, and their names
+# to what parameters are clipped together, and their names
+Bounds = Sequence[tuple[float, Sequence[str]]]
 
 
 def clipped_sum(gradients: Sequence[Tensor], bound: float) -> Tensor:
@@ -62,7 +65,8 @@ class Sums:
 
     def __init__(self, bounds: Bounds) -> None:
         self._bounds, self._totals = bounds, dict[str, Tensor]()
-        self.balance = torch.zeros((), dtype=torch.float64)  # examples within the bounds, less the others
+        # examples within the bounds, less the others
+        self.balance = torch.zeros((), dtype=torch.float64)
 
     def add(self, forms: Mapping[str, Form]) -> None:
         parts, within = dict[str, Tensor](), list[Tensor]()
@@ -81,7 +85,10 @@ class Sums:
         """All of them, zeros where nothing was; in the parameters' dtype, at least float32."""
         dtype = torch.promote_types(next(iter(parameters.values())).dtype, torch.float32)
         found = self._totals
-        parts = [found[name] if name in found else p.new_zeros(p.numel()) for name, p in parameters.items()]
+        parts = [
+            found[name] if name in found else p.new_zeros(p.numel())
+            for name, p in parameters.items()
+        ]
         return torch.cat([part.detach().flatten().to(dtype) for part in parts])
 
 
@@ -105,17 +112,23 @@ def _scales(rows: Sequence[Tensor], bound: float, more: Sequence[Tensor] = ()) -
 
     more: norms of further parts of the rows, (n,) each, float64, that are not too small.
     """
-    eps, tiny = (max(getattr(torch.finfo(part.dtype), name) for part in rows) for name in ("eps", "tiny"))
-    size = sum(part.shape[1] for part in rows)  # of one example: how norms are made is no matter of their number
+    eps, tiny = (
+        max(getattr(torch.finfo(part.dtype), name) for part in rows) for name in ("eps", "tiny")
+    )
+    # of one example: how norms are made is no matter of their number
+    size = sum(part.shape[1] for part in rows)
     if (
         size > BLOCK
         and bound >= FAST
         and all(part.dtype == torch.float32 and part.device.type == "cpu" for part in rows)
     ):
         # what squares below 1e-38 add up to is nothing beside FAST
-        blocks = [torch.linalg.vector_norm(block, dim=-1) for part in rows for block in _blocks(part)]
+        blocks = [
+            torch.linalg.vector_norm(block, dim=-1) for part in rows for block in _blocks(part)
+        ]
         norms = torch.linalg.vector_norm(torch.cat(blocks, 1).double(), dim=1)
-        far = ~norms.isfinite()  # their squares pass float32; no other example's scale may change by it
+        # their squares pass float32; no other example's scale may change by it
+        far = ~norms.isfinite()
         if far.any():
             norms[far] = torch.stack([Rows(part[far]).norms() for part in rows]).norm(dim=0)
         more = [norms * (1 + SLACK), *more]
@@ -134,7 +147,9 @@ def _blocks(part: Tensor) -> Iterator[Tensor]:
     yield part[:, None, whole:]
 
 
-def group_bounds(bound: float, names: Sequence[str], groups: Mapping[str, float] | None = None) -> Bounds:
+def group_bounds(
+    bound: float, names: Sequence[str], groups: Mapping[str, float] | None = None
+) -> Bounds:
     """C_k = bound w_k / (sum_j w_j^2)^.5 for each group, and its parameters; ``bound`` for all where there is none.
 
     names: the trainable parameters. groups: w_k > 0 by the name of a parameter, or of a module that holds it, of which
@@ -153,14 +168,23 @@ def group_bounds(bound: float, names: Sequence[str], groups: Mapping[str, float]
         for place in names:
             holding = [name for name in weights if holds(name, place)]
             if not holding:
-                raise ValueError(f'groups must hold all trainable parameters; {place} is in none: "" holds all')
+                raise ValueError(
+                    f'groups must hold all trainable parameters; {place} is in none: "" holds all'
+                )
             members[max(holding, key=len)].append(place)
         if empty := [name for name, own in members.items() if not own]:
-            raise ValueError(f"groups must name trainable parameters that no longer name holds, not {empty[0]!r}")
-        found = [(bound * (weights[name] / largest / total) * SHORTER, own) for name, own in members.items()]
+            raise ValueError(
+                f"groups must name trainable parameters that no longer name holds, not {empty[0]!r}"
+            )
+        found = [
+            (bound * (weights[name] / largest / total) * SHORTER, own)
+            for name, own in members.items()
+        ]
         least = min(each for each, _ in found)
     if least < LEAST:
-        raise ValueError(f"bound must be at least {LEAST:.1e}, not {least!r}: float32 has no digits there")
+        raise ValueError(
+            f"bound must be at least {LEAST:.1e}, not {least!r}: float32 has no digits there"
+        )
     return found
 
 

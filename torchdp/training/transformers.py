@@ -68,7 +68,12 @@ class PrivateTrainer(Trainer):
     """
 
     def __init__(
-        self, run: Run, args: TrainingArguments | None = None, *, show_loss: bool = False, **options: Any
+        self,
+        run: Run,
+        args: TrainingArguments | None = None,
+        *,
+        show_loss: bool = False,
+        **options: Any,
     ) -> None:
         self.run = checks.instance("run", run, Run)
         self.show_loss = checks.instance("show_loss", show_loss, bool)
@@ -78,13 +83,17 @@ class PrivateTrainer(Trainer):
             if getattr(found, "value", found) != value:
                 raise ValueError(f"{name} must be {value!r}, not {found!r}: {reason}")
         if options.get("compute_loss_func") is not None:
-            raise ValueError("compute_loss_func must be left out: the loss is the one of plan.start")
+            raise ValueError(
+                "compute_loss_func must be left out: the loss is the one of plan.start"
+            )
         if args.max_steps < 0:
             args.max_steps = run.plan.strategy.steps
         args.ignore_data_skip, args.logging_nan_inf_filter = True, False
         super().__init__(run.module, args, **options)
         if self.model is not run.module:
-            raise ValueError("run must be of the model that is trained: add adapters before plan.start")
+            raise ValueError(
+                "run must be of the model that is trained: add adapters before plan.start"
+            )
 
     def get_train_dataloader(self) -> Any:
         """The run's batches of ``train_dataset``, collated and read ahead as the Trainer's own."""
@@ -92,7 +101,9 @@ class PrivateTrainer(Trainer):
         options = {name: getattr(own, name) for name in ("collate_fn", "num_workers", "pin_memory")}
         return Passes(self.run, own.dataset, **options)
 
-    def training_step(self, model: nn.Module, inputs: Any, num_items_in_batch: Any = None) -> Tensor:
+    def training_step(
+        self, model: nn.Module, inputs: Any, num_items_in_batch: Any = None
+    ) -> Tensor:
         """Puts the step's private gradient into ``.grad``. Raises ValueError for another run's checkpoint."""
         run = self.run
         if self.state.global_step > run.step:
@@ -116,4 +127,6 @@ class PrivateTrainer(Trainer):
     def log(self, logs: dict[str, float], *args: Any, **kwargs: Any) -> None:
         """Without the training loss, unless ``show_loss``."""
         hidden = () if self.show_loss else ("loss", "train_loss")
-        super().log({name: value for name, value in logs.items() if name not in hidden}, *args, **kwargs)
+        super().log(
+            {name: value for name, value in logs.items() if name not in hidden}, *args, **kwargs
+        )

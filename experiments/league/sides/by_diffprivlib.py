@@ -20,7 +20,9 @@ def ridge(n, d, epsilon, delta):
     bounds = (-(d**-0.5), d**-0.5)
 
     def work():
-        model = LinearRegression(epsilon=epsilon, bounds_X=bounds, bounds_y=(-1, 1), fit_intercept=False)
+        model = LinearRegression(
+            epsilon=epsilon, bounds_X=bounds, bounds_y=(-1, 1), fit_intercept=False
+        )
         return model.fit(X, y).coef_
 
     return work
@@ -31,7 +33,9 @@ if __name__ == "__main__":
     side.main(
         "diffprivlib",
         {
-            "Gaussian calibration": lambda **asked: lambda: GaussianAnalytic(**asked, sensitivity=1)._scale,
+            "Gaussian calibration": lambda **asked: (
+                lambda: GaussianAnalytic(**asked, sensitivity=1)._scale
+            ),
             "noisy integers": release,
             "ridge": ridge,
         },

@@ -21,7 +21,9 @@ def bits(users, epsilon, delta, instances):
         k = np.arange(max(1, int(mean - 12 * mean**0.5)), int(mean + 12 * mean**0.5))
         law = poisson.logpmf(k, mean)
         one, other = (dict(zip((k + move).tolist(), law.tolist(), strict=True)) for move in (0, 1))
-        made = pld.from_two_probability_mass_functions(one, other, pessimistic_estimate=True, symmetric=False)
+        made = pld.from_two_probability_mass_functions(
+            one, other, pessimistic_estimate=True, symmetric=False
+        )
         return made.self_compose(instances).get_delta_for_epsilon(epsilon)
 
     def work():
@@ -40,7 +42,9 @@ if __name__ == "__main__":
     side.main(
         "dp-accounting",
         {
-            "Gaussian calibration": lambda epsilon, delta: lambda: get_sigma_gaussian(epsilon, delta),
+            "Gaussian calibration": lambda epsilon, delta: (
+                lambda: get_sigma_gaussian(epsilon, delta)
+            ),
             "sampled sums": sampled,
             "768 shuffled bits": bits,
         },

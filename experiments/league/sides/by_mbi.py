@@ -11,7 +11,9 @@ def consistent(n, size, sigma):
     pairs = [tuple(map(str, pair)) for pair in side.PAIRS]
 
     def work():
-        asked = [LinearMeasurement(y, pair, stddev=sigma) for pair, y in zip(pairs, noisy, strict=True)]
+        asked = [
+            LinearMeasurement(y, pair, stddev=sigma) for pair, y in zip(pairs, noisy, strict=True)
+        ]
         model = estimation.MirrorDescent().estimate(domain, asked, known_total=n)
         return np.stack([np.asarray(model.project(pair).datavector()) for pair in pairs])
 

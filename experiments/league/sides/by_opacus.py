@@ -20,7 +20,9 @@ def sampled(multiplier, chance, times, delta):
 
 def step(n, d, hidden, classes, bound):
     numbers, x, y = side.network(n, d, hidden, classes)
-    layers = torch.nn.Sequential(torch.nn.Linear(d, hidden), torch.nn.ReLU(), torch.nn.Linear(hidden, classes))
+    layers = torch.nn.Sequential(
+        torch.nn.Linear(d, hidden), torch.nn.ReLU(), torch.nn.Linear(hidden, classes)
+    )
     for parameter, values in zip(layers.parameters(), numbers, strict=True):
         parameter.data = torch.from_numpy(values)
     x = torch.from_numpy(x)
@@ -29,7 +31,12 @@ def step(n, d, hidden, classes, bound):
         layers, max_grad_norm=bound, use_ghost_clipping=True, loss_reduction="sum"
     )
     plain = torch.optim.SGD(model.parameters(), lr=0.1)
-    options = {"noise_multiplier": 1.0, "max_grad_norm": bound, "expected_batch_size": n, "loss_reduction": "sum"}
+    options = {
+        "noise_multiplier": 1.0,
+        "max_grad_norm": bound,
+        "expected_batch_size": n,
+        "loss_reduction": "sum",
+    }
     optimizer = DPOptimizerFastGradientClipping(plain, **options)
     entropy = torch.nn.CrossEntropyLoss(reduction="sum")
     loss = DPLossFastGradientClipping(model, optimizer, entropy, loss_reduction="sum")

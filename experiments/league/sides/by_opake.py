@@ -22,7 +22,11 @@ def loss(parameters, x, y):
 
 def step(n, d, hidden, classes, bound):
     numbers, x, y = side.network(n, d, hidden, classes)
-    parameters, x, y = tuple(map(torch.from_numpy, numbers)), torch.from_numpy(x), torch.from_numpy(y)
+    parameters, x, y = (
+        tuple(map(torch.from_numpy, numbers)),
+        torch.from_numpy(x),
+        torch.from_numpy(y),
+    )
     gradient, state = clipped_grad(loss, clipping_norm=bound, batch_argnums=(1, 2))
 
     def total(x, y):

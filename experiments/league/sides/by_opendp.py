@@ -22,7 +22,9 @@ def randomized_response(n, k, epsilon):
 
 def calibrated(space, d_in, epsilon, delta):
     def make(scale):
-        return dp.c.make_fix_delta(dp.c.make_zCDP_to_approxDP(dp.m.make_gaussian(*space, scale=scale)), delta)
+        return dp.c.make_fix_delta(
+            dp.c.make_zCDP_to_approxDP(dp.m.make_gaussian(*space, scale=scale)), delta
+        )
 
     return dp.binary_search_param(make, d_in, (epsilon, delta))
 

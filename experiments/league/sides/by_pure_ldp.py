@@ -3,7 +3,10 @@
 import numpy as np
 import side
 from pure_ldp.frequency_oracles.direct_encoding import DEClient, DEServer
-from pure_ldp.frequency_oracles.hadamard_response import HadamardResponseClient, HadamardResponseServer
+from pure_ldp.frequency_oracles.hadamard_response import (
+    HadamardResponseClient,
+    HadamardResponseServer,
+)
 from pure_ldp.frequency_oracles.unary_encoding import UEClient, UEServer
 
 
@@ -36,7 +39,9 @@ if __name__ == "__main__":
     side.main(
         "pure-ldp",
         {
-            "randomized response": frequencies(DEClient, DEServer, lambda said, k: np.arange(k) == said),
+            "randomized response": frequencies(
+                DEClient, DEServer, lambda said, k: np.arange(k) == said
+            ),
             "unary encoding": frequencies(UEClient, UEServer, lambda said, k: said, use_oue=True),
             "thresholds": thresholds,
             "Hadamard response": frequencies(HadamardResponseClient, HadamardResponseServer),

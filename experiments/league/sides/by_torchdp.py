@@ -22,7 +22,11 @@ from torchdp.training.clipping import Clipper
 
 def frequencies(kind):
     def row(n, k, epsilon):
-        x, alike, oracle = torch.from_numpy(side.crowd(n, k)), torch.zeros(n, dtype=torch.long), kind(k, epsilon)
+        x, alike, oracle = (
+            torch.from_numpy(side.crowd(n, k)),
+            torch.zeros(n, dtype=torch.long),
+            kind(k, epsilon),
+        )
 
         def work():
             return {"raw": oracle.estimate(x, noise=Noise("cpu")).value}
@@ -99,7 +103,9 @@ def bits(users, epsilon, delta, instances):
 
 def step(n, d, hidden, classes, bound):
     numbers, x, y = side.network(n, d, hidden, classes)
-    layers = torch.nn.Sequential(torch.nn.Linear(d, hidden), torch.nn.ReLU(), torch.nn.Linear(hidden, classes))
+    layers = torch.nn.Sequential(
+        torch.nn.Linear(d, hidden), torch.nn.ReLU(), torch.nn.Linear(hidden, classes)
+    )
     for parameter, values in zip(layers.parameters(), numbers, strict=True):
         parameter.data = torch.from_numpy(values)
     x, y = torch.from_numpy(x), torch.from_numpy(y)
@@ -117,7 +123,9 @@ def step(n, d, hidden, classes, bound):
 def consistent(n, size, sigma):
     _, noisy = side.marginals(n, size, sigma)
     cells = np.eye(size**3).reshape(size, size, size, -1)
-    asked = np.concatenate([cells.sum(({*range(3)} - {*pair}).pop()).reshape(size**2, -1) for pair in side.PAIRS])
+    asked = np.concatenate(
+        [cells.sum(({*range(3)} - {*pair}).pop()).reshape(size**2, -1) for pair in side.PAIRS]
+    )
     W, answers = torch.from_numpy(asked), torch.from_numpy(noisy / n).flatten()
 
     def work():

@@ -55,15 +55,21 @@ def marginals(n: int, size: int, sigma: float) -> tuple[np.ndarray, np.ndarray]:
     rng = np.random.default_rng(4)
     chance = rng.gamma(0.3, size=(size, size, size))
     cells = rng.multinomial(n, (chance / chance.sum()).ravel()).reshape(size, size, size)
-    true = np.stack([cells.sum(({*range(3)} - {*pair}).pop()).ravel() for pair in PAIRS]).astype(float)
+    true = np.stack([cells.sum(({*range(3)} - {*pair}).pop()).ravel() for pair in PAIRS]).astype(
+        float
+    )
     return true, true + sigma * rng.standard_normal(true.shape)
 
 
-def network(n: int, d: int, hidden: int, classes: int) -> tuple[list[np.ndarray], np.ndarray, np.ndarray]:
+def network(
+    n: int, d: int, hidden: int, classes: int
+) -> tuple[list[np.ndarray], np.ndarray, np.ndarray]:
     """Weights and biases of two layers, float32, and n examples with labels."""
     rng = np.random.default_rng(5)
     shapes = ((hidden, d), (hidden,), (classes, hidden), (classes,))
-    parameters = [(rng.standard_normal(shape) / shape[-1] ** 0.5).astype(np.float32) for shape in shapes]
+    parameters = [
+        (rng.standard_normal(shape) / shape[-1] ** 0.5).astype(np.float32) for shape in shapes
+    ]
     return parameters, rng.standard_normal((n, d)).astype(np.float32), rng.integers(classes, size=n)
 
 
@@ -96,7 +102,9 @@ def calls(made: object) -> tuple:
 
 def longest(total: Callable, x: np.ndarray, y: np.ndarray) -> Callable[[], list[float]]:
     """Norms of the sums of eight examples, each alone."""
-    return lambda: [float(np.linalg.norm(total(x[i : i + 1], y[i : i + 1]).astype(float))) for i in range(8)]
+    return lambda: [
+        float(np.linalg.norm(total(x[i : i + 1], y[i : i + 1]).astype(float))) for i in range(8)
+    ]
 
 
 def main(package: str, rows: dict[str, Callable], version: str = "") -> None:

@@ -13,7 +13,9 @@ from torchdp import checks
 from torchdp.brief import Brief
 from torchdp.factorization.polar import polar
 
-LARGE = 1024  # short side from which singular values on a GPU, hardly parallel, give way to a proved inner product
+# short side from which singular values on a GPU, hardly parallel, give way to a proved inner
+# product
+LARGE = 1024
 WITNESS = 1e-9  # share of the trace norm that the witness may miss
 
 
@@ -44,7 +46,10 @@ class Bounds(Brief):
 
     def closed(self, tol: float) -> Tensor:
         """Whether upper <= (1 + tol) lower + rounding: the gap is at most ``tol``, or all rounding; (*batch)."""
-        upper, most = torch.as_tensor(self.upper, dtype=torch.float64), self.lower * (1 + tol) + self.rounding
+        upper, most = (
+            torch.as_tensor(self.upper, dtype=torch.float64),
+            self.lower * (1 + tol) + self.rounding,
+        )
         return upper.isfinite() & (upper <= most)
 
 
@@ -62,13 +67,18 @@ class Certificate(Bounds):
     residual: Tensor
 
 
-def refuse_contradiction(lower: Tensor | float, upper: Tensor | float, rounding: Tensor | float) -> None:
+def refuse_contradiction(
+    lower: Tensor | float, upper: Tensor | float, rounding: Tensor | float
+) -> None:
     """Raises ArithmeticError unless lower <= upper + rounding everywhere, in numbers, 0 <= rounding < inf."""
     device = next((x.device for x in (lower, upper, rounding) if isinstance(x, Tensor)), "cpu")
     lower, upper, rounding = (
         torch.as_tensor(x, dtype=torch.float64, device=device) for x in (lower, upper, rounding)
     )
-    meant, consistent = ((rounding >= 0) & (rounding < math.inf)).all(), (lower <= upper + rounding).all()
+    meant, consistent = (
+        ((rounding >= 0) & (rounding < math.inf)).all(),
+        (lower <= upper + rounding).all(),
+    )
     meant, consistent = torch.stack([meant, consistent]).tolist()  # waited for once
     if not meant:
         raise ArithmeticError("rounding must be finite and not negative")
@@ -132,7 +142,9 @@ def certify(
         W, left = checks.floating("error_weights times W", w * W), w * left
         shift = None if shift is None else w * shift
     missing = W - left @ right if shift is None else W - left @ right - shift
-    upper = or_infinite(row_norm(left, p) * power_norm(right, 2.0, -2).amax(-1) + row_norm(missing, p))
+    upper = or_infinite(
+        row_norm(left, p) * power_norm(right, 2.0, -2).amax(-1) + row_norm(missing, p)
+    )
     subtracted = [] if shift is None else [power_norm(W.abs().amax(-1), p)]
     rounding = allowance(upper, m + n + left.shape[-1], *subtracted)
     residual = missing.abs().amax((-2, -1))
@@ -243,7 +255,9 @@ def scaled_weights(weights: Tensor, order: float) -> Tensor:
     top = weights.amax(-1, keepdim=True)
     weights = weights / divisor(top)
     ordered = weights.sort(-1).values
-    return weights / torch.linalg.vector_norm(ordered, ord=order, dim=-1, keepdim=True).clamp_min(1.0)
+    return weights / torch.linalg.vector_norm(ordered, ord=order, dim=-1, keepdim=True).clamp_min(
+        1.0
+    )
 
 
 def dual_size(U: Tensor, row_weights: Tensor, column_weights: Tensor) -> tuple[Tensor, Tensor]:
@@ -267,7 +281,9 @@ def fitting(W: Tensor, **given: Tensor | tuple[Tensor, tuple[int, ...]]) -> list
     (m, n), left = W.shape[-2:], given.get("left")
     r = max((1, *checks.dense("left", left).shape[-1:])) if isinstance(left, Tensor) else 1
     known = {"left": (m, r), "right": (r, n), "witness": (m, n), "column_weights": (n,)}
-    pairs = {name: x if isinstance(x, tuple) else (x, known.get(name, (m,))) for name, x in given.items()}
+    pairs = {
+        name: x if isinstance(x, tuple) else (x, known.get(name, (m,))) for name, x in given.items()
+    }
     values = {name: _shaped(name, value, W, last) for name, (value, last) in pairs.items()}
     for name, (least, _) in zip(values, checks.finite(**values), strict=True):
         if least < 0 and name.endswith("weights") and name != "error_weights":
@@ -305,11 +321,17 @@ def certify_kronecker(certificates: Sequence[Certificate]) -> Certificate:
     Guarantees: lower <= gamma_(p)(W_1 (x) W_2 (x) ...) <= upper for the p of the parts, none with a shift.
     Source: Nikolov, Tang (2023), Lemma 62; both inequalities hold for any factors and any weights.
     """
-    upper, lower = (reduce(torch.mul, [getattr(c, side) for c in certificates]) for side in ("upper", "lower"))
+    upper, lower = (
+        reduce(torch.mul, [getattr(c, side) for c in certificates]) for side in ("upper", "lower")
+    )
     upper = or_infinite(upper)
     residual = or_infinite(_more([(c.upper, c.residual) for c in certificates]))
-    rounding = _more([(c.upper, c.rounding) for c in certificates]) + allowance(upper, len(certificates))
-    return Certificate(upper, lower, residual, rounding=torch.where(upper.isfinite(), rounding, 0.0))
+    rounding = _more([(c.upper, c.rounding) for c in certificates]) + allowance(
+        upper, len(certificates)
+    )
+    return Certificate(
+        upper, lower, residual, rounding=torch.where(upper.isfinite(), rounding, 0.0)
+    )
 
 
 def rounded(certificate: Certificate, columns: int, relative: float) -> Certificate:

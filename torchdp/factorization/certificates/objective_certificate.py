@@ -57,7 +57,9 @@ def certify_objective(
     a, b = left.square().sum(-1), right.square().sum(-2)
     offset = checks.instance("objective", objective, Objective).offset(W)
     if v is not None and bool((offset != 0).any()):
-        raise ValueError("shift is for an objective without offset: the offset is of W, and a shift would move it")
+        raise ValueError(
+            "shift is for an objective without offset: the offset is of W, and a shift would move it"
+        )
     with torch.inference_mode(False), torch.enable_grad():
         at, by = a.clone().requires_grad_(), b.clone().requires_grad_()
         values, held = objective.rows(at), objective.least_columns(by)
@@ -112,14 +114,18 @@ def certify_approximate(
     alpha = amounts("alpha", alpha, W)
     missing, bound = W - left @ right, alpha[..., None, None]
     beyond = missing - missing.clamp(-bound, bound)
-    upper = or_infinite(row_norm(left, math.inf) * row_norm(right.mT, math.inf) + row_norm(beyond, math.inf))
+    upper = or_infinite(
+        row_norm(left, math.inf) * row_norm(right.mT, math.inf) + row_norm(beyond, math.inf)
+    )
 
     size, U = dual_size(U, *given)  # a row of weight 0 proves nothing about U there
     size = size.clamp_min(1)
     lower = ((W * U).sum((-2, -1)) - alpha * U.abs().sum((-2, -1))) / size
     summed = ((W * U).abs().sum((-2, -1)) + alpha * U.abs().sum((-2, -1))) / size
     rounding = allowance(upper, m + n + left.shape[-1], summed)
-    return Certificate(upper, lower.clamp_min(0), or_infinite(missing.abs().amax((-2, -1))), rounding=rounding)
+    return Certificate(
+        upper, lower.clamp_min(0), or_infinite(missing.abs().amax((-2, -1))), rounding=rounding
+    )
 
 
 def amounts(name: str, value: Tensor | float, W: Tensor) -> Tensor:

@@ -76,14 +76,27 @@ def certify_epochs(
     (D,) = fitting(W, directions=(directions, (n, k)))
     D = D / (float(D.abs().max()) or 1.0)
     place = torch.arange(n, device=W.device) % period
-    moved = D.square().sum(1).new_zeros(min(period, n)).scatter_reduce_(0, place, D.square().sum(1), "amax").sum()
+    moved = (
+        D.square()
+        .sum(1)
+        .new_zeros(min(period, n))
+        .scatter_reduce_(0, place, D.square().sum(1), "amax")
+        .sum()
+    )
     root = torch.cat([D * (place == i)[:, None] for i in range(min(period, n))], 1)
     root = torch.where(moved > 0, root / moved.sqrt(), 0.0)
     return _certified(given, p, sensitivity(right, period), -(-n // period), root, k)
 
 
 def certify_separated(
-    W: Tensor, left: Tensor, right: Tensor, dual: SeparatedDual, gap: int, times: int, *, p: float = math.inf
+    W: Tensor,
+    left: Tensor,
+    right: Tensor,
+    dual: SeparatedDual,
+    gap: int,
+    times: int,
+    *,
+    p: float = math.inf,
 ) -> Certificate:
     """Bounds on the least value of (sum_t ||L_t||^p)^{1/p} S(R) over W = L R, in float64; S as in ``Separated``.
 
@@ -109,11 +122,17 @@ def certify_separated(
     values, Q = torch.linalg.eigh(_moment(W, dual, gap, times))
     # rounding E of M adds <X, E> <= ||E|| tr X <= ||E|| n S^2 at most, X = R^T R, and ||E|| <= 4 n eps ||M||
     defect = 2 * n * n * torch.finfo(W.dtype).eps * float(values[-1])
-    root, moved, most = Q * values.clamp_min(0).sqrt(), W.new_tensor(math.sqrt(bound) * size), min(times, n)
+    root, moved, most = (
+        Q * values.clamp_min(0).sqrt(),
+        W.new_tensor(math.sqrt(bound) * size),
+        min(times, n),
+    )
     return _certified(given, p, moved, most, root, n + most, defect)
 
 
-def _given(W: Tensor, left: Tensor, right: Tensor, row_weights: Tensor, p: float) -> tuple[Tensor, ...]:
+def _given(
+    W: Tensor, left: Tensor, right: Tensor, row_weights: Tensor, p: float
+) -> tuple[Tensor, ...]:
     """W, left, right and c in float64. Raises TypeError, ValueError."""
     W, p = checks.one_matrix("W", W), check_exponent(p)
     left, right, c = fitting(W, left=left, right=right, row_weights=row_weights)
@@ -121,7 +140,13 @@ def _given(W: Tensor, left: Tensor, right: Tensor, row_weights: Tensor, p: float
 
 
 def _certified(
-    given: tuple[Tensor, ...], p: float, moved: Tensor, most: int, root: Tensor, terms: int, defect: float = 0.0
+    given: tuple[Tensor, ...],
+    p: float,
+    moved: Tensor,
+    most: int,
+    root: Tensor,
+    terms: int,
+    defect: float = 0.0,
 ) -> Certificate:
     """upper from what right moves and how many steps a user has at most; lower from root = M^{1/2}, or its like."""
     W, left, right, c = given
@@ -147,7 +172,9 @@ def _moment(W: Tensor, dual: SeparatedDual, gap: int, times: int) -> Tensor:
     n, count = W.shape[1], len(weights)
     k = checks.indices("steps", steps, n + 1).shape[-1]
     if steps.shape != (count, k) or directions.shape[:-1] != (count, k) or steps.device != W.device:
-        raise ValueError("steps, directions and weights must be (N, k), (N, k, j) and (N,), on W's device")
+        raise ValueError(
+            "steps, directions and weights must be (N, k), (N, k, j) and (N,), on W's device"
+        )
     real = steps < n
     apart = (steps[:, 1:] - steps[:, :-1] >= gap) | ~real[:, 1:]
     many = real.sum(1) > times
@@ -155,9 +182,13 @@ def _moment(W: Tensor, dual: SeparatedDual, gap: int, times: int) -> Tensor:
         raise ValueError(
             f"steps must be rows of at most {times} increasing steps, {gap} apart, filled up with {n}"
         )
-    weights, directions = fitting(W, weights=(weights, (count,)), directions=(directions, tuple(directions.shape)))
+    weights, directions = fitting(
+        W, weights=(weights, (count,)), directions=(directions, tuple(directions.shape))
+    )
     weights, directions = scaled_weights(weights, 1.0), directions * real[:, :, None]
-    directions = directions / (directions.norm(dim=2).max().clamp_min(torch.finfo(W.dtype).tiny) * (1 + 1e-15))
+    directions = directions / (
+        directions.norm(dim=2).max().clamp_min(torch.finfo(W.dtype).tiny) * (1 + 1e-15)
+    )
     M = W.new_zeros(n + 1, n + 1)
     blocks = weights[:, None, None] * directions @ directions.mT
     rows, columns = (each.expand_as(blocks) for each in (steps[:, :, None], steps[:, None, :]))
@@ -210,9 +241,12 @@ def passes_lower(
     lengths = D.norm(dim=2)
     sizes, D = lengths.amax(1).square(), D / lengths.clamp_min(torch.finfo(D.dtype).tiny)[..., None]
     if not (sizes > 0).all():
-        raise ValueError("directions must not be 0 in all steps of a class i, i + period, ...; take unit vectors")
+        raise ValueError(
+            "directions must not be 0 in all steps of a class i, i + period, ...; take unit vectors"
+        )
     blocks = (1 - MIXED) * D @ D.mT
-    blocks.diagonal(dim1=1, dim2=2).fill_(1.0)  # of a step that was filled up, too: it is never seen
+    # of a step that was filled up, too: it is never seen
+    blocks.diagonal(dim1=1, dim2=2).fill_(1.0)
     blocks *= (sizes / sizes.sum())[:, None, None]
     c = c.view(passes, period).mT
     diagonal = _diagonal(blocks, c, W.decay)
@@ -220,7 +254,9 @@ def passes_lower(
     traces, error = _traces(blocks, c, W.decay, rule.levels)
     sure = error < FIRST  # NaN is not
     if not sure[0]:
-        raise ValueError("row_weights and directions must not differ so much in size; bring them closer together")
+        raise ValueError(
+            "row_weights and directions must not differ so much in size; bring them closer together"
+        )
     traces, error = (torch.where(sure, x, 0.0) for x in (traces, error))
     found = rule.shares @ traces + rule.white * (c > 0).sum()
     excess = rule.low * traces[0] ** 2 + rule.high * diagonal.sum()
@@ -261,7 +297,8 @@ def _traces(blocks: Tensor, c: Tensor, decay: float, levels: Tensor) -> tuple[Te
             break
         V = decay**2 * P + blocks[i + 1]
         J = _inverse(V)
-        back, rest = decay * P @ J, blocks[i + 1] @ J  # x_i = back x_{i+1} + rest A w + N(0, pivot^{-1})
+        # x_i = back x_{i+1} + rest A w + N(0, pivot^{-1})
+        back, rest = decay * P @ J, blocks[i + 1] @ J
         total = total + ((rest @ P) * xx).sum((1, 2))
         ours = rest @ A
         moved = xx @ ours + xw
@@ -282,7 +319,9 @@ def _inverse(A: Tensor) -> Tensor:
     """Of positive definite matrices. Raises ValueError where rounding has made one singular."""
     root, failed = torch.linalg.cholesky_ex(A)
     if failed.any():
-        raise ValueError("row_weights and directions must not differ so much in size; bring them closer together")
+        raise ValueError(
+            "row_weights and directions must not differ so much in size; bring them closer together"
+        )
     return torch.cholesky_inverse(root)
 
 

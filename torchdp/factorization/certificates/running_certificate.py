@@ -60,7 +60,11 @@ def eliminate(steps: Tensor, leaks: Tensor, decay: float) -> tuple[list[_Level],
     while (points := leaks.shape[1]) > 1:
         ratio, kept, out = decay**span, (points + 1) // 2, points // 2
         left, leak = edges[:, 0::2].contiguous(), leaks[:, 1::2].contiguous()
-        right = edges[:, 1::2].contiguous() if points % 2 else torch.nn.functional.pad(edges[:, 1::2], (0, 1))
+        right = (
+            edges[:, 1::2].contiguous()
+            if points % 2
+            else torch.nn.functional.pad(edges[:, 1::2], (0, 1))
+        )
         variance = 1 / (left + ratio**2 * right + leak)
         before, after = left * variance, right * variance
         levels.append(_Level(points, variance, ratio * before, ratio * after))
@@ -93,7 +97,9 @@ def draw(steps: Tensor, leaks: Tensor, decay: float, size: int, draws: Draws) ->
     for level in reversed(levels):
         out = level.points // 2
         right = x[1:] if level.points % 2 else torch.nn.functional.pad(x[1:], (0, 0, 0, 1))
-        before, after, variance = (y[0, :, None] for y in (level.before, level.after, level.variance))
+        before, after, variance = (
+            y[0, :, None] for y in (level.before, level.after, level.variance)
+        )
         middle = before * x[:out] + after * right + variance.sqrt() * draws.normal((out, size))
         x = _merged(x.mT, middle.mT).mT
     return x
@@ -208,7 +214,9 @@ def certify_running(
     sensitivity = b.max().sqrt() / (1 - rule.loss)
     upper = torch.linalg.vector_norm(a.sqrt(), ord=p) * sensitivity
     terms = 2 * W.steps + 64 * W.steps.bit_length() + len(rule.levels)
-    certificate = Certificate(upper, lower, torch.zeros_like(upper), rounding=allowance(upper, terms))
+    certificate = Certificate(
+        upper, lower, torch.zeros_like(upper), rounding=allowance(upper, terms)
+    )
     return certificate, a, float(sensitivity)
 
 
@@ -231,11 +239,15 @@ def buffered_squares(
     Rounding: each of six sums of n terms by n eps of its terms' sizes, 8 times over.
     Source: the recurrences are the definition of T^{-1} by its generating function, squared.
     """
-    l, q, D1, D2 = (y.cpu().numpy().astype(np.longdouble) for y in (poles, zeros, before, after))
-    count, own, decay, momentum = range(len(l)), D1**2, W.decay, W.momentum
-    rates = np.ones(len(D1), np.longdouble) if W.rates is None else W.rates.cpu().numpy().astype(np.longdouble)
-    w, nu = _residues(l, q), _residues(q, l)
-    tails = sum(w[a] * w[b] * _sums(own[::-1], l[a] * l[b])[::-1] for a in count for b in count)
+    ell, q, D1, D2 = (y.cpu().numpy().astype(np.longdouble) for y in (poles, zeros, before, after))
+    count, own, decay, momentum = range(len(ell)), D1**2, W.decay, W.momentum
+    rates = (
+        np.ones(len(D1), np.longdouble)
+        if W.rates is None
+        else W.rates.cpu().numpy().astype(np.longdouble)
+    )
+    w, nu = _residues(ell, q), _residues(q, ell)
+    tails = sum(w[a] * w[b] * _sums(own[::-1], ell[a] * ell[b])[::-1] for a in count for b in count)
     columns = (own + np.append(tails[1:], 0)) * D2**2
     G = [[_late(_sums(1 / own, q[a] * q[b])) for b in count] for a in count]
 
@@ -246,7 +258,8 @@ def buffered_squares(
         with_v, with_row = (sum(nu[a] * _late(y[a]) for a in count) / D2 for y in (H, J))
         new = (1 / own + sum(nu[a] * mixed[a] for a in count)) / D2**2
         speeds = _sums(new + 2 * momentum * with_v, np.longdouble(momentum) ** 2)
-        both = _sums(rates * speeds + decay * with_row, np.longdouble(decay) * momentum)  # <row_t, v_t>
+        # <row_t, v_t>
+        both = _sums(rates * speeds + decay * with_row, np.longdouble(decay) * momentum)
         new = rates * (rates * speeds + 2 * decay * (momentum * _late(both) + with_row))
         return _sums(new, np.longdouble(decay) ** 2)
 

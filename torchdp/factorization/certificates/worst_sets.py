@@ -41,7 +41,8 @@ def most_apart(squares: Array, gap: int, times: int) -> float:
 def _neighbours(sizes: Array, gap: int, times: int) -> tuple[float, list[int]]:
     """By the last step j: F_m[j] = Z_jj + max(0, max_{i <= j - gap} F_{m-1}[i] + 2 Z_ij); O(n gap times)."""
     n, own = len(sizes), sizes.diagonal()
-    near = np.arange(n)[:, None] - 2 * gap + 1 + np.arange(gap)  # the i for which Z_ij may count, (n, gap)
+    # the i for which Z_ij may count, (n, gap)
+    near = np.arange(n)[:, None] - 2 * gap + 1 + np.arange(gap)
     links = np.where(near >= 0, 2 * sizes[near.clip(0), np.arange(n)[:, None]], -np.inf)
     best, came = own, [np.full(n, -1)]
     for _ in range(1, times):
@@ -88,7 +89,11 @@ class _Search:
 
     def run(self) -> tuple[float, list[int]]:
         """The bound and the best set."""
-        sizes, ties, root = self.sizes, itertools.count(), self._prefix(0.0, [], self.sizes.diagonal())
+        sizes, ties, root = (
+            self.sizes,
+            itertools.count(),
+            self._prefix(0.0, [], self.sizes.diagonal()),
+        )
         heap = [(-float(root.bounds[0]), next(ties), root, 0)] if len(root.order) else []
         for _ in range(min(NODES, KEPT // len(sizes))):
             if not heap or -heap[0][0] <= self.best * (1 + CLOSE):
@@ -97,7 +102,9 @@ class _Search:
             if rank + 1 < len(node.order):
                 heapq.heappush(heap, (-float(node.bounds[rank + 1]), next(ties), node, rank + 1))
             step = int(node.order[rank])
-            child = self._prefix(node.value + node.gains[step], [*node.chosen, step], node.gains + 2 * sizes[step])
+            child = self._prefix(
+                node.value + node.gains[step], [*node.chosen, step], node.gains + 2 * sizes[step]
+            )
             if len(child.order):
                 heapq.heappush(heap, (-float(child.bounds[0]), next(ties), child, 0))
         open_bound = -heap[0][0] if heap else 0.0
@@ -116,7 +123,9 @@ class _Search:
         for m in range(1, 1 if self.free else left):
             tables.append(_table(values[m - 1], tables[-1], gap))
         bounds = value + values[-1 if self.free else left - 1] + tables[-1][gap:]
-        whole = _followed(tables[::-1] * (left if self.free else 1), int(bounds.argmax()), gap, n - start)
+        whole = _followed(
+            tables[::-1] * (left if self.free else 1), int(bounds.argmax()), gap, n - start
+        )
         whole = [*chosen, *(start + step for step in whole)]
         total = float(self.sizes[np.ix_(whole, whole)].sum())
         if total > self.best:
@@ -176,7 +185,10 @@ def _table(values: Array, beyond: Array | None, gap: int) -> Array:
     width = gap if beyond is None else n
     for start in range((n - 1) // width * width, -1, -width):
         stop = min(start + width, n)
-        taken = values[..., start:stop] + (table if beyond is None else beyond)[..., start + gap : stop + gap]
+        taken = (
+            values[..., start:stop]
+            + (table if beyond is None else beyond)[..., start + gap : stop + gap]
+        )
         taken[..., -1] = np.maximum(taken[..., -1], table[..., stop])
         table[..., start:stop] = np.maximum.accumulate(taken[..., ::-1], -1)[..., ::-1]
     return table

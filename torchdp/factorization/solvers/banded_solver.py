@@ -11,7 +11,8 @@ from torch import Tensor
 from torchdp.descent import quasi_newton
 from torchdp.threads import on_host, one_thread
 
-SHARP = (30.0, 100.0, 300.0, 1e3, 3e3, 1e4)  # powers of squared row norms that stand for their maximum
+# powers of squared row norms that stand for their maximum
+SHARP = (30.0, 100.0, 300.0, 1e3, 3e3, 1e4)
 FLOOR = 1e-9  # share of the sensitivity that every step gets, so that none is without weight
 FEWER = (30.0, 300.0, 3000.0)  # powers for long matrices
 MOST = 15_000  # evaluations at most
@@ -38,21 +39,35 @@ def banded_strategy(
     n, device, W, bands = len(W), W.device, W.cpu(), bands or gap
     free = times < -(-n // gap)  # else the number of steps is no limit
     age = torch.arange(bands, dtype=torch.float64)
-    first = torch.cumprod(torch.cat([torch.ones(1, dtype=torch.float64), (2 * age[1:] - 1) / (2 * age[1:])]), 0)
-    x = np.concatenate([first[:, None].expand(bands, n).flatten().numpy(), np.ones(n - gap + 1 + free)])
+    first = torch.cumprod(
+        torch.cat([torch.ones(1, dtype=torch.float64), (2 * age[1:] - 1) / (2 * age[1:])]), 0
+    )
+    x = np.concatenate(
+        [first[:, None].expand(bands, n).flatten().numpy(), np.ones(n - gap + 1 + free)]
+    )
     powers = [p / 2] if p < math.inf else SHARP
-    x = _descended(lambda x: _squares(W, _strategy(x, n, bands, gap, times)), x, powers, max_iterations, 1e-10)
+    x = _descended(
+        lambda x: _squares(W, _strategy(x, n, bands, gap, times)), x, powers, max_iterations, 1e-10
+    )
     C = _strategy(torch.from_numpy(x), n, bands, gap, times)
     C = C * C.diagonal().sign()[:, None]  # C Z and C with other signs have one distribution
     return C.to(device)
 
 
 def _descended(
-    squares: Callable[[Tensor], Tensor], x: np.ndarray, powers: Sequence[float], most: int, stop: float
+    squares: Callable[[Tensor], Tensor],
+    x: np.ndarray,
+    powers: Sequence[float],
+    most: int,
+    stop: float,
 ) -> np.ndarray:
     """x of least l_power norm of the squared row norms, for one power after the other, by L-BFGS on its logarithm."""
     for power in powers:
-        x = quasi_newton(lambda x: (power * squares(x).log()).logsumexp(0) / power, x, most, stop=stop)  # noqa: B023
+
+        def log_norm(x: Tensor, power: float = power) -> Tensor:
+            return (power * squares(x).log()).logsumexp(0) / power
+
+        x = quasi_newton(log_norm, x, most, stop=stop)
     return x
 
 
@@ -85,7 +100,9 @@ def banded_toeplitz(first: np.ndarray, bands: int, p: float) -> np.ndarray:
     ratio = 2.0 * np.arange(1, bands)
     x = np.asarray(logit((ratio - 1) / ratio))
     if bands > 1:
-        x = minimize(_objective, x, (first, p / 2), jac=True, method="L-BFGS-B", options={"maxcor": 30}).x
+        x = minimize(
+            _objective, x, (first, p / 2), jac=True, method="L-BFGS-B", options={"maxcor": 30}
+        ).x
     c = np.cumprod(np.concatenate([[1.0], expit(x)]))
     return np.asarray(c / np.linalg.norm(c))
 
@@ -158,7 +175,9 @@ def long_banded(inverse: Tensor, c: Tensor, period: int, p: float, evaluations: 
         return E * ((sizes / whole[place]).sqrt() / E.norm(dim=0))
 
     powers = [p / 2] if p < math.inf else FEWER
-    x = _descended(lambda x: _variances(_product(columns(x), inverse), layout)[0], x, powers, evaluations, 1e-8)
+    x = _descended(
+        lambda x: _variances(_product(columns(x), inverse), layout)[0], x, powers, evaluations, 1e-8
+    )
     found = columns(torch.from_numpy(x))
     age = torch.arange(bands)
     past = torch.arange(n)[:, None] - age
@@ -167,7 +186,9 @@ def long_banded(inverse: Tensor, c: Tensor, period: int, p: float, evaluations: 
 
 def _product(E: Tensor, inverse: Tensor) -> Tensor:
     """C W^{-1}, by columns as E: (bands + 2, n)."""
-    shifted = [torch.nn.functional.pad(E[:, m:] * inverse[m:, m], (0, m, m, 2 - m)) for m in range(3)]
+    shifted = [
+        torch.nn.functional.pad(E[:, m:] * inverse[m:, m], (0, m, m, 2 - m)) for m in range(3)
+    ]
     return torch.stack(shifted).sum(0)
 
 
@@ -195,7 +216,9 @@ def _variances(
         rest = torch.zeros(reach, dtype=F.dtype)
         rest[reach - (blocks * reach - n) :] = 1.0
         own = torch.cat([own[:-1], (own[-1] + torch.diag(rest))[None]])
-    B = torch.linalg.solve_triangular(own, torch.eye(reach, dtype=F.dtype).expand_as(own), upper=False)
+    B = torch.linalg.solve_triangular(
+        own, torch.eye(reach, dtype=F.dtype).expand_as(own), upper=False
+    )
     A, S = B @ past, B @ B.mT
     P = S[0] if before is None else before
     found = [P.diagonal()]
@@ -213,7 +236,8 @@ def long_row_norms(C: Tensor, inverse: Tensor) -> Tensor:
     size = max(2, AT_ONCE // reach) * reach
     for start in range(0, n, size):
         first, stop = max(0, start - reach), min(start + size, n)
-        place = torch.arange(first, min(stop + 2, n)) + torch.arange(bands)[:, None]  # [j, s]: row s + j
+        # [j, s]: row s + j
+        place = torch.arange(first, min(stop + 2, n)) + torch.arange(bands)[:, None]
         E = C.mT.expand(-1, n).gather(1, place.clamp_max(n - 1)) * (place < n)
         F = _product(E, inverse[first : stop + 2])[:, : stop - first]
         variances, P = _variances(F, _layout(stop - first, reach), P)

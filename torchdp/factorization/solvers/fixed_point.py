@@ -42,8 +42,10 @@ from torchdp.factorization.solvers.spectrum import (
 )
 
 MOST, PATIENCE = 50, 6  # iterations; of them without progress
-LARGE_ROUGH = 256  # side from which eigenvectors begin in float32: below, the step again in float64 costs more
-LARGE, COARSEST = 1024, 128  # side from which weights come from a coarser matrix, and of the coarsest
+# side from which eigenvectors begin in float32: below, the step again in float64 costs more
+LARGE_ROUGH = 256
+# side from which weights come from a coarser matrix, and of the coarsest
+LARGE, COARSEST = 1024, 128
 SMOOTH = 1 / 16  # change from row to row, relative, of a matrix that coarser ones are like
 EVEN = 0.01  # share of even weights in those that a coarser matrix gives: none is lost
 CLOSE = 1e-4  # gap, relative: what float32 tells of it below is its own rounding
@@ -88,7 +90,9 @@ class Weights:
             update = torch.stack([self._rows(found.norms[..., 0, :]), update[..., 1, :]], -2)
         x = (self.weights if self.masked is None else self.weights.clamp_min(TINY)).log()
         update = torch.maximum(update, self.lowest - x)  # at the floor: nowhere to fall
-        logarithms = self.history.mix(x.flatten(-2), update.flatten(-2), self.weights.flatten(-2), back)
+        logarithms = self.history.mix(
+            x.flatten(-2), update.flatten(-2), self.weights.flatten(-2), back
+        )
         logarithms = logarithms.view_as(x)
         logarithms = logarithms if self.masked is None else logarithms + self.masked
         raised = torch.maximum(logarithms.softmax(-1), self.floor)
@@ -123,7 +127,10 @@ class Solution:
 
     def turned(self) -> "Solution":
         """Of W with its columns reversed."""
-        columns = {name: getattr(self, name).flip(-1) for name in ("right", "column_weights", "primal_weights")}
+        columns = {
+            name: getattr(self, name).flip(-1)
+            for name in ("right", "column_weights", "primal_weights")
+        }
         return replace(self, **columns)
 
 
@@ -175,7 +182,10 @@ def attempts(
     weights, looks = Weights(problem, tol, memory), Schedule(tol)
     begun = begin(weights, tol, max_iterations - 1) if spectrum is None and memory else 0
     spectrum = choose(problem.W, symmetric) if spectrum is None else spectrum
-    nothing = torch.full_like(weights.previous, math.inf), torch.full_like(weights.previous, ROUNDING)
+    nothing = (
+        torch.full_like(weights.previous, math.inf),
+        torch.full_like(weights.previous, ROUNDING),
+    )
     best = Best(*nothing, (), (problem.dual(weights.weights),))
     gap, maps = math.inf, None
     for iterations in range(begun + 1, max_iterations + 1):
@@ -190,7 +200,8 @@ def attempts(
             yield solution.turned() if turned else solution
             if not looks.go_on(iterations, gap, finished):
                 return
-            if finished and spectrum.refine():  # bounds so far may be wrong by the rounding that it saves
+            # bounds so far may be wrong by the rounding that it saves
+            if finished and spectrum.refine():
                 best = Best(*nothing, best.primal, best.dual)
         weights.move(found)
 
@@ -234,7 +245,9 @@ def _complete(X: Tensor, left: Tensor, right: Tensor) -> tuple[Tensor, Tensor]:
     """
     U, S, Vh = torch.linalg.svd(X - left @ right, full_matrices=False)
     root = torch.where(S > RANK_TOLERANCE, S, 0.0).sqrt()
-    return torch.cat([left, U * root[..., None, :]], -1), torch.cat([right, root[..., None] * Vh], -2)
+    return torch.cat([left, U * root[..., None, :]], -1), torch.cat(
+        [right, root[..., None] * Vh], -2
+    )
 
 
 def begin(weights: Weights, tol: float, most: int) -> int:
@@ -246,14 +259,19 @@ def begin(weights: Weights, tol: float, most: int) -> int:
     if W.is_cuda or not weights.problem.symmetric or W.shape[-1] < LARGE_ROUGH or most < 1:
         return 0
     if _smooth(weights.problem):
-        weights.weights = torch.lerp(_from_coarser(weights, tol)[0].softmax(-1), weights.weights, EVEN)
+        weights.weights = torch.lerp(
+            _from_coarser(weights, tol)[0].softmax(-1), weights.weights, EVEN
+        )
     return _advance(weights, tol, most)
 
 
 def _advance(weights: Weights, tol: float, most: int) -> int:
     """To the weights at which each problem's bounds, as float32 sees them, were closest; done where they meet."""
     spectrum, going, tol = Mirrored(torch.float32), copy(weights), max(0.9 * tol, CLOSE)
-    going.history, closest = History(weights.history.memory), torch.full_like(weights.previous, math.inf)
+    going.history, closest = (
+        History(weights.history.memory),
+        torch.full_like(weights.previous, math.inf),
+    )
     marked, mark = 0, math.inf
     for iteration in range(1, min(most, MOST) + 1):
         found = going.problem.look(going.weights, going.previous, spectrum, mark)
@@ -294,7 +312,9 @@ def _from_coarser(weights: Weights, tol: float) -> tuple[Tensor, Tensor]:
         coarse.weights = start.softmax(-1)
     _advance(coarse, tol, MOST)
     logs = coarse.weights.log()
-    plain = torch.nn.functional.interpolate(logs[None], size=len(weights.problem.W), mode="linear")[0]
+    plain = torch.nn.functional.interpolate(logs[None], size=len(weights.problem.W), mode="linear")[
+        0
+    ]
     if guess is None:
         return plain, plain
     missed = logs - guess

@@ -13,9 +13,11 @@ from torchdp.simplex import onto_simplex
 
 TINY = torch.finfo(torch.float64).tiny
 RIDGE = 1e-16  # of the least squares' normal equations, whose columns have length about 1 / d
-FIRST_LOOK, NEXT_LOOK = 50, 1.5  # iteration of the first look at an unfinished solution; ratio of the next
+# iteration of the first look at an unfinished solution; ratio of the next
+FIRST_LOOK, NEXT_LOOK = 50, 1.5
 REFUSALS = 6  # solutions, finished as the iteration sees it, that may be refused before it ends
-SMALL, STALLED = 1e-8, 0.98  # a gap below SMALL that falls by less than this in three looks is rounding
+# a gap below SMALL that falls by less than this in three looks is rounding
+SMALL, STALLED = 1e-8, 0.98
 MOST = 60  # looks at the function
 MARGIN = 0.1  # share of the bracket that a new point keeps from its ends
 
@@ -81,7 +83,9 @@ class History:
         weighed = measure[..., None, :] * changes  # (*batch, memory, d)
         gram = weighed @ changes.mT
         gram.diagonal(dim1=-2, dim2=-1).add_(RIDGE)
-        mixture = torch.linalg.solve_ex(gram, weighed @ both[..., d:, None])[0].nan_to_num(0.0, 0.0, 0.0)
+        mixture = torch.linalg.solve_ex(gram, weighed @ both[..., d:, None])[0].nan_to_num(
+            0.0, 0.0, 0.0
+        )
         return (both - (mixture.mT @ self.changes)[..., 0, :]).unflatten(-1, (2, d)).sum(-2)
 
 
@@ -96,7 +100,9 @@ def pick(mask: Tensor, new: Tensor, old: Tensor) -> Tensor:
     return torch.where(mask.reshape(mask.shape + (1,) * (new.ndim - mask.ndim)), new, old)
 
 
-def descended(slope: Callable[[Tensor], Tensor], weights: Tensor, rate: Tensor | float, steps: int) -> Tensor:
+def descended(
+    slope: Callable[[Tensor], Tensor], weights: Tensor, rate: Tensor | float, steps: int
+) -> Tensor:
     """Accelerated projected gradients on the simplex from ``weights``, (n, k), for a gradient that ``rate`` bounds.
 
     Each row starts anew where momentum would lead uphill.
@@ -142,7 +148,10 @@ def closed(certificate: Bounds, tol: float, size: Tensor, dtype: torch.dtype) ->
 
     size: largest absolute entry of each problem. A norm of 0 (a single point and a free shift) has no relative gap.
     """
-    nothing = torch.as_tensor(certificate.upper, dtype=torch.float64) <= 16 * torch.finfo(dtype).eps * size
+    nothing = (
+        torch.as_tensor(certificate.upper, dtype=torch.float64)
+        <= 16 * torch.finfo(dtype).eps * size
+    )
     return bool((certificate.closed(tol) | nothing).all())
 
 
@@ -191,7 +200,12 @@ def working(name: str, W: Tensor, *, stacklevel: int = 3) -> Tensor:
 
 
 def least(
-    look: Look, x: Tensor, width: Tensor, ends: tuple[float, Tensor | float], tol: float, zero: Tensor
+    look: Look,
+    x: Tensor,
+    width: Tensor,
+    ends: tuple[float, Tensor | float],
+    tol: float,
+    zero: Tensor,
 ) -> Tensor:
     """Where a convex function between two ends is least, and its bounds: (3, *batch), of x, upper and lower.
 
@@ -207,7 +221,8 @@ def least(
     Source: Kelley (1960).
     """
     low, high = ends
-    falling, rising = [torch.stack([x, x - torch.inf, x * 0])] * 2  # x, height and slope: no line yet
+    # x, height and slope: no line yet
+    falling, rising = [torch.stack([x, x - torch.inf, x * 0])] * 2
     best, upper, lower = x, torch.full_like(x, torch.inf), torch.full_like(x, -torch.inf)
     for _ in range(MOST):
         value, height, slope = look(x)
@@ -224,6 +239,8 @@ def least(
             break
         margin = MARGIN * (b - a)
         inner = torch.minimum(torch.maximum(meet, a + margin), b - margin)
-        x = torch.where(right, (x - width).clamp_min(low), torch.where(left, (x + width).clamp_max(high), inner))
+        x = torch.where(
+            right, (x - width).clamp_min(low), torch.where(left, (x + width).clamp_max(high), inner)
+        )
         width = 2 * width
     return torch.stack([best, upper, lower])

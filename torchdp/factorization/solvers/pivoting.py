@@ -8,12 +8,15 @@ from torch import Tensor
 from torchdp.factorization.solvers.iteration import descended
 from torchdp.threads import one_thread
 
-PATIENCE = 3  # rounds without a new least number of wrong signs before one index at a time is turned
-RIDGE = 1e-10  # of the largest diagonal entry: makes the solution unique where points are not affinely independent
+# rounds without a new least number of wrong signs before one index at a time is turned
+PATIENCE = 3
+# of the largest diagonal entry: makes the solution unique where points are not affinely independent
+RIDGE = 1e-10
 ROUNDING = 1e-12  # of the same: what a multiplier may miss 0 by
 MOST = 40  # rounds of turning signs; some ten are usual
 STEPS = 20  # of the first descent; each is twice as long as the last
-PULLS = 10  # proximal rounds, the ridge towards the last solution: one where points are affinely independent
+# proximal rounds, the ridge towards the last solution: one where points are affinely independent
+PULLS = 10
 NUMBERS_AT_ONCE = 2**26  # in the systems of the problems that are solved together
 
 
@@ -84,9 +87,12 @@ def _pivoted(G: Tensor, p: Tensor, free: Tensor) -> Tensor:
         left = many[:, 0].nonzero()[:, 0]
         if not len(left):
             break
-        last = (wrong * (place + 1)).amax(-1, keepdim=True) - 1  # Murty: the wrong one of the largest number
+        # Murty: the wrong one of the largest number
+        last = (wrong * (place + 1)).amax(-1, keepdim=True) - 1
         free = free ^ (wrong & ((tries >= 0) | (place == last)))
-        at, p, free, slack, least, tries = (each[left] for each in (at, p, free, slack, least, tries))
+        at, p, free, slack, least, tries = (
+            each[left] for each in (at, p, free, slack, least, tries)
+        )
     h = answer.clamp_min(0)
     return h / h.sum(-1, keepdim=True)
 

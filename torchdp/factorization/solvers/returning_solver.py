@@ -17,9 +17,11 @@ from torchdp.factorization.solvers.spectrum import SQUARE_TOLERANCE, right_vecto
 from torchdp.threads import one_thread
 
 STEP = 0.9  # exponent of the update of M: half of that of single columns' weights
-FLOOR = 0.1  # rows' weights stay above FLOOR * tol / m, which costs the lower bound about FLOOR * tol
+# rows' weights stay above FLOOR * tol / m, which costs the lower bound about FLOOR * tol
+FLOOR = 0.1
 SPREAD = 40.0  # eigenvalues of M keep a ratio below e^SPREAD
-SMALLEST = 1e-20  # share of the largest below which a singular value is not resolved: any small one will do
+# share of the largest below which a singular value is not resolved: any small one will do
+SMALLEST = 1e-20
 
 
 # left, right, row weights, the blocks of M^{1/2} and the iterations, for columns sorted by class
@@ -53,7 +55,11 @@ def attempts(
         left, right, trace = _spectral(A, c, roots, inverses)
         a, X = left.square().sum(1), [part.mT @ part for part in parts_of(right, shapes)]
         size = torch.cat([B.abs().sum((1, 2)) for B in X]).max()
-        left, right, size = orthogonal_columns(A, right, X, [_unit(B) for B in weights.M]) or (left, right, size)
+        left, right, size = orthogonal_columns(A, right, X, [_unit(B) for B in weights.M]) or (
+            left,
+            right,
+            size,
+        )
         value = float(power_norm(left.norm(dim=1), p) * size.sqrt())
         if value < upper:
             upper, primal = value, (left, right)
@@ -83,7 +89,11 @@ class _Weights:
 
     def dual(self) -> tuple[Tensor, list[Tensor], list[Tensor]]:
         """c, M^{1/2} and M^{-1/2}."""
-        return self.s**self.exponent, [_power(B, 0.5) for B in self.M], [_power(B, -0.5) for B in self.M]
+        return (
+            self.s**self.exponent,
+            [_power(B, 0.5) for B in self.M],
+            [_power(B, -0.5) for B in self.M],
+        )
 
     def move(self, a: Tensor, X: list[Tensor], trace: float, roots: list[Tensor]) -> None:
         """The update for squared norms a of left's rows and the blocks X of right^T right, extrapolated."""
@@ -91,7 +101,9 @@ class _Weights:
         back = fell & self.history.extrapolated
         self.step = (self.step + 0.5) / 2 if fell and not back else self.step
         self.previous = 0.0 if back else trace
-        moved = _scaled([_grown(B, root, G / trace) for B, root, G in zip(self.M, roots, X, strict=True)])
+        moved = _scaled(
+            [_grown(B, root, G / trace) for B, root, G in zip(self.M, roots, X, strict=True)]
+        )
         logs = [_power(B, None) for B in self.M]
         update = [self._rows(a, trace)]
         update += [(_power(B, None) - L).flatten() for B, L in zip(moved, logs, strict=True)]
@@ -99,18 +111,27 @@ class _Weights:
         x = self.history.mix(x, self.step * torch.cat(update), self.measure, back)
         rows, *blocks = x.split([len(self.s)] + [B.numel() for B in self.M])
         self.s = simplex(rows.softmax(0), self.floor)
-        self.M = _scaled(_exponentials([part.view_as(B) for part, B in zip(blocks, self.M, strict=True)]))
+        self.M = _scaled(
+            _exponentials([part.view_as(B) for part, B in zip(blocks, self.M, strict=True)])
+        )
 
     def _rows(self, a: Tensor, trace: float) -> Tensor:
         """The update of the rows' logarithms."""
         if self.p == math.inf:
             rows = 2 * STEP * (a / trace).clamp_min(1e-20).log()
-            return torch.where((self.s <= 2 * self.floor) & (rows < 0), 0.0, rows)  # at the floor: nowhere to fall
+            # at the floor: nowhere to fall
+            return torch.where((self.s <= 2 * self.floor) & (rows < 0), 0.0, rows)
         c = self.s**self.exponent
-        return torch.zeros_like(a) if self.p == 2 else ((c * a / (c * a).sum()).clamp_min(1e-20) / self.s).log()
+        return (
+            torch.zeros_like(a)
+            if self.p == 2
+            else ((c * a / (c * a).sum()).clamp_min(1e-20) / self.s).log()
+        )
 
 
-def _spectral(A: Tensor, c: Tensor, roots: list[Tensor], inverses: list[Tensor]) -> tuple[Tensor, Tensor, float]:
+def _spectral(
+    A: Tensor, c: Tensor, roots: list[Tensor], inverses: list[Tensor]
+) -> tuple[Tensor, Tensor, float]:
     """left, right with left right = A from diag(c)^{1/2} A M^{1/2} = U T V^T, and the trace norm, sum T."""
     Y = _times(A, roots)
     T, V = _right_vectors(c.sqrt()[:, None] * Y)
@@ -121,20 +142,26 @@ def classes_of(n: int, period: int, device: torch.device) -> tuple[Tensor, list[
     """The columns sorted by class, longer classes first, and (number of classes, columns of each)."""
     step = torch.arange(n, device=device)
     most, longer = -(-n // period), n % period
-    shapes = [(longer or min(period, n), most)] + ([(period - longer, most - 1)] if longer and most > 1 else [])
+    shapes = [(longer or min(period, n), most)] + (
+        [(period - longer, most - 1)] if longer and most > 1 else []
+    )
     return torch.argsort(step % period, stable=True), shapes
 
 
 def parts_of(right: Tensor, shapes: list[tuple[int, int]]) -> list[Tensor]:
     """Columns of each class: (r, n) -> [(classes, r, columns)]."""
     parts = right.split([count * k for count, k in shapes], 1)
-    return [part.unflatten(1, shape).movedim(1, 0) for part, shape in zip(parts, shapes, strict=True)]
+    return [
+        part.unflatten(1, shape).movedim(1, 0) for part, shape in zip(parts, shapes, strict=True)
+    ]
 
 
 def _times(Y: Tensor, blocks: list[Tensor]) -> Tensor:
     """Y times the block diagonal matrix."""
     parts = parts_of(Y, [(len(B), B.shape[-1]) for B in blocks])
-    return torch.cat([(part @ B).movedim(0, 1).flatten(1) for part, B in zip(parts, blocks, strict=True)], 1)
+    return torch.cat(
+        [(part @ B).movedim(0, 1).flatten(1) for part, B in zip(parts, blocks, strict=True)], 1
+    )
 
 
 def _right_vectors(Y: Tensor) -> tuple[Tensor, Tensor]:
@@ -177,7 +204,9 @@ def _exponentials(logarithms: list[Tensor]) -> list[Tensor]:
     """exp(L) of each, all of them times one number: an extrapolation, however far it goes, overflows nothing."""
     spectra = [torch.linalg.eigh((L + L.mT) / 2) for L in logarithms]
     top = max(float(values.max()) for values, _ in spectra)
-    return [(Q * (values - top).clamp_min(-SPREAD).exp()[:, None, :]) @ Q.mT for values, Q in spectra]
+    return [
+        (Q * (values - top).clamp_min(-SPREAD).exp()[:, None, :]) @ Q.mT for values, Q in spectra
+    ]
 
 
 def orthogonal_columns(
@@ -202,7 +231,9 @@ def orthogonal_columns(
     bounds = [_diagonals(X, C) for X, C in zip(blocks, correlations, strict=True)]
     size = torch.stack([y.sum(1).max() for y in bounds]).max()
     y = torch.cat([(y * (size / y.sum(1, keepdim=True))).flatten() for y in bounds])
-    sizes = torch.tensor([part.shape[1] for part in bounds for _ in part], dtype=torch.int64, device=y.device)
+    sizes = torch.tensor(
+        [part.shape[1] for part in bounds for _ in part], dtype=torch.int64, device=y.device
+    )
     owner = torch.arange(len(sizes), device=y.device).repeat_interleave(sizes)
     across = torch.where(owner[:, None] == owner, 0.0, right.mT @ right)
     R, failed = torch.linalg.cholesky_ex(across + y.diag(), upper=True)
@@ -315,7 +346,9 @@ def _joined(sets: SeparatedDual, X: Tensor, gap: int, times: int) -> SeparatedDu
     if not fresh:
         return sets
     added = steps[fresh[:ADDED]]
-    weights = torch.cat([sets.weights * (1 - SHARE), sets.weights.new_full((len(added),), SHARE / len(added))])
+    weights = torch.cat(
+        [sets.weights * (1 - SHARE), sets.weights.new_full((len(added),), SHARE / len(added))]
+    )
     directions = torch.cat([sets.directions, _identity(added, len(X))])
     return SeparatedDual(sets.row_weights, torch.cat([sets.steps, added]), directions, weights)
 

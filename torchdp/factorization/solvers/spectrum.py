@@ -18,11 +18,17 @@ from torchdp.factorization.certificates.certificate import conjugate, power_norm
 from torchdp.factorization.polar import polar
 
 RANK_TOLERANCE = 1e-14  # singular values below this share of the largest are cut off
-SQUARE_TOLERANCE = 1e-10  # share of a Gram matrix's largest eigenvalue, a square, below which one is rounding
-SHARE = 1 / 256  # of the gap so far, that an inexact polar factor may cost: more slows the iteration down
-LIGHT = 1e-5  # of the lightest weight w, the same: with a singular value of some w unresolved, a row of no weight grows
+# share of a Gram matrix's largest eigenvalue, a square, below which one is rounding
+SQUARE_TOLERANCE = 1e-10
+# of the gap so far, that an inexact polar factor may cost: more slows the iteration down
+SHARE = 1 / 256
+# of the lightest weight w, the same: with a singular value of some w unresolved, a row of no weight
+# grows
+LIGHT = 1e-5
 SINGLE = 1e-2  # gap down to which float32 is tried for matrix products
-LARGE = 256  # short side from which a GPU takes matrix products: its eigenvectors come one matrix after the other
+# short side from which a GPU takes matrix products: its eigenvectors come one matrix after the
+# other
+LARGE = 256
 
 Maps = tuple[Tensor, Tensor]
 
@@ -104,7 +110,10 @@ class Decomposed(Spectrum):
         svd = self.all or self.precise is not None
         kept = _kept(S) if svd else None
         inverse = S.reciprocal() if kept is None else torch.where(kept, S.reciprocal(), 0.0)
-        along, side = ((M @ V).square_() @ inverse[..., None])[..., 0], (V.square() @ S[..., None])[..., 0]
+        along, side = (
+            ((M @ V).square_() @ inverse[..., None])[..., 0],
+            (V.square() @ S[..., None])[..., 0],
+        )
         a, b = (along / c, side / P) if tall else (side / c, along / P)
         missing = None
         if kept is not None and not bool(kept.all()):
@@ -206,7 +215,9 @@ class Iterated(Spectrum):
         H = (H + H.mT) / 2
         trace = H.diagonal(dim1=-2, dim2=-1).sum(-1).clamp_min(0.0)
         nonzero = (trace > 0)[..., None]
-        H.diagonal(dim1=-2, dim2=-1).add_(short * torch.where(nonzero, loss * trace[..., None], 1.0))
+        H.diagonal(dim1=-2, dim2=-1).add_(
+            short * torch.where(nonzero, loss * trace[..., None], 1.0)
+        )
         C, failed = torch.linalg.cholesky_ex(H, upper=True)
         along = torch.linalg.solve_triangular(C, Y, upper=True, left=False).square_().sum(-1)
         side = C.square().sum(-2) * nonzero
@@ -266,7 +277,9 @@ class Problem:
         self.q = 1 / conjugate(p)  # exponent: ||c||_{1/q} = 1 for c = s^q
         m, n = W.shape[-2:]
         places = torch.arange(max(m, n), device=W.device)
-        self.inside = torch.stack([(places < side).double() for side in ((m,) if symmetric else (m, n))])
+        self.inside = torch.stack(
+            [(places < side).double() for side in ((m,) if symmetric else (m, n))]
+        )
 
     def split(self, weights: Tensor) -> tuple[Tensor, Tensor]:
         """Weights of the rows, (*batch, m), and of the columns, (*batch, n)."""
@@ -279,7 +292,9 @@ class Problem:
             return rows[..., None, :]
         if rows.shape != columns.shape:
             length = self.inside.shape[-1]
-            rows, columns = (torch.nn.functional.pad(x, (0, length - x.shape[-1])) for x in (rows, columns))
+            rows, columns = (
+                torch.nn.functional.pad(x, (0, length - x.shape[-1])) for x in (rows, columns)
+            )
         return torch.stack([rows, columns], -2)
 
     def dual(self, weights: Tensor) -> Tensor:

@@ -11,7 +11,8 @@ CHECK = 5  # iterations between two looks at the bounds
 PATIENCE = 200  # the first phase ends where the gap has not fallen by a tenth in so many iterations
 RELAX = 1.6  # over-relaxation of the alternating directions
 BALANCE = 1.5  # factor by which the penalty follows the ratio of the residuals
-STIFFEST = 1e4  # rho times the largest singular value: a Gram matrix knows the others to about 1e-8 of it
+# rho times the largest singular value: a Gram matrix knows the others to about 1e-8 of it
+STIFFEST = 1e4
 SETTLED = 1000  # iterations after which the penalty stays, so that convergence is the textbook's
 FLOOR = 0.1  # weights stay above FLOOR * tol / side, as in the exact fixed point
 TINY = 1e-300
@@ -32,7 +33,9 @@ class Best:
 
     def gap(self) -> Tensor:
         """upper / lower - 1 of each problem."""
-        return torch.where(self.upper > self.lower, self.upper / self.lower.clamp_min(TINY) - 1, 0.0)
+        return torch.where(
+            self.upper > self.lower, self.upper / self.lower.clamp_min(TINY) - 1, 0.0
+        )
 
     def cut(self, which: Tensor, W: Tensor, alpha: Tensor, left: Tensor, right: Tensor) -> None:
         """Offers factors, (b', m, r) and (b', r, n), of problems ``which``, mixed with W's own until alpha allows them.
@@ -49,11 +52,19 @@ class Best:
         scale = ratio.sqrt()[better, None, None]
         self.upper[chosen] = value[better]
         self.left[chosen], self.right[chosen] = compress(
-            torch.cat([(1 - theta).sqrt() * scale * left[better], theta.sqrt() * self.exact[0][chosen]], -1),
-            torch.cat([(1 - theta).sqrt() / scale * right[better], theta.sqrt() * self.exact[1][chosen]], -2),
+            torch.cat(
+                [(1 - theta).sqrt() * scale * left[better], theta.sqrt() * self.exact[0][chosen]],
+                -1,
+            ),
+            torch.cat(
+                [(1 - theta).sqrt() / scale * right[better], theta.sqrt() * self.exact[1][chosen]],
+                -2,
+            ),
         )
 
-    def raise_(self, which: Tensor, W: Tensor, alpha: Tensor, U: Tensor, c: Tensor, P: Tensor) -> None:
+    def raise_(
+        self, which: Tensor, W: Tensor, alpha: Tensor, U: Tensor, c: Tensor, P: Tensor
+    ) -> None:
         """Offers witnesses with gamma_2*(U) <= 1, as the weights c, P prove."""
         value = (W * U - alpha * U.abs()).sum((-2, -1))
         better = value > self.lower[which]
@@ -111,7 +122,9 @@ def weighted(
         last, X = X, W + ((relaxed - V / rho) / scale - W).clamp(-alpha, alpha)
         if iteration % CHECK == 0:
             primal = torch.linalg.matrix_norm(inner - scale * X)
-            rho = _balance(rho, primal, rho[:, 0, 0] * torch.linalg.matrix_norm(scale * (X - last)), 5.0)
+            rho = _balance(
+                rho, primal, rho[:, 0, 0] * torch.linalg.matrix_norm(scale * (X - last)), 5.0
+            )
             rho = rho.minimum(STIFFEST / S[..., -1:].clamp_min(TINY))
         trace = kept.sum(-1).clamp_min(TINY)
         c = simplex(c * (left.square().sum(-1) / trace).clamp_min(1e-3), floor / m)
@@ -119,7 +132,13 @@ def weighted(
 
 
 def conic(
-    W: Tensor, alpha: Tensor, best: Best, which: Tensor, start: tuple[Tensor, ...], tol: float, max_iterations: int
+    W: Tensor,
+    alpha: Tensor,
+    best: Best,
+    which: Tensor,
+    start: tuple[Tensor, ...],
+    tol: float,
+    max_iterations: int,
 ) -> int:
     """Alternating directions on the semidefinite program: slower (side m + n), but sure whatever the weights.
 
@@ -153,13 +172,19 @@ def conic(
         last, Z = Z, _separable(relaxed + dual, W, alpha, rho)
         dual = dual + relaxed - Z
         if iteration % (4 * CHECK) == 0 and iteration <= SETTLED:
-            primal = torch.linalg.matrix_norm(positive - Z) / torch.linalg.matrix_norm(Z).clamp_min(TINY)
-            moved = torch.linalg.matrix_norm(Z - last) / torch.linalg.matrix_norm(dual).clamp_min(TINY)
+            primal = torch.linalg.matrix_norm(positive - Z) / torch.linalg.matrix_norm(Z).clamp_min(
+                TINY
+            )
+            moved = torch.linalg.matrix_norm(Z - last) / torch.linalg.matrix_norm(dual).clamp_min(
+                TINY
+            )
             scaled = _balance(rho, primal, moved, 3.0)
             dual, rho = dual * (rho / scaled), scaled
 
 
-def _beginning(left: Tensor, right: Tensor, U: Tensor, c: Tensor, P: Tensor) -> tuple[Tensor, Tensor]:
+def _beginning(
+    left: Tensor, right: Tensor, U: Tensor, c: Tensor, P: Tensor
+) -> tuple[Tensor, Tensor]:
     """Z of the factors and the multiplier of the witness, (b, m + n, m + n)."""
     m, stacked = left.shape[1], torch.cat([left, right.mT], -2)
     Z = stacked @ stacked.mT
@@ -206,5 +231,7 @@ def _level(values: Tensor, weight: Tensor) -> Tensor:
 
 
 def _balance(rho: Tensor, primal: Tensor, dual: Tensor, ratio: float) -> Tensor:
-    factor = torch.where(primal > ratio * dual, BALANCE, torch.where(dual > ratio * primal, 1 / BALANCE, 1.0))
+    factor = torch.where(
+        primal > ratio * dual, BALANCE, torch.where(dual > ratio * primal, 1 / BALANCE, 1.0)
+    )
     return rho * factor[:, None, None]

@@ -33,7 +33,8 @@ from torchdp.factorization.streams.series import (
 from torchdp.factorization.streams.strategy import ATTAINED, Sensitivity, StreamStrategy, signs
 from torchdp.threads import on_host
 
-SEARCHED = 1024  # steps up to which branch and bound looks for better where buffers' own bound is not attained
+# steps up to which branch and bound looks for better where buffers' own bound is not attained
+SEARCHED = 1024
 MOST_LINKS = 2**26  # steps x times of that bound
 
 
@@ -55,13 +56,19 @@ class BufferedStrategy(StreamStrategy):
         for name in ("poles", "zeros", "before", "after"):
             value = checks.floating(name, getattr(self, name)).detach().double()
             if value.ndim != 1 or not len(value) or not (value > 0).all():
-                raise ValueError(f"{name} must be positive, of one dimension, not of shape {tuple(value.shape)}")
+                raise ValueError(
+                    f"{name} must be positive, of one dimension, not of shape {tuple(value.shape)}"
+                )
             object.__setattr__(self, name, value)
         if self.poles.shape != self.zeros.shape or self.before.shape != self.after.shape:
-            raise ValueError("there must be as many zeros as poles, and as many numbers before as after")
+            raise ValueError(
+                "there must be as many zeros as poles, and as many numbers before as after"
+            )
         places = torch.stack([self.poles, self.zeros], 1).flatten()
         if not (places[0] < 1 and (places.diff() < 0).all()):
-            raise ValueError("poles and zeros must lie below 1 and fall in turns: pole_1 > zero_1 > pole_2 > ...")
+            raise ValueError(
+                "poles and zeros must lie below 1 and fall in turns: pole_1 > zero_1 > pole_2 > ..."
+            )
 
     @property
     def steps(self) -> int:
@@ -79,7 +86,9 @@ class BufferedStrategy(StreamStrategy):
     def tabulated(self) -> Recurrence:
         """T^{-1} x = x + sum_a nu_a s_a, s_a <- zeros_a s_a + x, of x = D1^{-1} z; all nu are negative."""
         nu = residues(self.zeros, self.poles)
-        return Recurrence(self.steps, self.after, 1 / self.before[:, None], gains=nu, decays=self.zeros - 1)
+        return Recurrence(
+            self.steps, self.after, 1 / self.before[:, None], gains=nu, decays=self.zeros - 1
+        )
 
     def leading(self, steps: int) -> "BufferedStrategy":
         """Its first steps alone."""
@@ -101,7 +110,11 @@ class BufferedStrategy(StreamStrategy):
             return None
         bound, attained, rounding = apart_squares(*self.tensors, gap, times)
         found = Sensitivity.rounded(math.sqrt(bound), math.sqrt(attained), rounding)
-        return found if self.steps > SEARCHED or found.attained >= (1 - ATTAINED) * found.value else None
+        return (
+            found
+            if self.steps > SEARCHED or found.attained >= (1 - ATTAINED) * found.value
+            else None
+        )
 
 
 @dataclass(frozen=True)
@@ -122,7 +135,11 @@ class RecalledStrategy(StreamStrategy):
         checks.instance("buffered", self.buffered, BufferedStrategy)
         period = checks.integer("period", self.period, 1)
         value = checks.matrix("earlier", self.earlier).detach().double()
-        if value.ndim != 2 or value.shape[1] != self.steps or value.device != self.buffered.poles.device:
+        if (
+            value.ndim != 2
+            or value.shape[1] != self.steps
+            or value.device != self.buffered.poles.device
+        ):
             raise ValueError(
                 f"earlier must be of shape (reach, {self.steps}), on the buffers' device, not {tuple(value.shape)}"
             )
@@ -180,7 +197,9 @@ class RecalledStrategy(StreamStrategy):
         """A, a matrix for each class of steps: (period, passes, passes)."""
         period = min(self.period, self.steps)
         passes = -(-self.steps // period)
-        A = torch.eye(passes, dtype=self.earlier.dtype, device=self.earlier.device).repeat(period, 1, 1)
+        A = torch.eye(passes, dtype=self.earlier.dtype, device=self.earlier.device).repeat(
+            period, 1, 1
+        )
         for m, row in enumerate(self.earlier[: passes - 1], 1):
             A.diagonal(-m, 1, 2).copy_(folded(row, period)[:, m:])
         return A
@@ -211,14 +230,20 @@ def shared(poles: Tensor, zeros: Tensor, before: Tensor, A: Tensor) -> Tensor:
             later = Filter.apply(flat.flip(1), rho.expand(len(flat))).flip(1)
             later = torch.nn.functional.pad(later[:, 1:], (0, 1))  # sum_{r > i} rho^{r - i - 1} H_r
             sooner = torch.nn.functional.pad((flat * rho**place).cumsum(1)[:, :-1], (1, 0))
-            sooner = sooner * rho ** (period - 1 - place)  # sum_{r < i} rho^{period + r - i - 1} H_r
-            found = here[a].mT @ later.mT.view_as(H) @ here[b] + after[a].mT @ sooner.mT.view_as(H) @ after[b]
+            # sum_{r < i} rho^{period + r - i - 1} H_r
+            sooner = sooner * rho ** (period - 1 - place)
+            found = (
+                here[a].mT @ later.mT.view_as(H) @ here[b]
+                + after[a].mT @ sooner.mT.view_as(H) @ after[b]
+            )
             total = total + w[a] * w[b] * (found if a == b else found + found.mT)
     return total
 
 
 @on_host
-def recalled_squares(poles: Tensor, zeros: Tensor, before: Tensor, after: Tensor, A: Tensor) -> Tensor:
+def recalled_squares(
+    poles: Tensor, zeros: Tensor, before: Tensor, after: Tensor, A: Tensor
+) -> Tensor:
     """Squared row norms of W C^{-1} for prefix sums W: (steps,), with gradients.
 
     They are variances of sums o_t = o_{t-1} + (u_t + sum_a nu_a s_a) / D2_t, s_a <- zeros_a s_a + u_t (the buffers), u
@@ -238,9 +263,12 @@ def recalled_squares(poles: Tensor, zeros: Tensor, before: Tensor, after: Tensor
     own = in_time(K.diagonal(dim1=1, dim2=2))
     held = torch.where(age > 0, _powers(zeros, period * age - 1), 0.0)
     with_s = in_time((held[:, None] * K).sum(-1))  # cov(s_a, u_t), (buffers, steps)
-    ahead = Filter.apply((1 / after).flip(0).expand(len(nu), -1), zeros).flip(1)  # sum_{r >= t} zeros^{r-t} / D2_r
+    # sum_{r >= t} zeros^{r-t} / D2_r
+    ahead = Filter.apply((1 / after).flip(0).expand(len(nu), -1), zeros).flip(1)
     moved = 1 / after + nu @ torch.nn.functional.pad(ahead[:, 1:], (0, 1))  # of the last o by u_t
-    with_o = in_time((K.tril(-1) * folded(moved, period)[:, None]).sum(-1)) - (nu[:, None] * with_s * ahead).sum(0)
+    with_o = in_time((K.tril(-1) * folded(moved, period)[:, None]).sum(-1)) - (
+        nu[:, None] * with_s * ahead
+    ).sum(0)
     first, second = pairs(nu)
     both = own + zeros[first, None] * with_s[first] + zeros[second, None] * with_s[second]
     sums = each_with(nu, late(Filter.apply(both, zeros[first] * zeros[second])))  # of cov(s_a, s_b)

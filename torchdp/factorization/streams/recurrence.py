@@ -53,19 +53,41 @@ class Recurrence(Brief):
     def __post_init__(self) -> None:
         checks.own(self)
         object.__setattr__(self, "steps", checks.integer("steps", self.steps, 1))
-        for name, ndim in (("scale", 1), ("feeds", 2), ("gains", 1), ("decays", 1), ("of_w", 2), ("of_u", 2)):
-            value = checks.floating(name, getattr(self, name)).detach().double().to(self.scale.device)
-            if value.ndim != ndim or (name not in ("gains", "decays") and len(value) not in (1, self.steps)):
-                raise ValueError(f"{name} must have 1 or {self.steps} rows, not the shape {tuple(value.shape)}")
+        for name, ndim in (
+            ("scale", 1),
+            ("feeds", 2),
+            ("gains", 1),
+            ("decays", 1),
+            ("of_w", 2),
+            ("of_u", 2),
+        ):
+            value = (
+                checks.floating(name, getattr(self, name)).detach().double().to(self.scale.device)
+            )
+            if value.ndim != ndim or (
+                name not in ("gains", "decays") and len(value) not in (1, self.steps)
+            ):
+                raise ValueError(
+                    f"{name} must have 1 or {self.steps} rows, not the shape {tuple(value.shape)}"
+                )
             object.__setattr__(self, name, value)
         lags = tuple(checks.integer("lags", lag, 0) for lag in self.lags)
         object.__setattr__(self, "lags", lags)
-        if not lags or lags[0] or list(lags) != sorted(set(lags)) or self.feeds.shape[1] != len(lags):
+        if (
+            not lags
+            or lags[0]
+            or list(lags) != sorted(set(lags))
+            or self.feeds.shape[1] != len(lags)
+        ):
             raise ValueError("lags must be 0 and then rise, one for each column of feeds")
         if len(self.gains) != len(self.decays):
-            raise ValueError(f"gains and decays must be as many, not {len(self.gains)} and {len(self.decays)}")
+            raise ValueError(
+                f"gains and decays must be as many, not {len(self.gains)} and {len(self.decays)}"
+            )
         if not ((self.scale > 0).all() and (self.feeds[:, 0] > 0).all()):
-            raise ValueError("scale and feeds[:, 0] must be positive; multiply a step's row of C^{-1} by -1")
+            raise ValueError(
+                "scale and feeds[:, 0] must be positive; multiply a step's row of C^{-1} by -1"
+            )
 
     @property
     def memory(self) -> int:
@@ -85,7 +107,11 @@ class Recurrence(Brief):
     @property
     def tables(self) -> dict[str, Any]:
         """All of them, by name."""
-        return {each.name: v for each in fields(self) if isinstance(v := getattr(self, each.name), Tensor)}
+        return {
+            each.name: v
+            for each in fields(self)
+            if isinstance(v := getattr(self, each.name), Tensor)
+        }
 
     def digest(self) -> bytes:
         """32 bytes that name the distribution of the noise, whatever class made the tables."""
@@ -99,7 +125,9 @@ class Recurrence(Brief):
 
     def leading(self, steps: int) -> "Recurrence":
         """Its first steps alone."""
-        rows = {name: x[:steps] for name, x in self.tables.items() if name not in ("gains", "decays")}
+        rows = {
+            name: x[:steps] for name, x in self.tables.items() if name not in ("gains", "decays")
+        }
         return replace(self, steps=steps, **rows)
 
     def dense(self) -> tuple[Tensor, Tensor]:
@@ -113,14 +141,19 @@ class Recurrence(Brief):
         """
         n, scale = self.steps, self.scale
         checks.fits("C", n, n)
-        F, V = _diagonals(self.feeds, self.lags, n), torch.eye(n, dtype=scale.dtype, device=scale.device)
+        F, V = (
+            _diagonals(self.feeds, self.lags, n),
+            torch.eye(n, dtype=scale.dtype, device=scale.device),
+        )
         V = V + _diagonals(self.of_u, range(1, n), n)
         terms = V.abs()
         if len(self.gains):
             place = torch.arange(n, device=scale.device)
             powers = (1 + self.decays)[:, None] ** (place - 1).clamp_min(0)
             first = torch.stack([self.gains @ powers, self.gains.abs() @ powers.abs()])
-            first = torch.where(place > 0, first, 0.0)[:, (place[:, None] - place).clamp_min(0)].tril()
+            first = torch.where(place > 0, first, 0.0)[
+                :, (place[:, None] - place).clamp_min(0)
+            ].tril()
             V, terms = V + first[0], terms + first[1]
         right = scale.expand(n).diag() - _diagonals(self.of_w, range(1, n), n)
         if not (F.tril(-1).any() or V.tril(-1).any()):
@@ -223,7 +256,11 @@ def off_by(F: Tensor, V: Tensor, terms: Tensor, right: Tensor, C: Tensor) -> Ten
     left = (right - V @ (F @ C)).abs() + rounding * (terms @ (sizes @ C.abs()) + right.abs())
     E = (one - Y @ V @ F).abs() + rounding * (Y.abs() @ terms @ sizes + one)
     e = float(E.norm())
-    return (1 + rounding) * (Y.abs() @ left).norm(dim=0) / (1 - e) if e < 0.5 else torch.full_like(C[0], torch.inf)
+    return (
+        (1 + rounding) * (Y.abs() @ left).norm(dim=0) / (1 - e)
+        if e < 0.5
+        else torch.full_like(C[0], torch.inf)
+    )
 
 
 def _solved(F: Tensor, V: Tensor, right: Tensor) -> Tensor:

@@ -26,14 +26,21 @@ from torchdp.factorization.epochs import StreamFactorization, factorize_epochs
 from torchdp.factorization.factorize import factorize
 from torchdp.factorization.running import factorize_running, stretched
 from torchdp.factorization.streams import series
-from torchdp.factorization.streams.buffered import BufferedStrategy, RecalledStrategy, recalled_squares, shared
+from torchdp.factorization.streams.buffered import (
+    BufferedStrategy,
+    RecalledStrategy,
+    recalled_squares,
+    shared,
+)
 from torchdp.factorization.streams.series import apart_squares
 from torchdp.threads import on_host, one_thread
 from torchdp.workloads import RunningSums
 
-KNOTS, LEVELS, PLACES = 12, 6, 3  # of D1; of D2 in each pass or window; of A for each pair of passes
+# of D1; of D2 in each pass or window; of A for each pair of passes
+KNOTS, LEVELS, PLACES = 12, 6, 3
 APART = (-7.0, 30.0)  # of what makes the logits' steps: no pole meets a zero
-SMOOTH = 3.0  # by sharpness, of absolute values, relative: their sum over a class is what a user moves
+# by sharpness, of absolute values, relative: their sum over a class is what a user moves
+SMOOTH = 3.0
 LEAST_PERIOD, MOST_PASSES, MOST_RECALLED = 8, 64, 16
 MOST_TIMES, MOST_WINDOWS = 256, 64
 Parts = tuple[Tensor, Tensor, Tensor, Tensor]  # poles, zeros, D1 and D2
@@ -98,7 +105,11 @@ class Problem:
         head, knots = 2 * self.buffers, 2 * self.buffers + KNOTS
         places = torch.cat([x[:1], -torch.nn.functional.softplus(x[1:head])]).cumsum(0).sigmoid()
         heights = x[knots : knots + LEVELS * self.windows].view(self.windows, LEVELS)
-        after = (heights @ self.shapes[1].mT).exp().flatten()[: self.W.steps] if self.windows else x.new_ones(1)
+        after = (
+            (heights @ self.shapes[1].mT).exp().flatten()[: self.W.steps]
+            if self.windows
+            else x.new_ones(1)
+        )
         return places[0::2], places[1::2], (self.shapes[0] @ x[head:knots]).exp(), after
 
     def made(self, x: Tensor, sharp: float) -> Parts:
@@ -157,15 +168,22 @@ class Recalled(Problem):
     @property
     def start(self) -> np.ndarray:
         later, sooner = self.pairs
-        return np.concatenate([super().start, np.repeat(np.where(later - sooner == 1, 0.3, 0.0), PLACES)])
+        return np.concatenate(
+            [super().start, np.repeat(np.where(later - sooner == 1, 0.3, 0.0), PLACES)]
+        )
 
     def made(self, x: Tensor, sharp: float) -> Any:
         """And A, a matrix for each class."""
         (poles, zeros, before, after), (later, sooner), each = self.parts(x), self.pairs, self.each
         there = series.folded(torch.ones_like(after), each)
-        values = there[:, later] * (hats(each, PLACES) @ x[len(x) - PLACES * len(later) :].view(-1, PLACES).mT)
+        values = there[:, later] * (
+            hats(each, PLACES) @ x[len(x) - PLACES * len(later) :].view(-1, PLACES).mT
+        )
         A = torch.eye(self.windows, dtype=x.dtype).repeat(each, 1, 1)
-        A, D2 = A.index_put((torch.arange(each)[:, None], later, sooner), values), series.folded(after, each)
+        A, D2 = (
+            A.index_put((torch.arange(each)[:, None], later, sooner), values),
+            series.folded(after, each),
+        )
         X = shared(poles, zeros, before, A) * D2[:, :, None] * D2[:, None, :]
         own = X.diagonal(dim1=1, dim2=2)
         smooth = (SMOOTH / sharp) ** 2 * own[:, :, None] * own[:, None]
@@ -183,25 +201,36 @@ def buffered_once(W: RunningSums, buffers: int, p: float) -> BufferedStrategy:
     return BufferedStrategy(*_found(problems, ONCE))
 
 
-def buffered_passes(W: RunningSums, period: int, buffers: int, p: float) -> tuple[BufferedStrategy, Tensor]:
+def buffered_passes(
+    W: RunningSums, period: int, buffers: int, p: float
+) -> tuple[BufferedStrategy, Tensor]:
     """For users who come back in every pass of ``period`` steps, in one order: none moves by more than 1, to rounding.
 
     And the row norms of W C^{-1}: (steps,). period: from LEAST_PERIOD, at most MOST_PASSES passes.
     """
     passes = -(-W.steps // period)
-    problems = [Passes(W.coarse(n), each, buffers, p, passes, each) for n, each in _sizes(W.steps, period, PASSES)]
+    problems = [
+        Passes(W.coarse(n), each, buffers, p, passes, each)
+        for n, each in _sizes(W.steps, period, PASSES)
+    ]
     C = BufferedStrategy(*_found(problems, PASSES))
     return C, torch.from_numpy(buffered_squares(*C.tensors, W)[0].astype(float)).sqrt()
 
 
-def buffered_apart(W: RunningSums, gap: int, times: int, buffers: int, p: float) -> BufferedStrategy:
+def buffered_apart(
+    W: RunningSums, gap: int, times: int, buffers: int, p: float
+) -> BufferedStrategy:
     """For users of at most ``times`` steps, ``gap`` apart: none moves by more than 1, to rounding.
 
     times: at least 2, at most MOST_TIMES.
     """
     scale, windows = min(1.0, SEPARATED.whole / W.steps), min(-(-W.steps // gap), MOST_WINDOWS)
-    sizes = [(max(2, round(W.steps * scale)), max(1, round(gap * scale)))] * (scale < 1) + [(W.steps, gap)]
-    problems = [Apart(W.coarse(n), each, buffers, p, windows, -(-n // windows), times) for n, each in sizes]
+    sizes = [(max(2, round(W.steps * scale)), max(1, round(gap * scale)))] * (scale < 1) + [
+        (W.steps, gap)
+    ]
+    problems = [
+        Apart(W.coarse(n), each, buffers, p, windows, -(-n // windows), times) for n, each in sizes
+    ]
     poles, zeros, before, after = _found(problems, SEPARATED)
     moved = series.apart_squares(poles, zeros, before, after, gap, times)[0]
     return BufferedStrategy(poles, zeros, before, after / math.sqrt(moved))
@@ -217,11 +246,18 @@ def recalled_passes(
     MOST_RECALLED passes.
     """
     passes, sizes = -(-n // period), _sizes(n, period, RECALLED)
-    problems = [Recalled(RunningSums(m), each, buffers, p, passes, each, reach) for m, each in sizes]
+    problems = [
+        Recalled(RunningSums(m), each, buffers, p, passes, each, reach) for m, each in sizes
+    ]
     poles, zeros, before, after, A = _found(problems, RECALLED)
     reach = min(reach, passes - 1)
-    earlier = [torch.nn.functional.pad(A.diagonal(-m, 1, 2), (m, 0)).mT.flatten()[:n] for m in range(1, reach + 1)]
-    C = RecalledStrategy(BufferedStrategy(poles, zeros, before, after), period, torch.stack(earlier))
+    earlier = [
+        torch.nn.functional.pad(A.diagonal(-m, 1, 2), (m, 0)).mT.flatten()[:n]
+        for m in range(1, reach + 1)
+    ]
+    C = RecalledStrategy(
+        BufferedStrategy(poles, zeros, before, after), period, torch.stack(earlier)
+    )
     return C, recalled_squares(poles, zeros, before, after, A).sqrt()
 
 
@@ -278,7 +314,9 @@ def passes_dual(W: RunningSums, period: int, p: float) -> tuple[Tensor, Tensor]:
     R = M / (sizes[:, :, None] * sizes[:, None, :]).sqrt()
     R = (1 - STEADY) * R + STEADY * torch.eye(passes, dtype=R.dtype)
     mu = stretched(sizes.amax(1).log(), period).exp()
-    B = torch.linalg.cholesky(stretched(R.flatten(1).mT, period, within=True).mT.view(period, passes, passes))
+    B = torch.linalg.cholesky(
+        stretched(R.flatten(1).mT, period, within=True).mT.view(period, passes, passes)
+    )
     D = (mu.sqrt()[:, None, None] * B).movedim(0, 1).flatten(0, 1)[:n]
     c = stretched(c.clamp_min(MIXED * float(c.mean())).log(), period).exp().flatten()[:n]
     return c, D
@@ -310,7 +348,11 @@ def factorize_buffered(
     Source: Dvijotham, McMahan, Pillutla, Steinke, Thakurta (2024), buffered Toeplitz strategies; D1 and D2 are ours.
     """
     checks.instance("W", W, RunningSums)
-    buffers, p, tol = checks.integer("buffers", buffers, 1, 16), check_exponent(p), checks.positive("tol", tol)
+    buffers, p, tol = (
+        checks.integer("buffers", buffers, 1, 16),
+        check_exponent(p),
+        checks.positive("tol", tol),
+    )
     times = checks.integer("times", times, 1)
     gap = W.steps if gap is None else min(checks.integer("gap", gap, 1), W.steps)
     times = min(times, -(-W.steps // gap))
@@ -326,15 +368,20 @@ def factorize_buffered(
     rows, columns, rounding = buffered_squares(*strategy.tensors, W)
     norms = torch.from_numpy((rows * (moved or columns.max())).astype(float)).sqrt()
     upper = torch.linalg.vector_norm(norms, ord=p)
-    slack = slack + torch.linalg.vector_norm(torch.from_numpy((rounding / rows**0.5).astype(float)), ord=p)
-    certificate = Certificate(upper, lower, torch.zeros_like(upper), rounding=slack + allowance(upper, 8))
+    slack = slack + torch.linalg.vector_norm(
+        torch.from_numpy((rounding / rows**0.5).astype(float)), ord=p
+    )
+    certificate = Certificate(
+        upper, lower, torch.zeros_like(upper), rounding=slack + allowance(upper, 8)
+    )
     return StreamFactorization(strategy.to(torch.device(W.device)), norms.to(W.device), certificate)
 
 
 def _lower(W: RunningSums, gap: int, times: int, p: float, tol: float) -> tuple[Tensor, Tensor]:
     """A bound for every strategy, and its rounding, where that counts."""
     exact = torch.zeros((), dtype=torch.float64)
-    if W.momentum:  # what holds for the first steps holds for all: factors of W hold factors of its leading block
+    # what holds for the first steps holds for all: factors of W hold factors of its leading block
+    if W.momentum:
         steps = min(W.steps, DENSE)
         rates = None if W.rates is None else W.rates[:steps]
         block = RunningSums(steps, W.decay, W.momentum, rates, W.device)

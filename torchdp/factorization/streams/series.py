@@ -27,7 +27,11 @@ def squares(poles: Tensor, zeros: Tensor, before: Tensor, after: Tensor, W: Runn
     nu, v, (first, second) = residues(zeros, poles), 1 / before.square(), pairs(zeros)
     G = late(Filter.apply(v.expand(len(first), -1), zeros[first] * zeros[second]))
     mixed = each_with(nu, G)
-    H, speeds, both = (zeros[:, None] * mixed + v) / after, (v + nu @ mixed) / after**2, torch.zeros_like(v)
+    H, speeds, both = (
+        (zeros[:, None] * mixed + v) / after,
+        (v + nu @ mixed) / after**2,
+        torch.zeros_like(v),
+    )
     if momentum:
         H = Filter.apply(H, momentum * zeros)
         speeds = _sums(speeds + 2 * momentum * (nu @ late(H)) / after, momentum**2)
@@ -49,14 +53,20 @@ def overlaps(poles: Tensor, zeros: Tensor, before: Tensor) -> tuple[Tensor, Tens
     return own + w @ mixed, own + poles[:, None] * mixed, w
 
 
-def pass_squares(poles: Tensor, zeros: Tensor, before: Tensor, after: Tensor, period: int) -> Tensor:
+def pass_squares(
+    poles: Tensor, zeros: Tensor, before: Tensor, after: Tensor, period: int
+) -> Tensor:
     """||the sum of C's columns i, i + period, ...||^2 for i < period: (min(period, steps),).
 
     From :func:`overlaps`, sums over i < j of one class pass by pass. No term is negative, so the relative rounding is
     at most some 8 eps steps.
     """
     (own, Q, w), period = overlaps(poles, zeros, before), min(period, len(before))
-    D2, Q, total = folded(after, period).mT, folded(Q, period).mT, folded(own * after.square(), period).sum(1)
+    D2, Q, total = (
+        folded(after, period).mT,
+        folded(Q, period).mT,
+        folded(own * after.square(), period).sum(1),
+    )
     past = own.new_zeros(len(poles), period)  # sum_{i < j} D2_i poles_a^{j-i-1}
     for e in range(1, len(D2)):
         past = (poles**period)[:, None] * past + (poles ** (period - 1))[:, None] * D2[e - 1]
@@ -87,7 +97,9 @@ def apart_squares(
     return float(tables[-1][0]), float(moved.square().sum()), rounding
 
 
-def links(poles: Tensor, zeros: Tensor, before: Tensor, after: Tensor, gap: int, times: int) -> Tensor:
+def links(
+    poles: Tensor, zeros: Tensor, before: Tensor, after: Tensor, gap: int, times: int
+) -> Tensor:
     """v_r(i), (times, n): what a user adds at step i at most, counting each pair at its earlier step, r more to come.
 
     With X = C^T C as in :func:`overlaps`, X_ij <= x_m(i) where j >= i + m gap: x_m(i) = D2_i sum_a w_a poles_a^{m gap -

@@ -62,7 +62,9 @@ class StreamStrategy(Brief, ABC):
         """The tables, made once. Raises TypeError, ValueError where they are none, or of other steps."""
         made = checks.instance("tabulated()", self.tabulated(), Recurrence)
         if made.steps != self.steps:
-            raise ValueError(f"tabulated() must be of {self.steps} steps, as the strategy, not of {made.steps}")
+            raise ValueError(
+                f"tabulated() must be of {self.steps} steps, as the strategy, not of {made.steps}"
+            )
         return made
 
     @property
@@ -176,7 +178,9 @@ class BandedStrategy(StreamStrategy):
         value = checks.matrix("coefficients", self.coefficients).detach().double()
         object.__setattr__(self, "steps", checks.integer("steps", self.steps, 1))
         if value.ndim != 2 or len(value) not in (1, self.steps):
-            raise ValueError(f"coefficients must be of 1 or {self.steps} rows, not of shape {tuple(value.shape)}")
+            raise ValueError(
+                f"coefficients must be of 1 or {self.steps} rows, not of shape {tuple(value.shape)}"
+            )
         if not (value[:, 0] > 0).all():
             raise ValueError("coefficients must be positive in the first column, the diagonal")
         value = value[:, : self.steps]
@@ -189,9 +193,13 @@ class BandedStrategy(StreamStrategy):
         """Of a lower triangular matrix with a positive diagonal. Raises TypeError, ValueError."""
         C = checks.matrix("strategy", C).detach().double()
         if C.ndim != 2 or C.shape[0] != C.shape[1] or C.triu(1).any():
-            raise ValueError(f"strategy must be one square lower triangular matrix, not of shape {tuple(C.shape)}")
+            raise ValueError(
+                f"strategy must be one square lower triangular matrix, not of shape {tuple(C.shape)}"
+            )
         if not (C.diagonal() > 0).all():
-            raise ValueError("strategy must have a positive diagonal; multiply rows by -1 where it is negative")
+            raise ValueError(
+                "strategy must have a positive diagonal; multiply rows by -1 where it is negative"
+            )
         row, column = C.nonzero().unbind(1)
         place = torch.arange(len(C), device=C.device)[:, None]
         place = place - torch.arange(int((row - column).max()) + 1, device=C.device)

@@ -17,7 +17,12 @@ from torchdp.randomizers import base
 
 
 def choose_rounds(
-    statistic: PairwiseStatistic, n: int, epsilon: float, *, prior: Tensor | None = None, search: bool = True
+    statistic: PairwiseStatistic,
+    n: int,
+    epsilon: float,
+    *,
+    prior: Tensor | None = None,
+    search: bool = True,
 ) -> Choice[Protocol[Tensor]]:
     """``queries.choose`` of local channels, and two rounds, where users can be asked once more.
 

@@ -103,13 +103,20 @@ class PairsInRounds(PairwiseAnalyst, InteractiveProtocol[Tensor]):
     def unasked(self) -> tuple[Round, ...]:
         """The rounds, with nothing in the place of the questions that are still to be made."""
         points = self.statistic.points
-        nothing = Question(points.new_zeros(self.statistic.dim), points.new_zeros(()), points.new_zeros(()))
+        nothing = Question(
+            points.new_zeros(self.statistic.dim), points.new_zeros(()), points.new_zeros(())
+        )
         rounds = []
         first = asked = 0
         for vectors, answers in self.schedule:
             budgets = self.answer_budgets[asked : asked + answers]
             rounds.append(
-                Round(points, self.vector_budgets[first : first + vectors], (nothing,) * answers, budgets)
+                Round(
+                    points,
+                    self.vector_budgets[first : first + vectors],
+                    (nothing,) * answers,
+                    budgets,
+                )
             )
             first += vectors
             asked += answers
@@ -144,7 +151,9 @@ class PairsInRounds(PairwiseAnalyst, InteractiveProtocol[Tensor]):
     def round(self, heard: tuple[Tally, ...]) -> Round:
         at = len(checks.instance("heard", heard, tuple))
         if at >= self.rounds:
-            raise ValueError(f"heard must hold at most {self.rounds - 1} tallies, of the rounds before, not {at}")
+            raise ValueError(
+                f"heard must hold at most {self.rounds - 1} tallies, of the rounds before, not {at}"
+            )
         means: list[Tensor] = []
         asked = 0
         for before, tally in zip(self.unasked, heard, strict=False):
@@ -160,11 +169,17 @@ class PairsInRounds(PairwiseAnalyst, InteractiveProtocol[Tensor]):
     @property
     def layout(self) -> Layout:
         """Name -> shape and dtype of each part of a tally of all rounds."""
-        return {f"{at}.{name}": kind for at, each in enumerate(self.unasked) for name, kind in each.layout.items()}
+        return {
+            f"{at}.{name}": kind
+            for at, each in enumerate(self.unasked)
+            for name, kind in each.layout.items()
+        }
 
     def limits(self, n: Users) -> dict[str, Limits]:
         rounds = enumerate(self.unasked)
-        return {f"{at}.{name}": limit for at, each in rounds for name, limit in each.limits(n).items()}
+        return {
+            f"{at}.{name}": limit for at, each in rounds for name, limit in each.limits(n).items()
+        }
 
     def _named(self, kind: str) -> list[str]:
         return [name for name in self.layout if kind in name]
@@ -214,17 +229,35 @@ class PairsInRounds(PairwiseAnalyst, InteractiveProtocol[Tensor]):
         means = tuple(
             mean
             + (each.moments.variance / n) ** 0.5
-            * torch.randn(draws(points), len(mean), dtype=torch.float64, device=points.device, generator=generator)
+            * torch.randn(
+                draws(points),
+                len(mean),
+                dtype=torch.float64,
+                device=points.device,
+                generator=generator,
+            )
             for each in self.randomizers
         )
         questions, offset = self.questions(means), self.offset(means, n)
-        clipped = torch.stack([each.clipping(points) for each in questions]).sum(0) @ counts.to(points) / n
-        missed = sum((each.vector @ mean for each in questions), offset) - (form.weights * mean.square()).sum()
-        return self.answer_variance(questions, counts).mean() + (clipped * (clipped + 2 * missed)).mean()
+        clipped = (
+            torch.stack([each.clipping(points) for each in questions]).sum(0)
+            @ counts.to(points)
+            / n
+        )
+        missed = (
+            sum((each.vector @ mean for each in questions), offset)
+            - (form.weights * mean.square()).sum()
+        )
+        return (
+            self.answer_variance(questions, counts).mean()
+            + (clipped * (clipped + 2 * missed)).mean()
+        )
 
     def worst_variance(self, n: float | Tensor, form: Form) -> Tensor:
         """inf where questions clip: their bias depends on the data."""
-        worst = self.worst(float(n), extremes(self.statistic)) if self.clip == math.inf else torch.inf
+        worst = (
+            self.worst(float(n), extremes(self.statistic)) if self.clip == math.inf else torch.inf
+        )
         return torch.tensor(worst, dtype=torch.float64)
 
     @abstractmethod
@@ -245,7 +278,12 @@ class PairsInRounds(PairwiseAnalyst, InteractiveProtocol[Tensor]):
         for question, response, name in zip(
             self.questions(means), self.responses, self._named("answer"), strict=True
         ):
-            value = value + question.half_width.square() * variance(response, (tally[name] / n).clamp(-1, 1)) / n
+            value = (
+                value
+                + question.half_width.square()
+                * variance(response, (tally[name] / n).clamp(-1, 1))
+                / n
+            )
         return value
 
 
@@ -278,7 +316,11 @@ def extremes(statistic: PairwiseStatistic) -> Extremes:
     kernel = statistic.kernel(statistic.form) - statistic.form.constant
     generator = keyed_generator(b"interactive range", points.device)
     normals = torch.randn(
-        draws(points), points.shape[1], dtype=torch.float64, device=points.device, generator=generator
+        draws(points),
+        points.shape[1],
+        dtype=torch.float64,
+        device=points.device,
+        generator=generator,
     )
     values = (normals * weights) @ points.mT
     half = ((values.amax(1) - values.amin(1)) / 2).square().mean().sqrt()
@@ -286,4 +328,6 @@ def extremes(statistic: PairwiseStatistic) -> Extremes:
         (kernel.amax(1) - kernel.amin(1)).max(), half, kernel.abs().max(), kernel.diagonal().abs().max(),
         weights.square().sum(),
     )  # fmt: skip
-    return Extremes(column / 2, noise, largest, own, float(statistic.longest(statistic.form)), squares)
+    return Extremes(
+        column / 2, noise, largest, own, float(statistic.longest(statistic.form)), squares
+    )

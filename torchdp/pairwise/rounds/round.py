@@ -15,7 +15,16 @@ from torch import Tensor
 from torchdp import checks, wire
 from torchdp.draws import Draws, Simulated
 from torchdp.privacy import Guarantee, compose
-from torchdp.protocol import Crowd, Estimate, Layout, Limits, MessageProtocol, Objective, Tally, Users
+from torchdp.protocol import (
+    Crowd,
+    Estimate,
+    Layout,
+    Limits,
+    MessageProtocol,
+    Objective,
+    Tally,
+    Users,
+)
 from torchdp.protocol.records import single, users_of
 from torchdp.randomizers import DuchiJordanWainwright, PrivUnit
 from torchdp.randomizers.ball.ball import BallRandomizer
@@ -131,11 +140,15 @@ class Round(MessageProtocol[Tensor, Tensor]):
     def __post_init__(self) -> None:
         checks.own(self)
         if checks.matrix("points", self.points).ndim != 2 or self.points.dtype != torch.float64:
-            raise ValueError(f"points must be a float64 matrix (types, r), not {tuple(self.points.shape)}")
+            raise ValueError(
+                f"points must be a float64 matrix (types, r), not {tuple(self.points.shape)}"
+            )
         for name in ("vectors", "questions", "answers"):
             checks.instance(name, getattr(self, name), tuple)
         if len(self.questions) != len(self.answers) or not self.vectors + self.answers:
-            raise ValueError("answers must hold one epsilon for each question; a user sends one message at least")
+            raise ValueError(
+                "answers must hold one epsilon for each question; a user sends one message at least"
+            )
         checks.validated(self, "guarantee")  # epsilons out of the randomizers' ranges
 
     @cached_property
@@ -151,12 +164,23 @@ class Round(MessageProtocol[Tensor, Tensor]):
 
     @cached_property
     def guarantee(self) -> Guarantee:
-        return compose([*(one.guarantee for one in self.randomizers), *(one.guarantee for one in self.responses)])
+        return compose(
+            [
+                *(one.guarantee for one in self.randomizers),
+                *(one.guarantee for one in self.responses),
+            ]
+        )
 
     @property
     def layout(self) -> Layout:
-        named = {f"vector{index}": (self.points.shape[1:], torch.float64) for index in range(len(self.vectors))}
-        return {**named, **{f"answer{index}": ((), torch.float64) for index in range(len(self.answers))}}
+        named = {
+            f"vector{index}": (self.points.shape[1:], torch.float64)
+            for index in range(len(self.vectors))
+        }
+        return {
+            **named,
+            **{f"answer{index}": ((), torch.float64) for index in range(len(self.answers))},
+        }
 
     def limits(self, n: Users) -> dict[str, Limits]:
         sent = (*self.randomizers, *self.responses)
@@ -198,7 +222,9 @@ class Round(MessageProtocol[Tensor, Tensor]):
     def tally(self, messages: Tensor) -> Tally:
         messages = checks.floating("messages", messages)
         if messages.ndim != 2 or messages.shape[1] != self.width:
-            raise ValueError(f"messages must have shape (n, {self.width}), not {tuple(messages.shape)}")
+            raise ValueError(
+                f"messages must have shape (n, {self.width}), not {tuple(messages.shape)}"
+            )
         return Tally(len(messages), self._named(messages.sum(0, dtype=torch.float64)))
 
     def _named(self, row: Tensor) -> dict[str, Tensor]:
@@ -212,7 +238,9 @@ class Round(MessageProtocol[Tensor, Tensor]):
         counts = self.summary(x)
         sums = [each.collect_crowd(self.points, counts, draws)["sum"] for each in self.randomizers]
         parts = [self._answers(some, draws) for some in x.split(self.users_at_once)]
-        sums += [torch.stack([each.sum() for each in one]).sum() for one in zip(*parts, strict=True)]
+        sums += [
+            torch.stack([each.sum() for each in one]).sum() for one in zip(*parts, strict=True)
+        ]
         return Tally(len(x), dict(zip(self.layout, sums, strict=True)))
 
     def sample_unchecked(self, summary: Tensor, draws: Simulated, shape: tuple[int, ...]) -> Tally:
@@ -234,31 +262,45 @@ class Round(MessageProtocol[Tensor, Tensor]):
         n, sums = single(self.check(tally).n), list(tally[name] for name in self.layout)
         first = len(self.vectors)
         means = [each / n for each in sums[:first]]
-        means += [q.mean(each, n)[..., None] for q, each in zip(self.questions, sums[first:], strict=True)]
+        means += [
+            q.mean(each, n)[..., None] for q, each in zip(self.questions, sums[first:], strict=True)
+        ]
         error = self._worst(n).sqrt().expand(*means[0].shape[:-1], -1)
         return Estimate(torch.cat(means, -1), error, n)
 
     def exact(self, summary: Tensor) -> Tensor:
         shares, _ = self._shares(summary)
-        answers = [q.center + q.half_width * (q.shown(self.points) @ shares) for q in self.questions]
+        answers = [
+            q.center + q.half_width * (q.shown(self.points) @ shares) for q in self.questions
+        ]
         return torch.cat(
-            [*(shares @ self.points for _ in self.vectors), *(each[..., None] for each in answers)], -1
+            [*(shares @ self.points for _ in self.vectors), *(each[..., None] for each in answers)],
+            -1,
         )
 
     def predicted_mse(self, summary: Tensor) -> Tensor:
         shares, n = self._shares(summary)
         each = [
-            variance(r, q.shown(self.points)) @ shares for q, r in zip(self.questions, self.responses, strict=True)
+            variance(r, q.shown(self.points)) @ shares
+            for q, r in zip(self.questions, self.responses, strict=True)
         ]
         return self._errors([one / n for one in each], n)
 
     def worst_mse(self, n: Users, objective: Objective = Objective.WORST) -> Tensor:
-        return checks.instance("objective", objective, Objective).of(self._worst(checks.integer("n", n, 1)))
+        return checks.instance("objective", objective, Objective).of(
+            self._worst(checks.integer("n", n, 1))
+        )
 
     def _shares(self, summary: Tensor) -> tuple[Tensor, float]:
         counts = checks.floating("summary", summary).to(self.points)
-        if counts.shape != self.points.shape[:1] or bool((counts < 0).any()) or not bool(counts.any()):
-            raise ValueError(f"summary must be ({len(self.points)},) and count users, not {tuple(counts.shape)}")
+        if (
+            counts.shape != self.points.shape[:1]
+            or bool((counts < 0).any())
+            or not bool(counts.any())
+        ):
+            raise ValueError(
+                f"summary must be ({len(self.points)},) and count users, not {tuple(counts.shape)}"
+            )
         return counts / counts.sum(), float(counts.sum())
 
     def _worst(self, n: int) -> Tensor:
@@ -267,9 +309,13 @@ class Round(MessageProtocol[Tensor, Tensor]):
 
     def _errors(self, answers: list[Tensor], n: float) -> Tensor:
         size = self.points.shape[1]
-        vectors = [self.points.new_full((size,), each.moments.variance / n) for each in self.randomizers]
+        vectors = [
+            self.points.new_full((size,), each.moments.variance / n) for each in self.randomizers
+        ]
         widths = zip(self.questions, answers, strict=True)
-        return torch.cat([*vectors, *((q.half_width.square() * each)[..., None] for q, each in widths)], -1)
+        return torch.cat(
+            [*vectors, *((q.half_width.square() * each)[..., None] for q, each in widths)], -1
+        )
 
     def encode(self, messages: Tensor) -> bytes:
         return wire.pack_vectors(messages, self.width)

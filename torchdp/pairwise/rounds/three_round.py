@@ -16,13 +16,20 @@ from torchdp import checks
 from torchdp.factorization.solvers.iteration import descended
 from torchdp.pairwise.forms import Form, one_kernel
 from torchdp.pairwise.rounds.interactive import Extremes, PairsInRounds, draws, extremes
-from torchdp.pairwise.rounds.round import Question, ask, searched_variance, searched_worst_variance, worst_variance
+from torchdp.pairwise.rounds.round import (
+    Question,
+    ask,
+    searched_variance,
+    searched_worst_variance,
+    worst_variance,
+)
 from torchdp.pairwise.statistic import PairwiseStatistic
 from torchdp.randomizers.base import LARGEST_EPSILON, SMALLEST_EPSILON
 from torchdp.randomness import keyed_generator
 from torchdp.threads import one_thread
 
-TOLERANCE, STEPS = 1e-5, 300  # of the projection: an inexact point costs no bias, and next to no variance
+# of the projection: an inexact point costs no bias, and next to no variance
+TOLERANCE, STEPS = 1e-5, 300
 MOST_STEPS = 20_000
 FIRST_STEPS = 10  # before the first look at the gap; each stretch is twice as long as the last
 
@@ -41,7 +48,9 @@ class Projection:
 
 
 @one_thread
-def project(vertices: Tensor, target: Tensor, *, tol: float = 1e-7, most_steps: int = MOST_STEPS) -> Projection:
+def project(
+    vertices: Tensor, target: Tensor, *, tol: float = 1e-7, most_steps: int = MOST_STEPS
+) -> Projection:
     """The point of conv(vertices) nearest to each target, by accelerated projected gradients on the simplex.
 
     vertices: (m, r); target: (*batch, r); both float64. It stops where every gap is at most tol * max ||v||^2, or
@@ -52,7 +61,10 @@ def project(vertices: Tensor, target: Tensor, *, tol: float = 1e-7, most_steps: 
     <point - y, point - p> <= gap and <p - y, point - p> >= 0; subtract.
     Source: Beck, Teboulle (2009), with the restarts of O'Donoghue, Candes (2015); the gap is Frank and Wolfe's.
     """
-    vertices, target = checks.matrix("vertices", vertices).double(), checks.floating("target", target).double()
+    vertices, target = (
+        checks.matrix("vertices", vertices).double(),
+        checks.floating("target", target).double(),
+    )
     if vertices.ndim != 2 or target.ndim == 0 or target.shape[-1] != vertices.shape[1]:
         raise ValueError(
             f"vertices must be (m, r) and target (..., r), not {tuple(vertices.shape)} and {tuple(target.shape)}"
@@ -78,7 +90,9 @@ def project(vertices: Tensor, target: Tensor, *, tol: float = 1e-7, most_steps: 
     gap = _gap(vertices, flat, weights)
     shape = target.shape[:-1]
     return Projection(
-        (weights @ vertices).reshape(target.shape), weights.reshape(*shape, len(vertices)), gap.reshape(shape)
+        (weights @ vertices).reshape(target.shape),
+        weights.reshape(*shape, len(vertices)),
+        gap.reshape(shape),
     )
 
 
@@ -122,7 +136,9 @@ class ProjectedProtocol(PairsInRounds):
     @classmethod
     def tuned(cls, statistic: PairwiseStatistic, n: int, epsilon: float) -> Self:
         """With the budgets of the least bound for the worst data of n users. Raises ValueError."""
-        return cls(statistic, epsilon, _best(statistic, n, epsilon, cls.messages, cls.answers_error))
+        return cls(
+            statistic, epsilon, _best(statistic, n, epsilon, cls.messages, cls.answers_error)
+        )
 
     @property
     def vector_budgets(self) -> tuple[float, ...]:
@@ -143,9 +159,13 @@ class ProjectedProtocol(PairsInRounds):
     def worst(self, n: float, most: Extremes) -> float:
         """v_Y max weights^2 min(r v, (2 C^2 proxy n log k)^{1/2})/n^2, Theorem 19, plus the bound of the answers."""
         statistic, (first, second) = self.statistic, self.randomizers
-        near = statistic.radius * math.sqrt(2 * first.subgaussian.proxy * math.log(max(statistic.types, 2)) * n)
+        near = statistic.radius * math.sqrt(
+            2 * first.subgaussian.proxy * math.log(max(statistic.types, 2)) * n
+        )
         near = min(statistic.dim * first.moments.variance, near)
-        published = second.moments.variance * float(statistic.form.weights.square().max()) * near / n**2
+        published = (
+            second.moments.variance * float(statistic.form.weights.square().max()) * near / n**2
+        )
         answers = tuple(worst_variance(budget) for budget in self.answer_budgets)
         return published + self.answers_error(most, second.moments.variance / n, answers) / n
 
@@ -205,7 +225,9 @@ class ThreeRound(ProjectedProtocol):
         return (1, 0), (1, 1), (0, 1)
 
     def questions(self, means: tuple[Tensor, ...]) -> tuple[Question, ...]:
-        turned = [self.statistic.form.weights * each for each in (self.project(means[0]), *means[1:])]
+        turned = [
+            self.statistic.form.weights * each for each in (self.project(means[0]), *means[1:])
+        ]
         return tuple(ask(self.statistic.points, each, self.clip) for each in turned)
 
     @staticmethod
@@ -254,7 +276,11 @@ def _best(
     The first term bounds the published variance by Theorem 19; ``answers`` that of the answers from the half ranges of
     the kernel and of Y's noise, v_Y/n = ``second``. The shares are found by Nelder and Mead's method on their logits.
     """
-    n, epsilon, most = checks.integer("n", n, 2), checks.positive("epsilon", epsilon), extremes(statistic)
+    n, epsilon, most = (
+        checks.integer("n", n, 2),
+        checks.positive("epsilon", epsilon),
+        extremes(statistic),
+    )
     if not SMALLEST_EPSILON <= epsilon / messages <= LARGEST_EPSILON:
         raise ValueError(
             f"epsilon must lie in [{messages * SMALLEST_EPSILON:g}, {messages * LARGEST_EPSILON:g}], not {epsilon!r}"
@@ -279,5 +305,7 @@ def _best(
         near = min(statistic.dim * first, width * first**0.5)
         return math.log(second * largest * near + answers(most, second, answering) / n)
 
-    found = minimize(value, np.zeros(messages - 1), method="Nelder-Mead", options={"xatol": 1e-3, "fatol": 1e-6})
+    found = minimize(
+        value, np.zeros(messages - 1), method="Nelder-Mead", options={"xatol": 1e-3, "fatol": 1e-6}
+    )
     return split(found.x)

@@ -42,7 +42,9 @@ class TwoRound(PairsInRounds):
     def __post_init__(self) -> None:
         checks.keep(self, epsilon=checks.positive, first=checks.positive, weight=checks.positive)
         if self.first >= self.epsilon:
-            raise ValueError(f"first must be below the whole budget {self.epsilon:g}, not {self.first!r}")
+            raise ValueError(
+                f"first must be below the whole budget {self.epsilon:g}, not {self.first!r}"
+            )
         if self.weight > 1:
             raise ValueError(f"weight must lie in (0, 1], not {self.weight!r}")
         super().__post_init__()
@@ -55,11 +57,19 @@ class TwoRound(PairsInRounds):
 
         prior: the (k,) shares that are expected, public; without it ``worst`` is made least. Raises ValueError.
         """
-        n, epsilon, most = checks.integer("n", n, 2), checks.positive("epsilon", epsilon), extremes(statistic)
+        n, epsilon, most = (
+            checks.integer("n", n, 2),
+            checks.positive("epsilon", epsilon),
+            extremes(statistic),
+        )
         expected = histogram_of(prior, statistic)
         shares = 1 / (1 + np.exp(-np.linspace(-4, 7, 23)))
         low, high = SMALLEST_EPSILON / epsilon * (1 + 1e-9), LARGEST_EPSILON / epsilon
-        grid = [float(share) for share in shares if low <= min(share, 1 - share) and max(share, 1 - share) <= high]
+        grid = [
+            float(share)
+            for share in shares
+            if low <= min(share, 1 - share) and max(share, 1 - share) <= high
+        ]
         if not grid:
             raise ValueError(
                 f"epsilon must lie in [{4 * SMALLEST_EPSILON:g}, {LARGEST_EPSILON:g}] here, not {epsilon!r}"
@@ -77,11 +87,15 @@ class TwoRound(PairsInRounds):
         errors = [least(share)[0] for share in grid]
         at = int(np.argmin(errors))
         bounds = grid[max(at - 1, 0)], grid[min(at + 1, len(grid) - 1)]
-        found = minimize_scalar(lambda x: least(x)[0], bounds=bounds, method="bounded", options={"xatol": 1e-3})
+        found = minimize_scalar(
+            lambda x: least(x)[0], bounds=bounds, method="bounded", options={"xatol": 1e-3}
+        )
         share = float(found.x) if found.fun < errors[at] else grid[at]
         return cls(statistic, epsilon, share * epsilon, least(share)[1])
 
-    def _error_of_weights(self, n: int, most: Extremes, expected: Tensor | None) -> Callable[[float], float]:
+    def _error_of_weights(
+        self, n: int, most: Extremes, expected: Tensor | None
+    ) -> Callable[[float], float]:
         """What this protocol, of weight 1, has with other weights: ``worst``, or the variance for these shares."""
         if expected is None:
             return partial(self._worst, n, most)
@@ -113,7 +127,9 @@ class TwoRound(PairsInRounds):
 
     def offset(self, means: tuple[Tensor, ...], n: float) -> Tensor:
         weights, v = self.statistic.form.weights, self.randomizers[0].moments.variance
-        return (1 - 2 * self.weight) * ((weights * means[0].square()).sum(-1) - v * weights.sum() / n)
+        return (1 - 2 * self.weight) * (
+            (weights * means[0].square()).sum(-1) - v * weights.sum() / n
+        )
 
     def published_variance(self, counts: Tensor, form: Form) -> Tensor:
         return self._published(counts, self.weight)
@@ -169,5 +185,8 @@ class TwoRound(PairsInRounds):
         beyond = 2 * p * abs(q) * third / n**2 + float(fourth.amax()) / n**3
         half = 2 * weight * (most.half + most.noise * (v / n) ** 0.5)
         answers = half**2 * self.responses[0].moments.variance / n  # largest at the value 0
-        published = p**2 * v * (most.longest * n) ** 2 / n**3 + 2 * q**2 * v**2 * most.squares / n**2  # _variance
+        # _variance
+        published = (
+            p**2 * v * (most.longest * n) ** 2 / n**3 + 2 * q**2 * v**2 * most.squares / n**2
+        )
         return published + beyond + answers

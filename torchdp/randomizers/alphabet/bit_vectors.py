@@ -16,7 +16,13 @@ from torchdp.kernels.dispatch import keyed
 from torchdp.privacy import Guarantee
 from torchdp.privacy.blanket import Blanket
 from torchdp.protocol import Layout, Limits, Tally, Users
-from torchdp.randomizers.alphabet.chances import at_least, exponential, logarithm, stated, told_apart
+from torchdp.randomizers.alphabet.chances import (
+    at_least,
+    exponential,
+    logarithm,
+    stated,
+    told_apart,
+)
 from torchdp.randomizers.alphabet.frequency import (
     WORDS_AT_ONCE,
     AlikeVariance,
@@ -25,7 +31,15 @@ from torchdp.randomizers.alphabet.frequency import (
     keep_range,
 )
 from torchdp.randomizers.base import exact_local
-from torchdp.randomizers.draws import WORD, bernoulli, bernoulli_words, column_counts, popcount, unpack, words_for
+from torchdp.randomizers.draws import (
+    WORD,
+    bernoulli,
+    bernoulli_words,
+    column_counts,
+    popcount,
+    unpack,
+    words_for,
+)
 
 
 @dataclass(frozen=True)
@@ -47,7 +61,9 @@ class BitVectorOracle(FrequencyOracle):
         keep_range(self)
         checks.validated(self, "off")  # an epsilon that chances drawn can not keep
         if not (0 < self.off < 1 and 0 < self.lost < 1 and self.gap > 0):
-            raise ValueError(f"lost, off must be chances with off < 1 - lost, not {self.lost!r} and {self.off!r}")
+            raise ValueError(
+                f"lost, off must be chances with off < 1 - lost, not {self.lost!r} and {self.off!r}"
+            )
 
     @property
     @abstractmethod
@@ -172,7 +188,9 @@ class BitVectorOracle(FrequencyOracle):
     def workload_variance(self, W: Tensor) -> Tensor:
         """(sum_v W_iv^2 q (1 - q) + W_ix^2 (p (1 - p) - q (1 - q)))/(p - q)^2. O(m k)."""
         squares, variance = self._workload(W).square(), self.variance
-        return squares.sum(-1, keepdim=True) * variance.other + squares * (variance.own - variance.other)
+        return squares.sum(-1, keepdim=True) * variance.other + squares * (
+            variance.own - variance.other
+        )
 
     def workload_proxy(self, W: Tensor) -> Tensor:
         """Those of independent bits add."""
@@ -202,13 +220,16 @@ class BitVectorOracle(FrequencyOracle):
         """As in the base class, 64 users to a word for each value."""
         key = draws.kernel_key() if keyed(x.device) else None
         if key is not None:
-            return Tally(len(x), {"reports": unary_counts.tally(x, self.k, self.lost, self.off, key)[:-1]})
+            return Tally(
+                len(x), {"reports": unary_counts.tally(x, self.k, self.lost, self.off, key)[:-1]}
+            )
         total = torch.zeros(self.k, dtype=torch.int64, device=x.device)
         for part in x.split(WORD * max(1, WORDS_AT_ONCE // max(self.k, WORD))):
             held, user = part.long(), torch.arange(len(part), device=x.device)
             others = bernoulli_words((words_for(len(part)), self.k), self.off, draws)
             own = self._own(len(part), draws)
-            instead = others[user // WORD, held] >> user % WORD & 1  # drawn as if the value were not the user's
+            # drawn as if the value were not the user's
+            instead = others[user // WORD, held] >> user % WORD & 1
             if len(part) % WORD:
                 others[-1] &= (1 << len(part) % WORD) - 1
             total += popcount(others).sum(0)

@@ -7,11 +7,15 @@ from fractions import Fraction
 import torch
 from torch import Tensor
 
-DIGITS, MORE = (decimal.Context(prec=n, Emin=decimal.MIN_EMIN, Emax=decimal.MAX_EMAX) for n in (60, 90))
+DIGITS, MORE = (
+    decimal.Context(prec=n, Emin=decimal.MIN_EMIN, Emax=decimal.MAX_EMAX) for n in (60, 90)
+)
 TOTAL = 2**63  # of the integers of one column of a table
 SAME = 1e-9  # relative: an epsilon drawn this close below the one asked for is stated as that one
-SPARE = 40  # where a column finds no room, the least chances of all rows are lowered by 2^-40 of theirs
-BIAS = Fraction(1, 2**20)  # relative: rounding may change the difference of two chances by this much, no more
+# where a column finds no room, the least chances of all rows are lowered by 2^-40 of theirs
+SPARE = 40
+# relative: rounding may change the difference of two chances by this much, no more
+BIAS = Fraction(1, 2**20)
 
 
 def exponential(epsilon: float) -> Fraction:

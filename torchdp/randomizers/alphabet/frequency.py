@@ -131,7 +131,9 @@ class FrequencyOracle(TypeProtocol):
 
         Raises ValueError where messages are sets of bits: they are too many to be listed.
         """
-        raise ValueError(f"{type(self).__name__} has too many messages to list; its reports are counts of bits")
+        raise ValueError(
+            f"{type(self).__name__} has too many messages to list; its reports are counts of bits"
+        )
 
     @property
     def entry_variance(self) -> float | None:
@@ -171,7 +173,9 @@ class FrequencyOracle(TypeProtocol):
 
     def tally(self, messages: Tensor) -> Tally:
         """messages: (n,) integers below ``outputs``. Raises TypeError, ValueError."""
-        messages = checks.shaped("messages", checks.indices("messages", messages, self.outputs), "n", empty=True)
+        messages = checks.shaped(
+            "messages", checks.indices("messages", messages, self.outputs), "n", empty=True
+        )
         return Tally(len(messages), {"reports": self._counted(messages)})
 
     def _counted(self, messages: Tensor) -> Tensor:
@@ -306,5 +310,6 @@ def bounded_proxy(low: Tensor, high: Tensor, means: Tensor) -> Tensor:
     """
     width = (high - low).clamp_min(torch.finfo(torch.float64).tiny)
     d = (((low + high)[:, None] - 2 * means) / width[:, None]).clamp(-1, 1)
-    share = torch.where(d.abs() < 1e-4, 1 - d.square() / 3, d / torch.atanh(d))  # at 1e-4 off by 1e-17
+    # at 1e-4 off by 1e-17
+    share = torch.where(d.abs() < 1e-4, 1 - d.square() / 3, d / torch.atanh(d))
     return width.square() / 4 * share.amax(-1)

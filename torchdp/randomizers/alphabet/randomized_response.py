@@ -15,7 +15,14 @@ from torchdp.kernels.dispatch import keyed
 from torchdp.privacy import Guarantee
 from torchdp.privacy.blanket import Blanket
 from torchdp.protocol import Tally
-from torchdp.randomizers.alphabet.chances import TOTAL, at_least, exponential, logarithm, stated, told_apart
+from torchdp.randomizers.alphabet.chances import (
+    TOTAL,
+    at_least,
+    exponential,
+    logarithm,
+    stated,
+    told_apart,
+)
 from torchdp.randomizers.alphabet.frequency import (
     AlikeVariance,
     FrequencyOracle,
@@ -52,7 +59,9 @@ class RandomizedResponse(FrequencyOracle):
     @property
     def guarantee(self) -> Guarantee:
         drawn = logarithm(Fraction(TOTAL - (self.k - 1) * self._step, self._step))
-        return exact_local(stated(self.epsilon, drawn), "Warner (1965); log p/q of the integers drawn")
+        return exact_local(
+            stated(self.epsilon, drawn), "Warner (1965); log p/q of the integers drawn"
+        )
 
     @property
     def blanket(self) -> Blanket:
@@ -249,7 +258,9 @@ class HadamardResponse(FrequencyOracle):
 
     def workload_proxy(self, W: Tensor) -> Tensor:
         W = self._workload(W)
-        values = self._scale * walsh_hadamard(torch.nn.functional.pad(W, (1, self.outputs - self.k - 1)))
+        values = self._scale * walsh_hadamard(
+            torch.nn.functional.pad(W, (1, self.outputs - self.k - 1))
+        )
         return bounded_proxy(values.amin(-1), values.amax(-1), W)
 
     def totals(self, tally: Tally) -> Tensor:
@@ -267,7 +278,8 @@ class HadamardResponse(FrequencyOracle):
         odd = draws.binomial(counts, self.lost)
         crowds[:, 0, 1 : self.k + 1] = torch.stack([counts - odd, odd], -1)
         for _ in range(self.bits_per_user):
-            high = crowds.unflatten(2, (2, -1))  # (rows, blocks of y, high bit of a, its lower bits, parity)
+            # (rows, blocks of y, high bit of a, its lower bits, parity)
+            high = crowds.unflatten(2, (2, -1))
             zero = halved(high, draws)
             zero[:, :, 1, 0, 0], zero[:, :, 1, 0, 1] = high[:, :, 1, 0, 0], 0
             one = high - zero

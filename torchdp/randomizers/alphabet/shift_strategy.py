@@ -17,11 +17,19 @@ from torchdp.protocol import Tally
 from torchdp.randomizers.alphabet.chances import TOTAL, exponential, logarithm, stated, told_apart
 from torchdp.randomizers.alphabet.frequency import StrategyOracle, keep_range
 from torchdp.randomizers.alphabet.strategy_search import strategy_problem
-from torchdp.randomizers.alphabet.translates import FACTORED, Grid, Patterns, Torus, shifts, signed_sums
+from torchdp.randomizers.alphabet.translates import (
+    FACTORED,
+    Grid,
+    Patterns,
+    Torus,
+    shifts,
+    signed_sums,
+)
 from torchdp.randomizers.base import exact_local
 
 LEAST_EPSILON = 1e-4
-MOST_QUERIES, SKETCHED = 1024, 512  # of more queries so many random sums stand for them in the search
+# of more queries so many random sums stand for them in the search
+MOST_QUERIES, SKETCHED = 1024, 512
 SINGULAR = 1e-12  # least pivot of M, of the largest, at which it counts as of full rank
 
 
@@ -49,7 +57,8 @@ class ShiftStrategy(StrategyOracle):
     k: int
     epsilon: float
     place: Tensor | None = None
-    table: Tensor = field(init=False, repr=False)  # (2B,), int64: of (b, in the pattern), then of (b, outside)
+    # (2B,), int64: of (b, in the pattern), then of (b, outside)
+    table: Tensor = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
         checks.own(self)
@@ -62,12 +71,18 @@ class ShiftStrategy(StrategyOracle):
         k, epsilon = self.k, self.epsilon
         checks.within("epsilon", epsilon, LEAST_EPSILON, math.inf, ": M is singular to rounding")
         if k > circle:
-            raise ValueError(f"k = {k} types do not fit on a circle of {circle}; give patterns of {k} or more")
+            raise ValueError(
+                f"k = {k} types do not fit on a circle of {circle}; give patterns of {k} or more"
+            )
         if self.place is not None:
             place = checks.indices("place", self.place, circle)
             if place.shape != (k,) or len(place.unique()) < k:
-                raise ValueError(f"place must hold {k} different points of the circle, not {tuple(place.shape)}")
-        shares = checks.shares("shares", self.shares, len(patterns), positive=True).detach().double()
+                raise ValueError(
+                    f"place must hold {k} different points of the circle, not {tuple(place.shape)}"
+                )
+        shares = (
+            checks.shares("shares", self.shares, len(patterns), positive=True).detach().double()
+        )
         numbers, epsilon = _whole(shares.tolist(), sizes.tolist(), circle, epsilon)
         table = torch.tensor(numbers, dtype=torch.int64, device=patterns.device)
         shares = (table.view(2, -1).double() / TOTAL).sum(0)
@@ -106,9 +121,15 @@ class ShiftStrategy(StrategyOracle):
         if users is not None:
             users = checks.integer("users", users, 1)
             checks.integer("W.shape[1], with users,", W.shape[1], 2, FACTORED)
-        grid = (W.shape[1],) if grid is None else tuple(checks.integer("grid", side, 1) for side in grid)
+        grid = (
+            (W.shape[1],)
+            if grid is None
+            else tuple(checks.integer("grid", side, 1) for side in grid)
+        )
         if math.prod(grid) != W.shape[1] or (len(grid) > 1 and users is not None):
-            raise ValueError(f"grid must have the product {W.shape[1]}, and one side with users, not {grid}")
+            raise ValueError(
+                f"grid must have the product {W.shape[1]}, and one side with users, not {grid}"
+            )
         W, generator = W - W.mean(1, keepdim=True), checks.random_source(generator, W.device)
         if len(W) > MOST_QUERIES:
             W = signed_sums(W, SKETCHED, generator)
@@ -122,7 +143,9 @@ class ShiftStrategy(StrategyOracle):
 
         found = shifts(W / W.abs().max(), epsilon, steps, starts, judge, generator, grid, users)
         if found is None:
-            raise ValueError("W needs no shifts that tell all types apart; use StrategyMatrix.tuned")
+            raise ValueError(
+                "W needs no shifts that tell all types apart; use StrategyMatrix.tuned"
+            )
         return cls(*found[0], W.shape[1], epsilon, found[1])
 
     @classmethod
@@ -160,7 +183,8 @@ class ShiftStrategy(StrategyOracle):
         sizes, circle, epsilon = self.patterns.sum(1).double(), self.circle, self.guarantee.epsilon
         low = self.shares / (circle + sizes * math.expm1(epsilon))  # c of each shift
         spectrum = torch.fft.rfft(self.patterns.double()).abs().square()
-        both = low @ torch.fft.irfft(spectrum, n=circle).round()  # of types that are 0, ..., K - 1 apart
+        # of types that are 0, ..., K - 1 apart
+        both = low @ torch.fft.irfft(spectrum, n=circle).round()
         return Blanket(epsilon, float(low @ sizes), float(both[1:].min()))
 
     @property
@@ -189,7 +213,9 @@ class ShiftStrategy(StrategyOracle):
         """P(b, s | x) at x - s = j, (B, K), float64."""
         inside, outside = self.table.double().view(2, -1) / TOTAL
         sizes = self.patterns.sum(1)
-        return torch.where(self.patterns, (inside / sizes)[:, None], (outside / (self.circle - sizes))[:, None])
+        return torch.where(
+            self.patterns, (inside / sizes)[:, None], (outside / (self.circle - sizes))[:, None]
+        )
 
     @cached_property
     def _transform(self) -> Tensor:
@@ -204,7 +230,9 @@ class ShiftStrategy(StrategyOracle):
         triangle, failed = torch.linalg.cholesky_ex(column[apart])
         pivots = triangle.diagonal().square()
         if bool(failed) or bool(pivots.min() <= SINGULAR * pivots.max()):
-            raise ValueError("patterns must tell all types apart; take more of them, or less regular ones")
+            raise ValueError(
+                "patterns must tell all types apart; take more of them, or less regular ones"
+            )
         return triangle
 
     def randomize_unchecked(self, x: Tensor, draws: Draws) -> Tensor:
@@ -219,7 +247,9 @@ class ShiftStrategy(StrategyOracle):
         for each, held in enumerate(torch.cat([self.patterns, ~self.patterns])):
             members, users = held.nonzero()[:, 0], cell == each
             place[users] = members[draws.below(len(members), (int(users.sum()),))]
-        return cell % count * self.circle + (self._place.to(x.device)[x.long()] - place) % self.circle
+        return (
+            cell % count * self.circle + (self._place.to(x.device)[x.long()] - place) % self.circle
+        )
 
     def _correlated(self, values: Tensor) -> Tensor:
         """sum_x values_x P(b, s | x) K/share_b: (*batch, k) -> (*batch, B, K)."""
@@ -262,11 +292,15 @@ class ShiftStrategy(StrategyOracle):
         return self.table.device
 
     def laws(self, types: Tensor) -> Tensor:
-        j = (self._place[types][:, None] - torch.arange(self.circle, device=types.device)) % self.circle
+        j = (
+            self._place[types][:, None] - torch.arange(self.circle, device=types.device)
+        ) % self.circle
         return self.chances[:, j].transpose(0, 1).flatten(1)
 
 
-def _whole(shares: list[float], sizes: list[int], circle: int, epsilon: float) -> tuple[list[int], float]:
+def _whole(
+    shares: list[float], sizes: list[int], circle: int, epsilon: float
+) -> tuple[list[int], float]:
     """Integers over 2^63 of (pattern, inside) and (pattern, outside), and the epsilon that they spend."""
     growth = exponential(epsilon)
     each = [math.floor(share * TOTAL) for share in shares]
@@ -277,7 +311,9 @@ def _whole(shares: list[float], sizes: list[int], circle: int, epsilon: float) -
     ]
     inside = [total - rest for total, rest in zip(each, outside, strict=True)]
     if min(inside) < 1 or min(outside) < 1:
-        raise ValueError("shares must leave each pattern a chance that integers of 63 bits hold; drop the least")
+        raise ValueError(
+            "shares must leave each pattern a chance that integers of 63 bits hold; drop the least"
+        )
     ratios = []
     for a, b, total, size in zip(inside, outside, each, sizes, strict=True):
         high, low = Fraction(a, size), Fraction(b, circle - size)

@@ -23,12 +23,15 @@ from torchdp.randomizers.alphabet.strategy_search import SMALL, Effort, search, 
 from torchdp.randomizers.base import exact_local
 
 COLUMN_TOLERANCE = 1e-6  # a column sum further from 1 is taken for a mistake
-LEAST_RATIO = 2.0**-30  # of two chances of one output, less 1: less would drown in the rounding of float64
+# of two chances of one output, less 1: less would drown in the rounding of float64
+LEAST_RATIO = 2.0**-30
 LEARNING_RATE = 0.2
 SHARP = 2.5  # epsilon above which random starts may do better than shifts, beyond 64 types
 SHARPEST, SOFTEST = 3e-3, 0.1  # temperatures of the smooth maximum, relative
-ROW_SPACE_TOLERANCE = 1e-8  # of the largest entry of W; what is left of W beyond it is outside the row space
-EDGE = 1e-3  # a start's entries are kept this share of their range away from its ends, where the slope vanishes
+# of the largest entry of W; what is left of W beyond it is outside the row space
+ROW_SPACE_TOLERANCE = 1e-8
+# a start's entries are kept this share of their range away from its ends, where the slope vanishes
+EDGE = 1e-3
 SLACK = 1e-9  # of epsilon, left to rounding
 LARGEST_EPSILON = 30.0
 ROUNDS, CLOSE = 100, 1e-12  # of Newton's method, at most; its last step, whose error is its square
@@ -53,12 +56,19 @@ class LearnedStrategy(nn.Module):
 
     def __init__(self, start: Tensor, epsilon: float) -> None:
         super().__init__()
-        Q, epsilon = checks.matrix("start", start).detach().double(), checks.positive("epsilon", epsilon)
+        Q, epsilon = (
+            checks.matrix("start", start).detach().double(),
+            checks.positive("epsilon", epsilon),
+        )
         if Q.ndim != 2 or not bool((Q > 0).all()):
-            raise ValueError(f"start must be one positive matrix (outputs, types), not of shape {tuple(Q.shape)}")
+            raise ValueError(
+                f"start must be one positive matrix (outputs, types), not of shape {tuple(Q.shape)}"
+            )
         own = float((Q.amax(1) / Q.amin(1)).log().max())
         if not own * (1 - SLACK) <= epsilon <= LARGEST_EPSILON:
-            raise ValueError(f"epsilon must lie between start's own, {own:g}, and 30, not {epsilon!r}")
+            raise ValueError(
+                f"epsilon must lie between start's own, {own:g}, and 30, not {epsilon!r}"
+            )
         self.epsilon = epsilon
         growth, least = self._growth, math.exp(-epsilon)
         z = (Q.amin(1) * Q.amax(1) / (1 + growth)).sqrt()  # a row in the middle of its range
@@ -122,13 +132,20 @@ def answer_variances(Q: Tensor, W: Tensor, prior: Tensor | None = None) -> Tenso
     Q, W = checks.matrix("Q", Q), checks.matrix("W", W)
     Q = Q.to(torch.promote_types(Q.dtype, torch.float32))
     if Q.ndim != 2 or W.ndim != 2 or W.shape[1] != Q.shape[1] or not bool((Q > 0).all()):
-        raise ValueError(f"Q must be one positive matrix, W (queries, {Q.shape[-1]}), not {tuple(W.shape)}")
+        raise ValueError(
+            f"Q must be one positive matrix, W (queries, {Q.shape[-1]}), not {tuple(W.shape)}"
+        )
     k = Q.shape[1]
-    prior = Q.new_full((k,), 1 / k) if prior is None else checks.shares("prior", prior, k, positive=True).to(Q)
+    prior = (
+        Q.new_full((k,), 1 / k)
+        if prior is None
+        else checks.shares("prior", prior, k, positive=True).to(Q)
+    )
     scaled = Q / (Q @ prior)[:, None]  # D^{-1} Q
     triangle, failed = torch.linalg.cholesky_ex(Q.mT @ scaled)
     pivots = triangle.diagonal()
-    hidden = math.sqrt(50 * torch.finfo(Q.dtype).eps) * pivots.max()  # by rounding, where it is a zero
+    # by rounding, where it is a zero
+    hidden = math.sqrt(50 * torch.finfo(Q.dtype).eps) * pivots.max()
     if bool(failed) or bool(pivots.min() <= hidden):
         raise ValueError(f"Q must have rank {k}: its columns must be linearly independent")
     V = torch.cholesky_solve(W.to(Q).mT, triangle).mT @ scaled.mT
@@ -163,22 +180,39 @@ class StrategyMatrix(StrategyOracle):
         checks.own(self)
         Q = checks.matrix("matrix", self.matrix).detach().double()
         if Q.ndim != 2 or Q.shape[1] < 2:
-            raise ValueError(f"matrix must have shape (outputs, types) with types >= 2, not {tuple(Q.shape)}")
+            raise ValueError(
+                f"matrix must have shape (outputs, types) with types >= 2, not {tuple(Q.shape)}"
+            )
         if (Q <= 0).any():
-            raise ValueError("matrix must be positive: with a 0 no epsilon holds; drop outputs that never occur")
+            raise ValueError(
+                "matrix must be positive: with a 0 no epsilon holds; drop outputs that never occur"
+            )
         sums = Q.sum(0)
         if float((sums - 1).abs().max()) > COLUMN_TOLERANCE:
             raise ValueError(
                 "matrix must have columns that add up to 1: column x is the output distribution of type x"
             )
         if not bool((Q.amax(1) > Q.amin(1) * (1 + LEAST_RATIO)).any()):
-            raise ValueError("matrix must have two different columns; this one says nothing about the type")
+            raise ValueError(
+                "matrix must have two different columns; this one says nothing about the type"
+            )
         table, epsilon = whole_table(Q / sums)
         table = table.to(Q.device)
         Q, k = table.double() / TOTAL, Q.shape[1]
-        prior = torch.ones(k, dtype=torch.float64, device=Q.device) if self.prior is None else self.prior
+        prior = (
+            torch.ones(k, dtype=torch.float64, device=Q.device)
+            if self.prior is None
+            else self.prior
+        )
         prior = checks.shares("prior", prior, k, positive=True).detach().to(Q.device)
-        values = {"matrix": Q, "prior": prior, "k": k, "epsilon": epsilon, "law": Q @ prior, "table": table}
+        values = {
+            "matrix": Q,
+            "prior": prior,
+            "k": k,
+            "epsilon": epsilon,
+            "law": Q @ prior,
+            "table": table,
+        }
         for name, value in values.items():
             object.__setattr__(self, name, value)
 
@@ -225,7 +259,11 @@ class StrategyMatrix(StrategyOracle):
         if W.shape[1] > SMALL:
             shifts = ShiftStrategy.tuned(W, epsilon, generator=generator)
             starts = [shifts.rows, None] if epsilon > SHARP else [shifts.rows]
-        found = [cls(Q, law) for each in starts for Q, law in search(W, epsilon, prior, effort, generator, each)]
+        found = [
+            cls(Q, law)
+            for each in starts
+            for Q, law in search(W, epsilon, prior, effort, generator, each)
+        ]
         fitting = [each for each in found if each.epsilon <= epsilon]
         best = min(fitting, key=lambda each: each.judged(W, prior, Objective.MEAN))
         if objective is Objective.MEAN or len(W) == 1:
@@ -274,7 +312,9 @@ class StrategyMatrix(StrategyOracle):
 
     @property
     def guarantee(self) -> Guarantee:
-        return exact_local(self.epsilon, "McKenna et al. (2020); epsilon = largest log ratio within a row")
+        return exact_local(
+            self.epsilon, "McKenna et al. (2020); epsilon = largest log ratio within a row"
+        )
 
     @property
     def blanket(self) -> Blanket:

@@ -13,7 +13,8 @@ from torchdp.threads import on_host, one_thread
 
 LEAST_EPSILON = 1e-6
 MOST = 700.0  # epsilon without the program
-INTERIOR_POINT, LARGEST_PROGRAM = 24, 64  # types up to which Clarabel solves the program; up to which SCS does
+# types up to which Clarabel solves the program; up to which SCS does
+INTERIOR_POINT, LARGEST_PROGRAM = 24, 64
 ROUNDING = 1e-14  # of the largest entry, for each dimension: the error of eigvalsh
 
 
@@ -33,7 +34,9 @@ class VarianceWitness:
 
 @one_thread
 @on_host
-def strategy_lower_bound(W: Tensor, epsilon: float, prior: Tensor | None = None, *, program: bool = True) -> float:
+def strategy_lower_bound(
+    W: Tensor, epsilon: float, prior: Tensor | None = None, *, program: bool = True
+) -> float:
     """No epsilon-LDP report answers W with less variance: a bound on the mean over queries and prior-weighted types.
 
     For every local randomizer, whatever its outputs, and every unbiased estimate V(y) of W e_x from one report y,
@@ -77,7 +80,8 @@ def _by_singular_values(W: Tensor, epsilon: float, prior: Tensor) -> float:
     s = torch.linalg.svdvals(torch.linalg.qr(W, mode="r").R if queries > k else W)
     s = (s - ROUNDING * k * s[0]).clamp_min(0)
     total, most = math.sinh(epsilon / 2) ** 2, math.tanh(epsilon / 2) ** 2
-    left = total - most * torch.arange(len(s))  # for this v and those after it, where all before are at most
+    # for this v and those after it, where all before are at most
+    left = total - most * torch.arange(len(s))
     rest = s.flip(0).cumsum(0).flip(0)
     free = ((left > 0) & (left * s < most * rest)).nonzero()[:, 0]
     if not len(free):  # every v at most
@@ -103,10 +107,20 @@ def _by_program(W: Tensor, epsilon: float, prior: Tensor) -> float:
     mixed = cp.Variable((k, k))
     slack = (lift.T @ prior.numpy()[:, None]) @ (cp.reshape(prices, (1, k), order="C") @ lift)
     slack = slack - first @ ones @ first.T - second @ zeros @ second.T - first @ mixed @ second.T
-    block = cp.bmat([[(slack + slack.T) / 2, first @ Y.T], [Y @ first.T, torch.eye(len(root)).double().numpy()]])
+    block = cp.bmat(
+        [[(slack + slack.T) / 2, first @ Y.T], [Y @ first.T, torch.eye(len(root)).double().numpy()]]
+    )
     off = 1 - torch.eye(k, dtype=torch.float64).numpy()
-    constraints = [block >> 0, ones >= 0, zeros >= 0, cp.multiply(off, mixed) >= 0, cp.sum(Y, axis=1) == 0]
-    problem = cp.Problem(cp.Maximize(2 * cp.trace(Y @ root.numpy().T) - cp.sum(prices)), constraints)
+    constraints = [
+        block >> 0,
+        ones >= 0,
+        zeros >= 0,
+        cp.multiply(off, mixed) >= 0,
+        cp.sum(Y, axis=1) == 0,
+    ]
+    problem = cp.Problem(
+        cp.Maximize(2 * cp.trace(Y @ root.numpy().T) - cp.sum(prices)), constraints
+    )
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # an inaccurate solution is charged for below
         if k <= INTERIOR_POINT:
@@ -114,15 +128,21 @@ def _by_program(W: Tensor, epsilon: float, prior: Tensor) -> float:
         else:
             problem.solve(solver=cp.SCS, eps=1e-7, max_iters=50_000)
     if Y.value is None:
-        raise RuntimeError(f"the solver found no solution ({problem.status}); try a smaller epsilon")
-    found = [torch.from_numpy(variable.value).double() for variable in (Y, prices, ones, zeros, mixed)]
+        raise RuntimeError(
+            f"the solver found no solution ({problem.status}); try a smaller epsilon"
+        )
+    found = [
+        torch.from_numpy(variable.value).double() for variable in (Y, prices, ones, zeros, mixed)
+    ]
     Z = found[0] - found[0].mean(1, keepdim=True)
     witness = VarianceWitness(Z / (1 - low), *found[1:])
     return certify_variance(root, epsilon, witness, prior) * scale**2 * len(root) / len(W)
 
 
 @on_host
-def certify_variance(W: Tensor, epsilon: float, witness: VarianceWitness, prior: Tensor | None = None) -> float:
+def certify_variance(
+    W: Tensor, epsilon: float, witness: VarianceWitness, prior: Tensor | None = None
+) -> float:
     """The bound that a witness proves, by linear algebra in float64.
 
     For a row r of any strategy and its decoder V_r, <prior, r> ||V_r||^2 >= 2 <V_r, Z r> - ||Z r||^2/<prior, r>. If
@@ -139,10 +159,15 @@ def certify_variance(W: Tensor, epsilon: float, witness: VarianceWitness, prior:
     mixed = torch.where(torch.eye(k, dtype=torch.bool), witness.mixed, witness.mixed.clamp_min(0))
     image = witness.Z @ lift
     slack = torch.outer(prior @ lift, witness.prices @ lift) - image.mT @ image
-    slack -= first @ witness.ones.clamp_min(0) @ first.mT + second @ witness.zeros.clamp_min(0) @ second.mT
+    slack -= (
+        first @ witness.ones.clamp_min(0) @ first.mT
+        + second @ witness.zeros.clamp_min(0) @ second.mT
+    )
     slack -= first @ mixed @ second.mT
     slack = (slack + slack.mT) / 2
-    lacking = max(0.0, -float(torch.linalg.eigvalsh(slack)[0])) + ROUNDING * (k + 1) * float(slack.abs().max())
+    lacking = max(0.0, -float(torch.linalg.eigvalsh(slack)[0])) + ROUNDING * (k + 1) * float(
+        slack.abs().max()
+    )
     # ||(1, t)||^2 = 1 + sum t =: 1 + T, <1, u> = k low + (1 - low) T, and <prior, u> >= low + (1 - low) T min prior.
     T = torch.arange(k + 1, dtype=torch.float64)
     share = (1 + T) / ((low + (1 - low) * T * prior.min()) * (k * low + (1 - low) * T))
@@ -165,4 +190,8 @@ def _problem(
 def _forms(k: int, low: float) -> tuple[Tensor, Tensor, Tensor]:
     """In (1, t): the forms t_x and 1 - t_x, columns of (k + 1, k) each, and u = low + (1 - low) t, (k, k + 1)."""
     one, eye = torch.ones(1, k, dtype=torch.float64), torch.eye(k, dtype=torch.float64)
-    return torch.cat([0 * one, eye]), torch.cat([one, -eye]), torch.cat([low * one, (1 - low) * eye]).mT
+    return (
+        torch.cat([0 * one, eye]),
+        torch.cat([one, -eye]),
+        torch.cat([low * one, (1 - low) * eye]).mT,
+    )

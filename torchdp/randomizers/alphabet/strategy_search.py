@@ -32,7 +32,8 @@ BALANCED = 1e-10  # largest error of a column sum at which a design counts
 SMALLEST_EPSILON, LARGEST_EPSILON = 1e-3, 30.0
 SMALL = 64  # types up to which random starts do
 NEARLY = 1e-3  # largest error of a column sum on the way
-FLOOR = 1e-8  # weight of the histogram beside the workload: what W does not ask for keeps a finite variance
+# weight of the histogram beside the workload: what W does not ask for keeps a finite variance
+FLOOR = 1e-8
 RIDGE = 1e-13  # of the mean diagonal: keeps a singular M apart from rounding
 PRIOR_STEP = 0.5  # exponent of the update of the least favourable prior
 LIGHTEST = 1e-5  # about the least weight of a row, as a share of the largest
@@ -62,7 +63,9 @@ class Design(NamedTuple):
 
     def with_rows(self, rows: Tensor, weights: Tensor) -> "Design":
         """Other rows and weights, not balanced yet."""
-        return self._replace(rows=rows, weights=weights, residual=torch.full_like(self.residual, torch.inf))
+        return self._replace(
+            rows=rows, weights=weights, residual=torch.full_like(self.residual, torch.inf)
+        )
 
     def heaviest(self, m: int) -> "Design":
         """So many rows of the largest weights."""
@@ -215,7 +218,9 @@ def search(
     return [*_finish(design), *((matrix, prior) for matrix in _known(k, m, low))]
 
 
-def strategy_problem(W: Tensor, epsilon: float, prior: Tensor | None) -> tuple[Tensor, float, Tensor | None]:
+def strategy_problem(
+    W: Tensor, epsilon: float, prior: Tensor | None
+) -> tuple[Tensor, float, Tensor | None]:
     """What a search is given, checked: float64, prior scaled to 1. Raises TypeError, ValueError."""
     W, prior = answered(W, prior)
     if not W.any():
@@ -223,17 +228,23 @@ def strategy_problem(W: Tensor, epsilon: float, prior: Tensor | None) -> tuple[T
     return W, searchable(epsilon), prior
 
 
-def answered(W: Tensor, prior: Tensor | None, positive: bool = True) -> tuple[Tensor, Tensor | None]:
+def answered(
+    W: Tensor, prior: Tensor | None, positive: bool = True
+) -> tuple[Tensor, Tensor | None]:
     """A workload (queries, types), float64, and a prior of its types. Raises TypeError, ValueError."""
     W = checks.matrix("W", W).detach().double()
     if W.ndim != 2 or W.shape[1] < 2:
-        raise ValueError(f"W must have shape (queries, types) with types >= 2, not {tuple(W.shape)}")
+        raise ValueError(
+            f"W must have shape (queries, types) with types >= 2, not {tuple(W.shape)}"
+        )
     if prior is not None:
         prior = checks.shares("prior", prior, W.shape[1], positive=positive).detach().to(W.device)
     return W, prior
 
 
-def searchable(epsilon: float, least: float = SMALLEST_EPSILON, most: float = LARGEST_EPSILON) -> float:
+def searchable(
+    epsilon: float, least: float = SMALLEST_EPSILON, most: float = LARGEST_EPSILON
+) -> float:
     """epsilon in [least, most]. Raises TypeError, ValueError."""
     return checks.within("epsilon", epsilon, least, most)
 
@@ -256,7 +267,11 @@ class Problem:
         best, least = design, torch.full_like(design.residual, torch.inf)
         for _ in range(moves + 1):
             value = worth(self.gram, design)
-            each = value.variance.amax(-1) if self.prior is None else (value.variance * design.prior).sum(-1)
+            each = (
+                value.variance.amax(-1)
+                if self.prior is None
+                else (value.variance * design.prior).sum(-1)
+            )
             better = (design.residual < BALANCED) & (value.defect < SLACK) & (each < least)
             best, least = design.where(better, best), torch.where(better, each, least)
             design = self.moved(design, value, 10, BALANCED / 2)
@@ -297,9 +312,14 @@ class Problem:
         best, m = design, design.rows.shape[-2]
         for _ in range(rounds):
             rows, share = self.flipped(design)
-            half = torch.rand(share.shape, dtype=share.dtype, device=share.device, generator=generator) < 0.5
+            half = (
+                torch.rand(share.shape, dtype=share.dtype, device=share.device, generator=generator)
+                < 0.5
+            )
             weights = torch.where(half, share, 1e-9) * design.weights.mean(-1, keepdim=True)
-            design = design.with_rows(torch.cat([design.rows, rows], -2), torch.cat([design.weights, weights], -1))
+            design = design.with_rows(
+                torch.cat([design.rows, rows], -2), torch.cat([design.weights, weights], -1)
+            )
             for _ in range(6):
                 design = self.moved(design, worth(self.gram, design), 10, NEARLY)
             design, cost = self.settled(design.heaviest(m), 4)
@@ -316,7 +336,9 @@ class Problem:
         diagonal = value.curvature.diagonal(dim1=-2, dim2=-1)[..., None, :]
         score = value.score[..., None] + change * (2 * value.image + change * diagonal)
         cost = rows @ design.prices[..., None] + change * prices
-        gain, index = (score / (value.mean[..., None] + change * prior) - cost).max(-1, keepdim=True)
+        gain, index = (score / (value.mean[..., None] + change * prior) - cost).max(
+            -1, keepdim=True
+        )
         flipped = rows.scatter_add(-1, index, change.gather(-1, index))
         return flipped, 0.3 * (gain[..., 0] > 0).to(rows.dtype) + 1e-9
 
@@ -325,18 +347,23 @@ def _gram(W: Tensor) -> Tensor:
     """W^T W, scaled to size 1, with a little of the histogram's."""
     W, k = W / W.abs().max(), W.shape[1]
     if W.shape[0] > k:
-        W = torch.linalg.qr(W, mode="r").R * math.sqrt(k / W.shape[0])  # the same Gram matrix, less queries
+        # the same Gram matrix, less queries
+        W = torch.linalg.qr(W, mode="r").R * math.sqrt(k / W.shape[0])
     gram = W.mT @ W
     gram.diagonal().add_(FLOOR * gram.diagonal().mean())
     return gram
 
 
-def _starts(k: int, outputs: int, epsilon: float, device: torch.device, generator: torch.Generator) -> Tensor:
+def _starts(
+    k: int, outputs: int, epsilon: float, device: torch.device, generator: torch.Generator
+) -> Tensor:
     """Logits of the first rows, (2, outputs, k)."""
     noise = torch.randn(2, outputs, k, dtype=torch.float64, device=device, generator=generator)
     single = torch.eye(k, dtype=torch.float64, device=device).repeat(-(-outputs // k), 1)[:outputs]
     size = max(1, round(k / (math.exp(epsilon) + 1)))
-    order = torch.rand(outputs, k, dtype=torch.float64, device=device, generator=generator).argsort(-1)
+    order = torch.rand(outputs, k, dtype=torch.float64, device=device, generator=generator).argsort(
+        -1
+    )
     responses, subsets = 6 * single - 3 + noise[0], 3 * (order < size) - 1.5 + 0.3 * noise[1]
     return torch.stack([responses, subsets])
 
@@ -347,7 +374,9 @@ def _finish(design: Design) -> list[tuple[Tensor, Tensor | None]]:
     if not bool(weights.isfinite().all()) or float(design.residual[0]) > BALANCED:
         return []
     rows, inverse = torch.unique(rows, dim=0, return_inverse=True)
-    weights = torch.zeros(len(rows), dtype=weights.dtype, device=weights.device).index_add_(0, inverse, weights)
+    weights = torch.zeros(len(rows), dtype=weights.dtype, device=weights.device).index_add_(
+        0, inverse, weights
+    )
     kept = weights > 0
     Q = rows[kept] * weights[kept][:, None]
     return [(Q / Q.sum(0), design.prior[0])]
@@ -358,6 +387,8 @@ def _known(k: int, outputs: int, low: Tensor) -> list[Tensor]:
     types, size = torch.arange(k, device=low.device), 1 << k.bit_length()
     held = [types[:, None] == types]
     if size <= outputs:
-        held.append((popcount(torch.arange(size, device=low.device)[:, None] & (types + 1)) & 1) == 0)
+        held.append(
+            (popcount(torch.arange(size, device=low.device)[:, None] & (types + 1)) & 1) == 0
+        )
     matrices = [torch.where(pattern, 1.0, low) for pattern in held]
     return [matrix / matrix.sum(0) for matrix in matrices]

@@ -18,8 +18,19 @@ from torchdp.privacy import Guarantee
 from torchdp.privacy.blanket import Blanket
 from torchdp.protocol import Limits, Tally, Users
 from torchdp.randomizers.alphabet.bit_vectors import BitVectorOracle, put_bit
-from torchdp.randomizers.alphabet.chances import at_least, exponential, logarithm, stated, told_apart
-from torchdp.randomizers.alphabet.frequency import FrequencyOracle, bounded_proxy, keep_range, spread
+from torchdp.randomizers.alphabet.chances import (
+    at_least,
+    exponential,
+    logarithm,
+    stated,
+    told_apart,
+)
+from torchdp.randomizers.alphabet.frequency import (
+    FrequencyOracle,
+    bounded_proxy,
+    keep_range,
+    spread,
+)
 from torchdp.randomizers.base import exact_local
 from torchdp.randomizers.draws import WORD, popcount, unpack, without_replacement
 from torchdp.threads import on_host
@@ -41,7 +52,8 @@ def subset_sums(free: Tensor, bound: Tensor, w: int, draws: Draws) -> Tensor:
     """
     repetitions, k = bound.shape
     size = 1 << (k - 1).bit_length()
-    crowds = torch.zeros(2, repetitions, 1, w + 1, dtype=torch.int64, device=bound.device)  # the free, the bound
+    # the free, the bound
+    crowds = torch.zeros(2, repetitions, 1, w + 1, dtype=torch.int64, device=bound.device)
     crowds[0, :, 0, w], crowds[1, :, 0, w - 1] = free, bound.sum(1)
     before = torch.nn.functional.pad(bound.cumsum(1), (1, 0))
     # all blocks of ``size`` values, and a smaller last one
@@ -85,7 +97,9 @@ def split(crowds: Tensor, s: int, h: int, own: Tensor, draws: Draws) -> tuple[Te
     return left, right
 
 
-def picks(crowds: Tensor, s: int, h: int, draws: Draws) -> Iterator[tuple[Tensor, Tensor, Tensor, Tensor]]:
+def picks(
+    crowds: Tensor, s: int, h: int, draws: Draws
+) -> Iterator[tuple[Tensor, Tensor, Tensor, Tensor]]:
     """(block, r, picks, users): of r values picked from s without replacement, how many are among the first h.
 
     crowds: (repetitions, blocks, r + 1) users who pick r; block: of repetitions * blocks.
@@ -95,10 +109,15 @@ def picks(crowds: Tensor, s: int, h: int, draws: Draws) -> Iterator[tuple[Tensor
     width = 2 * math.ceil(math.sqrt(TAIL / 2 * max(1, min(s - h, h)))) + 2
     for part in held.split(max(1, CELLS // min(width, h + 1))) if len(held) else ():
         first, sums = _hypergeometric(part, s, h)
-        columns = flat[:, part[0] : part[-1] + 1] if len(part) == int(part[-1] - part[0]) + 1 else flat[:, part]
+        columns = (
+            flat[:, part[0] : part[-1] + 1]
+            if len(part) == int(part[-1] - part[0]) + 1
+            else flat[:, part]
+        )
         block, row = columns.nonzero(as_tuple=True)
         users = columns[block, row]
-        share = torch.bincount(users.clamp_max(width).cumsum(0) // CELLS)  # crowds that come out of each step
+        # crowds that come out of each step
+        share = torch.bincount(users.clamp_max(width).cumsum(0) // CELLS)
         for some in torch.arange(len(row), device=row.device).split(share.cpu().tolist()):
             origin, place, crowd = _descended(row[some], users[some], sums, draws)
             origin = some[origin]
@@ -112,7 +131,9 @@ def _hypergeometric(r: Tensor, s: int, h: int) -> tuple[Tensor, list[Tensor]]:
     What lies farther from the mean than (TAIL/2 min(r, s - r, h, s - h))^{1/2} is left out. Source: Hoeffding (1963),
     sections 2 and 6.
     """
-    reach = (TAIL / 2 * torch.minimum(r, s - r).clamp(max=min(h, s - h)).double()).sqrt().ceil().long() + 1
+    reach = (
+        TAIL / 2 * torch.minimum(r, s - r).clamp(max=min(h, s - h)).double()
+    ).sqrt().ceil().long() + 1
     mean = r * h // max(1, s)
     low = torch.maximum((r - (s - h)).clamp_min(0), mean - reach)
     high = torch.minimum(r.clamp_max(h), mean + reach)
@@ -129,7 +150,9 @@ def _hypergeometric(r: Tensor, s: int, h: int) -> tuple[Tensor, list[Tensor]]:
     return low, sums
 
 
-def _descended(row: Tensor, users: Tensor, sums: list[Tensor], draws: Draws) -> tuple[Tensor, Tensor, Tensor]:
+def _descended(
+    row: Tensor, users: Tensor, sums: list[Tensor], draws: Draws
+) -> tuple[Tensor, Tensor, Tensor]:
     """Crowds drawn from the rows of a table, half by half: (which crowd, column, users), where there are users."""
     origin, place = torch.arange(len(row), device=row.device), torch.zeros_like(row)
     for level in reversed(sums[:-1]):
@@ -223,7 +246,9 @@ class SubsetSelection(BitVectorOracle):
         k, w = self.k, self.subset
         if k <= 4096:
             return (self.outputs - 1).bit_length()
-        return math.ceil((math.lgamma(k + 1) - math.lgamma(w + 1) - math.lgamma(k - w + 1)) / math.log(2))
+        return math.ceil(
+            (math.lgamma(k + 1) - math.lgamma(w + 1) - math.lgamma(k - w + 1)) / math.log(2)
+        )
 
     def limits(self, n: Users) -> dict[str, Limits]:
         return {"reports": Limits(0, n, n * self.subset)}
@@ -244,12 +269,16 @@ class SubsetSelection(BitVectorOracle):
     def decode(self, data: bytes) -> Tensor:
         size = max(1, -(-self.bits_per_user // 8))
         if len(checks.instance("data", data, bytes)) % size:
-            raise ValueError(f"data must hold {size} bytes for each message, not {len(data)} bytes in all")
+            raise ValueError(
+                f"data must hold {size} bytes for each message, not {len(data)} bytes in all"
+            )
         words = torch.zeros(len(data) // size, self.words, dtype=torch.int64)
         for row, start in zip(words, range(0, len(data), size), strict=True):
             number = int.from_bytes(data[start : start + size], "little")
             if number >= self.outputs:
-                raise ValueError(f"data must hold numbers below that of sets of {self.subset} types; one is not")
+                raise ValueError(
+                    f"data must hold numbers below that of sets of {self.subset} types; one is not"
+                )
             member = torch.tensor(members(number, self.k, self.subset), dtype=torch.int64)
             row.index_add_(0, member // WORD, torch.ones_like(member) << member % WORD)
         return words
@@ -316,18 +345,22 @@ class SubsetSelection(BitVectorOracle):
                 new = (row * k + value).unique()
                 row, value = new // k, new % k
             place = rows[row] * self.words + value // WORD
-            words.view(-1).index_add_(0, place, torch.ones_like(value) << value % WORD)  # bits that were 0
+            # bits that were 0
+            words.view(-1).index_add_(0, place, torch.ones_like(value) << value % WORD)
             missing -= torch.bincount(row, minlength=len(rows))
         put_bit(words, own, held)
         return words.view(*x.shape, self.words)
 
     def collect_unchecked(self, x: Tensor, draws: Draws) -> Tally:
-        return FrequencyOracle.collect_unchecked(self, x, draws)  # the bits of a set are not independent
+        # the bits of a set are not independent
+        return FrequencyOracle.collect_unchecked(self, x, draws)
 
     def _first(self, own: Tensor, wanted: Tensor, draws: Draws) -> Tensor:
         """Sets of other values than ``own``, with at most ``wanted`` members: (n, words), without own's bit."""
         least = self.subset - 1
-        share = math.floor(256 * (least - 1.5 * math.sqrt(least)) / self.k) / 256 if least > 8 else 0.0
+        share = (
+            math.floor(256 * (least - 1.5 * math.sqrt(least)) / self.k) / 256 if least > 8 else 0.0
+        )
         words = self._others(len(own), share, draws)
         put_bit(words, own, torch.zeros_like(own))
         rows = (popcount(words).sum(-1) > wanted).nonzero()[:, 0]

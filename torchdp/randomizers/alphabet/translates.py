@@ -38,14 +38,17 @@ from torchdp.threads import one_thread
 COARSEST, FACTORED = 64, 256  # types at which the search begins; up to which M is factored
 PADS = (1 / 8, 1 / 4, 1 / 2)  # room beyond the types, of their number in each direction
 PATTERNS = 8
-ARCS, CLOUDS = (1.0, 2.0, 4.0, 8.0, 3.0, 6.0), (1.0, 2.0, 1.5, 4.0)  # sizes of the starts, in K/(e^epsilon + 1)
-ROUGH = ((1.0, 1 / 8), (2.0, 1 / 32))  # of a prior: a share's deviation, of the mean one; length, of the types
+# sizes of the starts, in K/(e^epsilon + 1)
+ARCS, CLOUDS = (1.0, 2.0, 4.0, 8.0, 3.0, 6.0), (1.0, 2.0, 1.5, 4.0)
+# of a prior: a share's deviation, of the mean one; length, of the types
+ROUGH = ((1.0, 1 / 8), (2.0, 1 / 32))
 RIDGE = 1e-12  # of the diagonal: keeps a singular M apart from rounding
 PROBES, ITERATIONS, RESIDUAL = 8, 60, 1e-4
 KRONECKER = 1e-9  # of the largest entry of a Gram matrix: what its factors may miss
 Grid = tuple[int, ...]
 FLIPPED = 4  # patterns
-FORMS, STARTS, STEPS = (1.0, 2.0, 4.0, 1.0), 8, 400  # sizes of the starts, in K/(e^epsilon + 1), and the effort
+# sizes of the starts, in K/(e^epsilon + 1), and the effort
+FORMS, STARTS, STEPS = (1.0, 2.0, 4.0, 1.0), 8, 400
 FIRST, LAST = 0.1, 0.005  # learning rates
 EXTREME = 8.0  # logit
 SETTLING = 30  # steps of the shares once the patterns are rounded
@@ -72,7 +75,9 @@ class Group(ABC):
         """tr(G M^{-1}) and its gradient, for the eigenvalues S: (R, characters) -> (R,)."""
 
     @torch.enable_grad()
-    def descend(self, found: Patterns, steps: range, total: int, frozen: bool = False) -> tuple[Patterns, Tensor]:
+    def descend(
+        self, found: Patterns, steps: range, total: int, frozen: bool = False
+    ) -> tuple[Patterns, Tensor]:
         """Adam on the patterns and shares, or the shares of rounded patterns (frozen); the last prices, (R,)."""
         logits, shares = (each.clone().requires_grad_() for each in found)
         adam = Adam([shares] if frozen else [logits, shares], (0.9, 0.99))
@@ -201,7 +206,9 @@ class Torus(Group):
             floor = math.sqrt(FLOOR / k) * float(rows.norm())
             rows = torch.cat([rows, floor * torch.eye(k, dtype=rows.dtype, device=rows.device)])
         known = None if users is None else torch.linalg.inv(users * rough(k, rows))
-        return cls(low, generator, rows, grid, coprime(tuple(-(-size // width) for size in sizes)), known)
+        return cls(
+            low, generator, rows, grid, coprime(tuple(-(-size // width) for size in sizes)), known
+        )
 
     @property
     def size(self) -> int:
@@ -248,8 +255,12 @@ class Torus(Group):
         """Arcs or boxes with rough edges and thresholded noise of spectrum 1/f, of about K/(e^epsilon + 1) ones."""
         device, logits = self.rows.device, []
         axes = [torch.arange(size, dtype=torch.float64, device=device) for size in self.sizes]
-        waves = torch.stack(torch.meshgrid(*(torch.minimum(a, len(a) - a) for a in axes), indexing="ij"))
-        away = torch.stack(torch.meshgrid(*((a / len(a) - 0.5).abs() for a in axes), indexing="ij")).amax(0)
+        waves = torch.stack(
+            torch.meshgrid(*(torch.minimum(a, len(a) - a) for a in axes), indexing="ij")
+        )
+        away = torch.stack(
+            torch.meshgrid(*((a / len(a) - 0.5).abs() for a in axes), indexing="ij")
+        ).amax(0)
         falling = (1 + waves.norm(dim=0)) ** len(axes)
         for start in range(count):
             sizes = ARCS if start % 2 == 0 else CLOUDS
@@ -263,20 +274,26 @@ class Torus(Group):
                 else:
                     cloud = torch.fft.ifftn(torch.fft.fftn(self.normal(*self.sizes)) / falling).real
                     height = 3.0 * (cloud >= cloud.flatten().topk(ones).values[-1]).double() - 1.5
-                logits.append(height.flatten()[self.order].clamp(-2, 2) + 0.3 * self.normal(self.size))
+                logits.append(
+                    height.flatten()[self.order].clamp(-2, 2) + 0.3 * self.normal(self.size)
+                )
         return self.even(logits, count)
 
     def refined(self, found: Patterns, coarse: "Torus") -> Patterns:
         """From half as many points a side: without the noise the new frequencies would stay empty."""
         logits = found[0].clamp(-2, 2)[..., coarse.order.argsort()].unflatten(-1, coarse.sizes)
         for axis, (few, many) in enumerate(zip(coarse.sizes, self.sizes, strict=True)):
-            logits = logits.index_select(axis + 2, (torch.arange(many).to(self.order) // 2).clamp_max(few - 1))
+            logits = logits.index_select(
+                axis + 2, (torch.arange(many).to(self.order) // 2).clamp_max(few - 1)
+            )
         logits = logits.flatten(2)[..., self.order]
         return logits + 0.4 * self.normal(*logits.shape), found[1]
 
     def _factored(self, spectrum: Tensor, w: Tensor) -> Tensor:
         """M^{-1} w for each spectrum: (R, characters), (P, k) -> (R, P, k)."""
-        M = torch.fft.irfft(spectrum, n=self.size)[:, (self.place[:, None] - self.place) % self.size]
+        M = torch.fft.irfft(spectrum, n=self.size)[
+            :, (self.place[:, None] - self.place) % self.size
+        ]
         M.diagonal(dim1=-2, dim2=-1).mul_(1 + RIDGE)
         if self.known is not None:
             M = M + self.known
@@ -333,7 +350,9 @@ def shifts(
     W: (m, k), rows of mean 0. users: of a fit, on at most 256 types. None: no patterns tell all types apart. Unchecked.
     """
     low, k = math.exp(-epsilon), W.shape[1]
-    halvings, judged = (max(0, math.ceil(math.log2(k / most) / len(grid))) for most in (COARSEST, FACTORED))
+    halvings, judged = (
+        max(0, math.ceil(math.log2(k / most) / len(grid))) for most in (COARSEST, FACTORED)
+    )
 
     def finer(torus: Torus, found: Patterns, sizes: Grid, levels: range) -> tuple[Torus, Patterns]:
         for level in levels:
@@ -346,8 +365,14 @@ def shifts(
         sizes = tuple(many + max(1, round(pad * many)) for many in grid)
         torus = Torus.merged(W, low, generator, grid, sizes, 2**halvings, users)
         logits, shares = torus.best(torus.starts(starts), steps)
-        torus, found = finer(torus, (logits[:1], shares[:1]), sizes, range(halvings - 1, judged - 1, -1))
-        value = judge(torus.rounded(found), torus) if users is None else torus.variance(torus.rounded(found))
+        torus, found = finer(
+            torus, (logits[:1], shares[:1]), sizes, range(halvings - 1, judged - 1, -1)
+        )
+        value = (
+            judge(torus.rounded(found), torus)
+            if users is None
+            else torus.variance(torus.rounded(found))
+        )
         if value < least:
             best, least = (torus, found, sizes), value
     if best is None:
@@ -369,7 +394,9 @@ def coprime(sizes: Grid) -> Grid:
 def grid_of(W: Tensor) -> Grid | None:
     """The sides (a, b) of a grid of types on which the queries' Gram matrix is a Kronecker product; None: no such."""
     gram, k = W.mT @ W, W.shape[1]
-    for a in sorted((side for side in range(2, k) if k % side == 0), key=lambda side: side + k // side):
+    for a in sorted(
+        (side for side in range(2, k) if k % side == 0), key=lambda side: side + k // side
+    ):
         apart = gram.view(a, k // a, a, k // a).transpose(1, 2).reshape(a * a, -1)  # of rank 1
         row, column = divmod(int(apart.abs().argmax()), apart.shape[1])
         product = apart[:, column, None] * apart[row] / apart[row, column]
@@ -382,7 +409,9 @@ def rough(k: int, like: Tensor) -> Tensor:
     """Covariance of a histogram on k ordered types, (k, k): the mean of those of a smoother and of a rougher one."""
     types = torch.arange(k).to(like)
     apart = (types[:, None] - types).abs() / k
-    return torch.stack([(size / k) ** 2 * torch.exp(-apart / length) for size, length in ROUGH]).mean(0)
+    return torch.stack(
+        [(size / k) ** 2 * torch.exp(-apart / length) for size, length in ROUGH]
+    ).mean(0)
 
 
 def signed_sums(W: Tensor, count: int, generator: torch.Generator) -> Tensor:

@@ -62,7 +62,10 @@ class AxialSums:
         found = 2
         for order in range(KEPT, ORDERS):
             along, length = (terms[order] for terms in self._terms)
-            error = math.hypot(self._size(along), math.sqrt(2 * self.across) * self._size(length)) / CLOSE
+            error = (
+                math.hypot(self._size(along), math.sqrt(2 * self.across) * self._size(length))
+                / CLOSE
+            )
             found = max(found, math.ceil(error ** (2 / (order + 1))))
         return found
 
@@ -153,22 +156,26 @@ class AxialSums:
         plus that of <theta, y> b_k, is what the terms before leave. What holds no s goes to b_k.
         """
         (normal, count), root = self._duals, math.sqrt(2 * self.across)
-        want = _exponential([np.zeros(SHAPE), *(_grown(self._cumulants[d]) for d in range(3, ORDERS + 3))])
+        want = _exponential(
+            [np.zeros(SHAPE), *(_grown(self._cumulants[d]) for d in range(3, ORDERS + 3))]
+        )
         along: list[Polynomial] = []
         length: list[Polynomial] = []
         expansion = {(0, 0, 0): _grown(np.ones((1, 1)))}
         for order in range(1, ORDERS + 1):
             rest = want[order].copy()
-            for (i, l), f in _lower_terms(expansion, along, length, order).items():
-                expansion[i, l, order] = f
-                rest[i:] -= self._transform(f, l)[: SHAPE[0] - i]
+            for (i, ell), f in _lower_terms(expansion, along, length, order).items():
+                expansion[i, ell, order] = f
+                rest[i:] -= self._transform(f, ell)[: SHAPE[0] - i]
             keep = order + 2
             g = np.zeros(keep + 1)  # p (root g + 2 g') = what holds no s
             for j in reversed(range(keep)):
                 g[j] = (rest[0, j + 1] - 2 * (j + 1) * g[j + 1]) / root
             rows, columns = normal[:keep, :keep].T, count[:keep, :keep].T
             length.append(solve_triangular(columns, g[:keep])[None, :])
-            along.append(solve_triangular(columns, solve_triangular(rows, rest[1 : keep + 1, :keep]).T).T)
+            along.append(
+                solve_triangular(columns, solve_triangular(rows, rest[1 : keep + 1, :keep]).T).T
+            )
             expansion[1, 0, order] = _grown(along[-1])
             expansion[0, 1, order] = _grown(length[-1])
         return along, length
@@ -203,7 +210,9 @@ def directed(axes: Tensor, sums: Sums, draws: Draws) -> Tensor:
     for u, rho in zip(axes.split(at_once, -2), across.split(at_once, -1), strict=True):
         normals = draws.normal((len(along), *u.shape))
         normals -= (normals * u).sum(-1, keepdim=True) * u
-        lengths = torch.linalg.vector_norm(normals, dim=-1).clamp_min(torch.finfo(torch.float64).tiny)
+        lengths = torch.linalg.vector_norm(normals, dim=-1).clamp_min(
+            torch.finfo(torch.float64).tiny
+        )
         total += torch.einsum("...m,...md->...d", rho / lengths, normals)
     return total.reshape(*shape, dim)
 
@@ -212,7 +221,9 @@ def add(dim: int, first: Sums, second: Sums, draws: Draws) -> Sums:
     """A u + rho w plus A' u + rho' w', w and w' independent and uniform."""
     rho, other = first[1], second[1]
     t = uniform_coordinate(max(dim - 1, 1), draws.normal(tuple(rho.shape)))[0]
-    return first[0] + second[0], (rho * rho + other * other + 2 * rho * other * t).clamp_min(0).sqrt()
+    return first[0] + second[0], (rho * rho + other * other + 2 * rho * other * t).clamp_min(
+        0
+    ).sqrt()
 
 
 def _tree(dim: int, sizes: Tensor, known: Tensor, users: Sums, draws: Draws) -> Sums:
@@ -245,15 +256,15 @@ def _lower_terms(
     """
     terms = {}
     for i in range(order + 1):
-        for l in range(order // 2 + 1):
-            lower, series, share = ((i - 1, l), along, i) if i else ((0, l - 1), length, l)
+        for ell in range(order // 2 + 1):
+            lower, series, share = ((i - 1, ell), along, i) if i else ((0, ell - 1), length, ell)
             total = np.zeros(SHAPE)
             for h, term in enumerate(series, start=1):
                 rest = expansion.get((*lower, order - h))
                 if rest is not None:
                     total += _product(term, rest, SHAPE) / share
             if total.any():
-                terms[i, l] = total
+                terms[i, ell] = total
     return terms
 
 

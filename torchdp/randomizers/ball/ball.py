@@ -14,7 +14,16 @@ from torch import Tensor
 from torchdp import checks, wire
 from torchdp.draws import Draws, Simulated
 from torchdp.privacy import Guarantee
-from torchdp.protocol import Crowd, Estimate, Layout, Limits, MessageProtocol, Objective, Tally, Users
+from torchdp.protocol import (
+    Crowd,
+    Estimate,
+    Layout,
+    Limits,
+    MessageProtocol,
+    Objective,
+    Tally,
+    Users,
+)
 from torchdp.protocol.records import beside, combined, farthest
 from torchdp.randomizers.alphabet.chances import at_least, exponential
 from torchdp.randomizers.base import ball_epsilon, exact_local, user_counts
@@ -76,13 +85,20 @@ def largest(function: Callable[[float], float], low: float, high: float, points:
     values = [function(float(x)) for x in grid]
     at = int(np.argmax(values))
     around = grid[max(at - 1, 0)], grid[min(at + 1, points - 1)]
-    found = minimize_scalar(lambda x: -function(x), bounds=around, method="bounded", options={"xatol": 1e-6})
+    found = minimize_scalar(
+        lambda x: -function(x), bounds=around, method="bounded", options={"xatol": 1e-6}
+    )
     return max(values[at], -float(found.fun))
 
 
 def _exponential_excess(x: np.ndarray) -> np.ndarray:
     """e^x - 1 - x; near 0 by its series, where the difference would lose digits."""
-    series = x * x / 2 * (1 + x / 3 * (1 + x / 4 * (1 + x / 5 * (1 + x / 6 * (1 + x / 7 * (1 + x / 8))))))
+    series = (
+        x
+        * x
+        / 2
+        * (1 + x / 3 * (1 + x / 4 * (1 + x / 5 * (1 + x / 6 * (1 + x / 7 * (1 + x / 8))))))
+    )
     return np.where(np.abs(x) < 0.05, series, np.expm1(x) - x)
 
 
@@ -184,16 +200,22 @@ class BallRandomizer(MessageProtocol[Crowd, Tensor]):
         total = torch.zeros(self.dim, dtype=torch.float64, device=self._checked(messages).device)
         for some in messages.split(rows_at_once(messages, self.dim)):
             total += some.sum(0, dtype=torch.float64)
-        return Tally(len(messages), {"sum": checks.floating("messages", total)})  # NaN and infinity come through
+        # NaN and infinity come through
+        return Tally(len(messages), {"sum": checks.floating("messages", total)})
 
     def _checked(self, messages: Tensor) -> Tensor:
-        return checks.shaped("messages", checks.real("messages", messages), "n", self.dim, empty=True)
+        return checks.shaped(
+            "messages", checks.real("messages", messages), "n", self.dim, empty=True
+        )
 
     def collect_unchecked(self, x: Tensor, draws: Draws) -> Tally:
         return self.collect_crowd(x, torch.ones(len(x), dtype=torch.int64, device=x.device), draws)
 
     def collect_groups(self, x: Tensor, groups: Tensor, size: int, draws: Draws) -> Tally:
-        total, rows = torch.zeros(size, self.dim, dtype=torch.float64, device=x.device), rows_at_once(x, self.dim)
+        total, rows = (
+            torch.zeros(size, self.dim, dtype=torch.float64, device=x.device),
+            rows_at_once(x, self.dim),
+        )
         for part, own in zip(x.split(rows), groups.split(rows), strict=True):
             total.index_add_(0, own, self._messages(part.double(), draws))
         return Tally(torch.bincount(groups, minlength=size), {"sum": total})
@@ -236,7 +258,9 @@ class BallRandomizer(MessageProtocol[Crowd, Tensor]):
 
     def worst_mse(self, n: Users, objective: Objective = Objective.WORST) -> Tensor:
         """At x = 0 where the noise along x is the less; else on the sphere, along an axis for ``WORST``."""
-        entries = 1 if checks.instance("objective", objective, Objective) is Objective.WORST else self.dim
+        entries = (
+            1 if checks.instance("objective", objective, Objective) is Objective.WORST else self.dim
+        )
         moments, largest = self.moments, self.radius**2 / entries
         each = moments.variance + max(moments.outer, 0.0) * largest
         return torch.as_tensor(each / beside(checks.people("n", n, 1)), dtype=torch.float64)
@@ -261,7 +285,9 @@ class BallRandomizer(MessageProtocol[Crowd, Tensor]):
     def _types(self, name: str, crowd: Crowd) -> tuple[Tensor, Tensor]:
         points = self._inside(name, crowd.values).detach()
         if points.ndim != crowd.counts.ndim + 1:
-            raise ValueError(f"{name} must hold points of shape (types, {self.dim}), not {tuple(points.shape)}")
+            raise ValueError(
+                f"{name} must hold points of shape (types, {self.dim}), not {tuple(points.shape)}"
+            )
         return points, user_counts(name, crowd.counts, points.shape[-2]).to(points.device)
 
     @abstractmethod
@@ -274,13 +300,16 @@ class BallRandomizer(MessageProtocol[Crowd, Tensor]):
 
     def _inside(self, name: str, x: Tensor) -> Tensor:
         x = checks.shaped(name, checks.precise(name, x), ..., self.dim)
-        norms = torch.linalg.vector_norm(x, dim=-1, dtype=torch.float64)  # one pass; NaN and infinity come through
+        # one pass; NaN and infinity come through
+        norms = torch.linalg.vector_norm(x, dim=-1, dtype=torch.float64)
         ((_, largest),) = checks.ends(norms)
         if not math.isfinite(largest):
             checks.finite(**{name: x})
         # Rounding of the norm is let through (such points are projected onto the ball), no more.
         if largest > self.radius * (1 + 4 * math.sqrt(self.dim) * torch.finfo(x.dtype).eps):
-            raise ValueError(f"{name} holds points outside the ball of radius {self.radius:g}; scale or clip them")
+            raise ValueError(
+                f"{name} holds points outside the ball of radius {self.radius:g}; scale or clip them"
+            )
         return x
 
 
@@ -298,14 +327,17 @@ def consecutive(counts: Tensor, at_once: int) -> Iterator[tuple[Tensor, int, int
     ends = counts.cumsum(0)
     known = ends.cpu()  # waits for a device once, whatever the parts
     users = int(known[-1]) if len(known) else 0
-    alone = torch.equal(known, torch.arange(1, len(known) + 1, device=known.device))  # one user for each type
+    # one user for each type
+    alone = torch.equal(known, torch.arange(1, len(known) + 1, device=known.device))
     for start in range(0, users, at_once):
         end = min(start + at_once, users)
         some = torch.arange(start, end, device=counts.device)
         if alone:
             yield some, start, end - 1
         else:
-            first, last = torch.searchsorted(known, known.new_tensor([start, end - 1]), right=True).tolist()
+            first, last = torch.searchsorted(
+                known, known.new_tensor([start, end - 1]), right=True
+            ).tolist()
             yield torch.searchsorted(ends, some, right=True), first, last
 
 
@@ -338,7 +370,9 @@ class DuchiJordanWainwright(BallRandomizer):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.dim != 1:
-            raise ValueError(f"dim must be 1, not {self.dim}; for vectors take PrivUnit, which has less noise")
+            raise ValueError(
+                f"dim must be 1, not {self.dim}; for vectors take PrivUnit, which has less noise"
+            )
 
     @property
     def guarantee(self) -> Guarantee:
@@ -361,14 +395,17 @@ class DuchiJordanWainwright(BallRandomizer):
 
     def _behind(self, sizes: Tensor) -> Tensor:
         """``disagreement`` in whole numbers of 2^63, rounded up: the private side."""
-        least = at_least(1 / (exponential(self.epsilon) + 1))  # at the ends, without rounding errors
+        # at the ends, without rounding errors
+        least = at_least(1 / (exponential(self.epsilon) + 1))
         return (self.disagreement(sizes).clamp_min(least) * 2.0**63).ceil().to(torch.int64)
 
     @cached_property
     def moments(self) -> BallMoments:
         """Exact moments: variance B^2, outer -1; those of a coin of variance sinh(epsilon/2)^-2 at the ends."""
         odds = math.sinh(self.epsilon / 2) ** 2
-        return BallMoments(self.radius**2 * (1 + 1 / odds), -2 * math.sqrt(odds), 1 + 4 * odds, outer=-1.0)
+        return BallMoments(
+            self.radius**2 * (1 + 1 / odds), -2 * math.sqrt(odds), 1 + 4 * odds, outer=-1.0
+        )
 
     @cached_property
     def subgaussian(self) -> SubGaussian:

@@ -22,15 +22,20 @@ from torchdp.protocol.records import combined
 from torchdp.randomizers.ball.ball import BallMoments, BallRandomizer, SubGaussian, rows_at_once
 from torchdp.randomizers.base import real_local
 
-FINE, COARSE, MANY = 2.0**-8, 2.0**-6, 1000  # steps, in deviations of the noise, up to so many numbers and beyond
-WHOLE = 2.0**26  # points of the unit ball are whole numbers over it: their squares add up without error
+# steps, in deviations of the noise, up to so many numbers and beyond
+FINE, COARSE, MANY = 2.0**-8, 2.0**-6, 1000
+# points of the unit ball are whole numbers over it: their squares add up without error
+WHOLE = 2.0**26
 DITHER = 2.0**-16
 UNIT = 2.0**-53
 MARGIN = 4  # of the error bound
-NORMALS = 36  # |dG| <= (4 pi + 2 sqrt(2) K + K + 2) UNIT |r|: K = 4 units in the last place for log, sin and cos
+# |dG| <= (4 pi + 2 sqrt(2) K + K + 2) UNIT |r|: K = 4 units in the last place for log, sin and cos
+NORMALS = 36
 LONGEST = math.sqrt(96 * math.log(2))  # radius of a pair of normals whose first word has 15 bits
-MORE, LEFT = 3, 2.0**-255  # further words for each, of a row in doubt; what of a uniform number is not drawn
-SMALLEST, LARGEST = 2.0**-126, 2.0**112  # steps whose multiples of 16 bits are normal numbers of float32
+# further words for each, of a row in doubt; what of a uniform number is not drawn
+MORE, LEFT = 3, 2.0**-255
+# steps whose multiples of 16 bits are normal numbers of float32
+SMALLEST, LARGEST = 2.0**-126, 2.0**112
 
 
 class Words(NamedTuple):
@@ -158,16 +163,22 @@ class LatticeRandomizer(BallRandomizer):
         return self.dim // 2 + 1
 
     def encode(self, messages: Tensor) -> bytes:
-        return wire.pack(self._integers(self._checked(messages)).flatten() + self._limit, self._bits)
+        return wire.pack(
+            self._integers(self._checked(messages)).flatten() + self._limit, self._bits
+        )
 
     def decode(self, data: bytes) -> Tensor:
         whole = wire.unpack(data, self._bits) - self._limit
         if len(whole) % self.dim:
             size = self.bits_per_user // 8
-            raise ValueError(f"data must hold {size} bytes for each message, not {len(data)} bytes in all")
+            raise ValueError(
+                f"data must hold {size} bytes for each message, not {len(data)} bytes in all"
+            )
         found = whole.view(-1, self.dim).double() * self.step
         if found.numel() and float(found.abs().amax()) > self.entry_limit * (1 + 1e-9):
-            raise ValueError(f"data must hold numbers below {self.entry_limit:g} in size, what users send")
+            raise ValueError(
+                f"data must hold numbers below {self.entry_limit:g} in size, what users send"
+            )
         return found
 
     def randomize_unchecked(self, x: Tensor, draws: Draws) -> Tensor:
@@ -176,7 +187,8 @@ class LatticeRandomizer(BallRandomizer):
         return super().randomize_unchecked(x if short else x.double(), draws)
 
     def _messages(self, users: Tensor, draws: Draws) -> Tensor:
-        return self._whole(users, draws).mul_(self.step).add_(0.0)  # -0 would show what rounded to it
+        # -0 would show what rounded to it
+        return self._whole(users, draws).mul_(self.step).add_(0.0)
 
     def _whole(self, users: Tensor, draws: Draws) -> Tensor:
         """N for points (n, dim), float64."""
@@ -188,7 +200,9 @@ class LatticeRandomizer(BallRandomizer):
         rows = (~(away < 0.5 - bound)).nonzero()[:, 0]  # NaN is in doubt
         if len(rows):
             more = self.further(len(rows), draws).cpu()
-            asked = zip(whole[rows].tolist(), *(each[rows].cpu() for each in words), more, strict=True)
+            asked = zip(
+                whole[rows].tolist(), *(each[rows].cpu() for each in words), more, strict=True
+            )
             exact = (self.exactly(x, Words(*own), rest) for x, *own, rest in asked)
             decided = [[int(one.context.nint(one)) for one in each] for each in exact]
             N[rows] = torch.tensor(decided, dtype=torch.float64, device=N.device)
@@ -215,7 +229,8 @@ class LatticeRandomizer(BallRandomizer):
         torch.mul(radii, angles.cos(), out=normals[:, :pairs])
         torch.mul(radii, angles.sin_(), out=normals[:, pairs:])
         longest, length = radii.amax(-1), torch.linalg.vector_norm(radii, dim=-1)
-        rest = (longest.square() / 2).exp() * 2.0**-63 + 2 * UNIT  # of log U: what is not drawn of U, its rounding
+        # of log U: what is not drawn of U, its rounding
+        rest = (longest.square() / 2).exp() * 2.0**-63 + 2 * UNIT
         rest.masked_fill_(longest > LONGEST, math.inf)
         error = length * (NORMALS * UNIT) + rest * (math.sqrt(pairs) / radii.amin(-1))
         height = (WHOLE**2 - squares).sqrt() / WHOLE
@@ -268,10 +283,14 @@ class LatticeRandomizer(BallRandomizer):
         whole = near.round()
         least, most = (float(end) for end in whole.aminmax()) if whole.numel() else (0.0, 0.0)
         if not float((near - whole).abs_().amax() if whole.numel() else 0.0) < 0.01:
-            raise ValueError(f"messages must be whole multiples of step = {self.step!r}, as users send them")
+            raise ValueError(
+                f"messages must be whole multiples of step = {self.step!r}, as users send them"
+            )
         fits = -self._limit <= least and most < self._limit
         if not fits or max(-least, most) * self.step > self.entry_limit * (1 + 1e-9):
-            raise ValueError(f"messages must be below {self.entry_limit:g} in size, what users send")
+            raise ValueError(
+                f"messages must be below {self.entry_limit:g} in size, what users send"
+            )
         return whole.to(torch.int64)
 
 

@@ -20,11 +20,19 @@ from torchdp.privacy.blanket import Blanket
 from torchdp.randomizers.ball.axial_sums import AxialSums, add, directed, uniform_sums
 from torchdp.randomizers.ball.ball import BallMoments, SubGaussian, constants
 from torchdp.randomizers.ball.lattice import UNIT, LatticeRandomizer, Lifted, Mixture
-from torchdp.randomizers.ball.sphere import CapLaw, placed, rapidity, sided, sinh, uniform_coordinate
+from torchdp.randomizers.ball.sphere import (
+    CapLaw,
+    placed,
+    rapidity,
+    sided,
+    sinh,
+    uniform_coordinate,
+)
 from torchdp.randomizers.base import ball_epsilon, real_local
 
 USERS_AT_ONCE = 2**22  # whose T, sqrt(1 - T^2) and g0 a fused sum holds
-COORDINATE = 500  # units of 2^-53 in sqrt(dim + 1) T, and in sqrt(1 - T^2): measured, 34 and 20 at most
+# units of 2^-53 in sqrt(dim + 1) T, and in sqrt(1 - T^2): measured, 34 and 20 at most
+COORDINATE = 500
 
 
 @dataclass(frozen=True)
@@ -123,7 +131,9 @@ class PrivUnit(LatticeRandomizer):
         """Along x on the sphere, those of (T/gamma - 1) radius; no direction is worse (on a grid, by the tests)."""
         w, weights = self.cap.quadrature()
         y, centre = w / 2, self.cap.rapidity  # tanh y - tanh c = sinh(y - c)/(cosh y cosh c)
-        return constants((self.radius * np.sinh(y - centre) / (np.cosh(y) * np.sinh(centre)), weights))
+        return constants(
+            (self.radius * np.sinh(y - centre) / (np.cosh(y) * np.sinh(centre)), weights)
+        )
 
     @cached_property
     def _cap_sums(self) -> AxialSums:
@@ -132,14 +142,20 @@ class PrivUnit(LatticeRandomizer):
         return AxialSums(np.tanh(w / 2), weights / weights.sum(), self.dim + 1)
 
     def _collect(self, points: Tensor, counts: Tensor, draws: Draws) -> Tensor:
-        key = draws.kernel_key() if keyed(points.device) and self.dim <= privunit.LARGEST_DIM else None
+        key = (
+            draws.kernel_key()
+            if keyed(points.device) and self.dim <= privunit.LARGEST_DIM
+            else None
+        )
         if key is None:
             return super()._collect(points, counts, draws)
         total = torch.zeros(self.dim, dtype=torch.float64, device=points.device)
         for first, last, some in portions(counts, USERS_AT_ONCE):
             numbers = (draws.normal((last - first,)), *self.cap.draw((last - first,), draws))
             mean = self.cap.threshold
-            total += privunit.sums(points, some, *numbers, key, first, radius=self.radius, mean=mean)
+            total += privunit.sums(
+                points, some, *numbers, key, first, radius=self.radius, mean=mean
+            )
         return total
 
     def _sums(self, points: Tensor, counts: Tensor, shape: tuple[int, ...], draws: Draws) -> Tensor:

@@ -40,7 +40,9 @@ def cap_chance(epsilon: float, survival: float) -> int:
     return math.floor(TOTAL * growth * share / (1 + (growth - 1) * share))
 
 
-def tilted(shape: tuple[int, ...], draws: Draws, threshold: float, chance: int, survival: float) -> Tensor:
+def tilted(
+    shape: tuple[int, ...], draws: Draws, threshold: float, chance: int, survival: float
+) -> Tensor:
     """N(0, 1) given >= threshold with probability chance/2^63, given < threshold otherwise; float64, by inversion.
 
     The uniform number within either part has 126 bits near both of its ends, so that no tail ends before 2^-127 of it
@@ -51,18 +53,23 @@ def tilted(shape: tuple[int, ...], draws: Draws, threshold: float, chance: int, 
     return inverted(word.bitwise_and(TOTAL - 1) < chance, word < 0, near, threshold, survival)
 
 
-def inverted(above: Tensor, ends_here: Tensor, near: Tensor, threshold: float, survival: float) -> Tensor:
+def inverted(
+    above: Tensor, ends_here: Tensor, near: Tensor, threshold: float, survival: float
+) -> Tensor:
     """N(0, 1) on either side of the threshold at a share ``near`` < 1/2 of that side's mass from one of its ends.
 
     ends_here: from infinity; else from the threshold.
     """
     far = 1 - near
     outer, inner = torch.where(ends_here, near, far), torch.where(ends_here, far, near)
-    beyond = torch.where(above, outer * survival, outer * (1 - survival))  # P(|N| further out on its side)
+    # P(|N| further out on its side)
+    beyond = torch.where(above, outer * survival, outer * (1 - survival))
     before = survival + inner * (1 - survival)  # P(N > z), below the threshold
     lower = ~above & (beyond > 0.5)
     z = torch.special.ndtri(torch.where(lower, before, beyond))
-    return torch.where(above, (-z).clamp_min(threshold), torch.where(lower, -z, z).clamp_max(threshold))
+    return torch.where(
+        above, (-z).clamp_min(threshold), torch.where(lower, -z, z).clamp_max(threshold)
+    )
 
 
 @entrywise(epsilon=ball_epsilon)
@@ -114,7 +121,9 @@ class LogitBeta:
 
     def log_ratio(self, w: np.ndarray, step: np.ndarray) -> np.ndarray:
         """log of the density at w + step over that at w; no digits cancel for w, step >= 0."""
-        both = np.sinh(step / 2) ** 2 * (2 - np.cosh(w / 2) ** -2.0) + np.tanh(w / 2) * np.sinh(step)
+        both = np.sinh(step / 2) ** 2 * (2 - np.cosh(w / 2) ** -2.0) + np.tanh(w / 2) * np.sinh(
+            step
+        )
         return -self.p * np.log1p(both)
 
     def tail_length(self, w: np.ndarray, cut: float) -> np.ndarray:
@@ -167,14 +176,18 @@ class LogitBeta:
 def panel_rule(panels: int) -> tuple[np.ndarray, np.ndarray]:
     """Nodes and weights on [0, 1]: so many equal panels of 20 Gauss-Legendre nodes. Not to be written to."""
     nodes, weights = np.polynomial.legendre.leggauss(20)
-    return ((np.arange(panels)[:, None] + (nodes + 1) / 2) / panels).ravel(), np.tile(weights / 2 / panels, panels)
+    return ((np.arange(panels)[:, None] + (nodes + 1) / 2) / panels).ravel(), np.tile(
+        weights / 2 / panels, panels
+    )
 
 
 @lru_cache(maxsize=64)
 def _table(p: float, device: torch.device) -> Tensor:
     """Coefficients (cells, 6) of the quintics that match value, slope and curvature of the quantile at the nodes."""
     signs = zip((-1, 1, -1), _upper_quantiles(LogitBeta(p)), strict=True)
-    value, slope, curvature = (np.concatenate([sign * upper[:0:-1], upper]) for sign, upper in signs)
+    value, slope, curvature = (
+        np.concatenate([sign * upper[:0:-1], upper]) for sign, upper in signs
+    )
     h = 1 / STEPS_PER_UNIT
     rise, s0, s1 = value[1:] - value[:-1], h * slope[:-1], h * slope[1:]
     c0, c1 = h * h * curvature[:-1], h * h * curvature[1:]
@@ -223,7 +236,11 @@ def log_half_gamma(p: Tensor) -> Tensor:
         shift = shift * ((p + j) / (p + j + 0.5))
     v = 1 / (p + 32)
     w = v * v
-    return shift.log() - v / 8 * (1 - w / 24 * (1 - 3 * w / 10 * (1 - 85 * w / 84))) + (p + 32).log() / 2
+    return (
+        shift.log()
+        - v / 8 * (1 - w / 24 * (1 - 3 * w / 10 * (1 - 85 * w / 84)))
+        + (p + 32).log() / 2
+    )
 
 
 @entrywise(AT_ONCE, dim=partial(checks.within, low=2, high=checks.MOST), epsilon=ball_epsilon)
@@ -234,7 +251,12 @@ def rapidity(dim: Tensor, epsilon: Tensor) -> Tensor:
     lose all digits near gamma = 1. As an integral it loses none: that of sech(t)^(dim + 1)/tanh(t)^2 over t >= y,
     divided by (dim - 1) times that of sech^(dim - 1) over the line.
     """
-    level = math.log(math.sqrt(math.pi)) - log_half_gamma((dim - 1) / 2) + (dim - 1).log() - log_excess(epsilon)
+    level = (
+        math.log(math.sqrt(math.pi))
+        - log_half_gamma((dim - 1) / 2)
+        + (dim - 1).log()
+        - log_excess(epsilon)
+    )
     x = (threshold(epsilon) / dim.sqrt()).asinh().log()  # that of many dimensions
 
     def excess(log_y: Tensor, integral: Tensor) -> Tensor:
@@ -244,13 +266,17 @@ def rapidity(dim: Tensor, epsilon: Tensor) -> Tensor:
         y = x.exp()
         integral = _beyond(dim, y)
         x = x + (excess(x, integral) * y.tanh().square() * integral / y).clamp(-1, 1)
-    found = root(lambda x: excess(x, _beyond(dim, x.exp())), x - TOLERANCE / 2, x + TOLERANCE / 2, TOLERANCE)
+    found = root(
+        lambda x: excess(x, _beyond(dim, x.exp())), x - TOLERANCE / 2, x + TOLERANCE / 2, TOLERANCE
+    )
     return found.exp()
 
 
 def _beyond(dim: Tensor, y: Tensor) -> Tensor:
     """The integral of (cosh(y)/cosh(t))^(dim + 1)/tanh(t)^2 over t >= y: in log t, to where it has fallen by e^-CUT."""
-    grid, weights = (torch.from_numpy(each).to(y.device)[:, None] for each in panel_rule(THRESHOLD_PANELS))
+    grid, weights = (
+        torch.from_numpy(each).to(y.device)[:, None] for each in panel_rule(THRESHOLD_PANELS)
+    )
     # cosh far = cosh y e^c, and sinh^2(far/2) = (cosh y (e^c - 1) + 2 sinh^2(y/2))/2 loses no digit for small y
     far = (y.exp() + (-y).exp()) * torch.expm1(CUT / (dim + 1)) / 4 + sinh(y / 2).square()
     length = (2 * far.sqrt().asinh() / y).log()
