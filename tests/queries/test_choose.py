@@ -151,9 +151,7 @@ def test_of_little_epsilon_one_message_through_a_shuffler_is_enough():
     assert others[0].name == "RandomizedResponse" and others[0].protocol.guarantee.epsilon == 1e-3
     assert {one.protocol.guarantee.model for one in choice.candidates} == {Model.SHUFFLE}
     named = {one.name: one.protocol for one in choice.candidates}
-    assert "sums, PoissonSum" in named and named["optimised strategy"].delta_at(1e-3) <= 1e-6
-    beyond = choose(torch.eye(2), 10, 50.0, 1e-6, trust="shuffle")  # where no strategy is searched
-    assert "optimised strategy" not in {one.name for one in beyond.candidates}
+    assert "sums, PoissonSum" in named
 
 
 @pytest.mark.parametrize("workload", [torch.ones(2, 3), torch.eye(1), torch.tensor([[1.0, -1.0]])])

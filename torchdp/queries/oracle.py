@@ -47,14 +47,13 @@ from torchdp.randomizers.ball.ball import BallRandomizer, check_client
 from torchdp.simplex import onto_simplex
 
 # All that torchdp.randomizers has and no search makes: a test holds the list to the classes.
-KINDS = (
+KINDS: tuple[Callable[[int, float], FrequencyOracle], ...] = (
     RandomizedResponse,
     SubsetSelection,
     OptimizedUnaryEncoding,
     SymmetricUnaryEncoding,
     HadamardResponse,
 )
-ORACLES: tuple[Callable[[int, float], FrequencyOracle], ...] = KINDS  # of which choices are made
 LISTED = 2**24  # outputs times answers, up to which each message is decoded alone
 # outputs times types of a strategy matrix up to which choices decode its reports twice
 ADAPTED = 2**20
