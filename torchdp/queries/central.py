@@ -263,7 +263,7 @@ class ShuffledQueries(FactoredProtocol, Shuffled[Tensor]):
     @classmethod
     def calibrated(
         cls,
-        workload: Tensor | Workload,
+        workload: Tensor | Workload | FactoredQueries,
         kind: type[MessageLaw],
         users: int,
         epsilon: float,
@@ -274,7 +274,7 @@ class ShuffledQueries(FactoredProtocol, Shuffled[Tensor]):
         """With the least noise of this kind at (epsilon, delta).
 
         Args:
-            workload: (m, k), or a :class:`~torchdp.workloads.Workload`.
+            workload: (m, k), a :class:`~torchdp.workloads.Workload`, or factors of one, whose encoder is of bits.
             kind: a law of ``torchdp.shuffle``, such as ``BoundedSum``; ``CorrelatedSum`` for few sums.
             users: n, public.
             epsilon: of the shuffled messages, > 0.
@@ -288,24 +288,11 @@ class ShuffledQueries(FactoredProtocol, Shuffled[Tensor]):
             raise TypeError(
                 f"kind must be a subclass of MessageLaw, such as BoundedSum, not {kind!r}"
             )
-        return cls.least(
-            FactoredQueries.spanned(workload, bits), kind, users, epsilon, delta, absent
-        )
-
-    @classmethod
-    def least(
-        cls,
-        queries: FactoredQueries,
-        kind: type[MessageLaw],
-        users: int,
-        epsilon: float,
-        delta: float,
-        absent: int = 0,
-    ) -> "ShuffledQueries":
-        """``calibrated`` for these factors."""
-        law = kind.calibrated(
-            users, epsilon, checks.fraction("delta", delta) * ROUNDED, _moved(queries.right), absent
-        )
+        queries = workload
+        if not isinstance(queries, FactoredQueries):
+            queries = FactoredQueries.spanned(queries, bits)
+        kept = checks.fraction("delta", delta) * ROUNDED
+        law = kind.calibrated(users, epsilon, kept, _moved(queries.right), absent)
         return cls(queries, law, delta, epsilon, absent)
 
     @classmethod

@@ -371,7 +371,9 @@ def _sums(asking: _Asking) -> Iterator[Named]:
     for name, queries in _encoders(asking.W):
         for kind in LAWS:
             with suppress(ValueError):  # so much noise is not followed, or no delta reached
-                sums = ShuffledQueries.least(queries, kind, asking.n, asking.epsilon, asking.delta)
+                sums = ShuffledQueries.calibrated(
+                    queries, kind, asking.n, asking.epsilon, asking.delta
+                )
                 note = f"a shuffler, {sums.messages_per_user:.4g} messages"
                 yield f"{name}, {kind.__name__}", through(asking.question, sums), note
 
