@@ -66,8 +66,7 @@ class CentralFactorization(FactoredProtocol, CuratorProtocol[Tensor]):
 
         Raises TypeError, ValueError.
         """
-        W = checks.instance("question", question, Question).queries(cls.distinct)
-        return through(question, cls(queries or FactoredQueries.vectors(W.mT), epsilon, delta))
+        return through(question, cls(queries or cls.vectors_of(question), epsilon, delta))
 
     @cached_property
     def sums(self) -> RoundedSum:

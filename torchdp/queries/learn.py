@@ -109,7 +109,11 @@ class ConceptClass(Brief):
         Raises TypeError, ValueError.
         """
         x = self.records(x)
-        given = torch.tensor(concepts) if isinstance(concepts, int) else concepts
+        given = (
+            torch.tensor(checks.integer("concepts", concepts, 0), dtype=torch.int64)
+            if isinstance(concepts, int)
+            else concepts
+        )
         wanted = checks.indices("concepts", given, len(self)).reshape(-1)
         every = [(row, j) for j, table in enumerate(self.tables) for row in table]
         columns = []

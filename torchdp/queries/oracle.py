@@ -625,8 +625,7 @@ class LocalFactorization(FactoredProtocol, Relay[Tensor, Tensor, BallRandomizer]
 
         Raises TypeError, ValueError.
         """
-        points = checks.instance("question", question, Question).queries(cls.distinct).mT
-        return through(question, cls.calibrated(FactoredQueries.vectors(points), epsilon=epsilon))
+        return through(question, cls.calibrated(cls.vectors_of(question), epsilon=epsilon))
 
     @property
     def guarantee(self) -> Guarantee:
