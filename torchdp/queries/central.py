@@ -136,7 +136,6 @@ class CentralLaplace(FactoredProtocol, CuratorProtocol[Tensor]):
     def __post_init__(self) -> None:
         right = checks.instance("queries", self.queries, FactoredQueries).right
         checks.keep(self, epsilon=checks.positive)
-        checks.within("epsilon", self.epsilon, 0, 700.0, ": nothing would be hidden")
         if bool((right != right.round()).any()) or float(right.abs().max()) > LARGEST_COUNT:
             raise ValueError(
                 f"queries.right must hold whole numbers up to {LARGEST_COUNT}: what users add to sums"
@@ -144,7 +143,8 @@ class CentralLaplace(FactoredProtocol, CuratorProtocol[Tensor]):
         if self.distance == 0:
             raise ValueError("queries.right must tell two types apart: there is nothing to hide")
         least = laplace.LEAST_RATE * self.distance
-        checks.within("epsilon", self.epsilon, least, 700.0, ": wider noise is not drawn exactly")
+        remedy = ": wider noise is not drawn exactly, and less would hide nothing"
+        checks.within("epsilon", self.epsilon, least, 700.0, remedy)
 
     @classmethod
     def of(cls, question: Question, epsilon: float, bits: Tensor | None = None) -> Any:
