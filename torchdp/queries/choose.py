@@ -159,10 +159,14 @@ def choose(
             return choice
         return fitted_choice(choice, n, objective, asking.prior, ordered)
     if model is Model.LINEAR_TRANSFORM:
-        return Choice(asking.judged([*_served(asking)]))
-    curated = asking.judged([*_curated(asking)]) if model is Model.CENTRAL else ()
-    if curated and not search:
-        return Choice(curated)
+        pure = partial(SecureQueries, clients=n, epsilon=epsilon)
+        return Choice(asking.summed(partial(pure, delta=asking.delta), pure, "servers"))
+    curated: tuple[Candidate[Any], ...] = ()
+    if model is Model.CENTRAL:
+        gaussian = partial(CentralFactorization, epsilon=epsilon, delta=asking.delta)
+        curated = asking.summed(gaussian, partial(CentralLaplace, epsilon=epsilon), "a curator")
+        if not search:
+            return Choice(curated)
     shuffled = asking.judged([*_crowds(asking), *_sums(asking)])
     if model is Model.SHUFFLE:
         return Choice(shuffled)
@@ -303,6 +307,20 @@ class _Asking:
             for (name, one, note), root in zip(named, roots, strict=True)
         )
 
+    def summed(
+        self, gaussian: Callable[..., Channel], laplace: Callable[..., Channel], note: str
+    ) -> tuple[Candidate[Any], ...]:
+        """Gaussian noise on vectors, and discrete Laplace noise on sums of bits and on whole answers."""
+        bits = [*_encoders(self.W), *_whole(self.W)]
+        tried = [(name, queries, gaussian, note) for name, queries in self.vectors]
+        pure = f"{note}, delta = 0"
+        tried += [(f"{name}, discrete Laplace", queries, laplace, pure) for name, queries in bits]
+        named: list[Named] = []
+        for name, queries, kind, said in tried:
+            with suppress(ValueError):  # nothing to hide, or so wide a noise is not drawn
+                named.append((name, through(self.question, kind(queries)), said))
+        return self.judged(named)
+
 
 def _local(asking: _Asking) -> Choice[Any]:
     """By vectors, and by reports of every oracle and of strategies."""
@@ -376,44 +394,6 @@ def _sums(asking: _Asking) -> Iterator[Named]:
                 )
                 note = f"a shuffler, {sums.messages_per_user:.4g} messages"
                 yield f"{name}, {kind.__name__}", through(asking.question, sums), note
-
-
-def _served(asking: _Asking) -> Iterator[Named]:
-    """Sums by servers that do not all collude."""
-    n = asking.n
-    epsilon = asking.epsilon
-    return _summed(
-        asking,
-        lambda queries: SecureQueries(queries, n, epsilon, asking.delta),
-        lambda queries: SecureQueries(queries, n, epsilon),
-        "servers",
-    )
-
-
-def _curated(asking: _Asking) -> Iterator[Named]:
-    """Sums by a curator."""
-    return _summed(
-        asking,
-        lambda queries: CentralFactorization(queries, asking.epsilon, asking.delta),
-        lambda queries: CentralLaplace(queries, asking.epsilon),
-        "a curator",
-    )
-
-
-def _summed(
-    asking: _Asking,
-    gaussian: Callable[[FactoredQueries], Channel],
-    laplace: Callable[[FactoredQueries], Channel],
-    note: str,
-) -> Iterator[Named]:
-    """Gaussian noise on vectors, and discrete Laplace noise on sums of bits and on whole answers."""
-    for name, queries in asking.vectors:
-        with suppress(ValueError):  # nothing to hide, or a grid too coarse beside so wide a noise
-            yield name, through(asking.question, gaussian(queries)), note
-    for name, queries in (*_encoders(asking.W), *_whole(asking.W)):
-        with suppress(ValueError):  # so wide is no noise drawn
-            channel = through(asking.question, laplace(queries))
-            yield f"{name}, discrete Laplace", channel, f"{note}, delta = 0"
 
 
 def _encoders(W: Tensor) -> Iterator[tuple[str, FactoredQueries]]:
