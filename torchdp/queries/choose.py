@@ -25,8 +25,8 @@ from torchdp.queries.choose_local import (
     COPIES,
     NEAR,
     POLISHED_STRATEGY,
-    factored,
     factors,
+    factors_below,
     near_first,
     strategies,
 )
@@ -340,7 +340,7 @@ def _vectors(asking: _Asking, reports: list[Named]) -> list[Named]:
     if reports and asking.question.types > POLISHED_STRATEGY:
         least = min(one.error for one in asking.judged(reports))
     found: list[Named] = []
-    for name, queries in factored(asking.W, asking.n, asking.epsilon, asking.tol, least):
+    for name, queries in factors_below(asking.W, asking.n, asking.epsilon, asking.tol, least):
         channel = LocalFactorization.calibrated(queries, epsilon=asking.epsilon)
         found.append((f"{name}, PrivUnit", channel, ""))
     return found

@@ -96,7 +96,7 @@ def factors(W: Tensor, tol: float) -> tuple[tuple[str, FactoredQueries], ...]:
     )
 
 
-def factored(
+def factors_below(
     W: Tensor, n: int, epsilon: float, tol: float, least: float
 ) -> tuple[tuple[str, FactoredQueries], ...]:
     """Factorizations whose vectors may have less error than ``least``; inf: all.
