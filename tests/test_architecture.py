@@ -10,7 +10,6 @@ from pathlib import Path
 
 import pytest
 
-from torchdp.brief import Brief
 from torchdp.protocol import Protocol
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -256,19 +255,14 @@ def script(path):
 
 
 def ancestors():
-    """Each class of the library by its full name: torchdp's classes among its ancestors, itself first.
-
-    Without ``Brief``, from which a class has nothing but the way in which it prints itself.
-    """
+    """Each class of the library by its full name: torchdp's classes among its ancestors, itself first."""
     for room in set(MAY_IMPORT) - {"__main__"}:
         importlib.import_module(f"torchdp.{room}")
     loaded = [module for name, module in sys.modules.items() if name.startswith("torchdp.")]
     kinds = {each for module in loaded for each in vars(module).values() if isinstance(each, type)}
     return {
         f"{each.__module__}.{each.__qualname__}": [
-            kind.__name__
-            for kind in each.__mro__
-            if kind.__module__.startswith("torchdp.") and kind is not Brief
+            kind.__name__ for kind in each.__mro__ if kind.__module__.startswith("torchdp.")
         ]
         for each in kinds
         if each.__module__.startswith("torchdp.")

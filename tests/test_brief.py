@@ -38,7 +38,7 @@ def test_no_public_record_prints_tables():
         for kind in filter(
             inspect.isclass, vars(importlib.import_module(f"torchdp.{room}")).values()
         ):
-            if dataclasses.is_dataclass(kind) and not issubclass(kind, Brief):
+            if dataclasses.is_dataclass(kind) and kind.__repr__ is not Brief.__repr__:
                 held = {
                     getattr(each.type, "__name__", str(each.type))
                     for each in dataclasses.fields(kind)

@@ -1,6 +1,5 @@
 """How objects print themselves: one short line in a terminal, a table in a notebook."""
 
-import math
 from collections.abc import Iterable, Sequence
 from enum import Enum
 from html import escape
@@ -12,8 +11,6 @@ from torch import Tensor
 
 # characters of an object and of a string in it; numbers of a sequence
 WIDE, NAMED, FEW = 200, 40, 4
-# pixels of an interval's picture: beside it, its width, the picture's height
-LEFT, LINE, HIGH = 50, 240, 34
 
 
 class Brief:
@@ -26,7 +23,7 @@ class Brief:
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
-        cls.__repr__ = cls.__repr__  # type: ignore[method-assign]  # else ``dataclass`` writes one that prints tables
+        keep_repr(cls)
 
     def _fields(self) -> dict[str, object]:
         fields = getattr(self, "__dataclass_fields__", {})
@@ -38,15 +35,14 @@ class Brief:
         return html_table((name, _said(value)) for name, value in self._fields().items())
 
     def __repr__(self) -> str:
-        held, name = (
-            ", ".join(f"{name}={_brief(one)}" for name, one in self._fields().items()),
-            type(self).__name__,
-        )
-        return (
-            f"{name}({held})"
-            if len(name) + len(held) + 2 <= WIDE
-            else f"{name}({held}"[: WIDE - 4] + "...)"
-        )
+        held = ", ".join(f"{name}={_brief(one)}" for name, one in self._fields().items())
+        text = f"{type(self).__name__}({held})"
+        return text if len(text) <= WIDE else text[: WIDE - 4] + "...)"
+
+
+def keep_repr(cls: type) -> None:
+    """``dataclass`` writes a class that has no ``__repr__`` of its own one that prints tables."""
+    cls.__repr__ = cls.__repr__  # type: ignore[method-assign]
 
 
 def _said(value: object) -> str:
@@ -90,19 +86,3 @@ def html_table(rows: Iterable[Sequence[object]], head: Sequence[str] = ()) -> st
 
     top = row(head, "th") if head else ""
     return f"<table>{top}{''.join(row(cells, 'td') for cells in rows)}</table>"
-
-
-def html_interval(value: float, *ends: float) -> str:
-    """A picture of a finite interval: a line between its ends, which stand below, with a dot at the value; else ""."""
-    (low, high), first, last = ends, min(value, *ends), max(value, *ends)
-    if not 0 < last - first < math.inf:
-        return ""
-    a, v, b = (round(LEFT + LINE * (each - first) / (last - first)) for each in (low, value, high))
-    names = "".join(
-        f'<text x="{x}" y="{HIGH - 4}">{end:.4g}</text>' for x, end in ((a, low), (b, high))
-    )
-    return (
-        f'<svg width="{LINE + 2 * LEFT}" height="{HIGH}" role="img" aria-label="{low:.4g} to {high:.4g}" '
-        'fill="currentColor" stroke-width="2" font-size="12" text-anchor="middle">'
-        f'<path stroke="currentColor" d="M{a} 3v12M{a} 9H{b}M{b} 3v12"/><circle cx="{v}" cy="9" r="5"/>{names}</svg>'
-    )

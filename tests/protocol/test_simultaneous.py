@@ -136,40 +136,41 @@ def test_guarantee_one_entry_has_its_interval():
     assert nothing.together()[0].shape == (2, 0)
 
 
-def test_answers_that_are_one_but_for_a_factor_have_single_intervals():
-    factor = torch.tensor([1.0, -1.0, 1e-5, 3e6, -0.1] * 4, dtype=F64)
-    found = estimate(factor[:, None] * factor)
-    for one, other in zip(found.together(), found.interval(), strict=True):
+FACTOR = torch.tensor([1.0, -1.0, 1e-5, 3e6, -0.1] * 4, dtype=F64)
+INDEPENDENT = torch.eye(50, dtype=F64)
+EACH = {  # an estimate, and the level of each entry where all are held at 0.95
+    "one error but for a factor": (estimate(FACTOR[:, None] * FACTOR), 0.95),
+    "no covariance: Sidak's": (
+        Estimate(normal(4, 7, seed=1), normal(4, 7, seed=2).abs(), 10),
+        0.95 ** (1 / 7),
+    ),
+    "too many to be drawn: Sidak's": (
+        estimate(alike(MOST_CORRELATED + 1, 0.9)),
+        0.95 ** (1 / (MOST_CORRELATED + 1)),
+    ),
+    "far from normal: Bonferroni's": (
+        estimate(INDEPENDENT, stretch=laplace_stretch),
+        1 - 0.05 / len(INDEPENDENT),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", EACH)
+def test_each_entry_has_the_interval_of_its_level(name):
+    found, level = EACH[name]
+    for one, other in zip(found.together(), found.interval(level), strict=True):
         torch.testing.assert_close(one, other)
 
 
-def test_without_a_covariance_the_level_is_sidaks():
-    found = Estimate(normal(4, 7, seed=1), normal(4, 7, seed=2).abs(), 10)
-    for one, other in zip(found.together(0.9), found.interval(0.9 ** (1 / 7)), strict=True):
-        torch.testing.assert_close(one, other)
-
-
-def test_more_entries_than_are_drawn_have_sidaks_deviate():
-    m = MOST_CORRELATED + 1
-    assert float(deviate(estimate(alike(m, 0.9)))) == pytest.approx(
-        float(sidak(0.95, torch.tensor(m)))
-    )
-
-
-def test_far_from_normal_errors_have_bonferronis_level():
-    """Independent Laplace errors are held as often as is said; by a normal deviate they are not."""
-    m = 50
-    level = 0.95
-    covariance = torch.eye(m, dtype=F64)
-    found = estimate(covariance, stretch=laplace_stretch)
-    for one, other in zip(found.together(level), found.interval(1 - (1 - level) / m), strict=True):
-        torch.testing.assert_close(one, other)
+def test_far_from_normal_errors_are_held():
+    """Independent Laplace errors as often as is said; by a normal deviate they are not."""
 
     def held(z):
-        return (1 - math.exp(-math.sqrt(2) * z)) ** m
+        return (1 - math.exp(-math.sqrt(2) * z)) ** len(INDEPENDENT)
 
-    assert level < held(float(deviate(found))) < level + 0.002
-    assert held(float(deviate(estimate(covariance)))) < 0.7
+    found, _ = EACH["far from normal: Bonferroni's"]
+    assert 0.95 < held(float(deviate(found))) < 0.952
+    assert held(float(deviate(estimate(INDEPENDENT)))) < 0.7
 
 
 def test_skewed_intervals_stay_skewed():

@@ -33,22 +33,15 @@ def once(k, n, objective):
     return choose(workloads.prefix(k), n, 1.0, objective=objective)
 
 
-@pytest.fixture
-def worst_query(brief):
-    return once(3, 500, Objective.WORST)
-
-
-@pytest.fixture
-def average_query(brief):
+def average():
     return once(8, 100_000, Objective.MEAN)
 
 
 @pytest.mark.parametrize(
-    ("name", "n", "objective"),
-    [("worst_query", 500, Objective.WORST), ("average_query", 100_000, Objective.MEAN)],
+    ("k", "n", "objective"), [(3, 500, Objective.WORST), (8, 100_000, Objective.MEAN)]
 )
-def test_the_best_candidate_has_the_least_predicted_error(name, n, objective, request):
-    choice = request.getfixturevalue(name)
+def test_the_best_candidate_has_the_least_predicted_error(k, n, objective):
+    choice = once(k, n, objective)
     errors = [candidate.error for candidate in choice.candidates]
     # by their error on skewed data too
     near = sum(error <= min(errors) * 1.005 for error in errors)
@@ -76,16 +69,16 @@ def test_those_near_the_best_come_by_their_errors_on_the_worst_and_on_skewed_dat
     assert not any(one.note for one in public.candidates)  # on the prior nothing else is judged
 
 
-def test_an_optimised_strategy_beats_everything_else_on_thresholds(average_query):
-    named = {candidate.name: candidate.error for candidate in average_query.candidates}
+def test_an_optimised_strategy_beats_everything_else_on_thresholds():
+    named = {candidate.name: candidate.error for candidate in average().candidates}
     others = min(error for name, error in named.items() if name != "optimised strategy")
     assert (
-        average_query.candidates[0].name == "optimised strategy"
+        average().candidates[0].name == "optimised strategy"
         and named["optimised strategy"] < 0.95 * others
     )
 
 
-def test_one_parity_a_user_where_queries_are_few_parities(average_query):
+def test_one_parity_a_user_where_queries_are_few_parities():
     """Its variance in closed form, beside Cormode, Kulkarni, Srivastava (2018); at small epsilon it is the best."""
     parities = workloads.parities(3, 1).dense()
     choice = choose(parities, 1_000, 0.5, objective=Objective.MEAN)
@@ -95,10 +88,11 @@ def test_one_parity_a_user_where_queries_are_few_parities(average_query):
         choice.best.variance[1:], (3 * square - 1) * torch.ones(3, 8).double(), rtol=1e-4, atol=0
     )
     assert float(choice.best.variance[0].abs().max()) < 1e-9  # the parity of no bit is public
-    assert "parity" not in str(average_query)  # all parities of the bits are needed
+    assert "parity" not in str(average())  # all parities of the bits are needed
 
 
-def test_many_types_get_shifts_and_very_many_no_strategy(average_query, monkeypatch):
+def test_many_types_get_shifts_and_very_many_no_strategy(monkeypatch):
+    usual = average().candidates[0].error
     room = importlib.import_module("torchdp.queries.choose_local")
     monkeypatch.setattr(room, "CAREFUL_STRATEGY", 7)
 
@@ -108,12 +102,12 @@ def test_many_types_get_shifts_and_very_many_no_strategy(average_query, monkeypa
             for c in choose(workloads.prefix(8), 100_000, 1.0, objective=Objective.MEAN).candidates
         }
 
-    assert found()["optimised strategy"] == average_query.candidates[0].error
+    assert found()["optimised strategy"] == usual
     monkeypatch.setattr(room, "POLISHED_STRATEGY", 7)
     monkeypatch.setattr(room, "CLOSE", 1.0)
     assert {"shift strategy", "optimised strategy"} <= set(found())
     monkeypatch.setattr(room, "CLOSE", 9.0)
-    assert found()["shift strategy"] < 1.4 * average_query.candidates[0].error
+    assert found()["shift strategy"] < 1.4 * usual
     assert "optimised strategy" not in found()
     monkeypatch.setattr(room, "SHIFTED_STRATEGY", 7)
     assert "shift strategy" not in found()
@@ -151,9 +145,7 @@ def test_of_little_epsilon_one_message_through_a_shuffler_is_enough():
     assert others[0].name == "RandomizedResponse" and others[0].protocol.guarantee.epsilon == 1e-3
     assert {one.protocol.guarantee.model for one in choice.candidates} == {Model.SHUFFLE}
     named = {one.name: one.protocol for one in choice.candidates}
-    assert "sums, PoissonSum" in named and named["optimised strategy"].delta_at(1e-3) <= 1e-6
-    beyond = choose(torch.eye(2), 10, 50.0, 1e-6, trust="shuffle")  # where no strategy is searched
-    assert "optimised strategy" not in {one.name for one in beyond.candidates}
+    assert "sums, PoissonSum" in named
 
 
 @pytest.mark.parametrize("workload", [torch.ones(2, 3), torch.eye(1), torch.tensor([[1.0, -1.0]])])

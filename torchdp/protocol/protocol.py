@@ -3,13 +3,13 @@
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from typing import ClassVar, Generic, TypeVar, cast, final
+from typing import Any, ClassVar, Generic, TypeVar, cast, final
 
 import torch
 from torch import Tensor
 
 from torchdp import checks
-from torchdp.brief import Brief
+from torchdp.brief import Brief, keep_repr
 from torchdp.draws import Draws, Simulated
 from torchdp.memory import rows_at_once
 from torchdp.noise import Noise, source
@@ -32,11 +32,21 @@ M = TypeVar("M")  # what users send: a tensor with a row for each, or a bag
 C = TypeVar("C", bound="MessageProtocol")
 
 
-class Protocol(Brief, ABC, Generic[S]):
+class Protocol(ABC, Generic[S]):
     """From users' data to an estimate, under one guarantee. x: one row for each user.
 
     A class writes the verbs named ``*_unchecked``; the final ones check their arguments, and then call them.
+    It prints itself as a ``Brief`` does, without one more class among its ancestors.
     """
+
+    _printed = Brief._printed
+    _fields = Brief._fields
+    _repr_html_ = Brief._repr_html_
+    __repr__ = Brief.__repr__
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        keep_repr(cls)
 
     takes_groups: ClassVar[bool] = True  # whether users of several groups can be asked by one call
 
@@ -374,22 +384,26 @@ class Relay(MessageProtocol[S, M], Generic[S, M, C]):
     def decode(self, data: bytes) -> M:
         return self.client.decode(data)
 
+    @property
+    def _at_once(self) -> int:
+        """Users whose client data are held."""
+        return rows_at_once(sum(math.prod(shape) for shape, _ in self.layout.values()))
+
     def collect_unchecked(self, x: Tensor, draws: Draws) -> Tally:
         if self.layout != self.client.layout:  # the tally is not the client's
             return super().collect_unchecked(x, draws)
-        parts = x.split(rows_at_once(sum(math.prod(shape) for shape, _ in self.layout.values())))
+        collect = self.client.collect_unchecked
         return self.add(
-            *(self.client.collect_unchecked(self.client_input(part), draws) for part in parts)
+            *(collect(self.client_input(part), draws) for part in x.split(self._at_once))
         )
 
     def collect_groups(self, x: Tensor, groups: Tensor, size: int, draws: Draws) -> Tally:
         if self.layout != self.client.layout:
             return super().collect_groups(x, groups, size, draws)
-        rows = rows_at_once(sum(math.prod(shape) for shape, _ in self.layout.values()))
-        inputs = map(self.client_input, x.split(rows))
-        parts = zip(inputs, groups.split(rows), strict=True)
+        collect = self.client.collect_groups
+        parts = zip(x.split(self._at_once), groups.split(self._at_once), strict=True)
         return self.add(
-            *(self.client.collect_groups(some, own, size, draws) for some, own in parts)
+            *(collect(self.client_input(some), own, size, draws) for some, own in parts)
         )
 
     def sample_unchecked(self, summary: S, draws: Simulated, shape: tuple[int, ...]) -> Tally:

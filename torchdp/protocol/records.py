@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from torchdp import checks
-from torchdp.brief import Brief, html_interval, html_table
+from torchdp.brief import Brief, html_table
 from torchdp.protocol.frames import framed
 from torchdp.protocol.interval import Error, ErrorParts, ends, quantile
 from torchdp.protocol.simultaneous import MOST_CORRELATED, largest_deviate, sidak
@@ -436,11 +436,9 @@ class Estimate(Brief):
         return "\n".join([*lines, f"and {more} more"] if more else lines)
 
     def _repr_html_(self) -> str:
-        """The same as a table, one number with its picture."""
+        """The same as a table."""
         names, rows, more = self._shown()
         table = html_table(rows, names)
-        if len(rows) == 1:
-            return table + html_interval(rows[0][0], *rows[0][2:])
         return f"{table}<p>and {more} more</p>" if more else table
 
     def _shown(self) -> tuple[tuple[str, ...], list[tuple[float, ...]], int]:

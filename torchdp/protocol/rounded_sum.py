@@ -4,7 +4,7 @@ import math
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from fractions import Fraction
-from functools import cached_property
+from functools import cached_property, reduce
 
 import torch
 from torch import Tensor
@@ -104,13 +104,8 @@ class RoundedSum:
             raise ValueError(
                 f"summary must count fewer users than {most}: their sum is more than 2^62 steps of the noise"
             )
-        total: Tensor | None = None
-        for each in sums:
-            whole = (each / self.step).round_().to(torch.int64)
-            total = whole if total is None else total + whole
-        if total is None:
-            raise ValueError("summary must count at least one user")
-        return total
+        steps = ((each / self.step).round_().to(torch.int64) for each in sums)
+        return reduce(torch.add, steps)
 
     def released(self, whole: Tensor, draws: Draws, shape: tuple[int, ...] = ()) -> Tensor:
         """Y, (*shape, *batch, size) float64, of whole steps (*batch, size)."""

@@ -66,8 +66,7 @@ class CentralFactorization(FactoredProtocol, CuratorProtocol[Tensor]):
 
         Raises TypeError, ValueError.
         """
-        W = checks.instance("question", question, Question).queries(cls.distinct)
-        return through(question, cls(queries or FactoredQueries.vectors(W.mT), epsilon, delta))
+        return through(question, cls(queries or cls.vectors_of(question), epsilon, delta))
 
     @cached_property
     def sums(self) -> RoundedSum:
@@ -137,7 +136,6 @@ class CentralLaplace(FactoredProtocol, CuratorProtocol[Tensor]):
     def __post_init__(self) -> None:
         right = checks.instance("queries", self.queries, FactoredQueries).right
         checks.keep(self, epsilon=checks.positive)
-        checks.within("epsilon", self.epsilon, 0, 700.0, ": nothing would be hidden")
         if bool((right != right.round()).any()) or float(right.abs().max()) > LARGEST_COUNT:
             raise ValueError(
                 f"queries.right must hold whole numbers up to {LARGEST_COUNT}: what users add to sums"
@@ -145,7 +143,8 @@ class CentralLaplace(FactoredProtocol, CuratorProtocol[Tensor]):
         if self.distance == 0:
             raise ValueError("queries.right must tell two types apart: there is nothing to hide")
         least = laplace.LEAST_RATE * self.distance
-        checks.within("epsilon", self.epsilon, least, 700.0, ": wider noise is not drawn exactly")
+        remedy = ": wider noise is not drawn exactly, and less would hide nothing"
+        checks.within("epsilon", self.epsilon, least, 700.0, remedy)
 
     @classmethod
     def of(cls, question: Question, epsilon: float, bits: Tensor | None = None) -> Any:
@@ -263,7 +262,7 @@ class ShuffledQueries(FactoredProtocol, Shuffled[Tensor]):
     @classmethod
     def calibrated(
         cls,
-        workload: Tensor | Workload,
+        workload: Tensor | Workload | FactoredQueries,
         kind: type[MessageLaw],
         users: int,
         epsilon: float,
@@ -274,7 +273,7 @@ class ShuffledQueries(FactoredProtocol, Shuffled[Tensor]):
         """With the least noise of this kind at (epsilon, delta).
 
         Args:
-            workload: (m, k), or a :class:`~torchdp.workloads.Workload`.
+            workload: (m, k), a :class:`~torchdp.workloads.Workload`, or factors of one, whose encoder is of bits.
             kind: a law of ``torchdp.shuffle``, such as ``BoundedSum``; ``CorrelatedSum`` for few sums.
             users: n, public.
             epsilon: of the shuffled messages, > 0.
@@ -288,24 +287,11 @@ class ShuffledQueries(FactoredProtocol, Shuffled[Tensor]):
             raise TypeError(
                 f"kind must be a subclass of MessageLaw, such as BoundedSum, not {kind!r}"
             )
-        return cls.least(
-            FactoredQueries.spanned(workload, bits), kind, users, epsilon, delta, absent
-        )
-
-    @classmethod
-    def least(
-        cls,
-        queries: FactoredQueries,
-        kind: type[MessageLaw],
-        users: int,
-        epsilon: float,
-        delta: float,
-        absent: int = 0,
-    ) -> "ShuffledQueries":
-        """``calibrated`` for these factors."""
-        law = kind.calibrated(
-            users, epsilon, checks.fraction("delta", delta) * ROUNDED, _moved(queries.right), absent
-        )
+        queries = workload
+        if not isinstance(queries, FactoredQueries):
+            queries = FactoredQueries.spanned(queries, bits)
+        kept = checks.fraction("delta", delta) * ROUNDED
+        law = kind.calibrated(users, epsilon, kept, _moved(queries.right), absent)
         return cls(queries, law, delta, epsilon, absent)
 
     @classmethod

@@ -175,9 +175,7 @@ class FunctionAnalyst:
         return (linear + square / 2).view(h.shape[:-1])
 
     def _shares(self, summary: Tensor) -> tuple[Tensor, Tensor]:
-        counts = checks.users("summary", summary, self.function.types).to(self.channel.workload)
-        n = counts.sum(-1, keepdim=True)
-        return counts / n, n
+        return self.channel._shares(summary)
 
     def _of_users(self, h: Tensor, n: float | Tensor) -> Tensor:
         """(*batch, k), (*batch, 1) -> (*batch)."""

@@ -87,22 +87,16 @@ class ConceptClass(Brief):
         """radius * (largest norm of a reader): the factorization norm that the error scales with."""
         return self.radius * float(self.readers.norm(dim=1).max())
 
-    def records(self, x: Tensor) -> Tensor:
+    def records(self, x: Tensor, name: str = "records") -> Tensor:
         """``x`` as (n, features) values within the tables; (n,) is one feature. Raises TypeError, ValueError."""
         x = x[:, None] if isinstance(x, Tensor) and x.ndim == 1 else x
-        if (
-            checks.instance("records", x, Tensor).ndim != 2
-            or x.shape[1] != len(self.tables)
-            or len(x) == 0
-        ):
-            raise ValueError(
-                f"records must be integers of shape (n, {len(self.tables)}) with n >= 1"
-            )
-        each = [
-            checks.indices("records", x[:, j], table.shape[1])
-            for j, table in enumerate(self.tables)
-        ]
-        return torch.stack(each, 1)
+        x = checks.shaped(
+            name, checks.integers(name, x), "n", len(self.tables), note=" with n >= 1"
+        )
+        columns = zip(x.mT, self.tables, strict=True)
+        return torch.stack(
+            [checks.indices(name, values, table.shape[1]) for values, table in columns], 1
+        )
 
     def codes(self, x: Tensor) -> Tensor:
         """Codes of records (n, features): (n, dim). Raises TypeError, ValueError."""
@@ -120,15 +114,12 @@ class ConceptClass(Brief):
             if isinstance(concepts, int)
             else concepts
         )
-        wanted = checks.indices("concepts", given, len(self)).cpu().reshape(-1)
-        offsets = torch.tensor(
-            [0, *(len(table) for table in self.tables)], dtype=torch.int64
-        ).cumsum(0)
-        feature = torch.searchsorted(offsets, wanted, right=True) - 1
-        columns = [
-            self.tables[j][i - offsets[j]][x[:, j]]
-            for i, j in zip(wanted.tolist(), feature.tolist(), strict=True)
-        ]
+        wanted = checks.indices("concepts", given, len(self)).reshape(-1)
+        every = [(row, j) for j, table in enumerate(self.tables) for row in table]
+        columns = []
+        for i in wanted.tolist():
+            row, feature = every[i]
+            columns.append(row[x[:, feature]])
         return columns[0] if given.ndim == 0 else torch.stack(columns, 1)
 
     def losses(self, x: Tensor, labels: Tensor, counts: Tensor | None = None) -> Tensor:
@@ -164,23 +155,14 @@ def thresholds(k: int) -> ConceptClass:
 
 def parities(d: int, order: int) -> ConceptClass:
     """Parities of at most ``order`` of d bits, on types that code the bits: sqrt(number of concepts) is their norm."""
-    d, order = checks.integer("d", d, 1, MOST_BITS), checks.integer("order", order, 0)
-    checks.fits(
-        "parities", sum(math.comb(d, i) for i in range(min(d, order) + 1)), 2**d, most=MOST_ENTRIES
-    )
+    _check_bits("parities", d, order)
     table = parity_workload(d, order).dense()
     return ConceptClass(tuple(f"parity {i}" for i in range(len(table))), (table,))
 
 
 def conjunctions(d: int, order: int) -> ConceptClass:
     """+1 where all bits of a set of at most ``order`` of d bits are 1, -1 elsewhere, on types that code the bits."""
-    d, order = checks.integer("d", d, 1, MOST_BITS), checks.integer("order", order, 0)
-    checks.fits(
-        "conjunctions",
-        sum(math.comb(d, i) for i in range(min(d, order) + 1)),
-        2**d,
-        most=MOST_ENTRIES,
-    )
+    _check_bits("conjunctions", d, order)
     bits = (torch.arange(2**d)[:, None] >> torch.arange(d)) & 1
     sets = bits[bits.sum(1) <= order]
     held = (sets.double() @ bits.double().T) == sets.sum(1, keepdim=True)
@@ -207,6 +189,14 @@ def stumps(sizes: Sequence[int], names: Sequence[str] | None = None) -> ConceptC
     ]
     tables = [_threshold_table(k)[1:] for k in sizes]
     return ConceptClass(tuple(labels), tuple(tables))
+
+
+def _check_bits(name: str, d: int, order: int) -> None:
+    """Refuses d or order, and more concepts of so many of d bits than a table may hold."""
+    checks.integer("d", d, 1, MOST_BITS)
+    checks.integer("order", order, 0)
+    concepts = sum(math.comb(d, i) for i in range(min(d, order) + 1))
+    checks.fits(name, concepts, 2**d, most=MOST_ENTRIES)
 
 
 def _threshold_table(k: int) -> Tensor:
@@ -288,9 +278,8 @@ class PrivateLearner(Relay[Crowd, Tensor, BallRandomizer]):
         x = checks.shaped("x", checks.integers("x", x), "n", *self.held, note=wanted)
         if not bool((x[:, -1].abs() == 1).all()):
             raise ValueError(f"x must hold rows{wanted}; some label is neither")
-        columns = zip(x.mT, self.concepts.tables, strict=False)
-        records = [checks.indices("x", column, table.shape[1]) for column, table in columns]
-        return torch.stack([*records, x[:, -1].to(torch.int64)], 1)
+        records = self.concepts.records(x[:, :-1], "x")
+        return torch.cat([records, x[:, -1:].to(torch.int64)], 1)
 
     def client_input(self, x: Tensor) -> Tensor:
         """y code(record), (n, dim)."""
@@ -320,16 +309,11 @@ class PrivateLearner(Relay[Crowd, Tensor, BallRandomizer]):
         return self.concepts.losses(crowd.values[:, :-1], crowd.values[:, -1], crowd.counts)
 
     def predicted_mse(self, summary: Crowd) -> Tensor:
-        crowd, moments, readers = (
-            self.validate_summary(summary),
-            self.client.moments,
-            self.concepts.readers,
-        )
-        along = (
-            crowd.counts.double()
-            @ (self.client_input(crowd.values) @ readers.mT).square()
-            / crowd.n
-        )
+        crowd = self.validate_summary(summary)
+        moments = self.client.moments
+        readers = self.concepts.readers
+        squares = (self.client_input(crowd.values) @ readers.mT).square()
+        along = crowd.counts.double() @ squares / crowd.n
         return (moments.variance * readers.square().sum(1) + moments.outer * along) / (4 * crowd.n)
 
     def worst_mse(self, n: Users, objective: Objective = Objective.WORST) -> Tensor:

@@ -47,14 +47,13 @@ from torchdp.randomizers.ball.ball import BallRandomizer, check_client
 from torchdp.simplex import onto_simplex
 
 # All that torchdp.randomizers has and no search makes: a test holds the list to the classes.
-KINDS = (
+KINDS: tuple[Callable[[int, float], FrequencyOracle], ...] = (
     RandomizedResponse,
     SubsetSelection,
     OptimizedUnaryEncoding,
     SymmetricUnaryEncoding,
     HadamardResponse,
 )
-ORACLES: tuple[Callable[[int, float], FrequencyOracle], ...] = KINDS  # of which choices are made
 LISTED = 2**24  # outputs times answers, up to which each message is decoded alone
 # outputs times types of a strategy matrix up to which choices decode its reports twice
 ADAPTED = 2**20
@@ -546,16 +545,17 @@ class LocalOracle(OracleQueries):
 
     def _joint(self, tally: Tally, error: Tensor) -> Tensor:
         """Of answers with these standard errors: their correlations are those at the nearest histogram."""
-        if self._adapted is None:
-            noise = self.plausible(tally)
-        else:
-            f = tally["reports"].double() / tally.users(1)
-            V = self.decoded(tally)
-            centred = V - (V @ f[..., None])
-            noise = (centred * f[..., None, :]) @ centred.mT
+        noise = self.plausible(tally) if self._adapted is None else self._of_messages(tally)
         deviation = noise.diagonal(dim1=-2, dim2=-1).clamp_min(TINY).sqrt()
         scale = error / deviation
         return noise * scale[..., None] * scale[..., None, :]
+
+    def _of_messages(self, tally: Tally) -> Tensor:
+        """Covariance of one user's decoded message, (*batch, m, m), as the messages that came are distributed."""
+        f = tally["reports"].double() / tally.users(1)
+        V = self.decoded(tally)
+        centred = V - V @ f[..., None]
+        return (centred * f[..., None, :]) @ centred.mT
 
     def _plug_in(self, tally: Tally, value: Tensor) -> Tensor:
         """One user's variance in each answer, at the decoded shares, of the worst type where there are none."""
@@ -576,29 +576,19 @@ class LocalOracle(OracleQueries):
 
         Where messages are too many to be listed: the noise's, and Var W_i = W_i^2 h - (W_i h)^2 at the decoded shares.
         """
-        n, outputs = tally.users(1), self.client.outputs
-        listed = (
-            self.client.entry_variance is None
-            and outputs * max(outputs, len(self.workload)) <= LISTED
-        )
-        if not listed:
+        n = tally.users(1)
+        outputs = self.client.outputs
+        sets = self.client.entry_variance is not None
+        if sets or outputs * max(outputs, len(self.workload)) > LISTED:
             squares = self.client.answers(tally, self._centred.square()) / n
             off = found.value - self.workload.mean(1)
             return found.with_sampling((squares - off.square()).clamp_min(0) / n)
-        f, V = tally["reports"].double() / n, self.decoded(tally)
+        f = tally["reports"].double() / n
+        V = self.decoded(tally)
         mean = (V @ f[..., None])[..., 0]
         variance = ((V.square() @ f[..., None])[..., 0] - mean.square()).clamp_min(0) / n
         own = replace(found, standard_error=torch.zeros_like(variance), error=None)
-
-        def covariance() -> Tensor:
-            centred = V - mean[..., None]
-            return (
-                (centred * f[..., None, :])
-                @ centred.mT
-                / (n if isinstance(n, float) else n[..., None])
-            )
-
-        return own.with_sampling(variance, covariance)
+        return own.with_sampling(variance, lambda: self._of_messages(tally) / tally.users(2))
 
 
 def decoding(workload: Tensor, client: FrequencyOracle) -> LocalOracle:
@@ -635,8 +625,7 @@ class LocalFactorization(FactoredProtocol, Relay[Tensor, Tensor, BallRandomizer]
 
         Raises TypeError, ValueError.
         """
-        points = checks.instance("question", question, Question).queries(cls.distinct).mT
-        return through(question, cls.calibrated(FactoredQueries.vectors(points), epsilon=epsilon))
+        return through(question, cls.calibrated(cls.vectors_of(question), epsilon=epsilon))
 
     @property
     def guarantee(self) -> Guarantee:

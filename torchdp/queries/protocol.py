@@ -19,7 +19,7 @@ from torchdp.protocol import Estimate, Tally
 from torchdp.protocol.interval import laplace_stretch, largest_variance
 from torchdp.protocol.quadratic import QuadraticError, coordinates
 from torchdp.protocol.records import alike
-from torchdp.queries.channel import Channel, Fits
+from torchdp.queries.channel import Channel, Fits, Question
 from torchdp.queries.likelihood import projections
 from torchdp.workloads import Workload
 
@@ -195,6 +195,12 @@ class FactoredProtocol(Channel):
     """Answers L m + shift: m is the mean of the users' columns of R as the analyst hears it, with noise."""
 
     queries: FactoredQueries
+
+    @classmethod
+    def vectors_of(cls, question: Question) -> FactoredQueries:
+        """The vectors of a question's types, as they are. Raises TypeError."""
+        W = checks.instance("question", question, Question).queries(cls.distinct)
+        return FactoredQueries.vectors(W.mT)
 
     def heard(self, tally: Tally) -> Tensor:
         """m, (*batch, r)."""

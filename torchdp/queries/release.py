@@ -73,11 +73,6 @@ class MessageRelease(Release[Q], Same[Tensor, Any, Any]):
         return self.channel
 
     @property
-    def users_at_once(self) -> int:  # type: ignore[override]
-        """The channel's."""
-        return self.client.users_at_once
-
-    @property
     def takes_groups(self) -> bool:  # type: ignore[override]
         """Whether the channel does."""
         return self.client.takes_groups

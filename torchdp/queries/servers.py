@@ -76,8 +76,7 @@ class SecureQueries(FactoredProtocol, Relay[Tensor, Words, SecureSums]):
 
         Raises TypeError, ValueError.
         """
-        W = checks.instance("question", question, Question).queries(cls.distinct)
-        given = queries or FactoredQueries.vectors(W.mT)
+        given = queries or cls.vectors_of(question)
         return through(
             question, cls(given, clients, epsilon, delta, corrupt=corrupt, absent=absent)
         )

@@ -49,8 +49,7 @@ class Twice(FactoredProtocol, MessageProtocol[Tensor, Tensor]):
     @classmethod
     def of(cls, question: Question, epsilon: float) -> "Twice":
         """The protocol that answers a question of pairs. Raises TypeError, ValueError."""
-        queries = checks.instance("question", question, Question).queries(cls.distinct)
-        return through(question, cls(FactoredQueries.vectors(queries.mT), epsilon))
+        return through(question, cls(cls.vectors_of(question), epsilon))
 
     @cached_property
     def randomizer(self) -> PrivUnit:
