@@ -157,25 +157,22 @@ def _start(steps: int, device: torch.device | str) -> Tensor:
 
 
 def _longer(weights: Tensor, steps: int, end: int) -> Tensor:
-    """The weights' density on more steps, its logarithm as of :func:`stretched`, at both ends as it is."""
+    """The weights' density on more steps, its logarithm as of :func:`_stretched`, at both ends as it is."""
     n, density = len(weights), weights.log()
-    values = stretched(density, steps)
+    values = _stretched(density, steps)
     end = min(end, n // 4)  # where single steps show, at the same distance from the end
     values[:end] = density[:end] + (values[end] - density[end])
     values[-end:] = density[-end:] + (values[-end - 1] - density[-end - 1])
     return _simplex_of(values)
 
 
-def stretched(values: Tensor, length: int, within: bool = False) -> Tensor:
-    """(..., m) -> (..., length), linear in logit((i + 1/2) / m), carried on beyond both ends; or, within, constant."""
-    m = values.shape[-1]
-    if m == length:
-        return values
+def _stretched(values: Tensor, length: int) -> Tensor:
+    """(m,) -> (length,), linear in logit((i + 1/2) / m), carried on beyond both ends."""
+    m = len(values)
     x, y = (
         ((torch.arange(k, dtype=values.dtype, device=values.device) + 0.5) / k).logit()
         for k in (m, length)
     )
     right = torch.searchsorted(x, y).clamp(1, m - 1)
     share = (y - x[right - 1]) / (x[right] - x[right - 1])
-    share = share.clamp(0, 1) if within else share
-    return values[..., right - 1] * (1 - share) + values[..., right] * share
+    return values[right - 1] * (1 - share) + values[right] * share
