@@ -30,16 +30,6 @@ KNOWN = [
     (workloads.kendall(3, 4).dense(), 0.0, None),
     (torch.full((4, 5), -2.5, dtype=torch.float64), 2.5, 0.0),
 ]
-# SCS, to high accuracy: the derivative is no better than the solution. Not Clarabel: diffcp 1.1.9 returns the dual
-# variables of its semidefinite cones out of order, and the derivative is wrong. LSMR for the derivative's linear
-# system: where the optimum is not unique diffcp's dense solver returns anything, and its LSQR stops early.
-SOLVER = {
-    "solve_method": "SCS",
-    "eps_abs": 1e-10,
-    "eps_rel": 1e-10,
-    "max_iters": 100_000,
-    "mode": "lsmr",
-}
 
 
 @pytest.mark.parametrize(("p", "shift"), CASES)
@@ -146,40 +136,6 @@ def test_guarantee_no_constant_does_better(seed):
     assert overlap(moved, found)
     attained = float(factorize(W + found.constant, tol=2.5e-4).certificate.upper)
     assert math.isclose(attained, found.upper, rel_tol=1e-3)
-
-
-def by_layer(W):
-    """The least t with Z = [[A, W], [W^T, B]] >= 0 and diagonals of A and B at most t (Lee, Shraibman, Spalek 2008)."""
-    cvxpylayers = pytest.importorskip("cvxpylayers.torch")
-    m, n = W.shape
-    given, t = cp.Parameter((m, n)), cp.Variable()
-    Z = cp.Variable((m + n, m + n), PSD=True)
-    problem = cp.Problem(cp.Minimize(t), [cp.diag(Z) <= t, Z[:m, m:] == given])
-    layer = cvxpylayers.CvxpyLayer(problem, [given], [t, Z])
-    value, _ = layer(W, solver_args=SOLVER)
-    return value
-
-
-UNIQUE = [  # optimal weights are unique
-    ("prefix", lambda: workloads.prefix(16).dense()),
-    ("wide", lambda: normal(6, 12)),
-    ("low rank", lambda: normal(8, 2) @ normal(2, 8, name=b"other")),
-]
-
-
-@pytest.mark.filterwarnings("ignore:__array__:DeprecationWarning")  # numpy's, of cvxpylayers
-@pytest.mark.parametrize("make", [make for _, make in UNIQUE], ids=[name for name, _ in UNIQUE])
-def test_gradient_of_the_value_is_the_witness(make):
-    """Implicit differentiation of the program against the envelope theorem on the fixed point: nothing is shared."""
-    W = make().requires_grad_()
-    value = by_layer(W)
-    (implicit,) = torch.autograd.grad(value, W)
-    (envelope,) = torch.autograd.grad(gamma2(W, tol=1e-8), W)
-    torch.testing.assert_close(implicit, envelope, rtol=0, atol=2e-4 * float(envelope.abs().max()))
-    # homogeneous of degree 1
-    torch.testing.assert_close((implicit * W).sum(), value, rtol=1e-7, atol=0)
-    # a thousandth off is seen
-    assert (1.001 * implicit - envelope).abs().max() > 2e-4 * envelope.abs().max()
 
 
 def with_zeros():

@@ -15,7 +15,7 @@ from torchdp.kernels.dispatch.every import KERNELS
 from torchdp.text import aligned, say
 
 PACKAGES = (
-    "torch", "numpy", "scipy", "pandas", "tqdm", "dp-accounting", "cryptography", "triton", "cvxpy", "cvxpylayers",
+    "torch", "numpy", "scipy", "pandas", "tqdm", "dp-accounting", "cryptography", "triton", "cvxpy",
     "matplotlib", "scikit-learn", "dask",
 )  # fmt: skip
 ON_CPU = "fused kernels need a CUDA device; --interpret tries them in Triton's interpreter"

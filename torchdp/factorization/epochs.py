@@ -142,8 +142,8 @@ def factorize_separated(
     Minimises (sum_t ||(W C^{-1})_t||^p)^{1/p} S(C), S as in ``training.Separated``. The best C of ``gap`` bands is the
     solution of a smooth convex problem (``banded_strategy``). Weights on sets of steps lead to a strategy without bands
     (``separated_moment``); the better of the two is returned. The lower bound is that of users who return in passes of
-    max(gap, ceil(n / times)) steps (:func:`factorize_epochs`), some of those who keep apart: for prefix sums 2 to 4 %
-    below the error where ``times`` is all that ``gap`` permits, up to 30 % where it is less.
+    max(gap, ceil(n / times)) steps (:func:`factorize_epochs`), some of those who keep apart: for prefix sums 2 to 5 %
+    below the error where ``times`` is all that ``gap`` permits, up to a third where it is less.
 
     W: (n, n), lower triangular, its diagonal not 0, or a Workload of such a matrix. p: in [2, inf]. tol: relative
     distance from the least error, as the search sees it, at which it stops; max_iterations: of the search, O(n^3)

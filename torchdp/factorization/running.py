@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from torchdp import checks
-from torchdp.factorization.certificates.certificate import Certificate, check_exponent
+from torchdp.factorization.certificates.certificate import Certificate, check_exponent, conjugate
 from torchdp.factorization.certificates.running_certificate import (
     Quadrature,
     certify_running,
@@ -112,7 +112,7 @@ def _iterate(
 
     Returns c, P, how many, the gap: of all weights seen, those of the least gap.
     """
-    q = 1.0 if p == math.inf else math.inf if p == 2 else p / (p - 2)
+    q = conjugate(p)
     turned = q == 1 and W.rates is None  # gamma_2 of W, the same from both ends: c is P reversed
     loss, history = min(ROUGH, within / 4), History(MEMORY)
     best = math.inf, c, P

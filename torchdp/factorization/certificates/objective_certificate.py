@@ -9,12 +9,12 @@ from torch import Tensor
 from torchdp import checks
 from torchdp.factorization.certificates.certificate import (
     Certificate,
-    allowance,
     dual_size,
     fitting,
-    or_infinite,
+    judged,
     row_norm,
     scaled_weights,
+    value_of,
 )
 from torchdp.factorization.relaxation import Objective
 
@@ -78,11 +78,10 @@ def certify_objective(
     s2 = torch.where((s2 > 0) & s2.isfinite(), s2, 1.0)
     a, b = a + s2[..., None] * rest, b + torch.where(largest > 0, 1 / s2, 0.0)[..., None]
     worst = (objective.rows(a) * objective.columns(b).amax(-1, keepdim=True) + offset).amax(-1)
-    upper = or_infinite(worst.clamp_min(0).sqrt())
+    upper = worst.clamp_min(0).sqrt()
     others = [(rows * offset).abs().sum(-1).sqrt()]
     others += [] if v is None else [W.abs().amax((-2, -1))]
-    rounding = allowance(upper, sum(W.shape[-2:]) + left.shape[-1], *others)
-    return Certificate(upper, lower, or_infinite(missing.abs().amax((-2, -1))), rounding=rounding)
+    return judged(upper, lower, missing, sum(W.shape[-2:]) + left.shape[-1], *others)
 
 
 def certify_approximate(
@@ -114,18 +113,14 @@ def certify_approximate(
     alpha = amounts("alpha", alpha, W)
     missing, bound = W - left @ right, alpha[..., None, None]
     beyond = missing - missing.clamp(-bound, bound)
-    upper = or_infinite(
-        row_norm(left, math.inf) * row_norm(right.mT, math.inf) + row_norm(beyond, math.inf)
-    )
+    upper = value_of(left, beyond, row_norm(right.mT, math.inf), math.inf)
 
     size, U = dual_size(U, *given)  # a row of weight 0 proves nothing about U there
     size = size.clamp_min(1)
-    lower = ((W * U).sum((-2, -1)) - alpha * U.abs().sum((-2, -1))) / size
-    summed = ((W * U).abs().sum((-2, -1)) + alpha * U.abs().sum((-2, -1))) / size
-    rounding = allowance(upper, m + n + left.shape[-1], summed)
-    return Certificate(
-        upper, lower.clamp_min(0), or_infinite(missing.abs().amax((-2, -1))), rounding=rounding
-    )
+    price = alpha * U.abs().sum((-2, -1))
+    lower = ((W * U).sum((-2, -1)) - price) / size
+    summed = ((W * U).abs().sum((-2, -1)) + price) / size
+    return judged(upper, lower.clamp_min(0), missing, m + n + left.shape[-1], summed)
 
 
 def amounts(name: str, value: Tensor | float, W: Tensor) -> Tensor:

@@ -4,6 +4,7 @@ It shares nothing with the solvers.
 """
 
 import math
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -11,13 +12,12 @@ from torch import Tensor
 from torchdp import checks
 from torchdp.factorization.certificates.certificate import (
     Certificate,
-    allowance,
     check_exponent,
     conjugate,
     fitting,
-    or_infinite,
-    row_norm,
+    judged,
     scaled_weights,
+    value_of,
 )
 from torchdp.factorization.certificates.worst_sets import worst_separated
 
@@ -54,7 +54,8 @@ def certify_epochs(
         W, left=left, right=right, row_weights=row_weights, directions=(directions, (n, k))
     )
     c = scaled_weights(c, conjugate(p))
-    upper, residual = _upper(W, left, right, sensitivity(right, period), -(-n // period), p)
+    missing = W - left @ right
+    upper = value_of(left, missing, sensitivity(right, period), p, -(-n // period))
 
     D = D / (float(D.abs().max()) or 1.0)
     squares = D.square().sum(1)
@@ -66,8 +67,7 @@ def certify_epochs(
     apart = torch.where(moved > 0, apart / moved.sqrt(), 0.0)
     size = float(W.abs().max()) or 1.0
     lower = torch.linalg.svdvals(c.sqrt()[:, None] * (W / size) @ apart).sum() * size
-    rounding = allowance(upper, sum(W.shape) + len(right) + k)
-    return Certificate(upper, lower, residual, rounding=rounding)
+    return judged(upper, lower, missing, sum(W.shape) + len(right) + k)
 
 
 def certify_separated(
@@ -99,19 +99,10 @@ def certify_separated(
     gram = (right / size).mT @ (right / size)
     squared, _ = worst_separated(gram.abs().cpu().numpy(), gap, times)
     most = min(times, n)
-    moved = W.new_tensor(math.sqrt(squared) * size)
-    upper, residual = _upper(W, left, right, moved, most, p)
-    rounding = allowance(upper, sum(W.shape) + len(right) + n + most) + fixed.rounding
-    return Certificate(upper, fixed.lower, residual, rounding=rounding)
-
-
-def _upper(
-    W: Tensor, left: Tensor, right: Tensor, moved: Tensor, most: int, p: float
-) -> tuple[Tensor, Tensor]:
-    """The factors' value and their residual, for what right moves and how many steps a user has at most."""
     missing = W - left @ right
-    charged = row_norm(missing, p) * math.sqrt(most)
-    return or_infinite(row_norm(left, p) * moved + charged), or_infinite(missing.abs().max())
+    upper = value_of(left, missing, W.new_tensor(math.sqrt(squared) * size), p, most)
+    found = judged(upper, fixed.lower, missing, sum(W.shape) + len(right) + n + most)
+    return replace(found, rounding=found.rounding + fixed.rounding)
 
 
 def sensitivity(right: Tensor, period: int) -> Tensor:

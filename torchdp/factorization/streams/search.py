@@ -191,8 +191,8 @@ class Recalled(Problem):
 
 def buffered_once(W: RunningSums, buffers: int, p: float) -> BufferedStrategy:
     """For users who take part in one step: all columns are of norm 1."""
-    sizes = sorted({min(W.steps, ONCE.whole), W.steps})
-    problems = [Problem(W.coarse(n), n, buffers, p) for n in sizes]
+    sizes = _sizes(W.steps, W.steps, ONCE)
+    problems = [Problem(W.coarse(n), each, buffers, p) for n, each in sizes]
     return BufferedStrategy(*_found(problems, ONCE))
 
 
