@@ -58,7 +58,7 @@ def factorize_epochs(
     Source: here. The problem: Choquette-Choo, McMahan, Rush, Thakurta (2023), fixed-epoch-order participation; its dual
     for one epoch: Edmonds, Nikolov, Ullman (2020), Lemma 12.
     """
-    W = matrix_of(W, 1)
+    W = matrix_of(W)
     if W.ndim != 2:
         raise ValueError(f"W must be one (m, n) matrix, not of shape {tuple(W.shape)}")
     period, p, tol = (
