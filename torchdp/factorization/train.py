@@ -15,7 +15,6 @@ from typing import cast
 
 import torch
 from torch import Tensor, nn
-from tqdm.auto import tqdm
 
 from torchdp import checks
 from torchdp.descent import LBFGS
@@ -36,7 +35,6 @@ from torchdp.factorization.solvers.iteration import Best, warn_where_open
 from torchdp.threads import one_thread
 
 MOST_STEPS = 10**6
-DELAY = 1.0  # seconds without a progress bar
 SHARPNESS, SHARPEST = 30.0, 1e5  # of the smoothed maxima, at the start and at most
 ROUND = 150  # steps at most between two updates of the multipliers
 SLOW = 0.5  # a gap that falls to more than this share in a round needs sharper maxima
@@ -247,18 +245,17 @@ class Problem:
         return multipliers + self.sharpness[..., None] * values.clamp_min(TINY).log()
 
 
-def descend(problem: Problem, tol: float, steps: int, bar: tqdm) -> tuple[Best, bool]:
+def descend(problem: Problem, tol: float, steps: int) -> tuple[Best, bool]:
     """The best bounds that L-BFGS meets, and whether each problem's gap is at most ``tol``."""
     optimizer, best, last = LBFGS(problem.loss, torch.zeros_like(problem.start)), None, None
     gap = torch.ones_like(problem.sharpness)
     done = gap < 0
     while True:
-        settled = _round(optimizer, problem, gap, done, min(ROUND, steps - optimizer.count), bar)
+        settled = _round(optimizer, problem, gap, done, min(ROUND, steps - optimizer.count))
         seen = problem.look(optimizer.x, optimizer.count)
         best = seen if best is None else best.and_(seen)
         gap = problem.gap(best, optimizer.value)
         done = (gap <= NEARLY * tol) & (settled | problem.closes)
-        bar.set_postfix_str(f"gap {float(gap.max()):.1e}", refresh=False)
         if bool(done.all()) or optimizer.count >= steps:
             return best, bool(done.all())
         slow = settled if last is None else settled & (gap > SLOW * last)
@@ -267,14 +264,11 @@ def descend(problem: Problem, tol: float, steps: int, bar: tqdm) -> tuple[Best, 
         optimizer.renew()
 
 
-def _round(
-    optimizer: LBFGS, problem: Problem, gap: Tensor, settled: Tensor, most: int, bar: tqdm
-) -> Tensor:
+def _round(optimizer: LBFGS, problem: Problem, gap: Tensor, settled: Tensor, most: int) -> Tensor:
     """Steps on one loss until those that are not ``settled`` have hardly fallen in a step; which did, (*batch)."""
     enough = SETTLED * gap.clamp_max(LOOSE) / problem.sharpness
     for _ in range(most):
         fell = optimizer.step()
-        bar.update()
         settled = settled | (fell.expand(enough.numel()).reshape(enough.shape) <= enough)
         if bool(settled.all()):
             break
@@ -291,7 +285,6 @@ def train(
     error_weights: Tensor | None = None,
     tol: float = 1e-5,
     steps: int = 5000,
-    progress: bool | None = None,
 ) -> Factorization:
     """W = L R of least error by gradient descent, certified, for any objective and structure.
 
@@ -314,7 +307,6 @@ def train(
             sees it; the certificate's lower bound is of all factorizations, so its gap is what the structure costs at
             most.
         steps: of L-BFGS, at most, each about two products and solutions of the factors' size.
-        progress: whether to show a bar; None: on a terminal, after a second.
 
     The factors follow W's dtype and device, the work is in float64; nothing is drawn at random. The row and column
     weights returned are those of :func:`certify` for a norm, and else the multipliers of :func:`certify_objective`.
@@ -341,7 +333,7 @@ def train(
         raise ValueError(
             "alpha must be less than the largest entry of each matrix: from there on 0 is within alpha"
         )
-    problem, best, done = _trained(target, objective, structure, shift, alpha, tol, steps, progress)
+    problem, best, done = _trained(target, objective, structure, shift, alpha, tol, steps)
     result = problem.finish(given, w, best)
     if problem.closes:
         size = target.abs().amax((-2, -1))
@@ -374,18 +366,15 @@ def _trained(
     alpha: float,
     tol: float,
     steps: int,
-    progress: bool | None,
 ) -> tuple[Problem, Best, bool]:
-    hidden = None if progress is None else not progress
     proof: Dual = ()
     if alpha > 0:
         free = approximate(W, alpha)
         proof = free.row_weights, free.column_weights, cast(Tensor, free.witness)
     with torch.inference_mode(False), torch.enable_grad():
         problem = Problem(W.clone(), objective, structure, shift, alpha, proof)
-        with tqdm(total=steps, unit="step", delay=DELAY, disable=hidden) as bar:
-            best, done = descend(problem, tol, steps, bar)
+        best, done = descend(problem, tol, steps)
     if structure is not None and alpha == 0:  # its multipliers prove little of the free problem
-        known = _trained(W, objective, None, False, 0.0, tol, steps, progress)[1]
+        known = _trained(W, objective, None, False, 0.0, tol, steps)[1]
         best = replace(best, lower=known.lower, dual=known.dual)
     return problem, best, done
