@@ -373,4 +373,4 @@ def passes_bound(
     period = max(-(-gap // stride), -(-steps // times))
     found = factorize_epochs(sums.dense(), period, p, tol).certificate
     offsets = stride ** (1 / p)
-    return offsets * found.lower, torch.as_tensor(offsets * found.rounding)
+    return offsets * found.lower, torch.as_tensor(offsets * found.rounding, dtype=torch.float64)
