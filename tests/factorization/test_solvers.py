@@ -117,9 +117,7 @@ MATRICES = {
 
 def plain(W, p, shift, tol):
     """By decompositions of the whole matrix: what was there before symmetries were used."""
-    found = solve(W, p=p, shift=shift, tol=tol, spectrum=Decomposed())
-    weights = found.row_weights, found.column_weights
-    return certify(W, found.left, found.right, *weights, p=p, shift=found.shift)
+    return certified(W, p, shift, tol=tol, spectrum=Decomposed())[0]
 
 
 @pytest.mark.parametrize(

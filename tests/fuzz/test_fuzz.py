@@ -79,7 +79,7 @@ MORE = (  # constructors that no other recipe calls with tensors
 RESULTS = {
     "Consistent", "Covariance", "Density", "Difference", "Estimate", "NoisyMoments", "MeanSquaredError", "MannWhitney",
     "Certificate", "Factorization", "Gamma2Dual", "HardInstance", "SignatureFactorization", "StreamFactorization",
-    "RunningFactorization", "GramFactorization", "SeparatedDual", "Crowd", "Words", "Plan", "ConsistentPairs",
+    "RunningFactorization", "GramFactorization", "Crowd", "Words", "Plan", "ConsistentPairs",
     "ShuffledMessages",
     "VarianceWitness", "NormError", "Maximum", "SecondMoments", "Features", "ErrorParts", "Discretised", "Sweep",
     "Trial", "Waves",

@@ -10,7 +10,6 @@ from torchdp import checks
 from torchdp.brief import Brief
 from torchdp.factorization.certificates.certificate import Certificate, check_exponent, power_norm
 from torchdp.factorization.certificates.returning_certificate import (
-    SeparatedDual,
     certify_epochs,
     certify_separated,
     sensitivity,
@@ -23,7 +22,7 @@ from torchdp.factorization.solvers.returning_solver import (
     Attempt,
     attempts,
     classes_of,
-    separated_bound,
+    separated_moment,
 )
 from torchdp.factorization.streams.strategy import BandedStrategy, StreamStrategy
 from torchdp.threads import one_thread
@@ -59,7 +58,7 @@ def factorize_epochs(
     Source: here. The problem: Choquette-Choo, McMahan, Rush, Thakurta (2023), fixed-epoch-order participation; its dual
     for one epoch: Edmonds, Nikolov, Ullman (2020), Lemma 12.
     """
-    W = matrix_of(W, 1)
+    W = matrix_of(W)
     if W.ndim != 2:
         raise ValueError(f"W must be one (m, n) matrix, not of shape {tuple(W.shape)}")
     period, p, tol = (
@@ -121,13 +120,12 @@ class StreamFactorization(Brief):
 
     row_norms: of W C^{-1}, (steps,), the standard errors for Z of standard deviation 1 where users take part as was
     asked for. certificate: of the least value of any strategy for such users, its upper bound the l_p norm of
-    row_norms. dual: the variables behind its lower bound where :func:`certify_separated` made it.
+    row_norms.
     """
 
     strategy: StreamStrategy
     row_norms: Tensor
     certificate: Certificate
-    dual: SeparatedDual | None = None
 
 
 def factorize_separated(
@@ -142,33 +140,26 @@ def factorize_separated(
     """The C of least error where a user takes part in at most ``times`` steps, any two at least ``gap`` apart.
 
     Minimises (sum_t ||(W C^{-1})_t||^p)^{1/p} S(C), S as in ``training.Separated``. The best C of ``gap`` bands is the
-    solution of a smooth convex problem (``banded_strategy``). Weights on sets of steps bound every strategy from below
-    (``separated_bound``), and its last iterate is a strategy without bands; the better of the two is returned. What the
-    band costs stays in the gap: .2 to 2 % for prefix sums where ``times`` is all that ``gap`` permits.
+    solution of a smooth convex problem (``banded_strategy``). Weights on sets of steps lead to a strategy without bands
+    (``separated_moment``); the better of the two is returned. The lower bound is that of users who return in passes of
+    max(gap, ceil(n / times)) steps (:func:`factorize_epochs`), some of those who keep apart: for prefix sums 2 to 5 %
+    below the error where ``times`` is all that ``gap`` permits, up to a third where it is less.
 
-    W: (n, n), lower triangular, its diagonal not 0, or a Workload of such a matrix. p: in [2, inf]. tol: relative gap
-    at which it stops; max_iterations: of the bound, O(n^3) each. Optimised on the CPU; the results, in float64, are on
-    W's device. Raises TypeError, ValueError.
+    W: (n, n), lower triangular, its diagonal not 0, or a Workload of such a matrix. p: in [2, inf]. tol: relative
+    distance from the least error, as the search sees it, at which it stops; max_iterations: of the search, O(n^3)
+    each. Optimised on the CPU; the results, in float64, are on W's device. Raises TypeError, ValueError.
 
     Guarantees: certificate.lower <= the least value of any strategy <= certificate.upper, that of ``strategy``.
     Source: here. The participation: Choquette-Choo et al. (2023), (k, b)-participation.
     """
     given = matrix_of(W)
-    gap, times, p = (
-        checks.integer("gap", gap, 1),
-        checks.integer("times", times, 1),
-        check_exponent(p),
-    )
-    tol, max_iterations = (
-        checks.positive("tol", tol),
-        checks.integer("max_iterations", max_iterations, 1),
-    )
-    if (
-        given.ndim != 2
-        or given.shape[0] != given.shape[1]
-        or given.triu(1).any()
-        or (given.diagonal() == 0).any()
-    ):
+    gap = checks.integer("gap", gap, 1)
+    times = checks.integer("times", times, 1)
+    p = check_exponent(p)
+    tol = checks.positive("tol", tol)
+    max_iterations = checks.integer("max_iterations", max_iterations, 1)
+    square = given.ndim == 2 and given.shape[0] == given.shape[1]
+    if not square or given.triu(1).any() or (given.diagonal() == 0).any():
         raise ValueError(
             "W must be one square lower triangular matrix without 0 on its diagonal, as Iterates(...).dense() makes"
         )
@@ -178,14 +169,14 @@ def factorize_separated(
     times = min(times, -(-n // gap))
     C = banded_strategy(W, gap, times, p, 5 * max_iterations)
     upper = float(torch.linalg.vector_norm(_row_norms(W, C), ord=p))
-    dual, X = separated_bound(W, gap, times, p, upper, tol, max_iterations)
+    X = separated_moment(W, gap, times, p, upper, tol, max_iterations)
     found = [_balanced(W, each, gap, times) for each in (C, _triangular(X)) if each is not None]
     C, errors = min(found, key=lambda one: float(torch.linalg.vector_norm(one[1], ord=p)))
     C, errors = C.to(given.device), (errors * size).to(given.device)
-    dual = SeparatedDual(**{name: x.to(given.device) for name, x in vars(dual).items()})
     left = torch.linalg.solve_triangular(C, given.double(), upper=False, left=False)
-    certificate = certify_separated(given, left, C, dual, gap, times, p=p)
-    return StreamFactorization(BandedStrategy.of(C), errors, certificate, dual)
+    fixed = factorize_epochs(given.double(), max(gap, -(-n // times)), p, tol).certificate
+    certificate = certify_separated(given, left, C, fixed, gap, times, p=p)
+    return StreamFactorization(BandedStrategy.of(C), errors, certificate)
 
 
 def _balanced(W: Tensor, C: Tensor, gap: int, times: int) -> tuple[Tensor, Tensor]:

@@ -27,11 +27,12 @@ from torchdp.factorization.certificates.certificate import (
 )
 from torchdp.factorization.running import RunningFactorization, factorize_running
 from torchdp.factorization.solvers.fixed_point import Solution, attempts
-from torchdp.factorization.solvers.iteration import closed, warn_where_open, working
+from torchdp.factorization.solvers.iteration import closed, warn_where_open
 from torchdp.threads import one_thread
 from torchdp.workloads import RunningSums, Workload
 
 Matrix = Tensor | Workload | np.ndarray | Sequence[Sequence[float]]  # what functions of one take
+HALF_PRECISION = (torch.float16, torch.bfloat16)
 LARGEST_EXPONENT = 1e6
 # m + n; an interior point step on the cone of side s costs about s^6 operations and s^4 memory
 LARGEST = 80
@@ -115,7 +116,7 @@ def factorize(
     p: in [2, inf]. tol: relative gap at which it stops. error_weights: (*batch, m) or (m,), positive, the weight of an
     error in query i (1 / target_i: errors relative to their targets); with them the certificate is of the
     weighted norm, that of diag(w) W, and ``certify(..., error_weights=w)`` judges it again. The factors follow W's
-    dtype (integers: float64; half precision: float32, with a RuntimeWarning) and device; the solver and the certificate
+    dtype (integers: float64; half precision: float32) and device; the solver and the certificate
     run in float64, without gradients. It stops where the certificate of what it returns is closed.
 
     Warns (RuntimeWarning) where the certified gap exceeds ``tol``, after ``max_iterations`` or where rounding is in the
@@ -184,18 +185,17 @@ def finish(W: Tensor, solution: Solution, p: float) -> Factorization:
     return Factorization(left, right, shift, *weights, certificate, solution.iterations)
 
 
-def matrices_of(W: Matrix, outer: int = 0) -> list[Tensor]:
-    """W's Kronecker factors, without their autograd history; half precision becomes float32, with a warning.
-
-    outer: calls between the caller and whom the warning is for.
-    """
+def matrices_of(W: Matrix) -> list[Tensor]:
+    """W's Kronecker factors, without their autograd history; half precision becomes float32."""
     given = W.factors if isinstance(W, Workload) else (checks.as_tensor("W", W),)
-    return [working("W", checks.matrix("W", f).detach(), stacklevel=5 + outer) for f in given]
+    matrices = [checks.matrix("W", factor).detach() for factor in given]
+    # Factors in half precision would leave gaps of a hundredth.
+    return [f.float() if f.dtype in HALF_PRECISION else f for f in matrices]
 
 
-def matrix_of(W: Matrix, outer: int = 0) -> Tensor:
+def matrix_of(W: Matrix) -> Tensor:
     """W itself, the product of :func:`matrices_of`."""
-    return reduce(torch.kron, matrices_of(W, outer + 1))
+    return reduce(torch.kron, matrices_of(W))
 
 
 def balance(rows: Tensor, columns: Tensor) -> Tensor:

@@ -12,7 +12,7 @@ is minimised is max_k [rows(a)_k max_l columns(b)_l + offset_k], a_i = ||left_i|
 is what a user may hold, ``rows`` what the answers cost, ``offset`` what W alone adds. Why descent reaches the least
 value: for left T^{-1} and T right, G = T^T T, along G^{1/2} exp(u H) G^{1/2} every a_i and b_j is a sum of exponentials
 of linear functions of u, so its logarithm is convex; sums with weights >= 0, products, powers and maxima of such
-functions are such functions. So without shift and alpha, and with an offset >= 0 or none, every local minimum in T is
+functions are such functions. So without alpha, and with an offset >= 0 or none, every local minimum in T is
 global.
 """
 
@@ -127,32 +127,26 @@ class Groups(Objective):
 
 
 class Relaxation(nn.Module):
-    """left right = W at every value of the parameters, or with ``shift`` W - v 1^T for v = ``shift``, (*batch, m).
+    """left right = W at every value of the parameters.
 
     With W = U S V^T, L0 = U S^{1/2} and R0 = S^{1/2} V^T (m >= n; a wide W is transposed, and its factors with it),
         right = T R0,  left = L0 T^{-1}.
-    T (q x q), q the rank of W (the largest of a batch), starts at the identity. With ``shift`` R0 is of W less its
-    mean column, and R0 - mu 1^T takes its place; the parameter mu starts at 0.
+    T (q x q), q the rank of W (the largest of a batch), starts at the identity.
 
     W: (*batch, m, n), real; each problem of the batch has its own parameters. Raises ValueError, TypeError.
-    Guarantees: left right = W, or W - v 1^T, up to rounding.
+    Guarantees: left right = W up to rounding.
     """
 
     W: Tensor
     unit: Tensor
     start_left: Tensor
     start_right: Tensor
-    centre: Tensor | None
 
-    def __init__(self, W: Tensor, *, shift: bool = False) -> None:
+    def __init__(self, W: Tensor) -> None:
         super().__init__()
-        checks.instance("shift", shift, bool)
-        W, _, tall = _prepare(self, W)
-        centre = tall.mean(-1, keepdim=True) if shift else None
-        self.register_buffer("centre", None if centre is None else centre.to(W))
-        tall = tall if centre is None else tall - centre
-        wide = W.shape[-2] < W.shape[-1]
-        U, S, Vh = torch.linalg.svd(tall.mT if wide else tall, full_matrices=False)
+        W, _, scaled = _prepare(self, W)
+        tall = scaled.mT if self.wide else scaled
+        U, S, Vh = torch.linalg.svd(tall, full_matrices=False)
         S = torch.where(S > max(W.shape[-2:]) * torch.finfo(S.dtype).eps * S[..., :1], S, 0.0)
         q = max(1, int((S > 0).sum(-1).max()))
         root = S[..., :q].sqrt()
@@ -160,17 +154,17 @@ class Relaxation(nn.Module):
         self.register_buffer("start_right", (root[..., None] * Vh[..., :q, :]).to(W))
         eye = torch.eye(q, dtype=W.dtype, device=W.device)
         self.T = nn.Parameter(eye.expand(*W.shape[:-2], q, q).clone())
-        self.mu = nn.Parameter(torch.zeros_like(self.start_right[..., :1])) if shift else None
 
     def forward(self) -> tuple[Tensor, Tensor]:
         """(left, right), of shapes (*batch, m, q) and (*batch, q, n)."""
-        wide = self.W.shape[-2] < self.W.shape[-1]
-        left, right = self.start_left, self.start_right
-        if self.mu is not None:
-            left, right = (left - self.mu.mT, right) if wide else (left, right - self.mu)
-        left = self.unit * torch.linalg.solve(self.T, left, left=False)
-        right = self.unit * (self.T @ right)
-        return (right.mT, left.mT) if wide else (left, right)
+        left = self.unit * torch.linalg.solve(self.T, self.start_left, left=False)
+        right = self.unit * (self.T @ self.start_right)
+        return (right.mT, left.mT) if self.wide else (left, right)
+
+    @property
+    def wide(self) -> bool:
+        """Whether W has more columns than rows."""
+        return self.W.shape[-2] < self.W.shape[-1]
 
     @property
     def flatness(self) -> dict[str, Tensor]:
@@ -178,15 +172,6 @@ class Relaxation(nn.Module):
         s = self.start_right.square().sum(-1)
         s = s / s.mean(-1, keepdim=True).clamp_min(torch.finfo(s.dtype).tiny)
         return {"T": ((s[..., :, None] + s[..., None, :]) / 2).clamp_min(1e-8).rsqrt()}
-
-    @property
-    def shift(self) -> Tensor | None:
-        """v of left right = W - v 1^T, (*batch, m); None where none was asked for."""
-        if self.mu is None or self.centre is None:
-            return None
-        wide = self.W.shape[-2] < self.W.shape[-1]
-        other = self.start_right.mT if wide else self.start_left
-        return (self.unit.square() * (self.centre + other @ self.mu))[..., 0]
 
 
 class LowRankRelaxation(nn.Module):

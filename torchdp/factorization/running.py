@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from torchdp import checks
-from torchdp.factorization.certificates.certificate import Certificate, check_exponent
+from torchdp.factorization.certificates.certificate import Certificate, check_exponent, conjugate
 from torchdp.factorization.certificates.running_certificate import (
     Quadrature,
     certify_running,
@@ -112,7 +112,7 @@ def _iterate(
 
     Returns c, P, how many, the gap: of all weights seen, those of the least gap.
     """
-    q = 1.0 if p == math.inf else math.inf if p == 2 else p / (p - 2)
+    q = conjugate(p)
     turned = q == 1 and W.rates is None  # gamma_2 of W, the same from both ends: c is P reversed
     loss, history = min(ROUGH, within / 4), History(MEMORY)
     best = math.inf, c, P
@@ -157,25 +157,22 @@ def _start(steps: int, device: torch.device | str) -> Tensor:
 
 
 def _longer(weights: Tensor, steps: int, end: int) -> Tensor:
-    """The weights' density on more steps, its logarithm as of :func:`stretched`, at both ends as it is."""
+    """The weights' density on more steps, its logarithm as of :func:`_stretched`, at both ends as it is."""
     n, density = len(weights), weights.log()
-    values = stretched(density, steps)
+    values = _stretched(density, steps)
     end = min(end, n // 4)  # where single steps show, at the same distance from the end
     values[:end] = density[:end] + (values[end] - density[end])
     values[-end:] = density[-end:] + (values[-end - 1] - density[-end - 1])
     return _simplex_of(values)
 
 
-def stretched(values: Tensor, length: int, within: bool = False) -> Tensor:
-    """(..., m) -> (..., length), linear in logit((i + 1/2) / m), carried on beyond both ends; or, within, constant."""
-    m = values.shape[-1]
-    if m == length:
-        return values
+def _stretched(values: Tensor, length: int) -> Tensor:
+    """(m,) -> (length,), linear in logit((i + 1/2) / m), carried on beyond both ends."""
+    m = len(values)
     x, y = (
         ((torch.arange(k, dtype=values.dtype, device=values.device) + 0.5) / k).logit()
         for k in (m, length)
     )
     right = torch.searchsorted(x, y).clamp(1, m - 1)
     share = (y - x[right - 1]) / (x[right] - x[right - 1])
-    share = share.clamp(0, 1) if within else share
-    return values[..., right - 1] * (1 - share) + values[..., right] * share
+    return values[right - 1] * (1 - share) + values[right] * share

@@ -15,7 +15,6 @@ from typing import cast
 
 import torch
 from torch import Tensor, nn
-from tqdm.auto import tqdm
 
 from torchdp import checks
 from torchdp.descent import LBFGS
@@ -23,7 +22,6 @@ from torchdp.factorization.approximate import approximate
 from torchdp.factorization.certificates.certificate import (
     Certificate,
     certify,
-    check_error_weights,
     magnitude,
 )
 from torchdp.factorization.certificates.objective_certificate import (
@@ -36,7 +34,6 @@ from torchdp.factorization.solvers.iteration import Best, warn_where_open
 from torchdp.threads import one_thread
 
 MOST_STEPS = 10**6
-DELAY = 1.0  # seconds without a progress bar
 SHARPNESS, SHARPEST = 30.0, 1e5  # of the smoothed maxima, at the start and at most
 ROUND = 150  # steps at most between two updates of the multipliers
 SLOW = 0.5  # a gap that falls to more than this share in a round needs sharper maxima
@@ -101,7 +98,6 @@ class Problem:
         W: Tensor,
         objective: Objective,
         structure: Structure | None,
-        shift: bool,
         alpha: float,
         proof: Dual,
     ) -> None:
@@ -110,11 +106,8 @@ class Problem:
         self.within = Within(self.W, alpha / self.scale[..., 0, 0]) if alpha > 0 else None
         self.p = objective.p if isinstance(objective, Norm) else None
         self.closes = structure is None and objective.tight
-        made = (
-            Relaxation(W, shift=shift)
-            if structure is None
-            else checks.function("structure", structure)(W)
-        )
+        build = Relaxation if structure is None else checks.function("structure", structure)
+        made = build(W)
         if not isinstance(made, nn.Module) or not list(made.parameters()):
             raise TypeError(
                 "structure must give an nn.Module with parameters, whose forward() is (left, right)"
@@ -178,8 +171,6 @@ class Problem:
             for parameter, part in zip(self.module.parameters(), parts, strict=True):
                 parameter.copy_(part.reshape(parameter.shape))
             left, right = self.factors(x)
-            v = self.module.shift if isinstance(self.module, Relaxation) else None
-            shift = [] if v is None else [v / self.scale[..., 0]]
             rows, columns = self.values(left, right)
             total = rows * self._smooth(columns, self.columns).exp()[..., None] + self.offset
             self.rows = self._sharp(total, self.rows).log_softmax(-1).clamp_min(FAINTEST)
@@ -190,20 +181,18 @@ class Problem:
                 worse = self.within.worse(left, right)
         weights = self.objective.weights(left.square().sum(-1), self.rows.exp()), self.columns.exp()
         dual = self.proof or weights
-        primal = (left, right, *shift)
-        bounds = self.certify(self.W, self.alpha / self.scale[..., 0, 0], primal, dual)
-        return Best(worse * bounds.upper, bounds.lower, primal, dual, steps)
+        bounds = self.certify(self.W, self.alpha / self.scale[..., 0, 0], left, right, dual)
+        return Best(worse * bounds.upper, bounds.lower, (left, right), dual, steps)
 
     def certify(
-        self, W: Tensor, alpha: Tensor | float, primal: tuple[Tensor, ...], dual: Dual
+        self, W: Tensor, alpha: Tensor | float, left: Tensor, right: Tensor, dual: Dual
     ) -> Certificate:
-        (left, right, *shift), (c, P, *U) = primal, dual
+        c, P, *U = dual
         if self.alpha > 0:
             return certify_approximate(W, alpha, left, right, U[0], c, P)
-        v = shift[0] if shift else None
         if self.p is not None:
-            return certify(W, left, right, c, P, p=self.p, shift=v)
-        return certify_objective(W, left, right, self.objective, c, P, shift=v)
+            return certify(W, left, right, c, P, p=self.p)
+        return certify_objective(W, left, right, self.objective, c, P)
 
     def gap(self, best: Best, loss: Tensor) -> Tensor:
         """(*batch): the certified gap where the objective's certificate can close, else that to the smoothed error."""
@@ -217,23 +206,16 @@ class Problem:
             gap = torch.where(self.within.worse(*best.primal) > 1, math.inf, gap)
         return torch.where(best.upper <= NOTHING, 0.0, gap)
 
-    def finish(self, W: Tensor, error_weights: Tensor | None, best: Best) -> Factorization:
+    def finish(self, W: Tensor, best: Best) -> Factorization:
         """The best factors balanced, in W's units and dtype, and judged again."""
-        left, right, *shift = best.primal
+        left, right = best.primal
+        c, P, *U = best.dual
         ratio = balance(*(values.amax(-1).sqrt() for values in self.values(left, right)))
-        root, (c, P, *U) = self.scale.sqrt(), best.dual
-        w = (
-            W.new_ones((), dtype=torch.float64)
-            if error_weights is None
-            else error_weights[..., None]
-        )
-        left, right = (root * ratio * left / w).to(W.dtype), (root / ratio * right).to(W.dtype)
-        moved = [(self.scale * v[..., None] / w).to(W.dtype) for v in shift]
-        primal = (w * left, right, *((w * v)[..., 0] for v in moved))
-        judged = self.certify(w * W, self.alpha, primal, best.dual)
-        return Factorization(
-            left, right, moved[0][..., 0] if moved else None, c, P, judged, best.steps, *U
-        )
+        root = self.scale.sqrt()
+        left = (root * ratio * left).to(W.dtype)
+        right = (root / ratio * right).to(W.dtype)
+        judged = self.certify(W, self.alpha, left, right, best.dual)
+        return Factorization(left, right, None, c, P, judged, best.steps, *U)
 
     def _parts(self, x: Tensor) -> tuple[Tensor, ...]:
         return (self.start + self.units * x).split(
@@ -247,18 +229,17 @@ class Problem:
         return multipliers + self.sharpness[..., None] * values.clamp_min(TINY).log()
 
 
-def descend(problem: Problem, tol: float, steps: int, bar: tqdm) -> tuple[Best, bool]:
+def descend(problem: Problem, tol: float, steps: int) -> tuple[Best, bool]:
     """The best bounds that L-BFGS meets, and whether each problem's gap is at most ``tol``."""
     optimizer, best, last = LBFGS(problem.loss, torch.zeros_like(problem.start)), None, None
     gap = torch.ones_like(problem.sharpness)
     done = gap < 0
     while True:
-        settled = _round(optimizer, problem, gap, done, min(ROUND, steps - optimizer.count), bar)
+        settled = _round(optimizer, problem, gap, done, min(ROUND, steps - optimizer.count))
         seen = problem.look(optimizer.x, optimizer.count)
         best = seen if best is None else best.and_(seen)
         gap = problem.gap(best, optimizer.value)
         done = (gap <= NEARLY * tol) & (settled | problem.closes)
-        bar.set_postfix_str(f"gap {float(gap.max()):.1e}", refresh=False)
         if bool(done.all()) or optimizer.count >= steps:
             return best, bool(done.all())
         slow = settled if last is None else settled & (gap > SLOW * last)
@@ -267,14 +248,11 @@ def descend(problem: Problem, tol: float, steps: int, bar: tqdm) -> tuple[Best, 
         optimizer.renew()
 
 
-def _round(
-    optimizer: LBFGS, problem: Problem, gap: Tensor, settled: Tensor, most: int, bar: tqdm
-) -> Tensor:
+def _round(optimizer: LBFGS, problem: Problem, gap: Tensor, settled: Tensor, most: int) -> Tensor:
     """Steps on one loss until those that are not ``settled`` have hardly fallen in a step; which did, (*batch)."""
     enough = SETTLED * gap.clamp_max(LOOSE) / problem.sharpness
     for _ in range(most):
         fell = optimizer.step()
-        bar.update()
         settled = settled | (fell.expand(enough.numel()).reshape(enough.shape) <= enough)
         if bool(settled.all()):
             break
@@ -287,11 +265,8 @@ def train(
     structure: Structure | None = None,
     *,
     alpha: float = 0.0,
-    shift: bool = False,
-    error_weights: Tensor | None = None,
     tol: float = 1e-5,
     steps: int = 5000,
-    progress: bool | None = None,
 ) -> Factorization:
     """W = L R of least error by gradient descent, certified, for any objective and structure.
 
@@ -303,18 +278,15 @@ def train(
         W: (*batch, m, n), real, on any device, or a :class:`Workload`; numpy arrays and lists too. Each problem goes
             its own way.
         objective: an :class:`Objective`, or a number p in [2, inf] for :class:`Norm`.
-        structure: a function that gets W as it is, in its own units, times the ``error_weights``, in float64, and gives
+        structure: a function that gets W as it is, in its own units, in float64, and gives
             an nn.Module with forward() = (left, right), left right = W; None: the relaxation. Parameters without W's
             batch dimensions are shared.
         alpha: a number in W's units, by which the factors of a structure may miss W in each entry, as those of
             :class:`LowRankRelaxation` do; the bound is that of :func:`approximate`.
-        shift: W - v 1^T = L R for a free v, of the relaxation.
-        error_weights: (*batch, m) or (m,), positive, as in :func:`factorize`.
         tol: the relative gap at which each problem stops. With a structure: of what is least nearby, where the descent
             sees it; the certificate's lower bound is of all factorizations, so its gap is what the structure costs at
             most.
         steps: of L-BFGS, at most, each about two products and solutions of the factors' size.
-        progress: whether to show a bar; None: on a terminal, after a second.
 
     The factors follow W's dtype and device, the work is in float64; nothing is drawn at random. The row and column
     weights returned are those of :func:`certify` for a norm, and else the multipliers of :func:`certify_objective`.
@@ -326,23 +298,18 @@ def train(
     given = matrix_of(W)
     objective = objective if isinstance(objective, Objective) else Norm(objective)
     alpha = checks.non_negative("alpha", alpha)
-    if checks.instance("shift", shift, bool) and structure is not None:
-        raise ValueError("shift is the relaxation's own: with a structure its module decides")
     if alpha > 0 and (objective != Norm() or structure is None):
         raise ValueError(
             "alpha > 0 is for gamma_2, objective = inf, and a structure; without one call approximate(W, alpha)"
         )
     tol, steps = checks.positive("tol", tol), checks.integer("steps", steps, 1, MOST_STEPS)
-    target, w = given.double(), None
-    if error_weights is not None:
-        w = check_error_weights(error_weights, given)
-        target = checks.floating("error_weights times W", w[..., None] * target)
+    target = given.double()
     if alpha >= float(target.abs().amax((-2, -1)).min()) > 0:
         raise ValueError(
             "alpha must be less than the largest entry of each matrix: from there on 0 is within alpha"
         )
-    problem, best, done = _trained(target, objective, structure, shift, alpha, tol, steps, progress)
-    result = problem.finish(given, w, best)
+    problem, best, done = _trained(target, objective, structure, alpha, tol, steps)
+    result = problem.finish(given, best)
     if problem.closes:
         size = target.abs().amax((-2, -1))
         warn_where_open(
@@ -370,22 +337,18 @@ def _trained(
     W: Tensor,
     objective: Objective,
     structure: Structure | None,
-    shift: bool,
     alpha: float,
     tol: float,
     steps: int,
-    progress: bool | None,
 ) -> tuple[Problem, Best, bool]:
-    hidden = None if progress is None else not progress
     proof: Dual = ()
     if alpha > 0:
         free = approximate(W, alpha)
         proof = free.row_weights, free.column_weights, cast(Tensor, free.witness)
     with torch.inference_mode(False), torch.enable_grad():
-        problem = Problem(W.clone(), objective, structure, shift, alpha, proof)
-        with tqdm(total=steps, unit="step", delay=DELAY, disable=hidden) as bar:
-            best, done = descend(problem, tol, steps, bar)
+        problem = Problem(W.clone(), objective, structure, alpha, proof)
+        best, done = descend(problem, tol, steps)
     if structure is not None and alpha == 0:  # its multipliers prove little of the free problem
-        known = _trained(W, objective, None, False, 0.0, tol, steps, progress)[1]
+        known = _trained(W, objective, None, 0.0, tol, steps)[1]
         best = replace(best, lower=known.lower, dual=known.dual)
     return problem, best, done

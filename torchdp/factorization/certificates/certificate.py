@@ -142,15 +142,27 @@ def certify(
         W, left = checks.floating("error_weights times W", w * W), w * left
         shift = None if shift is None else w * shift
     missing = W - left @ right if shift is None else W - left @ right - shift
-    upper = or_infinite(
-        row_norm(left, p) * power_norm(right, 2.0, -2).amax(-1) + row_norm(missing, p)
-    )
-    subtracted = [] if shift is None else [power_norm(W.abs().amax(-1), p)]
-    rounding = allowance(upper, m + n + left.shape[-1], *subtracted)
-    residual = missing.abs().amax((-2, -1))
-
+    upper = value_of(left, missing, power_norm(right, 2.0, -2).amax(-1), p)
     lower = _dual_value(W, rows, columns, p, shift is not None)
-    return Certificate(upper, lower, or_infinite(residual), rounding=rounding)
+    subtracted = [] if shift is None else [power_norm(W.abs().amax(-1), p)]
+    return judged(upper, lower, missing, m + n + left.shape[-1], *subtracted)
+
+
+def value_of(left: Tensor, missing: Tensor, moved: Tensor, p: float, most: int = 1) -> Tensor:
+    """What factors cost that move a user by ``moved``, with the factorization E = E I of what they miss beside them.
+
+    most: how many types one user may hold, whose columns of I together are of norm sqrt(most).
+    """
+    return row_norm(left, p) * moved + row_norm(missing, p) * math.sqrt(most)
+
+
+def judged(
+    upper: Tensor, lower: Tensor, missing: Tensor, terms: int, *others: Tensor
+) -> Certificate:
+    """The certificate of these bounds, for factors that miss E (*batch, m, n); rounding as :func:`allowance` has it."""
+    upper = or_infinite(upper)
+    residual = or_infinite(missing.abs().amax((-2, -1)))
+    return Certificate(upper, lower, residual, rounding=allowance(upper, terms, *others))
 
 
 def _dual_value(W: Tensor, rows: Tensor, columns: Tensor, p: float, shifted: bool) -> Tensor:

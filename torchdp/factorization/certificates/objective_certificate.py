@@ -9,12 +9,12 @@ from torch import Tensor
 from torchdp import checks
 from torchdp.factorization.certificates.certificate import (
     Certificate,
-    allowance,
     dual_size,
     fitting,
-    or_infinite,
+    judged,
     row_norm,
     scaled_weights,
+    value_of,
 )
 from torchdp.factorization.relaxation import Objective
 
@@ -26,22 +26,19 @@ def certify_objective(
     objective: Objective,
     rows: Tensor,
     columns: Tensor,
-    *,
-    shift: Tensor | None = None,
 ) -> Certificate:
-    """Bounds on the root of the least squared error of W = L R, or of W - v 1^T = L R, in float64.
+    """Bounds on the root of the least squared error of W = L R, in float64.
 
     upper: the factors' own, of left' = (left, s E) and right' = (right; I / s), where E is what left right
-    misses; s makes the two parts alike. With X = W, or with shift W - W P 1^T / sum P,
-        lower = (<rows, offset> + ||diag(c)^{1/2} X diag(P)^{1/2}||_tr^2)^{1/2},
+    misses; s makes the two parts alike.
+        lower = (<rows, offset> + ||diag(c)^{1/2} W diag(P)^{1/2}||_tr^2)^{1/2},
     c the slope at the factors' a of <rows, objective.rows(a)> and P that of
     <columns, objective.least_columns(b)>, the multipliers scaled to sum 1.
 
     Proof. f convex and homogeneous of degree 1 has f(a') >= <f'(a), a'> everywhere. So for every
     factorization max_k rows_k(a') >= <c, a'> and max_l columns_l(b') >= <P, b'>, and
         <c, a'> <P, b'> = ||diag(c)^{1/2} L||_F^2 ||R diag(P)^{1/2}||_F^2
-                       >= ||diag(c)^{1/2} (W - v 1^T) diag(P)^{1/2}||_tr^2.
-    Multiplying from the right by the projection off P^{1/2} lowers the trace norm and leaves X, whatever v is.
+                       >= ||diag(c)^{1/2} W diag(P)^{1/2}||_tr^2.
 
     Shapes as in :func:`certify`; rows: (*batch, k) and columns: (*batch, l), one multiplier >= 0
     for each value of the objective. Raises TypeError, ValueError.
@@ -52,14 +49,9 @@ def certify_objective(
     """
     W = checks.matrix("W", W).detach().double()
     left, right = fitting(W, left=left, right=right)
-    v = None if shift is None else fitting(W, shift=shift)[0][..., None]
-    missing = W - left @ right if v is None else W - left @ right - v
+    missing = W - left @ right
     a, b = left.square().sum(-1), right.square().sum(-2)
     offset = checks.instance("objective", objective, Objective).offset(W)
-    if v is not None and bool((offset != 0).any()):
-        raise ValueError(
-            "shift is for an objective without offset: the offset is of W, and a shift would move it"
-        )
     with torch.inference_mode(False), torch.enable_grad():
         at, by = a.clone().requires_grad_(), b.clone().requires_grad_()
         values, held = objective.rows(at), objective.least_columns(by)
@@ -67,8 +59,7 @@ def certify_objective(
         rows, columns = (scaled_weights(x, 1.0) for x in fitting(W, **sizes))
         total = (rows * values).sum() + (columns * held).sum()
         c, P = (slope.clamp_min(0) for slope in torch.autograd.grad(total, [at, by]))
-    X = W if v is None else W - W @ P[..., None] / P.sum(-1)[..., None, None]
-    trace = torch.linalg.svdvals(c.sqrt()[..., None] * X * P.sqrt()[..., None, :]).sum(-1)
+    trace = torch.linalg.svdvals(c.sqrt()[..., None] * W * P.sqrt()[..., None, :]).sum(-1)
     constant = (rows * offset).sum(-1)
     lower = (constant + trace.square()).clamp_min(0).sqrt()
 
@@ -78,11 +69,9 @@ def certify_objective(
     s2 = torch.where((s2 > 0) & s2.isfinite(), s2, 1.0)
     a, b = a + s2[..., None] * rest, b + torch.where(largest > 0, 1 / s2, 0.0)[..., None]
     worst = (objective.rows(a) * objective.columns(b).amax(-1, keepdim=True) + offset).amax(-1)
-    upper = or_infinite(worst.clamp_min(0).sqrt())
-    others = [(rows * offset).abs().sum(-1).sqrt()]
-    others += [] if v is None else [W.abs().amax((-2, -1))]
-    rounding = allowance(upper, sum(W.shape[-2:]) + left.shape[-1], *others)
-    return Certificate(upper, lower, or_infinite(missing.abs().amax((-2, -1))), rounding=rounding)
+    upper = worst.clamp_min(0).sqrt()
+    subtracted = (rows * offset).abs().sum(-1).sqrt()
+    return judged(upper, lower, missing, sum(W.shape[-2:]) + left.shape[-1], subtracted)
 
 
 def certify_approximate(
@@ -114,18 +103,14 @@ def certify_approximate(
     alpha = amounts("alpha", alpha, W)
     missing, bound = W - left @ right, alpha[..., None, None]
     beyond = missing - missing.clamp(-bound, bound)
-    upper = or_infinite(
-        row_norm(left, math.inf) * row_norm(right.mT, math.inf) + row_norm(beyond, math.inf)
-    )
+    upper = value_of(left, beyond, row_norm(right.mT, math.inf), math.inf)
 
     size, U = dual_size(U, *given)  # a row of weight 0 proves nothing about U there
     size = size.clamp_min(1)
-    lower = ((W * U).sum((-2, -1)) - alpha * U.abs().sum((-2, -1))) / size
-    summed = ((W * U).abs().sum((-2, -1)) + alpha * U.abs().sum((-2, -1))) / size
-    rounding = allowance(upper, m + n + left.shape[-1], summed)
-    return Certificate(
-        upper, lower.clamp_min(0), or_infinite(missing.abs().amax((-2, -1))), rounding=rounding
-    )
+    price = alpha * U.abs().sum((-2, -1))
+    lower = ((W * U).sum((-2, -1)) - price) / size
+    summed = ((W * U).abs().sum((-2, -1)) + price) / size
+    return judged(upper, lower.clamp_min(0), missing, m + n + left.shape[-1], summed)
 
 
 def amounts(name: str, value: Tensor | float, W: Tensor) -> Tensor:

@@ -186,19 +186,6 @@ def warn_where_open(
     )
 
 
-def working(name: str, W: Tensor, *, stacklevel: int = 3) -> Tensor:
-    """W; in half precision, which would leave gaps of a hundredth, W in float32, and a RuntimeWarning."""
-    if W.dtype not in (torch.float16, torch.bfloat16):
-        return W
-    warnings.warn(
-        f"{name} is in {W.dtype}, too coarse for factors: its entries are taken as they are, and the factors are "
-        "float32; pass float32 or float64",
-        RuntimeWarning,
-        stacklevel=stacklevel,
-    )
-    return W.float()
-
-
 def least(
     look: Look,
     x: Tensor,

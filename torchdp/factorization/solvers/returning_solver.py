@@ -1,17 +1,17 @@
 """The iterations for users who come back: in one step of each epoch, or in steps that keep apart.
 
-Of epochs a fixed point of row weights and of one block for each class; of steps that keep apart a bound for every
-strategy, by weights on sets of steps that are found by column generation.
+Of epochs a fixed point of row weights and of one block for each class; of steps that keep apart one of weights on
+sets of steps, which are found by column generation.
 """
 
 import math
 from collections.abc import Iterator
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from torchdp.factorization.certificates.certificate import conjugate, power_norm, scaled_weights
-from torchdp.factorization.certificates.returning_certificate import SeparatedDual
 from torchdp.factorization.solvers.iteration import History, Schedule, simplex
 from torchdp.factorization.solvers.spectrum import SQUARE_TOLERANCE, right_vectors
 from torchdp.threads import one_thread
@@ -251,35 +251,53 @@ def _diagonals(X: Tensor, C: Tensor) -> Tensor:
     return torch.where(y.sum(1, keepdim=True) < plain.sum(1, keepdim=True), y, plain)
 
 
+@dataclass(frozen=True)
+class _Sets:
+    """Weights c of the rows, (m,), and sets of steps that one user may own, with what the user contributes there.
+
+    steps: (N, k) whole numbers, each row increasing, filled up with n; directions: (N, k, j), those of the filling 0;
+    weights: (N,), of sum 1.
+    """
+
+    row_weights: Tensor
+    steps: Tensor
+    directions: Tensor
+    weights: Tensor
+
+
 @one_thread
-def separated_bound(
+def separated_moment(
     W: Tensor, gap: int, times: int, p: float, upper: float, tol: float, max_iterations: int
-) -> tuple[SeparatedDual, Tensor]:
-    """Sets for which ||diag(c)^{1/2} W M^{1/2}||_tr is large, and the X = C^T C of the best iterate, <X, M> = 1.
+) -> Tensor:
+    """X = C^T C of a strategy C of small error for users of at most ``times`` steps, ``gap`` apart: (n, n).
+
+    With weights w_q >= 0 of sum 1 on sets q that one user may own, E_q the columns of the identity for q's steps and
+    directions U_q with rows of norm at most 1, M = sum_q w_q E_q U_q U_q^T E_q^T has <X, M> <= S(C)^2: so the trace
+    norm of diag(c)^{1/2} W M^{1/2} is below any strategy's error, and where it is largest its X is the best one.
 
     Each iteration: diag(c)^{1/2} W M^{1/2} = U T V^T, X = M^{-1/2} V T V^T M^{-1/2} / tr T; a set's directions are
     multiplied by X_q^EXPONENT and its weight by <X_q, R_q>^{2 EXPONENT}; now and then sets that X makes large join.
-    Starts from the sets i, i + gap, ... for each i, and ends at ``upper`` / (1 + tol).
+    Starts from the sets i, i + gap, ... for each i, and ends where tr T is ``upper`` / (1 + tol).
     """
     n = len(W)
     steps = torch.arange(n)[:, None] + gap * torch.arange(times)
     steps = steps.clamp_max(n)
     rows = scaled_weights(torch.ones_like(W[:, 0]), conjugate(p))
-    sets = SeparatedDual(rows, steps, _identity(steps, n), W.new_full((n,), 1 / n))
-    best, found, X_best = 0.0, sets, torch.eye(n, dtype=W.dtype)
+    sets = _Sets(rows, steps, _identity(steps, n), W.new_full((n,), 1 / n))
+    largest, best = 0.0, torch.eye(n, dtype=W.dtype)
     for iteration in range(max_iterations):
         trace, X, squares = _spectral_step(W, sets)
-        if trace > best:
-            best, found, X_best = trace, sets, X
-        if upper <= best * (1 + tol) or iteration == max_iterations - 1:
+        if trace > largest:
+            largest, best = trace, X
+        if upper <= largest * (1 + tol) or iteration == max_iterations - 1:
             break
         sets = _moved(sets, X, _rows(sets.row_weights, squares, trace, p))
         if iteration % SEARCH == SEARCH - 1:
             sets = _joined(sets, X, gap, times)
-    return found, X_best
+    return best
 
 
-def _spectral_step(W: Tensor, sets: SeparatedDual) -> tuple[float, Tensor, Tensor]:
+def _spectral_step(W: Tensor, sets: _Sets) -> tuple[float, Tensor, Tensor]:
     """tr T, X, and the squared row norms that X gives, times (tr T)."""
     values, Q = torch.linalg.eigh(_moment(sets))
     values = torch.maximum(values, RESOLVED * values[-1])
@@ -295,7 +313,7 @@ def _spectral_step(W: Tensor, sets: SeparatedDual) -> tuple[float, Tensor, Tenso
     return float(trace), half.mT @ half / trace, squares
 
 
-def _moment(sets: SeparatedDual) -> Tensor:
+def _moment(sets: _Sets) -> Tensor:
     """M, (n, n)."""
     n = len(sets.row_weights)
     R = sets.weights[:, None, None] * sets.directions @ sets.directions.mT
@@ -314,7 +332,7 @@ def _rows(c: Tensor, squares: Tensor, trace: float, p: float) -> Tensor:
     return simplex(c * (squares / trace) ** (2 * EXPONENT), LEAST / len(c))
 
 
-def _moved(sets: SeparatedDual, X: Tensor, rows: Tensor) -> SeparatedDual:
+def _moved(sets: _Sets, X: Tensor, rows: Tensor) -> _Sets:
     """Weights and directions after one update; sets of no weight left out."""
     padded = torch.nn.functional.pad(X, (0, 1, 0, 1))
     blocks = padded[sets.steps[:, :, None], sets.steps[:, None, :]]
@@ -326,10 +344,10 @@ def _moved(sets: SeparatedDual, X: Tensor, rows: Tensor) -> SeparatedDual:
     grown = (Q * size.clamp_min(0).pow(EXPONENT)[:, None, :]) @ (Q.mT @ sets.directions[kept])
     grown = grown / grown.norm(dim=2, keepdim=True).clamp_min(1e-300)
     grown = torch.where((sets.steps[kept] < len(X))[:, :, None], grown, 0.0)
-    return SeparatedDual(rows, sets.steps[kept], grown, weights[kept] / weights[kept].sum())
+    return _Sets(rows, sets.steps[kept], grown, weights[kept] / weights[kept].sum())
 
 
-def _joined(sets: SeparatedDual, X: Tensor, gap: int, times: int) -> SeparatedDual:
+def _joined(sets: _Sets, X: Tensor, gap: int, times: int) -> _Sets:
     """With the sets of largest sums of abs(X) that are not there yet, each with orthogonal directions.
 
     They are chains, and chains with one step exchanged for the best other one.
@@ -350,7 +368,7 @@ def _joined(sets: SeparatedDual, X: Tensor, gap: int, times: int) -> SeparatedDu
         [sets.weights * (1 - SHARE), sets.weights.new_full((len(added),), SHARE / len(added))]
     )
     directions = torch.cat([sets.directions, _identity(added, len(X))])
-    return SeparatedDual(sets.row_weights, torch.cat([sets.steps, added]), directions, weights)
+    return _Sets(sets.row_weights, torch.cat([sets.steps, added]), directions, weights)
 
 
 def _chains(Z: Tensor, gap: int, times: int) -> Tensor:

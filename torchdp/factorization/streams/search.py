@@ -11,7 +11,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import torch
@@ -20,11 +20,10 @@ from torch import Tensor
 from torchdp import checks
 from torchdp.descent import quasi_newton
 from torchdp.factorization.certificates.certificate import Certificate, allowance, check_exponent
-from torchdp.factorization.certificates.returning_certificate import passes_lower
 from torchdp.factorization.certificates.running_certificate import buffered_squares
 from torchdp.factorization.epochs import StreamFactorization, factorize_epochs
 from torchdp.factorization.factorize import factorize
-from torchdp.factorization.running import factorize_running, stretched
+from torchdp.factorization.running import factorize_running
 from torchdp.factorization.streams import series
 from torchdp.factorization.streams.buffered import (
     BufferedStrategy,
@@ -44,11 +43,7 @@ SMOOTH = 3.0
 LEAST_PERIOD, MOST_PASSES, MOST_RECALLED = 8, 64, 16
 MOST_TIMES, MOST_WINDOWS = 256, 64
 Parts = tuple[Tensor, Tensor, Tensor, Tensor]  # poles, zeros, D1 and D2
-SHORT = 768  # steps of the run whose dual is solved
-LEAST = 6  # classes of it
-TOL = 3e-4  # gap of it
-MIXED = 1e-3  # share of equal row weights, against rounding
-STEADY = 1e-9  # of the identity, for the root
+SHORT = 768  # steps of passes whose matrix is factored for the lower bound
 DENSE = 1024  # steps with momentum whose matrix is factored for the lower bound
 
 
@@ -196,8 +191,8 @@ class Recalled(Problem):
 
 def buffered_once(W: RunningSums, buffers: int, p: float) -> BufferedStrategy:
     """For users who take part in one step: all columns are of norm 1."""
-    sizes = sorted({min(W.steps, ONCE.whole), W.steps})
-    problems = [Problem(W.coarse(n), n, buffers, p) for n in sizes]
+    sizes = _sizes(W.steps, W.steps, ONCE)
+    problems = [Problem(W.coarse(n), each, buffers, p) for n, each in sizes]
     return BufferedStrategy(*_found(problems, ONCE))
 
 
@@ -291,38 +286,6 @@ def hats(n: int, knots: int) -> Tensor:
 
 
 @on_host
-def passes_dual(W: RunningSums, period: int, p: float) -> tuple[Tensor, Tensor]:
-    """Row weights, (steps,), and directions, (steps, passes), for :func:`passes_lower`.
-
-    Those of ``factorize_epochs`` for shorter passes; the logarithms of rows' and classes' weights and the classes'
-    correlations are linear in logit((i + 1/2) / period), the ends carried on.
-    """
-    n, period = W.steps, min(period, W.steps)
-    passes = -(-n // period)
-    short = min(period, max(LEAST, SHORT // passes))
-    rest = max(1, round((n - (passes - 1) * period) * short / period))
-    small = (passes - 1) * short + rest
-    found = factorize_epochs(RunningSums(small, W.decay ** (n / small)).dense(), short, p, TOL)
-    c, D = found.row_weights, cast(Tensor, found.witness)
-    fill = passes * short - small
-    c = torch.nn.functional.pad(c, (0, fill), value=float(c[-1])).view(passes, short)
-    D = torch.nn.functional.pad(D, (0, 0, 0, fill)).view(passes, short, -1).movedim(0, 1)
-    M = D @ D.mT
-    if fill:
-        M[rest:, -1, -1] = M[rest:, 0, 0]
-    sizes = M.diagonal(dim1=1, dim2=2)
-    R = M / (sizes[:, :, None] * sizes[:, None, :]).sqrt()
-    R = (1 - STEADY) * R + STEADY * torch.eye(passes, dtype=R.dtype)
-    mu = stretched(sizes.amax(1).log(), period).exp()
-    B = torch.linalg.cholesky(
-        stretched(R.flatten(1).mT, period, within=True).mT.view(period, passes, passes)
-    )
-    D = (mu.sqrt()[:, None, None] * B).movedim(0, 1).flatten(0, 1)[:n]
-    c = stretched(c.clamp_min(MIXED * float(c.mean())).log(), period).exp().flatten()[:n]
-    return c, D
-
-
-@on_host
 @one_thread
 def factorize_buffered(
     W: RunningSums,
@@ -340,8 +303,8 @@ def factorize_buffered(
     lower bound, which holds for every strategy (:func:`factorize`; with momentum it is that of the first 1,024 steps).
     gap, times: a user takes part in at most ``times`` steps, any two at least ``gap`` apart, as in
     ``training.Separated``; for None in one step. Then the error counts for C scaled to move by 1, and the lower bound
-    is that of passes in one order, whatever ``tol``; with momentum or rates that of one step alone. Optimised on the
-    CPU. Raises TypeError, ValueError.
+    is that of passes in one order, as close as some 700 steps of them tell; with momentum or rates that of one step
+    alone. Optimised on the CPU. Raises TypeError, ValueError.
 
     Guarantees: certificate.lower <= gamma_(p)(W) <= certificate.upper, the l_p norm of row_norms; with ``gap`` the same
     of the least value of any strategy for such users.
@@ -388,5 +351,26 @@ def _lower(W: RunningSums, gap: int, times: int, p: float, tol: float) -> tuple[
         return factorize(block.dense(), p, tol=tol).certificate.lower.cpu(), exact
     if times == 1 or W.rates is not None:
         return factorize_running(W, p, tol, 10_000).certificate.lower.cpu(), exact
-    period = max(gap, -(-W.steps // times))  # of passes that the users may keep to
-    return passes_lower(W, period, *passes_dual(W, period, p), p)
+    return passes_bound(W, gap, times, p, tol)
+
+
+@on_host
+def passes_bound(
+    W: RunningSums, gap: int, times: int, p: float, tol: float, most: int = SHORT
+) -> tuple[Tensor, Tensor]:
+    """A bound for every strategy where users take part ``times`` times, ``gap`` steps apart; its rounding.
+
+    It is that of users who keep to passes (:func:`factorize_epochs`), some of them, so it holds for Epochs, too. Of
+    more than ``most`` steps it counts every k-th alone. For each offset the rows and columns there are running sums of
+    floor(steps / k) steps at least, and their users keep ceil(gap / k) apart, so that with v the least value of those
+    sum_t ||L_t||^p S^p >= v^p over the rows of an offset, and k v^p over all: the bound is k^{1/p} v.
+
+    W: without momentum and rates. Source: here.
+    """
+    stride = -(-W.steps // most)
+    steps = W.steps // stride
+    sums = RunningSums(steps, W.decay**stride)
+    period = max(-(-gap // stride), -(-steps // times))
+    found = factorize_epochs(sums.dense(), period, p, tol).certificate
+    offsets = stride ** (1 / p)
+    return offsets * found.lower, torch.as_tensor(offsets * found.rounding, dtype=torch.float64)
