@@ -6,7 +6,7 @@ And what they are measured against: a trusted curator, and no privacy at all.
 import math
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import Any, ClassVar, Self, final
+from typing import ClassVar, Self, final
 
 import torch
 from torch import Tensor
@@ -170,19 +170,15 @@ class BitLaw(ABC):
         delta: float,
         instances: int | Sensitivity,
         absent: int = 0,
-        **own: float,
     ) -> Self:
         """That of this kind with the least noise that is (epsilon, delta)-DP over ``instances`` instances.
 
         Args:
             users: n, public.
             epsilon: > 0, for all instances together.
-            delta: >= 0, likewise; 0 is for ``PureSum`` and ``RandomizedResponseSum``.
+            delta: >= 0, likewise; 0 is for ``RandomizedResponseSum``.
             instances: in which each user takes part with a bit, or a :class:`Sensitivity`.
             absent: users whose noise does not count.
-            own: the free parameter of the noise: ``ratio`` of ``NegativeBinomialSum``, 1/2: larger ratios send fewer
-                messages, 1 - ratio times those of Poisson noise of this variance, and need more variance; ``share``
-                of ``CorrelatedSum``, 0.05: spent on a flood that is not unlimited, about the increase of the RMSE.
 
         Noise is found to 1e-4. Raises ValueError, TypeError.
 
@@ -194,12 +190,11 @@ class BitLaw(ABC):
             raise TypeError(
                 f"{cls.__name__} takes bits, which move by 1 at most; take BoundedSum or PoissonSum"
             )
-        target = Target(moves, users, epsilon, delta, absent)
-        return cls.least(target, **own)
+        return cls.least(Target(moves, users, epsilon, delta, absent))
 
     @classmethod
     @abstractmethod
-    def least(cls, target: Target, *args: Any, **own: Any) -> Self:
+    def least(cls, target: Target) -> Self:
         """``calibrated`` for checked arguments."""
 
     @final

@@ -1,6 +1,6 @@
 """One kind of message: users add a share of integer noise to their bit and send as many identical messages.
 
-The noise is infinitely divisible (Poisson, negative binomial), or bounded and symmetric, without a floor.
+The noise is infinitely divisible (Poisson), or bounded and symmetric, without a floor.
 """
 
 import math
@@ -19,14 +19,10 @@ from torchdp.privacy.accounting import Profile
 from torchdp.protocol.records import Limits, farthest
 from torchdp.shuffle.count_laws import (
     FAR,
-    MOST_RATE,
-    MOST_RATIO,
     CountLaw,
     NotFollowed,
-    negative_binomial_law,
     one_type_profiles,
     poisson_law,
-    scattered_negative_binomial,
     scattered_poisson,
     variation_of,
 )
@@ -171,59 +167,6 @@ class PoissonSum(OneTypeSum):
     def least(cls, target: Target) -> Self:
         target = target.composed(cls)
         return least_noise_or_less(lambda rmse: cls(target.users, rmse**2), target)
-
-
-@dataclass(frozen=True)
-class NegativeBinomialSum(OneTypeSum):
-    """D ~ NB(shape, ratio): each user adds NB(shape/n, ratio) messages, mostly none.
-
-    Pr[D = k] = C(k + shape - 1, k) (1 - ratio)^shape ratio^k; mean shape ratio/(1 - ratio), variance
-    mean/(1 - ratio): at equal variance 1 - ratio times the messages of Poisson noise. Raises ValueError.
-
-    Guarantees: the exact dominating pairs (1 + D, D) and (D, 1 + D).
-    Source: Ghazi, Kumar, Manurangsi, Pagh (2020), section 3.
-    """
-
-    shape: float
-    ratio: float
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        checks.keep(self, shape=checks.positive, ratio=checks.fraction)
-
-    @property
-    def noise_mean(self) -> float:
-        return self.shape * self.ratio / (1 - self.ratio)
-
-    @property
-    def noise_variance(self) -> float:
-        return self.noise_mean / (1 - self.ratio)
-
-    def noise(self, like: Tensor, draws: Draws) -> Tensor:
-        return draws.negative_binomial(
-            torch.full_like(like, self.shape, dtype=torch.float64), self.ratio
-        )
-
-    def scattered(self, users: int, instances: int, draws: Draws) -> Tensor:
-        return scattered_negative_binomial(
-            users, instances, self.shape / self.users, self.ratio, draws
-        )
-
-    @property
-    def variation(self) -> float | None:
-        return (
-            variation_of(self.users, (MOST_RATE + 1) * self.noise_mean)
-            if self.ratio <= MOST_RATIO
-            else None
-        )
-
-    def noise_law(self, absent: int = 0) -> CountLaw:
-        return negative_binomial_law(self.shape * self.present(absent) / self.users, self.ratio)
-
-    @classmethod
-    def least(cls, target: Target, ratio: float = 0.5) -> Self:
-        target, scale = target.composed(cls), (1 - checks.fraction("ratio", ratio)) ** 2 / ratio
-        return least_noise_or_less(lambda rmse: cls(target.users, rmse**2 * scale, ratio), target)
 
 
 @dataclass(frozen=True)
