@@ -20,16 +20,9 @@ Time:     about a minute on one thread; --smoke in seconds.
 import math
 import time
 from dataclasses import dataclass
-from typing import ClassVar
 
-import torch
 from scipy.optimize import minimize_scalar
-from torch import Tensor
 
-from torchdp.draws import Draws
-from torchdp.privacy.accounting import Profile
-from torchdp.privacy.composition import pure_profile
-from torchdp.protocol.records import Limits
 from torchdp.root import least
 from torchdp.shuffle import (
     BitLaw,
@@ -37,14 +30,9 @@ from torchdp.shuffle import (
     CorrelatedSum,
     PoissonSum,
     RandomizedResponseSum,
-    ShuffledMessages,
     delta_of,
     epsilon_of,
 )
-from torchdp.shuffle.correlated import discrete_laplace, signed_limits, signed_messages
-from torchdp.shuffle.count_laws import scattered_negative_binomial
-from torchdp.shuffle.laws import MessageLaw
-from torchdp.shuffle.search import Target
 from torchdp.simulate import Experiment, Report
 
 
@@ -140,7 +128,7 @@ def laplace_variance(epsilon: float) -> float:
 
 
 @dataclass(frozen=True)
-class PureSum(MessageLaw):
+class Pure:
     """Correlated noise with a bounded flood: a user with bit x sends x + Z1 + F times "+1" and Z2 + F times "-1", or,
     with probability ``drop``, Z1 times "+1" and Z2 times "-1" whatever x is.
 
@@ -150,7 +138,6 @@ class PureSum(MessageLaw):
     cancels, and the variance is S drop/(1 - drop) + 2 ratio/((1 - ratio)^2 (1 - drop)^2). Among distributions with
     Pr[F = f + 1] <= e^epsilon_2 Pr[F = f] and this Pr[F = 0], F is stochastically the smallest, up to the rounding
     of s.
-    epsilon: of one instance. share, drop in (0, 1). The flood is drawn in floats.
 
     Guarantees: (epsilon, 0)-DP, in each instance. With ``absent`` users epsilon grows by log(n/(n - absent)).
     Proof. Fix the other users' bits, drops and floods; they shift the view (U, V), the numbers of "+1" and "-1". Let
@@ -165,9 +152,8 @@ class PureSum(MessageLaw):
     and drops.
     """
 
-    own_number: ClassVar[bool] = True
-
-    epsilon: float
+    users: int
+    epsilon: float  # of one instance
     share: float
     drop: float
 
@@ -185,12 +171,8 @@ class PureSum(MessageLaw):
     def flood(self) -> int:
         """s, the most copies of F; rounding never takes one away."""
         odds = math.expm1(self.tilt) * (1 - self.drop) / (math.expm1(self.epsilon) * self.drop)
-        least_copies = math.log1p(odds) / self.tilt - 1
-        return max(0, math.ceil(least_copies + 1e-9 * abs(least_copies)))
-
-    @property
-    def contents(self) -> tuple[int, ...]:
-        return (-1, 1)
+        copies = math.log1p(odds) / self.tilt - 1
+        return max(0, math.ceil(copies + 1e-9 * abs(copies)))
 
     @property
     def messages_per_user(self) -> float:
@@ -204,72 +186,35 @@ class PureSum(MessageLaw):
         noise = 2 / (math.expm1(self.epsilon - self.tilt) * self.users)
         return (1 - self.drop) * (1 + 2 * mean) + noise
 
-    def randomize_unchecked(self, bits: Tensor, draws: Draws) -> ShuffledMessages:
-        """The messages "+1" and "-1" of each user in each instance."""
-        users, instances = bits.shape
-        share = 1 / self.users
-        above = scattered_negative_binomial(users, instances, share, self.ratio, draws)
-        below = scattered_negative_binomial(users, instances, share, self.ratio, draws)
-        speaks = draws.uniform(tuple(bits.shape)) >= self.drop
-        # s - F is geometric, cut at s: by its inverse
-        cut = math.expm1(-self.tilt * (self.flood + 1))
-        missing = (-torch.log1p(draws.uniform(tuple(bits.shape)) * cut) / self.tilt).long()
-        copies = (self.flood - missing).clamp_min(0) * speaks
-        instance = torch.arange(instances, dtype=torch.int32).expand(bits.shape)
-        flood = instance.flatten().repeat_interleave(copies.flatten())
-        return signed_messages(users, [instance[bits & speaks], above, flood], [below, flood])
-
-    def noised(self, ones: Tensor, draws: Draws) -> Tensor:
-        """Binomial(S, 1 - drop) + discrete Laplace."""
-        return ones - draws.binomial(ones, self.drop) + discrete_laplace(ones, self.ratio, draws)
-
-    def decode(self, total: Tensor, n: int) -> Tensor:
-        """total/(1 - drop)."""
-        return total.double() / (1 - self.drop)
-
-    def limits(self, n: int, most: float = 1.0) -> Limits:
-        return signed_limits(n, n / self.users, self.ratio)
-
-    def variance(self, ones: Tensor) -> Tensor:
-        """S drop/(1 - drop) + 2 ratio/((1 - ratio)^2 (1 - drop)^2)."""
+    @property
+    def rmse(self) -> float:
+        """Where everybody holds a one."""
+        odds = self.drop / (1 - self.drop)
         noise = laplace_variance(self.epsilon - self.tilt) / (1 - self.drop) ** 2
-        return ones.double() * (self.drop / (1 - self.drop)) + noise
+        return math.sqrt(self.users * odds + noise)
 
-    def pure_epsilon(self, absent: int = 0) -> float:
-        """epsilon + log(n/(n - absent))."""
-        return self.epsilon + math.log(self.users / self.present(absent))
+    @staticmethod
+    def tuned(users: int, epsilon: float, slack: float = 0.1) -> "Pure":
+        """That of fewest messages whose RMSE is at most (1 + slack) times the discrete Laplace's at epsilon.
 
-    def profiles(self, absent: int = 0) -> tuple[Profile, ...]:
-        """Binary randomized response at ``pure_epsilon``: it dominates whatever is that private."""
-        return (pure_profile(self.pure_epsilon(absent)),)
-
-    @classmethod
-    def least(cls, target: Target) -> "PureSum":
-        """``tuned`` to an equal part of epsilon; delta is not spent, and nobody is absent."""
-        return cls.tuned(target.users, target.epsilon / target.sensitivity.flips)
-
-    @classmethod
-    def tuned(cls, users: int, epsilon: float, slack: float = 0.1) -> "PureSum":
-        """The PureSum of fewest messages whose RMSE is at most (1 + slack) times the discrete Laplace's at epsilon.
-
-        epsilon: of one instance. For each share, the largest drop that keeps the RMSE solves a quadratic equation.
+        For each share, the largest drop that keeps the RMSE solves a quadratic equation.
         """
         budget = (1 + slack) ** 2 * laplace_variance(epsilon)
 
-        def law(share: float) -> PureSum:
+        def of(share: float) -> Pure:
             noise = laplace_variance((1 - share) * epsilon)
             b = 2 * noise + users  # z = drop/(1 - drop):  noise (1 + z)^2 + users z = budget
             z = 2 * (budget - noise) / (b + math.sqrt(b * b + 4 * noise * (budget - noise)))
-            return cls(users, epsilon, share, z / (1 + z))
+            return Pure(users, epsilon, share, z / (1 + z))
 
         # the share that leaves nothing to drops: 1/sinh(x/2)^2 = 2 budget
         most = 1 - 2 * math.asinh(1 / math.sqrt(2 * budget)) / epsilon
         best = minimize_scalar(
-            lambda share: law(share).messages_per_user,
+            lambda share: of(share).messages_per_user,
             bounds=(1e-3 * most, (1 - 1e-6) * most),
             method="bounded",
         )
-        return law(float(best.x))
+        return of(float(best.x))
 
 
 @dataclass(frozen=True)
@@ -302,7 +247,7 @@ def row(instances: int, epsilon: float, users: int) -> tuple[list[float], list[B
         limit,
         poisson.rmse,
         central.rmse,
-        PureSum.tuned(users, epsilon / instances, 0.005).rmse,
+        Pure.tuned(users, epsilon / instances, 0.005).rmse,
     ]
     true = epsilon_of(published, DELTA, instances)
     return [instances, epsilon, users, *errors, true, response.rmse / central.rmse], protocols

@@ -4,9 +4,9 @@ import itertools
 import math
 
 import numpy as np
+from density.bitsums import composition
 from scipy.stats import binom
 
-from density.bitsums import composition
 from statements.base import Draw, Instances, Statements, ratio
 from torchdp.shuffle import RandomizedResponseSum, delta_of
 
