@@ -12,7 +12,16 @@ import torch
 from torch import Tensor
 
 from torchdp import checks
-from torchdp.density.density import Density, OfFeatures, counted, crowd_counted, moved
+from torchdp.density.density import (
+    Density,
+    MeanSquaredError,
+    OfFeatures,
+    counted,
+    crowd_counted,
+    density_mse,
+    moved,
+    worth,
+)
 from torchdp.density.family import Features
 from torchdp.draws import Draws, Simulated
 from torchdp.privacy import Guarantee, Model, Neighbours, gaussian_sigma
@@ -143,7 +152,7 @@ class ShuffledKDE(OfFeatures, Shuffled[Crowd]):
         return counted(self.features, x, self.steps, draws)
 
     def limits(self, n: Users) -> dict[str, Limits]:
-        largest = 1.0 if self.steps is None else math.ceil(float(self.steps.max()))
+        largest = math.ceil(float(worth(self.steps).max()))
         return {"total": self.law.limits(alike(n), largest)}
 
     @property
@@ -159,17 +168,8 @@ class ShuffledKDE(OfFeatures, Shuffled[Crowd]):
 
     def sample_unchecked(self, summary: Crowd, draws: Simulated, shape: tuple[int, ...]) -> Tally:
         """All ``law.users`` send."""
-        return Tally(summary.n, self.noised(self.summed(summary, draws, shape), draws).parts)
-
-    def noised(self, ones: Tensor, draws: Draws) -> Tally:
-        """The tally of all users where they round to so many in all, unchecked."""
-        return Tally(self.law.users, {"total": self.law.noised(ones, draws)})
-
-    def summed(self, crowd: Crowd, draws: Simulated, shape: tuple[int, ...]) -> Tensor:
-        """What noise is added to, unchecked: (*shape, *batch, instances) int64."""
-        if self.steps is None:
-            return self.features.crowd_ones(crowd, draws, shape)
-        return crowd_counted(self.features, crowd, self.steps, draws, shape)
+        ones = crowd_counted(self.features, summary, self.steps, draws, shape)
+        return Tally(summary.n, {"total": self.law.noised(ones, draws)})
 
     def analyse(self, tally: Tally) -> Density:
         return self._density(self.whole(tally))
@@ -305,7 +305,7 @@ def _rounded(features: Features) -> Callable[[float], RoundedSum]:
 
 
 @dataclass(frozen=True, eq=False)
-class SecureKDE(SharedSum[Crowd], OfFeatures):
+class SecureKDE(SharedSum[Crowd]):
     """The means of the features f_i(x)_j/R over n clients, each in integers with its share of the noise.
 
     features: public. clients: n; epsilon; delta: in (0, 1), or 0 for discrete Laplace noise; corrupt clients collude,
@@ -340,6 +340,10 @@ class SecureKDE(SharedSum[Crowd], OfFeatures):
     def scales(self) -> Tensor:
         return torch.full((self.words,), self.features.bound, dtype=torch.float64)
 
+    @property
+    def held(self) -> tuple[int]:
+        return (self.features.family.dimension,)
+
     def validate(self, x: Tensor) -> Tensor:
         """x, (n, d) in the domain, of at most ``clients`` clients. Raises TypeError, ValueError."""
         return self.few(self.features.family.validate(x))
@@ -348,8 +352,17 @@ class SecureKDE(SharedSum[Crowd], OfFeatures):
         return self.features.share(x).double().clamp_(-1, 1)
 
     def total(self, summary: Crowd) -> tuple[Tensor, Users]:
-        summary = self._users(summary)
-        return self.features.sums(summary)[0] / self.features.bound, summary.n
+        crowd = self.features.crowd(summary)
+        return self.features.sums(crowd)[0] / self.features.bound, crowd.n
+
+    def exact(self, summary: Crowd) -> Tensor:
+        return self.features.means(self.features.crowd(summary))
+
+    def density_mse(self, summary: Crowd, y: Tensor) -> MeanSquaredError:
+        """Of the density at each query, these features given: (q, d) -> (q,). It reads the users' vectors."""
+        noise = self.predicted_mse(summary)
+        crowd = self.features.crowd(summary)
+        return density_mse(self.features, crowd, y, torch.zeros_like(noise), noise)
 
     def value(self, total: Tensor, n: Users) -> Tensor:
         return super().value(total, n) / beside(n, 1)
@@ -358,10 +371,13 @@ class SecureKDE(SharedSum[Crowd], OfFeatures):
         return super().variances(n) / beside(n, 1) ** 2
 
     def estimated(self, value: Tensor, error: Tensor, n: Users) -> Density:
-        bound, stretch = self.features.bound, self.client.stretch
-        kept = (value, error, n, 0.0, None, (-bound, bound), stretch)
-        return Density(*kept, features=self.features, guarantee=self.guarantee)
-
-    def _variances(self, summary: Crowd) -> tuple[Tensor, Tensor]:
-        noise = self.predicted_mse(summary)
-        return torch.zeros_like(noise), noise
+        bound = self.features.bound
+        return Density(
+            value,
+            error,
+            n,
+            limits=(-bound, bound),
+            stretch=self.client.stretch,
+            features=self.features,
+            guarantee=self.guarantee,
+        )

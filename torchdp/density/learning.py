@@ -192,17 +192,10 @@ class ShuffledClasses(Brief):
         draws = Simulated(generator, vectors.device)
         labels = reported.to(vectors.device, torch.int64)
         members = [Crowd.of(vectors[labels == c]) for c in range(len(self.kdes))]
-        shuffled = [kde for kde in self.kdes if isinstance(kde, ShuffledKDE)]
-        if not shuffled:
-            pairs = zip(self.kdes, members, strict=True)
-            return self.analyse(
-                tuple(kde.sample_unchecked(crowd, draws, shape) for kde, crowd in pairs)
-            )
-        sums = [
-            kde.summed(crowd, draws, shape) for kde, crowd in zip(shuffled, members, strict=True)
-        ]
-        noisy = [kde.noised(total, draws) for kde, total in zip(shuffled, sums, strict=True)]
-        return self.analyse(tuple(noisy))
+        pairs = zip(self.kdes, members, strict=True)
+        return self.analyse(
+            tuple(kde.sample_unchecked(crowd, draws, shape) for kde, crowd in pairs)
+        )
 
 
 def classify(densities: Density, y: Tensor) -> Tensor:
