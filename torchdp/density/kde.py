@@ -4,7 +4,6 @@ In the shuffle model there is one bit sum for each random feature; the others su
 """
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache
 
@@ -31,7 +30,7 @@ from torchdp.protocol.records import alike, beside, combined
 from torchdp.protocol.rounded_sum import RoundedSum, in_blocks, released_guarantee
 from torchdp.secure.shared_sum import SharedSum, Shown
 from torchdp.shuffle import CentralGaussianSum
-from torchdp.shuffle.laws import MessageLaw
+from torchdp.shuffle.laws import MessageLaw, message_law
 from torchdp.shuffle.search import Sensitivity, Target
 from torchdp.shuffle.sums import Shuffled
 
@@ -101,13 +100,11 @@ class ShuffledKDE(OfFeatures, Shuffled[Crowd]):
         Raises as ``BitLaw.calibrated``.
         """
         features = checks.instance("features", features, Features)
-        if not (isinstance(kind, type) and issubclass(kind, MessageLaw)):
-            raise TypeError(
-                f"kind must be a subclass of MessageLaw, such as PoissonSum, not {kind!r}"
-            )
-        users, absent = checks.integer("users", users, 1), checks.integer("absent", absent, 0)
-        epsilon, delta = checks.positive("epsilon", epsilon), checks.fraction("delta", delta)
-        each = _checked(features, steps, kind)
+        each = _checked(features, steps, message_law(kind))
+        users = checks.integer("users", users, 1)
+        absent = checks.integer("absent", absent, 0)
+        epsilon = checks.positive("epsilon", epsilon)
+        delta = checks.fraction("delta", delta)
         # noise of the others does not depend on their number
         counted = users if absent or kind.own_number else 1
         target = Target(moved(features, each), counted, epsilon, delta * ROUNDED, absent)
@@ -229,17 +226,17 @@ class CentralKDE(OfFeatures, CuratorProtocol[Crowd]):
     @staticmethod
     def calibrated(features: Features, users: int, epsilon: float, delta: float) -> "CentralKDE":
         """With the least Gaussian noise that makes the release (epsilon, delta)-DP. Raises ValueError, TypeError."""
-        sums = _rounded(checks.instance("features", features, Features))
-        multiplier = gaussian_sigma(
-            checks.positive("epsilon", epsilon), checks.fraction("delta", delta) * ROUNDED
-        )
-        return CentralKDE(features, CentralGaussianSum(users, sums(multiplier).sigma), delta)
+        checks.instance("features", features, Features)
+        delta = checks.fraction("delta", delta)
+        multiplier = gaussian_sigma(checks.positive("epsilon", epsilon), delta * ROUNDED)
+        sigma = _rounded(features, multiplier).sigma
+        return CentralKDE(features, CentralGaussianSum(users, sigma), delta)
 
     @cached_property
     def sums(self) -> RoundedSum | None:
         """What the curator adds up, and its noise; None without noise."""
         sigma = self.law.sigma
-        return replace(_rounded(self.features)(1.0), sigma=sigma) if sigma else None
+        return replace(_rounded(self.features, 1.0), sigma=sigma) if sigma else None
 
     @cached_property
     def guarantee(self) -> Guarantee:
@@ -274,34 +271,27 @@ class CentralKDE(OfFeatures, CuratorProtocol[Crowd]):
 
     def release(self, summary: Crowd, draws: Draws, shape: tuple[int, ...]) -> Tally:
         if self.sums is None:
-            total = (
-                beside(summary.n, 1) + self.features.sums(summary)[0] / self.features.bound
-            ) / 2
-            return Tally(
-                summary.n, {"total": self.law.noised(total.expand(*shape, *total.shape), draws)}
+            total = (1 + self.features.means(summary) / self.features.bound) / 2
+            noisy = self.law.noised(
+                (total * beside(summary.n, 1)).expand(*shape, *total.shape), draws
             )
-        blocks = in_blocks(summary.rows, summary.counts, self.features.at_once)
-        shares = (
-            (self.features.share(x.flatten(0, -2)).view(*x.shape[:-1], -1), counts)
-            for x, counts in blocks
-        )
+            return Tally(summary.n, {"total": noisy})
         each = (
-            combined(counts, (1 + share.double().clamp_(-1, 1)) / 2) for share, counts in shares
+            combined(counts, (1 + self.features.share(x.flatten(0, -2)).double().clamp_(-1, 1)) / 2)
+            for x, counts in in_blocks(summary.rows, summary.counts, self.features.at_once)
         )
-        return Tally(
-            summary.n,
-            {"total": self.sums.released(self.sums.blocks(each, summary.n), draws, shape)},
-        )
+        whole = self.sums.blocks(each, summary.n)
+        return Tally(summary.n, {"total": self.sums.released(whole, draws, shape)})
 
     def analyse(self, tally: Tally) -> Density:
         return self._density(self.check(tally))
 
 
-def _rounded(features: Features) -> Callable[[float], RoundedSum]:
-    """By the multiplier, a curator's sums of the chances, their noise in proportion to how far these move."""
-    own = moved(features)
-    distance, size = min(own.change, own.flips) ** 0.5, own.instances
-    return lambda multiplier: RoundedSum.least(multiplier, distance, size**0.5, size)
+def _rounded(features: Features, multiplier: float) -> RoundedSum:
+    """A curator's sums of the chances, their noise ``multiplier`` times how far these move."""
+    moves = moved(features)
+    distance = min(moves.change, moves.flips) ** 0.5
+    return RoundedSum.least(multiplier, distance, moves.instances**0.5, moves.instances)
 
 
 @dataclass(frozen=True, eq=False)

@@ -80,15 +80,19 @@ class CorrelatedSum(MessageLaw):
 
     def randomize_unchecked(self, bits: Tensor, draws: Draws) -> ShuffledMessages:
         """x + Z1 + Z3 messages "+1" and Z2 + Z3 messages "-1" of each user in each instance."""
-        (users, instances), true = bits.shape, bits.nonzero()[:, 1].to(torch.int32)
-        above, below = (
-            scattered_negative_binomial(users, instances, 1 / self.users, self.ratio, draws)
-            for _ in range(2)
-        )
+        users, instances = bits.shape
+        share = 1 / self.users
+        true = bits.nonzero()[:, 1].to(torch.int32)
+        above = scattered_negative_binomial(users, instances, share, self.ratio, draws)
+        below = scattered_negative_binomial(users, instances, share, self.ratio, draws)
         flood = scattered_negative_binomial(
-            users, instances, self.flood_shape / self.users, self.flood_ratio, draws
+            users, instances, self.flood_shape * share, self.flood_ratio, draws
         )
-        return signed_messages(users, [true, above, flood], [below, flood])
+        positive = torch.cat([true, above, flood])
+        instance = torch.cat([positive, below, flood])
+        content = torch.ones_like(instance, dtype=torch.int8)
+        content[len(positive) :] = -1
+        return ShuffledMessages(users, instance, content)
 
     def noised(self, ones: Tensor, draws: Draws) -> Tensor:
         """S + D1 - D2."""
@@ -99,7 +103,10 @@ class CorrelatedSum(MessageLaw):
         return total.double()
 
     def limits(self, n: int, most: float = 1.0) -> Limits:
-        return signed_limits(n, n / self.users, self.ratio)
+        """Of n bits and a difference of two NB(n/users, ratio)."""
+        deviation = math.sqrt(2 * n / self.users * self.ratio) / (1 - self.ratio)
+        noise = farthest(deviation, 1 / (1 - self.ratio))
+        return Limits(-noise, n + noise)
 
     def variance(self, ones: Tensor) -> Tensor:
         """2 ratio/(1 - ratio)^2."""
@@ -134,20 +141,6 @@ class CorrelatedSum(MessageLaw):
         return least_noise(
             lambda root: cls(target.users, ratio, root**2, flood), FIRST, target, ROUGH
         )
-
-
-def signed_messages(n: int, plus: list[Tensor], minus: list[Tensor]) -> ShuffledMessages:
-    """Messages "+1" and "-1" of n users from the instances they belong to, int32."""
-    instance, positive = torch.cat(plus + minus), sum(len(part) for part in plus)
-    content = torch.ones_like(instance, dtype=torch.int8)
-    content[positive:] = -1
-    return ShuffledMessages(n, instance, content)
-
-
-def signed_limits(n: int, share: float, ratio: float) -> Limits:
-    """Of n bits and a difference of two NB(share, ratio)."""
-    noise = farthest(math.sqrt(2 * share * ratio) / (1 - ratio), 1 / (1 - ratio))
-    return Limits(-noise, n + noise)
 
 
 def discrete_laplace(like: Tensor, ratio: float, draws: Draws) -> Tensor:

@@ -38,14 +38,8 @@ class ShuffledMessages(Brief):
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "n", checks.integer("n", self.n, 0))
-        for name, value, dtype in (
-            ("instance", self.instance, torch.int32),
-            ("content", self.content, torch.int8),
-        ):
-            if not isinstance(value, Tensor) or value.dtype != dtype:
-                kind = value.dtype if isinstance(value, Tensor) else type(value).__name__
-                raise TypeError(f"{name} must be a tensor of {dtype}, not {kind}")
-            checks.dense(name, value)
+        checks.typed("instance", self.instance, torch.int32)
+        checks.typed("content", self.content, torch.int8)
         if self.instance.ndim != 1 or self.instance.shape != self.content.shape:
             raise ValueError(
                 "instance and content must have one shape (m,), one row for each message, not "
@@ -62,8 +56,9 @@ class ShuffledMessages(Brief):
     def __add__(self, other: "ShuffledMessages") -> "ShuffledMessages":
         """All messages of both: what the shuffler receives from two groups of users."""
         checks.instance("other", other, ShuffledMessages)
-        pairs = ((self.instance, other.instance), (self.content, other.content))
-        return ShuffledMessages(self.n + other.n, *(torch.cat(pair) for pair in pairs))
+        instance = torch.cat([self.instance, other.instance])
+        content = torch.cat([self.content, other.content])
+        return ShuffledMessages(self.n + other.n, instance, content)
 
     def mixed(self) -> "ShuffledMessages":
         """The shuffler: the same messages in the order of their instances and contents.
@@ -81,13 +76,9 @@ class ShuffledMessages(Brief):
         kind = (self.instance.long() - first).mul_(width).add_(self.content).sub_(least)
         counts = torch.bincount(kind)
         kinds = torch.arange(len(counts), device=counts.device)
-        instance, content = (
-            (kinds // width + first).to(torch.int32),
-            (kinds % width + least).to(torch.int8),
-        )
-        return ShuffledMessages(
-            self.n, instance.repeat_interleave(counts), content.repeat_interleave(counts)
-        )
+        instance = (kinds // width + first).to(torch.int32).repeat_interleave(counts)
+        content = (kinds % width + least).to(torch.int8).repeat_interleave(counts)
+        return ShuffledMessages(self.n, instance, content)
 
 
 @dataclass(frozen=True)
@@ -263,6 +254,13 @@ class MessageLaw(BitLaw):
             )
 
 
+def message_law(kind: type[MessageLaw]) -> type[MessageLaw]:
+    """``kind``, if it is a class of laws that users make together. Raises TypeError."""
+    if not (isinstance(kind, type) and issubclass(kind, MessageLaw)):
+        raise TypeError(f"kind must be a subclass of MessageLaw, such as PoissonSum, not {kind!r}")
+    return kind
+
+
 @dataclass(frozen=True)
 class CentralGaussianSum(BitLaw):
     """S + N(0, sigma^2), published by a curator to whom users hand their bits, or numbers in [0, 1] as they are.
@@ -323,10 +321,7 @@ class CentralGaussianSum(BitLaw):
 
     @classmethod
     def least(cls, target: Target) -> Self:
-        target, move = (
-            target.positive_delta(cls),
-            min(
-                target.sensitivity.change, target.sensitivity.flips * target.sensitivity.largest**2
-            ),
-        )
-        return cls(target.users, gaussian_sigma(target.epsilon, target.delta, math.sqrt(move)))
+        target = target.positive_delta(cls)
+        moves = target.sensitivity
+        distance = math.sqrt(min(moves.change, moves.flips * moves.largest**2))
+        return cls(target.users, gaussian_sigma(target.epsilon, target.delta, distance))

@@ -281,12 +281,7 @@ class BoundedSum(OneTypeSum):
 
     @classmethod
     def least(cls, target: Target) -> Self:
-        # F(y) = Pr[D <= y] is at most delta + e^epsilon F(y - 1), so F(n) <= delta (n + 1) e^(n epsilon), and at least
-        # the chance that all n shares are 0 or 1, (2 c + 3)^-n: few users need noise that is not followed
-        target, widest = target.composed(cls), cls(target.users, WIDEST / 30)
-        n, rate = target.users - target.absent, math.log(2 * widest.half_width + 3) + target.epsilon
-        if not target.sensitivity.moves and n * rate + math.log(target.delta * (n + 1)) < 0:
-            cls(target.users, WIDEST).noise_law()  # refuses
+        target = target.composed(cls)
         return least_noise_or_less(partial(cls._wide, target.users), target)
 
     @classmethod
