@@ -271,15 +271,17 @@ class CentralKDE(OfFeatures, CuratorProtocol[Crowd]):
 
     def release(self, summary: Crowd, draws: Draws, shape: tuple[int, ...]) -> Tally:
         if self.sums is None:
-            total = (1 + self.features.means(summary) / self.features.bound) / 2
-            noisy = self.law.noised(
-                (total * beside(summary.n, 1)).expand(*shape, *total.shape), draws
-            )
+            sums = self.features.sums(summary)[0]
+            total = (beside(summary.n, 1) + sums / self.features.bound) / 2
+            noisy = self.law.noised(total.expand(*shape, *total.shape), draws)
             return Tally(summary.n, {"total": noisy})
-        each = (
-            combined(counts, (1 + self.features.share(x.flatten(0, -2)).double().clamp_(-1, 1)) / 2)
-            for x, counts in in_blocks(summary.rows, summary.counts, self.features.at_once)
-        )
+
+        def chances(x: Tensor) -> Tensor:
+            share = self.features.share(x.flatten(0, -2)).view(*x.shape[:-1], -1)
+            return (1 + share.double().clamp_(-1, 1)) / 2
+
+        blocks = in_blocks(summary.rows, summary.counts, self.features.at_once)
+        each = (combined(counts, chances(x)) for x, counts in blocks)
         whole = self.sums.blocks(each, summary.n)
         return Tally(summary.n, {"total": self.sums.released(whole, draws, shape)})
 
