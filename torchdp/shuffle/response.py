@@ -373,8 +373,5 @@ class RandomizedResponseSum(MessageLaw):
         if target.sensitivity.flips == 1:
             present = target.users - target.absent
             return cls(target.users, least_flip(present, target.epsilon, target.delta))
-
-        def of_rmse(rmse: float) -> Self:
-            return cls(target.users, flip_of(target.users, rmse))
-
-        return least_noise(of_rmse, target.central, target)
+        users = target.users
+        return least_noise(lambda rmse: cls(users, flip_of(users, rmse)), target.central, target)
