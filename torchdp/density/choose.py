@@ -308,8 +308,7 @@ def choose(
         users, checks.positive("epsilon", epsilon), checks.fraction("delta", delta), absent, most
     )
     mean = checks.instance("objective", objective, Objective) is Objective.MEAN
-    if generator is None:
-        generator = keyed_generator(b"density")
+    generator = _same() if generator is None else generator
     limit = math.sqrt(2) * asked.sigma / users
     with torch.device("cpu"):  # what is new is small; features are where the generator is
         tried = list(plans(kernel, box, dimension, limit, mean, checks.random_source(generator)))
@@ -322,6 +321,10 @@ def choose(
     if classes is None:
         return Choice((Candidate(name, kde, found.error, note),))
     return Choice((Candidate(name, ShuffledClasses.like(kde, classes), found.error, note),))
+
+
+def _same() -> torch.Generator:
+    return keyed_generator(b"density")
 
 
 def _certified(tried: list[Plan], asked: Question) -> tuple[Found, ShuffledKDE]:
