@@ -29,7 +29,6 @@ from torchdp.shuffle import (
     BitLaw,
     BitSums,
     CorrelatedSum,
-    NegativeBinomialSum,
     PoissonSum,
     RandomizedResponseSum,
     delta_of,
@@ -73,12 +72,9 @@ def response_losses(protocol: RandomizedResponseSum, ones: int, bit: int) -> Los
     return losses
 
 
-def one_type_losses(protocol: PoissonSum | NegativeBinomialSum, bit: int) -> Losses:
+def poisson_losses(protocol: PoissonSum, bit: int) -> Losses:
     """ln P/Q at the number of messages; the others hold zeros. Drawn by the protocol."""
-    if isinstance(protocol, PoissonSum):
-        law = stats.poisson(protocol.mean)
-    else:
-        law = stats.nbinom(protocol.shape, 1 - protocol.ratio)
+    law = stats.poisson(protocol.mean)
     counts = np.arange(int(protocol.noise_mean + 40 * math.sqrt(protocol.noise_variance)) + 40)
     with np.errstate(all="ignore"):
         ratios = (law.logpmf(counts - 1) - law.logpmf(counts)) * (1 if bit else -1)
@@ -119,7 +115,7 @@ def scenarios(protocol: object) -> list[Losses]:
         return [response_losses(protocol, ones, bit) for ones in several for bit in (0, 1)]
     if isinstance(protocol, CorrelatedSum):
         return [correlated_losses(protocol, bit) for bit in (0, 1)]
-    return [one_type_losses(protocol, bit) for bit in (0, 1)]
+    return [poisson_losses(protocol, bit) for bit in (0, 1)]
 
 
 def estimate(losses: Losses, trials: int, generator: torch.Generator) -> tuple[float, float]:
@@ -137,8 +133,6 @@ def with_less(protocol: object) -> object:
             return RandomizedResponseSum(n, (1 - math.sqrt(n / (n + 4 * noise))) / 2)
         case PoissonSum(users=n, mean=mean):
             return PoissonSum(n, LESS**2 * mean)
-        case NegativeBinomialSum(users=n, shape=shape, ratio=ratio):
-            return NegativeBinomialSum(n, LESS**2 * shape, ratio)
         case CorrelatedSum(users=n, ratio=ratio, flood_shape=shape, flood_ratio=flood):
             return CorrelatedSum(n, ratio ** (1 / LESS), shape, flood)
     raise TypeError(type(protocol).__name__)
@@ -154,7 +148,7 @@ def measure(config: Config, report: Report) -> None:
     report.say(
         f"n = {USERS}, I = {INSTANCES}, epsilon = {EPSILON:g}, {trials} trials each; certified: delta <= {DELTA:g}"
     )
-    for kind in (RandomizedResponseSum, PoissonSum, NegativeBinomialSum, CorrelatedSum):
+    for kind in (RandomizedResponseSum, PoissonSum, CorrelatedSum):
         calibrated = kind.calibrated(USERS, EPSILON, DELTA, INSTANCES)
         for noise, protocol in (("calibrated", calibrated), ("planted", with_less(calibrated))):
             delta, error = max(

@@ -26,6 +26,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+import bitsums
 import data as embeddings
 import torch
 from scipy.optimize import brentq
@@ -52,7 +53,6 @@ from torchdp.shuffle import (
     CorrelatedSum,
     PoissonSum,
     RandomizedResponseSum,
-    paper,
 )
 from torchdp.simulate import Experiment, Report, columns, subplots, sweep
 
@@ -67,8 +67,8 @@ PAPER_ACCURACY = {
 EPSILONS = (0.5, 1.0, 2.0, 4.5, 7.0)
 EXACT = {"Poisson": PoissonSum, "randomized response": RandomizedResponseSum, "3NB": CorrelatedSum}
 PAPER = {  # a fifth of epsilon for the flood, as in the paper's code
-    "3NB, paper": functools.partial(paper.correlated_one, gamma=0.2),
-    "randomized response, paper": paper.randomized_response,
+    "3NB, paper": functools.partial(bitsums.published_flood_of_one, gamma=0.2),
+    "randomized response, paper": bitsums.published_response,
 }
 CURATOR = "curator's Gaussian noise"
 PROTOCOLS = ("no privacy", CURATOR, *EXACT, *PAPER, "local")
@@ -107,7 +107,7 @@ def protocol(
             features, RandomizedResponseSum(n, local_flip(epsilon, delta, features.composed)), delta
         )
     return ShuffledKDE(
-        features, PAPER[name](n, *paper.split(epsilon, delta, features.composed)), delta
+        features, PAPER[name](n, *bitsums.split(epsilon, delta, features.composed)), delta
     )
 
 

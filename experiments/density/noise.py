@@ -24,7 +24,6 @@ from torchdp.privacy import gaussian_sigma
 from torchdp.shuffle import (
     BitLaw,
     BoundedSum,
-    NegativeBinomialSum,
     PoissonSum,
     Sensitivity,
 )
@@ -35,7 +34,6 @@ DELTA = 1e-5
 LAWS = {
     "Poisson": PoissonSum,
     "bounded": BoundedSum,
-    "negative binomial": NegativeBinomialSum,
 }
 # (sums, movement, epsilon), users
 SETTINGS = (
@@ -58,9 +56,7 @@ def rescaled(law: BitLaw, factor: float) -> BitLaw:
     """The same law with ``factor`` times the variance."""
     if isinstance(law, PoissonSum):
         return PoissonSum(law.users, law.mean * factor)
-    if isinstance(law, BoundedSum):
-        return BoundedSum(law.users, law.deviation * math.sqrt(factor))
-    return NegativeBinomialSum(law.users, law.shape * factor, law.ratio)
+    return BoundedSum(law.users, law.deviation * math.sqrt(factor))
 
 
 def noise_mass(law: BitLaw) -> Array:
@@ -69,12 +65,6 @@ def noise_mass(law: BitLaw) -> Array:
         top = law.mean + 14 * math.sqrt(law.mean) + 60
         low = max(0, int(law.mean - 14 * math.sqrt(law.mean)))
         return stats.poisson.pmf(np.arange(low, int(top)), law.mean)
-    if isinstance(law, NegativeBinomialSum):
-        deviation = math.sqrt(law.noise_variance)
-        low = max(0, int(law.noise_mean - 14 * deviation))
-        return stats.nbinom.pmf(
-            np.arange(low, int(law.noise_mean + 30 * deviation) + 200), law.shape, 1 - law.ratio
-        )
     own = (
         law.deviation**2 / law.users
     )  # of a share: uniform on -c..c, or with probability q on one more on each side

@@ -4,10 +4,11 @@ import itertools
 import math
 
 import numpy as np
+from density.bitsums import composition
 from scipy.stats import binom
 
 from statements.base import Draw, Instances, Statements, ratio
-from torchdp.shuffle import RandomizedResponseSum, delta_of, paper
+from torchdp.shuffle import RandomizedResponseSum, delta_of
 
 wagner = Statements("Wagner")
 NODES, WEIGHTS = np.polynomial.hermite_e.hermegauss(120)
@@ -86,7 +87,7 @@ def density_error(draw: Draw) -> Instances:
 def density_privacy(n: int, instances: int, flip: float) -> Instances:
     protocol = RandomizedResponseSum(n, flip)
     for one, slack in ((0.3, 0.1), (0.05, 1e-9)):
-        total, delta = paper.composition(one, delta_of(protocol, one, 1), instances, slack)
+        total, delta = composition(one, delta_of(protocol, one, 1), instances, slack)
         if delta < 1:
             spent = delta_of(protocol, total, instances)
             yield f"n = {n}, I = {instances}, flip = {flip:g}, slack = {slack:g}", spent / delta

@@ -3,7 +3,6 @@
 from torchdp.kernels.inversion.tables import (
     Table,
     binomial,
-    cut_geometric,
     discrete_normal,
     logarithmic,
     negative_binomial,
@@ -14,7 +13,6 @@ from torchdp.kernels.inversion.tables import (
 __all__ = [
     "Table",
     "binomial",
-    "cut_geometric",
     "discrete_normal",
     "logarithmic",
     "negative_binomial",

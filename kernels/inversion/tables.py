@@ -75,14 +75,6 @@ def logarithmic(ratio: float) -> Table:
     return _table(lambda y: p * y / (y + 1), 0, p)
 
 
-def cut_geometric(ratio: float, last: int) -> Table:
-    """Pr[k] in proportion to ratio^k, k = 0, ..., last < 2^16, ratio in (0, 1). Raises ValueError."""
-    p = Decimal(checks.fraction("ratio", ratio))
-    if checks.integer("last", last, 0) >= LONGEST:
-        raise _too_long()
-    return _table(lambda y: p if y <= last else Decimal(0), 0, Decimal(0))
-
-
 def binomial(trials: int, probability: float) -> Table:
     """Binomial(trials, probability), probability in (0, 1). Raises ValueError."""
     trials, probability = (

@@ -28,6 +28,7 @@ from torchdp.density import (
     ShuffledKDE,
     kernel_means,
 )
+from torchdp.density.density import crowd_counted
 from torchdp.draws import Simulated
 from torchdp.noise import SeededNoise
 from torchdp.protocol import Crowd
@@ -210,7 +211,7 @@ def test_crowds_of_equal_vectors_have_the_law_of_their_members():
         features = family.draw(2, generator=generator(2))
         crowd, draws = Crowd(values, counts), Simulated(generator(3))
         few, all_ = (
-            features.crowd_ones(some, draws, (4000,)).double()
+            crowd_counted(features, some, None, draws, (4000,)).double()
             for some in (crowd, Crowd.of(members))
         )
         assert z_scores(few, all_.mean(0)).abs().max() < 6.5

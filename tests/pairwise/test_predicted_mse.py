@@ -38,7 +38,6 @@ from torchdp.randomness import keyed_generator
 from torchdp.shuffle import (
     BoundedSum,
     CorrelatedSum,
-    NegativeBinomialSum,
     PoissonSum,
     RandomizedResponseSum,
 )
@@ -223,10 +222,6 @@ def of_flips(law, ones):
 COUNTS = np.arange(400)
 NOISE = {
     "Poisson": (PoissonSum(5, 3.0), lambda law: (COUNTS, stats.poisson(3.0).pmf(COUNTS))),
-    "negative binomial": (
-        NegativeBinomialSum(5, 2.5, 0.4),
-        lambda law: (COUNTS, stats.nbinom(2.5, 0.6).pmf(COUNTS)),
-    ),
     "bounded": (BoundedSum(5, 2.3), of_bounded),
     "correlated": (CorrelatedSum(5, 0.6, 3.0, 0.5), lambda law: geometric_difference(0.6)),
     "responses": (RandomizedResponseSum(7, 0.2), lambda law: of_flips(law, 2)),

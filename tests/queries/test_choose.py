@@ -241,13 +241,11 @@ def test_what_a_choice_does_not_try_of_the_library_has_a_reason():
     )
     tried = {law.__name__ for law in density_choice.LAWS}
     others = exported(shuffle, MessageLaw).keys() - tried
-    assert others == {"CorrelatedSum", "NegativeBinomialSum", "PureSum", "RandomizedResponseSum"}
+    assert others == {"CorrelatedSum", "RandomizedResponseSum"}
     noise = {}
     for name in others | tried:  # of sums as a density has: the others have more noise than both
         moves = shuffle.Sensitivity(32, change=16.0, flips=32)
-        noise[name] = (
-            getattr(shuffle, name).calibrated(2000, 1.0, 1e-6 * (name != "PureSum"), moves).rmse
-        )
+        noise[name] = getattr(shuffle, name).calibrated(2000, 1.0, 1e-6, moves).rmse
     assert min(noise[name] for name in others) > max(noise[name] for name in tried)
 
 

@@ -52,7 +52,7 @@ def test_a_scale_that_swallows_the_data_is_refused_by_name(name):
     assert 4 <= len(found) < len(CASES) - 2
 
 
-LAWS = "PoissonSum", "BoundedSum", "RandomizedResponseSum", "CorrelatedSum", "NegativeBinomialSum"
+LAWS = "PoissonSum", "BoundedSum", "RandomizedResponseSum", "CorrelatedSum"
 
 
 @pytest.mark.parametrize("law", [getattr(shuffle, name) for name in LAWS], ids=LAWS)

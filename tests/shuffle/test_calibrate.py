@@ -10,9 +10,7 @@ from torchdp.shuffle import (
     BoundedSum,
     CentralGaussianSum,
     CorrelatedSum,
-    NegativeBinomialSum,
     PoissonSum,
-    PureSum,
     RandomizedResponseSum,
     Sensitivity,
     delta_of,
@@ -22,9 +20,7 @@ from torchdp.shuffle import (
 KINDS = [
     RandomizedResponseSum,
     PoissonSum,
-    NegativeBinomialSum,
     CorrelatedSum,
-    PureSum,
     CentralGaussianSum,
 ]
 # users, epsilon, delta, instances, absent
@@ -45,12 +41,8 @@ def less_noise(protocol, by):
             return RandomizedResponseSum(n, (1 - math.sqrt(n / (n + 4 * noise))) / 2)
         case PoissonSum(mean=mean):
             return PoissonSum(n, mean * rest**2)
-        case NegativeBinomialSum(shape=shape, ratio=ratio):
-            return NegativeBinomialSum(n, shape * rest**2, ratio)
         case CorrelatedSum(ratio=ratio, flood_shape=shape, flood_ratio=flood):
             return CorrelatedSum(n, ratio ** (1 / rest), shape, flood)
-        case PureSum(epsilon=epsilon, share=share, drop=drop):
-            return PureSum(n, epsilon / rest, share, drop)
         case CentralGaussianSum(sigma=sigma):
             return CentralGaussianSum(n, sigma * rest)
 
@@ -60,8 +52,6 @@ def less_noise(protocol, by):
 )
 def test_guarantee_calibrated_protocols_are_private_and_need_their_noise(kind, setting):
     users, epsilon, delta, instances, absent = setting
-    if kind is PureSum and absent:
-        absent = 10
     protocol = calibrated(kind, (users, epsilon, delta, instances, absent))
     assert type(protocol) is kind and protocol.users == users
     assert delta_of(protocol, epsilon, instances, absent) <= delta * (1 + 1e-9)
@@ -88,19 +78,6 @@ def test_guarantee_a_flood_that_is_too_small_fails():
     assert delta_of(smaller, 2.0, 16) > 1e-5 >= delta_of(protocol, 2.0, 16)
 
 
-def test_guarantee_arguments_of_their_own():
-    few = NegativeBinomialSum.calibrated(1000, 2.0, 1e-6, 64, ratio=0.8)
-    many = NegativeBinomialSum.calibrated(1000, 2.0, 1e-6, 64, ratio=0.2)
-    assert few.messages_per_user < many.messages_per_user and few.rmse > many.rmse
-    tight = CorrelatedSum.calibrated(1000, 2.0, 1e-6, 1, share=0.02)
-    loose = CorrelatedSum.calibrated(1000, 2.0, 1e-6, 1, share=0.2)
-    assert tight.rmse < loose.rmse and tight.messages_per_user > loose.messages_per_user
-    for protocol in (few, many, tight, loose):
-        assert (
-            delta_of(protocol, 2.0, 64 if isinstance(protocol, NegativeBinomialSum) else 1) <= 1e-6
-        )
-
-
 @pytest.mark.parametrize(
     ("epsilon", "delta", "instances", "most"), [(0.01, 1e-8, 1, 110.0), (0.1, 1e-6, 64, 6.7)]
 )
@@ -117,13 +94,6 @@ def test_guarantee_a_small_budget_is_met_by_a_flood_that_is_hardly_larger_than_i
 
 
 def test_guarantee_without_delta():
-    pure = PureSum.calibrated(1000, 4.0, 0, 16)
-    assert epsilon_of(pure, 0, 16) == pytest.approx(4.0, rel=1e-12)
-    away = PureSum.calibrated(1000, 4.0, 0, 16, absent=100)
-    assert (
-        epsilon_of(away, 0, 16, absent=100) == pytest.approx(4.0, rel=1e-12)
-        and away.rmse > pure.rmse
-    )
     local = RandomizedResponseSum.calibrated(1000, 4.0, 0, 16)
     assert epsilon_of(local, 0, 16) == pytest.approx(4.0, rel=1e-12)
 
@@ -135,7 +105,6 @@ def test_guarantee_without_delta():
         (RandomizedResponseSum, 2),
         (PoissonSum, 1),
         (CorrelatedSum, 1),
-        (PureSum, 2),
     ],
 )
 def test_one_user_or_two(kind, users):
@@ -158,7 +127,7 @@ def test_flips_are_counted_where_they_ask_for_less_than_little_movement(kind):
 
 
 @pytest.mark.filterwarnings("error")
-@pytest.mark.parametrize("kind", [PoissonSum, BoundedSum, NegativeBinomialSum])
+@pytest.mark.parametrize("kind", [PoissonSum, BoundedSum])
 def test_movement_too_small_for_floats_is_counted_as_one_that_they_follow(kind):
     """At 1e-300 a Poisson law's mean was 39, that of a movement of 1e-30 is 3e-7, and squares were not numbers."""
     least, more = (

@@ -4,6 +4,7 @@ A density holds public features, noisy means, and what they promise; nothing els
 """
 
 import json
+import math
 import os
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -18,7 +19,7 @@ from torchdp.description import described, made
 from torchdp.draws import Draws, Simulated
 from torchdp.privacy import Guarantee
 from torchdp.protocol import Crowd, Estimate, Objective, Protocol, Tally, Users
-from torchdp.protocol.records import alike, beside, combined, tensor_of
+from torchdp.protocol.records import alike, combined, tensor_of
 from torchdp.shuffle import BitLaw
 from torchdp.shuffle.search import Sensitivity
 
@@ -125,6 +126,22 @@ class MeanSquaredError(Brief):
         return self.feature + self.rounding + self.privacy
 
 
+def density_mse(
+    features: Features, crowd: Crowd, y: Tensor, rounding: Tensor, privacy: Tensor
+) -> MeanSquaredError:
+    """E (K~(y) - mean_u k(x_u, y))^2 over rounding and privacy noise, these features given: (q, d) -> (q,).
+
+    feature: (<exact, g>/I - mean_u k(x_u, y))^2; rounding and privacy: variances of the means, (instances,), weighted
+    by g_j^2/I^2. It is exact and not private: it reads the users' vectors.
+    """
+    y = y.detach() if isinstance(y, Tensor) else y
+    right = features.right(y).double() / features.repetitions
+    truth = kernel_means(features.family, crowd.values, y, counts=crowd.counts)
+    feature = (right @ features.means(crowd) + features.constant - truth).square()
+    weights = right.square()
+    return MeanSquaredError(feature, weights @ rounding, weights @ privacy)
+
+
 def kernel_means(family: Family, x: Tensor, y: Tensor, *, counts: Tensor | None = None) -> Tensor:
     """The exact density, not private: mean_u k(x_u, y), (n, d), (q, d) -> (q,), float64, part by part.
 
@@ -149,19 +166,30 @@ def counted(features: Features, x: Tensor, steps: Tensor, draws: Draws) -> Tenso
 
 
 def crowd_counted(
-    features: Features, crowd: Crowd, steps: Tensor, draws: Simulated, shape: tuple[int, ...]
+    features: Features, crowd: Crowd, steps: Tensor | None, draws: Simulated, shape: tuple[int, ...]
 ) -> Tensor:
-    """Sums of all users' counts, unchecked: -> (*shape, *batch, instances) int64. O(distinct values)."""
+    """Sums of all users' counts, unchecked: -> (*shape, *batch, instances) int64. O(distinct values).
+
+    steps: as in ``OfFeatures``.
+    """
+    alone = crowd.counts.ndim == 1 and bool((crowd.counts == 1).all())  # each user has its own row
+    if steps is None and alone:
+        return features.ones(crowd.values, draws, shape)
     total = crowd.counts.new_zeros(*shape, *crowd.counts.shape[:-1], features.instances)
-    for share, counts in features.of_crowd(crowd, features.share, torch.Size(shape).numel()):
-        whole, rest = _parts(share, steps)
+    for share, counts in features.of_crowd(crowd, features.share, math.prod(shape)):
+        whole, rest = _parts(share, worth(steps))
         total += (counts[..., None] * whole).sum(-2)  # no product of integer matrices on a GPU
-        if counts.ndim == 1 and bool((counts == 1).all()):
+        if alone:
             total += rounded(2 * rest - 1, shape, draws).sum(-2)
         else:
             each = counts[..., None].expand(*shape, *counts.shape, features.instances)
             total += draws.binomial(each, rest).sum(-2)
     return total
+
+
+def worth(steps: Tensor | None) -> Tensor:
+    """What a one stands for in each sum: (instances,), or () for bits."""
+    return torch.ones((), dtype=torch.float64) if steps is None else steps
 
 
 def rounding_variances(features: Features, crowd: Crowd, steps: Tensor) -> Tensor:
@@ -197,12 +225,11 @@ class OfFeatures(Protocol[Crowd]):
         return (self.features.family.dimension,)
 
     def exact(self, summary: Crowd) -> Tensor:
-        summary = self._users(summary)
-        return self.features.sums(summary)[0] / beside(summary.n, 1)
+        return self.features.means(self.features.crowd(summary))
 
     def predicted_mse(self, summary: Crowd) -> Tensor:
         """((n R^2 - sum_u f^2, none with a curator) + 4 R^2 E Var B~)/n^2."""
-        rounding, privacy = self._variances(self._users(summary))
+        rounding, privacy = self._variances(self.features.crowd(summary))
         return rounding + privacy
 
     def worst_mse(self, n: Users, objective: Objective = Objective.WORST) -> Tensor:
@@ -213,70 +240,51 @@ class OfFeatures(Protocol[Crowd]):
     def _largest(self, n: int) -> Tensor:
         """Of n users, the largest variance of each mean: () or (instances,)."""
         noise = self.law.spread(torch.tensor([0, n], dtype=torch.int64, device="cpu"), n).max()
-        if self.steps is None:
-            rounding = 0.0 if self.law.takes_numbers else n * self.features.rounding
-            return (rounding + 4 * self.features.bound**2 * noise) / float(n) ** 2
-        # of u, the worst
-        rest = self.steps.clamp(max=0.5) if self.features.rounding else self.steps.frac()
-        return 4 * self.features.bound**2 * (n * rest * (1 - rest) + noise) / (self.steps * n) ** 2
+        steps = worth(self.steps)
+        # of u, the worst; signs are whole steps, and a fraction
+        rest = steps.clamp(max=0.5) if self.features.rounding else steps.frac()
+        rounding = 0.0 if self.law.takes_numbers else n * rest * (1 - rest)
+        return 4 * self.features.bound**2 * (rounding + noise) / (steps * n) ** 2
 
     def density_mse(self, summary: Crowd, y: Tensor) -> MeanSquaredError:
-        """E (K~(y) - mean_u k(x_u, y))^2 over rounding and privacy noise, these features given: (q, d) -> (q,).
+        """Of the density at each query, these features given: (q, d) -> (q,). It reads the users' vectors."""
+        crowd = self.features.crowd(summary)
+        return density_mse(self.features, crowd, y, *self._variances(crowd))
 
-        feature: (<exact, g>/I - mean_u k(x_u, y))^2; rounding and privacy: ``predicted_mse``, weighted by g_j^2/I^2. It
-        is exact and not private: it reads the users' vectors.
-        """
-        summary = self._users(summary)
-        y = y.detach() if isinstance(y, Tensor) else y
-        right = self.features.right(y).double() / self.features.repetitions
-        truth = kernel_means(self.features.family, summary.values, y, counts=summary.counts)
-        feature = (right @ self.exact(summary) + self.features.constant - truth).square()
-        return MeanSquaredError(
-            feature, *(right.square() @ part for part in self._variances(summary))
-        )
-
-    def _variances(self, summary: Crowd) -> tuple[Tensor, Tensor]:
+    def _variances(self, crowd: Crowd) -> tuple[Tensor, Tensor]:
         """Of the means, by rounding and by privacy noise, (instances,) each."""
-        n, bound, (total, squares) = (
-            alike(summary.n),
-            self.features.bound,
-            self.features.sums(summary),
-        )
-        noise = self.law.spread((n + total / bound) / 2, n)
-        if self.steps is None:
-            rounding = (n * bound**2 - squares).clamp_min(0) * (not self.law.takes_numbers)
+        n = alike(crowd.n)
+        bound = self.features.bound
+        total, squares = self.features.sums(crowd)
+        if self.law.takes_numbers:
+            rounding = torch.zeros_like(total)
+        elif self.steps is None:
+            rounding = (n * bound**2 - squares).clamp_min(0)
         else:
-            rounding = rounding_variances(self.features, summary, self.steps)
-            noise = noise / self.steps.to(noise).square()
+            rounding = rounding_variances(self.features, crowd, self.steps)
+        noise = self.law.spread((n + total / bound) / 2, n) / worth(self.steps).to(total).square()
         return rounding / float(n) ** 2, 4 * bound**2 * noise / float(n) ** 2
 
     def _density(self, tally: Tally) -> Density:
         n, bound = alike(tally.n), self.features.bound
         total = self.law.decode(tally["total"], n)
-        value = bound * (
-            2 * (total if self.steps is None else total / self.steps.to(total)) / n - 1
-        )
-        error = self._largest(n).sqrt().to(value.device).expand_as(value)
+        value = bound * (2 * (total / worth(self.steps).to(total)) / n - 1)
         return Density(
             value,
-            error,
+            self._largest(n).sqrt().to(value.device).expand_as(value),
             tally.n,
-            0.0,
-            None,
-            (-bound, bound),
+            limits=(-bound, bound),
             features=self.features,
             guarantee=self.guarantee,
         )
 
-    def _users(self, summary: Crowd) -> Crowd:
-        return Crowd.checked(summary, self.features.family.validate)
-
     def validate_summary(self, summary: Crowd) -> Crowd:
         """``summary``, a crowd of as many users as ``law.users``. Raises TypeError, ValueError."""
-        summary = self._users(summary)
-        if (n := alike(summary.n)) != self.law.users:
+        crowd = self.features.crowd(summary)
+        n = alike(crowd.n)
+        if n != self.law.users:
             raise ValueError(f"summary must be of {self.law.users} users, as calibrated, not {n}")
-        return summary
+        return crowd
 
 
 def moved(features: Features, steps: Tensor | None = None) -> Sensitivity:

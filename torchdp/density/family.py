@@ -15,7 +15,7 @@ from torchdp.draws import Draws, Simulated
 from torchdp.kernels.dispatch import keyed
 from torchdp.kernels.rounded_features import positive_counts, rounded_counts
 from torchdp.protocol import Crowd
-from torchdp.protocol.records import combined
+from torchdp.protocol.records import beside, combined
 
 NUMBERS_AT_ONCE = 2**20  # held in memory for each array over users, whatever their number
 SLACK = 1e-6  # relative; vectors that were normalised in float32 have norms above 1 by rounding
@@ -278,6 +278,14 @@ class Features(Brief, ABC):
             squares += combined(counts.double(), left.double().square())
         return total, squares
 
+    def crowd(self, summary: Crowd) -> Crowd:
+        """``summary``, if it is a crowd of vectors in the domain. Raises TypeError, ValueError."""
+        return Crowd.checked(summary, self.family.validate)
+
+    def means(self, crowd: Crowd) -> Tensor:
+        """Of f_i(x)_j over the users, (*batch, instances) float64, unchecked."""
+        return self.sums(crowd)[0] / beside(crowd.n, 1)
+
     def of_crowd(
         self, crowd: Crowd, of: Callable[[Tensor], Tensor], times: int = 1
     ) -> Iterator[tuple[Tensor, Tensor]]:
@@ -285,23 +293,9 @@ class Features(Brief, ABC):
 
         So many at a time that ``times`` repeats of the whole batch stay small.
         """
-        rows, size = (
-            crowd.rows,
-            max(1, self.at_once // max(1, times * crowd.counts[..., 0].numel())),
-        )
-        for x, counts in zip(rows.split(size, -2), crowd.counts.split(size, -1), strict=True):
+        size = max(1, self.at_once // max(1, times * crowd.counts[..., 0].numel()))
+        for x, counts in zip(crowd.rows.split(size, -2), crowd.counts.split(size, -1), strict=True):
             yield of(x.flatten(0, -2)).view(*x.shape[:-1], -1), counts
-
-    def crowd_ones(self, crowd: Crowd, draws: Simulated, shape: tuple[int, ...]) -> Tensor:
-        """How many users round to a one, unchecked: -> (*shape, *batch, instances) int64; O(distinct values)."""
-        if crowd.counts.ndim == 1 and bool((crowd.counts == 1).all()):
-            return self.ones(crowd.values, draws, shape)
-        total = crowd.counts.new_zeros(*shape, *crowd.counts.shape[:-1], self.instances)
-        for share, counts in self.of_crowd(crowd, self.share, math.prod(shape)):
-            chance = ((1 + share.double()) / 2).clamp_(0, 1)
-            each = counts[..., None].expand(*shape, *counts.shape, self.instances)
-            total += draws.binomial(each, chance).sum(-2)
-        return total
 
     def ones(self, x: Tensor, draws: Simulated, shape: tuple[int, ...]) -> Tensor:
         """How many users round to a one, unchecked, part by part: (n, d) -> (*shape, instances) int64."""

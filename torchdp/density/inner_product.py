@@ -70,16 +70,8 @@ class Projected(Family):
         checks.integer("dimension", self.dimension, self.family.dimension)
 
     @property
-    def coordinates(self) -> int:
-        return self.family.coordinates
-
-    @property
     def bound(self) -> float:
         return self.family.bound
-
-    @property
-    def support(self) -> int:
-        return self.family.support
 
     @property
     def bias(self) -> float:
@@ -173,9 +165,6 @@ class IdentityFeatures(Features):
 
     def f(self, x: Tensor) -> Tensor:
         return x.repeat(1, self.repetitions)
-
-    def g(self, y: Tensor) -> Tensor:
-        return y.repeat(1, self.repetitions)
 
 
 @dataclass(frozen=True)

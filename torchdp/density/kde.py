@@ -4,7 +4,6 @@ In the shuffle model there is one bit sum for each random feature; the others su
 """
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache
 
@@ -12,7 +11,16 @@ import torch
 from torch import Tensor
 
 from torchdp import checks
-from torchdp.density.density import Density, OfFeatures, counted, crowd_counted, moved
+from torchdp.density.density import (
+    Density,
+    MeanSquaredError,
+    OfFeatures,
+    counted,
+    crowd_counted,
+    density_mse,
+    moved,
+    worth,
+)
 from torchdp.density.family import Features
 from torchdp.draws import Draws, Simulated
 from torchdp.privacy import Guarantee, Model, Neighbours, gaussian_sigma
@@ -22,7 +30,7 @@ from torchdp.protocol.records import alike, beside, combined
 from torchdp.protocol.rounded_sum import RoundedSum, in_blocks, released_guarantee
 from torchdp.secure.shared_sum import SharedSum, Shown
 from torchdp.shuffle import CentralGaussianSum
-from torchdp.shuffle.laws import MessageLaw
+from torchdp.shuffle.laws import MessageLaw, message_law
 from torchdp.shuffle.search import Sensitivity, Target
 from torchdp.shuffle.sums import Shuffled
 
@@ -92,13 +100,11 @@ class ShuffledKDE(OfFeatures, Shuffled[Crowd]):
         Raises as ``BitLaw.calibrated``.
         """
         features = checks.instance("features", features, Features)
-        if not (isinstance(kind, type) and issubclass(kind, MessageLaw)):
-            raise TypeError(
-                f"kind must be a subclass of MessageLaw, such as PoissonSum, not {kind!r}"
-            )
-        users, absent = checks.integer("users", users, 1), checks.integer("absent", absent, 0)
-        epsilon, delta = checks.positive("epsilon", epsilon), checks.fraction("delta", delta)
-        each = _checked(features, steps, kind)
+        each = _checked(features, steps, message_law(kind))
+        users = checks.integer("users", users, 1)
+        absent = checks.integer("absent", absent, 0)
+        epsilon = checks.positive("epsilon", epsilon)
+        delta = checks.fraction("delta", delta)
         # noise of the others does not depend on their number
         counted = users if absent or kind.own_number else 1
         target = Target(moved(features, each), counted, epsilon, delta * ROUNDED, absent)
@@ -143,7 +149,7 @@ class ShuffledKDE(OfFeatures, Shuffled[Crowd]):
         return counted(self.features, x, self.steps, draws)
 
     def limits(self, n: Users) -> dict[str, Limits]:
-        largest = 1.0 if self.steps is None else math.ceil(float(self.steps.max()))
+        largest = math.ceil(float(worth(self.steps).max()))
         return {"total": self.law.limits(alike(n), largest)}
 
     @property
@@ -159,17 +165,8 @@ class ShuffledKDE(OfFeatures, Shuffled[Crowd]):
 
     def sample_unchecked(self, summary: Crowd, draws: Simulated, shape: tuple[int, ...]) -> Tally:
         """All ``law.users`` send."""
-        return Tally(summary.n, self.noised(self.summed(summary, draws, shape), draws).parts)
-
-    def noised(self, ones: Tensor, draws: Draws) -> Tally:
-        """The tally of all users where they round to so many in all, unchecked."""
-        return Tally(self.law.users, {"total": self.law.noised(ones, draws)})
-
-    def summed(self, crowd: Crowd, draws: Simulated, shape: tuple[int, ...]) -> Tensor:
-        """What noise is added to, unchecked: (*shape, *batch, instances) int64."""
-        if self.steps is None:
-            return self.features.crowd_ones(crowd, draws, shape)
-        return crowd_counted(self.features, crowd, self.steps, draws, shape)
+        ones = crowd_counted(self.features, summary, self.steps, draws, shape)
+        return Tally(summary.n, {"total": self.law.noised(ones, draws)})
 
     def analyse(self, tally: Tally) -> Density:
         return self._density(self.whole(tally))
@@ -229,17 +226,17 @@ class CentralKDE(OfFeatures, CuratorProtocol[Crowd]):
     @staticmethod
     def calibrated(features: Features, users: int, epsilon: float, delta: float) -> "CentralKDE":
         """With the least Gaussian noise that makes the release (epsilon, delta)-DP. Raises ValueError, TypeError."""
-        sums = _rounded(checks.instance("features", features, Features))
-        multiplier = gaussian_sigma(
-            checks.positive("epsilon", epsilon), checks.fraction("delta", delta) * ROUNDED
-        )
-        return CentralKDE(features, CentralGaussianSum(users, sums(multiplier).sigma), delta)
+        checks.instance("features", features, Features)
+        delta = checks.fraction("delta", delta)
+        multiplier = gaussian_sigma(checks.positive("epsilon", epsilon), delta * ROUNDED)
+        sigma = _rounded(features, multiplier).sigma
+        return CentralKDE(features, CentralGaussianSum(users, sigma), delta)
 
     @cached_property
     def sums(self) -> RoundedSum | None:
         """What the curator adds up, and its noise; None without noise."""
         sigma = self.law.sigma
-        return replace(_rounded(self.features)(1.0), sigma=sigma) if sigma else None
+        return replace(_rounded(self.features, 1.0), sigma=sigma) if sigma else None
 
     @cached_property
     def guarantee(self) -> Guarantee:
@@ -274,38 +271,33 @@ class CentralKDE(OfFeatures, CuratorProtocol[Crowd]):
 
     def release(self, summary: Crowd, draws: Draws, shape: tuple[int, ...]) -> Tally:
         if self.sums is None:
-            total = (
-                beside(summary.n, 1) + self.features.sums(summary)[0] / self.features.bound
-            ) / 2
-            return Tally(
-                summary.n, {"total": self.law.noised(total.expand(*shape, *total.shape), draws)}
-            )
+            sums = self.features.sums(summary)[0]
+            total = (beside(summary.n, 1) + sums / self.features.bound) / 2
+            noisy = self.law.noised(total.expand(*shape, *total.shape), draws)
+            return Tally(summary.n, {"total": noisy})
+
+        def chances(x: Tensor) -> Tensor:
+            share = self.features.share(x.flatten(0, -2)).view(*x.shape[:-1], -1)
+            return (1 + share.double().clamp_(-1, 1)) / 2
+
         blocks = in_blocks(summary.rows, summary.counts, self.features.at_once)
-        shares = (
-            (self.features.share(x.flatten(0, -2)).view(*x.shape[:-1], -1), counts)
-            for x, counts in blocks
-        )
-        each = (
-            combined(counts, (1 + share.double().clamp_(-1, 1)) / 2) for share, counts in shares
-        )
-        return Tally(
-            summary.n,
-            {"total": self.sums.released(self.sums.blocks(each, summary.n), draws, shape)},
-        )
+        each = (combined(counts, chances(x)) for x, counts in blocks)
+        whole = self.sums.blocks(each, summary.n)
+        return Tally(summary.n, {"total": self.sums.released(whole, draws, shape)})
 
     def analyse(self, tally: Tally) -> Density:
         return self._density(self.check(tally))
 
 
-def _rounded(features: Features) -> Callable[[float], RoundedSum]:
-    """By the multiplier, a curator's sums of the chances, their noise in proportion to how far these move."""
-    own = moved(features)
-    distance, size = min(own.change, own.flips) ** 0.5, own.instances
-    return lambda multiplier: RoundedSum.least(multiplier, distance, size**0.5, size)
+def _rounded(features: Features, multiplier: float) -> RoundedSum:
+    """A curator's sums of the chances, their noise ``multiplier`` times how far these move."""
+    moves = moved(features)
+    distance = min(moves.change, moves.flips) ** 0.5
+    return RoundedSum.least(multiplier, distance, moves.instances**0.5, moves.instances)
 
 
 @dataclass(frozen=True, eq=False)
-class SecureKDE(SharedSum[Crowd], OfFeatures):
+class SecureKDE(SharedSum[Crowd]):
     """The means of the features f_i(x)_j/R over n clients, each in integers with its share of the noise.
 
     features: public. clients: n; epsilon; delta: in (0, 1), or 0 for discrete Laplace noise; corrupt clients collude,
@@ -340,6 +332,10 @@ class SecureKDE(SharedSum[Crowd], OfFeatures):
     def scales(self) -> Tensor:
         return torch.full((self.words,), self.features.bound, dtype=torch.float64)
 
+    @property
+    def held(self) -> tuple[int]:
+        return (self.features.family.dimension,)
+
     def validate(self, x: Tensor) -> Tensor:
         """x, (n, d) in the domain, of at most ``clients`` clients. Raises TypeError, ValueError."""
         return self.few(self.features.family.validate(x))
@@ -348,8 +344,17 @@ class SecureKDE(SharedSum[Crowd], OfFeatures):
         return self.features.share(x).double().clamp_(-1, 1)
 
     def total(self, summary: Crowd) -> tuple[Tensor, Users]:
-        summary = self._users(summary)
-        return self.features.sums(summary)[0] / self.features.bound, summary.n
+        crowd = self.features.crowd(summary)
+        return self.features.sums(crowd)[0] / self.features.bound, crowd.n
+
+    def exact(self, summary: Crowd) -> Tensor:
+        return self.features.means(self.features.crowd(summary))
+
+    def density_mse(self, summary: Crowd, y: Tensor) -> MeanSquaredError:
+        """Of the density at each query, these features given: (q, d) -> (q,). It reads the users' vectors."""
+        noise = self.predicted_mse(summary)
+        crowd = self.features.crowd(summary)
+        return density_mse(self.features, crowd, y, torch.zeros_like(noise), noise)
 
     def value(self, total: Tensor, n: Users) -> Tensor:
         return super().value(total, n) / beside(n, 1)
@@ -358,10 +363,13 @@ class SecureKDE(SharedSum[Crowd], OfFeatures):
         return super().variances(n) / beside(n, 1) ** 2
 
     def estimated(self, value: Tensor, error: Tensor, n: Users) -> Density:
-        bound, stretch = self.features.bound, self.client.stretch
-        kept = (value, error, n, 0.0, None, (-bound, bound), stretch)
-        return Density(*kept, features=self.features, guarantee=self.guarantee)
-
-    def _variances(self, summary: Crowd) -> tuple[Tensor, Tensor]:
-        noise = self.predicted_mse(summary)
-        return torch.zeros_like(noise), noise
+        bound = self.features.bound
+        return Density(
+            value,
+            error,
+            n,
+            limits=(-bound, bound),
+            stretch=self.client.stretch,
+            features=self.features,
+            guarantee=self.guarantee,
+        )

@@ -1,7 +1,7 @@
 """Learning from labelled users: one private density for each class."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import torch
@@ -131,19 +131,15 @@ class ShuffledClasses(Brief):
         source = worst.source
         if label:
             source = "randomized response of the label, then the density of the reported class: epsilons add up"
-        delta = max(part.delta for part in parts)
-        exact = worst.exact and not label
-        # randomized response is exact
-        speaks, variation = weaker(parts), max(part.variation for part in parts)
-        return Guarantee(
-            worst.epsilon + label,
-            delta,
-            worst.model,
-            worst.neighbours,
-            exact,
-            source,
-            speaks,
-            variation=variation,
+        return replace(
+            worst,
+            epsilon=worst.epsilon + label,
+            delta=max(part.delta for part in parts),
+            exact=worst.exact and not label,
+            source=source,
+            # randomized response is exact
+            arithmetic=weaker(parts),
+            variation=max(part.variation for part in parts),
         )
 
     def validate(self, x: tuple[Rows, Rows]) -> tuple[Tensor, Tensor]:
@@ -192,17 +188,10 @@ class ShuffledClasses(Brief):
         draws = Simulated(generator, vectors.device)
         labels = reported.to(vectors.device, torch.int64)
         members = [Crowd.of(vectors[labels == c]) for c in range(len(self.kdes))]
-        shuffled = [kde for kde in self.kdes if isinstance(kde, ShuffledKDE)]
-        if not shuffled:
-            pairs = zip(self.kdes, members, strict=True)
-            return self.analyse(
-                tuple(kde.sample_unchecked(crowd, draws, shape) for kde, crowd in pairs)
-            )
-        sums = [
-            kde.summed(crowd, draws, shape) for kde, crowd in zip(shuffled, members, strict=True)
-        ]
-        noisy = [kde.noised(total, draws) for kde, total in zip(shuffled, sums, strict=True)]
-        return self.analyse(tuple(noisy))
+        pairs = zip(self.kdes, members, strict=True)
+        return self.analyse(
+            tuple(kde.sample_unchecked(crowd, draws, shape) for kde, crowd in pairs)
+        )
 
 
 def classify(densities: Density, y: Tensor) -> Tensor:

@@ -13,22 +13,20 @@ tells; ``BitSums`` runs it in many instances. S is the number of ones among n ``
 | law | messages of a user in one instance | noise |
 |---|---|---|
 | :class:`RandomizedResponseSum` | 1 | its own bit, flipped |
-| :class:`PoissonSum`, :class:`NegativeBinomialSum` | 1 + E D/n | D of one kind of message |
+| :class:`PoissonSum` | 1 + E D/n | D of one kind of message |
 | :class:`BoundedSum` | the same, more | D symmetric, without a floor: a curator's error at large epsilon |
 | :class:`CorrelatedSum` | a few; best for one instance | discrete Laplace, masked by pairs that cancel |
-| :class:`PureSum` | more | the same at delta = 0 |
 | :class:`CentralGaussianSum` | a reference: to a curator, without noise too | N(0, sigma^2) |
 
 Guarantees: ``delta_of`` and ``epsilon_of`` certify (epsilon, delta) over I instances from exact dominating pairs (Ghazi
 et al. 2020; Cheu et al. 2019), composed on a grid that is rounded up (Doroshenko et al. 2022, Algorithm 1), or from how
-far a user's numbers move (``shuffle.inversion``, with proof). ``shuffle.paper`` has the literature's closed forms.
+far a user's numbers move (``shuffle.inversion``, with proof).
 """
 
-from torchdp.shuffle import paper
 from torchdp.shuffle.amplified import Amplified
-from torchdp.shuffle.correlated import CorrelatedSum, PureSum
+from torchdp.shuffle.correlated import CorrelatedSum
 from torchdp.shuffle.laws import BitLaw, CentralGaussianSum, ShuffledMessages
-from torchdp.shuffle.one_type import BoundedSum, NegativeBinomialSum, PoissonSum
+from torchdp.shuffle.one_type import BoundedSum, PoissonSum
 from torchdp.shuffle.response import RandomizedResponseSum, least_flip
 from torchdp.shuffle.search import Sensitivity
 from torchdp.shuffle.sums import BitSums, delta_of, epsilon_of
@@ -40,14 +38,11 @@ __all__ = [
     "BoundedSum",
     "CentralGaussianSum",
     "CorrelatedSum",
-    "NegativeBinomialSum",
     "PoissonSum",
-    "PureSum",
     "RandomizedResponseSum",
     "Sensitivity",
     "ShuffledMessages",
     "delta_of",
     "epsilon_of",
     "least_flip",
-    "paper",
 ]

@@ -260,9 +260,10 @@ def correlated_profiles(
     Guarantees: exact at shape = 1, for any bits of the other users; an upper bound at shape < 1.
     Source: Ghazi, Kumar, Manurangsi, Pagh (2020), Theorem 1, and Ghazi et al. (2021), Lemma 9, here without slack.
     """
-    return _signed_profiles(
-        checks.fraction("ratio", ratio), shape, negative_binomial_law(flood_shape, flood_ratio)
-    )
+    flood = negative_binomial_law(flood_shape, flood_ratio)
+    # at shape = 1 the smaller of Z1 and Z2, geometric of ratio^2, hides what the flood hides
+    hidden = plus_geometric(flood, ratio**2) if shape == 1 else flood
+    return _sides(ratio, shape, *one_type_profiles(hidden))
 
 
 def unlimited_flood_profiles(ratio: float, *, shape: float = 1.0) -> tuple[Profile, Profile]:
@@ -272,24 +273,16 @@ def unlimited_flood_profiles(ratio: float, *, shape: float = 1.0) -> tuple[Profi
 
     Guarantees: no flood makes both curves smaller.
     """
-    return _signed_profiles(checks.fraction("ratio", ratio), shape, None)
+    return _sides(ratio, shape, _equal_laws, _equal_laws)
 
 
-def _signed_profiles(w: float, shape: float, flood: CountLaw | None) -> tuple[Profile, Profile]:
-    """The pairs of ``correlated_profiles``; no flood stands for an unlimited one."""
+def _sides(w: float, shape: float, up: Profile, down: Profile) -> tuple[Profile, Profile]:
+    """The pairs of ``correlated_profiles`` from the flood's own pair in both directions."""
+    checks.fraction("ratio", w)
     if checks.positive("shape", shape) > 1:
         raise ValueError(
             f"shape must be at most 1, not {shape!r}; more noise than NB(1, ratio) hides no less"
         )
-    if flood is None:
-        return _sides(w, shape, _equal_laws, _equal_laws)
-    return _sides(
-        w, shape, *one_type_profiles(plus_geometric(flood, w * w) if shape == 1 else flood)
-    )
-
-
-def _sides(w: float, shape: float, up: Profile, down: Profile) -> tuple[Profile, Profile]:
-    """The same from the flood's own pair in both directions."""
     if shape == 1:
         small, large, loss = (
             np.array([w / (1 + w)]),

@@ -6,7 +6,7 @@ And what they are measured against: a trusted curator, and no privacy at all.
 import math
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import Any, ClassVar, Self, final
+from typing import ClassVar, Self, final
 
 import torch
 from torch import Tensor
@@ -38,14 +38,8 @@ class ShuffledMessages(Brief):
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "n", checks.integer("n", self.n, 0))
-        for name, value, dtype in (
-            ("instance", self.instance, torch.int32),
-            ("content", self.content, torch.int8),
-        ):
-            if not isinstance(value, Tensor) or value.dtype != dtype:
-                kind = value.dtype if isinstance(value, Tensor) else type(value).__name__
-                raise TypeError(f"{name} must be a tensor of {dtype}, not {kind}")
-            checks.dense(name, value)
+        checks.typed("instance", self.instance, torch.int32)
+        checks.typed("content", self.content, torch.int8)
         if self.instance.ndim != 1 or self.instance.shape != self.content.shape:
             raise ValueError(
                 "instance and content must have one shape (m,), one row for each message, not "
@@ -62,8 +56,9 @@ class ShuffledMessages(Brief):
     def __add__(self, other: "ShuffledMessages") -> "ShuffledMessages":
         """All messages of both: what the shuffler receives from two groups of users."""
         checks.instance("other", other, ShuffledMessages)
-        pairs = ((self.instance, other.instance), (self.content, other.content))
-        return ShuffledMessages(self.n + other.n, *(torch.cat(pair) for pair in pairs))
+        instance = torch.cat([self.instance, other.instance])
+        content = torch.cat([self.content, other.content])
+        return ShuffledMessages(self.n + other.n, instance, content)
 
     def mixed(self) -> "ShuffledMessages":
         """The shuffler: the same messages in the order of their instances and contents.
@@ -81,13 +76,9 @@ class ShuffledMessages(Brief):
         kind = (self.instance.long() - first).mul_(width).add_(self.content).sub_(least)
         counts = torch.bincount(kind)
         kinds = torch.arange(len(counts), device=counts.device)
-        instance, content = (
-            (kinds // width + first).to(torch.int32),
-            (kinds % width + least).to(torch.int8),
-        )
-        return ShuffledMessages(
-            self.n, instance.repeat_interleave(counts), content.repeat_interleave(counts)
-        )
+        instance = (kinds // width + first).to(torch.int32).repeat_interleave(counts)
+        content = (kinds % width + least).to(torch.int8).repeat_interleave(counts)
+        return ShuffledMessages(self.n, instance, content)
 
 
 @dataclass(frozen=True)
@@ -170,19 +161,15 @@ class BitLaw(ABC):
         delta: float,
         instances: int | Sensitivity,
         absent: int = 0,
-        **own: float,
     ) -> Self:
         """That of this kind with the least noise that is (epsilon, delta)-DP over ``instances`` instances.
 
         Args:
             users: n, public.
             epsilon: > 0, for all instances together.
-            delta: >= 0, likewise; 0 is for ``PureSum`` and ``RandomizedResponseSum``.
+            delta: >= 0, likewise; 0 is for ``RandomizedResponseSum``.
             instances: in which each user takes part with a bit, or a :class:`Sensitivity`.
             absent: users whose noise does not count.
-            own: the free parameter of the noise: ``ratio`` of ``NegativeBinomialSum``, 1/2: larger ratios send fewer
-                messages, 1 - ratio times those of Poisson noise of this variance, and need more variance; ``share``
-                of ``CorrelatedSum``, 0.05: spent on a flood that is not unlimited, about the increase of the RMSE.
 
         Noise is found to 1e-4. Raises ValueError, TypeError.
 
@@ -194,12 +181,11 @@ class BitLaw(ABC):
             raise TypeError(
                 f"{cls.__name__} takes bits, which move by 1 at most; take BoundedSum or PoissonSum"
             )
-        target = Target(moves, users, epsilon, delta, absent)
-        return cls.least(target, **own)
+        return cls.least(Target(moves, users, epsilon, delta, absent))
 
     @classmethod
     @abstractmethod
-    def least(cls, target: Target, *args: Any, **own: Any) -> Self:
+    def least(cls, target: Target) -> Self:
         """``calibrated`` for checked arguments."""
 
     @final
@@ -268,6 +254,13 @@ class MessageLaw(BitLaw):
             )
 
 
+def message_law(kind: type[MessageLaw]) -> type[MessageLaw]:
+    """``kind``, if it is a class of laws that users make together. Raises TypeError."""
+    if not (isinstance(kind, type) and issubclass(kind, MessageLaw)):
+        raise TypeError(f"kind must be a subclass of MessageLaw, such as PoissonSum, not {kind!r}")
+    return kind
+
+
 @dataclass(frozen=True)
 class CentralGaussianSum(BitLaw):
     """S + N(0, sigma^2), published by a curator to whom users hand their bits, or numbers in [0, 1] as they are.
@@ -328,10 +321,7 @@ class CentralGaussianSum(BitLaw):
 
     @classmethod
     def least(cls, target: Target) -> Self:
-        target, move = (
-            target.positive_delta(cls),
-            min(
-                target.sensitivity.change, target.sensitivity.flips * target.sensitivity.largest**2
-            ),
-        )
-        return cls(target.users, gaussian_sigma(target.epsilon, target.delta, math.sqrt(move)))
+        target = target.positive_delta(cls)
+        moves = target.sensitivity
+        distance = math.sqrt(min(moves.change, moves.flips * moves.largest**2))
+        return cls(target.users, gaussian_sigma(target.epsilon, target.delta, distance))

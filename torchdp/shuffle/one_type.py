@@ -1,6 +1,6 @@
 """One kind of message: users add a share of integer noise to their bit and send as many identical messages.
 
-The noise is infinitely divisible (Poisson, negative binomial), or bounded and symmetric, without a floor.
+The noise is infinitely divisible (Poisson), or bounded and symmetric, without a floor.
 """
 
 import math
@@ -19,14 +19,10 @@ from torchdp.privacy.accounting import Profile
 from torchdp.protocol.records import Limits, farthest
 from torchdp.shuffle.count_laws import (
     FAR,
-    MOST_RATE,
-    MOST_RATIO,
     CountLaw,
     NotFollowed,
-    negative_binomial_law,
     one_type_profiles,
     poisson_law,
-    scattered_negative_binomial,
     scattered_poisson,
     variation_of,
 )
@@ -174,59 +170,6 @@ class PoissonSum(OneTypeSum):
 
 
 @dataclass(frozen=True)
-class NegativeBinomialSum(OneTypeSum):
-    """D ~ NB(shape, ratio): each user adds NB(shape/n, ratio) messages, mostly none.
-
-    Pr[D = k] = C(k + shape - 1, k) (1 - ratio)^shape ratio^k; mean shape ratio/(1 - ratio), variance
-    mean/(1 - ratio): at equal variance 1 - ratio times the messages of Poisson noise. Raises ValueError.
-
-    Guarantees: the exact dominating pairs (1 + D, D) and (D, 1 + D).
-    Source: Ghazi, Kumar, Manurangsi, Pagh (2020), section 3.
-    """
-
-    shape: float
-    ratio: float
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        checks.keep(self, shape=checks.positive, ratio=checks.fraction)
-
-    @property
-    def noise_mean(self) -> float:
-        return self.shape * self.ratio / (1 - self.ratio)
-
-    @property
-    def noise_variance(self) -> float:
-        return self.noise_mean / (1 - self.ratio)
-
-    def noise(self, like: Tensor, draws: Draws) -> Tensor:
-        return draws.negative_binomial(
-            torch.full_like(like, self.shape, dtype=torch.float64), self.ratio
-        )
-
-    def scattered(self, users: int, instances: int, draws: Draws) -> Tensor:
-        return scattered_negative_binomial(
-            users, instances, self.shape / self.users, self.ratio, draws
-        )
-
-    @property
-    def variation(self) -> float | None:
-        return (
-            variation_of(self.users, (MOST_RATE + 1) * self.noise_mean)
-            if self.ratio <= MOST_RATIO
-            else None
-        )
-
-    def noise_law(self, absent: int = 0) -> CountLaw:
-        return negative_binomial_law(self.shape * self.present(absent) / self.users, self.ratio)
-
-    @classmethod
-    def least(cls, target: Target, ratio: float = 0.5) -> Self:
-        target, scale = target.composed(cls), (1 - checks.fraction("ratio", ratio)) ** 2 / ratio
-        return least_noise_or_less(lambda rmse: cls(target.users, rmse**2 * scale, ratio), target)
-
-
-@dataclass(frozen=True)
 class BoundedSum(OneTypeSum):
     """D is the sum of n shares on 0, ..., 2 (c + 1), symmetric about c + 1, of variance deviation^2/n each.
 
@@ -338,12 +281,7 @@ class BoundedSum(OneTypeSum):
 
     @classmethod
     def least(cls, target: Target) -> Self:
-        # F(y) = Pr[D <= y] is at most delta + e^epsilon F(y - 1), so F(n) <= delta (n + 1) e^(n epsilon), and at least
-        # the chance that all n shares are 0 or 1, (2 c + 3)^-n: few users need noise that is not followed
-        target, widest = target.composed(cls), cls(target.users, WIDEST / 30)
-        n, rate = target.users - target.absent, math.log(2 * widest.half_width + 3) + target.epsilon
-        if not target.sensitivity.moves and n * rate + math.log(target.delta * (n + 1)) < 0:
-            cls(target.users, WIDEST).noise_law()  # refuses
+        target = target.composed(cls)
         return least_noise_or_less(partial(cls._wide, target.users), target)
 
     @classmethod

@@ -371,12 +371,7 @@ class RandomizedResponseSum(MessageLaw):
             return law
         target = target.composed(cls)
         if target.sensitivity.flips == 1:
-            return cls(
-                target.users, least_flip(target.users - target.absent, target.epsilon, target.delta)
-            )
-        return least_noise(lambda rmse: cls.of_rmse(target.users, rmse), target.central, target)
-
-    @classmethod
-    def of_rmse(cls, users: int, rmse: float) -> Self:
-        """flip = (1 - sqrt(n/(n + 4 rmse^2)))/2, without cancellation."""
-        return cls(users, flip_of(users, rmse))
+            present = target.users - target.absent
+            return cls(target.users, least_flip(present, target.epsilon, target.delta))
+        users = target.users
+        return least_noise(lambda rmse: cls(users, flip_of(users, rmse)), target.central, target)

@@ -24,7 +24,7 @@ from torchdp.protocol.interval import laplace_stretch
 from torchdp.protocol.protocol import S
 from torchdp.protocol.records import alike, tensor_of
 from torchdp.root import least
-from torchdp.shuffle.laws import BitLaw, MessageLaw, ShuffledMessages
+from torchdp.shuffle.laws import BitLaw, MessageLaw, ShuffledMessages, message_law
 from torchdp.shuffle.search import LARGEST, LEAST, TOLERANCE, Sensitivity
 from torchdp.threads import on_host
 
@@ -289,13 +289,8 @@ class BitSums(Shuffled[Tensor]):
         absent: int = 0,
     ) -> "BitSums":
         """With the least noise of this kind at (epsilon, delta); arguments as in ``BitLaw.calibrated``."""
-        if not (isinstance(kind, type) and issubclass(kind, MessageLaw)):
-            raise TypeError(
-                f"kind must be a subclass of MessageLaw, such as PoissonSum, not {kind!r}"
-            )
-        law = kind.calibrated(
-            users, epsilon, checks.below_one("delta", delta) * ROUNDED, instances, absent
-        )
+        real = checks.below_one("delta", delta) * ROUNDED
+        law = message_law(kind).calibrated(users, epsilon, real, instances, absent)
         return BitSums(law, instances, delta, epsilon if delta else None, absent)
 
     @property
