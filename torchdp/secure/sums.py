@@ -13,11 +13,10 @@ from dataclasses import KW_ONLY, dataclass, fields, replace
 from functools import cached_property, partial
 from typing import ClassVar
 
-import numpy as np
 import torch
 from torch import Tensor
 
-from torchdp import checks
+from torchdp import checks, wire
 from torchdp.brief import Brief
 from torchdp.draws import Draws, Simulated
 from torchdp.kernels import secure_sketch
@@ -352,11 +351,8 @@ class SecureSums(MessageProtocol[Tensor, Words]):
 
     def secure_sum(self, servers: int = 2) -> "SecureSums":
         """This protocol by so many servers. Raises TypeError, ValueError."""
-        return (
-            replace(self, servers=servers)
-            if checks.integer("servers", servers, 2) != self.servers
-            else self
-        )
+        same = checks.integer("servers", servers, 2) == self.servers
+        return self if same else replace(self, servers=servers)
 
     def released(self, found: Estimate) -> Estimate:
         """The estimate of ``secure_sum`` is this protocol's."""
@@ -434,10 +430,8 @@ class SecureSums(MessageProtocol[Tensor, Words]):
     def encode(self, messages: Words) -> bytes:
         """Words before they are shared out, client by client, behind the first client's number."""
         self.tally(messages)
-        words = (
-            messages.values.transpose(0, 1).cpu().contiguous().numpy().astype(f"<i{self.bits // 8}")
-        )
-        return messages.first.to_bytes(FIRST_BYTES, "little") + words.tobytes()
+        words = messages.values.transpose(0, 1).flatten()
+        return messages.first.to_bytes(FIRST_BYTES, "little") + wire.pack(words, self.bits)
 
     def decode(self, data: bytes) -> Words:
         each = self.sketch.copies * self.columns * self.bits // 8
@@ -449,10 +443,6 @@ class SecureSums(MessageProtocol[Tensor, Words]):
                 f"data must hold {FIRST_BYTES} bytes and {each} for each of at most {self.sketch.clients} clients, "
                 f"not {len(data)} bytes from client {first} on"
             )
-        words = np.frombuffer(data, f"<i{self.bits // 8}", offset=FIRST_BYTES).astype(
-            f"=i{self.bits // 8}"
-        )
-        values = (
-            torch.from_numpy(words).view(clients, self.sketch.copies, self.columns).transpose(0, 1)
-        )
+        words = wire.unpack(data[FIRST_BYTES:], self.bits, 1).to(self.ring.dtype)
+        values = words.view(clients, self.sketch.copies, self.columns).transpose(0, 1)
         return Words(first, values.to(self.sketch.device))

@@ -62,19 +62,6 @@ class Sketch(Brief):
         """Of its rows, and of what it is applied to."""
         return self.rows.device
 
-    @cached_property
-    def bucketed(self) -> bool:
-        """Whether the clients of each row stand next to each other, equally many: sums are then contiguous."""
-        per_row, rest = divmod(self.clients, self.height)
-        if self.copies > 1 or rest:
-            return False
-        return bool(
-            (
-                self.rows.view(self.height, per_row)
-                == torch.arange(self.height, device=self.device)[:, None]
-            ).all()
-        )
-
     def counts(self) -> Tensor:
         """How many (client, copy) pairs each row holds: (m,), int64."""
         return self._counts
@@ -119,9 +106,6 @@ class Sketch(Brief):
             raise ValueError(
                 f"values are on {values.device}, the sketch on {self.device}; move one of them"
             )
-        if self.bucketed and values.is_floating_point():
-            buckets = values.unflatten(-2, (self.height, -1))  # (*batch, m, n / m, d)
-            return (self.signs.to(values.dtype).view(self.height, 1, -1) @ buckets).squeeze(-2)
         # clients of sign + go into the first m rows of a table, the others below
         shape = (*values.shape[:-2], 2 * self.height, values.shape[-1])
         table = torch.zeros(shape, dtype=values.dtype, device=values.device)
