@@ -102,8 +102,7 @@ def debiased(sketched: Estimate, *, labelled: bool = True) -> NoisyMoments:
     checks.instance("sketched", sketched, Estimate)
     checks.instance("labelled", labelled, bool)
     Y, errors = checks.matrix("sketched", sketched.value).double(), sketched.standard_error
-    wrong = errors.shape != Y.shape or ((errors < 0) | (errors != errors[..., :1])).any()
-    if bool(wrong):
+    if errors.shape != Y.shape or bool(((errors < 0) | (errors != errors[..., :1])).any()):
         raise ValueError(
             "sketched must have one standard error >= 0 for each row of value, as SecureSketch's has"
         )

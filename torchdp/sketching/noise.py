@@ -99,25 +99,20 @@ class GaussianNoise(DivisibleNoise):
         epsilon: float,
         delta: float,
         coalition: AdaptiveCoalition = EVERYBODY,
-        rows: bool = True,
     ) -> "GaussianNoise":
-        """The least noise for (epsilon, delta), with a sigma for each row or, without ``rows``, one for all.
+        """The least noise for (epsilon, delta), with a sigma for each row.
 
         sigma_j^2 = s V/h_j, h_j the row's honest pairs: every entry of the release has variance V (``entry_variance``)
-        where all are honest. One for all: sigma^2 = V max_i sum_c 1/h_j, j = rows[c, i]. Empty rows count as rows of
-        one client. bound: B, the largest l_2 norm of a client's row. Raises ValueError, TypeError.
+        where all are honest. Empty rows count as rows of one client. bound: B, the largest l_2 norm of a client's row.
+        Raises ValueError, TypeError.
 
         Guarantees: (epsilon, delta)-DP; exact where everybody is honest, and with one copy for each kind of coalition.
         Source: mu_i^2 = 4 B^2 sum_c 1/(h_j sigma_j^2) = mu*^2 for every client.
         """
         honest = checks.instance("coalition", coalition, AdaptiveCoalition).honest(sketch)
-        if checks.instance("rows", rows, bool):
-            shape = honest.clamp_min(1).double().rsqrt()
-        else:
-            shape = torch.ones(sketch.height, dtype=torch.float64, device=sketch.device)
+        shape = honest.clamp_min(1).double().rsqrt()
         distance = 2 * checks.squarable("bound", bound) * _distance(sketch, honest, shape)
-        factor = gaussian_sigma(epsilon, delta, distance)
-        return GaussianNoise(factor * shape if rows else factor)
+        return GaussianNoise(gaussian_sigma(epsilon, delta, distance) * shape)
 
     def sums_of(self, sketch: Sketch, shape: tuple[int, ...], draws: Draws) -> Tensor:
         return draws.normal(shape) * (sketch.counts().sqrt() * self._rows(sketch))[:, None]
