@@ -275,20 +275,6 @@ def test_a_fast_server_does_not_close_a_slow_ones_doors():
     assert torch.equal(released, run.release(full))
 
 
-def test_another_ring_or_sketch_is_another_session():
-    run, narrow, wide = Run(protocol()), Run(protocol(bits=32)), Run(protocol(n=28))
-    for other in (narrow, wide):
-        with pytest.raises(FrameError):
-            run.servers()[0].receive(other.frames[0][0])
-        # even where a client gives its frame of the other protocol this session's name
-        front, body = (
-            other.frames[-1][0][:HEADER_BYTES],
-            opened(other.keys[-1][0], other.frames[-1][0]),
-        )
-        with pytest.raises(FrameError, match=r"ring|beyond the 24"):
-            run.servers()[0].receive(forged(run.keys[-1][0], run.session + front[16:], body))
-
-
 def test_outside_the_model_a_server_that_lies_about_its_sum_is_believed():
     run = Run(protocol())
     sums = agreed(run.fed())

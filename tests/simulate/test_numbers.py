@@ -22,17 +22,6 @@ def rows(tmp_path_factory):
     )
 
 
-def test_a_plain_number_is_the_case_of_one(rows, expected, tmp_path):
-    plain = sweep(trials.make_trial, GRID, store=tmp_path / "s.jsonl", **SETTINGS)
-    for row, alone in zip(rows, plain, strict=True):
-        assert list(row.metrics) == NAMES and list(alone.metrics) == ["value"]
-        assert (
-            row.moments == row.metrics["squared error"] == alone.metrics["value"] == alone.moments
-        )
-        assert row.metrics["coverage"].share and row.metrics["bias"].count == 250
-    assert digest_of(rows) != digest_of(plain)
-
-
 def test_every_number_is_that_of_its_own_samples(rows):
     for config, row in zip(GRID, rows, strict=True):
         sample = trials.several(config).sample

@@ -1,7 +1,6 @@
 """Sparse sign sketches: what the servers' linear transform is, in the form in which it is applied."""
 
 import math
-from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -10,7 +9,6 @@ from torch import Tensor
 
 from torchdp import checks
 from torchdp.brief import Brief
-from torchdp.memory import rows_at_once
 
 
 @dataclass(frozen=True, eq=False)
@@ -119,12 +117,6 @@ class Sketch(Brief):
         return torch.zeros(
             self.height, self.clients, dtype=torch.float64, device=self.device
         ).scatter_(0, self.rows, weights)
-
-    def parts(self, numbers: int) -> Iterator[slice]:
-        """Slices of the clients, so that ``numbers`` numbers for each client fit in one part of the memory."""
-        step = rows_at_once(numbers)
-        for start in range(0, self.clients, step):
-            yield slice(start, min(start + step, self.clients))
 
     @cached_property
     def _slots(self) -> Tensor:
