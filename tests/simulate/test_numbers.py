@@ -8,7 +8,6 @@ import worker_trials as trials
 from worker_trials import GRID, SETTINGS
 
 from torchdp.simulate import OnError, run, sweep, write_page
-from torchdp.simulate.page import digest_of
 from torchdp.simulate.plots import write_csv
 from torchdp.simulate.store import load
 
