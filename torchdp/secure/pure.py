@@ -94,9 +94,8 @@ class PureSecureSketch(SecureSums):
 
     @property
     def guarantee(self) -> Guarantee:
-        source = "Burkhardt et al. (2025), Theorem 4.8; Ghosh, Roughgarden, Sundararajan (2012)"
-        if self.sensitivity is not None:
-            source += f"; for rows of a client at most {self.sensitivity:g} apart in l_1"
+        theorem = "Theorem 4.8; Ghosh, Roughgarden, Sundararajan (2012)"
+        source = self._source(theorem, "apart in l_1")
         neighbours = Neighbours.REPLACE_ONE
         pure = Guarantee(self.epsilon, 0.0, Model.LINEAR_TRANSFORM, neighbours, False, source)
         cost = (1 + math.exp(self.epsilon)) * self.variation

@@ -166,12 +166,19 @@ class Server:
             raise FrameError(
                 "the sums were published already; two different sums would reveal their difference"
             )
-        if len(self._rolls) < (due := self.protocol.servers - 1):
+        due = self.protocol.servers - 1
+        if len(self._rolls) < due:
             raise FrameError(f"{len(self._rolls)} of {due} roll calls are in; wait for the others")
         if not self._closed:
             raise FrameError("this server has made no roll call yet; the others wait for it")
         agreed = torch.stack([self._seen, *self._rolls.values()]).all(0)
-        check_members(self.protocol, agreed)
+        missing = int((~agreed).sum())
+        most = self.protocol.coalition.absent
+        if missing > most:
+            raise FrameError(
+                f"{missing} of {len(agreed)} clients did not reach every server, the noise lets absent = {most} drop "
+                "out: nothing is released; start a new session with those who are there"
+            )
         self._published = True
         gone = self._seen & ~agreed
         if gone.any():
@@ -179,18 +186,6 @@ class Server:
         named, heard = set_digest(self.session, agreed), int(agreed.sum())
         header = sum_header(self.protocol, self.session, self.number, named, heard)
         return seal(self._links["analyst"], header, self._sums[None])
-
-
-def check_members(protocol: SecureSums, members: Tensor) -> None:
-    """Refuses (FrameError) a set of clients, (n,) bool, of whom more are missing than ``coalition.absent``."""
-    missing = int((~members).sum())
-    most = protocol.coalition.absent
-    if missing > most:
-        raise FrameError(
-            f"{missing} of {len(members)} clients did not reach every server, the noise lets "
-            f"absent = {most} drop out: nothing is released; start a new session with those who "
-            "are there"
-        )
 
 
 def reveal_frames(

@@ -166,19 +166,24 @@ class SecureSums(MessageProtocol[Tensor, Words]):
         """What the distance of two rows does not exceed, as real numbers."""
         return 2 * self.bound if self.sensitivity is None else min(2 * self.bound, self.sensitivity)
 
-    def _fits(self, ring: Ring) -> bool:
-        """Whether no sum wraps around in this ring."""
-        return self._farthest(ring) * ring.scale < 2.0 ** (self.bits - 1)
+    def _source(self, theorems: str, apart: str) -> str:
+        """What the guarantee follows from, and for which clients; apart: the distance of two rows, in words."""
+        source = f"Burkhardt et al. (2025), {theorems}"
+        if self.sensitivity is None:
+            return source
+        return f"{source}; for rows of a client at most {self.sensitivity:g} {apart}"
+
+    def _wraps(self, fraction_bits: int) -> bool:
+        """Whether a sum may wrap around in the ring of so many fraction bits."""
+        ring = Ring(self.bits, fraction_bits)
+        return self._farthest(ring) * ring.scale >= 2.0 ** (self.bits - 1)
 
     @cached_property
     def ring(self) -> Ring:
         """The ring of the words: the finest in which no sum wraps around and noise is drawn without error, unless
         fraction_bits says otherwise."""
         # Each further bit makes all sums about twice as large, in words: those that fit come first.
-        fitting = bisect_left(
-            range(self.bits - 1), True, key=lambda f: not self._fits(Ring(self.bits, f))
-        )
-        finest = fitting - 1
+        finest = bisect_left(range(self.bits - 1), True, key=self._wraps) - 1
         if finest < 0:
             more = "64, " if self.bits == 32 else ""
             raise ValueError(
@@ -188,7 +193,7 @@ class SecureSums(MessageProtocol[Tensor, Words]):
         if self.fraction_bits is None:
             return Ring(self.bits, finest)
         ring = Ring(self.bits, self.fraction_bits)
-        if ring.fraction_bits > finest:
+        if self.fraction_bits > finest:
             raise ValueError(
                 f"fraction_bits must be at most {finest}, not {self.fraction_bits}: or sums may wrap around, "
                 "or noise be too wide to be rounded without error"
