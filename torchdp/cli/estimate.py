@@ -99,13 +99,10 @@ def estimate(options: argparse.Namespace) -> int:
         **_asked(name, protocol, terms),
         "source": protocol.guarantee.source,
     }
-    say(
-        *(
-            [json.dumps(_record(result, heard))]
-            if options.json
-            else _table(result, heard, question.unit)
-        )
-    )
+    if options.json:
+        say(json.dumps(_record(result, heard)))
+    else:
+        say(*_table(result, heard, question.unit))
     return 0
 
 

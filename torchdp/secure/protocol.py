@@ -179,12 +179,8 @@ class SecureSketch(SecureSums):
         a function of the Gaussian mechanism at mu^2 = sum_c D^2/(c_j sigma_j^2), no more than the h_j <= c_j honest
         clients of each row leave. Where the grid is too coarse for one number, clients draw their own.
         """
-        heard = slice(clients)
-        counts = (
-            self.sketch.counts()
-            if clients == self.sketch.clients
-            else self.sketch.part(heard).counts()
-        )
+        heard = self.sketch.rows[:, :clients].flatten()
+        counts = torch.bincount(heard, minlength=self.sketch.height)
         units = self._together(counts.to(draws.device))
         if units is None:
             return super().gathered(clients, parts, draws)

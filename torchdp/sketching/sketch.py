@@ -76,18 +76,6 @@ class Sketch(Brief):
         """``rows``, or the one column of all clients where that is all that is stored: (s, n) or (s, 1)."""
         return self.rows[:, :1] if self.rows.stride(1) == 0 else self.rows
 
-    def part(self, clients: Tensor | slice) -> "Sketch":
-        """The columns of these clients, in this order: a slice, numbers or (n,) bool. Raises TypeError, ValueError."""
-        if not isinstance(clients, slice) and checks.dense("clients", clients).dtype != torch.bool:
-            clients = checks.indices("clients", clients, self.clients)
-        if isinstance(clients, Tensor) and (
-            clients.ndim != 1 or (clients.dtype == torch.bool and len(clients) != self.clients)
-        ):
-            raise ValueError(
-                f"clients must be numbers, or {self.clients} of bool, not {tuple(clients.shape)}"
-            )
-        return Sketch(self.rows[:, clients], self.signs[:, clients], self.height)
-
     def apply(self, A: Tensor) -> Tensor:
         """S A: (*batch, n, d) -> (*batch, m, d), in the dtype of A. Raises TypeError, ValueError."""
         return self.sums(checks.floating("A", A)) / math.sqrt(self.copies)
