@@ -109,7 +109,7 @@ def read_parts(
     try:
         with open(path, "rb") as raw:
             file = gzip.open(raw) if raw.peek(2)[:2] == b"\x1f\x8b" else raw
-            with io.TextIOWrapper(file, encoding, newline="") as text:  # type: ignore[arg-type]
+            with io.TextIOWrapper(file, encoding, newline="") as text:
                 lines = csv.reader(text, delimiter=delimiter, strict=True)
                 header = next(lines, None)
                 if header is None:
