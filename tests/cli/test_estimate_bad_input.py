@@ -66,7 +66,7 @@ SAID = {
     "empty": "is empty", "header only": "0 rows", "binary": "not a UTF-8",
     "one row": "holds 1 rows to ask; this statistic needs at least 2 users",
     "no header": "'height' is missing", "twice": "more than once", "short row": "row 2: 1 cells",
-    "long row": "row 2: 3 cells", "cell 'nan'": "row 2: the cell is missing (1 such rows); --missing drop",
+    "long row": "line 3, saw 3", "cell 'nan'": "row 2: the cell is missing (1 such rows); --missing drop",
     "cell 'inf'": "row 2: not a finite number", "latin": "not a UTF-8",
     "semicolons": "its delimiter may be ';', not ',': see --delimiter",
 }  # fmt: skip

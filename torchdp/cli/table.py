@@ -5,18 +5,17 @@ Errors never show a value.
 
 import argparse
 import codecs
-import csv
 import gzip
 import io
 import itertools
 import math
 import zlib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import date
 from difflib import get_close_matches
 from types import MappingProxyType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from torch import Tensor
@@ -106,44 +105,43 @@ def read_parts(
         raise ValueError(
             f"--encoding {encoding!r} is not known; take utf-8, latin-1, cp1252 or utf-16"
         ) from error
+    how: dict[str, Any] = {"sep": delimiter, "encoding": encoding, "chunksize": ROWS}
+    how |= {"header": None, "dtype": object, "na_filter": False, "skip_blank_lines": False}
     try:
         with open(path, "rb") as raw:
-            file = gzip.open(raw) if raw.peek(2)[:2] == b"\x1f\x8b" else raw
-            with io.TextIOWrapper(file, encoding, newline="") as text:
-                lines = csv.reader(text, delimiter=delimiter, strict=True)
-                header = next(lines, None)
-                if header is None:
-                    raise ValueError(
-                        f"{path} is empty; it needs a header line and one row for each user"
-                    )
-                where = places(path, header, names, delimiter)
-                cells = _cells_of(path, lines, where, len(header))
-                for first in itertools.count(1, ROWS):
-                    part = list(itertools.islice(cells, ROWS))
-                    if not part:
-                        return
-                    index = range(first, first + len(part))
-                    yield pd.DataFrame(part, index, names, dtype=object)
+            file = raw if raw.seekable() else io.BytesIO(raw.read())  # a pipe
+            how["compression"] = "gzip" if file.read(2) == b"\x1f\x8b" else None
+            file.seek(0)
+            with pd.read_csv(file, **how) as parts:
+                header, short = parts.get_chunk(1), False
+                where, width = places(path, header.iloc[0], names, delimiter), header.shape[1]
+                for part in parts:
+                    short = short or bool((part.iloc[:, -1] == "").any())
+                    yield part.iloc[:, where].set_axis(names, axis=1)
+            file.seek(0)
+            # slow; tells empty cells from lacking ones
+            with pd.read_csv(file, engine="python", **how) as parts:
+                for part in parts if short and width > 1 else ():
+                    for row, cells in (
+                        part.count(axis=1).loc[lambda cells: (cells > 0) & (cells < width)].items()
+                    ):
+                        raise ValueError(
+                            f"{path}, row {row}: {cells} cells, the header has {width}"
+                        )
+    except pd.errors.EmptyDataError as error:
+        raise ValueError(
+            f"{path} is empty; it needs a header line and one row for each user"
+        ) from error
     except UnicodeError as error:
         kind = "UTF-8" if encoding == "utf-8-sig" else encoding
         raise ValueError(
             f"{path} is not a {kind} text file; --encoding names another (such as latin-1); of packed files and "
             "spreadsheets only text packed by gzip is read"
         ) from error
-    except csv.Error as error:
+    except pd.errors.ParserError as error:
         raise ValueError(f"{path} is not a readable CSV file: {error}") from error
     except (gzip.BadGzipFile, EOFError, zlib.error) as error:
         raise ValueError(f"{path} is a damaged gzip file: {error}") from error
-
-
-def _cells_of(
-    path: str, lines: Iterable[list[str]], where: Sequence[int], width: int
-) -> Iterator[list[str]]:
-    """The cells at these places of each row. Raises ValueError that names a row of another length."""
-    for row, cells in enumerate(lines, 1):
-        if len(cells) not in (0, width):
-            raise ValueError(f"{path}, row {row}: {len(cells)} cells, the header has {width}")
-        yield [cells[at] for at in where] if cells else [""] * len(where)
 
 
 def places(path: str, header: Sequence[str], names: Sequence[str], delimiter: str) -> list[int]:
