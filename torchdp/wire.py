@@ -43,21 +43,13 @@ def unpack(data: bytes, bits: int, words: int = 0) -> Tensor:
 
 def pack_vectors(values: Tensor, *dim: int) -> bytes:
     """(n, *dim) real numbers -> 8 bytes each, float64, the low byte first. Raises TypeError, ValueError."""
-    values, dim = (
-        checks.floating("messages", values),
-        tuple(checks.integer("dim", size, 1) for size in dim),
-    )
-    if values.ndim != 1 + len(dim) or values.shape[1:] != dim:
-        raise ValueError(
-            f"messages must have shape (n, {', '.join(map(str, dim))}), not {tuple(values.shape)}"
-        )
+    values = checks.floating("messages", values)
+    dim = tuple(checks.integer("dim", size, 1) for size in dim)
+    checks.shaped("messages", values, "n", *dim, empty=True)
     return values.detach().double().cpu().contiguous().numpy().astype("<f8").tobytes()
 
 
 def unpack_vectors(data: bytes, dim: int) -> Tensor:
     """(n, dim) float64. Raises TypeError, and ValueError for another length or what is no number."""
-    if len(checks.instance("data", data, bytes)) % (8 * checks.integer("dim", dim, 1)):
-        raise ValueError(
-            f"data must hold {8 * dim} bytes for each message, not {len(data)} bytes in all"
-        )
-    return checks.floating("data", unpack(data, 64, 1).view(torch.float64).view(-1, dim))
+    words = unpack(data, 64 * checks.integer("dim", dim, 1), dim)
+    return checks.floating("data", words.view(torch.float64))

@@ -73,8 +73,7 @@ class RunningSums(Brief):
 
     def __post_init__(self) -> None:
         checks.own(self)
-        object.__setattr__(self, "steps", checks.integer("steps", self.steps, 1))
-        checks.keep(self, decay=checks.positive)
+        checks.keep(self, steps=checks.count, decay=checks.positive)
         if self.decay > 1:
             raise ValueError(f"decay must lie in (0, 1], not {self.decay!r}")
         checks.keep(self, momentum=checks.below_one, device=checks.device)
@@ -187,12 +186,7 @@ def unequal(k: int, *, device: Where = None) -> Workload:
 
 def parities(d: int, order: int, *, device: Where = None) -> Workload:
     """Parities of at most ``order`` of d bits: W[S, x] = (-1)^(sum of x over S), of shape (sets, 2^d)."""
-    d, order = checks.integer("d", d, 1, MOST_BITS), checks.integer("order", order, 0)
-    checks.fits(
-        "parities", sum(math.comb(d, i) for i in range(min(order, d) + 1)), 2**d, copies=COPIES
-    )
-    bits = _bits(d, device)
-    sets = bits[bits.sum(1) <= order]  # a set of bits, coded like a type
+    sets, bits = _sets("parities", d, order, device)
     return Workload("parities", (1 - 2 * (sets @ bits.T % 2),))
 
 
@@ -203,16 +197,7 @@ def marginals(d: int, order: int, *, device: Where = None) -> Workload:
     All cells of the marginal tables: :func:`marginal_tables`.
     Source: Edmonds, Nikolov, Ullman (2020), Corollary 6, who call them marginal queries.
     """
-    d, order = checks.integer("d", d, 1, MOST_BITS), checks.integer("order", order, 0)
-    checks.fits(
-        "marginals",
-        sum(math.comb(d, i) for i in range(min(order, d) + 1)),
-        2**d,
-        copies=COPIES,
-        remedy=REMEDY,
-    )
-    bits = _bits(d, device)
-    sets = bits[bits.sum(1) <= order]
+    sets, bits = _sets("marginals", d, order, device, REMEDY)
     return Workload("marginals", ((sets @ bits.T == sets.sum(1, keepdim=True)).double(),))
 
 
@@ -236,6 +221,17 @@ def marginal_tables(d: int, order: int, *, device: Where = None) -> Workload:
     cell = (_bits(d, device).long()[:, sets] * place).sum(-1).T
     cells = cell[:, None] == torch.arange(2**order, device=device)[:, None]  # (sets, 2^order, 2^d)
     return Workload("marginal tables", (cells.flatten(0, 1).double(),))
+
+
+def _sets(
+    name: str, d: int, order: int, device: Where, remedy: str = "ask for less"
+) -> tuple[Tensor, Tensor]:
+    """The sets of at most ``order`` of d bits, coded like types, and the types: (sets, d), (2^d, d)."""
+    d, order = checks.integer("d", d, 1, MOST_BITS), checks.integer("order", order, 0)
+    number = sum(math.comb(d, i) for i in range(min(order, d) + 1))
+    checks.fits(name, number, 2**d, copies=COPIES, remedy=remedy)
+    bits = _bits(d, device)
+    return bits[bits.sum(1) <= order], bits
 
 
 def _bits(d: int, device: Where) -> Tensor:

@@ -11,6 +11,7 @@ from harness import Case, Work
 
 from torchdp.kernels import chacha
 from torchdp.kernels.secure_sketch import add_rows
+from torchdp.memory import rows_at_once
 from torchdp.noise import Noise, SeededNoise
 from torchdp.randomness import keyed_generator
 from torchdp.secure import Links, SecureSketch, Server, client_frames
@@ -70,10 +71,11 @@ def transform(clients: int, dtype: torch.dtype) -> Work:
         masks((1, clients, COLUMNS), dtype, SeededNoise(1, DEVICE)),
         torch.zeros(HEIGHT, COLUMNS, dtype=dtype, device=DEVICE),
     )
-    signs, parts = sketch.signs[0][:, None].to(dtype), list(sketch.parts(160))
+    signs, step = sketch.signs[0][:, None].to(dtype), rows_at_once(160)
+    parts = list(zip(sketch.rows[0].split(step), shares[0].split(step), strict=True))
 
     def added() -> object:
-        return [add_rows(sums, sketch.rows[0, part], shares[0, part]) for part in parts]
+        return [add_rows(sums, rows, own) for rows, own in parts]
 
     peers = {
         "signs, index_add_": lambda: lambda: sums.index_add_(0, sketch.rows[0], shares[0] * signs)

@@ -121,18 +121,18 @@ def monte_carlo(draws: int, report: Report, generator: torch.Generator) -> None:
     gone = single.rows[0].eq(int(single.counts().argmin())).nonzero()[:10, 0]
     honest = torch.ones(60, dtype=torch.bool)
     honest[gone] = False
-    left, after = single.part(honest), AdaptiveCoalition(10)
+    left = Sketch(single.rows[:, honest], single.signs[:, honest], single.height)
+    after = AdaptiveCoalition(10)
+    # one sigma for all rows: sigma^2 = V max_i sum_c 1/h_j, j = rows[c, i]
+    thinnest = float((1 / several.counts())[several.rows].sum(0).max())
+    sigma = math.sqrt(entry_variance(1.0, epsilon=1, delta=LOOSE) * thinnest)
     cases = (
         (
             "one sigma for each row, s = 3",
             several,
             GaussianNoise.calibrated(several, 1.0, epsilon=1, delta=LOOSE),
         ),
-        (
-            "one sigma, s = 3",
-            several,
-            GaussianNoise.calibrated(several, 1.0, epsilon=1, delta=LOOSE, rows=False),
-        ),
+        ("one sigma, s = 3", several, GaussianNoise(sigma)),
         (
             "ten corrupt in a row",
             left,

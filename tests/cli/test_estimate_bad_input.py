@@ -151,24 +151,9 @@ def test_an_answer_that_is_not_a_number_is_no_answer(tmp_path, estimate):
     # all messages name one class: at a budget this large randomized response changes nothing
     path = tmp_path / "one_class.csv"
     path.write_text("height,label\n" + "1,1\n" * 20)
-    arguments = [
-        "--statistic",
-        "auc",
-        "--columns",
-        "height",
-        "label",
-        "--bounds",
-        "height=0:2",
-        "--bins",
-        "2",
-    ]
-    error = estimate(
-        "--csv",
-        path,
-        *arguments,
-        "--protocol randomized-response --epsilon 700 --trust local",
-        code=2,
-    )
+    asked = "--statistic auc --columns height label --bounds height=0:2 --bins 2"
+    how = "--protocol randomized-response --epsilon 700 --trust local"
+    error = estimate("--csv", path, asked, how, code=2)
     assert "no finite estimate" in error
 
 

@@ -132,17 +132,7 @@ def test_seed_repeats_and_no_seed_does_not(users, ask):
 
 def test_text_says_the_same_as_json(users, estimate):
     path, _ = users
-    arguments = [
-        "--csv",
-        path,
-        "--statistic",
-        "auc",
-        *QUESTIONS["auc"].split(),
-        "--epsilon",
-        "2",
-        "--seed",
-        "3",
-    ]
+    arguments = ["--csv", path, "--statistic auc --epsilon 2 --seed 3", QUESTIONS["auc"]]
     data = estimate(*arguments, "--json")
     captured = estimate(*arguments)
     text = captured.out
@@ -168,29 +158,14 @@ def test_a_protocol_that_spends_less_than_was_stated_says_both(
     monkeypatch.setitem(
         questions.PROTOCOLS, "randomized-response", lambda each, epsilon: response(each, 2.0)
     )
-    words = (
-        "--csv",
-        users[0],
-        "--statistic auc",
-        QUESTIONS["auc"],
-        f"--epsilon {stated} --trust local",
-    )
-    words += ("--protocol randomized-response",)
+    how = f"--statistic auc --epsilon {stated} --trust local --protocol randomized-response"
+    words = "--csv", users[0], how, QUESTIONS["auc"]
     assert said in estimate(*words).out and estimate(*words, "--json")["epsilon"] == 2
 
 
 def test_bounds_from_data_say_that_they_are_not_private(users, estimate):
     path, table = users
-    arguments = [
-        "--csv",
-        path,
-        "--statistic",
-        "gini-mean-difference",
-        "--columns",
-        "dose",
-        "--epsilon",
-        "8",
-    ]
+    arguments = "--csv", path, "--statistic gini-mean-difference --columns dose --epsilon 8"
     found = estimate(*arguments, "--bounds-from-data", "--json")
     assert estimate.said.err.count("\n") == 1 and "NOT PRIVATE" in estimate.said.err
     width = (max(table["dose"]) - min(table["dose"])) / 32

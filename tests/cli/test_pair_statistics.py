@@ -39,19 +39,9 @@ def table(tmp_path_factory):
 def ask(estimate):
     def ask(path, statistic, columns, bins, trust="local"):
         bounds = [f"{name}=0:8" for name in columns.split() if name != "seen"]
-        words = (
-            "--csv",
-            path,
-            "--statistic",
-            statistic,
-            "--columns",
-            columns,
-            "--bounds",
-            *bounds,
-            "--bins",
-            bins,
-        )
-        return estimate(*words, "--epsilon 8 --seed 1 --json --trust", trust)
+        asked = f"--statistic {statistic} --columns {columns} --bins {bins} --bounds"
+        how = f"--epsilon 8 --seed 1 --json --trust {trust}"
+        return estimate("--csv", path, asked, *bounds, how)
 
     return ask
 
@@ -201,13 +191,8 @@ def test_groups_of_a_shuffler_are_crowds_of_their_own(table, estimate):
     path = Path(table[0]).with_name("halves.csv")
     rows = "".join(f"{row[3]},{i % 3 == 0}\n" for i, row in enumerate(table[1]))
     path.write_text("seen,half\n" + rows)
-    asked = (
-        "--csv",
-        path,
-        "--statistic gini-diversity --trust shuffle --epsilon 4 --seed 1 --json",
-        words,
-    )
-    found = estimate(*asked)["answers"]
+    how = "--statistic gini-diversity --trust shuffle --epsilon 4 --seed 1 --json"
+    found = estimate("--csv", path, how, words)["answers"]
     assert [row["users"] for row in found] == [400, 200]
 
 

@@ -42,15 +42,3 @@ def test_entries_that_do_not_fit_are_refused(bad):
 def test_the_farthest_sum_is_of_the_largest_entries_and_the_widest_noise():
     assert farthest_sum(4, 2.0, 50.0, 0.5) == 4 * 2.25 + 1000
     assert farthest_sum(100, 2.0, 1.0, 0.5) == 100 * 2.25 + 100
-
-
-@pytest.mark.parametrize("clients", [1, 100, 100_000])
-def test_the_ring_is_the_finest_whose_sums_fit(clients):
-    """Found by halves: no finer one fits, and no coarser one does not."""
-    from torchdp import secure, sketching
-
-    for bound, epsilon, delta in ((1e-3, 1.0, 1e-12), (1.0, 0.05, 1e-3), (1e4, 20.0, 0.5)):
-        made = secure.SecureSketch(sketching.ones(clients), 3, bound, epsilon, delta)
-        fits = [made._fits(Ring(64, f)) for f in range(63)]
-        finest = made.ring.fraction_bits
-        assert fits == [True] * (finest + 1) + [False] * (62 - finest)

@@ -8,7 +8,6 @@ import worker_trials as trials
 from worker_trials import GRID, SETTINGS
 
 from torchdp.simulate import OnError, run, sweep, write_page
-from torchdp.simulate.page import digest_of
 from torchdp.simulate.plots import write_csv
 from torchdp.simulate.store import load
 
@@ -20,17 +19,6 @@ def rows(tmp_path_factory):
     return sweep(
         trials.several, GRID, store=tmp_path_factory.mktemp("several") / "s.jsonl", **SETTINGS
     )
-
-
-def test_a_plain_number_is_the_case_of_one(rows, expected, tmp_path):
-    plain = sweep(trials.make_trial, GRID, store=tmp_path / "s.jsonl", **SETTINGS)
-    for row, alone in zip(rows, plain, strict=True):
-        assert list(row.metrics) == NAMES and list(alone.metrics) == ["value"]
-        assert (
-            row.moments == row.metrics["squared error"] == alone.metrics["value"] == alone.moments
-        )
-        assert row.metrics["coverage"].share and row.metrics["bias"].count == 250
-    assert digest_of(rows) != digest_of(plain)
 
 
 def test_every_number_is_that_of_its_own_samples(rows):

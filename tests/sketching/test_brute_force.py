@@ -1,7 +1,6 @@
-"""Every claim on small random instances against enumeration: coalitions, sensitivities, deltas. Nothing is shared with
-the package but its claims: sketches are dense matrices, deltas come from the error function, laws are convolved."""
+"""Noise on small random instances against enumeration: coalitions, shares, deltas. Nothing is shared with the package
+but its claims: sketches are dense matrices, deltas come from the error function, laws are convolved."""
 
-import functools
 import itertools
 import math
 from collections import defaultdict
@@ -11,10 +10,7 @@ import pytest
 import torch
 
 from torchdp import regression, sketching
-from torchdp.grid import grid_sensitivity, grid_sigma
-from torchdp.regression.gram import gram_sensitivity, joint_sensitivity
 from torchdp.secure import PureSecureSketch
-from torchdp.secure.ring import Ring
 from torchdp.sketching import (
     AdaptiveCoalition,
     GaussianNoise,
@@ -23,10 +19,6 @@ from torchdp.sketching import (
 )
 
 SEED, INSTANCES, ROUNDING = 1, 25, 1e-9
-CALIBRATED = {
-    "a sigma for each row": GaussianNoise.calibrated,
-    "one sigma": functools.partial(GaussianNoise.calibrated, rows=False),
-}
 
 
 def below(x):
@@ -77,137 +69,25 @@ def coalitions(chance, fault):
             "epsilon": chance.uniform(0.1, 3),
             "delta": 1e-3,
         }
-        for name, make in CALIBRATED.items():
-            try:
-                sigma = make(sketch, 0.5, **settings).sigma
-            except ValueError:  # somebody may stand alone: refused
-                continue
-            spread = chance.uniform(0.8, 2, m if name == "a sigma for each row" else 1)
-            # noise that nobody calibrated
-            other = torch.as_tensor(sigma) * torch.from_numpy(spread)
-            noise = GaussianNoise(other.expand(m))
-            stated = noise.guarantee(sketch, 0.5, delta=1e-3, coalition=settings["coalition"])
-            for claim, used, epsilon in (
-                (name, sigma, settings["epsilon"]),
-                ("guarantee", other, stated.epsilon),
-            ):
-                used = np.broadcast_to(np.asarray(used), m) / fault
-                deltas = [
-                    gaussian_delta(distances(sketch, i, gone, used), epsilon)
-                    for gone in itertools.combinations(range(n), members)
-                    for i in range(n)
-                    if i not in gone
-                ]
-                yield claim, max(deltas), settings["delta"]
-
-
-def worst_pair(chance, d, bound, label, distance):
-    """The largest distance of two clients' values that random starts and small steps find."""
-    best = 0.0
-
-    def clipped(v):
-        x = v[:d] / max(1.0, np.linalg.norm(v[:d]) / bound)
-        return x, np.clip(v[d], -label, label)
-
-    for _ in range(3):
-        pair, step, value = chance.standard_normal((2, d + 1)) * 3 * max(bound, label), bound, 0.0
-        while step > 1e-4 * bound:
-            tried = pair + step * chance.standard_normal((2, d + 1))
-            new = distance(*clipped(tried[0]), *clipped(tried[1]))
-            if new > value:
-                pair, value = np.stack([np.append(*clipped(v)) for v in tried]), new
-            else:
-                step *= 0.9
-        best = max(best, value)
-    return best
-
-
-def gram(x, y, z, w):
-    return np.linalg.norm(np.outer(x, x) - np.outer(z, z))
-
-
-def cross(x, y, z, w):
-    return np.linalg.norm(x * y - z * w)
-
-
-def joint(weight, x, y, z, w):
-    return math.hypot(gram(x, y, z, w), weight * cross(x, y, z, w))
-
-
-def upper(x, y, z, w):
-    return np.linalg.norm(np.triu(np.outer(x, x) - np.outer(z, z)))
-
-
-def sensitivities(chance, fault):
-    for _ in range(8):
-        d, B, C = int(chance.integers(1, 4)), chance.uniform(0.3, 2), chance.uniform(0.2, 3)
-        claims = {
-            "gram_sensitivity": (gram, gram_sensitivity(B, d)),
-            "joint_sensitivity": (functools.partial(joint, B / C), joint_sensitivity(B, d)),
-            "upper triangle": (upper, gram_sensitivity(B, d)),
-        }
-        for name, (distance, claim) in claims.items():
-            yield name, worst_pair(chance, d, B, C, distance), claim / fault
-        release = regression.GramRelease(9, d, B, 1.0, 1e-6, label_bound=C)
-        pairs = chance.standard_normal((200, 2, d + 1)) * B
-        shown = [release.client_input(torch.from_numpy(p)).numpy() for p in pairs]
-        yield "GramRelease", max(np.linalg.norm(a - b) for a, b in shown), release.shown.l2 / fault
-        orders = tuple(chance.uniform(0.5, 4, int(chance.integers(1, 4))))
-        for delta, norm in ((0.0, 1), (1e-6, 2)):
-            moments = regression.FrequencyMoments(9, B, orders, 1.0, delta)
-            shown = moments.client_input(torch.linspace(-1.5 * B, 1.5 * B, 41)).numpy()
-            truth = max(np.linalg.norm(a - b, norm) for a in shown for b in shown)
-            yield (
-                "FrequencyMoments",
-                truth,
-                (moments.shown.l2 if delta else moments.shown.l1) / fault,
-            )
-
-
-def grids(chance, fault):
-    """Rows of a grid, all of them; and the exact delta of sums of rounded normals over all shifts."""
-    for _ in range(6):
-        f, d, B = int(chance.integers(0, 3)), int(chance.integers(1, 3)), chance.uniform(0.6, 2)
-        ring = Ring(64, f)
-        side = np.linspace(-B, B, 25)
-        rows = np.array([p for p in itertools.product(side, repeat=d) if np.linalg.norm(p) <= B])
-        D = chance.uniform(0.1, 2 * B)
-        whole = ring.to_words(torch.from_numpy(rows)).numpy() / ring.scale
-        apart = np.linalg.norm(rows[:, None] - rows, axis=-1)
-        moved = np.linalg.norm(whole[:, None] - whole, axis=-1)
-        yield (
-            "grid_sensitivity",
-            moved.max(),
-            grid_sensitivity(1 / ring.scale, B, d) / fault + 1e-300,
-        )
-        yield (
-            "grid_sensitivity, D",
-            moved[apart <= D].max(),
-            grid_sensitivity(1 / ring.scale, B, d, D) / fault + 1e-300,
-        )
-    for _ in range(INSTANCES):
-        h, D, epsilon = (
-            int(chance.integers(1, 6)),
-            int(chance.integers(1, 6)),
-            chance.uniform(0.2, 2),
-        )
-        mu = chance.uniform(0.3, 2)
-        sigma = float(grid_sigma(h, 1, 1, 1.0, float(D), mu)) / fault
-        reach = int(12 * sigma) + 2
-        one = np.array(
-            [below((k + 0.5) / sigma) - below((k - 0.5) / sigma) for k in range(-reach, reach + 1)]
-        )
-        law = one
-        for _ in range(h - 1):
-            law = np.convolve(law, one)
-        deltas = []
-        for w in range(1, D + 1):
-            p, q = np.append(law, np.zeros(w)), np.append(np.zeros(w), law)
-            deltas += [
-                np.maximum(p - math.exp(epsilon) * q, 0).sum(),
-                np.maximum(q - math.exp(epsilon) * p, 0).sum(),
+        try:
+            sigma = GaussianNoise.calibrated(sketch, 0.5, **settings).sigma
+        except ValueError:  # somebody may stand alone: refused
+            continue
+        # noise that nobody calibrated
+        other = sigma * torch.from_numpy(chance.uniform(0.8, 2, m))
+        coalition = settings["coalition"]
+        stated = GaussianNoise(other).guarantee(sketch, 0.5, delta=1e-3, coalition=coalition)
+        for claim, used, epsilon in (
+            ("calibrated", sigma, settings["epsilon"]),
+            ("guarantee", other, stated.epsilon),
+        ):
+            deltas = [
+                gaussian_delta(distances(sketch, i, gone, used.numpy() / fault), epsilon)
+                for gone in itertools.combinations(range(n), members)
+                for i in range(n)
+                if i not in gone
             ]
-        yield "grid_sigma", max(deltas), gaussian_delta(mu, epsilon)
+            yield claim, max(deltas), settings["delta"]
 
 
 def shared(chance, fault):
@@ -245,7 +125,7 @@ def shared(chance, fault):
             yield "PureSecureSketch", truth, epsilon
 
 
-BATTERIES = [coalitions, sensitivities, grids, shared]
+BATTERIES = [coalitions, shared]
 
 
 def ratios(battery, fault):

@@ -46,14 +46,6 @@ def test_sums_of_integers_are_exact_also_where_they_wrap(sketch):
     assert torch.equal(sketch.sums(Q.to(torch.int32)), wanted.to(torch.int32))
 
 
-def test_part_keeps_the_columns_of_some_clients(monkeypatch):
-    sketch, some = SKETCHES[0], torch.tensor([5, 2, 40])
-    torch.testing.assert_close(sketch.part(some).dense(), sketch.dense()[:, some])
-    monkeypatch.setattr("torchdp.memory.NUMBERS_AT_ONCE", 50)
-    slices = list(sketch.parts(7))
-    assert slices[0] == slice(0, 7) and slices[-1].stop == 60
-
-
 @pytest.mark.gpu
 def test_sketches_on_a_gpu():
     here = osnap(5000, 40, 4, generator=generator(1, "cuda"))

@@ -4,6 +4,7 @@ import argparse
 import json
 import math
 import warnings
+from bisect import bisect_left
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -98,13 +99,10 @@ def estimate(options: argparse.Namespace) -> int:
         **_asked(name, protocol, terms),
         "source": protocol.guarantee.source,
     }
-    say(
-        *(
-            [json.dumps(_record(result, heard))]
-            if options.json
-            else _table(result, heard, question.unit)
-        )
-    )
+    if options.json:
+        say(json.dumps(_record(result, heard)))
+    else:
+        say(*_table(result, heard, question.unit))
     return 0
 
 
@@ -336,14 +334,10 @@ def _least(
 
 def least_users(question: Question, protocol: Asked, error: float) -> int:
     """By bisection: errors fall with n. Raises ValueError where no number of users is enough."""
-    low, high = question.least - 1, question.least
-    while question.error(protocol, high) > error:
-        low, high = high, 2 * high
-        if high > MOST:
-            raise ValueError(
-                f"--error {error:g} takes more than 2^50 users; take a larger error or --epsilon"
-            )
-    while high - low > 1:
-        middle = (low + high) // 2
-        low, high = (middle, high) if question.error(protocol, middle) > error else (low, middle)
-    return high
+    numbers = range(question.least, MOST + 1)
+    place = bisect_left(numbers, True, key=lambda n: question.error(protocol, n) <= error)
+    if place == len(numbers):
+        raise ValueError(
+            f"--error {error:g} takes more than 2^50 users; take a larger error or --epsilon"
+        )
+    return numbers[place]

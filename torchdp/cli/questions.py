@@ -302,30 +302,23 @@ class OfCovariance(Question):
             protocol = mean.LocalCovariance.calibrated(box, epsilon=terms.epsilon)
             return "numbers and products", cast(Asked, protocol)
         delta = cast(float, terms.delta_of(n))
-        if terms.trust == "curator":
-            # noise in proportion to each column's width, whatever its unit
-            half = (box.high - box.low) / 2
-            even = domains.round_shape(
-                domains.Box(-torch.ones_like(half), torch.ones_like(half)), 2.0
+        if terms.trust == "shuffle":
+            mixed = Amplified.calibrated(
+                lambda epsilon: mean.LocalCovariance.calibrated(box, epsilon=epsilon),
+                n,
+                terms.epsilon,
+                delta,
             )
-            middle = box.low + half
-            shape = replace(
-                even,
-                root=half[:, None] * even.root,
-                centre=middle,
-                support=middle + half * even.support,
-            )
-            noisy = mean.GaussianCovariance.calibrated(
-                box, shape, delta=delta, epsilon=terms.epsilon
-            )
-            return "Gaussian noise", noisy
-        mixed = Amplified.calibrated(
-            lambda epsilon: mean.LocalCovariance.calibrated(box, epsilon=epsilon),
-            n,
-            terms.epsilon,
-            delta,
-        )
-        return "numbers and products, shuffled", mixed
+            return "numbers and products, shuffled", mixed
+        # noise in proportion to each column's width, whatever its unit
+        half = (box.high - box.low) / 2
+        middle = box.low + half
+        one = torch.ones_like(half)
+        even = domains.round_shape(domains.Box(-one, one), 2.0)
+        root = half[:, None] * even.root
+        shape = replace(even, root=root, centre=middle, support=middle + half * even.support)
+        noisy = mean.GaussianCovariance.calibrated(box, shape, delta=delta, epsilon=terms.epsilon)
+        return "Gaussian noise", noisy
 
     @property
     def box(self) -> domains.Box:
@@ -341,13 +334,9 @@ class OfCovariance(Question):
         alone = Estimate(found.value[i, j], found.standard_error[i, j], found.n)
         low, high = alone.together(level)
         low = torch.where(i == j, low.clamp_min(0), low)
-        numbers = torch.stack([alone.value, alone.standard_error, low, high], -1).tolist()
-        names = [
-            f"{one.name}, {two.name}" for one, two in combinations_with_replacement(self.axes, 2)
-        ]
-        return [
-            Answer(name, v, e, (a, b)) for name, (v, e, a, b) in zip(names, numbers, strict=True)
-        ]
+        pairs = combinations_with_replacement(self.axes, 2)
+        read = each_answer([f"{one.name}, {two.name}" for one, two in pairs])
+        return read(alone.value, alone.standard_error, low, high)
 
     def errors(self, protocol: Asked, n: float) -> list[tuple[str, float]]:
         places = torch.linspace(0, 1, 33, dtype=torch.float64)[:, None].expand(-1, len(self.axes))
@@ -372,10 +361,11 @@ def _analyst(protocol: Any) -> Any:
     return getattr(alone, "analyst", alone)
 
 
-def _numbers(*each: Tensor) -> tuple[float, float, tuple[float, float]]:
+def _numbers(
+    value: Tensor, error: Tensor, low: Tensor, high: Tensor
+) -> tuple[float, float, tuple[float, float]]:
     """Value, error and interval of one answer."""
-    value, error, low, high = (float(one) for one in each)
-    return value, error, (low, high)
+    return float(value), float(error), (float(low), float(high))
 
 
 def _together(estimate: Estimate, level: float, printed: int) -> tuple[Tensor, Tensor]:
@@ -391,7 +381,7 @@ def _rmse(estimate: Estimate) -> Tensor:
     ).sqrt()
 
 
-def each_answer(names: list[str], limits: tuple[float, float]) -> Read:
+def each_answer(names: list[str], limits: tuple[float, float] = (-math.inf, math.inf)) -> Read:
     """One answer for each number, its interval inside ``limits``."""
 
     def read(value: Tensor, error: Tensor, low: Tensor, high: Tensor) -> list[Answer]:
@@ -417,19 +407,18 @@ def quantiles_of(bins: Bins, shares: list[float]) -> Read:
         error = torch.cat([zero, error, zero])
         # of each bin's lower and upper end
         before, high = torch.cat([zero, low]), torch.cat([high, one])
-        edges = torch.tensor(bins.edges, dtype=torch.float64)
         fit = torch.cat([zero, value, one]).cummax(0).values
         found = []
         for share in shares:
             held = ((high >= share) & (before <= share)).nonzero()[:, 0]
             place = int((fit[1:] >= share - 1e-12).nonzero()[0])
             first, last = (int(held[0]), int(held[-1])) if len(held) else (place, place)
-            inside = (share - float(fit[place])) / max(float(fit[place + 1] - fit[place]), 1e-12)
-            quantile = float(edges[place]) + min(1.0, max(0.0, inside)) * bins.width
-            ends = float(edges[first]), float(edges[last + 1])
-            quantile = min(max(quantile, ends[0]), ends[1])
+            mass = max(float(fit[place + 1] - fit[place]), 1e-12)
+            inside = min(1.0, max(0.0, (share - float(fit[place])) / mass))
+            ends = bins.edges[first], bins.edges[last + 1]
+            quantile = min(max(bins.edges[place] + inside * bins.width, ends[0]), ends[1])
             # the delta method: of a share, over the density there; where that is near 0, the interval says more
-            density = max(float(fit[place + 1] - fit[place]), 1e-12) / bins.width
+            density = mass / bins.width
             own = float(error[place : place + 2].max()) / density
             found.append(Answer(f"quantile {share:g}", quantile, min(own, ends[1] - ends[0]), ends))
         return found

@@ -109,11 +109,10 @@ def _question(options: argparse.Namespace, n: int) -> SecureSums | roles.SharedS
             raise ValueError("--label and --label-bound come together")
         return GramRelease(n, len(columns), options.bound, *budget, options.label_bound, **gone)
     coalition = AdaptiveCoalition(**gone)
+    sums = ones(n), len(columns), options.bound
     if options.delta == 0:
-        return roles.PureSecureSketch(
-            ones(n), len(columns), options.bound, options.epsilon, coalition=coalition
-        )
-    return roles.SecureSketch(ones(n), len(columns), options.bound, *budget, coalition=coalition)
+        return roles.PureSecureSketch(*sums, options.epsilon, coalition=coalition)
+    return roles.SecureSketch(*sums, *budget, coalition=coalition)
 
 
 def _table(path: str, session: roles.Session) -> Tensor:
@@ -179,9 +178,10 @@ def _named(session: roles.Session, found: Estimate) -> tuple[list[str], Tensor, 
     if isinstance(question, GramRelease):
         d = question.columns
         pairs = [(i, j) for i in range(d) for j in range(i, d)]
-        scale = [1.0 if i == j else math.sqrt(0.5) for i, j in pairs]  # of svec
         pairs += [(i, d) for i in range(d) if question.labelled]
-        scales = torch.tensor(scale + [1.0] * (len(pairs) - len(scale)), dtype=torch.float64)
+        # svec holds sqrt 2 times what stands off the diagonal
+        factors = [1.0 if i == j or j == d else math.sqrt(0.5) for i, j in pairs]
+        scales = torch.tensor(factors, dtype=torch.float64)
         return [f"{columns[i]} * {columns[j]}" for i, j in pairs], value * scales, error * scales
     if isinstance(question, FrequencyMoments):
         return [f"{columns[0]} ^ {order:g}" for order in question.orders], value, error

@@ -224,10 +224,9 @@ class Asking:
         labels = math.prod(len(each) for each in self.labels.values())
         numbers = len(self.options.columns) - len(self.labels)
         most = int((MOST_TYPES // labels + 0.5) ** (1 / numbers)) - self.rounded
-        usual = min(usual, most) if len(self.kinds) > 1 else usual
-        count = (
-            usual if self.options.bins is None else checks.integer("--bins", self.options.bins, 2)
-        )
+        if self.options.bins is None:
+            return min(usual, most)
+        count = checks.integer("--bins", self.options.bins, 2)
         if count > most:
             raise ValueError(f"--bins must be at most {most}, not {count}")
         return count
@@ -323,10 +322,9 @@ def asking(options: argparse.Namespace) -> Asking:
         ("categories", "category" in roles),
         ("quantiles", "quantiles" in names),
     ):
-        if ((given := getattr(options, option)) is not None) != wanted:
-            raise ValueError(
-                f"--statistic {name} {'needs' if given is None else 'takes no'} --{option}"
-            )
+        given = getattr(options, option) is not None
+        if given != wanted:
+            raise ValueError(f"--statistic {name} {'takes no' if given else 'needs'} --{option}")
     if "number" not in roles and (
         options.bounds or options.bounds_from_data or options.bins is not None
     ):

@@ -38,12 +38,8 @@ def sweep(options: argparse.Namespace) -> int:
     """Measures what the store lacks, then writes the table and the figures from the store's rows."""
     _loaded.cache_clear()  # the script may have been edited
     experiment = _loaded(str(Path(options.experiment).resolve()), options.smoke)
-    missing = (
-        []
-        if options.measure_only
-        else [name for name in experiment.needs if find_spec(name) is None]
-    )
-    if missing:
+    missing = [name for name in experiment.needs if find_spec(name) is None]
+    if missing and not options.measure_only:
         names = " ".join(missing)
         raise ImportError(
             f"the figures need {names}: pip install {names}, or add --measure-only for the table"
@@ -54,10 +50,8 @@ def sweep(options: argparse.Namespace) -> int:
         if options.trials is None
         else checks.integer("--trials", options.trials, 1)
     )
-    store, there = (
-        folder / "results.jsonl",
-        Script(str(Path(options.experiment).resolve()), options.smoke),
-    )
+    store = folder / "results.jsonl"
+    there = Script(str(Path(options.experiment).resolve()), options.smoke)
     if options.draw_only:
         rows = _stored(store, experiment, options.seed, code_of(there))
     else:
@@ -77,9 +71,9 @@ def sweep(options: argparse.Namespace) -> int:
     write_csv(rows, table)
     drawn: list[Path] = []
     if not options.measure_only:
-        drawn += write_page(store, store.with_name("report.html"), experiment.name)
+        page = write_page(store, store.with_name("report.html"), experiment.name)
         with explained(options.experiment):
-            drawn = [*experiment.draw(good, folder), *drawn]
+            drawn = [*experiment.draw(good, folder), *page]
     say(store, table, *drawn)
     for row in failed:
         say(f"torchdp sweep: {row.config} failed: {' '.join(str(row.error).split())}", error=True)
@@ -138,17 +132,14 @@ def shard(text: str | None) -> tuple[int, int] | None:
         return None
     first = "0"
     if text == "env":
-        names = next(
-            (names for names in RANKS if names[0] in os.environ and names[1] in os.environ), None
-        )
-        if names is None:
+        found = [names for names in RANKS if {*names[:2]} <= os.environ.keys()]
+        if not found:
             raise ValueError(
                 f"--shard env found none of {', '.join(names[0] for names in RANKS)} in the environment"
             )
-        text, first = (
-            f"{os.environ[names[0]]}/{os.environ[names[1]]}",
-            os.environ.get(names[2], "0"),
-        )
+        rank, size, least = found[0]
+        text = f"{os.environ[rank]}/{os.environ[size]}"
+        first = os.environ.get(least, "0")
     try:
         index, count, begin = map(integer, [*text.split("/"), first])
     except ValueError:

@@ -155,11 +155,8 @@ def places(path: str, header: Sequence[str], names: Sequence[str], delimiter: st
             # of a name that is nearly there: no user's cell
             near = get_close_matches(name, header, 1)
             hint = f"; did you mean {near[0]!r}?" if near and near[0] != name else ""
-            hint = (
-                hint
-                if other is None
-                else f"; its delimiter may be {other!r}, not {delimiter!r}: see --delimiter"
-            )
+            if other is not None:
+                hint = f"; its delimiter may be {other!r}, not {delimiter!r}: see --delimiter"
             raise ValueError(
                 f"column {name!r} {found} in the header of {path} ({len(header)} columns){hint}"
             )

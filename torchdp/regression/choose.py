@@ -3,6 +3,7 @@
 import math
 from collections.abc import Callable
 from dataclasses import replace
+from typing import cast
 
 import torch
 
@@ -62,28 +63,21 @@ def choose_regression(
         return float(predicted_phi_of_sketch(moments, ridge, height, V))
 
     least = checked(moments).columns + 1
-    label_bound = checks.squarable("label_bound", label_bound)
+    label_bound = checks.positive("label_bound", label_bound)  # here None is no bound
     routes, V = _routes(moments, sketched, least, bound, label_bound, epsilon, delta, generator)
-    drawn: list[tuple[Candidate[Release], NoisyMoments]] = []
+    candidates = []
     for one in routes:
         if isinstance(one.protocol, SecureSketch):
             noisy = _normal_sketch(moments, one.protocol.sketch.height, V, generator)
         else:
-            noisy = _released(one.protocol, moments, generator)
-        drawn.append((one, noisy))
-    candidates = []
-    for one, noisy in drawn:
+            released = one.protocol.sample_estimate(
+                moments, generator=generator, sample_shape=(DRAWN,)
+            )
+            noisy = cast(NoisyMoments, released)
         for solve in (adaptive_ridge, cautious_ridge):
             error = float(phi(moments, solve(noisy, ridge), ridge).mean())
             candidates.append(replace(one, name=f"{one.name}, {solve.__name__}", error=error))
     return Choice(tuple(candidates))
-
-
-def _released(
-    protocol: GramRelease | LocalRows, moments: SecondMoments, generator: torch.Generator
-) -> NoisyMoments:
-    found = protocol.sample_estimate(moments, generator=generator, sample_shape=(DRAWN,))
-    return checks.instance("estimate", found, NoisyMoments)
 
 
 def _normal_sketch(
@@ -154,8 +148,8 @@ def _routes(
     """
     n = single(moments.n)
     d = moments.columns - (label_bound is not None)
-    within(moments, d, bound, label_bound)
     gram = GramRelease(n, d, bound, epsilon, delta, label_bound=label_bound)
+    within(moments, d, bound, label_bound)
     longest = math.hypot(bound, label_bound or 0.0)
     V = entry_variance(longest, epsilon=epsilon, delta=delta)
     heights = [least]

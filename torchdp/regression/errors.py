@@ -244,24 +244,23 @@ def within(
     label_bound: float | None,
     name: str = "moments",
 ) -> None:
-    """Refuses moments that rows within the bounds cannot have. Raises TypeError, ValueError."""
+    """Refuses moments that rows within the bounds, checked before, cannot have. Raises TypeError, ValueError."""
     checks.instance(name, moments, SecondMoments)
-    bound = checks.squarable("bound", bound)
-    if label_bound is not None:
-        label_bound = checks.squarable("label_bound", label_bound)
     wanted = columns + (label_bound is not None)
     if moments.columns != wanted:
         raise ValueError(
             f"{name} must be of rows of {wanted} columns (a label last, where label_bound is given), "
             f"not of {moments.columns}"
         )
-    square, n = moments.matrix.diagonal(dim1=-2, dim2=-1), beside(moments.n) * (1 + 1e-9)
-    wrong = square[..., :columns].sum(-1) > n * bound**2
-    if bool(wrong.any()):
-        raise ValueError(
-            f"{name} are of rows longer than bound = {bound}{checks.at(wrong)}; shorten them first"
-        )
-    if label_bound is not None and bool((wrong := square[..., -1] > n * label_bound**2).any()):
-        raise ValueError(
-            f"{name} are of labels above label_bound = {label_bound}{checks.at(wrong)}; cut them"
-        )
+    squares = moments.matrix.diagonal(dim1=-2, dim2=-1)
+    n = beside(moments.n) * (1 + 1e-9)
+    too_long = squares[..., :columns].sum(-1) > n * bound**2
+    if bool(too_long.any()):
+        where = checks.at(too_long)
+        raise ValueError(f"{name} are of rows longer than bound = {bound}{where}; shorten them")
+    if label_bound is None:
+        return
+    too_large = squares[..., -1] > n * label_bound**2
+    if bool(too_large.any()):
+        where = checks.at(too_large)
+        raise ValueError(f"{name} are of labels above label_bound = {label_bound}{where}; cut them")

@@ -67,10 +67,8 @@ class LocalRows(RowsProtocol, Relay[SecondMoments, Tensor, GaussianVector]):
     def impossible(self, tally: Tally) -> str | None:
         gram = tally["gram"]
         squares = gram.diagonal(dim1=-2, dim2=-1)
-        product, room = (
-            squares[..., :, None] * squares[..., None, :],
-            ROUNDING * squares.sum(-1)[..., None, None],
-        )
+        product = squares[..., :, None] * squares[..., None, :]
+        room = ROUNDING * squares.sum(-1)[..., None, None]
         wrong = ((gram - gram.mT).abs() > room) | (gram.square() > product + room.square())
         return "gram holds no products of rows" if bool(wrong.any() | (squares < 0).any()) else None
 
@@ -103,10 +101,8 @@ class LocalRows(RowsProtocol, Relay[SecondMoments, Tensor, GaussianVector]):
         """Standard errors are of the rows' products with the noise, their squares taken from the tally."""
         total, variance = self.check(tally)["gram"], self.sigma**2
         matrix = total - tally.users(2) * variance * torch.eye(self.size).to(total)
-        squares, mean = (
-            total.new_zeros(total.shape[:-2]) + v for v in (tally.users() * variance**2, variance)
-        )
-        return from_noisy_rows(matrix, squares, mean, self.labelled, tally.n)
+        each = total.new_full(total.shape[:-2], variance)
+        return from_noisy_rows(matrix, tally.users() * each**2, each, self.labelled, tally.n)
 
     def predicted_mse(self, summary: SecondMoments) -> Tensor:
         """n sigma^4 + sigma^2 (M_ii + M_jj) for entry (i, j) of [A b]^T [A b], twice that in svec."""

@@ -80,7 +80,7 @@ def cautious_ridge(noisy: NoisyMoments, ridge: float) -> Tensor:
     """
     (gram, cross), d = _parts(noisy), noisy.columns
     ridge = checks.non_negative("ridge", ridge)
-    norm = math.sqrt(d * math.log(2 * d**2 / FAILING)) * noisy.gram_sigma.double()
+    norm = math.sqrt(d * math.log(2 * d**2 / FAILING)) * noisy.gram_sigma
     least = torch.linalg.eigvalsh(gram)[..., 0]
     return solve_ridge(
         gram, cross, torch.maximum(norm - least.clamp_min(0), norm / 2 - least).clamp_min(ridge)
@@ -115,13 +115,10 @@ def estimated_loss(
     x = u[..., None, :] / h
     trace = (1 / h).sum(-1)
     fitted = ((values[..., None, :] + ridge) * x.square() - 2 * u[..., None, :] * x).sum(-1)
-    gram_square, cross_square = (
-        s.double().square()[..., None] for s in (noisy.gram_sigma, noisy.cross_sigma)
-    )
-    penalty = (
-        gram_square * (trace * x.square().sum(-1) + (x.square() / h).sum(-1))
-        + 2 * cross_square * trace
-    )
+    gram_variance = noisy.gram_sigma.square()[..., None]
+    cross_variance = noisy.cross_sigma.square()[..., None]
+    in_gram = gram_variance * (trace * x.square().sum(-1) + (x.square() / h).sum(-1))
+    penalty = in_gram + 2 * cross_variance * trace
     return torch.where(usable, fitted + penalty, math.inf)
 
 

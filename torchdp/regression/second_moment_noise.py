@@ -40,8 +40,7 @@ class NoisyMoments(Estimate):
     @property
     def cross(self) -> Tensor | None:
         """A^T b: (*batch, d); None where there are no labels."""
-        first = triangular(self.columns)
-        part = self.value[..., first : first + self.columns]
+        part = self.value[..., self._labelled]
         return part if part.shape[-1] else None
 
     @property
@@ -56,8 +55,13 @@ class NoisyMoments(Estimate):
     @property
     def cross_sigma(self) -> Tensor:
         """(*batch): root mean squared standard error of A^T b."""
+        return _level(self.standard_error[..., self._labelled])
+
+    @property
+    def _labelled(self) -> slice:
+        """Where A^T b stands."""
         first = triangular(self.columns)
-        return _level(self.standard_error[..., first : first + self.columns])
+        return slice(first, first + self.columns)
 
 
 def _level(errors: Tensor) -> Tensor:
@@ -98,11 +102,7 @@ def debiased(sketched: Estimate, *, labelled: bool = True) -> NoisyMoments:
     checks.instance("sketched", sketched, Estimate)
     checks.instance("labelled", labelled, bool)
     Y, errors = checks.matrix("sketched", sketched.value).double(), sketched.standard_error
-    if (
-        errors.shape != Y.shape
-        or bool((errors < 0).any())
-        or bool((errors != errors[..., :1]).any())
-    ):
+    if errors.shape != Y.shape or bool(((errors < 0) | (errors != errors[..., :1])).any()):
         raise ValueError(
             "sketched must have one standard error >= 0 for each row of value, as SecureSketch's has"
         )

@@ -13,7 +13,7 @@ import hashlib
 import hmac
 import os
 import struct
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from enum import IntEnum
 
 import numpy as np
@@ -31,6 +31,7 @@ _FORMAT = struct.Struct("<16s16sBBHHIIQQ")
 HEADER_BYTES = _FORMAT.size
 # receiver of the sums; servers are numbered from 0, clients sign with their own numbers
 ANALYST = 0xFFFF
+NO_SET = bytes(16)
 
 
 class FrameError(ValueError):
@@ -49,21 +50,21 @@ class Kind(IntEnum):
 class Header:
     """Who sends what to whom: session (16 bytes), kind, sender and receiver, and the words' shape and ring.
 
-    agreed: 16 bytes that name the set of clients in a sum, zeros elsewhere. sender: the server's number; 0 for clients,
-    whose number is ``first``; in the header of sums ``first`` says how many clients they are of. Shape of the words:
-    (copies, count, columns); count clients from ``first`` on.
+    agreed: 16 bytes that name the set of clients in a sum, ``NO_SET`` elsewhere. sender: the server's number; 0 for
+    clients, whose number is ``first``; in the header of sums ``first`` says how many clients they are of. Shape of the
+    words: (copies, count, columns); count clients from ``first`` on. The fields are sent in this order.
     """
 
     session: bytes
+    agreed: bytes
     kind: Kind
+    bits: int
     sender: int
     receiver: int
-    bits: int
     copies: int
     columns: int
     first: int
     count: int
-    agreed: bytes = bytes(16)
 
     @property
     def shape(self) -> tuple[int, int, int]:
@@ -75,10 +76,7 @@ class Header:
         return HEADER_BYTES + self.copies * self.count * self.columns * self.bits // 8 + TAG_BYTES
 
     def pack(self) -> bytes:
-        return _FORMAT.pack(
-            self.session, self.agreed, self.kind, self.bits, self.sender, self.receiver,
-            self.copies, self.columns, self.first, self.count,
-        )  # fmt: skip
+        return _FORMAT.pack(*astuple(self))
 
 
 def seal(key: bytes, header: Header, words: Tensor) -> bytes:
@@ -96,14 +94,10 @@ def header_of(frame: bytes) -> Header:
     """What the frame claims to be; nothing of it is verified. Raises FrameError."""
     if len(checks.instance("frame", frame, bytes)) < HEADER_BYTES + TAG_BYTES:
         raise FrameError("a frame is shorter than a header and a tag")
-    session, agreed, kind, bits, sender, receiver, copies, columns, first, count = (
-        _FORMAT.unpack_from(frame)
-    )
-    if bits not in WORDS or kind not in tuple(Kind):
+    claim = Header(*_FORMAT.unpack_from(frame))
+    if claim.bits not in WORDS or claim.kind not in tuple(Kind):
         raise FrameError("a frame has an unknown kind or ring")
-    return Header(
-        session, Kind(kind), sender, receiver, bits, copies, columns, first, count, agreed
-    )
+    return claim
 
 
 def unseal(key: bytes, header: Header, frame: bytes) -> Tensor:

@@ -1,7 +1,7 @@
 """A private sketch by secret sharing: clients add rounded noise and share it out, servers add, anyone adds up."""
 
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -82,9 +82,7 @@ class SecureSketch(SecureSums):
 
         Of the words that are sent on a CPU, where noise is rounded without error; a GPU's floats decide it.
         """
-        source = "Burkhardt et al. (2025), Theorem 4.4; Balle, Wang (2018), Theorem 8"
-        if self.sensitivity is not None:
-            source += f"; for rows of a client at most {self.sensitivity:g} apart"
+        source = self._source("Theorem 4.4; Balle, Wang (2018), Theorem 8", "apart")
         kind = Model.LINEAR_TRANSFORM, Neighbours.REPLACE_ONE, False, source
         # variation: of the noise from Gaussian noise; below, of what is drawn from the noise
         mu = 1 / self._real if self.variation else self._mu
@@ -103,10 +101,8 @@ class SecureSketch(SecureSums):
     @property
     def grid_factor(self) -> float:
         rounding = 1 / (12 * self.ring.scale**2)
-        factors = []
-        for sigma, least in zip(self._calibrated[0], self._ideal(self._apart), strict=True):
-            factors.append((sigma**2 + rounding) / least**2)
-        return max(factors)
+        pairs = zip(self._calibrated[0], self._ideal(self._apart), strict=True)
+        return max((sigma**2 + rounding) / least**2 for sigma, least in pairs)
 
     @cached_property
     def _mu(self) -> float:
@@ -151,9 +147,8 @@ class SecureSketch(SecureSums):
         cost = (1 + math.exp(min(self.epsilon, LARGEST_EXPONENT))) * variation
         if cost > self.delta * (1 - ROUNDED) / 4:
             return on_any_grid, 0.0
-        gains = any(
-            sigma > least * (1 + GAINED) for sigma, least in zip(on_any_grid, ideal, strict=True)
-        )
+        pairs = zip(on_any_grid, ideal, strict=True)
+        gains = any(sigma > least * (1 + GAINED) for sigma, least in pairs)
         return (ideal, variation) if gains else (on_any_grid, 0.0)
 
     def _farthest(self, ring: Ring) -> float:
@@ -167,21 +162,15 @@ class SecureSketch(SecureSums):
         )
 
     def randomize_unchecked(self, x: Tensor, draws: Draws, first: int = 0) -> Words:
-        return self.keyed(x, first, one_key(draws))
-
-    def spoken(self, parts: Iterable[Tensor], draws: Draws, first: int = 0) -> Iterator[Words]:
-        key = one_key(draws)  # of all these clients' noise, as ``collect_unchecked`` draws it
-        for rows in parts:
-            yield self.keyed(rows, first, key)
-            first += len(rows)
-
-    def keyed(self, x: Tensor, first: int, key: Tensor) -> Words:
-        """Words sign (q + round(g)) from a key that all clients may share, whatever their parts; unchecked."""
-        part, ring, device = slice(first, first + len(x)), self.ring, x.device
-        rows, signs = self.sketch.rows[:, part].to(device), self.sketch.signs[:, part].to(device)
+        """Words sign (q + round(g)); client by client, as they are drawn."""
+        part = slice(first, first + len(x))
+        ring, device = self.ring, x.device
+        rows = self.sketch.rows[:, part].to(device)
+        signs = self.sketch.signs[:, part].to(device)
         units = (self.sigma * ring.scale).to(device)
+        key = one_key(draws)
         words = secure_sketch.words(x, rows, signs, units, key, first, ring.scale, ring.dtype)
-        return Words(first, words.transpose(0, 1))  # client by client, as they are drawn
+        return Words(first, words.transpose(0, 1))
 
     def gathered(self, clients: int, parts: Iterable[Tensor], draws: Draws) -> Tally:
         """The exact sums, and one rounded normal in each entry in place of the clients' (``_together``).
@@ -190,12 +179,8 @@ class SecureSketch(SecureSums):
         a function of the Gaussian mechanism at mu^2 = sum_c D^2/(c_j sigma_j^2), no more than the h_j <= c_j honest
         clients of each row leave. Where the grid is too coarse for one number, clients draw their own.
         """
-        heard = slice(clients)
-        counts = (
-            self.sketch.counts()
-            if clients == self.sketch.clients
-            else self.sketch.part(heard).counts()
-        )
+        heard = self.sketch.rows[:, :clients].flatten()
+        counts = torch.bincount(heard, minlength=self.sketch.height)
         units = self._together(counts.to(draws.device))
         if units is None:
             return super().gathered(clients, parts, draws)

@@ -1,7 +1,7 @@
 """A secure sketch without delta: integers whose sums carry discrete Laplace noise."""
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from fractions import Fraction
 from functools import cached_property
 from typing import ClassVar
@@ -94,16 +94,12 @@ class PureSecureSketch(SecureSums):
 
     @property
     def guarantee(self) -> Guarantee:
-        source = "Burkhardt et al. (2025), Theorem 4.8; Ghosh, Roughgarden, Sundararajan (2012)"
-        if self.sensitivity is not None:
-            source += f"; for rows of a client at most {self.sensitivity:g} apart in l_1"
-        neighbours, cost = Neighbours.REPLACE_ONE, (1 + math.exp(self.epsilon)) * self.variation
+        theorem = "Theorem 4.8; Ghosh, Roughgarden, Sundararajan (2012)"
+        source = self._source(theorem, "apart in l_1")
+        neighbours = Neighbours.REPLACE_ONE
         pure = Guarantee(self.epsilon, 0.0, Model.LINEAR_TRANSFORM, neighbours, False, source)
-        return (
-            pure.rounded(self.variation, cost * (1 + 1e-6))
-            if cost < 0.5
-            else replace(pure, exact=False)
-        )
+        cost = (1 + math.exp(self.epsilon)) * self.variation
+        return pure.rounded(self.variation, cost * (1 + 1e-6)) if cost < 0.5 else pure
 
     def randomize_unchecked(self, x: Tensor, draws: Draws, first: int = 0) -> Words:
         shape, ring = (self.sketch.copies, len(x), self.columns), self.ring

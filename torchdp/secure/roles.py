@@ -41,6 +41,7 @@ from torchdp.secure.session import ANALYST, Party, Session
 SESSION_FILE = "session.json"
 LONGEST = 1e7  # seconds to wait
 PAUSE = 0.1  # seconds between two looks at the folder
+CHUNK = 2**20  # bytes of a file that are read at a time
 
 
 def open_session(folder: str | os.PathLike[str], session: Session) -> None:
@@ -91,19 +92,15 @@ def submit(
         raise ValueError(
             f"x must hold the {own.clients} clients of {own.name}, a row each, not {len(rows)}"
         )
-    keys, names = (
-        session.client_keys(key),
-        [f"{own.name}.{server.name}.frames" for server in session.servers],
-    )
+    keys = session.client_keys(key)
+    paths = [folder / f"{own.name}.{server.name}.frames" for server in session.servers]
 
     def make() -> bytes:
-        files = _write_frames(
-            session, own, keys, rows, noise, [_partial(folder / name) for name in names]
-        )
-        return json.dumps(files).encode()
+        partial = [_partial(path) for path in paths]
+        return json.dumps(_write_frames(session, own, keys, rows, noise, partial)).encode()
 
-    for name, digest in zip(names, json.loads(key.once("frames", make)), strict=True):
-        _deliver(folder / name, digest)
+    for path, digest in zip(paths, json.loads(key.once("frames", make)), strict=True):
+        _deliver(path, digest)
     return session
 
 
@@ -116,20 +113,19 @@ def _write_frames(
     paths: list[Path],
 ) -> list[str]:
     """All frames of an organisation, one file for each server; returns the files' digests."""
-    sums, name, first = session.sums, session.name, session.first(own)
-    draws, digests = source(noise, rows.device), [hashlib.sha256() for _ in paths]
+    sums = session.sums
+    draws = source(noise, rows.device)
     for path in paths:
         path.write_bytes(b"")
-    for words in sums.spoken(rows.split(sums.at_once), draws, first):
+    for words in sums.spoken(rows.split(sums.at_once), draws, session.first(own)):
         shares = share(words.values, sums.servers)  # masks add up to nothing; they are never seeded
-        frames = client_frames(sums, name, shares, words.first, keys)
-        for path, frame, digest in zip(paths, frames, digests, strict=True):
+        frames = client_frames(sums, session.name, shares, words.first, keys)
+        for path, frame in zip(paths, frames, strict=True):
             with path.open("ab") as file:
                 file.write(frame)
-            digest.update(frame)
     for path in (*paths, paths[0].parent):
         _to_disk(path)
-    return [digest.hexdigest() for digest in digests]
+    return [_digest(path) for path in paths]
 
 
 def _deliver(path: Path, digest: str) -> None:
@@ -212,7 +208,7 @@ def _close(
             raise FrameError(f"{name} was counted and is gone or changed: start a new session")
         if path.exists() and path.stat().st_size > size:
             warnings.warn(f"{name} is refused: it came after the doors were closed", stacklevel=3)
-        for frame in _frames(path, 0, size) if size else ():
+        for frame in _frames(path, 0, size):
             server.receive(frame)
 
 
@@ -235,7 +231,9 @@ def _whole(session: Session, server: Server, party: Party) -> bool:
 
 def _frames(path: Path, start: int, end: int) -> Iterator[bytes]:
     """The frames in a part of a file, one at a time. Raises FrameError."""
-    with path.open("rb") if start < end else open(os.devnull, "rb") as file:
+    if start >= end:  # there may be no file yet
+        return
+    with path.open("rb") as file:
         file.seek(start)
         while start < end:
             front = file.read(HEADER_BYTES + TAG_BYTES)
@@ -293,10 +291,15 @@ def _to_disk(path: Path) -> None:
 
 
 def _digest(path: Path, size: int | None = None) -> str:
-    """SHA-256 of a file, or of so many bytes of it."""
-    digest, left = hashlib.sha256(), 2**62 if size is None else size
-    with path.open("rb") if left else open(os.devnull, "rb") as file:
-        while left and (part := file.read(min(left, 2**20))):
+    """SHA-256 of a file, or of so many bytes of it; where these are none, there may be no file."""
+    digest = hashlib.sha256()
+    left = 2**62 if size is None else size
+    if not left:
+        return digest.hexdigest()
+    with path.open("rb") as file:
+        part = file.read(min(left, CHUNK))
+        while part:
             digest.update(part)
             left -= len(part)
+            part = file.read(min(left, CHUNK))
     return digest.hexdigest()

@@ -11,6 +11,7 @@ from torchdp import checks
 from torchdp.protocol import Estimate, Tally
 from torchdp.secure.frames import (
     ANALYST,
+    NO_SET,
     FrameError,
     Header,
     Kind,
@@ -66,12 +67,10 @@ class Server:
         checks.instance("protocol", protocol, SecureSums)
         checks.instance("links", links, Links)
         checks.integer("number", number, 0, protocol.servers - 1)
-        self.protocol, self.session, self.number, self._links = (
-            protocol,
-            _session(session),
-            number,
-            links,
-        )
+        self.protocol = protocol
+        self.session = _session(session)
+        self.number = number
+        self._links = links
         sketch, dtype = protocol.sketch, protocol.ring.dtype
         self._sums = torch.zeros(protocol.layout["words"][0], dtype=dtype)
         kept = sketch.clients if protocol.coalition.absent else 0
@@ -167,12 +166,19 @@ class Server:
             raise FrameError(
                 "the sums were published already; two different sums would reveal their difference"
             )
-        if len(self._rolls) < (due := self.protocol.servers - 1):
+        due = self.protocol.servers - 1
+        if len(self._rolls) < due:
             raise FrameError(f"{len(self._rolls)} of {due} roll calls are in; wait for the others")
         if not self._closed:
             raise FrameError("this server has made no roll call yet; the others wait for it")
         agreed = torch.stack([self._seen, *self._rolls.values()]).all(0)
-        check_members(self.protocol, agreed)
+        missing = int((~agreed).sum())
+        most = self.protocol.coalition.absent
+        if missing > most:
+            raise FrameError(
+                f"{missing} of {len(agreed)} clients did not reach every server, the noise lets absent = {most} drop "
+                "out: nothing is released; start a new session with those who are there"
+            )
         self._published = True
         gone = self._seen & ~agreed
         if gone.any():
@@ -180,18 +186,6 @@ class Server:
         named, heard = set_digest(self.session, agreed), int(agreed.sum())
         header = sum_header(self.protocol, self.session, self.number, named, heard)
         return seal(self._links["analyst"], header, self._sums[None])
-
-
-def check_members(protocol: SecureSums, members: Tensor) -> None:
-    """Refuses (FrameError) a set of clients, (n,) bool, of whom more are missing than ``coalition.absent``."""
-    missing = int((~members).sum())
-    most = protocol.coalition.absent
-    if missing > most:
-        raise FrameError(
-            f"{missing} of {len(members)} clients did not reach every server, the noise lets "
-            f"absent = {most} drop out: nothing is released; start a new session with those who "
-            "are there"
-        )
 
 
 def reveal_frames(
@@ -223,24 +217,23 @@ def message_header(
     protocol: SecureSums, session: bytes, server: int, first: int, count: int
 ) -> Header:
     """The header of the shares of clients first, ..., first + count - 1 for one server."""
-    copies, bits = protocol.sketch.copies, protocol.bits
-    return Header(session, Kind.MESSAGE, 0, server, bits, copies, protocol.columns, first, count)
+    copies, columns = protocol.sketch.copies, protocol.columns
+    kind = Kind.MESSAGE
+    return Header(session, NO_SET, kind, protocol.bits, 0, server, copies, columns, first, count)
 
 
 def sum_header(
     protocol: SecureSums, session: bytes, server: int, agreed: bytes, heard: int
 ) -> Header:
     """The header of a server's sums over the clients named by ``agreed``, so many."""
-    bits, height = protocol.bits, protocol.sketch.height
-    return Header(
-        session, Kind.SUM, server, ANALYST, bits, 1, protocol.columns, heard, height, agreed
-    )
+    bits, columns, height = protocol.bits, protocol.columns, protocol.sketch.height
+    return Header(session, agreed, Kind.SUM, bits, server, ANALYST, 1, columns, heard, height)
 
 
 def roll_header(protocol: SecureSums, session: bytes, sender: int, receiver: int) -> Header:
     """The header of the roll call that one server sends another."""
     bits, words = protocol.bits, -(-protocol.sketch.clients // protocol.bits)
-    return Header(session, Kind.ROLL, sender, receiver, bits, 1, 1, 0, words)
+    return Header(session, NO_SET, Kind.ROLL, bits, sender, receiver, 1, 1, 0, words)
 
 
 def client_frames(
@@ -263,13 +256,11 @@ def client_frames(
             f"keys must be a list of {protocol.servers}, bytes, as each server's issue returns them"
         )
     session = _session(session)
-    headers = (
-        message_header(protocol, session, k, first, shares.shape[2])
-        for k in range(protocol.servers)
-    )
-    return [
-        seal(key, header, words) for key, header, words in zip(keys, headers, shares, strict=True)
-    ]
+    frames = []
+    for server, (key, words) in enumerate(zip(keys, shares, strict=True)):
+        header = message_header(protocol, session, server, first, shares.shape[2])
+        frames.append(seal(key, header, words))
+    return frames
 
 
 def _session(session: bytes) -> bytes:

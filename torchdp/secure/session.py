@@ -158,30 +158,28 @@ class Session(Brief):
     def client_keys(self, key: KeyFile) -> list[bytes]:
         """An organisation's keys, one for each server, as ``client_frames`` takes them. Raises ValueError."""
         self.party(key, self.organisations)
-        return [key.key(self.digest, server.name, server.public) for server in self.servers]
+        return [self._link(key, server) for server in self.servers]
 
     def server(self, key: KeyFile) -> Server:
         """The server that this key belongs to, every organisation enrolled. Raises ValueError."""
         own = self.party(key, self.servers)
         ends = {f"server {k}": party for k, party in enumerate(self.servers) if party != own}
         ends[ANALYST] = self.analyst
-        links = {
-            name: key.key(self.digest, party.name, party.public) for name, party in ends.items()
-        }
+        links = {name: self._link(key, party) for name, party in ends.items()}
         server = Server(self.sums, self.name, self.servers.index(own), Links(links))
         for party in self.organisations:
-            server.enrol(
-                self.first(party), party.clients, key.key(self.digest, party.name, party.public)
-            )
+            server.enrol(self.first(party), party.clients, self._link(key, party))
         return server
 
     def analyst_links(self, key: KeyFile) -> Links:
         """The analyst's links, one with each server. Raises ValueError."""
         self.party(key, (self.analyst,))
-        links = enumerate(self.servers)
-        return Links(
-            {f"server {k}": key.key(self.digest, party.name, party.public) for k, party in links}
-        )
+        parties = enumerate(self.servers)
+        return Links({f"server {k}": self._link(key, party) for k, party in parties})
+
+    def _link(self, key: KeyFile, other: Party) -> bytes:
+        """The key of its owner's link with another party."""
+        return key.key(self.digest, other.name, other.public)
 
     def to_bytes(self) -> bytes:
         """The session's file content; the same bytes for equal sessions."""

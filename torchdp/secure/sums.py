@@ -13,11 +13,10 @@ from dataclasses import KW_ONLY, dataclass, fields, replace
 from functools import cached_property, partial
 from typing import ClassVar
 
-import numpy as np
 import torch
 from torch import Tensor
 
-from torchdp import checks
+from torchdp import checks, wire
 from torchdp.brief import Brief
 from torchdp.draws import Draws, Simulated
 from torchdp.kernels import secure_sketch
@@ -167,19 +166,24 @@ class SecureSums(MessageProtocol[Tensor, Words]):
         """What the distance of two rows does not exceed, as real numbers."""
         return 2 * self.bound if self.sensitivity is None else min(2 * self.bound, self.sensitivity)
 
-    def _fits(self, ring: Ring) -> bool:
-        """Whether no sum wraps around in this ring."""
-        return self._farthest(ring) * ring.scale < 2.0 ** (self.bits - 1)
+    def _source(self, theorems: str, apart: str) -> str:
+        """What the guarantee follows from, and for which clients; apart: the distance of two rows, in words."""
+        source = f"Burkhardt et al. (2025), {theorems}"
+        if self.sensitivity is None:
+            return source
+        return f"{source}; for rows of a client at most {self.sensitivity:g} {apart}"
+
+    def _wraps(self, fraction_bits: int) -> bool:
+        """Whether a sum may wrap around in the ring of so many fraction bits."""
+        ring = Ring(self.bits, fraction_bits)
+        return self._farthest(ring) * ring.scale >= 2.0 ** (self.bits - 1)
 
     @cached_property
     def ring(self) -> Ring:
         """The ring of the words: the finest in which no sum wraps around and noise is drawn without error, unless
         fraction_bits says otherwise."""
         # Each further bit makes all sums about twice as large, in words: those that fit come first.
-        fitting = bisect_left(
-            range(self.bits - 1), True, key=lambda f: not self._fits(Ring(self.bits, f))
-        )
-        finest = fitting - 1
+        finest = bisect_left(range(self.bits - 1), True, key=self._wraps) - 1
         if finest < 0:
             more = "64, " if self.bits == 32 else ""
             raise ValueError(
@@ -189,7 +193,7 @@ class SecureSums(MessageProtocol[Tensor, Words]):
         if self.fraction_bits is None:
             return Ring(self.bits, finest)
         ring = Ring(self.bits, self.fraction_bits)
-        if ring.fraction_bits > finest:
+        if self.fraction_bits > finest:
             raise ValueError(
                 f"fraction_bits must be at most {finest}, not {self.fraction_bits}: or sums may wrap around, "
                 "or noise be too wide to be rounded without error"
@@ -352,11 +356,8 @@ class SecureSums(MessageProtocol[Tensor, Words]):
 
     def secure_sum(self, servers: int = 2) -> "SecureSums":
         """This protocol by so many servers. Raises TypeError, ValueError."""
-        return (
-            replace(self, servers=servers)
-            if checks.integer("servers", servers, 2) != self.servers
-            else self
-        )
+        same = checks.integer("servers", servers, 2) == self.servers
+        return self if same else replace(self, servers=servers)
 
     def released(self, found: Estimate) -> Estimate:
         """The estimate of ``secure_sum`` is this protocol's."""
@@ -434,10 +435,8 @@ class SecureSums(MessageProtocol[Tensor, Words]):
     def encode(self, messages: Words) -> bytes:
         """Words before they are shared out, client by client, behind the first client's number."""
         self.tally(messages)
-        words = (
-            messages.values.transpose(0, 1).cpu().contiguous().numpy().astype(f"<i{self.bits // 8}")
-        )
-        return messages.first.to_bytes(FIRST_BYTES, "little") + words.tobytes()
+        words = messages.values.transpose(0, 1).flatten()
+        return messages.first.to_bytes(FIRST_BYTES, "little") + wire.pack(words, self.bits)
 
     def decode(self, data: bytes) -> Words:
         each = self.sketch.copies * self.columns * self.bits // 8
@@ -449,10 +448,6 @@ class SecureSums(MessageProtocol[Tensor, Words]):
                 f"data must hold {FIRST_BYTES} bytes and {each} for each of at most {self.sketch.clients} clients, "
                 f"not {len(data)} bytes from client {first} on"
             )
-        words = np.frombuffer(data, f"<i{self.bits // 8}", offset=FIRST_BYTES).astype(
-            f"=i{self.bits // 8}"
-        )
-        values = (
-            torch.from_numpy(words).view(clients, self.sketch.copies, self.columns).transpose(0, 1)
-        )
+        words = wire.unpack(data[FIRST_BYTES:], self.bits, 1).to(self.ring.dtype)
+        values = words.view(clients, self.sketch.copies, self.columns).transpose(0, 1)
         return Words(first, values.to(self.sketch.device))

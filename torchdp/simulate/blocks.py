@@ -146,17 +146,16 @@ class Gathering(Measured, Generic[F]):
         self.metrics: Mapping[str, Moments] = {}
         self.blocks = 0
         self.seconds = 0.0
+        blocks = -(-trials // block_size)
         stored = sum(
-            0 <= index < -(-trials // block_size)
-            and size == min(block_size, trials - index * block_size)
+            0 <= index < blocks and size == min(block_size, trials - index * block_size)
             for index, size in known
         )
-        self.left = -(-trials // block_size) - stored
+        self.left = blocks - stored
         self._target = target
         self._back = dict(known)
         self._due = block_sizes(trials, block_size)
         self._next = next(self._due, None)
-        self._given: set[tuple[int, int]] = set()  # handed out, not back
         own, of = shard
         self._out = (
             key
@@ -170,10 +169,8 @@ class Gathering(Measured, Generic[F]):
 
     def hand_out(self) -> tuple[int, int] | None:
         """(index, size) of the next block that nobody has run; None when no more are needed, as far as is known now."""
-        if self.finished or self._enough or (key := next(self._out, None)) is None:
-            return None
-        self.left -= 1
-        self._given.add(key)
+        key = None if self.finished else next(self._out, None)
+        self.left -= key is not None
         return key
 
     def check(self, found: F) -> None:
@@ -184,7 +181,6 @@ class Gathering(Measured, Generic[F]):
     def take_back(self, index: int, size: int, found: F) -> None:
         """Merges ``found`` as soon as all blocks before it are there; once."""
         self.check(found)
-        self._given.discard((index, size))
         if self._next is not None and index >= self._next[0]:
             self._back[index, size] = found
             self._merge()
@@ -197,14 +193,6 @@ class Gathering(Measured, Generic[F]):
     def finished(self) -> bool:
         """Whether no block is needed any more."""
         return self._next is None
-
-    @property
-    def _enough(self) -> bool:
-        """Whether the blocks that are out should reach the target, by the variance so far and a tenth more."""
-        if self._target is None or not self.blocks or not self._given:
-            return False
-        needed = 1.1 * self.blocks * (self.moments.relative_half_width(0.95) / self._target) ** 2
-        return self.blocks + len(self._back) + len(self._given) >= needed
 
     @property
     def reached(self) -> bool:

@@ -19,7 +19,7 @@ from torchdp import checks
 from torchdp.simulate.blocks import Asked
 from torchdp.simulate.config_runs import ConfigRun, Row
 from torchdp.simulate.moments import Moments
-from torchdp.simulate.plots import error_curves, measured, others, ratio_strip, word
+from torchdp.simulate.plots import error_curves, keys_of, measured, others, ratio_strip, word
 from torchdp.simulate.store import Reader, Start, load
 from torchdp.simulate.streams import canonical
 from torchdp.text import shown
@@ -61,18 +61,19 @@ class Page:
     def table(self, columns: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
         words = [all(isinstance(row[at], str) for row in rows) for at in range(len(columns))]
         kinds = [' class="word"' if each else "" for each in words]
-        cells = [list(columns), *([_cell(cell) for cell in row] for row in rows)]
-        made = [
-            "".join(f"<td{kind}>{_safe(cell)}</td>" for kind, cell in zip(kinds, row, strict=True))
-            for row in cells
-        ]
-        head = made[0].replace("<td", "<th").replace("</td>", "</th>")
-        body = "".join(f"<tr>{row}</tr>" for row in made[1:])
-        lines = [list(map(_marked, row)) for row in cells]
-        lines.insert(1, ["---" if each else "---:" for each in words])
+        cells = [[_cell(cell) for cell in row] for row in rows]
+
+        def line(tag: str, row: Sequence[str]) -> str:
+            pairs = zip(kinds, row, strict=True)
+            made = "".join(f"<{tag}{kind}>{_safe(cell)}</{tag}>" for kind, cell in pairs)
+            return f"<tr>{made}</tr>"
+
+        body = "".join(line("td", row) for row in cells)
+        rule = ["---" if each else "---:" for each in words]
+        lines = [map(_marked, columns), rule, *(map(_marked, row) for row in cells)]
         self._add(
-            f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>",
-            "\n".join("| " + " | ".join(line) + " |" for line in lines),
+            f"<table><thead>{line('th', columns)}</thead><tbody>{body}</tbody></table>",
+            "\n".join("| " + " | ".join(each) + " |" for each in lines),
         )
 
     def figure(self, figure: "Figure", caption: str) -> None:
@@ -134,26 +135,25 @@ def write_page(
 def _states(reader: Reader, last: Start) -> list[tuple[Row, str]]:
     """Each configuration of the sweep that started last, "done", "failed" in it, or "open"."""
     asked = Asked(*(last.facts[name] for name in ("trials", "seed", "block_size", "target")))
-    grids = [start.facts.get("grid") for start in reader.starts.values() if _same_grid(start, last)]
+    digest = last.facts["grid_digest"]
     found = []
-    for config in next(filter(None, grids), []):
+    starts = reader.starts.values()
+    same = [start.facts for start in starts if start.facts.get("grid_digest") == digest]
+    for config in next((facts["grid"] for facts in same if "grid" in facts), []):
         run = ConfigRun.known(config, asked, last.facts["code"], reader.runs)
         errors = [
             each.error
             for each in reader.failures
             if (each.key, each.start) == (list(run.key), last.start)
         ]
+        row = run.row()
         if run.blocks.finished:
-            found.append((run.row(), "done"))
+            found.append((row, "done"))
         elif errors:
-            found.append((replace(run.row(), error=errors[-1]), "failed"))
+            found.append((replace(row, error=errors[-1]), "failed"))
         else:
-            found.append((run.row(), "open"))
+            found.append((row, "open"))
     return found
-
-
-def _same_grid(start: Start, last: Start) -> bool:
-    return start.facts.get("grid_digest") == last.facts["grid_digest"]
 
 
 def digest_of(rows: Sequence[Row]) -> str:
@@ -218,8 +218,7 @@ def _views(rows: Sequence[Row]) -> list[tuple[dict[str, Any], list[Row]]]:
     """What to draw: each number that varies on x, words (or what varies most) as lines, one figure for the rest."""
     values = {
         key: {canonical({key: row.config.get(key)}) for row in rows}
-        for row in rows
-        for key in row.config
+        for key in keys_of(row.config for row in rows)
     }
     varying = [key for key in values if len(values[key]) > 1]
     numbers = [key for key in varying if all(_positive(row.config.get(key)) for row in rows)]
@@ -249,7 +248,7 @@ def _positive(value: object) -> bool:
 def _table(page: Page, states: Sequence[tuple[Row, str]]) -> None:
     page.heading("All configurations")
     rows = [row for row, _ in states]
-    keys = list(dict.fromkeys(key for row in rows for key in row.config))
+    keys = keys_of(row.config for row in rows)
     more = others(rows)
     columns = [
         *map(word, [*keys, "trials", "RMSE", "low", "high", "predicted", "ratio", "z", *more]),

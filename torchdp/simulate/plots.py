@@ -2,7 +2,8 @@
 
 import math
 import os
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -18,17 +19,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 # Okabe and Ito 2008, without the yellow, which vanishes on white
-_COLOURS = (
-    "#0072B2",
-    "#D55E00",
-    "#009E73",
-    "#CC79A7",
-    "#E69F00",
-    "#56B4E9",
-    "#000000",
-    "#999999",
-    "#882255",
-)
+_COLOURS = "#0072B2 #D55E00 #009E73 #CC79A7 #E69F00 #56B4E9 #000000 #999999 #882255".split()
 _MARKERS = "os^Dv"
 WORDS = {
     "n": "users",
@@ -38,8 +29,7 @@ WORDS = {
     "dim": "dimensions",
     "p": "norm p",
 }
-_MEASURED = ("trials", "mse", "mse_low", "mse_high", "rmse", "predicted_mse", "ratio", "z", "seconds", "code",
-             "error")  # fmt: skip
+_MEASURED = "trials mse mse_low mse_high rmse predicted_mse ratio z seconds code error".split()
 
 
 def subplots(
@@ -112,15 +102,10 @@ def error_curves(
             if number is None and len(group) > 1:
                 slope = np.polyfit(np.log(group["x"]), np.log(group["middle"]), 1)[0]
                 label += f", slope {slope:.2f}"
-            _bars(axes, group, place, label=_verbatim(label))
+            bars = _bars(axes, group, place, label=_verbatim(label))
             known = group.dropna(subset="predicted")
-            axes.plot(
-                known["x"],
-                known["predicted"],
-                "--",
-                color=_COLOURS[place % len(_COLOURS)],
-                alpha=0.7,
-            )
+            colour = bars.lines[0].get_color()
+            axes.plot(known["x"], known["predicted"], "--", color=colour, alpha=0.7)
         dashed = "; dashed: predicted" if of_panel["predicted"].notna().any() else ""
         axes.grid(True, which="both", linewidth=0.3, alpha=0.5)
         axes.legend(
@@ -205,11 +190,11 @@ def _middle_and_ends(moments: Sequence[Moments]) -> "pandas.DataFrame":
     )
 
 
-def _bars(axes: "Axes", points: "pandas.DataFrame", place: int, **options: Any) -> None:
+def _bars(axes: "Axes", points: "pandas.DataFrame", place: int, **options: Any) -> Any:
     """Points with their intervals, from left to right; a line's marker tells it apart in grey."""
     ends = points[["low", "high"]].to_numpy().T  # (2, points)
     bars = np.abs(ends - points["middle"].to_numpy())
-    axes.errorbar(
+    return axes.errorbar(
         points["x"],
         points["middle"],
         yerr=np.where(np.isfinite(bars), bars, 0.0),
@@ -235,17 +220,15 @@ def write_csv(rows: Sequence[Row], path: str | os.PathLike[str]) -> None:
         OSError: ``path`` cannot be written.
     """
     checks.path("path", path)
-    keys = list(
-        dict.fromkeys(key for row in checks.each_of("rows", rows, Row) for key in row.config)
-    )
-    named = [
-        *_MEASURED,
-        *dict.fromkeys(name for row in rows for name in measured(row) if name not in _MEASURED),
-    ]
+    rows = checks.each_of("rows", rows, Row)
+    found = [measured(row) for row in rows]
+    keys = keys_of(row.config for row in rows)
+    named = keys_of([dict.fromkeys(_MEASURED), *found])
     clash = sorted(set(keys) & set(named))
     if clash:
         raise ValueError(f"config keys {clash} are names of measured columns; rename them")
-    write_table(path, [*keys, *named], ({**row.config, **measured(row)} for row in rows))
+    cells = (row.config | each for row, each in zip(rows, found, strict=True))
+    write_table(path, [*keys, *named], cells)
 
 
 def measured(row: Row) -> dict[str, Any]:
@@ -270,11 +253,12 @@ def measured(row: Row) -> dict[str, Any]:
 
 def others(rows: Sequence[Row]) -> list[str]:
     """Names of what is measured beside each row's first number."""
-    return list(
-        dict.fromkeys(
-            name for row in rows for name in list(row.metrics)[1:] if row.metrics[name].count
-        )
-    )
+    return keys_of(list(row.metrics)[1:] for row in rows if row.moments.count)
+
+
+def keys_of(each: Iterable[Iterable[str]]) -> list[str]:
+    """All names, in order of first appearance."""
+    return list(dict.fromkeys(chain.from_iterable(each)))
 
 
 def _verbatim(text: str) -> str:

@@ -102,26 +102,21 @@ class Report(Brief):
 
     def _print(self, table: str, cells: Mapping[str, Any]) -> None:
         if table != self._last:
-            print(_line((name, name, isinstance(value, str)) for name, value in cells.items()))
+            print(_line(cells, cells))
         self._last = table
-        print(
-            _line((name, value, isinstance(value, str)) for name, value in cells.items()),
-            flush=True,
-        )
+        shown = [format(v, ".6g") if isinstance(v, float) else _text(v) for v in cells.values()]
+        print(_line(cells, shown), flush=True)
 
 
-def _line(cells: Iterable[tuple[str, Any, bool]]) -> str:
-    """Of (column, value, whether the column holds words)."""
-    text = ""
-    for name, value, words in cells:
-        if words:
-            text += "  " * (text != "") + f"{value:<{max(len(name), 24)}}"
+def _line(cells: Mapping[str, Any], texts: Iterable[str]) -> str:
+    """These texts in the columns of the cells: words to the left, numbers to the right."""
+    line = ""
+    for (name, value), text in zip(cells.items(), texts, strict=True):
+        if isinstance(value, str):
+            line += "  " * (line != "") + text.ljust(max(len(name), 24))
         else:
-            number = (
-                format(value, ".6g") if isinstance(value, float) else "" if value is None else value
-            )
-            text += f"{number!s:>{max(len(name) + 2, 14)}}"
-    return text.rstrip()
+            line += text.rjust(max(len(name) + 2, 14))
+    return line.rstrip()
 
 
 def _plain(value: Any) -> Any:
@@ -168,10 +163,10 @@ def columns(rows: Iterable[Mapping[str, Any]], /, *names: str, **where: object) 
     """These columns of the rows whose cells equal ``where``: one list for each name. Raises TypeError, ValueError."""
     rows = checks.each_of("rows", list(rows) if isinstance(rows, Iterator) else rows, Mapping)
     for name in (*names, *where):
-        if missing := [
-            row for row in rows if checks.instance("each of names", name, str) not in row
-        ]:
-            raise ValueError(f"{len(missing)} of {len(rows)} rows have no column {name!r}")
+        checks.instance("each of names", name, str)
+        missing = sum(name not in row for row in rows)
+        if missing:
+            raise ValueError(f"{missing} of {len(rows)} rows have no column {name!r}")
     chosen = [row for row in rows if all(row[name] == value for name, value in where.items())]
     return [[row[name] for row in chosen] for name in names]
 
@@ -229,20 +224,25 @@ class Experiment(Brief, Generic[C]):
             "--draw-only", action="store_true", help="draw from what an earlier run wrote"
         )
         add_options(parser, self.full)
-        given = vars(parser.parse_args(arguments))
-        smoke, out, device, draw_only = (
-            given.pop(name) for name in ("smoke", "out", "device", "draw_only")
-        )
-        if not draw_only:
-            try:
-                device = checks.device_or_best("--device", device)
-            except ValueError as error:
-                parser.error(str(error))
-            self.run(replace(self.smoke if smoke else self.full, **given), out, device)  # type: ignore[type-var]
-        elif any(out.glob("*.csv")):
+        given = parser.parse_args(arguments)
+        out = given.out
+        if given.draw_only:
+            if not any(out.glob("*.csv")):
+                parser.error(f"{out} holds no table to draw from; run without --draw-only first")
             self.drawn(out)
-        else:
-            parser.error(f"{out} holds no table to draw from; run without --draw-only first")
+            return
+        try:
+            device = checks.device_or_best("--device", given.device)
+        except ValueError as error:
+            parser.error(str(error))
+        config = self.smoke if given.smoke else self.full
+        names = {each.name for each in fields(config)}  # type: ignore[arg-type]
+        chosen = {name: _whole(value) for name, value in vars(given).items() if name in names}
+        self.run(replace(config, **chosen), out, device)  # type: ignore[type-var]
+
+
+def _whole(value: Any) -> Any:
+    return tuple(value) if isinstance(value, list) else value
 
 
 def add_options(parser: argparse.ArgumentParser, config: Any) -> None:
@@ -250,38 +250,22 @@ def add_options(parser: argparse.ArgumentParser, config: Any) -> None:
     kinds = typing.get_type_hints(type(config))
     for each in fields(config):
         default = getattr(config, each.name)
-        settings: dict[str, Any] = {
-            "default": argparse.SUPPRESS,
-            "help": f"default: {_shown(default)}",
-        }
+        shown = " ".join(map(str, default)) if isinstance(default, tuple) else str(default)
+        words = f"default: {shown}".replace("%", "%%")
+        settings: dict[str, Any] = {"default": argparse.SUPPRESS, "help": words}
         kind = kinds[each.name]
         if isinstance(kind, types.UnionType):  # X | None
             kind = next(one for one in typing.get_args(kind) if one is not type(None))
         if kind is bool:
             settings["action"] = argparse.BooleanOptionalAction
-        elif typing.get_origin(kind) is tuple:
-            settings |= {"type": _read(typing.get_args(kind)[0]), "nargs": "+", "action": _Tuple}
         elif typing.get_origin(kind) is typing.Literal:
             settings["choices"] = typing.get_args(kind)
         else:
-            settings["type"] = _read(kind)
+            if typing.get_origin(kind) is tuple:
+                kind = typing.get_args(kind)[0]
+                settings["nargs"] = "+"
+            settings["type"] = {int: integer, float: number}.get(kind, kind)
         parser.add_argument("--" + each.name.replace("_", "-"), **settings)
-
-
-def _read(kind: Any) -> Any:
-    """How an option's text becomes a value of this type."""
-    return {int: integer, float: number}.get(kind, kind)
-
-
-class _Tuple(argparse.Action):
-    def __call__(self, parser: Any, namespace: Any, values: Any, option: str | None = None) -> None:
-        setattr(namespace, self.dest, tuple(values))
-
-
-def _shown(value: Any) -> str:
-    return (" ".join(map(str, value)) if isinstance(value, tuple) else str(value)).replace(
-        "%", "%%"
-    )
 
 
 @dataclass(frozen=True)

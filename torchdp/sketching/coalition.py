@@ -6,6 +6,7 @@ noise is calibrated to. S is public, so its counts c_j are read, not bounded: no
 """
 
 from dataclasses import dataclass
+from functools import partial
 
 from torch import Tensor
 
@@ -26,9 +27,8 @@ class AdaptiveCoalition:
 
     def __post_init__(self) -> None:
         # as int: sessions are named after them
-        corrupt = None if self.corrupt is None else checks.integer("corrupt", self.corrupt, 0)
-        object.__setattr__(self, "corrupt", corrupt)
-        object.__setattr__(self, "absent", checks.integer("absent", self.absent, 0))
+        given = ["absent"] if self.corrupt is None else ["absent", "corrupt"]
+        checks.keep(self, **dict.fromkeys(given, partial(checks.integer, least=0)))
 
     @property
     def missing(self) -> int:
@@ -60,8 +60,3 @@ class AdaptiveCoalition:
 
 
 EVERYBODY = AdaptiveCoalition()  # is honest
-
-
-def honest_pairs(sketch: Sketch, coalition: AdaptiveCoalition) -> Tensor:
-    """``coalition.honest(sketch)``, if the two are what they should be. Raises TypeError, ValueError."""
-    return checks.instance("coalition", coalition, AdaptiveCoalition).honest(sketch)

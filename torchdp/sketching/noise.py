@@ -18,7 +18,7 @@ from torchdp.batch import Numbers, entrywise
 from torchdp.brief import Brief
 from torchdp.draws import Draws, Simulated
 from torchdp.privacy import Guarantee, Model, Neighbours, gaussian_guarantee, gaussian_sigma
-from torchdp.sketching.coalition import EVERYBODY, AdaptiveCoalition, honest_pairs
+from torchdp.sketching.coalition import EVERYBODY, AdaptiveCoalition
 from torchdp.sketching.sketch import Sketch
 
 
@@ -81,18 +81,11 @@ class GaussianNoise(DivisibleNoise):
 
     def __post_init__(self) -> None:
         checks.own(self)
-        given = (
-            checks.floating("sigma", self.sigma) if isinstance(self.sigma, Tensor) else self.sigma
-        )
-        if not isinstance(given, Tensor):
-            given = torch.tensor(checks.positive("sigma", given), dtype=torch.float64)
-        sigma = given.double()
-        if (
-            sigma.ndim > 1
-            or not sigma.numel()
-            or not (sigma > 0).all()
-            or not torch.isfinite(sigma).all()
-        ):
+        if isinstance(self.sigma, Tensor):
+            sigma = checks.floating("sigma", self.sigma).double()
+        else:
+            sigma = torch.tensor(checks.positive("sigma", self.sigma), dtype=torch.float64)
+        if sigma.ndim > 1 or not sigma.numel() or not (sigma > 0).all():
             raise ValueError(
                 f"sigma must be finite, > 0, one number or one for each row, not of shape {tuple(sigma.shape)}"
             )
@@ -106,25 +99,20 @@ class GaussianNoise(DivisibleNoise):
         epsilon: float,
         delta: float,
         coalition: AdaptiveCoalition = EVERYBODY,
-        rows: bool = True,
     ) -> "GaussianNoise":
-        """The least noise for (epsilon, delta), with a sigma for each row or, without ``rows``, one for all.
+        """The least noise for (epsilon, delta), with a sigma for each row.
 
         sigma_j^2 = s V/h_j, h_j the row's honest pairs: every entry of the release has variance V (``entry_variance``)
-        where all are honest. One for all: sigma^2 = V max_i sum_c 1/h_j, j = rows[c, i]. Empty rows count as rows of
-        one client. bound: B, the largest l_2 norm of a client's row. Raises ValueError, TypeError.
+        where all are honest. Empty rows count as rows of one client. bound: B, the largest l_2 norm of a client's row.
+        Raises ValueError, TypeError.
 
         Guarantees: (epsilon, delta)-DP; exact where everybody is honest, and with one copy for each kind of coalition.
         Source: mu_i^2 = 4 B^2 sum_c 1/(h_j sigma_j^2) = mu*^2 for every client.
         """
-        honest = honest_pairs(sketch, coalition)
-        if checks.instance("rows", rows, bool):
-            shape = honest.clamp_min(1).double().rsqrt()
-        else:
-            shape = torch.ones(sketch.height, dtype=torch.float64, device=sketch.device)
+        honest = checks.instance("coalition", coalition, AdaptiveCoalition).honest(sketch)
+        shape = honest.clamp_min(1).double().rsqrt()
         distance = 2 * checks.squarable("bound", bound) * _distance(sketch, honest, shape)
-        factor = gaussian_sigma(epsilon, delta, distance)
-        return GaussianNoise(factor * shape if rows else factor)
+        return GaussianNoise(gaussian_sigma(epsilon, delta, distance) * shape)
 
     def sums_of(self, sketch: Sketch, shape: tuple[int, ...], draws: Draws) -> Tensor:
         return draws.normal(shape) * (sketch.counts().sqrt() * self._rows(sketch))[:, None]
@@ -142,7 +130,7 @@ class GaussianNoise(DivisibleNoise):
         coalition: AdaptiveCoalition = EVERYBODY,
     ) -> Guarantee:
         """What S A plus this noise promises to each honest client. Raises TypeError, ValueError."""
-        honest = honest_pairs(sketch, coalition)
+        honest = checks.instance("coalition", coalition, AdaptiveCoalition).honest(sketch)
         distance = (
             2 * checks.squarable("bound", bound) * _distance(sketch, honest, self._rows(sketch))
         )
@@ -184,7 +172,7 @@ class LaplaceNoise(DivisibleNoise):
     def __post_init__(self) -> None:
         checks.own(self)
         checks.positive("scale", self.scale)
-        object.__setattr__(self, "parts", _parts(self.parts))
+        checks.keep(self, parts=_parts)
 
     @staticmethod
     def calibrated(
@@ -196,13 +184,9 @@ class LaplaceNoise(DivisibleNoise):
 
         Guarantees: pure epsilon, exactly.
         """
-        honest = honest_pairs(sketch, coalition)
-        scale = (
-            2
-            * sketch.copies
-            * checks.squarable("bound", bound)
-            / checks.squarable("epsilon", epsilon)
-        )
+        honest = checks.instance("coalition", coalition, AdaptiveCoalition).honest(sketch)
+        sensitivity = 2 * sketch.copies * checks.squarable("bound", bound)
+        scale = sensitivity / checks.squarable("epsilon", epsilon)
         return LaplaceNoise(scale, honest.clamp_min(1))
 
     def sums_of(self, sketch: Sketch, shape: tuple[int, ...], draws: Draws) -> Tensor:
@@ -218,7 +202,7 @@ class LaplaceNoise(DivisibleNoise):
         self, sketch: Sketch, bound: float, *, coalition: AdaptiveCoalition = EVERYBODY
     ) -> Guarantee:
         """What S A plus this noise promises to each honest client. Raises TypeError, ValueError."""
-        honest = honest_pairs(sketch, coalition)
+        honest = checks.instance("coalition", coalition, AdaptiveCoalition).honest(sketch)
         epsilon = 2 * sketch.copies * checks.squarable("bound", bound) / self.scale
         too_few = _row_parts(self.parts, sketch) > honest
         if bool(too_few[sketch.counts() > 0].any()):
@@ -230,8 +214,8 @@ class LaplaceNoise(DivisibleNoise):
         return Guarantee(epsilon, 0.0, *kind, coalition.exact(sketch), source)
 
 
-def _parts(parts: Tensor) -> Tensor:
-    parts = checks.floating("parts", parts).double()
+def _parts(name: str, parts: Tensor) -> Tensor:
+    parts = checks.floating(name, parts).double()
     if parts.ndim != 1 or not (parts >= 1).all():
         raise ValueError(
             f"parts must hold one number >= 1 for each row, not of shape {tuple(parts.shape)}"

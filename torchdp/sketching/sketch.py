@@ -1,7 +1,6 @@
 """Sparse sign sketches: what the servers' linear transform is, in the form in which it is applied."""
 
 import math
-from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -10,7 +9,6 @@ from torch import Tensor
 
 from torchdp import checks
 from torchdp.brief import Brief
-from torchdp.memory import rows_at_once
 
 
 @dataclass(frozen=True, eq=False)
@@ -62,19 +60,6 @@ class Sketch(Brief):
         """Of its rows, and of what it is applied to."""
         return self.rows.device
 
-    @cached_property
-    def bucketed(self) -> bool:
-        """Whether the clients of each row stand next to each other, equally many: sums are then contiguous."""
-        per_row, rest = divmod(self.clients, self.height)
-        if self.copies > 1 or rest:
-            return False
-        return bool(
-            (
-                self.rows.view(self.height, per_row)
-                == torch.arange(self.height, device=self.device)[:, None]
-            ).all()
-        )
-
     def counts(self) -> Tensor:
         """How many (client, copy) pairs each row holds: (m,), int64."""
         return self._counts
@@ -90,18 +75,6 @@ class Sketch(Brief):
     def kinds(self) -> Tensor:
         """``rows``, or the one column of all clients where that is all that is stored: (s, n) or (s, 1)."""
         return self.rows[:, :1] if self.rows.stride(1) == 0 else self.rows
-
-    def part(self, clients: Tensor | slice) -> "Sketch":
-        """The columns of these clients, in this order: a slice, numbers or (n,) bool. Raises TypeError, ValueError."""
-        if not isinstance(clients, slice) and checks.dense("clients", clients).dtype != torch.bool:
-            clients = checks.indices("clients", clients, self.clients)
-        if isinstance(clients, Tensor) and (
-            clients.ndim != 1 or (clients.dtype == torch.bool and len(clients) != self.clients)
-        ):
-            raise ValueError(
-                f"clients must be numbers, or {self.clients} of bool, not {tuple(clients.shape)}"
-            )
-        return Sketch(self.rows[:, clients], self.signs[:, clients], self.height)
 
     def apply(self, A: Tensor) -> Tensor:
         """S A: (*batch, n, d) -> (*batch, m, d), in the dtype of A. Raises TypeError, ValueError."""
@@ -119,9 +92,6 @@ class Sketch(Brief):
             raise ValueError(
                 f"values are on {values.device}, the sketch on {self.device}; move one of them"
             )
-        if self.bucketed and values.is_floating_point():
-            buckets = values.unflatten(-2, (self.height, -1))  # (*batch, m, n / m, d)
-            return (self.signs.to(values.dtype).view(self.height, 1, -1) @ buckets).squeeze(-2)
         # clients of sign + go into the first m rows of a table, the others below
         shape = (*values.shape[:-2], 2 * self.height, values.shape[-1])
         table = torch.zeros(shape, dtype=values.dtype, device=values.device)
@@ -135,12 +105,6 @@ class Sketch(Brief):
         return torch.zeros(
             self.height, self.clients, dtype=torch.float64, device=self.device
         ).scatter_(0, self.rows, weights)
-
-    def parts(self, numbers: int) -> Iterator[slice]:
-        """Slices of the clients, so that ``numbers`` numbers for each client fit in one part of the memory."""
-        step = rows_at_once(numbers)
-        for start in range(0, self.clients, step):
-            yield slice(start, min(start + step, self.clients))
 
     @cached_property
     def _slots(self) -> Tensor:
