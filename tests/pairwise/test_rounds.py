@@ -57,8 +57,8 @@ class ForgetsRoundOne(TwoRound):
     """The whole budget for round two: what TwoRound must not be."""
 
     @property
-    def answer_budgets(self):
-        return (self.epsilon,)
+    def message_budgets(self):
+        return self.first, self.epsilon
 
 
 # ---- privacy
@@ -179,8 +179,8 @@ def test_clipping_bias_is_bounded_by_what_is_published():
     counts, n = torch.tensor([500, 0, 0, 0, 0, 0, 0, 0]), 500
     generator = keyed_generator(b"clip")
     tally = clipped.sample_tally(counts, generator=generator, sample_shape=(2000,))
-    bound = clipped.clipping_bias(tally)
-    assert free.clipping_bias(tally) == 0 and clipped.worst_mse(n) == math.inf
+    bound = clipped.analyst.clipping_bias(tally)
+    assert free.analyst.clipping_bias(tally) == 0 and clipped.worst_mse(n) == math.inf
     bias = float((clipped.analyse(tally).value - SIGNS.exact(counts)).mean())
     assert 0.1 < abs(bias) <= float(bound.max())
     torch.testing.assert_close(clipped.analyse(tally).bias, bound)
@@ -192,14 +192,14 @@ def test_clipping_bias_is_bounded_by_what_is_published():
     few[5] = 300
     paper = ThreeRound.paper(statistic, 1.0)
     drawn = paper.sample_tally(few, generator=generator, sample_shape=(400,))
-    assert float(paper.clipping_bias(drawn).min()) > 1
+    assert float(paper.analyst.clipping_bias(drawn).min()) > 1
     square = (paper.analyse(drawn).value - statistic.exact(few)).square()
     assert float(square.mean()) == pytest.approx(mse(paper, few, 300), rel=0.3)
     # where n is large enough the paper's clip, four times the largest entry, never acts
     paper = ThreeRound.paper(SIGNS, 1.0)
     large = torch.full((8,), 10**6)
     drawn = paper.sample_tally(large, generator=generator, sample_shape=(50,))
-    assert float(paper.clipping_bias(drawn).max()) == pytest.approx(0, abs=1e-12)
+    assert float(paper.analyst.clipping_bias(drawn).max()) == pytest.approx(0, abs=1e-12)
 
 
 # ---- weight, split, leading term
