@@ -1,4 +1,4 @@
-"""The projection on a simplex, and on a hull as a mechanism for linear queries (tests/factorization/test_pivoting.py)."""
+"""The projection on a simplex, and that on a hull as a mechanism for linear queries."""
 
 import math
 

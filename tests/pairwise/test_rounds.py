@@ -107,9 +107,8 @@ def test_guarantee_the_messages_are_those_of_the_randomizers(index):
             for each in one.randomizers
         ]
         for question, response in zip(one.questions, one.responses, strict=True):
-            expected.append(
-                response.randomize_unchecked(question.shown(DIFFERENCE.points)[TYPES], noise).sum()
-            )
+            values = question.shown(DIFFERENCE.points)[TYPES, None]
+            expected.append(response.randomize_unchecked(values, noise).sum(0))
         for name, each in zip(one.layout, expected, strict=True):
             torch.testing.assert_close(heard[-1][name], each)
 

@@ -265,7 +265,7 @@ class RoundsAnalyst(PairwiseAnalyst):
         A response's variance is concave in the value, so the mean value gives at least the mean variance. What
         clipping adds is not counted: ``clipping_bias`` bounds it.
         """
-        n = single(tally.n)
+        n = float(single(tally.n))
         means = self.protocol.means(tally)
         answers = self.protocol.means(tally, "answer")
         value = self.protocol.plug_in_published_variance(means, n, form)

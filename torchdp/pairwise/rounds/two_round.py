@@ -96,7 +96,7 @@ class TwoRound(PairsInRounds):
     ) -> Callable[[float], float]:
         """What this protocol, of weight 1, has with other weights: ``worst``, or the variance for these shares."""
         if expected is None:
-            return partial(self._worst, n, most)
+            return partial(self._worst, float(n), most)
         counts = expected * n
         answers = float(self.analyst.expected_answers(counts, self.statistic.form))
         # half widths go with the weight
