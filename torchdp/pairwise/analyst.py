@@ -12,7 +12,6 @@ import torch
 from torch import Tensor
 
 from torchdp import checks
-from torchdp.factorization.solvers.pivoting import nearest_histogram
 from torchdp.pairwise.forms import Form, Pairs, PairwiseForms, one_kernel
 from torchdp.protocol import Estimate, Objective, Tally, Users
 from torchdp.protocol.interval import Error, ErrorParts, RatioError, largest_variance
@@ -444,10 +443,7 @@ def _sampling_variance(statistic: PairwiseForms, mean: Tensor, n: int, value: Te
         ratio = value - statistic.offset
         weights = form.weights - ratio * statistic.denominator.weights
         form = Form(weights, form.constant - float(ratio) * statistic.denominator.constant)
-    points = statistic.points - statistic.points.mean(0)
-    pull = points @ (mean - statistic.points.mean(0))
-    limit = TOLERANCE * float(points.square().sum(1).max())
-    h = nearest_histogram(points @ points.mT, pull[None], limit)[0][0]
+    h = nearest(statistic.points, mean, TOLERANCE)
     kernel = statistic.kernel(form)
     first = statistic.points @ (form.weights * (h @ statistic.points)) + form.constant
     middle = h @ first
