@@ -19,6 +19,7 @@ from torchdp.protocol import Crowd, Estimate, Layout, Limits, Objective, Tally, 
 from torchdp.protocol.records import beside, combined
 from torchdp.protocol.rounded_sum import RoundedSum
 from torchdp.simplex import onto_simplex
+from torchdp.symmetric import symmetrised
 
 MOST_ORDER, MOST_ENTRIES = 6, 2**27
 
@@ -129,15 +130,6 @@ def tensor_sum(u: Tensor, order: int, counts: Tensor) -> Tensor:
     return ((counts[..., None] * left).mT @ right).reshape(
         *counts.shape[:-1], *(u.shape[-1],) * order
     )
-
-
-def symmetrised(tensor: Tensor, order: int) -> Tensor:
-    """The mean over all orders of the last ``order`` indices."""
-    lead = tuple(range(tensor.ndim - order))
-    total = torch.zeros_like(tensor)
-    for places in itertools.permutations(range(tensor.ndim - order, tensor.ndim)):
-        total += tensor.permute(lead + places)
-    return total / math.factorial(order)
 
 
 def apply_to_each(A: Tensor, tensor: Tensor, order: int) -> Tensor:
