@@ -1,9 +1,10 @@
 """Noisy mean vectors improved by the projection on the hull of the users' vectors, in three rounds or in two."""
 
 import math
+from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar, Self
+from typing import Any, ClassVar, Self
 
 import numpy as np
 from scipy.optimize import minimize
@@ -87,14 +88,17 @@ class ProjectedProtocol(PairsInRounds):
         )
         return cls(statistic, epsilon, split(found.x))
 
+    @staticmethod
+    @abstractmethod
+    def answered(parts: list[Any]) -> list[Any]:
+        """What the answers are about, of what belongs to mu and what to Y (where that is known): each, or their sum."""
+
     @property
     def message_budgets(self) -> tuple[float, ...]:
         return self.budgets
 
     def questions(self, means: tuple[Tensor, ...]) -> tuple[Question, ...]:
-        vectors = [self.project(means[0]), *means[1:]]
-        if self.messages == 3:  # one answer to both
-            vectors = [vectors[0] + vectors[1]]
+        vectors = self.answered([self.project(means[0]), *means[1:]])
         weights = self.statistic.form.weights
         return tuple(ask(self.statistic.points, weights * each, self.clip) for each in vectors)
 
@@ -130,11 +134,9 @@ class ProjectedProtocol(PairsInRounds):
         largest = float(statistic.form.weights.square().max())
         published = second * largest * min(statistic.dim * v, near)
         # of the kernel, and of the kernel and Y's noise
-        half_ranges = [most.half, most.half + most.noise * second**0.5]
-        if cls.messages == 3:
-            half_ranges = [sum(half_ranges)]
-        answered = [half**2 * each for half, each in zip(half_ranges, answers, strict=True)]
-        return published + sum(answered)
+        half_ranges = cls.answered([most.half, most.half + most.noise * second**0.5])
+        of_answers = [half**2 * each for half, each in zip(half_ranges, answers, strict=True)]
+        return published + sum(of_answers)
 
     def published_variance(self, counts: Tensor, form: Form) -> Tensor:
         """v_Y E ||J (s - mu)||^2/n, the mean over normal draws of the first vector's noise."""
@@ -167,6 +169,10 @@ class ThreeRound(ProjectedProtocol):
     messages = 4
     schedule = ((0,), ()), ((1,), (2,)), ((), (3,))
 
+    @staticmethod
+    def answered(parts: list[Any]) -> list[Any]:
+        return parts
+
     @classmethod
     def paper(cls, statistic: PairwiseStatistic, epsilon: float) -> "ThreeRound":
         """A quarter of epsilon for each message, and clipping at 4 ||W||_inf.
@@ -194,3 +200,7 @@ class ProjectedTwoRound(ProjectedProtocol):
 
     messages = 3
     schedule = ((0, 1), ()), ((), (2,))
+
+    @staticmethod
+    def answered(parts: list[Any]) -> list[Any]:
+        return [parts[0] + parts[1]]
