@@ -1,5 +1,6 @@
-"""Symmetric matrices as vectors of their upper triangles."""
+"""Symmetric matrices as vectors of their upper triangles, and symmetric tensors."""
 
+import itertools
 import math
 
 import torch
@@ -38,3 +39,12 @@ def off_diagonal(i: Tensor, j: Tensor, factor: float, like: Tensor) -> Tensor:
     return torch.full(i.shape, factor, dtype=like.dtype, device=like.device).masked_fill_(
         i == j, 1.0
     )
+
+
+def symmetrised(tensor: Tensor, order: int) -> Tensor:
+    """The mean over all orders of the last ``order`` indices."""
+    lead = tuple(range(tensor.ndim - order))
+    total = torch.zeros_like(tensor)
+    for places in itertools.permutations(range(tensor.ndim - order, tensor.ndim)):
+        total += tensor.permute(lead + places)
+    return total / math.factorial(order)

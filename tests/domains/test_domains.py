@@ -35,6 +35,7 @@ DOMAINS = {
     "l1.5": LpBall(normal(4, seed=5).abs(), 1.5, normal(4, seed=6)),
     "l2": LpBall(normal(4, seed=5).abs(), 2.0, normal(4, seed=6)),
     "l4": LpBall(normal(4, seed=5).abs(), 4.0, normal(4, seed=6)),
+    "l50": LpBall(normal(4, seed=5).abs(), 50.0, normal(4, seed=6)),
     "ellipsoid": Ellipsoid(normal(4, 4, seed=7), normal(4, seed=8)),
     "zonotope": Zonotope(normal(3, 8, seed=9), normal(3, seed=10)),
     "large zonotope": Zonotope(normal(4, 30, seed=9), normal(4, seed=10)),

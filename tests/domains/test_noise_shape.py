@@ -2,7 +2,6 @@
 
 import itertools
 import math
-import warnings
 
 import pytest
 import torch
@@ -243,18 +242,6 @@ def test_corners_are_those_of_the_hull(parts):
         reached = (domain.extreme(slopes) * slopes).sum(-1)
         torch.testing.assert_close((slopes @ corners.mT).amax(-1), reached)
         assert domain.corners(len(corners) - 1) is None
-
-
-@exponents
-def test_a_single_point_needs_no_noise_and_two_points_a_segment(p):
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        one = noise_shape(FiniteSet(POINTS[:1]), p)
-        box = noise_shape(Box(LOW, LOW), p)
-    assert one.upper <= 1e-12 and box.upper <= 1e-12
-    two = noise_shape(FiniteSet(POINTS[:2]), p)
-    assert two.upper == pytest.approx(norm(POINTS[0] - POINTS[1], p) / 2, rel=1e-4)
-    assert two.root.shape == (3, 1)
 
 
 def test_a_wide_gap_is_said_where_the_oracle_is_not_exact():

@@ -140,16 +140,6 @@ def test_noise_for_the_differences_of_a_simplex_is_what_its_diameter_needs(d):
     assert around.encoding.diameter < 2 * around.encoding.radius * 0.95
 
 
-def test_data_outside_the_domain_is_refused_and_may_be_projected_first():
-    domain = box(1.0, 2.0)
-    mechanism = GaussianMean.calibrated(domain, noise_shape(domain, 2.0), epsilon=1.0, delta=1e-6)
-    x = torch.tensor([[0.5, 7.125]], dtype=torch.float64)
-    with pytest.raises(ValueError, match="outside the domain") as caught:
-        mechanism.estimate(x, noise=SeededNoise(0))
-    assert "7.125" not in str(caught.value)
-    assert mechanism.estimate(domain.project(x), noise=SeededNoise(0)).n == 1
-
-
 @pytest.mark.parametrize("make", [noise_shape, difference_shape, round_shape])
 def test_guarantee_points_let_through_beside_vertices_are_no_further_apart_than_the_diameter(make):
     """Vertices that are not symmetric, each moved outwards by as much as the membership test lets through."""

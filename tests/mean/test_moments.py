@@ -9,9 +9,9 @@ from laws import generator, normal
 
 from torchdp.domains import Ellipsoid, lp_ball, noise_shape
 from torchdp.mean import GaussianCovariance, GaussianMoments, project_second_moment
-from torchdp.mean.moments import symmetrised
 from torchdp.privacy import gaussian_log_delta
 from torchdp.protocol import Crowd, Objective
+from torchdp.symmetric import symmetrised
 
 
 def ellipsoid(d, seed=1):

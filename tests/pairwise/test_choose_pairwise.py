@@ -39,14 +39,6 @@ def test_choice_without_a_prior_holds_for_data_near_any_single_type(brief):
     assert max(mse(fitted, h, n) for h in near) > 4 * max(mse(fitted, h, n) for h in some)
 
 
-def test_a_kernel_whose_diagonal_varies_is_answered_by_the_same_channels():
-    kernel = torch.tensor([[1.0, 0.5, 0.0], [0.5, 2.0, 1.0], [0.0, 1.0, 4.0]])
-    even = [each.name for each in choose(pairwise.unequal(3), 100, 1.0, search=False).candidates]
-    for pairs in Pairs:
-        choice = choose(pairwise.from_kernel(kernel, pairs=pairs), 100, 1.0, search=False)
-        assert {each.name for each in choice.candidates} == set(even)
-
-
 NEGATIVES, POSITIVES = (
     torch.tensor([400, 300, 100, 50, 20, 10, 0, 3]),
     torch.tensor([0, 10, 50, 150, 250, 300, 90, 1]),

@@ -7,7 +7,6 @@ from scipy.stats import kstest
 from pairwise.common import mse, responses, twice, vectors
 from torchdp import pairwise
 from torchdp.collection import Collection, difference
-from torchdp.noise import SeededNoise
 from torchdp.protocol import Tally
 from torchdp.randomness import keyed_generator
 
@@ -58,11 +57,6 @@ def test_p_values_are_uniform_without_a_difference_and_small_with_one():
     )
     torch.testing.assert_close(difference(two, one).value, -same.value)
     torch.testing.assert_close(difference(two, one).p_value, same.p_value)
-
-
-def collection(protocol, types, name="batch"):
-    tally = protocol.collect(types, noise=SeededNoise.of(keyed_generator(name.encode())))
-    return Collection.of(protocol).add(name, tally)
 
 
 @pytest.mark.parametrize("statistic", [STATISTIC, pairwise.auc(3)], ids=lambda each: each.name)

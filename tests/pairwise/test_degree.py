@@ -145,17 +145,6 @@ def test_second_order_alone_has_a_bias():
     assert abs(float(weight @ value - protocol.exact(counts))) > 0.01
 
 
-def test_degree_two_of_reports_is_the_pairwise_statistic():
-    f = kernel(4, 2)
-    client = RandomizedResponse(4, 1.0)
-    mine = LocalOracle.of(pairwise.statistic_of_degree(f, 2), client)
-    theirs = LocalOracle.of(pairwise.from_kernel((f + f.mT) / 2), client)
-    tally = mine.sample_tally(
-        torch.tensor([5, 3, 2, 4]), generator=keyed_generator(b"two"), sample_shape=(5,)
-    )
-    torch.testing.assert_close(mine.analyse(tally).value, theirs.analyse(tally).value)
-
-
 def test_third_moment_of_a_ball_message():
     client = PrivUnit(4, 1.0, 1.2)
     T = pairwise.statistic_of_degree(kernel(4, 3), 3).kernel

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from pairwise.common import mse, responses, twice, vectors
+from pairwise.common import mse, responses, vectors
 from torchdp import pairwise
 from torchdp.protocol import Tally
 from torchdp.queries import LocalOracle
@@ -11,8 +11,6 @@ from torchdp.randomness import keyed_generator
 from torchdp.simulate import Moments
 
 pytestmark = pytest.mark.filterwarnings("ignore:the denominator")  # few users of a class
-
-AGGREGATE = [twice, vectors, responses]
 
 
 def auc_counts(k, n):
@@ -62,44 +60,3 @@ def test_no_ratio_where_the_denominator_is_zero_but_for_rounding(label):
     mixed = torch.stack([counts.flatten(), torch.ones(8, dtype=torch.int64)])
     tally = Tally(88, {"reports": mixed * torch.tensor([[8], [11]])})
     assert protocol.analyse(tally).value.isnan().tolist() == [True, False]
-
-
-def coverage(answer, truth, level=0.95):
-    low, high = answer.interval(level)
-    return float(((low <= truth) & (truth <= high)).double().mean())
-
-
-@pytest.mark.parametrize("kind", AGGREGATE)
-@pytest.mark.parametrize("name", ["absolute difference", "unequal", "kendall", "auc"])
-def test_intervals_cover(kind, name):
-    k, n = 6, 30_000
-    statistic = {
-        "absolute difference": pairwise.absolute_difference(k),
-        "unequal": pairwise.unequal(k),
-        "kendall": pairwise.kendall(2, 3),
-        "auc": pairwise.auc(3),
-    }[name]
-    # rows and columns of the grid go together
-    weights = torch.tensor([5.0, 3.0, 1.0, 1.0, 2.0, 6.0]).double()
-    counts = (weights / weights.sum() * n).long()
-    protocol, truth = kind(statistic, 2.0), statistic.exact(counts)
-    answer = protocol.sample_estimate(
-        counts, generator=keyed_generator(name.encode()), sample_shape=(4_000,)
-    )
-    assert 0.93 < coverage(answer, truth) < 0.97
-    assert 0.46 < coverage(answer, truth, 0.5) < 0.54
-    predicted = mse(protocol, counts, int(counts.sum()))
-    assert float(answer.standard_error.square().median()) == pytest.approx(predicted, rel=0.1)
-
-
-@pytest.mark.parametrize("kind", [twice, vectors])
-def test_the_noise_in_the_squares_is_taken_off(kind):
-    # so few users that a quarter of the squared sums is noise: the variance is unbiased all the same
-    statistic, counts = pairwise.absolute_difference(5), torch.tensor([120, 30, 20, 20, 10])
-    protocol = kind(statistic, 2.0)
-    answer = protocol.sample_estimate(
-        counts, generator=keyed_generator(b"noise"), sample_shape=(20_000,)
-    )
-    assert float(answer.standard_error.square().mean()) == pytest.approx(
-        mse(protocol, counts, 200), rel=0.05
-    )

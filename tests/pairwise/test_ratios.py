@@ -5,16 +5,13 @@ import math
 
 import pytest
 import torch
-from channels import nested
 from scipy.stats import mannwhitneyu
 
-from pairwise.common import counted, mse, random_types, responses, sign
+from pairwise.common import counted, random_types, responses, sign
 from torchdp import pairwise
 from torchdp.collection import Collection, Journal
-from torchdp.queries import LocalOracle, choose
-from torchdp.randomizers import RandomizedResponse, SubsetSelection
+from torchdp.queries import choose
 from torchdp.randomness import keyed_generator
-from torchdp.simulate import Moments
 
 
 @pytest.mark.parametrize(("low", "high"), [(0.0, 1.0), (2.5, 10.0), (0.0, 1e6)])
@@ -60,46 +57,7 @@ def test_concordance_without_censoring_is_kendall_with_ties_one_half():
     )
 
 
-STATISTICS = {
-    "gini": (pairwise.gini(6, low=1.0, high=9.0), [5, 3, 1, 1, 2, 6]),
-    "gamma": (pairwise.gamma(3, 3), [6, 2, 1, 2, 4, 2, 1, 3, 5]),
-    "concordance": (pairwise.concordance(3, 2), [1, 2, 1, 1, 3, 2, 1, 5, 2, 2, 4, 1]),
-}
-
-
-@pytest.mark.parametrize("kind", ["responses", "subsets", "strategy"])
-@pytest.mark.parametrize("name", STATISTICS)
-def test_errors_are_the_predicted_ones_and_intervals_cover(name, kind):
-    statistic, shares = STATISTICS[name]
-    counts = torch.tensor(shares).double()
-    counts = (counts / counts.sum() * (8_000 if kind == "subsets" else 40_000)).round().long()
-    n, runs = int(counts.sum()), 80 if kind == "subsets" else 2_000
-    epsilon = 4.0 if kind == "subsets" else 2.0
-    oracles = {
-        "responses": RandomizedResponse(statistic.types, epsilon),
-        "subsets": SubsetSelection(statistic.types, epsilon),
-        "strategy": nested(statistic.types, 2.0),
-    }
-    protocol = LocalOracle.of(statistic, oracles[kind])
-    answer = protocol.sample_estimate(
-        counts, generator=keyed_generator(name.encode()), sample_shape=(runs,)
-    )
-    truth, predicted = statistic.exact(counts), mse(protocol, counts, n)
-    error = answer.value - truth
-    squared = Moments.of(error.square())
-    assert abs(squared.mean / predicted - 1) < 0.05 + 4 * squared.standard_error / predicted
-    assert abs(Moments.of(error).mean) < 0.1 * predicted**0.5 + 4 * (predicted / runs) ** 0.5
-    low, high = answer.interval()
-    covered = float(((low <= truth) & (truth <= high)).double().mean())
-    assert abs(covered - 0.95) < 0.012 + 4 * (0.05 / runs) ** 0.5
-    limits = statistic.limits
-    assert float(low.min()) >= limits[0] and float(high.max()) <= limits[1]
-
-
 def test_types_are_not_merged_where_the_denominator_would_change():
-    assert pairwise.auc(80)._merges(32) and pairwise.absolute_difference(80)._merges(32)
-    assert not pairwise.kendall(9, 9)._merges(32)  # neighbours of a grid's rows are not alike
-    assert not pairwise.gini(80)._merges(32) and pairwise.gini(80)._merges(80)
     choice = choose(pairwise.gini(80), 1_000, 1.0)
     assert not any("bins" in each.name for each in choice.candidates)
 

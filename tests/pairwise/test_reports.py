@@ -112,7 +112,7 @@ def test_merged_bins_are_unbiased_but_for_the_bias_they_state(brief):
     assert (
         abs(found.analyst.bias(counts.double()))
         < float(answer.bias.mean())
-        < 0.7 * found.analyst.distortion
+        < 0.7 * found.question.distortion
     )
     decoded = found.channel.shares(found.tally(found.channel.client.randomize(torch.arange(8))))
     assert int((decoded.diff().abs() > 1e-9).sum()) == 2  # evenly over the types of a bin

@@ -6,11 +6,13 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from torchdp.factorization.certificates.certificate import power_norm
 from torchdp.memory import rows_at_once
 from torchdp.root import between
 from torchdp.threads import one_thread
 
-STEPS, NEWTON, TINY = 100, 30, 1e-300  # steps of Newton's methods
+NEWTON = 30  # steps of its method
+TINY = 1e-300
 ROUNDS = 1000
 CLOSE = 1e-7  # of the size of the set
 KEPT = 0.75  # share of the rows that go on at which the others are put aside
@@ -21,28 +23,21 @@ def nearest_in_ball(x: Tensor, axes: Tensor, q: float) -> Tensor:
     """The nearest point to x (..., d) with ||z / axes||_q <= 1; axes (d,), positive.
 
     Lagrange: |x_i| = z_i + t z_i^{q-1} / axes_i^q (1 < q < inf), soft thresholds t / axes_i (q = 1), one t for a point.
-    Both by Newton's method, t's kept in a bracket, z_i's from above on a convex equation.
+    Times z_i and added up that is t = sum_i z_i (|x_i| - z_i) where z is on the sphere, at most sum_i axes_i |x_i|.
     """
     if q == math.inf:
         return torch.minimum(torch.maximum(x, -axes), axes)
     size, a = x.abs().double(), axes.double()
-    outside = torch.linalg.vector_norm(size / a, ord=q, dim=-1, keepdim=True) > 1
+
+    def excess(t: Tensor) -> Tensor:
+        return power_norm(_shrunk(size, a, q, t) / a, q)[..., None] - 1
+
+    outside = power_norm(size / a, q)[..., None] > 1
     if not bool(outside.any()):
         return x
-    t = low = torch.zeros_like(size[..., :1])
-    high = torch.full_like(low, math.inf)
-    for _ in range(STEPS):
-        z = _shrunk(size, a, q, t)
-        force = torch.where(z > 0, z.clamp_min(TINY) ** (q - 1) * a**-q, 0.0)
-        bend = torch.where(z > 0, 1 + t * (q - 1) * z.clamp_min(TINY) ** (q - 2) * a**-q, 1.0)
-        excess = (force * z).sum(-1, keepdim=True) - 1
-        low, high = torch.where(excess > 0, t, low), torch.where(excess > 0, high, t)
-        if bool(((excess.abs() <= 1e-14) | ~outside).all()):
-            break
-        following = t + excess / (q * (force.square() / bend).sum(-1, keepdim=True)).clamp_min(TINY)
-        safe = torch.where(high < math.inf, (low + high) / 2, 2 * low + 1)
-        t = torch.where((following > low) & (following < high), following, safe)
-    return torch.where(outside, (z * x.sign()).to(x), x)
+    low = torch.zeros_like(size[..., :1])
+    t = between(excess, low, (size * a).sum(-1, keepdim=True), TINY)
+    return torch.where(outside, (_shrunk(size, a, q, t) * x.sign()).to(x), x)
 
 
 def _shrunk(size: Tensor, a: Tensor, q: float, t: Tensor) -> Tensor:

@@ -37,56 +37,34 @@ EXACT = 2**53  # up to here float64 holds all integers
 WIDTHS = 1 << 14  # draws of the noise for the width of a domain
 
 
-class DomainProtocol(Protocol[Crowd]):
-    """Users hold points of ``domain``, (n, d); a summary is a crowd of such points; n is public.
+def points_of(encoding: Encoding, given: Tensor, x: Tensor) -> Tensor:
+    """x, if these vectors lie in the domain and on the shape's device; given: the same, maybe as integers.
 
-    domain: K. shape: an ellipsoid for the noise, any: a bad one costs accuracy, not privacy. Points outside the domain
-    are refused: see ``Domain.project``.
+    Integers become float64, exactly: those beyond 2^53 in size are refused. Raises TypeError, ValueError.
     """
+    if not given.is_floating_point():
+        # As integers: 2^53 + 1 is 2^53 among floats.
+        whole = given.long()
+        if not torch.equal(whole.clamp(-EXACT, EXACT), whole):
+            raise ValueError(
+                "x holds integers beyond 2^53 in size, which float64 rounds; change the unit"
+            )
+    device = encoding.shape.root.device
+    if x.device != device:
+        raise ValueError(f"x is on {x.device}, the shape on {device}; move one to the other")
+    return encoding.domain.validate(x)
+
+
+class MeanProtocol(Protocol[Crowd]):
+    """The mean of n points of ``domain`` without bias, under noise whose covariance is the same whatever the data."""
 
     domain: Domain
     shape: NoiseShape
 
-    def __post_init__(self) -> None:
-        """Refuses a shape that does not fit the domain. Raises TypeError, ValueError."""
-        checks.instance("encoding", self.encoding, Encoding)
-
-    @cached_property
-    def encoding(self) -> Encoding:
-        """How points become vectors of a ball. Raises TypeError, ValueError where domain and shape do not fit."""
-        return encoding(self.domain, self.shape)
-
     @property
-    def held(self) -> tuple[int]:
-        return (self.domain.dimension,)
-
-    def validate(self, x: Tensor) -> Tensor:
-        """x, (n, d) with n >= 1, in the domain and on the shape's device. Raises TypeError, ValueError.
-
-        Integers become float64, exactly: those beyond 2^53 in size are refused.
-        """
-        given = x
-        x = super().validate(x)
-        if not given.is_floating_point():
-            # As integers: 2^53 + 1 is 2^53 among floats.
-            whole = given.long()
-            if not torch.equal(whole.clamp(-EXACT, EXACT), whole):
-                raise ValueError(
-                    "x holds integers beyond 2^53 in size, which float64 rounds; change the unit"
-                )
-        device = self.shape.root.device
-        if x.device != device:
-            raise ValueError(f"x is on {x.device}, the shape on {device}; move one to the other")
-        return self.domain.validate(x)
-
-    def encoded(self, summary: Crowd) -> Iterator[tuple[Tensor, Tensor]]:
-        """Vectors (k, r) or (*batch, k, r) and how many users hold each, (*batch, k), float64, block by block."""
-        for some, counts in in_blocks(summary.rows, summary.counts):
-            yield self.encoding(some.flatten(0, -2)).view(*some.shape[:-1], -1), counts
-
-
-class MeanProtocol(DomainProtocol):
-    """The mean of n points without bias, under noise whose covariance is the same whatever the data."""
+    @abstractmethod
+    def encoding(self) -> Encoding:
+        """How points become vectors of a ball."""
 
     @property
     def layout(self) -> Layout:
@@ -167,13 +145,17 @@ class MeanProtocol(DomainProtocol):
 
 
 @dataclass(frozen=True, eq=False)
-class GaussianRelease(DomainProtocol, CuratorProtocol[Crowd]):
+class GaussianRelease(CuratorProtocol[Crowd]):
     """Gaussian noise of deviation ``multiplier`` on a sensitivity of 1, and whatever follows from that.
+
+    Users hold points of ``domain``, (n, d); a summary is a crowd of such points; n is public. Points outside the domain
+    are refused: see ``Domain.project``.
 
     It is mu-Gaussian DP with mu = 1/multiplier, zCDP with rho = mu^2/2, and has the exact delta of every epsilon. What
     leaves are whole steps (:class:`RoundedSum`), to which the guarantee refers.
 
-    multiplier > 0; delta in (0, 1): where the guarantee is stated. ``calibrated`` finds the multiplier.
+    domain: K. shape: an ellipsoid for the noise, any: a bad one costs accuracy, not privacy. multiplier > 0; delta in
+    (0, 1): where the guarantee is stated. ``calibrated`` finds the multiplier.
     Raises TypeError, ValueError.
     Source: Bun, Steinke (2016), Proposition 1.6; Balle, Wang (2018), Theorem 8.
     """
@@ -184,8 +166,26 @@ class GaussianRelease(DomainProtocol, CuratorProtocol[Crowd]):
     delta: float
 
     def __post_init__(self) -> None:
-        super().__post_init__()
+        checks.validated(self, "encoding")  # a shape that does not fit the domain
         checks.keep(self, multiplier=checks.positive, delta=checks.fraction)
+
+    @cached_property
+    def encoding(self) -> Encoding:
+        """How points become vectors of a ball."""
+        return encoding(self.domain, self.shape)
+
+    @property
+    def held(self) -> tuple[int]:
+        return (self.domain.dimension,)
+
+    def validate(self, x: Tensor) -> Tensor:
+        """x, (n, d) with n >= 1, in the domain and on the shape's device. Raises TypeError, ValueError."""
+        return points_of(self.encoding, x, super().validate(x))
+
+    def encoded(self, summary: Crowd) -> Iterator[tuple[Tensor, Tensor]]:
+        """Vectors (k, r) or (*batch, k, r) and how many users hold each, (*batch, k), float64, block by block."""
+        for some, counts in in_blocks(summary.rows, summary.counts):
+            yield self.encoding(some.flatten(0, -2)).view(*some.shape[:-1], -1), counts
 
     @classmethod
     def calibrated(
@@ -240,7 +240,7 @@ def least_multiplier(delta: float, epsilon: float | None, rho: float | None) -> 
 
 
 @dataclass(frozen=True, eq=False)
-class GaussianMean(MeanProtocol, GaussianRelease):
+class GaussianMean(GaussianRelease, MeanProtocol):
     """The curator releases the mean plus N(0, (multiplier diameter / n)^2 A A^T), A the root of the shape.
 
     In u = A^+ (x - c) one user's replacement moves the mean by at most diameter / n. A tally is the noisy sum of u.

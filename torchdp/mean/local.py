@@ -11,10 +11,10 @@ from torchdp import checks
 from torchdp.domains import Box
 from torchdp.domains.domain import Domain
 from torchdp.domains.noise_shape import NoiseShape
-from torchdp.domains.shapes import encoding, least_error_shape, normal_moment
-from torchdp.mean.gaussian import MeanProtocol
-from torchdp.mean.moments import Covariance
-from torchdp.protocol import Crowd, Estimate, Objective, Relay, Tally, Users
+from torchdp.domains.shapes import Encoding, encoding, least_error_shape, normal_moment
+from torchdp.mean.gaussian import MeanProtocol, points_of
+from torchdp.mean.moments import Covariance, MomentNoise
+from torchdp.protocol import Crowd, Objective, Relay, Tally, Users
 from torchdp.protocol.records import beside
 from torchdp.randomizers import PrivUnit
 from torchdp.randomizers.ball.ball import BallRandomizer, check_client
@@ -47,6 +47,19 @@ class LocalMean(MeanProtocol, Relay[Crowd, Tensor, BallRandomizer]):
             raise ValueError(
                 "client must have no more noise along x than across it: its error has no bound here"
             )
+
+    @cached_property
+    def encoding(self) -> Encoding:
+        """How points become vectors of a ball."""
+        return encoding(self.domain, self.shape)
+
+    @property
+    def held(self) -> tuple[int]:
+        return (self.domain.dimension,)
+
+    def validate(self, x: Tensor) -> Tensor:
+        """x, (n, d) with n >= 1, in the domain and on the shape's device. Raises TypeError, ValueError."""
+        return points_of(self.encoding, x, super().validate(x))
 
     @classmethod
     def calibrated(cls, domain: Domain, shape: NoiseShape, *, epsilon: float) -> "LocalMean":
@@ -184,43 +197,29 @@ class LocalCovariance(Relay[Crowd, Tensor, BallRandomizer]):
         return torch.cat([math.sqrt(square) * w, svec(products * self._lengths)], 1)
 
     def analyse(self, tally: Tally) -> Covariance:
-        n, d = self.check(tally).n, self.domain.dimension
+        n = self.check(tally).n
+        d = self.domain.dimension
         square, _, c = self.weights(d)
-        v = self.client.moments.variance / square
         mean = tally["sum"] / tally.users(1)
         m = mean[..., :d] / math.sqrt(square)
-        S = symmetric(mean[..., d:], d) / self._lengths + (c + v / tally.users(2)) * torch.eye(
-            d
-        ).to(mean)
-        value = (S - m[..., :, None] * m[..., None, :]) * self.half * self.half[:, None]
-        own, of_mean, of_square = self._parts(n, m)
-        # squares of m are too large by its noise
-        error = torch.maximum(own + of_mean - 2 * of_square, own).sqrt()
-        deviation = ((v / tally.users(1)) ** 0.5 * self.half).expand_as(m)
-        where = Estimate(self.domain.middle + m * self.half, deviation, n)
-        return Covariance(value, error * self.half * self.half[:, None], n, mean=where)
+        S = symmetric(mean[..., d:], d) / self._lengths + c * torch.eye(d).to(mean)
+        return self._noise(n).covariance(S, m, self.domain.middle, n)
 
     def predicted_mse(self, summary: Crowd) -> Tensor:
-        """(d, d): that of S, plus (1 + [i = j]) ((m_i^2 + m_j^2) kappa + kappa^2), kappa = v/(t^2 n).
-
-        In units of the half widths, m from the middle of the box; as if the mean message were normal.
-        """
+        """(d, d): that of S, and what the mean's noise of variance v/(t^2 n) adds, as if it were normal."""
         crowd = self.validate_summary(summary)
-        own, of_mean, _ = self._parts(crowd.n, (crowd.mean - self.domain.middle) / self.half)
-        return (own + of_mean) * (self.half * self.half[:, None]).square()
+        return self._noise(crowd.n).mse(crowd.mean - self.domain.middle)
 
     def worst_mse(self, n: Users, objective: Objective = Objective.WORST) -> Tensor:
         """Where all means lie at an end of their range."""
         checks.instance("objective", objective, Objective)
-        own, of_mean, _ = self._parts(checks.people("n", n, 1), torch.ones_like(self.half))
-        errors = (own + of_mean) * (self.half * self.half[:, None]).square()
+        errors = self._noise(checks.people("n", n, 1)).mse(self.half)
         return objective.of(errors, errors.ndim - 2)
 
-    def _parts(self, n: Users, m: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Of the variances, (*batch, d, d): the part free of the mean, that of m, kappa^2 (1 + [i = j])."""
+    def _noise(self, n: Users) -> MomentNoise:
         square, own, _ = self.weights(self.domain.dimension)
-        v, eye = self.client.moments.variance / beside(n, 2), torch.eye(len(self.half)).to(m)
-        kappa, twice = v / square, 1 + eye
-        squares = m.square()
-        of_mean = (squares[..., :, None] + squares[..., None, :]) * twice * kappa
-        return v * (0.5 + (1 / own - 0.5) * eye) + kappa**2 * twice, of_mean, kappa**2 * twice
+        v = self.client.moments.variance / beside(n, 2)
+        identity = torch.eye(len(self.half)).to(self.half)
+        entries = 0.5 + (1 / own - 0.5) * identity  # of S in units of the half widths
+        variances = v * entries * (self.half * self.half[:, None]).square()
+        return MomentNoise(torch.diag(self.half), variances, v / square)

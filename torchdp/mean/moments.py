@@ -19,6 +19,7 @@ from torchdp.protocol import Crowd, Estimate, Layout, Limits, Objective, Tally, 
 from torchdp.protocol.records import beside, combined
 from torchdp.protocol.rounded_sum import RoundedSum
 from torchdp.simplex import onto_simplex
+from torchdp.symmetric import symmetrised
 
 MOST_ORDER, MOST_ENTRIES = 6, 2**27
 
@@ -131,15 +132,6 @@ def tensor_sum(u: Tensor, order: int, counts: Tensor) -> Tensor:
     )
 
 
-def symmetrised(tensor: Tensor, order: int) -> Tensor:
-    """The mean over all orders of the last ``order`` indices."""
-    lead = tuple(range(tensor.ndim - order))
-    total = torch.zeros_like(tensor)
-    for places in itertools.permutations(range(tensor.ndim - order, tensor.ndim)):
-        total += tensor.permute(lead + places)
-    return total / math.factorial(order)
-
-
 def apply_to_each(A: Tensor, tensor: Tensor, order: int) -> Tensor:
     """A (d, r) applied to each of the last ``order`` indices of (..., r, ..., r): (..., d, ..., d)."""
     for _ in range(order):  # each turn moves the index it has changed to the front of the others
@@ -171,6 +163,53 @@ class Covariance(Estimate):
         variance = self.value.diagonal(dim1=-2, dim2=-1).clamp_min(0) / beside(self.n, 1)
         known = replace(self.mean, population=partial(self.mean.with_sampling, variance))
         object.__setattr__(self, "mean", known)
+
+
+@dataclass(frozen=True)
+class MomentNoise:
+    """The noise of first and second moments m, (r,), and S, (r, r), of vectors w, x = centre + B w.
+
+    root: B, (d, r). own: variances of B S B^T, (*batch, d, d). nu: variance of each entry of m, a number or
+    (*batch, 1, 1). With B (S - m m^T + nu I) B^T the covariance has no bias. Its squared error, for normal noise of m,
+    is own + nu^2 Q + nu (b_i^2 G_jj + b_j^2 G_ii + 2 b_i b_j G_ij), b = mean - centre, G = B B^T, Q = ``squares(B)``.
+    """
+
+    root: Tensor
+    own: Tensor
+    nu: float | Tensor
+
+    @property
+    def of_square(self) -> Tensor:
+        """nu^2 Q: what the square of the noise of m adds, wherever the mean is."""
+        return self.nu**2 * squares(self.root)
+
+    def mse(self, off: Tensor) -> Tensor:
+        """Of the covariance, (*batch, d, d); off: b, (*batch, d)."""
+        G = self.root @ self.root.mT
+        g = G.diagonal()
+        cross = off[..., :, None].square() * g + off[..., None, :].square() * g[:, None]
+        cross = cross + 2 * off[..., :, None] * off[..., None, :] * G
+        return self.own + self.of_square + self.nu * cross
+
+    def covariance(self, S: Tensor, m: Tensor, centre: Tensor, n: Users) -> Covariance:
+        """The unbiased covariance of n users, beside their mean."""
+        off = m @ self.root.mT
+        identity = torch.eye(m.shape[-1]).to(m)
+        value = apply_to_each(
+            self.root, S - m[..., :, None] * m[..., None, :] + self.nu * identity, 2
+        )
+        # squares of ``off`` are too large by those of its noise
+        mse = torch.maximum(self.mse(off) - 2 * self.of_square, self.own + self.of_square)
+        mean = centre + off
+        of_mean = (self.nu * self.root.square().sum(1)[None])[..., 0, :]
+        error = Estimate(mean, of_mean.sqrt().expand_as(mean), n)
+        return Covariance(value, mse.sqrt(), n, mean=error)
+
+
+def squares(root: Tensor) -> Tensor:
+    """Q_ij = G_ii G_jj + G_ij^2, G = root root^T: the variances of z z^T for a normal z of covariance G."""
+    G = root @ root.mT
+    return G.diagonal()[:, None] * G.diagonal() + G.square()
 
 
 @dataclass(frozen=True, eq=False)
@@ -249,52 +288,37 @@ class GaussianCovariance(GaussianRelease):
 
     def analyse(self, tally: Tally) -> Covariance:
         n = self.check(tally).n
-        S, m = tally["second"] / tally.users(2), tally["first"] / tally.users(1)
-        correction = (self.moment_noise(n, 2) / self.mean_weight) ** 2 * torch.eye(
-            len(self.root.mT)
-        ).to(S)
-        deviation = self.moment_noise(n, 1) / self.mean_weight
-        value = apply_to_each(self.root, S - m[..., :, None] * m[..., None, :] + correction, 2)
-        off = m @ self.root.mT  # squares of it are too large by those of its noise
-        own, of_mean, of_square = self._parts(n, off)
-        mse = torch.maximum(own + of_mean - 2 * of_square, own)
-        mean = self.encoding.centre + off
-        error = Estimate(mean, (deviation * self.root.norm(dim=1)).expand_as(mean), n)
-        return Covariance(value, mse.sqrt(), n, mean=error)
+        S = tally["second"] / tally.users(2)
+        m = tally["first"] / tally.users(1)
+        return self._noise(n).covariance(S, m, self.encoding.centre, n)
 
     def exact(self, summary: Crowd) -> Tensor:
         return self.validate_summary(summary).covariance
 
     def predicted_mse(self, summary: Crowd) -> Tensor:
-        """tau^2 Q/2 + (tau/t)^4 Q + (tau/t)^2 (b_i^2 G_jj + b_j^2 G_ii + 2 b_i b_j G_ij), b = mean - c, exactly.
-
-        Q_ij = G_ii G_jj + G_ij^2, G = B B^T.
-        """
+        """tau^2 Q/2 and what the mean's noise of variance (tau/t)^2 adds (``MomentNoise``), exactly."""
         crowd = self.validate_summary(summary)
-        own, of_mean, _ = self._parts(crowd.n, crowd.mean - self.encoding.centre)
-        return own + of_mean
+        return self._noise(crowd.n).mse(crowd.mean - self.encoding.centre)
 
     def worst_mse(self, n: Users, objective: Objective = Objective.WORST) -> Tensor:
         """A bound: the mean may lie anywhere in the ellipsoid {c + B w}, |w| <= 1, around the domain."""
         checks.instance("objective", objective, Objective)
-        own, _, _ = self._parts(n, self.root.new_zeros(len(self.root)))
-        nu = (self.moment_noise(n, 2) / self.mean_weight) ** 2
+        noise = self._noise(n)
+        g = self.root.square().sum(1)
+        at_centre = noise.mse(torch.zeros_like(g))
         if objective is Objective.MEAN:  # b^T (tr(G) I + G) b <= g (tr G + g)
             values = torch.linalg.svdvals(self.root).square()
             top = values.max() if len(values) else values.sum()
-            return (own + 2 * nu * top * (values.sum() + top) / own.shape[-1] ** 2).mean((-2, -1))
-        g = self.root.square().sum(1)
-        return (own + 4 * nu * g[:, None] * g).amax((-2, -1))  # |b_i| <= G_ii^{1/2}
+            of_mean = 2 * noise.nu * top * (values.sum() + top) / len(g) ** 2
+            return (at_centre + of_mean).mean((-2, -1))
+        # |b_i| <= G_ii^{1/2}
+        return (at_centre + 4 * noise.nu * g[:, None] * g).amax((-2, -1))
 
-    def _parts(self, n: Users, off: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Of the variances, (*batch, d, d): the part free of the mean, that of ``off`` = mean - c, (tau/t)^4 Q."""
-        G, g = self.root @ self.root.mT, self.root.square().sum(1)
+    def _noise(self, n: Users) -> MomentNoise:
         tau = self.moment_noise(n, 2)
-        nu = (tau / self.mean_weight) ** 2
-        Q = g[:, None] * g + G.square()
-        cross = off[..., :, None].square() * g + off[..., None, :].square() * g[:, None]
-        cross = cross + 2 * off[..., :, None] * off[..., None, :] * G
-        return (tau**2 / 2 + nu**2) * Q, nu * cross, nu**2 * Q
+        return MomentNoise(
+            self.root, tau**2 / 2 * squares(self.root), (tau / self.mean_weight) ** 2
+        )
 
 
 def project_second_moment(matrix: Tensor, radius: float = 1.0) -> Tensor:

@@ -12,7 +12,6 @@ import torch
 from torch import Tensor
 
 from torchdp import checks
-from torchdp.factorization.solvers.pivoting import nearest_histogram
 from torchdp.pairwise.forms import Form, Pairs, PairwiseForms, one_kernel
 from torchdp.protocol import Estimate, Objective, Tally, Users
 from torchdp.protocol.interval import Error, ErrorParts, RatioError, largest_variance
@@ -153,16 +152,11 @@ class PairwiseAnalyst(ABC):
 
     def approximation_bias(self, tally: Tally) -> Tensor | float:
         """The most by which ``mean`` of an approximate form misses that of the statistic's own."""
-        return self.distortion
+        return self.statistic.distortion
 
     def clipping_bias(self, tally: Tally) -> Tensor | float:
         """The most that answers cut off to a range can add to ``mean`` on average: a public number."""
         return 0.0
-
-    @cached_property
-    def distortion(self) -> float:
-        """Of the statistic: how far the kernel is from the one that it stands for, at most."""
-        return self.statistic.distortion
 
     def pairs_mean(self, tally: Tally, form: Form) -> Tensor:
         """``mean`` over the statistic's pairs."""
@@ -223,7 +217,9 @@ class PairwiseAnalyst(ABC):
         users, batch = beside(n, len(answer)), n.shape if isinstance(n, Tensor) else ()
         worst: Tensor | float = torch.inf
         if self.statistic.denominator is None:
-            worst = (self.worst_variance(users, form) + self.distortion**2) * self.slope(users) ** 2
+            worst = (self.worst_variance(users, form) + self.statistic.distortion**2) * self.slope(
+                users
+            ) ** 2
         mse = torch.as_tensor(worst, dtype=torch.float64).expand((*batch, *answer))
         return objective.of(mse, len(batch))
 
@@ -348,7 +344,7 @@ class ChannelPairs(PairwiseAnalyst):
             return self._missed
         shares = self.channel.shares(tally)
         if shares is None:
-            return self.distortion + self._missed
+            return self.statistic.distortion + self._missed
         bins, place = torch.unique(self.statistic.points, dim=0, return_inverse=True)
         apart = (near.kernel(near.form) - self.statistic.kernel(self.statistic.form)).abs()
         rows = apart.new_zeros(len(bins), len(apart))
@@ -403,11 +399,6 @@ def _warn_of_small(squared_error: Tensor) -> None:
         )
 
 
-def analyst_of(protocol: Any) -> PairwiseAnalyst:
-    """Of a pairwise protocol, or of a release of a pairwise statistic. Raises TypeError."""
-    return checks.instance("protocol", getattr(protocol, "analyst", protocol), PairwiseAnalyst)
-
-
 def of_population(
     given: PairwiseForms, estimate: Estimate, means: Tensor, below: Tensor
 ) -> Estimate:
@@ -427,27 +418,20 @@ def of_population(
             "statistic must have pairs=Pairs.DISTINCT: only that mean does not depend on n"
         )
     batch = estimate.value.shape
-    rows_of_means = means.reshape(-1, statistic.points.shape[1])
+    h = nearest(statistic.points, means.reshape(-1, statistic.dim), TOLERANCE)
     users = tensor_of(estimate.n).expand(batch).flatten().tolist()
-    values = estimate.value.flatten()
-    rows = zip(rows_of_means, users, values, strict=True)
-    variances = torch.stack(
-        [_sampling_variance(statistic, mean, n, value) for mean, n, value in rows]
-    )
+    rows = zip(h, users, estimate.value.flatten(), strict=True)
+    variances = torch.stack([_sampling_variance(statistic, *row) for row in rows])
     return estimate.with_sampling(variances.view(batch) / below.square())
 
 
-def _sampling_variance(statistic: PairwiseForms, mean: Tensor, n: int, value: Tensor) -> Tensor:
-    """Of the U-statistic of n users with this mean vector; of a ratio that of its form at ``value``."""
+def _sampling_variance(statistic: PairwiseForms, h: Tensor, n: int, value: Tensor) -> Tensor:
+    """Of the U-statistic of n users with the mean vector of h; of a ratio that of its form at ``value``."""
     form = statistic.form
     if statistic.denominator is not None:
         ratio = value - statistic.offset
         weights = form.weights - ratio * statistic.denominator.weights
         form = Form(weights, form.constant - float(ratio) * statistic.denominator.constant)
-    points = statistic.points - statistic.points.mean(0)
-    pull = points @ (mean - statistic.points.mean(0))
-    limit = TOLERANCE * float(points.square().sum(1).max())
-    h = nearest_histogram(points @ points.mT, pull[None], limit)[0][0]
     kernel = statistic.kernel(form)
     first = statistic.points @ (form.weights * (h @ statistic.points)) + form.constant
     middle = h @ first
@@ -477,7 +461,8 @@ def consistent(protocol: Any, tally: Tally, *, tol: float = 1e-9) -> ConsistentP
     Guarantees: U^T h is never farther from the users' mean vector than z is, up to tol.
     Source: projection onto a convex set; Nikolov, Talwar, Zhang (2013), section 4.
     """
-    analyst = analyst_of(protocol)
+    analyst = getattr(protocol, "analyst", protocol)
+    checks.instance("protocol", analyst, PairwiseAnalyst)
     tol = checks.positive("tol", tol)
     tally = analyst.check(tally, 2)
     statistic = one_kernel(analyst.statistic)

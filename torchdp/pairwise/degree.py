@@ -14,7 +14,6 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import permutations
 from typing import Any
 
 import torch
@@ -26,6 +25,7 @@ from torchdp.protocol import Estimate, Tally
 from torchdp.queries import LocalOracle, ShareFunction
 from torchdp.queries.channel import Channel
 from torchdp.queries.function import AT_ONCE, FunctionAnalyst, rows_of
+from torchdp.symmetric import symmetrised
 
 MOST_DEGREE = 6  # whose permutations are 720
 LARGEST = 2**26  # numbers in a kernel, and in one tied over reports: 512 MiB
@@ -56,7 +56,7 @@ class DegreeStatistic(ShareFunction, Brief):
                 f"kernel must be of shape (k,) * m, k >= 2, m at most {MOST_DEGREE}, not {tuple(values.shape)}"
             )
         checks.fits("kernel", *values.shape, most=LARGEST)
-        object.__setattr__(self, "kernel", symmetric(values))
+        object.__setattr__(self, "kernel", symmetrised(values, values.ndim))
 
     @property
     def degree(self) -> int:
@@ -104,7 +104,7 @@ class DegreeStatistic(ShareFunction, Brief):
         found = [self.kernel.new_zeros((k,) * axes) for axes in range(1, self.degree + 1)]
         for blocks, weight in cycles(self.degree):
             found[len(blocks) - 1] += weight * tied(self.kernel, blocks)
-        return [symmetric(part) for part in found]
+        return [symmetrised(part, part.ndim) for part in found]
 
     def of_users(self, h: Tensor, n: Tensor) -> Tensor:
         return self.derivative(0, h, n)
@@ -406,12 +406,3 @@ def contracted(T: Tensor, vectors: list[Tensor]) -> Tensor:
         value = (rows @ flat[0].mT)[..., None] if len(flat) == 1 else flat @ rows[:, :, None]
         value = value.reshape(len(rows), *lead)
     return value
-
-
-def symmetric(T: Tensor) -> Tensor:
-    """The mean over all orders of the axes."""
-    orders = list(permutations(range(T.ndim)))
-    total = torch.zeros_like(T)
-    for order in orders:
-        total += T.permute(order)
-    return total / len(orders)

@@ -215,15 +215,13 @@ class PairwiseForms(Brief):
             denominator=below,
         )
 
-    @property
+    @cached_property
     def distortion(self) -> float:
         """max abs(f - f') where it approximates another, at least its bias at any histogram; else 0."""
         near = self.approximates
-        return (
-            0.0
-            if near is None
-            else float((near.kernel(near.form) - self.kernel(self.form)).abs().max())
-        )
+        if near is None:
+            return 0.0
+        return float((near.kernel(near.form) - self.kernel(self.form)).abs().max())
 
     def common_diagonal(self, form: Form) -> Tensor:
         """The value of f(x, x) where it is the same for every x. Raises ValueError where it is not.

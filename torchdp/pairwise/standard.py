@@ -43,32 +43,24 @@ def from_kernel(
             f"tol must be at least {FINEST:g}, not {tol!r}: less takes long and saves almost no noise"
         )
     if isinstance(kernel, Workload):
-        name, kernel = (
-            kernel.name,
-            replace(kernel, factors=tuple(factor.double() for factor in kernel.factors)),
-        )
-        kernel = kernel.factors[0] if len(kernel.factors) == 1 else kernel
+        factors = tuple(factor.double() for factor in kernel.factors)
+        if len(factors) > 1:
+            found = signature_form(replace(kernel, factors=factors), tol)
+            points = found.right.mT.contiguous()
+            return PairwiseStatistic(kernel.name, points, Form(found.signature), pairs=pairs)
+        name = kernel.name
+        values = factors[0]
     else:
-        kernel = checks.matrix("kernel", kernel).double()
-        if kernel.ndim > 2:
-            each = [from_kernel(one, tol=tol, pairs=pairs) for one in kernel.flatten(0, -3)]
-            weights = torch.block_diag(*(one.form.weights for one in each)).unflatten(
-                0, kernel.shape[:-2]
-            )
-            form = Form(
-                weights,
-                kernel.new_tensor([one.form.constant for one in each]).view(kernel.shape[:-2]),
-            )
-            return PairwiseStatistic(
-                name, torch.cat([one.points for one in each], 1), form, pairs=pairs
-            )
-    if isinstance(kernel, Workload):
-        factors = signature_form(kernel, tol)
-        points = factors.right.mT.contiguous()
-        form = Form(factors.signature)
-    else:
-        points, form = factorized(kernel, tol)
-    return PairwiseStatistic(name, points, form, pairs=pairs)
+        values = checks.matrix("kernel", kernel).double()
+    if values.ndim == 2:
+        points, form = factorized(values, tol)
+        return PairwiseStatistic(name, points, form, pairs=pairs)
+    answer = values.shape[:-2]
+    each = [from_kernel(one, tol=tol, pairs=pairs) for one in values.flatten(0, -3)]
+    weights = torch.block_diag(*[one.form.weights for one in each]).unflatten(0, answer)
+    constants = values.new_tensor([one.form.constant for one in each]).view(answer)
+    points = torch.cat([one.points for one in each], 1)
+    return PairwiseStatistic(name, points, Form(weights, constants), pairs=pairs)
 
 
 def absolute_difference(k: int, *, spacing: float = 1.0) -> PairwiseStatistic:

@@ -13,16 +13,14 @@ Each round is a local protocol of its own, a public function of the tallies befo
 
 from torchdp.pairwise.rounds.choose import choose_rounds
 from torchdp.pairwise.rounds.round import Question, Round
-from torchdp.pairwise.rounds.three_round import ProjectedTwoRound, Projection, ThreeRound, project
+from torchdp.pairwise.rounds.three_round import ProjectedTwoRound, ThreeRound
 from torchdp.pairwise.rounds.two_round import TwoRound
 
 __all__ = [
     "ProjectedTwoRound",
-    "Projection",
     "Question",
     "Round",
     "ThreeRound",
     "TwoRound",
     "choose_rounds",
-    "project",
 ]

@@ -3,7 +3,8 @@
 import math
 from abc import abstractmethod
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, partial
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -11,77 +12,55 @@ from torch import Tensor
 from torchdp import checks
 from torchdp.pairwise.analyst import PairwiseAnalyst
 from torchdp.pairwise.forms import Form, Pairs, one_kernel
-from torchdp.pairwise.rounds.round import (
-    Question,
-    Round,
-    check_clip,
-    variance,
-)
+from torchdp.pairwise.rounds.round import Question, Round, variance
 from torchdp.pairwise.statistic import PairwiseStatistic
 from torchdp.privacy import Guarantee, compose
-from torchdp.protocol import InteractiveProtocol, Layout, Limits, Tally, Users
+from torchdp.protocol import Estimate, InteractiveProtocol, Layout, Limits, Objective, Tally, Users
 from torchdp.protocol.records import single, users_of
 from torchdp.randomizers import PrivUnit
 from torchdp.randomizers.ball.ball import BallRandomizer
 from torchdp.randomness import keyed_generator
 
-LARGE = 2**16  # numbers in the points, from which predictions take fewer draws
+DRAWS = 256  # of the first rounds' noise, over which a prediction averages
+LARGE = 2**16  # numbers in the points, from which it takes a fourth of them
+Numbers = tuple[int, ...]
 
 
 @dataclass(frozen=True)
-class PairsInRounds(PairwiseAnalyst, InteractiveProtocol[Tensor]):
-    """Noisy vectors at ``vector_budgets``, answers to questions about them at ``answer_budgets``.
+class PairsInRounds(InteractiveProtocol[Tensor]):
+    """Noisy vectors, then answers to questions about them: for means; a ratio (AUC) is refused.
 
-    Every question is a function of the vectors before it. Part i of round r is r.vectori or r.answeri. For means; a
-    ratio (AUC) is refused. A summary is counts (k,).
+    Every question is a function of the vectors before it. Part i of round r is r.vectori or r.answeri. A summary is
+    counts (k,).
 
     statistic: what is estimated; its kernel must have one value on the diagonal where it averages over distinct pairs.
     epsilon: the whole budget of one user. clip: the most that a question's half width may be; inf clips nothing.
     Raises TypeError, ValueError.
     """
 
+    # the numbers of the vectors and of the answers that a user sends in each round; answers come after all vectors
+    schedule: ClassVar[tuple[tuple[Numbers, Numbers], ...]]
     statistic: PairwiseStatistic
     epsilon: float
     clip: float = field(default=math.inf, kw_only=True)
 
     def __post_init__(self) -> None:
-        check_clip(self.clip)
+        positive = partial(
+            checks.within, low=1e-300, high=math.inf, remedy="; math.inf clips nothing"
+        )
+        checks.keep(self, epsilon=checks.positive, clip=positive)
         checks.instance("statistic", self.statistic, PairwiseStatistic)
         if one_kernel(self.statistic).denominator is not None:
             raise ValueError(
                 f"{self.statistic.name!r} is a ratio, whose question would change; take a channel for it"
             )
-        self.refuse()
-        checks.keep(self, epsilon=checks.positive)
+        checks.validated(self, "analyst")  # a statistic that can not be read off all pairs
         checks.validated(self, "guarantee")  # an epsilon out of the randomizer's range
 
     @property
-    def subject(self) -> PairwiseStatistic:
-        """What is asked: protocols of one statistic may be compared."""
-        return self.statistic
-
-    @property
-    def held(self) -> int:
-        return self.statistic.types
-
-    def validate(self, x: Tensor) -> Tensor:
-        """x, (n,) types in [0, k), n >= 1, on the statistic's device. Raises TypeError, ValueError."""
-        return super().validate(x).to(self.statistic.points.device)
-
-    @property
     @abstractmethod
-    def vector_budgets(self) -> tuple[float, ...]:
-        """Epsilon of each vector message."""
-
-    @property
-    @abstractmethod
-    def answer_budgets(self) -> tuple[float, ...]:
-        """Epsilon of each answer."""
-
-    @property
-    @abstractmethod
-    def schedule(self) -> tuple[tuple[int, int], ...]:
-        """How many vectors and how many answers a user sends in each round."""
+    def message_budgets(self) -> tuple[float, ...]:
+        """Epsilon of each message: of the vectors, then of the answers."""
 
     @abstractmethod
     def questions(self, means: tuple[Tensor, ...]) -> tuple[Question, ...]:
@@ -99,27 +78,32 @@ class PairsInRounds(PairwiseAnalyst, InteractiveProtocol[Tensor]):
     def plug_in_published_variance(self, means: tuple[Tensor, ...], n: float, form: Form) -> Tensor:
         """Estimate of that variance from the messages, or an upper bound of it."""
 
+    @abstractmethod
+    def worst(self, n: float, most: "Extremes") -> float:
+        """A bound of the variance over all data, nothing clipped. most: the statistic's own."""
+
+    @cached_property
+    def analyst(self) -> "RoundsAnalyst":
+        """Who reads the estimate off a tally."""
+        return RoundsAnalyst(self.statistic, self)
+
+    @property
+    def subject(self) -> PairwiseStatistic:
+        """What is asked: protocols of one statistic may be compared."""
+        return self.statistic
+
     @cached_property
     def unasked(self) -> tuple[Round, ...]:
         """The rounds, with nothing in the place of the questions that are still to be made."""
         points = self.statistic.points
-        nothing = Question(
-            points.new_zeros(self.statistic.dim), points.new_zeros(()), points.new_zeros(())
-        )
+        zero = points.new_zeros(())
+        nothing = Question(torch.zeros_like(points[0]), zero, zero)
+        budgets = self.message_budgets
         rounds = []
-        first = asked = 0
         for vectors, answers in self.schedule:
-            budgets = self.answer_budgets[asked : asked + answers]
-            rounds.append(
-                Round(
-                    points,
-                    self.vector_budgets[first : first + vectors],
-                    (nothing,) * answers,
-                    budgets,
-                )
-            )
-            first += vectors
-            asked += answers
+            sent = tuple(budgets[number] for number in vectors)
+            answered = tuple(budgets[number] for number in answers)
+            rounds.append(Round(points, sent, (nothing,) * len(answers), answered))
         return tuple(rounds)
 
     @property
@@ -136,17 +120,9 @@ class PairsInRounds(PairwiseAnalyst, InteractiveProtocol[Tensor]):
     def guarantee(self) -> Guarantee:
         return compose([each.guarantee for each in self.unasked])
 
-    estimated_pairs = Pairs.ALL
-    check = InteractiveProtocol.check  # of the analyst's it is abstract
-
     @property
     def rounds(self) -> int:
         return len(self.schedule)
-
-    def validate_summary(self, summary: Tensor) -> Tensor:
-        counts = super().validate_summary(summary).to(self.statistic.points.device)
-        single(users_of(counts))
-        return counts
 
     def round(self, heard: tuple[Tally, ...]) -> Round:
         at = len(checks.instance("heard", heard, tuple))
@@ -154,17 +130,15 @@ class PairsInRounds(PairwiseAnalyst, InteractiveProtocol[Tensor]):
             raise ValueError(
                 f"heard must hold at most {self.rounds - 1} tallies, of the rounds before, not {at}"
             )
-        means: list[Tensor] = []
-        asked = 0
         for before, tally in zip(self.unasked, heard, strict=False):
             checks.instance("heard", tally, Tally).checked(before.layout, before.limits)
-            means += [tally[name] / tally.n for name in before.layout if "vector" in name]
-            asked += len(before.answers)
         following = self.unasked[at]
         if not following.answers:
             return following
-        questions = self.questions(tuple(means))[asked : asked + len(following.answers)]
-        return replace(following, questions=questions)
+        questions = self.questions(self.means(self.joined(heard)))
+        numbers = self.schedule[at][1]
+        asked = tuple(questions[number - len(self.randomizers)] for number in numbers)
+        return replace(following, questions=asked)
 
     @property
     def layout(self) -> Layout:
@@ -181,91 +155,109 @@ class PairsInRounds(PairwiseAnalyst, InteractiveProtocol[Tensor]):
             f"{at}.{name}": limit for at, each in rounds for name, limit in each.limits(n).items()
         }
 
-    def _named(self, kind: str) -> list[str]:
-        return [name for name in self.layout if kind in name]
+    def means(self, tally: Tally, kind: str = "vector") -> tuple[Tensor, ...]:
+        """The mean messages of a kind, vector or answer, in a tally of the first rounds or of all."""
+        names = [name for name in self.layout if kind in name and name in tally.parts]
+        return tuple(tally[name] / single(tally.n) for name in names)
 
-    def means(self, tally: Tally) -> tuple[Tensor, ...]:
-        """The mean vector messages."""
-        return tuple(tally[name] / tally.n for name in self._named("vector"))
+    @property
+    def held(self) -> int:
+        return self.statistic.types
+
+    def validate(self, x: Tensor) -> Tensor:
+        """x, (n,) types in [0, k), n >= 1, on the statistic's device. Raises TypeError, ValueError."""
+        return super().validate(x).to(self.statistic.points.device)
+
+    def validate_summary(self, summary: Tensor) -> Tensor:
+        counts = super().validate_summary(summary).to(self.statistic.points.device)
+        single(users_of(counts))
+        return counts
+
+    def analyse(self, tally: Tally) -> Estimate:
+        return self.analyst.analyse(tally)
+
+    def exact(self, summary: Tensor) -> Tensor:
+        return self.statistic.exact(summary)
+
+    def predicted_mse(self, summary: Tensor) -> Tensor:
+        return self.analyst.predicted_mse(summary)
+
+    def worst_mse(self, n: Users, objective: Objective = Objective.WORST) -> Tensor:
+        return self.analyst.worst_mse(n, objective)
+
+
+@dataclass(frozen=True, eq=False)
+class RoundsAnalyst(PairwiseAnalyst):
+    """The statistic from all rounds' tallies: the mean answers plus the protocol's ``offset``."""
+
+    statistic: PairwiseStatistic
+    protocol: PairsInRounds
+    estimated_pairs = Pairs.ALL
+
+    def __post_init__(self) -> None:
+        self.refuse()
+
+    def check(self, tally: Tally, least: int = 1) -> Tally:
+        return self.protocol.check(tally, least)
 
     def mean(self, tally: Tally, form: Form) -> Tensor:
         """The mean answers plus ``offset``; unbiased where nothing was clipped. form: the statistic's."""
-        means = self.means(tally)
-        value = self.offset(means, single(tally.n))
-        for question, name in zip(self.questions(means), self._named("answer"), strict=True):
-            value = value + question.mean(tally[name], single(tally.n))
-        return value + form.constant
+        means = self.protocol.means(tally)
+        answers = self.protocol.means(tally, "answer")
+        value = self.protocol.offset(means, single(tally.n)) + form.constant
+        for question, answer in zip(self.protocol.questions(means), answers, strict=True):
+            value = value + question.center + question.half_width * answer[..., 0]
+        return value
+
+    def mean_point(self, tally: Tally) -> Tensor:
+        return self.protocol.means(tally)[0]
 
     def clipping_bias(self, tally: Tally) -> Tensor | float:
-        if self.clip == math.inf:
+        if self.protocol.clip == math.inf:
             return 0.0
-        questions = self.questions(self.means(tally))
+        questions = self.protocol.questions(self.protocol.means(tally))
         most = [each.clipping(self.statistic.points).abs().amax(-1) for each in questions]
         return torch.stack(torch.broadcast_tensors(*most)).sum(0)
-
-    def answer_variance(self, questions: tuple[Question, ...], counts: Tensor) -> Tensor:
-        """Variance of the estimate given the questions, exactly: (*batch,)."""
-        n, points = counts.sum(), self.statistic.points
-        value = torch.zeros((), dtype=torch.float64, device=points.device)
-        for question, response in zip(questions, self.responses, strict=True):
-            each = variance(response, question.shown(points)) @ counts.to(points)
-            value = value + question.half_width.square() * each / n**2
-        return value
 
     def mean_variance(self, counts: Tensor, form: Form) -> Tensor:
         """The published part and that of the answers."""
         single(users_of(counts))
-        return self.published_variance(counts, form) + self.expected_answers(counts, form)
+        return self.protocol.published_variance(counts, form) + self.expected_answers(counts, form)
 
     def expected_answers(self, counts: Tensor, form: Form) -> Tensor:
-        """The answers' exact variance averaged over normal ``draws`` of the vectors' noise.
+        """The answers' exact variance averaged over normal draws of the vectors' noise.
 
         Where questions clip it is a mean squared error: (missed + clipped)^2 - missed^2 is averaged over these draws,
         ``missed`` what unclipped answers without noise would leave of the error.
         """
-        n, points = float(counts.sum()), self.statistic.points
-        mean = counts.to(points) @ points / n
-        generator = keyed_generator(b"interactive prediction", points.device)
+        n = float(counts.sum())
+        points = self.statistic.points
+        shares = counts.to(points) / n
+        mean = shares @ points
+        vectors = self.protocol.randomizers
+        noise = normals(points, b"interactive prediction", len(vectors))
         means = tuple(
-            mean
-            + (each.moments.variance / n) ** 0.5
-            * torch.randn(
-                draws(points),
-                len(mean),
-                dtype=torch.float64,
-                device=points.device,
-                generator=generator,
-            )
-            for each in self.randomizers
+            mean + (client.moments.variance / n) ** 0.5 * normal
+            for client, normal in zip(vectors, noise, strict=True)
         )
-        questions, offset = self.questions(means), self.offset(means, n)
-        clipped = (
-            torch.stack([each.clipping(points) for each in questions]).sum(0)
-            @ counts.to(points)
-            / n
-        )
-        missed = (
-            sum((each.vector @ mean for each in questions), offset)
-            - (form.weights * mean.square()).sum()
-        )
-        return (
-            self.answer_variance(questions, counts).mean()
-            + (clipped * (clipped + 2 * missed)).mean()
-        )
+        missed = self.protocol.offset(means, n) - (form.weights * mean.square()).sum()
+        clipped = torch.zeros_like(missed)
+        answered = torch.zeros_like(missed)
+        for question, response in zip(
+            self.protocol.questions(means), self.protocol.responses, strict=True
+        ):
+            missed = missed + question.vector @ mean
+            clipped = clipped + question.clipping(points) @ shares
+            of_users = variance(response, question.shown(points)) @ shares
+            answered = answered + question.half_width.square() * of_users / n
+        return (answered + clipped * (clipped + 2 * missed)).mean()
 
     def worst_variance(self, n: float | Tensor, form: Form) -> Tensor:
         """inf where questions clip: their bias depends on the data."""
-        worst = (
-            self.worst(float(n), extremes(self.statistic)) if self.clip == math.inf else torch.inf
-        )
+        worst = torch.inf
+        if self.protocol.clip == math.inf:
+            worst = self.protocol.worst(float(n), extremes(self.statistic))
         return torch.tensor(worst, dtype=torch.float64)
-
-    @abstractmethod
-    def worst(self, n: float, most: "Extremes") -> float:
-        """``worst_variance`` where nothing is clipped. most: the statistic's own."""
-
-    def mean_point(self, tally: Tally) -> Tensor:
-        return self.means(tally)[0]
 
     def plug_in_variance(self, tally: Tally, form: Form) -> Tensor:
         """From the messages alone; a little too large, because the users' values enter by their mean.
@@ -273,23 +265,29 @@ class PairsInRounds(PairwiseAnalyst, InteractiveProtocol[Tensor]):
         A response's variance is concave in the value, so the mean value gives at least the mean variance. What
         clipping adds is not counted: ``clipping_bias`` bounds it.
         """
-        means, n = self.means(tally), single(tally.n)
-        value = self.plug_in_published_variance(means, n, form)
-        for question, response, name in zip(
-            self.questions(means), self.responses, self._named("answer"), strict=True
+        n = float(single(tally.n))
+        means = self.protocol.means(tally)
+        answers = self.protocol.means(tally, "answer")
+        value = self.protocol.plug_in_published_variance(means, n, form)
+        for question, response, answer in zip(
+            self.protocol.questions(means), self.protocol.responses, answers, strict=True
         ):
-            value = (
-                value
-                + question.half_width.square()
-                * variance(response, (tally[name] / n).clamp(-1, 1))
-                / n
-            )
+            most = variance(response, answer[..., 0].clamp(-1, 1))
+            value = value + question.half_width.square() * most / n
         return value
 
 
-def draws(points: Tensor) -> int:
-    """How many draws of the first rounds' noise a prediction averages over: 256, for large statistics 64."""
-    return 256 if points.numel() <= LARGE else 64
+def normals(points: Tensor, key: bytes, *lead: int) -> Tensor:
+    """Standard normals in the place of vectors' noise, always the same ones: (*lead, draws, r)."""
+    count = DRAWS if points.numel() <= LARGE else DRAWS // 4
+    return torch.randn(
+        *lead,
+        count,
+        points.shape[1],
+        dtype=torch.float64,
+        device=points.device,
+        generator=keyed_generator(key, points.device),
+    )
 
 
 @dataclass(frozen=True)
@@ -297,8 +295,8 @@ class Extremes:
     """Constants of a statistic that bound the error of protocols in rounds, whatever the data.
 
     half: half of the largest range of a column of the kernel, how far a user's value can be from the middle. noise:
-    root of E (half the range over types of <J u_x, g>)^2 for g ~ N(0, I), by ``draws``. largest: largest entry of the
-    kernel without its constant; own: of its diagonal. longest: largest ||J u_x||. squares: sum of the squared weights.
+    root of E (half the range over types of <J u_x, g>)^2 for g ~ N(0, I), by draws. largest: largest entry of the
+    kernel without its constant; own: of its diagonal. longest: largest ||J u_x||.
     """
 
     half: float
@@ -306,28 +304,20 @@ class Extremes:
     largest: float
     own: float
     longest: float
-    squares: float
 
 
 def extremes(statistic: PairwiseStatistic) -> Extremes:
     """The constants of this statistic. O(k^2 r). Raises TypeError."""
-    one_kernel(statistic)
-    points, weights = statistic.points, statistic.form.weights
-    kernel = statistic.kernel(statistic.form) - statistic.form.constant
-    generator = keyed_generator(b"interactive range", points.device)
-    normals = torch.randn(
-        draws(points),
-        points.shape[1],
-        dtype=torch.float64,
-        device=points.device,
-        generator=generator,
+    form = one_kernel(statistic).form
+    points = statistic.points
+    kernel = statistic.kernel(form) - form.constant
+    values = (normals(points, b"interactive range") * form.weights) @ points.mT
+    half_ranges = (values.amax(1) - values.amin(1)) / 2
+    constants = checks.read(
+        (kernel.amax(1) - kernel.amin(1)).max() / 2,
+        half_ranges.square().mean().sqrt(),
+        kernel.abs().max(),
+        kernel.diagonal().abs().max(),
+        statistic.longest(form),
     )
-    values = (normals * weights) @ points.mT
-    half = ((values.amax(1) - values.amin(1)) / 2).square().mean().sqrt()
-    column, noise, largest, own, squares = checks.read(
-        (kernel.amax(1) - kernel.amin(1)).max(), half, kernel.abs().max(), kernel.diagonal().abs().max(),
-        weights.square().sum(),
-    )  # fmt: skip
-    return Extremes(
-        column / 2, noise, largest, own, float(statistic.longest(statistic.form)), squares
-    )
+    return Extremes(*constants)

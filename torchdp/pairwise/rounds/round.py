@@ -97,10 +97,6 @@ class Question:
         wide = self.half_width[..., None]
         return torch.minimum(torch.maximum(values, -wide), wide) - values
 
-    def mean(self, total: Tensor, n: float) -> Tensor:
-        """Mean of the users' values, from the sum of their messages."""
-        return self.center + self.half_width * total / n
-
 
 def ask(points: Tensor, vector: Tensor, clip: float) -> Question:
     """The question about ``vector`` that clips no type, unless half the range of its values is above ``clip``.
@@ -113,11 +109,18 @@ def ask(points: Tensor, vector: Tensor, clip: float) -> Question:
     return Question(vector, (low + high) / 2, ((high - low) / 2).clamp_max(clip))
 
 
-def check_clip(value: float) -> float:
-    """``value``, a half width > 0. Raises ValueError."""
-    if isinstance(value, bool) or not isinstance(value, int | float) or not value > 0:
-        raise ValueError(f"clip must be a number > 0 (math.inf clips nothing), not {value!r}")
-    return value
+@dataclass(frozen=True)
+class Message:
+    """One message of every user, through ``client``: a user of type x sends a noisy shown_x.
+
+    shown: (*batch, k, dim). What is asked for is the mean of center + scale * shown_x over users, (*batch, dim);
+    center, scale: (*batch, 1).
+    """
+
+    client: BallRandomizer
+    shown: Tensor
+    center: Tensor
+    scale: Tensor
 
 
 @dataclass(frozen=True)
@@ -163,33 +166,37 @@ class Round(MessageProtocol[Tensor, Tensor]):
         return tuple(scalar_response(each) for each in self.answers)
 
     @cached_property
+    def sent(self) -> dict[str, Message]:
+        """What a user sends, by the names of a tally's parts."""
+        one = self.points.new_ones(1)
+        found = {}
+        for index, client in enumerate(self.randomizers):
+            found[f"vector{index}"] = Message(client, self.points, torch.zeros_like(one), one)
+        for index, response in enumerate(self.responses):
+            question = self.questions[index]
+            found[f"answer{index}"] = Message(
+                response,
+                question.shown(self.points)[..., None],
+                question.center[..., None],
+                question.half_width[..., None],
+            )
+        return found
+
+    @cached_property
     def guarantee(self) -> Guarantee:
-        return compose(
-            [
-                *(one.guarantee for one in self.randomizers),
-                *(one.guarantee for one in self.responses),
-            ]
-        )
+        return compose([client.guarantee for client in (*self.randomizers, *self.responses)])
 
     @property
     def layout(self) -> Layout:
-        named = {
-            f"vector{index}": (self.points.shape[1:], torch.float64)
-            for index in range(len(self.vectors))
-        }
-        return {
-            **named,
-            **{f"answer{index}": ((), torch.float64) for index in range(len(self.answers))},
-        }
+        return {name: each.client.layout["sum"] for name, each in self.sent.items()}
 
     def limits(self, n: Users) -> dict[str, Limits]:
-        sent = (*self.randomizers, *self.responses)
-        return {name: one.limits(n)["sum"] for name, one in zip(self.layout, sent, strict=True)}
+        return {name: each.client.limits(n)["sum"] for name, each in self.sent.items()}
 
     @property
     def width(self) -> int:
         """Numbers in a message."""
-        return len(self.vectors) * self.points.shape[1] + len(self.answers)
+        return sum(each.client.dim for each in self.sent.values())
 
     @property
     def bits_per_user(self) -> int:
@@ -209,113 +216,79 @@ class Round(MessageProtocol[Tensor, Tensor]):
         return counts.to(self.points.device)
 
     def randomize_unchecked(self, x: Tensor, draws: Draws) -> Tensor:
-        vectors = [each.randomize_unchecked(self.points[x], draws) for each in self.randomizers]
-        return torch.cat([*vectors, *(each[:, None] for each in self._answers(x, draws))], 1)
-
-    def _answers(self, x: Tensor, draws: Draws) -> list[Tensor]:
-        found = []
-        for question, response in zip(self.questions, self.responses, strict=True):
-            values = question.shown(self.points)[x]
-            found.append(response.randomize_unchecked(values[:, None], draws)[:, 0])
-        return found
+        rows = [
+            each.client.randomize_unchecked(each.shown[x], draws) for each in self.sent.values()
+        ]
+        return torch.cat(rows, 1)
 
     def tally(self, messages: Tensor) -> Tally:
-        messages = checks.floating("messages", messages)
-        if messages.ndim != 2 or messages.shape[1] != self.width:
-            raise ValueError(
-                f"messages must have shape (n, {self.width}), not {tuple(messages.shape)}"
-            )
-        return Tally(len(messages), self._named(messages.sum(0, dtype=torch.float64)))
-
-    def _named(self, row: Tensor) -> dict[str, Tensor]:
-        """Vectors and answers of (*batch, width), by name."""
-        sizes = [sum(shape) or 1 for shape, _ in self.layout.values()]
-        parts = zip(self.layout.items(), row.split(sizes, -1), strict=True)
-        return {name: part if shape else part[..., 0] for (name, (shape, _)), part in parts}
+        messages = checks.shaped(
+            "messages", checks.floating("messages", messages), "n", self.width, empty=True
+        )
+        sizes = [each.client.dim for each in self.sent.values()]
+        sums = messages.sum(0, dtype=torch.float64).split(sizes)
+        return Tally(len(messages), dict(zip(self.sent, sums, strict=True)))
 
     def collect_unchecked(self, x: Tensor, draws: Draws) -> Tally:
-        """Vectors are summed type by type."""
+        """Summed type by type."""
         counts = self.summary(x)
-        sums = [each.collect_crowd(self.points, counts, draws)["sum"] for each in self.randomizers]
-        parts = [self._answers(some, draws) for some in x.split(self.users_at_once)]
-        sums += [
-            torch.stack([each.sum() for each in one]).sum() for one in zip(*parts, strict=True)
-        ]
-        return Tally(len(x), dict(zip(self.layout, sums, strict=True)))
+        sums = {}
+        for name, each in self.sent.items():
+            sums[name] = each.client.collect_crowd(each.shown, counts, draws)["sum"]
+        return Tally(len(x), sums)
 
     def sample_unchecked(self, summary: Tensor, draws: Simulated, shape: tuple[int, ...]) -> Tally:
         """At the cost of the randomizers' own sums."""
-        counts = summary.to(self.points.device)
         batch = (*shape, *np.broadcast_shapes(*(each.center.shape for each in self.questions)))
-        crowd = Crowd(self.points, counts)
-        sums = [each.sample_unchecked(crowd, draws, batch)["sum"] for each in self.randomizers]
-        for question, response in zip(self.questions, self.responses, strict=True):
-            values = question.shown(self.points).expand(*batch, -1)
-            if values.numel() == 0:  # of no repetition
-                sums.append(values.new_zeros(batch))
+        sums = {}
+        for name, each in self.sent.items():
+            asked = each.shown.shape[:-2]  # the questions' own batch
+            if not each.shown.numel():  # of no repetition
+                sums[name] = each.shown.new_zeros(*batch, each.client.dim)
                 continue
-            answered = Crowd(values[..., None], counts.expand(values.shape))
-            sums.append(response.sample_unchecked(answered, draws, ())["sum"][..., 0])
-        return Tally(crowd.n, dict(zip(self.layout, sums, strict=True)))
+            crowd = Crowd(each.shown, summary.expand(*asked, -1))
+            repetitions = batch[: len(batch) - len(asked)]
+            sums[name] = each.client.sample_unchecked(crowd, draws, repetitions)["sum"]
+        return Tally(int(summary.sum()), sums)
 
     def analyse(self, tally: Tally) -> Estimate:
-        n, sums = single(self.check(tally).n), list(tally[name] for name in self.layout)
-        first = len(self.vectors)
-        means = [each / n for each in sums[:first]]
-        means += [
-            q.mean(each, n)[..., None] for q, each in zip(self.questions, sums[first:], strict=True)
-        ]
-        error = self._worst(n).sqrt().expand(*means[0].shape[:-1], -1)
-        return Estimate(torch.cat(means, -1), error, n)
+        n = single(self.check(tally).n)
+        means = [each.center + each.scale * tally[name] / n for name, each in self.sent.items()]
+        value = torch.cat(means, -1)
+        return Estimate(value, (self._largest / n).sqrt().expand_as(value), n)
 
     def exact(self, summary: Tensor) -> Tensor:
-        shares, _ = self._shares(summary)
-        answers = [
-            q.center + q.half_width * (q.shown(self.points) @ shares) for q in self.questions
-        ]
-        return torch.cat(
-            [*(shares @ self.points for _ in self.vectors), *(each[..., None] for each in answers)],
-            -1,
-        )
+        counts = self._users(summary)
+        shares = counts / counts.sum()
+        means = [each.center + each.scale * (shares @ each.shown) for each in self.sent.values()]
+        return torch.cat(means, -1)
 
     def predicted_mse(self, summary: Tensor) -> Tensor:
-        shares, n = self._shares(summary)
-        each = [
-            variance(r, q.shown(self.points)) @ shares
-            for q, r in zip(self.questions, self.responses, strict=True)
+        counts = self._users(summary)
+        variances = [
+            each.scale.square() * (counts @ variance(each.client, each.shown))
+            for each in self.sent.values()
         ]
-        return self._errors([one / n for one in each], n)
+        return torch.cat(variances, -1) / counts.sum() ** 2
 
     def worst_mse(self, n: Users, objective: Objective = Objective.WORST) -> Tensor:
         return checks.instance("objective", objective, Objective).of(
-            self._worst(checks.integer("n", n, 1))
+            self._largest / checks.integer("n", n, 1)
         )
 
-    def _shares(self, summary: Tensor) -> tuple[Tensor, float]:
-        counts = checks.floating("summary", summary).to(self.points)
-        if (
-            counts.shape != self.points.shape[:1]
-            or bool((counts < 0).any())
-            or not bool(counts.any())
-        ):
-            raise ValueError(
-                f"summary must be ({len(self.points)},) and count users, not {tuple(counts.shape)}"
-            )
-        return counts / counts.sum(), float(counts.sum())
+    def _users(self, summary: Tensor) -> Tensor:
+        counts = checks.users("summary", summary, self.held)
+        single(users_of(counts))
+        return counts.to(self.points.device)
 
-    def _worst(self, n: int) -> Tensor:
-        largest = [self.points.new_tensor(each.moments.variance / n) for each in self.responses]
-        return self._errors(largest, n)
-
-    def _errors(self, answers: list[Tensor], n: float) -> Tensor:
-        size = self.points.shape[1]
-        vectors = [
-            self.points.new_full((size,), each.moments.variance / n) for each in self.randomizers
+    @cached_property
+    def _largest(self) -> Tensor:
+        """The largest variance of one user's message, that at the value 0."""
+        variances = [
+            each.scale.square() * variance(each.client, torch.zeros_like(each.shown[..., 0, :]))
+            for each in self.sent.values()
         ]
-        widths = zip(self.questions, answers, strict=True)
-        return torch.cat(
-            [*vectors, *((q.half_width.square() * each)[..., None] for q, each in widths)], -1
-        )
+        return torch.cat(variances, -1)
 
     def encode(self, messages: Tensor) -> bytes:
         return wire.pack_vectors(messages, self.width)

@@ -36,6 +36,7 @@ class TwoRound(PairsInRounds):
     Source: derived here; t = 1/2 is Ghazi et al. (2023), section 1.2; at t = 1 the leading term is their Theorem 24's.
     """
 
+    schedule = ((0,), ()), ((), (1,))
     first: float
     weight: float = 1.0
 
@@ -57,19 +58,16 @@ class TwoRound(PairsInRounds):
 
         prior: the (k,) shares that are expected, public; without it ``worst`` is made least. Raises ValueError.
         """
-        n, epsilon, most = (
-            checks.integer("n", n, 2),
-            checks.positive("epsilon", epsilon),
-            extremes(statistic),
-        )
+        n = checks.integer("n", n, 2)
+        epsilon = checks.positive("epsilon", epsilon)
+        most = extremes(statistic)
         expected = histogram_of(prior, statistic)
         shares = 1 / (1 + np.exp(-np.linspace(-4, 7, 23)))
-        low, high = SMALLEST_EPSILON / epsilon * (1 + 1e-9), LARGEST_EPSILON / epsilon
-        grid = [
-            float(share)
-            for share in shares
-            if low <= min(share, 1 - share) and max(share, 1 - share) <= high
-        ]
+        smaller, larger = np.minimum(shares, 1 - shares), np.maximum(shares, 1 - shares)
+        taken = (smaller * epsilon >= SMALLEST_EPSILON * (1 + 1e-9)) & (
+            larger * epsilon <= LARGEST_EPSILON
+        )
+        grid = shares[taken].tolist()
         if not grid:
             raise ValueError(
                 f"epsilon must lie in [{4 * SMALLEST_EPSILON:g}, {LARGEST_EPSILON:g}] here, not {epsilon!r}"
@@ -98,24 +96,15 @@ class TwoRound(PairsInRounds):
     ) -> Callable[[float], float]:
         """What this protocol, of weight 1, has with other weights: ``worst``, or the variance for these shares."""
         if expected is None:
-            return partial(self._worst, n, most)
+            return partial(self._worst, float(n), most)
         counts = expected * n
-        answers = float(self.expected_answers(counts, self.statistic.form))
-        return lambda weight: (
-            float(self._published(counts, weight)) + weight**2 * answers
-        )  # widths go with the weight
+        answers = float(self.analyst.expected_answers(counts, self.statistic.form))
+        # half widths go with the weight
+        return lambda weight: float(self._published(counts, weight)) + weight**2 * answers
 
     @property
-    def vector_budgets(self) -> tuple[float, ...]:
-        return (self.first,)
-
-    @property
-    def answer_budgets(self) -> tuple[float, ...]:
-        return (self.epsilon - self.first,)
-
-    @property
-    def schedule(self) -> tuple[tuple[int, int], ...]:
-        return (1, 0), (0, 1)
+    def message_budgets(self) -> tuple[float, ...]:
+        return self.first, self.epsilon - self.first
 
     @cached_property
     def _noise(self) -> NoiseMoments:
@@ -126,37 +115,18 @@ class TwoRound(PairsInRounds):
         return (ask(self.statistic.points, 2 * self.weight * turned, self.clip),)
 
     def offset(self, means: tuple[Tensor, ...], n: float) -> Tensor:
-        weights, v = self.statistic.form.weights, self.randomizers[0].moments.variance
-        return (1 - 2 * self.weight) * (
-            (weights * means[0].square()).sum(-1) - v * weights.sum() / n
-        )
+        weights = self.statistic.form.weights
+        own = self._v * weights.sum() / n  # the noise's own square
+        return (1 - 2 * self.weight) * ((weights * means[0].square()).sum(-1) - own)
 
     def published_variance(self, counts: Tensor, form: Form) -> Tensor:
         return self._published(counts, self.weight)
 
-    def _published(self, counts: Tensor, weight: float) -> Tensor:
-        points, n, weights = self.statistic.points, counts.sum(), self.statistic.form.weights
-        linear = 2 * (1 - weight)
-        square = 1 - 2 * weight
-        counts = counts.to(points)
-        total = counts @ points
-        unit = points / self.statistic.radius
-        beyond = self._noise.beyond_normal(unit, weights * total, weights, linear, square)
-        return self._variance((weights * total).square().sum(), n, weight) + counts @ beyond / n**4
-
     def plug_in_published_variance(self, means: tuple[Tensor, ...], n: float, form: Form) -> Tensor:
         """Leaves out the terms of the third and fourth moments: a fraction that vanishes as n grows."""
-        noise = self.randomizers[0].moments.variance * form.weights.square().sum() / n
+        noise = self._v * form.weights.square().sum() / n
         square = ((form.weights * means[0]).square().sum(-1) - noise).clamp_min(0)
-        return self._variance(float(n) ** 2 * square, float(n), self.weight)
-
-    def _variance(self, square: Tensor, n: Tensor | float, weight: float) -> Tensor:
-        """``square``: ||J s||^2, s the sum of the vectors."""
-        v = self.randomizers[0].moments.variance
-        linear = 2 * (1 - weight)
-        quadratic = 1 - 2 * weight
-        squares = self.statistic.form.weights.square().sum(-1)
-        return linear**2 * v * square / n**3 + 2 * quadratic**2 * v**2 * squares / n**2
+        return self._variance(n**2 * square, n, self.weight)
 
     def worst(self, n: float, most: Extremes) -> float:
         """A bound of the variance of the mean over all pairs, whatever the data of n users, nothing clipped.
@@ -167,13 +137,36 @@ class TwoRound(PairsInRounds):
         """
         return self._worst(n, most, self.weight)
 
-    def _worst(self, n: float, most: Extremes, weight: float) -> float:
-        v = self.randomizers[0].moments.variance
+    @property
+    def _v(self) -> float:
+        """v, of one message."""
+        return self.randomizers[0].moments.variance
+
+    def _published(self, counts: Tensor, weight: float) -> Tensor:
+        points = self.statistic.points
+        counts = counts.to(points)
+        n = counts.sum()
+        weights = self.statistic.form.weights
+        slope = weights * (counts @ points)  # J s
+        unit = points / self.statistic.radius
         p = 2 * (1 - weight)
         q = 1 - 2 * weight
-        points, radius = self.statistic.points, self.statistic.radius
+        beyond = self._noise.beyond_normal(unit, slope, weights, p, q)
+        return self._variance(slope.square().sum(), n, weight) + counts @ beyond / n**4
+
+    def _variance(self, square: Tensor | float, n: Tensor | float, weight: float) -> Tensor:
+        """For normal noise; ``square``: ||J s||^2, s the sum of the vectors."""
+        p = 2 * (1 - weight)
+        q = 1 - 2 * weight
+        squares = self.statistic.form.weights.square().sum()
+        return p**2 * self._v * square / n**3 + 2 * q**2 * self._v**2 * squares / n**2
+
+    def _worst(self, n: float, most: Extremes, weight: float) -> float:
+        p = 2 * (1 - weight)
+        q = 1 - 2 * weight
+        radius = self.statistic.radius
         weights = self.statistic.form.weights
-        unit = points / radius
+        unit = self.statistic.points / radius
         fourth = self._noise.beyond_normal(unit, torch.zeros_like(unit[0]), weights, p, q)
         own = most.own / radius**2
         along = most.largest / radius  # |s^T J u_x|/n
@@ -183,10 +176,7 @@ class TwoRound(PairsInRounds):
         third = abs(self._noise.third - 2 * self._noise.mixed_third) * along * own
         third += mixed * (along * across + 2 * most.longest**2 / radius)
         beyond = 2 * p * abs(q) * third / n**2 + float(fourth.amax()) / n**3
-        half = 2 * weight * (most.half + most.noise * (v / n) ** 0.5)
+        half = 2 * weight * (most.half + most.noise * (self._v / n) ** 0.5)
         answers = half**2 * self.responses[0].moments.variance / n  # largest at the value 0
-        # _variance
-        published = (
-            p**2 * v * (most.longest * n) ** 2 / n**3 + 2 * q**2 * v**2 * most.squares / n**2
-        )
+        published = float(self._variance((most.longest * n) ** 2, n, weight))
         return published + beyond + answers
