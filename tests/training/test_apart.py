@@ -52,12 +52,9 @@ def where_far(z, x):
 MIXES = {  # what is done, and the route that serves it
     "honest": (lambda z, x: torch.relu(z), "factors"),
     "branch on data": (lambda z, x: z - z.roll(1, 0) if bool((x > 50).any()) else z, "refused"),
-    "little of a mean": (lambda z, x: z - 1e-3 * z.mean(0, keepdim=True).expand(len(z), -1), "refused"),
     "little of another": (lambda z, x: z - 1e-3 * z.roll(1, 0), "refused"),
     "from nine on": (lambda z, x: z - z.roll(1, 0) if len(z) > 8 else z, "refused"),
     "factor of the number": (lambda z, x: z - z.roll(1, 0) * float(len(z) > 8), "vmap"),
-    "in place": (lambda z, x: z.clone().add_(z.roll(1, 0)), "refused"),
-    "largest of all": (lambda z, x: z + torch.relu(x.max(0).values - FAR).sum() * z.roll(1, 0), "refused"),
     "norm of all, where large": (lambda z, x: z / x.norm().clamp_min(1e3), "refused"),
     "item": (lambda z, x: z * (1.0 if (x > 1e9).sum().item() < 9 else 0.0), "loop"),
     "numpy": (lambda z, x: z * float(x.detach().numpy().sum() < 1e9), "loop"),
