@@ -18,7 +18,6 @@ from torchdp.training import (
     Batches,
     Epochs,
     ParticipationLog,
-    Sensitivity,
     Separated,
     sensitivity,
 )
@@ -37,16 +36,13 @@ def banded(bands):
 
 def test_any_number_of_steps_and_dense_strategies_are_exact_at_once():
     C = normal(60, 60).abs().tril()
-    for rule, columns in (
-        (Separated(1, 10**9), C),
-        (Separated(2**53, 3), C[:, :1]),
-        (Epochs(1), C),
+    for rule, moved in (
+        (Separated(1, 10**9), C.sum(1).norm()),
+        (Separated(2**53, 3), C.norm(dim=0).max()),
+        (Epochs(1), C.sum(1).norm()),
     ):
         found = sensitivity(C, rule)
-        assert found.exact and found.value >= float(columns.sum(1).norm())
-    assert math.isclose(
-        sensitivity(C, Separated(1, 10**9)).value, float(C.sum(1).norm()), rel_tol=1e-11
-    )
+        assert found.exact and math.isclose(found.value, moved, rel_tol=1e-11)
 
 
 def test_signs_that_fit_are_found_and_signs_that_do_not_are_a_bound_that_says_so():
@@ -137,28 +133,23 @@ def instances(count):
         yield C, pattern(n, width, g)
 
 
-def compare(count, claim):
-    """What went wrong or right, by name, over ``count`` random strategies and patterns."""
+def compare(count):
+    """How many sensitivities of random strategies and patterns are exact, and how many attained and not said to be."""
     seen = Counter()
     for C, rule in instances(count):
-        found, rows = claim(C, rule), users(rule, C.shape[1])
+        found, rows = sensitivity(C, rule), users(rule, C.shape[1])
         truth = float((rows @ C.mT).norm(dim=1).max())
-        seen["too small"] += found.value < truth
-        seen["not attained"] += found.attained > truth * (1 + 1e-12)
+        attained = math.isclose(found.value, truth, rel_tol=1e-9)
+        assert found.value >= truth and found.attained <= truth * (1 + 1e-12)
+        assert attained or not found.exact
         seen["exact"] += found.exact
-        seen["exact and wrong"] += found.exact and not math.isclose(
-            found.value, truth, rel_tol=1e-9
-        )
-        seen["not exact though attained"] += not found.exact and math.isclose(
-            found.value, truth, rel_tol=1e-9
-        )
+        seen["unsaid"] += attained and not found.exact
     return seen
 
 
 def test_guarantee_no_sensitivity_is_too_small_and_exact_ones_are_attained():
-    seen = compare(1000, sensitivity)
-    assert seen["too small"] == seen["not attained"] == seen["exact and wrong"] == 0
-    assert seen["exact"] > 700 and seen["not exact though attained"] < 10
+    seen = compare(1000)
+    assert seen["exact"] > 700 and seen["unsaid"] < 10
 
 
 def test_guarantee_unit_vectors_move_no_further_than_signs_say():
@@ -171,35 +162,9 @@ def test_guarantee_unit_vectors_move_no_further_than_signs_say():
         assert float((C @ U).flatten(1).norm(dim=1).max()) <= sensitivity(C, rule).value
 
 
-def full_sets_only(C, rule):
-    """The fault: sets of exactly ``times`` steps."""
-    if not isinstance(rule, Separated):
-        return sensitivity(C, rule)
-    rows = users(rule, C.shape[1])
-    sizes = (rows != 0).sum(1)
-    value = float((rows[sizes == sizes.max()] @ C.mT).norm(dim=1).max())
-    return Sensitivity(value, value)
-
-
-@pytest.mark.parametrize(
-    "fault",
-    [
-        full_sets_only,
-        lambda C, rule: Sensitivity(
-            sensitivity(C, rule).value / 2, sensitivity(C, rule).attained / 2
-        ),
-        lambda C, rule: Sensitivity(sensitivity(C, rule).value * 2, sensitivity(C, rule).value * 2),
-    ],
-)
-def test_planted_faults_are_caught(fault):
-    seen = compare(100, fault)
-    assert seen["too small"] + seen["not attained"] + seen["exact and wrong"] > 0
-
-
 def test_a_search_that_is_cut_short_is_a_bound_and_says_so(monkeypatch):
     monkeypatch.setattr(worst_sets, "NODES", 0)
-    seen = compare(150, sensitivity)
-    assert seen["too small"] == seen["not attained"] == seen["exact and wrong"] == 0
+    assert compare(150)["exact"] < 150
 
 
 @pytest.mark.parametrize("rule", RULES)
