@@ -189,7 +189,7 @@ class Drops(nn.Module):
 def test_dropout_draws_a_mask_for_each_example_and_leaves_torch_s_generator(inner, shown):
     net, x, y = Drops(inner, shown), torch.ones(200, 4), torch.zeros(200, 3)
     before = torch.get_rng_state()
-    with pytest.raises(ValueError, match="draws dropout .* pass dropout="):
+    with pytest.raises(ValueError, match=r"draws dropout .* pass dropout="):
         clip_and_sum(net, mse_loss, x[:3], y[:3], 1.0)
     one, same, other = [
         clip_and_sum(net, mse_loss, x, y, 1e-3, dropout=keyed_generator(key))
