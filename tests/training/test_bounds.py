@@ -6,7 +6,6 @@ from fractions import Fraction
 
 import pytest
 import torch
-from laws import stored
 from torch import nn
 from trained import gradient
 
@@ -26,13 +25,15 @@ ALL = list(range(USERS))
 
 @pytest.fixture(scope="module")
 def plans():
-    """Batches of one's own, of anybody, and all that are chosen from."""
+    """Batches of one's own, of anybody, and a fixed order."""
     asked = {"users": USERS, "batch": 15, "epsilon": 20.0, "delta": 1e-4, "bound": LIMIT}
     own = choose(Iterates(STEPS), participation=Separated(1, STEPS), **asked).best
-    found = {one.name: one.protocol for one in choose(Iterates(STEPS), **asked).candidates} | {
-        "own": own
+    chosen = choose(Iterates(STEPS), **asked)
+    ordered = next(one.protocol for one in chosen.candidates if one.name == "fixed order")
+    return {
+        name: plan.adapted(AdaptiveBound(share=SHARE))
+        for name, plan in (("own", own), ("fixed order", ordered))
     }
-    return {name: plan.adapted(AdaptiveBound(share=SHARE)) for name, plan in found.items()}
 
 
 class Parts(nn.Module):
@@ -141,45 +142,15 @@ def test_guarantee_rows_are_scaled_by_what_they_were_clipped_to(plans, monkeypat
     assert seen[0].norm() <= LIMIT * (1 + 1e-11)
 
 
-def train(run, steps=STEPS):
-    """Gradients and bounds of some steps; drawn, since rows do not depend on the weights."""
-    seen = []
-    for users in run:
-        run.backward(X[users], X[users, :1])
-        seen.append((*gradient(run).tolist(), run.bound))
-        if len(seen) == steps:
-            break
-    return seen
-
-
-KINDS = pytest.mark.parametrize(
-    "kind", ["fixed order", "Poisson, independent noise", "cyclic Poisson, 4 bands"]
-)
-
-
-@KINDS
-@pytest.mark.parametrize("kept", ["state dict", "secret state", "ledger", "all"])
-@pytest.mark.parametrize("stop", [0, 3])
-def test_a_killed_run_goes_on_with_the_same_bound(plans, kind, kept, stop, tmp_path):
-    plan = plans[kind]
-    whole = train(plan.start(model(), linear, noise=SeededNoise(1)))
-    assert len({bound for *_, bound in whole}) > STEPS / 2
-    run = plan.start(model(), linear, noise=SeededNoise(1), ledger=tmp_path / "ledger")
-    start, begun = run.secret_state(), train(run, stop) if stop else []
-    secret = stored(run.secret_state() if kept in ("secret state", "all") else start)
-    step = stored(run.state_dict()) if kept in ("state dict", "all") else stop
-    ledger = {"ledger": tmp_path / "ledger"} if kept in ("ledger", "all") else {}
-    again = plan.resume(model(), linear, secret, step=step, **ledger)
-    assert again.bound == run.bound
-    torch.testing.assert_close(torch.tensor(begun + train(again)), torch.tensor(whole))
-
-
 def test_after_a_kill_within_a_step_the_bound_is_that_step_s_own(plans, tmp_path):
     plan, path = plans["fixed order"], tmp_path / "ledger"
     run = plan.start(model(), linear, ledger=path)
     secret = run.secret_state()
-    train(run, 3)
-    bound, users = run.bound, next(iter(run))
+    for users in run:
+        if run.step == 3:
+            break
+        run.backward(X[users], X[users, :1])
+    bound = run.bound
 
     def killed(total):
         raise KeyboardInterrupt
@@ -189,7 +160,7 @@ def test_after_a_kill_within_a_step_the_bound_is_that_step_s_own(plans, tmp_path
         run.backward(X[users], X[users, :1])
     assert run.bound == bound
     again = plan.resume(model(), linear, secret, ledger=path)
-    assert (again.step, again.bound) == (4, bound)
+    assert (again.step, again.bound) == (4, bound) and bound != LIMIT
     text = path.read_text()
     noted = [float(line.split()[1]) for line in text.splitlines() if line.count(" ") == 2]
     # cut short anywhere: an older bound, never a wrong one

@@ -21,7 +21,7 @@ from trained import KINDS, STEPS, X, gradient, model, squares
 
 from torchdp.factorization import BandedStrategy
 from torchdp.noise import SeededNoise
-from torchdp.training import Iterates, choose, clipped_sum
+from torchdp.training import AdaptiveBound, Iterates, choose, clipped_sum
 from torchdp.training.batches import Waiting
 from torchdp.training.participation import CyclicPoisson
 from torchdp.training.sums import clipped_rows
@@ -44,10 +44,11 @@ def same(one, other):
 
 
 @KINDS
+@pytest.mark.parametrize("adaptive", [False, True])
 @pytest.mark.parametrize("stop", [0, 1, 5])
 @pytest.mark.parametrize("kept", ["at the start", "at the end"])
-def test_a_killed_run_goes_on_as_if_it_had_not_been(plans, kind, stop, kept):
-    plan = plans[kind]
+def test_a_killed_run_goes_on_as_if_it_had_not_been(plans, kind, adaptive, stop, kept):
+    plan = plans[kind].adapted(AdaptiveBound()) if adaptive else plans[kind]
     whole = train(plan.start(model(), squares, noise=SeededNoise(1)))
     run = plan.start(model(), squares, noise=SeededNoise(1))
     early = stored(run.secret_state())
@@ -56,9 +57,11 @@ def test_a_killed_run_goes_on_as_if_it_had_not_been(plans, kind, stop, kept):
     net = model()
     net.load_state_dict(run.module.state_dict())
     state = stored(run.state_dict())
-    assert state == {"step": stop}
-    again = plan.resume(net, squares, secret, step=state["step"])
-    assert again.step == stop and len(again) == STEPS - stop
+    assert state == {"step": stop} | ({"bound": run.bound} if adaptive else {})
+    # the secret state at the end knows the bound by itself
+    again = plan.resume(net, squares, secret, step=stop if kept == "at the end" else state)
+    assert again.step == stop and len(again) == STEPS - stop and again.bound == run.bound
+    assert (run.bound != plan.bound) == (adaptive and stop > 0)
     assert same(begun + train(again), whole)
     assert list(again) == []
 

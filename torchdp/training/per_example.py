@@ -184,9 +184,7 @@ class Passes:
             for name, value in old.items()
             if name not in BASE
         ]
-        holders = [
-            (place, value, _elements(value)) for place, value in own if type(value) in HOLDERS
-        ]
+        holders = [(place, value, copy(value)) for place, value in own if type(value) in HOLDERS]
         versions = [(place, value, value._version) for place, value in own if _counted(value)]
         try:
             yield
@@ -200,13 +198,15 @@ class Passes:
                         now[name] = value
                         if isinstance(value, Tensor | int | float):
                             self.known.sets.add(f"{path}.{name}")
-            for place, value, elements in holders:
-                found = _elements(value)
+            for place, value, old in holders:
+                found, elements = _elements(value), _elements(old)
                 if len(found) != len(elements) or any(
                     a is not b for a, b in zip(found, elements, strict=True)
                 ):
                     self.known.sets.add(place)
-                    _refill(value, elements)
+                    value.clear()
+                    refill = value.update if isinstance(value, dict | set) else value.extend
+                    refill(old)
         for place, value, version in versions:
             if value._version != version:
                 raise Refused(_changed(place))
@@ -363,17 +363,6 @@ def _counted(value: Any) -> bool:
 def _elements(holder: Any) -> list[Any]:
     """Of a dict the keys, then the values."""
     return [*holder, *holder.values()] if isinstance(holder, dict) else [*holder]
-
-
-def _refill(holder: Any, elements: list[Any]) -> None:
-    holder.clear()
-    if isinstance(holder, dict):
-        half = len(elements) // 2
-        holder.update(zip(elements[:half], elements[half:], strict=True))
-    elif isinstance(holder, set):
-        holder.update(elements)
-    else:
-        holder.extend(elements)
 
 
 def _same(a: Tensor, b: Tensor) -> bool:
