@@ -143,30 +143,19 @@ def hooked_forward(z, x):
     return stopped + (z - stopped) * stopped.roll(1, 0)
 
 
-def test_what_begins_to_mix_later_is_refused_at_the_next_check():
-    """As a gate that is 0 at first, and no number of the program."""
-    gate = torch.zeros(())
-    sums, (x, y) = (
-        Clipper(Mixes(lambda z, x: z - gate * z.roll(1, 0)), cross_entropy),
-        batch(7, b"later"),
-    )
-    sums(x, y, BOUND)
+def test_what_begins_to_mix_later_is_refused_at_the_next_check_or_goes_to_another_route():
+    """As a gate that is 0 at first, and no number of the program: outputs mix, or gradients alone."""
+    gate, (x, y) = torch.zeros(()), batch(7, b"later")
+    outputs = Clipper(Mixes(lambda z, x: z - gate * z.roll(1, 0)), cross_entropy)
+    alone = Clipper(Mixes(lambda z, x: z + gate * (hooked_forward(z, x) - z)), cross_entropy)
+    outputs(x, y, BOUND), alone(x, y, BOUND)
     gate.fill_(1.0)
     with pytest.raises(ValueError, match="module mixes examples"):
         for _ in range(16):
-            sums(x, y, BOUND)
-
-
-def test_gradients_that_begin_to_mix_later_are_seen_at_the_next_check():
-    """Outputs stay each row's own."""
-    gate = torch.zeros(())
-    sums = Clipper(Mixes(lambda z, x: z + gate * (hooked_forward(z, x) - z)), cross_entropy)
-    x, y = batch(7, b"later")
-    sums(x, y, BOUND)
-    gate.fill_(1.0)
+            outputs(x, y, BOUND)
     for _ in range(16):
-        sums(x, y, BOUND)
-    assert sums.route.startswith("vmap")
+        alone(x, y, BOUND)
+    assert alone.route.startswith("vmap")
 
 
 def largest_in_gradients(z, x):

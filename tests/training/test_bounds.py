@@ -7,7 +7,7 @@ from fractions import Fraction
 import pytest
 import torch
 from torch import nn
-from trained import gradient
+from trained import brute, gradient
 
 from torchdp.noise import SeededNoise
 from torchdp.randomness import keyed_generator
@@ -303,19 +303,10 @@ def test_every_route_clips_the_groups_of_single_examples(routes, at_once):
         "5": ["5.weight"],
         "5.bias": ["5.bias"],
     }
-    own = {name: p for name, p in net.named_parameters() if p.requires_grad}
-    total = {name: torch.zeros_like(p) for name, p in own.items()}
-    for i in range(len(x)):
-        loss = nn.functional.cross_entropy(net(x[i : i + 1]), y[i : i + 1])
-        g = dict(zip(own, torch.autograd.grad(loss, list(own.values())), strict=True))
-        for name, members in parts.items():
-            norm = torch.cat([g[one].flatten() for one in members]).norm()
-            most = bound * groups[name] / math.sqrt(sum(w * w for w in groups.values()))
-            for one in members:
-                total[one] += g[one] * (most / norm).clamp_max(1)
-    torch.testing.assert_close(
-        found, torch.cat([each.flatten() for each in total.values()]), rtol=5e-5, atol=1e-7
-    )
+    unit = bound / math.hypot(*groups.values())
+    together = [(unit * groups[name], members) for name, members in parts.items()]
+    expected = brute(net, nn.functional.cross_entropy, x, y, bound, together)
+    torch.testing.assert_close(found.double(), expected, rtol=5e-5, atol=1e-7)
 
 
 @pytest.mark.parametrize("seed", range(40))

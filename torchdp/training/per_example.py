@@ -341,9 +341,10 @@ def masks(seed: int | None, device: torch.device) -> Iterator[list[Tensor]]:
     own = generators(device)
     before = [each.get_state() for each in own]
     try:
-        # torch.manual_seed would seed other devices too, whose states are not put back
-        for each in own if seed is not None else ():
-            each.manual_seed(seed)
+        if seed is not None:
+            # torch.manual_seed would seed other devices too, whose states are not put back
+            for each in own:
+                each.manual_seed(seed)
         yield before
     finally:
         for each, state in zip(own, before, strict=True):

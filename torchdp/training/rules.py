@@ -93,7 +93,7 @@ def norm(r: Record, func: Any, args: Any, kwargs: Any) -> Any:
     out = func(**call | own)
     call["input"] = r.keep(x)
 
-    def added(g: Tensor, source: Tensor) -> Form:
+    def added(g: Tensor, source: Any) -> Form:
         return channels(n, g) if second else last(n, g, source.numel())
 
     def form(g: Tensor) -> Form:
@@ -223,7 +223,7 @@ def attention(r: Record, func: Any, args: Any, kwargs: Any) -> Any:
     """An additive mask of parameters."""
     call = named(func, args, kwargs)
     mask, sides = call.get("attn_mask"), [call[name] for name in ("query", "key", "value")]
-    if not r.of_weights(mask) or not all(r.fits(side, rows=True) for side in sides):
+    if mask is None or not r.of_weights(mask) or not all(r.fits(side, rows=True) for side in sides):
         return None
     own = spread(r, mask, call["query"].ndim)
     return None if own is None else func(**call | {"attn_mask": own})
@@ -242,7 +242,7 @@ def heads(r: Record, func: Any, args: Any, kwargs: Any) -> Any:
     with r:
         sides = [side.transpose(0, 1) for side in sides]
         if same:
-            projected = F.linear(sides[0], W, b).chunk(3, -1)
+            projected = list(F.linear(sides[0], W, b).chunk(3, -1))
         else:
             bs = (None,) * 3 if b is None else b.chunk(3)
             projected = [F.linear(*each) for each in zip(sides, W.chunk(3), bs, strict=True)]
