@@ -8,6 +8,7 @@ import torch
 from torch import nn
 
 from torchdp.noise import SeededNoise
+from torchdp.randomness import keyed_generator
 from torchdp.training import Iterates, choose
 
 STEPS = 8
@@ -34,6 +35,14 @@ def squares(output, target):
 def model():
     torch.manual_seed(0)
     return nn.Linear(1, 1)
+
+
+def filled(net, scale=1.0):
+    """With normals of this size for parameters, the same each time."""
+    with torch.no_grad():
+        for i, p in enumerate(net.parameters()):
+            p.copy_(scale * torch.randn(p.shape, generator=keyed_generator(bytes([i]))))
+    return net
 
 
 def started(plan, **options):

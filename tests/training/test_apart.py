@@ -4,6 +4,7 @@ import pytest
 import torch
 from torch import nn
 from torch.nn.functional import cross_entropy, dropout
+from trained import filled
 
 from torchdp.randomness import keyed_generator
 from torchdp.training import clip_and_sum
@@ -31,9 +32,7 @@ class Mixes(nn.Module):
     def __init__(self, mix):
         super().__init__()
         self.first, self.last, self.mix = nn.Linear(6, 8), nn.Linear(8, 3), mix
-        with torch.no_grad():
-            for i, p in enumerate(self.parameters()):
-                p.copy_(0.5 * torch.randn(p.shape, generator=keyed_generator(bytes([i]))))
+        filled(self, 0.5)
 
     def forward(self, x):
         return self.last(self.mix(self.first(x), x))

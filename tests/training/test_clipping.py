@@ -8,6 +8,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 from torch.nn.functional import cross_entropy, mse_loss
+from trained import filled
 
 from torchdp.randomness import keyed_generator
 from torchdp.training import clip_and_sum, clipped_sum, set_gradients
@@ -22,11 +23,8 @@ def data(n):
 
 
 def model():
-    net = nn.Sequential(nn.Linear(4, 6), nn.Tanh(), nn.GroupNorm(2, 6), nn.Linear(6, 3)).double()
-    with torch.no_grad():
-        for i, p in enumerate(net.parameters()):
-            p.copy_(torch.randn(p.shape, dtype=p.dtype, generator=keyed_generator(bytes([i]))))
-    return net
+    layers = nn.Linear(4, 6), nn.Tanh(), nn.GroupNorm(2, 6), nn.Linear(6, 3)
+    return filled(nn.Sequential(*layers).double())
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])

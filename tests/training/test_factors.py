@@ -7,7 +7,7 @@ import torch
 from torch import nn
 from torch.autograd import forward_ad
 from torch.nn import functional as F
-from trained import brute
+from trained import brute, filled
 
 from torchdp.randomness import keyed_generator
 from torchdp.training import clip_and_sum, factors
@@ -175,10 +175,12 @@ def made(name):
     make, x, expected = CASES[name]
     net = make()
     net(**x) if isinstance(x, dict) else net(x)
-    with torch.no_grad():
-        for i, p in enumerate(net.parameters()):
-            p.copy_(0.2 * torch.randn(p.shape, generator=keyed_generator(bytes([i]))))
-    return net, x, torch.linspace(-1, 1, N, dtype=next(net.parameters()).dtype), expected
+    return (
+        filled(net, 0.2),
+        x,
+        torch.linspace(-1, 1, N, dtype=next(net.parameters()).dtype),
+        expected,
+    )
 
 
 def one(x, i):

@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import nn
 from torch.nn import functional as F
+from trained import filled
 
 from torchdp.randomness import keyed_generator
 from torchdp.training import Iterates, choose, clip_and_sum
@@ -24,9 +25,7 @@ class Net(nn.Module):
         self.last = nn.Linear(WIDTH, 3)
         self.parts = nn.ModuleDict(parts)
         self.use = use
-        with torch.no_grad():
-            for i, p in enumerate(self.parameters()):
-                p.copy_(0.4 * torch.randn(p.shape, generator=keyed_generator(bytes([i]))))
+        filled(self, 0.4)
 
     def forward(self, x):
         return self.last(torch.tanh(self.use(self, self.first(x), x)))

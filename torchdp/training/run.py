@@ -102,8 +102,9 @@ class Run(Steps):
             self.noise.load_secret_state(self.noise.secret_state() | kept)
         name = self._secret.digest(b"ledger" + plan.digest()).hex()
         self._ledger = Ledger(None if ledger is None else Path(ledger), name, past is None)
-        given: Mapping[str, Any] = step if isinstance(step, Mapping) else {"step": step}
-        step = checks.integer("step", given.get("step"), 0, plan.strategy.steps)
+        given: dict[str, Any] = {"step": None}
+        given |= step if isinstance(step, Mapping) else {"step": step}
+        step = checks.integer("step", given["step"], 0, plan.strategy.steps)
         bounded = [one for one in (given, past or {}) if "bound" in one]
         told = [(one["step"], checks.positive("bound", one["bound"])) for one in bounded]
         latest_told = max(told + self._ledger.bounds, default=(0, plan.bound))
