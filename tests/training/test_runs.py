@@ -40,7 +40,8 @@ def train(run, steps=STEPS):
 
 
 def same(one, other):
-    return all(a == b and torch.equal(g, h) for (a, g), (b, h) in zip(one, other, strict=True))
+    """A new run takes its first batch in parts, whose sums round otherwise."""
+    return all(a == b and torch.allclose(g, h) for (a, g), (b, h) in zip(one, other, strict=True))
 
 
 @KINDS
