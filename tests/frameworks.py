@@ -1,20 +1,9 @@
-"""What the tests of Lightning's and transformers' trainers share: plans, rows, and the loop that they are held to."""
-
-import functools
+"""What the tests of Lightning's and transformers' trainers share: the loop that they are held to."""
 
 import torch
+from trained import STEPS
 
 from torchdp.noise import SeededNoise
-from torchdp.training import Iterates, choose
-
-STEPS = 8  # two passes over 60 users in batches of 15
-PLANS = ("fixed order", "Poisson, independent noise", "cyclic Poisson, 4 bands")
-
-
-@functools.cache
-def plans():
-    choice = choose(Iterates(STEPS), 60, 15, epsilon=4.0, delta=1e-4)
-    return {one.name: one.protocol for one in choice.candidates}
 
 
 def by_hand(plan, net, loss, optimizer, data, parts, steps=STEPS):

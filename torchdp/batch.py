@@ -37,7 +37,7 @@ class Entrywise(Protocol):
 
 
 def entrywise(
-    at_once: int | Callable[..., int] = AT_ONCE, /, *, of_floats: bool = False, **checked: Check
+    at_once: int = AT_ONCE, /, *, of_floats: bool = False, **checked: Check
 ) -> Callable[[Callable[..., Tensor]], Entrywise]:
     """Makes a function of float64 tensors (entries,), at most ``at_once``, one of numbers and batches that broadcast.
 
@@ -45,24 +45,23 @@ def entrywise(
     entry that is refused. What is made raises TypeError, ValueError.
 
     Args:
-        at_once: entries; of a method what makes their number of the object.
+        at_once: entries.
         of_floats: whether the function also takes floats and returns one, written over ``functions``.
-        checked: the function's arguments in order, of a method those behind the object; the check of one number.
+        checked: the function's arguments in order, and the check of one number.
     """
 
     def decorate(function: Callable[..., Tensor]) -> Entrywise:
         known = inspect.signature(function)
-        names, own = ", ".join(checked), len(known.parameters) - len(checked)
+        names = ", ".join(checked)
         defaults = tuple(each.default for each in known.parameters.values())
 
         def of_batch(*values: Any) -> Tensor:
             entries = [
                 each(check, name, value)
-                for (name, check), value in zip(checked.items(), values[own:], strict=True)
+                for (name, check), value in zip(checked.items(), values, strict=True)
             ]
-            device = next(
-                (one.device for one in entries if one.device.type != "cpu"), torch.device("cpu")
-            )
+            there = [one.device for one in entries if one.device.type != "cpu"]
+            device = there[0] if there else torch.device("cpu")
             shapes = [tuple(one.shape) for one in entries]
             try:
                 shape = np.broadcast_shapes(*shapes)
@@ -70,14 +69,9 @@ def entrywise(
                 raise ValueError(
                     f"{names} must have shapes that broadcast, not {shapes}"
                 ) from error
-            most = at_once if isinstance(at_once, int) else at_once(*values[:own])
-            parts = zip(
-                *(one.to(device).expand(shape).reshape(-1).split(most) for one in entries),
-                strict=True,
-            )
-            answers = [
-                function(*values[:own], **dict(zip(checked, part, strict=True))) for part in parts
-            ]
+            flat = [one.to(device).expand(shape).reshape(-1) for one in entries]
+            parts = zip(*(one.split(at_once) for one in flat), strict=True)
+            answers = [function(**dict(zip(checked, part, strict=True))) for part in parts]
             found = torch.cat(answers).view(shape)
             if bool(found.isnan().any()):
                 raise ValueError(
@@ -89,13 +83,13 @@ def entrywise(
         def of_numbers(*values: Any) -> float:
             if not of_floats:
                 return float(of_batch(*values))
-            numbers = [
-                check(name, value)
-                for (name, check), value in zip(checked.items(), values[own:], strict=True)
-            ]
-            found = float(function(*values[:own], **dict(zip(checked, numbers, strict=True))))
+            numbers = {
+                name: check(name, value)
+                for (name, check), value in zip(checked.items(), values, strict=True)
+            }
+            found = float(function(**numbers))
             if math.isnan(found):
-                raise ValueError(f"{names}: no answer is found for {numbers}")
+                raise ValueError(f"{names}: no answer is found for {[*numbers.values()]}")
             return found
 
         @wraps(function)
@@ -106,10 +100,10 @@ def entrywise(
                 bound = known.bind(*values, **named)
                 bound.apply_defaults()
                 values = tuple(bound.arguments.values())
-            if all(isinstance(value, int | float) for value in values[own:]):
+            if all(isinstance(value, int | float) for value in values):
                 return of_numbers(*values)
             found = of_batch(*values)
-            return found if any(isinstance(value, MANY) for value in values[own:]) else float(found)
+            return found if any(isinstance(value, MANY) for value in values) else float(found)
 
         return call
 

@@ -5,7 +5,6 @@ import pickle
 
 import pytest
 import torch
-from buckets import LaplacianBuckets
 from laws import stored
 from torch import nn
 
@@ -101,29 +100,3 @@ def test_compile_in_one_graph(make):
     weights = torch.randn(compiled(x).shape, dtype=x.dtype, generator=generator())
     a, b = (torch.autograd.grad((f(x) * weights).sum(), x)[0] for f in (compiled, layer))
     torch.testing.assert_close(a, b, rtol=0, atol=1e-12)
-
-
-@pytest.mark.parametrize(
-    ("call", "error", "message"),
-    [
-        (lambda: FeatureLayer(FAMILIES[0]), TypeError, "call family.draw"),
-        (lambda: feature_layer(density.GaussianSquareWave(5)), TypeError, "signs have none"),
-        (lambda: feature_layer(LaplacianBuckets(5)), TypeError, "plain family"),
-        (
-            lambda: feature_layer(density.Projected(9, density.GaussianFourier(5))),
-            TypeError,
-            "made of other features",
-        ),
-        (lambda: feature_layer()(torch.zeros(2, 4)), ValueError, r"x must have shape \(..., 5\)"),
-        (
-            lambda: feature_layer()(torch.zeros(2, 5, dtype=torch.int64)),
-            TypeError,
-            "x must be a floating",
-        ),
-        (lambda: sketch_layer()(torch.zeros(4)), ValueError, r"x must have shape \(..., 5\)"),
-        (lambda: SketchLayer(torch.eye(3)), TypeError, "sketch must be"),
-    ],
-)
-def test_bad_arguments(call, error, message):
-    with pytest.raises(error, match=message):
-        call()

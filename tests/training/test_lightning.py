@@ -5,13 +5,14 @@ from unittest import mock
 
 import pytest
 import torch
-from frameworks import PLANS, STEPS, by_hand, flat, holds, plans
+from frameworks import by_hand, flat, holds
 from lightning.pytorch import Callback, Trainer
 from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.plugins.precision import MixedPrecision
 from torch import nn
 from torch.nn.functional import cross_entropy
 from torch.utils.data import DataLoader, TensorDataset
+from trained import KINDS, STEPS, plans
 
 from torchdp.noise import SeededNoise
 from torchdp.training import Passes
@@ -64,7 +65,7 @@ def trainer(*callbacks, **options):
     )
 
 
-@pytest.mark.parametrize("kind", PLANS)
+@KINDS
 @pytest.mark.parametrize("workers", [0, 1])
 def test_each_step_is_that_of_our_own_loop(kind, workers):
     hand, net, seen = Net(), Net(), Seen()
@@ -78,7 +79,7 @@ def test_each_step_is_that_of_our_own_loop(kind, workers):
 
 @pytest.mark.parametrize("stop", [2, 4, 5])
 def test_a_checkpoint_and_the_ledger_go_on_with_the_run(stop, tmp_path):
-    plan, hand = plans()["fixed order"], Net()
+    plan, hand = plans()["ordered"], Net()
     expected = by_hand(plan, hand, cross_entropy, hand.configure_optimizers(), DATA, tuple)
     net, ledger, secret = Net(), tmp_path / "ledger", tmp_path / "secret"
     run = plan.start(net, cross_entropy, noise=SeededNoise(1), ledger=ledger)
@@ -95,7 +96,8 @@ def test_a_checkpoint_and_the_ledger_go_on_with_the_run(stop, tmp_path):
         trainer(seen).fit(net, Passes(run, DATA), ckpt_path=last)
         assert len(seen.parameters) == STEPS - stop - lost and run.step == STEPS
         if not lost:
-            assert torch.equal(torch.stack(seen.parameters), torch.stack(expected[stop:]))
+            # a new run takes its first batch in parts, whose sums round otherwise
+            torch.testing.assert_close(seen.parameters, expected[stop:])
         ledger = None
     net = Net()
     fresh = plan.start(net, cross_entropy)
@@ -108,7 +110,7 @@ def test_a_checkpoint_and_the_ledger_go_on_with_the_run(stop, tmp_path):
 
 
 def test_clipping_of_the_private_gradient_is_lightnings():
-    plan, hand, net, seen = plans()["fixed order"], Net(), Net(), Seen()
+    plan, hand, net, seen = plans()["ordered"], Net(), Net(), Seen()
     optimizer = torch.optim.Adam(hand.parameters(), 0.05)
     optimizer.register_step_pre_hook(
         lambda *_: nn.utils.clip_grad_norm_(hand.parameters(), 0.1) and None
@@ -149,7 +151,7 @@ def test_guarantee_what_would_break_a_run_is_refused_before_a_step_is_spent(
     module, options, message
 ):
     net = module()
-    run, before = plans()["fixed order"].start(net, cross_entropy), flat(net)
+    run, before = plans()["ordered"].start(net, cross_entropy), flat(net)
     options = {
         name: value() if isinstance(value, type) else value for name, value in options.items()
     }
@@ -164,7 +166,7 @@ def test_guarantee_what_would_break_a_run_is_refused_before_a_step_is_spent(
 
 def test_other_batches_and_other_modules_are_refused():
     net = Net()
-    run = plans()["fixed order"].start(net, cross_entropy)
+    run = plans()["ordered"].start(net, cross_entropy)
     with pytest.raises(
         TypeError, match=r"train_dataloaders must be training\.Passes\(run, data\), not DataLoader"
     ):

@@ -3,10 +3,10 @@
 import threading
 from collections import UserDict
 from dataclasses import replace
-from itertools import combinations, pairwise
 
 import pytest
 import torch
+from rules import permitted
 from torch import nn
 from torch.utils.data import Dataset, IterableDataset, TensorDataset
 from trained import STEPS, X, gradient, model, squares, started
@@ -14,7 +14,6 @@ from trained import STEPS, X, gradient, model, squares, started
 from torchdp.noise import SeededNoise
 from torchdp.privacy import Model, Neighbours, gaussian_guarantee
 from torchdp.training import ONCE, CyclicPoisson, Epochs, Iterates, Passes, Separated, choose
-from torchdp.training.batches import Collate
 
 USERS, RULE = 30, Separated(3, 2)
 # three or more steps apart, twice at most
@@ -90,41 +89,30 @@ def test_a_batch_of_nobody_has_tensors_of_no_rows(plans):
     plan = replace(plans["independent"], sampling=CyclicPoisson(1, 1e-9))
     run = plan.start(Wrapped(), squares)
     named, targets = next(run.loader(Named()))
-    run.backward(named, targets)
+    assert run.backward(named, targets).isnan()
     assert named["input"].shape == targets.shape == (0, 1) and run.step == 1
-    texts = Collate(
-        [0],
-        lambda rows: UserDict(
-            x=torch.ones(len(rows), 2), y=["a"] * len(rows), most=torch.tensor(2)
-        ),
-    )
-    empty = texts([])
-    assert (
-        type(empty) is UserDict
-        and empty["x"].shape == (0, 2)
-        and empty["y"] == []
-        and empty["most"] == 2
-    )
+
+    def texts(rows):
+        return UserDict(x=torch.ones(len(rows), 2), y=["a"] * len(rows), most=torch.tensor(2))
+
+    empty = next(plan.start(Wrapped(), squares).loader(Named(), collate_fn=texts))
+    assert type(empty) is UserDict and empty["x"].shape == (0, 2)
+    assert empty["y"] == [] and empty["most"] == 2
 
 
 def test_a_loader_refuses_what_does_not_fit(plans):
     run = plans["independent"].start(Wrapped(), squares)
-    for data, options, name in [
-        (TensorDataset(X[:9]), {}, "data must hold one row for each of the plan's 60 users, not 9"),
-        (
-            TensorDataset(X),
-            {"shuffle": True, "batch_size": 3},
-            "batch_size, shuffle must be left out",
-        ),
-    ]:
-        with pytest.raises(ValueError, match=name):
+    for data, options, message in (
+        (X[:9], {}, "data must hold one row for each of the plan's 60 users, not 9"),
+        (X, {"shuffle": True, "batch_size": 3}, "batch_size, shuffle must be left out"),
+        # a slow worker's batch would come later
+        (X, {"num_workers": 2, "in_order": False}, "in_order must be left out"),
+        (X, {"max_rows": 0}, "max_rows"),
+        (iter(X), {}, "data must be a data set with a length"),
+        (Streamed(), {}, "data must be a data set with a length"),
+    ):
+        with pytest.raises((TypeError, ValueError), match=message):
             run.loader(data, **options)
-    # a slow worker's batch would come later
-    with pytest.raises(ValueError, match="in_order must be left out"):
-        run.loader(TensorDataset(X), num_workers=2, in_order=False)
-    for data in (iter(X), Streamed()):
-        with pytest.raises(TypeError, match="data must be a data set with a length"):
-            run.loader(data)
     # rows by number are enough
     assert len(next(plans["ordered"].start(Wrapped(), squares).loader(X))) == 15
     first, second, third = (run.loader(TensorDataset(X, 2 * X)) for _ in range(3))
@@ -210,8 +198,6 @@ def test_a_step_must_be_used_up_and_by_no_more_than_its_rows(plans):
         next(iter(run))
     with pytest.raises(ValueError, match="15 of which were used, not 1"):
         run.backward(X[:1], X[:1])
-    with pytest.raises(ValueError, match="max_rows"):
-        run.loader(TensorDataset(X), max_rows=0)
     assert run.step == 1
 
 
@@ -316,16 +302,10 @@ def test_guarantee_no_user_of_the_rule_moves_further_than_the_noise_is_made_for(
         Iterates(STEPS), USERS, 3, epsilon=1.0, delta=1e-4, participation=rule
     ).candidates:
         plan, C, worst = one.protocol, one.protocol.strategy.dense(), 0.0
-        for size in range(1, STEPS + 1):
-            for chosen in combinations(range(STEPS), size):
-                apart = all(b - a >= getattr(rule, "gap", STEPS) for a, b in pairwise(chosen))
-                if isinstance(rule, Epochs):
-                    apart = len({t % 3 for t in chosen}) == 1
-                if apart and size <= getattr(rule, "times", STEPS):
-                    signs = torch.tensor(
-                        [[1.0] * size, [(-1.0) ** i for i in range(size)]], dtype=torch.float64
-                    )
-                    worst = max(worst, float((signs @ C[:, list(chosen)].mT).norm(dim=1).max()))
+        for chosen in map(list, permitted(rule, STEPS)):
+            alike = C[:, chosen].sum(1).norm()
+            in_turns = (C[:, chosen[0::2]].sum(1) - C[:, chosen[1::2]].sum(1)).norm()
+            worst = max(worst, float(alike), float(in_turns))
         moved = gaussian_guarantee(
             plan.sigma, 1e-4, plan.bound * worst, Model.CENTRAL, Neighbours.ADD_REMOVE
         )
@@ -347,14 +327,9 @@ def test_guarantee_who_comes_too_soon_or_too_often_is_refused_also_after_a_kill(
     torch.save(run.secret_state(), tmp_path / "secret")
     secret = torch.load(tmp_path / "secret")
     again = plan.resume(model(), squares, secret, ledger=path)
-    for wrong, named in (
-        ([2, 4], None),
-        ([3], "may not participate"),
-        ([0], "may not participate"),
-        ([5, 5], "once"),
-    ):
-        for each in (again, run) if named else ():
-            with pytest.raises(ValueError, match=named):
+    for wrong in ([3], [0]):
+        for each in (again, run):
+            with pytest.raises(ValueError, match="may not participate"):
                 each.admit(wrong)
     rest = list(admitted(again, BATCHES[5:]))
     whole = list(admitted(started(plan), BATCHES))

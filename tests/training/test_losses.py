@@ -5,6 +5,7 @@ import torch
 from torch import distributed, nn
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
+from trained import brute
 
 from torchdp.randomness import keyed_generator
 from torchdp.training import clip_and_sum
@@ -121,29 +122,6 @@ SERVED = {
 }
 
 
-def brute(net, loss, x, y, parameters=None):
-    """The clipped sum by plain autograd on one example after another."""
-    parameters, total = list(parameters or net.parameters()), 0.0
-    for i in range(len(y)):
-        one = slice(i, i + 1)
-        output = (
-            net(x[one])
-            if isinstance(x, torch.Tensor)
-            else net(**{name: value[one] for name, value in x.items()})
-        )
-        found = torch.autograd.grad(loss(output, y[one]).sum(), parameters, allow_unused=True)
-        pairs = zip(parameters, found, strict=True)
-        g = torch.cat(
-            [(torch.zeros_like(p) if q is None else q).flatten() for p, q in pairs]
-        ).double()
-        total = total + (
-            g * min(1.0, BOUND / float(g.norm()))
-            if g.isfinite().all() and g.any()
-            else 0 * g.nan_to_num()
-        )
-    return total
-
-
 def error(found, expected):
     """Relative; beside it 1.5e-5 that norms are taken too large by."""
     return float((found.double() - expected).norm() / expected.norm())
@@ -156,7 +134,9 @@ def test_the_loss_is_of_one_example_and_reaches_what_it_reaches(name):
     loss = criterion(net)
     for at_once in (256, 5):
         assert (
-            error(clip_and_sum(net, loss, X, Y, BOUND, at_once=at_once), brute(net, loss, X, Y))
+            error(
+                clip_and_sum(net, loss, X, Y, BOUND, at_once=at_once), brute(net, loss, X, Y, BOUND)
+            )
             < 5e-5
         )
 
@@ -196,7 +176,7 @@ def test_a_parameter_that_no_example_reaches_is_refused_by_name_or_accepted_by_n
     for at_once in (256, 5):
         with pytest.raises(ValueError, match=message):
             clip_and_sum(net, F.cross_entropy, x, Y, BOUND, at_once=at_once, **options)
-    expected = brute(net, F.cross_entropy, x, Y)
+    expected = brute(net, F.cross_entropy, x, Y, BOUND)
     for named in ((idle,), (f"{idle}.weight", f"{idle}.bias")):
         assert (
             error(
@@ -275,7 +255,7 @@ def test_a_loss_inside_of_the_module_is_each_example_s_own_mean_on_every_route(r
         net, total = Inner(loss, route == "loop"), lambda out, y: out["loss"]
         given = {"x": words, "labels": labels}
         sums = Clipper(net, total, routes=(route,))
-        assert error(sums(given, Y, BOUND)[0], brute(net, total, given, Y)) < 5e-5
+        assert error(sums(given, Y, BOUND)[0], brute(net, total, given, Y, BOUND)) < 5e-5
 
 
 def test_weights_that_cancel_are_seen_in_one_row():
@@ -326,7 +306,7 @@ def test_class_weights_are_refused_in_whatever_batch_they_first_differ():
     """A batch of one class has no weighted mean: the next one has."""
     net, loss = linear(), table
     same = torch.zeros(N, dtype=torch.int64)
-    assert error(clip_and_sum(net, loss, X, same, BOUND), brute(net, loss, X, same)) < 5e-5
+    assert error(clip_and_sum(net, loss, X, same, BOUND), brute(net, loss, X, same, BOUND)) < 5e-5
     for at_once in (256, 6):
         with pytest.raises(ValueError, match=MEANS):
             clip_and_sum(
@@ -425,6 +405,6 @@ def test_models_of_transformers_are_served_and_the_package_is_as_it_was(name, fo
     before, (x, y, loss) = dict(dict.items(ACT2FN)), task(name, form)
     net = transformer(name)
     sums = Clipper(net, loss)
-    assert error(sums(x, y, BOUND)[0], brute(net, loss, x, y)) < 5e-5
+    assert error(sums(x, y, BOUND)[0], brute(net, loss, x, y, BOUND)) < 5e-5
     assert sums.route.startswith("factors"), sums.route
     assert dict(dict.items(ACT2FN)) == before and transformer(name) is not net

@@ -183,24 +183,17 @@ def test_another_key_is_another_stream_and_steps_do_not_repeat():
     assert len(torch.cat(outputs).unique()) == 4 * STEPS * SIZE
 
 
-def test_casts_move_no_number():
+def test_casts_and_autocast_move_no_number():
     noise, parent = make(), torch.nn.ModuleList([make()])
     parent.half().float().bfloat16().to(torch.float16).to_empty(device="cpu")
-    assert (
-        torch.equal(noise.strategy.dense(), parent[0].strategy.dense())
-        and parent[0].sigma == noise.sigma
-    )
-    assert torch.equal(run(parent[0]), run(noise))
-    single = make(dtype=torch.float32)
-    assert single(torch.zeros(SIZE).half()).dtype == torch.float32
-    with pytest.raises(RuntimeError, match="meta device"):
-        make().to("meta")
-
-
-def test_autocast_does_not_touch_the_noise():
+    assert torch.equal(noise.strategy.dense(), parent[0].strategy.dense())
+    assert torch.equal(run(parent[0]), run(noise)) and parent[0].sigma == noise.sigma
     plain = run(make(dtype=torch.float32))
     with torch.autocast("cpu", dtype=torch.bfloat16):
         assert torch.equal(run(make(dtype=torch.float32)), plain)
+    assert make(dtype=torch.float32)(torch.zeros(SIZE).half()).dtype == torch.float32
+    with pytest.raises(RuntimeError, match="meta device"):
+        make().to("meta")
 
 
 @pytest.mark.filterwarnings("ignore")
@@ -238,21 +231,15 @@ def test_compiled_noise_is_the_same_noise_and_no_part_of_it_is_compiled():
     assert operations == {"<built-in function mul>"}
 
 
-@pytest.mark.parametrize("scale", [1e38, 1e39, 1e-44, 1e-300])
-def test_scales_that_the_dtype_cannot_hold_are_refused_and_others_change_nothing(scale):
-    C, setting = (
-        torch.ones(3, 3, dtype=torch.float64).tril(),
-        {"bound": 1.0, "epsilon": 1.0, "delta": 1e-6},
-    )
-    with pytest.raises(ValueError, match="divide both by the strategy's largest entry"):
-        calibrated_noise(scale * C, 4, participation=Epochs(3), **setting)
-    one, other = (
-        calibrated_noise(factor * C, 4, participation=Epochs(3), noise=SeededNoise(1), **setting)(
-            torch.zeros(4)
-        )
-        for factor in (1.0, 2.0**90)
-    )
-    torch.testing.assert_close(one, other)
+def test_scales_that_the_dtype_can_hold_change_nothing():
+    found = []
+    for scale in (1.0, 2.0**90):
+        noise = calibrated_noise(
+            scale * torch.ones(3, 3).tril(), 4, bound=1.0, epsilon=1.0, delta=1e-6,
+            participation=Epochs(3), noise=SeededNoise(1),
+        )  # fmt: skip
+        found.append(noise(torch.zeros(4)))
+    torch.testing.assert_close(*found)
 
 
 def test_guarantee_noise_is_calibrated_to_the_bound_where_no_user_attains_it():
@@ -262,7 +249,8 @@ def test_guarantee_noise_is_calibrated_to_the_bound_where_no_user_attains_it():
     found = sensitivity(C, Epochs(1))
     assert found.attained < 0.9 * found.value
     noise = calibrated_noise(C, 2, bound=1.0, epsilon=1.0, delta=1e-6, participation=Epochs(1))
-    assert noise.guarantee(1.0, 1e-6, Epochs(1)).epsilon <= 1.0
+    promised = noise.guarantee(1.0, 1e-6, Epochs(1))
+    assert promised.epsilon <= 1.0 and not promised.exact
     assert noise.sigma == pytest.approx(gaussian_sigma(1.0, 1e-6, found.value), rel=1e-9)
 
 

@@ -18,7 +18,6 @@ from torchdp.training import (
     Batches,
     Epochs,
     ParticipationLog,
-    Sensitivity,
     Separated,
     sensitivity,
 )
@@ -37,16 +36,13 @@ def banded(bands):
 
 def test_any_number_of_steps_and_dense_strategies_are_exact_at_once():
     C = normal(60, 60).abs().tril()
-    for rule, columns in (
-        (Separated(1, 10**9), C),
-        (Separated(2**53, 3), C[:, :1]),
-        (Epochs(1), C),
+    for rule, moved in (
+        (Separated(1, 10**9), C.sum(1).norm()),
+        (Separated(2**53, 3), C.norm(dim=0).max()),
+        (Epochs(1), C.sum(1).norm()),
     ):
         found = sensitivity(C, rule)
-        assert found.exact and found.value >= float(columns.sum(1).norm())
-    assert math.isclose(
-        sensitivity(C, Separated(1, 10**9)).value, float(C.sum(1).norm()), rel_tol=1e-11
-    )
+        assert found.exact and math.isclose(found.value, moved, rel_tol=1e-11)
 
 
 def test_signs_that_fit_are_found_and_signs_that_do_not_are_a_bound_that_says_so():
@@ -72,24 +68,6 @@ def test_units_do_not_overflow(scale):
     C = banded(2)
     found = sensitivity(scale * C, Separated(2, 3)).value
     assert math.isclose(found, scale * sensitivity(C, Separated(2, 3)).value, rel_tol=1e-9)
-
-
-def test_packed_steps_are_the_worst_of_falling_strategies():
-    """C = D1 T D2 with numbers that are positive and do not rise: a user in steps 0, gap, 2 gap, ... moves furthest."""
-    for seed in range(500):
-        draw = partial(laws.normal, name=b"packed %d" % seed)
-        n, gap = 3 + seed % 9, 1 + seed % 4
-        before, first, after = draw(3, n).abs().cumsum(1).flip(1)
-        age = torch.arange(n)[:, None] - torch.arange(n)
-        C = before[:, None] * torch.where(age >= 0, first[age.clamp_min(0)], 0.0) * after
-        times = 1 + seed % 3
-        packed = torch.arange(0, n, gap)[:times]
-        found = sensitivity(C, Separated(gap, times))
-        assert found.exact and math.isclose(
-            found.value, float(C[:, packed].sum(1).norm()), rel_tol=1e-11
-        )
-    rising = torch.diag(torch.arange(1.0, 7.0)).double()  # where they rise it is not
-    assert sensitivity(rising, Separated(2, 2)).value > 1.5 * float(rising[:, [0, 2]].sum(1).norm())
 
 
 def strategy(kind, n, g):
@@ -137,28 +115,23 @@ def instances(count):
         yield C, pattern(n, width, g)
 
 
-def compare(count, claim):
-    """What went wrong or right, by name, over ``count`` random strategies and patterns."""
+def compare(count):
+    """How many sensitivities of random strategies and patterns are exact, and how many attained and not said to be."""
     seen = Counter()
     for C, rule in instances(count):
-        found, rows = claim(C, rule), users(rule, C.shape[1])
+        found, rows = sensitivity(C, rule), users(rule, C.shape[1])
         truth = float((rows @ C.mT).norm(dim=1).max())
-        seen["too small"] += found.value < truth
-        seen["not attained"] += found.attained > truth * (1 + 1e-12)
+        attained = math.isclose(found.value, truth, rel_tol=1e-9)
+        assert found.value >= truth and found.attained <= truth * (1 + 1e-12)
+        assert attained or not found.exact
         seen["exact"] += found.exact
-        seen["exact and wrong"] += found.exact and not math.isclose(
-            found.value, truth, rel_tol=1e-9
-        )
-        seen["not exact though attained"] += not found.exact and math.isclose(
-            found.value, truth, rel_tol=1e-9
-        )
+        seen["unsaid"] += attained and not found.exact
     return seen
 
 
 def test_guarantee_no_sensitivity_is_too_small_and_exact_ones_are_attained():
-    seen = compare(1000, sensitivity)
-    assert seen["too small"] == seen["not attained"] == seen["exact and wrong"] == 0
-    assert seen["exact"] > 700 and seen["not exact though attained"] < 10
+    seen = compare(1000)
+    assert seen["exact"] > 700 and seen["unsaid"] < 10
 
 
 def test_guarantee_unit_vectors_move_no_further_than_signs_say():
@@ -171,35 +144,9 @@ def test_guarantee_unit_vectors_move_no_further_than_signs_say():
         assert float((C @ U).flatten(1).norm(dim=1).max()) <= sensitivity(C, rule).value
 
 
-def full_sets_only(C, rule):
-    """The fault: sets of exactly ``times`` steps."""
-    if not isinstance(rule, Separated):
-        return sensitivity(C, rule)
-    rows = users(rule, C.shape[1])
-    sizes = (rows != 0).sum(1)
-    value = float((rows[sizes == sizes.max()] @ C.mT).norm(dim=1).max())
-    return Sensitivity(value, value)
-
-
-@pytest.mark.parametrize(
-    "fault",
-    [
-        full_sets_only,
-        lambda C, rule: Sensitivity(
-            sensitivity(C, rule).value / 2, sensitivity(C, rule).attained / 2
-        ),
-        lambda C, rule: Sensitivity(sensitivity(C, rule).value * 2, sensitivity(C, rule).value * 2),
-    ],
-)
-def test_planted_faults_are_caught(fault):
-    seen = compare(100, fault)
-    assert seen["too small"] + seen["not attained"] + seen["exact and wrong"] > 0
-
-
 def test_a_search_that_is_cut_short_is_a_bound_and_says_so(monkeypatch):
     monkeypatch.setattr(worst_sets, "NODES", 0)
-    seen = compare(150, sensitivity)
-    assert seen["too small"] == seen["not attained"] == seen["exact and wrong"] == 0
+    assert compare(150)["exact"] < 150
 
 
 @pytest.mark.parametrize("rule", RULES)
@@ -243,24 +190,18 @@ def test_guarantee_batches_keep_the_rule_or_are_refused(rule):
     assert made > 3
 
 
-def test_a_shuffled_loader_breaks_fixed_epochs_and_is_refused():
+def test_a_loader_goes_on_with_the_order_and_a_shuffled_one_is_refused():
     data, attendance = TensorDataset(torch.arange(150)), ParticipationLog(Epochs(30), 150)
-    shuffled = DataLoader(data, batch_size=5, shuffle=True, generator=keyed_generator(b"shuffled"))
-    for (batch,) in shuffled:
-        attendance.check(batch)
-    with pytest.raises(
-        ValueError, match=r"of the 5 users in the batch of step 30 .* Epochs\(period=30\)"
-    ):
-        attendance.check(next(iter(shuffled))[0])
-    assert attendance.step == 30
     kept = Batches(Epochs(30), 150, 5, 60, generator=keyed_generator(b"kept"))
-    attendance = ParticipationLog(Epochs(30), 150)
     loader = DataLoader(data, batch_sampler=kept)
     for (batch,) in loader:
         attendance.check(batch)
         if attendance.step == 30:
             break
-    for (batch,) in loader:  # goes on
+    shuffled = DataLoader(data, batch_size=5, shuffle=True, generator=keyed_generator(b"shuffled"))
+    with pytest.raises(ValueError, match=r"the batch of step 30 .* Epochs\(period=30\)"):
+        attendance.check(next(iter(shuffled))[0])
+    for (batch,) in loader:
         attendance.check(batch)
     assert attendance.step == 60
     with pytest.raises(RuntimeError, match="all 60 batches were handed out"):

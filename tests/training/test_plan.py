@@ -1,6 +1,5 @@
 """Plans: sampled steps against an attack on all of them, deviations of the noise, curved losses, files, and runs."""
 
-import contextlib
 import itertools
 import math
 import pickle
@@ -33,7 +32,6 @@ from torchdp.training import (
     sensitivity,
     standard_errors,
 )
-from torchdp.training.noise import noise_guarantee
 
 X = torch.linspace(-1, 1, 60)[:, None]
 
@@ -145,14 +143,6 @@ def test_guarantee_first_steps_spend_no_more_than_all():
         plan.spent(9)
 
 
-def test_a_fixed_order_is_exact_where_its_sensitivity_is():
-    """Three vectors of one user whose products are negative in pairs: no signs turn all of them positive."""
-    C = torch.tensor([[1.0, 0, 0], [-0.5, 1, 0], [-0.5, -0.5, 1]], dtype=torch.float64)
-    assert not noise_guarantee(C, 1.0, 1.0, 1e-5, Epochs(1)).exact
-    assert noise_guarantee(C.abs(), 1.0, 1.0, 1e-5, Epochs(1)).exact
-    assert not noise_guarantee(C.abs(), 1e3, 1.0, 0.1, Epochs(1)).exact  # a smaller delta holds too
-
-
 def test_known_errors_of_120_steps():
     """50 of 1,500 users a step, epsilon = 2: correlation and sampling together beat either."""
     choice = choose(Iterates(120), 1500, 50, epsilon=2.0, delta=1e-5)
@@ -181,19 +171,11 @@ def test_long_runs_have_strategies_of_one_row():
     # a gain of less than one per cent changes no mechanism
     if min(errors.values()) * 1.01 > independent:
         assert choice.candidates[0].name == "Poisson, independent noise"
-    with pytest.raises(ValueError, match="4096"):
-        choose(torch.eye(4097, dtype=torch.float64), 10, 1, epsilon=1.0, delta=1e-5)
-
-
-@pytest.fixture
-def task():
-    x = torch.linspace(-1, 1, 60)[:, None]
-    return nn.Linear(1, 1), x, 2 * x
 
 
 @pytest.mark.parametrize("place", [0, -1])
-def test_a_run_adds_the_plans_noise_to_what_is_clipped(task, place):
-    model, x, y = task
+def test_a_run_adds_the_plans_noise_to_what_is_clipped(place):
+    model, x, y = nn.Linear(1, 1), X, 2 * X
     choice = choose(Iterates(6), 60, 20, epsilon=1.0, delta=1e-4)
     plan = sorted(choice.candidates, key=lambda one: one.name)[place].protocol
     run, steps, changes = plan.start(model, squares, noise=SeededNoise(3)), 0, []
@@ -213,7 +195,7 @@ def test_a_run_adds_the_plans_noise_to_what_is_clipped(task, place):
         run.backward(x, y)
 
 
-def test_guarantee_a_user_s_steps_are_rounded_up_and_one_band_too_many_is_refused():
+def test_guarantee_a_user_s_steps_are_rounded_up():
     sampling, eye = CyclicPoisson(2, 0.3), torch.eye(5, dtype=torch.float64)
     # of who is in the first group
     assert [sampling.times(steps) for steps in (1, 2, 3, 4, 5)] == [1, 1, 2, 2, 3]
@@ -221,40 +203,25 @@ def test_guarantee_a_user_s_steps_are_rounded_up_and_one_band_too_many_is_refuse
     assert found == pytest.approx(
         CyclicPoisson(1, 0.3).guarantee(eye[:3, :3], 1.0, 1.0, 1e-3).epsilon, rel=1e-9
     )
-    for bands in (1, 2, 3, 4):
-        C = eye + 0.1 * torch.ones(5, 5).double().tril(1 - bands).triu(1 - bands) * (bands > 1)
-        with (
-            pytest.raises(ValueError, match="at most 2 bands")
-            if bands > 2
-            else contextlib.nullcontext()
-        ):
-            sampling.guarantee(C, 1.0, 1.0, 1e-3)
 
 
 @pytest.mark.parametrize("place", [0, -1])
 def test_a_run_says_what_noise_is_in_a_gradient_also_when_it_is_resumed(place):
-    x = torch.linspace(-1, 1, 60)[:, None]
     choice = choose(Iterates(8, 0.5), 60, 15, epsilon=1.0, delta=1e-4)
     plan = sorted(choice.candidates, key=lambda one: one.name)[place].protocol
     net, loss = nn.Linear(1, 1), nn.functional.mse_loss
     run = plan.start(net, loss, noise=SeededNoise(1))
     secret = run.secret_state()
     assert run.deviation == 0
-    for step, expected in enumerate(plan.deviations().tolist()):
+    inverse = torch.linalg.inv(plan.strategy.dense())
+    deviations = plan.sigma / plan.batch * inverse.norm(dim=1)
+    torch.testing.assert_close(plan.deviations(), deviations)
+    for step, expected in enumerate(deviations.tolist()):
         if step == 3:
             run = plan.resume(net, loss, secret, step=step)
         users = next(iter(run))
-        run.backward(x[users], 2 * x[users])
+        run.backward(X[users], 2 * X[users])
         assert run.deviation == pytest.approx(expected)
-
-
-@pytest.mark.parametrize("place", range(4))
-def test_deviations_are_those_of_the_inverse(place):
-    choice = choose(Iterates(12, 0.5), 60, 20, epsilon=2.0, delta=1e-4)
-    plan = choice.candidates[place % len(choice.candidates)].protocol
-    said = plan.deviations()
-    inverse = torch.linalg.inv(plan.strategy.dense())
-    torch.testing.assert_close(said, plan.sigma / plan.batch * inverse.norm(dim=1))
 
 
 def test_curved_losses_are_weighed_as_they_are_written_down():
@@ -296,8 +263,8 @@ def plans():
         "tables": Tabulated(buffers.recurrence),
     }.items():
         sampling = Separated(4, 2) if name == "buffers" else Epochs(4)
-        promised = noise_guarantee(C, of_rows.sigma, 1.0, 1e-3, sampling)
-        found[name] = replace(of_rows, strategy=C, sampling=sampling, guarantee=promised)
+        plan = replace(of_rows, strategy=C, sampling=sampling)
+        found[name] = replace(plan, guarantee=plan.computed(8))
     return found
 
 
@@ -384,16 +351,11 @@ def test_guarantee_a_file_of_others_runs_nothing_and_promises_what_its_noise_giv
         torch.save(fields | change, path)
         with pytest.raises(ValueError, match=r"is not what Plan\.save writes"):
             Plan.load(path)
-    for content in (
-        [1],
-        {},
-        {"sigma": Planted()},
-        {name: value for name, value in fields.items() if name != "sigma"},
-    ):
+    for content in ([1], {"sigma": Planted()}, {name: fields[name] for name in [*fields][1:]}):
         torch.save(content, path)
         with pytest.raises(ValueError, match=r"is not what Plan\.save writes"):
             Plan.load(path)
-    for content in (pickle.dumps(Planted(), 2), b"", b"plan"):
+    for content in (pickle.dumps(Planted(), 2), b""):
         path.write_bytes(content)
         with pytest.raises(ValueError, match=r"is not what Plan\.save writes"):
             Plan.load(path)

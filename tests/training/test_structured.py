@@ -13,10 +13,6 @@ from torchdp.randomness import keyed_generator
 from torchdp.training import ONCE, Epochs, Iterates, choose, sensitivity, standard_errors
 
 
-def row(*c):
-    return torch.tensor([c], dtype=torch.float64)
-
-
 @pytest.mark.parametrize(("momentum", "decay"), [(0.0, 0.0), (0.8, 0.0), (0.0, 0.3), (0.8, 0.3)])
 @pytest.mark.parametrize("rates", [None, [0.5, 0.2, 0.1, 0.7]])
 def test_iterates_are_the_parameters_of_gradient_descent(momentum, decay, rates):

@@ -5,8 +5,9 @@ import math
 import peft
 import pytest
 import torch
-from frameworks import PLANS, STEPS, by_hand, flat, holds, plans
+from frameworks import by_hand, flat, holds
 from torch.utils.data import Dataset
+from trained import KINDS, STEPS, plans
 from transformers import GPT2Config, GPT2LMHeadModel, TrainerCallback, TrainingArguments
 
 from torchdp.noise import SeededNoise
@@ -65,7 +66,8 @@ def hand(plan, lora=False):
     return by_hand(plan, net, own_loss, torch.optim.SGD(net.parameters(), 0.01), Rows(), parts)
 
 
-@pytest.mark.parametrize(("kind", "lora"), [*((kind, False) for kind in PLANS), (PLANS[0], True)])
+@KINDS
+@pytest.mark.parametrize("lora", [False, True])
 def test_each_step_is_that_of_our_own_loop(kind, lora, tmp_path):
     net, seen = model(lora), Seen()
     run = plans()[kind].start(net, own_loss, noise=SeededNoise(1))
@@ -86,7 +88,7 @@ class Killed(TrainerCallback):
 
 @pytest.mark.parametrize(("stop", "lora"), [(3, True), (4, False)])
 def test_a_checkpoint_and_the_ledger_go_on_with_the_run(stop, lora, tmp_path):
-    plan, ledger, secret = plans()["fixed order"], tmp_path / "ledger", tmp_path / "secret"
+    plan, ledger, secret = plans()["ordered"], tmp_path / "ledger", tmp_path / "secret"
     given = dict(
         optim="adamw_torch", lr_scheduler_type="linear", save_strategy="steps", save_steps=1
     )
@@ -112,7 +114,7 @@ def test_a_checkpoint_and_the_ledger_go_on_with_the_run(stop, lora, tmp_path):
         seen = trained(run, resume_from_checkpoint=str(last))
         assert len(seen) == STEPS - stop - lost and run.step == STEPS
         if not lost:
-            assert torch.equal(torch.stack(seen), torch.stack(expected[stop:]))
+            torch.testing.assert_close(seen, expected[stop:])
         ledger = None
     fresh = plan.start(model(lora), own_loss)
     with pytest.raises(
@@ -125,7 +127,7 @@ def test_a_checkpoint_and_the_ledger_go_on_with_the_run(stop, lora, tmp_path):
 def test_logs_and_checkpoints_do_not_say_the_loss_nor_how_many_users_there_were(tmp_path):
     """Under Poisson sampling the size of a batch is as secret as who is in it."""
     for show_loss in (False, True):
-        run = plans()["Poisson, independent noise"].start(model(), own_loss)
+        run = plans()["independent"].start(model(), own_loss)
         args = arguments(tmp_path, save_strategy="steps", save_steps=2, logging_steps=1)
         ours = PrivateTrainer(run, args, show_loss=show_loss, train_dataset=Rows())
         found = ours.train()
@@ -163,7 +165,7 @@ REFUSED = [  # arguments, options of the Trainer, message
 def test_guarantee_what_would_break_a_run_is_refused_before_a_step_is_spent(
     given, options, message, tmp_path
 ):
-    run = plans()["fixed order"].start(model(), own_loss)
+    run = plans()["ordered"].start(model(), own_loss)
     with pytest.raises((TypeError, ValueError), match=message):
         PrivateTrainer(
             run, arguments(tmp_path, **given), **{"train_dataset": Rows(), **options}
@@ -172,7 +174,7 @@ def test_guarantee_what_would_break_a_run_is_refused_before_a_step_is_spent(
 
 
 def test_several_devices_are_refused(tmp_path, monkeypatch):
-    args, run = arguments(tmp_path), plans()["fixed order"].start(model(), own_loss)
+    args, run = arguments(tmp_path), plans()["ordered"].start(model(), own_loss)
     monkeypatch.setattr(type(args), "parallel_mode", type(args.parallel_mode).DISTRIBUTED)
     with pytest.raises(ValueError, match="parallel_mode must be 'not_parallel'"):
         PrivateTrainer(run, args, train_dataset=Rows())

@@ -13,7 +13,6 @@ import functools
 import heapq
 import math
 from collections.abc import Callable, Sequence
-from types import ModuleType
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -97,16 +96,13 @@ def mixed_epsilon(parts: "Sequence[tuple[Profile, int]]", delta: float) -> float
 
     Guarantees: never below the truth.
     """
-    delta, connect = (
-        checks.fraction("delta", delta),
-        _dp_accounting().create_pmf_pessimistic_connect_dots,
-    )
+    delta = checks.fraction("delta", delta)
     scales = [_scale([profile], _count([profile], times)) for profile, times in parts]
     step = max(min(each for each, _ in scales), max(end for _, end in scales) / _MOST_POINTS)
     losses = []
     for (profile, times), (_, end) in zip(parts, scales, strict=True):
         nodes = _nodes(step, end)
-        one = connect(step, nodes, np.minimum.accumulate(np.asarray(profile(nodes * step))))
+        one = _connected(step, nodes, profile(nodes * step))
         losses.append((one.self_compose(times, _CUT) if times > 1 else one).to_dense_pmf())
     whole = functools.reduce(lambda one, other: one.compose(other), losses)
     lost = rounding(sum(times for _, times in parts))
@@ -121,14 +117,19 @@ def loss_distributions(profiles: Sequence[Profile], instances: int) -> "list[PLD
     Guarantees: hockey-stick curves nowhere below the profiles'.
     Source: Doroshenko, Ghazi, Kamath, Kumar, Manurangsi (2022), Algorithm 1.
     """
-    instances, connect = (
-        _count(profiles, instances),
-        _dp_accounting().create_pmf_pessimistic_connect_dots,
-    )
-    step, nodes = _grid(profiles, instances)
-    curves = [np.asarray(profile(nodes * step)) for profile in profiles]
-    curves = curves if len(curves) == 1 else [*curves, np.max(curves, axis=0)]
-    return [connect(step, nodes, np.minimum.accumulate(curve)) for curve in curves]
+    step, end = _scale(profiles, _count(profiles, instances))
+    nodes = _nodes(step, end)
+    curves = [profile(nodes * step) for profile in profiles]
+    if len(curves) > 1:
+        curves.append(np.max(curves, axis=0))
+    return [_connected(step, nodes, curve) for curve in curves]
+
+
+def _connected(step: float, nodes: np.ndarray, curve: np.ndarray) -> "PLDPmf":
+    """The least loss distribution whose curve is nowhere below this one, given at ``step`` times the nodes."""
+    with checks.needing("composition of several instances", "dp-accounting"):
+        from dp_accounting.pld.pld_pmf import create_pmf_pessimistic_connect_dots as connect
+    return connect(step, nodes, np.minimum.accumulate(np.asarray(curve)))
 
 
 def _worst(
@@ -176,12 +177,6 @@ def _count(profiles: Sequence[Profile], instances: int) -> int:
     return checks.integer("instances", instances, 1, 2**31)
 
 
-def _grid(profiles: Sequence[Profile], instances: int) -> tuple[float, np.ndarray]:
-    """The grid's step, and multiples of it: every one near zero, sparser beyond, out to where the curves are flat."""
-    step, end = _scale(profiles, instances)
-    return step, _nodes(step, end)
-
-
 def _scale(profiles: Sequence[Profile], instances: int) -> tuple[float, float]:
     """A step fit for the curves, and where they are flat."""
     reach = np.concatenate([[0.0], np.geomspace(1e-12, _LARGEST, 400)])
@@ -195,14 +190,9 @@ def _scale(profiles: Sequence[Profile], instances: int) -> tuple[float, float]:
 
 
 def _nodes(step: float, end: float) -> np.ndarray:
+    """Multiples of the step: every one near zero, sparser beyond, out to where the curves are flat."""
     last = math.ceil(end / step) + 1
     near = min(last, 32 * _STEPS)  # more than ten deviations
     far = near + np.unique(np.geomspace(1, max(last - near, 1), 400).astype(np.int64))
     nodes = np.concatenate([np.arange(near + 1), far[far <= last]])
     return np.concatenate([-nodes[:0:-1], nodes])
-
-
-def _dp_accounting() -> ModuleType:
-    with checks.needing("composition of several instances", "dp-accounting"):
-        from dp_accounting.pld import pld_pmf
-    return pld_pmf

@@ -1,7 +1,6 @@
 """The analytic Gaussian mechanism: the exact privacy of Gaussian noise, and its calibration."""
 
 import math
-from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -20,6 +19,9 @@ SAFE = 1e-11  # of sigma: an epsilon found from it, to rounding, is not above th
 # the share of delta that the real mechanism may spend whose integers are released
 ROUNDED = 1 - 2.0**-40
 LARGEST = 1e6  # epsilons beyond promise nothing, and their noise would be lost to rounding
+# of an integral over [0, 1], by Gauss and Legendre
+NODES = (np.polynomial.legendre.leggauss(8)[0] + 1) / 2
+WEIGHTS = np.polynomial.legendre.leggauss(8)[1] / 2
 STEPS = 3  # of Halley's method, which then is right to rounding for nearly all
 TOLERANCE, OF_SIGMA = 2.0**-43, 2.0**-38  # of the logarithms of epsilon, and of sigma
 
@@ -53,7 +55,12 @@ def log_delta(ratio: Numbers, epsilon: Numbers) -> Numbers:
 
     def near() -> Numbers:
         """For ratio < 1/2 M(a) - M(b) would lose digits; the integral of -M'(t) = 1 - t M(t) loses none."""
-        nodes, weights = _rule(ratio)
+        nodes: Any = NODES
+        weights: Any = WEIGHTS
+        if isinstance(ratio, Tensor):
+            shape = (-1, *[1] * ratio.ndim)
+            nodes = torch.from_numpy(NODES).to(ratio.device).view(shape)
+            weights = torch.from_numpy(WEIGHTS).to(ratio.device).view(shape)
         u = a / math.sqrt(2) + ratio / math.sqrt(2) * nodes  # t/sqrt 2
         slope = 1 - math.sqrt(math.pi) * on.added(weights * u * on.erfcx(u))
         return _log_density(a) + on.log(on.clip(ratio * slope, 5e-324))
@@ -69,28 +76,6 @@ def log_delta(ratio: Numbers, epsilon: Numbers) -> Numbers:
         return _log_density(a) + on.log(on.clip(math.sqrt(math.pi / 2) * mills, 5e-324))
 
     return on.chosen(ratio < 0.5, near, lambda: on.chosen(a < 0, likely, far))
-
-
-@lru_cache
-def _nodes() -> tuple[np.ndarray, np.ndarray]:
-    """Nodes and weights of an integral over [0, 1]."""
-    nodes, weights = np.polynomial.legendre.leggauss(8)
-    return (nodes + 1) / 2, weights / 2
-
-
-def _rule(ratio: Numbers) -> tuple[Any, Any]:
-    """The same for numbers of this kind: (8,) for a float, (8, *1) on its device for a tensor."""
-    if not isinstance(ratio, Tensor):
-        return _nodes()
-    nodes, weights = _on_device(ratio.device)
-    shape = (-1, *[1] * ratio.ndim)
-    return nodes.view(shape), weights.view(shape)
-
-
-@lru_cache
-def _on_device(device: torch.device) -> tuple[Tensor, Tensor]:
-    nodes, weights = _nodes()
-    return torch.from_numpy(nodes).to(device), torch.from_numpy(weights).to(device)
 
 
 def _log_density(a: Numbers) -> Numbers:

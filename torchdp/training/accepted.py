@@ -17,12 +17,11 @@ import torch
 from torch import Tensor, nn
 from torch._functorch.autograd_function import custom_function_call
 from torch.autograd import Function
-from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves
 
 from torchdp import checks
-from torchdp.training.per_example import DRAWS, FEW, Inputs, Passes, masks
-from torchdp.training.record import MIXES, Untaken
+from torchdp.training.per_example import DRAWS, FEW, Inputs, Passes, mapped, masks
+from torchdp.training.record import MIXES, Untaken, Watching
 from torchdp.training.sums import holds
 
 MIXING = (nn.modules.batchnorm._BatchNorm,)  # an example's gradient would depend on the others
@@ -56,30 +55,30 @@ class Beside:
     far: list[int]
 
     @staticmethod
-    def of(rows: list[int], n: int) -> "Beside":
-        """``rows`` at places that are drawn, beside copies of them, each second one far; len(rows) < n."""
-        order = SYSTEM.sample(range(n), n)
-        sources = [rows[0]] * n
-        for i, place in enumerate(order):
+    def of(rows: list[int], kept: list[int], others: list[int], far: list[int]) -> "Beside":
+        """``rows`` at the places ``kept``, beside copies of them at the places ``others``."""
+        sources = dict(zip(kept, rows, strict=True))
+        for i, place in enumerate(others):
             sources[place] = rows[i % len(rows)]
-        return Beside(sources, order[: len(rows)], order[len(rows) :: 2])
+        return Beside([sources[place] for place in range(len(sources))], kept, far)
 
     @staticmethod
-    def copies(row: int, n: int) -> "Beside":
-        """All of them one example, which is looked at where it is."""
-        return Beside([row] * n, [row], [])
+    def drawn(rows: list[int], n: int) -> "Beside":
+        """At places that are drawn, each second copy far; len(rows) < n."""
+        order = SYSTEM.sample(range(n), n)
+        few = len(rows)
+        return Beside.of(rows, order[:few], order[few:], order[few::2])
 
     def batch(self, x: Inputs, factor: float) -> Inputs:
         """What is at each place; far away by ``factor``."""
-        if not isinstance(x, Tensor):
-            return {name: self._one(value, factor) for name, value in x.items()}
-        return self._one(x, factor)
 
-    def _one(self, x: Tensor, factor: float) -> Tensor:
-        x = x[self.sources]
-        if x.is_floating_point():
-            x[self.far] *= factor
-        return x
+        def placed(x: Tensor) -> Tensor:
+            x = x[self.sources]
+            if x.is_floating_point():
+                x[self.far] *= factor
+            return x
+
+        return mapped(placed, x)
 
 
 def factors(device: torch.device) -> tuple[float, ...]:
@@ -103,17 +102,14 @@ def meet(passes: Passes, x: Inputs, n: int) -> Tensor | None:
     """
     first = _outputs(passes, x)
     order = SYSTEM.sample(range(n), n)
-    batches = [Beside.copies(0, n), Beside.copies(n - 1, n)]
+    batches = [Beside([row] * n, [row], []) for row in (0, n - 1)]
     # Each half beside copies of itself, by each digit of a row's rank: no two of few rows are in one half throughout.
     digits = (n - 1).bit_length() if n <= FEW else 1
     for digit in range(digits):
         for half in (0, 1):
             kept = [row for rank, row in enumerate(order) if rank >> digit & 1 == half]
             others = [row for rank, row in enumerate(order) if rank >> digit & 1 != half]
-            sources = list(range(n))
-            for i, place in enumerate(others):
-                sources[place] = kept[i % len(kept)]
-            batches.append(Beside(sources, kept, others[digit % 2 :: 2]))
+            batches.append(Beside.of(kept, kept, others, others[digit % 2 :: 2]))
     # Numbers of half precision round by more than MOVES.
     coarse = torch.finfo(torch.bfloat16).eps ** 0.5 if passes.halves(x) else MOVES
     flags = list[Tensor]()
@@ -153,21 +149,15 @@ def _moved(a: Tensor, b: Tensor, n: int, kept: list[int], coarse: float) -> list
     return [torch.stack(found).all()] if found else []
 
 
-class OwnRules(TorchFunctionMode):
+class OwnRules(Watching):
     """Raises Untaken where a custom function has a rule of its own for vmap, in which examples may meet."""
 
-    def __torch_function__(
-        self,
-        func: Any,
-        types: Any,
-        args: tuple[Any, ...] = (),
-        kwargs: dict[str, Any] | None = None,
-    ) -> Any:
+    def called(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if func is custom_function_call and args[0].vmap is not Function.vmap:
             raise Untaken(
                 f"{args[0].__name__} has a rule of its own for vmap, in which examples may meet"
             )
-        return func(*args, **kwargs or {})
+        return func(*args, **kwargs)
 
 
 def trainable(module: nn.Module, loss: object, masks: bool) -> dict[str, Tensor]:
@@ -251,6 +241,4 @@ def examples(module: nn.Module, inputs: Inputs, targets: Tensor) -> Inputs:
             raise ValueError(
                 f"{name} and targets must be equally many, not {len(value)} and {len(targets)}"
             )
-    if isinstance(inputs, Tensor):
-        return inputs.detach()
-    return {name: value.detach() for name, value in inputs.items()}
+    return mapped(Tensor.detach, inputs)

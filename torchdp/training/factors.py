@@ -1,7 +1,8 @@
 """Per-example gradients in one weight, as rows or as what they are products of: norms that are proved, and sums."""
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
+from typing import Self
 
 import torch
 from torch import Tensor
@@ -17,24 +18,37 @@ MARGIN = 2.0**-26
 CANCELS = 2.0**8
 
 
-@dataclass(frozen=True)
-class Rows:
+@dataclass
+class _Parts:
+    """Tensors, each with a first dimension that counts examples."""
+
+    def tensors(self) -> dict[str, Tensor]:
+        parts = {field.name: getattr(self, field.name) for field in fields(self)}
+        return {name: part for name, part in parts.items() if isinstance(part, Tensor)}
+
+    def zeroed(self, kept: Tensor) -> Self:
+        """0 for the examples that are not ``kept``, (n,)."""
+        parts = self.tensors()
+        for name, x in parts.items():
+            parts[name] = x.masked_fill(~kept.view(-1, *[1] * (x.ndim - 1)), 0)
+        return replace(self, **parts)
+
+    def pick(self, part: slice) -> Self:
+        return replace(self, **{name: x[part] for name, x in self.tensors().items()})
+
+    @property
+    def bytes(self) -> int:
+        return sum(x.nbytes for x in self.tensors().values())
+
+
+@dataclass
+class Rows(_Parts):
     """(n, size): the gradients themselves."""
 
     rows: Tensor
 
-    def zeroed(self, kept: Tensor) -> "Rows":
-        return Rows(torch.where(kept[:, None], self.rows, 0.0))
-
     def whole(self) -> Tensor:
         return self.rows
-
-    def pick(self, part: slice) -> "Rows":
-        return Rows(self.rows[part])
-
-    @property
-    def bytes(self) -> int:
-        return self.rows.numel() * self.rows.element_size()
 
     def norms(self) -> Tensor:
         """(n,), of float64 throughout."""
@@ -56,7 +70,7 @@ class Rows:
 
 
 @dataclass
-class Products:
+class Products(_Parts):
     """sum_t b_t a_t^T for each example, of a: (n, T, p) and b: (n, T, q): a layer's inputs and output gradients."""
 
     a: Tensor
@@ -71,21 +85,10 @@ class Products:
     def rows(self) -> Tensor:
         return self.b
 
-    def zeroed(self, kept: Tensor) -> "Products":
-        a, b = (torch.where(kept[:, None, None], x, 0.0) for x in (self.a, self.b))
-        return Products(a, b, self._spread)
-
     def whole(self) -> Tensor:
         if self.a.shape[1] == 1:
             return (self.b.mT * self.a).flatten(1)
         return torch.bmm(self.b.mT, self.a).flatten(1)
-
-    def pick(self, part: slice) -> "Products":
-        return Products(self.a[part], self.b[part])
-
-    @property
-    def bytes(self) -> int:
-        return (self.a.numel() + self.b.numel()) * self.a.element_size()
 
     def pays(self) -> bool:
         """Whether products are cheaper than rows: T (p + q + T) < p q; shapes of one example alone decide it.
@@ -99,29 +102,26 @@ class Products:
         """At least each example's norm: (n,), float64."""
         # float32's squares are numbers of float64
         lengths = _lengths if self.a.dtype == torch.float64 else _norms
-        found, spread = zip(
-            *(_product_norms(a, b, lengths) for a, b in _parts(self.a, self.b)), strict=True
-        )
-        self._spread = torch.cat(spread) if len(spread) > 1 else spread[0]
-        return torch.cat(found) if len(found) > 1 else found[0]
+        found = [_product_norms(a, b, lengths) for a, b in _parts(self.a, self.b)]
+        self._spread = torch.cat([spread for _, spread in found])
+        return torch.cat([norms for norms, _ in found])
 
     def sum(self, scales: Tensor, bound: float) -> Tensor:
         """sum_i scales_i g_i, flat. Terms that cancel are added up in float64: float32 would round by S eps."""
         a, b = self.a, self.b * scales[:, None, None].to(self.b.dtype)
         if a.shape[1] == 1 or self._spread is None:
-            return (b.flatten(0, 1).mT @ a.flatten(0, 1)).flatten()
+            return _added(a, b)
         if a.device.type != "cpu":
-            return (b.double().flatten(0, 1).mT @ a.double().flatten(0, 1)).flatten()
+            return _added(a.double(), b.double())
         far = self._spread * scales > CANCELS * bound
         if not far.any():
-            return (b.flatten(0, 1).mT @ a.flatten(0, 1)).flatten()
-        left, right = self.b[far].double() * scales[far, None, None], a[far].double()
-        near = torch.where(far[:, None, None], 0.0, b).flatten(0, 1).mT @ a.flatten(0, 1)
-        return (near + left.flatten(0, 1).mT @ right.flatten(0, 1)).flatten()
+            return _added(a, b)
+        near = _added(a, b.masked_fill(far[:, None, None], 0.0))
+        return near + _added(a[far].double(), self.b[far].double() * scales[far, None, None])
 
 
-@dataclass(frozen=True)
-class Words:
+@dataclass
+class Words(_Parts):
     """Gradients in a table: at the first place of each index (n, T) the sum of all its rows (n, T, q), elsewhere 0."""
 
     indices: Tensor
@@ -135,9 +135,6 @@ class Words:
         merged = [_merged(i, x).to(kind) for i, x in _parts(indices, b)]
         return cls(indices, torch.cat(merged), count)
 
-    def zeroed(self, kept: Tensor) -> "Words":
-        return Words(self.indices, torch.where(kept[:, None, None], self.rows, 0.0), self.count)
-
     def whole(self) -> Tensor:
         n, q = len(self.rows), self.rows.shape[2]
         place = self.indices + self.count * torch.arange(n, device=self.indices.device)[:, None]
@@ -145,13 +142,6 @@ class Words:
             0, place.flatten(), self.rows.flatten(0, 1)
         )
         return total.reshape(n, -1)
-
-    def pick(self, part: slice) -> "Words":
-        return Words(self.indices[part], self.rows[part], self.count)
-
-    @property
-    def bytes(self) -> int:
-        return self.rows.numel() * self.rows.element_size()
 
     def norms(self) -> Tensor:
         """Each example's norm: (n,), float64."""
@@ -174,21 +164,25 @@ def joined(forms: Sequence[Form]) -> Form:
     if len(products) == len(forms):
         one = products[0]
         if len(forms) > 1:
-            one = Products(
-                torch.cat([x.a for x in products], 1), torch.cat([x.b for x in products], 1)
-            )
+            one = Products(_along([x.a for x in products]), _along([x.b for x in products]))
         return one if one.pays() else Rows(one.whole())
     if len(words) == len(forms) and words[0].count * words[0].rows.shape[2] > SMALL:
         if len(words) == 1:
             return words[0]
-        indices, rows = (
-            torch.cat([x.indices for x in words], 1),
-            torch.cat([x.rows for x in words], 1),
-        )
-        return Words.of(indices, rows, words[0].count)
-    return Rows(
-        torch.stack([form.whole() for form in forms]).sum(0) if len(forms) > 1 else forms[0].whole()
-    )
+        indices = _along([x.indices for x in words])
+        return Words.of(indices, _along([x.rows for x in words]), words[0].count)
+    wholes = [form.whole() for form in forms]
+    return Rows(torch.stack(wholes).sum(0) if len(forms) > 1 else wholes[0])
+
+
+def _along(terms: Sequence[Tensor]) -> Tensor:
+    """(n, T, p) of several uses: (n, all their T, p)."""
+    return torch.cat(list(terms), 1)
+
+
+def _added(a: Tensor, b: Tensor) -> Tensor:
+    """sum_it b_it a_it^T, flat, of (n, T, p) and (n, T, q)."""
+    return (b.flatten(0, 1).mT @ a.flatten(0, 1)).flatten()
 
 
 def _parts(*several: Tensor) -> Iterator[tuple[Tensor, ...]]:

@@ -3,7 +3,7 @@
 import math
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from copy import copy
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -117,31 +117,27 @@ class Passes:
     ) -> tuple[Tensor, Any]:
         """What the loss returns, and the module, with these parameters. Raises where a buffer is set."""
         known = {**self.frozen, **known}
-        own = {**(self.buffers if buffers is None else buffers)}
-        swapped = (
-            {place: known[name] for place, name in self._places.items() if name in known}
-            if known
-            else {}
-        )
-        swapped |= own
+        buffers = self.buffers if buffers is None else buffers
+        places = self._places.items() if known else ()
+        swapped = {place: known[name] for place, name in places if name in known} | {**buffers}
         if not swapped:
             return self.both(x, y, *made)
         found = functional_call(self.both, swapped, (x, y, *made), tie_weights=False)
-        for place, value in own.items():
+        for place, value in buffers.items():
             if swapped[place] is not value:
                 raise Refused(_changed(place))
         return found
 
+    def on_copies(self, x: Any, y: Any, around: AbstractContextManager[object]) -> Any:
+        """The call on copies of the buffers, of which none may be changed, within ``around``."""
+        buffers = {place: value.clone() for place, value in self.buffers.items()}
+        with self.kept(buffers), around:
+            return self.call(self.own, x, y, buffers=buffers)
+
     def plain(self, x: Any, y: Any) -> tuple[Tensor, Any]:
         """On the module's own parameters: nothing stands in for them but in ``widened``."""
         with self.unset():
-            return self._set(x, y)
-
-    def _set(self, x: Any, y: Any) -> tuple[Tensor, Any]:
-        """As ``plain``, and attributes that the call sets stay set."""
-        buffers = {place: value.clone() for place, value in self.buffers.items()}
-        with self.kept(buffers), traced():
-            return self.call(self.own, x, y, buffers=buffers)
+            return self.on_copies(x, y, traced())
 
     @contextmanager
     def same_bits(self) -> Iterator[None]:
@@ -188,9 +184,7 @@ class Passes:
             for name, value in old.items()
             if name not in BASE
         ]
-        holders = [
-            (place, value, _elements(value)) for place, value in own if type(value) in HOLDERS
-        ]
+        holders = [(place, value, copy(value)) for place, value in own if type(value) in HOLDERS]
         versions = [(place, value, value._version) for place, value in own if _counted(value)]
         try:
             yield
@@ -204,13 +198,15 @@ class Passes:
                         now[name] = value
                         if isinstance(value, Tensor | int | float):
                             self.known.sets.add(f"{path}.{name}")
-            for place, value, elements in holders:
-                found = _elements(value)
+            for place, value, old in holders:
+                found, elements = _elements(value), _elements(old)
                 if len(found) != len(elements) or any(
                     a is not b for a, b in zip(found, elements, strict=True)
                 ):
                     self.known.sets.add(place)
-                    _refill(value, elements)
+                    value.clear()
+                    refill = value.update if isinstance(value, dict | set) else value.extend
+                    refill(old)
         for place, value, version in versions:
             if value._version != version:
                 raise Refused(_changed(place))
@@ -231,10 +227,14 @@ class Passes:
         other.leaves = {name: _wide(p.detach()).requires_grad_() for name, p in self.leaves.items()}
         other.own = other.leaves
         other.buffers = {place: _wide(value) for place, value in self.buffers.items()}
-        wide = (
-            _wide(x) if isinstance(x, Tensor) else {name: _wide(value) for name, value in x.items()}
-        )
-        return other, wide, _wide(y)
+        return other, mapped(_wide, x), _wide(y)
+
+    @contextmanager
+    def plainly(self) -> Iterator[None]:
+        """Without dropout where it has masks, and without autocast."""
+        still = Still() if self.seeded else nullcontext()
+        with still, torch.autocast(self.device.type, enabled=False):
+            yield
 
     def value(self, x: Inputs, y: Tensor, seed: int) -> tuple[Tensor, list[str]]:
         """The loss of one example, (1, ...), alone, and once more after that, (2,); the parameters that it reaches.
@@ -245,7 +245,7 @@ class Passes:
         with self.unset():
             for _ in range(2):
                 with masks(seed, self.device), Means(1):
-                    totals.append(self._set(x, y)[0].sum())
+                    totals.append(self.on_copies(x, y, traced())[0].sum())
         if not totals[0].requires_grad:
             raise ValueError(
                 "loss depends on no trainable parameter of module: it is detached, or of another"
@@ -328,32 +328,24 @@ def undrawn(device: torch.device, refused: bool = True) -> Iterator[None]:
     if not refused:
         yield
         return
-    own = generators(device)
-    before, drawn = [each.get_state() for each in own], False
-    try:
+    with masks(None, device) as before:
         yield
-    finally:
-        for each, old in zip(own, before, strict=True):
-            if not torch.equal(each.get_state(), old):
-                each.set_state(old)
-                drawn = True
-    if drawn:
-        raise Refused(DRAWS)
+        for each, state in zip(generators(device), before, strict=True):
+            if not torch.equal(each.get_state(), state):
+                raise Refused(DRAWS)
 
 
 @contextmanager
-def masks(seed: int | None, device: torch.device) -> Iterator[None]:
-    """torch's own generators start from ``seed``, and are put back; for None they are left alone."""
-    if seed is None:
-        yield
-        return
+def masks(seed: int | None, device: torch.device) -> Iterator[list[Tensor]]:
+    """torch's own generators start from ``seed``, for None from where they are, and are put back to these states."""
     own = generators(device)
     before = [each.get_state() for each in own]
     try:
-        # torch.manual_seed would seed other devices too, whose states are not put back
-        for each in own:
-            each.manual_seed(seed)
-        yield
+        if seed is not None:
+            # torch.manual_seed would seed other devices too, whose states are not put back
+            for each in own:
+                each.manual_seed(seed)
+        yield before
     finally:
         for each, state in zip(own, before, strict=True):
             each.set_state(state)
@@ -372,17 +364,6 @@ def _counted(value: Any) -> bool:
 def _elements(holder: Any) -> list[Any]:
     """Of a dict the keys, then the values."""
     return [*holder, *holder.values()] if isinstance(holder, dict) else [*holder]
-
-
-def _refill(holder: Any, elements: list[Any]) -> None:
-    holder.clear()
-    if isinstance(holder, dict):
-        half = len(elements) // 2
-        holder.update(zip(elements[:half], elements[half:], strict=True))
-    elif isinstance(holder, set):
-        holder.update(elements)
-    else:
-        holder.extend(elements)
 
 
 def _same(a: Tensor, b: Tensor) -> bool:
@@ -419,9 +400,16 @@ def short(error: BaseException) -> str:
     return f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"[:200]
 
 
+def mapped(function: Callable[[Tensor], Tensor], x: Inputs) -> Inputs:
+    """The function of the inputs, or of each of several."""
+    if isinstance(x, Tensor):
+        return function(x)
+    return {name: function(value) for name, value in x.items()}
+
+
 def pick(x: Inputs, part: slice) -> Inputs:
     """Some examples of the inputs."""
-    return x[part] if isinstance(x, Tensor) else {name: value[part] for name, value in x.items()}
+    return mapped(lambda value: value[part], x)
 
 
 def _wide(x: Tensor) -> Tensor:

@@ -1,6 +1,9 @@
 """One forward pass of a whole batch, recorded: the uses of parameters, and the program of operations that was run."""
 
+import functools
+import inspect
 import sys
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
@@ -21,10 +24,19 @@ MEANS = (
 )
 MIXES = "module mixes examples by batch normalisation; use GroupNorm, or call .eval() on it"
 DROPS = {F.dropout, F.dropout1d, F.dropout2d, F.dropout3d, F.alpha_dropout, F.feature_alpha_dropout}
-ATTENTION = ("query", "key", "value", "attn_mask", "dropout_p", "is_causal", "scale", "enable_gqa")
-ENTROPY = (
-    "input", "target", "weight", "size_average", "ignore_index", "reduce", "reduction", "label_smoothing"
-)  # fmt: skip
+CONVOLUTION = ("input", "weight", "bias", "stride", "padding", "dilation", "groups")
+ARGUMENTS: dict[Any, tuple[str, ...]] = {  # of functions whose signature Python does not know
+    F.linear: ("input", "weight", "bias"),
+    F.conv1d: CONVOLUTION,
+    F.conv2d: CONVOLUTION,
+    F.conv3d: CONVOLUTION,
+    F.scaled_dot_product_attention: (
+        "query", "key", "value", "attn_mask", "dropout_p", "is_causal", "scale", "enable_gqa"
+    ),
+    torch.cat: ("tensors", "dim"),
+}  # fmt: skip
+# marks of tensors: numbers of the examples, made of parameters alone, the sum of the examples' losses
+DATA, WEIGHTS, TOTAL = "data", "weights", "total"
 READING = (
     "__int__ __float__ __complex__ __index__ __array__ __contains__ __format__ __repr__ __reduce_ex__ __dlpack__ item "
     "tolist numpy storage untyped_storage _typed_storage data_ptr is_nonzero equal allclose nonzero argwhere unique "
@@ -75,11 +87,14 @@ def tensors(value: Any) -> Iterator[Tensor]:
             yield from tensors(each)
 
 
-def named(
-    names: tuple[str, ...], args: tuple[Any, ...], kwargs: Mapping[str, Any]
-) -> dict[str, Any]:
-    """A call's arguments by name."""
-    return dict(zip(names, args, strict=False)) | dict(kwargs)
+@functools.cache
+def _arguments(func: Any) -> tuple[str, ...]:
+    return ARGUMENTS.get(func) or tuple(inspect.signature(func).parameters)
+
+
+def named(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any]:
+    """The arguments that a call gives, by name."""
+    return dict(zip(_arguments(func), args, strict=False)) | dict(kwargs)
 
 
 def own_means(n: int, call: dict[str, Any]) -> Tensor:
@@ -92,49 +107,52 @@ def own_means(n: int, call: dict[str, Any]) -> Tensor:
     return each.sum(1) / kept.sum(1)
 
 
-class Means(TorchFunctionMode):
+class Watching(TorchFunctionMode, ABC):
+    """Sees the calls of torch's functions."""
+
+    def __torch_function__(
+        self,
+        func: Any,
+        types: Any,
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:
+        return self.called(func, args, kwargs or {})
+
+    @abstractmethod
+    def called(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """What the call returns."""
+
+
+class Means(Watching):
     """Of n examples' cross entropies the mean of each one's own mean. Raises ValueError where weights cancel."""
 
     def __init__(self, n: int) -> None:
         super().__init__()
         self.n = n
 
-    def __torch_function__(
-        self,
-        func: Any,
-        types: Any,
-        args: tuple[Any, ...] = (),
-        kwargs: dict[str, Any] | None = None,
-    ) -> Any:
+    def called(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if func not in (F.cross_entropy, F.nll_loss):
-            return func(*args, **kwargs or {})
-        call = named(ENTROPY if func is F.cross_entropy else ENTROPY[:7], args, kwargs or {})
-        mean, weighted = call.get("reduction", "mean") == "mean", call.get("weight") is not None
+            return func(*args, **kwargs)
+        call = named(func, args, kwargs)
+        mean = call.get("reduction", "mean") == "mean"
+        weighted = call.get("weight") is not None
         if mean and weighted and call["target"].numel() == 1:  # of one example alone w loss / w
             raise ValueError(MEANS)
         own = mean and not weighted and func is F.cross_entropy and call["input"].ndim > 1
-        return (
-            own_means(self.n, call).mean()
-            if own and len(call["input"]) % self.n == 0
-            else func(**call)
-        )
+        if own and len(call["input"]) % self.n == 0:
+            return own_means(self.n, call).mean()
+        return func(**call)
 
 
-class Still(TorchFunctionMode):
+class Still(Watching):
     """Dropout is off, whatever flags say."""
 
-    def __torch_function__(
-        self,
-        func: Any,
-        types: Any,
-        args: tuple[Any, ...] = (),
-        kwargs: dict[str, Any] | None = None,
-    ) -> Any:
-        kwargs = kwargs or {}
+    def called(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if func in DROPS:
-            return args[0] if args else kwargs["input"]
+            return named(func, args, kwargs)["input"]
         if func is F.scaled_dot_product_attention:
-            args, kwargs = (), named(ATTENTION, args, kwargs) | {"dropout_p": 0.0}
+            return func(**named(func, args, kwargs) | {"dropout_p": 0.0})
         return func(*args, **kwargs)
 
 
@@ -150,7 +168,7 @@ class Claim:
 Rule = Callable[["Record", Any, tuple[Any, ...], dict[str, Any]], Any]
 
 
-class Record(TorchFunctionMode):
+class Record(Watching):
     """Marks tensors as of data, or of parameters alone; claims where the two meet; notes each call.
 
     Where they meet in a call with a rule, a leaf stands in for the parameter, so that no path to the parameter is left,
@@ -173,23 +191,21 @@ class Record(TorchFunctionMode):
         self._parameters = {id(p) for p in parameters.values()}
         self._aliases: dict[int, tuple[Tensor, Tensor]] = {}
         self._held: list[tuple[Tensor, int]] = []
-        self._data, self._weights, self._total = object(), object(), object()
+        self._own = object()  # in the marks that are this record's
         self.sizes = set[int]()  # of tensors of data
         self.coarsest = 0.0  # precision that numbers of data were computed in
 
     def data(self, x: Tensor) -> Tensor:
         """The same numbers, as data."""
         x = x.view_as(x)
-        self._mark(x, self._data)
+        self._mark(x, DATA)
         return x
 
     def of_data(self, t: Any) -> bool:
-        return self._kind(t) is self._data
+        return self._kind(t) is DATA
 
     def of_weights(self, t: Any) -> bool:
-        return isinstance(t, Tensor) and (
-            id(t) in self._parameters or self._kind(t) is self._weights
-        )
+        return isinstance(t, Tensor) and (id(t) in self._parameters or self._kind(t) is WEIGHTS)
 
     def fits(self, x: Any, rows: bool = False) -> bool:
         """Whether dimension 0 has each example's part in order; rows: one row for each."""
@@ -211,7 +227,7 @@ class Record(TorchFunctionMode):
         self._held.append((x, x._version))
         return x
 
-    def claim(self, source: Tensor, out: Tensor, form: Callable[[Tensor], Form]) -> None:
+    def claim(self, source: Any, out: Tensor, form: Callable[[Tensor], Form]) -> None:
         """Where ``source`` is of parameters; out: the output, or the leaf whose own gradient has the rows."""
         if self.of_weights(source) and source.requires_grad and out.requires_grad:
             self.claims.append(Claim(source, out if out.is_leaf else get_gradient_edge(out), form))
@@ -225,34 +241,29 @@ class Record(TorchFunctionMode):
         if any(x._version != version for x, version in self._held):
             raise Untaken("an input of a layer is written over")
 
-    def __torch_function__(
-        self,
-        func: Any,
-        types: Any,
-        args: tuple[Any, ...] = (),
-        kwargs: dict[str, Any] | None = None,
-    ) -> Any:
-        kwargs = kwargs or {}
+    def called(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         given = list(tensors((args, kwargs)))
         kinds = [self._kind(t) for t in given]
-        data, total = self._data in kinds, self._total in kinds
+        data = DATA in kinds or TOTAL in kinds
         weights = any(self.of_weights(t) for t in given)
-        if data or total:
+        if data:
             if func is Tensor.__bool__:
                 self.asked = True
                 return False  # one answer for all batches: control flow is no function of the data
             self._refuse(func, args, kwargs)
-        if getattr(func, "__name__", "") == "__get__":
+        kind = next((each for each in (DATA, TOTAL) if each in kinds), WEIGHTS if weights else None)
+        if _name(func) == "__get__":
             out = func(*args, **kwargs)
             if out is args[0] or not isinstance(out, Tensor):
                 return out
         else:
             self._foreign(func, given, kinds)
-            out = self._called(
-                func, args, kwargs, (data or total) and weights and torch.is_grad_enabled()
-            )
-        kind = self._data if data else self._total if total else self._weights if weights else None
-        kind = self._total if self._reduces(func, args, kwargs) else kind
+            out = self._sum_of_losses(func, args, kwargs)
+            if out is not None:
+                kind = TOTAL
+            elif data and weights and torch.is_grad_enabled() and func in self.rules:
+                out = self.rules[func](self, func, args, kwargs)
+            out = func(*args, **kwargs) if out is None else out
         written = [args[0]] if func is Tensor.__setitem__ else []
         shapes = [self._made(t, kind, func) for t in [*tensors(out), *written]]
         self.program.append(
@@ -260,37 +271,31 @@ class Record(TorchFunctionMode):
         )
         return out
 
-    def _called(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], meet: bool) -> Any:
-        if self._reduces(func, args, kwargs):  # the sum of the losses of each example alone
-            call = named(ENTROPY, args, kwargs)
-            if call.get("weight") is not None:
-                raise ValueError(MEANS)
-            self.reduced += 1
-            return own_means(self.n, call).sum()
-        rule = self.rules.get(func) if meet else None
-        out = None if rule is None else rule(self, func, args, kwargs)
-        return func(*args, **kwargs) if out is None else out
-
-    def _reduces(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-        """Whether this is the mean of a loss inside of the module."""
+    def _sum_of_losses(
+        self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Tensor | None:
+        """In place of the mean of a loss inside of the module, of the losses of each example alone."""
         if func is not F.cross_entropy or not self.inside:
-            return False
-        call = named(ENTROPY, args, kwargs)
-        return call.get("reduction", "mean") == "mean" and self.fits(call["input"])
+            return None
+        call = named(func, args, kwargs)
+        if call.get("reduction", "mean") != "mean" or not self.fits(call["input"]):
+            return None
+        if call.get("weight") is not None:
+            raise ValueError(MEANS)
+        self.reduced += 1
+        return own_means(self.n, call).sum()
 
     def _refuse(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """What reads data for Python, or mixes examples by its name."""
-        name = getattr(func, "__name__", str(func))
         if func in READS or (func in (torch.where, Tensor.where) and len(args) + len(kwargs) == 1):
-            raise Untaken(f"Python reads numbers of the examples, by {name}")
+            raise Untaken(f"Python reads numbers of the examples, by {_name(func)}")
         if func in DIFFERENTIATE:
             raise Untaken("the module takes gradients itself")
         if func is Tensor.__getitem__ and any(
             t.dtype == torch.bool and self.of_data(t) for t in tensors(args[1])
         ):
             raise Untaken("rows are picked by a mask of the data")
-        names = ("x", "mean", "var", "w", "b", "training")
-        if func is F.batch_norm and named(names, args, kwargs).get("training"):
+        if func is F.batch_norm and named(func, args, kwargs).get("training"):
             raise ValueError(MIXES)
 
     def _foreign(self, func: Any, given: list[Tensor], kinds: list[Any]) -> None:
@@ -299,44 +304,38 @@ class Record(TorchFunctionMode):
             raise Untaken("the module calls transforms of torch.func")
         for t, kind in zip(given, kinds, strict=True):
             if kind is None and t.requires_grad and id(t) not in self._parameters:
-                name = getattr(func, "__name__", str(func))
                 raise Untaken(
-                    f"{name} is given a tensor whose history is no call of torch's functions"
+                    f"{_name(func)} is given a tensor whose history is no call of torch's functions"
                 )
 
-    def _made(self, t: Tensor, kind: object | None, func: Any) -> Any:
+    def _made(self, t: Tensor, kind: str | None, func: Any) -> Any:
         """Marks what a call has made; its shape, for the program. Raises where examples' numbers are made into one."""
-        if kind is self._data:
+        if kind is DATA:
             self.sizes.update(t.shape)
-        if kind is self._data and t.is_floating_point():
+        if kind is DATA and t.is_floating_point():
             self.coarsest = max(self.coarsest, torch.finfo(t.dtype).eps)
             if (
                 self.n > 1
                 and not any(size and size % self.n == 0 for size in t.shape)
                 and t.numel()
             ):
-                name = getattr(func, "__name__", str(func))
-                kind = Inside if name == "cross_entropy" else Untaken
-                raise kind(f"{name} makes one number of several examples'")
-        if kind is not None and (kind is not self._weights or t.requires_grad):
+                reason = Inside if func is F.cross_entropy else Untaken
+                raise reason(f"{_name(func)} makes one number of several examples'")
+        if kind is not None and (kind is not WEIGHTS or t.requires_grad):
             self._mark(t, kind)
         return self._numbers(tuple(t.shape))
 
-    def _mark(self, t: Tensor, kind: object) -> None:
-        t._torchdp = kind, len(self.program)  # type: ignore[attr-defined]
+    def _mark(self, t: Tensor, kind: str) -> None:
+        t._torchdp = self._own, kind, len(self.program)  # type: ignore[attr-defined]
 
-    def _kind(self, t: Any) -> object | None:
+    def _kind(self, t: Any) -> str | None:
         mark = getattr(t, "_torchdp", None)
-        return (
-            mark[0]
-            if mark is not None and mark[0] in (self._data, self._weights, self._total)
-            else None
-        )
+        return mark[1] if mark is not None and mark[0] is self._own else None
 
     def _numbers(self, value: Any) -> Any:
         """A call's arguments but for the tensors' numbers: whole numbers that n divides are counted in n."""
         if isinstance(value, Tensor):
-            return ("tensor", value._torchdp[1]) if self._kind(value) else "tensor"  # type: ignore[attr-defined]
+            return ("tensor", value._torchdp[2]) if self._kind(value) else "tensor"  # type: ignore[attr-defined]
         if isinstance(value, tuple | list):
             return tuple(self._numbers(each) for each in value)
         if isinstance(value, slice):
@@ -345,3 +344,7 @@ class Record(TorchFunctionMode):
             return "n", value // self.n
         plain = isinstance(value, int | float | str | type(None) | torch.dtype)
         return (type(value), value) if plain else type(value)
+
+
+def _name(func: Any) -> str:
+    return getattr(func, "__name__", str(func))

@@ -5,8 +5,7 @@ example alone, as torch runs it.
 """
 
 import warnings
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -17,8 +16,18 @@ from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
 
 from torchdp.training.accepted import MEETS, SYSTEM, Beside, OwnRules, factors, meet, prime
 from torchdp.training.factors import Form, Rows, joined
-from torchdp.training.per_example import DRAWS, Gradients, Inputs, Passes, due, flat, pick, short
-from torchdp.training.record import Inside, Record, Refused, Still, Untaken
+from torchdp.training.per_example import (
+    DRAWS,
+    Gradients,
+    Inputs,
+    Passes,
+    due,
+    flat,
+    mapped,
+    pick,
+    short,
+)
+from torchdp.training.record import Inside, Record, Refused, Untaken
 from torchdp.training.rules import RULES
 
 
@@ -57,7 +66,7 @@ def _checked(passes: Passes, x: Inputs, y: Tensor, found: Gradients, record: Rec
     alone, program = passes, record.functions()
     if passes.seeded or passes.halves(x):
         alone, x, y = passes.widened(x, y)
-        with _still(passes), torch.autocast(y.device.type, enabled=False):
+        with passes.plainly():
             found, record = recorded(alone, x, y)
         if record.functions() != program:
             raise Untaken("in float32, or without dropout, it is another program")
@@ -66,27 +75,26 @@ def _checked(passes: Passes, x: Inputs, y: Tensor, found: Gradients, record: Rec
     tolerance = max(1e-9, 2.0**10 * record.coarsest)
     some = 12 if record.asked else 3  # rows may answer otherwise than all batches do
     rows = SYSTEM.sample(places, min(some, len(places)))
-    wanted = {i: _one_alone(passes, alone, x, y, i) for i in rows}
+    wanted = {i: _one_alone(alone, x, y, i) for i in rows}
     _hold(found, list(wanted.items()), tolerance)
     if record.n > 1:
-        beside, other = _foreign(passes, alone, x, y, rows[: min(3, record.n - 1)], record)
+        beside, other = _foreign(alone, x, y, rows[: min(3, record.n - 1)], record)
         _hold(other, [(place, wanted[beside.sources[place]]) for place in beside.kept], tolerance)
     return True
 
 
-def _one_alone(passes: Passes, alone: Passes, x: Inputs, y: Tensor, i: int) -> dict[str, Tensor]:
+def _one_alone(passes: Passes, x: Inputs, y: Tensor, i: int) -> dict[str, Tensor]:
     """The gradient of one example by plain autograd, in each parameter (1, size)."""
     cudnn = torch.backends.cudnn  # convolutions of a GPU without short products
     part = slice(i, i + 1)
-    exact = torch.autocast(y.device.type, enabled=False)
-    with _still(passes), exact, cudnn.flags(enabled=cudnn.enabled, allow_tf32=False):
-        total = alone.plain(pick(x, part), y[part])[0].sum()
-        g = torch.autograd.grad(total, list(alone.leaves.values()), materialize_grads=True)
-    return {name: flat(each[None]) for name, each in zip(alone.leaves, g, strict=True)}
+    with passes.plainly(), cudnn.flags(enabled=cudnn.enabled, allow_tf32=False):
+        total = passes.plain(pick(x, part), y[part])[0].sum()
+        g = torch.autograd.grad(total, list(passes.leaves.values()), materialize_grads=True)
+    return {name: flat(each[None]) for name, each in zip(passes.leaves, g, strict=True)}
 
 
 def _foreign(
-    passes: Passes, alone: Passes, x: Inputs, y: Tensor, rows: list[int], record: Record
+    passes: Passes, x: Inputs, y: Tensor, rows: list[int], record: Record
 ) -> tuple[Beside, Gradients]:
     """What a pass finds of a few examples beside foreign ones. Raises Untaken where it is another program.
 
@@ -97,10 +105,10 @@ def _foreign(
     # a loop over examples has another program for each number
     for n in (prime(record.n, record.sizes), record.n):
         for factor in factors(y.device):
-            beside = Beside.of(rows, n)
+            beside = Beside.drawn(rows, n)
             try:
-                with _still(passes), torch.autocast(y.device.type, enabled=False):
-                    found, again = recorded(alone, beside.batch(x, factor), y[beside.sources])
+                with passes.plainly():
+                    found, again = recorded(passes, beside.batch(x, factor), y[beside.sources])
             except Untaken as error:
                 reason = error
                 continue
@@ -127,10 +135,6 @@ def _hold(found: Gradients, wanted: list[tuple[int, dict[str, Tensor]]], toleran
                 )
 
 
-def _still(passes: Passes) -> AbstractContextManager[object]:
-    return Still() if passes.seeded else nullcontext()
-
-
 def recorded(passes: Passes, x: Inputs, y: Tensor) -> tuple[Gradients, Record]:
     """What a pass of the batch finds, unchecked, and its record. Raises Untaken."""
     known, n = passes.known, len(y)
@@ -151,7 +155,9 @@ def recorded(passes: Passes, x: Inputs, y: Tensor) -> tuple[Gradients, Record]:
 
 
 def _pass(passes: Passes, record: Record, x: Inputs, y: Tensor) -> Gradients:
-    total, output = _called(passes, record, x, y)
+    labels = record.data(y) if record.inside else None
+    total, output = passes.on_copies(mapped(record.data, x), labels, record)
+    record.finished()
     leaves, spec = tree_flatten(output)
     live = [t for t in leaves if isinstance(t, Tensor) and t.requires_grad]
     lost, down, rows, mixes = _losses(passes, record, total, leaves, spec, live, y)
@@ -160,30 +166,13 @@ def _pass(passes: Passes, record: Record, x: Inputs, y: Tensor) -> Gradients:
     return Gradients(forms, lost, mixes)
 
 
-def _called(passes: Passes, record: Record, x: Inputs, y: Tensor) -> tuple[Tensor, Any]:
-    """What the module returns, and the loss where it is inside."""
-    buffers = {place: value.clone() for place, value in passes.buffers.items()}
-    seen = (
-        record.data(x)
-        if isinstance(x, Tensor)
-        else {name: record.data(value) for name, value in x.items()}
-    )
-    labels = record.data(y) if record.inside else None
-    with passes.kept(buffers), record:
-        found = passes.call(passes.own, seen, labels, buffers=buffers)
-    record.finished()
-    return found
-
-
 def _forms(
     passes: Passes, record: Record, down: list[tuple[Tensor, Tensor]], rows: dict[str, Tensor]
 ) -> dict[str, Form]:
     """What each parameter's gradients are. Raises Untaken where one is used in a way that has no rule."""
     leaves, claims = passes.leaves, record.claims
-    places, (live, gradients) = (
-        [*(claim.at for claim in claims), *leaves.values()],
-        zip(*down, strict=True),
-    )
+    places = [*(claim.at for claim in claims), *leaves.values()]
+    live, gradients = zip(*down, strict=True)
     found = torch.autograd.grad(live, places, gradients, allow_unused=True)
     for name, g in zip(leaves, found[len(claims) :], strict=True):
         if g is not None:
@@ -198,9 +187,8 @@ def _forms(
         if key in own:
             forms.setdefault(own[key], []).extend(parts)
             continue
-        for name, part in zip(
-            leaves, _derived(source, [*leaves.values()], joined(parts).whole()), strict=True
-        ):
+        derived = _derived(source, [*leaves.values()], joined(parts).whole())
+        for name, part in zip(leaves, derived, strict=True):
             if part is not None:
                 forms.setdefault(name, []).append(Rows(flat(part)))
     each = sum(g.numel() * g.element_size() for g in found if g is not None)
@@ -238,9 +226,8 @@ def _losses(
     rows = [t for t in leaves if isinstance(t, Tensor)]
     if not live or any(not t.ndim or len(t) != n for t in rows):
         raise Untaken("what the module returns has no row for each example")
-    quick = closed(passes.both.loss, rows[0], y) if len(leaves) == len(live) == 1 else None
-    if quick:
-        lost = quick(rows[0], y)
+    lost = closed(passes.both.loss, rows[0], y) if len(leaves) == len(live) == 1 else None
+    if lost is not None:
         return lost.detach(), [(lost, torch.ones_like(lost))], {}, None
     places = [i for i, t in enumerate(leaves) if any(t is each for each in live)]
     rest = [i for i, t in enumerate(leaves) if isinstance(t, Tensor) and i not in places]
@@ -269,17 +256,17 @@ def _losses(
     return lost, list(zip(live, down, strict=True)), mine, mixes
 
 
-def closed(loss: Any, z: Tensor, y: Tensor) -> Callable[[Tensor, Tensor], Tensor] | None:
+def closed(loss: Any, z: Tensor, y: Tensor) -> Tensor | None:
     """Each example's loss of rows (n, classes) or (n, ...), where it is torch's mean of cross entropies or squares."""
     if loss is F.mse_loss or (type(loss) is nn.MSELoss and loss.reduction == "mean"):
         if z.shape != y.shape:
             return None
-        return lambda z, y: F.mse_loss(z, y, reduction="none").reshape(len(y), -1).mean(1)
+        return F.mse_loss(z, y, reduction="none").reshape(len(y), -1).mean(1)
     plain = type(loss) is nn.CrossEntropyLoss and loss.weight is None and loss.reduction == "mean"
     if z.ndim != 2 or not ((plain and loss.ignore_index < 0) or loss is F.cross_entropy):
         return None
     smoothing = loss.label_smoothing if plain else 0.0
-    return lambda z, y: F.cross_entropy(z, y, reduction="none", label_smoothing=smoothing)
+    return F.cross_entropy(z, y, reduction="none", label_smoothing=smoothing)
 
 
 def by_vmap(passes: Passes, x: Inputs, y: Tensor) -> Gradients:
@@ -289,8 +276,7 @@ def by_vmap(passes: Passes, x: Inputs, y: Tensor) -> Gradients:
     structure: list[Any] = []
 
     def one(known: dict[str, Tensor], x: Inputs, y: Tensor) -> Any:
-        x = x[None] if isinstance(x, Tensor) else {name: value[None] for name, value in x.items()}
-        total, output = passes.call(known, x, y[None])
+        total, output = passes.call(known, mapped(lambda value: value[None], x), y[None])
         leaves, spec = tree_flatten(output)
         structure[:] = [leaves, spec]
         return total.sum(), (total.sum(), [leaf for leaf in leaves if isinstance(leaf, Tensor)])
@@ -299,7 +285,7 @@ def by_vmap(passes: Passes, x: Inputs, y: Tensor) -> Gradients:
     try:
         each = vmap(grad(one, has_aux=True), (None, 0, 0), randomness=passes.randomness)
         with OwnRules(), passes.unset():
-            rows, (lost, tensors) = each(constants, dict(x) if isinstance(x, Mapping) else x, y)
+            rows, (lost, tensors) = each(constants, x, y)
     except (Refused, torch.OutOfMemoryError):
         raise
     except Exception as error:  # of whatever kind, as torch.cond's KeyError under a transform

@@ -9,32 +9,9 @@ from torch.func import vjp, vmap
 from torch.nn import functional as F
 
 from torchdp.training.factors import Form, Products, Rows, Words
-from torchdp.training.record import ATTENTION, Record, Rule, Untaken, named, tensors
+from torchdp.training.record import Record, Rule, Untaken, named, tensors
 
-CONVOLUTION = ("input", "weight", "bias", "stride", "padding", "dilation", "groups")
-TABLE = ("input", "weight", "padding_idx", "max_norm", "norm_type", "scale_grad_by_freq", "sparse")
-BATCH_NORM = (
-    "input",
-    "running_mean",
-    "running_var",
-    "weight",
-    "bias",
-    "training",
-    "momentum",
-    "eps",
-)
-NORMS: dict[Any, tuple[str, ...]] = {
-    F.layer_norm: ("input", "normalized_shape", "weight", "bias", "eps"),
-    F.rms_norm: ("input", "normalized_shape", "weight", "eps"),
-    F.group_norm: ("input", "num_groups", "weight", "bias", "eps"),
-    F.batch_norm: BATCH_NORM,
-}
-HEADS = (
-    "query", "key", "value", "embed_dim_to_check", "num_heads", "in_proj_weight", "in_proj_bias", "bias_k", "bias_v",
-    "add_zero_attn", "dropout_p", "out_proj_weight", "out_proj_bias", "training", "key_padding_mask", "need_weights",
-    "attn_mask", "use_separate_proj_weight", "q_proj_weight", "k_proj_weight", "v_proj_weight", "static_k", "static_v",
-    "average_attn_weights", "is_causal",
-)  # fmt: skip
+NORMS = {F.layer_norm, F.rms_norm, F.group_norm, F.batch_norm}
 IN_PLACE = {"__iadd__", "__isub__", "__imul__", "__itruediv__", "add_", "sub_", "mul_", "div_"}
 
 
@@ -54,11 +31,11 @@ def channels(n: int, b: Tensor) -> Rows:
     return Rows(rows_of(b, n).reshape(n, b.shape[1], -1).sum(2))
 
 
-def product(r: Record, x: Tensor, W: Tensor, b: Tensor | None, turned: bool, call: Any) -> Any:
+def product(r: Record, x: Tensor, W: Tensor, b: Any, turned: bool, call: Any) -> Any:
     """x W^T + b, or x W + b where ``turned``."""
     if not r.fits(x) or x.ndim < 2 or W.ndim != 2 or r.of_data(W) or r.of_data(b):
         return None
-    if b is not None and r.of_weights(b) and b.ndim != 1:
+    if r.of_weights(b) and b.ndim != 1:
         return None
     out, n, kept = call(x, r.alias(W), r.alias(b)), r.n, r.keep(x)
 
@@ -67,13 +44,12 @@ def product(r: Record, x: Tensor, W: Tensor, b: Tensor | None, turned: bool, cal
         return Products(*pair[::-1]) if turned else Products(*pair)
 
     r.claim(W, out, form)
-    if b is not None:
-        r.claim(b, out, lambda g: last(n, g, b.numel()))
+    r.claim(b, out, lambda g: last(n, g, b.numel()))
     return out
 
 
 def linear(r: Record, func: Any, args: Any, kwargs: Any) -> Any:
-    call = named(("input", "weight", "bias"), args, kwargs)
+    call = named(func, args, kwargs)
     return product(r, call["input"], call["weight"], call.get("bias"), False, func)
 
 
@@ -90,14 +66,10 @@ def matmul(r: Record, func: Any, args: Any, kwargs: Any) -> Any:
 
 
 def embedding(r: Record, func: Any, args: Any, kwargs: Any) -> Any:
-    call = named(TABLE, args, kwargs)
+    call = named(func, args, kwargs)
     ids, W, padding = call["input"], call["weight"], call.get("padding_idx")
-    if (
-        call.get("max_norm") is not None
-        or call.get("scale_grad_by_freq")
-        or call.get("sparse")
-        or not r.fits(ids)
-    ):
+    unserved = call.get("max_norm") is not None or call.get("scale_grad_by_freq")
+    if unserved or call.get("sparse") or not r.fits(ids):
         return None
     out, n, kept = func(ids, r.alias(W), padding), r.n, r.keep(ids)
 
@@ -112,61 +84,54 @@ def embedding(r: Record, func: Any, args: Any, kwargs: Any) -> Any:
 
 
 def norm(r: Record, func: Any, args: Any, kwargs: Any) -> Any:
-    call = named(NORMS[func], args, kwargs)
+    call = named(func, args, kwargs)
     x, w, b, n = call["input"], call.get("weight"), call.get("bias"), r.n
     second = func in (F.group_norm, F.batch_norm)  # channels are dimension 1
     if not r.fits(x, rows=second) or r.of_data(w) or r.of_data(b):
         return None
-    own = {name: r.alias(call[name]) for name in ("weight", "bias") if name in call}
-    out, kept = func(**call | own), r.keep(x)
-    plain = {name: value for name, value in call.items() if name not in ("input", "weight", "bias")}
-    if w is not None:
+    own = {name: r.alias(call.pop(name)) for name in ("weight", "bias") if name in call}
+    out = func(**call | own)
+    call["input"] = r.keep(x)
 
-        def form(g: Tensor) -> Form:
-            scaled = rows_of(func(kept, **plain), n) * rows_of(g, n)
-            return channels(n, scaled.reshape(g.shape)) if second else last(n, scaled, w.numel())
+    def added(g: Tensor, source: Any) -> Form:
+        return channels(n, g) if second else last(n, g, source.numel())
 
-        r.claim(w, out, form)
-    if b is not None:
-        r.claim(b, out, lambda g: channels(n, g) if second else last(n, g, b.numel()))
+    def form(g: Tensor) -> Form:
+        return added((rows_of(func(**call), n) * rows_of(g, n)).reshape(g.shape), w)
+
+    r.claim(w, out, form)
+    r.claim(b, out, lambda g: added(g, b))
     return out
 
 
+def in_plane(value: Any, dims: int, before: int) -> tuple[int, ...]:
+    """A convolution's numbers for both sides of a plane; a line is one whose first side has ``before``."""
+    sides = (value,) * dims if isinstance(value, int) else tuple(value)
+    return sides if dims == 2 else (before, *sides)
+
+
 def convolution(r: Record, func: Any, args: Any, kwargs: Any) -> Any:
-    call = named(CONVOLUTION, args, kwargs)
-    x, W, b, n = call["input"], call["weight"], call.get("bias"), r.n
+    call = named(func, args, kwargs)
+    x, W, b, n = call.pop("input"), call.pop("weight"), call.pop("bias", None), r.n
     if not r.fits(x, rows=True) or x.ndim != W.ndim or r.of_data(W) or r.of_data(b):
         return None
-    out, kept = func(**call | {"weight": r.alias(W), "bias": r.alias(b)}), r.keep(x)
-    rest = {name: value for name, value in call.items() if name not in ("input", "weight", "bias")}
-    dims, padding, groups = W.ndim - 2, call.get("padding", 0), call.get("groups", 1)
-    if dims > 2 or groups != 1 or isinstance(padding, str):
-        r.claim(W, out, alone(n, W, (kept,), lambda w, x: func(x, w, **rest)))
+    out, kept = func(x, r.alias(W), r.alias(b), **call), r.keep(x)
+    dims, padding = W.ndim - 2, call.get("padding", 0)
+    if dims > 2 or call.get("groups", 1) != 1 or isinstance(padding, str):
+        r.claim(W, out, alone(n, W, (kept,), lambda w, x: func(x, w, **call)))
     else:
-        kernel, line, steps = (
-            tuple(W.shape[2:]),
-            dims == 1,
-            (call.get("dilation", 1), call.get("stride", 1)),
-        )
-        dilation, stride = ((v,) * dims if isinstance(v, int) else tuple(v) for v in steps)
-        padding = (padding,) * dims if isinstance(padding, int) else tuple(padding)
-        if line:
-            kernel, dilation, stride, padding = (
-                (1, *kernel),
-                (1, *dilation),
-                (1, *stride),
-                (0, *padding),
-            )
+        plane = kept if dims == 2 else kept[:, :, None]
+        kernel = in_plane(W.shape[2:], dims, 1)
+        dilation = in_plane(call.get("dilation", 1), dims, 1)
+        stride = in_plane(call.get("stride", 1), dims, 1)
+        around = in_plane(padding, dims, 0)
 
         def form(g: Tensor) -> Form:
-            windows = F.unfold(
-                kept[:, :, None] if line else kept, kernel, dilation, padding, stride
-            ).mT
+            windows = F.unfold(plane, kernel, dilation, around, stride).mT
             return Products(windows, g.flatten(2).mT)
 
         r.claim(W, out, form)
-    if b is not None:
-        r.claim(b, out, lambda g: channels(n, g))
+    r.claim(b, out, lambda g: channels(n, g))
     return out
 
 
@@ -237,7 +202,7 @@ def broadcast(r: Record, func: Any, args: Any, kwargs: Any) -> Any:
 
 
 def cat(r: Record, func: Any, args: Any, kwargs: Any) -> Any:
-    call = named(("tensors", "dim"), args, kwargs)
+    call = named(func, args, kwargs)
     parts, dim = call["tensors"], call.get("dim", 0)
     if any(not t.ndim or len(t) != r.n for t in parts) or dim % parts[0].ndim == 0:
         return None
@@ -256,8 +221,8 @@ def where(r: Record, func: Any, args: Any, kwargs: Any) -> Any:
 
 def attention(r: Record, func: Any, args: Any, kwargs: Any) -> Any:
     """An additive mask of parameters."""
-    call = named(ATTENTION, args, kwargs)
-    mask, sides = call.get("attn_mask"), [call[name] for name in ATTENTION[:3]]
+    call = named(func, args, kwargs)
+    mask, sides = call.get("attn_mask"), [call[name] for name in ("query", "key", "value")]
     if mask is None or not r.of_weights(mask) or not all(r.fits(side, rows=True) for side in sides):
         return None
     own = spread(r, mask, call["query"].ndim)
@@ -266,26 +231,22 @@ def attention(r: Record, func: Any, args: Any, kwargs: Any) -> Any:
 
 def heads(r: Record, func: Any, args: Any, kwargs: Any) -> Any:
     """torch's MultiheadAttention, length first, of calls that have rules."""
-    call = named(HEADS, args, kwargs)
-    q, k, v, W, b, count = (
-        call[name] for name in (*HEADS[:3], "in_proj_weight", "in_proj_bias", "num_heads")
-    )
-    plain = (
-        not call.get("use_separate_proj_weight")
-        and call["bias_k"] is None
-        and not call["add_zero_attn"]
-    )
-    if not plain or q.ndim != 3 or q.shape[1] != r.n or call.get("average_attn_weights") is False:
+    call = named(func, args, kwargs)
+    sides = [call[name] for name in ("query", "key", "value")]
+    W, b, count = call["in_proj_weight"], call["in_proj_bias"], call["num_heads"]
+    special = call.get("use_separate_proj_weight") or call["add_zero_attn"]
+    special = special or call["bias_k"] is not None or call.get("average_attn_weights") is False
+    if special or sides[0].ndim != 3 or sides[0].shape[1] != r.n:
         return None
-    same = q is k is v
+    same = all(side is sides[0] for side in sides)
     with r:
-        q, k, v = (x.transpose(0, 1) for x in (q, k, v))
+        sides = [side.transpose(0, 1) for side in sides]
         if same:
-            q, k, v = F.linear(q, W, b).chunk(3, -1)
+            projected = list(F.linear(sides[0], W, b).chunk(3, -1))
         else:
             bs = (None,) * 3 if b is None else b.chunk(3)
-            q, k, v = (F.linear(x, w, c) for x, w, c in zip((q, k, v), W.chunk(3), bs, strict=True))
-        q, k, v = (x.unflatten(2, (count, -1)).transpose(1, 2) for x in (q, k, v))
+            projected = [F.linear(*each) for each in zip(sides, W.chunk(3), bs, strict=True)]
+        q, k, v = [x.unflatten(2, (count, -1)).transpose(1, 2) for x in projected]
         scores = q @ k.mT / math.sqrt(q.shape[-1])
         mask, padding = call.get("attn_mask"), call.get("key_padding_mask")
         if mask is not None and mask.ndim == 3:

@@ -89,27 +89,26 @@ class Run(Steps):
         else:
             secret, past = opened(draws, plan)
         self._secret = Secret(replicas.from_first(secret.key)) if self._group else secret
-        drawn: dict[str, Any] = {
-            "noise": self._secret.noise(b"noise", self._device),
-            "dtype": self._dtype,
-        }
-        C = plan.strategy.to(self._device)
-        self.noise = CorrelatedNoise(C, size, plan.sigma, shard=(first, self._whole), **drawn)
+        self.noise = CorrelatedNoise(
+            plan.strategy.to(self._device),
+            size,
+            plan.sigma,
+            noise=self._secret.noise(b"noise", self._device),
+            dtype=self._dtype,
+            shard=(first, self._whole),
+        )
         if past and past["step"]:
             kept = {name: past[name] for name in ("step", "past")}
             self.noise.load_secret_state(self.noise.secret_state() | kept)
         name = self._secret.digest(b"ledger" + plan.digest()).hex()
         self._ledger = Ledger(None if ledger is None else Path(ledger), name, past is None)
-        given: dict[str, Any] = {
-            "step": None,
-            **(step if isinstance(step, Mapping) else {"step": step}),
-        }
+        given: dict[str, Any] = {"step": None}
+        given |= step if isinstance(step, Mapping) else {"step": step}
         step = checks.integer("step", given["step"], 0, plan.strategy.steps)
         bounded = [one for one in (given, past or {}) if "bound" in one]
-        told = [
-            (one["step"], checks.positive("bound", one["bound"])) for one in bounded
-        ] + self._ledger.bounds
-        at = max(step, self.noise.step, self._ledger.step), max(told, default=(0, plan.bound))
+        told = [(one["step"], checks.positive("bound", one["bound"])) for one in bounded]
+        latest_told = max(told + self._ledger.bounds, default=(0, plan.bound))
+        at = max(step, self.noise.step, self._ledger.step), latest_told
         step, (_, latest) = replicas.most(at) if self._group else at
         self.noise.skip(step)
         self._bound = latest if plan.adaptive else plan.bound
