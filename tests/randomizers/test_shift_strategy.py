@@ -150,7 +150,7 @@ def test_the_bound_by_singular_values_is_below_the_best_and_near_it_for_the_hist
 
 def test_beyond_64_types_a_matrix_starts_from_shifts():
     W = centred(workloads.prefix(66))
-    found = StrategyMatrix.tuned(W, 1.0, generator=generator(), steps=80, exchanges=1)
+    found = StrategyMatrix.tuned(W, 1.0, generator=generator(), steps=80)
     assert worst(found, W) < worst(ShiftStrategy.tuned(W, 1.0, generator=generator()), W)
     assert worst(found, W) < 1.15 * strategy_lower_bound(W, 1.0)
 
