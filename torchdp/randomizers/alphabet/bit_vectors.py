@@ -160,9 +160,13 @@ class BitVectorOracle(FrequencyOracle):
         return Blanket.two_level(self.guarantee.epsilon, self.off, self.off**2, self.off**self.k)
 
     def covariance(self, x: int) -> Tensor:
-        covariance = torch.eye(self.k, dtype=torch.float64) * self.variance.other
-        covariance[self._type(x), x] = self.variance.own
-        return covariance
+        """Of the bits, by their ``together``, over (p - q)^2."""
+        own_one, _, two, _ = self.together
+        covariance = torch.full((self.k, self.k), two - self.off**2, dtype=torch.float64)
+        covariance.fill_diagonal_(self.off * (1 - self.off))
+        covariance[self._type(x)] = covariance[:, x] = own_one - self.on * self.off
+        covariance[x, x] = self.on * self.lost
+        return covariance / self.gap**2
 
     @property
     def together(self) -> tuple[float, float, float, float]:

@@ -408,11 +408,6 @@ class StrategyMatrix(StrategyOracle):
     def answers(self, tally: Tally, W: Tensor) -> Tensor:
         return tally["reports"].double() @ self.decoder(W).mT
 
-    def workload_variance(self, W: Tensor) -> Tensor:
-        """sum_y V_iy^2 Q[y, x] - W_ix^2: the variance of <V_i, e_y> for each query and type. O(q m k)."""
-        V = self.decoder(W)
-        return V.square() @ self.matrix - (V @ self.matrix).square()
-
     def randomize_unchecked(self, x: Tensor, draws: Draws) -> Tensor:
         """One output in [0, m) for each user: int64, the shape of ``x``."""
         x, number = x.long(), draws.integers(tuple(x.shape))
@@ -426,4 +421,4 @@ class StrategyMatrix(StrategyOracle):
 
     def totals(self, tally: Tally) -> Tensor:
         """Raises ValueError for rank below k."""
-        return tally["reports"].double() @ self.decoder(self.identity).mT
+        return self.answers(tally, self.identity)

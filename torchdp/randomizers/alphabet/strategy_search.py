@@ -59,7 +59,10 @@ def gram_root(W: Tensor) -> Tensor:
 
 
 def random_subsets(k: int, outputs: int, epsilon: float, generator: torch.Generator) -> Tensor:
-    """Logits of rows to begin with, (outputs, k): noisy subsets of k/(e^epsilon + 1) types; row y holds type y mod k."""
+    """Logits of rows to begin with, (outputs, k): noisy subsets of k/(e^epsilon + 1) types.
+
+    Row y holds type y mod k, so that no type is left out.
+    """
     device = generator.device
     size = max(1, round(k / (math.exp(epsilon) + 1)))
     keys = torch.rand(outputs, k, dtype=torch.float64, device=device, generator=generator)

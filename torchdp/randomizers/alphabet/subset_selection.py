@@ -292,14 +292,6 @@ class SubsetSelection(BitVectorOracle):
         three = own_two * (w - 3) + self.lost * w * (w - 1) * (w - 2) / pairs
         return self.on * (w - 1) / (self.k - 1), own_two, self._pair, three / max(1, self.k - 3)
 
-    def covariance(self, x: int) -> Tensor:
-        p, q, gap, w = self.on, self.off, self.gap, self.subset
-        covariance = torch.full((self.k, self.k), self._pair - q * q, dtype=torch.float64)
-        covariance.fill_diagonal_(q - q * q)
-        covariance[self._type(x)] = covariance[:, x] = p * (w - 1) / (self.k - 1) - p * q
-        covariance[x, x] = p - p * p
-        return covariance / gap**2
-
     def workload_variance(self, W: Tensor) -> Tensor:
         """((q - r) (S_i + k d_ix^2) + (r - q^2) k^2 d_ix^2)/(p - q)^2; d_ix = W_ix - mean_x W_ix, S_i = sum_x d_ix^2.
 
