@@ -281,11 +281,8 @@ class StrategyMatrix(StrategyOracle):
         if k <= SMALL or epsilon > SHARP:
             starts.append(random_subsets(k, outputs, epsilon, generator))
         types = torch.arange(k, device=W.device)
-        found = [
-            cls(oracle(k, epsilon).laws(types).mT, prior)
-            for oracle in (RandomizedResponse, HadamardResponse)
-            if oracle(k, epsilon).outputs <= outputs
-        ]
+        known = [kind(k, epsilon * (1 - SLACK)) for kind in (RandomizedResponse, HadamardResponse)]
+        found = [cls(each.laws(types).mT, prior) for each in known if each.outputs <= outputs]
         root = gram_root(W)
         for logits in starts:
             even = torch.full_like(logits, 1 / len(logits))
