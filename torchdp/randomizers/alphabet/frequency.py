@@ -200,11 +200,14 @@ class FrequencyOracle(MessageProtocol[Tensor, Tensor]):
         return checks.indices("data", wire.unpack(data, self.bits_per_user), self.outputs)
 
     def tally(self, messages: Tensor) -> Tally:
-        """messages: (n,) integers below ``outputs``. Raises TypeError, ValueError."""
-        messages = checks.shaped(
-            "messages", checks.indices("messages", messages, self.outputs), "n", empty=True
-        )
-        return Tally(len(messages), {"reports": self._counted(messages)})
+        """messages: (n,) integers below ``outputs``, or (n, words) packed bits. Raises TypeError, ValueError."""
+        rows = self.checked(messages)
+        return Tally(len(rows), {"reports": self._counted(rows)})
+
+    def checked(self, messages: Tensor) -> Tensor:
+        """``messages``, if users send these. Raises TypeError, ValueError."""
+        indices = checks.indices("messages", messages, self.outputs)
+        return checks.shaped("messages", indices, "n", empty=True)
 
     def _counted(self, messages: Tensor) -> Tensor:
         """The reports of messages that are checked."""

@@ -26,7 +26,8 @@ def strategy_problem(
     W, prior = answered(W, prior)
     if not W.any():
         raise ValueError("W must not be zero: every strategy answers it without error")
-    return W, searchable(epsilon), prior
+    epsilon = checks.within("epsilon", epsilon, SMALLEST_EPSILON, LARGEST_EPSILON)
+    return W, epsilon, prior
 
 
 def answered(
@@ -41,13 +42,6 @@ def answered(
     if prior is not None:
         prior = checks.shares("prior", prior, W.shape[1], positive=positive).detach().to(W.device)
     return W, prior
-
-
-def searchable(
-    epsilon: float, least: float = SMALLEST_EPSILON, most: float = LARGEST_EPSILON
-) -> float:
-    """epsilon in [least, most]. Raises TypeError, ValueError."""
-    return checks.within("epsilon", epsilon, least, most)
 
 
 def gram_root(W: Tensor) -> Tensor:

@@ -253,8 +253,8 @@ class SubsetSelection(BitVectorOracle):
     def limits(self, n: Users) -> dict[str, Limits]:
         return {"reports": Limits(0, n, n * self.subset)}
 
-    def packed(self, messages: Tensor) -> Tensor:
-        messages = super().packed(messages)
+    def checked(self, messages: Tensor) -> Tensor:
+        messages = super().checked(messages)
         if (popcount(messages).sum(-1) != self.subset).any():
             raise ValueError(f"messages must be sets of {self.subset} types each")
         return messages
@@ -262,7 +262,7 @@ class SubsetSelection(BitVectorOracle):
     def encode(self, messages: Tensor) -> bytes:
         """The rank of each set among all, in bits_per_user. O(k) operations on whole numbers of that length each."""
         size = max(1, -(-self.bits_per_user // 8))
-        sets = unpack(self.packed(messages).cpu())[:, : self.k].bool()
+        sets = unpack(self.checked(messages).cpu())[:, : self.k].bool()
         return b"".join(rank(row.nonzero()[:, 0].tolist()).to_bytes(size, "little") for row in sets)
 
     @on_host
