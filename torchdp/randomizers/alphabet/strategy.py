@@ -30,9 +30,12 @@ from torchdp.randomizers.base import exact_local
 COLUMN_TOLERANCE = 1e-6  # a column sum further from 1 is taken for a mistake
 # of two chances of one output, less 1: less would drown in the rounding of float64
 LEAST_RATIO = 2.0**-30
+# Adam's at first; it falls in a straight line, to LAST of it. Smaller ones end in worse local minima.
 LEARNING_RATE = 0.5
+LAST = 0.02
 SMALL = 64  # types up to which random starts do
-USUAL_STEPS, FEW_STEPS = 700, 300
+USUAL_STEPS = 700
+FEW_STEPS = 300  # of more types, which start from shifts
 SHARP = 2.5  # epsilon above which random starts may do better than shifts, beyond 64 types
 SHARPEST, SOFTEST = 1e-3, 0.1  # temperatures of the smooth maximum, relative
 # of the largest entry of W; what is left of W beyond it is outside the row space
@@ -273,18 +276,11 @@ class StrategyMatrix(StrategyOracle):
         steps = checks.integer("steps", usual if steps is None else steps, 0)
         checks.instance("objective", objective, Objective)
         generator = checks.random_source(generator, W.device)
-        starts = []
-        if k > SMALL:
-            rows = ShiftStrategy.tuned(W, epsilon, generator=generator).rows[:outputs]
-            noise = torch.randn(rows.shape, dtype=W.dtype, device=W.device, generator=generator)
-            starts.append(5 * rows.double() - 2.5 + 0.2 * noise)
-        if k <= SMALL or epsilon > SHARP:
-            starts.append(random_subsets(k, outputs, epsilon, generator))
         types = torch.arange(k, device=W.device)
         known = [kind(k, epsilon * (1 - SLACK)) for kind in (RandomizedResponse, HadamardResponse)]
         found = [cls(each.laws(types).mT, prior) for each in known if each.outputs <= outputs]
         root = gram_root(W)
-        for logits in starts:
+        for logits in _starts(W, epsilon, outputs, generator):
             even = torch.full_like(logits, 1 / len(logits))
             module = LearnedStrategy(even, epsilon)
             module.logits.data = logits
@@ -341,7 +337,7 @@ class StrategyMatrix(StrategyOracle):
             largest = judged.detach().max()
             sharpness = SOFTEST * (SHARPEST / SOFTEST) ** min(1.0, 1.25 * share)
             loss = torch.logsumexp(judged / largest / sharpness, -1) * sharpness
-            adam.step(loss, LEARNING_RATE * max(0.02, 1 - share))
+            adam.step(loss, LEARNING_RATE * max(LAST, 1 - share))
         decoders = heights.softmax(0) if prior is None else prior
         return cls(module().detach(), decoders.detach())
 
@@ -419,3 +415,17 @@ class StrategyMatrix(StrategyOracle):
     def totals(self, tally: Tally) -> Tensor:
         """Raises ValueError for rank below k."""
         return self.answers(tally, self.identity)
+
+
+def _starts(W: Tensor, epsilon: float, outputs: int, generator: torch.Generator) -> list[Tensor]:
+    """Logits of rows where the descents for W begin, (outputs at most, k) each."""
+    k = W.shape[1]
+    starts = []
+    if k > SMALL:
+        rows = ShiftStrategy.tuned(W, epsilon, generator=generator).rows[:outputs]
+        # equal rows would stay equal
+        noise = torch.randn(rows.shape, dtype=W.dtype, device=W.device, generator=generator)
+        starts.append(5 * rows.double() - 2.5 + 0.2 * noise)
+    if k <= SMALL or epsilon > SHARP:
+        starts.append(random_subsets(k, outputs, epsilon, generator))
+    return starts
