@@ -33,6 +33,9 @@ LEAST_RATIO = 2.0**-30
 # Adam's at first; it falls in a straight line, to LAST of it. Smaller ones end in worse local minima.
 LEARNING_RATE = 0.5
 LAST = 0.02
+# logits of entries that count as being at an end of their range, and by how much they move on
+EXTREME = 4.0
+FARTHER = 20.0
 SMALL = 64  # types up to which random starts do
 USUAL_STEPS = 700
 FEW_STEPS = 300  # of more types, which start from shifts
@@ -338,6 +341,9 @@ class StrategyMatrix(StrategyOracle):
             sharpness = SOFTEST * (SHARPEST / SOFTEST) ** min(1.0, 1.25 * share)
             loss = torch.logsumexp(judged / largest / sharpness, -1) * sharpness
             adam.step(loss, LEARNING_RATE * max(LAST, 1 - share))
+        # rows near an end of their range go there, so that all of epsilon is spent
+        far = (module.logits + module._last).detach()
+        module.logits.data += torch.where(far.abs() > EXTREME, far.sign() * FARTHER, 0.0)
         decoders = heights.softmax(0) if prior is None else prior
         return cls(module().detach(), decoders.detach())
 
