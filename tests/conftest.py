@@ -13,9 +13,8 @@ from torchdp import noise, queries, workloads
 from torchdp.noise import process
 from torchdp.protocol import Choice, Objective
 from torchdp.protocol.choice import Candidate
-from torchdp.randomizers import RandomizedResponse
+from torchdp.randomizers import RandomizedResponse, StrategyMatrix
 from torchdp.randomizers.alphabet import shift_strategy
-from torchdp.randomizers.alphabet.strategy_search import Effort
 
 CHOOSE, SHIFTS = queries.choose, shift_strategy.shifts
 THREADS = os.environ.setdefault("OMP_NUM_THREADS", "1")  # of the processes that tests start too
@@ -56,16 +55,15 @@ def brief(request, monkeypatch):
     """Searches of strategies stop early, where what is asked is not how good they are: not in slow tests."""
     if request.node.get_closest_marker("slow"):
         return
-    usual = Effort.of
+    usual = StrategyMatrix.tuned
 
-    def of(k, outputs, steps, exchanges):
-        steps, exchanges = (min(each or most, most) for each, most in ((steps, 60), (exchanges, 4)))
-        return usual(k, outputs, steps, exchanges)
+    def tuned(*problem, steps=None, **options):
+        return usual(*problem, steps=min(steps or 60, 60), **options)
 
     def shifts(W, epsilon, steps, starts, *others):
         return SHIFTS(W, epsilon, min(steps, 40), min(starts, 2), *others)
 
-    monkeypatch.setattr(Effort, "of", of)
+    monkeypatch.setattr(StrategyMatrix, "tuned", tuned)
     monkeypatch.setattr(shift_strategy, "shifts", shifts)
 
 

@@ -213,7 +213,7 @@ importlib.import_module("torchdp.cli.estimate"), importlib.import_module("torchd
 from torchdp import factorization, randomizers
 W = torch.eye(2, dtype=torch.float64)
 factorization.train(W, steps=1)
-found = randomizers.StrategyMatrix.tuned(W, 1.0, generator=torch.Generator(), steps=1, exchanges=1)
+found = randomizers.StrategyMatrix.tuned(W, 1.0, generator=torch.Generator(), steps=1)
 found.sharpened(W, None, 1)
 print(sorted(m for m in set(sys.modules) - before if m.split(".")[0] in ("cvxpy", "triton")))
 """

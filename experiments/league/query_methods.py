@@ -16,7 +16,6 @@ from torchdp.protocol import Choice, Objective, Tally
 from torchdp.queries import LocalOracle, choose, lower_bound
 from torchdp.queries.protocol import Channel
 from torchdp.randomizers import ShiftStrategy, StrategyMatrix, strategy_lower_bound
-from torchdp.randomizers.alphabet.strategy_search import Effort, search, strategy_problem
 from torchdp.randomness import keyed_generator
 
 WORKLOADS: dict[str, Callable[[int], workloads.Workload]] = {
@@ -45,15 +44,8 @@ def chosen(task: str, k: int, n: int, epsilon: float) -> tuple[Tensor, Choice]:
 @functools.lru_cache(2)
 def mckenna(task: str, k: int, epsilon: float) -> StrategyMatrix:
     """From random rows, 4k outputs, for the mean over queries and types; by our descent, which ends below theirs."""
-    generator = keyed_generator(b"random rows")
-    W, epsilon, prior = strategy_problem(WORKLOADS[task](k).dense(), epsilon, torch.ones(k))
-    effort = Effort.of(k, None, None, exchanges=0)
-    start = torch.rand(4 * k, k, generator=generator) < 0.5
-    found = [
-        StrategyMatrix(Q, law) for Q, law in search(W, epsilon, prior, effort, generator, start)
-    ]
-    fitting = [each for each in found if each.epsilon <= epsilon]
-    return min(fitting, key=lambda each: each.judged(W, prior, Objective.MEAN))
+    W, generator = WORKLOADS[task](k).dense(), keyed_generator(b"random rows")
+    return StrategyMatrix.tuned(W, epsilon, torch.ones(k), generator=generator)
 
 
 def published(cell: Cell) -> dict[str, peers.Peer]:

@@ -56,7 +56,7 @@ LOCAL = {
     "TwoRound": lambda e: pairwise.TwoRound.tuned(UNEQUAL, 100, e),
     "ThreeRound": lambda e: pairwise.ThreeRound.tuned(UNEQUAL, 100, e),
     "StrategyMatrix.tuned": lambda e: randomizers.StrategyMatrix.tuned(
-        W, e, generator=generator(), steps=2, exchanges=1
+        W, e, generator=generator(), steps=2
     ),
     "ShiftStrategy.tuned": lambda e: randomizers.ShiftStrategy.tuned(
         W, e, generator=generator(), steps=5, starts=1

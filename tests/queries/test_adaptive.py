@@ -83,7 +83,7 @@ def test_it_errs_less_than_the_plain_decoder_and_as_predicted(shape, epsilon, n)
     h = {"even": torch.ones(k), "one frequent": one, "falling": 0.6 ** torch.arange(k)}[shape]
     counts = (h / h.sum() * n).round().long()
     W = workloads.prefix(k).dense()[:-1]
-    Q = StrategyMatrix.tuned(W, epsilon, generator=keyed_generator(b"tuned"), steps=60, exchanges=2)
+    Q = StrategyMatrix.tuned(W, epsilon, generator=keyed_generator(b"tuned"), steps=60)
     plain, again = LocalOracle(W, Q), LocalOracle(W, Q, adapted=True)
     _, once = squares(plain, counts)
     found, twice = squares(again, counts)  # of the same tallies

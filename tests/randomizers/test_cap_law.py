@@ -11,20 +11,6 @@ from laws import generator
 from torchdp.randomizers.ball.sphere import CapLaw, LogitBeta, coordinate_size, uniform_coordinate
 
 EPSILONS = [1e-6, 0.01, 1, 8, 20, 50]
-# gamma for dim 256, and variances, as published here and there; the second argument is dim.
-GAMMA = {
-    (0.5, 256): 0.012466962,
-    (1, 256): 0.024861862,
-    (4, 256): 0.094606970,
-    (8, 256): 0.170344762,
-}
-VARIANCE = {
-    (1, 16): 6.10472,
-    (1, 256): 6.31574,
-    (1, 4096): 6.32915,
-    (8, 16): 0.100582,
-    (8, 4096): 0.132774,
-}
 # half the dimension of the sphere of which T is a coordinate
 SYMMETRIC = [0.5, 1.0, 1.5, 8.0, 128.0, 2048.0, 5e4]
 
@@ -79,13 +65,6 @@ def test_a_hundred_thousand_dimensions_have_the_constants_of_quadrature(epsilon)
         )
         assert abs(law.survival / s - 1) < 1e-13
         assert abs(tilt * w / (1 + tilt * s) / g - 1) < 1e-13
-
-
-def test_published_constants():
-    for (epsilon, dim), value in GAMMA.items():
-        assert CapLaw(dim, epsilon).threshold == pytest.approx(value, rel=5e-8)
-    for (epsilon, dim), value in VARIANCE.items():
-        assert CapLaw(dim, epsilon).variance == pytest.approx(value, rel=5e-6)
 
 
 @pytest.mark.parametrize("epsilon", [0.01, 4, 20])

@@ -79,43 +79,6 @@ def test_guarantee_privunit_exactly_epsilon_ldp_as_it_is_drawn(epsilon, dim):
     assert float((wrong - wrong.mean()).abs().max()) > 1e-4
 
 
-def before_rounding(randomizer):
-    """The variance of the real vector."""
-    return randomizer.moments.variance - randomizer.step**2 / 6
-
-
-def circle(randomizer, x, high=1.0):
-    """Mass, mean and variance of a message in one dimension: V on the circle, the density by Gauss-Legendre panels."""
-    cap = randomizer.cap
-    u, edge = math.acos(x), 2 * math.atan(math.exp(-cap.rapidity))
-    nodes, weights = np.polynomial.legendre.leggauss(20)
-    pieces = [
-        (u - edge, u + edge, high * cap.high_density),
-        (u + edge, u - edge + 2 * math.pi, cap.low_density),
-    ]
-    total = np.zeros(3)
-    for start, stop, density in pieces:
-        for a, b in zip(
-            *(np.linspace(start, stop, 9)[s] for s in (slice(-1), slice(1, None))), strict=True
-        ):
-            angles = (a + b) / 2 + (b - a) / 2 * nodes
-            y = randomizer.radius * np.cos(angles) / cap.threshold
-            mass = density * (b - a) / 2 * weights / (2 * math.pi)
-            total += [mass.sum(), mass @ y, mass @ (y - randomizer.radius * x) ** 2]
-    return total
-
-
-@pytest.mark.parametrize("epsilon", [0.01, 0.5, 4, 8])
-@pytest.mark.parametrize("x", [0.0, 0.3, -0.9, 1.0])
-def test_mass_1_mean_x_and_variance_v_on_the_circle(epsilon, x):
-    randomizer = PrivUnit(1, epsilon, 3.0)
-    mass, mean, variance = circle(randomizer, x)
-    assert mass == pytest.approx(1, abs=1e-12)
-    assert mean == pytest.approx(3 * x, abs=1e-10 / epsilon)
-    assert variance == pytest.approx(before_rounding(randomizer), rel=1e-9)
-    assert abs(circle(randomizer, x, 1.01)[0] - 1) > 1e-3
-
-
 def rejected(dim, epsilon, x, number, seed):
     """Messages by the definition: uniform points of the sphere, kept with probability density / c1."""
     cap, rng = PrivUnit(dim, epsilon).cap, np.random.default_rng(seed)

@@ -75,7 +75,7 @@ def optimum(name, epsilon):
 @pytest.mark.parametrize(("name", "epsilon"), CASES)
 def test_average_variance_is_within_two_percent_of_the_exact_optimum(name, epsilon):
     W = WORKLOADS[name]
-    strategy = tuned(W, epsilon, steps=150, exchanges=25, outputs=5 * W.shape[1] - 1)
+    strategy = tuned(W, epsilon, steps=400, outputs=5 * W.shape[1] - 1)
     found = judged(strategy.workload_variance(W))
     least = optimum(name, epsilon)
     assert least * (1 - 1e-5) <= found <= 1.02 * least
@@ -103,7 +103,7 @@ def test_guarantee_strategy_lower_bound_holds_for_any_witness():
         witness = VarianceWitness(W + 0.3 * Z, Z[0].abs() * 100 + 20, ones, zeros, mixed)
         assert certify_variance(W, epsilon, witness) <= least
     # The best decoder's Z, with prices far too small, would prove a tenfold variance if they were believed.
-    Q = tuned(W, epsilon, steps=100, exchanges=10)
+    Q = tuned(W, epsilon, steps=100)
     M = Q.matrix.mT @ (Q.matrix / Q.law[:, None])
     Z, none = W @ torch.linalg.inv(M), torch.zeros(k, k, dtype=torch.float64)
     small = torch.full((k,), float((Z * W).sum()) / k / 10, dtype=torch.float64)
@@ -132,7 +132,7 @@ def test_a_witness_for_a_smaller_epsilon_is_not_believed_at_a_larger_one(monkeyp
 @pytest.mark.parametrize("average", [True, False])
 def test_guarantee_optimized_strategies_are_at_most_epsilon_ldp(epsilon, average):
     W = workloads.prefix(6).dense()
-    strategy = tuned(W, epsilon, average, steps=60, exchanges=5)
+    strategy = tuned(W, epsilon, average, steps=60)
     Q = strategy.matrix
     measured = float((Q.amax(1) / Q.amin(1)).max().log())
     assert epsilon * (1 - 2e-6) <= measured <= epsilon
@@ -144,9 +144,7 @@ def test_guarantee_optimized_strategies_are_at_most_epsilon_ldp(epsilon, average
 @pytest.mark.parametrize("epsilon", [0.5, 2, 6])
 def test_no_oracle_is_better_on_its_own_ground(epsilon, average):
     W = workloads.prefix(12).dense()
-    found = judged(
-        tuned(W, epsilon, average, steps=200, exchanges=10).workload_variance(W), average
-    )
+    found = judged(tuned(W, epsilon, average, steps=200).workload_variance(W), average)
     for kind in (RandomizedResponse, OptimizedUnaryEncoding, SubsetSelection, HadamardResponse):
         assert found <= judged(kind(12, epsilon).workload_variance(W), average) * (1 + 1e-5)
     subsets = judged(SubsetSelection(12, epsilon).workload_variance(W), average)
@@ -155,7 +153,7 @@ def test_no_oracle_is_better_on_its_own_ground(epsilon, average):
 
 def test_the_worst_type_fares_better_when_asked_for():
     W = workloads.absolute_difference(12).dense()
-    average, worst = (tuned(W, 2.0, each, steps=200, exchanges=20) for each in (True, False))
+    average, worst = (tuned(W, 2.0, each, steps=200) for each in (True, False))
     of_worst, of_average = (
         [judged(s.workload_variance(W), o) for s in (average, worst)] for o in (False, True)
     )
@@ -170,8 +168,8 @@ def test_a_prior_is_what_the_variance_is_small_for():
         workloads.prefix(5).dense(),
         torch.tensor([0.6, 0.2, 0.1, 0.05, 0.05], dtype=torch.float64),
     )
-    asked = StrategyMatrix.tuned(W, 1.0, prior, generator=generator(), steps=100, exchanges=10)
-    even = StrategyMatrix(tuned(W, 1.0, steps=100, exchanges=10).matrix, prior)
+    asked = StrategyMatrix.tuned(W, 1.0, prior, generator=generator(), steps=100)
+    even = StrategyMatrix(tuned(W, 1.0, steps=100).matrix, prior)
     found, other = (float((s.workload_variance(W) @ prior).mean()) for s in (asked, even))
     assert strategy_lower_bound(W, 1.0, prior) <= found * (1 + 1e-9) and found < 0.97 * other
 
@@ -199,7 +197,7 @@ def test_better_than_published_values_for_prefix_sums():
 def test_degenerate_workloads(W):
     k, asked = W.shape[1], W.detach()
     for average in (False, True):
-        strategy = tuned(W, 1.0, average, steps=80, exchanges=10)
+        strategy = tuned(W, 1.0, average, steps=80)
         found = judged(strategy.workload_variance(asked), average)
         plain = judged(RandomizedResponse(k, 1.0).workload_variance(asked), average)
         assert -1e-12 <= found <= plain * (1 + 1e-5) + 1e-12
@@ -211,11 +209,11 @@ def test_degenerate_workloads(W):
 
 def test_the_result_depends_on_the_generator_and_the_arguments_alone():
     W = torch.ones(4, 4).tril()
-    found = [tuned(W, 1.0, seed=i, steps=40, exchanges=3).matrix for i in (0, 0, 1)]
+    found = [tuned(W, 1.0, seed=i, steps=40).matrix for i in (0, 0, 1)]
     assert torch.equal(found[0], found[1]) and not torch.equal(found[0], found[2])
     torch.set_default_dtype(torch.float64)
     try:
-        again = tuned(W, 1.0, steps=40, exchanges=3).matrix
+        again = tuned(W, 1.0, steps=40).matrix
     finally:
         torch.set_default_dtype(torch.float32)
     assert torch.equal(found[0], again)
@@ -284,7 +282,7 @@ def test_it_holds_beside_the_program_and_beyond_it_with_a_prior():
         both = strategy_lower_bound(W, epsilon, prior)
         simple = strategy_lower_bound(W, epsilon, prior, program=False)
         tuned = StrategyMatrix.tuned(
-            W, epsilon, prior, generator=keyed_generator(b"bound"), steps=80, exchanges=3
+            W, epsilon, prior, generator=keyed_generator(b"bound"), steps=80
         )
         assert 0 < simple <= both <= tuned.judged(W, prior / prior.sum(), Objective.MEAN)
     large, h = workloads.prefix(80).dense(), 1.0 / torch.arange(1, 81, dtype=torch.float64)

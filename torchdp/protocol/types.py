@@ -1,6 +1,5 @@
 """Two kinds of protocols: users of k types whose messages are whole numbers, and several rounds."""
 
-import math
 from abc import abstractmethod
 from collections.abc import Callable
 from typing import Any, final
@@ -46,35 +45,21 @@ class TypeProtocol(MessageProtocol[Tensor, Tensor]):
 def from_messages(
     protocol: MessageProtocol[Any, Any], counts: Tensor, draws: Simulated, shape: tuple[int, ...]
 ) -> Tally:
-    """``sample_tally`` from what users of these types say, counts (*batch, k): O(n) each time.
-
-    Repetitions of one crowd that fit beside each other speak together.
-    """
-    types, times = torch.arange(counts.shape[-1], device=counts.device), math.prod(shape)
-    crowds = (types.repeat_interleave(each) for each in counts.reshape(-1, len(types)))
-    each = [tally for x in crowds for tally in _repeated(protocol, x, draws, times)]
-    parts, batch = {}, counts.shape[:-1]
-    for name, (size, dtype) in protocol.layout.items():
-        rows = torch.empty(math.prod(batch), times, *size, dtype=dtype, device=draws.device)
-        for row, tally in zip(rows.view(-1, *size), each, strict=True):
-            row.copy_(tally[name])
-        parts[name] = rows.movedim(0, 1).reshape(*shape, *batch, *size)
-    return Tally(users_of(counts), parts)
-
-
-def _repeated(
-    protocol: MessageProtocol[Any, Any], x: Tensor, draws: Simulated, times: int
-) -> list[Tally]:
-    beside = max(1, protocol.users_at_once // len(x))
-    if beside == 1:
-        return [protocol.collect_unchecked(x, draws) for _ in range(times)]
-    crowds = [torch.cat([x] * min(beside, times - start)) for start in range(0, times, beside)]
-    said = (
-        part
-        for crowd in crowds
-        for part in protocol.randomize_unchecked(crowd, draws).split(len(x))
+    """``sample_tally`` from what users of these types say, counts (*batch, k): O(n) each time."""
+    types = torch.arange(counts.shape[-1], device=counts.device)
+    batch = (*shape, *counts.shape[:-1])
+    crowds = counts.expand(*batch, len(types)).reshape(-1, len(types))
+    parts = {
+        name: torch.empty(len(crowds), *size, dtype=dtype, device=draws.device)
+        for name, (size, dtype) in protocol.layout.items()
+    }
+    for row, crowd in enumerate(crowds):
+        tally = protocol.collect_unchecked(types.repeat_interleave(crowd), draws)
+        for name, part in parts.items():
+            part[row] = tally[name]
+    return Tally(
+        users_of(counts), {name: part.view(*batch, *part.shape[1:]) for name, part in parts.items()}
     )
-    return [protocol.tally(messages) for messages in said]
 
 
 class InteractiveProtocol(Protocol[S]):

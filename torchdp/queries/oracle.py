@@ -487,10 +487,9 @@ class LocalOracle(OracleQueries):
             centred = aims - aims.mean(1, keepdim=True)
             if not bool((centred.abs() > CONSTANT * aims.abs().max()).any()):
                 raise ValueError("question must not be constant near the prior")
-            effort = (steps // 3, 10) if again and prior is None else (steps, 50)
-            best = StrategyMatrix.tuned(
-                centred, epsilon, law, generator=generator, steps=effort[0], exchanges=effort[1]
-            )
+            # the aims after the first round are near those before
+            effort = steps // 3 if again and prior is None else steps
+            best = StrategyMatrix.tuned(centred, epsilon, law, generator=generator, steps=effort)
             strategy = best if prior is None else StrategyMatrix(best.matrix, 0.99 * h + 0.01 / k)
             channel = cls(W, strategy)
             found.append(through(question, channel))

@@ -106,11 +106,6 @@ class BitVectorOracle(FrequencyOracle):
         """ceil(k/64), the int64 of one message."""
         return words_for(self.k)
 
-    def tally(self, messages: Tensor) -> Tally:
-        """messages: (n, ceil(k/64)), int64, packed. Raises TypeError, ValueError."""
-        rows = self.packed(messages)
-        return Tally(len(rows), {"reports": self._counted(rows)})
-
     def _counted(self, messages: Tensor) -> Tensor:
         return column_counts(messages)[: self.k]
 
@@ -118,8 +113,7 @@ class BitVectorOracle(FrequencyOracle):
         bits = unpack(messages)[:, : self.k]
         return bits.new_zeros(size, self.k).index_add_(0, groups, bits)
 
-    def packed(self, messages: Tensor) -> Tensor:
-        """``messages``, if these are sets of types. Raises TypeError, ValueError."""
+    def checked(self, messages: Tensor) -> Tensor:
         checks.typed("messages", messages, torch.int64, note=", packed bits as randomize returns")
         checks.shaped("messages", messages, "n", self.words, empty=True)
         if self.k % WORD and (messages[:, -1] >> self.k % WORD).any():
@@ -128,7 +122,7 @@ class BitVectorOracle(FrequencyOracle):
 
     def encode(self, messages: Tensor) -> bytes:
         """ceil(k/8) bytes each, the low bit first."""
-        return wire.pack(self.packed(messages), self.k)
+        return wire.pack(self.checked(messages), self.k)
 
     def decode(self, data: bytes) -> Tensor:
         return wire.unpack(data, self.k, self.words)
@@ -160,9 +154,13 @@ class BitVectorOracle(FrequencyOracle):
         return Blanket.two_level(self.guarantee.epsilon, self.off, self.off**2, self.off**self.k)
 
     def covariance(self, x: int) -> Tensor:
-        covariance = torch.eye(self.k, dtype=torch.float64) * self.variance.other
-        covariance[self._type(x), x] = self.variance.own
-        return covariance
+        """Of the bits, by their ``together``, over (p - q)^2."""
+        own_one, _, two, _ = self.together
+        covariance = torch.full((self.k, self.k), two - self.off**2, dtype=torch.float64)
+        covariance.fill_diagonal_(self.off * (1 - self.off))
+        covariance[self._type(x)] = covariance[:, x] = own_one - self.on * self.off
+        covariance[x, x] = self.on * self.lost
+        return covariance / self.gap**2
 
     @property
     def together(self) -> tuple[float, float, float, float]:

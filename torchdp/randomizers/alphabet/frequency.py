@@ -8,10 +8,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from torchdp import checks
+from torchdp import checks, wire
 from torchdp.draws import Draws, Simulated
 from torchdp.memory import rows_at_once
-from torchdp.protocol import Estimate, Layout, Limits, Objective, Tally, TypeProtocol, Users
+from torchdp.protocol import Estimate, Layout, Limits, MessageProtocol, Objective, Tally, Users
 from torchdp.protocol.records import users_of
 from torchdp.randomizers.base import user_counts
 from torchdp.randomizers.draws import multinomial
@@ -83,7 +83,7 @@ class VarianceMatrix(TypeVariance):
         return (self.matrix.amax(0) if objective is Objective.WORST else self.matrix.mean(0)).amax()
 
 
-class FrequencyOracle(TypeProtocol):
+class FrequencyOracle(MessageProtocol[Tensor, Tensor]):
     """A user of type x in [0, k) sends a message; decoded, it is a report Y in R^k with E Y = e_x.
 
     The value is the users' shares of types, (k,). A tally holds the ``reports``: how many users sent each message, or
@@ -93,6 +93,24 @@ class FrequencyOracle(TypeProtocol):
 
     k: int
     epsilon: float
+
+    @property
+    def held(self) -> int:
+        return self.k
+
+    @property
+    @abstractmethod
+    def outputs(self) -> int:
+        """How many messages there are."""
+
+    @property
+    def bits_per_user(self) -> int:
+        return (self.outputs - 1).bit_length()
+
+    @property
+    def device(self) -> torch.device:
+        """Where the tensors of this oracle lie; the CPU where it holds none."""
+        return torch.device("cpu")
 
     @property
     @abstractmethod
@@ -113,10 +131,14 @@ class FrequencyOracle(TypeProtocol):
 
     @property
     def variance_proxy(self) -> Tensor:
-        """(k,); all types are alike, unless a class says otherwise."""
-        first = torch.zeros(1, self.k, dtype=torch.float64)
-        first[0, 0] = 1.0
-        return self.workload_proxy(first).expand(self.k)
+        """(k,)."""
+        different = 1 if isinstance(self.variance, AlikeVariance) else self.k
+        return self.workload_proxy(self.identity[:different]).expand(self.k)
+
+    @property
+    def identity(self) -> Tensor:
+        """(k, k), the workload of all types."""
+        return torch.eye(self.k, dtype=torch.float64, device=self.device)
 
     @abstractmethod
     def totals(self, tally: Tally) -> Tensor:
@@ -171,12 +193,21 @@ class FrequencyOracle(TypeProtocol):
         """x, (n,) types of any width of integers, n >= 1. Raises TypeError, ValueError."""
         return checks.types("x", x, self.k, widen=False)
 
+    def encode(self, messages: Tensor) -> bytes:
+        return wire.pack(checks.indices("messages", messages, self.outputs), self.bits_per_user)
+
+    def decode(self, data: bytes) -> Tensor:
+        return checks.indices("data", wire.unpack(data, self.bits_per_user), self.outputs)
+
     def tally(self, messages: Tensor) -> Tally:
-        """messages: (n,) integers below ``outputs``. Raises TypeError, ValueError."""
-        messages = checks.shaped(
-            "messages", checks.indices("messages", messages, self.outputs), "n", empty=True
-        )
-        return Tally(len(messages), {"reports": self._counted(messages)})
+        """messages: (n,) integers below ``outputs``, or (n, words) packed bits. Raises TypeError, ValueError."""
+        rows = self.checked(messages)
+        return Tally(len(rows), {"reports": self._counted(rows)})
+
+    def checked(self, messages: Tensor) -> Tensor:
+        """``messages``, if users send these. Raises TypeError, ValueError."""
+        indices = checks.indices("messages", messages, self.outputs)
+        return checks.shaped("messages", indices, "n", empty=True)
 
     def _counted(self, messages: Tensor) -> Tensor:
         """The reports of messages that are checked."""
@@ -252,16 +283,6 @@ class StrategyOracle(FrequencyOracle):
     def decoder(self, W: Tensor) -> Tensor:
         """V with V Q = W: (*batch, q, k) -> (*batch, q, outputs). Raises ValueError where there is none."""
 
-    @property
-    @abstractmethod
-    def device(self) -> torch.device:
-        """Where Q lies."""
-
-    @property
-    def identity(self) -> Tensor:
-        """(k, k), the workload of all types."""
-        return torch.eye(self.k, dtype=torch.float64, device=self.device)
-
     def covariance(self, x: int) -> Tensor:
         law = self.laws(torch.tensor([self._type(x)], dtype=torch.int64, device=self.device))[0]
         V = self.decoder(self.identity)
@@ -269,17 +290,23 @@ class StrategyOracle(FrequencyOracle):
         return (centred * law) @ centred.mT
 
     @cached_property
-    def variance(self) -> VarianceMatrix:
+    def variance(self) -> AlikeVariance | VarianceMatrix:
         return VarianceMatrix(self.workload_variance(self.identity))
+
+    def workload_variance(self, W: Tensor) -> Tensor:
+        """sum_y V_iy^2 Q[y, x] - W_ix^2, a few queries at a time."""
+        W = self._workload(W)
+        queries = W.reshape(-1, self.k)
+        second = [
+            self.gathered(self.decoder(rows).square())
+            for rows in queries.split(rows_at_once(4 * self.outputs))
+        ]
+        return torch.cat(second).view(W.shape) - W.square()
 
     def workload_proxy(self, W: Tensor) -> Tensor:
         """By the least and largest entry of the decoder for each query."""
         V = self.decoder(W)
         return bounded_proxy(V.amin(-1), V.amax(-1), self._workload(W))
-
-    @property
-    def variance_proxy(self) -> Tensor:
-        return self.workload_proxy(self.identity)
 
     def _reports(self, counts: Tensor, draws: Draws) -> Tensor:
         """One multinomial for each type held: O(k outputs) binomials for each repetition, whatever the users."""

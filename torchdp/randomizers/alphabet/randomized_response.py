@@ -25,8 +25,7 @@ from torchdp.randomizers.alphabet.chances import (
 )
 from torchdp.randomizers.alphabet.frequency import (
     AlikeVariance,
-    FrequencyOracle,
-    bounded_proxy,
+    StrategyOracle,
     keep_range,
     spread,
 )
@@ -37,7 +36,7 @@ BLOCK = 32  # rows of H in one product
 
 
 @dataclass(frozen=True)
-class RandomizedResponse(FrequencyOracle):
+class RandomizedResponse(StrategyOracle):
     """Report x in [0, k) with probability p = e^epsilon/(e^epsilon + k - 1), any other value with q = p/e^epsilon.
 
     q is rounded up to a multiple of 2^-63, which is what is drawn, decoded and stated: at epsilon = 40 it costs .02 of
@@ -115,10 +114,9 @@ class RandomizedResponse(FrequencyOracle):
     def gathered(self, values: Tensor) -> Tensor:
         return self.q * values.sum(-1, keepdim=True) + (self.p - self.q) * values
 
-    def workload_proxy(self, W: Tensor) -> Tensor:
+    def decoder(self, W: Tensor) -> Tensor:
         W = self._workload(W)
-        low, high = ((end - self.q * W.sum(-1)) / self._kept for end in (W.amin(-1), W.amax(-1)))
-        return bounded_proxy(low, high, W)
+        return (W - self.q * W.sum(-1, keepdim=True)) / self._kept
 
     def totals(self, tally: Tally) -> Tensor:
         """Sum of (e_y - q 1)/(p - q) over the users."""
@@ -167,7 +165,7 @@ class RandomizedResponse(FrequencyOracle):
 
 
 @dataclass(frozen=True)
-class HadamardResponse(FrequencyOracle):
+class HadamardResponse(StrategyOracle):
     """An index y in [0, K), K = 2^ceil(log2(k + 1)), e^epsilon times as likely where H[x + 1, y] = 1 as where -1.
 
     H is Sylvester's Hadamard matrix, H[a, y] = (-1)^popcount(a & y). Decoded: Y_v = c H[v + 1, y], c = coth(epsilon/2);
@@ -215,24 +213,6 @@ class HadamardResponse(FrequencyOracle):
     def variance(self) -> AlikeVariance:
         return AlikeVariance(self.k, self._scale**2 - 1, self._scale**2)
 
-    def covariance(self, x: int) -> Tensor:
-        rows, c = torch.arange(1, self.k + 1), self._scale
-        covariance = c * ((rows[:, None] ^ rows) == self._type(x) + 1).double()
-        covariance.fill_diagonal_(c * c)
-        covariance[x, x] -= 1
-        return covariance
-
-    def workload_variance(self, W: Tensor) -> Tensor:
-        """c^2 sum_v W_iv^2 + c sum over (a + 1) xor (b + 1) = x + 1 of W_ia W_ib - W_ix^2. O(m k log k).
-
-        The middle sum is a convolution over xor: the transform of the squared transform.
-        """
-        W, c = self._workload(W), self._scale
-        lifted = torch.nn.functional.pad(W, (1, self.outputs - self.k - 1))
-        pairs = walsh_hadamard(walsh_hadamard(lifted).square())[..., 1 : self.k + 1] / self.outputs
-        squares = W.square()
-        return c * c * squares.sum(-1, keepdim=True) + c * pairs - squares
-
     def randomize_unchecked(self, x: Tensor, draws: Draws) -> Tensor:
         """One index in [0, K) for each user: int64, the shape of ``x``.
 
@@ -248,20 +228,20 @@ class HadamardResponse(FrequencyOracle):
         signs = 1 - 2 * (popcount((types.long()[:, None] + 1) & y) & 1).double()
         return (1 + signs * (1 - 2 * self.lost)) / self.outputs
 
+    def _transformed(self, values: Tensor) -> Tensor:
+        """sum_x H[x + 1, y] values_x: (*batch, k) -> (*batch, K)."""
+        padded = torch.nn.functional.pad(values, (1, self.outputs - self.k - 1))
+        return walsh_hadamard(padded)
+
     def mixed(self, shares: Tensor) -> Tensor:
-        padded = torch.nn.functional.pad(shares, (1, self.outputs - self.k - 1))
-        return (1 + (1 - 2 * self.lost) * walsh_hadamard(padded)) / self.outputs
+        return (1 + (1 - 2 * self.lost) * self._transformed(shares)) / self.outputs
 
     def gathered(self, values: Tensor) -> Tensor:
         signed = walsh_hadamard(values)[..., 1 : self.k + 1]
         return (values.sum(-1, keepdim=True) + (1 - 2 * self.lost) * signed) / self.outputs
 
-    def workload_proxy(self, W: Tensor) -> Tensor:
-        W = self._workload(W)
-        values = self._scale * walsh_hadamard(
-            torch.nn.functional.pad(W, (1, self.outputs - self.k - 1))
-        )
-        return bounded_proxy(values.amin(-1), values.amax(-1), W)
+    def decoder(self, W: Tensor) -> Tensor:
+        return self._scale * self._transformed(self._workload(W))
 
     def totals(self, tally: Tally) -> Tensor:
         """By a fast transform."""

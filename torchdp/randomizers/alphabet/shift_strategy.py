@@ -10,7 +10,6 @@ from torch import Tensor
 
 from torchdp import checks
 from torchdp.draws import Draws
-from torchdp.memory import rows_at_once
 from torchdp.privacy import Guarantee
 from torchdp.privacy.blanket import Blanket
 from torchdp.protocol import Tally
@@ -259,7 +258,7 @@ class ShiftStrategy(StrategyOracle):
         return torch.fft.irfft(spectrum, n=self.circle) * (self.circle / self.shares)[:, None]
 
     def decoder(self, W: Tensor) -> Tensor:
-        """V with V Q = W: (*batch, q, k) -> (*batch, q, B K)."""
+        """By Fourier transforms, O(q (k^2 + B K log K))."""
         return self._correlated(self._inverse(self._workload(W))).flatten(-2)
 
     def _inverse(self, W: Tensor) -> Tensor:
@@ -278,14 +277,6 @@ class ShiftStrategy(StrategyOracle):
         weights = (self.circle / self.shares).repeat_interleave(self.circle)
         seen = self.gathered(tally["reports"] * weights)
         return self._inverse(seen if seen.ndim > 1 else seen[None]).view(seen.shape)
-
-    def workload_variance(self, W: Tensor) -> Tensor:
-        """sum_y V_iy^2 P(y | x) - W_ix^2, by Fourier transforms. O(q (k^2 + B K log K))."""
-        W = self._workload(W)
-        flat, second = W.reshape(-1, self.k), []
-        for rows in self._inverse(flat).split(rows_at_once(4 * self.outputs)):
-            second.append(self.gathered(self._correlated(rows).square().flatten(-2)))
-        return (torch.cat(second) - flat.square()).view(W.shape)
 
     @property
     def device(self) -> torch.device:

@@ -18,23 +18,36 @@ from torchdp.privacy.blanket import Blanket
 from torchdp.protocol import Objective, Tally
 from torchdp.randomizers.alphabet.chances import TOTAL, whole_table
 from torchdp.randomizers.alphabet.frequency import StrategyOracle
+from torchdp.randomizers.alphabet.randomized_response import HadamardResponse, RandomizedResponse
 from torchdp.randomizers.alphabet.shift_strategy import ShiftStrategy
-from torchdp.randomizers.alphabet.strategy_search import SMALL, Effort, search, strategy_problem
+from torchdp.randomizers.alphabet.strategy_search import (
+    gram_root,
+    random_subsets,
+    strategy_problem,
+)
 from torchdp.randomizers.base import exact_local
 
 COLUMN_TOLERANCE = 1e-6  # a column sum further from 1 is taken for a mistake
 # of two chances of one output, less 1: less would drown in the rounding of float64
 LEAST_RATIO = 2.0**-30
-LEARNING_RATE = 0.2
+# Adam's at first; it falls in a straight line, to LAST of it. Smaller ones end in worse local minima.
+LEARNING_RATE = 0.5
+LAST = 0.02
+# logits of entries that count as being at an end of their range, and by how much they move on
+EXTREME = 4.0
+FARTHER = 20.0
+SMALL = 64  # types up to which random starts do
+USUAL_STEPS = 700
+FEW_STEPS = 300  # of more types, which start from shifts
 SHARP = 2.5  # epsilon above which random starts may do better than shifts, beyond 64 types
-SHARPEST, SOFTEST = 3e-3, 0.1  # temperatures of the smooth maximum, relative
+SHARPEST, SOFTEST = 1e-3, 0.1  # temperatures of the smooth maximum, relative
 # of the largest entry of W; what is left of W beyond it is outside the row space
 ROW_SPACE_TOLERANCE = 1e-8
 # a start's entries are kept this share of their range away from its ends, where the slope vanishes
 EDGE = 1e-3
 SLACK = 1e-9  # of epsilon, left to rounding
 LARGEST_EPSILON = 30.0
-ROUNDS, CLOSE = 100, 1e-12  # of Newton's method, at most; its last step, whose error is its square
+ROUNDS, CLOSE = 100, 1e-7  # of Newton's method, at most; its last step, whose error is its square
 
 
 class LearnedStrategy(nn.Module):
@@ -77,6 +90,8 @@ class LearnedStrategy(nn.Module):
         self.logits = nn.Parameter(share.logit())
         self.weights = nn.Parameter(z.log())
         self.level = nn.Parameter(Q.new_tensor(math.log(level / (1 - level))))
+        # where the search for the shifts begins: near the next ones, while parameters move a little
+        self._last = Q.new_zeros(Q.shape[1])
 
     @property
     def _growth(self) -> float:
@@ -86,7 +101,8 @@ class LearnedStrategy(nn.Module):
         """Q, (m, k): positive, columns that add up to 1, rows whose largest ratio is at most e^epsilon."""
         least = 1 / (1 + self._growth)
         z = (least + (1 - least) * self.level.sigmoid()) * self.weights.softmax(0)
-        shift = _Shift.apply(self.logits, z, self._growth)
+        shift = _Shift.apply(self.logits, z, self._growth, self._last)
+        self._last = shift.detach()
         return z[:, None] * (1 + self._growth * (self.logits + shift).sigmoid())
 
 
@@ -94,9 +110,10 @@ class _Shift(torch.autograd.Function):
     """shift (k,) with sum_y z_y (1 + growth sigmoid(logits_y + shift)) = 1, by Newton's method inside a bracket."""
 
     @staticmethod
-    def forward(ctx, logits: Tensor, z: Tensor, growth: float) -> Tensor:
+    def forward(ctx, logits: Tensor, z: Tensor, growth: float, start: Tensor) -> Tensor:
         low, high = -40 - logits.amax(0), 40 - logits.amin(0)
-        target, shift = (1 - z.sum()) / growth, (low + high) / 2
+        target = (1 - z.sum()) / growth
+        shift = start.maximum(low).minimum(high)
         for _ in range(ROUNDS):
             share = (logits + shift).sigmoid()
             excess = z @ share - target
@@ -112,12 +129,12 @@ class _Shift(torch.autograd.Function):
 
     @staticmethod
     @torch.autograd.function.once_differentiable
-    def backward(ctx, gradient: Tensor) -> tuple[Tensor, Tensor, None]:
+    def backward(ctx, gradient: Tensor) -> tuple[Tensor, Tensor, None, None]:
         logits, z, shift = ctx.saved_tensors
         share = (logits + shift).sigmoid()
         slopes = z[:, None] * share * (1 - share)  # (m, k)
         each = gradient / slopes.sum(0)
-        return -slopes * each, -(share + 1 / ctx.growth) @ each, None
+        return -slopes * each, -(share + 1 / ctx.growth) @ each, None, None
 
 
 def answer_variances(Q: Tensor, W: Tensor, prior: Tensor | None = None) -> Tensor:
@@ -141,15 +158,19 @@ def answer_variances(Q: Tensor, W: Tensor, prior: Tensor | None = None) -> Tenso
         if prior is None
         else checks.shares("prior", prior, k, positive=True).to(Q)
     )
+    return _answer_variances(Q, W.to(Q), prior)
+
+
+def _answer_variances(Q: Tensor, W: Tensor, prior: Tensor) -> Tensor:
     scaled = Q / (Q @ prior)[:, None]  # D^{-1} Q
     triangle, failed = torch.linalg.cholesky_ex(Q.mT @ scaled)
-    pivots = triangle.diagonal()
+    pivots = triangle.detach().diagonal()
     # by rounding, where it is a zero
     hidden = math.sqrt(50 * torch.finfo(Q.dtype).eps) * pivots.max()
     if bool(failed) or bool(pivots.min() <= hidden):
-        raise ValueError(f"Q must have rank {k}: its columns must be linearly independent")
-    V = torch.cholesky_solve(W.to(Q).mT, triangle).mT @ scaled.mT
-    return V.square() @ Q - W.to(Q).square()
+        raise ValueError(f"Q must have rank {Q.shape[1]}: its columns must be linearly independent")
+    V = torch.cholesky_solve(W.mT, triangle).mT @ scaled.mT
+    return V.square() @ Q - W.square()
 
 
 @dataclass(frozen=True)
@@ -227,7 +248,6 @@ class StrategyMatrix(StrategyOracle):
         generator: torch.Generator,
         outputs: int | None = None,
         steps: int | None = None,
-        exchanges: int | None = None,
     ) -> "StrategyMatrix":
         """A strategy of small variance for W among all epsilon-LDP ones.
 
@@ -241,34 +261,38 @@ class StrategyMatrix(StrategyOracle):
             prior: (k,), positive, scaled to 1; None: the worst type, whose least favourable prior the result keeps.
             objective: over the queries.
             outputs: most rows allowed, at least 2k; None: 4k. More rows, less variance.
-            steps: of descent; None: 500, beyond 64 types 300.
-            exchanges: None: 50, beyond 64 types 10.
+            steps: of descent; None: 700, beyond 64 types 300.
 
-        Two random starts, beyond 64 types the rows of ``ShiftStrategy.tuned`` and above epsilon = 2.5 the better of
-        both.
+        A :class:`LearnedStrategy` descends from random subsets of types, beyond 64 types from the rows of
+        ``ShiftStrategy.tuned`` and above epsilon = 2.5 from both; randomized and Hadamard response stand as candidates
+        beside the outcome.
 
         Raises TypeError, ValueError.
         Guarantees: at most epsilon-LDP, ``epsilon`` measured on the matrix returned.
-        Source: McKenna, Maity, Mazumdar, Miklau (2020); the search: see ``strategy_search``.
+        Source: McKenna, Maity, Mazumdar, Miklau (2020) for the problem; Kingma, Ba (2015) for Adam.
         """
         W, epsilon, prior = strategy_problem(W, epsilon, prior)
-        effort = Effort.of(W.shape[1], outputs, steps, exchanges)
+        k = W.shape[1]
+        outputs = checks.integer("outputs", 4 * k if outputs is None else outputs, 2 * k)
+        checks.fits("outputs", outputs, k)
+        usual = USUAL_STEPS if k <= SMALL else FEW_STEPS
+        steps = checks.integer("steps", usual if steps is None else steps, 0)
         checks.instance("objective", objective, Objective)
         generator = checks.random_source(generator, W.device)
-        starts: list[Tensor | None] = [None]
-        if W.shape[1] > SMALL:
-            shifts = ShiftStrategy.tuned(W, epsilon, generator=generator)
-            starts = [shifts.rows, None] if epsilon > SHARP else [shifts.rows]
-        found = [
-            cls(Q, law)
-            for each in starts
-            for Q, law in search(W, epsilon, prior, effort, generator, each)
-        ]
+        types = torch.arange(k, device=W.device)
+        known = [kind(k, epsilon * (1 - SLACK)) for kind in (RandomizedResponse, HadamardResponse)]
+        found = [cls(each.laws(types).mT, prior) for each in known if each.outputs <= outputs]
+        root = gram_root(W)
+        for logits in _starts(W, epsilon, outputs, generator):
+            even = torch.full_like(logits, 1 / len(logits))
+            module = LearnedStrategy(even, epsilon)
+            module.logits.data = logits
+            found.append(cls._descended(module, root, prior, Objective.MEAN, steps))
         fitting = [each for each in found if each.epsilon <= epsilon]
         best = min(fitting, key=lambda each: each.judged(W, prior, Objective.MEAN))
         if objective is Objective.MEAN or len(W) == 1:
             return best
-        return best.sharpened(W, prior, effort.steps)
+        return best.sharpened(W, prior, steps)
 
     def judged(self, W: Tensor, prior: Tensor | None, objective: Objective) -> float:
         """The variance that ``tuned`` makes small: over the queries as ``objective`` says, over the types by prior."""
@@ -276,34 +300,52 @@ class StrategyMatrix(StrategyOracle):
         each = variance.mean(0, keepdim=True) if objective is Objective.MEAN else variance
         return float((each.amax(1) if prior is None else each @ prior).max())
 
-    @torch.enable_grad()
     def sharpened(self, W: Tensor, prior: Tensor | None, steps: int = 500) -> "StrategyMatrix":
-        """This one or one whose worst query has less variance, for the same epsilon at most. Unchecked.
+        """This one or one whose worst query has less variance, for the same epsilon at most. Unchecked."""
+        module = LearnedStrategy(self.matrix, self.epsilon)
+        found = self._descended(module, W, prior, Objective.WORST, steps, self._prior)
+        variances = [each.judged(W, prior, Objective.WORST) for each in (self, found)]
+        return found if found.epsilon <= self.epsilon and variances[1] < variances[0] else self
 
-        Adam on the parameters of a :class:`LearnedStrategy`, and for the worst type on the decoder's prior, against a
-        smooth maximum of ``answer_variances`` that sharpens. O(steps m k (k + queries)). Source: Kingma, Ba (2015).
+    @classmethod
+    @torch.enable_grad()
+    def _descended(
+        cls,
+        module: LearnedStrategy,
+        W: Tensor,
+        prior: Tensor | None,
+        objective: Objective,
+        steps: int,
+        law: Tensor | None = None,
+    ) -> "StrategyMatrix":
+        """Adam on the module's parameters, and for the worst type on the decoder's prior, which begins at ``law``.
+
+        Against ``answer_variances``, added up over the rows of W or for the worst of them; where there are several
+        numbers, against a smooth maximum of them that sharpens. O(steps m k (k + queries)).
         """
-        module, law = LearnedStrategy(self.matrix, self.epsilon), self._prior.log().requires_grad_()
-        adam = Adam([*module.parameters(), *([law] if prior is None else [])])
-        best, least = self, self.judged(W, prior, Objective.WORST)
+        k = W.shape[1]
+        start = W.new_zeros(k) if law is None else law.log()
+        heights = start.requires_grad_()
+        adam = Adam([*module.parameters(), *([heights] if prior is None else [])], (0.9, 0.99))
         for step in range(steps):
-            decoders = law.softmax(0) if prior is None else prior
+            decoders = heights.softmax(0) if prior is None else prior
             try:
-                variances = answer_variances(module(), W, decoders)
+                variances = _answer_variances(module(), W, decoders)  # (queries, types)
             except ValueError:  # left the matrices of full rank
                 break
-            each = variances.flatten() if prior is None else variances @ prior
-            largest = each.detach().max()
-            if float(largest) < least * (1 - 1e-9):
-                candidate = StrategyMatrix(module().detach(), decoders.detach())
-                value = candidate.judged(W, prior, Objective.WORST)
-                if candidate.epsilon <= self.epsilon and value < least:
-                    best, least = candidate, value
+            if objective is Objective.MEAN:
+                variances = variances.sum(0)
+            judged = variances.flatten() if prior is None else variances @ prior
             share = step / steps
+            largest = judged.detach().max()
             sharpness = SOFTEST * (SHARPEST / SOFTEST) ** min(1.0, 1.25 * share)
-            loss = torch.logsumexp(each / largest / sharpness, 0).mul(sharpness)
-            adam.step(loss, LEARNING_RATE * max(0.02, 1 - share))
-        return best
+            loss = torch.logsumexp(judged / largest / sharpness, -1) * sharpness
+            adam.step(loss, LEARNING_RATE * max(LAST, 1 - share))
+        # rows near an end of their range go there, so that all of epsilon is spent
+        far = (module.logits + module._last).detach()
+        module.logits.data += torch.where(far.abs() > EXTREME, far.sign() * FARTHER, 0.0)
+        decoders = heights.softmax(0) if prior is None else prior
+        return cls(module().detach(), decoders.detach())
 
     def repeated(self, place: Tensor) -> "StrategyMatrix":
         """On other types, of which x reports as type place_x does here: (k',); the prior evenly over those alike."""
@@ -365,11 +407,6 @@ class StrategyMatrix(StrategyOracle):
     def answers(self, tally: Tally, W: Tensor) -> Tensor:
         return tally["reports"].double() @ self.decoder(W).mT
 
-    def workload_variance(self, W: Tensor) -> Tensor:
-        """sum_y V_iy^2 Q[y, x] - W_ix^2: the variance of <V_i, e_y> for each query and type. O(q m k)."""
-        V = self.decoder(W)
-        return V.square() @ self.matrix - (V @ self.matrix).square()
-
     def randomize_unchecked(self, x: Tensor, draws: Draws) -> Tensor:
         """One output in [0, m) for each user: int64, the shape of ``x``."""
         x, number = x.long(), draws.integers(tuple(x.shape))
@@ -383,4 +420,18 @@ class StrategyMatrix(StrategyOracle):
 
     def totals(self, tally: Tally) -> Tensor:
         """Raises ValueError for rank below k."""
-        return tally["reports"].double() @ self.decoder(self.identity).mT
+        return self.answers(tally, self.identity)
+
+
+def _starts(W: Tensor, epsilon: float, outputs: int, generator: torch.Generator) -> list[Tensor]:
+    """Logits of rows where the descents for W begin, (outputs at most, k) each."""
+    k = W.shape[1]
+    starts = []
+    if k > SMALL:
+        rows = ShiftStrategy.tuned(W, epsilon, generator=generator).rows[:outputs]
+        # equal rows would stay equal
+        noise = torch.randn(rows.shape, dtype=W.dtype, device=W.device, generator=generator)
+        starts.append(5 * rows.double() - 2.5 + 0.2 * noise)
+    if k <= SMALL or epsilon > SHARP:
+        starts.append(random_subsets(k, outputs, epsilon, generator))
+    return starts

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from torchdp import checks
-from torchdp.randomizers.alphabet.strategy_search import LARGEST_EPSILON, answered, searchable
+from torchdp.randomizers.alphabet.strategy_search import LARGEST_EPSILON, answered
 from torchdp.threads import on_host, one_thread
 
 LEAST_EPSILON = 1e-6
@@ -181,7 +181,8 @@ def _problem(
     W: Tensor, epsilon: float, prior: Tensor | None, program: bool = True
 ) -> tuple[Tensor, float, Tensor]:
     """On the CPU; the uniform prior for None."""
-    epsilon = searchable(epsilon, LEAST_EPSILON, LARGEST_EPSILON if program else MOST)
+    most = LARGEST_EPSILON if program else MOST
+    epsilon = checks.within("epsilon", epsilon, LEAST_EPSILON, most)
     W, prior = answered(W, prior, positive=program)
     W = W.cpu()
     return W, epsilon, W.new_full(W.shape[1:], 1 / W.shape[1]) if prior is None else prior.cpu()

@@ -253,8 +253,8 @@ class SubsetSelection(BitVectorOracle):
     def limits(self, n: Users) -> dict[str, Limits]:
         return {"reports": Limits(0, n, n * self.subset)}
 
-    def packed(self, messages: Tensor) -> Tensor:
-        messages = super().packed(messages)
+    def checked(self, messages: Tensor) -> Tensor:
+        messages = super().checked(messages)
         if (popcount(messages).sum(-1) != self.subset).any():
             raise ValueError(f"messages must be sets of {self.subset} types each")
         return messages
@@ -262,7 +262,7 @@ class SubsetSelection(BitVectorOracle):
     def encode(self, messages: Tensor) -> bytes:
         """The rank of each set among all, in bits_per_user. O(k) operations on whole numbers of that length each."""
         size = max(1, -(-self.bits_per_user // 8))
-        sets = unpack(self.packed(messages).cpu())[:, : self.k].bool()
+        sets = unpack(self.checked(messages).cpu())[:, : self.k].bool()
         return b"".join(rank(row.nonzero()[:, 0].tolist()).to_bytes(size, "little") for row in sets)
 
     @on_host
@@ -291,14 +291,6 @@ class SubsetSelection(BitVectorOracle):
         own_two = self.on * (w - 1) * (w - 2) / pairs
         three = own_two * (w - 3) + self.lost * w * (w - 1) * (w - 2) / pairs
         return self.on * (w - 1) / (self.k - 1), own_two, self._pair, three / max(1, self.k - 3)
-
-    def covariance(self, x: int) -> Tensor:
-        p, q, gap, w = self.on, self.off, self.gap, self.subset
-        covariance = torch.full((self.k, self.k), self._pair - q * q, dtype=torch.float64)
-        covariance.fill_diagonal_(q - q * q)
-        covariance[self._type(x)] = covariance[:, x] = p * (w - 1) / (self.k - 1) - p * q
-        covariance[x, x] = p - p * p
-        return covariance / gap**2
 
     def workload_variance(self, W: Tensor) -> Tensor:
         """((q - r) (S_i + k d_ix^2) + (r - q^2) k^2 d_ix^2)/(p - q)^2; d_ix = W_ix - mean_x W_ix, S_i = sum_x d_ix^2.

@@ -32,7 +32,7 @@ from torch import Tensor
 
 from torchdp.descent import Adam
 from torchdp.randomizers.alphabet.randomized_response import walsh_hadamard
-from torchdp.randomizers.alphabet.strategy_search import FLOOR
+from torchdp.randomizers.alphabet.strategy_search import FLOOR, gram_root
 from torchdp.threads import one_thread
 
 COARSEST, FACTORED = 64, 256  # types at which the search begins; up to which M is factored
@@ -189,7 +189,7 @@ class Torus(Group):
         width: int,
         users: int | None,
     ) -> "Torus":
-        """So many neighbouring types are one: at most twice as many rows as types where M is factored.
+        """So many neighbouring types are one: as many rows as types where M is factored.
 
         users: for the posterior variance after so many reports, M + C^-1/users in the place of M, C the covariance of a
         rough histogram.
@@ -198,13 +198,11 @@ class Torus(Group):
         for axis, many in enumerate(grid, 1):
             types = torch.arange(-(-many // width) * width, device=W.device).clamp_max(many - 1)
             rows = rows.index_select(axis, types).unflatten(axis, (-1, width)).mean(axis + 1)
-        grid, rows = tuple(rows.shape[1:]), rows.flatten(1)
-        rows = (rows - rows.mean(1, keepdim=True)) / math.sqrt(len(rows))
+        grid = tuple(rows.shape[1:])
+        rows = rows.flatten(1)
+        rows = rows - rows.mean(1, keepdim=True)
         k = rows.shape[1]
-        if k <= FACTORED:
-            rows = torch.linalg.qr(rows, mode="r").R if len(rows) > k else rows
-            floor = math.sqrt(FLOOR / k) * float(rows.norm())
-            rows = torch.cat([rows, floor * torch.eye(k, dtype=rows.dtype, device=rows.device)])
+        rows = gram_root(rows) if k <= FACTORED else rows / math.sqrt(len(rows))
         known = None if users is None else torch.linalg.inv(users * rough(k, rows))
         return cls(
             low, generator, rows, grid, coprime(tuple(-(-size // width) for size in sizes)), known

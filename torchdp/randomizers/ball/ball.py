@@ -73,7 +73,9 @@ def proxy(law: Law) -> float:
     high = math.log(min(8 / math.sqrt(variance), 600 / reach))
 
     def ratio(rate: float) -> float:
-        return 2 * math.log1p(float(weights @ _exponential_excess(rate * z))) / rate**2
+        # E Z = 0: without the linear part no digits cancel in the sum
+        excess = np.expm1(rate * z) - rate * z
+        return 2 * math.log1p(float(weights @ excess)) / rate**2
 
     above = largest(lambda x: ratio(math.exp(x)), low, high, 33)
     return max(variance, above, largest(lambda x: ratio(-math.exp(x)), low, high, 33))
@@ -89,17 +91,6 @@ def largest(function: Callable[[float], float], low: float, high: float, points:
         lambda x: -function(x), bounds=around, method="bounded", options={"xatol": 1e-6}
     )
     return max(values[at], -float(found.fun))
-
-
-def _exponential_excess(x: np.ndarray) -> np.ndarray:
-    """e^x - 1 - x; near 0 by its series, where the difference would lose digits."""
-    series = (
-        x
-        * x
-        / 2
-        * (1 + x / 3 * (1 + x / 4 * (1 + x / 5 * (1 + x / 6 * (1 + x / 7 * (1 + x / 8))))))
-    )
-    return np.where(np.abs(x) < 0.05, series, np.expm1(x) - x)
 
 
 @dataclass(frozen=True)
