@@ -28,7 +28,7 @@ def scripts() -> list[Path]:
     return sorted(found, key=lambda path: (path.parent.name == "bench", path))
 
 
-def fields(path: Path) -> dict[str, str]:
+def fields(path) -> dict[str, str]:
     """The docstring's first line as "title", and what follows each word with a colon at the beginning of a line."""
     title, _, rest = (ast.get_docstring(ast.parse(path.read_text())) or "").partition("\n")
     found = {"title": title}
@@ -38,7 +38,7 @@ def fields(path: Path) -> dict[str, str]:
     return found
 
 
-def page() -> str:
+def page():
     lines, folder = [HEAD.strip()], None
     for path in scripts():
         said = fields(path)

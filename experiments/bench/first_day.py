@@ -22,9 +22,8 @@ import torch
 from torch.utils.benchmark import Timer
 
 from torchdp.cli.doctor import fault
-from torchdp.kernels.dispatch import Kernel
 from torchdp.kernels.dispatch.every import KERNELS
-from torchdp.simulate import Experiment, Report
+from torchdp.simulate import Experiment
 
 ROOT = Path(__file__).resolve().parents[2]
 PARITY = (
@@ -42,7 +41,7 @@ class Config:
     benches: tuple[tuple[str, ...], ...] = BENCHES
 
 
-def measure(config: Config, report: Report) -> None:
+def measure(config, report):
     device = torch.get_default_device()
     run(config.parity, report)
     source = torch.zeros(config.copied, device=device)
@@ -56,21 +55,21 @@ def measure(config: Config, report: Report) -> None:
     run(config.benches, report)
 
 
-def rate(kernel: Kernel, form: Callable[..., object], device: torch.device, size: int) -> float:
+def rate(kernel, form: Callable[..., object], device, size):
     """1e9 bytes of arguments and results in a second."""
     moved = sum(each.nbytes for each in kernel.result(form, device, size))
     arguments, options = kernel.example(device, size)
     return moved / seconds(lambda: form(*arguments, **options)) / 1e9
 
 
-def seconds(call: Callable[[], object]) -> float:
+def seconds(call: Callable[[], object]):
     """The median; a device's work is waited for."""
     return float(
         Timer("call()", globals={"call": call}).blocked_autorange(min_run_time=0.05).median
     )
 
 
-def run(commands: tuple[tuple[str, ...], ...], report: Report) -> None:
+def run(commands: tuple[tuple[str, ...], ...], report):
     for command in commands:
         done = subprocess.run([sys.executable, *command], cwd=ROOT, check=False)
         report.row("commands", command=" ".join(command), exit=done.returncode)

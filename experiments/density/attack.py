@@ -34,28 +34,26 @@ from torchdp.shuffle import (
     RandomizedResponseSum,
     delta_of,
 )
-from torchdp.simulate import Experiment, Report
+from torchdp.simulate import Experiment
 
 USERS, INSTANCES, EPSILON, DELTA, LESS = 1000, 64, 1.0, 1e-2, 0.9
 AT_ONCE = 20_000
 Losses = Callable[[int, torch.Generator], np.ndarray]
 
 
-def looked_up(views: torch.Tensor, first: int, ratios: np.ndarray) -> np.ndarray:
+def looked_up(views, first, ratios):
     """The loss summed over the instances: (trials, instances) counts -> (trials,)."""
     index = views.cpu().numpy() - first
     return ratios[np.clip(index, 0, len(ratios) - 1)].sum(-1)
 
 
-def totals(
-    law: BitLaw, held: torch.Tensor, trials: int, generator: torch.Generator
-) -> torch.Tensor:
+def totals(law: BitLaw, held, trials, generator):
     """What the analyst sees where so many users hold a one: (trials, instances)."""
     sums = BitSums(law, INSTANCES, DELTA)
     return sums.sample_tally(held, generator=generator, sample_shape=(trials,))["total"]
 
 
-def response_losses(protocol: RandomizedResponseSum, ones: int, bit: int) -> Losses:
+def response_losses(protocol: RandomizedResponseSum, ones, bit) -> Losses:
     """ln P/Q where the user holds ``bit`` under P, with ``ones`` ones among the others; drawn by the protocol."""
     n, p = protocol.users, protocol.flip
     law = np.convolve(
@@ -67,13 +65,13 @@ def response_losses(protocol: RandomizedResponseSum, ones: int, bit: int) -> Los
         ratios = np.log(one / zero) if bit else np.log(zero / one)
     held = torch.full((INSTANCES,), ones + bit)
 
-    def losses(trials: int, generator: torch.Generator) -> np.ndarray:
+    def losses(trials, generator):
         return looked_up(totals(protocol, held, trials, generator), 0, ratios)
 
     return losses
 
 
-def one_type_losses(protocol: PoissonSum | NegativeBinomialSum, bit: int) -> Losses:
+def one_type_losses(protocol: PoissonSum | NegativeBinomialSum, bit) -> Losses:
     """ln P/Q at the number of messages; the others hold zeros. Drawn by the protocol."""
     if isinstance(protocol, PoissonSum):
         law = stats.poisson(protocol.mean)
@@ -84,13 +82,13 @@ def one_type_losses(protocol: PoissonSum | NegativeBinomialSum, bit: int) -> Los
         ratios = (law.logpmf(counts - 1) - law.logpmf(counts)) * (1 if bit else -1)
     held = torch.full((INSTANCES,), bit)
 
-    def losses(trials: int, generator: torch.Generator) -> np.ndarray:
+    def losses(trials, generator):
         return looked_up(totals(protocol, held, trials, generator), 0, ratios)
 
     return losses
 
 
-def correlated_losses(protocol: CorrelatedSum, bit: int) -> Losses:
+def correlated_losses(protocol: CorrelatedSum, bit) -> Losses:
     """ln P/Q at the numbers of "+1" and "-1", of which the protocol's own draws keep the difference alone."""
     w, shape, ratio = protocol.ratio, protocol.flood_shape, protocol.flood_ratio
     mean = shape * ratio / (1 - ratio)
@@ -99,7 +97,7 @@ def correlated_losses(protocol: CorrelatedSum, bit: int) -> Losses:
     with np.errstate(all="ignore"):
         step = np.log(np.append(0, hidden[:-1])) - np.log(hidden)  # ln Pr[t - 1]/Pr[t]
 
-    def losses(trials: int, generator: torch.Generator) -> np.ndarray:
+    def losses(trials, generator):
         rng = np.random.default_rng(torch.randint(2**62, (1,), generator=generator).item())
         size = (trials, INSTANCES)
         above, below = rng.geometric(1 - w, size) - 1, rng.geometric(1 - w, size) - 1
@@ -112,7 +110,7 @@ def correlated_losses(protocol: CorrelatedSum, bit: int) -> Losses:
     return losses
 
 
-def scenarios(protocol: object) -> list[Losses]:
+def scenarios(protocol) -> list[Losses]:
     """What the others hold, and which way the user's bits change."""
     if isinstance(protocol, RandomizedResponseSum):
         several = (0, USERS // 4, USERS // 2, USERS - 1)
@@ -122,14 +120,14 @@ def scenarios(protocol: object) -> list[Losses]:
     return [one_type_losses(protocol, bit) for bit in (0, 1)]
 
 
-def estimate(losses: Losses, trials: int, generator: torch.Generator) -> tuple[float, float]:
+def estimate(losses, trials, generator) -> tuple[float, float]:
     """delta at EPSILON, and its standard error."""
     parts = [losses(min(AT_ONCE, trials - done), generator) for done in range(0, trials, AT_ONCE)]
     values = -np.expm1(np.minimum(EPSILON - np.concatenate(parts), 0.0))
     return float(values.mean()), float(values.std() / math.sqrt(trials))
 
 
-def with_less(protocol: object) -> object:
+def with_less(protocol):
     """The same protocol with LESS times the RMSE."""
     match protocol:
         case RandomizedResponseSum(users=n, flip=p):
@@ -149,7 +147,7 @@ class Config:
     trials: int = 200_000
 
 
-def measure(config: Config, report: Report) -> None:
+def measure(config, report):
     trials, generator, start = config.trials, keyed_generator(b"attack"), time.time()
     report.say(
         f"n = {USERS}, I = {INSTANCES}, epsilon = {EPSILON:g}, {trials} trials each; certified: delta <= {DELTA:g}"

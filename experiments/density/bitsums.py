@@ -33,7 +33,7 @@ from torchdp.shuffle import (
     epsilon_of,
     paper,
 )
-from torchdp.simulate import Experiment, Report
+from torchdp.simulate import Experiment
 
 
 @dataclass(frozen=True)
@@ -51,12 +51,12 @@ HEADER = (
 ).split(", ")
 
 
-def laplace_rmse(ratio: float) -> float:
+def laplace_rmse(ratio):
     """Root of the variance of discrete Laplace noise."""
     return math.sqrt(2 * ratio) / (1 - ratio)
 
 
-def row(instances: int, epsilon: float, users: int) -> tuple[list[float], list[BitLaw]]:
+def row(instances, epsilon, users) -> tuple[list[float], list[BitLaw]]:
     """One line of the table, and the calibrated protocols in it."""
     one = paper.split(epsilon, DELTA, instances)
     published = paper.randomized_response(users, *one)
@@ -82,7 +82,7 @@ def row(instances: int, epsilon: float, users: int) -> tuple[list[float], list[B
     return [instances, epsilon, users, *errors, true, response.rmse / central.rmse], protocols
 
 
-def measure(config: Config, report: Report) -> None:
+def measure(config, report):
     report.say(f"delta = {DELTA:g}")
     start, worst = time.perf_counter(), 0.0
     for instances in config.instances:

@@ -22,7 +22,7 @@ from classification import EPSILONS, KERNELS, PROTOCOLS, QUICK, load, protocol
 
 from torchdp.density import kernel_means
 from torchdp.randomness import keyed_generator
-from torchdp.simulate import Experiment, Report, columns, subplots
+from torchdp.simulate import Experiment, columns, subplots
 
 
 @dataclass(frozen=True)
@@ -39,7 +39,7 @@ class Config:
 SMOKE = Config(kernels=("Gaussian, orthogonal",), protocols=QUICK, epsilons=(4.5,))
 
 
-def measure(config: Config, report: Report) -> None:
+def measure(config, report):
     data = load(config.data, config.folder)
     n, queries = len(data.x), data.queries[: config.queries]
     bits, delta = data.x.shape[1], data.delta
@@ -86,13 +86,13 @@ def measure(config: Config, report: Report) -> None:
                 )
 
 
-def draw(tables: dict) -> dict:
+def draw(tables):
     return {
         f"{name}.png": curves(rows) for name, rows in tables.items() if name.startswith("error_")
     }
 
 
-def curves(rows: list):
+def curves(rows):
     kernels = list(dict.fromkeys(row["kernel"] for row in rows))
     figure, panels = subplots(len(kernels) + 1, size=(3.7, 3.8), wide=len(kernels) + 1)
     there = {row["protocol"] for row in rows}

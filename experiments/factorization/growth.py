@@ -13,7 +13,6 @@ Time: about a minute on one CPU core; --smoke in 3 s.
 """
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -21,7 +20,7 @@ import torch
 from torchdp import workloads
 from torchdp.factorization import factorize, factorize_product, free_constant
 from torchdp.randomness import keyed_generator
-from torchdp.simulate import Experiment, Report, columns, subplots
+from torchdp.simulate import Experiment, columns, subplots
 
 Bounds = tuple[float, float]
 SIZES = {
@@ -30,7 +29,7 @@ SIZES = {
     "abs(i - j), free constant": (4, 8, 16, 32, 64, 128, 256),
 }
 OTHER_SIZES = (4, 8, 16, 32, 64, 128, 256, 512, 1024)
-EXPECTED: dict[str, Callable[[float], float]] = {  # dashed in the figure
+EXPECTED = {  # dashed in the figure
     "prefix": lambda k: math.log(k) / math.pi + 0.75,
     "Kendall": lambda k: (2 / math.pi * (math.log(k) / 2 + 0.819)) ** 2,
     "random signs": lambda k: 8 * math.sqrt(k) / (3 * math.pi),
@@ -45,27 +44,27 @@ def of(workload: workloads.Workload) -> Bounds:
     return float(certificate.lower), float(certificate.upper)
 
 
-def kendall(k: int) -> Bounds:
+def kendall(k) -> Bounds:
     certificate = factorize_product(workloads.kendall(math.isqrt(k), math.isqrt(k))).certificate
     return float(certificate.lower), float(certificate.upper)
 
 
-def absolute_difference(k: int) -> workloads.Workload:
+def absolute_difference(k) -> workloads.Workload:
     return workloads.absolute_difference(k, spacing=1 / (k - 1))
 
 
-def with_constant(k: int) -> Bounds:
+def with_constant(k) -> Bounds:
     found = free_constant(absolute_difference(k).dense())
     return found.lower, found.upper
 
 
-def random_signs(k: int) -> workloads.Workload:
+def random_signs(k) -> workloads.Workload:
     generator = keyed_generator(f"signs {k}".encode(), "cpu")
     signs = torch.as_tensor(torch.randint(0, 2, (k, k), device="cpu", generator=generator))
     return workloads.Workload("random signs", (signs.double() * 2 - 1,))
 
 
-MEASURES: dict[str, Callable[[int], Bounds]] = {
+MEASURES = {
     "prefix": lambda k: of(workloads.prefix(k)),
     "all ranges": lambda k: of(workloads.all_ranges(k)),
     "Kendall": kendall,
@@ -80,7 +79,7 @@ class Config:
     first: int = 9  # sizes of each workload
 
 
-def measure(config: Config, report: Report) -> None:
+def measure(config, report):
     for name, bounds in MEASURES.items():
         for k in SIZES.get(name, OTHER_SIZES)[: config.first]:
             report.once(
@@ -90,7 +89,7 @@ def measure(config: Config, report: Report) -> None:
             )
 
 
-def draw(tables: dict) -> dict:
+def draw(tables):
     rows = sorted(tables["growth"], key=lambda row: row["k"])
     figure, panels = subplots(3, size=(13 / 3, 4.2), wide=3)
     colours = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")

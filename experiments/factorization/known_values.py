@@ -19,7 +19,7 @@ import torch
 from torchdp import workloads
 from torchdp.factorization import factorize, reference
 from torchdp.randomness import keyed_generator
-from torchdp.simulate import Experiment, Report
+from torchdp.simulate import Experiment
 
 
 @dataclass(frozen=True)
@@ -28,7 +28,7 @@ class Config:
     k: int = 512  # of the last line
 
 
-def measure(config: Config, report: Report) -> None:
+def measure(config, report):
     for workload, known in (
         (workloads.prefix(64), 2.111366),
         (workloads.parities(6, 2), math.sqrt(22)),

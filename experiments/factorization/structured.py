@@ -17,12 +17,9 @@ Time: half a minute on one CPU core, some minutes more with --dense; --smoke in 
 
 import math
 import time
-from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 import torch
-from torch import Tensor
 
 from torchdp import workloads
 from torchdp.factorization import (
@@ -39,13 +36,13 @@ from torchdp.factorization.constructive import (
     binary_tree,
     normalised_square_root,
 )
-from torchdp.simulate import Experiment, Report
+from torchdp.simulate import Experiment
 
 DENSE_UP_TO = 32  # side of the grids that are also factored as dense matrices; --dense: all
 TOLERANCE = 1e-4  # certified gap of the optimum
 
 
-def skew_circulant(first: Tensor, p: float = math.inf) -> Factorization:
+def skew_circulant(first, p=math.inf) -> Factorization:
     """The optimal factorization of the skew-circulant matrix c_{i-j} for i >= j, -c_{n+i-j} above, into two such.
 
     left has the eigenvalues abs(v)^{1/2} and right v abs(v)^{-1/2}, v = fft(c t), t_j = e^{-i pi j / n}. Shifting rows
@@ -67,14 +64,14 @@ def skew_circulant(first: Tensor, p: float = math.inf) -> Factorization:
     return at_uniform_weights(_spread(first), left, right, p)
 
 
-def _spread(first: Tensor) -> Tensor:
+def _spread(first):
     n = len(first)
     place = torch.arange(n, device=first.device)
     matrix = first[(place[:, None] - place) % n]
     return torch.where(place[:, None] < place, -matrix, matrix)
 
 
-def group_algebra(k: int, p: float = math.inf) -> Factorization:
+def group_algebra(k, p=math.inf) -> Factorization:
     """Prefix sums as (S + 1 1^T) / 2, S with +1 on and below the diagonal and -1 above: S is skew-circulant.
 
     gamma_2's upper bound is (gamma_2(S) + 1) / 2, ln k / pi + 0.981 as k grows.
@@ -87,11 +84,11 @@ def group_algebra(k: int, p: float = math.inf) -> Factorization:
     return at_uniform_weights(W, left / math.sqrt(2), right / math.sqrt(2), p)
 
 
-def least_squares_tree(k: int, p: float = math.inf) -> Factorization:
+def least_squares_tree(k, p=math.inf) -> Factorization:
     return best_decoder(workloads.prefix(k).dense(), binary_tree(k).right, p)
 
 
-PREFIX: dict[str, Callable[[int, float], Factorization]] = {
+PREFIX = {
     "binary tree": binary_tree,
     "least-squares tree": least_squares_tree,
     "square root": square_root,
@@ -107,7 +104,7 @@ class Config:
     dense: bool = False  # the dense route for every grid: minutes
 
 
-def prefix_sums(config: Config, report: Report) -> None:
+def prefix_sums(config, report):
     report.say(
         "prefix sums: norm of the factorization over the certified lower bound of the optimum"
     )
@@ -124,7 +121,7 @@ def prefix_sums(config: Config, report: Report) -> None:
         report.row("less_ln_k_over_pi", error=error, k=k, **constants)
 
 
-def lipschitz(config: Config, report: Report) -> None:
+def lipschitz(config, report):
     report.say("\nabs(i - j), Lipschitz with G = 1: norms over k")
     for k in (size - 1 for size in config.sizes[:5]):
         W = workloads.absolute_difference(k).dense()
@@ -140,9 +137,9 @@ def lipschitz(config: Config, report: Report) -> None:
         )
 
 
-def products(config: Config, report: Report) -> None:
+def products(config, report):
     report.say("\nKendall's tau, gamma_2 of the whole product")
-    routes: dict[str, Callable[[Any], Any]] = {
+    routes = {
         "never formed, factor by factor": factorize_product,
         "formed, factor by factor": factorize,
         "signature, factor by factor": signature_form,
@@ -166,7 +163,7 @@ def products(config: Config, report: Report) -> None:
             )
 
 
-def measure(config: Config, report: Report) -> None:
+def measure(config, report):
     prefix_sums(config, report)
     lipschitz(config, report)
     products(config, report)

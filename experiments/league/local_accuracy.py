@@ -18,7 +18,6 @@ Time: eight minutes of one core; --smoke in 10 to 20 CPU-seconds.
 """
 
 import time
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 import pairwise_methods
@@ -26,7 +25,7 @@ import query_methods
 import torch
 from contest import Cell, contest
 
-from torchdp.simulate import Experiment, Report
+from torchdp.simulate import Experiment
 from torchdp.simulate.report import read_table
 
 QUERIES = (
@@ -83,14 +82,14 @@ class Config:
 SMOKE = Config(("prefix/4/1e3/1/skewed", "Gini diversity/4/1e3/1/skewed"), 60)
 
 
-def cells(config: Config) -> Iterator[Cell]:
+def cells(config):
     for question in config.questions:
         task, k, n, epsilon, shapes = question.split("/")
         for data in shapes.split(","):
             yield Cell(task, int(k), int(float(n)), float(epsilon), data)
 
 
-def measure(config: Config, report: Report) -> None:
+def measure(config, report):
     torch.set_num_threads(1)
     table = []
     for cell in cells(config):
@@ -121,13 +120,13 @@ def measure(config: Config, report: Report) -> None:
     )
 
 
-def summary(rows: list[dict]) -> dict[str, object]:
+def summary(rows):
     """The chosen one, the least of ours and of the published, as they are and done something afterwards."""
     plain, mended = (
         [row for row in rows if bool(row["afterwards"]) is after] for after in (False, True)
     )
 
-    def least(among: list[dict], side: str) -> dict:
+    def least(among, side):
         return min((row for row in among if row["side"] == side), key=lambda row: row["rmse"])
 
     own, outside, after = least(plain, "own"), least(plain, "outside"), least(mended, "outside")
@@ -148,13 +147,13 @@ def summary(rows: list[dict]) -> dict[str, object]:
     }
 
 
-def label(row: dict) -> str:
+def label(row):
     return f"{row['task']} {row['k']}, n = {row['n']:.0e}, epsilon = {row['epsilon']:g}, {row['data']}".replace(
         "e+0", "e"
     )
 
 
-def page(rows: list[dict]) -> str:
+def page(rows):
     """The table of the cells in Markdown: error, standard error in the last digits, who."""
     head = "cell, chosen, predicted, RMSE, best other of ours, best published, z, mended, published, z, least".split(
         ", "

@@ -14,7 +14,6 @@ Status: agrees; too wide in seven cells
 Time: five minutes of one core; --smoke in seconds.
 """
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
@@ -24,15 +23,15 @@ from query_methods import WORKLOADS
 from torch import Tensor
 
 from torchdp import queries
-from torchdp.protocol import Estimate, Objective, Protocol
+from torchdp.protocol import Objective, Protocol
 from torchdp.randomness import keyed_generator
-from torchdp.simulate import Experiment, Report, columns
+from torchdp.simulate import Experiment, columns
 from torchdp.simulate.report import read_table
 
 LEAST, LARGEST = 0.935, 0.965
 
 
-def normals(m: int, k: int, seed: bytes) -> Tensor:
+def normals(m, k, seed):
     """(m, k), the same on every device."""
     generator = keyed_generator(seed, "cpu")
     return torch.as_tensor(
@@ -43,7 +42,7 @@ def normals(m: int, k: int, seed: bytes) -> Tensor:
 ASKED = ("histogram", "prefix", "parities", "random queries")
 
 
-def workload(task: str, k: int) -> Tensor:
+def workload(task, k):
     return normals(6, k, b"queries") if task == "random queries" else WORKLOADS[task](k).dense()
 
 
@@ -60,7 +59,7 @@ class Config:
 SMOKE = Config(("Gini difference",), ("random queries",), 4, (1_000,), (4.0,), 400)
 
 
-def shapes(task: str) -> tuple[str, ...]:
+def shapes(task) -> tuple[str, ...]:
     if task == "AUC":
         return "30 % positive", "5 % positive"
     if task == "Kendall":
@@ -68,7 +67,7 @@ def shapes(task: str) -> tuple[str, ...]:
     return "uniform", "skewed", "one frequent"
 
 
-def cells(config: Config) -> Iterator[Cell]:
+def cells(config):
     for task in (*config.statistics, *config.workloads):
         for n in config.users:
             for epsilon in config.epsilons:
@@ -76,7 +75,7 @@ def cells(config: Config) -> Iterator[Cell]:
                     yield Cell(task, config.types, n, epsilon, data)
 
 
-def chosen(task: str, k: int, n: int, epsilon: float) -> tuple[str, Protocol[Tensor]]:
+def chosen(task, k, n, epsilon) -> tuple[str, Protocol[Tensor]]:
     """The first candidate."""
     question = workload(task, k) if task in ASKED else STATISTICS[task](k)
     choice = queries.choose(question, n, epsilon, objective=Objective.MEAN)
@@ -84,7 +83,7 @@ def chosen(task: str, k: int, n: int, epsilon: float) -> tuple[str, Protocol[Ten
     return first.name, first.protocol
 
 
-def covered(found: Estimate, truth: Tensor) -> Tensor:
+def covered(found, truth):
     """Share of the trials, for each query that is not known beforehand."""
     low, high = found.interval()
     holds = ((low <= truth) & (truth <= high)).double()
@@ -92,9 +91,9 @@ def covered(found: Estimate, truth: Tensor) -> Tensor:
     return holds.mean(0)[unknown] if truth.ndim else holds.mean()[None]
 
 
-def measure(config: Config, report: Report) -> None:
+def measure(config, report):
     torch.set_num_threads(1)
-    asked: tuple[object, ...] = ()
+    asked = ()
     for cell in cells(config):
         if asked != (asked := (cell.task, cell.k, cell.n, cell.epsilon)):
             name, protocol = quietly(chosen)(*asked)

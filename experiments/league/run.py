@@ -42,7 +42,7 @@ from pathlib import Path
 
 from rows import ABSENT, PEERS, ROWS, SIDES, Row
 
-from torchdp.simulate import Experiment, Report
+from torchdp.simulate import Experiment
 
 ROOT = Path(__file__).resolve().parents[2]
 NUMBERS = ("error", "mended", "seconds", "MiB", "seen")  # of a turn
@@ -68,11 +68,11 @@ class Config:
     keep: bool = False  # as experiments/bench/league_cpu.*
 
 
-def script(name: str) -> Path:
+def script(name):
     return SIDES / f"by_{name.replace('-', '_')}.py"
 
 
-def installed(peer: str, folder: Path) -> Path:
+def installed(peer, folder):
     """The python of the peer's environment, made where it is missing. Raises OSError with pip's last line."""
     interpreter = (
         shutil.which(f"python{PEERS[peer].python}") if PEERS[peer].python else sys.executable
@@ -94,11 +94,11 @@ def installed(peer: str, folder: Path) -> Path:
     return python
 
 
-def settings(row: Row, config: Config) -> dict:
+def settings(row, config):
     return {**row.settings, **(row.quick if config.quick else {})}
 
 
-def answers(name: str, python: Path, rows: list[Row], config: Config) -> Iterator[tuple[Row, dict]]:
+def answers(name, python, rows: list[Row], config) -> Iterator[tuple[Row, dict]]:
     """What a side's process says of these rows; a row of which it says nothing failed."""
     asked = [[row.name, settings(row, config), dict(row.warm)] for row in rows]
     environment = {
@@ -128,12 +128,12 @@ def answers(name: str, python: Path, rows: list[Row], config: Config) -> Iterato
         yield row, found.get(row.name, {"failed": last[:200]})
 
 
-def version() -> str:
+def version():
     git = ["git", "-C", str(ROOT), "log", "-1", "--format=%h", "--", "torchdp", "kernels"]
     return subprocess.run(git, capture_output=True, text=True).stdout.strip()
 
 
-def measure(config: Config, report: Report) -> None:
+def measure(config, report):
     pythons, failed = {OURS: Path(sys.executable)}, {}
     chosen = [row for row in ROWS if row.name in config.rows]
     if unknown := {*config.only} - {*PEERS} | {*config.rows} - {row.name for row in ROWS}:
@@ -150,7 +150,7 @@ def measure(config: Config, report: Report) -> None:
                 pythons[peer] = installed(peer, config.environments)
             except OSError as error:
                 failed[peer, ""] = f"not installed: {error}"
-    turns: list[dict] = []
+    turns = []
     for turn in range(config.turns):
         for name, python in pythons.items():
             rows = [row for row in chosen if name in row.sides and (name, row.name) not in failed]
@@ -188,7 +188,7 @@ def measure(config: Config, report: Report) -> None:
             shutil.copy(report.folder / f"league.{kind}", kept_as.with_suffix(f".{kind}"))
 
 
-def summary(row: Row, turns: list[dict]) -> Iterator[dict]:
+def summary(row, turns) -> Iterator[dict]:
     """A line for each side: medians of seconds and MiB, root mean squares of errors, the mean of what was seen.
 
     steady: the error is the same in all turns.
@@ -210,15 +210,15 @@ def summary(row: Row, turns: list[dict]) -> Iterator[dict]:
         }  # fmt: skip
 
 
-def middle(values: list[float]) -> float | None:
+def middle(values: list[float]):
     return statistics.median(values) if values else None
 
 
-def average(values: list[float]) -> float | None:
+def average(values: list[float]):
     return math.sqrt(statistics.fmean(value * value for value in values)) if values else None
 
 
-def losses(table: list[dict]) -> Iterator[str]:
+def losses(table):
     """Where another side does better: an error that differs by more than chance, less time, half of the memory."""
     ours = {line["row"]: line for line in table if line["side"] == OURS}
     for line in table:
@@ -235,7 +235,7 @@ def losses(table: list[dict]) -> Iterator[str]:
                 yield f"{line['row']}, {key}: {line['side']} {theirs:.6g}, ours {mine:.6g} ({line['how']})"
 
 
-def short(table: list[dict]) -> Iterator[str]:
+def short(table):
     """A line for each row: ours beside the fastest other, with the times and errors of both."""
     yield "| row | counted | ours | s | fastest other | error | s | times ours |"
     yield "|---|---|---|---|---|---|---|---|"
@@ -251,7 +251,7 @@ def short(table: list[dict]) -> Iterator[str]:
             )
 
 
-def page(table: list[dict], missing: list[str], load: float) -> str:
+def page(table, missing, load):
     """The table in Markdown."""
     cores, slacks = os.cpu_count() or 1, {row.name: row.slack for row in ROWS}
     busy = f"load at most {load:.1f}{': loaded, compare ratios' if load > cores / 2 + 0.5 else ''}"
@@ -294,7 +294,7 @@ def page(table: list[dict], missing: list[str], load: float) -> str:
     return "\n".join(lines) + "\n"
 
 
-def processor() -> str:
+def processor():
     with contextlib.suppress(OSError):
         for line in Path("/proc/cpuinfo").read_text().splitlines():
             if line.startswith("model name"):

@@ -22,16 +22,15 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from torchdp import pairwise, queries
 from torchdp.pairwise import DegreeStatistic
-from torchdp.queries import LocalOracle, ShareFunction
+from torchdp.queries import LocalOracle
 from torchdp.queries.function import FunctionAnalyst
 from torchdp.randomizers import OptimizedUnaryEncoding, RandomizedResponse, SubsetSelection
 from torchdp.randomness import keyed_generator
 from torchdp.shuffle import PoissonSum
-from torchdp.simulate import Experiment, Moments, Report
+from torchdp.simulate import Experiment, Moments
 
 TRUSTED = ("local", "shuffle", "servers", "curator")
 
@@ -52,7 +51,7 @@ FULL = Config()
 SMOKE = Config(users=(50,), choosing=1_000, trials=100, types=4, only=("triplets",), search=False)
 
 
-def statistics(config: Config) -> dict[str, DegreeStatistic]:
+def statistics(config) -> dict[str, DegreeStatistic]:
     k = config.types
     draws = torch.randn(2, k, k, dtype=torch.float64, generator=keyed_generator(b"distances"))
     kernel = torch.randn(k, k, k, dtype=torch.float64, generator=keyed_generator(b"kernel"))
@@ -64,7 +63,7 @@ def statistics(config: Config) -> dict[str, DegreeStatistic]:
     return {name: each for name, each in found.items() if not config.only or name in config.only}
 
 
-def channels(question: DegreeStatistic, n: int, config: Config) -> dict[str, Callable[[], Any]]:
+def channels(question: DegreeStatistic, n, config) -> dict[str, Callable[[], Any]]:
     k = question.types
     epsilon = config.epsilon
     delta = config.delta
@@ -81,14 +80,14 @@ def channels(question: DegreeStatistic, n: int, config: Config) -> dict[str, Cal
     }
 
 
-def counted(shares: Tensor, n: int) -> Tensor:
+def counted(shares, n):
     """Counts of n users, about these shares."""
     counts = (n * shares / shares.sum()).floor().long()
     counts[0] += n - counts.sum()
     return counts
 
 
-def cell(protocol: Any, counts: Tensor, trials: int, second_order: bool) -> dict[str, float]:
+def cell(protocol, counts, trials, second_order):
     """Bias in standard errors of the trials; second_order: also of the same polynomial as any function of shares."""
     tally = protocol.sample_tally(
         counts, generator=keyed_generator(b"degree"), sample_shape=(trials,)
@@ -113,9 +112,9 @@ def cell(protocol: Any, counts: Tensor, trials: int, second_order: bool) -> dict
     return row
 
 
-def choices(config: Config, report: Report) -> None:
+def choices(config, report):
     """The best candidate of everyone who may be trusted."""
-    asked: dict[str, ShareFunction] = dict(statistics(config))
+    asked = dict(statistics(config))
     if not config.only:
         asked["volume under the surface"] = pairwise.volume_under_surface(config.types)
     n = config.choosing
@@ -131,7 +130,7 @@ def choices(config: Config, report: Report) -> None:
             report.row("choices", statistic=name, n=n, trust=trust, channel=best.name, **row)
 
 
-def measure(config: Config, report: Report) -> None:
+def measure(config, report):
     with warnings.catch_warnings():
         # of few users, whose noise takes values beyond the kernel's range
         warnings.simplefilter("ignore")

@@ -18,7 +18,6 @@ import json
 import shlex
 import warnings
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -29,7 +28,7 @@ from torchdp.cli.estimate import ask
 from torchdp.cli.questions import PROTOCOLS
 from torchdp.pairwise import PairwiseStatistic
 from torchdp.randomness import keyed_generator
-from torchdp.simulate import Experiment, Report, Trial
+from torchdp.simulate import Experiment, Trial
 from torchdp.simulate.plots import write_csv
 
 
@@ -77,7 +76,7 @@ def diabetes() -> dict[str, list[float]]:
     return {"bmi": data.data[:, 2].tolist(), "progression": data.target.tolist()}
 
 
-def write_users(table: dict[str, list[float]], path: Path, users: int) -> None:
+def write_users(table: dict[str, list[float]], path, users):
     """A CSV of ``users`` rows drawn from the table with replacement."""
     rows = list(zip(*table.values(), strict=True))
     generator = keyed_generator(path.name.encode(), "cpu")
@@ -88,7 +87,7 @@ def write_users(table: dict[str, list[float]], path: Path, users: int) -> None:
         writer.writerows(rows[index] for index in chosen)
 
 
-def run(arguments: list[str]) -> dict[str, Any]:
+def run(arguments) -> dict[str, Any]:
     """``torchdp estimate`` with these arguments; what it printed as JSON."""
     with contextlib.redirect_stdout(io.StringIO()) as output:
         code = cli.main([*arguments, "--json"])
@@ -97,7 +96,7 @@ def run(arguments: list[str]) -> dict[str, Any]:
     return json.loads(output.getvalue())
 
 
-def measure(config: Config, report: Report) -> None:
+def measure(config, report):
     # an AUC of the fewest users: the figure shows its error
     warnings.filterwarnings("ignore", "the denominator")
     folder = report.folder / "users"
@@ -107,8 +106,8 @@ def measure(config: Config, report: Report) -> None:
     report.say(
         f"Tables from scikit-learn, resampled with replacement to {config.users} users; local DP of one user.\n"
     )
-    answers: dict[str, dict[str, Any]] = {}
-    questions: dict[str, Asked] = {}
+    answers = {}
+    questions = {}
     for name, words in QUESTIONS.items():
         table = folder / ("breast_cancer.csv" if name == "auc" else "diabetes.csv")
         arguments = [
@@ -157,12 +156,12 @@ def measure(config: Config, report: Report) -> None:
     report.say(f"Guarantee: {answer['guarantee']}.\n")
 
 
-def truth(question: Asked) -> float:
+def truth(question: Asked):
     statistic, counts = question
     return float(statistic.exact(counts))
 
 
-def errors(questions: dict[str, Asked], config: Config, report: Report) -> list[simulate.Row]:
+def errors(questions: dict[str, Asked], config, report) -> list[simulate.Row]:
     """Measured errors against n, as a store, a table and a figure."""
 
     def make_trial(settings: dict[str, Any]) -> Trial:
@@ -172,7 +171,7 @@ def errors(questions: dict[str, Asked], config: Config, report: Report) -> list[
         counts = (users.double() / users.sum() * settings["n"]).round().long()
         exact = statistic.exact(counts)
 
-        def squared_error(generator: torch.Generator, size: int) -> Tensor:
+        def squared_error(generator, size):
             drawn = protocol.sample_estimate(counts, generator=generator, sample_shape=(size,))
             return (drawn.value - exact).square()
 

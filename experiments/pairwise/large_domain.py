@@ -19,7 +19,7 @@ from tables import counts_of
 from torchdp import pairwise, simulate
 from torchdp.queries import LocalFactorization, MessageRelease, Twice
 from torchdp.randomness import keyed_generator
-from torchdp.simulate import Experiment, Report
+from torchdp.simulate import Experiment
 
 
 @dataclass(frozen=True)
@@ -31,7 +31,7 @@ class Config:
     trials: int = 10_000
 
 
-def measure(config: Config, report: Report) -> None:
+def measure(config, report):
     k = config.types
     statistic = pairwise.absolute_difference(k, spacing=1 / (k - 1))
     weights = 1 / torch.arange(1, k + 1, dtype=torch.float64)
@@ -45,9 +45,7 @@ def measure(config: Config, report: Report) -> None:
     for kind in (Twice, LocalFactorization):
         protocol = kind.of(statistic, config.epsilon)
 
-        def squared_error(
-            generator: torch.Generator, size: int, protocol: MessageRelease = protocol
-        ) -> torch.Tensor:
+        def squared_error(generator, size, protocol: MessageRelease = protocol):
             estimate = protocol.sample_estimate(counts, generator=generator, sample_shape=(size,))
             return (estimate.value - truth).square()
 

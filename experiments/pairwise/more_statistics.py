@@ -20,7 +20,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from torchdp import mean, pairwise, queries
 from torchdp.domains import Box
@@ -28,7 +27,7 @@ from torchdp.pairwise import PairwiseStatistic
 from torchdp.protocol import Crowd, Protocol
 from torchdp.queries import ShareFunction
 from torchdp.randomness import keyed_generator
-from torchdp.simulate import Experiment, Moments, Report
+from torchdp.simulate import Experiment, Moments
 from torchdp.simulate.report import read_table
 
 SIDE = 4  # bins of each of two columns
@@ -56,7 +55,7 @@ def statistics() -> dict[str, PairwiseStatistic | ShareFunction]:
     }
 
 
-def histograms(name: str, k: int) -> dict[str, Tensor]:
+def histograms(name, k):
     """Shares of k types, related columns or different groups, and unrelated or alike."""
     up = torch.arange(1, SIDE + 1, dtype=torch.float64)
     near = torch.exp(-(up[:, None] - up).abs() / 2)
@@ -78,16 +77,12 @@ def histograms(name: str, k: int) -> dict[str, Tensor]:
     }
 
 
-def chosen(
-    statistic: PairwiseStatistic | ShareFunction, n: int, epsilon: float, search: bool
-) -> Any:
+def chosen(statistic: PairwiseStatistic | ShareFunction, n, epsilon, search):
     """The best candidate, as ``torchdp estimate`` would take it."""
     return queries.choose(statistic, n, epsilon, search=search).candidates[0]
 
 
-def cell(
-    protocol: Protocol[Any], summary: Any, entry: tuple[int, ...], trials: int
-) -> dict[str, float]:
+def cell(protocol: Protocol[Any], summary, entry: tuple[int, ...], trials):
     """Truth, predicted and measured error, bias in standard errors of the trials, coverage: of one entry."""
     drawn = protocol.sample_estimate(
         summary, generator=keyed_generator(b"more"), sample_shape=(trials,)
@@ -104,13 +99,13 @@ def cell(
     }
 
 
-def marked(row: dict[str, Any], limits: tuple[float, float] | None) -> bool:
+def marked(row: dict[str, Any], limits: tuple[float, float] | None):
     low, high = limits or (-math.inf, math.inf)
     size = (high - low) / 3 if high - low < math.inf else abs(row["truth"])
     return bool(0 < row["predicted_rmse"] <= 0.3 * size)
 
 
-def covariances(config: Config, report: Report) -> None:
+def covariances(config, report):
     """Of two numbers, by a vector of numbers and products."""
     generator = keyed_generator(b"numbers", "cpu")
     x = torch.as_tensor(torch.rand(40, 2, dtype=torch.float64, device="cpu", generator=generator))
@@ -126,7 +121,7 @@ def covariances(config: Config, report: Report) -> None:
                 report.row("cells", **keys, protocol="LocalCovariance", **row, marked=True)
 
 
-def measure(config: Config, report: Report) -> None:
+def measure(config, report):
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of denominators in cells of few users
         for name, statistic in statistics().items():

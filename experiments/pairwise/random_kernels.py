@@ -24,7 +24,6 @@ import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -36,7 +35,7 @@ from torchdp.protocol.quadratic import QuadraticError
 from torchdp.queries import LocalFactorization, LocalOracle, Twice
 from torchdp.randomizers import RandomizedResponse, SubsetSelection
 from torchdp.randomness import keyed_generator
-from torchdp.simulate import Experiment, Report, columns
+from torchdp.simulate import Experiment, columns
 from torchdp.simulate.report import read_table
 from torchdp.threads import on_host
 
@@ -83,18 +82,18 @@ class Cell:
     below: Tensor | None = None  # of a ratio
 
     @property
-    def counts(self) -> Tensor:
+    def counts(self):
         counts = (self.shares * self.users).floor().long()
         counts[0] += self.users - int(counts.sum())
         return counts
 
-    def made(self, generator: torch.Generator) -> Any:
+    def made(self, generator):
         pairs = (
             Pairs.ALL
             if self.protocol in ("one message", "two messages", "two rounds") and self.below is None
             else Pairs.DISTINCT
         )
-        statistic: PairwiseStatistic = pairwise.from_kernel(self.kernel, pairs=pairs)
+        statistic = pairwise.from_kernel(self.kernel, pairs=pairs)
         if self.below is not None:
             statistic = pairwise.ratio(statistic, pairwise.from_kernel(self.below))
         if self.protocol == "strategy":
@@ -113,20 +112,20 @@ class Cell:
         return kinds[self.protocol](statistic, self.epsilon)
 
 
-def reports(statistic: PairwiseStatistic, epsilon: float, kind: Any) -> Any:
+def reports(statistic: PairwiseStatistic, epsilon, kind):
     """By an oracle of this kind."""
     return LocalOracle.of(statistic, kind(statistic.types, epsilon))
 
 
-def pick(options: tuple, generator: torch.Generator) -> object:
+def pick(options, generator):
     return options[int(torch.randint(len(options), (), generator=generator))]
 
 
-def random_cell(kind: str, protocol: str, generator: torch.Generator, ratio: bool = False) -> Cell:
+def random_cell(kind, protocol, generator, ratio=False) -> Cell:
     """k 2 (a quarter) to 16. Near stationary: the linear error is .3 to 3 times what the reports' noise makes of it."""
     few = float(torch.rand((), generator=generator)) < 0.25
     k = 2 if few else int(torch.randint(3, 17, (), generator=generator))
-    n, epsilon = int(pick(USERS, generator)), float(pick(EPSILONS, generator))  # type: ignore[call-overload]
+    n, epsilon = int(pick(USERS, generator)), float(pick(EPSILONS, generator))
     n = min(n, FEW) if protocol == "subsets" else n
     shares = -torch.rand(k, generator=generator, dtype=torch.float64).log()
     shares = shares / shares.sum()
@@ -156,7 +155,7 @@ def random_cell(kind: str, protocol: str, generator: torch.Generator, ratio: boo
     return Cell(f"ratio, {kind}", protocol, n, epsilon, shares, kernel + value * below, below)
 
 
-def cells(config: Config) -> Iterator[tuple[Cell, torch.Generator]]:
+def cells(config) -> Iterator[tuple[Cell, torch.Generator]]:
     for index in range(config.each):
         for kind in KINDS:
             for protocol in PROTOCOLS:
@@ -169,14 +168,12 @@ def cells(config: Config) -> Iterator[tuple[Cell, torch.Generator]]:
         yield random_cell(kind, protocol, generator, ratio=True), generator
 
 
-def holds(ends: tuple[Tensor, Tensor], truth: Tensor) -> float:
+def holds(ends: tuple[Tensor, Tensor], truth):
     room = 1e-9 * truth.abs() + 1e-12
     return float(((ends[0] <= truth + room) & (truth <= ends[1] + room)).double().mean())
 
 
-def judged(
-    protocol: Any, counts: Tensor, trials: int, generator: torch.Generator
-) -> dict[str, float]:
+def judged(protocol, counts, trials, generator):
     """Coverage of the intervals and of the normal ones, and the ratio of their mean widths."""
     found = protocol.sample_estimate(counts, generator=generator, sample_shape=(trials,))
     truth, ends = protocol.exact(counts), found.interval()
@@ -187,11 +184,11 @@ def judged(
     return {"coverage": holds(ends, truth), "normal": holds(normal, truth), "width": width}
 
 
-def limits(kind: str) -> tuple[float, float]:
+def limits(kind) -> tuple[float, float]:
     return (0.925, 1.0) if "stationary" in kind or "ratio" in kind else (0.93, 0.975)
 
 
-def measure_cells(config: Config, report: Report) -> None:
+def measure_cells(config, report):
     for index, (cell, generator) in enumerate(cells(config)):
         protocol = cell.made(generator)
         slower = 2 if cell.protocol == "subsets" else 1  # a draw takes k log k binomials
@@ -220,7 +217,7 @@ def measure_cells(config: Config, report: Report) -> None:
         )
 
 
-def ideal(curved: Tensor, linear: Tensor, e: Tensor) -> float:
+def ideal(curved, linear, e):
     """Coverage for normal noise e, (trials, r), of sum 2 l e + w (e^2 - 1)."""
     seen = linear + curved * e
     none = torch.zeros_like(e[:, 0])
@@ -232,12 +229,12 @@ def ideal(curved: Tensor, linear: Tensor, e: Tensor) -> float:
     return float(((off <= below + room) & (-off <= above + room)).double().mean())
 
 
-def search(config: Config, report: Report) -> None:
+def search(config, report):
     """The least coverage over w and l of up to six coordinates: random starts, steps downhill from the worst five."""
     generator = keyed_generator(b"search", "cpu")
     draws = torch.randn(config.draws, 6, generator=generator, dtype=torch.float64)
 
-    def coverage(point: Tensor, e: Tensor) -> float:
+    def coverage(point, e):
         return ideal(point[0], point[1], e[:, : point.shape[1]])
 
     starts = []
@@ -269,7 +266,7 @@ def search(config: Config, report: Report) -> None:
         report.row("search", w=w, l=ell, chosen=share, coverage=coverage(point, fresh))
 
 
-def groups(config: Config, report: Report) -> None:
+def groups(config, report):
     """Normal noise of many small coordinates beside a large one that is seen near 0."""
     generator = keyed_generator(b"groups", "cpu")
     for (w, mean), (small, small_mean), many in GROUPS:
@@ -287,7 +284,7 @@ def groups(config: Config, report: Report) -> None:
         )
 
 
-def hierarchy(config: Config, report: Report) -> None:
+def hierarchy(config, report):
     """24 types in two groups: the kernel is 1 for two users of one type, 1/2 for two of one group."""
     group = (torch.arange(24) >= 12).double()
     kernel = ((group[:, None] == group).double() + torch.eye(24, dtype=torch.float64)) / 2
@@ -299,7 +296,7 @@ def hierarchy(config: Config, report: Report) -> None:
 
 
 @on_host
-def measure(config: Config, report: Report) -> None:
+def measure(config, report):
     torch.set_num_threads(1)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")

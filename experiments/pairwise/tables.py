@@ -27,7 +27,7 @@ from torchdp.protocol import Tally
 from torchdp.queries import LocalFactorization, LocalOracle, MessageRelease, Twice
 from torchdp.randomizers import OptimizedUnaryEncoding
 from torchdp.randomness import keyed_generator
-from torchdp.simulate import Experiment, Report
+from torchdp.simulate import Experiment
 
 BLOCK = 500
 LEAST = 100  # users of a class for each level that an estimate needs at least to mean anything
@@ -48,12 +48,12 @@ class HierarchicalAUC:
     levels: int
     epsilon: float
 
-    def __post_init__(self) -> None:
+    def __post_init__(self):
         object.__setattr__(self, "levels", checks.integer("levels", self.levels, 1))
         object.__setattr__(self, "epsilon", self._oracle(1).epsilon)
 
     def sample_tally(
-        self, counts: Tensor, *, generator: torch.Generator, sample_shape: tuple[int, ...] = ()
+        self, counts, *, generator, sample_shape: tuple[int, ...] = ()
     ) -> tuple[Tensor, ...]:
         """One class, counts (k,) users with each score: reports and users of each level, (*sample_shape, 2^l + 1)."""
         draws = Simulated(generator)
@@ -69,7 +69,7 @@ class HierarchicalAUC:
             tallies.append(torch.cat([reports, users], -1))
         return tuple(tallies)
 
-    def analyse(self, negatives: tuple[Tensor, ...], positives: tuple[Tensor, ...]) -> Tensor:
+    def analyse(self, negatives: tuple[Tensor, ...], positives: tuple[Tensor, ...]):
         """AUC from each class's tallies; NaN where a level has no users of one class."""
         total = torch.zeros((), dtype=torch.float64)
         for level, both in enumerate(zip(negatives, positives, strict=True), 1):
@@ -82,7 +82,7 @@ class HierarchicalAUC:
             total = total + (minus[..., 0::2] * plus[..., 1::2]).sum(-1)
         return total + (minus * plus).sum(-1) / 2
 
-    def predicted_mse(self, negatives: Tensor, positives: Tensor) -> float:
+    def predicted_mse(self, negatives, positives):
         """Approximate mean squared error, for counts (k,) of each class.
 
         The numbers of users at each level count as n/levels and the draws of the levels as independent.
@@ -117,17 +117,17 @@ class HierarchicalAUC:
             mse += noise**2 * pairs / (per_level[0] * per_level[1])
         return mse
 
-    def _oracle(self, level: int) -> OptimizedUnaryEncoding:
+    def _oracle(self, level) -> OptimizedUnaryEncoding:
         return OptimizedUnaryEncoding(2**level, self.epsilon)
 
 
-def counts_of(h: Tensor, n: int) -> Tensor:
+def counts_of(h, n):
     counts = (h / h.sum() * n).floor().long()
     counts[0] += n - counts.sum()
     return counts
 
 
-def protocols(statistic: PairwiseStatistic, epsilon: float) -> dict[str, MessageRelease]:
+def protocols(statistic: PairwiseStatistic, epsilon) -> dict[str, MessageRelease]:
     k = statistic.types
     return {
         "randomized response": LocalOracle.of(
@@ -139,14 +139,12 @@ def protocols(statistic: PairwiseStatistic, epsilon: float) -> dict[str, Message
     }
 
 
-def ratio(errors: Tensor, predicted: float) -> tuple[float, float]:
+def ratio(errors, predicted) -> tuple[float, float]:
     squared = errors.square() / predicted
     return float(squared.mean()), float(squared.std()) / math.sqrt(len(squared))
 
 
-def errors(
-    protocol: MessageRelease, counts: Tensor, trials: int, generator: torch.Generator
-) -> Tensor:
+def errors(protocol: MessageRelease, counts, trials, generator):
     parts = [
         protocol.sample_estimate(
             counts, generator=generator, sample_shape=(min(BLOCK, trials),)
@@ -156,9 +154,7 @@ def errors(
     return torch.cat(parts) - protocol.exact(counts)
 
 
-def hierarchical(
-    k: int, counts: Tensor, epsilon: float, trials: int, generator: torch.Generator
-) -> Tensor:
+def hierarchical(k, counts, epsilon, trials, generator):
     """Estimated AUC less the true one."""
     negatives, positives = counts[:k], counts[k:]
     below = negatives.double().cumsum(0) - negatives / 2
@@ -186,7 +182,7 @@ class Config:
     auc_drawn: int = 10**5  # users at which the AUC of messages is measured
 
 
-def differences(config: Config, report: Report, generator: torch.Generator) -> None:
+def differences(config, report, generator):
     k, x = config.k, torch.arange(config.k, dtype=torch.float64)
     gini = pairwise.absolute_difference(k, spacing=1 / (k - 1))
     for name, h in {"uniform": torch.ones(k, dtype=torch.float64), "Zipf": 1 / (x + 1)}.items():
@@ -203,7 +199,7 @@ def differences(config: Config, report: Report, generator: torch.Generator) -> N
                     line(report, "abs(i-j)", name, n, epsilon, each, mse, drawn)
 
 
-def classes(config: Config, report: Report, generator: torch.Generator) -> None:
+def classes(config, report, generator):
     k, x = config.k, torch.arange(config.k, dtype=torch.float64)
     normal = [torch.exp(-((x / k - middle) / 0.15).square() / 2) for middle in (0.45, 0.55)]
     for n in config.auc_users:
@@ -226,9 +222,7 @@ def classes(config: Config, report: Report, generator: torch.Generator) -> None:
             line(report, "AUC", h, n, epsilon, "hierarchical", mse, drawn)
 
 
-def line(
-    report: Report, title: str, h: str, n: int, epsilon: float, name: str, mse: float, drawn: tuple
-) -> None:
+def line(report, title, h, n, epsilon, name, mse, drawn):
     cells = {
         "protocol": name,
         "rmse": math.sqrt(mse),
@@ -238,7 +232,7 @@ def line(
     report.row("tables", statistic=title, histogram=h, n=n, epsilon=epsilon, **cells)
 
 
-def measure(config: Config, report: Report) -> None:
+def measure(config, report):
     torch.set_num_threads(1)
     generator = keyed_generator(b"pairwise tables")
     differences(config, report, generator)

@@ -23,14 +23,13 @@ from statistics import geometric_mean
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from torchdp import pairwise, queries, workloads
 from torchdp.queries import Linear, LocalOracle, Several
 from torchdp.randomizers import OptimizedUnaryEncoding, RandomizedResponse, SubsetSelection
 from torchdp.randomness import keyed_generator
 from torchdp.shuffle import BoundedSum, CorrelatedSum, PoissonSum
-from torchdp.simulate import Experiment, Moments, Report
+from torchdp.simulate import Experiment, Moments
 
 TRUSTED = ("local", "shuffle", "servers", "curator")
 
@@ -51,7 +50,7 @@ FULL = Config()
 SMOKE = Config(users=2_000, trials=20, types=4, joint=(2,), only=("unequal",), search=False)
 
 
-def zipf(k: int, n: int) -> Tensor:
+def zipf(k, n):
     """Counts of n users of k types, like 1/(x + 1)."""
     shares = 1 / torch.arange(1, k + 1, dtype=torch.float64)
     counts = (n * shares / shares.sum()).floor().long()
@@ -59,7 +58,7 @@ def zipf(k: int, n: int) -> Tensor:
     return counts
 
 
-def questions(config: Config) -> dict[str, queries.Question]:
+def questions(config) -> dict[str, queries.Question]:
     """Means over pairs with both kinds of diagonals, a ratio, a smooth function, linear queries."""
     k = config.types
     side = math.isqrt(k)
@@ -79,7 +78,7 @@ def questions(config: Config) -> dict[str, queries.Question]:
     }
 
 
-def channels(question: queries.Question, config: Config) -> dict[str, Callable[[], Any]]:
+def channels(question: queries.Question, config) -> dict[str, Callable[[], Any]]:
     k = question.types
     n = config.users
     epsilon = config.epsilon
@@ -105,7 +104,7 @@ def channels(question: queries.Question, config: Config) -> dict[str, Callable[[
     }
 
 
-def cell(protocol: Any, counts: Tensor, trials: int) -> dict[str, float]:
+def cell(protocol, counts, trials):
     """Of the last answer: predicted and measured errors, bias and coverage."""
     drawn = protocol.sample_estimate(
         counts, generator=keyed_generator(b"cell"), sample_shape=(trials,)
@@ -125,7 +124,7 @@ def cell(protocol: Any, counts: Tensor, trials: int) -> dict[str, float]:
     }
 
 
-def cells(config: Config, report: Report) -> None:
+def cells(config, report):
     """Every question through every channel."""
     for name, question in questions(config).items():
         counts = zipf(question.types, config.users)
@@ -137,7 +136,7 @@ def cells(config: Config, report: Report) -> None:
                 report.row("cells", **row, **cell(made(), counts, config.trials))
 
 
-def statistics(k: int, answers: int) -> tuple[queries.Question, ...]:
+def statistics(k, answers) -> tuple[queries.Question, ...]:
     """Two, five or twenty answers of ordered types."""
     mean = Linear(torch.arange(k, dtype=torch.float64)[None])
     difference = pairwise.absolute_difference(k)
@@ -148,7 +147,7 @@ def statistics(k: int, answers: int) -> tuple[queries.Question, ...]:
     return five if answers == 5 else (*five, Linear(workloads.prefix(k).dense()[:-1]))
 
 
-def several(config: Config, report: Report) -> None:
+def several(config, report):
     """Answers of one collection, held at once, and what it would cost to split epsilon between the questions."""
     k = config.types
     n = 2 * config.users
@@ -195,7 +194,7 @@ def several(config: Config, report: Report) -> None:
             )
 
 
-def choices(config: Config, report: Report) -> None:
+def choices(config, report):
     """What a choice takes for each trust, and its error."""
     for name, question in questions(config).items():
         for trust in TRUSTED:
@@ -211,7 +210,7 @@ def choices(config: Config, report: Report) -> None:
             report.row("choices", question=name, trust=trust, best=best.name, error=best.error)
 
 
-def measure(config: Config, report: Report) -> None:
+def measure(config, report):
     cells(config, report)
     several(config, report)
     choices(config, report)

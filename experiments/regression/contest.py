@@ -30,7 +30,7 @@ from torchdp.regression import (
     phi,
     solve_ridge,
 )
-from torchdp.simulate import Experiment, Report
+from torchdp.simulate import Experiment
 
 DELTA, RIDGE = 1e-6, 10.0
 SOLVE = {"adaptive_ridge": adaptive_ridge, "cautious_ridge": cautious_ridge}
@@ -70,7 +70,7 @@ class Config:
     runs: int = 300
 
 
-def measure(config: Config, report: Report) -> None:
+def measure(config, report):
     torch.set_num_threads(1)
     for name, moments, bound in tables(config.real, config.clients):
         d = moments.columns - 1

@@ -25,7 +25,7 @@ from torchdp.randomness import keyed_generator
 from torchdp.regression import GramRelease, LocalRows, SecondMoments, psi, top_directions
 from torchdp.regression.errors import shortened
 from torchdp.regression.ridge import predicted_psi, random_psi
-from torchdp.simulate import Experiment, Report, columns, subplots
+from torchdp.simulate import Experiment, columns, subplots
 from torchdp.sketching import GaussianNoise, balanced_count_sketch, entry_variance, paper
 
 DELTA, COLUMNS, HEIGHT, BOUND = 1e-6, 50, 100, 2.0
@@ -42,7 +42,7 @@ COLOURS = {
 }
 
 
-def errors(A, rank: int, epsilon: float, runs: int, generator: torch.Generator):
+def errors(A, rank, epsilon, runs, generator):
     """For each method psi of every run, the prediction if there is one, and the epsilon that it spends."""
     n, moments = len(A), SecondMoments.of(A)
     random = torch.linalg.qr(
@@ -96,7 +96,7 @@ class Config:
     runs: int = 10
 
 
-def measure(config: Config, report: Report) -> None:
+def measure(config, report):
     torch.set_num_threads(1)
     generator = keyed_generator(b"low rank")
     for k in config.ranks:
@@ -119,7 +119,7 @@ def measure(config: Config, report: Report) -> None:
                     )
 
 
-def draw(tables: dict) -> dict:
+def draw(tables):
     rows = tables["low_rank"]
     panels = sorted({(row["epsilon"], row["k"]) for row in rows})
     figure, all_axes = subplots(len(panels), size=(5.6, 3.9))

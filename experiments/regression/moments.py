@@ -23,7 +23,7 @@ from torchdp.queries import LocalOracle
 from torchdp.randomizers import OptimizedUnaryEncoding, RandomizedResponse, SubsetSelection
 from torchdp.randomness import keyed_generator
 from torchdp.regression import FrequencyMoments, SecureHistogram
-from torchdp.simulate import Experiment, Report
+from torchdp.simulate import Experiment
 
 EPSILON, DELTA, TYPES, BOUND, ORDERS = 0.5, 1e-6, 64, 4.0, (1.0, 2.0, 3.0)
 
@@ -34,7 +34,7 @@ class Config:
     runs: int = 5000
 
 
-def histograms(config: Config, report: Report, generator: torch.Generator) -> None:
+def histograms(config, report, generator):
     W = workloads.identity(TYPES).dense()
     report.say(
         f"histogram of {TYPES} types, epsilon = {EPSILON:g}: root mean squared error of a count ({config.runs} runs)"
@@ -60,7 +60,7 @@ def histograms(config: Config, report: Report, generator: torch.Generator) -> No
         report.row("histogram", n=n, **cells, best_local=local)
 
 
-def moments(config: Config, report: Report, generator: torch.Generator) -> None:
+def moments(config, report, generator):
     report.say(
         f"\nmoments of values in [-{BOUND:g}, {BOUND:g}]: root mean squared error / predicted"
     )
@@ -87,7 +87,7 @@ def moments(config: Config, report: Report, generator: torch.Generator) -> None:
                 )
 
 
-def paper_deviation(bound: float, order: float, epsilon: float, delta: float) -> float:
+def paper_deviation(bound, order, epsilon, delta):
     """Of F_k's Gaussian noise as printed, whose variance has D^k where the sensitivity asks for D^(2k).
 
     Source: Burkhardt, Keller, Orlandi, Schwiegelshohn (2025), section 4.1.
@@ -95,7 +95,7 @@ def paper_deviation(bound: float, order: float, epsilon: float, delta: float) ->
     return math.sqrt(2 * bound**order * math.log(1.25 / delta)) / epsilon
 
 
-def measure(config: Config, report: Report) -> None:
+def measure(config, report):
     generator = keyed_generator(b"moments")
     histograms(config, report, generator)
     moments(config, report, generator)

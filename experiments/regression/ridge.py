@@ -21,7 +21,6 @@ import torch
 from baselines import AdaSSP, SufficientStatistics
 from panels import draw_line, draw_panel
 from synthetic import regression_rows
-from torch import Tensor
 
 from torchdp.privacy import Model
 from torchdp.randomness import keyed_generator
@@ -33,8 +32,8 @@ from torchdp.regression import (
     phi,
     solve_ridge,
 )
-from torchdp.simulate import Experiment, Report, columns, subplots
-from torchdp.sketching import GaussianNoise, balanced_count_sketch, entry_variance, paper
+from torchdp.simulate import Experiment, columns, subplots
+from torchdp.sketching import balanced_count_sketch, entry_variance, paper
 
 DELTA, COLUMNS, HEIGHT, RIDGE = 1e-6, 10, 100, 10.0
 RIDGES = (1.0, 10.0, 100.0)
@@ -60,20 +59,13 @@ COLOURS = dict(
 )
 
 
-def plain(Y: Tensor, ridge: float) -> Tensor:
+def plain(Y, ridge):
     """The published analysis of noisy rows: argmin |Y_A x - Y_b|^2 + ridge |x|^2."""
     moments = Y.mT @ Y
     return solve_ridge(moments[..., :-1, :-1], moments[..., :-1, -1], ridge)
 
 
-def methods(
-    moments: SecondMoments,
-    SA: Tensor,
-    noises: dict[str, Tensor],
-    epsilon: float,
-    ridge: float,
-    generator: torch.Generator,
-) -> dict[str, Tensor]:
+def methods(moments: SecondMoments, SA, noises, epsilon, ridge, generator):
     """phi of every method: (runs,). SA: (runs, m, d + 1); noises: variances of an entry of each row, (m,)."""
     n, runs = moments.n, len(SA)
     kind = {"epsilon": epsilon, "delta": DELTA, "label_bound": LABEL}
@@ -100,9 +92,7 @@ def methods(
     return {name: phi(moments, found[name], ridge) for name in NAMES if name in found}
 
 
-def sketches(
-    A: Tensor, b: Tensor, epsilons: tuple[float, ...], runs: int, generator: torch.Generator
-):
+def sketches(A, b, epsilons: tuple[float, ...], runs, generator):
     """S [A b] for fresh balanced sketches, and for each epsilon the noises and the true epsilon of the paper's."""
     rows, SA = torch.cat([A, b[:, None]], 1), []
     for _ in range(runs):
@@ -115,7 +105,7 @@ def sketches(
         )
         noises[epsilon] = {"sketch": exact}
         experiment = paper.experiment_noise(sketch, epsilon=epsilon, delta=DELTA)
-        papers: dict[str, GaussianNoise] = {"paper exp.": experiment}
+        papers = {"paper exp.": experiment}
         try:
             papers["Cor. 4.7"] = paper.gaussian_noise(
                 sketch, COLUMNS + 1, 1.0, epsilon=epsilon, delta=DELTA
@@ -143,15 +133,7 @@ class Config:
 SMOKE = Config(20_000, 2, 5, 5, (0.1, 0.5), (1000, 11391), (0.1,), 3)
 
 
-def record(
-    report: Report,
-    table: str,
-    n: int,
-    epsilon: float,
-    ridge: float,
-    values: dict[str, Tensor],
-    true,
-) -> None:
+def record(report, table, n, epsilon, ridge, values, true):
     for name, errors in values.items():
         report.row(
             table,
@@ -165,7 +147,7 @@ def record(
         )
 
 
-def one_size(config: Config, report: Report) -> None:
+def one_size(config, report):
     n, sets, runs, epsilons = config.users, config.sets, config.runs, config.epsilons
     generator, collected, spent = (
         keyed_generator(b"regression table"),
@@ -191,7 +173,7 @@ def one_size(config: Config, report: Report) -> None:
         record(report, "phi", n, epsilon, RIDGE, values, spent)
 
 
-def against_n(config: Config, report: Report) -> None:
+def against_n(config, report):
     generator = keyed_generator(b"regression sweep")
     report.say()
     for n in config.sizes:
@@ -204,13 +186,13 @@ def against_n(config: Config, report: Report) -> None:
                 record(report, "against_n", n, epsilon, ridge, values, true)
 
 
-def measure(config: Config, report: Report) -> None:
+def measure(config, report):
     torch.set_num_threads(1)
     one_size(config, report)
     against_n(config, report)
 
 
-def draw(tables: dict) -> dict:
+def draw(tables):
     rows = tables["against_n"]
     epsilons = sorted({row["epsilon"] for row in rows})
     figure, panels = subplots(len(epsilons), size=(5.2, 3.6), wide=2)

@@ -23,7 +23,6 @@ Time: half a minute on one core; --smoke in seconds.
 """
 
 import math
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -46,7 +45,7 @@ from torchdp.regression import (
     solve_ridge,
     top_directions,
 )
-from torchdp.simulate import Experiment, Report
+from torchdp.simulate import Experiment
 from torchdp.sketching import entry_variance
 
 DELTA, HEIGHT, RIDGE, EPSILON_PHI, EPSILON_PSI = 1e-6, 100, 10.0, 0.03, 0.05
@@ -89,7 +88,7 @@ FILES = {
 }
 
 
-def load_csv(path: str | Path, schema: Schema) -> tuple[Tensor, Tensor]:
+def load_csv(path: str | Path, schema) -> tuple[Tensor, Tensor]:
     """Features (n, d) and labels (n,) of a file, float64, unscaled; refuses one that is not as the schema says.
 
     The paper states 89 features for Songs, the file has 90, and this reads 90. Raises ValueError, FileNotFoundError.
@@ -132,13 +131,13 @@ def load_numbers(path: str | Path) -> tuple[Tensor, Tensor]:
     return values[:, :-1].contiguous(), values[:, -1].contiguous()
 
 
-def scaled_columns(A: Tensor) -> Tensor:
+def scaled_columns(A):
     """Each column over its largest absolute value. That value is read from the data: for experiments, not private."""
     largest = A.abs().amax(-2, keepdim=True)
     return A / torch.where(largest > 0, largest, 1.0)
 
 
-def _lines(file: Iterator[str], schema: Schema) -> Iterator[str]:
+def _lines(file, schema):
     for number, line in enumerate(file):
         if (
             number < schema.header
@@ -151,13 +150,13 @@ def _lines(file: Iterator[str], schema: Schema) -> Iterator[str]:
         yield line
 
 
-def repeated(moments: SecondMoments, clients: int) -> SecondMoments:
+def repeated(moments: SecondMoments, clients) -> SecondMoments:
     """Every row equally often, up to ``clients`` rows."""
     times = clients // moments.n
     return SecondMoments(times * moments.n, times * moments.matrix)
 
 
-def stand_in(schema: Schema) -> SecondMoments:
+def stand_in(schema) -> SecondMoments:
     """Moments with the table's n, d and phi(0): made up otherwise."""
     n, d = schema.rows or 1, len(schema.features)
     gram = n * 0.3 * torch.diag(1 / torch.arange(1, d + 1, dtype=torch.float64) ** 2)
@@ -169,7 +168,7 @@ def stand_in(schema: Schema) -> SecondMoments:
     return SecondMoments(n, torch.cat([torch.cat([gram, cross[:, None]], 1), column[None]]))
 
 
-def normal_sketch(moments: SecondMoments, runs: int, generator: torch.Generator) -> torch.Tensor:
+def normal_sketch(moments: SecondMoments, runs, generator):
     """S [A b] for rows that are normal with these second moments: m rows N(0, M/m), (runs, m, d + 1)."""
     values, vectors = torch.linalg.eigh(moments.matrix / HEIGHT)
     root = values.clamp_min(0).sqrt()[:, None] * vectors.mT
@@ -178,9 +177,7 @@ def normal_sketch(moments: SecondMoments, runs: int, generator: torch.Generator)
     )
 
 
-def regression(
-    moments: SecondMoments, bound: float, label: float, runs: int, generator
-) -> dict[str, float]:
+def regression(moments: SecondMoments, bound, label, runs, generator):
     """phi of each route and its standard error."""
     d, kind = moments.columns - 1, {"epsilon": EPSILON_PHI, "delta": DELTA, "label_bound": label}
     repeats = {"generator": generator, "sample_shape": (runs,)}
@@ -201,9 +198,7 @@ def regression(
     return summary({name: phi(moments, x, RIDGE) for name, x in solutions.items()})
 
 
-def low_rank(
-    moments: SecondMoments, rank: int, bound: float, runs: int, generator
-) -> dict[str, float]:
+def low_rank(moments: SecondMoments, rank, bound, runs, generator):
     """psi of each route and its standard error."""
     features, d = SecondMoments(moments.n, moments.gram), moments.columns - 1
     repeats = {"generator": generator, "sample_shape": (runs,)}
@@ -224,7 +219,7 @@ def low_rank(
     )
 
 
-def summary(errors: dict[str, torch.Tensor]) -> dict[str, float]:
+def summary(errors: dict[str, torch.Tensor]):
     """Mean of each route, and after all of them the standard errors."""
     means = {name: float(found.mean()) for name, found in errors.items()}
     spread = {
@@ -235,7 +230,7 @@ def summary(errors: dict[str, torch.Tensor]) -> dict[str, float]:
     return means | {f"{name} error": value for name, value in spread.items()}
 
 
-def sources(config: "Config", out: Path):
+def sources(config, out):
     """(name, moments, row bound, label bound, rank, phi of the paper's Local) of every table."""
     from sklearn.datasets import load_diabetes, load_digits
 
@@ -258,7 +253,7 @@ def sources(config: "Config", out: Path):
             yield name, stand_in(schema), bound, 1.0, schema.rank, schema.zero_phi
 
 
-def scaled(name: str, A: torch.Tensor, b: torch.Tensor, rank: int, paper: float | None = None):
+def scaled(name, A, b, rank, paper=None):
     """A table as it is, and a small one with its rows repeated."""
     A, b = scaled_columns(A), scaled_columns(b[:, None])[:, 0]
     moments, bound = SecondMoments.of(A, b), float(torch.linalg.vector_norm(A, dim=1).max())
@@ -275,7 +270,7 @@ class Config:
     runs: int = 50
 
 
-def measure(config: Config, report: Report) -> None:
+def measure(config, report):
     torch.set_num_threads(1)
     generator, runs = keyed_generator(b"tables"), config.runs
     if config.data is not None and not config.data.is_dir():

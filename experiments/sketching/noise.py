@@ -20,11 +20,10 @@ import torch
 
 from torchdp.privacy import gaussian_sigma
 from torchdp.randomness import keyed_generator
-from torchdp.simulate import Experiment, Report
+from torchdp.simulate import Experiment
 from torchdp.sketching import (
     AdaptiveCoalition,
     GaussianNoise,
-    Sketch,
     balanced_count_sketch,
     balanced_osnap,
     count_sketch,
@@ -39,7 +38,7 @@ EPSILONS, COPIES = (0.05, 0.1, 0.5), (1, 2, 5, 10)
 LOOSE, Z = 1e-3, 4.0  # delta of the Monte Carlo check; deviations that are flagged
 
 
-def entries(users: int, report: Report, generator: torch.Generator) -> None:
+def entries(users, report, generator):
     """Corollary 4.7 over the least variance, and the closed form of the ratio, s^3 d ln(1.25 s d/delta) (mu/eps)^2."""
     report.say(
         f"(1) entry variance of the release, n = {users}, d = {COLUMNS}, m = {HEIGHT}, delta = {DELTA:g}"
@@ -64,14 +63,14 @@ def entries(users: int, report: Report, generator: torch.Generator) -> None:
             )
 
 
-def true_epsilons(users: int, report: Report, generator: torch.Generator) -> None:
+def true_epsilons(users, report, generator):
     """What the paper's noise promises in truth."""
     report.say(
         f"\n(2) true epsilon at delta = {DELTA:g}, m = {HEIGHT}, n = {users}, entries in [-1, 1]"
     )
     sketch = balanced_count_sketch(users, HEIGHT, generator=generator)
 
-    def row(noise: str, d: int, nominal: float, true: float) -> None:
+    def row(noise, d, nominal, true):
         report.row(
             "true_epsilon", noise=noise, d=d, nominal=nominal, true=true, kept=true <= nominal
         )
@@ -91,12 +90,7 @@ def true_epsilons(users: int, report: Report, generator: torch.Generator) -> Non
 
 
 def drawn_delta(
-    noise: DivisibleNoise,
-    sketch: Sketch,
-    covariance: torch.Tensor,
-    client: int,
-    draws: int,
-    source: torch.Generator,
+    noise: DivisibleNoise, sketch, covariance, client, draws, source
 ) -> tuple[float, float]:
     """Hockey-stick divergence at epsilon = 1 of the release for rows at +-1, and its standard error; each column of
     the noise that the clients add is one draw. covariance: of the noise's rows, what the attacker believes it to be."""
@@ -108,7 +102,7 @@ def drawn_delta(
     return float(gain.mean()), float(gain.std()) / math.sqrt(draws)
 
 
-def monte_carlo(draws: int, report: Report, generator: torch.Generator) -> None:
+def monte_carlo(draws, report, generator):
     """The noise that the honest clients add together, against the delta that it was calibrated to."""
     report.say(
         f"\n(3) delta of drawn noise at epsilon = 1, calibrated to {LOOSE:g}, {draws} draws; then noise 10 % smaller"
@@ -158,7 +152,7 @@ class Config:
     draws: int = 400_000
 
 
-def measure(config: Config, report: Report) -> None:
+def measure(config, report):
     generator = keyed_generator(b"noise of the linear-transformation model")
     entries(config.users, report, generator)
     true_epsilons(config.paper_users, report, generator)

@@ -34,7 +34,7 @@ from torchdp.factorization.streams.search import buffered_passes, passes_dual, r
 from torchdp.kernels import chacha
 from torchdp.kernels.correlated_noise import normals
 from torchdp.noise import SeededNoise
-from torchdp.simulate import Experiment, Report
+from torchdp.simulate import Experiment
 from torchdp.training import (
     CorrelatedNoise,
     Epochs,
@@ -57,7 +57,7 @@ class Config:
     peers: bool = True
 
 
-def peers(n: int, period: int, buffers: int) -> Iterator[tuple[str, Callable[[], Tensor]]]:
+def peers(n, period, buffers) -> Iterator[tuple[str, Callable[[], Tensor]]]:
     """The first columns of others' Toeplitz matrices."""
     times = -(-n // period)
     try:
@@ -91,7 +91,7 @@ def peers(n: int, period: int, buffers: int) -> Iterator[tuple[str, Callable[[],
         print(f"left out, not installed: {error}", file=sys.stderr)
 
 
-def toeplitz_error(c: Tensor, n: int, period: int) -> float:
+def toeplitz_error(c, n, period):
     """Root mean square; of coefficients that do not rise, which one's first steps move furthest."""
     from scipy.signal import lfilter
 
@@ -102,7 +102,7 @@ def toeplitz_error(c: Tensor, n: int, period: int) -> float:
     return float(np.linalg.norm(moved) * rows.norm()) / math.sqrt(n)
 
 
-def measure(config: Config, report: Report) -> None:
+def measure(config, report):
     torch.set_num_threads(1)
     for n, period in (map(int, cell.split(",")) for cell in config.cells):
         W, cell, unit = RunningSums(n), {"steps": n, "period": period}, math.sqrt(n)
