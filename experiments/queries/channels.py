@@ -36,7 +36,7 @@ TRUSTED = ("local", "shuffle", "servers", "curator")
 
 @dataclass(frozen=True)
 class Config:
-    users: int = 10_000
+    users: tuple[int, ...] = (10_000,)
     epsilon: float = 1.0
     delta: float = 1e-6
     trials: int = 4_000
@@ -47,7 +47,7 @@ class Config:
 
 
 FULL = Config()
-SMOKE = Config(users=2_000, trials=20, types=4, joint=(2,), only=("unequal",), search=False)
+SMOKE = Config((2_000,), trials=20, types=4, joint=(2,), only=("unequal", "triplets"), search=False)
 
 
 def zipf(k, n):
@@ -59,9 +59,11 @@ def zipf(k, n):
 
 
 def questions(config) -> dict[str, queries.Question]:
-    """Means over pairs with both kinds of diagonals, a ratio, a smooth function, linear queries."""
+    """Means over pairs and triples, a ratio, a smooth function, linear queries."""
     k = config.types
     side = math.isqrt(k)
+    distances = torch.randn(2, k, k, dtype=torch.float64, generator=keyed_generator(b"distances"))
+    cube = torch.randn(7, 7, 7, dtype=torch.float64, generator=keyed_generator(b"kernel"))
     draws = torch.randn(7, 7, dtype=torch.float64, generator=keyed_generator(b"kernel"))
     found = {
         "mean": Linear(torch.arange(k, dtype=torch.float64)[None]),
@@ -72,15 +74,17 @@ def questions(config) -> dict[str, queries.Question]:
         "random kernel": pairwise.from_kernel(draws + draws.mT),
         "Gini's index": pairwise.gini(k),
         "Spearman's rho": queries.Spearman(side, side),
+        "random kernel of triples": pairwise.statistic_of_degree(cube, 3),
+        "third central moment": pairwise.third_central_moment(k, spacing=1 / (k - 1)),
+        "triplets": pairwise.triplet_comparisons(*distances),
     }
     return {
         name: question for name, question in found.items() if not config.only or name in config.only
     }
 
 
-def channels(question: queries.Question, config) -> dict[str, Callable[[], Any]]:
+def channels(question: queries.Question, n, config) -> dict[str, Callable[[], Any]]:
     k = question.types
-    n = config.users
     epsilon = config.epsilon
     delta = config.delta
     return {
@@ -104,36 +108,38 @@ def channels(question: queries.Question, config) -> dict[str, Callable[[], Any]]
     }
 
 
-def cell(protocol, counts, trials):
-    """Of the last answer: predicted and measured errors, bias and coverage."""
+def cell(protocol, summary, trials, key=b"cell", entry=-1):
+    """Of one answer, the last: truth, predicted and measured errors, bias and coverage."""
     drawn = protocol.sample_estimate(
-        counts, generator=keyed_generator(b"cell"), sample_shape=(trials,)
+        summary, generator=keyed_generator(key), sample_shape=(trials,)
     )
-    truth = protocol.exact(counts).flatten()[-1]
-    predicted = protocol.predicted_mse(counts).flatten()[-1]
-    low, high = (end.reshape(trials, -1)[:, -1] for end in drawn.interval())
-    error = drawn.value.reshape(trials, -1)[:, -1] - truth
-    told = drawn.standard_error.expand(drawn.value.shape).reshape(trials, -1)[:, -1]
+    truth = protocol.exact(summary).flatten()[entry]
+    predicted = float(protocol.predicted_mse(summary).flatten()[entry])
+    low, high = (end.reshape(trials, -1)[:, entry] for end in drawn.interval())
+    error = drawn.value.reshape(trials, -1)[:, entry] - truth
+    told = drawn.standard_error.expand(drawn.value.shape).reshape(trials, -1)[:, entry]
     return {
-        "predicted_rmse": math.sqrt(float(predicted)),
+        "truth": float(truth),
+        "predicted_rmse": math.sqrt(predicted),
         "measured_rmse": math.sqrt(float(error.square().mean())),
-        "mse_z": Moments.of(error.square()).z_score(float(predicted)),
+        "mse_z": Moments.of(error.square()).z_score(predicted),
         "bias_z": Moments.of(error).z_score(0.0),
-        "median_error_told": float(told.median()) / math.sqrt(float(predicted)),
+        "median_error_told": float(told.median()) / math.sqrt(predicted),
         "coverage": float(((low <= truth) & (truth <= high)).double().mean()),
     }
 
 
-def cells(config, report):
+def cells(n, config, report):
     """Every question through every channel."""
     for name, question in questions(config).items():
-        counts = zipf(question.types, config.users)
-        for channel, made in channels(question, config).items():
-            row = {"question": name, "channel": channel}
+        counts = zipf(question.types, n)
+        for channel, made in channels(question, n, config).items():
             with warnings.catch_warnings():
-                # of ratios whose denominator a noisy channel hardly knows
+                # of ratios whose denominator a noisy channel hardly knows, and of few users, whose
+                # noise takes values beyond a kernel's range
                 warnings.simplefilter("ignore")
-                report.row("cells", **row, **cell(made(), counts, config.trials))
+                found = cell(made(), counts, config.trials)
+            report.row("cells", question=name, n=n, channel=channel, **found)
 
 
 def statistics(k, answers) -> tuple[queries.Question, ...]:
@@ -147,10 +153,9 @@ def statistics(k, answers) -> tuple[queries.Question, ...]:
     return five if answers == 5 else (*five, Linear(workloads.prefix(k).dense()[:-1]))
 
 
-def several(config, report):
+def several(n, config, report):
     """Answers of one collection, held at once, and what it would cost to split epsilon between the questions."""
     k = config.types
-    n = 2 * config.users
     counts = zipf(k, n)
     for answers in config.joint:
         asked = Several(statistics(k, answers))
@@ -194,26 +199,23 @@ def several(config, report):
             )
 
 
-def choices(config, report):
+def choices(n, config, report):
     """What a choice takes for each trust, and its error."""
     for name, question in questions(config).items():
         for trust in TRUSTED:
             choice = queries.choose(
-                question,
-                config.users,
-                config.epsilon,
-                config.delta,
-                trust=trust,
-                search=config.search,
+                question, n, config.epsilon, config.delta, trust=trust, search=config.search
             )
             best = choice.candidates[0]
-            report.row("choices", question=name, trust=trust, best=best.name, error=best.error)
+            row = {"question": name, "n": n, "trust": trust}
+            report.row("choices", **row, best=best.name, error=best.error)
 
 
 def measure(config, report):
-    cells(config, report)
-    several(config, report)
-    choices(config, report)
+    for n in config.users:
+        cells(n, config, report)
+        several(2 * n, config, report)
+        choices(n, config, report)
 
 
 EXPERIMENT = Experiment(measure, FULL, SMOKE)
