@@ -39,16 +39,10 @@ class Row:
 
 @dataclass(frozen=True)
 class Peer:
-    """What pip installs, one call after another, into an environment of the peer's own; what it was built for.
-
-    repository: of a peer that is no package; a checkout of it lies in a folder of that name. python: the only one that
-    it runs on.
-    """
+    """What pip installs, one call after another, into an environment of the peer's own; what it was built for."""
 
     installs: tuple[str, ...]
     purpose: str
-    repository: str = ""
-    python: str = ""
 
 
 def rms(errors):
@@ -251,7 +245,6 @@ ROWS = (
         {
             "torchdp": "by dp-accounting's distributions", "dp-accounting": "upper bound",
             "prv-accountant": "upper end of its interval", "opacus": "its PRV accountant",
-            "opake": "upper bound",
         },
         number, warm={"times": 10}, quick={"times": 20},
     ),
@@ -275,7 +268,7 @@ ROWS = (
     ),
     Row(
         "PrivUnit", "RMSE of the mean of 5,000 unit vectors, d = 256", {"n": 5_000, "d": 256, "epsilon": 1.0},
-        {"torchdp": LOCAL + "rounded, its distance stated", "ml-projunit": LOCAL + "floats, whose last bits tell"},
+        {"torchdp": LOCAL + "rounded, its distance stated"},
         against(lambda n, d, **settings: side.spheres(n, d).mean(0)), warm={"n": 20}, quick={"n": 50},
     ),
     Row(
@@ -291,7 +284,7 @@ ROWS = (
     Row(
         "one clipped step", "relative error of the sum of 256 clipped gradients, two layers",
         {"n": 256, "d": 784, "hidden": 256, "classes": 10, "bound": 1.0},
-        {"torchdp": "float32; short of the bound by what is rounded", "opacus": "float32", "opake": "float32"},
+        {"torchdp": "float32; short of the bound by what is rounded", "opacus": "float32"},
         clipped, "norm over bound", 1.0, 2**-23, quick={"n": 8, "d": 16, "hidden": 8},
     ),
     Row(
@@ -316,27 +309,14 @@ PEERS = {
     "cvxpy": Peer(("cvxpy scs",), "convex programs of any kind"),
     "scikit-learn": Peer(("scikit-learn",), "learning without privacy"),
     "numpy": Peer(("numpy",), "arrays; the law of the reports by hand"),
-    "ml-projunit": Peer(
-        ("numpy scipy matplotlib",),
-        "private vectors, one user at a time",
-        repository="apple/ml-projunit",
-    ),
     "mbi": Peer(("mbi",), "graphical models of noisy marginals"),
-    "opake": Peer(
-        (
-            "torch==2.13.0",
-            "--no-deps opake opake-accounting opake-base opake-dpsgd opake-engine "
-            "opake-optimizers opake-patches torchopt",
-            "numpy optree",
-        ),
-        "DP-SGD in PyTorch",
-        python="3.13",
-    ),
 }
 ABSENT = {  # not run, and why
     "HDMM, google-research/federated": "repositories that need packages of 2022; experiments/factorization/solvers.py",
     "workload mechanisms of McKenna et al.": "a repository; experiments/league/local_accuracy.py has the formula",
     "ldp-toolbox": "brings a web application of a gigabyte; experiments/league/local_accuracy.py has its oracles",
+    "ml-projunit": "a checkout, no package",
+    "opake": "wants Python 3.13",
     "correlated-noise-mechanism": "5 GB for what jax-privacy and opacus do here",
 }
 SIDES = Path(__file__).with_name("sides")

@@ -5,8 +5,7 @@ Papers: Kairouz, Oh, Viswanath (2014); Wang, Blocki, Li, Jha (2017); Ye, Barg (2
     Talwar (2022); Choquette-Choo, McMahan, Rush, Thakurta (2023); McKenna, Miklau, Sheldon (2021).
 Command:  python experiments/league/run.py [--quick] [--only opendp jax-privacy] [--rows ridge "sampled sums"]
 What: peers are installed by pip into environments of their own (results/league/environments, --environments); what
-    does not install or run is named. ml-projunit is no package: a checkout of it in results/league/repositories
-    (--repositories) is taken. Every side runs in its own process on one thread; in each turn every side does
+    does not install or run is named. Every side runs in its own process on one thread; in each turn every side does
     all of its rows once. Errors and guarantees are computed from the answers by code that is the same for all
     (rows.py). mended: the error of shares clipped at 0 and normalised, as multi-freq-ldpy returns them; others' shares
     are treated so too. seen: what the guarantee is checked by. A new row is an entry of rows.py and a function in each
@@ -18,11 +17,11 @@ Expected: experiments/bench/league_cpu.md. Ours is the fastest side of 13 of the
     noise is exact where ours is rounded. Raw shares have the same error on all sides; diffprivlib's ridge has 29 times
     the error, for a guarantee without delta. Two promises do not hold to the last digit: autodp's calibrated noise is
     3.5e-9 too small, one of opacus's clipped gradients is 4e-8 longer than its bound. Where another side does better
-    than ours, the page says so. The kept table has no ml-projunit and no opake, which wants Python 3.13.
+    than ours, the page says so.
 Output: results/league/run/turns.csv, league.csv and league.md (--keep: experiments/bench/league_cpu.*).
 Artifact: peers | the same work side by side
 Status: 18 rows, 13 peers, on a CPU
-Time: six minutes of one core after the installs, which take some minutes and 7 GB (opake wants Python 3.13); --smoke in
+Time: six minutes of one core after the installs, which take some minutes and 7 GB; --smoke in
     seconds, with no peer. On the CPU, whatever --device says.
 """
 
@@ -63,8 +62,6 @@ class Config:
     turns: int = 5
     quick: bool = False  # small sizes
     environments: Path = Path("results/league/environments")
-    # checkouts of peers that are no packages
-    repositories: Path = Path("results/league/repositories")
     keep: bool = False  # as experiments/bench/league_cpu.*
 
 
@@ -74,16 +71,11 @@ def script(name):
 
 def installed(peer, folder):
     """The python of the peer's environment, made where it is missing. Raises OSError with pip's last line."""
-    interpreter = (
-        shutil.which(f"python{PEERS[peer].python}") if PEERS[peer].python else sys.executable
-    )
-    if interpreter is None:
-        raise OSError(f"needs Python {PEERS[peer].python}")
     home, python = folder.absolute() / peer, folder.absolute() / peer / "bin" / "python"
     done = home / "installed"
     wanted = "\n".join(PEERS[peer].installs)
     if not done.exists() or done.read_text() != wanted:
-        subprocess.run([interpreter, "-m", "venv", "--clear", home], check=True)
+        subprocess.run([sys.executable, "-m", "venv", "--clear", home], check=True)
         for what in PEERS[peer].installs:
             pip = subprocess.run(
                 [python, "-m", "pip", "install", *what.split()], capture_output=True, text=True
@@ -104,7 +96,7 @@ def answers(name, python, rows: list[Row], config) -> Iterator[tuple[Row, dict]]
     environment = {
         **os.environ,
         **THREADS,
-        "PYTHONPATH": str(ROOT if name == OURS else config.repositories.absolute() / name),
+        "PYTHONPATH": str(ROOT) if name == OURS else "",
     }
     try:
         child = subprocess.run(
@@ -143,10 +135,6 @@ def measure(config, report):
     for peer in config.only:
         if any(peer in row.sides for row in chosen):
             try:
-                if (where := PEERS[peer].repository) and not (config.repositories / peer).is_dir():
-                    raise OSError(
-                        f"no checkout of github.com/{where} in {config.repositories / peer}"
-                    )
                 pythons[peer] = installed(peer, config.environments)
             except OSError as error:
                 failed[peer, ""] = f"not installed: {error}"

@@ -105,9 +105,9 @@ def longest(total, x, y) -> Callable[[], list[float]]:
     ]
 
 
-def main(package, rows: dict[str, Callable], version=""):
-    """package: "" where it is not installed but in a folder, of that version."""
-    version = importlib.metadata.version(package) if package else version
+def main(package, rows: dict[str, Callable]):
+    """package: "" where it is not installed but a checkout."""
+    version = importlib.metadata.version(package) if package else ""
     for name, settings, warm in json.loads(sys.argv[1]):
         try:
             calls(rows[name](**{**settings, **warm}))[0]()
