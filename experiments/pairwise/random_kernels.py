@@ -10,10 +10,8 @@ Expected: 250 cells of one round, 500 to 5,000 trials (random_kernels.csv, kept)
     The search, run with --starts 60 --steps 15 --draws 4000 (normal noise of up to six coordinates) ends at 0.930
     (20,000 draws; curvatures 1, 0.39, 0.2 of one sign, one mean far from 0). It found 0.81 and then 0.90 while what is
     taken off the gradient's length was not bounded as now: cases that tests/protocol/test_quadratic.py keeps.
-    Groups of like coordinates: one large w beside many small ones 0.884 to 0.925, of the other sign 0.977; the kernel
-    of 24 types in two groups 0.886 (5,000 trials; 0.76 while one t was taken for coordinates of all sizes).
-Output: results/pairwise/random_kernels/cells.csv (kept: random_kernels.csv), ranges.csv, search.csv, groups.csv,
-    hierarchy.csv.
+    Groups of like coordinates: one large w beside many small ones 0.884 to 0.925, of the other sign 0.977.
+Output: results/pairwise/random_kernels/cells.csv (kept: random_kernels.csv), ranges.csv, search.csv, groups.csv.
 Artifact: own | intervals
 Status: agrees; too wide at stationary points
 Time: four minutes of one core for the cells; --smoke in 20 CPU-seconds. On the CPU, whatever --device says.
@@ -284,17 +282,6 @@ def groups(config, report):
         )
 
 
-def hierarchy(config, report):
-    """24 types in two groups: the kernel is 1 for two users of one type, 1/2 for two of one group."""
-    group = (torch.arange(24) >= 12).double()
-    kernel = ((group[:, None] == group).double() + torch.eye(24, dtype=torch.float64)) / 2
-    shares = torch.where(group == 0, 0.553, 0.447).double() / 12
-    cell = Cell("hierarchy", "randomized response", 30_000, 1.0, shares, kernel)
-    generator = keyed_generator(b"hierarchy", "cpu")
-    found = judged(cell.made(generator), cell.counts, config.trials, generator)
-    report.row("hierarchy", k=24, n=cell.users, epsilon=cell.epsilon, trials=config.trials, **found)
-
-
 @on_host
 def measure(config, report):
     torch.set_num_threads(1)
@@ -303,7 +290,6 @@ def measure(config, report):
         measure_cells(config, report)
         search(config, report)
         groups(config, report)
-        hierarchy(config, report)
 
 
 EXPERIMENT = Experiment(measure, Config(), Config(1, 1, 100, 100, 3, 1, 400))
