@@ -45,7 +45,7 @@ def numpy_unary(x, k):
     return total
 
 
-def one_by_one(run: Callable[[np.ndarray], object], x, n) -> Part:
+def one_by_one(run: Callable[[np.ndarray], object], x, n):
     """What a package does that takes one value at a time, for few users."""
     some = x[:n]
     return Part(lambda: run(some), len(some))

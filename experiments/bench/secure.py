@@ -19,7 +19,7 @@ from torchdp.sketching import AdaptiveCoalition, balanced_osnap
 COLUMNS, HEIGHT, SERVERS = 10, 100, 3
 
 
-def protocol(clients, bits) -> tuple[torch.Tensor, SecureSketch]:
+def protocol(clients, bits):
     """Rows in [0, 1]^d and a protocol for them."""
     generator = keyed_generator(b"secure sketch", DEVICE)
     A = torch.rand(clients, COLUMNS, dtype=torch.float64, generator=generator, device=DEVICE)

@@ -16,7 +16,6 @@ Time:     about a minute on one thread; --smoke in seconds.
 
 import math
 import time
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -38,7 +37,6 @@ from torchdp.simulate import Experiment
 
 USERS, INSTANCES, EPSILON, DELTA, LESS = 1000, 64, 1.0, 1e-2, 0.9
 AT_ONCE = 20_000
-Losses = Callable[[int, torch.Generator], np.ndarray]
 
 
 def looked_up(views, first, ratios):
@@ -53,7 +51,7 @@ def totals(law: BitLaw, held, trials, generator):
     return sums.sample_tally(held, generator=generator, sample_shape=(trials,))["total"]
 
 
-def response_losses(protocol: RandomizedResponseSum, ones, bit) -> Losses:
+def response_losses(protocol: RandomizedResponseSum, ones, bit):
     """ln P/Q where the user holds ``bit`` under P, with ``ones`` ones among the others; drawn by the protocol."""
     n, p = protocol.users, protocol.flip
     law = np.convolve(
@@ -71,7 +69,7 @@ def response_losses(protocol: RandomizedResponseSum, ones, bit) -> Losses:
     return losses
 
 
-def one_type_losses(protocol: PoissonSum | NegativeBinomialSum, bit) -> Losses:
+def one_type_losses(protocol: PoissonSum | NegativeBinomialSum, bit):
     """ln P/Q at the number of messages; the others hold zeros. Drawn by the protocol."""
     if isinstance(protocol, PoissonSum):
         law = stats.poisson(protocol.mean)
@@ -88,7 +86,7 @@ def one_type_losses(protocol: PoissonSum | NegativeBinomialSum, bit) -> Losses:
     return losses
 
 
-def correlated_losses(protocol: CorrelatedSum, bit) -> Losses:
+def correlated_losses(protocol: CorrelatedSum, bit):
     """ln P/Q at the numbers of "+1" and "-1", of which the protocol's own draws keep the difference alone."""
     w, shape, ratio = protocol.ratio, protocol.flood_shape, protocol.flood_ratio
     mean = shape * ratio / (1 - ratio)
@@ -110,8 +108,8 @@ def correlated_losses(protocol: CorrelatedSum, bit) -> Losses:
     return losses
 
 
-def scenarios(protocol) -> list[Losses]:
-    """What the others hold, and which way the user's bits change."""
+def scenarios(protocol):
+    """By what the others hold, and which way the user's bits change: ``losses(trials, generator)``, (trials,)."""
     if isinstance(protocol, RandomizedResponseSum):
         several = (0, USERS // 4, USERS // 2, USERS - 1)
         return [response_losses(protocol, ones, bit) for ones in several for bit in (0, 1)]
@@ -120,7 +118,7 @@ def scenarios(protocol) -> list[Losses]:
     return [one_type_losses(protocol, bit) for bit in (0, 1)]
 
 
-def estimate(losses, trials, generator) -> tuple[float, float]:
+def estimate(losses, trials, generator):
     """delta at EPSILON, and its standard error."""
     parts = [losses(min(AT_ONCE, trials - done), generator) for done in range(0, trials, AT_ONCE)]
     values = -np.expm1(np.minimum(EPSILON - np.concatenate(parts), 0.0))

@@ -22,7 +22,6 @@ import time
 from dataclasses import dataclass
 
 from torchdp.shuffle import (
-    BitLaw,
     CentralGaussianSum,
     CorrelatedSum,
     NegativeBinomialSum,
@@ -56,7 +55,7 @@ def laplace_rmse(ratio):
     return math.sqrt(2 * ratio) / (1 - ratio)
 
 
-def row(instances, epsilon, users) -> tuple[list[float], list[BitLaw]]:
+def row(instances, epsilon, users):
     """One line of the table, and the calibrated protocols in it."""
     one = paper.split(epsilon, DELTA, instances)
     published = paper.randomized_response(users, *one)

@@ -40,7 +40,7 @@ class Data:
     # training and queries are one random division of a table, as good as any other
     divided: bool = False
 
-    def again(self, generator) -> "Data":
+    def again(self, generator):
         """Another random division, of the same sizes; itself where the paper divides."""
         if not self.divided:
             return self
@@ -51,7 +51,7 @@ class Data:
             self, x=x[train], labels=labels[train], queries=x[query], truth=labels[query]
         )
 
-    def moved(self) -> "Data":
+    def moved(self):
         """On torch's default device."""
         parts = ("x", "labels", "queries", "truth")
         return replace(self, **{name: torch.as_tensor(getattr(self, name)) for name in parts})
@@ -86,7 +86,7 @@ def unit(x):
 
 
 @on_host
-def digits(seed=0) -> Data:
+def digits(seed=0):
     """scikit-learn's handwritten digits, less a public constant, normalised; 1,257 for training."""
     from sklearn.datasets import load_digits
 
@@ -107,7 +107,7 @@ def read(path):
     )
 
 
-def paper(name, folder) -> Data:
+def paper(name, folder):
     """The paper's embeddings: ``<name>_{train,train_labels,test,test_labels}.{npy,pt}`` in ``folder``.
 
     Raises SystemExit where a file is missing or has another shape than the paper's data.
@@ -143,7 +143,7 @@ def paper(name, folder) -> Data:
 
 
 @on_host
-def agnews_rows(folder, share=0.8) -> Data:
+def agnews_rows(folder, share=0.8):
     """The test rows of AG News as vectors of the paper's model: a random ``share`` for training, the rest queries."""
     path = folder / "agnews_test_mpnet.pt"
     if not path.exists():
@@ -157,7 +157,7 @@ def agnews_rows(folder, share=0.8) -> Data:
     return first.again(torch.Generator().manual_seed(0))
 
 
-def documentation(path) -> Data:
+def documentation(path):
     """What this script wrote."""
     if not path.exists():
         raise SystemExit(

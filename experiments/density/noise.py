@@ -13,7 +13,6 @@ Time: five minutes on one core; --smoke in 10 to 20 CPU-seconds.
 
 import math
 import time
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -30,7 +29,6 @@ from torchdp.shuffle import (
 )
 from torchdp.simulate import Experiment
 
-Array = np.ndarray
 DELTA = 1e-5
 LAWS = {
     "Poisson": PoissonSum,
@@ -54,7 +52,7 @@ class Config:
     laws: tuple[str, ...] = tuple(LAWS)
 
 
-def rescaled(law: BitLaw, factor) -> BitLaw:
+def rescaled(law: BitLaw, factor):
     """The same law with ``factor`` times the variance."""
     if isinstance(law, PoissonSum):
         return PoissonSum(law.users, law.mean * factor)
@@ -103,14 +101,14 @@ def moved(mass, x, room):
     return out
 
 
-def kinds(law: BitLaw, steps) -> Iterator[list]:
+def kinds(law: BitLaw, steps):
     """Families of pairs: each a function of the distance x in steps, in both roles, up and down."""
     mass = noise_mass(law)
     for own in (mass, mass[::-1]):
         yield [moved(own, 0.0, steps + 1), lambda x, own=own: moved(own, x, steps + 1)]
 
 
-def spectrum(P, Q, low, width, points) -> tuple[Array, float]:
+def spectrum(P, Q, low, width, points):
     """Fourier transform of P's law of ln P/Q, each outcome on two points of a grid with its mean; and P where Q = 0.
 
     Far losses are left out, which hides a violation and makes none.
@@ -124,7 +122,7 @@ def spectrum(P, Q, low, width, points) -> tuple[Array, float]:
     return np.fft.rfft(grid), float(P[(P > 0) & (Q == 0)].sum())
 
 
-def composed(pairs: list[tuple[Array, Array, int]], epsilon):
+def composed(pairs, epsilon):
     """Delta of a product of pairs, each so many times; losses about 0 on a circle that is wide enough."""
     points, deviation = 1 << 16, 0.0
     for P, Q, times in pairs:
@@ -143,7 +141,7 @@ def composed(pairs: list[tuple[Array, Array, int]], epsilon):
     return float(law @ np.maximum(-np.expm1(epsilon - loss), 0.0)) + 1 - kept
 
 
-def worst(law: BitLaw, instances, change, epsilon, steps) -> tuple[float, str]:
+def worst(law: BitLaw, instances, change, epsilon, steps):
     """The largest delta found: equal moves of ten sizes and a smaller last one, both roles, up and down."""
     gamma = steps**2 * change
     farthest, best = min(float(steps), math.sqrt(gamma)), (0.0, "")
@@ -167,7 +165,7 @@ def worst(law: BitLaw, instances, change, epsilon, steps) -> tuple[float, str]:
     return best
 
 
-def needed(law: BitLaw, instances, change, epsilon, steps) -> tuple[float, str]:
+def needed(law: BitLaw, instances, change, epsilon, steps):
     """The variance, over this law's, at which the worst pattern found meets delta."""
     factor, step = 1.0, 0.98
     here, pattern = worst(law, instances, change, epsilon, steps)

@@ -42,7 +42,7 @@ DENSE_UP_TO = 32  # side of the grids that are also factored as dense matrices; 
 TOLERANCE = 1e-4  # certified gap of the optimum
 
 
-def skew_circulant(first, p=math.inf) -> Factorization:
+def skew_circulant(first, p=math.inf):
     """The optimal factorization of the skew-circulant matrix c_{i-j} for i >= j, -c_{n+i-j} above, into two such.
 
     left has the eigenvalues abs(v)^{1/2} and right v abs(v)^{-1/2}, v = fft(c t), t_j = e^{-i pi j / n}. Shifting rows
@@ -71,7 +71,7 @@ def _spread(first):
     return torch.where(place[:, None] < place, -matrix, matrix)
 
 
-def group_algebra(k, p=math.inf) -> Factorization:
+def group_algebra(k, p=math.inf):
     """Prefix sums as (S + 1 1^T) / 2, S with +1 on and below the diagonal and -1 above: S is skew-circulant.
 
     gamma_2's upper bound is (gamma_2(S) + 1) / 2, ln k / pi + 0.981 as k grows.

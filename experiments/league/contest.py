@@ -98,13 +98,13 @@ def apart(ours, other):
     return float((ours.mean() - other.mean()) / spread)
 
 
-def rmse(squares) -> tuple[float, float]:
+def rmse(squares):
     """Root of the mean, and its standard error."""
     root = math.sqrt(float(squares.mean()))
     return root, float(squares.std()) / math.sqrt(len(squares)) / (2 * root)
 
 
-def contest(methods: list[Method], trials, preferred: tuple[str, ...]):
+def contest(methods: list[Method], trials, preferred):
     """A row for each method and what is done afterwards; the first method is the chosen one.
 
     z: standard errors by which it lies below the chosen one left as it is, or, done something afterwards, below the

@@ -46,7 +46,7 @@ class Asked:
     def generator(self):
         return torch.Generator().manual_seed(int(self.rng.integers(2**62)))
 
-    def levels(self, fan_out, height) -> list[np.ndarray]:
+    def levels(self, fan_out, height):
         """Users of each node of a tree, (trials, fan_out^level) from the root's children on: one level a user."""
         leaves = np.pad(self.counts, (0, fan_out**height - self.k))
         split = self.rng.multinomial(
@@ -129,7 +129,7 @@ def subset_selection(asked):
     return (reports / asked.n - other) / (own - other)
 
 
-def tree(fan_out) -> Peer:
+def tree(fan_out):
     """HH_B with OUE and consistency: one level of a tree a user, best linear unbiased nodes.
 
     Cormode, Kulkarni, Srivastava (2019), section 4; Hay, Rastogi, Miklau, Suciu (2010), section 4, for consistency.
@@ -188,7 +188,7 @@ def _signed(held, asked):
     return signs @ sums / (n * (1 - 2 * asked.flip))
 
 
-def fourier(order) -> Peer:
+def fourier(order):
     """InpHT (Cormode, Kulkarni, Srivastava 2018): one parity of at most ``order`` bits a user, by one bit.
 
     The other coefficients are put at 0: right for parities and marginals up to that order.

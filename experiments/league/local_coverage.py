@@ -20,10 +20,9 @@ import torch
 from contest import Cell
 from pairwise_methods import STATISTICS, quietly
 from query_methods import WORKLOADS
-from torch import Tensor
 
 from torchdp import queries
-from torchdp.protocol import Objective, Protocol
+from torchdp.protocol import Objective
 from torchdp.randomness import keyed_generator
 from torchdp.simulate import Experiment, columns
 from torchdp.simulate.report import read_table
@@ -75,7 +74,7 @@ def cells(config):
                     yield Cell(task, config.types, n, epsilon, data)
 
 
-def chosen(task, k, n, epsilon) -> tuple[str, Protocol[Tensor]]:
+def chosen(task, k, n, epsilon):
     """The first candidate."""
     question = workload(task, k) if task in ASKED else STATISTICS[task](k)
     choice = queries.choose(question, n, epsilon, objective=Objective.MEAN)

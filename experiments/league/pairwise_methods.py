@@ -11,8 +11,6 @@ from contest import Method, shares
 from frequency_peers import Asked, norm_sub
 
 from torchdp import pairwise, queries
-from torchdp.pairwise import PairwiseStatistic
-from torchdp.protocol import Choice
 from torchdp.queries import LocalOracle, MessageRelease
 from torchdp.randomizers import strategy_lower_bound
 from torchdp.randomness import keyed_generator
@@ -30,13 +28,13 @@ BINS = (4, 8, 16, 64)  # tried in hindsight
 
 
 @functools.lru_cache(2)
-def chosen(task, k, n, epsilon) -> tuple[PairwiseStatistic, Choice]:
+def chosen(task, k, n, epsilon):
     """The statistic, and the choice with every setting as it comes."""
     statistic = STATISTICS[task](k)
     return statistic, queries.choose(statistic, n, epsilon)
 
 
-def binned(task, k, most) -> tuple[str, np.ndarray]:
+def binned(task, k, most):
     """At most so many bins of neighbours, on each side of a grid, for either label: (bins, k)."""
     side = {"Kendall": math.isqrt(k), "AUC": k // 2}.get(task, k)
     b = min(side, max(2, {"Kendall": math.isqrt(most), "AUC": most // 2}.get(task, most)))
@@ -46,7 +44,7 @@ def binned(task, k, most) -> tuple[str, np.ndarray]:
     return f"{b} bins", np.kron(np.eye(2), one) if task == "AUC" else one
 
 
-def published(cell) -> list[tuple[str, str, str, peers.Peer]]:
+def published(cell):
     """(name, side, what is done that biases it, peer).
 
     As many bins as Bell et al. (2020) take for smooth kernels, n^(1/4) epsilon^(1/2), and others in hindsight.
@@ -78,7 +76,7 @@ def published(cell) -> list[tuple[str, str, str, peers.Peer]]:
     return found
 
 
-def rule(cell) -> list[tuple[str, np.ndarray]]:
+def rule(cell):
     """Bell et al. (2020): n^(1/4) epsilon^(1/2) bins, in words and (bins, k); none where these are all types."""
     if cell.task == "Gini diversity":
         return []
@@ -86,7 +84,7 @@ def rule(cell) -> list[tuple[str, np.ndarray]]:
     return [(name, bins)] if len(bins) < cell.k else []
 
 
-def methods(cell) -> tuple[list[Method], Choice]:
+def methods(cell):
     """The chosen protocol, ours of least predicted error beside it on these data, and the published ones."""
     statistic, choice = chosen(cell.task, cell.k, cell.n, cell.epsilon)
     counts, generator = cell.counts, keyed_generator(cell.seed)
@@ -139,7 +137,7 @@ def methods(cell) -> tuple[list[Method], Choice]:
     return [*found, *(theirs(*each) for each in published(cell))], choice
 
 
-def alike(cell, bins) -> MessageRelease:
+def alike(cell, bins):
     """Chosen for the statistic on these bins, (bins, k)."""
     even = torch.as_tensor(bins / bins.sum(1, keepdims=True))
     if cell.task == "AUC":

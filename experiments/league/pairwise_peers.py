@@ -21,7 +21,7 @@ def divided(above, below, otherwise):
     return np.divide(above, below, out=np.full(len(above), otherwise), where=below != 0)
 
 
-def over(peers: list[Peer], offset) -> Peer:
+def over(peers: list[Peer], offset):
     """The first over the second; estimates of a denominator that is 0 count as one half."""
 
     def peer(asked):
@@ -35,7 +35,7 @@ def all_pairs(shares, f):
     return ((shares @ f) * shares).sum(-1)
 
 
-def randomized_response(kernels: list[np.ndarray], offset, bins) -> Peer:
+def randomized_response(kernels, offset, bins):
     """Bell, Bellet, Gascon, Kulkarni (2020), Algorithm 1: bins, k-RR, the kernel over pairs of decoded reports.
 
     bins: (bins, k), which types a bin holds; the kernels' means over them stand for the types.
@@ -59,7 +59,7 @@ def randomized_response(kernels: list[np.ndarray], offset, bins) -> Peer:
     return peer
 
 
-def plug_in(kernels: list[np.ndarray], offset, histogram: Peer) -> Peer:
+def plug_in(kernels: list[np.ndarray], offset, histogram: Peer):
     """The statistic of a histogram that a frequency oracle and Norm-Sub give: what one does with a package of them."""
 
     def peer(asked):
@@ -70,7 +70,7 @@ def plug_in(kernels: list[np.ndarray], offset, histogram: Peer) -> Peer:
     return peer
 
 
-def two_messages(f) -> Peer:
+def two_messages(f):
     """Ghazi, Kamath, Kumar, Manurangsi, Sealfon (2023), Lemma 11: W = L^T R, a noisy column of each at epsilon/2.
 
     Their randomizer of vectors is any; this one has less variance than those that they cite.
@@ -91,7 +91,7 @@ def two_messages(f) -> Peer:
     return peer
 
 
-def class_sizes(labels) -> Peer:
+def class_sizes(labels):
     """Share of pairs of unlike labels (times 1/2, as the AUC's denominator) by Warner's randomized response."""
 
     def peer(asked):
@@ -107,7 +107,7 @@ def neighbours(k, bins):
     return (np.arange(bins)[:, None] == np.arange(k) * bins // k).astype(float)
 
 
-def unbiased(kernels: list[np.ndarray], offset, labels) -> dict[str, Peer]:
+def unbiased(kernels: list[np.ndarray], offset, labels):
     """By name; unbiased for a mean. labels: of the types, for a ratio."""
     two = two_messages(kernels[0])
     return {
@@ -116,7 +116,7 @@ def unbiased(kernels: list[np.ndarray], offset, labels) -> dict[str, Peer]:
     }
 
 
-def plug_ins(kernels: list[np.ndarray], offset) -> dict[str, Peer]:
+def plug_ins(kernels: list[np.ndarray], offset):
     """By the name of the frequency oracle."""
     oracles = {"OUE": frequency.optimized_unary, "subset selection": frequency.subset_selection}
     return {name: plug_in(kernels, offset, oracle) for name, oracle in oracles.items()}

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from torchdp import workloads
 from torchdp.factorization.solvers.pivoting import nearest_histogram
-from torchdp.protocol import Choice, Objective
+from torchdp.protocol import Objective
 from torchdp.queries import LocalOracle, choose, lower_bound
 from torchdp.queries.protocol import Channel
 from torchdp.randomizers import ShiftStrategy, StrategyMatrix, strategy_lower_bound
@@ -35,14 +35,14 @@ LARGE = 256  # types beyond which the slowest peer is left out
 
 
 @functools.lru_cache(2)
-def chosen(task, k, n, epsilon) -> tuple[Tensor, Choice]:
+def chosen(task, k, n, epsilon):
     """The workload, and the choice with every setting as it comes."""
     W = WORKLOADS[task](k).dense()
     return W, choose(W, n, epsilon, objective=Objective.MEAN)
 
 
 @functools.lru_cache(2)
-def mckenna(task, k, epsilon) -> StrategyMatrix:
+def mckenna(task, k, epsilon):
     """From random rows, 4k outputs, for the mean over queries and types; by our descent, which ends below theirs."""
     generator = keyed_generator(b"random rows")
     W, epsilon, prior = strategy_problem(WORKLOADS[task](k).dense(), epsilon, torch.ones(k))
@@ -66,7 +66,7 @@ def published(cell) -> dict[str, peers.Peer]:
     return found
 
 
-def methods(cell) -> tuple[list[Method], Choice]:
+def methods(cell):
     """The chosen mechanism, ours of least predicted error beside it on these data, and the published ones."""
     W, choice = chosen(cell.task, cell.k, cell.n, cell.epsilon)
     counts = cell.counts
@@ -130,7 +130,7 @@ def drawable(protocol: Channel):
     return not isinstance(client, ShiftStrategy) or client.outputs * client.k < DRAWN
 
 
-def decoded(protocol: Channel, tally) -> Tensor | None:
+def decoded(protocol: Channel, tally):
     """Shares of the types, unbiased where the reports tell all types apart, else the smallest that fit."""
     if not isinstance(protocol, LocalOracle):
         return None

@@ -72,7 +72,7 @@ def every_entry(x, trials):
     return second - mean[:, :, None] * mean[:, None, :] + sigma**2 * torch.eye(d, dtype=x.dtype)
 
 
-def methods(name, rows, copies, trials) -> dict[str, tuple[float, float, float]]:
+def methods(name, rows, copies, trials):
     """Predicted error, measured error and its standard error of each method."""
     x = rows.repeat(copies, 1)
     (n, d), exact = x.shape, torch.cov(rows.mT, correction=0)

@@ -28,7 +28,6 @@ from torchdp.domains import (
     Domain,
     Ellipsoid,
     FiniteSet,
-    NoiseShape,
     Product,
     SchattenBall,
     Zonotope,
@@ -51,12 +50,12 @@ ROUNDS = 4  # of CoinPress
 FAILING = 0.01  # the chance that CoinPress may lose the mean
 
 
-def from_origin(domain, p) -> NoiseShape:
+def from_origin(domain, p):
     """A factorization mechanism's: no shift, but charged the diameter of its columns."""
     return noise_shape(domain, p, shift=False)
 
 
-def per_coordinate(domain, p) -> NoiseShape:
+def per_coordinate(domain, p):
     """Independent noise for each coordinate's width, by the best split of the budget between them."""
     one = torch.eye(domain.dimension, dtype=torch.float64)
     widths = ((domain.extreme(one) - domain.extreme(-one)) * one).sum(1)
@@ -75,7 +74,7 @@ SHAPES = {
 }
 
 
-def sparse(d) -> FiniteSet:
+def sparse(d):
     """All vectors with two entries of +-1 and zeros elsewhere."""
     rows = []
     for places in itertools.combinations(range(d), 2):

@@ -34,7 +34,6 @@ from torchdp.domains import (
     minkowski_sum,
     noise_shape,
 )
-from torchdp.domains.domain import Domain
 from torchdp.factorization import gamma_box, gamma_ellipsoid, reference
 from torchdp.simulate import Experiment
 
@@ -64,7 +63,7 @@ def line(name, p, shape: NoiseShape, seconds):
     }
 
 
-def closed(p) -> list[tuple[str, Domain, float]]:
+def closed(p):
     """Domains with their norms in closed form."""
     high, A, B = normal(20, seed=1).abs(), normal(12, 12, seed=2), normal(6, 6, seed=3)
     box = Box(torch.zeros_like(high), high)

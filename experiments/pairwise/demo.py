@@ -50,7 +50,7 @@ QUESTIONS = {
 }
 
 
-def breast_cancer() -> dict[str, list[float]]:
+def breast_cancer():
     """Scores of a logistic regression on one feature, fitted to one half of the patients, on the other half."""
     from sklearn.datasets import load_breast_cancer
     from sklearn.linear_model import LogisticRegression
@@ -68,7 +68,7 @@ def breast_cancer() -> dict[str, list[float]]:
     return {"score": model.predict_proba(test)[:, 1].tolist(), "malignant": truth.tolist()}
 
 
-def diabetes() -> dict[str, list[float]]:
+def diabetes():
     """Body mass index and disease progression after one year."""
     from sklearn.datasets import load_diabetes
 
@@ -76,7 +76,7 @@ def diabetes() -> dict[str, list[float]]:
     return {"bmi": data.data[:, 2].tolist(), "progression": data.target.tolist()}
 
 
-def write_users(table: dict[str, list[float]], path, users):
+def write_users(table, path, users):
     """A CSV of ``users`` rows drawn from the table with replacement."""
     rows = list(zip(*table.values(), strict=True))
     generator = keyed_generator(path.name.encode(), "cpu")
@@ -87,7 +87,7 @@ def write_users(table: dict[str, list[float]], path, users):
         writer.writerows(rows[index] for index in chosen)
 
 
-def run(arguments) -> dict[str, Any]:
+def run(arguments):
     """``torchdp estimate`` with these arguments; what it printed as JSON."""
     with contextlib.redirect_stdout(io.StringIO()) as output:
         code = cli.main([*arguments, "--json"])
@@ -161,7 +161,7 @@ def truth(question: Asked):
     return float(statistic.exact(counts))
 
 
-def errors(questions: dict[str, Asked], config, report) -> list[simulate.Row]:
+def errors(questions: dict[str, Asked], config, report):
     """Measured errors against n, as a store, a table and a figure."""
 
     def make_trial(settings: dict[str, Any]) -> Trial:

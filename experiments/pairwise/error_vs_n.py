@@ -16,7 +16,6 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -56,7 +55,7 @@ PROTOCOLS = {
 
 
 @cache
-def statistic(name, types) -> pairwise.PairwiseStatistic:
+def statistic(name, types):
     """The statistic on ``types`` types (a side of the grid for kendall, the scores for auc)."""
     if name == "gini-mean-difference":
         return pairwise.absolute_difference(types, spacing=1 / (types - 1))
@@ -79,7 +78,7 @@ def users(name, types, n):
     return counts
 
 
-def make_trial(config: dict[str, Any]) -> Trial:
+def make_trial(config: dict[str, Any]):
     """Of one private estimate: its squared error, whether its 95 % interval holds the truth, and its error."""
     question = statistic(config["statistic"], config["types"])
     kind = PROTOCOLS[config["protocol"]]
@@ -100,7 +99,7 @@ def make_trial(config: dict[str, Any]) -> Trial:
     return Trial(sample, {"predicted_mse": float(protocol.predicted_mse(counts)), "truth": truth})
 
 
-def draw(rows: Sequence[Row], folder) -> list[Path]:
+def draw(rows: Sequence[Row], folder):
     """One figure of curves for each epsilon, and one of measured over predicted."""
     paths = []
     for epsilon in sorted({row.config["epsilon"] for row in rows}):
@@ -121,7 +120,7 @@ def draw(rows: Sequence[Row], folder) -> list[Path]:
     return [*paths, folder / "ratio.png"]
 
 
-def experiment(smoke) -> Sweep:
+def experiment(smoke):
     """The grid."""
     config = SMOKE if smoke else FULL
     grid = [

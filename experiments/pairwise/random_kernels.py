@@ -119,7 +119,7 @@ def pick(options, generator):
     return options[int(torch.randint(len(options), (), generator=generator))]
 
 
-def random_cell(kind, protocol, generator, ratio=False) -> Cell:
+def random_cell(kind, protocol, generator, ratio=False):
     """k 2 (a quarter) to 16. Near stationary: the linear error is .3 to 3 times what the reports' noise makes of it."""
     few = float(torch.rand((), generator=generator)) < 0.25
     k = 2 if few else int(torch.randint(3, 17, (), generator=generator))

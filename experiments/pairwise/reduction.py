@@ -4,8 +4,6 @@ Ghazi, Kamath, Kumar, Manurangsi, Sealfon (2023), Theorem 14. A part of no table
 no easier than linear queries for protocols of one message.
 """
 
-from collections.abc import Sequence
-
 import torch
 
 from torchdp.pairwise import PairwiseStatistic
@@ -13,11 +11,7 @@ from torchdp.queries import MessageRelease
 
 
 def linear_queries(
-    protocol: MessageRelease[PairwiseStatistic],
-    counts,
-    *,
-    generator,
-    sample_shape: Sequence[int] = (),
+    protocol: MessageRelease[PairwiseStatistic], counts, *, generator, sample_shape=()
 ):
     """(W h)_j for every type j, from the messages of one run of ``protocol``: (*sample_shape, k).
 

@@ -45,7 +45,7 @@ INTERACTIVE = {
 }
 
 
-def sign_matrix(k) -> PairwiseStatistic:
+def sign_matrix(k):
     """A random symmetric sign matrix, its form averaged over all pairs."""
     generator = keyed_generator(f"sign matrix {k}".encode(), "cpu")
     upper = torch.as_tensor(
@@ -90,7 +90,7 @@ class Config:
     trials: int = 1000
 
 
-def drawn(protocol, histogram, n, trials) -> tuple[float, float]:
+def drawn(protocol, histogram, n, trials):
     """Measured MSE, and its difference from the prediction in standard errors of the measurement."""
     counts = (histogram * n).round().long()
     generator = keyed_generator(f"{type(protocol).__name__} {n}".encode())

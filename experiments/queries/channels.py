@@ -58,7 +58,7 @@ def zipf(k, n):
     return counts
 
 
-def questions(config) -> dict[str, queries.Question]:
+def questions(config):
     """Means over pairs and triples, a ratio, a smooth function, linear queries."""
     k = config.types
     side = math.isqrt(k)
@@ -142,7 +142,7 @@ def cells(n, config, report):
             report.row("cells", question=name, n=n, channel=channel, **found)
 
 
-def statistics(k, answers) -> tuple[queries.Question, ...]:
+def statistics(k, answers):
     """Two, five or twenty answers of ordered types."""
     mean = Linear(torch.arange(k, dtype=torch.float64)[None])
     difference = pairwise.absolute_difference(k)

@@ -14,7 +14,6 @@ Time: two minutes on one core; --smoke in seconds.
 """
 
 import math
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
@@ -36,9 +35,7 @@ DELTA, RIDGE = 1e-6, 10.0
 SOLVE = {"adaptive_ridge": adaptive_ridge, "cautious_ridge": cautious_ridge}
 
 
-def tables(
-    real: tuple[str, ...], clients: tuple[int, ...]
-) -> Iterator[tuple[str, SecondMoments, float]]:
+def tables(real: tuple[str, ...], clients: tuple[int, ...]):
     """Name, moments and the rows' bound."""
     from sklearn import datasets
 

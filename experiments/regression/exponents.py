@@ -20,7 +20,6 @@ Time: 80 CPU-seconds; --smoke in seconds.
 """
 
 import math
-from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import torch
@@ -69,7 +68,7 @@ class Sums:
             found[run] = (self.buckets[order] * signs).view(HEIGHT, -1, d).sum(1)
         return found
 
-    def larger(self, n, scale, generator) -> "Sums":
+    def larger(self, n, scale, generator):
         """As of n users, far more than these: normal sums with their moments; scale (d,) multiplies columns."""
         matrix = self.moments.matrix * (n / self.moments.n) * scale[:, None] * scale
         root = torch.linalg.eigh(matrix / (HEIGHT * BUCKETS))
@@ -82,7 +81,7 @@ class Sums:
         )
 
 
-def drawn(n, rows: Callable[[int], Tensor]) -> Sums:
+def drawn(n, rows):
     """The sums of n rows: those of a bucket are consecutive. rows(count) draws some more."""
     buckets = HEIGHT * min(BUCKETS, n // HEIGHT)
     sizes = torch.full((buckets,), n // buckets)
@@ -96,7 +95,7 @@ def drawn(n, rows: Callable[[int], Tensor]) -> Sums:
     return Sums(SecondMoments(n, moments), torch.cat(sums))
 
 
-def spectrum(n, d, k, generator) -> Sums:
+def spectrum(n, d, k, generator):
     """Rows of k singular values sqrt(n/k), up to a relative error of sqrt(k/n) where they are many; cut to norm 2."""
     if n <= WHOLE:
         A = shortened(spectrum_rows(n, d, k, generator=generator), 2.0)
@@ -111,7 +110,7 @@ def spectrum(n, d, k, generator) -> Sums:
     )
 
 
-def labelled(n, d, cut, x, generator) -> Sums:
+def labelled(n, d, cut, x, generator):
     """Rows (a, <a, x>), a standard normal; cut: all entries to [-1, 1]."""
 
     def rows(count):
@@ -137,7 +136,7 @@ class Config:
 SMOKE = Config((1000, 20_000), (10**8, 10**9, 10**10, 10**12), (5,), (0.5,), (0.1,), (10.0,), 3)
 
 
-def noisy(sums, epsilon, runs, generator) -> Iterator[tuple[str, str, Tensor]]:
+def noisy(sums, epsilon, runs, generator):
     """(what is summed, method, Y^T Y (runs, d, d)) for each noise of the paper."""
     SA, n = sums.sketches(runs, generator), sums.moments.n
     for p in EXPONENTS:

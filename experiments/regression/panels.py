@@ -3,16 +3,7 @@
 from collections.abc import Sequence
 
 
-def draw_line(
-    axes,
-    n: Sequence[int],
-    errors: Sequence[float],
-    bars: Sequence[float],
-    *,
-    label,
-    colour,
-    least=0.0,
-):
+def draw_line(axes, n: Sequence[int], errors: Sequence[float], bars, *, label, colour, least=0.0):
     """Errors above ``least``; their bars do not leave the axes."""
     points = [
         (x, y, min(bar, 0.9 * y)) for x, y, bar in zip(n, errors, bars, strict=True) if y > least

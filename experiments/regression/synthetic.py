@@ -3,7 +3,6 @@
 import math
 
 import torch
-from torch import Tensor
 
 
 def spectrum_rows(clients, columns, rank, *, generator):
@@ -18,7 +17,7 @@ def spectrum_rows(clients, columns, rank, *, generator):
     return normal @ (vectors * (wanted / values.sqrt())) @ vectors.mT
 
 
-def regression_rows(clients, columns, spread, *, generator) -> tuple[Tensor, Tensor]:
+def regression_rows(clients, columns, spread, *, generator):
     """Rows a ~ N(0, I) and labels <a, x>, x ~ N(0, spread^2 I), all entries cut to [-1, 1]: (n, d), (n,), float64.
 
     The paper (spread is its mu) leaves its scaling to [-1, 1] unsaid; cutting needs no look at the data, and leaves a

@@ -29,7 +29,6 @@ from pathlib import Path
 import numpy as np
 import torch
 from baselines import AdaSSP, ModSulq
-from torch import Tensor
 
 from torchdp import checks
 from torchdp.protocol import Estimate
@@ -88,7 +87,7 @@ FILES = {
 }
 
 
-def load_csv(path: str | Path, schema) -> tuple[Tensor, Tensor]:
+def load_csv(path: str | Path, schema):
     """Features (n, d) and labels (n,) of a file, float64, unscaled; refuses one that is not as the schema says.
 
     The paper states 89 features for Songs, the file has 90, and this reads 90. Raises ValueError, FileNotFoundError.
@@ -112,7 +111,7 @@ def load_csv(path: str | Path, schema) -> tuple[Tensor, Tensor]:
     return values[:, :-1].contiguous(), values[:, -1].contiguous()
 
 
-def load_numbers(path: str | Path) -> tuple[Tensor, Tensor]:
+def load_numbers(path: str | Path):
     """Features (n, d) and labels (n,), the last column, of a file of comma-separated numbers without a header.
 
     Such are the files of the repository treforevans/uci_datasets, packed or not. Raises ValueError, FileNotFoundError.
@@ -150,13 +149,13 @@ def _lines(file, schema):
         yield line
 
 
-def repeated(moments: SecondMoments, clients) -> SecondMoments:
+def repeated(moments: SecondMoments, clients):
     """Every row equally often, up to ``clients`` rows."""
     times = clients // moments.n
     return SecondMoments(times * moments.n, times * moments.matrix)
 
 
-def stand_in(schema) -> SecondMoments:
+def stand_in(schema):
     """Moments with the table's n, d and phi(0): made up otherwise."""
     n, d = schema.rows or 1, len(schema.features)
     gram = n * 0.3 * torch.diag(1 / torch.arange(1, d + 1, dtype=torch.float64) ** 2)
@@ -219,7 +218,7 @@ def low_rank(moments: SecondMoments, rank, bound, runs, generator):
     )
 
 
-def summary(errors: dict[str, torch.Tensor]):
+def summary(errors):
     """Mean of each route, and after all of them the standard errors."""
     means = {name: float(found.mean()) for name, found in errors.items()}
     spread = {

@@ -34,7 +34,7 @@ from torchdp.sketching import ones
 DELTA = 1e-6
 
 
-def settings(clients, kind, epsilon, bits) -> SecureSketch:
+def settings(clients, kind, epsilon, bits):
     """Of rows of 10 or 1,000 columns in the unit ball, or of Gram encodings."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -45,7 +45,7 @@ def settings(clients, kind, epsilon, bits) -> SecureSketch:
         return SecureSketch(ones(clients), int(kind.split()[0]), 1.0, epsilon, DELTA, bits=bits)
 
 
-def pure(clients, kind, epsilon, bits) -> PureSecureSketch:
+def pure(clients, kind, epsilon, bits):
     """Discrete Laplace noise on a plain sum, l_1 norms as large as the l_2 norms allow."""
     plain = settings(clients, kind, epsilon, bits)
     with warnings.catch_warnings():

@@ -24,7 +24,6 @@ from functools import partial
 from pathlib import Path
 
 import torch
-from torch import Tensor
 
 from torchdp import regression, secure
 from torchdp.noise import SeededNoise
@@ -50,7 +49,7 @@ WAIT = 600.0
 Question = SecureSketch | SharedSum
 
 
-def sketch(config) -> tuple[Question, Tensor]:
+def sketch(config):
     """A sketch of rows of norm 1, without the noise of one client in 200: no row holds more than an organisation."""
     osnap = balanced_osnap(config.clients, HEIGHT, COPIES, generator=keyed_generator(b"sketch"))
     x = torch.randn(
@@ -62,7 +61,7 @@ def sketch(config) -> tuple[Question, Tensor]:
     )
 
 
-def gram(config) -> tuple[Question, Tensor]:
+def gram(config):
     """Second moments of rows in [-1, 1]^10 and a label."""
     generator = keyed_generator(b"gram")
     rows = torch.rand(config.clients, COLUMNS, dtype=torch.float64, generator=generator) * 2 - 1
@@ -74,7 +73,7 @@ def gram(config) -> tuple[Question, Tensor]:
     return question, torch.cat([rows, labels], 1)
 
 
-def sizes(config) -> dict[str, int]:
+def sizes(config):
     """Clients of each organisation, no two alike."""
     whole = sum(range(1, config.organisations + 1))
     found = [config.clients * i // whole for i in range(1, config.organisations)]
@@ -101,7 +100,7 @@ def play(name, folders: list[Path]):
         (folder / f"{name}.json").write_text(json.dumps(time.process_time() - start))
 
 
-def prepared(folder, question, x, config) -> Session:
+def prepared(folder, question, x, config):
     """A session with everybody's key, and each organisation's rows."""
     folder.mkdir()
     clients, servers = sizes(config), [f"server-{k}" for k in range(config.servers)]

@@ -22,16 +22,14 @@ Time: one to two minutes on one core; --smoke in seconds.
 
 import math
 import time
-from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 
 from torchdp import workloads
 from torchdp.privacy import gaussian_sigma
 from torchdp.privacy.blanket import Blanket
-from torchdp.protocol import MessageProtocol, Objective
+from torchdp.protocol import Objective
 from torchdp.queries import choose
 from torchdp.randomizers import (
     HadamardResponse,
@@ -47,7 +45,6 @@ from torchdp.shuffle.amplified import blanket_delta, least_epsilon
 from torchdp.simulate import Experiment
 
 DELTA = 1e-6
-Kind = Callable[[float], MessageProtocol[Any, Any]]
 TYPES = {
     "randomized response": RandomizedResponse,
     "subsets": SubsetSelection,
@@ -73,7 +70,7 @@ class Config:
     )
 
 
-def kinds(tables) -> Iterator[tuple[str, Kind]]:
+def kinds(tables):
     """Fifteen randomizers, of a local epsilon."""
     for name, kind in TYPES.items():
         for k in (2, 4, 64, 1024) if kind is RandomizedResponse else (64, 1024):
@@ -117,7 +114,7 @@ def epsilons(config, report):
             report.row("epsilons", local=local, randomizer=name, **row, seconds=longest)
 
 
-def histograms(n, epsilon, k) -> Iterator[tuple[str, float, float, float]]:
+def histograms(n, epsilon, k):
     """(protocol, messages of a user, local epsilon, variance of the count of a type that n/k users hold)."""
     even = torch.ones(k, dtype=torch.float64)
     asked = workloads.identity(k)
@@ -130,7 +127,7 @@ def histograms(n, epsilon, k) -> Iterator[tuple[str, float, float, float]]:
         yield one.name, messages, alone, (n * one.error) ** 2
 
 
-def vectors(n, epsilon, dim) -> Iterator[tuple[str, float, float, float]]:
+def vectors(n, epsilon, dim):
     """(protocol, messages of a user, local epsilon, E |error|^2 of the mean of n unit vectors)."""
     crowd = Amplified.calibrated(lambda e: PrivUnit(dim, e), n, epsilon, DELTA)
     yield "PrivUnit", 1.0, crowd.client.epsilon, crowd.client.squared_error(1.0) / n

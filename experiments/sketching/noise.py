@@ -89,9 +89,7 @@ def true_epsilons(users, report, generator):
             row("experiments' noise (inferred)", columns, nominal, true)
 
 
-def drawn_delta(
-    noise: DivisibleNoise, sketch, covariance, client, draws, source
-) -> tuple[float, float]:
+def drawn_delta(noise: DivisibleNoise, sketch, covariance, client, draws, source):
     """Hockey-stick divergence at epsilon = 1 of the release for rows at +-1, and its standard error; each column of
     the noise that the clients add is one draw. covariance: of the noise's rows, what the attacker believes it to be."""
     shift = 2 * sketch.dense()[:, client]

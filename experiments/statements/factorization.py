@@ -27,7 +27,7 @@ edmonds = Statements("Edmonds")
 WIDE = (*EPSILONS, 100.0, 1000.0, 1e4)
 
 
-def approximated(W, alpha) -> tuple[float, float]:
+def approximated(W, alpha):
     """(lower, upper) of gamma_2(W; alpha), entries moved by at most alpha: recomputed, the lower by Lemma 12 itself."""
     found = approximate(W, alpha, tol=2e-4)
     left, right = found.left.numpy(), found.right.numpy()
@@ -103,7 +103,7 @@ def parities(d):
         )
 
 
-def least_largest(W, epsilon) -> tuple[float, float]:
+def least_largest(W, epsilon):
     """(gamma_2(W), sqrt(n) E max error of the local factorization mechanism, of many users)."""
     factors = factorize(W, tol=2e-4)
     left, right = factors.left.numpy(), factors.right.numpy()

@@ -15,7 +15,7 @@ ghazi = Statements("Ghazi")
 USERS = (1, 2, 10, 1000, 10**6)
 
 
-def zeta_of(W, n, epsilon) -> tuple[float, float, float, float]:
+def zeta_of(W, n, epsilon):
     """(lower, upper) of zeta(W, n), and gamma_2 and the largest error of the approximation behind the upper bound."""
     found = zeta(torch.as_tensor(W), n, epsilon, tol=2e-4)
     left, right = found.left.numpy(), found.right.numpy()

@@ -51,7 +51,7 @@ def laplace(draw):
         yield f"epsilon = {draw.epsilon:g}", ratio(float(np.abs(losses).max()), draw.epsilon)
 
 
-def crowded(m, n, gamma) -> tuple[float, float]:
+def crowded(m, n, gamma):
     """P of one given row's count being above (1 + gamma) n/m, and below (1 - gamma) n/m."""
     mean, inside = n / m, binom(n, 1 / m)
     above = float(inside.sf(math.floor(mean * (1 + gamma) + 1e-9)))

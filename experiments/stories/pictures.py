@@ -37,7 +37,7 @@ class Config:
     seeds: int = 10  # runs of each plan
 
 
-def told(story) -> dict[str, Any]:
+def told(story):
     """The names that a story's blocks leave, run in an empty folder."""
     names = {"__name__": "__main__"}
     here = Path.cwd()

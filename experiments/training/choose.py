@@ -20,7 +20,7 @@ from dataclasses import dataclass
 
 import torch
 from sklearn.datasets import load_breast_cancer, load_digits
-from torch import Tensor, nn
+from torch import nn
 
 from torchdp.noise import SeededNoise
 from torchdp.randomness import keyed_generator
@@ -40,7 +40,7 @@ class Config:
     seeds: int = 20  # every run has draws of its own
 
 
-def table(name) -> tuple[Tensor, Tensor]:
+def table(name):
     """Columns of mean 0 and length such that rows have norm about 1, and classes; in a fixed order."""
     x, y = map(
         torch.tensor, (load_digits if name == "digits" else load_breast_cancer)(return_X_y=True)

@@ -32,7 +32,7 @@ class Single(nn.Module):
 def trained(
     model, x, y, update: type[torch.optim.Optimizer], given, seed,
     *, classes, batch, steps, noise
-) -> Single:  # fmt: skip
+) :  # fmt: skip
     """After so many steps of PrivacyEngine's loader and optimizer, clipped to 1; noise: its multiplier."""
     from opacus import PrivacyEngine
 

@@ -17,7 +17,6 @@ from torch import Tensor, nn
 from torchdp.randomness import keyed_generator
 
 CONTEXT, WIDTH, RANK = 16, 48, 4  # characters, and the language model's numbers
-Data = tuple[Tensor, Tensor, int]  # x, y, and how many rows are users': the others are for accuracy
 
 
 class Lanes:
@@ -111,7 +110,7 @@ class Language(nn.Module):
         return layer("head", nn.functional.layer_norm(h, (WIDTH,))).squeeze(-2)
 
 
-def pieces(text, most) -> tuple[Tensor, Tensor]:
+def pieces(text, most):
     """Characters and the one that follows, evenly over the text."""
     codes = torch.tensor([min(ord(c), 127) for c in text])
     start = torch.arange(most) * ((len(codes) - CONTEXT - 1) // most)
@@ -121,7 +120,7 @@ def pieces(text, most) -> tuple[Tensor, Tensor]:
 
 @cache
 @torch.enable_grad()
-def language() -> Language:
+def language():
     """Trained on Python's manual, which is public."""
     from pydoc_data.topics import topics
 
@@ -173,7 +172,7 @@ def lora(lanes, x):
     return language()(x, low)
 
 
-def shapes(model, size, classes) -> dict[str, tuple[int, int, bool]]:
+def shapes(model, size, classes):
     """(out, in, whether there is a bias) of each layer."""
     if model == "LoRA":
         sizes = {
@@ -202,10 +201,11 @@ FORWARD = {
 
 
 @cache
-def data(name, folder: Path | None) -> Data:
-    """digits, breast cancer, text (pieces of Python's own source), agnews (embeddings in ``folder``), or short digits.
+def data(name, folder: Path | None):
+    """x, y, and how many rows are users': the others are for accuracy.
 
-    Of these columns have mean 0 and rows a norm of about 1.
+    name: digits, breast cancer, text (pieces of Python's own source), agnews (embeddings in ``folder``), or short
+    digits, of which columns have mean 0 and rows a norm of about 1.
     """
     if name == "text":
         import argparse

@@ -41,7 +41,7 @@ from typing import Any
 
 import torch
 from engine import trained
-from lanes import FORWARD, Data, Lanes, data, shapes
+from lanes import FORWARD, Lanes, data, shapes
 from tqdm import tqdm
 
 from torchdp.noise import SeededNoise
@@ -53,7 +53,6 @@ from torchdp.training import (
     Descent,
     Iterates,
     Participation,
-    Plan,
     SampledBatches,
     choose,
 )
@@ -159,7 +158,7 @@ def rates_of(data, name) -> tuple[float, ...]:
     return tuple(rate * (TIMES.get(data, 1.0) if plain else 1.0) for rate in RATES[name])
 
 
-def learned(config, model) -> Data:
+def learned(config, model):
     return data(source(config, model), config.folder)
 
 
@@ -245,7 +244,7 @@ def source(config, model):
     return "text" if model == "LoRA" else config.data
 
 
-def opacus(plan, epsilon) -> Plan:
+def opacus(plan, epsilon):
     """DP-SGD with the noise that Opacus's accountant finds."""
     from opacus.accountants.utils import get_noise_multiplier
 
@@ -259,13 +258,13 @@ def opacus(plan, epsilon) -> Plan:
 
 
 @cache
-def plans(users, batch, objective: Descent | Iterates, epsilon) -> dict[str, Plan]:
+def plans(users, batch, objective: Descent | Iterates, epsilon):
     """By name, the least error first."""
     choice = choose(objective, users, batch, epsilon=epsilon, delta=DELTA)
     return {one.name: one.protocol for one in choice.candidates}
 
 
-def sides(config, model, name, steps, epsilon) -> dict[str, tuple[str, Plan, str]]:
+def sides(config, model, name, steps, epsilon):
     """Of each its plan, and who trains: with Adam as "ours" or "torch's", or Opacus's "engine"; DP-SGD first."""
     momentum = {"SGD": 0.0, "momentum": 0.9}.get(name)
     users, batch = learned(config, model)[2], BATCH[source(config, model)]

@@ -34,7 +34,7 @@ def counts(n, k):
     return whole
 
 
-def table(n, d) -> tuple[np.ndarray, np.ndarray]:
+def table(n, d):
     """Rows of norm at most 1 and labels in [-1, 1]."""
     rng = np.random.default_rng(2)
     X = rng.uniform(-1, 1, (n, d)) / d**0.5
@@ -50,7 +50,7 @@ def spheres(n, d):
 PAIRS = ((0, 1), (1, 2), (0, 2))  # attributes whose joint counts are asked
 
 
-def marginals(n, size, sigma) -> tuple[np.ndarray, np.ndarray]:
+def marginals(n, size, sigma):
     """Counts of n people in all pairs of three attributes of so many values: true, and with noise; (3, size^2)."""
     rng = np.random.default_rng(4)
     chance = rng.gamma(0.3, size=(size, size, size))
@@ -61,7 +61,7 @@ def marginals(n, size, sigma) -> tuple[np.ndarray, np.ndarray]:
     return true, true + sigma * rng.standard_normal(true.shape)
 
 
-def network(n, d, hidden, classes) -> tuple[list[np.ndarray], np.ndarray, np.ndarray]:
+def network(n, d, hidden, classes):
     """Weights and biases of two layers, float32, and n examples with labels."""
     rng = np.random.default_rng(5)
     shapes = ((hidden, d), (hidden,), (classes, hidden), (classes,))
@@ -98,7 +98,7 @@ def calls(made):
     return made if isinstance(made, tuple) else (made, lambda: None)
 
 
-def longest(total, x, y) -> Callable[[], list[float]]:
+def longest(total, x, y):
     """Norms of the sums of eight examples, each alone."""
     return lambda: [
         float(np.linalg.norm(total(x[i : i + 1], y[i : i + 1]).astype(float))) for i in range(8)
