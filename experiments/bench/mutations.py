@@ -263,7 +263,6 @@ def measure(config, report):
             key = {"room": fault.room, "file": fault.short, "fault": fault.what}
             row = report.once("mutations", key, lambda fault=fault: found[fault].result())
             killed[fault.room] += row["killed_by"] != "nobody"
-    report.say()
     for room, count in Counter(fault.room for fault in faults).items():
         report.row("rooms", room=room, faults=count, killed=killed[room])
     report.say(

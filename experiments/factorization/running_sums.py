@@ -66,7 +66,6 @@ def measure(config, report):
         forms |= {"dense": RunningSums(n).dense()} if n <= config.dense else {}
         for name, W in forms.items():
             row(report, "bounds", n, norm, partial(factorize, W, p, tol=config.tol), matrix=name)
-    report.say()
     for each, (norm, p) in product(config.strategies, NORMS.items()):
         if each != "none":
             n, buffers = map(int, each.split(","))

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 
 import torch
 from torch import Tensor
@@ -28,13 +28,7 @@ class Cell:
 
     @property
     def key(self):
-        return {
-            "task": self.task,
-            "k": self.k,
-            "n": self.n,
-            "epsilon": self.epsilon,
-            "data": self.data,
-        }
+        return asdict(self)
 
     @property
     def seed(self):
@@ -53,8 +47,7 @@ class Cell:
 class Method:
     """Draws the squared errors of so many trials.
 
-    side: chosen, own, outside, or hindsight: outside, with a number of bins that fits these data. predicted: RMSE of
-    what is drawn, None where nobody says.
+    side: chosen, own or outside. predicted: RMSE of what is drawn, None where nobody says.
     """
 
     name: str

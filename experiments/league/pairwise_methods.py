@@ -24,7 +24,6 @@ STATISTICS = {
 # the mean vector that is nearest to the estimated one among those of histograms
 AFTERWARDS = ("consistent",)
 BOUNDED = 32  # types up to which the program of the lower bound is solved
-BINS = (4, 8, 16, 64)  # tried in hindsight
 
 
 @functools.lru_cache(2)
@@ -45,9 +44,9 @@ def binned(task, k, most):
 
 
 def published(cell):
-    """(name, side, what is done that biases it, peer).
+    """(name, what is done that biases it, peer).
 
-    As many bins as Bell et al. (2020) take for smooth kernels, n^(1/4) epsilon^(1/2), and others in hindsight.
+    As many bins as Bell et al. (2020) take for smooth kernels, n^(1/4) epsilon^(1/2).
     """
     statistic, _ = chosen(cell.task, cell.k, cell.n, cell.epsilon)
     kernels, offset = (
@@ -55,24 +54,13 @@ def published(cell):
         statistic.offset,
     )
     every = peers.unbiased(kernels, offset, np.arange(cell.k) // (cell.k // 2))
-    found = [(name, "outside", "", peer) for name, peer in every.items()]
+    found = [(name, "", peer) for name, peer in every.items()]
     for name, peer in peers.plug_ins(kernels, offset).items():
-        found.append((name, "outside", "Norm-Sub", peer))
-    if cell.task == "Gini diversity":
-        return found
-    tried = {name: ("outside", bins) for name, bins in rule(cell)}
-    for name, bins in (binned(cell.task, cell.k, most) for most in BINS):
-        tried.setdefault(name, ("hindsight", bins))
-    for name, (side, bins) in tried.items():
-        if len(bins) < cell.k:
-            found.append(
-                (
-                    "randomized response",
-                    side,
-                    name,
-                    peers.randomized_response(kernels, offset, bins),
-                )
-            )
+        found.append((name, "Norm-Sub", peer))
+    for name, bins in rule(cell):
+        found.append(
+            ("randomized response", name, peers.randomized_response(kernels, offset, bins))
+        )
     return found
 
 
@@ -115,14 +103,14 @@ def methods(cell):
 
         return Method(name, side, quietly(draw), error(protocol))
 
-    def theirs(name, side, afterwards, peer: peers.Peer) -> Method:
+    def theirs(name, afterwards, peer: peers.Peer) -> Method:
         def draw(trials):
             found = squares(
                 torch.as_tensor(peer(Asked(counts.cpu().numpy(), cell.epsilon, trials, rng)))
             )
             return {afterwards: found["clipped"]} if afterwards else found
 
-        return Method(name, side, draw)
+        return Method(name, "outside", draw)
 
     error = quietly(lambda protocol: math.sqrt(float(protocol.predicted_mse(counts))))
 

@@ -128,7 +128,6 @@ def measure(config, report):
         question, [(_, types)], _ = ask(cli.parser().parse_args(arguments))
         questions[name] = question.asked, torch.bincount(types, minlength=question.asked.types)
         answers[name] = run(arguments)
-    report.say()
     rows = errors(questions, config, report)
     for name, answer in answers.items():
         key = {

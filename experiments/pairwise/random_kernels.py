@@ -199,7 +199,6 @@ def measure_cells(config, report):
         named = {"cell": index, "kind": kind, "protocol": cell.protocol, "k": len(cell.shares)}
         report.row("cells", **named, n=cell.users, epsilon=cell.epsilon, trials=trials, **found)
     rows = read_table(report.folder / "cells.csv")
-    report.say()
     for kind in dict.fromkeys(row["kind"] for row in rows):
         shares, normal, widths = columns(rows, "coverage", "normal", "width", kind=kind)
         report.row(

@@ -127,7 +127,6 @@ def measure(config, report):
                         )
         covariances(config, report)
     rows = [row for row in read_table(report.folder / "cells.csv") if row["marked"]]
-    report.say()
     ratios = [row["measured_rmse"] / row["predicted_rmse"] for row in rows]
     covers = [row["coverage"] for row in rows]
     report.row(

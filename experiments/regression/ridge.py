@@ -152,7 +152,6 @@ def one_size(config, report):
 
 def against_n(config, report):
     generator = keyed_generator(b"regression sweep")
-    report.say()
     for n in config.sizes:
         A, b = regression_rows(n, COLUMNS, math.sqrt(n), generator=generator)
         moments = SecondMoments.of(A, b)

@@ -78,7 +78,6 @@ class Config:
     steps: tuple[int, ...] = (120,)
     seeds: int = 10
     engine: int = 3  # seeds, at most, that Opacus's own engine trains one after another
-    every: bool = False  # candidate of choose beside the chosen ones
 
 
 SMOKE = Config(
@@ -278,8 +277,6 @@ def sides(config, model, name, steps, epsilon):
         "chosen": (*next(iter(chosen.items())), "ours"),
         "chosen, flat": (*next(iter(flat.items())), "ours"),
     }
-    if config.every:
-        found |= {f"of all: {plan}": (plan, chosen[plan], "ours") for plan in chosen}
     return found
 
 
