@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from statements import densities, factorization, gaussian, pairwise, sketching
-from statements.base import CHECKS, KINDS, Check
+from statements.base import CHECKS, KINDS
 
 from torchdp.simulate import Experiment
 from torchdp.threads import on_host
@@ -57,7 +57,7 @@ class Config:
     page: Path | None = None
 
 
-def chosen(config) -> list[Check]:
+def chosen(config):
     """The checks that match, paper by paper."""
     found = [each for each in CHECKS if config.match in f"{each.paper} {each.row} {each.statement}"]
     return sorted(found, key=lambda each: PAPERS.index(each.paper))

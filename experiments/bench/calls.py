@@ -52,7 +52,7 @@ def normals():
     torch.randn(100_000, dtype=torch.float64)
 
 
-def steps() -> dict[str, tuple[Run, Run]]:
+def steps():
     """Each call and its loop."""
     noise = Noise(CPU)
     generator = torch.Generator().manual_seed(1)

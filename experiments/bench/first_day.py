@@ -37,13 +37,13 @@ BENCHES = (("experiments/bench/run.py",),)
 class Config:
     size: int = 2**20  # users, rows or numbers of a kernel's call
     copied: int = 2**28
-    parity: tuple[tuple[str, ...], ...] = PARITY
-    benches: tuple[tuple[str, ...], ...] = BENCHES
+    commands: bool = True  # tests and benches
 
 
 def measure(config, report):
     device = torch.get_default_device()
-    run(config.parity, report)
+    if config.commands:
+        run(PARITY, report)
     source = torch.zeros(config.copied, device=device)
     copy = 2 * source.nbytes / seconds(source.clone) / 1e9
     report.say(f"copy: {copy:.4g} GB/s")
@@ -52,7 +52,8 @@ def measure(config, report):
         plain = rate(kernel, kernel.plain, device, config.size)
         fused = None if why else rate(kernel, kernel.fused, device, config.size)
         report.row("kernels", kernel=kernel.name, fused=fused, reference=plain, fault=why or "")
-    run(config.benches, report)
+    if config.commands:
+        run(BENCHES, report)
 
 
 def rate(kernel, form: Callable[..., object], device, size):
@@ -69,13 +70,13 @@ def seconds(call: Callable[[], object]):
     )
 
 
-def run(commands: tuple[tuple[str, ...], ...], report):
+def run(commands, report):
     for command in commands:
         done = subprocess.run([sys.executable, *command], cwd=ROOT, check=False)
         report.row("commands", command=" ".join(command), exit=done.returncode)
 
 
-EXPERIMENT = Experiment(measure, Config(), Config(2**7, 2**10, (), ()))
+EXPERIMENT = Experiment(measure, Config(), Config(2**7, 2**10, False))
 
 if __name__ == "__main__":
     EXPERIMENT.main()

@@ -17,7 +17,7 @@ import signal
 import statistics
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -63,7 +63,7 @@ def clock():
     return sum(each.ru_utime + each.ru_stime for each in used)
 
 
-def turns(parts: Mapping[str, Part], rounds) -> dict[str, list[float]]:
+def turns(parts: Mapping[str, Part], rounds):
     """Seconds a unit of each part, over rounds in which all take turns; a slow machine slows them all."""
     # with tables, caches, compilation
     first = {name: _spent(part.run, 1) for name, part in parts.items()}
@@ -87,7 +87,7 @@ def _spent(run, times):
     return clock() - start
 
 
-def rows(case, rounds=ROUNDS, memory_too=True, least=False) -> Iterator[Row]:
+def rows(case, rounds=ROUNDS, memory_too=True, least=False):
     """A row for each floor and peer: nanoseconds a unit, and how many times as long as the other ours takes.
 
     least: the least time of each side is compared, not the median of the turns' ratios. Other processes only ever
@@ -174,7 +174,7 @@ def _status(name):
     return next(float(line.split()[1]) for line in lines if line.startswith(name + ":"))
 
 
-def load(bench) -> Callable[[bool], Iterator[Case]]:
+def load(bench):
     """``cases`` of a bench: a file's path, or its name here."""
     path = Path(bench) if bench.endswith(".py") else Path(__file__).with_name(f"{bench}.py")
     spec = importlib.util.spec_from_file_location(path.stem, path)

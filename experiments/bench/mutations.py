@@ -54,7 +54,7 @@ FULL, SMOKE = Config(), Config(match=r"randomized_response\.py: (off by one type
 parsed = lru_cache(maxsize=4)(ast.parse)  # faults of one file stand together
 
 
-def definitions(node: ast.AST, inside="") -> Iterator[tuple[str, ast.AST]]:
+def definitions(node: ast.AST, inside=""):
     """Every class and function below the node, by qualified name."""
     for child in ast.iter_child_nodes(node):
         if isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
@@ -69,14 +69,14 @@ def named_in(tree: ast.AST) -> list[tuple[str, ast.AST]]:
     return list(definitions(tree))
 
 
-def expressions(scope: ast.AST, pattern: ast.expr) -> list[tuple[ast.expr, ast.expr]]:
+def expressions(scope: ast.AST, pattern: ast.expr):
     """Every expression that reads as the pattern, as a run of one."""
     as_text = ast.unparse(pattern)
     alike = [node for node in ast.walk(scope) if isinstance(node, type(pattern))]
     return [(node, node) for node in alike if ast.unparse(node) == as_text]
 
 
-def statements(scope: ast.AST, pattern: list[ast.stmt]) -> list[tuple[ast.stmt, ast.stmt]]:
+def statements(scope: ast.AST, pattern):
     """The first and last statement of every run that reads as the pattern."""
     as_text = ast.unparse(pattern)
     found = []
@@ -150,7 +150,7 @@ class Fault:
         return before.decode() + new + after.decode()
 
 
-def read(text) -> list[Fault]:
+def read(text):
     """The faults of a text such as ``mutations.txt``. Raises ValueError for a paragraph that is none."""
     found = []
     for paragraph in re.split(r"\n{2,}", re.sub(r"(?m)^#.*\n", "", text).strip("\n")):

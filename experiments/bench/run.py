@@ -27,7 +27,7 @@ import platform
 import re
 import subprocess
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -62,7 +62,7 @@ class Config:
     small: bool = False
 
 
-def measured(bench, config, cases: Sequence[str] = ()) -> list[Row]:
+def measured(bench, config, cases: Sequence[str] = ()):
     """A bench's rows from a fresh process."""
     options = [
         "--rounds",
@@ -98,13 +98,7 @@ def key(row) -> tuple[str, str, str]:
     return row["bench"], row["case"], row["against"]
 
 
-def fallen(
-    rows: Sequence[Row],
-    committed: Sequence[Row],
-    again: Callable[[str, list[str]], list[Row]],
-    most=FALLEN,
-    repeats=2,
-) -> list[Row]:
+def fallen(rows: Sequence[Row], committed: Sequence[Row], again, most=FALLEN, repeats=2):
     """Rows above ``most`` times their ratio in all measurements: ``again(bench, cases)`` measures once more.
 
     A row that a repetition clears takes the repetition's numbers. What fails fell.
@@ -147,7 +141,7 @@ def machine():
     return f"{name} {torch.backends.cpu.get_cpu_capability()} one thread"
 
 
-def where() -> Row:
+def where():
     """What every row carries."""
     git = ["git", "-C", str(HERE), "describe", "--always", "--dirty"]
     commit = subprocess.run(git, capture_output=True, text=True).stdout.strip()

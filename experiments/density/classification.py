@@ -227,15 +227,21 @@ def curves(rows):
                 label=name,
             )
         axes.axhline(rows[0]["chance"], color="grey", linewidth=0.6)
-        axes.set(title=kernel, xlabel="epsilon of the vector", xscale="log")
-        ticks = sorted({row["epsilon"] for row in rows})
-        axes.set_xticks(ticks, [f"{tick:g}" for tick in ticks])
-        axes.minorticks_off()
-        axes.grid(True, linewidth=0.3)
+        axes.set(title=kernel)
     panels[0].set_ylabel("accuracy")
-    figure.legend(
-        *panels[0].get_legend_handles_labels(), fontsize="small", loc="outside right center"
-    )
+    return against_epsilon(figure, panels, rows)
+
+
+def against_epsilon(figure, panels, rows):
+    """With these rows' epsilons on the horizontal axes, and a legend beside them."""
+    ticks = sorted({row["epsilon"] for row in rows})
+    for axes in panels:
+        axes.set(xlabel="epsilon of the vector", xscale="log")
+        axes.set_xticks(ticks, [f"{tick:g}" for tick in ticks])
+        axes.set_xticks([], minor=True)
+        axes.grid(True, linewidth=0.3)
+    handles = panels[0].get_legend_handles_labels()
+    figure.legend(*handles, fontsize="small", loc="outside right center")
     return figure
 
 

@@ -1,11 +1,10 @@
 """Explicit factorizations beside the certified optimum, and Kronecker products factored without forming them.
 
-Papers: Chan, Shi, Song (2011); Honaker (2015); Fichtenberger, Henzinger, Upadhyay (2023); Henzinger, Upadhyay (2025);
+Papers: Chan, Shi, Song (2011); Honaker (2015); Fichtenberger, Henzinger, Upadhyay (2023);
     Henzinger, Kalinin, Upadhyay (2025); Ghazi et al. (2023), Lemma 17; Nikolov, Tang (2023), Lemma 62.
 Command:  python experiments/factorization/structured.py [--dense]
-Expected: prefix sums at k = 1024: the normalised square root 1.040 times the optimum, the group algebra 1.076, the
-    square root 1.105, the least-squares tree 1.50, the binary tree 3.54; value - ln k / pi = 0.874, 0.981 and 1.066 for
-    the first three. abs(i - j): Lemma 17's tree costs 1.30 k at k = 15 and 1.60 k at 255, below its bound; the optimum
+Expected: prefix sums at k = 1024: the normalised square root 1.040 times the optimum, the square root 1.105, the
+    least-squares tree 1.50, the binary tree 3.54; value - ln k / pi = 0.874 and 1.066 for the first two. abs(i - j): Lemma 17's tree costs 1.30 k at k = 15 and 1.60 k at 255, below its bound; the optimum
     stays below k.
     Kendall's tau on 64 x 64: both bounds 10.042063, the signature form in about half a second; from the 4096 x 4096
     matrix (--dense) in minutes.
@@ -19,8 +18,6 @@ import math
 import time
 from dataclasses import dataclass
 
-import torch
-
 from torchdp import workloads
 from torchdp.factorization import (
     Factorization,
@@ -31,7 +28,6 @@ from torchdp.factorization import (
     square_root,
 )
 from torchdp.factorization.constructive import (
-    at_uniform_weights,
     best_decoder,
     binary_tree,
     normalised_square_root,
@@ -42,48 +38,6 @@ DENSE_UP_TO = 32  # side of the grids that are also factored as dense matrices; 
 TOLERANCE = 1e-4  # certified gap of the optimum
 
 
-def skew_circulant(first, p=math.inf):
-    """The optimal factorization of the skew-circulant matrix c_{i-j} for i >= j, -c_{n+i-j} above, into two such.
-
-    left has the eigenvalues abs(v)^{1/2} and right v abs(v)^{-1/2}, v = fft(c t), t_j = e^{-i pi j / n}. Shifting rows
-    and columns together, with a change of sign, leaves the matrix as it is, so uniform weights are optimal.
-    first: (n,), c. All ones: +1 on and below the diagonal, -1 above; (0, 1, ..., 1): sgn(i - j).
-
-    Guarantees: optimal for every p: both bounds equal n^{1/p - 1} sum_k abs(v_k), up to rounding.
-    Source: Lee, Shraibman, Spalek (2008) for gamma_2 under a group; the power of n from the row weights n^{-(p-2)/p}.
-    """
-    first = first.double()
-    angle = torch.arange(len(first), dtype=torch.float64, device=first.device) * (
-        -math.pi / len(first)
-    )
-    twist = torch.polar(torch.ones_like(angle), angle)
-    values = torch.fft.fft(first * twist)
-    root = values.abs().sqrt()
-    phase = torch.where(root > 0, values / torch.where(root > 0, root, 1.0), 0.0)
-    left, right = (_spread((torch.fft.ifft(v) * twist.conj()).real) for v in (root, phase))
-    return at_uniform_weights(_spread(first), left, right, p)
-
-
-def _spread(first):
-    n = len(first)
-    place = torch.arange(n, device=first.device)
-    matrix = first[(place[:, None] - place) % n]
-    return torch.where(place[:, None] < place, -matrix, matrix)
-
-
-def group_algebra(k, p=math.inf):
-    """Prefix sums as (S + 1 1^T) / 2, S with +1 on and below the diagonal and -1 above: S is skew-circulant.
-
-    gamma_2's upper bound is (gamma_2(S) + 1) / 2, ln k / pi + 0.981 as k grows.
-    Source: Mathias (1993) for the bound; Henzinger, Upadhyay (2025) for the factorization.
-    """
-    W = workloads.prefix(k).dense()
-    S = skew_circulant(torch.ones(k, dtype=torch.float64, device=W.device))
-    one = torch.ones(k, 1, dtype=torch.float64, device=W.device)
-    left, right = torch.cat([S.left, one], 1), torch.cat([S.right, one.mT])
-    return at_uniform_weights(W, left / math.sqrt(2), right / math.sqrt(2), p)
-
-
 def least_squares_tree(k, p=math.inf) -> Factorization:
     return best_decoder(workloads.prefix(k).dense(), binary_tree(k).right, p)
 
@@ -92,7 +46,6 @@ PREFIX = {
     "binary tree": binary_tree,
     "least-squares tree": least_squares_tree,
     "square root": square_root,
-    "group algebra": group_algebra,
     "normalised root": normalised_square_root,
 }
 

@@ -35,11 +35,10 @@ import shutil
 import statistics
 import subprocess
 import sys
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from rows import ABSENT, PEERS, ROWS, SIDES, Row
+from rows import ABSENT, PEERS, ROWS, SIDES
 
 from torchdp.simulate import Experiment
 
@@ -90,7 +89,7 @@ def settings(row, config):
     return {**row.settings, **(row.quick if config.quick else {})}
 
 
-def answers(name, python, rows: list[Row], config) -> Iterator[tuple[Row, dict]]:
+def answers(name, python, rows, config):
     """What a side's process says of these rows; a row of which it says nothing failed."""
     asked = [[row.name, settings(row, config), dict(row.warm)] for row in rows]
     environment = {
@@ -176,7 +175,7 @@ def measure(config, report):
             shutil.copy(report.folder / f"league.{kind}", kept_as.with_suffix(f".{kind}"))
 
 
-def summary(row, turns) -> Iterator[dict]:
+def summary(row, turns):
     """A line for each side: medians of seconds and MiB, root mean squares of errors, the mean of what was seen.
 
     steady: the error is the same in all turns.

@@ -94,33 +94,26 @@ def domains(d) -> dict[str, Domain]:
     sides = 2.0 ** torch.arange(d, dtype=torch.float64)
     cloud = normal(6 * d, d) / math.sqrt(d)
     cloud[:3] *= torch.tensor([[20.0], [10.0], [5.0]], dtype=torch.float64)
+    zero = torch.zeros(d, dtype=torch.float64)
+    simplex = FiniteSet(torch.eye(d, dtype=torch.float64))
     return {
-        "skewed box": Box(torch.zeros(d, dtype=torch.float64), sides),
+        "skewed box": Box(zero, sides),
         "few long points": FiniteSet(cloud),
-        "simplex": FiniteSet(torch.eye(d, dtype=torch.float64)),
+        "simplex": simplex,
         "sparse vectors": sparse(d),
-        "zonotope": Zonotope(
-            normal(d, d + 2) * sides.sqrt()[:, None], torch.zeros(d, dtype=torch.float64)
-        ),
-        "ellipsoid": Ellipsoid(
-            normal(d, d) * sides.sqrt()[:, None], torch.zeros(d, dtype=torch.float64)
-        ),
+        "zonotope": Zonotope(normal(d, d + 2) * sides.sqrt()[:, None], zero),
+        "ellipsoid": Ellipsoid(normal(d, d) * sides.sqrt()[:, None], zero),
         "l_1 ball": lp_ball(d, 1.0),
         "image of an l_3 ball": linear_image(normal(d, d), lp_ball(d, 3.0)),
         "trace-norm ball": SchattenBall(2, d // 2, 1.0),
         "simplex x box": Product(
             (
                 FiniteSet(torch.eye(d // 2, dtype=torch.float64)),
-                Box(torch.zeros(d - d // 2, dtype=torch.float64), sides[: d - d // 2]),
+                Box(zero[: d - d // 2], sides[: d - d // 2]),
             )
         ),
         "flat points": FiniteSet(normal(3 * d, d // 2) @ normal(d // 2, d)),
-        "simplex + segments": minkowski_sum(
-            [
-                FiniteSet(torch.eye(d, dtype=torch.float64)),
-                Zonotope(normal(d, 2), torch.zeros(d, dtype=torch.float64)),
-            ]
-        ),
+        "simplex + segments": minkowski_sum([simplex, Zonotope(normal(d, 2), zero)]),
     }
 
 

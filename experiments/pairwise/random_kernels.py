@@ -115,6 +115,14 @@ def reports(statistic: PairwiseStatistic, epsilon, kind):
     return LocalOracle.of(statistic, kind(statistic.types, epsilon))
 
 
+def normals(generator, *shape):
+    return torch.randn(*shape, generator=generator, dtype=torch.float64)
+
+
+def uniforms(generator, *shape):
+    return torch.rand(*shape, generator=generator, dtype=torch.float64)
+
+
 def pick(options, generator):
     return options[int(torch.randint(len(options), (), generator=generator))]
 
@@ -125,12 +133,12 @@ def random_cell(kind, protocol, generator, ratio=False):
     k = 2 if few else int(torch.randint(3, 17, (), generator=generator))
     n, epsilon = int(pick(USERS, generator)), float(pick(EPSILONS, generator))
     n = min(n, FEW) if protocol == "subsets" else n
-    shares = -torch.rand(k, generator=generator, dtype=torch.float64).log()
+    shares = -uniforms(generator, k).log()
     shares = shares / shares.sum()
     if kind == "one frequent":
         shares = 0.02 * shares + 0.98 * torch.eye(k, dtype=torch.float64)[0]
     shares = Cell(kind, protocol, n, epsilon, shares, shares).counts.double() / n
-    kernel = torch.randn(k, k, generator=generator, dtype=torch.float64)
+    kernel = normals(generator, k, k)
     kernel = (kernel + kernel.mT) / 2
     if kind == "plain":
         x = torch.arange(k, dtype=torch.float64)
@@ -140,14 +148,14 @@ def random_cell(kind, protocol, generator, ratio=False):
         # of randomized response
         deviation = math.sqrt((k - 2 + math.exp(epsilon)) / n) / math.expm1(epsilon)
         size = 0.3 * 10 ** float(torch.rand((), generator=generator))
-        where = shares + size * deviation * torch.randn(k, generator=generator, dtype=torch.float64)
+        where = shares + size * deviation * normals(generator, k)
         where = where + (1 - where.sum()) / k
     if "stationary" in kind:  # mean f(x, .) at ``where`` becomes 0 for each x
         means = kernel @ where
         kernel = kernel - means[:, None] - means + where @ means
     if not ratio:
         return Cell(kind, protocol, n, epsilon, shares, kernel)
-    below = torch.rand(k, k, generator=generator, dtype=torch.float64)
+    below = uniforms(generator, k, k)
     below = 1 + (below + below.mT) / 4
     value = float(torch.randn((), generator=generator))
     return Cell(f"ratio, {kind}", protocol, n, epsilon, shares, kernel + value * below, below)
@@ -229,7 +237,7 @@ def ideal(curved, linear, e):
 def search(config, report):
     """The least coverage over w and l of up to six coordinates: random starts, steps downhill from the worst five."""
     generator = keyed_generator(b"search", "cpu")
-    draws = torch.randn(config.draws, 6, generator=generator, dtype=torch.float64)
+    draws = normals(generator, config.draws, 6)
 
     def coverage(point, e):
         return ideal(point[0], point[1], e[:, : point.shape[1]])
@@ -237,26 +245,24 @@ def search(config, report):
     starts = []
     for index in range(config.starts):
         r = 1 + index % 6
-        w = 10 ** (-1.5 * torch.rand(r, generator=generator, dtype=torch.float64))
-        w = w * torch.randn(r, generator=generator, dtype=torch.float64).sign()
-        mu = 4 * torch.rand(r, generator=generator, dtype=torch.float64)
-        mu = mu * (torch.rand(r, generator=generator, dtype=torch.float64) < 0.7)
+        w = 10 ** (-1.5 * uniforms(generator, r))
+        w = w * normals(generator, r).sign()
+        mu = 4 * uniforms(generator, r)
+        mu = mu * (uniforms(generator, r) < 0.7)
         point = torch.stack([w, w * mu])
         starts.append((coverage(point, draws[: config.draws // 4]), point))
     starts.sort(key=lambda each: each[0])
     for share, point in starts[:5]:
         share, size = coverage(point, draws), 0.5
         for _ in range(config.steps):
-            change = (
-                size * torch.randn(point.shape, generator=generator, dtype=torch.float64)
-            ).exp()
+            change = (size * normals(generator, point.shape)).exp()
             new = point * change
             found = coverage(new, draws)
             if found < share:
                 point, share = new, found
             else:
                 size *= 0.93
-        fresh = torch.randn(5 * config.draws, 6, generator=generator, dtype=torch.float64)
+        fresh = normals(generator, 5 * config.draws, 6)
         w, ell = (
             " ".join(f"{float(each):.3g}" for each in part / point[0].abs().max()) for part in point
         )
@@ -269,7 +275,7 @@ def groups(config, report):
     for (w, mean), (small, small_mean), many in GROUPS:
         curved = torch.tensor([w] + [small] * many, dtype=torch.float64)
         linear = torch.tensor([w * mean] + [small * small_mean] * many, dtype=torch.float64)
-        e = torch.randn(config.draws // 2, len(curved), generator=generator, dtype=torch.float64)
+        e = normals(generator, config.draws // 2, len(curved))
         report.row(
             "groups",
             w=w,

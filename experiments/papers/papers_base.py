@@ -55,7 +55,7 @@ class Finding:
             object.__setattr__(self, "verdict", "not checkable")
 
     @staticmethod
-    def equal(result, claim, measure, paper, ours, error=None, within=0.0) -> "Finding":
+    def equal(result, claim, measure, paper, ours, error=None, within=0.0):
         """The paper's number: agrees within so much of it, or 4 standard errors; else differs."""
         near = abs(ours - paper) <= _margin(paper, error, within)
         return Finding(
@@ -63,7 +63,7 @@ class Finding:
         )
 
     @staticmethod
-    def at_most(result, claim, measure, limit, ours, error=None) -> "Finding":
+    def at_most(result, claim, measure, limit, ours, error=None):
         """A promise of this package: agrees where it holds up to a thousandth or 4 standard errors, else broken."""
         holds = ours <= limit + _margin(limit, error)  # not for nan
         return Finding(
@@ -71,14 +71,14 @@ class Finding:
         )
 
     @staticmethod
-    def as_printed(result, claim, measure, limit, ours, error=None) -> "Finding":
+    def as_printed(result, claim, measure, limit, ours, error=None):
         """An inequality of the paper: agrees where it holds, else corrected, as docs/corrections.md explains."""
         found = Finding.at_most(result, claim, measure, limit, ours, error)
         fails = "differs" if math.isnan(ours) else "corrected"
         return replace(found, verdict=fails) if found.verdict == "broken" else found
 
     @staticmethod
-    def lower(result, claim, measure, paper, ours, error=None) -> "Finding":
+    def lower(result, claim, measure, paper, ours, error=None):
         """Errors of two methods at one guarantee: beaten, behind, or within a thousandth or 4 standard errors."""
         margin = _margin(paper, error)
         verdict = "differs" if math.isnan(ours) else "behind"
@@ -87,13 +87,13 @@ class Finding:
         return Finding(result, claim, measure, paper, ours, error, verdict, SLACK)
 
     @staticmethod
-    def compared(result, claim, measure, other, ours, error=None) -> "Finding":
+    def compared(result, claim, measure, other, ours, error=None):
         """Two numbers of this package, the other one in the text: no verdict on the paper."""
         verdict = "differs" if math.isnan(ours) or math.isnan(other) else "compared"
         return Finding(result, claim, f"{measure}; beside {other:.4g}", None, ours, error, verdict)
 
     @staticmethod
-    def unchecked(result, claim, reason) -> "Finding":
+    def unchecked(result, claim, reason):
         """What no program can look at, or not with the data at hand."""
         return Finding(result, claim, reason, None, None, None, "not checkable")
 
@@ -133,7 +133,7 @@ class Part:
         """Where its results are, below those of the paper."""
         return out / (self.folder or Path(self.script).with_suffix(""))
 
-    def findings(self, out) -> tuple[Finding, ...]:
+    def findings(self, out):
         """What its tables below ``out`` say. Raises LookupError, TypeError, ValueError, ArithmeticError."""
         return tuple(
             self.judge({path.stem: read_table(path) for path in sorted(self.at(out).glob("*.csv"))})
@@ -171,12 +171,12 @@ def where(table, /, **cells):
     return found
 
 
-def worst(table: Iterable[T], key: Callable[[T], float]) -> T:
+def worst(table: Iterable[T], key):
     """The row whose key is largest; one whose key is no number is worse than any. Raises ValueError for no row."""
     return max(table, key=lambda row: (math.isnan(key(row)), key(row)))
 
 
-def theorems(author) -> Part:
+def theorems(author):
     """Every inequality of this paper that the checker tries.
 
     One that fails is the paper's where its kind of failure is known (docs/corrections.md), else our mistake.
@@ -195,7 +195,7 @@ def theorems(author) -> Part:
     return Part("theorems.py", judge, smoke=("--smoke", *match), laptop=match, full=match)
 
 
-def load(folder, name) -> Paper:
+def load(folder, name):
     """PAPER of ``folder``/name.py. Raises ValueError, naming those there are."""
     path = folder / f"{name}.py"
     others = {"papers_base", "run"}

@@ -41,7 +41,7 @@ class Outcome:
     failure: str = ""
 
 
-def run_paper(paper, experiments, out, options) -> list[Outcome]:
+def run_paper(paper, experiments, out, options):
     """Runs what has not yet been run with these arguments and this code; then writes ``out``/claims.csv.
 
     Killed, it goes on where it stopped. Raises OSError, ValueError.
@@ -89,7 +89,7 @@ def _outcome(part, experiments, out, options) -> Outcome:
     return Outcome(part, folder, known["seconds"], findings)
 
 
-def _run(command: Sequence[str], folder) -> tuple[int, float]:
+def _run(command: Sequence[str], folder):
     """Exit code and CPU-seconds. Waits for a process of an earlier, killed run that still writes to this folder."""
     with (
         open(folder / "lock", "w") as lock,

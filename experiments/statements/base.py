@@ -3,7 +3,7 @@
 import itertools
 import math
 import warnings
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -86,9 +86,7 @@ class Statements:
     def __init__(self, paper):
         self.paper = paper
 
-    def check(
-        self, row, statement, scope, limit=1.0, kind="", source=lambda f: f
-    ) -> Callable[[Any], Any]:
+    def check(self, row, statement, scope, limit=1.0, kind="", source=lambda f: f):
         """Of a generator ``(rng, count)``, or of what ``source`` makes of another one."""
 
         def enter(instances):
@@ -108,7 +106,7 @@ class Statements:
         )
 
 
-def each(instances: Callable[..., Instances], least=0, **changes) -> Source:
+def each(instances, least=0, **changes):
     """``instances(draw)`` of so many draws, and not fewer than ``least``."""
 
     def source(rng, count):
@@ -118,9 +116,7 @@ def each(instances: Callable[..., Instances], least=0, **changes) -> Source:
     return source
 
 
-def grid(
-    instances: Callable[..., Instances], *axes: Iterable[Any], slow=False, **changes
-) -> Source:
+def grid(instances, *axes, slow=False, **changes):
     """``instances(*point)`` of the product of the axes; slow: where few instances are asked for, of 12 points."""
 
     def source(rng, count):
@@ -217,7 +213,7 @@ def dual(points, weights, rows, p, shift=True):
     return trace_norm(np.sqrt(row_scale(rows, p)) * centred * np.sqrt(P)[:, None])
 
 
-def gamma_p(points, p, shift=True) -> tuple[float, float]:
+def gamma_p(points, p, shift=True):
     """(lower, upper) bounds of Gamma_p of a finite set, recomputed from the ellipsoid and the measure found."""
     points = np.unique(points + 0.0, axis=0)
     shape = noise_shape(FiniteSet(torch.as_tensor(points)), p, shift=shift, tol=SLACK / 5)
@@ -237,7 +233,7 @@ def gamma_p(points, p, shift=True) -> tuple[float, float]:
     return dual(support, weights, rows, p, shift), upper
 
 
-def gamma_of(W, p=math.inf, shift=False) -> tuple[float, float]:
+def gamma_of(W, p=math.inf, shift=False):
     """(lower, upper) bounds of gamma_(p)(W), recomputed from the factors and the dual weights; columns are types."""
     found = factorize(W, p, shift=shift, tol=SLACK / 5)
     left, right = found.left.numpy(), found.right.numpy()

@@ -78,11 +78,7 @@ def jax_privacy(n, user: Participation, p=2.0) -> Makers:
     worst = jax.numpy.max
     if isinstance(user, Epochs):
         best = partial(dense.optimize, n, epochs=n // user.period)
-        made = {"mean": best, "mean, equal norms": partial(best, equal_norm=True)}
-        made |= {
-            "mean, banded": partial(best, bands=user.period),
-            "128-norm": partial(best, reduction_fn=power),
-        }
+        made = {"mean": best, "128-norm": partial(best, reduction_fn=power)}
         made |= {"max": partial(best, reduction_fn=worst)} if n <= 128 else {}  # ten minutes at 512
     elif user == ONCE:
         best = partial(dense.optimize, n)
