@@ -81,7 +81,6 @@ def row(instances, epsilon, users):
 
 
 def measure(config, report):
-    report.say(f"delta = {DELTA:g}")
     worst = 0.0
     for instances in config.instances:
         for epsilon in config.epsilons:

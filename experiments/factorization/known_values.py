@@ -59,12 +59,11 @@ def measure(config, report):
         worst = max(
             worst, abs(float(ours.upper / sdp.upper) - 1), abs(float(ours.lower / sdp.upper) - 1)
         )
-    report.say("\nrandom matrices with sides 2 to 16: largest distance from the SDP, relative")
+    # random matrices with sides 2 to 16: largest distance from the SDP, relative
     report.row("random", matrices=config.matrices, distance=worst)
 
     start = time.perf_counter()
     result = factorize(workloads.prefix(config.k), tol=1e-3)
-    report.say("\nprefix sums")
     report.row(
         "prefix",
         k=config.k,

@@ -4,8 +4,8 @@ Papers: Chan, Shi, Song (2011); Honaker (2015); Fichtenberger, Henzinger, Upadhy
     Henzinger, Kalinin, Upadhyay (2025); Ghazi et al. (2023), Lemma 17; Nikolov, Tang (2023), Lemma 62.
 Command:  python experiments/factorization/structured.py [--dense]
 Expected: prefix sums at k = 1024: the normalised square root 1.040 times the optimum, the square root 1.105, the
-    least-squares tree 1.50, the binary tree 3.54; value - ln k / pi = 0.874 and 1.066 for the first two. abs(i - j): Lemma 17's tree costs 1.30 k at k = 15 and 1.60 k at 255, below its bound; the optimum
-    stays below k.
+    least-squares tree 1.50, the binary tree 3.54; value - ln k / pi = 0.874 and 1.066 for the first two. abs(i - j):
+    Lemma 17's tree costs 1.30 k at k = 15 and 1.60 k at 255, below its bound; the optimum stays below k.
     Kendall's tau on 64 x 64: both bounds 10.042063, the signature form in about half a second; from the 4096 x 4096
     matrix (--dense) in minutes.
 Output: results/factorization/structured/*.csv.
@@ -58,9 +58,7 @@ class Config:
 
 
 def prefix_sums(config, report):
-    report.say(
-        "prefix sums: norm of the factorization over the certified lower bound of the optimum"
-    )
+    """Norms of the factorizations over the certified lower bound of the optimum."""
     for p, error in ((math.inf, "worst"), (2.0, "mean squared")):
         for k in config.sizes:
             optimum = factorize(workloads.prefix(k), p, tol=TOLERANCE).certificate
@@ -75,7 +73,7 @@ def prefix_sums(config, report):
 
 
 def lipschitz(config, report):
-    report.say("\nabs(i - j), Lipschitz with G = 1: norms over k")
+    """abs(i - j), Lipschitz with G = 1: norms over k."""
     for k in (size - 1 for size in config.sizes[:5]):
         W = workloads.absolute_difference(k).dense()
         optimum = factorize(W, tol=1e-3).certificate
@@ -91,7 +89,7 @@ def lipschitz(config, report):
 
 
 def products(config, report):
-    report.say("\nKendall's tau, gamma_2 of the whole product")
+    """Kendall's tau, gamma_2 of the whole product."""
     routes = {
         "never formed, factor by factor": factorize_product,
         "formed, factor by factor": factorize,

@@ -26,7 +26,6 @@ import torch
 from contest import Cell, contest
 
 from torchdp.simulate import Experiment
-from torchdp.simulate.report import read_table
 
 QUERIES = (
     "histogram/16/1e3/0.5/uniform,skewed",
@@ -112,11 +111,6 @@ def measure(config, report):
             worst=choice.candidates[0].error,
             seconds=seconds,
         )
-    rows = read_table(report.folder / "cells.csv")
-    lead, mended = (max(row[name] for row in rows) for name in ("z", "z_mended"))
-    report.say(
-        f"{len(rows)} cells: another measures better by at most {lead:.1f} standard errors, mended {mended:.1f}"
-    )
 
 
 def summary(rows):

@@ -68,7 +68,7 @@ def measure(config, report):
     error = (
         ratio * ((two.standard_error / two.mean) ** 2 + (one.standard_error / one.mean) ** 2) ** 0.5
     )
-    report.say("\nMSE of two messages / MSE of one")
+    # MSE of two messages over that of one
     gain = predicted[Twice] / predicted[LocalFactorization]
     report.row("gain", predicted=gain, measured=ratio, half_width=1.96 * error)
 
@@ -77,7 +77,6 @@ def measure(config, report):
     protocol = LocalFactorization.of(statistic, config.epsilon)
     answer = protocol.sample_estimate(many, generator=keyed_generator(b"large domain"))
     seconds = time.perf_counter() - start
-    report.say(f"\none message, {torch.get_num_threads()} threads")
     report.row(
         "many",
         n=many.sum(),

@@ -35,10 +35,8 @@ class Config:
 
 
 def histograms(config, report, generator):
+    """Root mean squared errors of a count."""
     W = workloads.identity(TYPES).dense()
-    report.say(
-        f"histogram of {TYPES} types, epsilon = {EPSILON:g}: root mean squared error of a count ({config.runs} runs)"
-    )
     for n in config.users:
         counts = torch.bincount(torch.randint(TYPES, (n,), generator=generator), minlength=TYPES)
         cells = {}
@@ -61,9 +59,7 @@ def histograms(config, report, generator):
 
 
 def moments(config, report, generator):
-    report.say(
-        f"\nmoments of values in [-{BOUND:g}, {BOUND:g}]: root mean squared error / predicted"
-    )
+    """Root mean squared errors over those predicted, of values in [-D, D]."""
     for n in config.users:
         x = (2 * torch.rand(n, dtype=torch.float64, generator=generator) - 1) * BOUND
         truth = torch.stack([x.abs().pow(k).sum() for k in ORDERS])
@@ -99,9 +95,7 @@ def measure(config, report):
     generator = keyed_generator(b"moments")
     histograms(config, report, generator)
     moments(config, report, generator)
-    report.say(
-        f"\nthe paper's variance at epsilon = {EPSILON:g}, k = 2: true epsilon by the bound D"
-    )
+    # the paper's variance of F_2: the true epsilon by the bound D
     for bound in (0.5, 1.0, 2.0, 4.0):
         sigma = paper_deviation(bound, 2, EPSILON, DELTA)
         spent = gaussian_guarantee(

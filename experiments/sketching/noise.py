@@ -64,10 +64,7 @@ def entries(users, report, generator):
 
 
 def true_epsilons(users, report, generator):
-    """What the paper's noise promises in truth."""
-    report.say(
-        f"\n(2) true epsilon at delta = {DELTA:g}, m = {HEIGHT}, n = {users}, entries in [-1, 1]"
-    )
+    """What the paper's noise promises in truth, of entries in [-1, 1]."""
     sketch = balanced_count_sketch(users, HEIGHT, generator=generator)
 
     def row(noise, d, nominal, true):
