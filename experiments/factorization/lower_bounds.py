@@ -62,9 +62,7 @@ def mean_largest(left):
 
 
 def local(found, config, report):
-    report.say(
-        "Local model: epsilon-LDP messages, not interactive; root mean squared error alpha of the worst query"
-    )
+    """epsilon-LDP messages, not interactive; root mean squared error alpha of the worst query."""
     for name, (W, factors, instance) in found.items():
         spread = float((W.amax(1) - W.amin(1)).max())
         largest = mean_largest(factors.left) * float(factors.sensitivity)
@@ -95,9 +93,7 @@ def local(found, config, report):
 
 
 def central(found, config, report):
-    report.say(
-        f"\nCentral model: additive noise, replace-one, delta = {DELTA:g}; root mean squared error of a count"
-    )
+    """Additive noise, replace-one; root mean squared error of a count."""
     for name, (W, worst, _) in found.items():
         for label, p, factors in (
             ("worst", math.inf, worst),

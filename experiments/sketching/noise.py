@@ -40,9 +40,6 @@ LOOSE, Z = 1e-3, 4.0  # delta of the Monte Carlo check; deviations that are flag
 
 def entries(users, report, generator):
     """Corollary 4.7 over the least variance, and the closed form of the ratio, s^3 d ln(1.25 s d/delta) (mu/eps)^2."""
-    report.say(
-        f"(1) entry variance of the release, n = {users}, d = {COLUMNS}, m = {HEIGHT}, delta = {DELTA:g}"
-    )
     sketches = [balanced_osnap(users, HEIGHT, s, generator=generator) for s in COPIES]
     for epsilon in EPSILONS:
         least = entry_variance(math.sqrt(COLUMNS), epsilon=epsilon, delta=DELTA)
@@ -98,10 +95,7 @@ def drawn_delta(noise: DivisibleNoise, sketch, covariance, client, draws, source
 
 
 def monte_carlo(draws, report, generator):
-    """The noise that the honest clients add together, against the delta that it was calibrated to."""
-    report.say(
-        f"\n(3) delta of drawn noise at epsilon = 1, calibrated to {LOOSE:g}, {draws} draws; then noise 10 % smaller"
-    )
+    """The noise that the honest clients add together, against the delta that it was calibrated to; then 10 % less noise."""
     several, single = (
         balanced_osnap(60, 12, 3, generator=generator),
         count_sketch(60, 3, generator=generator),
