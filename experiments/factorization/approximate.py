@@ -64,9 +64,7 @@ def measure(config, report):
         for a, low, high in zip(alpha, each.certificate.lower, each.certificate.upper, strict=True)
     ]
     report.write("curves", points)
-    report.say(
-        f"\nprefix sums {config.k}: worst root mean squared error, exact factorization against the best alpha"
-    )
+    # worst root mean squared error of prefix sums: exact factorization against the best alpha
     W = workloads.prefix(config.k).dense()
     exact = float(approximate(W, 0.0).norm)
     for variance in config.variances:

@@ -95,7 +95,7 @@ def drawn_delta(noise: DivisibleNoise, sketch, covariance, client, draws, source
 
 
 def monte_carlo(draws, report, generator):
-    """The noise that the honest clients add together, against the delta that it was calibrated to; then 10 % less noise."""
+    """The noise that the honest clients add together, and 10 % less, against the delta that it was calibrated to."""
     several, single = (
         balanced_osnap(60, 12, 3, generator=generator),
         count_sketch(60, 3, generator=generator),
