@@ -21,14 +21,14 @@ was tried and did not win. This page is made by `python experiments/readme.py`.
 """
 
 
-def scripts() -> list[Path]:
+def scripts():
     """What can be run, speed last; other files are imported by these, or stand beside them with tests of their own."""
     ran = re.compile("^EXPERIMENT = |^def experiment", re.M)
     found = [path for path in HERE.rglob("*.py") if ran.search(path.read_text())]
     return sorted(found, key=lambda path: (path.parent.name == "bench", path))
 
 
-def fields(path: Path) -> dict[str, str]:
+def fields(path):
     """The docstring's first line as "title", and what follows each word with a colon at the beginning of a line."""
     title, _, rest = (ast.get_docstring(ast.parse(path.read_text())) or "").partition("\n")
     found = {"title": title}
@@ -38,7 +38,7 @@ def fields(path: Path) -> dict[str, str]:
     return found
 
 
-def page() -> str:
+def page():
     lines, folder = [HEAD.strip()], None
     for path in scripts():
         said = fields(path)

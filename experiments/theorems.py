@@ -20,9 +20,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from statements import densities, factorization, gaussian, pairwise, sketching
-from statements.base import CHECKS, KINDS, Check
+from statements.base import CHECKS, KINDS
 
-from torchdp.simulate import Experiment, Report
+from torchdp.simulate import Experiment
 from torchdp.threads import on_host
 
 PAPERS = [
@@ -57,14 +57,14 @@ class Config:
     page: Path | None = None
 
 
-def chosen(config: Config) -> list[Check]:
+def chosen(config):
     """The checks that match, paper by paper."""
     found = [each for each in CHECKS if config.match in f"{each.paper} {each.row} {each.statement}"]
     return sorted(found, key=lambda each: PAPERS.index(each.paper))
 
 
 @on_host
-def measure(config: Config, report: Report) -> None:
+def measure(config, report):
     rows = []
     for each in chosen(config):
         rows.append(each.run(config.instances, config.seed))
@@ -76,7 +76,7 @@ def measure(config: Config, report: Report) -> None:
         config.page.write_text(page(rows))
 
 
-def page(rows: Sequence[Mapping[str, object]]) -> str:
+def page(rows: Sequence[Mapping[str, object]]):
     titles = "result, statement, range, instances, worst, limit, failures, verdict, kind".split(
         ", "
     )

@@ -6,7 +6,7 @@ loop of its kind alike (a matrix product they do not: it waits for nothing).
 
 import itertools
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import torch
 from harness import Case, Run, Work
@@ -31,28 +31,28 @@ COUNT = itertools.count()
 CPU = torch.device("cpu")
 
 
-def new() -> float:
+def new():
     """An epsilon about 1 that no cache knows."""
     return 1 + 1e-6 * next(COUNT)
 
 
-def floats() -> None:
+def floats():
     total = 0.0
     for i in range(1, 1000):
         total += math.exp(-i) * math.log(i)
 
 
-def small_calls() -> None:
+def small_calls():
     x = torch.ones(8, dtype=torch.float64)
     for _ in range(100):
         x = (x * 0.5 + 0.5).clamp_min(0.1)
 
 
-def normals() -> None:
+def normals():
     torch.randn(100_000, dtype=torch.float64)
 
 
-def steps() -> dict[str, tuple[Run, Run]]:
+def steps():
     """Each call and its loop."""
     noise = Noise(CPU)
     generator = torch.Generator().manual_seed(1)
@@ -85,7 +85,7 @@ def steps() -> dict[str, tuple[Run, Run]]:
     C += 0.5 * torch.eye(8, dtype=torch.float64).roll(1, 0).tril(-1)
     total = torch.zeros(10_000)
 
-    def noisy_steps() -> None:
+    def noisy_steps():
         correlated = training.CorrelatedNoise(C, len(total), 1.0, noise=noise)
         for _ in range(len(C)):
             correlated(total)
@@ -120,12 +120,12 @@ def steps() -> dict[str, tuple[Run, Run]]:
     }  # fmt: skip
 
 
-def work(made: Callable[[], dict[str, tuple[Run, Run]]], name: str) -> Work:
+def work(made: Callable[[], dict[str, tuple[Run, Run]]], name):
     ours, loop = made()[name]
     return Work(ours, floors={loop.__name__: loop})
 
 
-def cases(small: bool) -> Iterator[Case]:
+def cases(small):
     every = steps()
     for name in list(every)[:2] if small else every:
         yield Case(name, lambda name=name: work(lambda: every, name))

@@ -1,13 +1,11 @@
 """Random features of n unit vectors rounded to bits and counted, beside the matrix product that they need at least."""
 
-from collections.abc import Iterator
 from functools import partial
 
 import numpy as np
 import torch
 from floors import DEVICE, unit_vectors
 from harness import Case, Work
-from torch import Tensor
 
 from torchdp.density import GaussianFourier, GaussianSquareWave, LaplacianSigns
 from torchdp.draws import Simulated
@@ -21,13 +19,13 @@ FAMILIES = {
 }
 
 
-def at_once(x: Tensor, w: Tensor, b: Tensor, generator: torch.Generator) -> Tensor:
+def at_once(x, w, b, generator):
     """All features in memory."""
     uniform = torch.rand(len(x), w.shape[1], device=x.device, generator=generator)
     return ((1 + torch.addmm(b, x, w).cos_()) / 2 > uniform).sum(0)
 
 
-def by_numpy(x: np.ndarray, w: np.ndarray, b: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+def by_numpy(x, w, b, rng):
     """In blocks of 4000 users."""
     total = np.zeros(w.shape[1], dtype=np.int64)
     for start in range(0, len(x), 4000):
@@ -36,7 +34,7 @@ def by_numpy(x: np.ndarray, w: np.ndarray, b: np.ndarray, rng: np.random.Generat
     return total
 
 
-def ones(family: str, n: int, d: int) -> Work:
+def ones(family, n, d):
     generator = keyed_generator(b"features", DEVICE)
     features, draws = FAMILIES[family](d).draw(d, generator=generator), Simulated(generator)
     x, w, b = unit_vectors(n, d), torch.randn(d, d, device=DEVICE), torch.zeros(d, device=DEVICE)
@@ -51,7 +49,7 @@ def ones(family: str, n: int, d: int) -> Work:
     )
 
 
-def cases(small: bool) -> Iterator[Case]:
+def cases(small):
     d, n = (16, 100) if small else (768, 4096)
     for family in FAMILIES:
         some = n // 16 if family == "Laplacian signs" else n

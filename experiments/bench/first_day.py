@@ -22,9 +22,8 @@ import torch
 from torch.utils.benchmark import Timer
 
 from torchdp.cli.doctor import fault
-from torchdp.kernels.dispatch import Kernel
 from torchdp.kernels.dispatch.every import KERNELS
-from torchdp.simulate import Experiment, Report
+from torchdp.simulate import Experiment
 
 ROOT = Path(__file__).resolve().parents[2]
 PARITY = (
@@ -38,13 +37,13 @@ BENCHES = (("experiments/bench/run.py",),)
 class Config:
     size: int = 2**20  # users, rows or numbers of a kernel's call
     copied: int = 2**28
-    parity: tuple[tuple[str, ...], ...] = PARITY
-    benches: tuple[tuple[str, ...], ...] = BENCHES
+    commands: bool = True  # tests and benches
 
 
-def measure(config: Config, report: Report) -> None:
+def measure(config, report):
     device = torch.get_default_device()
-    run(config.parity, report)
+    if config.commands:
+        run(PARITY, report)
     source = torch.zeros(config.copied, device=device)
     copy = 2 * source.nbytes / seconds(source.clone) / 1e9
     report.say(f"copy: {copy:.4g} GB/s")
@@ -53,30 +52,31 @@ def measure(config: Config, report: Report) -> None:
         plain = rate(kernel, kernel.plain, device, config.size)
         fused = None if why else rate(kernel, kernel.fused, device, config.size)
         report.row("kernels", kernel=kernel.name, fused=fused, reference=plain, fault=why or "")
-    run(config.benches, report)
+    if config.commands:
+        run(BENCHES, report)
 
 
-def rate(kernel: Kernel, form: Callable[..., object], device: torch.device, size: int) -> float:
+def rate(kernel, form: Callable[..., object], device, size):
     """1e9 bytes of arguments and results in a second."""
     moved = sum(each.nbytes for each in kernel.result(form, device, size))
     arguments, options = kernel.example(device, size)
     return moved / seconds(lambda: form(*arguments, **options)) / 1e9
 
 
-def seconds(call: Callable[[], object]) -> float:
+def seconds(call: Callable[[], object]):
     """The median; a device's work is waited for."""
     return float(
         Timer("call()", globals={"call": call}).blocked_autorange(min_run_time=0.05).median
     )
 
 
-def run(commands: tuple[tuple[str, ...], ...], report: Report) -> None:
+def run(commands, report):
     for command in commands:
         done = subprocess.run([sys.executable, *command], cwd=ROOT, check=False)
         report.row("commands", command=" ".join(command), exit=done.returncode)
 
 
-EXPERIMENT = Experiment(measure, Config(), Config(2**7, 2**10, (), ()))
+EXPERIMENT = Experiment(measure, Config(), Config(2**7, 2**10, False))
 
 if __name__ == "__main__":
     EXPERIMENT.main()

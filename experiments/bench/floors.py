@@ -1,17 +1,13 @@
 """Floors that several benches share: what the random numbers, or one pass over the memory, cost alone."""
 
-from collections.abc import Callable
-
 import torch
-from torch import Tensor
 
 from torchdp.randomness import keyed_generator
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-Run = Callable[[], object]
 
 
-def words(n: int) -> Run:
+def words(n):
     """n words of 64 bits of a generator, written part by part."""
     held, generator = (
         torch.empty(2**16, dtype=torch.int64, device=DEVICE),
@@ -23,19 +19,19 @@ def words(n: int) -> Run:
     ]
 
 
-def normals(n: int, d: int, dtype: torch.dtype = torch.float64) -> Run:
+def normals(n, d, dtype=torch.float64):
     """n x d normals, made part by part and thrown away."""
     generator, rows = keyed_generator(b"floor", DEVICE), max(1, 2**18 // d)
     kind = {"dtype": dtype, "device": DEVICE, "generator": generator}
     return lambda: [torch.randn(min(rows, n - first), d, **kind) for first in range(0, n, rows)]
 
 
-def read(x: Tensor) -> Run:
+def read(x):
     """One pass over x."""
     return lambda: x.sum(dtype=x.dtype)
 
 
-def unit_vectors(n: int, d: int, dtype: torch.dtype = torch.float32) -> Tensor:
+def unit_vectors(n, d, dtype=torch.float32):
     """Inside the unit ball."""
     x = torch.randn(n, d, dtype=dtype, device=DEVICE, generator=keyed_generator(b"points", DEVICE))
     return x / (1.01 * x.norm(dim=1, keepdim=True))

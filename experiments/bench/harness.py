@@ -17,7 +17,7 @@ import signal
 import statistics
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -54,7 +54,7 @@ class Case:
     make: Callable[[], Work]
 
 
-def clock() -> float:
+def clock():
     """Processor seconds of this process and of its children that ended; on a GPU those of the wall, synchronised."""
     if torch.cuda.is_available():
         torch.cuda.synchronize()
@@ -63,7 +63,7 @@ def clock() -> float:
     return sum(each.ru_utime + each.ru_stime for each in used)
 
 
-def turns(parts: Mapping[str, Part], rounds: int) -> dict[str, list[float]]:
+def turns(parts: Mapping[str, Part], rounds):
     """Seconds a unit of each part, over rounds in which all take turns; a slow machine slows them all."""
     # with tables, caches, compilation
     first = {name: _spent(part.run, 1) for name, part in parts.items()}
@@ -73,23 +73,21 @@ def turns(parts: Mapping[str, Part], rounds: int) -> dict[str, list[float]]:
     }
     repeats = {name: max(1, int(LEAST / max(spent, 1e-7))) for name, spent in first.items()}
     cost = sum(first[name] * repeats[name] for name in parts)
-    found: dict[str, list[float]] = {name: [] for name in parts}
+    found = {name: [] for name in parts}
     for _ in range(max(1, min(rounds, int(BUDGET / cost)))):
         for name, part in parts.items():
             found[name].append(_spent(part.run, repeats[name]) / repeats[name] / part.units)
     return found
 
 
-def _spent(run: Run, times: int) -> float:
+def _spent(run, times):
     start = clock()
     for _ in range(times):
         run()
     return clock() - start
 
 
-def rows(
-    case: Case, rounds: int = ROUNDS, memory_too: bool = True, least: bool = False
-) -> Iterator[Row]:
+def rows(case, rounds=ROUNDS, memory_too=True, least=False):
     """A row for each floor and peer: nanoseconds a unit, and how many times as long as the other ours takes.
 
     least: the least time of each side is compared, not the median of the turns' ratios. Other processes only ever
@@ -140,7 +138,7 @@ def rows(
         }
 
 
-def grown(make: Callable[[], Work]) -> float | None:
+def grown(make: Callable[[], Work]):
     """MiB by which memory grows, at its highest, while a call works; None where nobody counts it."""
     if torch.cuda.is_available():
         run = make().ours
@@ -171,12 +169,12 @@ def grown(make: Callable[[], Work]) -> float | None:
         os._exit(0)
 
 
-def _status(name: str) -> float:
+def _status(name):
     lines = Path("/proc/self/status").read_text().splitlines()
     return next(float(line.split()[1]) for line in lines if line.startswith(name + ":"))
 
 
-def load(bench: str) -> Callable[[bool], Iterator[Case]]:
+def load(bench):
     """``cases`` of a bench: a file's path, or its name here."""
     path = Path(bench) if bench.endswith(".py") else Path(__file__).with_name(f"{bench}.py")
     spec = importlib.util.spec_from_file_location(path.stem, path)
@@ -186,7 +184,7 @@ def load(bench: str) -> Callable[[bool], Iterator[Case]]:
     return module.cases
 
 
-def main() -> None:
+def main():
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

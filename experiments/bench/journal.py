@@ -28,7 +28,7 @@ import torch
 from torchdp.collection import Journal
 from torchdp.protocol import Tally
 from torchdp.randomizers import RandomizedResponse
-from torchdp.simulate import Experiment, Report
+from torchdp.simulate import Experiment
 
 
 class Storm(NamedTuple):
@@ -40,14 +40,14 @@ class Storm(NamedTuple):
     bytes: int
 
 
-def batch(index: int) -> tuple[str, Tally]:
+def batch(index) -> tuple[str, Tally]:
     """Counts whose totals show a batch that is missing or counted twice."""
     return str(index), Tally(
         1 + index + index**2, {"reports": torch.tensor([1, index, index * index, 0])}
     )
 
 
-def storm(folder: Path, threads: int, processes: int, batches: int, kills: int) -> Storm:
+def storm(folder, threads, processes, batches, kills) -> Storm:
     """Raises RuntimeError where a batch was acknowledged and is lost, or is counted twice."""
     path, link = folder / "votes.db", folder / "link"
     link.symlink_to(path)
@@ -56,7 +56,7 @@ def storm(folder: Path, threads: int, processes: int, batches: int, kills: int) 
     opened = [Journal(path, protocol), Journal(link, protocol)]
     told, write = os.pipe()
 
-    def work(process: int, thread: int) -> None:
+    def work(process, thread):
         mine = range(process, batches, processes)
         for index in mine[thread::threads]:
             opened[index % 2].add(*batch(index))
@@ -64,7 +64,7 @@ def storm(folder: Path, threads: int, processes: int, batches: int, kills: int) 
             if index % 7 == 0:
                 opened[1 - index % 2].add(*batch(index))
 
-    def start(process: int) -> int:
+    def start(process):
         child = os.fork()
         if child:
             return child
@@ -84,7 +84,7 @@ def storm(folder: Path, threads: int, processes: int, batches: int, kills: int) 
         finally:
             os._exit(1)
 
-    lines: list[bytes] = []
+    lines = []
     listener = threading.Thread(target=lambda: lines.extend(os.fdopen(told, "rb")))
     listener.start()
     draw, alive = random.Random(1), {start(process): process for process in range(processes)}
@@ -128,7 +128,7 @@ class Config:
     kills: int = 50
 
 
-def measure(config: Config, report: Report) -> None:
+def measure(config, report):
     if not hasattr(os, "fork"):
         sys.exit("this bench forks processes: it runs on Linux and macOS")
     with tempfile.TemporaryDirectory() as folder:

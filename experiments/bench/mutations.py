@@ -32,7 +32,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 
-from torchdp.simulate import Experiment, Report
+from torchdp.simulate import Experiment
 from torchdp.simulate.report import read_table
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -54,7 +54,7 @@ FULL, SMOKE = Config(), Config(match=r"randomized_response\.py: (off by one type
 parsed = lru_cache(maxsize=4)(ast.parse)  # faults of one file stand together
 
 
-def definitions(node: ast.AST, inside: str = "") -> Iterator[tuple[str, ast.AST]]:
+def definitions(node: ast.AST, inside=""):
     """Every class and function below the node, by qualified name."""
     for child in ast.iter_child_nodes(node):
         if isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
@@ -69,14 +69,14 @@ def named_in(tree: ast.AST) -> list[tuple[str, ast.AST]]:
     return list(definitions(tree))
 
 
-def expressions(scope: ast.AST, pattern: ast.expr) -> list[tuple[ast.expr, ast.expr]]:
+def expressions(scope: ast.AST, pattern: ast.expr):
     """Every expression that reads as the pattern, as a run of one."""
     as_text = ast.unparse(pattern)
     alike = [node for node in ast.walk(scope) if isinstance(node, type(pattern))]
     return [(node, node) for node in alike if ast.unparse(node) == as_text]
 
 
-def statements(scope: ast.AST, pattern: list[ast.stmt]) -> list[tuple[ast.stmt, ast.stmt]]:
+def statements(scope: ast.AST, pattern):
     """The first and last statement of every run that reads as the pattern."""
     as_text = ast.unparse(pattern)
     found = []
@@ -104,21 +104,21 @@ class Fault:
     wrong: str
 
     @property
-    def room(self) -> str:
+    def room(self):
         return self.file.split("/")[1].removesuffix(".py")
 
     @property
-    def short(self) -> str:
+    def short(self):
         return self.file.partition("/")[2]
 
-    def code(self, root: Path) -> str:
+    def code(self, root):
         """The file with the fault. Raises LookupError where function or statement is not there once, ValueError where
         the fault changes nothing.
         """
         text = (root / self.file).read_text()
         tree = parsed(text)
         named = f"{self.file}::{self.function} ({self.what})"
-        scopes: list[ast.AST] = [tree]
+        scopes = [tree]
         if self.function:
             scopes = [node for name, node in named_in(tree) if name == self.function]
         if not scopes:
@@ -150,7 +150,7 @@ class Fault:
         return before.decode() + new + after.decode()
 
 
-def read(text: str) -> list[Fault]:
+def read(text):
     """The faults of a text such as ``mutations.txt``. Raises ValueError for a paragraph that is none."""
     found = []
     for paragraph in re.split(r"\n{2,}", re.sub(r"(?m)^#.*\n", "", text).strip("\n")):
@@ -167,7 +167,7 @@ def read(text: str) -> list[Fault]:
 
 
 @contextmanager
-def planted(fault: Fault, copy: Path) -> Iterator[None]:
+def planted(fault, copy) -> Iterator[None]:
     path = copy / fault.file
     sound, at = path.read_bytes(), path.stat()
     changed = fault.code(copy)
@@ -183,7 +183,7 @@ def planted(fault: Fault, copy: Path) -> Iterator[None]:
 class Copy:
     """A copy of the repository, and the process whose children run tests over it."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder):
         self.root, self.printed = folder / "copy", folder / "printed"
         shutil.copytree(ROOT, self.root, symlinks=True, ignore=LEFT_OUT)
         self.process = subprocess.Popen(
@@ -192,7 +192,7 @@ class Copy:
             env={name: value for name, value in os.environ.items() if name != "PYTHONPATH"} | {"OMP_NUM_THREADS": "1"},
         )  # fmt: skip
 
-    def failed(self, tests: tuple[str, ...], seconds: float = 1800.0) -> str:
+    def failed(self, tests: tuple[str, ...], seconds=1800.0):
         """The first test that fails over the copy, "" where none does. Raises RuntimeError where no test ran."""
         options = [
             "-q",
@@ -223,13 +223,13 @@ class Copy:
             raise RuntimeError(f"{' '.join(tests)}: exit {code}, {printed[-3000:]}")
         return seen[1].partition("[")[0] if seen else ""
 
-    def close(self) -> None:
+    def close(self):
         assert self.process.stdin
         self.process.stdin.close()
         self.process.wait()
 
 
-def measure(config: Config, report: Report) -> None:
+def measure(config, report):
     faults = [
         each
         for each in read(FAULTS.read_text())
@@ -239,12 +239,12 @@ def measure(config: Config, report: Report) -> None:
     known = {(row["file"], row["fault"]) for row in read_table(path)} if path.exists() else set()
     left = [fault for fault in faults if (fault.short, fault.what) not in known]
     with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
-        copies: queue.SimpleQueue[Copy] = queue.SimpleQueue()
+        copies = queue.SimpleQueue()
         for number in range(config.at_once):
             copies.put(stack.enter_context(closing(Copy(Path(folder, str(number))))))
         pool = stack.enter_context(ThreadPoolExecutor(config.at_once))
 
-        def seen(tests: tuple[str, ...], fault: Fault | None = None) -> dict[str, object]:
+        def seen(tests: tuple[str, ...], fault: Fault | None = None):
             copy, start = copies.get(), time.perf_counter()
             try:
                 with planted(fault, copy.root) if fault else nullcontext():
@@ -258,12 +258,11 @@ def measure(config: Config, report: Report) -> None:
         if broken := [name for name in sound if name != "nobody"]:
             raise RuntimeError(f"these tests fail without any fault: {' '.join(map(str, broken))}")
         found = {fault: pool.submit(seen, fault.tests, fault) for fault in left}
-        killed: Counter[str] = Counter()
+        killed = Counter()
         for fault in faults:
             key = {"room": fault.room, "file": fault.short, "fault": fault.what}
             row = report.once("mutations", key, lambda fault=fault: found[fault].result())
             killed[fault.room] += row["killed_by"] != "nobody"
-    report.say()
     for room, count in Counter(fault.room for fault in faults).items():
         report.row("rooms", room=room, faults=count, killed=killed[room])
     report.say(

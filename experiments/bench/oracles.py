@@ -2,14 +2,13 @@
 
 import importlib
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import partial
 
 import numpy as np
 import torch
 from floors import DEVICE, words
 from harness import Case, Part, Work
-from torch import Tensor
 
 from torchdp.noise import SeededNoise
 from torchdp.randomizers import (
@@ -26,17 +25,17 @@ UNARY = (OptimizedUnaryEncoding, SymmetricUnaryEncoding)
 ORACLES = (RandomizedResponse, HadamardResponse, SubsetSelection, *UNARY)
 
 
-def users(n: int, k: int) -> Tensor:
+def users(n, k):
     return torch.randint(k, (n,), device=DEVICE, generator=keyed_generator(b"oracles", DEVICE))
 
 
-def numpy_response(x: np.ndarray, k: int) -> object:
+def numpy_response(x, k):
     rng = np.random.default_rng(0)
     uniform = rng.random(len(x)) < k / (math.e + k - 1)
     return np.bincount(np.where(uniform, rng.integers(k, size=len(x)), x), minlength=k)
 
 
-def numpy_unary(x: np.ndarray, k: int) -> object:
+def numpy_unary(x, k):
     """Optimised unary encoding in parts that fit the cache."""
     rng, total = np.random.default_rng(0), np.zeros(k, dtype=np.int64)
     for part in np.array_split(x, -(-len(x) * k // 2**18)):
@@ -46,18 +45,16 @@ def numpy_unary(x: np.ndarray, k: int) -> object:
     return total
 
 
-def one_by_one(run: Callable[[np.ndarray], object], x: np.ndarray, n: int) -> Part:
+def one_by_one(run: Callable[[np.ndarray], object], x, n):
     """What a package does that takes one value at a time, for few users."""
     some = x[:n]
     return Part(lambda: run(some), len(some))
 
 
-def pure_ldp(
-    module: str, client: str, server: str, x: np.ndarray, k: int, **settings: bool
-) -> Part:
+def pure_ldp(module, client, server, x, k, **settings) -> Part:
     there = importlib.import_module(f"pure_ldp.frequency_oracles.{module}")
 
-    def run(some: np.ndarray) -> None:
+    def run(some):
         each = {**settings, "index_mapper": lambda value: value}
         user, analyst = (
             getattr(there, client)(EPSILON, k, **each),
@@ -69,7 +66,7 @@ def pure_ldp(
     return one_by_one(run, x, 2000)
 
 
-def multi_freq(name: str, x: np.ndarray, k: int) -> Part:
+def multi_freq(name, x, k) -> Part:
     there = importlib.import_module(f"multi_freq_ldpy.pure_frequency_oracles.{name}")
     runs = {
         "GRR": lambda some: np.bincount(
@@ -80,7 +77,7 @@ def multi_freq(name: str, x: np.ndarray, k: int) -> Part:
     return one_by_one(runs[name], x, 2000)
 
 
-def opendp(x: np.ndarray, k: int) -> Part:
+def opendp(x, k) -> Part:
     dp = importlib.import_module("opendp.prelude")
     dp.enable_features("contrib")
     respond = dp.m.make_randomized_response(list(range(k)), math.e / (math.e + k - 1))
@@ -89,11 +86,11 @@ def opendp(x: np.ndarray, k: int) -> Part:
     )
 
 
-def collect(kind: type, n: int, k: int) -> Work:
+def collect(kind, n, k):
     oracle, x, noise = kind(k, EPSILON), users(n, k), SeededNoise(2, DEVICE)
     held = x.cpu().numpy()
-    floors: dict[str, Callable[[], object]] = {"one word a user, and bincount": two(words(n), x, k)}
-    peers: dict[str, Callable[[], Callable[[], object] | Part]] = {}
+    floors = {"one word a user, and bincount": two(words(n), x, k)}
+    peers = {}
     if kind is RandomizedResponse:
         peers = {
             "numpy": lambda: partial(numpy_response, held, k),
@@ -115,11 +112,11 @@ def collect(kind: type, n: int, k: int) -> Work:
     return Work(lambda: oracle.collect(x, noise=noise), n, floors, peers)
 
 
-def two(draw: Callable[[], object], x: Tensor, k: int) -> Callable[[], object]:
+def two(draw: Callable[[], object], x, k) -> Callable[[], object]:
     return lambda: (draw(), torch.bincount(x, minlength=k))
 
 
-def drawn(kind: type, k: int) -> Work:
+def drawn(kind, k):
     """The tally of 1e9 users, beside one binomial number a type."""
     oracle, generator = kind(k, EPSILON), keyed_generator(b"oracles", DEVICE)
     counts = torch.full((k,), 10**9 // k, device=DEVICE)
@@ -128,7 +125,7 @@ def drawn(kind: type, k: int) -> Work:
     return Work(lambda: oracle.sample_tally(counts, generator=generator), 1, floor)
 
 
-def cases(small: bool) -> Iterator[Case]:
+def cases(small):
     for k in (16, 64) if small else (16, 1024, 100_000):
         for kind in ORACLES:
             bits = k if kind in UNARY else min(1024, k) if kind is SubsetSelection else 1

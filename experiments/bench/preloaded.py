@@ -17,7 +17,7 @@ import scipy.stats  # noqa: F401
 import torch  # noqa: F401
 
 
-def child(folder: str, printed: str, arguments: list[str]) -> int:
+def child(folder, printed, arguments):
     os.setpgid(0, 0)
     file = os.open(printed, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
     for stream in (1, 2):
@@ -28,7 +28,7 @@ def child(folder: str, printed: str, arguments: list[str]) -> int:
     return int(pytest.main(arguments))
 
 
-def ended(pid: int, seconds: float) -> int:
+def ended(pid, seconds):
     end = time.monotonic() + seconds
     while time.monotonic() < end:
         done, status = os.waitpid(pid, os.WNOHANG)

@@ -27,7 +27,7 @@ import platform
 import re
 import subprocess
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -35,7 +35,7 @@ import numpy as np
 import torch
 from harness import ROUNDS, Row
 
-from torchdp.simulate import Experiment, Report
+from torchdp.simulate import Experiment
 from torchdp.simulate.report import read_table, write_table
 
 HERE = Path(__file__).resolve().parent
@@ -62,7 +62,7 @@ class Config:
     small: bool = False
 
 
-def measured(bench: str, config: Config, cases: Sequence[str] = ()) -> list[Row]:
+def measured(bench, config, cases: Sequence[str] = ()):
     """A bench's rows from a fresh process."""
     options = [
         "--rounds",
@@ -94,17 +94,11 @@ def measured(bench: str, config: Config, cases: Sequence[str] = ()) -> list[Row]
     return found
 
 
-def key(row: Row) -> tuple[str, str, str]:
+def key(row) -> tuple[str, str, str]:
     return row["bench"], row["case"], row["against"]
 
 
-def fallen(
-    rows: Sequence[Row],
-    committed: Sequence[Row],
-    again: Callable[[str, list[str]], list[Row]],
-    most: float = FALLEN,
-    repeats: int = 2,
-) -> list[Row]:
+def fallen(rows: Sequence[Row], committed: Sequence[Row], again, most=FALLEN, repeats=2):
     """Rows above ``most`` times their ratio in all measurements: ``again(bench, cases)`` measures once more.
 
     A row that a repetition clears takes the repetition's numbers. What fails fell.
@@ -119,7 +113,7 @@ def fallen(
         ]
 
     for _ in range(repeats):
-        cases: dict[str, list[str]] = {}
+        cases = {}
         for row in suspects():
             cases.setdefault(row["bench"], []).append(row["case"])
         for bench, names in cases.items():
@@ -131,7 +125,7 @@ def fallen(
     return suspects() + [row for row in rows if row["kind"] == "failed"]
 
 
-def machine() -> str:
+def machine():
     """The kind of machine: ratios are compared within one kind."""
     if torch.cuda.is_available():
         return torch.cuda.get_device_name()
@@ -147,7 +141,7 @@ def machine() -> str:
     return f"{name} {torch.backends.cpu.get_cpu_capability()} one thread"
 
 
-def where() -> Row:
+def where():
     """What every row carries."""
     git = ["git", "-C", str(HERE), "describe", "--always", "--dirty"]
     commit = subprocess.run(git, capture_output=True, text=True).stdout.strip()
@@ -162,7 +156,7 @@ def where() -> Row:
     }
 
 
-def gate_limit(committed: Sequence[Row], here: Row) -> float:
+def gate_limit(committed: Sequence[Row], here: Row):
     """How many times its row a call of the gate may take here."""
     same = all(
         row["machine"] == here["machine"] and row["versions"] == here["versions"]
@@ -171,8 +165,8 @@ def gate_limit(committed: Sequence[Row], here: Row) -> float:
     return SLOWER if same else SLOWER_ELSEWHERE
 
 
-def measure(config: Config, report: Report) -> None:
-    rows: list[Row] = []
+def measure(config, report):
+    rows = []
     stamp, path = (
         where(),
         HERE / "tables" / (re.sub(r"\W+", "-", machine()).strip("-").lower() + ".csv"),

@@ -1,14 +1,12 @@
 """Rounded normals, a draw for each of n users and 768 columns, beside torch, numpy, OpenDP and the words alone."""
 
 import importlib
-from collections.abc import Iterator
 from functools import partial
 
 import numpy as np
 import torch
 from floors import DEVICE, words
 from harness import Case, Part, Run, Work
-from torch import Tensor
 
 from torchdp.noise import Noise
 from torchdp.randomness import keyed_generator
@@ -18,12 +16,12 @@ COLUMNS = 768
 FEW = 1000  # integers of a slow peer
 
 
-def rounded(users: int, sigma: float) -> Work:
+def rounded(users, sigma):
     """Integers round(sigma g) from the system's cipher; torch's and numpy's normals are floats, and not private."""
     normal, noise, size = RoundedNormal(sigma), Noise(DEVICE), (users, COLUMNS)
     generator, rng = keyed_generator(b"samplers", DEVICE), np.random.default_rng(0)
 
-    def by_torch() -> Tensor:
+    def by_torch():
         return torch.randn(size, dtype=torch.float64, device=DEVICE, generator=generator)
 
     def by_opendp() -> Run | Part:
@@ -51,7 +49,7 @@ def rounded(users: int, sigma: float) -> Work:
     )
 
 
-def cases(small: bool) -> Iterator[Case]:
+def cases(small):
     users = 2 if small else 130
     for sigma in (4.0, 64.0, 1024.0, 1e5):
         yield Case(f"rounded normal, sigma = {sigma:g}", partial(rounded, users, sigma))

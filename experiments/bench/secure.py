@@ -1,7 +1,6 @@
 """Secure sketches, d = 10, m = 100 rows, 3 servers: words of the cipher, one server's transform, the whole."""
 
 import os
-from collections.abc import Iterator
 from functools import partial
 
 import numpy as np
@@ -21,7 +20,7 @@ from torchdp.sketching import AdaptiveCoalition, balanced_osnap
 COLUMNS, HEIGHT, SERVERS = 10, 100, 3
 
 
-def protocol(clients: int, bits: int) -> tuple[torch.Tensor, SecureSketch]:
+def protocol(clients, bits):
     """Rows in [0, 1]^d and a protocol for them."""
     generator = keyed_generator(b"secure sketch", DEVICE)
     A = torch.rand(clients, COLUMNS, dtype=torch.float64, generator=generator, device=DEVICE)
@@ -31,7 +30,7 @@ def protocol(clients: int, bits: int) -> tuple[torch.Tensor, SecureSketch]:
     )
 
 
-def numpy_sums(A: torch.Tensor, protocol: SecureSketch) -> np.ndarray:
+def numpy_sums(A, protocol: SecureSketch):
     """The same work in numpy, all at once, from a generator that is no cipher."""
     rng, ring = np.random.default_rng(), protocol.ring
     kind = np.dtype(f"u{ring.bits // 8}")
@@ -49,7 +48,7 @@ def numpy_sums(A: torch.Tensor, protocol: SecureSketch) -> np.ndarray:
     return sums
 
 
-def collect(clients: int, bits: int) -> Work:
+def collect(clients, bits):
     A, whole = protocol(clients, bits)
     noise = Noise(DEVICE)
     peers = {"numpy": lambda: partial(numpy_sums, A, whole)}
@@ -57,14 +56,14 @@ def collect(clients: int, bits: int) -> Work:
     return Work(lambda: whole.collect(A, noise=noise), clients * COLUMNS, floors, peers)
 
 
-def drawn(clients: int) -> Work:
+def drawn(clients):
     A, whole = protocol(clients, 64)
     summary, generator = whole.summary(A), keyed_generator(b"total", DEVICE)
     floors = {"a normal number an entry": normals(HEIGHT, COLUMNS)}
     return Work(lambda: whole.sample_tally(summary, generator=generator), 1, floors)
 
 
-def transform(clients: int, dtype: torch.dtype) -> Work:
+def transform(clients, dtype):
     """One server's sums of its shares, part by part as they arrive."""
     sketch = balanced_osnap(clients, HEIGHT, 1, generator=keyed_generator(b"rows", DEVICE))
     shares, sums = (
@@ -74,7 +73,7 @@ def transform(clients: int, dtype: torch.dtype) -> Work:
     signs, step = sketch.signs[0][:, None].to(dtype), rows_at_once(160)
     parts = list(zip(sketch.rows[0].split(step), shares[0].split(step), strict=True))
 
-    def added() -> object:
+    def added():
         return [add_rows(sums, rows, own) for rows, own in parts]
 
     peers = {
@@ -83,7 +82,7 @@ def transform(clients: int, dtype: torch.dtype) -> Work:
     return Work(added, clients, {"one read": read(shares)}, peers)
 
 
-def server(clients: int, most: int) -> Work:
+def server(clients, most):
     """One of two servers from sealed frames to its published sums, where so many clients may drop out."""
     sketch = balanced_osnap(clients, HEIGHT, 1, generator=keyed_generator(b"rows"))
     coalition = AdaptiveCoalition(absent=most)
@@ -102,7 +101,7 @@ def server(clients: int, most: int) -> Work:
         other.receive(frame)
     call = other.roll_call(0)
 
-    def served() -> bytes:
+    def served():
         one = Server(whole, session, 0, links[0])
         one.enrol(0, clients, key)
         for frame in both[0]:
@@ -114,7 +113,7 @@ def server(clients: int, most: int) -> Work:
     return Work(served, clients, {"one read of the words": read(shares)})
 
 
-def stream(count: int) -> Work:
+def stream(count):
     """``count`` words of 64 bits of the cipher."""
     key = chacha.system_key(DEVICE)
     peers = {"the operating system": lambda: lambda: os.urandom(8 * count)}
@@ -126,7 +125,7 @@ def stream(count: int) -> Work:
     )
 
 
-def cases(small: bool) -> Iterator[Case]:
+def cases(small):
     n = 1000 if small else 100_000
     yield Case("key stream", partial(stream, 8 * n))
     for dtype in (torch.int64, torch.int32):

@@ -14,7 +14,7 @@ Time: at once, with --smoke too.
 
 from dataclasses import dataclass
 
-from torchdp.simulate import Experiment, Report
+from torchdp.simulate import Experiment
 
 COLUMNS = 10
 HEIGHT = 100
@@ -35,7 +35,7 @@ class Config:
     pass
 
 
-def measure(config: Config, report: Report) -> None:
+def measure(config, report):
     """MB of every row of the paper's tables for the servers that its caption states, and for those that fit."""
     for table, clients, copies, servers, megabytes in PAPER:
         of_one_server = (copies * clients + HEIGHT) * COLUMNS * 8 / 1e6

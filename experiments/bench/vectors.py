@@ -3,7 +3,6 @@
 Published code for the same messages is a side of the league (``experiments/league/run.py``).
 """
 
-from collections.abc import Iterator
 from functools import partial
 
 import torch
@@ -18,7 +17,7 @@ from torchdp.randomness import keyed_generator
 EPSILON, TYPES = 1.0, 100
 
 
-def collect(n: int, d: int, dtype: torch.dtype) -> Work:
+def collect(n, d, dtype):
     """Users by themselves."""
     randomizer, x, noise = PrivUnit(d, EPSILON), unit_vectors(n, d, dtype), SeededNoise(1, DEVICE)
     return Work(
@@ -26,7 +25,7 @@ def collect(n: int, d: int, dtype: torch.dtype) -> Work:
     )
 
 
-def of_types(n: int, d: int) -> Work:
+def of_types(n, d):
     """Users in 100 types."""
     randomizer, x, noise = PrivUnit(d, EPSILON), unit_vectors(TYPES, d), SeededNoise(1, DEVICE)
     counts = torch.full((TYPES,), n // TYPES, device=DEVICE)
@@ -37,7 +36,7 @@ def of_types(n: int, d: int) -> Work:
     )
 
 
-def drawn(n: int, d: int) -> Work:
+def drawn(n, d):
     """The sum over n users at once, beside one normal vector for each of their types."""
     randomizer, generator = PrivUnit(d, EPSILON), keyed_generator(b"vectors", DEVICE)
     crowd = Crowd(unit_vectors(TYPES, d), torch.full((TYPES,), n // TYPES, device=DEVICE))
@@ -45,7 +44,7 @@ def drawn(n: int, d: int) -> Work:
     return Work(lambda: randomizer.sample_tally(crowd, generator=generator), 1, floors)
 
 
-def cases(small: bool) -> Iterator[Case]:
+def cases(small):
     n = 300 if small else 20_000
     for dtype in (torch.float32, torch.float64):
         name = str(dtype)[6:]

@@ -16,15 +16,13 @@ import math
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor
 
 from torchdp import domains, mean, pairwise, queries, workloads
 from torchdp.collection import difference
 from torchdp.collection.comparison import Difference
-from torchdp.protocol import Estimate
 from torchdp.queries import CentralFactorization, FactoredQueries, LocalFactorization
 from torchdp.randomness import keyed_generator
-from torchdp.simulate import Experiment, Report
+from torchdp.simulate import Experiment
 
 DELTA = 1e-6
 TYPES = 4
@@ -41,7 +39,7 @@ class Config:
     users: int = 4000  # in each sample
 
 
-def of_types(protocol, shares: Tensor, config: Config, generator: torch.Generator) -> Estimate:
+def of_types(protocol, shares, config, generator):
     """Estimates from samples of users whose types have these shares."""
     drawn = torch.multinomial(
         shares.expand(config.pairs, -1), config.users, replacement=True, generator=generator
@@ -51,13 +49,13 @@ def of_types(protocol, shares: Tensor, config: Config, generator: torch.Generato
     return protocol.sample_estimate(counts, generator=generator)
 
 
-def of_numbers(protocol, config: Config, generator: torch.Generator) -> Estimate:
+def of_numbers(protocol, config, generator):
     """Estimates from samples of users whose numbers are uniform in [0, 1]."""
     rows = torch.rand(config.pairs, config.users, 1, dtype=torch.float64, generator=generator)
     return protocol.estimate(rows)
 
 
-def rejected(found: Difference) -> float:
+def rejected(found: Difference):
     """The share of pairs with p < .05, of the answer that is asked where there are several."""
     p = found.p_value
     if p.ndim > 1:
@@ -65,12 +63,12 @@ def rejected(found: Difference) -> float:
     return float((p < LEVEL).double().mean())
 
 
-def measure(config: Config, report: Report) -> None:
+def measure(config, report):
     report.say(
         f"{config.pairs} pairs of samples of {config.users} users, each pair of one population"
     )
 
-    def row(statistic: str, channel: str, first: Estimate, second: Estimate) -> None:
+    def row(statistic, channel, first, second):
         apart = difference(first, second)
         level = rejected(apart.of_population())
         error = math.sqrt(level * (1 - level) / config.pairs)
@@ -78,7 +76,7 @@ def measure(config: Config, report: Report) -> None:
         cells = {"level": level, "standard_error": error, "noise_alone": noise_alone}
         report.row("level", statistic=statistic, channel=channel, **cells)
 
-    def types(statistic: str, channel: str, protocol, shares: Tensor = EVEN) -> None:
+    def types(statistic, channel, protocol, shares=EVEN):
         generator = keyed_generator(f"{statistic}, {channel}".encode())
         samples = [of_types(protocol, shares, config, generator) for _ in range(2)]
         row(statistic, channel, *samples)

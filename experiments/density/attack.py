@@ -15,8 +15,6 @@ Time:     about a minute on one thread; --smoke in seconds.
 """
 
 import math
-import time
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -33,28 +31,25 @@ from torchdp.shuffle import (
     RandomizedResponseSum,
     delta_of,
 )
-from torchdp.simulate import Experiment, Report
+from torchdp.simulate import Experiment
 
 USERS, INSTANCES, EPSILON, DELTA, LESS = 1000, 64, 1.0, 1e-2, 0.9
 AT_ONCE = 20_000
-Losses = Callable[[int, torch.Generator], np.ndarray]
 
 
-def looked_up(views: torch.Tensor, first: int, ratios: np.ndarray) -> np.ndarray:
+def looked_up(views, first, ratios):
     """The loss summed over the instances: (trials, instances) counts -> (trials,)."""
     index = views.cpu().numpy() - first
     return ratios[np.clip(index, 0, len(ratios) - 1)].sum(-1)
 
 
-def totals(
-    law: BitLaw, held: torch.Tensor, trials: int, generator: torch.Generator
-) -> torch.Tensor:
+def totals(law: BitLaw, held, trials, generator):
     """What the analyst sees where so many users hold a one: (trials, instances)."""
     sums = BitSums(law, INSTANCES, DELTA)
     return sums.sample_tally(held, generator=generator, sample_shape=(trials,))["total"]
 
 
-def response_losses(protocol: RandomizedResponseSum, ones: int, bit: int) -> Losses:
+def response_losses(protocol: RandomizedResponseSum, ones, bit):
     """ln P/Q where the user holds ``bit`` under P, with ``ones`` ones among the others; drawn by the protocol."""
     n, p = protocol.users, protocol.flip
     law = np.convolve(
@@ -66,13 +61,13 @@ def response_losses(protocol: RandomizedResponseSum, ones: int, bit: int) -> Los
         ratios = np.log(one / zero) if bit else np.log(zero / one)
     held = torch.full((INSTANCES,), ones + bit)
 
-    def losses(trials: int, generator: torch.Generator) -> np.ndarray:
+    def losses(trials, generator):
         return looked_up(totals(protocol, held, trials, generator), 0, ratios)
 
     return losses
 
 
-def poisson_losses(protocol: PoissonSum, bit: int) -> Losses:
+def poisson_losses(protocol: PoissonSum, bit):
     """ln P/Q at the number of messages; the others hold zeros. Drawn by the protocol."""
     law = stats.poisson(protocol.mean)
     counts = np.arange(int(protocol.noise_mean + 40 * math.sqrt(protocol.noise_variance)) + 40)
@@ -80,13 +75,13 @@ def poisson_losses(protocol: PoissonSum, bit: int) -> Losses:
         ratios = (law.logpmf(counts - 1) - law.logpmf(counts)) * (1 if bit else -1)
     held = torch.full((INSTANCES,), bit)
 
-    def losses(trials: int, generator: torch.Generator) -> np.ndarray:
+    def losses(trials, generator):
         return looked_up(totals(protocol, held, trials, generator), 0, ratios)
 
     return losses
 
 
-def correlated_losses(protocol: CorrelatedSum, bit: int) -> Losses:
+def correlated_losses(protocol: CorrelatedSum, bit):
     """ln P/Q at the numbers of "+1" and "-1", of which the protocol's own draws keep the difference alone."""
     w, shape, ratio = protocol.ratio, protocol.flood_shape, protocol.flood_ratio
     mean = shape * ratio / (1 - ratio)
@@ -95,7 +90,7 @@ def correlated_losses(protocol: CorrelatedSum, bit: int) -> Losses:
     with np.errstate(all="ignore"):
         step = np.log(np.append(0, hidden[:-1])) - np.log(hidden)  # ln Pr[t - 1]/Pr[t]
 
-    def losses(trials: int, generator: torch.Generator) -> np.ndarray:
+    def losses(trials, generator):
         rng = np.random.default_rng(torch.randint(2**62, (1,), generator=generator).item())
         size = (trials, INSTANCES)
         above, below = rng.geometric(1 - w, size) - 1, rng.geometric(1 - w, size) - 1
@@ -108,8 +103,8 @@ def correlated_losses(protocol: CorrelatedSum, bit: int) -> Losses:
     return losses
 
 
-def scenarios(protocol: object) -> list[Losses]:
-    """What the others hold, and which way the user's bits change."""
+def scenarios(protocol):
+    """By what the others hold, and which way the user's bits change: ``losses(trials, generator)``, (trials,)."""
     if isinstance(protocol, RandomizedResponseSum):
         several = (0, USERS // 4, USERS // 2, USERS - 1)
         return [response_losses(protocol, ones, bit) for ones in several for bit in (0, 1)]
@@ -118,14 +113,14 @@ def scenarios(protocol: object) -> list[Losses]:
     return [poisson_losses(protocol, bit) for bit in (0, 1)]
 
 
-def estimate(losses: Losses, trials: int, generator: torch.Generator) -> tuple[float, float]:
+def estimate(losses, trials, generator):
     """delta at EPSILON, and its standard error."""
     parts = [losses(min(AT_ONCE, trials - done), generator) for done in range(0, trials, AT_ONCE)]
     values = -np.expm1(np.minimum(EPSILON - np.concatenate(parts), 0.0))
     return float(values.mean()), float(values.std() / math.sqrt(trials))
 
 
-def with_less(protocol: object) -> object:
+def with_less(protocol):
     """The same protocol with LESS times the RMSE."""
     match protocol:
         case RandomizedResponseSum(users=n, flip=p):
@@ -143,8 +138,9 @@ class Config:
     trials: int = 200_000
 
 
-def measure(config: Config, report: Report) -> None:
-    trials, generator, start = config.trials, keyed_generator(b"attack"), time.time()
+def measure(config, report):
+    trials = config.trials
+    generator = keyed_generator(b"attack")
     report.say(
         f"n = {USERS}, I = {INSTANCES}, epsilon = {EPSILON:g}, {trials} trials each; certified: delta <= {DELTA:g}"
     )
@@ -165,7 +161,6 @@ def measure(config: Config, report: Report) -> None:
                 error=error,
                 z=z,
             )
-    report.say(f"{time.time() - start:.1f} s")
 
 
 EXPERIMENT = Experiment(measure, Config(), Config(6000))

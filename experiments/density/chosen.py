@@ -31,7 +31,7 @@ from torchdp.density import (
     nearest_centre,
 )
 from torchdp.randomness import keyed_generator
-from torchdp.simulate import Experiment, Report
+from torchdp.simulate import Experiment
 
 
 @dataclass(frozen=True)
@@ -52,7 +52,7 @@ class Config:
     data: str = ""
 
 
-def crescents(n: int = 10_000) -> Tensor:
+def crescents(n=10_000):
     made = keyed_generator(b"crescents")
     side = torch.rand(n, generator=made) < 0.6
     turn = math.pi * torch.rand(n, generator=made, dtype=torch.float64)
@@ -61,7 +61,7 @@ def crescents(n: int = 10_000) -> Tensor:
     return (0.55 * torch.where(side[:, None], left, -left) + 0.04 * noise).clamp(-1, 1)
 
 
-def tables(path: str) -> dict[str, tuple[Tensor, Tensor, int]]:
+def tables(path) -> dict[str, tuple[Tensor, Tensor, int]]:
     from sklearn.datasets import load_digits
 
     x, y = map(torch.as_tensor, load_digits(return_X_y=True))
@@ -73,11 +73,11 @@ def tables(path: str) -> dict[str, tuple[Tensor, Tensor, int]]:
     return found
 
 
-def measure_classes(config: Config, report: Report) -> None:
+def measure_classes(config, report):
     for name, (x, y, fewer) in tables(config.data).items():
         classes, train = int(y.max()) + 1, int(0.8 * len(x))
         for epsilon in config.epsilons:
-            hits: dict[str, list[float]] = {"chosen": [], "curator": []}
+            hits = {"chosen": [], "curator": []}
             seconds = []
             for split in range(config.first, config.first + max(1, config.splits // fewer)):
                 generator = keyed_generator(b"split %d" % split)
@@ -116,7 +116,7 @@ def measure_classes(config: Config, report: Report) -> None:
             )  # fmt: skip
 
 
-def measure(config: Config, report: Report) -> None:
+def measure(config, report):
     torch.set_num_threads(1)
     places, line = crescents(), torch.linspace(-1, 1, 41, dtype=torch.float64)
     grid, box = torch.cartesian_prod(line, line), torch.tensor([[-1.0, -1.0], [1.0, 1.0]])

@@ -34,7 +34,6 @@ from torch import Tensor
 
 from torchdp.density import (
     CentralKDE,
-    Features,
     GaussianFourier,
     GaussianOrthogonal,
     InnerProduct,
@@ -54,7 +53,7 @@ from torchdp.shuffle import (
     PoissonSum,
     RandomizedResponseSum,
 )
-from torchdp.simulate import Experiment, Report, columns, subplots, sweep
+from torchdp.simulate import Experiment, columns, subplots, sweep
 
 # Tables 2 to 5, epsilon_label = 5: (Gaussian RR, Gaussian 3NB, inner product RR, inner product 3NB). Table 4 prints
 # DBPedia's inner product for SST2
@@ -72,8 +71,7 @@ PAPER = {  # a fifth of epsilon for the flood, as in the paper's code
 }
 CURATOR = "curator's Gaussian noise"
 PROTOCOLS = ("no privacy", CURATOR, *EXACT, *PAPER, "local")
-Draw = Callable[[int, torch.Generator], Features]
-KERNELS: dict[str, Draw] = {  # as many bits of a user as dimensions, or nearly
+KERNELS = {  # as many bits of a user as dimensions, or nearly
     "Gaussian": lambda d, g: GaussianFourier(d).draw(d, generator=g),
     "Gaussian, orthogonal": lambda d, g: GaussianOrthogonal(d).draw(d // 2, generator=g),
     "inner product": lambda d, g: InnerProduct(d).draw(1, generator=g),
@@ -82,10 +80,10 @@ KERNELS: dict[str, Draw] = {  # as many bits of a user as dimensions, or nearly
 
 
 @functools.cache
-def local_flip(epsilon: float, delta: float, instances: int) -> float:
+def local_flip(epsilon, delta, instances):
     """Of randomized response that is (epsilon, delta)-DP without a shuffler, over all instances."""
 
-    def excess(each: float) -> float:
+    def excess(each):
         return math.log(
             max(composed_delta([pure_profile(each)], instances, epsilon), 1e-300) / delta
         )
@@ -93,9 +91,7 @@ def local_flip(epsilon: float, delta: float, instances: int) -> float:
     return 1 / (1 + math.exp(brentq(excess, 1e-4 * epsilon / instances**0.5, epsilon, xtol=1e-6)))
 
 
-def protocol(
-    name: str, features: Features, n: int, epsilon: float, delta: float
-) -> ShuffledKDE | CentralKDE:
+def protocol(name, features, n, epsilon, delta) -> ShuffledKDE | CentralKDE:
     if name in EXACT:
         return ShuffledKDE.calibrated(features, EXACT[name], n, epsilon, delta)
     if name == "no privacy":
@@ -111,7 +107,7 @@ def protocol(
     )
 
 
-def load(name: str, folder: Path) -> embeddings.Data:
+def load(name, folder) -> embeddings.Data:
     if name == "digits":
         return embeddings.digits().moved()
     if name == "documentation":
@@ -121,7 +117,7 @@ def load(name: str, folder: Path) -> embeddings.Data:
     return embeddings.paper(name, folder).moved()
 
 
-def accuracy(data: embeddings.Data, config: dict, generator: torch.Generator) -> float:
+def accuracy(data: embeddings.Data, config, generator):
     """Of one collection: labels through randomized response, then a density of each reported class.
 
     A table that the paper does not divide is divided anew.
@@ -164,7 +160,7 @@ SMOKE = Config(
 )
 
 
-def measure(config: Config, report: Report) -> None:
+def measure(config, report):
     data, public = load(config.data, config.folder), math.isinf(config.label_epsilon)
     n, d = data.x.shape
     labels = "public" if public else f"{config.label_epsilon:g}-private"
@@ -190,7 +186,7 @@ def measure(config: Config, report: Report) -> None:
         for e in config.epsilons or usual
     ]
 
-    def trial(config: dict) -> Callable[[torch.Generator, int], Tensor]:
+    def trial(config) -> Callable[[torch.Generator, int], Tensor]:
         return lambda generator, size: torch.tensor(
             [accuracy(data, config, generator) for _ in range(size)]
         )
@@ -205,11 +201,11 @@ def measure(config: Config, report: Report) -> None:
         )
 
 
-def draw(tables: dict) -> dict:
+def draw(tables):
     return {f"{name}.png": curves(rows) for name, rows in tables.items()}
 
 
-def curves(rows: list):
+def curves(rows):
     kernels = list(dict.fromkeys(row["kernel"] for row in rows))
     figure, panels = subplots(len(kernels), size=(3.6, 3.8), wide=len(kernels), sharey=True)
     for axes, kernel in zip(panels, kernels, strict=True):
@@ -231,15 +227,21 @@ def curves(rows: list):
                 label=name,
             )
         axes.axhline(rows[0]["chance"], color="grey", linewidth=0.6)
-        axes.set(title=kernel, xlabel="epsilon of the vector", xscale="log")
-        ticks = sorted({row["epsilon"] for row in rows})
-        axes.set_xticks(ticks, [f"{tick:g}" for tick in ticks])
-        axes.minorticks_off()
-        axes.grid(True, linewidth=0.3)
+        axes.set(title=kernel)
     panels[0].set_ylabel("accuracy")
-    figure.legend(
-        *panels[0].get_legend_handles_labels(), fontsize="small", loc="outside right center"
-    )
+    return against_epsilon(figure, panels, rows)
+
+
+def against_epsilon(figure, panels, rows):
+    """With these rows' epsilons on the horizontal axes, and a legend beside them."""
+    ticks = sorted({row["epsilon"] for row in rows})
+    for axes in panels:
+        axes.set(xlabel="epsilon of the vector", xscale="log")
+        axes.set_xticks(ticks, [f"{tick:g}" for tick in ticks])
+        axes.set_xticks([], minor=True)
+        axes.grid(True, linewidth=0.3)
+    handles = panels[0].get_legend_handles_labels()
+    figure.legend(*handles, fontsize="small", loc="outside right center")
     return figure
 
 

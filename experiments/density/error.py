@@ -18,11 +18,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from classification import EPSILONS, KERNELS, PROTOCOLS, QUICK, load, protocol
+from classification import EPSILONS, KERNELS, PROTOCOLS, QUICK, against_epsilon, load, protocol
 
 from torchdp.density import kernel_means
 from torchdp.randomness import keyed_generator
-from torchdp.simulate import Experiment, Report, columns, subplots
+from torchdp.simulate import Experiment, columns, subplots
 
 
 @dataclass(frozen=True)
@@ -39,7 +39,7 @@ class Config:
 SMOKE = Config(kernels=("Gaussian, orthogonal",), protocols=QUICK, epsilons=(4.5,))
 
 
-def measure(config: Config, report: Report) -> None:
+def measure(config, report):
     data = load(config.data, config.folder)
     n, queries = len(data.x), data.queries[: config.queries]
     bits, delta = data.x.shape[1], data.delta
@@ -86,50 +86,29 @@ def measure(config: Config, report: Report) -> None:
                 )
 
 
-def draw(tables: dict) -> dict:
+def draw(tables):
     return {
         f"{name}.png": curves(rows) for name, rows in tables.items() if name.startswith("error_")
     }
 
 
-def curves(rows: list):
+def curves(rows):
     kernels = list(dict.fromkeys(row["kernel"] for row in rows))
     figure, panels = subplots(len(kernels) + 1, size=(3.7, 3.8), wide=len(kernels) + 1)
     there = {row["protocol"] for row in rows}
     for i, name in enumerate(each for each in PROTOCOLS if each in there):
         for axes, kernel in zip(panels, kernels, strict=False):
-            x, predicted, measured, errors = columns(
-                rows,
-                "epsilon",
-                "predicted",
-                "measured",
-                "standard_error",
-                kernel=kernel,
-                protocol=name,
-            )
+            names = ("epsilon", "predicted", "measured", "standard_error")
+            x, predicted, measured, errors = columns(rows, *names, kernel=kernel, protocol=name)
             bars = [2 * error for error in errors]
             axes.plot(x, predicted, "-", color=f"C{i}", label=name)
             axes.errorbar(x, measured, bars, fmt="o", color=f"C{i}", markersize=3, capsize=2)
-            axes.set(
-                title=kernel,
-                xscale="log",
-                yscale="log",
-                xlabel="epsilon",
-                ylabel="root mean squared error",
-            )
+            axes.set(title=kernel, yscale="log", ylabel="root mean squared error")
         if name not in ("no privacy", "curator's Gaussian noise"):
             x, messages = columns(rows, "epsilon", "messages", kernel=kernels[0], protocol=name)
             panels[-1].plot(x, messages, "o-", color=f"C{i}", markersize=3)
-    panels[-1].set(title="messages of one user", xscale="log", yscale="log", xlabel="epsilon")
-    for axes in panels:
-        ticks = sorted({row["epsilon"] for row in rows})
-        axes.set_xticks(ticks, [f"{tick:g}" for tick in ticks])
-        axes.set_xticks([], minor=True)
-        axes.grid(True, linewidth=0.3, which="both")
-    figure.legend(
-        *panels[0].get_legend_handles_labels(), fontsize="small", loc="outside right center"
-    )
-    return figure
+    panels[-1].set(title="messages of one user", yscale="log")
+    return against_epsilon(figure, panels, rows)
 
 
 EXPERIMENT = Experiment(measure, Config(), SMOKE, draw)

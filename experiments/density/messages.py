@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import torch
 
 from torchdp.density import Gaussian, InnerProduct, choose
-from torchdp.simulate import Experiment, Report
+from torchdp.simulate import Experiment
 
 DELTA, MANY = 1e-5, 8192.0
 KERNELS = {"inner product": InnerProduct, "Gaussian": lambda d: Gaussian(0.7)}
@@ -29,7 +29,7 @@ class Config:
     users: int = 125
 
 
-def measure(config: Config, report: Report) -> None:
+def measure(config, report):
     torch.set_num_threads(1)
     for kernel in config.kernels:
         given = {"n": config.users, "delta": DELTA}

@@ -13,7 +13,6 @@ Time: five minutes on one core; --smoke in 10 to 20 CPU-seconds.
 
 import math
 import time
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -27,9 +26,8 @@ from torchdp.shuffle import (
     PoissonSum,
     Sensitivity,
 )
-from torchdp.simulate import Experiment, Report
+from torchdp.simulate import Experiment
 
-Array = np.ndarray
 DELTA = 1e-5
 LAWS = {
     "Poisson": PoissonSum,
@@ -52,14 +50,14 @@ class Config:
     laws: tuple[str, ...] = tuple(LAWS)
 
 
-def rescaled(law: BitLaw, factor: float) -> BitLaw:
+def rescaled(law: BitLaw, factor):
     """The same law with ``factor`` times the variance."""
     if isinstance(law, PoissonSum):
         return PoissonSum(law.users, law.mean * factor)
     return BoundedSum(law.users, law.deviation * math.sqrt(factor))
 
 
-def noise_mass(law: BitLaw) -> Array:
+def noise_mass(law: BitLaw):
     """The law of D, by scipy, or from what one user adds."""
     if isinstance(law, PoissonSum):
         top = law.mean + 14 * math.sqrt(law.mean) + 60
@@ -79,12 +77,12 @@ def noise_mass(law: BitLaw) -> Array:
     return mass
 
 
-def thin(mass: Array) -> Array:
+def thin(mass):
     kept = np.flatnonzero(mass > 1e-60 * mass.max())
     return mass[kept[0] : kept[-1] + 1]
 
 
-def moved(mass: Array, x: float, room: int) -> Array:
+def moved(mass, x, room):
     """Of floor x + D, or with probability x - floor x of one more."""
     whole, out = int(x), np.zeros(len(mass) + room)
     out[whole : whole + len(mass)] += (1 - x + whole) * mass
@@ -93,14 +91,14 @@ def moved(mass: Array, x: float, room: int) -> Array:
     return out
 
 
-def kinds(law: BitLaw, steps: int) -> Iterator[list]:
+def kinds(law: BitLaw, steps):
     """Families of pairs: each a function of the distance x in steps, in both roles, up and down."""
     mass = noise_mass(law)
     for own in (mass, mass[::-1]):
         yield [moved(own, 0.0, steps + 1), lambda x, own=own: moved(own, x, steps + 1)]
 
 
-def spectrum(P: Array, Q: Array, low: float, width: float, points: int) -> tuple[Array, float]:
+def spectrum(P, Q, low, width, points):
     """Fourier transform of P's law of ln P/Q, each outcome on two points of a grid with its mean; and P where Q = 0.
 
     Far losses are left out, which hides a violation and makes none.
@@ -114,7 +112,7 @@ def spectrum(P: Array, Q: Array, low: float, width: float, points: int) -> tuple
     return np.fft.rfft(grid), float(P[(P > 0) & (Q == 0)].sum())
 
 
-def composed(pairs: list[tuple[Array, Array, int]], epsilon: float) -> float:
+def composed(pairs, epsilon):
     """Delta of a product of pairs, each so many times; losses about 0 on a circle that is wide enough."""
     points, deviation = 1 << 16, 0.0
     for P, Q, times in pairs:
@@ -133,9 +131,7 @@ def composed(pairs: list[tuple[Array, Array, int]], epsilon: float) -> float:
     return float(law @ np.maximum(-np.expm1(epsilon - loss), 0.0)) + 1 - kept
 
 
-def worst(
-    law: BitLaw, instances: int, change: float, epsilon: float, steps: int
-) -> tuple[float, str]:
+def worst(law: BitLaw, instances, change, epsilon, steps):
     """The largest delta found: equal moves of ten sizes and a smaller last one, both roles, up and down."""
     gamma = steps**2 * change
     farthest, best = min(float(steps), math.sqrt(gamma)), (0.0, "")
@@ -159,9 +155,7 @@ def worst(
     return best
 
 
-def needed(
-    law: BitLaw, instances: int, change: float, epsilon: float, steps: int
-) -> tuple[float, str]:
+def needed(law: BitLaw, instances, change, epsilon, steps):
     """The variance, over this law's, at which the worst pattern found meets delta."""
     factor, step = 1.0, 0.98
     here, pattern = worst(law, instances, change, epsilon, steps)
@@ -176,7 +170,7 @@ def needed(
     return factor, pattern
 
 
-def measure(config: Config, report: Report) -> None:
+def measure(config, report):
     for index in config.settings:
         instances, change, epsilon, n = SETTINGS[index]
         curator = gaussian_sigma(epsilon, DELTA, math.sqrt(change)) ** 2

@@ -17,14 +17,13 @@ import time
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor
 
 from torchdp import workloads
 from torchdp.factorization import approximate, least_error
-from torchdp.simulate import Experiment, Report, columns, subplots
+from torchdp.simulate import Experiment, columns, subplots
 
 
-def problems(k: int) -> dict[str, Tensor]:
+def problems(k):
     generator = torch.Generator().manual_seed(0)
     signs = torch.as_tensor(torch.randint(2, (k, k), device="cpu", generator=generator))
     return {
@@ -43,7 +42,7 @@ class Config:
     variances: tuple[float, ...] = (1e-4, 1e-3, 1e-2, 0.1, 1.0)
 
 
-def measure(config: Config, report: Report) -> None:
+def measure(config, report):
     alpha, found = torch.linspace(0, 1, config.points, dtype=torch.float64), {}
     for name, W in problems(config.k).items():
         start = time.process_time()
@@ -65,9 +64,7 @@ def measure(config: Config, report: Report) -> None:
         for a, low, high in zip(alpha, each.certificate.lower, each.certificate.upper, strict=True)
     ]
     report.write("curves", points)
-    report.say(
-        f"\nprefix sums {config.k}: worst root mean squared error, exact factorization against the best alpha"
-    )
+    # worst root mean squared error of prefix sums: exact factorization against the best alpha
     W = workloads.prefix(config.k).dense()
     exact = float(approximate(W, 0.0).norm)
     for variance in config.variances:
@@ -82,7 +79,7 @@ def measure(config: Config, report: Report) -> None:
         )
 
 
-def draw(tables: dict) -> dict:
+def draw(tables):
     rows = tables["curves"]
     figure, (axes,) = subplots(size=(7, 4.5))
     for name in dict.fromkeys(row["workload"] for row in rows):

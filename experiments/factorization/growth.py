@@ -13,24 +13,23 @@ Time: about a minute on one CPU core; --smoke in 3 s.
 """
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 
 from torchdp import workloads
 from torchdp.factorization import factorize, factorize_product, free_constant
 from torchdp.randomness import keyed_generator
-from torchdp.simulate import Experiment, Report, columns, subplots
+from torchdp.simulate import Experiment, columns, subplots
 
-Bounds = tuple[float, float]
 SIZES = {
     "all ranges": (4, 8, 16, 32, 64, 128, 256),
     "Kendall": (4, 16, 64, 256, 1024, 4096, 16384, 65536),
     "abs(i - j), free constant": (4, 8, 16, 32, 64, 128, 256),
 }
 OTHER_SIZES = (4, 8, 16, 32, 64, 128, 256, 512, 1024)
-EXPECTED: dict[str, Callable[[float], float]] = {  # dashed in the figure
+EXPECTED = {  # dashed in the figure
     "prefix": lambda k: math.log(k) / math.pi + 0.75,
     "Kendall": lambda k: (2 / math.pi * (math.log(k) / 2 + 0.819)) ** 2,
     "random signs": lambda k: 8 * math.sqrt(k) / (3 * math.pi),
@@ -39,40 +38,36 @@ EXPECTED: dict[str, Callable[[float], float]] = {  # dashed in the figure
 }
 
 
-def of(workload: workloads.Workload) -> Bounds:
+def certified(workload):
     tol = 1e-3 if workload.shape[0] > 10_000 else 1e-4
-    certificate = factorize(workload, tol=tol).certificate
-    return float(certificate.lower), float(certificate.upper)
+    return factorize(workload, tol=tol).certificate
 
 
-def kendall(k: int) -> Bounds:
-    certificate = factorize_product(workloads.kendall(math.isqrt(k), math.isqrt(k))).certificate
-    return float(certificate.lower), float(certificate.upper)
-
-
-def absolute_difference(k: int) -> workloads.Workload:
+def absolute_difference(k):
     return workloads.absolute_difference(k, spacing=1 / (k - 1))
 
 
-def with_constant(k: int) -> Bounds:
-    found = free_constant(absolute_difference(k).dense())
-    return found.lower, found.upper
-
-
-def random_signs(k: int) -> workloads.Workload:
+def random_signs(k):
     generator = keyed_generator(f"signs {k}".encode(), "cpu")
     signs = torch.as_tensor(torch.randint(0, 2, (k, k), device="cpu", generator=generator))
     return workloads.Workload("random signs", (signs.double() * 2 - 1,))
 
 
-MEASURES: dict[str, Callable[[int], Bounds]] = {
-    "prefix": lambda k: of(workloads.prefix(k)),
-    "all ranges": lambda k: of(workloads.all_ranges(k)),
-    "Kendall": kendall,
-    "abs(i - j)": lambda k: of(absolute_difference(k)),
-    "abs(i - j), free constant": with_constant,
-    "random signs": lambda k: of(random_signs(k)),
+MEASURES = {
+    "prefix": lambda k: certified(workloads.prefix(k)),
+    "all ranges": lambda k: certified(workloads.all_ranges(k)),
+    "Kendall": lambda k: (
+        factorize_product(workloads.kendall(math.isqrt(k), math.isqrt(k))).certificate
+    ),
+    "abs(i - j)": lambda k: certified(absolute_difference(k)),
+    "abs(i - j), free constant": lambda k: free_constant(absolute_difference(k).dense()),
+    "random signs": lambda k: certified(random_signs(k)),
 }
+
+
+def bounds(name, k):
+    found = MEASURES[name](k)
+    return {"lower": found.lower, "upper": found.upper}
 
 
 @dataclass(frozen=True)
@@ -80,36 +75,24 @@ class Config:
     first: int = 9  # sizes of each workload
 
 
-def measure(config: Config, report: Report) -> None:
-    for name, bounds in MEASURES.items():
+def measure(config, report):
+    for name in MEASURES:
         for k in SIZES.get(name, OTHER_SIZES)[: config.first]:
-            report.once(
-                "growth",
-                {"workload": name, "k": k},
-                lambda bounds=bounds, k=k: dict(zip(("lower", "upper"), bounds(k), strict=True)),
-            )
+            report.once("growth", {"workload": name, "k": k}, partial(bounds, name, k))
 
 
-def draw(tables: dict) -> dict:
+def draw(tables):
     rows = sorted(tables["growth"], key=lambda row: row["k"])
     figure, panels = subplots(3, size=(13 / 3, 4.2), wide=3)
-    colours = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
-    for name, colour in zip(MEASURES, colours, strict=True):
+    for i, name in enumerate(MEASURES):
         axes = panels[{"Kendall": 1, "random signs": 2}.get(name, 0)]
+        colour = f"C{i}"
         sizes, lower, upper = columns(rows, "k", "lower", "upper", workload=name)
-        middle = [(a + b) / 2 for a, b in zip(lower, upper, strict=True)]
-        half = [max(0.0, b - a) / 2 for a, b in zip(lower, upper, strict=True)]
-        style = {"color": colour, "capsize": 3, "markersize": 4, "linewidth": 1}
-        axes.errorbar(sizes, middle, yerr=half, fmt="o-", label=name, **style)
+        axes.plot(sizes, upper, "o-", markersize=4, linewidth=1, color=colour, label=name)
+        axes.fill_between(sizes, lower, upper, color=colour, alpha=0.3)
         if name in EXPECTED:
-            axes.plot(
-                sizes,
-                [EXPECTED[name](k) for k in sizes],
-                "--",
-                color=colour,
-                linewidth=2,
-                alpha=0.5,
-            )
+            expected = [EXPECTED[name](k) for k in sizes]
+            axes.plot(sizes, expected, "--", color=colour, linewidth=2, alpha=0.5)
     panels[0].set(xscale="log", ylim=(0, 4.4), title="One dimension: a logarithm, or a constant")
     panels[1].set(xscale="log", title="Kendall on a square grid: a squared logarithm")
     panels[2].set(xscale="log", yscale="log", title="Random signs: a square root")
@@ -117,7 +100,7 @@ def draw(tables: dict) -> dict:
         axes.set(xlabel="number of types k", ylabel="gamma_2")
         axes.grid(True, which="both", linewidth=0.3, alpha=0.5)
         axes.legend(
-            title="bars: certified bracket; dashed: formula",
+            title="band: certified bracket; dashed: formula",
             fontsize="small",
             title_fontsize="small",
         )

@@ -19,7 +19,7 @@ import torch
 from torchdp import workloads
 from torchdp.factorization import factorize, reference
 from torchdp.randomness import keyed_generator
-from torchdp.simulate import Experiment, Report
+from torchdp.simulate import Experiment
 
 
 @dataclass(frozen=True)
@@ -28,7 +28,7 @@ class Config:
     k: int = 512  # of the last line
 
 
-def measure(config: Config, report: Report) -> None:
+def measure(config, report):
     for workload, known in (
         (workloads.prefix(64), 2.111366),
         (workloads.parities(6, 2), math.sqrt(22)),
@@ -59,12 +59,11 @@ def measure(config: Config, report: Report) -> None:
         worst = max(
             worst, abs(float(ours.upper / sdp.upper) - 1), abs(float(ours.lower / sdp.upper) - 1)
         )
-    report.say("\nrandom matrices with sides 2 to 16: largest distance from the SDP, relative")
+    # random matrices with sides 2 to 16: largest distance from the SDP, relative
     report.row("random", matrices=config.matrices, distance=worst)
 
     start = time.perf_counter()
     result = factorize(workloads.prefix(config.k), tol=1e-3)
-    report.say("\nprefix sums")
     report.row(
         "prefix",
         k=config.k,

@@ -18,14 +18,13 @@ import math
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor
 
 from torchdp import workloads
 from torchdp.factorization import additive_noise_bound, factorize, hard_instance
 from torchdp.factorization.hard import sample_upper_bound
 from torchdp.privacy import gaussian_sigma
 from torchdp.randomizers import PrivUnit
-from torchdp.simulate import Experiment, Report
+from torchdp.simulate import Experiment
 
 ALPHAS = (0.1, 0.05, 0.01, 0.001)
 
@@ -41,7 +40,7 @@ DELTA = 1e-6
 DRAWS = 4_000  # of the noise, for the mean of its largest entry
 
 
-def problems(config: Config) -> dict[str, Tensor]:
+def problems(config):
     generator = torch.Generator().manual_seed(0)
     sizes, d = config.sizes, config.bits
     signs = torch.as_tensor(
@@ -55,17 +54,15 @@ def problems(config: Config) -> dict[str, Tensor]:
     }
 
 
-def mean_largest(left: Tensor) -> float:
+def mean_largest(left):
     """E max abs(L Z), Z standard normal: the noise of many users' messages has this law, times a scale."""
     generator = torch.Generator().manual_seed(1)
     z = torch.randn(DRAWS, left.shape[1], device="cpu", generator=generator, dtype=torch.float64)
     return float((z.to(left) @ left.mT).abs().amax(1).mean())
 
 
-def local(found: dict, config: Config, report: Report) -> None:
-    report.say(
-        "Local model: epsilon-LDP messages, not interactive; root mean squared error alpha of the worst query"
-    )
+def local(found, config, report):
+    """epsilon-LDP messages, not interactive; root mean squared error alpha of the worst query."""
     for name, (W, factors, instance) in found.items():
         spread = float((W.amax(1) - W.amin(1)).max())
         largest = mean_largest(factors.left) * float(factors.sensitivity)
@@ -95,10 +92,8 @@ def local(found: dict, config: Config, report: Report) -> None:
                 )
 
 
-def central(found: dict, config: Config, report: Report) -> None:
-    report.say(
-        f"\nCentral model: additive noise, replace-one, delta = {DELTA:g}; root mean squared error of a count"
-    )
+def central(found, config, report):
+    """Additive noise, replace-one; root mean squared error of a count."""
     for name, (W, worst, _) in found.items():
         for label, p, factors in (
             ("worst", math.inf, worst),
@@ -118,7 +113,7 @@ def central(found: dict, config: Config, report: Report) -> None:
                 report.row("central", workload=name, error=label, epsilon=epsilon, **cells)
 
 
-def measure(config: Config, report: Report) -> None:
+def measure(config, report):
     found = {
         name: (W, factorize(W, shift=True), hard_instance(W))
         for name, W in problems(config).items()

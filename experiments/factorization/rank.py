@@ -24,7 +24,7 @@ from torchdp.factorization import (
     train,
     truncate,
 )
-from torchdp.simulate import Experiment, Report
+from torchdp.simulate import Experiment
 
 
 @dataclass(frozen=True)
@@ -35,7 +35,7 @@ class Config:
     tol: float = 1e-2
 
 
-def measure(config: Config, report: Report) -> None:
+def measure(config, report):
     torch.set_num_threads(1)
     k = config.k
     W = workloads.prefix(k).dense()

@@ -42,7 +42,7 @@ from torch import Tensor
 
 from torchdp import workloads
 from torchdp.randomness import keyed_generator
-from torchdp.simulate import Experiment, Report, columns, subplots
+from torchdp.simulate import Experiment, columns, subplots
 from torchdp.threads import on_host
 
 KINDS = ("square", "wide", "tall", "rank", "sparse", "signs", "row", "doubled", "graded", "column")
@@ -50,7 +50,7 @@ LONGEST = 30.0  # seconds: a line of a named problem ends with the first run tha
 GAPS = (1e-1, 1e-2, 1e-3, 1e-4, 1e-5, 1e-6, 1e-7, 1e-8)
 STEPS = (30, 300, 3000)
 Line = tuple[Callable[[float], Run], tuple[float, ...]]
-LINES: dict[str, Line] = {
+LINES = {
     "relaxation": (lambda gap: partial(relaxation, tol=gap), GAPS[:6]),
     "relaxation, float32": (lambda gap: lambda W: relaxation(W.float(), gap), (1e-4,)),
     "relaxation by Adam": (lambda steps: partial(by_adam, steps=int(steps)), STEPS),
@@ -61,7 +61,7 @@ LINES: dict[str, Line] = {
     ),
     "cvxpy, Clarabel": (lambda _: partial(by_cvxpy, solver="CLARABEL"), (1e-8,)),
 }
-NAMED: dict[str, Line] = {
+NAMED = {
     "fixed point": (LINES["fixed point"][0], GAPS),
     "  without acceleration": (lambda gap: partial(fixed_point, tol=gap, memory=0), GAPS),
     "relaxation": (LINES["relaxation"][0], GAPS[:7]),
@@ -79,7 +79,7 @@ LARGEST = {"cvxpy, SCS": 128, "jax-privacy, max": 512, "jax-privacy, p-norm 128"
 
 
 @on_host
-def instance(number: int) -> Tensor:
+def instance(number):
     """Matrix ``number`` of the hundred, float64: KINDS[number % 10], of the size and the scale number // 10."""
     generator = keyed_generator(f"relaxation {number}".encode())
     kind, size = KINDS[number % 10], number // 10
@@ -116,7 +116,7 @@ class Config:
     points: int = 8  # of each line of a named problem
 
 
-def once(run: Run, W: Tensor, weights: tuple[Tensor, Tensor]) -> dict[str, object]:
+def once(run, W, weights: tuple[Tensor, Tensor]):
     size = W.abs().max()  # cvxpy knows no scales
     seconds, certificate, steps = judged(W / size, run, weights, math.inf)
     bounds = {
@@ -128,7 +128,7 @@ def once(run: Run, W: Tensor, weights: tuple[Tensor, Tensor]) -> dict[str, objec
 
 
 def there(
-    lines: dict[str, Line], report: Report
+    lines: dict[str, Line], report
 ) -> Iterator[tuple[str, Callable[[float], Run], tuple[float, ...]]]:
     """Solvers that are installed."""
     for solver, (make, settings) in lines.items():
@@ -138,7 +138,7 @@ def there(
             yield solver, make, settings
 
 
-def measure(config: Config, report: Report) -> None:
+def measure(config, report):
     torch.set_num_threads(1)
     for solver, make, settings in there(LINES, report):
         for setting, number in product(settings[: config.settings], range(config.instances)):
@@ -178,14 +178,14 @@ def measure(config: Config, report: Report) -> None:
                     break
 
 
-def largest(W: Tensor, run: Run) -> dict[str, object]:
+def largest(W, run):
     """CPU seconds, and the largest gap of a batch."""
     ones = torch.ones_like(W[..., 0]), torch.ones_like(W[..., 0, :])
     seconds, certificate, steps = judged(W, run, ones, math.inf)
     return {"seconds": seconds, "steps": steps, "gap": certificate.gap.max()}
 
 
-def draw(tables: dict) -> dict:
+def draw(tables):
     names = list(dict.fromkeys(row["problem"] for row in tables["named"]))
     solvers = list(dict.fromkeys([*LINES, *NAMED]))
     hues = (

@@ -25,7 +25,7 @@ from typing import Any
 import torch
 
 from torchdp.factorization import factorize, factorize_buffered
-from torchdp.simulate import Experiment, Report
+from torchdp.simulate import Experiment
 from torchdp.training import Separated, sensitivity
 from torchdp.workloads import RunningSums
 
@@ -42,9 +42,7 @@ class Config:
     apart: tuple[str, ...] = ("128,32,4", "512,64,8", "2000,60,34", "10000,1000,10")
 
 
-def row(
-    report: Report, table: str, n: int, norm: str, solve: Callable[[], Any], **more: object
-) -> None:
+def row(report, table, n, norm, solve: Callable[[], Any], **more):
     start = time.process_time()
     found = solve()
     seconds, scale = time.process_time() - start, math.sqrt(n) if norm == "gamma_F" else 1.0
@@ -61,14 +59,13 @@ def row(
     report.row(table, steps=n, norm=norm, cpu_s=seconds, **cells, iterations=iterations, **more)
 
 
-def measure(config: Config, report: Report) -> None:
+def measure(config, report):
     torch.set_num_threads(1)
     for n, (norm, p) in product(config.sizes, NORMS.items()):
         forms = {"never formed": RunningSums(n)}
         forms |= {"dense": RunningSums(n).dense()} if n <= config.dense else {}
         for name, W in forms.items():
             row(report, "bounds", n, norm, partial(factorize, W, p, tol=config.tol), matrix=name)
-    report.say()
     for each, (norm, p) in product(config.strategies, NORMS.items()):
         if each != "none":
             n, buffers = map(int, each.split(","))

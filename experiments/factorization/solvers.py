@@ -40,15 +40,16 @@ from torchdp.factorization import (
 )
 from torchdp.factorization.solvers.fixed_point import solve
 from torchdp.randomness import keyed_generator
-from torchdp.simulate import Experiment, Report
+from torchdp.simulate import Experiment
 from torchdp.threads import on_host
 
 MEMORY = 8  # updates that the acceleration combines: the solver's default
+STEP = 1.8  # of the plain iteration: its weights' exponent
 SHORTEST = 0.1  # seconds: shorter runs are repeated
 Run = Callable[[Tensor], tuple]
 
 
-def plain(W: Tensor, tol: float, step: float, most: int) -> tuple:
+def plain(W, tol, most):
     """The unaccelerated iteration for gamma_2 in its simplest form: one SVD of the whole matrix each time."""
     m, n = W.shape
     c, P = torch.full((m,), 1 / m, dtype=W.dtype), torch.full((n,), 1 / n, dtype=W.dtype)
@@ -66,24 +67,24 @@ def plain(W: Tensor, tol: float, step: float, most: int) -> tuple:
             best = (U * S.sqrt() / c.sqrt()[:, None], S.sqrt()[:, None] * Vh / P.sqrt())
         if upper <= lower * (1 + tol):
             break
-        c, P = c * (a / S.sum()) ** step, P * (b / S.sum()) ** step
+        c, P = c * (a / S.sum()) ** STEP, P * (b / S.sum()) ** STEP
         c, P = (c / c.sum()).clamp_min(1e-14), (P / P.sum()).clamp_min(1e-14)
     return *best, *weights, iteration
 
 
-def parts(found: Factorization) -> tuple:
+def parts(found: Factorization):
     return found.left, found.right, found.row_weights, found.column_weights, found.iterations
 
 
-def fixed_point(W: Tensor, tol: float, memory: int = MEMORY, p: float = math.inf) -> tuple:
+def fixed_point(W, tol, memory=MEMORY, p=math.inf):
     return parts(solve(W, tol=tol, memory=memory, p=p))
 
 
-def relaxation(W: Tensor, tol: float) -> tuple:
+def relaxation(W, tol):
     return parts(train(W, tol=tol))
 
 
-def by_adam(W: Tensor, steps: int) -> tuple:
+def by_adam(W, steps):
     """The relaxation in an ordinary loop of Adam, the sharpness rising; the smoothed maxima's slopes for weights."""
     module = Relaxation(W)
     optimizer = torch.optim.Adam(module.parameters(), lr=0.03, betas=(0.9, 0.99))
@@ -98,7 +99,7 @@ def by_adam(W: Tensor, steps: int) -> tuple:
     return left, right, *slopes, steps
 
 
-def by_cvxpy(W: Tensor, solver: str, **settings: float) -> tuple:
+def by_cvxpy(W, solver, **settings):
     """min t, Z PSD with off-diagonal block W and diagonal <= t; weights from the diagonal's multipliers."""
     import cvxpy as cp
 
@@ -114,7 +115,7 @@ def by_cvxpy(W: Tensor, solver: str, **settings: float) -> tuple:
     return root[:m], root[m:].T, weights[:m], weights[m:], None
 
 
-def by_jax_privacy(W: Tensor, reduction: str, steps: int = 10_000) -> tuple[Tensor, Tensor]:
+def by_jax_privacy(W, reduction, steps=10_000) -> tuple[Tensor, Tensor]:
     jax = import_jax()
     import jax.numpy as jnp
     import numpy as np
@@ -130,7 +131,7 @@ def by_jax_privacy(W: Tensor, reduction: str, steps: int = 10_000) -> tuple[Tens
     return completed(W, torch.as_tensor(np.array(strategy)).double())
 
 
-def by_federated(W: Tensor, tol: float) -> tuple[Tensor, Tensor]:
+def by_federated(W, tol) -> tuple[Tensor, Tensor]:
     import_jax()
     import numpy as np
     from dp_matrix_factorization import loops
@@ -141,7 +142,7 @@ def by_federated(W: Tensor, tol: float) -> tuple[Tensor, Tensor]:
     return torch.as_tensor(np.array(found["W"])), torch.as_tensor(np.array(found["H"]))
 
 
-def by_hdmm(W: Tensor) -> tuple[Tensor, Tensor]:
+def by_hdmm(W) -> tuple[Tensor, Tensor]:
     from hdmm import matrix, templates
 
     template = templates.McKennaConvex(W.shape[1])
@@ -160,17 +161,17 @@ def import_jax():
 
 
 @on_host
-def random_signs(k: int) -> Tensor:
+def random_signs(k):
     """(k, k), the same on every device."""
     return torch.randint(0, 2, (k, k), generator=keyed_generator(b"signs")).double() * 2 - 1
 
 
-def completed(W: Tensor, C: Tensor) -> tuple[Tensor, Tensor]:
+def completed(W, C) -> tuple[Tensor, Tensor]:
     """W = L C with L = W C^+."""
     return W @ torch.linalg.pinv(C), C
 
 
-def available(run: Run) -> ImportError | None:
+def available(run) -> ImportError | None:
     """What is missing; a first call on a small problem, which is not timed."""
     try:
         run(workloads.prefix(4).dense())
@@ -179,9 +180,7 @@ def available(run: Run) -> ImportError | None:
     return None
 
 
-def judged(
-    W: Tensor, run: Run, weights: tuple[Tensor, Tensor], p: float
-) -> tuple[float, Certificate, int | None]:
+def judged(W, run, weights: tuple[Tensor, Tensor], p) -> tuple[float, Certificate, int | None]:
     """CPU seconds, certificate and iterations; ``weights`` are for solvers that return none."""
     seconds, spent = math.inf, 0.0
     while spent < SHORTEST:  # the quickest of several short runs
@@ -199,12 +198,11 @@ class Config:
     problems: tuple[str, ...] = ()  # none: all of this norm
 
 
-def gamma_2_runs(W: Tensor, tol: float, most: int) -> dict[str, Run]:
-    runs: dict[str, Run] = {
+def gamma_2_runs(W, tol, most) -> dict[str, Run]:
+    runs = {
         f"fixed point, to {tol:g}": partial(fixed_point, tol=tol),
         "  without acceleration": partial(fixed_point, tol=tol, memory=0),
-        "  plain SVD iteration, step 1.8": partial(plain, tol=tol, step=1.8, most=most),
-        "  plain SVD iteration, step 1": partial(plain, tol=tol, step=1.0, most=most),
+        "  plain SVD iteration": partial(plain, tol=tol, most=most),
     }
     if len(W) <= 64:
         runs[f"relaxation, to {tol:g}"] = partial(relaxation, tol=tol)
@@ -216,8 +214,8 @@ def gamma_2_runs(W: Tensor, tol: float, most: int) -> dict[str, Run]:
     return runs
 
 
-def gamma_f_runs(W: Tensor, tol: float, most: int) -> dict[str, Run]:
-    runs: dict[str, Run] = {
+def gamma_f_runs(W, tol, most) -> dict[str, Run]:
+    runs = {
         f"fixed point, to {gap:g}": partial(fixed_point, tol=gap, p=2) for gap in (1e-4, 1e-6, 1e-8)
     }
     runs["  without acceleration, to 1e-06"] = partial(fixed_point, tol=1e-6, memory=0, p=2)
@@ -250,14 +248,14 @@ GAMMA_F = dict.fromkeys(
 NORMS = {"gamma_2": (math.inf, gamma_2_runs, GAMMA_2), "gamma_F": (2.0, gamma_f_runs, GAMMA_F)}
 
 
-def workload(name: str) -> Tensor:
+def workload(name):
     kind, _, k = name.rpartition(" ")
     if kind == "random signs":
         return torch.as_tensor(random_signs(int(k)))
     return {"prefix": workloads.prefix, "all ranges": workloads.all_ranges}[kind](int(k)).dense()
 
 
-def measure(config: Config, report: Report) -> None:
+def measure(config, report):
     torch.set_num_threads(1)
     report.say(f"bounds on {'gamma_2' if config.norm == 'gamma_2' else 'sqrt(m) gamma_F'}")
     p, runs, problems = NORMS[config.norm]

@@ -1,12 +1,11 @@
 """Explicit factorizations beside the certified optimum, and Kronecker products factored without forming them.
 
-Papers: Chan, Shi, Song (2011); Honaker (2015); Fichtenberger, Henzinger, Upadhyay (2023); Henzinger, Upadhyay (2025);
+Papers: Chan, Shi, Song (2011); Honaker (2015); Fichtenberger, Henzinger, Upadhyay (2023);
     Henzinger, Kalinin, Upadhyay (2025); Ghazi et al. (2023), Lemma 17; Nikolov, Tang (2023), Lemma 62.
 Command:  python experiments/factorization/structured.py [--dense]
-Expected: prefix sums at k = 1024: the normalised square root 1.040 times the optimum, the group algebra 1.076, the
-    square root 1.105, the least-squares tree 1.50, the binary tree 3.54; value - ln k / pi = 0.874, 0.981 and 1.066 for
-    the first three. abs(i - j): Lemma 17's tree costs 1.30 k at k = 15 and 1.60 k at 255, below its bound; the optimum
-    stays below k.
+Expected: prefix sums at k = 1024: the normalised square root 1.040 times the optimum, the square root 1.105, the
+    least-squares tree 1.50, the binary tree 3.54; value - ln k / pi = 0.874 and 1.066 for the first two. abs(i - j):
+    Lemma 17's tree costs 1.30 k at k = 15 and 1.60 k at 255, below its bound; the optimum stays below k.
     Kendall's tau on 64 x 64: both bounds 10.042063, the signature form in about half a second; from the 4096 x 4096
     matrix (--dense) in minutes.
 Output: results/factorization/structured/*.csv.
@@ -17,12 +16,7 @@ Time: half a minute on one CPU core, some minutes more with --dense; --smoke in 
 
 import math
 import time
-from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
-
-import torch
-from torch import Tensor
 
 from torchdp import workloads
 from torchdp.factorization import (
@@ -34,68 +28,24 @@ from torchdp.factorization import (
     square_root,
 )
 from torchdp.factorization.constructive import (
-    at_uniform_weights,
     best_decoder,
     binary_tree,
     normalised_square_root,
 )
-from torchdp.simulate import Experiment, Report
+from torchdp.simulate import Experiment
 
 DENSE_UP_TO = 32  # side of the grids that are also factored as dense matrices; --dense: all
 TOLERANCE = 1e-4  # certified gap of the optimum
 
 
-def skew_circulant(first: Tensor, p: float = math.inf) -> Factorization:
-    """The optimal factorization of the skew-circulant matrix c_{i-j} for i >= j, -c_{n+i-j} above, into two such.
-
-    left has the eigenvalues abs(v)^{1/2} and right v abs(v)^{-1/2}, v = fft(c t), t_j = e^{-i pi j / n}. Shifting rows
-    and columns together, with a change of sign, leaves the matrix as it is, so uniform weights are optimal.
-    first: (n,), c. All ones: +1 on and below the diagonal, -1 above; (0, 1, ..., 1): sgn(i - j).
-
-    Guarantees: optimal for every p: both bounds equal n^{1/p - 1} sum_k abs(v_k), up to rounding.
-    Source: Lee, Shraibman, Spalek (2008) for gamma_2 under a group; the power of n from the row weights n^{-(p-2)/p}.
-    """
-    first = first.double()
-    angle = torch.arange(len(first), dtype=torch.float64, device=first.device) * (
-        -math.pi / len(first)
-    )
-    twist = torch.polar(torch.ones_like(angle), angle)
-    values = torch.fft.fft(first * twist)
-    root = values.abs().sqrt()
-    phase = torch.where(root > 0, values / torch.where(root > 0, root, 1.0), 0.0)
-    left, right = (_spread((torch.fft.ifft(v) * twist.conj()).real) for v in (root, phase))
-    return at_uniform_weights(_spread(first), left, right, p)
-
-
-def _spread(first: Tensor) -> Tensor:
-    n = len(first)
-    place = torch.arange(n, device=first.device)
-    matrix = first[(place[:, None] - place) % n]
-    return torch.where(place[:, None] < place, -matrix, matrix)
-
-
-def group_algebra(k: int, p: float = math.inf) -> Factorization:
-    """Prefix sums as (S + 1 1^T) / 2, S with +1 on and below the diagonal and -1 above: S is skew-circulant.
-
-    gamma_2's upper bound is (gamma_2(S) + 1) / 2, ln k / pi + 0.981 as k grows.
-    Source: Mathias (1993) for the bound; Henzinger, Upadhyay (2025) for the factorization.
-    """
-    W = workloads.prefix(k).dense()
-    S = skew_circulant(torch.ones(k, dtype=torch.float64, device=W.device))
-    one = torch.ones(k, 1, dtype=torch.float64, device=W.device)
-    left, right = torch.cat([S.left, one], 1), torch.cat([S.right, one.mT])
-    return at_uniform_weights(W, left / math.sqrt(2), right / math.sqrt(2), p)
-
-
-def least_squares_tree(k: int, p: float = math.inf) -> Factorization:
+def least_squares_tree(k, p=math.inf) -> Factorization:
     return best_decoder(workloads.prefix(k).dense(), binary_tree(k).right, p)
 
 
-PREFIX: dict[str, Callable[[int, float], Factorization]] = {
+PREFIX = {
     "binary tree": binary_tree,
     "least-squares tree": least_squares_tree,
     "square root": square_root,
-    "group algebra": group_algebra,
     "normalised root": normalised_square_root,
 }
 
@@ -107,10 +57,8 @@ class Config:
     dense: bool = False  # the dense route for every grid: minutes
 
 
-def prefix_sums(config: Config, report: Report) -> None:
-    report.say(
-        "prefix sums: norm of the factorization over the certified lower bound of the optimum"
-    )
+def prefix_sums(config, report):
+    """Norms of the factorizations over the certified lower bound of the optimum."""
     for p, error in ((math.inf, "worst"), (2.0, "mean squared")):
         for k in config.sizes:
             optimum = factorize(workloads.prefix(k), p, tol=TOLERANCE).certificate
@@ -124,8 +72,8 @@ def prefix_sums(config: Config, report: Report) -> None:
         report.row("less_ln_k_over_pi", error=error, k=k, **constants)
 
 
-def lipschitz(config: Config, report: Report) -> None:
-    report.say("\nabs(i - j), Lipschitz with G = 1: norms over k")
+def lipschitz(config, report):
+    """abs(i - j), Lipschitz with G = 1: norms over k."""
     for k in (size - 1 for size in config.sizes[:5]):
         W = workloads.absolute_difference(k).dense()
         optimum = factorize(W, tol=1e-3).certificate
@@ -140,9 +88,9 @@ def lipschitz(config: Config, report: Report) -> None:
         )
 
 
-def products(config: Config, report: Report) -> None:
-    report.say("\nKendall's tau, gamma_2 of the whole product")
-    routes: dict[str, Callable[[Any], Any]] = {
+def products(config, report):
+    """Kendall's tau, gamma_2 of the whole product."""
+    routes = {
         "never formed, factor by factor": factorize_product,
         "formed, factor by factor": factorize,
         "signature, factor by factor": signature_form,
@@ -166,7 +114,7 @@ def products(config: Config, report: Report) -> None:
             )
 
 
-def measure(config: Config, report: Report) -> None:
+def measure(config, report):
     prefix_sums(config, report)
     lipschitz(config, report)
     products(config, report)

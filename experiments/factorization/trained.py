@@ -18,7 +18,7 @@ Time: about 2 minutes on one core; --smoke in seconds.
 import math
 import resource
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -42,7 +42,7 @@ from torchdp.factorization.certificates.objective_certificate import certify_obj
 from torchdp.factorization.train import Structure
 from torchdp.randomizers import PrivUnit
 from torchdp.randomness import keyed_generator
-from torchdp.simulate import Experiment, Report, subplots
+from torchdp.simulate import Experiment, subplots
 
 Factors = tuple[Tensor, Tensor]
 BANDS = 8
@@ -54,7 +54,7 @@ class Mixed(Objective):
 
     share: float
 
-    def rows(self, a: Tensor) -> Tensor:
+    def rows(self, a):
         return self.share * a + (1 - self.share) * a.mean(-1, keepdim=True)
 
 
@@ -64,7 +64,7 @@ class Limited(Objective):
 
     limits: Tensor  # (m,), positive
 
-    def rows(self, a: Tensor) -> Tensor:
+    def rows(self, a):
         return torch.cat([a.mean(-1, keepdim=True), a / self.limits.to(a)], -1)
 
 
@@ -79,10 +79,10 @@ class LocalError(Objective):
     prior: Tensor  # (n,)
     outer: float  # at least -1: that of gamma_2 is 0
 
-    def rows(self, a: Tensor) -> Tensor:
+    def rows(self, a):
         return a
 
-    def offset(self, W: Tensor) -> Tensor:
+    def offset(self, W):
         return self.outer * (W.square() @ self.prior.to(W))
 
 
@@ -103,23 +103,23 @@ class Case:
     others: dict[str, Callable[[Tensor], Factors]]
 
 
-def fixed(p: float) -> Callable[[Tensor], Factors]:
-    def run(W: Tensor) -> Factors:
+def fixed(p) -> Callable[[Tensor], Factors]:
+    def run(W):
         found = factorize(W, p, tol=1e-6)
         return found.left, found.right
 
     return run
 
 
-def of_strategy(W: Tensor, C: Tensor) -> Factors:
+def of_strategy(W, C):
     return torch.linalg.solve(C, W, left=False), C
 
 
-def cut_root(W: Tensor) -> Factors:
+def cut_root(W):
     return of_strategy(W, square_root(len(W)).right.triu(1 - len(W)).tril().triu(1 - BANDS))
 
 
-def by_jax(W: Tensor) -> Factors:
+def by_jax(W):
     import_jax()
     import jax.numpy as jnp
     import numpy as np
@@ -134,7 +134,7 @@ def by_jax(W: Tensor) -> Factors:
     )
 
 
-def cases(n: int) -> Iterator[Case]:
+def cases(n):
     W, norms = (
         workloads.prefix(n).dense(),
         {"factors of gamma_2": fixed(math.inf), "factors of gamma_F": fixed(2.0)},
@@ -157,13 +157,13 @@ def cases(n: int) -> Iterator[Case]:
     yield Case(f"{BANDS} bands, no negative entry", W, Mixed(0.5), positive, cut)
     A, B = workloads.prefix(max(2, n // 8)).dense(), workloads.all_ranges(3).dense()
 
-    def products(W: Tensor) -> Factors:
+    def products(W):
         parts = [fixed(math.inf)(part) for part in (A, B)]
         return torch.kron(parts[0][0], parts[1][0]), torch.kron(parts[0][1], parts[1][1])
 
     other = {"product of gamma_2's factors": products}
 
-    def both(_: Tensor) -> Product:
+    def both(_) -> Product:
         return Product(Relaxation(A), Relaxation(B))
 
     yield Case(
@@ -171,7 +171,7 @@ def cases(n: int) -> Iterator[Case]:
     )
 
 
-def value(case: Case, factors: Factors) -> float:
+def value(case, factors):
     a, b = factors[0].square().sum(1), factors[1].square().sum(0)
     rows, columns = (
         torch.ones_like(case.objective.rows(a)),
@@ -180,7 +180,7 @@ def value(case: Case, factors: Factors) -> float:
     return float(certify_objective(case.W, *factors, case.objective, rows, columns).upper)
 
 
-def row(case: Case, config: Config, report: Report) -> dict[str, object]:
+def row(case, config, report):
     start = time.process_time()
     found = train(case.W, case.objective, case.structure, tol=config.tol)
     seconds, others = time.process_time() - start, {}
@@ -198,7 +198,7 @@ def row(case: Case, config: Config, report: Report) -> dict[str, object]:
     return {**bounds, "other": others[best], "by": best, "seconds": seconds}
 
 
-def marginals(config: Config) -> dict[str, object]:
+def marginals(config):
     """The certificate's time, and sample variances of 1,000 random cells over the predicted one."""
     start, before = time.process_time(), resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     made = MarginalFactorization(config.bits, 3)
@@ -223,7 +223,7 @@ def marginals(config: Config) -> dict[str, object]:
             "mean_ratio": ratio.mean(), "largest_z": ((ratio - 1) / spread).abs().max()}  # fmt: skip
 
 
-def measure(config: Config, report: Report) -> None:
+def measure(config, report):
     torch.set_num_threads(1)
     # first: peaks of memory only grow
     report.row("marginals", bits=config.bits, order=3, **marginals(config))
@@ -231,7 +231,7 @@ def measure(config: Config, report: Report) -> None:
         report.row("trained", problem=case.name, **row(case, config, report))
 
 
-def draw(tables: dict) -> dict:
+def draw(tables):
     rows = tables["trained"]
     figure, (axes,) = subplots(1, size=(8, 4.5))
     places = range(len(rows))

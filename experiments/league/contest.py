@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 
 import torch
 from torch import Tensor
@@ -27,21 +27,15 @@ class Cell:
     data: str
 
     @property
-    def key(self) -> dict[str, object]:
-        return {
-            "task": self.task,
-            "k": self.k,
-            "n": self.n,
-            "epsilon": self.epsilon,
-            "data": self.data,
-        }
+    def key(self):
+        return asdict(self)
 
     @property
-    def seed(self) -> bytes:
+    def seed(self):
         return "/".join(map(str, self.key.values())).encode()
 
     @property
-    def counts(self) -> Tensor:
+    def counts(self):
         """Whole users of each type, (k,) int64."""
         h = shares(self.data, self.k)
         counts = (h * self.n).floor().long()
@@ -53,8 +47,7 @@ class Cell:
 class Method:
     """Draws the squared errors of so many trials.
 
-    side: chosen, own, outside, or hindsight: outside, with a number of bins that fits these data. predicted: RMSE of
-    what is drawn, None where nobody says.
+    side: chosen, own or outside. predicted: RMSE of what is drawn, None where nobody says.
     """
 
     name: str
@@ -63,7 +56,7 @@ class Method:
     predicted: float | None = None
 
 
-def shares(data: str, k: int) -> Tensor:
+def shares(data, k):
     """A histogram of k types, (k,), positive, of sum 1; for a grid or labelled scores k is a square, or even."""
     if data in ("independent", "related"):
         x = torch.linspace(-2, 2, math.isqrt(k), dtype=torch.float64)
@@ -92,19 +85,19 @@ def shares(data: str, k: int) -> Tensor:
     return h / h.sum()
 
 
-def apart(ours: Tensor, other: Tensor) -> float:
+def apart(ours, other):
     """How many standard errors the other's mean square lies below ours."""
     spread = (ours.var() / len(ours) + other.var() / len(other)).sqrt()
     return float((ours.mean() - other.mean()) / spread)
 
 
-def rmse(squares: Tensor) -> tuple[float, float]:
+def rmse(squares):
     """Root of the mean, and its standard error."""
     root = math.sqrt(float(squares.mean()))
     return root, float(squares.std()) / math.sqrt(len(squares)) / (2 * root)
 
 
-def contest(methods: list[Method], trials: int, preferred: tuple[str, ...]) -> list[dict]:
+def contest(methods: list[Method], trials, preferred):
     """A row for each method and what is done afterwards; the first method is the chosen one.
 
     z: standard errors by which it lies below the chosen one left as it is, or, done something afterwards, below the
@@ -114,7 +107,7 @@ def contest(methods: list[Method], trials: int, preferred: tuple[str, ...]) -> l
     first, *others = methods
     few = first.draw(trials)
     ours_best = next(name for name in preferred if name in few)
-    many: Squares = {}
+    many = {}
     rows = [_row(first, name, squares, 0.0) for name, squares in few.items()]
     for other in others:
         theirs, ours = other.draw(trials), few
@@ -134,13 +127,13 @@ def contest(methods: list[Method], trials: int, preferred: tuple[str, ...]) -> l
     return rows
 
 
-def _lead(ours: Squares, name: str, theirs: Tensor, best: str) -> float:
+def _lead(ours, name, theirs, best):
     if not name:
         return apart(ours[""], theirs)
     return min(apart(ours[each], theirs) for each in {name, best} & set(ours))
 
 
-def _row(method: Method, name: str, squares: Tensor, z: float) -> dict:
+def _row(method, name, squares, z):
     root, error = rmse(squares)
     predicted = None if name else method.predicted
     words = {"side": method.side, "method": method.name, "afterwards": name}

@@ -27,26 +27,26 @@ class Asked:
     rng: np.random.Generator
 
     @property
-    def k(self) -> int:
+    def k(self):
         return len(self.counts)
 
     @property
-    def n(self) -> int:
+    def n(self):
         return int(self.counts.sum())
 
     @property
-    def growth(self) -> float:
+    def growth(self):
         return math.exp(self.epsilon)
 
     @property
-    def flip(self) -> float:
+    def flip(self):
         """Of one bit by randomized response."""
         return 1 / (1 + self.growth)
 
-    def generator(self) -> torch.Generator:
+    def generator(self):
         return torch.Generator().manual_seed(int(self.rng.integers(2**62)))
 
-    def levels(self, fan_out: int, height: int) -> list[np.ndarray]:
+    def levels(self, fan_out, height):
         """Users of each node of a tree, (trials, fan_out^level) from the root's children on: one level a user."""
         leaves = np.pad(self.counts, (0, fan_out**height - self.k))
         split = self.rng.multinomial(
@@ -61,7 +61,7 @@ class Asked:
 Peer = Callable[[Asked], np.ndarray]
 
 
-def direct(asked: Asked) -> np.ndarray:
+def direct(asked):
     """k-RR (Warner 1965; Kairouz, Oh, Viswanath 2014): one's own type with e^epsilon times the chance of another."""
     k, n = asked.k, asked.n
     q = 1 / (asked.growth + k - 1)
@@ -72,31 +72,31 @@ def direct(asked: Asked) -> np.ndarray:
     return (reports / n - q) / (1 - k * q)
 
 
-def _bits(asked: Asked, own: float, other: float) -> np.ndarray:
+def _bits(asked, own, other):
     """From how many reports support each type, its own users' with chance own, others' with ``other``."""
     counts, n, shape = asked.counts, asked.n, (asked.trials, asked.k)
     support = asked.rng.binomial(counts, own, shape) + asked.rng.binomial(n - counts, other, shape)
     return (support / n - other) / (own - other)
 
 
-def optimized_unary(asked: Asked) -> np.ndarray:
+def optimized_unary(asked):
     """OUE (Wang, Blocki, Li, Jha 2017): a bit for each type, kept with chance 1/2, set with 1/(e^epsilon + 1)."""
     return _bits(asked, 0.5, asked.flip)
 
 
-def symmetric_unary(asked: Asked) -> np.ndarray:
+def symmetric_unary(asked):
     """SUE, basic RAPPOR (Erlingsson, Pihur, Korolova 2014): each bit by randomized response at epsilon/2."""
     own = 1 / (1 + math.exp(-asked.epsilon / 2))
     return _bits(asked, own, 1 - own)
 
 
-def local_hashing(asked: Asked) -> np.ndarray:
+def local_hashing(asked):
     """OLH (Wang et al. 2017): randomized response on a hash to g = round(e^epsilon) + 1 values, a fresh one a user."""
     g = round(asked.growth) + 1
     return _bits(asked, asked.growth / (asked.growth + g - 1), 1 / g)
 
 
-def hadamard_response(asked: Asked) -> np.ndarray:
+def hadamard_response(asked):
     """HR (Acharya, Sun, Zhang 2019, any epsilon): B blocks of a Hadamard matrix of order b, two rows never alike."""
     k, n, rng, growth = asked.k, asked.n, asked.rng, asked.growth
     types = np.arange(k)
@@ -117,7 +117,7 @@ def hadamard_response(asked: Asked) -> np.ndarray:
     return shares * 2 * total / (half * (growth - 1))
 
 
-def subset_selection(asked: Asked) -> np.ndarray:
+def subset_selection(asked):
     """Ye, Barg (2018): a set of about k/(e^epsilon + 1) types, likelier one that holds the user's own."""
     oracle = SubsetSelection(asked.k, asked.epsilon)
     given = {"generator": asked.generator(), "sample_shape": (asked.trials,)}
@@ -129,13 +129,13 @@ def subset_selection(asked: Asked) -> np.ndarray:
     return (reports / asked.n - other) / (own - other)
 
 
-def tree(fan_out: int) -> Peer:
+def tree(fan_out):
     """HH_B with OUE and consistency: one level of a tree a user, best linear unbiased nodes.
 
     Cormode, Kulkarni, Srivastava (2019), section 4; Hay, Rastogi, Miklau, Suciu (2010), section 4, for consistency.
     """
 
-    def peer(asked: Asked) -> np.ndarray:
+    def peer(asked):
         height = max(1, math.ceil(round(math.log(asked.k, fan_out), 9)))
         nodes = [
             np.concatenate(
@@ -148,7 +148,7 @@ def tree(fan_out: int) -> Peer:
     return peer
 
 
-def consistent_tree(levels: list[np.ndarray], fan_out: int) -> np.ndarray:
+def consistent_tree(levels: list[np.ndarray], fan_out):
     """Leaves of the tree nearest to these nodes (trials, fan_out^level), all of one variance, with root 1."""
     up = [levels[-1]]
     for height, own in enumerate(reversed(levels[:-1]), 2):
@@ -162,7 +162,7 @@ def consistent_tree(levels: list[np.ndarray], fan_out: int) -> np.ndarray:
     return best
 
 
-def haar(asked: Asked) -> np.ndarray:
+def haar(asked):
     """DJW-wavelet, HaarHRR: one level of Haar coefficients a user, one Hadamard coefficient of them by one bit.
 
     Cormode, Kulkarni, Srivastava (2019), section 5.
@@ -176,7 +176,7 @@ def haar(asked: Asked) -> np.ndarray:
     return shares[:, : asked.k]
 
 
-def _signed(held: np.ndarray, asked: Asked) -> np.ndarray:
+def _signed(held, asked):
     """Left less right share of each node, (nodes,), from one bit of each user, held (nodes, 2), by HRR."""
     nodes, n = len(held), max(1, int(held.sum()))
     signs, sums = hadamard(nodes), np.zeros(nodes)
@@ -188,13 +188,13 @@ def _signed(held: np.ndarray, asked: Asked) -> np.ndarray:
     return signs @ sums / (n * (1 - 2 * asked.flip))
 
 
-def fourier(order: int) -> Peer:
+def fourier(order):
     """InpHT (Cormode, Kulkarni, Srivastava 2018): one parity of at most ``order`` bits a user, by one bit.
 
     The other coefficients are put at 0: right for parities and marginals up to that order.
     """
 
-    def peer(asked: Asked) -> np.ndarray:
+    def peer(asked):
         sizes = np.array([each.bit_count() for each in range(asked.k)])
         sets = np.nonzero((sizes > 0) & (sizes <= order))[0]
         signs = hadamard(asked.k)[sets]  # (sets, k)
@@ -213,7 +213,7 @@ def fourier(order: int) -> Peer:
     return peer
 
 
-def norm_sub(shares: np.ndarray) -> np.ndarray:
+def norm_sub(shares):
     """The nearest histogram: one number off every share, then those below 0 cut off (Wang et al. 2020, Norm-Sub)."""
     falling = -np.sort(-shares, axis=-1)
     excess = (falling.cumsum(-1) - 1) / np.arange(1, shares.shape[-1] + 1)
@@ -221,7 +221,7 @@ def norm_sub(shares: np.ndarray) -> np.ndarray:
     return np.maximum(shares - np.take_along_axis(excess, last, -1), 0)
 
 
-def clipped(shares: np.ndarray) -> np.ndarray:
+def clipped(shares):
     """Shares below 0 put at 0 (Base-Pos)."""
     return np.maximum(shares, 0)
 

@@ -11,14 +11,13 @@ Expected: 51 cells: a workload or statistic, its types, users, epsilon and data.
     ``consistent``; a lower bound on what is unbiased. Measured errors are within 2 standard errors of those predicted.
     Nothing is better by more than 2, no published method, left as it is or mended, and in one cell another candidate of
     ours: a histogram of 98 % of one type, where an optimised strategy has .86 times the error of the chosen one.
-Output: results/league/local_accuracy/cells.csv, methods.csv, local_accuracy.md (kept: experiments/league/).
+Output: results/league/local_accuracy/cells.csv (kept: experiments/league/local_accuracy.csv), methods.csv.
 Artifact: own | least error of local protocols
 Status: agrees
 Time: eight minutes of one core; --smoke in 10 to 20 CPU-seconds.
 """
 
 import time
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 import pairwise_methods
@@ -26,8 +25,7 @@ import query_methods
 import torch
 from contest import Cell, contest
 
-from torchdp.simulate import Experiment, Report
-from torchdp.simulate.report import read_table
+from torchdp.simulate import Experiment
 
 QUERIES = (
     "histogram/16/1e3/0.5/uniform,skewed",
@@ -83,14 +81,14 @@ class Config:
 SMOKE = Config(("prefix/4/1e3/1/skewed", "Gini diversity/4/1e3/1/skewed"), 60)
 
 
-def cells(config: Config) -> Iterator[Cell]:
+def cells(config):
     for question in config.questions:
         task, k, n, epsilon, shapes = question.split("/")
         for data in shapes.split(","):
             yield Cell(task, int(k), int(float(n)), float(epsilon), data)
 
 
-def measure(config: Config, report: Report) -> None:
+def measure(config, report):
     torch.set_num_threads(1)
     table = []
     for cell in cells(config):
@@ -113,21 +111,15 @@ def measure(config: Config, report: Report) -> None:
             worst=choice.candidates[0].error,
             seconds=seconds,
         )
-    rows = read_table(report.folder / "cells.csv")
-    (report.folder / "local_accuracy.md").write_text(page(rows), encoding="utf-8")
-    lead, mended = (max(row[name] for row in rows) for name in ("z", "z_mended"))
-    report.say(
-        f"{len(rows)} cells: another measures better by at most {lead:.1f} standard errors, mended {mended:.1f}"
-    )
 
 
-def summary(rows: list[dict]) -> dict[str, object]:
+def summary(rows):
     """The chosen one, the least of ours and of the published, as they are and done something afterwards."""
     plain, mended = (
         [row for row in rows if bool(row["afterwards"]) is after] for after in (False, True)
     )
 
-    def least(among: list[dict], side: str) -> dict:
+    def least(among, side):
         return min((row for row in among if row["side"] == side), key=lambda row: row["rmse"])
 
     own, outside, after = least(plain, "own"), least(plain, "outside"), least(mended, "outside")
@@ -146,36 +138,6 @@ def summary(rows: list[dict]) -> dict[str, object]:
         "outside_mended_rmse": after["rmse"],
         "z_mended": max(row["z"] for row in mended if row["side"] == "outside"),
     }
-
-
-def label(row: dict) -> str:
-    return f"{row['task']} {row['k']}, n = {row['n']:.0e}, epsilon = {row['epsilon']:g}, {row['data']}".replace(
-        "e+0", "e"
-    )
-
-
-def page(rows: list[dict]) -> str:
-    """The table of the cells in Markdown: error, standard error in the last digits, who."""
-    head = "cell, chosen, predicted, RMSE, best other of ours, best published, z, mended, published, z, least".split(
-        ", "
-    )
-    lines = ["| " + " | ".join(head) + " |", "|---" * len(head) + "|"]
-    for row in rows:
-        cells = (
-            label(row),
-            row["chosen"],
-            f"{row['predicted']:.3g}",
-            f"{row['rmse']:.3g} +- {row['standard_error']:.1g}",
-            f"{row['own_rmse']:.3g} {row['own']}",
-            f"{row['outside_rmse']:.3g} {row['outside']}",
-            f"{row['z']:.1f}",
-            f"{row['mended']:.3g} {row['how'] or ''}",
-            f"{row['outside_mended_rmse']:.3g} {row['outside_mended']}",
-            f"{row['z_mended']:.1f}",
-            "" if row["least"] is None else f"{row['least']:.3g}",
-        )
-        lines.append("| " + " | ".join(cells) + " |")
-    return "\n".join(lines) + "\n"
 
 
 EXPERIMENT = Experiment(measure, Config(), SMOKE)

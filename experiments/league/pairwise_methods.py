@@ -3,22 +3,19 @@
 import functools
 import math
 import warnings
-from collections.abc import Callable
 
 import numpy as np
 import pairwise_peers as peers
 import torch
-from contest import Cell, Method, Squares, shares
+from contest import Method, shares
 from frequency_peers import Asked, norm_sub
 
 from torchdp import pairwise, queries
-from torchdp.pairwise import PairwiseStatistic
-from torchdp.protocol import Choice
 from torchdp.queries import LocalOracle, MessageRelease
 from torchdp.randomizers import strategy_lower_bound
 from torchdp.randomness import keyed_generator
 
-STATISTICS: dict[str, Callable[[int], PairwiseStatistic]] = {
+STATISTICS = {
     "Gini difference": lambda k: pairwise.absolute_difference(k, spacing=1 / (k - 1)),
     "Gini diversity": pairwise.unequal,
     "Kendall": lambda k: pairwise.kendall(math.isqrt(k), math.isqrt(k)),
@@ -27,17 +24,16 @@ STATISTICS: dict[str, Callable[[int], PairwiseStatistic]] = {
 # the mean vector that is nearest to the estimated one among those of histograms
 AFTERWARDS = ("consistent",)
 BOUNDED = 32  # types up to which the program of the lower bound is solved
-BINS = (4, 8, 16, 64)  # tried in hindsight
 
 
 @functools.lru_cache(2)
-def chosen(task: str, k: int, n: int, epsilon: float) -> tuple[PairwiseStatistic, Choice]:
+def chosen(task, k, n, epsilon):
     """The statistic, and the choice with every setting as it comes."""
     statistic = STATISTICS[task](k)
     return statistic, queries.choose(statistic, n, epsilon)
 
 
-def binned(task: str, k: int, most: int) -> tuple[str, np.ndarray]:
+def binned(task, k, most):
     """At most so many bins of neighbours, on each side of a grid, for either label: (bins, k)."""
     side = {"Kendall": math.isqrt(k), "AUC": k // 2}.get(task, k)
     b = min(side, max(2, {"Kendall": math.isqrt(most), "AUC": most // 2}.get(task, most)))
@@ -47,10 +43,10 @@ def binned(task: str, k: int, most: int) -> tuple[str, np.ndarray]:
     return f"{b} bins", np.kron(np.eye(2), one) if task == "AUC" else one
 
 
-def published(cell: Cell) -> list[tuple[str, str, str, peers.Peer]]:
-    """(name, side, what is done that biases it, peer).
+def published(cell):
+    """(name, what is done that biases it, peer).
 
-    As many bins as Bell et al. (2020) take for smooth kernels, n^(1/4) epsilon^(1/2), and others in hindsight.
+    As many bins as Bell et al. (2020) take for smooth kernels, n^(1/4) epsilon^(1/2).
     """
     statistic, _ = chosen(cell.task, cell.k, cell.n, cell.epsilon)
     kernels, offset = (
@@ -58,28 +54,17 @@ def published(cell: Cell) -> list[tuple[str, str, str, peers.Peer]]:
         statistic.offset,
     )
     every = peers.unbiased(kernels, offset, np.arange(cell.k) // (cell.k // 2))
-    found = [(name, "outside", "", peer) for name, peer in every.items()]
+    found = [(name, "", peer) for name, peer in every.items()]
     for name, peer in peers.plug_ins(kernels, offset).items():
-        found.append((name, "outside", "Norm-Sub", peer))
-    if cell.task == "Gini diversity":
-        return found
-    tried = {name: ("outside", bins) for name, bins in rule(cell)}
-    for name, bins in (binned(cell.task, cell.k, most) for most in BINS):
-        tried.setdefault(name, ("hindsight", bins))
-    for name, (side, bins) in tried.items():
-        if len(bins) < cell.k:
-            found.append(
-                (
-                    "randomized response",
-                    side,
-                    name,
-                    peers.randomized_response(kernels, offset, bins),
-                )
-            )
+        found.append((name, "Norm-Sub", peer))
+    for name, bins in rule(cell):
+        found.append(
+            ("randomized response", name, peers.randomized_response(kernels, offset, bins))
+        )
     return found
 
 
-def rule(cell: Cell) -> list[tuple[str, np.ndarray]]:
+def rule(cell):
     """Bell et al. (2020): n^(1/4) epsilon^(1/2) bins, in words and (bins, k); none where these are all types."""
     if cell.task == "Gini diversity":
         return []
@@ -87,7 +72,7 @@ def rule(cell: Cell) -> list[tuple[str, np.ndarray]]:
     return [(name, bins)] if len(bins) < cell.k else []
 
 
-def methods(cell: Cell) -> tuple[list[Method], Choice]:
+def methods(cell):
     """The chosen protocol, ours of least predicted error beside it on these data, and the published ones."""
     statistic, choice = chosen(cell.task, cell.k, cell.n, cell.epsilon)
     counts, generator = cell.counts, keyed_generator(cell.seed)
@@ -95,12 +80,12 @@ def methods(cell: Cell) -> tuple[list[Method], Choice]:
     kernel = statistic.kernel(statistic.form)
     limits = statistic.limits or (float(kernel.min()), float(kernel.max()))
 
-    def squares(value: torch.Tensor) -> Squares:
+    def squares(value):
         value = value.nan_to_num(statistic.offset)
         return {"": (value - truth).square(), "clipped": (value.clamp(*limits) - truth).square()}
 
-    def ours(name: str, side: str, protocol: MessageRelease) -> Method:
-        def draw(trials: int) -> Squares:
+    def ours(name, side, protocol: MessageRelease) -> Method:
+        def draw(trials):
             tally = protocol.sample_tally(counts, generator=generator, sample_shape=(trials,))
             found = squares(protocol.analyse(tally).value)
             if side != "chosen":
@@ -118,18 +103,18 @@ def methods(cell: Cell) -> tuple[list[Method], Choice]:
 
         return Method(name, side, quietly(draw), error(protocol))
 
-    def theirs(name: str, side: str, afterwards: str, peer: peers.Peer) -> Method:
-        def draw(trials: int) -> Squares:
+    def theirs(name, afterwards, peer: peers.Peer) -> Method:
+        def draw(trials):
             found = squares(
                 torch.as_tensor(peer(Asked(counts.cpu().numpy(), cell.epsilon, trials, rng)))
             )
             return {afterwards: found["clipped"]} if afterwards else found
 
-        return Method(name, side, draw)
+        return Method(name, "outside", draw)
 
     error = quietly(lambda protocol: math.sqrt(float(protocol.predicted_mse(counts))))
 
-    def plugged(h: torch.Tensor) -> torch.Tensor:
+    def plugged(h):
         forms = [statistic.mean(h * cell.n, form) for form in statistic.forms]
         return forms[0] if len(forms) == 1 else statistic.offset + forms[0] / forms[1]
 
@@ -140,7 +125,7 @@ def methods(cell: Cell) -> tuple[list[Method], Choice]:
     return [*found, *(theirs(*each) for each in published(cell))], choice
 
 
-def alike(cell: Cell, bins: np.ndarray) -> MessageRelease:
+def alike(cell, bins):
     """Chosen for the statistic on these bins, (bins, k)."""
     even = torch.as_tensor(bins / bins.sum(1, keepdims=True))
     if cell.task == "AUC":
@@ -151,7 +136,7 @@ def alike(cell: Cell, bins: np.ndarray) -> MessageRelease:
     return queries.choose(small, cell.n, cell.epsilon).candidates[0].protocol
 
 
-def quietly(call: Callable) -> Callable:
+def quietly(call):
     """Without the warning that a class is rare: such cells are asked for."""
 
     def quiet(*arguments):
@@ -162,7 +147,7 @@ def quietly(call: Callable) -> Callable:
     return quiet
 
 
-def bound(cell: Cell) -> float:
+def bound(cell):
     """Least RMSE of all unbiased one-round protocols on such data, on average over users drawn alike.
 
     Of a ratio to first order; 0 where the first order vanishes.

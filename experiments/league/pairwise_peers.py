@@ -10,32 +10,32 @@ from dataclasses import replace
 import frequency_peers as frequency
 import numpy as np
 import torch
-from frequency_peers import Asked, Peer
+from frequency_peers import Peer
 
 from torchdp.factorization import factorize
 from torchdp.protocol import Crowd
 from torchdp.randomizers import PrivUnit
 
 
-def divided(above: np.ndarray, below: np.ndarray, otherwise: float) -> np.ndarray:
+def divided(above, below, otherwise):
     return np.divide(above, below, out=np.full(len(above), otherwise), where=below != 0)
 
 
-def over(peers: list[Peer], offset: float) -> Peer:
+def over(peers: list[Peer], offset):
     """The first over the second; estimates of a denominator that is 0 count as one half."""
 
-    def peer(asked: Asked) -> np.ndarray:
+    def peer(asked):
         half = replace(asked, epsilon=asked.epsilon / 2)
         return offset + divided(*(each(half) for each in peers), 0.5 - offset)
 
     return peer
 
 
-def all_pairs(shares: np.ndarray, f: np.ndarray) -> np.ndarray:
+def all_pairs(shares, f):
     return ((shares @ f) * shares).sum(-1)
 
 
-def randomized_response(kernels: list[np.ndarray], offset: float, bins: np.ndarray) -> Peer:
+def randomized_response(kernels, offset, bins):
     """Bell, Bellet, Gascon, Kulkarni (2020), Algorithm 1: bins, k-RR, the kernel over pairs of decoded reports.
 
     bins: (bins, k), which types a bin holds; the kernels' means over them stand for the types.
@@ -43,7 +43,7 @@ def randomized_response(kernels: list[np.ndarray], offset: float, bins: np.ndarr
     even = bins / bins.sum(1, keepdims=True)
     small = [even @ f @ even.T for f in kernels]
 
-    def peer(asked: Asked) -> np.ndarray:
+    def peer(asked):
         n, b = asked.n, len(bins)
         q = 1 / (asked.growth + b - 1)
         gain = 1 - b * q
@@ -59,10 +59,10 @@ def randomized_response(kernels: list[np.ndarray], offset: float, bins: np.ndarr
     return peer
 
 
-def plug_in(kernels: list[np.ndarray], offset: float, histogram: Peer) -> Peer:
+def plug_in(kernels: list[np.ndarray], offset, histogram: Peer):
     """The statistic of a histogram that a frequency oracle and Norm-Sub give: what one does with a package of them."""
 
-    def peer(asked: Asked) -> np.ndarray:
+    def peer(asked):
         n, shares = asked.n, frequency.norm_sub(histogram(asked))
         found = [(n * all_pairs(shares, f) - f[0, 0]) / (n - 1) for f in kernels]
         return found[0] if len(found) == 1 else offset + divided(*found, 0.0)
@@ -70,7 +70,7 @@ def plug_in(kernels: list[np.ndarray], offset: float, histogram: Peer) -> Peer:
     return peer
 
 
-def two_messages(f: np.ndarray) -> Peer:
+def two_messages(f):
     """Ghazi, Kamath, Kumar, Manurangsi, Sealfon (2023), Lemma 11: W = L^T R, a noisy column of each at epsilon/2.
 
     Their randomizer of vectors is any; this one has less variance than those that they cite.
@@ -78,7 +78,7 @@ def two_messages(f: np.ndarray) -> Peer:
     factors = factorize(torch.from_numpy(f), math.inf, tol=1e-3)
     sides = [factors.left.contiguous(), factors.right.mT.contiguous()]  # (k, r) each
 
-    def peer(asked: Asked) -> np.ndarray:
+    def peer(asked):
         n, sums = asked.n, []
         for points in sides:
             radius = float(points.norm(dim=1).max()) * (1 + 1e-12)
@@ -91,10 +91,10 @@ def two_messages(f: np.ndarray) -> Peer:
     return peer
 
 
-def class_sizes(labels: np.ndarray) -> Peer:
+def class_sizes(labels):
     """Share of pairs of unlike labels (times 1/2, as the AUC's denominator) by Warner's randomized response."""
 
-    def peer(asked: Asked) -> np.ndarray:
+    def peer(asked):
         held = np.bincount(labels, asked.counts, 2).astype(np.int64)
         positive = frequency.direct(replace(asked, counts=held))[:, 1]
         return asked.n / (asked.n - 1) * positive * (1 - positive)
@@ -102,12 +102,12 @@ def class_sizes(labels: np.ndarray) -> Peer:
     return peer
 
 
-def neighbours(k: int, bins: int) -> np.ndarray:
+def neighbours(k, bins):
     """k types in so many bins of neighbours: (bins, k)."""
     return (np.arange(bins)[:, None] == np.arange(k) * bins // k).astype(float)
 
 
-def unbiased(kernels: list[np.ndarray], offset: float, labels: np.ndarray) -> dict[str, Peer]:
+def unbiased(kernels: list[np.ndarray], offset, labels):
     """By name; unbiased for a mean. labels: of the types, for a ratio."""
     two = two_messages(kernels[0])
     return {
@@ -116,7 +116,7 @@ def unbiased(kernels: list[np.ndarray], offset: float, labels: np.ndarray) -> di
     }
 
 
-def plug_ins(kernels: list[np.ndarray], offset: float) -> dict[str, Peer]:
+def plug_ins(kernels: list[np.ndarray], offset):
     """By the name of the frequency oracle."""
     oracles = {"OUE": frequency.optimized_unary, "subset selection": frequency.subset_selection}
     return {name: plug_in(kernels, offset, oracle) for name, oracle in oracles.items()}

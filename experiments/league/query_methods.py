@@ -2,23 +2,22 @@
 
 import functools
 import math
-from collections.abc import Callable
 
 import frequency_peers as peers
 import numpy as np
 import torch
-from contest import Cell, Method, Squares, shares
+from contest import Method, shares
 from torch import Tensor
 
 from torchdp import workloads
 from torchdp.factorization.solvers.pivoting import nearest_histogram
-from torchdp.protocol import Choice, Objective, Tally
+from torchdp.protocol import Objective
 from torchdp.queries import LocalOracle, choose, lower_bound
 from torchdp.queries.protocol import Channel
 from torchdp.randomizers import ShiftStrategy, StrategyMatrix, strategy_lower_bound
 from torchdp.randomness import keyed_generator
 
-WORKLOADS: dict[str, Callable[[int], workloads.Workload]] = {
+WORKLOADS = {
     "histogram": workloads.identity,
     "prefix": workloads.prefix,
     "ranges": workloads.all_ranges,
@@ -35,20 +34,20 @@ LARGE = 256  # types beyond which the slowest peer is left out
 
 
 @functools.lru_cache(2)
-def chosen(task: str, k: int, n: int, epsilon: float) -> tuple[Tensor, Choice]:
+def chosen(task, k, n, epsilon):
     """The workload, and the choice with every setting as it comes."""
     W = WORKLOADS[task](k).dense()
     return W, choose(W, n, epsilon, objective=Objective.MEAN)
 
 
 @functools.lru_cache(2)
-def mckenna(task: str, k: int, epsilon: float) -> StrategyMatrix:
+def mckenna(task, k, epsilon):
     """From random rows, 4k outputs, for the mean over queries and types; by our descent, which ends below theirs."""
     W, generator = WORKLOADS[task](k).dense(), keyed_generator(b"random rows")
     return StrategyMatrix.tuned(W, epsilon, torch.ones(k), generator=generator)
 
 
-def published(cell: Cell) -> dict[str, peers.Peer]:
+def published(cell) -> dict[str, peers.Peer]:
     found = dict(peers.HISTOGRAMS)
     if cell.k <= LARGE:
         found |= peers.SMALL_HISTOGRAMS
@@ -59,14 +58,14 @@ def published(cell: Cell) -> dict[str, peers.Peer]:
     return found
 
 
-def methods(cell: Cell) -> tuple[list[Method], Choice]:
+def methods(cell):
     """The chosen mechanism, ours of least predicted error beside it on these data, and the published ones."""
     W, choice = chosen(cell.task, cell.k, cell.n, cell.epsilon)
     counts = cell.counts
     truth, generator = counts.double() @ W.mT / cell.n, keyed_generator(cell.seed)
     rng = np.random.default_rng(list(cell.seed))
 
-    def squares(answers: Tensor, histogram: Tensor | None, ours: bool) -> Squares:
+    def squares(answers, histogram: Tensor | None, ours):
         found = {"": answers}
         if histogram is not None:
             for name, mend in peers.AFTERWARDS.items():
@@ -75,8 +74,8 @@ def methods(cell: Cell) -> tuple[list[Method], Choice]:
             found["consistent"] = consistent(W, answers)
         return {name: (each - truth).square().mean(-1) for name, each in found.items()}
 
-    def ours(name: str, side: str, protocol: Channel) -> Method:
-        def draw(trials: int) -> Squares:
+    def ours(name, side, protocol: Channel) -> Method:
+        def draw(trials):
             tally = protocol.sample_tally(counts, generator=generator, sample_shape=(trials,))
             return squares(
                 protocol.analyse(tally).value, decoded(protocol, tally), side == "chosen"
@@ -84,15 +83,15 @@ def methods(cell: Cell) -> tuple[list[Method], Choice]:
 
         return Method(name, side, draw, error(protocol))
 
-    def theirs(name: str, peer: peers.Peer) -> Method:
-        def draw(trials: int) -> Squares:
+    def theirs(name, peer: peers.Peer) -> Method:
+        def draw(trials):
             asked = peers.Asked(counts.cpu().numpy(), cell.epsilon, trials, rng)
             histogram = torch.as_tensor(peer(asked))
             return squares(histogram @ W.mT, histogram, False)
 
         return Method(name, "outside", draw)
 
-    def error(protocol: Channel) -> float:
+    def error(protocol: Channel):
         return math.sqrt(float(protocol.predicted_mse(counts).mean()))
 
     first, *rest = choice.candidates
@@ -107,7 +106,7 @@ def methods(cell: Cell) -> tuple[list[Method], Choice]:
     return found, choice
 
 
-def consistent(W: Tensor, answers: Tensor) -> Tensor:
+def consistent(W, answers):
     """The nearest answers that some histogram gives."""
     middle = W.mean(1)
     W = W - middle[:, None]
@@ -117,13 +116,13 @@ def consistent(W: Tensor, answers: Tensor) -> Tensor:
     return h @ W.mT + middle
 
 
-def drawable(protocol: Channel) -> bool:
+def drawable(protocol: Channel):
     """Not shifts of very many types: each output is drawn for each of these."""
     client = getattr(protocol, "client", None)
     return not isinstance(client, ShiftStrategy) or client.outputs * client.k < DRAWN
 
 
-def decoded(protocol: Channel, tally: Tally) -> Tensor | None:
+def decoded(protocol: Channel, tally):
     """Shares of the types, unbiased where the reports tell all types apart, else the smallest that fit."""
     if not isinstance(protocol, LocalOracle):
         return None
@@ -133,7 +132,7 @@ def decoded(protocol: Channel, tally: Tally) -> Tensor | None:
     return client.totals(tally) / tally.n
 
 
-def bound(cell: Cell) -> float:
+def bound(cell):
     """Least RMSE of all unbiased local protocols on such data, on average over users drawn alike."""
     W, _ = chosen(cell.task, cell.k, cell.n, cell.epsilon)
     h = shares(cell.data, cell.k)

@@ -12,7 +12,7 @@ from sides import side
 Verdict = dict[str, float | None]
 
 
-def verdict(error: float | None, mended: float | None = None, seen: float | None = None) -> Verdict:
+def verdict(error, mended=None, seen=None):
     """mended: of shares clipped and normalised; seen: of the guarantee."""
     return {"error": error, "mended": mended, "seen": seen}
 
@@ -39,26 +39,20 @@ class Row:
 
 @dataclass(frozen=True)
 class Peer:
-    """What pip installs, one call after another, into an environment of the peer's own; what it was built for.
-
-    repository: of a peer that is no package; a checkout of it lies in a folder of that name. python: the only one that
-    it runs on.
-    """
+    """What pip installs, one call after another, into an environment of the peer's own; what it was built for."""
 
     installs: tuple[str, ...]
     purpose: str
-    repository: str = ""
-    python: str = ""
 
 
-def rms(errors: np.ndarray) -> float:
+def rms(errors):
     return float(np.sqrt(np.mean(errors**2)))
 
 
-def frequency(subset: int = 1, unary: bool = False) -> Callable[..., Verdict]:
+def frequency(subset=1, unary=False):
     """seen: the epsilon of the reports of n users who all hold type 0, whose sets have so many of the k types."""
 
-    def judge(answer: dict, check: list | None, n: int, k: int, epsilon: float) -> Verdict:
+    def judge(answer, check: list | None, n, k, epsilon):
         truth = np.bincount(side.crowd(n, k), minlength=k) / n
         raw = np.array(answer["raw"]) if "raw" in answer else None
         cut = np.maximum(raw, 0) if raw is not None else np.array(answer["mended"])
@@ -73,17 +67,17 @@ def frequency(subset: int = 1, unary: bool = False) -> Callable[..., Verdict]:
     return judge
 
 
-def log_share(x: float) -> float:
+def log_share(x):
     return 0.5 * math.erfc(-x / math.sqrt(2))
 
 
-def delta_of(sigma: float, epsilon: float) -> float:
+def delta_of(sigma, epsilon):
     """Balle, Wang (2018), Theorem 8, at sensitivity 1."""
     half, shift = 1 / (2 * sigma), epsilon * sigma
     return log_share(half - shift) - math.exp(epsilon) * log_share(-half - shift)
 
 
-def calibration(sigma: float, check: None, epsilon: float, delta: float) -> Verdict:
+def calibration(sigma, check, epsilon, delta):
     low, high = 1e-3, 1e6
     for _ in range(200):
         middle = math.sqrt(low * high)
@@ -91,18 +85,18 @@ def calibration(sigma: float, check: None, epsilon: float, delta: float) -> Verd
     return verdict(sigma / high - 1, seen=delta_of(sigma, epsilon) / delta)
 
 
-def noise(values: list, check: None, **settings: float) -> Verdict:
+def noise(values, check, **settings):
     return verdict(float(np.std(values)))
 
 
-def strategy(worst: bool) -> Callable[..., Verdict]:
+def strategy(worst):
     """seen: what decoding leaves of the queries; the error is computed at the strategy's own sensitivity.
 
     Someone who takes part in every n/epochs-th step moves the answers by at most the root of the sum of the absolute
     products of these columns; that is attained where columns are orthogonal, or no product is negative.
     """
 
-    def judge(C: list, check: None, n: int, epochs: int = 1) -> Verdict:
+    def judge(C, check, n, epochs=1):
         R, W = np.array(C), np.tri(n)
         L, X, period = W @ np.linalg.pinv(R, rcond=1e-12), np.abs(R.T @ R), n // epochs
         rows, moved = (L**2).sum(1), max(X[i::period, i::period].sum() for i in range(period))
@@ -112,27 +106,27 @@ def strategy(worst: bool) -> Callable[..., Verdict]:
     return judge
 
 
-def number(value: float, check: None, **settings: float) -> Verdict:
+def number(value, check, **settings):
     return verdict(value)
 
 
-def regression(w: list, check: None, n: int, d: int, epsilon: float, delta: float) -> Verdict:
+def regression(w, check, n, d, epsilon, delta):
     X, y = side.table(n, d)
     least = np.linalg.lstsq(X, y, rcond=None)[0]
     error = (rms(X @ np.array(w) - y) / rms(X @ least - y)) ** 2 - 1
     return verdict(error)
 
 
-def against(truth: Callable[..., np.ndarray]) -> Callable[..., Verdict]:
+def against(truth: Callable[..., np.ndarray]):
     return lambda answer, check, **settings: verdict(rms(np.array(answer) - truth(**settings)))
 
 
-def cumulative(n: int, k: int, **settings: float) -> np.ndarray:
+def cumulative(n, k, **settings):
     """Shares of users at most 0, at most 1, ...: several estimates, (times, k), are held against them."""
     return np.cumsum(np.bincount(side.crowd(n, k), minlength=k)) / n
 
 
-def poisson_delta(mean: float, epsilon: float, instances: int, step: float = 1e-5) -> float:
+def poisson_delta(mean, epsilon, instances, step=1e-5):
     """delta of so many counts of mean Poisson noise, each moved by one: losses on a grid, composed by Fourier."""
     reach = 12 * math.sqrt(mean)
     k = np.arange(max(1, int(mean - reach)), int(mean + reach))
@@ -149,16 +143,12 @@ def poisson_delta(mean: float, epsilon: float, instances: int, step: float = 1e-
     return worst
 
 
-def bits(
-    deviation: float, check: None, users: int, epsilon: float, delta: float, instances: int
-) -> Verdict:
+def bits(deviation, check, users, epsilon, delta, instances):
     seen = poisson_delta(deviation**2, epsilon, instances) / delta
     return verdict(deviation, seen=seen)
 
 
-def clipped(
-    total: list, check: list, n: int, d: int, hidden: int, classes: int, bound: float
-) -> Verdict:
+def clipped(total, check, n, d, hidden, classes, bound):
     """error: relative, of the sum of clipped gradients, by hand in float64; seen: the longest example alone."""
     weights, x, y = side.network(n, d, hidden, classes)
     x, (A, a, B, b) = x.astype(float), (each.astype(float) for each in weights)
@@ -181,19 +171,19 @@ def clipped(
     return verdict(error, seen=max(check) / bound)
 
 
-def consistent(found: list, check: None, n: int, size: int, sigma: float) -> Verdict:
+def consistent(found, check, n, size, sigma):
     """seen: by how much two of the answers differ on what both imply, of n."""
     true, answers = side.marginals(n, size, sigma)[0], np.array(found)
     one, two = answers[0].reshape(size, size), answers[1].reshape(size, size)
     return verdict(rms(answers - true), seen=float(np.abs(one.sum(0) - two.sum(1)).max()) / n)
 
 
-CROWD: dict[str, Any] = {"n": 20_000, "k": 128, "epsilon": 1.0}
-FEW: dict[str, Any] = {"n": 2_000, "k": 16}
+CROWD = {"n": 20_000, "k": 128, "epsilon": 1.0}
+FEW = {"n": 2_000, "k": 16}
 SHARES, TOTAL = "RMSE of 128 raw shares", {"epsilon": 1.0, "delta": 1e-6}
 LOCAL = "nobody trusted; "
 FLOATS, WHOLE = LOCAL + "floating-point chances", LOCAL + "integer chances, system's cipher"
-FREQUENCY: dict[str, Any] = {
+FREQUENCY = {
     "seen": "epsilon",
     "promised": 1.0,
     "slack": 0.15,
@@ -202,7 +192,7 @@ FREQUENCY: dict[str, Any] = {
 }
 CURATOR = "curator; real numbers"
 CERTIFIED = {"torchdp": "gap certified", "jax-privacy": "no certificate"}
-RESIDUAL: dict[str, Any] = {"seen": "residual", "slack": 1e-7, "quick": {"n": 8}}
+RESIDUAL = {"seen": "residual", "slack": 1e-7, "quick": {"n": 8}}
 ROWS = (
     Row(
         "randomized response", SHARES, CROWD,
@@ -255,7 +245,6 @@ ROWS = (
         {
             "torchdp": "by dp-accounting's distributions", "dp-accounting": "upper bound",
             "prv-accountant": "upper end of its interval", "opacus": "its PRV accountant",
-            "opake": "upper bound",
         },
         number, warm={"times": 10}, quick={"times": 20},
     ),
@@ -279,7 +268,7 @@ ROWS = (
     ),
     Row(
         "PrivUnit", "RMSE of the mean of 5,000 unit vectors, d = 256", {"n": 5_000, "d": 256, "epsilon": 1.0},
-        {"torchdp": LOCAL + "rounded, its distance stated", "ml-projunit": LOCAL + "floats, whose last bits tell"},
+        {"torchdp": LOCAL + "rounded, its distance stated"},
         against(lambda n, d, **settings: side.spheres(n, d).mean(0)), warm={"n": 20}, quick={"n": 50},
     ),
     Row(
@@ -295,7 +284,7 @@ ROWS = (
     Row(
         "one clipped step", "relative error of the sum of 256 clipped gradients, two layers",
         {"n": 256, "d": 784, "hidden": 256, "classes": 10, "bound": 1.0},
-        {"torchdp": "float32; short of the bound by what is rounded", "opacus": "float32", "opake": "float32"},
+        {"torchdp": "float32; short of the bound by what is rounded", "opacus": "float32"},
         clipped, "norm over bound", 1.0, 2**-23, quick={"n": 8, "d": 16, "hidden": 8},
     ),
     Row(
@@ -320,27 +309,14 @@ PEERS = {
     "cvxpy": Peer(("cvxpy scs",), "convex programs of any kind"),
     "scikit-learn": Peer(("scikit-learn",), "learning without privacy"),
     "numpy": Peer(("numpy",), "arrays; the law of the reports by hand"),
-    "ml-projunit": Peer(
-        ("numpy scipy matplotlib",),
-        "private vectors, one user at a time",
-        repository="apple/ml-projunit",
-    ),
     "mbi": Peer(("mbi",), "graphical models of noisy marginals"),
-    "opake": Peer(
-        (
-            "torch==2.13.0",
-            "--no-deps opake opake-accounting opake-base opake-dpsgd opake-engine "
-            "opake-optimizers opake-patches torchopt",
-            "numpy optree",
-        ),
-        "DP-SGD in PyTorch",
-        python="3.13",
-    ),
 }
 ABSENT = {  # not run, and why
     "HDMM, google-research/federated": "repositories that need packages of 2022; experiments/factorization/solvers.py",
     "workload mechanisms of McKenna et al.": "a repository; experiments/league/local_accuracy.py has the formula",
     "ldp-toolbox": "brings a web application of a gigabyte; experiments/league/local_accuracy.py has its oracles",
+    "ml-projunit": "a checkout, no package",
+    "opake": "wants Python 3.13",
     "correlated-noise-mechanism": "5 GB for what jax-privacy and opacus do here",
 }
 SIDES = Path(__file__).with_name("sides")

@@ -5,8 +5,7 @@ Papers: Kairouz, Oh, Viswanath (2014); Wang, Blocki, Li, Jha (2017); Ye, Barg (2
     Talwar (2022); Choquette-Choo, McMahan, Rush, Thakurta (2023); McKenna, Miklau, Sheldon (2021).
 Command:  python experiments/league/run.py [--quick] [--only opendp jax-privacy] [--rows ridge "sampled sums"]
 What: peers are installed by pip into environments of their own (results/league/environments, --environments); what
-    does not install or run is named. ml-projunit is no package: a checkout of it in results/league/repositories
-    (--repositories) is taken. Every side runs in its own process on one thread; in each turn every side does
+    does not install or run is named. Every side runs in its own process on one thread; in each turn every side does
     all of its rows once. Errors and guarantees are computed from the answers by code that is the same for all
     (rows.py). mended: the error of shares clipped at 0 and normalised, as multi-freq-ldpy returns them; others' shares
     are treated so too. seen: what the guarantee is checked by. A new row is an entry of rows.py and a function in each
@@ -18,11 +17,11 @@ Expected: experiments/bench/league_cpu.md. Ours is the fastest side of 13 of the
     noise is exact where ours is rounded. Raw shares have the same error on all sides; diffprivlib's ridge has 29 times
     the error, for a guarantee without delta. Two promises do not hold to the last digit: autodp's calibrated noise is
     3.5e-9 too small, one of opacus's clipped gradients is 4e-8 longer than its bound. Where another side does better
-    than ours, the page says so. The kept table has no ml-projunit and no opake, which wants Python 3.13.
+    than ours, the page says so.
 Output: results/league/run/turns.csv, league.csv and league.md (--keep: experiments/bench/league_cpu.*).
 Artifact: peers | the same work side by side
 Status: 18 rows, 13 peers, on a CPU
-Time: six minutes of one core after the installs, which take some minutes and 7 GB (opake wants Python 3.13); --smoke in
+Time: six minutes of one core after the installs, which take some minutes and 7 GB; --smoke in
     seconds, with no peer. On the CPU, whatever --device says.
 """
 
@@ -36,13 +35,12 @@ import shutil
 import statistics
 import subprocess
 import sys
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from rows import ABSENT, PEERS, ROWS, SIDES, Row
+from rows import ABSENT, PEERS, ROWS, SIDES
 
-from torchdp.simulate import Experiment, Report
+from torchdp.simulate import Experiment
 
 ROOT = Path(__file__).resolve().parents[2]
 NUMBERS = ("error", "mended", "seconds", "MiB", "seen")  # of a turn
@@ -63,27 +61,20 @@ class Config:
     turns: int = 5
     quick: bool = False  # small sizes
     environments: Path = Path("results/league/environments")
-    # checkouts of peers that are no packages
-    repositories: Path = Path("results/league/repositories")
     keep: bool = False  # as experiments/bench/league_cpu.*
 
 
-def script(name: str) -> Path:
+def script(name):
     return SIDES / f"by_{name.replace('-', '_')}.py"
 
 
-def installed(peer: str, folder: Path) -> Path:
+def installed(peer, folder):
     """The python of the peer's environment, made where it is missing. Raises OSError with pip's last line."""
-    interpreter = (
-        shutil.which(f"python{PEERS[peer].python}") if PEERS[peer].python else sys.executable
-    )
-    if interpreter is None:
-        raise OSError(f"needs Python {PEERS[peer].python}")
     home, python = folder.absolute() / peer, folder.absolute() / peer / "bin" / "python"
     done = home / "installed"
     wanted = "\n".join(PEERS[peer].installs)
     if not done.exists() or done.read_text() != wanted:
-        subprocess.run([interpreter, "-m", "venv", "--clear", home], check=True)
+        subprocess.run([sys.executable, "-m", "venv", "--clear", home], check=True)
         for what in PEERS[peer].installs:
             pip = subprocess.run(
                 [python, "-m", "pip", "install", *what.split()], capture_output=True, text=True
@@ -94,17 +85,17 @@ def installed(peer: str, folder: Path) -> Path:
     return python
 
 
-def settings(row: Row, config: Config) -> dict:
+def settings(row, config):
     return {**row.settings, **(row.quick if config.quick else {})}
 
 
-def answers(name: str, python: Path, rows: list[Row], config: Config) -> Iterator[tuple[Row, dict]]:
+def answers(name, python, rows, config):
     """What a side's process says of these rows; a row of which it says nothing failed."""
     asked = [[row.name, settings(row, config), dict(row.warm)] for row in rows]
     environment = {
         **os.environ,
         **THREADS,
-        "PYTHONPATH": str(ROOT if name == OURS else config.repositories.absolute() / name),
+        "PYTHONPATH": str(ROOT) if name == OURS else "",
     }
     try:
         child = subprocess.run(
@@ -128,12 +119,12 @@ def answers(name: str, python: Path, rows: list[Row], config: Config) -> Iterato
         yield row, found.get(row.name, {"failed": last[:200]})
 
 
-def version() -> str:
+def version():
     git = ["git", "-C", str(ROOT), "log", "-1", "--format=%h", "--", "torchdp", "kernels"]
     return subprocess.run(git, capture_output=True, text=True).stdout.strip()
 
 
-def measure(config: Config, report: Report) -> None:
+def measure(config, report):
     pythons, failed = {OURS: Path(sys.executable)}, {}
     chosen = [row for row in ROWS if row.name in config.rows]
     if unknown := {*config.only} - {*PEERS} | {*config.rows} - {row.name for row in ROWS}:
@@ -143,14 +134,10 @@ def measure(config: Config, report: Report) -> None:
     for peer in config.only:
         if any(peer in row.sides for row in chosen):
             try:
-                if (where := PEERS[peer].repository) and not (config.repositories / peer).is_dir():
-                    raise OSError(
-                        f"no checkout of github.com/{where} in {config.repositories / peer}"
-                    )
                 pythons[peer] = installed(peer, config.environments)
             except OSError as error:
                 failed[peer, ""] = f"not installed: {error}"
-    turns: list[dict] = []
+    turns = []
     for turn in range(config.turns):
         for name, python in pythons.items():
             rows = [row for row in chosen if name in row.sides and (name, row.name) not in failed]
@@ -188,7 +175,7 @@ def measure(config: Config, report: Report) -> None:
             shutil.copy(report.folder / f"league.{kind}", kept_as.with_suffix(f".{kind}"))
 
 
-def summary(row: Row, turns: list[dict]) -> Iterator[dict]:
+def summary(row, turns):
     """A line for each side: medians of seconds and MiB, root mean squares of errors, the mean of what was seen.
 
     steady: the error is the same in all turns.
@@ -210,15 +197,15 @@ def summary(row: Row, turns: list[dict]) -> Iterator[dict]:
         }  # fmt: skip
 
 
-def middle(values: list[float]) -> float | None:
+def middle(values: list[float]):
     return statistics.median(values) if values else None
 
 
-def average(values: list[float]) -> float | None:
+def average(values: list[float]):
     return math.sqrt(statistics.fmean(value * value for value in values)) if values else None
 
 
-def losses(table: list[dict]) -> Iterator[str]:
+def losses(table):
     """Where another side does better: an error that differs by more than chance, less time, half of the memory."""
     ours = {line["row"]: line for line in table if line["side"] == OURS}
     for line in table:
@@ -235,7 +222,7 @@ def losses(table: list[dict]) -> Iterator[str]:
                 yield f"{line['row']}, {key}: {line['side']} {theirs:.6g}, ours {mine:.6g} ({line['how']})"
 
 
-def short(table: list[dict]) -> Iterator[str]:
+def short(table):
     """A line for each row: ours beside the fastest other, with the times and errors of both."""
     yield "| row | counted | ours | s | fastest other | error | s | times ours |"
     yield "|---|---|---|---|---|---|---|---|"
@@ -251,7 +238,7 @@ def short(table: list[dict]) -> Iterator[str]:
             )
 
 
-def page(table: list[dict], missing: list[str], load: float) -> str:
+def page(table, missing, load):
     """The table in Markdown."""
     cores, slacks = os.cpu_count() or 1, {row.name: row.slack for row in ROWS}
     busy = f"load at most {load:.1f}{': loaded, compare ratios' if load > cores / 2 + 0.5 else ''}"
@@ -294,7 +281,7 @@ def page(table: list[dict], missing: list[str], load: float) -> str:
     return "\n".join(lines) + "\n"
 
 
-def processor() -> str:
+def processor():
     with contextlib.suppress(OSError):
         for line in Path("/proc/cpuinfo").read_text().splitlines():
             if line.startswith("model name"):

@@ -18,7 +18,6 @@ from dataclasses import dataclass
 
 import torch
 from errors import measured
-from torch import Tensor
 
 from torchdp.domains import lp_ball, noise_shape
 from torchdp.mean import (
@@ -30,7 +29,7 @@ from torchdp.mean import (
 )
 from torchdp.privacy import gaussian_sigma
 from torchdp.randomness import keyed_generator
-from torchdp.simulate import Experiment, Report, columns, subplots
+from torchdp.simulate import Experiment, columns, subplots
 
 EPSILON, DELTA = 1.0, 1e-6
 ENTRIES, JOINT, POSITIVE, PROJECTED, LOWER = (
@@ -42,7 +41,7 @@ ENTRIES, JOINT, POSITIVE, PROJECTED, LOWER = (
 )
 
 
-def tables() -> dict[str, Tensor]:
+def tables():
     """Rows in the unit ball: each measurement over its public maximum, then over the root of the dimension."""
     from sklearn.datasets import load_breast_cancer, load_digits
 
@@ -56,12 +55,12 @@ def tables() -> dict[str, Tensor]:
     return found
 
 
-def errors(drawn: Tensor, exact: Tensor) -> tuple[float, float]:
+def errors(drawn, exact) -> tuple[float, float]:
     root, error = measured((drawn - exact).square().sum((1, 2)) / exact.square().sum()).values()
     return root, error
 
 
-def every_entry(x: Tensor, trials: int) -> Tensor:
+def every_entry(x, trials):
     """What noise without a shape does: half the budget for each, independent noise on all d^2 entries, as a matrix.
 
     (epsilon/2, delta/2) twice; sensitivity 2 for the second moment, that of a set of diameter 2, and for the mean.
@@ -73,9 +72,7 @@ def every_entry(x: Tensor, trials: int) -> Tensor:
     return second - mean[:, :, None] * mean[:, None, :] + sigma**2 * torch.eye(d, dtype=x.dtype)
 
 
-def methods(
-    name: str, rows: Tensor, copies: int, trials: int
-) -> dict[str, tuple[float, float, float]]:
+def methods(name, rows, copies, trials):
     """Predicted error, measured error and its standard error of each method."""
     x = rows.repeat(copies, 1)
     (n, d), exact = x.shape, torch.cov(rows.mT, correction=0)
@@ -118,7 +115,7 @@ class Config:
     trials: int = 200
 
 
-def measure(config: Config, report: Report) -> None:
+def measure(config, report):
     torch.set_num_threads(1)
     rows = tables()
     for name in config.data:
@@ -129,7 +126,7 @@ def measure(config: Config, report: Report) -> None:
                 report.row("covariance", data=name, n=n, method=method, **cells)
 
 
-def draw(tables: dict) -> dict:
+def draw(tables):
     rows = tables["covariance"]
     names = list(dict.fromkeys(row["data"] for row in rows))
     figure, panels = subplots(len(names), size=(5, 4), sharey=True)

@@ -19,18 +19,15 @@ Time: a minute on one core; --smoke in ten seconds.
 
 import itertools
 import math
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import torch
-from torch import Tensor
 
 from torchdp.domains import (
     Box,
     Domain,
     Ellipsoid,
     FiniteSet,
-    NoiseShape,
     Product,
     SchattenBall,
     Zonotope,
@@ -46,19 +43,19 @@ from torchdp.domains.shapes import encoding
 from torchdp.factorization import gamma_box
 from torchdp.mean import GaussianMean, concentrated_lower_bound, pure_lower_bound
 from torchdp.randomness import keyed_generator
-from torchdp.simulate import Experiment, Report, columns, subplots
+from torchdp.simulate import Experiment, columns, subplots
 
 RHO, DELTA, EPSILON = 0.5, 1e-6, 1.0
 ROUNDS = 4  # of CoinPress
 FAILING = 0.01  # the chance that CoinPress may lose the mean
 
 
-def from_origin(domain: Domain, p: float) -> NoiseShape:
+def from_origin(domain, p):
     """A factorization mechanism's: no shift, but charged the diameter of its columns."""
     return noise_shape(domain, p, shift=False)
 
 
-def per_coordinate(domain: Domain, p: float) -> NoiseShape:
+def per_coordinate(domain, p):
     """Independent noise for each coordinate's width, by the best split of the budget between them."""
     one = torch.eye(domain.dimension, dtype=torch.float64)
     widths = ((domain.extreme(one) - domain.extreme(-one)) * one).sum(1)
@@ -67,7 +64,7 @@ def per_coordinate(domain: Domain, p: float) -> NoiseShape:
     return replace(noise_shape(domain, p), root=root)
 
 
-SHAPES: dict[str, Callable[[Domain, float], NoiseShape]] = {
+SHAPES = {
     "round": round_shape,
     "per coordinate": per_coordinate,
     "no shift": from_origin,
@@ -77,7 +74,7 @@ SHAPES: dict[str, Callable[[Domain, float], NoiseShape]] = {
 }
 
 
-def sparse(d: int) -> FiniteSet:
+def sparse(d):
     """All vectors with two entries of +-1 and zeros elsewhere."""
     rows = []
     for places in itertools.combinations(range(d), 2):
@@ -88,46 +85,39 @@ def sparse(d: int) -> FiniteSet:
     return FiniteSet(torch.stack(rows))
 
 
-def domains(d: int) -> dict[str, Domain]:
+def domains(d) -> dict[str, Domain]:
     generator = keyed_generator(b"gaussian_mean/errors")
 
-    def normal(*shape: int) -> Tensor:
+    def normal(*shape):
         return torch.randn(*shape, dtype=torch.float64, generator=generator)
 
     sides = 2.0 ** torch.arange(d, dtype=torch.float64)
     cloud = normal(6 * d, d) / math.sqrt(d)
     cloud[:3] *= torch.tensor([[20.0], [10.0], [5.0]], dtype=torch.float64)
+    zero = torch.zeros(d, dtype=torch.float64)
+    simplex = FiniteSet(torch.eye(d, dtype=torch.float64))
     return {
-        "skewed box": Box(torch.zeros(d, dtype=torch.float64), sides),
+        "skewed box": Box(zero, sides),
         "few long points": FiniteSet(cloud),
-        "simplex": FiniteSet(torch.eye(d, dtype=torch.float64)),
+        "simplex": simplex,
         "sparse vectors": sparse(d),
-        "zonotope": Zonotope(
-            normal(d, d + 2) * sides.sqrt()[:, None], torch.zeros(d, dtype=torch.float64)
-        ),
-        "ellipsoid": Ellipsoid(
-            normal(d, d) * sides.sqrt()[:, None], torch.zeros(d, dtype=torch.float64)
-        ),
+        "zonotope": Zonotope(normal(d, d + 2) * sides.sqrt()[:, None], zero),
+        "ellipsoid": Ellipsoid(normal(d, d) * sides.sqrt()[:, None], zero),
         "l_1 ball": lp_ball(d, 1.0),
         "image of an l_3 ball": linear_image(normal(d, d), lp_ball(d, 3.0)),
         "trace-norm ball": SchattenBall(2, d // 2, 1.0),
         "simplex x box": Product(
             (
                 FiniteSet(torch.eye(d // 2, dtype=torch.float64)),
-                Box(torch.zeros(d - d // 2, dtype=torch.float64), sides[: d - d // 2]),
+                Box(zero[: d - d // 2], sides[: d - d // 2]),
             )
         ),
         "flat points": FiniteSet(normal(3 * d, d // 2) @ normal(d // 2, d)),
-        "simplex + segments": minkowski_sum(
-            [
-                FiniteSet(torch.eye(d, dtype=torch.float64)),
-                Zonotope(normal(d, 2), torch.zeros(d, dtype=torch.float64)),
-            ]
-        ),
+        "simplex + segments": minkowski_sum([simplex, Zonotope(normal(d, 2), zero)]),
     }
 
 
-def measured(squares: Tensor) -> dict[str, float]:
+def measured(squares):
     """The root of the mean of squared errors, and its standard error."""
     root = math.sqrt(float(squares.mean()))
     return {
@@ -136,18 +126,18 @@ def measured(squares: Tensor) -> dict[str, float]:
     }
 
 
-def between(domain: Domain, p: float) -> float:
+def between(domain, p):
     """A lower bound of the norm of the differences of its points."""
     return float(difference_shape(domain, p).certificate.lower) * (
         1 if domain.middle is None else 2
     )
 
 
-def shapes(name: str, domain: Domain, p: float, draws: int) -> list[dict[str, str | float]]:
+def shapes(name, domain, p, draws) -> list[dict[str, str | float]]:
     every = float(noise_shape(domain, p).certificate.lower)
     worst = between(domain, p)
     points = domain.spanning()
-    rows: list[dict[str, str | float]] = []
+    rows = []
     for noise, make in SHAPES.items():
         mechanism = GaussianMean.calibrated(domain, make(domain, p), rho=RHO, delta=DELTA)
         n = len(points)
@@ -174,7 +164,7 @@ def shapes(name: str, domain: Domain, p: float, draws: int) -> list[dict[str, st
     return rows
 
 
-def pure(name: str, domain: Domain, draws: int) -> dict[str, str | float]:
+def pure(name, domain, draws):
     """At p = 2, (E ||error||^2)^{1/2} n of A z, z of density ~ exp(-epsilon ||z||/D), D the diameter of A^+ K.
 
     The length of z is Gamma(r) D/epsilon, its direction uniform, r the columns of A.
@@ -194,15 +184,7 @@ def pure(name: str, domain: Domain, draws: int) -> dict[str, str | float]:
     return {"domain": name, "predicted": predicted, **measured(squares), **cells}
 
 
-def coinpress(
-    x: Tensor,
-    centre: Tensor,
-    radius: float,
-    deviation: float,
-    rho: float,
-    generator,
-    users: int | None = None,
-) -> Tensor:
+def coinpress(x, centre, radius, deviation, rho, generator, users: int | None = None):
     """Rounds of clipping to a ball and adding noise; what radius is left follows from a normal distribution's tails.
 
     users: where there are more of them, as many for each row of x.
@@ -210,7 +192,7 @@ def coinpress(
     n, d = users or len(x), x.shape[1]
     spent = [rho / 4 / (ROUNDS - 1)] * (ROUNDS - 1) + [3 * rho / 4]
 
-    def tail(k: float, failing: float) -> float:
+    def tail(k, failing):
         """With this chance a chi of d degrees, times k, is no larger."""
         log = math.log(1 / failing)
         return k * math.sqrt(d + 2 * math.sqrt(d * log) + 2 * log)
@@ -227,7 +209,7 @@ def coinpress(
     return centre
 
 
-def adaptive(name: str, domain: Domain, p: float, users: int, runs: int) -> dict[str, float]:
+def adaptive(name, domain, p, users, runs):
     """Of CoinPress, told a ball around the domain and the points' largest deviation: (E ||error||_p^2)^{1/2} users."""
     points = domain.spanning()
     truth, generator = points.mean(0), keyed_generator(f"{name} {p} coinpress".encode())
@@ -251,7 +233,7 @@ class Config:
     every: int = 1  # this many domains on, the next one
 
 
-def measure(config: Config, report: Report) -> None:
+def measure(config, report):
     torch.set_num_threads(1)
     for name, domain in list(domains(config.dimension).items())[:: config.every]:
         for p in config.exponents:
@@ -277,7 +259,7 @@ def measure(config: Config, report: Report) -> None:
                 )
 
 
-def draw(tables: dict) -> dict:
+def draw(tables):
     rows = tables["errors"]
     exponents = sorted({row["p"] for row in rows})
     names = list(dict.fromkeys(row["domain"] for row in rows))

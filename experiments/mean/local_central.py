@@ -17,7 +17,6 @@ from dataclasses import dataclass
 
 import torch
 from errors import measured
-from torch import Tensor
 
 from torchdp.domains import Box, noise_shape, round_shape
 from torchdp.mean import GaussianMean, LocalMean, approximate_lower_bound, local_lower_bound
@@ -25,14 +24,12 @@ from torchdp.mean.gaussian import MeanProtocol
 from torchdp.protocol import Crowd
 from torchdp.randomizers import PrivUnit
 from torchdp.randomness import keyed_generator
-from torchdp.simulate import Experiment, Report, columns, subplots
+from torchdp.simulate import Experiment, columns, subplots
 
 EPSILON, DELTA = 1.0, 1e-6
 
 
-def of_draws(
-    mechanism: MeanProtocol, points: Tensor, n: int, key: str, trials: int
-) -> dict[str, float]:
+def of_draws(mechanism: MeanProtocol, points, n, key, trials):
     counts = torch.full((len(points),), n // len(points))
     generator = keyed_generator(f"{key} {n}".encode())
     drawn = mechanism.sample_estimate(
@@ -47,13 +44,13 @@ class Config:
     trials: int = 2000
 
 
-def measure(config: Config, report: Report) -> None:
+def measure(config, report):
     torch.set_num_threads(1)
     d = 8
     sides = 2.0 ** torch.arange(d, dtype=torch.float64)
     domain = Box(torch.zeros(d, dtype=torch.float64), sides)
     shaped, plain = noise_shape(domain, 2.0), round_shape(domain, 2.0)
-    mechanisms: dict[str, MeanProtocol] = {
+    mechanisms = {
         "local, shaped, PrivUnit": LocalMean.calibrated(domain, shaped, epsilon=EPSILON),
         "local, round, PrivUnit": LocalMean.calibrated(domain, plain, epsilon=EPSILON),
         "central, shaped": GaussianMean.calibrated(domain, shaped, epsilon=EPSILON, delta=DELTA),
@@ -89,7 +86,7 @@ def measure(config: Config, report: Report) -> None:
             report.row("local_central", method=method, n=n, predicted=bound, **cells)
 
 
-def draw(tables: dict) -> dict:
+def draw(tables):
     rows = tables["local_central"]
     figure, (axes,) = subplots(size=(6.5, 4.8))
     for i, method in enumerate(dict.fromkeys(row["method"] for row in rows)):

@@ -34,27 +34,24 @@ from torchdp.domains import (
     minkowski_sum,
     noise_shape,
 )
-from torchdp.domains.domain import Domain
 from torchdp.factorization import gamma_box, gamma_ellipsoid, reference
-from torchdp.simulate import Experiment, Report
+from torchdp.simulate import Experiment
 
 
-def normal(*shape: int, seed: int) -> torch.Tensor:
+def normal(*shape, seed):
     generator = torch.Generator().manual_seed(seed)
     return torch.as_tensor(
         torch.randn(*shape, dtype=torch.float64, device="cpu", generator=generator)
     )
 
 
-def timed(
-    domain: Domain, p: float, shift: bool = True, tol: float = 1e-4
-) -> tuple[NoiseShape, float]:
+def timed(domain, p, shift=True, tol=1e-4) -> tuple[NoiseShape, float]:
     start = time.process_time()
     shape = noise_shape(domain, p, shift=shift, tol=tol)
     return shape, time.process_time() - start
 
 
-def line(name: str, p: float, shape: NoiseShape, seconds: float) -> dict[str, str | float]:
+def line(name, p, shape: NoiseShape, seconds):
     lower, gap = float(shape.certificate.lower), max(0.0, float(shape.certificate.gap))
     return {
         "domain": name,
@@ -66,7 +63,7 @@ def line(name: str, p: float, shape: NoiseShape, seconds: float) -> dict[str, st
     }
 
 
-def closed(p: float) -> list[tuple[str, Domain, float]]:
+def closed(p):
     """Domains with their norms in closed form."""
     high, A, B = normal(20, seed=1).abs(), normal(12, 12, seed=2), normal(6, 6, seed=3)
     box = Box(torch.zeros_like(high), high)
@@ -111,7 +108,7 @@ class Config:
 SMOKE = Config((2.0, math.inf), (2.0, math.inf), ("15x5", "128x16"), ("7x4", "30x6"))
 
 
-def closed_forms(config: Config, report: Report) -> None:
+def closed_forms(config, report):
     for p in config.exponents:
         for name, domain, exact in closed(p):
             shape, seconds = timed(domain, p)
@@ -119,7 +116,7 @@ def closed_forms(config: Config, report: Report) -> None:
             report.row("closed_forms", **row, exact=exact, off=abs(shape.upper / exact - 1))
 
 
-def programs(config: Config, report: Report) -> None:
+def programs(config, report):
     for p in config.exponents:
         for shift in (True, False):
             points = normal(15, 5, seed=5)
@@ -134,7 +131,7 @@ def programs(config: Config, report: Report) -> None:
             )
 
 
-def finite_sets(config: Config, report: Report) -> None:
+def finite_sets(config, report):
     for count, d in (map(int, size.split("x")) for size in config.sizes):
         for p in (2.0, math.inf):
             points = normal(count, d, seed=6)
@@ -147,8 +144,8 @@ def finite_sets(config: Config, report: Report) -> None:
             report.row("finite_sets", **row, program=program, took=took)
 
 
-def relaxations(config: Config, report: Report) -> None:
-    def row(name: str, p: float, domain: Domain, theory: float | None, tol: float = 1e-4) -> None:
+def relaxations(config, report):
+    def row(name, p, domain, theory, tol=1e-4):
         report.row("relaxations", **line(name, p, *timed(domain, p, tol=tol)), theory=theory)
 
     for count, d in (map(int, size.split("x")) for size in config.zonotopes):
@@ -180,7 +177,7 @@ def relaxations(config: Config, report: Report) -> None:
         row("image of the 3 x 3 operator ball", p, image, 0.73)
 
 
-def measure(config: Config, report: Report) -> None:
+def measure(config, report):
     closed_forms(config, report)
     programs(config, report)
     finite_sets(config, report)

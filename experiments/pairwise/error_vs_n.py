@@ -16,11 +16,9 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
-from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from torchdp import cli, pairwise, queries, randomizers
 from torchdp.simulate import Row, Sweep, Trial, error_curves
@@ -44,7 +42,7 @@ SMOKE = Config(
 )
 
 
-def responses(question: pairwise.PairwiseStatistic, epsilon: float) -> Any:
+def responses(question: pairwise.PairwiseStatistic, epsilon):
     """By randomized response."""
     return queries.LocalOracle.of(question, randomizers.RandomizedResponse(question.types, epsilon))
 
@@ -57,7 +55,7 @@ PROTOCOLS = {
 
 
 @cache
-def statistic(name: str, types: int) -> pairwise.PairwiseStatistic:
+def statistic(name, types):
     """The statistic on ``types`` types (a side of the grid for kendall, the scores for auc)."""
     if name == "gini-mean-difference":
         return pairwise.absolute_difference(types, spacing=1 / (types - 1))
@@ -66,7 +64,7 @@ def statistic(name: str, types: int) -> pairwise.PairwiseStatistic:
     return pairwise.kendall(types, types) if name == "kendall" else pairwise.auc(types)
 
 
-def users(name: str, types: int, n: int) -> Tensor:
+def users(name, types, n):
     """Counts of n users: Zipf; for kendall a correlated normal on the grid, for auc two shifted normals."""
     x = torch.linspace(-2, 2, types, dtype=torch.float64)
     if name == "kendall":
@@ -80,7 +78,7 @@ def users(name: str, types: int, n: int) -> Tensor:
     return counts
 
 
-def make_trial(config: dict[str, Any]) -> Trial:
+def make_trial(config: dict[str, Any]):
     """Of one private estimate: its squared error, whether its 95 % interval holds the truth, and its error."""
     question = statistic(config["statistic"], config["types"])
     kind = PROTOCOLS[config["protocol"]]
@@ -88,7 +86,7 @@ def make_trial(config: dict[str, Any]) -> Trial:
     counts = users(config["statistic"], config["types"], config["n"])
     truth = float(question.exact(counts))
 
-    def sample(generator: torch.Generator, size: int) -> dict[str, Tensor]:
+    def sample(generator, size):
         there = kind(question.to(generator.device), config["epsilon"])
         drawn = there.sample_estimate(counts, generator=generator, sample_shape=(size,))
         error, (low, high) = drawn.value - truth, drawn.interval()
@@ -101,7 +99,7 @@ def make_trial(config: dict[str, Any]) -> Trial:
     return Trial(sample, {"predicted_mse": float(protocol.predicted_mse(counts)), "truth": truth})
 
 
-def draw(rows: Sequence[Row], folder: Path) -> list[Path]:
+def draw(rows: Sequence[Row], folder):
     """One figure of curves for each epsilon, and one of measured over predicted."""
     paths = []
     for epsilon in sorted({row.config["epsilon"] for row in rows}):
@@ -122,7 +120,7 @@ def draw(rows: Sequence[Row], folder: Path) -> list[Path]:
     return [*paths, folder / "ratio.png"]
 
 
-def experiment(smoke: bool) -> Sweep:
+def experiment(smoke):
     """The grid."""
     config = SMOKE if smoke else FULL
     grid = [

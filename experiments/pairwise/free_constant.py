@@ -19,7 +19,7 @@ import torch
 from torchdp import pairwise, workloads
 from torchdp.factorization import free_constant, signature_form
 from torchdp.queries import LocalFactorization
-from torchdp.simulate import Experiment, Report
+from torchdp.simulate import Experiment
 
 EPSILON, USERS = 1.0, 10**6
 
@@ -29,7 +29,7 @@ class Config:
     types: int = 32
 
 
-def measure(config: Config, report: Report) -> None:
+def measure(config, report):
     k = config.types
     x = torch.linspace(0, 1, k, dtype=torch.float64)
     kernels = {

@@ -19,7 +19,7 @@ from tables import counts_of
 from torchdp import pairwise, simulate
 from torchdp.queries import LocalFactorization, MessageRelease, Twice
 from torchdp.randomness import keyed_generator
-from torchdp.simulate import Experiment, Report
+from torchdp.simulate import Experiment
 
 
 @dataclass(frozen=True)
@@ -31,7 +31,7 @@ class Config:
     trials: int = 10_000
 
 
-def measure(config: Config, report: Report) -> None:
+def measure(config, report):
     k = config.types
     statistic = pairwise.absolute_difference(k, spacing=1 / (k - 1))
     weights = 1 / torch.arange(1, k + 1, dtype=torch.float64)
@@ -45,9 +45,7 @@ def measure(config: Config, report: Report) -> None:
     for kind in (Twice, LocalFactorization):
         protocol = kind.of(statistic, config.epsilon)
 
-        def squared_error(
-            generator: torch.Generator, size: int, protocol: MessageRelease = protocol
-        ) -> torch.Tensor:
+        def squared_error(generator, size, protocol: MessageRelease = protocol):
             estimate = protocol.sample_estimate(counts, generator=generator, sample_shape=(size,))
             return (estimate.value - truth).square()
 
@@ -70,7 +68,7 @@ def measure(config: Config, report: Report) -> None:
     error = (
         ratio * ((two.standard_error / two.mean) ** 2 + (one.standard_error / one.mean) ** 2) ** 0.5
     )
-    report.say("\nMSE of two messages / MSE of one")
+    # MSE of two messages over that of one
     gain = predicted[Twice] / predicted[LocalFactorization]
     report.row("gain", predicted=gain, measured=ratio, half_width=1.96 * error)
 
@@ -79,7 +77,6 @@ def measure(config: Config, report: Report) -> None:
     protocol = LocalFactorization.of(statistic, config.epsilon)
     answer = protocol.sample_estimate(many, generator=keyed_generator(b"large domain"))
     seconds = time.perf_counter() - start
-    report.say(f"\none message, {torch.get_num_threads()} threads")
     report.row(
         "many",
         n=many.sum(),

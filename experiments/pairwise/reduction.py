@@ -4,22 +4,15 @@ Ghazi, Kamath, Kumar, Manurangsi, Sealfon (2023), Theorem 14. A part of no table
 no easier than linear queries for protocols of one message.
 """
 
-from collections.abc import Sequence
-
 import torch
-from torch import Tensor
 
 from torchdp.pairwise import PairwiseStatistic
 from torchdp.queries import MessageRelease
 
 
 def linear_queries(
-    protocol: MessageRelease[PairwiseStatistic],
-    counts: Tensor,
-    *,
-    generator: torch.Generator,
-    sample_shape: Sequence[int] = (),
-) -> Tensor:
+    protocol: MessageRelease[PairwiseStatistic], counts, *, generator, sample_shape=()
+):
     """(W h)_j for every type j, from the messages of one run of ``protocol``: (*sample_shape, k).
 
     counts: (k,) users of each type, n in all. For each j the analyst adds the messages of n users of type j that it
@@ -39,7 +32,7 @@ def linear_queries(
     return 2 * torch.stack(joined, -1) - alone / 2 - protocol.question.diagonal(form) / 2
 
 
-def linear_queries_bound(protocol: MessageRelease[PairwiseStatistic], counts: Tensor) -> Tensor:
+def linear_queries_bound(protocol: MessageRelease[PairwiseStatistic], counts):
     """The mean squared error of each of ``linear_queries`` is at most (2 a_j^{1/2} + a^{1/2}/2)^2: (k,).
 
     a, a_j: the protocol's mean squared errors for the users alone and with n users of type j.

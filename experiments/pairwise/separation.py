@@ -20,21 +20,20 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from torchdp import pairwise
 from torchdp.pairwise import PairwiseStatistic
 from torchdp.queries import LocalFactorization, Twice
 from torchdp.randomness import keyed_generator
-from torchdp.simulate import Experiment, Report, columns, subplots
+from torchdp.simulate import Experiment, columns, subplots
 
 EPSILON = 1.0
 Maker = Callable[[PairwiseStatistic, int], Any]
-NON_INTERACTIVE: dict[str, Maker] = {
+NON_INTERACTIVE = {
     "two-message (Lemma 11)": lambda statistic, n: Twice.of(statistic, EPSILON),
     "one-message": lambda statistic, n: LocalFactorization.of(statistic, EPSILON),
 }
-INTERACTIVE: dict[str, Maker] = {
+INTERACTIVE = {
     "three-round (paper's constants)": lambda statistic, n: pairwise.ThreeRound.paper(
         statistic, EPSILON
     ),
@@ -46,7 +45,7 @@ INTERACTIVE: dict[str, Maker] = {
 }
 
 
-def sign_matrix(k: int) -> PairwiseStatistic:
+def sign_matrix(k):
     """A random symmetric sign matrix, its form averaged over all pairs."""
     generator = keyed_generator(f"sign matrix {k}".encode(), "cpu")
     upper = torch.as_tensor(
@@ -58,16 +57,16 @@ def sign_matrix(k: int) -> PairwiseStatistic:
     )
 
 
-def worst_type(statistic: PairwiseStatistic) -> Tensor:
+def worst_type(statistic: PairwiseStatistic):
     """All users of the type whose vector J u_x is longest."""
     longest = int((statistic.points * statistic.form.weights).norm(dim=1).argmax())
     return torch.eye(statistic.types, dtype=torch.float64)[longest]
 
 
-def crossing(statistic: PairwiseStatistic, histogram: Tensor, make: Maker) -> float:
+def crossing(statistic: PairwiseStatistic, histogram, make: Maker):
     """The n, to 2 %, beyond which the prediction stays 2 % below that of one message; NaN: from n = 10 on."""
 
-    def ahead(log_n: float) -> bool:
+    def ahead(log_n):
         n = round(math.exp(log_n))
         one = LocalFactorization.of(statistic, EPSILON).predicted_mse(histogram * n)
         return bool(make(statistic, n).predicted_mse(histogram * n) < 0.98 * one)
@@ -91,7 +90,7 @@ class Config:
     trials: int = 1000
 
 
-def drawn(protocol: Any, histogram: Tensor, n: int, trials: int) -> tuple[float, float]:
+def drawn(protocol, histogram, n, trials):
     """Measured MSE, and its difference from the prediction in standard errors of the measurement."""
     counts = (histogram * n).round().long()
     generator = keyed_generator(f"{type(protocol).__name__} {n}".encode())
@@ -104,7 +103,7 @@ def drawn(protocol: Any, histogram: Tensor, n: int, trials: int) -> tuple[float,
     return float(square.mean()), (float(square.mean()) - predicted) / error
 
 
-def measure(config: Config, report: Report) -> None:
+def measure(config, report):
     torch.set_num_threads(1)
     for k in config.sizes:
         statistic = sign_matrix(k)
@@ -119,7 +118,7 @@ def measure(config: Config, report: Report) -> None:
         report.say("crossing with one-message; measured at a quarter and at four times its n")
         for name, make in INTERACTIVE.items():
             at = crossing(statistic, histogram, make)
-            cells: dict[str, float | None] = {"crossing": at}
+            cells = {"crossing": at}
             for place, n in (("below", at / 4), ("above", 4 * at)):
                 measured = ratio = z = None
                 if not math.isnan(at):
@@ -137,7 +136,7 @@ def measure(config: Config, report: Report) -> None:
             report.row("crossings", k=k, protocol=name, **cells)
 
 
-def draw(tables: dict) -> dict:
+def draw(tables):
     """n epsilon^2 MSE against n, one panel for each k."""
     rows = tables["predicted"]
     sizes = list(dict.fromkeys(row["k"] for row in rows))

@@ -1,14 +1,11 @@
 """The claims of Wagner (2025), and what the tables of our scripts say of each."""
 
 import math
-from collections.abc import Iterator
 
-from papers_base import Finding, Paper, Part, Tables, theorems, where, worst
-
-from torchdp.simulate.report import Rows
+from papers_base import Finding, Paper, Part, theorems, where, worst
 
 
-def bitsums(tables: Tables) -> Iterator[Finding]:
+def bitsums(tables):
     for row in tables["rmse"]:
         if row["I"] == 1:  # the paper composes many repetitions
             continue
@@ -32,7 +29,7 @@ def bitsums(tables: Tables) -> Iterator[Finding]:
     )
 
 
-def attack(tables: Tables) -> Iterator[Finding]:
+def attack(tables):
     for row in where(tables["attack"], noise="calibrated"):
         at = f"delta that the best test attains, {row['protocol']}"
         yield Finding.at_most(
@@ -45,7 +42,7 @@ def attack(tables: Tables) -> Iterator[Finding]:
         )
 
 
-def error(tables: Tables) -> Iterator[Finding]:
+def error(tables):
     for rows in tables.values():
         row = worst(rows, lambda row: abs(row["measured"] / row["predicted"] - 1))
         at = f"RMSE of a density, {row['kernel']}, {row['protocol']}, epsilon = {row['epsilon']:g}: the worst"
@@ -62,7 +59,7 @@ def error(tables: Tables) -> Iterator[Finding]:
 SHUFFLED = ("Poisson", "randomized response", "3NB")  # calibrated exactly
 
 
-def classification(tables: Tables) -> Iterator[Finding]:
+def classification(tables):
     for name, rows in tables.items():
         found = {(row["kernel"], row["protocol"], row["epsilon"]): row for row in rows}
         best = max(row["epsilon"] for row in rows)
@@ -78,7 +75,7 @@ def classification(tables: Tables) -> Iterator[Finding]:
                 yield curator(found, kernel, epsilon, f"{at}, epsilon = {epsilon:g}")
 
 
-def calibrations(pair: Rows, at: str, protocol: str) -> Iterator[Finding]:
+def calibrations(pair, at, protocol):
     if len(pair) == 2:
         (theirs, ours), claim = pair, f"accuracy by {protocol}"
         error = math.hypot(theirs["standard_error"], ours["standard_error"])
@@ -88,7 +85,7 @@ def calibrations(pair: Rows, at: str, protocol: str) -> Iterator[Finding]:
         )
 
 
-def curator(found: dict, kernel: str, epsilon: float, at: str) -> Finding:
+def curator(found, kernel, epsilon, at):
     """The best shuffled protocol beside a curator."""
     central = found[kernel, "curator's Gaussian noise", epsilon]
     ours = [found[kernel, each, epsilon] for each in SHUFFLED if (kernel, each, epsilon) in found]
@@ -100,7 +97,7 @@ def curator(found: dict, kernel: str, epsilon: float, at: str) -> Finding:
     )
 
 
-def messages(tables: Tables) -> Iterator[Finding]:
+def messages(tables):
     for row in tables["messages"]:
         at = f"messages of a user, {row['kernel']}, epsilon = {row['epsilon']:g}: chosen, and 8,192 allowed"
         yield Finding.compared(

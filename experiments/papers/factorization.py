@@ -1,14 +1,13 @@
 """The claims of Edmonds, Nikolov, Ullman (2020), and what the tables of our scripts say of each."""
 
 import math
-from collections.abc import Iterator
 
-from papers_base import Finding, Paper, Part, Tables, theorems, where, worst
+from papers_base import Finding, Paper, Part, theorems, where, worst
 
 PAPERS = "gamma_F, PrivUnit"  # factorization, by the better randomizer
 
 
-def lower_bounds(tables: Tables) -> Iterator[Finding]:
+def lower_bounds(tables):
     rows = [row for row in tables["local"] if row["needed"]]
     row = worst(rows, lambda row: row["needed"] / row["enough"])
     at = f"users at RMSE {row['alpha']:g} of the worst query, epsilon = {row['epsilon']:g}, {row['workload']}"
@@ -29,7 +28,7 @@ def lower_bounds(tables: Tables) -> Iterator[Finding]:
     )
 
 
-def norms(tables: Tables) -> Iterator[Finding]:
+def norms(tables):
     known = [row for row in tables["known_values"] if row["known"]]
     row = worst(known, lambda row: abs(row["upper"] / row["known"] - 1))
     at = f"gamma_2 certified beside its known value, the worst of {len(known)}: {row['workload']}"
@@ -42,7 +41,7 @@ def norms(tables: Tables) -> Iterator[Finding]:
     )
 
 
-def growth(tables: Tables) -> Iterator[Finding]:
+def growth(tables):
     for name, law, claim, result, least in (  # the least k where the formula holds to 2 %
         ("prefix", lambda k: math.log(k) / math.pi + 0.755, "ln k / pi + .755", "Corollary 4", 256),
         (
@@ -62,13 +61,13 @@ def growth(tables: Tables) -> Iterator[Finding]:
             )
 
 
-def curves(tables: Tables) -> Iterator[Finding]:
+def curves(tables):
     for row in tables["norms"]:
         at = f"certified gap of gamma_2(W; alpha) over all alpha, {row['workload']}"
         yield Finding.at_most("Lemma 12", "its dual has no gap", at, 1.01e-3, row["gap"])
 
 
-def types(tables: Tables) -> Iterator[Finding]:
+def types(tables):
     rows = tables["error_vs_types"]
     mine = where(rows, mechanism=PAPERS)
     row = worst(mine, lambda row: abs(row["measured"] - row["predicted"]) / row["standard_error"])
@@ -88,7 +87,7 @@ def types(tables: Tables) -> Iterator[Finding]:
         )
 
 
-def learner(tables: Tables) -> Iterator[Finding]:
+def learner(tables):
     for row in tables["learner"]:
         at = f"loss of the learned stump, n = {row['n']:,}, epsilon = {row['epsilon']:g}, over the least"
         limit = row["least"] + 2 * row["half_width"]

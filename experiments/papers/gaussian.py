@@ -1,11 +1,9 @@
 """The claims of Nikolov, Tang (2023), and what the tables of our scripts say of each."""
 
-from collections.abc import Iterator
-
-from papers_base import Finding, Paper, Part, Tables, theorems, where, worst
+from papers_base import Finding, Paper, Part, theorems, where, worst
 
 
-def errors(tables: Tables) -> Iterator[Finding]:
+def errors(tables):
     rows = tables["errors"]
     for p in sorted({row["p"] for row in rows}):
         mine = [row for row in rows if row["p"] == p]
@@ -54,7 +52,7 @@ def errors(tables: Tables) -> Iterator[Finding]:
     )
 
 
-def shapes(tables: Tables) -> Iterator[Finding]:
+def shapes(tables):
     names = {"box": "Lemma 60", "ellipsoid in": "Lemma 19", "(x)": "Lemma 62"}
     for key, result in names.items():
         rows = [row for row in tables["closed_forms"] if key in row["domain"]]
@@ -77,7 +75,7 @@ def shapes(tables: Tables) -> Iterator[Finding]:
     )
 
 
-def local(tables: Tables) -> Iterator[Finding]:
+def local(tables):
     rows = tables["local_central"]
     n = max(row["n"] for row in rows)
     found = {row["method"]: row for row in where(rows, n=n)}
@@ -110,7 +108,7 @@ def local(tables: Tables) -> Iterator[Finding]:
     )
 
 
-def covariance(tables: Tables) -> Iterator[Finding]:
+def covariance(tables):
     for name in dict.fromkeys(row["data"] for row in tables["covariance"]):
         rows = [row for row in tables["covariance"] if row["data"] == name]
         n = max(row["n"] for row in rows)

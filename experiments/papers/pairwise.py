@@ -1,12 +1,11 @@
 """The claims of Ghazi, Kamath, Kumar, Manurangsi, Sealfon (2023), and what the tables of our scripts say of each."""
 
 import math
-from collections.abc import Iterator
 
-from papers_base import Finding, Paper, Part, Tables, theorems, where, worst
+from papers_base import Finding, Paper, Part, theorems, where, worst
 
 
-def large_domain(tables: Tables) -> Iterator[Finding]:
+def large_domain(tables):
     for row in tables["mse"]:
         at = f"mean squared error of abs(x - y) on 1,024 types, measured beside predicted, {row['protocol']}"
         error = (row["high"] - row["low"]) / 2 / 1.96
@@ -25,7 +24,7 @@ def large_domain(tables: Tables) -> Iterator[Finding]:
     )
 
 
-def separation(tables: Tables) -> Iterator[Finding]:
+def separation(tables):
     rows = tables["predicted"]
     n, sizes = max(row["n"] for row in rows), sorted({row["k"] for row in rows})
     last = {(row["protocol"], row["k"]): row["scaled_mse"] for row in where(rows, n=n)}
@@ -61,7 +60,7 @@ def separation(tables: Tables) -> Iterator[Finding]:
     yield Finding.at_most("Appendix C.1", "error of interactive protocols", at, 5.0, largest)
 
 
-def constant(tables: Tables) -> Iterator[Finding]:
+def constant(tables):
     for row in tables["free_constant"]:
         at = f"gamma_2 of {row['kernel']}: the least over constants, and as it is"
         yield Finding.compared(
@@ -69,7 +68,7 @@ def constant(tables: Tables) -> Iterator[Finding]:
         )
 
 
-def users(tables: Tables) -> Iterator[Finding]:
+def users(tables):
     rows = [row for row in tables["results"] if row.get("predicted_mse")]
     row = worst(rows, lambda row: abs(row["z"]))
     at = f"largest z-score of {len(rows)} measured errors beside their predictions"
@@ -78,7 +77,7 @@ def users(tables: Tables) -> Iterator[Finding]:
     )
 
 
-def rank(tables: Tables) -> Iterator[Finding]:
+def rank(tables):
     rows = tables["reductions"]
     for rank in dict.fromkeys(row["rank"] for row in rows):
         few = {row["how"]: row for row in where(rows, rank=rank)}
@@ -96,7 +95,7 @@ def rank(tables: Tables) -> Iterator[Finding]:
         )
 
 
-def kernels(tables: Tables) -> Iterator[Finding]:
+def kernels(tables):
     for row in tables["lipschitz"]:
         at = f"gamma_2 of abs(i - j), k = {row['k']}, over k: Lemma 17's bound holds its tree"
         yield Finding.at_most(

@@ -3,7 +3,7 @@
 import math
 import runpy
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Literal, TypeVar
@@ -50,20 +50,12 @@ class Finding:
     verdict: Verdict
     granted: float | None = None
 
-    def __post_init__(self) -> None:
+    def __post_init__(self):
         if self.verdict == "agrees" and SIGMAS * (self.error or 0) > NOISY * abs(self.paper or 0):
             object.__setattr__(self, "verdict", "not checkable")
 
     @staticmethod
-    def equal(
-        result: str,
-        claim: str,
-        measure: str,
-        paper: float,
-        ours: float,
-        error: float | None = None,
-        within: float = 0.0,
-    ) -> "Finding":
+    def equal(result, claim, measure, paper, ours, error=None, within=0.0):
         """The paper's number: agrees within so much of it, or 4 standard errors; else differs."""
         near = abs(ours - paper) <= _margin(paper, error, within)
         return Finding(
@@ -71,9 +63,7 @@ class Finding:
         )
 
     @staticmethod
-    def at_most(
-        result: str, claim: str, measure: str, limit: float, ours: float, error: float | None = None
-    ) -> "Finding":
+    def at_most(result, claim, measure, limit, ours, error=None):
         """A promise of this package: agrees where it holds up to a thousandth or 4 standard errors, else broken."""
         holds = ours <= limit + _margin(limit, error)  # not for nan
         return Finding(
@@ -81,40 +71,34 @@ class Finding:
         )
 
     @staticmethod
-    def as_printed(
-        result: str, claim: str, measure: str, limit: float, ours: float, error: float | None = None
-    ) -> "Finding":
+    def as_printed(result, claim, measure, limit, ours, error=None):
         """An inequality of the paper: agrees where it holds, else corrected, as docs/corrections.md explains."""
         found = Finding.at_most(result, claim, measure, limit, ours, error)
-        fails: Verdict = "differs" if math.isnan(ours) else "corrected"
+        fails = "differs" if math.isnan(ours) else "corrected"
         return replace(found, verdict=fails) if found.verdict == "broken" else found
 
     @staticmethod
-    def lower(
-        result: str, claim: str, measure: str, paper: float, ours: float, error: float | None = None
-    ) -> "Finding":
+    def lower(result, claim, measure, paper, ours, error=None):
         """Errors of two methods at one guarantee: beaten, behind, or within a thousandth or 4 standard errors."""
         margin = _margin(paper, error)
-        verdict: Verdict = "differs" if math.isnan(ours) else "behind"
+        verdict = "differs" if math.isnan(ours) else "behind"
         if ours <= paper + margin:
             verdict = "beaten" if ours < paper - margin else "agrees"
         return Finding(result, claim, measure, paper, ours, error, verdict, SLACK)
 
     @staticmethod
-    def compared(
-        result: str, claim: str, measure: str, other: float, ours: float, error: float | None = None
-    ) -> "Finding":
+    def compared(result, claim, measure, other, ours, error=None):
         """Two numbers of this package, the other one in the text: no verdict on the paper."""
-        verdict: Verdict = "differs" if math.isnan(ours) or math.isnan(other) else "compared"
+        verdict = "differs" if math.isnan(ours) or math.isnan(other) else "compared"
         return Finding(result, claim, f"{measure}; beside {other:.4g}", None, ours, error, verdict)
 
     @staticmethod
-    def unchecked(result: str, claim: str, reason: str) -> "Finding":
+    def unchecked(result, claim, reason):
         """What no program can look at, or not with the data at hand."""
         return Finding(result, claim, reason, None, None, None, "not checkable")
 
 
-def _margin(value: float, error: float | None, within: float = SLACK) -> float:
+def _margin(value, error, within=SLACK):
     return max(within * abs(value), SIGMAS * (error or 0.0))
 
 
@@ -136,7 +120,7 @@ class Part:
     holds: str = ""
     folder: str = ""
 
-    def command(self, experiments: Path, out: Path, options: "Options") -> list[str]:
+    def command(self, experiments, out, options):
         """What is run: the script itself, or ``torchdp sweep`` where it is a grid."""
         path = experiments / self.script
         sweep = "def experiment(" in path.read_text(encoding="utf-8")
@@ -145,17 +129,17 @@ class Part:
         start = [sys.executable, *(["-m", "torchdp", "sweep"] if sweep else []), str(path)]
         return [*start, "--out", str(out), *device, *data, *getattr(self, options.scale)]
 
-    def at(self, out: Path) -> Path:
+    def at(self, out):
         """Where its results are, below those of the paper."""
         return out / (self.folder or Path(self.script).with_suffix(""))
 
-    def findings(self, out: Path) -> tuple[Finding, ...]:
+    def findings(self, out):
         """What its tables below ``out`` say. Raises LookupError, TypeError, ValueError, ArithmeticError."""
         return tuple(
             self.judge({path.stem: read_table(path) for path in sorted(self.at(out).glob("*.csv"))})
         )
 
-    def lacking(self, reason: str) -> Finding:
+    def lacking(self, reason):
         """In the place of findings where it was not run."""
         return Finding.unchecked(self.script, "real data" if self.data else "all of it", reason)
 
@@ -179,7 +163,7 @@ class Paper:
     rest: Sequence[Finding] = ()
 
 
-def where(table: Rows, /, **cells: object) -> Rows:
+def where(table, /, **cells):
     """The rows with these cells. Raises LookupError where there is none."""
     found = [row for row in table if all(row[name] == value for name, value in cells.items())]
     if not found:
@@ -187,18 +171,18 @@ def where(table: Rows, /, **cells: object) -> Rows:
     return found
 
 
-def worst(table: Iterable[T], key: Callable[[T], float]) -> T:
+def worst(table: Iterable[T], key):
     """The row whose key is largest; one whose key is no number is worse than any. Raises ValueError for no row."""
     return max(table, key=lambda row: (math.isnan(key(row)), key(row)))
 
 
-def theorems(author: str) -> Part:
+def theorems(author):
     """Every inequality of this paper that the checker tries.
 
     One that fails is the paper's where its kind of failure is known (docs/corrections.md), else our mistake.
     """
 
-    def judge(tables: Tables) -> Iterator[Finding]:
+    def judge(tables):
         # a statement may name another paper's author
         for row in where(tables["theorems"], paper=author):
             at = f"{row['range']}; {row['instances']} instances, the largest ratio of the two sides"
@@ -211,7 +195,7 @@ def theorems(author: str) -> Part:
     return Part("theorems.py", judge, smoke=("--smoke", *match), laptop=match, full=match)
 
 
-def load(folder: Path, name: str) -> Paper:
+def load(folder, name):
     """PAPER of ``folder``/name.py. Raises ValueError, naming those there are."""
     path = folder / f"{name}.py"
     others = {"papers_base", "run"}
@@ -222,7 +206,7 @@ def load(folder: Path, name: str) -> Paper:
         )
     if str(folder) not in sys.path:
         sys.path.insert(0, str(folder))
-    paper: Paper = runpy.run_path(str(path))["PAPER"]
+    paper = runpy.run_path(str(path))["PAPER"]
     return paper
 
 

@@ -19,7 +19,7 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import get_args
 
-from papers_base import LEGEND, Finding, Options, Paper, Part, Scale, load
+from papers_base import LEGEND, Finding, Options, Part, Scale, load
 from tqdm import tqdm
 
 from torchdp import checks
@@ -41,7 +41,7 @@ class Outcome:
     failure: str = ""
 
 
-def run_paper(paper: Paper, experiments: Path, out: Path, options: Options) -> list[Outcome]:
+def run_paper(paper, experiments, out, options):
     """Runs what has not yet been run with these arguments and this code; then writes ``out``/claims.csv.
 
     Killed, it goes on where it stopped. Raises OSError, ValueError.
@@ -55,7 +55,7 @@ def run_paper(paper: Paper, experiments: Path, out: Path, options: Options) -> l
     return outcomes
 
 
-def _outcome(part: Part, experiments: Path, out: Path, options: Options) -> Outcome:
+def _outcome(part, experiments, out, options) -> Outcome:
     if part.data and options.data is None:
         lacking = part.lacking(f"without --data FOLDER, which holds {part.holds}")
         return Outcome(part, part.at(out), 0.0, (lacking,))
@@ -89,7 +89,7 @@ def _outcome(part: Part, experiments: Path, out: Path, options: Options) -> Outc
     return Outcome(part, folder, known["seconds"], findings)
 
 
-def _run(command: Sequence[str], folder: Path) -> tuple[int, float]:
+def _run(command: Sequence[str], folder):
     """Exit code and CPU-seconds. Waits for a process of an earlier, killed run that still writes to this folder."""
     with (
         open(folder / "lock", "w") as lock,
@@ -107,7 +107,7 @@ def _run(command: Sequence[str], folder: Path) -> tuple[int, float]:
     return code, sum(after[2:4]) - sum(before[2:4])  # of children: user, system
 
 
-def _device(folder: Path) -> str:
+def _device(folder):
     """Where the last run was, as its report says."""
     runs = folder / "runs.jsonl"
     last = (
@@ -118,7 +118,7 @@ def _device(folder: Path) -> str:
     return last.get("device_name") or last.get("device") or "cpu"
 
 
-def _write(paper: Paper, outcomes: Sequence[Outcome], out: Path) -> None:
+def _write(paper, outcomes: Sequence[Outcome], out):
     findings = [found for outcome in outcomes for found in outcome.findings] + list(paper.rest)
     names = [each.name for each in fields(Finding)]
     out.mkdir(parents=True, exist_ok=True)
@@ -129,7 +129,7 @@ def _write(paper: Paper, outcomes: Sequence[Outcome], out: Path) -> None:
     write_table(out / "claims.csv", names, rows)
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
+def main(arguments: Sequence[str] | None = None):
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

@@ -1,12 +1,11 @@
 """The claims of Burkhardt, Keller, Orlandi, Schwiegelshohn (2025), and what the tables of our scripts say of each."""
 
 import math
-from collections.abc import Iterator
 
-from papers_base import Finding, Paper, Part, Tables, theorems, where, worst
+from papers_base import Finding, Paper, Part, theorems, where, worst
 
 
-def noise(tables: Tables) -> Iterator[Finding]:
+def noise(tables):
     for row in tables["true_epsilon"]:
         corollary = row["noise"].split(",")[0]
         if corollary in ("Corollary 4.7", "Corollary 4.10"):
@@ -24,7 +23,7 @@ def noise(tables: Tables) -> Iterator[Finding]:
         )
 
 
-def moments(tables: Tables) -> Iterator[Finding]:
+def moments(tables):
     first, last = tables["histogram"][0], tables["histogram"][-1]
     for name in ("Gaussian", "Laplace"):
         at = f"root mean squared error of a count at n = {last['n']:,} beside n = {first['n']:,}, {name} noise"
@@ -41,7 +40,7 @@ def moments(tables: Tables) -> Iterator[Finding]:
         yield Finding.as_printed("Section 4.1", "moments are private", at, 0.5, row["true_epsilon"])
 
 
-def costs(tables: Tables) -> Iterator[Finding]:
+def costs(tables):
     for table in (3, 4, 5):
         rows = where(tables["captions"], table=table)
         row = worst(rows, lambda row: abs(row["MB"] / row["paper_MB"] - 1))
@@ -55,7 +54,7 @@ def costs(tables: Tables) -> Iterator[Finding]:
     yield Finding.unchecked("Tables 3 to 5", "seconds of one server", "seconds of other machines")
 
 
-def low_rank(tables: Tables) -> Iterator[Finding]:
+def low_rank(tables):
     rows = tables["low_rank"]
     n = max(row["n"] for row in rows)
     for row in where(rows, n=n, method="paper exp., p = 1"):
@@ -72,7 +71,7 @@ def low_rank(tables: Tables) -> Iterator[Finding]:
 CONSTANT = "variance 2 ln(1.25/delta)/epsilon^2 n^-p: the paper prints n^-p alone"
 
 
-def exponents(tables: Tables) -> Iterator[Finding]:
+def exponents(tables):
     rows = tables["slopes"]
     settings = (  # the last two are not the paper's, which says nothing of p = .5 in Figure 2
         ("spectrum", "100 sums", "Figure 2", "psi, 100 sums", (0.6,)),
@@ -102,7 +101,7 @@ def exponents(tables: Tables) -> Iterator[Finding]:
         if 0.5 in claimed:
             at = f"minus the slope of {setting}; .1 granted"
             yield Finding.as_printed(result, "p = .5: the error does not fall", at, 0.1, -last[0.5])
-    groups: dict[tuple, list[float]] = {}
+    groups = {}
     for row in rows:
         if row["rows"] != "spectrum":
             groups.setdefault((row["rows"], row["sums"], row["epsilon"], row["p"]), []).append(
@@ -113,7 +112,7 @@ def exponents(tables: Tables) -> Iterator[Finding]:
     yield Finding.at_most("Figure 4", "lambda does not change how the error grows", at, 0.01, apart)
 
 
-def ridge(tables: Tables) -> Iterator[Finding]:
+def ridge(tables):
     rows = tables["phi"]
     for row in where(rows, method="paper exp."):
         epsilon = row["epsilon"]
@@ -135,7 +134,7 @@ def ridge(tables: Tables) -> Iterator[Finding]:
         )
 
 
-def uci(tables: Tables) -> Iterator[Finding]:
+def uci(tables):
     for rows, table, result, peer in (
         (tables["phi"], "phi", "Table 8", "AdaSSP"),
         (tables["psi"], "psi", "Tables 6, 7", "MOD-SULQ"),
@@ -151,7 +150,7 @@ def uci(tables: Tables) -> Iterator[Finding]:
                 yield Finding.compared(result, claim, at, row[name], row["Gram"], error)
 
 
-def kind_of(table: str) -> str:
+def kind_of(table):
     return (
         "rows repeated"
         if "repeated" in table
@@ -161,7 +160,7 @@ def kind_of(table: str) -> str:
     )
 
 
-def servers(tables: Tables) -> Iterator[Finding]:
+def servers(tables):
     row = tables["servers"][0]
     at = "whether separate processes' release is that of one, bit for bit"
     yield Finding.equal(
@@ -184,7 +183,7 @@ def servers(tables: Tables) -> Iterator[Finding]:
     yield Finding.equal("Section 6.1", "bytes on the links", "bytes", row["formula"], row["words"])
 
 
-def grid(tables: Tables) -> Iterator[Finding]:
+def grid(tables):
     row = worst(tables["attack"], lambda row: row["attack"])
     at = f"exact delta over the stated, rounded normals, {row['clients']:,} clients, epsilon = {row['epsilon']:g}"
     yield Finding.at_most(

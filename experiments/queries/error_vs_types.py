@@ -20,7 +20,7 @@ from torchdp import workloads
 from torchdp.protocol import Objective
 from torchdp.queries import choose
 from torchdp.randomness import keyed_generator
-from torchdp.simulate import Experiment, Report, columns, subplots
+from torchdp.simulate import Experiment, columns, subplots
 
 
 @dataclass(frozen=True)
@@ -42,7 +42,7 @@ SHOWN = (
 )
 
 
-def measure(config: Config, report: Report) -> None:
+def measure(config, report):
     generator = keyed_generator(b"error vs types")
     for epsilon in config.epsilons:
         for k in config.sizes:
@@ -71,7 +71,7 @@ def measure(config: Config, report: Report) -> None:
                 )
 
 
-def draw(tables: dict) -> dict:
+def draw(tables):
     rows = tables["error_vs_types"]
     epsilons = sorted({row["epsilon"] for row in rows})
     figure, panels = subplots(len(epsilons), size=(4.2, 4), wide=3)

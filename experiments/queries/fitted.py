@@ -18,19 +18,18 @@ import math
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor
 
 from torchdp import workloads
 from torchdp.factorization.solvers.pivoting import nearest_histogram
-from torchdp.protocol import Objective, Tally
+from torchdp.protocol import Objective
 from torchdp.queries import LocalOracle, choose, fitted
 from torchdp.queries.likelihood import most_likely, smoothed, smoothers
 from torchdp.randomizers import ShiftStrategy
 from torchdp.randomness import keyed_generator
-from torchdp.simulate import Experiment, Report
+from torchdp.simulate import Experiment
 
 
-def shapes(k: int) -> dict[str, Tensor]:
+def shapes(k):
     """Ten histograms on k ordered types: smooth, peaked, heaped, with gaps and with a few frequent types."""
     x = (torch.arange(k, dtype=torch.float64) + 0.5) / k
     spikes, one, zero = (
@@ -82,14 +81,14 @@ PEERS = (
 )  # known beforehand: one column of these; the best of a shape is known only afterwards
 
 
-def counted(h: Tensor, n: int) -> Tensor:
+def counted(h, n):
     """Whole numbers of n users nearest to these shares."""
     counts = (h * n).floor().long()
     counts[(h * n - counts).argsort(descending=True)[: n - int(counts.sum())]] += 1
     return counts
 
 
-def answers(protocol: LocalOracle, name: str, tally: Tally) -> dict[str, Tensor]:
+def answers(protocol: LocalOracle, name, tally):
     """Prefix sums by everything that reads these reports, (trials, k)."""
     W, reports, client = protocol.workload, tally["reports"].double(), protocol.client
     fit = fitted(protocol, tally)
@@ -110,7 +109,7 @@ def answers(protocol: LocalOracle, name: str, tally: Tally) -> dict[str, Tensor]
     return found
 
 
-def measure(config: Config, report: Report) -> None:
+def measure(config, report):
     torch.set_num_threads(1)
     W = workloads.prefix(config.types).dense()
     for epsilon in config.epsilons:
@@ -123,8 +122,8 @@ def measure(config: Config, report: Report) -> None:
         for n in config.users:
             choice = choose(W, n, epsilon, objective=Objective.MEAN, unbiased=False)
             clients["chosen"] = choice.best.client
-            logs: dict[str, list[float]] = {}
-            rows: list[dict[str, float]] = []
+            logs = {}
+            rows = []
             for shape, h in shapes(config.types).items():
                 counts = counted(h, n)
                 truth, row = W @ (counts.double() / n), {}

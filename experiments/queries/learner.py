@@ -21,7 +21,7 @@ import torch
 
 from torchdp.noise import SeededNoise
 from torchdp.queries import PrivateLearner, stumps
-from torchdp.simulate import Experiment, Report, columns, subplots
+from torchdp.simulate import Experiment, columns, subplots
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,7 @@ def table() -> tuple[torch.Tensor, torch.Tensor, list[str]]:
     return bins, 2 * torch.as_tensor(data.target) - 1, [str(name) for name in data.feature_names]
 
 
-def measure(config: Config, report: Report) -> None:
+def measure(config, report):
     records, labels, names = table()
     concepts = stumps([BINS] * records.shape[1], names)
     noise = SeededNoise(1)
@@ -74,7 +74,7 @@ def measure(config: Config, report: Report) -> None:
             )
 
 
-def draw(tables: dict) -> dict:
+def draw(tables):
     rows = tables["learner"]
     figure, (axes,) = subplots(size=(7, 4.2))
     for n in sorted({row["n"] for row in rows}):

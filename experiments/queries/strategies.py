@@ -34,7 +34,7 @@ from torchdp.randomizers import (
     strategy_lower_bound,
 )
 from torchdp.randomness import keyed_generator
-from torchdp.simulate import Experiment, Report
+from torchdp.simulate import Experiment
 
 ORACLES = (RandomizedResponse, SubsetSelection, OptimizedUnaryEncoding, HadamardResponse)
 AUTHORS = {(64, 1.0): 723.5917 / 64, (128, 1.0): 1910.86757 / 128}
@@ -50,7 +50,7 @@ class Config:
     grid_epsilons: tuple[float, ...] = (1.0, 3.0)
 
 
-def on_a_line(k: int, epsilon: float, report: Report) -> None:
+def on_a_line(k, epsilon, report):
     W = workloads.prefix(k).dense()
     centred = W - W.mean(1, keepdim=True)
     start = time.perf_counter()
@@ -76,7 +76,7 @@ def on_a_line(k: int, epsilon: float, report: Report) -> None:
     )
 
 
-def on_a_grid(side: int, epsilon: float, report: Report) -> None:
+def on_a_grid(side, epsilon, report):
     line = workloads.prefix(side).dense()
     W = torch.kron(line, line)
     centred = W - W.mean(1, keepdim=True)
@@ -96,7 +96,7 @@ def on_a_grid(side: int, epsilon: float, report: Report) -> None:
     report.row("grids", types=side**2, epsilon=epsilon, **row)
 
 
-def measure(config: Config, report: Report) -> None:
+def measure(config, report):
     torch.set_num_threads(1)
     for k in config.sizes:
         for epsilon in config.epsilons[:1] if k > 64 else config.epsilons:

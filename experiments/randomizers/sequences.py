@@ -17,7 +17,6 @@ Time: half a CPU-minute; --smoke in seconds
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor
 
 from torchdp.collection import Collection
 from torchdp.noise import SeededNoise
@@ -26,7 +25,7 @@ from torchdp.randomizers import HadamardResponse, RandomizedResponse, SubsetSele
 from torchdp.randomizers.alphabet.frequency import FrequencyOracle
 from torchdp.randomizers.draws import unpack
 from torchdp.randomness import keyed_generator
-from torchdp.simulate import Experiment, Report
+from torchdp.simulate import Experiment
 
 TYPES, Z = 16, 1.959964
 
@@ -45,14 +44,14 @@ class Config:
 SMOKE = Config(users=400, looks=20, best=100, shown=(100, 400), epsilons=(1.0,), trials=10)
 
 
-def reports(oracle: FrequencyOracle, messages: Tensor) -> Tensor:
+def reports(oracle: FrequencyOracle, messages):
     """A row for each message, what it adds to a tally."""
     if messages.ndim > 1:
         return unpack(messages)[:, : oracle.k].double()
     return torch.nn.functional.one_hot(messages, oracle.outputs).double()
 
 
-def half_widths(oracle: FrequencyOracle, n: Tensor, best: int) -> Tensor:
+def half_widths(oracle: FrequencyOracle, n, best):
     """Of the sequence for so many users, (looks,): the same for all types and data."""
     x, found = torch.zeros(1, dtype=torch.int64), []
     one = oracle.collect(x, noise=SeededNoise(1))["reports"]
@@ -63,9 +62,7 @@ def half_widths(oracle: FrequencyOracle, n: Tensor, best: int) -> Tensor:
     return torch.tensor(found, dtype=torch.float64)
 
 
-def judged(
-    oracle: FrequencyOracle, shares: Tensor, config: Config, seed: bytes
-) -> dict[str, float]:
+def judged(oracle: FrequencyOracle, shares, config, seed):
     """Share of the trials in which all looks at all types hold, beside fixed intervals of the first type; widths."""
     n = torch.linspace(config.first, config.users, config.looks).long()
     widths, each = half_widths(oracle, n, config.best), n[:, None]
@@ -87,9 +84,9 @@ def judged(
     return {"held": held / config.trials, "fixed": fixed / config.trials, **over}
 
 
-def measure(config: Config, report: Report) -> None:
+def measure(config, report):
     torch.set_num_threads(1)
-    cells: list[tuple[FrequencyOracle, Tensor]] = []
+    cells = []
     zipf = 1 / torch.arange(1, TYPES + 1, dtype=torch.float64)
     for epsilon in config.epsilons:
         for share in (0.02, 0.5):

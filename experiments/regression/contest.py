@@ -14,7 +14,6 @@ Time: two minutes on one core; --smoke in seconds.
 """
 
 import math
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
@@ -30,15 +29,13 @@ from torchdp.regression import (
     phi,
     solve_ridge,
 )
-from torchdp.simulate import Experiment, Report
+from torchdp.simulate import Experiment
 
 DELTA, RIDGE = 1e-6, 10.0
 SOLVE = {"adaptive_ridge": adaptive_ridge, "cautious_ridge": cautious_ridge}
 
 
-def tables(
-    real: tuple[str, ...], clients: tuple[int, ...]
-) -> Iterator[tuple[str, SecondMoments, float]]:
+def tables(real: tuple[str, ...], clients: tuple[int, ...]):
     """Name, moments and the rows' bound."""
     from sklearn import datasets
 
@@ -70,7 +67,7 @@ class Config:
     runs: int = 300
 
 
-def measure(config: Config, report: Report) -> None:
+def measure(config, report):
     torch.set_num_threads(1)
     for name, moments, bound in tables(config.real, config.clients):
         d = moments.columns - 1

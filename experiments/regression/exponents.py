@@ -20,7 +20,6 @@ Time: 80 CPU-seconds; --smoke in seconds.
 """
 
 import math
-from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import torch
@@ -39,7 +38,7 @@ from torchdp.regression import (
     top_directions,
 )
 from torchdp.regression.errors import shortened
-from torchdp.simulate import Experiment, Report, columns, subplots
+from torchdp.simulate import Experiment, columns, subplots
 from torchdp.simulate.report import read_table
 
 DELTA, HEIGHT = 1e-6, 100
@@ -59,7 +58,7 @@ class Sums:
     moments: SecondMoments
     buckets: Tensor  # (m * buckets of a sketch row, d)
 
-    def sketches(self, runs: int, generator: torch.Generator) -> Tensor:
+    def sketches(self, runs, generator):
         """S A for fresh sketches of equally full rows: (runs, m, d). The rows' distribution is symmetric."""
         count, d = self.buckets.shape
         found = torch.empty(runs, HEIGHT, d, dtype=torch.float64)
@@ -69,7 +68,7 @@ class Sums:
             found[run] = (self.buckets[order] * signs).view(HEIGHT, -1, d).sum(1)
         return found
 
-    def larger(self, n: int, scale: Tensor, generator: torch.Generator) -> "Sums":
+    def larger(self, n, scale, generator):
         """As of n users, far more than these: normal sums with their moments; scale (d,) multiplies columns."""
         matrix = self.moments.matrix * (n / self.moments.n) * scale[:, None] * scale
         root = torch.linalg.eigh(matrix / (HEIGHT * BUCKETS))
@@ -82,7 +81,7 @@ class Sums:
         )
 
 
-def drawn(n: int, rows: Callable[[int], Tensor]) -> Sums:
+def drawn(n, rows):
     """The sums of n rows: those of a bucket are consecutive. rows(count) draws some more."""
     buckets = HEIGHT * min(BUCKETS, n // HEIGHT)
     sizes = torch.full((buckets,), n // buckets)
@@ -96,7 +95,7 @@ def drawn(n: int, rows: Callable[[int], Tensor]) -> Sums:
     return Sums(SecondMoments(n, moments), torch.cat(sums))
 
 
-def spectrum(n: int, d: int, k: int, generator: torch.Generator) -> Sums:
+def spectrum(n, d, k, generator):
     """Rows of k singular values sqrt(n/k), up to a relative error of sqrt(k/n) where they are many; cut to norm 2."""
     if n <= WHOLE:
         A = shortened(spectrum_rows(n, d, k, generator=generator), 2.0)
@@ -111,10 +110,10 @@ def spectrum(n: int, d: int, k: int, generator: torch.Generator) -> Sums:
     )
 
 
-def labelled(n: int, d: int, cut: bool, x: Tensor, generator: torch.Generator) -> Sums:
+def labelled(n, d, cut, x, generator):
     """Rows (a, <a, x>), a standard normal; cut: all entries to [-1, 1]."""
 
-    def rows(count: int) -> Tensor:
+    def rows(count):
         A = torch.randn(count, d, generator=generator)
         A = A.clamp_(-1, 1) if cut else A
         b = A.double() @ x
@@ -137,9 +136,7 @@ class Config:
 SMOKE = Config((1000, 20_000), (10**8, 10**9, 10**10, 10**12), (5,), (0.5,), (0.1,), (10.0,), 3)
 
 
-def noisy(
-    sums: Sums, epsilon: float, runs: int, generator: torch.Generator
-) -> Iterator[tuple[str, str, Tensor]]:
+def noisy(sums, epsilon, runs, generator):
     """(what is summed, method, Y^T Y (runs, d, d)) for each noise of the paper."""
     SA, n = sums.sketches(runs, generator), sums.moments.n
     for p in EXPONENTS:
@@ -156,9 +153,7 @@ def noisy(
     yield SKETCHED, "Laplace", Y.mT @ Y
 
 
-def whole_gram(
-    moments: SecondMoments, variance: float, runs: int, generator: torch.Generator
-) -> Tensor:
+def whole_gram(moments: SecondMoments, variance, runs, generator):
     """(A + G)^T (A + G), G of independent N(0, variance): within A's columns a shift, beyond them a Wishart matrix."""
     d, options = moments.columns, {"dtype": torch.float64, "generator": generator}
     values, vectors = torch.linalg.eigh(moments.matrix)
@@ -172,12 +167,12 @@ def whole_gram(
     return shifted.mT @ shifted + variance * triangle @ triangle.mT
 
 
-def record(report: Report, errors: Tensor, **cells: object) -> None:
+def record(report, errors, **cells):
     spread = errors.std() / math.sqrt(len(errors)) if len(errors) > 1 else 0.0
     report.row("errors", **cells, error=errors.mean(), standard_error=spread)
 
 
-def low_rank(config: Config, report: Report, generator: torch.Generator) -> None:
+def low_rank(config, report, generator):
     """Figure 2."""
     for k in config.ranks:
         last = None
@@ -207,7 +202,7 @@ def low_rank(config: Config, report: Report, generator: torch.Generator) -> None
                     record(report, errors, **cells, sums=summed, method=name)
 
 
-def ridge(config: Config, report: Report, generator: torch.Generator, cut: bool) -> None:
+def ridge(config, report, generator, cut):
     """Figures 3 and 4."""
     direction, last = torch.randn(10, dtype=torch.float64, generator=generator), None
     for n in (*config.drawn, *(each for each in config.normal if cut or each <= MOST_WHOLE)):
@@ -243,7 +238,7 @@ FIRST_ORDER = {
 }
 
 
-def slopes(rows: list) -> list:
+def slopes(rows):
     """Of psi or phi - 1 in log n by least squares: to the paper's largest n, and over our last two decades."""
     found = []
     for kind, sums, parameter, epsilon in dict.fromkeys(
@@ -274,14 +269,14 @@ def slopes(rows: list) -> list:
     return found
 
 
-def _slope(points: list[tuple[float, float]]) -> float:
+def _slope(points: list[tuple[float, float]]):
     if len(points) < 2:  # fewer above rounding
         return math.nan
     middle = sum(x for x, _ in points) / len(points)
     return sum((x - middle) * y for x, y in points) / sum((x - middle) ** 2 for x, _ in points)
 
 
-def measure(config: Config, report: Report) -> None:
+def measure(config, report):
     torch.set_num_threads(1)
     generator = keyed_generator(b"exponents")
     low_rank(config, report, generator)
@@ -291,7 +286,7 @@ def measure(config: Config, report: Report) -> None:
         report.row("slopes", **row)
 
 
-def draw(tables: dict) -> dict:
+def draw(tables):
     rows = tables["errors"]
     weights = sorted({r["parameter"] for r in rows if r["rows"] == "cut"})
     middle = 10.0 if 10.0 in weights else weights[0]
@@ -309,7 +304,7 @@ def draw(tables: dict) -> dict:
     }
 
 
-def curves(rows: list, error: str, parameter: str):
+def curves(rows, error, parameter):
     """A panel for each kind of rows and sums, epsilon and parameter; a line for each method."""
     panels = list(
         dict.fromkeys(

@@ -25,24 +25,17 @@ from torchdp.randomness import keyed_generator
 from torchdp.regression import GramRelease, LocalRows, SecondMoments, psi, top_directions
 from torchdp.regression.errors import shortened
 from torchdp.regression.ridge import predicted_psi, random_psi
-from torchdp.simulate import Experiment, Report, columns, subplots
+from torchdp.simulate import Experiment, columns, subplots
 from torchdp.sketching import GaussianNoise, balanced_count_sketch, entry_variance, paper
 
 DELTA, COLUMNS, HEIGHT, BOUND = 1e-6, 50, 100, 2.0
-COLOURS = {
-    "random": "#999999",
-    "local": "#555555",
-    "Cor. 4.7": "#D55E00",
-    "sketch": "#0072B2",
-    "paper exp., p = 0.5": "#F0C060",
-    "paper exp., p = 1": "#E69F00",
-    "MOD-SULQ, published": "#CC79A7",
-    "MOD-SULQ, exact": "#56B4E9",
-    "Gram": "#009E73",
-}
+NAMES = (
+    "random", "local", "Cor. 4.7", "sketch", "paper exp., p = 0.5", "paper exp., p = 1",
+    "MOD-SULQ, published", "MOD-SULQ, exact", "Gram",
+)  # fmt: skip
 
 
-def errors(A, rank: int, epsilon: float, runs: int, generator: torch.Generator):
+def errors(A, rank, epsilon, runs, generator):
     """For each method psi of every run, the prediction if there is one, and the epsilon that it spends."""
     n, moments = len(A), SecondMoments.of(A)
     random = torch.linalg.qr(
@@ -96,7 +89,7 @@ class Config:
     runs: int = 10
 
 
-def measure(config: Config, report: Report) -> None:
+def measure(config, report):
     torch.set_num_threads(1)
     generator = keyed_generator(b"low rank")
     for k in config.ranks:
@@ -119,19 +112,19 @@ def measure(config: Config, report: Report) -> None:
                     )
 
 
-def draw(tables: dict) -> dict:
+def draw(tables):
     rows = tables["low_rank"]
     panels = sorted({(row["epsilon"], row["k"]) for row in rows})
     figure, all_axes = subplots(len(panels), size=(5.6, 3.9))
     for axes, (epsilon, k) in zip(all_axes, panels, strict=True):
-        for name, colour in COLOURS.items():
+        for i, name in enumerate(NAMES):
             x, y, deviations, predicted, true = columns(
                 sorted(rows, key=lambda row: row["n"]),
                 *("n", "psi", "deviation", "predicted", "true_epsilon"),
                 **{"epsilon": epsilon, "k": k, "method": name},
             )
             label = name + (f" (true epsilon {true[-1]:.2g})" if "p = " in name else "")
-            draw_line(axes, x, y, deviations, label=label, colour=colour, least=1e-12)
+            draw_line(axes, x, y, deviations, label=label, colour=f"C{i}", least=1e-12)
             if name == "Gram":
                 axes.plot(x, predicted, "k--", linewidth=0.8, label="Gram, predicted")
         draw_panel(axes, f"epsilon = {epsilon:g}, k = {k}", "psi")

@@ -23,7 +23,7 @@ from torchdp.queries import LocalOracle
 from torchdp.randomizers import OptimizedUnaryEncoding, RandomizedResponse, SubsetSelection
 from torchdp.randomness import keyed_generator
 from torchdp.regression import FrequencyMoments, SecureHistogram
-from torchdp.simulate import Experiment, Report
+from torchdp.simulate import Experiment
 
 EPSILON, DELTA, TYPES, BOUND, ORDERS = 0.5, 1e-6, 64, 4.0, (1.0, 2.0, 3.0)
 
@@ -34,11 +34,9 @@ class Config:
     runs: int = 5000
 
 
-def histograms(config: Config, report: Report, generator: torch.Generator) -> None:
+def histograms(config, report, generator):
+    """Root mean squared errors of a count."""
     W = workloads.identity(TYPES).dense()
-    report.say(
-        f"histogram of {TYPES} types, epsilon = {EPSILON:g}: root mean squared error of a count ({config.runs} runs)"
-    )
     for n in config.users:
         counts = torch.bincount(torch.randint(TYPES, (n,), generator=generator), minlength=TYPES)
         cells = {}
@@ -60,10 +58,8 @@ def histograms(config: Config, report: Report, generator: torch.Generator) -> No
         report.row("histogram", n=n, **cells, best_local=local)
 
 
-def moments(config: Config, report: Report, generator: torch.Generator) -> None:
-    report.say(
-        f"\nmoments of values in [-{BOUND:g}, {BOUND:g}]: root mean squared error / predicted"
-    )
+def moments(config, report, generator):
+    """Root mean squared errors over those predicted, of values in [-D, D]."""
     for n in config.users:
         x = (2 * torch.rand(n, dtype=torch.float64, generator=generator) - 1) * BOUND
         truth = torch.stack([x.abs().pow(k).sum() for k in ORDERS])
@@ -87,7 +83,7 @@ def moments(config: Config, report: Report, generator: torch.Generator) -> None:
                 )
 
 
-def paper_deviation(bound: float, order: float, epsilon: float, delta: float) -> float:
+def paper_deviation(bound, order, epsilon, delta):
     """Of F_k's Gaussian noise as printed, whose variance has D^k where the sensitivity asks for D^(2k).
 
     Source: Burkhardt, Keller, Orlandi, Schwiegelshohn (2025), section 4.1.
@@ -95,13 +91,11 @@ def paper_deviation(bound: float, order: float, epsilon: float, delta: float) ->
     return math.sqrt(2 * bound**order * math.log(1.25 / delta)) / epsilon
 
 
-def measure(config: Config, report: Report) -> None:
+def measure(config, report):
     generator = keyed_generator(b"moments")
     histograms(config, report, generator)
     moments(config, report, generator)
-    report.say(
-        f"\nthe paper's variance at epsilon = {EPSILON:g}, k = 2: true epsilon by the bound D"
-    )
+    # the paper's variance of F_2: the true epsilon by the bound D
     for bound in (0.5, 1.0, 2.0, 4.0):
         sigma = paper_deviation(bound, 2, EPSILON, DELTA)
         spent = gaussian_guarantee(

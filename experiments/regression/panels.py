@@ -3,16 +3,7 @@
 from collections.abc import Sequence
 
 
-def draw_line(
-    axes,
-    n: Sequence[int],
-    errors: Sequence[float],
-    bars: Sequence[float],
-    *,
-    label: str,
-    colour: str,
-    least: float = 0.0,
-) -> None:
+def draw_line(axes, n: Sequence[int], errors: Sequence[float], bars, *, label, colour, least=0.0):
     """Errors above ``least``; their bars do not leave the axes."""
     points = [
         (x, y, min(bar, 0.9 * y)) for x, y, bar in zip(n, errors, bars, strict=True) if y > least
@@ -24,7 +15,7 @@ def draw_line(
         )
 
 
-def draw_panel(axes, title: str, error: str) -> None:
+def draw_panel(axes, title, error):
     """The axes of one setting."""
     axes.set(xscale="log", yscale="log", xlabel="clients n", ylabel=error)
     axes.set_title(title, fontsize=9)

@@ -21,7 +21,6 @@ import torch
 from baselines import AdaSSP, SufficientStatistics
 from panels import draw_line, draw_panel
 from synthetic import regression_rows
-from torch import Tensor
 
 from torchdp.privacy import Model
 from torchdp.randomness import keyed_generator
@@ -33,76 +32,49 @@ from torchdp.regression import (
     phi,
     solve_ridge,
 )
-from torchdp.simulate import Experiment, Report, columns, subplots
-from torchdp.sketching import GaussianNoise, balanced_count_sketch, entry_variance, paper
+from torchdp.simulate import Experiment, columns, subplots
+from torchdp.sketching import balanced_count_sketch, entry_variance, paper
 
 DELTA, COLUMNS, HEIGHT, RIDGE = 1e-6, 10, 100, 10.0
-RIDGES = (1.0, 10.0, 100.0)
 BOUND, LABEL = math.sqrt(COLUMNS), 1.0
 JOINT = math.hypot(BOUND, LABEL)
 NAMES = ("x = 0", "Cor. 4.7", "sketch", "paper exp.", "Gram", "central", "SSP", "AdaSSP", "local")
-COLOURS = dict(
-    zip(
-        NAMES,
-        (
-            "#999999",
-            "#D55E00",
-            "#0072B2",
-            "#E69F00",
-            "#009E73",
-            "#000000",
-            "#CC79A7",
-            "#56B4E9",
-            "#555555",
-        ),
-        strict=True,
-    )
-)
 
 
-def plain(Y: Tensor, ridge: float) -> Tensor:
-    """The published analysis of noisy rows: argmin |Y_A x - Y_b|^2 + ridge |x|^2."""
+def plain(Y):
+    """The published analysis of noisy rows: argmin |Y_A x - Y_b|^2 + lambda |x|^2."""
     moments = Y.mT @ Y
-    return solve_ridge(moments[..., :-1, :-1], moments[..., :-1, -1], ridge)
+    return solve_ridge(moments[..., :-1, :-1], moments[..., :-1, -1], RIDGE)
 
 
-def methods(
-    moments: SecondMoments,
-    SA: Tensor,
-    noises: dict[str, Tensor],
-    epsilon: float,
-    ridge: float,
-    generator: torch.Generator,
-) -> dict[str, Tensor]:
+def methods(moments: SecondMoments, SA, noises, epsilon, generator):
     """phi of every method: (runs,). SA: (runs, m, d + 1); noises: variances of an entry of each row, (m,)."""
     n, runs = moments.n, len(SA)
     kind = {"epsilon": epsilon, "delta": DELTA, "label_bound": LABEL}
     found = {"x = 0": torch.zeros(1, COLUMNS)}
     for name, variance in noises.items():
         noise = torch.randn(SA.shape, dtype=torch.float64, generator=generator)
-        found[name] = plain(SA + variance.sqrt()[:, None] * noise, ridge)
+        found[name] = plain(SA + variance.sqrt()[:, None] * noise)
     for name, model in (("Gram", Model.LINEAR_TRANSFORM), ("central", Model.CENTRAL)):
         release = GramRelease(n, COLUMNS, BOUND, model=model, **kind)
         found[name] = adaptive_ridge(
-            release.sample_estimate(moments, generator=generator, sample_shape=(runs,)), ridge
+            release.sample_estimate(moments, generator=generator, sample_shape=(runs,)), RIDGE
         )
     ssp = SufficientStatistics(COLUMNS, BOUND, LABEL, epsilon, DELTA)
     noisy = ssp.sample_estimate(moments, generator=generator, sample_shape=(runs,))
-    found["SSP"] = solve_ridge(noisy.gram, noisy.cross, ridge)
+    found["SSP"] = solve_ridge(noisy.gram, noisy.cross, RIDGE)
     ada = AdaSSP(COLUMNS, BOUND, LABEL, epsilon, DELTA)
     found["AdaSSP"] = ada.solve(
-        ada.sample_estimate(moments, generator=generator, sample_shape=(runs,)), ridge
+        ada.sample_estimate(moments, generator=generator, sample_shape=(runs,)), RIDGE
     )
     local = LocalRows(COLUMNS, BOUND, **kind).sample_tally(
         moments, generator=generator, sample_shape=(runs,)
     )["gram"]
-    found["local"] = solve_ridge(local[..., :-1, :-1], local[..., :-1, -1], ridge)
-    return {name: phi(moments, found[name], ridge) for name in NAMES if name in found}
+    found["local"] = solve_ridge(local[..., :-1, :-1], local[..., :-1, -1], RIDGE)
+    return {name: phi(moments, found[name], RIDGE) for name in NAMES if name in found}
 
 
-def sketches(
-    A: Tensor, b: Tensor, epsilons: tuple[float, ...], runs: int, generator: torch.Generator
-):
+def sketches(A, b, epsilons: tuple[float, ...], runs, generator):
     """S [A b] for fresh balanced sketches, and for each epsilon the noises and the true epsilon of the paper's."""
     rows, SA = torch.cat([A, b[:, None]], 1), []
     for _ in range(runs):
@@ -115,7 +87,7 @@ def sketches(
         )
         noises[epsilon] = {"sketch": exact}
         experiment = paper.experiment_noise(sketch, epsilon=epsilon, delta=DELTA)
-        papers: dict[str, GaussianNoise] = {"paper exp.": experiment}
+        papers = {"paper exp.": experiment}
         try:
             papers["Cor. 4.7"] = paper.gaussian_noise(
                 sketch, COLUMNS + 1, 1.0, epsilon=epsilon, delta=DELTA
@@ -143,21 +115,12 @@ class Config:
 SMOKE = Config(20_000, 2, 5, 5, (0.1, 0.5), (1000, 11391), (0.1,), 3)
 
 
-def record(
-    report: Report,
-    table: str,
-    n: int,
-    epsilon: float,
-    ridge: float,
-    values: dict[str, Tensor],
-    true,
-) -> None:
+def record(report, table, n, epsilon, values, true):
     for name, errors in values.items():
         report.row(
             table,
             n=n,
             epsilon=epsilon,
-            **{"lambda": ridge},
             method=name,
             phi=errors.mean(),
             deviation=errors.std() if len(errors) > 1 else 0.0,
@@ -165,22 +128,18 @@ def record(
         )
 
 
-def one_size(config: Config, report: Report) -> None:
-    n, sets, runs, epsilons = config.users, config.sets, config.runs, config.epsilons
-    generator, collected, spent = (
-        keyed_generator(b"regression table"),
-        {e: [] for e in epsilons},
-        {},
-    )
+def one_size(config, report):
+    n, sets, runs = config.users, config.sets, config.runs
+    generator = keyed_generator(b"regression table")
+    collected = {epsilon: [] for epsilon in config.epsilons}
+    spent = {}
     for _ in range(sets):
         A, b = regression_rows(n, COLUMNS, 1.0, generator=generator)
-        SA, noises, true = sketches(A, b, epsilons, config.sketches, generator)
+        SA, noises, true = sketches(A, b, config.epsilons, config.sketches, generator)
         SA, moments = SA.repeat(-(-runs // len(SA)), 1, 1), SecondMoments.of(A, b)
         spent |= true
-        for epsilon in epsilons:
-            collected[epsilon].append(
-                methods(moments, SA, noises[epsilon], epsilon, RIDGE, generator)
-            )
+        for epsilon, several in collected.items():
+            several.append(methods(moments, SA, noises[epsilon], epsilon, generator))
     report.say(
         f"phi, n = {n}, d = {COLUMNS}, m = {HEIGHT}, mean of {sets} data sets ({runs} runs each)"
     )
@@ -188,50 +147,36 @@ def one_size(config: Config, report: Report) -> None:
         values = {
             name: torch.cat([v[name] for v in several]) for name in NAMES if name in several[0]
         }
-        record(report, "phi", n, epsilon, RIDGE, values, spent)
+        record(report, "phi", n, epsilon, values, spent)
 
 
-def against_n(config: Config, report: Report) -> None:
+def against_n(config, report):
     generator = keyed_generator(b"regression sweep")
-    report.say()
     for n in config.sizes:
         A, b = regression_rows(n, COLUMNS, math.sqrt(n), generator=generator)
         moments = SecondMoments.of(A, b)
         SA, noises, true = sketches(A, b, config.size_epsilons, config.size_runs, generator)
         for epsilon in config.size_epsilons:
-            for ridge in RIDGES:
-                values = methods(moments, SA, noises[epsilon], epsilon, ridge, generator)
-                record(report, "against_n", n, epsilon, ridge, values, true)
+            values = methods(moments, SA, noises[epsilon], epsilon, generator)
+            record(report, "against_n", n, epsilon, values, true)
 
 
-def measure(config: Config, report: Report) -> None:
+def measure(config, report):
     torch.set_num_threads(1)
     one_size(config, report)
     against_n(config, report)
 
 
-def draw(tables: dict) -> dict:
+def draw(tables):
     rows = tables["against_n"]
     epsilons = sorted({row["epsilon"] for row in rows})
     figure, panels = subplots(len(epsilons), size=(5.2, 3.6), wide=2)
     for axes, epsilon in zip(panels, epsilons, strict=True):
-        for name in NAMES:
-            x, y, deviations, true = columns(
-                rows,
-                "n",
-                "phi",
-                "deviation",
-                "true_epsilon",
-                epsilon=epsilon,
-                method=name,
-                **{"lambda": RIDGE},
-            )
-            if not x or name == "central":
-                continue
-            label = "Gram = central" if name == "Gram" else name
-            if name == "paper exp.":
-                label += f" (true epsilon {true[-1]:.2g})"
-            draw_line(axes, x, y, deviations, label=label, colour=COLOURS[name])
+        for i, name in enumerate(NAMES):
+            names = ("n", "phi", "deviation", "true_epsilon")
+            x, y, deviations, true = columns(rows, *names, epsilon=epsilon, method=name)
+            label = f"{name} (true epsilon {true[-1]:.2g})" if name == "paper exp." else name
+            draw_line(axes, x, y, deviations, label=label, colour=f"C{i}")
         draw_panel(axes, f"epsilon = {epsilon:g}, lambda = {RIDGE:g}", "phi")
         axes.set_ylim(0.9, 10)
     figure.axes[0].legend(fontsize=7, ncols=2)

@@ -3,10 +3,9 @@
 import math
 
 import torch
-from torch import Tensor
 
 
-def spectrum_rows(clients: int, columns: int, rank: int, *, generator: torch.Generator) -> Tensor:
+def spectrum_rows(clients, columns, rank, *, generator):
     """Rows with ``rank`` singular values sqrt(n/rank), the others 1/n, and random bases: (n, d), float64.
 
     The singular bases are those of a standard normal matrix. A row's mean squared norm is 1.
@@ -18,9 +17,7 @@ def spectrum_rows(clients: int, columns: int, rank: int, *, generator: torch.Gen
     return normal @ (vectors * (wanted / values.sqrt())) @ vectors.mT
 
 
-def regression_rows(
-    clients: int, columns: int, spread: float, *, generator: torch.Generator
-) -> tuple[Tensor, Tensor]:
+def regression_rows(clients, columns, spread, *, generator):
     """Rows a ~ N(0, I) and labels <a, x>, x ~ N(0, spread^2 I), all entries cut to [-1, 1]: (n, d), (n,), float64.
 
     The paper (spread is its mu) leaves its scaling to [-1, 1] unsaid; cutting needs no look at the data, and leaves a

@@ -23,16 +23,13 @@ Time: half a minute on one core; --smoke in seconds.
 """
 
 import math
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-import numpy as np
+import pandas
 import torch
 from baselines import AdaSSP, ModSulq
-from torch import Tensor
 
-from torchdp import checks
 from torchdp.protocol import Estimate
 from torchdp.randomness import keyed_generator
 from torchdp.regression import (
@@ -46,7 +43,7 @@ from torchdp.regression import (
     solve_ridge,
     top_directions,
 )
-from torchdp.simulate import Experiment, Report
+from torchdp.simulate import Experiment
 from torchdp.sketching import entry_variance
 
 DELTA, HEIGHT, RIDGE, EPSILON_PHI, EPSILON_PSI = 1e-6, 100, 10.0, 0.03, 0.05
@@ -57,30 +54,25 @@ CLIENTS = 1_000_000  # of tables whose rows are repeated
 class Schema:
     """How a file is laid out, and what has to be in it.
 
-    separator: between fields, None for white space; header: lines to skip; fields: on each line; features, label:
-    which of them, from 0; rows: complete lines, None for any number; missing: mark of a line to leave out. zero_phi:
-    phi of x = 0 that the paper's table 8 shows in its column "Local", at ridge 10, after its unstated scaling; rank:
-    of its table 6.
+    separator: between fields; header: lines to skip; features, label: which fields, from 0; rows: those without a
+    missing field. rank: of the paper's table 6. zero_phi: phi of x = 0 that its table 8 shows in its column "Local", at
+    ridge 10, after its unstated scaling.
     """
 
     name: str
-    separator: str | None
+    separator: str
     header: int
-    fields: int
     features: tuple[int, ...]
     label: int
-    rows: int | None
-    missing: str | None
+    rows: int
     rank: int
     zero_phi: float
 
 
-POWER = Schema("Power (UCI 235)", ";", 1, 9, tuple(range(2, 8)), 8, 2_049_280, "?", 3, 2.364)
-ELEVATION = Schema("Elevation (UCI 246)", ",", 0, 4, (1, 2), 3, 434_874, None, 1, 1.939)
-ETHYLENE = Schema(
-    "Ethylene (UCI 322)", None, 1, 19, tuple(range(18)), 18, 4_178_504, None, 5, 3.125
-)
-SONGS = Schema("Songs (UCI 203)", ",", 0, 91, tuple(range(1, 91)), 0, 515_345, None, 15, 20.64)
+POWER = Schema("Power (UCI 235)", ";", 1, tuple(range(2, 8)), 8, 2_049_280, 3, 2.364)
+ELEVATION = Schema("Elevation (UCI 246)", ",", 0, (1, 2), 3, 434_874, 1, 1.939)
+ETHYLENE = Schema("Ethylene (UCI 322)", r"\s+", 1, tuple(range(18)), 18, 4_178_504, 5, 3.125)
+SONGS = Schema("Songs (UCI 203)", ",", 0, tuple(range(1, 91)), 0, 515_345, 15, 20.64)
 FILES = {
     POWER: ("household_power_consumption.txt",),
     ELEVATION: ("3D_spatial_network.txt",),
@@ -89,77 +81,52 @@ FILES = {
 }
 
 
-def load_csv(path: str | Path, schema: Schema) -> tuple[Tensor, Tensor]:
-    """Features (n, d) and labels (n,) of a file, float64, unscaled; refuses one that is not as the schema says.
+def load_csv(path, schema):
+    """Features (n, d) and labels (n,) of a file of the paper's, unscaled, without lines that miss a field ("?").
 
-    The paper states 89 features for Songs, the file has 90, and this reads 90. Raises ValueError, FileNotFoundError.
+    The paper states 89 features for Songs, the file has 90, and this reads 90. Raises ValueError.
     """
-    path = Path(path)
-    try:
-        with path.open() as file:
-            wanted = (*schema.features, schema.label)
-            table = np.loadtxt(
-                _lines(file, schema), delimiter=schema.separator, usecols=wanted, ndmin=2
-            )
-    except (ValueError, IndexError):  # numpy's message would quote the data
-        raise ValueError(
-            f"{path} is not laid out as {schema.name}: {schema.fields} fields a line, numbers"
-        ) from None
-    if schema.rows is not None and len(table) != schema.rows:
+    wanted = [*schema.features, schema.label]
+    table = pandas.read_csv(
+        path,
+        sep=schema.separator,
+        skiprows=schema.header,
+        header=None,
+        usecols=wanted,
+        na_values="?",
+    ).dropna()
+    if len(table) != schema.rows:
         raise ValueError(
             f"{path} must hold {schema.rows} complete lines for {schema.name}, not {len(table)}"
         )
-    values = checks.floating("path", torch.as_tensor(table))
-    return values[:, :-1].contiguous(), values[:, -1].contiguous()
+    values = torch.as_tensor(table[wanted].to_numpy(dtype=float))
+    return values[:, :-1], values[:, -1]
 
 
-def load_numbers(path: str | Path) -> tuple[Tensor, Tensor]:
+def load_numbers(path):
     """Features (n, d) and labels (n,), the last column, of a file of comma-separated numbers without a header.
 
-    Such are the files of the repository treforevans/uci_datasets, packed or not. Raises ValueError, FileNotFoundError.
+    Such are the files of the repository treforevans/uci_datasets, packed or not.
     """
-    try:
-        table = np.loadtxt(path, delimiter=",", ndmin=2)
-    except ValueError:  # numpy's message would quote the data
-        raise ValueError(
-            f"{path} must hold rows of comma-separated numbers, the label last"
-        ) from None
-    if table.shape[1] < 2:
-        raise ValueError(
-            f"{path} must have a column of labels after those of features, not {table.shape[1]} column"
-        )
-    values = checks.floating("path", torch.as_tensor(table))
-    return values[:, :-1].contiguous(), values[:, -1].contiguous()
+    values = torch.as_tensor(pandas.read_csv(path, header=None).to_numpy(dtype=float))
+    return values[:, :-1], values[:, -1]
 
 
-def scaled_columns(A: Tensor) -> Tensor:
+def scaled_columns(A):
     """Each column over its largest absolute value. That value is read from the data: for experiments, not private."""
     largest = A.abs().amax(-2, keepdim=True)
     return A / torch.where(largest > 0, largest, 1.0)
 
 
-def _lines(file: Iterator[str], schema: Schema) -> Iterator[str]:
-    for number, line in enumerate(file):
-        if (
-            number < schema.header
-            or not line.strip()
-            or (schema.missing is not None and schema.missing in line)
-        ):
-            continue
-        if len(line.split(schema.separator)) != schema.fields:
-            raise ValueError
-        yield line
-
-
-def repeated(moments: SecondMoments, clients: int) -> SecondMoments:
+def repeated(moments: SecondMoments, clients):
     """Every row equally often, up to ``clients`` rows."""
     times = clients // moments.n
     return SecondMoments(times * moments.n, times * moments.matrix)
 
 
-def stand_in(schema: Schema) -> SecondMoments:
+def stand_in(schema):
     """Moments with the table's n, d and phi(0): made up otherwise."""
-    n, d = schema.rows or 1, len(schema.features)
+    n, d = schema.rows, len(schema.features)
     gram = n * 0.3 * torch.diag(1 / torch.arange(1, d + 1, dtype=torch.float64) ** 2)
     square = 0.2 * n
     # c^T (A^T A + lambda I)^-1 c, spread like the spectrum
@@ -169,7 +136,7 @@ def stand_in(schema: Schema) -> SecondMoments:
     return SecondMoments(n, torch.cat([torch.cat([gram, cross[:, None]], 1), column[None]]))
 
 
-def normal_sketch(moments: SecondMoments, runs: int, generator: torch.Generator) -> torch.Tensor:
+def normal_sketch(moments: SecondMoments, runs, generator):
     """S [A b] for rows that are normal with these second moments: m rows N(0, M/m), (runs, m, d + 1)."""
     values, vectors = torch.linalg.eigh(moments.matrix / HEIGHT)
     root = values.clamp_min(0).sqrt()[:, None] * vectors.mT
@@ -178,9 +145,7 @@ def normal_sketch(moments: SecondMoments, runs: int, generator: torch.Generator)
     )
 
 
-def regression(
-    moments: SecondMoments, bound: float, label: float, runs: int, generator
-) -> dict[str, float]:
+def regression(moments: SecondMoments, bound, label, runs, generator):
     """phi of each route and its standard error."""
     d, kind = moments.columns - 1, {"epsilon": EPSILON_PHI, "delta": DELTA, "label_bound": label}
     repeats = {"generator": generator, "sample_shape": (runs,)}
@@ -201,9 +166,7 @@ def regression(
     return summary({name: phi(moments, x, RIDGE) for name, x in solutions.items()})
 
 
-def low_rank(
-    moments: SecondMoments, rank: int, bound: float, runs: int, generator
-) -> dict[str, float]:
+def low_rank(moments: SecondMoments, rank, bound, runs, generator):
     """psi of each route and its standard error."""
     features, d = SecondMoments(moments.n, moments.gram), moments.columns - 1
     repeats = {"generator": generator, "sample_shape": (runs,)}
@@ -224,7 +187,7 @@ def low_rank(
     )
 
 
-def summary(errors: dict[str, torch.Tensor]) -> dict[str, float]:
+def summary(errors):
     """Mean of each route, and after all of them the standard errors."""
     means = {name: float(found.mean()) for name, found in errors.items()}
     spread = {
@@ -235,7 +198,7 @@ def summary(errors: dict[str, torch.Tensor]) -> dict[str, float]:
     return means | {f"{name} error": value for name, value in spread.items()}
 
 
-def sources(config: "Config", out: Path):
+def sources(config, out):
     """(name, moments, row bound, label bound, rank, phi of the paper's Local) of every table."""
     from sklearn.datasets import load_diabetes, load_digits
 
@@ -258,7 +221,7 @@ def sources(config: "Config", out: Path):
             yield name, stand_in(schema), bound, 1.0, schema.rank, schema.zero_phi
 
 
-def scaled(name: str, A: torch.Tensor, b: torch.Tensor, rank: int, paper: float | None = None):
+def scaled(name, A, b, rank, paper=None):
     """A table as it is, and a small one with its rows repeated."""
     A, b = scaled_columns(A), scaled_columns(b[:, None])[:, 0]
     moments, bound = SecondMoments.of(A, b), float(torch.linalg.vector_norm(A, dim=1).max())
@@ -275,7 +238,7 @@ class Config:
     runs: int = 50
 
 
-def measure(config: Config, report: Report) -> None:
+def measure(config, report):
     torch.set_num_threads(1)
     generator, runs = keyed_generator(b"tables"), config.runs
     if config.data is not None and not config.data.is_dir():

@@ -28,13 +28,13 @@ from torchdp.grid import grid_sensitivity, grid_sigma
 from torchdp.privacy import gaussian_log_delta, gaussian_sigma
 from torchdp.regression import GramRelease
 from torchdp.secure import PureSecureSketch, SecureSketch
-from torchdp.simulate import Experiment, Report
+from torchdp.simulate import Experiment
 from torchdp.sketching import ones
 
 DELTA = 1e-6
 
 
-def settings(clients: int, kind: str, epsilon: float, bits: int) -> SecureSketch:
+def settings(clients, kind, epsilon, bits):
     """Of rows of 10 or 1,000 columns in the unit ball, or of Gram encodings."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -45,7 +45,7 @@ def settings(clients: int, kind: str, epsilon: float, bits: int) -> SecureSketch
         return SecureSketch(ones(clients), int(kind.split()[0]), 1.0, epsilon, DELTA, bits=bits)
 
 
-def pure(clients: int, kind: str, epsilon: float, bits: int) -> PureSecureSketch:
+def pure(clients, kind, epsilon, bits):
     """Discrete Laplace noise on a plain sum, l_1 norms as large as the l_2 norms allow."""
     plain = settings(clients, kind, epsilon, bits)
     with warnings.catch_warnings():
@@ -56,7 +56,7 @@ def pure(clients: int, kind: str, epsilon: float, bits: int) -> PureSecureSketch
         )
 
 
-def share_law(shares: int, rate: float, modulus: int = 256) -> np.ndarray:
+def share_law(shares, rate, modulus=256):
     """NB(1/shares, e^-rate) less another, modulo 256."""
     k = np.arange(1, 64 * modulus)
     steps = np.exp(-rate) * (k - 1 + 1 / shares) / k
@@ -64,13 +64,13 @@ def share_law(shares: int, rate: float, modulus: int = 256) -> np.ndarray:
     return circular(one, np.roll(one[::-1], 1))
 
 
-def circular(one: np.ndarray, two: np.ndarray) -> np.ndarray:
+def circular(one, two):
     """Of a sum, modulo the length, up to a factor: positive numbers, each right to a few ulp."""
     total = np.array([one @ np.roll(two[::-1], k + 1) for k in range(len(one))])
     return total / total.sum()
 
 
-def ratio(shares: int, present: int, epsilon: float, distance: int) -> float:
+def ratio(shares, present, epsilon, distance):
     """The largest log ratio under moves by up to ``distance`` units, of so many shares, over epsilon."""
     part = share_law(shares, epsilon / distance)
     law = functools.reduce(circular, [part] * present)
@@ -80,7 +80,7 @@ def ratio(shares: int, present: int, epsilon: float, distance: int) -> float:
     )
 
 
-def spread(protocol: SecureSketch) -> float:
+def spread(protocol: SecureSketch):
     """The factor without the second proof."""
     step = 1 / protocol.ring.scale
     distance = grid_sensitivity(step, protocol.bound, protocol.columns, protocol.sensitivity)
@@ -89,7 +89,7 @@ def spread(protocol: SecureSketch) -> float:
     return (old / float(protocol.sigma[0])) ** 2 * protocol.grid_factor
 
 
-def exact_delta(clients: int, units: float, shift: int, epsilon: float) -> float:
+def exact_delta(clients, units, shift, epsilon):
     """Of a sum of rounded normals of this deviation and its shift, by convolution with itself: masses to a few ulp."""
     k = np.arange(math.ceil(9 * units) + 2)
     upper = ndtr(-(k - 0.5) / units) - ndtr(-(k + 0.5) / units)
@@ -102,7 +102,7 @@ def exact_delta(clients: int, units: float, shift: int, epsilon: float) -> float
     return float(np.maximum(here - math.exp(epsilon) * there, 0).sum())
 
 
-def trimmed(law: np.ndarray) -> np.ndarray:
+def trimmed(law):
     """Without tails of 1e-18."""
     kept = np.flatnonzero(law > 1e-18 * law.max())
     return law[kept[0] : kept[-1] + 1]
@@ -120,7 +120,7 @@ class Config:
     shares: tuple[int, ...] = (2, 5, 20)
 
 
-def measure(config: Config, report: Report) -> None:
+def measure(config, report):
     for clients, kind, epsilon, bits in product(
         config.clients, ("10 columns", "1000 columns", "Gram"), config.epsilons, (32, 64)
     ):

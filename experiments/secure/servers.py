@@ -24,16 +24,14 @@ from functools import partial
 from pathlib import Path
 
 import torch
-from torch import Tensor
 
 from torchdp import regression, secure
 from torchdp.noise import SeededNoise
 from torchdp.privacy import Model
-from torchdp.protocol import Estimate
 from torchdp.randomness import keyed_generator
 from torchdp.secure import KeyFile, SecureSketch, Session, SharedSum
 from torchdp.secure.frames import HEADER_BYTES, TAG_BYTES
-from torchdp.simulate import Experiment, Report
+from torchdp.simulate import Experiment
 from torchdp.sketching import AdaptiveCoalition, balanced_osnap
 from torchdp.threads import on_host
 
@@ -51,7 +49,7 @@ WAIT = 600.0
 Question = SecureSketch | SharedSum
 
 
-def sketch(config: Config) -> tuple[Question, Tensor]:
+def sketch(config):
     """A sketch of rows of norm 1, without the noise of one client in 200: no row holds more than an organisation."""
     osnap = balanced_osnap(config.clients, HEIGHT, COPIES, generator=keyed_generator(b"sketch"))
     x = torch.randn(
@@ -63,7 +61,7 @@ def sketch(config: Config) -> tuple[Question, Tensor]:
     )
 
 
-def gram(config: Config) -> tuple[Question, Tensor]:
+def gram(config):
     """Second moments of rows in [-1, 1]^10 and a label."""
     generator = keyed_generator(b"gram")
     rows = torch.rand(config.clients, COLUMNS, dtype=torch.float64, generator=generator) * 2 - 1
@@ -75,14 +73,14 @@ def gram(config: Config) -> tuple[Question, Tensor]:
     return question, torch.cat([rows, labels], 1)
 
 
-def sizes(config: Config) -> dict[str, int]:
+def sizes(config):
     """Clients of each organisation, no two alike."""
     whole = sum(range(1, config.organisations + 1))
     found = [config.clients * i // whole for i in range(1, config.organisations)]
     return {f"organisation-{i}": n for i, n in enumerate([*found, config.clients - sum(found)])}
 
 
-def play(name: str, folders: list[Path]) -> None:
+def play(name, folders: list[Path]):
     """One party in a process of its own, in one session after another; writes down its CPU seconds in each."""
     torch.set_num_threads(1)
     for folder in folders:
@@ -102,13 +100,13 @@ def play(name: str, folders: list[Path]) -> None:
         (folder / f"{name}.json").write_text(json.dumps(time.process_time() - start))
 
 
-def prepared(folder: Path, question: Question, x: Tensor, config: Config) -> Session:
+def prepared(folder, question, x, config):
     """A session with everybody's key, and each organisation's rows."""
     folder.mkdir()
     clients, servers = sizes(config), [f"server-{k}" for k in range(config.servers)]
     secure.new_keys(folder, *servers, *clients, "analyst")
 
-    def party(name: str) -> secure.Party:
+    def party(name) -> secure.Party:
         return secure.Party(name, KeyFile(folder / f"{name}.key").public, clients.get(name, 0))
 
     parties = (tuple(map(party, names)) for names in (servers, clients))
@@ -121,7 +119,7 @@ def prepared(folder: Path, question: Question, x: Tensor, config: Config) -> Ses
     return session
 
 
-def played(config: Config, folders: list[Path]) -> None:
+def played(config, folders: list[Path]):
     """All parties, each in its process."""
     context = multiprocessing.get_context("forkserver")  # imports once
     names = [*(f"server-{k}" for k in range(config.servers)), *sizes(config), "analyst"]
@@ -134,7 +132,7 @@ def played(config: Config, folders: list[Path]) -> None:
             raise SystemExit(f"a party ended with code {process.exitcode}")
 
 
-def alone(session: Session, x: Tensor) -> Estimate:
+def alone(session, x):
     """The release by one process, from the same sources."""
     question, sent = session.question, []
     for i, party in enumerate(session.organisations):
@@ -144,7 +142,7 @@ def alone(session: Session, x: Tensor) -> Estimate:
     return question.analyse(question.add(*sent))
 
 
-def compare(kind: str, folder: Path, session: Session, x: Tensor, report: Report) -> Estimate:
+def compare(kind, folder, session, x, report):
     """Report whether one process gives the same bits, and what every role sent and took; returns the release."""
     value, error, n = torch.load(folder / "release.pt")
     files = {
@@ -170,7 +168,7 @@ def compare(kind: str, folder: Path, session: Session, x: Tensor, report: Report
     return here
 
 
-def payload(folder: Path, session: Session) -> int:
+def payload(folder, session):
     """Bytes of the words in all frames with shares and sums."""
     parts = sum(-(-party.clients // session.sums.at_once) for party in session.organisations)
     frames = (parts + 1) * len(session.servers)
@@ -178,7 +176,7 @@ def payload(folder: Path, session: Session) -> int:
     return sum(path.stat().st_size for path in files) - frames * (HEADER_BYTES + TAG_BYTES)
 
 
-def loss(question: regression.GramRelease, found: Estimate, x: Tensor, report: Report) -> None:
+def loss(question: regression.GramRelease, found, x, report):
     """Regression from the roles' release beside that from a curator's."""
     moments, central = regression.SecondMoments.of(x), replace(question, model=Model.CENTRAL)
     curator = central.sample_estimate(moments, generator=keyed_generator(b"curator"))
@@ -190,7 +188,7 @@ def loss(question: regression.GramRelease, found: Estimate, x: Tensor, report: R
 
 
 @on_host
-def measure(config: Config, report: Report) -> None:
+def measure(config, report):
     torch.set_num_threads(1)
     asked = {"sketch": sketch(config), "gram": gram(config)}
     with tempfile.TemporaryDirectory() as made:

@@ -22,16 +22,14 @@ Time: one to two minutes on one core; --smoke in seconds.
 
 import math
 import time
-from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 
 from torchdp import workloads
 from torchdp.privacy import gaussian_sigma
 from torchdp.privacy.blanket import Blanket
-from torchdp.protocol import MessageProtocol, Objective
+from torchdp.protocol import Objective
 from torchdp.queries import choose
 from torchdp.randomizers import (
     HadamardResponse,
@@ -44,11 +42,10 @@ from torchdp.randomizers import (
 )
 from torchdp.shuffle import Amplified, BoundedSum, PoissonSum, Sensitivity
 from torchdp.shuffle.amplified import blanket_delta, least_epsilon
-from torchdp.simulate import Experiment, Report
+from torchdp.simulate import Experiment
 
 DELTA = 1e-6
-Kind = Callable[[float], MessageProtocol[Any, Any]]
-TYPES: dict[str, Callable[[int, float], MessageProtocol[Any, Any]]] = {
+TYPES = {
     "randomized response": RandomizedResponse,
     "subsets": SubsetSelection,
     "Hadamard": HadamardResponse,
@@ -73,7 +70,7 @@ class Config:
     )
 
 
-def kinds(tables: bool) -> Iterator[tuple[str, Kind]]:
+def kinds(tables):
     """Fifteen randomizers, of a local epsilon."""
     for name, kind in TYPES.items():
         for k in (2, 4, 64, 1024) if kind is RandomizedResponse else (64, 1024):
@@ -89,7 +86,7 @@ def kinds(tables: bool) -> Iterator[tuple[str, Kind]]:
         )
 
 
-def closed(epsilon: float, n: int) -> float:
+def closed(epsilon, n):
     """The closed form of Feldman, McMillan, Talwar (2023); epsilon where it says nothing."""
     growth, log = math.expm1(epsilon), math.log(4 / DELTA)
     if growth + 2 > n / (8 * math.log(2 / DELTA)):
@@ -97,13 +94,13 @@ def closed(epsilon: float, n: int) -> float:
     return min(epsilon, math.log1p(growth * (4 * math.sqrt(2 * log / ((growth + 2) * n)) + 4 / n)))
 
 
-def clones(epsilon: float, n: int) -> float:
+def clones(epsilon, n):
     """Of the pair that epsilon alone says."""
     blanket = Blanket.unknown(epsilon)
     return least_epsilon(lambda at: blanket_delta(blanket, at, n), DELTA, epsilon)
 
 
-def epsilons(config: Config, report: Report) -> None:
+def epsilons(config, report):
     for local in config.epsilons:
         for name, of in (("closed", closed), ("clones", clones)):
             row = {str(n): of(local, n) for n in config.users}
@@ -117,7 +114,7 @@ def epsilons(config: Config, report: Report) -> None:
             report.row("epsilons", local=local, randomizer=name, **row, seconds=longest)
 
 
-def histograms(n: int, epsilon: float, k: int) -> Iterator[tuple[str, float, float, float]]:
+def histograms(n, epsilon, k):
     """(protocol, messages of a user, local epsilon, variance of the count of a type that n/k users hold)."""
     even = torch.ones(k, dtype=torch.float64)
     asked = workloads.identity(k)
@@ -130,7 +127,7 @@ def histograms(n: int, epsilon: float, k: int) -> Iterator[tuple[str, float, flo
         yield one.name, messages, alone, (n * one.error) ** 2
 
 
-def vectors(n: int, epsilon: float, dim: int) -> Iterator[tuple[str, float, float, float]]:
+def vectors(n, epsilon, dim):
     """(protocol, messages of a user, local epsilon, E |error|^2 of the mean of n unit vectors)."""
     crowd = Amplified.calibrated(lambda e: PrivUnit(dim, e), n, epsilon, DELTA)
     yield "PrivUnit", 1.0, crowd.client.epsilon, crowd.client.squared_error(1.0) / n
@@ -147,7 +144,7 @@ def vectors(n: int, epsilon: float, dim: int) -> Iterator[tuple[str, float, floa
     yield "a curator", 0.0, math.inf, dim * (gaussian_sigma(epsilon, DELTA, 2.0) / n) ** 2
 
 
-def measure(config: Config, report: Report) -> None:
+def measure(config, report):
     torch.set_num_threads(1)
     epsilons(config, report)
     for n, epsilon, *sizes in config.choice:

@@ -20,11 +20,10 @@ import torch
 
 from torchdp.privacy import gaussian_sigma
 from torchdp.randomness import keyed_generator
-from torchdp.simulate import Experiment, Report
+from torchdp.simulate import Experiment
 from torchdp.sketching import (
     AdaptiveCoalition,
     GaussianNoise,
-    Sketch,
     balanced_count_sketch,
     balanced_osnap,
     count_sketch,
@@ -39,11 +38,8 @@ EPSILONS, COPIES = (0.05, 0.1, 0.5), (1, 2, 5, 10)
 LOOSE, Z = 1e-3, 4.0  # delta of the Monte Carlo check; deviations that are flagged
 
 
-def entries(users: int, report: Report, generator: torch.Generator) -> None:
+def entries(users, report, generator):
     """Corollary 4.7 over the least variance, and the closed form of the ratio, s^3 d ln(1.25 s d/delta) (mu/eps)^2."""
-    report.say(
-        f"(1) entry variance of the release, n = {users}, d = {COLUMNS}, m = {HEIGHT}, delta = {DELTA:g}"
-    )
     sketches = [balanced_osnap(users, HEIGHT, s, generator=generator) for s in COPIES]
     for epsilon in EPSILONS:
         least = entry_variance(math.sqrt(COLUMNS), epsilon=epsilon, delta=DELTA)
@@ -64,14 +60,11 @@ def entries(users: int, report: Report, generator: torch.Generator) -> None:
             )
 
 
-def true_epsilons(users: int, report: Report, generator: torch.Generator) -> None:
-    """What the paper's noise promises in truth."""
-    report.say(
-        f"\n(2) true epsilon at delta = {DELTA:g}, m = {HEIGHT}, n = {users}, entries in [-1, 1]"
-    )
+def true_epsilons(users, report, generator):
+    """What the paper's noise promises in truth, of entries in [-1, 1]."""
     sketch = balanced_count_sketch(users, HEIGHT, generator=generator)
 
-    def row(noise: str, d: int, nominal: float, true: float) -> None:
+    def row(noise, d, nominal, true):
         report.row(
             "true_epsilon", noise=noise, d=d, nominal=nominal, true=true, kept=true <= nominal
         )
@@ -90,14 +83,7 @@ def true_epsilons(users: int, report: Report, generator: torch.Generator) -> Non
             row("experiments' noise (inferred)", columns, nominal, true)
 
 
-def drawn_delta(
-    noise: DivisibleNoise,
-    sketch: Sketch,
-    covariance: torch.Tensor,
-    client: int,
-    draws: int,
-    source: torch.Generator,
-) -> tuple[float, float]:
+def drawn_delta(noise: DivisibleNoise, sketch, covariance, client, draws, source):
     """Hockey-stick divergence at epsilon = 1 of the release for rows at +-1, and its standard error; each column of
     the noise that the clients add is one draw. covariance: of the noise's rows, what the attacker believes it to be."""
     shift = 2 * sketch.dense()[:, client]
@@ -108,11 +94,8 @@ def drawn_delta(
     return float(gain.mean()), float(gain.std()) / math.sqrt(draws)
 
 
-def monte_carlo(draws: int, report: Report, generator: torch.Generator) -> None:
-    """The noise that the honest clients add together, against the delta that it was calibrated to."""
-    report.say(
-        f"\n(3) delta of drawn noise at epsilon = 1, calibrated to {LOOSE:g}, {draws} draws; then noise 10 % smaller"
-    )
+def monte_carlo(draws, report, generator):
+    """The noise that the honest clients add together, and 10 % less, against the delta that it was calibrated to."""
     several, single = (
         balanced_osnap(60, 12, 3, generator=generator),
         count_sketch(60, 3, generator=generator),
@@ -158,7 +141,7 @@ class Config:
     draws: int = 400_000
 
 
-def measure(config: Config, report: Report) -> None:
+def measure(config, report):
     generator = keyed_generator(b"noise of the linear-transformation model")
     entries(config.users, report, generator)
     true_epsilons(config.paper_users, report, generator)

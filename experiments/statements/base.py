@@ -3,7 +3,7 @@
 import itertools
 import math
 import warnings
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -46,7 +46,7 @@ class Check:
     limit: float = 1.0
     kind: str = ""
 
-    def run(self, count: int, seed: int) -> dict[str, object]:
+    def run(self, count, seed):
         """Tries the instances; a ratio above limit (1 + 1e-3) is a failure."""
         rng = np.random.default_rng([seed, sum(map(ord, self.row + self.statement))])
         with warnings.catch_warnings():
@@ -83,62 +83,43 @@ class Statements:
     of the generator.
     """
 
-    def __init__(self, paper: str) -> None:
+    def __init__(self, paper):
         self.paper = paper
 
-    def check(
-        self,
-        row: str,
-        statement: str,
-        scope: str,
-        limit: float = 1.0,
-        kind: str = "",
-        source: Any = lambda f: f,
-    ) -> Callable[[Any], Any]:
+    def check(self, row, statement, scope, limit=1.0, kind="", source=lambda f: f):
         """Of a generator ``(rng, count)``, or of what ``source`` makes of another one."""
 
-        def enter(instances: Any) -> Any:
+        def enter(instances):
             CHECKS.append(Check(self.paper, row, statement, scope, source(instances), limit, kind))
             return instances
 
         return enter
 
-    def each(
-        self, *said: str, limit: float = 1.0, kind: str = "", **changes: Any
-    ) -> Callable[[Any], Any]:
+    def each(self, *said, limit=1.0, kind="", **changes) -> Callable[[Any], Any]:
         return self.check(*said, limit, kind, lambda instances: each(instances, **changes))
 
     def grid(
-        self,
-        row: str,
-        statement: str,
-        scope: str,
-        *axes: Any,
-        limit: float = 1.0,
-        kind: str = "",
-        **changes: Any,
+        self, row, statement, scope, *axes, limit=1.0, kind="", **changes
     ) -> Callable[[Any], Any]:
         return self.check(
             row, statement, scope, limit, kind, lambda points: grid(points, *axes, **changes)
         )
 
 
-def each(instances: Callable[..., Instances], least: int = 0, **changes: Any) -> Source:
+def each(instances, least=0, **changes):
     """``instances(draw)`` of so many draws, and not fewer than ``least``."""
 
-    def source(rng: np.random.Generator, count: int) -> Instances:
+    def source(rng, count):
         for i in range(max(count, least)):
             yield from instances(Draw(rng, i), **changes)
 
     return source
 
 
-def grid(
-    instances: Callable[..., Instances], *axes: Iterable[Any], slow: bool = False, **changes: Any
-) -> Source:
+def grid(instances, *axes, slow=False, **changes):
     """``instances(*point)`` of the product of the axes; slow: where few instances are asked for, of 12 points."""
 
-    def source(rng: np.random.Generator, count: int) -> Instances:
+    def source(rng, count):
         points = list(itertools.product(*axes))
         if slow and count < 10:
             points = [points[i] for i in rng.permutation(len(points))[:12]]
@@ -156,24 +137,24 @@ class Draw:
     i: int
 
     @property
-    def p(self) -> float:
+    def p(self):
         return EXPONENTS[self.i % len(EXPONENTS)]
 
     @property
-    def epsilon(self) -> float:
+    def epsilon(self):
         return EPSILONS[self.i % len(EPSILONS)]
 
     @property
-    def small_epsilon(self) -> float:
+    def small_epsilon(self):
         return SMALL[self.i % len(SMALL)]
 
-    def size(self, most: int, least: int = 1) -> int:
+    def size(self, most, least=1):
         return int(self.rng.integers(least, most + 1))
 
-    def pick(self, *options: float) -> Any:
+    def pick(self, *options):
         return self.rng.choice(options).item()
 
-    def matrix(self, rows: int, columns: int, later: int = 0) -> np.ndarray:
+    def matrix(self, rows, columns, later=0):
         """Signs, normals, integers with ties, non-negative, of rank one, badly scaled, with zero rows, in turn."""
         rng, shape = self.rng, (rows, columns)
         kinds = (
@@ -187,54 +168,52 @@ class Draw:
         )
         return kinds[(self.i + later) % len(kinds)]()
 
-    def sized(self, rows: int, columns: int, later: int = 0) -> np.ndarray:
+    def sized(self, rows, columns, later=0):
         """A matrix of at most so many rows and columns."""
         return self.matrix(self.size(rows), self.size(columns), later)
 
-    def simplex(self, k: int) -> np.ndarray:
+    def simplex(self, k):
         """A point of the simplex: of the inside, or sparse."""
         return self.rng.dirichlet(np.full(k, self.rng.choice([0.1, 1.0, 10.0])))
 
 
-def ratio(small: float, large: float) -> float:
+def ratio(small, large):
     """small/large; 0 where both are rounding, inf where the larger side alone vanishes."""
     tiny = 1e-12 * (1 + abs(small) + abs(large))
     return 0.0 if small <= tiny else small / large if large > 1e-300 else math.inf
 
 
-def p_norm(values: np.ndarray, p: float) -> float:
+def p_norm(values, p):
     top = float(np.abs(values).max(initial=0.0))
     if top == 0:
         return 0.0
     return top if p == math.inf else top * float(((np.abs(values) / top) ** p).sum() ** (1 / p))
 
 
-def trace_norm(M: np.ndarray) -> float:
+def trace_norm(M):
     return float(np.linalg.svd(M, compute_uv=False).sum())
 
 
-def size_of(left: np.ndarray, right: np.ndarray, p: float = math.inf) -> float:
+def size_of(left, right, p=math.inf):
     """What a factorization proves of gamma_(p) of its product."""
     return p_norm(np.linalg.norm(left, axis=1), p) * float(np.linalg.norm(right, axis=0).max())
 
 
-def row_scale(weights: np.ndarray, p: float) -> np.ndarray:
+def row_scale(weights, p):
     """weights scaled to norm 1 in l_{p/(p-2)}: the squares of Theorem 26's D."""
     order = math.inf if p == 2 else 1.0 if p == math.inf else p / (p - 2)
     size = p_norm(weights, order)
     return weights / size if size else weights
 
 
-def dual(
-    points: np.ndarray, weights: np.ndarray, rows: np.ndarray, p: float, shift: bool = True
-) -> float:
+def dual(points, weights, rows, p, shift=True):
     """tr((D cov(P) D)^{1/2}), of Theorem 26: points (k, d), weights (k,), rows = D^2 before scaling."""
     P = weights / weights.sum()
     centred = points - P @ points if shift else points
     return trace_norm(np.sqrt(row_scale(rows, p)) * centred * np.sqrt(P)[:, None])
 
 
-def gamma_p(points: np.ndarray, p: float, shift: bool = True) -> tuple[float, float]:
+def gamma_p(points, p, shift=True):
     """(lower, upper) bounds of Gamma_p of a finite set, recomputed from the ellipsoid and the measure found."""
     points = np.unique(points + 0.0, axis=0)
     shape = noise_shape(FiniteSet(torch.as_tensor(points)), p, shift=shift, tol=SLACK / 5)
@@ -254,7 +233,7 @@ def gamma_p(points: np.ndarray, p: float, shift: bool = True) -> tuple[float, fl
     return dual(support, weights, rows, p, shift), upper
 
 
-def gamma_of(W: np.ndarray, p: float = math.inf, shift: bool = False) -> tuple[float, float]:
+def gamma_of(W, p=math.inf, shift=False):
     """(lower, upper) bounds of gamma_(p)(W), recomputed from the factors and the dual weights; columns are types."""
     found = factorize(W, p, shift=shift, tol=SLACK / 5)
     left, right = found.left.numpy(), found.right.numpy()

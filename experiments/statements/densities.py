@@ -7,7 +7,7 @@ import numpy as np
 from density.bitsums import composition
 from scipy.stats import binom
 
-from statements.base import Draw, Instances, Statements, ratio
+from statements.base import Statements, ratio
 from torchdp.shuffle import RandomizedResponseSum, delta_of
 
 wagner = Statements("Wagner")
@@ -20,7 +20,7 @@ NODES, WEIGHTS = np.polynomial.hermite_e.hermegauss(120)
     "1, d) and (1, sqrt d, 1)",
     "points of the unit ball and beyond (Gaussian), d = 1 to 8; quadrature, and all 2^d signs",
 )
-def bounded_features(draw: Draw) -> Instances:
+def bounded_features(draw):
     d = draw.size(8)
     x, y = draw.matrix(2, d)
     t = float(np.linalg.norm(x - y))
@@ -40,7 +40,7 @@ def bounded_features(draw: Draw) -> Instances:
     "Gaussian and inner product features, d = 1 to 6, n = 1 to 200, I = 1 to 8, flips to 0.45; mean over "
     "400 draws",
 )
-def density_error(draw: Draw) -> Instances:
+def density_error(draw):
     rng, d = draw.rng, draw.size(6)
     n = draw.pick(1, 2, 20, 200)
     repeats = draw.pick(1, 8)
@@ -84,7 +84,7 @@ def density_error(draw: Draw) -> Instances:
     (0.05, 0.3, 0.49),
     slow=True,
 )
-def density_privacy(n: int, instances: int, flip: float) -> Instances:
+def density_privacy(n, instances, flip):
     protocol = RandomizedResponseSum(n, flip)
     for one, slack in ((0.3, 0.1), (0.05, 1e-9)):
         total, delta = composition(one, delta_of(protocol, one, 1), instances, slack)
@@ -93,7 +93,7 @@ def density_privacy(n: int, instances: int, flip: float) -> Instances:
             yield f"n = {n}, I = {instances}, flip = {flip:g}, slack = {slack:g}", spent / delta
 
 
-def shuffled(n: int, ones: int, flip: float, own: float) -> np.ndarray:
+def shuffled(n, ones, flip, own):
     """The distribution of the number of ones heard: ``ones`` of n - 1 others hold a one, the user with chance own."""
     others = np.convolve(
         binom.pmf(np.arange(ones + 1), ones, 1 - flip),
@@ -112,8 +112,8 @@ def shuffled(n: int, ones: int, flip: float, own: float) -> np.ndarray:
     (1, 2, 3),
     slow=True,
 )
-def support(n: int, flip: float, S: int) -> Instances:
-    def losses(one: float, other: float) -> np.ndarray:
+def support(n, flip, S):
+    def losses(one, other):
         """ln P/Q, (ones among the others, heard): the user's chance of a one under P and under Q."""
         shares = [[shuffled(n, ones, flip, own) for ones in range(n)] for own in (one, other)]
         return np.log(np.divide(*shares))

@@ -11,7 +11,6 @@ from statements.base import (
     EPSILONS,
     SMALL,
     Draw,
-    Instances,
     Statements,
     gamma_of,
     ratio,
@@ -28,7 +27,7 @@ edmonds = Statements("Edmonds")
 WIDE = (*EPSILONS, 100.0, 1000.0, 1e4)
 
 
-def approximated(W: np.ndarray, alpha: float) -> tuple[float, float]:
+def approximated(W, alpha):
     """(lower, upper) of gamma_2(W; alpha), entries moved by at most alpha: recomputed, the lower by Lemma 12 itself."""
     found = approximate(W, alpha, tol=2e-4)
     left, right = found.left.numpy(), found.right.numpy()
@@ -49,7 +48,7 @@ def approximated(W: np.ndarray, alpha: float) -> tuple[float, float]:
     "(<W, U> - alpha ||U||_1)/gamma_2*(U) <= gamma_2(W; alpha), entries moved by at most alpha; some U attains it",
     "W of 1 to 4 rows and 1 to 5 columns, alpha = 0 to 1.2 max abs(W), random U and W itself",
 )
-def approximate_duality(draw: Draw, share: float = 1.0) -> Instances:
+def approximate_duality(draw, share=1.0):
     W = draw.sized(4, 5)
     alpha = float(np.abs(W).max() * draw.pick(0.0, 0.1, 0.5, 0.9, 1.2))
     at = f"{W.shape}, alpha = {alpha:.3g}"
@@ -66,7 +65,7 @@ def approximate_duality(draw: Draw, share: float = 1.0) -> Instances:
     "gamma_2*(U) <= ||P^-1 U Q^-1|| for every P, Q of Frobenius norm 1; the least attains it",
     "U of 1 to 5 rows and columns, random diagonals, rows of zeros",
 )
-def dual_norm(draw: Draw) -> Instances:
+def dual_norm(draw):
     U = draw.sized(5, 5)
     if not U.any():
         return
@@ -92,7 +91,7 @@ def dual_norm(draw: Draw) -> Instances:
     "d = 1 to 6, w = 0 to d, all 2^d types",
     range(1, 7),
 )
-def parities(d: int) -> Instances:
+def parities(d):
     x = np.array(list(itertools.product([-1.0, 1.0], repeat=d)))
     for w in range(d + 1):
         W = np.array([x[:, list(S)].prod(1) for S in itertools.combinations(range(d), w)])
@@ -104,7 +103,7 @@ def parities(d: int) -> Instances:
         )
 
 
-def least_largest(W: np.ndarray, epsilon: float) -> tuple[float, float]:
+def least_largest(W, epsilon):
     """(gamma_2(W), sqrt(n) E max error of the local factorization mechanism, of many users)."""
     factors = factorize(W, tol=2e-4)
     left, right = factors.left.numpy(), factors.right.numpy()
@@ -129,7 +128,7 @@ def least_largest(W: np.ndarray, epsilon: float) -> tuple[float, float]:
     "k = 1 to 64 queries, epsilon = 0.01 to 1",
     limit=16,
 )
-def local_users(draw: Draw, twice: float = 2.0) -> Instances:
+def local_users(draw, twice=2.0):
     k, epsilon = draw.pick(1, 2, 3, 8, 64), draw.small_epsilon
     W = np.tri(k) if draw.i % 3 == 0 else draw.matrix(k, draw.size(8, 2))
     if W.any():
@@ -149,7 +148,7 @@ def local_users(draw: Draw, twice: float = 2.0) -> Instances:
     limit=10,
     kind="range",
 )
-def randomizer(epsilon: float, d: int) -> Instances:
+def randomizer(epsilon, d):
     """The lower bound is of sigma, E exp(Z^2/sigma^2) <= 2, of every epsilon-DP unbiased Y of points of the unit ball.
 
     Averaged over x on the sphere an output's density f has max/min <= e^epsilon and mean 1, so it moves <x, u> by at
@@ -169,7 +168,7 @@ def randomizer(epsilon: float, d: int) -> Instances:
     (1, 2, 8, 64, 512),
     limit=5,
 )
-def randomizer_mended(epsilon: float, d: int) -> Instances:
+def randomizer_mended(epsilon, d):
     yield (
         f"epsilon = {epsilon:g}, d = {d}",
         ratio(PrivUnit(d, epsilon).subgaussian.psi2 * epsilon, 1.0),
@@ -183,7 +182,7 @@ def randomizer_mended(epsilon: float, d: int) -> Instances:
     "1e-300, C = 100",
     kind="degenerate",
 )
-def learning(rng: np.random.Generator, count: int, grows: bool = False) -> Instances:
+def learning(rng, count, grows=False):
     for alpha, exponent in itertools.product((0.01, 0.1, 0.5), (1, 10, 50, 100, 300)):
         beta = 10.0**-exponent
         n = math.ceil((100 * math.log(2) if not grows else 2 * math.log(2 / beta)) / alpha**2)
@@ -199,7 +198,7 @@ def learning(rng: np.random.Generator, count: int, grows: bool = False) -> Insta
     "k = 1 to 8 concepts, alpha = 0.01 to 0.9, beta = 1e-9 to 0.9, epsilon = 0.01 to 1",
     limit=64,
 )
-def learning_mended(rng: np.random.Generator, count: int) -> Instances:
+def learning_mended(rng, count):
     yield from learning(rng, count, True)
     for i in range(count):
         draw = Draw(rng, i)
@@ -232,14 +231,14 @@ BETAS = (0.1, 0.03, 0.01, 0.001, 1e-4)
     BETAS,
     kind="misprint",
 )
-def estimating(beta: float, within: float | None = None) -> Instances:
+def estimating(beta, within=None):
     n = 2 * math.ceil(128 * math.log(8 / beta)) + 1
     bias = 2 * (within or beta)
     failing = float(binom.cdf((n - 1) // 2, n, min(1.0, (1 + 1.0001 * bias) / 2)))
     yield f"beta = {beta:g}, n = {n}", failing / beta
 
 
-def noises(epsilon: float) -> Instances:
+def noises(epsilon):
     """(name, variance) of noise that makes a query of width 1 epsilon-DP."""
     q = math.exp(-epsilon)
     yield "discrete Laplace", 2 * q / (1 - q) ** 2
@@ -261,7 +260,7 @@ def noises(epsilon: float) -> Instances:
     limit=100,
     kind="misprint",
 )
-def single_query(epsilon: float, width: float) -> Instances:
+def single_query(epsilon, width):
     for name, variance in noises(epsilon):
         yield (
             f"{name}, epsilon = {epsilon:g}, width = {width:g}",
@@ -275,7 +274,7 @@ def single_query(epsilon: float, width: float) -> Instances:
     "discrete and continuous Laplace, staircase, Gaussian noise with delta = 1e-12 to 0.1; epsilon = 0.01 to 32",
     EPSILONS,
 )
-def single_query_mended(epsilon: float) -> Instances:
+def single_query_mended(epsilon):
     for name, variance in noises(epsilon):
         yield f"{name}, epsilon = {epsilon:g}", least_noise_variance(epsilon) / variance
     for delta in (1e-12, 1e-4, 0.1):
@@ -291,7 +290,7 @@ def single_query_mended(epsilon: float) -> Instances:
     "error of a private additive mechanism >= sqrt(2 V) gamma_F(W - v 1^T), the least over v",
     "Gaussian noise of the best and of random shapes; W of 1 to 4 rows, 2 to 6 columns; epsilon = 0.01 to 32",
 )
-def additive(draw: Draw) -> Instances:
+def additive(draw):
     W = draw.matrix(draw.size(4), draw.size(6, 2))
     epsilon, delta, k = draw.epsilon, draw.pick(1e-9, 1e-3, 0.1), len(W)
     claimed = additive_noise_bound(gamma_of(W, 2.0, True)[0], epsilon, delta)
@@ -329,7 +328,7 @@ WIDTHS = (0.0, 1e-6, 1e-3, 1.0)
     limit=100,
     kind="range",
 )
-def without_symmetry(epsilon: float, width: float, shifted: bool = False) -> Instances:
+def without_symmetry(epsilon, width, shifted=False):
     # gamma_F of one row: its largest entry, as it is or with the best shift
     norm = width / 2 if shifted else 1.0
     error = width * math.sqrt(dict(noises(epsilon))["discrete Laplace"])
@@ -354,14 +353,14 @@ FEW = ((0.1, 1e-3, 1e-6), (1, 3, 1000))
     limit=100,
     kind="misprint",
 )
-def few_users(epsilon: float, factor: int, least: float = 0.0) -> Instances:
+def few_users(epsilon, factor, least=0.0):
     n = math.ceil(max(1.0, least * factor / epsilon))
     noisy = 2 * math.sqrt(dict(noises(epsilon))["discrete Laplace"]) / n
     yield f"n = {n}, epsilon = {epsilon:g}", 1 / (epsilon * n) / min(1.0, noisy)
 
 
 @edmonds.each("Lemma 18", "gamma_2(W, -W) = gamma_2(W)", "W of 1 to 4 rows, 1 to 5 columns")
-def with_negative(draw: Draw) -> Instances:
+def with_negative(draw):
     W = draw.sized(4, 5)
     one, both = gamma_of(W), gamma_of(np.concatenate([W, -W], 1))
     yield f"{W.shape}", max(ratio(one[0], both[1]), ratio(both[0], one[1]))

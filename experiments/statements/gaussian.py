@@ -12,8 +12,6 @@ from scipy.optimize import minimize
 from statements.base import (
     EPSILONS,
     EXPONENTS,
-    Draw,
-    Instances,
     Statements,
     dual,
     gamma_of,
@@ -30,23 +28,23 @@ from torchdp.randomizers import PrivUnit
 nikolov = Statements("Nikolov")
 
 
-def symmetric(points: np.ndarray) -> np.ndarray:
+def symmetric(points):
     return np.concatenate([points, -points])
 
 
-def vertices(d: int, *ends: float) -> np.ndarray:
+def vertices(d, *ends):
     """Those of a cube, (2^d, d)."""
     return np.array(list(itertools.product(ends, repeat=d)))
 
 
-def sides(name: str, claimed: float, bracket: tuple[float, float]) -> Instances:
+def sides(name, claimed, bracket: tuple[float, float]):
     """An equation is two inequalities."""
     lower, upper = bracket
     yield f"{name}, claimed too small", ratio(lower, claimed)
     yield f"{name}, claimed too large", ratio(claimed, upper)
 
 
-def both_sides(*pairs: tuple[float, float]) -> float:
+def both_sides(*pairs: tuple[float, float]):
     """The larger of several ratios."""
     return max(ratio(*pair) for pair in pairs)
 
@@ -57,7 +55,7 @@ def both_sides(*pairs: tuple[float, float]) -> float:
     "A of d = 1 to 64, diagonal and full, singular, badly scaled; p = 2 to inf",
     limit=2 * math.e**0.5,
 )
-def gaussian_error(draw: Draw) -> Instances:
+def gaussian_error(draw):
     d, p = draw.pick(1, 2, 5, 64), draw.p
     A = np.diag(np.exp(draw.rng.normal(size=d))) if draw.i % 2 else draw.matrix(d, d)
     Z = 2 * draw.rng.normal(size=(2000, d)) @ A.T
@@ -73,7 +71,7 @@ def gaussian_error(draw: Draw) -> Instances:
     (0.001, *EPSILONS, 64.0),
     limit=2,
 )
-def calibrated(epsilon: float) -> Instances:
+def calibrated(epsilon):
     for log in (epsilon, 1.1 * epsilon, 2 * epsilon + 1, 10.0, 50.0, 600.0):
         delta = math.exp(-log)
         if epsilon <= log < 690 and delta < 1:
@@ -86,7 +84,7 @@ def calibrated(epsilon: float) -> Instances:
     "no two neighbours' means are further apart than 2/n in the ellipsoid's norm",
     "finite sets of 1 to 8 points, d = 1 to 4; n = 1 to 1000; p = 2 to inf",
 )
-def sensitivity(draw: Draw) -> Instances:
+def sensitivity(draw):
     K, p = draw.sized(8, 4), draw.p
     n = int(10 ** draw.rng.integers(0, 4))
     A = noise_shape(FiniteSet(torch.as_tensor(K)), p).root.numpy()
@@ -103,7 +101,7 @@ def sensitivity(draw: Draw) -> Instances:
     (1, 2, 8, 64, 512),
     limit=2,
 )
-def local_error(epsilon: float, d: int) -> Instances:
+def local_error(epsilon, d):
     variance = float(PrivUnit(d, epsilon).moments.variance)
     yield (
         f"d = {d}, epsilon = {epsilon:g}",
@@ -116,7 +114,7 @@ def local_error(epsilon: float, d: int) -> Instances:
     "hulls, inclusion, scaling, Gamma_p(K + L) <= Gamma_p(K) + Gamma_p(L)",
     "finite sets of 1 to 5 points, d = 1 to 4, also single points; p = 2 to inf",
 )
-def calculus(draw: Draw) -> Instances:
+def calculus(draw):
     rng, d, p = draw.rng, draw.size(4), draw.p
     t = float(rng.normal() * 10.0 ** rng.integers(-3, 4))
     K, L = draw.matrix(draw.size(5), d), draw.matrix(draw.size(5), d, later=1)
@@ -138,7 +136,7 @@ def calculus(draw: Draw) -> Instances:
     "no shift for symmetric K; Gamma_p(K) <= Gamma_p((K + v) u (-K - v)) for every v",
     "finite sets of 1 to 5 points, d = 1 to 4; p = 2 to inf",
 )
-def centred(draw: Draw) -> Instances:
+def centred(draw):
     p, K = draw.p, draw.sized(5, 4)
     yield (
         f"symmetric, p = {p:g}",
@@ -153,7 +151,7 @@ def centred(draw: Draw) -> Instances:
     "Gamma_p(+-columns) = gamma_(p)(W), Gamma_p(columns) = min over v of gamma_(p)(W + v 1^T)",
     "W of 1 to 5 rows and 1 to 6 columns; p = 2 to inf; two solvers",
 )
-def factorizations(draw: Draw) -> Instances:
+def factorizations(draw):
     p, W = draw.p, draw.sized(5, 6)
     for name, K, shift in (("symmetric", symmetric(W.T), False), ("shifted", W.T, True)):
         shape, factors = gamma_p(K, p), gamma_of(W, p, shift)
@@ -168,7 +166,7 @@ def factorizations(draw: Draw) -> Instances:
     "tr((D cov(P) D)^{1/2}) <= Gamma_p(K) for every D, P; the largest attains it; Lemma 27",
     "finite sets of 1 to 6 points, d = 1 to 4, random D and P; p = 2 to inf",
 )
-def duality(draw: Draw, order: Callable[[float], float] = lambda p: p) -> Instances:
+def duality(draw, order: Callable[[float], float] = lambda p: p):
     p, K = draw.p, draw.sized(6, 4)
     d = K.shape[1]
     lower, upper = gamma_p(K, p)
@@ -185,7 +183,7 @@ def duality(draw: Draw, order: Callable[[float], float] = lambda p: p) -> Instan
     "of an alpha-approximate pair (x, y) the better of the two is alpha-approximate",
     "finite sets of 1 to 8 points, d = 1 to 4, every pair, singular M, shifts",
 )
-def oracles(draw: Draw) -> Instances:
+def oracles(draw):
     K, root = draw.matrix(draw.size(8), 3), draw.matrix(3, 3, later=1)
     images = (K + draw.rng.normal(size=3)) @ root
     products, squares = images @ images.T, (images**2).sum(1)
@@ -201,7 +199,7 @@ def oracles(draw: Draw) -> Instances:
     "E||M - mu||_p^2 >= tr_{p/2}(cov M)",
     "discrete distributions of 1 to 8 atoms in d = 1 to 6, heavy atoms; p = 2 to inf",
 )
-def jensen(draw: Draw) -> Instances:
+def jensen(draw):
     p, X = draw.p, draw.sized(8, 6)
     P = draw.simplex(len(X))
     moved = X - P @ X
@@ -209,7 +207,7 @@ def jensen(draw: Draw) -> Instances:
     yield f"{X.shape}, p = {p:g}", ratio(p_norm(np.sqrt(P @ moved**2), p) ** 2, error)
 
 
-def private_pairs(draw: Draw, size: int) -> Instances:
+def private_pairs(draw, size):
     """(name, (P, Q)): probabilities that differ by factors within e^+-epsilon: randomized response, and random ones."""
     epsilon, rng = draw.epsilon, draw.rng
     q = 1 / (1 + math.exp(epsilon))
@@ -232,7 +230,7 @@ def private_pairs(draw: Draw, size: int) -> Instances:
     "chi^2(P||Q) <= e^-epsilon (e^epsilon - 1)^2",
     "distributions of 2 to 8 atoms, epsilon = 0.01 to 32, and randomized response, which attains it",
 )
-def chi_squared(draw: Draw) -> Instances:
+def chi_squared(draw):
     bound = 4 * math.sinh(draw.epsilon / 2) ** 2
     for name, (P, Q) in private_pairs(draw, draw.size(8, 2)):
         yield f"{name}, epsilon = {draw.epsilon:g}", ratio(float(((P - Q) ** 2 / Q).sum()), bound)
@@ -243,7 +241,7 @@ def chi_squared(draw: Draw) -> Instances:
     "on K = {-1, 1}: error >= 2 Gamma/(n e^(-epsilon/2) (e^epsilon - 1)) at each input",
     "randomized response, which attains it, and unbiased channels of 2 to 6 outputs; epsilon = 0.01 to 32; n = 1",
 )
-def pure_bound(draw: Draw) -> Instances:
+def pure_bound(draw):
     for name, (P, Q) in private_pairs(draw, draw.size(6, 2)):
         if np.abs(P - Q).max() < 1e-12:
             continue
@@ -263,7 +261,7 @@ def pure_bound(draw: Draw) -> Instances:
     "the mechanism is unbiased and (0, delta)-DP, and has error 0 on X_0",
     "delta = 1e-9 to 1 (delta = 0 is excluded: it divides by delta); total variation of every two data sets",
 )
-def knows_one(rng: np.random.Generator, count: int) -> Instances:
+def knows_one(rng, count):
     for delta in (1e-9, 1e-3, 0.3, 0.999, 1.0):
         means = rng.integers(-3, 4, 4).astype(float)  # of X_0 and of three others
         releases = [Counter({means[0]: 1 - delta}) for _ in means]
@@ -282,12 +280,12 @@ def knows_one(rng: np.random.Generator, count: int) -> Instances:
         )
 
 
-def joined(sizes: np.ndarray, p: float) -> float:
+def joined(sizes, p):
     """The norm of Lemma 60, with its exponent q = 2p/(p + 2)."""
     return p_norm(sizes, 2.0 if p == math.inf else 2 * p / (p + 2))
 
 
-def product_norm(a: float, b: float, p: float) -> float:
+def product_norm(a, b, p):
     return joined(np.array([a, b]), p)
 
 
@@ -296,7 +294,7 @@ def product_norm(a: float, b: float, p: float) -> float:
     "Gamma_p(K x L) = || (Gamma_p(K), Gamma_p(L)) ||_q, q = 2p/(p + 2)",
     "finite sets of 1 to 4 points, d = 1 to 3, also single points; p = 2 to inf",
 )
-def products(draw: Draw, norm: Callable[..., float] = product_norm) -> Instances:
+def products(draw, norm: Callable[..., float] = product_norm):
     p, K, L = draw.p, draw.sized(4, 3), draw.sized(4, 3, later=3)
     together = np.stack([np.concatenate(pair) for pair in itertools.product(K, L)])
     of_k, of_l, both = gamma_p(K, p), gamma_p(L, p), gamma_p(together, p)
@@ -316,7 +314,7 @@ def products(draw: Draw, norm: Callable[..., float] = product_norm) -> Instances
     "equations (26), (27): Gamma_p(box) = ||b - a||_q / 2",
     "boxes of d = 1 to 5 by their vertices, sides from 0 to 1e3; p = 2 to inf; (26) as printed lacks the 1/2",
 )
-def boxes(draw: Draw, factor: float = 0.5) -> Instances:
+def boxes(draw, factor=0.5):
     d, p = draw.size(5), draw.p
     side = np.abs(draw.matrix(d, 1))[:, 0]
     bracket = gamma_p(vertices(d, 0.0, 1.0) * side, p)
@@ -328,7 +326,7 @@ def boxes(draw: Draw, factor: float = 0.5) -> Instances:
     "gamma_(p) of stacked rows <= the same norm of both",
     "W_1, W_2 of 1 to 3 rows and 1 to 5 columns; p = 2 to inf",
 )
-def stacked(draw: Draw) -> Instances:
+def stacked(draw):
     p, n = draw.p, draw.size(5)
     W, V = draw.matrix(draw.size(3), n), draw.matrix(draw.size(3), n, later=2)
     both = product_norm(gamma_of(W, p)[1], gamma_of(V, p)[1], p)
@@ -340,7 +338,7 @@ def stacked(draw: Draw) -> Instances:
     "coordinate projections do not raise Gamma_p, orthogonal ones do not raise Gamma_2",
     "finite sets of 1 to 6 points, d = 1 to 5; p = 2 to inf",
 )
-def projections(draw: Draw) -> Instances:
+def projections(draw):
     d, p, rng = draw.size(5), draw.p, draw.rng
     K = draw.matrix(draw.size(6), d)
     yield (
@@ -351,7 +349,7 @@ def projections(draw: Draw) -> Instances:
     yield f"orthogonal, d = {d}", ratio(gamma_p(K @ Q @ Q.T, 2.0)[0], gamma_p(K, 2.0)[1])
 
 
-def words(d: int, ell: int, k: int) -> int:
+def words(d, ell, k):
     """Words of length l over d letters in which exactly k given letters occur an odd number of times."""
     signs = itertools.product(range(k + 1), range(d - k + 1))
     total = sum(
@@ -361,7 +359,7 @@ def words(d: int, ell: int, k: int) -> int:
     return total // 2**d
 
 
-def cube_tensors(d: int, ell: int, p: float) -> float:
+def cube_tensors(d, ell, p):
     """Gamma_p({x^(x)l: x in {-1, 1}^d}): sign flips make the best M diagonal in the odd sets S, of m_S words each.
 
     min (sum_S m_S a_S^{p/2})^{1/p} under sum_S 1/a_S <= 1 over S != {}: Z^{1/2 + 1/p}, Z = sum_S m_S^{2/(p + 2)}.
@@ -373,14 +371,14 @@ def cube_tensors(d: int, ell: int, p: float) -> float:
     return Z ** (0.5 + 1 / p)
 
 
-def partitions(n: int, most: int) -> Instances:
+def partitions(n, most):
     if n == 0:
         yield ()
     for first in range(min(n, most), 0, -1):
         yield from ((first, *rest) for rest in partitions(n - first, first))
 
 
-def ball_upper(d: int, ell: int, p: float) -> float:
+def ball_upper(d, ell, p):
     """An upper bound of Gamma_p({x^(x)l: ||x||_2 <= 1}): the ellipsoid of M = the projection on symmetric tensors.
 
     It holds the set, since <x^(x)l, M x^(x)l> = ||x||^{2l} <= 1; the diagonal entry of a word is 1/(number of words of
@@ -404,7 +402,7 @@ def ball_upper(d: int, ell: int, p: float) -> float:
     )
 
 
-def ball_lower(d: int, ell: int, p: float) -> float:
+def ball_lower(d, ell, p):
     """A lower bound: the uniform measure (Theorem 26, D a multiple of I), or the segment of a pure power x_1^l."""
     return max(moment_norm(d, ell, p), 1.0 if ell % 2 else 0.5)
 
@@ -427,7 +425,7 @@ TENSORS = (DIMENSIONS, range(1, 9), EXPONENTS)
     *TENSORS,
     kind="degenerate",
 )
-def cube(d: int, ell: int, p: float, least: int = 1) -> Instances:
+def cube(d, ell, p, least=1):
     if d >= least or ell % 2:
         rate, exact = ell / p + ell / 2, cube_tensors(d, ell, p)
         yield (
@@ -443,7 +441,7 @@ def cube(d: int, ell: int, p: float, least: int = 1) -> Instances:
     ((1, 2), (1, 3), (2, 2), (2, 3), (3, 2), (4, 2), (2, 4)),
     EXPONENTS,
 )
-def cube_closed_form(size: tuple[int, int], p: float) -> Instances:
+def cube_closed_form(size: tuple[int, int], p):
     d, ell = size
     points = np.ones((2**d, 1))
     for _ in range(ell):
@@ -458,17 +456,17 @@ def cube_closed_form(size: tuple[int, int], p: float) -> Instances:
     *TENSORS,
     kind="false",
 )
-def ball(d: int, ell: int, p: float) -> Instances:
+def ball(d, ell, p):
     upper = min(ball_upper(d, ell, p), even_upper(d, ell, p))
     yield f"d = {d}, l = {ell}, p = {p:g}", ratio((d / ell) ** (ell / p), upper)
 
 
-def even_upper(d: int, ell: int, p: float) -> float:
+def even_upper(d, ell, p):
     """For d = l = 2 a better one: x x^T = t (I + a reflection)/2, t = ||x||^2, around a multiple of I."""
     if (d, ell) != (2, 2):
         return math.inf
 
-    def size(theta: np.ndarray) -> float:
+    def size(theta):
         b, centre = math.exp(theta[0]), theta[1]
         # convex in r, so largest at an end
         least = max((r - centre) ** 2 + (r / b) ** 2 for r in (0.0, 1.0))
@@ -486,7 +484,7 @@ def even_upper(d: int, ell: int, p: float) -> float:
     "d = 1 to 60, l = 1 to 8, p = 2 to inf, against measures on the set and ellipsoids",
     *TENSORS,
 )
-def ball_mended(d: int, ell: int, p: float) -> Instances:
+def ball_mended(d, ell, p):
     claimed = (d // ell) ** (ell / p + ell / 2) * d ** (-ell / 2)
     yield f"lower, d = {d}, l = {ell}, p = {p:g}", ratio(claimed, ball_lower(d, ell, p))
     yield f"upper, d = {d}, l = {ell}, p = {p:g}", ratio(ball_upper(d, ell, p), d ** (ell / p))
@@ -501,7 +499,7 @@ def ball_mended(d: int, ell: int, p: float) -> Instances:
     limit=10,
     kind="false",
 )
-def moments(ell: int, p: float) -> Instances:
+def moments(ell, p):
     d = ell**3
     yield f"d = {d}, l = {ell}, p = {p:g}", ratio((d / ell) ** (ell / p), ball_upper(d, ell, p))
 
@@ -514,7 +512,7 @@ def moments(ell: int, p: float) -> Instances:
     (1, 2, 5, 40),
     EXPONENTS,
 )
-def moments_mended(ell: int, times: int, p: float) -> Instances:
+def moments_mended(ell, times, p):
     d = ell * times
     yield (
         f"d = {d}, l = {ell}, p = {p:g}",
@@ -522,11 +520,11 @@ def moments_mended(ell: int, times: int, p: float) -> Instances:
     )
 
 
-def surjections(ell: int, k: int) -> int:
+def surjections(ell, k):
     return sum((-1) ** i * math.comb(k, i) * (k - i) ** ell for i in range(k + 1))
 
 
-def marginal_norm(d: int, ell: int, p: float) -> float:
+def marginal_norm(d, ell, p):
     """Gamma_p of the marginals over words of l attributes: M = sum_S a_|S| u_S u_S^T, a found by descent.
 
     A cell with k attributes has variance 4^-k sum_j C(k, j) a_j; the set asks sum_j C(d, j)/a_j <= 1.
@@ -536,7 +534,7 @@ def marginal_norm(d: int, ell: int, p: float) -> float:
     inside = np.array([[math.comb(k, j) for j in ks] for k in ks], dtype=float)
     sets = np.array([math.comb(d, j) for j in ks], dtype=float)
 
-    def size(theta: np.ndarray) -> float:
+    def size(theta):
         b = np.exp(theta)
         variances = 0.25**ks * (inside @ ((sets @ b) / b))
         top = variances.max()
@@ -560,7 +558,7 @@ def marginal_norm(d: int, ell: int, p: float) -> float:
     EXPONENTS,
     slow=True,
 )
-def marginals(d: int, ell: int, p: float) -> Instances:
+def marginals(d, ell, p):
     exact, top = marginal_norm(d, ell, p), d ** (ell / 2 + ell / p)
     if ell == 1:
         claimed = 2 ** (1 / p - 1) * top
@@ -578,7 +576,7 @@ def marginals(d: int, ell: int, p: float) -> Instances:
     EXPONENTS,
     slow=True,
 )
-def marginals_above(d: int, ell: int, p: float) -> Instances:
+def marginals_above(d, ell, p):
     above = ((2 * d) ** (1 / p) * (1 + math.sqrt(d)) / 2) ** ell
     at = f"d = {d}, l = {ell}, p = {p:g}"
     yield at, ratio(marginal_norm(d, ell, p), above)
@@ -593,7 +591,7 @@ def marginals_above(d: int, ell: int, p: float) -> Instances:
     "diagonals of d = 1 to 6, constant and sparse ones; p, q = 1 to inf",
     kind="misprint",
 )
-def traces(draw: Draw, sign: float = 1.0) -> Instances:
+def traces(draw, sign=1.0):
     d = 1 + draw.i % 6
     diagonal = (
         np.ones(d) if draw.i % 3 else draw.rng.exponential(size=d) * draw.rng.integers(0, 2, d)
@@ -622,9 +620,7 @@ ONE_WAY = ((1, 10, 1000, 10**6), (1, 4, 64))
     limit=1000,
     kind="misprint",
 )
-def marginal_error(
-    n: int, d: int, rate: Callable[[float, int], float] = lambda epsilon, n: 1.0
-) -> Instances:
+def marginal_error(n, d, rate: Callable[[float, int], float] = lambda epsilon, n: 1.0):
     sigma = gaussian_sigma(0.1, 1e-12, 2.0) / n
     claimed = d / (2 * math.sqrt(2)) * rate(0.1, n)
     yield f"n = {n}, d = {d}, p = 2", ratio(claimed, sigma * marginal_norm(d, 1, 2.0))
@@ -640,12 +636,7 @@ SAMPLED = (EPSILONS, (1e-4, 0.01, 0.1, 0.5, 1.0), (1, 2, 100))
     *SAMPLED,
     kind="range",
 )
-def samples(
-    epsilon: float,
-    beta: float,
-    n: int,
-    rate: Callable[[float], float] = lambda epsilon: 6 * epsilon,
-) -> Instances:
+def samples(epsilon, beta, n, rate: Callable[[float], float] = lambda epsilon: 6 * epsilon):
     """ln of the largest ratio of M(P^n) to M(Q^n): n bits through randomized response, sent by users of P or of Q."""
     q = 1 / (1 + math.exp(epsilon))
     spent = n * math.log(((1 - beta) * q + beta * (1 - q)) / q)
@@ -657,7 +648,7 @@ def samples(
     "epsilon' = (e^epsilon - 1) n beta; 6 epsilon n beta up to epsilon = 2.8",
     "the same",
 )
-def samples_mended(rng: np.random.Generator, count: int) -> Instances:
+def samples_mended(rng, count):
     yield from grid(samples, *SAMPLED, rate=math.expm1)(rng, count)
     yield from grid(samples, (0.01, 1.0, 2.8), (1e-4, 0.1, 1.0), (1,))(rng, count)
 

@@ -6,7 +6,7 @@ import numpy as np
 import torch
 from scipy.optimize import nnls
 
-from statements.base import EPSILONS, SMALL, Draw, Instances, Statements, gamma_of, ratio, size_of
+from statements.base import EPSILONS, SMALL, Statements, gamma_of, ratio, size_of
 from statements.factorization import WIDE, approximated, randomizer, randomizer_mended
 from torchdp.factorization import factorize, zeta
 from torchdp.randomizers import PrivUnit
@@ -15,7 +15,7 @@ ghazi = Statements("Ghazi")
 USERS = (1, 2, 10, 1000, 10**6)
 
 
-def zeta_of(W: np.ndarray, n: int, epsilon: float) -> tuple[float, float, float, float]:
+def zeta_of(W, n, epsilon):
     """(lower, upper) of zeta(W, n), and gamma_2 and the largest error of the approximation behind the upper bound."""
     found = zeta(torch.as_tensor(W), n, epsilon, tol=2e-4)
     left, right = found.left.numpy(), found.right.numpy()
@@ -29,7 +29,7 @@ def zeta_of(W: np.ndarray, n: int, epsilon: float) -> tuple[float, float, float,
     "k = 1 to 5, n = 1 to 1e6, epsilon = 0.01 to 1: the local factorization mechanism on the best approximation",
     limit=10,
 )
-def linear_queries(draw: Draw) -> Instances:
+def linear_queries(draw):
     W = draw.sized(5, 5)
     n, epsilon = draw.pick(*USERS), draw.small_epsilon
     if W.any():
@@ -53,7 +53,7 @@ def linear_queries(draw: Draw) -> Instances:
     limit=10,
     kind="range",
 )
-def linear_queries_need(epsilon: float) -> Instances:
+def linear_queries_need(epsilon):
     q = math.exp(-epsilon)  # n times the variance is q/(1 - q)^2
     yield (
         f"epsilon = {epsilon:g}",
@@ -67,7 +67,7 @@ def linear_queries_need(epsilon: float) -> Instances:
     "symmetric W of k = 1 to 6, n = 10 to 1e6, epsilon = 0.1 to 1: two messages on the best approximation",
     limit=128,
 )
-def quadratic_forms(draw: Draw) -> Instances:
+def quadratic_forms(draw):
     k = draw.size(6)
     W = draw.matrix(k, k)
     W = (W + W.T) / 2
@@ -87,7 +87,7 @@ def quadratic_forms(draw: Draw) -> Instances:
     "(W h)_j = 2 f(h u j^n) - f(h)/2 - W_jj/2, and its error <= 8 a(2 n) + a(n)/2",
     "symmetric W of k = 1 to 6, every j, random histograms and errors",
 )
-def reduction(draw: Draw) -> Instances:
+def reduction(draw):
     k = draw.size(6)
     W = draw.matrix(k, k)
     W, h = W + W.T, draw.simplex(k)
@@ -99,7 +99,7 @@ def reduction(draw: Draw) -> Instances:
     yield "errors", ratio((2 * a + b / 2) ** 2, 8 * a * a + b * b / 2)
 
 
-def signs(k: int) -> np.ndarray:
+def signs(k):
     return np.sign(np.subtract.outer(np.arange(k), np.arange(k))).astype(float)
 
 
@@ -110,7 +110,7 @@ def signs(k: int) -> np.ndarray:
     (1, 2, 3, 8, 32),
     limit=2,
 )
-def kernels(k: int) -> Instances:
+def kernels(k):
     yield f"Gini, k = {k}", ratio(gamma_of(1 - np.eye(k))[0], 1.0)
     for m in (1, 2, 4):
         if k * m <= 64:
@@ -146,7 +146,7 @@ ghazi.grid(
     "epsilon sqrt(n)",
     "k = 1 to 5, n = 1 to 1e6, epsilon = 0.01 to 32",
 )
-def from_gamma_to_zeta(draw: Draw) -> Instances:
+def from_gamma_to_zeta(draw):
     W = draw.sized(5, 5)
     n, epsilon, top = draw.pick(*USERS), draw.epsilon, float(np.abs(W).max())
     if W.any():
@@ -159,7 +159,7 @@ def from_gamma_to_zeta(draw: Draw) -> Instances:
         yield f"any alpha, {at}", ratio(lower, approximated(W, other)[1] + other * unit)
 
 
-def distortion(pairs: np.ndarray, A: np.ndarray) -> float:
+def distortion(pairs, A):
     """By how much the map A changes the squares of the differences that are not 0, relative, at most."""
     kept = pairs[np.linalg.norm(pairs, axis=1) > 1e-12]
     return float(np.abs(((kept @ A) ** 2).sum(1) / (kept**2).sum(1) - 1).max(initial=0.0))
@@ -170,7 +170,7 @@ def distortion(pairs: np.ndarray, A: np.ndarray) -> float:
     "l = 8 ln(m)/beta^2 dimensions keep all squared distances within 1 +- beta",
     "m = 2 to 30 points of d = 1 to 40, beta = 0.2 to 0.99; the best of 30 Gaussian maps (existence)",
 )
-def projection(draw: Draw) -> Instances:
+def projection(draw):
     m, d, beta = draw.size(30, 2), draw.size(40), draw.pick(0.2, 0.5, 0.99)
     points = draw.matrix(m, d)
     pairs = (points[:, None] - points).reshape(-1, d)
@@ -188,7 +188,7 @@ def projection(draw: Draw) -> Instances:
     "the projected factors err by at most beta gamma_2 an entry (the proof: 2 beta), norm at most (1 + beta)",
     "W of 1 to 6 rows and columns, ranks 1 to 60, beta as measured on the points of the proof",
 )
-def low_rank(draw: Draw) -> Instances:
+def low_rank(draw):
     W = draw.sized(6, 6)
     if not W.any():
         return
@@ -208,7 +208,7 @@ def low_rank(draw: Draw) -> Instances:
     "gamma_2(A + B) <= gamma_2(A) + gamma_2(B), gamma_2(A (x) B) = gamma_2(A) gamma_2(B)",
     "A, B of 1 to 4 rows and columns",
 )
-def calculus(draw: Draw) -> Instances:
+def calculus(draw):
     shape = draw.size(4), draw.size(4)
     A, B = draw.matrix(*shape), draw.matrix(*shape, later=3)
     of_a, of_b, both = gamma_of(A), gamma_of(B), gamma_of(np.kron(A, B))
@@ -219,7 +219,7 @@ def calculus(draw: Draw) -> Instances:
     )
 
 
-def lipschitz(draw: Draw) -> np.ndarray:
+def lipschitz(draw):
     """A kernel on [k] x [k] that is 1-Lipschitz in each argument: distances, waves, random slopes, constants."""
     rng, k = draw.rng, draw.pick(1, 2, 3, 7, 16)
     x = np.arange(k)
@@ -251,14 +251,14 @@ def lipschitz(draw: Draw) -> np.ndarray:
     kind="step",
     least=10,
 )
-def lipschitz_norm(draw: Draw, shifted: bool = False) -> Instances:
+def lipschitz_norm(draw, shifted=False):
     W = lipschitz(draw)
     k = len(W)
     W = W - W[k // 2, k // 2] if shifted else W
     yield f"k = {k}", ratio(gamma_of(W)[0], float(k))
 
 
-def projected(W: np.ndarray, Y: np.ndarray) -> np.ndarray:
+def projected(W, Y):
     """The nearest point to Y of the hull of +-columns of W."""
     columns = np.concatenate([W, -W], 1)
     heavy = 1e6 * (1 + np.abs(columns).max() + np.abs(Y).max())  # the weights sum to 1
@@ -281,7 +281,7 @@ def projected(W: np.ndarray, Y: np.ndarray) -> np.ndarray:
     kind="step",
     least=30,
 )
-def hull(draw: Draw, factor: float = 1.0) -> Instances:
+def hull(draw, factor=1.0):
     rng, W = draw.rng, draw.matrix(draw.size(3), draw.size(5, 2))
     W = W / (float(np.abs(W).max()) or 1.0)
     h = np.eye(W.shape[1])[0] if draw.i % 2 else draw.simplex(W.shape[1])
@@ -298,7 +298,7 @@ def hull(draw: Draw, factor: float = 1.0) -> Instances:
     "E (X - clip(X))^2 <= sqrt(E X^4 P(abs(X) > tau))",
     "discrete distributions of 1 to 8 atoms, heavy tails, tau = 0 to beyond the largest",
 )
-def clipping(draw: Draw) -> Instances:
+def clipping(draw):
     x, P = draw.rng.normal(size=8) * np.exp(2 * draw.rng.normal(size=8)), draw.simplex(8)
     for tau in (0.0, 0.5, float(np.median(np.abs(x))), 2 * float(np.abs(x).max())):
         lost = float(P @ (x - np.clip(x, -tau, tau)) ** 2)

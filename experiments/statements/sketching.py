@@ -7,7 +7,7 @@ import numpy as np
 from scipy.special import kve
 from scipy.stats import binom, chi2
 
-from statements.base import EPSILONS, SMALL, Draw, Instances, Statements, grid, ratio
+from statements.base import EPSILONS, SMALL, Statements, grid, ratio
 from torchdp.privacy import gaussian_log_delta
 
 burkhardt = Statements("Burkhardt")
@@ -29,7 +29,7 @@ DELTAS = (1e-12, 1e-6, 1e-3, 0.1, 0.9)
     DELTAS,
     kind="range",
 )
-def gaussian(epsilon: float, delta: float) -> Instances:
+def gaussian(epsilon, delta):
     sigma = math.sqrt(2 * math.log(1.25 / delta)) / epsilon
     yield (
         f"epsilon = {epsilon:g}, delta = {delta:g}",
@@ -42,7 +42,7 @@ def gaussian(epsilon: float, delta: float) -> Instances:
     "Laplace noise of scale Delta_1/epsilon, sums of losses",
     "integer changes of 1 to 5 coordinates, on a grid of outputs; epsilon = 0.01 to 32",
 )
-def laplace(draw: Draw) -> Instances:
+def laplace(draw):
     change = draw.rng.integers(-3, 4, draw.size(5)).astype(float)
     scale = np.abs(change).sum() / draw.epsilon
     outputs = draw.rng.normal(size=(200, len(change))) * 10
@@ -51,7 +51,7 @@ def laplace(draw: Draw) -> Instances:
         yield f"epsilon = {draw.epsilon:g}", ratio(float(np.abs(losses).max()), draw.epsilon)
 
 
-def crowded(m: int, n: int, gamma: float) -> tuple[float, float]:
+def crowded(m, n, gamma):
     """P of one given row's count being above (1 + gamma) n/m, and below (1 - gamma) n/m."""
     mean, inside = n / m, binom(n, 1 / m)
     above = float(inside.sf(math.floor(mean * (1 + gamma) + 1e-9)))
@@ -71,7 +71,7 @@ ROWS = (
     *ROWS,
     kind="false",
 )
-def counts(size: tuple[int, int], gamma: float) -> Instances:
+def counts(size: tuple[int, int], gamma):
     m, n = size
     bound = -gamma * gamma * n / (2 * m) + math.log(2 * m)
     at_least = sum(crowded(m, n, gamma))
@@ -85,7 +85,7 @@ def counts(size: tuple[int, int], gamma: float) -> Instances:
     "the same, the union over rows",
     *ROWS,
 )
-def counts_mended(size: tuple[int, int], gamma: float) -> Instances:
+def counts_mended(size: tuple[int, int], gamma):
     m, n = size
     above, below = crowded(m, n, gamma)
     rate, at = gamma * gamma * n / m, f"m = {m}, n = {n}, gamma = {gamma:g}"
@@ -94,13 +94,13 @@ def counts_mended(size: tuple[int, int], gamma: float) -> Instances:
         yield f"above, {at}", above / math.exp(-rate / (2 + gamma))
 
 
-def sums_of_gammas(x: np.ndarray, shape: float) -> np.ndarray:
+def sums_of_gammas(x, shape):
     """Log density, up to a constant, of the difference of two gamma variables of this shape and scale 1."""
     y = np.abs(x) + 1e-300
     return (shape - 0.5) * np.log(y) + np.log(kve(shape - 0.5, y)) - y
 
 
-def fewest_honest(n: int, m: int, corrupt: int) -> int:
+def fewest_honest(n, m, corrupt):
     """Honest clients of the row with the fewest, over all coalitions: n/m clients a row, by enumeration."""
     rows = np.arange(n) % m
     coalitions = itertools.combinations(range(n), corrupt)
@@ -112,7 +112,7 @@ def fewest_honest(n: int, m: int, corrupt: int) -> int:
     "Laplace noise divided into n/m - t' >= 1 parts keeps every column's loss within epsilon/d",
     "n = 4 to 12, m = 1 to 4 that divides n, t' < n/m (else nothing is claimed), all coalitions, d = 1 to 3",
 )
-def divided(rng: np.random.Generator, count: int, more: float = 0.0) -> Instances:
+def divided(rng, count, more=0.0):
     x = np.concatenate([np.linspace(-30, 30, 4001), 30 * rng.normal(size=200)])
     for (n, m), d in itertools.product(((4, 1), (4, 2), (6, 3), (8, 2), (12, 4)), (1, 3)):
         for corrupt in range(n // m):
@@ -143,7 +143,7 @@ def divided(rng: np.random.Generator, count: int, more: float = 0.0) -> Instance
     range(1, 7),
     kind="misprint",
 )
-def isotropic(m: int, scaled: bool = False) -> Instances:
+def isotropic(m, scaled=False):
     every = np.array(list(itertools.product((-1.0, 0.0, 1.0), repeat=m)))
     for s in range(1, m + 1):
         columns = every[(every != 0).sum(1) == s] / (math.sqrt(s) if scaled else 1.0)
@@ -157,7 +157,7 @@ def isotropic(m: int, scaled: bool = False) -> Instances:
     "abs(a^2 - b^2) <= alpha a^2 + (1 + 1/alpha)(a - b)^2",
     "real a, b of all signs and sizes, alpha = 1e-3 to 1e3",
 )
-def triangle(draw: Draw) -> Instances:
+def triangle(draw):
     for alpha in (1e-3, 0.1, 1.0, 10.0, 1e3):
         a, b = draw.rng.normal(size=2) * np.exp(3 * draw.rng.normal(size=2))
         yield (
@@ -188,7 +188,7 @@ ENTRIES = (1, 2, 10, 1000, 10**6)
     limit=10,
     kind="degenerate",
 )
-def frobenius(entries: int, beta: float, added: float = 0.0) -> Instances:
+def frobenius(entries, beta, added=0.0):
     bound = entries * (added - math.log(beta))
     yield f"n d = {entries}, beta = {beta:g}", ratio(float(chi2.isf(beta, entries)), bound)
 
@@ -196,7 +196,7 @@ def frobenius(entries: int, beta: float, added: float = 0.0) -> Instances:
 HEIGHTS = (1, 10, 100, 10**4, 10**6)
 
 
-def bracket(m: int, tail: float, mean: float = 1.0) -> float:
+def bracket(m, tail, mean=1.0):
     return 2 * (mean * m + math.sqrt(tail * m) + tail)
 
 
@@ -209,7 +209,7 @@ def bracket(m: int, tail: float, mean: float = 1.0) -> float:
     limit=10,
     kind="false",
 )
-def sketched_noise(m: int, beta: float, mean: float = 0.0) -> Instances:
+def sketched_noise(m, beta, mean=0.0):
     yield (
         f"m = {m}, beta = {beta:g}",
         ratio(float(chi2.isf(beta, m)), bracket(m, 1 - math.log(beta), mean)),
@@ -221,7 +221,7 @@ def sketched_noise(m: int, beta: float, mean: float = 0.0) -> Instances:
     "the same with m more in the bracket, Lemma 5.1's first term; C = 1 in place of 10",
     "the same; rows of k = 1 to 8 dimensions, the largest of 200 draws at beta = 1/200",
 )
-def sketched_noise_mended(rng: np.random.Generator, count: int) -> Instances:
+def sketched_noise_mended(rng, count):
     yield from grid(sketched_noise, HEIGHTS, BETAS, mean=1.0)(rng, count)
     for m, rank in itertools.product((8, 100, 1000), (1, 2, 8)):
         largest = max(float(np.linalg.norm(rng.normal(size=(m, rank)), 2)) ** 2 for _ in range(200))

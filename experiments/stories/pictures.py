@@ -17,20 +17,15 @@ import io
 import os
 import re
 import tempfile
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
 from torchdp import training
-from torchdp.simulate import Experiment, Report, columns, subplots
-from torchdp.simulate.report import Rows
+from torchdp.simulate import Experiment, columns, subplots
 from torchdp.threads import on_host
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
 COLOURS = {"DP-SGD": "#D55E00", "best": "#0072B2", "no noise": "#009E73"}
@@ -42,9 +37,9 @@ class Config:
     seeds: int = 10  # runs of each plan
 
 
-def told(story: str) -> dict[str, Any]:
+def told(story):
     """The names that a story's blocks leave, run in an empty folder."""
-    names: dict[str, Any] = {"__name__": "__main__"}
+    names = {"__name__": "__main__"}
     here = Path.cwd()
     with tempfile.TemporaryDirectory() as folder, contextlib.redirect_stdout(io.StringIO()):
         os.chdir(folder)
@@ -58,7 +53,7 @@ def told(story: str) -> dict[str, Any]:
     return names
 
 
-def survey(config: Config, report: Report) -> None:
+def survey(config, report):
     story = told("survey")
     protocol, whole = story["protocol"], story["whole"]
     low, high = whole.interval(0.95)
@@ -70,7 +65,7 @@ def survey(config: Config, report: Report) -> None:
         report.row("plan", people=n, error=error)
 
 
-def federated(config: Config, report: Report) -> None:
+def federated(config, report):
     story = told("federated")
     maps = {
         epsilon: released.evaluate(story["grid"]) for epsilon, released in story["maps"].items()
@@ -82,7 +77,7 @@ def federated(config: Config, report: Report) -> None:
         )  # fmt: skip
 
 
-def learning(config: Config, report: Report) -> None:
+def learning(config, report):
     story = told("training")
     for epsilon in (2.0, 8.0):
         choice = training.choose(
@@ -98,7 +93,7 @@ def learning(config: Config, report: Report) -> None:
         report.row("accuracy", plan="no noise", accuracy=unprotected(story, seed))
 
 
-def unprotected(story: dict[str, Any], seed: int) -> float:
+def unprotected(story: dict[str, Any], seed):
     """The same model, batches of the same size, no clipping and no noise."""
     x, y, people = story["x"], story["y"], story["people"]
     torch.manual_seed(seed)
@@ -116,13 +111,13 @@ STORIES = {"survey": survey, "federated": federated, "training": learning}
 
 
 @on_host
-def measure(config: Config, report: Report) -> None:
+def measure(config, report):
     torch.set_num_threads(1)
     for story in config.stories:
         STORIES[story](config, report)
 
 
-def draw(tables: Mapping[str, Rows]) -> dict[str, "Figure"]:
+def draw(tables):
     found = {}
     if "survey" in tables:
         found["survey.png"] = drawn_survey(tables)
@@ -133,7 +128,7 @@ def draw(tables: Mapping[str, Rows]) -> dict[str, "Figure"]:
     return found
 
 
-def drawn_survey(tables: Mapping[str, Rows]) -> "Figure":
+def drawn_survey(tables):
     figure, (left, right) = subplots(2, size=(5, 3.6))
     score, truth, private, low, high = columns(
         tables["survey"], "score", "truth", "private", "low", "high"
@@ -161,7 +156,7 @@ def drawn_survey(tables: Mapping[str, Rows]) -> "Figure":
     return figure
 
 
-def drawn_maps(rows: Rows) -> "Figure":
+def drawn_maps(rows):
     names = {"truth": "truth", "epsilon_1.0": "epsilon = 1", "epsilon_0.1": "epsilon = 0.1"}
     figure, axes = subplots(3, size=(3.6, 3.4), wide=3, sharex=True, sharey=True)
     side = round(len(rows) ** 0.5)
@@ -176,7 +171,7 @@ def drawn_maps(rows: Rows) -> "Figure":
     return figure
 
 
-def drawn_training(tables: Mapping[str, Rows]) -> "Figure":
+def drawn_training(tables):
     figure, (left, right) = subplots(2, size=(5, 3.6))
     for epsilon, style in ((2.0, "-"), (8.0, "--")):
         for name in ("DP-SGD", "best"):

@@ -18,14 +18,13 @@ import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import product
-from typing import Any
 
 import torch
 from opacus_ways import ghost, hooks, trained
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from torchdp.simulate import Experiment, Report
+from torchdp.simulate import Experiment
 from torchdp.training import clip_and_sum
 
 BERT = {
@@ -37,7 +36,7 @@ BERT = {
 }
 GPT2 = {"vocab_size": 50, "n_embd": 16, "n_layer": 1, "n_head": 2, "n_positions": 32}
 LLAMA, EAGER = BERT | {"num_key_value_heads": 1}, {"attn_implementation": "eager"}
-MODELS: dict[str, tuple[str, dict[str, Any], list[str]]] = {  # class, sizes, what LoRA adapts
+MODELS = {  # class, sizes, what LoRA adapts
     "BERT": ("BertForSequenceClassification", BERT, ["query", "value"]),
     "RoBERTa": ("RobertaForSequenceClassification", BERT, ["query", "value"]),
     "DistilBERT": ("DistilBertForSequenceClassification",
@@ -66,16 +65,16 @@ BOUND = 0.5
 class Logits(nn.Module):
     """Of the class, or of the last word."""
 
-    def __init__(self, inner: nn.Module) -> None:
+    def __init__(self, inner):
         super().__init__()
         self.inner = inner
 
-    def forward(self, **x: Tensor) -> Tensor:
+    def forward(self, **x):
         found = self.inner(**x).logits
         return found[:, -1] if found.ndim == 3 else found
 
 
-def task(name: str, adapted: bool, masked: bool) -> tuple[nn.Module, dict[str, Tensor], Tensor]:
+def task(name, adapted, masked) -> tuple[nn.Module, dict[str, Tensor], Tensor]:
     import transformers
 
     kind, sizes, parts = MODELS[name]
@@ -100,7 +99,7 @@ def task(name: str, adapted: bool, masked: bool) -> tuple[nn.Module, dict[str, T
     return Logits(net).train(False), x, torch.tensor([0, 1, 1, 0])
 
 
-def alone(net: nn.Module, x: dict[str, Tensor], y: Tensor) -> Tensor:
+def alone(net, x, y):
     """One example after another."""
     total = torch.zeros(sum(p.numel() for p in trained(net)))
     for i in range(len(y)):
@@ -117,13 +116,11 @@ def alone(net: nn.Module, x: dict[str, Tensor], y: Tensor) -> Tensor:
     return total
 
 
-def ours(net: nn.Module, y: Tensor, bound: float) -> Callable[..., Tensor]:
+def ours(net, y, bound) -> Callable[..., Tensor]:
     return lambda **x: clip_and_sum(net, F.cross_entropy, x, y, bound)
 
 
-def answer(
-    way: Callable[..., Tensor], net: nn.Module, x: dict[str, Tensor], y: Tensor, expected: Tensor
-) -> str:
+def answer(way: Callable[..., Tensor], net, x, y, expected):
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
@@ -134,7 +131,7 @@ def answer(
     return "equal" if off < 5e-5 else f"differs by {off:.1g}"
 
 
-def measure(config: Config, report: Report) -> None:
+def measure(config, report):
     ways = {"torchdp": ours, "Opacus, hooks": hooks, "Opacus, ghost clipping": ghost}
     for name, adapted, masked in product(config.models, (False, True), (False, True)):
         net, x, y = task(name, adapted, masked)

@@ -17,12 +17,11 @@ from dataclasses import dataclass
 import dp_accounting
 import torch
 from scipy.special import betaincinv
-from torch import Tensor
 
 from torchdp.privacy import sampled_guarantee
 from torchdp.randomness import keyed_generator
-from torchdp.simulate import Experiment, Report
-from torchdp.training import ONCE, CyclicPoisson, Iterates, Plan, choose, sensitivity
+from torchdp.simulate import Experiment
+from torchdp.training import ONCE, CyclicPoisson, Iterates, choose, sensitivity
 
 DELTA, SURE = 1e-4, 0.999
 AT_ONCE = 2**15
@@ -35,7 +34,7 @@ class Config:
     draws: int = 1_000_000
 
 
-def ratios(plan: Plan, times: int, draws: int) -> Tensor:
+def ratios(plan, times, draws):
     """Log likelihood ratios, user there over not, of outputs drawn with the user: their steps' rows do not meet."""
     found, generator = [], keyed_generator(b"attack")
     assert isinstance(plan.sampling, CyclicPoisson)
@@ -51,7 +50,7 @@ def ratios(plan: Plan, times: int, draws: int) -> Tensor:
     return torch.cat(found)
 
 
-def reached(losses: Tensor) -> float:
+def reached(losses):
     """The largest epsilon at which coins of chance max(0, 1 - e^(epsilon - loss)) fall on 1 more often than DELTA."""
     coins, low, high = (
         torch.rand(len(losses), generator=keyed_generator(b"coins"), dtype=torch.float64),
@@ -66,7 +65,7 @@ def reached(losses: Tensor) -> float:
     return low
 
 
-def measure(config: Config, report: Report) -> None:
+def measure(config, report):
     torch.set_num_threads(1)
     steps, users, batch = config.cell
     for epsilon in config.epsilons:

@@ -20,13 +20,13 @@ from dataclasses import dataclass
 
 import torch
 from sklearn.datasets import load_breast_cancer, load_digits
-from torch import Tensor, nn
+from torch import nn
 
 from torchdp.noise import SeededNoise
 from torchdp.randomness import keyed_generator
-from torchdp.simulate import Experiment, Report
+from torchdp.simulate import Experiment
 from torchdp.threads import on_host
-from torchdp.training import Iterates, Plan, choose
+from torchdp.training import Iterates, choose
 
 DELTA = 1e-5
 
@@ -40,7 +40,7 @@ class Config:
     seeds: int = 20  # every run has draws of its own
 
 
-def table(name: str) -> tuple[Tensor, Tensor]:
+def table(name):
     """Columns of mean 0 and length such that rows have norm about 1, and classes; in a fixed order."""
     x, y = map(
         torch.tensor, (load_digits if name == "digits" else load_breast_cancer)(return_X_y=True)
@@ -52,7 +52,7 @@ def table(name: str) -> tuple[Tensor, Tensor]:
     return x.float(), y[order]
 
 
-def accuracy(plan: Plan, x: Tensor, y: Tensor, seed: str) -> float:
+def accuracy(plan, x, y, seed):
     """On the rows after the users'."""
     model = nn.Linear(x.shape[1], int(y.max()) + 1)
     nn.init.zeros_(model.weight)
@@ -68,9 +68,7 @@ def accuracy(plan: Plan, x: Tensor, y: Tensor, seed: str) -> float:
 
 
 @on_host
-def opacus(
-    x: Tensor, y: Tensor, users: int, epsilon: float, epochs: int, seed: str
-) -> float | None:
+def opacus(x, y, users, epsilon, epochs, seed):
     """Opacus's DP-SGD on the same rows, model and learning rate: Poisson batches, its own accountant."""
     try:
         from opacus import PrivacyEngine
@@ -96,7 +94,7 @@ def opacus(
     return float((model(x[users:]).argmax(1) == y[users:]).double().mean())
 
 
-def measure(config: Config, report: Report) -> None:
+def measure(config, report):
     torch.set_num_threads(1)
     for steps, users, batch in (map(int, cell.split(",")) for cell in config.cells):
         for epsilon in config.epsilons:

@@ -30,7 +30,7 @@ from opacus_ways import ghost, hooks
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from torchdp.simulate import Experiment, Report
+from torchdp.simulate import Experiment
 from torchdp.training.clipping import MEMORY, Clipper
 
 
@@ -51,13 +51,13 @@ COPIES = 2**28  # float32 numbers
 class Block(nn.Module):
     """Self-attention and a layer of four times the width."""
 
-    def __init__(self, size: int, heads: int) -> None:
+    def __init__(self, size, heads):
         super().__init__()
         self.heads, self.first, self.second = heads, nn.LayerNorm(size), nn.LayerNorm(size)
         self.sides, self.out = nn.Linear(size, 3 * size), nn.Linear(size, size)
         self.up, self.down = nn.Linear(size, 4 * size), nn.Linear(4 * size, size)
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x):
         sides = self.sides(self.first(x)).unflatten(2, (3, self.heads, -1)).unbind(2)
         found = F.scaled_dot_product_attention(*(side.transpose(1, 2) for side in sides))
         x = x + self.out(found.transpose(1, 2).flatten(2))
@@ -67,22 +67,22 @@ class Block(nn.Module):
 class Blocks(nn.Module):
     """Of words, or of rows of eight numbers."""
 
-    def __init__(self, size: int, blocks: int, words: int = 0) -> None:
+    def __init__(self, size, blocks, words=0):
         super().__init__()
         self.first = nn.Embedding(words, size) if words else nn.Linear(8, size)
         self.blocks = nn.Sequential(*(Block(size, 4) for _ in range(blocks)))
         self.norm, self.last = nn.LayerNorm(size), nn.Linear(size, 10)
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x):
         return self.last(self.norm(self.blocks(self.first(x))).mean(1))
 
 
-def layers(*sizes: int) -> nn.Module:
+def layers(*sizes):
     parts = [part for p, q in pairwise(sizes) for part in (nn.Linear(p, q), nn.ReLU())]
     return nn.Sequential(*parts[:-1])
 
 
-def convolutions(channels: int, *more: int, groups: int, last: nn.Module) -> nn.Module:
+def convolutions(channels, *more, groups, last):
     first = nn.Conv2d(channels, more[0], 3, padding=1)
     pairs = pairwise(more)
     rest = [part for p, q in pairs for part in (nn.Conv2d(p, q, 3, stride=2), nn.ReLU())]
@@ -97,7 +97,7 @@ def convolutions(channels: int, *more: int, groups: int, last: nn.Module) -> nn.
     )
 
 
-def task(name: str) -> tuple[nn.Module, Tensor]:
+def task(name) -> tuple[nn.Module, Tensor]:
     torch.manual_seed(0)
     if name == "linear":
         return nn.Linear(64, 10), torch.randn(512, 64)
@@ -117,10 +117,8 @@ def task(name: str) -> tuple[nn.Module, Tensor]:
     return Blocks(size, 4, words), torch.randint(words, (64, 32))
 
 
-def ways(
-    net: nn.Module, x: Tensor, y: Tensor, memory: int
-) -> Iterator[tuple[str, Callable[[], Tensor | None]]]:
-    def batch() -> None:
+def ways(net, x, y, memory) -> Iterator[tuple[str, Callable[[], Tensor | None]]]:
+    def batch():
         torch.autograd.grad(F.cross_entropy(net(x), y), list(net.parameters()))
 
     sums = Clipper(net, F.cross_entropy)
@@ -129,7 +127,7 @@ def ways(
     yield from opacus(net, x, y)
 
 
-def opacus(net: nn.Module, x: Tensor, y: Tensor) -> Iterator[tuple[str, Callable[[], Tensor]]]:
+def opacus(net, x, y) -> Iterator[tuple[str, Callable[[], Tensor]]]:
     """Opacus's two ways; none where it is not installed."""
     try:
         if len(x) * sum(p.numel() for p in net.parameters()) <= COPIES:
@@ -139,13 +137,13 @@ def opacus(net: nn.Module, x: Tensor, y: Tensor) -> Iterator[tuple[str, Callable
         print(f"left out, not installed: {error}", file=sys.stderr)
 
 
-def largest() -> float | None:
+def largest():
     """MiB that the process held at most since ``forget``."""
     lines = STATUS.read_text().splitlines() if STATUS.exists() else []
     return next((int(line.split()[1]) / 1024 for line in lines if line.startswith("VmHWM")), None)
 
 
-def forget() -> None:
+def forget():
     if STATUS.exists():
         ctypes.CDLL(None).malloc_trim(0)  # what was freed goes back to the system
         Path("/proc/self/clear_refs").write_text("5")
@@ -154,14 +152,14 @@ def forget() -> None:
 STATUS = Path("/proc/self/status")
 
 
-def measure(config: Config, report: Report) -> None:
+def measure(config, report):
     for name in config.models:
         net, x = task(name)
         net(x[:1])
         y = torch.randint(0, 10, (len(x),))
         size, reference = sum(p.numel() for p in net.parameters()), None
         each = list(ways(net, x, y, config.memory))
-        seconds: dict[str, list[float]] = {way: [] for way, _ in each}
+        seconds = {way: [] for way, _ in each}
         memory, differs = {}, {}
         for way, run in each:
             found = run()  # warm

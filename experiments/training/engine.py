@@ -4,14 +4,14 @@ import warnings
 
 import torch
 from lanes import FORWARD, Lanes, shapes
-from torch import Tensor, nn
+from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 
 class Single(nn.Module):
     """One seed's model: the layers are ``nn.Linear``, and the model's function the one that trains lanes."""
 
-    def __init__(self, model: str, lanes: Lanes, seed: int) -> None:
+    def __init__(self, model, lanes, seed):
         super().__init__()
         self.model, self.whole, self.layers = model, lanes.whole, nn.ModuleDict()
         for name, W in lanes.whole.items():
@@ -21,18 +21,18 @@ class Single(nn.Module):
             if bias:
                 layer.bias.data = W[0, seed, :, -1].clone()
 
-    def linear(self, name: str, x: Tensor) -> Tensor:
+    def linear(self, name, x):
         return self.layers[name](x)
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x):
         """(n, ...) -> (n, classes); examples come first, as Opacus wants them, then one lane."""
         return FORWARD[self.model](self, x[:, None])[:, 0]
 
 
 def trained(
-    model: str, x: Tensor, y: Tensor, update: type[torch.optim.Optimizer], given: dict[str, float], seed: int,
-    *, classes: int, batch: int, steps: int, noise: float
-) -> Single:  # fmt: skip
+    model, x, y, update: type[torch.optim.Optimizer], given, seed,
+    *, classes, batch, steps, noise
+) :  # fmt: skip
     """After so many steps of PrivacyEngine's loader and optimizer, clipped to 1; noise: its multiplier."""
     from opacus import PrivacyEngine
 

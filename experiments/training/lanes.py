@@ -17,13 +17,12 @@ from torch import Tensor, nn
 from torchdp.randomness import keyed_generator
 
 CONTEXT, WIDTH, RANK = 16, 48, 4  # characters, and the language model's numbers
-Data = tuple[Tensor, Tensor, int]  # x, y, and how many rows are users': the others are for accuracy
 
 
 class Lanes:
     """Weights, drawn as ``nn.Linear`` draws them: ``whole[name]`` (rates, seeds, out, in + 1), in without bias."""
 
-    def __init__(self, shapes: dict[str, tuple[int, int, bool]], rates: int, seeds: int) -> None:
+    def __init__(self, shapes: dict[str, tuple[int, int, bool]], rates, seeds):
         self.rates, self.seeds, self.whole = rates, seeds, dict[str, Tensor]()
         self.biased = {name: bias for name, (_, _, bias) in shapes.items()}
         for name, (out, size, bias) in shapes.items():
@@ -35,9 +34,9 @@ class Lanes:
         views = ({name: W[i] for name, W in self.whole.items()} for i in range(rates))
         self.each = list(views)  # what an optimizer has, for each rate
         self.sizes = [W[0, 0].numel() for W in self.whole.values()]
-        self.made: dict[str, tuple[Tensor, Tensor]] = {}
+        self.made = {}
 
-    def linear(self, name: str, x: Tensor) -> Tensor:
+    def linear(self, name, x):
         """x (lanes, n, ..., in) -> (lanes, n, ..., out)."""
         W = self.whole[name].flatten(0, 1)
         given = torch.cat([x, torch.ones_like(x[..., :1])], -1) if W.shape[-1] > x.shape[-1] else x
@@ -46,7 +45,7 @@ class Lanes:
             self.made[name] = given.detach(), z if z.requires_grad else z.requires_grad_()
         return z
 
-    def clipped(self, forward: "Forward", x: Tensor, y: Tensor, kept: Tensor) -> dict[str, Tensor]:
+    def clipped(self, forward, x, y, kept):
         """(rates, seeds, out, in + 1): sums of gradients clipped to norm 1; x (seeds, n, ...), kept 0 or 1."""
         many = (self.rates,) + (1,) * (x.ndim - 1)
         out = forward(self, x.repeat(many))
@@ -67,7 +66,7 @@ class Lanes:
         return sums
 
     @torch.no_grad()
-    def accuracy(self, forward: "Forward", x: Tensor, y: Tensor) -> Tensor:
+    def accuracy(self, forward, x, y):
         """(rates, seeds)."""
         lanes = self.rates * self.seeds
         right = [
@@ -77,10 +76,7 @@ class Lanes:
         return torch.cat(right, 1).mean(1).view(self.rates, self.seeds)
 
 
-Forward = Callable[[Lanes, Tensor], Tensor]
-
-
-def _squares(a: Tensor, d: Tensor) -> Tensor:
+def _squares(a, d):
     """Squared norms of the examples' gradients d^T a, (lanes, n)."""
     if a.ndim == 3:
         return a.square().sum(-1) * d.square().sum(-1)
@@ -92,7 +88,7 @@ def _squares(a: Tensor, d: Tensor) -> Tensor:
 class Language(nn.Module):
     """A transformer of one block that says which character comes next; ``low``: what is added to a layer."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         self.embed, self.place = (
             nn.Embedding(128, WIDTH),
@@ -102,10 +98,8 @@ class Language(nn.Module):
         sizes |= {"up": (WIDTH, 2 * WIDTH), "down": (2 * WIDTH, WIDTH), "head": (WIDTH, 128)}
         self.layers = nn.ModuleDict({k: nn.Linear(*size) for k, size in sizes.items()})
 
-    def forward(
-        self, ids: Tensor, low: Callable[[str, Tensor], Tensor | float] = lambda name, a: 0.0
-    ) -> Tensor:
-        def layer(name: str, a: Tensor) -> Tensor:
+    def forward(self, ids, low: Callable[[str, Tensor], Tensor | float] = lambda name, a: 0.0):
+        def layer(name, a):
             return self.layers[name](a) + low(name, a)
 
         x = self.embed(ids) + self.place
@@ -116,7 +110,7 @@ class Language(nn.Module):
         return layer("head", nn.functional.layer_norm(h, (WIDTH,))).squeeze(-2)
 
 
-def pieces(text: str, most: int) -> tuple[Tensor, Tensor]:
+def pieces(text, most):
     """Characters and the one that follows, evenly over the text."""
     codes = torch.tensor([min(ord(c), 127) for c in text])
     start = torch.arange(most) * ((len(codes) - CONTEXT - 1) // most)
@@ -126,7 +120,7 @@ def pieces(text: str, most: int) -> tuple[Tensor, Tensor]:
 
 @cache
 @torch.enable_grad()
-def language() -> Language:
+def language():
     """Trained on Python's manual, which is public."""
     from pydoc_data.topics import topics
 
@@ -143,15 +137,15 @@ def language() -> Language:
     return model.requires_grad_(False)
 
 
-def linear(lanes: Lanes, x: Tensor) -> Tensor:
+def linear(lanes, x):
     return lanes.linear("out", x)
 
 
-def mlp(lanes: Lanes, x: Tensor) -> Tensor:
+def mlp(lanes, x):
     return lanes.linear("out", lanes.linear("in", x).relu())
 
 
-def cnn(lanes: Lanes, x: Tensor) -> Tensor:
+def cnn(lanes, x):
     """Eight filters of 3 x 3, means of 2 x 2, a linear layer; x: images of 8 x 8, as they are."""
     images = x.reshape(-1, 1, 8, 8)
     # (lanes, n, 64, 9)
@@ -160,7 +154,7 @@ def cnn(lanes: Lanes, x: Tensor) -> Tensor:
     return lanes.linear("out", h.flatten(2))
 
 
-def attention(lanes: Lanes, x: Tensor) -> Tensor:
+def attention(lanes, x):
     """Over the eight rows of an image; each row says which it is."""
     rows = torch.cat([x.unflatten(-1, (8, 8)), torch.eye(8).expand(*x.shape[:2], 8, 8)], -1)
     h = lanes.linear("embed", rows)
@@ -168,17 +162,17 @@ def attention(lanes: Lanes, x: Tensor) -> Tensor:
     return lanes.linear("out", (h + (q @ k.mT / 4).softmax(-1) @ v).relu().mean(-2))
 
 
-def lora(lanes: Lanes, x: Tensor) -> Tensor:
+def lora(lanes, x):
     """Two thin matrices beside five layers of ``language()``."""
 
-    def low(name: str, a: Tensor) -> Tensor | float:
+    def low(name, a) -> Tensor | float:
         before, after = f"{name} before", f"{name} after"
         return 4 * lanes.linear(after, lanes.linear(before, a)) if before in lanes.whole else 0.0
 
     return language()(x, low)
 
 
-def shapes(model: str, size: int, classes: int) -> dict[str, tuple[int, int, bool]]:
+def shapes(model, size, classes):
     """(out, in, whether there is a bias) of each layer."""
     if model == "LoRA":
         sizes = {
@@ -197,7 +191,7 @@ def shapes(model: str, size: int, classes: int) -> dict[str, tuple[int, int, boo
     }[model]
 
 
-FORWARD: dict[str, Forward] = {
+FORWARD = {
     "linear": linear,
     "MLP": mlp,
     "CNN": cnn,
@@ -207,10 +201,11 @@ FORWARD: dict[str, Forward] = {
 
 
 @cache
-def data(name: str, folder: Path | None) -> Data:
-    """digits, breast cancer, text (pieces of Python's own source), agnews (embeddings in ``folder``), or short digits.
+def data(name, folder: Path | None):
+    """x, y, and how many rows are users': the others are for accuracy.
 
-    Of these columns have mean 0 and rows a norm of about 1.
+    name: digits, breast cancer, text (pieces of Python's own source), agnews (embeddings in ``folder``), or short
+    digits, of which columns have mean 0 and rows a norm of about 1.
     """
     if name == "text":
         import argparse

@@ -12,22 +12,22 @@ from torch.nn import functional as F
 Way = Callable[..., Tensor]
 
 
-def trained(net: nn.Module) -> list[Tensor]:
+def trained(net) -> list[Tensor]:
     return [p for p in net.parameters() if p.requires_grad]
 
 
-def options(y: Tensor, bound: float) -> dict[str, float]:
+def options(y, bound):
     return {"noise_multiplier": 0.0, "max_grad_norm": bound, "expected_batch_size": len(y)}
 
 
-def hooks(net: nn.Module, y: Tensor, bound: float) -> Way:
+def hooks(net, y, bound) -> Way:
     from opacus.grad_sample import GradSampleModule
     from opacus.optimizers import DPOptimizer
 
     hooked = GradSampleModule(net.train())
     optimizer = DPOptimizer(torch.optim.SGD(trained(hooked), 0.1), **options(y, bound))
 
-    def way(*x: Tensor, **named: Tensor) -> Tensor:
+    def way(*x, **named):
         F.cross_entropy(hooked(*x, **named), y).backward()
         optimizer.clip_and_accumulate()
         gradient = torch.cat([p.summed_grad.flatten() for p in trained(hooked)])
@@ -37,7 +37,7 @@ def hooks(net: nn.Module, y: Tensor, bound: float) -> Way:
     return way
 
 
-def ghost(net: nn.Module, y: Tensor, bound: float) -> Way:
+def ghost(net, y, bound) -> Way:
     from opacus.grad_sample import GradSampleModuleFastGradientClipping
     from opacus.optimizers import DPOptimizerFastGradientClipping
     from opacus.utils.fast_gradient_clipping_utils import DPLossFastGradientClipping
@@ -48,7 +48,7 @@ def ghost(net: nn.Module, y: Tensor, bound: float) -> Way:
     )
     two_passes = DPLossFastGradientClipping(ghosts, clips, nn.CrossEntropyLoss())
 
-    def way(*x: Tensor, **named: Tensor) -> Tensor:
+    def way(*x, **named):
         two_passes(ghosts(*x, **named), y).backward()
         gradient = torch.cat([p.grad.flatten() for p in trained(ghosts)])
         ghosts.zero_grad(set_to_none=True)

@@ -41,19 +41,18 @@ from typing import Any
 
 import torch
 from engine import trained
-from lanes import FORWARD, Data, Lanes, data, shapes
+from lanes import FORWARD, Lanes, data, shapes
 from tqdm import tqdm
 
 from torchdp.noise import SeededNoise
 from torchdp.randomness import keyed_generator
-from torchdp.simulate import Experiment, Report
+from torchdp.simulate import Experiment
 from torchdp.training import (
     Batches,
     CorrelatedNoise,
     Descent,
     Iterates,
     Participation,
-    Plan,
     SampledBatches,
     choose,
 )
@@ -79,7 +78,6 @@ class Config:
     steps: tuple[int, ...] = (120,)
     seeds: int = 10
     engine: int = 3  # seeds, at most, that Opacus's own engine trains one after another
-    every: bool = False  # candidate of choose beside the chosen ones
 
 
 SMOKE = Config(
@@ -104,7 +102,7 @@ class PrivateAdam(torch.optim.Optimizer):
     the squares are.
     """
 
-    def __init__(self, groups: list[dict[str, Any]], weight_decay: float) -> None:
+    def __init__(self, groups: list[dict[str, Any]], weight_decay):
         super().__init__(groups, {"weight_decay": weight_decay})
         self.deviation = 0.0
         self.taken = 0
@@ -114,7 +112,7 @@ class PrivateAdam(torch.optim.Optimizer):
                 self.state[p] = {"m": torch.zeros_like(p), "v": torch.zeros_like(p)}
 
     @torch.no_grad()
-    def step(self) -> None:  # type: ignore[override]
+    def step(self):
         first, second = BETAS
         self.taken += 1
         self.noise = second * self.noise + (1 - second) * self.deviation**2
@@ -129,9 +127,7 @@ class PrivateAdam(torch.optim.Optimizer):
                 p.add_(m / sizes, alpha=-group["lr"] / (1 - first**self.taken))
 
 
-def optimizer(
-    name: str, lanes: Lanes, rates: tuple[float, ...], own: bool
-) -> torch.optim.Optimizer:
+def optimizer(name, lanes, rates: tuple[float, ...], own):
     """One for all lanes. own: whether Adam is PrivateAdam."""
     groups = [
         {"params": list(each.values()), "lr": rate}
@@ -144,7 +140,7 @@ def optimizer(
     return adam(groups, weight_decay=decay)
 
 
-def batches(plan: Plan, tag: str) -> Iterator[list[int]]:
+def batches(plan, tag) -> Iterator[list[int]]:
     steps = plan.strategy.steps
     if isinstance(plan.sampling, Participation):
         generator = keyed_generator(tag.encode())
@@ -156,16 +152,16 @@ def batches(plan: Plan, tag: str) -> Iterator[list[int]]:
     )
 
 
-def rates_of(data: str, name: str) -> tuple[float, ...]:
+def rates_of(data, name) -> tuple[float, ...]:
     plain = name in ("SGD", "momentum") or data == "text"
     return tuple(rate * (TIMES.get(data, 1.0) if plain else 1.0) for rate in RATES[name])
 
 
-def learned(config: Config, model: str) -> Data:
+def learned(config, model):
     return data(source(config, model), config.folder)
 
 
-def accuracies(plan: Plan, config: Config, model: str, name: str, own: bool) -> torch.Tensor:
+def accuracies(plan, config, model, name, own):
     """After all steps, of each rate and seed: (rates, seeds). own: whether Adam is PrivateAdam.
 
     Weights and the numbers that noise is made of are those of all plans, batches of all that sample alike.
@@ -195,7 +191,7 @@ def accuracies(plan: Plan, config: Config, model: str, name: str, own: bool) -> 
     return lanes.accuracy(forward, x[users:], y[users:])
 
 
-def by_engine(plan: Plan, config: Config, model: str, name: str) -> torch.Tensor:
+def by_engine(plan, config, model, name):
     """As ``accuracies``, by Opacus's own loader, clipping, optimizer and noise, of the first seeds alone."""
     x, y, users = learned(config, model)
     update = torch.optim.SGD if name in ("SGD", "momentum") else torch.optim.AdamW
@@ -220,9 +216,7 @@ def by_engine(plan: Plan, config: Config, model: str, name: str) -> torch.Tensor
     return found
 
 
-def stored(
-    folder: Path, plan: Plan, config: Config, model: str, name: str, way: str
-) -> torch.Tensor:
+def stored(folder, plan, config, model, name, way):
     """``accuracies``, or those that an earlier run wrote: a killed run goes on."""
     own, engine = way == "ours" and name in ("Adam", "AdamW"), way == "engine"
     said = repr(
@@ -245,11 +239,11 @@ def stored(
     return torch.load(path, weights_only=True)
 
 
-def source(config: Config, model: str) -> str:
+def source(config, model):
     return "text" if model == "LoRA" else config.data
 
 
-def opacus(plan: Plan, epsilon: float) -> Plan:
+def opacus(plan, epsilon):
     """DP-SGD with the noise that Opacus's accountant finds."""
     from opacus.accountants.utils import get_noise_multiplier
 
@@ -263,15 +257,13 @@ def opacus(plan: Plan, epsilon: float) -> Plan:
 
 
 @cache
-def plans(users: int, batch: int, objective: Descent | Iterates, epsilon: float) -> dict[str, Plan]:
+def plans(users, batch, objective: Descent | Iterates, epsilon):
     """By name, the least error first."""
     choice = choose(objective, users, batch, epsilon=epsilon, delta=DELTA)
     return {one.name: one.protocol for one in choice.candidates}
 
 
-def sides(
-    config: Config, model: str, name: str, steps: int, epsilon: float
-) -> dict[str, tuple[str, Plan, str]]:
+def sides(config, model, name, steps, epsilon):
     """Of each its plan, and who trains: with Adam as "ours" or "torch's", or Opacus's "engine"; DP-SGD first."""
     momentum = {"SGD": 0.0, "momentum": 0.9}.get(name)
     users, batch = learned(config, model)[2], BATCH[source(config, model)]
@@ -285,12 +277,10 @@ def sides(
         "chosen": (*next(iter(chosen.items())), "ours"),
         "chosen, flat": (*next(iter(flat.items())), "ours"),
     }
-    if config.every:
-        found |= {f"of all: {plan}": (plan, chosen[plan], "ours") for plan in chosen}
     return found
 
 
-def measure(config: Config, report: Report) -> None:
+def measure(config, report):
     torch.set_num_threads(1)
     for model, steps, name, epsilon in product(
         config.models, config.steps, config.optimizers, config.epsilons

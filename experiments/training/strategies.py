@@ -29,7 +29,7 @@ from torch import Tensor
 
 from torchdp import factorization
 from torchdp.factorization.constructive import normalised_square_root
-from torchdp.simulate import Experiment, Report
+from torchdp.simulate import Experiment
 from torchdp.training import (
     ONCE,
     Epochs,
@@ -45,7 +45,7 @@ Makers = dict[str, Callable[[], Tensor]]
 NORMS = {"largest": torch.inf, "rms": 2.0}
 
 
-def for_once(W: Tensor, tol: float, names: tuple[str, str]) -> Makers:
+def for_once(W, tol, names: tuple[str, str]) -> Makers:
     largest, rms = names
     factors = {
         largest: lambda: factorization.factorize(W, tol=tol),
@@ -55,11 +55,11 @@ def for_once(W: Tensor, tol: float, names: tuple[str, str]) -> Makers:
     return _causal(W, factors) | {"independent": lambda: torch.eye(len(W), dtype=torch.float64)}
 
 
-def _causal(W: Tensor, factors: dict[str, Callable]) -> Makers:
+def _causal(W, factors: dict[str, Callable]) -> Makers:
     return {name: lambda make=make: causal_strategy(W, make()) for name, make in factors.items()}
 
 
-def jax_privacy(n: int, user: Participation, p: float = 2.0) -> Makers:
+def jax_privacy(n, user: Participation, p=2.0) -> Makers:
     """Empty where it is not installed."""
     try:
         import jax
@@ -78,11 +78,7 @@ def jax_privacy(n: int, user: Participation, p: float = 2.0) -> Makers:
     worst = jax.numpy.max
     if isinstance(user, Epochs):
         best = partial(dense.optimize, n, epochs=n // user.period)
-        made = {"mean": best, "mean, equal norms": partial(best, equal_norm=True)}
-        made |= {
-            "mean, banded": partial(best, bands=user.period),
-            "128-norm": partial(best, reduction_fn=power),
-        }
+        made = {"mean": best, "128-norm": partial(best, reduction_fn=power)}
         made |= {"max": partial(best, reduction_fn=worst)} if n <= 128 else {}  # ten minutes at 512
     elif user == ONCE:
         best = partial(dense.optimize, n)
@@ -110,7 +106,7 @@ def jax_privacy(n: int, user: Participation, p: float = 2.0) -> Makers:
     }
 
 
-def opake(n: int, user: Separated) -> Makers:
+def opake(n, user: Separated) -> Makers:
     """Both Toeplitz; it is told no norm. Empty where it is not installed."""
     try:
         from opake.dpftrl import band_mf_strategy, blt_strategy
@@ -148,9 +144,7 @@ class Config:
 SMOKE = Config((16,), ("16,2", "24,3"), ("12,4,3", "8,2,2"), 1e-3, peers=False)
 
 
-def judged(
-    make: Callable[[], Tensor], W: Tensor, user: Participation
-) -> tuple[dict[str, float], float]:
+def judged(make: Callable[[], Tensor], W, user: Participation) -> tuple[dict[str, float], float]:
     """The largest error and the root mean square of a strategy, and the seconds that it took."""
     start = time.process_time()
     C = make().tril()
@@ -159,15 +153,7 @@ def judged(
     return {"largest": float(errors.max()), "rms": float(errors.square().mean().sqrt())}, seconds
 
 
-def together(
-    report: Report,
-    table: str,
-    cell: dict,
-    W: Tensor,
-    user: Participation,
-    bounds: dict,
-    made: Makers,
-) -> None:
+def together(report, table, cell, W, user: Participation, bounds, made: Makers):
     """A row for each strategy, with both norms."""
     least = {name: float(found.certificate.lower) for name, found in bounds.items()}
     least["rms"] /= len(W) ** 0.5
@@ -177,7 +163,7 @@ def together(
         report.row(table, **cell, strategy=name, **errors, cpu_seconds=seconds)
 
 
-def separated(config: Config, report: Report, cell: dict[str, int]) -> None:
+def separated(config, report, cell: dict[str, int]):
     """A row for each norm and strategy."""
     n, gap, times = cell.values()
     W, user = Iterates(n).dense(), Separated(gap, times)
@@ -200,7 +186,7 @@ def separated(config: Config, report: Report, cell: dict[str, int]) -> None:
             "torchdp, fixed epochs": partial(factorization.factorize_epochs, W, gap, p),
             "torchdp, one participation": partial(factorization.factorize, W, p),
         }
-        made: Makers = {"torchdp": found.strategy.dense, **_causal(W, factors)}
+        made = {"torchdp": found.strategy.dense, **_causal(W, factors)}
         made["independent"] = partial(torch.eye, n, dtype=torch.float64)
         made |= jax_privacy(n, user, p) | opake(n, user) if config.peers else {}
         for name, make in made.items():
@@ -211,7 +197,7 @@ def separated(config: Config, report: Report, cell: dict[str, int]) -> None:
             report.row("separated", **cell, norm=norm, strategy=name, **row)
 
 
-def measure(config: Config, report: Report) -> None:
+def measure(config, report):
     torch.set_num_threads(1)
     tol = config.tol
     for n in config.once:

@@ -20,7 +20,7 @@ from tqdm import tqdm
 
 from torchdp.factorization import factorize_buffered
 from torchdp.factorization.solvers.banded_solver import banded_toeplitz
-from torchdp.simulate import Experiment, Report
+from torchdp.simulate import Experiment
 from torchdp.training import CorrelatedNoise
 from torchdp.workloads import RunningSums
 
@@ -32,7 +32,7 @@ class Config:
     measured: int = 5  # of each but the last, whose steps are all measured
 
 
-def measure(config: Config, report: Report) -> None:
+def measure(config, report):
     gradient = torch.zeros(config.size)
     c = torch.as_tensor(banded_toeplitz(np.ones(config.steps, np.float32), 4, 2.0))
     age = torch.arange(config.steps)[:, None] - torch.arange(config.steps)

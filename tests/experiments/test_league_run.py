@@ -110,30 +110,18 @@ def histogram(rng):
     return rng.multinomial(USERS, rng.dirichlet(np.ones(K)))
 
 
-NAMES = (
-    "k-RR",
-    "OUE",
-    "SUE",
-    "OLH",
-    "subset selection",
-    "Hadamard response",
-    "HH_2",
-    "HH_4",
-    "HH_8",
-    "HaarHRR",
-)
-
-
-@pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("epsilon", [0.5, 2.5])
-def test_published_histograms_are_unbiased(peers, name, epsilon):
-    rng = np.random.default_rng(5)
-    counts, every = histogram(rng), peers.HISTOGRAMS | peers.SMALL_HISTOGRAMS | peers.RANGES
-    error = every[name](peers.Asked(counts, epsilon, TRIALS, rng)) - counts / USERS
-    z = error.mean(0) / (error.std(0) / math.sqrt(TRIALS))
-    assert np.abs(z).max() < 4.5
-    # a bias of a tenth is seen
-    assert np.abs(1.1 * counts / USERS - counts / USERS + error.mean(0)).max() > 3e-3
+def test_published_histograms_are_unbiased(peers, epsilon):
+    every = peers.HISTOGRAMS | peers.SMALL_HISTOGRAMS | peers.RANGES
+    assert len(every) == 10
+    for name, peer in every.items():
+        rng = np.random.default_rng(5)
+        counts = histogram(rng)
+        error = peer(peers.Asked(counts, epsilon, TRIALS, rng)) - counts / USERS
+        z = error.mean(0) / (error.std(0) / math.sqrt(TRIALS))
+        assert np.abs(z).max() < 4.5, name
+        # a bias of a tenth is seen
+        assert np.abs(0.1 * counts / USERS + error.mean(0)).max() > 3e-3, name
 
 
 def test_published_histograms_have_their_published_variance(peers):

@@ -5,7 +5,7 @@ from scripts import FOLDER, loaded
 
 SLOW = """bench/journal collection/level density/attack density/bitsums density/chosen density/classification
     density/decode density/error density/messages density/noise factorization/relaxation
-    factorization/trained league/run mean/errors mean/shapes pairwise/more_statistics pairwise/random_kernels
+    factorization/trained league/run mean/errors mean/shapes queries/more_statistics pairwise/random_kernels
     pairwise/separation queries/fitted secure/servers shuffle/amplification stories/pictures training/accepted
     training/accounting training/choose training/clipping training/optimizers
     training/recalled""".split()  # over five CPU-seconds

@@ -16,32 +16,32 @@ from pathlib import Path
 import numpy as np
 
 
-def likely(k: int) -> np.ndarray:
+def likely(k):
     """Shares of k types: few are common, most are rare."""
     chance = 1 / (np.arange(k) + 4.0)
     return chance / chance.sum()
 
 
-def crowd(n: int, k: int) -> np.ndarray:
+def crowd(n, k):
     """The types of n users, in [0, k)."""
     return np.random.default_rng(1).choice(k, n, p=likely(k))
 
 
-def counts(n: int, k: int) -> np.ndarray:
+def counts(n, k):
     """How many of n users are of each type, where they are too many to list."""
     whole = np.floor(likely(k) * n).astype(np.int64)
     whole[0] += n - whole.sum()
     return whole
 
 
-def table(n: int, d: int) -> tuple[np.ndarray, np.ndarray]:
+def table(n, d):
     """Rows of norm at most 1 and labels in [-1, 1]."""
     rng = np.random.default_rng(2)
     X = rng.uniform(-1, 1, (n, d)) / d**0.5
     return X, np.clip(X @ np.linspace(-1, 1, d) + 0.1 * rng.standard_normal(n), -1, 1)
 
 
-def spheres(n: int, d: int) -> np.ndarray:
+def spheres(n, d):
     """Vectors of norm 1, about a common direction."""
     x = np.random.default_rng(3).standard_normal((n, d)) + np.linspace(-1, 1, d)
     return x / np.linalg.norm(x, axis=1, keepdims=True)
@@ -50,7 +50,7 @@ def spheres(n: int, d: int) -> np.ndarray:
 PAIRS = ((0, 1), (1, 2), (0, 2))  # attributes whose joint counts are asked
 
 
-def marginals(n: int, size: int, sigma: float) -> tuple[np.ndarray, np.ndarray]:
+def marginals(n, size, sigma):
     """Counts of n people in all pairs of three attributes of so many values: true, and with noise; (3, size^2)."""
     rng = np.random.default_rng(4)
     chance = rng.gamma(0.3, size=(size, size, size))
@@ -61,9 +61,7 @@ def marginals(n: int, size: int, sigma: float) -> tuple[np.ndarray, np.ndarray]:
     return true, true + sigma * rng.standard_normal(true.shape)
 
 
-def network(
-    n: int, d: int, hidden: int, classes: int
-) -> tuple[list[np.ndarray], np.ndarray, np.ndarray]:
+def network(n, d, hidden, classes):
     """Weights and biases of two layers, float32, and n examples with labels."""
     rng = np.random.default_rng(5)
     shapes = ((hidden, d), (hidden,), (classes, hidden), (classes,))
@@ -73,7 +71,7 @@ def network(
     return parameters, rng.standard_normal((n, d)).astype(np.float32), rng.integers(classes, size=n)
 
 
-def measured(work: Callable[[], object]) -> dict:
+def measured(work: Callable[[], object]):
     """Processor seconds of one call, MiB by which memory grew at its highest, and what it returned."""
     before, marks = None, Path("/proc/self/clear_refs")
     if marks.exists():
@@ -87,29 +85,29 @@ def measured(work: Callable[[], object]) -> dict:
     return {"seconds": seconds, "MiB": grown, "answer": answer}
 
 
-def held(name: str) -> float:
+def held(name):
     lines = Path("/proc/self/status").read_text().splitlines()
     return next(float(line.split()[1]) for line in lines if line.startswith(name + ":"))
 
 
-def plain(value: object) -> object:
-    return value.tolist() if hasattr(value, "tolist") else float(value)  # type: ignore[arg-type]
+def plain(value):
+    return value.tolist() if hasattr(value, "tolist") else float(value)
 
 
-def calls(made: object) -> tuple:
+def calls(made):
     return made if isinstance(made, tuple) else (made, lambda: None)
 
 
-def longest(total: Callable, x: np.ndarray, y: np.ndarray) -> Callable[[], list[float]]:
+def longest(total, x, y):
     """Norms of the sums of eight examples, each alone."""
     return lambda: [
         float(np.linalg.norm(total(x[i : i + 1], y[i : i + 1]).astype(float))) for i in range(8)
     ]
 
 
-def main(package: str, rows: dict[str, Callable], version: str = "") -> None:
-    """package: "" where it is not installed but in a folder, of that version."""
-    version = importlib.metadata.version(package) if package else version
+def main(package, rows: dict[str, Callable]):
+    """package: "" where it is not installed but a checkout."""
+    version = importlib.metadata.version(package) if package else ""
     for name, settings, warm in json.loads(sys.argv[1]):
         try:
             calls(rows[name](**{**settings, **warm}))[0]()

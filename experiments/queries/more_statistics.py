@@ -1,14 +1,14 @@
 """Ratios over pairs, rank correlations, distances of groups, covariances: predicted and measured error, coverage.
 
 Paper: none; Ghazi, Kamath, Kumar, Manurangsi, Sealfon (2023) for the local model and its pairs.
-Command:  python experiments/pairwise/more_statistics.py
+Command:  python experiments/queries/more_statistics.py
 Expected: in the marked cells measured over predicted RMSE within 0.95 to 1.04, coverage of 95 % intervals within 0.93
     to 0.97, bias of at most 4 standard errors of the trials (3,000 each; 0.004 of a coverage). Marked: a predicted RMSE
     of at most 0.1 of the statistic's range (0.3 of an unbounded one's value). Two groups of one distribution, where a
     distance is 0: intervals hold it nearly always. Covariance of two numbers, n = 3e4: error 0.0058 and 0.0014 at
     epsilon 1 and 4.
 Data: users of 12 to 32 types, related and unrelated columns; the error is the privacy noise alone.
-Output: results/pairwise/more_statistics/cells.csv, marked.csv.
+Output: results/queries/more_statistics/cells.csv, marked.csv.
 Artifact: figure | statistics beyond the paper's
 Status: agrees
 Time: about 20 minutes on one thread; --smoke in 10 to 20 CPU-seconds (no search for strategies).
@@ -20,15 +20,15 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor
+from channels import cell
 
 from torchdp import mean, pairwise, queries
 from torchdp.domains import Box
 from torchdp.pairwise import PairwiseStatistic
-from torchdp.protocol import Crowd, Protocol
+from torchdp.protocol import Crowd
 from torchdp.queries import ShareFunction
 from torchdp.randomness import keyed_generator
-from torchdp.simulate import Experiment, Moments, Report
+from torchdp.simulate import Experiment
 from torchdp.simulate.report import read_table
 
 SIDE = 4  # bins of each of two columns
@@ -56,7 +56,7 @@ def statistics() -> dict[str, PairwiseStatistic | ShareFunction]:
     }
 
 
-def histograms(name: str, k: int) -> dict[str, Tensor]:
+def histograms(name, k):
     """Shares of k types, related columns or different groups, and unrelated or alike."""
     up = torch.arange(1, SIDE + 1, dtype=torch.float64)
     near = torch.exp(-(up[:, None] - up).abs() / 2)
@@ -78,39 +78,13 @@ def histograms(name: str, k: int) -> dict[str, Tensor]:
     }
 
 
-def chosen(
-    statistic: PairwiseStatistic | ShareFunction, n: int, epsilon: float, search: bool
-) -> Any:
-    """The best candidate, as ``torchdp estimate`` would take it."""
-    return queries.choose(statistic, n, epsilon, search=search).candidates[0]
-
-
-def cell(
-    protocol: Protocol[Any], summary: Any, entry: tuple[int, ...], trials: int
-) -> dict[str, float]:
-    """Truth, predicted and measured error, bias in standard errors of the trials, coverage: of one entry."""
-    drawn = protocol.sample_estimate(
-        summary, generator=keyed_generator(b"more"), sample_shape=(trials,)
-    )
-    at = (..., *entry)
-    truth, predicted = protocol.exact(summary)[entry], float(protocol.predicted_mse(summary)[entry])
-    error, (low, high) = drawn.value[at] - truth, drawn.interval()
-    return {
-        "truth": float(truth),
-        "predicted_rmse": math.sqrt(predicted),
-        "measured_rmse": float(error.square().mean().sqrt()),
-        "bias_z": Moments.of(error).z_score(0.0),
-        "coverage": float(((low[at] <= truth) & (truth <= high[at])).double().mean()),
-    }
-
-
-def marked(row: dict[str, Any], limits: tuple[float, float] | None) -> bool:
+def marked(row: dict[str, Any], limits: tuple[float, float] | None):
     low, high = limits or (-math.inf, math.inf)
     size = (high - low) / 3 if high - low < math.inf else abs(row["truth"])
     return bool(0 < row["predicted_rmse"] <= 0.3 * size)
 
 
-def covariances(config: Config, report: Report) -> None:
+def covariances(config, report):
     """Of two numbers, by a vector of numbers and products."""
     generator = keyed_generator(b"numbers", "cpu")
     x = torch.as_tensor(torch.rand(40, 2, dtype=torch.float64, device="cpu", generator=generator))
@@ -120,23 +94,24 @@ def covariances(config: Config, report: Report) -> None:
         protocol = mean.LocalCovariance.calibrated(box, epsilon=epsilon)
         for n in config.users:
             crowd = Crowd(x, torch.full((40,), n // 40))
-            for name, entry in (("variance", (0, 0)), ("covariance", (0, 1))):
-                row = cell(protocol, crowd, entry, config.trials)
+            for entry, name in enumerate(("variance", "covariance")):
+                row = cell(protocol, crowd, config.trials, b"more", entry)
                 keys = {"statistic": name, "histogram": "related", "n": n, "epsilon": epsilon}
                 report.row("cells", **keys, protocol="LocalCovariance", **row, marked=True)
 
 
-def measure(config: Config, report: Report) -> None:
+def measure(config, report):
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of denominators in cells of few users
         for name, statistic in statistics().items():
             k = statistic.types
             for epsilon in config.epsilons:
                 for n in config.users:
-                    best = chosen(statistic, n, epsilon, config.search)
+                    choice = queries.choose(statistic, n, epsilon, search=config.search)
+                    best = choice.candidates[0]
                     for histogram, shares in histograms(name, k).items():
                         counts = (shares / shares.sum() * n).round().long()
-                        row = cell(best.protocol, counts, (), config.trials)
+                        row = cell(best.protocol, counts, config.trials, b"more")
                         keys = {
                             "statistic": name,
                             "histogram": histogram,
@@ -152,7 +127,6 @@ def measure(config: Config, report: Report) -> None:
                         )
         covariances(config, report)
     rows = [row for row in read_table(report.folder / "cells.csv") if row["marked"]]
-    report.say()
     ratios = [row["measured_rmse"] / row["predicted_rmse"] for row in rows]
     covers = [row["coverage"] for row in rows]
     report.row(
