@@ -47,13 +47,15 @@ PROTOCOLS = (
     "two rounds",
 )
 FEW = 3_000  # users, at most, of reports of subsets
-GROUPS = (  # w and its mean in standard deviations: of one coordinate, of each of so many others
-    ((1.0, 1.3), (0.047, 0.0), 60),
-    ((1.0, 1.3), (0.047, 0.38), 22),
-    ((1.0, 1.3), (0.1, 0.38), 10),
-    ((1.0, 1.3), (0.2, 0.0), 22),
-    ((1.0, 1.77), (0.225, 0.04), 4),
-    ((1.0, 1.3), (-0.047, 0.0), 22),
+# w, mean in standard deviations and number of coordinates of two groups.
+GROUPS = (
+    ((1.0, 0.047), (1.3, 0.0), (1, 60)),
+    ((1.0, 0.047), (1.3, 0.38), (1, 22)),
+    ((1.0, 0.1), (1.3, 0.38), (1, 10)),
+    ((1.0, 0.2), (1.3, 0.0), (1, 22)),
+    ((1.0, 0.225), (1.77, 0.04), (1, 4)),
+    ((1.0, -0.047), (1.3, 0.0), (1, 22)),
+    ((1.0, 0.654), (2.0, 0.0), (1, 12)),
 )
 USERS, EPSILONS = (300, 3_000, 30_000, 300_000), (0.5, 1.0, 2.0, 4.0)
 
@@ -234,57 +236,84 @@ def ideal(curved, linear, e):
     return float(((off <= below + room) & (-off <= above + room)).double().mean())
 
 
+@dataclass(frozen=True, eq=False)
+class Spectrum:
+    """Groups of equal coordinates: w, mean in standard deviations and number of each, (groups) each."""
+
+    w: Tensor
+    mean: Tensor
+    many: Tensor
+
+    @staticmethod
+    def random(generator: torch.Generator) -> "Spectrum":
+        groups = int(torch.randint(1, 5, (), generator=generator))
+        u = uniforms(generator, 5, groups)
+        sign = torch.where(u[0] < 0.7, 1.0, -1.0)
+        mean = torch.where(u[1] < 0.4, 0.0, 4 * u[2])
+        return Spectrum(sign * 10 ** (-2 * u[3]), mean, 60 ** u[4])
+
+    def moved(self, size: float, generator: torch.Generator) -> "Spectrum":
+        factor = (size * normals(generator, 3, len(self.w))).exp()
+        return Spectrum(
+            w=self.w * factor[0],
+            mean=(self.mean + 0.1 * size) * factor[1],
+            many=(self.many * factor[2]).clamp(1, 60),
+        )
+
+    def coverage(self, trials: int, seed: bytes) -> float:
+        many = self.many.long()
+        curved = self.w.repeat_interleave(many)
+        linear = (self.w * self.mean).repeat_interleave(many)
+        generator = keyed_generator(seed, "cpu")
+        return ideal(curved, linear, normals(generator, trials, len(curved)))
+
+    def __str__(self) -> str:
+        w = self.w / self.w.abs().max()
+        groups = zip(w.tolist(), self.mean.tolist(), self.many.long().tolist(), strict=True)
+        return "; ".join(f"{many} of {w:.3g}, mean {mean:.3g}" for w, mean, many in groups)
+
+
 def search(config, report):
-    """The least coverage over w and l of up to six coordinates: random starts, steps downhill from the worst five."""
+    """The least coverage over spectra: random starts, then steps downhill from the worst five."""
     generator = keyed_generator(b"search", "cpu")
-    draws = normals(generator, config.draws, 6)
-
-    def coverage(point, e):
-        return ideal(point[0], point[1], e[:, : point.shape[1]])
-
     starts = []
-    for index in range(config.starts):
-        r = 1 + index % 6
-        w = 10 ** (-1.5 * uniforms(generator, r))
-        w = w * normals(generator, r).sign()
-        mu = 4 * uniforms(generator, r)
-        mu = mu * (uniforms(generator, r) < 0.7)
-        point = torch.stack([w, w * mu])
-        starts.append((coverage(point, draws[: config.draws // 4]), point))
-    starts.sort(key=lambda each: each[0])
-    for share, point in starts[:5]:
-        share, size = coverage(point, draws), 0.5
+    for _ in range(config.starts):
+        spectrum = Spectrum.random(generator)
+        starts.append((spectrum.coverage(config.draws // 4, b"starts"), spectrum))
+    starts.sort(key=lambda start: start[0])
+    report.say(f"median of the starts {starts[len(starts) // 2][0]:.4f}")
+    for _, spectrum in starts[:5]:
+        share = spectrum.coverage(config.draws, b"steps")
+        size = 0.5
         for _ in range(config.steps):
-            change = (size * normals(generator, point.shape)).exp()
-            new = point * change
-            found = coverage(new, draws)
+            moved = spectrum.moved(size, generator)
+            found = moved.coverage(config.draws, b"steps")
             if found < share:
-                point, share = new, found
+                spectrum = moved
+                share = found
             else:
                 size *= 0.93
-        fresh = normals(generator, 5 * config.draws, 6)
-        w, ell = (
-            " ".join(f"{float(each):.3g}" for each in part / point[0].abs().max()) for part in point
-        )
-        report.row("search", w=w, l=ell, chosen=share, coverage=coverage(point, fresh))
+        fresh = spectrum.coverage(5 * config.draws, b"fresh")
+        report.row("search", spectrum=str(spectrum), chosen=share, coverage=fresh)
 
 
 def groups(config, report):
     """Normal noise of many small coordinates beside a large one that is seen near 0."""
-    generator = keyed_generator(b"groups", "cpu")
-    for (w, mean), (small, small_mean), many in GROUPS:
-        curved = torch.tensor([w] + [small] * many, dtype=torch.float64)
-        linear = torch.tensor([w * mean] + [small * small_mean] * many, dtype=torch.float64)
-        e = normals(generator, config.draws // 2, len(curved))
-        report.row(
-            "groups",
-            w=w,
-            mean=mean,
-            small=small,
-            small_mean=small_mean,
-            many=many,
-            coverage=ideal(curved, linear, e),
-        )
+    for w, mean, many in GROUPS:
+        spectrum = Spectrum(torch.tensor(w), torch.tensor(mean), torch.tensor(many))
+        coverage = spectrum.coverage(config.draws // 2, b"groups")
+        report.row("groups", spectrum=str(spectrum), coverage=coverage)
+
+
+def hierarchy(config, report):
+    """24 types in two groups: the kernel is 1 for two users of one type, 1/2 for two of one group."""
+    group = (torch.arange(24) >= 12).double()
+    kernel = ((group[:, None] == group).double() + torch.eye(24, dtype=torch.float64)) / 2
+    shares = torch.where(group == 0, 0.553, 0.447).double() / 12
+    cell = Cell("hierarchy", "randomized response", 30_000, 1.0, shares, kernel)
+    generator = keyed_generator(b"hierarchy", "cpu")
+    found = judged(cell.made(generator), cell.counts, config.trials, generator)
+    report.row("hierarchy", k=24, n=cell.users, epsilon=cell.epsilon, trials=config.trials, **found)
 
 
 @on_host
@@ -295,6 +324,7 @@ def measure(config, report):
         measure_cells(config, report)
         search(config, report)
         groups(config, report)
+        hierarchy(config, report)
 
 
 EXPERIMENT = Experiment(measure, Config(), Config(1, 1, 100, 100, 3, 1, 400))

@@ -24,6 +24,7 @@ from torchdp.simulate import Experiment
 from torchdp.sketching import (
     AdaptiveCoalition,
     GaussianNoise,
+    Sketch,
     balanced_count_sketch,
     balanced_osnap,
     count_sketch,
