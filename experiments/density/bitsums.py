@@ -34,9 +34,7 @@ from torchdp.shuffle import (
 from torchdp.simulate import Experiment
 
 
-def composition(
-    epsilon: float, delta: float, instances: int, slack: float, sparsity: int = 1
-) -> tuple[float, float]:
+def composition(epsilon, delta, instances, slack, sparsity=1):
     """(epsilon, delta) of ``instances`` repetitions whose bitsums are (epsilon, delta)-DP, ``sparsity`` bits in each.
 
     With e = epsilon sparsity: e (exp(e) - 1) I + e sqrt(2 I ln(1/slack)), and I sparsity delta + slack.
@@ -49,7 +47,7 @@ def composition(
     return drift + deviation, instances * sparsity * delta + slack
 
 
-def split(epsilon: float, delta: float, instances: int, sparsity: int = 1) -> tuple[float, float]:
+def split(epsilon, delta, instances, sparsity=1):
     """(epsilon, delta) of one bitsum such that ``composition`` with slack delta/2 gives (epsilon, delta).
 
     delta/(2 I sparsity), and the largest such epsilon, never above the root.
@@ -57,14 +55,14 @@ def split(epsilon: float, delta: float, instances: int, sparsity: int = 1) -> tu
     Source: Wagner (2025), Theorem 3.1 and section 5.
     """
 
-    def spent(inverse: float) -> float:
+    def spent(inverse):
         return composition(1 / inverse, 0.0, instances, delta / 2, sparsity)[0]
 
     inverse = least(spent, epsilon, 1.6 / epsilon, 2.7 / epsilon, 2.0**-46)
     return 1 / inverse, delta / (2 * instances * sparsity)
 
 
-def published_response(users: int, epsilon: float, delta: float) -> RandomizedResponseSum:
+def published_response(users, epsilon, delta):
     """Shuffled randomized response of one bitsum: a fair coin with probability lambda/n, hence flip = lambda/(2 n).
 
     With L = ln(4/delta): lambda = 64 L/epsilon^2 where epsilon >= sqrt(192 L/n), else
@@ -80,9 +78,7 @@ def published_response(users: int, epsilon: float, delta: float) -> RandomizedRe
     return RandomizedResponseSum(users, coins / (2 * users))
 
 
-def published_correlated(
-    users: int, epsilon: float, delta: float, gamma: float = 0.01
-) -> CorrelatedSum:
+def published_correlated(users, epsilon, delta, gamma=0.01):
     """Correlated noise of one bitsum: epsilon_1 = (1 - gamma) epsilon for what stays, the rest for the flood.
 
     ratio = e^-epsilon_1, epsilon_2 = min(1/2, gamma epsilon), delta_2 = delta/(e^epsilon_1 + 2 e^(2 epsilon_1)),
@@ -97,9 +93,7 @@ def published_correlated(
     return CorrelatedSum(users, math.exp(-stays), 3 * (1 + log), flood)
 
 
-def published_flood_of_one(
-    users: int, epsilon: float, delta: float, gamma: float = 0.01
-) -> CorrelatedSum:
+def published_flood_of_one(users, epsilon, delta, gamma=0.01):
     """The same with a flood that hides one message only: NB(3 (1 + ln(1/delta)), e^(-0.2 min(1, gamma epsilon))).
 
     Source: Ghazi, Kumar, Manurangsi, Pagh, Sinha (2021), Lemma 9, with Theorem 13 of Ghazi et al. (2020).
@@ -109,7 +103,7 @@ def published_flood_of_one(
     return CorrelatedSum(users, math.exp(-(1 - gamma) * epsilon), shape, flood)
 
 
-def published_pure(users: int, epsilon: float, rho: float = 0.5) -> tuple[float, float]:
+def published_pure(users, epsilon, rho=0.5):
     """Noise ratio and drop probability of the pure protocol of one bitsum, at the level of counts.
 
     ratio = e^-(epsilon - 0.01 rho min(epsilon, 1)), drop = 0.2 rho/(e^epsilon (1 - e^-epsilon)^2 n), rho in (0, 1/2].
@@ -120,7 +114,7 @@ def published_pure(users: int, epsilon: float, rho: float = 0.5) -> tuple[float,
     return math.exp(-(epsilon - 0.01 * rho * min(epsilon, 1.0))), drop
 
 
-def laplace_variance(epsilon: float) -> float:
+def laplace_variance(epsilon):
     """Of discrete Laplace noise of ratio e^-epsilon."""
     return 1 / (2 * math.sinh(epsilon / 2) ** 2)
 
@@ -156,24 +150,24 @@ class Pure:
     drop: float
 
     @property
-    def tilt(self) -> float:
+    def tilt(self):
         """epsilon_2, of the flood."""
         return self.share * self.epsilon
 
     @property
-    def ratio(self) -> float:
+    def ratio(self):
         """e^(-epsilon_1) of the noise that stays."""
         return math.exp(self.tilt - self.epsilon)
 
     @property
-    def flood(self) -> int:
+    def flood(self):
         """s, the most copies of F; rounding never takes one away."""
         odds = math.expm1(self.tilt) * (1 - self.drop) / (math.expm1(self.epsilon) * self.drop)
         copies = math.log1p(odds) / self.tilt - 1
         return max(0, math.ceil(copies + 1e-9 * abs(copies)))
 
     @property
-    def messages_per_user(self) -> float:
+    def messages_per_user(self):
         """1 - drop + 2 (1 - drop) E F + 2 ratio/((1 - ratio) n)."""
         length = self.flood + 1
         if self.tilt * length < 1e-4:  # nearly uniform, where the closed form cancels
@@ -185,21 +179,21 @@ class Pure:
         return (1 - self.drop) * (1 + 2 * mean) + noise
 
     @property
-    def rmse(self) -> float:
+    def rmse(self):
         """Where everybody holds a one."""
         odds = self.drop / (1 - self.drop)
         noise = laplace_variance(self.epsilon - self.tilt) / (1 - self.drop) ** 2
         return math.sqrt(self.users * odds + noise)
 
     @staticmethod
-    def tuned(users: int, epsilon: float, slack: float = 0.1) -> "Pure":
+    def tuned(users, epsilon, slack=0.1):
         """That of fewest messages whose RMSE is at most (1 + slack) times the discrete Laplace's at epsilon.
 
         For each share, the largest drop that keeps the RMSE solves a quadratic equation.
         """
         budget = (1 + slack) ** 2 * laplace_variance(epsilon)
 
-        def of(share: float) -> Pure:
+        def of(share) -> Pure:
             noise = laplace_variance((1 - share) * epsilon)
             b = 2 * noise + users  # z = drop/(1 - drop):  noise (1 + z)^2 + users z = budget
             z = 2 * (budget - noise) / (b + math.sqrt(b * b + 4 * noise * (budget - noise)))

@@ -115,7 +115,7 @@ def by_cvxpy(W, solver, **settings):
     return root[:m], root[m:].T, weights[:m], weights[m:], None
 
 
-def by_jax_privacy(W, reduction, steps=10_000) -> tuple[Tensor, Tensor]:
+def by_jax_privacy(W, reduction, steps=10_000):
     jax = import_jax()
     import jax.numpy as jnp
     import numpy as np
@@ -131,7 +131,7 @@ def by_jax_privacy(W, reduction, steps=10_000) -> tuple[Tensor, Tensor]:
     return completed(W, torch.as_tensor(np.array(strategy)).double())
 
 
-def by_federated(W, tol) -> tuple[Tensor, Tensor]:
+def by_federated(W, tol):
     import_jax()
     import numpy as np
     from dp_matrix_factorization import loops
@@ -142,7 +142,7 @@ def by_federated(W, tol) -> tuple[Tensor, Tensor]:
     return torch.as_tensor(np.array(found["W"])), torch.as_tensor(np.array(found["H"]))
 
 
-def by_hdmm(W) -> tuple[Tensor, Tensor]:
+def by_hdmm(W):
     from hdmm import matrix, templates
 
     template = templates.McKennaConvex(W.shape[1])
@@ -166,12 +166,12 @@ def random_signs(k):
     return torch.randint(0, 2, (k, k), generator=keyed_generator(b"signs")).double() * 2 - 1
 
 
-def completed(W, C) -> tuple[Tensor, Tensor]:
+def completed(W, C):
     """W = L C with L = W C^+."""
     return W @ torch.linalg.pinv(C), C
 
 
-def available(run) -> ImportError | None:
+def available(run):
     """What is missing; a first call on a small problem, which is not timed."""
     try:
         run(workloads.prefix(4).dense())
@@ -198,7 +198,7 @@ class Config:
     problems: tuple[str, ...] = ()  # none: all of this norm
 
 
-def gamma_2_runs(W, tol, most) -> dict[str, Run]:
+def gamma_2_runs(W, tol, most):
     runs = {
         f"fixed point, to {tol:g}": partial(fixed_point, tol=tol),
         "  without acceleration": partial(fixed_point, tol=tol, memory=0),
@@ -214,7 +214,7 @@ def gamma_2_runs(W, tol, most) -> dict[str, Run]:
     return runs
 
 
-def gamma_f_runs(W, tol, most) -> dict[str, Run]:
+def gamma_f_runs(W, tol, most):
     runs = {
         f"fixed point, to {gap:g}": partial(fixed_point, tol=gap, p=2) for gap in (1e-4, 1e-6, 1e-8)
     }

@@ -192,7 +192,7 @@ def judged(protocol, counts, trials, generator):
     return {"coverage": holds(ends, truth), "normal": holds(normal, truth), "width": width}
 
 
-def limits(kind) -> tuple[float, float]:
+def limits(kind):
     return (0.925, 1.0) if "stationary" in kind or "ratio" in kind else (0.93, 0.975)
 
 
@@ -245,14 +245,14 @@ class Spectrum:
     many: Tensor
 
     @staticmethod
-    def random(generator: torch.Generator) -> "Spectrum":
+    def random(generator):
         groups = int(torch.randint(1, 5, (), generator=generator))
         u = uniforms(generator, 5, groups)
         sign = torch.where(u[0] < 0.7, 1.0, -1.0)
         mean = torch.where(u[1] < 0.4, 0.0, 4 * u[2])
         return Spectrum(sign * 10 ** (-2 * u[3]), mean, 60 ** u[4])
 
-    def moved(self, size: float, generator: torch.Generator) -> "Spectrum":
+    def moved(self, size, generator):
         factor = (size * normals(generator, 3, len(self.w))).exp()
         return Spectrum(
             w=self.w * factor[0],
@@ -260,14 +260,14 @@ class Spectrum:
             many=(self.many * factor[2]).clamp(1, 60),
         )
 
-    def coverage(self, trials: int, seed: bytes) -> float:
+    def coverage(self, trials, seed):
         many = self.many.long()
         curved = self.w.repeat_interleave(many)
         linear = (self.w * self.mean).repeat_interleave(many)
         generator = keyed_generator(seed, "cpu")
         return ideal(curved, linear, normals(generator, trials, len(curved)))
 
-    def __str__(self) -> str:
+    def __str__(self):
         w = self.w / self.w.abs().max()
         groups = zip(w.tolist(), self.mean.tolist(), self.many.long().tolist(), strict=True)
         return "; ".join(f"{many} of {w:.3g}, mean {mean:.3g}" for w, mean, many in groups)

@@ -20,7 +20,7 @@ def options(y, bound):
     return {"noise_multiplier": 0.0, "max_grad_norm": bound, "expected_batch_size": len(y)}
 
 
-def hooks(net, y, bound) -> Way:
+def hooks(net, y, bound):
     from opacus.grad_sample import GradSampleModule
     from opacus.optimizers import DPOptimizer
 
@@ -37,7 +37,7 @@ def hooks(net, y, bound) -> Way:
     return way
 
 
-def ghost(net, y, bound) -> Way:
+def ghost(net, y, bound):
     from opacus.grad_sample import GradSampleModuleFastGradientClipping
     from opacus.optimizers import DPOptimizerFastGradientClipping
     from opacus.utils.fast_gradient_clipping_utils import DPLossFastGradientClipping
