@@ -1,5 +1,6 @@
 """Errors of quadratic forms: tails by inversion of the characteristic function, roots, edges and coverage."""
 
+from dataclasses import replace
 from itertools import pairwise
 
 import numpy as np
@@ -109,7 +110,9 @@ def beside(small, mean, many, first=1.3):
 
 def _one_path(error):
     """Control: coordinates of all sizes are one part."""
-    return quadratic._Path.of(error.curved[..., None, :], error.linear[..., None, :])
+    return quadratic._Path.of(
+        error.curved[..., None, :], error.linear[..., None, :], error.offset[..., None]
+    )
 
 
 @pytest.mark.parametrize(
@@ -144,6 +147,18 @@ def test_a_known_offset_moves_the_range_with_the_estimate():
     below, above = error.margins(Z)
     assert float(value - below) == pytest.approx(0, abs=1e-4)
     assert float(value + above) > 1
+
+
+def test_what_rounding_leaves_has_no_range_and_a_small_error_beside_widens_both_ends():
+    """z is nearer to the vertex than its noise: T lies below all that the form may be."""
+    curved = torch.tensor([0.0, 2.4e-3]).double()
+    linear = torch.tensor([1.6e-10, 4e-5]).double()
+    slack = torch.tensor(1e-4).double()
+    error = replace(error_of(curved, linear), slack=slack)
+    least = float(curved[1] - linear[1].square() / curved[1])
+    below, above = (float(end) for end in error.margins(Z))
+    assert -below == pytest.approx(least - Z * 1e-4, abs=1e-8)
+    assert above == pytest.approx(least + Z * 1e-4, abs=1e-8)
 
 
 def fieller(variance, slope, curvature):
