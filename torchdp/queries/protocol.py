@@ -377,10 +377,10 @@ class FactoredProtocol(Channel):
             right.mT
         )
         if not bool(told):
-            each = [torch.stack([largest_variance(right.mT, one, row) for row in W]) for one in h]
-            return found.with_sampling(torch.stack(each).view(*batch, -1) / n)
+            each = h.new_tensor([[largest_variance(right.mT, one, row) for row in W] for one in h])
+            return found.with_sampling(each.view(*batch, len(W)) / n)
         centred = W - (h @ W.mT)[..., None]  # (b, m, k)
-        variance = (centred.square() * h[:, None]).sum(-1).view(*batch, -1)
+        variance = (centred.square() * h[:, None]).sum(-1).view(*batch, len(W))
 
         def covariance() -> Tensor:
             users = tally.users(2)
