@@ -231,7 +231,9 @@ class FactoredProtocol(Channel):
         return each.expand_as(self.workload)
 
     def fits(self, tally: Tally, ordered: bool) -> Fits:
-        right, noise = self.queries.right, self.noise / (alike(tally.n) if self.power > 1 else 1)
+        right = self.queries.right
+        noise = self.noise / (alike(tally.n) if self.power > 1 else 1)
+        noise = noise or 1.0  # without any a fit is the same in every unit
         pull = self.heard(tally) @ right / noise
         return projections(right.mT @ right / noise, pull, tally.users(), ordered)
 
