@@ -216,8 +216,9 @@ class Contract:
             many.value.shape == (2, 3, *one.value.shape)
             and many.standard_error.shape == many.value.shape
         )
-        empty = self.protocol.sample_tally(summary, generator=generator(), sample_shape=(0,))
-        assert all(len(part) == 0 for part in empty.parts.values())
+        empty = self.protocol.sample_estimate(summary, generator=generator(), sample_shape=(0,))
+        assert empty.value.shape == (0, *one.value.shape)
+        assert {end.shape for end in empty.interval()} == {empty.value.shape}
 
     def test_a_batch_is_its_loop(self, summary):
         """Summaries of other users in other numbers, in one call: the same answers to 32 units in the last place."""

@@ -31,9 +31,10 @@ def variance(rate: float) -> float:
     return 0.5 / math.sinh(rate / 2) ** 2
 
 
-def fourth_cumulant(ratio: float) -> float:
-    """2 a (1 + 4 a + a^2)/(1 - a)^4, a = e^-rate, of the whole: twice that of a geometric variable."""
-    return 2 * ratio * (1 + 4 * ratio + ratio**2) / (1 - ratio) ** 4
+def fourth_cumulant(rate: float) -> float:
+    """v + 3 v^2 = 2 a (1 + 4 a + a^2)/(1 - a)^4, v the variance, of the whole: twice that of a geometric variable."""
+    v = variance(rate)
+    return v + 3 * v**2
 
 
 def mean_clusters(share: float, rate: float) -> float:

@@ -10,6 +10,7 @@ from torchdp.queries import (
     CentralLaplace,
     FactoredQueries,
     LocalFactorization,
+    SecureQueries,
     Several,
     Twice,
 )
@@ -62,3 +63,15 @@ def test_the_joint_covariance_of_pairs_holds_the_variance_of_each(kind):
     found = release.analyse(Tally(N, zeros))
     own = found.standard_error.square()
     torch.testing.assert_close(found.covariance().diagonal(), own)
+
+
+def test_a_square_under_the_clients_laplace_noise_has_its_fourth_moment():
+    """Var e^2 = E e^4 - v^2 = 5 v^2 for Laplace noise, which a fine grid is near; 2 v^2 for normal noise."""
+    W = torch.tensor([[-1.0, 1.0]], dtype=torch.float64)
+    one = torch.ones(1, dtype=torch.float64)
+    counts = torch.tensor([5.0, 5.0], dtype=torch.float64)  # of mean 0: no slope
+    for delta, factor in ((0.0, 5.0), (1e-6, 2.0)):
+        channel = SecureQueries(FactoredQueries.plain(W), 10, 1.0, delta)
+        v = float(channel.covariance(counts))
+        found = float(channel.form_variance(counts, one, torch.zeros_like(one)))
+        assert found == pytest.approx(factor * v**2, rel=1e-6)

@@ -10,7 +10,12 @@ from products import gaussian_delta
 from torchdp import workloads
 from torchdp.factorization import approximate, factorize
 from torchdp.privacy import Model
-from torchdp.queries import FactoredQueries, LocalFactorization, SecureQueries
+from torchdp.queries import (
+    CentralFactorization,
+    FactoredQueries,
+    LocalFactorization,
+    SecureQueries,
+)
 from torchdp.randomizers import PrivUnit
 from torchdp.randomness import keyed_generator
 
@@ -122,3 +127,11 @@ def test_servers_answer_a_hundred_million_from_counts(W, delta):
     )
     ratios = (drawn.value - protocol.exact(counts)).square() / protocol.predicted_mse(counts)
     assert z_scores(ratios, torch.tensor(1.0)).abs().max() < 4
+
+
+def test_without_noise_the_population_still_has_an_error():
+    """Types that no query tells apart: nothing to hide, and nothing that a sample could miss."""
+    protocol = CentralFactorization(FactoredQueries.plain(torch.ones(1, 2).double()), 1.0, 1e-6)
+    found = protocol.estimate(torch.tensor([0, 1, 1])).of_population()
+    assert found.value.tolist() == [1.0]
+    assert found.standard_error.tolist() == [0.0]

@@ -402,7 +402,7 @@ def contracted(T: Tensor, vectors: list[Tensor]) -> Tensor:
     value = T[None]
     for rows in reversed(vectors):
         lead = value.shape[1:-1]
-        flat = value.reshape(len(value), -1, value.shape[-1])
+        flat = value.reshape(len(value), math.prod(lead), value.shape[-1])
         value = (rows @ flat[0].mT)[..., None] if len(flat) == 1 else flat @ rows[:, :, None]
         value = value.reshape(len(rows), *lead)
     return value

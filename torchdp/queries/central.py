@@ -212,9 +212,7 @@ class CentralLaplace(FactoredProtocol, CuratorProtocol[Tensor]):
         return laplace.variance(self.rate)
 
     def cumulants(self, counts: Tensor) -> tuple[Tensor, Tensor]:
-        fourth = counts.new_full(
-            (), laplace.fourth_cumulant(math.exp(-self.rate)), dtype=torch.float64
-        )
+        fourth = counts.new_full((), laplace.fourth_cumulant(self.rate), dtype=torch.float64)
         return torch.zeros_like(fourth), fourth
 
 

@@ -94,8 +94,8 @@ def fitted(protocol: Channel, tally: Tally, *, ordered: bool = True) -> Fit:
     Source: Silverman, Jones, Wilson, Nychka (1990); Akaike (1974); Li, Wang, Lopuhaa-Zwakenberg, Li, Skoric (2020).
     """
     found = _fitted(protocol, tally, ordered)
-    lack = float(found.gap.max())
-    if lack > OPEN:
+    if bool((found.gap > OPEN).any()):
+        lack = float(found.gap.max())
         warnings.warn(
             f"the fit was stopped: a histogram may be likelier by {lack:.3g} nats (gap); ask for fewer types",
             stacklevel=2,

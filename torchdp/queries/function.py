@@ -3,7 +3,7 @@
 import math
 import warnings
 from abc import abstractmethod
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
 
@@ -32,11 +32,11 @@ class ShareFunction(Question):
 
     def of_users(self, h: Tensor, n: Tensor) -> Tensor:
         """g of n users of these shares, (b, k), (b, 1) -> (b,); here whatever n is."""
-        return vmap(self)(h)
+        return _of_rows(self, h)
 
     def derivatives(self, h: Tensor, n: Tensor) -> tuple[Tensor, Tensor]:
         """Of ``of_users`` in the shares: the first, (b, k), and the second, (b, k, k)."""
-        return vmap(grad(self))(h), vmap(hessian(self))(h)
+        return _of_rows(grad(self), h), _of_rows(hessian(self), h)
 
     @property
     def limits(self) -> tuple[float, float]:
@@ -137,7 +137,7 @@ class FunctionAnalyst:
     def _error(self, h: Tensor, n: float | Tensor, sampling: bool, known: Tensor) -> QuadraticError:
         """As if g were its second-order expansion at the decoded shares; without end where that is not known."""
         found = [coordinates(d / 2, D / 2, C) for *_, d, D, C in self._derived(h, n, sampling)]
-        both = (torch.cat(each).view(*h.shape[:-1], -1) for each in zip(*found, strict=True))
+        both = (torch.cat(each).view(h.shape) for each in zip(*found, strict=True))
         curved, linear = (torch.where(known[..., None], each, 0.0) for each in both)
         none = torch.zeros_like(curved[..., 0])
         return QuadraticError(
@@ -221,6 +221,14 @@ class FunctionAnalyst:
         C = self.channel.covariance(counts)
         C = C - C.mean(-1, keepdim=True)
         return C - C.mean(-2, keepdim=True)
+
+
+def _of_rows(function: Callable[[Tensor], Tensor], h: Tensor) -> Tensor:
+    """The function of each row (b, k), which ``vmap`` does not take of none."""
+    if len(h):
+        return vmap(function)(h)
+    flat = h.new_full((1, h.shape[-1]), 1 / h.shape[-1])
+    return vmap(function)(flat)[:0]
 
 
 def _warn(what: str) -> None:

@@ -112,6 +112,8 @@ def smoothers(k: int, device: torch.device) -> list[Tensor]:
 
 def convolved(h: Tensor, kernel: Tensor) -> Tensor:
     """h, (*batch, k), smoothed: the kernels are doubly stochastic."""
+    if not h.numel():  # which Fourier transforms refuse
+        return h
     spectrum = torch.fft.rfft(torch.cat([h, h.flip(-1)], -1)) * kernel
     return torch.fft.irfft(spectrum, n=2 * h.shape[-1])[..., : h.shape[-1]]
 

@@ -362,14 +362,17 @@ class OracleQueries(Channel, Relay[Tensor, Tensor, FrequencyOracle]):
             weights = weights.expand(half.shape)
             some = zip(parts(shares, batch), parts(half, batch), parts(weights, batch), strict=True)
             found = [self._principal(*each) for each in some]
-            curved = torch.cat([one for one, _ in found]).view(*batch, -1)
-            straight = torch.cat([one for _, one in found]).view(*batch, -1)
+            curved = torch.cat([one for one, _ in found])
+            curved = curved.view(*batch, curved.shape[-1])
+            straight = torch.cat([one for _, one in found]).view(curved.shape)
             diagonal = weights @ squares.mT
             apart = diagonal - diagonal.mean(-1, keepdim=True)
             own = (decoded * apart).sum(-1) + diagonal.mean(-1)
             at_point = ((half + linear / 2) * point).sum(-1)
             offset = at_point - curved.sum(-1) - ((n - 1) * value + own) / n
-            spread = self.client.workload_variance(apart[..., None, :])[..., 0, :]
+            spread = apart  # of no repetition
+            if apart.numel():
+                spread = self.client.workload_variance(apart[..., None, :])[..., 0, :]
             slack = ((h * spread).sum(-1).clamp_min(0) / n).sqrt() / n
             return QuadraticError(curved, straight, curved[..., :0], offset, slack).scaled(
                 n / (n - 1)

@@ -231,7 +231,9 @@ class FactoredProtocol(Channel):
         return each.expand_as(self.workload)
 
     def fits(self, tally: Tally, ordered: bool) -> Fits:
-        right, noise = self.queries.right, self.noise / (alike(tally.n) if self.power > 1 else 1)
+        right = self.queries.right
+        noise = self.noise / (alike(tally.n) if self.power > 1 else 1)
+        noise = noise or 1.0  # without any a fit is the same in every unit
         pull = self.heard(tally) @ right / noise
         return projections(right.mT @ right / noise, pull, tally.users(), ordered)
 
@@ -377,10 +379,10 @@ class FactoredProtocol(Channel):
             right.mT
         )
         if not bool(told):
-            each = [torch.stack([largest_variance(right.mT, one, row) for row in W]) for one in h]
-            return found.with_sampling(torch.stack(each).view(*batch, -1) / n)
+            each = h.new_tensor([[largest_variance(right.mT, one, row) for row in W] for one in h])
+            return found.with_sampling(each.view(*batch, len(W)) / n)
         centred = W - (h @ W.mT)[..., None]  # (b, m, k)
-        variance = (centred.square() * h[:, None]).sum(-1).view(*batch, -1)
+        variance = (centred.square() * h[:, None]).sum(-1).view(*batch, len(W))
 
         def covariance() -> Tensor:
             users = tally.users(2)

@@ -313,7 +313,7 @@ class Answers(Estimate):
                 )
                 for part, one in zip(parts, found, strict=True)
             ]
-            return torch.cat([part.reshape(*part.shape[:batch], -1) for part in wide], -1)
+            return torch.cat([part[..., None].flatten(batch) for part in wide], -1)
 
         def stretch(level: float) -> Tensor:
             return joined([1.0 if one.stretch is None else one.stretch(level) for one in found])

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from torchdp import checks
+from torchdp import discrete_laplace as laplace
 from torchdp.draws import Simulated
 from torchdp.protocol import Estimate, Tally
 from torchdp.protocol.protocol import Protocol, Relay
@@ -15,6 +16,7 @@ from torchdp.protocol.records import users_of
 from torchdp.queries.channel import Question
 from torchdp.queries.protocol import FactoredProtocol, FactoredQueries
 from torchdp.queries.release import through
+from torchdp.secure.pure import PureSecureSketch
 from torchdp.secure.shared_sum import Shown
 from torchdp.secure.sums import SecureSums, Words
 
@@ -105,6 +107,15 @@ class SecureQueries(FactoredProtocol, Relay[Tensor, Words, SecureSums]):
     @property
     def laplace(self) -> bool:
         return self.delta == 0
+
+    def cumulants(self, counts: Tensor) -> tuple[Tensor, Tensor] | None:
+        """Of discrete Laplace noise: each client adds its part."""
+        client = self.client
+        if not isinstance(client, PureSecureSketch):
+            return None
+        each = client.part * laplace.fourth_cumulant(client.rate) / client.ring.scale**4
+        fourth = counts.sum(-1, keepdim=True) * each
+        return torch.zeros_like(fourth), fourth
 
     def validate(self, x: Tensor) -> Tensor:
         """x, (n,) types of at most ``clients`` users. Raises TypeError, ValueError."""

@@ -113,7 +113,9 @@ class CorrelatedSum(MessageLaw):
         return torch.full_like(ones, 2 * self.ratio / (1 - self.ratio) ** 2, dtype=torch.float64)
 
     def cumulants(self, ones: Tensor) -> tuple[Tensor, Tensor]:
-        fourth = torch.full_like(ones, laplace.fourth_cumulant(self.ratio), dtype=torch.float64)
+        fourth = torch.full_like(
+            ones, laplace.fourth_cumulant(-math.log(self.ratio)), dtype=torch.float64
+        )
         return torch.zeros_like(fourth), fourth
 
     def profiles(self, absent: int = 0) -> tuple[Profile, ...]:

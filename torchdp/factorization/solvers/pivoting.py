@@ -31,6 +31,8 @@ def nearest_histogram(gram: Tensor, pull: Tensor, limit: float) -> tuple[Tensor,
     Source: Portugal, Judice, Vicente (1994), block pivots; Kim, Park (2011), the safeguard; Murty (1974), the last
         resort; Beck, Teboulle (2009), the descent.
     """
+    if not pull.numel():  # of no repetition
+        return pull, pull.sum(-1)
     k, scale = pull.shape[-1], gram.diagonal().amax().clamp_min(1e-300)
     G = gram / scale
     ridged = G + RIDGE * torch.eye(k, dtype=G.dtype, device=G.device)

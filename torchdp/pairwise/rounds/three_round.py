@@ -108,8 +108,6 @@ class ProjectedProtocol(PairsInRounds):
     def project(self, mean: Tensor) -> Tensor:
         """mu, the point of the hull of the users' vectors that is nearest to a noisy mean."""
         points = self.statistic.points
-        if not mean.numel():  # of no repetition
-            return mean
         return nearest(points, mean, NEAR) @ points
 
     def worst(self, n: float, most: Extremes) -> float:

@@ -274,6 +274,7 @@ def walsh_hadamard(values: Tensor) -> Tensor:
     while width < shape[-1]:
         rows = min(BLOCK, shape[-1] // width)
         block = torch.from_numpy(hadamard(rows)).to(values)
-        values = (block @ values.reshape(*shape[:-1], -1, rows, width)).reshape(shape)
+        blocks = shape[-1] // (rows * width)
+        values = (block @ values.reshape(*shape[:-1], blocks, rows, width)).reshape(shape)
         width *= rows
     return values

@@ -252,6 +252,8 @@ class ShiftStrategy(StrategyOracle):
 
     def _correlated(self, values: Tensor) -> Tensor:
         """sum_x values_x P(b, s | x) K/share_b: (*batch, k) -> (*batch, B, K)."""
+        if not values.numel():  # which Fourier transforms refuse
+            return values.new_zeros(*values.shape[:-1], len(self.patterns), self.circle)
         full = values.new_zeros(*values.shape[:-1], self.circle)
         full[..., self._place] = values
         spectrum = torch.fft.rfft(full)[..., None, :] * self._transform.conj()
@@ -269,6 +271,8 @@ class ShiftStrategy(StrategyOracle):
         return chances.flatten(-2).clamp_min(self.chances.amin())  # less is rounding
 
     def gathered(self, values: Tensor) -> Tensor:
+        if not values.numel():  # which Fourier transforms refuse
+            return values.new_zeros(*values.shape[:-1], self.k)
         spectrum = torch.fft.rfft(values.unflatten(-1, (-1, self.circle))) * self._transform
         return torch.fft.irfft(spectrum.sum(-2), n=self.circle)[..., self._place]
 
