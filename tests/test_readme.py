@@ -27,7 +27,7 @@ PRINTED = {  # a page and one of its blocks: what it prints
     ): r"100 3\.3\d+ with m more: 0\.43[\s\S]*\n1000000 383\.\d+ with m more: 0\.49\d+\n"
     r"1713 users, beta = 0\.01[^\n]*0\.20\d+\n2303 users[^\n]*0\.46\d+\n",
     ("README.md", 0): HEAD
-    + r"optimised strategy[\s\S]*exactly epsilon = 0\.99\d+\n0\.3\d+ \+- 0\.00\d+, 95 %: .*\ntruth 0\.3538",
+    + r"optimised strategy[\s\S]*exactly epsilon = (?:1|0\.99\d+)\n0\.3\d+ \+- 0\.00\d+, 95 %: .*\ntruth 0\.3538",
     ("batches.md", 1): r"torch\.Size\(\[1000\]\) cover 0\.9[3-7]\d*\ntorch\.Size\(\[1000, 3\]\)",
     ("batches.md", 2): r"torch\.Size\(\[10000, 12\]\)\nTrue True True",
     ("batches.md", 3): r"torch\.Size\(\[20, 500\]\) True",
