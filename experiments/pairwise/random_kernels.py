@@ -50,13 +50,15 @@ PROTOCOLS = (
     "two rounds",
 )
 FEW = 3_000  # users, at most, of reports of subsets
-GROUPS = (  # w and its mean in standard deviations: of one coordinate, of each of so many others
-    ((1.0, 1.3), (0.047, 0.0), 60),
-    ((1.0, 1.3), (0.047, 0.38), 22),
-    ((1.0, 1.3), (0.1, 0.38), 10),
-    ((1.0, 1.3), (0.2, 0.0), 22),
-    ((1.0, 1.77), (0.225, 0.04), 4),
-    ((1.0, 1.3), (-0.047, 0.0), 22),
+# w, mean in standard deviations and number of coordinates of two groups.
+GROUPS = (
+    ((1.0, 0.047), (1.3, 0.0), (1, 60)),
+    ((1.0, 0.047), (1.3, 0.38), (1, 22)),
+    ((1.0, 0.1), (1.3, 0.38), (1, 10)),
+    ((1.0, 0.2), (1.3, 0.0), (1, 22)),
+    ((1.0, 0.225), (1.77, 0.04), (1, 4)),
+    ((1.0, -0.047), (1.3, 0.0), (1, 22)),
+    ((1.0, 0.654), (2.0, 0.0), (1, 12)),
 )
 USERS, EPSILONS = (300, 3_000, 30_000, 300_000), (0.5, 1.0, 2.0, 4.0)
 
@@ -232,59 +234,75 @@ def ideal(curved: Tensor, linear: Tensor, e: Tensor) -> float:
     return float(((off <= below + room) & (-off <= above + room)).double().mean())
 
 
+@dataclass(frozen=True, eq=False)
+class Spectrum:
+    """Groups of equal coordinates: w, mean in standard deviations and number of each, (groups) each."""
+
+    w: Tensor
+    mean: Tensor
+    many: Tensor
+
+    @staticmethod
+    def random(generator: torch.Generator) -> "Spectrum":
+        groups = int(torch.randint(1, 5, (), generator=generator))
+        u = torch.rand(5, groups, generator=generator, dtype=torch.float64)
+        sign = torch.where(u[0] < 0.7, 1.0, -1.0)
+        mean = torch.where(u[1] < 0.4, 0.0, 4 * u[2])
+        return Spectrum(sign * 10 ** (-2 * u[3]), mean, 60 ** u[4])
+
+    def moved(self, size: float, generator: torch.Generator) -> "Spectrum":
+        noise = torch.randn(3, len(self.w), generator=generator, dtype=torch.float64)
+        factor = (size * noise).exp()
+        return Spectrum(
+            w=self.w * factor[0],
+            mean=(self.mean + 0.1 * size) * factor[1],
+            many=(self.many * factor[2]).clamp(1, 60),
+        )
+
+    def coverage(self, trials: int, seed: bytes) -> float:
+        many = self.many.long()
+        curved = self.w.repeat_interleave(many)
+        linear = (self.w * self.mean).repeat_interleave(many)
+        generator = keyed_generator(seed, "cpu")
+        e = torch.randn(trials, len(curved), generator=generator, dtype=torch.float64)
+        return ideal(curved, linear, e)
+
+    def __str__(self) -> str:
+        w = self.w / self.w.abs().max()
+        groups = zip(w.tolist(), self.mean.tolist(), self.many.long().tolist(), strict=True)
+        return "; ".join(f"{many} of {w:.3g}, mean {mean:.3g}" for w, mean, many in groups)
+
+
 def search(config: Config, report: Report) -> None:
-    """The least coverage over w and l of up to six coordinates: random starts, steps downhill from the worst five."""
+    """The least coverage over spectra: random starts, then steps downhill from the worst five."""
     generator = keyed_generator(b"search", "cpu")
-    draws = torch.randn(config.draws, 6, generator=generator, dtype=torch.float64)
-
-    def coverage(point: Tensor, e: Tensor) -> float:
-        return ideal(point[0], point[1], e[:, : point.shape[1]])
-
     starts = []
-    for index in range(config.starts):
-        r = 1 + index % 6
-        w = 10 ** (-1.5 * torch.rand(r, generator=generator, dtype=torch.float64))
-        w = w * torch.randn(r, generator=generator, dtype=torch.float64).sign()
-        mu = 4 * torch.rand(r, generator=generator, dtype=torch.float64)
-        mu = mu * (torch.rand(r, generator=generator, dtype=torch.float64) < 0.7)
-        point = torch.stack([w, w * mu])
-        starts.append((coverage(point, draws[: config.draws // 4]), point))
-    starts.sort(key=lambda each: each[0])
-    for share, point in starts[:5]:
-        share, size = coverage(point, draws), 0.5
+    for _ in range(config.starts):
+        spectrum = Spectrum.random(generator)
+        starts.append((spectrum.coverage(config.draws // 4, b"starts"), spectrum))
+    starts.sort(key=lambda start: start[0])
+    report.say(f"median of the starts {starts[len(starts) // 2][0]:.4f}")
+    for _, spectrum in starts[:5]:
+        share = spectrum.coverage(config.draws, b"steps")
+        size = 0.5
         for _ in range(config.steps):
-            change = (
-                size * torch.randn(point.shape, generator=generator, dtype=torch.float64)
-            ).exp()
-            new = point * change
-            found = coverage(new, draws)
+            moved = spectrum.moved(size, generator)
+            found = moved.coverage(config.draws, b"steps")
             if found < share:
-                point, share = new, found
+                spectrum = moved
+                share = found
             else:
                 size *= 0.93
-        fresh = torch.randn(5 * config.draws, 6, generator=generator, dtype=torch.float64)
-        w, ell = (
-            " ".join(f"{float(each):.3g}" for each in part / point[0].abs().max()) for part in point
-        )
-        report.row("search", w=w, l=ell, chosen=share, coverage=coverage(point, fresh))
+        fresh = spectrum.coverage(5 * config.draws, b"fresh")
+        report.row("search", spectrum=str(spectrum), chosen=share, coverage=fresh)
 
 
 def groups(config: Config, report: Report) -> None:
     """Normal noise of many small coordinates beside a large one that is seen near 0."""
-    generator = keyed_generator(b"groups", "cpu")
-    for (w, mean), (small, small_mean), many in GROUPS:
-        curved = torch.tensor([w] + [small] * many, dtype=torch.float64)
-        linear = torch.tensor([w * mean] + [small * small_mean] * many, dtype=torch.float64)
-        e = torch.randn(config.draws // 2, len(curved), generator=generator, dtype=torch.float64)
-        report.row(
-            "groups",
-            w=w,
-            mean=mean,
-            small=small,
-            small_mean=small_mean,
-            many=many,
-            coverage=ideal(curved, linear, e),
-        )
+    for w, mean, many in GROUPS:
+        spectrum = Spectrum(torch.tensor(w), torch.tensor(mean), torch.tensor(many))
+        coverage = spectrum.coverage(config.draws // 2, b"groups")
+        report.row("groups", spectrum=str(spectrum), coverage=coverage)
 
 
 def hierarchy(config: Config, report: Report) -> None:

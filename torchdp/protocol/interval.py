@@ -103,9 +103,16 @@ class Error(ABC):
     def gap(self, z: float | Tensor) -> tuple[Tensor, Tensor]:
         """The ends of what the set of truths leaves out, from the estimate, (*batch) each; NaN where nothing."""
 
-    @abstractmethod
     def distance(self, value: Tensor, bias: Tensor | float = 0.0) -> Tensor:
         """The least z whose interval, widened by ``bias``, holds 0; inf where none up to 40 does."""
+
+        def outside(z: Tensor) -> Tensor:
+            below, above = self.margins(z)
+            return torch.maximum(value - below, -value - above) - bias
+
+        z = between(outside, torch.zeros_like(value), LARGEST, NEAR)
+        z = torch.where(z > LARGEST - 0.01, torch.inf, z)
+        return torch.where(value.isnan() | self.total.isnan(), torch.nan, z)
 
     @abstractmethod
     def scaled(self, factor: float | Tensor) -> "Error":
@@ -181,16 +188,6 @@ class ErrorParts(Error):
     def scaled(self, factor: float | Tensor) -> "ErrorParts":
         each = torch.as_tensor(factor, dtype=self.slope.dtype, device=self.slope.device)[..., None]
         return ErrorParts(each**2 * self.variance, each * self.slope, self.curvature)
-
-    def distance(self, value: Tensor, bias: Tensor | float = 0.0) -> Tensor:
-
-        def outside(z: Tensor) -> Tensor:
-            below, above = self.margins(z)
-            return torch.maximum(value - below, -value - above) - bias
-
-        z = between(outside, torch.zeros_like(value), LARGEST)
-        z = torch.where(z > LARGEST - 0.01, torch.inf, z)
-        return torch.where(value.isnan() | self.variance.isnan().any(-1), torch.nan, z)
 
     def joined(self, other: Error) -> Error:
         if not isinstance(other, ErrorParts):  # the others know how to join this
