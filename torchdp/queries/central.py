@@ -208,6 +208,10 @@ class CentralLaplace(FactoredProtocol, CuratorProtocol[Tensor]):
         return True
 
     @property
+    def step(self) -> float:
+        return 1.0
+
+    @property
     def noise(self) -> float:
         return laplace.variance(self.rate)
 
@@ -344,6 +348,13 @@ class ShuffledQueries(FactoredProtocol, Shuffled[Tensor]):
     @property
     def laplace(self) -> bool:
         return self.law.laplace
+
+    @property
+    def step(self) -> float:
+        none, one = self.law.decode(
+            torch.tensor([0, 1], dtype=torch.int64), self.law.users
+        ).tolist()
+        return float(one - none)
 
     @property
     def noise(self) -> float:

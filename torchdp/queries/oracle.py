@@ -98,7 +98,7 @@ class AdaptedDecoder:
     def answers(self, tally: Tally) -> tuple[Tensor, Tensor]:
         """W h, (*batch, m), and the variance of one user's part in it."""
         f = tally["reports"].double() / tally.users(1)
-        histograms = self._nearest(f).reshape(-1, self.client.k)
+        histograms = self.nearest(tally).reshape(-1, self.client.k)
         reports = f.reshape(-1, f.shape[-1])
         values = []
         variances = []
@@ -113,12 +113,13 @@ class AdaptedDecoder:
     def decoders(self, tally: Tally) -> Tensor:
         """What each report of this tally adds to the answers, (*batch, m, outputs)."""
         Q, _, _ = self._small
-        h = self._nearest(tally["reports"].double() / tally.users(1))
+        h = self.nearest(tally)
         law = h @ self.client.matrix.mT
         return (Q @ self._weights(law) / law[..., None]).mT
 
-    def _nearest(self, f: Tensor) -> Tensor:
-        """The histogram nearest to what shares of reports f (*batch, outputs) tell plainly."""
+    def nearest(self, tally: Tally) -> Tensor:
+        """The histogram nearest to what the reports tell plainly, (*batch, k)."""
+        f = tally["reports"].double() / tally.users(1)
         return onto_simplex(f @ self.client.inverse.mT)
 
     def _weights(self, law: Tensor) -> Tensor:
@@ -530,17 +531,56 @@ class LocalOracle(OracleQueries):
 
     def analyse(self, tally: Tally) -> Estimate:
         tally = self.check(tally)
-        n = tally.users(1)
+        kept = tally.kept()
         if self._adapted is None:
             value = self.mean(tally)
-            variance = self._plug_in(tally, value)
+            adapted = None
         else:
-            value, variance = self._adapted.answers(tally)
+            value, adapted = self._adapted.answers(tally)
             value = value + self.workload.mean(1)
-        kept = tally.kept()
-        error = (variance / n).sqrt()
-        found = Estimate(value, error, tally.n, covariance=partial(self._joint, kept, error))
-        return replace(found, population=partial(self._of_population, found, kept))
+        found = self._estimate(value, adapted, kept)
+        return replace(
+            found,
+            population=partial(self._estimate, value, adapted, kept, True),
+            covariance=partial(self._joint, kept, found.standard_error),
+        )
+
+    @cached_property
+    def _law(self) -> VarianceMatrix:
+        return VarianceMatrix(self.variance, self.workload)
+
+    @cached_property
+    def _limits(self) -> tuple[Tensor, Tensor]:
+        return self.workload.amin(1), self.workload.amax(1)
+
+    @cached_property
+    def _step(self) -> Tensor:
+        return self.client.workload_step(self._centred)
+
+    def _estimate(
+        self, value: Tensor, adapted: Tensor | None, tally: Tally, sampled: bool = False
+    ) -> Estimate:
+        """adapted: variance of one user's part in each answer, where the decoder is not the plain one."""
+        law = self._law.squares() if sampled else self._law
+        scale = torch.ones_like(value)
+        if adapted is not None and self._adapted is not None:
+            h = self._adapted.nearest(tally)
+            plain = law.under(h)
+            rest = law.rest(h)
+            scale += (adapted - self._law.under(h)) / plain.clamp_min(TINY)
+        else:
+            try:
+                rest = law.plug_in(self.client.totals(tally) / tally.users(1))
+            except ValueError:  # a strategy matrix of rank below k
+                rest = law.rest(self.client.identity).amax(0)
+        found = law.estimate(value, rest, tally, self._limits, self._step, sampled, scale)
+        if not sampled:
+            return found
+        outputs = self.client.outputs
+        sets = self.client.entry_variance is not None
+        if sets or outputs * max(outputs, len(self.workload)) > LISTED:
+            return found
+        return replace(found, covariance=lambda: self._of_messages(tally) / tally.users(2))
 
     def _joint(self, tally: Tally, error: Tensor) -> Tensor:
         """Of answers with these standard errors: their correlations are those at the nearest histogram."""
@@ -556,38 +596,11 @@ class LocalOracle(OracleQueries):
         centred = V - V @ f[..., None]
         return (centred * f[..., None, :]) @ centred.mT
 
-    def _plug_in(self, tally: Tally, value: Tensor) -> Tensor:
-        """One user's variance in each answer, at the decoded shares, of the worst type where there are none."""
-        try:
-            shares = self.client.totals(tally) / tally.users(1)
-        except ValueError:  # a strategy matrix of rank below k
-            return self.variance.amax(1).expand_as(value)
-        return VarianceMatrix(self.variance).plug_in(shares)
-
     def decoded(self, tally: Tally) -> Tensor:
         """V, (m, outputs) or (*batch, m, outputs): what each message adds to the answers, but for W's means."""
         if self._adapted is not None:
             return self._adapted.decoders(tally)
         return self.decoded_messages.mT
-
-    def _of_population(self, found: Estimate, tally: Tally) -> Estimate:
-        """A mean of the users' independent decoded messages: its variance is theirs over n, whatever was sent.
-
-        Where messages are too many to be listed: the noise's, and Var W_i = W_i^2 h - (W_i h)^2 at the decoded shares.
-        """
-        n = tally.users(1)
-        outputs = self.client.outputs
-        sets = self.client.entry_variance is not None
-        if sets or outputs * max(outputs, len(self.workload)) > LISTED:
-            squares = self.client.answers(tally, self._centred.square()) / n
-            off = found.value - self.workload.mean(1)
-            return found.with_sampling((squares - off.square()).clamp_min(0) / n)
-        f = tally["reports"].double() / n
-        V = self.decoded(tally)
-        mean = (V @ f[..., None])[..., 0]
-        variance = ((V.square() @ f[..., None])[..., 0] - mean.square()).clamp_min(0) / n
-        own = replace(found, standard_error=torch.zeros_like(variance), error=None)
-        return own.with_sampling(variance, lambda: self._of_messages(tally) / tally.users(2))
 
 
 def decoding(workload: Tensor, client: FrequencyOracle) -> LocalOracle:

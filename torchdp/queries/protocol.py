@@ -16,7 +16,7 @@ from torchdp import checks
 from torchdp.brief import Brief
 from torchdp.factorization import Factorization
 from torchdp.protocol import Estimate, Tally
-from torchdp.protocol.interval import laplace_stretch, largest_variance
+from torchdp.protocol.interval import ErrorParts, laplace_stretch, largest_variance
 from torchdp.protocol.quadratic import QuadraticError, coordinates
 from torchdp.protocol.records import alike
 from torchdp.queries.channel import Channel, Fits, Question
@@ -217,6 +217,11 @@ class FactoredProtocol(Channel):
         return False
 
     @property
+    def step(self) -> float:
+        """What lies between two values of a coordinate of n m; 0 where the noise has a density, or nearly so."""
+        return 0.0
+
+    @property
     def workload(self) -> Tensor:  # type: ignore[override]
         """W, (m, k)."""
         return self.queries.workload
@@ -352,10 +357,17 @@ class FactoredProtocol(Channel):
     def analyse(self, tally: Tally) -> Estimate:
         """The standard error is that on the worst data."""
         value = self.mean(self.whole(tally))
-        error = (self.variance.amax(1) / tally.users(1) ** self.power).sqrt()
-        stretch = laplace_stretch if self.laplace else None
+        n = tally.users(1)
+        variance = (self.variance.amax(1) / n**self.power).expand_as(value)
+        step = self.step * self.queries.left.abs().amax(1) / (2 * n)
         found = Estimate(
-            value, error.expand_as(value), tally.n, bias=self.bias.abs().amax(1), stretch=stretch
+            value,
+            variance.sqrt(),
+            tally.n,
+            bias=self.bias.abs().amax(1),
+            error=ErrorParts.normal(variance, step),
+            limits=(self.workload.amin(1), self.workload.amax(1)),
+            stretch=laplace_stretch if self.laplace else None,
         )
         kept = tally.kept()
         covariance = partial(self.plausible, kept) if self.known_noise else None

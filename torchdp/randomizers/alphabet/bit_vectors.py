@@ -29,6 +29,7 @@ from torchdp.randomizers.alphabet.frequency import (
     FrequencyOracle,
     bounded_proxy,
     keep_range,
+    least_step,
 )
 from torchdp.randomizers.base import exact_local
 from torchdp.randomizers.draws import (
@@ -129,6 +130,9 @@ class BitVectorOracle(FrequencyOracle):
 
     def totals(self, tally: Tally) -> Tensor:
         return (tally["reports"].double() - tally.users(1) * self.off) / self.gap
+
+    def workload_step(self, W: Tensor) -> Tensor:
+        return least_step(W / self.gap)
 
     def _others(self, users: int, chance: float, draws: Draws) -> Tensor:
         """Independent bits, each 1 with this chance: (users, words), none beyond the k-th."""

@@ -12,6 +12,7 @@ from torchdp import checks, wire
 from torchdp.draws import Draws, Simulated
 from torchdp.memory import rows_at_once
 from torchdp.protocol import Estimate, Layout, Limits, MessageProtocol, Objective, Tally, Users
+from torchdp.protocol.interval import ErrorParts
 from torchdp.protocol.records import users_of
 from torchdp.randomizers.base import user_counts
 from torchdp.randomizers.draws import multinomial
@@ -19,30 +20,81 @@ from torchdp.simplex import onto_simplex
 
 WORDS_AT_ONCE = 2**18  # of messages held in memory by the per-user path
 
+ROUNDED = 1e-9  # relative difference of decoded values that is rounding
+
 
 class TypeVariance(ABC):
-    """Var(Y_i | x) of one user's part Y_i of answer i, for each type x that the user may hold."""
+    """Var(Y_i | x) of one user's part Y_i of answer i, for each type x that the user may hold.
+
+    It is ``slope`` times what the user adds to the answer, and a rest: under all types with one answer it is the rest
+    alone that differs.
+    """
+
+    slope: Tensor | float
+    """(m,) or a number, by regression over the types."""
 
     @abstractmethod
     def under(self, shares: Tensor) -> Tensor:
         """Its mean over shares of types, (*batch, k) -> (*batch, m); linear in them."""
 
+    @abstractmethod
+    def rest(self, shares: Tensor) -> Tensor:
+        """``under`` less the slope times the answers of such users, (*batch, k) -> (*batch, m)."""
+
     @property
     @abstractmethod
-    def most(self) -> Tensor | float:
-        """The largest over types, (m,) or one number."""
+    def ends(self) -> tuple[Tensor, Tensor] | tuple[float, float]:
+        """The least and the largest over types, (m,) or one number each."""
+
+    @abstractmethod
+    def squares(self) -> "TypeVariance":
+        """E(Y_i^2 | x), in the place of the variance."""
 
     def plug_in(self, shares: Tensor) -> Tensor:
-        """An estimate of ``under`` the users' shares, from their decoded shares: (*batch, k) -> (*batch, m).
+        """An estimate of ``rest`` under the users' shares, from their decoded shares: (*batch, k) -> (*batch, m).
 
         The larger of two. At the decoded shares themselves, moved to the sum 1, it has no bias; but what it says of a
         query that few messages tell of is noisy. At the nearest histogram it is steady; but that takes from a frequent
         type, whose own variance may be fifty times that of others.
         """
         moved = shares + (1 - shares.sum(-1, keepdim=True)) / shares.shape[-1]
-        unbiased = self.under(moved)
-        steady = self.under(onto_simplex(shares))
-        return torch.maximum(unbiased, steady).clamp(max=self.most)
+        return torch.maximum(self.rest(moved), self.rest(onto_simplex(shares)))
+
+    def estimate(
+        self,
+        value: Tensor,
+        rest: Tensor,
+        tally: Tally,
+        limits: tuple[Any, Any],
+        step: Tensor | float,
+        sampled: bool = False,
+        scale: Tensor | float = 1.0,
+    ) -> Estimate:
+        """``value``, (*batch, m), with intervals that hold each answer t that is likely under the variance at t.
+
+        Args:
+            value: the mean of the users' Y.
+            rest: as ``plug_in`` makes it.
+            tally: of the users.
+            limits: of the answers; the standard error is that at the nearest possible one.
+            step: what lies between two values of Y, (m,) or a number; 0 where these are many.
+            sampled: whether users are drawn from a population: ``self`` is of the squares, of which t^2 comes off.
+            scale: of the variance, (*batch, m), where the decoder is another.
+        """
+        n = tally.users(1)
+        square = float(sampled)
+        possible = value.clamp(*limits)
+        known = scale * (rest + self.slope * possible).clamp(*self.ends)
+        variance = known + scale * self.slope * (value - possible) - square * value.square()
+        parts = ErrorParts(
+            variance=(variance / n)[..., None],
+            slope=((scale * self.slope - 2 * square * value) / n)[..., None],
+            curvature=(torch.full_like(value, -square) / n)[..., None],
+            step=(torch.zeros_like(value) + step / (2 * n))[..., None],
+        )
+        at_possible = (known - square * possible.square()) / n
+        deviation = at_possible.clamp_min(0).sqrt()
+        return Estimate(value, deviation, tally.n, error=parts, limits=limits, sampled=sampled)
 
 
 @dataclass(frozen=True)
@@ -53,31 +105,54 @@ class AlikeVariance(TypeVariance):
     own: float
     other: float
 
+    @property
+    def slope(self) -> float:  # type: ignore[override]
+        return self.own - self.other
+
     def under(self, shares: Tensor) -> Tensor:
-        return self.other * shares.sum(-1, keepdim=True) + (self.own - self.other) * shares
+        return self.rest(shares) + self.slope * shares
+
+    def rest(self, shares: Tensor) -> Tensor:
+        return self.other * shares.sum(-1, keepdim=True)
 
     @property
-    def most(self) -> float:
-        return max(self.own, self.other)
+    def ends(self) -> tuple[float, float]:
+        return min(self.own, self.other), max(self.own, self.other)
+
+    def squares(self) -> "AlikeVariance":
+        return replace(self, own=self.own + 1)
 
     def worst(self, objective: Objective) -> Tensor:
         worst = objective is Objective.WORST
-        each = max(self.own, self.other) if worst else self.other + (self.own - self.other) / self.k
+        each = self.ends[1] if worst else self.other + (self.own - self.other) / self.k
         return torch.tensor(each, dtype=torch.float64)
 
 
 @dataclass(frozen=True, eq=False)
 class VarianceMatrix(TypeVariance):
-    """Var(Y_i | x) in general: (m, k), i by x."""
+    """Var(Y_i | x) in general: (m, k), i by x. queries: what the answers are of a user of each type, (m, k)."""
 
     matrix: Tensor
+    queries: Tensor
+
+    @cached_property
+    def slope(self) -> Tensor:  # type: ignore[override]
+        centred = self.queries - self.queries.mean(1, keepdim=True)
+        size = centred.square().sum(1).clamp_min(torch.finfo(torch.float64).tiny)
+        return (self.matrix * centred).sum(1) / size
 
     def under(self, shares: Tensor) -> Tensor:
         return shares @ self.matrix.mT
 
+    def rest(self, shares: Tensor) -> Tensor:
+        return self.under(shares) - self.slope * (shares @ self.queries.mT)
+
     @property
-    def most(self) -> Tensor:
-        return self.matrix.amax(-1)
+    def ends(self) -> tuple[Tensor, Tensor]:
+        return self.matrix.amin(-1), self.matrix.amax(-1)
+
+    def squares(self) -> "VarianceMatrix":
+        return replace(self, matrix=self.matrix + self.queries.square())
 
     def worst(self, objective: Objective) -> Tensor:
         return (self.matrix.amax(0) if objective is Objective.WORST else self.matrix.mean(0)).amax()
@@ -129,11 +204,19 @@ class FrequencyOracle(MessageProtocol[Tensor, Tensor]):
     def workload_proxy(self, W: Tensor) -> Tensor:
         """Variance proxies of <W_i, Y>, whatever the user's type, as ``variance_proxy`` says: (m, k) -> (m,)."""
 
+    @abstractmethod
+    def workload_step(self, W: Tensor) -> Tensor:
+        """The least distance of two values of <W_i, Y>, (m, k) -> (m,); of sets of bits that differ in one type."""
+
     @property
     def variance_proxy(self) -> Tensor:
         """(k,)."""
-        different = 1 if isinstance(self.variance, AlikeVariance) else self.k
-        return self.workload_proxy(self.identity[:different]).expand(self.k)
+        return self.workload_proxy(self.identity[: self._different]).expand(self.k)
+
+    @property
+    def _different(self) -> int:
+        """How many types are not alike."""
+        return 1 if isinstance(self.variance, AlikeVariance) else self.k
 
     @property
     def identity(self) -> Tensor:
@@ -247,9 +330,13 @@ class FrequencyOracle(MessageProtocol[Tensor, Tensor]):
         """Unbiased shares, (*batch, k): some may be negative."""
         n = self.check(tally).users(1)
         value = self.totals(tally) / n
-        found = Estimate(value, (self.variance.plug_in(value) / n).sqrt(), tally.n)
-        sampling = (value * (1 - value)).clamp_min(0) / n
-        return replace(found, population=partial(found.with_sampling, sampling))
+        step = self.workload_step(self.identity[: self._different])
+
+        def estimate(sampled: bool) -> Estimate:
+            law = self.variance.squares() if sampled else self.variance
+            return law.estimate(value, law.plug_in(value), tally, (0.0, 1.0), step, sampled)
+
+        return replace(estimate(False), population=partial(estimate, True))
 
     def answers(self, tally: Tally, W: Tensor) -> Tensor:
         """Unbiased estimate of W c, c the users' counts of types: (m, k) -> (*batch, m). ``tally`` is unchecked."""
@@ -291,7 +378,7 @@ class StrategyOracle(FrequencyOracle):
 
     @cached_property
     def variance(self) -> AlikeVariance | VarianceMatrix:
-        return VarianceMatrix(self.workload_variance(self.identity))
+        return VarianceMatrix(self.workload_variance(self.identity), self.identity)
 
     def workload_variance(self, W: Tensor) -> Tensor:
         """sum_y V_iy^2 Q[y, x] - W_ix^2, a few queries at a time."""
@@ -307,6 +394,9 @@ class StrategyOracle(FrequencyOracle):
         """By the least and largest entry of the decoder for each query."""
         V = self.decoder(W)
         return bounded_proxy(V.amin(-1), V.amax(-1), self._workload(W))
+
+    def workload_step(self, W: Tensor) -> Tensor:
+        return least_step(self.decoder(W))
 
     def _reports(self, counts: Tensor, draws: Draws) -> Tensor:
         """One multinomial for each type held: O(k outputs) binomials for each repetition, whatever the users."""
@@ -326,6 +416,17 @@ def spread(W: Tensor) -> tuple[Tensor, Tensor]:
     """Each row less its mean, (*batch, m, k), and the sum of its squares, (*batch, m, 1)."""
     d = W - W.mean(-1, keepdim=True)
     return d, d.square().sum(-1, keepdim=True)
+
+
+def least_step(values: Tensor) -> Tensor:
+    """The least distance of two values of a row that rounding does not explain, (m, v) -> (m,); 0 of rows of one."""
+    found = []
+    for rows in values.split(rows_at_once(4 * values.shape[1])):
+        steps = rows.sort(-1).values.diff()
+        real = steps > ROUNDED * rows.abs().amax(-1, keepdim=True)
+        least = torch.where(real, steps, torch.inf).amin(-1)
+        found.append(torch.where(least.isinf(), 0.0, least))
+    return torch.cat(found)
 
 
 def bounded_proxy(low: Tensor, high: Tensor, means: Tensor) -> Tensor:
