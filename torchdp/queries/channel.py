@@ -83,6 +83,11 @@ class Channel(Protocol[Tensor]):
         """Histograms of falling smoothness that make a tally (b, ...) likely; if not ordered the last one alone."""
 
     @property
+    def possible(self) -> tuple[Tensor, Tensor]:
+        """The least and the largest that each answer can be, (r,)."""
+        return self.workload.amin(1), self.workload.amax(1)
+
+    @property
     def points(self) -> Tensor:
         """u_x, (k, r)."""
         return self.workload.mT

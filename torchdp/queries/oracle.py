@@ -54,7 +54,6 @@ KINDS: tuple[Callable[[int, float], FrequencyOracle], ...] = (
     SymmetricUnaryEncoding,
     HadamardResponse,
 )
-LISTED = 2**24  # outputs times answers, up to which each message is decoded alone
 # outputs times types of a strategy matrix up to which choices decode its reports twice
 ADAPTED = 2**20
 CONSTANT = 1e-12  # relative: queries that vary less over types are constant
@@ -530,18 +529,25 @@ class LocalOracle(OracleQueries):
         return self._adapted.variance(h) / n
 
     def analyse(self, tally: Tally) -> Estimate:
-        tally = self.check(tally)
-        kept = tally.kept()
+        kept = self.check(tally).kept()
+        noise = None
         if self._adapted is None:
-            value = self.mean(tally)
-            adapted = None
+            value = self.mean(kept)
+            try:
+                shares = self.client.totals(kept) / kept.users(1)
+            except (
+                ValueError
+            ):  # a strategy matrix of rank below k: the noise is that of the worst type
+                shares = onto_simplex(self.shares(kept))
+                noise = self.variance.amax(1)
         else:
-            value, adapted = self._adapted.answers(tally)
+            value, noise = self._adapted.answers(kept)
             value = value + self.workload.mean(1)
-        found = self._estimate(value, adapted, kept)
+            shares = self._adapted.nearest(kept)
+        found = self._law.estimate(value, shares, kept, self.possible, self._step, noise)
         return replace(
             found,
-            population=partial(self._estimate, value, adapted, kept, True),
+            population=partial(self._of_population, found, kept),
             covariance=partial(self._joint, kept, found.standard_error),
         )
 
@@ -550,37 +556,15 @@ class LocalOracle(OracleQueries):
         return VarianceMatrix(self.variance, self.workload)
 
     @cached_property
-    def _limits(self) -> tuple[Tensor, Tensor]:
-        return self.workload.amin(1), self.workload.amax(1)
-
-    @cached_property
     def _step(self) -> Tensor:
         return self.client.workload_step(self._centred)
 
-    def _estimate(
-        self, value: Tensor, adapted: Tensor | None, tally: Tally, sampled: bool = False
-    ) -> Estimate:
-        """adapted: variance of one user's part in each answer, where the decoder is not the plain one."""
-        law = self._law.squares() if sampled else self._law
-        scale = torch.ones_like(value)
-        if adapted is not None and self._adapted is not None:
-            h = self._adapted.nearest(tally)
-            plain = law.under(h)
-            rest = law.rest(h)
-            scale += (adapted - self._law.under(h)) / plain.clamp_min(TINY)
-        else:
-            try:
-                rest = law.plug_in(self.client.totals(tally) / tally.users(1))
-            except ValueError:  # a strategy matrix of rank below k
-                rest = law.rest(self.client.identity).amax(0)
-        found = law.estimate(value, rest, tally, self._limits, self._step, sampled, scale)
-        if not sampled:
-            return found
-        outputs = self.client.outputs
-        sets = self.client.entry_variance is not None
-        if sets or outputs * max(outputs, len(self.workload)) > LISTED:
-            return found
-        return replace(found, covariance=lambda: self._of_messages(tally) / tally.users(2))
+    def _of_population(self, found: Estimate, tally: Tally) -> Estimate:
+        """The covariance is that of the messages where these can be listed."""
+        whole = found.of_population()
+        if self.client.entry_variance is not None:
+            return whole
+        return replace(whole, covariance=lambda: self._of_messages(tally) / tally.users(2))
 
     def _joint(self, tally: Tally, error: Tensor) -> Tensor:
         """Of answers with these standard errors: their correlations are those at the nearest histogram."""

@@ -366,7 +366,7 @@ class FactoredProtocol(Channel):
             tally.n,
             bias=self.bias.abs().amax(1),
             error=ErrorParts.normal(variance, step),
-            limits=(self.workload.amin(1), self.workload.amax(1)),
+            limits=self.possible,
             stretch=laplace_stretch if self.laplace else None,
         )
         kept = tally.kept()

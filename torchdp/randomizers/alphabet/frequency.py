@@ -21,6 +21,7 @@ from torchdp.simplex import onto_simplex
 WORDS_AT_ONCE = 2**18  # of messages held in memory by the per-user path
 
 ROUNDED = 1e-9  # relative difference of decoded values that is rounding
+TINY = 1e-300
 
 
 class TypeVariance(ABC):
@@ -63,38 +64,49 @@ class TypeVariance(ABC):
     def estimate(
         self,
         value: Tensor,
-        rest: Tensor,
+        shares: Tensor,
         tally: Tally,
         limits: tuple[Any, Any],
-        step: Tensor | float,
+        step: Tensor,
+        noise: Tensor | None = None,
         sampled: bool = False,
-        scale: Tensor | float = 1.0,
     ) -> Estimate:
         """``value``, (*batch, m), with intervals that hold each answer t that is likely under the variance at t.
 
         Args:
             value: the mean of the users' Y.
-            rest: as ``plug_in`` makes it.
+            shares: of the types, (*batch, k), decoded, or a histogram near these.
             tally: of the users.
             limits: of the answers; the standard error is that at the nearest possible one.
-            step: what lies between two values of Y, (m,) or a number; 0 where these are many.
-            sampled: whether users are drawn from a population: ``self`` is of the squares, of which t^2 comes off.
-            scale: of the variance, (*batch, m), where the decoder is another.
+            step: what lies between two values of Y, (m,); 0 where these are many.
+            noise: the variance at ``shares``, (*batch, m), of a decoder that is not the plain one.
+            sampled: whether users are drawn from a population: t^2 comes off the mean of squares.
         """
+        law = self.squares() if sampled else self
         n = tally.users(1)
         square = float(sampled)
+        scale = torch.ones_like(value)
+        if noise is not None:
+            scale += (noise - self.under(shares)) / law.under(shares).clamp_min(TINY)
+        slope = scale * law.slope
         possible = value.clamp(*limits)
-        known = scale * (rest + self.slope * possible).clamp(*self.ends)
-        variance = known + scale * self.slope * (value - possible) - square * value.square()
+        known = scale * (law.plug_in(shares) + law.slope * possible).clamp(*law.ends)
+        variance = known + slope * (value - possible) - square * value.square()
         parts = ErrorParts(
             variance=(variance / n)[..., None],
-            slope=((scale * self.slope - 2 * square * value) / n)[..., None],
+            slope=((slope - 2 * square * value) / n)[..., None],
             curvature=(torch.full_like(value, -square) / n)[..., None],
-            step=(torch.zeros_like(value) + step / (2 * n))[..., None],
+            step=(step / (2 * n)).expand_as(value)[..., None],
         )
-        at_possible = (known - square * possible.square()) / n
-        deviation = at_possible.clamp_min(0).sqrt()
-        return Estimate(value, deviation, tally.n, error=parts, limits=limits, sampled=sampled)
+        return Estimate(
+            value,
+            ((known - square * possible.square()) / n).clamp_min(0).sqrt(),
+            tally.n,
+            error=parts,
+            limits=limits,
+            sampled=sampled,
+            population=partial(self.estimate, value, shares, tally, limits, step, noise, True),
+        )
 
 
 @dataclass(frozen=True)
@@ -328,15 +340,9 @@ class FrequencyOracle(MessageProtocol[Tensor, Tensor]):
 
     def analyse(self, tally: Tally) -> Estimate:
         """Unbiased shares, (*batch, k): some may be negative."""
-        n = self.check(tally).users(1)
-        value = self.totals(tally) / n
+        value = self.totals(self.check(tally)) / tally.users(1)
         step = self.workload_step(self.identity[: self._different])
-
-        def estimate(sampled: bool) -> Estimate:
-            law = self.variance.squares() if sampled else self.variance
-            return law.estimate(value, law.plug_in(value), tally, (0.0, 1.0), step, sampled)
-
-        return replace(estimate(False), population=partial(estimate, True))
+        return self.variance.estimate(value, value, tally, (0.0, 1.0), step)
 
     def answers(self, tally: Tally, W: Tensor) -> Tensor:
         """Unbiased estimate of W c, c the users' counts of types: (m, k) -> (*batch, m). ``tally`` is unchecked."""
@@ -420,13 +426,10 @@ def spread(W: Tensor) -> tuple[Tensor, Tensor]:
 
 def least_step(values: Tensor) -> Tensor:
     """The least distance of two values of a row that rounding does not explain, (m, v) -> (m,); 0 of rows of one."""
-    found = []
-    for rows in values.split(rows_at_once(4 * values.shape[1])):
-        steps = rows.sort(-1).values.diff()
-        real = steps > ROUNDED * rows.abs().amax(-1, keepdim=True)
-        least = torch.where(real, steps, torch.inf).amin(-1)
-        found.append(torch.where(least.isinf(), 0.0, least))
-    return torch.cat(found)
+    steps = values.sort(-1).values.diff()
+    real = steps > ROUNDED * values.abs().amax(-1, keepdim=True)
+    least = torch.where(real, steps, torch.inf).amin(-1)
+    return least.nan_to_num(posinf=0.0)
 
 
 def bounded_proxy(low: Tensor, high: Tensor, means: Tensor) -> Tensor:
