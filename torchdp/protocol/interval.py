@@ -16,6 +16,8 @@ from torch import Tensor
 from torchdp import checks
 from torchdp.root import between
 
+Range = tuple[float, float] | tuple[Tensor, Tensor]
+"""What a truth can be, numbers or (*answer)."""
 LARGEST = 40.0  # standard errors: of less than 1e-300
 SECANTS, CLOSE = 12, 1e-4  # steps to the end of a ratio's interval, and the relative error of it
 FEW = 100  # steps of the search for a saddlepoint; it stops where nothing moves
@@ -144,12 +146,11 @@ class ErrorParts(Error):
     step: Tensor
 
     @staticmethod
-    def normal(variance: Tensor, step: Tensor | float = 0.0) -> "ErrorParts":
-        """One part (*batch) of this variance, wherever the truth is; step: (*batch) or a number."""
+    def normal(variance: Tensor) -> "ErrorParts":
+        """One part (*batch) of this variance, wherever the truth is."""
         one = variance[..., None]
         zero = torch.zeros_like(one)
-        wide = torch.as_tensor(step, dtype=one.dtype, device=one.device)
-        return ErrorParts(one, zero, zero, wide.expand(variance.shape)[..., None])
+        return ErrorParts(one, zero, zero, zero)
 
     def margins(self, z: float | Tensor) -> tuple[Tensor, Tensor]:
         """How far below and above the estimate the interval at z standard errors ends, (*batch) each; may be inf.
@@ -295,7 +296,7 @@ def interval(
     value: Tensor,
     error: Error,
     level: float,
-    limits: tuple[float, float] | tuple[Tensor, Tensor] = (-torch.inf, torch.inf),
+    limits: Range = (-torch.inf, torch.inf),
     bias: Tensor | float = 0.0,
     stretch: Tensor | float = 1.0,
 ) -> tuple[Tensor, Tensor]:
@@ -310,7 +311,7 @@ def ends(
     value: Tensor,
     error: Error,
     z: float | Tensor,
-    limits: tuple[float, float] | tuple[Tensor, Tensor] = (-torch.inf, torch.inf),
+    limits: Range = (-torch.inf, torch.inf),
     bias: Tensor | float = 0.0,
 ) -> tuple[Tensor, Tensor]:
     """Lower and upper end at z standard errors, as :func:`interval`; z: (*batch) or a number.

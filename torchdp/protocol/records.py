@@ -14,7 +14,7 @@ from torch import Tensor
 from torchdp import checks
 from torchdp.brief import Brief, html_table
 from torchdp.protocol.frames import framed
-from torchdp.protocol.interval import Error, ErrorParts, ends, quantile
+from torchdp.protocol.interval import Error, ErrorParts, Range, ends, quantile
 from torchdp.protocol.simultaneous import MOST_CORRELATED, largest_deviate, sidak
 
 if TYPE_CHECKING:
@@ -326,7 +326,7 @@ class Estimate(Brief):
     n: Users
     bias: Tensor | float = 0.0
     error: Error | Callable[[], Error] | None = None
-    limits: tuple[float, float] | tuple[Tensor, Tensor] = (-math.inf, math.inf)
+    limits: Range = (-math.inf, math.inf)
     stretch: Callable[[float], Tensor | float] | None = None
     sampled: bool = field(default=False, repr=False)
     population: Callable[[], "Estimate"] | None = field(default=None, repr=False)

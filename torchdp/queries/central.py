@@ -132,6 +132,7 @@ class CentralLaplace(FactoredProtocol, CuratorProtocol[Tensor]):
     queries: FactoredQueries
     epsilon: float
     power: ClassVar[int] = 2
+    step: ClassVar[float] = 1.0
 
     def __post_init__(self) -> None:
         right = checks.instance("queries", self.queries, FactoredQueries).right
@@ -206,10 +207,6 @@ class CentralLaplace(FactoredProtocol, CuratorProtocol[Tensor]):
     @property
     def laplace(self) -> bool:
         return True
-
-    @property
-    def step(self) -> float:
-        return 1.0
 
     @property
     def noise(self) -> float:
@@ -350,7 +347,7 @@ class ShuffledQueries(FactoredProtocol, Shuffled[Tensor]):
         return self.law.laplace
 
     @property
-    def step(self) -> float:
+    def step(self) -> float:  # type: ignore[override]
         none, one = self.law.decode(
             torch.tensor([0, 1], dtype=torch.int64), self.law.users
         ).tolist()

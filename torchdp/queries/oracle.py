@@ -544,7 +544,7 @@ class LocalOracle(OracleQueries):
             value, noise = self._adapted.answers(kept)
             value = value + self.workload.mean(1)
             shares = self._adapted.nearest(kept)
-        found = self._law.estimate(value, shares, kept, self.possible, self._step, noise)
+        found = self._law.estimate(value, shares, kept, self.possible, noise)
         return replace(
             found,
             population=partial(self._of_population, found, kept),
@@ -553,11 +553,8 @@ class LocalOracle(OracleQueries):
 
     @cached_property
     def _law(self) -> VarianceMatrix:
-        return VarianceMatrix(self.variance, self.workload)
-
-    @cached_property
-    def _step(self) -> Tensor:
-        return self.client.workload_step(self._centred)
+        step = self.client.workload_step(self._centred)
+        return VarianceMatrix(self.variance, self.workload, step)
 
     def _of_population(self, found: Estimate, tally: Tally) -> Estimate:
         """The covariance is that of the messages where these can be listed."""

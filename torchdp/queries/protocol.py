@@ -7,7 +7,7 @@ from abc import abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
-from typing import Self
+from typing import ClassVar, Self
 
 import torch
 from torch import Tensor
@@ -195,6 +195,8 @@ class FactoredProtocol(Channel):
     """Answers L m + shift: m is the mean of the users' columns of R as the analyst hears it, with noise."""
 
     queries: FactoredQueries
+    # what lies between two values of a coordinate of n m; 0 where the noise has a density, or nearly so
+    step: ClassVar[float] = 0.0
 
     @classmethod
     def vectors_of(cls, question: Question) -> FactoredQueries:
@@ -215,11 +217,6 @@ class FactoredProtocol(Channel):
     def laplace(self) -> bool:
         """Whether this noise is discrete Laplace: intervals then have the ends of a single such variable."""
         return False
-
-    @property
-    def step(self) -> float:
-        """What lies between two values of a coordinate of n m; 0 where the noise has a density, or nearly so."""
-        return 0.0
 
     @property
     def workload(self) -> Tensor:  # type: ignore[override]
@@ -365,7 +362,7 @@ class FactoredProtocol(Channel):
             variance.sqrt(),
             tally.n,
             bias=self.bias.abs().amax(1),
-            error=ErrorParts.normal(variance, step),
+            error=replace(ErrorParts.normal(variance), step=step.expand_as(value)[..., None]),
             limits=self.possible,
             stretch=laplace_stretch if self.laplace else None,
         )

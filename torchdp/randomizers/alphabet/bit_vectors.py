@@ -89,7 +89,7 @@ class BitVectorOracle(FrequencyOracle):
     @property
     def variance(self) -> AlikeVariance:
         own, other = self.on * self.lost / self.gap**2, self.off * (1 - self.off) / self.gap**2
-        return AlikeVariance(self.k, own, other)
+        return AlikeVariance(self.k, own, other, 1 / self.gap)
 
     @property
     def entry_variance(self) -> float:

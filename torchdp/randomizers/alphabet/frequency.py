@@ -12,7 +12,7 @@ from torchdp import checks, wire
 from torchdp.draws import Draws, Simulated
 from torchdp.memory import rows_at_once
 from torchdp.protocol import Estimate, Layout, Limits, MessageProtocol, Objective, Tally, Users
-from torchdp.protocol.interval import ErrorParts
+from torchdp.protocol.interval import ErrorParts, Range
 from torchdp.protocol.records import users_of
 from torchdp.randomizers.base import user_counts
 from torchdp.randomizers.draws import multinomial
@@ -33,6 +33,8 @@ class TypeVariance(ABC):
 
     slope: Tensor | float
     """(m,) or a number, by regression over the types."""
+    step: Tensor | float
+    """The least distance of two values of Y_i, (m,) or a number."""
 
     @abstractmethod
     def under(self, shares: Tensor) -> Tensor:
@@ -66,8 +68,7 @@ class TypeVariance(ABC):
         value: Tensor,
         shares: Tensor,
         tally: Tally,
-        limits: tuple[Any, Any],
-        step: Tensor,
+        limits: Range,
         noise: Tensor | None = None,
         sampled: bool = False,
     ) -> Estimate:
@@ -78,34 +79,32 @@ class TypeVariance(ABC):
             shares: of the types, (*batch, k), decoded, or a histogram near these.
             tally: of the users.
             limits: of the answers; the standard error is that at the nearest possible one.
-            step: what lies between two values of Y, (m,); 0 where these are many.
             noise: the variance at ``shares``, (*batch, m), of a decoder that is not the plain one.
             sampled: whether users are drawn from a population: t^2 comes off the mean of squares.
         """
         law = self.squares() if sampled else self
         n = tally.users(1)
-        square = float(sampled)
         scale = torch.ones_like(value)
         if noise is not None:
             scale += (noise - self.under(shares)) / law.under(shares).clamp_min(TINY)
         slope = scale * law.slope
         possible = value.clamp(*limits)
         known = scale * (law.plug_in(shares) + law.slope * possible).clamp(*law.ends)
-        variance = known + slope * (value - possible) - square * value.square()
+        variance = known + slope * (value - possible) - sampled * value.square()
         parts = ErrorParts(
             variance=(variance / n)[..., None],
-            slope=((slope - 2 * square * value) / n)[..., None],
-            curvature=(torch.full_like(value, -square) / n)[..., None],
-            step=(step / (2 * n)).expand_as(value)[..., None],
+            slope=((slope - 2 * sampled * value) / n)[..., None],
+            curvature=(torch.full_like(value, -float(sampled)) / n)[..., None],
+            step=(torch.full_like(value, 0.5) * law.step / n)[..., None],
         )
         return Estimate(
             value,
-            ((known - square * possible.square()) / n).clamp_min(0).sqrt(),
+            ((known - sampled * possible.square()) / n).clamp_min(0).sqrt(),
             tally.n,
             error=parts,
             limits=limits,
             sampled=sampled,
-            population=partial(self.estimate, value, shares, tally, limits, step, noise, True),
+            population=partial(self.estimate, value, shares, tally, limits, noise, True),
         )
 
 
@@ -116,6 +115,7 @@ class AlikeVariance(TypeVariance):
     k: int
     own: float
     other: float
+    step: float
 
     @property
     def slope(self) -> float:  # type: ignore[override]
@@ -146,6 +146,7 @@ class VarianceMatrix(TypeVariance):
 
     matrix: Tensor
     queries: Tensor
+    step: Tensor
 
     @cached_property
     def slope(self) -> Tensor:  # type: ignore[override]
@@ -223,12 +224,8 @@ class FrequencyOracle(MessageProtocol[Tensor, Tensor]):
     @property
     def variance_proxy(self) -> Tensor:
         """(k,)."""
-        return self.workload_proxy(self.identity[: self._different]).expand(self.k)
-
-    @property
-    def _different(self) -> int:
-        """How many types are not alike."""
-        return 1 if isinstance(self.variance, AlikeVariance) else self.k
+        different = 1 if isinstance(self.variance, AlikeVariance) else self.k
+        return self.workload_proxy(self.identity[:different]).expand(self.k)
 
     @property
     def identity(self) -> Tensor:
@@ -340,9 +337,9 @@ class FrequencyOracle(MessageProtocol[Tensor, Tensor]):
 
     def analyse(self, tally: Tally) -> Estimate:
         """Unbiased shares, (*batch, k): some may be negative."""
-        value = self.totals(self.check(tally)) / tally.users(1)
-        step = self.workload_step(self.identity[: self._different])
-        return self.variance.estimate(value, value, tally, (0.0, 1.0), step)
+        tally = self.check(tally)
+        value = self.totals(tally) / tally.users(1)
+        return self.variance.estimate(value, value, tally, (0.0, 1.0))
 
     def answers(self, tally: Tally, W: Tensor) -> Tensor:
         """Unbiased estimate of W c, c the users' counts of types: (m, k) -> (*batch, m). ``tally`` is unchecked."""
@@ -384,7 +381,8 @@ class StrategyOracle(FrequencyOracle):
 
     @cached_property
     def variance(self) -> AlikeVariance | VarianceMatrix:
-        return VarianceMatrix(self.workload_variance(self.identity), self.identity)
+        every = self.identity
+        return VarianceMatrix(self.workload_variance(every), every, self.workload_step(every))
 
     def workload_variance(self, W: Tensor) -> Tensor:
         """sum_y V_iy^2 Q[y, x] - W_ix^2, a few queries at a time."""
