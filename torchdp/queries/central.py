@@ -242,6 +242,7 @@ class ShuffledQueries(FactoredProtocol, Shuffled[Tensor]):
     absent: int = 0
     instances: int = field(init=False, repr=False)
     power: ClassVar[int] = 2
+    step: ClassVar[float] = 1.0
 
     def __post_init__(self) -> None:
         right = checks.instance("queries", self.queries, FactoredQueries).right
@@ -345,13 +346,6 @@ class ShuffledQueries(FactoredProtocol, Shuffled[Tensor]):
     @property
     def laplace(self) -> bool:
         return self.law.laplace
-
-    @property
-    def step(self) -> float:  # type: ignore[override]
-        none, one = self.law.decode(
-            torch.tensor([0, 1], dtype=torch.int64), self.law.users
-        ).tolist()
-        return float(one - none)
 
     @property
     def noise(self) -> float:

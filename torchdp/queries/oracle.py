@@ -535,9 +535,8 @@ class LocalOracle(OracleQueries):
             value = self.mean(kept)
             try:
                 shares = self.client.totals(kept) / kept.users(1)
-            except (
-                ValueError
-            ):  # a strategy matrix of rank below k: the noise is that of the worst type
+            except ValueError:
+                # Of a strategy matrix of rank below k: the noise is that of the worst type.
                 shares = onto_simplex(self.shares(kept))
                 noise = self.variance.amax(1)
         else:

@@ -85,8 +85,9 @@ class TypeVariance(ABC):
         law = self.squares() if sampled else self
         n = tally.users(1)
         scale = torch.ones_like(value)
+        each = scale / n
         if noise is not None:
-            scale += (noise - self.under(shares)) / law.under(shares).clamp_min(TINY)
+            scale = 1 + (noise - self.under(shares)) / law.under(shares).clamp_min(TINY)
         slope = scale * law.slope
         possible = value.clamp(*limits)
         known = scale * (law.plug_in(shares) + law.slope * possible).clamp(*law.ends)
@@ -94,8 +95,8 @@ class TypeVariance(ABC):
         parts = ErrorParts(
             variance=(variance / n)[..., None],
             slope=((slope - 2 * sampled * value) / n)[..., None],
-            curvature=(torch.full_like(value, -float(sampled)) / n)[..., None],
-            step=(torch.full_like(value, 0.5) * law.step / n)[..., None],
+            curvature=-sampled * each[..., None],
+            step=(law.step * each / 2)[..., None],
         )
         return Estimate(
             value,
@@ -151,7 +152,7 @@ class VarianceMatrix(TypeVariance):
     @cached_property
     def slope(self) -> Tensor:  # type: ignore[override]
         centred = self.queries - self.queries.mean(1, keepdim=True)
-        size = centred.square().sum(1).clamp_min(torch.finfo(torch.float64).tiny)
+        size = centred.square().sum(1).clamp_min(TINY)
         return (self.matrix * centred).sum(1) / size
 
     def under(self, shares: Tensor) -> Tensor:
@@ -437,7 +438,7 @@ def bounded_proxy(low: Tensor, high: Tensor, means: Tensor) -> Tensor:
     convex; with d = (low + high - 2 mean)/(high - low) its least proxy is (high - low)^2/4 d/artanh(d).
     Source: Hoeffding (1963), the first; Kearns, Saul (1998), the second.
     """
-    width = (high - low).clamp_min(torch.finfo(torch.float64).tiny)
+    width = (high - low).clamp_min(TINY)
     d = (((low + high)[:, None] - 2 * means) / width[:, None]).clamp(-1, 1)
     # at 1e-4 off by 1e-17
     share = torch.where(d.abs() < 1e-4, 1 - d.square() / 3, d / torch.atanh(d))
