@@ -16,7 +16,7 @@ from torch import Tensor
 from torchdp import checks
 from torchdp.root import between
 
-Range = tuple[float, float] | tuple[Tensor, Tensor]
+Range = tuple[float | Tensor, float | Tensor]
 """What a truth can be, numbers or (*answer)."""
 LARGEST = 40.0  # standard errors: of less than 1e-300
 SECANTS, CLOSE = 12, 1e-4  # steps to the end of a ratio's interval, and the relative error of it

@@ -69,7 +69,7 @@ class TypeVariance(ABC):
         shares: Tensor,
         tally: Tally,
         limits: Range,
-        noise: Tensor | None = None,
+        own: Tensor | None = None,
         sampled: bool = False,
     ) -> Estimate:
         """``value``, (*batch, m), with intervals that hold each answer t that is likely under the variance at t.
@@ -79,15 +79,15 @@ class TypeVariance(ABC):
             shares: of the types, (*batch, k), decoded, or a histogram near these.
             tally: of the users.
             limits: of the answers; the standard error is that at the nearest possible one.
-            noise: the variance at ``shares``, (*batch, m), of a decoder that is not the plain one.
+            own: the variance at ``shares``, (*batch, m), of a decoder that is not the plain one.
             sampled: whether users are drawn from a population: t^2 comes off the mean of squares.
         """
         law = self.squares() if sampled else self
         n = tally.users(1)
         scale = torch.ones_like(value)
         each = scale / n
-        if noise is not None:
-            scale = 1 + (noise - self.under(shares)) / law.under(shares).clamp_min(TINY)
+        if own is not None:
+            scale = 1 + (own - self.under(shares)) / law.under(shares).clamp_min(TINY)
         slope = scale * law.slope
         possible = value.clamp(*limits)
         known = scale * (law.plug_in(shares) + law.slope * possible).clamp(*law.ends)
@@ -105,7 +105,7 @@ class TypeVariance(ABC):
             error=parts,
             limits=limits,
             sampled=sampled,
-            population=partial(self.estimate, value, shares, tally, limits, noise, True),
+            population=partial(self.estimate, value, shares, tally, limits, own, True),
         )
 
 
