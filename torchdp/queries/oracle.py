@@ -412,8 +412,11 @@ class OracleQueries(Channel, Relay[Tensor, Tensor, FrequencyOracle]):
 class LocalOracle(OracleQueries):
     """Each user reports its type through a frequency oracle; the analyst reads the answers off the tally of reports.
 
-    ``standard_error`` is that of the decoded shares, or of the nearest histogram where that is more; of the worst type
-    where the oracle tells no types apart one by one.
+    Intervals hold each possible answer that is likely under the variance at that answer, half a step of the reports'
+    values added; ``standard_error`` is that at the possible answer nearest to the value. What the answer does not tell
+    of the variance is that of the decoded shares, or of the nearest histogram where that is more; of the worst type
+    where the oracle tells no types apart one by one. Coverage of 95 % intervals (experiments/league/local_coverage.py):
+    .938 or more of two types and up to 200 users, enumerated; .926 or more of 2 to 1,024 types from 30 users on.
 
     adapted: a strategy's reports are decoded a second time, for the histogram that the plain decoder gives in the place
     of the public prior. Whatever the histogram, the answers have no bias but by its noise, of order 1/n, measured below
