@@ -153,7 +153,7 @@ def test_intervals_of_ratios_are_the_smallest_that_hold_fiellers_set():
         )
         curvature, value = 0.6 * curvature, 3 * value - 1
         slope = 2 * (2 * correlation - 1) * (variance * curvature).sqrt() * 0.99
-        part = ErrorParts(variance[None], slope[None], curvature[None])
+        part = ErrorParts(variance[None], slope[None], curvature[None], 0 * slope[None])
         u, square = t - value, 1.959964**2
         held = t[u.square() <= square * (variance + slope * u + curvature * u.square())]
         low, high = interval(value, part, 0.95, (0.0, 1.0))

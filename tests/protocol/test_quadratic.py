@@ -166,7 +166,9 @@ def fieller(variance, slope, curvature):
     variance, slope, curvature = (
         torch.as_tensor(x, dtype=torch.float64) for x in (variance, slope, curvature)
     )
-    parts = ErrorParts(*(x.expand(variance.shape)[..., None] for x in (variance, slope, curvature)))
+    parts = ErrorParts(
+        *(x.expand(variance.shape)[..., None] for x in (variance, slope, curvature, 0 * variance))
+    )
 
     def at(u):
         return ErrorParts.normal(variance + slope * u + curvature * u.square())

@@ -1,6 +1,7 @@
 """Intervals that hold all truths at once: coverage by integration and simulation, edges, batches, refusals."""
 
 import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -299,4 +300,5 @@ def test_noise_that_depends_on_the_data_has_no_covariance():
     protocol = queries.LocalFactorization(factors, DuchiJordanWainwright(1, 1.0, 3.0))
     found = protocol.sample_estimate(COUNTS, generator=generator(6))
     assert found.covariance is None
+    found = replace(found, limits=(-math.inf, math.inf))
     assert float(deviate(found)) == pytest.approx(float(sidak(0.95, torch.tensor(2))))

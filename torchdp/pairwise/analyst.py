@@ -180,6 +180,7 @@ class PairwiseAnalyst(ABC):
             variance=(scale * variance)[..., None],
             slope=(-2 * scale * covariance)[..., None],
             curvature=(scale * own)[..., None],
+            step=torch.zeros_like(variance)[..., None],
         )
 
     def predicted_mse(self, summary: Tensor) -> Tensor:

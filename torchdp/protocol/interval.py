@@ -16,6 +16,8 @@ from torch import Tensor
 from torchdp import checks
 from torchdp.root import between
 
+Range = tuple[float | Tensor, float | Tensor]
+"""What a truth can be, numbers or (*answer)."""
 LARGEST = 40.0  # standard errors: of less than 1e-300
 SECANTS, CLOSE = 12, 1e-4  # steps to the end of a ratio's interval, and the relative error of it
 FEW = 100  # steps of the search for a saddlepoint; it stops where nothing moves
@@ -133,38 +135,39 @@ class ErrorParts(Error):
     """Independent parts of an estimate's error; each tensor is (*batch, parts).
 
     A part whose true value lies u above its estimate has the variance ``variance + slope u + curvature u^2``. slope:
-    as for squared norms (Gini's indices), whose error grows with them. curvature: of a ratio, from the error of its
-    denominator. A variance below 0 is a plug-in's whose value came out far below 0.
+    as for shares of types, whose error grows with them. curvature: of a ratio, from the error of its denominator; of
+    a sample, -1/n. A variance below 0 is a plug-in's whose value came out far below 0. step: half of what lies between
+    two values that the part can have, where these are few: the normal approximation is taken in the middle.
     """
 
     variance: Tensor
     slope: Tensor
     curvature: Tensor
+    step: Tensor
 
     @staticmethod
     def normal(variance: Tensor) -> "ErrorParts":
         """One part (*batch) of this variance, wherever the truth is."""
         one = variance[..., None]
-        return ErrorParts(one, torch.zeros_like(one), torch.zeros_like(one))
+        zero = torch.zeros_like(one)
+        return ErrorParts(one, zero, zero, zero)
 
     def margins(self, z: float | Tensor) -> tuple[Tensor, Tensor]:
         """How far below and above the estimate the interval at z standard errors ends, (*batch) each; may be inf.
 
-        Of each part all u with u^2 <= z^2 (variance + slope u + curvature u^2); inf where z^2 curvature >= 1. The ends
-        of the sum lie the root of the sum of squares of the parts' ends away. z: (*batch) or a number.
-        Source: Wilson (1927), the score interval; Fieller (1954), for ratios; Zou, Donner (2008), the sum.
+        Of each part all u with (abs(u) - step)^2 <= z^2 (variance + slope u + curvature u^2); inf where
+        z^2 curvature >= 1. The ends of the sum lie the root of the sum of squares of the parts' ends away. z: (*batch)
+        or a number.
+        Source: Wilson (1927), the score interval; Yates (1934), the step; Fieller (1954), for ratios; Zou, Donner
+            (2008), the sum.
         """
-        left, shift, square = self._quadratic(z)
-        half = square.clamp_min(0).sqrt()
-        below, above = (
-            torch.where(left > 0, (half + sign * shift).clamp_min(0) / left, torch.inf)
-            .square()
-            .sum(-1)
-            .sqrt()
-            for sign in (-1, 1)
-        )
-        unknown = self.variance.isnan().any(-1)
-        return below.masked_fill(unknown, torch.nan), above.masked_fill(unknown, torch.nan)
+        return self._margin(z, -1), self._margin(z, 1)
+
+    def _margin(self, z: float | Tensor, sign: int) -> Tensor:
+        left, shift, square = self._quadratic(z, sign * self.step)
+        end = (square.clamp_min(0).sqrt() + sign * shift).clamp_min(0) / left + self.step
+        total = torch.where(left > 0, end, torch.inf).square().sum(-1).sqrt()
+        return total.masked_fill(self.variance.isnan().any(-1), torch.nan)
 
     def gap(self, z: float | Tensor) -> tuple[Tensor, Tensor]:
         """The ends of what Fieller's set leaves out where it goes on beyond, (*batch) each, from the estimate.
@@ -177,23 +180,32 @@ class ErrorParts(Error):
         half, left = square.clamp_min(0).sqrt(), torch.where(some, left, torch.nan)
         return (shift + half) / left, (shift - half) / left
 
-    def _quadratic(self, z: float | Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """u belongs where left u^2 - 2 shift u <= z^2 variance; the square of (left u - shift) at the ends."""
+    def _quadratic(
+        self, z: float | Tensor, step: Tensor | float = 0.0
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """u = step + v belongs where left v^2 - 2 shift v <= z^2 (variance at step); (left v - shift)^2 at the ends."""
         square = (
             torch.as_tensor(z, dtype=torch.float64, device=self.variance.device)[..., None] ** 2
         )
-        shift, left = square * self.slope / 2, 1 - square * self.curvature
-        return left, shift, square * self.variance * left + shift.square()
+        variance = self.variance + (self.slope + self.curvature * step) * step
+        shift = square * (self.slope / 2 + self.curvature * step)
+        left = 1 - square * self.curvature
+        return left, shift, square * variance * left + shift.square()
 
     def scaled(self, factor: float | Tensor) -> "ErrorParts":
         each = torch.as_tensor(factor, dtype=self.slope.dtype, device=self.slope.device)[..., None]
-        return ErrorParts(each**2 * self.variance, each * self.slope, self.curvature)
+        return ErrorParts(
+            variance=each**2 * self.variance,
+            slope=each * self.slope,
+            curvature=self.curvature,
+            step=each.abs() * self.step,
+        )
 
     def joined(self, other: Error) -> Error:
         if not isinstance(other, ErrorParts):  # the others know how to join this
             return other.joined(self)
         both = []
-        for name in ("variance", "slope", "curvature"):
+        for name in ("variance", "slope", "curvature", "step"):
             one, two = getattr(self, name), getattr(other, name)
             batch = np.broadcast_shapes(one.shape[:-1], two.shape[:-1])
             both.append(torch.cat([one.expand(*batch, -1), two.to(one).expand(*batch, -1)], -1))
@@ -284,7 +296,7 @@ def interval(
     value: Tensor,
     error: Error,
     level: float,
-    limits: tuple[float, float] = (-torch.inf, torch.inf),
+    limits: Range = (-torch.inf, torch.inf),
     bias: Tensor | float = 0.0,
     stretch: Tensor | float = 1.0,
 ) -> tuple[Tensor, Tensor]:
@@ -299,7 +311,7 @@ def ends(
     value: Tensor,
     error: Error,
     z: float | Tensor,
-    limits: tuple[float, float] = (-torch.inf, torch.inf),
+    limits: Range = (-torch.inf, torch.inf),
     bias: Tensor | float = 0.0,
 ) -> tuple[Tensor, Tensor]:
     """Lower and upper end at z standard errors, as :func:`interval`; z: (*batch) or a number.

@@ -14,7 +14,7 @@ from torch import Tensor
 from torchdp import checks
 from torchdp.brief import Brief, html_table
 from torchdp.protocol.frames import framed
-from torchdp.protocol.interval import Error, ErrorParts, ends, quantile
+from torchdp.protocol.interval import Error, ErrorParts, Range, ends, quantile
 from torchdp.protocol.simultaneous import MOST_CORRELATED, largest_deviate, sidak
 
 if TYPE_CHECKING:
@@ -313,8 +313,8 @@ class Estimate(Brief):
     from which they are an independent sample: its error counts the sampling as well.
 
     bias: bounds what an approximation may add. error: what intervals are made of, or what makes it once it is asked for
-    (None: one normal part of the standard error). limits: what the truth can be; intervals stay inside, the value need
-    not.
+    (None: one normal part of the standard error). limits: what the truth can be, numbers or (*answer); intervals stay
+    inside, the value need not.
     stretch: where the error is far from normal, as one Laplace number is: of a level, how far the interval's ends lie
     over those of a normal error of this deviation, a number or (*answer).
     sampled: whether it refers to the population. population: makes the estimate that does; None where the sampling
@@ -326,7 +326,7 @@ class Estimate(Brief):
     n: Users
     bias: Tensor | float = 0.0
     error: Error | Callable[[], Error] | None = None
-    limits: tuple[float, float] = (-math.inf, math.inf)
+    limits: Range = (-math.inf, math.inf)
     stretch: Callable[[float], Tensor | float] | None = None
     sampled: bool = field(default=False, repr=False)
     population: Callable[[], "Estimate"] | None = field(default=None, repr=False)

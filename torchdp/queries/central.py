@@ -132,6 +132,7 @@ class CentralLaplace(FactoredProtocol, CuratorProtocol[Tensor]):
     queries: FactoredQueries
     epsilon: float
     power: ClassVar[int] = 2
+    step: ClassVar[float] = 1.0
 
     def __post_init__(self) -> None:
         right = checks.instance("queries", self.queries, FactoredQueries).right
@@ -239,6 +240,7 @@ class ShuffledQueries(FactoredProtocol, Shuffled[Tensor]):
     absent: int = 0
     instances: int = field(init=False, repr=False)
     power: ClassVar[int] = 2
+    step: ClassVar[float] = 1.0
 
     def __post_init__(self) -> None:
         right = checks.instance("queries", self.queries, FactoredQueries).right

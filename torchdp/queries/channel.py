@@ -16,7 +16,7 @@ from torch import Tensor
 from torchdp import checks
 from torchdp.factorization.solvers.pivoting import nearest_histogram
 from torchdp.protocol import Estimate, Objective, Protocol, Tally, Users
-from torchdp.protocol.interval import Error
+from torchdp.protocol.interval import Error, Range
 from torchdp.protocol.records import beside
 
 Fits = tuple[Tensor, Tensor, Tensor]
@@ -81,6 +81,11 @@ class Channel(Protocol[Tensor]):
     @abstractmethod
     def fits(self, tally: Tally, ordered: bool) -> Fits:
         """Histograms of falling smoothness that make a tally (b, ...) likely; if not ordered the last one alone."""
+
+    @property
+    def possible(self) -> Range:
+        """The least and the largest that each answer can be, (r,)."""
+        return self.workload.amin(1), self.workload.amax(1)
 
     @property
     def points(self) -> Tensor:

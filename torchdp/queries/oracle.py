@@ -54,7 +54,6 @@ KINDS: tuple[Callable[[int, float], FrequencyOracle], ...] = (
     SymmetricUnaryEncoding,
     HadamardResponse,
 )
-LISTED = 2**24  # outputs times answers, up to which each message is decoded alone
 # outputs times types of a strategy matrix up to which choices decode its reports twice
 ADAPTED = 2**20
 CONSTANT = 1e-12  # relative: queries that vary less over types are constant
@@ -98,7 +97,7 @@ class AdaptedDecoder:
     def answers(self, tally: Tally) -> tuple[Tensor, Tensor]:
         """W h, (*batch, m), and the variance of one user's part in it."""
         f = tally["reports"].double() / tally.users(1)
-        histograms = self._nearest(f).reshape(-1, self.client.k)
+        histograms = self.nearest(tally).reshape(-1, self.client.k)
         reports = f.reshape(-1, f.shape[-1])
         values = []
         variances = []
@@ -113,12 +112,13 @@ class AdaptedDecoder:
     def decoders(self, tally: Tally) -> Tensor:
         """What each report of this tally adds to the answers, (*batch, m, outputs)."""
         Q, _, _ = self._small
-        h = self._nearest(tally["reports"].double() / tally.users(1))
+        h = self.nearest(tally)
         law = h @ self.client.matrix.mT
         return (Q @ self._weights(law) / law[..., None]).mT
 
-    def _nearest(self, f: Tensor) -> Tensor:
-        """The histogram nearest to what shares of reports f (*batch, outputs) tell plainly."""
+    def nearest(self, tally: Tally) -> Tensor:
+        """The histogram nearest to what the reports tell plainly, (*batch, k)."""
+        f = tally["reports"].double() / tally.users(1)
         return onto_simplex(f @ self.client.inverse.mT)
 
     def _weights(self, law: Tensor) -> Tensor:
@@ -415,8 +415,11 @@ class OracleQueries(Channel, Relay[Tensor, Tensor, FrequencyOracle]):
 class LocalOracle(OracleQueries):
     """Each user reports its type through a frequency oracle; the analyst reads the answers off the tally of reports.
 
-    ``standard_error`` is that of the decoded shares, or of the nearest histogram where that is more; of the worst type
-    where the oracle tells no types apart one by one.
+    Intervals hold each possible answer that is likely under the variance at that answer, half a step of the reports'
+    values added; ``standard_error`` is that at the possible answer nearest to the value. What the answer does not tell
+    of the variance is that of the decoded shares, or of the nearest histogram where that is more; of the worst type
+    where the oracle tells no types apart one by one. Coverage of 95 % intervals (experiments/league/local_coverage.py):
+    .938 or more of two types and up to 200 users, enumerated; .926 or more of 2 to 1,024 types from 30 users on.
 
     adapted: a strategy's reports are decoded a second time, for the histogram that the plain decoder gives in the place
     of the public prior. Whatever the histogram, the answers have no bias but by its noise, of order 1/n, measured below
@@ -532,18 +535,38 @@ class LocalOracle(OracleQueries):
         return self._adapted.variance(h) / n
 
     def analyse(self, tally: Tally) -> Estimate:
-        tally = self.check(tally)
-        n = tally.users(1)
+        kept = self.check(tally).kept()
+        noise = None
         if self._adapted is None:
-            value = self.mean(tally)
-            variance = self._plug_in(tally, value)
+            value = self.mean(kept)
+            try:
+                shares = self.client.totals(kept) / kept.users(1)
+            except ValueError:
+                # Of a strategy matrix of rank below k: the noise is that of the worst type.
+                shares = onto_simplex(self.shares(kept))
+                noise = self.variance.amax(1)
         else:
-            value, variance = self._adapted.answers(tally)
+            value, noise = self._adapted.answers(kept)
             value = value + self.workload.mean(1)
-        kept = tally.kept()
-        error = (variance / n).sqrt()
-        found = Estimate(value, error, tally.n, covariance=partial(self._joint, kept, error))
-        return replace(found, population=partial(self._of_population, found, kept))
+            shares = self._adapted.nearest(kept)
+        found = self._law.estimate(value, shares, kept, self.possible, noise)
+        return replace(
+            found,
+            population=partial(self._of_population, found, kept),
+            covariance=partial(self._joint, kept, found.standard_error),
+        )
+
+    @cached_property
+    def _law(self) -> VarianceMatrix:
+        step = self.client.workload_step(self._centred)
+        return VarianceMatrix(self.variance, self.workload, step)
+
+    def _of_population(self, found: Estimate, tally: Tally) -> Estimate:
+        """The covariance is that of the messages where these can be listed."""
+        whole = found.of_population()
+        if self.client.entry_variance is not None:
+            return whole
+        return replace(whole, covariance=lambda: self._of_messages(tally) / tally.users(2))
 
     def _joint(self, tally: Tally, error: Tensor) -> Tensor:
         """Of answers with these standard errors: their correlations are those at the nearest histogram."""
@@ -559,38 +582,11 @@ class LocalOracle(OracleQueries):
         centred = V - V @ f[..., None]
         return (centred * f[..., None, :]) @ centred.mT
 
-    def _plug_in(self, tally: Tally, value: Tensor) -> Tensor:
-        """One user's variance in each answer, at the decoded shares, of the worst type where there are none."""
-        try:
-            shares = self.client.totals(tally) / tally.users(1)
-        except ValueError:  # a strategy matrix of rank below k
-            return self.variance.amax(1).expand_as(value)
-        return VarianceMatrix(self.variance).plug_in(shares)
-
     def decoded(self, tally: Tally) -> Tensor:
         """V, (m, outputs) or (*batch, m, outputs): what each message adds to the answers, but for W's means."""
         if self._adapted is not None:
             return self._adapted.decoders(tally)
         return self.decoded_messages.mT
-
-    def _of_population(self, found: Estimate, tally: Tally) -> Estimate:
-        """A mean of the users' independent decoded messages: its variance is theirs over n, whatever was sent.
-
-        Where messages are too many to be listed: the noise's, and Var W_i = W_i^2 h - (W_i h)^2 at the decoded shares.
-        """
-        n = tally.users(1)
-        outputs = self.client.outputs
-        sets = self.client.entry_variance is not None
-        if sets or outputs * max(outputs, len(self.workload)) > LISTED:
-            squares = self.client.answers(tally, self._centred.square()) / n
-            off = found.value - self.workload.mean(1)
-            return found.with_sampling((squares - off.square()).clamp_min(0) / n)
-        f = tally["reports"].double() / n
-        V = self.decoded(tally)
-        mean = (V @ f[..., None])[..., 0]
-        variance = ((V.square() @ f[..., None])[..., 0] - mean.square()).clamp_min(0) / n
-        own = replace(found, standard_error=torch.zeros_like(variance), error=None)
-        return own.with_sampling(variance, lambda: self._of_messages(tally) / tally.users(2))
 
 
 def decoding(workload: Tensor, client: FrequencyOracle) -> LocalOracle:

@@ -7,7 +7,7 @@ from abc import abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
-from typing import Self
+from typing import ClassVar, Self
 
 import torch
 from torch import Tensor
@@ -16,7 +16,7 @@ from torchdp import checks
 from torchdp.brief import Brief
 from torchdp.factorization import Factorization
 from torchdp.protocol import Estimate, Tally
-from torchdp.protocol.interval import laplace_stretch, largest_variance
+from torchdp.protocol.interval import ErrorParts, laplace_stretch, largest_variance
 from torchdp.protocol.quadratic import QuadraticError, coordinates
 from torchdp.protocol.records import alike
 from torchdp.queries.channel import Channel, Fits, Question
@@ -195,6 +195,8 @@ class FactoredProtocol(Channel):
     """Answers L m + shift: m is the mean of the users' columns of R as the analyst hears it, with noise."""
 
     queries: FactoredQueries
+    # what lies between two values of a coordinate of n m; 0 where the noise has a density, or nearly so
+    step: ClassVar[float] = 0.0
 
     @classmethod
     def vectors_of(cls, question: Question) -> FactoredQueries:
@@ -354,10 +356,17 @@ class FactoredProtocol(Channel):
     def analyse(self, tally: Tally) -> Estimate:
         """The standard error is that on the worst data."""
         value = self.mean(self.whole(tally))
-        error = (self.variance.amax(1) / tally.users(1) ** self.power).sqrt()
-        stretch = laplace_stretch if self.laplace else None
+        n = tally.users(1)
+        variance = (self.variance.amax(1) / n**self.power).expand_as(value)
+        step = self.step * self.queries.left.abs().amax(1) / (2 * n)
         found = Estimate(
-            value, error.expand_as(value), tally.n, bias=self.bias.abs().amax(1), stretch=stretch
+            value,
+            variance.sqrt(),
+            tally.n,
+            bias=self.bias.abs().amax(1),
+            error=replace(ErrorParts.normal(variance), step=step.expand_as(value)[..., None]),
+            limits=self.possible,
+            stretch=laplace_stretch if self.laplace else None,
         )
         kept = tally.kept()
         covariance = partial(self.plausible, kept) if self.known_noise else None

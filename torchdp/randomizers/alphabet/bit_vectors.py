@@ -29,6 +29,7 @@ from torchdp.randomizers.alphabet.frequency import (
     FrequencyOracle,
     bounded_proxy,
     keep_range,
+    least_step,
 )
 from torchdp.randomizers.base import exact_local
 from torchdp.randomizers.draws import (
@@ -88,7 +89,7 @@ class BitVectorOracle(FrequencyOracle):
     @property
     def variance(self) -> AlikeVariance:
         own, other = self.on * self.lost / self.gap**2, self.off * (1 - self.off) / self.gap**2
-        return AlikeVariance(self.k, own, other)
+        return AlikeVariance(self.k, own, other, 1 / self.gap)
 
     @property
     def entry_variance(self) -> float:
@@ -129,6 +130,9 @@ class BitVectorOracle(FrequencyOracle):
 
     def totals(self, tally: Tally) -> Tensor:
         return (tally["reports"].double() - tally.users(1) * self.off) / self.gap
+
+    def workload_step(self, W: Tensor) -> Tensor:
+        return least_step(W / self.gap)
 
     def _others(self, users: int, chance: float, draws: Draws) -> Tensor:
         """Independent bits, each 1 with this chance: (users, words), none beyond the k-th."""

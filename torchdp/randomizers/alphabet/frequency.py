@@ -12,6 +12,7 @@ from torchdp import checks, wire
 from torchdp.draws import Draws, Simulated
 from torchdp.memory import rows_at_once
 from torchdp.protocol import Estimate, Layout, Limits, MessageProtocol, Objective, Tally, Users
+from torchdp.protocol.interval import ErrorParts, Range
 from torchdp.protocol.records import users_of
 from torchdp.randomizers.base import user_counts
 from torchdp.randomizers.draws import multinomial
@@ -19,30 +20,93 @@ from torchdp.simplex import onto_simplex
 
 WORDS_AT_ONCE = 2**18  # of messages held in memory by the per-user path
 
+ROUNDED = 1e-9  # relative difference of decoded values that is rounding
+TINY = 1e-300
+
 
 class TypeVariance(ABC):
-    """Var(Y_i | x) of one user's part Y_i of answer i, for each type x that the user may hold."""
+    """Var(Y_i | x) of one user's part Y_i of answer i, for each type x that the user may hold.
+
+    It is ``slope`` times what the user adds to the answer, and a rest: under all types with one answer it is the rest
+    alone that differs.
+    """
+
+    slope: Tensor | float
+    """(m,) or a number, by regression over the types."""
+    step: Tensor | float
+    """The least distance of two values of Y_i, (m,) or a number."""
 
     @abstractmethod
     def under(self, shares: Tensor) -> Tensor:
         """Its mean over shares of types, (*batch, k) -> (*batch, m); linear in them."""
 
+    @abstractmethod
+    def rest(self, shares: Tensor) -> Tensor:
+        """``under`` less the slope times the answers of such users, (*batch, k) -> (*batch, m)."""
+
     @property
     @abstractmethod
-    def most(self) -> Tensor | float:
-        """The largest over types, (m,) or one number."""
+    def ends(self) -> tuple[Tensor, Tensor] | tuple[float, float]:
+        """The least and the largest over types, (m,) or one number each."""
+
+    @abstractmethod
+    def squares(self) -> "TypeVariance":
+        """E(Y_i^2 | x), in the place of the variance."""
 
     def plug_in(self, shares: Tensor) -> Tensor:
-        """An estimate of ``under`` the users' shares, from their decoded shares: (*batch, k) -> (*batch, m).
+        """An estimate of ``rest`` under the users' shares, from their decoded shares: (*batch, k) -> (*batch, m).
 
         The larger of two. At the decoded shares themselves, moved to the sum 1, it has no bias; but what it says of a
         query that few messages tell of is noisy. At the nearest histogram it is steady; but that takes from a frequent
         type, whose own variance may be fifty times that of others.
         """
         moved = shares + (1 - shares.sum(-1, keepdim=True)) / shares.shape[-1]
-        unbiased = self.under(moved)
-        steady = self.under(onto_simplex(shares))
-        return torch.maximum(unbiased, steady).clamp(max=self.most)
+        return torch.maximum(self.rest(moved), self.rest(onto_simplex(shares)))
+
+    def estimate(
+        self,
+        value: Tensor,
+        shares: Tensor,
+        tally: Tally,
+        limits: Range,
+        own: Tensor | None = None,
+        sampled: bool = False,
+    ) -> Estimate:
+        """``value``, (*batch, m), with intervals that hold each answer t that is likely under the variance at t.
+
+        Args:
+            value: the mean of the users' Y.
+            shares: of the types, (*batch, k), decoded, or a histogram near these.
+            tally: of the users.
+            limits: of the answers; the standard error is that at the nearest possible one.
+            own: the variance at ``shares``, (*batch, m), of a decoder that is not the plain one.
+            sampled: whether users are drawn from a population: t^2 comes off the mean of squares.
+        """
+        law = self.squares() if sampled else self
+        n = tally.users(1)
+        scale = torch.ones_like(value)
+        each = scale / n
+        if own is not None:
+            scale = 1 + (own - self.under(shares)) / law.under(shares).clamp_min(TINY)
+        slope = scale * law.slope
+        possible = value.clamp(*limits)
+        known = scale * (law.plug_in(shares) + law.slope * possible).clamp(*law.ends)
+        variance = known + slope * (value - possible) - sampled * value.square()
+        parts = ErrorParts(
+            variance=(variance / n)[..., None],
+            slope=((slope - 2 * sampled * value) / n)[..., None],
+            curvature=-sampled * each[..., None],
+            step=(law.step * each / 2)[..., None],
+        )
+        return Estimate(
+            value,
+            ((known - sampled * possible.square()) / n).clamp_min(0).sqrt(),
+            tally.n,
+            error=parts,
+            limits=limits,
+            sampled=sampled,
+            population=partial(self.estimate, value, shares, tally, limits, own, True),
+        )
 
 
 @dataclass(frozen=True)
@@ -52,32 +116,57 @@ class AlikeVariance(TypeVariance):
     k: int
     own: float
     other: float
-
-    def under(self, shares: Tensor) -> Tensor:
-        return self.other * shares.sum(-1, keepdim=True) + (self.own - self.other) * shares
+    step: float
 
     @property
-    def most(self) -> float:
-        return max(self.own, self.other)
+    def slope(self) -> float:  # type: ignore[override]
+        return self.own - self.other
+
+    def under(self, shares: Tensor) -> Tensor:
+        return self.rest(shares) + self.slope * shares
+
+    def rest(self, shares: Tensor) -> Tensor:
+        return self.other * shares.sum(-1, keepdim=True)
+
+    @property
+    def ends(self) -> tuple[float, float]:
+        return min(self.own, self.other), max(self.own, self.other)
+
+    def squares(self) -> "AlikeVariance":
+        return replace(self, own=self.own + 1)
 
     def worst(self, objective: Objective) -> Tensor:
         worst = objective is Objective.WORST
-        each = max(self.own, self.other) if worst else self.other + (self.own - self.other) / self.k
+        each = self.ends[1] if worst else self.other + (self.own - self.other) / self.k
         return torch.tensor(each, dtype=torch.float64)
 
 
 @dataclass(frozen=True, eq=False)
 class VarianceMatrix(TypeVariance):
-    """Var(Y_i | x) in general: (m, k), i by x."""
+    """Var(Y_i | x) in general: (m, k), i by x. queries: what the answers are of a user of each type, (m, k)."""
 
     matrix: Tensor
+    queries: Tensor
+    step: Tensor
+
+    @cached_property
+    def slope(self) -> Tensor:  # type: ignore[override]
+        centred = self.queries - self.queries.mean(1, keepdim=True)
+        size = centred.square().sum(1).clamp_min(TINY)
+        return (self.matrix * centred).sum(1) / size
 
     def under(self, shares: Tensor) -> Tensor:
         return shares @ self.matrix.mT
 
+    def rest(self, shares: Tensor) -> Tensor:
+        return self.under(shares) - self.slope * (shares @ self.queries.mT)
+
     @property
-    def most(self) -> Tensor:
-        return self.matrix.amax(-1)
+    def ends(self) -> tuple[Tensor, Tensor]:
+        return self.matrix.amin(-1), self.matrix.amax(-1)
+
+    def squares(self) -> "VarianceMatrix":
+        return replace(self, matrix=self.matrix + self.queries.square())
 
     def worst(self, objective: Objective) -> Tensor:
         return (self.matrix.amax(0) if objective is Objective.WORST else self.matrix.mean(0)).amax()
@@ -128,6 +217,10 @@ class FrequencyOracle(MessageProtocol[Tensor, Tensor]):
     @abstractmethod
     def workload_proxy(self, W: Tensor) -> Tensor:
         """Variance proxies of <W_i, Y>, whatever the user's type, as ``variance_proxy`` says: (m, k) -> (m,)."""
+
+    @abstractmethod
+    def workload_step(self, W: Tensor) -> Tensor:
+        """The least distance of two values of <W_i, Y>, (m, k) -> (m,); of sets of bits that differ in one type."""
 
     @property
     def variance_proxy(self) -> Tensor:
@@ -245,11 +338,9 @@ class FrequencyOracle(MessageProtocol[Tensor, Tensor]):
 
     def analyse(self, tally: Tally) -> Estimate:
         """Unbiased shares, (*batch, k): some may be negative."""
-        n = self.check(tally).users(1)
-        value = self.totals(tally) / n
-        found = Estimate(value, (self.variance.plug_in(value) / n).sqrt(), tally.n)
-        sampling = (value * (1 - value)).clamp_min(0) / n
-        return replace(found, population=partial(found.with_sampling, sampling))
+        tally = self.check(tally)
+        value = self.totals(tally) / tally.users(1)
+        return self.variance.estimate(value, value, tally, (0.0, 1.0))
 
     def answers(self, tally: Tally, W: Tensor) -> Tensor:
         """Unbiased estimate of W c, c the users' counts of types: (m, k) -> (*batch, m). ``tally`` is unchecked."""
@@ -291,7 +382,8 @@ class StrategyOracle(FrequencyOracle):
 
     @cached_property
     def variance(self) -> AlikeVariance | VarianceMatrix:
-        return VarianceMatrix(self.workload_variance(self.identity))
+        every = self.identity
+        return VarianceMatrix(self.workload_variance(every), every, self.workload_step(every))
 
     def workload_variance(self, W: Tensor) -> Tensor:
         """sum_y V_iy^2 Q[y, x] - W_ix^2, a few queries at a time."""
@@ -307,6 +399,9 @@ class StrategyOracle(FrequencyOracle):
         """By the least and largest entry of the decoder for each query."""
         V = self.decoder(W)
         return bounded_proxy(V.amin(-1), V.amax(-1), self._workload(W))
+
+    def workload_step(self, W: Tensor) -> Tensor:
+        return least_step(self.decoder(W))
 
     def _reports(self, counts: Tensor, draws: Draws) -> Tensor:
         """One multinomial for each type held: O(k outputs) binomials for each repetition, whatever the users."""
@@ -328,6 +423,14 @@ def spread(W: Tensor) -> tuple[Tensor, Tensor]:
     return d, d.square().sum(-1, keepdim=True)
 
 
+def least_step(values: Tensor) -> Tensor:
+    """The least distance of two values of a row that rounding does not explain, (m, v) -> (m,); 0 of rows of one."""
+    steps = values.sort(-1).values.diff()
+    real = steps > ROUNDED * values.abs().amax(-1, keepdim=True)
+    least = torch.where(real, steps, torch.inf).amin(-1)
+    return least.nan_to_num(posinf=0.0)
+
+
 def bounded_proxy(low: Tensor, high: Tensor, means: Tensor) -> Tensor:
     """The largest variance proxy, (m,), of variables between low and high, (m,), that have one of these means, (m, k).
 
@@ -335,7 +438,7 @@ def bounded_proxy(low: Tensor, high: Tensor, means: Tensor) -> Tensor:
     convex; with d = (low + high - 2 mean)/(high - low) its least proxy is (high - low)^2/4 d/artanh(d).
     Source: Hoeffding (1963), the first; Kearns, Saul (1998), the second.
     """
-    width = (high - low).clamp_min(torch.finfo(torch.float64).tiny)
+    width = (high - low).clamp_min(TINY)
     d = (((low + high)[:, None] - 2 * means) / width[:, None]).clamp(-1, 1)
     # at 1e-4 off by 1e-17
     share = torch.where(d.abs() < 1e-4, 1 - d.square() / 3, d / torch.atanh(d))

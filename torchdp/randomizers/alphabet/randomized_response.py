@@ -79,7 +79,7 @@ class RandomizedResponse(StrategyOracle):
     @property
     def variance(self) -> AlikeVariance:
         own, other = self.p * (self._uniform - self.q), self.q * (1 - self.q)
-        return AlikeVariance(self.k, own / self._kept**2, other / self._kept**2)
+        return AlikeVariance(self.k, own / self._kept**2, other / self._kept**2, 1 / self._kept)
 
     def randomize_unchecked(self, x: Tensor, draws: Draws) -> Tensor:
         """One report in [0, k) for each user: int64, the shape of ``x``."""
@@ -211,7 +211,7 @@ class HadamardResponse(StrategyOracle):
 
     @property
     def variance(self) -> AlikeVariance:
-        return AlikeVariance(self.k, self._scale**2 - 1, self._scale**2)
+        return AlikeVariance(self.k, self._scale**2 - 1, self._scale**2, 2 * self._scale)
 
     def randomize_unchecked(self, x: Tensor, draws: Draws) -> Tensor:
         """One index in [0, K) for each user: int64, the shape of ``x``.
