@@ -20,7 +20,8 @@ from torchdp.protocol.interval import Error
 from torchdp.protocol.records import beside
 
 Fits = tuple[Tensor, Tensor, Tensor]
-"""Histograms (fits, b, k), their Akaike values (fits, b), and what the log likelihood of the last may lack, (b,)."""
+"""Histograms (fits, b, k), what half of their estimated risks is below that of the unbiased answers (fits, b), and what
+the log likelihood of the last may lack, (b,)."""
 # of the squared distance to the hull of the vectors, relative to the largest squared norm
 NEAR = 1e-6
 

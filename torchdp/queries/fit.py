@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from torchdp import checks
+from torchdp.factorization.solvers.pivoting import nearest_histogram
 from torchdp.protocol import Choice, Estimate, Objective, Tally, Users
 from torchdp.protocol.choice import Candidate
 from torchdp.protocol.records import tensor_of
@@ -35,6 +36,8 @@ PRIOR_DRAWS = 64  # of a prior
 NEAR = 0.02  # errors that are alike
 WAVES = 8  # of a smooth histogram's logarithm
 FEW = 0.1  # shape of the gamma variables of a histogram of few frequent types
+NEGLIGIBLE = 1e-3  # weight of a fit
+FAINT = 1e-6  # of what queries do not tell, relative
 SLACK = 1e-9  # of messages that say nothing
 Named = tuple[str, FrequencyOracle]
 
@@ -109,8 +112,17 @@ def _fitted(protocol: Channel, tally: Tally, ordered: bool) -> Fit:
     unbiased = protocol.analyse(tally)
     batch, k = unbiased.value.shape[:-1], protocol.workload.shape[1]
     fits, score, gap = protocol.fits(protocol.flat(tally, batch), ordered and k > 2)
-    weights = torch.softmax(score, 0)
-    h = (weights[..., None] * fits).sum(0).view(*batch, k)
+    # the unbiased answers count as well, and what is estimated to be worse than they does not
+    lowest = torch.cat([score.masked_fill(score < 0, -torch.inf), torch.zeros_like(score[:1])])
+    weights = torch.softmax(lowest, 0)
+    weights = weights * (weights > NEGLIGIBLE)
+    weights = weights / weights.sum(0)
+    consistent = fits[-1].clone()
+    used = weights[-1] > 0
+    if bool(used.any()):
+        value = unbiased.value.reshape(-1, len(protocol.workload))
+        consistent[used] = _consistent(protocol.workload, value[used], consistent[used])
+    h = (weights[..., None] * torch.cat([fits, consistent[None]])).sum(0).view(*batch, k)
     own = {each.name: getattr(unbiased, each.name) for each in fields(Estimate)}
     own["value"] = h @ protocol.workload.mT
     return Fit(
@@ -118,8 +130,21 @@ def _fitted(protocol: Channel, tally: Tally, ordered: bool) -> Fit:
         unbiased=unbiased,
         histogram=h,
         gap=gap.view(batch),
-        weights=weights.mT.reshape(*batch, len(fits)),
+        weights=weights.mT.reshape(*batch, len(weights)),
     )
+
+
+def _consistent(W: Tensor, value: Tensor, near: Tensor) -> Tensor:
+    """The histograms (b, k) whose answers are nearest to these, (b, m); of those with the same, nearest to ``near``.
+
+    Their answers are nearer to those of any histogram than ``value`` is, in the sum of squares.
+    """
+    centred = W - W.mean(1, keepdim=True)
+    gram = centred.mT @ centred
+    scale = gram.diagonal().amax()
+    pull = (value - W.mean(1)) @ centred + FAINT * scale * near
+    faint = FAINT * scale * torch.eye(len(gram)).to(gram)
+    return nearest_histogram(gram + faint, pull, float(FAINT**2 * scale))[0]
 
 
 @dataclass(frozen=True, eq=False)

@@ -1,6 +1,7 @@
 """The histogram that tallies make most likely, plain and smoothed: by batched EM, or nearest in the noise's metric."""
 
 import math
+from collections.abc import Callable
 from functools import partial
 
 import torch
@@ -15,9 +16,11 @@ TINY = 1e-300
 GAP = 0.1  # nats that the log likelihood of a plain fit may lack; a 95 % interval is 1.9 nats wide
 PRODUCTS = 3000  # of a fit with the distributions, at most
 STEPS, STILL = 300, 1e-3  # of smoothed EM at one strength, at most; nats of a step at which it ends
+PASSES = (math.inf, 1024, 256, 64, 16, 4)  # of the wide kernels: the first leaves even shares
 STRENGTHS = (1.0, 0.3, 0.1, 0.03, 0.01, 0.003)
 LIGHT = 1e-3  # a type of a smaller share than this of 1/k does not move
 LEAST = 1e-12  # of 1/k: what rounding may leave of a smoothed share
+CLOSE = 1e-3  # nats that a projection may lack
 MERGED = 128  # types at most on which degrees of freedom are computed
 FREEDOMS = (2.5, 4, 6, 9, 14, 22, 40)  # of the penalised fits
 LARGEST = 1024  # types up to which roughness is penalised
@@ -26,7 +29,7 @@ ROUNDING = 1e-10  # of the largest diagonal entry
 
 
 def fits(client: FrequencyOracle, reports: Tensor, ordered: bool) -> tuple[Tensor, Tensor, Tensor]:
-    """Fits (fits, b, k), their Akaike values (fits, b) and the gap of the last, (b,): each starts from the smoother.
+    """Fits (fits, b, k), their ``advantages`` (fits, b) and the gap of the last, (b,): each starts from the smoother.
 
     reports: (b, outputs).
     """
@@ -39,10 +42,7 @@ def fits(client: FrequencyOracle, reports: Tensor, ordered: bool) -> tuple[Tenso
         found.append(h)
     h, gap = most_likely(client, reports, h)
     found.append(h)
-    if not ordered:  # one fit, of weight 1
-        return h[None], torch.zeros_like(gap)[None], gap
-    values = torch.stack([n * expected(client, reports / n[:, None], each)[1] for each in found])
-    return torch.stack(found), values - freedoms(client, found), gap
+    return torch.stack(found), advantages(client, reports / n[:, None], n, found), gap
 
 
 def expected(client: FrequencyOracle, shares: Tensor, h: Tensor) -> tuple[Tensor, Tensor]:
@@ -107,7 +107,8 @@ def smoothers(k: int, device: torch.device) -> list[Tensor]:
     # a strength is a share of the interval, whatever the number of types
     width = max(1, round((k / 64) ** 2))
     once = wave**width
-    return [once**16, once**4, *((1 - s) + s * once for s in STRENGTHS)]
+    wide = [once**passes for passes in PASSES]
+    return [*wide, *((1 - s) + s * once for s in STRENGTHS)]
 
 
 def convolved(h: Tensor, kernel: Tensor) -> Tensor:
@@ -139,10 +140,10 @@ def smoothed(client: FrequencyOracle, reports: Tensor, kernel: Tensor, start: Te
     return found
 
 
-def freedoms(client: FrequencyOracle, fits: list[Tensor]) -> Tensor:
-    """Degrees of freedom of fits (b, k) by each of ``smoothers`` and without one: how much reports flatter them.
+def advantages(client: FrequencyOracle, shares: Tensor, n: Tensor, fits: list[Tensor]) -> Tensor:
+    """``advantage`` of fits (b, k) by each of ``smoothers`` and without one, or of the last alone: (fits, b).
 
-    On merged neighbours beyond ``MERGED`` types: a smoothed fit hardly varies within such a group. (fits, b).
+    On merged neighbours beyond ``MERGED`` types: a smoothed fit hardly varies within such a group.
     """
     k, device = fits[0].shape[-1], fits[0].device
     width = -(-k // MERGED)
@@ -150,68 +151,99 @@ def freedoms(client: FrequencyOracle, fits: list[Tensor]) -> Tensor:
     held = (torch.arange(-(-k // width), device=device)[:, None] == group).double()  # (groups, k)
     Q = client.mixed(held / held.sum(1, keepdim=True)).mT
     eye = torch.eye(len(held), dtype=torch.float64, device=device)
-    kernels = [convolved(eye, each) for each in smoothers(len(held), device)]
-    return torch.stack(
-        [freedom(Q, h @ held.mT, S) for h, S in zip(fits, [*kernels, None], strict=True)]
-    )
+    kernels = [*(convolved(eye, each) for each in smoothers(len(held), device)), None]
+    pairs = zip(fits, kernels[-len(fits) :], strict=True)
+    return torch.stack([advantage(Q, h @ held.mT, S, shares, n) for h, S in pairs])
 
 
-def freedom(Q: Tensor, h: Tensor, S: Tensor | None) -> Tensor:
-    """Degrees of freedom of fits h (b, k) smoothed by S (k, k), Q (outputs, k): (b,).
+def advantage(Q: Tensor, h: Tensor, S: Tensor | None, shares: Tensor, n: Tensor) -> Tensor:
+    """Half of what the estimated risk of fits h (b, k) is below that of the unbiased histogram u: (b,).
 
-    At the fixed point h = S EM(h, f), with H = diag(h), D = diag(Q h), M = Q^T D^-1 Q, to first order
-    dh = (I - S + S H M)^-1 S H Q^T D^-1 df. Reports of users whose types are fixed have covariance (D - Q H Q^T)/n,
-    so that the optimism is tr[(I - S + S H M)^-1 S H M (I - H M)]; without smoothing (S None) the inverse is the
-    identity on types that have weight.
+    The risk is of n (h - t)^T A (h - t), t the users' own histogram, A^-1/n the covariance of u where types are fixed.
+    Its unbiased estimate for h is n (h - u)^T A (h - u) + 2 d - r, d = n tr A Cov(h, u) the degrees of freedom; that
+    for u is r, the rank of A. With H = diag(h), D = diag(Q h), M = Q^T D^-1 Q the gradient g = Q^T D^-1 (shares - Q h)
+    has the covariance V/n, V = M - M H M, and the distance is n g^T V^-1 g. What n users can not tell does not count:
+    V + I/n is inverted.
+
+    At the fixed point h = S EM(h, shares), to first order dh = (I - S + S H M)^-1 S H Q^T D^-1 d(shares), so that
+    d = tr (I - S + S H M)^-1 S H M - 1; without smoothing (S None) that inverse is the identity on types with weight.
+
+    Q: (outputs, k); S: (k, k); shares: of reports, (b, outputs); n: users, (b,).
+    Source: Mallows (1973); Stein (1981).
     """
     k = Q.shape[1]
     eye, found = torch.eye(k, dtype=Q.dtype, device=Q.device), []
-    for some in h.split(rows_at_once(max(k * k, Q.numel()))):
-        HM = some[..., None] * (Q.mT @ (Q / (some @ Q.mT).clamp_min(TINY)[..., None]))
+    rows = rows_at_once(max(k * k, Q.numel()))
+    for some, f, users in zip(h.split(rows), shares.split(rows), n.split(rows), strict=True):
+        p = (some @ Q.mT).clamp_min(TINY)
+        M = Q.mT @ (Q / p[..., None])
+        HM = some[..., None] * M
+        g = (f / p) @ Q - 1
+        V = M - M @ HM
+        level = 1 / users[:, None] + ROUNDING * M.diagonal(dim1=-2, dim2=-1)
+        both = torch.cat([V, g[..., None]], -1)
+        solved = torch.linalg.solve(V + level.diag_embed(), both)
+        rank = solved.diagonal(dim1=-2, dim2=-1).sum(-1)
+        distance = users * (solved[..., -1] * g).sum(-1)
         if S is None:
-            moved = torch.diag_embed((some > LIGHT / k).to(Q.dtype))
+            freedom = (some > LIGHT / k).sum(-1) - 1
         else:
             moved = torch.linalg.solve(eye - S + S @ HM, S @ HM)
-        found.append((moved * (eye - HM).mT).sum((-2, -1)))
+            freedom = moved.diagonal(dim1=-2, dim2=-1).sum(-1) - 1
+        found.append(rank - freedom - distance.clamp_min(0) / 2)
     return torch.cat(found)
 
 
 def projections(
-    gram: Tensor, pull: Tensor, n: float | Tensor, ordered: bool
+    gram: Tensor,
+    centre: Tensor,
+    n: float | Tensor,
+    ordered: bool,
+    variance: Callable[[Tensor], Tensor] | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """argmin over histograms of h^T A h/2 - <pull, h> + s ||h''||^2/2 at each strength s, the last 0.
+    """argmin over histograms of (h - u)^T A (h - u)/2 + s ||h''||^2/2 at each strength s, the first even, the last s = 0.
 
     Beyond ``LARGEST`` types or where these are not ordered only the last.
 
-    gram: A, (k, k), the inverse covariance of what one user reports of the types; pull: (b, k); n: users, or (b,).
-    The fits are (fits, b, k), their Akaike values (fits, b) and the gap of the last (b,), in nats.
+    Args:
+        gram: A, (k, k), the inverse covariance of what one user reports of the types.
+        centre: u, (b, k), unbiased.
+        n: users, or (b,).
+        ordered: whether neighbouring types are alike.
+        variance: of the entries of one user's u, (b, k), under histograms (b, k); None: as A says.
+
+    The fits are (fits, b, k), what half of their estimated risk is below that of u (fits, b), as :func:`advantage` says,
+    and the gap of the last (b,), in nats.
     """
-    k, rounding = len(gram), ROUNDING * float(gram.diagonal().amax())
-    if not ordered or not 2 < k <= LARGEST:
-        h, gap = nearest_histogram(gram, pull, rounding)
-        return h[None], torch.zeros_like(gap)[None], n * gap.clamp_min(0)
-    bend, i = (
-        torch.zeros(k - 2, k, dtype=gram.dtype, device=gram.device),
-        torch.arange(k - 2, device=gram.device),
-    )
-    bend[i, i], bend[i, i + 1], bend[i, i + 2] = 1.0, -2.0, 1.0
-    rough = bend.mT @ bend
-    fits, scores, gap = [], [], pull.new_zeros(len(pull))
-    for s in [*_strengths(gram, rough), 0.0]:
+    k = len(gram)
+    limit = CLOSE / float(torch.as_tensor(n).amax())
+    strengths = [0.0]
+    even = torch.full_like(centre, 1 / k)
+    fits, freedoms = list[Tensor](), list[Tensor]()
+    rough = torch.zeros_like(gram)
+    if ordered and 2 < k <= LARGEST:
+        bend = torch.eye(k, dtype=gram.dtype, device=gram.device).diff(n=2, dim=0)
+        rough = bend.mT @ bend
+        strengths = [*_strengths(gram, rough), 0.0]
+        fits.append(even)
+        freedoms.append(torch.zeros_like(even[:, 0]))
+    pull = centre @ gram
+    for s in strengths:
         stiff = gram + s * rough
-        h, gap = nearest_histogram(stiff, pull, rounding)
+        h, gap = nearest_histogram(stiff, pull, limit)
         fits.append(h)
-        scores.append(
-            n * ((pull * h).sum(-1) - ((h @ gram) * h).sum(-1) / 2)
-            - _held(gram, stiff, h, rounding)
-        )
-    return torch.stack(fits), torch.stack(scores), n * gap.clamp_min(0)
+        freedoms.append(_held(gram, stiff, h))
+    away = torch.stack(fits) - centre
+    squares = (away @ gram) * away if variance is None else away.square() / torch.stack([variance(h) for h in fits]).clamp_min(TINY)
+    rank = torch.linalg.matrix_rank(gram, hermitian=True)
+    return torch.stack(fits), rank - torch.stack(freedoms) - n * squares.sum(-1) / 2, n * gap.clamp_min(0)
 
 
-def _held(gram: Tensor, stiff: Tensor, h: Tensor, rounding: float) -> Tensor:
+def _held(gram: Tensor, stiff: Tensor, h: Tensor) -> Tensor:
     """Degrees of freedom of projections: of the types with weight, less 1 for the sum. (b, k) -> (b,)."""
     on = (h > 1e-9).to(h)
     both = on[:, :, None] * on[:, None]
+    rounding = ROUNDING * gram.diagonal().amax()
     # a type without weight is a block of its own
     system = both * stiff + torch.diag_embed(1 - on + rounding * on)
     return torch.linalg.solve(system, both * gram).diagonal(dim1=-2, dim2=-1).sum(-1) - 1

@@ -37,6 +37,7 @@ from torchdp.randomizers import (
     OptimizedUnaryEncoding,
     PrivUnit,
     RandomizedResponse,
+    ShiftStrategy,
     StrategyMatrix,
     SubsetSelection,
     SymmetricUnaryEncoding,
@@ -394,12 +395,15 @@ class OracleQueries(Channel, Relay[Tensor, Tensor, FrequencyOracle]):
         return coordinates(half @ centred.mT, kernel, noise)
 
     def fits(self, tally: Tally, ordered: bool) -> Fits:
-        noise = self.client.entry_variance
-        if noise is None:
-            return likelihood.fits(self.client, tally["reports"].double(), ordered)
-        shares = self.client.totals(tally) / tally.users(1)
-        eye = torch.eye(self.client.k, dtype=torch.float64, device=shares.device)
-        return projections(eye / noise, shares / noise, tally.users(), ordered)
+        """By the messages' distributions where these are a strategy's: elsewhere a message says little of its type."""
+        client = self.client
+        if isinstance(client, StrategyMatrix | ShiftStrategy):
+            return likelihood.fits(client, tally["reports"].double(), ordered)
+        shares = client.totals(tally) / tally.users(1)
+        even = torch.full_like(shares[:1], 1 / client.k)
+        noise = client.variance.under(even).mean()
+        eye = client.identity.to(shares)
+        return projections(eye / noise, shares, tally.users(), ordered, client.variance.under)
 
     def collect_unchecked(self, x: Tensor, draws: Draws) -> Tally:
         return self.client.collect_unchecked(x, draws)

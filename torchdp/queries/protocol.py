@@ -232,8 +232,8 @@ class FactoredProtocol(Channel):
 
     def fits(self, tally: Tally, ordered: bool) -> Fits:
         right, noise = self.queries.right, self.noise / (alike(tally.n) if self.power > 1 else 1)
-        pull = self.heard(tally) @ right / noise
-        return projections(right.mT @ right / noise, pull, tally.users(), ordered)
+        centre = self.heard(tally) @ torch.linalg.pinv(right).mT
+        return projections(right.mT @ right / noise, centre, tally.users(), ordered)
 
     def mean(self, tally: Tally) -> Tensor:
         return self.heard(tally) @ self.queries.left.mT + self.queries.shift
