@@ -36,6 +36,7 @@ PRIOR_DRAWS = 64  # of a prior
 NEAR = 0.02  # errors that are alike
 WAVES = 8  # of a smooth histogram's logarithm
 FEW = 0.1  # shape of the gamma variables of a histogram of few frequent types
+TINY = 1e-300
 NEGLIGIBLE = 1e-3  # weight of a fit
 FAINT = 1e-6  # of what queries do not tell, relative
 SLACK = 1e-9  # of messages that say nothing
@@ -111,18 +112,27 @@ def _fitted(protocol: Channel, tally: Tally, ordered: bool) -> Fit:
     checks.instance("ordered", ordered, bool)
     unbiased = protocol.analyse(tally)
     batch, k = unbiased.value.shape[:-1], protocol.workload.shape[1]
-    fits, score, gap = protocol.fits(protocol.flat(tally, batch), ordered and k > 2)
+    fits, score, freedoms, gap = protocol.fits(protocol.flat(tally, batch), ordered and k > 2)
     # the unbiased answers count as well, and what is estimated to be worse than they does not
-    lowest = torch.cat([score.masked_fill(score < 0, -torch.inf), torch.zeros_like(score[:1])])
-    weights = torch.softmax(lowest, 0)
+    advantages = torch.cat([score.masked_fill(score < 0, -torch.inf), torch.zeros_like(score[:1])])
+    weights = torch.softmax(advantages, 0)
     weights = weights * (weights > NEGLIGIBLE)
     weights = weights / weights.sum(0)
-    consistent = fits[-1].clone()
+    fits = torch.cat([fits, fits[-1:]])
+    value = unbiased.value.reshape(-1, len(protocol.workload))
+    # The risk of a mixture v of the answers u is estimated as |v - u|^2 + 2 tr Cov(v, u) - tr Cov u, that covariance is
+    # put at the share of its degrees of freedom: above tr Cov u it gives way to the unbiased answers.
+    variance = unbiased.standard_error.reshape(value.shape).square().sum(-1)
+    removed = (1 - (weights[:-1] * freedoms).sum(0) - weights[-1]).clamp_min(0)
+    mixed = (weights[..., None] * fits).sum(0)
+    distance = (mixed @ protocol.workload.mT - value).square().sum(-1)
+    kept = (2 * removed * variance / distance.clamp_min(TINY)).sqrt().clamp(max=1)
+    weights = weights * kept
+    weights[-1] += 1 - kept
     used = weights[-1] > 0
     if bool(used.any()):
-        value = unbiased.value.reshape(-1, len(protocol.workload))
-        consistent[used] = _consistent(protocol.workload, value[used], consistent[used])
-    h = (weights[..., None] * torch.cat([fits, consistent[None]])).sum(0).view(*batch, k)
+        fits[-1, used] = _consistent(protocol.workload, value[used], fits[-1, used])
+    h = (weights[..., None] * fits).sum(0).view(*batch, k)
     own = {each.name: getattr(unbiased, each.name) for each in fields(Estimate)}
     own["value"] = h @ protocol.workload.mT
     return Fit(

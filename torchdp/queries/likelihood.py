@@ -29,7 +29,7 @@ ROUNDING = 1e-10  # of the largest diagonal entry
 
 
 def fits(client: FrequencyOracle, reports: Tensor, ordered: bool) -> tuple[Tensor, Tensor, Tensor]:
-    """Fits (fits, b, k), their ``advantages`` (fits, b) and the gap of the last, (b,): each starts from the smoother.
+    """Fits (fits, b, k), their degrees of freedom (fits, b), the gap of the last, (b,): each starts from the smoother.
 
     reports: (b, outputs).
     """
@@ -42,7 +42,7 @@ def fits(client: FrequencyOracle, reports: Tensor, ordered: bool) -> tuple[Tenso
         found.append(h)
     h, gap = most_likely(client, reports, h)
     found.append(h)
-    return torch.stack(found), advantages(client, reports / n[:, None], n, found), gap
+    return torch.stack(found), freedoms(client, found), gap
 
 
 def expected(client: FrequencyOracle, shares: Tensor, h: Tensor) -> tuple[Tensor, Tensor]:
@@ -140,103 +140,108 @@ def smoothed(client: FrequencyOracle, reports: Tensor, kernel: Tensor, start: Te
     return found
 
 
-def advantages(client: FrequencyOracle, shares: Tensor, n: Tensor, fits: list[Tensor]) -> Tensor:
-    """``advantage`` of fits (b, k) by each of ``smoothers`` and without one, or of the last alone: (fits, b).
+def freedoms(client: FrequencyOracle, fits: list[Tensor]) -> Tensor:
+    """Degrees of freedom of fits (b, k) by each of ``smoothers`` and without one, or of the last alone: (fits, b).
 
-    On merged neighbours beyond ``MERGED`` types: a smoothed fit hardly varies within such a group.
+    Of smoothed ones on merged neighbours beyond ``MERGED`` types: a fit hardly varies within such a group.
     """
-    k, device = fits[0].shape[-1], fits[0].device
-    width = -(-k // MERGED)
-    group = torch.arange(k, device=device) // width
-    held = (torch.arange(-(-k // width), device=device)[:, None] == group).double()  # (groups, k)
-    Q = client.mixed(held / held.sum(1, keepdim=True)).mT
-    eye = torch.eye(len(held), dtype=torch.float64, device=device)
-    kernels = [*(convolved(eye, each) for each in smoothers(len(held), device)), None]
-    pairs = zip(fits, kernels[-len(fits) :], strict=True)
-    return torch.stack([advantage(Q, h @ held.mT, S, shares, n) for h, S in pairs])
+    *smooth, plain = fits
+    held, Q = merged(client)
+    eye = torch.eye(len(held)).to(Q)
+    found = [
+        freedom(Q, h @ held.mT, convolved(eye, kernel))
+        for h, kernel in zip(smooth, smoothers(len(held), Q.device), strict=False)
+    ]
+    found.append(((plain @ held.mT > LIGHT / client.k).sum(-1) - 1).to(plain))
+    return torch.stack(found)
 
 
-def advantage(Q: Tensor, h: Tensor, S: Tensor | None, shares: Tensor, n: Tensor) -> Tensor:
-    """Half of what the estimated risk of fits h (b, k) is below that of the unbiased histogram u: (b,).
+def merged(client: FrequencyOracle) -> tuple[Tensor, Tensor]:
+    """At most ``MERGED`` groups of neighbours, (groups, k), and Q for even shares within each, (outputs, groups)."""
+    width = -(-client.k // MERGED)
+    group = torch.arange(client.k, device=client.device) // width
+    groups = torch.arange(-(-client.k // width), device=client.device)
+    held = (groups[:, None] == group).double()
+    return held, client.mixed(held / held.sum(1, keepdim=True)).mT
 
-    The risk is of n (h - t)^T A (h - t), t the users' own histogram, A^-1/n the covariance of u where types are fixed.
-    Its unbiased estimate for h is n (h - u)^T A (h - u) + 2 d - r, d = n tr A Cov(h, u) the degrees of freedom; that
-    for u is r, the rank of A. With H = diag(h), D = diag(Q h), M = Q^T D^-1 Q the gradient g = Q^T D^-1 (shares - Q h)
-    has the covariance V/n, V = M - M H M, and the distance is n g^T V^-1 g. What n users can not tell does not count:
-    V + I/n is inverted.
 
-    At the fixed point h = S EM(h, shares), to first order dh = (I - S + S H M)^-1 S H Q^T D^-1 d(shares), so that
-    d = tr (I - S + S H M)^-1 S H M - 1; without smoothing (S None) that inverse is the identity on types with weight.
+def freedom(Q: Tensor, h: Tensor, S: Tensor) -> Tensor:
+    """Degrees of freedom n tr A Cov(h, u) of fits h (b, k) smoothed by S (k, k), Q (outputs, k): (b,).
 
-    Q: (outputs, k); S: (k, k); shares: of reports, (b, outputs); n: users, (b,).
-    Source: Mallows (1973); Stein (1981).
+    At the fixed point h = S EM(h, f), with H = diag(h), D = diag(Q h), M = Q^T D^-1 Q, to first order
+    dh = (I - S + S H M)^-1 S H Q^T D^-1 df. Reports of users whose types are fixed have covariance (D - Q H Q^T)/n, and
+    the unbiased histogram u that of least variance A^-1/n, A^-1 = M^-1 - H, so that the trace is that of
+    (I - S + S H M)^-1 S H M, less 1 for the sum.
     """
-    k = Q.shape[1]
-    eye, found = torch.eye(k, dtype=Q.dtype, device=Q.device), []
-    rows = rows_at_once(max(k * k, Q.numel()))
-    for some, f, users in zip(h.split(rows), shares.split(rows), n.split(rows), strict=True):
-        p = (some @ Q.mT).clamp_min(TINY)
-        M = Q.mT @ (Q / p[..., None])
-        HM = some[..., None] * M
-        g = (f / p) @ Q - 1
-        V = M - M @ HM
-        level = 1 / users[:, None] + ROUNDING * M.diagonal(dim1=-2, dim2=-1)
-        both = torch.cat([V, g[..., None]], -1)
-        solved = torch.linalg.solve(V + level.diag_embed(), both)
-        rank = solved.diagonal(dim1=-2, dim2=-1).sum(-1)
-        distance = users * (solved[..., -1] * g).sum(-1)
-        if S is None:
-            freedom = (some > LIGHT / k).sum(-1) - 1
-        else:
-            moved = torch.linalg.solve(eye - S + S @ HM, S @ HM)
-            freedom = moved.diagonal(dim1=-2, dim2=-1).sum(-1) - 1
-        found.append(rank - freedom - distance.clamp_min(0) / 2)
+    eye, found = torch.eye(len(S)).to(S), []
+    for some in h.split(rows_at_once(max(S.numel(), Q.numel()))):
+        HM = some[..., None] * (Q.mT @ (Q / (some @ Q.mT).clamp_min(TINY)[..., None]))
+        moved = torch.linalg.solve(eye - S + S @ HM, S @ HM)
+        found.append(moved.diagonal(dim1=-2, dim2=-1).sum(-1) - 1)
     return torch.cat(found)
 
 
+def advantages(
+    client: FrequencyOracle, reports: Tensor, fits: Tensor, freedoms: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Half of what the estimated risk of fits (fits, b, k) is below that of the unbiased histogram u, and d/r: (fits, b).
+
+    The risk is of n (h - t)^T A (h - t), t the users' own histogram, A^-1/n the covariance of u where types are fixed.
+    Its unbiased estimate for h is n (h - u)^T A (h - u) + 2 d - r, d the degrees of freedom; that for u is the rank r
+    of A. With the gradient g = Q^T D^-1 (f - Q h), of covariance V/n, V = M - M H M as in ``freedom``, the distance is
+    n g^T V^-1 g. What n users can not tell does not count: V + I/n is inverted.
+
+    reports: (b, outputs).
+    Source: Mallows (1973); Stein (1981).
+    """
+    held, Q = merged(client)
+    n = reports.sum(-1, keepdim=True)
+    ranks, distances = [], []
+    for h in fits:
+        rows = rows_at_once(max(held.numel(), Q.numel()))
+        for some, f, users in zip(h.split(rows), (reports / n).split(rows), n.split(rows), strict=True):
+            p = client.mixed(some).clamp_min(TINY)
+            M = Q.mT @ (Q / p[..., None])
+            V = M - (M * (some @ held.mT)[:, None]) @ M
+            g = (f / p) @ Q - 1
+            level = 1 / users + ROUNDING * M.diagonal(dim1=-2, dim2=-1)
+            both = torch.cat([V, g[..., None]], -1)
+            solved = torch.linalg.solve(V + level.diag_embed(), both)
+            rank = solved.diagonal(dim1=-2, dim2=-1).sum(-1)
+            distance = users[:, 0] * (solved[..., -1] * g).sum(-1)
+            ranks.append(rank)
+            distances.append(distance.clamp_min(0))
+    r = torch.cat(ranks).view(freedoms.shape)
+    return r - freedoms - torch.cat(distances).view(freedoms.shape) / 2, freedoms / r.clamp_min(TINY)
+
+
 def projections(
-    gram: Tensor,
-    centre: Tensor,
-    n: float | Tensor,
-    ordered: bool,
-    variance: Callable[[Tensor], Tensor] | None = None,
+    gram: Tensor, pull: Tensor, n: float | Tensor, ordered: bool
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """argmin over histograms of (h - u)^T A (h - u)/2 + s ||h''||^2/2 at each strength s, the first even, the last s = 0.
+    """argmin over histograms of h^T A h/2 - <pull, h> + s ||h''||^2/2 at each strength s, the first even, the last s = 0.
 
     Beyond ``LARGEST`` types or where these are not ordered only the last.
 
-    Args:
-        gram: A, (k, k), the inverse covariance of what one user reports of the types.
-        centre: u, (b, k), unbiased.
-        n: users, or (b,).
-        ordered: whether neighbouring types are alike.
-        variance: of the entries of one user's u, (b, k), under histograms (b, k); None: as A says.
-
-    The fits are (fits, b, k), what half of their estimated risk is below that of u (fits, b), as :func:`advantage` says,
-    and the gap of the last (b,), in nats.
+    gram: A, (k, k), the inverse covariance of what one user reports of the types; pull: (b, k); n: users, or (b,).
+    The fits are (fits, b, k), their degrees of freedom (fits, b) and the gap of the last (b,), in nats.
     """
     k = len(gram)
     limit = CLOSE / float(torch.as_tensor(n).amax())
-    strengths = [0.0]
-    even = torch.full_like(centre, 1 / k)
-    fits, freedoms = list[Tensor](), list[Tensor]()
     rough = torch.zeros_like(gram)
+    strengths = [0.0]
+    fits, freedoms = list[Tensor](), list[Tensor]()
     if ordered and 2 < k <= LARGEST:
-        bend = torch.eye(k, dtype=gram.dtype, device=gram.device).diff(n=2, dim=0)
+        bend = torch.eye(k).to(gram).diff(n=2, dim=0)
         rough = bend.mT @ bend
         strengths = [*_strengths(gram, rough), 0.0]
-        fits.append(even)
-        freedoms.append(torch.zeros_like(even[:, 0]))
-    pull = centre @ gram
+        fits.append(torch.full_like(pull, 1 / k))
+        freedoms.append(torch.zeros_like(pull[:, 0]))
     for s in strengths:
         stiff = gram + s * rough
         h, gap = nearest_histogram(stiff, pull, limit)
         fits.append(h)
         freedoms.append(_held(gram, stiff, h))
-    away = torch.stack(fits) - centre
-    squares = (away @ gram) * away if variance is None else away.square() / torch.stack([variance(h) for h in fits]).clamp_min(TINY)
-    rank = torch.linalg.matrix_rank(gram, hermitian=True)
-    return torch.stack(fits), rank - torch.stack(freedoms) - n * squares.sum(-1) / 2, n * gap.clamp_min(0)
+    return torch.stack(fits), torch.stack(freedoms), n * gap.clamp_min(0)
 
 
 def _held(gram: Tensor, stiff: Tensor, h: Tensor) -> Tensor:

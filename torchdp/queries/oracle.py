@@ -395,15 +395,23 @@ class OracleQueries(Channel, Relay[Tensor, Tensor, FrequencyOracle]):
         return coordinates(half @ centred.mT, kernel, noise)
 
     def fits(self, tally: Tally, ordered: bool) -> Fits:
-        """By the messages' distributions where these are a strategy's: elsewhere a message says little of its type."""
-        client = self.client
+        """By the distributions of messages that can be listed; but for a strategy's, projections as well."""
+        client, n = self.client, tally.users()
+        reports = tally["reports"].double()
         if isinstance(client, StrategyMatrix | ShiftStrategy):
-            return likelihood.fits(client, tally["reports"].double(), ordered)
+            found, freedoms, gap = likelihood.fits(client, reports, ordered)
+            return found, *likelihood.advantages(client, reports, found, freedoms), gap
         shares = client.totals(tally) / tally.users(1)
-        even = torch.full_like(shares[:1], 1 / client.k)
-        noise = client.variance.under(even).mean()
+        noise = client.variance.under(torch.full_like(shares[:1], 1 / client.k)).mean()
         eye = client.identity.to(shares)
-        return projections(eye / noise, shares, tally.users(), ordered, client.variance.under)
+        found, freedoms, gap = projections(eye / noise, shares / noise, n, ordered)
+        if ordered and client.entry_variance is None:
+            likely, free, _ = likelihood.fits(client, reports, ordered)
+            found, freedoms = torch.cat([likely, found]), torch.cat([free, freedoms])
+        # of entries alike, each by its own variance: 2 d - k + distance, below k
+        away = (found - shares).square() / client.variance.under(found).clamp_min(TINY)
+        scores = client.k - freedoms - n * away.sum(-1) / 2
+        return found, scores, freedoms / client.k, gap
 
     def collect_unchecked(self, x: Tensor, draws: Draws) -> Tally:
         return self.client.collect_unchecked(x, draws)

@@ -232,8 +232,13 @@ class FactoredProtocol(Channel):
 
     def fits(self, tally: Tally, ordered: bool) -> Fits:
         right, noise = self.queries.right, self.noise / (alike(tally.n) if self.power > 1 else 1)
-        centre = self.heard(tally) @ torch.linalg.pinv(right).mT
-        return projections(right.mT @ right / noise, centre, tally.users(), ordered)
+        gram, n = right.mT @ right / noise, tally.users()
+        unbiased = self.heard(tally) @ torch.linalg.pinv(right).mT
+        found, freedoms, gap = projections(gram, unbiased @ gram, n, ordered)
+        away = found - unbiased
+        rank = torch.linalg.matrix_rank(right)
+        scores = rank - freedoms - n * ((away @ gram) * away).sum(-1) / 2
+        return found, scores, freedoms / rank, gap
 
     def mean(self, tally: Tally) -> Tensor:
         return self.heard(tally) @ self.queries.left.mT + self.queries.shift
@@ -371,7 +376,7 @@ class FactoredProtocol(Channel):
         """Var W_i under the nearest histogram; of those with its R h that of the largest where R tells less."""
         W, right = self.workload, self.queries.right
         batch, n = found.value.shape[:-1], tally.users(1)
-        fits, _, _ = self.fits(self.flat(tally, batch), False)
+        fits, *_ = self.fits(self.flat(tally, batch), False)
         h = fits[-1]
         told = torch.linalg.matrix_rank(torch.cat([right, torch.ones_like(right[:1])])) == len(
             right.mT
