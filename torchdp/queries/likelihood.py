@@ -1,7 +1,6 @@
 """The histogram that tallies make most likely, plain and smoothed: by batched EM, or nearest in the noise's metric."""
 
 import math
-from collections.abc import Callable
 from functools import partial
 
 import torch
@@ -36,7 +35,7 @@ def fits(client: FrequencyOracle, reports: Tensor, ordered: bool) -> tuple[Tenso
     h = torch.full(
         (len(reports), client.k), 1 / client.k, dtype=torch.float64, device=reports.device
     )
-    found, n = list[Tensor](), reports.sum(-1)
+    found = list[Tensor]()
     for kernel in smoothers(client.k, reports.device) if ordered else []:
         h = smoothed(client, reports, kernel, h)
         found.append(h)
@@ -184,7 +183,7 @@ def freedom(Q: Tensor, h: Tensor, S: Tensor) -> Tensor:
 def advantages(
     client: FrequencyOracle, reports: Tensor, fits: Tensor, freedoms: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """Half of what the estimated risk of fits (fits, b, k) is below that of the unbiased histogram u, and d/r: (fits, b).
+    """Half of what the estimated risk of fits (fits, b, k) is below that of the unbiased u, and d/r, (fits, b).
 
     The risk is of n (h - t)^T A (h - t), t the users' own histogram, A^-1/n the covariance of u where types are fixed.
     Its unbiased estimate for h is n (h - u)^T A (h - u) + 2 d - r, d the degrees of freedom; that for u is the rank r
@@ -196,10 +195,13 @@ def advantages(
     """
     held, Q = merged(client)
     n = reports.sum(-1, keepdim=True)
-    ranks, distances = [], []
+    ranks = []
+    distances = []
     for h in fits:
         rows = rows_at_once(max(held.numel(), Q.numel()))
-        for some, f, users in zip(h.split(rows), (reports / n).split(rows), n.split(rows), strict=True):
+        for some, f, users in zip(
+            h.split(rows), (reports / n).split(rows), n.split(rows), strict=True
+        ):
             p = client.mixed(some).clamp_min(TINY)
             M = Q.mT @ (Q / p[..., None])
             V = M - (M * (some @ held.mT)[:, None]) @ M
@@ -212,13 +214,14 @@ def advantages(
             ranks.append(rank)
             distances.append(distance.clamp_min(0))
     r = torch.cat(ranks).view(freedoms.shape)
-    return r - freedoms - torch.cat(distances).view(freedoms.shape) / 2, freedoms / r.clamp_min(TINY)
+    distance = torch.cat(distances).view(freedoms.shape)
+    return r - freedoms - distance / 2, freedoms / r.clamp_min(TINY)
 
 
 def projections(
     gram: Tensor, pull: Tensor, n: float | Tensor, ordered: bool
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """argmin over histograms of h^T A h/2 - <pull, h> + s ||h''||^2/2 at each strength s, the first even, the last s = 0.
+    """argmin over histograms of h^T A h/2 - <pull, h> + s ||h''||^2/2 at each s, the last 0; even shares first.
 
     Beyond ``LARGEST`` types or where these are not ordered only the last.
 
@@ -240,7 +243,7 @@ def projections(
         stiff = gram + s * rough
         h, gap = nearest_histogram(stiff, pull, limit)
         fits.append(h)
-        freedoms.append(_held(gram, stiff, h))
+        freedoms.append(_held(gram, stiff, h) if s else (h > 1e-9).sum(-1).to(h) - 1)
     return torch.stack(fits), torch.stack(freedoms), n * gap.clamp_min(0)
 
 
