@@ -146,7 +146,7 @@ def freedoms(client: FrequencyOracle, fits: list[Tensor]) -> Tensor:
     """
     *smooth, plain = fits
     held, Q = merged(client)
-    eye = torch.eye(len(held)).to(Q)
+    eye = torch.eye(len(held), dtype=Q.dtype, device=Q.device)
     found = [
         freedom(Q, h @ held.mT, convolved(eye, kernel))
         for h, kernel in zip(smooth, smoothers(len(held), Q.device), strict=False)
@@ -172,7 +172,8 @@ def freedom(Q: Tensor, h: Tensor, S: Tensor) -> Tensor:
     the unbiased histogram u that of least variance A^-1/n, A^-1 = M^-1 - H, so that the trace is that of
     (I - S + S H M)^-1 S H M, less 1 for the sum.
     """
-    eye, found = torch.eye(len(S)).to(S), []
+    eye = torch.eye(len(S), dtype=S.dtype, device=S.device)
+    found = []
     for some in h.split(rows_at_once(max(S.numel(), Q.numel()))):
         HM = some[..., None] * (Q.mT @ (Q / (some @ Q.mT).clamp_min(TINY)[..., None]))
         moved = torch.linalg.solve(eye - S + S @ HM, S @ HM)
@@ -234,7 +235,7 @@ def projections(
     strengths = [0.0]
     fits, freedoms = list[Tensor](), list[Tensor]()
     if ordered and 2 < k <= LARGEST:
-        bend = torch.eye(k).to(gram).diff(n=2, dim=0)
+        bend = torch.eye(k, dtype=gram.dtype, device=gram.device).diff(n=2, dim=0)
         rough = bend.mT @ bend
         strengths = [*_strengths(gram, rough), 0.0]
         fits.append(torch.full_like(pull, 1 / k))
