@@ -3,11 +3,12 @@
 Paper: Li, Wang, Lopuhaa-Zwakenberg, Li, Skoric (2020), square wave with EM and EMS; the mixture of strengths is ours.
 Command:  python experiments/queries/fitted.py
 Expected: root mean square error of prefix sums. Every kind of report (fitted.csv beside this file), 32 types, ten
-    shapes, eight trials: the default over the unbiased answers, geometric means .33 to 1.01, worst shape of epsilon .5, 1, 4, 8:
-    1.06, 1.19, 1.13, 1.14; over the best of unbiased, consistent and unsmoothed answers, known only afterwards:
-    .75 to 1.03, worst 1.75 (Hadamard response of 1,000 users at epsilon .5). By ``choose(..., unbiased=False)``, 64
-    types, 1,000 users, epsilon 1, times 1e4: 481 (best single one of six published columns: 574), its worst shape 1.26
-    of the best there, two of ten above the consistent answers of the unbiased choice's reports.
+    shapes, eight trials: the default over the unbiased answers, geometric means .33 to 1.01, worst shape of epsilon
+    .5, 1, 4, 8: 1.06, 1.19, 1.13, 1.14; over the best of unbiased, consistent and unsmoothed answers, known only
+    afterwards: .75 to 1.03, worst 1.75 (Hadamard response of 1,000 users at epsilon .5). By ``choose(...,
+    unbiased=False)``, 64 types, 1,000 users, epsilon 1, times 1e4: 481 (best single one of six published columns:
+    574), its worst shape 1.26 of the best there, two of ten above the consistent answers of the unbiased choice's
+    reports.
 Output: results/queries/fitted/: kinds.csv, shapes.csv (a row for each shape), fitted.csv (geometric means).
 Artifact: own | fitted histograms
 Status: beaten

@@ -78,17 +78,18 @@ def fitted(protocol: Channel, tally: Tally, *, ordered: bool = True) -> Fit:
     """The histogram that makes the reports likely, and smooth where they do not say otherwise: no privacy is spent.
 
     Where the chance of each message is known (strategies, randomized and Hadamard response) fits by EM at thirteen
-    strengths of smoothing, from even shares to none; of all reports but a strategy's, projections onto the histograms
-    in the metric of the noise, with a penalty on second differences. The answer is their mixture with Akaike's weights, softmax of -R/2 for R the estimated risk for these users in units of the
-    noise (Mallows). Fits whose R is above that of the unbiased histogram have none, and the consistent answers nearest
-    to the unbiased ones have the weight of that R. In the mean over the queries the mixture then gives way to them as
-    far as its own estimated risk (Stein: squared distance to the unbiased answers, plus twice the covariance with them,
-    put at its degrees of freedom, less their variance) is above theirs: exact reports are the fit.
+    strengths of smoothing, from even shares to none; of all reports but a strategy's, projections onto the
+    histograms in the metric of the noise, with a penalty on second differences. The answer is their mixture with
+    Akaike's weights, softmax of -R/2 for R the estimated risk for these users in units of the noise (Mallows). Fits
+    whose R is above that of the unbiased histogram have none, and the consistent answers nearest to the unbiased
+    ones have the weight of that R. In the mean over the queries the mixture then gives way to them as far as its
+    own estimated risk (Stein: squared distance to the unbiased answers, plus twice the covariance with them, put at
+    its degrees of freedom, less their variance) is above theirs: exact reports are the fit.
 
-    On ten shapes of 32 ordered types, four kinds of report, epsilon .5 to 8, 1e3 and 1e5 users, its error over that of the
-    unbiased answers is .33 to 1.01 in geometric mean of the shapes, on the worst shape 1.19 up to epsilon 4 and 1.14 at
-    8; over the best of three columns (unbiased, consistent, without smoothing) .75 to 1.03, on the worst shape 1.75
-    (``experiments/queries/fitted.py``, ``fitted.csv``).
+    On ten shapes of 32 ordered types, four kinds of report, epsilon .5 to 8, 1e3 and 1e5 users, its error over that
+    of the unbiased answers is .33 to 1.01 in geometric mean of the shapes, on the worst shape 1.19 up to epsilon 4
+    and 1.14 at 8; over the best of three columns (unbiased, consistent, without smoothing) .75 to 1.03, on the
+    worst shape 1.75 (``experiments/queries/fitted.py``, ``fitted.csv``).
 
     Args:
         protocol: for linear queries, local or central.
