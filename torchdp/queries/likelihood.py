@@ -230,7 +230,7 @@ def projections(
     The fits are (fits, b, k), their degrees of freedom (fits, b) and the gap of the last (b,), in nats.
     """
     k = len(gram)
-    limit = CLOSE / float(torch.as_tensor(n).amax())
+    limit = CLOSE / float(torch.as_tensor(n, dtype=torch.float64).amax())
     rough = torch.zeros_like(gram)
     strengths = [0.0]
     fits, freedoms = list[Tensor](), list[Tensor]()
