@@ -20,7 +20,7 @@ from torchdp.queries import (
     LocalOracle,
     fitted,
 )
-from torchdp.queries.likelihood import convolved, expected, freedom, smoothers
+from torchdp.queries.likelihood import convolved, expected, freedom, most_likely, smoothers
 from torchdp.randomizers import (
     HadamardResponse,
     OptimizedUnaryEncoding,
@@ -111,13 +111,14 @@ def test_guarantee_a_fit_lacks_at_most_its_gap(client):
     tally = client.sample_tally(smooth(), generator=keyed_generator(b"gap"))
     found = fitted(LocalOracle(PREFIX, client), tally, ordered=False)
     reports, Q = tally["reports"].double(), client.laws(torch.arange(K)).mT
-    lack = best(Q, reports) - float(reports @ (Q @ found.histogram).log())
-    assert lack <= float(found.gap) + 1e-4
+    plain, gap = most_likely(client, reports[None], torch.full((1, K), 1 / K).double())
+    lack = best(Q, reports) - float(reports @ (Q @ plain[0]).log())
+    assert lack <= float(gap) + 1e-4
     assert float(found.gap) <= 0.1
 
 
 def test_a_single_step_moves_as_the_degrees_of_freedom_say():
-    """dh/df by differences of refitted reports, traced against the distribution: the formula's definition."""
+    """n tr A Cov(h, u) with dh/df by differences of refitted reports: the formula's definition."""
     k = 6
     client = ShiftStrategy.square_wave(k, 2.0)
     Q = client.laws(torch.arange(k)).mT
@@ -138,7 +139,10 @@ def test_a_single_step_moves_as_the_degrees_of_freedom_say():
     e = step * torch.eye(len(Q)).double()
     moved = (refitted(f + e) - refitted(f - e)) / (2 * step)
     spread = torch.diag(p[0]) - (Q * at) @ Q.mT  # of one user's reports, types fixed
-    traced = float(((Q / p.mT) @ moved.mT @ spread).trace())
+    M = Q.mT @ (Q / p.mT)
+    decoder = torch.linalg.solve(M, Q.mT / p)  # of least variance
+    A = torch.linalg.pinv(decoder @ spread @ decoder.mT, rtol=1e-9)
+    traced = float((A @ moved.mT @ spread @ decoder.mT).trace())
     assert float(freedom(Q, at, S)) == pytest.approx(traced, rel=0.1, abs=0.05)
 
 
@@ -152,7 +156,7 @@ def test_a_batch_is_its_loop(client):
     assert found.value.shape == (2, 2, K)
     for place in ((0, 1), (1, 0)):
         alone = fitted(protocol, Tally(tally.n, {"reports": tally["reports"][place]}))
-        torch.testing.assert_close(found.value[place], alone.value, rtol=0, atol=1e-6)
+        torch.testing.assert_close(found.value[place], alone.value, rtol=0, atol=1e-9)
         assert alone.weights.sum() == pytest.approx(1)
         assert alone.gap.shape == ()
 
@@ -176,6 +180,86 @@ def test_the_error_is_lower_than_that_of_the_nearest_answers(client):
     assert sum(ratios) / len(ratios) < math.log(0.9)
 
 
+REPORTED = {
+    "response": lambda epsilon: RandomizedResponse(K, epsilon),
+    "subsets": lambda epsilon: SubsetSelection(K, epsilon),
+    "square wave": lambda epsilon: ShiftStrategy.square_wave(K, epsilon),
+}
+reported = pytest.mark.parametrize("client", REPORTED.values(), ids=REPORTED)
+
+
+@reported
+@pytest.mark.parametrize("ordered", [False, True])
+@pytest.mark.parametrize("types", [[0, 1, 1, 9, 15], [7], list(range(K))])
+def test_exact_reports_are_the_fit(client, ordered, types):
+    protocol = LocalOracle(PREFIX, client(40.0))
+    counts = torch.bincount(torch.tensor(types), minlength=K)
+    tally = protocol.sample_tally(counts, generator=keyed_generator(b"exact"))
+    exact = protocol.exact(counts)
+    found = fitted(protocol, tally, ordered=ordered)
+    torch.testing.assert_close(found.value, exact, rtol=0, atol=1e-6)
+    # where reports say little the same users' fit is another
+    vague = LocalOracle(PREFIX, client(1.0))
+    tally = vague.sample_tally(counts, generator=keyed_generator(b"exact"))
+    assert float((fitted(vague, tally, ordered=ordered).value - exact).abs().max()) > 0.01
+
+
+@reported
+@pytest.mark.parametrize("epsilon", [0.5, 4.0, 8.0])
+def test_no_answer_is_estimated_to_be_worse_than_the_unbiased_one(client, epsilon):
+    """Its squared distance to the unbiased answers is below twice their variance, but for what consistency adds."""
+    protocol = LocalOracle(PREFIX, client(epsilon))
+    counts = torch.stack([smooth(), (N * uneven(b"risk", K)).round().long()])
+    refused = []
+    for some in counts:
+        tally = protocol.sample_tally(some, generator=keyed_generator(b"risk"), sample_shape=(5,))
+        found, unbiased = fitted(protocol, tally), protocol.analyse(tally)
+        nearest, _ = nearest_histogram(PREFIX.mT @ PREFIX, unbiased.value @ PREFIX, 1e-10)
+        consistent = (nearest @ PREFIX.mT - unbiased.value).square().sum(-1)
+        distance = (found.value - unbiased.value).square().sum(-1)
+        variance = unbiased.standard_error.square().sum(-1)
+        assert bool((distance.sqrt() <= (2 * variance).sqrt() + consistent.sqrt() + 1e-6).all())
+        scores = protocol.fits(tally, True)[1]
+        weights = found.weights[..., :-1].mT
+        assert bool((weights[scores < 0] == 0).all())
+        refused.append(bool((scores < 0).any()))
+    # the rule is at work where reports say much
+    assert any(refused) or epsilon < 4
+
+
+@pytest.mark.parametrize("name", ["response", "Hadamard"])
+def test_reports_that_say_little_are_projected(name):
+    """The fit by EM alone stays near even shares, from 64 types at epsilon 1."""
+    k, n = 64, 100_000
+    kinds = {"response": RandomizedResponse, "Hadamard": HadamardResponse}
+    x = (torch.arange(k).double() + 0.5) / k
+    h = x**4 * (1 - x)
+    counts = (n * h / h.sum()).round().long()
+    W = workloads.prefix(k).dense()
+    protocol = LocalOracle(W, kinds[name](k, 1.0))
+    tally = protocol.sample_tally(counts, generator=keyed_generator(b"little"), sample_shape=(8,))
+    found, truth = fitted(protocol, tally), protocol.exact(counts)
+    even = torch.full((8, k), 1 / k, dtype=torch.float64)
+    reports = tally["reports"].double()
+    likely = most_likely(protocol.client, reports, even)[0] @ W.mT
+    errors = [
+        float((each - truth).square().mean().sqrt())
+        for each in (found.value, found.unbiased.value, likely)
+    ]
+    assert errors[0] < errors[1] and errors[0] < errors[2]
+
+
+def test_even_shares_are_a_fit():
+    k = 64
+    W = workloads.prefix(k).dense()
+    protocol = LocalOracle(W, ShiftStrategy.square_wave(k, 1.0))
+    counts = torch.full((k,), 200)
+    tally = protocol.sample_tally(counts, generator=keyed_generator(b"even"), sample_shape=(8,))
+    found, truth = fitted(protocol, tally), protocol.exact(counts)
+    assert float((found.value - truth).square().mean().sqrt()) < 0.01
+    assert float(found.weights[:, 0].mean()) > 0.1
+
+
 VECTORS = {
     "local": LocalFactorization.calibrated(FactoredQueries.identity(PREFIX), epsilon=4.0),
     "central": CentralFactorization(FactoredQueries.plain(PREFIX), 0.02, 1e-6),
@@ -189,11 +273,12 @@ def test_noisy_vectors_are_fitted_in_the_metric_of_their_noise(protocol):
         smooth(), generator=keyed_generator(b"vectors"), sample_shape=(30,)
     )
     plain, found = (fitted(protocol, tally, ordered=ordered) for ordered in (False, True))
+    nearest = protocol.fits(tally, False)[0][-1, 0]
     h, right = cp.Variable(K, nonneg=True), protocol.queries.right.numpy()
     away = cp.sum_squares(right @ h - tally["sum"][0].numpy() / tally.n)
     cp.Problem(cp.Minimize(away), [cp.sum(h) == 1]).solve(solver=cp.CLARABEL)
     torch.testing.assert_close(
-        PREFIX @ torch.from_numpy(h.value), plain.value[0], rtol=0, atol=2e-4
+        torch.from_numpy(h.value) @ PREFIX.mT, nearest @ PREFIX.mT, rtol=0, atol=2e-4
     )
     truth = PREFIX @ (smooth() / smooth().sum()).double()
     errors = [
@@ -201,7 +286,7 @@ def test_noisy_vectors_are_fitted_in_the_metric_of_their_noise(protocol):
         for each in (found.value, plain.value, plain.unbiased.value)
     ]
     assert errors[0] < 0.6 * errors[2] and errors[1] < errors[2]
-    assert found.weights.shape[1] > 4 and plain.weights.shape == (30, 1)
+    assert found.weights.shape[1] > 4 and plain.weights.shape == (30, 2)
 
 
 @clients
@@ -244,7 +329,7 @@ def test_degenerate_reports():
         assert float(found.histogram[3]) > 0.99
     two = LocalOracle(torch.eye(2).double(), RandomizedResponse(2, 1.0))
     found = fitted(two, Tally(10, {"reports": torch.tensor([10, 0])}))
-    assert found.weights.shape == (1,)
+    assert found.weights.shape == (2,)
     one = fitted(
         LocalOracle(PREFIX, CLIENTS["nested"], adapted=True),
         CLIENTS["nested"].collect(torch.tensor([5])),

@@ -19,8 +19,9 @@ from torchdp.protocol import Estimate, Objective, Protocol, Tally, Users
 from torchdp.protocol.interval import Error, Range
 from torchdp.protocol.records import beside
 
-Fits = tuple[Tensor, Tensor, Tensor]
-"""Histograms (fits, b, k), their Akaike values (fits, b), and what the log likelihood of the last may lack, (b,)."""
+Fits = tuple[Tensor, Tensor, Tensor, Tensor]
+"""Histograms (fits, b, k), half of what their estimated risks are below that of the unbiased histogram (fits, b), their
+degrees of freedom over its (fits, b), and what the log likelihood of the last may lack, (b,)."""
 # of the squared distance to the hull of the vectors, relative to the largest squared norm
 NEAR = 1e-6
 

@@ -15,9 +15,11 @@ TINY = 1e-300
 GAP = 0.1  # nats that the log likelihood of a plain fit may lack; a 95 % interval is 1.9 nats wide
 PRODUCTS = 3000  # of a fit with the distributions, at most
 STEPS, STILL = 300, 1e-3  # of smoothed EM at one strength, at most; nats of a step at which it ends
+PASSES = (math.inf, 1024, 256, 64, 16, 4)  # of the wide kernels: the first leaves even shares
 STRENGTHS = (1.0, 0.3, 0.1, 0.03, 0.01, 0.003)
 LIGHT = 1e-3  # a type of a smaller share than this of 1/k does not move
 LEAST = 1e-12  # of 1/k: what rounding may leave of a smoothed share
+CLOSE = 1e-3  # nats that a projection may lack
 MERGED = 128  # types at most on which degrees of freedom are computed
 FREEDOMS = (2.5, 4, 6, 9, 14, 22, 40)  # of the penalised fits
 LARGEST = 1024  # types up to which roughness is penalised
@@ -26,23 +28,20 @@ ROUNDING = 1e-10  # of the largest diagonal entry
 
 
 def fits(client: FrequencyOracle, reports: Tensor, ordered: bool) -> tuple[Tensor, Tensor, Tensor]:
-    """Fits (fits, b, k), their Akaike values (fits, b) and the gap of the last, (b,): each starts from the smoother.
+    """Fits (fits, b, k), their degrees of freedom (fits, b), the gap of the last, (b,): each starts from the smoother.
 
     reports: (b, outputs).
     """
     h = torch.full(
         (len(reports), client.k), 1 / client.k, dtype=torch.float64, device=reports.device
     )
-    found, n = list[Tensor](), reports.sum(-1)
+    found = list[Tensor]()
     for kernel in smoothers(client.k, reports.device) if ordered else []:
         h = smoothed(client, reports, kernel, h)
         found.append(h)
     h, gap = most_likely(client, reports, h)
     found.append(h)
-    if not ordered:  # one fit, of weight 1
-        return h[None], torch.zeros_like(gap)[None], gap
-    values = torch.stack([n * expected(client, reports / n[:, None], each)[1] for each in found])
-    return torch.stack(found), values - freedoms(client, found), gap
+    return torch.stack(found), freedoms(client, found), gap
 
 
 def expected(client: FrequencyOracle, shares: Tensor, h: Tensor) -> tuple[Tensor, Tensor]:
@@ -107,7 +106,8 @@ def smoothers(k: int, device: torch.device) -> list[Tensor]:
     # a strength is a share of the interval, whatever the number of types
     width = max(1, round((k / 64) ** 2))
     once = wave**width
-    return [once**16, once**4, *((1 - s) + s * once for s in STRENGTHS)]
+    wide = [once**passes for passes in PASSES]
+    return [*wide, *((1 - s) + s * once for s in STRENGTHS)]
 
 
 def convolved(h: Tensor, kernel: Tensor) -> Tensor:
@@ -142,78 +142,119 @@ def smoothed(client: FrequencyOracle, reports: Tensor, kernel: Tensor, start: Te
 
 
 def freedoms(client: FrequencyOracle, fits: list[Tensor]) -> Tensor:
-    """Degrees of freedom of fits (b, k) by each of ``smoothers`` and without one: how much reports flatter them.
+    """Degrees of freedom of fits (b, k) by each of ``smoothers`` and without one, or of the last alone: (fits, b).
 
-    On merged neighbours beyond ``MERGED`` types: a smoothed fit hardly varies within such a group. (fits, b).
+    Of smoothed ones on merged neighbours beyond ``MERGED`` types: a fit hardly varies within such a group.
     """
-    k, device = fits[0].shape[-1], fits[0].device
-    width = -(-k // MERGED)
-    group = torch.arange(k, device=device) // width
-    held = (torch.arange(-(-k // width), device=device)[:, None] == group).double()  # (groups, k)
-    Q = client.mixed(held / held.sum(1, keepdim=True)).mT
-    eye = torch.eye(len(held), dtype=torch.float64, device=device)
-    kernels = [convolved(eye, each) for each in smoothers(len(held), device)]
-    return torch.stack(
-        [freedom(Q, h @ held.mT, S) for h, S in zip(fits, [*kernels, None], strict=True)]
-    )
+    *smooth, plain = fits
+    held, Q = merged(client)
+    eye = torch.eye(len(held), dtype=Q.dtype, device=Q.device)
+    found = [
+        freedom(Q, h @ held.mT, convolved(eye, kernel))
+        for h, kernel in zip(smooth, smoothers(len(held), Q.device), strict=False)
+    ]
+    found.append(((plain @ held.mT > LIGHT / client.k).sum(-1) - 1).to(plain))
+    return torch.stack(found)
 
 
-def freedom(Q: Tensor, h: Tensor, S: Tensor | None) -> Tensor:
-    """Degrees of freedom of fits h (b, k) smoothed by S (k, k), Q (outputs, k): (b,).
+def merged(client: FrequencyOracle) -> tuple[Tensor, Tensor]:
+    """At most ``MERGED`` groups of neighbours, (groups, k), and Q for even shares within each, (outputs, groups)."""
+    width = -(-client.k // MERGED)
+    group = torch.arange(client.k, device=client.device) // width
+    groups = torch.arange(-(-client.k // width), device=client.device)
+    held = (groups[:, None] == group).double()
+    return held, client.mixed(held / held.sum(1, keepdim=True)).mT
+
+
+def freedom(Q: Tensor, h: Tensor, S: Tensor) -> Tensor:
+    """Degrees of freedom n tr A Cov(h, u) of fits h (b, k) smoothed by S (k, k), Q (outputs, k): (b,).
 
     At the fixed point h = S EM(h, f), with H = diag(h), D = diag(Q h), M = Q^T D^-1 Q, to first order
-    dh = (I - S + S H M)^-1 S H Q^T D^-1 df. Reports of users whose types are fixed have covariance (D - Q H Q^T)/n,
-    so that the optimism is tr[(I - S + S H M)^-1 S H M (I - H M)]; without smoothing (S None) the inverse is the
-    identity on types that have weight.
+    dh = (I - S + S H M)^-1 S H Q^T D^-1 df. Reports of users whose types are fixed have covariance (D - Q H Q^T)/n, and
+    the unbiased histogram u that of least variance A^-1/n, A^-1 = M^-1 - H, so that the trace is that of
+    (I - S + S H M)^-1 S H M, less 1 for the sum.
     """
-    k = Q.shape[1]
-    eye, found = torch.eye(k, dtype=Q.dtype, device=Q.device), []
-    for some in h.split(rows_at_once(max(k * k, Q.numel()))):
+    eye = torch.eye(len(S), dtype=S.dtype, device=S.device)
+    found = []
+    for some in h.split(rows_at_once(max(S.numel(), Q.numel()))):
         HM = some[..., None] * (Q.mT @ (Q / (some @ Q.mT).clamp_min(TINY)[..., None]))
-        if S is None:
-            moved = torch.diag_embed((some > LIGHT / k).to(Q.dtype))
-        else:
-            moved = torch.linalg.solve(eye - S + S @ HM, S @ HM)
-        found.append((moved * (eye - HM).mT).sum((-2, -1)))
+        moved = torch.linalg.solve(eye - S + S @ HM, S @ HM)
+        found.append(moved.diagonal(dim1=-2, dim2=-1).sum(-1) - 1)
     return torch.cat(found)
+
+
+def advantages(
+    client: FrequencyOracle, reports: Tensor, fits: Tensor, freedoms: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Half of what the estimated risk of fits (fits, b, k) is below that of the unbiased u, and d/r, (fits, b).
+
+    The risk is of n (h - t)^T A (h - t), t the users' own histogram, A^-1/n the covariance of u where types are fixed.
+    Its unbiased estimate for h is n (h - u)^T A (h - u) + 2 d - r, d the degrees of freedom; that for u is the rank r
+    of A. With the gradient g = Q^T D^-1 (f - Q h), of covariance V/n, V = M - M H M as in ``freedom``, the distance is
+    n g^T V^-1 g. What n users can not tell does not count: V + I/n is inverted.
+
+    reports: (b, outputs).
+    Source: Mallows (1973); Stein (1981).
+    """
+    held, Q = merged(client)
+    n = reports.sum(-1, keepdim=True)
+    ranks = []
+    distances = []
+    for h in fits:
+        rows = rows_at_once(max(held.numel(), Q.numel()))
+        for some, f, users in zip(
+            h.split(rows), (reports / n).split(rows), n.split(rows), strict=True
+        ):
+            p = client.mixed(some).clamp_min(TINY)
+            M = Q.mT @ (Q / p[..., None])
+            V = M - (M * (some @ held.mT)[:, None]) @ M
+            g = (f / p) @ Q - 1
+            level = 1 / users + ROUNDING * M.diagonal(dim1=-2, dim2=-1)
+            both = torch.cat([V, g[..., None]], -1)
+            solved = torch.linalg.solve(V + level.diag_embed(), both)
+            rank = solved.diagonal(dim1=-2, dim2=-1).sum(-1)
+            distance = users[:, 0] * (solved[..., -1] * g).sum(-1)
+            ranks.append(rank)
+            distances.append(distance.clamp_min(0))
+    r = torch.cat(ranks).view(freedoms.shape)
+    distance = torch.cat(distances).view(freedoms.shape)
+    return r - freedoms - distance / 2, freedoms / r.clamp_min(TINY)
 
 
 def projections(
     gram: Tensor, pull: Tensor, n: float | Tensor, ordered: bool
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """argmin over histograms of h^T A h/2 - <pull, h> + s ||h''||^2/2 at each strength s, the last 0.
+    """argmin over histograms of h^T A h/2 - <pull, h> + s ||h''||^2/2 at each s, the last 0; even shares first.
 
     Beyond ``LARGEST`` types or where these are not ordered only the last.
 
     gram: A, (k, k), the inverse covariance of what one user reports of the types; pull: (b, k); n: users, or (b,).
-    The fits are (fits, b, k), their Akaike values (fits, b) and the gap of the last (b,), in nats.
+    The fits are (fits, b, k), their degrees of freedom (fits, b) and the gap of the last (b,), in nats.
     """
-    k, rounding = len(gram), ROUNDING * float(gram.diagonal().amax())
-    if not ordered or not 2 < k <= LARGEST:
-        h, gap = nearest_histogram(gram, pull, rounding)
-        return h[None], torch.zeros_like(gap)[None], n * gap.clamp_min(0)
-    bend, i = (
-        torch.zeros(k - 2, k, dtype=gram.dtype, device=gram.device),
-        torch.arange(k - 2, device=gram.device),
-    )
-    bend[i, i], bend[i, i + 1], bend[i, i + 2] = 1.0, -2.0, 1.0
-    rough = bend.mT @ bend
-    fits, scores, gap = [], [], pull.new_zeros(len(pull))
-    for s in [*_strengths(gram, rough), 0.0]:
+    k = len(gram)
+    limit = CLOSE / float(torch.as_tensor(n, dtype=torch.float64).amax())
+    rough = torch.zeros_like(gram)
+    strengths = [0.0]
+    fits, freedoms = list[Tensor](), list[Tensor]()
+    if ordered and 2 < k <= LARGEST:
+        bend = torch.eye(k, dtype=gram.dtype, device=gram.device).diff(n=2, dim=0)
+        rough = bend.mT @ bend
+        strengths = [*_strengths(gram, rough), 0.0]
+        fits.append(torch.full_like(pull, 1 / k))
+        freedoms.append(torch.zeros_like(pull[:, 0]))
+    for s in strengths:
         stiff = gram + s * rough
-        h, gap = nearest_histogram(stiff, pull, rounding)
+        h, gap = nearest_histogram(stiff, pull, limit)
         fits.append(h)
-        scores.append(
-            n * ((pull * h).sum(-1) - ((h @ gram) * h).sum(-1) / 2)
-            - _held(gram, stiff, h, rounding)
-        )
-    return torch.stack(fits), torch.stack(scores), n * gap.clamp_min(0)
+        freedoms.append(_held(gram, stiff, h) if s else (h > 1e-9).sum(-1).to(h) - 1)
+    return torch.stack(fits), torch.stack(freedoms), n * gap.clamp_min(0)
 
 
-def _held(gram: Tensor, stiff: Tensor, h: Tensor, rounding: float) -> Tensor:
+def _held(gram: Tensor, stiff: Tensor, h: Tensor) -> Tensor:
     """Degrees of freedom of projections: of the types with weight, less 1 for the sum. (b, k) -> (b,)."""
     on = (h > 1e-9).to(h)
     both = on[:, :, None] * on[:, None]
+    rounding = ROUNDING * gram.diagonal().amax()
     # a type without weight is a block of its own
     system = both * stiff + torch.diag_embed(1 - on + rounding * on)
     return torch.linalg.solve(system, both * gram).diagonal(dim1=-2, dim2=-1).sum(-1) - 1

@@ -37,6 +37,7 @@ from torchdp.randomizers import (
     OptimizedUnaryEncoding,
     PrivUnit,
     RandomizedResponse,
+    ShiftStrategy,
     StrategyMatrix,
     SubsetSelection,
     SymmetricUnaryEncoding,
@@ -397,12 +398,23 @@ class OracleQueries(Channel, Relay[Tensor, Tensor, FrequencyOracle]):
         return coordinates(half @ centred.mT, kernel, noise)
 
     def fits(self, tally: Tally, ordered: bool) -> Fits:
-        noise = self.client.entry_variance
-        if noise is None:
-            return likelihood.fits(self.client, tally["reports"].double(), ordered)
-        shares = self.client.totals(tally) / tally.users(1)
-        eye = torch.eye(self.client.k, dtype=torch.float64, device=shares.device)
-        return projections(eye / noise, shares / noise, tally.users(), ordered)
+        """By the distributions of messages that can be listed; but for a strategy's, projections as well."""
+        client, n = self.client, tally.users()
+        reports = tally["reports"].double()
+        if isinstance(client, StrategyMatrix | ShiftStrategy):
+            found, freedoms, gap = likelihood.fits(client, reports, ordered)
+            return found, *likelihood.advantages(client, reports, found, freedoms), gap
+        shares = client.totals(tally) / tally.users(1)
+        noise = client.variance.under(torch.full_like(shares[:1], 1 / client.k)).mean()
+        eye = client.identity.to(shares)
+        found, freedoms, gap = projections(eye / noise, shares / noise, n, ordered)
+        if ordered and client.entry_variance is None:
+            likely, free, _ = likelihood.fits(client, reports, ordered)
+            found, freedoms = torch.cat([likely, found]), torch.cat([free, freedoms])
+        # of entries alike, each by its own variance: 2 d - k + distance, below k
+        away = (found - shares).square() / client.variance.under(found).clamp_min(TINY)
+        scores = client.k - freedoms - n * away.sum(-1) / 2
+        return found, scores, freedoms / client.k, gap
 
     def collect_unchecked(self, x: Tensor, draws: Draws) -> Tally:
         return self.client.collect_unchecked(x, draws)

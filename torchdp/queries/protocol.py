@@ -236,8 +236,14 @@ class FactoredProtocol(Channel):
         right = self.queries.right
         noise = self.noise / (alike(tally.n) if self.power > 1 else 1)
         noise = noise or 1.0  # without any a fit is the same in every unit
-        pull = self.heard(tally) @ right / noise
-        return projections(right.mT @ right / noise, pull, tally.users(), ordered)
+        gram = right.mT @ right / noise
+        n = tally.users()
+        unbiased = self.heard(tally) @ torch.linalg.pinv(right).mT
+        found, freedoms, gap = projections(gram, unbiased @ gram, n, ordered)
+        away = found - unbiased
+        rank = torch.linalg.matrix_rank(right)
+        scores = rank - freedoms - n * ((away @ gram) * away).sum(-1) / 2
+        return found, scores, freedoms / rank.clamp_min(1), gap
 
     def mean(self, tally: Tally) -> Tensor:
         return self.heard(tally) @ self.queries.left.mT + self.queries.shift
@@ -382,7 +388,7 @@ class FactoredProtocol(Channel):
         """Var W_i under the nearest histogram; of those with its R h that of the largest where R tells less."""
         W, right = self.workload, self.queries.right
         batch, n = found.value.shape[:-1], tally.users(1)
-        fits, _, _ = self.fits(self.flat(tally, batch), False)
+        fits, *_ = self.fits(self.flat(tally, batch), False)
         h = fits[-1]
         told = torch.linalg.matrix_rank(torch.cat([right, torch.ones_like(right[:1])])) == len(
             right.mT

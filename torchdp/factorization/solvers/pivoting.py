@@ -13,10 +13,14 @@ PATIENCE = 3
 # of the largest diagonal entry: makes the solution unique where points are not affinely independent
 RIDGE = 1e-10
 ROUNDING = 1e-12  # of the same: what a multiplier may miss 0 by
-MOST = 40  # rounds of turning signs; some ten are usual
-STEPS = 20  # of the first descent; each is twice as long as the last
+MOST = 20  # rounds of turning signs; some ten are usual
+STEPS = 20  # of the descent
+NEWTON = 60  # steps of interior points, where turning signs does not end; some 12 are usual
+BACK = 0.99  # of the way to the border
+FINE = 1e-3  # of the limit that interior points reach
 # proximal rounds, the ridge towards the last solution: one where points are affinely independent
 PULLS = 10
+NOTHING = 1e-9  # a share of 1/k that is 0
 NUMBERS_AT_ONCE = 2**26  # in the systems of the problems that are solved together
 
 
@@ -52,8 +56,12 @@ def _solved(G: Tensor, ridged: Tensor, p: Tensor, limit: Tensor) -> tuple[Tensor
     )
     for i in range(PULLS):
         q = p[left]
-        near = descended(partial(_slope, G, q), least[left], rate, STEPS << i)
-        for h in (near, _pivoted(ridged, q + RIDGE * near, near > 0)):
+        if i:
+            tried = [_interior(ridged, q + RIDGE * least[left], FINE * limit)]
+        else:
+            near = descended(partial(_slope, G, q), least, rate, STEPS)
+            tried = [near, _pivoted(ridged, q + RIDGE * near, near > 0)]
+        for h in tried:
             gap = _gap(G, q, h)
             better = gap < best[left]  # never where rounding is all that G holds and a root fails
             least[left] = torch.where(better[:, None], h, least[left])
@@ -62,6 +70,43 @@ def _solved(G: Tensor, ridged: Tensor, p: Tensor, limit: Tensor) -> tuple[Tensor
         if not len(left):
             break
     return least, best
+
+
+def _interior(G: Tensor, p: Tensor, limit: Tensor) -> Tensor:
+    """Histograms (n, k) of a gap below about ``limit`` for a positive definite G, however badly conditioned.
+
+    Source: Mehrotra (1992): z are the multipliers of h >= 0, and h z = mu is solved for falling mu.
+    """
+    k = p.shape[1]
+    h = torch.full_like(p, 1 / k)
+    slope = _slope(G, p, h)
+    # feasible: slope - z is the same everywhere
+    lowest, highest = slope.aminmax(dim=-1, keepdim=True)
+    z = slope - lowest + (highest - lowest).clamp_min(limit)
+    for _ in range(NEWTON):
+        product = h * z
+        going = product.sum(-1, keepdim=True) > limit
+        if not bool(going.any()):
+            break
+        ratio = z / h
+        root = torch.linalg.cholesky_ex(G + ratio.diag_embed())[0]
+        change = -product
+        # to mu = 0 first, which tells how much of mu and of the curvature to leave
+        for corrected in (False, True):
+            both = torch.stack([change / h, torch.ones_like(h)], -1)
+            own, ones = torch.cholesky_solve(both, root).unbind(-1)
+            dh = own - own.sum(-1, keepdim=True) / ones.sum(-1, keepdim=True) * ones
+            dz = change / h - ratio * dh
+            least = torch.minimum(dh / h, dz / z).amin(-1, keepdim=True)
+            step = (-BACK / least.clamp(max=-BACK)).nan_to_num()
+            if not corrected:
+                mu = product.mean(-1, keepdim=True)
+                left = ((h + step * dh) * (z + step * dz)).mean(-1, keepdim=True)
+                change = (left / mu) ** 3 * mu - product - dh * dz
+        h = torch.where(going, h + step * dh, h)
+        z = torch.where(going, z + step * dz, z)
+    kept = h * (h > NOTHING / k)
+    return kept / kept.sum(-1, keepdim=True)
 
 
 def _slope(G: Tensor, p: Tensor, h: Tensor) -> Tensor:
