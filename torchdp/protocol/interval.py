@@ -7,6 +7,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -16,7 +17,7 @@ from torch import Tensor
 from torchdp import checks
 from torchdp.root import between
 
-Range = tuple[float | Tensor, float | Tensor]
+Range = tuple[Any, Any]
 """What a truth can be, numbers or (*answer)."""
 LARGEST = 40.0  # standard errors: of less than 1e-300
 SECANTS, CLOSE = 12, 1e-4  # steps to the end of a ratio's interval, and the relative error of it

@@ -137,7 +137,7 @@ class AlikeVariance(TypeVariance):
 
     def worst(self, objective: Objective) -> Tensor:
         worst = objective is Objective.WORST
-        each = self.ends[1] if worst else self.other + (self.own - self.other) / self.k
+        each = self.ends[1] if worst else self.other + self.slope / self.k
         return torch.tensor(each, dtype=torch.float64)
 
 
