@@ -36,13 +36,13 @@ LAST = 0.02
 # logits of entries that count as being at an end of their range, and by how much they move on
 EXTREME = 4.0
 FARTHER = 20.0
-SMALL = 64  # types up to which random starts do
+SMALL = 40  # types up to which random starts do
 USUAL_STEPS = 700
 # under a prior: descents one after the other, each from the last one's rows, which are moved to the
 # ends of their range: one per cent less error
 DESCENTS = 3
 FEW_STEPS = 300  # of more types, which start from shifts
-SHARP = 2.5  # epsilon above which random starts may do better than shifts, beyond 64 types
+SHARP = 2.5  # epsilon above which random starts may do better than shifts, beyond SMALL types
 SHARPEST, SOFTEST = 1e-3, 0.1  # temperatures of the smooth maximum, relative
 # of the largest entry of W; what is left of W beyond it is outside the row space
 ROW_SPACE_TOLERANCE = 1e-8
@@ -264,9 +264,9 @@ class StrategyMatrix(StrategyOracle):
             prior: (k,), positive, scaled to 1; None: the worst type, whose least favourable prior the result keeps.
             objective: over the queries.
             outputs: most rows allowed, at least 2k; None: 4k. More rows, less variance.
-            steps: of descent; None: 700, beyond 64 types 300.
+            steps: of descent; None: 700, beyond 40 types 300.
 
-        A :class:`LearnedStrategy` descends from random subsets of types, beyond 64 types from the rows of
+        A :class:`LearnedStrategy` descends from random subsets of types, beyond 40 types from the rows of
         ``ShiftStrategy.tuned`` and above epsilon = 2.5 from both; under a prior three times in turn. Randomized and
         Hadamard response stand as candidates beside the outcome.
 
