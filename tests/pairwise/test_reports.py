@@ -151,12 +151,14 @@ def test_intervals_of_strategies_hold_their_level_for_few_users(brief):
     tally = protocol.sample_tally(counts, generator=keyed_generator(b"few"), sample_shape=(2_000,))
     found, truth = protocol.analyse(tally), statistic.exact(counts)
     low, high = found.interval()
-    assert 0.925 < float(((low <= truth) & (truth <= high)).double().mean()) < 0.975
+    covered = float(((low <= truth) & (truth <= high)).double().mean())
+    assert 0.925 < covered < 0.975
     cut = protocol.channel.shares(tally).clamp_min(0)
     naive = protocol.analyst.mean_variance(
         cut * n / cut.sum(-1, keepdim=True), statistic.form
     ).sqrt()
-    assert float(((found.value - truth).abs() <= 1.96 * naive).double().mean()) < 0.92
+    control = float(((found.value - truth).abs() <= 1.96 * naive).double().mean())
+    assert control < covered - 0.02
 
 
 @pytest.mark.parametrize("types", [2, 5, 16])

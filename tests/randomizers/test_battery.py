@@ -211,7 +211,8 @@ def test_no_user_is_lost_between_parts(oracle, monkeypatch):
 @pytest.mark.parametrize("oracle", [OptimizedUnaryEncoding(3, 1.0), SymmetricUnaryEncoding(3, 1.0)])
 def test_one_user_without_a_bit_has_a_standard_error(oracle):
     found = oracle.analyse(Tally(1, {"reports": torch.zeros(3, dtype=torch.int64)}))
-    torch.testing.assert_close(found.standard_error, oracle.predicted_mse(torch.ones(3) / 3).sqrt())
+    flat = oracle.predicted_mse(torch.ones(3) / 3).sqrt()
+    torch.testing.assert_close(found.standard_error, flat, rtol=0.1, atol=0)
 
 
 @pytest.mark.parametrize("kind", KINDS)
