@@ -31,10 +31,10 @@ class PairwiseAnalyst(ABC):
     The estimate's error is that of the privacy noise: it refers to these n users, not of a population they came from.
     Coverage of ``interval(0.95)``, measured: chosen protocols from 1,000 users on: 0.941 to 0.979 in 66 cells
     (experiments/league/local_coverage.py); above 0.965 in seven.
-    Random kernels from 300 users on (experiments/pairwise/random_kernels.py), 250 cells of one round: 0.941 to 0.987,
-    near and at stationary points 0.939 to 0.998, where intervals are up to 2.2 times as wide as normal ones; two
-    rounds: 0.938 to 0.976 from 30,000 users on, but only from 0.896 with 300 or 3,000. Random kernels have no large
-    direction beside many small ones; one that has (24 types in two groups, 30,000 users, epsilon 1): 0.886.
+    Random kernels from 300 users on (experiments/pairwise/random_kernels.py), 250 cells of one round: 0.941 to 0.995,
+    near and at stationary points 0.939 to 0.998, where intervals are up to 1.9 times as wide as normal ones; two
+    rounds: 0.941 to 0.956 from 30,000 users on, but only from 0.905 with 300 or 3,000. A kernel with a large direction
+    beside many small ones (24 types in two groups, 30,000 users, epsilon 1): 0.956.
     """
 
     statistic: PairwiseForms
