@@ -39,6 +39,7 @@ def test_the_page_is_current():
     assert (FOLDER / "README.md").read_text() == PAGE, "run: python experiments/readme.py"
 
 
+@pytest.mark.slow
 def test_error_vs_n(tmp_path):
     """A sweep, without its figures, which take seconds."""
     words = [
