@@ -9,7 +9,7 @@ Expected: 250 cells of one round, 500 to 5,000 trials (random_kernels.csv, kept)
     error has one normal part: 0.941 to 0.956 from 30,000 users on, 0.905 to 0.992 of 300 and 3,000.
     The search over spectra, run with --starts 60 --steps 10 --draws 2400: median of the starts 0.963, the worst five
     end at 0.948 to 0.954 (12,000 fresh draws). Groups of like coordinates, one large w beside many small ones: 0.943 to
-    0.958; one beside twelve of .654 of it 0.941 with --draws 20000. The kernel of 24 types in two groups: 0.956, at 1.07
+    0.958; one beside twelve of .654 of it 0.941 (--draws 20000). The kernel of 24 types in two groups: 0.956, at 1.07
     times the normal width. It was 0.76 while coordinates of all sizes were one part, and 0.886 while they had one path.
 Output: results/pairwise/random_kernels/cells.csv (kept: random_kernels.csv), ranges.csv, search.csv, groups.csv,
     hierarchy.csv.
