@@ -1,11 +1,12 @@
 #!/usr/bin/env python3
-"""Set up torchdp and run it: ``python3 run.py demo``, ``test``, ``lint``, ``site`` (the pages, in site/), ``bench``
-(fails where a call fell behind its floor; ``bench --quick``: one of twenty-odd calls, in half a minute), ``paper NAME``
-(its claims beside what comes out here) or ``release`` (a version's checklist, up to the upload).
+"""Set up torchdp and run it: ``python3 run.py demo``, ``test``, ``lint``, ``site``
+(the pages, in site/), ``bench`` (fails where a call fell behind its floor; ``bench --quick``: one
+of twenty-odd calls, in half a minute), ``paper NAME`` (its claims beside what comes out here) or
+``release`` (a version's checklist, up to the upload).
 
-The first call installs what its command needs (into .venv, or into the active virtual environment if that has torch):
-the demo little, every other one all that tests take. Later calls start at once. A torch that can be imported is used as
-it is, never replaced. Safe to kill and repeat.
+The first call installs what its command needs (into .venv, or into the active virtual environment
+if that has torch): the demo little, every other one all that tests take. Later calls start at once.
+A torch that can be imported is used as it is, never replaced. Safe to kill and repeat.
 TORCHDP_TORCH="torch==X.Y.Z" picks another version than the tested one where none is installed.
 """
 
@@ -33,7 +34,9 @@ COMMANDS = {
 
 
 def environment():
-    """The Python to use and the folder it lives in; the virtual environment is made where it is missing."""
+    """The Python to use and the folder it lives in; the virtual environment is made where it is
+    missing.
+    """
     has_torch = importlib.util.find_spec("torch") is not None
     if has_torch and sys.prefix != sys.base_prefix:
         return sys.executable, Path(sys.prefix)

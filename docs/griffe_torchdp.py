@@ -1,4 +1,6 @@
-"""Docstrings as pages: ``Guarantees:`` and ``Source:`` in boxes, roles as links, mathematics in ASCII left as it is."""
+"""Docstrings as pages: ``Guarantees:`` and ``Source:`` in boxes, roles as links, mathematics in
+ASCII left as it is.
+"""
 
 import re
 

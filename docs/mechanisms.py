@@ -1,7 +1,9 @@
-"""Writes docs/mechanisms.md from the classes, their docstrings and the tests: ``python docs/mechanisms.py``.
+"""Writes docs/mechanisms.md from the classes, their docstrings and the tests:
+``python docs/mechanisms.py``.
 
-A row for each protocol of each entry of the battery (``tests/contract.py``), and for each other public name whose
-docstring has a ``Guarantees:`` line, with the tests of its room that are named for a guarantee and reach that name.
+A row for each protocol of each entry of the battery (``tests/contract.py``), and for each other
+public name whose docstring has a ``Guarantees:`` line, with the tests of its room that are named
+for a guarantee and reach that name.
 """
 
 import ast
@@ -59,7 +61,9 @@ OWN = re.compile(r"Guarantees: (the best's|each route's|the client's) own")
 
 
 def inside(protocol: Any) -> str:
-    """What a user runs, where that is another public mechanism; of a release its channel, and what is inside of it."""
+    """What a user runs, where that is another public mechanism; of a release its channel, and what
+    is inside of it.
+    """
     channel = getattr(protocol, "channel", None)
     if channel is not None:
         return f" of {type(channel).__name__}{inside(channel)}"
@@ -122,7 +126,9 @@ def names(node: ast.AST) -> set[str]:
 
 
 def reached(path: Path) -> dict[str, set[str]]:
-    """The tests of a file that are named for a guarantee, and the names that each reaches within its file."""
+    """The tests of a file that are named for a guarantee, and the names that each reaches within
+    its file.
+    """
     tree = ast.parse(path.read_text())
     held = {
         node.name: node

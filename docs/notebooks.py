@@ -1,8 +1,9 @@
-"""The notebooks of docs/notebooks: executed, their outputs stored, and shown on the site as they are stored.
+"""The notebooks of docs/notebooks: executed, their outputs stored, and shown on the site as they
+are stored.
 
-Command: python docs/notebooks.py [survey densities training sweep], in minutes; prints the seconds of each.
-For mkdocs (hooks in mkdocs.yml) every notebook is a page, notebooks/NAME.md, made of what is stored in it; and
-mathematics on any page is MathML.
+Command: python docs/notebooks.py [survey densities training sweep], in minutes; prints the seconds
+of each. For mkdocs (hooks in mkdocs.yml) every notebook is a page, notebooks/NAME.md, made of what
+is stored in it; and mathematics on any page is MathML.
 """
 
 import base64
@@ -22,7 +23,9 @@ def notebooks():
 
 
 def execute(path):
-    """The notebook with its outputs, run in an empty folder; nothing in it says when or how long."""
+    """The notebook with its outputs, run in an empty folder; nothing in it says when or how
+    long.
+    """
     import nbformat
     from nbclient import NotebookClient
 

@@ -1,8 +1,10 @@
-"""What mkdocs adds to pages (hooks in mkdocs.yml): a chart of the benches, and tables that a phone can show.
+"""What mkdocs adds to pages (hooks in mkdocs.yml): a chart of the benches, and tables that a phone
+can show.
 
-``<!-- floors -->`` on a page becomes a chart of the newest table in experiments/bench/tables/: a dot for each call, the
-time that it takes over that of its floor, by bench. In tables code may break behind a slash, and each cell of a wide
-table knows the name of its column, which a narrow screen shows before the cell.
+``<!-- floors -->`` on a page becomes a chart of the newest table in experiments/bench/tables/: a
+dot for each call, the time that it takes over that of its floor, by bench. In tables code may break
+behind a slash, and each cell of a wide table knows the name of its column, which a narrow screen
+shows before the cell.
 """
 
 import csv

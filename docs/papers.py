@@ -1,7 +1,8 @@
-"""Writes docs/papers.md from docs/papers.csv and the tables of the papers' laptop runs: ``python docs/papers.py``.
+"""Writes docs/papers.md from docs/papers.csv and the tables of the papers' laptop runs:
+``python docs/papers.py``.
 
-``--from results/papers`` first copies there what the judges of experiments/papers read of finished runs. No verdict is
-written down: each is computed here, from the tables, by the judges.
+``--from results/papers`` first copies there what the judges of experiments/papers read of finished
+runs. No verdict is written down: each is computed here, from the tables, by the judges.
 """
 
 import argparse
@@ -270,7 +271,9 @@ class Read(Mapping[str, Rows]):
 
 
 def store(results: Path) -> None:
-    """Copies what the judges read of finished runs in ``results``/NAME, and what each script took."""
+    """Copies what the judges read of finished runs in ``results``/NAME, and what each script
+    took.
+    """
     whole = [name for name in NAMES if any((results / name).glob("**/finished.json"))]
     for paper in (load(ROOT / "experiments/papers", name) for name in whole):
         shutil.rmtree(RUNS / paper.name, ignore_errors=True)
@@ -299,7 +302,9 @@ def copied(part: Part, results: Path, runs: Path) -> dict[str, object] | None:
 
 
 def shrunk(figure: Path, path: Path) -> None:
-    """A figure of a run, for the page: 1,200 pixels wide at most, 96 colours (of thin lines too)."""
+    """A figure of a run, for the page: 1,200 pixels wide at most, 96 colours (of thin lines
+    too).
+    """
     if figure.exists():
         from PIL import Image
 

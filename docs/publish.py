@@ -1,9 +1,11 @@
-"""The checklist of a version, up to the upload: ``python3 run.py release``, or ``... release --extras plot sklearn``.
+"""The checklist of a version, up to the upload: ``python3 run.py release``, or
+``... release --extras plot sklearn``.
 
-Takes what is committed, compares the versions, builds the sdist and from it the wheel, installs the wheel where nothing
-else is, runs the README's first example there, and imports what each extra is for after installing it by name. The
-files lie in dist/ with their SHA-256. Uploading and tagging are left to a person; the commands are printed. It stops
-at the first step that fails, with exit code 1.
+Takes what is committed, compares the versions, builds the sdist and from it the wheel, installs the
+wheel where nothing else is, runs the README's first example there, and imports what each extra is
+for after installing it by name. The files lie in dist/ with their SHA-256. Uploading and tagging
+are left to a person; the commands are printed. It stops at the first step that fails, with exit
+code 1.
 """
 
 import argparse
@@ -49,7 +51,9 @@ def requirements(names):
 
 
 def one_version(source):
-    """The version of torchdp, which CITATION.cff, CHANGELOG.md and the recipe must name, with the same requirements."""
+    """The version of torchdp, which CITATION.cff, CHANGELOG.md and the recipe must name, with the
+    same requirements.
+    """
     project = tomllib.loads((source / "pyproject.toml").read_text())["project"]
     version = re.search(
         r'^__version__ = "(.*)"', (source / "torchdp/__init__.py").read_text(), re.M

@@ -22,14 +22,18 @@ was tried and did not win. This page is made by `python experiments/readme.py`.
 
 
 def scripts():
-    """What can be run, speed last; other files are imported by these, or stand beside them with tests of their own."""
+    """What can be run, speed last; other files are imported by these, or stand beside them with
+    tests of their own.
+    """
     ran = re.compile("^EXPERIMENT = |^def experiment", re.M)
     found = [path for path in HERE.rglob("*.py") if ran.search(path.read_text())]
     return sorted(found, key=lambda path: (path.parent.name == "bench", path))
 
 
 def fields(path):
-    """The docstring's first line as "title", and what follows each word with a colon at the beginning of a line."""
+    """The docstring's first line as "title", and what follows each word with a colon at the
+    beginning of a line.
+    """
     title, _, rest = (ast.get_docstring(ast.parse(path.read_text())) or "").partition("\n")
     found = {"title": title}
     for part in re.split(r"\n(?=[A-Z])", rest):

@@ -1,12 +1,15 @@
-"""Every inequality that docs/papers.md calls checked, over its whole range: which theorem holds, and which fails where.
+"""Every inequality that docs/papers.md calls checked, over its whole range: which theorem holds,
+and which fails where.
 
 Paper:    all five; the statements are in experiments/statements/, a file for each paper.
 Command:  OMP_NUM_THREADS=1 python experiments/theorems.py --page docs/theorems.md
-What: random small instances and grids over all parameters of a statement: p, l, d, epsilon small and large, n = 1,
-    k = 1, degenerate sets and matrices. Norms are bracketed by witnesses that are evaluated again here, in numpy;
-    distributions are enumerated. The ratio is (side that should be smaller)/(other side); where the paper's O() names
-    no constant, the limit is the constant that is granted.
-Expected: the statements with a kind of failure in experiments/statements fail, each beside its mended form, and no
+What: random small instances and grids over all parameters of a statement: p, l, d, epsilon small
+and large, n = 1,
+    k = 1, degenerate sets and matrices. Norms are bracketed by witnesses that are evaluated again
+    here, in numpy; distributions are enumerated. The ratio is (side that should be smaller)/(other
+    side); where the paper's O() names no constant, the limit is the constant that is granted.
+Expected: the statements with a kind of failure in experiments/statements fail, each beside its
+mended form, and no
     other.
 Output: results/experiments/theorems/theorems.csv; with --page the table as a page.
 Artifact: all five papers | every inequality that is checked

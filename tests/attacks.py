@@ -1,7 +1,8 @@
-"""What an adversary who sees the bits looks for: events that came often on one user's data and seldom on another's.
+"""What an adversary who sees the bits looks for: events that came often on one user's data and
+seldom on another's.
 
-Low-order bits, holes of the support, tails, and single values. Source: Mironov (2012); Haney, Desfontaines, Hartman,
-Shrestha, Hay (2022).
+Low-order bits, holes of the support, tails, and single values. Source: Mironov (2012); Haney,
+Desfontaines, Hartman, Shrestha, Hay (2022).
 """
 
 import math
@@ -16,7 +17,9 @@ LEVELS, BITS = 20, 12  # powers of two below which a number may lie; low-order b
 
 
 def certified(here, there, times, delta):
-    """Lower bounds of log((P(A) - delta)/P'(A)) from how often each A came in so many releases of each."""
+    """Lower bounds of log((P(A) - delta)/P'(A)) from how often each A came in so many releases of
+    each.
+    """
     low = np.where(here > 0, betaincinv(np.maximum(here, 1), times - here + 1, SURE), 0.0)
     high = np.where(
         there < times, betaincinv(there + 1, np.maximum(times - there, 1), 1 - SURE), 1.0
@@ -25,7 +28,9 @@ def certified(here, there, times, delta):
 
 
 def events(one, two):
-    """How often each event came, (events, 2). one, two: (times,), whole numbers or floats of one dtype."""
+    """How often each event came, (events, 2). one, two: (times,), whole numbers or floats of one
+    dtype.
+    """
     both = torch.cat([one, two]).double()
     ends = torch.unique(
         torch.cat(
@@ -53,7 +58,9 @@ def events(one, two):
 
 
 def low_bits(numbers, middle):
-    """How many lie below each power of two times ``middle`` and are, or are not, divisible by each power of two."""
+    """How many lie below each power of two times ``middle`` and are, or are not, divisible by each
+    power of two.
+    """
     whole = {torch.float32: torch.int32, torch.float64: torch.int64}.get(numbers.dtype)
     bits = (numbers if whole is None else numbers.view(whole).long()) | 1 << BITS
     zeros = (bits & -bits).double().log2().long()
@@ -69,7 +76,9 @@ def low_bits(numbers, middle):
 
 
 def strongest(one, two, delta=0.0):
-    """The most certain log ratio of all events, either way round, in any column of (times,) or (times, columns)."""
+    """The most certain log ratio of all events, either way round, in any column of (times,) or
+    (times, columns).
+    """
     found, times = -math.inf, len(one)
     for columns in zip(one.reshape(times, -1).mT, two.reshape(times, -1).mT, strict=True):
         pairs = np.unique(events(*(column.contiguous() for column in columns)).numpy(), axis=0)

@@ -1,4 +1,6 @@
-"""A batch and its loop: summaries side by side, the draws of a loop's turns, and how far two answers are apart."""
+"""A batch and its loop: summaries side by side, the draws of a loop's turns, and how far two
+answers are apart.
+"""
 
 import math
 
@@ -16,7 +18,8 @@ class Ragged(Exception):
 
 
 class Stacked(Draws):
-    """Draws of a loop's turns laid side by side: a batch that asks in their order gets the loop's own numbers.
+    """Draws of a loop's turns laid side by side: a batch that asks in their order gets the loop's
+    own numbers.
 
     Only where each turn asks for as many numbers, whatever was drawn before.
     """
@@ -71,7 +74,9 @@ class Stacked(Draws):
 
 
 def turns_of(summary, alike=False):
-    """Three summaries of other users like this one; alike: of as many, where a protocol is made for their number."""
+    """Three summaries of other users like this one; alike: of as many, where a protocol is made for
+    their number.
+    """
     if isinstance(summary, Crowd):
         m = 0 if alike else torch.arange(1, len(summary.counts) + 1)
         first = Crowd(summary.values.flip(0), summary.counts + m)
@@ -93,7 +98,9 @@ def turns_of(summary, alike=False):
 
 
 def batch_of(turns, axis=0):
-    """Summaries or tallies as one, the batch in this dimension of parts: 1 behind one of repetitions."""
+    """Summaries or tallies as one, the batch in this dimension of parts: 1 behind one of
+    repetitions.
+    """
     first = turns[0]
     if isinstance(first, Crowd):
         return Crowd(
@@ -109,7 +116,9 @@ def batch_of(turns, axis=0):
 
 
 def apart(batch, turns, axis=0):
-    """The largest distance in units in the last place of the largest entry of each turn's answer."""
+    """The largest distance in units in the last place of the largest entry of each turn's
+    answer.
+    """
     loop = torch.stack(turns, axis).double()
     assert batch.shape == loop.shape, (batch.shape, loop.shape)
     same = (batch == loop) | (batch.isnan() & loop.isnan())

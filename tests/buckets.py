@@ -11,7 +11,8 @@ from torchdp.density.laplacian import Grid, LaplacianSigns
 
 @dataclass(frozen=True)
 class LaplacianBuckets(LaplacianSigns):
-    """f = g = the indicator of the bucket that the point's bin is hashed to: S = R = 1, bias 1/buckets.
+    """f = g = the indicator of the bucket that the point's bin is hashed to: S = R = 1, bias
+    1/buckets.
 
     E <f(x), g(y)> = k + (1 - k)/buckets; buckets: a power of two.
     Source: Wagner (2025), section 2.3, after Indyk, Motwani (1998).

@@ -1,4 +1,6 @@
-"""Laws of messages written out by hand: what privacy losses are brute-forced from. Nothing here draws."""
+"""Laws of messages written out by hand: what privacy losses are brute-forced from. Nothing here
+draws.
+"""
 
 import itertools
 import math
@@ -38,7 +40,9 @@ def spent_by(laws):
 
 
 def counted(said, n):
-    """For n users the number of words W in [0, 2^63) of which ``said`` is true, those below it: by asking 63 times."""
+    """For n users the number of words W in [0, 2^63) of which ``said`` is true, those below it: by
+    asking 63 times.
+    """
     low, high = [0] * n, [2**63] * n
     for _ in range(63):
         middle = [(a + b) // 2 for a, b in zip(low, high, strict=True)]
@@ -55,7 +59,9 @@ def response(k, epsilon):
 
 
 def others(oracle):
-    """Of 2^63 words those for which a user who holds another type says 0, of randomized response."""
+    """Of 2^63 words those for which a user who holds another type says 0, of randomized
+    response.
+    """
     x = torch.arange(1, oracle.k)
     (found,) = set(counted(lambda words: oracle.randomize(x, noise=Given(words)) == 0, len(x)))
     ends = [
@@ -128,7 +134,9 @@ def area(randomizer):
 
 
 def two_densities(randomizer):
-    """The log ratio of the densities on the favoured set and off it, from the integers and the set's share."""
+    """The log ratio of the densities on the favoured set and off it, from the integers and the
+    set's share.
+    """
     law = randomizer.cap
     chance, share = Fraction(law.chance, 2**63), Fraction(law.survival)
     truth = spent(chance / share / ((1 - chance) / (1 - share)))
@@ -138,7 +146,9 @@ def two_densities(randomizer):
 
 
 def signs(randomizer):
-    """The sign of x is lost with a chance that depends on |x| alone: all pairs of sizes and signs."""
+    """The sign of x is lost with a chance that depends on |x| alone: all pairs of sizes and
+    signs.
+    """
     x = randomizer.radius * torch.linspace(0, 1, 101, dtype=torch.float64)[:, None]
     behind = counted(lambda words: randomizer.randomize(x, noise=Given(words))[:, 0] < 0, 101)
     densities = [Fraction(each, 2**63) for n in behind for each in (n, 2**63 - n)]
@@ -146,7 +156,9 @@ def signs(randomizer):
 
 
 def hockey_stick(randomizer):
-    """The delta of two normals 2 radius apart at the stated epsilon, by quadrature of their densities."""
+    """The delta of two normals 2 radius apart at the stated epsilon, by quadrature of their
+    densities.
+    """
     epsilon, shift = randomizer.epsilon, 2 * randomizer.radius / randomizer.sigma
     edge = epsilon / shift + shift / 2  # beyond it the first density is e^epsilon times the second
     truth, _ = integrate.quad(
@@ -171,7 +183,9 @@ def random_ball(rng, count, dim):
 
 
 def nested(k, epsilon):
-    """A strategy matrix that says whether a type is at most y or above it, less what rounding adds to epsilon."""
+    """A strategy matrix that says whether a type is at most y or above it, less what rounding adds
+    to epsilon.
+    """
     below = torch.ones(k, k, dtype=torch.float64).triu()
     rows = torch.cat([below, 1 - below])
     chances = torch.exp((1 - 1e-6) * epsilon * rows)

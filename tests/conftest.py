@@ -1,5 +1,6 @@
-"""One thread, unless OMP_NUM_THREADS says another number: the tests' tensors are small, and on busy cores more threads
-only wait for each other. And the same draws at every run: a test that passes passes again."""
+"""One thread, unless OMP_NUM_THREADS says another number: the tests' tensors are small, and on busy
+cores more threads only wait for each other. And the same draws at every run: a test that passes
+passes again."""
 
 import gc
 import hashlib
@@ -21,7 +22,9 @@ THREADS = os.environ.setdefault("OMP_NUM_THREADS", "1")  # of the processes that
 
 
 def pytest_collection_finish():
-    """What is imported and collected stays: whoever collects garbage need not look at it each time."""
+    """What is imported and collected stays: whoever collects garbage need not look at it each
+    time.
+    """
     gc.freeze()
 
 
@@ -35,7 +38,9 @@ def fixed_threads():
 
 @pytest.fixture(autouse=True)
 def repeated_draws(request, monkeypatch):
-    """The system's keys and torch's own generator follow from the test's name, other keys at each call and process."""
+    """The system's keys and torch's own generator follow from the test's name, other keys at each
+    call and process.
+    """
     calls, (parent, forks) = itertools.count(), process()
 
     def key(device="cpu"):
@@ -52,7 +57,9 @@ def repeated_draws(request, monkeypatch):
 
 @pytest.fixture
 def brief(request, monkeypatch):
-    """Searches of strategies stop early, where what is asked is not how good they are: not in slow tests."""
+    """Searches of strategies stop early, where what is asked is not how good they are: not in slow
+    tests.
+    """
     if request.node.get_closest_marker("slow"):
         return
     usual = StrategyMatrix.tuned

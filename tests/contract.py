@@ -1,4 +1,5 @@
-"""One battery for every protocol. A test file makes a class of it: the protocol, some users, and what is its own.
+"""One battery for every protocol. A test file makes a class of it: the protocol, some users, and
+what is its own.
 
     class TestRandomizedResponse(LocalContract):
         protocol = RandomizedResponse(5, 1.0)
@@ -8,8 +9,8 @@
         def loss(self, protocol): ...  # the largest privacy loss of a message, from its law
         def truth(self): ...  # what is estimated, from x
 
-``loss`` and ``truth`` share nothing with the code. It does not see a 5 % error in the variance of one type: an
-enumeration, or "same draws, same sum", stays beside it.
+``loss`` and ``truth`` share nothing with the code. It does not see a 5 % error in the variance of
+one type: an enumeration, or "same draws, same sum", stays beside it.
 """
 
 import contextlib
@@ -53,7 +54,9 @@ MIXED = 2**9  # times that a shuffler is looked at
 
 @functools.cache
 def entries(*folders):
-    """The battery's classes that have a protocol, by folder and name: {"mean.LocalMean": TestLocalMean}."""
+    """The battery's classes that have a protocol, by folder and name: {"mean.LocalMean":
+    TestLocalMean}.
+    """
     found, loaded = (
         {},
         {getattr(module, "__file__", None): module for module in list(sys.modules.values())},
@@ -181,7 +184,9 @@ class Contract:
         assert float(((low <= truth) & (truth <= high)).double().mean()) > 0.85
 
     def released(self, row, seed, times):
-        """What leaves where the first user holds this row, (times, columns), whole numbers or floats."""
+        """What leaves where the first user holds this row, (times, columns), whole numbers or
+        floats.
+        """
         x = torch.cat([row[None], self.x[1:]])
         summary = self.protocol.validate_summary(self.protocol.summary(self.protocol.validate(x)))
         if not hasattr(self.protocol, "release"):  # rounds whose messages are attacked one by one
@@ -190,7 +195,9 @@ class Contract:
         return torch.cat([part.reshape(times, -1)[:, :COLUMNS] for part in parts], 1)
 
     def attacked(self, times):
-        """The most certain log ratio of events of what leaves, over what delta leaves of it; its guarantee."""
+        """The most certain log ratio of events of what leaves, over what delta leaves of it; its
+        guarantee.
+        """
         rows, promise = torch.unique(self.x, dim=0), self.protocol.guarantee
         one, two = (self.released(row, seed, times) for seed, row in enumerate((rows[0], rows[-1])))
         return strongest(one, two, promise.delta), promise
@@ -221,7 +228,9 @@ class Contract:
         assert {end.shape for end in empty.interval()} == {empty.value.shape}
 
     def test_a_batch_is_its_loop(self, summary):
-        """Summaries of other users in other numbers, in one call: the same answers to 32 units in the last place."""
+        """Summaries of other users in other numbers, in one call: the same answers to 32 units in
+        the last place.
+        """
         p, turns, near = (
             self.protocol,
             turns_of(summary, self.alike),
@@ -264,14 +273,18 @@ class Contract:
             )
 
     def side_by_side(self, batch, turns):
-        """A batch drawn from the draws of its loop's turns; None where these take different numbers of them."""
+        """A batch drawn from the draws of its loop's turns; None where these take different numbers
+        of them.
+        """
         with contextlib.suppress(Ragged):
             return self.protocol.sample_unchecked(
                 self.protocol.validate_summary(batch), Stacked(turns), ()
             )
 
     def test_groups_are_their_loop(self, slow):
-        """Users of two groups, each like x, in a mixed order, and nobody of a third: each group's law is its own."""
+        """Users of two groups, each like x, in a mixed order, and nobody of a third: each group's
+        law is its own.
+        """
         p, n, apart = self.protocol, len(self.x), 1 if self.alike else 2
         order = torch.randperm(2 * n, generator=generator())
         x, groups = torch.cat([self.x, self.x])[order], apart * (order >= n).long()
@@ -310,7 +323,9 @@ class Contract:
                 ), kind
 
     def test_nobody_is_asked_what_is_not_answered(self, monkeypatch):
-        """Three groups, each like x, are answered by one call, or refused before a message is drawn."""
+        """Three groups, each like x, are answered by one call, or refused before a message is
+        drawn.
+        """
         beside = torch.stack([self.x] * 3)
         try:
             tally = self.protocol.collect(beside, noise=SeededNoise(1))
@@ -401,7 +416,9 @@ class Contract:
             self.refuse(wrong)
 
     def refuse(self, tally, *names):
-        """That no verb that takes tallies takes this one, and that each says so in words of its own."""
+        """That no verb that takes tallies takes this one, and that each says so in words of its
+        own.
+        """
         p = self.protocol
         verbs = [getattr(p, name, p.check) for name in names or ("check", "analyse", "add")]
         if isinstance(p, MessageProtocol) and p.guarantee.model is Model.LOCAL and not names:
@@ -443,7 +460,9 @@ class Contract:
 
 
 class Unbiased:
-    """Beside a Contract: errors average to 0, which a mean squared error does not show where the noise is large."""
+    """Beside a Contract: errors average to 0, which a mean squared error does not show where the
+    noise is large.
+    """
 
     def test_is_unbiased(self, summary):
         found = self.protocol.sample_estimate(
@@ -457,7 +476,9 @@ class MessageContract(Contract):
     """A protocol with a client half."""
 
     def released(self, row, seed, times):
-        """What users who hold this row send, each alone; what servers or a shuffler show where the first user does."""
+        """What users who hold this row send, each alone; what servers or a shuffler show where the
+        first user does.
+        """
         mixed = Amplified | Shuffled | SecureSums | SharedSum | SecureQueries
         if isinstance(channel_of(self.protocol), mixed):
             x, noise = torch.cat([row[None], self.x[1:]]), SeededNoise(seed)
@@ -532,7 +553,9 @@ class LocalContract(MessageContract):
         assert tally.n == len(self.x) and self.protocol.analyse(tally).n == len(self.x)
 
     def test_counts_that_do_not_add_up_are_refused(self):
-        """What each user alone adds says what counts are: never negative or above n, and of what sum."""
+        """What each user alone adds says what counts are: never negative or above n, and of what
+        sum.
+        """
         users, p = enumerate(self.x), self.protocol
         sent = [p.tally(p.randomize(row[None], noise=SeededNoise(seed))) for seed, row in users]
         tally = p.add(*sent)
@@ -583,7 +606,9 @@ class LocalContract(MessageContract):
 
 
 class RelayContract(LocalContract):
-    """A relay keeps its client's guarantee, which has an entry of its own: what is shown must be the client's data."""
+    """A relay keeps its client's guarantee, which has an entry of its own: what is shown must be
+    the client's data.
+    """
 
     def loss(self, protocol):
         relay = channel_of(protocol)

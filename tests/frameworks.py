@@ -1,4 +1,6 @@
-"""What the tests of Lightning's and transformers' trainers share: the loop that they are held to."""
+"""What the tests of Lightning's and transformers' trainers share: the loop that they are held
+to.
+"""
 
 import torch
 from trained import STEPS
@@ -7,7 +9,9 @@ from torchdp.noise import SeededNoise
 
 
 def by_hand(plan, net, loss, optimizer, data, parts, steps=STEPS):
-    """The parameters after each step of our own loop, flat. parts: of a batch, inputs and targets."""
+    """The parameters after each step of our own loop, flat. parts: of a batch, inputs and
+    targets.
+    """
     run, seen = plan.start(net, loss, noise=SeededNoise(1)), []
     for batch in run.loader(data):
         run.backward(*parts(batch))

@@ -1,8 +1,8 @@
 """Gaussian releases as black boxes: what two neighbours' releases tell apart.
 
-The means and the noise's root are read off releases whose draws are all 0 but one; of the mechanism nothing else is
-used. Rounded normals are taken for normals, rounded. The delta of two Gaussians that far apart is the textbook's,
-solved for epsilon.
+The means and the noise's root are read off releases whose draws are all 0 but one; of the mechanism
+nothing else is used. Rounded normals are taken for normals, rounded. The delta of two Gaussians
+that far apart is the textbook's, solved for epsilon.
 """
 
 import itertools
@@ -38,7 +38,8 @@ def rounded(normal, shape, draws):
 
 
 def furthest(release, data_sets):
-    """How many deviations of the noise two of these data sets' releases are apart at most; inf where noise is missing.
+    """How many deviations of the noise two of these data sets' releases are apart at most; inf
+    where noise is missing.
 
     release(data, noise) must be Gaussian with a covariance that is the same for all data.
     """
@@ -64,7 +65,9 @@ def furthest(release, data_sets):
 
 
 def true_epsilon(apart, delta):
-    """The epsilon at which two Gaussians so many deviations apart have this delta; 0 where none is needed."""
+    """The epsilon at which two Gaussians so many deviations apart have this delta; 0 where none is
+    needed.
+    """
 
     def beyond(epsilon):
         log_first, log_second = (float(log_ndtr(s * apart / 2 - epsilon / apart)) for s in (1, -1))
@@ -89,7 +92,9 @@ def neighbours(points):
 
 
 def collected(protocol):
-    """Everything that a curator's protocol releases, as one vector: a function of data and noise."""
+    """Everything that a curator's protocol releases, as one vector: a function of data and
+    noise.
+    """
     return lambda x, noise: torch.cat(
         [part.flatten() for part in protocol.collect(x, noise=noise).parts.values()]
     )

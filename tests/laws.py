@@ -1,4 +1,6 @@
-"""What tests share: two-sample tests on atoms that rounding split, z-scores, divergences of laws, generators, files."""
+"""What tests share: two-sample tests on atoms that rounding split, z-scores, divergences of laws,
+generators, files.
+"""
 
 import io
 import math
@@ -19,7 +21,9 @@ UNLIKELY = 1e-6  # level of every statistical test
 
 
 class Given(Noise):
-    """A user's noise whose words are put in by hand, one after the other, and then those of a seed."""
+    """A user's noise whose words are put in by hand, one after the other, and then those of a
+    seed.
+    """
 
     def __init__(self, words: Iterable[int]) -> None:
         super().__init__()
@@ -36,7 +40,9 @@ class Given(Noise):
 
 
 def keyed_normals(key: Tensor, first: int, count: int) -> Tensor:
-    """The normals that a secure sketch rounds, entries first, ..., first + count - 1: (count,) float64."""
+    """The normals that a secure sketch rounds, entries first, ..., first + count - 1: (count,)
+    float64.
+    """
     radius, angle, start = reference._polar(key, first, count)
     return reference._across(radius, angle)[first - start :][:count]
 
@@ -102,7 +108,9 @@ def shifted(law: np.ndarray, plus: int, minus: int | None = None) -> np.ndarray:
 
 
 def byte_chi_square(words: Tensor) -> float:
-    """The largest chi-square statistic of the words' byte positions, 255 degrees of freedom each."""
+    """The largest chi-square statistic of the words' byte positions, 255 degrees of freedom
+    each.
+    """
     octets = words.flatten()[:, None].contiguous().view(torch.uint8)
     counts = torch.stack([torch.bincount(column.long(), minlength=256) for column in octets.T])
     expected = len(octets) / 256
@@ -116,7 +124,9 @@ def overlap(one: Any, two: Any, room: float = 1e-12) -> bool:
 
 
 def one_law(one: Tensor, two: Tensor, axes: int = 3) -> bool:
-    """Do the rows of (a, ...) and (b, ...) come from one law? Along random axes and the first two entries."""
+    """Do the rows of (a, ...) and (b, ...) come from one law? Along random axes and the first two
+    entries.
+    """
     one, two = (part.double().reshape(len(part), -1) for part in (one, two))
     width = one.shape[1]
     along = [torch.randn(width, axes, dtype=torch.float64, generator=generator(2))]

@@ -1,4 +1,6 @@
-"""A session whose parties are all here, each with its own key file: for tests of keys, roles and kills."""
+"""A session whose parties are all here, each with its own key file: for tests of keys, roles and
+kills.
+"""
 
 import hashlib
 import hmac

@@ -1,4 +1,6 @@
-"""What tests of second moments share: rows, their products and sketches written out, delta of a Gaussian pair."""
+"""What tests of second moments share: rows, their products and sketches written out, delta of a
+Gaussian pair.
+"""
 
 import itertools
 import math

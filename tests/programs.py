@@ -12,7 +12,8 @@ def least_value(
 ) -> float:
     """Over all X = C^T C, or those of so many bands: it knows nothing of orthogonal columns.
 
-    For a set s the largest <X_s, K> over correlation matrices K is the least sum of y with diag(y) >= X_s.
+    For a set s the largest <X_s, K> over correlation matrices K is the least sum of y with diag(y)
+    >= X_s.
     """
     cp = pytest.importorskip("cvxpy")
     n = W.shape[1]

@@ -1,4 +1,6 @@
-"""The rooms: who may import whom, what importing costs, and that the kernels are the checkout's own."""
+"""The rooms: who may import whom, what importing costs, and that the kernels are the checkout's
+own.
+"""
 
 import ast
 import functools
@@ -117,7 +119,9 @@ def imports(path: Path, known: set[str]) -> set[str]:
 
 @functools.cache
 def arrows() -> dict[str, set[str]]:
-    """What each module imports, but for torchdp itself, which names every package for type checkers."""
+    """What each module imports, but for torchdp itself, which names every package for type
+    checkers.
+    """
     known = modules()
     return {name: imports(path, set(known)) for name, path in known.items() if name != "torchdp"}
 
@@ -224,7 +228,9 @@ print(sorted(m for m in set(sys.modules) - before if m.split(".")[0] in ("cvxpy"
 
 @pytest.mark.slow
 def test_windows_lacks_simulate_alone(tmp_path):
-    """docs/versions.md: what is of POSIX alone is taken away, once what belongs to others is loaded."""
+    """docs/versions.md: what is of POSIX alone is taken away, once what belongs to others is
+    loaded.
+    """
     code = f"""
 import importlib, os, sys
 import torch, numpy, scipy.optimize, concurrent.futures.process, sqlite3, cryptography.hazmat.primitives.ciphers
@@ -255,7 +261,9 @@ def script(path):
 
 
 def ancestors():
-    """Each class of the library by its full name: torchdp's classes among its ancestors, itself first."""
+    """Each class of the library by its full name: torchdp's classes among its ancestors, itself
+    first.
+    """
     for room in set(MAY_IMPORT) - {"__main__"}:
         importlib.import_module(f"torchdp.{room}")
     loaded = [module for name, module in sys.modules.items() if name.startswith("torchdp.")]
@@ -270,7 +278,9 @@ def ancestors():
 
 
 def test_no_class_is_deep():
-    """Whoever reads a class looks up what it has from its bases: six of the library's at most, itself included."""
+    """Whoever reads a class looks up what it has from its bases: six of the library's at most,
+    itself included.
+    """
     found = ancestors()
     assert {"PrivUnit", "BallRandomizer", "Protocol"} < set(
         found["torchdp.randomizers.ball.privunit.PrivUnit"]

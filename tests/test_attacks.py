@@ -1,4 +1,6 @@
-"""The attacks of the battery see what they are for: mechanisms planted with a fault that they are asked about."""
+"""The attacks of the battery see what they are for: mechanisms planted with a fault that they are
+asked about.
+"""
 
 import pytest
 import torch

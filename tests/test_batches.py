@@ -1,4 +1,6 @@
-"""A batch of numbers is its loop: the same bits, a float for floats, refusals that name the entry."""
+"""A batch of numbers is its loop: the same bits, a float for floats, refusals that name the
+entry.
+"""
 
 import math
 from dataclasses import replace
@@ -37,7 +39,8 @@ CALLS = {
 }
 WHOLE = {"dim", "users"}
 NEAR = {"least_flip": 1e-4}  # of searches that end where all is safe: relative
-# One number of these is of floats, a batch of tensors: apart by roundings, and by the end of a search, 2^-38.
+# One number of these is of floats, a batch of tensors: apart by roundings, and by the end of a
+# search, 2^-38.
 OF_FLOATS = {name: 4e-12 for name in CALLS if name.startswith(("gaussian", "entry_variance"))}
 EACH = pytest.mark.parametrize("name", CALLS)
 
@@ -116,7 +119,8 @@ def test_guarantee_the_least_flip_is_private_and_a_little_less_is_not(users):
             assert curve(np.array([at])) <= delta < less(np.array([at]))
 
 
-# Second moments of 2 x 3 sets of rows, the label last; solutions, spaces and regularizations for each.
+# Second moments of 2 x 3 sets of rows, the label last; solutions, spaces and regularizations for
+# each.
 ROWS = normal(2, 3, 40, 4)
 MATRIX, N = ROWS.mT @ ROWS, torch.tensor([[40, 50, 60], [70, 80, 90]])
 X, RIDGES = normal(2, 3, 3, seed=1), normal(2, 3, seed=3).abs()

@@ -1,4 +1,6 @@
-"""No block of a page and no example of a docstring is left unrun: each that is found has a test that runs it."""
+"""No block of a page and no example of a docstring is left unrun: each that is found has a test
+that runs it.
+"""
 
 import ast
 import re
@@ -42,7 +44,9 @@ SCRIPTS = {
 
 
 def found(text):
-    """Blocks of a page as (language, code): fenced at any depth, "indented" where four spaces follow an empty line."""
+    """Blocks of a page as (language, code): fenced at any depth, "indented" where four spaces
+    follow an empty line.
+    """
     lines, at = text.expandtabs(4).split("\n"), 0
     while at < len(lines):
         if fence := re.match(r"( *(?:> ?|[-*] )* *)(`{3,}|~{3,}) *([\w+-]*)", lines[at]):
@@ -103,12 +107,16 @@ def test_every_block_of_every_page_is_run():
 
 
 def examples(text):
-    """How many examples stand in a script: in strings, however they are indented, or in comments."""
+    """How many examples stand in a script: in strings, however they are indented, or in
+    comments.
+    """
     return len(re.findall(r"^[ #]*>>> ", text, re.M))
 
 
 def test_every_example_of_a_docstring_is_run():
-    """tests/test_rooms.py runs those of the package, and counts that none escapes it; elsewhere there are none."""
+    """tests/test_rooms.py runs those of the package, and counts that none escapes it; elsewhere
+    there are none.
+    """
     outside = [
         name for name, text in SCRIPTS.items() if examples(text) and not name.startswith("torchdp/")
     ]

@@ -1,4 +1,6 @@
-"""What files may make: classes that torchdp defines, where they belong, and no others, for every reader."""
+"""What files may make: classes that torchdp defines, where they belong, and no others, for every
+reader.
+"""
 
 import contextlib
 import hashlib
@@ -120,7 +122,9 @@ def replaced(tree, wrong):
 
 @pytest.mark.parametrize("name", READERS)
 def test_guarantee_no_reader_makes_a_class_that_does_not_belong(name, tmp_path, monkeypatch):
-    """Foreign classes reached through namespaces and aliases, and torchdp's own in a wrong place: none is made."""
+    """Foreign classes reached through namespaces and aliases, and torchdp's own in a wrong place:
+    none is made.
+    """
     read, tree = READERS[name]
     tree = tree()
     assert read(tmp_path, tree) is not None  # the control: what belongs is made
@@ -144,7 +148,9 @@ def test_guarantee_torchdps_own_classes_are_made_where_they_belong_alone():
 
 
 def test_guarantee_a_class_has_the_name_by_which_it_was_defined():
-    """Every class that is reached through the namespaces of torchdp's loaded modules, two names deep."""
+    """Every class that is reached through the namespaces of torchdp's loaded modules, two names
+    deep.
+    """
     seen = 0
     for name, module in list(sys.modules.items()):
         if name.partition(".")[0] != "torchdp":

@@ -1,4 +1,6 @@
-"""Rounded Gaussian noise, judged by its exact law: what the grid costs, and that nothing less would do."""
+"""Rounded Gaussian noise, judged by its exact law: what the grid costs, and that nothing less would
+do.
+"""
 
 import itertools
 import math
@@ -25,7 +27,9 @@ def rounded_normal(sigma):
 
 
 def sum_of(law, h):
-    """The law of a sum of h, by convolution of non-negative numbers: every entry to a few ulp, relative."""
+    """The law of a sum of h, by convolution of non-negative numbers: every entry to a few ulp,
+    relative.
+    """
     total = np.ones(1)
     for _ in range(h):
         total = np.convolve(total, law)
@@ -33,7 +37,9 @@ def sum_of(law, h):
 
 
 def hockey_stick(law, shift, epsilon):
-    """max over both orders of sum_x max(0, p(x) - e^epsilon p(x - shift)), any number of coordinates."""
+    """max over both orders of sum_x max(0, p(x) - e^epsilon p(x - shift)), any number of
+    coordinates.
+    """
     widths = [(abs(v), abs(v)) for v in shift]
     here = np.pad(law, widths)
     there = np.roll(here, shift, axis=tuple(range(law.ndim)))
@@ -131,7 +137,9 @@ def test_guarantee_sums_of_rounded_normals_are_within_their_variation(sigma, h):
 
 @pytest.mark.parametrize("h", [2, 5, 30])
 def test_guarantee_a_client_of_many_units_is_hidden_in_sums_on_a_grid_coarser_than_its_share(h):
-    """A move of few units, less than one for each honest client: delta that of real numbers, and the variation."""
+    """A move of few units, less than one for each honest client: delta that of real numbers, and
+    the variation.
+    """
     sigma, epsilon = 1.6, 0.5
     law = sum_of(rounded_normal(sigma), h)
     for shift in (1, 2, 7):

@@ -90,7 +90,8 @@ def test_large_and_sure_counts(draws):
 def test_integers_below_a_bound_are_uniform(draws, bound):
     value = draws.below(bound, (50_000,))
     assert 0 <= int(value.min()) and int(value.max()) < bound and not draws.below(1, (9,)).any()
-    # 3 2^61 of 2^63 integers: without drawing again the first third would be twice as likely as the others
+    # 3 2^61 of 2^63 integers: without drawing again the first third would be twice as likely as the
+    # others
     cell = (value.double() / bound * min(bound, 12)).long().clamp(max=min(bound, 12) - 1)
     assert stats.chisquare(cell.bincount(minlength=min(bound, 12))).pvalue > ALPHA
 

@@ -1,4 +1,6 @@
-"""The notebooks of the site: they parse, hold what they printed, and run again to the same kinds of output."""
+"""The notebooks of the site: they parse, hold what they printed, and run again to the same kinds of
+output.
+"""
 
 import importlib.util
 import json

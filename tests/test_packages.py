@@ -1,4 +1,6 @@
-"""What is published: one version everywhere, and a wheel and an sdist that work where nothing else is."""
+"""What is published: one version everywhere, and a wheel and an sdist that work where nothing else
+is.
+"""
 
 import importlib.util
 import re
@@ -31,7 +33,9 @@ def test_platforms_are_those_of_the_project():
 
 @pytest.mark.slow
 def test_the_checklist_of_a_release_is_kept(tmp_path):
-    """From a copy of what is tracked: sdist, the wheel from it, a new environment, the README's block, two extras."""
+    """From a copy of what is tracked: sdist, the wheel from it, a new environment, the README's
+    block, two extras.
+    """
     command = [
         sys.executable,
         "docs/publish.py",
@@ -62,7 +66,9 @@ def run():
 
 @pytest.fixture
 def commands(run, monkeypatch):
-    """The commands that run.py would start; `torch` says whether the new environment can import it."""
+    """The commands that run.py would start; `torch` says whether the new environment can
+    import it.
+    """
 
     class Commands(list):
         torch = True

@@ -1,4 +1,6 @@
-"""The map of the papers: every name of the package and every file that it gives is there, and no result is left out."""
+"""The map of the papers: every name of the package and every file that it gives is there, and no
+result is left out.
+"""
 
 import copy
 import csv
@@ -129,7 +131,9 @@ def stored(name, script):
     ],
 )
 def test_a_defect_of_ours_is_never_called_the_papers(name, script, table, column, value):
-    """Attacks above a certified delta, deltas above the target, gaps, wrong norms, errors and bounds: planted."""
+    """Attacks above a certified delta, deltas above the target, gaps, wrong norms, errors and
+    bounds: planted.
+    """
     part, tables = stored(name, script)
     wrong = copy.deepcopy(tables)
     for row in wrong[table]:

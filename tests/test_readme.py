@@ -1,4 +1,6 @@
-"""The blocks of the README and of docs/ run as a new user would run them, from an empty directory."""
+"""The blocks of the README and of docs/ run as a new user would run them, from an empty
+directory.
+"""
 
 import collections
 import contextlib

@@ -1,4 +1,6 @@
-"""Rounded normals: thresholds against 60 digits, draws against Python's integers, delta against the Gaussian's."""
+"""Rounded normals: thresholds against 60 digits, draws against Python's integers, delta against the
+Gaussian's.
+"""
 
 import functools
 import math
@@ -31,7 +33,9 @@ def thresholds(sigma, kind=rounded_normal):
 
 
 def drawn(sigma, numbers):
-    """What a curator adds for these 128-bit numbers W: words of the first bits, of the others, of the lowest 64."""
+    """What a curator adds for these 128-bit numbers W: words of the first bits, of the others, of
+    the lowest 64.
+    """
     bits = 16 if len(thresholds(sigma)[0]) <= rounded.MANY else 32
     noise = RoundedNormal(sigma)
     zero = torch.zeros(1, dtype=torch.int64)
@@ -69,7 +73,9 @@ def test_every_threshold_is_the_tail_to_the_nearest_unit(sigma):
 
 @pytest.mark.parametrize("sigma", [*SIGMAS, 200.0])
 def test_words_put_in_by_hand(sigma):
-    """The least and the largest words, and each threshold, whose first bits are equal, from below and above."""
+    """The least and the largest words, and each threshold, whose first bits are equal, from below
+    and above.
+    """
     every = thresholds(sigma)[0]
     numbers = [0, 1, WHOLE - 1, WHOLE - 2, WHOLE // 2, 2**64 - 1, 2**64]
     numbers += [
@@ -135,7 +141,9 @@ def integers(sigma, kind):
 
 
 def apart(fine, coarse, z):
-    """Total variation distance of round(s g) + z K from the rounded normal of their variances' sum."""
+    """Total variation distance of round(s g) + z K from the rounded normal of their variances'
+    sum.
+    """
     found = {}
     for k, many in integers(coarse, discrete_normal).items():
         for j, some in integers(fine, rounded_normal).items():
@@ -157,7 +165,9 @@ def apart(fine, coarse, z):
 
 
 def test_two_pieces_make_one_wide_normal():
-    """Against 60 digits at every value; and with a fine piece that is too narrow the bumps are seen."""
+    """Against 60 digits at every value; and with a fine piece that is too narrow the bumps are
+    seen.
+    """
     length = sum(
         len(integers(sigma, kind))
         for sigma, kind in ((6.75, rounded_normal), (11.0, discrete_normal))
@@ -247,7 +257,9 @@ def worst(law, sigma, shifts):
 
 @pytest.mark.parametrize("sigma", [0.5, 1.0, 4.0])
 def test_rounded_spends_no_more_than_the_gaussian(sigma):
-    """Delta at every epsilon, integer shifts along a line and in a plane; what is drawn, not what is wanted."""
+    """Delta at every epsilon, integer shifts along a line and in a plane; what is drawn, not what
+    is wanted.
+    """
     line = table_law(sigma, math.ceil(9 * sigma) + 8)
     assert worst(line, sigma, [(1,), (2,), (3,), (4,), (8,)]) < 1 + 1e-9
     one = table_law(sigma, math.ceil(8 * sigma) + 5)

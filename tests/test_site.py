@@ -1,4 +1,6 @@
-"""The site: it builds strictly, and every public name is on it, which is shown only where it has a docstring."""
+"""The site: it builds strictly, and every public name is on it, which is shown only where it has a
+docstring.
+"""
 
 import functools
 import importlib

@@ -1,4 +1,6 @@
-"""scikit-learn's faces of curators: its conventions hold, and what is released is as private as it says."""
+"""scikit-learn's faces of curators: its conventions hold, and what is released is as private as it
+says.
+"""
 
 import math
 
@@ -43,7 +45,9 @@ def test_scikit_learns_own_checks(estimator):
 def test_guarantee_a_replaced_row_moves_the_release_as_far_as_its_noise_is_made_for(
     estimator, one, other
 ):
-    """Under equal noise, in deviations of it: mu = 1/gaussian_sigma(epsilon, delta), which the worst pair attains."""
+    """Under equal noise, in deviations of it: mu = 1/gaussian_sigma(epsilon, delta), which the
+    worst pair attains.
+    """
 
     def released(row, label, times=1.0):
         X = np.vstack([np.zeros((6, 2)), np.array(row) * times])
@@ -111,7 +115,9 @@ def public(estimator):
 
 @pytest.mark.parametrize("estimator", ESTIMATORS, ids=str)
 def test_guarantee_what_is_not_released_is_the_same_for_neighbours(estimator):
-    """Data that differ in a row, and in its label where that is private, to one that no other row has."""
+    """Data that differ in a row, and in its label where that is private, to one that no other row
+    has.
+    """
     X = np.random.default_rng(0).uniform(-1, 1, (400, 2))
     y = np.arange(400) % 3
     other, labels = X.copy(), y.copy()

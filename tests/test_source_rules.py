@@ -1,7 +1,8 @@
-"""What no line of the library may be, held by reading its code: a run would see one case, this sees the next one.
+"""What no line of the library may be, held by reading its code: a run would see one case, this sees
+the next one.
 
-And the two kinds of randomness never meet: what users and curators send takes ``noise``; the law in simulation and
-public draws take ``generator``; samplers inside take ``draws``.
+And the two kinds of randomness never meet: what users and curators send takes ``noise``; the law in
+simulation and public draws take ``generator``; samplers inside take ``draws``.
 """
 
 import ast
@@ -63,7 +64,9 @@ def asserts(node: ast.AST) -> bool:
 
 
 def rounds_two_numbers(node: ast.AST) -> bool:
-    """torch.where of two Python numbers is float32, so that one that float32 does not hold is off by up to 6e-8."""
+    """torch.where of two Python numbers is float32, so that one that float32 does not hold is off
+    by up to 6e-8.
+    """
     named = (
         isinstance(node, ast.Call)
         and ast.unparse(node.func) == "torch.where"
@@ -74,7 +77,9 @@ def rounds_two_numbers(node: ast.AST) -> bool:
 
 
 def takes_the_default_type(node: ast.AST) -> bool:
-    """Python numbers become float32 in torch.tensor and its kin where no dtype is said: half the digits are lost."""
+    """Python numbers become float32 in torch.tensor and its kin where no dtype is said: half the
+    digits are lost.
+    """
     named = (
         isinstance(node, ast.Call)
         and isinstance(node.func, ast.Attribute)
@@ -88,7 +93,9 @@ def takes_the_default_type(node: ast.AST) -> bool:
 
 
 def number(node: ast.expr) -> float | None:
-    """The value of an expression of numbers; NaN where a name decides it; None where it may be a tensor."""
+    """The value of an expression of numbers; NaN where a name decides it; None where it may be a
+    tensor.
+    """
     match node:
         case ast.Constant(value=int() | float()):
             return float(node.value)
@@ -118,7 +125,9 @@ def prints(node: ast.AST) -> bool:
 
 
 def parses_loosely(node: ast.AST) -> bool:
-    """int and float read 1_75, and digits of every script, as options; ``text`` has ``integer`` and ``number``."""
+    """int and float read 1_75, and digits of every script, as options; ``text`` has ``integer`` and
+    ``number``.
+    """
     return (
         isinstance(node, ast.keyword)
         and node.arg == "type"
@@ -253,7 +262,9 @@ def test_one_type_for_one_purpose(room):
 
 @pytest.mark.parametrize("room", ROOMS, ids=lambda room: room.name)
 def test_simulated_users_stay_in_simulations(room):
-    """``SeededNoise.of(generator)`` stands where the law is sampled, never under a verb that sends."""
+    """``SeededNoise.of(generator)`` stands where the law is sampled, never under a verb that
+    sends.
+    """
     for path in room.rglob("*.py"):
         for function in functions(ast.parse(path.read_text())):
             if "SeededNoise.of(" in ast.unparse(function):

@@ -1,4 +1,6 @@
-"""What tests of training share: one small problem, its plans by the way of sampling, and what runs of them leave."""
+"""What tests of training share: one small problem, its plans by the way of sampling, and what runs
+of them leave.
+"""
 
 import functools
 import math
@@ -54,7 +56,9 @@ def gradient(run):
 
 
 def brute(net, loss, x, y, bound, groups=None):
-    """The clipped sum by plain autograd on one example after another. groups: bounds, and what is clipped together."""
+    """The clipped sum by plain autograd on one example after another. groups: bounds, and what is
+    clipped together.
+    """
     own = {name: p for name, p in net.named_parameters() if p.requires_grad}
     total = {name: torch.zeros(p.numel(), dtype=torch.float64) for name, p in own.items()}
     for i in range(len(y)):

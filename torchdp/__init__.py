@@ -12,7 +12,8 @@ The packages (each a module; loaded on first use, so ``import torchdp`` costs no
 - :mod:`torchdp.pairwise`: pairwise statistics under local differential privacy
 - :mod:`torchdp.collection`: messages that arrive in batches, in memory and on disk; groups compared
 - :mod:`torchdp.domains`: convex sets given by oracles, and the shape of the noise for each
-- :mod:`torchdp.mean`: unbiased means of any bounded domain, with the Gaussian noise of the best shape
+- :mod:`torchdp.mean`: unbiased means of any bounded domain, with the Gaussian noise of the best
+  shape
 - :mod:`torchdp.shuffle`: sums of bits in the shuffle model, and their exact accounting
 - :mod:`torchdp.density`: kernel density estimation in the shuffle model, and learning from it
 - :mod:`torchdp.sketching`: public sketches and noise that clients divide among them

@@ -1,7 +1,9 @@
-"""Numbers in batches: functions of tensors, of which one number is the batch of one, or a formula over floats.
+"""Numbers in batches: functions of tensors, of which one number is the batch of one, or a formula
+over floats.
 
-A formula that is often asked for one number is written over ``functions(x)``: torch's for a tensor, for a float those
-of ``math`` and ``scipy.special``, which take a hundredth of the time. There is one formula, and no branch in it.
+A formula that is often asked for one number is written over ``functions(x)``: torch's for a tensor,
+for a float those of ``math`` and ``scipy.special``, which take a hundredth of the time. There is
+one formula, and no branch in it.
 """
 
 import inspect
@@ -27,7 +29,9 @@ AT_ONCE = 2**16  # entries of a batch
 
 
 class Entrywise(Protocol):
-    """Takes numbers, or batches that broadcast; returns a float where all are numbers, else a float64 tensor."""
+    """Takes numbers, or batches that broadcast; returns a float where all are numbers, else a
+    float64 tensor.
+    """
 
     @overload
     def __call__(self, *values: float, **named: float) -> float: ...
@@ -39,14 +43,16 @@ class Entrywise(Protocol):
 def entrywise(
     at_once: int = AT_ONCE, /, *, of_floats: bool = False, **checked: Check
 ) -> Callable[[Callable[..., Tensor]], Entrywise]:
-    """Makes a function of float64 tensors (entries,), at most ``at_once``, one of numbers and batches that broadcast.
+    """Makes a function of float64 tensors (entries,), at most ``at_once``, one of numbers and
+    batches that broadcast.
 
-    The function answers each entry by itself, with NaN where there is no answer. Refusals name the index of the first
-    entry that is refused. What is made raises TypeError, ValueError.
+    The function answers each entry by itself, with NaN where there is no answer. Refusals name the
+    index of the first entry that is refused. What is made raises TypeError, ValueError.
 
     Args:
         at_once: entries.
-        of_floats: whether the function also takes floats and returns one, written over ``functions``.
+        of_floats: whether the function also takes floats and returns one, written over
+            ``functions``.
         checked: the function's arguments in order, and the check of one number.
     """
 
@@ -111,7 +117,9 @@ def entrywise(
 
 
 def each(check: Check, name: str, value: Any) -> Tensor:
-    """``value``, a number or a batch of them, as float64, each one checked. Raises TypeError, ValueError."""
+    """``value``, a number or a batch of them, as float64, each one checked. Raises TypeError,
+    ValueError.
+    """
     if not isinstance(value, MANY):
         return torch.tensor(check(name, value), dtype=torch.float64, device="cpu")
     try:
@@ -142,7 +150,9 @@ def chosen(condition: Tensor, yes: Callable[[], Tensor], no: Callable[[], Tensor
 
 
 def added(terms: Tensor) -> Tensor:
-    """The sum over the first dimension, halves added to halves: in one order, whatever the other dimensions are."""
+    """The sum over the first dimension, halves added to halves: in one order, whatever the other
+    dimensions are.
+    """
     while (half := terms.shape[0] // 2) > 0:
         pairs, odd = terms[:half] + terms[half : 2 * half], terms.shape[0] % 2
         terms = torch.cat([pairs, terms[-1:]]) if odd else pairs

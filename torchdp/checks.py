@@ -33,7 +33,9 @@ def non_negative(name: str, value: float) -> float:
 
 
 def squarable(name: str, value: float, power: int = 2) -> float:
-    """``value`` as a float whose power, the square, is one, and that of its inverse: a scale. Raises ValueError."""
+    """``value`` as a float whose power, the square, is one, and that of its inverse: a scale.
+    Raises ValueError.
+    """
     number, largest = positive(name, value), LARGEST ** (2 / power)
     if not 1 / largest <= number <= largest:
         raise ValueError(
@@ -88,7 +90,8 @@ def fits(
     Args:
         name: of the tensor, or of the argument that decides its size.
         sizes: of its dimensions.
-        most: numbers that it may hold; None: as many as the free memory has room for (``memory.numbers_that_fit``).
+        most: numbers that it may hold; None: as many as the free memory has room for
+            (``memory.numbers_that_fit``).
         copies: of its size that the call holds at the same time.
         remedy: what to do instead.
     """
@@ -103,9 +106,11 @@ def fits(
 def shaped(
     name: str, value: Tensor, *sizes: int | str | EllipsisType, note: str = "", empty: bool = False
 ) -> Tensor:
-    """``value``, if it has these sizes; after ``...``, if its last ones are these. Raises ValueError.
+    """``value``, if it has these sizes; after ``...``, if its last ones are these. Raises
+    ValueError.
 
-    A word stands for a size, one and the same wherever it is, of at least 1 unless ``empty``. note: on the message.
+    A word stands for a size, one and the same wherever it is, of at least 1 unless ``empty``. note:
+    on the message.
     """
     known: dict[str, int] = {}
     last, found = [size for size in sizes if size is not ...], tuple(value.shape)
@@ -138,7 +143,9 @@ def _named(kind: type | tuple[type, ...]) -> str:
 
 
 def several(name: str, value: object, kind: type[T]) -> list[T]:
-    """``value``, a sequence of at least one object of this type, as a list. Raises TypeError, ValueError."""
+    """``value``, a sequence of at least one object of this type, as a list. Raises TypeError,
+    ValueError.
+    """
     found = each_of(name, value, kind)
     if not found:
         raise ValueError(f"{name} must hold at least one {kind.__name__}")
@@ -170,7 +177,9 @@ def function(name: str, value: object) -> Callable[..., Any]:
 
 @contextmanager
 def needing(what: str, *packages: str) -> Iterator[None]:
-    """Imports inside that fail are said of ``what``, with these distributions as the remedy. Raises ImportError."""
+    """Imports inside that fail are said of ``what``, with these distributions as the remedy. Raises
+    ImportError.
+    """
     try:
         yield
     except ImportError as error:
@@ -220,7 +229,9 @@ def matrix(name: str, value: Tensor, most: float = math.inf) -> Tensor:
 
 
 def as_tensor(name: str, value: Any) -> Tensor:
-    """A tensor itself; an array, a list or a table of numbers as a tensor of its own. Raises TypeError."""
+    """A tensor itself; an array, a list or a table of numbers as a tensor of its own. Raises
+    TypeError.
+    """
     if isinstance(value, Tensor):
         return value
     try:
@@ -232,7 +243,9 @@ def as_tensor(name: str, value: Any) -> Tensor:
 
 
 def one_matrix(name: str, value: Tensor) -> Tensor:
-    """``value`` as one finite matrix (m, n) of float64, without its history. Raises TypeError, ValueError."""
+    """``value`` as one finite matrix (m, n) of float64, without its history. Raises TypeError,
+    ValueError.
+    """
     value = matrix(name, value)
     if value.ndim != 2:
         raise ValueError(f"{name} must be one matrix, not of shape {tuple(value.shape)}")
@@ -240,7 +253,8 @@ def one_matrix(name: str, value: Tensor) -> Tensor:
 
 
 def floating(name: str, value: Tensor, most: float = math.inf) -> Tensor:
-    """``value`` as a finite real floating tensor (integers become float64). Raises TypeError, ValueError.
+    """``value`` as a finite real floating tensor (integers become float64). Raises TypeError,
+    ValueError.
 
     most: of the entries in size; squares of larger ones than ``LARGEST`` may be no floats.
     """
@@ -256,7 +270,9 @@ def read(*numbers: Tensor) -> list[float]:
 
 
 def ends(*values: Tensor) -> list[tuple[float, float]]:
-    """(least, largest) entry of each real tensor, as floats, NaN where one is; (0, 0) of an empty one. One ``read``."""
+    """(least, largest) entry of each real tensor, as floats, NaN where one is; (0, 0) of an empty
+    one. One ``read``.
+    """
     held = [value.detach() for value in values if value.numel()]
     numbers = read(*(end for value in held for end in value.aminmax()))
     pairs = zip(numbers[::2], numbers[1::2], strict=True)
@@ -264,7 +280,9 @@ def ends(*values: Tensor) -> list[tuple[float, float]]:
 
 
 def finite(**values: Tensor) -> list[tuple[float, float]]:
-    """``ends`` of these real tensors, by their names. Raises ValueError where an entry is not finite."""
+    """``ends`` of these real tensors, by their names. Raises ValueError where an entry is not
+    finite.
+    """
     found = ends(*values.values())
     for name, (low, high) in zip(values, found, strict=True):
         if not (math.isfinite(low) and math.isfinite(high)):
@@ -273,7 +291,9 @@ def finite(**values: Tensor) -> list[tuple[float, float]]:
 
 
 def real(name: str, value: Tensor) -> Tensor:
-    """``value`` as a real floating tensor (integers become float64), its entries unread. Raises TypeError."""
+    """``value`` as a real floating tensor (integers become float64), its entries unread. Raises
+    TypeError.
+    """
     value = dense(name, value)
     if value.is_complex():
         raise TypeError(f"{name} must be real, not {value.dtype}")
@@ -281,7 +301,9 @@ def real(name: str, value: Tensor) -> Tensor:
 
 
 def precise(name: str, value: Tensor) -> Tensor:
-    """``real``, if users' numbers are float32 or float64: fewer digits move them over a bound. Raises TypeError."""
+    """``real``, if users' numbers are float32 or float64: fewer digits move them over a bound.
+    Raises TypeError.
+    """
     value = real(name, value)
     if value.dtype not in (torch.float32, torch.float64):
         raise TypeError(f"{name} must be float32 or float64, not {value.dtype}; call .float()")
@@ -289,7 +311,9 @@ def precise(name: str, value: Tensor) -> Tensor:
 
 
 def typed(name: str, value: object, *dtypes: torch.dtype, note: str = "") -> Tensor:
-    """``value``, if it is a dense tensor of one of these types. note: on the message. Raises TypeError."""
+    """``value``, if it is a dense tensor of one of these types. note: on the message. Raises
+    TypeError.
+    """
     if not isinstance(value, Tensor) or value.dtype not in dtypes:
         kinds = " or ".join(str(dtype).removeprefix("torch.") for dtype in dtypes)
         found = value.dtype if isinstance(value, Tensor) else type(value).__name__
@@ -298,13 +322,17 @@ def typed(name: str, value: object, *dtypes: torch.dtype, note: str = "") -> Ten
 
 
 def validated(made: object, *names: str) -> None:
-    """Computes these properties of an object, such as "a" or "a.b", so that what they refuse is refused here."""
+    """Computes these properties of an object, such as "a" or "a.b", so that what they refuse is
+    refused here.
+    """
     for name in names:
         operator.attrgetter(name)(made)
 
 
 def own(made: Any) -> None:
-    """A frozen dataclass's tensors become copies: whoever gave them may change theirs, and moves no guarantee."""
+    """A frozen dataclass's tensors become copies: whoever gave them may change theirs, and moves no
+    guarantee.
+    """
     for field in dataclasses.fields(made):
         value = getattr(made, field.name, None)
         if isinstance(value, Tensor):
@@ -315,13 +343,17 @@ def own(made: Any) -> None:
 
 
 def keep(made: Any, **checked: Callable[[str, Any], Any]) -> None:
-    """Each field named of a frozen dataclass becomes what its check, called with the name and the value, returns."""
+    """Each field named of a frozen dataclass becomes what its check, called with the name and the
+    value, returns.
+    """
     for name, check in checked.items():
         object.__setattr__(made, name, check(name, getattr(made, name)))
 
 
 def dense(name: str, value: Tensor) -> Tensor:
-    """``value``, if it is a strided tensor with data, of a type that torch computes with. Raises TypeError."""
+    """``value``, if it is a strided tensor with data, of a type that torch computes with. Raises
+    TypeError.
+    """
     value = instance(name, value, Tensor)
     if value.layout != torch.strided or value.device.type == "meta" or value.is_nested:
         raise TypeError(
@@ -340,7 +372,9 @@ def indices(name: str, value: Tensor, k: int) -> Tensor:
 
 
 def types(name: str, value: Tensor, k: int, widen: bool = True) -> Tensor:
-    """``value``, (n,) types below k, n >= 1; int64, or of any width. Raises TypeError, ValueError."""
+    """``value``, (n,) types below k, n >= 1; int64, or of any width. Raises TypeError,
+    ValueError.
+    """
     value = indices(name, value, k) if widen else whole_below(name, value, k)
     return shaped(name, value, "n", note=" with n >= 1, one type for each user")
 
@@ -371,7 +405,9 @@ def integers(name: str, value: Tensor) -> Tensor:
 
 
 def counts(name: str, value: Tensor, k: int, most: int = MOST, fewest: int = 0) -> Tensor:
-    """``value`` as int64 counts (*batch, k), each >= 0, of fewest to most users. Raises TypeError, ValueError."""
+    """``value`` as int64 counts (*batch, k), each >= 0, of fewest to most users. Raises TypeError,
+    ValueError.
+    """
     value = shaped(name, dense(name, value), ..., k, note=", one count for each type")
     if value.is_complex() or value.dtype == torch.bool:
         raise TypeError(f"{name} must hold whole numbers, not {value.dtype}")
@@ -401,7 +437,9 @@ def counts(name: str, value: Tensor, k: int, most: int = MOST, fewest: int = 0) 
 
 
 def people(name: str, value: int | Tensor, least: int, most: int = MOST) -> int | Tensor:
-    """``value``, a number of users, or (*batch) int64 of them, each in [least, most]. Raises ValueError."""
+    """``value``, a number of users, or (*batch) int64 of them, each in [least, most]. Raises
+    ValueError.
+    """
     if not isinstance(value, Tensor) or not value.ndim:
         return integer(name, value, least, most)
     wrong = (integers(name, value) < least) | (value > most)
@@ -412,12 +450,15 @@ def people(name: str, value: int | Tensor, least: int, most: int = MOST) -> int 
 
 
 def at(wrong: Tensor) -> str:
-    """Where a batch is wrong, by its mask (*batch): " at batch index (i, j)" of the first; "" of no batch."""
+    """Where a batch is wrong, by its mask (*batch): " at batch index (i, j)" of the first; "" of no
+    batch.
+    """
     return f" at batch index {tuple(wrong.nonzero()[0].tolist())}" if wrong.ndim else ""
 
 
 def users(name: str, value: Tensor, k: int, most: float = MOST) -> Tensor:
-    """``value`` as numbers of users (*batch, k) in [0, most], float64, not all 0; real numbers will do.
+    """``value`` as numbers of users (*batch, k) in [0, most], float64, not all 0; real numbers will
+    do.
 
     Raises TypeError, ValueError.
     """
@@ -434,7 +475,9 @@ def users(name: str, value: Tensor, k: int, most: float = MOST) -> Tensor:
 
 
 def shares(name: str, value: Tensor, k: int, positive: bool = False) -> Tensor:
-    """``value`` (k,), no negative entry (or no zero), scaled to sum 1, float64. Raises TypeError, ValueError."""
+    """``value`` (k,), no negative entry (or no zero), scaled to sum 1, float64. Raises TypeError,
+    ValueError.
+    """
     value = real(name, value).double()
     ((low, high),) = finite(**{name: value})
     if value.shape != (k,) or low < 0 or not high or (positive and not low):

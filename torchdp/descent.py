@@ -1,4 +1,6 @@
-"""Descent without ``torch.optim``: the first optimizer of a process loads torch's compiler, which takes seconds."""
+"""Descent without ``torch.optim``: the first optimizer of a process loads torch's compiler, which
+takes seconds.
+"""
 
 import math
 from collections.abc import Callable, Iterable, Sequence
@@ -15,7 +17,8 @@ CURVED, TINY = 1e-12, 1e-300  # cosine of a move and a change of the gradient th
 class Adam:
     """Steps of Adam on tensors that require gradients, as ``torch.optim.Adam`` takes them.
 
-    m <- b1 m + (1 - b1) g, v <- b2 v + (1 - b2) g^2; x <- x - rate m / (1 - b1^t) / (sqrt(v / (1 - b2^t)) + 1e-8).
+    m <- b1 m + (1 - b1) g, v <- b2 v + (1 - b2) g^2; x <- x - rate m / (1 - b1^t) /
+    (sqrt(v / (1 - b2^t)) + 1e-8).
     Source: Kingma, Ba (2015), Algorithm 1.
     """
 
@@ -43,8 +46,9 @@ class Adam:
 class LBFGS:
     """Steps of L-BFGS on a batch of problems, each with a curvature and a step length of its own.
 
-    loss: (b, d) points to (b,) values, each of its own point. x: (b, d), where it starts. After :meth:`renew` the loss
-    may be another, close to the last: what is known of the curvature is kept.
+    loss: (b, d) points to (b,) values, each of its own point. x: (b, d), where it starts. After
+    :meth:`renew` the loss may be another, close to the last: what is known of the curvature is
+    kept.
     Source: Nocedal (1980); a step that does not fall as Armijo asks is cut to a parabola's least.
     """
 
@@ -61,7 +65,9 @@ class LBFGS:
         self.value, self.gradient = self._look(self.x)
 
     def step(self) -> Tensor:
-        """One trial of each problem: by how much its value fell, (b,), infinity where a shorter step is due."""
+        """One trial of each problem: by how much its value fell, (b,), infinity where a shorter
+        step is due.
+        """
         self.count += 1
         way = self._direction()
         slope = (way * self.gradient).sum(-1)
@@ -119,9 +125,11 @@ def quasi_newton(
     bounds: Sequence[tuple[float | None, float | None]] | None = None,
     stop: float = 1e-9,
 ) -> np.ndarray:
-    """x after at most ``most`` evaluations of a smooth function of a float64 tensor, by L-BFGS within ``bounds``.
+    """x after at most ``most`` evaluations of a smooth function of a float64 tensor, by L-BFGS
+    within ``bounds``.
 
-    stop: relative fall of the value below which it ends. Source: Byrd, Lu, Nocedal, Zhu (1995), by scipy.
+    stop: relative fall of the value below which it ends. Source: Byrd, Lu, Nocedal, Zhu (1995), by
+    scipy.
     """
     from scipy.optimize import minimize  # half a second to load
 

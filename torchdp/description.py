@@ -1,4 +1,6 @@
-"""A value written down as plain data: made again from it to the bit, and compared with another up to rounding."""
+"""A value written down as plain data: made again from it to the bit, and compared with another up
+to rounding.
+"""
 
 import ast
 import base64
@@ -21,10 +23,12 @@ ROUNDING = 1e-6  # of a tensor's largest entry: what other hardware may change, 
 
 
 def described(value: object, classes: dict[str, type] | None = None, name: str = "protocol") -> Any:
-    """A value of JSON that holds a frozen dataclass: its class and the fields it is made from, tensors bit by bit.
+    """A value of JSON that holds a frozen dataclass: its class and the fields it is made from,
+    tensors bit by bit.
 
     classes: takes down the classes that occur, by their names.
-    Raises TypeError for a field that is no tensor, number, text, Enum, class, None, tuple or dataclass of those.
+    Raises TypeError for a field that is no tensor, number, text, Enum, class, None, tuple or
+    dataclass of those.
     """
     classes = {} if classes is None else classes
 
@@ -70,10 +74,11 @@ def made(
         device: of the tensors.
         rooms: packages whose classes may be made.
 
-    A class is made only where the path written is its own module and name, so that no class of another package is
-    reached through a module that imports it, and where ``root``, or the annotation of the field that is to hold it,
-    admits it. Of modules that are not loaded yet only those of torchdp that define the class are imported. Raises
-    ValueError for any other class, before it is made.
+    A class is made only where the path written is its own module and name, so that no class of
+    another package is reached through a module that imports it, and where ``root``, or the
+    annotation of the field that is to hold it, admits it. Of modules that are not loaded yet only
+    those of torchdp that define the class are imported. Raises ValueError for any other class,
+    before it is made.
     """
     given = {} if classes is None else classes
     if isinstance(tree, list):
@@ -178,7 +183,9 @@ def _admits(annotation: Any, kind: type) -> bool:
 
 
 def _annotations(kind: type, known: bool) -> dict[str, Any]:
-    """Of each field. known: the class is of whoever calls, who may write what only a type checker resolves."""
+    """Of each field. known: the class is of whoever calls, who may write what only a type checker
+    resolves.
+    """
     try:
         return get_type_hints(kind)
     except NameError:
@@ -202,7 +209,9 @@ def _element(annotation: Any, at: int) -> Any:
 
 
 def _class(full: str, classes: Mapping[str, type], rooms: tuple[str, ...]) -> Any:
-    """The class that a module of these rooms defines under this name, looked up where nothing can be computed."""
+    """The class that a module of these rooms defines under this name, looked up where nothing can
+    be computed.
+    """
     if full in classes:
         return classes[full]
     module, _, name = full.partition(":")

@@ -1,8 +1,10 @@
-"""Discrete Laplace noise in equal shares, on grids of any fineness: integers, decided without error.
+"""Discrete Laplace noise in equal shares, on grids of any fineness: integers, decided without
+error.
 
-P(Z = z) in proportion to a^|z|, a = e^-rate, is the distribution of the sum of h shares NB(1/h, a) - NB(1/h, a). A
-share is the sum of Poisson(-(2/h) log(1 - a)) clusters, each with a random sign and a size k, P(k) in proportion to
-a^k/k, k >= 1: of many clients few have any, and only these are drawn.
+P(Z = z) in proportion to a^|z|, a = e^-rate, is the distribution of the sum of h shares
+NB(1/h, a) - NB(1/h, a). A share is the sum of Poisson(-(2/h) log(1 - a)) clusters, each with a
+random sign and a size k, P(k) in proportion to a^k/k, k >= 1: of many clients few have any, and
+only these are drawn.
 
 Source: Quenouille (1949) for the clusters; Goryczka, Xiong (2017) for the shares.
 """
@@ -32,7 +34,9 @@ def variance(rate: float) -> float:
 
 
 def fourth_cumulant(rate: float) -> float:
-    """v + 3 v^2 = 2 a (1 + 4 a + a^2)/(1 - a)^4, v the variance, of the whole: twice that of a geometric variable."""
+    """v + 3 v^2 = 2 a (1 + 4 a + a^2)/(1 - a)^4, v the variance, of the whole: twice that of a
+    geometric variable.
+    """
     v = variance(rate)
     return v + 3 * v**2
 
@@ -44,15 +48,18 @@ def mean_clusters(share: float, rate: float) -> float:
 
 
 def variation(speakers: int, clusters: float) -> float:
-    """Above the total variation distance of so many clusters, drawn in at most so many calls, from its distribution."""
+    """Above the total variation distance of so many clusters, drawn in at most so many calls, from
+    its distribution.
+    """
     return (speakers + clusters / MOST_MEAN) * OF_A_TABLE + clusters * OF_A_SIZE
 
 
 def tail(shares: Tensor, rate: float, exponent: float) -> Tensor:
     """T with P(|Z| >= T) <= 2 e^-exponent for so many wholes Z together: like ``shares``, float64.
 
-    (exponent - shares log(1 - t^2))/(t rate), the least over some t in (0, 1): Chernoff's bound, with
-    E e^(t rate Z) <= (1 - t^2)^-shares, because (cosh x - cosh t x)/(cosh x - 1) >= 1 - t^2, term by term.
+    (exponent - shares log(1 - t^2))/(t rate), the least over some t in (0, 1): Chernoff's bound,
+    with E e^(t rate Z) <= (1 - t^2)^-shares, because (cosh x - cosh t x)/(cosh x - 1) >= 1 - t^2,
+    term by term.
     """
     t = torch.linspace(0.02, 0.99, 98, dtype=torch.float64, device=shares.device)
     return ((exponent - shares.double()[..., None] * torch.log1p(-t * t)) / t).amin(-1) / rate
@@ -61,7 +68,8 @@ def tail(shares: Tensor, rate: float, exponent: float) -> Tensor:
 def add_shares(cells: Tensor, share: float, rate: float, draws: Draws) -> Tensor:
     """Add ``share`` of a whole to each of the cells (size,), int64, in place.
 
-    Guarantees: each whole is within ``variation`` of its distribution, for uniform words, on every device.
+    Guarantees: each whole is within ``variation`` of its distribution, for uniform words, on every
+    device.
     """
     mean = len(cells) * mean_clusters(share, rate)
     if mean == 0:

@@ -1,8 +1,9 @@
-"""Independent draws, whatever they are made from: uniform words, and the distributions that come from them.
+"""Independent draws, whatever they are made from: uniform words, and the distributions that come
+from them.
 
-A sampler sees a :class:`Draws` and asks for words, uniforms, normals or counts. What stands behind is decided by type:
-:class:`Simulated` is a ``torch.Generator`` (simulations, public features); ``torchdp.noise`` has the cipher that hides
-users.
+A sampler sees a :class:`Draws` and asks for words, uniforms, normals or counts. What stands behind
+is decided by type: :class:`Simulated` is a ``torch.Generator`` (simulations, public features);
+``torchdp.noise`` has the cipher that hides users.
 """
 
 import math
@@ -33,7 +34,9 @@ class Draws(ABC):
 
     @abstractmethod
     def kernel_key(self) -> int | None:
-        """64 bits that key the Philox counter of a fused kernel; None where only a cipher may speak."""
+        """64 bits that key the Philox counter of a fused kernel; None where only a cipher may
+        speak.
+        """
 
     @property
     def _at_once(self) -> int:
@@ -42,7 +45,9 @@ class Draws(ABC):
 
     @property
     def _arrivals_at_once(self) -> int:
-        """Drawn before the host asks who needs more: on a GPU a question costs more than a few words."""
+        """Drawn before the host asks who needs more: on a GPU a question costs more than a few
+        words.
+        """
         return 1 if self.device.type == "cpu" else 8
 
     def words(self, shape: tuple[int, ...]) -> Tensor:
@@ -56,7 +61,9 @@ class Draws(ABC):
         return self.words(shape).bitwise_and_(MOST)
 
     def below(self, bound: int, shape: tuple[int, ...]) -> Tensor:
-        """int64, uniform on [0, bound), 1 <= bound < 2^63: integers past the last whole multiple are drawn again."""
+        """int64, uniform on [0, bound), 1 <= bound < 2^63: integers past the last whole multiple
+        are drawn again.
+        """
         last = 2**63 // bound * bound
         value = self.integers(shape).flatten()
         where = (value >= last).nonzero()[:, 0] if last < 2**63 else value[:0]
@@ -67,7 +74,9 @@ class Draws(ABC):
         return value.remainder_(bound).view(shape)
 
     def permutation(self, size: int) -> Tensor:
-        """A random order of 0, ..., size - 1: int64; uniform but where two of ``size`` words tie (size^2 2^-65)."""
+        """A random order of 0, ..., size - 1: int64; uniform but where two of ``size`` words tie
+        (size^2 2^-65).
+        """
         return self.words((size,)).argsort()
 
     def uniform(self, shape: tuple[int, ...]) -> Tensor:
@@ -91,7 +100,8 @@ class Draws(ABC):
     def normal(self, shape: tuple[int, ...], dtype: torch.dtype = torch.float64) -> Tensor:
         """Standard normals, made in float64 and then rounded to ``dtype``; in size up to 13.2.
 
-        (r cos a, r sin a) with r = sqrt(-2 log U), U to 126 bits where it is small, and the angle a to 64 bits.
+        (r cos a, r sin a) with r = sqrt(-2 log U), U to 126 bits where it is small, and the angle a
+        to 64 bits.
         Source: Box, Muller (1958).
         """
         count = math.prod(shape)
@@ -126,8 +136,9 @@ class Draws(ABC):
     def gamma(self, shape: Tensor) -> Tensor:
         """Gamma(shape, 1), float64, for shape >= 0, a tensor.
 
-        d v, v = (1 + c z)^3, d = shape - 1/3, c = 1/sqrt(9 d), z normal, is kept where log u < z^2/2 + d(1-v+log v);
-        Gamma(a) = Gamma(a + 1) e^(-E/a) below 1. Source: Marsaglia, Tsang (2000).
+        d v, v = (1 + c z)^3, d = shape - 1/3, c = 1/sqrt(9 d), z normal, is kept where log u <
+        z^2/2 + d(1-v+log v); Gamma(a) = Gamma(a + 1) e^(-E/a) below 1. Source: Marsaglia, Tsang
+        (2000).
         """
         want = shape.double().flatten()
         d = torch.where(want < 1, want + 1, want) - 1 / 3
@@ -147,8 +158,8 @@ class Draws(ABC):
     def binomial(self, counts: Tensor, probability: Tensor | float) -> Tensor:
         """Binomial(counts, probability), int64; the two broadcast.
 
-        The a-th of n uniforms in order is Beta(a, n + 1 - a): it tells how many lie on one side of the probability,
-        and leaves about half of them. Source: Relles (1972).
+        The a-th of n uniforms in order is Beta(a, n + 1 - a): it tells how many lie on one side of
+        the probability, and leaves about half of them. Source: Relles (1972).
         """
         chance = torch.as_tensor(probability, dtype=torch.float64, device=counts.device)
         counts, chance = torch.broadcast_tensors(counts.to(torch.int64), chance)
@@ -178,9 +189,10 @@ class Draws(ABC):
     def poisson(self, rate: Tensor) -> Tensor:
         """Poisson(rate), int64, for rates up to 1e14.
 
-        The m-th arrival of a unit-rate process comes at time T ~ Gamma(m). If T <= rate, m points and those of the
-        rest, Poisson(rate - T), lie before ``rate``; else the other m - 1 arrivals are uniform on (0, T) and
-        Binomial(m - 1, rate/T) of them do. With m = 7/8 rate the second case is rare, and each round leaves an eighth.
+        The m-th arrival of a unit-rate process comes at time T ~ Gamma(m). If T <= rate, m points
+        and those of the rest, Poisson(rate - T), lie before ``rate``; else the other m - 1 arrivals
+        are uniform on (0, T) and Binomial(m - 1, rate/T) of them do. With m = 7/8 rate the second
+        case is rare, and each round leaves an eighth.
         Source: Ahrens, Dieter (1974).
         """
         left = rate.double().flatten().clone()
@@ -219,10 +231,11 @@ class Draws(ABC):
 
 
 class Simulated(Draws):
-    """A ``torch.Generator`` as :class:`Draws`: for ``sample_`` and for what is public, never for private noise.
+    """A ``torch.Generator`` as :class:`Draws`: for ``sample_`` and for what is public, never for
+    private noise.
 
-    Counts are torch's own. Raises TypeError for anything but a generator, ValueError where it is on another device
-    than ``device``.
+    Counts are torch's own. Raises TypeError for anything but a generator, ValueError where it is on
+    another device than ``device``.
     """
 
     def __init__(self, generator: torch.Generator, device: torch.device | None = None) -> None:

@@ -1,4 +1,6 @@
-"""How much is held in memory at a time, whatever the number of users or points, and how much is free."""
+"""How much is held in memory at a time, whatever the number of users or points, and how much is
+free.
+"""
 
 import os
 from pathlib import Path
@@ -16,12 +18,16 @@ def rows_at_once(width: int) -> int:
 
 
 def numbers_that_fit(copies: int = 1) -> int:
-    """The most float64 numbers of a tensor, of which a call holds so many copies, that the free memory has room for."""
+    """The most float64 numbers of a tensor, of which a call holds so many copies, that the free
+    memory has room for.
+    """
     return int(SHARE * free_bytes() / (NUMBER * copies))
 
 
 def free_bytes() -> int:
-    """Bytes that this process may still ask for: of the machine, and below a limit of its own (``ulimit -v``)."""
+    """Bytes that this process may still ask for: of the machine, and below a limit of its own
+    (``ulimit -v``).
+    """
     free = UNKNOWN
     try:
         lines = Path("/proc/meminfo").read_text().splitlines()

@@ -1,7 +1,9 @@
-"""Where the noise of users and curators comes from: a cipher keyed by the system, or a seed in its place for tests.
+"""Where the noise of users and curators comes from: a cipher keyed by the system, or a seed in its
+place for tests.
 
-Public draws (features, sketches, matrices) and ``sample_`` take a ``torch.Generator``; private noise takes a
-:class:`Noise`. The two are different types, so no stream can be both published and used for privacy.
+Public draws (features, sketches, matrices) and ``sample_`` take a ``torch.Generator``; private
+noise takes a :class:`Noise`. The two are different types, so no stream can be both published and
+used for privacy.
 """
 
 import hashlib
@@ -29,18 +31,23 @@ if hasattr(os, "register_at_fork"):
 
 
 def process() -> tuple[int, int]:
-    """What tells this process from its parent and its children: a stream that two of them read is read twice."""
+    """What tells this process from its parent and its children: a stream that two of them read is
+    read twice.
+    """
     return os.getpid(), _forks
 
 
 class Noise(Draws):
-    """ChaCha20 under 256 bits of the operating system's: it cannot be repeated, and no two threads share a word.
+    """ChaCha20 under 256 bits of the operating system's: it cannot be repeated, and no two threads
+    share a word.
 
-    Each thread has its own key, drawn at its first use; so has a forked child. A key makes 2^26 words, or those of one
-    larger call, and is forgotten. A copy or a pickle would repeat its words: both raise TypeError. On a GPU the words
-    are the cipher's too; fused kernels, which draw from Philox, are for :class:`SeededNoise`.
+    Each thread has its own key, drawn at its first use; so has a forked child. A key makes 2^26
+    words, or those of one larger call, and is forgotten. A copy or a pickle would repeat its words:
+    both raise TypeError. On a GPU the words are the cipher's too; fused kernels, which draw from
+    Philox, are for :class:`SeededNoise`.
 
-    Guarantees: uniform, independent words to anybody who can not tell ChaCha20 or the system's generator from random.
+    Guarantees: uniform, independent words to anybody who can not tell ChaCha20 or the system's
+    generator from random.
     Source: Bernstein (2008), ChaCha, a variant of Salsa20; Nir, Langley (2018), RFC 8439.
     """
 
@@ -65,10 +72,11 @@ class Noise(Draws):
 
 
 class SeededNoise(Noise):
-    """The same distribution from a seed, so that a test or a simulation can be repeated. It gives no privacy.
+    """The same distribution from a seed, so that a test or a simulation can be repeated. It gives
+    no privacy.
 
-    seed: any integer, all of which counts. Threads share one stream under a lock; in a forked child it raises
-    RuntimeError, since it would repeat its parent's words.
+    seed: any integer, all of which counts. Threads share one stream under a lock; in a forked child
+    it raises RuntimeError, since it would repeat its parent's words.
     """
 
     def __init__(self, seed: int, device: torch.device | str | None = None) -> None:
@@ -82,7 +90,9 @@ class SeededNoise(Noise):
 
     @staticmethod
     def of(generator: torch.Generator) -> "SeededNoise":
-        """A seed of 256 bits from a generator, on its device: users' messages inside a simulation."""
+        """A seed of 256 bits from a generator, on its device: users' messages inside a
+        simulation.
+        """
         draws = Simulated(generator)
         words = draws.words((4,)).cpu().numpy().tobytes()
         return SeededNoise(int.from_bytes(words, "little"), draws.device)
@@ -100,7 +110,8 @@ class SeededNoise(Noise):
 
 
 def source(noise: Noise | None, device: torch.device | str | None = None) -> Noise:
-    """``noise``, or for None the system's under a new key, on ``device``. Raises TypeError, ValueError.
+    """``noise``, or for None the system's under a new key, on ``device``. Raises TypeError,
+    ValueError.
 
     device: None where the words are read by the host: any.
     """

@@ -1,8 +1,9 @@
 """Generators filled with as much randomness as they hold.
 
-``torch.Generator().manual_seed(seed)`` on a CPU keeps only the low 32 bits of the seed: among 10^5 generators
-some pair is likely to draw the same numbers, and noise that was drawn for real data could be found by trying all
-seeds. Here the whole state of the Mersenne Twister (19937 bits) is filled; on a GPU the seed has 64 bits.
+``torch.Generator().manual_seed(seed)`` on a CPU keeps only the low 32 bits of the seed: among 10^5
+generators some pair is likely to draw the same numbers, and noise that was drawn for real data
+could be found by trying all seeds. Here the whole state of the Mersenne Twister (19937 bits) is
+filled; on a GPU the seed has 64 bits.
 """
 
 import hashlib
@@ -10,12 +11,14 @@ import sys
 
 import torch
 
-# torch's CPU state: a header of 24 bytes, 624 words of 32 bits stored in 64, then what is left of the last normal.
+# torch's CPU state: a header of 24 bytes, 624 words of 32 bits stored in 64, then what is left of
+# the last normal.
 _HEADER, _WORDS, _SIZE = 24, 624, 5056
 
 
 def keyed_generator(key: bytes, device: torch.device | str | None = None) -> torch.Generator:
-    """A generator whose stream is a function of ``key`` (by SHAKE-256) and of the kind of device alone.
+    """A generator whose stream is a function of ``key`` (by SHAKE-256) and of the kind of device
+    alone.
 
     device: for None torch's default, which a script's ``--device`` sets.
     """

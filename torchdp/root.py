@@ -1,4 +1,6 @@
-"""One safeguarded root for every calibration: of a number, or of each entry of a tensor; it ends on the safe side."""
+"""One safeguarded root for every calibration: of a number, or of each entry of a tensor; it ends on
+the safe side.
+"""
 
 import math
 from collections.abc import Callable
@@ -27,13 +29,16 @@ def root(
     grow: tuple[bool, bool] = (True, True),
     longest: float = math.inf,
 ) -> Number:
-    """The least x, to ``tolerance``, with excess(x) <= 0, where excess falls through 0; each entry by itself.
+    """The least x, to ``tolerance``, with excess(x) <= 0, where excess falls through 0; each entry
+    by itself.
 
-    *Method.* An end that does not enclose the root moves out, each step 1.5 to 4 times as long as the last, as the
-    secant says; what was one end becomes the other. From there on f(low) > 0 >= f(high) as evaluated: each step of
-    Chandrupatla's method replaces the end of its own sign. It stays half the tolerance away from both ends, so that
-    both come in; where rounding hides the root, each time four times as far. The answer is the end that is safe. So no
-    monotonicity is used for safety, only for the word "least", and whoever evaluates to r subtracts r from its target.
+    *Method.* An end that does not enclose the root moves out, each step 1.5 to 4 times as long as
+    the last, as the secant says; what was one end becomes the other. From there on f(low) > 0 >=
+    f(high) as evaluated: each step of Chandrupatla's method replaces the end of its own sign. It
+    stays half the tolerance away from both ends, so that both come in; where rounding hides the
+    root, each time four times as far. The answer is the end that is safe. So no monotonicity is
+    used for safety, only for the word "least", and whoever evaluates to r subtracts r from its
+    target.
 
     Args:
         excess: elementwise, float64, or of one float; a NaN of it counts as unsafe.
@@ -43,7 +48,8 @@ def root(
         grow: whether the lower end may move, and the upper one.
         longest: of the steps by which they move.
 
-    Guarantees: excess(x) <= 0 as evaluated; some x' >= x - max(tolerance, 4 ulp) below it has excess(x') > 0. Where
+    Guarantees: excess(x) <= 0 as evaluated; some x' >= x - max(tolerance, 4 ulp) below it has
+    excess(x') > 0. Where
         ``low`` is safe and must not move: low itself. NaN where no safe point was found.
     Source: Chandrupatla (1997), hybrid of bisection and inverse quadratic interpolation.
     """
@@ -75,7 +81,8 @@ def least(
 ) -> float:
     """The least x >= floor with found(x) <= target, which falls with x > 0: ``root`` in logarithms.
 
-    low, high: a guess of the bracket. tolerance: relative. The rest as of ``root``. NaN where there is none.
+    low, high: a guess of the bracket. tolerance: relative. The rest as of ``root``. NaN where there
+    is none.
     """
 
     def excess(log_x: float) -> float:

@@ -1,4 +1,6 @@
-"""Rounded normals: integer noise that keeps every promise of Gaussian noise, for the integers that leave."""
+"""Rounded normals: integer noise that keeps every promise of Gaussian noise, for the integers that
+leave.
+"""
 
 import functools
 import math
@@ -34,18 +36,21 @@ BUMPS = 2.0**-135  # total variation distance of their sum from a normal
 
 @dataclass(frozen=True)
 class RoundedNormal:
-    """R = step round(sigma g / step), g standard normal: P(R >= j step) = P(g >= (j - 1/2) step/sigma).
+    """R = step round(sigma g / step), g standard normal: P(R >= j step) = P(g >= (j - 1/2)
+    step/sigma).
 
-    X + R = step round((X + sigma g)/step) for X in step Z: a function of the Gaussian mechanism (``torchdp.grid``, 2).
-    step: a power of two; sigma: from 1/16 to 2^28 steps. Raises ValueError.
+    X + R = step round((X + sigma g)/step) for X in step Z: a function of the Gaussian mechanism
+    (``torchdp.grid``, 2). step: a power of two; sigma: from 1/16 to 2^28 steps. Raises ValueError.
 
-    Beyond 2048 steps R = round(s g) + z K, K discrete normal, P(K = k) in proportion to e^(-k^2/(2 t^2)), and
-    s^2 + z^2 t^2 = sigma^2, rounded up by 1e-14 at most: X + R = round(X + s g + z K). The density of s g + z K over
-    that of sigma g is proportional to the sum over k of e^(-(k - c)^2/(2 v^2)), 1/v^2 = 1/t^2 + z^2/s^2, which is the
-    same for all c but for a share 2.0001 e^(-2 pi^2 v^2), by Poisson's summation. Beyond 2^20 steps K is made of such
-    pieces in its turn, for which the same holds: P(L + z K = n) for discrete normals L, K.
+    Beyond 2048 steps R = round(s g) + z K, K discrete normal, P(K = k) in proportion to
+    e^(-k^2/(2 t^2)), and s^2 + z^2 t^2 = sigma^2, rounded up by 1e-14 at most: X + R =
+    round(X + s g + z K). The density of s g + z K over that of sigma g is proportional to the sum
+    over k of e^(-(k - c)^2/(2 v^2)), 1/v^2 = 1/t^2 + z^2/s^2, which is the same for all c but for a
+    share 2.0001 e^(-2 pi^2 v^2), by Poisson's summation. Beyond 2^20 steps K is made of such pieces
+    in its turn, for which the same holds: P(L + z K = n) for discrete normals L, K.
 
-    Guarantees: independent draws, each within ``variation`` of this distribution in total variation, for uniform words.
+    Guarantees: independent draws, each within ``variation`` of this distribution in total
+    variation, for uniform words.
     """
 
     sigma: float
@@ -67,7 +72,8 @@ class RoundedNormal:
 
     @staticmethod
     def fine(sigma: float) -> "RoundedNormal":
-        """For integers, in steps of 1 or of a fraction below sigma/128: rounding costs 5e-6 of the variance.
+        """For integers, in steps of 1 or of a fraction below sigma/128: rounding costs 5e-6 of the
+        variance.
 
         sigma: up to 2^28. Raises ValueError.
         """
@@ -76,7 +82,9 @@ class RoundedNormal:
 
     @property
     def variation(self) -> float:
-        """Largest total variation distance of one draw from its target: (thresholds + 3) 2^-129, of both pieces."""
+        """Largest total variation distance of one draw from its target: (thresholds + 3) 2^-129, of
+        both pieces.
+        """
         pieces = self._pieces("cpu")
         return sum(guide.variation for _, guide in pieces) + BUMPS * (len(pieces) - 1)
 
@@ -86,9 +94,11 @@ class RoundedNormal:
         return self.step**2 * sum(apart**2 * guide.variance for apart, guide in self._pieces("cpu"))
 
     def draw(self, shape: tuple[int, ...], draws: Draws) -> Tensor:
-        """R/step, int64, on the device of ``draws``: 16 or 32 bits each, and 112 or 96 more where these do not decide.
+        """R/step, int64, on the device of ``draws``: 16 or 32 bits each, and 112 or 96 more where
+        these do not decide.
 
-        Equal words give equal integers: however many are drawn at once, first come the first bits of all of them.
+        Equal words give equal integers: however many are drawn at once, first come the first bits
+        of all of them.
         """
         out = torch.empty(math.prod(shape), dtype=torch.int64, device=draws.device)
         for place, (apart, guide) in enumerate(self._pieces(str(draws.device))):
@@ -96,7 +106,9 @@ class RoundedNormal:
         return out.view(shape)
 
     def added(self, total: Tensor, draws: Draws, shape: tuple[int, ...] = ()) -> Tensor:
-        """total + R, (*shape, *total.shape): int64 for int64 and whole steps, else float64, exact up to 2^53 steps."""
+        """total + R, (*shape, *total.shape): int64 for int64 and whole steps, else float64, exact
+        up to 2^53 steps.
+        """
         noise = self.draw((*shape, *total.shape), draws)
         if self.step == 1 and total.dtype == torch.int64:
             return noise.add_(total)
@@ -110,7 +122,8 @@ class RoundedNormal:
 class Guide:
     """A table, and for each cell of a draw's first bits the integer that they decide, or ``OPEN``.
 
-    high, low: 64 bits each of the rising thresholds, the sign bit flipped: compared as signed integers. cells: int16.
+    high, low: 64 bits each of the rising thresholds, the sign bit flipped: compared as signed
+    integers. cells: int16.
     """
 
     last: int  # what is drawn below all thresholds
@@ -143,7 +156,8 @@ class Guide:
         return Guide(last, high, low, cells, bits, table.variation)
 
     def fill(self, out: Tensor, draws: Draws, times: int = 0) -> None:
-        """Draws into a contiguous int64 tensor of one dimension, part by part; what is open waits for the end.
+        """Draws into a contiguous int64 tensor of one dimension, part by part; what is open waits
+        for the end.
 
         times: so many times the draws are added to what is there; 0: they are put in its place.
         """
@@ -164,7 +178,9 @@ class Guide:
             out[where] = out[where] + times * (late - OPEN) if times else late
 
     def decided(self, first: Tensor, rest: Tensor) -> Tensor:
-        """W's first bits, (n,), signed, and two words for the others, (2, n) -> last - #{thresholds <= W}, 128 bits."""
+        """W's first bits, (n,), signed, and two words for the others, (2, n) -> last -
+        #{thresholds <= W}, 128 bits.
+        """
         above, below = rest
         left = 64 - self.bits
         high = (first << left | (above >> self.bits) & ((1 << left) - 1)) ^ LOWEST

@@ -5,10 +5,11 @@ from torch import Tensor
 
 
 def onto_simplex(x: Tensor) -> Tensor:
-    """The nearest probability vector to each row: max(x - t, 0) with the t that makes it add up to 1.
+    """The nearest probability vector to each row: max(x - t, 0) with the t that makes it add up
+    to 1.
 
-    Of decoded shares it is the one plausible histogram that plug-ins use. Cutting off at 0 and scaling instead shrinks
-    a frequent type by what the noise of many absent ones adds above 0.
+    Of decoded shares it is the one plausible histogram that plug-ins use. Cutting off at 0 and
+    scaling instead shrinks a frequent type by what the noise of many absent ones adds above 0.
     Source: Held, Wolfe, Crowder (1974).
     """
     falling = x.sort(-1, descending=True).values

@@ -1,4 +1,5 @@
-"""scikit-learn estimators whose ``fit`` releases the data once, as a curator; needs ``torchdp[sklearn]``.
+"""scikit-learn estimators whose ``fit`` releases the data once, as a curator; needs
+``torchdp[sklearn]``.
 
 >>> import numpy as np
 >>> from torchdp.sklearn import PrivateRidge
@@ -7,8 +8,9 @@
 >>> ridge.predict(X[:2]).shape, ridge.guarantee_.epsilon
 ((2,), 1.0)
 
-Bounds, classes and the numbers of rows and columns are public: state them without the data. What is fitted has
-``guarantee_``; each fit of a search or a cross-validation spends its own. Scores on the training data are not private.
+Bounds, classes and the numbers of rows and columns are public: state them without the data. What is
+fitted has ``guarantee_``; each fit of a search or a cross-validation spends its own. Scores on the
+training data are not private.
 """
 
 import math
@@ -45,10 +47,12 @@ class Curated(base.BaseEstimator):
         epsilon: > 0.
         delta: in (0, 1).
         bound: the largest l_2 norm of a row, public; longer ones are shortened to it.
-        random_state: None is the system's cipher; a seed repeats the noise, for tests, and gives no privacy.
+        random_state: None is the system's cipher; a seed repeats the noise, for tests, and gives no
+            privacy.
 
-    ``fit`` warns where rows or labels are beyond their bounds. The warning depends on the data, is for the curator's
-    own screen, and is not part of the release: do not publish it, nor bounds that were chosen by it.
+    ``fit`` warns where rows or labels are beyond their bounds. The warning depends on the data, is
+    for the curator's own screen, and is not part of the release: do not publish it, nor bounds that
+    were chosen by it.
     """
 
     epsilon: float
@@ -57,7 +61,9 @@ class Curated(base.BaseEstimator):
     random_state: Any = None
 
     def _given(self, X: Any, *y: Any, **how: Any) -> tuple[Tensor, Any, SeededNoise | None]:
-        """Rows, shortened, and y where there is one, both checked as scikit-learn does; the noise."""
+        """Rows, shortened, and y where there is one, both checked as scikit-learn does; the
+        noise.
+        """
         found = validate_data(self, X, *y, dtype=np.float64, **how)
         X, labels = found if y else (found, None)
         rows = torch.from_numpy(np.require(X, requirements=["C", "W"]))
@@ -88,13 +94,16 @@ class Curated(base.BaseEstimator):
 
 @dataclass(eq=False, repr=False, kw_only=True)
 class PrivateRidge(base.RegressorMixin, Curated):
-    """Ridge regression from one release of A^T A and A^T b, regularized as the noise asks for (``adaptive_ridge``).
+    """Ridge regression from one release of A^T A and A^T b, regularized as the noise asks for
+    (``adaptive_ridge``).
 
-    label_bound: labels are cut to it in size. alpha: the least weight of |w|^2. fit_intercept: a column of the constant
-    ``bound`` is added. After ``fit``: ``coef_``, ``intercept_``, ``moments_``, ``guarantee_``. Raises ValueError.
+    label_bound: labels are cut to it in size. alpha: the least weight of |w|^2. fit_intercept: a
+    column of the constant ``bound`` is added. After ``fit``: ``coef_``, ``intercept_``,
+    ``moments_``, ``guarantee_``. Raises ValueError.
 
     Guarantees: (epsilon, delta)-DP for replacing one row and label, their number public: that of
-        :class:`torchdp.regression.GramRelease`, for rows of norm bound, or with a constant sqrt 2 bound.
+        :class:`torchdp.regression.GramRelease`, for rows of norm bound, or with a constant sqrt 2
+        bound.
     Source: Dwork, Talwar, Thakurta, Zhang (2014), Algorithm 1; Balle, Wang (2018), Theorem 8.
     """
 
@@ -125,12 +134,14 @@ class PrivateRidge(base.RegressorMixin, Curated):
 
 @dataclass(eq=False, repr=False, kw_only=True)
 class PrivatePCA(base.ClassNamePrefixFeaturesOutMixin, base.TransformerMixin, Curated):
-    """The directions of largest second moment from one release of A^T A. Not centred: subtract a public centre first.
+    """The directions of largest second moment from one release of A^T A. Not centred: subtract a
+    public centre first.
 
-    After ``fit``: ``components_`` (n_components, d), orthonormal, the largest first; ``moments_``, ``guarantee_``.
-    Raises ValueError.
+    After ``fit``: ``components_`` (n_components, d), orthonormal, the largest first; ``moments_``,
+    ``guarantee_``. Raises ValueError.
 
-    Guarantees: (epsilon, delta)-DP for replacing one row, their number public: that of ``GramRelease``.
+    Guarantees: (epsilon, delta)-DP for replacing one row, their number public: that of
+    ``GramRelease``.
     Source: Dwork, Talwar, Thakurta, Zhang (2014), Algorithm 1.
     """
 
@@ -151,19 +162,22 @@ class PrivatePCA(base.ClassNamePrefixFeaturesOutMixin, base.TransformerMixin, Cu
 
 @dataclass(eq=False, repr=False, kw_only=True)
 class PrivateClassMeans(base.ClassifierMixin, Curated):
-    """The class whose mean is nearest, from one noisy mean of each class (``density.nearest_centre``).
+    """The class whose mean is nearest, from one noisy mean of each class
+    (``density.nearest_centre``).
 
     Args:
-        classes: all labels that there can be, public; needed with ``label_epsilon``. Others in y are refused. None:
-            those of y.
-        label_epsilon: labels go through randomized response at this epsilon first; None: who is in which class is
-            public, and so are the classes.
+        classes: all labels that there can be, public; needed with ``label_epsilon``. Others in y
+            are refused. None: those of y.
+        label_epsilon: labels go through randomized response at this epsilon first; None: who is in
+            which class is public, and so are the classes.
 
     After ``fit``: ``classes_``, ``densities_``, ``guarantee_``. Raises
     ValueError.
 
-    Guarantees: that of :class:`torchdp.density.ShuffledClasses` of curators: (epsilon, delta)-DP for replacing one
-        row, labels as they are; with ``label_epsilon`` (epsilon + label_epsilon, delta)-DP for a row and its label.
+    Guarantees: that of :class:`torchdp.density.ShuffledClasses` of curators: (epsilon, delta)-DP
+    for replacing one
+        row, labels as they are; with ``label_epsilon`` (epsilon + label_epsilon, delta)-DP for a
+        row and its label.
     Source: Papyan, Han, Donoho (2020), nearest class centre; Balle, Wang (2018), Theorem 8.
     """
 

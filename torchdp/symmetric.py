@@ -8,7 +8,9 @@ from torch import Tensor
 
 
 def svec(matrices: Tensor) -> Tensor:
-    """The upper triangles of symmetric matrices (..., d, d), off-diagonals times sqrt 2: (..., d (d + 1) / 2)."""
+    """The upper triangles of symmetric matrices (..., d, d), off-diagonals times sqrt 2:
+    (..., d (d + 1) / 2).
+    """
     i, j = triangle(matrices.shape[-1], matrices.device)
     return matrices[..., i, j] * off_diagonal(i, j, math.sqrt(2), matrices)
 
@@ -35,7 +37,9 @@ def triangle(d: int, device: torch.device) -> tuple[Tensor, Tensor]:
 
 
 def off_diagonal(i: Tensor, j: Tensor, factor: float, like: Tensor) -> Tensor:
-    """1 where i = j, else ``factor``, in the dtype of ``like``: torch.where of two numbers would round to float32."""
+    """1 where i = j, else ``factor``, in the dtype of ``like``: torch.where of two numbers would
+    round to float32.
+    """
     return torch.full(i.shape, factor, dtype=like.dtype, device=like.device).masked_fill_(
         i == j, 1.0
     )

@@ -9,7 +9,9 @@ CLOSED = 141  # 128 + SIGPIPE: what a shell calls a command whose reader has lef
 
 
 def number(text: str) -> float:
-    """``text`` as a float; unlike ``float``, without underscores and digits of other scripts. Raises ValueError."""
+    """``text`` as a float; unlike ``float``, without underscores and digits of other scripts.
+    Raises ValueError.
+    """
     return float(_plain(text))
 
 
@@ -19,7 +21,9 @@ def integer(text: str) -> int:
 
 
 def shown(text: object) -> str:
-    """``text`` on one line: what is no printable character (escape codes, line breaks, marks of direction) escaped."""
+    """``text`` on one line: what is no printable character (escape codes, line breaks, marks of
+    direction) escaped.
+    """
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in str(text))
 
 

@@ -1,4 +1,6 @@
-"""Where host work runs: small decompositions in one thread, and on the CPU whatever torch's default device is."""
+"""Where host work runs: small decompositions in one thread, and on the CPU whatever torch's default
+device is.
+"""
 
 import threading
 from collections.abc import Callable
@@ -15,12 +17,14 @@ _LOCK = threading.Lock()
 
 
 def one_thread(function: Callable[P, T]) -> Callable[P, T]:
-    """A solver whose work on a CPU the calling thread does alone, where no matrix passed has a side above 512.
+    """A solver whose work on a CPU the calling thread does alone, where no matrix passed has a side
+    above 512.
 
-    Threads of one operation wait for each other, and where other processes hold the cores that costs far more time than
-    a small operation takes. ``torch.set_num_threads`` sets the calling thread's number and that with which new threads
-    begin: a fresh thread puts the latter back at once, and the caller's own comes back after the call, exceptions
-    included. So no other thread sees anything, but one that first uses torch in those microseconds.
+    Threads of one operation wait for each other, and where other processes hold the cores that
+    costs far more time than a small operation takes. ``torch.set_num_threads`` sets the calling
+    thread's number and that with which new threads begin: a fresh thread puts the latter back at
+    once, and the caller's own comes back after the call, exceptions included. So no other thread
+    sees anything, but one that first uses torch in those microseconds.
     """
 
     @wraps(function)
@@ -44,7 +48,9 @@ def one_thread(function: Callable[P, T]) -> Callable[P, T]:
 
 
 def on_host(function: Callable[P, T]) -> Callable[P, T]:
-    """A function whose tensors that name no device are on the CPU, whatever torch's default device is."""
+    """A function whose tensors that name no device are on the CPU, whatever torch's default device
+    is.
+    """
 
     @wraps(function)
     def here(*args: P.args, **kwargs: P.kwargs) -> T:

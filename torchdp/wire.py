@@ -1,6 +1,7 @@
 """Messages as bytes: each in as many bytes as its bits need.
 
-A byte string of the right length is always a message: whose it is, and whether it is whole, is its carrier's to say.
+A byte string of the right length is always a message: whose it is, and whether it is whole, is its
+carrier's to say.
 """
 
 import sys
@@ -12,7 +13,8 @@ from torchdp import checks
 
 
 def pack(values: Tensor, bits: int) -> bytes:
-    """(n,) whole numbers in [0, 2^bits), or (n, words) of 64 bits each but the last -> n ceil(bits/8) bytes.
+    """(n,) whole numbers in [0, 2^bits), or (n, words) of 64 bits each but the last -> n
+    ceil(bits/8) bytes.
 
     The low byte comes first.
     """
@@ -24,7 +26,9 @@ def pack(values: Tensor, bits: int) -> bytes:
 
 
 def unpack(data: bytes, bits: int, words: int = 0) -> Tensor:
-    """What ``pack`` was given, (n,) or (n, words) int64. Raises ValueError for another length, or more bits."""
+    """What ``pack`` was given, (n,) or (n, words) int64. Raises ValueError for another length, or
+    more bits.
+    """
     size = max(1, -(-checks.integer("bits", bits, 0, 64 * words or 63) // 8))
     if len(checks.instance("data", data, bytes)) % size:
         raise ValueError(
@@ -42,7 +46,9 @@ def unpack(data: bytes, bits: int, words: int = 0) -> Tensor:
 
 
 def pack_vectors(values: Tensor, *dim: int) -> bytes:
-    """(n, *dim) real numbers -> 8 bytes each, float64, the low byte first. Raises TypeError, ValueError."""
+    """(n, *dim) real numbers -> 8 bytes each, float64, the low byte first. Raises TypeError,
+    ValueError.
+    """
     values = checks.floating("messages", values)
     dim = tuple(checks.integer("dim", size, 1) for size in dim)
     checks.shaped("messages", values, "n", *dim, empty=True)
@@ -50,6 +56,8 @@ def pack_vectors(values: Tensor, *dim: int) -> bytes:
 
 
 def unpack_vectors(data: bytes, dim: int) -> Tensor:
-    """(n, dim) float64. Raises TypeError, and ValueError for another length or what is no number."""
+    """(n, dim) float64. Raises TypeError, and ValueError for another length or what is no
+    number.
+    """
     words = unpack(data, 64 * checks.integer("dim", dim, 1), dim)
     return checks.floating("data", words.view(torch.float64))

@@ -1,8 +1,9 @@
-"""Workloads: the matrix W of the linear queries, or of a pairwise kernel, dense or as a Kronecker product.
+"""Workloads: the matrix W of the linear queries, or of a pairwise kernel, dense or as a Kronecker
+product.
 
 A workload has one column for each type (what one user may hold). For linear queries the answers are
-``W h``, with h the normalised histogram; for a pairwise kernel f the entry is ``W[x, y] = f(x, y)`` and the
-quadratic form is ``h^T W h``.
+``W h``, with h the normalised histogram; for a pairwise kernel f the entry is ``W[x, y] = f(x, y)``
+and the quadratic form is ``h^T W h``.
 """
 
 import math
@@ -24,10 +25,11 @@ REMEDY = "take factorization.MarginalFactorization(d, order), which is never for
 
 @dataclass(frozen=True)
 class Workload(Brief):
-    """A matrix W = factors[0] (x) factors[1] (x) ... (Kronecker product; one factor: a dense matrix).
+    """A matrix W = factors[0] (x) factors[1] (x) ... (Kronecker product; one factor: a dense
+    matrix).
 
-    factors: tensors of shape (m_i, n_i), one dtype and device. Type x of a product is the mixed-radix index
-    of its coordinates, the first factor's coordinate counting most.
+    factors: tensors of shape (m_i, n_i), one dtype and device. Type x of a product is the
+    mixed-radix index of its coordinates, the first factor's coordinate counting most.
     """
 
     name: str
@@ -58,11 +60,11 @@ class RunningSums(Brief):
     """Sums over all steps so far: of up to millions of steps, never formed.
 
     x_t = decay x_{t-1} + rates_t v_t, v_t = momentum v_{t-1} + g_t, so that
-    W[t, j] = sum_{j <= i <= t} decay^(t - i) rates_i momentum^(i - j). Without momentum and rates W[t, j] =
-    decay^(t - j) for j <= t, the prefix sums where decay is 1.
+    W[t, j] = sum_{j <= i <= t} decay^(t - i) rates_i momentum^(i - j). Without momentum and rates
+    W[t, j] = decay^(t - j) for j <= t, the prefix sums where decay is 1.
 
-    steps: at least 1; decay: in (0, 1]; momentum: in [0, 1); rates: positive, one for each step, or None for 1; device:
-    of the tensors made for it. Raises TypeError, ValueError.
+    steps: at least 1; decay: in (0, 1]; momentum: in [0, 1); rates: positive, one for each step, or
+    None for 1; device: of the tensors made for it. Raises TypeError, ValueError.
     """
 
     steps: int
@@ -84,7 +86,8 @@ class RunningSums(Brief):
             object.__setattr__(self, "rates", rates)
 
     def coarse(self, steps: int) -> "RunningSums":
-        """As many steps over the same time, none of them shorter than one of velocity: what larger problems start with.
+        """As many steps over the same time, none of them shorter than one of velocity: what larger
+        problems start with.
 
         decay^(self.steps / steps) a step, the same momentum, rates of so many moments.
         """
@@ -120,7 +123,9 @@ def _side(k: int) -> int:
 
 
 def _differences(k: int, device: Where) -> Tensor:
-    """i - j for i, j in [0, k), as integers: half precision would round large positions into ties."""
+    """i - j for i, j in [0, k), as integers: half precision would round large positions into
+    ties.
+    """
     x = torch.arange(_side(k), device=device)
     return x[:, None] - x
 
@@ -146,16 +151,20 @@ def all_ranges(k: int, *, device: Where = None) -> Workload:
 
 
 def sign(k: int, *, device: Where = None) -> Workload:
-    """W[i, j] = sgn(i - j), zero on the diagonal: ties count nothing. Of shape (k, k), antisymmetric."""
+    """W[i, j] = sgn(i - j), zero on the diagonal: ties count nothing. Of shape (k, k),
+    antisymmetric.
+    """
     return Workload("sign", (_differences(k, device).sign().double(),))
 
 
 def kendall(a: int, b: int, *, device: Where = None) -> Workload:
-    """Kendall's tau-a on an a x b grid: W = sign(a) (x) sign(b), f((y, z), (y', z')) = sgn(y - y') sgn(z - z').
+    """Kendall's tau-a on an a x b grid: W = sign(a) (x) sign(b), f((y, z), (y', z')) = sgn(y - y')
+    sgn(z - z').
 
-    Type (y, z) has index ``y * b + z``. A pair tied in y or in z counts 0. Source: Ghazi, Kamath, Kumar,
-    Manurangsi, Sealfon (2023), section 5, who write the factors with +1 on the diagonal; that matrix is not
-    the kernel on ties (it gives f(x, x) = 1), so the factors here have a zero diagonal.
+    Type (y, z) has index ``y * b + z``. A pair tied in y or in z counts 0. Source: Ghazi, Kamath,
+    Kumar, Manurangsi, Sealfon (2023), section 5, who write the factors with +1 on the diagonal;
+    that matrix is not the kernel on ties (it gives f(x, x) = 1), so the factors here have a zero
+    diagonal.
     """
     factors = sign(a, device=device).factors + sign(b, device=device).factors
     return Workload("kendall", factors)
@@ -164,8 +173,9 @@ def kendall(a: int, b: int, *, device: Where = None) -> Workload:
 def auc(k: int, *, device: Where = None) -> Workload:
     """The AUC's kernel on (label, score) types: f((y, s), (y', s')) = (y - y') sgn(s - s') / 2.
 
-    Label y is 0 or 1 and score s in [0, k); type (y, s) has index ``y * k + s``; shape (2k, 2k). The sum over
-    ordered pairs of users is n+ n- (2 AUC - 1), ties in score counting one half in the AUC.
+    Label y is 0 or 1 and score s in [0, k); type (y, s) has index ``y * k + s``; shape (2k, 2k).
+    The sum over ordered pairs of users is n+ n- (2 AUC - 1), ties in score counting one half in the
+    AUC.
     Source: Ghazi et al. (2023), section 5 (AUC as Kendall's tau with a binary coordinate).
     """
     label = sign(2, device=device).factors[0] / 2
@@ -185,16 +195,19 @@ def unequal(k: int, *, device: Where = None) -> Workload:
 
 
 def parities(d: int, order: int, *, device: Where = None) -> Workload:
-    """Parities of at most ``order`` of d bits: W[S, x] = (-1)^(sum of x over S), of shape (sets, 2^d)."""
+    """Parities of at most ``order`` of d bits: W[S, x] = (-1)^(sum of x over S), of shape
+    (sets, 2^d).
+    """
     sets, bits = _sets("parities", d, order, device)
     return Workload("parities", (1 - 2 * (sets @ bits.T % 2),))
 
 
 def marginals(d: int, order: int, *, device: Where = None) -> Workload:
-    """Monotone conjunctions of at most ``order`` of d bits: W[S, x] = 1[x_j = 1 for all j in S], of shape (sets, 2^d).
+    """Monotone conjunctions of at most ``order`` of d bits: W[S, x] = 1[x_j = 1 for all j in S], of
+    shape (sets, 2^d).
 
-    The empty set's query is 1; there are sum_{i <= order} C(d, i) of them. Bit j of type x is (x >> j) & 1.
-    All cells of the marginal tables: :func:`marginal_tables`.
+    The empty set's query is 1; there are sum_{i <= order} C(d, i) of them. Bit j of type x is
+    (x >> j) & 1. All cells of the marginal tables: :func:`marginal_tables`.
     Source: Edmonds, Nikolov, Ullman (2020), Corollary 6, who call them marginal queries.
     """
     sets, bits = _sets("marginals", d, order, device, REMEDY)
@@ -202,10 +215,11 @@ def marginals(d: int, order: int, *, device: Where = None) -> Workload:
 
 
 def marginal_tables(d: int, order: int, *, device: Where = None) -> Workload:
-    """All cells of all ``order``-way marginal tables of d bits: W[(S, y), x] = 1[x_j = y_j for all j in S].
+    """All cells of all ``order``-way marginal tables of d bits: W[(S, y), x] =
+    1[x_j = y_j for all j in S].
 
-    Of shape (C(d, order) 2^order, 2^d), the tables of the sets S of ``order`` bits one after the other. Bit j of type x
-    is (x >> j) & 1.
+    Of shape (C(d, order) 2^order, 2^d), the tables of the sets S of ``order`` bits one after the
+    other. Bit j of type x is (x >> j) & 1.
     Raises ValueError where order > d.
     Source: Nikolov, Tang (2023), Theorem 7, without their repetitions.
     """
@@ -226,7 +240,9 @@ def marginal_tables(d: int, order: int, *, device: Where = None) -> Workload:
 def _sets(
     name: str, d: int, order: int, device: Where, remedy: str = "ask for less"
 ) -> tuple[Tensor, Tensor]:
-    """The sets of at most ``order`` of d bits, coded like types, and the types: (sets, d), (2^d, d)."""
+    """The sets of at most ``order`` of d bits, coded like types, and the types: (sets, d),
+    (2^d, d).
+    """
     d, order = checks.integer("d", d, 1, MOST_BITS), checks.integer("order", order, 0)
     number = sum(math.comb(d, i) for i in range(min(order, d) + 1))
     checks.fits(name, number, 2**d, copies=COPIES, remedy=remedy)

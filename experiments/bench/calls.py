@@ -1,7 +1,8 @@
-"""Twenty-odd public calls beside a fixed loop of the same kind of work: what ``run.py --quick`` holds each commit to.
+"""Twenty-odd public calls beside a fixed loop of the same kind of work: what ``run.py --quick``
+holds each commit to.
 
-The loops never change: floats of Python, small calls of torch, normals. Busy processes slow a call and the
-loop of its kind alike (a matrix product they do not: it waits for nothing).
+The loops never change: floats of Python, small calls of torch, normals. Busy processes slow a call
+and the loop of its kind alike (a matrix product they do not: it waits for nothing).
 """
 
 import itertools

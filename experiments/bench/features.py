@@ -1,4 +1,6 @@
-"""Random features of n unit vectors rounded to bits and counted, beside the matrix product that they need at least."""
+"""Random features of n unit vectors rounded to bits and counted, beside the matrix product that
+they need at least.
+"""
 
 from functools import partial
 

@@ -1,8 +1,10 @@
-"""The first day on a GPU as one command: what is right there, then how fast every kernel and every row of a bench is.
+"""The first day on a GPU as one command: what is right there, then how fast every kernel and every
+row of a bench is.
 
-Correctness comes first: the tests of the kernels, which compare each fused kernel with its reference on the GPU, and
-the tests that need one. Then each kernel beside its reference, in bytes of arguments and results a second, with torch's
-copy as what memory allows; then all benches, README's rows among them.
+Correctness comes first: the tests of the kernels, which compare each fused kernel with its
+reference on the GPU, and the tests that need one. Then each kernel beside its reference, in bytes
+of arguments and results a second, with torch's copy as what memory allows; then all benches,
+README's rows among them.
 
 Command: python experiments/bench/first_day.py
 Expected: every command ends with 0, every kernel is fused.

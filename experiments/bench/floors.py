@@ -1,4 +1,6 @@
-"""Floors that several benches share: what the random numbers, or one pass over the memory, cost alone."""
+"""Floors that several benches share: what the random numbers, or one pass over the memory, cost
+alone.
+"""
 
 import torch
 

@@ -1,10 +1,12 @@
-"""What every bench is made of: cases, each timed beside its floor and its peers, in turns, on one thread.
+"""What every bench is made of: cases, each timed beside its floor and its peers, in turns, on one
+thread.
 
-A bench is a file beside this one with ``cases(small) -> Iterator[Case]``. A case has a name and a function that makes
-its ``Work``: a call of the package, what it may not be faster than (floors: a copy, a product, the random numbers
-alone), and other ways to do the same (peers). A peer whose package is not installed raises ImportError and is named as
-absent. ``python harness.py BENCH`` prints a bench's rows as JSON, one a line: how ``run.py`` measures in a fresh
-process, with this package or with that of another checkout.
+A bench is a file beside this one with ``cases(small) -> Iterator[Case]``. A case has a name and a
+function that makes its ``Work``: a call of the package, what it may not be faster than
+(floors: a copy, a product, the random numbers alone), and other ways to do the same (peers). A peer
+whose package is not installed raises ImportError and is named as absent.
+``python harness.py BENCH`` prints a bench's rows as JSON, one a line: how ``run.py`` measures in a
+fresh process, with this package or with that of another checkout.
 """
 
 import argparse
@@ -40,7 +42,9 @@ class Part:
 
 @dataclass(frozen=True)
 class Work:
-    """``ours()`` serves ``units``; so does every floor and peer that is not a ``Part``. Peers are made when timed."""
+    """``ours()`` serves ``units``; so does every floor and peer that is not a ``Part``. Peers are
+    made when timed.
+    """
 
     ours: Run
     units: float = 1
@@ -55,7 +59,9 @@ class Case:
 
 
 def clock():
-    """Processor seconds of this process and of its children that ended; on a GPU those of the wall, synchronised."""
+    """Processor seconds of this process and of its children that ended; on a GPU those of the wall,
+    synchronised.
+    """
     if torch.cuda.is_available():
         torch.cuda.synchronize()
         return time.perf_counter()
@@ -64,7 +70,9 @@ def clock():
 
 
 def turns(parts: Mapping[str, Part], rounds):
-    """Seconds a unit of each part, over rounds in which all take turns; a slow machine slows them all."""
+    """Seconds a unit of each part, over rounds in which all take turns; a slow machine slows them
+    all.
+    """
     # with tables, caches, compilation
     first = {name: _spent(part.run, 1) for name, part in parts.items()}
     first = {
@@ -88,10 +96,11 @@ def _spent(run, times):
 
 
 def rows(case, rounds=ROUNDS, memory_too=True, least=False):
-    """A row for each floor and peer: nanoseconds a unit, and how many times as long as the other ours takes.
+    """A row for each floor and peer: nanoseconds a unit, and how many times as long as the other
+    ours takes.
 
-    least: the least time of each side is compared, not the median of the turns' ratios. Other processes only ever
-    add to a time, and seldom to all turns of a side.
+    least: the least time of each side is compared, not the median of the turns' ratios. Other
+    processes only ever add to a time, and seldom to all turns of a side.
     """
     work = case.make()
     parts, kinds, absent = {"ours": Part(work.ours, work.units)}, {}, {}
@@ -139,7 +148,9 @@ def rows(case, rounds=ROUNDS, memory_too=True, least=False):
 
 
 def grown(make: Callable[[], Work]):
-    """MiB by which memory grows, at its highest, while a call works; None where nobody counts it."""
+    """MiB by which memory grows, at its highest, while a call works; None where nobody counts
+    it.
+    """
     if torch.cuda.is_available():
         run = make().ours
         torch.cuda.reset_peak_memory_stats()

@@ -1,11 +1,17 @@
-"""A journal under threads, forked processes, two paths and kill -9: every acknowledged batch is there, none twice.
+"""A journal under threads, forked processes, two paths and kill -9: every acknowledged batch is
+there, none twice.
 
-Command:  python experiments/bench/journal.py [--threads 8] [--processes 4] [--batches 2000] [--kills 50]
-What: processes that were forked after the journal was opened add batches from several threads each, by the file's path
-    and by a symbolic link to it, and send every seventh batch again by the other path. At random moments one of them is
-    killed and begins all its batches again. At the end the file is read anew.
-Expected: acknowledged = batches = 2000, and sums that no missing or repeated batch would give; else the script fails.
-Output: results/bench/journal/journal.csv: kills, acknowledgements, batches in the file, bytes, seconds.
+Command:  python experiments/bench/journal.py [--threads 8] [--processes 4] [--batches 2000]
+[--kills 50]
+What: processes that were forked after the journal was opened add batches from several threads each,
+by the file's path
+    and by a symbolic link to it, and send every seventh batch again by the other path. At random
+    moments one of them is killed and begins all its batches again. At the end the file is read
+    anew.
+Expected: acknowledged = batches = 2000, and sums that no missing or repeated batch would give; else
+the script fails.
+Output: results/bench/journal/journal.csv: kills, acknowledgements, batches in the file, bytes,
+seconds.
 Artifact: - | durability
 Status: agrees
 Time: about a minute and a half on two cores, most of it waiting for the disk; --smoke in seconds.
@@ -32,7 +38,9 @@ from torchdp.simulate import Experiment
 
 
 class Storm(NamedTuple):
-    """acknowledged: different batches; told: acknowledgements with those of retries; batches: in the file."""
+    """acknowledged: different batches; told: acknowledgements with those of retries; batches: in
+    the file.
+    """
 
     acknowledged: int
     told: int

@@ -1,16 +1,19 @@
-"""The tests' power: faults planted one at a time in a copy of the repository, and the first test that sees each.
+"""The tests' power: faults planted one at a time in a copy of the repository, and the first test
+that sees each.
 
-Each fault is a statement that privacy hangs on, as a mistaken author would have written it: a factor of 2, a sign, a
-missing clip, noise used twice, a part of a composition forgotten, a float table in place of integers. They stand in
-``mutations.txt``, by function and compared as syntax trees, each beside the few test files that should see it; the
-unmutated copy must pass these first.
+Each fault is a statement that privacy hangs on, as a mistaken author would have written it: a
+factor of 2, a sign, a missing clip, noise used twice, a part of a composition forgotten, a float
+table in place of integers. They stand in ``mutations.txt``, by function and compared as syntax
+trees, each beside the few test files that should see it; the unmutated copy must pass these first.
 
 Command:  python experiments/bench/mutations.py | tee experiments/bench/mutations_cpu.txt
 Expected: every fault is seen.
-Output: results/bench/mutations/mutations.csv (what is in it is not measured again); printed: ``mutations_cpu.txt``.
+Output: results/bench/mutations/mutations.csv (what is in it is not measured again); printed:
+``mutations_cpu.txt``.
 Artifact: - | what the tests are worth
 Status: agrees
-Time: half an hour on two busy cores, a third of it for the tests without any fault; --smoke plants two.
+Time: half an hour on two busy cores, a third of it for the tests without any fault; --smoke plants
+two.
     On the CPU, whatever --device says.
 """
 
@@ -94,7 +97,9 @@ def statements(scope: ast.AST, pattern):
 
 @dataclass(frozen=True)
 class Fault:
-    """``right`` and ``wrong`` are compared as syntax trees: neither comments nor the form of the lines count."""
+    """``right`` and ``wrong`` are compared as syntax trees: neither comments nor the form of the
+    lines count.
+    """
 
     file: str
     function: str  # qualified; "": the module
@@ -112,8 +117,8 @@ class Fault:
         return self.file.partition("/")[2]
 
     def code(self, root):
-        """The file with the fault. Raises LookupError where function or statement is not there once, ValueError where
-        the fault changes nothing.
+        """The file with the fault. Raises LookupError where function or statement is not there
+        once, ValueError where the fault changes nothing.
         """
         text = (root / self.file).read_text()
         tree = parsed(text)
@@ -151,7 +156,9 @@ class Fault:
 
 
 def read(text):
-    """The faults of a text such as ``mutations.txt``. Raises ValueError for a paragraph that is none."""
+    """The faults of a text such as ``mutations.txt``. Raises ValueError for a paragraph that is
+    none.
+    """
     found = []
     for paragraph in re.split(r"\n{2,}", re.sub(r"(?m)^#.*\n", "", text).strip("\n")):
         head, *lines = paragraph.split("\n")
@@ -193,7 +200,9 @@ class Copy:
         )  # fmt: skip
 
     def failed(self, tests: tuple[str, ...], seconds=1800.0):
-        """The first test that fails over the copy, "" where none does. Raises RuntimeError where no test ran."""
+        """The first test that fails over the copy, "" where none does. Raises RuntimeError where no
+        test ran.
+        """
         options = [
             "-q",
             "-x",

@@ -1,4 +1,6 @@
-"""Frequency oracles, k types, epsilon = 1: users' reports made and counted; the tally of 1e9 users drawn at once."""
+"""Frequency oracles, k types, epsilon = 1: users' reports made and counted; the tally of 1e9 users
+drawn at once.
+"""
 
 import importlib
 import math

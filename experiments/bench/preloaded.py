@@ -1,7 +1,8 @@
-"""A process that has loaded what tests take seconds to load, and runs pytest in a child for each line it reads.
+"""A process that has loaded what tests take seconds to load, and runs pytest in a child for each
+line it reads.
 
-A line is a JSON list: folder, file for what is printed, seconds, pytest's arguments. The answer is the exit code, or -1
-where the child did not end in time.
+A line is a JSON list: folder, file for what is printed, seconds, pytest's arguments. The answer is
+the exit code, or -1 where the child did not end in time.
 """
 
 import json

@@ -1,22 +1,27 @@
-"""All benches, one command, one table for each kind of machine; fails where a ratio fell by more than 20 %.
+"""All benches, one command, one table for each kind of machine; fails where a ratio fell by more
+than 20 %.
 
 Command:  python experiments/bench/run.py [--quick] [--short] [--only oracles vectors] [--keep]
     On a machine that does nothing else, each week and before a release: python3 run.py bench
     The gate of each commit, on any machine, in half a minute: python3 run.py bench --quick
-What: every case of every bench beside its floors (a copy, a matrix product, the random numbers alone) and its peers
-    (numpy, published packages; named as absent where they are not installed), each bench in a fresh process, in turns,
-    processor time of one thread (on a GPU the wall's, synchronised). times: how many times as long as the other takes.
-    MiB: growth of memory during one call, at its highest.
-Expected: no row above 1.25 times its ratio in experiments/bench/tables/<machine>.csv, where there is a table of the
-    same processor; a row above it is measured twice more, and the least of the three counts. Else the command names the
-    rows and ends with 1. --keep makes this run's rows that table's. Compare ratios, not seconds: machines are noisy.
-    --quick: the bench ``calls`` alone, least times, on the CPU, beside tables/calls.csv: no call above 1.5 times its
-    row, the least of six measurements. On another processor or with other versions than the table's: above 3 times,
-    and it says so, because there the ratios are others. With --keep: the table of --quick.
+What: every case of every bench beside its floors (a copy, a matrix product, the random numbers
+alone) and its peers
+    (numpy, published packages; named as absent where they are not installed), each bench in a fresh
+    process, in turns, processor time of one thread (on a GPU the wall's, synchronised). times: how
+    many times as long as the other takes. MiB: growth of memory during one call, at its highest.
+Expected: no row above 1.25 times its ratio in experiments/bench/tables/<machine>.csv, where there
+is a table of the
+    same processor; a row above it is measured twice more, and the least of the three counts. Else
+    the command names the rows and ends with 1. --keep makes this run's rows that table's. Compare
+    ratios, not seconds: machines are noisy. --quick: the bench ``calls`` alone, least times, on the
+    CPU, beside tables/calls.csv: no call above 1.5 times its row, the least of six measurements. On
+    another processor or with other versions than the table's: above 3 times, and it says so,
+    because there the ratios are others. With --keep: the table of --quick.
 Output: results/bench/run/table.csv: a row for each case and what it is held against.
 Artifact: peers | speed and memory
 Status: on a CPU; on a GPU not yet measured
-Time: under 20 minutes on two cores; --short a third of it; --quick in half a minute; --smoke in a minute.
+Time: under 20 minutes on two cores; --short a third of it; --quick in half a minute; --smoke in a
+minute.
     Each bench is a process on the first GPU, else the CPU, whatever --device says.
 """
 
@@ -99,7 +104,8 @@ def key(row) -> tuple[str, str, str]:
 
 
 def fallen(rows: Sequence[Row], committed: Sequence[Row], again, most=FALLEN, repeats=2):
-    """Rows above ``most`` times their ratio in all measurements: ``again(bench, cases)`` measures once more.
+    """Rows above ``most`` times their ratio in all measurements: ``again(bench, cases)`` measures
+    once more.
 
     A row that a repetition clears takes the repetition's numbers. What fails fell.
     """

@@ -1,4 +1,6 @@
-"""Rounded normals, a draw for each of n users and 768 columns, beside torch, numpy, OpenDP and the words alone."""
+"""Rounded normals, a draw for each of n users and 768 columns, beside torch, numpy, OpenDP and the
+words alone.
+"""
 
 import importlib
 from functools import partial
@@ -17,7 +19,9 @@ FEW = 1000  # integers of a slow peer
 
 
 def rounded(users, sigma):
-    """Integers round(sigma g) from the system's cipher; torch's and numpy's normals are floats, and not private."""
+    """Integers round(sigma g) from the system's cipher; torch's and numpy's normals are floats, and
+    not private.
+    """
     normal, noise, size = RoundedNormal(sigma), Noise(DEVICE), (users, COLUMNS)
     generator, rng = keyed_generator(b"samplers", DEVICE), np.random.default_rng(0)
 

@@ -1,4 +1,6 @@
-"""Secure sketches, d = 10, m = 100 rows, 3 servers: words of the cipher, one server's transform, the whole."""
+"""Secure sketches, d = 10, m = 100 rows, 3 servers: words of the cipher, one server's transform,
+the whole.
+"""
 
 import os
 from functools import partial
@@ -83,7 +85,9 @@ def transform(clients, dtype):
 
 
 def server(clients, most):
-    """One of two servers from sealed frames to its published sums, where so many clients may drop out."""
+    """One of two servers from sealed frames to its published sums, where so many clients may drop
+    out.
+    """
     sketch = balanced_osnap(clients, HEIGHT, 1, generator=keyed_generator(b"rows"))
     coalition = AdaptiveCoalition(absent=most)
     whole = SecureSketch(sketch, COLUMNS, COLUMNS**0.5, 0.5, 1e-6, entry=1.0, coalition=coalition)

@@ -1,11 +1,14 @@
 """Bytes of a secure sketch in the settings of Tables 3 to 5.
 
-Paper: Burkhardt, Keller, Orlandi, Schwiegelshohn (2025), "Distributed Differentially Private Data Analytics via Secure
-    Sketching", Tables 3 to 5: MB of all communication. Their seconds are of other machines; ``secure.py`` has ours.
+Paper: Burkhardt, Keller, Orlandi, Schwiegelshohn (2025), "Distributed Differentially Private Data
+Analytics via Secure
+    Sketching", Tables 3 to 5: MB of all communication. Their seconds are of other machines;
+    ``secure.py`` has ours.
 Command:  python experiments/bench/sketching.py
-Expected: MB equal to the paper's in every row, of Table 5 for two servers: its caption says S = 3, but its MB (80.016
-    for s = 1) are those of S = 2 and of Table 4's row for n = 500,000; three servers send 120.024. The rows of Table 5
-    are checked against both numbers of servers.
+Expected: MB equal to the paper's in every row, of Table 5 for two servers: its caption says S = 3,
+but its MB (80.016
+    for s = 1) are those of S = 2 and of Table 4's row for n = 500,000; three servers send 120.024.
+    The rows of Table 5 are checked against both numbers of servers.
 Output: results/bench/sketching/captions.csv
 Artifact: Burkhardt et al. (2025) | Tables 3 to 5
 Status: agrees in MB, Table 5 with S = 2 where its caption says 3
@@ -19,7 +22,8 @@ from torchdp.simulate import Experiment
 COLUMNS = 10
 HEIGHT = 100
 CAPTION = {3: 3, 4: 2, 5: 3}  # servers
-# table, clients, copies, servers, the paper's MB; Table 5's caption says 3 servers, its MB are those of 2
+# table, clients, copies, servers, the paper's MB; Table 5's caption says 3 servers, its MB are
+# those of 2
 PAPER = (
     *((3, n, 1, 3, mb) for n, mb in (
         (100_000, 24.024), (250_000, 60.024), (500_000, 120.024), (750_000, 180.024), (1_000_000, 240.024))),
@@ -36,7 +40,9 @@ class Config:
 
 
 def measure(config, report):
-    """MB of every row of the paper's tables for the servers that its caption states, and for those that fit."""
+    """MB of every row of the paper's tables for the servers that its caption states, and for those
+    that fit.
+    """
     for table, clients, copies, servers, megabytes in PAPER:
         of_one_server = (copies * clients + HEIGHT) * COLUMNS * 8 / 1e6
         report.row(

@@ -1,4 +1,5 @@
-"""Vectors of the unit ball, epsilon = 1: every user's message made and added up, beside its normals alone.
+"""Vectors of the unit ball, epsilon = 1: every user's message made and added up, beside its normals
+alone.
 
 Published code for the same messages is a side of the league (``experiments/league/run.py``).
 """

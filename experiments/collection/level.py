@@ -1,12 +1,17 @@
-"""How often two samples of one population "differ" at 5 %: the level of p-values, statistic by statistic.
+"""How often two samples of one population "differ" at 5 %: the level of p-values, statistic by
+statistic.
 
 Command:  python experiments/collection/level.py | tee experiments/collection/level_cpu.txt
 Output: results/collection/level/level.csv.
-Prints: for each statistic and channel the share of pairs of samples whose difference ``of_population()`` has p < .05,
-    its standard error, and the same where the privacy noise alone is counted (no p-value is offered for that).
-Expected: .03 to .07 in the first six rows. Below .03 in the last two: a mean that is released alone does not tell how
-    much users vary, and the p-value is then that of the most varied users who have this mean. ``GaussianCovariance``,
-    which releases the variance beside the mean, and shares of types, which tell it, reach the level.
+Prints: for each statistic and channel the share of pairs of samples whose difference
+``of_population()`` has p < .05,
+    its standard error, and the same where the privacy noise alone is counted (no p-value is offered
+    for that).
+Expected: .03 to .07 in the first six rows. Below .03 in the last two: a mean that is released alone
+does not tell how
+    much users vary, and the p-value is then that of the most varied users who have this mean.
+    ``GaussianCovariance``, which releases the variance beside the mean, and shares of types, which
+    tell it, reach the level.
 Artifact: - | the level of p-values
 Status: agrees
 Time: a minute on one core; --smoke in seconds. On the CPU, whatever --device says.
@@ -28,7 +33,8 @@ DELTA = 1e-6
 TYPES = 4
 ASKED = 1  # of the shares "at most 0, 1, 2, 3"
 LEVEL = 0.05
-# At equal shares the statistic is least, and no sample is below the population: its error is not normal there.
+# At equal shares the statistic is least, and no sample is below the population: its error is not
+# normal there.
 UNEVEN = torch.tensor([0.7, 0.1, 0.1, 0.1], dtype=torch.float64)
 EVEN = torch.full((TYPES,), 1 / TYPES, dtype=torch.float64)
 

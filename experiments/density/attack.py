@@ -1,13 +1,18 @@
-"""An attack on composed bitsums: the best test there is, run on what the protocols send, against what is certified.
+"""An attack on composed bitsums: the best test there is, run on what the protocols send, against
+what is certified.
 
 Paper:    Wagner (2025), Theorem 3.1 (composition of bitsums); the accounting is torchdp's own.
 Command:  OMP_NUM_THREADS=1 python experiments/density/attack.py
-Method:   users hold the same bits but for one, who flips its bit in all I instances. The adversary knows everything
-    else and uses the exact likelihood ratio, whose sum over the instances is the loss L. The mean of
-    max(0, 1 - e^(epsilon - L)) is then the delta at epsilon, without bias. Several numbers of ones among the others,
-    and both directions; the largest mean is reported with its standard error.
-Expected: no estimate exceeds the certified delta by 4 standard errors, and each comes within 15 % of it (5 % where the
-    accounting is exact up to its grid). With 10 % less noise than calibrated each exceeds delta by far more than 4.
+Method:   users hold the same bits but for one, who flips its bit in all I instances. The adversary
+knows everything
+    else and uses the exact likelihood ratio, whose sum over the instances is the loss L. The mean
+    of max(0, 1 - e^(epsilon - L)) is then the delta at epsilon, without bias. Several numbers of
+    ones among the others, and both directions; the largest mean is reported with its standard
+    error.
+Expected: no estimate exceeds the certified delta by 4 standard errors, and each comes within 15 %
+of it (5 % where the
+    accounting is exact up to its grid). With 10 % less noise than calibrated each exceeds delta by
+    far more than 4.
 Output:   delta estimated, its standard error, and (estimate - delta)/standard error.
 Artifact: Wagner (2025) | Theorem 3.1
 Status: agrees: no attack beats the certified delta
@@ -50,7 +55,9 @@ def totals(law: BitLaw, held, trials, generator):
 
 
 def response_losses(protocol: RandomizedResponseSum, ones, bit):
-    """ln P/Q where the user holds ``bit`` under P, with ``ones`` ones among the others; drawn by the protocol."""
+    """ln P/Q where the user holds ``bit`` under P, with ``ones`` ones among the others; drawn by
+    the protocol.
+    """
     n, p = protocol.users, protocol.flip
     law = np.convolve(
         stats.binom.pmf(np.arange(n - ones), n - 1 - ones, p),
@@ -82,7 +89,9 @@ def poisson_losses(protocol: PoissonSum, bit):
 
 
 def correlated_losses(protocol: CorrelatedSum, bit):
-    """ln P/Q at the numbers of "+1" and "-1", of which the protocol's own draws keep the difference alone."""
+    """ln P/Q at the numbers of "+1" and "-1", of which the protocol's own draws keep the difference
+    alone.
+    """
     w, shape, ratio = protocol.ratio, protocol.flood_shape, protocol.flood_ratio
     mean = shape * ratio / (1 - ratio)
     counts = np.arange(int(mean + 60 * math.sqrt(mean / (1 - ratio)) + 40 / -math.log(w)))
@@ -104,7 +113,9 @@ def correlated_losses(protocol: CorrelatedSum, bit):
 
 
 def scenarios(protocol):
-    """By what the others hold, and which way the user's bits change: ``losses(trials, generator)``, (trials,)."""
+    """By what the others hold, and which way the user's bits change: ``losses(trials, generator)``,
+    (trials,).
+    """
     if isinstance(protocol, RandomizedResponseSum):
         several = (0, USERS // 4, USERS // 2, USERS - 1)
         return [response_losses(protocol, ones, bit) for ones in several for bit in (0, 1)]

@@ -1,17 +1,23 @@
-"""Noise of shuffled bitsums at one guarantee: closed forms of the literature beside exact accounting.
+"""Noise of shuffled bitsums at one guarantee: closed forms of the literature beside exact
+accounting.
 
-Paper:    Wagner (2025), "Learning from End User Data with Shuffled Differential Privacy over Kernel Densities",
+Paper:    Wagner (2025), "Learning from End User Data with Shuffled Differential Privacy over Kernel
+Densities",
     section 4 and Theorem 3.1: the RMSE of one bitsum where each user takes part in I of them.
 Command:  OMP_NUM_THREADS=1 python experiments/density/bitsums.py
-Expected, at I = 768, epsilon = 2, delta = 1e-6, n = 1e5 (to 2 %): RR paper 3919, RR 62.1, 3NB paper 113.6, 3NB 91.8,
-    Poisson 61.9, central Gauss 61.8, Pure 546. RR is certified over every number of ones among the others and stays
-    within 1.03 of a trusted curator's Gaussian noise at I = 768. The guarantee that the paper's RR has in truth,
-    epsilon .023 for 2, is about 85 times stronger than it claims; at I = 1, epsilon = 7, n = 1e5 it is .174. Both are
-    split by Theorem 3.1 first, at I = 1 too. (Here an earlier version fed epsilon = 7 into the one-bit formula and
-    called the result not private: our error, the paper never does that.)
+Expected, at I = 768, epsilon = 2, delta = 1e-6, n = 1e5 (to 2 %): RR paper 3919, RR 62.1, 3NB paper
+113.6, 3NB 91.8,
+    Poisson 61.9, central Gauss 61.8, Pure 546. RR is certified over every number of ones among the
+    others and stays within 1.03 of a trusted curator's Gaussian noise at I = 768. The guarantee
+    that the paper's RR has in truth, epsilon .023 for 2, is about 85 times stronger than it claims;
+    at I = 1, epsilon = 7, n = 1e5 it is .174. Both are split by Theorem 3.1 first, at I = 1 too.
+    (Here an earlier version fed epsilon = 7 into the one-bit formula and called the result not
+    private: our error, the paper never does that.)
 Output:   RMSE in users; "true eps" is the epsilon that is certified for the paper's RR.
-    "3NB paper" spends .99 of epsilon on the noise and needs any flood it takes; 3NB limit has unlimited flood.
-    Pure: delta = 0, slack .005. "worst/delta" is the largest certified delta among all calibrated ones over the target.
+    "3NB paper" spends .99 of epsilon on the noise and needs any flood it takes; 3NB limit has
+    unlimited flood.
+    Pure: delta = 0, slack .005. "worst/delta" is the largest certified delta among all calibrated
+    ones over the target.
 Artifact: Wagner (2025) | section 4, Theorem 3.1
 Status: agrees, in RMSE; the paper's own parameters are private and noisier than needed
 Time:     about a minute on one thread; --smoke in seconds.
@@ -35,9 +41,11 @@ from torchdp.simulate import Experiment
 
 
 def composition(epsilon, delta, instances, slack, sparsity=1):
-    """(epsilon, delta) of ``instances`` repetitions whose bitsums are (epsilon, delta)-DP, ``sparsity`` bits in each.
+    """(epsilon, delta) of ``instances`` repetitions whose bitsums are (epsilon, delta)-DP,
+    ``sparsity`` bits in each.
 
-    With e = epsilon sparsity: e (exp(e) - 1) I + e sqrt(2 I ln(1/slack)), and I sparsity delta + slack.
+    With e = epsilon sparsity: e (exp(e) - 1) I + e sqrt(2 I ln(1/slack)), and I sparsity delta +
+    slack.
 
     Source: Wagner (2025), Theorem 3.1; Dwork, Rothblum, Vadhan (2010), Theorem III.3.
     """
@@ -48,7 +56,8 @@ def composition(epsilon, delta, instances, slack, sparsity=1):
 
 
 def split(epsilon, delta, instances, sparsity=1):
-    """(epsilon, delta) of one bitsum such that ``composition`` with slack delta/2 gives (epsilon, delta).
+    """(epsilon, delta) of one bitsum such that ``composition`` with slack delta/2 gives
+    (epsilon, delta).
 
     delta/(2 I sparsity), and the largest such epsilon, never above the root.
 
@@ -63,10 +72,12 @@ def split(epsilon, delta, instances, sparsity=1):
 
 
 def published_response(users, epsilon, delta):
-    """Shuffled randomized response of one bitsum: a fair coin with probability lambda/n, hence flip = lambda/(2 n).
+    """Shuffled randomized response of one bitsum: a fair coin with probability lambda/n, hence
+    flip = lambda/(2 n).
 
     With L = ln(4/delta): lambda = 64 L/epsilon^2 where epsilon >= sqrt(192 L/n), else
-    n - epsilon n^(3/2)/sqrt(432 L). Its published range is epsilon <= 1, and so the results of ``split`` up to 7.
+    n - epsilon n^(3/2)/sqrt(432 L). Its published range is epsilon <= 1, and so the results of
+    ``split`` up to 7.
 
     Source: Cheu, Smith, Ullman, Zeber, Zhilyaev (2019), as Wagner (2025) uses it.
     """
@@ -79,10 +90,12 @@ def published_response(users, epsilon, delta):
 
 
 def published_correlated(users, epsilon, delta, gamma=0.01):
-    """Correlated noise of one bitsum: epsilon_1 = (1 - gamma) epsilon for what stays, the rest for the flood.
+    """Correlated noise of one bitsum: epsilon_1 = (1 - gamma) epsilon for what stays, the rest for
+    the flood.
 
-    ratio = e^-epsilon_1, epsilon_2 = min(1/2, gamma epsilon), delta_2 = delta/(e^epsilon_1 + 2 e^(2 epsilon_1)),
-    the flood hides up to k = ceil(ln(1/delta_2)/epsilon_1) messages: NB(3 (1 + ln(1/delta_2)), e^(-0.2 epsilon_2/k)).
+    ratio = e^-epsilon_1, epsilon_2 = min(1/2, gamma epsilon), delta_2 = delta/(e^epsilon_1 + 2 e^(2
+    epsilon_1)), the flood hides up to k = ceil(ln(1/delta_2)/epsilon_1) messages: NB(3 (1 +
+    ln(1/delta_2)), e^(-0.2 epsilon_2/k)).
 
     Source: Ghazi, Kumar, Manurangsi, Pagh (2020), Theorems 1, 13 and 18.
     """
@@ -94,9 +107,11 @@ def published_correlated(users, epsilon, delta, gamma=0.01):
 
 
 def published_flood_of_one(users, epsilon, delta, gamma=0.01):
-    """The same with a flood that hides one message only: NB(3 (1 + ln(1/delta)), e^(-0.2 min(1, gamma epsilon))).
+    """The same with a flood that hides one message only: NB(3 (1 + ln(1/delta)), e^(-0.2 min(1,
+    gamma epsilon))).
 
-    Source: Ghazi, Kumar, Manurangsi, Pagh, Sinha (2021), Lemma 9, with Theorem 13 of Ghazi et al. (2020).
+    Source: Ghazi, Kumar, Manurangsi, Pagh, Sinha (2021), Lemma 9, with Theorem 13 of Ghazi et al.
+    (2020).
     """
     shape = 3 * (1 + math.log(1 / delta))
     flood = math.exp(-0.2 * min(1.0, gamma * epsilon))
@@ -106,7 +121,8 @@ def published_flood_of_one(users, epsilon, delta, gamma=0.01):
 def published_pure(users, epsilon, rho=0.5):
     """Noise ratio and drop probability of the pure protocol of one bitsum, at the level of counts.
 
-    ratio = e^-(epsilon - 0.01 rho min(epsilon, 1)), drop = 0.2 rho/(e^epsilon (1 - e^-epsilon)^2 n), rho in (0, 1/2].
+    ratio = e^-(epsilon - 0.01 rho min(epsilon, 1)), drop = 0.2 rho/(e^epsilon (1 - e^-epsilon)^2
+    n), rho in (0, 1/2].
 
     Source: Ghazi, Kumar, Manurangsi (2023), as in the code of Wagner (2025).
     """
@@ -121,27 +137,30 @@ def laplace_variance(epsilon):
 
 @dataclass(frozen=True)
 class Pure:
-    """Correlated noise with a bounded flood: a user with bit x sends x + Z1 + F times "+1" and Z2 + F times "-1", or,
-    with probability ``drop``, Z1 times "+1" and Z2 times "-1" whatever x is.
+    """Correlated noise with a bounded flood: a user with bit x sends x + Z1 + F times "+1" and Z2 +
+    F times "-1", or, with probability ``drop``, Z1 times "+1" and Z2 times "-1" whatever x is.
 
-    Z1, Z2 ~ NB(1/n, ratio), ratio = e^(-epsilon_1); F in {0, ..., s}, Pr[F = f] proportional to e^(epsilon_2 f), with
-    epsilon_2 = share epsilon, epsilon_1 = epsilon - epsilon_2 and the least s for which
-    (1 - drop) Pr[F = 0] <= (e^epsilon - 1) drop. The estimate is the sum of all messages over 1 - drop: the flood
-    cancels, and the variance is S drop/(1 - drop) + 2 ratio/((1 - ratio)^2 (1 - drop)^2). Among distributions with
-    Pr[F = f + 1] <= e^epsilon_2 Pr[F = f] and this Pr[F = 0], F is stochastically the smallest, up to the rounding
-    of s.
+    Z1, Z2 ~ NB(1/n, ratio), ratio = e^(-epsilon_1); F in {0, ..., s}, Pr[F = f] proportional to
+    e^(epsilon_2 f), with epsilon_2 = share epsilon, epsilon_1 = epsilon - epsilon_2 and the least s
+    for which (1 - drop) Pr[F = 0] <= (e^epsilon - 1) drop. The estimate is the sum of all messages
+    over 1 - drop: the flood cancels, and the variance is S drop/(1 - drop) + 2
+    ratio/((1 - ratio)^2 (1 - drop)^2). Among distributions with Pr[F = f + 1] <= e^epsilon_2
+    Pr[F = f] and this Pr[F = 0], F is stochastically the smallest, up to the rounding of s.
 
-    Guarantees: (epsilon, 0)-DP, in each instance. With ``absent`` users epsilon grows by log(n/(n - absent)).
-    Proof. Fix the other users' bits, drops and floods; they shift the view (U, V), the numbers of "+1" and "-1". Let
-    Z1, Z2 be the totals over the users present, NB(c, ratio) with c = 1 - absent/n: Pr[Z = z]/Pr[Z = z + 1] =
-    (z + 1)/((z + c) ratio) <= e^epsilon_1 / c =: e^a. Write D for the distribution of the view if the user drops (the
-    same for both bits) and K_x if not: the view has distribution P_x = drop D + (1 - drop) K_x, K_0 = (Z1 + F, Z2 + F)
-    and K_1 = (1 + Z1 + F, Z2 + F). From 1 to 0: Z1 -> Z1 + 1 maps K_1 into K_0, so K_1 <= e^a K_0 and P_1 <= e^a P_0.
-    From 0 to 1: on F >= 1, (Z2, F) -> (Z2 + 1, F - 1) leaves the view as it is under K_1 and costs e^(a + epsilon_2);
-    on F = 0 the view has distribution D. So P_0 <= (drop + (1 - drop) Pr[F = 0]) D + (1 - drop) e^(a + epsilon_2) K_1,
-    at most e^(a + epsilon_2) P_1 as (1 - drop) Pr[F = 0] <= (e^epsilon - 1) drop and epsilon <= a + epsilon_2.
-    Source: proved here; after the protocol of Ghazi, Kumar, Manurangsi (2023), with the same roles of noise, flood
-    and drops.
+    Guarantees: (epsilon, 0)-DP, in each instance. With ``absent`` users epsilon grows by
+    log(n/(n - absent)). Proof. Fix the other users' bits, drops and floods; they shift the view
+    (U, V), the numbers of "+1" and "-1". Let Z1, Z2 be the totals over the users present,
+    NB(c, ratio) with c = 1 - absent/n: Pr[Z = z]/Pr[Z = z + 1] = (z + 1)/((z + c) ratio) <=
+    e^epsilon_1 / c =: e^a. Write D for the distribution of the view if the user drops
+    (the same for both bits) and K_x if not: the view has distribution P_x = drop D + (1 - drop)
+    K_x, K_0 = (Z1 + F, Z2 + F) and K_1 = (1 + Z1 + F, Z2 + F). From 1 to 0: Z1 -> Z1 + 1 maps K_1
+    into K_0, so K_1 <= e^a K_0 and P_1 <= e^a P_0. From 0 to 1: on F >= 1, (Z2, F) ->
+    (Z2 + 1, F - 1) leaves the view as it is under K_1 and costs e^(a + epsilon_2); on F = 0 the
+    view has distribution D. So P_0 <= (drop + (1 - drop) Pr[F = 0]) D + (1 - drop)
+    e^(a + epsilon_2) K_1, at most e^(a + epsilon_2) P_1 as (1 - drop) Pr[F = 0] <= (e^epsilon - 1)
+    drop and epsilon <= a + epsilon_2.
+    Source: proved here; after the protocol of Ghazi, Kumar, Manurangsi (2023), with the same roles
+    of noise, flood and drops.
     """
 
     users: int
@@ -187,7 +206,8 @@ class Pure:
 
     @staticmethod
     def tuned(users, epsilon, slack=0.1):
-        """That of fewest messages whose RMSE is at most (1 + slack) times the discrete Laplace's at epsilon.
+        """That of fewest messages whose RMSE is at most (1 + slack) times the discrete Laplace's at
+        epsilon.
 
         For each share, the largest drop that keeps the RMSE solves a quadratic equation.
         """

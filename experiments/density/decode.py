@@ -1,12 +1,17 @@
-"""Words of highest private density in each class: what the released densities say about their classes.
+"""Words of highest private density in each class: what the released densities say about their
+classes.
 
-Paper: Wagner (2025), Tables 1 and 6 to 8 (class decoding), there on DBPedia, AG News and SST2 with 400,000 words.
-Command:  python experiments/density/decode.py   (reads results/density/data/documentation.npz, made by data.py)
-Expected: for most packages three words of their subject, at epsilon = 1 as without privacy; the paper's calibration of
+Paper: Wagner (2025), Tables 1 and 6 to 8 (class decoding), there on DBPedia, AG News and SST2 with
+400,000 words.
+Command:  python experiments/density/decode.py   (reads results/density/data/documentation.npz, made
+by data.py)
+Expected: for most packages three words of their subject, at epsilon = 1 as without privacy; the
+paper's calibration of
     randomized response decodes at random.
 Artifact: Wagner (2025) | Tables 1, 6 to 8
 Status: on documentation; the paper's embeddings are not at hand
-Time: a few minutes; --smoke, on random vectors, with protocols that are calibrated fast, in seconds.
+Time: a few minutes; --smoke, on random vectors, with protocols that are calibrated fast, in
+seconds.
 """
 
 from dataclasses import dataclass

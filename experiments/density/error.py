@@ -1,13 +1,18 @@
 """Error of a private Gaussian kernel density, its three parts, and what each user sends.
 
 Paper: Wagner (2025), Figures 2 (messages of a user) and 3 (error of the density at queries).
-Command:  python experiments/density/error.py --data documentation   (made by data.py; or as in classification.py)
-Expected: measured root mean squared errors over the queries equal those predicted in closed form. With exact
-    calibration the random features are the largest part, which orthogonal frequencies make smaller; a curator, who adds
-    up the features themselves, has no part of rounding, and never more privacy noise than a shuffled protocol. The
-    paper's calibration of randomized response is about 60 times as noisy.
-Notes: the features, of which all protocols have the same draws, are most of the error, and most of the bars (two
-    standard errors over those draws): what privacy adds is the difference of two curves, and the column privacy.
+Command:  python experiments/density/error.py --data documentation   (made by data.py; or as in
+classification.py)
+Expected: measured root mean squared errors over the queries equal those predicted in closed form.
+With exact
+    calibration the random features are the largest part, which orthogonal frequencies make smaller;
+    a curator, who adds up the features themselves, has no part of rounding, and never more privacy
+    noise than a shuffled protocol. The paper's calibration of randomized response is about 60 times
+    as noisy.
+Notes: the features, of which all protocols have the same draws, are most of the error, and most of
+the bars (two
+    standard errors over those draws): what privacy adds is the difference of two curves, and the
+    column privacy.
 Output: results/density/error/error_<data>.csv and .png.
 Artifact: Wagner (2025) | Figures 2, 3
 Status: agrees on digits; the paper's embeddings are not at hand
@@ -49,7 +54,8 @@ def measure(config, report):
     for kernel in config.kernels:
         for name in config.protocols:
             for epsilon in config.epsilons:
-                # One public draw for all protocols: its error, which is larger than privacy's, then moves no curve.
+                # One public draw for all protocols: its error, which is larger than privacy's, then
+                # moves no curve.
                 public = keyed_generator(f"{data.name} {kernel}".encode())
                 generator = keyed_generator(f"{data.name} {kernel} {name} {epsilon}".encode())
                 parts, errors = torch.zeros(3, dtype=torch.float64), []

@@ -1,8 +1,11 @@
-"""What a user sends under the density that is chosen, and under that of least predicted error: ``density.choose``.
+"""What a user sends under the density that is chosen, and under that of least predicted error:
+``density.choose``.
 
-Paper: Wagner (2025), Figure 2 (messages of a user), on features of 64 numbers and 125 users, as many as a digit has.
+Paper: Wagner (2025), Figure 2 (messages of a user), on features of 64 numbers and 125 users, as
+many as a digit has.
 Command:  python experiments/density/messages.py
-Expected: a row for each kernel and epsilon, delta = 1e-5. "least": chosen with up to 8,192 messages of a user;
+Expected: a row for each kernel and epsilon, delta = 1e-5. "least": chosen with up to 8,192 messages
+of a user;
     "chosen": with the default, 2,048; "error": of the chosen one over the least.
 Output: results/density/messages/messages.csv.
 Artifact: Wagner (2025) | Figure 2

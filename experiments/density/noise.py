@@ -1,10 +1,13 @@
-"""Noise of shuffled sums that move little: every law and number of steps, beside the worst pattern that a search finds.
+"""Noise of shuffled sums that move little: every law and number of steps, beside the worst pattern
+that a search finds.
 
-Paper: Wagner (2025), section 3, where protocols of bits hold rounded features; here in 1 to 8 steps.
+Paper: Wagner (2025), section 3, where protocols of bits hold rounded features; here in 1 to 8
+steps.
 Command:  python experiments/density/noise.py
-Expected: variance of one sum at delta = 1e-5 in five settings: I sums, where a user moves by Delta in squares, epsilon.
-    "needed" is the noise at which the worst pattern found meets delta, by code of its own: ours is never below it.
-    "curator" is Gaussian noise on numbers that are not rounded.
+Expected: variance of one sum at delta = 1e-5 in five settings: I sums, where a user moves by Delta
+in squares, epsilon.
+    "needed" is the noise at which the worst pattern found meets delta, by code of its own: ours is
+    never below it. "curator" is Gaussian noise on numbers that are not rounded.
 Output: results/density/noise/noise.csv; printed: ``experiments/bench/noise_cpu.txt``.
 Artifact: - | noise of shuffled sums by movement
 Status: agrees
@@ -99,7 +102,8 @@ def kinds(law: BitLaw, steps):
 
 
 def spectrum(P, Q, low, width, points):
-    """Fourier transform of P's law of ln P/Q, each outcome on two points of a grid with its mean; and P where Q = 0.
+    """Fourier transform of P's law of ln P/Q, each outcome on two points of a grid with its mean;
+    and P where Q = 0.
 
     Far losses are left out, which hides a violation and makes none.
     """
@@ -113,7 +117,9 @@ def spectrum(P, Q, low, width, points):
 
 
 def composed(pairs, epsilon):
-    """Delta of a product of pairs, each so many times; losses about 0 on a circle that is wide enough."""
+    """Delta of a product of pairs, each so many times; losses about 0 on a circle that is wide
+    enough.
+    """
     points, deviation = 1 << 16, 0.0
     for P, Q, times in pairs:
         both = (P > 0) & (Q > 0)
@@ -132,7 +138,9 @@ def composed(pairs, epsilon):
 
 
 def worst(law: BitLaw, instances, change, epsilon, steps):
-    """The largest delta found: equal moves of ten sizes and a smaller last one, both roles, up and down."""
+    """The largest delta found: equal moves of ten sizes and a smaller last one, both roles, up and
+    down.
+    """
     gamma = steps**2 * change
     farthest, best = min(float(steps), math.sqrt(gamma)), (0.0, "")
     sizes = {farthest * part for part in (0.05, 0.1, 0.25, 0.5, 0.75, 0.9, 1.0)} | {

@@ -1,12 +1,16 @@
 """gamma_2(W; alpha) as a curve, and what an alpha that is best for the mean squared error is worth.
 
-Papers: Ghazi, Kamath, Kumar, Manurangsi, Sealfon (2023), section 1 (gamma_2(W; alpha) and zeta); Edmonds, Nikolov,
+Papers: Ghazi, Kamath, Kumar, Manurangsi, Sealfon (2023), section 1 (gamma_2(W; alpha) and zeta);
+Edmonds, Nikolov,
     Ullman (2020), Lemma 12 (the dual).
 Command:  python experiments/factorization/approximate.py
-Expected: every point certified to a gap of 1e-3; the curves are convex and reach 0 at alpha = max abs(W) = 1. Signs
-    cost (1 - alpha) gamma_2; beyond alpha = 1/2 a workload of 0 and 1 costs 1 - alpha. The best alpha buys nothing
-    while the noise is small, and keeps the error below max abs(W) where it is large.
-Output: results/factorization/approximate/norms.csv, curves.csv, curves.png, least_error.csv (prefix sums).
+Expected: every point certified to a gap of 1e-3; the curves are convex and reach 0 at alpha = max
+abs(W) = 1. Signs
+    cost (1 - alpha) gamma_2; beyond alpha = 1/2 a workload of 0 and 1 costs 1 - alpha. The best
+    alpha buys nothing while the noise is small, and keeps the error below max abs(W) where it is
+    large.
+Output: results/factorization/approximate/norms.csv, curves.csv, curves.png, least_error.csv
+(prefix sums).
 Artifact: Ghazi et al. (2023); Edmonds, Nikolov, Ullman (2020) | gamma_2(W; alpha), Lemma 12
 Status: agrees
 Time: about a minute on one core; --smoke in seconds.

@@ -1,12 +1,15 @@
 """How gamma_2 grows with the number of types: certified brackets and a figure.
 
-Papers: Edmonds, Nikolov, Ullman (2020), section 1 (thresholds); Ghazi et al. (2023), section 5 (abs(i - j), Kendall).
+Papers: Edmonds, Nikolov, Ullman (2020), section 1 (thresholds); Ghazi et al. (2023), section 5
+(abs(i - j), Kendall).
 Command:  python experiments/factorization/growth.py
-Expected: prefix sums ln k / pi + 0.755 at k = 1024; all ranges within 0.01 of 0.43 ln k + 0.70 for k from 32 to 256;
-    Kendall's tau on a grid of sqrt k x sqrt k within 1 % of (2/pi)^2 (ln(sqrt k) + 0.819)^2 from k = 64 on, a squared
-    logarithm; abs(i - j)/(k - 1) exactly 1, and 1/2 with its free constant; random signs within 1 % of 8 sqrt(k)/(3 pi)
-    from k = 64 on.
-Output: results/factorization/growth/growth.csv and .png; points already in the CSV are not computed again.
+Expected: prefix sums ln k / pi + 0.755 at k = 1024; all ranges within 0.01 of 0.43 ln k + 0.70 for
+k from 32 to 256;
+    Kendall's tau on a grid of sqrt k x sqrt k within 1 % of (2/pi)^2 (ln(sqrt k) + 0.819)^2 from
+    k = 64 on, a squared logarithm; abs(i - j)/(k - 1) exactly 1, and 1/2 with its free constant;
+    random signs within 1 % of 8 sqrt(k)/(3 pi) from k = 64 on.
+Output: results/factorization/growth/growth.csv and .png; points already in the CSV are not computed
+again.
 Artifact: Edmonds, Nikolov, Ullman (2020); Ghazi et al. (2023) | growth of norms
 Status: agrees
 Time: about a minute on one CPU core; --smoke in 3 s.

@@ -2,8 +2,10 @@
 
 Papers: Edmonds, Nikolov, Ullman (2020); Ghazi et al. (2023), section 5.
 Command:  python experiments/factorization/known_values.py
-Expected: prefix sums k = 64: lower and upper within 1e-4 of 2.111366; parities: sqrt(number of rows);
-    1 - I_k: 2 - 2/k; 50 random matrices with sides up to 16 within 1e-4 of the SDP; prefix sums k = 512 to gap 1e-3.
+Expected: prefix sums k = 64: lower and upper within 1e-4 of 2.111366; parities:
+sqrt(number of rows);
+    1 - I_k: 2 - 2/k; 50 random matrices with sides up to 16 within 1e-4 of the SDP; prefix sums k =
+    512 to gap 1e-3.
 Output: results/factorization/known_values/*.csv.
 Artifact: Edmonds, Nikolov, Ullman (2020); Ghazi et al. (2023) | known norms
 Status: agrees

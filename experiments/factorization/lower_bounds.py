@@ -1,16 +1,20 @@
-"""Users needed and users enough: proved lower bounds beside the factorization mechanisms, local and central.
+"""Users needed and users enough: proved lower bounds beside the factorization mechanisms, local and
+central.
 
 Paper: Edmonds, Nikolov, Ullman (2020), Theorems 10, 22, 23 and 28, here with every constant.
 Command:  python experiments/factorization/lower_bounds.py
-Expected: local model, root mean squared error alpha of the worst query: needed <= enough everywhere. At alpha = 0.001
-    the ratio is at most 1.7, 1.9 and 2.7 for epsilon = 0.5, 1 and 2, at alpha = 0.01 at most 1.9, 2.1 and 3.1; at
-    alpha = 0.1 the bound weakens (thresholds: 4 to 12). In the paper's own error, the mean of the largest error of all
-    queries (ratio_max, of many users), the ratio is 11 to 26 at alpha = 0.001 and epsilon <= 1: there the bound is
-    that of the worst single query, and the mechanism pays the maximum. Central model, additive noise: the Gaussian
-    factorization mechanism within a factor of 3 to 4.6 of the bound.
+Expected: local model, root mean squared error alpha of the worst query: needed <= enough
+everywhere. At alpha = 0.001
+    the ratio is at most 1.7, 1.9 and 2.7 for epsilon = 0.5, 1 and 2, at alpha = 0.01 at most 1.9,
+    2.1 and 3.1; at alpha = 0.1 the bound weakens (thresholds: 4 to 12). In the paper's own error,
+    the mean of the largest error of all queries (ratio_max, of many users), the ratio is 11 to 26
+    at alpha = 0.001 and epsilon <= 1: there the bound is that of the worst single query, and the
+    mechanism pays the maximum. Central model, additive noise: the Gaussian factorization mechanism
+    within a factor of 3 to 4.6 of the bound.
 Output: results/factorization/lower_bounds/local.csv and central.csv.
 Artifact: Edmonds, Nikolov, Ullman (2020) | Theorems 10, 22, 23, 28
-Status: agrees, in the worst query's root mean squared error; 11 to 26 in the paper's mean largest error
+Status: agrees, in the worst query's root mean squared error; 11 to 26 in the paper's mean largest
+error
 Time: 5 seconds on one core; --smoke in 3 (small workloads, epsilon = 1).
 """
 
@@ -55,7 +59,9 @@ def problems(config):
 
 
 def mean_largest(left):
-    """E max abs(L Z), Z standard normal: the noise of many users' messages has this law, times a scale."""
+    """E max abs(L Z), Z standard normal: the noise of many users' messages has this law, times a
+    scale.
+    """
     generator = torch.Generator().manual_seed(1)
     z = torch.randn(DRAWS, left.shape[1], device="cpu", generator=generator, dtype=torch.float64)
     return float((z.to(left) @ left.mT).abs().amax(1).mean())

@@ -2,7 +2,8 @@
 
 Paper: Ghazi, Kamath, Kumar, Manurangsi, Sealfon (2023), Lemmas 11 to 13 (no figures there).
 Command:  python experiments/factorization/rank.py
-Expected: at equal rank and distortion, training has the least norm, and truncation beats the projection in both; the
+Expected: at equal rank and distortion, training has the least norm, and truncation beats the
+projection in both; the
     rank that Lemma 12 guarantees is above the matrix's own for prefix sums 64.
 Output: results/factorization/rank/reductions.csv.
 Artifact: Ghazi et al. (2023) | Lemmas 11 to 13

@@ -1,21 +1,27 @@
-"""Certified gap against CPU time for each solver of gamma_2: on a hundred matrices, and on four problems by name.
+"""Certified gap against CPU time for each solver of gamma_2: on a hundred matrices, and on four
+problems by name.
 
 Papers: Edmonds, Nikolov, Ullman (2020); Nikolov, Tang (2023); peers as named.
 Command:  OMP_NUM_THREADS=1 python experiments/factorization/relaxation.py
-Expected: train reaches a certified 1e-5 on each of the hundred instances within a CPU-second (median .07; the fixed
-    point .01), 1e-6 within 2, in float32 1e-4 within .7, and on prefix sums of 256 1e-5 in 2 CPU-s; 1,000 random
-    matrices of 32 x 32 take 54 CPU-s to 1e-4 (the fixed point 2.4). Its bounds and the semidefinite program's never
-    contradict each other. Adam in an ordinary loop is at 2e-2 on prefix sums of 64 and 5e-4 on random signs after
-    3,000 steps, some 4 CPU-s, where L-BFGS is at 1e-6 in .3. On the named problems the accelerated fixed point is first
-    to every gap below 1e-2; SCS takes over 50 times as long to 1e-4; jax-privacy's
-    strategies end between 5e-4 (p-norm, random signs) and 9e-2 (max, prefix sums of 256).
-The instances: square, wide, tall, of rank 2, sparse, signs, one row, doubled lines, graded columns, one column;
-of 3 to 26 rows and columns, at ten scales from 1e-12 to 1e12. Each point is one run from the start with one setting
-(target gap, number of steps, accuracy) on one thread, judged as in solvers.py; a line ends with the first run of over
-30 s. A peer that is missing has no line; one installed later is added by calling again.
-Output: results/factorization/relaxation/relaxation.csv, large.csv, named.csv and relaxation.png; rows already in the
+Expected: train reaches a certified 1e-5 on each of the hundred instances within a CPU-second
+(median .07; the fixed
+    point .01), 1e-6 within 2, in float32 1e-4 within .7, and on prefix sums of 256 1e-5 in 2 CPU-s;
+    1,000 random matrices of 32 x 32 take 54 CPU-s to 1e-4 (the fixed point 2.4). Its bounds and the
+    semidefinite program's never contradict each other. Adam in an ordinary loop is at 2e-2 on
+    prefix sums of 64 and 5e-4 on random signs after 3,000 steps, some 4 CPU-s, where L-BFGS is at
+    1e-6 in .3. On the named problems the accelerated fixed point is first to every gap below 1e-2;
+    SCS takes over 50 times as long to 1e-4; jax-privacy's strategies end between 5e-4
+    (p-norm, random signs) and 9e-2 (max, prefix sums of 256).
+The instances: square, wide, tall, of rank 2, sparse, signs, one row, doubled lines, graded columns,
+one column; of 3 to 26 rows and columns, at ten scales from 1e-12 to 1e12. Each point is one run
+from the start with one setting (target gap, number of steps, accuracy) on one thread, judged as in
+solvers.py; a line ends with the first run of over 30 s. A peer that is missing has no line; one
+installed later is added by calling again.
+Output: results/factorization/relaxation/relaxation.csv, large.csv, named.csv and relaxation.png;
+rows already in the
     CSV are not computed again.
-Artifact: Edmonds, Nikolov, Ullman (2020); peers | speed of solvers, the relaxation against the reference
+Artifact: Edmonds, Nikolov, Ullman (2020); peers | speed of solvers, the relaxation against the
+reference
 Status: agrees, on a CPU
 Time: about 15 minutes on one core without peers; --smoke in seconds.
 """
@@ -80,7 +86,9 @@ LARGEST = {"cvxpy, SCS": 128, "jax-privacy, max": 512, "jax-privacy, p-norm 128"
 
 @on_host
 def instance(number):
-    """Matrix ``number`` of the hundred, float64: KINDS[number % 10], of the size and the scale number // 10."""
+    """Matrix ``number`` of the hundred, float64: KINDS[number % 10], of the size and the scale
+    number // 10.
+    """
     generator = keyed_generator(f"relaxation {number}".encode())
     kind, size = KINDS[number % 10], number // 10
     m, n = {"wide": (3 + size, 8 + 2 * size), "tall": (8 + 2 * size, 3 + size)}.get(

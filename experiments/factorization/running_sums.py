@@ -1,15 +1,19 @@
-"""Prefix sums of up to a million steps: certified bounds without a matrix, and strategies of a few buffers.
+"""Prefix sums of up to a million steps: certified bounds without a matrix, and strategies of a few
+buffers.
 
-Paper: Denisov, McMahan, Rush, Smith, Thakurta (2022), matrix mechanisms; Dvijotham, McMahan, Pillutla, Steinke,
-    Thakurta (2024), buffered Toeplitz strategies; Henzinger, Kalinin, Upadhyay (2025, arXiv 2509.14334), who prove
-    0.701 <= c <= 0.846 for gamma_2 = ln n / pi + c as n grows.
+Paper: Denisov, McMahan, Rush, Smith, Thakurta (2022), matrix mechanisms; Dvijotham, McMahan,
+Pillutla, Steinke,
+    Thakurta (2024), buffered Toeplitz strategies; Henzinger, Kalinin, Upadhyay
+    (2025, arXiv 2509.14334), who prove 0.701 <= c <= 0.846 for gamma_2 = ln n / pi + c as n grows.
 Command:  OMP_NUM_THREADS=1 python experiments/factorization/running_sums.py
-Expected: brackets that overlap with those of the dense matrix; gamma_2 of a million prefix sums within [5.1269, 5.1271]
-    in less than a minute of one core, gamma_F within [5.1251, 5.1257]. Four buffers at 10,000 steps: 0.14 % (mean) and
-    0.6 % (largest) above the bound that holds for every strategy.
+Expected: brackets that overlap with those of the dense matrix; gamma_2 of a million prefix sums
+within [5.1269, 5.1271]
+    in less than a minute of one core, gamma_F within [5.1251, 5.1257]. Four buffers at 10,000
+    steps: 0.14 % (mean) and 0.6 % (largest) above the bound that holds for every strategy.
     Apart: users whose steps only keep apart.
 Output: results/factorization/running_sums/*.csv.
-Artifact: Dvijotham et al. (2024); Henzinger, Kalinin, Upadhyay (2025) | buffered strategies, constant of prefix sums
+Artifact: Dvijotham et al. (2024); Henzinger, Kalinin, Upadhyay (2025) | buffered strategies,
+constant of prefix sums
 Status: agrees
 Time: 7 minutes of one core; --smoke in seconds. bounds alone: --strategies none
 """

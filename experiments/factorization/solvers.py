@@ -2,16 +2,19 @@
 
 Papers: Edmonds, Nikolov, Ullman (2020); peers as named.
 Command:  OMP_NUM_THREADS=1 python experiments/factorization/solvers.py [--norm gamma_F]
-Expected, gamma_2: the accelerated fixed point reaches gap 1e-6 on prefix sums 256 in at most half the plain iteration's
-    iterations, on all ranges of [64] in at most 400, and prefix sums 1024 to 1e-4 at least 3 times faster.
-Expected, gamma_F: no peer reaches a certified gap in less CPU time, but for ties with HDMM at n = 64, at about 10 ms.
-Every row is judged by factorization.certify; CPU seconds of one thread, from call to return, the quickest of several
-short runs, after a first call on a small problem: imports are not counted, compilation for the shape is. A peer that
-returns a strategy C only is completed to L = W C^+ in its time; its lower bound is the accelerated solver's. All get
-the dense W.
-Peers are imported where they can be, and named as missing otherwise: cvxpy (SCS, Clarabel), jax-privacy
-(dense.optimize), google-research/federated (dp_matrix_factorization, on PYTHONPATH with its dependencies; its target, a
-gap of the squared error, is set to match), HDMM (hdmm, on PYTHONPATH).
+Expected, gamma_2: the accelerated fixed point reaches gap 1e-6 on prefix sums 256 in at most half
+the plain iteration's
+    iterations, on all ranges of [64] in at most 400, and prefix sums 1024 to 1e-4 at least 3 times
+    faster.
+Expected, gamma_F: no peer reaches a certified gap in less CPU time, but for ties with HDMM at n =
+64, at about 10 ms. Every row is judged by factorization.certify; CPU seconds of one thread, from
+call to return, the quickest of several short runs, after a first call on a small problem: imports
+are not counted, compilation for the shape is. A peer that returns a strategy C only is completed to
+L = W C^+ in its time; its lower bound is the accelerated solver's. All get the dense W.
+Peers are imported where they can be, and named as missing otherwise: cvxpy (SCS, Clarabel),
+jax-privacy (dense.optimize), google-research/federated (dp_matrix_factorization, on PYTHONPATH with
+its dependencies; its target, a gap of the squared error, is set to match), HDMM (hdmm, on
+PYTHONPATH).
 Output: results/factorization/solvers/solvers.csv.
 Artifact: Edmonds, Nikolov, Ullman (2020); peers | speed of solvers
 Status: agrees, on a CPU
@@ -50,7 +53,9 @@ Run = Callable[[Tensor], tuple]
 
 
 def plain(W, tol, most):
-    """The unaccelerated iteration for gamma_2 in its simplest form: one SVD of the whole matrix each time."""
+    """The unaccelerated iteration for gamma_2 in its simplest form: one SVD of the whole matrix
+    each time.
+    """
     m, n = W.shape
     c, P = torch.full((m,), 1 / m, dtype=W.dtype), torch.full((n,), 1 / n, dtype=W.dtype)
     lower, upper, best = 0.0, math.inf, None
@@ -85,7 +90,9 @@ def relaxation(W, tol):
 
 
 def by_adam(W, steps):
-    """The relaxation in an ordinary loop of Adam, the sharpness rising; the smoothed maxima's slopes for weights."""
+    """The relaxation in an ordinary loop of Adam, the sharpness rising; the smoothed maxima's
+    slopes for weights.
+    """
     module = Relaxation(W)
     optimizer = torch.optim.Adam(module.parameters(), lr=0.03, betas=(0.9, 0.99))
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, steps)
@@ -100,7 +107,9 @@ def by_adam(W, steps):
 
 
 def by_cvxpy(W, solver, **settings):
-    """min t, Z PSD with off-diagonal block W and diagonal <= t; weights from the diagonal's multipliers."""
+    """min t, Z PSD with off-diagonal block W and diagonal <= t; weights from the diagonal's
+    multipliers.
+    """
     import cvxpy as cp
 
     m, n = W.shape

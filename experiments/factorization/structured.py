@@ -1,13 +1,16 @@
-"""Explicit factorizations beside the certified optimum, and Kronecker products factored without forming them.
+"""Explicit factorizations beside the certified optimum, and Kronecker products factored without
+forming them.
 
 Papers: Chan, Shi, Song (2011); Honaker (2015); Fichtenberger, Henzinger, Upadhyay (2023);
-    Henzinger, Kalinin, Upadhyay (2025); Ghazi et al. (2023), Lemma 17; Nikolov, Tang (2023), Lemma 62.
+    Henzinger, Kalinin, Upadhyay (2025); Ghazi et al. (2023), Lemma 17; Nikolov, Tang (2023),
+    Lemma 62.
 Command:  python experiments/factorization/structured.py [--dense]
-Expected: prefix sums at k = 1024: the normalised square root 1.040 times the optimum, the square root 1.105, the
-    least-squares tree 1.50, the binary tree 3.54; value - ln k / pi = 0.874 and 1.066 for the first two. abs(i - j):
-    Lemma 17's tree costs 1.30 k at k = 15 and 1.60 k at 255, below its bound; the optimum stays below k.
-    Kendall's tau on 64 x 64: both bounds 10.042063, the signature form in about half a second; from the 4096 x 4096
-    matrix (--dense) in minutes.
+Expected: prefix sums at k = 1024: the normalised square root 1.040 times the optimum, the square
+root 1.105, the
+    least-squares tree 1.50, the binary tree 3.54; value - ln k / pi = 0.874 and 1.066 for the first
+    two. abs(i - j): Lemma 17's tree costs 1.30 k at k = 15 and 1.60 k at 255, below its bound; the
+    optimum stays below k. Kendall's tau on 64 x 64: both bounds 10.042063, the signature form in
+    about half a second; from the 4096 x 4096 matrix (--dense) in minutes.
 Output: results/factorization/structured/*.csv.
 Artifact: several, named in the script | explicit factorizations
 Status: agrees

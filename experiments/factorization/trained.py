@@ -1,14 +1,17 @@
-"""Errors and structures that have no fixed point, trained: error, lower bound, and the best other route.
+"""Errors and structures that have no fixed point, trained: error, lower bound, and the best other
+route.
 
 Papers: Nikolov, Tang (2023); Ghazi et al. (2023); peers as named.
 Command:  OMP_NUM_THREADS=1 python experiments/factorization/trained.py
-Expected: the trained error is at most the other's in every row, up to 1e-4; where the objective is convex and the
-    factors are free it meets the bound within 1e-4. Three-way marginals of 1,000 bits are certified in less than a
-    second, and the variance of 1,000 random cells agrees with the one predicted.
-Of prefix sums of 64, all ranges of [24], or a product of two: each row says the objective's value (root of a squared
-error) of the trained factors, the certified lower bound of all factorizations, and the value of the best other route:
-the factors of gamma_2 or of gamma_F by the fixed point, their products, the square root cut to its bands
-(Fichtenberger, Henzinger, Upadhyay 2023), and jax-privacy's banded Toeplitz strategy where it can be imported.
+Expected: the trained error is at most the other's in every row, up to 1e-4; where the objective is
+convex and the
+    factors are free it meets the bound within 1e-4. Three-way marginals of 1,000 bits are certified
+    in less than a second, and the variance of 1,000 random cells agrees with the one predicted.
+Of prefix sums of 64, all ranges of [24], or a product of two: each row says the objective's value
+(root of a squared error) of the trained factors, the certified lower bound of all factorizations,
+and the value of the best other route: the factors of gamma_2 or of gamma_F by the fixed point,
+their products, the square root cut to its bands (Fichtenberger, Henzinger, Upadhyay 2023), and
+jax-privacy's banded Toeplitz strategy where it can be imported.
 Output: results/factorization/trained/trained.csv, marginals.csv and trained.png.
 Artifact: Nikolov, Tang (2023); peers | trained errors and structures
 Status: agrees, on a CPU
@@ -60,7 +63,9 @@ class Mixed(Objective):
 
 @dataclass(frozen=True)
 class Limited(Objective):
-    """The mean squared error, query i's being at most limits_i times it: else the largest ratio counts."""
+    """The mean squared error, query i's being at most limits_i times it: else the largest ratio
+    counts.
+    """
 
     limits: Tensor  # (m,), positive
 
@@ -72,8 +77,9 @@ class Limited(Objective):
 class LocalError(Objective):
     """The worst query's variance in a local protocol whose users hold types drawn from ``prior``.
 
-    A user of type x sends a private R_x of covariance v (radius^2 I + outer R_x R_x^T), radius = max_j ||R_j||.
-    Query i then varies by v / n times radius^2 a_i + outer sum_x prior_x W_ix^2, and v / n is left out here.
+    A user of type x sends a private R_x of covariance v (radius^2 I + outer R_x R_x^T), radius =
+    max_j ||R_j||. Query i then varies by v / n times radius^2 a_i + outer sum_x prior_x W_ix^2, and
+    v / n is left out here.
     """
 
     prior: Tensor  # (n,)

@@ -57,7 +57,9 @@ class Method:
 
 
 def shares(data, k):
-    """A histogram of k types, (k,), positive, of sum 1; for a grid or labelled scores k is a square, or even."""
+    """A histogram of k types, (k,), positive, of sum 1; for a grid or labelled scores k is a
+    square, or even.
+    """
     if data in ("independent", "related"):
         x = torch.linspace(-2, 2, math.isqrt(k), dtype=torch.float64)
         r = 0.6 if data == "related" else 0.0
@@ -100,9 +102,10 @@ def rmse(squares):
 def contest(methods: list[Method], trials, preferred):
     """A row for each method and what is done afterwards; the first method is the chosen one.
 
-    z: standard errors by which it lies below the chosen one left as it is, or, done something afterwards, below the
-    better of the chosen one with the same done and with the first of ``preferred`` done that can be. Who comes near is
-    measured again in four times the trials, and so is the chosen one.
+    z: standard errors by which it lies below the chosen one left as it is, or, done something
+    afterwards, below the better of the chosen one with the same done and with the first of
+    ``preferred`` done that can be. Who comes near is measured again in four times the trials, and
+    so is the chosen one.
     """
     first, *others = methods
     few = first.draw(trials)

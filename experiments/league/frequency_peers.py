@@ -1,9 +1,11 @@
-"""Published local protocols for histograms and ranges, as their authors state them: unbiased shares of k types.
+"""Published local protocols for histograms and ranges, as their authors state them: unbiased shares
+of k types.
 
-Each function draws the reports of the users that it is asked about, in distribution and without a message for each
-user, and decodes them: ``peer(asked) -> (trials, k)``. Answers to a workload are then products with these shares, as
-the authors' packages leave them (pure-ldp, multi-freq-ldpy). Nothing here is imported from torchdp but the sums of
-random subsets, whose distribution is that of the messages.
+Each function draws the reports of the users that it is asked about, in distribution and without a
+message for each user, and decodes them: ``peer(asked) -> (trials, k)``. Answers to a workload are
+then products with these shares, as the authors' packages leave them (pure-ldp, multi-freq-ldpy).
+Nothing here is imported from torchdp but the sums of random subsets, whose distribution is that of
+the messages.
 """
 
 import math
@@ -19,7 +21,9 @@ from torchdp.randomizers import SubsetSelection
 
 @dataclass(frozen=True)
 class Asked:
-    """counts (k,): users of each type; so many trials of all their reports at epsilon, drawn by rng."""
+    """counts (k,): users of each type; so many trials of all their reports at epsilon, drawn by
+    rng.
+    """
 
     counts: np.ndarray
     epsilon: float
@@ -47,7 +51,9 @@ class Asked:
         return torch.Generator().manual_seed(int(self.rng.integers(2**62)))
 
     def levels(self, fan_out, height):
-        """Users of each node of a tree, (trials, fan_out^level) from the root's children on: one level a user."""
+        """Users of each node of a tree, (trials, fan_out^level) from the root's children on: one
+        level a user.
+        """
         leaves = np.pad(self.counts, (0, fan_out**height - self.k))
         split = self.rng.multinomial(
             leaves, np.full(height, 1 / height), (self.trials, len(leaves))
@@ -62,7 +68,9 @@ Peer = Callable[[Asked], np.ndarray]
 
 
 def direct(asked):
-    """k-RR (Warner 1965; Kairouz, Oh, Viswanath 2014): one's own type with e^epsilon times the chance of another."""
+    """k-RR (Warner 1965; Kairouz, Oh, Viswanath 2014): one's own type with e^epsilon times the
+    chance of another.
+    """
     k, n = asked.k, asked.n
     q = 1 / (asked.growth + k - 1)
     kept = asked.rng.binomial(asked.counts, 1 - k * q, (asked.trials, k))
@@ -73,31 +81,41 @@ def direct(asked):
 
 
 def _bits(asked, own, other):
-    """From how many reports support each type, its own users' with chance own, others' with ``other``."""
+    """From how many reports support each type, its own users' with chance own, others' with
+    ``other``.
+    """
     counts, n, shape = asked.counts, asked.n, (asked.trials, asked.k)
     support = asked.rng.binomial(counts, own, shape) + asked.rng.binomial(n - counts, other, shape)
     return (support / n - other) / (own - other)
 
 
 def optimized_unary(asked):
-    """OUE (Wang, Blocki, Li, Jha 2017): a bit for each type, kept with chance 1/2, set with 1/(e^epsilon + 1)."""
+    """OUE (Wang, Blocki, Li, Jha 2017): a bit for each type, kept with chance 1/2, set with
+    1/(e^epsilon + 1).
+    """
     return _bits(asked, 0.5, asked.flip)
 
 
 def symmetric_unary(asked):
-    """SUE, basic RAPPOR (Erlingsson, Pihur, Korolova 2014): each bit by randomized response at epsilon/2."""
+    """SUE, basic RAPPOR (Erlingsson, Pihur, Korolova 2014): each bit by randomized response at
+    epsilon/2.
+    """
     own = 1 / (1 + math.exp(-asked.epsilon / 2))
     return _bits(asked, own, 1 - own)
 
 
 def local_hashing(asked):
-    """OLH (Wang et al. 2017): randomized response on a hash to g = round(e^epsilon) + 1 values, a fresh one a user."""
+    """OLH (Wang et al. 2017): randomized response on a hash to g = round(e^epsilon) + 1 values, a
+    fresh one a user.
+    """
     g = round(asked.growth) + 1
     return _bits(asked, asked.growth / (asked.growth + g - 1), 1 / g)
 
 
 def hadamard_response(asked):
-    """HR (Acharya, Sun, Zhang 2019, any epsilon): B blocks of a Hadamard matrix of order b, two rows never alike."""
+    """HR (Acharya, Sun, Zhang 2019, any epsilon): B blocks of a Hadamard matrix of order b, two
+    rows never alike.
+    """
     k, n, rng, growth = asked.k, asked.n, asked.rng, asked.growth
     types = np.arange(k)
     blocks = 2 ** max(0, math.ceil(math.log2(min(growth, 2 * k))) - 1)
@@ -118,7 +136,9 @@ def hadamard_response(asked):
 
 
 def subset_selection(asked):
-    """Ye, Barg (2018): a set of about k/(e^epsilon + 1) types, likelier one that holds the user's own."""
+    """Ye, Barg (2018): a set of about k/(e^epsilon + 1) types, likelier one that holds the user's
+    own.
+    """
     oracle = SubsetSelection(asked.k, asked.epsilon)
     given = {"generator": asked.generator(), "sample_shape": (asked.trials,)}
     reports = oracle.sample_tally(torch.from_numpy(asked.counts), **given)["reports"].numpy()
@@ -132,7 +152,8 @@ def subset_selection(asked):
 def tree(fan_out):
     """HH_B with OUE and consistency: one level of a tree a user, best linear unbiased nodes.
 
-    Cormode, Kulkarni, Srivastava (2019), section 4; Hay, Rastogi, Miklau, Suciu (2010), section 4, for consistency.
+    Cormode, Kulkarni, Srivastava (2019), section 4; Hay, Rastogi, Miklau, Suciu (2010), section 4,
+    for consistency.
     """
 
     def peer(asked):
@@ -149,7 +170,9 @@ def tree(fan_out):
 
 
 def consistent_tree(levels: list[np.ndarray], fan_out):
-    """Leaves of the tree nearest to these nodes (trials, fan_out^level), all of one variance, with root 1."""
+    """Leaves of the tree nearest to these nodes (trials, fan_out^level), all of one variance, with
+    root 1.
+    """
     up = [levels[-1]]
     for height, own in enumerate(reversed(levels[:-1]), 2):
         below, size = up[-1].reshape(len(own), -1, fan_out).sum(-1), float(fan_out) ** height
@@ -163,7 +186,8 @@ def consistent_tree(levels: list[np.ndarray], fan_out):
 
 
 def haar(asked):
-    """DJW-wavelet, HaarHRR: one level of Haar coefficients a user, one Hadamard coefficient of them by one bit.
+    """DJW-wavelet, HaarHRR: one level of Haar coefficients a user, one Hadamard coefficient of them
+    by one bit.
 
     Cormode, Kulkarni, Srivastava (2019), section 5.
     """
@@ -177,7 +201,9 @@ def haar(asked):
 
 
 def _signed(held, asked):
-    """Left less right share of each node, (nodes,), from one bit of each user, held (nodes, 2), by HRR."""
+    """Left less right share of each node, (nodes,), from one bit of each user, held (nodes, 2), by
+    HRR.
+    """
     nodes, n = len(held), max(1, int(held.sum()))
     signs, sums = hadamard(nodes), np.zeros(nodes)
     for side, sign in ((0, 1), (1, -1)):
@@ -189,7 +215,8 @@ def _signed(held, asked):
 
 
 def fourier(order):
-    """InpHT (Cormode, Kulkarni, Srivastava 2018): one parity of at most ``order`` bits a user, by one bit.
+    """InpHT (Cormode, Kulkarni, Srivastava 2018): one parity of at most ``order`` bits a user, by
+    one bit.
 
     The other coefficients are put at 0: right for parities and marginals up to that order.
     """
@@ -214,7 +241,9 @@ def fourier(order):
 
 
 def norm_sub(shares):
-    """The nearest histogram: one number off every share, then those below 0 cut off (Wang et al. 2020, Norm-Sub)."""
+    """The nearest histogram: one number off every share, then those below 0 cut off
+    (Wang et al. 2020, Norm-Sub).
+    """
     falling = -np.sort(-shares, axis=-1)
     excess = (falling.cumsum(-1) - 1) / np.arange(1, shares.shape[-1] + 1)
     last = (falling > excess).sum(-1, keepdims=True) - 1

@@ -1,17 +1,23 @@
-"""Who errs least? What ``choose`` returns beside our other candidates, published methods and lower bounds.
+"""Who errs least? What ``choose`` returns beside our other candidates, published methods and lower
+bounds.
 
-Papers: Kairouz, Oh, Viswanath (2014); Wang, Blocki, Li, Jha (2017); Ye, Barg (2018); Acharya, Sun, Zhang (2019);
-    Cormode, Kulkarni, Srivastava (2018, 2019); McKenna, Maity, Mazumdar, Miklau (2020); Wang et al. (2020); Bell,
-    Bellet, Gascon, Kulkarni (2020); Ghazi, Kamath, Kumar, Manurangsi, Sealfon (2023).
+Papers: Kairouz, Oh, Viswanath (2014); Wang, Blocki, Li, Jha (2017); Ye, Barg (2018); Acharya, Sun,
+Zhang (2019);
+    Cormode, Kulkarni, Srivastava (2018, 2019); McKenna, Maity, Mazumdar, Miklau (2020); Wang et al.
+    (2020); Bell, Bellet, Gascon, Kulkarni (2020); Ghazi, Kamath, Kumar, Manurangsi, Sealfon (2023).
 Command:  python experiments/league/local_accuracy.py
-Expected: 51 cells: a workload or statistic, its types, users, epsilon and data. Chosen with every setting as it comes,
-    without a prior; predicted and measured error; the least of our other candidates and of the published methods; z, by
-    how many standard errors another measures better; the same with plausible answers in the place of unbiased ones
-    (Norm-Sub, clipping, fewer bins, ``consistent``), beside the better of ours with the same done and with
-    ``consistent``; a lower bound on what is unbiased. Measured errors are within 2 standard errors of those predicted.
-    Nothing is better by more than 2, no published method, left as it is or mended, and in one cell another candidate of
-    ours: a histogram of 98 % of one type, where an optimised strategy has .86 times the error of the chosen one.
-Output: results/league/local_accuracy/cells.csv (kept: experiments/league/local_accuracy.csv), methods.csv.
+Expected: 51 cells: a workload or statistic, its types, users, epsilon and data. Chosen with every
+setting as it comes,
+    without a prior; predicted and measured error; the least of our other candidates and of the
+    published methods; z, by how many standard errors another measures better; the same with
+    plausible answers in the place of unbiased ones (Norm-Sub, clipping, fewer bins,
+    ``consistent``), beside the better of ours with the same done and with ``consistent``; a lower
+    bound on what is unbiased. Measured errors are within 2 standard errors of those predicted.
+    Nothing is better by more than 2, no published method, left as it is or mended, and in one cell
+    another candidate of ours: a histogram of 98 % of one type, where an optimised strategy has .86
+    times the error of the chosen one.
+Output: results/league/local_accuracy/cells.csv (kept: experiments/league/local_accuracy.csv),
+methods.csv.
 Artifact: own | least error of local protocols
 Status: agrees
 Time: eight minutes of one core; --smoke in 10 to 20 CPU-seconds.
@@ -114,7 +120,9 @@ def measure(config, report):
 
 
 def summary(rows):
-    """The chosen one, the least of ours and of the published, as they are and done something afterwards."""
+    """The chosen one, the least of ours and of the published, as they are and done something
+    afterwards.
+    """
     plain, mended = (
         [row for row in rows if bool(row["afterwards"]) is after] for after in (False, True)
     )

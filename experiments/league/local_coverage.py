@@ -1,20 +1,27 @@
-"""How often 95 % intervals hold the truth: what ``choose`` returns, of statistics over pairs and of queries.
+"""How often 95 % intervals hold the truth: what ``choose`` returns, of statistics over pairs and of
+queries.
 
-Paper: intervals of Wilson (1927), Fieller (1954) and Zou, Donner (2008), as ``torchdp.protocol.interval`` joins them.
+Paper: intervals of Wilson (1927), Fieller (1954) and Zou, Donner (2008), as
+``torchdp.protocol.interval`` joins them.
 Command:  python experiments/league/local_coverage.py
-Expected: a statistic or workload of 16 types, users, epsilon, data, the chosen protocol (the first whose estimates are
-    drawn without messages), and the share of the trials whose interval holds the truth; of a workload the mean and the
-    least over its queries. 138 cells in all, .941 to .979; the seven above .965 are too wide: four of Gini's diversity
-    of uniform data, a stationary point of the form, and three of the AUC where one user in twenty is positive.
+Expected: a statistic or workload of 16 types, users, epsilon, data, the chosen protocol
+(the first whose estimates are
+    drawn without messages), and the share of the trials whose interval holds the truth; of a
+    workload the mean and the least over its queries. 138 cells in all, .941 to .979; the seven
+    above .965 are too wide: four of Gini's diversity of uniform data, a stationary point of the
+    form, and three of the AUC where one user in twenty is positive.
     ``experiments/pairwise/random_kernels.py`` has random kernels, and cells at stationary points.
-    Linear answers (linear_coverage.csv): every share of 1 to 200 users of two types, enumerated: .938 or more (epsilon
-    8, 194 users, half of them), .947 up to epsilon 4. Of 2 to 1,024 types and 30 to 100,000 users the least of six
-    shares and three queries, of 4,000 trials (1,000 of 1,024 types): 266 of 268 cells .930 or more, two of 16 types, 30
-    users and epsilon 8 .926 and .928 (a ramp; most users send what they hold). Widths over the 3.92 true deviations,
-    in geometric mean over shares and queries: .005 (few users, where intervals end at what shares can be) to 2.5 (30
-    users, epsilon 8: half a report is more than a deviation).
-Output: results/league/local_coverage/coverage.csv (kept: experiments/league/local_coverage.csv), ranges.csv (inside:
-    cells from .935 to .965), linear.csv (kept: experiments/league/linear_coverage.csv), linear_ranges.csv.
+    Linear answers (linear_coverage.csv): every share of 1 to 200 users of two types, enumerated:
+    .938 or more (epsilon 8, 194 users, half of them), .947 up to epsilon 4. Of 2 to 1,024 types and
+    30 to 100,000 users the least of six shares and three queries, of 4,000 trials
+    (1,000 of 1,024 types): 266 of 268 cells .930 or more, two of 16 types, 30 users and epsilon 8
+    .926 and .928 (a ramp; most users send what they hold). Widths over the 3.92 true deviations, in
+    geometric mean over shares and queries: .005 (few users, where intervals end at what shares can
+    be) to 2.5 (30 users, epsilon 8: half a report is more than a deviation).
+Output: results/league/local_coverage/coverage.csv (kept: experiments/league/local_coverage.csv),
+ranges.csv (inside:
+    cells from .935 to .965), linear.csv (kept: experiments/league/linear_coverage.csv),
+    linear_ranges.csv.
 Artifact: own | intervals
 Status: agrees; too wide in seven cells; two linear cells at .926 and .928
 Time: half an hour of one core; --smoke in seconds.
@@ -174,7 +181,9 @@ def within(ends: tuple[Tensor, Tensor], truth):
 
 
 def sampled_linear(config, report):
-    """The least coverage over shares and queries, and mean widths over ``NORMAL`` true deviations."""
+    """The least coverage over shares and queries, and mean widths over ``NORMAL`` true
+    deviations.
+    """
     for k in config.linear_types:
         for n in config.linear_users:
             for epsilon in config.linear_epsilons:
@@ -214,7 +223,9 @@ def one_cell(config, report, key: tuple[int, int, float, str], protocol):
 
 
 def enumerated(config, report):
-    """Two types: the least coverage over all shares of 1 to so many users, exactly; widths are means over these."""
+    """Two types: the least coverage over all shares of 1 to so many users, exactly; widths are
+    means over these.
+    """
     for epsilon in config.linear_epsilons:
         found = [exactly(epsilon, n) for n in range(1, config.enumerated + 1)]
         worst = min(found, key=lambda row: row["coverage"])
@@ -232,7 +243,9 @@ def enumerated(config, report):
 
 
 def exactly(epsilon, n) -> dict[str, float]:
-    """The least coverage over the shares of n users, where, and the mean width over ``NORMAL`` deviations."""
+    """The least coverage over the shares of n users, where, and the mean width over ``NORMAL``
+    deviations.
+    """
     protocol = RandomizedResponse(2, epsilon)
     kept = 1 / (1 + math.exp(-epsilon))
     ones = torch.arange(n + 1)

@@ -65,7 +65,9 @@ def published(cell):
 
 
 def rule(cell):
-    """Bell et al. (2020): n^(1/4) epsilon^(1/2) bins, in words and (bins, k); none where these are all types."""
+    """Bell et al. (2020): n^(1/4) epsilon^(1/2) bins, in words and (bins, k); none where these are
+    all types.
+    """
     if cell.task == "Gini diversity":
         return []
     name, bins = binned(cell.task, cell.k, round(cell.n**0.25 * cell.epsilon**0.5))
@@ -73,7 +75,9 @@ def rule(cell):
 
 
 def methods(cell):
-    """The chosen protocol, ours of least predicted error beside it on these data, and the published ones."""
+    """The chosen protocol, ours of least predicted error beside it on these data, and the published
+    ones.
+    """
     statistic, choice = chosen(cell.task, cell.k, cell.n, cell.epsilon)
     counts, generator = cell.counts, keyed_generator(cell.seed)
     truth, rng = statistic.exact(counts), np.random.default_rng(list(cell.seed))
@@ -148,7 +152,8 @@ def quietly(call):
 
 
 def bound(cell):
-    """Least RMSE of all unbiased one-round protocols on such data, on average over users drawn alike.
+    """Least RMSE of all unbiased one-round protocols on such data, on average over users drawn
+    alike.
 
     Of a ratio to first order; 0 where the first order vanishes.
     """

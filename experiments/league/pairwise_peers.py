@@ -1,7 +1,7 @@
 """Published local protocols for means over pairs of users, as their authors state them.
 
-Each is ``peer(asked) -> (trials,)``, the mean of f over pairs i != j, or for a ratio the mean of f over that of g.
-f, g: symmetric (k, k), each of one value on its diagonal.
+Each is ``peer(asked) -> (trials,)``, the mean of f over pairs i != j, or for a ratio the mean of f
+over that of g. f, g: symmetric (k, k), each of one value on its diagonal.
 """
 
 import math
@@ -36,7 +36,8 @@ def all_pairs(shares, f):
 
 
 def randomized_response(kernels, offset, bins):
-    """Bell, Bellet, Gascon, Kulkarni (2020), Algorithm 1: bins, k-RR, the kernel over pairs of decoded reports.
+    """Bell, Bellet, Gascon, Kulkarni (2020), Algorithm 1: bins, k-RR, the kernel over pairs of
+    decoded reports.
 
     bins: (bins, k), which types a bin holds; the kernels' means over them stand for the types.
     """
@@ -60,7 +61,9 @@ def randomized_response(kernels, offset, bins):
 
 
 def plug_in(kernels: list[np.ndarray], offset, histogram: Peer):
-    """The statistic of a histogram that a frequency oracle and Norm-Sub give: what one does with a package of them."""
+    """The statistic of a histogram that a frequency oracle and Norm-Sub give: what one does with a
+    package of them.
+    """
 
     def peer(asked):
         n, shares = asked.n, frequency.norm_sub(histogram(asked))
@@ -71,7 +74,8 @@ def plug_in(kernels: list[np.ndarray], offset, histogram: Peer):
 
 
 def two_messages(f):
-    """Ghazi, Kamath, Kumar, Manurangsi, Sealfon (2023), Lemma 11: W = L^T R, a noisy column of each at epsilon/2.
+    """Ghazi, Kamath, Kumar, Manurangsi, Sealfon (2023), Lemma 11: W = L^T R, a noisy column of each
+    at epsilon/2.
 
     Their randomizer of vectors is any; this one has less variance than those that they cite.
     """
@@ -92,7 +96,9 @@ def two_messages(f):
 
 
 def class_sizes(labels):
-    """Share of pairs of unlike labels (times 1/2, as the AUC's denominator) by Warner's randomized response."""
+    """Share of pairs of unlike labels (times 1/2, as the AUC's denominator) by Warner's randomized
+    response.
+    """
 
     def peer(asked):
         held = np.bincount(labels, asked.counts, 2).astype(np.int64)

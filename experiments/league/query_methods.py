@@ -42,7 +42,9 @@ def chosen(task, k, n, epsilon):
 
 @functools.lru_cache(2)
 def mckenna(task, k, epsilon):
-    """From random rows, 4k outputs, for the mean over queries and types; by our descent, which ends below theirs."""
+    """From random rows, 4k outputs, for the mean over queries and types; by our descent, which ends
+    below theirs.
+    """
     W, generator = WORKLOADS[task](k).dense(), keyed_generator(b"random rows")
     return StrategyMatrix.tuned(W, epsilon, torch.ones(k), generator=generator)
 
@@ -59,7 +61,9 @@ def published(cell) -> dict[str, peers.Peer]:
 
 
 def methods(cell):
-    """The chosen mechanism, ours of least predicted error beside it on these data, and the published ones."""
+    """The chosen mechanism, ours of least predicted error beside it on these data, and the
+    published ones.
+    """
     W, choice = chosen(cell.task, cell.k, cell.n, cell.epsilon)
     counts = cell.counts
     truth, generator = counts.double() @ W.mT / cell.n, keyed_generator(cell.seed)
@@ -123,7 +127,9 @@ def drawable(protocol: Channel):
 
 
 def decoded(protocol: Channel, tally):
-    """Shares of the types, unbiased where the reports tell all types apart, else the smallest that fit."""
+    """Shares of the types, unbiased where the reports tell all types apart, else the smallest that
+    fit.
+    """
     if not isinstance(protocol, LocalOracle):
         return None
     client = protocol.client
@@ -133,7 +139,9 @@ def decoded(protocol: Channel, tally):
 
 
 def bound(cell):
-    """Least RMSE of all unbiased local protocols on such data, on average over users drawn alike."""
+    """Least RMSE of all unbiased local protocols on such data, on average over users drawn
+    alike.
+    """
     W, _ = chosen(cell.task, cell.k, cell.n, cell.epsilon)
     h = shares(cell.data, cell.k)
     simple = lower_bound(W, cell.n, cell.epsilon, prior=h)

@@ -1,4 +1,6 @@
-"""The league's rows: the same work at the same privacy, who does it, and how every answer is judged alike."""
+"""The league's rows: the same work at the same privacy, who does it, and how every answer is judged
+alike.
+"""
 
 import math
 from collections.abc import Callable, Mapping
@@ -19,10 +21,12 @@ def verdict(error, mended=None, seen=None):
 
 @dataclass(frozen=True)
 class Row:
-    """error says what is counted, less is better; sides maps each side to its arithmetic and who is trusted.
+    """error says what is counted, less is better; sides maps each side to its arithmetic and who is
+    trusted.
 
-    judge(answer, check, **settings) -> Verdict. seen names what the guarantee is checked by: it may be at most
-    ``promised`` + ``slack``; "" where nothing is checked. warm, quick: settings of the first call and of a short run.
+    judge(answer, check, **settings) -> Verdict. seen names what the guarantee is checked by: it may
+    be at most ``promised`` + ``slack``; "" where nothing is checked. warm, quick: settings of the
+    first call and of a short run.
     """
 
     name: str
@@ -39,7 +43,9 @@ class Row:
 
 @dataclass(frozen=True)
 class Peer:
-    """What pip installs, one call after another, into an environment of the peer's own; what it was built for."""
+    """What pip installs, one call after another, into an environment of the peer's own; what it was
+    built for.
+    """
 
     installs: tuple[str, ...]
     purpose: str
@@ -50,7 +56,9 @@ def rms(errors):
 
 
 def frequency(subset=1, unary=False):
-    """seen: the epsilon of the reports of n users who all hold type 0, whose sets have so many of the k types."""
+    """seen: the epsilon of the reports of n users who all hold type 0, whose sets have so many of
+    the k types.
+    """
 
     def judge(answer, check: list | None, n, k, epsilon):
         truth = np.bincount(side.crowd(n, k), minlength=k) / n
@@ -90,10 +98,12 @@ def noise(values, check, **settings):
 
 
 def strategy(worst):
-    """seen: what decoding leaves of the queries; the error is computed at the strategy's own sensitivity.
+    """seen: what decoding leaves of the queries; the error is computed at the strategy's own
+    sensitivity.
 
-    Someone who takes part in every n/epochs-th step moves the answers by at most the root of the sum of the absolute
-    products of these columns; that is attained where columns are orthogonal, or no product is negative.
+    Someone who takes part in every n/epochs-th step moves the answers by at most the root of the
+    sum of the absolute products of these columns; that is attained where columns are orthogonal, or
+    no product is negative.
     """
 
     def judge(C, check, n, epochs=1):
@@ -122,12 +132,16 @@ def against(truth: Callable[..., np.ndarray]):
 
 
 def cumulative(n, k, **settings):
-    """Shares of users at most 0, at most 1, ...: several estimates, (times, k), are held against them."""
+    """Shares of users at most 0, at most 1, ...: several estimates, (times, k), are held against
+    them.
+    """
     return np.cumsum(np.bincount(side.crowd(n, k), minlength=k)) / n
 
 
 def poisson_delta(mean, epsilon, instances, step=1e-5):
-    """delta of so many counts of mean Poisson noise, each moved by one: losses on a grid, composed by Fourier."""
+    """delta of so many counts of mean Poisson noise, each moved by one: losses on a grid, composed
+    by Fourier.
+    """
     reach = 12 * math.sqrt(mean)
     k = np.arange(max(1, int(mean - reach)), int(mean + reach))
     logs = k * math.log(mean) - mean - np.array([math.lgamma(each + 1) for each in k])
@@ -149,7 +163,9 @@ def bits(deviation, check, users, epsilon, delta, instances):
 
 
 def clipped(total, check, n, d, hidden, classes, bound):
-    """error: relative, of the sum of clipped gradients, by hand in float64; seen: the longest example alone."""
+    """error: relative, of the sum of clipped gradients, by hand in float64; seen: the longest
+    example alone.
+    """
     weights, x, y = side.network(n, d, hidden, classes)
     x, (A, a, B, b) = x.astype(float), (each.astype(float) for each in weights)
     before = x @ A.T + a

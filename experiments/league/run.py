@@ -1,24 +1,33 @@
-"""League table: the same work at the same privacy by this package and by published ones, each as it is installed.
+"""League table: the same work at the same privacy by this package and by published ones, each as it
+is installed.
 
-Papers: Kairouz, Oh, Viswanath (2014); Wang, Blocki, Li, Jha (2017); Ye, Barg (2018); Acharya, Sun, Zhang (2019); Balle,
-    Wang (2018); Edmonds, Nikolov, Ullman (2020); Doroshenko, Ghazi, Kamath, Kumar, Manurangsi (2022); Asi, Feldman,
-    Talwar (2022); Choquette-Choo, McMahan, Rush, Thakurta (2023); McKenna, Miklau, Sheldon (2021).
-Command:  python experiments/league/run.py [--quick] [--only opendp jax-privacy] [--rows ridge "sampled sums"]
-What: peers are installed by pip into environments of their own (results/league/environments, --environments); what
-    does not install or run is named. Every side runs in its own process on one thread; in each turn every side does
-    all of its rows once. Errors and guarantees are computed from the answers by code that is the same for all
-    (rows.py). mended: the error of shares clipped at 0 and normalised, as multi-freq-ldpy returns them; others' shares
-    are treated so too. seen: what the guarantee is checked by. A new row is an entry of rows.py and a function in each
-    of sides/by_<peer>.py.
-Expected: experiments/bench/league_cpu.md. Ours is the fastest side of 13 of the 17 rows that have another one. Slower:
-    ridge (diffprivlib and scikit-learn, a fifth and less of the time), 1e9 users (numpy by hand, 0.1 ms for 1.4), one
-    clipped step (opacus by ghost clipping, a third of the time: one call, which pays for the checks of the first
-    batch), consistent marginals (mbi, a quarter). dp-accounting's epsilon of sampled sums is 0.05 % less, opendp's
-    noise is exact where ours is rounded. Raw shares have the same error on all sides; diffprivlib's ridge has 29 times
-    the error, for a guarantee without delta. Two promises do not hold to the last digit: autodp's calibrated noise is
-    3.5e-9 too small, one of opacus's clipped gradients is 4e-8 longer than its bound. Where another side does better
-    than ours, the page says so.
-Output: results/league/run/turns.csv, league.csv and league.md (--keep: experiments/bench/league_cpu.*).
+Papers: Kairouz, Oh, Viswanath (2014); Wang, Blocki, Li, Jha (2017); Ye, Barg (2018); Acharya, Sun,
+Zhang (2019); Balle,
+    Wang (2018); Edmonds, Nikolov, Ullman (2020); Doroshenko, Ghazi, Kamath, Kumar, Manurangsi
+    (2022); Asi, Feldman, Talwar (2022); Choquette-Choo, McMahan, Rush, Thakurta (2023); McKenna,
+    Miklau, Sheldon (2021).
+Command:  python experiments/league/run.py [--quick] [--only opendp jax-privacy]
+[--rows ridge "sampled sums"]
+What: peers are installed by pip into environments of their own (results/league/environments,
+--environments); what
+    does not install or run is named. Every side runs in its own process on one thread; in each turn
+    every side does all of its rows once. Errors and guarantees are computed from the answers by
+    code that is the same for all (rows.py). mended: the error of shares clipped at 0 and
+    normalised, as multi-freq-ldpy returns them; others' shares are treated so too. seen: what the
+    guarantee is checked by. A new row is an entry of rows.py and a function in each of
+    sides/by_<peer>.py.
+Expected: experiments/bench/league_cpu.md. Ours is the fastest side of 13 of the 17 rows that have
+another one. Slower:
+    ridge (diffprivlib and scikit-learn, a fifth and less of the time), 1e9 users
+    (numpy by hand, 0.1 ms for 1.4), one clipped step (opacus by ghost clipping, a third of the
+    time: one call, which pays for the checks of the first batch), consistent marginals (mbi, a
+    quarter). dp-accounting's epsilon of sampled sums is 0.05 % less, opendp's noise is exact where
+    ours is rounded. Raw shares have the same error on all sides; diffprivlib's ridge has 29 times
+    the error, for a guarantee without delta. Two promises do not hold to the last digit: autodp's
+    calibrated noise is 3.5e-9 too small, one of opacus's clipped gradients is 4e-8 longer than its
+    bound. Where another side does better than ours, the page says so.
+Output: results/league/run/turns.csv, league.csv and league.md (--keep:
+experiments/bench/league_cpu.*).
 Artifact: peers | the same work side by side
 Status: 18 rows, 13 peers, on a CPU
 Time: six minutes of one core after the installs, which take some minutes and 7 GB; --smoke in
@@ -69,7 +78,9 @@ def script(name):
 
 
 def installed(peer, folder):
-    """The python of the peer's environment, made where it is missing. Raises OSError with pip's last line."""
+    """The python of the peer's environment, made where it is missing. Raises OSError with pip's
+    last line.
+    """
     home, python = folder.absolute() / peer, folder.absolute() / peer / "bin" / "python"
     done = home / "installed"
     wanted = "\n".join(PEERS[peer].installs)
@@ -176,7 +187,8 @@ def measure(config, report):
 
 
 def summary(row, turns):
-    """A line for each side: medians of seconds and MiB, root mean squares of errors, the mean of what was seen.
+    """A line for each side: medians of seconds and MiB, root mean squares of errors, the mean of
+    what was seen.
 
     steady: the error is the same in all turns.
     """
@@ -206,7 +218,9 @@ def average(values: list[float]):
 
 
 def losses(table):
-    """Where another side does better: an error that differs by more than chance, less time, half of the memory."""
+    """Where another side does better: an error that differs by more than chance, less time, half of
+    the memory.
+    """
     ours = {line["row"]: line for line in table if line["side"] == OURS}
     for line in table:
         if line["side"] == OURS or line["row"] not in ours:

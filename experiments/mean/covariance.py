@@ -1,12 +1,15 @@
 """Private covariance of real data: unbiased, projected, and what an unbiased estimate must cost.
 
-Papers: Nikolov, Tang (2023), Theorem 6 and the text after it; Nikolov, Talwar, Zhang (2016) for the projection.
+Papers: Nikolov, Tang (2023), Theorem 6 and the text after it; Nikolov, Talwar, Zhang (2016) for the
+projection.
 Command:  python experiments/mean/covariance.py
-Expected: relative Frobenius error at epsilon = 1, delta = 1e-6, on breast cancer (30 measurements over their published
-    maxima) and digits (64 pixels), rows shortened to norm 1, data repeated to reach n. The joint release errs 3.1 to
-    3.3 times less than noise on every entry; unbiased errors fall like 1/n and are about 8 times the lower bound, which
-    has no log(1/delta); projections, biased, are closer for few users, where all errors are large. Measured /
-    predicted is 1 within 0.03. An error of 1 is what answering 0 has.
+Expected: relative Frobenius error at epsilon = 1, delta = 1e-6, on breast cancer
+(30 measurements over their published
+    maxima) and digits (64 pixels), rows shortened to norm 1, data repeated to reach n. The joint
+    release errs 3.1 to 3.3 times less than noise on every entry; unbiased errors fall like 1/n and
+    are about 8 times the lower bound, which has no log(1/delta); projections, biased, are closer
+    for few users, where all errors are large. Measured / predicted is 1 within 0.03. An error of 1
+    is what answering 0 has.
 Output: results/mean/covariance/covariance.csv and covariance.png.
 Artifact: Nikolov, Tang (2023) | Theorem 6
 Status: agrees
@@ -42,7 +45,9 @@ ENTRIES, JOINT, POSITIVE, PROJECTED, LOWER = (
 
 
 def tables():
-    """Rows in the unit ball: each measurement over its public maximum, then over the root of the dimension."""
+    """Rows in the unit ball: each measurement over its public maximum, then over the root of the
+    dimension.
+    """
     from sklearn.datasets import load_breast_cancer, load_digits
 
     cancer = torch.as_tensor(load_breast_cancer().data)
@@ -61,9 +66,11 @@ def errors(drawn, exact) -> tuple[float, float]:
 
 
 def every_entry(x, trials):
-    """What noise without a shape does: half the budget for each, independent noise on all d^2 entries, as a matrix.
+    """What noise without a shape does: half the budget for each, independent noise on all d^2
+    entries, as a matrix.
 
-    (epsilon/2, delta/2) twice; sensitivity 2 for the second moment, that of a set of diameter 2, and for the mean.
+    (epsilon/2, delta/2) twice; sensitivity 2 for the second moment, that of a set of diameter 2,
+    and for the mean.
     """
     (n, d), sigma = x.shape, 2 * gaussian_sigma(EPSILON / 2, DELTA / 2) / len(x)
     generator = keyed_generator(f"every entry {n} {d}".encode())
@@ -84,7 +91,8 @@ def methods(name, rows, copies, trials):
     drawn = mechanism.analyse(
         mechanism.sample_tally(summary, generator=generator, sample_shape=(trials,))
     )
-    # The same release as a second moment, moved to the nearest that data in the ball can have; so is the mean.
+    # The same release as a second moment, moved to the nearest that data in the ball can have; so
+    # is the mean.
     noise_of_square = (mechanism.moment_noise(n) / mechanism.mean_weight) ** 2 * torch.eye(
         d, dtype=x.dtype
     )
@@ -92,7 +100,8 @@ def methods(name, rows, copies, trials):
     second = drawn.value + noisy[:, :, None] * noisy[:, None, :] - noise_of_square
     near, mean = project_second_moment(second), ball.project(noisy)
     near = project_covariance(near - mean[:, :, None] * mean[:, None, :])
-    # Others' mean m takes nothing away: the odd part of (y - m)(y - m)^T, y on the sphere, only adds to its covariance.
+    # Others' mean m takes nothing away: the odd part of (y - m)(y - m)^T, y on the sphere, only
+    # adds to its covariance.
     floor = (
         approximate_lower_bound((1 - 1 / n) * moment_norm(d, 2), n, EPSILON, DELTA, d * d) / size
     )

@@ -1,15 +1,18 @@
-"""Error of six shapes of Gaussian noise and of pure noise on twelve domains, beside what unbiased mechanisms must cost.
+"""Error of six shapes of Gaussian noise and of pure noise on twelve domains, beside what unbiased
+mechanisms must cost.
 
 Paper: Nikolov, Tang (2023), Theorems 15, 23, 42 and 43; Lemma 60 for the boxes.
 Command:  python experiments/mean/errors.py
-Expected: (E ||error||_p^2)^{1/2} n at rho = 0.5 zCDP. At p = 2 noise shaped to the differences costs (e - 1)^{1/2} =
-    1.311 times the lower bound for the worst data, on every domain whose oracle is exact: that is the bound's own slack
-    at this rho, 1 at rho = 0. Round noise costs up to 2.3 times more. At p = inf the shape of least error is not
-    that of Gamma_inf: 26 % less on the box. "default" is GaussianMean.tuned: in no row does another shape err less,
-    beyond a thousandth. Measured / predicted is 1 within 0.03. Pure noise of an ellipsoid: at epsilon = 1, 2.3 to
-    3.2 times its lower bound.
-    CoinPress (Biswas, Dong, Kamath, Ullman 2020), of as many users for each point, told the ball around the domain and
-    the points' largest deviation, errs more than the default in every row (``over_default``).
+Expected: (E ||error||_p^2)^{1/2} n at rho = 0.5 zCDP. At p = 2 noise shaped to the differences
+costs (e - 1)^{1/2} =
+    1.311 times the lower bound for the worst data, on every domain whose oracle is exact: that is
+    the bound's own slack at this rho, 1 at rho = 0. Round noise costs up to 2.3 times more. At p =
+    inf the shape of least error is not that of Gamma_inf: 26 % less on the box. "default" is
+    GaussianMean.tuned: in no row does another shape err less, beyond a thousandth. Measured /
+    predicted is 1 within 0.03. Pure noise of an ellipsoid: at epsilon = 1, 2.3 to 3.2 times its
+    lower bound. CoinPress (Biswas, Dong, Kamath, Ullman 2020), of as many users for each point,
+    told the ball around the domain and the points' largest deviation, errs more than the default in
+    every row (``over_default``).
 Output: results/mean/errors/errors.csv, boxes.csv, pure.csv, coinpress.csv, errors.png; printed:
     ``experiments/bench/means_cpu.txt``.
 Artifact: Nikolov, Tang (2023) | Theorems 15, 23, 42, 43, Lemma 60
@@ -56,7 +59,9 @@ def from_origin(domain, p):
 
 
 def per_coordinate(domain, p):
-    """Independent noise for each coordinate's width, by the best split of the budget between them."""
+    """Independent noise for each coordinate's width, by the best split of the budget between
+    them.
+    """
     one = torch.eye(domain.dimension, dtype=torch.float64)
     widths = ((domain.extreme(one) - domain.extreme(-one)) * one).sum(1)
     share = widths ** (2.0 if p == math.inf else 2 * p / (p + 2))
@@ -165,10 +170,12 @@ def shapes(name, domain, p, draws) -> list[dict[str, str | float]]:
 
 
 def pure(name, domain, draws):
-    """At p = 2, (E ||error||^2)^{1/2} n of A z, z of density ~ exp(-epsilon ||z||/D), D the diameter of A^+ K.
+    """At p = 2, (E ||error||^2)^{1/2} n of A z, z of density ~ exp(-epsilon ||z||/D), D the
+    diameter of A^+ K.
 
     The length of z is Gamma(r) D/epsilon, its direction uniform, r the columns of A.
-    Source: Hardt, Talwar (2010), "On the geometry of differential privacy", section 4, for an ellipsoid around K - K.
+    Source: Hardt, Talwar (2010), "On the geometry of differential privacy", section 4, for an
+    ellipsoid around K - K.
     """
     shape = difference_shape(domain, 2.0)
     scale, r = encoding(domain, shape).diameter / EPSILON, shape.root.shape[1]
@@ -185,7 +192,8 @@ def pure(name, domain, draws):
 
 
 def coinpress(x, centre, radius, deviation, rho, generator, users: int | None = None):
-    """Rounds of clipping to a ball and adding noise; what radius is left follows from a normal distribution's tails.
+    """Rounds of clipping to a ball and adding noise; what radius is left follows from a normal
+    distribution's tails.
 
     users: where there are more of them, as many for each row of x.
     """
@@ -210,7 +218,9 @@ def coinpress(x, centre, radius, deviation, rho, generator, users: int | None = 
 
 
 def adaptive(name, domain, p, users, runs):
-    """Of CoinPress, told a ball around the domain and the points' largest deviation: (E ||error||_p^2)^{1/2} users."""
+    """Of CoinPress, told a ball around the domain and the points' largest deviation:
+    (E ||error||_p^2)^{1/2} users.
+    """
     points = domain.spanning()
     truth, generator = points.mean(0), keyed_generator(f"{name} {p} coinpress".encode())
     centre = (points.amax(0) + points.amin(0)) / 2

@@ -2,10 +2,11 @@
 
 Paper: Nikolov, Tang (2023), Theorems 15, 17, 4 and 55.
 Command:  python experiments/mean/local_central.py
-Expected: (E ||error||_2^2)^{1/2} at epsilon = 1. Local errors fall like n^{-1/2}, central ones like 1/n; shaped noise
-    has an error 1.64 times less than that of round noise in both. PrivUnit is 2.5 times the local lower bound for every
-    data set, and 9 % below a point release of full budget, whose error is in closed form. Measured /
-    predicted is 1 within 0.03.
+Expected: (E ||error||_2^2)^{1/2} at epsilon = 1. Local errors fall like n^{-1/2}, central ones like
+1/n; shaped noise
+    has an error 1.64 times less than that of round noise in both. PrivUnit is 2.5 times the local
+    lower bound for every data set, and 9 % below a point release of full budget, whose error is in
+    closed form. Measured / predicted is 1 within 0.03.
 Output: results/mean/local_central/local_central.csv and local_central.png.
 Artifact: Nikolov, Tang (2023) | Theorems 4, 15, 17, 55
 Status: agrees
@@ -68,7 +69,8 @@ def measure(config, report):
             predicted = mechanism.error(n).root_mean_square.value
             row = {"predicted": predicted, **found, "ratio": found["measured"] / predicted}
             report.row("local_central", method=method, n=n, **row)
-        # Blasiok et al. (2019): a message of covariance (pi/2) coth(epsilon/2)^2 I - u u^T for the user's u
+        # Blasiok et al. (2019): a message of covariance (pi/2) coth(epsilon/2)^2 I - u u^T for the
+        # user's u
         isotropic = mechanisms["local, shaped, PrivUnit"].error(n).root_mean_square.value ** 2
         isotropic *= (
             math.pi / 2 / math.tanh(EPSILON / 2) ** 2 / float(PrivUnit.unit_variance(d, EPSILON))

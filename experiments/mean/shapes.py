@@ -1,14 +1,19 @@
-"""Gamma_p of domains: certified, beside closed forms, beside a semidefinite program, and at sizes it cannot reach.
+"""Gamma_p of domains: certified, beside closed forms, beside a semidefinite program, and at sizes
+it cannot reach.
 
-Paper: Nikolov, Tang (2023), "General Gaussian noise mechanisms and their optimality for unbiased mean estimation",
+Paper: Nikolov, Tang (2023), "General Gaussian noise mechanisms and their optimality for unbiased
+mean estimation",
     Definition 2, Theorem 32, Lemmas 19, 60 and 62, equations (26) and (27).
 Command:  OMP_NUM_THREADS=1 python experiments/mean/shapes.py
-Expected: every closed form met within 1e-4, mostly to rounding; 15 points in R^5 equal to the program within 1e-5; 4096
-    points in R^512 at a gap below 1e-3; zonotopes of up to 23 generators at a gap below 1e-3 in 3 CPU-s, larger ones
-    below sqrt(pi/2) - 1 = 0.25 (their ellipsoid is the best that the semidefinite bound proves; the rest is that
-    bound's own slack and the search's).
-Output: results/mean/shapes/*.csv, a row for each domain and p: lower and upper bound, gap, CPU seconds, what they are
-    compared with ("took": its seconds; "theory": bounds the gap). The program is cvxpy with Clarabel, for d + N <= 80.
+Expected: every closed form met within 1e-4, mostly to rounding; 15 points in R^5 equal to the
+program within 1e-5; 4096
+    points in R^512 at a gap below 1e-3; zonotopes of up to 23 generators at a gap below 1e-3 in 3
+    CPU-s, larger ones below sqrt(pi/2) - 1 = 0.25 (their ellipsoid is the best that the
+    semidefinite bound proves; the rest is that bound's own slack and the search's).
+Output: results/mean/shapes/*.csv, a row for each domain and p: lower and upper bound, gap, CPU
+seconds, what they are
+    compared with ("took": its seconds; "theory": bounds the gap). The program is cvxpy with
+    Clarabel, for d + N <= 80.
 Artifact: Nikolov, Tang (2023) | Definition 2, Theorem 32, Lemmas 19, 60, 62
 Status: agrees
 Time: a minute or two on one core, mostly the program; --smoke in seconds.

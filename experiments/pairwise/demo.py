@@ -1,9 +1,12 @@
-"""Three statistics of real data under local differential privacy: private estimates, predicted and measured error.
+"""Three statistics of real data under local differential privacy: private estimates, predicted and
+measured error.
 
 Paper: Ghazi, Kamath, Kumar, Manurangsi, Sealfon (2023): AUC, Kendall's tau, Gini's mean difference.
 Command:  python3 run.py demo        (or: python experiments/pairwise/demo.py)
-Expected: measured RMSE within a few per cent of the predicted one; estimates within about two of them of the truth.
-Data: tables that ship with scikit-learn (breast cancer, diabetes), resampled with replacement to 100,000 users:
+Expected: measured RMSE within a few per cent of the predicted one; estimates within about two of
+them of the truth.
+Data: tables that ship with scikit-learn (breast cancer, diabetes), resampled with replacement to
+100,000 users:
     real values, but not that many real people.
 Output: results/pairwise/demo/demo.csv. Errors against n: experiments/pairwise/error_vs_n.py.
 Artifact: Ghazi et al. (2023) | AUC, Kendall's tau, Gini
@@ -43,7 +46,9 @@ QUESTIONS = {
 
 
 def breast_cancer():
-    """Scores of a logistic regression on one feature, fitted to one half of the patients, on the other half."""
+    """Scores of a logistic regression on one feature, fitted to one half of the patients, on the
+    other half.
+    """
     from sklearn.datasets import load_breast_cancer
     from sklearn.linear_model import LogisticRegression
     from sklearn.model_selection import train_test_split
@@ -89,7 +94,9 @@ def run(arguments):
 
 
 def error(statistic, protocol, users, trials):
-    """The value for these users, (k,) of each type; predicted and measured RMSE, the latter with its 95 % interval."""
+    """The value for these users, (k,) of each type; predicted and measured RMSE, the latter with
+    its 95 % interval.
+    """
     truth = statistic.exact(users)
     generator = keyed_generator(statistic.name.encode())
     drawn = protocol.sample_estimate(users, generator=generator, sample_shape=(trials,))

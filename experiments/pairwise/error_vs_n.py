@@ -1,12 +1,17 @@
-"""Error and coverage against the number of users: both protocols and randomized response, predicted and measured.
+"""Error and coverage against the number of users: both protocols and randomized response, predicted
+and measured.
 
-Paper: Ghazi, Kamath, Kumar, Manurangsi, Sealfon (2023), Lemma 11 and Corollary 7 (the paper has no experiments).
+Paper: Ghazi, Kamath, Kumar, Manurangsi, Sealfon (2023), Lemma 11 and Corollary 7
+(the paper has no experiments).
 Command:  torchdp sweep experiments/pairwise/error_vs_n.py
-Expected: measured / predicted MSE within 1 +- 0.05 (10,000 trials, standard error about 0.015) for the means; for
-    auc, a ratio, wherever the error is below 0.05. Slopes near -1/2 for large n, near -1 where n is small.
-    Coverage of 95 % intervals, beside the error in the same table: 0.944 to 0.956 of Gini's cells with 10,000 trials;
-    0.934 to 0.974 of Kendall's and the AUC's with --trials 2500 (standard error about 0.0044).
-Data: fixed histograms (Zipf, or a discretised normal), so the error is that of the privacy noise alone.
+Expected: measured / predicted MSE within 1 +- 0.05 (10,000 trials, standard error about 0.015) for
+the means; for
+    auc, a ratio, wherever the error is below 0.05. Slopes near -1/2 for large n, near -1 where n is
+    small. Coverage of 95 % intervals, beside the error in the same table: 0.944 to 0.956 of Gini's
+    cells with 10,000 trials; 0.934 to 0.974 of Kendall's and the AUC's with --trials 2500
+    (standard error about 0.0044).
+Data: fixed histograms (Zipf, or a discretised normal), so the error is that of the privacy noise
+alone.
 Artifact: Ghazi et al. (2023) | Lemma 11, Corollary 7
 Status: agrees
 Time: about 4 minutes on 2 CPU cores; --smoke in seconds.
@@ -65,7 +70,9 @@ def statistic(name, types):
 
 
 def users(name, types, n):
-    """Counts of n users: Zipf; for kendall a correlated normal on the grid, for auc two shifted normals."""
+    """Counts of n users: Zipf; for kendall a correlated normal on the grid, for auc two shifted
+    normals.
+    """
     x = torch.linspace(-2, 2, types, dtype=torch.float64)
     if name == "kendall":
         weights = torch.exp(-(x[:, None] ** 2 - 0.8 * x[:, None] * x + x**2) / 1.2).flatten()
@@ -79,7 +86,9 @@ def users(name, types, n):
 
 
 def make_trial(config: dict[str, Any]):
-    """Of one private estimate: its squared error, whether its 95 % interval holds the truth, and its error."""
+    """Of one private estimate: its squared error, whether its 95 % interval holds the truth, and
+    its error.
+    """
     question = statistic(config["statistic"], config["types"])
     kind = PROTOCOLS[config["protocol"]]
     protocol = kind(question, config["epsilon"])

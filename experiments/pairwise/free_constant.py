@@ -1,11 +1,15 @@
-"""What the free constant of a kernel is worth: gamma_2 and predicted error without it and with it; vectors and signs.
+"""What the free constant of a kernel is worth: gamma_2 and predicted error without it and with it;
+vectors and signs.
 
-Paper: Ghazi, Kamath, Kumar, Manurangsi, Sealfon (2023), section 5, who factor each kernel as it is; section 3 (factors
+Paper: Ghazi, Kamath, Kumar, Manurangsi, Sealfon (2023), section 5, who factor each kernel as it is;
+section 3 (factors
     of a kernel; here one vector of each type).
 Command:  python experiments/pairwise/free_constant.py
-Expected: abs(x - y): gamma_2 from 1 to 1/2; Gaussian kernel: RMSE nearly 3 times smaller; Kendall's tau: no gain.
-    Less its constant abs(x - y) is minus a Gram matrix: all signs negative, the vectors are thresholds in disguise.
-    Kendall's tau has signs of both kinds in equal number. Every kernel is rebuilt to rounding.
+Expected: abs(x - y): gamma_2 from 1 to 1/2; Gaussian kernel: RMSE nearly 3 times smaller; Kendall's
+tau: no gain.
+    Less its constant abs(x - y) is minus a Gram matrix: all signs negative, the vectors are
+    thresholds in disguise. Kendall's tau has signs of both kinds in equal number. Every kernel is
+    rebuilt to rounding.
 Output: results/pairwise/free_constant/free_constant.csv.
 Artifact: Ghazi et al. (2023) | sections 3 and 5
 Status: agrees

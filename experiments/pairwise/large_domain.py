@@ -1,8 +1,11 @@
-"""A large domain and many users: what one message gains over two, and how long a billion users take.
+"""A large domain and many users: what one message gains over two, and how long a billion users
+take.
 
-Paper: Ghazi, Kamath, Kumar, Manurangsi, Sealfon (2023), Lemma 11, with kernel abs(x - y) on 1024 types.
+Paper: Ghazi, Kamath, Kumar, Manurangsi, Sealfon (2023), Lemma 11, with kernel abs(x - y) on 1024
+types.
 Command:  python experiments/pairwise/large_domain.py
-Expected: two-message MSE / one-message MSE at least 1.8 at epsilon = 1, n = 10^6 (both with PrivUnit), predicted
+Expected: two-message MSE / one-message MSE at least 1.8 at epsilon = 1, n = 10^6
+(both with PrivUnit), predicted
     and measured; one aggregate estimate for n = 10^9 users in under 5 s.
 Output: results/pairwise/large_domain/*.csv.
 Artifact: Ghazi et al. (2023) | Lemma 11

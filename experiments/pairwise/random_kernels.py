@@ -1,21 +1,28 @@
-"""How often 95 % intervals hold the truth: random kernels, stationary points included, and the worst of a search.
+"""How often 95 % intervals hold the truth: random kernels, stationary points included, and the
+worst of a search.
 
-Paper: the formula of Lugannani and Rice (1980) for quadratic forms, as ``torchdp.protocol.quadratic`` uses it.
+Paper: the formula of Lugannani and Rice (1980) for quadratic forms, as
+``torchdp.protocol.quadratic`` uses it.
 Command:  python experiments/pairwise/random_kernels.py
-Expected: 250 cells of one round, 500 to 5,000 trials (random_kernels.csv, kept): in 150 away from stationary points
-    0.941 to 0.978 and three of 0.985 to 0.995 (300 users, epsilon 0.5 and 1: the error is all quadratic), where normal
-    intervals hold from 0.889 on, at 0.91 to 1.80 times the normal width; in 100 near and at them 0.939 to 0.998 (normal
-    from 0.856), at 1.00 to 1.87 times. 30 ratios: 0.940 to 0.999, at up to 1.9 times. 50 cells of two rounds, whose
-    error has one normal part: 0.941 to 0.956 from 30,000 users on, 0.905 to 0.992 of 300 and 3,000.
-    The search over spectra, run with --starts 60 --steps 10 --draws 2400: median of the starts 0.963, the worst five
-    end at 0.948 to 0.954 (12,000 fresh draws). Groups of like coordinates, one large w beside many small ones: 0.943 to
-    0.958; one beside twelve of .654 of it 0.941 (--draws 20000). The kernel of 24 types in two groups: 0.956, at 1.07
-    times the normal width. It was 0.76 while coordinates of all sizes were one part, and 0.886 while they had one path.
-Output: results/pairwise/random_kernels/cells.csv (kept: random_kernels.csv), ranges.csv, search.csv, groups.csv,
+Expected: 250 cells of one round, 500 to 5,000 trials (random_kernels.csv, kept): in 150 away from
+stationary points
+    0.941 to 0.978 and three of 0.985 to 0.995 (300 users, epsilon 0.5 and 1: the error is all
+    quadratic), where normal intervals hold from 0.889 on, at 0.91 to 1.80 times the normal width;
+    in 100 near and at them 0.939 to 0.998 (normal from 0.856), at 1.00 to 1.87 times. 30 ratios:
+    0.940 to 0.999, at up to 1.9 times. 50 cells of two rounds, whose error has one normal part:
+    0.941 to 0.956 from 30,000 users on, 0.905 to 0.992 of 300 and 3,000. The search over spectra,
+    run with --starts 60 --steps 10 --draws 2400: median of the starts 0.963, the worst five end at
+    0.948 to 0.954 (12,000 fresh draws). Groups of like coordinates, one large w beside many small
+    ones: 0.943 to 0.958; one beside twelve of .654 of it 0.941 (--draws 20000). The kernel of 24
+    types in two groups: 0.956, at 1.07 times the normal width. It was 0.76 while coordinates of all
+    sizes were one part, and 0.886 while they had one path.
+Output: results/pairwise/random_kernels/cells.csv (kept: random_kernels.csv), ranges.csv,
+search.csv, groups.csv,
     hierarchy.csv.
 Artifact: own | intervals
 Status: agrees; too wide at stationary points
-Time: four minutes of one core for the cells; --smoke in 20 CPU-seconds. On the CPU, whatever --device says.
+Time: four minutes of one core for the cells; --smoke in 20 CPU-seconds. On the CPU, whatever
+--device says.
 """
 
 import math
@@ -131,7 +138,9 @@ def pick(options, generator):
 
 
 def random_cell(kind, protocol, generator, ratio=False):
-    """k 2 (a quarter) to 16. Near stationary: the linear error is .3 to 3 times what the reports' noise makes of it."""
+    """k 2 (a quarter) to 16. Near stationary: the linear error is .3 to 3 times what the reports'
+    noise makes of it.
+    """
     few = float(torch.rand((), generator=generator)) < 0.25
     k = 2 if few else int(torch.randint(3, 17, (), generator=generator))
     n, epsilon = int(pick(USERS, generator)), float(pick(EPSILONS, generator))
@@ -239,7 +248,9 @@ def ideal(curved, linear, e):
 
 @dataclass(frozen=True, eq=False)
 class Spectrum:
-    """Groups of equal coordinates: w, mean in standard deviations and number of each, (groups) each."""
+    """Groups of equal coordinates: w, mean in standard deviations and number of each, (groups)
+    each.
+    """
 
     w: Tensor
     mean: Tensor
@@ -307,7 +318,9 @@ def groups(config, report):
 
 
 def hierarchy(config, report):
-    """24 types in two groups: the kernel is 1 for two users of one type, 1/2 for two of one group."""
+    """24 types in two groups: the kernel is 1 for two users of one type, 1/2 for two of one
+    group.
+    """
     group = (torch.arange(24) >= 12).double()
     kernel = ((group[:, None] == group).double() + torch.eye(24, dtype=torch.float64)) / 2
     shares = torch.where(group == 0, 0.553, 0.447).double() / 12

@@ -1,7 +1,8 @@
-"""Linear queries from quadratic forms: whoever can estimate h^T W h without interaction can answer W h.
+"""Linear queries from quadratic forms: whoever can estimate h^T W h without interaction can answer
+W h.
 
-Ghazi, Kamath, Kumar, Manurangsi, Sealfon (2023), Theorem 14. A part of no table: it shows that pairwise statistics are
-no easier than linear queries for protocols of one message.
+Ghazi, Kamath, Kumar, Manurangsi, Sealfon (2023), Theorem 14. A part of no table: it shows that
+pairwise statistics are no easier than linear queries for protocols of one message.
 """
 
 import torch
@@ -15,9 +16,9 @@ def linear_queries(
 ):
     """(W h)_j for every type j, from the messages of one run of ``protocol``: (*sample_shape, k).
 
-    counts: (k,) users of each type, n in all. For each j the analyst adds the messages of n users of type j that it
-    makes up: (W h)_j = 2 q_j - q/2 - W_jj/2 with q the form of the users and q_j that of users and made up ones
-    together. protocol: its statistic a mean over all pairs.
+    counts: (k,) users of each type, n in all. For each j the analyst adds the messages of n users
+    of type j that it makes up: (W h)_j = 2 q_j - q/2 - W_jj/2 with q the form of the users and q_j
+    that of users and made up ones together. protocol: its statistic a mean over all pairs.
 
     Guarantees: the protocol's own, at its whole epsilon: both estimates read the same messages.
     Source: Ghazi et al. (2023), Theorem 14, who send two messages at epsilon/2.
@@ -33,7 +34,8 @@ def linear_queries(
 
 
 def linear_queries_bound(protocol: MessageRelease[PairwiseStatistic], counts):
-    """The mean squared error of each of ``linear_queries`` is at most (2 a_j^{1/2} + a^{1/2}/2)^2: (k,).
+    """The mean squared error of each of ``linear_queries`` is at most (2 a_j^{1/2} + a^{1/2}/2)^2:
+    (k,).
 
     a, a_j: the protocol's mean squared errors for the users alone and with n users of type j.
     Source: Ghazi et al. (2023), Theorem 14, by Minkowski's inequality.

@@ -1,13 +1,18 @@
-"""Interactive against non-interactive protocols on random sign matrices, with the predicted crossing points.
+"""Interactive against non-interactive protocols on random sign matrices, with the predicted
+crossing points.
 
-Paper: Ghazi, Kamath, Kumar, Manurangsi, Sealfon (2023), Theorem 24 and Appendix C.1 (the paper has no experiments).
+Paper: Ghazi, Kamath, Kumar, Manurangsi, Sealfon (2023), Theorem 24 and Appendix C.1
+(the paper has no experiments).
 Command:  python experiments/pairwise/separation.py
-Expected: W a random symmetric k x k matrix of signs, so gamma_2 is of order sqrt(k) while ||W||_inf = 1. Beyond its
-    predicted crossing each interactive protocol measures a smaller MSE than the best non-interactive one, below it not
-    (two rounds turn into one message there: ratio 1; nan: ahead for all n, as they are for large k). n epsilon^2 MSE
-    tends to 4 epsilon^2 coth(epsilon/2)^2 = 18.7 at most (epsilon = 1) in two rounds, whatever k is; non-interactive
-    it is of order gamma_2^2. Measured MSE within 5 standard errors of the predictions.
-Data: all users of one type, the worst of the k for the non-interactive protocol, so the error is that of privacy alone.
+Expected: W a random symmetric k x k matrix of signs, so gamma_2 is of order sqrt(k)
+while ||W||_inf = 1. Beyond its
+    predicted crossing each interactive protocol measures a smaller MSE than the best
+    non-interactive one, below it not (two rounds turn into one message there: ratio 1; nan: ahead
+    for all n, as they are for large k). n epsilon^2 MSE tends to 4 epsilon^2 coth(epsilon/2)^2 =
+    18.7 at most (epsilon = 1) in two rounds, whatever k is; non-interactive it is of order
+    gamma_2^2. Measured MSE within 5 standard errors of the predictions.
+Data: all users of one type, the worst of the k for the non-interactive protocol, so the error is
+that of privacy alone.
 Output: results/pairwise/separation/predicted.csv, crossings.csv, separation.png.
 Artifact: Ghazi et al. (2023) | Theorem 24, Appendix C.1
 Status: agrees; two rounds do what the paper's three do
@@ -64,7 +69,9 @@ def worst_type(statistic: PairwiseStatistic):
 
 
 def crossing(statistic: PairwiseStatistic, histogram, make: Maker):
-    """The n, to 2 %, beyond which the prediction stays 2 % below that of one message; NaN: from n = 10 on."""
+    """The n, to 2 %, beyond which the prediction stays 2 % below that of one message; NaN: from n =
+    10 on.
+    """
 
     def ahead(log_n):
         n = round(math.exp(log_n))
@@ -91,7 +98,9 @@ class Config:
 
 
 def drawn(protocol, histogram, n, trials):
-    """Measured MSE, and its difference from the prediction in standard errors of the measurement."""
+    """Measured MSE, and its difference from the prediction in standard errors of the
+    measurement.
+    """
     counts = (histogram * n).round().long()
     generator = keyed_generator(f"{type(protocol).__name__} {n}".encode())
     truth = protocol.exact(counts)

@@ -1,14 +1,18 @@
 """RMSE of abs(i - j) and of AUC on 1024 values: one message, two messages, and the baselines.
 
-Papers: Ghazi, Kamath, Kumar, Manurangsi, Sealfon (2023), Lemma 11 (two messages at epsilon/2); Bell, Bellet, Gascon,
+Papers: Ghazi, Kamath, Kumar, Manurangsi, Sealfon (2023), Lemma 11 (two messages at epsilon/2);
+Bell, Bellet, Gascon,
     Kulkarni (2020), Algorithm 1 (randomized response) and the hierarchical AUC.
 Command:  python experiments/pairwise/tables.py
-Expected: predicted RMSE (measured, of the hierarchical baseline); where drawn, the ratio of measured to predicted MSE,
-    1 +- 0.05 up to three standard errors (2 % each, 5 % for AUC of messages; randomized response has heavy tails and
-    gets eight times the trials).
-    For AUC at n = 10^5, epsilon = 1, two messages have at least twice the RMSE of one. Randomized response on
-    abs(i - j) at epsilon = 1 is far behind; at epsilon = 8 it is ahead on a flat histogram.
-AUC is that of known class sizes, balanced classes; the hierarchical baseline has public *labels* besides.
+Expected: predicted RMSE (measured, of the hierarchical baseline); where drawn, the ratio of
+measured to predicted MSE,
+    1 +- 0.05 up to three standard errors (2 % each, 5 % for AUC of messages; randomized response
+    has heavy tails and gets eight times the trials).
+    For AUC at n = 10^5, epsilon = 1, two messages have at least twice the RMSE of one. Randomized
+    response on abs(i - j) at epsilon = 1 is far behind; at epsilon = 8 it is ahead on a flat
+    histogram.
+AUC is that of known class sizes, balanced classes; the hierarchical baseline has public *labels*
+besides.
 Output: results/pairwise/tables/tables.csv.
 Artifact: Ghazi et al. (2023); Bell et al. (2020) | Lemma 11; Algorithm 1, hierarchical AUC
 Status: agrees
@@ -66,10 +70,11 @@ def errors(protocol: MessageRelease, counts, trials, generator):
 
 
 def shares_by_level(counts, epsilon, shape, generator):
-    """Estimated shares of the nodes of each level of a binary tree, of one class: (*shape, 2^level).
+    """Estimated shares of the nodes of each level of a binary tree, of one class:
+    (*shape, 2^level).
 
-    Each user takes a level l = 1, ..., levels at random and sends the node of its score there, among 2^l, by optimised
-    unary encoding. counts: users with each of the 2^levels scores.
+    Each user takes a level l = 1, ..., levels at random and sends the node of its score there,
+    among 2^l, by optimised unary encoding. counts: users with each of the 2^levels scores.
     """
     draws = Simulated(generator)
     levels = (len(counts) - 1).bit_length()
@@ -87,8 +92,8 @@ def shares_by_level(counts, epsilon, shape, generator):
 def hierarchical(k, counts, epsilon, trials, generator):
     """AUC of scores 0, ..., k - 1, of users whose *labels are public*: estimates less the true one.
 
-    The analyst adds, for every node, h-(left child) h+(right child) of the estimated shares, and at the leaves
-    h- h+ /2, since ties count one half; that is unbiased. k: a power of two.
+    The analyst adds, for every node, h-(left child) h+(right child) of the estimated shares, and at
+    the leaves h- h+ /2, since ties count one half; that is unbiased. k: a power of two.
 
     Source: Bell, Bellet, Gascon, Kulkarni (2020), the AUC protocol, without pruning.
     """

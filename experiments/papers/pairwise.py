@@ -1,4 +1,6 @@
-"""The claims of Ghazi, Kamath, Kumar, Manurangsi, Sealfon (2023), and what the tables of our scripts say of each."""
+"""The claims of Ghazi, Kamath, Kumar, Manurangsi, Sealfon (2023), and what the tables of our
+scripts say of each.
+"""
 
 import math
 

@@ -1,4 +1,6 @@
-"""A paper claim by claim: its scripts, what their tables say of each claim, and what the papers have in common."""
+"""A paper claim by claim: its scripts, what their tables say of each claim, and what the papers
+have in common.
+"""
 
 import math
 import runpy
@@ -36,9 +38,10 @@ LEGEND: Mapping[Verdict, str] = {
 class Finding:
     """What became of one claim. One of the static methods computes the verdict.
 
-    result: "Figure 2". claim: in the paper's terms. measure: which error, and the range in which it was looked at.
-    paper, ours: the two numbers, error: the standard error of ours; None where there is none. granted: how far apart
-    they may be, relative to the paper's; 4 standard errors are granted always.
+    result: "Figure 2". claim: in the paper's terms. measure: which error, and the range in which it
+    was looked at. paper, ours: the two numbers, error: the standard error of ours; None where there
+    is none. granted: how far apart they may be, relative to the paper's; 4 standard errors are
+    granted always.
     """
 
     result: str
@@ -64,7 +67,9 @@ class Finding:
 
     @staticmethod
     def at_most(result, claim, measure, limit, ours, error=None):
-        """A promise of this package: agrees where it holds up to a thousandth or 4 standard errors, else broken."""
+        """A promise of this package: agrees where it holds up to a thousandth or 4 standard errors,
+        else broken.
+        """
         holds = ours <= limit + _margin(limit, error)  # not for nan
         return Finding(
             result, claim, measure, limit, ours, error, "agrees" if holds else "broken", SLACK
@@ -72,14 +77,18 @@ class Finding:
 
     @staticmethod
     def as_printed(result, claim, measure, limit, ours, error=None):
-        """An inequality of the paper: agrees where it holds, else corrected, as docs/corrections.md explains."""
+        """An inequality of the paper: agrees where it holds, else corrected, as docs/corrections.md
+        explains.
+        """
         found = Finding.at_most(result, claim, measure, limit, ours, error)
         fails = "differs" if math.isnan(ours) else "corrected"
         return replace(found, verdict=fails) if found.verdict == "broken" else found
 
     @staticmethod
     def lower(result, claim, measure, paper, ours, error=None):
-        """Errors of two methods at one guarantee: beaten, behind, or within a thousandth or 4 standard errors."""
+        """Errors of two methods at one guarantee: beaten, behind, or within a thousandth or 4
+        standard errors.
+        """
         margin = _margin(paper, error)
         verdict = "differs" if math.isnan(ours) else "behind"
         if ours <= paper + margin:
@@ -104,10 +113,11 @@ def _margin(value, error, within=SLACK):
 
 @dataclass(frozen=True)
 class Part:
-    """A script of a paper. judge(tables) yields findings; figures: captions by file name; arguments for each scale.
+    """A script of a paper. judge(tables) yields findings; figures: captions by file name; arguments
+    for each scale.
 
-    data: the script's option for a folder of real data, without which this part is not run; holds: what is in it.
-    folder: of its results below the paper's, the script's own where it is "".
+    data: the script's option for a folder of real data, without which this part is not run; holds:
+    what is in it. folder: of its results below the paper's, the script's own where it is "".
     """
 
     script: str  # below the folder of experiments
@@ -134,7 +144,9 @@ class Part:
         return out / (self.folder or Path(self.script).with_suffix(""))
 
     def findings(self, out):
-        """What its tables below ``out`` say. Raises LookupError, TypeError, ValueError, ArithmeticError."""
+        """What its tables below ``out`` say. Raises LookupError, TypeError, ValueError,
+        ArithmeticError.
+        """
         return tuple(
             self.judge({path.stem: read_table(path) for path in sorted(self.at(out).glob("*.csv"))})
         )
@@ -155,7 +167,9 @@ class Options:
 
 @dataclass(frozen=True)
 class Paper:
-    """name: of the command; title: author (year), subject. parts run in this order; rest: what no script looks at."""
+    """name: of the command; title: author (year), subject. parts run in this order; rest: what no
+    script looks at.
+    """
 
     name: str
     title: str
@@ -172,14 +186,17 @@ def where(table, /, **cells):
 
 
 def worst(table: Iterable[T], key):
-    """The row whose key is largest; one whose key is no number is worse than any. Raises ValueError for no row."""
+    """The row whose key is largest; one whose key is no number is worse than any. Raises ValueError
+    for no row.
+    """
     return max(table, key=lambda row: (math.isnan(key(row)), key(row)))
 
 
 def theorems(author):
     """Every inequality of this paper that the checker tries.
 
-    One that fails is the paper's where its kind of failure is known (docs/corrections.md), else our mistake.
+    One that fails is the paper's where its kind of failure is known (docs/corrections.md), else our
+    mistake.
     """
 
     def judge(tables):

@@ -1,8 +1,11 @@
-"""A paper, claim by claim: its scripts are run, their tables are judged, and one table says what came of it.
+"""A paper, claim by claim: its scripts are run, their tables are judged, and one table says what
+came of it.
 
-Command: python experiments/papers/run.py NAME, or python3 run.py paper NAME; NAME: pairwise, factorization, gaussian,
-    sketching or densities. --scale smoke takes a minute or two, laptop at most half an hour. Killed, it resumes where
-    it stopped. It ends with 1 where a script failed, a number differs or a promise of this package is broken.
+Command: python experiments/papers/run.py NAME, or python3 run.py paper NAME; NAME: pairwise,
+factorization, gaussian,
+    sketching or densities. --scale smoke takes a minute or two, laptop at most half an hour.
+    Killed, it resumes where it stopped. It ends with 1 where a script failed, a number differs or a
+    promise of this package is broken.
 """
 
 import argparse
@@ -42,7 +45,8 @@ class Outcome:
 
 
 def run_paper(paper, experiments, out, options):
-    """Runs what has not yet been run with these arguments and this code; then writes ``out``/claims.csv.
+    """Runs what has not yet been run with these arguments and this code; then writes
+    ``out``/claims.csv.
 
     Killed, it goes on where it stopped. Raises OSError, ValueError.
     """
@@ -90,7 +94,9 @@ def _outcome(part, experiments, out, options) -> Outcome:
 
 
 def _run(command: Sequence[str], folder):
-    """Exit code and CPU-seconds. Waits for a process of an earlier, killed run that still writes to this folder."""
+    """Exit code and CPU-seconds. Waits for a process of an earlier, killed run that still writes to
+    this folder.
+    """
     with (
         open(folder / "lock", "w") as lock,
         open(folder / "output.log", "a", encoding="utf-8") as log,

@@ -1,4 +1,6 @@
-"""The claims of Burkhardt, Keller, Orlandi, Schwiegelshohn (2025), and what the tables of our scripts say of each."""
+"""The claims of Burkhardt, Keller, Orlandi, Schwiegelshohn (2025), and what the tables of our
+scripts say of each.
+"""
 
 import math
 

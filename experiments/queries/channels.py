@@ -1,16 +1,21 @@
-"""Questions through every channel: predicted and measured errors, several questions at once, what a choice takes.
+"""Questions through every channel: predicted and measured errors, several questions at once, what a
+choice takes.
 
-Paper: none; Ghazi, Kamath, Kumar, Manurangsi, Sealfon (2023) ask pairwise statistics of local messages alone.
+Paper: none; Ghazi, Kamath, Kumar, Manurangsi, Sealfon (2023) ask pairwise statistics of local
+messages alone.
 Command:  python experiments/queries/channels.py
-Expected: cells.csv, 8 questions through 11 channels: z of the mean squared error -2.8 to 2.8, of the bias -1.6 to 2.8
-    (3.5 of Gini's index by vectors, whose denominator is hardly known), coverage of 95 % intervals .942 to .966; three
-    means over triples: -2.1 to 2.8, -1.3 to 2.8, .940 to .979 (--users 50 1000: -2.4 to 2.4, -1.9 to 2.5, .941 to 1).
-    several.csv, 2, 5 and 20 answers of one collection: all held at once .951 to .966 in 11 of 12 cells and .978 in one
-    (20 answers by correlated sums, whose Laplace errors have Bonferroni's level), .68 to .94 where each has its own
-    interval; splitting epsilon between the 2, 5 or 6 questions instead costs 1.9 to 2.5, 4.5 to 9.4, 5.3 to 9.4 times
-    the deviation. choices.csv: Gini's mean difference of 16 types, worst histograms: local .254, shuffler .00805,
-    servers .00772, curator .00764; Kendall's tau-a .0629, .00151, .00145, .00143; Gini's index .00999, .000318 ...;
-    the third central moment .00269, 7.9e-5, 7.6e-5, 7.5e-5.
+Expected: cells.csv, 8 questions through 11 channels: z of the mean squared error -2.8 to 2.8, of
+the bias -1.6 to 2.8
+    (3.5 of Gini's index by vectors, whose denominator is hardly known), coverage of 95 % intervals
+    .942 to .966; three means over triples: -2.1 to 2.8, -1.3 to 2.8, .940 to .979
+    (--users 50 1000: -2.4 to 2.4, -1.9 to 2.5, .941 to 1). several.csv, 2, 5 and 20 answers of one
+    collection: all held at once .951 to .966 in 11 of 12 cells and .978 in one
+    (20 answers by correlated sums, whose Laplace errors have Bonferroni's level), .68 to .94 where
+    each has its own interval; splitting epsilon between the 2, 5 or 6 questions instead costs 1.9
+    to 2.5, 4.5 to 9.4, 5.3 to 9.4 times the deviation. choices.csv: Gini's mean difference of 16
+    types, worst histograms: local .254, shuffler .00805, servers .00772, curator .00764; Kendall's
+    tau-a .0629, .00151, .00145, .00143; Gini's index .00999, .000318 ...; the third central moment
+    .00269, 7.9e-5, 7.6e-5, 7.5e-5.
 Output: results/queries/channels/: cells.csv, several.csv, choices.csv.
 Artifact: own | any question through anyone who is trusted
 Status: agrees
@@ -156,7 +161,9 @@ def statistics(k, answers):
 
 
 def several(n, config, report):
-    """Answers of one collection, held at once, and what it would cost to split epsilon between the questions."""
+    """Answers of one collection, held at once, and what it would cost to split epsilon between the
+    questions.
+    """
     k = config.types
     counts = zipf(k, n)
     for answers in config.joint:

@@ -1,10 +1,13 @@
 """Error of local mechanisms for thresholds as the types grow: predicted curves, measured points.
 
-Papers: Edmonds, Nikolov, Ullman (2020), Theorem 10 (factorization); McKenna, Maity, Mazumdar, Miklau (2020).
+Papers: Edmonds, Nikolov, Ullman (2020), Theorem 10 (factorization); McKenna, Maity, Mazumdar,
+Miklau (2020).
 Command:  python experiments/queries/error_vs_types.py
-Expected: error of the average query at n = 10,000 where all users have the type that is worst. Factorization grows like
-    log k, frequency oracles like a power of k except where e^epsilon is of order k; an optimised strategy is below
-    both. Measured points lie on the curves. bound: of any data, which a strategy of a known histogram does not reach.
+Expected: error of the average query at n = 10,000 where all users have the type that is worst.
+Factorization grows like
+    log k, frequency oracles like a power of k except where e^epsilon is of order k; an optimised
+    strategy is below both. Measured points lie on the curves. bound: of any data, which a strategy
+    of a known histogram does not reach.
 Output: results/queries/error_vs_types/error_vs_types.csv and .png.
 Artifact: Edmonds, Nikolov, Ullman (2020); McKenna et al. (2020) | Theorem 10
 Status: agrees

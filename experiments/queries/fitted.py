@@ -1,15 +1,19 @@
-"""Prefix sums of ordered types: fitted histograms beside the unbiased answers, consistent ones and the square wave.
+"""Prefix sums of ordered types: fitted histograms beside the unbiased answers, consistent ones and
+the square wave.
 
-Paper: Li, Wang, Lopuhaa-Zwakenberg, Li, Skoric (2020), square wave with EM and EMS; the mixture of strengths is ours.
+Paper: Li, Wang, Lopuhaa-Zwakenberg, Li, Skoric (2020), square wave with EM and EMS; the mixture of
+strengths is ours.
 Command:  python experiments/queries/fitted.py
-Expected: root mean square error of prefix sums. Every kind of report (fitted.csv beside this file), 32 types, ten
-    shapes, eight trials: the default over the unbiased answers, geometric means .33 to 1.01, worst shape of epsilon
-    .5, 1, 4, 8: 1.06, 1.19, 1.13, 1.14; over the best of unbiased, consistent and unsmoothed answers, known only
-    afterwards: .75 to 1.03, worst 1.75 (Hadamard response of 1,000 users at epsilon .5). By ``choose(...,
-    unbiased=False)``, 64 types, 1,000 users, epsilon 1, times 1e4: 481 (best single one of six published columns:
-    574), its worst shape 1.26 of the best there, two of ten above the consistent answers of the unbiased choice's
-    reports.
-Output: results/queries/fitted/: kinds.csv, shapes.csv (a row for each shape), fitted.csv (geometric means).
+Expected: root mean square error of prefix sums. Every kind of report (fitted.csv beside this file),
+32 types, ten
+    shapes, eight trials: the default over the unbiased answers, geometric means .33 to 1.01, worst
+    shape of epsilon .5, 1, 4, 8: 1.06, 1.19, 1.13, 1.14; over the best of unbiased, consistent and
+    unsmoothed answers, known only afterwards: .75 to 1.03, worst 1.75 (Hadamard response of 1,000
+    users at epsilon .5). By ``choose(..., unbiased=False)``, 64 types, 1,000 users, epsilon 1,
+    times 1e4: 481 (best single one of six published columns: 574), its worst shape 1.26 of the best
+    there, two of ten above the consistent answers of the unbiased choice's reports.
+Output: results/queries/fitted/: kinds.csv, shapes.csv (a row for each shape), fitted.csv
+(geometric means).
 Artifact: own | fitted histograms
 Status: beaten
 Time: fifteen minutes of one core; --smoke in seconds.
@@ -38,7 +42,9 @@ from torchdp.simulate import Experiment
 
 
 def shapes(k):
-    """Ten histograms on k ordered types: smooth, peaked, heaped, with gaps and with a few frequent types."""
+    """Ten histograms on k ordered types: smooth, peaked, heaped, with gaps and with a few frequent
+    types.
+    """
     x = (torch.arange(k, dtype=torch.float64) + 0.5) / k
     spikes, one, zero = (
         torch.zeros_like(x),
@@ -135,7 +141,9 @@ def answers(protocol: LocalOracle, name, tally):
 
 
 def compare(config: Kinds, report):
-    """The default beside the unbiased answers and the best of three columns, for every kind of report."""
+    """The default beside the unbiased answers and the best of three columns, for every kind of
+    report.
+    """
     W = workloads.prefix(config.types).dense()
     for epsilon in config.epsilons:
         generator = keyed_generator(b"fitted, kinds")

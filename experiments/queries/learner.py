@@ -1,13 +1,18 @@
-"""Agnostic learning of decision stumps under local differential privacy, on real data: loss against epsilon.
+"""Agnostic learning of decision stumps under local differential privacy, on real data: loss against
+epsilon.
 
-Paper: Edmonds, Nikolov, Ullman (2020), Theorem 24: one message of each user estimates the loss of every concept.
-Data: scikit-learn's breast cancer table (569 women, 30 measurements), each measurement in 6 equal bins between its
-    smallest and largest value (taken as public here: in a real collection the ranges must be stated beforehand).
-    Larger n resamples the rows, so that the true losses stay the same.
+Paper: Edmonds, Nikolov, Ullman (2020), Theorem 24: one message of each user estimates the loss of
+every concept.
+Data: scikit-learn's breast cancer table (569 women, 30 measurements), each measurement in 6 equal
+bins between its
+    smallest and largest value (taken as public here: in a real collection the ranges must be stated
+    beforehand). Larger n resamples the rows, so that the true losses stay the same.
 Command:  python experiments/queries/learner.py
-Expected: the true loss of the learned stump falls to the least of the class, 0.081, as n epsilon^2 grows: at n = 569
-    it is 0.11 at epsilon = 8, at n = 100,000 0.087 at epsilon = 1. Estimates are within the half-width (95 %) of the
-    truth; that of the learned stump is the least of 300 and too small on average.
+Expected: the true loss of the learned stump falls to the least of the class, 0.081, as n epsilon^2
+grows: at n = 569
+    it is 0.11 at epsilon = 8, at n = 100,000 0.087 at epsilon = 1. Estimates are within the
+    half-width (95 %) of the truth; that of the learned stump is the least of 300 and too small on
+    average.
 Output: results/queries/learner/learner.csv and learner.png.
 Artifact: Edmonds, Nikolov, Ullman (2020) | Theorem 24
 Status: agrees

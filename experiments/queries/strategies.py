@@ -1,14 +1,17 @@
-"""Strategy matrices optimised for a workload, beside every oracle, the factorization mechanism and a certified bound.
+"""Strategy matrices optimised for a workload, beside every oracle, the factorization mechanism and
+a certified bound.
 
-Paper: McKenna, Maity, Mazumdar, Miklau (2020); their code's sums over queries of the worst type's variance for
+Paper: McKenna, Maity, Mazumdar, Miklau (2020); their code's sums over queries of the worst type's
+variance for
     thresholds at epsilon = 1 (4k outputs, seed 0) are 723.59 at k = 64 and 1910.87 at k = 128.
 Command:  python experiments/queries/strategies.py
-Expected: variance of one user's answers, mean over queries, worst type. "strategies": on thresholds 11 % or more below
-    the authors' values, at epsilon = 1 at most 0.65 times the factorization mechanism and, at k = 16, within 3 % of
-    the certified lower bound (10 % at epsilon = 4). "grids": prefix sums of types on a square, over
-    ``strategy_lower_bound`` by singular values: at epsilon 1 chosen 1.17, 1.19, 1.22 for 256, 289, 400 types, 1.44 for
-    1,024 (there shifts on a torus); shifts on a circle 1.85 to 1.94. At epsilon 3 the bound is loose: 1.35, 1.5, 2.4,
-    2.2 (circle 3.6 to 3.8).
+Expected: variance of one user's answers, mean over queries, worst type. "strategies": on thresholds
+11 % or more below
+    the authors' values, at epsilon = 1 at most 0.65 times the factorization mechanism and, at k =
+    16, within 3 % of the certified lower bound (10 % at epsilon = 4). "grids": prefix sums of types
+    on a square, over ``strategy_lower_bound`` by singular values: at epsilon 1 chosen 1.17, 1.19,
+    1.22 for 256, 289, 400 types, 1.44 for 1,024 (there shifts on a torus); shifts on a circle 1.85
+    to 1.94. At epsilon 3 the bound is loose: 1.35, 1.5, 2.4, 2.2 (circle 3.6 to 3.8).
 Output: results/queries/strategies/strategies.csv and grids.csv.
 Artifact: McKenna et al. (2020) | variances on thresholds
 Status: agrees; below the authors' values

@@ -1,13 +1,17 @@
-"""What each randomizer of the ball pays: E ||Y - x||^2 at ||x|| = 1, relative to PrivUnit on the sphere, and by draws.
+"""What each randomizer of the ball pays: E ||Y - x||^2 at ||x|| = 1, relative to PrivUnit on the
+sphere, and by draws.
 
-Papers: Asi, Feldman, Talwar (2022), who prove PrivUnit optimal on the sphere; Edmonds, Nikolov, Ullman (2020), whose
+Papers: Asi, Feldman, Talwar (2022), who prove PrivUnit optimal on the sphere; Edmonds, Nikolov,
+Ullman (2020), whose
     local mechanism adds one such message for each user.
 Command:  python experiments/randomizers/relative_variance.py
-Expected: hemisphere and point release 1.16 times as much at epsilon = 1 and 12 times at epsilon = 8 (d = 256); the
-    published point release 2.2 times, and not epsilon-LDP above epsilon = 2.5757; PrivUnit at its published sufficient
-    conditions 1.41 times at epsilon = 4; the Gaussian mechanism at delta = 1e-6 more than 10 times. All z-scores below
-    5 in size.
-A row that a constructor refuses is left out. The classes lift x to one dimension more, so that all of the ball may be
+Expected: hemisphere and point release 1.16 times as much at epsilon = 1 and 12 times at epsilon = 8
+(d = 256); the
+    published point release 2.2 times, and not epsilon-LDP above epsilon = 2.5757; PrivUnit at its
+    published sufficient conditions 1.41 times at epsilon = 4; the Gaussian mechanism at delta =
+    1e-6 more than 10 times. All z-scores below 5 in size.
+A row that a constructor refuses is left out. The classes lift x to one dimension more, so that all
+of the ball may be
     sent; their rows contain what that costs on the sphere.
 Output: results/randomizers/relative_variance/relative_variance.csv.
 Artifact: Asi et al. (2022); Edmonds, Nikolov, Ullman (2020) | variances on the ball
@@ -37,9 +41,11 @@ KINDS = {
 
 
 def sufficient_conditions(d, epsilon):
-    """E ||Y - u||^2 of PrivUnit2 with gamma from Bhowmick et al. (2018), conditions (16a) and (16b), at its best.
+    """E ||Y - u||^2 of PrivUnit2 with gamma from Bhowmick et al. (2018), conditions (16a) and
+    (16b), at its best.
 
-    The cap is hit with probability p = e^e0/(1 + e^e0), and gamma obeys one of two bounds that spend e1 = epsilon - e0.
+    The cap is hit with probability p = e^e0/(1 + e^e0), and gamma obeys one of two bounds that
+    spend e1 = epsilon - e0.
     """
 
     def mean(gamma, p):
@@ -64,15 +70,19 @@ def sufficient_conditions(d, epsilon):
 
 
 def hemisphere(d, epsilon):
-    """E ||Y - u||^2 of Duchi, Jordan, Wainwright (2018): on a sphere of radius coth(epsilon/2)/E |T|, without bias.
+    """E ||Y - u||^2 of Duchi, Jordan, Wainwright (2018): on a sphere of radius
+    coth(epsilon/2)/E |T|, without bias.
 
-    T is a coordinate of a uniform point of the unit sphere: E |T| = Gamma(d/2)/(sqrt(pi) Gamma((d + 1)/2)).
+    T is a coordinate of a uniform point of the unit sphere: E |T| = Gamma(d/2)/(sqrt(pi) Gamma((d +
+    1)/2)).
     """
     return math.pi * poch(d / 2, 0.5) ** 2 / math.tanh(epsilon / 2) ** 2 - 1
 
 
 def z_score(randomizer: BallRandomizer, generator, users):
-    """Of the mean of ||Y - x||^2 over these users against the prediction, at a point of the sphere."""
+    """Of the mean of ||Y - x||^2 over these users against the prediction, at a point of the
+    sphere.
+    """
     d = randomizer.dim
     x = torch.nn.functional.normalize(
         torch.randn(d, dtype=torch.float64, generator=generator), dim=0
@@ -113,8 +123,8 @@ def measure(config, report):
                 ),
                 "hemisphere": (hemisphere(d, epsilon) / least, None),
             }
-            # Blasiok, Bun, Nikolov, Steinke (2019), covariance (pi/2)/bias^2 I - x x^T: the sign kept as often as
-            # epsilon permits, and with the published probability 1/2 + epsilon/6
+            # Blasiok, Bun, Nikolov, Steinke (2019), covariance (pi/2)/bias^2 I - x x^T: the sign
+            # kept as often as epsilon permits, and with the published probability 1/2 + epsilon/6
             for name, bias in (
                 ("point release", math.tanh(epsilon / 2)),
                 ("point release, published", epsilon / 3),

@@ -1,13 +1,18 @@
-"""Intervals that may be read at all times: how often all of 1,000 looks hold the truth, and how wide they are.
+"""Intervals that may be read at all times: how often all of 1,000 looks hold the truth, and how
+wide they are.
 
 Paper: Robbins (1970); Howard, Ramdas, McAuliffe, Sekhon (2021); none has private messages.
 Command:  python experiments/randomizers/sequences.py
-Expected: all looks at all types hold in 0.97 to 1 of 100 trials; fixed intervals of one type in 0.41 to 0.54. Half
-    widths over those of a fixed interval at 1,000 / 5,000 / 20,000 users: one bit 1.87 / 1.71 / 1.75 at epsilon = 0.5,
-    1.99 / 1.81 / 1.86 at 1, 4.8 / 4.4 / 4.5 at 4; 16 types 2.15 to 2.5 / 2.0 to 2.3 / 2.05 to 2.4 by Hadamard response,
-    3.5 to 4.1 by randomized response, whose rare reports have a variance far below their proxy.
-Data: 20,000 users who hold a type or not, or one of 16 types (Zipf's shares), in random order; the truth is the share
-    among the users heard. Intervals of 95 %, tightest at 5,000 users, read 1,000 times from 20 users on.
+Expected: all looks at all types hold in 0.97 to 1 of 100 trials; fixed intervals of one type in
+0.41 to 0.54. Half
+    widths over those of a fixed interval at 1,000 / 5,000 / 20,000 users: one bit 1.87 / 1.71 /
+    1.75 at epsilon = 0.5, 1.99 / 1.81 / 1.86 at 1, 4.8 / 4.4 / 4.5 at 4; 16 types 2.15 to 2.5 / 2.0
+    to 2.3 / 2.05 to 2.4 by Hadamard response, 3.5 to 4.1 by randomized response, whose rare reports
+    have a variance far below their proxy.
+Data: 20,000 users who hold a type or not, or one of 16 types (Zipf's shares), in random order; the
+truth is the share
+    among the users heard. Intervals of 95 %, tightest at 5,000 users, read 1,000 times from 20
+    users on.
 Output: results/randomizers/sequences/sequences.csv.
 Artifact: own | confidence sequences
 Status: agrees
@@ -63,7 +68,9 @@ def half_widths(oracle: FrequencyOracle, n, best):
 
 
 def judged(oracle: FrequencyOracle, shares, config, seed):
-    """Share of the trials in which all looks at all types hold, beside fixed intervals of the first type; widths."""
+    """Share of the trials in which all looks at all types hold, beside fixed intervals of the first
+    type; widths.
+    """
     n = torch.linspace(config.first, config.users, config.looks).long()
     widths, each = half_widths(oracle, n, config.best), n[:, None]
     shift = oracle.totals(Tally(1, {"reports": torch.zeros(oracle.layout["reports"][0])}))

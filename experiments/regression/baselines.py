@@ -1,4 +1,5 @@
-"""Curators of second moments, beside which the routes of ``torchdp.regression`` are measured, each with its guarantee.
+"""Curators of second moments, beside which the routes of ``torchdp.regression`` are measured, each
+with its guarantee.
 
 MOD-SULQ, sufficient statistics perturbation and AdaSSP. Imported by the scripts beside it.
 """
@@ -63,9 +64,9 @@ class CentralMoments(RowsProtocol, CuratorProtocol[SecondMoments]):
 class ModSulq(CentralMoments):
     """A^T A with N(0, sigma^2) on each entry of the upper triangle, mirrored.
 
-    The upper triangle of x x^T - x' x'^T is at most sqrt 2 B^2 long (B^2 with one column), like the whole svec, but
-    the noise off the diagonal is sqrt 2 times what :class:`GramRelease` needs. columns: d; bound: B; sigma: of A^T A,
-    not divided by n; delta in (0, 1). Raises ValueError.
+    The upper triangle of x x^T - x' x'^T is at most sqrt 2 B^2 long (B^2 with one column), like the
+    whole svec, but the noise off the diagonal is sqrt 2 times what :class:`GramRelease` needs.
+    columns: d; bound: B; sigma: of A^T A, not divided by n; delta in (0, 1). Raises ValueError.
 
     Guarantees: the exact epsilon of this sigma at delta, central model, for replacing one row.
     Source: Chaudhuri, Sarwate, Sinha (2013), Algorithm 1; Balle, Wang (2018), Theorem 8.
@@ -112,11 +113,13 @@ class ModSulq(CentralMoments):
 
 @dataclass(frozen=True)
 class SufficientStatistics(CentralMoments):
-    """Sufficient statistics perturbation: A^T A and A^T b by a Gaussian mechanism each, at half of epsilon and delta.
+    """Sufficient statistics perturbation: A^T A and A^T b by a Gaussian mechanism each, at half of
+    epsilon and delta.
 
     columns: d; bound: B; label_bound: C; epsilon > 0, delta in (0, 1). Raises ValueError.
 
-    Guarantees: (epsilon, delta)-DP, central model, for replacing one row and label; not tight (see ``GramRelease``).
+    Guarantees: (epsilon, delta)-DP, central model, for replacing one row and label; not tight
+    (see ``GramRelease``).
     Source: Vu, Slavkovic (2009); Balle, Wang (2018), Theorem 8, for each half.
     """
 
@@ -164,20 +167,22 @@ class SufficientStatistics(CentralMoments):
 class AdaSSP(CentralMoments):
     """Adaptive sufficient statistics perturbation, its three Gaussian releases calibrated together.
 
-    The smallest eigenvalue (sensitivity B^2), A^T A (sqrt 2 B^2) and A^T b (2 B C) get noise of sqrt 3/mu* times
-    their sensitivity, 1/mu* = gaussian_sigma(epsilon, delta): together one Gaussian mechanism at a distance of at
-    most mu*. The paper splits epsilon in three instead. Regularization: max(0, sqrt(d ln(2
-    d^2/rho)) sigma - l), sigma the level of A^T A, l = the noisy eigenvalue less sqrt(2 ln(1/rho)) of its standard
-    deviations, at least 0.
+    The smallest eigenvalue (sensitivity B^2), A^T A (sqrt 2 B^2) and A^T b (2 B C) get noise of
+    sqrt 3/mu* times their sensitivity, 1/mu* = gaussian_sigma(epsilon, delta): together one
+    Gaussian mechanism at a distance of at most mu*. The paper splits epsilon in three instead.
+    Regularization: max(0, sqrt(d ln(2 d^2/rho)) sigma - l), sigma the level of A^T A, l = the noisy
+    eigenvalue less sqrt(2 ln(1/rho)) of its standard deviations, at least 0.
 
-    The value is svec(A^T A), A^T b and the smallest eigenvalue of A^T A; ``solve`` regresses with it.
+    The value is svec(A^T A), A^T b and the smallest eigenvalue of A^T A; ``solve`` regresses with
+    it.
 
-    columns: d; bound: B; label_bound: C; epsilon > 0, delta in (0, 1); rho in (0, 1), the chance that the bounds
-    on the noise fail, for accuracy only. Raises ValueError.
+    columns: d; bound: B; label_bound: C; epsilon > 0, delta in (0, 1); rho in (0, 1), the chance
+    that the bounds on the noise fail, for accuracy only. Raises ValueError.
 
-    Guarantees: (epsilon, delta)-DP, central model, for replacing one row and label; the three need not be worst
-    together.
-    Source: Wang (2018), Algorithm 2; Dong, Roth, Su (2022), Corollary 3.3, for three Gaussian releases.
+    Guarantees: (epsilon, delta)-DP, central model, for replacing one row and label; the three need
+    not be worst together.
+    Source: Wang (2018), Algorithm 2; Dong, Roth, Su (2022), Corollary 3.3, for three Gaussian
+    releases.
     """
 
     columns: int
@@ -227,7 +232,8 @@ class AdaSSP(CentralMoments):
         return torch.tensor(each, dtype=torch.float64)
 
     def solve(self, found: NoisyMoments, ridge: float) -> Tensor:
-        """Solutions from an estimate, regularized by ``ridge`` or by what the noise asks for: (*sample_shape, d).
+        """Solutions from an estimate, regularized by ``ridge`` or by what the noise asks for:
+        (*sample_shape, d).
 
         Raises TypeError, ValueError.
         """

@@ -1,12 +1,18 @@
-"""Ridge regression over twenty tables: the route that is chosen from public moments, beside AdaSSP, SSP and sketches.
+"""Ridge regression over twenty tables: the route that is chosen from public moments, beside AdaSSP,
+SSP and sketches.
 
-Paper: Wang (2018), Algorithm 2 (AdaSSP); Vu, Slavkovic (2009) (SSP); Burkhardt et al. (2025), section 6.2, for phi.
-Data: scikit-learn's diabetes, digits, breast cancer, wine and iris, as they are and with rows repeated to 20,000 and
-    1e6 clients, and five stand-ins with n, d and phi(0) of UCI tables (``regression/tables.py``) and of a made-up one.
+Paper: Wang (2018), Algorithm 2 (AdaSSP); Vu, Slavkovic (2009) (SSP); Burkhardt et al. (2025),
+section 6.2, for phi.
+Data: scikit-learn's diabetes, digits, breast cancer, wine and iris, as they are and with rows
+repeated to 20,000 and
+    1e6 clients, and five stand-ins with n, d and phi(0) of UCI tables (``regression/tables.py``)
+    and of a made-up one.
 Command:  python experiments/regression/contest.py
-Expected: mean phi of ``runs`` releases, delta = 1e-6, lambda = 10. "chosen" is what ``choose_regression`` puts first
-    for the table's own moments; in no row it errs more than AdaSSP (a curator's, with the same rows) or SSP. Where
-    noise hides everything that is a sketch, whose solution is 0 for all that it shows: "zero" is phi(0).
+Expected: mean phi of ``runs`` releases, delta = 1e-6, lambda = 10. "chosen" is what
+``choose_regression`` puts first
+    for the table's own moments; in no row it errs more than AdaSSP (a curator's, with the same
+    rows) or SSP. Where noise hides everything that is a sketch, whose solution is 0 for all that it
+    shows: "zero" is phi(0).
 Output: results/regression/contest/contest.csv; printed: ``experiments/bench/regression_cpu.txt``.
 Artifact: Wang (2018) | Algorithm 2
 Status: agrees, and errs less

@@ -1,21 +1,29 @@
-"""How error falls with n where a client's noise has variance n^-p: low rank and ridge regression, every p of the paper.
+"""How error falls with n where a client's noise has variance n^-p: low rank and ridge regression,
+every p of the paper.
 
-Paper: Burkhardt, Keller, Orlandi, Schwiegelshohn (2025), Figures 2, 3 and 4, and the text's n = 4e7: variance
-    2 ln(1.25/delta)/(epsilon^2 n^p) on every entry, p = 1, .9, .8, .7, .6, .5, 0, and sums of m Laplace(1/epsilon).
-Data: "spectrum": d = 50, k singular values sqrt(n/k), the others 1/n; "cut": A ~ N(0, 1), b = A x, x ~ N(0, n), all
-    cut to [-1, 1]; "whole": the same, not cut (how the paper scales is not said). Sums: m = 100, or all rows as they
-    are, without a sketch. lambda, epsilon as in the figures.
-What: below 4e7 the rows are drawn, added up in buckets and forgotten; beyond, a bucket's sum is normal with the moments
-    of the last size, which costs the same at every n. The noise of all rows is a shift within A's columns and a
-    Wishart matrix beyond them. To first order psi, or phi - 1, is a power of n (first_order of slopes.csv): with
-    all rows 1 - 2p on whole rows, -2p on cut rows, -1 - p for psi; with 100 sums 1 - p on whole rows, -p for psi.
+Paper: Burkhardt, Keller, Orlandi, Schwiegelshohn (2025), Figures 2, 3 and 4, and the text's n =
+4e7: variance
+    2 ln(1.25/delta)/(epsilon^2 n^p) on every entry, p = 1, .9, .8, .7, .6, .5, 0, and sums of m
+    Laplace(1/epsilon).
+Data: "spectrum": d = 50, k singular values sqrt(n/k), the others 1/n; "cut": A ~ N(0, 1), b = A x,
+x ~ N(0, n), all
+    cut to [-1, 1]; "whole": the same, not cut (how the paper scales is not said). Sums: m = 100, or
+    all rows as they are, without a sketch. lambda, epsilon as in the figures.
+What: below 4e7 the rows are drawn, added up in buckets and forgotten; beyond, a bucket's sum is
+normal with the moments
+    of the last size, which costs the same at every n. The noise of all rows is a shift within A's
+    columns and a Wishart matrix beyond them. To first order psi, or phi - 1, is a power of n
+    (first_order of slopes.csv): with all rows 1 - 2p on whole rows, -2p on cut rows, -1 - p for
+    psi; with 100 sums 1 - p on whole rows, -p for psi.
 Command:  python experiments/regression/exponents.py
-Expected: slopes near the first order's where noise has become small. The paper's limit between p = .6, which falls, and
-    p = .5, which does not, is that of whole rows without a sketch, 1 - 2p; with 100 sums every p < 1 rises there; on
-    cut rows, and for psi, every p > 0 falls.
+Expected: slopes near the first order's where noise has become small. The paper's limit between p =
+.6, which falls, and
+    p = .5, which does not, is that of whole rows without a sketch, 1 - 2p; with 100 sums every p <
+    1 rises there; on cut rows, and for psi, every p > 0 falls.
 Output: results/regression/exponents/errors.csv, slopes.csv, figure2.png, figure3.png, figure4.png.
 Artifact: Burkhardt et al. (2025) | Figures 2, 3, 4
-Status: the limit between p = .6 and .5 holds without a sketch, on rows that are not cut, and nowhere else
+Status: the limit between p = .6 and .5 holds without a sketch, on rows that are not cut, and
+nowhere else
 Time: 80 CPU-seconds; --smoke in seconds.
 """
 
@@ -53,13 +61,17 @@ COLOURS = ("#000000", "#440154", "#3b528b", "#21918c", "#5ec962", "#D55E00", "#9
 
 @dataclass(frozen=True)
 class Sums:
-    """Rows as the experiment needs them: their moments, and signed sums of buckets from which sketches are made."""
+    """Rows as the experiment needs them: their moments, and signed sums of buckets from which
+    sketches are made.
+    """
 
     moments: SecondMoments
     buckets: Tensor  # (m * buckets of a sketch row, d)
 
     def sketches(self, runs, generator):
-        """S A for fresh sketches of equally full rows: (runs, m, d). The rows' distribution is symmetric."""
+        """S A for fresh sketches of equally full rows: (runs, m, d). The rows' distribution is
+        symmetric.
+        """
         count, d = self.buckets.shape
         found = torch.empty(runs, HEIGHT, d, dtype=torch.float64)
         for run in range(runs):
@@ -69,7 +81,9 @@ class Sums:
         return found
 
     def larger(self, n, scale, generator):
-        """As of n users, far more than these: normal sums with their moments; scale (d,) multiplies columns."""
+        """As of n users, far more than these: normal sums with their moments; scale (d,) multiplies
+        columns.
+        """
         matrix = self.moments.matrix * (n / self.moments.n) * scale[:, None] * scale
         root = torch.linalg.eigh(matrix / (HEIGHT * BUCKETS))
         normal = torch.randn(
@@ -96,7 +110,9 @@ def drawn(n, rows):
 
 
 def spectrum(n, d, k, generator):
-    """Rows of k singular values sqrt(n/k), up to a relative error of sqrt(k/n) where they are many; cut to norm 2."""
+    """Rows of k singular values sqrt(n/k), up to a relative error of sqrt(k/n) where they are many;
+    cut to norm 2.
+    """
     if n <= WHOLE:
         A = shortened(spectrum_rows(n, d, k, generator=generator), 2.0)
         rest = iter(A.split(1))
@@ -154,7 +170,9 @@ def noisy(sums, epsilon, runs, generator):
 
 
 def whole_gram(moments: SecondMoments, variance, runs, generator):
-    """(A + G)^T (A + G), G of independent N(0, variance): within A's columns a shift, beyond them a Wishart matrix."""
+    """(A + G)^T (A + G), G of independent N(0, variance): within A's columns a shift, beyond them a
+    Wishart matrix.
+    """
     d, options = moments.columns, {"dtype": torch.float64, "generator": generator}
     values, vectors = torch.linalg.eigh(moments.matrix)
     shifted = (vectors * values.clamp_min(0).sqrt()) @ vectors.mT + math.sqrt(
@@ -239,7 +257,9 @@ FIRST_ORDER = {
 
 
 def slopes(rows):
-    """Of psi or phi - 1 in log n by least squares: to the paper's largest n, and over our last two decades."""
+    """Of psi or phi - 1 in log n by least squares: to the paper's largest n, and over our last two
+    decades.
+    """
     found = []
     for kind, sums, parameter, epsilon in dict.fromkeys(
         (r["rows"], r["sums"], r["parameter"], r["epsilon"]) for r in rows if r["sums"] != "none"

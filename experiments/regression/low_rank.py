@@ -1,12 +1,16 @@
 """Low-rank approximation in the linear-transformation model: psi against n for every route.
 
-Paper: Burkhardt, Keller, Orlandi, Schwiegelshohn (2025), Figure 2: d = 50, k = 5 and 10, epsilon = 0.1 and 0.5.
-Data: k singular values sqrt(n / k), the others 1/n, random bases; rows cut to the public norm 2. m = 100, delta = 1e-6.
+Paper: Burkhardt, Keller, Orlandi, Schwiegelshohn (2025), Figure 2: d = 50, k = 5 and 10, epsilon =
+0.1 and 0.5.
+Data: k singular values sqrt(n / k), the others 1/n, random bases; rows cut to the public norm 2.
+m = 100, delta = 1e-6.
 Command:  python experiments/regression/low_rank.py
-Expected: at n = 5e5, k = 5 the Gram route, whose noise is a curator's, has psi 9.5e-5 (epsilon = .1) and 4.7e-6 (.5)
-    to a few percent, as predicted; MOD-SULQ .58 and .03 as published, 1.8e-4 and 9e-6 calibrated exactly; the sketch
-    with exact noise .9 and .6, a random space .9. Noise of variance 2 ln(1.25/delta)/(epsilon^2 n^p), p = 1, falls
-    with n like the paper's curves, at the true epsilon printed.
+Expected: at n = 5e5, k = 5 the Gram route, whose noise is a curator's, has psi 9.5e-5
+(epsilon = .1) and 4.7e-6 (.5)
+    to a few percent, as predicted; MOD-SULQ .58 and .03 as published, 1.8e-4 and 9e-6 calibrated
+    exactly; the sketch with exact noise .9 and .6, a random space .9. Noise of variance 2
+    ln(1.25/delta)/(epsilon^2 n^p), p = 1, falls with n like the paper's curves, at the true epsilon
+    printed.
 Output: results/regression/low_rank/low_rank.csv and low_rank.png.
 Artifact: Burkhardt et al. (2025) | Figure 2
 Status: the paper's curves need more epsilon than stated
@@ -36,7 +40,9 @@ NAMES = (
 
 
 def errors(A, rank, epsilon, runs, generator):
-    """For each method psi of every run, the prediction if there is one, and the epsilon that it spends."""
+    """For each method psi of every run, the prediction if there is one, and the epsilon that it
+    spends.
+    """
     n, moments = len(A), SecondMoments.of(A)
     random = torch.linalg.qr(
         torch.randn(runs, COLUMNS, rank, dtype=torch.float64, generator=generator)

@@ -1,11 +1,13 @@
 """Frequency moments and histograms: error against n, one noisy sum against local reports.
 
-Paper: Burkhardt, Keller, Orlandi, Schwiegelshohn (2025), section 4.1 and Table 1 (frequencies: O(1/epsilon) here, sqrt
+Paper: Burkhardt, Keller, Orlandi, Schwiegelshohn (2025), section 4.1 and Table 1
+(frequencies: O(1/epsilon) here, sqrt
     n in the local model), with the moments' noise corrected.
 Command:  python experiments/regression/moments.py
-Expected: measured errors within three percent of the predicted ones, the same at every n; those of the best local
-    oracle grow like sqrt n. The paper's variance of F_k, 2 D^k ln(1.25/delta)/epsilon^2, spends 1.66 where epsilon = .5
-    at D = 4, k = 2.
+Expected: measured errors within three percent of the predicted ones, the same at every n; those of
+the best local
+    oracle grow like sqrt n. The paper's variance of F_k, 2 D^k ln(1.25/delta)/epsilon^2, spends
+    1.66 where epsilon = .5 at D = 4, k = 2.
 Output: results/regression/moments/*.csv.
 Artifact: Burkhardt et al. (2025) | section 4.1, Table 1
 Status: agrees, with the noise corrected
@@ -84,7 +86,8 @@ def moments(config, report, generator):
 
 
 def paper_deviation(bound, order, epsilon, delta):
-    """Of F_k's Gaussian noise as printed, whose variance has D^k where the sensitivity asks for D^(2k).
+    """Of F_k's Gaussian noise as printed, whose variance has D^k where the sensitivity asks for
+    D^(2k).
 
     Source: Burkhardt, Keller, Orlandi, Schwiegelshohn (2025), section 4.1.
     """

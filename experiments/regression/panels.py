@@ -1,4 +1,6 @@
-"""How the figures of this folder draw an error against the number of clients, on logarithmic axes."""
+"""How the figures of this folder draw an error against the number of clients, on logarithmic
+axes.
+"""
 
 from collections.abc import Sequence
 

@@ -1,14 +1,20 @@
-"""Ridge regression in the linear-transformation model: the Gram route, the sketch, the paper's noise, central, local.
+"""Ridge regression in the linear-transformation model: the Gram route, the sketch, the paper's
+noise, central, local.
 
-Paper: Burkhardt, Keller, Orlandi, Schwiegelshohn (2025), Figures 3 and 4: phi against n, d = 10, lambda = 10, m = 100.
-Data: A ~ N(0, 1), b = A x, x ~ N(0, mu^2), all cut to [-1, 1] (how the paper scales is not said); mu = 1 in the table,
-    mu^2 = n, as in the paper, in the figures. delta = 1e-6; rows have norm sqrt 10 at most, labels 1.
+Paper: Burkhardt, Keller, Orlandi, Schwiegelshohn (2025), Figures 3 and 4: phi against n, d = 10,
+lambda = 10, m = 100.
+Data: A ~ N(0, 1), b = A x, x ~ N(0, mu^2), all cut to [-1, 1] (how the paper scales is not said);
+mu = 1 in the table,
+    mu^2 = n, as in the paper, in the figures. delta = 1e-6; rows have norm sqrt 10 at most,
+    labels 1.
 Command:  python experiments/regression/ridge.py
-Expected: at n = 1e6 and epsilon = .03, .1, .5 the Gram route has phi below 1.02, 1.002 and 1.001, like the same
-    mechanism run by a curator and not above SSP and AdaSSP. The sketch with exact noise is near phi(0) at epsilon =
-    .03 and .1, 1.95 at .5. Noise of variance 2 ln(1.25/delta)/(epsilon^2 n), which gives numbers of the paper's kind,
-    spends the true_epsilon of its row.
-Output: results/regression/ridge/phi.csv (a row for each epsilon and method), against_n.csv, ridge.png.
+Expected: at n = 1e6 and epsilon = .03, .1, .5 the Gram route has phi below 1.02, 1.002 and 1.001,
+like the same
+    mechanism run by a curator and not above SSP and AdaSSP. The sketch with exact noise is near
+    phi(0) at epsilon = .03 and .1, 1.95 at .5. Noise of variance 2 ln(1.25/delta)/(epsilon^2 n),
+    which gives numbers of the paper's kind, spends the true_epsilon of its row.
+Output: results/regression/ridge/phi.csv (a row for each epsilon and method), against_n.csv,
+ridge.png.
 Artifact: Burkhardt et al. (2025) | Figures 3, 4
 Status: the paper's noise spends more than it promises; the sketch is near phi(0) at n = 1e6
 Time: 80 seconds on one core; --smoke in seconds.
@@ -48,7 +54,9 @@ def plain(Y):
 
 
 def methods(moments: SecondMoments, SA, noises, epsilon, generator):
-    """phi of every method: (runs,). SA: (runs, m, d + 1); noises: variances of an entry of each row, (m,)."""
+    """phi of every method: (runs,). SA: (runs, m, d + 1); noises: variances of an entry of each
+    row, (m,).
+    """
     n, runs = moments.n, len(SA)
     kind = {"epsilon": epsilon, "delta": DELTA, "label_bound": LABEL}
     found = {"x = 0": torch.zeros(1, COLUMNS)}
@@ -75,7 +83,9 @@ def methods(moments: SecondMoments, SA, noises, epsilon, generator):
 
 
 def sketches(A, b, epsilons: tuple[float, ...], runs, generator):
-    """S [A b] for fresh balanced sketches, and for each epsilon the noises and the true epsilon of the paper's."""
+    """S [A b] for fresh balanced sketches, and for each epsilon the noises and the true epsilon of
+    the paper's.
+    """
     rows, SA = torch.cat([A, b[:, None]], 1), []
     for _ in range(runs):
         sketch = balanced_count_sketch(len(rows), HEIGHT, generator=generator)

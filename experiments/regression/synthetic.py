@@ -6,7 +6,8 @@ import torch
 
 
 def spectrum_rows(clients, columns, rank, *, generator):
-    """Rows with ``rank`` singular values sqrt(n/rank), the others 1/n, and random bases: (n, d), float64.
+    """Rows with ``rank`` singular values sqrt(n/rank), the others 1/n, and random bases: (n, d),
+    float64.
 
     The singular bases are those of a standard normal matrix. A row's mean squared norm is 1.
     """
@@ -18,10 +19,11 @@ def spectrum_rows(clients, columns, rank, *, generator):
 
 
 def regression_rows(clients, columns, spread, *, generator):
-    """Rows a ~ N(0, I) and labels <a, x>, x ~ N(0, spread^2 I), all entries cut to [-1, 1]: (n, d), (n,), float64.
+    """Rows a ~ N(0, I) and labels <a, x>, x ~ N(0, spread^2 I), all entries cut to [-1, 1]: (n, d),
+    (n,), float64.
 
-    The paper (spread is its mu) leaves its scaling to [-1, 1] unsaid; cutting needs no look at the data, and leaves a
-    loss at the optimum.
+    The paper (spread is its mu) leaves its scaling to [-1, 1] unsaid; cutting needs no look at the
+    data, and leaves a loss at the optimum.
     """
     x = spread * torch.randn(columns, dtype=torch.float64, generator=generator)
     A = torch.randn(clients, columns, dtype=torch.float64, generator=generator).clamp_(-1, 1)

@@ -1,21 +1,27 @@
-"""Tables: low rank and ridge regression by every route, and phi(0) beside the column "Local" of the paper's Table 8.
+"""Tables: low rank and ridge regression by every route, and phi(0) beside the column "Local" of the
+paper's Table 8.
 
-Paper: Burkhardt, Keller, Orlandi, Schwiegelshohn (2025), Tables 6, 7 (psi, epsilon = .05) and 8 (phi, epsilon = .03,
-    lambda = 10). Columns are divided by their largest absolute value (how the paper scales is not said); delta = 1e-6,
-    m = 100.
-Data: scikit-learn's diabetes (442 x 10) and digits (1797 x 64, label: the digit). With --data FOLDER what lies in or
-    below it of UCI: every *.csv.gz of numbers, label last, such as those of the repository treforevans/uci_datasets
-    (bike, elevators, gas, keggundirected, kin40k, parkinsons, protein, sml), and the paper's four files as they are:
-    household_power_consumption.txt (235), 3D_spatial_network.txt (246), ethylene_CO.txt or ethylene_methane.txt
-    (322), YearPredictionMSD.txt (203). Tables of at most half a million rows also with each row repeated, to a million
-    clients. Where a file of the paper's is absent, a *synthetic stand-in* that is not its data: moments with Table
-    6's n and d, a spectrum like 1/i^2, labels whose phi(0) is Table 8's. S A is drawn as for normal rows.
+Paper: Burkhardt, Keller, Orlandi, Schwiegelshohn (2025), Tables 6, 7 (psi, epsilon = .05) and 8
+(phi, epsilon = .03,
+    lambda = 10). Columns are divided by their largest absolute value (how the paper scales is not
+    said); delta = 1e-6, m = 100.
+Data: scikit-learn's diabetes (442 x 10) and digits (1797 x 64, label: the digit). With --data
+FOLDER what lies in or
+    below it of UCI: every *.csv.gz of numbers, label last, such as those of the repository
+    treforevans/uci_datasets (bike, elevators, gas, keggundirected, kin40k, parkinsons, protein,
+    sml), and the paper's four files as they are: household_power_consumption.txt (235),
+    3D_spatial_network.txt (246), ethylene_CO.txt or ethylene_methane.txt (322),
+    YearPredictionMSD.txt (203). Tables of at most half a million rows also with each row repeated,
+    to a million clients. Where a file of the paper's is absent, a *synthetic stand-in* that is not
+    its data: moments with Table 6's n and d, a spectrum like 1/i^2, labels whose phi(0) is Table
+    8's. S A is drawn as for normal rows.
 Command:  python experiments/regression/tables.py [--data FOLDER]
-Expected: phi of the local model is phi(0), the sketch with exact noise is there too or above. The Gram route: 1.001 on
-    repeated diabetes, 1.21 on repeated digits (AdaSSP 1.48). On eight other tables of UCI (docs/papers.md) no more
-    than AdaSSP's: with rows repeated 1.02 to 4.10 against 1.04 to 5.10 (kin40k: both 1.000), as they are equal within
-    standard errors or less. On diabetes as it is, 442 rows, noise hides everything. A file whose phi(0) is not the
-    paper's was scaled otherwise.
+Expected: phi of the local model is phi(0), the sketch with exact noise is there too or above. The
+Gram route: 1.001 on
+    repeated diabetes, 1.21 on repeated digits (AdaSSP 1.48). On eight other tables of UCI
+    (docs/papers.md) no more than AdaSSP's: with rows repeated 1.02 to 4.10 against 1.04 to 5.10
+    (kin40k: both 1.000), as they are equal within standard errors or less. On diabetes as it is,
+    442 rows, noise hides everything. A file whose phi(0) is not the paper's was scaled otherwise.
 Output: results/regression/tables/phi.csv and psi.csv.
 Artifact: Burkhardt et al. (2025) | Tables 6 to 8
 Status: on other tables of UCI and on stand-ins; the paper's files are not at hand
@@ -54,9 +60,9 @@ CLIENTS = 1_000_000  # of tables whose rows are repeated
 class Schema:
     """How a file is laid out, and what has to be in it.
 
-    separator: between fields; header: lines to skip; features, label: which fields, from 0; rows: those without a
-    missing field. rank: of the paper's table 6. zero_phi: phi of x = 0 that its table 8 shows in its column "Local", at
-    ridge 10, after its unstated scaling.
+    separator: between fields; header: lines to skip; features, label: which fields, from 0; rows:
+    those without a missing field. rank: of the paper's table 6. zero_phi: phi of x = 0 that its
+    table 8 shows in its column "Local", at ridge 10, after its unstated scaling.
     """
 
     name: str
@@ -82,7 +88,8 @@ FILES = {
 
 
 def load_csv(path, schema):
-    """Features (n, d) and labels (n,) of a file of the paper's, unscaled, without lines that miss a field ("?").
+    """Features (n, d) and labels (n,) of a file of the paper's, unscaled, without lines that miss a
+    field ("?").
 
     The paper states 89 features for Songs, the file has 90, and this reads 90. Raises ValueError.
     """
@@ -104,7 +111,8 @@ def load_csv(path, schema):
 
 
 def load_numbers(path):
-    """Features (n, d) and labels (n,), the last column, of a file of comma-separated numbers without a header.
+    """Features (n, d) and labels (n,), the last column, of a file of comma-separated numbers
+    without a header.
 
     Such are the files of the repository treforevans/uci_datasets, packed or not.
     """
@@ -113,7 +121,9 @@ def load_numbers(path):
 
 
 def scaled_columns(A):
-    """Each column over its largest absolute value. That value is read from the data: for experiments, not private."""
+    """Each column over its largest absolute value. That value is read from the data: for
+    experiments, not private.
+    """
     largest = A.abs().amax(-2, keepdim=True)
     return A / torch.where(largest > 0, largest, 1.0)
 
@@ -137,7 +147,9 @@ def stand_in(schema):
 
 
 def normal_sketch(moments: SecondMoments, runs, generator):
-    """S [A b] for rows that are normal with these second moments: m rows N(0, M/m), (runs, m, d + 1)."""
+    """S [A b] for rows that are normal with these second moments: m rows N(0, M/m),
+    (runs, m, d + 1).
+    """
     values, vectors = torch.linalg.eigh(moments.matrix / HEIGHT)
     root = values.clamp_min(0).sqrt()[:, None] * vectors.mT
     return (

@@ -1,15 +1,19 @@
-"""Secure sums in rings of 32 and 64 bits: the variance of their noise over the needed one, and an attack on the grid.
+"""Secure sums in rings of 32 and 64 bits: the variance of their noise over the needed one, and an
+attack on the grid.
 
 Paper: Burkhardt, Keller, Orlandi, Schwiegelshohn (2025), section 4, for the protocol; proofs:
     ``torchdp.grid``.
 Command:  python experiments/secure/grid.py
-Expected: ``factor``: variance over that of real numbers, at most 1.015 of Gaussian noise in every row, where spreading
-    a row's difference over whole units of honest clients (``spread``) asks for up to thousands. ``noises``: the same
-    for discrete Laplace noise, at most 1.001. "Gram": encodings of 10 columns and labels, sensitivity and entries
-    those of GramRelease. ``attack``: the exact delta of a sum of rounded normals in one column, by repeated
-    convolution, over the stated delta: at most 1. ``ratios``: the largest log ratio of the discrete noise's chances
-    modulo 256 over epsilon: 1 with as many shares as it is divided among, more than 1 with one less.
-Output: results/secure/grid/grid.csv, noises.csv, attack.csv, ratios.csv; printed: ``experiments/bench/grid_cpu.txt``.
+Expected: ``factor``: variance over that of real numbers, at most 1.015 of Gaussian noise in every
+row, where spreading
+    a row's difference over whole units of honest clients (``spread``) asks for up to thousands.
+    ``noises``: the same for discrete Laplace noise, at most 1.001. "Gram": encodings of 10 columns
+    and labels, sensitivity and entries those of GramRelease. ``attack``: the exact delta of a sum
+    of rounded normals in one column, by repeated convolution, over the stated delta: at most 1.
+    ``ratios``: the largest log ratio of the discrete noise's chances modulo 256 over epsilon: 1
+    with as many shares as it is divided among, more than 1 with one less.
+Output: results/secure/grid/grid.csv, noises.csv, attack.csv, ratios.csv; printed:
+``experiments/bench/grid_cpu.txt``.
 Artifact: Burkhardt et al. (2025) | section 4, on a grid
 Status: agrees; a bound of our own
 Time: a minute on one core; --smoke in seconds.
@@ -71,7 +75,9 @@ def circular(one, two):
 
 
 def ratio(shares, present, epsilon, distance):
-    """The largest log ratio under moves by up to ``distance`` units, of so many shares, over epsilon."""
+    """The largest log ratio under moves by up to ``distance`` units, of so many shares, over
+    epsilon.
+    """
     part = share_law(shares, epsilon / distance)
     law = functools.reduce(circular, [part] * present)
     return (
@@ -90,7 +96,9 @@ def spread(protocol: SecureSketch):
 
 
 def exact_delta(clients, units, shift, epsilon):
-    """Of a sum of rounded normals of this deviation and its shift, by convolution with itself: masses to a few ulp."""
+    """Of a sum of rounded normals of this deviation and its shift, by convolution with itself:
+    masses to a few ulp.
+    """
     k = np.arange(math.ceil(9 * units) + 2)
     upper = ndtr(-(k - 0.5) / units) - ndtr(-(k + 0.5) / units)
     part, law, left = np.concatenate([upper[:0:-1], upper]), np.ones(1), clients

@@ -1,17 +1,21 @@
-"""Organisations, servers and analyst as processes, each with its own key file: bit for bit what one process gives.
+"""Organisations, servers and analyst as processes, each with its own key file: bit for bit what one
+process gives.
 
-Paper: Burkhardt, Keller, Orlandi, Schwiegelshohn (2025), "Distributed Differentially Private Data Analytics via Secure
-    Sketching", section 6.1: the servers' transform on additive shares; Tables 3 to 5, bytes and seconds; Table 8,
-    regression.
+Paper: Burkhardt, Keller, Orlandi, Schwiegelshohn (2025), "Distributed Differentially Private Data
+Analytics via Secure
+    Sketching", section 6.1: the servers' transform on additive shares; Tables 3 to 5, bytes and
+    seconds; Table 8, regression.
 Command:  python experiments/secure/servers.py; --clients 1000000 for the paper's largest number.
-Expected: "identical" is True; words take 8 S (s n d + m d) bytes, the analyst gets m d words from each server; ridge
-    regression from what is released has at most 1.01 times the least loss, as a curator's has. Of the second moments
-    every organisation is hidden from every other: the largest one's clients count as corrupt. A row of the sketch
-    holds too few clients for that, and the session says so.
+Expected: "identical" is True; words take 8 S (s n d + m d) bytes, the analyst gets m d words from
+each server; ridge
+    regression from what is released has at most 1.01 times the least loss, as a curator's has. Of
+    the second moments every organisation is hidden from every other: the largest one's clients
+    count as corrupt. A row of the sketch holds too few clients for that, and the session says so.
 Output: results/secure/servers/*.csv.
 Artifact: Burkhardt et al. (2025) | section 6.1
 Status: agrees, on one machine
-Time: a minute on two cores, --smoke in 15 CPU-seconds; a million clients three minutes, 2 GB on the disk. On the CPU,
+Time: a minute on two cores, --smoke in 15 CPU-seconds; a million clients three minutes, 2 GB on the
+disk. On the CPU,
     whatever --device says.
 """
 
@@ -50,7 +54,9 @@ Question = SecureSketch | SharedSum
 
 
 def sketch(config):
-    """A sketch of rows of norm 1, without the noise of one client in 200: no row holds more than an organisation."""
+    """A sketch of rows of norm 1, without the noise of one client in 200: no row holds more than an
+    organisation.
+    """
     osnap = balanced_osnap(config.clients, HEIGHT, COPIES, generator=keyed_generator(b"sketch"))
     x = torch.randn(
         config.clients, COLUMNS, dtype=torch.float64, generator=keyed_generator(b"data")
@@ -81,7 +87,9 @@ def sizes(config):
 
 
 def play(name, folders: list[Path]):
-    """One party in a process of its own, in one session after another; writes down its CPU seconds in each."""
+    """One party in a process of its own, in one session after another; writes down its CPU seconds
+    in each.
+    """
     torch.set_num_threads(1)
     for folder in folders:
         key, at, start = KeyFile(folder / f"{name}.key"), folder / "session", time.process_time()
@@ -143,7 +151,9 @@ def alone(session, x):
 
 
 def compare(kind, folder, session, x, report):
-    """Report whether one process gives the same bits, and what every role sent and took; returns the release."""
+    """Report whether one process gives the same bits, and what every role sent and took; returns
+    the release.
+    """
     value, error, n = torch.load(folder / "release.pt")
     files = {
         tuple(path.name.split(".")): path.stat().st_size

@@ -1,20 +1,24 @@
-"""What a crowd behind a shuffler adds to 15 local randomizers, beside what epsilon alone says; one message or many.
+"""What a crowd behind a shuffler adds to 15 local randomizers, beside what epsilon alone says; one
+message or many.
 
-Paper: Balle, Bell, Gascon, Nissim (2019), the privacy blanket; Feldman, McMillan, Talwar (2023), the clones' pair and
+Paper: Balle, Bell, Gascon, Nissim (2019), the privacy blanket; Feldman, McMillan, Talwar (2023),
+the clones' pair and
     closed form.
 Command:  OMP_NUM_THREADS=1 python experiments/shuffle/amplification.py
-Expected, at delta = 1e-6 (to 1 %): randomized response of 64 types at epsilon_0 = 4, n = 1e4: .2703, where the clones'
-    pair says .4108 and their closed form .958; optimized unary encoding at 8, n = 1e4: 1.843, where the clones say 8.
-    A guarantee takes at most .1 CPU-seconds; of two types, whose exact pairs are followed, 2.
-    Choice, at epsilon = 1, n = 1e4: variance of one count of 64 even types 73.3 by one message of 6 bits, 33.2 by
-    bounded sums of bits in 128 messages, 35.1 of a curator, all by ``queries.choose``; squared error of a mean
-    of 32 dimensions .00070 by one message (PrivUnit), .000224 by sums of numbers rounded to 4 levels, .000023 of a
-    curator.
+Expected, at delta = 1e-6 (to 1 %): randomized response of 64 types at epsilon_0 = 4, n = 1e4:
+.2703, where the clones'
+    pair says .4108 and their closed form .958; optimized unary encoding at 8, n = 1e4: 1.843, where
+    the clones say 8. A guarantee takes at most .1 CPU-seconds; of two types, whose exact pairs are
+    followed, 2. Choice, at epsilon = 1, n = 1e4: variance of one count of 64 even types 73.3 by one
+    message of 6 bits, 33.2 by bounded sums of bits in 128 messages, 35.1 of a curator, all by
+    ``queries.choose``; squared error of a mean of 32 dimensions .00070 by one message (PrivUnit),
+    .000224 by sums of numbers rounded to 4 levels, .000023 of a curator.
 Output: results/shuffle/amplification/{epsilons,choice}.csv; printed: ``experiments/bench/
     amplification_cpu.txt``. Columns of epsilons are by n; "clones" is
-    what epsilon_0 alone says, "closed" their closed form (epsilon_0 where it says nothing); "seconds": CPU, longest.
-    choice: a histogram of types held evenly, variance of one count in users squared; the mean of unit vectors,
-    E |error|^2, rounding at its most; messages of one user, the local epsilon that one spends.
+    what epsilon_0 alone says, "closed" their closed form (epsilon_0 where it says nothing);
+    "seconds": CPU, longest. choice: a histogram of types held evenly, variance of one count in
+    users squared; the mean of unit vectors, E |error|^2, rounding at its most; messages of one
+    user, the local epsilon that one spends.
 Artifact: - | amplification by shuffling
 Status: own bound; the closed form is as published
 Time: one to two minutes on one core; --smoke in seconds.
@@ -115,7 +119,9 @@ def epsilons(config, report):
 
 
 def histograms(n, epsilon, k):
-    """(protocol, messages of a user, local epsilon, variance of the count of a type that n/k users hold)."""
+    """(protocol, messages of a user, local epsilon, variance of the count of a type that n/k users
+    hold).
+    """
     even = torch.ones(k, dtype=torch.float64)
     asked = workloads.identity(k)
     trusted = {"objective": Objective.MEAN, "trust": "curator", "prior": even}

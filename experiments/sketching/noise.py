@@ -1,12 +1,16 @@
-"""Noise of the linear-transformation model: what the paper adds, what is needed, and a check by Monte Carlo.
+"""Noise of the linear-transformation model: what the paper adds, what is needed, and a check by
+Monte Carlo.
 
-Paper: Corollaries 4.7 and 4.10 and Section 6.2 of arXiv 2412.00497 (ICML 2025), against exact calibration.
+Paper: Corollaries 4.7 and 4.10 and Section 6.2 of arXiv 2412.00497 (ICML 2025), against exact
+calibration.
 Command:  python experiments/sketching/noise.py
 Output: results/sketching/noise/*.csv.
-Prints: (1) variance of an entry of the release, exact and by Corollary 4.7, d = 10, m = 100, entries in [-1, 1], delta
-    = 1e-6; (2) the true epsilon of the paper's noise; (3) the delta of drawn noise at epsilon = 1, calibrated to 1e-3,
-    with a z-score, beside noise that is 10 % too small.
-Expected: (1) ratios 13.6 / 12.4 / 10.1 at s = 1, 15542 at s = 10 and epsilon = .05; (2) true epsilon .540 at nominal .5
+Prints: (1) variance of an entry of the release, exact and by Corollary 4.7, d = 10, m = 100,
+entries in [-1, 1], delta
+    = 1e-6; (2) the true epsilon of the paper's noise; (3) the delta of drawn noise at epsilon = 1,
+    calibrated to 1e-3, with a z-score, beside noise that is 10 % too small.
+Expected: (1) ratios 13.6 / 12.4 / 10.1 at s = 1, 15542 at s = 10 and epsilon = .05; (2) true
+epsilon .540 at nominal .5
     for d = s = 1; (3) |z| < 4 for each noise, and each planted one flagged.
 Artifact: Burkhardt et al. (2025) | Corollaries 4.7, 4.10, section 6.2
 Status: agrees; Corollary 4.7 breaks its promise at d = s = 1
@@ -40,7 +44,9 @@ LOOSE, Z = 1e-3, 4.0  # delta of the Monte Carlo check; deviations that are flag
 
 
 def entries(users, report, generator):
-    """Corollary 4.7 over the least variance, and the closed form of the ratio, s^3 d ln(1.25 s d/delta) (mu/eps)^2."""
+    """Corollary 4.7 over the least variance, and the closed form of the ratio, s^3 d
+    ln(1.25 s d/delta) (mu/eps)^2.
+    """
     sketches = [balanced_osnap(users, HEIGHT, s, generator=generator) for s in COPIES]
     for epsilon in EPSILONS:
         least = entry_variance(math.sqrt(COLUMNS), epsilon=epsilon, delta=DELTA)
@@ -85,8 +91,9 @@ def true_epsilons(users, report, generator):
 
 
 def drawn_delta(noise: DivisibleNoise, sketch, covariance, client, draws, source):
-    """Hockey-stick divergence at epsilon = 1 of the release for rows at +-1, and its standard error; each column of
-    the noise that the clients add is one draw. covariance: of the noise's rows, what the attacker believes it to be."""
+    """Hockey-stick divergence at epsilon = 1 of the release for rows at +-1, and its standard
+    error; each column of the noise that the clients add is one draw. covariance: of the noise's
+    rows, what the attacker believes it to be."""
     shift = 2 * sketch.dense()[:, client]
     direction = torch.linalg.solve(covariance, shift)
     noisy = noise.sample_sum(sketch, draws, generator=source) / math.sqrt(sketch.copies)
@@ -96,7 +103,9 @@ def drawn_delta(noise: DivisibleNoise, sketch, covariance, client, draws, source
 
 
 def monte_carlo(draws, report, generator):
-    """The noise that the honest clients add together, and 10 % less, against the delta that it was calibrated to."""
+    """The noise that the honest clients add together, and 10 % less, against the delta that it was
+    calibrated to.
+    """
     several, single = (
         balanced_osnap(60, 12, 3, generator=generator),
         count_sketch(60, 3, generator=generator),

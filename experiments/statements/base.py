@@ -1,4 +1,6 @@
-"""What a statement of a paper is to the checker, and brackets of norms that are recomputed here from the witnesses."""
+"""What a statement of a paper is to the checker, and brackets of norms that are recomputed here
+from the witnesses.
+"""
 
 import itertools
 import math
@@ -32,9 +34,10 @@ Source = Callable[[np.random.Generator, int], Instances]  # (rng, how many rando
 class Check:
     """An inequality of a paper over its whole range of parameters.
 
-    paper: a title's first word in docs/papers.md; row: how the row there begins. statement, scope: what is claimed, and
-    what was tried. instances(rng, count) yields where, and (side that should be smaller)/(other side). limit: 1, or the
-    constant that is granted where the paper's O() names none. kind: of what is known to fail as printed (KINDS, and
+    paper: a title's first word in docs/papers.md; row: how the row there begins. statement, scope:
+    what is claimed, and what was tried. instances(rng, count) yields where, and
+    (side that should be smaller)/(other side). limit: 1, or the constant that is granted where the
+    paper's O() names none. kind: of what is known to fail as printed (KINDS, and
     docs/corrections.md); "" for what is to hold.
     """
 
@@ -79,8 +82,8 @@ CHECKS: list[Check] = []
 class Statements:
     """Of one paper: decorators that enter a generator of instances into CHECKS, and return it.
 
-    Several above one generator are several statements, the lowest the first: as printed, then mended. changes: keywords
-    of the generator.
+    Several above one generator are several statements, the lowest the first: as printed, then
+    mended. changes: keywords of the generator.
     """
 
     def __init__(self, paper):
@@ -117,7 +120,9 @@ def each(instances, least=0, **changes):
 
 
 def grid(instances, *axes, slow=False, **changes):
-    """``instances(*point)`` of the product of the axes; slow: where few instances are asked for, of 12 points."""
+    """``instances(*point)`` of the product of the axes; slow: where few instances are asked for, of
+    12 points.
+    """
 
     def source(rng, count):
         points = list(itertools.product(*axes))
@@ -155,7 +160,9 @@ class Draw:
         return self.rng.choice(options).item()
 
     def matrix(self, rows, columns, later=0):
-        """Signs, normals, integers with ties, non-negative, of rank one, badly scaled, with zero rows, in turn."""
+        """Signs, normals, integers with ties, non-negative, of rank one, badly scaled, with zero
+        rows, in turn.
+        """
         rng, shape = self.rng, (rows, columns)
         kinds = (
             lambda: rng.choice([-1.0, 1.0], shape),
@@ -207,14 +214,18 @@ def row_scale(weights, p):
 
 
 def dual(points, weights, rows, p, shift=True):
-    """tr((D cov(P) D)^{1/2}), of Theorem 26: points (k, d), weights (k,), rows = D^2 before scaling."""
+    """tr((D cov(P) D)^{1/2}), of Theorem 26: points (k, d), weights (k,), rows = D^2 before
+    scaling.
+    """
     P = weights / weights.sum()
     centred = points - P @ points if shift else points
     return trace_norm(np.sqrt(row_scale(rows, p)) * centred * np.sqrt(P)[:, None])
 
 
 def gamma_p(points, p, shift=True):
-    """(lower, upper) bounds of Gamma_p of a finite set, recomputed from the ellipsoid and the measure found."""
+    """(lower, upper) bounds of Gamma_p of a finite set, recomputed from the ellipsoid and the
+    measure found.
+    """
     points = np.unique(points + 0.0, axis=0)
     shape = noise_shape(FiniteSet(torch.as_tensor(points)), p, shift=shift, tol=SLACK / 5)
     A, v = shape.root.numpy(), shape.centre.numpy()
@@ -234,7 +245,9 @@ def gamma_p(points, p, shift=True):
 
 
 def gamma_of(W, p=math.inf, shift=False):
-    """(lower, upper) bounds of gamma_(p)(W), recomputed from the factors and the dual weights; columns are types."""
+    """(lower, upper) bounds of gamma_(p)(W), recomputed from the factors and the dual weights;
+    columns are types.
+    """
     found = factorize(W, p, shift=shift, tol=SLACK / 5)
     left, right = found.left.numpy(), found.right.numpy()
     moved = W if found.shift is None else W - found.shift.numpy()[:, None]

@@ -94,7 +94,9 @@ def density_privacy(n, instances, flip):
 
 
 def shuffled(n, ones, flip, own):
-    """The distribution of the number of ones heard: ``ones`` of n - 1 others hold a one, the user with chance own."""
+    """The distribution of the number of ones heard: ``ones`` of n - 1 others hold a one, the user
+    with chance own.
+    """
     others = np.convolve(
         binom.pmf(np.arange(ones + 1), ones, 1 - flip),
         binom.pmf(np.arange(n - ones), n - 1 - ones, flip),
@@ -114,7 +116,9 @@ def shuffled(n, ones, flip, own):
 )
 def support(n, flip, S):
     def losses(one, other):
-        """ln P/Q, (ones among the others, heard): the user's chance of a one under P and under Q."""
+        """ln P/Q, (ones among the others, heard): the user's chance of a one under P and under
+        Q.
+        """
         shares = [[shuffled(n, ones, flip, own) for ones in range(n)] for own in (one, other)]
         return np.log(np.divide(*shares))
 

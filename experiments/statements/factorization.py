@@ -28,7 +28,9 @@ WIDE = (*EPSILONS, 100.0, 1000.0, 1e4)
 
 
 def approximated(W, alpha):
-    """(lower, upper) of gamma_2(W; alpha), entries moved by at most alpha: recomputed, the lower by Lemma 12 itself."""
+    """(lower, upper) of gamma_2(W; alpha), entries moved by at most alpha: recomputed, the lower by
+    Lemma 12 itself.
+    """
     found = approximate(W, alpha, tol=2e-4)
     left, right = found.left.numpy(), found.right.numpy()
     if np.abs(left @ right - W).max() > alpha * (1 + 1e-7) + 1e-9 * np.abs(W).max():
@@ -149,12 +151,14 @@ def local_users(draw, twice=2.0):
     kind="range",
 )
 def randomizer(epsilon, d):
-    """The lower bound is of sigma, E exp(Z^2/sigma^2) <= 2, of every epsilon-DP unbiased Y of points of the unit ball.
+    """The lower bound is of sigma, E exp(Z^2/sigma^2) <= 2, of every epsilon-DP unbiased Y of
+    points of the unit ball.
 
-    Averaged over x on the sphere an output's density f has max/min <= e^epsilon and mean 1, so it moves <x, u> by at
-    most sqrt(2 KL(f)/d) <= sqrt(2 epsilon/d) (a coordinate is 1/sqrt(d)-sub-Gaussian). Unbiasedness makes the mean of
-    <Y, x> equal to 1, so E||Y||^2 >= d/(2 epsilon), some direction of Y - x has variance 1/(2 epsilon) - 1/d, at most
-    sigma^2 ln 2 by Jensen's inequality.
+    Averaged over x on the sphere an output's density f has max/min <= e^epsilon and mean 1, so it
+    moves <x, u> by at most sqrt(2 KL(f)/d) <= sqrt(2 epsilon/d) (a coordinate is
+    1/sqrt(d)-sub-Gaussian). Unbiasedness makes the mean of <Y, x> equal to 1, so E||Y||^2 >= d/(2
+    epsilon), some direction of Y - x has variance 1/(2 epsilon) - 1/d, at most sigma^2 ln 2 by
+    Jensen's inequality.
     """
     least = math.sqrt(max(0.0, 1 / (2 * epsilon) - 1 / d) / math.log(2))
     yield f"epsilon = {epsilon:g}, d = {d}", ratio(least * epsilon, 1.0)

@@ -208,7 +208,9 @@ def jensen(draw):
 
 
 def private_pairs(draw, size):
-    """(name, (P, Q)): probabilities that differ by factors within e^+-epsilon: randomized response, and random ones."""
+    """(name, (P, Q)): probabilities that differ by factors within e^+-epsilon: randomized response,
+    and random ones.
+    """
     epsilon, rng = draw.epsilon, draw.rng
     q = 1 / (1 + math.exp(epsilon))
     response = np.array([1 - q, q])
@@ -350,7 +352,9 @@ def projections(draw):
 
 
 def words(d, ell, k):
-    """Words of length l over d letters in which exactly k given letters occur an odd number of times."""
+    """Words of length l over d letters in which exactly k given letters occur an odd number of
+    times.
+    """
     signs = itertools.product(range(k + 1), range(d - k + 1))
     total = sum(
         (-1) ** i * math.comb(k, i) * math.comb(d - k, j) * (d - 2 * i - 2 * j) ** ell
@@ -360,9 +364,11 @@ def words(d, ell, k):
 
 
 def cube_tensors(d, ell, p):
-    """Gamma_p({x^(x)l: x in {-1, 1}^d}): sign flips make the best M diagonal in the odd sets S, of m_S words each.
+    """Gamma_p({x^(x)l: x in {-1, 1}^d}): sign flips make the best M diagonal in the odd sets S, of
+    m_S words each.
 
-    min (sum_S m_S a_S^{p/2})^{1/p} under sum_S 1/a_S <= 1 over S != {}: Z^{1/2 + 1/p}, Z = sum_S m_S^{2/(p + 2)}.
+    min (sum_S m_S a_S^{p/2})^{1/p} under sum_S 1/a_S <= 1 over S != {}: Z^{1/2 + 1/p}, Z = sum_S
+    m_S^{2/(p + 2)}.
     """
     Z = 0.0
     for k in range(1, min(d, ell) + 1):
@@ -379,10 +385,11 @@ def partitions(n, most):
 
 
 def ball_upper(d, ell, p):
-    """An upper bound of Gamma_p({x^(x)l: ||x||_2 <= 1}): the ellipsoid of M = the projection on symmetric tensors.
+    """An upper bound of Gamma_p({x^(x)l: ||x||_2 <= 1}): the ellipsoid of M = the projection on
+    symmetric tensors.
 
-    It holds the set, since <x^(x)l, M x^(x)l> = ||x||^{2l} <= 1; the diagonal entry of a word is 1/(number of words of
-    its letters. At d = 1 and even l the set is [0, 1], of radius 1/2.
+    It holds the set, since <x^(x)l, M x^(x)l> = ||x||^{2l} <= 1; the diagonal entry of a word is
+    1/(number of words of its letters. At d = 1 and even l the set is [0, 1], of radius 1/2.
     """
     if d == 1:
         return 1.0 if ell % 2 else 0.5
@@ -403,7 +410,9 @@ def ball_upper(d, ell, p):
 
 
 def ball_lower(d, ell, p):
-    """A lower bound: the uniform measure (Theorem 26, D a multiple of I), or the segment of a pure power x_1^l."""
+    """A lower bound: the uniform measure (Theorem 26, D a multiple of I), or the segment of a pure
+    power x_1^l.
+    """
     return max(moment_norm(d, ell, p), 1.0 if ell % 2 else 0.5)
 
 
@@ -462,7 +471,9 @@ def ball(d, ell, p):
 
 
 def even_upper(d, ell, p):
-    """For d = l = 2 a better one: x x^T = t (I + a reflection)/2, t = ||x||^2, around a multiple of I."""
+    """For d = l = 2 a better one: x x^T = t (I + a reflection)/2, t = ||x||^2, around a multiple of
+    I.
+    """
     if (d, ell) != (2, 2):
         return math.inf
 
@@ -525,9 +536,11 @@ def surjections(ell, k):
 
 
 def marginal_norm(d, ell, p):
-    """Gamma_p of the marginals over words of l attributes: M = sum_S a_|S| u_S u_S^T, a found by descent.
+    """Gamma_p of the marginals over words of l attributes: M = sum_S a_|S| u_S u_S^T, a found by
+    descent.
 
-    A cell with k attributes has variance 4^-k sum_j C(k, j) a_j; the set asks sum_j C(d, j)/a_j <= 1.
+    A cell with k attributes has variance 4^-k sum_j C(k, j) a_j; the set asks sum_j C(d, j)/a_j
+    <= 1.
     """
     ks = np.arange(1, min(d, ell) + 1)
     count = np.array([math.comb(d, k) * surjections(ell, k) * 2.0**k for k in ks])
@@ -637,7 +650,9 @@ SAMPLED = (EPSILONS, (1e-4, 0.01, 0.1, 0.5, 1.0), (1, 2, 100))
     kind="range",
 )
 def samples(epsilon, beta, n, rate: Callable[[float], float] = lambda epsilon: 6 * epsilon):
-    """ln of the largest ratio of M(P^n) to M(Q^n): n bits through randomized response, sent by users of P or of Q."""
+    """ln of the largest ratio of M(P^n) to M(Q^n): n bits through randomized response, sent by
+    users of P or of Q.
+    """
     q = 1 / (1 + math.exp(epsilon))
     spent = n * math.log(((1 - beta) * q + beta * (1 - q)) / q)
     yield f"epsilon = {epsilon:g}, beta = {beta:g}, n = {n}", ratio(spent, rate(epsilon) * n * beta)

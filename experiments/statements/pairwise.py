@@ -16,7 +16,9 @@ USERS = (1, 2, 10, 1000, 10**6)
 
 
 def zeta_of(W, n, epsilon):
-    """(lower, upper) of zeta(W, n), and gamma_2 and the largest error of the approximation behind the upper bound."""
+    """(lower, upper) of zeta(W, n), and gamma_2 and the largest error of the approximation behind
+    the upper bound.
+    """
     found = zeta(torch.as_tensor(W), n, epsilon, tol=2e-4)
     left, right = found.left.numpy(), found.right.numpy()
     norm, alpha = size_of(left, right), float(np.abs(left @ right - W).max())
@@ -160,7 +162,9 @@ def from_gamma_to_zeta(draw):
 
 
 def distortion(pairs, A):
-    """By how much the map A changes the squares of the differences that are not 0, relative, at most."""
+    """By how much the map A changes the squares of the differences that are not 0, relative, at
+    most.
+    """
     kept = pairs[np.linalg.norm(pairs, axis=1) > 1e-12]
     return float(np.abs(((kept @ A) ** 2).sum(1) / (kept**2).sum(1) - 1).max(initial=0.0))
 
@@ -220,7 +224,9 @@ def calculus(draw):
 
 
 def lipschitz(draw):
-    """A kernel on [k] x [k] that is 1-Lipschitz in each argument: distances, waves, random slopes, constants."""
+    """A kernel on [k] x [k] that is 1-Lipschitz in each argument: distances, waves, random slopes,
+    constants.
+    """
     rng, k = draw.rng, draw.pick(1, 2, 3, 7, 16)
     x = np.arange(k)
     kinds = (

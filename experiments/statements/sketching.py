@@ -1,4 +1,6 @@
-"""Burkhardt, Keller, Orlandi, Schwiegelshohn (2025): statements about sketches and divided noise."""
+"""Burkhardt, Keller, Orlandi, Schwiegelshohn (2025): statements about sketches and divided
+noise.
+"""
 
 import itertools
 import math
@@ -95,13 +97,17 @@ def counts_mended(size: tuple[int, int], gamma):
 
 
 def sums_of_gammas(x, shape):
-    """Log density, up to a constant, of the difference of two gamma variables of this shape and scale 1."""
+    """Log density, up to a constant, of the difference of two gamma variables of this shape and
+    scale 1.
+    """
     y = np.abs(x) + 1e-300
     return (shape - 0.5) * np.log(y) + np.log(kve(shape - 0.5, y)) - y
 
 
 def fewest_honest(n, m, corrupt):
-    """Honest clients of the row with the fewest, over all coalitions: n/m clients a row, by enumeration."""
+    """Honest clients of the row with the fewest, over all coalitions: n/m clients a row, by
+    enumeration.
+    """
     rows = np.arange(n) % m
     coalitions = itertools.combinations(range(n), corrupt)
     return min(min(np.bincount(np.delete(rows, list(bad)), minlength=m)) for bad in coalitions)

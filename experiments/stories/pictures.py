@@ -1,10 +1,12 @@
 """The pictures of the three stories in docs/: what their own blocks computed, drawn.
 
 Command:  python experiments/stories/pictures.py --out docs/pictures
-Expected: survey: the 95 % intervals hold nearly all of the truth; errors fall as one over the root of the people asked.
+Expected: survey: the 95 % intervals hold nearly all of the truth; errors fall as one over the root
+of the people asked.
     federated: at epsilon = 1 the map is that of the truth, at 0.1 noise is seen. training: the
-    error of the best plan is less from the eighth step on (epsilon = 2; from the sixth at 8); mean test accuracies over
-    ten runs at epsilon = 8 are 92.3 % (DP-SGD), 92.9 % (best), 94.2 % (no noise); single runs of both plans overlap.
+    error of the best plan is less from the eighth step on (epsilon = 2; from the sixth at 8); mean
+    test accuracies over ten runs at epsilon = 8 are 92.3 % (DP-SGD), 92.9 % (best), 94.2 %
+    (no noise); single runs of both plans overlap.
 Output: survey.csv, federated.csv, training.csv, accuracy.csv and a .png of each story.
 Artifact: our own | pictures of the stories
 Status: agrees

@@ -1,12 +1,15 @@
-"""Which models of transformers have their gradients clipped example by example, beside Opacus's two ways.
+"""Which models of transformers have their gradients clipped example by example, beside Opacus's two
+ways.
 
 Paper: as of experiments/training/clipping.py.
 Command:  OMP_NUM_THREADS=1 python experiments/training/accepted.py
-Expected: torchdp accepts all 40 and equals one example after another within 5e-5, Opacus's hooks do for 36 and ghost
+Expected: torchdp accepts all 40 and equals one example after another within 5e-5, Opacus's hooks do
+for 36 and ghost
     clipping for 30; the exceptions by which they refuse the others are named. Tiny random models of
-    their default attention but for two, full or with LoRA of rank 4 (peft), with a mask of each row's own length and
-    without; ViT has no mask. BERT and GPT-2 are given position_ids, without which Opacus's hooks refuse them. The
-    loss is the cross entropy of the class, or of the last word.
+    their default attention but for two, full or with LoRA of rank 4 (peft), with a mask of each
+    row's own length and without; ViT has no mask. BERT and GPT-2 are given position_ids, without
+    which Opacus's hooks refuse them. The loss is the cross entropy of the class, or of the last
+    word.
 Output: results/training/accepted/accepted.csv. Printed: experiments/bench/accepted_cpu.txt.
 Artifact: - | which models clipping takes
 Status: agrees

@@ -1,11 +1,13 @@
 """Every amplified epsilon beside dp-accounting's own, and beside what an attack is seen to reach.
 
 Paper: Choquette-Choo, Ganesh, McKenna, McMahan, Rush, Thakurta, Xu (2023), Theorem 4.
-    The noise is that of ``training.choose`` at delta = 1e-5; all epsilons are of that noise at delta = 1e-4. The attack
-    is the likelihood ratio of all outputs, the user's part 1 in every step that takes them; its epsilon is the largest
-    at which so many draws show a hockey-stick divergence above delta, by an exact binomial bound (99.9 %).
+    The noise is that of ``training.choose`` at delta = 1e-5; all epsilons are of that noise at
+    delta = 1e-4. The attack is the likelihood ratio of all outputs, the user's part 1 in every step
+    that takes them; its epsilon is the largest at which so many draws show a hockey-stick
+    divergence above delta, by an exact binomial bound (99.9 %).
 Command:  OMP_NUM_THREADS=1 python experiments/training/accounting.py
-Expected: attack <= torchdp <= 1.01 dp-accounting, which is an upper bound too; attack within 5 % of torchdp.
+Expected: attack <= torchdp <= 1.01 dp-accounting, which is an upper bound too; attack within 5 % of
+torchdp.
 Output: results/training/accounting/epsilons.csv.
 Artifact: Choquette-Choo et al. (2023) | amplification by sampling
 Status: agrees
@@ -35,7 +37,9 @@ class Config:
 
 
 def ratios(plan, times, draws):
-    """Log likelihood ratios, user there over not, of outputs drawn with the user: their steps' rows do not meet."""
+    """Log likelihood ratios, user there over not, of outputs drawn with the user: their steps' rows
+    do not meet.
+    """
     found, generator = [], keyed_generator(b"attack")
     assert isinstance(plan.sampling, CyclicPoisson)
     q, multiplier = (
@@ -51,7 +55,9 @@ def ratios(plan, times, draws):
 
 
 def reached(losses):
-    """The largest epsilon at which coins of chance max(0, 1 - e^(epsilon - loss)) fall on 1 more often than DELTA."""
+    """The largest epsilon at which coins of chance max(0, 1 - e^(epsilon - loss)) fall on 1 more
+    often than DELTA.
+    """
     coins, low, high = (
         torch.rand(len(losses), generator=keyed_generator(b"coins"), dtype=torch.float64),
         0.0,

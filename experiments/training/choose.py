@@ -1,13 +1,18 @@
-"""Sampling or correlation, and how much of either: every plan's error at one guarantee, and what training makes of it.
+"""Sampling or correlation, and how much of either: every plan's error at one guarantee, and what
+training makes of it.
 
-Paper: Choquette-Choo, Ganesh, McKenna, McMahan, Rush, Thakurta, Xu (2023), (amplified) banded matrix factorization.
-    Root mean square error of the prefix sums, in clipping bounds, delta = 1e-5; then the accuracy of a linear model on
-    two tables of scikit-learn under the chosen plan, under independent noise (DP-SGD), under a fixed order, and by
-    Opacus's DP-SGD where it is installed (pip install --no-deps opacus opt_einsum), over seeds.
+Paper: Choquette-Choo, Ganesh, McKenna, McMahan, Rush, Thakurta, Xu (2023), (amplified) banded
+matrix factorization.
+    Root mean square error of the prefix sums, in clipping bounds, delta = 1e-5; then the accuracy
+    of a linear model on two tables of scikit-learn under the chosen plan, under independent noise
+    (DP-SGD), under a fixed order, and by Opacus's DP-SGD where it is installed
+    (pip install --no-deps opacus opt_einsum), over seeds.
 Command:  OMP_NUM_THREADS=1 python experiments/training/choose.py
-Expected: more bands of cyclic Poisson sampling the larger epsilon is, and at epsilon 0.5 independent noise within 1 %.
-    The choice's error is above DP-SGD's by a hundredth at most. Accuracy: above Opacus's or within two standard errors,
-    but for breast cancer at epsilon 8 and 20 epochs, where a fixed order is three behind.
+Expected: more bands of cyclic Poisson sampling the larger epsilon is, and at epsilon 0.5
+independent noise within 1 %.
+    The choice's error is above DP-SGD's by a hundredth at most. Accuracy: above Opacus's or within
+    two standard errors, but for breast cancer at epsilon 8 and 20 epochs, where a fixed order is
+    three behind.
 Output: results/training/choose/{errors,accuracy}.csv.
 Artifact: Choquette-Choo et al. (2023) | amplification by sampling, banded matrices
 Status: agrees
@@ -41,7 +46,9 @@ class Config:
 
 
 def table(name):
-    """Columns of mean 0 and length such that rows have norm about 1, and classes; in a fixed order."""
+    """Columns of mean 0 and length such that rows have norm about 1, and classes; in a fixed
+    order.
+    """
     x, y = map(
         torch.tensor, (load_digits if name == "digits" else load_breast_cancer)(return_X_y=True)
     )
@@ -69,7 +76,9 @@ def accuracy(plan, x, y, seed):
 
 @on_host
 def opacus(x, y, users, epsilon, epochs, seed):
-    """Opacus's DP-SGD on the same rows, model and learning rate: Poisson batches, its own accountant."""
+    """Opacus's DP-SGD on the same rows, model and learning rate: Poisson batches, its own
+    accountant.
+    """
     try:
         from opacus import PrivacyEngine
     except ImportError as error:

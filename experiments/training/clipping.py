@@ -1,15 +1,18 @@
 """Sums of clipped per-example gradients: time and memory of eight models, beside Opacus's two ways.
 
-Paper: Lee, Kifer (2021), Li, Tramer, Liang, Hashimoto (2022): norms from activations and their gradients; Bu, Wang,
+Paper: Lee, Kifer (2021), Li, Tramer, Liang, Hashimoto (2022): norms from activations and their
+gradients; Bu, Wang,
     Zha, Karypis (2023): sums from them too, with no second backward pass.
 Command:  OMP_NUM_THREADS=1 python experiments/training/clipping.py
-Expected: torchdp's sums take less time than the faster of Opacus's ways, hooks and ghost clipping, on all models but
-    the smallest two, where each call of torch counts (1.15 and 1.0 times), and no memory for a copy of large weights
-    for each example. A batch's gradient without privacy is the floor. Hooks are left out where their copies pass 1 GiB;
-    where Opacus is not installed its rows are.
-Output: results/training/clipping/clipping.csv; seconds: of the processor, the least of several calls, ways in turn;
-    memory: the process's largest, less what it held before, MiB (Linux; elsewhere empty); differs: from torchdp's sum,
-    relative. Printed, with Opacus 1.6: experiments/bench/clipping_cpu.txt.
+Expected: torchdp's sums take less time than the faster of Opacus's ways, hooks and ghost clipping,
+on all models but
+    the smallest two, where each call of torch counts (1.15 and 1.0 times), and no memory for a copy
+    of large weights for each example. A batch's gradient without privacy is the floor. Hooks are
+    left out where their copies pass 1 GiB; where Opacus is not installed its rows are.
+Output: results/training/clipping/clipping.csv; seconds: of the processor, the least of several
+calls, ways in turn;
+    memory: the process's largest, less what it held before, MiB (Linux; elsewhere empty); differs:
+    from torchdp's sum, relative. Printed, with Opacus 1.6: experiments/bench/clipping_cpu.txt.
 Artifact: - | what clipping costs
 Status: agrees
 Time: 3 minutes on one core; --smoke in seconds.

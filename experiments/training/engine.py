@@ -1,4 +1,6 @@
-"""Opacus's own engine, one training at a time, on the models of lanes.py and from the same weights."""
+"""Opacus's own engine, one training at a time, on the models of lanes.py and from the same
+weights.
+"""
 
 import warnings
 
@@ -9,7 +11,9 @@ from torch.utils.data import DataLoader, TensorDataset
 
 
 class Single(nn.Module):
-    """One seed's model: the layers are ``nn.Linear``, and the model's function the one that trains lanes."""
+    """One seed's model: the layers are ``nn.Linear``, and the model's function the one that trains
+    lanes.
+    """
 
     def __init__(self, model, lanes, seed):
         super().__init__()
@@ -33,7 +37,9 @@ def trained(
     model, x, y, update: type[torch.optim.Optimizer], given, seed,
     *, classes, batch, steps, noise
 ) :  # fmt: skip
-    """After so many steps of PrivacyEngine's loader and optimizer, clipped to 1; noise: its multiplier."""
+    """After so many steps of PrivacyEngine's loader and optimizer, clipped to 1; noise: its
+    multiplier.
+    """
     from opacus import PrivacyEngine
 
     single = Single(model, Lanes(shapes(model, x.shape[-1], classes), 1, seed + 1), seed)

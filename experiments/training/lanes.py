@@ -1,8 +1,10 @@
-"""Many private trainings at once: every seed and learning rate of one plan, for the models and data of optimizers.py.
+"""Many private trainings at once: every seed and learning rate of one plan, for the models and data
+of optimizers.py.
 
-A model is a function of layers with weights (lanes, out, in + 1), and layers remember what they were given: with the
-gradients of what they made, that is each example's gradient, its norm and the clipped sum, without a loop over lanes
-and without gradients of single examples where there are no positions.
+A model is a function of layers with weights (lanes, out, in + 1), and layers remember what they
+were given: with the gradients of what they made, that is each example's gradient, its norm and the
+clipped sum, without a loop over lanes and without gradients of single examples where there are no
+positions.
 """
 
 import inspect
@@ -20,7 +22,9 @@ CONTEXT, WIDTH, RANK = 16, 48, 4  # characters, and the language model's numbers
 
 
 class Lanes:
-    """Weights, drawn as ``nn.Linear`` draws them: ``whole[name]`` (rates, seeds, out, in + 1), in without bias."""
+    """Weights, drawn as ``nn.Linear`` draws them: ``whole[name]`` (rates, seeds, out, in + 1), in
+    without bias.
+    """
 
     def __init__(self, shapes: dict[str, tuple[int, int, bool]], rates, seeds):
         self.rates, self.seeds, self.whole = rates, seeds, dict[str, Tensor]()
@@ -46,7 +50,9 @@ class Lanes:
         return z
 
     def clipped(self, forward, x, y, kept):
-        """(rates, seeds, out, in + 1): sums of gradients clipped to norm 1; x (seeds, n, ...), kept 0 or 1."""
+        """(rates, seeds, out, in + 1): sums of gradients clipped to norm 1; x (seeds, n, ...), kept
+        0 or 1.
+        """
         many = (self.rates,) + (1,) * (x.ndim - 1)
         out = forward(self, x.repeat(many))
         loss = nn.functional.cross_entropy(
@@ -86,7 +92,9 @@ def _squares(a, d):
 
 
 class Language(nn.Module):
-    """A transformer of one block that says which character comes next; ``low``: what is added to a layer."""
+    """A transformer of one block that says which character comes next; ``low``: what is added to a
+    layer.
+    """
 
     def __init__(self):
         super().__init__()
@@ -204,8 +212,8 @@ FORWARD = {
 def data(name, folder: Path | None):
     """x, y, and how many rows are users': the others are for accuracy.
 
-    name: digits, breast cancer, text (pieces of Python's own source), agnews (embeddings in ``folder``), or short
-    digits, of which columns have mean 0 and rows a norm of about 1.
+    name: digits, breast cancer, text (pieces of Python's own source), agnews (embeddings in
+    ``folder``), or short digits, of which columns have mean 0 and rows a norm of about 1.
     """
     if name == "text":
         import argparse

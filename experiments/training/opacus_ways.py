@@ -1,4 +1,5 @@
-"""Opacus's two ways to a sum of clipped gradients, without noise: functions of what a model is given.
+"""Opacus's two ways to a sum of clipped gradients, without noise: functions of what a model is
+given.
 
 Both put the model in training mode, and raise ImportError where Opacus is not installed.
 """

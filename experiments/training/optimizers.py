@@ -1,31 +1,39 @@
-"""What training makes of a chosen plan under SGD, momentum, Adam and AdamW: accuracy beside DP-SGD's and Opacus's.
+"""What training makes of a chosen plan under SGD, momentum, Adam and AdamW: accuracy beside
+DP-SGD's and Opacus's.
 
-Paper: no artifact; Tang, Shpilevskiy, Lecuyer (2024), DP-AdamBC, for Adam on noise of known variance.
-    Four models, from a linear one to attention over the images' rows, learn scikit-learn's digits (1,500 users,
-    batches of 100, 297 other rows for accuracy), breast cancer (400 users, batches of 40) or AG News' embeddings in
-    --folder (6,000 users, batches of 200). LoRA is a language model of one block, trained on Python's manual, whose
-    thin matrices of rank 4 learn the next character of a module's source (3,000 users, batches of 100; accuracy on
-    another module). delta = 1e-5. Sides: DP-SGD, independent noise over Poisson batches, with PrivateAdam for Adam;
-    Opacus's noise: the same with its accountant's noise (PRV) and torch's optimizers; Opacus: its own engine too, with
-    its loader, clipping and noise (engine.py), of at most --engine seeds; the best plan of
-    choose(Descent(steps, momentum)), without momentum for Adam; that of the flat loss, Iterates(steps, momentum),
-    with .9 for Adam. Each side has the best of five learning rates. All rates and seeds of a side but Opacus's are
-    trained at once (lanes.py), with the library's plans, batches, noise and optimizers. Seeds share weights with the
-    same seed of other sides, and but for Opacus's own engine what noise is made of: ahead and behind are means over
-    pairs, apart is the standard error of that mean, behind is a number of these.
+Paper: no artifact; Tang, Shpilevskiy, Lecuyer (2024), DP-AdamBC, for Adam on noise of known
+variance.
+    Four models, from a linear one to attention over the images' rows, learn scikit-learn's digits
+    (1,500 users, batches of 100, 297 other rows for accuracy), breast cancer (400 users, batches
+    of 40) or AG News' embeddings in --folder (6,000 users, batches of 200). LoRA is a language
+    model of one block, trained on Python's manual, whose thin matrices of rank 4 learn the next
+    character of a module's source (3,000 users, batches of 100; accuracy on another module).
+    delta = 1e-5. Sides: DP-SGD, independent noise over Poisson batches, with PrivateAdam for Adam;
+    Opacus's noise: the same with its accountant's noise (PRV) and torch's optimizers; Opacus: its
+    own engine too, with its loader, clipping and noise (engine.py), of at most --engine seeds; the
+    best plan of choose(Descent(steps, momentum)), without momentum for Adam; that of the flat loss,
+    Iterates(steps, momentum), with .9 for Adam. Each side has the best of five learning rates. All
+    rates and seeds of a side but Opacus's are trained at once (lanes.py), with the library's plans,
+    batches, noise and optimizers. Seeds share weights with the same seed of other sides, and but
+    for Opacus's own engine what noise is made of: ahead and behind are means over pairs, apart is
+    the standard error of that mean, behind is a number of these.
 Command:  OMP_NUM_THREADS=1 python experiments/training/optimizers.py
           OMP_NUM_THREADS=1 python experiments/training/optimizers.py --models linear MLP --seeds 20
           OMP_NUM_THREADS=1 python experiments/training/optimizers.py --models CNN attention LoRA
           --optimizers Adam AdamW --epsilons 2 8 --seeds 3
-Expected: experiments/bench/optimizers_cpu.txt. The chosen plan is nowhere behind DP-SGD by more than .2 standard
-    errors; with momentum it is ahead by .8 to 4.9 on digits (linear, MLP; most at epsilon 8), without it, and for
-    Adam, it is DP-SGD. That of the flat loss is up to 8.4 behind at epsilon 1, and up to 3.8 ahead at epsilon 8.
-    Opacus's noise with torch's Adam is between 2.8 behind DP-SGD with PrivateAdam and 2.6 ahead, of attention with
-    three seeds at epsilon 2 by 3.1 (Adam) and .4 (AdamW); its own engine is between 1.3 behind and 3.8 ahead there.
-Output: results/training/optimizers/accuracy.csv, and runs/, from which a run that was killed goes on.
+Expected: experiments/bench/optimizers_cpu.txt. The chosen plan is nowhere behind DP-SGD by more
+than .2 standard
+    errors; with momentum it is ahead by .8 to 4.9 on digits (linear, MLP; most at epsilon 8),
+    without it, and for Adam, it is DP-SGD. That of the flat loss is up to 8.4 behind at epsilon 1,
+    and up to 3.8 ahead at epsilon 8. Opacus's noise with torch's Adam is between 2.8 behind DP-SGD
+    with PrivateAdam and 2.6 ahead, of attention with three seeds at epsilon 2 by 3.1 (Adam) and .4
+    (AdamW); its own engine is between 1.3 behind and 3.8 ahead there.
+Output: results/training/optimizers/accuracy.csv, and runs/, from which a run that was killed goes
+on.
 Artifact: figure | optimizers
 Status: agrees
-Time: four CPU-minutes for linear and MLP with 20 seeds without Opacus's engine, five for the third command; the
+Time: four CPU-minutes for linear and MLP with 20 seeds without Opacus's engine, five for the third
+command; the
     whole was not run; --smoke in 20 CPU-seconds.
 """
 
@@ -91,15 +99,17 @@ SMOKE = Config(
 
 
 class PrivateAdam(torch.optim.Optimizer):
-    """Adam, and with ``weight_decay`` AdamW, that takes the public variance of the noise out of the second moment.
+    """Adam, and with ``weight_decay`` AdamW, that takes the public variance of the noise out of the
+    second moment.
 
         m <- b1 m + (1 - b1) g,  v <- b2 v + (1 - b2) g^2,  u <- b2 u + (1 - b2) deviation^2
         x <- x - rate m' / (sqrt(max(v' - u', u')) + eps)
 
-    Primes are the corrections by 1 - b^t, and x was first made smaller by rate weight_decay. ``deviation`` is that of
-    the noise in ``.grad``, set before each step. No better than torch's Adam at its best rate.
-    Source: Tang, Shpilevskiy, Lecuyer (2024), DP-AdamBC, for a constant variance; here that of each step is averaged as
-    the squares are.
+    Primes are the corrections by 1 - b^t, and x was first made smaller by rate weight_decay.
+    ``deviation`` is that of the noise in ``.grad``, set before each step. No better than torch's
+    Adam at its best rate.
+    Source: Tang, Shpilevskiy, Lecuyer (2024), DP-AdamBC, for a constant variance; here that of each
+    step is averaged as the squares are.
     """
 
     def __init__(self, groups: list[dict[str, Any]], weight_decay):
@@ -164,7 +174,8 @@ def learned(config, model):
 def accuracies(plan, config, model, name, own):
     """After all steps, of each rate and seed: (rates, seeds). own: whether Adam is PrivateAdam.
 
-    Weights and the numbers that noise is made of are those of all plans, batches of all that sample alike.
+    Weights and the numbers that noise is made of are those of all plans, batches of all that sample
+    alike.
     """
     x, y, users = learned(config, model)
     rates, forward = rates_of(source(config, model), name), FORWARD[model]
@@ -192,7 +203,9 @@ def accuracies(plan, config, model, name, own):
 
 
 def by_engine(plan, config, model, name):
-    """As ``accuracies``, by Opacus's own loader, clipping, optimizer and noise, of the first seeds alone."""
+    """As ``accuracies``, by Opacus's own loader, clipping, optimizer and noise, of the first seeds
+    alone.
+    """
     x, y, users = learned(config, model)
     update = torch.optim.SGD if name in ("SGD", "momentum") else torch.optim.AdamW
     rest = {
@@ -264,7 +277,9 @@ def plans(users, batch, objective: Descent | Iterates, epsilon):
 
 
 def sides(config, model, name, steps, epsilon):
-    """Of each its plan, and who trains: with Adam as "ours" or "torch's", or Opacus's "engine"; DP-SGD first."""
+    """Of each its plan, and who trains: with Adam as "ours" or "torch's", or Opacus's "engine";
+    DP-SGD first.
+    """
     momentum = {"SGD": 0.0, "momentum": 0.9}.get(name)
     users, batch = learned(config, model)[2], BATCH[source(config, model)]
     chosen = plans(users, batch, Descent(steps, momentum or 0.0), epsilon)

@@ -1,17 +1,22 @@
-"""Buffers and noise that is drawn again: what few numbers of memory lack where users come back, and what closes it.
+"""Buffers and noise that is drawn again: what few numbers of memory lack where users come back, and
+what closes it.
 
-Paper: Dvijotham, McMahan, Pillutla, Steinke, Thakurta (2024), buffered strategies. Root mean square error of the
-    prefix sums where a user is in steps i, i + period, ... (one fixed order). The best strategies have columns that are
-    orthogonal a pass apart, which C = D1 T D2 with T of four buffers cannot have, and C = A^{-1} D1 T D2 of
-    ``RecalledStrategy`` can: its noise needs the buffers and the z of ``passes`` earlier passes, which a keyed
-    generator draws again: no memory, at most as many normals more a number.
+Paper: Dvijotham, McMahan, Pillutla, Steinke, Thakurta (2024), buffered strategies. Root mean square
+error of the
+    prefix sums where a user is in steps i, i + period, ... (one fixed order). The best strategies
+    have columns that are orthogonal a pass apart, which C = D1 T D2 with T of four buffers cannot
+    have, and C = A^{-1} D1 T D2 of ``RecalledStrategy`` can: its noise needs the buffers and the z
+    of ``passes`` earlier passes, which a keyed generator draws again: no memory, at most as many
+    normals more a number.
 Command:  OMP_NUM_THREADS=1 python experiments/training/recalled.py
-Expected: four buffers and all earlier passes within 0.5 % of a bound for every strategy at 128 and 512 steps, where
-    four buffers alone are 6 to 10 % above it; one earlier pass takes half of that. At 10,000 the bound counts every
-    14th step alone and lies 24 % below them. ``apart``: what users move who only keep apart: such a strategy is for
-    a fixed order. ``ns``: a number's noise, the mean over all steps.
-    jax-privacy's and opake's buffers, where they are installed, are Toeplitz matrices for users who keep apart, as far
-    moved by a fixed order: 12 to 22 % above the bound at 128 and 512 steps.
+Expected: four buffers and all earlier passes within 0.5 % of a bound for every strategy at 128 and
+512 steps, where
+    four buffers alone are 6 to 10 % above it; one earlier pass takes half of that. At 10,000 the
+    bound counts every 14th step alone and lies 24 % below them. ``apart``: what users move who only
+    keep apart: such a strategy is for a fixed order. ``ns``: a number's noise, the mean over all
+    steps. jax-privacy's and opake's buffers, where they are installed, are Toeplitz matrices for
+    users who keep apart, as far moved by a fixed order: 12 to 22 % above the bound at 128 and 512
+    steps.
 Output: results/training/recalled/recalled.csv; printed: ``experiments/bench/recalled_cpu.txt``.
 Artifact: Dvijotham et al. (2024) | few buffers, many passes
 Status: extends

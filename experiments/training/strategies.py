@@ -1,16 +1,21 @@
-"""Strategies of least error, certified, beside others: one participation, fixed epochs, steps that keep apart.
+"""Strategies of least error, certified, beside others: one participation, fixed epochs, steps that
+keep apart.
 
-Paper: Denisov, McMahan, Rush, Smith, Thakurta (2022), one participation; Choquette-Choo, McMahan, Rush, Thakurta
-    (2023), fixed-epoch-order participation; Choquette-Choo, Ganesh, McKenna, McMahan, Rush, Thakurta, Xu (2023),
-    (k, b)-participation: at most ``times`` steps, any two at least ``gap`` apart. Error of the prefix sums in clipping
-    bounds x sigma, the sensitivity of every row computed exactly for what the row's strategy is.
+Paper: Denisov, McMahan, Rush, Smith, Thakurta (2022), one participation; Choquette-Choo, McMahan,
+Rush, Thakurta
+    (2023), fixed-epoch-order participation; Choquette-Choo, Ganesh, McKenna, McMahan, Rush,
+    Thakurta, Xu (2023), (k, b)-participation: at most ``times`` steps, any two at least ``gap``
+    apart. Error of the prefix sums in clipping bounds x sigma, the sensitivity of every row
+    computed exactly for what the row's strategy is.
 Command:  OMP_NUM_THREADS=1 python experiments/training/strategies.py
-Expected: without amplification by sampling. One participation and epochs: torchdp's rows within a certified gap of
-    1e-5 of the least error of any strategy, nothing below the bound; strategies made for one epoch are 1.1 to 2.2 times
-    above it. jax-privacy's dense optimizer reaches the least root mean square without knowing it, at many times the
-    time; of the least maximum its 128-norm stays within 1 %. Apart: torchdp within 2 to 5 % of a bound that holds for
-    every strategy (that of passes; 24 and 27 % where users come less often than the gap permits), and below every other
-    row: jax-privacy's best 2 to 9 % above it (root mean square), 3 to 33 % (largest error).
+Expected: without amplification by sampling. One participation and epochs: torchdp's rows within a
+certified gap of
+    1e-5 of the least error of any strategy, nothing below the bound; strategies made for one epoch
+    are 1.1 to 2.2 times above it. jax-privacy's dense optimizer reaches the least root mean square
+    without knowing it, at many times the time; of the least maximum its 128-norm stays within 1 %.
+    Apart: torchdp within 2 to 5 % of a bound that holds for every strategy (that of passes; 24 and
+    27 % where users come less often than the gap permits), and below every other row: jax-privacy's
+    best 2 to 9 % above it (root mean square), 3 to 33 % (largest error).
 Output: results/training/strategies/{once,epochs,separated}.csv.
 Artifact: Choquette-Choo et al. (2023) | multi-epoch factorization, (k, b)-participation
 Status: agrees

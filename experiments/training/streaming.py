@@ -1,10 +1,13 @@
 """Correlated noise for large models: state, memory and time of a step, beside normals alone.
 
-Paper: Dvijotham, McMahan, Pillutla, Steinke, Thakurta (2024), noise of a few buffers; here rows and columns are scaled.
+Paper: Dvijotham, McMahan, Pillutla, Steinke, Thakurta (2024), noise of a few buffers; here rows and
+columns are scaled.
 Command:  python experiments/training/streaming.py
-Expected: the step's time is a small multiple of ``torch.randn``'s; the state is buffers x size numbers, bands less one
+Expected: the step's time is a small multiple of ``torch.randn``'s; the state is buffers x size
+numbers, bands less one
     times size with bands, nothing for independent noise, whatever the number of steps.
-Output: results/training/streaming/streaming.csv; peak: of the process, bytes for each parameter, with gradients.
+Output: results/training/streaming/streaming.csv; peak: of the process, bytes for each parameter,
+with gradients.
 Artifact: - | what correlated noise costs
 Status: agrees
 Time: 5 minutes; --smoke in seconds.

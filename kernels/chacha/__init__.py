@@ -1,4 +1,6 @@
-"""ChaCha20: words indistinguishable from random without the key, the same integers on every device."""
+"""ChaCha20: words indistinguishable from random without the key, the same integers on every
+device.
+"""
 
 import os
 import sys
@@ -23,7 +25,9 @@ def system_key(device: torch.device | str = "cpu") -> Tensor:
 
 
 def key_of(data: bytes, device: torch.device | str = "cpu") -> Tensor:
-    """32 bytes as a key, (8,) int32. The host does not wait for the device: pinned memory is copied behind its back."""
+    """32 bytes as a key, (8,) int32. The host does not wait for the device: pinned memory is copied
+    behind its back.
+    """
     key, device = torch.frombuffer(bytearray(data), dtype=torch.int32), torch.device(device)
     if device.type == "cpu":
         return key
@@ -35,10 +39,12 @@ def key_of(data: bytes, device: torch.device | str = "cpu") -> Tensor:
 
 
 def keystream(key: Tensor, first: int, blocks: int, group: int = 0, stream: int = 0) -> Tensor:
-    """Blocks first, ..., first + blocks - 1, one after the other: (16 blocks,) int32, on the key's device.
+    """Blocks first, ..., first + blocks - 1, one after the other: (16 blocks,) int32, on the key's
+    device.
 
-    key: (8,) int32. first >= 0: the number of a block, below 2^63. group, stream: in [0, 2^32), the nonce. No two uses
-    of a key may share a block: whoever sees one then knows the other. The reference's words by every path.
+    key: (8,) int32. first >= 0: the number of a block, below 2^63. group, stream: in [0, 2^32), the
+    nonce. No two uses of a key may share a block: whoever sees one then knows the other. The
+    reference's words by every path.
     """
     if key.device.type == "cpu":
         return _keystream(key, first, blocks, group, stream)
@@ -57,10 +63,11 @@ KEYSTREAM = Kernel(__name__, "keystream", _keystream, examples.keystream)
 
 
 class Stream:
-    """The words of one key in their order, from block 0 on: none is given twice. For one thread at a time.
+    """The words of one key in their order, from block 0 on: none is given twice. For one thread at
+    a time.
 
-    A call takes whole blocks; what it does not use of its last one is left out, the same on every device. used: words
-    taken so far.
+    A call takes whole blocks; what it does not use of its last one is left out, the same on every
+    device. used: words taken so far.
     """
 
     def __init__(self, key: Tensor) -> None:

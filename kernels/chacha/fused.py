@@ -1,4 +1,6 @@
-"""ChaCha20 inside Triton kernels: a program's blocks side by side, the 16 words of each in 16 tensors."""
+"""ChaCha20 inside Triton kernels: a program's blocks side by side, the 16 words of each in 16
+tensors.
+"""
 
 import torch
 import triton
@@ -54,7 +56,8 @@ def words(key, first, group, stream, COUNT: tl.constexpr):
         a1, a6, a11, a12 = quarter(a1, a6, a11, a12)
         a2, a7, a8, a13 = quarter(a2, a7, a8, a13)
         a3, a4, a9, a14 = quarter(a3, a4, a9, a14)
-    # join puts its two side by side in a new last dimension: the highest bit of a word's number first
+    # join puts its two side by side in a new last dimension: the highest bit of a word's number
+    # first
     b0, b1 = tl.join(a0 + s0, a8 + s8), tl.join(a1 + s1, a9 + s9)
     b2, b3 = tl.join(a2 + s2, a10 + s10), tl.join(a3 + s3, a11 + s11)
     b4, b5 = tl.join(a4 + s4, a12 + s12), tl.join(a5 + s5, a13 + s13)

@@ -1,4 +1,6 @@
-"""The same keystream from OpenSSL, by the package cryptography: many times as fast as torch on a CPU."""
+"""The same keystream from OpenSSL, by the package cryptography: many times as fast as torch on a
+CPU.
+"""
 
 import torch
 from cryptography.hazmat.primitives.ciphers import Cipher, CipherContext, algorithms
@@ -29,7 +31,9 @@ class Running:
         self._key, self._at, self._cipher = key, 0, _cipher(key, 0, 0, 0)
 
     def fill(self, words: Tensor, first: int) -> None:
-        """Fills int64 words from block ``first``, where the last call ended; the rest of the last block is left."""
+        """Fills int64 words from block ``first``, where the last call ended; the rest of the last
+        block is left.
+        """
         blocks = -(-8 * words.numel() // BLOCK)
         if first // COUNTERS != (first + blocks) // COUNTERS:  # once in 2^32 blocks
             words.copy_(keystream(self._key, first, blocks).view(torch.int64)[: words.numel()])

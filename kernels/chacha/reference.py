@@ -1,4 +1,6 @@
-"""The specification of ChaCha20's keystream in plain torch: 32-bit words held in int32, whose sums wrap around."""
+"""The specification of ChaCha20's keystream in plain torch: 32-bit words held in int32, whose sums
+wrap around.
+"""
 
 import torch
 from torch import Tensor
@@ -11,11 +13,12 @@ BLOCKS_AT_ONCE = 2**14  # stay in the cache
 def block(key: Tensor, index: Tensor, group: int = 0, stream: int = 0) -> Tensor:
     """The 16 words of each block: index (...,) int64 -> (..., 16) int32, on the device of index.
 
-    The state is 4 constants, the key's 8 words, index mod 2^32, index / 2^32, group, stream: Bernstein's layout, a
-    counter of 64 bits and a nonce of 64. RFC 8439 has the first word of its nonce where the counter's upper half is
-    here. key: (8,) int32. group, stream: in [0, 2^32).
+    The state is 4 constants, the key's 8 words, index mod 2^32, index / 2^32, group, stream:
+    Bernstein's layout, a counter of 64 bits and a nonce of 64. RFC 8439 has the first word of its
+    nonce where the counter's upper half is here. key: (8,) int32. group, stream: in [0, 2^32).
 
-    Source: Bernstein (2008), ChaCha, a variant of Salsa20; Nir, Langley (2018), RFC 8439, section 2.3.
+    Source: Bernstein (2008), ChaCha, a variant of Salsa20; Nir, Langley (2018), RFC 8439, section
+    2.3.
     """
     start = torch.empty(4, 4, *index.shape, dtype=torch.int32, device=index.device)
     nonce = torch.tensor([group, stream], dtype=torch.int64)
@@ -35,7 +38,9 @@ def block(key: Tensor, index: Tensor, group: int = 0, stream: int = 0) -> Tensor
 
 
 def keystream(key: Tensor, first: int, blocks: int, group: int = 0, stream: int = 0) -> Tensor:
-    """Blocks first, ..., first + blocks - 1, one after the other: (16 blocks,) int32, on the key's device."""
+    """Blocks first, ..., first + blocks - 1, one after the other: (16 blocks,) int32, on the key's
+    device.
+    """
     out = torch.empty(blocks, 16, dtype=torch.int32, device=key.device)
     for start in range(0, blocks, BLOCKS_AT_ONCE):
         part = out[start : start + BLOCKS_AT_ONCE]

@@ -1,4 +1,6 @@
-"""The noise of one step of a matrix mechanism, made where it is added: its state is read and written once."""
+"""The noise of one step of a matrix mechanism, made where it is added: its state is read and
+written once.
+"""
 
 from torch import Tensor
 
@@ -13,12 +15,14 @@ __all__ = ["STEPS", "Step", "add", "normals"]
 def add(
     changed: tuple[Tensor, Tensor], total: Tensor, now: Step, key: Tensor, step: int, first: int
 ) -> None:
-    """out = total + w and the state after it, in place of changed = (out, state): (size,), (memory, size).
+    """out = total + w and the state after it, in place of changed = (out, state): (size,),
+    (memory, size).
 
-    u = sum_m feeds_m z_m, w = (u + sum_a gains_a state_a) / scale, z_m the standard normals of step - lags_m. Then the
-    running rows state_a += decays_a state_a + u, and w and u take their slots. All but the step's numbers in one dtype,
-    float32 or float64. Rows of the state are contiguous, other tensors too; out may be total. key: (8,) int32. Number i
-    of the whole vector, from ``first`` on, has the z of its own (key, step, i), whoever draws it; 0 <= step < 2^32, all
+    u = sum_m feeds_m z_m, w = (u + sum_a gains_a state_a) / scale, z_m the standard normals of
+    step - lags_m. Then the running rows state_a += decays_a state_a + u, and w and u take their
+    slots. All but the step's numbers in one dtype, float32 or float64. Rows of the state are
+    contiguous, other tensors too; out may be total. key: (8,) int32. Number i of the whole vector,
+    from ``first`` on, has the z of its own (key, step, i), whoever draws it; 0 <= step < 2^32, all
     of those that are drawn. Raises ValueError.
     """
     tables = {"gains": now.gains, "decays": now.decays, "numbers": now.numbers, "lags": now.lags}

@@ -1,4 +1,6 @@
-"""One step of correlated noise in Triton: normals live in registers, the state is read and written once."""
+"""One step of correlated noise in Triton: normals live in registers, the state is read and written
+once.
+"""
 
 import torch
 import triton
@@ -20,7 +22,9 @@ MASK, SMALL = tl.constexpr(MOST), tl.constexpr(COARSE)
 
 @triton.jit
 def normals(key, block, step, COUNT: tl.constexpr):
-    """Numbers 16 block, ..., 16 (block + COUNT) - 1, as in reference.py: float64 of shape (16 COUNT,)."""
+    """Numbers 16 block, ..., 16 (block + COUNT) - 1, as in reference.py: float64 of shape
+    (16 COUNT,).
+    """
     half = tl.arange(0, 2 * COUNT) // COUNT  # both streams at once: a thread for each block
     words = words64(key, block - half * COUNT, step, RADII + half * (ANGLES - RADII), 2 * COUNT)
     words = tl.permute(tl.reshape(words.to(tl.int64, bitcast=True), [2, 8 * COUNT]), [1, 0])

@@ -1,7 +1,9 @@
-"""Which form of a kernel runs: Triton's on CUDA where it agrees with the reference on a public call; else plain torch.
+"""Which form of a kernel runs: Triton's on CUDA where it agrees with the reference on a public
+call; else plain torch.
 
-``TORCHDP_KERNELS``: auto (default), reference, or fused, which raises RuntimeError where the fused form can not run.
-Both forms take the same key and counter, so that a fall-back makes the same numbers, and no word is used twice.
+``TORCHDP_KERNELS``: auto (default), reference, or fused, which raises RuntimeError where the fused
+form can not run. Both forms take the same key and counter, so that a fall-back makes the same
+numbers, and no word is used twice.
 """
 
 import os
@@ -41,17 +43,20 @@ def mode() -> str:
 
 
 def keyed(device: torch.device | str) -> bool:
-    """Whether sums over users are drawn from a key and a counter, by either form: on CUDA; where fused is asked for."""
+    """Whether sums over users are drawn from a key and a counter, by either form: on CUDA; where
+    fused is asked for.
+    """
     return torch.device(device).type == "cuda" or mode() == "fused"
 
 
 class Kernel:
-    """An operation in two forms of the same arguments and result: ``plain``, and ``operation`` in ``package``.fused.
+    """An operation in two forms of the same arguments and result: ``plain``, and ``operation`` in
+    ``package``.fused.
 
-    Before its first use on a device in a process the fused form meets ``example(device)``, a public call that passes
-    its branches, and must agree with ``plain``. ``plain`` does the work of a form that differs or fails, with one
-    warning. If an operation works in place, its fused form must write in its last launch, so that one which fails, or
-    is not made, has written nothing.
+    Before its first use on a device in a process the fused form meets ``example(device)``, a public
+    call that passes its branches, and must agree with ``plain``. ``plain`` does the work of a form
+    that differs or fails, with one warning. If an operation works in place, its fused form must
+    write in its last launch, so that one which fails, or is not made, has written nothing.
 
     Args:
         package: the full name of the kernel's package.
@@ -130,11 +135,12 @@ class Kernel:
         if _capturing(device):
             raise RuntimeError(f"{self.name} has not been tried on {device}; {_CAPTURED}")
         try:
-            # A caller's autocast would round the reference; Triton's interpreter tells of infinite numbers.
+            # A caller's autocast would round the reference; Triton's interpreter tells of infinite
+            # numbers.
             with torch.autocast(device.type, enabled=False), np.errstate(all="ignore"):
                 wanted = self.result(self.plain, device)
-                # What is freed here is what the fused form's results may lie in: if it writes nothing, it must not
-                # find the reference's own numbers there.
+                # What is freed here is what the fused form's results may lie in: if it writes
+                # nothing, it must not find the reference's own numbers there.
                 overwritten = [torch.full_like(each, 77) for each in wanted]
                 del overwritten
                 found = self.result(self.fused, device)
@@ -166,7 +172,9 @@ class Kernel:
         return bool((same | (apart <= self.tolerance * scale)).all())
 
     def _failure(self, device: torch.device, error: Exception) -> str:
-        """What failed, if the device lives on. Raises RuntimeError where it does not, or can not be asked."""
+        """What failed, if the device lives on. Raises RuntimeError where it does not, or can not be
+        asked.
+        """
         if _capturing(device):
             raise RuntimeError(f"{self.name} failed: {_said(error)}; {_CAPTURED}") from error
         if device.type == "cuda":
@@ -220,7 +228,9 @@ def _wanted(chosen: str, device: torch.device) -> bool:
 
 
 def _capturing(device: torch.device) -> bool:
-    """Whether a CUDA graph is being captured, in which nothing can be tried and no failure looked into."""
+    """Whether a CUDA graph is being captured, in which nothing can be tried and no failure looked
+    into.
+    """
     return device.type == "cuda" and torch.cuda.is_current_stream_capturing()
 
 

@@ -1,6 +1,8 @@
-"""A public call of each kernel that passes its branches: what a fused form is compared on before it meets any data.
+"""A public call of each kernel that passes its branches: what a fused form is compared on before it
+meets any data.
 
-Each is of as many users, rows or numbers as are asked for; the default is enough for the comparison.
+Each is of as many users, rows or numbers as are asked for; the default is enough for the
+comparison.
 """
 
 import torch
@@ -43,7 +45,9 @@ def types(device: torch.device, users: int, k: int) -> Tensor:
 
 
 def response_counts(device: torch.device, users: int = 3000) -> Call:
-    """The multiplication finds one less of a quotient in five; half of the users report another type."""
+    """The multiplication finds one less of a quotient in five; half of the users report another
+    type.
+    """
     k = 9
     return (types(device, users, k), k, 2**66 // (16 * k + 3), KEY, FIRST), {}
 
@@ -69,7 +73,9 @@ def privunit(device: torch.device, users: int = 618) -> Call:
 
 
 def positive(device: torch.device, users: int = 150) -> Call:
-    """Products that add up without rounding; users at 0, whose bits may be sure, and infinitely far off."""
+    """Products that add up without rounding; users at 0, whose bits may be sure, and infinitely far
+    off.
+    """
     features = 140
     x = (whole(device, 17, users, DIM) - 8) / 8
     x[0] = 0

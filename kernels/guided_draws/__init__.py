@@ -12,6 +12,8 @@ FILL = Kernel(__name__, "fill", reference.fill, examples.guided_draws)
 
 
 def fill(out: Tensor, parts: Tensor, cells: Tensor, times: int = 0) -> Tensor:
-    """Arguments and result of reference.fill, the same integers on every device. Raises ValueError."""
+    """Arguments and result of reference.fill, the same integers on every device. Raises
+    ValueError.
+    """
     contiguous(out=out, parts=parts, cells=cells)
     return FILL(out.device, out, parts, cells, times)

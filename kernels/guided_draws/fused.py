@@ -1,4 +1,6 @@
-"""Draws by a guide in Triton: what is open is counted in one launch, cells and open places are written in another."""
+"""Draws by a guide in Triton: what is open is counted in one launch, cells and open places are
+written in another.
+"""
 
 import torch
 import triton

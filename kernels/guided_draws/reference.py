@@ -7,10 +7,12 @@ OPEN = -(2**15)  # a cell that does not decide
 
 
 def fill(out: Tensor, parts: Tensor, cells: Tensor, times: int = 0) -> Tensor:
-    """out = cells[first bits], or for times > 0 out += times cells[first bits]; where a cell is ``OPEN``, (m,), rising.
+    """out = cells[first bits], or for times > 0 out += times cells[first bits]; where a cell is
+    ``OPEN``, (m,), rising.
 
-    out: (n,) int64; it holds ``OPEN``, or has it added so many times, where the draw is open. parts: (n,) random int16
-    or int32, whose highest bits choose one of 2^16 or 2^20 (a power of two up to all of their bits) cells, int16.
+    out: (n,) int64; it holds ``OPEN``, or has it added so many times, where the draw is open.
+    parts: (n,) random int16 or int32, whose highest bits choose one of 2^16 or 2^20
+    (a power of two up to all of their bits) cells, int16.
     """
     shift = 8 * parts.itemsize - (len(cells).bit_length() - 1)
     cell = parts.to(torch.int32, copy=True)

@@ -1,4 +1,6 @@
-"""Integer distributions as tables of 128 bits, for inversion: ``torchdp.rounded`` draws from them by a guide."""
+"""Integer distributions as tables of 128 bits, for inversion: ``torchdp.rounded`` draws from them
+by a guide.
+"""
 
 from torchdp.kernels.inversion.tables import (
     Table,

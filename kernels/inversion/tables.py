@@ -1,4 +1,6 @@
-"""Distributions of integers as thresholds of 128 bits: P(X >= j), each to the nearest multiple of 2^-128."""
+"""Distributions of integers as thresholds of 128 bits: P(X >= j), each to the nearest multiple of
+2^-128.
+"""
 
 import decimal
 import math
@@ -21,13 +23,15 @@ NARROWEST, WIDEST = 1 / 16, 2048.0  # deviations of a rounded normal that is dra
 
 @dataclass(frozen=True, eq=False)
 class Table:
-    """X = first + #{j : W < T_j}, W uniform on [0, 2^128): T_j = 2^128 P(X >= first + j), rounded, j = 1, 2, ...
+    """X = first + #{j : W < T_j}, W uniform on [0, 2^128): T_j = 2^128 P(X >= first + j), rounded,
+    j = 1, 2, ...
 
-    words: (4, size) int64, the 32-bit words of the thresholds from the highest on; the thresholds fall, and zeros fill
-    them up to a power of two. length: how many are no filling.
+    words: (4, size) int64, the 32-bit words of the thresholds from the highest on; the thresholds
+    fall, and zeros fill them up to a power of two. length: how many are no filling.
 
-    Guarantees: X's total variation distance from the distribution is at most ``variation`` = (length + 3) 2^-129, so
-    that N draws change a delta by (1 + e^epsilon) N variation at most, for uniform words.
+    Guarantees: X's total variation distance from the distribution is at most ``variation`` =
+    (length + 3) 2^-129, so that N draws change a delta by (1 + e^epsilon) N variation at most, for
+    uniform words.
     """
 
     first: int
@@ -58,7 +62,8 @@ def poisson(mean: float) -> Table:
 
 
 def negative_binomial(shape: float, ratio: float) -> Table:
-    """NB(shape, ratio), Pr[k] = C(k + shape - 1, k) (1 - ratio)^shape ratio^k, for any real shape > 0, such as 1/n.
+    """NB(shape, ratio), Pr[k] = C(k + shape - 1, k) (1 - ratio)^shape ratio^k, for any real shape >
+    0, such as 1/n.
 
     Raises ValueError.
     """
@@ -70,7 +75,9 @@ def negative_binomial(shape: float, ratio: float) -> Table:
 
 
 def logarithmic(ratio: float) -> Table:
-    """Pr[k] = -ratio^k/(k log(1 - ratio)), k = 1, 2, ..., ratio in (0, 1), less one: k - 1. Raises ValueError."""
+    """Pr[k] = -ratio^k/(k log(1 - ratio)), k = 1, 2, ..., ratio in (0, 1), less one: k - 1. Raises
+    ValueError.
+    """
     p = Decimal(checks.fraction("ratio", ratio))
     return _table(lambda y: p * y / (y + 1), 0, p)
 
@@ -89,7 +96,8 @@ def binomial(trials: int, probability: float) -> Table:
 
 
 def _table(step: Callable[[int], Decimal], mode: int, limit: Decimal) -> Table:
-    """The distribution on 0, 1, ... with Pr[y]/Pr[y - 1] = step(y), at most 1 above the mode and at least 1 below it.
+    """The distribution on 0, 1, ... with Pr[y]/Pr[y - 1] = step(y), at most 1 above the mode and at
+    least 1 below it.
 
     step falls with y, or rises to ``limit`` from a mode of 0.
     """
@@ -99,16 +107,20 @@ def _table(step: Callable[[int], Decimal], mode: int, limit: Decimal) -> Table:
 
 
 def rounded_normal(sigma: float) -> Table:
-    """round(sigma g), g standard normal: P(X >= j) = P(g >= (j - 1/2)/sigma), sigma from 1/16 to 2048.
+    """round(sigma g), g standard normal: P(X >= j) = P(g >= (j - 1/2)/sigma), sigma from 1/16
+    to 2048.
 
-    P(X = j) = phi(c) 2 h sum over even m of a_m/(m + 1), c = j/sigma, h = 1/(2 sigma), a_m = He_m(c) h^m/m!: the Taylor
-    series of phi over one cell, with a_(m+1) = (c h a_m - h^2 a_(m-1))/(m + 1). Raises ValueError.
+    P(X = j) = phi(c) 2 h sum over even m of a_m/(m + 1), c = j/sigma, h = 1/(2 sigma), a_m =
+    He_m(c) h^m/m!: the Taylor series of phi over one cell, with a_(m+1) = (c h a_m - h^2
+    a_(m-1))/(m + 1). Raises ValueError.
     """
     return _symmetric(sigma, _cell)
 
 
 def discrete_normal(sigma: float) -> Table:
-    """P(X = j) in proportion to e^(-j^2/(2 sigma^2)), sigma from 1/16 to 2048. Raises ValueError."""
+    """P(X = j) in proportion to e^(-j^2/(2 sigma^2)), sigma from 1/16 to 2048. Raises
+    ValueError.
+    """
     return _symmetric(sigma, lambda j, q: Decimal(1))
 
 
@@ -135,7 +147,9 @@ def _symmetric(sigma: float, cell: Callable[[int, Decimal], Decimal]) -> Table:
 
 
 def _cell(j: int, q: Decimal) -> Decimal:
-    """The sum over even m of a_m/(m + 1), until all that follows is below the digits: each term halves by then."""
+    """The sum over even m of a_m/(m + 1), until all that follows is below the digits: each term
+    halves by then.
+    """
     ch, least = 2 * j * q, Decimal(10) ** -decimal.getcontext().prec
     before, a, total, m = Decimal(0), Decimal(1), Decimal(1), 0
     while m < 2 * (ch + q) or max(abs(a), abs(before)) > least:
@@ -166,7 +180,9 @@ def _of_masses(first: int, masses: list[Decimal]) -> Table:
 
 
 def _masses(step: Callable[[int], Decimal], mode: int, limit: Decimal) -> list[Decimal]:
-    """Pr[y]/Pr[mode] for y > mode, until all that follows is below CUT: at most mass worst/(1 - worst)."""
+    """Pr[y]/Pr[mode] for y > mode, until all that follows is below CUT: at most mass
+    worst/(1 - worst).
+    """
     masses: list[Decimal] = []
     mass = Decimal(1)
     while True:
@@ -181,7 +197,9 @@ def _masses(step: Callable[[int], Decimal], mode: int, limit: Decimal) -> list[D
 
 
 def _masses_below(step: Callable[[int], Decimal], mode: int) -> list[Decimal]:
-    """Pr[y]/Pr[mode] for y = mode - 1, mode - 2, ..., to 0 or until all that follows is below CUT."""
+    """Pr[y]/Pr[mode] for y = mode - 1, mode - 2, ..., to 0 or until all that follows is below
+    CUT.
+    """
     masses: list[Decimal] = []
     mass = Decimal(1)
     for y in range(mode, 0, -1):

@@ -1,4 +1,6 @@
-"""Standard normals as a function of a key and a number: those of one user can be made again alone, on any device."""
+"""Standard normals as a function of a key and a number: those of one user can be made again alone,
+on any device.
+"""
 
 from torchdp.kernels.normals.reference import normals
 

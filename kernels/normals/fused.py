@@ -8,7 +8,9 @@ from torchdp.kernels.philox.fused import unit, words
 
 @triton.jit
 def four(key, index, group, stream, DOUBLE: tl.constexpr):
-    """Normals 4 group, ..., 4 group + 3 of each number in ``index`` (int64), for int32 ``group`` of the same shape."""
+    """Normals 4 group, ..., 4 group + 3 of each number in ``index`` (int64), for int32 ``group`` of
+    the same shape.
+    """
     if DOUBLE:
         a, b, c, d = words(key, index, group * 2, stream)
         first, second = _long_pair(unit(a, b), unit(c, d))
@@ -45,7 +47,9 @@ def _long_pair(u, v):
 
 @triton.jit
 def circle(t, quarter):
-    """Cosine and sine of t + quarter pi/2, float64, |t| <= pi/4: no reduction of large angles, which spills."""
+    """Cosine and sine of t + quarter pi/2, float64, |t| <= pi/4: no reduction of large angles,
+    which spills.
+    """
     z = t * t
     cosine = (
         ((z * (1 / 20922789888000) - 1 / 87178291200) * z + 1 / 479001600) * z - 1 / 3628800

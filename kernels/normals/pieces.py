@@ -12,9 +12,11 @@ NUMBERS_AT_ONCE = 2**22  # in partial sums
 
 @dataclass(frozen=True)
 class Pieces:
-    """Users start, ..., stop - 1 all hold ``type``: three int64 tensors (pieces,). rows: a tile's users, a power of 2.
+    """Users start, ..., stop - 1 all hold ``type``: three int64 tensors (pieces,). rows: a tile's
+    users, a power of 2.
 
-    A tile is never more than twice as long as the mean type, so idle lanes cost at most twice the users' own work.
+    A tile is never more than twice as long as the mean type, so idle lanes cost at most twice the
+    users' own work.
     """
 
     type: Tensor
@@ -23,7 +25,9 @@ class Pieces:
     rows: int
 
     def split(self, width: int) -> Iterator["Pieces"]:
-        """Some pieces at a time, so that their partial sums of ``width`` numbers take little memory."""
+        """Some pieces at a time, so that their partial sums of ``width`` numbers take little
+        memory.
+        """
         # even, so that each part is aligned as the first one
         at_once = max(2, NUMBERS_AT_ONCE // width // 2 * 2)
         for first in range(0, len(self.type), at_once):
@@ -32,9 +36,11 @@ class Pieces:
 
 
 def pieces(counts: Tensor, first: int, most_rows: int, shortest: int) -> Pieces:
-    """For users first, first + 1, ..., of which the first counts[0] hold type 0, the next counts[1] type 1, and so on.
+    """For users first, first + 1, ..., of which the first counts[0] hold type 0, the next counts[1]
+    type 1, and so on.
 
-    counts: (m,) int64. Pieces are of ``shortest`` users at least, a power of two, but for the last one of a type.
+    counts: (m,) int64. Pieces are of ``shortest`` users at least, a power of two, but for the last
+    one of a type.
     """
     longest = max(shortest, power_of_two(-(-int(counts.sum()) // PIECES)))
     parts = (counts + longest - 1).div(longest, rounding_mode="floor")
@@ -51,7 +57,9 @@ def tile(counts: Tensor, most_rows: int) -> int:
 
 
 def portions(counts: Tensor, at_once: int) -> Iterator[tuple[int, int, Tensor]]:
-    """(first, last, counts) of at most ``at_once`` users at a time, in the order of their types: counts (m,) int64."""
+    """(first, last, counts) of at most ``at_once`` users at a time, in the order of their types:
+    counts (m,) int64.
+    """
     ends, users = counts.cumsum(0), int(counts.sum())
     for first in range(0, users, at_once):
         last = min(first + at_once, users)

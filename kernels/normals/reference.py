@@ -1,4 +1,6 @@
-"""The specification: standard normals from a counter, by the transformation of Box and Muller, in plain torch."""
+"""The specification: standard normals from a counter, by the transformation of Box and Muller, in
+plain torch.
+"""
 
 import math
 
@@ -14,9 +16,9 @@ TERMS = {torch.float32: 5, torch.float64: 9}
 def normals(key: int, index: Tensor, width: int, dtype: torch.dtype, *, stream: int = 0) -> Tensor:
     """``width`` standard normals for each number in ``index`` (n,): (n, width), float32 or float64.
 
-    Words (a, b) make two normals r cos t, r sin t, with r = sqrt(-2 log u) and t = 2 pi v. float32: u = (a + 1/2)/2^32,
-    v = b/2^32, four normals for each group of the counter, |normal| <= 6.77. float64: u and v of 52 bits, two normals
-    for each group, |normal| <= 8.58.
+    Words (a, b) make two normals r cos t, r sin t, with r = sqrt(-2 log u) and t = 2 pi v. float32:
+    u = (a + 1/2)/2^32, v = b/2^32, four normals for each group of the counter, |normal| <= 6.77.
+    float64: u and v of 52 bits, two normals for each group, |normal| <= 8.58.
 
     Source: Box, Muller (1958).
     """
@@ -37,7 +39,9 @@ def short_radius(word: Tensor) -> Tensor:
 
 
 def short_turn(word: Tensor) -> tuple[Tensor, Tensor]:
-    """(cos t, sin t), float32, for t = 2 pi word/2^32: the nearest quarter turn is taken off in integers, exactly."""
+    """(cos t, sin t), float32, for t = 2 pi word/2^32: the nearest quarter turn is taken off in
+    integers, exactly.
+    """
     quarter = (word + 2**29) >> 30
     return _turned(quarter, (word - (quarter << 30)).float() * (2 * math.pi / 2**32))
 

@@ -6,7 +6,8 @@ import triton.language as tl
 
 @triton.jit
 def words(key, index, group, stream):
-    """Four uint32 tensors of the shape of index, for int64 ``index`` and int32 or uint32 ``group`` of one shape.
+    """Four uint32 tensors of the shape of index, for int64 ``index`` and int32 or uint32 ``group``
+    of one shape.
 
     One product of 32 by 32 bits gives its high and its low half: tl.philox takes two.
     """
@@ -27,7 +28,9 @@ def words(key, index, group, stream):
 
 @triton.jit
 def side_by_side(a, b, c, d):
-    """(..., n) each -> (..., 4 n): a0 b0 c0 d0 a1 ...; what a thread holds lies together and is stored at once."""
+    """(..., n) each -> (..., 4 n): a0 b0 c0 d0 a1 ...; what a thread holds lies together and is
+    stored at once.
+    """
     four = tl.join(tl.join(a, c), tl.join(b, d))
     if len(a.shape) == 1:
         return tl.reshape(four, [4 * a.shape[0]])

@@ -12,11 +12,13 @@ MASK = 0xFFFFFFFF
 def words(
     key: int, index: Tensor, group: Tensor | int = 0, stream: int = 0
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Four random words in [0, 2^32) for each counter, int64, of the shape that index and group broadcast to.
+    """Four random words in [0, 2^32) for each counter, int64, of the shape that index and group
+    broadcast to.
 
-    The counter's words are (index mod 2^32, index / 2^32, group, stream), the key's its low and high half. index:
-    int64 >= 0, such as a user's number; group: in [0, 2^32), such as a block of coordinates; stream: in [0, 2^32),
-    one for each use of a key. key: any Python int in [-2^63, 2^64).
+    The counter's words are (index mod 2^32, index / 2^32, group, stream), the key's its low and
+    high half. index: int64 >= 0, such as a user's number; group: in [0, 2^32), such as a block of
+    coordinates; stream: in [0, 2^32), one for each use of a key. key: any Python int in
+    [-2^63, 2^64).
 
     Source: Salmon, Moraes, Dror, Shaw (2011), Philox 4x32-10.
     """
@@ -37,11 +39,15 @@ def words(
 
 
 def unit(word: Tensor, other: Tensor) -> Tensor:
-    """(b + 1/2) / 2^52, b the first 52 bits of the two words: float64 in (0, 1), symmetric about 1/2, exact."""
+    """(b + 1/2) / 2^52, b the first 52 bits of the two words: float64 in (0, 1), symmetric about
+    1/2, exact.
+    """
     return ((word << 20 | other >> 12).double() + 0.5) * 2.0**-52
 
 
 def _product(word: Tensor, multiplier: int) -> tuple[Tensor, Tensor]:
-    """High and low words of the 64-bit product: int64 wraps around, its bits are those of the product."""
+    """High and low words of the 64-bit product: int64 wraps around, its bits are those of the
+    product.
+    """
     product = word * multiplier
     return (product >> 32) & MASK, product & MASK

@@ -24,11 +24,13 @@ def sums(
     radius: float,
     mean: float,
 ) -> Tensor:
-    """The sum of all users' messages: users first, first + 1, ..., counts[0] at points[0], then counts[1] at points[1].
+    """The sum of all users' messages: users first, first + 1, ..., counts[0] at points[0], then
+    counts[1] at points[1].
 
-    points: (m, d), float32 or float64; counts: (m,) int64; lift, along, across: (n,), three draws of each user (see
-    ``message``), whose d normals come from the counter. Returns (d,), float64. The same messages as ``messages`` for
-    this key: parts with their own ``first`` add up to the whole. Memory: O(n + m d).
+    points: (m, d), float32 or float64; counts: (m,) int64; lift, along, across: (n,), three draws
+    of each user (see ``message``), whose d normals come from the counter. Returns (d,), float64.
+    The same messages as ``messages`` for this key: parts with their own ``first`` add up to the
+    whole. Memory: O(n + m d).
     """
     arguments = (points, counts, lift, along, across, key, first)
     if points.shape[1] > LARGEST_DIM:

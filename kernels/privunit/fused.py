@@ -1,4 +1,6 @@
-"""Sums of PrivUnit messages without the messages: a program holds some users' normals in registers."""
+"""Sums of PrivUnit messages without the messages: a program holds some users' normals in
+registers.
+"""
 
 import torch
 import triton
@@ -39,7 +41,8 @@ def sum_kernel(
 ):
     """sums[p, :width] (float64): over the users of piece p, S (g - a x')/N; reaches[p]: T.
 
-    axes x' (m, width), heights (m,): of the dtype of points; lifts g0, alongs T, acrosses S: float64, of users first,
+    axes x' (m, width), heights (m,): of the dtype of points; lifts g0, alongs T, acrosses S:
+    float64, of users first,
     ...; tiny: (1,), the least length. Q groups of four hold the whole vector.
     """
     piece = tl.program_id(0).to(tl.int64)

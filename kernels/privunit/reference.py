@@ -1,4 +1,6 @@
-"""The specification of the lifted PrivUnit message, in plain torch, and of sums of many from a counter."""
+"""The specification of the lifted PrivUnit message, in plain torch, and of sums of many from a
+counter.
+"""
 
 import torch
 from torch import Tensor
@@ -19,10 +21,11 @@ def message(
     radius: float,
     mean: float,
 ) -> Tensor:
-    """Y = (C/mean) (T x' + (S/N) (g - <(g, g0), u> x')), x' = points / C, u = (x', sqrt(1 - ||x'||^2)), C = radius.
+    """Y = (C/mean) (T x' + (S/N) (g - <(g, g0), u> x')), x' = points / C, u =
+    (x', sqrt(1 - ||x'||^2)), C = radius.
 
-    N = ||(g, g0) - <(g, g0), u> u||. points, normals g: (*batch, d); lift g0, along T, across S = sqrt(1 - T^2):
-    (*batch). Points outside the ball are projected onto it.
+    N = ||(g, g0) - <(g, g0), u> u||. points, normals g: (*batch, d); lift g0, along T, across S =
+    sqrt(1 - T^2): (*batch). Points outside the ball are projected onto it.
     """
     stretch, perpendicular, share = _perpendicular(points, normals, lift, across, radius)
     scaled = perpendicular.mul_((share * (radius / mean))[..., None])
@@ -39,7 +42,9 @@ def total(
     radius: float,
     mean: float,
 ) -> Tensor:
-    """The sum over users of ``message``, without the messages: (n, d) -> (d,), in the dtype of points."""
+    """The sum over users of ``message``, without the messages: (n, d) -> (d,), in the dtype of
+    points.
+    """
     stretch, perpendicular, share = _perpendicular(points, normals, lift, across, radius)
     return (share @ perpendicular + (along.to(points.dtype) / stretch) @ points) * (radius / mean)
 
@@ -56,9 +61,11 @@ def messages(
     radius: float,
     mean: float,
 ) -> Tensor:
-    """The messages of users first, first + 1, ...; user first + i holds points[types[i]], (m, d): (n, d).
+    """The messages of users first, first + 1, ...; user first + i holds points[types[i]], (m, d):
+    (n, d).
 
-    g is a function of the key and of the user's number; lift, along, across: (n,) are the user's other draws.
+    g is a function of the key and of the user's number; lift, along, across: (n,) are the user's
+    other draws.
     """
     index = torch.arange(first, first + len(types), device=points.device)
     g = counted_normals(key, index, points.shape[1], points.dtype, stream=COORDINATES)
@@ -78,7 +85,9 @@ def sums(
     radius: float,
     mean: float,
 ) -> Tensor:
-    """The sum of ``messages`` of counts[0] users at points[0], then counts[1] at points[1], ...: (d,), float64."""
+    """The sum of ``messages`` of counts[0] users at points[0], then counts[1] at points[1], ...:
+    (d,), float64.
+    """
     total = torch.zeros(points.shape[1], dtype=torch.float64, device=points.device)
     for start, stop, some in portions(counts, max(1, NUMBERS_AT_ONCE // points.shape[1])):
         types = torch.arange(len(points), device=points.device).repeat_interleave(some)
@@ -89,7 +98,9 @@ def sums(
 
 
 def lifted(points: Tensor, radius: float) -> tuple[Tensor, Tensor]:
-    """(C, or the norm of a longer point; the coordinate that lifts x' = points / that to the sphere), each (*batch)."""
+    """(C, or the norm of a longer point; the coordinate that lifts x' = points / that to the
+    sphere), each (*batch).
+    """
     norms = torch.linalg.vector_norm(points, dim=-1)
     stretch = norms.clamp_min(radius)
     return stretch, (1 - (norms / stretch).square()).clamp_min(0).sqrt()

@@ -1,4 +1,6 @@
-"""Randomized response drawn and counted in one pass over the users; the same integers as reference.py."""
+"""Randomized response drawn and counted in one pass over the users; the same integers as
+reference.py.
+"""
 
 import torch
 import triton
@@ -69,7 +71,9 @@ def count_kernel(
 
 
 def counts(x: Tensor, k: int, step: int, key: int, first: int = 0) -> Tensor:
-    """Arguments and result of reference.counts. x: integers of any width, on a device where Triton runs."""
+    """Arguments and result of reference.counts. x: integers of any width, on a device where Triton
+    runs.
+    """
     n = len(x)
     if n == 0:
         return torch.zeros(k, dtype=torch.int64, device=x.device)

@@ -27,10 +27,11 @@ def rounded_counts(
 ) -> Tensor:
     """Ones among bits that are one with probability (1 + cos 2 pi t)/2, t = <w_i, x> + b_wi turns.
 
-    x: (n, d) float32; frequencies w, in turns for each unit of length: (d, I); phases b, in turns: (waves, I), as
-    many waves of each frequency. Returns (repeats, I waves) int64, number i waves + w in the last place. A bit is a
-    function of (key, first + the user's row, its number, its repeat) and of t, so that parts of the users add up. The
-    chance of a one has error below 2^-32, given the float32 cosine.
+    x: (n, d) float32; frequencies w, in turns for each unit of length: (d, I); phases b, in turns:
+    (waves, I), as many waves of each frequency. Returns (repeats, I waves) int64, number i waves +
+    w in the last place. A bit is a function of (key, first + the user's row, its number, its
+    repeat) and of t, so that parts of the users add up. The chance of a one has error below 2^-32,
+    given the float32 cosine.
     """
     return ROUNDED(x.device, x, frequencies, phases, key, first, repeats)
 

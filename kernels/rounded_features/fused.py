@@ -1,4 +1,6 @@
-"""Counts of rounded waves in Triton: a tile of users by frequencies is projected, rounded and counted in registers."""
+"""Counts of rounded waves in Triton: a tile of users by frequencies is projected, rounded and
+counted in registers.
+"""
 
 import torch
 import triton
@@ -12,7 +14,8 @@ from torchdp.kernels.philox.fused import words
 LAST = tl.constexpr(1 - 2.0**-24)  # the float32 below 1
 # stands for the level 2^31 of a sure bit, which is no int32; others are below
 SURE = tl.constexpr(2**31 - 1)
-# three products of the parts of float32 numbers; AMD's matrix units multiply float32 numbers themselves
+# three products of the parts of float32 numbers; AMD's matrix units multiply float32 numbers
+# themselves
 PRECISION = tl.constexpr("ieee" if torch.version.hip else "tf32x3")
 LONGEST = 2**23  # steps between users, so that offsets within a tile fit 32 bits
 BLOCK_N, BLOCK_I, BLOCK_D = 64, 128, 32
@@ -27,7 +30,9 @@ def nearest(t):
 
 @triton.jit
 def cosine(t):
-    """cos 2 pi t for |t| <= 1/2, to 2.5e-7: sin 2 pi (1/4 - |t|) by its best polynomial of degree 9."""
+    """cos 2 pi t for |t| <= 1/2, to 2.5e-7: sin 2 pi (1/4 - |t|) by its best polynomial of
+    degree 9.
+    """
     s = 0.25 - tl.abs(t)
     y = s * s
     p = 39.53670606491548 * y - 76.54978229351272
@@ -50,10 +55,11 @@ def projection(
     BLOCK_I: tl.constexpr,
     BLOCK_D: tl.constexpr,
 ):
-    """<w_i, x_u> in turns, reduced: (columns, users); 0 where it is no number, as infinity less its floor is none.
+    """<w_i, x_u> in turns, reduced: (columns, users); 0 where it is no number, as infinity less its
+    floor is none.
 
-    x, frequencies: of the tile's first user and column; users, columns: how many there are. Offsets within a tile are
-    of 32 bits. A frequency's row has wave_row numbers, zeros after the d-th.
+    x, frequencies: of the tile's first user and column; users, columns: how many there are. Offsets
+    within a tile are of 32 bits. A frequency's row has wave_row numbers, zeros after the d-th.
     """
     total = tl.zeros((BLOCK_I, BLOCK_N), tl.float32)
     row, column, depth = tl.arange(0, BLOCK_N), tl.arange(0, BLOCK_I), tl.arange(0, BLOCK_D)
@@ -73,7 +79,9 @@ def projection(
 
 @triton.jit
 def uniform(key, user, block, stream, COLUMNS: tl.constexpr, USERS: tl.constexpr):
-    """An int32 for each place of a block of columns: (columns, users); four columns share a counter."""
+    """An int32 for each place of a block of columns: (columns, users); four columns share a
+    counter.
+    """
     group = block * (COLUMNS // 4) + tl.arange(0, COLUMNS // 4)
     index = tl.broadcast_to(user[None, :], (COLUMNS // 4, USERS))
     a, b, c, e = words(key, index, tl.broadcast_to(group[:, None], (COLUMNS // 4, USERS)), stream)

@@ -17,20 +17,26 @@ def nearest(t: Tensor) -> Tensor:
 
 
 def turns(x: Tensor, frequencies: Tensor, phases: Tensor) -> Tensor:
-    """(n, d), (d, I), (waves, I) -> (n, I waves), reduced before the phase is added so that large ones lose nothing.
+    """(n, d), (d, I), (waves, I) -> (n, I waves), reduced before the phase is added so that large
+    ones lose nothing.
 
-    A projection beyond the largest float counts as 0: the waves of a frequency stay those of one angle.
+    A projection beyond the largest float counts as 0: the waves of a frequency stay those of one
+    angle.
     """
     return nearest(nearest(x @ frequencies).nan_to_num(0.0)[..., None] + phases.mT).flatten(1)
 
 
 def levels(t: Tensor) -> Tensor:
-    """2^31 cos(2 pi t), in [-2^31, 2^31], towards zero: float32 -> int64; exact from |cos| = 2^-8 on."""
+    """2^31 cos(2 pi t), in [-2^31, 2^31], towards zero: float32 -> int64; exact from |cos| = 2^-8
+    on.
+    """
     return (torch.cos(t * (2 * math.pi)) * 2.0**31).to(torch.int64)
 
 
 def integers(key: int, user: Tensor, features: int, waves: int, repeat: int) -> Tensor:
-    """Uniform on [-2^31, 2^31): (n, features waves), int64. One counter serves four neighbouring frequencies."""
+    """Uniform on [-2^31, 2^31): (n, features waves), int64. One counter serves four neighbouring
+    frequencies.
+    """
     group = torch.arange(-(-features // 4), device=user.device)
     each = [
         torch.stack(philox.words(key, user[:, None], group, repeat * waves + wave), -1).flatten(1)[

@@ -1,11 +1,12 @@
 """The words of the keyed secure sketch: all noise from ChaCha20 under one key.
 
-Entry e = (i s + c) d + l belongs to client i, copy c, column l. Its noise takes the e-th 64 bits of the stream
-(group 0, NOISE).
+Entry e = (i s + c) d + l belongs to client i, copy c, column l. Its noise takes the e-th 64 bits of
+the stream (group 0, NOISE).
 
-Noise is round(unit G) of real normals: float64 computes unit G and a bound on its error, what is not drawn of its
-uniform numbers included. Where a half lies within the bound, 192 further bits of each uniform number, of the stream
-(group 0, FURTHER), and arithmetic of 448 bits decide: the integers are a function of the key alone.
+Noise is round(unit G) of real normals: float64 computes unit G and a bound on its error, what is
+not drawn of its uniform numbers included. Where a half lies within the bound, 192 further bits of
+each uniform number, of the stream (group 0, FURTHER), and arithmetic of 448 bits decide: the
+integers are a function of the key alone.
 """
 
 import math
@@ -35,7 +36,9 @@ LOW, MIDDLE = 2**12 - 1, 2**52 - 1
 def integers(
     key: Tensor, first: int, count: int, dtype: torch.dtype, group: int, stream: int
 ) -> Tensor:
-    """Entries first, ..., first + count - 1 of the keystream read as integers, low bytes first: (count,)."""
+    """Entries first, ..., first + count - 1 of the keystream read as integers, low bytes first:
+    (count,).
+    """
     held = 64 // dtype.itemsize  # by one block
     start = first // held
     words = keystream(key, start, -(-(first + count) // held) - start, group, stream)
@@ -43,10 +46,11 @@ def integers(
 
 
 def _polar(key: Tensor, first: int, count: int) -> tuple[Tensor, Tensor, int]:
-    """Radii and angles of the pairs that hold entries first, ..., first + count - 1, float64; the first one's entry.
+    """Radii and angles of the pairs that hold entries first, ..., first + count - 1, float64; the
+    first one's entry.
 
-    Box and Muller (1958): entries 2 j and 2 j + 1 of N(0, 1) share a radius, of 76 bits, at most 10.34, and an angle,
-    of 52: (b + 1/2)/2^bits, b of the pair's 128 bits.
+    Box and Muller (1958): entries 2 j and 2 j + 1 of N(0, 1) share a radius, of 76 bits, at most
+    10.34, and an angle, of 52: (b + 1/2)/2^bits, b of the pair's 128 bits.
     """
     start = first // 2 * 2
     pairs = integers(key, start, (first + count + 1) // 2 * 2 - start, torch.int64, 0, NOISE).view(
@@ -62,7 +66,8 @@ def _polar(key: Tensor, first: int, count: int) -> tuple[Tensor, Tensor, int]:
 def rounded_normals(key: Tensor, first: int, units: Tensor) -> Tensor:
     """round(unit G) of entries first, first + 1, ...: units (count,) float64 -> (count,) int64.
 
-    Guarantees: each entry is within total variation ``VARIATION`` of a rounded normal, by uniform words, up to ``SURE``
+    Guarantees: each entry is within total variation ``VARIATION`` of a rounded normal, by uniform
+    words, up to ``SURE``
         units; within unit/``SURE`` times that up to ``FARTHEST``.
     """
     radius, angle, start = _polar(key, first, len(units))
@@ -81,7 +86,9 @@ def rounded_normals(key: Tensor, first: int, units: Tensor) -> Tensor:
 
 
 def exactly(key: Tensor, entry: int, unit: float) -> int:
-    """The same for one entry, by arithmetic of 448 bits from 268 and 244 bits for the two uniform numbers."""
+    """The same for one entry, by arithmetic of 448 bits from 268 and 244 bits for the two uniform
+    numbers.
+    """
     one, two = integers(key, entry // 2 * 2, 2, torch.int64, 0, NOISE).cpu().tolist()
     further = integers(key, entry // 2 * 8, 6, torch.int64, 0, FURTHER).cpu().tolist()
     context = arithmetic()
@@ -94,7 +101,9 @@ def exactly(key: Tensor, entry: int, unit: float) -> int:
 
 
 def _error(longest: Tensor, shortest: Tensor) -> Tensor:
-    """Bound on |dG| for radii between: roundings, and what is not drawn of U, e^{r^2/2} 2^-77 of log U."""
+    """Bound on |dG| for radii between: roundings, and what is not drawn of U, e^{r^2/2} 2^-77 of
+    log U.
+    """
     rest = (longest.square() / 2).exp() * 2.0**-77 + 2 * UNIT
     return MARGIN * (ROUNDINGS * UNIT * longest + rest / shortest)
 
@@ -113,7 +122,9 @@ def words(
     scale: float,
     dtype: torch.dtype,
 ) -> Tensor:
-    """sign (trunc(value scale) + round(unit_j G)), j = rows[c, i], modulo 2^bits: (k, s, d), client by client."""
+    """sign (trunc(value scale) + round(unit_j G)), j = rows[c, i], modulo 2^bits: (k, s, d), client
+    by client.
+    """
     shape = (len(values), len(rows), values.shape[1])
     each = units[rows.mT][..., None].expand(shape).reshape(-1)
     whole = rounded_normals(key, first * math.prod(shape[1:]), each).view(shape)
@@ -124,8 +135,8 @@ def words(
 def add_rows(table: Tensor, places: Tensor, words: Tensor) -> None:
     """table[places[p]] += words[p] in place, modulo 2^bits: (m, d), (p,), (p, d).
 
-    On a CPU the sum of all of them, or a product with a sparse matrix of ones: the integers of ``index_add_`` in less
-    time.
+    On a CPU the sum of all of them, or a product with a sparse matrix of ones: the integers of
+    ``index_add_`` in less time.
     """
     count = len(places)
     if len(table) == 1 and table.device.type == "cpu":

@@ -17,7 +17,9 @@ CELLS = 2**16  # counters in memory, so that users who hold the same value seldo
 
 @triton.jit
 def compare(result, undecided, fresh, numerator, place):
-    """One binary digit more of the uniform numbers beside one of the probability; 1 in fresh stands for the digit 0."""
+    """One binary digit more of the uniform numbers beside one of the probability; 1 in fresh stands
+    for the digit 0.
+    """
     # all bits set where the digit is 1
     ones = (-((numerator >> tl.minimum(place, 63)) & 1)).to(tl.uint32)
     return result | (undecided & fresh & ones), undecided & (fresh ^ ones)
@@ -92,7 +94,9 @@ def own_kernel(
     copies,
     USERS: tl.constexpr,
 ):
-    """Puts each user's own bit in the place of the other one, and counts the users, in row program % copies."""
+    """Puts each user's own bit in the place of the other one, and counts the users, in row program
+    % copies.
+    """
     program = tl.program_id(0)
     tally += (program % copies).to(tl.int64) * (k + 1)
     n, first, lost, off = n.to(tl.int64), first.to(tl.int64), lost.to(tl.int64), off.to(tl.int64)
@@ -112,7 +116,9 @@ def own_kernel(
 
 
 def tally(x: Tensor, k: int, lost: float, off: float, key: int, first: int = 0) -> Tensor:
-    """Arguments and result of reference.tally. x: integers of any width, on a device where Triton runs."""
+    """Arguments and result of reference.tally. x: integers of any width, on a device where Triton
+    runs.
+    """
     n = len(x)
     if n == 0:
         return torch.zeros(k + 1, dtype=torch.int64, device=x.device)

@@ -11,7 +11,9 @@ BITS_AT_ONCE = 2**20
 
 
 def ratio(probability: float) -> tuple[int, int]:
-    """(numerator, digits): probability = numerator / 2^digits exactly, digits a multiple of 4, none for 0 and 1."""
+    """(numerator, digits): probability = numerator / 2^digits exactly, digits a multiple of 4, none
+    for 0 and 1.
+    """
     numerator, denominator = probability.as_integer_ratio()
     digits = denominator.bit_length() - 1
     padding = -digits % DIGITS
@@ -19,11 +21,12 @@ def ratio(probability: float) -> tuple[int, int]:
 
 
 def words(key: int, group: Tensor, column: Tensor, probability: float) -> Tensor:
-    """32 independent bits, each 1 with this probability: one for each user 32 group + lane, in lane 0, 1, ..., 31.
+    """32 independent bits, each 1 with this probability: one for each user 32 group + lane, in lane
+    0, 1, ..., 31.
 
-    Lane l of word j of the counter (group, column, stream s) is the binary digit number 4 s + j of a uniform number of
-    [0, 1); 1 stands for the digit 0. The bit is 1 where the uniform number is below the probability. group, column:
-    int64, broadcast. Returns int64 in [0, 2^32).
+    Lane l of word j of the counter (group, column, stream s) is the binary digit number 4 s + j of
+    a uniform number of [0, 1); 1 stands for the digit 0. The bit is 1 where the uniform number is
+    below the probability. group, column: int64, broadcast. Returns int64 in [0, 2^32).
     """
     numerator, digits = ratio(probability)
     group, column = torch.broadcast_tensors(group, column)
@@ -44,7 +47,9 @@ def words(key: int, group: Tensor, column: Tensor, probability: float) -> Tensor
 
 
 def messages(x: Tensor, k: int, lost: float, off: float, key: int, first: int) -> Tensor:
-    """The users' bits: (n,) int64 -> (n, k), int64. Column k of the counters holds the users' own bits."""
+    """The users' bits: (n,) int64 -> (n, k), int64. Column k of the counters holds the users' own
+    bits.
+    """
     user = torch.arange(first, first + len(x), device=x.device)
     group = torch.arange(first // LANES, -(-(first + len(x)) // LANES), device=x.device)
     lane = torch.arange(LANES, device=x.device)
@@ -59,10 +64,11 @@ def messages(x: Tensor, k: int, lost: float, off: float, key: int, first: int) -
 def tally(x: Tensor, k: int, lost: float, off: float, key: int, first: int = 0) -> Tensor:
     """How many users set each bit, and the users: (n,) integers -> (k + 1,), int64.
 
-    User j of these has the number first + j >= 0; bit x[j] of its message is 0 with probability ``lost``, the others
-    are 1 with probability ``off``. A message depends on that number, on x[j] and on the key alone: groups of users add
-    up. Users are counted if they hold a value in [0, k), so the last entry is n if and only if all do.
-    k >= 2; lost, off in [0, 1]; key: 64 bits, see kernels/philox.
+    User j of these has the number first + j >= 0; bit x[j] of its message is 0 with probability
+    ``lost``, the others are 1 with probability ``off``. A message depends on that number, on x[j]
+    and on the key alone: groups of users add up. Users are counted if they hold a value in [0, k),
+    so the last entry is n if and only if all do. k >= 2; lost, off in [0, 1]; key: 64 bits, see
+    kernels/philox.
     """
     total = torch.zeros(k + 1, dtype=torch.int64, device=x.device)
     for part in x.split(max(1, BITS_AT_ONCE // k)):

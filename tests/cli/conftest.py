@@ -9,7 +9,9 @@ from torchdp import cli
 
 @pytest.fixture
 def estimate(capsys, brief):
-    """What ``torchdp estimate``, or ``plan``, prints of these words; where ``--json`` is one, its record."""
+    """What ``torchdp estimate``, or ``plan``, prints of these words; where ``--json`` is one, its
+    record.
+    """
 
     def ask(*words, code=0, command="estimate"):
         arguments = [

@@ -1,4 +1,6 @@
-"""``torchdp estimate`` of means, shares and quantiles; groups, plans, missing cells and numbers beyond their bounds."""
+"""``torchdp estimate`` of means, shares and quantiles; groups, plans, missing cells and numbers
+beyond their bounds.
+"""
 
 import csv
 import itertools
@@ -176,7 +178,9 @@ def test_rounding_at_random_adds_no_bias_and_its_noise_is_counted(quick):
 
 
 def test_intervals_of_quantiles_cover():
-    """At shares that are those of whole bins, where intervals are short of luck: at a low level they do miss."""
+    """At shares that are those of whole bins, where intervals are short of luck: at a low level
+    they do miss.
+    """
     counts, shares = torch.tensor([300, 20, 10, 170, 5, 5, 400, 90]), [0.3, 0.5, 0.91]
     W, read = workloads.prefix(8).dense(), quantiles_of(Bins(0.0, 8.0, 8), shares)
     protocol = queries.LocalOracle(W[:-1], RandomizedResponse(8, 2.0))

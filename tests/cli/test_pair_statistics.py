@@ -18,7 +18,9 @@ pytestmark = pytest.mark.usefixtures("quick")
 
 @pytest.fixture(scope="module")
 def table(tmp_path_factory):
-    """A score that goes against time, and an income that goes with it; the event of every third user is not seen."""
+    """A score that goes against time, and an income that goes with it; the event of every third
+    user is not seen.
+    """
     generator = keyed_generator(b"pairs")
     time = 8 * torch.rand(USERS, generator=generator).double()
     income, score = (
@@ -139,7 +141,9 @@ def words_of(name):
 
 @pytest.mark.parametrize("name", KINDS)
 def test_a_curator_answers_every_statistic_with_less_error(name, table, estimate):
-    """Near what a curator says without noise worth its name, and of less error than the local model."""
+    """Near what a curator says without noise worth its name, and of less error than the local
+    model.
+    """
     asked = "--csv", table[0], "--statistic", name, words_of(name), "--seed 1 --json --epsilon"
     noiseless, curator = (estimate(*asked, epsilon) for epsilon in (600, 1))
     local = estimate(*asked, 1, "--trust local")
@@ -166,7 +170,9 @@ def test_a_shuffler_is_between_the_two(name, table, estimate):
 
 
 def test_statistics_of_one_collection(table, estimate):
-    """Under one epsilon: means of both columns and three statistics of pairs; intervals that hold all at once."""
+    """Under one epsilon: means of both columns and three statistics of pairs; intervals that hold
+    all at once.
+    """
     asked = "--csv", table[0], f"--columns income time --bounds {BOTH} --epsilon 8 --seed 1 --json"
     names = "mean", "median", "kendall", "spearman"
     for trust in ("local", "curator"):
@@ -200,7 +206,9 @@ def test_groups_of_a_shuffler_are_crowds_of_their_own(table, estimate):
 def test_what_is_printed_depends_on_the_messages_alone(
     name, table, tmp_path, monkeypatch, estimate
 ):
-    """Two tables of as many users: where the second's messages are replaced by the first's, the same is printed."""
+    """Two tables of as many users: where the second's messages are replaced by the first's, the
+    same is printed.
+    """
     path, rows = table
     other = tmp_path / "other.csv"
     other.write_text(

@@ -1,4 +1,6 @@
-"""``torchdp secure``: the guide's terminals from an empty folder, every question, and what is refused."""
+"""``torchdp secure``: the guide's terminals from an empty folder, every question, and what is
+refused.
+"""
 
 import json
 import math
@@ -65,7 +67,9 @@ def opened(run, *asked, sizes=(24, 16)):
 
 
 def test_the_guide_is_three_terminals_and_fourteen_commands(run):
-    """A terminal goes on where its command succeeded; each waits for the others as ``--wait`` does."""
+    """A terminal goes on where its command succeeded; each waits for the others as ``--wait``
+    does.
+    """
     assert len(TERMINALS) == 3 and sum(map(len, TERMINALS)) == 14
     table("north", PEOPLE * 75), table("south", PEOPLE * 50)
     left, said = [list(terminal) for terminal in TERMINALS], []
@@ -147,7 +151,9 @@ def test_what_is_missing_is_named(run, asked, said):
 
 @pytest.mark.parametrize("corrupt", [None, 0])
 def test_guarantee_the_others_noise_hides_a_client_from_the_largest_organisation(run, corrupt):
-    """What 16 clients of the other organisation add; with corrupt = 0 it is too little, and that is said."""
+    """What 16 clients of the other organisation add; with corrupt = 0 it is too little, and that is
+    said.
+    """
     asked = ["--question", "sum", "--columns", "height", "--bound", "1", "--delta", "1e-6"]
     said = opened(run, *asked, *([] if corrupt is None else ["--corrupt", str(corrupt)]))[2]
     sums = secure.read_session("study").sums

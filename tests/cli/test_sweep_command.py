@@ -217,7 +217,9 @@ def test_a_cluster_writes_the_table_of_one_process(toy, tmp_path, monkeypatch):
     [("SIGUSR1", ()), pytest.param("SIGTERM", ("--devices", "cpu,cpu"), marks=pytest.mark.slow)],
 )
 def test_a_signal_of_a_cluster_stops_a_sweep_that_then_goes_on(toy, tmp_path, number, more):
-    """It reaches the workers too, as srun sends it; the code is a shell's, by which a batch script requeues."""
+    """It reaches the workers too, as srun sends it; the code is a shell's, by which a batch script
+    requeues.
+    """
     naps = TOY.replace(
         "        return", "        time.sleep(float(os.environ.get('NAP', 0)))\n        return"
     )

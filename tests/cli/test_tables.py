@@ -1,4 +1,6 @@
-"""Tables written by all manners of programs: every row is a user, or reported; every number is what was written."""
+"""Tables written by all manners of programs: every row is a user, or reported; every number is what
+was written.
+"""
 
 import argparse
 import csv
@@ -80,7 +82,9 @@ def asked(path, columns, missing, group=None):
 
 @pytest.mark.parametrize("columns", [1, 2, 3])
 def test_every_row_is_a_user_or_reported(columns, tmp_path, monkeypatch):
-    """Users and rows reported as missing are the rows that ``csv`` sees, blank lines too; and nothing else is read."""
+    """Users and rows reported as missing are the rows that ``csv`` sees, blank lines too; and
+    nothing else is read.
+    """
     monkeypatch.setattr(table, "ROWS", 3)
     chance, path, seen = (
         random.Random(columns),

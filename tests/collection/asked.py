@@ -1,4 +1,6 @@
-"""Two small protocols: one whose tallies are counts, one whose tallies are numbers that rounding touches."""
+"""Two small protocols: one whose tallies are counts, one whose tallies are numbers that rounding
+touches.
+"""
 
 import math
 from dataclasses import dataclass
@@ -64,7 +66,9 @@ class Votes(TypeProtocol):
 
 @dataclass(frozen=True)
 class Places(Votes):
-    """The same of users in places: the tally is where those whom they name are, added up; the value is its mean."""
+    """The same of users in places: the tally is where those whom they name are, added up; the value
+    is its mean.
+    """
 
     places: torch.Tensor  # (k, r)
     words: str = ""

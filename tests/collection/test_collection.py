@@ -1,4 +1,6 @@
-"""Batches as they arrive: each counted once, whatever the order; estimates are those of all users at once."""
+"""Batches as they arrive: each counted once, whatever the order; estimates are those of all users
+at once.
+"""
 
 import copy
 import dataclasses
@@ -51,7 +53,8 @@ def test_the_estimate_is_that_of_all_messages_at_once(protocol):
 def test_guarantee_collection_holds_what_its_protocol_promises_and_nothing_but_the_tally(protocol):
     total = filled(protocol)
     assert total.guarantee == protocol.guarantee and total.guarantee.epsilon == 1.5
-    # all that it holds is a function of the tallies: other users with the same messages leave the same collection
+    # all that it holds is a function of the tallies: other users with the same messages leave the
+    # same collection
     again = filled(protocol)
     assert dict(again.batches) == dict(total.batches) and again.n == total.n
     assert {field.name for field in dataclasses.fields(Collection)} == {
@@ -120,7 +123,9 @@ def test_it_can_be_pickled_and_copied():
 
 
 def test_collections_share_their_names_and_never_change():
-    """Batches cost time in proportion to their number: only a second continuation copies the names."""
+    """Batches cost time in proportion to their number: only a second continuation copies the
+    names.
+    """
     empty = Collection.of(Votes(4, 1.0))
     one, steps = Tally(1, {"votes": torch.tensor([1, 0, 0, 0])}), [empty]
     for index in range(50):

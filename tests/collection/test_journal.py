@@ -1,4 +1,6 @@
-"""The journal: what was acknowledged is there after any crash, each batch once; damage is never taken for a crash."""
+"""The journal: what was acknowledged is there after any crash, each batch once; damage is never
+taken for a crash.
+"""
 
 import errno
 import os

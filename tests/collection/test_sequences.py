@@ -1,4 +1,6 @@
-"""Intervals that may be read at all times: the chance that any misses, without sampling, and where their ends lie."""
+"""Intervals that may be read at all times: the chance that any misses, without sampling, and where
+their ends lie.
+"""
 
 import math
 from dataclasses import replace
@@ -31,9 +33,11 @@ def collected(protocol, tally):
 
 
 def chance_of_a_miss(epsilon, types, half_widths):
-    """That some n-th mean of decoded bits lies farther from the truth than half_widths[n]; users hold these types.
+    """That some n-th mean of decoded bits lies farther from the truth than half_widths[n]; users
+    hold these types.
 
-    The exact chance by recursion over the number of users who sent 1, among those whose intervals all held.
+    The exact chance by recursion over the number of users who sent 1, among those whose intervals
+    all held.
     """
     p = math.exp(epsilon) / (1 + math.exp(epsilon))
     alive, ones = torch.ones(1, dtype=torch.float64), 0

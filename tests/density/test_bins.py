@@ -1,4 +1,6 @@
-"""Signs of bins: read from tables they are those computed one by one, bit for bit, on every float."""
+"""Signs of bins: read from tables they are those computed one by one, bit for bit, on every
+float.
+"""
 
 import pytest
 import torch

@@ -26,7 +26,9 @@ FAMILIES = [
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("family", FAMILIES, ids=lambda family: type(family).__name__)
 def test_guarantee_chances_move_by_change_at_most(family, dtype):
-    """Opposite vectors along each direction that the features know, and others; in the dtype that users have."""
+    """Opposite vectors along each direction that the features know, and others; in the dtype that
+    users have.
+    """
     features = family.draw(6, generator=generator(1))
     change = moved(features).change
     x = torch.randn(60, D, dtype=torch.float64, generator=generator(2))

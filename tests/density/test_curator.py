@@ -1,4 +1,6 @@
-"""The curator that shuffled densities are measured against: nothing rounded, noise for what the features move by."""
+"""The curator that shuffled densities are measured against: nothing rounded, noise for what the
+features move by.
+"""
 
 import math
 

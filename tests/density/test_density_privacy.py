@@ -26,7 +26,9 @@ EPSILONS = (0.0, 0.3, 1.0, 2.0, 3.0)
 
 
 def view(features, protocol, x):
-    """Law of the number of ones that arrive, over all instances: bits are rounded, flipped, shuffled."""
+    """Law of the number of ones that arrive, over all instances: bits are rounded, flipped,
+    shuffled.
+    """
     bits = ((1 + features.left(x) / features.bound) / 2).numpy()
     arrive = bits * (1 - 2 * protocol.flip) + protocol.flip
     return reduce(np.multiply.outer, [bits_law(column) for column in arrive.T]).ravel()

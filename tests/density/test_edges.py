@@ -1,4 +1,6 @@
-"""The edges of densities: overflow, norms of many small numbers, gradients, mixed dtypes, wrong objects by name."""
+"""The edges of densities: overflow, norms of many small numbers, gradients, mixed dtypes, wrong
+objects by name.
+"""
 
 import pytest
 import torch

@@ -1,4 +1,6 @@
-"""Random features against their kernels: means, moments, ranges, supports, and what a bit keeps of them."""
+"""Random features against their kernels: means, moments, ranges, supports, and what a bit keeps of
+them.
+"""
 
 import math
 

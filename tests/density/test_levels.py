@@ -1,4 +1,6 @@
-"""Features rounded to several steps: two paths, the predicted error, less noise at one guarantee."""
+"""Features rounded to several steps: two paths, the predicted error, less noise at one
+guarantee.
+"""
 
 import math
 

@@ -1,4 +1,6 @@
-"""Orthogonal frequencies: unbiased, each one normal, and less variable together than independent ones."""
+"""Orthogonal frequencies: unbiased, each one normal, and less variable together than independent
+ones.
+"""
 
 import math
 
@@ -74,7 +76,9 @@ def test_points_half_a_wave_apart_have_the_whole_movement():
     [(1, 1, 3.0), (2, 2, 2.0), (2, 1, 1.5), (2, 6, 2.0), (3, 3, 2.5)],
 )
 def test_guarantee_users_of_a_ball_move_by_no_more_than_the_bound(d, repetitions, bandwidth):
-    """Every difference on a fine grid of the ball: none beyond, and with up to d frequencies some come close."""
+    """Every difference on a fine grid of the ball: none beyond, and with up to d frequencies some
+    come close.
+    """
     features = GaussianOrthogonal(d, bandwidth, 1.0).draw(repetitions, generator=generator(3))
     line = torch.linspace(-2, 2, {1: 4001, 2: 801, 3: 121}[d], dtype=torch.float64)
     z = torch.cartesian_prod(*[line] * d).view(-1, d)

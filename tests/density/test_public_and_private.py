@@ -1,4 +1,6 @@
-"""Public features and private noise come from sources of two types: what is published predicts no noise."""
+"""Public features and private noise come from sources of two types: what is published predicts no
+noise.
+"""
 
 import re
 from pathlib import Path
@@ -31,7 +33,9 @@ def untempered(words):
 
 
 def recovered(features):
-    """A generator in the state that drew these public features, from nothing but their last 312 keys."""
+    """A generator in the state that drew these public features, from nothing but their last 312
+    keys.
+    """
     keys = features.grid.keys.flatten()[-312:].numpy().view(np.uint64)
     outputs = np.stack([keys >> np.uint64(32), keys & np.uint64(0xFFFFFFFF)], 1).flatten()
     generator = torch.Generator()

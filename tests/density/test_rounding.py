@@ -37,7 +37,9 @@ class Words:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_bytes_and_ties_add_up_to_the_chance_to_the_last_bit(dtype, monkeypatch):
-    """Of 256 bytes k + 128 lie below the level k, and one ties, for which the uniform has to be below the rest."""
+    """Of 256 bytes k + 128 lie below the level k, and one ties, for which the uniform has to be
+    below the rest.
+    """
     shares = 2 * torch.rand(400, dtype=dtype, generator=generator()) - 1
     ends = [
         -1.0,
@@ -86,7 +88,9 @@ def ball(n, seed=1):
 
 @pytest.mark.parametrize("family", FAMILIES, ids=lambda family: type(family).__name__)
 def test_fused_counts_have_the_law_of_the_plain_ones(family, monkeypatch):
-    """The dispatch to counts from Philox words, here by their reference: sums of all repeats, by a two-sample test."""
+    """The dispatch to counts from Philox words, here by their reference: sums of all repeats, by a
+    two-sample test.
+    """
     x, features, shape = ball(40), family.draw(6, generator=generator()), (300,)
     plain = features.ones(x, Simulated(generator(1)), shape)
     by_kernel(monkeypatch, features)

@@ -1,4 +1,6 @@
-"""Fixed waves on a box and the choice of a density: proved bounds, movement, deltas by enumeration, predictions."""
+"""Fixed waves on a box and the choice of a density: proved bounds, movement, deltas by enumeration,
+predictions.
+"""
 
 import math
 
@@ -72,7 +74,9 @@ def test_errors_are_below_the_proved_bounds(kind, d, count, scale):
 @EACH
 @DIMENSIONS
 def test_movement_is_below_the_proved_bound(kind, d, count):
-    """Descents from several starts, for steps in proportion to the roots of the weights and for equal ones."""
+    """Descents from several starts, for steps in proportion to the roots of the weights and for
+    equal ones.
+    """
     features = Waves(kind(0.3), box(d)).features(count)
     waves, draw = features.frequencies.numpy(), np.random.default_rng(d)
     for steps in (features.weights.abs().sqrt(), torch.full((count,), 0.7, dtype=SPACE)):

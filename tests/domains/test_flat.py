@@ -1,4 +1,6 @@
-"""Flat and thin sets: no certificate contradicts itself, none is zero, and coordinates go there and back."""
+"""Flat and thin sets: no certificate contradicts itself, none is zero, and coordinates go there and
+back.
+"""
 
 import math
 import warnings
@@ -13,7 +15,9 @@ KINDS = ("plain", "float32", "far away", "thin", "large", "skew", "ellipsoid", "
 
 
 def flat_set(seed):
-    """A domain of affine dimension r < d in R^d, 2 <= d <= 8 (nearly so where thin), one of nine kinds by turns."""
+    """A domain of affine dimension r < d in R^d, 2 <= d <= 8 (nearly so where thin), one of nine
+    kinds by turns.
+    """
     generator = torch.Generator().manual_seed(seed)
 
     def normal(*shape):
@@ -45,7 +49,9 @@ def flat_set(seed):
 
 
 def measured(domain, p, shift=True):
-    """Contradiction, relative gap, how far points stick out, and how far coordinates there and back lead astray."""
+    """Contradiction, relative gap, how far points stick out, and how far coordinates there and back
+    lead astray.
+    """
     shape = noise_shape(domain, p, shift=shift)
     lower, upper, spanning = float(shape.certificate.lower), shape.upper, domain.spanning()
     generator = torch.Generator().manual_seed(1)
@@ -64,7 +70,9 @@ def measured(domain, p, shift=True):
 
 
 def check(seeds, shifts=(True,)):
-    """(sets, contradictions, largest gap, most sticking out, farthest astray) of all p and shifts."""
+    """(sets, contradictions, largest gap, most sticking out, farthest astray) of all p and
+    shifts.
+    """
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         found = [
@@ -92,7 +100,9 @@ class Lying(FiniteSet):
 
 @pytest.mark.parametrize("share", [0.99, 1e-3, math.nan])
 def test_bounds_that_contradict_each_other_are_refused(share):
-    """Negative control: an oracle's upper bound that is too small by a hundredth makes no certificate."""
+    """Negative control: an oracle's upper bound that is too small by a hundredth makes no
+    certificate.
+    """
     domain = Lying(flat_set(0).points)
     object.__setattr__(domain, "share", share)
     with pytest.raises(ArithmeticError, match="lower bound"):

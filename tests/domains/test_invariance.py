@@ -124,7 +124,8 @@ def shape(name, move, make):
 
 
 def both(name, move):
-    """The set and the same one elsewhere, how points follow, how lengths do, the relative error allowed.
+    """The set and the same one elsewhere, how points follow, how lengths do, the relative error
+    allowed.
 
     That is 1e-6, and 64 times what coordinates are rounded by over the set's least reach.
     """

@@ -1,4 +1,6 @@
-"""The shape of the noise: it holds the domain, its norm is certified, and closed forms say what it must be."""
+"""The shape of the noise: it holds the domain, its norm is certified, and closed forms say what it
+must be.
+"""
 
 import itertools
 import math

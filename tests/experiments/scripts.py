@@ -25,7 +25,9 @@ class Found:
 
 @contextlib.contextmanager
 def loaded(name):
-    """The script as a module; its folder is searched for what it imports, and forgotten afterwards."""
+    """The script as a module; its folder is searched for what it imports, and forgotten
+    afterwards.
+    """
     path = FOLDER / name
     before, threads = set(sys.modules), torch.get_num_threads()
     sys.path.insert(0, str(path.parent))

@@ -1,4 +1,6 @@
-"""The one command of the benches: what fails, what is forgiven, what is absent; the faults that are planted."""
+"""The one command of the benches: what fails, what is forgiven, what is absent; the faults that are
+planted.
+"""
 
 import importlib
 import re
@@ -16,7 +18,9 @@ QUICK = ("samplers",)  # the others take seconds
 
 
 def test_faults_are_of_the_code_as_it_is():
-    """Each statement is in its function once, another stands in its place, and the tests named for it are there."""
+    """Each statement is in its function once, another stands in its place, and the tests named for
+    it are there.
+    """
     with loaded("bench/mutations.py") as module:
         faults = module.read(module.FAULTS.read_text())
         lost = []
@@ -91,7 +95,9 @@ def test_a_fault_that_is_gone_is_named(tmp_path, function, right, message):
 
 @slow
 def test_mutations(smoke, tmp_path):
-    """Two faults are seen; what changes nothing is seen by nobody, and a copy is as it was afterwards."""
+    """Two faults are seen; what changes nothing is seen by nobody, and a copy is as it was
+    afterwards.
+    """
     rooms = smoke("bench/mutations.py").tables["rooms"]
     assert [(row["faults"], row["killed"]) for row in rooms] == [(2, 2)]
     with loaded("bench/mutations.py") as module:
@@ -162,7 +168,9 @@ def test_every_bench_is_in_the_one_command(benches):
 
 
 def test_the_gate_of_each_commit_sees_a_call_half_as_slow_again(benches):
-    """Above 1.5 times its row in six measurements; a busy machine's one slow measurement is forgiven."""
+    """Above 1.5 times its row in six measurements; a busy machine's one slow measurement is
+    forgiven.
+    """
     committed = [row(1.0, bench=benches.GATE)]
     here = {"machine": "a processor", "versions": "torch 2"}
     limits = benches.gate_limit([{**committed[0], **here}], here), benches.GATE_REPEATS

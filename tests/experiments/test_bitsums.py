@@ -1,4 +1,6 @@
-"""The published parameters of bit sums, and the pure protocol with every output enumerated for a few users."""
+"""The published parameters of bit sums, and the pure protocol with every output enumerated for a
+few users.
+"""
 
 import itertools
 import math
@@ -92,7 +94,9 @@ def user_law(protocol, bit, flood):
 
 
 def worst_log_ratio(protocol, present, flood):
-    """Of a user who holds 1 to one who holds 0, over all bits of the others present and all views."""
+    """Of a user who holds 1 to one who holds 0, over all bits of the others present and all
+    views.
+    """
     one = [user_law(protocol, bit, flood) for bit in (0, 1)]
     worst = 0.0
     for others in range(present):  # so many of the others hold a one

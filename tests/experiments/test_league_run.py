@@ -1,4 +1,6 @@
-"""The league: its judges know what they judge, failures are named, published methods err as their authors say."""
+"""The league: its judges know what they judge, failures are named, published methods err as their
+authors say.
+"""
 
 import math
 import sys
@@ -48,7 +50,9 @@ def test_failures_are_named(league, tmp_path, monkeypatch, capsys):
 
 
 def test_judges_see_what_is_wrong(league):
-    """Negative controls: reports of another epsilon, noise a millionth too small, a strategy that lost a query."""
+    """Negative controls: reports of another epsilon, noise a millionth too small, a strategy that
+    lost a query.
+    """
     rows = {row.name: row for row in league.ROWS}
     n, k = 10**6, 16
     for name, row in rows.items():
@@ -125,7 +129,9 @@ def test_published_histograms_are_unbiased(peers, epsilon):
 
 
 def test_published_histograms_have_their_published_variance(peers):
-    """Wang et al. (2017), Table 1: for rare types, times n. Negative control: of another epsilon."""
+    """Wang et al. (2017), Table 1: for rare types, times n. Negative control: of another
+    epsilon.
+    """
     rng, growth = np.random.default_rng(6), math.e
     counts = np.zeros(32, dtype=np.int64)
     counts[0] = USERS

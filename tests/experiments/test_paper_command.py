@@ -1,4 +1,6 @@
-"""The command of a paper: scripts run once, tables judged, one table; what fails is said and what is killed goes on."""
+"""The command of a paper: scripts run once, tables judged, one table; what fails is said and what
+is killed goes on.
+"""
 
 import importlib.util
 import json

@@ -1,4 +1,6 @@
-"""Curators of second moments: guarantees from explicit neighbours, beside what the library releases."""
+"""Curators of second moments: guarantees from explicit neighbours, beside what the library
+releases.
+"""
 
 import math
 
@@ -73,7 +75,9 @@ def test_guarantee_sufficient_statistics_epsilon_delta():
 
 
 def test_guarantee_adassp_epsilon_delta():
-    """The three releases of neighbours, each over its sigma, are one Gaussian pair at a distance of at most mu*."""
+    """The three releases of neighbours, each over its sigma, are one Gaussian pair at a distance of
+    at most mu*.
+    """
     ada = AdaSSP(2, B, C, EPSILON, DELTA)
     rest = sphere(5, 2, B, seed=1)
 

@@ -1,4 +1,6 @@
-"""Every script is in the generated page and says how it is run; some as their users run them, each a process."""
+"""Every script is in the generated page and says how it is run; some as their users run them, each
+a process.
+"""
 
 import ast
 import math

@@ -1,4 +1,6 @@
-"""Every script's smoke run ends with tables and draws its figures; what attacks and papers say is judged beside it."""
+"""Every script's smoke run ends with tables and draws its figures; what attacks and papers say is
+judged beside it.
+"""
 
 import pytest
 from scripts import FOLDER, loaded
@@ -27,7 +29,9 @@ def scripts():
 
 @claim("bench/journal")
 def _(tables):
-    """Threads of forked processes by two paths, and kills; the script fails where a batch is lost or counted twice."""
+    """Threads of forked processes by two paths, and kills; the script fails where a batch is lost
+    or counted twice.
+    """
     (row,) = tables["journal"]
     assert list(row.values())[:2] == [3, 40]
 

@@ -1,4 +1,6 @@
-"""The checker of theorems: what fails is known, planted wrong ones are caught, each endorsement has its check."""
+"""The checker of theorems: what fails is known, planted wrong ones are caught, each endorsement has
+its check.
+"""
 
 import math
 import re

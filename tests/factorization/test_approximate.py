@@ -1,4 +1,6 @@
-"""gamma_2(W; alpha), zeta, the least total error and rank reduction: against the SDP, closed forms and attacks."""
+"""gamma_2(W; alpha), zeta, the least total error and rank reduction: against the SDP, closed forms
+and attacks.
+"""
 
 import math
 from dataclasses import replace
@@ -116,7 +118,9 @@ def test_hadamard_and_parities_shrink():
 
 
 def test_one_level_with_signs_is_offered_before_anything_is_iterated():
-    """All ranges within alpha >= 1/2: a constant and one entry, where the splittings took half a minute."""
+    """All ranges within alpha >= 1/2: a constant and one entry, where the splittings took half a
+    minute.
+    """
     alpha = torch.tensor([0.5, 0.6, 0.75, 0.9, 1.0, 1.5], dtype=torch.float64)
     found = approximate(workloads.all_ranges(32), alpha)
     assert found.iterations == 0
@@ -259,7 +263,9 @@ def test_guarantee_distortion_and_norm_are_those_of_the_factors(reduce):
 
 @pytest.mark.parametrize("reduce", REDUCTIONS)
 def test_guarantee_bounds_are_of_the_norm_within_the_residual(reduce):
-    """Of every W that the factorization may stand for: what it misses itself counts twice in the lower bound."""
+    """Of every W that the factorization may stand for: what it misses itself counts twice in the
+    lower bound.
+    """
     full = factorize(workloads.prefix(8), tol=1e-6)
     for r in (0.0, 0.02):
         found = reduce(
@@ -297,7 +303,9 @@ def test_dtype_and_shift(reduce):
 
 
 def test_truncation_is_the_best_in_the_weighted_norm():
-    """Its error is that of the weighted matrix's singular values beyond the rank; the plain SVD's is larger."""
+    """Its error is that of the weighted matrix's singular values beyond the rank; the plain SVD's
+    is larger.
+    """
     W = workloads.prefix(12).dense()
     factorization = factorize(W, tol=1e-6)
     weights = factorization.row_weights[:, None] * factorization.column_weights
@@ -343,7 +351,9 @@ def test_projection_is_unbiased_with_the_variance_of_its_law():
 
 @pytest.mark.parametrize(("relative", "failure"), [(0.5, 1e-6), (0.2, 1e-3), (1.5, 1e-9)])
 def test_guarantee_jl_rank_on_one_entry_exactly(relative, failure):
-    """W = 1: the projected entry is chi-square over its degrees of freedom, so the failure is known exactly."""
+    """W = 1: the projected entry is chi-square over its degrees of freedom, so the failure is known
+    exactly.
+    """
     rank = jl_rank(1, 1, relative, failure=failure)
 
     def fails(ell):
@@ -355,7 +365,9 @@ def test_guarantee_jl_rank_on_one_entry_exactly(relative, failure):
 
 
 def test_guarantee_jl_rank_holds_for_every_entry_and_norm():
-    """Prefix sums 12, projected 500 times: within the failure probability, but not at a tenth of the rank."""
+    """Prefix sums 12, projected 500 times: within the failure probability, but not at a tenth of
+    the rank.
+    """
     relative, failure, draws = 0.75, 0.1, 500
     W = workloads.prefix(12).dense()
     factorization = factorize(W.expand(draws, 12, 12))
@@ -376,10 +388,14 @@ def test_guarantee_jl_rank_holds_for_every_entry_and_norm():
 
 
 def test_the_papers_last_inequality_is_loose_by_two():
-    """beta, the distortion of all ||L_i +- R_j||^2, bounds every entry by beta C^2, not only 2 beta C^2; attained."""
+    """beta, the distortion of all ||L_i +- R_j||^2, bounds every entry by beta C^2, not only 2 beta
+    C^2; attained.
+    """
 
     def beta_and_entry(left, right, A):
-        """The worst of the sums and differences, and the worst entry over C^2; the vectors are rows."""
+        """The worst of the sums and differences, and the worst entry over C^2; the vectors are
+        rows.
+        """
         sums = torch.cat([(left[:, None] + sign * right).flatten(0, 1) for sign in (1, -1)])
         sums = sums[sums.norm(dim=1) > 1e-9]
         beta = float(((sums @ A).square().sum(-1) / sums.square().sum(-1) - 1).abs().max())

@@ -1,8 +1,9 @@
-"""Small random instances judged by code that shares nothing with the library: semidefinite programs and long doubles.
+"""Small random instances judged by code that shares nothing with the library: semidefinite programs
+and long doubles.
 
-Truth lies between ``below`` and ``above``: the weights and the factors of a semidefinite program's solution, evaluated
-in long double with what they miss charged. Every certificate must reach over both, and equal its own formula in long
-double; the largest ratio of claim to truth is 1 + 1e-9.
+Truth lies between ``below`` and ``above``: the weights and the factors of a semidefinite program's
+solution, evaluated in long double with what they miss charged. Every certificate must reach over
+both, and equal its own formula in long double; the largest ratio of claim to truth is 1 + 1e-9.
 """
 
 import math
@@ -29,7 +30,9 @@ LONG = np.longdouble
 
 
 def instances():
-    """Random matrices of every kind that has broken a bound: dense, ties and zeros, scales, deficient, repeated."""
+    """Random matrices of every kind that has broken a bound: dense, ties and zeros, scales,
+    deficient, repeated.
+    """
     for seed, (m, n) in enumerate([(3, 3), (4, 5), (5, 3)]):
         generator = np.random.default_rng(seed)
         W = generator.normal(size=(m, n))
@@ -90,7 +93,9 @@ def lower(W, c, P, p, shift):
 
 @lru_cache
 def program(m, n, p, shift, alpha):
-    """min ||a||_{p/2}, the squared error, over [[A, X], [X^T, B]] >= 0, diag A <= a, diag B <= 1."""
+    """min ||a||_{p/2}, the squared error, over [[A, X], [X^T, B]] >= 0, diag A <= a, diag B <=
+    1.
+    """
     W, Z, a, v = (
         cp.Parameter((m, n)),
         cp.Variable((m + n, m + n), PSD=True),
@@ -192,7 +197,9 @@ def test_guarantee_approximate_and_dual_bounds_hold():
 
 
 def largest_move(right, period):
-    """What one user's gradients move at most: of each class by block ascent over unit vectors, from random starts."""
+    """What one user's gradients move at most: of each class by block ascent over unit vectors, from
+    random starts.
+    """
     generator, best = np.random.default_rng(0), 0.0
     for i in range(min(period, right.shape[1])):
         R = np.asarray(right[:, i::period], dtype=LONG)
@@ -260,7 +267,9 @@ def test_a_planted_fault_of_the_evaluator_is_caught(fault, monkeypatch):
 
 
 def test_planted_faults_of_norms_shifts_and_epochs_are_caught(monkeypatch):
-    """Negative controls: the wrong norm of the weights, a lower bound that is not centred, one column a class."""
+    """Negative controls: the wrong norm of the weights, a lower bound that is not centred, one
+    column a class.
+    """
     right = certificate.scaled_weights
 
     def too_light(weights, order):

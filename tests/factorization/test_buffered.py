@@ -1,4 +1,6 @@
-"""Strategies of a few buffers, noise drawn again or not: their norms against dense matrices and every set of steps."""
+"""Strategies of a few buffers, noise drawn again or not: their norms against dense matrices and
+every set of steps.
+"""
 
 import math
 from dataclasses import replace

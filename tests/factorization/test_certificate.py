@@ -1,4 +1,6 @@
-"""The evaluator under attack: bad factors, bad weights, bad shapes; no bound that contradicts another."""
+"""The evaluator under attack: bad factors, bad weights, bad shapes; no bound that contradicts
+another.
+"""
 
 import math
 from functools import partial
@@ -74,7 +76,9 @@ def test_guarantee_bounds_that_contradict_each_other_are_refused_not_repaired(ma
 
 @pytest.mark.parametrize("fault", ["svdvals", "eigvalsh", "vector_norm"])
 def test_an_evaluator_that_errs_by_a_ten_millionth_is_refused(fault, monkeypatch):
-    """Negative control: the optimum of a permutation is known to 1e-15, so that any such error is a contradiction."""
+    """Negative control: the optimum of a permutation is known to 1e-15, so that any such error is a
+    contradiction.
+    """
     eye, ones = torch.eye(8, dtype=torch.float64), torch.ones(8)
     W = eye if fault == "eigvalsh" else eye[[1, 2, 0, 3, 4, 5, 6, 7]]  # mirrored or not
     assert float(certify(W, W, eye, ones, ones).rounding) < 1e-13
@@ -116,7 +120,9 @@ def test_guarantee_no_weights_prove_too_much(p, shift):
 
 
 def test_subnormal_weights_keep_their_ratios():
-    """Divided by an l_3 norm that is subnormal, 4 grains for 4.14, they would prove 1.7 % too much."""
+    """Divided by an l_3 norm that is subnormal, 4 grains for 4.14, they would prove 1.7 % too
+    much.
+    """
     W = torch.eye(5, dtype=torch.float64)
     grains = torch.tensor([1.0, 2.0, 2.0, 3.0, 3.0]).double()
     lower = [certify(W, W, W, scale * grains, grains, p=3).lower for scale in (1.0, 5e-324)]

@@ -1,4 +1,6 @@
-"""Closed forms and explicit factorizations: exact, beside the solver, within the bounds their authors prove."""
+"""Closed forms and explicit factorizations: exact, beside the solver, within the bounds their
+authors prove.
+"""
 
 import math
 
@@ -89,7 +91,9 @@ def test_best_decoder_has_the_shortest_rows():
 
 
 def lipschitz(n, seed=0):
-    """Rows that move by 1 from column to column, up or down at random, through 0 at column n // 2; G = 1, B = 0."""
+    """Rows that move by 1 from column to column, up or down at random, through 0 at column n // 2;
+    G = 1, B = 0.
+    """
     steps = normal(40, n - 1, seed=seed).sign()
     walk = torch.cat([torch.zeros(40, 1, dtype=torch.float64), steps.cumsum(1)], 1)
     return walk - walk[:, n // 2 : n // 2 + 1]
@@ -180,7 +184,9 @@ def test_guarantee_marginal_factorization_is_the_norm_of_the_dense_matrix(d, ord
 
 @pytest.mark.parametrize("shift", [False, True])
 def test_its_noise_is_that_of_a_factorization(shift):
-    """The map from normals to noise, column by column, is L: with R = L^+ W it gives W and the sensitivity 1."""
+    """The map from normals to noise, column by column, is L: with R = L^+ W it gives W and the
+    sensitivity 1.
+    """
     made = MarginalFactorization(5, 2, shift)
     sets = torch.combinations(torch.arange(5), 2)
     count = len(made.subsets(sets)[0])
@@ -196,7 +202,9 @@ def test_its_noise_is_that_of_a_factorization(shift):
 
 
 def test_three_way_marginals_of_a_thousand_bits():
-    """1.3e9 cells: certified, and the noise of the tables asked for has the variance and correlations promised."""
+    """1.3e9 cells: certified, and the noise of the tables asked for has the variance and
+    correlations promised.
+    """
     made = MarginalFactorization(1000, 3)
     assert made.cells == 1_329_336_000 and made.certificate().gap <= 1e-11
     random = torch.rand(20_000, 1000, generator=generator())[:, :40].argsort(1)[

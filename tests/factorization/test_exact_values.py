@@ -25,7 +25,9 @@ PREFIX = {  # n: (gamma_2, gamma_F / sqrt n)
 
 
 def brackets(W, value, *, p=math.inf, shift=False, within=1e-5):
-    """Both bounds lie within ``within`` (relative) of the value, on the right sides of it up to 1e-8."""
+    """Both bounds lie within ``within`` (relative) of the value, on the right sides of it up to
+    1e-8.
+    """
     certificate = factorize(W, p, shift, tol=within).certificate
     upper, lower = float(certificate.upper), float(certificate.lower)
     assert value * (1 - within) <= lower <= value * (1 + 1e-8)
@@ -51,7 +53,9 @@ def test_parities_are_the_root_of_their_number(d, order):
 @pytest.mark.parametrize("d, order", [(1, 1), (4, 1), (5, 2), (6, 3), (4, 4)])
 @pytest.mark.parametrize("p", [2.0, 3.0, math.inf])
 def test_marginal_tables(d, order, p):
-    """Flipping a bit and renaming bits move every row and column, so uniform weights are optimal: a trace norm."""
+    """Flipping a bit and renaming bits move every row and column, so uniform weights are optimal: a
+    trace norm.
+    """
     W = workloads.marginal_tables(d, order)
     # of the singular values, times 2^(d - order)
     squares = [math.comb(d - t, order - t) for t in range(order + 1)]

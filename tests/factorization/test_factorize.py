@@ -70,7 +70,9 @@ def test_scales(scale):
 
 @pytest.mark.filterwarnings("error::RuntimeWarning")
 def test_graded_columns_are_charged_not_forgotten():
-    """Columns of vanishing weight fall below the rank tolerance; the solver counts what that leaves out."""
+    """Columns of vanishing weight fall below the rank tolerance; the solver counts what that leaves
+    out.
+    """
     W = normal(6, 5) * torch.tensor([1, 1e-3, 1e-4, 1e-5, 1e-6], dtype=torch.float64)
     assert factorize(W, tol=1e-5).certificate.gap <= 1e-5
     with warnings.catch_warnings():

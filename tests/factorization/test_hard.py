@@ -1,4 +1,6 @@
-"""Lower bounds: exact against every channel of a small alphabet, the best lattice noise, and mechanisms that exist."""
+"""Lower bounds: exact against every channel of a small alphabet, the best lattice noise, and
+mechanisms that exist.
+"""
 
 import itertools
 import math
@@ -51,10 +53,12 @@ SMALL = {
 
 
 def most_information(instance: HardInstance, epsilon: float) -> float:
-    """The largest sum_v c_v sum_y (M_v A(y))^2 / P A(y) over all epsilon-LDP channels A: an exact linear program.
+    """The largest sum_v c_v sum_y (M_v A(y))^2 / P A(y) over all epsilon-LDP channels A: an exact
+    linear program.
 
-    The ratio is convex and homogeneous in A(y|.), so the best messages are extreme rays of the cone of vectors whose
-    entries differ by factors of at most e^epsilon: two-valued vectors, one for each subset of the types.
+    The ratio is convex and homogeneous in A(y|.), so the best messages are extreme rays of the cone
+    of vectors whose entries differ by factors of at most e^epsilon: two-valued vectors, one for
+    each subset of the types.
     """
     P, c, M = (
         t.numpy() for t in (instance.type_weights, instance.query_weights, instance.directions)
@@ -81,7 +85,9 @@ def test_guarantee_information_bounds_every_channel_for_any_witness(seed):
 
 
 def test_information_is_attained():
-    """Randomized response attains tanh^2, and on 1 + e^epsilon types sinh^2: no smaller constant holds."""
+    """Randomized response attains tanh^2, and on 1 + e^epsilon types sinh^2: no smaller constant
+    holds.
+    """
     for epsilon in EPSILONS:
         coin = hard_instance(COIN)
         assert math.isclose(coin.information(epsilon), math.tanh(epsilon / 2) ** 2, rel_tol=1e-9)
@@ -118,7 +124,9 @@ def test_guarantee_directions_keep_distributions_and_move_the_query_at_rate_1(na
 
 
 def bayes_risk(n: int, epsilon: float, half: float) -> tuple[float, float]:
-    """Least mean squared and mean absolute error of the coin's mean from n randomized responses, under the prior."""
+    """Least mean squared and mean absolute error of the coin's mean from n randomized responses,
+    under the prior.
+    """
     t = (np.arange(1000) + 0.5) / 1000 * 2 - 1
     prior = np.cos(math.pi * t / 2) ** 2
     t, prior = half * t, prior / prior.sum()
@@ -132,7 +140,9 @@ def bayes_risk(n: int, epsilon: float, half: float) -> tuple[float, float]:
 @pytest.mark.parametrize("n", [1, 5, 40, 200])
 @pytest.mark.parametrize("epsilon", [0.5, 1.0, 3.0])
 def test_guarantee_samples_hold_for_the_best_estimate_of_randomized_response(n, epsilon):
-    """Exact enumeration of the Bayes risks under the proof's prior: no estimate of n responses beats the bound."""
+    """Exact enumeration of the Bayes risks under the proof's prior: no estimate of n responses
+    beats the bound.
+    """
     coin, slope, worst = hard_instance(COIN), math.tanh(epsilon / 2), np.zeros(2)
     for half in (0.3, 0.5, 0.7, 1.0):
         square, absolute = bayes_risk(n, epsilon, half)
@@ -152,7 +162,9 @@ def test_guarantee_samples_hold_for_the_best_estimate_of_randomized_response(n, 
 @pytest.mark.parametrize("epsilon", [0.1, 1.0, 4.0])
 @pytest.mark.parametrize("alpha", [0.05, 0.003])
 def test_guarantee_samples_are_below_randomized_response(alpha, epsilon):
-    """coth^2(epsilon/2) / alpha^2 responses suffice for a bit's mean: a constant 3 % larger contradicts them."""
+    """coth^2(epsilon/2) / alpha^2 responses suffice for a bit's mean: a constant 3 % larger
+    contradicts them.
+    """
     enough = 1 / (math.tanh(epsilon / 2) * alpha) ** 2
     needed = hard_instance(COIN).samples(alpha, epsilon)
     assert needed <= enough
@@ -161,7 +173,9 @@ def test_guarantee_samples_are_below_randomized_response(alpha, epsilon):
 
 @pytest.mark.parametrize("epsilon", [1.0, 4.0])
 def test_guarantee_samples_absolute_are_below_randomized_response(epsilon):
-    """Its mean absolute error, exactly, at the worst mean: the bound for root mean squared error would be wrong."""
+    """Its mean absolute error, exactly, at the worst mean: the bound for root mean squared error
+    would be wrong.
+    """
     n, coin, slope = 3000, hard_instance(COIN), math.tanh(epsilon / 2)
     ones = np.arange(n + 1)
     worst = max(
@@ -194,7 +208,9 @@ def test_guarantee_samples_are_below_the_local_factorization_mechanism(name, eps
 
 
 def test_the_bound_tends_to_the_norm():
-    """samples alpha^2 -> gamma_2^2 / sinh^2(epsilon/2), gamma_2 with the free shift, as alpha -> 0."""
+    """samples alpha^2 -> gamma_2^2 / sinh^2(epsilon/2), gamma_2 with the free shift, as
+    alpha -> 0.
+    """
     for W in (workloads.prefix(32).dense(), workloads.parities(6, 2).dense(), normal(20, 30)):
         norm = float(factorize(W, shift=True, tol=1e-5).certificate.lower)
         for epsilon in (0.2, 1.0):
@@ -231,7 +247,9 @@ SIGNS = {
 @pytest.mark.parametrize("epsilon", [0.5, 2.0])
 @pytest.mark.parametrize("name", ["coin", "two"])
 def test_guarantee_samples_to_test_bound_every_pair_of_messages(name, epsilon):
-    """Every binary channel of extreme messages, n times: the best tests' errors, enumerated, need no fewer users."""
+    """Every binary channel of extreme messages, n times: the best tests' errors, enumerated, need
+    no fewer users.
+    """
     D = SIGNS[name]
     instance, types, tight = hard_instance(torch.cat([D, -D], 1)), 2 * D.shape[1], []
     for shift, n in itertools.product((0.1, 0.4), (1, 5, 12)):
@@ -279,7 +297,9 @@ def test_nothing_to_learn_needs_no_users():
 
 
 def test_guarantee_that_many_users_are_enough():
-    """The mechanism's exact worst error over all laws on the types, from its exact covariance: attained to 1 %."""
+    """The mechanism's exact worst error over all laws on the types, from its exact covariance:
+    attained to 1 %.
+    """
     W, epsilon, alpha = workloads.prefix(8).dense(), 1.0, 0.05
     found = factorize(W, shift=True, tol=1e-6)
     variance = PrivUnit(8, epsilon).moments.variance
@@ -301,7 +321,9 @@ def test_hard_instance_on_a_gpu():
 
 
 def best_lattice_noise(epsilon: float, delta: float, cells: int) -> float:
-    """Least second moment of noise on the multiples of width / cells that is (epsilon, delta)-DP for one width."""
+    """Least second moment of noise on the multiples of width / cells that is (epsilon, delta)-DP
+    for one width.
+    """
     far = cells * (math.ceil(12 / epsilon) + 5)
     z = np.arange(-far, far + 1) / cells
     k, ones = len(z), csr_matrix(np.ones((1, len(z))))
@@ -355,7 +377,9 @@ def test_delta_lowers_the_bound_and_vanishes_continuously():
 @pytest.mark.parametrize("epsilon", [0.1, 1.0, 4.0])
 @pytest.mark.parametrize("delta", [0.0, 1e-6, 1e-2])
 def test_guarantee_no_additive_mechanism_beats_the_bound(epsilon, delta):
-    """Gaussian factorization mechanisms (delta > 0), and Laplace noise on each query of a histogram or a prefix sum."""
+    """Gaussian factorization mechanisms (delta > 0), and Laplace noise on each query of a histogram
+    or a prefix sum.
+    """
     for W in (
         torch.tensor([[0.0, 1.0]]),
         workloads.prefix(12).dense(),
@@ -374,7 +398,8 @@ def test_guarantee_no_additive_mechanism_beats_the_bound(epsilon, delta):
                 sigma = gaussian_sigma(epsilon, delta, float(torch.cdist(right.mT, right.mT).max()))
                 error = sigma * float(torch.linalg.vector_norm(left.norm(dim=1), ord=p))
                 assert bound <= error < 12 * bound
-    # negative control: for one bit the bound is sqrt(2) below the best noise, and a factor of 1.5 is too much
+    # negative control: for one bit the bound is sqrt(2) below the best noise, and a factor of 1.5
+    # is too much
     best = math.sqrt(least_noise_variance(epsilon))
     bit = additive_noise_bound(0.5, epsilon)
     assert bit <= best < 1.5 * bit

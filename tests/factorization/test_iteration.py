@@ -1,4 +1,6 @@
-"""The accelerated fixed point against its plain form; solvers stop where what they return is certified, not later."""
+"""The accelerated fixed point against its plain form; solvers stop where what they return is
+certified, not later.
+"""
 
 import math
 import warnings
@@ -38,7 +40,9 @@ def test_prefix_256_in_half_the_iterations():
 
 
 def test_all_ranges_64_in_400_iterations():
-    """The hard case: hundreds of rows carry weight, and the plain iteration needs thousands of steps."""
+    """The hard case: hundreds of rows carry weight, and the plain iteration needs thousands of
+    steps.
+    """
     certificate, iterations = certified(workloads.all_ranges(64).dense(), tol=1e-6)
     assert iterations <= 400 and certificate.gap <= 1.01e-6
     assert certificate.lower <= 2.4886332 and certificate.upper >= 2.4886307
@@ -47,7 +51,9 @@ def test_all_ranges_64_in_400_iterations():
 @pytest.mark.parametrize("p", [2.0, 3.0, math.inf])
 @pytest.mark.parametrize("shift", [False, True])
 def test_points_in_the_plane(p, shift):
-    """Few points with a free shift: weights at the floor must not steer the acceleration (they once stopped it)."""
+    """Few points with a free shift: weights at the floor must not steer the acceleration
+    (they once stopped it).
+    """
     W = torch.tensor(
         [[-0.6069, -1.9858, -1.0025, 0.8439], [-0.4679, 0.1730, -1.6784, -0.6285]]
     ).double()
@@ -76,7 +82,9 @@ def test_a_norm_of_zero_is_reached_without_a_warning():
     "kind", ["tall", "dependent columns", "zero column", "ill-conditioned", "zero", "batch"]
 )
 def test_a_tall_matrix_at_p_2_is_solved_through_its_gram_matrix(kind, shift):
-    """Both ways to its square root, Cholesky and QR: the same certified norm as that of the triangle of W = Q T."""
+    """Both ways to its square root, Cholesky and QR: the same certified norm as that of the
+    triangle of W = Q T.
+    """
     generator = keyed_generator(kind.encode())
     W = torch.randn(40, 6, dtype=torch.float64, generator=generator)
     if kind == "dependent columns":
@@ -118,7 +126,9 @@ def test_a_solution_that_is_certified_is_not_improved():
 @pytest.mark.filterwarnings("error::RuntimeWarning")
 @pytest.mark.parametrize("seed", range(4))
 def test_a_gap_that_only_the_iteration_believes_in_is_closed_in_fact(seed):
-    """At 1e-10 a trace norm from a Gram matrix is too large: two of these stopped above tol and asked for more."""
+    """At 1e-10 a trace norm from a Gram matrix is too large: two of these stopped above tol and
+    asked for more.
+    """
     found = factorize(normal(6, 6, seed=seed), tol=1e-10)
     assert found.certificate.gap <= 1e-10 and found.iterations <= 100
 

@@ -1,4 +1,6 @@
-"""The norms as losses, the free constant and gamma_2*: values, gradients, closed forms, semidefinite programs."""
+"""The norms as losses, the free constant and gamma_2*: values, gradients, closed forms,
+semidefinite programs.
+"""
 
 import math
 import warnings
@@ -30,9 +32,10 @@ KNOWN = [
     (workloads.kendall(3, 4).dense(), 0.0, None),
     (torch.full((4, 5), -2.5, dtype=torch.float64), 2.5, 0.0),
 ]
-# SCS, to high accuracy: the derivative is no better than the solution. Not Clarabel: diffcp 1.1.9 returns the dual
-# variables of its semidefinite cones out of order, and the derivative is wrong. LSMR for the derivative's linear
-# system: where the optimum is not unique diffcp's dense solver returns anything, and its LSQR stops early.
+# SCS, to high accuracy: the derivative is no better than the solution. Not Clarabel: diffcp 1.1.9
+# returns the dual variables of its semidefinite cones out of order, and the derivative is wrong.
+# LSMR for the derivative's linear system: where the optimum is not unique diffcp's dense solver
+# returns anything, and its LSQR stops early.
 SOLVER = {
     "solve_method": "SCS",
     "eps_abs": 1e-10,
@@ -44,7 +47,9 @@ SOLVER = {
 
 @pytest.mark.parametrize(("p", "shift"), CASES)
 def test_gradcheck(p, shift):
-    """Finite differences of width 1e-4, all of them in one batch, against the witness; the values are good to 1e-9."""
+    """Finite differences of width 1e-4, all of them in one batch, against the witness; the values
+    are good to 1e-9.
+    """
     W = normal(4, 5).requires_grad_()
     (gradient,) = torch.autograd.grad(gamma(W, p, shift, tol=1e-9), W)
     steps = 1e-4 * torch.eye(20, dtype=torch.float64).reshape(20, 4, 5)
@@ -96,7 +101,9 @@ def test_zero_has_gradient_zero():
 
 @pytest.mark.parametrize("n, value", [(2, 1.144122806), (8, 1.494413653), (16, 1.689403682)])
 def test_gamma_f_is_the_root_mean_square_of_edmonds_nikolov_ullman(n, value):
-    """Theirs is divided by sqrt(m), Nikolov and Tang's Gamma_2 of the columns and their negatives is not."""
+    """Theirs is divided by sqrt(m), Nikolov and Tang's Gamma_2 of the columns and their negatives
+    is not.
+    """
     W = workloads.prefix(n).dense()
     torch.testing.assert_close(gamma_F(W), torch.tensor(value).double(), rtol=2e-6, atol=0)
     torch.testing.assert_close(math.sqrt(n) * gamma_F(W), gamma(W, 2))
@@ -135,7 +142,9 @@ def test_guarantee_closed_forms(W, constant, value):
 
 @pytest.mark.parametrize("seed", range(3))
 def test_guarantee_no_constant_does_better(seed):
-    """Random matrices far from balanced: the bracket holds against a scan, and follows a shift of W."""
+    """Random matrices far from balanced: the bracket holds against a scan, and follows a shift of
+    W.
+    """
     generator = keyed_generator(bytes([seed]))
     W = torch.randn(5, 6, dtype=torch.float64, generator=generator).exp() + seed
     found = free_constant(W)
@@ -149,7 +158,9 @@ def test_guarantee_no_constant_does_better(seed):
 
 
 def by_layer(W):
-    """The least t with Z = [[A, W], [W^T, B]] >= 0 and diagonals of A and B at most t (Lee, Shraibman, Spalek 2008)."""
+    """The least t with Z = [[A, W], [W^T, B]] >= 0 and diagonals of A and B at most t
+    (Lee, Shraibman, Spalek 2008).
+    """
     cvxpylayers = pytest.importorskip("cvxpylayers.torch")
     m, n = W.shape
     given, t = cp.Parameter((m, n)), cp.Variable()
@@ -170,7 +181,9 @@ UNIQUE = [  # optimal weights are unique
 @pytest.mark.filterwarnings("ignore:__array__:DeprecationWarning")  # numpy's, of cvxpylayers
 @pytest.mark.parametrize("make", [make for _, make in UNIQUE], ids=[name for name, _ in UNIQUE])
 def test_gradient_of_the_value_is_the_witness(make):
-    """Implicit differentiation of the program against the envelope theorem on the fixed point: nothing is shared."""
+    """Implicit differentiation of the program against the envelope theorem on the fixed point:
+    nothing is shared.
+    """
     W = make().requires_grad_()
     value = by_layer(W)
     (implicit,) = torch.autograd.grad(value, W)

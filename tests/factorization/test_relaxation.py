@@ -1,4 +1,6 @@
-"""The relaxations as torch modules: what they promise at every parameter, how they travel, training end to end."""
+"""The relaxations as torch modules: what they promise at every parameter, how they travel, training
+end to end.
+"""
 
 import copy
 import itertools

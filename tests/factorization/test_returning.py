@@ -1,4 +1,6 @@
-"""Users who come back, in epochs or apart: against the semidefinite program, every set and attacks."""
+"""Users who come back, in epochs or apart: against the semidefinite program, every set and
+attacks.
+"""
 
 import math
 from functools import partial
@@ -91,7 +93,9 @@ def test_a_strategy_for_training_costs_what_the_certificate_says_and_one_user_at
 
 
 def test_queries_that_no_best_answer_counts_leave_the_bounds_close():
-    """Two rows decide: the directions of one class become dependent, and signs of right's columns that disagree."""
+    """Two rows decide: the directions of one class become dependent, and signs of right's columns
+    that disagree.
+    """
     W = torch.tensor(
         [
             [0.5, 0, 0, 0, 0],
@@ -115,7 +119,9 @@ def test_one_query_that_outweighs_the_others_is_solved_too(rows, period):
 
 
 def test_a_class_whose_weight_all_but_vanishes_on_the_way_is_solved_too():
-    """An extrapolation takes the weight of the second column's class down by forty orders of magnitude."""
+    """An extrapolation takes the weight of the second column's class down by forty orders of
+    magnitude.
+    """
     W = [[-1, 0, 2], [1, 0, 1], [2, 0, -1], [1, -1, 2], [-1, -2, 1], [0, -2, 2], [-2, -1, 2]]
     assert factorize_epochs(torch.tensor(W), 3, tol=1e-5).certificate.gap <= 1e-5
 

@@ -1,4 +1,6 @@
-"""Running sums that are never formed: paths, the rule, bounds and noise against dense matrices and 60 digits."""
+"""Running sums that are never formed: paths, the rule, bounds and noise against dense matrices and
+60 digits.
+"""
 
 import math
 from dataclasses import replace
@@ -89,7 +91,9 @@ def test_a_rule_that_is_larger_than_it_says_is_seen(motion):
 
 
 def sixty_digits(W, steps, leaks):
-    """Sum of leaks x variances of x, by Kalman's filter and what is seen later, with subtractions, in mpmath."""
+    """Sum of leaks x variances of x, by Kalman's filter and what is seen later, with subtractions,
+    in mpmath.
+    """
     one, decay = mpf(1), mpf(W.decay)
     rates = [one] * W.steps if W.rates is None else [mpf(x) for x in W.rates.tolist()]
     sizes = [P * rate**2 for P, rate in zip(steps, rates, strict=True)]
@@ -119,7 +123,9 @@ def test_rounding_stays_far_below_what_is_allowed_for(motion, spread):
 
 
 class Units(SeededNoise):
-    """Normals that are rows of the identity, one after the other: what is drawn becomes a matrix."""
+    """Normals that are rows of the identity, one after the other: what is drawn becomes a
+    matrix.
+    """
 
     def normal(self, shape, dtype=torch.float64):
         start, self.used = getattr(self, "used", 0), getattr(self, "used", 0) + shape[0]

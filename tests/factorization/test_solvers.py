@@ -1,4 +1,6 @@
-"""The fixed point by products, by mirror symmetries and by polar factors: the same certified norms, true bounds."""
+"""The fixed point by products, by mirror symmetries and by polar factors: the same certified norms,
+true bounds.
+"""
 
 import math
 from functools import partial
@@ -187,7 +189,9 @@ def test_weights_from_a_coarser_matrix_save_iterations_and_no_more(kind, size, m
 
 
 def test_a_false_symmetry_would_be_charged(monkeypatch):
-    """Negative control: W taken for symmetric. The certificate knows W, and its bounds stay true."""
+    """Negative control: W taken for symmetric. The certificate knows W, and its bounds stay
+    true.
+    """
     W = normal(8, 8)
     truth = plain(W, math.inf, False, 1e-6)
     from torchdp.factorization.solvers import fixed_point
@@ -244,7 +248,9 @@ def test_guarantee_polar_is_a_contraction_that_loses_no_more_than_asked(name, lo
 def test_without_the_cushion_rounding_carries_the_largest_singular_value_past_zero(
     loss, monkeypatch
 ):
-    """The steps of the best cubic alone send 1 to l: below the rounding of float32 that is a coin's toss."""
+    """The steps of the best cubic alone send 1 to l: below the rounding of float32 that is a coin's
+    toss.
+    """
     low = 1e-7 * torch.ones(24, dtype=torch.float64)
     low[0] = 1
     M = with_singular_values(low)

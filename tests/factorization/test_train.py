@@ -1,4 +1,6 @@
-"""Training on the relaxation, any objective and structure: against semidefinite programs, sound wherever it stops."""
+"""Training on the relaxation, any objective and structure: against semidefinite programs, sound
+wherever it stops.
+"""
 
 import math
 import warnings
@@ -92,7 +94,9 @@ class Mixed(Objective):
 
 
 class Local(Objective):
-    """The worst query's variance of a local protocol whose users' types are drawn from PRIOR: it has an offset."""
+    """The worst query's variance of a local protocol whose users' types are drawn from PRIOR: it
+    has an offset.
+    """
 
     def rows(self, a):
         return a
@@ -156,7 +160,9 @@ def test_training_reaches_the_programs_optimum_and_closes_the_certificate(name):
 
 @pytest.mark.parametrize("name", OBJECTIVES)
 def test_guarantee_certify_objective_bounds_every_factorization(name):
-    """Random multipliers never prove more than random factorizations attain; a wrong offset or slope would."""
+    """Random multipliers never prove more than random factorizations attain; a wrong offset or
+    slope would.
+    """
     objective, W = OBJECTIVES[name], normal(6, 5)
     least = math.inf
     for seed in range(20):
@@ -228,7 +234,9 @@ def test_structures_keep_their_shape_and_their_product(name):
 
 
 def test_closed_forms_of_structures():
-    """Two diagonal entries: sqrt(2). Toeplitz: the square root's coefficients are best for the worst query."""
+    """Two diagonal entries: sqrt(2). Toeplitz: the square root's coefficients are best for the
+    worst query.
+    """
     W = workloads.prefix(2).dense()
     assert float(train(W, structure=strategy(bands=1)).certificate.upper) == pytest.approx(
         2**0.5, rel=1e-5
@@ -250,7 +258,9 @@ def test_a_product_of_relaxations():
 
 @pytest.mark.parametrize("p", [2.0, math.inf])
 def test_bands_for_users_who_come_back(p):
-    """Two passes of three steps, three bands: against what users move by any signs, and the bound of epochs."""
+    """Two passes of three steps, three bands: against what users move by any signs, and the bound
+    of epochs.
+    """
     W, groups = workloads.prefix(6).dense(), torch.eye(3).repeat(1, 2)
     found = train(W, Groups(groups, p, apart=True), strategy(bands=3), tol=1e-4)
     C, rows = found.right, torch.linalg.vector_norm(found.left.norm(dim=1), ord=p)

@@ -1,7 +1,8 @@
-"""Every entry of the battery on a device that is not there: its calls, its values beside the CPU's. Run as a child.
+"""Every entry of the battery on a device that is not there: its calls, its values beside the CPU's.
+Run as a child.
 
---device: on the CPU, while torch's default device is the one that is not there; --dtype: while floats are doubles;
---there: on the device, as without any of these.
+--device: on the CPU, while torch's default device is the one that is not there; --dtype: while
+floats are doubles; --there: on the device, as without any of these.
 """
 
 import contextlib
@@ -147,7 +148,9 @@ DEFAULTS = {
 
 
 def run(entry, default=None):
-    """Name -> what is wrong. default: what torch's default is changed by, with all data on the CPU."""
+    """Name -> what is wrong. default: what torch's default is changed by, with all data on the
+    CPU.
+    """
     wrong, here = {}, Side(entry.protocol, entry.x, torch.device("cpu"))
     for name in PARTS:
         try:

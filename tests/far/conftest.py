@@ -1,4 +1,6 @@
-"""A backend changes its whole process: what needs the device runs in a child, and no other test meets it."""
+"""A backend changes its whole process: what needs the device runs in a child, and no other test
+meets it.
+"""
 
 import os
 import subprocess
@@ -14,7 +16,9 @@ PATH = os.pathsep.join(map(str, [HERE, HERE.parent, HERE.parents[1]]))
 
 @pytest.fixture(scope="session")
 def child():
-    """What python prints with these arguments, in a process of its own; skips where torch makes no such device."""
+    """What python prints with these arguments, in a process of its own; skips where torch makes no
+    such device.
+    """
     if not hasattr(backend_registration, "_setup_privateuseone_for_python_backend"):
         pytest.skip("this torch makes no device in Python")
 

@@ -1,12 +1,13 @@
 """A device that is not there: tensors that say they live on ``far:0`` and compute on the CPU.
 
-What CUDA refuses is refused here: operands on two devices, ``.numpy()`` of device data, a generator of the other side.
-Every operation passes one function, so a call's synchronisations can be counted without a GPU.
-Importing this changes the whole process (a backend is registered, a kernel is wrapped): only children of the tests do.
+What CUDA refuses is refused here: operands on two devices, ``.numpy()`` of device data, a generator
+of the other side. Every operation passes one function, so a call's synchronisations can be counted
+without a GPU. Importing this changes the whole process (a backend is registered, a kernel is
+wrapped): only children of the tests do.
 
-A synchronisation is a number that the host reads, a copy to or from the host (pageable memory: torch waits for both),
-or an operation whose result's size, or whose error, the host waits for. No streams, no speed, no numerics of CUDA are
-here. torch's interface for this is experimental.
+A synchronisation is a number that the host reads, a copy to or from the host (pageable memory:
+torch waits for both), or an operation whose result's size, or whose error, the host waits for. No
+streams, no speed, no numerics of CUDA are here. torch's interface for this is experimental.
 """
 
 import contextlib
@@ -242,7 +243,8 @@ def generator(seed=0):
 
 @functools.cache
 def register(fused):
-    """Makes the device ``far``. fused: rooms and counts take what CUDA has fused kernels for as such.
+    """Makes the device ``far``. fused: rooms and counts take what CUDA has fused kernels for as
+    such.
 
     To be called before a room of torchdp is imported.
     """
@@ -316,7 +318,9 @@ def dtype(kind):
 
 
 def moved(value, device=None):
-    """The same with every tensor there: dataclasses are made anew, so that their own checks run there too."""
+    """The same with every tensor there: dataclasses are made anew, so that their own checks run
+    there too.
+    """
     device = DEVICE if device is None else device
     again = functools.partial(moved, device=device)
     if isinstance(value, torch.Tensor):

@@ -1,4 +1,5 @@
-"""Every entry of the battery on a device that is not there: it runs, mixes no devices, and finds the CPU's numbers.
+"""Every entry of the battery on a device that is not there: it runs, mixes no devices, and finds
+the CPU's numbers.
 
 And on the CPU, whatever torch's default device and dtype are.
 """

@@ -1,8 +1,9 @@
-"""Every argument of a call is replaced by what does not belong there; the library must answer in its own words.
+"""Every argument of a call is replaced by what does not belong there; the library must answer in
+its own words.
 
-A recipe is a call in plain text. It must work; then each of its arguments (and the object before the dot, never) is
-replaced in turn. A fault is an error that the library did not raise itself, a value that is NaN where nobody asked for
-one, or no answer within SECONDS of the processor's time.
+A recipe is a call in plain text. It must work; then each of its arguments (and the object before
+the dot, never) is replaced in turn. A fault is an error that the library did not raise itself, a
+value that is NaN where nobody asked for one, or no answer within SECONDS of the processor's time.
 """
 
 import ast
@@ -75,7 +76,9 @@ def broken(value):
 
 
 class Remade:
-    """A record with one part replaced, made when the call is: what its constructor says counts as the answer."""
+    """A record with one part replaced, made when the call is: what its constructor says counts as
+    the answer.
+    """
 
     def __init__(self, value, name, other):
         self.value, self.name, self.other = value, name, other
@@ -125,7 +128,9 @@ def replacements(value):
 
 
 def own(error):
-    """Did a ``raise`` of the library make this error? The system's own that name a file are clear too."""
+    """Did a ``raise`` of the library make this error? The system's own that name a file are clear
+    too.
+    """
     if isinstance(error, OSError) and error.filename is not None:
         return True
     if not isinstance(error, ValueError | TypeError | ArithmeticError | OSError | RuntimeError):

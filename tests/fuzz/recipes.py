@@ -1,4 +1,6 @@
-"""One call for each public way in, small enough to be made hundreds of times. Names: see :func:`names`."""
+"""One call for each public way in, small enough to be made hundreds of times. Names: see
+:func:`names`.
+"""
 
 import contextlib
 import importlib
@@ -38,7 +40,9 @@ def squared(config):
 
 
 class Fresh:
-    """What a call uses up: files in a folder of their own, servers of a sum by two with shares of five clients."""
+    """What a call uses up: files in a folder of their own, servers of a sum by two with shares of
+    five clients.
+    """
 
     held = None  # the last folder, until the next call's
 

@@ -115,7 +115,9 @@ def of_recipe(text, known):
 
 
 def test_guarantee_nothing_hangs_on_tensors_that_whoever_gave_them_can_still_edit():
-    """Every public dataclass that is made of tensors is made again of copies, which are then overwritten."""
+    """Every public dataclass that is made of tensors is made again of copies, which are then
+    overwritten.
+    """
     known = verbs.names()
     public = {kind for room in recipes.ROOMS.split() for kind in vars(known[room]).values()
               if isinstance(kind, type) and dataclasses.is_dataclass(kind)}  # fmt: skip

@@ -34,7 +34,9 @@ def calls(row, sets):
 
 
 def said(call, known):
-    """The error of a call, "raw" where the library did not raise it; nothing where there is an answer."""
+    """The error of a call, "raw" where the library did not raise it; nothing where there is an
+    answer.
+    """
     try:
         eval(call, known)
     except Exception as error:

@@ -1,4 +1,6 @@
-"""Every protocol's own verbs, and in ``verbs.txt`` the public calls that ``recipes`` leaves out; see :func:`names`."""
+"""Every protocol's own verbs, and in ``verbs.txt`` the public calls that ``recipes`` leaves out;
+see :func:`names`.
+"""
 
 import importlib
 import sys
@@ -79,7 +81,9 @@ OF_MESSAGES = (
 
 
 class Users(dict):
-    """Entries of the battery, and of ``SMALL``, with what their verbs take and give; made when asked for."""
+    """Entries of the battery, and of ``SMALL``, with what their verbs take and give; made when
+    asked for.
+    """
 
     def __missing__(self, name):
         if name in SMALL:

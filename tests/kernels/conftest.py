@@ -1,4 +1,6 @@
-"""Fused kernels run on the GPU where there is one, elsewhere through Triton's interpreter, from the same tests."""
+"""Fused kernels run on the GPU where there is one, elsewhere through Triton's interpreter, from the
+same tests.
+"""
 
 import os
 

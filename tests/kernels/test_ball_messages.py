@@ -1,4 +1,6 @@
-"""The message formulas against the theorems' own construction in d + 1 dimensions, from the same random numbers."""
+"""The message formulas against the theorems' own construction in d + 1 dimensions, from the same
+random numbers.
+"""
 
 import math
 
@@ -23,8 +25,8 @@ def inputs(batch, dim, norm, dtype=torch.float64):
 
 
 def direct(points, normals, lift, along, across):
-    """(T u + sqrt(1 - T^2) w)/mean, w the direction of (I - u u^T) g: on the sphere of R^{d+1}, the last coordinate
-    dropped, times the radius."""
+    """(T u + sqrt(1 - T^2) w)/mean, w the direction of (I - u u^T) g: on the sphere of R^{d+1}, the
+    last coordinate dropped, times the radius."""
     scaled = points / RADIUS
     height = (1 - scaled.square().sum(-1, keepdim=True)).clamp_min(0).sqrt()
     u, g = torch.cat([scaled, height], -1), torch.cat([normals, lift[..., None]], -1)

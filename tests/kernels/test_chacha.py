@@ -1,4 +1,6 @@
-"""ChaCha20 against the published vectors, and the package cryptography's words against the reference's."""
+"""ChaCha20 against the published vectors, and the package cryptography's words against the
+reference's.
+"""
 
 import os
 

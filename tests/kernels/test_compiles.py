@@ -1,4 +1,5 @@
-"""Every kernel is compiled for a GPU that is not here, and keeps nothing in memory that registers should hold.
+"""Every kernel is compiled for a GPU that is not here, and keeps nothing in memory that registers
+should hold.
 
 Triton's interpreter would let more pass: types that do not compile, spills.
 """
@@ -19,7 +20,8 @@ from torchdp.kernels.dispatch.every import KERNELS
 FOLDER = Path(__file__).parents[2] / "kernels"
 TOOLS = Path(triton.__file__).parent / "backends" / "nvidia" / "bin"
 
-# Names of triton.language in 3.4.0, 3.5.1, 3.6.0, 3.7.0, 3.8.0 and 3.9.0, of which pyproject.toml promises the first.
+# Names of triton.language in 3.4.0, 3.5.1, 3.6.0, 3.7.0, 3.8.0 and 3.9.0, of which pyproject.toml
+# promises the first.
 EVERYWHERE = """abs arange atomic_add broadcast_to cast cdiv constexpr cumsum dot float16 float32 float64 floor full
     histogram int16 int32 int64 interleave join load log max maximum minimum num_programs permute program_id reshape
     split sqrt static_range store sum uint32 uint64 umulhi where zeros""".split()
@@ -61,7 +63,8 @@ def test_kernels_use_what_every_supported_triton_has_and_are_launched_alike(file
         )
 
 
-# Compiles what the launchers launch on tensors of the CPU, with what Triton knows of their arguments; nothing is run.
+# Compiles what the launchers launch on tensors of the CPU, with what Triton knows of their
+# arguments; nothing is run.
 COMPILED = """
 import re, subprocess, sys, tempfile
 import torch

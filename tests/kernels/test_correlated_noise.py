@@ -1,4 +1,6 @@
-"""One step of correlated noise: its normals against their words, what it writes, parts of a whole; both forms agree."""
+"""One step of correlated noise: its normals against their words, what it writes, parts of a whole;
+both forms agree.
+"""
 
 import math
 
@@ -31,7 +33,9 @@ def step(
     form=reference.add,
     draws=1,
 ):
-    """(private sums, state) of one step over a state that is copied; w and u have rings of two rows, where any."""
+    """(private sums, state) of one step over a state that is copied; w and u have rings of two
+    rows, where any.
+    """
     size = state.shape[1] if size is None else size
     running = len(state) - sum(2 for slot in slots if slot >= 0)
     gains = torch.linspace(-0.5, 0.3, len(state), dtype=dtype, device=device)

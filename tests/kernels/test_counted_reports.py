@@ -24,7 +24,9 @@ def fused(monkeypatch, device):
 
 
 def test_collecting_takes_the_fused_path_and_has_the_law_of_the_aggregate(fused):
-    """Many users in a few calls: each count against its mean, in standard deviations; another epsilon is noticed."""
+    """Many users in a few calls: each count against its mean, in standard deviations; another
+    epsilon is noticed.
+    """
     x = USERS.repeat(300)
     held = torch.bincount(x, minlength=4)
     for kind in KINDS:

@@ -1,5 +1,6 @@
-"""Which form of a kernel runs, and what happens where the fused one can not: never another law, a word used twice,
-a crash that hides its cause. Faults planted in fused kernels (experiments/bench/mutations.txt) are seen before data."""
+"""Which form of a kernel runs, and what happens where the fused one can not: never another law, a
+word used twice, a crash that hides its cause. Faults planted in fused kernels
+(experiments/bench/mutations.txt) are seen before data."""
 
 import importlib.util
 import os
@@ -121,7 +122,9 @@ def late(*arguments):
 
 
 def test_a_fall_back_amid_a_call_uses_no_word_twice_and_gives_the_same_integers(auto, monkeypatch):
-    """The reports that failed are forgotten; those that leave are made of the same words, under a key used once."""
+    """The reports that failed are forgotten; those that leave are made of the same words, under a
+    key used once.
+    """
     monkeypatch.setattr(
         "torchdp.randomizers.alphabet.randomized_response.keyed", lambda device: True
     )
@@ -150,7 +153,9 @@ def test_fused_asked_for_does_not_fall_back_amid_a_call(monkeypatch):
 
 
 def test_the_result_of_a_trial_lies_in_memory_that_held_something_else(auto, monkeypatch):
-    """A form that writes nothing must not find the reference's own numbers where they were freed."""
+    """A form that writes nothing must not find the reference's own numbers where they were
+    freed.
+    """
     seen, full_like = [], torch.full_like
 
     def watched(tensor, value):
@@ -239,7 +244,9 @@ def test_memory_that_ran_out_is_said_and_switches_nothing_off(auto, monkeypatch)
 
 
 def test_a_dead_context_is_not_hidden(monkeypatch):
-    """After an illegal access every later call on the device fails, and what it returned before is in doubt."""
+    """After an illegal access every later call on the device fails, and what it returned before is
+    in doubt.
+    """
 
     def lost(device):
         raise RuntimeError("CUDA error: an illegal memory access was encountered")
@@ -374,7 +381,8 @@ def test_collect_by_either_form_gives_the_same_sum(device, monkeypatch):
 
 # In no time; the others are slow in Triton's interpreter.
 QUICK = ("response_counts", "rounded_features", "guided_draws")
-# Faults of branches that an example does not take, which the kernels' own tests see: another dtype, another size.
+# Faults of branches that an example does not take, which the kernels' own tests see: another dtype,
+# another size.
 BEYOND = """raw values are counted in memory, copies of the counters overlap, a program counts its last block alone,
 chances of 0 and 1 are the same, sums of float64 begin anew, sums of tiles replace one another,
 bands have no noise of their own"""

@@ -1,4 +1,6 @@
-"""``torchdp doctor`` says what is here and which kernels agree; a kernel that fails is named, and why."""
+"""``torchdp doctor`` says what is here and which kernels agree; a kernel that fails is named, and
+why.
+"""
 
 import pytest
 import torch

@@ -1,4 +1,6 @@
-"""Integer noise whose first bits are looked up in Triton: the reference's integers, and the same words taken."""
+"""Integer noise whose first bits are looked up in Triton: the reference's integers, and the same
+words taken.
+"""
 
 import pytest
 import torch
@@ -27,7 +29,9 @@ def test_draws_and_the_stream_afterwards_are_those_of_the_reference(device, sigm
 
 
 def test_open_draws_are_found_in_their_order_wherever_they_lie(device):
-    """All, none, the first and the last of a program and of all; nothing is written before, behind or elsewhere."""
+    """All, none, the first and the last of a program and of all; nothing is written before, behind
+    or elsewhere.
+    """
     size = 2 * fused.DRAWS + 5
     ends = torch.tensor([0, fused.DRAWS - 1, fused.DRAWS, size - 1])
     for open_ones in (torch.arange(size), torch.arange(0), ends, torch.arange(7, size, 611)):

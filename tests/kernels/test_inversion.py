@@ -21,7 +21,9 @@ def thresholds(table):
 
 
 def make_exact_laws():
-    """Tables, with masses in exact arithmetic (for Poisson and real shapes to 90 digits) that add up to 1."""
+    """Tables, with masses in exact arithmetic (for Poisson and real shapes to 90 digits) that add
+    up to 1.
+    """
     third = 0.3
     p = Fraction(third)
     yield (

@@ -1,4 +1,6 @@
-"""Normals from a counter: their law, their tails, and that each is a function of its key, number and column."""
+"""Normals from a counter: their law, their tails, and that each is a function of its key, number
+and column.
+"""
 
 import math
 

@@ -1,4 +1,6 @@
-"""Counted randomized response against the reports written out, one user at a time and in exact integers."""
+"""Counted randomized response against the reports written out, one user at a time and in exact
+integers.
+"""
 
 import math
 from fractions import Fraction
@@ -14,12 +16,16 @@ CASES = [(2, 0.1), (3, 1.0), (5, 8.0), (8, 20.0), (3, 700.0), (1000, 0.5)]
 
 
 def exact_step(k, epsilon):
-    """Numbers that each other value may own at most: floor(2^63 q), q = 1/(e^epsilon + k - 1) to float64."""
+    """Numbers that each other value may own at most: floor(2^63 q), q = 1/(e^epsilon + k - 1) to
+    float64.
+    """
     return math.floor(Fraction(1 / (math.exp(epsilon) + k - 1)) * WORDS)
 
 
 def owned(report, k, step, x):
-    """How many of the 2^63 numbers lead to each report, from the edges of the intervals that share one."""
+    """How many of the 2^63 numbers lead to each report, from the edges of the intervals that share
+    one.
+    """
     edges = sorted({min(value * step, WORDS) for value in range(k + 1)} | {WORDS})
     total = [0] * k
     for low, high in zip([0, *edges], edges, strict=False):

@@ -44,7 +44,9 @@ STEPS += [(2**20, 2**43), (2**20, 2**42 + 12345), (5, 2**63 // 5 + 1), (2**31, 2
 
 @pytest.mark.parametrize(("k", "step"), STEPS)
 def test_division_without_a_divide_is_exact_at_every_edge(device, k, step):
-    """The remainder's jumps at multiples of step, where a quotient that is one too small or too large would show."""
+    """The remainder's jumps at multiples of step, where a quotient that is one too small or too
+    large would show.
+    """
     multiples = {0, 1, 2, k // 3, k // 2, k - 2, k - 1, k, k + 1, 2**63 // step - 1, 2**63 // step}
     numbers = {m * step + shift for m in multiples for shift in (-2, -1, 0, 1, step // 2)} | {
         2**63 - 1

@@ -1,4 +1,6 @@
-"""The fused counts are the reference's; a bit may differ only where rounding decides it, and those are few."""
+"""The fused counts are the reference's; a bit may differ only where rounding decides it, and those
+are few.
+"""
 
 import pytest
 import torch
@@ -13,7 +15,9 @@ COSINE = 4e-7  # between two float32 cosines of one angle, each within 2e-7
 
 
 def inputs(n, d, features, waves, device, seed, dyadic=False):
-    """(x, frequencies, phases). dyadic: small multiples of powers of two, whose products add up without rounding."""
+    """(x, frequencies, phases). dyadic: small multiples of powers of two, whose products add up
+    without rounding.
+    """
     generator = torch.Generator().manual_seed(seed)
     if dyadic:
         x = torch.randint(-8, 9, (n, d), generator=generator) / 8
@@ -85,7 +89,9 @@ def test_counts_from_strided_inputs(device):
 
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")  # of numpy, in the interpreter
 def test_a_projection_that_overflows_counts_as_no_turn(device):
-    """As in the reference, so that a frequency's waves stay those of one angle whatever a user holds."""
+    """As in the reference, so that a frequency's waves stay those of one angle whatever a user
+    holds.
+    """
     x = torch.full((40, 2), 3e38, device=device)
     x[:20] *= -1
     # to infinity, and to no number

@@ -67,7 +67,9 @@ def words64(key, block, group, nonce):
 
 
 def by_hand(key, entry, unit):
-    """unit G by mpmath, from the words of the stream and the further ones, read off here once more."""
+    """unit G by mpmath, from the words of the stream and the further ones, read off here once
+    more.
+    """
     one, two = words64(key, entry // 8, 0, 0)[entry % 8 // 2 * 2 :][:2]
     further = words64(key, entry // 2, 0, 2)
     radius, angle = (one >> 12) * 2**24 + (one % 2**12) * 2**12 + two % 2**12, two >> 12
@@ -85,7 +87,9 @@ def by_hand(key, entry, unit):
     "unit", [2.0**-4, 1.0, 1000.3, reference.SURE, 2.0**38, reference.FARTHEST]
 )
 def test_guarantee_noise_is_rounded_without_error(unit, monkeypatch):
-    """Floats that decide, and every entry in doubt, against arithmetic of 90 digits; the bound holds with room."""
+    """Floats that decide, and every entry in doubt, against arithmetic of 90 digits; the bound
+    holds with room.
+    """
     key, n = new_key(5), 400
     units = torch.full((n,), unit, dtype=torch.float64)
     decided = reference.rounded_normals(key, 3, units)

@@ -1,4 +1,6 @@
-"""Counted unary encodings against the messages written out, their digits compared as exact fractions."""
+"""Counted unary encodings against the messages written out, their digits compared as exact
+fractions.
+"""
 
 import math
 from fractions import Fraction
@@ -31,7 +33,9 @@ def digits_of(key, user, column, count):
 
 @pytest.mark.parametrize("probability", PROBABILITIES)
 def test_a_bit_is_one_exactly_where_the_uniform_number_is_below_the_probability(probability):
-    """Truncated to the digits of the probability, which decide: exact fractions, and the smallest number above."""
+    """Truncated to the digits of the probability, which decide: exact fractions, and the smallest
+    number above.
+    """
     count = Fraction(probability).denominator.bit_length() - 1
     group, column = torch.arange(2)[:, None], torch.arange(3)
     words = reference.words(5, group, column, probability)

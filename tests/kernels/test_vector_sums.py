@@ -1,4 +1,6 @@
-"""Sums of messages from a counter, as the reference makes them: every message can be made again alone."""
+"""Sums of messages from a counter, as the reference makes them: every message can be made again
+alone.
+"""
 
 import pytest
 import torch

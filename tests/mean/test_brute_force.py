@@ -1,4 +1,6 @@
-"""Central mechanisms as black boxes: what two neighbours' releases tell apart, against what is claimed."""
+"""Central mechanisms as black boxes: what two neighbours' releases tell apart, against what is
+claimed.
+"""
 
 import math
 from dataclasses import replace
@@ -169,7 +171,9 @@ def test_half_the_noise_is_caught():
 
 
 def least_error(channel, values, x):
-    """The least deviation at x of an unbiased estimate of ``values`` (k,) from the channel's (k, m) messages."""
+    """The least deviation at x of an unbiased estimate of ``values`` (k,) from the channel's (k, m)
+    messages.
+    """
     weighted = channel / channel[x]
     phi = weighted.mT @ torch.linalg.solve(weighted @ channel.mT, values)
     return math.sqrt(float(channel[x] @ phi.square() - values[x] ** 2))
@@ -206,7 +210,9 @@ def test_guarantee_no_private_channel_is_better_than_the_pure_bound_and_randomiz
 
 @pytest.mark.parametrize("kind", ["product", "parts", "image"])
 def test_guarantee_supports_of_products_reach_points_that_no_search_finds(kind):
-    """x in [-1, 1]^2, y in [-3, 1] x [-2, 1]: the largest entry of x (x) y is at y = -3, behind a local maximum."""
+    """x in [-1, 1]^2, y in [-3, 1] x [-2, 1]: the largest entry of x (x) y is at y = -3, behind a
+    local maximum.
+    """
     left, low = lp_ball(2, math.inf), torch.tensor([-3.0, -2.0]).double()
     right = Box(low, torch.ones(2).double())
     domain = KroneckerProduct(left, right)

@@ -142,7 +142,9 @@ def test_noise_for_the_differences_of_a_simplex_is_what_its_diameter_needs(d):
 
 @pytest.mark.parametrize("make", [noise_shape, difference_shape, round_shape])
 def test_guarantee_points_let_through_beside_vertices_are_no_further_apart_than_the_diameter(make):
-    """Vertices that are not symmetric, each moved outwards by as much as the membership test lets through."""
+    """Vertices that are not symmetric, each moved outwards by as much as the membership test lets
+    through.
+    """
     vertices = torch.tensor([[0.0, 0.0], [1.0, 0.0], [0.2, 0.7]], dtype=torch.float64)
     outwards = vertices - vertices.mean(0)
     moved = vertices + 3e-7 * outwards / outwards.norm(dim=1, keepdim=True)
@@ -159,7 +161,9 @@ def test_guarantee_points_let_through_beside_vertices_are_no_further_apart_than_
 
 
 def test_each_group_of_a_pass_has_the_sensitivity_and_the_noise_of_its_own():
-    """Whole steps before the noise, over blocks: a user moves its own group alone, and no two groups share a draw."""
+    """Whole steps before the noise, over blocks: a user moves its own group alone, and no two
+    groups share a draw.
+    """
     square = Box(torch.zeros(2), torch.ones(2))
     # so little noise that steps show
     release = GaussianMean(square, noise_shape(square, 2.0), 1e-3, 1e-5)

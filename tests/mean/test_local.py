@@ -30,7 +30,8 @@ def test_guarantee_every_user_has_the_randomizers(domain):
     assert mechanism.guarantee == mechanism.client.guarantee
     assert mechanism.guarantee.epsilon == 1.3 and mechanism.guarantee.delta < 2**-128
     assert mechanism.guarantee.model is Model.LOCAL
-    # what a user sends is the randomizer's message for a point of its ball, whatever the point of the domain
+    # what a user sends is the randomizer's message for a point of its ball, whatever the point of
+    # the domain
     encoded = mechanism.encoding(domain.spanning())
     assert encoded.norm(dim=-1).max() <= mechanism.client.radius
 
@@ -54,7 +55,9 @@ def cube(d):
 
 @pytest.mark.parametrize("d", [1, 2, 3, 5])
 def test_nothing_that_users_show_leaves_the_ball(d):
-    """Corners, points of zeros and ones, and points at random; the radius is reached, so it is not too large."""
+    """Corners, points of zeros and ones, and points at random; the radius is reached, so it is not
+    too large.
+    """
     protocol = LocalCovariance.calibrated(cube(d), epsilon=1.0)
     corners = torch.cartesian_prod(*[torch.tensor([-1.0, 0.0, 0.5, 1.0])] * d).view(-1, d).double()
     inside = 2 * torch.rand(2_000, d, dtype=torch.float64, generator=keyed_generator(b"cube")) - 1
@@ -68,7 +71,9 @@ def test_nothing_that_users_show_leaves_the_ball(d):
 
 
 def cost(d, square, own):
-    """Mean squared error of an entry at means of 1/2, in units of the unit ball's variance over n."""
+    """Mean squared error of an entry at means of 1/2, in units of the unit ball's variance
+    over n.
+    """
     q = square + d - 1
     c = min(1.0, 0.5 + q / (2 * own))
     radius = max(own * d * c**2, d * (q + own * (1 - c) ** 2))

@@ -30,7 +30,9 @@ NAMES = ["box", "points", "simplex", "ball"]
 
 
 def randomized_response(epsilon):
-    """Mean and deviation of the unbiased answer about one bit: message and the probability of each, by type."""
+    """Mean and deviation of the unbiased answer about one bit: message and the probability of each,
+    by type.
+    """
     keep = math.exp(epsilon) / (1 + math.exp(epsilon))
     law = np.array([[keep, 1 - keep], [1 - keep, keep]])
     answers = np.linalg.solve(law, np.array([0.0, 1.0]))
@@ -151,7 +153,8 @@ def test_a_mechanism_may_know_one_data_set_and_its_neighbours_pay(delta):
                 assert apart / 2 <= delta + 1e-12
     outputs, law = hard_coded(known, known, delta)
     assert deviation(law, outputs) == pytest.approx(0, abs=1e-7)  # no error where it knows
-    # So no bound holds on every data set alone; with its neighbours there is one, and it is nearly attained.
+    # So no bound holds on every data set alone; with its neighbours there is one, and it is nearly
+    # attained.
     beside = [y for y in everything if np.abs(y - known).sum() == 1]
     worst = max(deviation(*reversed(hard_coded(y, known, delta))) for y in beside)
     beta = math.sqrt(delta) / (1 - delta)
@@ -170,7 +173,9 @@ def test_a_mechanism_may_know_one_data_set_and_its_neighbours_pay(delta):
 def test_guarantee_the_best_mechanism_for_one_bit_errs_more_and_this_many_times_as_much(
     epsilon, delta, loose
 ):
-    """A linear program over the laws on a grid for users 0 and 1, unbiased, (epsilon, delta)-close, least worst MSE."""
+    """A linear program over the laws on a grid for users 0 and 1, unbiased, (epsilon, delta)-close,
+    least worst MSE.
+    """
     z, e = np.linspace(-9 / epsilon, 1 + 9 / epsilon, 400), math.exp(epsilon)
     one, no, k = np.eye(len(z)), np.zeros(len(z)), len(z)
     ones = no + 1
@@ -204,7 +209,8 @@ def test_the_approximate_bound_tends_to_the_pure_one():
 def test_guarantee_samples_cost_the_noise_and_the_sampling(share, epsilon):
     n = 7
     _, _, noise = randomized_response(epsilon)
-    # the mean of n randomized responses of samples of P({1}) = share: law of total variance, exactly
+    # the mean of n randomized responses of samples of P({1}) = share: law of total variance,
+    # exactly
     error = math.sqrt((noise**2 + share * (1 - share)) / n)
     covariance = torch.tensor([[share * (1 - share)]])
     bound = distributional_lower_bound(local_lower_bound(0.5, n, epsilon), covariance, n)
@@ -218,7 +224,8 @@ def test_guarantee_samples_cost_the_noise_and_the_sampling(share, epsilon):
 @pytest.mark.parametrize("n", [1, 4, 30])
 @pytest.mark.parametrize("delta", [1e-6, 0.01])
 def test_guarantee_for_samples_a_nearby_law_pays_too(n, delta):
-    # M knows the data set of zeros: no error under the law that is always 0. Under Q({1}) = 1/n, exactly:
+    # M knows the data set of zeros: no error under the law that is always 0. Under Q({1}) = 1/n,
+    # exactly:
     k = np.arange(n + 1)
     share = stats.binom.pmf(k, n, 1 / n)
     noise = share @ (k / n) ** 2 * (1 - delta) / delta

@@ -1,4 +1,6 @@
-"""Moment tensors and covariance: what one user moves, the law of the noise, no bias, and the biased projection."""
+"""Moment tensors and covariance: what one user moves, the law of the noise, no bias, and the biased
+projection.
+"""
 
 import math
 
@@ -107,7 +109,8 @@ def test_the_projection_is_the_nearest_second_moment():
         near = project_second_moment(matrix, radius)
         values = torch.linalg.eigvalsh(near)
         assert (values > -1e-12).all() and (values.sum(-1) <= radius**2 * (1 + 1e-12)).all()
-        # the nearest point of a convex set: nothing of the set lies further along what was taken away
+        # the nearest point of a convex set: nothing of the set lies further along what was taken
+        # away
         others = radius**2 * power(in_ball(500, 4, seed=10), 2)
         away = torch.einsum("bij,bnij->bn", matrix - near, others[None] - near[:, None])
         assert (away <= 1e-9).all()

@@ -1,7 +1,8 @@
-"""Questions of pairs, shares and both through every channel; each truth is an average over pairs of users.
+"""Questions of pairs, shares and both through every channel; each truth is an average over pairs of
+users.
 
-A question is a row of QUESTIONS, a channel a row of CHANNELS: each two of them are a cell of the grid. The whole
-battery runs on the cells of BATTERY, and on protocols in rounds.
+A question is a row of QUESTIONS, a channel a row of CHANNELS: each two of them are a cell of the
+grid. The whole battery runs on the cells of BATTERY, and on protocols in rounds.
 """
 
 import dataclasses
@@ -134,7 +135,9 @@ def discrete_laplace(channel):
 
 @dataclasses.dataclass(frozen=True)
 class Row:
-    """A channel: made for a question at an epsilon, the law's largest loss, and what its contract is."""
+    """A channel: made for a question at an epsilon, the law's largest loss, and what its contract
+    is.
+    """
 
     of: Callable
     loss: Callable | None

@@ -25,7 +25,9 @@ def test_guarantee_choice_is_the_least_of_its_table_and_prints_it(brief):
 
 
 def test_choice_without_a_prior_holds_for_data_near_any_single_type(brief):
-    """A strategy made for some of the types alone errs several times more on the others than it is judged to."""
+    """A strategy made for some of the types alone errs several times more on the others than it is
+    judged to.
+    """
     k, n = 5, 100_000
     statistic = pairwise.unequal(k)
     near = 0.98 * torch.eye(k, dtype=torch.float64) + 0.02 / k

@@ -1,4 +1,6 @@
-"""Two groups: the difference's interval covers, its p-value is uniform where there is none, users are not shared."""
+"""Two groups: the difference's interval covers, its p-value is uniform where there is none, users
+are not shared.
+"""
 
 import pytest
 import torch

@@ -1,4 +1,6 @@
-"""Consistency of pairwise estimates: the nearest mean vector of a histogram, never farther from the truth."""
+"""Consistency of pairwise estimates: the nearest mean vector of a histogram, never farther from the
+truth.
+"""
 
 import torch
 

@@ -1,4 +1,6 @@
-"""Means over tuples of different users: by loops, by enumeration of all messages, and errors by sampling."""
+"""Means over tuples of different users: by loops, by enumeration of all messages, and errors by
+sampling.
+"""
 
 import itertools
 import math

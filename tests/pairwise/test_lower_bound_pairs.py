@@ -1,4 +1,6 @@
-"""The lower bound of pairwise statistics, against exact errors averaged over users drawn from a histogram."""
+"""The lower bound of pairwise statistics, against exact errors averaged over users drawn from a
+histogram.
+"""
 
 import itertools
 import math
@@ -14,7 +16,9 @@ from torchdp.pairwise import Pairs, PairwiseStatistic
 @pytest.mark.parametrize("pairs", Pairs)
 @pytest.mark.parametrize("epsilon", [0.5, 3.0])
 def test_guarantee_no_protocol_errs_less_on_average(pairs, epsilon):
-    """All samples of n users from h, each with its chance; the exact error of unbiased protocols on each."""
+    """All samples of n users from h, each with its chance; the exact error of unbiased protocols on
+    each.
+    """
     unequal, h = pairwise.unequal(3), torch.tensor([0.5, 0.3, 0.2], dtype=torch.float64)
     statistic = PairwiseStatistic("unequal", unequal.points, unequal.form, pairs=pairs)
     for n in (2, 4):

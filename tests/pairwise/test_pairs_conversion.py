@@ -1,4 +1,6 @@
-"""Pairs.DISTINCT and Pairs.ALL determine each other where f(x, x) is the same for every x, and only there."""
+"""Pairs.DISTINCT and Pairs.ALL determine each other where f(x, x) is the same for every x, and only
+there.
+"""
 
 from dataclasses import replace
 

@@ -1,4 +1,6 @@
-"""What the protocols promise: the densities of the messages for any two types differ by e^epsilon at most."""
+"""What the protocols promise: the densities of the messages for any two types differ by e^epsilon
+at most.
+"""
 
 import math
 from dataclasses import dataclass, replace

@@ -1,4 +1,6 @@
-"""predicted_mse is exact: against sums over all outcomes, and Monte Carlo where these can not be done."""
+"""predicted_mse is exact: against sums over all outcomes, and Monte Carlo where these can not be
+done.
+"""
 
 import itertools
 import math
@@ -99,7 +101,9 @@ def moments_of(value, chance):
 @pytest.mark.parametrize("kind", [RandomizedResponse, uneven, HadamardResponse])
 @pytest.mark.parametrize("name", QUESTIONS)
 def test_reports_by_enumeration_of_all_messages(name, kind, counts):
-    """Both kinds of pairs, diagonals that vary, a linear part: the mean and the variance of the estimate."""
+    """Both kinds of pairs, diagonals that vary, a linear part: the mean and the variance of the
+    estimate.
+    """
     question = QUESTIONS[name]
     counts = torch.tensor(counts[: question.types])
     counts[0] += 2 * int(counts.sum() < 2)
@@ -113,7 +117,9 @@ def test_reports_by_enumeration_of_all_messages(name, kind, counts):
 @pytest.mark.parametrize("counts", [[1, 1, 0], [0, 2, 1], [1, 1, 2]])
 @pytest.mark.parametrize("kind", SETS)
 def test_sets_by_enumeration_of_all_messages(kind, counts):
-    """Unbiased, exactly; the variance lacks what the squares add, which are put at their mean: a fraction 1/n."""
+    """Unbiased, exactly; the variance lacks what the squares add, which are put at their mean: a
+    fraction 1/n.
+    """
     counts = torch.tensor(counts)
     n = int(counts.sum())
     for pairs in Pairs:
@@ -142,7 +148,8 @@ def test_symmetric_variance_is_the_general_one(kind):
 
 
 def central_moments_on_the_circle(cap, a):
-    """Variance, third and fourth central moment of cos(A) over the threshold, by quadrature over the angle A.
+    """Variance, third and fourth central moment of cos(A) over the threshold, by quadrature over
+    the angle A.
 
     The favoured arc lies around the angle arccos(a).
     """

@@ -29,7 +29,9 @@ def test_the_simplex_projection_meets_its_optimality_conditions():
 @pytest.mark.parametrize("n", [100, 100_000])
 @pytest.mark.parametrize("symmetric", [False, True])
 def test_squared_error_is_below_its_bound_and_below_that_without_projection(symmetric, n):
-    """Linear queries: E ||mu - R h||^2 <= min(r v, C (2 proxy n log m)^{1/2})/n, Ghazi et al. (2023), Theorem 19."""
+    """Linear queries: E ||mu - R h||^2 <= min(r v, C (2 proxy n log m)^{1/2})/n, Ghazi et al.
+    (2023), Theorem 19.
+    """
     points = normals("points", 30, 30).sign()
     hull = torch.cat([points, -points]) if symmetric else points
     users, counts = PrivUnit(30, 1.0, 30**0.5), torch.tensor([n // 2, n - n // 2])

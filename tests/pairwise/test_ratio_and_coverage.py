@@ -21,7 +21,9 @@ def auc_counts(k, n):
 
 
 def test_a_strategy_for_the_auc_makes_half_the_error_and_says_so(brief):
-    """Few users: the delta method alone is 15 % too low, and a planted wrong label share is seen."""
+    """Few users: the delta method alone is 15 % too low, and a planted wrong label share is
+    seen.
+    """
     statistic, counts, n = pairwise.auc(8), auc_counts(8, 2_000), 2_000
     prior = pairwise.class_histograms(8, 0.25)
     protocol = LocalOracle.tuned(

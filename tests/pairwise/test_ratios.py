@@ -1,4 +1,6 @@
-"""Ratios of two means over pairs: exact values by loops and by scipy, errors, intervals and tests by sampling."""
+"""Ratios of two means over pairs: exact values by loops and by scipy, errors, intervals and tests
+by sampling.
+"""
 
 import itertools
 import math
@@ -36,7 +38,9 @@ def test_gamma_counts_concordant_and_discordant_pairs():
 
 
 def test_concordance_of_censored_times():
-    """Harrell's counting: of two, the earlier event; where times tie, the event before who was only last seen."""
+    """Harrell's counting: of two, the earlier event; where times tie, the event before who was only
+    last seen.
+    """
     types, good, comparable = random_types(2 * 4 * 3, 60, "concordance"), 0.0, 0
     rows = [(each // 12, each // 3 % 4, each % 3) for each in types.tolist()]
     for (d, t, s), (e, u, r) in itertools.permutations(rows, 2):

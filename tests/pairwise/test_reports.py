@@ -64,7 +64,9 @@ def spent(protocol):
 
 
 def said_is_sent(protocol):
-    """What is heard are the oracle's reports of the users' types, and nothing else is kept of them."""
+    """What is heard are the oracle's reports of the users' types, and nothing else is kept of
+    them.
+    """
     types, oracle = torch.tensor([0, 3, 3, 1]), protocol.channel.client
     tally = protocol.collect(types, noise=SeededNoise(1))
     sent = oracle.collect(types, noise=SeededNoise(1))
@@ -88,7 +90,9 @@ def test_an_optimised_strategy_beats_the_messages_on_abs_difference(brief):
 
 
 def test_merged_bins_are_unbiased_but_for_the_bias_they_state(brief):
-    """Eight types in three bins: what is missed on average is what merging does to the kernel, no more and no less."""
+    """Eight types in three bins: what is missed on average is what merging does to the kernel, no
+    more and no less.
+    """
     statistic, h = pairwise.absolute_difference(8), torch.tensor([5.0, 1, 1, 3, 2, 0, 1, 7])
     found = pairwise.merged(statistic, 2_000, 1.0, 3, prior=h, generator=keyed_generator(b"bins"))
     counts = (h * 100).long()
@@ -119,7 +123,9 @@ def test_merged_bins_are_unbiased_but_for_the_bias_they_state(brief):
 
 
 def test_the_auc_of_many_scores_on_bins(brief):
-    """A ratio: the form comes near, the classes' sizes stay as they are; bins across classes are refused."""
+    """A ratio: the form comes near, the classes' sizes stay as they are; bins across classes are
+    refused.
+    """
     k, counts = (
         12,
         torch.tensor([9, 8, 7, 6, 5, 4, 3, 2, 2, 1, 1, 1, 1, 1, 2, 2, 3, 4, 5, 5, 6, 6, 4, 3])
@@ -163,7 +169,9 @@ def test_intervals_of_strategies_hold_their_level_for_few_users(brief):
 
 @pytest.mark.parametrize("types", [2, 5, 16])
 def test_standard_errors_of_the_reports_to_be_expected_are_the_predicted_ones(types):
-    """Of so many users that the second order is 1e-6 of the first: a constant 1 % off would be seen."""
+    """Of so many users that the second order is 1e-6 of the first: a constant 1 % off would be
+    seen.
+    """
     protocol = responses(pairwise.absolute_difference(types), 1.0)
     counts = 10**9 * torch.arange(1, types + 1)
     n = int(counts.sum())

@@ -1,4 +1,6 @@
-"""Protocols in rounds: their budgets, both paths, predictions against Monte Carlo, bias, clipping, the choice."""
+"""Protocols in rounds: their budgets, both paths, predictions against Monte Carlo, bias, clipping,
+the choice.
+"""
 
 import math
 from dataclasses import dataclass
@@ -166,7 +168,8 @@ def test_prediction_and_no_bias_by_monte_carlo(index, n, epsilon):
     error = found.value - truth
     assert abs(float(error.mean() / error.std())) * trials**0.5 < 4.5
     square = error.square()
-    # beside the Monte Carlo error, that of a prediction by 256 draws: below 3 %, where the projection enters 6 %
+    # beside the Monte Carlo error, that of a prediction by 256 draws: below 3 %, where the
+    # projection enters 6 %
     allowed = 4.5 * float(square.std()) / trials**0.5 + (0.03 if index < 3 else 0.06) * predicted
     assert abs(float(square.mean()) - predicted) < allowed
     estimated = float(found.standard_error.square().mean()) / predicted
@@ -221,7 +224,8 @@ def test_chosen_split_is_the_best_of_a_grid_and_no_worse_than_one_message():
 
 @pytest.mark.parametrize("epsilon", [0.5, 2.0])
 def test_leading_error_is_free_of_gamma_2(epsilon):
-    # worst data, n -> infinity: 4 half_range^2 (variance of a response)/n, for every k; one message pays gamma_2^2
+    # worst data, n -> infinity: 4 half_range^2 (variance of a response)/n, for every k; one message
+    # pays gamma_2^2
     for k in (8, 64):
         statistic, n = signs(k), 10**13
         protocol = TwoRound.tuned(statistic, n, epsilon)

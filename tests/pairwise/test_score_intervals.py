@@ -1,4 +1,6 @@
-"""Intervals with the variance that belongs to each end, and plug-in variances that few users do not bias."""
+"""Intervals with the variance that belongs to each end, and plug-in variances that few users do not
+bias.
+"""
 
 import dataclasses
 import warnings
@@ -100,7 +102,9 @@ def test_intervals_of_ratios_hold_there_too():
     "client", [None, RandomizedResponse(2, 2.0), SubsetSelection(2, 2.0), nested(2, 2.0)]
 )
 def test_a_truth_at_the_least_value_of_a_form_is_not_missed(client):
-    """The linear error is 0 and the value of distinct pairs may lie below all that the form can be."""
+    """The linear error is 0 and the value of distinct pairs may lie below all that the form
+    can be.
+    """
     statistic, counts = (
         pairwise.from_kernel(torch.tensor([[0.0, 1], [1, 2 / 3]]).double()),
         torch.tensor([75, 225]),
@@ -146,7 +150,9 @@ def test_a_rare_class_warns_and_its_interval_stays_in_the_unit_interval_and_cove
 
 
 def test_intervals_of_ratios_are_the_smallest_that_hold_fiellers_set():
-    """By a grid of what the ratio may be, for random forms with denominators near 0: no wider, and not the gap."""
+    """By a grid of what the ratio may be, for random forms with denominators near 0: no wider, and
+    not the gap.
+    """
     generator, t = keyed_generator(b"gap"), torch.linspace(0, 1, 100_001, dtype=torch.float64)
     kinds = {"whole": 0, "to the gap": 0, "ordinary": 0}
     for _ in range(300):

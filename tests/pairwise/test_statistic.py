@@ -1,4 +1,6 @@
-"""Statistics: their kernels are the workloads' matrices, their exact values those of a loop over pairs."""
+"""Statistics: their kernels are the workloads' matrices, their exact values those of a loop over
+pairs.
+"""
 
 from itertools import product
 

@@ -1,4 +1,6 @@
-"""Composition of curves: against products written out, Gaussian noise, and transforms that lose nothing."""
+"""Composition of curves: against products written out, Gaussian noise, and transforms that lose
+nothing.
+"""
 
 import itertools
 import math
@@ -103,7 +105,9 @@ def test_epsilon_has_both_ends():
 
 
 def tilted_delta(pmf, instances, epsilon):
-    """The composition of one loss distribution under a tilt that centres it at epsilon: no digits are lost."""
+    """The composition of one loss distribution under a tilt that centres it at epsilon: no digits
+    are lost.
+    """
     pmf = pmf.to_dense_pmf()
     p, step, first = pmf._probs, pmf._discretization, pmf._lower_loss
     losses, index = (first + np.arange(len(p))) * step, np.arange(len(p))
@@ -159,5 +163,7 @@ def test_next_to_no_noise_is_next_to_no_privacy():
 
 
 def test_rounding_of_the_transforms_is_in_every_composed_delta():
-    """Beyond the largest loss of four responses nothing is left of their curve, but for the allowance."""
+    """Beyond the largest loss of four responses nothing is left of their curve, but for the
+    allowance.
+    """
     assert composed_delta([pure_profile(0.1)], 4, 0.5) >= rounding(4)

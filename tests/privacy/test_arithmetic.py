@@ -1,4 +1,6 @@
-"""Of what a guarantee speaks: integers, rounded numbers or real ones. docs/mechanisms.md lists it for each protocol."""
+"""Of what a guarantee speaks: integers, rounded numbers or real ones. docs/mechanisms.md lists it
+for each protocol.
+"""
 
 import inspect
 

@@ -1,4 +1,6 @@
-"""Budget: what it lets pass, against the worst that an adversary makes of it who chooses as answers come in."""
+"""Budget: what it lets pass, against the worst that an adversary makes of it who chooses as answers
+come in.
+"""
 
 import copy
 import functools
@@ -76,7 +78,8 @@ def test_rounded_integers_spend_their_variation_too():
 
 
 def worst(costs, limit, epsilon, steps):
-    """The largest delta at epsilon of up to ``steps`` randomized responses, the next chosen from the loss so far.
+    """The largest delta at epsilon of up to ``steps`` randomized responses, the next chosen from
+    the loss so far.
 
     costs: from a response's epsilon, in tenths, to what it takes of ``limit``.
     """

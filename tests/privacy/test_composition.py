@@ -1,4 +1,6 @@
-"""Composition: Gaussian noise in closed form, mixtures against laws written out, and what dp_accounting makes of it."""
+"""Composition: Gaussian noise in closed form, mixtures against laws written out, and what
+dp_accounting makes of it.
+"""
 
 import dataclasses
 import itertools
@@ -192,7 +194,9 @@ def test_events_at_the_ends():
 
 
 def test_guarantee_pure_but_for_its_variation_is_spent_as_pure():
-    """Messages on a lattice: their delta is arithmetic's alone; events and budgets take them for what they are near."""
+    """Messages on a lattice: their delta is arithmetic's alone; events and budgets take them for
+    what they are near.
+    """
     from dp_accounting import dp_event
 
     one = randomizers.PrivUnit(4, 0.5).guarantee

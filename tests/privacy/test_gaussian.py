@@ -1,4 +1,6 @@
-"""Gaussian noise: privacy against 60-digit arithmetic and direct integration; calibration tight on the safe side."""
+"""Gaussian noise: privacy against 60-digit arithmetic and direct integration; calibration tight on
+the safe side.
+"""
 
 import math
 from itertools import product
@@ -91,7 +93,9 @@ def test_limits_stay_finite_or_vanish():
 
 
 def test_rounded_guarantee_pays_for_its_tables():
-    """delta holds the real mechanism's and (1 + e^epsilon) times the tables' distance; refused where it can not."""
+    """delta holds the real mechanism's and (1 + e^epsilon) times the tables' distance; refused
+    where it can not.
+    """
     kind = (Model.CENTRAL, Neighbours.REPLACE_ONE)
     real, whole = (
         gaussian_guarantee(4.0, 1e-6, 1.0, *kind),
@@ -122,7 +126,8 @@ def of_batch(function, *values):
 def test_one_number_is_the_batch_of_one_and_on_the_safe_side(epsilon):
     """The formula over floats, against that over tensors."""
     for delta in TAILS:
-        # Beyond, a last digit of log delta moves the root by more than the tolerance 2^-38 of its search.
+        # Beyond, a last digit of log delta moves the root by more than the tolerance 2^-38 of its
+        # search.
         near = 1e-12 if delta < 0.9 else 1e-11
         sigma = gaussian_sigma(epsilon, delta)
         assert sigma == pytest.approx(of_batch(gaussian_sigma, epsilon, delta), rel=near, abs=0)

@@ -1,4 +1,6 @@
-"""Guarantee: validation, text; basic composition against the exact privacy of composed mechanisms."""
+"""Guarantee: validation, text; basic composition against the exact privacy of composed
+mechanisms.
+"""
 
 import math
 
@@ -51,7 +53,9 @@ def test_nothing_shown_is_an_epsilon_of_0():
 
 
 def test_guarantee_rounding_is_paid_on_both_data_sets():
-    """P(A) <= e^epsilon P'(A) + delta, of laws that are each within v of such a pair: (1 + e^epsilon) v more."""
+    """P(A) <= e^epsilon P'(A) + delta, of laws that are each within v of such a pair:
+    (1 + e^epsilon) v more.
+    """
     real, v = guarantee(3.0, 1e-6, exact=False), 1e-8
     least = 1e-6 + (1 + math.exp(3.0)) * v
     assert real.rounded(v, least * (1 + 1e-6)).variation == v

@@ -1,4 +1,6 @@
-"""The safeguarded root: safe as evaluated and least to the tolerance, whatever the function; a batch is its loop."""
+"""The safeguarded root: safe as evaluated and least to the tolerance, whatever the function; a
+batch is its loop.
+"""
 
 import math
 from itertools import pairwise

@@ -1,4 +1,6 @@
-"""Sampled sums: against the curve of one, an attack on many, the package's Renyi accountant, and all users in each."""
+"""Sampled sums: against the curve of one, an attack on many, the package's Renyi accountant, and
+all users in each.
+"""
 
 import math
 
@@ -14,7 +16,9 @@ CASES = [(0.05, 1, 1.0), (0.3, 1, 0.5), (0.02, 40, 0.8), (0.5, 6, 2.0)]
 
 
 def curve(chance, multiplier, epsilon):
-    """delta of one sum: the larger of the two directions, each a set of outcomes beyond one threshold."""
+    """delta of one sum: the larger of the two directions, each a set of outcomes beyond one
+    threshold.
+    """
     s, q = multiplier, chance
 
     def beyond(ratio):  # y at which the density with the user is ``ratio`` times that without
@@ -122,6 +126,8 @@ def test_guarantee_delta_pays_for_the_transforms_and_below_that_chance_counts_no
 
 
 def test_sums_whose_noise_would_not_hide_all_users_are_followed():
-    """A million sums at noise 1: all users in each would lose 1000 deviations, one in a thousand loses 1.3."""
+    """A million sums at noise 1: all users in each would lose 1000 deviations, one in a thousand
+    loses 1.3.
+    """
     found = sampled_guarantee(1.0, 1e-3, 1_100_000, 1e-6).epsilon
     assert sampled_guarantee(1.0, 1e-3, 900_000, 1e-6).epsilon < found < 7.5

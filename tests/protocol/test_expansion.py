@@ -12,7 +12,9 @@ F64 = torch.float64
 
 
 def nodes(dimension, count):
-    """Points (p, dimension) and weights (p,) that give E f(e) of standard normals for polynomials below 2 count."""
+    """Points (p, dimension) and weights (p,) that give E f(e) of standard normals for polynomials
+    below 2 count.
+    """
     x, w = np.polynomial.hermite_e.hermegauss(count)
     points = torch.tensor(list(product(x, repeat=dimension)), dtype=F64)
     weights = torch.tensor(list(product(w / w.sum(), repeat=dimension)), dtype=F64).prod(-1)
@@ -80,7 +82,9 @@ def smooth(sigma, corrected):
 
 
 def test_of_smooth_functions_the_covariance_holds_to_second_order():
-    """Halving the noise divides the error by 2^4 beside the first order, by 2^2 where a correction moves too."""
+    """Halving the noise divides the error by 2^4 beside the first order, by 2^2 where a correction
+    moves too.
+    """
     assert 14 < smooth(0.1, 0.0) / smooth(0.05, 0.0) < 18
     assert 3.6 < smooth(0.1, 1.0) / smooth(0.05, 1.0) < 4.4
 
@@ -92,7 +96,9 @@ def of_a_batch(scale=1.0):
 
 
 def test_answers_of_blocks_are_those_of_all_coordinates():
-    """Two answers of the first three coordinates, one of the next two, a linear one of the last two."""
+    """Two answers of the first three coordinates, one of the next two, a linear one of the last
+    two.
+    """
     slope, bend, noise = of_a_batch(40.0)
     mask = torch.zeros(4, 5)
     mask[:2, :3] = 1

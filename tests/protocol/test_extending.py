@@ -1,4 +1,6 @@
-"""What docs/extending.md adds, as its user would outside the package, and the battery of its protocol."""
+"""What docs/extending.md adds, as its user would outside the package, and the battery of its
+protocol.
+"""
 
 import dataclasses
 import math

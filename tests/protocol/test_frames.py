@@ -1,4 +1,6 @@
-"""pandas in, pandas out: tables become the tensors that their rows say, and estimates keep their names."""
+"""pandas in, pandas out: tables become the tensors that their rows say, and estimates keep their
+names.
+"""
 
 import numpy as np
 import pandas as pd

@@ -1,4 +1,6 @@
-"""Users in groups: each row goes to its own, whatever the order, and what is asked of a batch goes to each entry."""
+"""Users in groups: each row goes to its own, whatever the order, and what is asked of a batch goes
+to each entry.
+"""
 
 import pytest
 import torch
@@ -51,7 +53,9 @@ def test_data_side_by_side_are_groups():
     "protocol", [RandomizedResponse(4, 60.0), LocalOracle.of(unequal(4), SubsetSelection(4, 50.0))]
 )
 def test_one_user_in_a_group_and_nobody(protocol):
-    """At an epsilon that hides nothing each group's answer is its own: in one pass, and one after the other."""
+    """At an epsilon that hides nothing each group's answer is its own: in one pass, and one after
+    the other.
+    """
     x, groups = torch.tensor([0, 1, 1, 3, 2, 1]), torch.tensor([4, 0, 2, 0, 2, 2])
     tally = protocol.collect(x, groups=groups, size=6, noise=SeededNoise(1))
     assert tally.n.tolist() == [2, 0, 3, 0, 1, 0]

@@ -1,4 +1,6 @@
-"""Intervals of linear answers: exact coverage of few users of two types, score ends, lattices, possible answers."""
+"""Intervals of linear answers: exact coverage of few users of two types, score ends, lattices,
+possible answers.
+"""
 
 import math
 from dataclasses import replace
@@ -24,7 +26,9 @@ LEAST = 0.945
 
 
 def ends(protocol, n, tied=True):
-    """Of the first share, for all n + 1 tallies of reports of two types; tied: half a step is added."""
+    """Of the first share, for all n + 1 tallies of reports of two types; tied: half a step is
+    added.
+    """
     ones = torch.arange(n + 1)
     reports = torch.stack([ones, n - ones], -1)
     found = protocol.analyse(Tally(torch.full((n + 1,), n), {"reports": reports}))

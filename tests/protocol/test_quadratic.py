@@ -1,4 +1,6 @@
-"""Errors of quadratic forms: tails by inversion of the characteristic function, roots, edges and coverage."""
+"""Errors of quadratic forms: tails by inversion of the characteristic function, roots, edges and
+coverage.
+"""
 
 from dataclasses import replace
 from itertools import pairwise
@@ -162,7 +164,9 @@ def test_what_rounding_leaves_has_no_range_and_a_small_error_beside_widens_both_
 
 
 def fieller(variance, slope, curvature):
-    """(Fieller's parts, the ratio's error whose parts at each t are normal ones of these variances)."""
+    """(Fieller's parts, the ratio's error whose parts at each t are normal ones of these
+    variances).
+    """
     variance, slope, curvature = (
         torch.as_tensor(x, dtype=torch.float64) for x in (variance, slope, curvature)
     )

@@ -1,4 +1,6 @@
-"""Whole steps of a curator's sums: how far one user moves them, by exact arithmetic, and what is drawn."""
+"""Whole steps of a curator's sums: how far one user moves them, by exact arithmetic, and what is
+drawn.
+"""
 
 import math
 from fractions import Fraction
@@ -22,7 +24,9 @@ def whole(sums, vectors):
 @pytest.mark.parametrize("size", [1, 3, 40])
 @pytest.mark.parametrize("users", [1, 7, BLOCK, BLOCK + 1, 3 * BLOCK - 5])
 def test_guarantee_one_user_moves_whole_steps_by_the_sensitivity_at_most(size, users):
-    """Sums that lie next to halves of a step, where a user turns them either way; other users cancel or add up."""
+    """Sums that lie next to halves of a step, where a user turns them either way; other users
+    cancel or add up.
+    """
     sums = RoundedSum.least(4.2, 2.0, 1.0, size)
     for seed in range(4):
         vectors = torch.nn.functional.normalize(normal(users, size, seed=seed), dim=1)
@@ -43,7 +47,9 @@ def test_guarantee_one_user_moves_whole_steps_by_the_sensitivity_at_most(size, u
 
 
 def test_guarantee_floats_add_a_block_up_within_what_is_stated():
-    """Against fractions: the worst sums that k terms have here are far inside, and the bound is k^2 2^-53."""
+    """Against fractions: the worst sums that k terms have here are far inside, and the bound is k^2
+    2^-53.
+    """
     assert rounded_sum.ADDED >= 2 * BLOCK**2 * 1.01 * 2.0**-53
     for vectors in (torch.full((BLOCK, 1), 1 / 3).double(), normal(BLOCK, 1).clamp(-1, 1)):
         exact = sum(map(Fraction, vectors[:, 0].tolist()))

@@ -1,4 +1,6 @@
-"""Intervals that hold all truths at once: coverage by integration and simulation, edges, batches, refusals."""
+"""Intervals that hold all truths at once: coverage by integration and simulation, edges, batches,
+refusals.
+"""
 
 import math
 from dataclasses import replace
@@ -278,7 +280,8 @@ def test_factored_queries_tell_the_covariance_of_their_answers(name):
     torch.testing.assert_close(
         told.diagonal(dim1=-2, dim2=-1).sqrt().expand_as(found.value), found.standard_error
     )
-    # Of products of normal errors with their own means: Var(xy) = v_x v_y + c^2, some more where tails are heavier.
+    # Of products of normal errors with their own means: Var(xy) = v_x v_y + c^2, some more where
+    # tails are heavier.
     errors = found.value - protocol.exact(counts)
     products = errors[..., :, None] * errors[..., None, :]
     deviation = products.std(0) / math.sqrt(len(products))

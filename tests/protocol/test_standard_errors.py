@@ -1,4 +1,6 @@
-"""Standard errors of what is said of one frequent type among many: those that are predicted, whatever the protocol."""
+"""Standard errors of what is said of one frequent type among many: those that are predicted,
+whatever the protocol.
+"""
 
 import math
 from dataclasses import dataclass
@@ -81,7 +83,9 @@ made = cache(lambda name: MADE[name]())
 
 
 def ratio(protocol, summary, times=200):
-    """Mean squared standard error of what is said of the first type over the squared error that is predicted."""
+    """Mean squared standard error of what is said of the first type over the squared error that is
+    predicted.
+    """
     found = protocol.sample_estimate(summary, generator=generator(), sample_shape=(times,))
     squares = found.standard_error.square().reshape(times, -1)[:, 0]
     return float(squares.mean() / protocol.predicted_mse(summary).flatten()[0])

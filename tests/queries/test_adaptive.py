@@ -1,4 +1,6 @@
-"""Reports decoded for the data that they show: as least squares say, never worse than decoded once."""
+"""Reports decoded for the data that they show: as least squares say, never worse than decoded
+once.
+"""
 
 import math
 
@@ -31,7 +33,9 @@ def squares(protocol, counts, trials=2_000, seed=b"draws"):
 @pytest.mark.parametrize("outputs", [3, 9])
 @pytest.mark.parametrize("epsilon", [1e-6, 1.0, 40.0])
 def test_decoding_ends_for_every_strategy_and_histogram(epsilon, outputs):
-    """M has entries of 1 and of e^epsilon where all users hold one type: rounded, it is not positive definite."""
+    """M has entries of 1 and of e^epsilon where all users hold one type: rounded, it is not
+    positive definite.
+    """
     Q = 1 + torch.eye(3, dtype=torch.float64).repeat(outputs // 3, 1) * math.expm1(epsilon)
     protocol = LocalOracle(torch.eye(3), StrategyMatrix(Q / Q.sum(0)), adapted=True)
     for counts in torch.tensor([[200, 0, 0], [1, 0, 0], [100, 100, 0]]):

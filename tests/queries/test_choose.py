@@ -79,7 +79,9 @@ def test_an_optimised_strategy_beats_everything_else_on_thresholds():
 
 
 def test_one_parity_a_user_where_queries_are_few_parities():
-    """Its variance in closed form, beside Cormode, Kulkarni, Srivastava (2018); at small epsilon it is the best."""
+    """Its variance in closed form, beside Cormode, Kulkarni, Srivastava (2018); at small epsilon it
+    is the best.
+    """
     parities = workloads.parities(3, 1).dense()
     choice = choose(parities, 1_000, 0.5, objective=Objective.MEAN)
     assert choice.candidates[0].name == "one parity a user" and choice.best.guarantee.epsilon <= 0.5
@@ -159,7 +161,9 @@ def test_degenerate_workloads_are_answered(workload):
 
 
 def test_types_that_no_query_tells_apart_are_one():
-    """600 types in three groups: as for three, by every optimised strategy, though beyond 256 types."""
+    """600 types in three groups: as for three, by every optimised strategy, though beyond 256
+    types.
+    """
     few = torch.tensor([[0.0, 1.0, 3.0], [1.0, 0.0, 0.0]], dtype=torch.float64)
     small = choose(few, 100, 1.0, objective=Objective.MEAN)
     large = choose(few.repeat_interleave(200, 1), 100, 1.0, objective=Objective.MEAN)
@@ -192,7 +196,9 @@ def test_fitted_answers_have_reports_of_their_own():
 
 
 def test_a_prior_is_optimised_for():
-    """Most users of one type: a strategy for such data errs less on them than one for the worst type."""
+    """Most users of one type: a strategy for such data errs less on them than one for the worst
+    type.
+    """
     prefix, prior = workloads.prefix(16).dense(), torch.full((16,), 0.02)
     prior[5] = 1.0
     choice = choose(prefix, 1_000, 4.0, objective=Objective.MEAN, prior=prior)
@@ -261,7 +267,9 @@ def test_every_law_with_a_delta_is_a_candidate():
 
 
 def test_who_trusts_a_curator_gets_one_unless_a_shuffler_has_clearly_less_error(monkeypatch):
-    """Without discrete Laplace: of 16 types bounded sums have 3 % less error than a curator's Gaussian noise."""
+    """Without discrete Laplace: of 16 types bounded sums have 3 % less error than a curator's
+    Gaussian noise.
+    """
     module = importlib.import_module("torchdp.queries.choose")
     choice = choose(workloads.identity(16), 10_000, 1.0, 1e-6, trust="curator")
     errors = {one.name: one.error for one in choice.candidates}

@@ -1,4 +1,6 @@
-"""The battery for linear queries, answered by users and by a curator, and for the losses of concepts."""
+"""The battery for linear queries, answered by users and by a curator, and for the losses of
+concepts.
+"""
 
 import dataclasses
 import itertools
@@ -168,7 +170,9 @@ class TestCentralLaplace(Queries, Unbiased, Contract):
         return self.protocol.guarantee.epsilon
 
     def loss(self, protocol):
-        """The largest log ratio of two types' chances, over whole numbers on either side of both."""
+        """The largest log ratio of two types' chances, over whole numbers on either side of
+        both.
+        """
         rate = 2 * math.asinh(1 / math.sqrt(2 * protocol.noise))  # of variance 1/(2 sinh^2(rate/2))
         ends = itertools.permutations(self.counts.mT.tolist(), 2)
         views = list(itertools.product((-30, 30), repeat=2))
@@ -179,7 +183,9 @@ class TestCentralLaplace(Queries, Unbiased, Contract):
         )
 
     def test_noise_is_discrete_laplace(self):
-        """Chances in proportion to e^(-rate |z|), by a chi-squared test; of two sums no correlation."""
+        """Chances in proportion to e^(-rate |z|), by a chi-squared test; of two sums no
+        correlation.
+        """
         draws = keyed_generator(b"laplace")
         tallies = self.protocol.sample_tally(
             torch.tensor([0, 0, 0, 5]), generator=draws, sample_shape=(20_000,)
@@ -241,7 +247,9 @@ class TestSecureQueries(Queries, Unbiased, MessageContract):
     protocol = SecureQueries(GAMMA, 40, 2.0, 1e-3, corrupt=3, absent=12)
 
     def loss(self, protocol):
-        """delta of a Gaussian pair as far apart as two columns can be; of Laplace noise of variance 2 b^2 epsilon."""
+        """delta of a Gaussian pair as far apart as two columns can be; of Laplace noise of variance
+        2 b^2 epsilon.
+        """
         size = 1 if protocol.laplace else 2
         distance = float(torch.pdist(GAMMA.right.mT, p=size).max())
         apart = distance / math.sqrt(25 * protocol.noise)

@@ -1,4 +1,6 @@
-"""Fitted histograms: the likelihood's maximum within the stated gap, the nearest ones, and a lower error."""
+"""Fitted histograms: the likelihood's maximum within the stated gap, the nearest ones, and a lower
+error.
+"""
 
 import math
 import warnings
@@ -163,7 +165,9 @@ def test_a_batch_is_its_loop(client):
 
 @clients
 def test_the_error_is_lower_than_that_of_the_nearest_answers(client):
-    """In geometric mean over a smooth shape, an even one and an uneven one; a single shape may lose."""
+    """In geometric mean over a smooth shape, an even one and an uneven one; a single shape may
+    lose.
+    """
     protocol, ratios = LocalOracle(PREFIX, client), []
     for counts in (smooth(), torch.full((K,), N // K), (N * uneven(b"shape", K)).round().long()):
         tally = protocol.sample_tally(
@@ -207,7 +211,9 @@ def test_exact_reports_are_the_fit(client, ordered, types):
 @reported
 @pytest.mark.parametrize("epsilon", [0.5, 4.0, 8.0])
 def test_no_answer_is_estimated_to_be_worse_than_the_unbiased_one(client, epsilon):
-    """Its squared distance to the unbiased answers is below twice their variance, but for what consistency adds."""
+    """Its squared distance to the unbiased answers is below twice their variance, but for what
+    consistency adds.
+    """
     protocol = LocalOracle(PREFIX, client(epsilon))
     counts = torch.stack([smooth(), (N * uneven(b"risk", K)).round().long()])
     refused = []

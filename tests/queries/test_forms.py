@@ -66,7 +66,9 @@ def test_the_joint_covariance_of_pairs_holds_the_variance_of_each(kind):
 
 
 def test_a_square_under_the_clients_laplace_noise_has_its_fourth_moment():
-    """Var e^2 = E e^4 - v^2 = 5 v^2 for Laplace noise, which a fine grid is near; 2 v^2 for normal noise."""
+    """Var e^2 = E e^4 - v^2 = 5 v^2 for Laplace noise, which a fine grid is near; 2 v^2 for normal
+    noise.
+    """
     W = torch.tensor([[-1.0, 1.0]], dtype=torch.float64)
     one = torch.ones(1, dtype=torch.float64)
     counts = torch.tensor([5.0, 5.0], dtype=torch.float64)  # of mean 0: no slope

@@ -1,4 +1,6 @@
-"""Smooth functions of shares: exact values by scipy and by loops, errors and intervals by sampling."""
+"""Smooth functions of shares: exact values by scipy and by loops, errors and intervals by
+sampling.
+"""
 
 import itertools
 import math
@@ -76,7 +78,9 @@ CLIENTS = {
 @pytest.mark.parametrize("client", CLIENTS)
 @pytest.mark.parametrize("name", CASES)
 def test_errors_are_the_predicted_ones_and_intervals_cover(name, client):
-    """The second order counts: without it the value of one law has a bias, and its error would be predicted as 0."""
+    """The second order counts: without it the value of one law has a bias, and its error would be
+    predicted as 0.
+    """
     function, shares = CASES[name]
     counts = (shares / shares.sum() * 20_000).round().long()
     if client == "tuned":
@@ -144,7 +148,9 @@ def test_the_choice_is_the_least_predicted_error():
 
 
 def skew(n):
-    """Nearly all users in one row and one column: what makes their ranks vary is less than the noise."""
+    """Nearly all users in one row and one column: what makes their ranks vary is less than the
+    noise.
+    """
     h = torch.tensor([0.9, 0.04, 0.03, 0.03], dtype=torch.float64)
     counts = (torch.outer(h, h).flatten() * n).long()
     counts[0] += n - counts.sum()

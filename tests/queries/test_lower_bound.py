@@ -1,4 +1,6 @@
-"""Lower bounds beside predictions: no unbiased candidate is below them, and they are of the right size."""
+"""Lower bounds beside predictions: no unbiased candidate is below them, and they are of the right
+size.
+"""
 
 import math
 

@@ -87,7 +87,9 @@ def test_guarantee_samples_reach_the_half_width():
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_guarantee_servers_add_noise_for_the_farthest_columns(kind):
-    """All of epsilon and delta are spent on them; noise for columns 1 % nearer would not hide them."""
+    """All of epsilon and delta are spent on them; noise for columns 1 % nearer would not hide
+    them.
+    """
     right = queries(kind).right.mT
     noise = SecureQueries(queries(kind), 100, 0.5, 1e-5).noise
     apart = float(torch.pdist(right).max()) / math.sqrt(100 * noise)
@@ -100,7 +102,9 @@ def test_guarantee_servers_add_noise_for_the_farthest_columns(kind):
 
 
 def test_servers_leave_out_what_truncation_does_and_nothing_else():
-    """By the clients' own integers; what the analyst of the servers' sums reads is the same, to the bit."""
+    """By the clients' own integers; what the analyst of the servers' sums reads is the same, to the
+    bit.
+    """
     protocol = SecureQueries(queries("gamma_2"), 60, 1.0, 1e-6)
     client = protocol.client
     x = torch.arange(6).repeat_interleave(COUNTS)

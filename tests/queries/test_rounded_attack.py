@@ -1,7 +1,9 @@
-"""Attacks on the bits of a curator's noise find no event that tells more; on floats they do (``test_attacks``).
+"""Attacks on the bits of a curator's noise find no event that tells more; on floats they do
+(``test_attacks``).
 
-An adversary sees one coordinate, whose data are 0 or 1 (``moved``), a million times. Source of the events: Mironov
-(2012), Haney, Desfontaines, Hartman, Shrestha, Hay (2022): low-order bits, holes of the support, tails.
+An adversary sees one coordinate, whose data are 0 or 1 (``moved``), a million times. Source of the
+events: Mironov (2012), Haney, Desfontaines, Hartman, Shrestha, Hay (2022): low-order bits, holes of
+the support, tails.
 """
 
 import math
@@ -25,7 +27,9 @@ def released(moved, seed, step=1.0):
 
 
 def best_set(one, two):
-    """The best set of values on one half of the outputs, judged on the other: (delta it spends, its deviation)."""
+    """The best set of values on one half of the outputs, judged on the other:
+    (delta it spends, its deviation).
+    """
     shift = int(min(one.min(), two.min()))
     size = int(max(one.max(), two.max())) - shift + 1
     halves = [

@@ -1,4 +1,6 @@
-"""Several questions of one collection: what is known asks for nothing, and answers are those of each question alone."""
+"""Several questions of one collection: what is known asks for nothing, and answers are those of
+each question alone.
+"""
 
 import pytest
 import torch
@@ -42,7 +44,9 @@ def test_a_strategy_is_made_for_several_questions_of_which_one_is_known():
 
 
 def test_noise_on_whole_steps_is_the_least_for_one_mean():
-    """A mean of 0, ..., 15 moves by 15/n: discrete Laplace noise of deviation 15 2^(1/2)/epsilon over n."""
+    """A mean of 0, ..., 15 moves by 15/n: discrete Laplace noise of deviation 15 2^(1/2)/epsilon
+    over n.
+    """
     values = torch.arange(16, dtype=torch.float64)[None]
     for trust in ("curator", "servers"):
         best = queries.choose(

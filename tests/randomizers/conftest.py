@@ -7,7 +7,9 @@ from torchdp.draws import Simulated
 
 
 class Planted(Simulated):
-    """Draws of a seeded generator, but for those put in by hand: the name of a method and what it returns."""
+    """Draws of a seeded generator, but for those put in by hand: the name of a method and what it
+    returns.
+    """
 
     def __init__(self, seed=0, **given):
         super().__init__(torch.Generator().manual_seed(seed))

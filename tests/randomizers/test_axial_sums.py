@@ -1,4 +1,6 @@
-"""Sums of very many points of a sphere drawn at once: their transform against a power of that of one point."""
+"""Sums of very many points of a sphere drawn at once: their transform against a power of that of
+one point.
+"""
 
 import math
 
@@ -20,7 +22,8 @@ LAWS = {
     "uniform, circle": uniform_sums(2),
     "uniform, 6": uniform_sums(6),
 }
-# Of A and of a coordinate across, standardised: frequencies, and tilts, which see rho in high dimensions.
+# Of A and of a coordinate across, standardised: frequencies, and tilts, which see rho in high
+# dimensions.
 POINTS = [
     (0, 1j),
     (0.7j, 0),
@@ -43,7 +46,9 @@ def of_one_point(law, n, s, r):
 
 
 def of_the_sum(law, n, s, r, change=1.0):
-    """The same of (A, rho) as they are drawn, by quadrature over x and q; ``change``: of the first term."""
+    """The same of (A, rho) as they are drawn, by quadrature over x and q; ``change``: of the first
+    term.
+    """
     m = law.dim - 1
     x, weights = np.polynomial.hermite_e.hermegauss(80)
     grid, steps = np.polynomial.legendre.leggauss(300)

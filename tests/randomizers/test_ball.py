@@ -1,4 +1,6 @@
-"""Randomizers of the ball: privacy in closed form, predicted errors, single precision, points at the edge."""
+"""Randomizers of the ball: privacy in closed form, predicted errors, single precision, points at
+the edge.
+"""
 
 import math
 
@@ -69,7 +71,9 @@ def test_predicted_mse_is_the_mean_of_the_users_covariances(make):
 
 
 def delta(sigma, distance, epsilon):
-    """The mass by which N(distance, sigma^2) exceeds e^epsilon N(0, sigma^2): where their log ratio exceeds epsilon."""
+    """The mass by which N(distance, sigma^2) exceeds e^epsilon N(0, sigma^2): where their log ratio
+    exceeds epsilon.
+    """
     edge = epsilon * sigma**2 / distance + distance / 2
     nodes, weights = np.polynomial.legendre.leggauss(60)
     t = edge + 15 * sigma * (nodes + 1) / 2
@@ -112,7 +116,9 @@ def test_guarantee_sign_rounding_exactly_epsilon_ldp(epsilon):
 
 @pytest.mark.parametrize("epsilon", [0.1, 4, 20])
 def test_guarantee_sign_rounding_exactly_epsilon_ldp_in_the_sampler(planted, epsilon):
-    """Deterministic: the sign is the other one exactly where the uniform number is below P(Y x < 0)."""
+    """Deterministic: the sign is the other one exactly where the uniform number is below
+    P(Y x < 0).
+    """
     randomizer = DuchiJordanWainwright(1, epsilon, 2.0)
     for x in (2.0, -0.8):
         edge = float(randomizer.disagreement(torch.tensor(abs(x) / 2, dtype=torch.float64)))

@@ -235,7 +235,9 @@ def test_messages_of_the_errors_hold_no_data():
 
 @pytest.mark.parametrize("draw", DRAWS.values(), ids=DRAWS.keys())
 def test_the_default_dtype_does_not_matter(draw):
-    """An integer tensor times a number, or its root, is float32 by default: 8 digits, and the law is lost."""
+    """An integer tensor times a number, or its root, is float32 by default: 8 digits, and the law
+    is lost.
+    """
     first = draw(generator())
     torch.set_default_dtype(torch.float64)
     try:

@@ -1,4 +1,6 @@
-"""PrivUnit's coordinate T: its constants against 60-digit arithmetic, its moments by quadrature, its draws."""
+"""PrivUnit's coordinate T: its constants against 60-digit arithmetic, its moments by quadrature,
+its draws.
+"""
 
 import math
 
@@ -70,7 +72,9 @@ def test_a_hundred_thousand_dimensions_have_the_constants_of_quadrature(epsilon)
 @pytest.mark.parametrize("epsilon", [0.01, 4, 20])
 @pytest.mark.parametrize("dim", [2, 4, 65])
 def test_moments_match_quadrature_of_the_density(dim, epsilon):
-    """In the polar angle the density is sin^(dim - 2), times c1 up to arccos(gamma) and c0 beyond."""
+    """In the polar angle the density is sin^(dim - 2), times c1 up to arccos(gamma) and c0
+    beyond.
+    """
     law = CapLaw(dim, epsilon)
     with mpmath.workdps(30):
         edge = 2 * mpmath.atan(mpmath.exp(-mpmath.mpf(law.rapidity)))
@@ -104,7 +108,9 @@ def test_moments_match_quadrature_of_the_density(dim, epsilon):
 @pytest.mark.parametrize("epsilon", [0.01, 4, 20, 50])
 @pytest.mark.parametrize("dim", [2, 3, 257])
 def test_extreme_uniforms_stay_on_their_side(planted, dim, epsilon):
-    """Deterministic: the branch decides between the cap and its complement, whatever the second uniform."""
+    """Deterministic: the branch decides between the cap and its complement, whatever the second
+    uniform.
+    """
     law, tiny = CapLaw(dim, epsilon), 2.0**-53
     word = torch.tensor([0, law.chance - 1, law.chance, 2**63 - 1])[:, None]
     tail = torch.tensor([2.0**-126, tiny, 0.5, 1 - 1e-9, 1], dtype=torch.float64)
@@ -140,7 +146,9 @@ def test_uniform_coordinate(dim):
 
 @pytest.mark.parametrize("p", SYMMETRIC)
 def test_the_total_mass_is_a_beta_function(p):
-    """Divided by its value at the mode the density is (2 s(w) 2 s(-w))^p: the total is 4^p B(p, p)."""
+    """Divided by its value at the mode the density is (2 s(w) 2 s(-w))^p: the total is 4^p
+    B(p, p).
+    """
     with mpmath.workdps(40):
         exact = mpmath.log(mpmath.beta(p, p)) + 2 * p * mpmath.log(2)
         assert abs(LogitBeta(p).log_total - exact) < 1e-14
@@ -148,7 +156,9 @@ def test_the_total_mass_is_a_beta_function(p):
 
 @pytest.mark.parametrize("p", SYMMETRIC)
 def test_the_drawn_density_is_the_exact_one(p):
-    """w(z) for normal z has density phi(z)/w'(z): within 1e-12 of the exact one at every z a draw can take."""
+    """w(z) for normal z has density phi(z)/w'(z): within 1e-12 of the exact one at every z a draw
+    can take.
+    """
     law, z = LogitBeta(p), torch.linspace(-9, 9, 20_001, dtype=torch.float64, requires_grad=True)
     w = law.quantile(z)
     (slope,) = torch.autograd.grad(w.sum(), z)

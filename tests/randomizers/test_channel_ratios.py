@@ -1,7 +1,10 @@
-"""Every randomizer that says it is exactly epsilon-LDP, by brute force: the largest ratio of truth to claim.
+"""Every randomizer that says it is exactly epsilon-LDP, by brute force: the largest ratio of truth
+to claim.
 
-Finite channels: all messages of a small alphabet, enumerated in rational numbers from the words that the sampler reads.
-Vectors: densities over the real numbers from the integers that are drawn and from textbook areas and quadratures.
+Finite channels: all messages of a small alphabet, enumerated in rational numbers from the words
+that the sampler reads.
+Vectors: densities over the real numbers from the integers that are drawn and from textbook areas
+and quadratures.
 """
 
 import itertools
@@ -95,7 +98,9 @@ def test_a_channel_that_spends_more_is_seen():
 
 
 def test_what_normals_that_end_would_tell():
-    """The mass that one point's messages put where another's never are: refused where floats alone draw them."""
+    """The mass that one point's messages put where another's never are: refused where floats alone
+    draw them.
+    """
     with pytest.raises(ValueError, match="delta = 1e-55 leaves"):
         GaussianVector(1000, 1.0, delta=1e-55)
     assert PrivUnit(10**6, 50.0).guarantee.delta < 2**-110
@@ -111,7 +116,9 @@ def test_low_order_bits_of_signs_are_the_same_for_all_points(planted):
 
 
 def test_the_ends_of_the_normal_behind_a_cap(planted):
-    """The rarest words of either part: no tail ends before 12, none stops short of the threshold."""
+    """The rarest words of either part: no tail ends before 12, none stops short of the
+    threshold.
+    """
     cap = PrivUnit(1, 50.0).cap
     k = cap.normal_threshold
     law = (k, cap.chance, cap.survival)

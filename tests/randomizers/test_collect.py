@@ -1,4 +1,6 @@
-"""Sums of every user's own message: those of ``sample`` for the same draws, and in law those drawn at once."""
+"""Sums of every user's own message: those of ``sample`` for the same draws, and in law those drawn
+at once.
+"""
 
 import pytest
 import torch

@@ -24,7 +24,9 @@ class Digits(Simulated):
 
 @pytest.mark.parametrize("numerator", [0, 1, 3, 5, 7, 8])
 def test_bernoulli_bits_compare_a_uniform_number_with_the_probability_digit_by_digit(numerator):
-    """Deterministic: all eight triples of digits stand in eight lanes; ``numerator`` of them are below it."""
+    """Deterministic: all eight triples of digits stand in eight lanes; ``numerator`` of them are
+    below it.
+    """
     digits = Digits(0b00001111, 0b00110011, 0b01010101)
     word = int(draws.bernoulli_words((1,), numerator / 8, digits)) & 255
     assert bin(word).count("1") == numerator

@@ -1,4 +1,6 @@
-"""Frequency oracles against their laws written out: privacy, moments, and both ways of drawing reports."""
+"""Frequency oracles against their laws written out: privacy, moments, and both ways of drawing
+reports.
+"""
 
 import itertools
 import math
@@ -43,7 +45,9 @@ def packed(sets, k):
 
 
 def written_out(kind, k, epsilon):
-    """All messages, and the probability of each for each type, (k, messages), from the definitions."""
+    """All messages, and the probability of each for each type, (k, messages), from the
+    definitions.
+    """
     e = math.exp(epsilon)
     if kind is RandomizedResponse:
         law = np.full((k, k), 1 / (e + k - 1)) + np.eye(k) * (e - 1) / (e + k - 1)
@@ -99,7 +103,8 @@ def test_guarantee_oracles_are_exactly_epsilon_ldp(kind, k, epsilon):
         w, p, a = oracle.subset, oracle.on, oracle._bound
         ratio = p / math.comb(k - 1, w - 1) / ((1 - p) / math.comb(k - 1, w))
         assert math.log(ratio) == pytest.approx(epsilon, **near)
-        # The sweep's two branches, uniform over all sets and over those that hold x, have the same ratio.
+        # The sweep's two branches, uniform over all sets and over those that hold x, have the same
+        # ratio.
         ratio = 1 + a / math.comb(k - 1, w - 1) / ((1 - a) / math.comb(k, w))
         assert math.log(ratio) == pytest.approx(epsilon, **near)
 
@@ -126,7 +131,9 @@ def test_tables_of_subsets_taken_in_parts_keep_mean_and_covariance(monkeypatch, 
 
 
 def law_of_the_tally(kind, k, epsilon, x):
-    """The chance of each tally of users who hold x, from the definitions: user after user, message after message."""
+    """The chance of each tally of users who hold x, from the definitions: user after user, message
+    after message.
+    """
     messages, table = written_out(kind, k, epsilon)
     oracle = kind(k, epsilon)
     reports = [tuple(oracle._counted(message).tolist()) for message in messages]
@@ -195,7 +202,9 @@ def test_decoded_moments_by_enumeration(kind, k, epsilon):
 
 
 def largest_rate(decoded, law, W):
-    """The largest 2 log E exp(t (<W_i, Y> - W_ix))/t^2 over a grid of t and all types, (queries,)."""
+    """The largest 2 log E exp(t (<W_i, Y> - W_ix))/t^2 over a grid of t and all types,
+    (queries,).
+    """
     answers, t = (
         W @ decoded.mT,
         torch.cat([torch.logspace(-3, 2, 400), -torch.logspace(-3, 2, 400)]).double(),
@@ -225,7 +234,8 @@ def test_guarantee_variance_proxies_bound_the_moments_of_every_type(kind, k, eps
         assert proxies.shape == (len(queries),)
         assert (largest_rate(decoded, law, queries) <= proxies * (1 + 1e-8)).all()
         assert (oracle.workload_variance(queries).amax(1) <= proxies * (1 + 1e-8)).all()
-    # one bit of a message has two values, and no smaller number will do; of two types less than Hoeffding's serves
+    # one bit of a message has two values, and no smaller number will do; of two types less than
+    # Hoeffding's serves
     assert (largest_rate(decoded, law, torch.eye(k).double()) > oracle.variance_proxy * 0.995).all()
     width = decoded.amax(0) - decoded.amin(0)
     assert (oracle.variance_proxy <= width.square() / 4 * (1 + 1e-12)).all()
@@ -293,7 +303,9 @@ def test_sums_have_the_stated_mean_and_covariance_at_any_number_of_users(kind, u
 
 @pytest.mark.parametrize("at_once", [0, 32])
 def test_large_subsets_have_their_size_and_no_favourites(monkeypatch, at_once):
-    """Values added many at a time and one by one: the size, the own value's rate, and each other value's and pair's."""
+    """Values added many at a time and one by one: the size, the own value's rate, and each other
+    value's and pair's.
+    """
     monkeypatch.setattr("torchdp.randomizers.alphabet.subset_selection.AT_ONCE", at_once)
     oracle, n, x = SubsetSelection(70, 0.3), 20_000, 66
     bits = unpack(oracle.randomize_unchecked(torch.full((n,), x), SeededNoise(3)))
@@ -311,7 +323,9 @@ def test_large_subsets_have_their_size_and_no_favourites(monkeypatch, at_once):
 
 @pytest.mark.parametrize("k", [2, 3, 1000, 2**16, 2**20])
 def test_guarantee_of_the_least_epsilon_that_the_integers_can_express(k):
-    """From 1e-17 on: what is not refused keeps the ratio of the chances drawn, in exact integers."""
+    """From 1e-17 on: what is not refused keeps the ratio of the chances drawn, in exact
+    integers.
+    """
     for exponent in torch.arange(-17, 0, 0.05).tolist():
         epsilon = 10.0**exponent
         try:
@@ -331,7 +345,9 @@ def test_guarantee_of_the_least_epsilon_that_the_integers_can_express(k):
     ("k", "epsilon"), [(2, 0.1), (3, 1.0), (5, 8.0), (8, 20.0), (3, 700.0), (1000, 0.5)]
 )
 def test_guarantee_randomized_response_exactly_epsilon_ldp_in_the_sampler(planted, k, epsilon):
-    """How many of the 2^63 integers that a user may draw lead to each report: found by bisection, compared exactly."""
+    """How many of the 2^63 integers that a user may draw lead to each report: found by bisection,
+    compared exactly.
+    """
     randomizer = RandomizedResponse(k, epsilon)
 
     def report(number, x):
@@ -378,7 +394,9 @@ def test_tiny_probabilities_of_another_value_are_not_rounded_away():
 @pytest.mark.parametrize("kind", [OptimizedUnaryEncoding, SymmetricUnaryEncoding, SubsetSelection])
 @pytest.mark.parametrize("epsilon", [30.0, 40.0, 60.0, 80.0, 600.0])
 def test_guarantee_holds_at_large_epsilon_where_p_rounds_to_one(kind, epsilon):
-    """Exact ratios of the chances that are drawn; of p's own float64 they are wrong by 1e-4 or infinite."""
+    """Exact ratios of the chances that are drawn; of p's own float64 they are wrong by 1e-4 or
+    infinite.
+    """
     oracle = kind(8, epsilon)
     lost, off = oracle.lost, oracle.off
     if kind is SubsetSelection:

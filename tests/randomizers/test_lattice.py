@@ -1,4 +1,6 @@
-"""Vectors on a lattice: what is sent is a function of the words alone, and floats decide only what they can."""
+"""Vectors on a lattice: what is sent is a function of the words alone, and floats decide only what
+they can.
+"""
 
 import functools
 import math
@@ -19,7 +21,9 @@ SIZES = [(1, 1.0), (2, 0.1), (3, 30.0), (8, 20.0), (9, 8.0), (64, 4.0)]
 
 
 def nasty(dim, radius, rows):
-    """Points of the ball: its centre, axes, a breath from the sphere, one small coordinate, dyadic, random."""
+    """Points of the ball: its centre, axes, a breath from the sphere, one small coordinate, dyadic,
+    random.
+    """
     x = normal(rows, dim, seed=dim)
     x *= radius / x.norm(dim=1, keepdim=True)
     x[rows // 2 :] *= torch.rand(rows - rows // 2, 1, dtype=torch.float64, generator=generator(1))
@@ -36,7 +40,9 @@ def nasty(dim, radius, rows):
 
 
 def both(protocol, rows, words=None, seed=3):
-    """Float and long answers before the floor, and the bound, of ``rows`` messages at nasty points; what users send."""
+    """Float and long answers before the floor, and the bound, of ``rows`` messages at nasty points;
+    what users send.
+    """
     noise = SeededNoise(seed)
     words = protocol.words(rows, noise) if words is None else words
     x = nasty(protocol.dim, protocol.radius, rows)
@@ -79,7 +85,9 @@ def test_floats_decide_as_long_numbers_do(kind, dim, epsilon):
 
 @every
 def test_the_bound_is_not_idle(kind):
-    """An error that could move a message past its neighbours is above it; so is that of single precision."""
+    """An error that could move a message past its neighbours is above it; so is that of single
+    precision.
+    """
     protocol = kind(8, 2.0)
     t, bound, long, sent = both(protocol, 40)
     assert float(bound[7:].max()) < 2**-25 and differ(protocol, long[1:] + long[:1], sent) > 250
@@ -92,7 +100,9 @@ def test_the_bound_is_not_idle(kind):
     "word", [0, 1, 2**10, 2**15, 2**30, 2**40, 2**53, 2**62, 2**63 - 1, 2**63 - 2**11, -1, -(2**63)]
 )
 def test_words_put_in_by_hand(kind, word):
-    """Whatever the words: long numbers agree within the bound, or there is no bound and they decide."""
+    """Whatever the words: long numbers agree within the bound, or there is no bound and they
+    decide.
+    """
     for dim in (1, 4):
         protocol = kind(dim, 3.0, 2.5)
         for place in range(4):
@@ -109,7 +119,9 @@ def test_words_put_in_by_hand(kind, word):
 @every
 @pytest.mark.parametrize("word", [-(2**63), 2**63 - 1, -(2**63) + 500])
 def test_a_radius_of_zero_has_no_bound(kind, word):
-    """Words that floats take for U = 1: the radius is 0 and its error unknown, and not of any sign."""
+    """Words that floats take for U = 1: the radius is 0 and its error unknown, and not of any
+    sign.
+    """
     protocol = kind(5, 1.0)
     words = protocol.words(3, SeededNoise(1))
     words.radii[1, 2] = word
@@ -130,7 +142,9 @@ def test_no_tail_ends(kind):
 
 @every
 def test_rows_in_doubt_are_decided_by_long_numbers(kind):
-    """A word of few bits leaves its row in doubt: more words are read for it, and what it sends is their function."""
+    """A word of few bits leaves its row in doubt: more words are read for it, and what it sends is
+    their function.
+    """
     protocol, x = kind(9, 2.0, 2.5), nasty(9, 2.5, 12)
     words = protocol.words(12, SeededNoise(4))
     usual = protocol.randomize(
@@ -148,7 +162,9 @@ def test_rows_in_doubt_are_decided_by_long_numbers(kind):
 
 @every
 def test_guarantee_no_zero_has_a_sign(kind):
-    """A whole number has none: floats, which decide nothing near 0, would say on which side of it V was."""
+    """A whole number has none: floats, which decide nothing near 0, would say on which side of it V
+    was.
+    """
     for dtype in (torch.float64, torch.float32):
         sent = kind(8, 1.0).randomize_unchecked(torch.zeros(2000, 8, dtype=dtype), SeededNoise(1))
         assert int((sent == 0).sum()) > 5 and not sent[sent == 0].signbit().any()
@@ -205,7 +221,9 @@ def test_guarantee_points_on_the_lattice_are_in_the_ball_without_error(dim):
 @pytest.mark.parametrize("epsilon", [1e-6, 0.1, 1.0, 6.0, 20.0, 50.0])
 @pytest.mark.parametrize("dim", [2, 65])
 def test_guarantee_the_coin_of_the_cap_is_rounded_down(dim, epsilon):
-    """(T/s)/((1 - T)/(1 - s)) <= e^epsilon for the cap's share s, the float that is used, in 100 digits."""
+    """(T/s)/((1 - T)/(1 - s)) <= e^epsilon for the cap's share s, the float that is used, in 100
+    digits.
+    """
     law = CapLaw(dim, epsilon)
     with mpmath.workdps(100):
         share = mpmath.mpf(law.survival)
@@ -259,7 +277,9 @@ def test_messages_are_whole_multiples_and_travel_in_few_bits(kind):
 
 @pytest.mark.parametrize(("dim", "epsilon"), [(1, 20.0), (1, 50.0), (2, 50.0), (16, 8.0)])
 def test_the_lattice_is_finer_than_the_noise(dim, epsilon):
-    """On small spheres at large epsilon the noise is far below the message: more bits, and a share of 1e-5 at most."""
+    """On small spheres at large epsilon the noise is far below the message: more bits, and a share
+    of 1e-5 at most.
+    """
     protocol = PrivUnit(dim, epsilon)
     noise = protocol.moments.variance - protocol.step**2 / 6
     assert protocol.step**2 / 6 < 1e-5 * noise and protocol.bits_per_user in (16 * dim, 32 * dim)

@@ -1,6 +1,8 @@
-"""Vectors on a lattice, derived once more from the words by arithmetic that shares nothing with the library's.
+"""Vectors on a lattice, derived once more from the words by arithmetic that shares nothing with the
+library's.
 
-As the docstrings tell it: V = b g + a x', N = V/h + W rounded, from h, the threshold or the cap's share, the coin.
+As the docstrings tell it: V = b g + a x', N = V/h + W rounded, from h, the threshold or the cap's
+share, the coin.
 """
 
 import functools
@@ -64,7 +66,9 @@ def pair(radius, angle):
 
 
 def cap(dim, share):
-    """The angle within which a random point of the sphere in R^dim lies with this chance: a hypergeometric series."""
+    """The angle within which a random point of the sphere in R^dim lies with this chance: a
+    hypergeometric series.
+    """
     small, n = min(share, 1 - share), dim - 1
     total = mp.beta(mp.mpf(n) / 2, mp.mpf(1) / 2)
     angle = mp.mpf(math.asin(math.sqrt(betaincinv(n / 2, 0.5, float(2 * small)))))
@@ -81,7 +85,9 @@ def cap(dim, share):
 
 
 def sent(protocol, x, kept):
-    """N of one message, whole numbers, from its words; the fifth block, where there is one, continues the others."""
+    """N of one message, whole numbers, from its words; the fifth block, where there is one,
+    continues the others.
+    """
     dim, pairs = protocol.dim, protocol.dim // 2 + 1
     ours = [[word] for block in (kept[0], kept[1], kept[3]) for word in block]
     more = kept[4] if len(kept) > 4 else []
@@ -125,7 +131,9 @@ def sent(protocol, x, kept):
 
 
 def points(dim, radius):
-    """Centre, on the sphere, a breath beyond it, near it, small, less than small, halfway between lattice points."""
+    """Centre, on the sphere, a breath beyond it, near it, small, less than small, halfway between
+    lattice points.
+    """
     sizes = (0, 1, -1, 1 + 2**-52, 1 - 2**-53, 2**-26, 1.5 * 2**-26, 5e-324, 0.5 + 2**-27)
     yield from ([radius * size * (place == dim // 2) for place in range(dim)] for size in sizes)
     yield [radius / math.sqrt(dim)] * dim

@@ -1,4 +1,6 @@
-"""PrivUnit on the ball: its exact privacy, its mean and covariance from the density, and its law by rejection."""
+"""PrivUnit on the ball: its exact privacy, its mean and covariance from the density, and its law by
+rejection.
+"""
 
 import math
 
@@ -25,7 +27,9 @@ def log_density(v, u, cap, high=1.0):
 @pytest.mark.parametrize("epsilon", EPSILONS)
 @pytest.mark.parametrize("dim", [1, 2, 5, 64])
 def test_guarantee_privunit_exactly_epsilon_ldp(epsilon, dim):
-    """On the sphere every ratio of densities is e^-epsilon, 1 or e^epsilon; what is dropped is post-processing."""
+    """On the sphere every ratio of densities is e^-epsilon, 1 or e^epsilon; what is dropped is
+    post-processing.
+    """
     cap, rng = PrivUnit(dim, epsilon).cap, np.random.default_rng(dim)
     x, other = random_ball(rng, 500, dim), random_ball(rng, 500, dim)
     other[::4], other[1::4], other[2::4] = -x[::4], x[1::4] * (1 - 1e-15), 0  # adversarial pairs
@@ -60,10 +64,11 @@ def test_guarantee_privunit_exactly_epsilon_ldp(epsilon, dim):
 @pytest.mark.parametrize("epsilon", [0.01, 1, 20])
 @pytest.mark.parametrize("dim", [1, 2, 64, 100_000])
 def test_guarantee_privunit_exactly_epsilon_ldp_as_it_is_drawn(epsilon, dim):
-    """T is the quantile function of a normal z with density c1 phi or c0 phi: on the sphere that is c1 or c0.
+    """T is the quantile function of a normal z with density c1 phi or c0 phi: on the sphere that is
+    c1 or c0.
 
-    The log density of T from a standard normal z, less the exact one, is what the table adds to any log ratio: less
-    than 1e-12 (test_logit_beta.py), here seen through the rounding of T itself.
+    The log density of T from a standard normal z, less the exact one, is what the table adds to any
+    log ratio: less than 1e-12 (test_logit_beta.py), here seen through the rounding of T itself.
     """
     z = torch.linspace(-8.5, 8.5, 5001, dtype=torch.float64, requires_grad=True)
     t, across = uniform_coordinate(dim + 1, z)
@@ -80,7 +85,9 @@ def test_guarantee_privunit_exactly_epsilon_ldp_as_it_is_drawn(epsilon, dim):
 
 
 def rejected(dim, epsilon, x, number, seed):
-    """Messages by the definition: uniform points of the sphere, kept with probability density / c1."""
+    """Messages by the definition: uniform points of the sphere, kept with probability density
+    / c1.
+    """
     cap, rng = PrivUnit(dim, epsilon).cap, np.random.default_rng(seed)
     found = []
     while sum(map(len, found)) < number:
@@ -117,7 +124,9 @@ def test_messages_have_the_law_of_rejection_sampling(dim, norm):
 
 @pytest.mark.parametrize("epsilon", [0.5, 1, 4, 8, 20])
 def test_the_noise_grows_with_the_dimension_up_to_that_of_a_half_space(epsilon):
-    """In many dimensions a coordinate is normal: variance 1/k^2, third moment -k, fourth 3 + k^2, k the fixed point."""
+    """In many dimensions a coordinate is normal: variance 1/k^2, third moment -k, fourth 3 + k^2, k
+    the fixed point.
+    """
     k = threshold(epsilon)
     shares = [PrivUnit.unit_variance(d, epsilon) * k**2 for d in (1, 16, 256, 10**5)]
     assert shares == sorted(shares) and 1 - 1e-3 < shares[-1] < 1

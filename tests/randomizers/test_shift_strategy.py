@@ -1,4 +1,6 @@
-"""Shift strategies: closed forms against the matrix written out, the search against bounds, a table of integers."""
+"""Shift strategies: closed forms against the matrix written out, the search against bounds, a table
+of integers.
+"""
 
 import math
 
@@ -97,7 +99,9 @@ GRID = ShiftStrategy(
 
 
 def test_a_torus_is_a_circle_of_places():
-    """Types (i, j) of 2 x 3 on a torus of 3 x 4: all chances by hand, at differences of both remainders."""
+    """Types (i, j) of 2 x 3 on a torus of 3 x 4: all chances by hand, at differences of both
+    remainders.
+    """
     ratio, patterns = math.exp(GRID.epsilon), GRID.patterns.tolist()
     for x, (i, j) in enumerate((i, j) for i in range(2) for j in range(3)):
         law = []

@@ -1,4 +1,6 @@
-"""Optimised strategies against the exact optimum over all extreme rows, and the certified bound below both."""
+"""Optimised strategies against the exact optimum over all extreme rows, and the certified bound
+below both.
+"""
 
 import functools
 import itertools
@@ -47,7 +49,9 @@ def judged(variance, average=True):
 
 
 def exact_optimum(W, epsilon):
-    """The least mean variance of all epsilon-LDP strategies: a convex program over the weights of all 2^k rows."""
+    """The least mean variance of all epsilon-LDP strategies: a convex program over the weights of
+    all 2^k rows.
+    """
     import cvxpy as cp
 
     k = W.shape[1]
@@ -102,7 +106,8 @@ def test_guarantee_strategy_lower_bound_holds_for_any_witness():
         Z, ones, zeros, mixed = normal[i : i + 4]
         witness = VarianceWitness(W + 0.3 * Z, Z[0].abs() * 100 + 20, ones, zeros, mixed)
         assert certify_variance(W, epsilon, witness) <= least
-    # The best decoder's Z, with prices far too small, would prove a tenfold variance if they were believed.
+    # The best decoder's Z, with prices far too small, would prove a tenfold variance if they were
+    # believed.
     Q = tuned(W, epsilon, steps=100)
     M = Q.matrix.mT @ (Q.matrix / Q.law[:, None])
     Z, none = W @ torch.linalg.inv(M), torch.zeros(k, k, dtype=torch.float64)
@@ -175,7 +180,9 @@ def test_a_prior_is_what_the_variance_is_small_for():
 
 
 def test_better_than_published_values_for_prefix_sums():
-    """Sum over queries of the worst type's variance at k = 64, epsilon = 1: 723.5917 by the authors' code, seed 0."""
+    """Sum over queries of the worst type's variance at k = 64, epsilon = 1: 723.5917 by the
+    authors' code, seed 0.
+    """
     W = workloads.prefix(64).dense()
     strategy = tuned(W, 1.0, average=False)
     assert float(strategy.workload_variance(W).sum(0).max()) < 640
@@ -220,7 +227,9 @@ def test_the_result_depends_on_the_generator_and_the_arguments_alone():
 
 
 def least_variance(Q, W, h):
-    """Of unbiased answers from one report, mean over queries, types drawn from h; nan where there are none."""
+    """Of unbiased answers from one report, mean over queries, types drawn from h; nan where there
+    are none.
+    """
     law = Q @ h
     # V Q = W at the least V diag(law) V^T: V = W (Z^T Z)^+ Z^T / sqrt(law)
     Z = Q / np.sqrt(law)[:, None]

@@ -1,4 +1,6 @@
-"""Sub-Gaussian constants: the defining inequalities in every direction, from laws computed another way."""
+"""Sub-Gaussian constants: the defining inequalities in every direction, from laws computed another
+way.
+"""
 
 import math
 
@@ -31,7 +33,9 @@ def rate_bound(z, weights, proxy):
 
 
 def sphere(dim, edges=()):
-    """Nodes X and weights for a coordinate of a uniform point of the sphere in R^dim, panels refined at ``edges``."""
+    """Nodes X and weights for a coordinate of a uniform point of the sphere in R^dim, panels
+    refined at ``edges``.
+    """
     if dim == 1:
         return np.array([-1.0, 1.0]), np.array([0.5, 0.5])
     nodes, weights = np.polynomial.legendre.leggauss(24)
@@ -58,7 +62,9 @@ def beyond(t, dim):
 
 
 def seen_from(direction, dim, threshold, low, high):
-    """<V, theta> for V uniform, times c1 where <V, u> >= threshold and c0 elsewhere; cos(theta, u) = direction."""
+    """<V, theta> for V uniform, times c1 where <V, u> >= threshold and c0 elsewhere;
+    cos(theta, u) = direction.
+    """
     polar, edge = math.acos(direction), math.acos(threshold)
     ends = [math.pi / 2 - abs(polar + s * edge) for s in (1, -1)]
     x, weights = sphere(
@@ -91,7 +97,9 @@ def test_privunit_holds_in_every_direction_and_is_attained(dim, epsilon):
 
 @pytest.mark.parametrize("epsilon", [1e-6, 1e-3, 0.1, 1, 3, 8, 20, 50])
 def test_the_constant_behind_the_pairwise_bounds(epsilon):
-    """Ghazi et al. (2023), Theorem 9, wants sigma = O(C/epsilon): with PrivUnit at most 2.05 C coth(epsilon/2)."""
+    """Ghazi et al. (2023), Theorem 9, wants sigma = O(C/epsilon): with PrivUnit at most 2.05 C
+    coth(epsilon/2).
+    """
     for dim in (1, 2, 16, 512, 10**5):
         assert PrivUnit(dim, epsilon, 3.0).subgaussian.psi2 < 2.05 * 3 / math.tanh(epsilon / 2)
     # which is nearly reached

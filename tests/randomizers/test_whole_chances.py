@@ -1,4 +1,6 @@
-"""Chances as they are drawn, in rational arithmetic of its own: no channel spends more than it says."""
+"""Chances as they are drawn, in rational arithmetic of its own: no channel spends more than it
+says.
+"""
 
 import itertools
 import math
@@ -67,7 +69,9 @@ TABLES = {
 
 
 def spent(columns):
-    """The largest ratio within an output of columns of integers; infinite where an output is missing from some."""
+    """The largest ratio within an output of columns of integers; infinite where an output is
+    missing from some.
+    """
     rows = list(zip(*columns, strict=True))
     if any(min(row) == 0 < max(row) for row in rows):
         return math.inf
@@ -130,7 +134,9 @@ KINDS = [RandomizedResponse, HadamardResponse, SubsetSelection, *UNARY]
 
 
 def ratio(oracle):
-    """The largest ratio of a message's chances between two types, from the numbers that its sampler draws with."""
+    """The largest ratio of a message's chances between two types, from the numbers that its sampler
+    draws with.
+    """
     k = oracle.k
     if isinstance(oracle, RandomizedResponse):
         other = others(oracle)
@@ -168,7 +174,9 @@ def test_guarantee_oracles_spend_no_more_than_they_say(kind):
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_wrong_constant_is_seen_and_stated(monkeypatch, kind):
-    """Twice the ratio: the channel spends log 2 more, or twice that, and the guarantee is measured."""
+    """Twice the ratio: the channel spends log 2 more, or twice that, and the guarantee is
+    measured.
+    """
     room = sys.modules[kind.__module__]
     monkeypatch.setattr(room, "exponential", lambda epsilon: 2 * chances.exponential(epsilon))
     monkeypatch.setattr(room, "told_apart", lambda *_: None)

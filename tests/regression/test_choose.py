@@ -1,4 +1,6 @@
-"""The choice between routes: the errors that it predicts are those that are measured, and its reasons hold."""
+"""The choice between routes: the errors that it predicts are those that are measured, and its
+reasons hold.
+"""
 
 import math
 

@@ -1,4 +1,6 @@
-"""The Gram route: its guarantee from explicit neighbours, its noise, and the central mechanism it equals in law."""
+"""The Gram route: its guarantee from explicit neighbours, its noise, and the central mechanism it
+equals in law.
+"""
 
 import math
 from typing import ClassVar
@@ -17,7 +19,9 @@ EPSILON, DELTA = 0.5, 1e-5
 
 
 def neighbours(release):
-    """Two clients at the largest distance, and many others: rows and, with labels, a last column."""
+    """Two clients at the largest distance, and many others: rows and, with labels, a last
+    column.
+    """
     d, B, C = release.columns, release.bound, release.label_bound
     A = B * torch.nn.functional.normalize(
         torch.randn(400, d, dtype=torch.float64, generator=generator(1)), dim=1
@@ -128,7 +132,9 @@ def test_noise_is_isotropic_on_symmetric_matrices_and_cross_has_its_own_unit():
     ],
 )
 def test_guarantee_servers_add_up_the_same_integers(release, x):
-    """Messages to one process or to servers: bit for bit one release from one source; one process, and parts."""
+    """Messages to one process or to servers: bit for bit one release from one source; one process,
+    and parts.
+    """
     servers, once = release.secure_sum(3), release.estimate(x, noise=SeededNoise(1))
     sent = release.analyse(release.tally(release.randomize(x, noise=SeededNoise(1))))
     words = servers.tally(servers.randomize(release.rows(x), noise=SeededNoise(1)))

@@ -81,7 +81,9 @@ class TestSecureHistogram(MessageContract):
 
 
 def check(release, encoded, delta):
-    """The largest distance among these encodings is the sensitivity, and the noise spends all the budget on it."""
+    """The largest distance among these encodings is the sensitivity, and the noise spends all the
+    budget on it.
+    """
     distance, client = (
         float(torch.pdist(encoded.double(), p=2 if delta else 1).max()),
         release.client,

@@ -1,5 +1,5 @@
-"""Ridge regression from released moments: the estimate of the loss, the search over regularization, predicted
-errors."""
+"""Ridge regression from released moments: the estimate of the loss, the search over regularization,
+predicted errors."""
 
 import math
 
@@ -154,7 +154,9 @@ def test_debiased_moments_are_unbiased_and_their_levels_are_measured():
 
 @pytest.mark.parametrize("d", [1, 3])
 def test_a_cautious_solution_stays_away_from_singular_whatever_the_noise(d):
-    """At the noise that the rule takes for the largest, G + t I was 0, and one in 37 solutions of one column beyond."""
+    """At the noise that the rule takes for the largest, G + t I was 0, and one in 37 solutions of
+    one column beyond.
+    """
     level = 0.1
     r = level * math.sqrt(d * math.log(2 * d**2 / 0.05))
     gram = (

@@ -1,4 +1,6 @@
-"""Bounds, epsilons and deltas out of all proportion: refused by their names, or the release has noise of its size."""
+"""Bounds, epsilons and deltas out of all proportion: refused by their names, or the release has
+noise of its size.
+"""
 
 import warnings
 

@@ -1,5 +1,5 @@
-"""Exact sensitivities of the products: reached by neighbours that are written down, exceeded by nothing that is
-found."""
+"""Exact sensitivities of the products: reached by neighbours that are written down, exceeded by
+nothing that is found."""
 
 import math
 
@@ -41,7 +41,9 @@ def found(d, C, tries=12):
 @pytest.mark.parametrize("d", [1, 2, 4])
 @pytest.mark.parametrize("label_bound", [0.01, B, 300.0])
 def test_joint_sensitivity_is_reached_and_never_exceeded(d, label_bound):
-    """What a client sends, less what it sends on a neighbour with the same noise: at most what the noise is for."""
+    """What a client sends, less what it sends on a neighbour with the same noise: at most what the
+    noise is for.
+    """
     release = GramRelease(400, d, B, 1.0, 1e-5, label_bound)
     stated = release.shown.l2
     x = torch.zeros(2, d + 1, dtype=torch.float64)

@@ -1,4 +1,6 @@
-"""The secure sketch: exact integers, calibrated noise, refusals before anything is drawn, counted bytes."""
+"""The secure sketch: exact integers, calibrated noise, refusals before anything is drawn, counted
+bytes.
+"""
 
 import itertools
 import math
@@ -70,7 +72,9 @@ class TestSecureSketch(MessageContract):
     ]
 
     def loss(self, protocol):
-        """delta of the worst client, three of each row's pairs gone: Gaussian noise, each copy its own."""
+        """delta of the worst client, three of each row's pairs gone: Gaussian noise, each copy its
+        own.
+        """
         noise = torch.tensor([5, 5, 5, 1, 9, 9]) * protocol.sigma**2  # of sqrt(s) Y
         squares = (2 * protocol.bound * math.sqrt(2) * written_out(UNEVEN)).square()
         mu = torch.where(squares > 0, squares / noise[:, None], 0.0).sum(0).max().sqrt()
@@ -106,7 +110,9 @@ def test_the_servers_compute_the_integer_sketch_bit_for_bit(bits, servers):
 
 @pytest.mark.parametrize("bits", [32, 64])
 def test_guarantee_one_process_draws_one_noise_for_each_sum_as_wide_as_all_clients_together(bits):
-    """Integers alone and a rounded normal of the clients' variance: its own mu is no more than is promised."""
+    """Integers alone and a rounded normal of the clients' variance: its own mu is no more than is
+    promised.
+    """
     coalition = AdaptiveCoalition(3, absent=2)
     p = SecureSketch(UNEVEN, 2, 1.0, 1.0, 1e-3, coalition=coalition, bits=bits, fraction_bits=14)
     A, key = rows(24, 2), one_key(SeededNoise(1))

@@ -1,4 +1,6 @@
-"""The secure sketch without delta: the law of its noise written out, modulo the ring; one part less is too little."""
+"""The secure sketch without delta: the law of its noise written out, modulo the ring; one part less
+is too little.
+"""
 
 import decimal
 import itertools
@@ -80,7 +82,9 @@ class TestPureSecureSketch(MessageContract):
     ]
 
     def loss(self, protocol):
-        """Two rows move by 2^5 units each, with five parts in the noise of the emptier one, of eight pairs."""
+        """Two rows move by 2^5 units each, with five parts in the noise of the emptier one, of
+        eight pairs.
+        """
         law = sum_of(polya(protocol.part, protocol.rate, 2**10), 5)
         return 2 * float(np.log(law / np.roll(law, 2 * 2**4)).max())
 
@@ -116,7 +120,9 @@ def test_guarantee_honest_shares_make_a_discrete_laplace_variable_and_one_less_d
 
 @pytest.mark.filterwarnings("ignore:a grid of")
 def test_guarantee_of_the_calibrated_noise_in_both_rings():
-    """The integers of two rows at the largest distance, in one column and in several, under the shares' exact law."""
+    """The integers of two rows at the largest distance, in one column and in several, under the
+    shares' exact law.
+    """
     for bits, columns, sensitivity, f in ((32, 1, None, 2), (64, 3, None, 1), (32, 2, 0.3, 3)):
         p = PureSecureSketch(
             ones(6), columns, 1.0, 0.7, bits=bits, fraction_bits=f, sensitivity=sensitivity,
@@ -169,7 +175,9 @@ def test_clusters_are_never_fewer_than_the_law_asks_for(rate):
 
 
 def assert_law(counts, law):
-    """Pearson's statistic of the cells that expect 20 or more is not beyond five of its deviations."""
+    """Pearson's statistic of the cells that expect 20 or more is not beyond five of its
+    deviations.
+    """
     kept = law * counts.sum() > 20
     expected = np.append(law[kept], law[~kept].sum()) * counts.sum()
     seen = np.append(counts[kept], counts[~kept].sum())

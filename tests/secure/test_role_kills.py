@@ -1,4 +1,6 @@
-"""kill -9 of every role before every line that it runs: it goes on, and one sum leaves each server."""
+"""kill -9 of every role before every line that it runs: it goes on, and one sum leaves each
+server.
+"""
 
 import inspect
 import os
@@ -18,7 +20,9 @@ FILES = {inspect.getsourcefile(part) for part in (secure.submit, secure.KeyFile)
 
 
 def killed(line, play):
-    """Whether a child that plays was killed before this line, counted as they first run, of the roles' own code."""
+    """Whether a child that plays was killed before this line, counted as they first run, of the
+    roles' own code.
+    """
     if (child := os.fork()) == 0:
         ran = set()
 

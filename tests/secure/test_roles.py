@@ -129,7 +129,9 @@ ROLES = {
 
 @pytest.mark.parametrize("name", ROLES)
 def test_guarantee_every_role_refuses_a_session_that_its_person_did_not_accept(parties, name):
-    """The file is swapped after fingerprints were compared: for other servers' keys, another question, other text."""
+    """The file is swapped after fingerprints were compared: for other servers' keys, another
+    question, other text.
+    """
     found = parties()
     play = lambda: ROLES[name](found.at, found.key(name), found.part("north"))  # noqa: E731
     evil = KeyFile.made(found.folder / "evil", "server-0")
@@ -158,7 +160,9 @@ def test_guarantee_every_role_refuses_a_session_that_its_person_did_not_accept(p
 def test_guarantee_a_session_counts_the_largest_organisation_where_the_question_says_nothing(
     parties, name
 ):
-    """As the question with corrupt = 10 does, in its file too; what the other ten add is enough by itself."""
+    """As the question with corrupt = 10 does, in its file too; what the other ten add is enough by
+    itself.
+    """
     found = parties("histogram")
     sums = {
         "sum": SecureSketch(ones(20), 2, 1.0, 1.0, 1e-5),
@@ -221,7 +225,9 @@ def test_guarantee_a_key_that_joined_nothing_plays_no_role(parties, tmp_path):
 
 
 def test_no_partys_files_open_anothers_frames(parties):
-    """Every key file tried on every frame, by public calls and an own cipher: its two ends alone open it."""
+    """Every key file tried on every frame, by public calls and an own cipher: its two ends alone
+    open it.
+    """
     found = parties()
     found.submit()
     found.serve()
@@ -396,7 +402,9 @@ def test_a_session_says_all_that_is_public_and_nothing_else_is_read(parties, tmp
 
 
 def history(found, chance, steps):
-    """Roles in any order and number, files lost, found again and spoiled; returns the sums that ever left a server."""
+    """Roles in any order and number, files lost, found again and spoiled; returns the sums that
+    ever left a server.
+    """
     stolen, left = {}, {}
     for _ in range(steps):
         files = [path for path in found.at.glob("[!.]*") if path.suffix in (".frames", ".roll")]

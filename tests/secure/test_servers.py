@@ -1,4 +1,6 @@
-"""Frames between clients, servers and analyst: what was changed, dropped, swapped or repeated on its way is found."""
+"""Frames between clients, servers and analyst: what was changed, dropped, swapped or repeated on
+its way is found.
+"""
 
 import hmac
 import math
@@ -48,7 +50,9 @@ def forged(key, front, words):
 
 
 class Run:
-    """A session of a protocol: its parties and the frames that clients send, ``each`` clients under one key."""
+    """A session of a protocol: its parties and the frames that clients send, ``each`` clients under
+    one key.
+    """
 
     def __init__(self, p, nonce=SESSION_NONCE, secret=SECRET, each=1):
         self.protocol, self.session, self.each = p, p.session(nonce), each
@@ -252,7 +256,9 @@ def test_a_server_publishes_once_and_lets_nobody_in_late():
 
 
 def test_a_fast_server_does_not_close_a_slow_ones_doors():
-    """Server 1 has nobody yet when server 0's roll call comes; it hears all and makes its own afterwards."""
+    """Server 1 has nobody yet when server 0's roll call comes; it hears all and makes its own
+    afterwards.
+    """
     run = Run(protocol())
     servers, full = run.servers(), run.fed()
     for i in range(24):
@@ -295,7 +301,9 @@ def test_outside_the_model_a_server_that_lies_about_its_sum_is_believed():
 
 
 def test_one_client_can_not_speak_for_another():
-    """Single clients, and organisations of several: for others, for a part of them, or for some of both."""
+    """Single clients, and organisations of several: for others, for a part of them, or for some of
+    both.
+    """
     for each in (1, 8):
         run = Run(protocol(), each=each)
         servers = run.servers()
@@ -357,7 +365,9 @@ def test_a_server_opens_frames_of_the_clients_it_issued_a_key_to_and_of_nobody_e
 
 
 def test_who_has_no_key_of_a_link_reads_nothing():
-    """All frames of a client add up to its words in nobody's hands; the same words are never the same frame."""
+    """All frames of a client add up to its words in nobody's hands; the same words are never the
+    same frame.
+    """
     run = Run(protocol())
     words = run.protocol.randomize(run.A, noise=SeededNoise(1)).values
     for i in (0, 7):
@@ -376,7 +386,9 @@ def test_who_has_no_key_of_a_link_reads_nothing():
 
 
 def test_drop_outs_leave_the_noise_that_colluders_were_counted_for():
-    """n = 30, ten drop out, then ten of the others collude: ten clients' noise has to hide a client."""
+    """n = 30, ten drop out, then ten of the others collude: ten clients' noise has to hide a
+    client.
+    """
     for absent in (0, 10):
         p = SecureSketch(
             ones(30), 1, 1.0, 1.0, 1e-6, coalition=AdaptiveCoalition(10, absent=absent)

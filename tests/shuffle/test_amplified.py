@@ -1,4 +1,6 @@
-"""A crowd behind a shuffler: its protocol by the battery, its bound against sums that are known exactly."""
+"""A crowd behind a shuffler: its protocol by the battery, its bound against sums that are known
+exactly.
+"""
 
 import dataclasses
 import itertools
@@ -60,7 +62,9 @@ def least(divergence, delta):
 
 
 def of_two_types(client, n):
-    """(law, law) of the counts of types 0 and 1 where all others hold type 2 of three, and one user 0 or 1."""
+    """(law, law) of the counts of types 0 and 1 where all others hold type 2 of three, and one user
+    0 or 1.
+    """
     p, q = client.p, client.q
     a, b = np.indices((n + 1, n + 1))
     others = multinomial.pmf(np.stack([a, b, n - 1 - a - b], -1), n - 1, [q, q, p])
@@ -124,7 +128,9 @@ def by_counts(blanket, epsilon, n):
 
 
 def by_binomials(local, epsilon, n):
-    """The same where sets share nothing and fill all: K ~ Binomial(n, 2 q) bits, Binomial(K, 1/2) of them the one's."""
+    """The same where sets share nothing and fill all: K ~ Binomial(n, 2 q) bits, Binomial(K, 1/2)
+    of them the one's.
+    """
     e, E = math.exp(local), math.exp(epsilon)
     other, step = 1 - e * E, (e - E) - (1 - e * E)
     K = np.arange(1, n + 1)
@@ -189,7 +195,9 @@ def test_extreme_epsilons(name, local):
 
 
 def test_tables_and_closed_forms_agree():
-    """The same chances, written out: randomized response, all subsets, the rows of Hadamard's matrix, shifts."""
+    """The same chances, written out: randomized response, all subsets, the rows of Hadamard's
+    matrix, shifts.
+    """
 
     def sets(client):
         return [set(each) for each in itertools.combinations(range(client.k), client.subset)]
@@ -343,7 +351,9 @@ def chances(member, both, epsilon):
 
 @pytest.mark.parametrize("epsilon", [0.01, 0.5, 3.0, 12.0])
 def test_guarantee_chances_of_a_blanket_add_up(epsilon):
-    """For any share, the default both = 0 included: no chance is below 0, and no delta is below that of one set."""
+    """For any share, the default both = 0 included: no chance is below 0, and no delta is below
+    that of one set.
+    """
     for share in (0.1, 0.4999, 0.5, 0.51, 0.9, 0.999):
         blanket = Blanket.two_level(epsilon, share)
         found = chances(blanket.member, blanket.both, epsilon)
@@ -396,7 +406,9 @@ def test_guarantee_two_types_in_any_crowd(local):
 
 
 def test_guarantee_sets_that_share_less_and_ratios_that_are_rounded_up_hide_less():
-    """Lemmas (b) and (c) of ``privacy.blanket``: what is not known exactly is taken for the worse."""
+    """Lemmas (b) and (c) of ``privacy.blanket``: what is not known exactly is taken for the
+    worse.
+    """
     shared = [
         blanket_delta(Blanket.two_level(2.0, 0.3, both), 0.3, 200)
         for both in (0.0, 0.03, 0.09, 0.2)
@@ -416,7 +428,9 @@ def test_a_crowd_of_noise_with_a_delta_is_refused():
 @pytest.mark.parametrize("share", [0.6, 0.9])
 @pytest.mark.parametrize("n", [2, 8])
 def test_guarantee_large_sets_are_bounded_by_all_counts(share, n):
-    """The same measure of sets, all ways to fall on them counted; two sets above a half share something."""
+    """The same measure of sets, all ways to fall on them counted; two sets above a half share
+    something.
+    """
     blanket = Blanket.two_level(0.5, share)
     for epsilon in (0.0, 0.1, 0.4):
         assert 1 <= blanket_delta(blanket, epsilon, n) / by_counts(blanket, epsilon, n) < 1.05

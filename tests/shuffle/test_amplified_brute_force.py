@@ -1,7 +1,8 @@
-"""Amplified deltas of a few users against everything that a shuffler may show, enumerated in plain numpy.
+"""Amplified deltas of a few users against everything that a shuffler may show, enumerated in plain
+numpy.
 
-Every data set of the others, every pair of values, every histogram of messages: chances are written out from the
-definitions, and nothing of the bound is used.
+Every data set of the others, every pair of values, every histogram of messages: chances are written
+out from the definitions, and nothing of the bound is used.
 """
 
 import itertools
@@ -91,7 +92,9 @@ def shifts(k, epsilon):
 
 
 def histograms(rows, size):
-    """The distribution of the histogram of a message from each row: an axis to each message but the last."""
+    """The distribution of the histogram of a message from each row: an axis to each message but the
+    last.
+    """
     outputs = len(rows[0])
     law = np.zeros((size,) * (outputs - 1))
     law[(0,) * (outputs - 1)] = 1.0
@@ -163,7 +166,9 @@ def test_a_wrong_constant_is_below_the_enumerated_truth(made):
 
 @pytest.mark.parametrize("n", [3, 5])
 def test_what_only_a_third_value_makes_likely_hides_nobody(n):
-    """c is the least chance over all values: over the two that are told apart it would be too large."""
+    """c is the least chance over all values: over the two that are told apart it would be too
+    large.
+    """
     epsilon, truth = 0.2, truths(THIRD, n, [0.2])[0]
     two = Blanket.of_table(torch.from_numpy(THIRD[:2]), math.log(2))
     whole = Blanket.of_table(torch.from_numpy(THIRD), math.log(12))

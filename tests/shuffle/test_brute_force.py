@@ -1,7 +1,9 @@
-"""Certified deltas of a few users against everything that the analyst may see, enumerated from what each user sends.
+"""Certified deltas of a few users against everything that the analyst may see, enumerated from what
+each user sends.
 
-Random instances of every protocol, in plain numpy: the laws of one user's messages are written out from the definitions
-and convolved; nothing of the accounting is used. What is cut off only makes the enumerated truth smaller.
+Random instances of every protocol, in plain numpy: the laws of one user's messages are written out
+from the definitions and convolved; nothing of the accounting is used. What is cut off only makes
+the enumerated truth smaller.
 """
 
 import itertools
@@ -67,7 +69,9 @@ def correlated_noise(rng):
 
 
 def neighbours(users, laws):
-    """Laws of all messages where one user's bit differs, for every number of ones among the others."""
+    """Laws of all messages where one user's bit differs, for every number of ones among the
+    others.
+    """
     found = []
     for ones in range(users):
         pair = []

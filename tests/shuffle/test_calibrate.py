@@ -1,4 +1,6 @@
-"""Calibration: what is returned is certified, a little less noise is not, and close to a central curator's."""
+"""Calibration: what is returned is certified, a little less noise is not, and close to a central
+curator's.
+"""
 
 import functools
 import math
@@ -129,7 +131,9 @@ def test_flips_are_counted_where_they_ask_for_less_than_little_movement(kind):
 @pytest.mark.filterwarnings("error")
 @pytest.mark.parametrize("kind", [PoissonSum, BoundedSum])
 def test_movement_too_small_for_floats_is_counted_as_one_that_they_follow(kind):
-    """At 1e-300 a Poisson law's mean was 39, that of a movement of 1e-30 is 3e-7, and squares were not numbers."""
+    """At 1e-300 a Poisson law's mean was 39, that of a movement of 1e-30 is 3e-7, and squares were
+    not numbers.
+    """
     least, more = (
         kind.calibrated(100, 1.0, 1e-5, Sensitivity(2, change=change)) for change in (1e-300, 1e-18)
     )

@@ -1,4 +1,6 @@
-"""Dominating pairs against what users send, written out for every database, and against 50 digits."""
+"""Dominating pairs against what users send, written out for every database, and against 50
+digits.
+"""
 
 import itertools
 import math
@@ -185,7 +187,8 @@ def test_guarantee_response_covers_every_number_of_ones(users, flip):
 @pytest.mark.parametrize("others", [3, 1000, 10**6])
 @pytest.mark.parametrize("share", [0.0, 0.25, 0.5])
 def test_the_start_of_the_ratios_is_forgotten(others, p, share):
-    # the shrinking that ``_laws`` counts on, between the ends of its rows and the counts that matter
+    # the shrinking that ``_laws`` counts on, between the ends of its rows and the counts that
+    # matter
     q, variance, k = 1 - p, others * p * (1 - p), int(share * others)
     mean = others * p + k * (q - p)
 
@@ -297,7 +300,9 @@ def test_laws_lose_next_to_nothing(shape, ratio):
     ids=["P", "NB", "few"],
 )
 def test_guarantee_a_law_told_by_blocks_hides_no_less_and_costs_little(law):
-    """Curves and moments of the outcomes one by one, against those of the pair by blocks, in both directions."""
+    """Curves and moments of the outcomes one by one, against those of the pair by blocks, in both
+    directions.
+    """
     a, b, loss = law.neighbours()
     assert len(a) <= 2 * BLOCKS < len(law.mass) / 4
     assert a.sum() == pytest.approx(law.mass[1:].sum(), abs=1e-12)

@@ -1,4 +1,6 @@
-"""Accounting by summed inversion: known noise, enumeration, the worst patterns found, and limits."""
+"""Accounting by summed inversion: known noise, enumeration, the worst patterns found, and
+limits.
+"""
 
 import itertools
 import math
@@ -85,7 +87,9 @@ def test_guarantee_no_pair_of_vectors_in_two_coordinates_is_told_apart_better(na
 @pytest.mark.slow
 @pytest.mark.parametrize("name", MASSES)
 def test_guarantee_no_pair_of_100_000_in_two_coordinates_is_told_apart_better(name):
-    """As above on a grid of eighths of a step, against the bound at the least movement of sixty that is no less."""
+    """As above on a grid of eighths of a step, against the bound at the least movement of sixty
+    that is no less.
+    """
     law, mass = MASSES[name]
     pairs, violated = 0, 0
     for levels, steps in ((1, 12), (2, 12), (3, 8)):
@@ -115,7 +119,9 @@ def test_guarantee_no_pair_of_100_000_in_two_coordinates_is_told_apart_better(na
 
 
 def composed(P, Q, times, epsilon):
-    """A lower bound on delta of so many independent pairs, either way, by the package's optimistic grid."""
+    """A lower bound on delta of so many independent pairs, either way, by the package's optimistic
+    grid.
+    """
     with np.errstate(divide="ignore"):
         logs = [{i: float(x) for i, x in enumerate(np.log(law)) if x > -80} for law in (P, Q)]
     one = from_two_probability_mass_functions(
@@ -129,7 +135,9 @@ def composed(P, Q, times, epsilon):
     [("Poisson", 1.0, 4.0), ("bounded", 1.0, 4.0), ("bounded", 4.5, 4.0)],
 )
 def test_guarantee_the_worst_pattern_found_is_below_and_near(name, epsilon, change):
-    """Equal moves of every size and of all four types, in 64 coordinates; 5 % less noise is noticed."""
+    """Equal moves of every size and of all four types, in 64 coordinates; 5 % less noise is
+    noticed.
+    """
     law = KINDS[name].calibrated(125, epsilon, 1e-5, Sensitivity(64, change=change))
     smaller = (
         PoissonSum(125, 0.95 * law.mean)
@@ -185,7 +193,9 @@ def test_more_movement_and_less_noise_cost_more(levels):
 @pytest.mark.parametrize("up", [True, False], ids=["base Q", "base P"])
 @pytest.mark.parametrize("turned", [False, True])
 def test_moduli_are_those_of_the_pairs(turned, up, levels):
-    """|sum P^(1 + z) Q^(-z)|, outcome by outcome, less what is lost, and the tails' mass where nothing is lost."""
+    """|sum P^(1 + z) Q^(-z)|, outcome by outcome, less what is lost, and the tails' mass where
+    nothing is lost.
+    """
     mass = stats.poisson.pmf(np.arange(25), 5.0)
     cut, x, a, step = Cut(mass[3:20], 0.01, 0.0), np.linspace(0.1, levels, 7 * levels), 1.7, 0.9
     found = list(Move.of_noise(cut, x, turned, up).moduli(a, step, 3))

@@ -1,4 +1,6 @@
-"""Accounting of randomly rounded vectors: against enumeration and exact composition, with negative controls."""
+"""Accounting of randomly rounded vectors: against enumeration and exact composition, with negative
+controls.
+"""
 
 import functools
 import math
@@ -65,7 +67,9 @@ def calibrated(epsilon, change):
     ],
 )
 def test_guarantee_rounded_vectors_are_private_by_exact_composition(instances, change, epsilon):
-    """However the change is spread over the coordinates; 85 % of the noise variance are not enough."""
+    """However the change is spread over the coordinates; 85 % of the noise variance are not
+    enough.
+    """
     delta = 1e-5
     protocol = calibrated(epsilon, change)
     assert delta_of(protocol, epsilon, Sensitivity(256, change=change)) <= delta

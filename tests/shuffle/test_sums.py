@@ -65,7 +65,9 @@ class SumsContract:
         return protocol.delta
 
     def released(self, row, seed, times):
-        """Totals where the first user holds this bit: as many instances as releases, some at a time."""
+        """Totals where the first user holds this bit: as many instances as releases, some at a
+        time.
+        """
         noise, found = SeededNoise(seed), []
         for start in range(0, times, AT_ONCE):
             many = dataclasses.replace(self.protocol, instances=min(AT_ONCE, times - start))

@@ -1,4 +1,6 @@
-"""Shuffled noise as it is drawn: from whole numbers, at least what is accounted for, as near its law as is said."""
+"""Shuffled noise as it is drawn: from whole numbers, at least what is accounted for, as near its
+law as is said.
+"""
 
 import math
 from fractions import Fraction

@@ -1,4 +1,6 @@
-"""What the tests of sweeps share: trials that workers import by name, and the rows of a sweep in one process."""
+"""What the tests of sweeps share: trials that workers import by name, and the rows of a sweep in
+one process.
+"""
 
 import sys
 from pathlib import Path

@@ -174,7 +174,9 @@ def test_threads_do_not_change_a_bit():
     ("hits", "count"), [(0, 5), (5, 5), (1, 40), (190, 200), (99_000, 100_000)]
 )
 def test_a_share_has_the_exact_binomial_interval(hits, count):
-    """Whatever the blocks; the chance of as many hits or more is half of the rest at the lower end."""
+    """Whatever the blocks; the chance of as many hits or more is half of the rest at the lower
+    end.
+    """
     drawn = torch.arange(count) < hits
     moments = merge(*(Moments.of(part) for part in drawn.split([2, count - 2])))
     assert moments.share and not merge(moments, Moments.of(torch.rand(3))).share

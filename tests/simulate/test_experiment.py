@@ -1,4 +1,6 @@
-"""An experiment: options from its configuration, tables printed and written, figures from what was written."""
+"""An experiment: options from its configuration, tables printed and written, figures from what was
+written.
+"""
 
 import math
 from dataclasses import dataclass

@@ -209,7 +209,9 @@ def broken(which: dict[str, Any], config: dict[str, Any]) -> Trial:
     "full", [MemoryError("no room"), torch.OutOfMemoryError("CUDA out of memory")]
 )
 def test_out_of_memory_at_any_block_is_tried_again_and_resumed(tmp_path, expected, full):
-    """Once at every block: the same rows. At one block always: a clear error, and what was done is kept."""
+    """Once at every block: the same rows. At one block always: a clear error, and what was done is
+    kept.
+    """
     seen: set[int] = set()
 
     def short(always: Any, config: dict[str, Any]) -> Trial:

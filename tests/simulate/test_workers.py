@@ -1,4 +1,6 @@
-"""Workers: the same bits as one process, whatever dies, fails or is interrupted, and nothing left behind."""
+"""Workers: the same bits as one process, whatever dies, fails or is interrupted, and nothing left
+behind.
+"""
 
 import multiprocessing
 import os

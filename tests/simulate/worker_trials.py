@@ -103,7 +103,9 @@ def late_first_block(store: Path, count: int, config: dict[str, Any]) -> Trial:
 
 
 def slow(folder: Path, seconds: float, most: int, config: dict[str, Any]) -> Trial:
-    """``make_trial`` that takes its time and leaves its process number in ``folder``; it hangs after ``most``."""
+    """``make_trial`` that takes its time and leaves its process number in ``folder``; it hangs
+    after ``most``.
+    """
     trial = make_trial(config)
 
     def sample(generator: torch.Generator, size: int) -> Samples:

@@ -1,5 +1,6 @@
-"""Noise on small random instances against enumeration: coalitions, shares, deltas. Nothing is shared with the package
-but its claims: sketches are dense matrices, deltas come from the error function, laws are convolved."""
+"""Noise on small random instances against enumeration: coalitions, shares, deltas. Nothing is
+shared with the package but its claims: sketches are dense matrices, deltas come from the error
+function, laws are convolved."""
 
 import itertools
 import math
@@ -44,7 +45,9 @@ def random_sketch(chance, n, m, s, kind):
 
 
 def distances(sketch, client, gone, sigma):
-    """mu of one client at distance 1 (rows of the sum, factor s^-1/2 left out), the noise of ``gone`` taken away."""
+    """mu of one client at distance 1 (rows of the sum, factor s^-1/2 left out), the noise of
+    ``gone`` taken away.
+    """
     rows, signs, m = sketch.rows.numpy(), sketch.signs.numpy().astype(float), sketch.height
     shift, covariance = np.zeros(m), np.zeros((m, m))
     for i in range(rows.shape[1]):
@@ -91,7 +94,9 @@ def coalitions(chance, fault):
 
 
 def shared(chance, fault):
-    """Gaussian noise in shares after some have dropped out; discrete Laplace noise: the largest log ratio."""
+    """Gaussian noise in shares after some have dropped out; discrete Laplace noise: the largest log
+    ratio.
+    """
     for _ in range(INSTANCES):
         n = int(chance.integers(2, 60))
         corrupt = int(chance.integers(0, n))

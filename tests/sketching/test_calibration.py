@@ -39,8 +39,8 @@ def written_out_mu(noise, sketch, corrupt=(), bound=BOUND):
 
 
 def written_out_mus(noise, sketch, corrupt=(), bound=BOUND):
-    """For each honest client, from the map of every honest number drawn to the entries of one column of the release:
-    the root of difference^T covariance^-1 difference."""
+    """For each honest client, from the map of every honest number drawn to the entries of one
+    column of the release: the root of difference^T covariance^-1 difference."""
     n, s, m = sketch.clients, sketch.copies, sketch.height
     honest = [i for i in range(n) if i not in corrupt]
     source = torch.zeros(m, s, n, dtype=torch.float64)
@@ -139,7 +139,9 @@ def laplace_sum_density(x, shares, scale):
 
 @pytest.mark.parametrize(("corrupt", "copies"), [(0, 1), (4, 1), (0, 2), (0, 4)])
 def test_guarantee_of_laplace_noise_is_pure_and_exact(corrupt, copies):
-    """Densities of the row's honest noise, shifted: every share from the fewest honest clients to all."""
+    """Densities of the row's honest noise, shifted: every share from the fewest honest clients to
+    all.
+    """
     sketch = balanced_osnap(48, 4, copies, generator=generator(8))
     coalition = AdaptiveCoalition(corrupt)
     noise = LaplaceNoise.calibrated(sketch, BOUND, epsilon=EPSILON, coalition=coalition)

@@ -70,15 +70,18 @@ def test_ones_is_the_plain_sum():
 
 
 def stretches(sketch, basis):
-    """The smallest and the largest singular value of S U, U the orthonormal columns of the basis."""
+    """The smallest and the largest singular value of S U, U the orthonormal columns of the
+    basis.
+    """
     values = torch.linalg.svdvals(sketch.apply(torch.linalg.qr(basis.double()).Q))
     return float(values[-1]), float(values[0])
 
 
 @pytest.mark.parametrize(("make", "s"), [(osnap, 4), (balanced_osnap, 4), (balanced_osnap, 1)])
 def test_an_embedding_of_the_height_of_theory_has_small_distortion(make, s):
-    """m = 60 r rows for r = 5 columns: singular values as those of a Gaussian matrix, 1 -+ sqrt(r/m), and 10 % more;
-    the coordinates of a few clients, the hard case of sparse sketches, meet in few of several copies."""
+    """m = 60 r rows for r = 5 columns: singular values as those of a Gaussian matrix, 1 -+
+    sqrt(r/m), and 10 % more; the coordinates of a few clients, the hard case of sparse sketches,
+    meet in few of several copies."""
     n, r, m = 4000, 5, 300
     basis = torch.randn(n, r, dtype=torch.float64, generator=generator(1))
     for seed in range(5):

@@ -59,7 +59,9 @@ def test_the_variance_of_the_release_is_the_stated_one(noise):
     ],
 )
 def test_sums_follow_their_law(noise, sketch, law):
-    """All shares of a Laplace variable, also where dense copies share a row; one client's normal noise."""
+    """All shares of a Laplace variable, also where dense copies share a row; one client's normal
+    noise.
+    """
     drawn = noise.sample_sum(sketch, 10_000, generator=generator(10))[-1]
     assert stats.kstest(drawn, law.cdf).pvalue > ALPHA
     assert stats.kstest(2.5 * drawn, law.cdf).pvalue < ALPHA

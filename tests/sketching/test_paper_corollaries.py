@@ -1,4 +1,6 @@
-"""The paper's noise beside the exact one: where it promises too much, where it wastes, where it is undefined."""
+"""The paper's noise beside the exact one: where it promises too much, where it wastes, where it is
+undefined.
+"""
 
 import math
 
@@ -51,7 +53,9 @@ RATIOS = {
 
 @pytest.mark.parametrize("epsilon", RATIOS)
 def test_corollary_4_7_adds_s3_d_log_times_the_least_variance(epsilon):
-    """d = 10, m = 100, entries in [-1, 1]: the ratio of variances, from the noise itself and in closed form."""
+    """d = 10, m = 100, entries in [-1, 1]: the ratio of variances, from the noise itself and in
+    closed form.
+    """
     d, n, mu = 10, 100_000, 1 / gaussian_sigma(epsilon, DELTA)
     least = entry_variance(math.sqrt(d), epsilon=epsilon, delta=DELTA)
     for s, stated in zip((1, 2, 5, 10), RATIOS[epsilon], strict=True):
@@ -70,7 +74,9 @@ def test_corollary_4_7_adds_s3_d_log_times_the_least_variance(epsilon):
 
 
 def test_corollary_4_7_is_undefined_where_its_own_rule_lets_it_pass_and_exact_noise_is_not():
-    """n = 16,580 > 8 m ln(d m/delta) = 16,579: the logarithm's argument is negative for several copies."""
+    """n = 16,580 > 8 m ln(d m/delta) = 16,579: the logarithm's argument is negative for several
+    copies.
+    """
     d, m, n = 10, 100, 16_580
     assert n > 8 * m * math.log(d * m / DELTA)
     paper.gaussian_noise(osnap(n, m, 1, generator=generator()), d, 1.0, epsilon=0.5, delta=DELTA)

@@ -1,4 +1,6 @@
-"""Modules that mix examples, or hide it: by which route they are served, and by how much one example moves the sum."""
+"""Modules that mix examples, or hide it: by which route they are served, and by how much one
+example moves the sum.
+"""
 
 import pytest
 import torch
@@ -74,7 +76,9 @@ def batch(n, key):
 
 
 def most(sums, last=100.0, sizes=range(3, 12)):
-    """The largest change of the sum by one example that comes last, over the bound; each size was seen before."""
+    """The largest change of the sum by one example that comes last, over the bound; each size was
+    seen before.
+    """
     for n in range(2, 12):
         sums(*batch(n, b"seen"), BOUND)
     moves = []
@@ -100,7 +104,9 @@ def test_guarantee_an_example_moves_the_sum_by_the_bound_at_most_where_examples_
 
 
 def test_a_module_that_shows_nothing_of_it_defeats_the_check_and_not_the_other_routes():
-    """The sharp edge: numbers a thousand times as large as those of the batches that were looked at show nothing."""
+    """The sharp edge: numbers a thousand times as large as those of the batches that were looked at
+    show nothing.
+    """
     net = Mixes(lambda z, x: where_far(z, x / 1e4))
     sums = Clipper(net, cross_entropy)
     assert most(sums, 1e6, range(5, 7)) > 2 and sums.route.startswith(
@@ -143,7 +149,9 @@ def hooked_forward(z, x):
 
 
 def test_what_begins_to_mix_later_is_refused_at_the_next_check_or_goes_to_another_route():
-    """As a gate that is 0 at first, and no number of the program: outputs mix, or gradients alone."""
+    """As a gate that is 0 at first, and no number of the program: outputs mix, or gradients
+    alone.
+    """
     gate, (x, y) = torch.zeros(()), batch(7, b"later")
     outputs = Clipper(Mixes(lambda z, x: z - gate * z.roll(1, 0)), cross_entropy)
     alone = Clipper(Mixes(lambda z, x: z + gate * (hooked_forward(z, x) - z)), cross_entropy)

@@ -1,4 +1,6 @@
-"""Clipping bounds of groups, and bounds that follow a quantile: rows keep the plan's bound, also after a kill."""
+"""Clipping bounds of groups, and bounds that follow a quantile: rows keep the plan's bound, also
+after a kill.
+"""
 
 import math
 from dataclasses import replace
@@ -60,7 +62,9 @@ def linear(output, target):
 
 
 def at_bound(plan, bound, sizes=(SIZE,), **options):
-    """A run whose next clipping bound is this one, and the rows' sums that it gives to the noise, which is none."""
+    """A run whose next clipping bound is this one, and the rows' sums that it gives to the noise,
+    which is none.
+    """
     net = Parts(*sizes)
     secret = plan.start(net, linear, **options).secret_state()
     secret |= {"bound": bound} if plan.adaptive else {}
@@ -311,7 +315,9 @@ def test_every_route_clips_the_groups_of_single_examples(routes, at_once):
 
 @pytest.mark.parametrize("seed", range(40))
 def test_guarantee_the_bounds_squares_add_up_to_the_bound_s_at_most(seed):
-    """In exact arithmetic; and to more for some of these weights where nothing is taken off for rounding."""
+    """In exact arithmetic; and to more for some of these weights where nothing is taken off for
+    rounding.
+    """
     g = keyed_generator(f"weights {seed}".encode())
     weights = (8 * torch.rand(5, generator=g, dtype=torch.float64) - 4).exp()
     bound = float(10 ** (4 * torch.rand((), generator=g, dtype=torch.float64) - 2))

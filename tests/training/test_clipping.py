@@ -77,7 +77,9 @@ def test_frozen_parameters_are_left_out_and_gradients_go_back():
 
 
 def plain(x):
-    """An example's numbers out of all wrappers of vmap and grad, as code that remembers them could have them."""
+    """An example's numbers out of all wrappers of vmap and grad, as code that remembers them could
+    have them.
+    """
     x = x.detach()
     while torch._C._functorch.is_functorch_wrapped_tensor(x):
         x = torch._C._functorch.get_unwrapped(x)
@@ -160,7 +162,9 @@ def test_a_cache_that_a_call_on_public_input_has_filled_is_no_memory():
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_guarantee_half_precision_keeps_the_bound(dtype):
-    """Sums of many users in 8 or 11 digits would lose or invent whole users; the smallest numbers keep their norm."""
+    """Sums of many users in 8 or 11 digits would lose or invent whole users; the smallest numbers
+    keep their norm.
+    """
     net, (x, y) = model().to(dtype), data(600)
     total = clip_and_sum(net, cross_entropy, x.to(dtype), y, 1e-3)
     fewer = clip_and_sum(net, cross_entropy, x[1:].to(dtype), y[1:], 1e-3)
@@ -170,7 +174,9 @@ def test_guarantee_half_precision_keeps_the_bound(dtype):
 
 
 class Drops(nn.Module):
-    """A recurrent layer or a linear one, and dropout by a module or by a function that no module shows."""
+    """A recurrent layer or a linear one, and dropout by a module or by a function that no module
+    shows.
+    """
 
     def __init__(self, inner, shown):
         super().__init__()
@@ -245,7 +251,9 @@ def test_guarantee_scales_without_digits_do_not_round_over_the_bound(size, numbe
 
 
 def test_guarantee_a_second_example_changes_nothing_of_the_first_one():
-    """Whose terms cancel: norms of factors are upper bounds, and would be taken for two examples and not for one."""
+    """Whose terms cancel: norms of factors are upper bounds, and would be taken for two examples
+    and not for one.
+    """
     net, u = nn.Linear(64, 64, bias=False), torch.randn(64, generator=keyed_generator(b"second"))
     first = torch.stack([u, u * (1 + 1e-7)])
     x, y = torch.stack([first, torch.stack([0 * u, 1e8 * (first[0] - first[1])])]), torch.zeros(2)
@@ -259,7 +267,9 @@ def test_guarantee_a_second_example_changes_nothing_of_the_first_one():
 def test_guarantee_masks_are_seeded_on_their_own_device_alone_and_its_state_is_put_back(
     monkeypatch,
 ):
-    """Two generators stand for those of two GPUs; one that is seeded and not put back would repeat its numbers."""
+    """Two generators stand for those of two GPUs; one that is seeded and not put back would repeat
+    its numbers.
+    """
     gpus = [torch.Generator().manual_seed(place) for place in (1, 2)]
     monkeypatch.setattr(torch.cuda, "default_generators", gpus)
     before = [each.get_state() for each in gpus]

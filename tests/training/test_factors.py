@@ -1,4 +1,6 @@
-"""Gradients as factors of one pass: sums of the plain way, the bound where terms cancel, who takes another route."""
+"""Gradients as factors of one pass: sums of the plain way, the bound where terms cancel, who takes
+another route.
+"""
 
 import itertools
 
@@ -214,7 +216,9 @@ def test_sums_are_those_of_whole_gradients_and_which_route_is_taken(name):
 
 @pytest.mark.parametrize("use", [lambda w, x: x @ w.mT, lambda w, x: torch.cat([w, w]).sum()])
 def test_a_module_that_uses_a_weight_in_another_way_than_at_first(use):
-    """As one that a schedule changes in the midst of a run: another program is checked, or another route taken."""
+    """As one that a schedule changes in the midst of a run: another program is checked, or another
+    route taken.
+    """
     net, x, y, _ = made("product beside")
     sums = Clipper(net, squares)
     net.use = lambda w, x: 0.0
@@ -226,7 +230,9 @@ def test_a_module_that_uses_a_weight_in_another_way_than_at_first(use):
 
 @pytest.mark.filterwarnings("ignore")
 def test_guarantee_the_first_example_does_not_decide_how_others_gradients_are_made():
-    """A module that goes by the numbers where it can: custom functions take it to vmap, whatever the numbers say."""
+    """A module that goes by the numbers where it can: custom functions take it to vmap, whatever
+    the numbers say.
+    """
 
     def use(w, x):
         try:
@@ -277,7 +283,9 @@ class Scaled(nn.Module):
 
 
 def cancelling(n=8):
-    """Two terms whose sum is 2^-46 of them, all of it exact in float64; their products add up to 0 there."""
+    """Two terms whose sum is 2^-46 of them, all of it exact in float64; their products add up to 0
+    there.
+    """
     signs = torch.randint(0, 2, (n, 1, 64), generator=keyed_generator(b"signs")) * 2.0 - 1
     words = signs * 2.0**30 * torch.tensor([1.0, 1 + 2.0**-23])[:, None]
     return words, torch.tensor([2.0**30, 2.0**7 - 2.0**30]).expand(n, 2)
@@ -351,7 +359,9 @@ class Branches(nn.Module):
 
 
 def test_a_route_that_ends_with_whatever_error_is_left_and_closures_of_branches_have_gradients():
-    """torch.cond raises a KeyError under a transform; without tracing its branches' weights have no gradient."""
+    """torch.cond raises a KeyError under a transform; without tracing its branches' weights have no
+    gradient.
+    """
     net = Branches()
     x = torch.randn(5, 4, generator=torch.Generator().manual_seed(1))
     wanted = brute(net, squares, x, torch.zeros(5), 1e6).float()

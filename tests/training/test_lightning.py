@@ -1,4 +1,6 @@
-"""Lightning's Trainer on a run: step for step our own loop, over checkpoints too; what would break it is refused."""
+"""Lightning's Trainer on a run: step for step our own loop, over checkpoints too; what would break
+it is refused.
+"""
 
 import os
 from unittest import mock

@@ -1,4 +1,6 @@
-"""Rows for a run's batches: read ahead, in parts larger than memory, or of one's own loader that keeps to a rule."""
+"""Rows for a run's batches: read ahead, in parts larger than memory, or of one's own loader that
+keeps to a rule.
+"""
 
 import threading
 from collections import UserDict
@@ -224,7 +226,9 @@ def test_a_batch_of_nobody_releases_noise_by_itself(plans):
 
 
 def test_guarantee_a_part_counts_once_whatever_interrupts_it(plans, monkeypatch):
-    """Before it is counted the same rows may come again; when the noise is drawn the step is over."""
+    """Before it is counted the same rows may come again; when the noise is drawn the step is
+    over.
+    """
     run, expected = started(plans["ordered"]), whole(plans["ordered"])
     clip, forward = run._clipper, run.noise.forward
 
@@ -297,7 +301,9 @@ def admitted(run, batches):
 
 @pytest.mark.parametrize("rule", [RULE, ONCE, Epochs(3), Separated(20, 1)])
 def test_guarantee_no_user_of_the_rule_moves_further_than_the_noise_is_made_for(rule):
-    """Every permitted set of steps, by enumeration, with all signs alike and in turns: what C makes of it."""
+    """Every permitted set of steps, by enumeration, with all signs alike and in turns: what C makes
+    of it.
+    """
     for one in choose(
         Iterates(STEPS), USERS, 3, epsilon=1.0, delta=1e-4, participation=rule
     ).candidates:

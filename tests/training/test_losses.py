@@ -1,4 +1,6 @@
-"""Losses and loops that would go wrong in silence: each is served as plain autograd on one example, or refused."""
+"""Losses and loops that would go wrong in silence: each is served as plain autograd on one example,
+or refused.
+"""
 
 import pytest
 import torch
@@ -86,7 +88,9 @@ def penalised(net):
 
 
 def penalised_list(net):
-    """The loss holds the parameters by themselves: what stands in for them in the module is none of these."""
+    """The loss holds the parameters by themselves: what stands in for them in the module is none of
+    these.
+    """
     kept = list(net.parameters())
     return lambda out, y: F.cross_entropy(out, y) + 10 * sum(p.square().sum() for p in kept)
 
@@ -259,7 +263,9 @@ def test_a_loss_inside_of_the_module_is_each_example_s_own_mean_on_every_route(r
 
 
 def test_weights_that_cancel_are_seen_in_one_row():
-    """Of one example alone w loss / w is its loss: rows that come one by one have no mean to be compared with."""
+    """Of one example alone w loss / w is its loss: rows that come one by one have no mean to be
+    compared with.
+    """
     for rows in (slice(1), slice(5)):
         with pytest.raises(ValueError, match=MEANS):
             clip_and_sum(linear(), nn.CrossEntropyLoss(WEIGHTS), X[rows], Y[rows], BOUND, at_once=1)
@@ -373,7 +379,9 @@ def transformer(name):
 
 
 def task(name, form):
-    """Inputs, targets and the loss: with a mask, without, or with labels inside of the call, fewer of some rows."""
+    """Inputs, targets and the loss: with a mask, without, or with labels inside of the call, fewer
+    of some rows.
+    """
     words, y = torch.randint(3, 50, (4, 7), generator=keyed_generator(b"words")), Y[:4]
     x = {"pixel_values": torch.randn(4, 3, 8, 8, generator=keyed_generator(b"pixels"))} if name == "vit" else {
         "input_ids": words

@@ -1,4 +1,6 @@
-"""Modules that mix examples are found at the first batch on every route; modules that do not are served as fast."""
+"""Modules that mix examples are found at the first batch on every route; modules that do not are
+served as fast.
+"""
 
 import warnings
 
@@ -110,7 +112,9 @@ HONEST = {  # and the route that serves it
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("name", MIXING)
 def test_guarantee_what_mixes_examples_is_refused_at_the_first_batch_on_every_route(name):
-    """12 rows divide the width of 24; also where the first batch has one row, in which nothing shows."""
+    """12 rows divide the width of 24; also where the first batch has one row, in which nothing
+    shows.
+    """
     for routes in (("factors", "vmap", "loop"), ("vmap",), ("loop",)):
         for sizes in ((12,), (1, 12)):
             sums = Clipper(Net(MIXING[name]), F.cross_entropy, routes=routes)
@@ -130,7 +134,9 @@ def test_modules_that_do_not_mix_are_served_by_the_route_that_they_had(name):
 
 
 def test_guarantee_rows_that_are_looked_at_are_others_at_each_check():
-    """Gradients of one row of 4 mix and no output does: three rows are looked at, which are drawn."""
+    """Gradients of one row of 4 mix and no output does: three rows are looked at, which are
+    drawn.
+    """
 
     def use(net, z, x):
         mask = (x[:, :1] == 7.0).float()
@@ -255,7 +261,9 @@ REMEMBERS = {"tensor": as_tensor, "list": in_list, "dict": in_dict, "part": in_p
 @pytest.mark.parametrize("routes", [("factors", "vmap", "loop"), ("loop",)])
 @pytest.mark.parametrize("name", REMEMBERS)
 def test_guarantee_an_example_moves_no_later_sum_by_what_attributes_hold(name, routes):
-    """A far example comes in the second batch, or none; the module itself remembers it, called as it is."""
+    """A far example comes in the second batch, or none; the module itself remembers it, called as
+    it is.
+    """
     sums, outputs = [], []
     for factor in (1.0, 100.0):
         net = Net(kept(REMEMBERS[name]))

@@ -60,7 +60,9 @@ def test_guarantee_causal_strategy_keeps_the_law_and_no_column_grows(factors):
 
 
 def test_a_factorization_that_misses_W_is_calibrated_for_what_it_does():
-    """left alone is read: its noise with the exact W, and not right, which here claims half of the sensitivity."""
+    """left alone is read: its noise with the exact W, and not right, which here claims half of the
+    sensitivity.
+    """
     C = causal_strategy(W, FACTORS[0].left)
     torch.testing.assert_close(C, DENSE)
     assert sensitivity(C, ONCE).value > 0.99 * float(FACTORS[0].sensitivity)
@@ -73,7 +75,9 @@ def test_a_factorization_that_misses_W_is_calibrated_for_what_it_does():
 @pytest.mark.parametrize("pattern", [ONCE, Epochs(3), Separated(2, 3)])
 @pytest.mark.parametrize("neighbours", Neighbours)
 def test_guarantee_all_outputs_together_are_private(pattern, neighbours):
-    """Every set of steps of one user: the exact delta of the outputs' two normal laws, from their covariance."""
+    """Every set of steps of one user: the exact delta of the outputs' two normal laws, from their
+    covariance.
+    """
     bound, epsilon, delta = 0.7, 1.3, 1e-5
     budget = {"bound": bound, "epsilon": epsilon, "delta": delta}
     noise = calibrated_noise(DENSE, SIZE, **budget, participation=pattern, neighbours=neighbours)
@@ -144,7 +148,9 @@ def test_copies_and_pickles_are_refused(copied):
 
 
 def test_a_shallow_copy_by_force_takes_turns():
-    """What DataParallel does to modules: the copies share one stream, so no noise is drawn twice."""
+    """What DataParallel does to modules: the copies share one stream, so no noise is drawn
+    twice.
+    """
     noise = make(torch.eye(STEPS))
     forced = object.__new__(CorrelatedNoise)
     forced.__dict__ = noise.__dict__.copy()
@@ -243,7 +249,9 @@ def test_scales_that_the_dtype_can_hold_change_nothing():
 
 
 def test_guarantee_noise_is_calibrated_to_the_bound_where_no_user_attains_it():
-    """Three steps whose rows point away from each other: whatever the signs, two of them cancel a little."""
+    """Three steps whose rows point away from each other: whatever the signs, two of them cancel a
+    little.
+    """
     gram = torch.full((3, 3), -0.4, dtype=torch.float64).fill_diagonal_(1)
     C = torch.linalg.cholesky(gram.flip(0, 1)).flip(0, 1).mT  # lower triangular, C^T C = gram
     found = sensitivity(C, Epochs(1))

@@ -1,4 +1,6 @@
-"""Who takes part when: sensitivities by brute force that shares no code, batches by the rule, others refused."""
+"""Who takes part when: sensitivities by brute force that shares no code, batches by the rule,
+others refused.
+"""
 
 import itertools
 import math
@@ -116,7 +118,9 @@ def instances(count):
 
 
 def compare(count):
-    """How many sensitivities of random strategies and patterns are exact, and how many attained and not said to be."""
+    """How many sensitivities of random strategies and patterns are exact, and how many attained and
+    not said to be.
+    """
     seen = Counter()
     for C, rule in instances(count):
         found, rows = sensitivity(C, rule), users(rule, C.shape[1])
@@ -151,7 +155,9 @@ def test_a_search_that_is_cut_short_is_a_bound_and_says_so(monkeypatch):
 
 @pytest.mark.parametrize("rule", RULES)
 def test_guarantee_accepted_batches_keep_the_rule_and_refused_ones_break_it(rule):
-    """Random batches of 6 users: the check refuses exactly those after which some user's steps break the rule."""
+    """Random batches of 6 users: the check refuses exactly those after which some user's steps
+    break the rule.
+    """
     g, refused = keyed_generator(b"attendance"), 0
     for _ in range(30):
         attendance, steps = ParticipationLog(rule, 6), {user: [] for user in range(6)}

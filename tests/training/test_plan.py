@@ -1,4 +1,6 @@
-"""Plans: sampled steps against an attack on all of them, deviations of the noise, curved losses, files, and runs."""
+"""Plans: sampled steps against an attack on all of them, deviations of the noise, curved losses,
+files, and runs.
+"""
 
 import itertools
 import math
@@ -37,7 +39,9 @@ X = torch.linspace(-1, 1, 60)[:, None]
 
 
 def losses(C, chances, sigma, groups, user, count=100_000):
-    """Likelihood ratios of the outputs C G + Z of a user of group 0, worth 1 in each of the steps that take them."""
+    """Likelihood ratios of the outputs C G + Z of a user of group 0, worth 1 in each of the steps
+    that take them.
+    """
     rng, n = np.random.default_rng(7), len(C)
     steps = np.arange(0, n, groups)
     y = sigma * rng.standard_normal((count, n))
@@ -95,7 +99,9 @@ def test_sampled_batches_are_their_groups_independently_at_their_chance():
 
 @pytest.mark.parametrize("chance", [1e-9, 0.1, 1 / 3, 1 - 2**-53])
 def test_guarantee_a_chance_is_rounded_down_and_by_no_more_than_a_word(monkeypatch, chance):
-    """floor(2^63 chance) of the 2^63 words take part: the last that does, and the first that does not."""
+    """floor(2^63 chance) of the 2^63 words take part: the last that does, and the first that does
+    not.
+    """
     batches, words = (
         SampledBatches(CyclicPoisson(1, chance), 2, 1),
         math.floor(Fraction(chance) * 2**63),
@@ -133,7 +139,9 @@ def test_nothing_chosen_is_behind_independent_noise(epsilon, p):
 
 
 def test_guarantee_first_steps_spend_no_more_than_all():
-    """Where entries of C cancel, the sums of sizes of seven steps are larger than those of eight."""
+    """Where entries of C cancel, the sums of sizes of seven steps are larger than those of
+    eight.
+    """
     choice = choose(Iterates(8), 60, 30, epsilon=8.0, delta=1e-6, p=math.inf)
     plan = next(one.protocol for one in choice.candidates if one.name == "fixed order")
     spent = [plan.spent(steps).epsilon for steps in range(9)]
@@ -154,7 +162,9 @@ def test_known_errors_of_120_steps():
 
 
 def test_a_banded_strategy_has_a_positive_diagonal():
-    """Momentum .9 over 96 steps: the search ends at rows of the other sign, which have the same law."""
+    """Momentum .9 over 96 steps: the search ends at rows of the other sign, which have the same
+    law.
+    """
     W = Iterates(96, 0.9).dense()
     C = banded_strategy(W / W.abs().max(), 96, 1, 2.0, 100, 8)
     assert (C.diagonal() > 0).all() and BandedStrategy.of(C.tril()).bands == 8
@@ -225,7 +235,9 @@ def test_a_run_says_what_noise_is_in_a_gradient_also_when_it_is_resumed(place):
 
 
 def test_curved_losses_are_weighed_as_they_are_written_down():
-    """Descent on c x^2 / 2 at rate 1, by a loop over steps; what noise adds to it, for every c alike."""
+    """Descent on c x^2 / 2 at rate 1, by a loop over steps; what noise adds to it, for every c
+    alike.
+    """
     choice = choose(Descent(6), 60, 10, epsilon=4.0, delta=1e-5)
     for one in choice.candidates:
         C = one.protocol.strategy
@@ -242,7 +254,9 @@ def test_curved_losses_are_weighed_as_they_are_written_down():
 
 @pytest.mark.parametrize("epsilon", [1.0, 8.0])
 def test_single_steps_are_noisiest_under_plans_that_a_flat_loss_prefers(epsilon):
-    """Where a step's own noise counts, DP-SGD is first: what Adam is given, whose error a flat loss does not see."""
+    """Where a step's own noise counts, DP-SGD is first: what Adam is given, whose error a flat loss
+    does not see.
+    """
     ask = {"users": 1500, "batch": 100, "epsilon": epsilon, "delta": 1e-5}
     flat, curved = (choose(W, **ask) for W in (Iterates(20, 0.9), Descent(20)))
     assert curved.candidates[0].name == "Poisson, independent noise" != flat.candidates[0].name

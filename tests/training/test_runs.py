@@ -1,4 +1,6 @@
-"""Runs that are killed, at random points too, and go on: no step comes twice; audits of what whole runs release."""
+"""Runs that are killed, at random points too, and go on: no step comes twice; audits of what whole
+runs release.
+"""
 
 import copy
 import itertools
@@ -242,12 +244,16 @@ def net():
 
 
 def gradients(users, life):
-    """Each life of a run has data of its own: noise that comes twice would publish their difference."""
+    """Each life of a run has data of its own: noise that comes twice would publish their
+    difference.
+    """
     return [X[users][:, None] * (1 + life), X[users] - life]
 
 
 def live(plan, place, life, lines):
-    """In a child: goes on with the run, tells of each gradient that is out, and dies at one of our lines."""
+    """In a child: goes on with the run, tells of each gradient that is out, and dies at one of our
+    lines.
+    """
     left = lines
 
     def trace(frame, event, _):
@@ -298,7 +304,9 @@ def killed(plan, place, generator):
 
 
 def check(plan, place, start, told):
-    """No step is out twice, the ledger knows all that are, and each has its own noise, as without any kill."""
+    """No step is out twice, the ledger knows all that are, and each has its own noise, as without
+    any kill.
+    """
     steps = [step for step, _, _ in told]
     known = [
         int(line.split()[0]) for line in (place / "ledger").read_text().splitlines()[1:] if line
@@ -332,7 +340,9 @@ def test_guarantee_no_step_is_out_twice_after_any_kill(plans, kind, tmp_path):
 
 
 def attack(plan, seed, canary):
-    """The ln likelihood ratio of user 0, who is there or not, by what one run releases and what is public."""
+    """The ln likelihood ratio of user 0, who is there or not, by what one run releases and what is
+    public.
+    """
     steps, run = (
         plan.strategy.steps,
         plan.start(nn.Linear(1, 1, bias=False), squares, noise=SeededNoise(seed)),
@@ -357,7 +367,9 @@ def attack(plan, seed, canary):
 
 
 def shown(plan, runs):
-    """Lower bound, of level 1 - 2e-4, on epsilon at the plan's delta; and the test's own delta at its epsilon."""
+    """Lower bound, of level 1 - 2e-4, on epsilon at the plan's delta; and the test's own delta at
+    its epsilon.
+    """
     seen = np.array([[attack(plan, 2 * i + there, there) for i in range(runs)] for there in (0, 1)])
     cut = plan.guarantee.epsilon
     away, there = (seen > cut).sum(1)

@@ -1,6 +1,8 @@
-"""Every strategy over steps, by one table: its noise, parts, state and interrupts, and what a user moves under it.
+"""Every strategy over steps, by one table: its noise, parts, state and interrupts, and what a user
+moves under it.
 
-A new strategy is an entry of ``STRATEGIES``: a function of the number of steps, and rows of state that it may hold.
+A new strategy is an entry of ``STRATEGIES``: a function of the number of steps, and rows of state
+that it may hold.
 """
 
 import itertools
@@ -49,7 +51,8 @@ ZERO, SECOND = (
 
 @dataclass(frozen=True)
 class InverseRoot(StreamStrategy):
-    """C^{-1}: the first coefficients of sqrt(1 - x), the inverse of a square root of prefix sums; z is drawn again.
+    """C^{-1}: the first coefficients of sqrt(1 - x), the inverse of a square root of prefix sums; z
+    is drawn again.
 
     Source: Kalinin, McKenna, Upadhyay, Lampert (2025), banded inverse square root.
     """
@@ -174,7 +177,9 @@ def exact(C):
 
 @ALL
 def test_guarantee_noise_has_the_law_of_its_strategy(make, memory):
-    """C w = sigma z, z from the cipher: the covariance is sigma^2 (C^T C)^-1. C is the tables' own, to its rounding."""
+    """C w = sigma z, z from the cipher: the covariance is sigma^2 (C^T C)^-1. C is the tables' own,
+    to its rounding.
+    """
     C = make(6)
     key, matrix = chacha.key_of(SeededNoise(1).words((4,)).numpy().tobytes(), CPU), C.dense()
     z = torch.stack([reference.normals(key, t, 0, SIZE) for t in range(6)])
@@ -199,7 +204,9 @@ def test_guarantee_noise_has_the_law_of_its_strategy(make, memory):
 def test_guarantee_rounding_of_terms_that_cancel_is_in_the_sensitivity_and_hides_nothing_else(
     n, a, b
 ):
-    """C^{-1} = (1 - a x)(1 - b x), whose last coefficient may be positive: bounds by sizes grow as 1.3^n or more."""
+    """C^{-1} = (1 - a x)(1 - b x), whose last coefficient may be positive: bounds by sizes grow as
+    1.3^n or more.
+    """
     of_u = torch.tensor([[-(a + b), a * b]], dtype=torch.float64)
     C = Tabulated(Recurrence(n, torch.ones(1), torch.ones(1, 1), of_u=of_u))
     c, (p, q) = [Fraction(0), Fraction(1)], (Fraction(x) for x in of_u[0].tolist())
@@ -231,7 +238,9 @@ def test_guarantee_rounding_of_running_numbers_that_cancel_is_bounded(size):
 
 @ALL
 def test_guarantee_no_set_and_no_signs_move_further_than_the_sensitivity(make, memory):
-    """In fractions, over every set of 5 steps and every sign, without a tolerance; what is attained, and exact, is."""
+    """In fractions, over every set of 5 steps and every sign, without a tolerance; what is
+    attained, and exact, is.
+    """
     C = make(5)
     truth = exact(C)
     for user in (
@@ -299,7 +308,9 @@ def test_the_secret_state_resumes_the_stream_and_skipped_steps_are_spent(make, m
 
 
 def interrupted(lines, call, handler=lambda: None):
-    """Whether ``call()`` was interrupted, which is done at these lines of the stream's code, counted from 0."""
+    """Whether ``call()`` was interrupted, which is done at these lines of the stream's code,
+    counted from 0.
+    """
     hits = 0
 
     def trace(frame, event, _):

@@ -1,4 +1,6 @@
-"""Strategies and workloads as coefficients: the numbers of the matrices that are never formed, and a million steps."""
+"""Strategies and workloads as coefficients: the numbers of the matrices that are never formed, and
+a million steps.
+"""
 
 import math
 import sys

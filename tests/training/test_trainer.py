@@ -1,4 +1,6 @@
-"""transformers' Trainer on a run: step for step our own loop, over checkpoints, with LoRA; the rest is refused."""
+"""transformers' Trainer on a run: step for step our own loop, over checkpoints, with LoRA; the rest
+is refused.
+"""
 
 import math
 

@@ -1,4 +1,6 @@
-"""The command line: ``torchdp estimate``, ``plan``, ``sweep``, ``doctor``. Bad input: a line on stderr, exit code 2."""
+"""The command line: ``torchdp estimate``, ``plan``, ``sweep``, ``doctor``. Bad input: a line on
+stderr, exit code 2.
+"""
 
 import argparse
 import signal

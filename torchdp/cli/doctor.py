@@ -1,4 +1,6 @@
-"""``torchdp doctor``: what is installed, the devices, which kernels agree with their references here."""
+"""``torchdp doctor``: what is installed, the devices, which kernels agree with their references
+here.
+"""
 
 import argparse
 import os

@@ -1,4 +1,6 @@
-"""``torchdp estimate``: statistics of a table, or of each of its groups. ``torchdp plan``: the users that they take."""
+"""``torchdp estimate``: statistics of a table, or of each of its groups. ``torchdp plan``: the
+users that they take.
+"""
 
 import argparse
 import json
@@ -31,7 +33,9 @@ TRUSTED = {
 
 @dataclass(frozen=True)
 class Heard:
-    """What was said of one group: its name, the users, the answers, what no unbiased protocol's error is below."""
+    """What was said of one group: its name, the users, the answers, what no unbiased protocol's
+    error is below.
+    """
 
     group: str
     users: int
@@ -204,7 +208,9 @@ def _table(result: dict[str, Any], heard: list[Heard], unit: str) -> list[str]:
 
 
 def _asked(name: str, protocol: Asked, terms: Terms) -> dict[str, Any]:
-    """Who is trusted, what each user sends, and what it costs: less than was stated may be spent."""
+    """Who is trusted, what each user sends, and what it costs: less than was stated may be
+    spent.
+    """
     guarantee = protocol.guarantee
     said = str(guarantee)
     spent = f"epsilon = {guarantee.epsilon:g}"
@@ -258,7 +264,9 @@ def _line(one: Answer) -> str:
 
 
 def plan(options: argparse.Namespace) -> int:
-    """Prints, for each who may be trusted, the users whose predicted error is at most --error, or that of --users."""
+    """Prints, for each who may be trusted, the users whose predicted error is at most --error, or
+    that of --users.
+    """
     if (options.error is None) == (options.users is None):
         raise ValueError("--error ERROR or --users N is needed, one of both: what the plan is for")
     found = []

@@ -1,4 +1,6 @@
-"""What ``torchdp estimate`` can be asked: a table of statistics, each with its columns, its types and its answers."""
+"""What ``torchdp estimate`` can be asked: a table of statistics, each with its columns, its types
+and its answers.
+"""
 
 import math
 import warnings
@@ -41,7 +43,8 @@ PROTOCOLS: dict[str, Callable[[queries.Question, float], Asked]] = {
 
 @dataclass(frozen=True)
 class Terms:
-    """Who is trusted with the users' data, at which (epsilon, delta). protocol: "auto", "best" or its name.
+    """Who is trusted with the users' data, at which (epsilon, delta). protocol: "auto", "best" or
+    its name.
 
     delta: None for the one that ``delta_of`` gives.
     """
@@ -56,13 +59,17 @@ class Terms:
         return self.trust == "local"
 
     def delta_of(self, n: int) -> float | None:
-        """What is stated of n users: the largest power of ten that is at most 1/(10 n); None for "local"."""
+        """What is stated of n users: the largest power of ten that is at most 1/(10 n); None for
+        "local".
+        """
         if self.local or self.delta is not None:
             return self.delta
         return float(f"1e-{len(str(10 * n - 1))}")
 
     def choose(self, question: queries.Question, n: int, objective: Objective) -> tuple[str, Asked]:
-        """The protocol of least predicted error for n users, or the one of that name, with its name."""
+        """The protocol of least predicted error for n users, or the one of that name, with its
+        name.
+        """
         if self.protocol in PROTOCOLS:
             return self.protocol, PROTOCOLS[self.protocol](question, self.epsilon)
         asked = question.workload if isinstance(question, queries.Linear) else question
@@ -81,7 +88,8 @@ class Terms:
 
 @dataclass(frozen=True)
 class Answer:
-    """One number: its name, the estimate, its standard error, the interval's ends; p_value: of a test, if there is one.
+    """One number: its name, the estimate, its standard error, the interval's ends; p_value: of a
+    test, if there is one.
 
     words: what is tested.
     """
@@ -121,7 +129,8 @@ class Question(ABC):
     def answers(
         self, protocol: Asked, tally: Tally, level: float, population: bool = False
     ) -> list[Answer]:
-        """What is printed of what was heard: of these users, or of the population that they are a sample from.
+        """What is printed of what was heard: of these users, or of the population that they are a
+        sample from.
 
         Intervals of several answers hold all of them at once.
         """
@@ -134,23 +143,28 @@ class Question(ABC):
         return max(error for _, error in self.errors(protocol, n))
 
     def bound(self, n: int, epsilon: float, shares: Tensor | None) -> float | None:
-        """What no unbiased local protocol's error is below, on users of these shares; None: where ``errors`` are.
+        """What no unbiased local protocol's error is below, on users of these shares; None: where
+        ``errors`` are.
 
         Of several answers the root of their mean square. None: no bound is known.
         """
         return None
 
     def shares(self, protocol: Asked, tally: Tally) -> Tensor | None:
-        """Plausible shares of the types, (k,), by what was heard; None where ``bound`` has no use for them."""
+        """Plausible shares of the types, (k,), by what was heard; None where ``bound`` has no use
+        for them.
+        """
         return None
 
 
 @dataclass(frozen=True)
 class OfTypes(Question):
-    """What users of finitely many types are asked, through any channel, and what is read off its answers.
+    """What users of finitely many types are asked, through any channel, and what is read off its
+    answers.
 
-    spread: squared, what users add who round at random; fits: answers that are read off a fitted histogram, 0: none;
-    ordered: whether neighbouring types are alike; tested: with Mann and Whitney's test.
+    spread: squared, what users add who round at random; fits: answers that are read off a fitted
+    histogram, 0: none; ordered: whether neighbouring types are alike; tested: with Mann and
+    Whitney's test.
     """
 
     asked: queries.Question
@@ -369,7 +383,9 @@ def _numbers(
 
 
 def _together(estimate: Estimate, level: float, printed: int) -> tuple[Tensor, Tensor]:
-    """Ends that hold all at once. printed: so many of the answers alone, which are not known beforehand; 0: all."""
+    """Ends that hold all at once. printed: so many of the answers alone, which are not known
+    beforehand; 0: all.
+    """
     return estimate.interval(1 - (1 - level) / printed) if printed else estimate.together(level)
 
 
@@ -394,11 +410,12 @@ def each_answer(names: list[str], limits: tuple[float, float] = (-math.inf, math
 def quantiles_of(bins: Bins, shares: list[float]) -> Read:
     """Quantiles from the shares of users up to each bin's upper end.
 
-    The interval holds every bin that the answers do not exclude: those whose upper end has at least the share, up to z
-    errors, and whose lower end has at most it. It holds the quantile at least as often as ``level`` says, for both
-    ends are of the bin in which it is. The value is read off the fitted distribution function, straight in each bin,
-    moved to the interval where it is outside; its error, in the column's unit, is that of the unbiased share of users
-    up to there over the fitted density.
+    The interval holds every bin that the answers do not exclude: those whose upper end has at least
+    the share, up to z errors, and whose lower end has at most it. It holds the quantile at least as
+    often as ``level`` says, for both ends are of the bin in which it is. The value is read off the
+    fitted distribution function, straight in each bin, moved to the interval where it is outside;
+    its error, in the column's unit, is that of the unbiased share of users up to there over the
+    fitted density.
     Source: Woodruff (1952).
     """
 
@@ -417,7 +434,8 @@ def quantiles_of(bins: Bins, shares: list[float]) -> Read:
             inside = min(1.0, max(0.0, (share - float(fit[place])) / mass))
             ends = bins.edges[first], bins.edges[last + 1]
             quantile = min(max(bins.edges[place] + inside * bins.width, ends[0]), ends[1])
-            # the delta method: of a share, over the density there; where that is near 0, the interval says more
+            # the delta method: of a share, over the density there; where that is near 0, the
+            # interval says more
             density = mass / bins.width
             own = float(error[place : place + 2].max()) / density
             found.append(Answer(f"quantile {share:g}", quantile, min(own, ends[1] - ends[0]), ends))

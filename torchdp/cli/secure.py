@@ -172,7 +172,9 @@ def _answer(session: roles.Session, found: Estimate, options: argparse.Namespace
 
 
 def _named(session: roles.Session, found: Estimate) -> tuple[list[str], Tensor, Tensor]:
-    """What each number of the answer is called, with numbers in the question's own unit, and their errors."""
+    """What each number of the answer is called, with numbers in the question's own unit, and their
+    errors.
+    """
     question, columns = session.question, list(session.columns)
     value, error = found.value.flatten(), found.standard_error.flatten()
     if isinstance(question, GramRelease):

@@ -1,4 +1,6 @@
-"""The table of statistics: what each asks of its columns, and the question that it makes of them."""
+"""The table of statistics: what each asks of its columns, and the question that it makes of
+them.
+"""
 
 import argparse
 import math
@@ -39,7 +41,8 @@ Make = Callable[[list[Axis], argparse.Namespace], Question]
 
 @dataclass(frozen=True)
 class Kind:
-    """A statistic. roles: what its columns hold, "number", "label" (one of two) or "category"; bins: of a number.
+    """A statistic. roles: what its columns hold, "number", "label" (one of two) or "category";
+    bins: of a number.
 
     make: the question of the axes. finer: times as many bins for a curator who asks nothing else.
     rounded: a number becomes an edge beside it, at random. whole: numbers as they are,
@@ -176,7 +179,8 @@ KINDS = {
 
 @dataclass(frozen=True)
 class Asking:
-    """What the options ask, before any user is seen: the kinds, the stated labels and bounds of the columns.
+    """What the options ask, before any user is seen: the kinds, the stated labels and bounds of the
+    columns.
 
     since: the first day of each column of dates, which is counted in days.
     """
@@ -193,7 +197,9 @@ class Asking:
         return len(self.kinds) == 1 and self.kinds[0].rounded
 
     def axes(self, users: "pd.DataFrame | None" = None) -> list[Axis]:
-        """The columns' axes; bounds that are not stated are read from the users, where that is asked for."""
+        """The columns' axes; bounds that are not stated are read from the users, where that is
+        asked for.
+        """
         return [
             Axis(name, None, self.labels[name])
             if name in self.labels
@@ -232,7 +238,9 @@ class Asking:
         return count
 
     def question(self, axes: list[Axis]) -> Question:
-        """Of these axes; of several statistics all, those of one number for each column of numbers."""
+        """Of these axes; of several statistics all, those of one number for each column of
+        numbers.
+        """
         dates = [f"{name} in days since {first}" for name, first in self.since.items()]
         if len(self.kinds) == 1:
             (kind,) = self.kinds
@@ -258,7 +266,8 @@ class Asking:
     def coded(
         self, users: "pd.DataFrame", axes: list[Axis], noise: Noise | None, notes: list[str]
     ) -> tuple["pd.DataFrame", torch.Tensor]:
-        """The users who take part, and the type of each: labels count most, then the columns in their order.
+        """The users who take part, and the type of each: labels count most, then the columns in
+        their order.
 
         For a kind of whole numbers these themselves, (n, d). notes: as of ``read_users``.
         """
@@ -284,7 +293,9 @@ class Asking:
 
 
 def asking(options: argparse.Namespace) -> Asking:
-    """What the options ask. Raises ValueError that names an option which is missing, or has no meaning here."""
+    """What the options ask. Raises ValueError that names an option which is missing, or has no
+    meaning here.
+    """
     names, columns = options.statistic, options.columns
     name = " ".join(names)
     kinds = tuple(KINDS[each] for each in names)

@@ -1,4 +1,6 @@
-"""``torchdp sweep``: the grid of an experiment script; ``report`` and ``merge``: what a store holds."""
+"""``torchdp sweep``: the grid of an experiment script; ``report`` and ``merge``: what a store
+holds.
+"""
 
 import argparse
 import importlib.util
@@ -35,7 +37,9 @@ RANKS = (  # the number of this process among its kin, their count, their first 
 
 
 def sweep(options: argparse.Namespace) -> int:
-    """Measures what the store lacks, then writes the table and the figures from the store's rows."""
+    """Measures what the store lacks, then writes the table and the figures from the store's
+    rows.
+    """
     _loaded.cache_clear()  # the script may have been edited
     experiment = _loaded(str(Path(options.experiment).resolve()), options.smoke)
     missing = [name for name in experiment.needs if find_spec(name) is None]
@@ -81,7 +85,9 @@ def sweep(options: argparse.Namespace) -> int:
 
 
 def places(device: str | None, devices: str | None, cluster: str | None) -> dict[str, Any]:
-    """Where trials run: as named, or by a worker process for each CUDA device, or on the CPU. Raises ValueError."""
+    """Where trials run: as named, or by a worker process for each CUDA device, or on the CPU.
+    Raises ValueError.
+    """
     if devices is not None:
         return {"devices": devices.split(",")}
     count = torch.cuda.device_count()
@@ -112,7 +118,9 @@ def _measured(
 
 @contextmanager
 def stopped_cleanly() -> Iterator[None]:
-    """What a cluster sends before it takes a machine away stops a sweep inside as Ctrl-C does; blocks are kept."""
+    """What a cluster sends before it takes a machine away stops a sweep inside as Ctrl-C does;
+    blocks are kept.
+    """
 
     def stop(number: int, frame: object) -> None:
         raise KeyboardInterrupt(signal.Signals(number))
@@ -164,7 +172,9 @@ def cluster(address: str | None) -> AbstractContextManager[Any]:
 
 
 def _stored(store: Path, experiment: Sweep, seed: int, code: str) -> list[Row]:
-    """The stored rows of the grid; of those that several codes made, the present one's or else the last."""
+    """The stored rows of the grid; of those that several codes made, the present one's or else the
+    last.
+    """
     found: dict[str, Row] = {}
     wanted = {canonical(config) for config in experiment.grid}
     for row in simulate.read(store):
@@ -187,7 +197,9 @@ def _stored(store: Path, experiment: Sweep, seed: int, code: str) -> list[Row]:
 
 @contextmanager
 def explained(path: str) -> Iterator[None]:
-    """What goes wrong inside, as a ValueError that names the script and its last line on the way."""
+    """What goes wrong inside, as a ValueError that names the script and its last line on the
+    way.
+    """
     try:
         yield
     except Exception as error:

@@ -55,7 +55,9 @@ class Bins:
         return ((values - self.low) / self.width).long().clamp(0, self.count - 1)
 
     def rounded(self, values: Tensor, uniform: Tensor) -> Tensor:
-        """One of the two edges beside each value, 0, ..., count, at random: in the mean the value itself."""
+        """One of the two edges beside each value, 0, ..., count, at random: in the mean the value
+        itself.
+        """
         position = ((values - self.low) / self.width).clamp(0, self.count)
         below = position.floor()
         return below.long() + (uniform < position - below)
@@ -85,10 +87,11 @@ class Axis:
 def read_parts(
     path: str, names: Sequence[str], delimiter: str, encoding: str
 ) -> Iterator["pd.DataFrame"]:
-    """These columns as text, part by part, rows numbered from 1; a blank line is a row of empty cells.
+    """These columns as text, part by part, rows numbered from 1; a blank line is a row of empty
+    cells.
 
-    A file packed by gzip is read as what it holds. Raises ValueError (empty or damaged file, missing column, a row of
-    another length than the header), OSError.
+    A file packed by gzip is read as what it holds. Raises ValueError (empty or damaged file,
+    missing column, a row of another length than the header), OSError.
     """
     import pandas as pd
 
@@ -164,7 +167,9 @@ def places(path: str, header: Sequence[str], names: Sequence[str], delimiter: st
 
 
 def numbers(name: str, decimal: str, cells: "pd.Series[str]") -> np.ndarray:
-    """The cells as float64, NaN where one is missing. Raises ValueError that names the row of any other text."""
+    """The cells as float64, NaN where one is missing. Raises ValueError that names the row of any
+    other text.
+    """
     try:
         if decimal == "." and "_" not in (text := "".join(cells)) and text.isascii():
             found = np.fromiter(map(float, cells), np.float64, len(cells))
@@ -197,7 +202,8 @@ def _finite(cell: str, decimal: str) -> float | None:
 
 
 def days(name: str, first: date, cells: "pd.Series[str]") -> "pd.Series[float]":
-    """Dates and times (ISO 8601; UTC where no zone is written) as days after this one's beginning, NaN where missing.
+    """Dates and times (ISO 8601; UTC where no zone is written) as days after this one's beginning,
+    NaN where missing.
 
     Raises ValueError that names the row of any other text.
     """
@@ -219,7 +225,9 @@ def texts(cells: "pd.Series[str]") -> "pd.Series[str]":
 
 
 def ends(interval: str) -> tuple[float, float, date | None]:
-    """LOW:HIGH as numbers; of two days 0, the days up to the end of the last one, the first. Raises ValueError."""
+    """LOW:HIGH as numbers; of two days 0, the days up to the end of the last one, the first. Raises
+    ValueError.
+    """
     try:
         low, high = map(number, interval.split(":"))
         return low, high, None
@@ -269,10 +277,11 @@ def read_users(
     notes: list[str],
     since: Mapping[str, date] = MappingProxyType({}),
 ) -> "pd.DataFrame":
-    """The users of a table who are asked: a row of it each, numbered from 1, with numbers and places in the labels.
+    """The users of a table who are asked: a row of it each, numbered from 1, with numbers and
+    places in the labels.
 
-    A column of the name of ``--group`` holds each user's group. notes: to which words about who is left out are added.
-    since: the day from which those of a column of dates are counted.
+    A column of the name of ``--group`` holds each user's group. notes: to which words about who is
+    left out are added. since: the day from which those of a column of dates are counted.
     Raises ValueError, OSError.
     """
     import pandas as pd
@@ -302,7 +311,9 @@ def read_users(
 
 
 def _places(name: str, labels: Sequence[str], cells: "pd.Series[str]") -> "pd.Series[float]":
-    """The place of each cell among the labels, NaN where it is missing. Raises ValueError that names another's row."""
+    """The place of each cell among the labels, NaN where it is missing. Raises ValueError that
+    names another's row.
+    """
     found = cells.map({label: place for place, label in enumerate(labels)})
     if (other := found.isna() & cells.notna()).any():
         raise ValueError(
@@ -335,7 +346,9 @@ def _without_missing(users: "pd.DataFrame", policy: str, notes: list[str]) -> "p
 def bounded(
     users: "pd.DataFrame", name: str, bins: Bins, policy: str, notes: list[str]
 ) -> "pd.DataFrame":
-    """With numbers of a column between its bounds. Raises ValueError where others are refused, or nobody is left."""
+    """With numbers of a column between its bounds. Raises ValueError where others are refused, or
+    nobody is left.
+    """
     outside = ~users[name].between(bins.low, bins.high)
     count, stated = int(outside.sum()), f"the stated bounds {bins.low:g}:{bins.high:g}"
     if policy == "clip":

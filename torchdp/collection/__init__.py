@@ -1,4 +1,5 @@
-"""Messages that arrive in batches, for every protocol of the local model: in memory, on disk, and two groups compared.
+"""Messages that arrive in batches, for every protocol of the local model: in memory, on disk, and
+two groups compared.
 
 >>> import torch
 >>> from torchdp.collection import Collection
@@ -10,10 +11,11 @@
 >>> votes.estimate().n
 4
 
-``Collection`` is a value in memory, ``Journal`` the same in one SQLite file, which any number of threads and processes
-fill at once. A batch has a name and counts once, however often it is sent. Only messages in the local model can be
-collected in parts: in the shuffle model a part of the users has a weaker guarantee. A protocol in rounds takes
-one journal for each round. ``compare`` and ``difference`` compare two groups' estimates.
+``Collection`` is a value in memory, ``Journal`` the same in one SQLite file, which any number of
+threads and processes fill at once. A batch has a name and counts once, however often it is sent.
+Only messages in the local model can be collected in parts: in the shuffle model a part of the users
+has a weaker guarantee. A protocol in rounds takes one journal for each round. ``compare`` and
+``difference`` compare two groups' estimates.
 """
 
 from torchdp.collection.collection import Collection

@@ -17,10 +17,12 @@ from torchdp.protocol.records import single
 
 
 class Batches(Mapping[str, str]):
-    """name -> digest, never changed: ``with_`` returns a longer one, which shares its entries with this one.
+    """name -> digest, never changed: ``with_`` returns a longer one, which shares its entries with
+    this one.
 
-    So n batches cost memory and time in proportion to n, while every collection on the way keeps its own. Only a
-    second continuation of the same mapping copies. Threads need no lock: the right to continue is popped once.
+    So n batches cost memory and time in proportion to n, while every collection on the way keeps
+    its own. Only a second continuation of the same mapping copies. Threads need no lock: the right
+    to continue is popped once.
     """
 
     def __init__(self, entries: Mapping[str, str] | None = None) -> None:
@@ -63,13 +65,14 @@ class Batches(Mapping[str, str]):
 class Collection(Brief):
     """What has arrived: the tally that the analyst needs, of which users, in which batches.
 
-    It is a value: ``add`` and ``merge`` return another one. Start with ``Collection.of(protocol)``. A batch has a name,
-    and a batch that comes again under its name (a retry) is counted once.
+    It is a value: ``add`` and ``merge`` return another one. Start with ``Collection.of(protocol)``.
+    A batch has a name, and a batch that comes again under its name (a retry) is counted once.
     batches: name -> SHA-256 of the batch's content.
 
-    Guarantees: those of the protocol, for users who send their messages once: the tally, the digests and all that is
-    computed from them depend on users through their messages alone. One who answers in two batches spends epsilon
-    twice; names are chosen by the collector and must not reveal users' values.
+    Guarantees: those of the protocol, for users who send their messages once: the tally, the
+    digests and all that is computed from them depend on users through their messages alone. One who
+    answers in two batches spends epsilon twice; names are chosen by the collector and must not
+    reveal users' values.
     """
 
     protocol: MessageProtocol[Any, Any]
@@ -78,7 +81,9 @@ class Collection(Brief):
 
     @staticmethod
     def of(protocol: MessageProtocol[Any, Any]) -> "Collection":
-        """Before the first batch. Raises TypeError for a protocol that is not of the local model."""
+        """Before the first batch. Raises TypeError for a protocol that is not of the local
+        model.
+        """
         if not isinstance(protocol, MessageProtocol) or protocol.guarantee.model is not Model.LOCAL:
             raise TypeError(
                 f"protocol must be one of messages in the local model, not {type(protocol).__name__}: users of any "
@@ -97,10 +102,12 @@ class Collection(Brief):
         return self.protocol.guarantee
 
     def add(self, name: str, tally: Tally) -> "Collection":
-        """This collection and the batch, which ``protocol.tally`` made; itself where the batch is in it already.
+        """This collection and the batch, which ``protocol.tally`` made; itself where the batch is
+        in it already.
 
-        Raises TypeError, ValueError; ValueError also where ``name`` is taken by a batch of other content: users who are
-        asked again must send what they sent, and another batch needs another name.
+        Raises TypeError, ValueError; ValueError also where ``name`` is taken by a batch of other
+        content: users who are asked again must send what they sent, and another batch needs another
+        name.
         """
         return self.merge(self.batch(name, tally))
 
@@ -115,10 +122,11 @@ class Collection(Brief):
         return Collection(self.protocol, Batches({name: digest(kept)}), kept)
 
     def merge(self, *others: "Collection") -> "Collection":
-        """All batches of these collections, each counted once. Their protocols may differ by rounding.
+        """All batches of these collections, each counted once. Their protocols may differ by
+        rounding.
 
-        Raises ValueError for another protocol, for one name with two contents, and for collections of several
-        batches that share some but not all of them: their tallies cannot be told apart.
+        Raises ValueError for another protocol, for one name with two contents, and for collections
+        of several batches that share some but not all of them: their tallies cannot be told apart.
         """
         batches, tally = self.batches, self.tally
         for other in others:
@@ -148,27 +156,32 @@ class Collection(Brief):
     def estimate(self) -> Estimate:
         """What is asked, of the users who have arrived. Raises ValueError for too few of them.
 
-        The interval has its level at a time fixed beforehand; who looks every day and stops when it suits has not, and
-        needs ``sequence``.
+        The interval has its level at a time fixed beforehand; who looks every day and stops when it
+        suits has not, and needs ``sequence``.
         """
         return self.protocol.analyse(self.tally)
 
     def sequence(self, level: float = 0.95, *, best: int) -> tuple[Tensor, Tensor]:
-        """(low, high), (*answer): intervals that may be read after every batch, by rules that depend on what they say.
+        """(low, high), (*answer): intervals that may be read after every batch, by rules that
+        depend on what they say.
 
-        With probability ``level`` at all numbers of users n at once, and for all k entries of the answer, the answer of
-        the users who have arrived lies between them. With a = (1 - level)/k, v the protocol's ``variance_proxy`` and
-        r = best/(log(1 - 2 log a) - 2 log a) the ends are (v (n + r) log((n + r)/(r a^2)))^{1/2}/n away from the value.
+        With probability ``level`` at all numbers of users n at once, and for all k entries of the
+        answer, the answer of the users who have arrived lies between them. With a = (1 - level)/k,
+        v the protocol's ``variance_proxy`` and r = best/(log(1 - 2 log a) - 2 log a) the ends are
+        (v (n + r) log((n + r)/(r a^2)))^{1/2}/n away from the value.
 
-        level: in (0, 1). best: the number of users at which the intervals are to be tightest for what they hold, fixed
-        before the first look. Messages are in the order of their batches, each drawn once; what a user holds may depend
-        on what was seen before. Raises TypeError for protocols whose values are no means of users' messages, such as
-        pairwise statistics; ValueError before the first user.
+        level: in (0, 1). best: the number of users at which the intervals are to be tightest for
+        what they hold, fixed before the first look. Messages are in the order of their batches,
+        each drawn once; what a user holds may depend on what was seen before. Raises TypeError for
+        protocols whose values are no means of users' messages, such as pairwise statistics;
+        ValueError before the first user.
 
-        Guarantees: that probability, for every data and every rule of looking and stopping: exp(t S - t^2 v n/2), S the
-            sum of the users' parts less their means, is a supermartingale for every t, so its mean over normal t of
-            variance 1/(v r) passes 1/a at any time with a chance of at most a.
-        Source: Ville (1939); Robbins (1970); Howard, Ramdas, McAuliffe, Sekhon (2021), Proposition 5, for r.
+        Guarantees: that probability, for every data and every rule of looking and stopping:
+        exp(t S - t^2 v n/2), S the
+            sum of the users' parts less their means, is a supermartingale for every t, so its mean
+            over normal t of variance 1/(v r) passes 1/a at any time with a chance of at most a.
+        Source: Ville (1939); Robbins (1970); Howard, Ramdas, McAuliffe, Sekhon (2021), Proposition
+        5, for r.
         """
         miss, best = 1 - checks.fraction("level", level), checks.integer("best", best, 1)
         proxy, found = self.protocol.variance_proxy, self.estimate()

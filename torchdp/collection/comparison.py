@@ -24,19 +24,21 @@ TAILS = torch.logspace(-12, 0, 73, dtype=torch.float64, device="cpu")[:-1]
 
 
 class Difference(Estimate):
-    """The first group's answer less the second's; as private as the two estimates. n: users of both groups.
+    """The first group's answer less the second's; as private as the two estimates. n: users of both
+    groups.
 
-    Its interval is about these users, over the privacy noise alone: two groups of a population seldom have equal
-    means. That of ``of_population()`` is about the two populations from which they are samples, and only it has a
-    p-value.
+    Its interval is about these users, over the privacy noise alone: two groups of a population
+    seldom have equal means. That of ``of_population()`` is about the two populations from which
+    they are samples, and only it has a p-value.
     """
 
     @property
     def p_value(self) -> Tensor:
-        """Two-sided, of the hypothesis that the populations' difference is 0: ``interval(1 - p)`` ends at 0.
+        """Two-sided, of the hypothesis that the populations' difference is 0: ``interval(1 - p)``
+        ends at 0.
 
-        Of each answer by itself: the least of several is no p-value, ``any`` is. Raises AttributeError for a difference
-        of these users.
+        Of each answer by itself: the least of several is no p-value, ``any`` is. Raises
+        AttributeError for a difference of these users.
         """
         if not self.sampled:
             raise AttributeError(
@@ -53,10 +55,11 @@ class Difference(Estimate):
         return p.to(self.value.device, torch.float64)
 
     def any(self) -> Tensor:
-        """p, (*batch), of the hypothesis that no answer differs (last dimension): of the largest z of all of them.
+        """p, (*batch), of the hypothesis that no answer differs (last dimension): of the largest z
+        of all of them.
 
-        By the errors' covariance where it is known, else by Sidak's inequality, which holds for all. Raises
-        AttributeError as ``p_value``.
+        By the errors' covariance where it is known, else by Sidak's inequality, which holds for
+        all. Raises AttributeError as ``p_value``.
         Source: Sidak (1967); Adler, Blanchet, Liu (2012), section 3, for the chance of a maximum.
         """
         each = checks.shaped("p_value", self.p_value, ..., "answers")
@@ -67,14 +70,15 @@ class Difference(Estimate):
 
 
 def difference(first: Estimate, second: Estimate) -> Difference:
-    """The difference of the estimates of two groups that have no user in common, each with noise of its own.
+    """The difference of the estimates of two groups that have no user in common, each with noise of
+    its own.
 
-    It is about these users where the two estimates are, and ``of_population()`` about the populations from which they
-    were drawn: that one has p-values.
-    Not for paired data, where a user has a value under each of two conditions: the two errors are then dependent. For
-    those define the question on pairs of values (one type for each pair) and send one message.
-    Epsilon, the protocol and n may differ between the groups; of fitted answers the unbiased ones are compared.
-    Raises TypeError, ValueError.
+    It is about these users where the two estimates are, and ``of_population()`` about the
+    populations from which they were drawn: that one has p-values.
+    Not for paired data, where a user has a value under each of two conditions: the two errors are
+    then dependent. For those define the question on pairs of values (one type for each pair) and
+    send one message. Epsilon, the protocol and n may differ between the groups; of fitted answers
+    the unbiased ones are compared. Raises TypeError, ValueError.
     """
     for name, value in (("first", first), ("second", second)):
         checks.instance(name, value, Estimate)
@@ -109,9 +113,11 @@ def _sum(covariances: list[Callable[[], Tensor]]) -> Tensor:
 
 @on_host
 def _largest(covariance: Tensor, least: Tensor) -> Tensor:
-    """P(max_i abs(Z_i) > z), z with 2 P(Z_i > z) = least (*batch), for normal Z of this covariance (*batch, m, m).
+    """P(max_i abs(Z_i) > z), z with 2 P(Z_i > z) = least (*batch), for normal Z of this covariance
+    (*batch, m, m).
 
-    With I uniform and Z given abs(Z_I) > z it is m least E 1/#{i: abs(Z_i) > z}: of one relative error at all z.
+    With I uniform and Z given abs(Z_I) > z it is m least E 1/#{i: abs(Z_i) > z}: of one relative
+    error at all z.
     """
     covariance, p = covariance.cpu(), least.cpu()
     variance = covariance.diagonal(dim1=-2, dim2=-1)
@@ -160,7 +166,9 @@ def _widest(stretches: list[Stretch], level: float) -> Tensor:
 
 @on_host
 def _tails(z: Tensor, stretch: Stretch) -> Tensor:
-    """p whose ends lie z normal deviations away, by lines between the logarithms of TAILS, the first at least."""
+    """p whose ends lie z normal deviations away, by lines between the logarithms of TAILS, the
+    first at least.
+    """
     each = [
         torch.as_tensor(quantile(1 - p) * stretch(1 - p), dtype=torch.float64).cpu()
         for p in TAILS.tolist()
@@ -176,9 +184,10 @@ def _tails(z: Tensor, stretch: Stretch) -> Tensor:
 def compare(first: Collection | Journal, second: Collection | Journal) -> Difference:
     """``difference`` of the estimates of two collections, or journals, that ask the same question.
 
-    Raises TypeError; ValueError for different subjects, and for a batch that is in both: users who count in both groups
-    make the errors dependent (users who answered twice under two batches cannot be seen, and must not be). It is about
-    these users; ``compare(first, second).of_population()`` about their populations, with p-values.
+    Raises TypeError; ValueError for different subjects, and for a batch that is in both: users who
+    count in both groups make the errors dependent (users who answered twice under two batches
+    cannot be seen, and must not be). It is about these users;
+    ``compare(first, second).of_population()`` about their populations, with p-values.
     """
     first, second = held("first", first), held("second", second)
     if not same(first.protocol.subject, second.protocol.subject):

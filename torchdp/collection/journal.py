@@ -1,7 +1,9 @@
-"""A collection on disk, in one SQLite file: the protocol, and a row for each batch, chained by checksums.
+"""A collection on disk, in one SQLite file: the protocol, and a row for each batch, chained by
+checksums.
 
-What ``add`` acknowledges is in the file for good: a row and the new end of the chain are written in one transaction
-and synchronised. The checksum of a row covers all rows before it, so no damage can pass for a smaller collection.
+What ``add`` acknowledges is in the file for good: a row and the new end of the chain are written in
+one transaction and synchronised. The checksum of a row covers all rows before it, so no damage can
+pass for a smaller collection.
 """
 
 import errno
@@ -90,17 +92,18 @@ class Journal(Brief):
     4
     >>> low, high = journal.estimate().interval()
 
-    ``add`` and ``merge`` return once the batch is on the disk; if they raise, or the process dies before they return,
-    send the batch again under its name: it is counted once. Holds the protocol, tallies and names of batches, no more;
-    each is checked when it is read. Nothing stays open between two calls: threads, forked and spawned processes may use
-    it, by any path that leads to the file through symbolic links. The disk must be local, or one whose file locks work;
-    while processes write, copy with ``Journal(copy, protocol).merge(Journal(path).collection)``.
+    ``add`` and ``merge`` return once the batch is on the disk; if they raise, or the process dies
+    before they return, send the batch again under its name: it is counted once. Holds the protocol,
+    tallies and names of batches, no more; each is checked when it is read. Nothing stays open
+    between two calls: threads, forked and spawned processes may use it, by any path that leads to
+    the file through symbolic links. The disk must be local, or one whose file locks work; while
+    processes write, copy with ``Journal(copy, protocol).merge(Journal(path).collection)``.
 
     path: made if it is missing, continued if it is there. protocol: None takes the one in the file.
-    ``protocol`` of a journal is that of the file, which another processor or number of threads would compute with other
-    last digits: a given protocol may differ from it by rounding.
-    Raises OSError that names the path; ValueError for another protocol, a damaged file or one that is no journal, and
-    leaves it as it is.
+    ``protocol`` of a journal is that of the file, which another processor or number of threads
+    would compute with other last digits: a given protocol may differ from it by rounding.
+    Raises OSError that names the path; ValueError for another protocol, a damaged file or one that
+    is no journal, and leaves it as it is.
     """
 
     _printed = ("path", "protocol")
@@ -136,11 +139,15 @@ class Journal(Brief):
             return self._read(db)
 
     def add(self, name: str, tally: Tally) -> Collection:
-        """Counts the batch, on the disk; returns ``collection``. See ``Collection.add``. Raises OSError."""
+        """Counts the batch, on the disk; returns ``collection``. See ``Collection.add``. Raises
+        OSError.
+        """
         return self.merge(self._collection.batch(name, tally))
 
     def merge(self, other: Collection) -> Collection:
-        """Counts all batches of another collection as one row; see ``Collection.merge``. Raises OSError."""
+        """Counts all batches of another collection as one row; see ``Collection.merge``. Raises
+        OSError.
+        """
         checks.instance("other", other, Collection)
         with _turn:
             with self._transaction("IMMEDIATE") as db:
@@ -231,7 +238,9 @@ class Journal(Brief):
 
     @contextmanager
     def _transaction(self, kind: str, mode: str = "rw") -> Iterator[sqlite3.Connection]:
-        """A connection of its own, for as long as the transaction; what is not committed is rolled back."""
+        """A connection of its own, for as long as the transaction; what is not committed is rolled
+        back.
+        """
         with _turn, self._explained():
             if self.path.is_file() and self.path.stat().st_nlink > 1:
                 raise ValueError(
@@ -284,7 +293,9 @@ class Journal(Brief):
 
 
 def _renewed(stored: Any, classes: dict[str, type]) -> Any:
-    """The description that this version gives of what is stored; as it is where that cannot be made."""
+    """The description that this version gives of what is stored; as it is where that cannot be
+    made.
+    """
     try:
         return described(made(stored, MessageProtocol, classes, rooms=ROOMS))
     except (TypeError, ValueError):
@@ -292,7 +303,9 @@ def _renewed(stored: Any, classes: dict[str, type]) -> Any:
 
 
 def _begin(db: sqlite3.Connection, protocol: MessageProtocol[Any, Any]) -> None:
-    """The tables of a new file. Raises TypeError for a protocol that cannot be made again from its fields."""
+    """The tables of a new file. Raises TypeError for a protocol that cannot be made again from its
+    fields.
+    """
     classes: dict[str, type] = {}
     written = described(protocol, classes)
     if (
@@ -333,6 +346,8 @@ def _make_folder(folder: Path) -> None:
 
 
 def held(name: str, kept: Collection | Journal) -> Collection:
-    """The collection, or all that the journal holds now. Raises TypeError, and what ``Journal.collection`` raises."""
+    """The collection, or all that the journal holds now. Raises TypeError, and what
+    ``Journal.collection`` raises.
+    """
     checks.instance(name, kept, (Collection, Journal))
     return kept.collection if isinstance(kept, Journal) else kept

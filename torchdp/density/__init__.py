@@ -1,4 +1,5 @@
-"""Kernel density estimation in the shuffle model: random features, private densities, learning from them.
+"""Kernel density estimation in the shuffle model: random features, private densities, learning from
+them.
 
     >>> import torch
     >>> from torchdp import density, shuffle
@@ -9,9 +10,9 @@
     >>> released.evaluate(x[:3]).shape, released.guarantee.epsilon
     (torch.Size([3]), 2.0)
 
-A :class:`Family` is a kernel k(x, y) = E <f(x), g(y)> with bounded random f; :class:`Features` are drawn pairs (f_i,
-g_i). Users round f to bits, which a ``BitLaw`` of ``torchdp.shuffle`` sums; a :class:`Density` answers queries from the
-noisy means alone.
+A :class:`Family` is a kernel k(x, y) = E <f(x), g(y)> with bounded random f; :class:`Features` are
+drawn pairs (f_i, g_i). Users round f to bits, which a ``BitLaw`` of ``torchdp.shuffle`` sums; a
+:class:`Density` answers queries from the noisy means alone.
 
 | symbol | name | |
 |---|---|---|
@@ -21,9 +22,9 @@ noisy means alone.
 | S | ``support`` | largest number of nonzero coordinates of f(x) |
 | beta | ``bias`` | of E <f, g> as an estimate of k |
 
-Guarantees: ``ShuffledKDE`` (Wagner 2025, Theorem 3.1, with exact composition and with accounting of how far features
-move), ``ShuffledClasses`` for vectors and labels together; ``SecureKDE``, whose sums servers compute from shares;
-what is learned is post-processing.
+Guarantees: ``ShuffledKDE`` (Wagner 2025, Theorem 3.1, with exact composition and with accounting of
+how far features move), ``ShuffledClasses`` for vectors and labels together; ``SecureKDE``, whose
+sums servers compute from shares; what is learned is post-processing.
 """
 
 from torchdp.density.choose import choose

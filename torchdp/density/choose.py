@@ -1,4 +1,5 @@
-"""The density of least predicted error for what a user may send: features, their number, steps, noise.
+"""The density of least predicted error for what a user may send: features, their number, steps,
+noise.
 
 A plan is what a density may be chosen from: features, and the shape of their steps.
 """
@@ -45,8 +46,9 @@ CROWD = 1024  # users, spread over the box, by whom rounding is judged
 class Plan:
     """Features with steps scale * shape, as a choice sees them.
 
-    feature: their own squared error, of the mean or the worst query. gain: of R^2 g_j^2/I^2, (instances,). gamma: at
-    scale 1. shares: f/R of a typical user. crowd: points of users by whom rounding is judged at last; None: ``shares``.
+    feature: their own squared error, of the mean or the worst query. gain: of R^2 g_j^2/I^2,
+    (instances,). gamma: at scale 1. shares: f/R of a typical user. crowd: points of users by whom
+    rounding is judged at last; None: ``shares``.
     """
 
     name: str
@@ -141,7 +143,9 @@ def arc() -> Tensor:
 
 @dataclass(frozen=True, eq=False)
 class Found:
-    """A plan at one scale and noise: predicted variances and messages of a user, in the mean and at most."""
+    """A plan at one scale and noise: predicted variances and messages of a user, in the mean and at
+    most.
+    """
 
     plan: Plan
     law: Law
@@ -155,7 +159,9 @@ class Found:
 
 @dataclass(frozen=True)
 class Question:
-    """What is asked: n users of whom so many are absent, (epsilon, delta), messages of a user at most."""
+    """What is asked: n users of whom so many are absent, (epsilon, delta), messages of a user at
+    most.
+    """
 
     n: int
     epsilon: float
@@ -169,7 +175,8 @@ class Question:
         return gaussian_sigma(self.epsilon, self.delta)
 
     def variance(self, law: Law, gamma: Tensor, sums: int) -> Tensor:
-        """Of the noise of one sum, about: fitted to certified mechanisms of epsilon 0.1 to 8, 64 to 256 sums.
+        """Of the noise of one sum, about: fitted to certified mechanisms of epsilon 0.1 to 8, 64 to
+        256 sums.
 
         Mostly within a tenth; what is chosen is certified.
         """
@@ -206,7 +213,9 @@ class Question:
         return torch.stack([feature, rounding, noise, steps.sum(1) / 2 + extra, most + extra], 1)
 
     def candidates(self, plan: Plan, factors: dict[type, float]) -> Iterator[Found]:
-        """All scales and noises within the messages, no accounting run; factors: of each one's predicted variance."""
+        """All scales and noises within the messages, no accounting run; factors: of each one's
+        predicted variance.
+        """
         scales = SCALES[SCALES * plan.shape.max() <= MOST_STEPS]
         for law in LAWS:
             variance = factors.get(law, 1.0) * self.variance(
@@ -270,32 +279,38 @@ def choose(
     classes: Tensor | None = None,
     generator: torch.Generator | None = None,
 ) -> Choice[ShuffledKDE] | Choice[ShuffledClasses]:
-    """The shuffled density of least predicted error: ``best`` sends the fewest messages of those within 1 % of it.
+    """The shuffled density of least predicted error: ``best`` sends the fewest messages of those
+    within 1 % of it.
 
-    On a public box of up to three dimensions fixed waves with a step for each; of other Gaussian kernels orthogonal
-    waves, of inner products rotated coordinates, with equal steps. How many, their steps, Poisson noise or bounded
-    shares: by predicted error, feature term included. What is chosen is certified, and the prediction corrected by it
-    three times at most. The error is the root of the mean square over uniform queries in the box, the largest over
-    users' data but for rounding, which is that of users uniform in the box; of inner products, at queries of norm 1.
+    On a public box of up to three dimensions fixed waves with a step for each; of other Gaussian
+    kernels orthogonal waves, of inner products rotated coordinates, with equal steps. How many,
+    their steps, Poisson noise or bounded shares: by predicted error, feature term included. What is
+    chosen is certified, and the prediction corrected by it three times at most. The error is the
+    root of the mean square over uniform queries in the box, the largest over users' data but for
+    rounding, which is that of users uniform in the box; of inner products, at queries of norm 1.
 
     Args:
-        kernel: ``Gaussian(0.25)``, ``Laplacian``, ``ExponentialKernel`` with a box, or an inner product such as
-            ``InnerProduct(64)``.
+        kernel: ``Gaussian(0.25)``, ``Laplacian``, ``ExponentialKernel`` with a box, or an inner
+            product such as ``InnerProduct(64)``.
         epsilon: > 0.
         delta: in (0, 1).
         n: users; with ``classes`` their sum, and needs not be said.
-        box: (2, d) public corners that hold users and queries; without it a Gaussian kernel needs ``dimension``.
+        box: (2, d) public corners that hold users and queries; without it a Gaussian kernel needs
+            ``dimension``.
         dimension: of points without a box.
         absent: users, of each class, who may send nothing, or collude.
         most_messages: of a user in the mean, for the worst vector.
-        objective: of the features' error over queries: ``MEAN``, or ``WORST``, for all pairs of points in the box.
-        classes: (classes,) how many users each has, as from ``class_counts``: ``best`` is a ``ShuffledClasses`` then,
-            and the error that of the smallest class.
-        generator: of what is drawn in public; its device is the features'. None: the same draws always.
+        objective: of the features' error over queries: ``MEAN``, or ``WORST``, for all pairs of
+            points in the box.
+        classes: (classes,) how many users each has, as from ``class_counts``: ``best`` is a
+            ``ShuffledClasses`` then, and the error that of the smallest class.
+        generator: of what is drawn in public; its device is the features'. None: the same draws
+            always.
 
     Raises TypeError; ValueError, also where ``most_messages`` leaves nothing.
 
-    Guarantees: (epsilon, delta)-DP for replacing one user's vector, of what is returned: ``ShuffledKDE``'s.
+    Guarantees: (epsilon, delta)-DP for replacing one user's vector, of what is returned:
+    ``ShuffledKDE``'s.
     """
     sizes = None if classes is None else sizes_of(classes)
     if sizes is not None and n not in (None, sum(sizes)):
@@ -373,7 +388,9 @@ def _certified(tried: list[Plan], asked: Question) -> tuple[Found, ShuffledKDE]:
 
 
 def rounded(shares: Tensor, steps: Tensor) -> Tensor:
-    """The mean of theta (1 - theta), theta = frac(steps (1 + share)/2), from a table: the shape of ``steps``."""
+    """The mean of theta (1 - theta), theta = frac(steps (1 + share)/2), from a table: the shape of
+    ``steps``.
+    """
     grid = torch.logspace(-5, math.log10(MOST_STEPS) + 0.01, 800, dtype=torch.float64)
     rest = (grid[:, None] * (1 + shares) / 2).frac()
     table = (rest * (1 - rest)).mean(1)

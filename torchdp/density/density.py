@@ -29,15 +29,17 @@ ERROR = 2.0**-22  # of a chance, by the floats that decide a bit
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Density(Estimate):
-    """K~(y) = <value, right(y)> / repetitions + constant: an unbiased estimate of mean_u E <f(x_u), g(y)>.
+    """K~(y) = <value, right(y)> / repetitions + constant: an unbiased estimate of mean_u E <f(x_u),
+    g(y)>.
 
-    value: (*batch, instances), float64, noisy means of f_i(x)_j over the users; a batch is of classes, or of repeated
-    releases (``sample_shape``). standard_error: of each over rounding and privacy noise, the largest over the data.
-    n: how many users there are, in all classes together.
-    features: public. guarantee: of all classes together, but of one release: repeats of the same users are for
-    simulations, and compose if they are published. Raises ValueError, TypeError.
+    value: (*batch, instances), float64, noisy means of f_i(x)_j over the users; a batch is of
+    classes, or of repeated releases (``sample_shape``). standard_error: of each over rounding and
+    privacy noise, the largest over the data. n: how many users there are, in all classes together.
+    features: public. guarantee: of all classes together, but of one release: repeats of the same
+    users are for simulations, and compose if they are published. Raises ValueError, TypeError.
 
-    Guarantees: that of ``guarantee``, however many queries are asked, since they are answered from the means alone.
+    Guarantees: that of ``guarantee``, however many queries are asked, since they are answered from
+    the means alone.
     Source: Wagner (2025), Algorithm 1, KDE query.
     """
 
@@ -74,7 +76,8 @@ class Density(Estimate):
         return found / self.features.repetitions + self.features.constant
 
     def standard_error_at(self, y: Tensor) -> Tensor:
-        """Root of the variance of K~(y) for these features, at most, over rounding and privacy: (q, d) -> (*batch, q).
+        """Root of the variance of K~(y) for these features, at most, over rounding and privacy:
+        (q, d) -> (*batch, q).
 
         (sum_j g(y)_j^2 standard_error_j^2)^{1/2} / repetitions. It is computed from public numbers.
         """
@@ -84,14 +87,17 @@ class Density(Estimate):
         )
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Everything above, into one file. Raises OSError; TypeError for an error that is a function (SecureKDE's)."""
+        """Everything above, into one file. Raises OSError; TypeError for an error that is a
+        function (SecureKDE's).
+        """
         checks.path("path", path).write_text(
             json.dumps(described(self, name="density")), encoding="ascii"
         )
 
     @staticmethod
     def load(path: str | os.PathLike[str]) -> "Density":
-        """What ``save`` wrote, on the CPU. No code of the file is run: only the classes of this package are made.
+        """What ``save`` wrote, on the CPU. No code of the file is run: only the classes of this
+        package are made.
 
         Raises OSError, ValueError.
         """
@@ -129,10 +135,11 @@ class MeanSquaredError(Brief):
 def density_mse(
     features: Features, crowd: Crowd, y: Tensor, rounding: Tensor, privacy: Tensor
 ) -> MeanSquaredError:
-    """E (K~(y) - mean_u k(x_u, y))^2 over rounding and privacy noise, these features given: (q, d) -> (q,).
+    """E (K~(y) - mean_u k(x_u, y))^2 over rounding and privacy noise, these features given: (q, d)
+    -> (q,).
 
-    feature: (<exact, g>/I - mean_u k(x_u, y))^2; rounding and privacy: variances of the means, (instances,), weighted
-    by g_j^2/I^2. It is exact and not private: it reads the users' vectors.
+    feature: (<exact, g>/I - mean_u k(x_u, y))^2; rounding and privacy: variances of the means,
+    (instances,), weighted by g_j^2/I^2. It is exact and not private: it reads the users' vectors.
     """
     y = y.detach() if isinstance(y, Tensor) else y
     right = features.right(y).double() / features.repetitions
@@ -143,7 +150,8 @@ def density_mse(
 
 
 def kernel_means(family: Family, x: Tensor, y: Tensor, *, counts: Tensor | None = None) -> Tensor:
-    """The exact density, not private: mean_u k(x_u, y), (n, d), (q, d) -> (q,), float64, part by part.
+    """The exact density, not private: mean_u k(x_u, y), (n, d), (q, d) -> (q,), float64, part by
+    part.
 
     counts: how many users hold each row, (n,); None: one each. Raises TypeError, ValueError.
     """
@@ -160,7 +168,9 @@ def kernel_means(family: Family, x: Tensor, y: Tensor, *, counts: Tensor | None 
 
 
 def counted(features: Features, x: Tensor, steps: Tensor, draws: Draws) -> Tensor:
-    """What users round to: floor u + Bernoulli(u - floor u), u = steps (1 + f/R)/2: (n, instances) int64."""
+    """What users round to: floor u + Bernoulli(u - floor u), u = steps (1 + f/R)/2: (n, instances)
+    int64.
+    """
     whole, rest = _parts(features.share(x), steps)
     return whole + rounded(2 * rest - 1, (), draws)
 
@@ -168,7 +178,8 @@ def counted(features: Features, x: Tensor, steps: Tensor, draws: Draws) -> Tenso
 def crowd_counted(
     features: Features, crowd: Crowd, steps: Tensor | None, draws: Simulated, shape: tuple[int, ...]
 ) -> Tensor:
-    """Sums of all users' counts, unchecked: -> (*shape, *batch, instances) int64. O(distinct values).
+    """Sums of all users' counts, unchecked: -> (*shape, *batch, instances) int64.
+    O(distinct values).
 
     steps: as in ``OfFeatures``.
     """
@@ -193,7 +204,9 @@ def worth(steps: Tensor | None) -> Tensor:
 
 
 def rounding_variances(features: Features, crowd: Crowd, steps: Tensor) -> Tensor:
-    """Of the sums of f that rounding leaves: sum_u 4 R^2 theta (1 - theta)/steps^2, (*batch, instances) float64."""
+    """Of the sums of f that rounding leaves: sum_u 4 R^2 theta (1 - theta)/steps^2,
+    (*batch, instances) float64.
+    """
     total = crowd.values.new_zeros(
         *crowd.counts.shape[:-1], features.instances, dtype=torch.float64
     )
@@ -211,7 +224,8 @@ def _parts(share: Tensor, steps: Tensor) -> tuple[Tensor, Tensor]:
 
 
 class OfFeatures(Protocol[Crowd]):
-    """The question: the mean of each feature over the users, in [-R, R]. x: (n, d); a summary is a ``Crowd``.
+    """The question: the mean of each feature over the users, in [-R, R]. x: (n, d); a summary is a
+    ``Crowd``.
 
     B~_ij, the estimate of sum_u (1 + f_i(x_u)_j / R)/2, gives the mean R (2 B~_ij/n - 1).
     """
@@ -247,7 +261,9 @@ class OfFeatures(Protocol[Crowd]):
         return 4 * self.features.bound**2 * (rounding + noise) / (steps * n) ** 2
 
     def density_mse(self, summary: Crowd, y: Tensor) -> MeanSquaredError:
-        """Of the density at each query, these features given: (q, d) -> (q,). It reads the users' vectors."""
+        """Of the density at each query, these features given: (q, d) -> (q,). It reads the users'
+        vectors.
+        """
         crowd = self.features.crowd(summary)
         return density_mse(self.features, crowd, y, *self._variances(crowd))
 
@@ -288,12 +304,14 @@ class OfFeatures(Protocol[Crowd]):
 
 
 def moved(features: Features, steps: Tensor | None = None) -> Sensitivity:
-    """All sums, how far a user's numbers move in them, how many of its bits may flip, and the largest number.
+    """All sums, how far a user's numbers move in them, how many of its bits may flip, and the
+    largest number.
 
-    Floats have error at most 2^-22 in each chance, at both vectors: (gamma^{1/2} + 2^-21 ||steps||)^2. A chance is
-    (1 + s)/2 for the number s that a feature was computed to, up to 2^-60 on a CPU and 2^-32 elsewhere
-    (``rounding.rounded``). s is the cosine or sine of one angle, right to 4 units in the last place, 2^-22 in float32;
-    a coordinate of x as it was given; an indicator; or a sum of D products in float64, right to D 2^-52.
+    Floats have error at most 2^-22 in each chance, at both vectors: (gamma^{1/2} +
+    2^-21 ||steps||)^2. A chance is (1 + s)/2 for the number s that a feature was computed to, up to
+    2^-60 on a CPU and 2^-32 elsewhere (``rounding.rounded``). s is the cosine or sine of one angle,
+    right to 4 units in the last place, 2^-22 in float32; a coordinate of x as it was given; an
+    indicator; or a sum of D products in float64, right to D 2^-52.
     """
     if steps is None:
         gamma, most, largest = features.movement, float(features.instances), 1.0

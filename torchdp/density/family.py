@@ -1,4 +1,6 @@
-"""Kernels as expected inner products of bounded random features, and features rounded to bits, on any device."""
+"""Kernels as expected inner products of bounded random features, and features rounded to bits, on
+any device.
+"""
 
 import math
 from abc import ABC, abstractmethod
@@ -25,8 +27,9 @@ TURN = 2 * torch.pi
 def rounded(shares: Tensor, shape: tuple[int, ...], draws: Draws) -> Tensor:
     """Bernoulli((1 + s)/2) for each share s, ``shape`` times: (...) -> (*shape, ...) bool.
 
-    A random byte decides against the first 8 bits of the chance; where they tie, once in 256, 53 more bits do. The
-    chance is right to 2^-60 for the given number s, sure at 1 and none at -1. Numbers outside count as the nearest end.
+    A random byte decides against the first 8 bits of the chance; where they tie, once in 256, 53
+    more bits do. The chance is right to 2^-60 for the given number s, sure at 1 and none at -1.
+    Numbers outside count as the nearest end.
     """
     levels = (shares * 128).floor_().clamp_(-128, 127).to(torch.int8)
     sizes = (*shape, *shares.shape)
@@ -40,12 +43,16 @@ def rounded(shares: Tensor, shape: tuple[int, ...], draws: Draws) -> Tensor:
 
 
 def count(bits: Tensor) -> Tensor:
-    """How many are set, over the last dimension but one: (..., n, instances) bool -> (..., instances) int64."""
+    """How many are set, over the last dimension but one: (..., n, instances) bool ->
+    (..., instances) int64.
+    """
     return bits.view(torch.uint8).sum(-2, dtype=torch.int32).to(torch.int64)
 
 
 def fused(x: Tensor) -> bool:
-    """Whether waves of these vectors are projected, rounded and counted by one kernel: float32, drawn from a key."""
+    """Whether waves of these vectors are projected, rounded and counted by one kernel: float32,
+    drawn from a key.
+    """
     return x.dtype == torch.float32 and keyed(x.device)
 
 
@@ -76,10 +83,12 @@ def _bytes(sizes: tuple[int, ...], draws: Draws) -> Tensor:
 
 @dataclass(frozen=True)
 class Family(Brief, ABC):
-    """Random pairs (f, g) of functions R^d -> R^Q with |E <f(x), g(y)> - k(x, y)| <= bias and |f(x)_j| <= bound.
+    """Random pairs (f, g) of functions R^d -> R^Q with |E <f(x), g(y)> - k(x, y)| <= bias
+    and |f(x)_j| <= bound.
 
-    dimension: d >= 1. ``coordinates`` Q; ``bound`` R, of f alone, since g only meets what is already public;
-    ``support`` S: at most so many coordinates of f(x) are not zero; ``bias`` beta. Raises ValueError.
+    dimension: d >= 1. ``coordinates`` Q; ``bound`` R, of f alone, since g only meets what is
+    already public; ``support`` S: at most so many coordinates of f(x) are not zero; ``bias`` beta.
+    Raises ValueError.
 
     Source: Wagner (2025), section 2.3, after Wagner, Naamad, Mishra (2023).
     """
@@ -108,7 +117,9 @@ class Family(Brief, ABC):
 
     @property
     def movement(self) -> float:
-        """The largest sum over the coordinates of (q_j - q_j')^2, q_j = (1 + f(x)_j/R)/2, over all x, x': at most S."""
+        """The largest sum over the coordinates of (q_j - q_j')^2, q_j = (1 + f(x)_j/R)/2, over all
+        x, x': at most S.
+        """
         return float(self.support)
 
     @property
@@ -118,20 +129,26 @@ class Family(Brief, ABC):
 
     @abstractmethod
     def draw(self, repetitions: int, *, generator: torch.Generator) -> "Features":
-        """Independent pairs (f_i, g_i) from public randomness; they live on the generator's device, in float64."""
+        """Independent pairs (f_i, g_i) from public randomness; they live on the generator's device,
+        in float64.
+        """
 
     @abstractmethod
     def k(self, x: Tensor, y: Tensor) -> Tensor:
         """``kernel``, unchecked."""
 
     def kernel(self, x: Tensor, y: Tensor) -> Tensor:
-        """k(x_u, y_v): (*batch, n, d), (*batch, q, d) -> (*batch, n, q). Raises TypeError, ValueError."""
+        """k(x_u, y_v): (*batch, n, d), (*batch, q, d) -> (*batch, n, q). Raises TypeError,
+        ValueError.
+        """
         x, y = self._points("x", x), self._points("y", y)
         dtype = torch.promote_types(x.dtype, y.dtype)
         return self.k(x.to(dtype), y.to(dtype))
 
     def validate(self, x: Tensor) -> Tensor:
-        """``x`` as users' vectors (n, d), n >= 1, float32 or float64, in the domain. Raises TypeError, ValueError."""
+        """``x`` as users' vectors (n, d), n >= 1, float32 or float64, in the domain. Raises
+        TypeError, ValueError.
+        """
         return self.inside(
             "x", checks.shaped("x", self._points("x", x), "n", self.dimension, note=" with n >= 1")
         )
@@ -163,7 +180,8 @@ def in_ball(name: str, points: Tensor, radius: float, remedy: str) -> Tensor:
 
 @dataclass(frozen=True, eq=False)
 class Features(Brief, ABC):
-    """Public pairs (f_i, g_i), i < repetitions: k(x, y) is estimated by <left(x), right(y)> / repetitions.
+    """Public pairs (f_i, g_i), i < repetitions: k(x, y) is estimated by <left(x), right(y)> /
+    repetitions.
 
     A user's vector takes part in ``instances`` = repetitions * Q bit sums.
     """
@@ -186,35 +204,45 @@ class Features(Brief, ABC):
 
     @property
     def composed(self) -> int:
-        """Instances of a mechanism whose composition bounds what replacing a user's vector tells: repetitions * S.
+        """Instances of a mechanism whose composition bounds what replacing a user's vector tells:
+        repetitions * S.
 
-        Two vectors with disjoint supports change the distribution of up to 2 S bits of a repetition, but a coordinate
-        that is zero is a fair coin, and so pairs of them cost no more than one. Take a coordinate j where only f(x) is
-        not zero and j' where only f(x') is not; by joint convexity the bits there may be taken as sure, a at j under x
-        and b at j' under x'. Bits (j, j') are then (a, coin) against (coin, b): with probability 1/2 each (a, b)
-        against (1 - a, b) and (a, 1 - b) against (a, b), which differ in one bit. Again by joint convexity such a pair
-        costs at most the worst single instance, and max(|supp f(x)|, |supp f(x')|) <= S of them are left.
-        Guarantees: a composition of that many instances of the worst pair, in either direction, dominates.
-        Source: Wagner (2025), Theorem 3.1, whose proof takes only S bits to change; above, why S is still enough.
+        Two vectors with disjoint supports change the distribution of up to 2 S bits of a
+        repetition, but a coordinate that is zero is a fair coin, and so pairs of them cost no more
+        than one. Take a coordinate j where only f(x) is not zero and j' where only f(x') is not; by
+        joint convexity the bits there may be taken as sure, a at j under x and b at j' under x'.
+        Bits (j, j') are then (a, coin) against (coin, b): with probability 1/2 each (a, b) against
+        (1 - a, b) and (a, 1 - b) against (a, b), which differ in one bit. Again by joint convexity
+        such a pair costs at most the worst single instance, and max(|supp f(x)|, |supp f(x')|) <= S
+        of them are left.
+        Guarantees: a composition of that many instances of the worst pair, in either direction,
+        dominates.
+        Source: Wagner (2025), Theorem 3.1, whose proof takes only S bits to change; above, why S is
+        still enough.
         """
         return self.repetitions * self.family.support
 
     @property
     def movement(self) -> float:
-        """Squared changes of bits' probabilities add up to at most so much when a user's vector is replaced.
+        """Squared changes of bits' probabilities add up to at most so much when a user's vector is
+        replaced.
 
-        sum_ij (f_i(x)_j - f_i(x')_j)^2/(4 R^2): it may be far below the number of bits, and the noise needed with it
-        (``change`` of ``shuffle.Sensitivity``).
+        sum_ij (f_i(x)_j - f_i(x')_j)^2/(4 R^2): it may be far below the number of bits, and the
+        noise needed with it (``change`` of ``shuffle.Sensitivity``).
         Guarantees: an upper bound over all x, x' in the domain.
         """
         return self.repetitions * self.family.movement
 
     def gamma(self, steps: Tensor) -> float:
-        """The same in steps, (instances,) float64: sum_j steps_j^2 (f(x)_j - f(x')_j)^2/(4 R^2), at most."""
+        """The same in steps, (instances,) float64: sum_j steps_j^2 (f(x)_j - f(x')_j)^2/(4 R^2), at
+        most.
+        """
         return min(float(steps.max()) ** 2 * self.movement, float(steps.square().sum()))
 
     def most(self, steps: Tensor) -> float:
-        """The largest sum_j steps_j (1 + f(x)_j/R)/2, or a bound: messages of a user but for noise."""
+        """The largest sum_j steps_j (1 + f(x)_j/R)/2, or a bound: messages of a user but for
+        noise.
+        """
         return float(steps.sum())
 
     @property
@@ -228,7 +256,9 @@ class Features(Brief, ABC):
         return self.bound**2
 
     def left(self, x: Tensor) -> Tensor:
-        """f_i(x)_j of each user: (n, d) -> (n, instances), in [-R, R]. Raises TypeError, ValueError."""
+        """f_i(x)_j of each user: (n, d) -> (n, instances), in [-R, R]. Raises TypeError,
+        ValueError.
+        """
         return self.f(self.family.validate(x))
 
     def right(self, y: Tensor) -> Tensor:
@@ -236,7 +266,9 @@ class Features(Brief, ABC):
         return self.g(self.family.queries(y))
 
     def parts(self, x: Tensor, times: int = 1) -> Iterator[Tensor]:
-        """``x`` in parts of so many users that arrays over them and ``times`` repeats stay small."""
+        """``x`` in parts of so many users that arrays over them and ``times`` repeats stay
+        small.
+        """
         return iter(x.split(max(1, self.at_once // max(1, times))))
 
     @property
@@ -262,14 +294,17 @@ class Features(Brief, ABC):
         return self.f(x) / self.bound
 
     def bits(self, x: Tensor, draws: Draws) -> Tensor:
-        """What users round to: Bernoulli((1 + f_i(x)_j / R)/2), (n, d) -> (n, instances) bool, unchecked.
+        """What users round to: Bernoulli((1 + f_i(x)_j / R)/2), (n, d) -> (n, instances) bool,
+        unchecked.
 
         The bits alone are not private: a :class:`shuffle.BitLaw` makes them so.
         """
         return rounded(self.share(x), (), draws)
 
     def sums(self, crowd: Crowd) -> tuple[Tensor, Tensor]:
-        """Sums over users of f_i(x)_j and of its square, (*batch, instances) float64 each, unchecked."""
+        """Sums over users of f_i(x)_j and of its square, (*batch, instances) float64 each,
+        unchecked.
+        """
         total, squares = crowd.values.new_zeros(
             2, *crowd.counts.shape[:-1], self.instances, dtype=torch.float64
         )
@@ -289,7 +324,8 @@ class Features(Brief, ABC):
     def of_crowd(
         self, crowd: Crowd, of: Callable[[Tensor], Tensor], times: int = 1
     ) -> Iterator[tuple[Tensor, Tensor]]:
-        """``of`` a crowd's values, (k, r) or (*batch, k, r), and their counts, (*batch, k), part by part.
+        """``of`` a crowd's values, (k, r) or (*batch, k, r), and their counts, (*batch, k), part by
+        part.
 
         So many at a time that ``times`` repeats of the whole batch stay small.
         """
@@ -298,7 +334,9 @@ class Features(Brief, ABC):
             yield of(x.flatten(0, -2)).view(*x.shape[:-1], -1), counts
 
     def ones(self, x: Tensor, draws: Simulated, shape: tuple[int, ...]) -> Tensor:
-        """How many users round to a one, unchecked, part by part: (n, d) -> (*shape, instances) int64."""
+        """How many users round to a one, unchecked, part by part: (n, d) -> (*shape, instances)
+        int64.
+        """
         total = torch.zeros(*shape, self.instances, dtype=torch.int64, device=x.device)
         for part in self.parts(x, math.prod(shape)):
             total += count(rounded(self.share(part), shape, draws))

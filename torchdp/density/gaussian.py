@@ -1,4 +1,6 @@
-"""The Gaussian kernel: random Fourier features, their square waves, and orthogonal frequencies with cosine and sine."""
+"""The Gaussian kernel: random Fourier features, their square waves, and orthogonal frequencies with
+cosine and sine.
+"""
 
 import math
 from dataclasses import dataclass
@@ -29,7 +31,9 @@ FARTHEST = 1e100  # radians; further out nothing is gained, and squares end
 
 @dataclass(frozen=True)
 class GaussianKernel(Family):
-    """k(x, y) = exp(-||x - y||^2 / bandwidth^2), from normal frequencies w ~ N(0, 2/bandwidth^2 I): no bias."""
+    """k(x, y) = exp(-||x - y||^2 / bandwidth^2), from normal frequencies w ~ N(0, 2/bandwidth^2 I):
+    no bias.
+    """
 
     bandwidth: float = 1.0
 
@@ -56,7 +60,8 @@ class GaussianKernel(Family):
 
 @dataclass(frozen=True)
 class GaussianFourier(GaussianKernel):
-    """f(x) = g(x) = sqrt(2) cos(<w, x> + b), b uniform on [0, 2 pi): Q = S = 1, R = sqrt(2), no bias.
+    """f(x) = g(x) = sqrt(2) cos(<w, x> + b), b uniform on [0, 2 pi): Q = S = 1, R = sqrt(2), no
+    bias.
 
     exp(-||x - y||^2 / bandwidth^2); dimension >= 1, bandwidth > 0. Raises ValueError.
     Source: Rahimi, Recht (2007); Wagner (2025), section 2.3.
@@ -91,13 +96,15 @@ class FourierFeatures(Features):
 
 @dataclass(frozen=True)
 class GaussianSquareWave(GaussianKernel):
-    """f(x) = sign cos(<w, x> + b), g(y) = (pi/2) cos(<w, y> + b), b uniform on [0, 2 pi): Q = S = R = 1, no bias.
+    """f(x) = sign cos(<w, x> + b), g(y) = (pi/2) cos(<w, y> + b), b uniform on [0, 2 pi): Q = S =
+    R = 1, no bias.
 
-    The square wave is (4/pi)(cos t - cos(3t)/3 + cos(5t)/5 - ...), and over the phase b all its terms but the first
-    are orthogonal to g: E f(x) g(y) = (pi/2)(4/pi)(1/2) E cos <w, x - y> = k(x, y). Only f needs a bound; among all f
-    in [-1, 1] the square wave has the largest first coefficient, so E g^2 = pi^2/8 is the least that cosines allow.
-    A sign is one bit already: against GaussianFourier nothing is rounded, and the variance of the privacy noise is
-    pi^2/16 = 0.62 times.
+    The square wave is (4/pi)(cos t - cos(3t)/3 + cos(5t)/5 - ...), and over the phase b all its
+    terms but the first are orthogonal to g: E f(x) g(y) = (pi/2)(4/pi)(1/2) E cos <w, x - y> =
+    k(x, y). Only f needs a bound; among all f in [-1, 1] the square wave has the largest first
+    coefficient, so E g^2 = pi^2/8 is the least that cosines allow. A sign is one bit already:
+    against GaussianFourier nothing is rounded, and the variance of the privacy noise is pi^2/16 =
+    0.62 times.
 
     exp(-||x - y||^2 / bandwidth^2); dimension >= 1, bandwidth > 0. Raises ValueError.
     Source: Schellekens, Jacques (2020), asymmetric random periodic features.
@@ -135,17 +142,20 @@ def waves(x: Tensor, frequencies: Tensor, phases: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class GaussianOrthogonal(GaussianKernel):
-    """f(x) = g(x) = (cos <w, x>, sin <w, x>): Q = S = 2, R = 1, no bias; frequencies of one draw are orthogonal.
+    """f(x) = g(x) = (cos <w, x>, sin <w, x>): Q = S = 2, R = 1, no bias; frequencies of one draw
+    are orthogonal.
 
-    <f(x), g(y)> = cos <w, x - y>, and E cos <w, x - y> = exp(-||x - y||^2/bandwidth^2) for w = (sqrt(2)/bandwidth) r u,
-    r^2 chi-squared of d degrees, u uniform on the sphere: a normal frequency. The u of up to d repetitions are the
-    columns of one Haar orthogonal matrix, so sum_i <u_i, x - y>^2 is nearly fixed and the mean over the repetitions
-    varies much less than that of independent frequencies; beyond d repetitions, further matrices. Against
-    GaussianFourier at the same number of bits: no random phase, which adds variance, and errors of the frequencies that
+    <f(x), g(y)> = cos <w, x - y>, and E cos <w, x - y> = exp(-||x - y||^2/bandwidth^2) for w =
+    (sqrt(2)/bandwidth) r u, r^2 chi-squared of d degrees, u uniform on the sphere: a normal
+    frequency. The u of up to d repetitions are the columns of one Haar orthogonal matrix, so sum_i
+    <u_i, x - y>^2 is nearly fixed and the mean over the repetitions varies much less than that of
+    independent frequencies; beyond d repetitions, further matrices. Against GaussianFourier at the
+    same number of bits: no random phase, which adds variance, and errors of the frequencies that
     cancel. What is known in closed form is each repetition's moments, not those of the mean.
 
-    dimension >= 1; bandwidth > 0; radius > 0: users' vectors have norms up to it, others are refused; where it is below
-    about one bandwidth they move less, and less noise hides them (``movement`` of the features). Raises ValueError.
+    dimension >= 1; bandwidth > 0; radius > 0: users' vectors have norms up to it, others are
+    refused; where it is below about one bandwidth they move less, and less noise hides them
+    (``movement`` of the features). Raises ValueError.
     Source: Yu, Suresh, Choromanski, Holtmann-Rice, Kumar (2016), orthogonal random features.
     """
 
@@ -161,7 +171,9 @@ class GaussianOrthogonal(GaussianKernel):
 
     @property
     def movement(self) -> float:
-        """A point of the circle moves by 2 at most: (f - f')^2/4 adds up to 1, not 2, in each repetition."""
+        """A point of the circle moves by 2 at most: (f - f')^2/4 adds up to 1, not 2, in each
+        repetition.
+        """
         return 1.0
 
     def inside(self, name: str, points: Tensor) -> Tensor:
@@ -188,7 +200,9 @@ class GaussianOrthogonal(GaussianKernel):
 
 @dataclass(frozen=True, eq=False)
 class CircleFeatures(Features):
-    """frequencies: (d, repetitions). Numbers 2 i and 2 i + 1 are the cosine and the sine of repetition i."""
+    """frequencies: (d, repetitions). Numbers 2 i and 2 i + 1 are the cosine and the sine of
+    repetition i.
+    """
 
     frequencies: Tensor
 
@@ -198,7 +212,9 @@ class CircleFeatures(Features):
         return torch.stack([angles.cos(), angles.sin()], -1).flatten(-2)
 
     def gamma(self, steps: Tensor) -> float:
-        """(cos a - cos b)^2 + (sin a - sin b)^2 = 4 sin^2((a - b)/2): at most the larger step of each pair, squared."""
+        """(cos a - cos b)^2 + (sin a - sin b)^2 = 4 sin^2((a - b)/2): at most the larger step of
+        each pair, squared.
+        """
         pairs = steps.view(-1, 2).amax(1)
         return min(float(pairs.max()) ** 2 * self.movement, float(pairs.square().sum()))
 
@@ -215,12 +231,14 @@ class OrthogonalFeatures(CircleFeatures):
 
     @cached_property
     def movement(self) -> float:
-        """sup sum_i sin^2(<w_i, x - x'>/2) over the ball, repetitions at most; exact for up to d orthogonal w_i.
+        """sup sum_i sin^2(<w_i, x - x'>/2) over the ball, repetitions at most; exact for up to d
+        orthogonal w_i.
 
-        Of d frequencies at a time, lengths l_i, directions U: a_i = <w_i, x - x'> has sum a_i^2/l_i^2 <= ||U||_2^2 (2
-        radius)^2 = B, which orthogonal ones attain. So for each multiplier m >= 0 the sum is at most m B + sum_i
-        max_a (sin^2(a/2) - m a^2/l_i^2): concave in a^2 on [0, pi^2], greatest where sin(a)/a = 4 m/l_i^2. The least
-        over a grid of m counts; angles are computed in float64, and room for that is added.
+        Of d frequencies at a time, lengths l_i, directions U: a_i = <w_i, x - x'> has sum
+        a_i^2/l_i^2 <= ||U||_2^2 (2 radius)^2 = B, which orthogonal ones attain. So for each
+        multiplier m >= 0 the sum is at most m B + sum_i max_a (sin^2(a/2) - m a^2/l_i^2): concave
+        in a^2 on [0, pi^2], greatest where sin(a)/a = 4 m/l_i^2. The least over a grid of m counts;
+        angles are computed in float64, and room for that is added.
 
         Guarantees: an upper bound over all x, x' of norm at most ``radius``.
         """
@@ -249,7 +267,8 @@ class OrthogonalFeatures(CircleFeatures):
 
 
 def _most(waves: Tensor, size: int, distance: float) -> Tensor:
-    """Upper bounds of sum_i sin^2(<w_i, z>/2) over ||z|| <= distance, of each ``size`` waves: by weak duality.
+    """Upper bounds of sum_i sin^2(<w_i, z>/2) over ||z|| <= distance, of each ``size`` waves: by
+    weak duality.
 
     The bound is convex in the multiplier: the best of a grid lies next to the best of all.
     """

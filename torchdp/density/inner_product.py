@@ -1,4 +1,6 @@
-"""The inner product kernel on the unit ball; randomised Hadamard rotations, and projections of long vectors by them."""
+"""The inner product kernel on the unit ball; randomised Hadamard rotations, and projections of long
+vectors by them.
+"""
 
 import math
 from dataclasses import dataclass
@@ -21,9 +23,11 @@ def power_of_two(size: int) -> int:
 
 
 def rotate(x: Tensor, signs: Tensor) -> Tensor:
-    """H diag(signs) x / sqrt(D), H Sylvester's, x padded with zeros: (..., d), (D,) -> (..., D), an isometry.
+    """H diag(signs) x / sqrt(D), H Sylvester's, x padded with zeros: (..., d), (D,) -> (..., D), an
+    isometry.
 
-    H is the Kronecker product of two matrices of about sqrt(D) rows: O(D^{3/2}), by matrix products.
+    H is the Kronecker product of two matrices of about sqrt(D) rows: O(D^{3/2}), by matrix
+    products.
     """
     size = signs.shape[-1]
     first = 1 << ((size - 1).bit_length() // 2)
@@ -45,18 +49,22 @@ def _sylvester(size: int) -> Tensor:
 
 @dataclass(frozen=True)
 class Projected(Family):
-    """A Gaussian family on m = ``family.dimension`` numbers of a longer vector: sqrt(D/m) (H diag(s) x/sqrt(D))_rows.
+    """A Gaussian family on m = ``family.dimension`` numbers of a longer vector: sqrt(D/m)
+    (H diag(s) x/sqrt(D))_rows.
 
-    s random signs, H Sylvester's matrix of D >= dimension rows, m of its rows chosen at random: O(D^{3/2}) for a
-    vector and then O(m repetitions), in the place of O(dimension repetitions). One projection serves all repetitions.
+    s random signs, H Sylvester's matrix of D >= dimension rows, m of its rows chosen at random:
+    O(D^{3/2}) for a vector and then O(m repetitions), in the place of O(dimension repetitions). One
+    projection serves all repetitions.
 
-    With t the squared distance after the projection and t0 = ||x - y||^2/bandwidth^2 before, E t = t0 and E (t - t0)^2
-    <= t0^2 v, v = (2/m)(D - m)/(D - 1). By Taylor's formula 0 <= E e^-t - e^-t0 = E (t - t0)^2 int_0^1 (1 - u) e^{-t0 -
-    u (t - t0)} du <= v t0^2 int_0^1 (1 - u) e^{-t0 (1 - u)} du <= v, by t >= 0: the bias is at most v.
+    With t the squared distance after the projection and t0 = ||x - y||^2/bandwidth^2 before, E t =
+    t0 and E (t - t0)^2 <= t0^2 v, v = (2/m)(D - m)/(D - 1). By Taylor's formula 0 <= E e^-t -
+    e^-t0 = E (t - t0)^2 int_0^1 (1 - u) e^{-t0 - u (t - t0)} du <= v t0^2 int_0^1 (1 - u)
+    e^{-t0 (1 - u)} du <= v, by t >= 0: the bias is at most v.
 
     dimension >= family.dimension. Raises ValueError, TypeError.
     Guarantees: 0 <= E <f(x), g(y)> - k(x, y) <= bias.
-    Source: Ailon, Chazelle (2009); Tropp (2011); Wagner (2025), Theorem 3.2's proof; the bias as above.
+    Source: Ailon, Chazelle (2009); Tropp (2011); Wagner (2025), Theorem 3.2's proof; the bias as
+    above.
     """
 
     family: GaussianFourier | GaussianSquareWave
@@ -129,11 +137,15 @@ class ProjectedFeatures(Features):
 
 @dataclass(frozen=True)
 class InnerProductFamily(Family):
-    """k(x, y) = <x, y> for users' vectors of norm at most 1: the mean over users is <mean of x, y>."""
+    """k(x, y) = <x, y> for users' vectors of norm at most 1: the mean over users is <mean of
+    x, y>.
+    """
 
     @property
     def movement(self) -> float:
-        """Coordinates of unit vectors change by 2 in norm at most: sum_j (f_j - f_j')^2/(4 R^2) <= 1/R^2."""
+        """Coordinates of unit vectors change by 2 in norm at most: sum_j (f_j - f_j')^2/(4 R^2) <=
+        1/R^2.
+        """
         return min(float(self.support), ((1 + SLACK) / self.bound) ** 2)
 
     def k(self, x: Tensor, y: Tensor) -> Tensor:
@@ -169,16 +181,19 @@ class IdentityFeatures(Features):
 
 @dataclass(frozen=True)
 class InnerProductRotated(InnerProductFamily):
-    """f(x) = z clipped to [-R, R], g(y) unclipped, z = H diag(s) x/sqrt(D): Q = S = D, R = width/sqrt(D).
+    """f(x) = z clipped to [-R, R], g(y) unclipped, z = H diag(s) x/sqrt(D): Q = S = D, R =
+    width/sqrt(D).
 
-    s are random signs, H is Sylvester's matrix of D >= d rows, a power of two. A coordinate of z has a variance of at
-    most 1/D, so that a small range is enough, and the rounding noise shrinks with it: R is 1 for the plain coordinates.
-    What is clipped of one coordinate has a second moment of at most int_R^inf 2 (t - R) 2 e^{-D t^2/2} dt (Hoeffding),
-    and by Cauchy and Schwarz for ||y|| <= 1
+    s are random signs, H is Sylvester's matrix of D >= d rows, a power of two. A coordinate of z
+    has a variance of at most 1/D, so that a small range is enough, and the rounding noise shrinks
+    with it: R is 1 for the plain coordinates. What is clipped of one coordinate has a second moment
+    of at most int_R^inf 2 (t - R) 2 e^{-D t^2/2} dt (Hoeffding), and by Cauchy and Schwarz
+    for ||y|| <= 1
 
         bias^2 <= 4 (e^{-w^2/2} - w int_w^inf e^{-t^2/2} dt),  w = width.
 
-    R is 1, and nothing is clipped, where width >= sqrt(D). dimension >= 1; width > 0. Raises ValueError.
+    R is 1, and nothing is clipped, where width >= sqrt(D). dimension >= 1; width > 0. Raises
+    ValueError.
 
     Guarantees: |E <f(x), g(y)> - <x, y>| <= bias ||y||.
     Source: Ailon, Chazelle (2009), the rotation; the range and its bias: the argument above.
@@ -214,7 +229,9 @@ class InnerProductRotated(InnerProductFamily):
 
 @dataclass(frozen=True, eq=False)
 class RotatedFeatures(Features):
-    """signs: (repetitions, D). Chances are sums of products in float64, where their errors do not count."""
+    """signs: (repetitions, D). Chances are sums of products in float64, where their errors do not
+    count.
+    """
 
     signs: Tensor
 

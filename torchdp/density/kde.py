@@ -1,6 +1,8 @@
-"""Kernel density estimation in the shuffle model, and by a curator or by servers that see secret shares alone.
+"""Kernel density estimation in the shuffle model, and by a curator or by servers that see secret
+shares alone.
 
-In the shuffle model there is one bit sum for each random feature; the others sum the features without rounding.
+In the shuffle model there is one bit sum for each random feature; the others sum the features
+without rounding.
 """
 
 import math
@@ -40,26 +42,29 @@ MORE = 1.002  # noise, where that of another number of users is a hair too littl
 
 @dataclass(frozen=True, eq=False)
 class ShuffledKDE(OfFeatures, Shuffled[Crowd]):
-    """n users round their features to bits, b_ij ~ Bernoulli((1 + f_i(x)_j / R)/2); their shuffled sums are released.
+    """n users round their features to bits, b_ij ~ Bernoulli((1 + f_i(x)_j / R)/2); their shuffled
+    sums are released.
 
-    With steps s_ij, any numbers > 0, they send floor u messages or one more, u = s_ij (1 + f_i(x)_j / R)/2: rounding
-    adds at most 1/s^2 of a bit's variance, and noise is in steps of 1/s; small steps take few messages.
+    With steps s_ij, any numbers > 0, they send floor u messages or one more, u = s_ij
+    (1 + f_i(x)_j / R)/2: rounding adds at most 1/s^2 of a bit's variance, and noise is in steps of
+    1/s; small steps take few messages.
 
-    ``collect`` goes through what every user does; ``sample_tally`` draws the sums at once, exactly in distribution,
-    from a crowd: O(distinct values). ``analyse`` gives a ``Density``.
+    ``collect`` goes through what every user does; ``sample_tally`` draws the sums at once, exactly
+    in distribution, from a crowd: O(distinct values). ``analyse`` gives a ``Density``.
 
-    features: public. law: for n = law.users users, as ``calibrated`` makes it. delta, epsilon: at which the guarantee
-    is stated; without epsilon the smallest that is certified is searched for, rounded up by up to 1 %. absent: so many
-    users may send nothing, or collude, and the guarantee still holds; a tally of fewer users than the rest is refused.
-    steps: (instances,), or one number for all; None: bits.
-    Raises TypeError, and ValueError where no guarantee is certified.
+    features: public. law: for n = law.users users, as ``calibrated`` makes it. delta, epsilon: at
+    which the guarantee is stated; without epsilon the smallest that is certified is searched for,
+    rounded up by up to 1 %. absent: so many users may send nothing, or collude, and the guarantee
+    still holds; a tally of fewer users than the rest is refused. steps: (instances,), or one number
+    for all; None: bits. Raises TypeError, and ValueError where no guarantee is certified.
 
-    Guarantees: (epsilon, delta)-DP for replacing one user's vector, n public: ``features.composed`` instances of the
-    law composed. Given everybody's bits the instances are independent, and hockey-stick divergences are jointly
-    convex: the worst pair of the user's bit vectors bounds the mixture that rounding makes. With one-type noise the
-    better of this, for bits, and of how far numbers move (``shuffle.delta_of``): the former holds whatever the chances
-    of bits are, the latter for those that are drawn, with floats' errors (``moved``). Of the messages as they are sent,
-    where whole numbers decide the law's.
+    Guarantees: (epsilon, delta)-DP for replacing one user's vector, n public: ``features.composed``
+    instances of the law composed. Given everybody's bits the instances are independent, and
+    hockey-stick divergences are jointly convex: the worst pair of the user's bit vectors bounds the
+    mixture that rounding makes. With one-type noise the better of this, for bits, and of how far
+    numbers move (``shuffle.delta_of``): the former holds whatever the chances of bits are, the
+    latter for those that are drawn, with floats' errors (``moved``). Of the messages as they are
+    sent, where whole numbers decide the law's.
     Source: Wagner (2025), Algorithm 1 and Theorem 3.1, here with exact composition.
     """
 
@@ -93,11 +98,12 @@ class ShuffledKDE(OfFeatures, Shuffled[Crowd]):
         *,
         steps: Tensor | float | None = None,
     ) -> "ShuffledKDE":
-        """With the least noise of this kind that is certified to make the release (epsilon, delta)-DP.
+        """With the least noise of this kind that is certified to make the release
+        (epsilon, delta)-DP.
 
-        kind: such as ``shuffle.PoissonSum``; ``shuffle.BoundedSum`` has less noise, and sends more messages. steps:
-        None rounds to bits; 4 leaves at most a sixteenth of their rounding variance, for more messages. absent: above.
-        Raises as ``BitLaw.calibrated``.
+        kind: such as ``shuffle.PoissonSum``; ``shuffle.BoundedSum`` has less noise, and sends more
+        messages. steps: None rounds to bits; 4 leaves at most a sixteenth of their rounding
+        variance, for more messages. absent: above. Raises as ``BitLaw.calibrated``.
         """
         features = checks.instance("features", features, Features)
         each = _checked(features, steps, message_law(kind))
@@ -113,7 +119,8 @@ class ShuffledKDE(OfFeatures, Shuffled[Crowd]):
         )
 
     def resized(self, users: int) -> "ShuffledKDE":
-        """The same for another number of users: noise of the same variance from those who are not absent, certified.
+        """The same for another number of users: noise of the same variance from those who are not
+        absent, certified.
 
         Calibrated anew where that is a hair too little. Raises as ``calibrated``.
         """
@@ -206,11 +213,12 @@ def _checked(
 class CentralKDE(OfFeatures, CuratorProtocol[Crowd]):
     """The same density by a trusted curator, who sums the features without rounding.
 
-    features: public. law: of the noise; with sigma = 0 no privacy at all. delta: at which the guarantee is stated.
-    Whole steps of the noise leave (:class:`RoundedSum`). Raises TypeError, ValueError.
+    features: public. law: of the noise; with sigma = 0 no privacy at all. delta: at which the
+    guarantee is stated. Whole steps of the noise leave (:class:`RoundedSum`). Raises TypeError,
+    ValueError.
 
-    Guarantees: (epsilon, delta)-DP for replacing one user's vector, of what leaves: Gaussian noise at the l_2 distance
-    that ``features.movement`` allows, with room for floats (``moved``).
+    Guarantees: (epsilon, delta)-DP for replacing one user's vector, of what leaves: Gaussian noise
+    at the l_2 distance that ``features.movement`` allows, with room for floats (``moved``).
     Source: Balle, Wang (2018), Theorem 8.
     """
 
@@ -225,7 +233,9 @@ class CentralKDE(OfFeatures, CuratorProtocol[Crowd]):
 
     @staticmethod
     def calibrated(features: Features, users: int, epsilon: float, delta: float) -> "CentralKDE":
-        """With the least Gaussian noise that makes the release (epsilon, delta)-DP. Raises ValueError, TypeError."""
+        """With the least Gaussian noise that makes the release (epsilon, delta)-DP. Raises
+        ValueError, TypeError.
+        """
         checks.instance("features", features, Features)
         delta = checks.fraction("delta", delta)
         multiplier = gaussian_sigma(checks.positive("epsilon", epsilon), delta * ROUNDED)
@@ -298,15 +308,19 @@ def _rounded(features: Features, multiplier: float) -> RoundedSum:
 
 @dataclass(frozen=True, eq=False)
 class SecureKDE(SharedSum[Crowd]):
-    """The means of the features f_i(x)_j/R over n clients, each in integers with its share of the noise.
+    """The means of the features f_i(x)_j/R over n clients, each in integers with its share of the
+    noise.
 
-    features: public. clients: n; epsilon; delta: in (0, 1), or 0 for discrete Laplace noise; corrupt clients collude,
-    absent others may drop out, together fewer than n. ``estimate`` gives a ``Density``. Raises TypeError, ValueError.
+    features: public. clients: n; epsilon; delta: in (0, 1), or 0 for discrete Laplace noise;
+    corrupt clients collude, absent others may drop out, together fewer than n. ``estimate`` gives a
+    ``Density``. Raises TypeError, ValueError.
 
-    Guarantees: (epsilon, delta)-DP for replacing one client's vector, n public: that of :class:`SecureSketch` or
-        :class:`PureSecureSketch` on a plain sum, at the distance that ``features.movement`` allows, with room for the
-        floats that features are computed in (``moved``).
-    Source: Wagner (2025), Algorithm 1, whose shuffled bits an exact sum replaces; Balle, Wang (2018), Theorem 8.
+    Guarantees: (epsilon, delta)-DP for replacing one client's vector, n public: that of
+    :class:`SecureSketch` or
+        :class:`PureSecureSketch` on a plain sum, at the distance that ``features.movement`` allows,
+        with room for the floats that features are computed in (``moved``).
+    Source: Wagner (2025), Algorithm 1, whose shuffled bits an exact sum replaces; Balle, Wang
+    (2018), Theorem 8.
     """
 
     features: Features
@@ -351,7 +365,9 @@ class SecureKDE(SharedSum[Crowd]):
         return self.features.means(self.features.crowd(summary))
 
     def density_mse(self, summary: Crowd, y: Tensor) -> MeanSquaredError:
-        """Of the density at each query, these features given: (q, d) -> (q,). It reads the users' vectors."""
+        """Of the density at each query, these features given: (q, d) -> (q,). It reads the users'
+        vectors.
+        """
         noise = self.predicted_mse(summary)
         crowd = self.features.crowd(summary)
         return density_mse(self.features, crowd, y, torch.zeros_like(noise), noise)

@@ -1,4 +1,5 @@
-"""Kernels by the cell that a point lies in: the Laplacian by hashed bins, the exponential by random hyperplanes.
+"""Kernels by the cell that a point lies in: the Laplacian by hashed bins, the exponential by random
+hyperplanes.
 
 Signs of bins of many points are read from tables instead of computed one by one.
 """
@@ -23,17 +24,20 @@ BYTE = 8
 
 @dataclass(frozen=True, eq=False)
 class Grid:
-    """Bins and a hash of them. widths, offsets (in widths): (d, repetitions); keys: (2, d, repetitions) int64."""
+    """Bins and a hash of them. widths, offsets (in widths): (d, repetitions); keys:
+    (2, d, repetitions) int64.
+    """
 
     widths: Tensor
     offsets: Tensor
     keys: Tensor
 
     def hash(self, x: Tensor) -> Tensor:
-        """64 bits for each bin: (n, d) -> (n, repetitions) int64, the xor over j of keys_0j + keys_1j bin_j mod 2^64.
+        """64 bits for each bin: (n, d) -> (n, repetitions) int64, the xor over j of keys_0j +
+        keys_1j bin_j mod 2^64.
 
-        The top l bits of two different bins are independent and uniform over the keys, if the bins' numbers differ
-        by less than 2^(64 - l).
+        The top l bits of two different bins are independent and uniform over the keys, if the bins'
+        numbers differ by less than 2^(64 - l).
         Source: Dietzfelbinger (1996), multiply-shift, in each dimension.
         """
         (first, factor), repetitions = self.keys.to(x.device), self.widths.shape[1]
@@ -47,12 +51,14 @@ class Grid:
         return result
 
     def reader(self, x: Tensor) -> Callable[[Tensor], Tensor]:
-        """What says where the top bit of ``hash`` is 0, (m, d) -> (m, repetitions) bool, for points no farther than x.
+        """What says where the top bit of ``hash`` is 0, (m, d) -> (m, repetitions) bool, for points
+        no farther than x.
 
-        Over the points x, a boundary between two bins of one repetition seldom lies between a coordinate's least and
-        largest value. A sign changes at about half of those that do. So the signs of all repetitions, packed in bytes,
-        are kept for each interval of each coordinate, and a point's signs are the xor of d rows: its d intervals are
-        found by a search. Without tables where they cost more than they save; the same bits.
+        Over the points x, a boundary between two bins of one repetition seldom lies between a
+        coordinate's least and largest value. A sign changes at about half of those that do. So the
+        signs of all repetitions, packed in bytes, are kept for each interval of each coordinate,
+        and a point's signs are the xor of d rows: its d intervals are found by a search. Without
+        tables where they cost more than they save; the same bits.
         """
         if not len(x):
             return self._plain
@@ -117,7 +123,8 @@ class Grid:
 
 @dataclass(frozen=True, eq=False)
 class Coordinate:
-    """One coordinate's intervals, by their boundaries (c,), increasing, and the signs that change up to each.
+    """One coordinate's intervals, by their boundaries (c,), increasing, and the signs that change
+    up to each.
 
     rows: (c + 1, bytes).
     """
@@ -132,7 +139,9 @@ class Coordinate:
 
 @dataclass(frozen=True, eq=False)
 class Tables:
-    """The signs of a box of points: those of its lowest corner, packed in bytes, and the changes of each coordinate."""
+    """The signs of a box of points: those of its lowest corner, packed in bytes, and the changes of
+    each coordinate.
+    """
 
     coordinates: tuple[Coordinate | None, ...]  # None: no sign changes
     corner: Tensor
@@ -154,7 +163,9 @@ def _floor(x: Tensor, widths: Tensor, offsets: Tensor) -> Tensor:
 
 
 def _least(low: Tensor, high: Tensor, number: Tensor, widths: Tensor, offsets: Tensor) -> Tensor:
-    """The least float whose bin is at least ``number``, above ``low`` and at most ``high``: by halving, one each."""
+    """The least float whose bin is at least ``number``, above ``low`` and at most ``high``: by
+    halving, one each.
+    """
     whole = {torch.float32: torch.int32, torch.float64: torch.int64}[low.dtype]
 
     def turned(integers: Tensor) -> Tensor:
@@ -181,12 +192,13 @@ def _packed(bits: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class LaplacianSigns(Family):
-    """f = g = a random sign of the point's bin in a random grid: Q = S = R = 1, no bias, one bit without rounding.
+    """f = g = a random sign of the point's bin in a random grid: Q = S = R = 1, no bias, one bit
+    without rounding.
 
-    k(x, y) = exp(-||x - y||_1 / scale) is the chance that x and y fall into one bin: in each dimension bins have a
-    width w ~ Gamma(2, scale) and an offset uniform on [0, w), and two points at distance t share one with probability
-    E (1 - t/w)_+ = e^{-t/scale}. Different bins have independent signs, so E f(x) g(y) = P(same bin).
-    dimension >= 1, scale > 0. Raises ValueError.
+    k(x, y) = exp(-||x - y||_1 / scale) is the chance that x and y fall into one bin: in each
+    dimension bins have a width w ~ Gamma(2, scale) and an offset uniform on [0, w), and two points
+    at distance t share one with probability E (1 - t/w)_+ = e^{-t/scale}. Different bins have
+    independent signs, so E f(x) g(y) = P(same bin). dimension >= 1, scale > 0. Raises ValueError.
     Source: Rahimi, Recht (2007), random binning, with a sign for each bin.
     """
 
@@ -231,14 +243,18 @@ class BinSignFeatures(SignFeatures):
 
 @dataclass(frozen=True)
 class Exponential(Family):
-    """k(x, y) = exp(-||x - y||_2 / scale) on the ball of this radius: Q = S = R = 1, no bias, nothing rounded.
+    """k(x, y) = exp(-||x - y||_2 / scale) on the ball of this radius: Q = S = R = 1, no bias,
+    nothing rounded.
 
-    f = g = the parity of the hyperplanes {z: <a, z> = t} that a point lies above: Poisson(L) of them, a uniform on the
-    sphere, t uniform on [-radius, radius]. x and y are separated by Poisson(L c_d ||x - y||/(2 radius)) of them, c_d =
-    E |a_1| = Gamma(d/2)/(sqrt(pi) Gamma((d + 1)/2)), and E (-1)^Poisson(m) = e^{-2m}: L = radius/(c_d scale).
+    f = g = the parity of the hyperplanes {z: <a, z> = t} that a point lies above: Poisson(L) of
+    them, a uniform on the sphere, t uniform on [-radius, radius]. x and y are separated by
+    Poisson(L c_d ||x - y||/(2 radius)) of them, c_d = E |a_1| = Gamma(d/2)/(sqrt(pi) Gamma((d +
+    1)/2)), and E (-1)^Poisson(m) = e^{-2m}: L = radius/(c_d scale).
 
-    dimension >= 1; scale > 0; radius > 0: of the ball that holds users and queries. Raises ValueError.
-    Source: after Indyk, Motwani (1998) in Wagner (2025), section 2.3; parity in the place of buckets as above.
+    dimension >= 1; scale > 0; radius > 0: of the ball that holds users and queries. Raises
+    ValueError.
+    Source: after Indyk, Motwani (1998) in Wagner (2025), section 2.3; parity in the place of
+    buckets as above.
     """
 
     bounded: ClassVar[bool] = True

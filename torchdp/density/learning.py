@@ -28,8 +28,9 @@ PARTS = ("value", "standard_error")
 def class_counts(labels: Rows, classes: int) -> Tensor:
     """How many users report each class: integers in [0, classes) -> (classes,), int64.
 
-    Of labels that went through randomized response the counts are private by post-processing. Raises TypeError,
-    ValueError: also for a class without users, of which no density can be released.
+    Of labels that went through randomized response the counts are private by post-processing.
+    Raises TypeError, ValueError: also for a class without users, of which no density can be
+    released.
     """
     classes = checks.integer("classes", classes, 1, 2**30)
     labels = checks.types("labels", rows_of(labels, classes, "labels"), classes)
@@ -53,20 +54,23 @@ def sizes_of(counts: Tensor) -> list[int]:
 
 @dataclass(frozen=True, eq=False)
 class ShuffledClasses(Brief):
-    """A shuffled density of each class, from the users who report it. x: their vectors and what they reported.
+    """A shuffled density of each class, from the users who report it. x: their vectors and what
+    they reported.
 
-    In a first round users report labels, in the clear or through ``response``, and remember their reports; in the
-    second those who report class c run ``kdes[c]``, made for their public number. It is no protocol of one question:
-    its verbs take x = (vectors (n, d), reported (n,)). kdes: of one Features object, all shuffled, or all a curator's
-    (references). response: of as many classes, None where labels are public. Raises ValueError, TypeError.
+    In a first round users report labels, in the clear or through ``response``, and remember their
+    reports; in the second those who report class c run ``kdes[c]``, made for their public number.
+    It is no protocol of one question: its verbs take x = (vectors (n, d), reported (n,)). kdes: of
+    one Features object, all shuffled, or all a curator's (references). response: of as many
+    classes, None where labels are public. Raises ValueError, TypeError.
 
-    Guarantees: of the second round, (epsilon, delta)-DP for replacing one user's vector, labels as they are: the worst
-    of the classes, each of which holds other users. With ``response``, of both rounds together, (epsilon +
-    response.epsilon, delta)-DP for replacing a user's vector and label: for a report k let T_k be the outcomes of the
-    second round in an event; sum_k P(k|c) P(T_k|k,x) <= sum_k P(k|c) (e^epsilon P(T_k|k,x') + delta) <=
-    e^(epsilon + response.epsilon) sum_k P(k|c') P(T_k|k,x') + delta. It covers the analyst's whole view, hence the
-    published densities too; for those alone, epsilon without the labels' share (the paper's claim for its model-threat
-    model) holds where the label is not replaced.
+    Guarantees: of the second round, (epsilon, delta)-DP for replacing one user's vector, labels as
+    they are: the worst of the classes, each of which holds other users. With ``response``, of both
+    rounds together, (epsilon + response.epsilon, delta)-DP for replacing a user's vector and label:
+    for a report k let T_k be the outcomes of the second round in an event; sum_k P(k|c) P(T_k|k,x)
+    <= sum_k P(k|c) (e^epsilon P(T_k|k,x') + delta) <= e^(epsilon + response.epsilon) sum_k P(k|c')
+    P(T_k|k,x') + delta. It covers the analyst's whole view, hence the published densities too; for
+    those alone, epsilon without the labels' share (the paper's claim for its model-threat model)
+    holds where the label is not replaced.
     Source: Wagner (2025), section 3.3 and its corollary, corrected as above.
     """
 
@@ -100,10 +104,11 @@ class ShuffledClasses(Brief):
         *,
         steps: Tensor | float | None = None,
     ) -> "ShuffledClasses":
-        """For each class noise of this kind at (epsilon, delta), for counts[c] users, ``absent`` of each missing.
+        """For each class noise of this kind at (epsilon, delta), for counts[c] users, ``absent`` of
+        each missing.
 
-        counts: as from ``class_counts``. The smallest class is calibrated, the others take its noise (``like``). steps:
-        as of ``ShuffledKDE``. Raises as ``ShuffledKDE.calibrated``.
+        counts: as from ``class_counts``. The smallest class is calibrated, the others take its
+        noise (``like``). steps: as of ``ShuffledKDE``. Raises as ``ShuffledKDE.calibrated``.
         """
         smallest = min(sizes_of(counts))
         kde = ShuffledKDE.calibrated(features, kind, smallest, epsilon, delta, absent, steps=steps)
@@ -113,10 +118,11 @@ class ShuffledClasses(Brief):
     def like(
         kde: ShuffledKDE, counts: Tensor, response: RandomizedResponse | None = None
     ) -> "ShuffledClasses":
-        """For each class the features, steps and noise of ``kde``, a calibrated one, certified for its number of users.
+        """For each class the features, steps and noise of ``kde``, a calibrated one, certified for
+        its number of users.
 
-        Where that noise is a hair too little, or it is of another kind than ``shuffle.PoissonSum`` and
-        ``BoundedSum``, the class is calibrated by itself. Raises as ``ShuffledKDE.calibrated``.
+        Where that noise is a hair too little, or it is of another kind than ``shuffle.PoissonSum``
+        and ``BoundedSum``, the class is calibrated by itself. Raises as ``ShuffledKDE.calibrated``.
         """
         sizes = sizes_of(counts)
         made = {n: kde if n == kde.law.users else kde.resized(n) for n in sorted(set(sizes))}
@@ -143,7 +149,9 @@ class ShuffledClasses(Brief):
         )
 
     def validate(self, x: tuple[Rows, Rows]) -> tuple[Tensor, Tensor]:
-        """x, (n, d) and (n,), the reports as many of each class as ``kdes`` count on. Raises TypeError, ValueError."""
+        """x, (n, d) and (n,), the reports as many of each class as ``kdes`` count on. Raises
+        TypeError, ValueError.
+        """
         vectors = rows_of(x[0], self.kdes[0].held)
         reported = rows_of(x[1], len(self.kdes), "reported")
         vectors = self.kdes[0].features.family.validate(vectors)
@@ -161,7 +169,9 @@ class ShuffledClasses(Brief):
         return vectors, reported
 
     def collect(self, x: tuple[Rows, Rows], *, noise: Noise | None = None) -> tuple[Tally, ...]:
-        """A tally of each class from each user's own messages. noise: None for the system's. Raises as ``validate``."""
+        """A tally of each class from each user's own messages. noise: None for the system's. Raises
+        as ``validate``.
+        """
         vectors, reported = self.validate(x)
         draws = source(noise, vectors.device)
         return tuple(
@@ -169,7 +179,9 @@ class ShuffledClasses(Brief):
         )
 
     def analyse(self, tallies: tuple[Tally, ...]) -> Density:
-        """Densities of the classes: value (*batch, classes, instances). Raises TypeError, ValueError."""
+        """Densities of the classes: value (*batch, classes, instances). Raises TypeError,
+        ValueError.
+        """
         parts = [kde.analyse(tally) for kde, tally in zip(self.kdes, tallies, strict=True)]
         value, error = (torch.stack([getattr(part, name) for part in parts], -2) for name in PARTS)
         n = sum(part.n for part in parts)
@@ -195,7 +207,8 @@ class ShuffledClasses(Brief):
 
 
 def classify(densities: Density, y: Tensor) -> Tensor:
-    """The class of highest density at each query: densities (*batch, classes), (q, d) -> (*batch, q), int64.
+    """The class of highest density at each query: densities (*batch, classes), (q, d) ->
+    (*batch, q), int64.
 
     Guarantees: that of ``densities``, whatever is asked: post-processing.
     Source: Wagner (2025), section 3.3, highest density class.
@@ -204,10 +217,12 @@ def classify(densities: Density, y: Tensor) -> Tensor:
 
 
 def nearest_centre(densities: Density, y: Tensor) -> Tensor:
-    """The class whose mean vector is nearest to each query: densities (*batch, classes), (q, d) -> (*batch, q), int64.
+    """The class whose mean vector is nearest to each query: densities (*batch, classes), (q, d) ->
+    (*batch, q), int64.
 
-    ||y - m||^2 up to ||y||^2, with m = K~ at the axes and ||m||^2 less what rounding and privacy noise add to it in the
-    mean (to within 1/n). Raises ValueError where the kernel is not the inner product.
+    ||y - m||^2 up to ||y||^2, with m = K~ at the axes and ||m||^2 less what rounding and privacy
+    noise add to it in the mean (to within 1/n). Raises ValueError where the kernel is not the inner
+    product.
 
     Guarantees: that of ``densities``: post-processing.
     Source: Papyan, Han, Donoho (2020), nearest class centre.
@@ -224,7 +239,8 @@ def nearest_centre(densities: Density, y: Tensor) -> Tensor:
 
 
 def nearest_words(densities: Density, vocabulary: Tensor, top: int) -> Tensor:
-    """The words of highest density in each class: densities (*batch,), (words, d) -> (*batch, top) rows, best first.
+    """The words of highest density in each class: densities (*batch,), (words, d) -> (*batch, top)
+    rows, best first.
 
     vocabulary: public embeddings. Raises TypeError, ValueError.
 

@@ -1,17 +1,20 @@
-"""Fixed Fourier waves of a kernel on a public box, in up to three dimensions: weights, proved errors, proved movement.
+"""Fixed Fourier waves of a kernel on a public box, in up to three dimensions: weights, proved
+errors, proved movement.
 
-Points of the box differ by |z_i| <= D_i. With periods L_i > D_i Poisson's summation formula is exact: sum_m c_m e^(2 pi
-i <m, z/L>) = k~(z), the kernel and its images. c_0 and the pairs +-m of largest |c_m| are kept; C_m = 2 c_m stands for
-a pair. For every pair of points of the box
-    |kept(z) - k(z)| <= images + tail,   tail = sum of |C_m| left out = sum over all |c_m| less those kept.
-In the mean over uniform queries of the box, whatever users hold, by Parseval on the torus, of which the box is the part
-prod D/L,
-    rms <= (prod L/D sum_{left out} C_m^2/2)^(1/2) + images,   sum_m c_m^2 = mean of k~^2 over a period.
+Points of the box differ by |z_i| <= D_i. With periods L_i > D_i Poisson's summation formula is
+exact: sum_m c_m e^(2 pi i <m, z/L>) = k~(z), the kernel and its images. c_0 and the pairs +-m of
+largest |c_m| are kept; C_m = 2 c_m stands for a pair. For every pair of points of the box
+    |kept(z) - k(z)| <= images + tail,   tail = sum of |C_m| left out = sum over all |c_m| less
+    those kept.
+In the mean over uniform queries of the box, whatever users hold, by Parseval on the torus, of which
+the box is the part prod D/L,
+    rms <= (prod L/D sum_{left out} C_m^2/2)^(1/2) + images,   sum_m c_m^2 = mean of k~^2 over a
+    period.
 
-Movement. A point of the circle that moves by the angle a is moved by |2 sin(a/2)|: with steps s_m for both numbers of a
-wave, Gamma = sup_z sum_m s_m^2 sin^2(pi <m, z/L>). Let s_m^2 <= lambda |C_m|.
-No c_m is negative, so sum_kept C_m sin^2 <= sum_{m != 0} c_m sin^2 = (k~(0) - k~(z))/2 <= k~(0)/2, as k~ >= 0, and
-Gamma <= lambda k~(0)/2, however many waves are kept.
+Movement. A point of the circle that moves by the angle a is moved by |2 sin(a/2)|: with steps s_m
+for both numbers of a wave, Gamma = sup_z sum_m s_m^2 sin^2(pi <m, z/L>). Let s_m^2 <= lambda |C_m|.
+No c_m is negative, so sum_kept C_m sin^2 <= sum_{m != 0} c_m sin^2 = (k~(0) - k~(z))/2 <= k~(0)/2,
+as k~ >= 0, and Gamma <= lambda k~(0)/2, however many waves are kept.
 Nothing of this asks that x lies in the box: points out of it cost error, not privacy.
 
 Source: the argument above; noise of a kernel's covariance: Hall, Rinaldo, Wasserman (2013).
@@ -43,10 +46,12 @@ MARGIN = 1e-13  # of a sum over images, relative: for what lies beyond, and for 
 
 @dataclass(frozen=True)
 class StationaryKernel(ABC):
-    """k(x, y) = k(z), z = x - y in R^d for any d: 0 <= k <= k(0) = 1, and k does not rise in any |z_i|.
+    """k(x, y) = k(z), z = x - y in R^d for any d: 0 <= k <= k(0) = 1, and k does not rise in
+    any |z_i|.
 
-    With a period L_i in each coordinate let k~(z) = sum_j k(z + j L), and c_m its Fourier coefficients, of which
-    Poisson's summation formula says c_m = transform(2 pi m/L)/prod L. scale: > 0, in units of the data. ValueError.
+    With a period L_i in each coordinate let k~(z) = sum_j k(z + j L), and c_m its Fourier
+    coefficients, of which Poisson's summation formula says c_m = transform(2 pi m/L)/prod L.
+    scale: > 0, in units of the data. ValueError.
     """
 
     scale: float
@@ -65,7 +70,9 @@ class StationaryKernel(ABC):
 
     @abstractmethod
     def images(self, sides: list[float], periods: list[float]) -> float:
-        """An upper bound of k~(z) - k(z) over |z_i| <= sides_i < periods_i; exact to floats where sides are 0."""
+        """An upper bound of k~(z) - k(z) over |z_i| <= sides_i < periods_i; exact to floats where
+        sides are 0.
+        """
 
     @abstractmethod
     def energy(self, periods: list[float]) -> float:
@@ -94,7 +101,9 @@ class ProductKernel(StationaryKernel):
         return self.transform_of_one(w).prod(-1)
 
     def images(self, sides: list[float], periods: list[float]) -> float:
-        """prod (f_i + r_i) - prod f_i <= prod (1 + r_i) - 1; r_i: near images as if z_i = side, others as if 0."""
+        """prod (f_i + r_i) - prod f_i <= prod (1 + r_i) - 1; r_i: near images as if z_i = side,
+        others as if 0.
+        """
         total = 1.0
         for side, period in zip(sides, periods, strict=True):
             far = period * multiples(FAR * self.scale, period)
@@ -117,7 +126,9 @@ class Gaussian(ProductKernel):
         return math.sqrt(math.pi) * self.scale * (-(w * self.scale / 2).square()).exp()
 
     def energy_of_one(self, period: float) -> float:
-        """By the autocorrelation, a Gaussian of twice the variance, at the multiples of the period."""
+        """By the autocorrelation, a Gaussian of twice the variance, at the multiples of the
+        period.
+        """
         far = multiples(FAR * self.scale, period) * period
         return (
             math.sqrt(math.pi / 2)
@@ -190,11 +201,12 @@ def multiples(reach: float, period: float, both: bool = False) -> Tensor:
 
 @dataclass(frozen=True)
 class Waves(Family):
-    """The kernel on the box, by ``repetitions`` waves of largest weight: Q = S = 2, R = 1; nothing is random.
+    """The kernel on the box, by ``repetitions`` waves of largest weight: Q = S = 2, R = 1; nothing
+    is random.
 
-    stationary: such as ``Gaussian(0.25)``. box: (2, d) public corners, d <= 3, low and high; users and queries out of
-    it are refused. The features' ``average`` and ``worst`` are proved bounds of their error. Raises TypeError,
-    ValueError.
+    stationary: such as ``Gaussian(0.25)``. box: (2, d) public corners, d <= 3, low and high; users
+    and queries out of it are refused. The features' ``average`` and ``worst`` are proved bounds of
+    their error. Raises TypeError, ValueError.
     Source: the module's argument.
     """
 
@@ -253,7 +265,9 @@ class Waves(Family):
     def features(
         self, count: int, objective: Objective = Objective.MEAN, device: torch.device | str = "cpu"
     ) -> "WaveFeatures":
-        """So many waves, at the periods of the least bound of the mean or the worst query. Raises ValueError."""
+        """So many waves, at the periods of the least bound of the mean or the worst query. Raises
+        ValueError.
+        """
         count = checks.integer("count", count, 1, MOST_WAVES)
         mean = checks.instance("objective", objective, Objective) is Objective.MEAN
         found = min(
@@ -268,7 +282,8 @@ class Waves(Family):
 
 @dataclass(frozen=True, eq=False)
 class WaveFeatures(CircleFeatures):
-    """weights: C_m, (repetitions,). average, worst: bounds of |sum - k|, root mean square and at any pair of points.
+    """weights: C_m, (repetitions,). average, worst: bounds of |sum - k|, root mean square and at
+    any pair of points.
 
     whole: k~(0), the sum over all c_m.
     """
@@ -307,7 +322,9 @@ class WaveFeatures(CircleFeatures):
 
 @dataclass(frozen=True, eq=False)
 class Lattice:
-    """Waves of one period, the largest |C| first, and the bounds of the first 1, 2, ... of them, (waves,) each."""
+    """Waves of one period, the largest |C| first, and the bounds of the first 1, 2, ... of them,
+    (waves,) each.
+    """
 
     places: Tensor
     weights: Tensor

@@ -1,4 +1,5 @@
-"""Bounded sets K in R^d given by oracles, and the Gaussian noise of least l_p norm that makes a point of K private.
+"""Bounded sets K in R^d given by oracles, and the Gaussian noise of least l_p norm that makes a
+point of K private.
 
     >>> import torch
     >>> from torchdp import domains
@@ -14,9 +15,9 @@
 | certificate.upper | | that norm; lower <= Gamma_p(K) <= upper, the least norm of all such ellipsoids | no |
 | support, weights, row_weights | | points of K and the dual measure on them that prove ``lower`` | |
 
-:func:`noise_shape` is for the local model, :func:`difference_shape` for a curator (one point replaced),
-:func:`least_error_shape` for the least (E norm_p^2)^{1/2}. A custom set subclasses :class:`Domain`: its ``maximise``
-returns a ``domain.Maximum``.
+:func:`noise_shape` is for the local model, :func:`difference_shape` for a curator
+(one point replaced), :func:`least_error_shape` for the least (E norm_p^2)^{1/2}. A custom set
+subclasses :class:`Domain`: its ``maximise`` returns a ``domain.Maximum``.
 
 Source: Nikolov, Tang (2023), Theorems 15, 26, 30 and 32.
 """

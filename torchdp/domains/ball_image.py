@@ -23,13 +23,15 @@ from torchdp.root import between
 
 
 def maximise_on_sphere(G: Tensor, g: Tensor) -> tuple[Tensor, float]:
-    """Points z, ||z||_2 = 1, with large ||G z + g||^2, and a proved upper bound on the maximum, attained by the best.
+    """Points z, ||z||_2 = 1, with large ||G z + g||^2, and a proved upper bound on the maximum,
+    attained by the best.
 
     With G^T G = Q Lambda Q^T and b = Q^T G^T g, for every mu > lambda_max
         max ||G z + g||^2 <= mu + sum_i b_i^2 / (mu - lambda_i) + ||g||^2,
-    with equality at the mu for which z = Q (mu - Lambda)^{-1} b has length 1; where there is none (b has no part along
-    the largest eigenvalue) at mu = lambda_max, z completed along that eigenvector. The other eigenvectors, both ways,
-    are returned too: at the best ellipsoid all of them are maxima.
+    with equality at the mu for which z = Q (mu - Lambda)^{-1} b has length 1; where there is none
+    (b has no part along the largest eigenvalue) at mu = lambda_max, z completed along that
+    eigenvector. The other eigenvectors, both ways, are returned too: at the best ellipsoid all of
+    them are maxima.
 
     G: (d, N); g: (d,). Returns points (k, N) and the bound.
     Source: Moré, Sorensen (1983).
@@ -56,11 +58,12 @@ def maximise_on_sphere(G: Tensor, g: Tensor) -> tuple[Tensor, float]:
 
 
 class BallImage(Domain):
-    """{m + F z: ||z_b||_{q_b} <= 1 for every block z_b of z}: its oracle, and the best ellipsoid that it proves.
+    """{m + F z: ||z_b||_{q_b} <= 1 for every block z_b of z}: its oracle, and the best ellipsoid
+    that it proves.
 
-    One block, q = 2: exact (a trust-region problem); q = 1: exact, z runs over +-e_j; 1 < q < 2: inside the image of
-    the l_2 ball, within N^{2/q - 1}. Else the semidefinite relaxation of :func:`maximise_image`: within pi/2 where
-    every q_b >= 2, and exact for at most 23 signs.
+    One block, q = 2: exact (a trust-region problem); q = 1: exact, z runs over +-e_j; 1 < q < 2:
+    inside the image of the l_2 ball, within N^{2/q - 1}. Else the semidefinite relaxation of
+    :func:`maximise_image`: within pi/2 where every q_b >= 2, and exact for at most 23 signs.
     """
 
     centre: Tensor
@@ -73,7 +76,9 @@ class BallImage(Domain):
 
     @property
     def groups(self) -> Groups:
-        """Size and order q in [1, inf] of each block; the sizes add up to N. Here a single block."""
+        """Size and order q in [1, inf] of each block; the sizes add up to N. Here a single
+        block.
+        """
         return ((self.generators.shape[1], self.q),)
 
     @property
@@ -125,9 +130,11 @@ class BallImage(Domain):
         return None if z is None else self.middle + z.to(self.generators) @ self.generators.mT
 
     def proposal(self, p: float, shift: bool, tol: float) -> Proposal | None:
-        """Root F diag(y)^{-1/2}, y from :func:`split`; a point that is no shift counts as one more generator.
+        """Root F diag(y)^{-1/2}, y from :func:`split`; a point that is no shift counts as one more
+        generator.
 
-        Optimal where F has one entry in each column and row: the norm is then sign-invariant in the coordinates.
+        Optimal where F has one entry in each column and row: the norm is then sign-invariant in the
+        coordinates.
         """
         F, m, groups = self.generators, self.middle, self.groups
         lifted = not shift and bool(m.any())

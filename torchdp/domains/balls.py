@@ -1,4 +1,6 @@
-"""Boxes, weighted l_q balls, ellipsoids, zonotopes, and sums of them; matrices with bounded singular values."""
+"""Boxes, weighted l_q balls, ellipsoids, zonotopes, and sums of them; matrices with bounded
+singular values.
+"""
 
 import math
 from dataclasses import dataclass
@@ -16,7 +18,8 @@ from torchdp.factorization.certificates.certificate import power_norm
 
 @dataclass(frozen=True, eq=False)
 class Box(BallImage):
-    """[low_1, high_1] x ... x [low_d, high_d]. low, high: (d,), low <= high. Raises ValueError, TypeError.
+    """[low_1, high_1] x ... x [low_d, high_d]. low, high: (d,), low <= high. Raises ValueError,
+    TypeError.
 
     Source: Nikolov, Tang (2023), equation (26): Gamma_p = ||high - low||_{2p/(p+2)} / 2.
     """
@@ -57,9 +60,10 @@ class Box(BallImage):
 class LpBall(BallImage):
     """{x: ||(x - centre) / axes||_q <= 1}, q in [1, inf].
 
-    axes, centre: (d,), axes positive. ``lp_ball(d, q, radius)`` makes the round one. Raises ValueError, TypeError.
-    Gamma_p = ||axes||_t, 1/t = 1/p + max(0, 1/2 - 1/q): by symmetry under sign changes the best ellipsoid has its
-    axes along the coordinates, and Hoelder's inequality does the rest.
+    axes, centre: (d,), axes positive. ``lp_ball(d, q, radius)`` makes the round one. Raises
+    ValueError, TypeError. Gamma_p = ||axes||_t, 1/t = 1/p + max(0, 1/2 - 1/q): by symmetry under
+    sign changes the best ellipsoid has its axes along the coordinates, and Hoelder's inequality
+    does the rest.
     Source: derived; q = inf is Nikolov, Tang (2023), equation (26), q = 2 their Lemma 19.
     """
 
@@ -124,11 +128,12 @@ class Ellipsoid(BallImage):
 
 @dataclass(frozen=True, eq=False)
 class Zonotope(BallImage):
-    """{centre + sum_j z_j g_j: -1 <= z_j <= 1}, the image of the sign cube. columns (d, N): g_j; centre (d,).
+    """{centre + sum_j z_j g_j: -1 <= z_j <= 1}, the image of the sign cube. columns (d, N): g_j;
+    centre (d,).
 
-    Gamma_2 is between sqrt(2/pi) and 1 times sum_j ||g_j||, and the ellipsoid given is the best that a semidefinite
-    bound can prove; for at most 23 generators all corners are tried instead and Gamma_p is certified.
-    Raises ValueError, TypeError.
+    Gamma_2 is between sqrt(2/pi) and 1 times sum_j ||g_j||, and the ellipsoid given is the best
+    that a semidefinite bound can prove; for at most 23 generators all corners are tried instead and
+    Gamma_p is certified. Raises ValueError, TypeError.
     Source: Nesterov (1998); Nikolov, Tang (2023), Theorem 32.
     """
 
@@ -148,10 +153,11 @@ class Zonotope(BallImage):
 
 @dataclass(frozen=True, eq=False)
 class BallSum(BallImage):
-    """{centre + sum_b F_b z_b: ||z_b||_{q_b} <= 1}: a Minkowski sum of images of balls, F = (F_1, F_2, ...).
+    """{centre + sum_b F_b z_b: ||z_b||_{q_b} <= 1}: a Minkowski sum of images of balls, F =
+    (F_1, F_2, ...).
 
-    columns: F, (d, N); blocks: ((N_1, q_1), (N_2, q_2), ...), q_b in [1, inf]; centre: (d,). ``linear_image``,
-    ``minkowski_sum`` and ``Product`` make them.  Raises ValueError, TypeError.
+    columns: F, (d, N); blocks: ((N_1, q_1), (N_2, q_2), ...), q_b in [1, inf]; centre: (d,).
+    ``linear_image``, ``minkowski_sum`` and ``Product`` make them.  Raises ValueError, TypeError.
     Source: Nikolov, Tang (2023), Theorem 32 (3).
     """
 
@@ -178,7 +184,9 @@ class BallSum(BallImage):
 
 
 def lp_ball(d: int, q: float, radius: float = 1.0) -> LpBall:
-    """{x in R^d: ||x||_q <= radius}, q in [1, inf]. Gamma_p = radius d^{1/p + max(0, 1/2 - 1/q)}."""
+    """{x in R^d: ||x||_q <= radius}, q in [1, inf]. Gamma_p = radius d^{1/p + max(0, 1/2 -
+    1/q)}.
+    """
     d, radius = checks.integer("d", d, 1, 2**30), checks.positive("radius", radius)
     return LpBall(
         torch.full((d,), radius, dtype=torch.float64), q, torch.zeros(d, dtype=torch.float64)
@@ -212,14 +220,16 @@ def _beside(columns: Tensor, centre: Tensor) -> None:
 
 @dataclass(frozen=True, eq=False)
 class SchattenBall(Domain):
-    """Matrices X (rows x columns), read row by row, whose singular values have l_q norm <= radius; q in [1, inf].
+    """Matrices X (rows x columns), read row by row, whose singular values have l_q norm <= radius;
+    q in [1, inf].
 
-    q = inf is the operator norm's ball, q = 2 Frobenius', q = 1 the trace norm's. With k = min(rows, columns)
+    q = inf is the operator norm's ball, q = 2 Frobenius', q = 1 the trace norm's. With k =
+    min(rows, columns)
         Gamma_p = radius (rows columns)^{1/p} k^{max(0, 1/2 - 1/q)}:
-    X -> S X T keeps the ball and the norm of the noise for signed permutations S and T, whose Kronecker products act
-    irreducibly, so that the best covariance is a multiple of the identity.
-    Oracle: ||X||_F^2 <= radius^2 k^{max(0, 1 - 2/q)} and the largest singular value of B; exact at the optimum, within
-    k^{|1 - 2/q|} in general. Raises ValueError.
+    X -> S X T keeps the ball and the norm of the noise for signed permutations S and T, whose
+    Kronecker products act irreducibly, so that the best covariance is a multiple of the identity.
+    Oracle: ||X||_F^2 <= radius^2 k^{max(0, 1 - 2/q)} and the largest singular value of B; exact at
+    the optimum, within k^{|1 - 2/q|} in general. Raises ValueError.
     Source: derived by symmetry; Nikolov, Tang (2023), Theorem 32 (5), (6) has a constant factor.
     """
 
@@ -257,7 +267,9 @@ class SchattenBall(Domain):
         return self.radius * self.rank ** max(0.0, 1 / 2 - 1 / self.q)
 
     def maximise(self, B: Tensor, centre: Tensor) -> Maximum:
-        """Points: B's right singular vectors turned into extreme points, climbed by X <- best for B^T B (X - C)."""
+        """Points: B's right singular vectors turned into extreme points, climbed by X <- best for
+        B^T B (X - C).
+        """
         _, S, Vh = torch.linalg.svd(B, full_matrices=False)
         leading = self.radius * Vh[:16]
         X = climb(self, torch.cat([leading, -leading, self._patterns()[:16].to(B)]), B, centre)
@@ -301,7 +313,8 @@ class SchattenBall(Domain):
     def _patterns(self) -> Tensor:
         """Points of the ball whose mean square is a multiple of the identity.
 
-        q > 2: signed cyclic patterns, every entry in one of them, signs orthogonal; else single entries.
+        q > 2: signed cyclic patterns, every entry in one of them, signs orthogonal; else single
+        entries.
         """
         if self.q <= 2:
             return self.radius * torch.eye(self.dimension, dtype=torch.float64)

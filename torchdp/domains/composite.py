@@ -24,11 +24,13 @@ MOST = 1 << 11  # points of a product distribution that are listed
 
 
 def couple(B: Tensor, sizes: list[int], most: list[float]) -> float:
-    """A bound on ||B z||^2 = ||sum_i B_i z_i||^2 where ||B_i z_i||^2 <= most_i, B_i the blocks of B's columns.
+    """A bound on ||B z||^2 = ||sum_i B_i z_i||^2 where ||B_i z_i||^2 <= most_i, B_i the blocks of
+    B's columns.
 
-    With B_i = Q_i T_i, Q_i orthonormal: sum_i y_i most_i lambda_max(sum_i Q_i Q_i^T / y_i) for every y > 0. At y = 1 it
-    is at most (number of blocks) sum_i most_i, and exact for orthogonal blocks. A semidefinite program over y; its dual
-    is climbed as in :func:`maximise_image`, whose scalar blocks these generalise.
+    With B_i = Q_i T_i, Q_i orthonormal: sum_i y_i most_i lambda_max(sum_i Q_i Q_i^T / y_i) for
+    every y > 0. At y = 1 it is at most (number of blocks) sum_i most_i, and exact for orthogonal
+    blocks. A semidefinite program over y; its dual is climbed as in :func:`maximise_image`, whose
+    scalar blocks these generalise.
     """
     size = torch.linalg.matrix_norm(B, 2).clamp_min(TINY)
     parts, u = [], []
@@ -72,10 +74,12 @@ def couple(B: Tensor, sizes: list[int], most: list[float]) -> float:
 
 
 def signed_law(laws: list[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
-    """A distribution of (z_1, ..., z_k) with given marginals of the blocks up to sign, E z_i z_j^T = 0 for i != j.
+    """A distribution of (z_1, ..., z_k) with given marginals of the blocks up to sign, E z_i
+    z_j^T = 0 for i != j.
 
-    laws: points (n_i, d_i) and weights (n_i,), each summing to 1. One quantile picks all blocks (sum_i n_i picks at
-    most), and orthogonal signs, independent of it, turn them. Returns points and weights.
+    laws: points (n_i, d_i) and weights (n_i,), each summing to 1. One quantile picks all blocks
+    (sum_i n_i picks at most), and orthogonal signs, independent of it, turn them. Returns points
+    and weights.
     """
     edges = torch.cat([weights.cumsum(0) for _, weights in laws]).clamp(max=1.0).sort().values
     widths = torch.diff(edges, prepend=edges.new_zeros(1))
@@ -121,13 +125,15 @@ def independent_law(laws: list[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
 
 @dataclass(frozen=True, eq=False)
 class Product(Domain):
-    """K_1 x ... x K_k: one user's vector is made of one vector from each. parts: the sets, at least one.
+    """K_1 x ... x K_k: one user's vector is made of one vector from each. parts: the sets, at least
+    one.
 
-    The ellipsoid is put together from the parts': M = blockdiag(M_i / t_i), t_i ~ Gamma_i^{2p/(p+2)}; optimal, with
-    Gamma_p = the l_{2p/(p+2)} norm of the parts' (with shift, or for symmetric parts).
-    Oracle: exact where the parts' corners make 2048 pairs at most, which are all tried, and for forms without entries
-    between exact parts; else a semidefinite bound, within k times the worst part's factor for sets symmetric about the
-    centre. Raises ValueError, TypeError.
+    The ellipsoid is put together from the parts': M = blockdiag(M_i / t_i), t_i ~
+    Gamma_i^{2p/(p+2)}; optimal, with Gamma_p = the l_{2p/(p+2)} norm of the parts'
+    (with shift, or for symmetric parts).
+    Oracle: exact where the parts' corners make 2048 pairs at most, which are all tried, and for
+    forms without entries between exact parts; else a semidefinite bound, within k times the worst
+    part's factor for sets symmetric about the centre. Raises ValueError, TypeError.
     Source: Nikolov, Tang (2023), Lemma 60.
     """
 
@@ -239,7 +245,9 @@ class Product(Domain):
     def image_proposal(
         self, transform: Tensor, p: float, shift: bool, tol: float
     ) -> Proposal | None:
-        """Of the sum of the images F_i K_i: M = sum_i M_i / t_i, t the best for the parts' own M_i."""
+        """Of the sum of the images F_i K_i: M = sum_i M_i / t_i, t the best for the parts' own
+        M_i.
+        """
         columns = transform.split(self.sizes, dim=1)
         images = [linear_image(F, part) for F, part in zip(columns, self.parts, strict=True)]
         shapes = [searched(image, p, shift, tol) for image in images]
@@ -283,11 +291,12 @@ class Product(Domain):
 
 @dataclass(frozen=True, eq=False)
 class LinearImage(Domain):
-    """{F x: x in K}. transform: F, (e, d); domain: K in R^d. ``linear_image`` finds simpler descriptions.
+    """{F x: x in K}. transform: F, (e, d); domain: K in R^d. ``linear_image`` finds simpler
+    descriptions.
 
-    Oracle: K's, at B F. contains and project mix extreme points: they are those of the convex hull. The distance
-    to project's point is the least up to 1e-7 of the set's size, the point off by up to 5e-4 of it where the set is
-    curved. Raises ValueError, TypeError.
+    Oracle: K's, at B F. contains and project mix extreme points: they are those of the convex hull.
+    The distance to project's point is the least up to 1e-7 of the set's size, the point off by up
+    to 5e-4 of it where the set is curved. Raises ValueError, TypeError.
     Source: Nikolov, Tang (2023), Lemma 31.
     """
 
@@ -316,7 +325,9 @@ class LinearImage(Domain):
         return None if middle is None else self.transform @ middle
 
     def maximise(self, B: Tensor, centre: Tensor) -> Maximum:
-        """||B (F x - v)||^2 = ||B F (x - w)||^2 + rest, w a least squares solution near K's middle."""
+        """||B (F x - v)||^2 = ||B F (x - w)||^2 + rest, w a least squares solution near K's
+        middle.
+        """
         F = self.transform
         pulled = B @ F
         start = self.domain.spanning().mean(0) if self.domain.middle is None else self.domain.middle
@@ -345,10 +356,11 @@ class LinearImage(Domain):
 
 
 def linear_image(transform: Tensor, domain: Domain) -> Domain:
-    """{F x: x in K}, as points, an ellipsoid, a zonotope or a sum of balls where it is one. transform: F, (e, d).
+    """{F x: x in K}, as points, an ellipsoid, a zonotope or a sum of balls where it is one.
+    transform: F, (e, d).
 
-    The image of a product with at most 2048 pairs of corners is the hull of theirs, or the points where K is made of
-    finite sets. Raises ValueError, TypeError.
+    The image of a product with at most 2048 pairs of corners is the hull of theirs, or the points
+    where K is made of finite sets. Raises ValueError, TypeError.
     """
     F = _transform(transform, domain)
     if isinstance(domain, FiniteSet):
@@ -371,7 +383,8 @@ def linear_image(transform: Tensor, domain: Domain) -> Domain:
 
 
 def minkowski_sum(parts: Sequence[Domain]) -> Domain:
-    """{x_1 + ... + x_k: x_i in K_i}, the image of the product. Gamma_p is at most the parts' sum. Raises as Product.
+    """{x_1 + ... + x_k: x_i in K_i}, the image of the product. Gamma_p is at most the parts' sum.
+    Raises as Product.
 
     Source: Nikolov, Tang (2023), Theorem 20 (4).
     """

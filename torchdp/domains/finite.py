@@ -89,7 +89,8 @@ class FiniteSet(Vertices):
 
 @dataclass(frozen=True, eq=False)
 class Polytope(Vertices):
-    """The convex hull of the points: the same noise as for the points. points: (N, d), real. Raises as FiniteSet.
+    """The convex hull of the points: the same noise as for the points. points: (N, d), real. Raises
+    as FiniteSet.
 
     Source: Nikolov, Tang (2023), Theorem 20 (1).
     """

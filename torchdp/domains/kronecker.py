@@ -17,12 +17,13 @@ FLOOR = 1e-12  # of the largest eigenvalue
 
 @dataclass(frozen=True, eq=False)
 class KroneckerProduct(Domain):
-    """{x (x) y: x in K, y in L}, entries x_i y_j read row by row. left: K; right: L; at least one of them symmetric.
+    """{x (x) y: x in K, y in L}, entries x_i y_j read row by row. left: K; right: L; at least one
+    of them symmetric.
 
     Gamma_p is the product of the unshifted norms of K and L, and so is the ellipsoid.
-    Oracle: B^T B <= s (M (x) N), the nearest Kronecker product, s the least: exact where B^T B is one and K's and L's
-    oracles are exact; no factor is proved elsewhere. contains: for K and L that hold t x for every x of theirs and
-    t in [0, 1]. Raises ValueError.
+    Oracle: B^T B <= s (M (x) N), the nearest Kronecker product, s the least: exact where B^T B is
+    one and K's and L's oracles are exact; no factor is proved elsewhere. contains: for K and L that
+    hold t x for every x of theirs and t in [0, 1]. Raises ValueError.
     Source: Nikolov, Tang (2023), Lemma 62; Van Loan, Pitsianis (1993) for the nearest product.
     """
 
@@ -71,7 +72,9 @@ class KroneckerProduct(Domain):
         return Maximum.among(torch.cat(points), B, centre, reach**2)
 
     def extreme(self, directions: Tensor) -> Tensor:
-        """Large <x (x) y, direction>, by turns in x and y from the singular vectors: not always the largest."""
+        """Large <x (x) y, direction>, by turns in x and y from the singular vectors: not always the
+        largest.
+        """
         theta = directions.unflatten(-1, (self.left.dimension, self.right.dimension))
         _, _, Vh = torch.linalg.svd(theta, full_matrices=False)
         y = self.right.extreme(Vh[:, 0])
@@ -102,7 +105,9 @@ class KroneckerProduct(Domain):
         )
 
     def contains(self, x: Tensor) -> Tensor:
-        """Rank one, x = s u (x) v: with a u as far out in K as it goes, is (s / a) v in L? And so for -u, -v."""
+        """Rank one, x = s u (x) v: with a u as far out in K as it goes, is (s / a) v in L? And so
+        for -u, -v.
+        """
         x = self._vectors(x)
         U, S, Vh = torch.linalg.svd(
             x.double().unflatten(-1, (self.left.dimension, self.right.dimension))

@@ -1,4 +1,6 @@
-"""Nearest points of an l_q ball, of an ellipsoid, and of a set that is known by its extreme points alone."""
+"""Nearest points of an l_q ball, of an ellipsoid, and of a set that is known by its extreme points
+alone.
+"""
 
 import math
 from collections.abc import Callable
@@ -22,8 +24,9 @@ RIDGE = 1e-15  # of its square
 def nearest_in_ball(x: Tensor, axes: Tensor, q: float) -> Tensor:
     """The nearest point to x (..., d) with ||z / axes||_q <= 1; axes (d,), positive.
 
-    Lagrange: |x_i| = z_i + t z_i^{q-1} / axes_i^q (1 < q < inf), soft thresholds t / axes_i (q = 1), one t for a point.
-    Times z_i and added up that is t = sum_i z_i (|x_i| - z_i) where z is on the sphere, at most sum_i axes_i |x_i|.
+    Lagrange: |x_i| = z_i + t z_i^{q-1} / axes_i^q (1 < q < inf), soft thresholds t / axes_i
+    (q = 1), one t for a point. Times z_i and added up that is t = sum_i z_i (|x_i| - z_i) where z
+    is on the sphere, at most sum_i axes_i |x_i|.
     """
     if q == math.inf:
         return torch.minimum(torch.maximum(x, -axes), axes)
@@ -61,7 +64,9 @@ def _shrunk(size: Tensor, a: Tensor, q: float, t: Tensor) -> Tensor:
 
 
 def nearest_in_ellipsoid(x: Tensor, root: Tensor) -> Tensor:
-    """The nearest point to x (..., d) of {root u: ||u||_2 <= 1}: s_i^2 x_i / (s_i^2 + t), t a root."""
+    """The nearest point to x (..., d) of {root u: ||u||_2 <= 1}: s_i^2 x_i / (s_i^2 + t), t a
+    root.
+    """
     if not root.any():
         return torch.zeros_like(x)
     U, S, _ = torch.linalg.svd(root.double(), full_matrices=False)
@@ -80,13 +85,15 @@ def nearest_in_ellipsoid(x: Tensor, root: Tensor) -> Tensor:
 def nearest_by_corners(
     x: Tensor, extreme: Callable[[Tensor], Tensor], near: float | None = None
 ) -> Tensor:
-    """The nearest point to x (..., d), float64, of the convex hull of what ``extreme`` returns, for all rows at once.
+    """The nearest point to x (..., d), float64, of the convex hull of what ``extreme`` returns, for
+    all rows at once.
 
-    Every row keeps at most d + 2 corners and a mixture y of them. A round either moves y to the nearest point of the
-    corners' affine hull and adds the extreme point in the direction x - y, or, where that leaves their convex hull,
-    goes as far as it stays inside and drops the corners of weight 0. It ends where the gain <x - y, s - y> of every
-    point s is below 1e-7 of the size of the set and x times the distance x - y, or below the square of that share.
-    extreme: (k, d) directions to (k, d) points. near: where given, a row also ends when y is that close, or when a
+    Every row keeps at most d + 2 corners and a mixture y of them. A round either moves y to the
+    nearest point of the corners' affine hull and adds the extreme point in the direction x - y, or,
+    where that leaves their convex hull, goes as far as it stays inside and drops the corners of
+    weight 0. It ends where the gain <x - y, s - y> of every point s is below 1e-7 of the size of
+    the set and x times the distance x - y, or below the square of that share. extreme: (k, d)
+    directions to (k, d) points. near: where given, a row also ends when y is that close, or when a
     plane shows that no point is: y tells which, and need not be the nearest.
     Source: Wolfe (1976), the nearest point in a polytope.
     """
@@ -136,9 +143,11 @@ def _nearest(target: Tensor, extreme: Callable[[Tensor], Tensor], near: float | 
 
 
 def _mixed(z: Tensor, weights: Tensor, active: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Weights (n, k) moved towards those of the point nearest to 0 in the affine hull of the active rows of z.
+    """Weights (n, k) moved towards those of the point nearest to 0 in the affine hull of the active
+    rows of z.
 
-    They go as far as none turns negative; who gets there, (n,), is inside; corners of weight 0 are active no more.
+    They go as far as none turns negative; who gets there, (n,), is inside; corners of weight 0 are
+    active no more.
     """
     aim = torch.zeros_like(weights)
     aim[:, : z.shape[1]] = _affine(z, active[:, : z.shape[1]])
@@ -154,7 +163,9 @@ def _mixed(z: Tensor, weights: Tensor, active: Tensor) -> tuple[Tensor, Tensor, 
 
 
 def _affine(z: Tensor, active: Tensor) -> Tensor:
-    """Weights (n, k), sum 1 over the active, of the mixture of the rows of z (n, k, d) nearest to 0: any sign."""
+    """Weights (n, k), sum 1 over the active, of the mixture of the rows of z (n, k, d) nearest to
+    0: any sign.
+    """
     mask = active.to(z)
     # + 1 1^T leaves the solution as it is
     gram = (z @ z.mT + 1.0) * mask[:, :, None] * mask[:, None, :]

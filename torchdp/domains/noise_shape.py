@@ -36,10 +36,12 @@ ROOM = 1e3  # and are made so many times what the domain needs, which costs 1e-6
 
 @dataclass(frozen=True)
 class Enclosed:
-    """{v + root u: ||u|| <= 1} holds the domain; upper: the l_p norm of root's row norms, inf where that is not proved.
+    """{v + root u: ||u|| <= 1} holds the domain; upper: the l_p norm of root's row norms, inf where
+    that is not proved.
 
-    inverse: root^+, (r, d). residual: how far spanning points stick out of v + range(root); found: points (k, d) far
-    out in the ellipsoid; overshoot: the largest squared norm of u among them in the ellipsoid that was given.
+    inverse: root^+, (r, d). residual: how far spanning points stick out of v + range(root); found:
+    points (k, d) far out in the ellipsoid; overshoot: the largest squared norm of u among them in
+    the ellipsoid that was given.
     """
 
     root: Tensor
@@ -51,10 +53,12 @@ class Enclosed:
 
 
 def hull(points: Tensor, origin: Tensor) -> Tensor:
-    """An orthonormal basis (d, r) of the linear hull of points - origin, float64; r = 0 where all are the origin.
+    """An orthonormal basis (d, r) of the linear hull of points - origin, float64; r = 0 where all
+    are the origin.
 
-    Directions along which the points (k, d) reach no further than rounding are left out: 1e-12 of the farthest from the
-    origin, and what the points' own coordinates are rounded by. The identity where that leaves none out.
+    Directions along which the points (k, d) reach no further than rounding are left out: 1e-12 of
+    the farthest from the origin, and what the points' own coordinates are rounded by. The identity
+    where that leaves none out.
     """
     z = points - origin
     size = float(z.abs().max())
@@ -72,10 +76,11 @@ def hull(points: Tensor, origin: Tensor) -> Tensor:
 def enclose(domain: Domain, basis: Tensor, root: Tensor, centre: Tensor, p: float) -> Enclosed:
     """The ellipsoid {centre + root u} within the hull of K, scaled until it provably holds K.
 
-    basis: (d, r), of :func:`hull`. root's part in it is completed where it has axes below 1e-7 of the longest: they
-    become 1000 times as long as spanning points reach. With A, its axes for columns, scale^2 = the oracle's upper bound
-    on max ||A^+ (x - v)||^2 over K. residual is how far spanning points stick out of v + the hull; upper is inf where
-    that is more than rounding (1e-8 of the largest distance from v, 64 eps of v).
+    basis: (d, r), of :func:`hull`. root's part in it is completed where it has axes below 1e-7 of
+    the longest: they become 1000 times as long as spanning points reach. With A, its axes for
+    columns, scale^2 = the oracle's upper bound on max ||A^+ (x - v)||^2 over K. residual is how far
+    spanning points stick out of v + the hull; upper is inf where that is more than rounding
+    (1e-8 of the largest distance from v, 64 eps of v).
 
     Guarantees: Gamma_p(K) <= upper, up to 1e-10 of it and 64 eps of the largest coordinate.
     """
@@ -104,10 +109,11 @@ def enclose(domain: Domain, basis: Tensor, root: Tensor, centre: Tensor, p: floa
 
 
 def dual_value(domain: Domain, proposal: Proposal, p: float, shift: bool) -> float:
-    """Trace norm of diag(c)^{1/2} (x_1 - mu, ..., x_k - mu) diag(P)^{1/2}: a lower bound on Gamma_p(K).
+    """Trace norm of diag(c)^{1/2} (x_1 - mu, ..., x_k - mu) diag(P)^{1/2}: a lower bound on
+    Gamma_p(K).
 
-    c = row_weights scaled to norm 1 in l_{p/(p-2)}, P = weights scaled to sum 1. mu = the point about which K is
-    symmetric, where there is one, else the mean under P; 0 without shift.
+    c = row_weights scaled to norm 1 in l_{p/(p-2)}, P = weights scaled to sum 1. mu = the point
+    about which K is symmetric, where there is one, else the mean under P; 0 without shift.
     The proposal's points must lie in the domain.
     Source: Nikolov, Tang (2023), Theorem 26, equations (4) and (5).
     """
@@ -128,7 +134,9 @@ def dual_value(domain: Domain, proposal: Proposal, p: float, shift: bool) -> flo
 def on_points(
     points: Tensor, middle: Tensor | None, p: float, tol: float, max_iterations: int = 3000
 ) -> Proposal:
-    """The best ellipsoid around the points (k, d): about ``middle``, or with a centre of its own where that is None."""
+    """The best ellipsoid around the points (k, d): about ``middle``, or with a centre of its own
+    where that is None.
+    """
     origin = points[0] if middle is None else middle
     W = (points - origin).mT
     solution = solve(W, p=p, shift=middle is None, tol=tol, max_iterations=max_iterations)
@@ -140,14 +148,18 @@ def on_points(
 
 
 def heavy(proposal: Proposal) -> Tensor:
-    """The points that carry weight, the heaviest 4 d (d + 1) at most: an optimum needs an eighth of them."""
+    """The points that carry weight, the heaviest 4 d (d + 1) at most: an optimum needs an eighth of
+    them.
+    """
     weights, d = proposal.weights, proposal.points.shape[1]
     order = torch.argsort(weights, descending=True)[: 4 * d * (d + 1)]
     return proposal.points[order[weights[order] > LIGHT * weights.max()]]
 
 
 def merged(start: Tensor, proposal: Proposal, found: Tensor, middle: Tensor | None) -> Tensor:
-    """The next points: those to start from, those with weight and those found, one of two mirror images."""
+    """The next points: those to start from, those with weight and those found, one of two mirror
+    images.
+    """
     points = torch.cat([start, heavy(proposal), found])
     z = points - (points[0] if middle is None else middle)
     if middle is not None:
@@ -163,12 +175,14 @@ def merged(start: Tensor, proposal: Proposal, found: Tensor, middle: Tensor | No
 
 @dataclass(frozen=True)
 class NoiseShape(Brief):
-    """An ellipsoid {v + A u: ||u||_2 <= 1} that holds the domain K; noise N(0, sigma^2 A A^T) has its shape.
+    """An ellipsoid {v + A u: ||u||_2 <= 1} that holds the domain K; noise N(0, sigma^2 A A^T) has
+    its shape.
 
-    root: A, (d, r) float64, of full column rank (r = 0: K is a single point); centre: v, (d,) float64.
-    support (k, d), points of K, weights (k,), a probability vector, and row_weights (d,): the dual measure behind
-    ``certificate.lower``. certificate: lower <= Gamma_p(K) <= upper = the l_p norm of A's row norms (without shift: of
-    the norm whose ellipsoids are centred at 0); residual: how far K - v sticks out of the range of A (rounding).
+    root: A, (d, r) float64, of full column rank (r = 0: K is a single point); centre: v, (d,)
+    float64. support (k, d), points of K, weights (k,), a probability vector, and row_weights (d,):
+    the dual measure behind ``certificate.lower``. certificate: lower <= Gamma_p(K) <= upper = the
+    l_p norm of A's row norms (without shift: of the norm whose ellipsoids are centred at 0);
+    residual: how far K - v sticks out of the range of A (rounding).
     """
 
     root: Tensor
@@ -194,21 +208,25 @@ class NoiseShape(Brief):
 
 
 def noise_shape(domain: Domain, p: float, *, shift: bool = True, tol: float = 1e-4) -> NoiseShape:
-    """The ellipsoid around the domain K with the least l_p norm of row norms, and a certificate of how good it is.
+    """The ellipsoid around the domain K with the least l_p norm of row norms, and a certificate of
+    how good it is.
 
-    Gamma_p(K) = min { sqrt(tr_{p/2}(A A^T)): K - v inside {A u: ||u||_2 <= 1}, v free (with ``shift``) or 0 }.
+    Gamma_p(K) = min { sqrt(tr_{p/2}(A A^T)): K - v inside {A u: ||u||_2 <= 1}, v free (with
+    ``shift``) or 0 }.
 
-    First what the domain knows of itself (closed forms, the best ellipsoid that its relaxation proves); where that is
-    not within ``tol``, column generation: the fixed point of :func:`factorize` on the points found so far, whose
-    ellipsoid the oracle then tries to leave. Both bounds are recomputed by :func:`enclose` and :func:`dual_value` from
-    the ellipsoid, and from the weights and points found.
+    First what the domain knows of itself (closed forms, the best ellipsoid that its relaxation
+    proves); where that is not within ``tol``, column generation: the fixed point of
+    :func:`factorize` on the points found so far, whose ellipsoid the oracle then tries to leave.
+    Both bounds are recomputed by :func:`enclose` and :func:`dual_value` from the ellipsoid, and
+    from the weights and points found.
 
-    p: in [2, inf]. tol: relative gap. Where the oracle is exact (``domain.factor`` 1) the gap gets below tol; else
-    theory promises sqrt(domain.factor) - 1 for the best points, and the certificate says what it is.
-    Flat sets get flat ellipsoids, of the rank of K's affine hull (without shift, of its linear hull).
-    Warns (RuntimeWarning) where the gap is above tol although the oracle is exact, or above 0.26: images of the trace
-    norm's ball end at 0.12 to 0.71. Raises ValueError, TypeError; ArithmeticError where the bounds contradict each
-    other by more than 1e-10 of the norm and 64 eps of the largest coordinate.
+    p: in [2, inf]. tol: relative gap. Where the oracle is exact (``domain.factor`` 1) the gap gets
+    below tol; else theory promises sqrt(domain.factor) - 1 for the best points, and the certificate
+    says what it is. Flat sets get flat ellipsoids, of the rank of K's affine hull
+    (without shift, of its linear hull). Warns (RuntimeWarning) where the gap is above tol although
+    the oracle is exact, or above 0.26: images of the trace norm's ball end at 0.12 to 0.71. Raises
+    ValueError, TypeError; ArithmeticError where the bounds contradict each other by more than 1e-10
+    of the norm and 64 eps of the largest coordinate.
 
     Guarantees: certificate.lower <= Gamma_p(K) <= certificate.upper; K lies in the ellipsoid.
     Source: Nikolov, Tang (2023), Definition 2, Theorems 26 and 30.
@@ -228,7 +246,9 @@ def noise_shape(domain: Domain, p: float, *, shift: bool = True, tol: float = 1e
 
 @one_thread
 def searched(domain: Domain, p: float, shift: bool, tol: float) -> NoiseShape:
-    """:func:`noise_shape`, unchecked and without a warning: for parts, of which the whole is judged."""
+    """:func:`noise_shape`, unchecked and without a warning: for parts, of which the whole is
+    judged.
+    """
     start = _spanning(domain)
     middle = domain.middle if shift else torch.zeros_like(start[0])
     basis = hull(start, start.mean(0) if middle is None else middle)
@@ -256,7 +276,9 @@ def _spanning(domain: Domain) -> Tensor:
 
 
 class _Search:
-    """Column generation: the best ellipsoid and the best dual measure so far, and the latest proposal."""
+    """Column generation: the best ellipsoid and the best dual measure so far, and the latest
+    proposal.
+    """
 
     def __init__(
         self,
@@ -284,7 +306,9 @@ class _Search:
         self.idle = 0  # rounds without a better bound
 
     def settled(self) -> bool:
-        """Whether the bounds are within tol, or nothing more is to be had; else refines where it must."""
+        """Whether the bounds are within tol, or nothing more is to be had; else refines where it
+        must.
+        """
         close = self.best.upper <= self.lower * (1 + self.tol) + self.rounding
         if close or self.idle >= PATIENCE:
             return True

@@ -1,4 +1,5 @@
-"""Maximising a quadratic form over blocks of l_q balls, and the smallest ellipsoid that the bound proves.
+"""Maximising a quadratic form over blocks of l_q balls, and the smallest ellipsoid that the bound
+proves.
 
 Blocks of coordinates lie each in an l_q ball of its own: z = (z_1, ..., z_k), ||z_g||_{q_g} <= 1.
 """
@@ -24,16 +25,18 @@ Groups = tuple[tuple[int, float], ...]  # size and order q of each block
 
 @one_thread
 def maximise_image(G: Tensor, g: Tensor, groups: Groups) -> tuple[Tensor, float]:
-    """Points z with ||z_b||_{q_b} <= 1 in every block and large ||G z + g||^2, and a proved bound on the maximum.
+    """Points z with ||z_b||_{q_b} <= 1 in every block and large ||G z + g||^2, and a proved bound
+    on the maximum.
 
     With g beside G as one more block of one sign, H = [G, g]: for every y > 0
         ||H z||^2 <= lambda_max(H diag(y)^{-1} H^T) sum_b ||y_b||_{q_b/(q_b-2)},
-    because diag(y) >= H^T H bounds the form by sum_j y_j z_j^2, and Hoelder's inequality that (q_b < 2: by that of 2).
-    The least such bound is a semidefinite program, whose dual max <H^T H, V V^T> is climbed in the rows of V; y comes
-    from its gradient. Rounding: z = (row norms of V) sign(V times a Gaussian vector) has the covariance
-    (2/pi) arcsin(.) >= 2/pi of V V^T, so for q_b >= 2 the least bound is at most pi/2 times the maximum; local search
-    improves on the best of many z. With signs alone, at most 24 of them, all corners are tried: exact. Each is a sum of
-    two halves' a and b, and ||a + b||^2 a sum of squares and of one product of matrices.
+    because diag(y) >= H^T H bounds the form by sum_j y_j z_j^2, and Hoelder's inequality that
+    (q_b < 2: by that of 2). The least such bound is a semidefinite program, whose dual max <H^T H,
+    V V^T> is climbed in the rows of V; y comes from its gradient. Rounding: z = (row norms of V)
+    sign(V times a Gaussian vector) has the covariance (2/pi) arcsin(.) >= 2/pi of V V^T, so for q_b
+    >= 2 the least bound is at most pi/2 times the maximum; local search improves on the best of
+    many z. With signs alone, at most 24 of them, all corners are tried: exact. Each is a sum of two
+    halves' a and b, and ||a + b||^2 a sum of squares and of one product of matrices.
 
     G: (d, N); g: (d,). Returns points (k, N), the best first, and the bound.
     Source: Nesterov (1998); Krivine (1974) for 2 < q < inf; Nikolov, Tang (2023), Theorem 32.
@@ -71,11 +74,13 @@ def _corners(n: int, free: int, like: Tensor) -> Tensor:
 
 
 def split(S: Tensor, p: float, groups: Groups) -> tuple[Tensor, Tensor]:
-    """y, sum_b ||y_b||_{q_b/(q_b-2)} = 1, that minimises ||S y^{-1}||_{p/2}, and row weights, ||c||_{p/(p-2)} = 1.
+    """y, sum_b ||y_b||_{q_b/(q_b-2)} = 1, that minimises ||S y^{-1}||_{p/2}, and row
+    weights, ||c||_{p/(p-2)} = 1.
 
-    For given c and h = S^T c the best y_b is h_b^{1/(r+1)}, scaled to r = q/(q-2) norm ~ H_b^{1/2}, H_b the l_{r/(r+1)}
-    norm of h_b; its value (sum_b H_b^{1/2})^2 is a concave function of c, which multiplicative updates climb.
-    S: (d, N), not negative: squares of generators. A column of zeros has y = 0. Returns y (N,), c (d,).
+    For given c and h = S^T c the best y_b is h_b^{1/(r+1)}, scaled to r = q/(q-2) norm ~ H_b^{1/2},
+    H_b the l_{r/(r+1)} norm of h_b; its value (sum_b H_b^{1/2})^2 is a concave function of c, which
+    multiplicative updates climb. S: (d, N), not negative: squares of generators. A column of zeros
+    has y = 0. Returns y (N,), c (d,).
     """
     exponent = 1 / conjugate(p)
     sizes = [size for size, _ in groups]
@@ -126,7 +131,8 @@ def hadamard_signs(n: int) -> Tensor:
 
 
 def rounded(directions: Tensor, radius: Tensor, groups: Groups, count: int) -> Tensor:
-    """Points z (2 count, N) in the balls whose signs are those of directions^T g, g Gaussian; directions (d, N).
+    """Points z (2 count, N) in the balls whose signs are those of directions^T g, g Gaussian;
+    directions (d, N).
 
     Half have the given radii, the other half the longest entries along directions^T g.
     """
@@ -174,7 +180,9 @@ def _bound(H: Tensor, V: Tensor, groups: Groups) -> float:
 
 
 def _climb(H: Tensor, z: Tensor, groups: Groups, signs: bool) -> Tensor:
-    """Local search from the rows of z (k, N): each step maximises the linearised form, then single signs flip."""
+    """Local search from the rows of z (k, N): each step maximises the linearised form, then single
+    signs flip.
+    """
     for _ in range(100):
         gradient = (z @ H.mT) @ H
         step = longest(gradient.abs(), groups) * _signs(gradient)
@@ -210,7 +218,9 @@ def _signs(x: Tensor) -> Tensor:
 
 
 def longest(size: Tensor, groups: Groups) -> Tensor:
-    """The z >= 0 with the largest <z, size>, size >= 0 of shape (..., N): z_j ~ size_j^{1/(q-1)} in a block."""
+    """The z >= 0 with the largest <z, size>, size >= 0 of shape (..., N): z_j ~ size_j^{1/(q-1)} in
+    a block.
+    """
     return _blockwise(size, groups, _longest)
 
 
@@ -235,7 +245,9 @@ def dual_order(q: float) -> float:
 
 
 def corners(groups: Groups, most: int) -> Tensor | None:
-    """The corners (k, N) of the product of the balls, k <= most, where all are of order 1 or inf; None elsewhere."""
+    """The corners (k, N) of the product of the balls, k <= most, where all are of order 1 or inf;
+    None elsewhere.
+    """
     z = torch.zeros(1, 0, dtype=torch.float64)
     for size, q in groups:
         if size > 1 and (1 < q < math.inf or size > most):

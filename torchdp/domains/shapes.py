@@ -1,7 +1,8 @@
-"""Other shapes of noise: for the differences of a domain's points, of least error in l_p, and round.
+"""Other shapes of noise: for the differences of a domain's points, of least error in l_p, and
+round.
 
-How points of a domain become points of a ball, and how large Gaussian noise is in l_p: closed forms, quadrature, Monte
-Carlo with its error where neither is exact.
+How points of a domain become points of a ball, and how large Gaussian noise is in l_p: closed
+forms, quadrature, Monte Carlo with its error where neither is exact.
 """
 
 import math
@@ -35,10 +36,11 @@ MISSED = 1e-6  # of the domain's reach: what a shape may leave out
 
 @dataclass(frozen=True)
 class Encoding:
-    """Points x of the domain as vectors A^+ (x - c) of length at most ``radius``, A the root of the noise's shape.
+    """Points x of the domain as vectors A^+ (x - c) of length at most ``radius``, A the root of the
+    noise's shape.
 
-    centre: c, (d,). radius and diameter are computed again from the domain's oracle, so that privacy rests on them and
-    not on the shape's own claim. Raises TypeError, ValueError.
+    centre: c, (d,). radius and diameter are computed again from the domain's oracle, so that
+    privacy rests on them and not on the shape's own claim. Raises TypeError, ValueError.
     """
 
     domain: Domain
@@ -91,11 +93,12 @@ class Encoding:
 
     @cached_property
     def diameter(self) -> float:
-        """A proved upper bound on ||A^+ (x - y)|| over two admitted points: 2 radius, or less without symmetry.
+        """A proved upper bound on ||A^+ (x - y)|| over two admitted points: 2 radius, or less
+        without symmetry.
 
-        Vectors are shortened to ``radius``, so that what a membership test lets through costs nothing; a diameter
-        below 2 radius, that of corners (at most 20,000) or of the differences' own oracle, is enlarged by it, and
-        points of shorter floats are moved into the domain.
+        Vectors are shortened to ``radius``, so that what a membership test lets through costs
+        nothing; a diameter below 2 radius, that of corners (at most 20,000) or of the differences'
+        own oracle, is enlarged by it, and points of shorter floats are moved into the domain.
         """
         domain = self.domain
         if not self.inverse.any() or (self._listed is None and domain.middle is not None):
@@ -109,7 +112,9 @@ class Encoding:
 
     @cached_property
     def _listed(self) -> Tensor | None:
-        """Corners whose hull is the domain's; None for other symmetric sets, and where they are too many."""
+        """Corners whose hull is the domain's; None for other symmetric sets, and where they are too
+        many.
+        """
         known = isinstance(self.domain, Vertices) or self.domain.middle is None
         return self.domain.corners(MOST_LISTED) if known else None
 
@@ -126,10 +131,11 @@ class Encoding:
 
 
 def differences(domain: Domain) -> Domain:
-    """K - K = {x - y: x, y in K}, symmetric about 0: what the replacement of one user moves a sum by.
+    """K - K = {x - y: x, y in K}, symmetric about 0: what the replacement of one user moves a sum
+    by.
 
-    Of products and images part by part, of at most 45 corners by all their pairs; of sets that are symmetric about m
-    it is 2 (K - m).
+    Of products and images part by part, of at most 45 corners by all their pairs; of sets that are
+    symmetric about m it is 2 (K - m).
     """
     if isinstance(domain, Product):
         return Product(tuple(map(differences, domain.parts)))
@@ -150,7 +156,9 @@ def differences(domain: Domain) -> Domain:
 
 
 def encoding(domain: Domain, shape: NoiseShape) -> Encoding:
-    """Around the domain's middle where it has one, else around the shape's centre. Raises TypeError, ValueError."""
+    """Around the domain's middle where it has one, else around the shape's centre. Raises
+    TypeError, ValueError.
+    """
     if not isinstance(domain, Domain) or not isinstance(shape, NoiseShape):
         raise TypeError(
             "domain must be a Domain and shape a NoiseShape, such as noise_shape(domain, p)"
@@ -162,14 +170,18 @@ def encoding(domain: Domain, shape: NoiseShape) -> Encoding:
 
 @dataclass(frozen=True)
 class Measured:
-    """A number and its standard error; 0.0 where it is exact up to quadrature, better than 1e-8 relative."""
+    """A number and its standard error; 0.0 where it is exact up to quadrature, better than 1e-8
+    relative.
+    """
 
     value: float
     standard_error: float = 0.0
 
 
 def normal_moment(p: float) -> float:
-    """E |g|^p = 2^{p/2} Gamma((p + 1)/2) / sqrt(pi) for a standard normal g and p in (0, 300]. Raises ValueError."""
+    """E |g|^p = 2^{p/2} Gamma((p + 1)/2) / sqrt(pi) for a standard normal g and p in (0, 300].
+    Raises ValueError.
+    """
     if checks.positive("p", p) > MOST_POWER:
         raise ValueError(
             f"p must be at most {MOST_POWER:g}, or infinite, not {p!r}: the moment is no float"
@@ -179,10 +191,13 @@ def normal_moment(p: float) -> float:
 
 @dataclass(frozen=True)
 class NormError:
-    """The l_p norm of Z = root g, g a standard normal vector: what noise of covariance root root^T costs.
+    """The l_p norm of Z = root g, g a standard normal vector: what noise of covariance root root^T
+    costs.
 
-    floor <= root_mean_square <= ceiling, all of one unit: that of root. root: (d, r), float64; p in [2, inf].
-    Source: Nikolov, Tang (2023), Lemma 33 for the floor and Theorem 15 for the ceiling, with its constants.
+    floor <= root_mean_square <= ceiling, all of one unit: that of root. root: (d, r), float64; p in
+    [2, inf].
+    Source: Nikolov, Tang (2023), Lemma 33 for the floor and Theorem 15 for the ceiling, with its
+    constants.
     """
 
     root: Tensor
@@ -202,7 +217,9 @@ class NormError:
 
     @cached_property
     def floor(self) -> float:
-        """sqrt(tr_{p/2}(root root^T)), the l_p norm of the deviations: (E ||Z||_p^2)^{1/2} at p = 2, else less."""
+        """sqrt(tr_{p/2}(root root^T)), the l_p norm of the deviations: (E ||Z||_p^2)^{1/2} at p =
+        2, else less.
+        """
         return float(torch.linalg.vector_norm(self.deviations, ord=self.p))
 
     @cached_property
@@ -210,9 +227,11 @@ class NormError:
         """A proved upper bound of (E ||Z||_p^2)^{1/2}, for any dependence between the coordinates.
 
         (E ||Z||_p^p)^{1/p} = (E |g|^p)^{1/p} floor for finite p, or the largest deviation times
-        (2 log(2 d) + 2)^{1/2}, or this at q > p through ||Z||_p <= ||Z||_q d^{1/p - 1/q}: whichever is smaller.
+        (2 log(2 d) + 2)^{1/2}, or this at q > p through ||Z||_p <= ||Z||_q d^{1/p - 1/q}: whichever
+        is smaller.
         """
-        # P(max |Z_i| > t) <= min(1, 2 d e^{-t^2/(2 s^2)}), s the largest deviation; integrated against 2 t dt.
+        # P(max |Z_i| > t) <= min(1, 2 d e^{-t^2/(2 s^2)}), s the largest deviation; integrated
+        # against 2 t dt.
         d = len(self.deviations)
         largest = float(self.deviations.max()) * math.sqrt(2 * math.log(2 * d) + 2)
         if self.p == math.inf:
@@ -221,7 +240,9 @@ class NormError:
 
     @cached_property
     def root_mean_square(self) -> Measured:
-        """(E ||Z||_p^2)^{1/2}: exact at p = 2 and, for independent coordinates, at p = inf; else by Monte Carlo."""
+        """(E ||Z||_p^2)^{1/2}: exact at p = 2 and, for independent coordinates, at p = inf; else by
+        Monte Carlo.
+        """
         if self.p == 2 or self.floor == 0:
             return Measured(self.floor)
         covariance = self.root @ self.root.mT
@@ -237,7 +258,8 @@ class NormError:
         top = float(deviations.max())
         nodes, weights = np.polynomial.legendre.leggauss(64)
         total = 0.0
-        # From 0 to a largest deviation's 1e-17 quantile, in panels; the scale 1/8 resolves the steepest maximum.
+        # From 0 to a largest deviation's 1e-17 quantile, in panels; the scale 1/8 resolves the
+        # steepest maximum.
         for low in np.arange(0.0, 10.0 + math.sqrt(2 * math.log(len(deviations))), 0.5):
             t = low + (nodes + 1) / 4
             within = np.log1p(-2 * np.exp(log_ndtr(-t[:, None] * top / deviations))).sum(1)
@@ -270,19 +292,23 @@ class NormError:
 
 
 def difference_shape(domain: Domain, p: float, *, tol: float = 1e-4) -> NoiseShape:
-    """The shape of noise for K - K: the least noise that protects the replacement of one user's point.
+    """The shape of noise for K - K: the least noise that protects the replacement of one user's
+    point.
 
-    Replacing x by y moves n times the mean by y - x, so the curator's noise needs an ellipsoid around K - K and none
-    around K. Its norm is Gamma_p(K - K) <= 2 Gamma_p(K), with equality for a K that is symmetric about a point (there
-    :func:`noise_shape` is the answer); for the corners of a simplex it is 2^{1/2} times less.
+    Replacing x by y moves n times the mean by y - x, so the curator's noise needs an ellipsoid
+    around K - K and none around K. Its norm is Gamma_p(K - K) <= 2 Gamma_p(K), with equality for a
+    K that is symmetric about a point (there :func:`noise_shape` is the answer); for the corners of
+    a simplex it is 2^{1/2} times less.
 
-    Any domain: of at most 2000 corners by their differences, else by what its parts know of theirs. A list of more
-    points that are not symmetric gets the shape of :func:`noise_shape`. The ellipsoid, around points' mean, also holds
-    K. Raises ValueError, TypeError.
+    Any domain: of at most 2000 corners by their differences, else by what its parts know of theirs.
+    A list of more points that are not symmetric gets the shape of :func:`noise_shape`. The
+    ellipsoid, around points' mean, also holds K. Raises ValueError, TypeError.
 
-    Guarantees: its certificate bounds Gamma_p(K - K), or for a symmetric domain and for lists of more points
+    Guarantees: its certificate bounds Gamma_p(K - K), or for a symmetric domain and for lists of
+    more points
         Gamma_p(K), at least half of that.
-    Source: the proof of Theorem 15 in Nikolov, Tang (2023), which uses no more than the differences.
+    Source: the proof of Theorem 15 in Nikolov, Tang (2023), which uses no more than the
+    differences.
     """
     points = checks.instance("domain", domain, Domain).corners(MOST_CORNERS)
     if domain.middle is not None or (points is None and isinstance(domain, Vertices)):
@@ -298,16 +324,19 @@ def difference_shape(domain: Domain, p: float, *, tol: float = 1e-4) -> NoiseSha
 
 
 def least_error_shape(domain: Domain, p: float, *, local: bool = False) -> NoiseShape:
-    """The shape, among those optimal for exponents q from 2 to p, whose noise has the least (E ||Z||_p^2)^{1/2}.
+    """The shape, among those optimal for exponents q from 2 to p, whose noise has the least
+    (E ||Z||_p^2)^{1/2}.
 
-    Gamma_p is the l_p norm of the deviations, a lower bound of that error; for p = inf it does not see that many equal
-    deviations have a larger maximum than few. On a box with sides 1, 2, ..., 128 the shape for q = 4 has 26 % less
-    error in l_inf than the one for q = inf. The result's own p is q: ask the mechanism for ``error(n, p)``.
+    Gamma_p is the l_p norm of the deviations, a lower bound of that error; for p = inf it does not
+    see that many equal deviations have a larger maximum than few. On a box with sides 1, 2, ...,
+    128 the shape for q = 4 has 26 % less error in l_inf than the one for q = inf. The result's own
+    p is q: ask the mechanism for ``error(n, p)``.
 
     local: for the local model, of :func:`noise_shape`; else for a curator, of
     :func:`difference_shape`. Raises ValueError, TypeError.
 
-    Guarantees: never more error than the shape of Gamma_p, up to the standard error of the comparison.
+    Guarantees: never more error than the shape of Gamma_p, up to the standard error of the
+    comparison.
     Source: the gap between Theorem 15 and Lemma 33 of Nikolov, Tang (2023).
     """
     p = check_exponent(p)
@@ -328,9 +357,11 @@ def least_error_shape(domain: Domain, p: float, *, local: bool = False) -> Noise
 
 
 def round_shape(domain: Domain, p: float) -> NoiseShape:
-    """The ball around the optimal ellipsoid's centre that holds K: the isotropic noise that others are compared with.
+    """The ball around the optimal ellipsoid's centre that holds K: the isotropic noise that others
+    are compared with.
 
-    Its certificate keeps the lower bound of :func:`noise_shape`; its upper is the radius times d^{1/p}.
+    Its certificate keeps the lower bound of :func:`noise_shape`; its upper is the radius times
+    d^{1/p}.
     Guarantees: the ball holds K.
     Source: Dwork, McSherry, Nissim, Smith (2006), noise calibrated to the l_2 sensitivity.
     """

@@ -1,4 +1,5 @@
-"""Factorizations W = L R of least error for queries W, each with a certificate of its gap to the optimum.
+"""Factorizations W = L R of least error for queries W, each with a certificate of its gap to the
+optimum.
 
     >>> from torchdp import workloads
     >>> from torchdp.factorization import factorize
@@ -23,10 +24,12 @@
 | products, matrix-free; those of the literature | :func:`factorize_product`; :func:`square_root`, ``constructive`` |
 | lower bounds on users; on noise | :func:`hard_instance`, :func:`learner_samples`; :func:`additive_noise_bound` |
 
-``certificates`` check all of them and share no code with the ``solvers``; :func:`reference` is a semidefinite program.
+``certificates`` check all of them and share no code with the ``solvers``; :func:`reference` is a
+semidefinite program.
 
-Guarantees: every certificate's lower <= the least value of any factorization <= its upper, in float64 up to its
-``rounding``, by weak duality (Edmonds, Nikolov, Ullman 2020, Lemma 12; Nikolov, Tang 2023, Theorem 26).
+Guarantees: every certificate's lower <= the least value of any factorization <= its upper, in
+float64 up to its ``rounding``, by weak duality (Edmonds, Nikolov, Ullman 2020, Lemma 12; Nikolov,
+Tang 2023, Theorem 26).
 
 Notation (W is m x n: queries x types; a column is what one user holds):
 

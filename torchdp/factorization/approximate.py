@@ -1,7 +1,7 @@
 """Approximate factorizations: gamma_2(W; alpha), zeta, and the alpha of least mean squared error.
 
-Fewer rows of R by random projection or truncation: what comes out is a factorization of gamma_2(W; alpha), alpha =
-certificate.residual, how far it is from W at most.
+Fewer rows of R by random projection or truncation: what comes out is a factorization of
+gamma_2(W; alpha), alpha = certificate.residual, how far it is from W at most.
 """
 
 import math
@@ -33,24 +33,25 @@ NEGLIGIBLE = 1e-14  # singular values below this share of the largest are cut of
 def approximate(
     W: Matrix, alpha: Tensor | float, *, tol: float = 1e-3, max_iterations: int = 5_000
 ) -> Factorization:
-    """The factorization of least gamma_2 whose product is within ``alpha`` of W in every entry, with its certificate.
+    """The factorization of least gamma_2 whose product is within ``alpha`` of W in every entry,
+    with its certificate.
 
-    W: (*batch, m, n), real, numpy arrays and lists too, or a :class:`Workload` (made dense). alpha: a number >= 0, or
-    a tensor that broadcasts with (*batch): a whole curve gamma_2(W; alpha) is one call. tol: relative gap at which
-    each problem stops. The factors follow W's dtype and device; the work is in float64. The result's witness and
-    weights prove ``certificate.lower``: the weights that gamma_2*(witness) <= 1; certificate.residual = max abs(W -
-    left right).
+    W: (*batch, m, n), real, numpy arrays and lists too, or a :class:`Workload` (made dense). alpha:
+    a number >= 0, or a tensor that broadcasts with (*batch): a whole curve gamma_2(W; alpha) is one
+    call. tol: relative gap at which each problem stops. The factors follow W's dtype and device;
+    the work is in float64. The result's witness and weights prove ``certificate.lower``: the
+    weights that gamma_2*(witness) <= 1; certificate.residual = max abs(W - left right).
 
-    Closed forms are offered first: the factorization of W itself, 0, and one level with signs. Then two splittings:
-    ``solvers.splitting.weighted`` costs an eigendecomposition of side min(m, n) an iteration; where
-    the weights vanish on rows that still bind, ``solvers.splitting.conic`` (side m + n, up to 1024)
-    finishes. Warns (RuntimeWarning) where the certified gap exceeds ``tol``; the certificate is true all the same.
-    Raises ValueError, TypeError.
+    Closed forms are offered first: the factorization of W itself, 0, and one level with signs. Then
+    two splittings: ``solvers.splitting.weighted`` costs an eigendecomposition of side min(m, n) an
+    iteration; where the weights vanish on rows that still bind, ``solvers.splitting.conic``
+    (side m + n, up to 1024) finishes. Warns (RuntimeWarning) where the certified gap exceeds
+    ``tol``; the certificate is true all the same. Raises ValueError, TypeError.
 
-    Guarantees: certificate.lower <= gamma_2(W; alpha) <= certificate.upper, and certificate.residual <= alpha up to
-    rounding.
-    Source: Ghazi et al. (2023), section 1; Edmonds, Nikolov, Ullman (2020), Lemma 12; the alternating directions by
-    Glowinski, Marroco (1975) and Gabay, Mercier (1976).
+    Guarantees: certificate.lower <= gamma_2(W; alpha) <= certificate.upper, and
+    certificate.residual <= alpha up to rounding.
+    Source: Ghazi et al. (2023), section 1; Edmonds, Nikolov, Ullman (2020), Lemma 12; the
+    alternating directions by Glowinski, Marroco (1975) and Gabay, Mercier (1976).
     """
     tol, max_iterations = (
         checks.positive("tol", tol),
@@ -71,7 +72,9 @@ def approximate(
 def _solve(
     W: Tensor, alpha: Tensor, tol: float, max_iterations: int
 ) -> tuple[Tensor, Tensor, Proof, int]:
-    """Factors, their proof and the iterations: both phases on W scaled to largest entry 1, its longer side first."""
+    """Factors, their proof and the iterations: both phases on W scaled to largest entry 1, its
+    longer side first.
+    """
     (m, n), batch, size = W.shape[-2:], alpha.shape, _size(W)
     level = (alpha / size).reshape(-1, 1, 1)
     scaled = (W / size[..., None, None]).reshape(-1, m, n)
@@ -114,11 +117,12 @@ def _solve(
 
 
 def _offer_signs(W: Tensor, alpha: Tensor, best: Best) -> None:
-    """Offers level u v^T with signs u, v, whose norm is the level, and the witness that is 1 at W's largest entry.
+    """Offers level u v^T with signs u, v, whose norm is the level, and the witness that is 1 at W's
+    largest entry.
 
-    Both are best where no entry is further than alpha from such a matrix: gamma_2(W; alpha) = max abs(W) - alpha, as
-    for entries of one sign from alpha = (max - min) / 2 on. u = v = 1, up to W's sign; or those of W's row and column
-    through its largest entry.
+    Both are best where no entry is further than alpha from such a matrix: gamma_2(W; alpha) = max
+    abs(W) - alpha, as for entries of one sign from alpha = (max - min) / 2 on. u = v = 1, up to W's
+    sign; or those of W's row and column through its largest entry.
     """
     b, m, n = W.shape
     everything = torch.arange(b, device=W.device)
@@ -145,10 +149,12 @@ def _size(W: Tensor) -> Tensor:
 def zeta(
     W: Matrix, n: int, epsilon: float, *, tol: float = 1e-3, max_iterations: int = 5_000
 ) -> Factorization:
-    """zeta(W, n, epsilon) = min over alpha >= 0 of gamma_2(W; alpha) + alpha epsilon sqrt(n), with its factorization.
+    """zeta(W, n, epsilon) = min over alpha >= 0 of gamma_2(W; alpha) + alpha epsilon sqrt(n), with
+    its factorization.
 
-    W: as in :func:`approximate`. n: users; epsilon: of local privacy. certificate.lower and .upper bound zeta; its
-    residual is the alpha found best, and the witness is that of gamma_2(W; alpha). Warns and raises likewise.
+    W: as in :func:`approximate`. n: users; epsilon: of local privacy. certificate.lower and .upper
+    bound zeta; its residual is the alpha found best, and the witness is that of gamma_2(W; alpha).
+    Warns and raises likewise.
 
     Guarantees: certificate.lower <= zeta(W, n, epsilon) <= certificate.upper.
     Source: Ghazi, Kamath, Kumar, Manurangsi, Sealfon (2023), section 1.
@@ -165,17 +171,20 @@ def zeta(
 def least_error(
     W: Matrix, variance: float, *, tol: float = 1e-3, max_iterations: int = 5_000
 ) -> Factorization:
-    """The alpha that is best for the mean squared error: minimise variance gamma_2(W; alpha)^2 + alpha^2.
+    """The alpha that is best for the mean squared error: minimise variance gamma_2(W; alpha)^2 +
+    alpha^2.
 
-    A query is answered by l_i^T (mean of the users' noisy vectors): with ||l_i||, ||R_x|| <= gamma_2^{1/2} its
-    variance is at most gamma_2^2 ``variance`` and its bias at most alpha. variance: of a coordinate of the mean for
-    vectors of norm at most 1, that is v / n for a randomizer with Cov = v I and n users.
+    A query is answered by l_i^T (mean of the users' noisy vectors): with ||l_i||, ||R_x|| <=
+    gamma_2^{1/2} its variance is at most gamma_2^2 ``variance`` and its bias at most alpha.
+    variance: of a coordinate of the mean for vectors of norm at most 1, that is v / n for a
+    randomizer with Cov = v I and n users.
 
-    W: (m, n), as in :func:`approximate`. tol: relative gap of the root of the mean squared error at which it stops.
-    certificate: of that mean squared error, of the worst query at worst over the users' data; else as :func:`zeta`.
-    Raises ValueError, TypeError; warns like :func:`approximate`.
+    W: (m, n), as in :func:`approximate`. tol: relative gap of the root of the mean squared error at
+    which it stops. certificate: of that mean squared error, of the worst query at worst over the
+    users' data; else as :func:`zeta`. Raises ValueError, TypeError; warns like :func:`approximate`.
 
-    Guarantees: certificate.lower <= min over alpha of variance gamma_2(W; alpha)^2 + alpha^2 <= certificate.upper.
+    Guarantees: certificate.lower <= min over alpha of variance gamma_2(W; alpha)^2 + alpha^2 <=
+    certificate.upper.
     Source: the dual of Edmonds, Nikolov, Ullman (2020), Lemma 12, once more.
     """
     W = checks.matrix("W", matrix_of(W), checks.LARGEST)  # squares are returned
@@ -202,10 +211,12 @@ Weighed = tuple[Tensor, Tensor, Tensor]
 def _best_alpha(
     W: Tensor, error: Callable[[Tensor, Tensor], Weighed], tol: float, max_iterations: int
 ) -> tuple[Factorization, Certificate]:
-    """The factorization of least error(gamma_2(W; alpha), alpha) over alpha >= 0, and bounds on that error.
+    """The factorization of least error(gamma_2(W; alpha), alpha) over alpha >= 0, and bounds on
+    that error.
 
-    A witness U of one alpha bounds gamma_2(W; .) from below by a line, <W, U> - alpha sum abs(U), and the error lies
-    above its own slopes' plane: so each alpha gives a line below the error, which :func:`least` goes by.
+    A witness U of one alpha bounds gamma_2(W; .) from below by a line, <W, U> - alpha sum abs(U),
+    and the error lies above its own slopes' plane: so each alpha gives a line below the error,
+    which :func:`least` goes by.
     """
     tol, sizes = checks.positive("tol", tol), W.double().abs()
     size, middle = sizes.amax((-2, -1)), (sizes.amax((-2, -1)) - sizes.amin((-2, -1))) / 2
@@ -232,7 +243,8 @@ def _best_alpha(
     residual = found.certificate.residual
     _, by_norm, by_alpha = error(found.norm, alpha)
     terms = sum(W.shape[-2:])
-    # The residual is a difference of numbers as large as W: its rounding is weighed by the price of alpha.
+    # The residual is a difference of numbers as large as W: its rounding is weighed by the price of
+    # alpha.
     rounding = (
         by_norm * found.certificate.rounding
         + by_alpha * allowance(size, terms)
@@ -246,21 +258,22 @@ def _best_alpha(
 
 
 def truncate(factorization: Factorization, rank: int) -> Factorization:
-    """The best approximation of rank ``rank`` in the Frobenius norm weighed by the factorization's dual weights.
+    """The best approximation of rank ``rank`` in the Frobenius norm weighed by the factorization's
+    dual weights.
 
-    X = left right, c and P the dual weights of its rows and columns, diag(c)^{1/2} X diag(P)^{1/2} = U S V^T; with the
-    ``rank`` largest singular values kept,
+    X = left right, c and P the dual weights of its rows and columns, diag(c)^{1/2} X
+    diag(P)^{1/2} = U S V^T; with the ``rank`` largest singular values kept,
         left' = X diag(P)^{1/2} V S^{-1/2},  right' = S^{-1/2} U^T diag(c)^{1/2} X.
-    Where no weight is 0, left' right' is the matrix of that rank with the least sum_ij c_i P_j (X - left' right')_ij^2.
-    Its rows and columns are those of the spectral factors of X with coordinates dropped, so at optimal weights its norm
-    is at most gamma_2(X).
+    Where no weight is 0, left' right' is the matrix of that rank with the least sum_ij c_i P_j
+    (X - left' right')_ij^2. Its rows and columns are those of the spectral factors of X with
+    coordinates dropped, so at optimal weights its norm is at most gamma_2(X).
 
-    rank: at least 1; from the factorization's own rank on, its factors come back as they are. A shift stays apart:
-    what is approximated is W - shift 1^T. Batched; its residual counts the factorization's own.
-    Raises ValueError.
+    rank: at least 1; from the factorization's own rank on, its factors come back as they are. A
+    shift stays apart: what is approximated is W - shift 1^T. Batched; its residual counts the
+    factorization's own. Raises ValueError.
 
-    Guarantees: certificate.residual >= max abs(W - shift 1^T - left right) up to rounding, and certificate.lower <=
-    gamma_2(W - shift 1^T; certificate.residual) <= certificate.upper = norm.
+    Guarantees: certificate.residual >= max abs(W - shift 1^T - left right) up to rounding, and
+    certificate.lower <= gamma_2(W - shift 1^T; certificate.residual) <= certificate.upper = norm.
     Source: Eckart, Young (1936); the weights by Nikolov, Tang (2023), Theorem 26.
     """
     rank = checks.integer("rank", rank, 1)
@@ -283,13 +296,16 @@ def truncate(factorization: Factorization, rank: int) -> Factorization:
 def johnson_lindenstrauss(
     factorization: Factorization, rank: int, *, generator: torch.Generator
 ) -> Factorization:
-    """Both factors projected by one Gaussian matrix: left A and A^T right, A (r x rank) with E A A^T = I.
+    """Both factors projected by one Gaussian matrix: left A and A^T right, A (r x rank) with E A
+    A^T = I.
 
-    The entries of A are independent N(0, 1/rank), one A for each problem of a batch, so left A A^T right is unbiased
-    for left right. :func:`jl_rank` says which rank keeps every entry close; here the error is measured.
+    The entries of A are independent N(0, 1/rank), one A for each problem of a batch, so left A A^T
+    right is unbiased for left right. :func:`jl_rank` says which rank keeps every entry close; here
+    the error is measured.
 
-    rank: at least 1; from the factorization's own rank on, its factors come back as they are (a projection would
-    only add error). A shift stays apart, as in :func:`truncate`. Raises ValueError, TypeError.
+    rank: at least 1; from the factorization's own rank on, its factors come back as they are
+    (a projection would only add error). A shift stays apart, as in :func:`truncate`. Raises
+    ValueError, TypeError.
 
     Guarantees: residual and bounds as of :func:`truncate`.
     Source: Ghazi, Kamath, Kumar, Manurangsi, Sealfon (2023), Lemmas 12 and 13.
@@ -308,22 +324,27 @@ def johnson_lindenstrauss(
 
 
 def jl_rank(m: int, n: int, relative: float, *, failure: float = 0.5) -> int:
-    """A rank at which a Gaussian projection of any factors keeps all m n entries and all norms, with high probability.
+    """A rank at which a Gaussian projection of any factors keeps all m n entries and all norms,
+    with high probability.
 
-    rank = ceil(2 log((2 m n + m + n) / failure) / (relative - log(1 + relative))): then, with probability 1 - failure,
+    rank = ceil(2 log((2 m n + m + n) / failure) / (relative - log(1 + relative))): then, with
+    probability 1 - failure,
         max abs(W - left right) <= relative * norm  and  norm' <= (1 + relative) * norm,
-    norm the factors' own (largest row norm * largest column norm) and norm' that of the projected ones. For an error
-    alpha take relative = alpha / gamma_2(W): the paper's gamma_2(W)^2 log(k) / alpha^2, with its constant.
+    norm the factors' own (largest row norm * largest column norm) and norm' that of the projected
+    ones. For an error alpha take relative = alpha / gamma_2(W): the paper's gamma_2(W)^2 log(k) /
+    alpha^2, with its constant.
 
     Why: for unit u, v with <u, v> = rho, log E exp(rank theta (<A^T u, A^T v> - rho)) is
-    rank (h(theta (1 + rho)) + h(-theta (1 - rho))) / 2, h(x) = -log(1 - x) - x. It is convex in rho, hence largest at
-    rho = 1, which is the chi-square distribution; Chernoff's bound there is exp(-rank (t - log(1 + t)) / 2) for a
-    deviation t, on either side. There are 2 m n such events, and m + n of norms that grow by more than sqrt(1 + t).
-    The paper's proof goes through norms of sums and differences, and bounds by 2 beta C^2 in its last line what the
-    parallelogram law bounds by beta C^2: it projects for half of alpha, which at small alpha quadruples the rank.
+    rank (h(theta (1 + rho)) + h(-theta (1 - rho))) / 2, h(x) = -log(1 - x) - x. It is convex in
+    rho, hence largest at rho = 1, which is the chi-square distribution; Chernoff's bound there is
+    exp(-rank (t - log(1 + t)) / 2) for a deviation t, on either side. There are 2 m n such events,
+    and m + n of norms that grow by more than sqrt(1 + t). The paper's proof goes through norms of
+    sums and differences, and bounds by 2 beta C^2 in its last line what the parallelogram law
+    bounds by beta C^2: it projects for half of alpha, which at small alpha quadruples the rank.
 
     m, n: positive. relative: in [1e-6, 1e150]. failure: in (0, 1). Raises ValueError.
-    Guarantees: the two inequalities, with probability 1 - failure at least, for any factors of any m x n matrix.
+    Guarantees: the two inequalities, with probability 1 - failure at least, for any factors of any
+    m x n matrix.
     Source: Ghazi et al. (2023), Lemma 12; the constant is derived here.
     """
     m, n = checks.integer("m", m, 1), checks.integer("n", n, 1)
@@ -337,8 +358,8 @@ def jl_rank(m: int, n: int, relative: float, *, failure: float = 0.5) -> int:
 def _near(factorization: Factorization, left: Tensor, right: Tensor) -> Factorization:
     """Balanced, in the factorization's dtype, and certified.
 
-    The product X of the factorization's own factors is within r, its residual, of W: so what misses X by d misses W by
-    at most d + r, and gamma_2(W; d + r) >= gamma_2(X; d + 2 r).
+    The product X of the factorization's own factors is within r, its residual, of W: so what misses
+    X by d misses W by at most d + r, and gamma_2(W; d + r) >= gamma_2(X; d + 2 r).
     """
     scale = balance(left.double().norm(dim=-1).amax(-1), right.double().norm(dim=-2).amax(-1))
     dtype, r = factorization.left.dtype, factorization.certificate.residual

@@ -1,9 +1,11 @@
-"""Norms in closed form, and the literature's explicit factorizations, certified: no iteration anywhere.
+"""Norms in closed form, and the literature's explicit factorizations, certified: no iteration
+anywhere.
 
-The lower bounds of factorizations are at uniform weights, so the certified gap is the most by which they can miss the
-optimum; :func:`factorize` finds the optimum itself.
+The lower bounds of factorizations are at uniform weights, so the certified gap is the most by which
+they can miss the optimum; :func:`factorize` finds the optimum itself.
 
-All l-way marginal tables of d bits have norm, certificate and optimal noise in closed form, of a thousand bits too.
+All l-way marginal tables of d bits have norm, certificate and optimal noise in closed form, of a
+thousand bits too.
 """
 
 import math
@@ -28,10 +30,11 @@ ROUNDING = 1e-12  # relative, of sums of at most MOST_ORDER + 1 terms
 
 
 def best_decoder(W: Tensor, right: Tensor, p: float = math.inf) -> Factorization:
-    """left = W right^+: for given right, each row of left has the least norm, so left is best for every p.
+    """left = W right^+: for given right, each row of left has the least norm, so left is best for
+    every p.
 
-    W: (*batch, m, n); right: (*batch, r, n), whose row space holds W's rows (what it misses is charged to ``upper``).
-    With the binary tree it is Honaker's. Raises ValueError, TypeError.
+    W: (*batch, m, n); right: (*batch, r, n), whose row space holds W's rows (what it misses is
+    charged to ``upper``). With the binary tree it is Honaker's. Raises ValueError, TypeError.
     Source: Hay, Rastogi, Miklau, Suciu (2010), consistency by least squares; Honaker (2015).
     """
     W, right = checks.matrix("W", W).detach(), checks.matrix("right", right).detach().double()
@@ -41,10 +44,11 @@ def best_decoder(W: Tensor, right: Tensor, p: float = math.inf) -> Factorization
 
 
 def binary_tree(k: int, p: float = math.inf) -> Factorization:
-    """Prefix sums from a binary tree: right counts every dyadic interval, left adds the few that make a prefix.
+    """Prefix sums from a binary tree: right counts every dyadic interval, left adds the few that
+    make a prefix.
 
-    With 2^h >= k the least such power, a type lies in h + 1 intervals and a prefix is made of at most max(h, 1):
-    gamma_2's upper bound is at most sqrt((h + 1) max(h, 1)). Raises ValueError.
+    With 2^h >= k the least such power, a type lies in h + 1 intervals and a prefix is made of at
+    most max(h, 1): gamma_2's upper bound is at most sqrt((h + 1) max(h, 1)). Raises ValueError.
     Source: Dwork, Naor, Pitassi, Rothblum (2010); Chan, Shi, Song (2011).
     """
     W = workloads.prefix(k).dense()
@@ -59,10 +63,11 @@ def binary_tree(k: int, p: float = math.inf) -> Factorization:
 
 
 def square_root(k: int, p: float = math.inf) -> Factorization:
-    """Prefix sums as A A, A the lower triangular Toeplitz matrix of the coefficients f_j of (1 - x)^{-1/2}.
+    """Prefix sums as A A, A the lower triangular Toeplitz matrix of the coefficients f_j of
+    (1 - x)^{-1/2}.
 
-    f_j = binom(2j, j) / 4^j; gamma_2's upper bound is sum_{j<k} f_j^2 <= 1 + (ln k + 0.5773) / pi, and
-    ln k / pi + 1.0663 as k grows. Raises ValueError.
+    f_j = binom(2j, j) / 4^j; gamma_2's upper bound is sum_{j<k} f_j^2 <= 1 + (ln k + 0.5773) / pi,
+    and ln k / pi + 1.0663 as k grows. Raises ValueError.
     Source: Fichtenberger, Henzinger, Upadhyay (2023); the bound by f_j^2 <= 1 / (pi j) (Wallis).
     """
     W = workloads.prefix(k).dense()
@@ -71,7 +76,8 @@ def square_root(k: int, p: float = math.inf) -> Factorization:
 
 
 def normalised_square_root(k: int, p: float = math.inf) -> Factorization:
-    """Prefix sums with right = A D^{-1}, the square root A with its columns scaled to norm 1; left = A A D A^{-1}.
+    """Prefix sums with right = A D^{-1}, the square root A with its columns scaled to norm 1;
+    left = A A D A^{-1}.
 
     gamma_2's upper bound is ln k / pi + 0.846 + o(1). Raises ValueError.
     Source: Henzinger, Kalinin, Upadhyay (2025, arXiv 2509.14334).
@@ -84,17 +90,22 @@ def normalised_square_root(k: int, p: float = math.inf) -> Factorization:
 
 
 def lipschitz_tree(W: Tensor, p: float = math.inf, *, decay: float = 5 / 6) -> Factorization:
-    """Any W from a balanced binary search tree over its columns, made for rows that change slowly along the columns.
+    """Any W from a balanced binary search tree over its columns, made for rows that change slowly
+    along the columns.
 
-    Each column t is a node, of depth d_t, the middle of the interval of columns that is its subtree:
+    Each column t is a node, of depth d_t, the middle of the interval of columns that is its
+    subtree:
         right_tj = decay^{d_t} [j in t's subtree],   left_it = decay^{-d_t} (W_it - W_i,parent(t)),
     where the root's parent counts 0: the path from the root to j adds up to W_ij.
-    Where abs(W_ij - W_ij') <= G abs(j - j') and abs(W_i,root) <= B, with 2^{q-1} <= n < 2^q, decay = 5/6 and p = inf,
+    Where abs(W_ij - W_ij') <= G abs(j - j') and abs(W_i,root) <= B, with 2^{q-1} <= n < 2^q,
+    decay = 5/6 and p = inf,
         upper^2 <= 36/11 (B^2 + 9/14 G^2 4^q),
-    since there are at most 2^d nodes of depth d, each within 2^{q-1-d} of its parent: O(G n), free of log n.
+    since there are at most 2^d nodes of depth d, each within 2^{q-1-d} of its parent: O(G n), free
+    of log n.
 
     W: (*batch, m, n), real. decay: in (0, 1). Raises ValueError, TypeError.
-    Source: Ghazi, Kamath, Kumar, Manurangsi, Sealfon (2023), Lemma 17; the constants are derived here.
+    Source: Ghazi, Kamath, Kumar, Manurangsi, Sealfon (2023), Lemma 17; the constants are derived
+    here.
     """
     W, decay = checks.matrix("W", W).detach(), checks.fraction("decay", decay)
     n = W.shape[-1]
@@ -152,7 +163,9 @@ def gamma_ellipsoid(A: Tensor, p: float = math.inf) -> Tensor:
 
 
 def at_uniform_weights(W: Tensor, left: Tensor, right: Tensor, p: float) -> Factorization:
-    """Given factors of W, balanced and certified with uniform weights for the lower bound. Raises ValueError on p."""
+    """Given factors of W, balanced and certified with uniform weights for the lower bound. Raises
+    ValueError on p.
+    """
     p = check_exponent(p)
     rows, columns = (
         torch.ones_like(W[..., 0]).double(),
@@ -183,21 +196,23 @@ def _half(low: Tensor, high: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class MarginalFactorization:
-    """The factorization of least norm of ``workloads.marginal_tables(d, order)``, for every p at once, never formed.
+    """The factorization of least norm of ``workloads.marginal_tables(d, order)``, for every p at
+    once, never formed.
 
-    With chi_T(x) = (-1)^(sum_{j in T} x_j), the cell y of the table of S is 1[x_S = y] = 2^-l sum_{T in S}
-    chi_T(y) chi_T(x). So W = L R with a row of R for each set T of k <= l bits,
+    With chi_T(x) = (-1)^(sum_{j in T} x_j), the cell y of the table of S is 1[x_S = y] = 2^-l
+    sum_{T in S} chi_T(y) chi_T(x). So W = L R with a row of R for each set T of k <= l bits,
         R_T(x) = sigma_k^{1/2} chi_T(x),   L_(S,y),T = 2^-l chi_T(y) sigma_k^{-1/2} for T in S,
         sigma_k = C(d - k, l - k)^{1/2}, the singular values up to a factor.
-    All rows of L have one norm, all columns of R another, and C(d, k) C(d - k, l - k) = C(d, l) C(l, k) makes their
-    product the lower bound of equal weights,
+    All rows of L have one norm, all columns of R another, and C(d, k) C(d - k, l - k) = C(d, l)
+    C(l, k) makes their product the lower bound of equal weights,
         Gamma_p = N^{1/p - 1/2} sum_k C(d, k) (2^-l C(d - k, l - k))^{1/2},   N = C(d, l) 2^l cells.
     With ``shift`` every table is counted from its mean, 2^-l, and the sum begins at k = 1.
 
     d: bits, at least 1; order: l, from 1 to min(d, 16). Raises ValueError, TypeError.
 
     Guarantees: certificate.lower <= Gamma_p <= certificate.upper, which are equal up to rounding.
-    Source: Nikolov, Tang (2023), Theorem 65, there for some p, and with a constant lost; derived here for all.
+    Source: Nikolov, Tang (2023), Theorem 65, there for some p, and with a constant lost; derived
+    here for all.
     """
 
     d: int
@@ -244,10 +259,11 @@ class MarginalFactorization:
         return (checks.non_negative("sigma", sigma) * self.row_norm * self.sensitivity) ** 2
 
     def subsets(self, sets: Tensor) -> tuple[Tensor, Tensor]:
-        """The different sets T in these tables, by a code, and where each table has its own: (u,), (tables, 2^order).
+        """The different sets T in these tables, by a code, and where each table has its own: (u,),
+        (tables, 2^order).
 
-        sets: (tables, order), integers, each row's bits rising. Bit j of the column counts place j of the row.
-        Raises TypeError, ValueError.
+        sets: (tables, order), integers, each row's bits rising. Bit j of the column counts place j
+        of the row. Raises TypeError, ValueError.
         """
         sets = checks.indices("sets", sets, self.d)
         if (
@@ -271,8 +287,9 @@ class MarginalFactorization:
     def noise(self, sets: Tensor, normals: Tensor, sigma: float) -> Tensor:
         """The noise of these tables from independent standard normals, (tables, 2^order), float64.
 
-        normals: (u,), one for each of ``subsets(sets)``; with a mechanism's own generator, at sigma =
-        ``gaussian_sigma(epsilon, delta, 1)`` for two histograms whose R differ by at most the sensitivity.
+        normals: (u,), one for each of ``subsets(sets)``; with a mechanism's own generator, at
+        sigma = ``gaussian_sigma(epsilon, delta, 1)`` for two histograms whose R differ by at most
+        the sensitivity.
         """
         sigma, (codes, index) = checks.non_negative("sigma", sigma), self.subsets(sets)
         if checks.floating("normals", normals).shape != codes.shape:

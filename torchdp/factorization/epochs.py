@@ -1,4 +1,6 @@
-"""Factorizations under repeated participation: in one step of each epoch, or with a minimum separation of steps."""
+"""Factorizations under repeated participation: in one step of each epoch, or with a minimum
+separation of steps.
+"""
 
 import math
 from dataclasses import dataclass
@@ -34,29 +36,34 @@ DEGENERATE = 1e-10  # share of the largest singular value below which W counts a
 def factorize_epochs(
     W: Matrix, period: int, p: float = math.inf, tol: float = 1e-3, *, max_iterations: int = 1000
 ) -> Factorization:
-    """The W = L R of least error where a user owns columns i, i + period, i + 2 period, ... for one i, certified.
+    """The W = L R of least error where a user owns columns i, i + period, i + 2 period, ... for one
+    i, certified.
 
-    Minimises (sum_t ||L_t||^p)^{1/p} * S(R), S(R)^2 = max_i max ||sum_s R_s u_s^T||_F^2 over the columns s of class i
-    and vectors u_s of norm at most 1: what one user's gradients can move in all epochs together. With X = R^T R and its
-    block X_i of class i, S^2 = max_i max <X_i, C> over correlation matrices C. The dual problem is to maximise the
-    trace norm of diag(c)^{1/2} W M^{1/2}, M block diagonal with blocks mu_i C_i, mu and c as in :func:`factorize`.
-    In a best strategy the columns of a class are orthogonal: see ``orthogonal_columns``, whose factors are returned,
-    so that the sensitivity is the largest sum of squared column norms over a class, and attained. The result's witness
-    holds the directions of :func:`certify_epochs`, (n, epochs), and column_weights their squared norms.
+    Minimises (sum_t ||L_t||^p)^{1/p} * S(R), S(R)^2 = max_i max ||sum_s R_s u_s^T||_F^2 over the
+    columns s of class i and vectors u_s of norm at most 1: what one user's gradients can move in
+    all epochs together. With X = R^T R and its block X_i of class i, S^2 = max_i max <X_i, C> over
+    correlation matrices C. The dual problem is to maximise the trace norm of diag(c)^{1/2} W
+    M^{1/2}, M block diagonal with blocks mu_i C_i, mu and c as in :func:`factorize`. In a best
+    strategy the columns of a class are orthogonal: see ``orthogonal_columns``, whose factors are
+    returned, so that the sensitivity is the largest sum of squared column norms over a class, and
+    attained. The result's witness holds the directions of :func:`certify_epochs`, (n, epochs), and
+    column_weights their squared norms.
 
     Iteration: from diag(c)^{1/2} W M^{1/2} = U T V^T and X = M^{-1/2} V T V^T M^{-1/2},
         C_i <- X_i^STEP C_i X_i^STEP scaled to a unit diagonal, mu_i <- mu_i <X_i, C_i>^{2 STEP},
     rows as in :func:`factorize`; the logarithms are accelerated as there. O(m n^2 + n^3) for each.
 
-    A W of smaller rank gets n more rows delta I while it is solved, so small that they cost a part of ``tol``.
+    A W of smaller rank gets n more rows delta I while it is solved, so small that they cost a part
+    of ``tol``.
 
-    W: (m, n) of any rank, or a Workload. period: columns of an epoch; n or more is ``factorize``. p: in [2, inf]. tol:
-    relative gap at which it stops. Float64 inside; the factors follow W's dtype. Warns (RuntimeWarning) where the gap
-    exceeds ``tol``, after ``max_iterations`` or where rounding is in the way. Raises TypeError, ValueError.
+    W: (m, n) of any rank, or a Workload. period: columns of an epoch; n or more is ``factorize``.
+    p: in [2, inf]. tol: relative gap at which it stops. Float64 inside; the factors follow W's
+    dtype. Warns (RuntimeWarning) where the gap exceeds ``tol``, after ``max_iterations`` or where
+    rounding is in the way. Raises TypeError, ValueError.
 
     Guarantees: certificate.lower <= the least value of any factorization <= certificate.upper.
-    Source: here. The problem: Choquette-Choo, McMahan, Rush, Thakurta (2023), fixed-epoch-order participation; its dual
-    for one epoch: Edmonds, Nikolov, Ullman (2020), Lemma 12.
+    Source: here. The problem: Choquette-Choo, McMahan, Rush, Thakurta (2023), fixed-epoch-order
+    participation; its dual for one epoch: Edmonds, Nikolov, Ullman (2020), Lemma 12.
     """
     W = matrix_of(W)
     if W.ndim != 2:
@@ -103,11 +110,13 @@ def _finish(
 
 
 def _slack(tol: float, p: float, n: int, epochs: int) -> float:
-    """delta such that [W; delta I], of rank n, is no harder than W of largest entry 1 and any rank, to a part of tol.
+    """delta such that [W; delta I], of rank n, is no harder than W of largest entry 1 and any rank,
+    to a part of tol.
 
-    From a best W = L R, S(R)^2 = (sum_t ||L_t||^p)^{2/p} = v >= 1, the factors [L, 0; 0, (delta / s) I] and [R; s I]
-    cost v times at most (1 + n (delta / s)^p)^{1/p} (1 + s^2 epochs)^{1/2}. Here s^2 epochs = tol / (64 n), and
-    n (delta / s)^p = p tol / 16, or 1 where p is infinite.
+    From a best W = L R, S(R)^2 = (sum_t ||L_t||^p)^{2/p} = v >= 1, the factors
+    [L, 0; 0, (delta / s) I] and [R; s I] cost v times at most (1 + n (delta / s)^p)^{1/p}
+    (1 + s^2 epochs)^{1/2}. Here s^2 epochs = tol / (64 n), and n (delta / s)^p = p tol / 16, or 1
+    where p is infinite.
     """
     return math.sqrt(tol / (64 * n * epochs)) * (
         1.0 if p == math.inf else (p * tol / (16 * n)) ** (1 / p)
@@ -116,11 +125,12 @@ def _slack(tol: float, p: float, n: int, epochs: int) -> float:
 
 @dataclass(frozen=True)
 class StreamFactorization(Brief):
-    """W (G + C^{-1} Z): a strategy C that no user moves by more than 1, to rounding, and how good it is.
+    """W (G + C^{-1} Z): a strategy C that no user moves by more than 1, to rounding, and how good
+    it is.
 
-    row_norms: of W C^{-1}, (steps,), the standard errors for Z of standard deviation 1 where users take part as was
-    asked for. certificate: of the least value of any strategy for such users, its upper bound the l_p norm of
-    row_norms.
+    row_norms: of W C^{-1}, (steps,), the standard errors for Z of standard deviation 1 where users
+    take part as was asked for. certificate: of the least value of any strategy for such users, its
+    upper bound the l_p norm of row_norms.
     """
 
     strategy: StreamStrategy
@@ -137,19 +147,23 @@ def factorize_separated(
     *,
     max_iterations: int = 400,
 ) -> StreamFactorization:
-    """The C of least error where a user takes part in at most ``times`` steps, any two at least ``gap`` apart.
+    """The C of least error where a user takes part in at most ``times`` steps, any two at least
+    ``gap`` apart.
 
-    Minimises (sum_t ||(W C^{-1})_t||^p)^{1/p} S(C), S as in ``training.Separated``. The best C of ``gap`` bands is the
-    solution of a smooth convex problem (``banded_strategy``). Weights on sets of steps lead to a strategy without bands
-    (``separated_moment``); the better of the two is returned. The lower bound is that of users who return in passes of
-    max(gap, ceil(n / times)) steps (:func:`factorize_epochs`), some of those who keep apart: for prefix sums 2 to 5 %
-    below the error where ``times`` is all that ``gap`` permits, up to a third where it is less.
+    Minimises (sum_t ||(W C^{-1})_t||^p)^{1/p} S(C), S as in ``training.Separated``. The best C of
+    ``gap`` bands is the solution of a smooth convex problem (``banded_strategy``). Weights on sets
+    of steps lead to a strategy without bands (``separated_moment``); the better of the two is
+    returned. The lower bound is that of users who return in passes of max(gap, ceil(n / times))
+    steps (:func:`factorize_epochs`), some of those who keep apart: for prefix sums 2 to 5 % below
+    the error where ``times`` is all that ``gap`` permits, up to a third where it is less.
 
-    W: (n, n), lower triangular, its diagonal not 0, or a Workload of such a matrix. p: in [2, inf]. tol: relative
-    distance from the least error, as the search sees it, at which it stops; max_iterations: of the search, O(n^3)
-    each. Optimised on the CPU; the results, in float64, are on W's device. Raises TypeError, ValueError.
+    W: (n, n), lower triangular, its diagonal not 0, or a Workload of such a matrix. p: in [2, inf].
+    tol: relative distance from the least error, as the search sees it, at which it stops;
+    max_iterations: of the search, O(n^3) each. Optimised on the CPU; the results, in float64, are
+    on W's device. Raises TypeError, ValueError.
 
-    Guarantees: certificate.lower <= the least value of any strategy <= certificate.upper, that of ``strategy``.
+    Guarantees: certificate.lower <= the least value of any strategy <= certificate.upper, that of
+    ``strategy``.
     Source: here. The participation: Choquette-Choo et al. (2023), (k, b)-participation.
     """
     given = matrix_of(W)
@@ -191,6 +205,8 @@ def _row_norms(W: Tensor, C: Tensor) -> Tensor:
 
 
 def _triangular(X: Tensor) -> Tensor | None:
-    """The lower triangular C with C^T C = X and a positive diagonal; None where X is singular to rounding."""
+    """The lower triangular C with C^T C = X and a positive diagonal; None where X is singular to
+    rounding.
+    """
     root, failed = torch.linalg.cholesky_ex(X.flip(0, 1))
     return None if failed else root.flip(0, 1).mT.contiguous()

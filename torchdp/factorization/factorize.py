@@ -40,15 +40,17 @@ LARGEST = 80
 
 @dataclass(frozen=True)
 class Factorization(Brief):
-    """W = left right + shift 1^T up to certificate.residual, with a certificate of how close to optimal it is.
+    """W = left right + shift 1^T up to certificate.residual, with a certificate of how close to
+    optimal it is.
 
-    left: (*batch, m, r), the decoder; right: (*batch, r, n), column x is what a user of type x is mapped to;
-    shift: (*batch, m), or None where none was asked for. Balanced: the l_p norm of left's row norms equals the
-    largest column norm of right, and both equal sqrt(certificate.upper) up to the residual. With error weights w left
-    and the certificate are those of the weighted norm: diag(w) left is what is balanced.
-    row_weights (*batch, m), column_weights (*batch, n): the dual weights behind ``certificate.lower``. witness, of W
-    within alpha: what they are the proof of, (*batch, m, n), as ``certify_approximate`` takes it; for users who return
-    what :func:`factorize_epochs` says; else None.
+    left: (*batch, m, r), the decoder; right: (*batch, r, n), column x is what a user of type x is
+    mapped to; shift: (*batch, m), or None where none was asked for. Balanced: the l_p norm of
+    left's row norms equals the largest column norm of right, and both equal sqrt(certificate.upper)
+    up to the residual. With error weights w left and the certificate are those of the weighted
+    norm: diag(w) left is what is balanced. row_weights (*batch, m), column_weights (*batch, n): the
+    dual weights behind ``certificate.lower``. witness, of W within alpha: what they are the proof
+    of, (*batch, m, n), as ``certify_approximate`` takes it; for users who return what
+    :func:`factorize_epochs` says; else None.
     """
 
     left: Tensor
@@ -67,7 +69,9 @@ class Factorization(Brief):
 
     @property
     def norm(self) -> Tensor:
-        """Largest row norm of left * largest column norm of right, (*batch), float64: of gamma_2."""
+        """Largest row norm of left * largest column norm of right, (*batch), float64: of
+        gamma_2.
+        """
         return row_norm(self.left.double(), math.inf) * row_norm(self.right.double().mT, math.inf)
 
 
@@ -103,28 +107,31 @@ def factorize(
     error_weights: Tensor | None = None,
     max_iterations: int = 10_000,
 ) -> Factorization | RunningFactorization:
-    """The factorization W = L R (or W - v 1^T = L R, v free, with ``shift``) of least norm, with its certificate.
+    """The factorization W = L R (or W - v 1^T = L R, v free, with ``shift``) of least norm, with
+    its certificate.
 
-    Minimises (sum_i (w_i ||L_i||)^p)^{1/p} * max_j ||R_j||, w = ``error_weights`` or 1. p = inf is gamma_2 (the
-    worst query), p = 2 the root of the summed squared errors, sqrt(m) times gamma_F.
+    Minimises (sum_i (w_i ||L_i||)^p)^{1/p} * max_j ||R_j||, w = ``error_weights`` or 1. p = inf is
+    gamma_2 (the worst query), p = 2 the root of the summed squared errors, sqrt(m) times gamma_F.
 
-    W: (*batch, m, n), real, numpy arrays and lists too, or a :class:`Workload`, or :class:`RunningSums` (with
-    learning rates too, without momentum), which are never formed: in memory for a few vectors, with neither ``shift``
-    nor ``error_weights``, as a :class:`RunningFactorization`.
-    A Kronecker product is factored factor by factor, but whole with
-    ``shift`` or ``error_weights`` (weights that are a product themselves: weigh the factors of the workload).
-    p: in [2, inf]. tol: relative gap at which it stops. error_weights: (*batch, m) or (m,), positive, the weight of an
-    error in query i (1 / target_i: errors relative to their targets); with them the certificate is of the
-    weighted norm, that of diag(w) W, and ``certify(..., error_weights=w)`` judges it again. The factors follow W's
-    dtype (integers: float64; half precision: float32) and device; the solver and the certificate
-    run in float64, without gradients. It stops where the certificate of what it returns is closed.
+    W: (*batch, m, n), real, numpy arrays and lists too, or a :class:`Workload`, or
+    :class:`RunningSums` (with learning rates too, without momentum), which are never formed: in
+    memory for a few vectors, with neither ``shift`` nor ``error_weights``, as a
+    :class:`RunningFactorization`. A Kronecker product is factored factor by factor, but whole with
+    ``shift`` or ``error_weights`` (weights that are a product themselves: weigh the factors of the
+    workload). p: in [2, inf]. tol: relative gap at which it stops. error_weights: (*batch, m) or
+    (m,), positive, the weight of an error in query i (1 / target_i: errors relative to their
+    targets); with them the certificate is of the weighted norm, that of diag(w) W, and
+    ``certify(..., error_weights=w)`` judges it again. The factors follow W's dtype
+    (integers: float64; half precision: float32) and device; the solver and the certificate run in
+    float64, without gradients. It stops where the certificate of what it returns is closed.
 
-    Warns (RuntimeWarning) where the certified gap exceeds ``tol``, after ``max_iterations`` or where rounding is in the
-    way; the result is still feasible and its certificate true. Raises ValueError or TypeError on bad arguments.
+    Warns (RuntimeWarning) where the certified gap exceeds ``tol``, after ``max_iterations`` or
+    where rounding is in the way; the result is still feasible and its certificate true. Raises
+    ValueError or TypeError on bad arguments.
 
     Guarantees: certificate.lower <= the norm of W <= certificate.upper.
-    Source: Edmonds, Nikolov, Ullman (2020), section 2; Nikolov, Tang (2023), Definition 2, Theorems 23 and 26,
-    and Lemma 62 (Kronecker products).
+    Source: Edmonds, Nikolov, Ullman (2020), section 2; Nikolov, Tang (2023), Definition 2, Theorems
+    23 and 26, and Lemma 62 (Kronecker products).
     """
     checks.instance("shift", shift, bool)
     if isinstance(W, RunningSums):
@@ -204,7 +211,9 @@ def balance(rows: Tensor, columns: Tensor) -> Tensor:
 
 
 def kronecker(parts: Sequence[Factorization]) -> Factorization:
-    """The dense factorization of the Kronecker product of the parts' matrices, certified by the parts' certificates."""
+    """The dense factorization of the Kronecker product of the parts' matrices, certified by the
+    parts' certificates.
+    """
     names = ("left", "right", "row_weights", "column_weights")
     dense = {name: reduce(torch.kron, [getattr(part, name) for part in parts]) for name in names}
     certificate, right = certify_kronecker([part.certificate for part in parts]), dense["right"]
@@ -227,7 +236,9 @@ def _unweighted(W: Tensor, w: Tensor, weighted: Factorization, p: float) -> Fact
 
 
 def rounding_of(parts: int, dtype: torch.dtype) -> float:
-    """Relative error of a product of ``parts`` numbers in ``dtype``, with room for the signature form's rotation."""
+    """Relative error of a product of ``parts`` numbers in ``dtype``, with room for the signature
+    form's rotation.
+    """
     return 4 * (parts - 1) * torch.finfo(dtype).eps
 
 
@@ -238,7 +249,9 @@ def warn(
     iterations: int,
     max_iterations: int,
 ) -> None:
-    """RuntimeWarning, at the caller's caller, where the certified gap of the matrices' product exceeds ``tol``."""
+    """RuntimeWarning, at the caller's caller, where the certified gap of the matrices' product
+    exceeds ``tol``.
+    """
     warn_where_open(
         certificate, tol, size_of(matrices), matrices[0].dtype, iterations, max_iterations
     )
@@ -250,18 +263,20 @@ def size_of(matrices: Sequence[Tensor]) -> Tensor:
 
 
 def reference(W: Tensor, p: float = math.inf, shift: bool = False) -> Factorization:
-    """The same factorization as :func:`factorize`, from a semidefinite program solved by cvxpy with Clarabel.
+    """The same factorization as :func:`factorize`, from a semidefinite program solved by cvxpy with
+    Clarabel.
 
-    minimise t  over  Z = [[A, X], [X^T, B]] >= 0,  ||diag A||_{p/2} <= t,  diag B <= t,  X = W, or W - v 1^T with
-    ``shift`` (v free); A = L L^T and B = R^T R.
-    The dual weights are the multipliers of the entries of diag A (p = inf) and diag B; for p < inf the rows'
-    are a^{p/2 - 1} with a = diag A. The certificate is :func:`certify`'s, which charges the residual.
+    minimise t  over  Z = [[A, X], [X^T, B]] >= 0,  ||diag A||_{p/2} <= t,  diag B <= t,  X = W, or
+    W - v 1^T with ``shift`` (v free); A = L L^T and B = R^T R.
+    The dual weights are the multipliers of the entries of diag A (p = inf) and diag B; for p < inf
+    the rows' are a^{p/2 - 1} with a = diag A. The certificate is :func:`certify`'s, which charges
+    the residual.
 
-    W: (m, n), real, with m + n <= 80 (seconds at 32 x 32; memory grows like (m + n)^4). It is solved on the CPU;
-    the factors follow W's dtype and device. ``iterations`` counts the solver's.
+    W: (m, n), real, with m + n <= 80 (seconds at 32 x 32; memory grows like (m + n)^4). It is
+    solved on the CPU; the factors follow W's dtype and device. ``iterations`` counts the solver's.
 
-    Raises ValueError or TypeError on bad arguments, ImportError without cvxpy, RuntimeError where the solver
-    finds no solution.
+    Raises ValueError or TypeError on bad arguments, ImportError without cvxpy, RuntimeError where
+    the solver finds no solution.
 
     Guarantees: certificate.lower <= the norm of W <= certificate.upper.
     Source: Lee, Shraibman, Spalek (2008) for the program at p = inf; Nikolov, Tang (2023),
@@ -309,7 +324,9 @@ def reference(W: Tensor, p: float = math.inf, shift: bool = False) -> Factorizat
 
 
 def _program(m: int, n: int, p: float = math.inf, shift: bool = False) -> dict[str, Any]:
-    """The program of (m, n) matrices, W its parameter; ``rows`` and ``columns`` bound diag A and diag B by t."""
+    """The program of (m, n) matrices, W its parameter; ``rows`` and ``columns`` bound diag A and
+    diag B by t.
+    """
     import cvxpy as cp
 
     W, v, t = cp.Parameter((m, n)), cp.Variable((m, 1)), cp.Variable()

@@ -1,4 +1,6 @@
-"""The norms as differentiable functions of W, the free constant of a quadratic form, and the dual norm gamma_2*."""
+"""The norms as differentiable functions of W, the free constant of a quadratic form, and the dual
+norm gamma_2*.
+"""
 
 import math
 from dataclasses import dataclass
@@ -32,12 +34,13 @@ def witness(
 ) -> Tensor:
     """The dual witness U of weights c, P: <W, U> is their lower bound, and U its gradient in W.
 
-    U = diag(c)^{1/2} A diag(P)^{1/2}, where diag(c)^{1/2} W diag(P)^{1/2} = A H, A a partial isometry and H >= 0 (polar
-    decomposition). With shift W - W P 1^T takes W's place and U becomes U - U 1 P^T, whose rows sum to 0.
+    U = diag(c)^{1/2} A diag(P)^{1/2}, where diag(c)^{1/2} W diag(P)^{1/2} = A H, A a partial
+    isometry and H >= 0 (polar decomposition). With shift W - W P 1^T takes W's place and U becomes
+    U - U 1 P^T, whose rows sum to 0.
 
-    W: (*batch, m, n); row_weights: (*batch, m); column_weights: (*batch, n), not negative and of norm 1, as in
-    :class:`Factorization`. U has W's dtype. Raises ValueError or TypeError on other shapes and on entries that are not
-    finite.
+    W: (*batch, m, n); row_weights: (*batch, m); column_weights: (*batch, n), not negative and of
+    norm 1, as in :class:`Factorization`. U has W's dtype. Raises ValueError or TypeError on other
+    shapes and on entries that are not finite.
     Guarantees: <W', U> <= the norm of W' for every W' (gamma_2*(U) <= 1 for p = inf).
     Source: Edmonds, Nikolov, Ullman (2020), Lemmas 12 and 13.
     """
@@ -55,16 +58,19 @@ def witness(
 def gamma(
     W: Tensor | RunningSums, p: float = math.inf, shift: bool = False, *, tol: float = 1e-6
 ) -> Tensor:
-    """gamma_(p)(W), or min_v gamma_(p)(W + v 1^T) with ``shift``, differentiable in W; p = inf is gamma_2.
+    """gamma_(p)(W), or min_v gamma_(p)(W + v 1^T) with ``shift``, differentiable in W; p = inf is
+    gamma_2.
 
-    Returns the certified lower bound, within ``tol`` (relative) of the norm, of shape (*batch). Its gradient is the
-    witness U of the weights found: a subgradient of the norm up to ``tol``, and the gradient where the optimum is
-    unique. First order only.
+    Returns the certified lower bound, within ``tol`` (relative) of the norm, of shape (*batch). Its
+    gradient is the witness U of the weights found: a subgradient of the norm up to ``tol``, and the
+    gradient where the optimum is unique. First order only.
 
     For the weighted norm of :func:`factorize`: gamma(error_weights[:, None] * W).
 
-    W: (*batch, m, n), real, or :class:`RunningSums`, without a gradient. Warns and raises like :func:`factorize`.
-    Guarantees: the value is a lower bound on the norm; gamma(W') >= <W', U> up to ``tol`` for every W'.
+    W: (*batch, m, n), real, or :class:`RunningSums`, without a gradient. Warns and raises like
+    :func:`factorize`.
+    Guarantees: the value is a lower bound on the norm; gamma(W') >= <W', U> up to ``tol`` for every
+    W'.
     Source: the envelope theorem on the dual of Edmonds, Nikolov, Ullman (2020), Lemma 12.
     """
     if isinstance(W, RunningSums):
@@ -73,19 +79,24 @@ def gamma(
 
 
 def gamma2(W: Tensor | RunningSums, *, tol: float = 1e-6) -> Tensor:
-    """gamma_2(W) = :func:`gamma` (W, inf), differentiable: a loss for training factorized queries."""
+    """gamma_2(W) = :func:`gamma` (W, inf), differentiable: a loss for training factorized
+    queries.
+    """
     return gamma(W, tol=tol)
 
 
 def gamma_F(W: Tensor | RunningSums, *, tol: float = 1e-6) -> Tensor:
-    """gamma_F(W) = :func:`gamma` (W, 2) / sqrt(m), differentiable: the root mean squared error of the m queries.
+    """gamma_F(W) = :func:`gamma` (W, 2) / sqrt(m), differentiable: the root mean squared error of
+    the m queries.
 
-    min ||L||_F max_j ||R_j|| / sqrt(m) over W = L R, so gamma_F <= gamma_2. Nikolov and Tang's norms, Gamma_p, are not
-    divided: Gamma_2 of the points +-w_1, ..., +-w_n, the columns of W, is gamma(W, 2) = sqrt(m) gamma_F(W).
+    min ||L||_F max_j ||R_j|| / sqrt(m) over W = L R, so gamma_F <= gamma_2. Nikolov and Tang's
+    norms, Gamma_p, are not divided: Gamma_2 of the points +-w_1, ..., +-w_n, the columns of W, is
+    gamma(W, 2) = sqrt(m) gamma_F(W).
 
     W, shape and errors as in :func:`gamma`.
     Guarantees: the value is a lower bound on gamma_F.
-    Source: Edmonds, Nikolov, Ullman (2020), section 2; Nikolov, Tang (2023), Definition 2 and Theorem 23.
+    Source: Edmonds, Nikolov, Ullman (2020), section 2; Nikolov, Tang (2023), Definition 2 and
+    Theorem 23.
     """
     return gamma(W, 2, tol=tol) / math.sqrt(W.shape[-2])
 
@@ -113,10 +124,12 @@ class FreeConstant(Bounds):
 
 
 def free_constant(W: Tensor, *, tol: float = 1e-3) -> FreeConstant:
-    """The constant that, added to every entry of W, makes gamma_2 least, with bounds on that least value.
+    """The constant that, added to every entry of W, makes gamma_2 least, with bounds on that least
+    value.
 
-    gamma_2(W + c 1 1^T) is convex in c, and every witness U gives a line below it, <W, U> + c sum U: :func:`least`
-    goes by them, from the middle of W's range. Stops at the relative gap ``tol`` or after 60 factorizations.
+    gamma_2(W + c 1 1^T) is convex in c, and every witness U gives a line below it, <W, U> + c sum
+    U: :func:`least` goes by them, from the middle of W's range. Stops at the relative gap ``tol``
+    or after 60 factorizations.
 
     W: (m, n), real. Raises ValueError, TypeError.
     Guarantees: lower <= min over c of gamma_2(W + c 1 1^T) <= upper.
@@ -141,9 +154,9 @@ def free_constant(W: Tensor, *, tol: float = 1e-3) -> FreeConstant:
 class Gamma2Dual(Bounds):
     """gamma_2*(U) lies in [lower, upper], with the vectors and the weights that prove it.
 
-    lower, upper, rounding: (*batch), float64; left: (*batch, m, r) and right: (*batch, n, r), rows of norm 1 (of a row
-    or column of U that is 0: of norm 1 or 0); row_weights c: (*batch, m) and column_weights P: (*batch, n), each a
-    probability vector.
+    lower, upper, rounding: (*batch), float64; left: (*batch, m, r) and right: (*batch, n, r), rows
+    of norm 1 (of a row or column of U that is 0: of norm 1 or 0); row_weights c: (*batch, m) and
+    column_weights P: (*batch, n), each a probability vector.
     """
 
     upper: Tensor
@@ -160,12 +173,13 @@ def certify_dual(
 ) -> tuple[Tensor, Tensor]:
     """(lower, upper) bounds on gamma_2*(U), recomputed in float64 from any vectors and any weights.
 
-    lower = sum_ij U_ij <x_i, y_j>, x and y the rows of ``left`` and ``right`` scaled to norm 1 (0 stays 0).
-    upper = ||diag(c)^{-1/2} U diag(P)^{-1/2}||_op for weights scaled to sum 1; a row or column of U that is 0 needs no
-    weight, any other of weight 0 makes it infinite.
+    lower = sum_ij U_ij <x_i, y_j>, x and y the rows of ``left`` and ``right`` scaled to norm 1
+    (0 stays 0). upper = ||diag(c)^{-1/2} U diag(P)^{-1/2}||_op for weights scaled to sum 1; a row
+    or column of U that is 0 needs no weight, any other of weight 0 makes it infinite.
 
-    U: (*batch, m, n); left: (*batch, m, r); right: (*batch, n, r); row_weights: (*batch, m) and column_weights:
-    (*batch, n), non-negative. Returns float64 tensors of shape (*batch). Raises TypeError, ValueError.
+    U: (*batch, m, n); left: (*batch, m, r); right: (*batch, n, r); row_weights: (*batch, m) and
+    column_weights: (*batch, n), non-negative. Returns float64 tensors of shape (*batch). Raises
+    TypeError, ValueError.
 
     Guarantees: lower <= gamma_2*(U) <= upper for any vectors and any weights, good or bad.
     Source: Edmonds, Nikolov, Ullman (2020), Lemmas 12 and 13 (Grothendieck 1953).
@@ -194,18 +208,19 @@ def gamma2_dual(U: Tensor, *, tol: float = 1e-6, max_iterations: int = 10_000) -
 
     gamma_2*(U) = max sum_ij U_ij <x_i, y_j> over unit vectors
                 = min ||diag(c)^{-1/2} U diag(P)^{-1/2}||_op over probability vectors c, P.
-    Block ascent on vectors of dimension r = ceil(sqrt(2 (m + n))) + 1 (the program has a solution of that rank):
-    x_i <- normalise(sum_j U_ij y_j), y_j <- normalise(sum_i U_ij x_i), with momentum that starts again where the
-    objective falls. The lengths s_i, t_j before normalising are the weights: c = s / sum s, P = t / sum t. The
-    vectors start at random, from a fixed key.
+    Block ascent on vectors of dimension r = ceil(sqrt(2 (m + n))) + 1 (the program has a solution
+    of that rank): x_i <- normalise(sum_j U_ij y_j), y_j <- normalise(sum_i U_ij x_i), with momentum
+    that starts again where the objective falls. The lengths s_i, t_j before normalising are the
+    weights: c = s / sum s, P = t / sum t. The vectors start at random, from a fixed key.
 
-    U: (*batch, m, n), real. Computed in float64 on U's device, without gradients; a step costs O(m n r).
-    Warns (RuntimeWarning) where the gap exceeds ``tol`` after ``max_iterations``; both bounds hold all the same.
-    Raises ValueError or TypeError on bad arguments.
+    U: (*batch, m, n), real. Computed in float64 on U's device, without gradients; a step costs
+    O(m n r). Warns (RuntimeWarning) where the gap exceeds ``tol`` after ``max_iterations``; both
+    bounds hold all the same. Raises ValueError or TypeError on bad arguments.
 
     Guarantees: lower <= gamma_2*(U) <= upper.
-    Source: Edmonds, Nikolov, Ullman (2020), Lemmas 12 and 13; Barvinok (1995) and Pataki (1998) for the rank; Burer,
-    Monteiro (2003); Wang, Chang, Kolter (2017) for the block ascent; O'Donoghue, Candes (2015) for the restarts.
+    Source: Edmonds, Nikolov, Ullman (2020), Lemmas 12 and 13; Barvinok (1995) and Pataki (1998) for
+    the rank; Burer, Monteiro (2003); Wang, Chang, Kolter (2017) for the block ascent; O'Donoghue,
+    Candes (2015) for the restarts.
     """
     U = checks.matrix("U", U).detach().double()
     tol = checks.positive("tol", tol)

@@ -1,4 +1,6 @@
-"""Kronecker products, never formed, and the signature form of symmetric ones from the roots of their factors."""
+"""Kronecker products, never formed, and the signature form of symmetric ones from the roots of
+their factors.
+"""
 
 import math
 from collections.abc import Sequence
@@ -35,11 +37,12 @@ from torchdp.workloads import Workload
 
 @dataclass(frozen=True)
 class ProductFactorization(Brief):
-    """W_1 (x) W_2 (x) ... = (L_1 (x) L_2 (x) ...) (R_1 (x) R_2 (x) ...), held as its factors L_i, R_i.
+    """W_1 (x) W_2 (x) ... = (L_1 (x) L_2 (x) ...) (R_1 (x) R_2 (x) ...), held as its factors L_i,
+    R_i.
 
-    factors: factorizations of single matrices W_i, all for the same p and none with a shift. L is m x r and R is r x n
-    with m, r, n the products of the factors' sizes; type x is the mixed-radix index of its coordinates, the first
-    factor's counting most, as in :class:`Workload`.
+    factors: factorizations of single matrices W_i, all for the same p and none with a shift. L is m
+    x r and R is r x n with m, r, n the products of the factors' sizes; type x is the mixed-radix
+    index of its coordinates, the first factor's counting most, as in :class:`Workload`.
     """
 
     factors: tuple[Factorization, ...]
@@ -53,7 +56,9 @@ class ProductFactorization(Brief):
 
     @property
     def certificate(self) -> Certificate:
-        """Bounds on the norm of the product, from the factors' certificates (see :func:`certify_kronecker`)."""
+        """Bounds on the norm of the product, from the factors' certificates (see
+        :func:`certify_kronecker`).
+        """
         return certify_kronecker([factor.certificate for factor in self.factors])
 
     @property
@@ -69,7 +74,8 @@ class ProductFactorization(Brief):
         return m, r, n
 
     def columns(self, types: Tensor) -> Tensor:
-        """R's columns of the given types, (len(types), r): what the users' devices hold, in time and memory for them.
+        """R's columns of the given types, (len(types), r): what the users' devices hold, in time
+        and memory for them.
 
         types: (len,), integers in [0, n). Raises TypeError, ValueError.
         """
@@ -90,24 +96,29 @@ class ProductFactorization(Brief):
         return _multiply("histogram", [factor.right for factor in self.factors], histogram)
 
     def decode(self, y: Tensor) -> Tensor:
-        """L y: vectors (*batch, r), such as noisy encodings, to answers (*batch, m), one factor at a time."""
+        """L y: vectors (*batch, r), such as noisy encodings, to answers (*batch, m), one factor at
+        a time.
+        """
         return _multiply("y", [factor.left for factor in self.factors], y)
 
     def dense(self) -> Factorization:
-        """L and R formed: (m, r) and (r, n). Its certificate charges the rounding of the products."""
+        """L and R formed: (m, r) and (r, n). Its certificate charges the rounding of the
+        products.
+        """
         return kronecker(self.factors)
 
 
 def factorize_product(
     W: Workload, p: float = math.inf, tol: float = 1e-3, *, max_iterations: int = 10_000
 ) -> ProductFactorization:
-    """The factorization of least gamma_(p) norm of a Kronecker product, factor by factor, certified by its factors.
+    """The factorization of least gamma_(p) norm of a Kronecker product, factor by factor, certified
+    by its factors.
 
-    The norm is multiplicative, so the product of optimal factorizations is optimal; nothing of the size of W is
-    formed. A free shift is not multiplicative: :func:`factorize` takes that, densely.
+    The norm is multiplicative, so the product of optimal factorizations is optimal; nothing of the
+    size of W is formed. A free shift is not multiplicative: :func:`factorize` takes that, densely.
 
-    W: a :class:`Workload` with any number of factors. p: in [2, inf]. tol: relative gap of the product.
-    Warns and raises like :func:`factorize`.
+    W: a :class:`Workload` with any number of factors. p: in [2, inf]. tol: relative gap of the
+    product. Warns and raises like :func:`factorize`.
 
     Guarantees: certificate.lower <= gamma_(p)(W) <= certificate.upper.
     Source: Nikolov, Tang (2023), Lemma 62; Lee, Shraibman, Spalek (2008) for p = inf.
@@ -139,10 +150,12 @@ def _multiply(name: str, matrices: Sequence[Tensor], x: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class Root:
-    """W = right^T K right, where K is a signed permutation: its row a holds ``sign[a]`` in column ``partner[a]``.
+    """W = right^T K right, where K is a signed permutation: its row a holds ``sign[a]`` in column
+    ``partner[a]``.
 
-    right: (r, n) with r = rank(W); partner, sign: (r,). K = diag(+-1) for a symmetric W and K = [[0, -1], [1, 0]], in
-    blocks of side r / 2, for an antisymmetric one: orthogonal either way, and each other's partners.
+    right: (r, n) with r = rank(W); partner, sign: (r,). K = diag(+-1) for a symmetric W and K =
+    [[0, -1], [1, 0]], in blocks of side r / 2, for an antisymmetric one: orthogonal either way, and
+    each other's partners.
     """
 
     right: Tensor
@@ -162,12 +175,14 @@ class Root:
 def root(W: Tensor, weights: Tensor) -> Root:
     """The root of W with the least column norms in the metric of ``weights``.
 
-    With M = diag(w)^{1/2} W diag(w)^{1/2} = V S K V^T, V orthonormal, S diagonal and positive, K as in :class:`Root`:
-    right = S^{-1/2} K^T V^T diag(w)^{1/2} W, so that right^T right = diag(w)^{-1/2} abs(M) diag(w)^{-1/2}.
-    A symmetric M has V S K V^T by its eigenvectors. For an antisymmetric M, i M is Hermitian; an eigenvector
-    (a + i b) / sqrt 2 of i M at s > 0 has M a = s b and M b = -s a, and all a and b are orthonormal.
+    With M = diag(w)^{1/2} W diag(w)^{1/2} = V S K V^T, V orthonormal, S diagonal and positive, K as
+    in :class:`Root`: right = S^{-1/2} K^T V^T diag(w)^{1/2} W, so that right^T right =
+    diag(w)^{-1/2} abs(M) diag(w)^{-1/2}. A symmetric M has V S K V^T by its eigenvectors. For an
+    antisymmetric M, i M is Hermitian; an eigenvector (a + i b) / sqrt 2 of i M at s > 0 has M a = s
+    b and M b = -s a, and all a and b are orthonormal.
 
-    W: (n, n) float64, symmetric or antisymmetric; weights: (n,), not negative. W = 0 keeps one zero row.
+    W: (n, n) float64, symmetric or antisymmetric; weights: (n,), not negative. W = 0 keeps one zero
+    row.
     """
     size = W.abs().max()
     size = divisor(size)
@@ -195,10 +210,12 @@ def root(W: Tensor, weights: Tensor) -> Root:
 
 
 def signature(roots: Sequence[Root]) -> tuple[Tensor, Tensor]:
-    """right (r, n) and signature (r,), entries +-1, of the Kronecker product of the roots' matrices.
+    """right (r, n) and signature (r,), entries +-1, of the Kronecker product of the roots'
+    matrices.
 
-    X = right_1 (x) right_2 (x) ... and K = K_1 (x) K_2 (x) ..., again a signed permutation, which is symmetric where
-    an even number of the roots are antisymmetric. Rows a < b = partner(a) of X, joined by K_ab = K_ba = s, become
+    X = right_1 (x) right_2 (x) ... and K = K_1 (x) K_2 (x) ..., again a signed permutation, which
+    is symmetric where an even number of the roots are antisymmetric. Rows a < b = partner(a) of X,
+    joined by K_ab = K_ba = s, become
         (X_a + s X_b) / sqrt 2 with signature +1   and   (X_b - s X_a) / sqrt 2 with signature -1:
     a rotation, so columns keep their norms, which are the products of the roots' column norms.
     """
@@ -218,9 +235,11 @@ def signature(roots: Sequence[Root]) -> tuple[Tensor, Tensor]:
 
 @dataclass(frozen=True)
 class SignatureFactorization(Brief):
-    """Symmetric W = right^T diag(signature) right: one vector for each type carries both sides of h^T W h.
+    """Symmetric W = right^T diag(signature) right: one vector for each type carries both sides of
+    h^T W h.
 
-    right: (r, n); signature: (r,), entries +-1; certificate: of gamma_2(W), for left = right^T diag(signature).
+    right: (r, n); signature: (r,), entries +-1; certificate: of gamma_2(W), for left = right^T
+    diag(signature).
     """
 
     right: Tensor
@@ -239,15 +258,16 @@ def signature_form(
     """The gamma_2 factorization of a symmetric W as R^T J R, J = diag(+-1), with its certificate.
 
     With equal weights w on rows and columns, diag(w)^{1/2} W diag(w)^{1/2} = V Lambda V^T and
-    R = |Lambda|^{-1/2} sign(Lambda) V^T diag(w)^{1/2} W, which has rank(W) rows and largest squared column norm
-    gamma_2(W) at the optimal w. A Kronecker product is put together from its factors' roots, and certified by them.
+    R = |Lambda|^{-1/2} sign(Lambda) V^T diag(w)^{1/2} W, which has rank(W) rows and largest squared
+    column norm gamma_2(W) at the optimal w. A Kronecker product is put together from its factors'
+    roots, and certified by them.
 
-    W: (n, n) symmetric, or a :class:`Workload` whose product is symmetric and whose factors are each symmetric
-    or antisymmetric. Warns and raises like :func:`factorize`.
+    W: (n, n) symmetric, or a :class:`Workload` whose product is symmetric and whose factors are
+    each symmetric or antisymmetric. Warns and raises like :func:`factorize`.
 
     Guarantees: certificate.lower <= gamma_2(W) <= certificate.upper.
-    Source: Linial, Mendelson, Schechtman, Shraibman (2007) for gamma_2; equal weights are optimal because the
-    dual function is concave in them and unchanged when rows and columns trade places.
+    Source: Linial, Mendelson, Schechtman, Shraibman (2007) for gamma_2; equal weights are optimal
+    because the dual function is concave in them and unchanged when rows and columns trade places.
     """
     tol = checks.positive("tol", tol)
     max_iterations = checks.integer("max_iterations", max_iterations, 1)

@@ -1,19 +1,22 @@
-"""The gradient relaxation: factors as nn.Modules, for ``train`` or any loss in an ordinary torch loop.
+"""The gradient relaxation: factors as nn.Modules, for ``train`` or any loss in an ordinary torch
+loop.
 
-A module's forward() returns (left, right), differentiable in its parameters. It starts from a decomposition of W and
-draws nothing at random. Parameters and buffers are plain tensors in W's dtype and on its device, for W scaled to a
-largest entry of 1, so that one learning rate serves W of any size; ``unit`` is the square root of that scale.
+A module's forward() returns (left, right), differentiable in its parameters. It starts from a
+decomposition of W and draws nothing at random. Parameters and buffers are plain tensors in W's
+dtype and on its device, for W scaled to a largest entry of 1, so that one learning rate serves W of
+any size; ``unit`` is the square root of that scale.
 
-With a structure descent ends at what is least nearby: for several starts train ``W.expand(k, m, n)`` with modules that
-move their parameters at random, and take the best.
+With a structure descent ends at what is least nearby: for several starts train
+``W.expand(k, m, n)`` with modules that move their parameters at random, and take the best.
 
-What they are trained for are functions of the squared norms of left's rows and right's columns. The squared error that
-is minimised is max_k [rows(a)_k max_l columns(b)_l + offset_k], a_i = ||left_i||^2 and b_j = ||right_j||^2: ``columns``
-is what a user may hold, ``rows`` what the answers cost, ``offset`` what W alone adds. Why descent reaches the least
-value: for left T^{-1} and T right, G = T^T T, along G^{1/2} exp(u H) G^{1/2} every a_i and b_j is a sum of exponentials
-of linear functions of u, so its logarithm is convex; sums with weights >= 0, products, powers and maxima of such
-functions are such functions. So without alpha, and with an offset >= 0 or none, every local minimum in T is
-global.
+What they are trained for are functions of the squared norms of left's rows and right's columns. The
+squared error that is minimised is max_k [rows(a)_k max_l columns(b)_l + offset_k],
+a_i = ||left_i||^2 and b_j = ||right_j||^2: ``columns`` is what a user may hold, ``rows`` what the
+answers cost, ``offset`` what W alone adds. Why descent reaches the least value: for left T^{-1} and
+T right, G = T^T T, along G^{1/2} exp(u H) G^{1/2} every a_i and b_j is a sum of exponentials of
+linear functions of u, so its logarithm is convex; sums with weights >= 0, products, powers and
+maxima of such functions are such functions. So without alpha, and with an offset >= 0 or none,
+every local minimum in T is global.
 """
 
 import math
@@ -35,7 +38,8 @@ FAINT = 1e-3
 
 
 class Objective(Brief, ABC):
-    """A squared error to minimise; ``rows`` and ``columns`` are homogeneous of degree 1 and never fall in a or b.
+    """A squared error to minimise; ``rows`` and ``columns`` are homogeneous of degree 1 and never
+    fall in a or b.
 
     Where both are convex, or ``least_columns`` is and lies below ``columns``, duality bounds the
     error from below.
@@ -56,7 +60,9 @@ class Objective(Brief, ABC):
         return self.columns(b)
 
     def weights(self, a: Tensor, multipliers: Tensor) -> Tensor:
-        """What proves the lower bound at squared row norms a: the multipliers, or a Norm's row weights."""
+        """What proves the lower bound at squared row norms a: the multipliers, or a Norm's row
+        weights.
+        """
         return multipliers
 
     def offset(self, W: Tensor) -> Tensor:
@@ -66,7 +72,9 @@ class Objective(Brief, ABC):
 
 @dataclass(frozen=True)
 class Norm(Objective):
-    """gamma_(p): p = inf the worst query's error (gamma_2), p = 2 the root of the summed squares; p in [2, inf]."""
+    """gamma_(p): p = inf the worst query's error (gamma_2), p = 2 the root of the summed squares; p
+    in [2, inf].
+    """
 
     p: float = math.inf
 
@@ -85,7 +93,9 @@ class Norm(Objective):
 
 
 def log_norm(values: Tensor, order: float) -> Tensor:
-    """Logarithm of the l_order norm of values >= 0 along the last dimension, differentiable, of any order."""
+    """Logarithm of the l_order norm of values >= 0 along the last dimension, differentiable, of any
+    order.
+    """
     # a zero row or column has no logarithm
     values = values.clamp_min(torch.finfo(values.dtype).tiny)
     return (order * values.log()).logsumexp(-1) / order
@@ -93,13 +103,15 @@ def log_norm(values: Tensor, order: float) -> Tensor:
 
 @dataclass(frozen=True)
 class Groups(Objective):
-    """gamma_(p) where a user holds every column of a group: sensitivity max over groups of sum_j ||R_j||.
+    """gamma_(p) where a user holds every column of a group: sensitivity max over groups of
+    sum_j ||R_j||.
 
-    groups: (g, n), 1 where group and column belong together and 0 elsewhere; a column in each group. apart: whether
-    columns of a group share no row, as steps of one user that are as far apart as ``strategy`` has bands: then the root
-    of their squares' sum counts. The lower bound is of that sum, the convex envelope in b >= 0 of the other
-    one's square (concave of degree 1, it is its envelope on the axes): nothing convex in b is a better bound. Without
-    ``apart`` the gap stays open, at most the root of a group's size, and descent ends at the least error by the proof
+    groups: (g, n), 1 where group and column belong together and 0 elsewhere; a column in each
+    group. apart: whether columns of a group share no row, as steps of one user that are as far
+    apart as ``strategy`` has bands: then the root of their squares' sum counts. The lower bound is
+    of that sum, the convex envelope in b >= 0 of the other one's square (concave of degree 1, it is
+    its envelope on the axes): nothing convex in b is a better bound. Without ``apart`` the gap
+    stays open, at most the root of a group's size, and descent ends at the least error by the proof
     above. Raises TypeError, ValueError.
     """
 
@@ -129,11 +141,13 @@ class Groups(Objective):
 class Relaxation(nn.Module):
     """left right = W at every value of the parameters.
 
-    With W = U S V^T, L0 = U S^{1/2} and R0 = S^{1/2} V^T (m >= n; a wide W is transposed, and its factors with it),
+    With W = U S V^T, L0 = U S^{1/2} and R0 = S^{1/2} V^T (m >= n; a wide W is transposed, and its
+    factors with it),
         right = T R0,  left = L0 T^{-1}.
     T (q x q), q the rank of W (the largest of a batch), starts at the identity.
 
-    W: (*batch, m, n), real; each problem of the batch has its own parameters. Raises ValueError, TypeError.
+    W: (*batch, m, n), real; each problem of the batch has its own parameters. Raises ValueError,
+    TypeError.
     Guarantees: left right = W up to rounding.
     """
 
@@ -168,21 +182,25 @@ class Relaxation(nn.Module):
 
     @property
     def flatness(self) -> dict[str, Tensor]:
-        """Of T_kl, (s_k + s_l)^{-1/2} for the squared row norms s of R0, relative: a unit of descent there."""
+        """Of T_kl, (s_k + s_l)^{-1/2} for the squared row norms s of R0, relative: a unit of
+        descent there.
+        """
         s = self.start_right.square().sum(-1)
         s = s / s.mean(-1, keepdim=True).clamp_min(torch.finfo(s.dtype).tiny)
         return {"T": ((s[..., :, None] + s[..., None, :]) / 2).clamp_min(1e-8).rsqrt()}
 
 
 class LowRankRelaxation(nn.Module):
-    """left right of rank at most ``rank``, near W: both factors are parameters and start at the truncated SVD of W.
+    """left right of rank at most ``rank``, near W: both factors are parameters and start at the
+    truncated SVD of W.
 
-    With ``symmetric`` left = right^T diag(weights), one vector for each type: the parameters are ``right`` (*batch,
-    rank, n) and ``weights`` (*batch, rank), which start at the eigenvectors of the eigenvalues of largest size and at
-    their signs. Nothing keeps the product near W but the loss, and no rank below W's can reach it.
+    With ``symmetric`` left = right^T diag(weights), one vector for each type: the parameters are
+    ``right`` (*batch, rank, n) and ``weights`` (*batch, rank), which start at the eigenvectors of
+    the eigenvalues of largest size and at their signs. Nothing keeps the product near W but the
+    loss, and no rank below W's can reach it.
 
-    W: (*batch, m, n), real; symmetric where ``symmetric`` says so. rank: at least 1; min(m, n) serves for more. Raises
-    ValueError, TypeError.
+    W: (*batch, m, n), real; symmetric where ``symmetric`` says so. rank: at least 1; min(m, n)
+    serves for more. Raises ValueError, TypeError.
     """
 
     W: Tensor
@@ -223,7 +241,9 @@ class LowRankRelaxation(nn.Module):
 
 
 class Strategy(nn.Module):
-    """right = C, left = W C^{-1}, for a square C with the entries of ``mask``; see :func:`strategy`."""
+    """right = C, left = W C^{-1}, for a square C with the entries of ``mask``; see
+    :func:`strategy`.
+    """
 
     def __init__(self, W: Tensor, mask: Tensor, toeplitz: bool, nonnegative: bool) -> None:
         super().__init__()
@@ -262,10 +282,12 @@ def strategy(
     toeplitz: bool = False,
     nonnegative: bool = False,
 ) -> Callable[[Tensor], nn.Module]:
-    """The structure W = (W C^{-1}) C of a square strategy C with few entries, all of one sign, or equal on diagonals.
+    """The structure W = (W C^{-1}) C of a square strategy C with few entries, all of one sign, or
+    equal on diagonals.
 
     Args:
-        mask: (n, n), which entries of C may be other than 0, the diagonal among them: sparse, in blocks; None: all.
+        mask: (n, n), which entries of C may be other than 0, the diagonal among them: sparse, in
+            blocks; None: all.
         bands: of C lower triangular: the diagonal and bands - 1 below it.
         toeplitz: whether C is constant along its diagonals.
         nonnegative: whether no entry of C is negative.
@@ -292,7 +314,9 @@ def strategy(
 
 
 class Product(nn.Module):
-    """The Kronecker product of the factors of ``modules``: of W = kron(W_1, W_2, ...), without a batch."""
+    """The Kronecker product of the factors of ``modules``: of W = kron(W_1, W_2, ...), without a
+    batch.
+    """
 
     def __init__(self, *modules: nn.Module) -> None:
         super().__init__()
@@ -313,9 +337,11 @@ class Product(nn.Module):
 def smooth_log_norm(left: Tensor, right: Tensor, sharpness: float, p: float = math.inf) -> Tensor:
     """The logarithm of a factorization's norm, smoothed: (*batch), differentiable.
 
-    (log ||a||_s + log ||b||_t) / 2 with a_i = ||left_i||^2, b_j = ||right_j||^2, t = ``sharpness`` and s = min(t, p/2):
+    (log ||a||_s + log ||b||_t) / 2 with a_i = ||left_i||^2, b_j = ||right_j||^2, t = ``sharpness``
+    and s = min(t, p/2):
     ||.||_t is the log-sum-exp smoothing of the maximum on the scale of log b, at temperature 1/t.
-    Guarantees: at least the logarithm of the l_p norm of left's row norms * the largest column norm of right.
+    Guarantees: at least the logarithm of the l_p norm of left's row norms * the largest column norm
+    of right.
     """
     sharpness, p = (
         checks.within("sharpness", sharpness, 1, checks.LARGEST),
@@ -326,7 +352,9 @@ def smooth_log_norm(left: Tensor, right: Tensor, sharpness: float, p: float = ma
 
 
 def _prepare(module: nn.Module, W: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """W as the module keeps it, its scale max abs(W), (*batch, 1, 1), and W / scale, both float64."""
+    """W as the module keeps it, its scale max abs(W), (*batch, 1, 1), and W / scale, both
+    float64.
+    """
     W = checks.matrix("W", W).detach().clone()
     scale = W.double().abs().amax((-2, -1), keepdim=True)
     scale = divisor(scale)

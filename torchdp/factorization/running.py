@@ -1,4 +1,6 @@
-"""factorize for running sums of up to millions of steps: weights and a few numbers, never a matrix."""
+"""factorize for running sums of up to millions of steps: weights and a few numbers, never a
+matrix.
+"""
 
 import math
 from dataclasses import dataclass
@@ -34,12 +36,14 @@ LAST = 6  # certificates, each by a rule twice as fine, before an open gap is re
 
 @dataclass(frozen=True)
 class RunningFactorization:
-    """W = L R for running sums W, as weights and a rule: L L^T = diag(c)^{-1/2} f((M M^T)^{-1}) diag(c)^{-1/2}.
+    """W = L R for running sums W, as weights and a rule: L L^T = diag(c)^{-1/2} f((M M^T)^{-1})
+    diag(c)^{-1/2}.
 
-    M = diag(c)^{1/2} W diag(P)^{1/2}; f is a sum of len(rule.levels) resolvents, so that the noise L Z is a sum of as
-    many Gaussian paths. row_weights c, column_weights P: (steps,), the dual weights behind ``certificate.lower``.
-    row_norms: L's, (steps,), the standard errors of the sums for noise of standard deviation 1; sensitivity: no column
-    of R = L^{-1} W is longer. The certificate is of gamma_(p) for the p that was asked for.
+    M = diag(c)^{1/2} W diag(P)^{1/2}; f is a sum of len(rule.levels) resolvents, so that the noise
+    L Z is a sum of as many Gaussian paths. row_weights c, column_weights P: (steps,), the dual
+    weights behind ``certificate.lower``. row_norms: L's, (steps,), the standard errors of the sums
+    for noise of standard deviation 1; sensitivity: no column of R = L^{-1} W is longer. The
+    certificate is of gamma_(p) for the p that was asked for.
     """
 
     workload: RunningSums
@@ -52,11 +56,13 @@ class RunningFactorization:
     iterations: int
 
     def correlated_noise(self, size: int = 1, *, noise: Noise | None = None) -> Tensor:
-        """L Z, Z of standard normal entries: the noise of all sums, (steps, size); ``size`` independent columns.
+        """L Z, Z of standard normal entries: the noise of all sums, (steps, size); ``size``
+        independent columns.
 
-        Where each user enters one step with a part of norm at most 1 and noise is multiplied by sigma sensitivity, the
-        noisy sums of all steps are as private as one Gaussian of standard deviation sigma.
-        In time for len(rule.levels) times as many normals, and memory for a few. noise: from the system for None.
+        Where each user enters one step with a part of norm at most 1 and noise is multiplied by
+        sigma sensitivity, the noisy sums of all steps are as private as one Gaussian of standard
+        deviation sigma. In time for len(rule.levels) times as many normals, and memory for a few.
+        noise: from the system for None.
         Guarantees: its covariance is L L^T, in each column.
         Source: Denisov, McMahan, Rush, Smith, Thakurta (2022), Theorem 2.1.
         """
@@ -73,7 +79,9 @@ class RunningFactorization:
 def factorize_running(
     W: RunningSums, p: float, tol: float, max_iterations: int
 ) -> RunningFactorization:
-    """The factorization of least gamma_(p) norm; see :func:`factorize`, which calls it and warns where it is open."""
+    """The factorization of least gamma_(p) norm; see :func:`factorize`, which calls it and warns
+    where it is open.
+    """
     p, tol = check_exponent(p), checks.positive("tol", tol)
     if W.momentum:
         raise ValueError(
@@ -157,7 +165,9 @@ def _start(steps: int, device: torch.device | str) -> Tensor:
 
 
 def _longer(weights: Tensor, steps: int, end: int) -> Tensor:
-    """The weights' density on more steps, its logarithm as of :func:`_stretched`, at both ends as it is."""
+    """The weights' density on more steps, its logarithm as of :func:`_stretched`, at both ends as
+    it is.
+    """
     n, density = len(weights), weights.log()
     values = _stretched(density, steps)
     end = min(end, n // 4)  # where single steps show, at the same distance from the end

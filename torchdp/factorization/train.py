@@ -1,10 +1,14 @@
-"""train: W = left right by descent on the relaxation, for any objective and structure, with its certificate.
+"""train: W = left right by descent on the relaxation, for any objective and structure, with its
+certificate.
 
 Maxima are smoothed, with multipliers, on a batch of matrices:
-    log max_j b_j  ~  (1/t) log sum_j P_j b_j^t,   and after each round of L-BFGS   P_j <- P_j b_j^t, scaled to sum 1:
-the method of multipliers with an exponential penalty. The multipliers tend to the dual weights, where b is constant on
-their support, so both bounds meet at a moderate sharpness t; t doubles where a round does not halve the gap.
-Source: Tseng, Bertsekas (1993), On the convergence of the exponential multiplier method for convex programming.
+    log max_j b_j  ~  (1/t) log sum_j P_j b_j^t,   and after each round of L-BFGS   P_j <- P_j
+    b_j^t, scaled to sum 1:
+the method of multipliers with an exponential penalty. The multipliers tend to the dual weights,
+where b is constant on their support, so both bounds meet at a moderate sharpness t; t doubles where
+a round does not halve the gap.
+Source: Tseng, Bertsekas (1993), On the convergence of the exponential multiplier method for convex
+programming.
 """
 
 import math
@@ -49,10 +53,13 @@ Dual = tuple[Tensor, ...]  # weights of rows and of columns, and with alpha > 0 
 
 
 class Within:
-    """abs(W - L R) <= alpha in every entry, for factors that may miss W (*batch, m, n): an augmented Lagrangian,
+    """abs(W - L R) <= alpha in every entry, for factors that may miss W (*batch, m, n): an
+    augmented Lagrangian,
 
-        rho/2 sum_ij dist^2((W - L R)_ij / aim + y_ij / rho, [-1, 1]) - sum_ij y_ij^2 / (2 rho),  aim = .999 alpha,
-    whose multipliers y follow in each round; rho grows where the largest miss does not fall to a third.
+        rho/2 sum_ij dist^2((W - L R)_ij / aim + y_ij / rho, [-1, 1]) - sum_ij y_ij^2 / (2 rho),
+        aim = .999 alpha,
+    whose multipliers y follow in each round; rho grows where the largest miss does not fall to a
+    third.
     Source: Rockafellar (1974).
     """
 
@@ -75,7 +82,9 @@ class Within:
         self.beyond = beyond
 
     def worse(self, left: Tensor, right: Tensor) -> Tensor:
-        """(*batch): a factor by which factors count as worse, above 1 where they miss W by more than alpha."""
+        """(*batch): a factor by which factors count as worse, above 1 where they miss W by more
+        than alpha.
+        """
         return 1 + HEAVY * (AIM * self._miss(left, right) - 1).clamp_min(0)[..., 0, 0]
 
     def _miss(self, left: Tensor, right: Tensor) -> Tensor:
@@ -155,7 +164,9 @@ class Problem:
         )
 
     def loss(self, x: Tensor) -> Tensor:
-        """The logarithm of the smoothed error, (lead,); with alpha > 0 its share of the first error, and a penalty."""
+        """The logarithm of the smoothed error, (lead,); with alpha > 0 its share of the first
+        error, and a penalty.
+        """
         left, right = self.factors(x)
         rows, columns = self.values(left, right)
         total = rows * self._smooth(columns, self.columns).exp()[..., None] + self.offset
@@ -165,7 +176,9 @@ class Problem:
         return loss.reshape(self.lead, -1).sum(-1)
 
     def look(self, x: Tensor, steps: int) -> Best:
-        """The factors and bounds at x, where the multipliers take the slopes of the smoothed maxima."""
+        """The factors and bounds at x, where the multipliers take the slopes of the smoothed
+        maxima.
+        """
         parts = self._parts(x)
         with torch.no_grad():
             for parameter, part in zip(self.module.parameters(), parts, strict=True):
@@ -195,7 +208,9 @@ class Problem:
         return certify_objective(W, left, right, self.objective, c, P)
 
     def gap(self, best: Best, loss: Tensor) -> Tensor:
-        """(*batch): the certified gap where the objective's certificate can close, else that to the smoothed error."""
+        """(*batch): the certified gap where the objective's certificate can close, else that to the
+        smoothed error.
+        """
         if self.closes:
             gap = best.upper / best.lower - 1
         else:
@@ -249,7 +264,9 @@ def descend(problem: Problem, tol: float, steps: int) -> tuple[Best, bool]:
 
 
 def _round(optimizer: LBFGS, problem: Problem, gap: Tensor, settled: Tensor, most: int) -> Tensor:
-    """Steps on one loss until those that are not ``settled`` have hardly fallen in a step; which did, (*batch)."""
+    """Steps on one loss until those that are not ``settled`` have hardly fallen in a step; which
+    did, (*batch).
+    """
     enough = SETTLED * gap.clamp_max(LOOSE) / problem.sharpness
     for _ in range(most):
         fell = optimizer.step()
@@ -270,30 +287,32 @@ def train(
 ) -> Factorization:
     """W = L R of least error by gradient descent, certified, for any objective and structure.
 
-    Trains :class:`Relaxation`, so that L R = W at every step, by L-BFGS on smoothed maxima whose multipliers tend to
-    the dual weights (this module). The factors of the best upper bound and the weights of the best
-    lower bound are both kept, and it stops on the certificate that it returns.
+    Trains :class:`Relaxation`, so that L R = W at every step, by L-BFGS on smoothed maxima whose
+    multipliers tend to the dual weights (this module). The factors of the best upper bound and the
+    weights of the best lower bound are both kept, and it stops on the certificate that it returns.
 
     Args:
-        W: (*batch, m, n), real, on any device, or a :class:`Workload`; numpy arrays and lists too. Each problem goes
-            its own way.
+        W: (*batch, m, n), real, on any device, or a :class:`Workload`; numpy arrays and lists too.
+            Each problem goes its own way.
         objective: an :class:`Objective`, or a number p in [2, inf] for :class:`Norm`.
         structure: a function that gets W as it is, in its own units, in float64, and gives
-            an nn.Module with forward() = (left, right), left right = W; None: the relaxation. Parameters without W's
-            batch dimensions are shared.
-        alpha: a number in W's units, by which the factors of a structure may miss W in each entry, as those of
-            :class:`LowRankRelaxation` do; the bound is that of :func:`approximate`.
-        tol: the relative gap at which each problem stops. With a structure: of what is least nearby, where the descent
-            sees it; the certificate's lower bound is of all factorizations, so its gap is what the structure costs at
-            most.
+            an nn.Module with forward() = (left, right), left right = W; None: the relaxation.
+            Parameters without W's batch dimensions are shared.
+        alpha: a number in W's units, by which the factors of a structure may miss W in each entry,
+            as those of :class:`LowRankRelaxation` do; the bound is that of :func:`approximate`.
+        tol: the relative gap at which each problem stops. With a structure: of what is least
+            nearby, where the descent sees it; the certificate's lower bound is of all
+            factorizations, so its gap is what the structure costs at most.
         steps: of L-BFGS, at most, each about two products and solutions of the factors' size.
 
-    The factors follow W's dtype and device, the work is in float64; nothing is drawn at random. The row and column
-    weights returned are those of :func:`certify` for a norm, and else the multipliers of :func:`certify_objective`.
-    Warns (RuntimeWarning) where ``tol`` is not met. Raises ValueError or TypeError on bad arguments.
+    The factors follow W's dtype and device, the work is in float64; nothing is drawn at random. The
+    row and column weights returned are those of :func:`certify` for a norm, and else the
+    multipliers of :func:`certify_objective`. Warns (RuntimeWarning) where ``tol`` is not met.
+    Raises ValueError or TypeError on bad arguments.
 
     Guarantees: certificate.lower <= the least error <= certificate.upper, for the objective.
-    Source: Tseng, Bertsekas (1993) for the multipliers; the dual weights by Nikolov, Tang (2023), Theorem 26.
+    Source: Tseng, Bertsekas (1993) for the multipliers; the dual weights by Nikolov, Tang (2023),
+    Theorem 26.
     """
     given = matrix_of(W)
     objective = objective if isinstance(objective, Objective) else Norm(objective)

@@ -1,4 +1,5 @@
-"""Unbiased private means, covariances and moments of vectors in a bounded domain K, with noise shaped to K.
+"""Unbiased private means, covariances and moments of vectors in a bounded domain K, with noise
+shaped to K.
 
     >>> import torch
     >>> from torchdp import domains, mean
@@ -15,7 +16,8 @@
 | predicted_mse, worst_mse | | per coordinate, on these or on the worst data | yes |
 | ..._lower_bound(gamma, ...) | Gamma_p(K) | lower bounds for unbiased protocols, with constants | no |
 
-``tuned`` takes the shape of least error; ``projected(found)`` is biased, with lower error for few users.
+``tuned`` takes the shape of least error; ``projected(found)`` is biased, with lower error for few
+users.
 
 Source: Nikolov, Tang (2023), Theorems 15 and 17 for the mechanisms, 42 to 59 for the lower bounds.
 """

@@ -1,4 +1,6 @@
-"""Points of a bounded domain: what their protocols have in common, a curator's Gaussian noise, and the mean."""
+"""Points of a bounded domain: what their protocols have in common, a curator's Gaussian noise, and
+the mean.
+"""
 
 import math
 from abc import abstractmethod
@@ -38,9 +40,11 @@ WIDTHS = 1 << 14  # draws of the noise for the width of a domain
 
 
 def points_of(encoding: Encoding, given: Tensor, x: Tensor) -> Tensor:
-    """x, if these vectors lie in the domain and on the shape's device; given: the same, maybe as integers.
+    """x, if these vectors lie in the domain and on the shape's device; given: the same, maybe as
+    integers.
 
-    Integers become float64, exactly: those beyond 2^53 in size are refused. Raises TypeError, ValueError.
+    Integers become float64, exactly: those beyond 2^53 in size are refused. Raises TypeError,
+    ValueError.
     """
     if not given.is_floating_point():
         # As integers: 2^53 + 1 is 2^53 among floats.
@@ -56,7 +60,9 @@ def points_of(encoding: Encoding, given: Tensor, x: Tensor) -> Tensor:
 
 
 class MeanProtocol(Protocol[Crowd]):
-    """The mean of n points of ``domain`` without bias, under noise whose covariance is the same whatever the data."""
+    """The mean of n points of ``domain`` without bias, under noise whose covariance is the same
+    whatever the data.
+    """
 
     domain: Domain
     shape: NoiseShape
@@ -72,14 +78,17 @@ class MeanProtocol(Protocol[Crowd]):
 
     @abstractmethod
     def noise_root(self, n: Users) -> Tensor:
-        """B, (d, r) or (*batch, d, r), with Cov(estimate) = B B^T for n users, whatever their data."""
+        """B, (d, r) or (*batch, d, r), with Cov(estimate) = B B^T for n users, whatever their
+        data.
+        """
 
     def error(self, n: int, p: float | None = None) -> NormError:
         """The l_p error for n users; p: the shape's own where it is not given."""
         return NormError(self.noise_root(n), self.shape.p if p is None else p)
 
     def projected(self, found: Estimate) -> Tensor:
-        """The nearest point to ``found.value`` of the domain's convex hull: biased, and never further off in l_2.
+        """The nearest point to ``found.value`` of the domain's convex hull: biased, and never
+        further off in l_2.
 
         ``projected_error`` says how far at most. Raises TypeError.
         """
@@ -88,13 +97,14 @@ class MeanProtocol(Protocol[Crowd]):
     def projected_error(self, n: int) -> Measured:
         """An upper bound on (E ||projected - mean||_2^2)^{1/2} for n users, whatever their data.
 
-        For the projection z of m + Z on a convex K that holds m, <m + Z - z, m - z> <= 0, so ||z - m||^2 <= <Z, z - m>
-        <= max_{y in K} <Z, y> - <Z, m>. In the mean that is E h_K(Z), h_K the support function, here by Monte Carlo
-        with normal noise; or E ||Z||^2 where this is less. No dimension enters for a simplex but log d.
+        For the projection z of m + Z on a convex K that holds m, <m + Z - z, m - z> <= 0, so ||z -
+        m||^2 <= <Z, z - m> <= max_{y in K} <Z, y> - <Z, m>. In the mean that is E h_K(Z), h_K the
+        support function, here by Monte Carlo with normal noise; or E ||Z||^2 where this is less. No
+        dimension enters for a simplex but log d.
 
         Guarantees: an upper bound, up to the standard error; for a ``LocalMean`` as n grows.
-        Source: the inequality above; Dwork, Nikolov, Talwar (2015), "Efficient algorithms for privately releasing
-        marginals via convex relaxations", section 3, for the idea.
+        Source: the inequality above; Dwork, Nikolov, Talwar (2015), "Efficient algorithms for
+        privately releasing marginals via convex relaxations", section 3, for the idea.
         """
         plain, root = self.error(n, 2.0).floor, self.noise_root(n)
         generator = keyed_generator(b"torchdp.mean.projected_error", root.device)
@@ -130,10 +140,11 @@ class MeanProtocol(Protocol[Crowd]):
         return replace(found, population=partial(self._of_population, found, tally.users(1)))
 
     def _of_population(self, found: Estimate, n: float | Tensor) -> Estimate:
-        """Of points between low and high whose mean is m, Var <= (high - m)(m - low) in each coordinate.
+        """Of points between low and high whose mean is m, Var <= (high - m)(m - low) in each
+        coordinate.
 
-        A released mean tells no more of their variance: it is that of points at both ends. One released beside the
-        mean, as by ``GaussianCovariance``, gives a narrower interval.
+        A released mean tells no more of their variance: it is that of points at both ends. One
+        released beside the mean, as by ``GaussianCovariance``, gives a narrower interval.
         Source: Bhatia, Davis (2000), Theorem 1.
         """
         axes = torch.eye(self.domain.dimension).to(self.domain.spanning())
@@ -146,17 +157,18 @@ class MeanProtocol(Protocol[Crowd]):
 
 @dataclass(frozen=True, eq=False)
 class GaussianRelease(CuratorProtocol[Crowd]):
-    """Gaussian noise of deviation ``multiplier`` on a sensitivity of 1, and whatever follows from that.
+    """Gaussian noise of deviation ``multiplier`` on a sensitivity of 1, and whatever follows from
+    that.
 
-    Users hold points of ``domain``, (n, d); a summary is a crowd of such points; n is public. Points outside the domain
-    are refused: see ``Domain.project``.
+    Users hold points of ``domain``, (n, d); a summary is a crowd of such points; n is public.
+    Points outside the domain are refused: see ``Domain.project``.
 
-    It is mu-Gaussian DP with mu = 1/multiplier, zCDP with rho = mu^2/2, and has the exact delta of every epsilon. What
-    leaves are whole steps (:class:`RoundedSum`), to which the guarantee refers.
+    It is mu-Gaussian DP with mu = 1/multiplier, zCDP with rho = mu^2/2, and has the exact delta of
+    every epsilon. What leaves are whole steps (:class:`RoundedSum`), to which the guarantee refers.
 
-    domain: K. shape: an ellipsoid for the noise, any: a bad one costs accuracy, not privacy. multiplier > 0; delta in
-    (0, 1): where the guarantee is stated. ``calibrated`` finds the multiplier.
-    Raises TypeError, ValueError.
+    domain: K. shape: an ellipsoid for the noise, any: a bad one costs accuracy, not privacy.
+    multiplier > 0; delta in (0, 1): where the guarantee is stated. ``calibrated`` finds the
+    multiplier. Raises TypeError, ValueError.
     Source: Bun, Steinke (2016), Proposition 1.6; Balle, Wang (2018), Theorem 8.
     """
 
@@ -179,11 +191,15 @@ class GaussianRelease(CuratorProtocol[Crowd]):
         return (self.domain.dimension,)
 
     def validate(self, x: Tensor) -> Tensor:
-        """x, (n, d) with n >= 1, in the domain and on the shape's device. Raises TypeError, ValueError."""
+        """x, (n, d) with n >= 1, in the domain and on the shape's device. Raises TypeError,
+        ValueError.
+        """
         return points_of(self.encoding, x, super().validate(x))
 
     def encoded(self, summary: Crowd) -> Iterator[tuple[Tensor, Tensor]]:
-        """Vectors (k, r) or (*batch, k, r) and how many users hold each, (*batch, k), float64, block by block."""
+        """Vectors (k, r) or (*batch, k, r) and how many users hold each, (*batch, k), float64,
+        block by block.
+        """
         for some, counts in in_blocks(summary.rows, summary.counts):
             yield self.encoding(some.flatten(0, -2)).view(*some.shape[:-1], -1), counts
 
@@ -198,16 +214,19 @@ class GaussianRelease(CuratorProtocol[Crowd]):
         rho: float | None = None,
         **own: int,
     ) -> Self:
-        """The least noise that is (epsilon, delta)-DP, or rho-zCDP (delta: where epsilon is stated then).
+        """The least noise that is (epsilon, delta)-DP, or rho-zCDP (delta: where epsilon is stated
+        then).
 
-        own: what else the class has, as the order of ``GaussianMoments``. Raises ValueError, TypeError. Guarantees:
-        (epsilon, delta)-DP; rho-zCDP.
+        own: what else the class has, as the order of ``GaussianMoments``. Raises ValueError,
+        TypeError. Guarantees: (epsilon, delta)-DP; rho-zCDP.
         """
         return cls(domain, shape, least_multiplier(delta, epsilon, rho), delta, **own)
 
     @property
     def rho(self) -> float:
-        """1 / (2 multiplier^2): every Renyi divergence of order alpha between neighbours is at most rho alpha."""
+        """1 / (2 multiplier^2): every Renyi divergence of order alpha between neighbours is at most
+        rho alpha.
+        """
         return 1 / (2 * self.multiplier**2)
 
     @property
@@ -228,7 +247,8 @@ class GaussianRelease(CuratorProtocol[Crowd]):
 
 
 def least_multiplier(delta: float, epsilon: float | None, rho: float | None) -> float:
-    """Of the least Gaussian noise that is (epsilon, delta)-DP, or rho-zCDP. Raises ValueError, TypeError.
+    """Of the least Gaussian noise that is (epsilon, delta)-DP, or rho-zCDP. Raises ValueError,
+    TypeError.
 
     Source: Balle, Wang (2018), Theorem 8; Bun, Steinke (2016), Proposition 1.6.
     """
@@ -241,11 +261,14 @@ def least_multiplier(delta: float, epsilon: float | None, rho: float | None) -> 
 
 @dataclass(frozen=True, eq=False)
 class GaussianMean(GaussianRelease, MeanProtocol):
-    """The curator releases the mean plus N(0, (multiplier diameter / n)^2 A A^T), A the root of the shape.
+    """The curator releases the mean plus N(0, (multiplier diameter / n)^2 A A^T), A the root of the
+    shape.
 
-    In u = A^+ (x - c) one user's replacement moves the mean by at most diameter / n. A tally is the noisy sum of u.
+    In u = A^+ (x - c) one user's replacement moves the mean by at most diameter / n. A tally is the
+    noisy sum of u.
 
-    Guarantees: (epsilon, delta)-DP in the central model for replacing one user's point, n public; rho-zCDP.
+    Guarantees: (epsilon, delta)-DP in the central model for replacing one user's point, n public;
+    rho-zCDP.
     Source: Nikolov, Tang (2023), Theorem 15.
     """
 
@@ -261,7 +284,8 @@ class GaussianMean(GaussianRelease, MeanProtocol):
     ) -> "GaussianMean":
         """Of the least (E ||error||_p^2)^{1/2} of our shapes, at every n and for all data.
 
-        ``calibrated`` with ``least_error_shape``. Raises ValueError, TypeError. Guarantees: as ``calibrated``.
+        ``calibrated`` with ``least_error_shape``. Raises ValueError, TypeError. Guarantees: as
+        ``calibrated``.
         """
         return cls.calibrated(
             domain, least_error_shape(domain, p), delta=delta, epsilon=epsilon, rho=rho
@@ -276,11 +300,15 @@ class GaussianMean(GaussianRelease, MeanProtocol):
         )
 
     def noise_root(self, n: Users) -> Tensor:
-        """B = (sigma/n) A: Cov(estimate) = B B^T, for Gaussian noise of deviation sigma of ``sums``."""
+        """B = (sigma/n) A: Cov(estimate) = B B^T, for Gaussian noise of deviation sigma of
+        ``sums``.
+        """
         return self.sums.sigma / beside(checks.people("n", n, 1), 2) * self.shape.root
 
     def collect_groups(self, x: Tensor, groups: Tensor, size: int, draws: Draws) -> Tally:
-        """In one pass: a block holds at most so many users of each group, whose sum is a ``RoundedSum`` of its own."""
+        """In one pass: a block holds at most so many users of each group, whose sum is a
+        ``RoundedSum`` of its own.
+        """
         n, zero = (
             torch.bincount(groups, minlength=size),
             x.new_zeros(size, self.sums.size, dtype=torch.float64),

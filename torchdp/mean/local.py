@@ -23,18 +23,21 @@ from torchdp.symmetric import svec, symmetric, triangular
 
 @dataclass(frozen=True, eq=False)
 class LocalMean(MeanProtocol, Relay[Crowd, Tensor, BallRandomizer]):
-    """Each user sends A^+ (x - c) through a randomizer of the ball; the analyst averages and applies A.
+    """Each user sends A^+ (x - c) through a randomizer of the ball; the analyst averages and
+    applies A.
 
-    With E Y = u and Cov(Y | u) = v I at every point of the ball the estimate has covariance v A A^T / n exactly,
-    whatever the data: (E ||error||_2^2)^{1/2} = (v tr(A A^T) / n)^{1/2}. ``error`` takes the noise for Gaussian (the
-    central limit: exact at p = 2, where only the covariance counts); ``error_bound`` does not. For a randomizer whose
-    noise is less at some points (moments.outer < 0) the covariance is at most that.
+    With E Y = u and Cov(Y | u) = v I at every point of the ball the estimate has covariance v A A^T
+    / n exactly, whatever the data: (E ||error||_2^2)^{1/2} = (v tr(A A^T) / n)^{1/2}. ``error``
+    takes the noise for Gaussian (the central limit: exact at p = 2, where only the covariance
+    counts); ``error_bound`` does not. For a randomizer whose noise is less at some points
+    (moments.outer < 0) the covariance is at most that.
 
-    client: what users run, of dimension r, the columns of A, its radius at least the encoding's. ``calibrated`` makes
-    one. Raises ValueError, TypeError.
+    client: what users run, of dimension r, the columns of A, its radius at least the encoding's.
+    ``calibrated`` makes one. Raises ValueError, TypeError.
 
     Guarantees: the client's own, for each user.
-    Source: Nikolov, Tang (2023), Theorem 17, with any unbiased randomizer in the place of their point release.
+    Source: Nikolov, Tang (2023), Theorem 17, with any unbiased randomizer in the place of their
+    point release.
     """
 
     domain: Domain
@@ -58,7 +61,9 @@ class LocalMean(MeanProtocol, Relay[Crowd, Tensor, BallRandomizer]):
         return (self.domain.dimension,)
 
     def validate(self, x: Tensor) -> Tensor:
-        """x, (n, d) with n >= 1, in the domain and on the shape's device. Raises TypeError, ValueError."""
+        """x, (n, d) with n >= 1, in the domain and on the shape's device. Raises TypeError,
+        ValueError.
+        """
         return points_of(self.encoding, x, super().validate(x))
 
     @classmethod
@@ -73,7 +78,9 @@ class LocalMean(MeanProtocol, Relay[Crowd, Tensor, BallRandomizer]):
 
     @classmethod
     def tuned(cls, domain: Domain, p: float = 2.0, *, epsilon: float) -> "LocalMean":
-        """Of our shapes that of the least (E ||error||_p^2)^{1/2}, as ``error`` sees it. Raises as ``calibrated``."""
+        """Of our shapes that of the least (E ||error||_p^2)^{1/2}, as ``error`` sees it. Raises as
+        ``calibrated``.
+        """
         return cls.calibrated(domain, least_error_shape(domain, p, local=True), epsilon=epsilon)
 
     def client_input(self, x: Tensor) -> Tensor:
@@ -81,7 +88,9 @@ class LocalMean(MeanProtocol, Relay[Crowd, Tensor, BallRandomizer]):
         return self.encoding(x)
 
     def noise_root(self, n: Users) -> Tensor:
-        """B = (v / n)^{1/2} A: Cov(estimate) = B B^T for an isotropic randomizer, at most that for any other."""
+        """B = (v / n)^{1/2} A: Cov(estimate) = B B^T for an isotropic randomizer, at most that for
+        any other.
+        """
         users = beside(checks.people("n", n, 1), 2)
         return (self.client.moments.variance / users) ** 0.5 * self.shape.root
 
@@ -90,11 +99,12 @@ class LocalMean(MeanProtocol, Relay[Crowd, Tensor, BallRandomizer]):
         return self.client.subgaussian.proxy * self.shape.root.square().sum(1)
 
     def error_bound(self, n: int) -> float:
-        """A proved upper bound on (E ||error||_p^2)^{1/2} for n users, whatever their data, p the shape's.
+        """A proved upper bound on (E ||error||_p^2)^{1/2} for n users, whatever their data, p the
+        shape's.
 
-        The noise of coordinate i is sub-Gaussian with proxy s ||A_i||^2 / n, so E |Z_i|^p <= p 2^{p/2} Gamma(p/2)
-        (s ||A_i||^2/n)^{p/2}, and E max_i Z_i^2 <= (2 log(2 d) + 2) s max_i ||A_i||^2 / n; never more than at p = 2,
-        where the error is known exactly.
+        The noise of coordinate i is sub-Gaussian with proxy s ||A_i||^2 / n, so E |Z_i|^p <= p
+        2^{p/2} Gamma(p/2) (s ||A_i||^2/n)^{p/2}, and E max_i Z_i^2 <= (2 log(2 d) + 2) s
+        max_i ||A_i||^2 / n; never more than at p = 2, where the error is known exactly.
 
         Guarantees: an upper bound at every n.
         Source: Nikolov, Tang (2023), Theorem 17, with its constants.
@@ -114,22 +124,26 @@ class LocalMean(MeanProtocol, Relay[Crowd, Tensor, BallRandomizer]):
 
 @dataclass(frozen=True, eq=False)
 class LocalCovariance(Relay[Crowd, Tensor, BallRandomizer]):
-    """Covariance of the users' own numbers in a box, divisor n, from one vector of numbers and their products.
+    """Covariance of the users' own numbers in a box, divisor n, from one vector of numbers and
+    their products.
 
     The analyst subtracts the square of the mean.
 
-    With w in [-1, 1]^d the scaled numbers a user shows t w, e (w_i^2 - c) and 2^{1/2} w_i w_j, i < j. The squared norm
-    is convex in each w_i^2, so it is largest at corners, and convex in how many of these are 1: all or none. With
-    q = t^2 + d - 1 and e^2 >= q, c = 1/2 + q/(2 e^2) makes both the same, e^2 d c^2.
-    t^2 = (d + 1)^{1/2} (1/4 for d = 1) and e^2 = q (1 + d^{-3/2}) come near the least mean squared error of an
-    entry at means of 1/2. From messages with E Y = u, Cov Y = v I come the mean m, of errors of variance v/(t^2 n), and
-    second moments S, v/(e^2 n) on the diagonal and v/(2 n) beside it. S - m m^T + v/(t^2 n) I has no bias.
+    With w in [-1, 1]^d the scaled numbers a user shows t w, e (w_i^2 - c) and 2^{1/2} w_i w_j, i <
+    j. The squared norm is convex in each w_i^2, so it is largest at corners, and convex in how many
+    of these are 1: all or none. With q = t^2 + d - 1 and e^2 >= q, c = 1/2 + q/(2 e^2) makes both
+    the same, e^2 d c^2. t^2 = (d + 1)^{1/2} (1/4 for d = 1) and e^2 = q (1 + d^{-3/2}) come near
+    the least mean squared error of an entry at means of 1/2. From messages with E Y = u, Cov Y = v
+    I come the mean m, of errors of variance v/(t^2 n), and second moments S, v/(e^2 n) on the
+    diagonal and v/(2 n) beside it. S - m m^T + v/(t^2 n) I has no bias.
 
-    domain: the box of the users' numbers, (n, d), wider than 0 in each. client: of dimension d + d (d + 1)/2, with as
-    much noise along the point as across it; ``calibrated`` makes one. Raises TypeError, ValueError.
+    domain: the box of the users' numbers, (n, d), wider than 0 in each. client: of dimension d + d
+    (d + 1)/2, with as much noise along the point as across it; ``calibrated`` makes one. Raises
+    TypeError, ValueError.
 
     Guarantees: the client's own, for each user.
-    Source: derived here; Asi, Feldman, Talwar (2022) for the randomizer; Nikolov, Tang (2023), after Theorem 6.
+    Source: derived here; Asi, Feldman, Talwar (2022) for the randomizer; Nikolov, Tang (2023),
+    after Theorem 6.
     """
 
     domain: Box
@@ -185,7 +199,9 @@ class LocalCovariance(Relay[Crowd, Tensor, BallRandomizer]):
 
     @cached_property
     def _lengths(self) -> Tensor:
-        """e on the diagonal and 1 beside it, (d, d): what the products' matrix is multiplied by before ``svec``."""
+        """e on the diagonal and 1 beside it, (d, d): what the products' matrix is multiplied by
+        before ``svec``.
+        """
         e = math.sqrt(self.weights(self.domain.dimension)[1])
         return 1 + (e - 1) * torch.eye(self.domain.dimension).to(self.half)
 
@@ -206,7 +222,9 @@ class LocalCovariance(Relay[Crowd, Tensor, BallRandomizer]):
         return self._noise(n).covariance(S, m, self.domain.middle, n)
 
     def predicted_mse(self, summary: Crowd) -> Tensor:
-        """(d, d): that of S, and what the mean's noise of variance v/(t^2 n) adds, as if it were normal."""
+        """(d, d): that of S, and what the mean's noise of variance v/(t^2 n) adds, as if it were
+        normal.
+        """
         crowd = self.validate_summary(summary)
         return self._noise(crowd.n).mse(crowd.mean - self.domain.middle)
 

@@ -1,4 +1,5 @@
-"""Moment tensors of bounded vectors: Gaussian noise with the covariance of a symmetric Kronecker power.
+"""Moment tensors of bounded vectors: Gaussian noise with the covariance of a symmetric Kronecker
+power.
 
 Covariances without bias from one joint release, and the biased projection that wins for few users.
 """
@@ -26,20 +27,24 @@ MOST_ORDER, MOST_ENTRIES = 6, 2**27
 
 @dataclass(frozen=True, eq=False)
 class GaussianMoments(GaussianRelease):
-    """The curator releases (1/n) sum_i x_i (x) ... (x) x_i (``order`` factors) plus symmetric Gaussian noise.
+    """The curator releases (1/n) sum_i x_i (x) ... (x) x_i (``order`` factors) plus symmetric
+    Gaussian noise.
 
-    With x = A u, ||u|| <= R, the tensor is A^{(x) l} u^{(x) l}, and u^{(x) l} lies in the symmetric tensors: the noise
-    is A^{(x) l} (multiplier D / n) Sym(g), g standard normal of shape (r, ..., r), Sym the mean over all orders of the
-    indices, which is the orthogonal projection. Entry i_1 ... i_l has variance (multiplier D/n)^2 / l! times the
-    permanent of (A A^T)[i, i], l! times less than noise on every coordinate apart where the i_k are far from each
-    other. D bounds ||u^{(x) l} - w^{(x) l}||: its square is ||u||^{2l} + ||w||^{2l} - 2 <u, w>^l, so D = 2^{1/2} R^l
-    for even l (R^l where r = 1) and 2 R^l for odd l. Noise and data cost O(l d^{l + 1}); no d^l x d^l matrix.
+    With x = A u, ||u|| <= R, the tensor is A^{(x) l} u^{(x) l}, and u^{(x) l} lies in the symmetric
+    tensors: the noise is A^{(x) l} (multiplier D / n) Sym(g), g standard normal of shape
+    (r, ..., r), Sym the mean over all orders of the indices, which is the orthogonal projection.
+    Entry i_1 ... i_l has variance (multiplier D/n)^2 / l! times the permanent of (A A^T)[i, i], l!
+    times less than noise on every coordinate apart where the i_k are far from each other. D
+    bounds ||u^{(x) l} - w^{(x) l}||: its square is ||u||^{2l} + ||w||^{2l} - 2 <u, w>^l, so D =
+    2^{1/2} R^l for even l (R^l where r = 1) and 2 R^l for odd l. Noise and data cost
+    O(l d^{l + 1}); no d^l x d^l matrix.
 
-    shape: around the origin: noise_shape(domain, p, shift=False), or of a symmetric domain. order: 1 to 6. A tally is
-    the noisy sum of u^{(x) l}. Raises TypeError, ValueError.
+    shape: around the origin: noise_shape(domain, p, shift=False), or of a symmetric domain. order:
+    1 to 6. A tally is the noisy sum of u^{(x) l}. Raises TypeError, ValueError.
 
     Guarantees: (epsilon, delta)-DP in the central model for replacing one user's point, n public.
-    Source: Nikolov, Tang (2023), Theorem 15 for the set {x^{(x) l}}, Lemma 62 for the ellipsoid around it.
+    Source: Nikolov, Tang (2023), Theorem 15 for the set {x^{(x) l}}, Lemma 62 for the ellipsoid
+    around it.
     """
 
     order: int = 2
@@ -79,10 +84,13 @@ class GaussianMoments(GaussianRelease):
         return {"sum": ((self.shape.root.shape[1],) * self.order, torch.float64)}
 
     def deviations(self, n: Users) -> Tensor:
-        """Standard deviation of each entry's noise, (*batch, d, ..., d): scaled (permanent((A A^T)[i, i])/l!)^{1/2}."""
+        """Standard deviation of each entry's noise, (*batch, d, ..., d): scaled
+        (permanent((A A^T)[i, i])/l!)^{1/2}.
+        """
         G = self.shape.root @ self.shape.root.mT
         variances = torch.zeros((len(G),) * self.order).to(G)
-        # all values of each index, along an axis of its own: a factor of an entry is one gather of d or d^2 numbers
+        # all values of each index, along an axis of its own: a factor of an entry is one gather of
+        # d or d^2 numbers
         indices = [
             torch.arange(len(G)).view(-1, *(1,) * behind) for behind in reversed(range(self.order))
         ]
@@ -125,7 +133,9 @@ class GaussianMoments(GaussianRelease):
 
 
 def tensor_sum(u: Tensor, order: int, counts: Tensor) -> Tensor:
-    """sum_i counts_i u_i (x) ... (x) u_i for rows u (*batch, k, r): (*batch, r, ..., r), from half powers."""
+    """sum_i counts_i u_i (x) ... (x) u_i for rows u (*batch, k, r): (*batch, r, ..., r), from half
+    powers.
+    """
     left, right = _power(u, (order + 1) // 2), _power(u, order // 2)
     return ((counts[..., None] * left).mT @ right).reshape(
         *counts.shape[:-1], *(u.shape[-1],) * order
@@ -133,7 +143,9 @@ def tensor_sum(u: Tensor, order: int, counts: Tensor) -> Tensor:
 
 
 def apply_to_each(A: Tensor, tensor: Tensor, order: int) -> Tensor:
-    """A (d, r) applied to each of the last ``order`` indices of (..., r, ..., r): (..., d, ..., d)."""
+    """A (d, r) applied to each of the last ``order`` indices of (..., r, ..., r):
+    (..., d, ..., d).
+    """
     for _ in range(order):  # each turn moves the index it has changed to the front of the others
         tensor = (tensor @ A.mT).movedim(-1, tensor.ndim - order)
     return tensor
@@ -149,12 +161,14 @@ def _power(u: Tensor, order: int) -> Tensor:
 
 @dataclass(frozen=True, eq=False)
 class Covariance(Estimate):
-    """value: the covariance (*sample_shape, d, d), symmetric, of n users' vectors, beside an estimate of their mean.
+    """value: the covariance (*sample_shape, d, d), symmetric, of n users' vectors, beside an
+    estimate of their mean.
 
-    Both are unbiased for those users' own mean and covariance (divisor n), so the covariance may have eigenvalues
-    below 0; :func:`project_covariance` takes them away, at the price of a bias. standard_error is the root of an
-    unbiased estimate of the variance, which depends on the mean, but never below that of users at the centre.
-    The mean's ``of_population()`` has the sampling error of this covariance.
+    Both are unbiased for those users' own mean and covariance (divisor n), so the covariance may
+    have eigenvalues below 0; :func:`project_covariance` takes them away, at the price of a bias.
+    standard_error is the root of an unbiased estimate of the variance, which depends on the mean,
+    but never below that of users at the centre. The mean's ``of_population()`` has the sampling
+    error of this covariance.
     """
 
     mean: Estimate = field(kw_only=True)
@@ -169,9 +183,10 @@ class Covariance(Estimate):
 class MomentNoise:
     """The noise of first and second moments m, (r,), and S, (r, r), of vectors w, x = centre + B w.
 
-    root: B, (d, r). own: variances of B S B^T, (*batch, d, d). nu: variance of each entry of m, a number or
-    (*batch, 1, 1). With B (S - m m^T + nu I) B^T the covariance has no bias. Its squared error, for normal noise of m,
-    is own + nu^2 Q + nu (b_i^2 G_jj + b_j^2 G_ii + 2 b_i b_j G_ij), b = mean - centre, G = B B^T, Q = ``squares(B)``.
+    root: B, (d, r). own: variances of B S B^T, (*batch, d, d). nu: variance of each entry of m, a
+    number or (*batch, 1, 1). With B (S - m m^T + nu I) B^T the covariance has no bias. Its squared
+    error, for normal noise of m, is own + nu^2 Q + nu (b_i^2 G_jj + b_j^2 G_ii + 2 b_i b_j G_ij),
+    b = mean - centre, G = B B^T, Q = ``squares(B)``.
     """
 
     root: Tensor
@@ -207,25 +222,31 @@ class MomentNoise:
 
 
 def squares(root: Tensor) -> Tensor:
-    """Q_ij = G_ii G_jj + G_ij^2, G = root root^T: the variances of z z^T for a normal z of covariance G."""
+    """Q_ij = G_ii G_jj + G_ij^2, G = root root^T: the variances of z z^T for a normal z of
+    covariance G.
+    """
     G = root @ root.mT
     return G.diagonal()[:, None] * G.diagonal() + G.square()
 
 
 @dataclass(frozen=True, eq=False)
 class GaussianCovariance(GaussianRelease):
-    """The curator releases mean and second moment together, and from them the covariance without bias.
+    """The curator releases mean and second moment together, and from them the covariance without
+    bias.
 
-    With w = A^+ (x - c) / R in the unit ball one Gaussian release of (w w^T, t w), symmetric noise on the first,
-    carries both: ||w w^T - v v^T||_F^2 + t^2 ||w - v||^2 = |w|^4 + |v|^4 - 2 s^2 + t^2 (|w|^2 + |v|^2 - 2 s) with s =
-    <w, v> is largest over all s at -t^2/2, where it is at most 2 (1 + t^2/2)^2. From S and m, with noise of deviation
-    tau = multiplier 2^{1/2} (1 + t^2/2) / n in S and tau/t in m, the covariance is B (S - m m^T + (tau/t)^2 I) B^T,
-    B = R A, without bias. t is the one that is best where the mean is as far from c as it may be.
+    With w = A^+ (x - c) / R in the unit ball one Gaussian release of (w w^T, t w), symmetric noise
+    on the first, carries both: ||w w^T - v v^T||_F^2 + t^2 ||w - v||^2 = |w|^4 + |v|^4 - 2 s^2 +
+    t^2 (|w|^2 + |v|^2 - 2 s) with s = <w, v> is largest over all s at -t^2/2, where it is at most 2
+    (1 + t^2/2)^2. From S and m, with noise of deviation tau = multiplier 2^{1/2} (1 + t^2/2) / n in
+    S and tau/t in m, the covariance is B (S - m m^T + (tau/t)^2 I) B^T, B = R A, without bias. t is
+    the one that is best where the mean is as far from c as it may be.
 
     A tally holds n S ("second") and n m ("first").
 
-    Guarantees: (epsilon, delta)-DP in the central model for replacing one user's point, n public; unbiased.
-    Source: Nikolov, Tang (2023), Theorem 15 and the text after Theorem 6; the joint release is derived here.
+    Guarantees: (epsilon, delta)-DP in the central model for replacing one user's point, n public;
+    unbiased.
+    Source: Nikolov, Tang (2023), Theorem 15 and the text after Theorem 6; the joint release is
+    derived here.
     """
 
     @cached_property
@@ -235,7 +256,8 @@ class GaussianCovariance(GaussianRelease):
 
     @cached_property
     def mean_weight(self) -> float:
-        """t: minimises (1 + t^2/2)^2 (H + C/t^2), H = (tr(G)^2 + tr(G^2))/2, C = 2 g (tr G + g), g = ||G||, G = B B^T.
+        """t: minimises (1 + t^2/2)^2 (H + C/t^2), H = (tr(G)^2 + tr(G^2))/2, C = 2 g (tr G + g),
+        g = ||G||, G = B B^T.
 
         At most 2^{1/2}, beyond which more weight on the mean makes its own noise larger.
         """
@@ -296,12 +318,16 @@ class GaussianCovariance(GaussianRelease):
         return self.validate_summary(summary).covariance
 
     def predicted_mse(self, summary: Crowd) -> Tensor:
-        """tau^2 Q/2 and what the mean's noise of variance (tau/t)^2 adds (``MomentNoise``), exactly."""
+        """tau^2 Q/2 and what the mean's noise of variance (tau/t)^2 adds (``MomentNoise``),
+        exactly.
+        """
         crowd = self.validate_summary(summary)
         return self._noise(crowd.n).mse(crowd.mean - self.encoding.centre)
 
     def worst_mse(self, n: Users, objective: Objective = Objective.WORST) -> Tensor:
-        """A bound: the mean may lie anywhere in the ellipsoid {c + B w}, |w| <= 1, around the domain."""
+        """A bound: the mean may lie anywhere in the ellipsoid {c + B w}, |w| <= 1, around the
+        domain.
+        """
         checks.instance("objective", objective, Objective)
         noise = self._noise(n)
         g = self.root.square().sum(1)
@@ -322,10 +348,12 @@ class GaussianCovariance(GaussianRelease):
 
 
 def project_second_moment(matrix: Tensor, radius: float = 1.0) -> Tensor:
-    """The nearest mean of x x^T with ||x|| <= radius: biased, and much closer than an unbiased estimate for few users.
+    """The nearest mean of x x^T with ||x|| <= radius: biased, and much closer than an unbiased
+    estimate for few users.
 
-    The nearest positive semidefinite matrix of trace at most radius^2: eigenvalues cut at 0 and, where their sum is
-    too large, shifted down together. matrix: (*batch, d, d), symmetric. Post-processing: as private as its input.
+    The nearest positive semidefinite matrix of trace at most radius^2: eigenvalues cut at 0 and,
+    where their sum is too large, shifted down together. matrix: (*batch, d, d), symmetric.
+    Post-processing: as private as its input.
     Source: Nikolov, Talwar, Zhang (2016), the projection mechanism, for the ball's second moments.
     """
     (values, vectors), total = _spectrum(matrix), checks.squarable("radius", radius) ** 2
@@ -337,7 +365,9 @@ def project_second_moment(matrix: Tensor, radius: float = 1.0) -> Tensor:
 
 
 def project_covariance(matrix: Tensor) -> Tensor:
-    """The nearest positive semidefinite matrix: biased upwards, never further from a covariance than its input."""
+    """The nearest positive semidefinite matrix: biased upwards, never further from a covariance
+    than its input.
+    """
     values, vectors = _spectrum(matrix)
     return (vectors * values.clamp_min(0)[..., None, :]) @ vectors.mT
 

@@ -1,4 +1,5 @@
-"""Pairwise statistics (U- and V-statistics of degree 2), through any channel of ``torchdp.queries``, and in rounds.
+"""Pairwise statistics (U- and V-statistics of degree 2), through any channel of
+``torchdp.queries``, and in rounds.
 
 >>> import torch
 >>> from torchdp.pairwise import absolute_difference
@@ -9,7 +10,8 @@
 >>> found = protocol.estimate(torch.arange(10_000) % 16)  # each user's own message
 >>> low, high = found.interval()
 
-A statistic is a quadratic form in one vector for each type (``PairwiseStatistic``), a question for any channel:
+A statistic is a quadratic form in one vector for each type (``PairwiseStatistic``), a question for
+any channel:
 
 | channel | users send | analyst sees | source |
 |---|---|---|---|
@@ -19,9 +21,10 @@ A statistic is a quadratic form in one vector for each type (``PairwiseStatistic
 | queries.ShuffledQueries | shuffled bits, (epsilon, delta) | sums | Ghazi et al. (2023), Remark; here |
 | queries.CentralFactorization, CentralLaplace | their types, to a curator | - | here |
 
-Means over tuples of three and more different users are questions for the same channels. Reports that can be listed,
-reports of bits, vectors, shuffled sums and curators answer them without bias up to degree three; degrees above are
-without bias from listed reports, else corrected to second order (``degree.DegreeAnalyst``):
+Means over tuples of three and more different users are questions for the same channels. Reports
+that can be listed, reports of bits, vectors, shuffled sums and curators answer them without bias up
+to degree three; degrees above are without bias from listed reports, else corrected to second order
+(``degree.DegreeAnalyst``):
 
 >>> from torchdp import queries
 >>> from torchdp.pairwise import statistic_of_degree, third_central_moment
@@ -49,9 +52,9 @@ What is no channel asks twice:
 | ThreeRound | 2 vectors, 2 answers | four sums | Ghazi et al. (2023), Theorem 24 |
 | ProjectedTwoRound | 2 vectors, 1 answer | three sums | here |
 
-``queries.choose`` finds the channel of least predicted error, :func:`choose_rounds` tries two rounds too.
-``consistent`` projects an estimate onto the values that data can attain: biased, often with lower error.
-``mann_whitney`` tests whether two classes have one distribution.
+``queries.choose`` finds the channel of least predicted error, :func:`choose_rounds` tries two
+rounds too. ``consistent`` projects an estimate onto the values that data can attain: biased, often
+with lower error. ``mann_whitney`` tests whether two classes have one distribution.
 """
 
 from torchdp.pairwise.analyst import consistent

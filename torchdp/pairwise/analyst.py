@@ -1,4 +1,6 @@
-"""From a tally to the estimate of a pairwise statistic, of the users or of the population that they are a sample of."""
+"""From a tally to the estimate of a pairwise statistic, of the users or of the population that they
+are a sample of.
+"""
 
 import math
 import warnings
@@ -26,21 +28,25 @@ TOLERANCE = 1e-7  # of the squared distance to the hull, relative to the largest
 
 
 class PairwiseAnalyst(ABC):
-    """Estimates one pairwise statistic from what is known of the mean of a form over pairs of users.
+    """Estimates one pairwise statistic from what is known of the mean of a form over pairs of
+    users.
 
-    The estimate's error is that of the privacy noise: it refers to these n users, not of a population they came from.
-    Coverage of ``interval(0.95)``, measured: chosen protocols from 1,000 users on: 0.941 to 0.979 in 66 cells
-    (experiments/league/local_coverage.py); above 0.965 in seven.
-    Random kernels from 300 users on (experiments/pairwise/random_kernels.py), 250 cells of one round: 0.941 to 0.995,
-    near and at stationary points 0.939 to 0.998, where intervals are up to 1.9 times as wide as normal ones; two
-    rounds: 0.941 to 0.956 from 30,000 users on, but only from 0.905 with 300 or 3,000. A kernel with a large direction
-    beside many small ones (24 types in two groups, 30,000 users, epsilon 1): 0.956.
+    The estimate's error is that of the privacy noise: it refers to these n users, not of a
+    population they came from. Coverage of ``interval(0.95)``, measured: chosen protocols from 1,000
+    users on: 0.941 to 0.979 in 66 cells (experiments/league/local_coverage.py); above 0.965 in
+    seven. Random kernels from 300 users on (experiments/pairwise/random_kernels.py), 250 cells of
+    one round: 0.941 to 0.995, near and at stationary points 0.939 to 0.998, where intervals are up
+    to 1.9 times as wide as normal ones; two rounds: 0.941 to 0.956 from 30,000 users on, but only
+    from 0.905 with 300 or 3,000. A kernel with a large direction beside many small ones
+    (24 types in two groups, 30,000 users, epsilon 1): 0.956.
     """
 
     statistic: PairwiseForms
 
     def refuse(self) -> None:
-        """Raises ValueError for a statistic that is known beforehand, or can not be read off these pairs."""
+        """Raises ValueError for a statistic that is known beforehand, or can not be read off these
+        pairs.
+        """
         statistic = self.statistic
         statistic.refuse_constant()
         if statistic.pairs is not self.estimated_pairs and statistic.form.diagonal is None:
@@ -57,18 +63,23 @@ class PairwiseAnalyst(ABC):
 
     @abstractmethod
     def mean(self, tally: Tally, form: Form) -> Tensor:
-        """Unbiased estimate of the mean of a form over the native pairs; of many forms, of a tally ``beside_forms``."""
+        """Unbiased estimate of the mean of a form over the native pairs; of many forms, of a tally
+        ``beside_forms``.
+        """
 
     @abstractmethod
     def mean_variance(self, counts: Tensor, form: Form) -> Tensor:
-        """Variance of ``mean`` when counts (*batch, k) users hold each type, real numbers allowed."""
+        """Variance of ``mean`` when counts (*batch, k) users hold each type, real numbers
+        allowed.
+        """
 
     @abstractmethod
     def worst_variance(self, n: float | Tensor, form: Form) -> Tensor:
         """A bound of that variance over all data of n users."""
 
     def plug_in_variance(self, tally: Tally, form: Form) -> Tensor:
-        """Estimate of that variance from the messages alone. form.weights may carry batch dimensions.
+        """Estimate of that variance from the messages alone. form.weights may carry batch
+        dimensions.
 
         Here by ``mean_errors``: a class writes one of the two.
         """
@@ -79,11 +90,15 @@ class PairwiseAnalyst(ABC):
         """Unbiased estimate of the users' mean vector, (*batch, r)."""
 
     def mean_errors(self, tally: Tally) -> Callable[[Form, Tensor], Error]:
-        """What makes, of a form, weights (*batch, r), and ``mean`` less its constant, the error of that mean."""
+        """What makes, of a form, weights (*batch, r), and ``mean`` less its constant, the error of
+        that mean.
+        """
         return lambda form, value: ErrorParts.normal(self.plug_in_variance(tally, form))
 
     def _error(self, tally: Tally) -> Error:
-        """Of the statistic's own mean; made when an interval asks, so that values alone cost no decomposition."""
+        """Of the statistic's own mean; made when an interval asks, so that values alone cost no
+        decomposition.
+        """
         form = self.statistic.form
         error = self.mean_errors(tally)(form, self.mean(tally, form) - form.constant)
         return error.scaled(self.slope(tally.users()))
@@ -102,7 +117,9 @@ class PairwiseAnalyst(ABC):
         return RatioError(parts, at(torch.zeros_like(ratio)), at)
 
     def beside_forms(self, tally: Tally) -> Tally:
-        """The tally with dimensions of one behind its batch in the place of the statistic's forms."""
+        """The tally with dimensions of one behind its batch in the place of the statistic's
+        forms.
+        """
         if not (ones := (1,) * len(self.statistic.answer)):
             return tally
         rows = tally.parts.items()
@@ -117,9 +134,9 @@ class PairwiseAnalyst(ABC):
     def analyse(self, tally: Tally) -> Estimate:
         """The estimate from the tally of n >= 2 users.
 
-        Value and error are NaN where the estimated denominator of a ratio is 0; it warns where that is less than four
-        standard errors from 0, since the value may then be far off (a class that hardly anybody belongs to). Raises
-        TypeError, ValueError.
+        Value and error are NaN where the estimated denominator of a ratio is 0; it warns where that
+        is less than four standard errors from 0, since the value may then be far off
+        (a class that hardly anybody belongs to). Raises TypeError, ValueError.
         """
         n, statistic = self.check(tally, 2).n, self.statistic
         limits, tally = statistic.limits or (-math.inf, math.inf), self.beside_forms(tally)
@@ -155,7 +172,9 @@ class PairwiseAnalyst(ABC):
         return self.statistic.distortion
 
     def clipping_bias(self, tally: Tally) -> Tensor | float:
-        """The most that answers cut off to a range can add to ``mean`` on average: a public number."""
+        """The most that answers cut off to a range can add to ``mean`` on average: a public
+        number.
+        """
         return 0.0
 
     def pairs_mean(self, tally: Tally, form: Form) -> Tensor:
@@ -163,7 +182,9 @@ class PairwiseAnalyst(ABC):
         return self._convert(self.mean(tally, form), tally.users(), form)
 
     def ratio_error(self, tally: Tally, ratio: Tensor, below: Tensor) -> ErrorParts:
-        """Fieller's part: the variance of mean f - t mean g as a polynomial in t around the ratio, over (mean g)^2."""
+        """Fieller's part: the variance of mean f - t mean g as a polynomial in t around the ratio,
+        over (mean g)^2.
+        """
         if self.statistic.denominator is None:
             raise ValueError("statistic must be a ratio")
         g = self.statistic.denominator
@@ -184,12 +205,14 @@ class PairwiseAnalyst(ABC):
         )
 
     def predicted_mse(self, summary: Tensor) -> Tensor:
-        """Mean squared error, (*batch, *answer), for counts (*batch, k) of users, real numbers allowed, 2 at least.
+        """Mean squared error, (*batch, *answer), for counts (*batch, k) of users, real numbers
+        allowed, 2 at least.
 
-        Exact for a mean. For a ratio a/b (AUC) it is the delta method's V times 1 + 3 d^2 (1 + 2 c^2), d the relative
-        deviation of b and c its correlation with a - r b, as if both were normal: E e^2 (1 - d z + d^2 z^2)^2 to order
-        d^2. It warns where b is less than four standard errors from 0. The bias of a statistic that ``approximates``
-        another counts. Not private. Raises TypeError, ValueError.
+        Exact for a mean. For a ratio a/b (AUC) it is the delta method's V times 1 + 3 d^2
+        (1 + 2 c^2), d the relative deviation of b and c its correlation with a - r b, as if both
+        were normal: E e^2 (1 - d z + d^2 z^2)^2 to order d^2. It warns where b is less than four
+        standard errors from 0. The bias of a statistic that ``approximates`` another counts. Not
+        private. Raises TypeError, ValueError.
         """
         counts = self.statistic.users(summary, 2)
         n, form, denominator = counts.sum(-1), self.statistic.form, self.statistic.denominator
@@ -212,7 +235,9 @@ class PairwiseAnalyst(ABC):
         return variance * (1 + 3 * small) + 6 * shared.square() + self.bias(counts) ** 2
 
     def worst_mse(self, n: Users, objective: Objective = Objective.WORST) -> Tensor:
-        """A bound of ``predicted_mse`` over all data of n >= 2 users; inf for a ratio, whose classes may be empty."""
+        """A bound of ``predicted_mse`` over all data of n >= 2 users; inf for a ratio, whose
+        classes may be empty.
+        """
         checks.instance("objective", objective, Objective)
         n, form, answer = checks.people("n", n, 2), self.statistic.form, self.statistic.answer
         users, batch = beside(n, len(answer)), n.shape if isinstance(n, Tensor) else ()
@@ -296,9 +321,11 @@ class ChannelPairs(PairwiseAnalyst):
         return self.channel.whole(self.channel.check(tally, least))
 
     def _linear(self, form: Form, n: float | Tensor) -> Tensor:
-        """What turns the mean over the channel's pairs into the statistic's, but for ``slope``, beside the form.
+        """What turns the mean over the channel's pairs into the statistic's, but for ``slope``,
+        beside the form.
 
-        n^2 V = n (n - 1) U + sum over users of f(x, x): from all pairs -1/n of the mean f(x, x), else 1/(n - 1).
+        n^2 V = n (n - 1) U + sum over users of f(x, x): from all pairs -1/n of the mean f(x, x),
+        else 1/(n - 1).
         """
         if form.diagonal is None:
             return torch.zeros_like(form.weights)
@@ -331,7 +358,9 @@ class ChannelPairs(PairwiseAnalyst):
 
     @cached_property
     def _missed(self) -> Tensor | float:
-        """What the channel's bias b adds to the form at most: sum abs(w) (2 max abs(u) abs(b) + b^2), per answer."""
+        """What the channel's bias b adds to the form at most: sum abs(w) (2 max abs(u) abs(b) +
+        b^2), per answer.
+        """
         size = self.statistic.points.abs().amax(0)
         missed = self.channel.bias.abs().amax(1)
         if bool((missed <= ROUNDED * size.max()).all()):
@@ -339,7 +368,9 @@ class ChannelPairs(PairwiseAnalyst):
         return self.statistic.form.weights.abs() @ (2 * size * missed + missed.square())
 
     def approximation_bias(self, tally: Tally) -> Tensor | float:
-        """For bins of types: sum_ab h_a h_b max abs(f - f') over each two bins, h nearest to their decoded shares."""
+        """For bins of types: sum_ab h_a h_b max abs(f - f') over each two bins, h nearest to their
+        decoded shares.
+        """
         near = self.statistic.approximates
         if near is None:
             return self._missed
@@ -357,7 +388,9 @@ class ChannelPairs(PairwiseAnalyst):
         return ((held @ most) * held).sum(-1)
 
     def expansion(self, tally: Tally) -> tuple[Tensor, Tensor]:
-        """Of each of its answers, (*batch, a), in the channel's mean; of a ratio to second order."""
+        """Of each of its answers, (*batch, a), in the channel's mean; of a ratio to second
+        order.
+        """
         statistic = self.statistic
         beside_forms = self.beside_forms(tally)
         n = beside_forms.users()
@@ -403,14 +436,16 @@ def _warn_of_small(squared_error: Tensor) -> None:
 def of_population(
     given: PairwiseForms, estimate: Estimate, means: Tensor, below: Tensor
 ) -> Estimate:
-    """The estimate for the population from which the users are an independent sample, with a wider standard error.
+    """The estimate for the population from which the users are an independent sample, with a wider
+    standard error.
 
-    To the variance of the noise it adds that of the users' own U-statistic, 4/n Var f_1(X) + 2/n^2 Var f(X, Y) to first
-    order in 1/n, f_1(x) = E f(x, Y) = <u_x, J mean u>: for the mean vector that the messages give, moved to the hull of
-    the points, and the histogram of users with this mean vector that has the largest Var f_1 (up to 512 types; beyond,
-    its bound (max f_1 - m)(m - min f_1)). Var f counts as (max f - m)(m - min f). For a ratio f is f - ratio g.
-    means: (*batch, r), of the users' points; below: (*batch), a ratio's denominator, else 1. One after the other of a
-    batch. Raises ValueError for Pairs.ALL, whose mean depends on n, and for several forms.
+    To the variance of the noise it adds that of the users' own U-statistic, 4/n Var f_1(X) + 2/n^2
+    Var f(X, Y) to first order in 1/n, f_1(x) = E f(x, Y) = <u_x, J mean u>: for the mean vector
+    that the messages give, moved to the hull of the points, and the histogram of users with this
+    mean vector that has the largest Var f_1 (up to 512 types; beyond, its bound (max f_1 - m)(m -
+    min f_1)). Var f counts as (max f - m)(m - min f). For a ratio f is f - ratio g. means: (*batch,
+    r), of the users' points; below: (*batch), a ratio's denominator, else 1. One after the other of
+    a batch. Raises ValueError for Pairs.ALL, whose mean depends on n, and for several forms.
     Source: Hoeffding (1948), Theorem 5.2; Bhatia, Davis (2000), Theorem 1.
     """
     statistic = one_kernel(given)
@@ -427,7 +462,9 @@ def of_population(
 
 
 def _sampling_variance(statistic: PairwiseForms, h: Tensor, n: int, value: Tensor) -> Tensor:
-    """Of the U-statistic of n users with the mean vector of h; of a ratio that of its form at ``value``."""
+    """Of the U-statistic of n users with the mean vector of h; of a ratio that of its form at
+    ``value``.
+    """
     form = statistic.form
     if statistic.denominator is not None:
         ratio = value - statistic.offset
@@ -442,22 +479,25 @@ def _sampling_variance(statistic: PairwiseForms, h: Tensor, n: int, value: Tenso
 
 @dataclass(frozen=True)
 class ConsistentPairs:
-    """value (*batch) of the n users' statistic at histogram (*batch, k), h >= 0 with sum 1; NaN of a ratio over 0."""
+    """value (*batch) of the n users' statistic at histogram (*batch, k), h >= 0 with sum 1; NaN of
+    a ratio over 0.
+    """
 
     value: Tensor
     histogram: Tensor
 
 
 def consistent(protocol: Any, tally: Tally, *, tol: float = 1e-9) -> ConsistentPairs:
-    """The statistic of the histogram whose mean vector is nearest to the estimated one: it costs no privacy.
+    """The statistic of the histogram whose mean vector is nearest to the estimated one: it costs no
+    privacy.
 
-    With z the unbiased estimate of the users' mean vector, h = argmin over histograms of ||U^T h - z||, U the points;
-    of many such h one, even over types of one vector. The value is one that n users can have. It is biased, whatever
-    the protocol: no standard error comes with it. Where noise is large against the statistic it often has lower error
-    than the unbiased estimate.
+    With z the unbiased estimate of the users' mean vector, h = argmin over histograms of ||U^T h -
+    z||, U the points; of many such h one, even over types of one vector. The value is one that n
+    users can have. It is biased, whatever the protocol: no standard error comes with it. Where
+    noise is large against the statistic it often has lower error than the unbiased estimate.
 
-    protocol: one round. tally: of at least 2 users, drawn ones (*batch) too. tol: of the squared distance, relative to
-    the largest squared norm of the points. Raises TypeError, ValueError.
+    protocol: one round. tally: of at least 2 users, drawn ones (*batch) too. tol: of the squared
+    distance, relative to the largest squared norm of the points. Raises TypeError, ValueError.
 
     Guarantees: U^T h is never farther from the users' mean vector than z is, up to tol.
     Source: projection onto a convex set; Nikolov, Talwar, Zhang (2013), section 4.

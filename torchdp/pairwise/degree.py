@@ -1,12 +1,16 @@
-"""Means of kernels over tuples of m different users (U-statistics of degree m), as questions for every channel.
+"""Means of kernels over tuples of m different users (U-statistics of degree m), as questions for
+every channel.
 
-Notation: f is a symmetric kernel, (k,) * m; c are counts of types of n users, h = c/n; (n)_m = n!/(n - m)!.
-A sum over tuples of different users is one over permutations pi of m places, of sign(pi) times the sum over tuples in
-which the places of each cycle hold one user. With its tied kernels f_b, of an axis for each cycle of lengths b,
+Notation: f is a symmetric kernel, (k,) * m; c are counts of types of n users, h = c/n; (n)_m =
+n!/(n - m)!. A sum over tuples of different users is one over permutations pi of m places, of
+sign(pi) times the sum over tuples in which the places of each cycle hold one user. With its tied
+kernels f_b, of an axis for each cycle of lengths b,
 
-    U = sum_b sign(b) N(b) f_b(c, ..., c)/(n)_m,    N(b) = m!/(prod b_i prod_j (cycles of length j)!),
+    U = sum_b sign(b) N(b) f_b(c, ..., c)/(n)_m,    N(b) = m!/(prod b_i prod_j (cycles of length
+    j)!),
 
-a polynomial P_n of the shares. For m = 3: f(c, c, c) - 3 sum_xy f(x, x, y) c_x c_y + 2 sum_x f(x, x, x) c_x.
+a polynomial P_n of the shares. For m = 3: f(c, c, c) - 3 sum_xy f(x, x, y) c_x c_y + 2 sum_x
+f(x, x, x) c_x.
 """
 
 import math
@@ -35,10 +39,12 @@ Blocks = tuple[int, ...]
 
 @dataclass(frozen=True, eq=False)
 class DegreeStatistic(ShareFunction, Brief):
-    """The mean of f(x_1, ..., x_m) over tuples of m different users; as a function of shares that of independent ones.
+    """The mean of f(x_1, ..., x_m) over tuples of m different users; as a function of shares that
+    of independent ones.
 
     Args:
-        kernel: f, (k,) * m, k >= 2, of which the mean over all orders of its arguments counts; m at most 6.
+        kernel: f, (k,) * m, k >= 2, of which the mean over all orders of its arguments counts; m at
+            most 6.
         name: what it is called.
 
     Raises TypeError, ValueError.
@@ -113,7 +119,9 @@ class DegreeStatistic(ShareFunction, Brief):
         return self.derivative(1, h, n), self.derivative(2, h, n)
 
     def derivative(self, order: int, h: Tensor, n: Tensor) -> Tensor:
-        """Of P_n, (b, k, ..., k): the sum of l!/(l - order)! n^l T_l(h, ..., h, ., ..., .)/(n)_m."""
+        """Of P_n, (b, k, ..., k): the sum of l!/(l - order)! n^l T_l(h, ..., h, ., ...,
+        .)/(n)_m.
+        """
         shape = (len(h), *[self.types] * order)
         total = h.new_zeros(shape)
         for part in self.parts[max(0, order - 1) :]:
@@ -132,22 +140,27 @@ class DegreeStatistic(ShareFunction, Brief):
 
 @dataclass(frozen=True, eq=False)
 class DegreeAnalyst(FunctionAnalyst):
-    """The statistic through a channel of the shares of its types: without bias, its error to second order.
+    """The statistic through a channel of the shares of its types: without bias, its error to second
+    order.
 
-    Reports whose messages can be listed: the U-statistic of the reports under the kernel f(V_y, ..., V_y'), V_y the
-    decoded vector of output y: E V = e_x, and reports of different users are independent, so no degree has a bias.
-    Others: with H the shares that the channel tells and C(h), K(h) the covariance and third cumulant of H, affine in h,
+    Reports whose messages can be listed: the U-statistic of the reports under the kernel
+    f(V_y, ..., V_y'), V_y the decoded vector of output y: E V = e_x, and reports of different users
+    are independent, so no degree has a bias.
+    Others: with H the shares that the channel tells and C(h), K(h) the covariance and third
+    cumulant of H, affine in h,
 
         P(H) - tr(D C(H))/2 + sum_xy R(C_x, e_y) C(H)_xy/2 - R(K(H))/6,
 
-    D(h) and R the second and third derivatives of P_n, C_x what C gains by h_x: exactly without bias for m <= 3, and to
-    second order above: the bias is of order n^-2 from local noise, n^-3 and n^-4 from a shuffler's and a curator's.
+    D(h) and R the second and third derivatives of P_n, C_x what C gains by h_x: exactly without
+    bias for m <= 3, and to second order above: the bias is of order n^-2 from local noise, n^-3 and
+    n^-4 from a shuffler's and a curator's.
 
-    ``predicted_mse`` is d^T C d + tr(D C D C)/2 + <R, R(C, C, C)>/6, d the slope of P_n: exactly for normal noise and
-    m <= 3. What the cumulants of other noise add is a fraction of order 1/n; standard errors and intervals are of the
-    first two terms. ``worst_mse`` is not known.
+    ``predicted_mse`` is d^T C d + tr(D C D C)/2 + <R, R(C, C, C)>/6, d the slope of P_n: exactly
+    for normal noise and m <= 3. What the cumulants of other noise add is a fraction of order 1/n;
+    standard errors and intervals are of the first two terms. ``worst_mse`` is not known.
 
-    function: the statistic; channel: of the shares of its types, at most 256. Raises TypeError, ValueError.
+    function: the statistic; channel: of the shares of its types, at most 256. Raises TypeError,
+    ValueError.
 
     Source: Hoeffding (1948), section 5; inclusion and exclusion over partitions, Rota (1964).
     """
@@ -169,7 +182,9 @@ class DegreeAnalyst(FunctionAnalyst):
 
     @cached_property
     def reported(self) -> list[tuple[Blocks, Tensor]] | None:
-        """Kernels tied over outputs of reports, an axis of types for each cycle of length 1; None: not listed."""
+        """Kernels tied over outputs of reports, an axis of types for each cycle of length 1; None:
+        not listed.
+        """
         channel = self.channel
         if not isinstance(channel, LocalOracle) or channel.client.entry_variance is not None:
             return None
@@ -244,15 +259,18 @@ def statistic_of_degree(
     """The mean of f(x_1, ..., x_m) over tuples of m different users.
 
     Args:
-        kernel: f, (k,) * m, of which the mean over all orders of its arguments counts; or a function of m tensors of
-            type indices, which broadcast against each other, to its values.
+        kernel: f, (k,) * m, of which the mean over all orders of its arguments counts; or a
+            function of m tensors of type indices, which broadcast against each other, to its
+            values.
         m: 1 to 6.
         types: k, of a function; at most 2^26 values.
         name: what the statistic is called.
 
     Raises TypeError, ValueError.
-    Guarantees: through a ``LocalOracle`` its estimate has no bias, whatever the users' types: of any m where the
-        oracle's messages can be listed (at most 2^26 outputs times k^(m - 1)), of m <= 3 where they are sets of bits.
+    Guarantees: through a ``LocalOracle`` its estimate has no bias, whatever the users' types: of
+    any m where the
+        oracle's messages can be listed (at most 2^26 outputs times k^(m - 1)), of m <= 3 where they
+        are sets of bits.
     Source: Hoeffding (1948), section 5.
     """
     m = checks.integer("m", m, 1, MOST_DEGREE)
@@ -272,11 +290,12 @@ def statistic_of_degree(
 
 
 def third_central_moment(k: int, *, spacing: float = 1.0) -> DegreeStatistic:
-    """n/((n - 1)(n - 2)) sum (x - mean)^3 of numbers 0, spacing, ..., (k - 1) spacing: Fisher's k-statistic k_3.
+    """n/((n - 1)(n - 2)) sum (x - mean)^3 of numbers 0, spacing, ..., (k - 1) spacing: Fisher's
+    k-statistic k_3.
 
-    f(x, y, z) = (2x - y - z)(2y - z - x)(2z - x - y)/6: with s = x + y + z it is (3x - s)(3y - s)(3z - s)/6, of which
-    independent numbers of mean 0 leave E x^3 on average. Its root error is in units of spacing^3.
-    Raises TypeError, ValueError.
+    f(x, y, z) = (2x - y - z)(2y - z - x)(2z - x - y)/6: with s = x + y + z it is
+    (3x - s)(3y - s)(3z - s)/6, of which independent numbers of mean 0 leave E x^3 on average. Its
+    root error is in units of spacing^3. Raises TypeError, ValueError.
     Source: Fisher (1930); Hoeffding (1948), section 5, for U-statistics.
     """
     k = checks.integer("k", k, 2)
@@ -290,17 +309,20 @@ def third_central_moment(k: int, *, spacing: float = 1.0) -> DegreeStatistic:
 
 
 def triplet_comparisons(distances: Tensor, other: Tensor | None = None) -> DegreeStatistic:
-    """The share of triples (i, j, l) of different users with d(x_i, x_j) < d(x_i, x_l), and other so too where given.
+    """The share of triples (i, j, l) of different users with d(x_i, x_j) < d(x_i, x_l), and other
+    so too where given.
 
-    Of one matrix this tells of ties alone: i, j, l and i, l, j are two triples, so it is half of the share of those
-    untied. Of two it is half of the share of triples on which both agree who is nearer.
+    Of one matrix this tells of ties alone: i, j, l and i, l, j are two triples, so it is half of
+    the share of those untied. Of two it is half of the share of triples on which both agree who is
+    nearer.
 
     Args:
         distances: d, (k, k), such as ||a_x - a_y||; need not be symmetric.
         other: likewise.
 
     Raises TypeError, ValueError.
-    Source: Agarwal, Wills, Cayton, Lanckriet, Kriegman, Belongie (2007), for comparisons of this form.
+    Source: Agarwal, Wills, Cayton, Lanckriet, Kriegman, Belongie (2007), for comparisons of this
+    form.
     """
     d = checks.one_matrix("distances", distances)
     nearer = d[:, :, None] < d[:, None, :]
@@ -316,12 +338,14 @@ def triplet_comparisons(distances: Tensor, other: Tensor | None = None) -> Degre
 
 @dataclass(frozen=True)
 class VolumeUnderSurface(ShareFunction):
-    """P(X < Y < Z) of scores of classes 0, 1, 2, one user of each: a mean over triples over the product of shares.
+    """P(X < Y < Z) of scores of classes 0, 1, 2, one user of each: a mean over triples over the
+    product of shares.
 
-    Type (class, score) has index class * k + score. Of equal scores, as if ties were broken at random: X = Y < Z and
-    X < Y = Z count 1/2, X = Y = Z counts 1/6. Summed over Y = b it is sum_b q_b (P(X < b) + p_b/2)(P(Z > b) + r_b/2)
-    less (1/4 - 1/6) sum_b p_b q_b r_b, for the scores' shares p, q, r in the classes.
-    Users of three classes are different ones, so no tuple is left out; the ratio's bias is corrected to second order.
+    Type (class, score) has index class * k + score. Of equal scores, as if ties were broken at
+    random: X = Y < Z and X < Y = Z count 1/2, X = Y = Z counts 1/6. Summed over Y = b it is sum_b
+    q_b (P(X < b) + p_b/2)(P(Z > b) + r_b/2) less (1/4 - 1/6) sum_b p_b q_b r_b, for the scores'
+    shares p, q, r in the classes. Users of three classes are different ones, so no tuple is left
+    out; the ratio's bias is corrected to second order.
 
     k: scores, 2 at least. Raises TypeError, ValueError.
     Source: Nakas, Yiannoutsos (2004), their I(X, Y, Z); Scurfield (1996).
@@ -342,7 +366,9 @@ class VolumeUnderSurface(ShareFunction):
 
     @property
     def histograms(self) -> Tensor:
-        """Classes of a third each: all scores flat, and scores that fall, stay flat and rise from class to class."""
+        """Classes of a third each: all scores flat, and scores that fall, stay flat and rise from
+        class to class.
+        """
         up = torch.arange(1, self.k + 1, dtype=torch.float64)
         flat = torch.ones_like(up)
         rows = torch.stack([torch.stack([flat, flat, flat]), torch.stack([up.flip(0), flat, up])])
@@ -357,7 +383,8 @@ class VolumeUnderSurface(ShareFunction):
 
 
 def volume_under_surface(k: int) -> VolumeUnderSurface:
-    """:class:`VolumeUnderSurface`: how well k ordered scores tell three classes apart; 1/6 where they do not.
+    """:class:`VolumeUnderSurface`: how well k ordered scores tell three classes apart; 1/6 where
+    they do not.
 
     Raises TypeError, ValueError.
     """
@@ -365,7 +392,9 @@ def volume_under_surface(k: int) -> VolumeUnderSurface:
 
 
 def cycles(m: int) -> Iterator[tuple[Blocks, int]]:
-    """Each list of lengths of the cycles of a permutation of m places, with sign times the number of permutations."""
+    """Each list of lengths of the cycles of a permutation of m places, with sign times the number
+    of permutations.
+    """
     for blocks in _partitions(m, m):
         alike = math.prod(math.factorial(times) for times in Counter(blocks).values())
         yield blocks, (-1) ** (m - len(blocks)) * math.factorial(m) // (math.prod(blocks) * alike)
@@ -398,7 +427,9 @@ def tied(kernel: Tensor, blocks: Blocks, vectors: Tensor | None = None) -> Tenso
 
 
 def contracted(T: Tensor, vectors: list[Tensor]) -> Tensor:
-    """T(..., v, w): the last axes of T, one after the other, with rows (b, size) each: (b, *the other axes)."""
+    """T(..., v, w): the last axes of T, one after the other, with rows (b, size) each:
+    (b, *the other axes).
+    """
     value = T[None]
     for rows in reversed(vectors):
         lead = value.shape[1:-1]

@@ -36,8 +36,9 @@ _finite = partial(checks.within, low=-1e300, high=1e300)
 class Form(Brief):
     """f(x, y) = constant + sum_t weights_t u_xt u_yt for vectors u; weights of shape (r,).
 
-    Many forms of the same vectors: weights (*answer, r), and a constant for all or (*answer) of them.
-    diagonal: d, like weights, where f(x, x) = d . u_x + its mean over types depends on x (``PairwiseForms.wide``).
+    Many forms of the same vectors: weights (*answer, r), and a constant for all or (*answer) of
+    them. diagonal: d, like weights, where f(x, x) = d . u_x + its mean over types depends on x
+    (``PairwiseForms.wide``).
     """
 
     weights: Tensor
@@ -69,7 +70,9 @@ class Form(Brief):
 
 @dataclass(frozen=True)
 class PairwiseForms(Brief):
-    """The quadratic forms of a statistic, see :class:`PairwiseStatistic`: what analysts compute with."""
+    """The quadratic forms of a statistic, see :class:`PairwiseStatistic`: what analysts compute
+    with.
+    """
 
     name: str
     points: Tensor
@@ -142,7 +145,9 @@ class PairwiseForms(Brief):
 
     @cached_property
     def radius(self) -> float:
-        """Largest norm of a user's vector; its square is the form's gamma_2 bound where abs(weights) = 1."""
+        """Largest norm of a user's vector; its square is the form's gamma_2 bound where
+        abs(weights) = 1.
+        """
         return float(self.points.norm(dim=1).max())
 
     def refuse_constant(self) -> None:
@@ -172,11 +177,15 @@ class PairwiseForms(Brief):
         return form.weights @ self.points.square().mT + beside(form.constant, 1)
 
     def size(self, form: Form) -> Tensor:
-        """max_x sum_t abs(weights_t) u_xt^2 + abs(constant), at least max abs(f): what rounding is judged against."""
+        """max_x sum_t abs(weights_t) u_xt^2 + abs(constant), at least max abs(f): what rounding is
+        judged against.
+        """
         return (form.weights.abs() @ self.points.square().mT).amax(-1) + abs(form.constant)
 
     def rounding(self, form: Form) -> Tensor:
-        """What values of f that differ by may be rounding: 1e-9 of them without the constant, and eps of that."""
+        """What values of f that differ by may be rounding: 1e-9 of them without the constant, and
+        eps of that.
+        """
         size = self.size(form)
         return 1e-9 * (size - abs(form.constant)) + 16 * torch.finfo(torch.float64).eps * size
 
@@ -186,10 +195,11 @@ class PairwiseForms(Brief):
 
     @cached_property
     def wide(self) -> Self:
-        """The same with more coordinates where f(x, x) varies: what it is above its mean over types, for each form.
+        """The same with more coordinates where f(x, x) varies: what it is above its mean over
+        types, for each form.
 
-        So the mean over other pairs can be turned into this one. The new coordinates are small beside the others,
-        because their share of the answer falls like 1/n.
+        So the mean over other pairs can be turned into this one. The new coordinates are small
+        beside the others, because their share of the answer falls like 1/n.
         """
         if self.approximates is not None or not any(self._varying):
             return self
@@ -217,7 +227,9 @@ class PairwiseForms(Brief):
 
     @cached_property
     def distortion(self) -> float:
-        """max abs(f - f') where it approximates another, at least its bias at any histogram; else 0."""
+        """max abs(f - f') where it approximates another, at least its bias at any histogram;
+        else 0.
+        """
         near = self.approximates
         if near is None:
             return 0.0
@@ -253,7 +265,8 @@ class PairwiseForms(Brief):
         ]
 
     def mean(self, counts: Tensor, form: Form) -> Tensor:
-        """Exact, not private: the mean of f over pairs, for counts (*batch, k) of users (real numbers allowed).
+        """Exact, not private: the mean of f over pairs, for counts (*batch, k) of users
+        (real numbers allowed).
 
         Many forms: of counts that have dimensions of one in their place, (*batch, 1, k).
         """
@@ -265,7 +278,9 @@ class PairwiseForms(Brief):
         return (total - (counts * self.diagonal(form)).sum(-1)) / (n * (n - 1))
 
     def users(self, counts: Tensor, least: int) -> Tensor:
-        """counts (*batch, k) of users, real numbers allowed, beside the forms. Raises TypeError, ValueError."""
+        """counts (*batch, k) of users, real numbers allowed, beside the forms. Raises TypeError,
+        ValueError.
+        """
         counts = checks.users("summary", counts, self.types).to(self.points.device)
         few = counts.sum(-1) < least * (1 - 1e-9)
         if bool(few.any()):
@@ -277,9 +292,11 @@ class PairwiseForms(Brief):
         return Crowd.shared(self.points, counts)
 
     def exact(self, counts: Tensor) -> Tensor:
-        """Exact, not private: the statistic of counts (*batch, k), real numbers allowed: (*batch, *answer).
+        """Exact, not private: the statistic of counts (*batch, k), real numbers allowed:
+        (*batch, *answer).
 
-        Raises ValueError, TypeError: for fewer than 2 users (1 of Pairs.ALL), or a denominator of 0.
+        Raises ValueError, TypeError: for fewer than 2 users (1 of Pairs.ALL), or a denominator
+        of 0.
         """
         if self.approximates is not None:
             return self.approximates.exact(counts)
@@ -315,7 +332,9 @@ def histogram_of(prior: Tensor | None, statistic: PairwiseForms) -> Tensor | Non
 
 
 def one_kernel(statistic: P) -> P:
-    """The statistic, if it is of one kernel: what searches and rounds are made for. Raises TypeError, ValueError."""
+    """The statistic, if it is of one kernel: what searches and rounds are made for. Raises
+    TypeError, ValueError.
+    """
     if checks.instance("statistic", statistic, PairwiseForms).answer:
         raise ValueError(
             f"statistic must be of one kernel, not of {statistic.answer}: this call takes each by itself"
@@ -324,10 +343,12 @@ def one_kernel(statistic: P) -> P:
 
 
 def factorized(kernel: Tensor, tol: float = 1e-3) -> tuple[Tensor, Form]:
-    """The points (k, r) and the form of a symmetric kernel f, (k, k), by its gamma_2 signature factorization.
+    """The points (k, r) and the form of a symmetric kernel f, (k, k), by its gamma_2 signature
+    factorization.
 
-    The points are the columns of R in f + c 1 1^T = R^T J R, with the free constant c that makes gamma_2 least, so
-    their largest squared norm is at most that least value, up to ``tol``. Unchecked.
+    The points are the columns of R in f + c 1 1^T = R^T J R, with the free constant c that makes
+    gamma_2 least, so their largest squared norm is at most that least value, up to ``tol``.
+    Unchecked.
     """
     constant = free_constant(kernel, tol=tol).constant
     factors = signature_form(kernel + constant, tol)

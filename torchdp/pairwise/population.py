@@ -17,7 +17,9 @@ from torchdp.protocol.records import single
 
 @dataclass(frozen=True, eq=False)
 class MannWhitney:
-    """auc, and u = auc times the product of the class sizes: of these users. p_value: of equal distributions."""
+    """auc, and u = auc times the product of the class sizes: of these users. p_value: of equal
+    distributions.
+    """
 
     auc: Estimate
     u: Estimate
@@ -25,11 +27,12 @@ class MannWhitney:
 
 
 def mann_whitney(collection: Collection | Journal) -> MannWhitney:
-    """Mann and Whitney's test of a collection whose statistic is :func:`auc`, private class sizes and all.
+    """Mann and Whitney's test of a collection whose statistic is :func:`auc`, private class sizes
+    and all.
 
-    Under one distribution for both classes the users' own AUC has the variance (n + 1)/(12 n+ n-) at most (less with
-    ties); the noise adds its own at an AUC of 1/2, by Fieller's parts. Two-sided, normal; n+ n- is estimated from the
-    messages. Raises TypeError, ValueError.
+    Under one distribution for both classes the users' own AUC has the variance (n + 1)/(12 n+ n-)
+    at most (less with ties); the noise adds its own at an AUC of 1/2, by Fieller's parts.
+    Two-sided, normal; n+ n- is estimated from the messages. Raises TypeError, ValueError.
     Source: Mann, Whitney (1947); Fieller (1954).
     """
     collection = held("collection", collection)
@@ -40,7 +43,9 @@ def mann_whitney(collection: Collection | Journal) -> MannWhitney:
 
 
 def tested(analyst: PairwiseAnalyst, tally: Tally, auc: Estimate) -> MannWhitney:
-    """:func:`mann_whitney` of one tally through any channel; auc: what the analyst reads off it. Unchecked."""
+    """:func:`mann_whitney` of one tally through any channel; auc: what the analyst reads off it.
+    Unchecked.
+    """
     n = single(tally.n)
     statistic = one_kernel(analyst.statistic)
     form, below = statistic.forms

@@ -27,15 +27,17 @@ def from_kernel(
     pairs: Pairs = Pairs.DISTINCT,
     name: str = "kernel",
 ) -> PairwiseStatistic:
-    """The statistic of any symmetric kernel matrix f, (k, k), by its certified gamma_2 signature factorization.
+    """The statistic of any symmetric kernel matrix f, (k, k), by its certified gamma_2 signature
+    factorization.
 
-    Of many kernels (*answer, k, k): their points beside each other, so that one message serves all. Where users report
-    their types, as to ``queries.LocalOracle``, each kernel's error is what it is alone; a message of vectors
-    has the noise of all the kernels' radii.
+    Of many kernels (*answer, k, k): their points beside each other, so that one message serves all.
+    Where users report their types, as to ``queries.LocalOracle``, each kernel's error is what it is
+    alone; a message of vectors has the noise of all the kernels' radii.
 
-    The points are the columns of R in f + c 1 1^T = R^T J R, with the free constant c that makes gamma_2 least, so
-    radius^2 is at most that least value, up to ``tol``. Kronecker products are factored factor by factor, at c = 0
-    (the best constant of Kendall's tau). tol: at least 1e-6. Raises TypeError, ValueError.
+    The points are the columns of R in f + c 1 1^T = R^T J R, with the free constant c that makes
+    gamma_2 least, so radius^2 is at most that least value, up to ``tol``. Kronecker products are
+    factored factor by factor, at c = 0 (the best constant of Kendall's tau). tol: at least 1e-6.
+    Raises TypeError, ValueError.
     Source: Ghazi et al. (2023), section 3, with the signature form in the place of two factors.
     """
     if checks.positive("tol", tol) < FINEST:
@@ -64,11 +66,13 @@ def from_kernel(
 
 
 def absolute_difference(k: int, *, spacing: float = 1.0) -> PairwiseStatistic:
-    """Gini's mean difference: mean of spacing * abs(i - j) over pairs of distinct users, types 0, ..., k-1.
+    """Gini's mean difference: mean of spacing * abs(i - j) over pairs of distinct users, types 0,
+    ..., k-1.
 
-    Thresholds: abs(i - j) = (k-1)/2 - 2 <g_i, g_j>, g_i = (+-1/2 for each of the k-1 thresholds). Every vector
-    has squared norm spacing (k-1)/2, half of max f and free of log k.
-    Source: the free shift of a quadratic form; Ghazi et al. (2023), section 5, bound gamma_2 by O(k).
+    Thresholds: abs(i - j) = (k-1)/2 - 2 <g_i, g_j>, g_i = (+-1/2 for each of the k-1 thresholds).
+    Every vector has squared norm spacing (k-1)/2, half of max f and free of log k.
+    Source: the free shift of a quadratic form; Ghazi et al. (2023), section 5, bound gamma_2 by
+    O(k).
     """
     k, spacing = checks.integer("k", k, 2), checks.squarable("spacing", spacing)
     checks.fits("points", k, k, most=MOST)
@@ -81,7 +85,8 @@ def absolute_difference(k: int, *, spacing: float = 1.0) -> PairwiseStatistic:
 def unequal(k: int) -> PairwiseStatistic:
     """Gini's diversity index: the fraction of pairs of distinct users whose types differ.
 
-    1[i != j] = 1 - 1/k - <e_i - 1/k, e_j - 1/k>: the corners of a simplex, in k - 1 dimensions (Helmert's basis).
+    1[i != j] = 1 - 1/k - <e_i - 1/k, e_j - 1/k>: the corners of a simplex, in k - 1 dimensions
+    (Helmert's basis).
     Source: the free shift; Ghazi et al. (2023), section 5, use W = 1 1^T - I as it is.
     """
     k = checks.integer("k", k, 2)
@@ -103,9 +108,10 @@ def auc(k: int, *, label_weight: float = 0.1, tol: float = 1e-3) -> PairwiseStat
     """AUC of scores 0, ..., k-1 under labels 0 and 1, class sizes estimated from the same messages.
 
     Type (y, s) has index y * k + s. With f = (y - y') sgn(s - s')/2 and g = 1[y != y']/2,
-    AUC = 1/2 + (mean f / mean g)/2; ties in score count one half. f is the signature form of the AUC workload;
-    g = (1 - l l')/4 with l = 2y - 1 is carried by one more coordinate, sqrt(label_weight * radius^2) * l, so the
-    vector's squared norm grows by the factor 1 + label_weight and no budget is split.
+    AUC = 1/2 + (mean f / mean g)/2; ties in score count one half. f is the signature form of the
+    AUC workload; g = (1 - l l')/4 with l = 2y - 1 is carried by one more coordinate,
+    sqrt(label_weight * radius^2) * l, so the vector's squared norm grows by the factor 1 +
+    label_weight and no budget is split.
     Source: Ghazi et al. (2023), section 5, who spend half of epsilon on the class sizes.
     """
     base = from_kernel(workloads.auc(checks.integer("k", k, 2)), tol=tol)
@@ -123,10 +129,12 @@ def auc(k: int, *, label_weight: float = 0.1, tol: float = 1e-3) -> PairwiseStat
 
 
 def class_histograms(k: int, positives: float | Sequence[float]) -> Tensor:
-    """Public histograms of k scores under labels 0 and 1, for ``prior``: (5 or 5 for each share, 2k); see :func:`auc`.
+    """Public histograms of k scores under labels 0 and 1, for ``prior``: (5 or 5 for each share,
+    2k); see :func:`auc`.
 
-    Scores of the two classes even; Beta(2, 3) and (3, 2), (4, 6) and (6, 4), (1, 3) and (1, 2), (3, 1) and (2, 1) in k
-    bins: broad and narrow, in the middle and at either end. positives: the share of label 1, or a few, in (0, 1).
+    Scores of the two classes even; Beta(2, 3) and (3, 2), (4, 6) and (6, 4), (1, 3) and (1, 2),
+    (3, 1) and (2, 1) in k bins: broad and narrow, in the middle and at either end. positives: the
+    share of label 1, or a few, in (0, 1).
     """
     given = (
         positives
@@ -155,11 +163,14 @@ def class_histograms(k: int, positives: float | Sequence[float]) -> Tensor:
 
 
 def auc_of_sizes(k: int, negatives: int, positives: int, *, tol: float = 1e-3) -> PairwiseStatistic:
-    """AUC of scores 0, ..., k-1 where the class sizes are public (who belongs to which class is not).
+    """AUC of scores 0, ..., k-1 where the class sizes are public (who belongs to which class is
+    not).
 
-    Type (y, s) has index y * k + s. A mean over all pairs: with f as in :func:`auc` the sum over pairs is
-    n+ n- (2 AUC - 1), so AUC = 1/2 + n^2/(2 n+ n-) mean f, exactly, for users of these numbers; ties count one half.
-    Source: Ghazi et al. (2023), section 5, without the part of epsilon that goes into the class sizes.
+    Type (y, s) has index y * k + s. A mean over all pairs: with f as in :func:`auc` the sum over
+    pairs is n+ n- (2 AUC - 1), so AUC = 1/2 + n^2/(2 n+ n-) mean f, exactly, for users of these
+    numbers; ties count one half.
+    Source: Ghazi et al. (2023), section 5, without the part of epsilon that goes into the class
+    sizes.
     """
     negatives, positives = (
         checks.integer("negatives", negatives, 1),
@@ -183,11 +194,12 @@ def ratio(
     weight: float = WEIGHT,
     name: str = "ratio",
 ) -> PairwiseStatistic:
-    """offset + mean f / mean g for two means over distinct pairs, f that of ``above``, g that of ``below``.
+    """offset + mean f / mean g for two means over distinct pairs, f that of ``above``, g that of
+    ``below``.
 
-    A user's vector is both users' vectors one after the other, g's scaled to ``weight`` times the squared norm of f's:
-    one message carries both, and no budget is split. above, below: means of the same types, neither constant.
-    limits: what the ratio can be. Raises TypeError, ValueError.
+    A user's vector is both users' vectors one after the other, g's scaled to ``weight`` times the
+    squared norm of f's: one message carries both, and no budget is split. above, below: means of
+    the same types, neither constant. limits: what the ratio can be. Raises TypeError, ValueError.
     """
     for key, each in (("above", above), ("below", below)):
         if (
@@ -218,11 +230,13 @@ def ratio(
 
 
 def gini(k: int, *, low: float = 0.0, high: float = 1.0) -> PairwiseStatistic:
-    """The Gini coefficient of k numbers evenly from low to high: mean abs(x - y) over twice the mean.
+    """The Gini coefficient of k numbers evenly from low to high: mean abs(x - y) over twice the
+    mean.
 
-    Over distinct pairs: n/(n - 1) times the area between the Lorenz curve and the diagonal. The denominator is the mean
-    of x + y over pairs, which is affine in each: z w with z = (x - c)/s + s and (x - c)/s - s, weights 1/2 and -1/2,
-    differ by x + y - 2 c. low, high: 0 <= low < high, the numbers of types 0 and k - 1. Raises ValueError.
+    Over distinct pairs: n/(n - 1) times the area between the Lorenz curve and the diagonal. The
+    denominator is the mean of x + y over pairs, which is affine in each: z w with z = (x - c)/s + s
+    and (x - c)/s - s, weights 1/2 and -1/2, differ by x + y - 2 c. low, high: 0 <= low < high, the
+    numbers of types 0 and k - 1. Raises ValueError.
     Source: Gini (1914); Ghazi et al. (2023), section 5, for the numerator.
     """
     k, low = checks.integer("k", k, 2), checks.non_negative("low", low)
@@ -239,7 +253,8 @@ def gini(k: int, *, low: float = 0.0, high: float = 1.0) -> PairwiseStatistic:
 
 
 def gamma(a: int, b: int, *, tol: float = 1e-3) -> PairwiseStatistic:
-    """Goodman and Kruskal's gamma on an a x b grid: (concordant - discordant)/(concordant + discordant) pairs.
+    """Goodman and Kruskal's gamma on an a x b grid: (concordant - discordant)/(concordant +
+    discordant) pairs.
 
     Type (y, z) has index y * b + z; pairs tied in y or z count in neither. Raises ValueError.
     Source: Goodman, Kruskal (1954).
@@ -251,12 +266,14 @@ def gamma(a: int, b: int, *, tol: float = 1e-3) -> PairwiseStatistic:
 
 
 def concordance(times: int, scores: int, *, tol: float = 1e-3) -> PairwiseStatistic:
-    """Harrell's concordance index of risk scores 0, ..., scores - 1 and times 0, ..., times - 1, some censored.
+    """Harrell's concordance index of risk scores 0, ..., scores - 1 and times 0, ..., times - 1,
+    some censored.
 
-    Type (d, t, s) has index (d * times + t) * scores + s, d = 1 where the event was seen at t and 0 where only that it
-    came later. Comparable are pairs of which the one of less time has d = 1; of equal times, one of either d. Of these
-    the share whose earlier event has the higher score; equal scores count one half: 1/2 + mean f/mean g with
-    g = 1[comparable] and f = g sgn(difference of scores)/2. Raises ValueError.
+    Type (d, t, s) has index (d * times + t) * scores + s, d = 1 where the event was seen at t and 0
+    where only that it came later. Comparable are pairs of which the one of less time has d = 1; of
+    equal times, one of either d. Of these the share whose earlier event has the higher score; equal
+    scores count one half: 1/2 + mean f/mean g with g = 1[comparable] and f = g
+    sgn(difference of scores)/2. Raises ValueError.
     Source: Harrell, Califf, Pryor, Lee, Rosati (1982).
     """
     above, comparable = concordance_kernels(

@@ -1,4 +1,6 @@
-"""Pairwise statistics as questions: what a channel is asked for them, and by what data channels are judged."""
+"""Pairwise statistics as questions: what a channel is asked for them, and by what data channels are
+judged.
+"""
 
 import math
 from collections.abc import Iterator
@@ -29,18 +31,21 @@ BINS = (16, 32, 64)
 class PairwiseStatistic(PairwiseForms, Question):
     """mean f over pairs of users, or offset + (mean f) / (mean g) where ``denominator`` g is given.
 
-    points: (k, r), float64; row x is the vector u_x that a user of type x holds, and all that a user needs.
-    form, denominator: f and g as quadratic forms in these vectors. pairs: which pairs are averaged over.
-    A constant in the form costs no noise: h^T (W + c 1 1^T) h = h^T W h + c.
-    Many kernels: forms of weights (*answer, r), for all of which users send one message; values are (*answer).
-    limits: what the statistic can be, where that is narrower than all numbers: intervals stay inside.
-    approximates: where the form only comes near another statistic's, that one. ``exact`` and ``common_diagonal`` are
-    then its own, and what an estimate misses on average counts as bias in every predicted error.
-    likely: (j, k), public histograms, or None: used by choices where no prior is given.
+    points: (k, r), float64; row x is the vector u_x that a user of type x holds, and all that a
+    user needs. form, denominator: f and g as quadratic forms in these vectors. pairs: which pairs
+    are averaged over. A constant in the form costs no noise: h^T (W + c 1 1^T) h = h^T W h + c.
+    Many kernels: forms of weights (*answer, r), for all of which users send one message; values are
+    (*answer). limits: what the statistic can be, where that is narrower than all numbers: intervals
+    stay inside. approximates: where the form only comes near another statistic's, that one.
+    ``exact`` and ``common_diagonal`` are then its own, and what an estimate misses on average
+    counts as bias in every predicted error. likely: (j, k), public histograms, or None: used by
+    choices where no prior is given.
     """
 
     def queries(self, distinct: bool) -> Tensor:
-        """The points' coordinates, those of ``wide`` where the channel averages over the other pairs."""
+        """The points' coordinates, those of ``wide`` where the channel averages over the other
+        pairs.
+        """
         self.refuse_constant()
         return self._read(distinct).points.mT.contiguous()
 
@@ -56,10 +61,12 @@ class PairwiseStatistic(PairwiseForms, Question):
 
     @property
     def histograms(self) -> Tensor:
-        """Those that a choice without a prior tries: the statistic's own, or (3 + j, k), or (3, k) for a ratio.
+        """Those that a choice without a prior tries: the statistic's own, or (3 + j, k), or (3, k)
+        for a ratio.
 
-        Uniform, Zipf (1/(x + 1)), Zipf from the other end and, unless a ratio may lose its denominator, all users of
-        one type, for each of them, or for j = 64 evenly spaced ones of more.
+        Uniform, Zipf (1/(x + 1)), Zipf from the other end and, unless a ratio may lose its
+        denominator, all users of one type, for each of them, or for j = 64 evenly spaced ones of
+        more.
         """
         if self.likely is not None:
             return self.likely
@@ -79,9 +86,10 @@ class PairwiseStatistic(PairwiseForms, Question):
 
         2 tr(J C J C)/n^2 is linear in C up to its own size.
 
-        Without histograms the first is not known: all directions of the users' mean vector alike. A ratio mean f/mean g
-        is f - r g over mean g to first order, r the ratio at each histogram. What r is not known to, the denominator
-        must be: the query 2 g h/mean g joins, times the deviation of r, a fifth of its range.
+        Without histograms the first is not known: all directions of the users' mean vector alike. A
+        ratio mean f/mean g is f - r g over mean g to first order, r the ratio at each histogram.
+        What r is not known to, the denominator must be: the query 2 g h/mean g joins, times the
+        deviation of r, a fifth of its range.
         """
         forms = one_kernel(self)
         centred = self.points - self.points.mean(0)
@@ -91,7 +99,9 @@ class PairwiseStatistic(PairwiseForms, Question):
         return torch.cat([queries * math.sqrt(4 / n), root @ centred.mT * math.sqrt(4 / n**2)])
 
     def _linearised(self, family: Tensor | None, centred: Tensor) -> tuple[Tensor, Tensor]:
-        """(weights of J, (r,); the queries J mean u of one user, (q, k)): a ratio's at its value for each histogram."""
+        """(weights of J, (r,); the queries J mean u of one user, (q, k)): a ratio's at its value
+        for each histogram.
+        """
         form = self.form
         below = self.denominator
         if family is None:
@@ -117,13 +127,14 @@ class PairwiseStatistic(PairwiseForms, Question):
         return weights.mean(0), queries
 
     def bound(self, n: int, epsilon: float, histogram: Tensor) -> float:
-        """No unbiased one-round epsilon-LDP protocol has a smaller root mean squared error on such data of n users.
+        """No unbiased one-round epsilon-LDP protocol has a smaller root mean squared error on such
+        data of n users.
 
-        On average over users drawn from it. What is expected of the others makes an unbiased estimate of the mean an
-        unbiased answer from one user's report to the linear query 2/n f_1, f_1(x) = E f(x, Y) (of all pairs,
-        2/n ((n - 1)/n f_1(x) + f(x, x)/(2 n))), and the variances of n users add up to less than that of the whole. A
-        ratio f/g counts as f - ratio g over mean g: to first order in 1/n. 0 where f_1 is constant: the first order
-        then says nothing.
+        On average over users drawn from it. What is expected of the others makes an unbiased
+        estimate of the mean an unbiased answer from one user's report to the linear query 2/n f_1,
+        f_1(x) = E f(x, Y) (of all pairs, 2/n ((n - 1)/n f_1(x) + f(x, x)/(2 n))), and the variances
+        of n users add up to less than that of the whole. A ratio f/g counts as f - ratio g over
+        mean g: to first order in 1/n. 0 where f_1 is constant: the first order then says nothing.
         histogram: (k,), non-negative. Raises TypeError, ValueError, also for a denominator of 0.
 
         Guarantees: at most the least error of a mean.
@@ -161,7 +172,9 @@ class PairwiseStatistic(PairwiseForms, Question):
                 yield f"optimised strategy, {bins} bins", found
 
     def _merges(self, bins: int) -> bool:
-        """Whether neighbours are alike: the kernel's means over bins come near it, the denominator is theirs."""
+        """Whether neighbours are alike: the kernel's means over bins come near it, the denominator
+        is theirs.
+        """
         place = torch.arange(self.types, device=self.points.device) * bins // self.types
         first = torch.searchsorted(place, place)
         sizes = torch.bincount(place)
@@ -188,12 +201,14 @@ def merged(
     prior: Tensor | None = None,
     generator: torch.Generator,
 ) -> Any:
-    """``LocalOracle.tuned`` on so many bins of neighbouring types, by the kernel's means over them: less noise, a bias.
+    """``LocalOracle.tuned`` on so many bins of neighbouring types, by the kernel's means over them:
+    less noise, a bias.
 
-    Of a ratio, less its offset, bins keep a part that depends little on the data (the scores of two classes differ
-    less): the rest is made up for by a factor, of least squares over the prior's histograms. The bias that is left
-    counts in every predicted error. statistic: approximates no other; a ratio's denominator must be the same for all
-    types of a bin. bins: from 2 to types. Raises TypeError, ValueError.
+    Of a ratio, less its offset, bins keep a part that depends little on the data
+    (the scores of two classes differ less): the rest is made up for by a factor, of least squares
+    over the prior's histograms. The bias that is left counts in every predicted error. statistic:
+    approximates no other; a ratio's denominator must be the same for all types of a bin. bins: from
+    2 to types. Raises TypeError, ValueError.
     Guarantees: epsilon-LDP for each user.
     """
     k = one_kernel(statistic).types
@@ -216,7 +231,9 @@ def merged(
 
 
 def _fewer(statistic: PairwiseStatistic, even: Tensor) -> PairwiseStatistic:
-    """The statistic on bins, even (bins, types): the kernels' means over them, in as many coordinates as it takes."""
+    """The statistic on bins, even (bins, types): the kernels' means over them, in as many
+    coordinates as it takes.
+    """
     points = even @ statistic.points
     form = statistic.form
     below = statistic.denominator

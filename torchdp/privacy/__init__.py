@@ -7,11 +7,13 @@
     >>> print(compose([once, once]))
     central differential privacy, at most epsilon = 1.40314, delta = 2e-06, over real numbers
 
-A :class:`Guarantee` states epsilon and delta: its :class:`Model` says who is trusted, its :class:`Neighbours` which
-data sets are neighbours, its :class:`Arithmetic` whether it holds for the integers drawn or for a theorem's real
-numbers. ``composed_delta`` and ``composed_epsilon`` compose curves of one mechanism over many instances.
+A :class:`Guarantee` states epsilon and delta: its :class:`Model` says who is trusted, its
+:class:`Neighbours` which data sets are neighbours, its :class:`Arithmetic` whether it holds for the
+integers drawn or for a theorem's real numbers. ``composed_delta`` and ``composed_epsilon`` compose
+curves of one mechanism over many instances.
 
-``gaussian_sigma``, ``gaussian_epsilon`` and ``gaussian_log_delta`` take numbers, and batches of them that broadcast:
+``gaussian_sigma``, ``gaussian_epsilon`` and ``gaussian_log_delta`` take numbers, and batches of
+them that broadcast:
 
     >>> gaussian_sigma([0.5, 1.0, 2.0], 1e-6, sensitivity=2.0)
     tensor([16.1152,  8.4494,  4.4610], dtype=torch.float64)
@@ -20,8 +22,9 @@ numbers. ``composed_delta`` and ``composed_epsilon`` compose curves of one mecha
 
 A :class:`Budget` refuses any release that would exceed its limit.
 
-Guarantees: Gaussian noise is calibrated tightly (Balle, Wang 2018, Theorem 8); compositions of curves are never below
-the truth (Doroshenko et al. 2022, Algorithm 1; Zhu, Dong, Wang 2022, Theorem 10).
+Guarantees: Gaussian noise is calibrated tightly (Balle, Wang 2018, Theorem 8); compositions of
+curves are never below the truth (Doroshenko et al. 2022, Algorithm 1; Zhu, Dong, Wang 2022, Theorem
+10).
 """
 
 from torchdp.privacy.accounting import composed_delta, composed_epsilon

@@ -1,12 +1,15 @@
 """Composition of hockey-stick curves: privacy loss distributions that never claim too much.
 
-The curve of a pair of distributions is H(epsilon) = sum_y max(0, P(y) - e^epsilon Q(y)). Composition is monotone in it:
-for products P x P', Q x Q', H(epsilon) = E over y' ~ P' of H_{P,Q}(epsilon - ln P'/Q'(y')), so exchanging the factors
-one by one for pairs whose curves lie nowhere below only raises the whole; the same holds when later factors are chosen
-after seeing earlier outcomes. In t = e^epsilon a curve is convex, falls from 1 at t = 0 and stays above 1 - t; so does
-the largest of several curves and so does the chord through its points, and every such function is the curve of some
-pair. Hence: take the largest of the curves, connect its dots, compose that pair with itself.
-Source: Doroshenko, Ghazi, Kamath, Kumar, Manurangsi (2022), Algorithm 1; Zhu, Dong, Wang (2022), Theorem 10.
+The curve of a pair of distributions is H(epsilon) = sum_y max(0, P(y) - e^epsilon Q(y)).
+Composition is monotone in it: for products P x P', Q x Q', H(epsilon) = E over y' ~ P' of
+H_{P,Q}(epsilon - ln P'/Q'(y')), so exchanging the factors one by one for pairs whose curves lie
+nowhere below only raises the whole; the same holds when later factors are chosen after seeing
+earlier outcomes. In t = e^epsilon a curve is convex, falls from 1 at t = 0 and stays above 1 - t;
+so does the largest of several curves and so does the chord through its points, and every such
+function is the curve of some pair. Hence: take the largest of the curves, connect its dots, compose
+that pair with itself.
+Source: Doroshenko, Ghazi, Kamath, Kumar, Manurangsi (2022), Algorithm 1; Zhu, Dong, Wang (2022),
+Theorem 10.
 """
 
 import functools
@@ -32,27 +35,32 @@ _TIGHT = 0.01  # how far above the worst mixture of directions the certified val
 
 
 def rounding(instances: int) -> float:
-    """What is added to every composed delta for the rounding of the Fourier transforms: 1e-12 + 1e-15 instances.
+    """What is added to every composed delta for the rounding of the Fourier transforms: 1e-12 +
+    1e-15 instances.
 
-    A transform's values have errors of a few 1e-16, their powers ``instances`` times as much. Measured against tilted
-    transforms, which lose nothing, the sums have error at most 8e-17 instances.
+    A transform's values have errors of a few 1e-16, their powers ``instances`` times as much.
+    Measured against tilted transforms, which lose nothing, the sums have error at most 8e-17
+    instances.
     """
     return 1e-12 + 1e-15 * instances
 
 
 def largest_curve(profiles: Sequence[Profile], epsilons: np.ndarray) -> np.ndarray:
-    """The pointwise maximum of the profiles at ``epsilons``: a curve that dominates each of them."""
+    """The pointwise maximum of the profiles at ``epsilons``: a curve that dominates each of
+    them.
+    """
     return np.max([profile(np.asarray(epsilons, dtype=np.float64)) for profile in profiles], axis=0)
 
 
 def composed_delta(profiles: Sequence[Profile], instances: int, epsilon: float) -> float:
-    """The smallest delta certified at ``epsilon`` >= 0 for ``instances`` compositions of the worst of the profiles.
+    """The smallest delta certified at ``epsilon`` >= 0 for ``instances`` compositions of the worst
+    of the profiles.
 
-    profiles: one that covers every change of a user's data, or two, of which each instance has one or the other.
-    Raises ValueError, ImportError.
+    profiles: one that covers every change of a user's data, or two, of which each instance has one
+    or the other. Raises ValueError, ImportError.
 
-    Guarantees: never below the truth, and at one instance the curve itself. With two profiles every number of
-    instances of the first is covered.
+    Guarantees: never below the truth, and at one instance the curve itself. With two profiles every
+    number of instances of the first is covered.
     """
     epsilon, instances = checks.non_negative("epsilon", epsilon), _count(profiles, instances)
     here, lost = largest_curve(profiles, np.array([epsilon, _LARGEST]))
@@ -66,9 +74,11 @@ def composed_delta(profiles: Sequence[Profile], instances: int, epsilon: float) 
 
 
 def composed_epsilon(profiles: Sequence[Profile], instances: int, delta: float) -> float:
-    """The smallest epsilon >= 0 certified at ``delta`` for ``instances`` compositions of the worst of the profiles.
+    """The smallest epsilon >= 0 certified at ``delta`` for ``instances`` compositions of the worst
+    of the profiles.
 
-    math.inf where no epsilon will do. profiles: as in ``composed_delta``. Raises ValueError, ImportError.
+    math.inf where no epsilon will do. profiles: as in ``composed_delta``. Raises ValueError,
+    ImportError.
 
     Guarantees: never below the truth.
     """
@@ -89,10 +99,11 @@ def composed_epsilon(profiles: Sequence[Profile], instances: int, delta: float) 
 
 
 def mixed_epsilon(parts: "Sequence[tuple[Profile, int]]", delta: float) -> float:
-    """The smallest epsilon >= 0 certified at ``delta`` for each profile composed as often as stated, all together.
+    """The smallest epsilon >= 0 certified at ``delta`` for each profile composed as often as
+    stated, all together.
 
-    math.inf where no epsilon will do. Each profile covers every change of a user's data. Raises ValueError,
-    ImportError.
+    math.inf where no epsilon will do. Each profile covers every change of a user's data. Raises
+    ValueError, ImportError.
 
     Guarantees: never below the truth.
     """
@@ -110,9 +121,11 @@ def mixed_epsilon(parts: "Sequence[tuple[Profile, int]]", delta: float) -> float
 
 
 def loss_distributions(profiles: Sequence[Profile], instances: int) -> "list[PLDPmf]":
-    """The privacy loss in one instance of each profile, and of their pointwise maximum, rounded up, on one grid.
+    """The privacy loss in one instance of each profile, and of their pointwise maximum, rounded up,
+    on one grid.
 
-    dp_accounting PLDPmf objects, to be composed ``instances`` times. Raises ValueError, ImportError.
+    dp_accounting PLDPmf objects, to be composed ``instances`` times. Raises ValueError,
+    ImportError.
 
     Guarantees: hockey-stick curves nowhere below the profiles'.
     Source: Doroshenko, Ghazi, Kamath, Kumar, Manurangsi (2022), Algorithm 1.
@@ -126,7 +139,9 @@ def loss_distributions(profiles: Sequence[Profile], instances: int) -> "list[PLD
 
 
 def _connected(step: float, nodes: np.ndarray, curve: np.ndarray) -> "PLDPmf":
-    """The least loss distribution whose curve is nowhere below this one, given at ``step`` times the nodes."""
+    """The least loss distribution whose curve is nowhere below this one, given at ``step`` times
+    the nodes.
+    """
     with checks.needing("composition of several instances", "dp-accounting"):
         from dp_accounting.pld.pld_pmf import create_pmf_pessimistic_connect_dots as connect
     return connect(step, nodes, np.minimum.accumulate(np.asarray(curve)))
@@ -135,11 +150,12 @@ def _connected(step: float, nodes: np.ndarray, curve: np.ndarray) -> "PLDPmf":
 def _worst(
     profiles: Sequence[Profile], instances: int, value: "Callable[[PLDPmf], float]"
 ) -> float:
-    """An upper bound of ``value`` over compositions of j first and instances - j second pairs, j = 0..instances.
+    """An upper bound of ``value`` over compositions of j first and instances - j second pairs, j =
+    0..instances.
 
-    j in [low, high] is dominated by low first pairs, instances - high second ones, and the maximum of both curves
-    for the rest; neighbouring ends are computed. Ranges whose bound is more than _TIGHT above the largest value found
-    are halved.
+    j in [low, high] is dominated by low first pairs, instances - high second ones, and the maximum
+    of both curves for the rest; neighbouring ends are computed. Ranges whose bound is more than
+    _TIGHT above the largest value found are halved.
     """
     losses = loss_distributions(profiles, instances)
     if len(losses) == 1:
@@ -190,7 +206,9 @@ def _scale(profiles: Sequence[Profile], instances: int) -> tuple[float, float]:
 
 
 def _nodes(step: float, end: float) -> np.ndarray:
-    """Multiples of the step: every one near zero, sparser beyond, out to where the curves are flat."""
+    """Multiples of the step: every one near zero, sparser beyond, out to where the curves are
+    flat.
+    """
     last = math.ceil(end / step) + 1
     near = min(last, 32 * _STEPS)  # more than ten deviations
     far = near + np.unique(np.geomspace(1, max(last - near, 1), 400).astype(np.int64))

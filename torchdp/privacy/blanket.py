@@ -5,8 +5,8 @@ e^epsilon c: each user's message is from c, or from what its own chances have be
 numbers say all that ``shuffle`` needs.
 
 **Lemma.** E (Z_1 + ... + Z_n)_+ of independent Z_i is convex in the distribution of each, so it
-does not fall where Z_i is replaced by a Z'_i with E(Z'_i | Z_i) = Z_i. With r = e^epsilon, E >= 1 and Z =
-W_0 - E W_1 in every use below:
+does not fall where Z_i is replaced by a Z'_i with E(Z'_i | Z_i) = Z_i. With r = e^epsilon, E >= 1
+and Z = W_0 - E W_1 in every use below:
 (a) A chance between c and r c is that of a coin between both: W in [1, r] becomes r with chance (W
 - 1)/(r - 1), else 1, for W_0 and W_1 apart.
 (b) Of two pairs of inputs that one is the worse whose large sets meet less: moving mass from {both,
@@ -34,9 +34,11 @@ class Blanket:
 
     Args:
         epsilon: log of the ratio, positive.
-        member: c of a large set, the same for all that users may hold, since chances add up to 1; at most e^-epsilon.
-        both: c of what two large sets share, at least. c measures gamma = 1 - (e^epsilon - 1) member in all, so that
-            two sets share 2 member - gamma or more: a smaller number is raised to this.
+        member: c of a large set, the same for all that users may hold, since chances add up to 1;
+            at most e^-epsilon.
+        both: c of what two large sets share, at least. c measures gamma = 1 - (e^epsilon - 1)
+            member in all, so that two sets share 2 member - gamma or more: a smaller number is
+            raised to this.
         bit: whether the message is no more than the user's own bit, kept or flipped.
 
     Raises ValueError.
@@ -58,7 +60,8 @@ class Blanket:
                 f"member must be at most e^-epsilon = {math.exp(-self.epsilon):.6g}, not {self.member!r}: a large set "
                 "would have a chance above 1"
             )
-        # member e^epsilon is at most 1, so that nothing overflows; what two sets leave out is not below 0.
+        # member e^epsilon is at most 1, so that nothing overflows; what two sets leave out is not
+        # below 0.
         least_shared = self.member + math.exp(self.epsilon + math.log(self.member)) - 1
         object.__setattr__(self, "both", min(max(self.both, least_shared), self.member))
 
@@ -84,9 +87,10 @@ class Blanket:
         """Of anything of which only its epsilon is known: two halves that share nothing.
 
         Proof: for two chances P, P' of one output all others are at least c = max(P, P')/r, so that
-        (W_0, W_1) is (r, w) or (w, r), and by the lemma (a) one of (r, 1), (1, r), (r, r), of masses
-        u, u, v with (r + 1) u + r v = 1; what is left has Z = 0. As in (b) Z of (r, r) and of what is
-        left lie between r - E and 1 - r E: v = 0 and u = 1/(r + 1) are a spread of equal mean.
+        (W_0, W_1) is (r, w) or (w, r), and by the lemma (a) one of (r, 1), (1, r), (r, r), of
+        masses u, u, v with (r + 1) u + r v = 1; what is left has Z = 0. As in (b) Z of (r, r) and
+        of what is left lie between r - E and 1 - r E: v = 0 and u = 1/(r + 1) are a spread of equal
+        mean.
         Source: Feldman, McMillan, Talwar (2023), the clones; the proof is given here.
         """
         return Blanket.two_level(epsilon, 0.5)

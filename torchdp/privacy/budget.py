@@ -1,15 +1,17 @@
 """Privacy budgets, for mechanisms that are chosen adaptively.
 
-Sums: let (e, d) remain of the limit, the next promise be (e1, d1), and let what follows each output y keep the rest,
-f(y) <= min(1, e^(e - e1) g(y)) + d - d1, f and g the chances of an event on the two data sets. The first term lies in
-[0, 1], so its mean is at most e^e1 times the other data's mean of it, plus d1: E f <= e^e E g + d. By induction
-from the last release on, whatever was chosen in between.
+Sums: let (e, d) remain of the limit, the next promise be (e1, d1), and let what follows each output
+y keep the rest, f(y) <= min(1, e^(e - e1) g(y)) + d - d1, f and g the chances of an event on the
+two data sets. The first term lies in [0, 1], so its mean is at most e^e1 times the other data's
+mean of it, plus d1: E f <= e^e E g + d. By induction from the last release on, whatever was chosen
+in between.
 
-Squares: a mechanism of mu_i is a function of a normal variable of mean 0 or mu_i (Blackwell 1951), hence of a
-Brownian motion, whose drift is 0 or 1, during a time of mu_i^2. The next mu is chosen from what was seen, and all
-times together are at most mu^2: all outputs are a function of the motion up to there, N(0, mu^2) against
-N(mu^2, mu^2) at its end, which is mu. The trade-off curve of a response at epsilon is two straight lines that meet at
-alpha = beta = 1/(1 + e^epsilon); the convex curve of mu lies below both where it passes below that corner.
+Squares: a mechanism of mu_i is a function of a normal variable of mean 0 or mu_i (Blackwell 1951),
+hence of a Brownian motion, whose drift is 0 or 1, during a time of mu_i^2. The next mu is chosen
+from what was seen, and all times together are at most mu^2: all outputs are a function of the
+motion up to there, N(0, mu^2) against N(mu^2, mu^2) at its end, which is mu. The trade-off curve of
+a response at epsilon is two straight lines that meet at alpha = beta = 1/(1 + e^epsilon); the
+convex curve of mu lies below both where it passes below that corner.
 """
 
 import math
@@ -28,20 +30,24 @@ _WHOLE = 1 + Fraction(1, 10**9)  # three thirds of a limit fit into it
 
 
 class Budget(Brief):
-    """A privacy budget: what is left of ``limit``, a Guarantee. Spend before a release; if it refuses, release nothing.
+    """A privacy budget: what is left of ``limit``, a Guarantee. Spend before a release; if it
+    refuses, release nothing.
 
-    A limit without mu adds up epsilons and deltas. A limit with mu adds up the squares of the mus: of Gaussian noise,
-    at whatever delta it was stated, and of mechanisms with delta = 0, mu = 2 Phi^{-1}(e^epsilon/(1 + e^epsilon)).
-    Such a limit for (epsilon, delta) is ``gaussian_guarantee(gaussian_sigma(epsilon, delta), delta, 1.0, ...)``.
-    Integers that are rounded spend their variation too, where the limit is of rounded ones.
-    One rule holds throughout: it never switches to a tighter one adaptively.
+    A limit without mu adds up epsilons and deltas. A limit with mu adds up the squares of the mus:
+    of Gaussian noise, at whatever delta it was stated, and of mechanisms with delta = 0, mu = 2
+    Phi^{-1}(e^epsilon/(1 + e^epsilon)). Such a limit for (epsilon, delta) is
+    ``gaussian_guarantee(gaussian_sigma(epsilon, delta), delta, 1.0, ...)``. Integers that are
+    rounded spend their variation too, where the limit is of rounded ones. One rule holds
+    throughout: it never switches to a tighter one adaptively.
 
-    It holds no data, and any number of threads may spend. It belongs to one process: copies and pickles raise
-    TypeError, and a forked child needs a budget of its own. Raises TypeError, ValueError.
+    It holds no data, and any number of threads may spend. It belongs to one process: copies and
+    pickles raise TypeError, and a forked child needs a budget of its own. Raises TypeError,
+    ValueError.
 
-    Guarantees: what it let pass keeps ``limit``, to 1e-9 of epsilon, delta or mu^2, also where mechanisms *and their
-    guarantees* are chosen after seeing earlier outputs.
-    Source: Rogers, Roth, Ullman, Vadhan (2016), for sums; Smith, Thakurta (2022), for mu; the proofs above.
+    Guarantees: what it let pass keeps ``limit``, to 1e-9 of epsilon, delta or mu^2, also where
+    mechanisms *and their guarantees* are chosen after seeing earlier outputs.
+    Source: Rogers, Roth, Ullman, Vadhan (2016), for sums; Smith, Thakurta (2022), for mu; the
+    proofs above.
     """
 
     _printed = ("limit", "left")
@@ -67,8 +73,8 @@ class Budget(Brief):
     def spend(self, guarantee: Guarantee) -> Guarantee:
         """Takes ``guarantee`` off, and returns what is left.
 
-        Raises ValueError, and takes nothing, where less is left, or where model, neighbours or arithmetic are not the
-        limit's; TypeError.
+        Raises ValueError, and takes nothing, where less is left, or where model, neighbours or
+        arithmetic are not the limit's; TypeError.
         """
         alike([self.limit, guarantee])
         if weaker([self.limit, guarantee]) is not self.limit.arithmetic:
@@ -110,7 +116,9 @@ class Budget(Brief):
         return [square, Fraction(self._varies(guarantee))]
 
     def _varies(self, guarantee: Guarantee) -> float:
-        """Its variation; of a limit of real numbers what 2^-40 of its delta pays for, and of theorems about them."""
+        """Its variation; of a limit of real numbers what 2^-40 of its delta pays for, and of
+        theorems about them.
+        """
         limit = self.limit
         if limit.arithmetic is not Arithmetic.REAL:
             return guarantee.variation

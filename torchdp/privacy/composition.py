@@ -1,4 +1,6 @@
-"""Several guarantees as one: basic composition, Gaussian noise exactly, curves, the worst ones rounded up."""
+"""Several guarantees as one: basic composition, Gaussian noise exactly, curves, the worst ones
+rounded up.
+"""
 
 import math
 from collections import Counter
@@ -18,19 +20,21 @@ _ROUNDING, _CANCELLATION = 1e-10, 1e-13  # as in ``torchdp.shuffle.count_laws``
 def compose(guarantees: Iterable[Guarantee], delta: float | None = None) -> Guarantee:
     """The joint guarantee of mechanisms that all use one user's data.
 
-    Those whose mu is known are one Gaussian mechanism, mu^2 = sum of the mu_i^2. delta None: this one, at the sum of
-    its parts' deltas, and the others, their epsilons and deltas added up. delta in (0, 1): the least epsilon at it
-    that their privacy loss distributions certify, worst pairs for those that are not Gaussian; then each mu, or
-    (epsilon, delta), counts and nothing else of a mechanism.
+    Those whose mu is known are one Gaussian mechanism, mu^2 = sum of the mu_i^2. delta None: this
+    one, at the sum of its parts' deltas, and the others, their epsilons and deltas added up. delta
+    in (0, 1): the least epsilon at it that their privacy loss distributions certify, worst pairs
+    for those that are not Gaussian; then each mu, or (epsilon, delta), counts and nothing else of a
+    mechanism.
 
-    All must share model and neighbouring relation; other combinations are refused (ValueError), because what
-    they promise together depends on how the mechanisms are joined. The result is an upper bound: the worst
-    pairs of inputs of the parts need not coincide. Raises TypeError, ValueError; ImportError with ``delta``.
+    All must share model and neighbouring relation; other combinations are refused (ValueError),
+    because what they promise together depends on how the mechanisms are joined. The result is an
+    upper bound: the worst pairs of inputs of the parts need not coincide. Raises TypeError,
+    ValueError; ImportError with ``delta``.
 
-    Guarantees: holds also when later mechanisms are chosen after seeing earlier outputs, as long as their guarantees
-    were fixed before; where these are chosen too, spend a ``Budget``.
-    Source: Dwork, Kenthapadi, McSherry, Mironov, Naor (2006), Theorem 1; Dwork, Roth (2014), Theorem B.1; Dong, Roth,
-    Su (2022), Corollary 3.3; Zhu, Dong, Wang (2022), Theorem 10.
+    Guarantees: holds also when later mechanisms are chosen after seeing earlier outputs, as long as
+    their guarantees were fixed before; where these are chosen too, spend a ``Budget``.
+    Source: Dwork, Kenthapadi, McSherry, Mironov, Naor (2006), Theorem 1; Dwork, Roth (2014),
+    Theorem B.1; Dong, Roth, Su (2022), Corollary 3.3; Zhu, Dong, Wang (2022), Theorem 10.
     """
     if not isinstance(guarantees, Iterable):
         raise TypeError(f"guarantees must be several Guarantees, not {type(guarantees).__name__}")
@@ -81,7 +85,9 @@ def compose(guarantees: Iterable[Guarantee], delta: float | None = None) -> Guar
 def _added(
     normal: list[Guarantee], others: list[Guarantee], mu: float, variation: float
 ) -> tuple[float, float]:
-    """Epsilon and delta of basic composition, the Gaussian parts taken as one where that is less."""
+    """Epsilon and delta of basic composition, the Gaussian parts taken as one where that is
+    less.
+    """
     delta, plain = math.fsum(g.delta for g in normal + others), math.fsum(g.epsilon for g in others)
     kept, each = math.fsum(g.delta for g in normal), math.fsum(g.epsilon for g in normal)
     if len(normal) > 1 and 0 < kept < 1:
@@ -90,7 +96,9 @@ def _added(
 
 
 def _certified(others: list[Guarantee], mu: float, variation: float, delta: float) -> float:
-    """The least epsilon at ``delta``: the others' added to the curve of Gaussian noise, or by loss distributions."""
+    """The least epsilon at ``delta``: the others' added to the curve of Gaussian noise, or by loss
+    distributions.
+    """
     plain, left = math.fsum(g.epsilon for g in others), delta - math.fsum(g.delta for g in others)
     found = plain + gaussian_epsilon(mu, left, variation) if left > 0 else math.inf
     if others and mu <= 1e3 and all(g.epsilon <= 700.0 for g in others):
@@ -104,7 +112,8 @@ def _certified(others: list[Guarantee], mu: float, variation: float, delta: floa
 
 
 def _worst(epsilon: float, delta: float) -> Profile:
-    """The curve of the worst (epsilon, delta)-private mechanism: delta is lost, the rest is epsilon-private.
+    """The curve of the worst (epsilon, delta)-private mechanism: delta is lost, the rest is
+    epsilon-private.
 
     Source: Kairouz, Oh, Viswanath (2015), Theorem 3.3.
     """
@@ -113,9 +122,11 @@ def _worst(epsilon: float, delta: float) -> Profile:
 
 
 def pure_profile(epsilon: float) -> Profile:
-    """Binary randomized response at ``epsilon``: the worst among all epsilon-private mechanisms. Raises ValueError.
+    """Binary randomized response at ``epsilon``: the worst among all epsilon-private mechanisms.
+    Raises ValueError.
 
-    H(e^x) = max(1 - e^x, (e^epsilon - e^x)/(1 + e^epsilon), 0). epsilon >= 0; at 0 the curve of equal distributions.
+    H(e^x) = max(1 - e^x, (e^epsilon - e^x)/(1 + e^epsilon), 0). epsilon >= 0; at 0 the curve of
+    equal distributions.
 
     Guarantees: dominates every epsilon-private mechanism, and is the least curve that does.
     Source: Kairouz, Oh, Viswanath (2015), Theorem 3.3.
@@ -131,7 +142,8 @@ def pure_profile(epsilon: float) -> Profile:
 
 
 def gaussian_profile(sigma: float) -> Profile:
-    """N(1, sigma^2) against N(0, sigma^2): Phi(m/2 - x/m) - e^x Phi(-m/2 - x/m), m = 1/sigma. Raises ValueError.
+    """N(1, sigma^2) against N(0, sigma^2): Phi(m/2 - x/m) - e^x Phi(-m/2 - x/m), m = 1/sigma.
+    Raises ValueError.
 
     Guarantees: exact.
     Source: Balle, Wang (2018), Theorem 8.

@@ -13,7 +13,8 @@ from torchdp.privacy.guarantee import Guarantee, Model, Neighbours
 from torchdp.root import root
 
 SOURCE = "Balle, Wang (2018), Theorem 8"
-# log delta is evaluated to better than this (tests compare with 60 digits): calibration stays on the safe side.
+# log delta is evaluated to better than this (tests compare with 60 digits): calibration stays on
+# the safe side.
 ROUNDING = 1e-10
 SAFE = 1e-11  # of sigma: an epsilon found from it, to rounding, is not above the one asked for
 # the share of delta that the real mechanism may spend whose integers are released
@@ -32,11 +33,11 @@ TOLERANCE, OF_SIGMA = 2.0**-43, 2.0**-38  # of the logarithms of epsilon, and of
 def gaussian_log_delta(sigma: Numbers, epsilon: Numbers, sensitivity: Numbers = 1.0) -> Numbers:
     """log of the smallest delta for which adding N(0, sigma^2 I) is (epsilon, delta)-DP.
 
-    delta = Phi(D/(2 sigma) - epsilon sigma/D) - e^epsilon Phi(-D/(2 sigma) - epsilon sigma/D), with D the
-    largest l_2 distance between the answers on neighbouring data, evaluated as
-    phi(a) (M(a) - M(a + D/sigma)), a = epsilon sigma/D - D/(2 sigma), M = (1 - Phi)/phi the Mills ratio, which
-    never overflows and loses no digits in the far tail. Numbers, or batches that broadcast. Raises TypeError,
-    ValueError.
+    delta = Phi(D/(2 sigma) - epsilon sigma/D) - e^epsilon Phi(-D/(2 sigma) - epsilon sigma/D), with
+    D the largest l_2 distance between the answers on neighbouring data, evaluated as
+    phi(a) (M(a) - M(a + D/sigma)), a = epsilon sigma/D - D/(2 sigma), M = (1 - Phi)/phi the Mills
+    ratio, which never overflows and loses no digits in the far tail. Numbers, or batches that
+    broadcast. Raises TypeError, ValueError.
 
     Guarantees: exact; no smaller delta holds at this epsilon.
     Source: Balle, Wang (2018), Theorem 8.
@@ -45,7 +46,8 @@ def gaussian_log_delta(sigma: Numbers, epsilon: Numbers, sensitivity: Numbers = 
 
 
 def log_delta(ratio: Numbers, epsilon: Numbers) -> Numbers:
-    """``gaussian_log_delta`` at D/sigma = ``ratio`` > 0, a float64 tensor or a float; epsilon of the same kind.
+    """``gaussian_log_delta`` at D/sigma = ``ratio`` > 0, a float64 tensor or a float; epsilon of
+    the same kind.
 
     Each entry by itself, with the same bits in any batch.
     """
@@ -54,7 +56,9 @@ def log_delta(ratio: Numbers, epsilon: Numbers) -> Numbers:
     b = a + ratio
 
     def near() -> Numbers:
-        """For ratio < 1/2 M(a) - M(b) would lose digits; the integral of -M'(t) = 1 - t M(t) loses none."""
+        """For ratio < 1/2 M(a) - M(b) would lose digits; the integral of -M'(t) = 1 - t M(t) loses
+        none.
+        """
         nodes: Any = NODES
         weights: Any = WEIGHTS
         if isinstance(ratio, Tensor):
@@ -93,18 +97,20 @@ def _asked(name: str, value: Any) -> float:
 
 @entrywise(of_floats=True, epsilon=_asked, delta=checks.fraction, sensitivity=checks.positive)
 def gaussian_sigma(epsilon: Numbers, delta: Numbers, sensitivity: Numbers = 1.0) -> Numbers:
-    """The smallest sigma for which adding N(0, sigma^2 I) is (epsilon, delta)-DP, found by root finding.
+    """The smallest sigma for which adding N(0, sigma^2 I) is (epsilon, delta)-DP, found by root
+    finding.
 
-    epsilon > 0, delta in (0, 1); sensitivity: the largest l_2 distance between the answers on neighbouring
-    data. Numbers, or batches that broadcast and are solved together. Stable for epsilon in [1e-3, 30] and delta
-    down to 1e-15; above 1e6 refused. Raises TypeError, ValueError.
+    epsilon > 0, delta in (0, 1); sensitivity: the largest l_2 distance between the answers on
+    neighbouring data. Numbers, or batches that broadcast and are solved together. Stable for
+    epsilon in [1e-3, 30] and delta down to 1e-15; above 1e6 refused. Raises TypeError, ValueError.
 
     Guarantees: delta(sigma) <= delta, and delta(sigma (1 - 1e-8)) > delta.
     Source: Balle, Wang (2018), Theorem 8 and Algorithm 1 (here by :func:`root`).
     """
     on = functions(epsilon)
     target = _kept(delta)
-    # From too much noise: delta is below e^-t^2/2, t = epsilon sigma - 1/(2 sigma), and below 1/(sigma sqrt(2 pi)).
+    # From too much noise: delta is below e^-t^2/2, t = epsilon sigma - 1/(2 sigma), and below
+    # 1/(sigma sqrt(2 pi)).
     t = on.sqrt(-2 * target)
     enough = 2 * epsilon / (t + on.sqrt(t * t + 2 * epsilon))
     log_ratio = on.log(on.maximum(enough, math.sqrt(2 * math.pi) * delta))
@@ -142,14 +148,17 @@ def gaussian_guarantee(
     neighbours: Neighbours,
     variation: float | None = None,
 ) -> Guarantee:
-    """The guarantee of adding N(0, sigma^2 I) at this delta: the epsilon with delta(epsilon) = delta.
+    """The guarantee of adding N(0, sigma^2 I) at this delta: the epsilon with delta(epsilon) =
+    delta.
 
-    Where that is 0 and a smaller delta holds too, the guarantee is not exact. variation: of adding round(sigma g), g
-    standard normals, to integers, for the integers that leave: the total variation distance of all the noise of a
-    release from its distribution, for which delta keeps 2^-40 of itself. X + round(sigma g) = round(X + sigma g) is a
-    function of the Gaussian mechanism, in any dimension, and mu is that mechanism's. Raises ValueError.
+    Where that is 0 and a smaller delta holds too, the guarantee is not exact. variation: of adding
+    round(sigma g), g standard normals, to integers, for the integers that leave: the total
+    variation distance of all the noise of a release from its distribution, for which delta keeps
+    2^-40 of itself. X + round(sigma g) = round(X + sigma g) is a function of the Gaussian
+    mechanism, in any dimension, and mu is that mechanism's. Raises ValueError.
 
-    Guarantees: exact (epsilon, delta)-DP; mu-Gaussian differential privacy, mu = sensitivity/sigma; of integers at most
+    Guarantees: exact (epsilon, delta)-DP; mu-Gaussian differential privacy, mu = sensitivity/sigma;
+    of integers at most
         what Gaussian noise spends.
     Source: Balle, Wang (2018), Theorem 8; Dong, Roth, Su (2022), for mu; ``Guarantee.rounded``.
     """
@@ -170,10 +179,12 @@ def gaussian_guarantee(
     of_floats=True, mu=checks.non_negative, delta=checks.fraction, variation=checks.non_negative
 )
 def gaussian_epsilon(mu: Numbers, delta: Numbers, variation: Numbers = 0.0) -> Numbers:
-    """The least epsilon at ``delta`` of outputs within total variation ``variation`` of a mu-Gaussian mechanism's.
+    """The least epsilon at ``delta`` of outputs within total variation ``variation`` of a
+    mu-Gaussian mechanism's.
 
-    mu >= 0, sensitivity/sigma; math.inf beyond 1000, and where the variation takes more than 2^-40 of delta. Numbers,
-    or batches that broadcast and are solved together. Raises TypeError, ValueError.
+    mu >= 0, sensitivity/sigma; math.inf beyond 1000, and where the variation takes more than 2^-40
+    of delta. Numbers, or batches that broadcast and are solved together. Raises TypeError,
+    ValueError.
 
     Guarantees: delta_mu(epsilon) + (1 + e^epsilon) variation <= delta, as in ``Guarantee.rounded``.
     Source: Balle, Wang (2018), Theorem 8.

@@ -45,13 +45,14 @@ class Arithmetic(Enum):
 class Guarantee(Brief):
     """(epsilon, delta)-differential privacy: P(A) <= e^epsilon P'(A) + delta for every event A.
 
-    model: who is trusted. neighbours: the relation between the two data sets. exact: whether (epsilon, delta)
-    is attained (no smaller epsilon holds at this delta) or an upper bound. source: author, year, theorem. epsilon is
-    math.inf for a reference without privacy, 0 for what shows nothing, up to delta. arithmetic: what it refers to;
-    REAL does not protect against attacks on the low-order bits of floats (Mironov 2012). mu: where it is known,
-    neighbours are no easier to tell apart than N(0, 1) from N(mu, 1): mu-Gaussian privacy, and mu^2/2-zCDP.
-    variation: total variation distance of the output's distribution from such a mechanism's; 0 but where ROUNDED, and
-    where many clients' rounded noise stands for normal noise.
+    model: who is trusted. neighbours: the relation between the two data sets. exact: whether
+    (epsilon, delta) is attained (no smaller epsilon holds at this delta) or an upper bound. source:
+    author, year, theorem. epsilon is math.inf for a reference without privacy, 0 for what shows
+    nothing, up to delta. arithmetic: what it refers to; REAL does not protect against attacks on
+    the low-order bits of floats (Mironov 2012). mu: where it is known, neighbours are no easier to
+    tell apart than N(0, 1) from N(mu, 1): mu-Gaussian privacy, and mu^2/2-zCDP. variation: total
+    variation distance of the output's distribution from such a mechanism's; 0 but where ROUNDED,
+    and where many clients' rounded noise stands for normal noise.
     """
 
     epsilon: float
@@ -91,10 +92,11 @@ class Guarantee(Brief):
         return html_table([*said.items(), *([("mu", self.mu)] if self.mu is not None else [])])
 
     def rounded(self, variation: float, delta: float) -> "Guarantee":
-        """That of integers at ``delta``, their distribution within ``variation`` of a function of this mechanism's.
+        """That of integers at ``delta``, their distribution within ``variation`` of a function of
+        this mechanism's.
 
-        variation: of all that is released at once; delta: of this guarantee, and (1 + e^epsilon) variation. Raises
-        ValueError where it is less.
+        variation: of all that is released at once; delta: of this guarantee, and (1 + e^epsilon)
+        variation. Raises ValueError where it is less.
 
         Guarantees: P(A) <= P*(A) + v <= e^epsilon P*'(A) + self.delta + v, and P*'(A) <= P'(A) + v.
         """
@@ -112,7 +114,9 @@ class Guarantee(Brief):
         )
 
     def leaving(self, variation: float, delta: float) -> "Guarantee":
-        """``rounded``; of real numbers alone where delta does not pay for the tables. Raises ValueError."""
+        """``rounded``; of real numbers alone where delta does not pay for the tables. Raises
+        ValueError.
+        """
         try:
             return self.rounded(variation, delta)
         except ValueError:
@@ -120,15 +124,18 @@ class Guarantee(Brief):
 
     @property
     def pure(self) -> bool:
-        """Whether all of delta is what ``variation`` costs: delta = 0 for the mechanism that this one is near."""
+        """Whether all of delta is what ``variation`` costs: delta = 0 for the mechanism that this
+        one is near.
+        """
         return self.delta <= (1 + math.exp(min(self.epsilon, 700.0))) * self.variation * (1 + 1e-5)
 
     def event(self) -> "DpEvent":
-        """The event for accountants of the package dp_accounting whose relation is this one's ``neighbours``.
+        """The event for accountants of the package dp_accounting whose relation is this one's
+        ``neighbours``.
 
-        Gaussian noise where mu is known: the package's multiplier is per bound of one user's part, which replacing a
-        user moves by twice the bound. Randomized response where it is ``pure``, the worst such mechanism. Raises
-        ValueError where the package has no event, ImportError.
+        Gaussian noise where mu is known: the package's multiplier is per bound of one user's part,
+        which replacing a user moves by twice the bound. Randomized response where it is ``pure``,
+        the worst such mechanism. Raises ValueError where the package has no event, ImportError.
 
         Guarantees: what the event promises, this does, up to ``variation``.
         Source: Kairouz, Oh, Viswanath (2015), Theorem 3.3, for delta = 0.
@@ -156,7 +163,9 @@ def weaker(guarantees: Iterable[Guarantee]) -> Arithmetic:
 
 
 def alike(guarantees: Sequence[Guarantee]) -> Guarantee:
-    """The first of them, where all have one model and one neighbouring relation. Raises TypeError, ValueError."""
+    """The first of them, where all have one model and one neighbouring relation. Raises TypeError,
+    ValueError.
+    """
     for other in guarantees:
         if not isinstance(other, Guarantee):
             raise TypeError(f"guarantees must hold Guarantee objects, not {type(other).__name__}")

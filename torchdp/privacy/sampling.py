@@ -1,4 +1,6 @@
-"""Gaussian noise on sums over users that were sampled: privacy loss distributions of the package dp_accounting."""
+"""Gaussian noise on sums over users that were sampled: privacy loss distributions of the package
+dp_accounting.
+"""
 
 import math
 from functools import partial
@@ -28,16 +30,21 @@ SOURCE = "privacy loss distribution of the Poisson-subsampled Gaussian, Doroshen
 
 
 def sampled_guarantee(multiplier: float, chance: float, times: int, delta: float) -> Guarantee:
-    """What ``times`` sums promise, each over users who are in it with chance ``chance``, independently of all else.
+    """What ``times`` sums promise, each over users who are in it with chance ``chance``,
+    independently of all else.
 
-    ``accounting.rounding(times)``, 1e-12 and more, of delta pays for the rounding of the Fourier transforms, which have
-    no digits for less: for a smaller delta the guarantee is that of sums over all users, as if chance were 1.
+    ``accounting.rounding(times)``, 1e-12 and more, of delta pays for the rounding of the Fourier
+    transforms, which have no digits for less: for a smaller delta the guarantee is that of sums
+    over all users, as if chance were 1.
 
-    multiplier: standard deviation of each sum's noise, in bounds of one user's part. chance: in [1e-9, 1]; times: up to
-    2^24. Who is in a sum is secret. A sum may depend on those before. Raises ValueError, ImportError.
+    multiplier: standard deviation of each sum's noise, in bounds of one user's part. chance: in
+    [1e-9, 1]; times: up to 2^24. Who is in a sum is secret. A sum may depend on those before.
+    Raises ValueError, ImportError.
 
-    Guarantees: (epsilon, delta)-DP for adding or removing one user; an upper bound, by the width of the grid.
-    Source: Doroshenko, Ghazi, Kamath, Kumar, Manurangsi (2022), connecting dots; Koskela, Jaelkoe, Honkela (2020).
+    Guarantees: (epsilon, delta)-DP for adding or removing one user; an upper bound, by the width of
+    the grid.
+    Source: Doroshenko, Ghazi, Kamath, Kumar, Manurangsi (2022), connecting dots; Koskela, Jaelkoe,
+    Honkela (2020).
     """
     epsilon = _epsilon(*_checked(chance, times, delta), checks.positive("multiplier", multiplier))
     if epsilon == math.inf:
@@ -54,9 +61,11 @@ def sampled_guarantee(multiplier: float, chance: float, times: int, delta: float
 def sampled_multiplier(
     epsilon: Numbers, delta: Numbers, chance: Numbers, times: Numbers
 ) -> Numbers:
-    """The least ``multiplier``, within 1e-4 of itself, for which :func:`sampled_guarantee` is at most ``epsilon``.
+    """The least ``multiplier``, within 1e-4 of itself, for which :func:`sampled_guarantee` is at
+    most ``epsilon``.
 
-    Numbers, or batches that broadcast; each is found by itself, on the host. Raises TypeError, ValueError, ImportError.
+    Numbers, or batches that broadcast; each is found by itself, on the host. Raises TypeError,
+    ValueError, ImportError.
 
     Guarantees: ``sampled_guarantee(multiplier, chance, times, delta).epsilon`` <= epsilon.
     Source: as there; the epsilon falls with the multiplier.
@@ -96,7 +105,9 @@ def _checked(chance: float, times: int, delta: float) -> tuple[float, int, float
 def _epsilon(
     chance: float, times: int, delta: float, multiplier: float, coarser: float = 1.0
 ) -> float:
-    """The epsilon of ``times`` sums; at most that of sums over all, whose mixture each is; math.inf for none."""
+    """The epsilon of ``times`` sums; at most that of sums over all, whose mixture each is; math.inf
+    for none.
+    """
     every = gaussian_epsilon(math.sqrt(times) / multiplier, delta)
     hopeless = every == math.inf and (
         multiplier < SMALL or times * _loss(chance, multiplier) > LOST
@@ -116,14 +127,18 @@ def _epsilon(
 
 
 def _loss(chance: float, multiplier: float) -> float:
-    """At least the mean privacy loss of one sum, of who is in it: by convexity, and by the chi-squared divergence."""
+    """At least the mean privacy loss of one sum, of who is in it: by convexity, and by the
+    chi-squared divergence.
+    """
     square = multiplier**-2
     mixed = chance * square / 2
     return mixed if square > 700 else min(mixed, math.log1p(chance**2 * math.expm1(square)))
 
 
 def _step(chance: float, multiplier: float) -> float:
-    """The width of the grid: a small part of one sum's loss, and no more than MOST steps up to ten deviations."""
+    """The width of the grid: a small part of one sum's loss, and no more than MOST steps up to ten
+    deviations.
+    """
     largest = (20 * multiplier + 1) / (2 * multiplier**2)
     top = math.log1p(chance * math.expm1(largest)) if largest < 700 else largest
     return max(min(STEP, FINE * chance / multiplier), top / MOST)

@@ -14,9 +14,11 @@ EQUAL = 1e-3  # relative difference of errors that does not count
 
 @dataclass(frozen=True)
 class Candidate(Brief, Generic[T]):
-    """A protocol, its predicted error (of a mean square the root), and what else there is to say of it.
+    """A protocol, its predicted error (of a mean square the root), and what else there is to say of
+    it.
 
-    flat: the error where all types are equally frequent, if ``error`` is on the worst data; None: not known.
+    flat: the error where all types are equally frequent, if ``error`` is on the worst data; None:
+    not known.
     """
 
     name: str
@@ -28,12 +30,14 @@ class Candidate(Brief, Generic[T]):
 
 @dataclass(frozen=True)
 class Choice(Brief, Generic[T]):
-    """Candidates, the least predicted error first; ``print`` shows the table that the choice was made from.
+    """Candidates, the least predicted error first; ``print`` shows the table that the choice was
+    made from.
 
-    Errors that differ by no more than about 0.1 % count as equal: of these the one that was named first comes first.
-    bound: no unbiased protocol of this privacy has lower error; None: unknown. near: those with error at most so much
-    more than the least, relatively, come first of all, as they were named. The table shows the errors on flat data
-    beside those on the worst where another candidate has less there than the first.
+    Errors that differ by no more than about 0.1 % count as equal: of these the one that was named
+    first comes first. bound: no unbiased protocol of this privacy has lower error; None: unknown.
+    near: those with error at most so much more than the least, relatively, come first of all, as
+    they were named. The table shows the errors on flat data beside those on the worst where another
+    candidate has less there than the first.
     """
 
     candidates: tuple[Candidate[T], ...]

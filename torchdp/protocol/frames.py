@@ -1,4 +1,6 @@
-"""The door for users' data, by what a protocol's users hold, and for their groups; estimates as a pandas table."""
+"""The door for users' data, by what a protocol's users hold, and for their groups; estimates as a
+pandas table.
+"""
 
 import math
 import sys
@@ -39,14 +41,15 @@ def rows_of(x: Any, held: Held, name: str = "x") -> Tensor:
 
     Args:
         x: a row for each user: a numpy array, a list, or a pandas Series or DataFrame.
-        held: as ``protocol.held``. Types are whole numbers, booleans (0 and 1), or categories in their order; several
-            columns of categories make product types, the first column the slowest. They must be public: state them,
-            since those that pandas reads from the data reveal who is there. Where users hold numbers, fractions become
-            float64, and (n,) becomes (n, 1) where each holds a row of one.
+        held: as ``protocol.held``. Types are whole numbers, booleans (0 and 1), or categories in
+            their order; several columns of categories make product types, the first column the
+            slowest. They must be public: state them, since those that pandas reads from the data
+            reveal who is there. Where users hold numbers, fractions become float64, and (n,)
+            becomes (n, 1) where each holds a row of one.
         name: of x, in messages.
 
-    Raises TypeError for text, objects and dates, ValueError where a value is missing, or where categories make another
-    number of types.
+    Raises TypeError for text, objects and dates, ValueError where a value is missing, or where
+    categories make another number of types.
     """
     if isinstance(x, Tensor):
         return x
@@ -80,7 +83,8 @@ def categories(x: Any) -> Any:
 
 
 def types_in(x: Any) -> int | None:
-    """How many types the categories of a Series or of all columns of a DataFrame make; None where not all have some.
+    """How many types the categories of a Series or of all columns of a DataFrame make; None where
+    not all have some.
 
     Of booleans there are two.
     """
@@ -92,7 +96,9 @@ def types_in(x: Any) -> int | None:
 
 
 def framed(columns: Mapping[str, Tensor], names: Sequence[Any]) -> "pd.DataFrame":
-    """A row for each entry of these tensors of one shape; names: of the last dimensions. Raises ValueError."""
+    """A row for each entry of these tensors of one shape; names: of the last dimensions. Raises
+    ValueError.
+    """
     import pandas as pd
 
     def labels(each: Any) -> "pd.Index":
@@ -138,7 +144,9 @@ def _columns(x: Any, name: str) -> "dict[str, pd.Series]":
 
 
 def _types(x: Any, held: int, name: str) -> np.ndarray:
-    """One column of numbers or booleans as it is; categories, of one column or several, as types."""
+    """One column of numbers or booleans as it is; categories, of one column or several, as
+    types.
+    """
     columns = _columns(x, name)
     first = next(iter(columns))
     if len(columns) == 1 and categories(columns[first]) is None:
@@ -219,8 +227,9 @@ def grouped(
 ) -> tuple[Tensor, Tensor | None, tuple[int, ...]]:
     """Rows of users, the group of each, and the batch that the groups make; None, () of one group.
 
-    A tensor (*batch, n, ...) has groups of n users. held: by each of them. groups: (n,) whole numbers below ``size``,
-    by default all categories, or all up to the largest. Raises TypeError, ValueError.
+    A tensor (*batch, n, ...) has groups of n users. held: by each of them. groups: (n,) whole
+    numbers below ``size``, by default all categories, or all up to the largest. Raises TypeError,
+    ValueError.
     """
     given = x
     x = rows_of(given, held)

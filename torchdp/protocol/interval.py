@@ -1,6 +1,8 @@
-"""Confidence intervals whose variance belongs to each end: score intervals, Fieller's for ratios, sums of both.
+"""Confidence intervals whose variance belongs to each end: score intervals, Fieller's for ratios,
+sums of both.
 
-And what they need: tails of quadratic forms of normal vectors, the largest variance of users of unknown types.
+And what they need: tails of quadratic forms of normal vectors, the largest variance of users of
+unknown types.
 """
 
 import math
@@ -32,10 +34,11 @@ MOST_SOUGHT = 512  # types up to which the histogram of largest variance is soug
 
 
 def normal_deviate(x: Tensor, curved: Tensor, squares: Tensor) -> Tensor:
-    """d with P[sum_i w_i (e_i^2 - 1) + 2 g_i e_i > x] = 1 - Phi(d) nearly, (*batch); curved: w, squares: g^2.
+    """d with P[sum_i w_i (e_i^2 - 1) + 2 g_i e_i > x] = 1 - Phi(d) nearly, (*batch); curved: w,
+    squares: g^2.
 
-    With K(s) = sum_i -log(1 - 2 w_i s)/2 - w_i s + 2 g_i^2 s^2/(1 - 2 w_i s) and K'(s) = x: d = r + log(v/r)/r,
-    r = sign(s) sqrt(2 (s x - K(s))), v = s sqrt(K''(s)).
+    With K(s) = sum_i -log(1 - 2 w_i s)/2 - w_i s + 2 g_i^2 s^2/(1 - 2 w_i s) and K'(s) = x: d = r +
+    log(v/r)/r, r = sign(s) sqrt(2 (s x - K(s))), v = s sqrt(K''(s)).
     """
     size = (2 * curved.square() + 4 * squares).sum(-1).sqrt().clamp_min(TINY)
     w, g, x = (
@@ -61,7 +64,8 @@ def normal_deviate(x: Tensor, curved: Tensor, squares: Tensor) -> Tensor:
 def _saddlepoint(w: Tensor, g: Tensor, x: Tensor, up: Tensor, down: Tensor) -> Tensor:
     """p at which K'(s) = x, (rows); ENDLESS where there is none, since x is beyond all values.
 
-    s runs from pole to pole, 1/(2 w), as p does over the line: Newton's steps in p never leave the range.
+    s runs from pole to pole, 1/(2 w), as p does over the line: Newton's steps in p never leave the
+    range.
     """
     low, high = (
         torch.where(x.sign() == side, torch.zeros_like(x), -side * torch.inf) for side in (1, -1)
@@ -100,14 +104,20 @@ class Error(ABC):
 
     @abstractmethod
     def margins(self, z: float | Tensor) -> tuple[Tensor, Tensor]:
-        """How far below and above the estimate the interval at z standard errors ends, (*batch) each; may be inf."""
+        """How far below and above the estimate the interval at z standard errors ends, (*batch)
+        each; may be inf.
+        """
 
     @abstractmethod
     def gap(self, z: float | Tensor) -> tuple[Tensor, Tensor]:
-        """The ends of what the set of truths leaves out, from the estimate, (*batch) each; NaN where nothing."""
+        """The ends of what the set of truths leaves out, from the estimate, (*batch) each; NaN
+        where nothing.
+        """
 
     def distance(self, value: Tensor, bias: Tensor | float = 0.0) -> Tensor:
-        """The least z whose interval, widened by ``bias``, holds 0; inf where none up to 40 does."""
+        """The least z whose interval, widened by ``bias``, holds 0; inf where none up to 40
+        does.
+        """
 
         def outside(z: Tensor) -> Tensor:
             below, above = self.margins(z)
@@ -135,10 +145,12 @@ class Error(ABC):
 class ErrorParts(Error):
     """Independent parts of an estimate's error; each tensor is (*batch, parts).
 
-    A part whose true value lies u above its estimate has the variance ``variance + slope u + curvature u^2``. slope:
-    as for shares of types, whose error grows with them. curvature: of a ratio, from the error of its denominator; of
-    a sample, -1/n. A variance below 0 is a plug-in's whose value came out far below 0. step: half of what lies between
-    two values that the part can have, where these are few: the normal approximation is taken in the middle.
+    A part whose true value lies u above its estimate has the variance
+    ``variance + slope u + curvature u^2``. slope: as for shares of types, whose error grows with
+    them. curvature: of a ratio, from the error of its denominator; of a sample, -1/n. A variance
+    below 0 is a plug-in's whose value came out far below 0. step: half of what lies between two
+    values that the part can have, where these are few: the normal approximation is taken in the
+    middle.
     """
 
     variance: Tensor
@@ -154,12 +166,14 @@ class ErrorParts(Error):
         return ErrorParts(one, zero, zero, zero)
 
     def margins(self, z: float | Tensor) -> tuple[Tensor, Tensor]:
-        """How far below and above the estimate the interval at z standard errors ends, (*batch) each; may be inf.
+        """How far below and above the estimate the interval at z standard errors ends, (*batch)
+        each; may be inf.
 
-        Of each part all u with (abs(u) - step)^2 <= z^2 (variance + slope u + curvature u^2); inf where
-        z^2 curvature >= 1. The ends of the sum lie the root of the sum of squares of the parts' ends away. z: (*batch)
-        or a number.
-        Source: Wilson (1927), the score interval; Yates (1934), the step; Fieller (1954), for ratios; Zou, Donner
+        Of each part all u with (abs(u) - step)^2 <= z^2 (variance + slope u + curvature u^2); inf
+        where z^2 curvature >= 1. The ends of the sum lie the root of the sum of squares of the
+        parts' ends away. z: (*batch) or a number.
+        Source: Wilson (1927), the score interval; Yates (1934), the step; Fieller (1954), for
+        ratios; Zou, Donner
             (2008), the sum.
         """
         return self._margin(z, -1), self._margin(z, 1)
@@ -171,10 +185,11 @@ class ErrorParts(Error):
         return total.masked_fill(self.variance.isnan().any(-1), torch.nan)
 
     def gap(self, z: float | Tensor) -> tuple[Tensor, Tensor]:
-        """The ends of what Fieller's set leaves out where it goes on beyond, (*batch) each, from the estimate.
+        """The ends of what Fieller's set leaves out where it goes on beyond, (*batch) each, from
+        the estimate.
 
-        So it is where z^2 curvature > 1 (a denominator that may be 0): no u between the two ends belongs to it. NaN
-        where there is no such gap, or more than one part.
+        So it is where z^2 curvature > 1 (a denominator that may be 0): no u between the two ends
+        belongs to it. NaN where there is no such gap, or more than one part.
         """
         left, shift, square = (each[..., 0] for each in self._quadratic(z))
         some = (left < 0) & (square > 0) & (self.variance.shape[-1] == 1)
@@ -184,7 +199,9 @@ class ErrorParts(Error):
     def _quadratic(
         self, z: float | Tensor, step: Tensor | float = 0.0
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """u = step + v belongs where left v^2 - 2 shift v <= z^2 (variance at step); (left v - shift)^2 at the ends."""
+        """u = step + v belongs where left v^2 - 2 shift v <= z^2 (variance at step);
+        (left v - shift)^2 at the ends.
+        """
         square = (
             torch.as_tensor(z, dtype=torch.float64, device=self.variance.device)[..., None] ** 2
         )
@@ -219,11 +236,13 @@ class ErrorParts(Error):
 
 @dataclass(frozen=True)
 class RatioError(Error):
-    """Of a ratio r = F/G of two estimates: intervals hold each t near r at which F - t G may be an estimate of 0.
+    """Of a ratio r = F/G of two estimates: intervals hold each t near r at which F - t G may be an
+    estimate of 0.
 
-    first: Fieller's account, by variances; second: the error of (F - r G)/G. at: u -> the error of (F - t G)/G at
-    t = r + u, which has the value -u. Where Fieller's interval has no end, and where at is None, as of a sum with
-    another error, ends are those of the wider of first and second; what is left out is what first leaves out.
+    first: Fieller's account, by variances; second: the error of (F - r G)/G. at: u -> the error of
+    (F - t G)/G at t = r + u, which has the value -u. Where Fieller's interval has no end, and where
+    at is None, as of a sum with another error, ends are those of the wider of first and second;
+    what is left out is what first leaves out.
     """
 
     first: Error
@@ -264,7 +283,8 @@ class RatioError(Error):
     def _end(
         at: Callable[[Tensor], Error], z: float | Tensor, side: int, widest: Tensor, start: Tensor
     ) -> Tensor:
-        """u that equals its own margin at r - u (side 0) or r + u (side 1), by secants; ``widest`` where none is found.
+        """u that equals its own margin at r - u (side 0) or r + u (side 1), by secants; ``widest``
+        where none is found.
 
         start: the margin at 0.
         """
@@ -285,7 +305,8 @@ def quantile(level: float) -> float:
 
 
 def laplace_stretch(level: float) -> float:
-    """Half a Laplace variable's two-sided interval, -log(1 - level) / sqrt(2) deviations, over a normal variable's.
+    """Half a Laplace variable's two-sided interval, -log(1 - level) / sqrt(2) deviations, over a
+    normal variable's.
 
     At least 1: a sum of several such variables lies between the two.
     """
@@ -301,7 +322,8 @@ def interval(
     bias: Tensor | float = 0.0,
     stretch: Tensor | float = 1.0,
 ) -> tuple[Tensor, Tensor]:
-    """Lower and upper end at this level, (*batch) each, inside ``limits``, what the true value can be.
+    """Lower and upper end at this level, (*batch) each, inside ``limits``, what the true value can
+    be.
 
     stretch: how far ends lie, over those of a normal error of this variance, (*batch) or a number.
     """
@@ -317,8 +339,8 @@ def ends(
 ) -> tuple[Tensor, Tensor]:
     """Lower and upper end at z standard errors, as :func:`interval`; z: (*batch) or a number.
 
-    Where the denominator of a ratio may be 0, Fieller's set is all but a gap: if that reaches beyond one of the limits,
-    the interval ends where the gap begins.
+    Where the denominator of a ratio may be 0, Fieller's set is all but a gap: if that reaches
+    beyond one of the limits, the interval ends where the gap begins.
     """
     least, most = limits
     below, above = error.margins(z)
@@ -334,7 +356,8 @@ def ends(
 
 
 def largest_variance(points: Tensor, weights: Tensor, values: Tensor) -> Tensor:
-    """The largest variance of values (k,) under a histogram whose mean of points (k, r) is that of ``weights`` (k,).
+    """The largest variance of values (k,) under a histogram whose mean of points (k, r) is that of
+    ``weights`` (k,).
 
     Beyond 512 types a bound, (max - m)(m - min).
     Source: Bhatia, Davis (2000), Theorem 1, the bound.

@@ -1,4 +1,6 @@
-"""Protocols: from users' data to an estimate; by a curator, by messages of users, by another protocol's messages."""
+"""Protocols: from users' data to an estimate; by a curator, by messages of users, by another
+protocol's messages.
+"""
 
 import math
 from abc import ABC, abstractmethod
@@ -35,8 +37,8 @@ C = TypeVar("C", bound="MessageProtocol")
 class Protocol(ABC, Generic[S]):
     """From users' data to an estimate, under one guarantee. x: one row for each user.
 
-    A class writes the verbs named ``*_unchecked``; the final ones check their arguments, and then call them.
-    It prints itself as a ``Brief`` does, without one more class among its ancestors.
+    A class writes the verbs named ``*_unchecked``; the final ones check their arguments, and then
+    call them. It prints itself as a ``Brief`` does, without one more class among its ancestors.
     """
 
     _printed = Brief._printed
@@ -67,17 +69,21 @@ class Protocol(ABC, Generic[S]):
 
     @abstractmethod
     def limits(self, n: Users) -> dict[str, Limits]:
-        """Name -> what n >= 1 users can make of each part of a tally, with noise but for a chance of 1e-300."""
+        """Name -> what n >= 1 users can make of each part of a tally, with noise but for a chance
+        of 1e-300.
+        """
 
     def impossible(self, tally: Tally) -> str | None:
-        """Why no users can have sent this tally though all of its parts are within their limits; None where they can.
+        """Why no users can have sent this tally though all of its parts are within their limits;
+        None where they can.
 
         What parts say of each other; unchecked.
         """
         return None
 
     def check(self, tally: Tally, least: int = 1) -> Tally:
-        """``tally``, if it has this layout and at least so many users, who can have sent it: what every analyst calls.
+        """``tally``, if it has this layout and at least so many users, who can have sent it: what
+        every analyst calls.
 
         Raises TypeError, ValueError.
         """
@@ -89,11 +95,14 @@ class Protocol(ABC, Generic[S]):
         return tally
 
     def whole(self, tally: Tally) -> Tally:
-        """``check``, and the tally is of as many users as the guarantee counts on: what may be read of it."""
+        """``check``, and the tally is of as many users as the guarantee counts on: what may be read
+        of it.
+        """
         return self.check(tally)
 
     def validate(self, x: Tensor) -> Tensor:
-        """x, if these can be users' data, one user at least. Raises TypeError, ValueError: the one check of x.
+        """x, if these can be users' data, one user at least. Raises TypeError, ValueError: the one
+        check of x.
 
         Here that it is what users hold (``held``).
         """
@@ -111,7 +120,9 @@ class Protocol(ABC, Generic[S]):
         return cast(S, Crowd.of(x))
 
     def validate_summary(self, summary: S) -> S:
-        """summary, if whole users can have it, one at least. Raises TypeError, ValueError: what sampling checks."""
+        """summary, if whole users can have it, one at least. Raises TypeError, ValueError: what
+        sampling checks.
+        """
         if isinstance(self.held, int):
             return cast(S, checks.counts("summary", cast(Tensor, summary), self.held, fewest=1))
         return cast(S, Crowd.checked(summary, self.validate))
@@ -121,7 +132,8 @@ class Protocol(ABC, Generic[S]):
         """``collect``, unchecked, by any draws."""
 
     def collect_groups(self, x: Tensor, groups: Tensor, size: int, draws: Draws) -> Tally:
-        """``collect`` for each of so many groups, by the number of each user's, (n,): n (size,). Unchecked.
+        """``collect`` for each of so many groups, by the number of each user's, (n,): n (size,).
+        Unchecked.
 
         Here one group after the other.
         """
@@ -143,10 +155,13 @@ class Protocol(ABC, Generic[S]):
 
     @abstractmethod
     def predicted_mse(self, summary: S) -> Tensor:
-        """E (value - exact)^2, (*answer), float64, squared. Shares times n will do: users need not be whole."""
+        """E (value - exact)^2, (*answer), float64, squared. Shares times n will do: users need not
+        be whole.
+        """
 
     def worst_mse(self, n: Users, objective: Objective = Objective.WORST) -> Tensor:
-        """The largest ``objective.of(predicted_mse)`` over all data of n users, or a bound; inf: none known.
+        """The largest ``objective.of(predicted_mse)`` over all data of n users, or a bound; inf:
+        none known.
 
         () or, for n (*batch), (*batch).
         """
@@ -164,12 +179,14 @@ class Protocol(ABC, Generic[S]):
     ) -> Tally:
         """What the analyst hears of these users, or of each group of them.
 
-        x: a row for each user: a tensor, an array, a list, or a pandas Series or DataFrame (``rows_of``); a tensor
-        (*batch, n, ...) has users of several groups. groups: (n,), the number of each user's group, below ``size`` (by
-        default up to the largest); n of the tally is then (size,), or (*batch). noise: None is the system's cipher.
-        Raises TypeError, ValueError.
+        x: a row for each user: a tensor, an array, a list, or a pandas Series or DataFrame
+        (``rows_of``); a tensor (*batch, n, ...) has users of several groups. groups: (n,), the
+        number of each user's group, below ``size`` (by default up to the largest); n of the tally
+        is then (size,), or (*batch). noise: None is the system's cipher. Raises TypeError,
+        ValueError.
 
-        Guarantees: for the users of each group, and for all together: who is in which group is public, and what one
+        Guarantees: for the users of each group, and for all together: who is in which group is
+        public, and what one
             user holds moves the tally of its own group alone.
         """
         x, own, batch = grouped(x, self.held, groups, size)
@@ -195,7 +212,9 @@ class Protocol(ABC, Generic[S]):
     def sample_tally(
         self, summary: S, *, generator: torch.Generator, sample_shape: Sequence[int] = ()
     ) -> Tally:
-        """Distributed as ``collect``, no messages; of shape (*sample_shape, ...). Raises TypeError, ValueError."""
+        """Distributed as ``collect``, no messages; of shape (*sample_shape, ...). Raises TypeError,
+        ValueError.
+        """
         shape = checks.sample_shape(sample_shape)
         return self.sample_unchecked(self.validate_summary(summary), Simulated(generator), shape)
 
@@ -208,7 +227,8 @@ class Protocol(ABC, Generic[S]):
         size: int | None = None,
         noise: Noise | None = None,
     ) -> Estimate:
-        """``analyse(collect(x))``; no group may be empty. Each call is a release: two spend the guarantee twice.
+        """``analyse(collect(x))``; no group may be empty. Each call is a release: two spend the
+        guarantee twice.
 
         ``privacy.Budget`` adds up what several spend.
         """
@@ -271,7 +291,9 @@ class MessageProtocol(Protocol[S], Generic[S, M]):
         """Raises ValueError for bytes that no ``encode`` made."""
 
     def randomize(self, x: Rows, *, noise: Noise | None = None) -> M:
-        """What these users send: the client half, for one row as for a million. Raises TypeError, ValueError."""
+        """What these users send: the client half, for one row as for a million. Raises TypeError,
+        ValueError.
+        """
         x = self.validate(rows_of(x, self.held)).detach()
         return self.randomize_unchecked(x, source(noise, x.device))
 
@@ -292,15 +314,18 @@ class MessageProtocol(Protocol[S], Generic[S, M]):
 
     @property
     def subject(self) -> object:
-        """What is asked, a frozen dataclass: answers to the same may be compared. The whole protocol, unless said."""
+        """What is asked, a frozen dataclass: answers to the same may be compared. The whole
+        protocol, unless said.
+        """
         return self
 
     @property
     def variance_proxy(self) -> Tensor:
-        """v, (*answer): the value is a mean of users' parts Y with E exp(t (Y - E Y)) <= exp(t^2 v/2) for all real t.
+        """v, (*answer): the value is a mean of users' parts Y with E exp(t (Y - E Y)) <=
+        exp(t^2 v/2) for all real t.
 
-        Whatever a user holds. Intervals at all times rest on it (``Collection.sequence``). Raises TypeError where none
-        is known, as of values that are no means of users' parts.
+        Whatever a user holds. Intervals at all times rest on it (``Collection.sequence``). Raises
+        TypeError where none is known, as of values that are no means of users' parts.
         """
         raise TypeError(
             f"protocol must be one whose value is a mean of one number for each message, of bounded tails (a frequency "
@@ -318,7 +343,9 @@ class MessageProtocol(Protocol[S], Generic[S, M]):
 
     @final
     def add(self, *tallies: Tally) -> Tally:
-        """One tally of all these users, on the device of the first that has any. Raises TypeError, ValueError."""
+        """One tally of all these users, on the device of the first that has any. Raises TypeError,
+        ValueError.
+        """
         checked = [self.check(each, 0) for each in (tallies or (self.empty,))]
         first = next((each for each in checked if isinstance(each.n, Tensor) or each.n), checked[0])
         batches = {
@@ -339,7 +366,8 @@ class MessageProtocol(Protocol[S], Generic[S, M]):
 
 
 class Relay(MessageProtocol[S, M], Generic[S, M, C]):
-    """Users send what ``client`` makes of ``client_input(x)``; a class adds the analyst. It keeps the guarantee.
+    """Users send what ``client`` makes of ``client_input(x)``; a class adds the analyst. It keeps
+    the guarantee.
 
     Here users hold rows, and the client gets them part by part.
     """
@@ -412,7 +440,9 @@ class Relay(MessageProtocol[S, M], Generic[S, M, C]):
 
 
 class Same(Relay[S, M, C]):
-    """A relay whose users hold what the client's do: their data are the client's to check, to count and to draw."""
+    """A relay whose users hold what the client's do: their data are the client's to check, to count
+    and to draw.
+    """
 
     @property
     def held(self) -> Held:
@@ -438,7 +468,9 @@ class Same(Relay[S, M, C]):
 def in_turn(
     collect: Callable[[Tensor], Tally], layout: Layout, x: Tensor, groups: Tensor, size: int
 ) -> Tally:
-    """What ``collect`` hears of each group's rows, in their order; the parts of an empty group are 0."""
+    """What ``collect`` hears of each group's rows, in their order; the parts of an empty group
+    are 0.
+    """
     n = torch.bincount(groups, minlength=size)
     parts = {
         name: x.new_zeros(size, *shape, dtype=dtype) for name, (shape, dtype) in layout.items()

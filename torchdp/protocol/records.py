@@ -1,4 +1,6 @@
-"""What a protocol takes and gives: how many users, a crowd of them, a tally of what they sent, an estimate."""
+"""What a protocol takes and gives: how many users, a crowd of them, a tally of what they sent, an
+estimate.
+"""
 
 import math
 from collections.abc import Callable, Mapping
@@ -32,7 +34,9 @@ Users = int | Tensor
 
 
 def beside(n: float | Tensor, answer: int = 0) -> float | Tensor:
-    """n beside numbers that have ``answer`` dimensions behind the batch: a float, or float64 (*batch, 1, ...)."""
+    """n beside numbers that have ``answer`` dimensions behind the batch: a float, or float64
+    (*batch, 1, ...).
+    """
     return n.double().view(*n.shape, *[1] * answer) if isinstance(n, Tensor) else float(n)
 
 
@@ -42,7 +46,9 @@ def users_of(counts: Tensor) -> Users:
 
 
 def combined(weights: Tensor, rows: Tensor) -> Tensor:
-    """sum_x weights_x rows_x: (..., m), (m, r) -> (..., r); rows (*batch, m, r): the batch's own, (..., *batch, r)."""
+    """sum_x weights_x rows_x: (..., m), (m, r) -> (..., r); rows (*batch, m, r): the batch's own,
+    (..., *batch, r).
+    """
     batch = rows.shape[:-2]
     if not batch:
         return weights @ rows
@@ -62,7 +68,9 @@ def tensor_of(n: Users) -> Tensor:
 
 
 def alike(n: Users) -> int:
-    """n where a batch has one number of users, for calls that are made for it. Raises ValueError."""
+    """n where a batch has one number of users, for calls that are made for it. Raises
+    ValueError.
+    """
     least, most = (int(end) for end in tensor_of(n).aminmax())
     if least != most:
         raise ValueError(
@@ -72,7 +80,9 @@ def alike(n: Users) -> int:
 
 
 def single(n: Users) -> int:
-    """n of one tally or crowd: what calls that have no batch ask for (docs/batches.md). Raises ValueError."""
+    """n of one tally or crowd: what calls that have no batch ask for (docs/batches.md). Raises
+    ValueError.
+    """
     if isinstance(n, Tensor):
         raise ValueError(
             f"n must be of one tally, not of a batch {tuple(n.shape)}: this call takes one after the other"
@@ -83,15 +93,17 @@ def single(n: Users) -> int:
 def farthest(deviation: Any, scale: float = 0.0) -> Any:
     """What a number's noise stays below, but with a chance of 1e-300: 40 (deviation + 40 scale).
 
-    For noise whose tails fall like those of a normal variable up to some deviations, then by a factor e each ``scale``
-    (Bernstein's bound: P(Z > (2 L)^(1/2) deviation + L scale) <= e^-L, here at L = 800).
+    For noise whose tails fall like those of a normal variable up to some deviations, then by a
+    factor e each ``scale`` (Bernstein's bound: P(Z > (2 L)^(1/2) deviation + L scale) <= e^-L, here
+    at L = 800).
     """
     return FARTHEST * (deviation + FARTHEST * scale)
 
 
 @dataclass(frozen=True)
 class Limits(Brief):
-    """What users can make of one part of a tally: numbers from low to high, whose sum (last dimension) is ``total``.
+    """What users can make of one part of a tally: numbers from low to high, whose sum
+    (last dimension) is ``total``.
 
     total: None where it is not known beforehand. Of a batch each is a number or (*batch).
     """
@@ -106,7 +118,8 @@ class Limits(Brief):
         return Limits(-size, size)
 
     def of(self, name: str, part: Tensor, answer: int) -> list[tuple[str, Tensor, Any, Any]]:
-        """What must lie where, with room for rounding: the numbers and their sum, each with its name.
+        """What must lie where, with room for rounding: the numbers and their sum, each with its
+        name.
 
         answer: dimensions of the part behind the batch.
         """
@@ -122,9 +135,11 @@ class Limits(Brief):
 
 @dataclass(frozen=True, eq=False)
 class Crowd(Brief):
-    """counts[j] users hold values[j]: (m, ...) and (m,) int64. The summary of users whose data are no finite types.
+    """counts[j] users hold values[j]: (m, ...) and (m,) int64. The summary of users whose data are
+    no finite types.
 
-    Of a batch (*batch, m, ...) and (*batch, m); dimensions of 1 in the batch of values: the same in all.
+    Of a batch (*batch, m, ...) and (*batch, m); dimensions of 1 in the batch of values: the same in
+    all.
     """
 
     values: Tensor
@@ -177,12 +192,16 @@ class Crowd(Brief):
 
     @staticmethod
     def shared(values: Tensor, counts: Tensor) -> "Crowd":
-        """The same values (m, ...) in each of a batch of counts (*batch, m): bootstrap samples of one data set."""
+        """The same values (m, ...) in each of a batch of counts (*batch, m): bootstrap samples of
+        one data set.
+        """
         return Crowd(values.reshape(*[1] * (counts.ndim - 1), *values.shape), counts)
 
     @staticmethod
     def checked(summary: object, validate: Callable[[Tensor], Tensor]) -> "Crowd":
-        """``summary``, a crowd of one user at least, its values admitted, no gradient. Raises TypeError, ValueError."""
+        """``summary``, a crowd of one user at least, its values admitted, no gradient. Raises
+        TypeError, ValueError.
+        """
         crowd = checks.instance("summary", summary, Crowd)
         try:
             crowd = crowd.mapped(lambda rows: validate(rows).detach())
@@ -201,7 +220,8 @@ class Crowd(Brief):
 
 @dataclass(frozen=True, eq=False)
 class Tally(Brief):
-    """What the analyst needs of n users: named tensors, each (*sample_shape, ...). A record; protocols add tallies.
+    """What the analyst needs of n users: named tensors, each (*sample_shape, ...). A record;
+    protocols add tallies.
 
     Of a batch: n (*batch) int64, parts (*sample_shape, *batch, ...). Raises TypeError, ValueError.
     """
@@ -236,7 +256,8 @@ class Tally(Brief):
         return beside(self.n, answer)
 
     def at(self, index: Any) -> "Tally":
-        """Those of a batch that ``index`` chooses, as of n: ``tally.at(tally.n > 0)``. Raises ValueError.
+        """Those of a batch that ``index`` chooses, as of n: ``tally.at(tally.n > 0)``. Raises
+        ValueError.
 
         Of a tally that was collected: repetitions, which stand before the batch, it has none.
         """
@@ -250,7 +271,8 @@ class Tally(Brief):
     def checked(
         self, layout: Layout, limits: Callable[[Users], dict[str, Limits]], least: int = 1
     ) -> "Tally":
-        """Itself, if it has this layout, at least so many users, and no number that these can not have made.
+        """Itself, if it has this layout, at least so many users, and no number that these can not
+        have made.
 
         limits: of each part, by the number of users. Raises TypeError, ValueError.
         """
@@ -289,7 +311,9 @@ class Tally(Brief):
         return self
 
     def _judge(self, name: str, value: Tensor, low: Tensor | float, high: Tensor | float) -> None:
-        """Refuses what users of a batch can not have sent: numbers outside of [low, high], or of no user."""
+        """Refuses what users of a batch can not have sent: numbers outside of [low, high], or of no
+        user.
+        """
         n = tensor_of(self.n).to(value.device)
         behind = max(end.ndim for end in (low, high) if isinstance(end, Tensor)) - n.ndim
         some = (n > 0).view(*n.shape, *[1] * behind)
@@ -307,18 +331,21 @@ class Tally(Brief):
 
 @dataclass(frozen=True, eq=False)
 class Estimate(Brief):
-    """value and standard_error, (*sample_shape, *batch, *answer), from the tally alone; it refers to these n users.
+    """value and standard_error, (*sample_shape, *batch, *answer), from the tally alone; it refers
+    to these n users.
 
-    Its interval covers the answer of these users, over the privacy noise. ``of_population()`` refers to the population
-    from which they are an independent sample: its error counts the sampling as well.
+    Its interval covers the answer of these users, over the privacy noise. ``of_population()``
+    refers to the population from which they are an independent sample: its error counts the
+    sampling as well.
 
-    bias: bounds what an approximation may add. error: what intervals are made of, or what makes it once it is asked for
-    (None: one normal part of the standard error). limits: what the truth can be, numbers or (*answer); intervals stay
-    inside, the value need not.
-    stretch: where the error is far from normal, as one Laplace number is: of a level, how far the interval's ends lie
-    over those of a normal error of this deviation, a number or (*answer).
-    sampled: whether it refers to the population. population: makes the estimate that does; None where the sampling
-    error is not known. covariance: makes that of the answers' errors, (*batch, m, m), of m answers; None: not known.
+    bias: bounds what an approximation may add. error: what intervals are made of, or what makes it
+    once it is asked for (None: one normal part of the standard error). limits: what the truth can
+    be, numbers or (*answer); intervals stay inside, the value need not.
+    stretch: where the error is far from normal, as one Laplace number is: of a level, how far the
+    interval's ends lie over those of a normal error of this deviation, a number or (*answer).
+    sampled: whether it refers to the population. population: makes the estimate that does; None
+    where the sampling error is not known. covariance: makes that of the answers' errors,
+    (*batch, m, m), of m answers; None: not known.
     """
 
     value: Tensor
@@ -333,11 +360,13 @@ class Estimate(Brief):
     covariance: Callable[[], Tensor] | None = field(default=None, repr=False)
 
     def of_population(self) -> "Estimate":
-        """The estimate for the population from which these users are an independent sample, with a wider error.
+        """The estimate for the population from which these users are an independent sample, with a
+        wider error.
 
-        The standard error gains what the users' own answer varies from one sample to the next: Var f/n of a mean of
-        f, from the messages where they tell it, else the largest variance that agrees with them. No privacy is spent.
-        Raises TypeError where the sampling error is not known.
+        The standard error gains what the users' own answer varies from one sample to the next: Var
+        f/n of a mean of f, from the messages where they tell it, else the largest variance that
+        agrees with them. No privacy is spent. Raises TypeError where the sampling error is not
+        known.
         """
         if self.sampled:
             return self
@@ -349,7 +378,9 @@ class Estimate(Brief):
         return self.population()
 
     def with_sampling(self, added: Tensor, covariance: Callable[[], Tensor] | None = None) -> Self:
-        """Of the population, by what sampling adds to the variance, (*batch, *answer), and the whole covariance."""
+        """Of the population, by what sampling adds to the variance, (*batch, *answer), and the
+        whole covariance.
+        """
         return replace(
             self,
             standard_error=torch.hypot(self.standard_error, added.sqrt()),
@@ -371,7 +402,9 @@ class Estimate(Brief):
         return self.error() if callable(self.error) else self.error
 
     def interval(self, level: float = 0.95) -> tuple[Tensor, Tensor]:
-        """(low, high): the error's ends at this level, widened by bias; see :class:`ErrorParts`. Raises ValueError."""
+        """(low, high): the error's ends at this level, widened by bias; see :class:`ErrorParts`.
+        Raises ValueError.
+        """
         stretch = 1.0 if self.stretch is None else self.stretch(checks.fraction("level", level))
         return self.ends(quantile(level) * stretch)
 
@@ -380,19 +413,23 @@ class Estimate(Brief):
         return ends(self.centre, self.parts, z, self.limits, self.bias)
 
     def together(self, level: float = 0.95) -> tuple[Tensor, Tensor]:
-        """(low, high), as ``interval``, that hold all m truths of the last dimension at once at this level.
+        """(low, high), as ``interval``, that hold all m truths of the last dimension at once at
+        this level.
 
         Each entry has its own interval, skewed where its error is, at one higher level:
 
-        - With a ``covariance``, that of z standard errors, z the quantile of the largest of m correlated normals. It
-          is found by draws that are public and always the same, as an upper bound that is below the quantile with a
-          chance of 1e-6, for each covariance, over the draws; it is at most Sidak's z.
+        - With a ``covariance``, that of z standard errors, z the quantile of the largest of m
+          correlated normals. It is found by draws that are public and always the same, as an upper
+          bound that is below the quantile with a chance of 1e-6, for each covariance, over the
+          draws; it is at most Sidak's z.
         - Without one, or with more than 1,024 entries: Sidak's level^(1/m), for any correlations.
-        - Where ``stretch`` says that errors are far from normal: Bonferroni's 1 - (1 - level)/m, for any errors.
+        - Where ``stretch`` says that errors are far from normal: Bonferroni's 1 - (1 - level)/m,
+          for any errors.
 
-        The first two are proved for jointly normal errors with the standard errors told; as far as ``interval`` is an
-        approximation (skewed errors, variances from the tally) so is this. A covariance that is not finite counts as
-        not known. Of an estimate that is one number for each of a batch, the last dimension is the batch's.
+        The first two are proved for jointly normal errors with the standard errors told; as far as
+        ``interval`` is an approximation (skewed errors, variances from the tally) so is this. A
+        covariance that is not finite counts as not known. Of an estimate that is one number for
+        each of a batch, the last dimension is the batch's.
 
         Args:
             level: in (0, 1).
@@ -418,10 +455,11 @@ class Estimate(Brief):
         return self.ends(z)
 
     def frame(self, *names: Any, level: float = 0.95) -> "pd.DataFrame":
-        """A pandas table with a row for each number: value, standard_error and the ends of its interval, low and high.
+        """A pandas table with a row for each number: value, standard_error and the ends of its
+        interval, low and high.
 
-        names: of the entries of the last dimensions, or what was asked: a Series (its categories), a DataFrame (its
-        columns); entries of other dimensions are numbered. Raises ValueError.
+        names: of the entries of the last dimensions, or what was asked: a Series (its categories),
+        a DataFrame (its columns); entries of other dimensions are numbered. Raises ValueError.
         """
         low, high = self.interval(level)
         error = self.standard_error.expand(self.value.shape)
@@ -454,7 +492,9 @@ class Estimate(Brief):
 
 
 class Objective(Enum):
-    """Which squared error of a vector answer is minimised; worst-case data or a prior are specified separately."""
+    """Which squared error of a vector answer is minimised; worst-case data or a prior are specified
+    separately.
+    """
 
     WORST = "of the worst entry"
     MEAN = "in the mean over the entries"

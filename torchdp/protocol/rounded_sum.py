@@ -1,4 +1,6 @@
-"""A curator's sums of real vectors under Gaussian noise: whole steps leave, as private as the real numbers would be."""
+"""A curator's sums of real vectors under Gaussian noise: whole steps leave, as private as the real
+numbers would be.
+"""
 
 import math
 from collections.abc import Iterable, Iterator
@@ -26,20 +28,24 @@ VARIATION = 2.0**-112
 
 @dataclass(frozen=True)
 class RoundedSum:
-    """Y = step (sum over blocks of round(sum of v_u over the block / step) + R), R rounded normals: (size,).
+    """Y = step (sum over blocks of round(sum of v_u over the block / step) + R), R rounded normals:
+    (size,).
 
-    v_u is any function of what user u holds, as a machine computes it, of norm ``norm`` at most, and two of them are
-    ``distance`` apart at most. Users are in blocks of up to 2^13, in the order of their rows. Floats add up a block's
-    vectors in any order, with an error of 2^-26 norm at most: k terms take k roundings of 2^-53 of their sizes' sum.
-    So replacing one user moves one block's sum by distance + 2^-25 norm at most, and rounded to whole steps by
-    ``sensitivity`` = distance + 2^-25 norm + step sqrt(size) (``torchdp.grid``, 1 and 2). Whole numbers are added
+    v_u is any function of what user u holds, as a machine computes it, of norm ``norm`` at most,
+    and two of them are ``distance`` apart at most. Users are in blocks of up to 2^13, in the order
+    of their rows. Floats add up a block's vectors in any order, with an error of 2^-26 norm at
+    most: k terms take k roundings of 2^-53 of their sizes' sum. So replacing one user moves one
+    block's sum by distance + 2^-25 norm at most, and rounded to whole steps by ``sensitivity`` =
+    distance + 2^-25 norm + step sqrt(size) (``torchdp.grid``, 1 and 2). Whole numbers are added
     without error. step is a power of two, 2^-26 to 2^-25 of ``sigma``, and costs next to nothing.
 
     sigma: of the normals; 0, without noise, where distance is 0. Raises ValueError.
 
-    Guarantees: Y is a function of the Gaussian mechanism of this sigma and sensitivity, and it is within size
+    Guarantees: Y is a function of the Gaussian mechanism of this sigma and sensitivity, and it is
+    within size
         2^-112 of that in total variation, for uniform words.
-    Source: Higham (2002), section 4.2, for sums of floats; Balle, Wang (2018), Theorem 8, for the mechanism.
+    Source: Higham (2002), section 4.2, for sums of floats; Balle, Wang (2018), Theorem 8, for the
+    mechanism.
     """
 
     sigma: float
@@ -63,7 +69,9 @@ class RoundedSum:
 
     @staticmethod
     def least(multiplier: float, distance: float, norm: float, size: int) -> "RoundedSum":
-        """With sigma at least ``multiplier`` times the sensitivity, and hardly more. Raises ValueError."""
+        """With sigma at least ``multiplier`` times the sensitivity, and hardly more. Raises
+        ValueError.
+        """
         taken = 2 * multiplier * math.sqrt(size) / FINE
         if not taken < 0.5:
             raise ValueError(
@@ -95,7 +103,8 @@ class RoundedSum:
         return RoundedNormal(self.sigma, self.step)
 
     def blocks(self, sums: Iterable[Tensor], n: Users) -> Tensor:
-        """Whole steps (*batch, size), int64, of the float64 sums of blocks (*batch, size) of n users in all.
+        """Whole steps (*batch, size), int64, of the float64 sums of blocks (*batch, size) of n
+        users in all.
 
         Raises ValueError.
         """
@@ -115,16 +124,20 @@ class RoundedSum:
 
 
 def in_blocks(values: Tensor, counts: Tensor, rows: int = BLOCK) -> Iterator[tuple[Tensor, Tensor]]:
-    """Rows of a crowd and how many users hold each, float64, block by block, or ``rows`` at a time if that is less."""
+    """Rows of a crowd and how many users hold each, float64, block by block, or ``rows`` at a time
+    if that is less.
+    """
     size = min(BLOCK, rows)
     return zip(values.split(size, counts.ndim - 1), counts.double().split(size, -1), strict=True)
 
 
 def exact_sums(columns: Tensor, counts: Tensor, step: float) -> Tensor:
-    """sum_x counts_x columns_x in whole steps, rounded once, (*batch, size) int64, from (size, k), (*batch, k) int64.
+    """sum_x counts_x columns_x in whole steps, rounded once, (*batch, size) int64, from (size, k),
+    (*batch, k) int64.
 
-    Entries are rounded to multiples of 2^-45 of about the largest first. Numbers are cut into limbs so short that
-    products of matrices of floats make no error. Raises ValueError where a sum is 2^62 steps or more.
+    Entries are rounded to multiples of 2^-45 of about the largest first. Numbers are cut into limbs
+    so short that products of matrices of floats make no error. Raises ValueError where a sum is
+    2^62 steps or more.
     """
     unit = math.ldexp(1.0, math.frexp(float(columns.abs().max()))[1] - 45)
     bits = (52 - counts.shape[-1].bit_length()) // 2
@@ -154,7 +167,8 @@ def _limb(whole: Tensor, place: int, bits: int) -> Tensor:
 
 
 def released_guarantee(multiplier: float, delta: float, numbers: int) -> Guarantee:
-    """At ``delta``, of a :class:`RoundedSum` of so many numbers, sigma ``multiplier`` times its sensitivity.
+    """At ``delta``, of a :class:`RoundedSum` of so many numbers, sigma ``multiplier`` times its
+    sensitivity.
 
     Of real numbers alone where epsilon is so large that 2^-40 of delta does not pay for the tables.
     """

@@ -1,6 +1,7 @@
 """Deviates of intervals that hold several truths at once: of the largest of several normal errors.
 
-Notation: Z is normal with mean 0, variances 1 and correlations R, (m, m); z has P(max_i |Z_i| <= z) = level.
+Notation: Z is normal with mean 0, variances 1 and correlations R, (m, m); z has
+P(max_i |Z_i| <= z) = level.
 """
 
 import math
@@ -22,7 +23,8 @@ MOST_CORRELATED = 1024  # answers whose correlations are used: 2^16 draws cost m
 
 
 def sidak(level: float, m: Tensor) -> Tensor:
-    """z of m normal errors whose correlations are not known: that of the single level level^(1/m), (*batch).
+    """z of m normal errors whose correlations are not known: that of the single level level^(1/m),
+    (*batch).
 
     It holds at least ``level`` whatever the correlations, and exactly for independent errors.
     Source: Sidak (1967), Theorem 1 with Corollary 1.
@@ -32,13 +34,15 @@ def sidak(level: float, m: Tensor) -> Tensor:
 
 
 def largest_deviate(covariance: Tensor, level: float) -> Tensor:
-    """z of normal errors of this covariance, (*batch, m, m) -> (*batch), not below the true one, see below.
+    """z of normal errors of this covariance, (*batch, m, m) -> (*batch), not below the true one,
+    see below.
 
-    An order statistic of ``DRAWS`` public draws of max_i |Z_i|, always the same: the least that is below the true z
-    with a chance of ``MISSED`` at most, by the binomial distribution of how many draws lie below z. Its level is
-    above what is asked for by .004 at .95. Where there are too few draws for the level (above .9998), and where it is
-    more, Sidak's z. Errors without variance, and all that are the same one but for a factor, are counted as one.
-    Sidak's z where the covariance is not finite or has a negative variance.
+    An order statistic of ``DRAWS`` public draws of max_i |Z_i|, always the same: the least that is
+    below the true z with a chance of ``MISSED`` at most, by the binomial distribution of how many
+    draws lie below z. Its level is above what is asked for by .004 at .95. Where there are too few
+    draws for the level (above .9998), and where it is more, Sidak's z. Errors without variance, and
+    all that are the same one but for a factor, are counted as one. Sidak's z where the covariance
+    is not finite or has a negative variance.
 
     Guarantees:
         At least z of a single error and at most Sidak's z of all.
@@ -57,7 +61,9 @@ def largest_deviate(covariance: Tensor, level: float) -> Tensor:
 
 
 def _correlations(covariance: Tensor) -> Tensor:
-    """R, rows of 0 where there is no variance; NaN where a number is not finite or a variance below 0."""
+    """R, rows of 0 where there is no variance; NaN where a number is not finite or a variance
+    below 0.
+    """
     deviation = covariance.diagonal(dim1=-2, dim2=-1).sqrt()
     inverse = torch.where(deviation == 0, 0.0, 1 / deviation)
     # Not by the product of the two, which may be too large or too small for a float.

@@ -14,7 +14,9 @@ from torchdp.protocol.records import Tally, users_of
 
 
 class TypeProtocol(MessageProtocol[Tensor, Tensor]):
-    """Users hold one of ``k`` types and send one of ``outputs`` whole numbers; a summary is counts (*batch, k)."""
+    """Users hold one of ``k`` types and send one of ``outputs`` whole numbers; a summary is counts
+    (*batch, k).
+    """
 
     k: int
 
@@ -63,7 +65,9 @@ def from_messages(
 
 
 class InteractiveProtocol(Protocol[S]):
-    """Each round is a local protocol, a public function of the tallies before it; the same users take part in all."""
+    """Each round is a local protocol, a public function of the tallies before it; the same users
+    take part in all.
+    """
 
     takes_groups = False
 
@@ -94,7 +98,9 @@ class InteractiveProtocol(Protocol[S]):
 
     @final
     def joined(self, heard: tuple[Tally, ...]) -> Tally:
-        """All rounds' tallies as one: part p of round r is named r.p. Raises ValueError where the users differ."""
+        """All rounds' tallies as one: part p of round r is named r.p. Raises ValueError where the
+        users differ.
+        """
         if len({each.n for each in heard}) != 1:
             raise ValueError(
                 f"heard must be of the same users in every round, not of {[t.n for t in heard]}"

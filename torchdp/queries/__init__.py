@@ -1,4 +1,5 @@
-"""Questions about users' types, through anyone who is trusted; the choice between channels; agnostic learning.
+"""Questions about users' types, through anyone who is trusted; the choice between channels;
+agnostic learning.
 
     >>> import torch
     >>> from torchdp import queries, workloads
@@ -8,9 +9,10 @@
     >>> choice.best.estimate(torch.randint(8, (1_000,))).value.shape
     torch.Size([8])
 
-A *question* is a workload of linear queries, a pairwise statistic, or any smooth function of the users' shares of types
-(``ShareFunction``), such as ``Spearman`` or the ``EnergyDistance`` of two groups; ``Several`` are answered by one
-collection. A *channel* tells the means that a question needs, by who is trusted:
+A *question* is a workload of linear queries, a pairwise statistic, or any smooth function of the
+users' shares of types (``ShareFunction``), such as ``Spearman`` or the ``EnergyDistance`` of two
+groups; ``Several`` are answered by one collection. A *channel* tells the means that a question
+needs, by who is trusted:
 
 | trusted | channel | noise |
 |---|---|---|
@@ -19,7 +21,8 @@ collection. A *channel* tells the means that a question needs, by who is trusted
 | servers that do not all collude | ``SecureQueries`` | of secure sums: a curator's error |
 | a curator | ``CentralFactorization``, ``CentralLaplace`` | of sums |
 
-``X.of(question, ...)`` is the protocol of a channel; ``choose`` finds the one of least predicted error.
+``X.of(question, ...)`` is the protocol of a channel; ``choose`` finds the one of least predicted
+error.
 
 | API name | symbol | meaning | squared? |
 |---|---|---|---|
@@ -29,7 +32,8 @@ collection. A *channel* tells the means that a question needs, by who is trusted
 | variance, power | | of a query's answer from one user of a type; falls like 1/n^power | yes |
 | half_width, samples | | all answers within h with high probability; users for that | no |
 
-Source: Edmonds, Nikolov, Ullman (2020), Theorems 10 and 24; McKenna, Maity, Mazumdar, Miklau (2020).
+Source: Edmonds, Nikolov, Ullman (2020), Theorems 10 and 24; McKenna, Maity, Mazumdar, Miklau
+(2020).
 """
 
 from torchdp.queries.bound import lower_bound

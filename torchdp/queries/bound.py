@@ -22,11 +22,13 @@ def lower_bound(
     *,
     prior: Tensor | None = None,
 ) -> float:
-    """No unbiased epsilon-LDP mechanism answers W h with a smaller root mean squared error on such data of n users.
+    """No unbiased epsilon-LDP mechanism answers W h with a smaller root mean squared error on such
+    data of n users.
 
-    Over n users drawn from ``prior``, (k,), non-negative, on average; None: from the uniform one, and for
-    ``Objective.WORST`` from any two types for a single query too, so no less on the worst data. Each user sends one
-    report. O(m k^2) by singular values, see ``strategy_lower_bound``. W: (m, k). Raises TypeError, ValueError.
+    Over n users drawn from ``prior``, (k,), non-negative, on average; None: from the uniform one,
+    and for ``Objective.WORST`` from any two types for a single query too, so no less on the worst
+    data. Each user sends one report. O(m k^2) by singular values, see ``strategy_lower_bound``. W:
+    (m, k). Raises TypeError, ValueError.
 
     Guarantees: at most the least error.
     Source: Hoeffding (1948), the projection on one user's report.

@@ -1,4 +1,6 @@
-"""Linear queries where somebody is trusted: a curator's Gaussian or discrete Laplace noise, shuffled sums of bits."""
+"""Linear queries where somebody is trusted: a curator's Gaussian or discrete Laplace noise,
+shuffled sums of bits.
+"""
 
 import math
 from dataclasses import dataclass, field
@@ -31,17 +33,19 @@ MOST_USERS = 2**33  # whose sums float64 holds exactly
 
 @dataclass(frozen=True, eq=False)
 class CentralFactorization(FactoredProtocol, CuratorProtocol[Tensor]):
-    """The curator answers L (R h + N(0, (sigma / n)^2 I)) + shift, sigma calibrated to the diameter of R's columns.
+    """The curator answers L (R h + N(0, (sigma / n)^2 I)) + shift, sigma calibrated to the diameter
+    of R's columns.
 
     Replacing one of n users' values moves R h by at most diameter / n. The variance of query i is
     sigma^2 ||l_i||^2 / n^2 whatever the data. A tally is n R h, noisy.
 
-    R's entries are rounded to 2^-45 of the largest, their sums are exact, and whole steps of the noise leave
-    (:class:`RoundedSum`).
+    R's entries are rounded to 2^-45 of the largest, their sums are exact, and whole steps of the
+    noise leave (:class:`RoundedSum`).
 
     queries: encoder and decoder; epsilon > 0; delta in (0, 1). Raises ValueError, TypeError.
 
-    Guarantees: (epsilon, delta)-DP in the central model, for replacing one user's value, n public, of what leaves.
+    Guarantees: (epsilon, delta)-DP in the central model, for replacing one user's value, n public,
+    of what leaves.
     Source: Edmonds, Nikolov, Ullman (2020), section 2.5; Balle, Wang (2018), Theorem 8, for sigma.
     """
 
@@ -62,7 +66,8 @@ class CentralFactorization(FactoredProtocol, CuratorProtocol[Tensor]):
         delta: float,
         queries: FactoredQueries | None = None,
     ) -> Any:
-        """The release that answers a question; queries: factors of ``question.queries``, None: the vectors as they are.
+        """The release that answers a question; queries: factors of ``question.queries``, None: the
+        vectors as they are.
 
         Raises TypeError, ValueError.
         """
@@ -112,21 +117,26 @@ class CentralFactorization(FactoredProtocol, CuratorProtocol[Tensor]):
 
 @dataclass(frozen=True, eq=False)
 class CentralLaplace(FactoredProtocol, CuratorProtocol[Tensor]):
-    """The curator answers L (S + Z)/n + shift, S = n R h sums of whole numbers, Z discrete Laplace noise: pure privacy.
+    """The curator answers L (S + Z)/n + shift, S = n R h sums of whole numbers, Z discrete Laplace
+    noise: pure privacy.
 
-    P(Z = z) is in proportion to e^(-rate |z|) in each sum, rate = epsilon/D, D the largest l_1 distance of two columns
-    of R. The variance of query i is ||l_i||^2/(2 sinh^2(rate/2) n^2) whatever the data: less than that of Gaussian
-    noise where a user moves few sums. What leaves are whole numbers.
+    P(Z = z) is in proportion to e^(-rate |z|) in each sum, rate = epsilon/D, D the largest l_1
+    distance of two columns of R. The variance of query i is ||l_i||^2/(2 sinh^2(rate/2) n^2)
+    whatever the data: less than that of Gaussian noise where a user moves few sums. What leaves are
+    whole numbers.
 
     Args:
-        queries: encoder and decoder (``FactoredQueries.spanned``); the encoder of whole numbers up to 2^20.
+        queries: encoder and decoder (``FactoredQueries.spanned``); the encoder of whole numbers up
+            to 2^20.
         epsilon: > 0, up to 700.
 
     Raises ValueError, TypeError.
 
-    Guarantees: epsilon-DP in the central model, for replacing one user's value, n public; delta is what the distance
+    Guarantees: epsilon-DP in the central model, for replacing one user's value, n public; delta is
+    what the distance
         of the tables' draws costs, ``Guarantee.pure``.
-    Source: Ghosh, Roughgarden, Sundararajan (2012), for one sum; Dwork, McSherry, Nissim, Smith (2006), for l_1.
+    Source: Ghosh, Roughgarden, Sundararajan (2012), for one sum; Dwork, McSherry, Nissim, Smith
+    (2006), for l_1.
     """
 
     queries: FactoredQueries
@@ -149,7 +159,8 @@ class CentralLaplace(FactoredProtocol, CuratorProtocol[Tensor]):
 
     @classmethod
     def of(cls, question: Question, epsilon: float, bits: Tensor | None = None) -> Any:
-        """The release that answers a question from sums of ``bits``, as ``FactoredQueries.spanned`` takes them.
+        """The release that answers a question from sums of ``bits``, as ``FactoredQueries.spanned``
+        takes them.
 
         Raises TypeError, ValueError.
         """
@@ -189,7 +200,9 @@ class CentralLaplace(FactoredProtocol, CuratorProtocol[Tensor]):
         return {"sum": Limits(-reach - noise, reach + noise)}
 
     def validate_summary(self, summary: Tensor) -> Tensor:
-        """Counts (*batch, k) of up to 2^33 users, whose sums are exact. Raises TypeError, ValueError."""
+        """Counts (*batch, k) of up to 2^33 users, whose sums are exact. Raises TypeError,
+        ValueError.
+        """
         counts = super().validate_summary(summary)
         many = tensor_of(users_of(counts)) > MOST_USERS
         if bool(many.any()):
@@ -219,17 +232,20 @@ class CentralLaplace(FactoredProtocol, CuratorProtocol[Tensor]):
 
 @dataclass(frozen=True, eq=False)
 class ShuffledQueries(FactoredProtocol, Shuffled[Tensor]):
-    """Users send the bits R_x of their type x to shuffled sums S, with noise; the answers are L S/n + shift.
+    """Users send the bits R_x of their type x to shuffled sums S, with noise; the answers are L
+    S/n + shift.
 
-    The variance of query i is ||l_i||^2 times that of one sum's noise, over n^2, whatever the data. ``calibrated``
-    makes L of least norm: it uses that the shares of types add up to 1.
+    The variance of query i is ||l_i||^2 times that of one sum's noise, over n^2, whatever the data.
+    ``calibrated`` makes L of least norm: it uses that the shares of types add up to 1.
 
-    queries: encoder and decoder, the encoder of zeros and ones; law: such as ``BoundedSum``; delta, epsilon: at which
-    the guarantee is stated, without epsilon the smallest that is certified; absent: so many of ``law.users`` may send
-    nothing, or collude. Raises TypeError, ValueError.
+    queries: encoder and decoder, the encoder of zeros and ones; law: such as ``BoundedSum``; delta,
+    epsilon: at which the guarantee is stated, without epsilon the smallest that is certified;
+    absent: so many of ``law.users`` may send nothing, or collude. Raises TypeError, ValueError.
 
-    Guarantees: (epsilon, delta)-DP of the shuffled messages for replacing one user's type, n public: no two columns of
-        R differ in more bits than ``sensitivity`` says, and ``shuffle.delta_of`` certifies sums of which so many move.
+    Guarantees: (epsilon, delta)-DP of the shuffled messages for replacing one user's type, n
+    public: no two columns of
+        R differ in more bits than ``sensitivity`` says, and ``shuffle.delta_of`` certifies sums of
+        which so many move.
     Source: that of the law.
     """
 
@@ -273,12 +289,15 @@ class ShuffledQueries(FactoredProtocol, Shuffled[Tensor]):
         """With the least noise of this kind at (epsilon, delta).
 
         Args:
-            workload: (m, k), a :class:`~torchdp.workloads.Workload`, or factors of one, whose encoder is of bits.
-            kind: a law of ``torchdp.shuffle``, such as ``BoundedSum``; ``CorrelatedSum`` for few sums.
+            workload: (m, k), a :class:`~torchdp.workloads.Workload`, or factors of one, whose
+                encoder is of bits.
+            kind: a law of ``torchdp.shuffle``, such as ``BoundedSum``; ``CorrelatedSum`` for few
+                sums.
             users: n, public.
             epsilon: of the shuffled messages, > 0.
             delta: likewise, in (0, 1).
-            bits: R, (r, k), zeros and ones, whose rows span the queries up to constants; None: one for each type.
+            bits: R, (r, k), zeros and ones, whose rows span the queries up to constants; None: one
+                for each type.
             absent: as in the class.
 
         Raises TypeError, ValueError.
@@ -305,7 +324,9 @@ class ShuffledQueries(FactoredProtocol, Shuffled[Tensor]):
         bits: Tensor | None = None,
         absent: int = 0,
     ) -> Any:
-        """The protocol that answers a question from shuffled sums of ``bits``; arguments of :meth:`calibrated`."""
+        """The protocol that answers a question from shuffled sums of ``bits``; arguments of
+        :meth:`calibrated`.
+        """
         W = checks.instance("question", question, Question).queries(cls.distinct)
         return through(question, cls.calibrated(W, kind, users, epsilon, delta, bits, absent))
 

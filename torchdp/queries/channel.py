@@ -1,8 +1,10 @@
-"""Questions and channels: what is asked of users' types, who is trusted with them, and who turns one into the other.
+"""Questions and channels: what is asked of users' types, who is trusted with them, and who turns
+one into the other.
 
-A user of type x holds the vector u_x in R^r. A :class:`Channel` tells the mean s of the users' vectors with noise,
-z = s + e, E e = 0; with u_x the columns of a workload W these are its linear queries, s = W h. A :class:`Question` is a
-function of s; its :class:`Analyst` reads the answer and its error off what the channel tells.
+A user of type x holds the vector u_x in R^r. A :class:`Channel` tells the mean s of the users'
+vectors with noise, z = s + e, E e = 0; with u_x the columns of a workload W these are its linear
+queries, s = W h. A :class:`Question` is a function of s; its :class:`Analyst` reads the answer and
+its error off what the channel tells.
 """
 
 import typing
@@ -39,28 +41,33 @@ class Analyst(typing.Protocol):
         """E (value - exact)^2, (*batch, *answer), of counts (*batch, k), real numbers allowed."""
 
     def worst_mse(self, n: Users, objective: Objective = Objective.WORST) -> Tensor:
-        """The largest ``objective.of(predicted_mse)`` over all data of n users, or a bound; inf: none known."""
+        """The largest ``objective.of(predicted_mse)`` over all data of n users, or a bound; inf:
+        none known.
+        """
 
     def expansion(self, tally: Tally) -> tuple[Tensor, Tensor | None]:
-        """The answers near z, to second order: g(z + e) = g(z) + slope . e + e^T bend e for answers (*batch, a).
+        """The answers near z, to second order: g(z + e) = g(z) + slope . e + e^T bend e for answers
+        (*batch, a).
 
         slope: (*batch, a, r). bend: (*batch, a, r, r), or None where g is linear.
         """
 
 
 class Channel(Protocol[Tensor]):
-    """Answers z, unbiased but for ``bias``, to the linear queries s = W h, h the shares (k,) of the n users' types.
+    """Answers z, unbiased but for ``bias``, to the linear queries s = W h, h the shares (k,) of the
+    n users' types.
 
-    x: (n,) types; a summary is counts (k,). Squares mix over types, because errors add up: the mean squared error of
-    query i is (sum_x h_x bias_ix)^2 + sum_x h_x variance_ix / n^power.
+    x: (n,) types; a summary is counts (k,). Squares mix over types, because errors add up: the mean
+    squared error of query i is (sum_x h_x bias_ix)^2 + sum_x h_x variance_ix / n^power.
 
-    What a question of second order needs of it are means over pairs of users of w . (u * v), for weights w of
-    coordinates, and of a linear part l . s beside: ``form``, unbiased, its exact variance and its error as intervals
-    need it. weights and linear are (*answer, r), or (*batch, *answer, r); a tally or counts then have dimensions of one
-    in the place of ``answer``, and results are (*batch, *answer).
+    What a question of second order needs of it are means over pairs of users of w . (u * v), for
+    weights w of coordinates, and of a linear part l . s beside: ``form``, unbiased, its exact
+    variance and its error as intervals need it. weights and linear are (*answer, r), or
+    (*batch, *answer, r); a tally or counts then have dimensions of one in the place of ``answer``,
+    and results are (*batch, *answer).
 
-    workload: W, (r, k), float64. distinct: whether ``form`` averages over pairs of different users, else over all.
-    power: 1 where every user adds noise of its own, 2 where it is added to the sum.
+    workload: W, (r, k), float64. distinct: whether ``form`` averages over pairs of different users,
+    else over all. power: 1 where every user adds noise of its own, 2 where it is added to the sum.
     """
 
     workload: Tensor
@@ -81,7 +88,9 @@ class Channel(Protocol[Tensor]):
 
     @abstractmethod
     def fits(self, tally: Tally, ordered: bool) -> Fits:
-        """Histograms of falling smoothness that make a tally (b, ...) likely; if not ordered the last one alone."""
+        """Histograms of falling smoothness that make a tally (b, ...) likely; if not ordered the
+        last one alone.
+        """
 
     @property
     def possible(self) -> Range:
@@ -95,7 +104,9 @@ class Channel(Protocol[Tensor]):
 
     @property
     def known_noise(self) -> bool:
-        """Whether the analyst can tell Cov z for the data that a tally shows, as questions of second order need it."""
+        """Whether the analyst can tell Cov z for the data that a tally shows, as questions of
+        second order need it.
+        """
         return True
 
     @abstractmethod
@@ -131,18 +142,23 @@ class Channel(Protocol[Tensor]):
         """What makes, of weights, a linear part and the value of ``form``, its error."""
 
     def third(self, counts: Tensor, T: Tensor) -> Tensor | None:
-        """T(kappa), kappa the third cumulant of n z for counts (*batch, k), negative ones allowed: (*batch).
+        """T(kappa), kappa the third cumulant of n z for counts (*batch, k), negative ones allowed:
+        (*batch).
 
         Affine in the counts of n users. None: not known. T: (r, r, r), symmetric.
         """
         return None
 
     def shares(self, tally: Tally) -> Tensor | None:
-        """Unbiased shares of the types, (*batch, k), where the tally tells each of them; else None."""
+        """Unbiased shares of the types, (*batch, k), where the tally tells each of them; else
+        None.
+        """
         return None
 
     def nearest(self, tally: Tally, tol: float = NEAR) -> Tensor:
-        """The histogram whose mean vector is nearest to z, even over types of one vector: (*batch, k)."""
+        """The histogram whose mean vector is nearest to z, even over types of one vector:
+        (*batch, k).
+        """
         return nearest(self.points, self.mean(tally), tol)
 
     @property
@@ -150,11 +166,15 @@ class Channel(Protocol[Tensor]):
         return self.workload.shape[1]
 
     def validate(self, x: Tensor) -> Tensor:
-        """x, (n,) types in [0, k), n >= 1, on the workload's device. Raises TypeError, ValueError."""
+        """x, (n,) types in [0, k), n >= 1, on the workload's device. Raises TypeError,
+        ValueError.
+        """
         return super().validate(x).to(self.workload.device)
 
     def validate_summary(self, summary: Tensor) -> Tensor:
-        """Counts (*batch, k) of whole users, one at least, on the workload's device. Raises TypeError, ValueError."""
+        """Counts (*batch, k) of whole users, one at least, on the workload's device. Raises
+        TypeError, ValueError.
+        """
         return super().validate_summary(summary).to(self.workload.device)
 
     def exact(self, summary: Tensor) -> Tensor:
@@ -167,7 +187,9 @@ class Channel(Protocol[Tensor]):
         return (h @ self.bias.mT).square() + h @ self.variance.mT / n**self.power
 
     def worst_mse(self, n: Users, objective: Objective = Objective.WORST) -> Tensor:
-        """At data of a single type, by convexity: () or, of a batch of n, (*batch). Raises TypeError, ValueError."""
+        """At data of a single type, by convexity: () or, of a batch of n, (*batch). Raises
+        TypeError, ValueError.
+        """
         worst = checks.instance("objective", objective, Objective) is Objective.WORST
         each = (
             self.bias.square() + self.variance / beside(checks.people("n", n, 1), 2) ** self.power
@@ -209,27 +231,35 @@ class Question(ABC):
 
     @abstractmethod
     def queries(self, distinct: bool) -> Tensor:
-        """W, (r, k): the linear queries that a channel is asked. distinct: which pairs the channel averages over."""
+        """W, (r, k): the linear queries that a channel is asked. distinct: which pairs the channel
+        averages over.
+        """
 
     @abstractmethod
     def analyst(self, channel: Channel) -> Analyst:
         """Who reads the answer off a channel of these queries."""
 
     def aims(self, n: int, family: Tensor | None, covariance: Tensor) -> Tensor:
-        """Linear queries (q, k) whose mean variance is the error to first order: what a strategy is optimised for.
+        """Linear queries (q, k) whose mean variance is the error to first order: what a strategy is
+        optimised for.
 
-        family: histograms (j, k), or None. covariance: of one user's decoded vector, (r, r), as it is so far.
+        family: histograms (j, k), or None. covariance: of one user's decoded vector, (r, r), as it
+        is so far.
         """
         return self.queries(True)
 
     def bound(self, n: int, epsilon: float, histogram: Tensor) -> float | None:
-        """No unbiased local protocol has a smaller root mean squared error on such data; None: none known."""
+        """No unbiased local protocol has a smaller root mean squared error on such data; None: none
+        known.
+        """
         return None
 
     def coarser(
         self, n: int, epsilon: float, family: Tensor | None, generator: torch.Generator
     ) -> Iterable[tuple[str, Any]]:
-        """Further local protocols of very many types, with their names: such as strategies on bins."""
+        """Further local protocols of very many types, with their names: such as strategies on
+        bins.
+        """
         return ()
 
     @property
@@ -242,12 +272,16 @@ class Question(ABC):
 
     @property
     def histograms(self) -> Tensor | None:
-        """(j, k): public ones by which channels are judged where no prior is given; None: the worst data."""
+        """(j, k): public ones by which channels are judged where no prior is given; None: the worst
+        data.
+        """
         return None
 
 
 def histograms_of(prior: Tensor, types: int, name: str = "prior") -> Tensor:
-    """The prior, (k,), or the few of them, each normalised: (j, k). Raises TypeError, ValueError."""
+    """The prior, (k,), or the few of them, each normalised: (j, k). Raises TypeError,
+    ValueError.
+    """
     rows = checks.instance(name, prior, Tensor)
     rows = rows if rows.ndim > 1 else rows[None]
     if rows.ndim != 2 or not len(rows):
@@ -258,9 +292,11 @@ def histograms_of(prior: Tensor, types: int, name: str = "prior") -> Tensor:
 
 
 def nearest(points: Tensor, z: Tensor, tol: float) -> Tensor:
-    """The histogram h, (*batch, k), whose mean vector U^T h is nearest to z (*batch, r); U: points, (k, r).
+    """The histogram h, (*batch, k), whose mean vector U^T h is nearest to z (*batch, r); U: points,
+    (k, r).
 
-    Even over types of one vector. tol: of the squared distance, relative to the largest squared norm.
+    Even over types of one vector. tol: of the squared distance, relative to the largest squared
+    norm.
     """
     rows, place = torch.unique(points, dim=0, return_inverse=True)
     middle = rows.mean(0)

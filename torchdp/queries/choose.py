@@ -1,4 +1,6 @@
-"""Which channel answers a question best: every candidate's predicted error, for each of those who may be trusted."""
+"""Which channel answers a question best: every candidate's predicted error, for each of those who
+may be trusted.
+"""
 
 import math
 import warnings
@@ -83,59 +85,68 @@ def choose(
     unbiased: bool = True,
     ordered: bool = True,
 ) -> Choice[Protocol[Tensor]]:
-    """The protocol of least predicted error for n users, among all channels of those who are trusted.
+    """The protocol of least predicted error for n users, among all channels of those who are
+    trusted.
 
-    Nobody ("local"): one report of each user, by each frequency oracle and by strategies optimised for the question, up
-    to 64 types, for linear queries up to 4,096; of pairs also strategies on bins; its vector, by PrivUnit. Of linear
-    queries more, see below. A shuffler ("shuffle"): one
+    Nobody ("local"): one report of each user, by each frequency oracle and by strategies optimised
+    for the question, up to 64 types, for linear queries up to 4,096; of pairs also strategies on
+    bins; its vector, by PrivUnit. Of linear queries more, see below. A shuffler ("shuffle"): one
     message of each user, at the local epsilon that a crowd of n hides
-    (:class:`~torchdp.shuffle.Amplified`); sums of bits, one for each type, for each node of a binary tree, or for each
-    coordinate that has two values, by each law of messages that ``torchdp.shuffle`` has and whose error is the same
-    whatever the bits (:class:`ShuffledQueries`). A curator ("curator"): Gaussian noise by gamma_2, gamma_F, identity,
-    binary tree, and on the plain vectors; discrete Laplace noise on the sums that are tried for a shuffler, and on
-    answers that are whole steps apart (:class:`CentralLaplace`). Servers that do not all collude ("servers"): the same
-    noise, made by the users
-    (:class:`SecureQueries`). A note says who is trusted, and what one user sends. Who trusts a curator gets the
-    curator's best where no shuffled one has less than 0.95 of its error.
+    (:class:`~torchdp.shuffle.Amplified`); sums of bits, one for each type, for each node of a
+    binary tree, or for each coordinate that has two values, by each law of messages that
+    ``torchdp.shuffle`` has and whose error is the same whatever the bits
+    (:class:`ShuffledQueries`). A curator ("curator"): Gaussian noise by gamma_2, gamma_F, identity,
+    binary tree, and on the plain vectors; discrete Laplace noise on the sums that are tried for a
+    shuffler, and on answers that are whole steps apart (:class:`CentralLaplace`). Servers that do
+    not all collude ("servers"): the same noise, made by the users (:class:`SecureQueries`). A note
+    says who is trusted, and what one user sends. Who trusts a curator gets the curator's best where
+    no shuffled one has less than 0.95 of its error.
 
-    Linear queries in the local model. Types that no query tells apart count as one. Vectors are those of
-    factorizations by gamma_2 and gamma_F with a free shift, of gamma_2 within the alpha of least error where that may
-    pay, of the identity and of the plain answers: up to 1,024 types or queries, and beyond 256 types only where the
-    singular values leave them a chance. Strategies are optimised for the mean over queries and the worst type, up to
-    64 types from there for the worst query where that is the objective, with a ``prior`` also for that. Up to 256 types
-    they are matrices, up to 4,096 types a few patterns of ordered types and their shifts, of types on a grid where the
-    queries are a Kronecker product, and up to 540 types a matrix where these are far from the bound. Where the queries
-    are sums of few parities of the types' bits, one randomized parity a user is a candidate too, and up to 1,024 types
-    a few patterns of bits and their translates. A matrix is decoded for the data that its reports show
-    (``LocalOracle(..., adapted=True)``). Without a prior, among those with error at most half a percent more than the
-    best on the worst data, that comes first which gains more where few types are frequent (shares like 1/(x + 1), from
-    either end) than it loses there. The choice's ``bound`` is :func:`lower_bound`, up to 1,024 types.
+    Linear queries in the local model. Types that no query tells apart count as one. Vectors are
+    those of factorizations by gamma_2 and gamma_F with a free shift, of gamma_2 within the alpha of
+    least error where that may pay, of the identity and of the plain answers: up to 1,024 types or
+    queries, and beyond 256 types only where the singular values leave them a chance. Strategies are
+    optimised for the mean over queries and the worst type, up to 64 types from there for the worst
+    query where that is the objective, with a ``prior`` also for that. Up to 256 types they are
+    matrices, up to 4,096 types a few patterns of ordered types and their shifts, of types on a grid
+    where the queries are a Kronecker product, and up to 540 types a matrix where these are far from
+    the bound. Where the queries are sums of few parities of the types' bits, one randomized parity
+    a user is a candidate too, and up to 1,024 types a few patterns of bits and their translates. A
+    matrix is decoded for the data that its reports show (``LocalOracle(..., adapted=True)``).
+    Without a prior, among those with error at most half a percent more than the best on the worst
+    data, that comes first which gains more where few types are frequent (shares like 1/(x + 1),
+    from either end) than it loses there. The choice's ``bound`` is :func:`lower_bound`, up to 1,024
+    types.
 
     Args:
-        question: a workload (m, k) or :class:`Workload` of linear queries, a ``PairwiseStatistic``, a
-            ``ShareFunction``, or a tuple of such, which one collection answers together (:class:`Several`).
+        question: a workload (m, k) or :class:`Workload` of linear queries, a ``PairwiseStatistic``,
+            a ``ShareFunction``, or a tuple of such, which one collection answers together
+            (:class:`Several`).
         n: users.
         epsilon: of each.
         delta: in (0, 1), but for "local".
         objective: what the error of several answers means.
         trust: "local", "shuffle", "servers" or "curator": who is trusted.
-        prior: public histograms that the users' is like, (k,) or (j, k): the error is the root of the mean over them of
-            the squared error; None: the question's own, ``question.histograms``, or the worst data of linear queries.
+        prior: public histograms that the users' is like, (k,) or (j, k): the error is the root of
+            the mean over them of the squared error; None: the question's own,
+            ``question.histograms``, or the worst data of linear queries.
         tol: relative gap of the factorizations.
-        search: False leaves out the candidates that take seconds, with hundreds of types up to a minute: the
-            strategies, and of a curator's the shuffled ones.
-        unbiased: False for answers to linear queries by :func:`fitted` (:class:`FittedOracle`), of a lower error and
-            biased, in the local model. Candidates then are the three best oracles, and for ordered types the square
-            wave and up to 256 types shifts tuned for a rough prior, and half of the messages by an oracle, half by the
-            square wave. Their errors are simulated: on the prior, such as the histogram fitted to a pilot's reports, or
-            in geometric mean over eight public histograms, drawn once; a candidate's note holds the least and the most.
+        search: False leaves out the candidates that take seconds, with hundreds of types up to a
+            minute: the strategies, and of a curator's the shuffled ones.
+        unbiased: False for answers to linear queries by :func:`fitted` (:class:`FittedOracle`), of
+            a lower error and biased, in the local model. Candidates then are the three best
+            oracles, and for ordered types the square wave and up to 256 types shifts tuned for a
+            rough prior, and half of the messages by an oracle, half by the square wave. Their
+            errors are simulated: on the prior, such as the histogram fitted to a pilot's reports,
+            or in geometric mean over eight public histograms, drawn once; a candidate's note holds
+            the least and the most.
         ordered: whether types beside each other are alike, for fits.
 
     Raises TypeError, ValueError.
     Guarantees: the best's own; nothing is read from data.
-    Source: McKenna, Maity, Mazumdar, Miklau (2020), on choosing by predicted variance; Edmonds, Nikolov, Ullman (2020),
-    section 2.5; Li, Hay, Rastogi, Miklau, McGregor (2010); Balle, Bell, Gascon, Nissim (2019); Cormode, Kulkarni,
-    Srivastava (2018), InpHT, for parities.
+    Source: McKenna, Maity, Mazumdar, Miklau (2020), on choosing by predicted variance; Edmonds,
+    Nikolov, Ullman (2020), section 2.5; Li, Hay, Rastogi, Miklau, McGregor (2010); Balle, Bell,
+    Gascon, Nissim (2019); Cormode, Kulkarni, Srivastava (2018), InpHT, for parities.
     """
     asked = question_of(question, COPIES)
     objective = checks.instance("objective", objective, Objective)
@@ -174,7 +185,8 @@ def choose(
 
 
 def question_of(question: Any, copies: int = 1) -> Question:
-    """The question that a workload, or a tuple of questions, stands for. Raises TypeError, ValueError.
+    """The question that a workload, or a tuple of questions, stands for. Raises TypeError,
+    ValueError.
 
     copies: of a workload, for which there must be memory.
     """
@@ -237,7 +249,9 @@ class _Asking:
         return [*self.factored, *tree]
 
     def by_reports(self, client: FrequencyOracle) -> Any:
-        """The protocol by an oracle; a strategy's reports are decoded for the data where the question is linear."""
+        """The protocol by an oracle; a strategy's reports are decoded for the data where the
+        question is linear.
+        """
         if self.linear:
             return decoding(self.reports, client)
         return through(self.question, LocalOracle(self.reports, client))
@@ -269,7 +283,8 @@ class _Asking:
         return math.sqrt(fmean(one**2 for one in least))
 
     def judged(self, named: list[Named]) -> tuple[Candidate[Any], ...]:
-        """With the error that each predicts: on the worst data and on flat ones, or on data like the family.
+        """With the error that each predicts: on the worst data and on flat ones, or on data like
+        the family.
 
         Of answers of several units over the least of any candidate. Raises ValueError for none.
         """
@@ -310,7 +325,9 @@ class _Asking:
     def summed(
         self, gaussian: Callable[..., Channel], laplace: Callable[..., Channel], note: str
     ) -> tuple[Candidate[Any], ...]:
-        """Gaussian noise on vectors, and discrete Laplace noise on sums of bits and on whole answers."""
+        """Gaussian noise on vectors, and discrete Laplace noise on sums of bits and on whole
+        answers.
+        """
         bits = [*_encoders(self.W), *_whole(self.W)]
         tried = [(name, queries, gaussian, note) for name, queries in self.vectors]
         pure = f"{note}, delta = 0"
@@ -333,7 +350,9 @@ def _local(asking: _Asking) -> Choice[Any]:
 
 
 def _vectors(asking: _Asking, reports: list[Named]) -> list[Named]:
-    """The types' vectors; of linear queries those of factorizations that may have less error than the reports."""
+    """The types' vectors; of linear queries those of factorizations that may have less error than
+    the reports.
+    """
     if not asking.linear:
         return [("vectors, PrivUnit", asking.by_vectors(asking.epsilon), "")] * asking.varied
     least = math.inf
@@ -397,7 +416,9 @@ def _sums(asking: _Asking) -> Iterator[Named]:
 
 
 def _encoders(W: Tensor) -> Iterator[tuple[str, FactoredQueries]]:
-    """Bits of which sums are taken: of types, of a binary tree, of the coordinates where all have two values."""
+    """Bits of which sums are taken: of types, of a binary tree, of the coordinates where all have
+    two values.
+    """
     k = W.shape[1]
     if 1 < k <= MOST_BITS:
         yield "sums", FactoredQueries.spanned(W)
@@ -415,7 +436,9 @@ def _encoders(W: Tensor) -> Iterator[tuple[str, FactoredQueries]]:
 
 
 def _whole(W: Tensor) -> Iterator[tuple[str, FactoredQueries]]:
-    """The answers themselves, where all of one query are whole steps apart: for noise on whole numbers."""
+    """The answers themselves, where all of one query are whole steps apart: for noise on whole
+    numbers.
+    """
     rows = (W - W.amin(1, keepdim=True))[(W != W[:, :1]).any(1)]
     if not len(rows):
         return

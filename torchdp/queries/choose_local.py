@@ -1,4 +1,6 @@
-"""What a local mechanism for linear queries is made of, as ``choose`` tries it: strategies and factorizations."""
+"""What a local mechanism for linear queries is made of, as ``choose`` tries it: strategies and
+factorizations.
+"""
 
 import math
 from collections.abc import Sequence
@@ -46,9 +48,11 @@ LEISURE = 500 * 64**3
 def strategies(
     W: Tensor, epsilon: float, worst: bool, prior: Tensor | None, search: bool
 ) -> list[tuple[str, FrequencyOracle]]:
-    """Made for linear queries W, (m, k): one parity a user, and, by a search, those of least variance.
+    """Made for linear queries W, (m, k): one parity a user, and, by a search, those of least
+    variance.
 
-    worst: whether the error is that of the worst query on the worst data. prior: (k,), or None for the worst data.
+    worst: whether the error is that of the worst query on the worst data. prior: (k,), or None for
+    the worst data.
     """
     k = W.shape[1]
     if not LEAST_EPSILON <= epsilon <= MOST_EPSILON or bool((W == W[:, :1]).all()):
@@ -65,7 +69,8 @@ def strategies(
 def near_first(
     found: Sequence[Candidate[Any]], W: Tensor, n: int, objective: Objective
 ) -> tuple[Candidate[Any], ...]:
-    """Those near the least error on the worst data first, by its product with that on skewed data, which they note.
+    """Those near the least error on the worst data first, by its product with that on skewed data,
+    which they note.
 
     Skewed: shares like 1/(x + 1), from either end.
     """
@@ -101,8 +106,8 @@ def factors_below(
 ) -> tuple[tuple[str, FactoredQueries], ...]:
     """Factorizations whose vectors may have less error than ``least``; inf: all.
 
-    Over all types and queries the mean square of L R is at least ||W - W 1 1^T/k||_*^2/(k m) times the variance of the
-    ball's randomizer in a direction, whatever the shift.
+    Over all types and queries the mean square of L R is at least ||W - W 1 1^T/k||_*^2/(k m) times
+    the variance of the ball's randomizer in a direction, whatever the shift.
     """
     m, k = W.shape
     if least < math.inf:
@@ -126,7 +131,9 @@ def _given(W: Tensor) -> tuple[tuple[str, FactoredQueries], ...]:
 def _lossy(
     exact: FactoredQueries, n: int, epsilon: float, tol: float
 ) -> tuple[tuple[str, FactoredQueries], ...]:
-    """gamma_2 within the alpha of least worst error, where the exact error is large enough for an alpha to pay."""
+    """gamma_2 within the alpha of least worst error, where the exact error is large enough for an
+    alpha to pay.
+    """
     W = exact.workload
     if sum(W.shape) > LARGEST_LOSSY:
         return ()
@@ -142,7 +149,9 @@ def _lossy(
 def _strategies(
     W: Tensor, epsilon: float, worst: bool, prior: Tensor | None = None
 ) -> list[tuple[str, FrequencyOracle]]:
-    """Optimised for the mean over queries and the worst type, or one drawn from prior; then for the worst query."""
+    """Optimised for the mean over queries and the worst type, or one drawn from prior; then for the
+    worst query.
+    """
     distinct, place, sizes = torch.unique(W, dim=1, return_inverse=True, return_counts=True)
     if len(sizes) < W.shape[1]:  # types that no query tells apart are one
         law = None if prior is None else W.new_zeros(len(sizes)).index_add_(0, place, prior)
@@ -170,7 +179,9 @@ def _strategies(
 def _beyond(
     W: Tensor, centred: Tensor, epsilon: float, prior: Tensor | None
 ) -> list[tuple[str, FrequencyOracle]]:
-    """Of more than 256 types: shifts, and a matrix where these are far from the bound and time allows."""
+    """Of more than 256 types: shifts, and a matrix where these are far from the bound and time
+    allows.
+    """
     k, generator = W.shape[1], keyed_generator(b"choose", W.device)
     found, variance = list[tuple[str, FrequencyOracle]](), math.inf
     if k <= SHIFTED_STRATEGY and prior is None:
@@ -194,10 +205,11 @@ def _beyond(
 
 
 def _parities(W: Tensor, epsilon: float) -> list[tuple[str, StrategyMatrix]]:
-    """Each user sends one parity of its bits by randomized response, for queries that are sums of few parities.
+    """Each user sends one parity of its bits by randomized response, for queries that are sums of
+    few parities.
 
-    W = A H, rows of H parities: variances add up to sum_s |a_s|^2 c^2/share_s less the squared answers, c =
-    coth(epsilon/2), least for shares like |a_s|.
+    W = A H, rows of H parities: variances add up to sum_s |a_s|^2 c^2/share_s less the squared
+    answers, c = coth(epsilon/2), least for shares like |a_s|.
     """
     k = W.shape[1]
     if k & (k - 1):
@@ -215,7 +227,9 @@ def _parities(W: Tensor, epsilon: float) -> list[tuple[str, StrategyMatrix]]:
 
 
 def _translates(W: Tensor, epsilon: float) -> list[tuple[str, StrategyMatrix]]:
-    """Patterns of bit strings and their translates, beyond 64 types, up to 1,024, for queries of sums of parities."""
+    """Patterns of bit strings and their translates, beyond 64 types, up to 1,024, for queries of
+    sums of parities.
+    """
     k = W.shape[1]
     if not CAREFUL_STRATEGY < k <= BOUNDED or k & (k - 1):
         return []

@@ -1,6 +1,8 @@
-"""Answers of a fitted histogram: the reports' own likelihood, smoothed as much as they ask for. Biased, lower error.
+"""Answers of a fitted histogram: the reports' own likelihood, smoothed as much as they ask for.
+Biased, lower error.
 
-Which reports are best for it is chosen by errors simulated on a public prior, or on a public family.
+Which reports are best for it is chosen by errors simulated on a public prior, or on a public
+family.
 """
 
 import itertools
@@ -45,14 +47,16 @@ Named = tuple[str, FrequencyOracle]
 
 @dataclass(frozen=True, eq=False)
 class Fit(Estimate):
-    """Answers W h of a fitted histogram h: value (*batch, m), biased, of a lower error on much data.
+    """Answers W h of a fitted histogram h: value (*batch, m), biased, of a lower error on much
+    data.
 
-    The standard error and the intervals are those of ``unbiased``, the unbiased estimate of the same tally; the value
-    may lie outside of them. No standard error of a fit is known that holds on all data.
+    The standard error and the intervals are those of ``unbiased``, the unbiased estimate of the
+    same tally; the value may lie outside of them. No standard error of a fit is known that holds on
+    all data.
 
-    histogram: (*batch, k). gap (*batch), nats: what the log likelihood of the fit without smoothing may lack.
-    weights (*batch, fits): of the fits whose mixture h is: of falling smoothness, the last but one without; the last
-    the consistent answers nearest to the unbiased ones.
+    histogram: (*batch, k). gap (*batch), nats: what the log likelihood of the fit without smoothing
+    may lack. weights (*batch, fits): of the fits whose mixture h is: of falling smoothness, the
+    last but one without; the last the consistent answers nearest to the unbiased ones.
     """
 
     unbiased: Estimate = field(kw_only=True)
@@ -65,7 +69,9 @@ class Fit(Estimate):
         return self.unbiased.value
 
     def of_population(self) -> "Fit":
-        """The same answers, with the errors and intervals of the unbiased estimate of the population."""
+        """The same answers, with the errors and intervals of the unbiased estimate of the
+        population.
+        """
         whole = self.unbiased.of_population()
         own = {
             name: getattr(whole, name)
@@ -75,32 +81,37 @@ class Fit(Estimate):
 
 
 def fitted(protocol: Channel, tally: Tally, *, ordered: bool = True) -> Fit:
-    """The histogram that makes the reports likely, and smooth where they do not say otherwise: no privacy is spent.
+    """The histogram that makes the reports likely, and smooth where they do not say otherwise: no
+    privacy is spent.
 
-    Where the chance of each message is known (strategies, randomized and Hadamard response) fits by EM at thirteen
-    strengths of smoothing, from even shares to none; of all reports but a strategy's, projections onto the
-    histograms in the metric of the noise, with a penalty on second differences. The answer is their mixture with
-    Akaike's weights, softmax of -R/2 for R the estimated risk for these users in units of the noise (Mallows). Fits
-    whose R is above that of the unbiased histogram have none, and the consistent answers nearest to the unbiased
-    ones have the weight of that R. In the mean over the queries the mixture then gives way to them as far as its
-    own estimated risk (Stein: squared distance to the unbiased answers, plus twice the covariance with them, put at
-    its degrees of freedom, less their variance) is above theirs: exact reports are the fit.
+    Where the chance of each message is known (strategies, randomized and Hadamard response) fits by
+    EM at thirteen strengths of smoothing, from even shares to none; of all reports but a
+    strategy's, projections onto the histograms in the metric of the noise, with a penalty on second
+    differences. The answer is their mixture with Akaike's weights, softmax of -R/2 for R the
+    estimated risk for these users in units of the noise (Mallows). Fits whose R is above that of
+    the unbiased histogram have none, and the consistent answers nearest to the unbiased ones have
+    the weight of that R. In the mean over the queries the mixture then gives way to them as far as
+    its own estimated risk (Stein: squared distance to the unbiased answers, plus twice the
+    covariance with them, put at its degrees of freedom, less their variance) is above theirs: exact
+    reports are the fit.
 
-    On ten shapes of 32 ordered types, four kinds of report, epsilon .5 to 8, 1e3 and 1e5 users, its error over that
-    of the unbiased answers is .33 to 1.01 in geometric mean of the shapes, on the worst shape 1.19 up to epsilon 4
-    and 1.14 at 8; over the best of three columns (unbiased, consistent, without smoothing) .75 to 1.03, on the
-    worst shape 1.75 (``experiments/queries/fitted.py``, ``fitted.csv``).
+    On ten shapes of 32 ordered types, four kinds of report, epsilon .5 to 8, 1e3 and 1e5 users, its
+    error over that of the unbiased answers is .33 to 1.01 in geometric mean of the shapes, on the
+    worst shape 1.19 up to epsilon 4 and 1.14 at 8; over the best of three columns
+    (unbiased, consistent, without smoothing) .75 to 1.03, on the worst shape 1.75
+    (``experiments/queries/fitted.py``, ``fitted.csv``).
 
     Args:
         protocol: for linear queries, local or central.
         tally: of its messages, with any leading dimensions.
         ordered: whether neighbouring types are alike; if not, the fit without smoothing.
 
-    Warns where the fit without smoothing may lack more than 10 nats of the largest log likelihood (``gap``).
-    Raises TypeError, ValueError.
+    Warns where the fit without smoothing may lack more than 10 nats of the largest log likelihood
+    (``gap``). Raises TypeError, ValueError.
 
     Guarantees: the protocol's: post-processing.
-    Source: Silverman, Jones, Wilson, Nychka (1990); Akaike (1974); Mallows (1973); Stein (1981); Li, Wang,
+    Source: Silverman, Jones, Wilson, Nychka (1990); Akaike (1974); Mallows (1973); Stein (1981);
+    Li, Wang,
         Lopuhaa-Zwakenberg, Li, Skoric (2020).
     """
     found = _fitted(protocol, tally, ordered)
@@ -126,8 +137,9 @@ def _fitted(protocol: Channel, tally: Tally, ordered: bool) -> Fit:
     weights = weights / weights.sum(0)
     fits = torch.cat([fits, fits[-1:]])
     value = unbiased.value.reshape(-1, len(protocol.workload))
-    # The risk of a mixture v of the answers u is estimated as |v - u|^2 + 2 tr Cov(v, u) - tr Cov u, that covariance is
-    # put at the share of its degrees of freedom: above tr Cov u it gives way to the unbiased answers.
+    # The risk of a mixture v of the answers u is estimated as |v - u|^2 + 2 tr Cov(v, u) - tr Cov
+    # u, that covariance is put at the share of its degrees of freedom: above tr Cov u it gives way
+    # to the unbiased answers.
     variance = unbiased.standard_error.reshape(value.shape).square().sum(-1)
     removed = (1 - (weights[:-1] * freedoms).sum(0) - weights[-1]).clamp_min(0)
     mixed = (weights[..., None] * fits).sum(0)
@@ -151,7 +163,8 @@ def _fitted(protocol: Channel, tally: Tally, ordered: bool) -> Fit:
 
 
 def _consistent(W: Tensor, value: Tensor, near: Tensor) -> Tensor:
-    """The histograms (b, k) whose answers are nearest to these, (b, m); of those with the same, nearest to ``near``.
+    """The histograms (b, k) whose answers are nearest to these, (b, m); of those with the same,
+    nearest to ``near``.
 
     Their answers are nearer to those of any histogram than ``value`` is, in the sum of squares.
     """
@@ -165,13 +178,15 @@ def _consistent(W: Tensor, value: Tensor, near: Tensor) -> Tensor:
 
 @dataclass(frozen=True, eq=False)
 class FittedOracle(OracleQueries):
-    """Each user reports its type through a frequency oracle; the answers are those of the :func:`fitted` histogram.
+    """Each user reports its type through a frequency oracle; the answers are those of the
+    :func:`fitted` histogram.
 
-    An estimate is a :class:`Fit`: its value is fitted, its standard error and intervals are those of the unbiased
-    estimate that it holds. ``predicted_mse`` is simulated; ``worst_mse`` is proved, and wide: the fit is a histogram.
+    An estimate is a :class:`Fit`: its value is fitted, its standard error and intervals are those
+    of the unbiased estimate that it holds. ``predicted_mse`` is simulated; ``worst_mse`` is proved,
+    and wide: the fit is a histogram.
 
-    workload: (m, k) or a :class:`~torchdp.workloads.Workload`; client: an oracle on the same k types; ordered: whether
-    neighbouring types are alike. Raises ValueError, TypeError.
+    workload: (m, k) or a :class:`~torchdp.workloads.Workload`; client: an oracle on the same k
+    types; ordered: whether neighbouring types are alike. Raises ValueError, TypeError.
 
     Guarantees: the client's own, for each user.
     Source: see :func:`fitted`.
@@ -194,20 +209,25 @@ class FittedOracle(OracleQueries):
         return fitted(self.unbiased, tally, ordered=self.ordered)
 
     def worst_mse(self, n: Users, objective: Objective = Objective.WORST) -> Tensor:
-        """A bound, whatever n: the answers of two histograms to a query differ by its range at most."""
+        """A bound, whatever n: the answers of two histograms to a query differ by its range at
+        most.
+        """
         wide = (self.workload.amax(1) - self.workload.amin(1)).square()
         worst = checks.instance("objective", objective, Objective).of(wide)
         return worst.expand(tensor_of(checks.people("n", n, 1)).shape)
 
     def predicted_mse(self, summary: Tensor) -> Tensor:
-        """Of each query, (*batch, m), in ``DRAWS`` simulated tallies of the nearest whole numbers of users.
+        """Of each query, (*batch, m), in ``DRAWS`` simulated tallies of the nearest whole numbers
+        of users.
 
         Its own relative standard error is about (2/DRAWS)^(1/2). Raises TypeError, ValueError.
         """
         return self.simulated(summary, DRAWS)
 
     def simulated(self, summary: Tensor, times: int) -> Tensor:
-        """``predicted_mse`` by so many tallies of each, always the same ones. Raises TypeError, ValueError."""
+        """``predicted_mse`` by so many tallies of each, always the same ones. Raises TypeError,
+        ValueError.
+        """
         h, n = self._shares(summary)
         counts, users = whole(h.reshape(-1, h.shape[-1]), n.reshape(-1, 1).round().clamp_min(1))
         found = torch.empty(
@@ -239,7 +259,9 @@ def whole(h: Tensor, n: Tensor) -> tuple[Tensor, Tensor]:
 def fitted_choice(
     choice: Choice[Channel], n: int, objective: Objective, prior: Tensor | None, ordered: bool
 ) -> Choice[Channel]:
-    """The oracles of an unbiased choice, and others that are meant for fits, by the error of the fitted answers."""
+    """The oracles of an unbiased choice, and others that are meant for fits, by the error of the
+    fitted answers.
+    """
     every = ((one.name, one.protocol, one.error) for one in choice.candidates)
     asked = [(name, p, error) for name, p, error in every if isinstance(p, OracleQueries)]
     if not asked:  # one type
@@ -277,9 +299,11 @@ def _meant(W: Tensor, n: int, epsilon: float) -> list[Named]:
 
 
 def _halved(W: Tensor, usual: list[Named], meant: list[Named]) -> list[Named]:
-    """Half of the messages by the best oracle whose messages are listed, half by the square wave: a hedge.
+    """Half of the messages by the best oracle whose messages are listed, half by the square wave: a
+    hedge.
 
-    Fisher informations add up: on every shape its error is near the lower of the two, at most 2^(1/2) times that.
+    Fisher informations add up: on every shape its error is near the lower of the two, at most
+    2^(1/2) times that.
     """
     types = torch.arange(W.shape[1], device=W.device)
     for (name, one), (other, two) in itertools.product(usual, meant):
@@ -292,7 +316,9 @@ def _halved(W: Tensor, usual: list[Named], meant: list[Named]) -> list[Named]:
 
 
 def family(k: int, device: torch.device) -> Tensor:
-    """Eight public histograms of k ordered types, (8, k): smooth ones, few frequent types, and both at once."""
+    """Eight public histograms of k ordered types, (8, k): smooth ones, few frequent types, and both
+    at once.
+    """
     generator = keyed_generator(b"histograms", device)
     place = (torch.arange(k, dtype=torch.float64, device=device) + 0.5) / k
     waves = torch.arange(1, WAVES + 1, dtype=torch.float64, device=device)

@@ -24,11 +24,15 @@ AT_ONCE = 2**24  # numbers in the second derivatives that are made together
 
 
 class ShareFunction(Question):
-    """A function g of shares h, (k,) -> (), of torch operations that have two derivatives. A frozen dataclass."""
+    """A function g of shares h, (k,) -> (), of torch operations that have two derivatives. A frozen
+    dataclass.
+    """
 
     @abstractmethod
     def __call__(self, h: Tensor) -> Tensor:
-        """g(h), for shares that are only nearly those of users: entries may be below 0, the sum is 1."""
+        """g(h), for shares that are only nearly those of users: entries may be below 0, the sum
+        is 1.
+        """
 
     def of_users(self, h: Tensor, n: Tensor) -> Tensor:
         """g of n users of these shares, (b, k), (b, 1) -> (b,); here whatever n is."""
@@ -56,7 +60,9 @@ class ShareFunction(Question):
         return FunctionAnalyst(self, channel)
 
     def aims(self, n: int, family: Tensor | None, covariance: Tensor) -> Tensor:
-        """d, and (D C D)^{1/2} for the covariance C: tr(D C D C)/2 is linear in C up to its own size."""
+        """d, and (D C D)^{1/2} for the covariance C: tr(D C D C)/2 is linear in C up to its own
+        size.
+        """
         h = self.histograms if family is None else family
         first, second = self.derivatives(h, torch.full_like(h[:, :1], n))
         values, vectors = torch.linalg.eigh((second @ (covariance / n) @ second).mean(0))
@@ -73,12 +79,13 @@ class ShareFunction(Question):
 class FunctionAnalyst:
     """g of the users' shares: corrected at the shares that a channel tells, to second order.
 
-    With H these shares, moved to the sum 1, C(h) their covariance at shares h and d, D the first two derivatives of g,
-    the value is g(H) - tr(D C)/2 and its variance d^T C d + tr(D C D C)/2: exactly for a quadratic g and normal errors,
-    to second order for others. At H itself d^T C d is too large by tr(D C D C), which comes off.
-    H may lie outside of the histograms, and g, d or D be undefined there: it warns, the value is g at the histogram
-    nearest to H with one more user spread evenly, the standard error is infinite, and the interval all that g can be.
-    It also warns where a value is none that g can have.
+    With H these shares, moved to the sum 1, C(h) their covariance at shares h and d, D the first
+    two derivatives of g, the value is g(H) - tr(D C)/2 and its variance d^T C d + tr(D C D C)/2:
+    exactly for a quadratic g and normal errors, to second order for others. At H itself d^T C d is
+    too large by tr(D C D C), which comes off. H may lie outside of the histograms, and g, d or D be
+    undefined there: it warns, the value is g at the histogram nearest to H with one more user
+    spread evenly, the standard error is infinite, and the interval all that g can be. It also warns
+    where a value is none that g can have.
 
     function: g; channel: of the shares of its types, at most 256. Raises TypeError, ValueError.
 
@@ -135,7 +142,9 @@ class FunctionAnalyst:
         return to_second_order
 
     def _error(self, h: Tensor, n: float | Tensor, sampling: bool, known: Tensor) -> QuadraticError:
-        """As if g were its second-order expansion at the decoded shares; without end where that is not known."""
+        """As if g were its second-order expansion at the decoded shares; without end where that is
+        not known.
+        """
         found = [coordinates(d / 2, D / 2, C) for *_, d, D, C in self._derived(h, n, sampling)]
         both = (torch.cat(each).view(h.shape) for each in zip(*found, strict=True))
         curved, linear = (torch.where(known[..., None], each, 0.0) for each in both)
@@ -169,7 +178,9 @@ class FunctionAnalyst:
         return self._of_users(h, n)
 
     def predicted_mse(self, summary: Tensor) -> Tensor:
-        """d^T C d + tr(D C D C)/2, (*batch), for counts (*batch, k) of users, real numbers allowed."""
+        """d^T C d + tr(D C D C)/2, (*batch), for counts (*batch, k) of users, real numbers
+        allowed.
+        """
         h, n = self._shares(summary)
         _, linear, square, _ = self._expanded(h, n)
         return (linear + square / 2).view(h.shape[:-1])

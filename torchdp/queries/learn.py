@@ -1,4 +1,5 @@
-"""Agnostic PAC learning under local differential privacy: every concept's loss from one message of each user.
+"""Agnostic PAC learning under local differential privacy: every concept's loss from one message of
+each user.
 
 Concept classes are matrices, factored feature by feature.
 """
@@ -25,13 +26,15 @@ MOST_BITS, MOST_ENTRIES = 20, 2**27  # of a record; of a table, 1 GB
 
 @dataclass(frozen=True)
 class ConceptClass(Brief):
-    """Concepts c(x) = +-1, each of one feature of the record x; a finite domain is a single feature, the type.
+    """Concepts c(x) = +-1, each of one feature of the record x; a finite domain is a single
+    feature, the type.
 
-    tables[j]: (concepts of feature j, values of feature j), entries +-1, float64. names: one for each concept, feature
-    by feature. Each table is factored, tables[j] = L_j R_j with gamma_2 norm g_j, and a record is encoded as the
-    concatenation of w_j R_j[:, x_j], w_j = g_j^{1/2}: concept i of feature j is read off by L_ji / w_j, and
-    (largest norm of a code)^2 (largest norm of a reader)^2 = sum_j g_j^2, the rule of product domains (Nikolov, Tang
-    2023, Lemma 60). Labels come in as signs: (x, y) has the code y code(x).
+    tables[j]: (concepts of feature j, values of feature j), entries +-1, float64. names: one for
+    each concept, feature by feature. Each table is factored, tables[j] = L_j R_j with gamma_2 norm
+    g_j, and a record is encoded as the concatenation of w_j R_j[:, x_j], w_j = g_j^{1/2}: concept i
+    of feature j is read off by L_ji / w_j, and (largest norm of a code)^2 (largest norm of a
+    reader)^2 = sum_j g_j^2, the rule of product domains (Nikolov, Tang 2023, Lemma 60). Labels come
+    in as signs: (x, y) has the code y code(x).
     """
 
     names: tuple[str, ...]
@@ -69,7 +72,9 @@ class ConceptClass(Brief):
 
     @cached_property
     def readers(self) -> Tensor:
-        """(concepts, dim), block diagonal: concept i's correlation with the labels is <readers_i, mean code>."""
+        """(concepts, dim), block diagonal: concept i's correlation with the labels is <readers_i,
+        mean code>.
+        """
         return torch.block_diag(*(left for left, _ in self._factors))
 
     @property
@@ -84,11 +89,15 @@ class ConceptClass(Brief):
 
     @property
     def norm(self) -> float:
-        """radius * (largest norm of a reader): the factorization norm that the error scales with."""
+        """radius * (largest norm of a reader): the factorization norm that the error scales
+        with.
+        """
         return self.radius * float(self.readers.norm(dim=1).max())
 
     def records(self, x: Tensor, name: str = "records") -> Tensor:
-        """``x`` as (n, features) values within the tables; (n,) is one feature. Raises TypeError, ValueError."""
+        """``x`` as (n, features) values within the tables; (n,) is one feature. Raises TypeError,
+        ValueError.
+        """
         x = x[:, None] if isinstance(x, Tensor) and x.ndim == 1 else x
         x = checks.shaped(
             name, checks.integers(name, x), "n", len(self.tables), note=" with n >= 1"
@@ -125,7 +134,8 @@ class ConceptClass(Brief):
     def losses(self, x: Tensor, labels: Tensor, counts: Tensor | None = None) -> Tensor:
         """Exact, not private: the fraction of records that each concept misclassifies, (concepts,).
 
-        counts: how many users hold each record, (n,); one where not given. Raises TypeError, ValueError.
+        counts: how many users hold each record, (n,); one where not given. Raises TypeError,
+        ValueError.
         """
         x = self.records(x)
         labels = check_labels(labels, x)
@@ -154,14 +164,18 @@ def thresholds(k: int) -> ConceptClass:
 
 
 def parities(d: int, order: int) -> ConceptClass:
-    """Parities of at most ``order`` of d bits, on types that code the bits: sqrt(number of concepts) is their norm."""
+    """Parities of at most ``order`` of d bits, on types that code the bits: sqrt(number of
+    concepts) is their norm.
+    """
     _check_bits("parities", d, order)
     table = parity_workload(d, order).dense()
     return ConceptClass(tuple(f"parity {i}" for i in range(len(table))), (table,))
 
 
 def conjunctions(d: int, order: int) -> ConceptClass:
-    """+1 where all bits of a set of at most ``order`` of d bits are 1, -1 elsewhere, on types that code the bits."""
+    """+1 where all bits of a set of at most ``order`` of d bits are 1, -1 elsewhere, on types that
+    code the bits.
+    """
     _check_bits("conjunctions", d, order)
     bits = (torch.arange(2**d)[:, None] >> torch.arange(d)) & 1
     sets = bits[bits.sum(1) <= order]
@@ -173,7 +187,9 @@ def conjunctions(d: int, order: int) -> ConceptClass:
 
 
 def stumps(sizes: Sequence[int], names: Sequence[str] | None = None) -> ConceptClass:
-    """Decision stumps: thresholds, both ways, on each of several features; sizes[j]: values of feature j."""
+    """Decision stumps: thresholds, both ways, on each of several features; sizes[j]: values of
+    feature j.
+    """
     checks.instance("sizes", sizes, Sequence)
     sizes = [checks.integer("sizes", k, 2) for k in sizes]
     names = [f"feature {j}" for j in range(len(sizes))] if names is None else list(names)
@@ -210,9 +226,9 @@ def _threshold_table(k: int) -> Tensor:
 class Learned:
     """The concept of least estimated loss.
 
-    concept: its index; losses: of all concepts, unbiased. half_width(failure): all estimates are that close to the
-    users' true losses. The chosen concept's estimate is the least of many, and so too small on average: half_width
-    accounts for that.
+    concept: its index; losses: of all concepts, unbiased. half_width(failure): all estimates are
+    that close to the users' true losses. The chosen concept's estimate is the least of many, and so
+    too small on average: half_width accounts for that.
     """
 
     concept: int
@@ -226,10 +242,12 @@ class Learned:
         return float(self.losses.value[self.concept])
 
     def half_width(self, failure: float = 0.05, population: bool = False) -> float:
-        """h such that with probability 1 - failure every estimate is within h of the loss on these users.
+        """h such that with probability 1 - failure every estimate is within h of the loss on these
+        users.
 
-        The concept's loss is then within 2 h of the least. population: of the loss on the distribution that the users
-        are a sample of; half of ``failure`` goes to Hoeffding's bound for the sample.
+        The concept's loss is then within 2 h of the least. population: of the loss on the
+        distribution that the users are a sample of; half of ``failure`` goes to Hoeffding's bound
+        for the sample.
         """
         failure, n = checks.fraction("failure", failure), self.losses.n
         count = 2 * len(self.losses.value)
@@ -241,15 +259,17 @@ class Learned:
 
 @dataclass(frozen=True, eq=False)
 class PrivateLearner(Relay[Crowd, Tensor, BallRandomizer]):
-    """Each user sends y code(record) through a randomizer of the ball; the analyst reads off every concept's loss.
+    """Each user sends y code(record) through a randomizer of the ball; the analyst reads off every
+    concept's loss.
 
     loss of concept i = 1/2 - <readers_i, mean of y code(record)>/2. Its variance over the noise is
-    ||readers_i||^2 v / (4 n), v the randomizer's; one message of each user serves all concepts. The estimate is of all
-    losses, (concepts,); ``best`` makes a concept of it.
+    ||readers_i||^2 v / (4 n), v the randomizer's; one message of each user serves all concepts. The
+    estimate is of all losses, (concepts,); ``best`` makes a concept of it.
 
     x: (n, features + 1) integers, a record and its label, +1 or -1, in each row.
-    concepts: the class. client: what users run, of the codes' dimension, its radius at least theirs; ``calibrated``
-    makes one, whose epsilon is each user's whole budget, for record and label together. Raises ValueError, TypeError.
+    concepts: the class. client: what users run, of the codes' dimension, its radius at least
+    theirs; ``calibrated`` makes one, whose epsilon is each user's whole budget, for record and
+    label together. Raises ValueError, TypeError.
 
     Guarantees: the client's own, for each user: exactly epsilon-LDP.
     Source: Edmonds, Nikolov, Ullman (2020), Theorem 24.
@@ -273,7 +293,9 @@ class PrivateLearner(Relay[Crowd, Tensor, BallRandomizer]):
         return (len(self.concepts.tables) + 1,)
 
     def validate(self, x: Tensor) -> Tensor:
-        """x, (n, features + 1) int64, the last column +1 or -1, n >= 1. Raises TypeError, ValueError."""
+        """x, (n, features + 1) int64, the last column +1 or -1, n >= 1. Raises TypeError,
+        ValueError.
+        """
         wanted = ": a record and its label, +1 or -1"
         x = checks.shaped("x", checks.integers("x", x), "n", *self.held, note=wanted)
         if not bool((x[:, -1].abs() == 1).all()):
@@ -291,7 +313,9 @@ class PrivateLearner(Relay[Crowd, Tensor, BallRandomizer]):
         return Estimate(value, (self.variance / tally.users(1)).sqrt().expand_as(value), tally.n)
 
     def best(self, losses: Estimate) -> Learned:
-        """The concept of least estimated loss. Raises TypeError, ValueError for what ``estimate`` does not give."""
+        """The concept of least estimated loss. Raises TypeError, ValueError for what ``estimate``
+        does not give.
+        """
         if checks.instance("losses", losses, Estimate).value.shape != (len(self.concepts),):
             raise ValueError(
                 f"losses must hold one for each of the {len(self.concepts)} concepts, not {tuple(losses.value.shape)}"
@@ -333,16 +357,19 @@ class PrivateLearner(Relay[Crowd, Tensor, BallRandomizer]):
 
     @property
     def proxy(self) -> float:
-        """n times the variance proxy of the worst loss estimate: P(error > t) <= 2 exp(-n t^2 / (2 proxy))."""
+        """n times the variance proxy of the worst loss estimate: P(error > t) <= 2
+        exp(-n t^2 / (2 proxy)).
+        """
         return (
             self.client.subgaussian.proxy * float(self.concepts.readers.square().sum(1).max()) / 4
         )
 
     def samples(self, alpha: float, failure: float = 0.05) -> int:
-        """Users with whom, for any distribution of records, the concept's loss exceeds the least by at most alpha and
-        its estimate has error at most alpha / 2, with probability 1 - failure.
+        """Users with whom, for any distribution of records, the concept's loss exceeds the least by
+        at most alpha and its estimate has error at most alpha / 2, with probability 1 - failure.
 
-        Guarantees: that many users are enough, by the sub-Gaussian bound, Hoeffding's, and the union over concepts.
+        Guarantees: that many users are enough, by the sub-Gaussian bound, Hoeffding's, and the
+        union over concepts.
         Source: Edmonds, Nikolov, Ullman (2020), Theorem 24, with its constants.
         """
         alpha, failure = checks.squarable("alpha", alpha), checks.fraction("failure", failure)

@@ -1,4 +1,6 @@
-"""The histogram that tallies make most likely, plain and smoothed: by batched EM, or nearest in the noise's metric."""
+"""The histogram that tallies make most likely, plain and smoothed: by batched EM, or nearest in the
+noise's metric.
+"""
 
 import math
 from functools import partial
@@ -28,7 +30,8 @@ ROUNDING = 1e-10  # of the largest diagonal entry
 
 
 def fits(client: FrequencyOracle, reports: Tensor, ordered: bool) -> tuple[Tensor, Tensor, Tensor]:
-    """Fits (fits, b, k), their degrees of freedom (fits, b), the gap of the last, (b,): each starts from the smoother.
+    """Fits (fits, b, k), their degrees of freedom (fits, b), the gap of the last, (b,): each starts
+    from the smoother.
 
     reports: (b, outputs).
     """
@@ -45,19 +48,24 @@ def fits(client: FrequencyOracle, reports: Tensor, ordered: bool) -> tuple[Tenso
 
 
 def expected(client: FrequencyOracle, shares: Tensor, h: Tensor) -> tuple[Tensor, Tensor]:
-    """One step of EM less its product with h, Q^T(shares/Q h), and the log likelihood of one user, (b, k) and (b,)."""
+    """One step of EM less its product with h, Q^T(shares/Q h), and the log likelihood of one user,
+    (b, k) and (b,).
+    """
     p = client.mixed(h).clamp_min(TINY)
     return client.gathered(shares / p), (shares * p.log()).sum(-1)
 
 
 def most_likely(client: FrequencyOracle, reports: Tensor, start: Tensor) -> tuple[Tensor, Tensor]:
-    """argmax over histograms h of sum_y reports_y log (Q h)_y, (b, k), and what the log likelihood may lack, (b,).
+    """argmax over histograms h of sum_y reports_y log (Q h)_y, (b, k), and what the log likelihood
+    may lack, (b,).
 
-    The gap n (max_x (Q^T(f/Q h))_x - 1), f = reports/n, is at least the lack: the log likelihood is concave, and its
-    gradient's product with h is n. EM keeps the sum of h; extrapolation is taken only where it does not lower the
-    likelihood. What is not within ``GAP`` after ``PRODUCTS`` says so by its gap.
+    The gap n (max_x (Q^T(f/Q h))_x - 1), f = reports/n, is at least the lack: the log likelihood is
+    concave, and its gradient's product with h is n. EM keeps the sum of h; extrapolation is taken
+    only where it does not lower the likelihood. What is not within ``GAP`` after ``PRODUCTS`` says
+    so by its gap.
 
-    client: Q are the distributions of its messages; reports: (b, outputs); start: (b, k), positive histograms.
+    client: Q are the distributions of its messages; reports: (b, outputs); start: (b, k), positive
+    histograms.
     Source: Dempster, Laird, Rubin (1977); Varadhan, Roland (2008), SQUAREM.
     """
     n = reports.sum(-1)
@@ -80,7 +88,9 @@ def most_likely(client: FrequencyOracle, reports: Tensor, start: Tensor) -> tupl
 def _further(
     client: FrequencyOracle, f: Tensor, path: tuple[Tensor, Tensor, Tensor], value: Tensor
 ) -> Tensor:
-    """Three histograms of EM extrapolated and one step of EM on, or the last where that has a lower likelihood."""
+    """Three histograms of EM extrapolated and one step of EM on, or the last where that has a lower
+    likelihood.
+    """
     h, once, twice = path
     first = once - h
     bend = twice - once - first
@@ -96,7 +106,8 @@ def _further(
 
 
 def smoothers(k: int, device: torch.device) -> list[Tensor]:
-    """Kernels from the widest to the narrowest: (1 - s) I + s B^w, B = (1, 2, 1)/4 reflected at the ends.
+    """Kernels from the widest to the narrowest: (1 - s) I + s B^w, B = (1, 2, 1)/4 reflected at the
+    ends.
 
     Each by its eigenvalues (k + 1,) on the circle of the k types and their mirror image.
     """
@@ -142,9 +153,11 @@ def smoothed(client: FrequencyOracle, reports: Tensor, kernel: Tensor, start: Te
 
 
 def freedoms(client: FrequencyOracle, fits: list[Tensor]) -> Tensor:
-    """Degrees of freedom of fits (b, k) by each of ``smoothers`` and without one, or of the last alone: (fits, b).
+    """Degrees of freedom of fits (b, k) by each of ``smoothers`` and without one, or of the last
+    alone: (fits, b).
 
-    Of smoothed ones on merged neighbours beyond ``MERGED`` types: a fit hardly varies within such a group.
+    Of smoothed ones on merged neighbours beyond ``MERGED`` types: a fit hardly varies within such a
+    group.
     """
     *smooth, plain = fits
     held, Q = merged(client)
@@ -158,7 +171,9 @@ def freedoms(client: FrequencyOracle, fits: list[Tensor]) -> Tensor:
 
 
 def merged(client: FrequencyOracle) -> tuple[Tensor, Tensor]:
-    """At most ``MERGED`` groups of neighbours, (groups, k), and Q for even shares within each, (outputs, groups)."""
+    """At most ``MERGED`` groups of neighbours, (groups, k), and Q for even shares within each,
+    (outputs, groups).
+    """
     width = -(-client.k // MERGED)
     group = torch.arange(client.k, device=client.device) // width
     groups = torch.arange(-(-client.k // width), device=client.device)
@@ -167,12 +182,13 @@ def merged(client: FrequencyOracle) -> tuple[Tensor, Tensor]:
 
 
 def freedom(Q: Tensor, h: Tensor, S: Tensor) -> Tensor:
-    """Degrees of freedom n tr A Cov(h, u) of fits h (b, k) smoothed by S (k, k), Q (outputs, k): (b,).
+    """Degrees of freedom n tr A Cov(h, u) of fits h (b, k) smoothed by S (k, k), Q (outputs, k):
+    (b,).
 
-    At the fixed point h = S EM(h, f), with H = diag(h), D = diag(Q h), M = Q^T D^-1 Q, to first order
-    dh = (I - S + S H M)^-1 S H Q^T D^-1 df. Reports of users whose types are fixed have covariance (D - Q H Q^T)/n, and
-    the unbiased histogram u that of least variance A^-1/n, A^-1 = M^-1 - H, so that the trace is that of
-    (I - S + S H M)^-1 S H M, less 1 for the sum.
+    At the fixed point h = S EM(h, f), with H = diag(h), D = diag(Q h), M = Q^T D^-1 Q, to first
+    order dh = (I - S + S H M)^-1 S H Q^T D^-1 df. Reports of users whose types are fixed have
+    covariance (D - Q H Q^T)/n, and the unbiased histogram u that of least variance A^-1/n, A^-1 =
+    M^-1 - H, so that the trace is that of (I - S + S H M)^-1 S H M, less 1 for the sum.
     """
     eye = torch.eye(len(S), dtype=S.dtype, device=S.device)
     found = []
@@ -186,12 +202,14 @@ def freedom(Q: Tensor, h: Tensor, S: Tensor) -> Tensor:
 def advantages(
     client: FrequencyOracle, reports: Tensor, fits: Tensor, freedoms: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """Half of what the estimated risk of fits (fits, b, k) is below that of the unbiased u, and d/r, (fits, b).
+    """Half of what the estimated risk of fits (fits, b, k) is below that of the unbiased u, and
+    d/r, (fits, b).
 
-    The risk is of n (h - t)^T A (h - t), t the users' own histogram, A^-1/n the covariance of u where types are fixed.
-    Its unbiased estimate for h is n (h - u)^T A (h - u) + 2 d - r, d the degrees of freedom; that for u is the rank r
-    of A. With the gradient g = Q^T D^-1 (f - Q h), of covariance V/n, V = M - M H M as in ``freedom``, the distance is
-    n g^T V^-1 g. What n users can not tell does not count: V + I/n is inverted.
+    The risk is of n (h - t)^T A (h - t), t the users' own histogram, A^-1/n the covariance of u
+    where types are fixed. Its unbiased estimate for h is n (h - u)^T A (h - u) + 2 d - r, d the
+    degrees of freedom; that for u is the rank r of A. With the gradient g = Q^T D^-1 (f - Q h), of
+    covariance V/n, V = M - M H M as in ``freedom``, the distance is n g^T V^-1 g. What n users can
+    not tell does not count: V + I/n is inverted.
 
     reports: (b, outputs).
     Source: Mallows (1973); Stein (1981).
@@ -224,12 +242,14 @@ def advantages(
 def projections(
     gram: Tensor, pull: Tensor, n: float | Tensor, ordered: bool
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """argmin over histograms of h^T A h/2 - <pull, h> + s ||h''||^2/2 at each s, the last 0; even shares first.
+    """argmin over histograms of h^T A h/2 - <pull, h> + s ||h''||^2/2 at each s, the last 0; even
+    shares first.
 
     Beyond ``LARGEST`` types or where these are not ordered only the last.
 
-    gram: A, (k, k), the inverse covariance of what one user reports of the types; pull: (b, k); n: users, or (b,).
-    The fits are (fits, b, k), their degrees of freedom (fits, b) and the gap of the last (b,), in nats.
+    gram: A, (k, k), the inverse covariance of what one user reports of the types; pull: (b, k); n:
+    users, or (b,). The fits are (fits, b, k), their degrees of freedom (fits, b) and the gap of the
+    last (b,), in nats.
     """
     k = len(gram)
     limit = CLOSE / float(torch.as_tensor(n, dtype=torch.float64).amax())
@@ -251,7 +271,9 @@ def projections(
 
 
 def _held(gram: Tensor, stiff: Tensor, h: Tensor) -> Tensor:
-    """Degrees of freedom of projections: of the types with weight, less 1 for the sum. (b, k) -> (b,)."""
+    """Degrees of freedom of projections: of the types with weight, less 1 for the sum. (b, k) ->
+    (b,).
+    """
     on = (h > 1e-9).to(h)
     both = on[:, :, None] * on[:, None]
     rounding = ROUNDING * gram.diagonal().amax()
@@ -261,7 +283,9 @@ def _held(gram: Tensor, stiff: Tensor, h: Tensor) -> Tensor:
 
 
 def _strengths(gram: Tensor, rough: Tensor) -> list[float]:
-    """Those at which the unconstrained fit has ``FREEDOMS`` degrees of freedom, from the public distribution alone."""
+    """Those at which the unconstrained fit has ``FREEDOMS`` degrees of freedom, from the public
+    distribution alone.
+    """
     scale = float(gram.trace() / rough.trace())
     lower = torch.linalg.cholesky(gram + scale * (rough + ROUNDING * torch.eye(len(gram)).to(gram)))
     half = torch.linalg.solve_triangular(lower, gram, upper=False)

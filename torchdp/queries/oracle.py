@@ -1,4 +1,6 @@
-"""Local mechanisms for linear queries: a frequency oracle's reports, with their decoder, and factorizations."""
+"""Local mechanisms for linear queries: a frequency oracle's reports, with their decoder, and
+factorizations.
+"""
 
 import math
 import warnings
@@ -65,10 +67,11 @@ RANK = 1e-9  # singular values of a strategy below this share of the largest are
 
 @dataclass(frozen=True, eq=False)
 class AdaptedDecoder:
-    """Answers of least variance under the histogram that the plain decoder of the same reports gives.
+    """Answers of least variance under the histogram that the plain decoder of the same reports
+    gives.
 
-    Q: the strategy, (outputs, k). The decoder of least variance under a histogram h is W M^{-1} Q^T D^{-1},
-    D = diag(Q h), M = Q^T D^{-1} Q (``StrategyMatrix``).
+    Q: the strategy, (outputs, k). The decoder of least variance under a histogram h is W M^{-1} Q^T
+    D^{-1}, D = diag(Q h), M = Q^T D^{-1} Q (``StrategyMatrix``).
 
     Args:
         client: Q, of which users send an output.
@@ -80,7 +83,9 @@ class AdaptedDecoder:
 
     @cached_property
     def _small(self) -> tuple[Tensor, Tensor, bool]:
-        """In coordinates B h, B an orthonormal basis of Q's rows: Q, (outputs, r), W, (m, r); whether r is k."""
+        """In coordinates B h, B an orthonormal basis of Q's rows: Q, (outputs, r), W, (m, r);
+        whether r is k.
+        """
         root = self.client.law.sqrt()[:, None]
         _, size, rows = torch.linalg.svd(self.client.matrix / root, full_matrices=False)
         basis = rows[size > RANK * size[0]]
@@ -90,7 +95,9 @@ class AdaptedDecoder:
         return self.client.matrix @ basis.mT, self.queries @ basis.mT, full
 
     def variance(self, h: Tensor) -> Tensor:
-        """Of one user's part in each answer, (*batch, m), where types are distributed as h (*batch, k)."""
+        """Of one user's part in each answer, (*batch, m), where types are distributed as h
+        (*batch, k).
+        """
         rows = h.reshape(-1, h.shape[-1])
         parts = [self._decoded(part)[1] for part in rows.split(self._at_once)]
         return torch.cat(parts).view(*h.shape[:-1], -1)
@@ -136,10 +143,11 @@ class AdaptedDecoder:
         return rows_at_once((len(Q) + len(W)) * Q.shape[1])
 
     def _decoded(self, h: Tensor, reports: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        """Answers from shares of reports (b, outputs), W h without them, and one user's variance under h (b, k).
+        """Answers from shares of reports (b, outputs), W h without them, and one user's variance
+        under h (b, k).
 
-        The variance is W M^{-1} W^T - sum_x h_x W_x^2; of an h that reports do not tell the last counts as (W h)^2,
-        which is no more.
+        The variance is W M^{-1} W^T - sum_x h_x W_x^2; of an h that reports do not tell the last
+        counts as (W h)^2, which is no more.
         """
         Q, W, full = self._small
         law = h @ self.client.matrix.mT  # (b, outputs)
@@ -155,13 +163,15 @@ class AdaptedDecoder:
 
 @dataclass(frozen=True, eq=False)
 class OracleQueries(Channel, Relay[Tensor, Tensor, FrequencyOracle]):
-    """Each user reports its type through a frequency oracle; a class adds how the analyst decodes the reports.
+    """Each user reports its type through a frequency oracle; a class adds how the analyst decodes
+    the reports.
 
-    A constant shift of a query's row changes its answer by a known amount, but also the noise of an oracle whose
-    decoded reports do not sum to 1: each row is used less its mean, which is best for uniform types.
+    A constant shift of a query's row changes its answer by a known amount, but also the noise of an
+    oracle whose decoded reports do not sum to 1: each row is used less its mean, which is best for
+    uniform types.
 
-    workload: (m, k) or a :class:`~torchdp.workloads.Workload`; client: an oracle on the same k types.
-    Raises ValueError, TypeError.
+    workload: (m, k) or a :class:`~torchdp.workloads.Workload`; client: an oracle on the same k
+    types. Raises ValueError, TypeError.
     """
 
     workload: Tensor
@@ -214,7 +224,9 @@ class OracleQueries(Channel, Relay[Tensor, Tensor, FrequencyOracle]):
 
     @cached_property
     def _spread(self) -> tuple[float, float]:
-        """(flat, own): Cov Y = flat I + own e_x e_x^T on vectors of sum 0, of a client to which all types are alike."""
+        """(flat, own): Cov Y = flat I + own e_x e_x^T on vectors of sum 0, of a client to which all
+        types are alike.
+        """
         S = self.client.covariance(0)
         # Of two types any value will do: the two parts then make up for it.
         pair = float(S[1, 2]) if len(S) > 2 else 0.0
@@ -235,14 +247,18 @@ class OracleQueries(Channel, Relay[Tensor, Tensor, FrequencyOracle]):
 
     @cached_property
     def decoded_messages(self) -> Tensor:
-        """What each message that can be listed adds to the answers, but for W's means, (outputs, r)."""
+        """What each message that can be listed adds to the answers, but for W's means,
+        (outputs, r).
+        """
         if isinstance(self.client, StrategyOracle):
             return self.client.decoder(self._centred).mT
         n = torch.ones(self.client.outputs, dtype=torch.int64, device=self.workload.device)
         return self.client.answers(Tally(n, {"reports": torch.diag(n)}), self._centred)
 
     def noise(self, counts: Tensor) -> Tensor:
-        """Covariance of the sum of the users' decoded vectors, of counts (*batch, k): (*batch, r, r)."""
+        """Covariance of the sum of the users' decoded vectors, of counts (*batch, k):
+        (*batch, r, r).
+        """
         if not self._alike:
             return torch.einsum("...x,xst->...st", counts, self._covariances)
         flat, own = self._spread
@@ -274,8 +290,9 @@ class OracleQueries(Channel, Relay[Tensor, Tensor, FrequencyOracle]):
     def form(self, tally: Tally, weights: Tensor, linear: Tensor) -> Tensor:
         """(sum Z)^T J (sum Z) less sum Z^T J Z, over n (n - 1), for decoded reports Z.
 
-        How often each message came gives both sums where messages can be listed. Of sets of bits the second is put at
-        its mean given the decoded shares, which adds a fraction 1/n to the variance.
+        How often each message came gives both sums where messages can be listed. Of sets of bits
+        the second is put at its mean given the decoded shares, which adds a fraction 1/n to the
+        variance.
         """
         n = tally.users(1)
         z = self.mean(tally)
@@ -340,9 +357,11 @@ class OracleQueries(Channel, Relay[Tensor, Tensor, FrequencyOracle]):
         return found * (tally.users() / (tally.users() - 1)) ** 2
 
     def form_errors(self, tally: Tally) -> Callable[[Tensor, Tensor, Tensor], Error]:
-        """That of the mean over all pairs, of s^T J s: its range has ends, which the truth may lie at.
+        """That of the mean over all pairs, of s^T J s: its range has ends, which the truth may lie
+        at.
 
-        The mean over distinct pairs is n/(n - 1) times it less mean f(x, x), whose own noise counts as independent.
+        The mean over distinct pairs is n/(n - 1) times it less mean f(x, x), whose own noise counts
+        as independent.
         """
         n = tally.users()
         h = self.nearest(tally)
@@ -382,7 +401,8 @@ class OracleQueries(Channel, Relay[Tensor, Tensor, FrequencyOracle]):
         return error
 
     def _principal(self, shares: Tensor, half: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
-        """``coordinates`` of forms of half gradients (rows, r), for users of these shares (rows, k).
+        """``coordinates`` of forms of half gradients (rows, r), for users of these shares
+        (rows, k).
 
         By shares of the types where these are fewer, as of many kernels together.
         """
@@ -398,7 +418,9 @@ class OracleQueries(Channel, Relay[Tensor, Tensor, FrequencyOracle]):
         return coordinates(half @ centred.mT, kernel, noise)
 
     def fits(self, tally: Tally, ordered: bool) -> Fits:
-        """By the distributions of messages that can be listed; but for a strategy's, projections as well."""
+        """By the distributions of messages that can be listed; but for a strategy's, projections as
+        well.
+        """
         client, n = self.client, tally.users()
         reports = tally["reports"].double()
         if isinstance(client, StrategyMatrix | ShiftStrategy):
@@ -425,20 +447,24 @@ class OracleQueries(Channel, Relay[Tensor, Tensor, FrequencyOracle]):
 
 @dataclass(frozen=True, eq=False)
 class LocalOracle(OracleQueries):
-    """Each user reports its type through a frequency oracle; the analyst reads the answers off the tally of reports.
+    """Each user reports its type through a frequency oracle; the analyst reads the answers off the
+    tally of reports.
 
-    Intervals hold each possible answer that is likely under the variance at that answer, half a step of the reports'
-    values added; ``standard_error`` is that at the possible answer nearest to the value. What the answer does not tell
-    of the variance is that of the decoded shares, or of the nearest histogram where that is more; of the worst type
-    where the oracle tells no types apart one by one. Coverage of 95 % intervals (experiments/league/local_coverage.py):
-    .938 or more of two types and up to 200 users, enumerated; .926 or more of 2 to 1,024 types from 30 users on.
+    Intervals hold each possible answer that is likely under the variance at that answer, half a
+    step of the reports' values added; ``standard_error`` is that at the possible answer nearest to
+    the value. What the answer does not tell of the variance is that of the decoded shares, or of
+    the nearest histogram where that is more; of the worst type where the oracle tells no types
+    apart one by one. Coverage of 95 % intervals (experiments/league/local_coverage.py): .938 or
+    more of two types and up to 200 users, enumerated; .926 or more of 2 to 1,024 types from 30
+    users on.
 
-    adapted: a strategy's reports are decoded a second time, for the histogram that the plain decoder gives in the place
-    of the public prior. Whatever the histogram, the answers have no bias but by its noise, of order 1/n, measured below
-    the standard error from 30 users on. They are those of the efficient estimate: their variance is
-    sum_x h_x Var(V | x)/n at the users' own h to first order in 1/n, never more than the plain decoder's, and the worst
-    data are no worse (minimax: the plain decoder is that of the least favourable prior). ``predicted_mse`` is then the
-    first order; ``worst_mse`` that of the plain decoder.
+    adapted: a strategy's reports are decoded a second time, for the histogram that the plain
+    decoder gives in the place of the public prior. Whatever the histogram, the answers have no bias
+    but by its noise, of order 1/n, measured below the standard error from 30 users on. They are
+    those of the efficient estimate: their variance is sum_x h_x Var(V | x)/n at the users' own h to
+    first order in 1/n, never more than the plain decoder's, and the worst data are no worse
+    (minimax: the plain decoder is that of the least favourable prior). ``predicted_mse`` is then
+    the first order; ``worst_mse`` that of the plain decoder.
 
     Args:
         workload: (m, k) or a :class:`~torchdp.workloads.Workload`.
@@ -448,7 +474,8 @@ class LocalOracle(OracleQueries):
     Raises ValueError, TypeError.
 
     Guarantees: the client's own, for each user: what is decoded twice was sent once.
-    Source: Wang, Blocki, Li, Jha (2017); McKenna, Maity, Mazumdar, Miklau (2020) for strategy matrices; Neyman (1949),
+    Source: Wang, Blocki, Li, Jha (2017); McKenna, Maity, Mazumdar, Miklau (2020) for strategy
+    matrices; Neyman (1949),
         one step from an estimate to an efficient one.
     """
 
@@ -456,7 +483,9 @@ class LocalOracle(OracleQueries):
 
     @classmethod
     def of(cls, question: Question, client: FrequencyOracle) -> Any:
-        """The protocol that answers a question from the reports of ``client``. Raises TypeError, ValueError."""
+        """The protocol that answers a question from the reports of ``client``. Raises TypeError,
+        ValueError.
+        """
         checks.instance("question", question, Question)
         return through(question, cls(question.queries(cls.distinct), client))
 
@@ -473,23 +502,24 @@ class LocalOracle(OracleQueries):
     ) -> Any:
         """The protocol that answers a question by a strategy matrix optimised for it, for n users.
 
-        To first order the error is the variance of the question's ``aims``, linear queries, of which those of second
-        order need the covariance of a report: that of random subsets in the first round, and that of the strategy found
-        in the second. The better round is returned, decoded for the prior; without one the second round takes a third
-        of the steps.
+        To first order the error is the variance of the question's ``aims``, linear queries, of
+        which those of second order need the covariance of a report: that of random subsets in the
+        first round, and that of the strategy found in the second. The better round is returned,
+        decoded for the prior; without one the second round takes a third of the steps.
 
         Args:
             question: of up to some hundred types.
             n: users.
             epsilon: of each.
-            prior: public histograms that the users' is like, (k,) or (j, k), the best for all of them together; None:
-                for the worst type.
+            prior: public histograms that the users' is like, (k,) or (j, k), the best for all of
+                them together; None: for the worst type.
             generator: for where the search begins.
             steps: of the search.
 
         Raises TypeError, ValueError.
         Guarantees: epsilon-LDP for each user.
-        Source: McKenna, Maity, Mazumdar, Miklau (2020), the optimisation; the linearisation is made here.
+        Source: McKenna, Maity, Mazumdar, Miklau (2020), the optimisation; the linearisation is made
+        here.
         """
         n = checks.integer("n", n, 1)
         epsilon = checks.positive("epsilon", epsilon)
@@ -581,21 +611,27 @@ class LocalOracle(OracleQueries):
         return replace(whole, covariance=lambda: self._of_messages(tally) / tally.users(2))
 
     def _joint(self, tally: Tally, error: Tensor) -> Tensor:
-        """Of answers with these standard errors: their correlations are those at the nearest histogram."""
+        """Of answers with these standard errors: their correlations are those at the nearest
+        histogram.
+        """
         noise = self.plausible(tally) if self._adapted is None else self._of_messages(tally)
         deviation = noise.diagonal(dim1=-2, dim2=-1).clamp_min(TINY).sqrt()
         scale = error / deviation
         return noise * scale[..., None] * scale[..., None, :]
 
     def _of_messages(self, tally: Tally) -> Tensor:
-        """Covariance of one user's decoded message, (*batch, m, m), as the messages that came are distributed."""
+        """Covariance of one user's decoded message, (*batch, m, m), as the messages that came are
+        distributed.
+        """
         f = tally["reports"].double() / tally.users(1)
         V = self.decoded(tally)
         centred = V - V @ f[..., None]
         return (centred * f[..., None, :]) @ centred.mT
 
     def decoded(self, tally: Tally) -> Tensor:
-        """V, (m, outputs) or (*batch, m, outputs): what each message adds to the answers, but for W's means."""
+        """V, (m, outputs) or (*batch, m, outputs): what each message adds to the answers, but for
+        W's means.
+        """
         if self._adapted is not None:
             return self._adapted.decoders(tally)
         return self.decoded_messages.mT
@@ -609,17 +645,20 @@ def decoding(workload: Tensor, client: FrequencyOracle) -> LocalOracle:
 
 @dataclass(frozen=True, eq=False)
 class LocalFactorization(FactoredProtocol, Relay[Tensor, Tensor, BallRandomizer]):
-    """Each user sends its column of R through a randomizer of the ball; the analyst applies L to the mean message.
+    """Each user sends its column of R through a randomizer of the ball; the analyst applies L to
+    the mean message.
 
-    With E Y = R_x and Cov Y = variance I + outer R_x R_x^T the answer to query i has, from one user of type x, the
-    variance variance ||l_i||^2 + outer <l_i, R_x>^2: for an isotropic randomizer gamma_2^2 variance at most, whatever
-    the data. Its bias is what the factorization leaves out, at most alpha.
+    With E Y = R_x and Cov Y = variance I + outer R_x R_x^T the answer to query i has, from one user
+    of type x, the variance variance ||l_i||^2 + outer <l_i, R_x>^2: for an isotropic randomizer
+    gamma_2^2 variance at most, whatever the data. Its bias is what the factorization leaves out, at
+    most alpha.
 
-    queries: encoder and decoder. client: what users run, of dimension r, its radius at least the encoder's;
-    ``calibrated`` makes one. Raises ValueError, TypeError.
+    queries: encoder and decoder. client: what users run, of dimension r, its radius at least the
+    encoder's; ``calibrated`` makes one. Raises ValueError, TypeError.
 
     Guarantees: the client's own, for each user.
-    Source: Edmonds, Nikolov, Ullman (2020), Theorem 10, with any unbiased randomizer in the place of their Lemma 9.
+    Source: Edmonds, Nikolov, Ullman (2020), Theorem 10, with any unbiased randomizer in the place
+    of their Lemma 9.
     """
 
     queries: FactoredQueries
@@ -675,7 +714,9 @@ class LocalFactorization(FactoredProtocol, Relay[Tensor, Tensor, BallRandomizer]
 
     @cached_property
     def _moments(self) -> NoiseMoments | None:
-        """Of the noise, where no two queries read one coordinate: else what they add, a fraction 1/n, is left out."""
+        """Of the noise, where no two queries read one coordinate: else what they add, a fraction
+        1/n, is left out.
+        """
         return (
             noise_moments(self.client)
             if self._isotropic and isinstance(self.client, PrivUnit)
@@ -683,7 +724,9 @@ class LocalFactorization(FactoredProtocol, Relay[Tensor, Tensor, BallRandomizer]
         )
 
     def _beyond(self, moments: NoiseMoments, weights: Tensor, slope: Tensor) -> Tensor:
-        """What a user of each type adds to n^4 times the variance beyond normal noise; slope: n times that of s."""
+        """What a user of each type adds to n^4 times the variance beyond normal noise; slope: n
+        times that of s.
+        """
         left = self.queries.left
         unit = self.queries.right.mT / self.client.radius
         return moments.beyond_normal(unit, (slope / 2) @ left, weights @ left.square())
@@ -715,9 +758,11 @@ class LocalFactorization(FactoredProtocol, Relay[Tensor, Tensor, BallRandomizer]
         return torch.stack(worst).amax(0) + torch.stack(own).amax(0) / users**3
 
     def half_width(self, n: int, failure: float = 0.05) -> float:
-        """h such that with probability 1 - ``failure`` all answers are within h, whatever the data of the n users.
+        """h such that with probability 1 - ``failure`` all answers are within h, whatever the data
+        of the n users.
 
-        h = max_i ||l_i|| (2 proxy log(2 m / failure) / n)^{1/2} + (largest bias), by the randomizer's variance proxy.
+        h = max_i ||l_i|| (2 proxy log(2 m / failure) / n)^{1/2} + (largest bias), by the
+        randomizer's variance proxy.
         Guarantees: P(largest error > h) <= failure.
         Source: Edmonds, Nikolov, Ullman (2020), Theorem 10, with its constants.
         """
@@ -727,7 +772,8 @@ class LocalFactorization(FactoredProtocol, Relay[Tensor, Tensor, BallRandomizer]
         return float(self.queries.left.norm(dim=1).max()) * tail + float(self.bias.abs().max())
 
     def samples(self, alpha: float, failure: float = 0.05) -> int:
-        """Users with whom :meth:`half_width` is at most alpha. Raises ValueError where the bias alone is not below it.
+        """Users with whom :meth:`half_width` is at most alpha. Raises ValueError where the bias
+        alone is not below it.
 
         Guarantees: that many users are enough, whatever their data.
         Source: Edmonds, Nikolov, Ullman (2020), Theorem 10.

@@ -1,6 +1,8 @@
-"""Exact variances of the pair estimator sum over i != j of Z_i^T J Z_j for independent unbiased messages Z.
+"""Exact variances of the pair estimator sum over i != j of Z_i^T J Z_j for independent unbiased
+messages Z.
 
-And the third and fourth moments of a ball message's noise: what the square of the sum of messages adds to its variance.
+And the third and fourth moments of a ball message's noise: what the square of the sum of messages
+adds to its variance.
 """
 
 from collections.abc import Callable
@@ -17,11 +19,13 @@ NUMBERS_AT_ONCE = 2**24  # in the largest tensor of a batch of variances
 
 @dataclass(frozen=True)
 class NoiseMoments:
-    """Moments of the noise z = a u + b w of a message at the unit vector u, w uniform on the sphere orthogonal to u.
+    """Moments of the noise z = a u + b w of a message at the unit vector u, w uniform on the sphere
+    orthogonal to u.
 
-    With e a unit vector orthogonal to u: third = E <z, u>^3, mixed_third = E <z, u> <z, e>^2, fourth = E <z, u>^4,
-    mixed_fourth = E <z, u>^2 <z, e>^2, across_fourth = E <z, e>^4, and variance = E <z, u>^2 = E <z, e>^2. By symmetry
-    these are all; moments of odd order in e vanish, and for orthogonal e, e' E <z, e>^2 <z, e'>^2 = across_fourth/3.
+    With e a unit vector orthogonal to u: third = E <z, u>^3, mixed_third = E <z, u> <z, e>^2,
+    fourth = E <z, u>^4, mixed_fourth = E <z, u>^2 <z, e>^2, across_fourth = E <z, e>^4, and
+    variance = E <z, u>^2 = E <z, e>^2. By symmetry these are all; moments of odd order in e vanish,
+    and for orthogonal e, e' E <z, e>^2 <z, e'>^2 = across_fourth/3.
     """
 
     variance: float
@@ -34,12 +38,14 @@ class NoiseMoments:
     def beyond_normal(
         self, u: Tensor, slope: Tensor, weights: Tensor, linear: float = 2.0, square: float = 1.0
     ) -> Tensor:
-        """Var(a t^T z + b z^T J z) for each row of u beyond what normal noise of variance v in every direction gives.
+        """Var(a t^T z + b z^T J z) for each row of u beyond what normal noise of variance v in
+        every direction gives.
 
-        J = diag(weights), t = slope, a = linear, b = square: 2 a b E[t^T z z^T J z] + b^2 (Var(z^T J z)
+        J = diag(weights), t = slope, a = linear, b = square: 2 a b E[t^T z z^T J z] + b^2
+        (Var(z^T J z)
         - 2 v^2 sum weights^2).
-        u: (k, r), the unit vectors less a coordinate that J does not see, so norms below 1 are meant; slope, weights:
-        (*batch, r). Returns (*batch, k).
+        u: (k, r), the unit vectors less a coordinate that J does not see, so norms below 1 are
+        meant; slope, weights: (*batch, r). Returns (*batch, k).
         """
         trace = weights.sum(-1, keepdim=True)
         squared = weights.square().sum(-1, keepdim=True)
@@ -59,7 +65,9 @@ class NoiseMoments:
         return 2 * linear * square * cubic + square**2 * (quartic - v**2 * (trace**2 + 2 * squared))
 
     def third_of(self, u: Tensor, left: Tensor, T: Tensor) -> Tensor:
-        """E T(L z, L z, L z) for each row of u, (k, r), as above; L: left, (m, r), T: symmetric, (m, m, m): (k,)."""
+        """E T(L z, L z, L z) for each row of u, (k, r), as above; L: left, (m, r), T: symmetric,
+        (m, m, m): (k,).
+        """
         T = torch.einsum("abc,ap,bq,cr->pqr", T, left, left, left)
         along = torch.einsum("abc,xa,xb,xc->x", T, u, u, u)
         across = u @ T.diagonal().sum(-1)
@@ -69,7 +77,8 @@ class NoiseMoments:
 def noise_moments(randomizer: PrivUnit) -> NoiseMoments:
     """The moments of a randomizer's noise at the lifted unit vector.
 
-    The lifted message has norm radius/gamma, so b^2 = (radius/gamma)^2 - (radius + a)^2, D = dim + 1.
+    The lifted message has norm radius/gamma, so b^2 = (radius/gamma)^2 - (radius + a)^2, D =
+    dim + 1.
     """
     moments, C = randomizer.moments, randomizer.radius
     v = moments.variance
@@ -86,12 +95,13 @@ def noise_moments(randomizer: PrivUnit) -> NoiseMoments:
 def pairs_variance(
     points: Tensor, covariances: Tensor, counts: Tensor, weights: Tensor, linear: Tensor
 ) -> Tensor:
-    """Variance of sum over i != j of Z_i^T J Z_j / (n (n-1)) + l . sum_i Z_i / n, where E Z = u_x and Cov Z = C_x.
+    """Variance of sum over i != j of Z_i^T J Z_j / (n (n-1)) + l . sum_i Z_i / n, where E Z = u_x
+    and Cov Z = C_x.
 
     [4 sum_i g_i^T C_i g_i + 2 sum over i != j of tr(J C_i J C_j)] / (n (n-1))^2, J = diag(weights),
-    g_i = J (s - u_i) + l (n - 1)/2, s the sum of the u_i: third and fourth moments do not enter. points: (k, r);
-    covariances: (k, r, r); counts: (*batch, k), real numbers allowed; weights and linear: (*batch, r). Returns
-    (*batch).
+    g_i = J (s - u_i) + l (n - 1)/2, s the sum of the u_i: third and fourth moments do not enter.
+    points: (k, r); covariances: (k, r, r); counts: (*batch, k), real numbers allowed; weights and
+    linear: (*batch, r). Returns (*batch).
     """
 
     def part(counts: Tensor, both: Tensor) -> Tensor:
@@ -114,10 +124,11 @@ def pairs_variance(
 def symmetric_variance(
     points: Tensor, flat: float, own: float, counts: Tensor, weights: Tensor, linear: Tensor
 ) -> Tensor:
-    """The same for reports Y in R^k that treat all types alike: Cov Y = flat I + own e_x e_x^T on vectors of sum 0.
+    """The same for reports Y in R^k that treat all types alike: Cov Y = flat I + own e_x e_x^T on
+    vectors of sum 0.
 
-    On the direction of ones Y is known (its entries add up to 1), so the kernel f(x, y) = u_x^T J u_y and the linear
-    part count only after centring. O(k^2) for each of the batch.
+    On the direction of ones Y is known (its entries add up to 1), so the kernel f(x, y) = u_x^T J
+    u_y and the linear part count only after centring. O(k^2) for each of the batch.
     """
 
     def part(counts: Tensor, both: Tensor) -> Tensor:
@@ -152,10 +163,11 @@ def _joined(weights: Tensor, linear: Tensor) -> Tensor:
 def worst_variance(
     points: Tensor, covariances: Tensor, weights: Tensor, linear: Tensor, n: float | Tensor
 ) -> Tensor:
-    """A bound of ``pairs_variance`` over all data of n users: both terms at the types where they are largest.
+    """A bound of ``pairs_variance`` over all data of n users: both terms at the types where they
+    are largest.
 
-    J (s - u_i) + l (n - 1)/2 is n - 1 times a vector of the hull of the J u_y + l/2, and g^T C g is convex in g.
-    O(k^2 r^2).
+    J (s - u_i) + l (n - 1)/2 is n - 1 times a vector of the hull of the J u_y + l/2, and g^T C g is
+    convex in g. O(k^2 r^2).
     """
     turned = points * weights[..., None, :] + linear[..., None, :] / 2
     first = torch.einsum("...ys,xst,...yt->...xy", turned, covariances, turned).amax((-2, -1))
@@ -188,7 +200,9 @@ def worst_symmetric(
 def in_parts(
     part: Callable[[Tensor, Tensor], Tensor], counts: Tensor, weights: Tensor, numbers: int
 ) -> Tensor:
-    """``part(counts, weights)`` over the broadcast batch, a bounded number of problems of this size at a time."""
+    """``part(counts, weights)`` over the broadcast batch, a bounded number of problems of this size
+    at a time.
+    """
     batch = np.broadcast_shapes(counts.shape[:-1], weights.shape[:-1])
     rows = max(1, NUMBERS_AT_ONCE // numbers)
     if not batch:

@@ -1,6 +1,8 @@
-"""What protocols for linear queries have in common: their data, their truth, their exact error, their factorizations.
+"""What protocols for linear queries have in common: their data, their truth, their exact error,
+their factorizations.
 
-Workload = decoder x encoder + shift is the part that local and central factorization mechanisms share.
+Workload = decoder x encoder + shift is the part that local and central factorization mechanisms
+share.
 """
 
 from abc import abstractmethod
@@ -36,10 +38,11 @@ REMEDIES = {
 
 @dataclass(frozen=True)
 class FactoredQueries(Brief):
-    """W = left right + shift 1^T + (what is left out), all float64: user x is encoded as column x of ``right``.
+    """W = left right + shift 1^T + (what is left out), all float64: user x is encoded as column x
+    of ``right``.
 
-    workload W: (m, k); left: (m, r); right: (r, k); shift: (m,). A histogram sums to 1, so the shift is added to the
-    answers and costs no noise.
+    workload W: (m, k); left: (m, r); right: (r, k); shift: (m,). A histogram sums to 1, so the
+    shift is added to the answers and costs no noise.
     """
 
     workload: Tensor
@@ -67,10 +70,11 @@ class FactoredQueries(Brief):
 
     @property
     def diameter(self) -> float:
-        """Largest distance of two columns of ``right``: what replacing one user's value moves the sum by.
+        """Largest distance of two columns of ``right``: what replacing one user's value moves the
+        sum by.
 
-        By one product of matrices, rounded up. No column is further from the mean column than the diameter, so that
-        the rounding of squared distances is below 4 (r + 4) 2^-53 of the largest.
+        By one product of matrices, rounded up. No column is further from the mean column than the
+        diameter, so that the rounding of squared distances is below 4 (r + 4) 2^-53 of the largest.
         """
         centred = self.right - self.right.mean(1, keepdim=True)
         squared = squared_distances(centred).max().clamp_min(0)
@@ -107,7 +111,9 @@ class FactoredQueries(Brief):
 
     @classmethod
     def identity(cls, workload: Tensor | Workload) -> "FactoredQueries":
-        """left = W, right = I - 1 1^T / k: a user sends its (centred) indicator; the histogram, then the queries."""
+        """left = W, right = I - 1 1^T / k: a user sends its (centred) indicator; the histogram,
+        then the queries.
+        """
         W = dense(workload)
         k = W.shape[1]
         right = torch.eye(k, dtype=W.dtype, device=W.device) - 1 / k
@@ -115,7 +121,9 @@ class FactoredQueries(Brief):
 
     @classmethod
     def plain(cls, workload: Tensor | Workload) -> "FactoredQueries":
-        """left = I, right = W less the middle of each row: every user sends its answers to all queries."""
+        """left = I, right = W less the middle of each row: every user sends its answers to all
+        queries.
+        """
         W = dense(workload)
         middle = (W.amax(1) + W.amin(1)) / 2
         eye = torch.eye(W.shape[0], dtype=W.dtype, device=W.device)
@@ -139,11 +147,13 @@ class FactoredQueries(Brief):
 
     @classmethod
     def even(cls, workload: Tensor | Workload) -> "FactoredQueries | None":
-        """U S^1/2 and S^1/2 V^T of W - shift 1^T = U S V^T, shift the mean of each row; None where norms differ.
+        """U S^1/2 and S^1/2 V^T of W - shift 1^T = U S V^T, shift the mean of each row; None where
+        norms differ.
 
-        Where all rows of the one and all columns of the other have equal norms (histograms, circulant queries, all
-        parities), this is least for gamma_2 and gamma_F and every shift. *Proof.* gamma_2(A) >= ||A||_*/(m k)^1/2 and
-        gamma_F(A) >= ||A||_*/k^1/2, with equality here, and ||(W - s 1^T) (I - J/k)||_* <= ||W - s 1^T||_*.
+        Where all rows of the one and all columns of the other have equal norms
+        (histograms, circulant queries, all parities), this is least for gamma_2 and gamma_F and
+        every shift. *Proof.* gamma_2(A) >= ||A||_*/(m k)^1/2 and gamma_F(A) >= ||A||_*/k^1/2, with
+        equality here, and ||(W - s 1^T) (I - J/k)||_* <= ||W - s 1^T||_*.
         Source: Edmonds, Nikolov, Ullman (2020), for the bounds by the nuclear norm.
         """
         W = dense(workload)
@@ -160,7 +170,9 @@ class FactoredQueries(Brief):
 
     @classmethod
     def tree(cls, workload: Tensor | Workload) -> "FactoredQueries":
-        """right counts the dyadic intervals of the ordered types, left = W right^+ (Honaker 2015)."""
+        """right counts the dyadic intervals of the ordered types, left = W right^+
+        (Honaker 2015).
+        """
         W = dense(workload)
         k = W.shape[1]
         types = torch.arange(k, device=W.device)
@@ -173,13 +185,17 @@ class FactoredQueries(Brief):
 
 
 def squared_distances(points: Tensor) -> Tensor:
-    """Of all pairs of columns of (r, k): (k, k), exact where all products and sums are whole numbers."""
+    """Of all pairs of columns of (r, k): (k, k), exact where all products and sums are whole
+    numbers.
+    """
     squares = points.square().sum(0)
     return squares[:, None] + squares - 2 * points.mT @ points
 
 
 def dense(workload: Tensor | Workload, copies: int = 1) -> Tensor:
-    """The workload as one (m, k) float64 matrix, if there is room for so many. Raises TypeError, ValueError."""
+    """The workload as one (m, k) float64 matrix, if there is room for so many. Raises TypeError,
+    ValueError.
+    """
     if isinstance(workload, Tensor | Workload):
         remedy = next(
             (said for name, said in REMEDIES.items() if name == getattr(workload, "name", "")),
@@ -192,10 +208,13 @@ def dense(workload: Tensor | Workload, copies: int = 1) -> Tensor:
 
 
 class FactoredProtocol(Channel):
-    """Answers L m + shift: m is the mean of the users' columns of R as the analyst hears it, with noise."""
+    """Answers L m + shift: m is the mean of the users' columns of R as the analyst hears it, with
+    noise.
+    """
 
     queries: FactoredQueries
-    # what lies between two values of a coordinate of n m; 0 where the noise has a density, or nearly so
+    # what lies between two values of a coordinate of n m; 0 where the noise has a density, or
+    # nearly so
     step: ClassVar[float] = 0.0
 
     @classmethod
@@ -215,7 +234,9 @@ class FactoredProtocol(Channel):
 
     @property
     def laplace(self) -> bool:
-        """Whether this noise is discrete Laplace: intervals then have the ends of a single such variable."""
+        """Whether this noise is discrete Laplace: intervals then have the ends of a single such
+        variable.
+        """
         return False
 
     @property
@@ -267,7 +288,9 @@ class FactoredProtocol(Channel):
 
     @cached_property
     def _isotropic(self) -> bool:
-        """Whether no coordinate of m is read by two queries, so that their errors are independent."""
+        """Whether no coordinate of m is read by two queries, so that their errors are
+        independent.
+        """
         return bool(((self.queries.left != 0).sum(0) <= 1).all())
 
     def covariance(self, counts: Tensor) -> Tensor:
@@ -284,7 +307,9 @@ class FactoredProtocol(Channel):
         return (weights * (z.square() - noise) + linear * z).sum(-1)
 
     def form_variance(self, counts: Tensor, weights: Tensor, linear: Tensor) -> Tensor:
-        """slope Cov slope^T + 2 tr(J Cov J Cov), and what the noise's third and fourth cumulants add."""
+        """slope Cov slope^T + 2 tr(J Cov J Cov), and what the noise's third and fourth cumulants
+        add.
+        """
         n = counts.sum(-1)
         s = counts @ self.points / n[..., None]
         slope = 2 * weights * s + linear
@@ -337,7 +362,9 @@ class FactoredProtocol(Channel):
         return straight, curved
 
     def cumulants(self, counts: Tensor) -> tuple[Tensor, Tensor] | None:
-        """Third and fourth of the coordinates of n m, (*batch, q); None: those of normal noise, 0."""
+        """Third and fourth of the coordinates of n m, (*batch, q); None: those of normal
+        noise, 0.
+        """
         return None
 
     def third(self, counts: Tensor, T: Tensor) -> Tensor | None:
@@ -349,7 +376,9 @@ class FactoredProtocol(Channel):
         return (cumulants[0] * own).sum(-1)
 
     def beyond(self, counts: Tensor, weights: Tensor, slope: Tensor) -> Tensor | float:
-        """What the noise's third and fourth cumulants add to the variance of slope . e + e^T J e."""
+        """What the noise's third and fourth cumulants add to the variance of slope . e + e^T J
+        e.
+        """
         cumulants = self.cumulants(counts)
         if cumulants is None:
             return 0.0
@@ -385,7 +414,9 @@ class FactoredProtocol(Channel):
         return bool((self.variance == self.variance[:, :1]).all())
 
     def _of_population(self, found: Estimate, tally: Tally) -> Estimate:
-        """Var W_i under the nearest histogram; of those with its R h that of the largest where R tells less."""
+        """Var W_i under the nearest histogram; of those with its R h that of the largest where R
+        tells less.
+        """
         W, right = self.workload, self.queries.right
         batch, n = found.value.shape[:-1], tally.users(1)
         fits, *_ = self.fits(self.flat(tally, batch), False)

@@ -25,10 +25,11 @@ EVEN = 1 / 8  # of the users of a histogram that several questions are judged by
 
 
 class Release(Protocol[Tensor], Generic[Q]):
-    """A question's answers through a channel: the channel's messages and privacy, the question's analyst.
+    """A question's answers through a channel: the channel's messages and privacy, the question's
+    analyst.
 
-    question: what is asked; channel: of the question's ``queries``, or a wider one that tells them first.
-    Made by :func:`through`, or by the channels' own ``of``.
+    question: what is asked; channel: of the question's ``queries``, or a wider one that tells them
+    first. Made by :func:`through`, or by the channels' own ``of``.
     """
 
     question: Q
@@ -111,10 +112,12 @@ class CentralRelease(Release[Q], CuratorProtocol[Tensor]):
 
 
 def through(question: Question, channel: Channel) -> Any:
-    """The protocol that answers the question through the channel; a linear question's is the channel itself.
+    """The protocol that answers the question through the channel; a linear question's is the
+    channel itself.
 
     Args:
-        question: such as a ``PairwiseStatistic``, a ``ShareFunction``, :class:`Linear` or :class:`Several`.
+        question: such as a ``PairwiseStatistic``, a ``ShareFunction``, :class:`Linear` or
+            :class:`Several`.
         channel: of the question's queries.
 
     Raises TypeError, ValueError.
@@ -157,10 +160,11 @@ class Linear(Question, Brief):
 
 @dataclass(frozen=True, eq=False)
 class Several(Question, Brief):
-    """Questions that one collection answers together, under one guarantee: their answers beside each other.
+    """Questions that one collection answers together, under one guarantee: their answers beside
+    each other.
 
-    The channel is asked for the queries of all; each question reads its own. ``Estimate.covariance`` is that of all
-    answers, ``Estimate.together`` holds all of them at once.
+    The channel is asked for the queries of all; each question reads its own.
+    ``Estimate.covariance`` is that of all answers, ``Estimate.together`` holds all of them at once.
 
     questions: of the same types, none of them ``Several``. Raises TypeError, ValueError.
     """
@@ -197,7 +201,9 @@ class Several(Question, Brief):
 
     @property
     def histograms(self) -> Tensor:
-        """Those of all questions, an eighth of the users spread evenly; of linear ones the flat and single types."""
+        """Those of all questions, an eighth of the users spread evenly; of linear ones the flat and
+        single types.
+        """
         some = [each.histograms for each in self.questions]
         given = [each for each in some if each is not None]
         if given:
@@ -236,7 +242,8 @@ class Several(Question, Brief):
 
 @dataclass(frozen=True, eq=False)
 class SeveralAnalyst:
-    """Reads the answers to several questions off one tally, (*batch, answers), with their joint covariance.
+    """Reads the answers to several questions off one tally, (*batch, answers), with their joint
+    covariance.
 
     question: what is asked. channel: of all its queries.
     """
@@ -281,7 +288,9 @@ class SeveralAnalyst:
         return torch.cat([each.reshape(*batch, -1) for each in found], -1)
 
     def worst_mse(self, n: Users, objective: Objective = Objective.WORST) -> Tensor:
-        """That of the worst answer, or a bound of the mean over all: the questions' own, each by its answers."""
+        """That of the worst answer, or a bound of the mean over all: the questions' own, each by
+        its answers.
+        """
         checks.instance("objective", objective, Objective)
         each = torch.stack([one.worst_mse(n, objective) for one in self.parts])
         if objective is Objective.WORST:
@@ -293,7 +302,8 @@ class SeveralAnalyst:
 
 @dataclass(frozen=True, eq=False)
 class Answers(Estimate):
-    """Answers to several questions beside each other, (*batch, answers), each with the interval of its own question.
+    """Answers to several questions beside each other, (*batch, answers), each with the interval of
+    its own question.
 
     each: the questions' own estimates.
     """
@@ -304,7 +314,9 @@ class Answers(Estimate):
     def beside(
         found: tuple[Estimate, ...], batch: int, covariance: Callable[[], Tensor] | None = None
     ) -> "Answers":
-        """Estimates (*batch, *answer) of one tally, each flattened behind so many dimensions of a batch."""
+        """Estimates (*batch, *answer) of one tally, each flattened behind so many dimensions of a
+        batch.
+        """
 
         def joined(parts: list[Tensor | float]) -> Tensor:
             wide = [

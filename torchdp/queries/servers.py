@@ -1,4 +1,6 @@
-"""Linear queries where servers are trusted that do not all collude: L applied to a secure sum of columns of R."""
+"""Linear queries where servers are trusted that do not all collude: L applied to a secure sum of
+columns of R.
+"""
 
 from dataclasses import KW_ONLY, dataclass, replace
 from functools import cached_property
@@ -23,16 +25,18 @@ from torchdp.secure.sums import SecureSums, Words
 
 @dataclass(frozen=True, eq=False)
 class SecureQueries(FactoredProtocol, Relay[Tensor, Words, SecureSums]):
-    """The answers L S/n + shift, S the secure sum of the columns R_x of n clients, each with its part of the noise.
+    """The answers L S/n + shift, S the secure sum of the columns R_x of n clients, each with its
+    part of the noise.
 
-    Clients truncate R_x to the grid of ``client.ring``; ``bias`` includes what that moves. The variance of query i is
-    v ||l_i||^2 / n whatever the data, v the variance of one client's noise, the least for the largest distance of two
-    columns: whoever drops out takes its noise along. With nobody corrupt or absent n v is the variance of the noise
-    that a curator adds: the error is that of ``CentralFactorization``; with delta = 0 that of Laplace noise.
+    Clients truncate R_x to the grid of ``client.ring``; ``bias`` includes what that moves. The
+    variance of query i is v ||l_i||^2 / n whatever the data, v the variance of one client's noise,
+    the least for the largest distance of two columns: whoever drops out takes its noise along. With
+    nobody corrupt or absent n v is the variance of the noise that a curator adds: the error is that
+    of ``CentralFactorization``; with delta = 0 that of Laplace noise.
 
-    For servers that are processes of their own, ``client`` is a ``Session``'s question, ``client_input(x)`` is what
-    organisations submit, and ``released`` reads the answers off what the analyst gets. State ``corrupt`` then: the
-    clients of the largest organisation.
+    For servers that are processes of their own, ``client`` is a ``Session``'s question,
+    ``client_input(x)`` is what organisations submit, and ``released`` reads the answers off what
+    the analyst gets. State ``corrupt`` then: the clients of the largest organisation.
 
     Args:
         queries: encoder and decoder; the encoder of any real numbers.
@@ -44,9 +48,12 @@ class SecureQueries(FactoredProtocol, Relay[Tensor, Words, SecureSums]):
 
     Raises TypeError, ValueError.
 
-    Guarantees: (epsilon, delta)-DP for replacing one client's type, n public: that of :class:`SecureSketch` or
-        :class:`PureSecureSketch` on a plain sum, at the largest distance of two columns before truncation.
-    Source: Edmonds, Nikolov, Ullman (2020), section 2.5; Burkhardt, Keller, Orlandi, Schwiegelshohn (2025), Theorem
+    Guarantees: (epsilon, delta)-DP for replacing one client's type, n public: that of
+    :class:`SecureSketch` or
+        :class:`PureSecureSketch` on a plain sum, at the largest distance of two columns before
+        truncation.
+    Source: Edmonds, Nikolov, Ullman (2020), section 2.5; Burkhardt, Keller, Orlandi, Schwiegelshohn
+    (2025), Theorem
         4.4, for the sum.
     """
 
@@ -74,7 +81,8 @@ class SecureQueries(FactoredProtocol, Relay[Tensor, Words, SecureSums]):
         corrupt: int | None = None,
         absent: int = 0,
     ) -> Any:
-        """The protocol that answers a question; queries: factors of ``question.queries``, None: its vectors.
+        """The protocol that answers a question; queries: factors of ``question.queries``, None: its
+        vectors.
 
         Raises TypeError, ValueError.
         """
@@ -134,7 +142,9 @@ class SecureQueries(FactoredProtocol, Relay[Tensor, Words, SecureSums]):
     collect_groups = Protocol.collect_groups  # one sum after the other
 
     def sample_unchecked(self, summary: Tensor, draws: Simulated, shape: tuple[int, ...]) -> Tally:
-        """O(k r), whatever n: sums of integers, weighted with counts, and the noise of so many clients."""
+        """O(k r), whatever n: sums of integers, weighted with counts, and the noise of so many
+        clients.
+        """
         columns = self.client.ring.to_words(self.queries.right.mT)
         # GPUs multiply no matrices of integers.
         whole = (summary.cpu() @ columns.cpu()).to(summary.device)[..., None, :]

@@ -1,4 +1,6 @@
-"""Statistics that are smooth functions of the shares of types: ranks, correlations, distances of two groups."""
+"""Statistics that are smooth functions of the shares of types: ranks, correlations, distances of
+two groups.
+"""
 
 import math
 from dataclasses import dataclass
@@ -31,7 +33,9 @@ class Grid(ShareFunction):
 
     @property
     def histograms(self) -> Tensor:
-        """Unrelated columns, each flat, rising or falling, and flat ones that go together or against each other."""
+        """Unrelated columns, each flat, rising or falling, and flat ones that go together or
+        against each other.
+        """
         rows, columns = (_slopes(size) for size in (self.a, self.b))
         y, z = (torch.linspace(0, 1, size, dtype=torch.float64) for size in (self.a, self.b))
         together = (-4 * (y[:, None] - z).abs()).exp()
@@ -82,7 +86,8 @@ class Spearman(Grid):
 
 @dataclass(frozen=True)
 class KendallB(Grid):
-    """Kendall's tau-b: concordant less discordant pairs over the root of those untied in y times those untied in z.
+    """Kendall's tau-b: concordant less discordant pairs over the root of those untied in y times
+    those untied in z.
 
     Source: Kendall (1945).
     """
@@ -97,7 +102,9 @@ class KendallB(Grid):
 
 @dataclass(frozen=True)
 class TwoGroups(ShareFunction):
-    """Of k types in two groups: group g's type x has index g * k + x. Who belongs to which group is private."""
+    """Of k types in two groups: group g's type x has index g * k + x. Who belongs to which group is
+    private.
+    """
 
     k: int
 
@@ -133,7 +140,8 @@ class TwoGroups(ShareFunction):
 
 @dataclass(frozen=True)
 class EnergyDistance(TwoGroups):
-    """The squared energy distance of two groups of numbers: 2 E abs(X - Y) - E abs(X - X') - E abs(Y - Y').
+    """The squared energy distance of two groups of numbers: 2 E abs(X - Y) - E abs(X - X') - E
+    abs(Y - Y').
 
     It is 2 spacing sum_t (F(t) - G(t))^2, F and G the groups' distribution functions.
     Source: Szekely, Rizzo (2013), section 2.
@@ -151,7 +159,8 @@ class EnergyDistance(TwoGroups):
 
 @dataclass(frozen=True)
 class MeanDiscrepancy(TwoGroups):
-    """Squared maximum mean discrepancy of two groups, kernel exp(-(x - y)^2/(2 width^2)), x = 0, ..., k - 1.
+    """Squared maximum mean discrepancy of two groups, kernel exp(-(x - y)^2/(2 width^2)), x = 0,
+    ..., k - 1.
 
     Source: Gretton, Borgwardt, Rasch, Schoelkopf, Smola (2012), Lemma 6, all pairs.
     """

@@ -21,11 +21,12 @@ from torchdp.randomizers import PrivUnit
 
 @dataclass(frozen=True, eq=False)
 class Twice(FactoredProtocol, MessageProtocol[Tensor, Tensor]):
-    """Users send their column of R twice, each time at epsilon/2: a form of s is that of the two means z and z'.
+    """Users send their column of R twice, each time at epsilon/2: a form of s is that of the two
+    means z and z'.
 
     With v the variance of one message and J = diag(weights), L = I: z^T J z' has the variance
-    2 v ||J s||^2 / n + v^2 sum weights^2 / n^2, exactly, more than that of one message at the full budget (about four
-    times where epsilon is small). A message is (2, r).
+    2 v ||J s||^2 / n + v^2 sum weights^2 / n^2, exactly, more than that of one message at the full
+    budget (about four times where epsilon is small). A message is (2, r).
 
     Args:
         queries: encoder and decoder; of the vectors as they are by :meth:`of`.
@@ -139,7 +140,8 @@ class Twice(FactoredProtocol, MessageProtocol[Tensor, Tensor]):
         z = self.mean(tally)
 
         def error(weights: Tensor, linear: Tensor, value: Tensor) -> QuadraticError:
-            # z1^T J z2 = m^T J m - d^T J d for m = (z1 + z2)/2 and d = (z1 - z2)/2, which has mean 0
+            # z1^T J z2 = m^T J m - d^T J d for m = (z1 + z2)/2 and d = (z1 - z2)/2, which has mean
+            # 0
             found = one(weights, linear, value)
             at_point = ((weights * z + linear) * z).sum(-1) - found.curved.sum(-1)
             return QuadraticError(

@@ -1,8 +1,9 @@
-"""Local randomizers, what one user runs: frequency oracles for types, and randomizers of bounded vectors.
+"""Local randomizers, what one user runs: frequency oracles for types, and randomizers of bounded
+vectors.
 
-Users of a frequency oracle hold one of k types and the estimate is the histogram; users of a ball randomizer hold
-vectors of a ball and the estimate is their mean. Each states its exact epsilon and its error, and samples the analyst's
-sums directly from their distribution, without messages:
+Users of a frequency oracle hold one of k types and the estimate is the histogram; users of a ball
+randomizer hold vectors of a ball and the estimate is their mean. Each states its exact epsilon and
+its error, and samples the analyst's sums directly from their distribution, without messages:
 
 >>> import torch
 >>> oracle = SubsetSelection(k=100, epsilon=1.0)
@@ -20,9 +21,10 @@ sums directly from their distribution, without messages:
 | Q | ``StrategyMatrix.matrix``, ``laws`` | (outputs, types), its columns the output distributions |
 | c0, c1 | ``low_density``, ``high_density`` | densities off the cap and on it, c1 = e^epsilon c0 |
 
-Theorems: Warner (1965); Wang, Blocki, Li, Jha (2017); Ye, Barg (2018); Acharya, Sun, Zhang (2019); McKenna, Maity,
-Mazumdar, Miklau (2020) for types. Duchi, Jordan, Wainwright (2018); Bhowmick et al. (2018); Blasiok, Bun, Nikolov,
-Steinke (2019); Asi, Feldman, Talwar (2022); Asi et al. (2023); Balle, Wang (2018) for vectors.
+Theorems: Warner (1965); Wang, Blocki, Li, Jha (2017); Ye, Barg (2018); Acharya, Sun, Zhang (2019);
+McKenna, Maity, Mazumdar, Miklau (2020) for types. Duchi, Jordan, Wainwright (2018); Bhowmick et al.
+(2018); Blasiok, Bun, Nikolov, Steinke (2019); Asi, Feldman, Talwar (2022); Asi et al. (2023);
+Balle, Wang (2018) for vectors.
 """
 
 from torchdp.randomizers.alphabet.bit_vectors import OptimizedUnaryEncoding, SymmetricUnaryEncoding

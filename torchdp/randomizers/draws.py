@@ -1,4 +1,6 @@
-"""Exact draws from finite distributions, many at a time: packed bits, binomial splits, subsets of a crowd."""
+"""Exact draws from finite distributions, many at a time: packed bits, binomial splits, subsets of a
+crowd.
+"""
 
 import math
 
@@ -20,10 +22,12 @@ def words_for(bits: int) -> int:
 
 
 def bernoulli_words(shape: tuple[int, ...], probability: float, draws: Draws) -> Tensor:
-    """int64 words whose 64 bits are independent, each 1 with this probability, exactly (a float is a dyadic number).
+    """int64 words whose 64 bits are independent, each 1 with this probability, exactly
+    (a float is a dyadic number).
 
-    A bit is 1 where a uniform number lies below the probability; their binary digits are compared from the first on,
-    64 numbers in one word, until every pair differs: about 8 random words for each word returned.
+    A bit is 1 where a uniform number lies below the probability; their binary digits are compared
+    from the first on, 64 numbers in one word, until every pair differs: about 8 random words for
+    each word returned.
     """
     numerator, denominator = probability.as_integer_ratio()
     length = denominator.bit_length() - 1
@@ -106,9 +110,11 @@ def halved(counts: Tensor, draws: Draws) -> Tensor:
 
 
 def multinomial(counts: Tensor, laws: Tensor, draws: Draws) -> Tensor:
-    """Outcomes of counts[..., x] draws from laws[x], summed over x: (*batch, k), (k, m) -> (*batch, m), int64.
+    """Outcomes of counts[..., x] draws from laws[x], summed over x: (*batch, k), (k, m) ->
+    (*batch, m), int64.
 
-    Each crowd is split into the two halves of its outcomes again and again. O(k m) binomials, whatever the counts.
+    Each crowd is split into the two halves of its outcomes again and again. O(k m) binomials,
+    whatever the counts.
     """
     m, held = laws.shape[-1], counts.flatten(0, -2).any(0) if counts.ndim > 1 else counts > 0
     counts, laws = counts[..., held], laws[held]
@@ -132,9 +138,10 @@ def multinomial(counts: Tensor, laws: Tensor, draws: Draws) -> Tensor:
 def without_replacement(crowds: Tensor, sizes: Tensor, draws: Draws) -> Tensor:
     """How many of each crowd are among ``sizes`` people picked from all crowds without replacement.
 
-    crowds: (*batch, s), sizes: (*batch,), int64; returns (*batch, s). Binomial picks miss the size by about its
-    root; the miss is made good in the same way, by picks from those left out or from those picked, and the last
-    few one by one. A uniform subset of a uniform subset, or of the rest, is uniform: the distribution is exact.
+    crowds: (*batch, s), sizes: (*batch,), int64; returns (*batch, s). Binomial picks miss the size
+    by about its root; the miss is made good in the same way, by picks from those left out or from
+    those picked, and the last few one by one. A uniform subset of a uniform subset, or of the rest,
+    is uniform: the distribution is exact.
     """
     picked = torch.zeros_like(crowds)
     while True:

@@ -1,4 +1,5 @@
-"""Regression, low rank, moments and histograms from secure sums: central-model accuracy without a trusted curator.
+"""Regression, low rank, moments and histograms from secure sums: central-model accuracy without a
+trusted curator.
 
 >>> import torch
 >>> from torchdp import regression
@@ -7,7 +8,8 @@
 >>> regression.adaptive_ridge(noisy, ridge=1.0).shape, noisy.n
 (torch.Size([2]), 1000)
 
-``gram.secure_sum(servers)`` is the same sum by servers that see shares only; its x is ``gram.rows(x)``.
+``gram.secure_sum(servers)`` is the same sum by servers that see shares only; its x is
+``gram.rows(x)``.
 
 | name | symbol | what it is |
 |---|---|---|
@@ -18,8 +20,8 @@
 | ``gram_sigma``, ``cross_sigma`` | | standard deviations of their noise, not squared |
 | ``phi``, ``psi`` | | loss over the least loss; excess risk of a space |
 
-Theorems: sensitivities, ``regression.gram``; noise, Balle, Wang (2018), Theorem 8; "Analyze Gauss", Dwork,
-Talwar, Thakurta, Zhang (2014); regularization, Stein (1981).
+Theorems: sensitivities, ``regression.gram``; noise, Balle, Wang (2018), Theorem 8; "Analyze Gauss",
+Dwork, Talwar, Thakurta, Zhang (2014); regularization, Stein (1981).
 """
 
 from torchdp.regression.choose import choose_low_rank, choose_regression

@@ -1,4 +1,6 @@
-"""Routes to regression or low rank in the linear-transformation model, by their predicted errors and words."""
+"""Routes to regression or low rank in the linear-transformation model, by their predicted errors
+and words.
+"""
 
 import math
 from collections.abc import Callable
@@ -43,17 +45,19 @@ def choose_regression(
     delta: float,
     generator: torch.Generator,
 ) -> Choice[Release]:
-    """Gram route, sketch of the best height, or local noise, solved either way: the phi of each for data like these.
+    """Gram route, sketch of the best height, or local noise, solved either way: the phi of each for
+    data like these.
 
-    A name ends with the function that solves, ``adaptive_ridge`` or ``cautious_ridge``. An error is the mean of phi
-    over 64 releases drawn from ``moments``: what the two really give, also where noise is large and no first-order
-    formula holds. A sketch's rows are drawn as normal with these moments; its height is the best to first order.
+    A name ends with the function that solves, ``adaptive_ridge`` or ``cautious_ridge``. An error is
+    the mean of phi over 64 releases drawn from ``moments``: what the two really give, also where
+    noise is large and no first-order formula holds. A sketch's rows are drawn as normal with these
+    moments; its height is the best to first order.
 
-    moments: a *public* guess of the data's, n among them, labels last (of an earlier or a synthetic table); a choice
-    made from private moments is not private. ridge >= 0; bound, label_bound: B and C; generator: draws the public
-    sketch and what is predicted from. The sketch has one copy (one word for each column and the label) and exact noise.
-    Local noise is left out at an epsilon that its randomizer does not take (``GaussianVector``). Raises TypeError,
-    ValueError.
+    moments: a *public* guess of the data's, n among them, labels last (of an earlier or a synthetic
+    table); a choice made from private moments is not private. ridge >= 0; bound, label_bound: B and
+    C; generator: draws the public sketch and what is predicted from. The sketch has one copy
+    (one word for each column and the label) and exact noise. Local noise is left out at an epsilon
+    that its randomizer does not take (``GaussianVector``). Raises TypeError, ValueError.
 
     Guarantees: each route's own, at (epsilon, delta); nothing is read but the arguments.
     Source: the errors are measured, the height is of ``predicted_phi_of_sketch``.
@@ -83,7 +87,9 @@ def choose_regression(
 def _normal_sketch(
     moments: SecondMoments, height: int, V: float, generator: torch.Generator
 ) -> NoisyMoments:
-    """Debiased moments of sketches of rows that are normal with these second moments, with noise V in each entry."""
+    """Debiased moments of sketches of rows that are normal with these second moments, with noise V
+    in each entry.
+    """
     values, vectors = torch.linalg.eigh(moments.matrix / height)
     root = values.clamp_min(0).sqrt()[:, None] * vectors.mT
     draws = Simulated(generator)
@@ -102,12 +108,14 @@ def choose_low_rank(
     delta: float,
     generator: torch.Generator,
 ) -> Choice[Release]:
-    """Gram route, sketch of the best height, or local noise: the predicted psi of each for data like these.
+    """Gram route, sketch of the best height, or local noise: the predicted psi of each for data
+    like these.
 
-    Routes whose prediction ends at that of a random space are ties, in the order Gram, sketch, local.
+    Routes whose prediction ends at that of a random space are ties, in the order Gram, sketch,
+    local.
 
-    moments: a *public* guess, without labels; rank: k; the rest as in :func:`choose_regression`. Raises TypeError,
-    ValueError.
+    moments: a *public* guess, without labels; rank: k; the rest as in :func:`choose_regression`.
+    Raises TypeError, ValueError.
 
     Guarantees: each route's own, at (epsilon, delta); nothing is read but the arguments.
     Source: first-order errors (predicted_psi, predicted_psi_of_sketch).
@@ -141,10 +149,12 @@ def _routes(
     delta: float,
     generator: torch.Generator,
 ) -> tuple[list[Candidate[Release]], float]:
-    """Gram route, sketch, local rows, of which the sketch has its error; and the variance of a sketch's entry.
+    """Gram route, sketch, local rows, of which the sketch has its error; and the variance of a
+    sketch's entry.
 
-    sketched: the error of a sketch by its height, and this variance; the height is the best of least, 2 least, 4
-    least, ... up to n. Local rows are left out where their randomizer takes no such epsilon or delta.
+    sketched: the error of a sketch by its height, and this variance; the height is the best of
+    least, 2 least, 4 least, ... up to n. Local rows are left out where their randomizer takes no
+    such epsilon or delta.
     """
     n = single(moments.n)
     d = moments.columns - (label_bound is not None)

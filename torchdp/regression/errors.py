@@ -1,4 +1,6 @@
-"""What errors of low rank and of regression depend on, n and the second moments; and rows of clients that have them."""
+"""What errors of low rank and of regression depend on, n and the second moments; and rows of
+clients that have them.
+"""
 
 from dataclasses import dataclass
 
@@ -16,12 +18,13 @@ from torchdp.symmetric import triangular
 
 @dataclass(frozen=True, eq=False)
 class SecondMoments(Brief):
-    """n rows by their second moments M = A^T A: (d, d), float64. For regression the labels are the last column of A.
+    """n rows by their second moments M = A^T A: (d, d), float64. For regression the labels are the
+    last column of A.
 
-    n: users, n >= 1; matrix: symmetric and, up to rounding, positive semidefinite. ``+`` joins two groups of rows. Of a
-    batch (*batch) and (*batch, d, d).
-    Moments are not private: they are what mechanisms are measured against and, in a simulation, drawn from.
-    Raises TypeError, ValueError.
+    n: users, n >= 1; matrix: symmetric and, up to rounding, positive semidefinite. ``+`` joins two
+    groups of rows. Of a batch (*batch) and (*batch, d, d).
+    Moments are not private: they are what mechanisms are measured against and, in a simulation,
+    drawn from. Raises TypeError, ValueError.
     """
 
     n: Users
@@ -104,7 +107,8 @@ def joined(A: Tensor, labels: Tensor | None) -> Tensor:
 
 
 def loss(moments: SecondMoments, x: Tensor, ridge: float) -> Tensor:
-    """|A x - b|^2 + ridge |x|^2 of solutions x: (*sample_shape, *batch, d) -> (*sample_shape, *batch), float64.
+    """|A x - b|^2 + ridge |x|^2 of solutions x: (*sample_shape, *batch, d) ->
+    (*sample_shape, *batch), float64.
 
     Raises TypeError, ValueError.
     """
@@ -117,7 +121,8 @@ def loss(moments: SecondMoments, x: Tensor, ridge: float) -> Tensor:
 
 
 def least_squares(moments: SecondMoments, ridge: float) -> Tensor:
-    """The x of least |A x - b|^2 + ridge |x|^2, of least norm where there are several: (*batch, d), float64.
+    """The x of least |A x - b|^2 + ridge |x|^2, of least norm where there are several: (*batch, d),
+    float64.
 
     ridge >= 0. Raises ValueError.
     """
@@ -131,11 +136,13 @@ def least_squares(moments: SecondMoments, ridge: float) -> Tensor:
 
 
 def phi(moments: SecondMoments, x: Tensor, ridge: float) -> Tensor:
-    """The approximation factor of solutions of the ridge regression: loss(x) / least loss, shapes as of ``loss``.
+    """The approximation factor of solutions of the ridge regression: loss(x) / least loss, shapes
+    as of ``loss``.
 
-    1 at the optimum; x = 0 has phi = b^T b / least loss, which is where every method with far too much noise and
-    enough regularization ends. The labels are the last column of the moments. Raises TypeError, ValueError; also
-    where the least loss is zero to rounding, for then there is no factor.
+    1 at the optimum; x = 0 has phi = b^T b / least loss, which is where every method with far too
+    much noise and enough regularization ends. The labels are the last column of the moments. Raises
+    TypeError, ValueError; also where the least loss is zero to rounding, for then there is no
+    factor.
 
     Source: Burkhardt, Keller, Orlandi, Schwiegelshohn (2025), section 6.2.
     """
@@ -143,7 +150,9 @@ def phi(moments: SecondMoments, x: Tensor, ridge: float) -> Tensor:
 
 
 def least_loss(moments: SecondMoments, ridge: float) -> Tensor:
-    """That of ``least_squares``, (*batch). Raises TypeError, ValueError where it is zero to rounding."""
+    """That of ``least_squares``, (*batch). Raises TypeError, ValueError where it is zero to
+    rounding.
+    """
     least = loss(moments, least_squares(moments, ridge), ridge)
     lost = ~(least > 1e-12 * moments.label_square)
     if bool(lost.any()):
@@ -155,10 +164,11 @@ def least_loss(moments: SecondMoments, ridge: float) -> Tensor:
 
 
 def psi(moments: SecondMoments, directions: Tensor) -> Tensor:
-    """The excess risk of a k-dimensional space: (sum_{i <= k} lambda_i(M) - tr X^T M X)/n, X orthonormal columns.
+    """The excess risk of a k-dimensional space: (sum_{i <= k} lambda_i(M) - tr X^T M X)/n, X
+    orthonormal columns.
 
-    It is |A - A X X^T|_F^2 / n less its minimum. directions: (*sample_shape, *batch, d, k), orthonormal columns.
-    -> (*sample_shape, *batch), float64. Raises TypeError, ValueError.
+    It is |A - A X X^T|_F^2 / n less its minimum. directions: (*sample_shape, *batch, d, k),
+    orthonormal columns. -> (*sample_shape, *batch), float64. Raises TypeError, ValueError.
 
     Source: Burkhardt, Keller, Orlandi, Schwiegelshohn (2025), section 6.2.
     """
@@ -173,7 +183,8 @@ def psi(moments: SecondMoments, directions: Tensor) -> Tensor:
 class RowsProtocol(Protocol[SecondMoments]):
     """x: rows [A b], (n, d) or, with labels last, (n, d + 1). The value is svec(A^T A) and A^T b.
 
-    Rows longer than ``bound`` are shortened to it, labels cut to ``label_bound``; None: there are no labels.
+    Rows longer than ``bound`` are shortened to it, labels cut to ``label_bound``; None: there are
+    no labels.
     """
 
     columns: int
@@ -181,7 +192,9 @@ class RowsProtocol(Protocol[SecondMoments]):
     label_bound: float | None
 
     def __post_init__(self) -> None:
-        """Refuses columns and bounds of which no square is a float. Raises TypeError, ValueError."""
+        """Refuses columns and bounds of which no square is a float. Raises TypeError,
+        ValueError.
+        """
         checks.integer("columns", self.columns, 1)
         checks.squarable("bound", self.bound, 4)
         if self.label_bound is not None:
@@ -207,7 +220,9 @@ class RowsProtocol(Protocol[SecondMoments]):
         return checks.shaped("x", x, "n", *self.held, note=f", n >= 1, {labels}")
 
     def clipped(self, x: Tensor) -> Tensor:
-        """Rows and labels within their bounds: float64, in which no rounding leaves a row longer by much; unchecked."""
+        """Rows and labels within their bounds: float64, in which no rounding leaves a row longer by
+        much; unchecked.
+        """
         x = x.detach().double()
         rows = shortened(x[:, : self.columns], self.bound)
         if self.label_bound is None:
@@ -231,7 +246,9 @@ class RowsProtocol(Protocol[SecondMoments]):
 
 
 def shortened(rows: Tensor, bound: float) -> Tensor:
-    """Rows (n, d) projected on the l_2 ball of radius ``bound``: float64, since float32 could leave one longer."""
+    """Rows (n, d) projected on the l_2 ball of radius ``bound``: float64, since float32 could leave
+    one longer.
+    """
     rows = rows.double()
     norms = torch.linalg.vector_norm(rows, dim=-1, keepdim=True)
     return rows / (norms / bound).clamp_min(1)
@@ -244,7 +261,9 @@ def within(
     label_bound: float | None,
     name: str = "moments",
 ) -> None:
-    """Refuses moments that rows within the bounds, checked before, cannot have. Raises TypeError, ValueError."""
+    """Refuses moments that rows within the bounds, checked before, cannot have. Raises TypeError,
+    ValueError.
+    """
     checks.instance(name, moments, SecondMoments)
     wanted = columns + (label_bound is not None)
     if moments.columns != wanted:

@@ -1,17 +1,22 @@
-"""The Gram route: each client encodes x x^T and y x, the servers only add up. Central accuracy without a curator.
+"""The Gram route: each client encodes x x^T and y x, the servers only add up. Central accuracy
+without a curator.
 
-In the linear-transformation model a client may encode before the public linear map is applied. With the products
-encoded, the map is the plain sum, and the released sum is the central Gaussian mechanism for A^T A and A^T b
-("Analyze Gauss") in distribution, on a grid: no sketch is embedded, and no noise is squared.
+In the linear-transformation model a client may encode before the public linear map is applied. With
+the products encoded, the map is the plain sum, and the released sum is the central Gaussian
+mechanism for A^T A and A^T b ("Analyze Gauss") in distribution, on a grid: no sketch is embedded,
+and no noise is squared.
 
-Exact sensitivities for replacing one row and label, how far one client's products can move A^T A and A^T b:
-Let |x|, |x'| <= B and |y|, |y'| <= B be one client's values in neighbouring data, labels on the rows' scale, a and a'
-the norms of x and x', c the cosine between them. Then |x x^T - x' x'^T|_F^2 + |y x - y' x'|^2 =
+Exact sensitivities for replacing one row and label, how far one client's products can move A^T A
+and A^T b: Let |x|, |x'| <= B and |y|, |y'| <= B be one client's values in neighbouring data, labels
+on the rows' scale, a and a' the norms of x and x', c the cosine between them. Then |x x^T - x'
+x'^T|_F^2 + |y x - y' x'|^2 =
     a^4 + a'^4 - 2 a^2 a'^2 c^2 + y^2 a^2 + y'^2 a'^2 - 2 y y' a a' c,
-convex in y and in y', so largest at |y| = |y'| = B with the signs that turn the last term into + 2 B^2 a a' |c|. As a
-concave parabola in |c| it is at most a^4 + a'^4 + B^2 (a^2 + a'^2) + B^4/2 <= 9 B^4/2, attained at a = a' = B and
-|c| = 1/2. With one column |c| = 1: with s = a + a' and t = abs(a - a') the value is s^2 (t^2 + B^2) <= (2 B - t)^2
-(t^2 + B^2), whose logarithm has the sign of t (2 B - t) - t^2 - B^2 < 0 as its slope: t = 0, 4 B^4.
+convex in y and in y', so largest at |y| = |y'| = B with the signs that turn the last term into + 2
+B^2 a a' |c|. As a concave parabola in |c| it is at most a^4 + a'^4 + B^2 (a^2 + a'^2) + B^4/2 <= 9
+B^4/2, attained at a = a' = B and
+|c| = 1/2. With one column |c| = 1: with s = a + a' and t = abs(a - a') the value is s^2 (t^2 + B^2)
+<= (2 B - t)^2 (t^2 + B^2), whose logarithm has the sign of t (2 B - t) - t^2 - B^2 < 0 as its
+slope: t = 0, 4 B^4.
 """
 
 import math
@@ -30,13 +35,16 @@ from torchdp.symmetric import triangular
 
 
 def gram_sensitivity(bound: float, columns: int) -> float:
-    """Largest |x x^T - x' x'^T|_F over |x|, |x'| <= B: sqrt 2 B^2, and B^2 with one column. Raises ValueError."""
+    """Largest |x x^T - x' x'^T|_F over |x|, |x'| <= B: sqrt 2 B^2, and B^2 with one column. Raises
+    ValueError.
+    """
     bound, columns = checks.squarable("bound", bound, 4), checks.integer("columns", columns, 1)
     return bound**2 * (math.sqrt(2) if columns > 1 else 1.0)
 
 
 def joint_sensitivity(bound: float, columns: int) -> float:
-    """Largest distance of (x x^T, y x) from (x' x'^T, y' x'), |x|, |x'|, abs(y), abs(y') <= B: 3 B^2/sqrt 2.
+    """Largest distance of (x x^T, y x) from (x' x'^T, y' x'), |x|, |x'|, abs(y), abs(y') <= B: 3
+    B^2/sqrt 2.
 
     2 B^2 with one column. Attained; derived at the top of this module. Raises ValueError.
     """
@@ -48,17 +56,21 @@ def joint_sensitivity(bound: float, columns: int) -> float:
 class GramRelease(RowsProtocol, SharedSum[SecondMoments]):
     """A^T A, and with labels A^T b, released with Gaussian noise that the clients share.
 
-    Each client shows svec(x x^T)/B^2 and y x/(B C), d (d + 1)/2 + d numbers, in integers with its share of the noise
-    (:class:`SharedSum`). That puts labels and rows on one scale: the sensitivity is 3/sqrt 2 (with one column 2;
-    without labels sqrt 2), and no result depends on the units of either.
+    Each client shows svec(x x^T)/B^2 and y x/(B C), d (d + 1)/2 + d numbers, in integers with its
+    share of the noise (:class:`SharedSum`). That puts labels and rows on one scale: the sensitivity
+    is 3/sqrt 2 (with one column 2; without labels sqrt 2), and no result depends on the units of
+    either.
 
-    clients: n; columns: d; bound: B, longer rows are shortened to it; epsilon > 0, delta in (0, 1); label_bound: C,
-    labels are cut to it, None for no labels; corrupt clients collude, absent others may drop out, together fewer than
-    n; model: Model.LINEAR_TRANSFORM, or Model.CENTRAL (neither), a curator's, same distribution. Raises ValueError.
+    clients: n; columns: d; bound: B, longer rows are shortened to it; epsilon > 0, delta in (0, 1);
+    label_bound: C, labels are cut to it, None for no labels; corrupt clients collude, absent others
+    may drop out, together fewer than n; model: Model.LINEAR_TRANSFORM, or Model.CENTRAL (neither),
+    a curator's, same distribution. Raises ValueError.
 
-    Guarantees: (epsilon, delta)-DP for replacing one client's row and label, n public, in this model: that of
+    Guarantees: (epsilon, delta)-DP for replacing one client's row and label, n public, in this
+    model: that of
         :class:`SecureSketch` on a plain sum, at the exact sensitivity before rounding.
-    Source: Dwork, Talwar, Thakurta, Zhang (2014), Algorithm 1; Balle, Wang (2018), Theorem 8; joint_sensitivity.
+    Source: Dwork, Talwar, Thakurta, Zhang (2014), Algorithm 1; Balle, Wang (2018), Theorem 8;
+    joint_sensitivity.
     """
 
     clients: int
@@ -94,12 +106,16 @@ class GramRelease(RowsProtocol, SharedSum[SecondMoments]):
 
     @property
     def gram_sigma(self) -> float:
-        """Level of the released gram's noise, no client absent: this on the diagonal, 1/sqrt 2 of it elsewhere."""
+        """Level of the released gram's noise, no client absent: this on the diagonal, 1/sqrt 2 of
+        it elsewhere.
+        """
         return self.level * self.bound**2
 
     @property
     def cross_sigma(self) -> float:
-        """Standard deviation of each entry of the released A^T b, no client absent; 0 without labels."""
+        """Standard deviation of each entry of the released A^T b, no client absent; 0 without
+        labels.
+        """
         return self.level * self.bound * (self.label_bound or 0.0)
 
     @property

@@ -21,13 +21,15 @@ from torchdp.regression.second_moment_noise import NoisyMoments, from_noisy_rows
 class LocalRows(RowsProtocol, Relay[SecondMoments, Tensor, GaussianVector]):
     """Each client publishes its row, and its label, plus N(0, sigma^2 I): no trusted party.
 
-    Two rows with labels are at most 2 sqrt(B^2 + C^2) apart; rounding is a part of sigma^2. The tally is Z^T Z, Z =
-    [A b] + E, with E Z^T Z = [A b]^T [A b] + n sigma^2 I; the estimate subtracts n sigma^2 I.
+    Two rows with labels are at most 2 sqrt(B^2 + C^2) apart; rounding is a part of sigma^2. The
+    tally is Z^T Z, Z = [A b] + E, with E Z^T Z = [A b]^T [A b] + n sigma^2 I; the estimate
+    subtracts n sigma^2 I.
 
-    columns: d; bound: B, longer rows are shortened to it; epsilon in [1e-3, 30], delta in (0, 1); label_bound: C,
-    labels are cut to it, None for no labels. Raises ValueError.
+    columns: d; bound: B, longer rows are shortened to it; epsilon in [1e-3, 30], delta in (0, 1);
+    label_bound: C, labels are cut to it, None for no labels. Raises ValueError.
 
-    Guarantees: (epsilon, delta)-LDP, for the numbers as they are sent; no smaller sigma is (to 1e-5).
+    Guarantees: (epsilon, delta)-LDP, for the numbers as they are sent; no smaller sigma is
+    (to 1e-5).
     Source: Balle, Wang (2018), Theorem 8.
     """
 
@@ -43,7 +45,9 @@ class LocalRows(RowsProtocol, Relay[SecondMoments, Tensor, GaussianVector]):
 
     @cached_property
     def client(self) -> GaussianVector:  # type: ignore[override]
-        """What a client runs: two rows, labels included, lie in a ball of radius sqrt(B^2 + C^2)."""
+        """What a client runs: two rows, labels included, lie in a ball of radius
+        sqrt(B^2 + C^2).
+        """
         longest = math.hypot(self.bound, self.label_bound or 0.0)
         return GaussianVector(self.size, self.epsilon, longest, delta=self.delta)
 
@@ -85,8 +89,9 @@ class LocalRows(RowsProtocol, Relay[SecondMoments, Tensor, GaussianVector]):
     ) -> Tally:
         """O(d^3) a repetition, whatever n.
 
-        With [A b] = Q R, Q^T E and the rest of E are independent: Z^T Z = (R + G)^T (R + G) + W, G normal, W Wishart
-        with n - r degrees of freedom, r = min(n, d): the rows that can differ from zero after a rotation of the users.
+        With [A b] = Q R, Q^T E and the rest of E are independent: Z^T Z = (R + G)^T (R + G) + W, G
+        normal, W Wishart with n - r degrees of freedom, r = min(n, d): the rows that can differ
+        from zero after a rotation of the users.
         """
         n, d = tensor_of(summary.n).to(summary.matrix.device), summary.columns
         values, vectors = torch.linalg.eigh(summary.matrix)
@@ -98,21 +103,27 @@ class LocalRows(RowsProtocol, Relay[SecondMoments, Tensor, GaussianVector]):
         return Tally(summary.n, {"gram": rotated.mT @ rotated + self.sigma**2 * rest})
 
     def analyse(self, tally: Tally) -> NoisyMoments:
-        """Standard errors are of the rows' products with the noise, their squares taken from the tally."""
+        """Standard errors are of the rows' products with the noise, their squares taken from the
+        tally.
+        """
         total, variance = self.check(tally)["gram"], self.sigma**2
         matrix = total - tally.users(2) * variance * torch.eye(self.size).to(total)
         each = total.new_full(total.shape[:-2], variance)
         return from_noisy_rows(matrix, tally.users() * each**2, each, self.labelled, tally.n)
 
     def predicted_mse(self, summary: SecondMoments) -> Tensor:
-        """n sigma^4 + sigma^2 (M_ii + M_jj) for entry (i, j) of [A b]^T [A b], twice that in svec."""
+        """n sigma^4 + sigma^2 (M_ii + M_jj) for entry (i, j) of [A b]^T [A b], twice that in
+        svec.
+        """
         diagonal = self.validate_summary(summary).matrix.diagonal(dim1=-2, dim2=-1)
         return product_variances(
             diagonal, beside(summary.n, 1) * self.sigma**4, self.sigma**2, self.labelled
         )
 
     def worst_mse(self, n: Users, objective: Objective = Objective.WORST) -> Tensor:
-        """Exact. The worst entry: all rows along one axis; the mean: rows and labels at their bounds."""
+        """Exact. The worst entry: all rows along one axis; the mean: rows and labels at their
+        bounds.
+        """
         checks.instance("objective", objective, Objective)
         n, d = checks.people("n", n, 1), self.columns
         squares = torch.full(
@@ -129,11 +140,12 @@ class LocalRows(RowsProtocol, Relay[SecondMoments, Tensor, GaussianVector]):
 
 
 def wishart(degrees: Tensor, d: int, shape: Sequence[int], draws: Draws) -> Tensor:
-    """G^T G for standard normal G, degrees x d, exactly in distribution: (*shape, d, d), float64, in O(d^3).
+    """G^T G for standard normal G, degrees x d, exactly in distribution: (*shape, d, d), float64,
+    in O(d^3).
 
     degrees: whole numbers >= 0 that ``shape`` ends with.
-    Source: Bartlett (1933): G = Q T with T upper triangular, chi on its diagonal and normal above it; below as many
-    rows as G has T is 0.
+    Source: Bartlett (1933): G = Q T with T upper triangular, chi on its diagonal and normal above
+    it; below as many rows as G has T is 0.
     """
     left = degrees[..., None] - torch.arange(d, device=degrees.device)
     chi = (2 * draws.gamma((left.clamp_min(1) / 2).double().expand(*shape, d))).sqrt()

@@ -1,4 +1,6 @@
-"""Frequency moments and histograms: sums of encodings whose error does not grow with the number of clients."""
+"""Frequency moments and histograms: sums of encodings whose error does not grow with the number of
+clients.
+"""
 
 import math
 from dataclasses import dataclass, field
@@ -17,17 +19,20 @@ from torchdp.secure.shared_sum import SharedSum, Shown
 class FrequencyMoments(SharedSum[Tally]):
     """F_k = sum_i abs(x_i)^k for several orders k at once, x_i in [-D, D], by one noisy sum.
 
-    Each client shows (abs(x)/D)^k for every order, in [0, 1], in integers with its share of the noise. From 0 to D all
-    r numbers move by 1, and none moves further: the sensitivity is sqrt r in l_2 and r in l_1. A summary is the tally
-    of what the clients show, before any rounding and noise.
+    Each client shows (abs(x)/D)^k for every order, in [0, 1], in integers with its share of the
+    noise. From 0 to D all r numbers move by 1, and none moves further: the sensitivity is sqrt r in
+    l_2 and r in l_1. A summary is the tally of what the clients show, before any rounding and
+    noise.
 
-    clients: n; bound: D, larger values are cut to it; orders: distinct, > 0; epsilon; delta: in (0, 1), or 0 for
-    discrete Laplace noise; corrupt clients collude, absent others may drop out, together fewer than n. Raises
-    ValueError.
+    clients: n; bound: D, larger values are cut to it; orders: distinct, > 0; epsilon; delta: in
+    (0, 1), or 0 for discrete Laplace noise; corrupt clients collude, absent others may drop out,
+    together fewer than n. Raises ValueError.
 
-    Guarantees: (epsilon, delta)-DP for replacing one client's value, n public: that of :class:`SecureSketch` or
+    Guarantees: (epsilon, delta)-DP for replacing one client's value, n public: that of
+    :class:`SecureSketch` or
         :class:`PureSecureSketch` on a plain sum, at the exact sensitivity before rounding.
-    Source: Balle, Wang (2018), Theorem 8; Ghosh, Roughgarden, Sundararajan (2012); the problem: Burkhardt, Keller,
+    Source: Balle, Wang (2018), Theorem 8; Ghosh, Roughgarden, Sundararajan (2012); the problem:
+    Burkhardt, Keller,
         Orlandi, Schwiegelshohn (2025), section 4.1, corrected.
     """
 
@@ -103,13 +108,15 @@ class FrequencyMoments(SharedSum[Tally]):
 class SecureHistogram(SharedSum[Tensor]):
     """How many clients hold each of k types, by one noisy sum of indicator vectors.
 
-    Two indicators are sqrt 2 apart in l_2 and 2 in l_1. The counts add up to the public n, and so do the estimates:
-    the noise of the total is spread evenly, which takes a share 1/k of the variance away.
+    Two indicators are sqrt 2 apart in l_2 and 2 in l_1. The counts add up to the public n, and so
+    do the estimates: the noise of the total is spread evenly, which takes a share 1/k of the
+    variance away.
 
-    clients: n; types: k >= 2; epsilon; delta: in (0, 1), or 0 for discrete Laplace noise; corrupt clients collude,
-    absent others may drop out, together fewer than n. Raises ValueError.
+    clients: n; types: k >= 2; epsilon; delta: in (0, 1), or 0 for discrete Laplace noise; corrupt
+    clients collude, absent others may drop out, together fewer than n. Raises ValueError.
 
-    Guarantees: (epsilon, delta)-DP for replacing one client's type, n public, as of :class:`FrequencyMoments`.
+    Guarantees: (epsilon, delta)-DP for replacing one client's type, n public, as of
+    :class:`FrequencyMoments`.
     Source: Balle, Wang (2018), Theorem 8; Ghosh, Roughgarden, Sundararajan (2012).
     """
 
@@ -144,7 +151,9 @@ class SecureHistogram(SharedSum[Tensor]):
         return torch.nn.functional.one_hot(x, self.types).double()
 
     def validate_summary(self, summary: Tensor) -> Tensor:
-        """``summary``, (types,) whole numbers of clients, not all 0. Raises TypeError, ValueError."""
+        """``summary``, (types,) whole numbers of clients, not all 0. Raises TypeError,
+        ValueError.
+        """
         return checks.counts("summary", checks.users("summary", summary, self.types), self.types)
 
     def total(self, summary: Tensor) -> tuple[Tensor, Users]:

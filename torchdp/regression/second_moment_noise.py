@@ -1,4 +1,6 @@
-"""Second moments with noise: what every route to regression and low rank ends with, and how noisy it is."""
+"""Second moments with noise: what every route to regression and low rank ends with, and how noisy
+it is.
+"""
 
 import math
 from dataclasses import dataclass, field
@@ -13,10 +15,11 @@ from torchdp.symmetric import off_diagonal, svec, symmetric, triangle, triangula
 
 @dataclass(frozen=True, eq=False)
 class NoisyMoments(Estimate):
-    """An estimate of svec(A^T A) and, for regression, of A^T b behind it: (*batch, d (d + 1)/2 [+ d]).
+    """An estimate of svec(A^T A) and, for regression, of A^T b behind it: (*batch, d (d + 1)/2 [+
+    d]).
 
-    columns: d. What is computed from it is as private as it is: ``adaptive_ridge``, ``top_directions`` read nothing
-    else.
+    columns: d. What is computed from it is as private as it is: ``adaptive_ridge``,
+    ``top_directions`` read nothing else.
     """
 
     columns: int = field(kw_only=True)
@@ -47,8 +50,8 @@ class NoisyMoments(Estimate):
     def gram_sigma(self) -> Tensor:
         """(*batch): root mean squared standard error of svec(A^T A).
 
-        Where the noise is isotropic on symmetric matrices, it deviates by this on the diagonal and by 1/sqrt 2 of it
-        elsewhere.
+        Where the noise is isotropic on symmetric matrices, it deviates by this on the diagonal and
+        by 1/sqrt 2 of it elsewhere.
         """
         return _level(self.standard_error[..., : triangular(self.columns)])
 
@@ -69,10 +72,11 @@ def _level(errors: Tensor) -> Tensor:
 
 
 def vectorized(rows: Tensor, labelled: bool = False) -> Tensor:
-    """svec(x x^T) of rows (..., d): the upper triangle, off-diagonals times sqrt 2: (..., d (d + 1) / 2).
+    """svec(x x^T) of rows (..., d): the upper triangle, off-diagonals times sqrt 2:
+    (..., d (d + 1) / 2).
 
-    An isometry: |svec(x x^T) - svec(y y^T)| = |x x^T - y y^T|_F. labelled: rows are (..., d + 1), a label y last, and
-    the d numbers y x come behind. The order is that of ``moment_vector``.
+    An isometry: |svec(x x^T) - svec(y y^T)| = |x x^T - y y^T|_F. labelled: rows are (..., d + 1), a
+    label y last, and the d numbers y x come behind. The order is that of ``moment_vector``.
     """
     d = rows.shape[-1] - labelled
     i, j = triangle(d, rows.device)
@@ -91,13 +95,16 @@ def vectorized(rows: Tensor, labelled: bool = False) -> Tensor:
 
 
 def debiased(sketched: Estimate, *, labelled: bool = True) -> NoisyMoments:
-    """The moments of rows that carry independent noise of known variance: Y^T Y less its noise's own mean.
+    """The moments of rows that carry independent noise of known variance: Y^T Y less its noise's
+    own mean.
 
-    Y = Z + N with Z = S [A b] has E Y^T Y = Z^T Z + sum_j V_j I. Standard errors hold to leading order, with the
-    unknown diagonal of Z^T Z estimated by the release (``product_variances``). They are for the noise alone, not for S.
+    Y = Z + N with Z = S [A b] has E Y^T Y = Z^T Z + sum_j V_j I. Standard errors hold to leading
+    order, with the unknown diagonal of Z^T Z estimated by the release (``product_variances``). They
+    are for the noise alone, not for S.
 
-    sketched: value Y, (*batch, m, d'), as ``SecureSketch`` estimates it, standard errors sqrt(V_j) alike along a row.
-    labelled: whether the last column is the label's. Raises TypeError, ValueError.
+    sketched: value Y, (*batch, m, d'), as ``SecureSketch`` estimates it, standard errors sqrt(V_j)
+    alike along a row. labelled: whether the last column is the label's. Raises TypeError,
+    ValueError.
     """
     checks.instance("sketched", sketched, Estimate)
     checks.instance("labelled", labelled, bool)
@@ -117,7 +124,9 @@ def debiased(sketched: Estimate, *, labelled: bool = True) -> NoisyMoments:
 def from_noisy_rows(
     matrix: Tensor, squares: Tensor, variance: Tensor, labelled: bool, n: Users
 ) -> NoisyMoments:
-    """Debiased moments (*batch, d', d') of noisy rows; squares: sum of the squared variances, variance: their mean."""
+    """Debiased moments (*batch, d', d') of noisy rows; squares: sum of the squared variances,
+    variance: their mean.
+    """
     d = matrix.shape[-1] - labelled
     diagonal = matrix.diagonal(dim1=-2, dim2=-1).clamp_min(0)
     errors = product_variances(diagonal, squares[..., None], variance[..., None], labelled).sqrt()
@@ -136,8 +145,9 @@ def product_variances(
 ) -> Tensor:
     """Variances of the products of rows with independent noise, in the order of ``moment_vector``.
 
-    Entry (i, j) of Z^T Z has squares + V (M_ii + M_jj), twice that on the diagonal and in svec. diagonal: M_jj,
-    (*batch, d'). squares: sum of the rows' squared variances; variance: V, their mean.
+    Entry (i, j) of Z^T Z has squares + V (M_ii + M_jj), twice that on the diagonal and in svec.
+    diagonal: M_jj, (*batch, d'). squares: sum of the rows' squared variances; variance: V, their
+    mean.
     """
     d = diagonal.shape[-1] - labelled
     i, j = triangle(d, diagonal.device)

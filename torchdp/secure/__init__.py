@@ -1,4 +1,5 @@
-"""Sums of many clients' rows that servers compute from secret shares: no row is revealed unless all servers collude.
+"""Sums of many clients' rows that servers compute from secret shares: no row is revealed unless all
+servers collude.
 
 >>> import torch
 >>> from torchdp import secure, sketching
@@ -7,11 +8,13 @@
 >>> found.value.shape, str(protocol.guarantee)
 (torch.Size([1, 3]), 'linear-transform differential privacy, at most epsilon = 1, delta = 1e-06')
 
-A client rounds its row to integers modulo 2^bits, adds its part of the noise (``randomize``) and splits the words into
-one share for each server (``share``). Servers add, anyone adds up what they publish (``reconstruct``), ``analyse``
-reads it. Who plays which role where: ``client_frames``, ``Server``, ``reveal_frames`` pass authenticated frames in one
-process. Organisations, servers and analyst that are processes of their own agree on a ``Session``, each with the key of
-its ``KeyFile``, which ``join``s it, and ``submit``, ``serve``, ``release`` files in a folder: ``torchdp secure``.
+A client rounds its row to integers modulo 2^bits, adds its part of the noise (``randomize``) and
+splits the words into one share for each server (``share``). Servers add, anyone adds up what they
+publish (``reconstruct``), ``analyse`` reads it. Who plays which role where: ``client_frames``,
+``Server``, ``reveal_frames`` pass authenticated frames in one process. Organisations, servers and
+analyst that are processes of their own agree on a ``Session``, each with the key of its
+``KeyFile``, which ``join``s it, and ``submit``, ``serve``, ``release`` files in a folder:
+``torchdp secure``.
 
 | class | noise | words of a client, to each server |
 |---|---|---|
@@ -19,8 +22,8 @@ its ``KeyFile``, which ``join``s it, and ``submit``, ``serve``, ``release`` file
 | :class:`PureSecureSketch` | discrete Laplace, delta = 0 | s d |
 | :class:`SharedSum`: one of these on a plain sum of what clients encode | that one's | ``words`` |
 
-Theorems: noise, Burkhardt, Keller, Orlandi, Schwiegelshohn (2025), Theorem 4.4; on the grid, the proofs in
-``torchdp.grid``; shares, Shamir (1979); frames, Nir, Langley (2018), RFC 8439.
+Theorems: noise, Burkhardt, Keller, Orlandi, Schwiegelshohn (2025), Theorem 4.4; on the grid, the
+proofs in ``torchdp.grid``; shares, Shamir (1979); frames, Nir, Langley (2018), RFC 8439.
 """
 
 from torchdp.secure.frames import FrameError

@@ -1,10 +1,12 @@
-"""What travels between clients, servers and analyst: a header, and words that only a link's two ends can read or make.
+"""What travels between clients, servers and analyst: a header, and words that only a link's two
+ends can read or make.
 
-A frame is header | ChaCha20-Poly1305(words; header) | nonce, under a key made of the link's. Whoever has no key of the
-link reads nothing but the header (session, sender, receiver, shape) and the length, and changes nothing unnoticed; a
-true frame in the wrong place, of another session, for another server, of other clients, of another shape or ring, is
-told by its header. Two frames of one key and one random nonce of 96 bits would tell their difference. A key that is
-stolen later opens frames that were recorded before: where that matters, make the links' keys anew for each session.
+A frame is header | ChaCha20-Poly1305(words; header) | nonce, under a key made of the link's.
+Whoever has no key of the link reads nothing but the header (session, sender, receiver, shape) and
+the length, and changes nothing unnoticed; a true frame in the wrong place, of another session, for
+another server, of other clients, of another shape or ring, is told by its header. Two frames of one
+key and one random nonce of 96 bits would tell their difference. A key that is stolen later opens
+frames that were recorded before: where that matters, make the links' keys anew for each session.
 
 Source: Nir, Langley (2018), RFC 8439, section 2.8.
 """
@@ -35,7 +37,9 @@ NO_SET = bytes(16)
 
 
 class FrameError(ValueError):
-    """A frame that was forged, altered, misdirected or replayed; the receiver's state is unchanged."""
+    """A frame that was forged, altered, misdirected or replayed; the receiver's state is
+    unchanged.
+    """
 
 
 class Kind(IntEnum):
@@ -48,11 +52,13 @@ class Kind(IntEnum):
 
 @dataclass(frozen=True)
 class Header:
-    """Who sends what to whom: session (16 bytes), kind, sender and receiver, and the words' shape and ring.
+    """Who sends what to whom: session (16 bytes), kind, sender and receiver, and the words' shape
+    and ring.
 
-    agreed: 16 bytes that name the set of clients in a sum, ``NO_SET`` elsewhere. sender: the server's number; 0 for
-    clients, whose number is ``first``; in the header of sums ``first`` says how many clients they are of. Shape of the
-    words: (copies, count, columns); count clients from ``first`` on. The fields are sent in this order.
+    agreed: 16 bytes that name the set of clients in a sum, ``NO_SET`` elsewhere. sender: the
+    server's number; 0 for clients, whose number is ``first``; in the header of sums ``first`` says
+    how many clients they are of. Shape of the words: (copies, count, columns); count clients from
+    ``first`` on. The fields are sent in this order.
     """
 
     session: bytes
@@ -101,7 +107,9 @@ def header_of(frame: bytes) -> Header:
 
 
 def unseal(key: bytes, header: Header, frame: bytes) -> Tensor:
-    """The words of a frame, which must be the one that ``seal`` made with this key and header. Raises FrameError."""
+    """The words of a frame, which must be the one that ``seal`` made with this key and header.
+    Raises FrameError.
+    """
     if len(frame) != header.frame_bytes or frame[:HEADER_BYTES] != header.pack():
         raise FrameError(
             "a frame is not the one due here: another session, sender, receiver, shape or ring"

@@ -1,14 +1,17 @@
-"""A party's secret key, and what it did with it: one file that serves one session and survives being killed.
+"""A party's secret key, and what it did with it: one file that serves one session and survives
+being killed.
 
-Every party has an X25519 pair, and its public key stands in the session's file. The key of a link is HKDF-SHA256 of
-what X25519 makes of one end's secret key and the other's public key, with the session's digest as salt and both ends'
-names as info: no secret travels, and a key fits one pair of parties in one session.
+Every party has an X25519 pair, and its public key stands in the session's file. The key of a link
+is HKDF-SHA256 of what X25519 makes of one end's secret key and the other's public key, with the
+session's digest as salt and both ends' names as info: no secret travels, and a key fits one pair of
+parties in one session.
 
-What is assumed: the Diffie-Hellman problem on Curve25519 is hard and HKDF's output looks random; secret keys stay where
-they were made; and everybody holds the same session file with everybody's true public key (``Session.fingerprint``,
-compared by telephone, accepted by ``KeyFile.join``). Who steals a key file reads that session's frames to and from its
-owner, those recorded before too, and speaks for the owner and to the owner. So a key serves one session; delete the
-file when the session is over. A copy of the file, or one restored from a backup, is a second party of the same name: it
+What is assumed: the Diffie-Hellman problem on Curve25519 is hard and HKDF's output looks random;
+secret keys stay where they were made; and everybody holds the same session file with everybody's
+true public key (``Session.fingerprint``, compared by telephone, accepted by ``KeyFile.join``). Who
+steals a key file reads that session's frames to and from its owner, those recorded before too, and
+speaks for the owner and to the owner. So a key serves one session; delete the file when the session
+is over. A copy of the file, or one restored from a backup, is a second party of the same name: it
 may do once more what is done once.
 
 Source: Langley, Hamburg, Turner (2016), RFC 7748, section 6.1; Krawczyk, Eronen (2010), RFC 5869.
@@ -40,10 +43,11 @@ TABLES = [
 
 
 def agreed_key(secret: bytes, public: bytes, session: bytes, one: str, other: str) -> bytes:
-    """The 32 bytes that both ends of a link derive, each from its secret key and the other's public one.
+    """The 32 bytes that both ends of a link derive, each from its secret key and the other's public
+    one.
 
-    session: 32 bytes that name the session and all that is public of it. one, other: the ends' names, in any order.
-    Raises ValueError for a public key that no honest party has.
+    session: 32 bytes that name the session and all that is public of it. one, other: the ends'
+    names, in any order. Raises ValueError for a public key that no honest party has.
     """
     try:
         shared = X25519PrivateKey.from_private_bytes(secret).exchange(
@@ -65,9 +69,11 @@ def party_name(name: str) -> str:
 
 
 class KeyFile:
-    """The secret key of one party and all that it did once, in an SQLite file that its owner alone may read.
+    """The secret key of one party and all that it did once, in an SQLite file that its owner alone
+    may read.
 
-    path: of a file that ``KeyFile.made`` made. Raises OSError; ValueError where others may read it, or it is damaged.
+    path: of a file that ``KeyFile.made`` made. Raises OSError; ValueError where others may read it,
+    or it is damaged.
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
@@ -84,7 +90,9 @@ class KeyFile:
 
     @staticmethod
     def made(path: str | os.PathLike[str], name: str) -> "KeyFile":
-        """A new file, which must not be there, with a new key from the system. Raises OSError, ValueError."""
+        """A new file, which must not be there, with a new key from the system. Raises OSError,
+        ValueError.
+        """
         party_name(name)
         os.close(os.open(checks.path("path", path), os.O_CREAT | os.O_EXCL | os.O_RDWR, OWNER_ONLY))
         with closing(sqlite3.connect(path, isolation_level=None)) as db:
@@ -111,13 +119,16 @@ class KeyFile:
         return None if found is None else bytes(found)
 
     def join(self, session: Any, fingerprint: str) -> None:
-        """Accept a session, once and for ever: this key serves no other, and no file of other bytes.
+        """Accept a session, once and for ever: this key serves no other, and no file of other
+        bytes.
 
         Args:
-            session: the ``Session``, as it was read; what it asks, promises and whose public keys it has are accepted.
+            session: the ``Session``, as it was read; what it asks, promises and whose public keys
+                it has are accepted.
             fingerprint: what a person compared with the other parties by another channel.
 
-        Raises ValueError where this is not the session's fingerprint, the key is of no party, or joined another.
+        Raises ValueError where this is not the session's fingerprint, the key is of no party, or
+        joined another.
         """
         if not hasattr(session, "fingerprint"):
             raise TypeError(
@@ -137,7 +148,9 @@ class KeyFile:
             db.execute("UPDATE party SET session = ?", (session.digest,))
 
     def key(self, session: bytes, other: str, public: str) -> bytes:
-        """The key of the link with another party in the session that was joined. Raises ValueError for another."""
+        """The key of the link with another party in the session that was joined. Raises ValueError
+        for another.
+        """
         self.check_joined(session)
         return agreed_key(self._secret, bytes.fromhex(public), session, self.name, other)
 
@@ -161,9 +174,11 @@ class KeyFile:
         return found[0] if found else None
 
     def once(self, what: str, make: Callable[[], bytes]) -> bytes:
-        """What ``make`` returns, on the disk before it is returned; ever after the same bytes, without ``make``.
+        """What ``make`` returns, on the disk before it is returned; ever after the same bytes,
+        without ``make``.
 
-        Whoever is killed inside has done nothing; two processes wait for each other, and do it once.
+        Whoever is killed inside has done nothing; two processes wait for each other, and do it
+        once.
         """
         with self._transaction("IMMEDIATE") as db:
             found = db.execute("SELECT data FROM done WHERE what = ?", (what,)).fetchone()
@@ -175,7 +190,9 @@ class KeyFile:
 
     @contextmanager
     def _transaction(self, kind: str) -> Iterator[sqlite3.Connection]:
-        """What is not committed at the end is rolled back. Raises OSError, ValueError naming the file."""
+        """What is not committed at the end is rolled back. Raises OSError, ValueError naming the
+        file.
+        """
         try:
             uri = f"{self.path.as_uri()}?mode=rw"
             with closing(
@@ -194,7 +211,8 @@ class KeyFile:
 
 
 def new_keys(folder: str | os.PathLike[str], *names: str) -> list[Path]:
-    """A new key file ``NAME.key`` and, to be sent to everybody, ``NAME.pub`` for each name; returns the latter.
+    """A new key file ``NAME.key`` and, to be sent to everybody, ``NAME.pub`` for each name; returns
+    the latter.
 
     Raises OSError, ValueError; FileExistsError where a key is there already.
     """

@@ -1,4 +1,6 @@
-"""A private sketch by secret sharing: clients add rounded noise and share it out, servers add, anyone adds up."""
+"""A private sketch by secret sharing: clients add rounded noise and share it out, servers add,
+anyone adds up.
+"""
 
 import math
 from collections.abc import Iterable
@@ -28,31 +30,41 @@ GAINED = 1e-6  # of sigma: for less than that mu is kept without a variation
 
 @dataclass(frozen=True, eq=False)
 class SecureSketch(SecureSums):
-    """Y = s^-1/2 (S A + noise) for n clients who each hold one row of A, computed by servers that see only shares.
+    """Y = s^-1/2 (S A + noise) for n clients who each hold one row of A, computed by servers that
+    see only shares.
 
-    x: A, a row for each client, in their order. A message is a client's words before it shares them out; a tally is
-    their signed total modulo 2^bits, what the servers' sums add up to. Summaries are the exact sums of the truncated
-    rows, (m, d) integers. Shares, frames and servers are the channel: ``share``, ``servers``, ``roles``.
+    x: A, a row for each client, in their order. A message is a client's words before it shares them
+    out; a tally is their signed total modulo 2^bits, what the servers' sums add up to. Summaries
+    are the exact sums of the truncated rows, (m, d) integers. Shares, frames and servers are the
+    channel: ``share``, ``servers``, ``roles``.
 
-    Client i adds to its integers q = trunc(a_i 2^f), for each copy c, fresh noise round(N(0, sigma_j^2 4^f I)), j =
-    rows[c, i], multiplies by the public sign, splits the words into one share for each server. Servers add the shares
-    of each row and publish the sums; their total is sqrt(s) 2^f Y, modulo 2^bits, and does not wrap around.
+    Client i adds to its integers q = trunc(a_i 2^f), for each copy c, fresh noise
+    round(N(0, sigma_j^2 4^f I)), j = rows[c, i], multiplies by the public sign, splits the words
+    into one share for each server. Servers add the shares of each row and publish the sums; their
+    total is sqrt(s) 2^f Y, modulo 2^bits, and does not wrap around.
 
-    sketch: public; ``ones(n)`` makes this a secure sum. columns: d. bound: B, |a_i|_2 <= B. epsilon, delta: the whole
-    budget. servers: S >= 2. coalition: how many clients may collude, and how many drop out. bits: of the ring, 32 or
-    64. fraction_bits: f; as many as fit where None. sensitivity: D, the largest distance of two rows that clients may
-    hold, 2B where None. entry: the largest |a_il|, B where None; a smaller one leaves room for more fraction bits.
-    Raises ValueError before anything is drawn: where a used row has no honest client, or the sums may wrap. Warns where
-    the grid makes the noise's variance 1.1 times the least or more (``grid_factor``).
+    sketch: public; ``ones(n)`` makes this a secure sum. columns: d. bound: B, |a_i|_2 <= B.
+    epsilon, delta: the whole budget. servers: S >= 2. coalition: how many clients may collude, and
+    how many drop out. bits: of the ring, 32 or
+    64. fraction_bits: f; as many as fit where None. sensitivity: D, the largest distance of two
+        rows that clients may
+    hold, 2B where None. entry: the largest |a_il|, B where None; a smaller one leaves room for more
+    fraction bits. Raises ValueError before anything is drawn: where a used row has no honest
+    client, or the sums may wrap. Warns where the grid makes the noise's variance 1.1 times the
+    least or more (``grid_factor``).
 
-    Guarantees: (epsilon, delta)-DP, one client's row replaced by any other within the bounds, against a coalition of
-        all servers but one, the analyst and t' clients: their shares are uniform and independent of the words
-        (``share``), and what the last server publishes is then a function of the sums and of what they know.
-        Semi-honest servers: all publish the sum of what they were sent, once. A server that lies about its sum
-        changes the result unnoticed, and so does a client that sends words of its own choice: to its own rows alone.
-        ``collect`` in one process, which holds all rows, draws one noise for each sum: as much as all clients draw.
-    Source: Burkhardt, Keller, Orlandi, Schwiegelshohn (2025), Theorem 4.4, with exact counts and one Gaussian
-        mechanism for the whole row in place of Corollary 4.7's composition; on the grid: ``torchdp.grid``, 3, 4.
+    Guarantees: (epsilon, delta)-DP, one client's row replaced by any other within the bounds,
+    against a coalition of
+        all servers but one, the analyst and t' clients: their shares are uniform and independent of
+        the words (``share``), and what the last server publishes is then a function of the sums and
+        of what they know. Semi-honest servers: all publish the sum of what they were sent, once. A
+        server that lies about its sum changes the result unnoticed, and so does a client that sends
+        words of its own choice: to its own rows alone. ``collect`` in one process, which holds all
+        rows, draws one noise for each sum: as much as all clients draw.
+    Source: Burkhardt, Keller, Orlandi, Schwiegelshohn (2025), Theorem 4.4, with exact counts and
+    one Gaussian
+        mechanism for the whole row in place of Corollary 4.7's composition; on the grid:
+        ``torchdp.grid``, 3, 4.
     """
 
     delta: float
@@ -63,24 +75,29 @@ class SecureSketch(SecureSums):
 
     @cached_property
     def sigma(self) -> Tensor:
-        """Standard deviation of one client's noise in each row, in units of the data, before rounding: (m,), float64.
+        """Standard deviation of one client's noise in each row, in units of the data, before
+        rounding: (m,), float64.
 
-        That of real numbers at D, the sensitivity on the grid, where the noise of a client is wide enough on the grid
-        (``grid_variation``); else sigma_j^2 = s cost_j / mu*^2, cost_j = D^2/h_j + d h_j 4^-f/4 (``row_cost``: the
-        second term is what rounding costs). 0 in rows that no client uses.
+        That of real numbers at D, the sensitivity on the grid, where the noise of a client is wide
+        enough on the grid (``grid_variation``); else sigma_j^2 = s cost_j / mu*^2, cost_j =
+        D^2/h_j + d h_j 4^-f/4 (``row_cost``: the second term is what rounding costs). 0 in rows
+        that no client uses.
         """
         return self._of_rows(self._calibrated[0])
 
     @property
     def variation(self) -> float:
-        """Total variation distance of all noise that protects a client from a function of Gaussian noise; 0: none."""
+        """Total variation distance of all noise that protects a client from a function of Gaussian
+        noise; 0: none.
+        """
         return self._calibrated[1]
 
     @property
     def guarantee(self) -> Guarantee:
         """(epsilon, delta), an upper bound because the grid costs a little, and mu.
 
-        Of the words that are sent on a CPU, where noise is rounded without error; a GPU's floats decide it.
+        Of the words that are sent on a CPU, where noise is rounded without error; a GPU's floats
+        decide it.
         """
         source = self._source("Theorem 4.4; Balle, Wang (2018), Theorem 8", "apart")
         kind = Model.LINEAR_TRANSFORM, Neighbours.REPLACE_ONE, False, source
@@ -119,7 +136,9 @@ class SecureSketch(SecureSums):
         return [number - self.coalition.missing for number in self._used]
 
     def _ideal(self, distance: float) -> list[float]:
-        """A client's sigma in these rows, as of real numbers at this distance: s/h_j of the noise's variance."""
+        """A client's sigma in these rows, as of real numbers at this distance: s/h_j of the noise's
+        variance.
+        """
         whole = distance * self._real
         return [whole * math.sqrt(self.sketch.copies / honest) for honest in self._honest]
 
@@ -130,8 +149,8 @@ class SecureSketch(SecureSums):
     def _noise(self, ring: Ring) -> tuple[list[float], float]:
         """A client's sigma in these rows on this grid, and the error in it.
 
-        The sigma of real numbers, where its error costs 2^-41 of delta at most and it is less than ``grid_sigma``,
-        which has none.
+        The sigma of real numbers, where its error costs 2^-41 of delta at most and it is less than
+        ``grid_sigma``, which has none.
         """
         step = 1 / ring.scale
         distance = grid_sensitivity(step, self.bound, self.columns, self.sensitivity)
@@ -173,11 +192,13 @@ class SecureSketch(SecureSums):
         return Words(first, words.transpose(0, 1))
 
     def gathered(self, clients: int, parts: Iterable[Tensor], draws: Draws) -> Tally:
-        """The exact sums, and one rounded normal in each entry in place of the clients' (``_together``).
+        """The exact sums, and one rounded normal in each entry in place of the clients'
+        (``_together``).
 
-        No client's own noise is drawn, so no client knows a part of it. By the second claim of ``torchdp.grid`` this is
-        a function of the Gaussian mechanism at mu^2 = sum_c D^2/(c_j sigma_j^2), no more than the h_j <= c_j honest
-        clients of each row leave. Where the grid is too coarse for one number, clients draw their own.
+        No client's own noise is drawn, so no client knows a part of it. By the second claim of
+        ``torchdp.grid`` this is a function of the Gaussian mechanism at mu^2 = sum_c
+        D^2/(c_j sigma_j^2), no more than the h_j <= c_j honest clients of each row leave. Where the
+        grid is too coarse for one number, clients draw their own.
         """
         heard = self.sketch.rows[:, :clients].flatten()
         counts = torch.bincount(heard, minlength=self.sketch.height)
@@ -193,7 +214,9 @@ class SecureSketch(SecureSums):
         return tally
 
     def noise_of(self, words: Tensor, shape: tuple[int, ...], draws: Draws) -> Tensor:
-        """As one number, however many words. Raises ValueError where the grid is too coarse for that."""
+        """As one number, however many words. Raises ValueError where the grid is too coarse for
+        that.
+        """
         units = self._together(words.to(draws.device))
         if units is None:
             raise ValueError(
@@ -203,11 +226,12 @@ class SecureSketch(SecureSums):
         return (draws.normal(shape) * units[..., None]).round_().long()
 
     def _together(self, words: Tensor) -> Tensor | None:
-        """Deviation of the noise in sums of so many words, in grid units, as of one rounded normal: like ``words``.
+        """Deviation of the noise in sums of so many words, in grid units, as of one rounded normal:
+        like ``words``.
 
-        A sum of c rounded normals is, up to 1e-3/(c sigma^4) in total variation (sigma in grid units), the rounded
-        normal of the same variance c sigma^2 + (c - 1)/12. None where that is more than 3e-11: two clients below 64
-        units.
+        A sum of c rounded normals is, up to 1e-3/(c sigma^4) in total variation
+        (sigma in grid units), the rounded normal of the same variance c sigma^2 + (c - 1)/12. None
+        where that is more than 3e-11: two clients below 64 units.
         """
         units = (self.sigma * self.ring.scale).to(words.device)
         too_coarse = (words > 1) & (words * units**4 < 2 * COARSEST**4)

@@ -23,25 +23,32 @@ MOST_EPSILON = 700.0
 
 @dataclass(frozen=True, eq=False)
 class PureSecureSketch(SecureSums):
-    """Y = s^-1/2 (S A + discrete Laplace noise) by servers that see only shares: :class:`SecureSketch` with delta = 0.
+    """Y = s^-1/2 (S A + discrete Laplace noise) by servers that see only shares:
+    :class:`SecureSketch` with delta = 0.
 
-    Client i adds to its integers q = trunc(a_i 2^f), for each copy, fresh noise NB(1/h, a) - NB(1/h, a) in each
-    column, a = e^(-epsilon/(s D)), D the largest l_1 distance of two clients' integers: h of them make P(z) = (1 - a)/
-    (1 + a) a^|z|. h: the fewest honest pairs in any used row; rows with more have more noise. Sums are modulo 2^bits.
+    Client i adds to its integers q = trunc(a_i 2^f), for each copy, fresh noise NB(1/h, a) -
+    NB(1/h, a) in each column, a = e^(-epsilon/(s D)), D the largest l_1 distance of two clients'
+    integers: h of them make P(z) = (1 - a)/ (1 + a) a^|z|. h: the fewest honest pairs in any used
+    row; rows with more have more noise. Sums are modulo 2^bits.
 
-    bound: B_1, the largest l_1 norm of a row; D is then 2 floor(B_1 2^f). sensitivity: the largest l_1 distance of two
-    rows that clients may hold, 2 B_1 where None; truncation adds less than a unit in each column. sketch, columns,
-    servers, coalition, bits, fraction_bits, entry: as in ``SecureSketch``. One copy is best: noise grows with s. Raises
-    ValueError, TypeError before anything is drawn.
+    bound: B_1, the largest l_1 norm of a row; D is then 2 floor(B_1 2^f). sensitivity: the largest
+    l_1 distance of two rows that clients may hold, 2 B_1 where None; truncation adds less than a
+    unit in each column. sketch, columns, servers, coalition, bits, fraction_bits, entry: as in
+    ``SecureSketch``. One copy is best: noise grows with s. Raises ValueError, TypeError before
+    anything is drawn.
 
-    Guarantees: epsilon-DP, one client's row replaced by any other within the bounds, against the same coalitions as
-        ``SecureSketch``; its delta is what the tables' 128 bits cost, ``Guarantee.pure``. With one honest client of a
-        row less than the coalition allows epsilon is larger: that noise has a peak at 0.
-    Source: Burkhardt, Keller, Orlandi, Schwiegelshohn (2025), Theorem 4.8, with one Laplace variable in an entry in
-        place of Corollary 4.10's m; Ghosh, Roughgarden, Sundararajan (2012); Goryczka, Xiong (2017) for the shares.
-        Replacing a row moves s rows of integers by D together in l_1; the honest noise of each is a discrete Laplace
-        variable and more of the same kind, independent, whose chances fall by at most a factor a a unit; truncation
-        comes before the noise, and what follows it, reduction modulo 2^bits too, is post-processing.
+    Guarantees: epsilon-DP, one client's row replaced by any other within the bounds, against the
+    same coalitions as
+        ``SecureSketch``; its delta is what the tables' 128 bits cost, ``Guarantee.pure``. With one
+        honest client of a row less than the coalition allows epsilon is larger: that noise has a
+        peak at 0.
+    Source: Burkhardt, Keller, Orlandi, Schwiegelshohn (2025), Theorem 4.8, with one Laplace
+    variable in an entry in
+        place of Corollary 4.10's m; Ghosh, Roughgarden, Sundararajan (2012); Goryczka, Xiong (2017)
+        for the shares. Replacing a row moves s rows of integers by D together in l_1; the honest
+        noise of each is a discrete Laplace variable and more of the same kind, independent, whose
+        chances fall by at most a factor a a unit; truncation comes before the noise, and what
+        follows it, reduction modulo 2^bits too, is post-processing.
     """
 
     NORM: ClassVar[int] = 1
@@ -61,7 +68,9 @@ class PureSecureSketch(SecureSums):
         return math.nextafter(1 / (self._used[0] - self.coalition.missing), 1.0)
 
     def distance(self, ring: Ring) -> int:
-        """D, the largest l_1 distance of two rows that ``rows`` lets pass, in units of this ring; at least 1."""
+        """D, the largest l_1 distance of two rows that ``rows`` lets pass, in units of this ring;
+        at least 1.
+        """
         full = 2 * self._longest(ring)
         if self.sensitivity is not None:
             apart = Fraction(self.sensitivity) * Fraction(1 + 2 * SLACK) * 2**ring.fraction_bits

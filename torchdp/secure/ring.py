@@ -19,8 +19,9 @@ TAIL = 10.0
 class Ring:
     """Integers modulo 2^bits, in two's complement; the number x is the integer x 2^fraction_bits.
 
-    bits: 32 or 64, torch's int32 and int64, whose sums and differences wrap around. fraction_bits: f in [0, bits - 2];
-    one unit of the integers is 2^-f. Sums are exact, so their order does not matter. Raises ValueError.
+    bits: 32 or 64, torch's int32 and int64, whose sums and differences wrap around. fraction_bits:
+    f in [0, bits - 2]; one unit of the integers is 2^-f. Sums are exact, so their order does not
+    matter. Raises ValueError.
     """
 
     bits: int
@@ -68,8 +69,8 @@ class Ring:
 def farthest_sum(count: int, entry: float, sigma: float, unit: float = 0.0) -> float:
     """How far from 0 a sum gets: c (entry + unit/2) + 10 sqrt(c) sigma.
 
-    count: numbers added up. entry: the largest |number|. sigma: standard deviation of the Gaussian noise in each. unit:
-    the grid on which noise is rounded, 2^-f.
+    count: numbers added up. entry: the largest |number|. sigma: standard deviation of the Gaussian
+    noise in each. unit: the grid on which noise is rounded, 2^-f.
     """
     return count * (entry + unit / 2) + TAIL * math.sqrt(count) * sigma
 
@@ -77,13 +78,15 @@ def farthest_sum(count: int, entry: float, sigma: float, unit: float = 0.0) -> f
 def share(words: Tensor, servers: int, *, noise: Noise | None = None) -> Tensor:
     """Words as sums of one share for each server: (*shape) int32 or int64 -> (servers, *shape).
 
-    shares[0], ..., shares[S - 2] are masks, uniform words from ``noise``; shares[S - 1] = words - the others, modulo
-    2^bits. Raises ValueError, TypeError.
+    shares[0], ..., shares[S - 2] are masks, uniform words from ``noise``; shares[S - 1] = words -
+    the others, modulo 2^bits. Raises ValueError, TypeError.
 
-    Guarantees: any S - 1 shares are uniform and independent of the words (perfectly with perfect masks: whichever share
-        is left out, the words move it by a translation of the group, and the other S - 1 are a bijection of the
-        masks), to anybody who can not tell ``Noise`` from random.
-    Source: Shamir (1979) for the notion; Burkhardt, Keller, Orlandi, Schwiegelshohn (2025), section 4.3.
+    Guarantees: any S - 1 shares are uniform and independent of the words (perfectly with perfect
+    masks: whichever share
+        is left out, the words move it by a translation of the group, and the other S - 1 are a
+        bijection of the masks), to anybody who can not tell ``Noise`` from random.
+    Source: Shamir (1979) for the notion; Burkhardt, Keller, Orlandi, Schwiegelshohn (2025), section
+    4.3.
     """
     checks.typed("words", words, *WORDS.values(), note=", as Ring.to_words returns it")
     checks.fits("the shares", checks.integer("servers", servers, 2), words.numel())
@@ -103,7 +106,9 @@ def masks(shape: tuple[int, ...], dtype: torch.dtype, draws: Draws) -> Tensor:
 
 
 def reconstruct(shares: Tensor) -> Tensor:
-    """The sum of all servers' shares modulo 2^bits: (servers, *shape) -> (*shape). Raises ValueError, TypeError."""
+    """The sum of all servers' shares modulo 2^bits: (servers, *shape) -> (*shape). Raises
+    ValueError, TypeError.
+    """
     if checks.typed("shares", shares, *WORDS.values()).ndim == 0 or len(shares) < 2:
         raise ValueError(
             f"shares must have shape (servers, ...) with servers >= 2, not {tuple(shares.shape)}"

@@ -1,9 +1,9 @@
 """The roles of a secure sum, each its own process with its own key, over files in a folder.
 
-The folder is the transport and needs no protection but against loss: what is in it is public, or frames that only the
-two ends of a link read and make, and a session's file of other bytes than a role's key joined (``KeyFile.join``) is
-refused. It may be shared by the parties' machines, or each have one of its own and files be
-carried between them by any means.
+The folder is the transport and needs no protection but against loss: what is in it is public, or
+frames that only the two ends of a link read and make, and a session's file of other bytes than a
+role's key joined (``KeyFile.join``) is refused. It may be shared by the parties' machines, or each
+have one of its own and files be carried between them by any means.
 
 | file | written by | read by |
 |---|---|---|
@@ -12,10 +12,11 @@ carried between them by any means.
 | ``SERVER.SERVER.roll`` | ``serve`` | the second server |
 | ``SERVER.analyst.sum`` | ``serve`` | ``release`` |
 
-A party may be killed anywhere and started again. What must not happen twice, drawing an organisation's noise, closing
-a server's doors, publishing its sum, is committed in the party's ``KeyFile`` before it leaves (``KeyFile.once``): after
-that the same bytes leave again, before it nothing has left. So of a session one sum of one set of clients leaves each
-server, and of two sessions with common clients each is a release of its own, with noise of its own.
+A party may be killed anywhere and started again. What must not happen twice, drawing an
+organisation's noise, closing a server's doors, publishing its sum, is committed in the party's
+``KeyFile`` before it leaves (``KeyFile.once``): after that the same bytes leave again, before it
+nothing has left. So of a session one sum of one set of clients leaves each server, and of two
+sessions with common clients each is a release of its own, with noise of its own.
 """
 
 import hashlib
@@ -47,7 +48,8 @@ CHUNK = 2**20  # bytes of a file that are read at a time
 def open_session(folder: str | os.PathLike[str], session: Session) -> None:
     """Write the session's file into an empty folder, which is made. Raises OSError, ValueError.
 
-    Warns where the question counts fewer ``corrupt`` clients than the largest organisation has (``Session.exposed``).
+    Warns where the question counts fewer ``corrupt`` clients than the largest organisation has
+    (``Session.exposed``).
     """
     folder = checks.path("folder", folder)
     folder.mkdir(parents=True, exist_ok=True)
@@ -66,7 +68,8 @@ def read_session(folder: str | os.PathLike[str]) -> Session:
 
 
 def joined_session(folder: str | os.PathLike[str], key: KeyFile) -> Session:
-    """The session of a folder, if it is the one that this key joined; before, nothing in the file is read.
+    """The session of a folder, if it is the one that this key joined; before, nothing in the file
+    is read.
 
     Raises OSError; ValueError where the key joined none, or the file has other bytes.
     """
@@ -78,11 +81,13 @@ def joined_session(folder: str | os.PathLike[str], key: KeyFile) -> Session:
 def submit(
     folder: str | os.PathLike[str], key: KeyFile, x: Rows, *, noise: Noise | None = None
 ) -> Session:
-    """An organisation's part: round its clients' rows, add their noise, share out, one file of frames a server.
+    """An organisation's part: round its clients' rows, add their noise, share out, one file of
+    frames a server.
 
-    x: what the question takes, of this organisation's clients in their order. noise: None takes the system's. Called
-    again, as after a kill, it sends the same frames again. Raises ValueError, TypeError before anything is drawn,
-    OSError; FrameError where frames that left already are not there any more: nothing is drawn twice.
+    x: what the question takes, of this organisation's clients in their order. noise: None takes the
+    system's. Called again, as after a kill, it sends the same frames again. Raises ValueError,
+    TypeError before anything is drawn, OSError; FrameError where frames that left already are not
+    there any more: nothing is drawn twice.
     """
     session = joined_session(folder, key)
     folder = checks.path("folder", folder)
@@ -141,13 +146,14 @@ def _deliver(path: Path, digest: str) -> None:
 
 
 def serve(folder: str | os.PathLike[str], key: KeyFile, *, wait: float = 0.0) -> Session:
-    """A server's role: receive from organisations, close, agree with the others on who was received, publish the sum.
+    """A server's role: receive from organisations, close, agree with the others on who was
+    received, publish the sum.
 
-    The doors close when all clients were heard, or after ``wait`` seconds if no more are missing than
-    ``coalition.absent``. A file that is damaged, late or of somebody else is named in a warning and changes nothing.
-    Returns when the sum is out. Raises TimeoutError where it waits in vain, and may be called again; FrameError where
-    this session can not end: another server heard other clients, or frames that were counted are gone; OSError,
-    ValueError.
+    The doors close when all clients were heard, or after ``wait`` seconds if no more are missing
+    than ``coalition.absent``. A file that is damaged, late or of somebody else is named in a
+    warning and changes nothing. Returns when the sum is out. Raises TimeoutError where it waits in
+    vain, and may be called again; FrameError where this session can not end: another server heard
+    other clients, or frames that were counted are gone; OSError, ValueError.
     """
     session = joined_session(folder, key)
     folder = checks.path("folder", folder)
@@ -213,7 +219,9 @@ def _close(
 
 
 def _hear(path: Path, server: Server, start: int) -> int:
-    """Count the frames of a file from there on; returns where the first that is not counted begins."""
+    """Count the frames of a file from there on; returns where the first that is not counted
+    begins.
+    """
     size = path.stat().st_size if path.exists() else 0
     try:
         for frame in _frames(path, start, size):
@@ -247,7 +255,8 @@ def _frames(path: Path, start: int, end: int) -> Iterator[bytes]:
 def release(folder: str | os.PathLike[str], key: KeyFile, *, wait: float = 0.0) -> Estimate:
     """The analyst's part: the question's estimate from the sums of all servers.
 
-    Raises TimeoutError where a server's sum is not there after ``wait`` seconds, FrameError, OSError, ValueError.
+    Raises TimeoutError where a server's sum is not there after ``wait`` seconds, FrameError,
+    OSError, ValueError.
     """
     session = joined_session(folder, key)
     folder = checks.path("folder", folder)

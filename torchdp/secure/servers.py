@@ -53,14 +53,16 @@ class Links:
 
 
 class Server:
-    """One of the servers of ``SecureSums``: adds up the shares it is sent, and publishes their sums once.
+    """One of the servers of ``SecureSums``: adds up the shares it is sent, and publishes their sums
+    once.
 
-    protocol: public. session: 16 bytes that name this run, new for each. number: k in [0, S). links: its keys. It
-    opens frames of the clients whom it enrolled, and of nobody else. Every frame is verified before it
-    changes anything; a frame that was changed, repeated, or meant for another place raises FrameError. That it
-    publishes once is kept by this object alone; ``serve`` keeps it on the disk. Memory: the sums, (m, d), and 17 bytes
-    a client where nobody may drop out (``coalition.absent`` = 0); elsewhere also each word that arrives, because one
-    who did not reach another server has to be taken out again.
+    protocol: public. session: 16 bytes that name this run, new for each. number: k in [0, S).
+    links: its keys. It opens frames of the clients whom it enrolled, and of nobody else. Every
+    frame is verified before it changes anything; a frame that was changed, repeated, or meant for
+    another place raises FrameError. That it publishes once is kept by this object alone; ``serve``
+    keeps it on the disk. Memory: the sums, (m, d), and 17 bytes a client where nobody may drop out
+    (``coalition.absent`` = 0); elsewhere also each word that arrives, because one who did not reach
+    another server has to be taken out again.
     """
 
     def __init__(self, protocol: SecureSums, session: bytes, number: int, links: Links) -> None:
@@ -88,7 +90,8 @@ class Server:
         return self._seen.clone()
 
     def issue(self, first: int, count: int = 1) -> bytes:
-        """A new key of clients first, ..., first + count - 1 to this server, for them alone, enrolled.
+        """A new key of clients first, ..., first + count - 1 to this server, for them alone,
+        enrolled.
 
         Raises TypeError, ValueError, as ``enrol``.
         """
@@ -97,10 +100,11 @@ class Server:
         return key
 
     def enrol(self, first: int, count: int, key: bytes) -> None:
-        """Let clients first, ..., first + count - 1 speak by a key that they and this server agreed upon.
+        """Let clients first, ..., first + count - 1 speak by a key that they and this server agreed
+        upon.
 
-        Whoever holds it speaks for all of them. Raises TypeError, ValueError; ValueError too where one of them has a
-        key already.
+        Whoever holds it speaks for all of them. Raises TypeError, ValueError; ValueError too where
+        one of them has a key already.
         """
         first = checks.integer("first", first, 0, len(self._groups) - 1)
         count = checks.integer("count", count, 1, len(self._groups) - first)
@@ -136,7 +140,9 @@ class Server:
         self._seen[part] = True
 
     def roll_call(self, other: int) -> bytes:
-        """The frame that tells another server which clients are here; from now on no more are let in."""
+        """The frame that tells another server which clients are here; from now on no more are let
+        in.
+        """
         self._closed = True
         header = roll_header(self.protocol, self.session, self.number, other)
         return seal(
@@ -144,7 +150,8 @@ class Server:
         )
 
     def agree(self, frame: bytes) -> None:
-        """Take another server's roll call: a client whom either lacks is left out. Raises FrameError.
+        """Take another server's roll call: a client whom either lacks is left out. Raises
+        FrameError.
 
         This server may still be hearing clients; its own roll call closes the doors.
         """
@@ -156,11 +163,12 @@ class Server:
         self._rolls[other] = unpack_set(roll, len(self._seen))
 
     def publish(self) -> bytes:
-        """The frame with the (m, d) sums of the clients whom every server heard, for the analyst; once.
+        """The frame with the (m, d) sums of the clients whom every server heard, for the analyst;
+        once.
 
-        Refuses (FrameError) until every other server's roll call is in and its own is made, a second time (the
-        difference of two sums would be somebody's data), and where too many clients are missing for the noise to
-        suffice.
+        Refuses (FrameError) until every other server's roll call is in and its own is made, a
+        second time (the difference of two sums would be somebody's data), and where too many
+        clients are missing for the noise to suffice.
         """
         if self._published:
             raise FrameError(
@@ -239,10 +247,11 @@ def roll_header(protocol: SecureSums, session: bytes, sender: int, receiver: int
 def client_frames(
     protocol: SecureSums, session: bytes, shares: Tensor, first: int, keys: list[bytes]
 ) -> list[bytes]:
-    """A frame for each server from clients first, first + 1, ..., by the keys that were issued to them.
+    """A frame for each server from clients first, first + 1, ..., by the keys that were issued to
+    them.
 
-    shares: (S, s, k, d), of k clients. keys: what each server's ``issue`` returned, server 0's first, for a
-    range of clients that holds these. Raises ValueError, TypeError.
+    shares: (S, s, k, d), of k clients. keys: what each server's ``issue`` returned, server 0's
+    first, for a range of clients that holds these. Raises ValueError, TypeError.
     """
     checks.instance("protocol", protocol, SecureSums)
     shape = protocol.servers, protocol.sketch.copies, "k", protocol.columns

@@ -1,4 +1,6 @@
-"""What the parties of a secure sum agree upon before it begins: the question, who takes part, their public keys."""
+"""What the parties of a secure sum agree upon before it begins: the question, who takes part, their
+public keys.
+"""
 
 import hashlib
 import json
@@ -28,7 +30,8 @@ ROOMS = (  # whose classes a session is made of
 
 @dataclass(frozen=True)
 class Party:
-    """One who takes part: its name, its X25519 public key, for how many clients it speaks (servers, analyst: 0).
+    """One who takes part: its name, its X25519 public key, for how many clients it speaks
+    (servers, analyst: 0).
 
     public: 64 hexadecimal digits, as ``KeyFile.public``. Raises ValueError, TypeError.
     """
@@ -48,22 +51,25 @@ class Party:
 
 @dataclass(frozen=True, eq=False)
 class Session(Brief):
-    """One release: the question, and who plays which role. Everything in it is public, and all parties hold it alike.
+    """One release: the question, and who plays which role. Everything in it is public, and all
+    parties hold it alike.
 
-    An organisation knows the noise of all its clients. So that the others are hidden from it, a question whose
-    ``corrupt`` is None counts as many corrupt clients as the largest has: the session holds the question with that
-    number. Another number is kept, and ``exposed`` says what it leaves open.
+    An organisation knows the noise of all its clients. So that the others are hidden from it, a
+    question whose ``corrupt`` is None counts as many corrupt clients as the largest has: the
+    session holds the question with that number. Another number is kept, and ``exposed`` says what
+    it leaves open.
 
     Args:
-        question: a ``SecureSums`` or a ``SharedSum`` (``GramRelease``, ``FrequencyMoments``, ``SecureHistogram``) of as
-            many clients as the organisations have together.
+        question: a ``SecureSums`` or a ``SharedSum`` (``GramRelease``, ``FrequencyMoments``,
+            ``SecureHistogram``) of as many clients as the organisations have together.
         servers: two or more.
         organisations: in the order of their clients.
         analyst: who gets the sums.
         columns: what the question calls an organisation's columns, for the command line.
         nonce: 64 hexadecimal digits, new for each session.
 
-    Whoever holds another file has other link keys, so none of its frames is opened. Raises ValueError, TypeError.
+    Whoever holds another file has other link keys, so none of its frames is opened. Raises
+    ValueError, TypeError.
     """
 
     question: SecureSums | SharedSum[Any]
@@ -112,7 +118,9 @@ class Session(Brief):
 
     @property
     def exposed(self) -> str | None:
-        """Why the guarantee does not hold against the largest organisation; None where the question counts it."""
+        """Why the guarantee does not hold against the largest organisation; None where the question
+        counts it.
+        """
         counted = self.sums.coalition.corrupt or 0
         if counted >= self._largest:
             return None
@@ -156,7 +164,9 @@ class Session(Brief):
         raise ValueError(f"{key.path} is not the key of {names} in this session")
 
     def client_keys(self, key: KeyFile) -> list[bytes]:
-        """An organisation's keys, one for each server, as ``client_frames`` takes them. Raises ValueError."""
+        """An organisation's keys, one for each server, as ``client_frames`` takes them. Raises
+        ValueError.
+        """
         self.party(key, self.organisations)
         return [self._link(key, server) for server in self.servers]
 

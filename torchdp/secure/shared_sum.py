@@ -1,4 +1,6 @@
-"""Sums of what clients show, each with a part of the noise, in integers: central accuracy without a curator."""
+"""Sums of what clients show, each with a part of the noise, in integers: central accuracy without a
+curator.
+"""
 
 from abc import abstractmethod
 from dataclasses import dataclass, replace
@@ -23,7 +25,8 @@ from torchdp.sketching.constructions import ones
 
 @dataclass(frozen=True)
 class Shown:
-    """What a client shows: how many numbers, of what size, and how far the value of one client moves them.
+    """What a client shows: how many numbers, of what size, and how far the value of one client
+    moves them.
 
     Args:
         words: numbers.
@@ -68,16 +71,18 @@ class Shown:
 
 
 class SharedSum(Relay[S, Words, SecureSums]):
-    """The sum of what clients show, ``client_input(x)``, as integers under their noise: ``client`` says how.
+    """The sum of what clients show, ``client_input(x)``, as integers under their noise: ``client``
+    says how.
 
-    What is estimated is the sum times ``scales``. Messages are :class:`Words`; the servers of ``secure_sum``, in one
-    process or as roles of their own, add up shares of the same integers. Up to ``clients`` users take part; an
-    analysis of fewer than clients - absent of them is refused. Numbers are truncated to the grid of ``client.ring``,
-    which moves a sum of n by less than n units.
+    What is estimated is the sum times ``scales``. Messages are :class:`Words`; the servers of
+    ``secure_sum``, in one process or as roles of their own, add up shares of the same integers. Up
+    to ``clients`` users take part; an analysis of fewer than clients - absent of them is refused.
+    Numbers are truncated to the grid of ``client.ring``, which moves a sum of n by less than n
+    units.
 
-    Noise: (epsilon, delta) as for :class:`SecureSketch`; where delta is 0, :class:`PureSecureSketch`. corrupt: clients
-    who know their own noise and collude with the reader, None as in ``AdaptiveCoalition``; absent: others, who may drop
-    out.
+    Noise: (epsilon, delta) as for :class:`SecureSketch`; where delta is 0,
+    :class:`PureSecureSketch`. corrupt: clients who know their own noise and collude with the
+    reader, None as in ``AdaptiveCoalition``; absent: others, who may drop out.
     """
 
     clients: int
@@ -98,11 +103,15 @@ class SharedSum(Relay[S, Words, SecureSums]):
 
     @abstractmethod
     def client_input(self, x: Tensor) -> Tensor:
-        """What these clients show, neither rounded nor with noise: (n, words), float64; unchecked."""
+        """What these clients show, neither rounded nor with noise: (n, words), float64;
+        unchecked.
+        """
 
     @abstractmethod
     def total(self, summary: S) -> tuple[Tensor, Users]:
-        """The sum of what these clients show, (*batch, words), and how many they are. Raises TypeError, ValueError."""
+        """The sum of what these clients show, (*batch, words), and how many they are. Raises
+        TypeError, ValueError.
+        """
 
     @cached_property
     def client(self) -> SecureSums:  # type: ignore[override]
@@ -122,15 +131,21 @@ class SharedSum(Relay[S, Words, SecureSums]):
         return float(self.client.row_variance.sqrt())
 
     def against(self, corrupt: int) -> "SharedSum[S]":
-        """This protocol with so many corrupt clients, where it leaves open how many. Raises ValueError."""
+        """This protocol with so many corrupt clients, where it leaves open how many. Raises
+        ValueError.
+        """
         return self if self.corrupt is not None else replace(cast(Any, self), corrupt=corrupt)
 
     def secure_sum(self, servers: int = 2) -> SecureSums:
-        """``client`` by so many servers; its x is ``rows(x)`` of all clients. Raises TypeError, ValueError."""
+        """``client`` by so many servers; its x is ``rows(x)`` of all clients. Raises TypeError,
+        ValueError.
+        """
         return self.client.secure_sum(servers)
 
     def rows(self, x: Rows) -> Tensor:
-        """What some clients, who hold x, bring into ``secure_sum``: (k, words). Raises TypeError, ValueError."""
+        """What some clients, who hold x, bring into ``secure_sum``: (k, words). Raises TypeError,
+        ValueError.
+        """
         return self.client_input(self.validate(rows_of(x, self.held)).detach())
 
     def few(self, x: Tensor) -> Tensor:
@@ -140,7 +155,9 @@ class SharedSum(Relay[S, Words, SecureSums]):
         return x
 
     def randomize(self, x: Rows, *, first: int = 0, noise: Noise | None = None) -> Words:
-        """What clients first, first + 1, ... who hold x share out. Raises ValueError, TypeError before any draw."""
+        """What clients first, first + 1, ... who hold x share out. Raises ValueError, TypeError
+        before any draw.
+        """
         return self.client.speak(self.rows(x), first, noise)
 
     def collect_unchecked(self, x: Tensor, draws: Draws) -> Tally:
@@ -166,7 +183,9 @@ class SharedSum(Relay[S, Words, SecureSums]):
         return self.released(self.client.analyse(tally))
 
     def released(self, found: Estimate) -> Estimate:
-        """This protocol's estimate from that of its ``secure_sum``: ``analyse`` of the same words."""
+        """This protocol's estimate from that of its ``secure_sum``: ``analyse`` of the same
+        words.
+        """
         value = self.value(found.value[..., 0, :], found.n)
         return self.estimated(
             value, self.variances(found.n).sqrt().to(value).expand_as(value), found.n
@@ -177,7 +196,9 @@ class SharedSum(Relay[S, Words, SecureSums]):
         return total * self.scales.to(total)
 
     def variances(self, n: Users) -> Tensor:
-        """Of the estimate from n clients: (*batch, *answer), whatever they hold. Raises ValueError."""
+        """Of the estimate from n clients: (*batch, *answer), whatever they hold. Raises
+        ValueError.
+        """
         n = checks.people("n", n, 0, self.clients)
         each = self.client.variance.to(tensor_of(n).device)
         return beside(n, 1) * each * self.scales.to(each).square()

@@ -1,4 +1,5 @@
-"""Sums by secret sharing, whatever their noise: clients share out words, servers add, anyone adds up.
+"""Sums by secret sharing, whatever their noise: clients share out words, servers add, anyone adds
+up.
 
 What the parties agree upon are the fields; the ring of the words follows from them.
 """
@@ -40,7 +41,9 @@ LARGEST_BOUND = 2.0**62
 
 @dataclass(frozen=True, eq=False)
 class Words(Brief):
-    """What clients first, first + 1, ... share out: (s, k, d). Who sends matters: each has its own column."""
+    """What clients first, first + 1, ... share out: (s, k, d). Who sends matters: each has its own
+    column.
+    """
 
     first: int
     values: Tensor
@@ -48,12 +51,14 @@ class Words(Brief):
 
 @dataclass(frozen=True, eq=False)
 class SecureSums(MessageProtocol[Tensor, Words]):
-    """Y = s^-1/2 (S A + noise) for n clients who each hold one row of A, computed by servers that see only shares.
+    """Y = s^-1/2 (S A + noise) for n clients who each hold one row of A, computed by servers that
+    see only shares.
 
-    x: A, a row for each client, in their order. A message is a client's words before it shares them out; a tally is
-    their signed total modulo 2^bits, what the servers' sums add up to. Summaries are the exact sums of the truncated
-    rows, (m, d) integers. Shares, frames and servers are the channel: ``share``, ``servers``, ``roles``. A subclass is
-    a noise: how clients draw it, how wide it is in a ring, how far the sums then get.
+    x: A, a row for each client, in their order. A message is a client's words before it shares them
+    out; a tally is their signed total modulo 2^bits, what the servers' sums add up to. Summaries
+    are the exact sums of the truncated rows, (m, d) integers. Shares, frames and servers are the
+    channel: ``share``, ``servers``, ``roles``. A subclass is a noise: how clients draw it, how wide
+    it is in a ring, how far the sums then get.
 
     Raises TypeError, ValueError before anything is drawn.
     """
@@ -121,13 +126,17 @@ class SecureSums(MessageProtocol[Tensor, Words]):
 
     @cached_property
     def _alike(self) -> tuple[list[int], Tensor]:
-        """Each number of pairs that a row holds, and which of them each row has: rows of one number are alike."""
+        """Each number of pairs that a row holds, and which of them each row has: rows of one number
+        are alike.
+        """
         numbers, places = torch.unique(self.sketch.counts().cpu(), return_inverse=True)
         return numbers.tolist(), places
 
     @cached_property
     def _used(self) -> list[int]:
-        """The numbers of pairs of the rows that clients use. Raises ValueError where one may have nobody honest."""
+        """The numbers of pairs of the rows that clients use. Raises ValueError where one may have
+        nobody honest.
+        """
         checks.validated(self, "honest")
         return [number for number in self._alike[0] if number > 0]
 
@@ -140,21 +149,29 @@ class SecureSums(MessageProtocol[Tensor, Words]):
     @property
     @abstractmethod
     def variance(self) -> Tensor:
-        """Variance of the noise in each word that goes to a row: (m,), float64, in units of the data."""
+        """Variance of the noise in each word that goes to a row: (m,), float64, in units of the
+        data.
+        """
 
     @property
     def row_variance(self) -> Tensor:
-        """Variance of the noise in an entry of each row, everybody there: c_j ``variance`` / s, (m,), float64."""
+        """Variance of the noise in an entry of each row, everybody there: c_j ``variance`` / s,
+        (m,), float64.
+        """
         return self.sketch.counts() * self.variance / self.sketch.copies
 
     @property
     @abstractmethod
     def grid_factor(self) -> float:
-        """What the grid costs: the noise's variance over that of real numbers, calibrated alike; the worst row's."""
+        """What the grid costs: the noise's variance over that of real numbers, calibrated alike;
+        the worst row's.
+        """
 
     @abstractmethod
     def _farthest(self, ring: Ring) -> float:
-        """How far from 0 a sum gets, with its noise; inf where that can not be drawn on this ring."""
+        """How far from 0 a sum gets, with its noise; inf where that can not be drawn on this
+        ring.
+        """
 
     @property
     def _largest(self) -> float:
@@ -167,7 +184,9 @@ class SecureSums(MessageProtocol[Tensor, Words]):
         return 2 * self.bound if self.sensitivity is None else min(2 * self.bound, self.sensitivity)
 
     def _source(self, theorems: str, apart: str) -> str:
-        """What the guarantee follows from, and for which clients; apart: the distance of two rows, in words."""
+        """What the guarantee follows from, and for which clients; apart: the distance of two rows,
+        in words.
+        """
         source = f"Burkhardt et al. (2025), {theorems}"
         if self.sensitivity is None:
             return source
@@ -180,8 +199,8 @@ class SecureSums(MessageProtocol[Tensor, Words]):
 
     @cached_property
     def ring(self) -> Ring:
-        """The ring of the words: the finest in which no sum wraps around and noise is drawn without error, unless
-        fraction_bits says otherwise."""
+        """The ring of the words: the finest in which no sum wraps around and noise is drawn without
+        error, unless fraction_bits says otherwise."""
         # Each further bit makes all sums about twice as large, in words: those that fit come first.
         finest = bisect_left(range(self.bits - 1), True, key=self._wraps) - 1
         if finest < 0:
@@ -202,9 +221,11 @@ class SecureSums(MessageProtocol[Tensor, Words]):
 
     @property
     def payload_bytes(self) -> int:
-        """S (s n d + m d) bits/8: shares to every server, and what each publishes; headers and tags come on top.
+        """S (s n d + m d) bits/8: shares to every server, and what each publishes; headers and tags
+        come on top.
 
-        Source: Burkhardt, Keller, Orlandi, Schwiegelshohn (2025), section 6.1: every entry of Tables 3 to 5.
+        Source: Burkhardt, Keller, Orlandi, Schwiegelshohn (2025), section 6.1: every entry of
+        Tables 3 to 5.
         """
         sent = self.sketch.copies * self.sketch.clients + self.sketch.height
         return self.servers * sent * self.columns * self.bits // 8
@@ -221,9 +242,11 @@ class SecureSums(MessageProtocol[Tensor, Words]):
         return result.digest()
 
     def session(self, nonce: bytes) -> bytes:
-        """16 bytes that name one run of this protocol: who has other parameters has another name for it.
+        """16 bytes that name one run of this protocol: who has other parameters has another name
+        for it.
 
-        nonce: 16 bytes or more, public, never used twice, such as os.urandom(32). Raises ValueError.
+        nonce: 16 bytes or more, public, never used twice, such as os.urandom(32). Raises
+        ValueError.
         """
         if not isinstance(nonce, bytes) or len(nonce) < 16:
             raise ValueError("nonce must be at least 16 bytes, such as os.urandom(32)")
@@ -253,7 +276,9 @@ class SecureSums(MessageProtocol[Tensor, Words]):
         return self.servers * self.sketch.copies * self.columns * self.bits
 
     def rows(self, x: Rows) -> Tensor:
-        """x, rows (k, d) of some clients, if they keep within the stated bounds. Raises ValueError, TypeError."""
+        """x, rows (k, d) of some clients, if they keep within the stated bounds. Raises ValueError,
+        TypeError.
+        """
         x = super().validate(rows_of(x, self.held))
         if x.device != self.sketch.device:
             raise ValueError(
@@ -283,7 +308,9 @@ class SecureSums(MessageProtocol[Tensor, Words]):
                 )
 
     def validate(self, x: Tensor) -> Tensor:
-        """x, the rows (n, d) of all clients, if they keep within the stated bounds. Raises ValueError, TypeError."""
+        """x, the rows (n, d) of all clients, if they keep within the stated bounds. Raises
+        ValueError, TypeError.
+        """
         x = self.rows(x)
         if len(x) != self.sketch.clients:
             raise ValueError(
@@ -304,7 +331,9 @@ class SecureSums(MessageProtocol[Tensor, Words]):
             first += len(rows)
 
     def validate_summary(self, summary: Tensor) -> Tensor:
-        """``summary``, whole numbers (m, d) that rows within the bounds add up to. Raises TypeError, ValueError."""
+        """``summary``, whole numbers (m, d) that rows within the bounds add up to. Raises
+        TypeError, ValueError.
+        """
         checks.shaped(
             "summary", checks.typed("summary", summary, torch.int64), *self.layout["words"][0]
         )
@@ -316,7 +345,8 @@ class SecureSums(MessageProtocol[Tensor, Words]):
         return summary
 
     def randomize(self, x: Rows, *, first: int = 0, noise: Noise | None = None) -> Words:
-        """What clients first, first + 1, ... with rows x (k, d) share out; a client passes its own row.
+        """What clients first, first + 1, ... with rows x (k, d) share out; a client passes its own
+        row.
 
         Raises ValueError, TypeError before any draw.
         """
@@ -335,21 +365,27 @@ class SecureSums(MessageProtocol[Tensor, Words]):
         """``randomize``, unchecked, by any draws."""
 
     def spoken(self, parts: Iterable[Tensor], draws: Draws, first: int = 0) -> Iterator[Words]:
-        """What clients first, ... share out, for each part of their rows; as ``collect`` draws it; unchecked."""
+        """What clients first, ... share out, for each part of their rows; as ``collect`` draws it;
+        unchecked.
+        """
         for rows in parts:
             yield self.randomize_unchecked(rows, draws, first)
             first += len(rows)
 
     @abstractmethod
     def noise_of(self, words: Tensor, shape: tuple[int, ...], draws: Draws) -> Tensor:
-        """Noise of sums of so many words each, (*batch, m): int64 of this shape, (..., *batch, m, d); unchecked."""
+        """Noise of sums of so many words each, (*batch, m): int64 of this shape,
+        (..., *batch, m, d); unchecked.
+        """
 
     def sample_unchecked(self, summary: Tensor, draws: Simulated, shape: tuple[int, ...]) -> Tally:
         noise = self.noise_of(self.sketch.counts(), (*shape, *summary.shape), draws)
         return Tally(self.sketch.clients, {"words": (summary + noise).to(self.ring.dtype)})
 
     def against(self, corrupt: int) -> "SecureSums":
-        """This protocol with so many corrupt clients, where it leaves open how many. Raises ValueError."""
+        """This protocol with so many corrupt clients, where it leaves open how many. Raises
+        ValueError.
+        """
         if self.coalition.corrupt is not None:
             return self
         return replace(self, coalition=replace(self.coalition, corrupt=corrupt))
@@ -364,7 +400,9 @@ class SecureSums(MessageProtocol[Tensor, Words]):
         return found
 
     def place(self, sums: Tensor, clients: Tensor | slice, words: Tensor) -> None:
-        """Add these clients' words, or shares of them, (s, k, d), into a server's sums (m, d), in place."""
+        """Add these clients' words, or shares of them, (s, k, d), into a server's sums (m, d), in
+        place.
+        """
         places = self.sketch.rows[:, clients].to(sums.device).flatten()
         secure_sketch.add_rows(sums, places, words.flatten(0, 1))
 
@@ -392,13 +430,17 @@ class SecureSums(MessageProtocol[Tensor, Words]):
         return self.gathered(len(x), x.split(self.at_once), draws)
 
     def gathered(self, clients: int, parts: Iterable[Tensor], draws: Draws) -> Tally:
-        """The tally of clients 0, ..., clients - 1, whose rows come in parts to one process; unchecked."""
+        """The tally of clients 0, ..., clients - 1, whose rows come in parts to one process;
+        unchecked.
+        """
         return self.added(self.spoken(parts, draws), draws.device)
 
     def analyse(self, tally: Tally) -> Estimate:
-        """Y, (m, d), from the total of the servers' sums; its error with every client's noise, heard or not.
+        """Y, (m, d), from the total of the servers' sums; its error with every client's noise,
+        heard or not.
 
-        Raises TypeError, ValueError where so few were heard that their noise does not suffice for ``guarantee``.
+        Raises TypeError, ValueError where so few were heard that their noise does not suffice for
+        ``guarantee``.
         """
         clients, absent = self.sketch.clients, self.coalition.absent
         fewest, most = map(int, tensor_of(self.check(tally).n).aminmax())

@@ -1,4 +1,5 @@
-"""Sums of bits in the shuffle model: users send anonymous messages, a shuffler mixes them, an analyst adds them up.
+"""Sums of bits in the shuffle model: users send anonymous messages, a shuffler mixes them, an
+analyst adds them up.
 
     >>> import torch
     >>> from torchdp.shuffle import BitSums, PoissonSum
@@ -7,8 +8,9 @@
     >>> estimate.value.shape, sums.guarantee.epsilon <= 1
     (torch.Size([8]), True)
 
-A :class:`BitLaw` says what a user sends in one instance, its error, and the dominating pairs of what one bit
-tells; ``BitSums`` runs it in many instances. S is the number of ones among n ``users``, D the noise of all together.
+A :class:`BitLaw` says what a user sends in one instance, its error, and the dominating pairs of
+what one bit tells; ``BitSums`` runs it in many instances. S is the number of ones among n
+``users``, D the noise of all together.
 
 | law | messages of a user in one instance | noise |
 |---|---|---|
@@ -18,9 +20,10 @@ tells; ``BitSums`` runs it in many instances. S is the number of ones among n ``
 | :class:`CorrelatedSum` | a few; best for one instance | discrete Laplace, masked by pairs that cancel |
 | :class:`CentralGaussianSum` | a reference: to a curator, without noise too | N(0, sigma^2) |
 
-Guarantees: ``delta_of`` and ``epsilon_of`` certify (epsilon, delta) over I instances from exact dominating pairs (Ghazi
-et al. 2020; Cheu et al. 2019), composed on a grid that is rounded up (Doroshenko et al. 2022, Algorithm 1), or from how
-far a user's numbers move (``shuffle.inversion``, with proof).
+Guarantees: ``delta_of`` and ``epsilon_of`` certify (epsilon, delta) over I instances from exact
+dominating pairs (Ghazi et al. 2020; Cheu et al. 2019), composed on a grid that is rounded up
+(Doroshenko et al. 2022, Algorithm 1), or from how far a user's numbers move (``shuffle.inversion``,
+with proof).
 """
 
 from torchdp.shuffle.amplified import Amplified

@@ -1,4 +1,5 @@
-"""Any local protocol behind a shuffler: privacy amplification, the curve of its blanket by summed inversion.
+"""Any local protocol behind a shuffler: privacy amplification, the curve of its blanket by summed
+inversion.
 
 n users run one randomizer with chances R_x, c = min_x R_x, gamma the sum of c, W_x = R_x/c.
 Neighbours replace the value of one user, x_0 by x_1; the others' are arbitrary.
@@ -54,8 +55,9 @@ if TYPE_CHECKING:
 
 SOURCE = "Balle, Bell, Gascon, Nissim (2019), of the client's own chances, by summed inversion"
 FOUND = 1e-4  # of local epsilons, relative
-# The exact curve of bits takes time in n^(1/2), about a second here. Of more users it is that of so many of them, the
-# others' messages given away: soon more than the blanket's, whose time does not grow.
+# The exact curve of bits takes time in n^(1/2), about a second here. Of more users it is that of so
+# many of them, the others' messages given away: soon more than the blanket's, whose time does not
+# grow.
 MOST_EXACT = 2**20
 EXACT_HELPS = 8  # times as many users
 ROUNDING = 1e-9  # of an epsilon that a client states twice
@@ -168,8 +170,9 @@ class Amplified(Same[Any, Any, MessageProtocol[Any, Any]]):
     Users, messages, tallies, estimates and errors are the client's; only the guarantee is another
     one, and what keeps it: messages of many users leave in random order, and tallies
     of too few users are refused. Where each user speaks alone, on its own device, the shuffler must
-    be a real one. A tally shows what its own users sent: tallies that leave one by one hide each user among those
-    of one tally alone, and ``add`` does not see it. Add only those whose messages one shuffler mixed.
+    be a real one. A tally shows what its own users sent: tallies that leave one by one hide each
+    user among those of one tally alone, and ``add`` does not see it. Add only those whose messages
+    one shuffler mixed.
 
     Args:
         client: a local protocol of one message a user; delta = 0 but for what arithmetic costs.
@@ -182,7 +185,8 @@ class Amplified(Same[Any, Any, MessageProtocol[Any, Any]]):
 
     Guarantees: (epsilon, delta)-DP of the bag of messages for replacing one user's value, whatever
         the others hold: of the client's own chances (``client.blanket``), not of its epsilon alone;
-        of two types at most the exact curve of ``RandomizedResponseSum``, of up to 2^20 of the users.
+        of two types at most the exact curve of ``RandomizedResponseSum``, of up to 2^20 of the
+        users.
     Source: Balle, Bell, Gascon, Nissim (2019); theorem 2 of this module, with proof.
     """
 
@@ -290,7 +294,8 @@ class Amplified(Same[Any, Any, MessageProtocol[Any, Any]]):
         return min(of_blanket, exact)
 
     def curve(self, epsilons: Array) -> Array:
-        """delta at each epsilon, below 0 too: for ``privacy.composed_epsilon([protocol.curve], ...)``.
+        """delta at each epsilon, below 0 too: for
+        ``privacy.composed_epsilon([protocol.curve], ...)``.
 
         The truth is convex in e^epsilon and nowhere above what is certified at a point, so nowhere
         above the lower convex hull of these points, which is returned.

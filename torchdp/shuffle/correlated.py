@@ -32,22 +32,25 @@ WIDEST = 2.0**15  # counts in which a flood's chances fall by e, at most
 
 @dataclass(frozen=True)
 class CorrelatedSum(MessageLaw):
-    """The protocol of three negative binomials: a user with bit x sends x + Z1 + Z3 times "+1" and Z2 + Z3 times "-1".
+    """The protocol of three negative binomials: a user with bit x sends x + Z1 + Z3 times "+1" and
+    Z2 + Z3 times "-1".
 
-    The n independent Z1 add up to D1 ~ NB(1, ratio), the Z2 to D2 of the same distribution, the Z3 to the flood
-    D3 ~ NB(flood_shape, flood_ratio). The estimate, the sum of all messages, is S + D1 - D2: the flood cancels, and
-    the error is exactly discrete Laplace, Pr[k] = (1 - ratio)/(1 + ratio) ratio^|k|, of variance
-    2 ratio/(1 - ratio)^2. Raises ValueError.
+    The n independent Z1 add up to D1 ~ NB(1, ratio), the Z2 to D2 of the same distribution, the Z3
+    to the flood D3 ~ NB(flood_shape, flood_ratio). The estimate, the sum of all messages, is S +
+    D1 - D2: the flood cancels, and the error is exactly discrete Laplace, Pr[k] =
+    (1 - ratio)/(1 + ratio) ratio^|k|, of variance 2 ratio/(1 - ratio)^2. Raises ValueError.
 
-    Guarantees: its exact dominating pair and the pair's swap. The view is (U, V), the numbers of "+1" and "-1", less
-    the known shift by the other users' bits. If the user holds 0, d = U - V = D1 - D2 and min(D1, D2), geometric of
-    ratio ratio^2, are independent, so t = V - max(0, -d) ~ g, the distribution of D3 + min(D1, D2), whatever d is. If
-    the user holds 1, d = 1 + D1 - D2, and t ~ g where d >= 1 but t - 1 ~ g where d <= 0. On either side that of d is
-    the same for both bits, up to the side's probability: 1/(1 + ratio) for d >= 1 and ratio/(1 + ratio) for d <= 0 if
-    the user holds 1, the reverse if 0. So the pair is (side, and t where d <= 0). As the flood grows it approaches
-    binary randomized response at epsilon = -log(ratio), which it never beats. With absent users: an upper bound.
-    Source: Ghazi, Kumar, Manurangsi, Pagh (2020), Theorem 1; the flood for sensitivity one after Ghazi, Kumar,
-    Manurangsi, Pagh, Sinha (2021), Lemma 9.
+    Guarantees: its exact dominating pair and the pair's swap. The view is (U, V), the numbers of
+    "+1" and "-1", less the known shift by the other users' bits. If the user holds 0, d = U - V =
+    D1 - D2 and min(D1, D2), geometric of ratio ratio^2, are independent, so t = V - max(0, -d) ~ g,
+    the distribution of D3 + min(D1, D2), whatever d is. If the user holds 1, d = 1 + D1 - D2, and t
+    ~ g where d >= 1 but t - 1 ~ g where d <= 0. On either side that of d is the same for both bits,
+    up to the side's probability: 1/(1 + ratio) for d >= 1 and ratio/(1 + ratio) for d <= 0 if the
+    user holds 1, the reverse if 0. So the pair is (side, and t where d <= 0). As the flood grows it
+    approaches binary randomized response at epsilon = -log(ratio), which it never beats. With
+    absent users: an upper bound.
+    Source: Ghazi, Kumar, Manurangsi, Pagh (2020), Theorem 1; the flood for sensitivity one after
+    Ghazi, Kumar, Manurangsi, Pagh, Sinha (2021), Lemma 9.
     """
 
     laplace: ClassVar[bool] = True
@@ -126,10 +129,11 @@ class CorrelatedSum(MessageLaw):
 
     @classmethod
     def least(cls, target: Target) -> Self:
-        """Noise ratio e^(-0.95 e), e the largest that unlimited flood makes private; then a small flood.
+        """Noise ratio e^(-0.95 e), e the largest that unlimited flood makes private; then a small
+        flood.
 
-        The flood is NB(shape, e^(-c e)). Least messages ask for c from 0.03 of one flip to 0.6 of many, about; the
-        shape is searched, and certified. Flips alone are counted.
+        The flood is NB(shape, e^(-c e)). Least messages ask for c from 0.03 of one flip to 0.6 of
+        many, about; the shape is searched, and certified. Flips alone are counted.
         """
         target = target.composed(cls)
         left = (target.users - target.absent) / target.users
@@ -146,6 +150,8 @@ class CorrelatedSum(MessageLaw):
 
 
 def discrete_laplace(like: Tensor, ratio: float, draws: Draws) -> Tensor:
-    """Pr[k] = (1 - ratio)/(1 + ratio) ratio^|k|, int64, of this shape: the difference of two NB(1, ratio)."""
+    """Pr[k] = (1 - ratio)/(1 + ratio) ratio^|k|, int64, of this shape: the difference of two
+    NB(1, ratio).
+    """
     one = torch.ones_like(like, dtype=torch.float64)
     return draws.negative_binomial(one, ratio) - draws.negative_binomial(one, ratio)

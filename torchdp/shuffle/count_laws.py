@@ -1,15 +1,18 @@
-"""Distributions of integer noise, their draws in many cells at once, and the dominating pairs of shuffled sums.
+"""Distributions of integer noise, their draws in many cells at once, and the dominating pairs of
+shuffled sums.
 
-A distribution is followed until what is left cannot matter. Of its draws only those that are not 0 are made, and where
-they lie; from tables of 128 bits.
+A distribution is followed until what is left cannot matter. Of its draws only those that are not 0
+are made, and where they lie; from tables of 128 bits.
 
-A profile maps any epsilons to the hockey-stick curve H(P||Q) = sum_y max(0, P(y) - e^epsilon Q(y)) of distributions P,
-Q. One instance of a protocol is (epsilon, delta)-private exactly when every pair that its neighbouring data sets
-produce has H <= delta; a pair whose curve lies nowhere below theirs may stand in for them, also under composition
-(``torchdp.privacy.accounting`` has the proof). All curves here are rounded up: what float64 may lose is added.
+A profile maps any epsilons to the hockey-stick curve H(P||Q) = sum_y max(0, P(y) - e^epsilon Q(y))
+of distributions P, Q. One instance of a protocol is (epsilon, delta)-private exactly when every
+pair that its neighbouring data sets produce has H <= delta; a pair whose curve lies nowhere below
+theirs may stand in for them, also under composition (``torchdp.privacy.accounting`` has the proof).
+All curves here are rounded up: what float64 may lose is added.
 
-A user's change is one of two pairs in each instance, 0 -> 1 and 1 -> 0, hence two profiles, except where one curve
-covers both. Others' bits are fixed and known to the adversary; noise that they do not add is left out by the caller.
+A user's change is one of two pairs in each instance, 0 -> 1 and 1 -> 0, hence two profiles, except
+where one curve covers both. Others' bits are fixed and known to the adversary; noise that they do
+not add is left out by the caller.
 """
 
 import math
@@ -38,7 +41,8 @@ MOST_RATIO = 0.996  # below it a table of cluster sizes has fewer than 2^15 thre
 SURELY = 1 + 2.0**-50  # rates are rounded up: more noise of one kind is no less private
 # above the distance of any table here from its distribution, (thresholds + 3) 2^-129
 OF_A_DRAW = 2.0**-113
-# Relative rounding of a curve, and of the tail masses whose difference it is; tests compare with 50 digits.
+# Relative rounding of a curve, and of the tail masses whose difference it is; tests compare with 50
+# digits.
 _ROUNDING, _CANCELLATION = 1e-10, 1e-13
 
 
@@ -48,7 +52,8 @@ class NotFollowed(ValueError):
 
 @dataclass(frozen=True)
 class CountLaw:
-    """A count D >= 0: Pr[D = first + i] = mass[i], step[i] = ln Pr[D = first + i + 1]/Pr[D = first + i].
+    """A count D >= 0: Pr[D = first + i] = mass[i], step[i] = ln Pr[D = first + i + 1]/Pr[D =
+    first + i].
 
     lost: what lies outside [first, first + len(mass)), at most.
     """
@@ -59,10 +64,11 @@ class CountLaw:
     lost: float
 
     def neighbours(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """A pair of distributions that dominates (D, 1 + D) where both are known: the masses a, b, and losses ln a/b.
+        """A pair of distributions that dominates (D, 1 + D) where both are known: the masses a, b,
+        and losses ln a/b.
 
-        The pair itself for up to 4 BLOCKS counts; beyond, that of ``merged`` blocks. For wide distributions this costs
-        3e-5 of the noise's deviation.
+        The pair itself for up to 4 BLOCKS counts; beyond, that of ``merged`` blocks. For wide
+        distributions this costs 3e-5 of the noise's deviation.
         """
         a, b, loss = self.mass[1:], self.mass[:-1], self.step
         if len(a) <= 4 * BLOCKS:
@@ -79,8 +85,9 @@ def merged(
 ) -> tuple[np.ndarray, np.ndarray]:
     """Fewer outcomes of a pair (P, Q), for each row: Q's ``mass``, and P's over it.
 
-    Each outcome is split into two, of the least and the largest ratio of its block, such that both masses stay: who
-    forgets which of the two it was has the outcome back. Those of one block and ratio are one outcome.
+    Each outcome is split into two, of the least and the largest ratio of its block, such that both
+    masses stay: who forgets which of the two it was has the outcome back. Those of one block and
+    ratio are one outcome.
     """
     total, moved = (np.add.reduceat(each, starts, axis=1) for each in (mass, mass * ratio))
     low = np.minimum.reduceat(np.where(mass > 0, ratio, np.inf), starts, axis=1)
@@ -98,7 +105,9 @@ def poisson_law(mean: float) -> CountLaw:
 
 
 def negative_binomial_law(shape: float, ratio: float) -> CountLaw:
-    """D ~ NB(shape r, ratio p), Pr[D = y]/Pr[D = y - 1] = p (y - 1 + r)/y, mean r p/(1 - p). Raises ValueError."""
+    """D ~ NB(shape r, ratio p), Pr[D = y]/Pr[D = y - 1] = p (y - 1 + r)/y, mean r p/(1 - p). Raises
+    ValueError.
+    """
     shape, ratio = checks.positive("shape", shape), checks.fraction("ratio", ratio)
     mode = math.floor(max(0.0, (shape - 1) * ratio / (1 - ratio)))
     deviation = math.sqrt(shape * ratio) / (1 - ratio)
@@ -110,8 +119,9 @@ def _count_law(
 ) -> CountLaw:
     """The distribution around its mode; limit: what Pr[D = y]/Pr[D = y - 1] tends to.
 
-    Where the ratios fall with y (all but NB of shape < 1) each step outside is at least FAR/width away from 0; at
-    shape < 1 the ratios rise to ``limit``. Either way at most e^-FAR (2 width + 1/(1 - limit)) is outside.
+    Where the ratios fall with y (all but NB of shape < 1) each step outside is at least FAR/width
+    away from 0; at shape < 1 the ratios rise to ``limit``. Either way at most e^-FAR
+    (2 width + 1/(1 - limit)) is outside.
     """
     width = 32.0 + 16.0 * deviation
     while True:
@@ -136,7 +146,9 @@ def _count_law(
 
 
 def plus_geometric(law: CountLaw, ratio: float) -> CountLaw:
-    """That of D + G, Pr[G = j] = (1 - ratio) ratio^j: h(y) = (1 - ratio) g(y) + ratio h(y - 1), no subtraction."""
+    """That of D + G, Pr[G = j] = (1 - ratio) ratio^j: h(y) = (1 - ratio) g(y) + ratio h(y - 1), no
+    subtraction.
+    """
     more = math.ceil(-FAR / math.log(ratio))
     if more > _LARGEST_LAW:
         raise NotFollowed(
@@ -152,12 +164,14 @@ def plus_geometric(law: CountLaw, ratio: float) -> CountLaw:
 
 
 def scattered_poisson(cells: int, places: int, mean: float, draws: Draws) -> Tensor:
-    """The places of Poisson(mean) points in each of ``cells`` cells at each of ``places`` places: int32.
+    """The places of Poisson(mean) points in each of ``cells`` cells at each of ``places`` places:
+    int32.
 
-    Their total is Poisson too, and given the total they lie anywhere with equal chance: nothing is drawn for the
-    cells that stay empty.
+    Their total is Poisson too, and given the total they lie anywhere with equal chance: nothing is
+    drawn for the cells that stay empty.
 
-    Guarantees: means up to 1e-15 above; the total is within ``variation_of`` of this distribution, for uniform words.
+    Guarantees: means up to 1e-15 above; the total is within ``variation_of`` of this distribution,
+    for uniform words.
     """
     rate = cells * places * mean * SURELY
     pieces = max(1, math.ceil(rate / MOST_RATE))
@@ -166,7 +180,9 @@ def scattered_poisson(cells: int, places: int, mean: float, draws: Draws) -> Ten
 
 
 def variation_of(users: int, points: float) -> float:
-    """Above the total variation distance of the users' points in all, however many speak at a time."""
+    """Above the total variation distance of the users' points in all, however many speak at a
+    time.
+    """
     return (users + points / MOST_RATE) * OF_A_DRAW
 
 
@@ -180,10 +196,12 @@ def tabulated(size: int, law: Callable[[Any], Table], parameter: Hashable, draws
 def scattered_negative_binomial(
     cells: int, places: int, shape: float, ratio: float, draws: Draws
 ) -> Tensor:
-    """The places of NB(shape, ratio) points in each of ``cells`` cells at each of ``places`` places: int32.
+    """The places of NB(shape, ratio) points in each of ``cells`` cells at each of ``places``
+    places: int32.
 
     NB(shape, ratio) is the total of Poisson(-shape log(1 - ratio)) clusters of logarithmic sizes,
-    Pr[k] = -ratio^k / (k log(1 - ratio)), k >= 1: the clusters are scattered, nothing is drawn for empty cells.
+    Pr[k] = -ratio^k / (k log(1 - ratio)), k >= 1: the clusters are scattered, nothing is drawn for
+    empty cells.
     Source: Quenouille (1949).
     """
     clusters = -shape * math.log1p(-ratio)
@@ -194,8 +212,8 @@ def scattered_negative_binomial(
 def logarithmic(size: int, ratio: float, draws: Draws) -> Tensor:
     """Draws of Pr[k] = -ratio^k / (k log(1 - ratio)), k = 1, 2, ...: (size,), int64.
 
-    From a table up to ratio 0.996; beyond, where no table holds them, geometric with ratio q = 1 - (1 - ratio)^U, U
-    uniform on (0, 1), in floats. Source: Kemp (1981), algorithm LK.
+    From a table up to ratio 0.996; beyond, where no table holds them, geometric with ratio q = 1 -
+    (1 - ratio)^U, U uniform on (0, 1), in floats. Source: Kemp (1981), algorithm LK.
     """
     if ratio <= MOST_RATIO:
         return tabulated(size, inversion.logarithmic, ratio, draws).add_(1)
@@ -205,7 +223,8 @@ def logarithmic(size: int, ratio: float, draws: Draws) -> Tensor:
 
 
 def pair_profile(masses: np.ndarray, losses: np.ndarray, lost: float) -> Profile:
-    """The curve of a pair (P, Q): P puts ``masses`` on outcomes with ln P/Q = ``losses``, and ``lost`` where Q = 0.
+    """The curve of a pair (P, Q): P puts ``masses`` on outcomes with ln P/Q = ``losses``, and
+    ``lost`` where Q = 0.
 
     H(e^epsilon) = lost + sum over losses > epsilon of masses (1 - e^(epsilon - loss)).
     masses >= 0 and finite losses, of one shape, in any order.
@@ -225,13 +244,14 @@ def pair_profile(masses: np.ndarray, losses: np.ndarray, lost: float) -> Profile
 
 
 def one_type_profiles(law: CountLaw) -> tuple[Profile, Profile]:
-    """(1 + D, D) and (D, 1 + D): the view is x + D + a known number, D the noise and x the user's bit.
+    """(1 + D, D) and (D, 1 + D): the view is x + D + a known number, D the noise and x the user's
+    bit.
 
     The first loses ln Pr[D = y - 1]/Pr[D = y] at y, the second its negative, and all of Pr[D = 0].
 
-    Guarantees: exact for up to 8,192 counts, nowhere below for more (``CountLaw.neighbours``). Shuffled identical
-    messages are their number: the sum of the bits and of n shares of D. The others' bits shift it by a known number,
-    which changes no divergence.
+    Guarantees: exact for up to 8,192 counts, nowhere below for more (``CountLaw.neighbours``).
+    Shuffled identical messages are their number: the sum of the bits and of n shares of D. The
+    others' bits shift it by a known number, which changes no divergence.
     Source: Ghazi, Kumar, Manurangsi, Pagh (2020), section 3.
     """
     a, b, loss = law.neighbours()
@@ -246,19 +266,21 @@ def correlated_profiles(
 ) -> tuple[Profile, Profile]:
     """The view U = x + Z1 + Z3, V = Z2 + Z3 of correlated noise: bits (1, 0), and bits (0, 1).
 
-    Z1, Z2 ~ NB(shape, ratio), Z3 ~ NB(flood_shape, flood_ratio), independent; the other users' bits shift U by a
-    known number. Let w = ratio, d = U - V, m = min(Z1, Z2).
-    shape = 1: under x = 0, d is discrete Laplace and independent of m, Pr[m = j] ~ w^(2 j). Let t = V - max(0, -d).
-    Where d >= 1, both bits give (d, t) the same distribution but for its mass, 1/(1 + w) under x = 1 and w/(1 + w)
-    under x = 0. Where d <= 0, x = 0 has mass 1/(1 + w) and t ~ Z3 + m, x = 1 has mass w/(1 + w) and t - 1 ~ Z3 + m.
-    shape < 1, when absent users leave part of the noise: the adversary is given m too. Where d >= 1, both bits have
-    the same Z2 = m and Z3, while Z1 is one less under x = 1. Where d <= 0, both have the same Z1 = m; under x = 1,
-    Z2 is one more and Z3 one less. With z the larger of Z1, Z2 under x = 0 the losses of (0, 1) are
-    ln Pr[Z = z]/Pr[Z = z - 1] on Z1 > Z2, and ln Pr[Z = z]/Pr[Z = z + 1] with the flood's own on Z1 <= Z2.
-    Raises ValueError.
+    Z1, Z2 ~ NB(shape, ratio), Z3 ~ NB(flood_shape, flood_ratio), independent; the other users' bits
+    shift U by a known number. Let w = ratio, d = U - V, m = min(Z1, Z2).
+    shape = 1: under x = 0, d is discrete Laplace and independent of m, Pr[m = j] ~ w^(2 j). Let t =
+    V - max(0, -d). Where d >= 1, both bits give (d, t) the same distribution but for its mass,
+    1/(1 + w) under x = 1 and w/(1 + w) under x = 0. Where d <= 0, x = 0 has mass 1/(1 + w) and t ~
+    Z3 + m, x = 1 has mass w/(1 + w) and t - 1 ~ Z3 + m. shape < 1, when absent users leave part of
+    the noise: the adversary is given m too. Where d >= 1, both bits have the same Z2 = m and Z3,
+    while Z1 is one less under x = 1. Where d <= 0, both have the same Z1 = m; under x = 1, Z2 is
+    one more and Z3 one less. With z the larger of Z1, Z2 under x = 0 the losses of (0, 1) are ln
+    Pr[Z = z]/Pr[Z = z - 1] on Z1 > Z2, and ln Pr[Z = z]/Pr[Z = z + 1] with the flood's own on Z1 <=
+    Z2. Raises ValueError.
 
     Guarantees: exact at shape = 1, for any bits of the other users; an upper bound at shape < 1.
-    Source: Ghazi, Kumar, Manurangsi, Pagh (2020), Theorem 1, and Ghazi et al. (2021), Lemma 9, here without slack.
+    Source: Ghazi, Kumar, Manurangsi, Pagh (2020), Theorem 1, and Ghazi et al. (2021), Lemma 9, here
+    without slack.
     """
     flood = negative_binomial_law(flood_shape, flood_ratio)
     # at shape = 1 the smaller of Z1 and Z2, geometric of ratio^2, hides what the flood hides
@@ -267,9 +289,11 @@ def correlated_profiles(
 
 
 def unlimited_flood_profiles(ratio: float, *, shape: float = 1.0) -> tuple[Profile, Profile]:
-    """The limit of ``correlated_profiles`` as the flood grows: it masks V, and what is left is the sign of d - 1/2.
+    """The limit of ``correlated_profiles`` as the flood grows: it masks V, and what is left is the
+    sign of d - 1/2.
 
-    At shape = 1 this is binary randomized response at -ln ratio, whichever the bits. Raises ValueError.
+    At shape = 1 this is binary randomized response at -ln ratio, whichever the bits. Raises
+    ValueError.
 
     Guarantees: no flood makes both curves smaller.
     """
@@ -309,7 +333,9 @@ def _two_sides(
     flood: Profile,
     lost: float,
 ) -> Profile:
-    """``known`` masses of P with ``losses``; ``hidden`` ones with ``shifts`` besides the loss of the flood's pair."""
+    """``known`` masses of P with ``losses``; ``hidden`` ones with ``shifts`` besides the loss of
+    the flood's pair.
+    """
     open_side = pair_profile(known, losses, lost)
     hidden, shifts = _fewer(hidden, shifts)
 

@@ -1,27 +1,30 @@
-"""Accounting for numbers that users round at random to whole ones, where these can move only a little.
+"""Accounting for numbers that users round at random to whole ones, where these can move only a
+little.
 
-Of its number u >= 0 a user sends j = floor u messages, or with probability u - j one more, and a one-type protocol adds
-D. Replacing the user moves each u by x_i <= farthest, sum x_i^2 <= Gamma. How large u may be is not used: each sum may
-have a range [0, s] of its own, s any real number.
+Of its number u >= 0 a user sends j = floor u messages, or with probability u - j one more, and a
+one-type protocol adds D. Replacing the user moves each u by x_i <= farthest, sum x_i^2 <= Gamma.
+How large u may be is not used: each sum may have a range [0, s] of its own, s any real number.
 
-The bound. For distributions P, Q let L = ln P/Q, M(z) = sum P^(1 + z) Q^(-z) over the outcomes that both reach. Then
-h(t) = E_P (1 - e^(t - L))_+ e^(a t) has the Fourier transform M(z)/(z (z + 1)) at z = a + 2 pi i k/T, and by Poisson's
-summation formula sum_j h(epsilon + j T) = (1/T) sum_k e^(-2 pi i k epsilon/T) M(z_k)/(z_k (z_k + 1)). All terms on the
-left are >= 0, so for any a, T > 0
+The bound. For distributions P, Q let L = ln P/Q, M(z) = sum P^(1 + z) Q^(-z) over the outcomes that
+both reach. Then h(t) = E_P (1 - e^(t - L))_+ e^(a t) has the Fourier transform M(z)/(z (z + 1)) at
+z = a + 2 pi i k/T, and by Poisson's summation formula sum_j h(epsilon + j T) = (1/T) sum_k
+e^(-2 pi i k epsilon/T) M(z_k)/(z_k (z_k + 1)). All terms on the left are >= 0, so for any a, T > 0
     delta(epsilon) <= lost + (1/T) sum_k |M(z_k)| e^(-a epsilon)/|z_k (z_k + 1)|.
 Nothing is discretised. A pair of Gaussians, which only adds to delta, makes the sum end.
 
 |M| of a product is at most exp(E_k), E_k = Gamma G_k + r sqrt(I Gamma), for all moves at once:
-1. For fixed distances the divergence is largest where in each coordinate one of u, u' is whole: slide both together;
-   while they stay in their cells, in the range or out of it, both distributions are affine in the slide, and the
-   divergence is convex. Less that whole number, which is a shift, one distribution is that of D, the base, the other
-   O_x = (1 - theta) (k + D) + theta (k + 1 + D), x = k + theta: two directions, two roles.
-2. Inside a cell, (base, O_x) is what remains of a labelled choice between (base, O_x1) and (base, O_x2), x between: so
-   x may be taken from one grid, and |M| lies below its chords. ln of a chord lies below its tangent.
+1. For fixed distances the divergence is largest where in each coordinate one of u, u' is whole:
+   slide both together; while they stay in their cells, in the range or out of it, both
+   distributions are affine in the slide, and the divergence is convex. Less that whole number,
+   which is a shift, one distribution is that of D, the base, the other O_x = (1 - theta) (k + D) +
+   theta (k + 1 + D), x = k + theta: two directions, two roles.
+2. Inside a cell, (base, O_x) is what remains of a labelled choice between (base, O_x1) and
+   (base, O_x2), x between: so x may be taken from one grid, and |M| lies below its chords. ln of a
+   chord lies below its tangent.
 3. Below the grid, M - 1 is a polynomial in x with Taylor's remainder.
-4. Outcomes that the other does not reach are lost: at most l x for a coordinate, l sqrt(I Gamma) in all. So are the
-   tails, cut where that costs little: given that D lies there, distributions of a unimodal D that are x apart differ by
-   at most x times its mass at the cut.
+4. Outcomes that the other does not reach are lost: at most l x for a coordinate, l sqrt(I Gamma) in
+   all. So are the tails, cut where that costs little: given that D lies there, distributions of a
+   unimodal D that are x apart differ by at most x times its mass at the cut.
 One G_k for each frequency, the largest over x, bounds every pattern of moves.
 
 Source: the argument above.
@@ -68,7 +71,9 @@ class Cut:
 
 
 def cut_of(law: CountLaw, rate: float, most: int) -> Cut | None:
-    """The narrowest range beyond which at most ``rate`` is lost a step; None where too few outcomes are left."""
+    """The narrowest range beyond which at most ``rate`` is lost a step; None where too few outcomes
+    are left.
+    """
     d = law.mass
     light = np.flatnonzero(d > rate / 4)
     if not len(light):
@@ -84,10 +89,12 @@ def cut_of(law: CountLaw, rate: float, most: int) -> Cut | None:
 
 
 class Move:
-    """One direction and role: base masses and ln(O_x/base) at each x of the grid, and the series near 0.
+    """One direction and role: base masses and ln(O_x/base) at each x of the grid, and the series
+    near 0.
 
-    up: whether the base is Q, so that the power is 1 + z; else -z. excess: O_1/base - 1 on the kept outcomes; corner:
-    of the outcome that is linear in x, edge its slope; beta: mass on which both distributions are the same.
+    up: whether the base is Q, so that the power is 1 + z; else -z. excess: O_1/base - 1 on the kept
+    outcomes; corner: of the outcome that is linear in x, edge its slope; beta: mass on which both
+    distributions are the same.
     """
 
     def __init__(
@@ -123,7 +130,9 @@ class Move:
         return move
 
     def _farther(self, d: Array, grid: Array) -> tuple[Array, Array]:
-        """The same for any number of whole steps: outcomes below the shift are lost, or P has none there."""
+        """The same for any number of whole steps: outcomes below the shift are lost, or P has none
+        there.
+        """
         mass, other = np.repeat(d[None], len(grid), 0), np.zeros((len(grid), len(d)))
         for row, x in enumerate(grid):
             k = min(int(x), len(d) - 1)
@@ -173,7 +182,9 @@ class Move:
 
 
 def starts_of(mass: Array, width: int = WIDTH) -> Array:
-    """Where blocks begin: half of them evenly, half as the cube root of the mass asks, for the loss' variance."""
+    """Where blocks begin: half of them evenly, half as the cube root of the mass asks, for the
+    loss' variance.
+    """
     weight = np.cumsum(np.cbrt(mass))
     weight = weight / weight[-1] + np.arange(1, len(mass) + 1) / len(mass)
     return np.unique(
@@ -184,7 +195,8 @@ def starts_of(mass: Array, width: int = WIDTH) -> Array:
 def moved_delta(
     law: CountLaw, epsilon: float, instances: int, gamma: float, largest: float = 1.0
 ) -> float:
-    """A delta at ``epsilon`` of ``instances`` sums with this unimodal noise, where a user moves by ``gamma``.
+    """A delta at ``epsilon`` of ``instances`` sums with this unimodal noise, where a user moves by
+    ``gamma``.
 
     largest: of its numbers, which move by no more. Unchecked.
     Guarantees: an upper bound, as the module's proof says.
@@ -228,7 +240,9 @@ class Bound(Protocol):
 
 
 def _skewed(mass: Array, one: float, farthest: float) -> bool:
-    """Whether the sharp setting gains more than 0.2 % of the variance; one: counts that a bit is worth."""
+    """Whether the sharp setting gains more than 0.2 % of the variance; one: counts that a bit is
+    worth.
+    """
     off = np.arange(len(mass)) - mass @ np.arange(len(mass))
     variance = float(mass @ off**2)
     return variance < SKEWED * one**2 or (
@@ -237,7 +251,9 @@ def _skewed(mass: Array, one: float, farthest: float) -> bool:
 
 
 def _sharpest(cut_at: Bound, best: float, farthest: float) -> float:
-    """The least bound over what the cuts may cost, then over the order: not that of the largest term alone."""
+    """The least bound over what the cuts may cost, then over the order: not that of the largest
+    term alone.
+    """
     shares = SHARES[:1] if farthest >= 1 else SHARES
     best = min(best, cut_at(shares[0] * best, SHARP, 0.0))
     tried = {share * best: cut_at(share * best, SHARP, 0.0) for share in shares}
@@ -310,7 +326,9 @@ def _first(chi: float, order: float, farthest: float) -> float:
 
 
 def _grid(first: float, last: float) -> Array:
-    """From ``first`` to ``last``: a geometric progression, all whole numbers, and some points near the end."""
+    """From ``first`` to ``last``: a geometric progression, all whole numbers, and some points near
+    the end.
+    """
     count = math.ceil(math.log(last / first) / math.log(RATIO)) + 1
     points = np.concatenate(
         [np.geomspace(first, last, count), np.arange(1, int(last) + 1), last * np.array(ENDS)]

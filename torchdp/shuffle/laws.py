@@ -1,4 +1,5 @@
-"""The common part of mechanisms for bit sums: n users hold a bit, the noisy number of ones is released; messages.
+"""The common part of mechanisms for bit sums: n users hold a bit, the noisy number of ones is
+released; messages.
 
 And what they are measured against: a trusted curator, and no privacy at all.
 """
@@ -25,11 +26,12 @@ COUNTABLE = 2.0**53  # whole numbers up to here are exact in float64
 
 @dataclass(frozen=True, eq=False)
 class ShuffledMessages(Brief):
-    """Anonymous messages of n users: the instance that each belongs to, (m,) int32, and its content, (m,) int8.
+    """Anonymous messages of n users: the instance that each belongs to, (m,) int32, and its
+    content, (m,) int8.
 
-    n: how many users sent them. The shuffler counts users, since how many messages one sends may be random. A bag of
-    one user tells the shuffler how many messages this user sent; the shuffler is trusted with that. Raises TypeError,
-    ValueError.
+    n: how many users sent them. The shuffler counts users, since how many messages one sends may be
+    random. A bag of one user tells the shuffler how many messages this user sent; the shuffler is
+    trusted with that. Raises TypeError, ValueError.
     """
 
     n: int
@@ -63,9 +65,10 @@ class ShuffledMessages(Brief):
     def mixed(self) -> "ShuffledMessages":
         """The shuffler: the same messages in the order of their instances and contents.
 
-        The result is a function of the multiset of messages alone, whatever order they came in. A uniformly random
-        permutation tells the analyst no more and no less: either can be made from the other without the data. Here
-        nothing hangs on the quality of a generator. O(m + spread of the instances), by counting.
+        The result is a function of the multiset of messages alone, whatever order they came in. A
+        uniformly random permutation tells the analyst no more and no less: either can be made from
+        the other without the data. Here nothing hangs on the quality of a generator.
+        O(m + spread of the instances), by counting.
 
         Guarantees: messages that arrive in another order leave it unchanged.
         """
@@ -83,7 +86,8 @@ class ShuffledMessages(Brief):
 
 @dataclass(frozen=True)
 class BitLaw(ABC):
-    """A mechanism that releases the number S of ones among n users in one instance, its error and its privacy.
+    """A mechanism that releases the number S of ones among n users in one instance, its error and
+    its privacy.
 
     users: n >= 1, public. Neighbours replace one user's bits. ``BitSums`` makes a protocol of one;
     ``delta_of`` and ``epsilon_of`` say what it guarantees over many instances. Raises ValueError.
@@ -112,14 +116,20 @@ class BitLaw(ABC):
 
     @abstractmethod
     def variance(self, ones: Tensor) -> Tensor:
-        """Exact variance of the estimate at (*batch,) ones in [0, users], float64, unchecked; affine in the ones."""
+        """Exact variance of the estimate at (*batch,) ones in [0, users], float64, unchecked;
+        affine in the ones.
+        """
 
     @abstractmethod
     def limits(self, n: int, most: float = 1.0) -> Limits:
-        """What the total of n users, who hold up to ``most`` each, can be, with noise but for a chance of 1e-300."""
+        """What the total of n users, who hold up to ``most`` each, can be, with noise but for a
+        chance of 1e-300.
+        """
 
     def cumulants(self, ones: Tensor) -> tuple[Tensor, Tensor]:
-        """The estimate's third and fourth cumulant at (*batch,) ones, float64; here those of normal noise, 0."""
+        """The estimate's third and fourth cumulant at (*batch,) ones, float64; here those of normal
+        noise, 0.
+        """
         none = torch.zeros_like(ones, dtype=torch.float64)
         return none, none
 
@@ -129,9 +139,11 @@ class BitLaw(ABC):
 
     @abstractmethod
     def profiles(self, absent: int = 0) -> tuple[Profile, ...]:
-        """Hockey-stick curves of one instance, H_{e^epsilon}(P || Q), of pairs that dominate it together.
+        """Hockey-stick curves of one instance, H_{e^epsilon}(P || Q), of pairs that dominate it
+        together.
 
-        ``absent`` users send nothing, or tell the adversary all they send: their noise does not count.
+        ``absent`` users send nothing, or tell the adversary all they send: their noise does not
+        count.
         """
 
     def pure_epsilon(self, absent: int = 0) -> float:
@@ -150,7 +162,9 @@ class BitLaw(ABC):
         return min(self.pure_epsilon(absent) * instances, composed)
 
     def moved_delta(self, epsilon: float, moves: Sensitivity, absent: int = 0) -> float:
-        """A delta where a user's numbers move by ``moves.change``; unchecked. 1 where only flips are counted."""
+        """A delta where a user's numbers move by ``moves.change``; unchecked. 1 where only flips
+        are counted.
+        """
         return 1.0
 
     @classmethod
@@ -162,7 +176,8 @@ class BitLaw(ABC):
         instances: int | Sensitivity,
         absent: int = 0,
     ) -> Self:
-        """That of this kind with the least noise that is (epsilon, delta)-DP over ``instances`` instances.
+        """That of this kind with the least noise that is (epsilon, delta)-DP over ``instances``
+        instances.
 
         Args:
             users: n, public.
@@ -173,8 +188,8 @@ class BitLaw(ABC):
 
         Noise is found to 1e-4. Raises ValueError, TypeError.
 
-        Guarantees: ``delta_of`` of the result at epsilon is at most delta; where noise is searched for it is computed
-        last.
+        Guarantees: ``delta_of`` of the result at epsilon is at most delta; where noise is searched
+        for it is computed last.
         """
         moves = Sensitivity.of(instances)
         if moves.largest > 1 and not (cls.takes_counts or cls.takes_numbers):
@@ -209,7 +224,9 @@ class BitLaw(ABC):
 
 @dataclass(frozen=True)
 class MessageLaw(BitLaw):
-    """Noise that n users make together, each by messages of its own; a shuffler mixes them, totals are their sums."""
+    """Noise that n users make together, each by messages of its own; a shuffler mixes them, totals
+    are their sums.
+    """
 
     @property
     @abstractmethod
@@ -223,7 +240,8 @@ class MessageLaw(BitLaw):
 
     @property
     def variation(self) -> float | None:
-        """Bound on the total variation distance of all users' messages from their target, over the number of instances.
+        """Bound on the total variation distance of all users' messages from their target, over the
+        number of instances.
 
         Where whole numbers decide what is sent; None where floats do.
         """
@@ -242,7 +260,9 @@ class MessageLaw(BitLaw):
         return self.variance(ones * (self.users / n)) * (n / self.users)
 
     def refuse(self, messages: Tensor, n: int) -> None:
-        """Raises ValueError where n users can not have sent so many messages in each instance, (instances,) int64."""
+        """Raises ValueError where n users can not have sent so many messages in each instance,
+        (instances,) int64.
+        """
 
     def countable(self) -> None:
         """Raises ValueError where the messages of an instance are more than float64 counts."""
@@ -263,10 +283,11 @@ def message_law(kind: type[MessageLaw]) -> type[MessageLaw]:
 
 @dataclass(frozen=True)
 class CentralGaussianSum(BitLaw):
-    """S + N(0, sigma^2), published by a curator to whom users hand their bits, or numbers in [0, 1] as they are.
+    """S + N(0, sigma^2), published by a curator to whom users hand their bits, or numbers in [0, 1]
+    as they are.
 
-    Absent users change nothing. sigma = 0: S itself, the error of everything else without noise, and no privacy.
-    Raises ValueError.
+    Absent users change nothing. sigma = 0: S itself, the error of everything else without noise,
+    and no privacy. Raises ValueError.
 
     Guarantees: its exact dominating pair N(1, sigma^2), N(0, sigma^2), which is its own swap.
     Source: Dwork, Kenthapadi, McSherry, Mironov, Naor (2006); Balle, Wang (2018), Theorem 8.

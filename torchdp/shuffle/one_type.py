@@ -1,4 +1,5 @@
-"""One kind of message: users add a share of integer noise to their bit and send as many identical messages.
+"""One kind of message: users add a share of integer noise to their bit and send as many identical
+messages.
 
 The noise is infinitely divisible (Poisson), or bounded and symmetric, without a floor.
 """
@@ -35,13 +36,14 @@ WIDEST = 1 << 14  # counts over which the noise is followed
 
 @dataclass(frozen=True)
 class OneTypeSum(MessageLaw):
-    """A user with x, a bit or a count, sends x + Z identical messages; the n independent Z add up to D.
+    """A user with x, a bit or a count, sends x + Z identical messages; the n independent Z add up
+    to D.
 
     The estimate of the sum of all x is the number of messages less E D.
 
-    What the analyst sees is the count S + D, as if a curator had added D. The other users' bits are a known shift,
-    so (1 + D, D) and its swap are exact dominating pairs, whatever the others hold; with absent users D loses their
-    shares.
+    What the analyst sees is the count S + D, as if a curator had added D. The other users' bits are
+    a known shift, so (1 + D, D) and its swap are exact dominating pairs, whatever the others hold;
+    with absent users D loses their shares.
     Source: Ghazi, Kumar, Manurangsi, Pagh (2020), section 3.
     """
 
@@ -171,13 +173,16 @@ class PoissonSum(OneTypeSum):
 
 @dataclass(frozen=True)
 class BoundedSum(OneTypeSum):
-    """D is the sum of n shares on 0, ..., 2 (c + 1), symmetric about c + 1, of variance deviation^2/n each.
+    """D is the sum of n shares on 0, ..., 2 (c + 1), symmetric about c + 1, of variance
+    deviation^2/n each.
 
-    A share is c + 1 and a number that is uniform on -(c + 1), ..., c + 1 with probability q, else on -c, ..., c;
-    c is the largest whole number with c (c + 1)/3 <= variance/n, and q makes the variance right. E D = n (c + 1)
-    messages: those of every user that are not cancelled by a negative number mask it, and are subtracted. Equal shares
-    of an infinitely divisible distribution, as Poisson's, have Pr[D = 0] >= e^-Var D, which costs delta whatever the
-    accounting; these have (q/(2 c + 3))^n. D is unimodal: centred uniforms are, and so are sums of them (Wintner).
+    A share is c + 1 and a number that is uniform on -(c + 1), ..., c + 1 with probability q, else
+    on -c, ..., c; c is the largest whole number with c (c + 1)/3 <= variance/n, and q makes the
+    variance right. E D = n (c + 1) messages: those of every user that are not cancelled by a
+    negative number mask it, and are subtracted. Equal shares of an infinitely divisible
+    distribution, as Poisson's, have Pr[D = 0] >= e^-Var D, which costs delta whatever the
+    accounting; these have (q/(2 c + 3))^n. D is unimodal: centred uniforms are, and so are sums of
+    them (Wintner).
 
     deviation: that of D, > 0. Raises ValueError.
 
@@ -256,7 +261,9 @@ class BoundedSum(OneTypeSum):
         return torch.repeat_interleave(place, shares.flatten())
 
     def noise_law(self, absent: int = 0) -> CountLaw:
-        """By repeated squaring of sums of non-negative terms, tails below e^-100 left out. Raises ValueError."""
+        """By repeated squaring of sums of non-negative terms, tails below e^-100 left out. Raises
+        ValueError.
+        """
         if self.deviation * 30 > WIDEST:
             raise NotFollowed(
                 f"deviation must be at most {WIDEST / 30:.3g}, not {self.deviation:.3g}; ask for a larger epsilon or "
@@ -294,7 +301,9 @@ class BoundedSum(OneTypeSum):
 
 
 def _trimmed(law: np.ndarray) -> tuple[np.ndarray, float]:
-    """The distribution without tails below e^-100 of the largest, the same at both ends, and what was left out."""
+    """The distribution without tails below e^-100 of the largest, the same at both ends, and what
+    was left out.
+    """
     kept = np.flatnonzero(law >= law.max() * math.exp(-FAR))
     cut = min(int(kept[0]), len(law) - 1 - int(kept[-1]))
     return law[cut : len(law) - cut], float(law[:cut].sum() + law[len(law) - cut :].sum())

@@ -1,4 +1,6 @@
-"""Randomized response behind a shuffler: every user sends one bit. Its exact curve, for the worst of others' bits."""
+"""Randomized response behind a shuffler: every user sends one bit. Its exact curve, for the worst
+of others' bits.
+"""
 
 import math
 from collections.abc import Callable, Iterator
@@ -24,7 +26,8 @@ from torchdp.shuffle.search import Target, least_noise
 
 # Others whose messages are given to the adversary: one in _GIVEN, none up to that many.
 _GIVEN = 512
-# Counts that lie further out than probability e^-_OUTSIDE are lost privacy; twice that is followed (see _laws).
+# Counts that lie further out than probability e^-_OUTSIDE are lost privacy; twice that is followed
+# (see _laws).
 _OUTSIDE = 60.0
 _LOST = 4 * math.exp(-_OUTSIDE)
 _AT_ONCE = 1 << 22
@@ -34,23 +37,28 @@ _NEAR = 5e-5  # of the logarithm of the noise that is found
 
 
 def response_profile(users: int, flip: float) -> Profile:
-    """The largest curve of all pairs of neighbours of randomized response behind a shuffler, both directions.
+    """The largest curve of all pairs of neighbours of randomized response behind a shuffler, both
+    directions.
 
-    The view is the number of ones Y among ``users`` = n messages. With k ones among the n - 1 others,
-    N ~ Binomial(n - 1 - k, p) + Binomial(k, 1 - p) of distribution f counts theirs, p = flip < 1/2, and the user adds a
-    bit that is one with probability 1 - p (a one: distribution P_k) or p (a zero: Q_k). f is log-concave (a sum of
-    independent bits), so P_k/Q_k rises with the count, and at r = e^epsilon >= 1, with a = 1 - p - r p,
+    The view is the number of ones Y among ``users`` = n messages. With k ones among the n - 1
+    others, N ~ Binomial(n - 1 - k, p) + Binomial(k, 1 - p) of distribution f counts theirs, p =
+    flip < 1/2, and the user adds a bit that is one with probability 1 - p (a one: distribution P_k)
+    or p (a zero: Q_k). f is log-concave (a sum of independent bits), so P_k/Q_k rises with the
+    count, and at r = e^epsilon >= 1, with a = 1 - p - r p,
         H(P_k||Q_k) = max over y of a f(y - 1) - (r - 1) Pr[N >= y],
         H(Q_k||P_k) = max over y of a f(y) - (r - 1) Pr[N <= y - 1],
-    or 0 where a <= 0. Exchanging zeros and ones turns k into n - 1 - k and one direction into the other, so both
-    directions of k <= (n - 1)/2 are all there is; below 0, H(-epsilon) = 1 - e^-epsilon + e^-epsilon H(epsilon).
+    or 0 where a <= 0. Exchanging zeros and ones turns k into n - 1 - k and one direction into the
+    other, so both directions of k <= (n - 1)/2 are all there is; below 0, H(-epsilon) = 1 -
+    e^-epsilon + e^-epsilon H(epsilon).
 
-    The worst k is not always an end point, nor always the middle. Up to 512 users every k is computed. Beyond, the
-    adversary is given the messages of c = floor((n - 1)/512) of the others: then k stands for n - 1 - c others with
-    any k0 in [k - c, k] ones, so every k0 that is a multiple of c + 1 (and the middle) covers all k, at the price of
-    a 512th of the noise variance, and the time does not grow with n. Raises ValueError.
+    The worst k is not always an end point, nor always the middle. Up to 512 users every k is
+    computed. Beyond, the adversary is given the messages of c = floor((n - 1)/512) of the others:
+    then k stands for n - 1 - c others with any k0 in [k - c, k] ones, so every k0 that is a
+    multiple of c + 1 (and the middle) covers all k, at the price of a 512th of the noise variance,
+    and the time does not grow with n. Raises ValueError.
 
-    Guarantees: nowhere below the curve of any k in 0..n - 1, in either direction; up to 512 users, their maximum.
+    Guarantees: nowhere below the curve of any k in 0..n - 1, in either direction; up to 512 users,
+    their maximum.
     """
     users, p = checks.integer("users", users, 1), checks.fraction("flip", flip)
     if p >= 0.5:
@@ -82,10 +90,11 @@ def response_profile(users: int, flip: float) -> Profile:
 def _both_directions(
     rising: np.ndarray, f: np.ndarray, a: np.ndarray, b: np.ndarray, excess: np.ndarray
 ) -> np.ndarray:
-    """H in the worse direction from f on a range of counts and ``rising`` = f(y - 1)/f(y), 0 at its start.
+    """H in the worse direction from f on a range of counts and ``rising`` = f(y - 1)/f(y), 0 at its
+    start.
 
-    The best y is where the ratio passes b/a, or a/b. At any other y the expression is smaller, so that rounding of
-    the ratios matters in second order only.
+    The best y is where the ratio passes b/a, or a/b. At any other y the expression is smaller, so
+    that rounding of the ratios matters in second order only.
     """
     zero = np.zeros(1)
     upper = np.append(np.cumsum(f[::-1])[::-1], zero)  # Pr[N >= y], y one past the range included
@@ -103,13 +112,16 @@ def _both_directions(
     delta=partial(checks.within, low=1e-25, high=1 - 2.0**-53),
 )
 def least_flip(users: Numbers, epsilon: Numbers, delta: Numbers) -> Numbers:
-    """The least flip at which shuffled randomized response is (epsilon, delta)-DP: of its RMSE, within 1e-4 of itself.
+    """The least flip at which shuffled randomized response is (epsilon, delta)-DP: of its RMSE,
+    within 1e-4 of itself.
 
-    Numbers, or batches that broadcast: users of one number are solved together, by numpy on the host. Some numbers of
-    ones among the others bound the largest curve from below; where all of them hold at the flip that these ask for,
-    it is the least one. epsilon: in [1e-9, 700]; delta: at least 1e-25. Raises TypeError, ValueError.
+    Numbers, or batches that broadcast: users of one number are solved together, by numpy on the
+    host. Some numbers of ones among the others bound the largest curve from below; where all of
+    them hold at the flip that these ask for, it is the least one. epsilon: in [1e-9, 700]; delta:
+    at least 1e-25. Raises TypeError, ValueError.
 
-    Guarantees: ``response_profile(users, flip)`` at epsilon is at most delta: all numbers of ones are tried last.
+    Guarantees: ``response_profile(users, flip)`` at epsilon is at most delta: all numbers of ones
+    are tried last.
     Source: as there; the curve falls with the flip.
     """
     found = torch.full_like(delta, math.nan)
@@ -153,7 +165,9 @@ def flip_of(users: float, rmse: Number) -> Number:
 
 
 def _worst(others: int, p: np.ndarray, epsilon: np.ndarray, ones: np.ndarray) -> np.ndarray:
-    """The largest curve over the rows ``ones`` in both directions, of each flip p at its own epsilon, (problems,)."""
+    """The largest curve over the rows ``ones`` in both directions, of each flip p at its own
+    epsilon, (problems,).
+    """
     a = 1 - p - np.exp(epsilon) * p
     b = np.exp(epsilon) * (1 - p) - p
     found = np.zeros(len(p))
@@ -175,7 +189,9 @@ def _worst(others: int, p: np.ndarray, epsilon: np.ndarray, ones: np.ndarray) ->
 
 
 def _alike(others: int, p: np.ndarray, problems: np.ndarray, rows: int) -> Iterator[np.ndarray]:
-    """Problems to compute at once: of about one width, since each is followed as far as the widest among them."""
+    """Problems to compute at once: of about one width, since each is followed as far as the widest
+    among them.
+    """
     scale = np.floor(np.log2(p[problems]))
     for size in np.unique(scale):
         alike = problems[scale == size]
@@ -185,7 +201,9 @@ def _alike(others: int, p: np.ndarray, problems: np.ndarray, rows: int) -> Itera
 
 
 def _covering(users: int) -> tuple[int, np.ndarray]:
-    """Others whose messages are not given, and the numbers of ones among them that cover all numbers."""
+    """Others whose messages are not given, and the numbers of ones among them that cover all
+    numbers.
+    """
     others = users - 1
     given = others // _GIVEN
     kept = others - given
@@ -193,16 +211,20 @@ def _covering(users: int) -> tuple[int, np.ndarray]:
 
 
 def _laws(others: int, p: float | np.ndarray, ones: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """f(y - 1)/f(y) and f(y), N ~ Binomial(others - k, p) + Binomial(k, 1 - p), for each k <= others/2, and its p.
+    """f(y - 1)/f(y) and f(y), N ~ Binomial(others - k, p) + Binomial(k, 1 - p), for each k <=
+    others/2, and its p.
 
     The generating function F = (q + p z)^(others - k) (p + q z)^k, q = 1 - p, satisfies
     (q + p z)(p + q z) F' = ((others - k) p (p + q z) + k q (q + p z)) F, that is
-        p q (y + 1) f(y + 1) + D(y) f(y) = p q (others - y + 1) f(y - 1),  D(y) = (p^2 + q^2)(y - y0),
-    y0 = ((others - k) p^2 + k q^2)/(p^2 + q^2), which is at most the mean. Downwards from the top where y >= y0 and
-    upwards from the bottom where y < y0 all terms are positive, so nothing cancels. Above the mean f(y + 1) <= f(y),
-    so an error in the ratio shrinks at every step down, by 1 + (p^2 + q^2)(y - mean)/(p q (y + 1)) at least, and the
-    same on the other side. The rows run over all counts that have probability above e^-(2 _OUTSIDE) by Bernstein's
-    inequality, so that within those above e^-_OUTSIDE the start of a row is forgotten, to e^-40 (summed in a test).
+        p q (y + 1) f(y + 1) + D(y) f(y) = p q (others - y + 1) f(y - 1),  D(y) =
+        (p^2 + q^2)(y - y0),
+    y0 = ((others - k) p^2 + k q^2)/(p^2 + q^2), which is at most the mean. Downwards from the top
+    where y >= y0 and upwards from the bottom where y < y0 all terms are positive, so nothing
+    cancels. Above the mean f(y + 1) <= f(y), so an error in the ratio shrinks at every step down,
+    by 1 + (p^2 + q^2)(y - mean)/(p q (y + 1)) at least, and the same on the other side. The rows
+    run over all counts that have probability above e^-(2 _OUTSIDE) by Bernstein's inequality, so
+    that within those above e^-_OUTSIDE the start of a row is forgotten, to e^-40
+    (summed in a test).
     """
     q, reach, width = 1 - p, _tail_width(others, p), _width(others, p)
     mean = others * p + ones * (q - p)
@@ -220,7 +242,9 @@ def _laws(others: int, p: float | np.ndarray, ones: np.ndarray) -> tuple[np.ndar
 
 
 def _tail_width(others: int, p: float | np.ndarray) -> float:
-    """How far from the mean a count lies with probability e^-(2 _OUTSIDE) at most, for each of the flips."""
+    """How far from the mean a count lies with probability e^-(2 _OUTSIDE) at most, for each of the
+    flips.
+    """
     spread = others * float(np.max(p * (1 - p), initial=0.0))
     return 2 * _OUTSIDE / 3 + math.sqrt((2 * _OUTSIDE / 3) ** 2 + 4 * _OUTSIDE * spread)
 
@@ -275,17 +299,19 @@ def _coefficients(
 class RandomizedResponseSum(MessageLaw):
     """Each user sends its bit, flipped with probability ``flip`` in (0, 1/2): exactly one message.
 
-    The shuffled messages are their number of ones Y ~ Binomial(S, 1 - flip) + Binomial(n - S, flip), and the
-    estimate is (Y - n flip)/(1 - 2 flip), with variance n flip (1 - flip)/(1 - 2 flip)^2 whatever the bits.
-    Raises ValueError.
+    The shuffled messages are their number of ones Y ~ Binomial(S, 1 - flip) +
+    Binomial(n - S, flip), and the estimate is (Y - n flip)/(1 - 2 flip), with variance n flip
+    (1 - flip)/(1 - 2 flip)^2 whatever the bits. Raises ValueError.
 
-    Guarantees: its exact dominating pairs. With k ones among the other n - 1 users, Y has distribution
-    P_k = (1 - flip) (N_k + 1) + flip N_k if the user holds a one and Q_k = flip (N_k + 1) + (1 - flip) N_k if not,
-    N_k ~ Binomial(n - 1 - k, flip) + Binomial(k, 1 - flip). Every pair of neighbours is some (P_k, Q_k) or its swap,
-    so their largest hockey-stick divergence is the smallest curve that bounds all of them; it need not be attained
-    at k = 0 or n - 1. Flips alone are counted, also of numbers that are rounded to bits. Users who are absent leave the
-    protocol of those present. Before any shuffling it is ln((1 - flip)/flip)-private.
-    Source: Warner (1965); Cheu, Smith, Ullman, Zeber, Zhilyaev (2019) for the protocol behind a shuffler.
+    Guarantees: its exact dominating pairs. With k ones among the other n - 1 users, Y has
+    distribution P_k = (1 - flip) (N_k + 1) + flip N_k if the user holds a one and Q_k = flip
+    (N_k + 1) + (1 - flip) N_k if not, N_k ~ Binomial(n - 1 - k, flip) + Binomial(k, 1 - flip).
+    Every pair of neighbours is some (P_k, Q_k) or its swap, so their largest hockey-stick
+    divergence is the smallest curve that bounds all of them; it need not be attained at k = 0 or
+    n - 1. Flips alone are counted, also of numbers that are rounded to bits. Users who are absent
+    leave the protocol of those present. Before any shuffling it is ln((1 - flip)/flip)-private.
+    Source: Warner (1965); Cheu, Smith, Ullman, Zeber, Zhilyaev (2019) for the protocol behind a
+    shuffler.
     """
 
     own_number: ClassVar[bool] = True

@@ -1,9 +1,11 @@
 """Protocols of bit sums: users' messages through a shuffler, and the guarantee over many instances.
 
-Two ways, and the better of both counts. Flips: the worst pair of one instance, composed as often as bits may flip.
-Movement: a user that holds a vector and rounds coordinate i to a one with probability q_i moves the probabilities by
-``change`` = sum_i (q_i - q_i')^2 when the vector is replaced, which may be far less; ``BitLaw.moved_delta`` says what
-that costs: ``torchdp.shuffle.inversion`` for one-type noise, exactly for a curator's Gaussian noise.
+Two ways, and the better of both counts. Flips: the worst pair of one instance, composed as often as
+bits may flip.
+Movement: a user that holds a vector and rounds coordinate i to a one with probability q_i moves the
+probabilities by ``change`` = sum_i (q_i - q_i')^2 when the vector is replaced, which may be far
+less; ``BitLaw.moved_delta`` says what that costs: ``torchdp.shuffle.inversion`` for one-type noise,
+exactly for a curator's Gaussian noise.
 """
 
 import math
@@ -35,15 +37,18 @@ EITHER = "sums of rounded bits: flips composed after Doroshenko et al. (2022), A
 
 
 def delta_of(law: BitLaw, epsilon: float, instances: int | Sensitivity, absent: int = 0) -> float:
-    """The smallest delta certified at ``epsilon`` >= 0 for a user who takes part in ``instances`` instances.
+    """The smallest delta certified at ``epsilon`` >= 0 for a user who takes part in ``instances``
+    instances.
 
-    instances: a number, of bits that may all differ, or a :class:`Sensitivity`; absent: users whose noise does not
-    count. Raises ValueError, TypeError.
+    instances: a number, of bits that may all differ, or a :class:`Sensitivity`; absent: users whose
+    noise does not count. Raises ValueError, TypeError.
 
-    Guarantees: (epsilon, delta)-DP under replacement of all bits, or of the vector, of one user, whatever the other
-    users hold. Exact for central Gaussian noise and for one instance of correlated noise and of one-type noise that
-    spreads over up to 8,192 counts; otherwise an upper bound.
-    Source: ``torchdp.privacy.accounting``; ``shuffle.inversion``; Balle, Wang (2018), Theorem 8, for Gaussian noise.
+    Guarantees: (epsilon, delta)-DP under replacement of all bits, or of the vector, of one user,
+    whatever the other users hold. Exact for central Gaussian noise and for one instance of
+    correlated noise and of one-type noise that spreads over up to 8,192 counts; otherwise an upper
+    bound.
+    Source: ``torchdp.privacy.accounting``; ``shuffle.inversion``; Balle, Wang (2018), Theorem 8,
+    for Gaussian noise.
     """
     epsilon, moves = checks.non_negative("epsilon", epsilon), Sensitivity.of(instances)
     checks.instance("law", law, BitLaw).present(absent)
@@ -51,10 +56,11 @@ def delta_of(law: BitLaw, epsilon: float, instances: int | Sensitivity, absent: 
 
 
 def epsilon_of(law: BitLaw, delta: float, instances: int | Sensitivity, absent: int = 0) -> float:
-    """The smallest epsilon >= 0 certified at ``delta``, arguments as in ``delta_of``; by movement, up to 1 % above it.
+    """The smallest epsilon >= 0 certified at ``delta``, arguments as in ``delta_of``; by movement,
+    up to 1 % above it.
 
-    math.inf where there is none. delta = 0: basic composition of what is private without delta. Raises ValueError,
-    TypeError.
+    math.inf where there is none. delta = 0: basic composition of what is private without delta.
+    Raises ValueError, TypeError.
 
     Guarantees: as ``delta_of``.
     """
@@ -80,11 +86,12 @@ def promise(
 ) -> Guarantee:
     """The guarantee of shuffled sums with this noise at this delta; arguments as in ``delta_of``.
 
-    epsilon: at which it is stated; None: the smallest that is certified. Raises ValueError where it is not certified,
-    or none up to 700 is.
+    epsilon: at which it is stated; None: the smallest that is certified. Raises ValueError where it
+    is not certified, or none up to 700 is.
 
-    Guarantees: as ``delta_of``; of the messages as they are sent where they are drawn from whole numbers, for which
-    delta keeps 2^-40 of itself. ``change`` is that of the chances that floats have: it must allow for their errors.
+    Guarantees: as ``delta_of``; of the messages as they are sent where they are drawn from whole
+    numbers, for which delta keeps 2^-40 of itself. ``change`` is that of the chances that floats
+    have: it must allow for their errors.
     """
     moves = Sensitivity.of(instances)
     exact = checks.instance("law", law, MessageLaw).variation is None
@@ -134,10 +141,12 @@ def _deltas(law: BitLaw, epsilon: float, moves: Sensitivity, absent: int) -> Ite
 
 
 class Shuffled(MessageProtocol[S, ShuffledMessages]):
-    """Users who send bits by one mechanism in each of ``instances`` sums, whatever their bits are made from.
+    """Users who send bits by one mechanism in each of ``instances`` sums, whatever their bits are
+    made from.
 
-    A tally keeps each instance's total and how many users were heard. ``absent``: so many of ``law.users`` may send
-    nothing, or collude, and the guarantee still holds; an analyst takes tallies of no fewer of them.
+    A tally keeps each instance's total and how many users were heard. ``absent``: so many of
+    ``law.users`` may send nothing, or collude, and the guarantee still holds; an analyst takes
+    tallies of no fewer of them.
     """
 
     law: MessageLaw
@@ -153,7 +162,9 @@ class Shuffled(MessageProtocol[S, ShuffledMessages]):
 
     @cached_property
     def guarantee(self) -> Guarantee:
-        """At delta. Raises ValueError where it is not certified, no epsilon holds, or every epsilon > 0 does."""
+        """At delta. Raises ValueError where it is not certified, no epsilon holds, or every
+        epsilon > 0 does.
+        """
         return promise(self.law, self.delta, self.sensitivity, self.absent, self.epsilon)
 
     @abstractmethod
@@ -216,7 +227,9 @@ class Shuffled(MessageProtocol[S, ShuffledMessages]):
         return Tally(messages.n, {"total": total.to(torch.int64)})  # the doubles are whole numbers
 
     def whole(self, tally: Tally) -> Tally:
-        """``tally``, if it is of as many users as the noise counts on. Raises TypeError, ValueError."""
+        """``tally``, if it is of as many users as the noise counts on. Raises TypeError,
+        ValueError.
+        """
         least, most = self.law.users - self.absent, self.law.users
         if not least <= alike(self.check(tally).n) <= most:
             users = f"{most}" if least == most else f"{least} to {most}"
@@ -254,14 +267,16 @@ class Shuffled(MessageProtocol[S, ShuffledMessages]):
 
 @dataclass(frozen=True)
 class BitSums(Shuffled[Tensor]):
-    """How many of ``law.users`` users hold a one in each of ``instances`` instances, through a shuffler.
+    """How many of ``law.users`` users hold a one in each of ``instances`` instances, through a
+    shuffler.
 
-    x: (n, instances) bool; a summary: ones (instances,). law: such as ``PoissonSum``. delta, epsilon: at which the
-    guarantee is stated; without epsilon the smallest that is certified. absent: so many users may send nothing, or
-    collude; a tally of fewer users than the rest is refused.
-    Raises TypeError, ValueError.
+    x: (n, instances) bool; a summary: ones (instances,). law: such as ``PoissonSum``. delta,
+    epsilon: at which the guarantee is stated; without epsilon the smallest that is certified.
+    absent: so many users may send nothing, or collude; a tally of fewer users than the rest is
+    refused. Raises TypeError, ValueError.
 
-    Guarantees: (epsilon, delta)-DP for replacing all bits of one user, as ``delta_of`` certifies it.
+    Guarantees: (epsilon, delta)-DP for replacing all bits of one user, as ``delta_of`` certifies
+    it.
     Source: that of the law; the composition: ``accounting``.
     """
 
@@ -288,7 +303,9 @@ class BitSums(Shuffled[Tensor]):
         instances: int,
         absent: int = 0,
     ) -> "BitSums":
-        """With the least noise of this kind at (epsilon, delta); arguments as in ``BitLaw.calibrated``."""
+        """With the least noise of this kind at (epsilon, delta); arguments as in
+        ``BitLaw.calibrated``.
+        """
         real = checks.below_one("delta", delta) * ROUNDED
         law = message_law(kind).calibrated(users, epsilon, real, instances, absent)
         return BitSums(law, instances, delta, epsilon if delta else None, absent)
@@ -351,7 +368,9 @@ class BitSums(Shuffled[Tensor]):
         return ones
 
     def validate_summary(self, summary: Tensor) -> Tensor:
-        """``summary``, whole numbers of ones, (*batch, instances) int64. Raises TypeError, ValueError."""
+        """``summary``, whole numbers of ones, (*batch, instances) int64. Raises TypeError,
+        ValueError.
+        """
         ones = checks.counts("summary", summary, self.instances)
         if bool((ones > self.law.users).any()):
             raise ValueError(

@@ -1,4 +1,5 @@
-"""Monte Carlo with error bars over any callable, sweeps that resume, and the scripts under ``experiments/``.
+"""Monte Carlo with error bars over any callable, sweeps that resume, and the scripts under
+``experiments/``.
 
     >>> import torch
     >>> from torchdp.simulate import run
@@ -16,14 +17,15 @@
 | its results as a page | :func:`write_page` |
 | what ``torchdp sweep`` runs; a script with tables and figures | :class:`Sweep`; :class:`Experiment`, :class:`Report` |
 
-It is independent of any mechanism: a trial is ``trial(generator, size) -> (size,)`` independent samples, most often
-squared errors, or several such by name: ``{"squared error": (size,), "coverage": (size,) of bool}``.
-``devices=["cuda:0", "cuda:1"]`` hands the blocks to a worker process for each device.
+It is independent of any mechanism: a trial is ``trial(generator, size) -> (size,)`` independent
+samples, most often squared errors, or several such by name:
+``{"squared error": (size,), "coverage": (size,) of bool}``. ``devices=["cuda:0", "cuda:1"]`` hands
+the blocks to a worker process for each device.
 
-Guarantees: randomness is a function of the run seed, the configuration and the block index alone, so that moments do
-not depend on how many devices ran them, in what order, or how often a sweep was killed; blocks of two codes never
-merge. Intervals cover asymptotically, with a target as it tends to 0 (Chow, Robbins 1965); those of shares for any
-number of trials (Clopper, Pearson 1934).
+Guarantees: randomness is a function of the run seed, the configuration and the block index alone,
+so that moments do not depend on how many devices ran them, in what order, or how often a sweep was
+killed; blocks of two codes never merge. Intervals cover asymptotically, with a target as it tends
+to 0 (Chow, Robbins 1965); those of shares for any number of trials (Clopper, Pearson 1934).
 """
 
 from torchdp.simulate.blocks import run

@@ -1,4 +1,6 @@
-"""Monte Carlo over any callable: the unit of work, a block of samples; the order in which blocks count; ``run``."""
+"""Monte Carlo over any callable: the unit of work, a block of samples; the order in which blocks
+count; ``run``.
+"""
 
 import gc
 import time
@@ -54,7 +56,8 @@ class Part(Measured):
 
 
 def run_block(trial: Sampler, block: Block, device: torch.device) -> Part:
-    """What ``trial`` gives in one block. Out of memory, it is tried once more, with all caches emptied.
+    """What ``trial`` gives in one block. Out of memory, it is tried once more, with all caches
+    emptied.
 
     Raises TypeError, ValueError, MemoryError that name the block.
     """
@@ -128,11 +131,12 @@ F = TypeVar("F", bound=Measured)
 
 
 class Gathering(Measured, Generic[F]):
-    """The blocks of one configuration: handed out in order, taken back in any order, merged in order.
+    """The blocks of one configuration: handed out in order, taken back in any order, merged in
+    order.
 
-    It ends at the first boundary that reaches the target, or with the last block. Blocks beyond that boundary,
-    which somebody may have run ahead, are not merged. metrics, blocks and seconds: of the merged ones;
-    left: at most so many blocks are still to be handed out.
+    It ends at the first boundary that reaches the target, or with the last block. Blocks beyond
+    that boundary, which somebody may have run ahead, are not merged. metrics, blocks and seconds:
+    of the merged ones; left: at most so many blocks are still to be handed out.
     """
 
     def __init__(
@@ -168,7 +172,9 @@ class Gathering(Measured, Generic[F]):
         self._merge()
 
     def hand_out(self) -> tuple[int, int] | None:
-        """(index, size) of the next block that nobody has run; None when no more are needed, as far as is known now."""
+        """(index, size) of the next block that nobody has run; None when no more are needed, as far
+        as is known now.
+        """
         key = None if self.finished else next(self._out, None)
         self.left -= key is not None
         return key
@@ -196,7 +202,9 @@ class Gathering(Measured, Generic[F]):
 
     @property
     def reached(self) -> bool:
-        """Whether the 95 % interval of the mean is as narrow as the target asks; False without a target."""
+        """Whether the 95 % interval of the mean is as narrow as the target asks; False without a
+        target.
+        """
         return self._target is not None and self.moments.relative_half_width(0.95) <= self._target
 
     def _merge(self) -> None:
@@ -208,7 +216,9 @@ class Gathering(Measured, Generic[F]):
 
 
 class Asked:
-    """How much of each configuration. shard: (i, n), of which every n-th block. Raises TypeError, ValueError."""
+    """How much of each configuration. shard: (i, n), of which every n-th block. Raises TypeError,
+    ValueError.
+    """
 
     def __init__(
         self,
@@ -254,8 +264,8 @@ def _shard(shard: object) -> tuple[int, int] | None:
 class Result(Measured):
     """What :func:`run` found.
 
-    metrics: the moments of each number by its name, "value" where it has none, ``moments`` those of the first;
-    blocks: how many of them count; seconds: wall time inside those blocks;
+    metrics: the moments of each number by its name, "value" where it has none, ``moments`` those of
+    the first; blocks: how many of them count; seconds: wall time inside those blocks;
     reached_target: whether the target was met, None where none was set.
     """
 
@@ -281,34 +291,41 @@ def run(
     """The moments of ``trials`` independent samples of ``trial``.
 
     Block b holds samples b * block_size up to (b + 1) * block_size and draws from
-    ``block_generator(seed, config, b, device)``; the blocks are merged in order. On one model of device and
-    one version of torch the moments depend on (trial, trials, seed, config, block_size) and nothing else, but
-    where the trial itself changes with the number of CPU threads, as decompositions do in their last bits: a worker
-    of ``devices`` has one thread, this process may have more (OMP_NUM_THREADS).
+    ``block_generator(seed, config, b, device)``; the blocks are merged in order. On one model of
+    device and one version of torch the moments depend on (trial, trials, seed, config, block_size)
+    and nothing else, but where the trial itself changes with the number of CPU threads, as
+    decompositions do in their last bits: a worker of ``devices`` has one thread, this process may
+    have more (OMP_NUM_THREADS).
 
     Args:
-        trial: ``trial(generator, size)`` returns (size,) independent samples, for example squared errors, or a mapping
-            or named tuple of such by name: the first is what the target is about; the mean of a bool one is a share.
+        trial: ``trial(generator, size)`` returns (size,) independent samples, for example squared
+            errors, or a mapping or named tuple of such by name: the first is what the target is
+            about; the mean of a bool one is a share.
         trials: how many samples, >= 1; None: as many as the target needs.
         seed: run seed, >= 0.
-        config: what tells this stream from that of another configuration; see ``streams.canonical``.
+        config: what tells this stream from that of another configuration; see
+            ``streams.canonical``.
         block_size: samples in a block, >= 1; only the last block may be shorter.
-        target_relative_ci: stop at the first block boundary at which half the width of the 95 % interval
-            over abs(mean) is at most this. With blocks of few samples it stops too early too often.
+        target_relative_ci: stop at the first block boundary at which half the width of the 95 %
+            interval over abs(mean) is at most this. With blocks of few samples it stops too early
+            too often.
         device: where the generators live, in this process; for None torch's default device.
-        devices: instead of ``device``: a worker process for each, such as ``["cuda:0", "cuda:1"]``, all of one kind.
-            A script calls this under ``if __name__ == "__main__":``.
-        executor: instead of ``devices``: any ``concurrent.futures.Executor``, a ``dask.distributed.Client`` or its
-            ``get_executor()``. Its workers have torchdp and the modules of the trial; ``device`` is theirs (a GPU a
-            worker: "cuda"). It stays open, and what dies in it is its own to do again.
+        devices: instead of ``device``: a worker process for each, such as ``["cuda:0", "cuda:1"]``,
+            all of one kind. A script calls this under ``if __name__ == "__main__":``.
+        executor: instead of ``devices``: any ``concurrent.futures.Executor``, a
+            ``dask.distributed.Client`` or its ``get_executor()``. Its workers have torchdp and the
+            modules of the trial; ``device`` is theirs (a GPU a worker: "cuda"). It stays open, and
+            what dies in it is its own to do again.
         progress: show a bar; None shows one on a terminal only.
 
     Raises:
-        TypeError, ValueError: bad arguments, or samples of another shape, NaN or infinite, with their block.
-        RuntimeError: a trial in a worker raised something else. ChildProcessError: two workers died in one block.
+        TypeError, ValueError: bad arguments, or samples of another shape, NaN or infinite, with
+            their block.
+        RuntimeError: a trial in a worker raised something else. ChildProcessError: two workers died
+            in one block.
 
-    Source: the stopping rule is that of Chow and Robbins 1965, for relative width Nadas 1969, looked at on
-    block boundaries; its coverage tends to 95 % as the target tends to 0.
+    Source: the stopping rule is that of Chow and Robbins 1965, for relative width Nadas 1969,
+    looked at on block boundaries; its coverage tends to 95 % as the target tends to 0.
     """
     function("trial", trial)
     given = {} if config is None else config

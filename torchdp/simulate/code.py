@@ -1,4 +1,6 @@
-"""What made a number: the script that defines its trial, and the command, place and versions of a run."""
+"""What made a number: the script that defines its trial, and the command, place and versions of a
+run.
+"""
 
 import functools
 import hashlib
@@ -27,10 +29,11 @@ _NAME = __name__.partition(".")[0]
 def code_of(make_trial: Any) -> str:
     """What made the numbers of a trial, in words: its script, torchdp, torch and Python.
 
-    The first part is a digest of the text of the file that defines ``make_trial`` (in a notebook, of the function), as
-    it lies on the disk, and of the values that it is bound to, as they print: a partial's arguments, a closure's
-    variables, an object's attributes. So a comment makes another code. Other files that the script imports or
-    reads are not covered. ``__wrapped__`` stands for an object that has it.
+    The first part is a digest of the text of the file that defines ``make_trial``
+    (in a notebook, of the function), as it lies on the disk, and of the values that it is bound to,
+    as they print: a partial's arguments, a closure's variables, an object's attributes. So a
+    comment makes another code. Other files that the script imports or reads are not covered.
+    ``__wrapped__`` stands for an object that has it.
     """
     made = inspect.unwrap(make_trial)
     bound: list[object] = []
@@ -49,7 +52,9 @@ def code_of(make_trial: Any) -> str:
 
 
 def _text(made: Any) -> str:
-    """Of the file; without one of the function; typed at a prompt that keeps no text, what Python made of it."""
+    """Of the file; without one of the function; typed at a prompt that keeps no text, what Python
+    made of it.
+    """
     try:
         return Path(inspect.getsourcefile(made) or "").read_text("utf-8", "replace")
     except (OSError, TypeError):
@@ -71,7 +76,9 @@ def package() -> str:
 
 
 def start(more: Mapping[str, Any]) -> Start:
-    """A new number for a sweep that starts now, with the facts of this process beside those given."""
+    """A new number for a sweep that starts now, with the facts of this process beside those
+    given.
+    """
     return Start(uuid.uuid4().hex[:12], {**facts(), **more})
 
 
@@ -92,7 +99,9 @@ def facts() -> dict[str, Any]:
 
 
 def _revision() -> str:
-    """Of the repository around the working folder, with a + where files differ from it; "" where there is none."""
+    """Of the repository around the working folder, with a + where files differ from it; "" where
+    there is none.
+    """
     command = ["git", "describe", "--always", "--abbrev=12", "--exclude=*", "--dirty=+"]
     try:
         said = subprocess.run(command, capture_output=True, text=True, timeout=10, check=True)

@@ -24,8 +24,8 @@ PAUSE = 0.2  # seconds between looks at a store whose last blocks others run
 class Row(Measured):
     """One configuration with the merged moments of each number by name; ``moments``: of the first.
 
-    seconds: wall time of all its blocks, whoever ran them. code: what made every one of them; see ``code_of``.
-    error: what ended it early, None where nothing did.
+    seconds: wall time of all its blocks, whoever ran them. code: what made every one of them; see
+    ``code_of``. error: what ended it early, None where nothing did.
     """
 
     config: dict[str, Any]
@@ -39,10 +39,12 @@ class Row(Measured):
 
 
 class OtherCode(Enum):
-    """What a sweep does with a configuration of which the store holds blocks by other code, and none by its own.
+    """What a sweep does with a configuration of which the store holds blocks by other code, and
+    none by its own.
 
-    REFUSE: raises ValueError, before any work. KEEP: takes the stored blocks of one other code where they are all that
-    was asked for, and measures the rest anew. AGAIN: measures anew. Blocks of two codes are never merged.
+    REFUSE: raises ValueError, before any work. KEEP: takes the stored blocks of one other code
+    where they are all that was asked for, and measures the rest anew. AGAIN: measures anew. Blocks
+    of two codes are never merged.
     """
 
     REFUSE = "refuse"
@@ -51,7 +53,9 @@ class OtherCode(Enum):
 
 
 class OnError(Enum):
-    """What a sweep does when a configuration fails: RAISE, or GO_ON with the others and name it in its row's error."""
+    """What a sweep does when a configuration fails: RAISE, or GO_ON with the others and name it in
+    its row's error.
+    """
 
     RAISE = "raise"
     GO_ON = "go-on"
@@ -59,7 +63,9 @@ class OnError(Enum):
 
 @dataclass(frozen=True)
 class ConfigRun:
-    """What is known of one configuration by one code. facts: of a block that is known, if there is one."""
+    """What is known of one configuration by one code. facts: of a block that is known, if there is
+    one.
+    """
 
     config: dict[str, Any]
     key: RunKey
@@ -125,7 +131,9 @@ def runs_of(
 
 
 def same_facts(config: Mapping[str, object], facts: Sequence[Mapping[str, object]]) -> None:
-    """Raises ValueError where the facts of a configuration's blocks differ by more than rounding."""
+    """Raises ValueError where the facts of a configuration's blocks differ by more than
+    rounding.
+    """
     for other in facts[1:]:
         if not _alike(other, facts[0]):
             raise ValueError(
@@ -135,7 +143,9 @@ def same_facts(config: Mapping[str, object], facts: Sequence[Mapping[str, object
 
 
 def _alike(a: object, b: object) -> bool:
-    """Whether two values of JSON are equal; floats up to the rounding that another number of threads brings."""
+    """Whether two values of JSON are equal; floats up to the rounding that another number of
+    threads brings.
+    """
     if isinstance(a, Mapping) and isinstance(b, Mapping):
         return a.keys() == b.keys() and all(_alike(a[key], b[key]) for key in a)
     if isinstance(a, list) and isinstance(b, list):
@@ -156,7 +166,9 @@ class Job:
 
 
 class Work(Jobs[Job]):
-    """What is left to do, and the store that keeps what was done; other sweeps may work on the same store."""
+    """What is left to do, and the store that keeps what was done; other sweeps may work on the same
+    store.
+    """
 
     def __init__(
         self,
@@ -194,7 +206,9 @@ class Work(Jobs[Job]):
                     break
 
     def next(self, previous: Job | None) -> Job | None:
-        """Of the run before, whose trial is made; of one that nobody has; of the one with the most left."""
+        """Of the run before, whose trial is made; of one that nobody has; of the one with the most
+        left.
+        """
         for index in self._candidates(previous):
             while (key := self._runs[index].blocks.hand_out()) is not None:
                 run = self._runs[index]

@@ -20,8 +20,8 @@ class Moments:
     """What a sample x_1 .. x_count leaves behind: enough for its mean, variance and error bars.
 
     mean = sum x_i / count (NaN when count is 0), m2 = sum (x_i - mean)^2, minimum, maximum
-    (+inf and -inf when count is 0). Python floats, so float64. share: whether all samples were bool, so that the
-    mean is the share of those that were True.
+    (+inf and -inf when count is 0). Python floats, so float64. share: whether all samples were
+    bool, so that the mean is the share of those that were True.
     """
 
     count: int = 0
@@ -35,7 +35,8 @@ class Moments:
     def of(cls, samples: Tensor) -> "Moments":
         """The moments of ``samples``, any shape, computed in float64 on their device.
 
-        The sums run over a tree of fixed shape, so the number of threads does not change a bit of them.
+        The sums run over a tree of fixed shape, so the number of threads does not change a bit of
+        them.
 
         Raises:
             TypeError: ``samples`` is not a real dense tensor.
@@ -63,7 +64,9 @@ class Moments:
 
     @property
     def standard_error(self) -> float:
-        """sqrt(variance / count), of the mean; inf for fewer than two samples, which say nothing about it."""
+        """sqrt(variance / count), of the mean; inf for fewer than two samples, which say nothing
+        about it.
+        """
         return math.sqrt(self.variance / self.count) if self.count > 1 else math.inf
 
     def interval(self, level: float = 0.95) -> tuple[float, float]:
@@ -85,12 +88,16 @@ class Moments:
         )
 
     def relative_half_width(self, level: float = 0.95) -> float:
-        """Half the width of the normal interval over abs(mean); inf when the mean is 0 or the interval infinite."""
+        """Half the width of the normal interval over abs(mean); inf when the mean is 0 or the
+        interval infinite.
+        """
         half = self._half_width(level)
         return half / abs(self.mean) if self.mean != 0 and math.isfinite(half) else math.inf
 
     def z_score(self, predicted: float) -> float:
-        """(mean - predicted) / standard_error; NaN for fewer than two samples. Raises ValueError for no number."""
+        """(mean - predicted) / standard_error; NaN for fewer than two samples. Raises ValueError
+        for no number.
+        """
         difference = self.mean - within("predicted", predicted, -math.inf, math.inf)
         if self.standard_error == 0:
             return math.copysign(math.inf, difference) if difference else 0.0
@@ -101,11 +108,13 @@ class Moments:
 
 
 def merge(a: Moments, b: Moments) -> Moments:
-    """The moments of both samples together; not associative in the last bit, so merge in a fixed order.
+    """The moments of both samples together; not associative in the last bit, so merge in a fixed
+    order.
 
     Raises TypeError for anything but Moments.
 
-    With d = b.mean - a.mean: mean = a.mean + d b.count / count, m2 = a.m2 + b.m2 + d^2 a.count b.count / count.
+    With d = b.mean - a.mean: mean = a.mean + d b.count / count, m2 = a.m2 + b.m2 + d^2 a.count
+    b.count / count.
 
     Source: Chan, Golub and LeVeque 1983, the pairwise update.
     """
@@ -127,7 +136,9 @@ def merge_all(a: Mapping[str, Moments], b: Mapping[str, Moments]) -> Mapping[str
 
 
 def same_numbers(a: Mapping[str, Moments], b: Mapping[str, Moments]) -> None:
-    """Raises ValueError where two blocks of a trial measure different numbers, unless one measures none."""
+    """Raises ValueError where two blocks of a trial measure different numbers, unless one measures
+    none.
+    """
     if a and list(a) != list(b):
         raise ValueError(
             f"a trial must measure the same numbers in each block, not {list(a)} and then {list(b)}"

@@ -1,4 +1,6 @@
-"""One page that a person reads: of a store, self-contained HTML and Markdown, from the store alone."""
+"""One page that a person reads: of a store, self-contained HTML and Markdown, from the store
+alone.
+"""
 
 import hashlib
 import html
@@ -37,7 +39,8 @@ footer{font-size:13px;color:#555;border-top:1px solid #ddd;margin-top:2em}.bad{c
 
 
 class Page:
-    """Paragraphs, tables and figures, written as HTML with everything inside and as Markdown without the figures.
+    """Paragraphs, tables and figures, written as HTML with everything inside and as Markdown
+    without the figures.
 
     All text is escaped here, for both, and nowhere else.
     """
@@ -104,11 +107,13 @@ class Page:
 def write_page(
     store: str | os.PathLike[str], path: str | os.PathLike[str], title: str = ""
 ) -> list[Path]:
-    """What ``store`` holds of its last sweep, at ``path`` (HTML) and beside it (Markdown); returns both.
+    """What ``store`` holds of its last sweep, at ``path`` (HTML) and beside it (Markdown); returns
+    both.
 
-    Error against each number of the configurations that varies, with 95 % intervals, predicted lines and slopes;
-    measured over predicted; the table; failures; how it was made. Without matplotlib the page says so in place of
-    figures. Raises OSError, ValueError where the store says nothing.
+    Error against each number of the configurations that varies, with 95 % intervals, predicted
+    lines and slopes; measured over predicted; the table; failures; how it was made. Without
+    matplotlib the page says so in place of figures. Raises OSError, ValueError where the store says
+    nothing.
     """
     checks.path("path", path), checks.instance("title", title, str)
     reader = load(store)
@@ -157,7 +162,8 @@ def _states(reader: Reader, last: Start) -> list[tuple[Row, str]]:
 
 
 def digest_of(rows: Sequence[Row]) -> str:
-    """Sixteen letters that tell results apart: SHA-256 of each row's configuration, seed, block size and metrics.
+    """Sixteen letters that tell results apart: SHA-256 of each row's configuration, seed, block
+    size and metrics.
 
     Rows in any order give the same; wall time, devices, hosts and code do not enter.
     """
@@ -215,7 +221,9 @@ def _summary(page: Page, states: Sequence[tuple[Row, str]]) -> None:
 
 
 def _views(rows: Sequence[Row]) -> list[tuple[dict[str, Any], list[Row]]]:
-    """What to draw: each number that varies on x, words (or what varies most) as lines, one figure for the rest."""
+    """What to draw: each number that varies on x, words (or what varies most) as lines, one figure
+    for the rest.
+    """
     values = {
         key: {canonical({key: row.config.get(key)}) for row in rows}
         for key in keys_of(row.config for row in rows)

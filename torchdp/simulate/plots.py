@@ -35,7 +35,8 @@ _MEASURED = "trials mse mse_low mse_high rmse predicted_mse ratio z seconds code
 def subplots(
     count: int = 1, *, size: tuple[float, float] = (7, 4), wide: int = 2, **options: Any
 ) -> tuple["Figure", list["Axes"]]:
-    """A figure and ``count`` axes of this size in inches, ``wide`` beside each other. options: of ``Figure.subplots``.
+    """A figure and ``count`` axes of this size in inches, ``wide`` beside each other. options: of
+    ``Figure.subplots``.
 
     Raises ImportError where matplotlib is not installed.
     """
@@ -71,9 +72,9 @@ def error_curves(
 ) -> "Figure":
     """Root mean squared error against ``config[x]`` on log-log axes: a figure to show or to save.
 
-    One line per distinct ``config[lines]``. Bars are the square roots of the 95 % interval of the mean
-    squared error; the dashed line is the square root of ``facts["predicted_mse"]`` where there is one; the legend
-    holds the least-squares slope of log RMSE on log x.
+    One line per distinct ``config[lines]``. Bars are the square roots of the 95 % interval of the
+    mean squared error; the dashed line is the square root of ``facts["predicted_mse"]`` where there
+    is one; the legend holds the least-squares slope of log RMSE on log x.
 
     Args:
         rows: their samples are squared errors.
@@ -81,12 +82,13 @@ def error_curves(
         lines: configuration key whose values name the lines; None: one line.
         title: say the privacy unit and the model here.
         panels: configuration key whose values get a panel each (default: one panel).
-        number: instead of the error the mean of the number of this name, such as a coverage, on a linear axis.
+        number: instead of the error the mean of the number of this name, such as a coverage, on a
+            linear axis.
 
     Raises:
         ImportError: matplotlib is not installed.
-        ValueError: no rows, a key that a configuration lacks, x or error not positive, or two rows at one
-            point of one line.
+        ValueError: no rows, a key that a configuration lacks, x or error not positive, or two rows
+            at one point of one line.
     """
     rows = checks.each_of("rows", rows, Row)
     checks.instance("x", x, str)
@@ -126,10 +128,12 @@ def error_curves(
 
 
 def ratio_strip(rows: Sequence[Row], title: str) -> "Figure":
-    """Measured over predicted mean squared error of each row that has a prediction, with its 95 % interval.
+    """Measured over predicted mean squared error of each row that has a prediction, with its 95 %
+    interval.
 
-    Rows in order from left to right on a linear axis around 1: the picture most sensitive to a wrong formula. Raises
-    ImportError where matplotlib is not installed, TypeError, ValueError where no row has a ``predicted_mse`` > 0.
+    Rows in order from left to right on a linear axis around 1: the picture most sensitive to a
+    wrong formula. Raises ImportError where matplotlib is not installed, TypeError, ValueError where
+    no row has a ``predicted_mse`` > 0.
     """
     rows = checks.each_of("rows", rows, Row)
     checks.instance("title", title, str)
@@ -148,7 +152,9 @@ def ratio_strip(rows: Sequence[Row], title: str) -> "Figure":
 def _points(
     rows: Sequence[Row], x: str, lines: str | None, panels: str | None, number: str | None
 ) -> "pandas.DataFrame":
-    """A point for each row: panel, line, x, the middle with its interval's ends, and what was predicted."""
+    """A point for each row: panel, line, x, the middle with its interval's ends, and what was
+    predicted.
+    """
     panel = "" if panels is None else checks.instance("panels", panels, str)
     if not rows:
         raise ValueError("rows is empty; there is nothing to draw")
@@ -208,12 +214,14 @@ def _bars(axes: "Axes", points: "pandas.DataFrame", place: int, **options: Any) 
 
 
 def write_csv(rows: Sequence[Row], path: str | os.PathLike[str]) -> None:
-    """One line per row: its configuration, then what was measured and how it compares with the prediction.
+    """One line per row: its configuration, then what was measured and how it compares with the
+    prediction.
 
     mse = mean of the samples with its 95 % interval mse_low, mse_high; rmse = sqrt(mse);
-    ratio = mse / predicted_mse; z = (mse - predicted_mse) / standard error. Empty cells where there is no
-    prediction. code: what made the row; error: why it ended early, empty where it did not. That is of the first number;
-    of each other one its mean, by its name, with its interval, as coverage, coverage_low, coverage_high.
+    ratio = mse / predicted_mse; z = (mse - predicted_mse) / standard error. Empty cells where there
+    is no prediction. code: what made the row; error: why it ended early, empty where it did not.
+    That is of the first number; of each other one its mean, by its name, with its interval, as
+    coverage, coverage_low, coverage_high.
 
     Raises:
         ValueError: a configuration key has the name of a measured column.
@@ -232,7 +240,9 @@ def write_csv(rows: Sequence[Row], path: str | os.PathLike[str]) -> None:
 
 
 def measured(row: Row) -> dict[str, Any]:
-    """What a table says of a row beside its configuration: ``write_csv``'s columns, without what there is not."""
+    """What a table says of a row beside its configuration: ``write_csv``'s columns, without what
+    there is not.
+    """
     moments = row.moments
     predicted = row.facts.get("predicted_mse")
     cells: dict[str, Any] = {"trials": moments.count, "seconds": row.seconds, "code": row.code}

@@ -1,4 +1,5 @@
-"""An experiment: a frozen configuration, the tables that are measured with it, and how these are drawn.
+"""An experiment: a frozen configuration, the tables that are measured with it, and how these are
+drawn.
 
 Each row is printed and written to a CSV file at once, and read back for figures.
 """
@@ -34,9 +35,11 @@ C = TypeVar("C")  # a frozen dataclass: its fields are the command's options
 
 
 class Report(Brief):
-    """Where an experiment says what it finds: ``folder/<table>.csv``, with every digit, and the terminal.
+    """Where an experiment says what it finds: ``folder/<table>.csv``, with every digit, and the
+    terminal.
 
-    device: where its tensors are. ``folder/runs.jsonl`` gets a line for each run: device, command, versions, time.
+    device: where its tensors are. ``folder/runs.jsonl`` gets a line for each run: device, command,
+    versions, time.
     """
 
     _printed = ("folder", "device")
@@ -60,7 +63,8 @@ class Report(Brief):
     def row(self, table: str, /, **cells: object) -> None:
         """Adds a row; the first one of a table replaces what an earlier run wrote.
 
-        Cells are words, numbers, tensors of one number, None. Raises ValueError for columns that the table lacks.
+        Cells are words, numbers, tensors of one number, None. Raises ValueError for columns that
+        the table lacks.
         """
         self._add(table, {name: _plain(value) for name, value in cells.items()}, [])
 
@@ -73,7 +77,9 @@ class Report(Brief):
     def once(
         self, table: str, key: Mapping[str, object], measure: Callable[[], Mapping[str, object]]
     ) -> dict[str, Any]:
-        """``row(table, **key, **measure())``, or the row that an earlier run wrote: a killed run goes on."""
+        """``row(table, **key, **measure())``, or the row that an earlier run wrote: a killed run
+        goes on.
+        """
         checks.instance("key", key, Mapping), checks.function("measure", measure)
         if table not in self._known:
             path = self.folder / f"{table}.csv"
@@ -134,7 +140,9 @@ def _text(value: object) -> str:
 def write_table(
     path: str | os.PathLike[str], columns: Sequence[str], rows: Iterable[Mapping[str, Any]]
 ) -> None:
-    """A CSV file with a header; a float keeps every digit, None and what a row lacks are empty cells."""
+    """A CSV file with a header; a float keeps every digit, None and what a row lacks are empty
+    cells.
+    """
     with open(path, "w", newline="", encoding="utf-8") as file:
         writer = csv.writer(file)
         writer.writerow(columns)
@@ -160,7 +168,9 @@ def _value(cell: str) -> object:
 
 
 def columns(rows: Iterable[Mapping[str, Any]], /, *names: str, **where: object) -> list[list[Any]]:
-    """These columns of the rows whose cells equal ``where``: one list for each name. Raises TypeError, ValueError."""
+    """These columns of the rows whose cells equal ``where``: one list for each name. Raises
+    TypeError, ValueError.
+    """
     rows = checks.each_of("rows", list(rows) if isinstance(rows, Iterator) else rows, Mapping)
     for name in (*names, *where):
         checks.instance("each of names", name, str)
@@ -173,7 +183,8 @@ def columns(rows: Iterable[Mapping[str, Any]], /, *names: str, **where: object) 
 
 @dataclass(frozen=True)
 class Experiment(Brief, Generic[C]):
-    """A script under ``experiments/``: its module's docstring is the recipe, ``main()`` its command.
+    """A script under ``experiments/``: its module's docstring is the recipe, ``main()`` its
+    command.
 
     measure: ``measure(config, report)`` computes and reports rows.
     full, smoke: configurations; with the second it takes under a minute of a CPU, mostly seconds.
@@ -188,7 +199,8 @@ class Experiment(Brief, Generic[C]):
     def run(self, config: C, folder: Path, device: torch.device | str = "cpu") -> dict[str, Rows]:
         """Measures, then draws from the files; returns the tables as they were written.
 
-        device: torch's default while it measures, and so that of every tensor and generator that names none.
+        device: torch's default while it measures, and so that of every tensor and generator that
+        names none.
         """
         report = Report(folder, device)
         with nullcontext() if report.device.type == "cpu" else report.device:
@@ -270,11 +282,13 @@ def add_options(parser: argparse.ArgumentParser, config: Any) -> None:
 
 @dataclass(frozen=True)
 class Sweep(Brief):
-    """A grid, what one trial of it is, and how its rows are drawn: what a script hands to ``torchdp sweep``.
+    """A grid, what one trial of it is, and how its rows are drawn: what a script hands to
+    ``torchdp sweep``.
 
-    name: of the results' folder. grid, make_trial, trials, block_size: as in :func:`torchdp.simulate.sweep`.
-    draw: ``draw(rows, folder)`` writes figures beside those of the report, from the rows alone; returns their files.
-    needs: modules that ``draw`` imports, looked for before the work begins.
+    name: of the results' folder. grid, make_trial, trials, block_size: as in
+    :func:`torchdp.simulate.sweep`. draw: ``draw(rows, folder)`` writes figures beside those of the
+    report, from the rows alone; returns their files. needs: modules that ``draw`` imports, looked
+    for before the work begins.
     """
 
     name: str

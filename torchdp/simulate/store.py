@@ -1,8 +1,8 @@
 """An append-only store of finished blocks: JSON lines, each with its CRC-32.
 
-A line is accepted only if encoding what it parses to gives back the very same bytes, checksum included; a torn
-or damaged line costs its own block, which is then run again. Beside the blocks it holds how each sweep started and
-which configurations failed. Stores merge by ``cat``.
+A line is accepted only if encoding what it parses to gives back the very same bytes, checksum
+included; a torn or damaged line costs its own block, which is then run again. Beside the blocks it
+holds how each sweep started and which configurations failed. Stores merge by ``cat``.
 """
 
 import errno
@@ -36,10 +36,11 @@ class RunKey(NamedTuple):
 
 @dataclass(frozen=True)
 class Record(Measured):
-    """One finished block. ``moments.count`` is the number of samples in it; ``seconds`` is wall time.
+    """One finished block. ``moments.count`` is the number of samples in it; ``seconds`` is wall
+    time.
 
-    code: what made it, see ``torchdp.simulate.code.code_of``. start: the number of the sweep that ran it; at: when it
-    was done, in seconds since 1970.
+    code: what made it, see ``torchdp.simulate.code.code_of``. start: the number of the sweep that
+    ran it; at: when it was done, in seconds since 1970.
     """
 
     seed: int
@@ -75,7 +76,9 @@ class Record(Measured):
 
 @dataclass(frozen=True)
 class Start:
-    """How a sweep started. start: its number; facts: what, where, when and by which command, see ``code.start``."""
+    """How a sweep started. start: its number; facts: what, where, when and by which command, see
+    ``code.start``.
+    """
 
     start: str
     facts: dict[str, Any]
@@ -111,8 +114,8 @@ Run = dict[tuple[int, int], Record]
 def append(path: str | os.PathLike[str], record: Line) -> None:
     """Writes ``record`` with one write on an O_APPEND descriptor and waits until it is on the disk.
 
-    Several processes may append to one file. Raises OSError that names ``path``; what was written before
-    stays valid.
+    Several processes may append to one file. Raises OSError that names ``path``; what was written
+    before stays valid.
     """
     data = encode(record)
     try:
@@ -140,8 +143,8 @@ def append(path: str | os.PathLike[str], record: Line) -> None:
 class Reader:
     """Every intact line of a file, read as it grows.
 
-    runs: blocks by run, in order of first appearance; of two records of the same block the first counts. starts,
-    failures: the other lines. skipped: lines that are damaged or of another format.
+    runs: blocks by run, in order of first appearance; of two records of the same block the first
+    counts. starts, failures: the other lines. skipped: lines that are damaged or of another format.
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
@@ -151,7 +154,8 @@ class Reader:
         self.skipped, self._path, self._place = 0, path, 0
 
     def read(self, last: bool = False) -> list[Record]:
-        """The blocks that are new since the last call. last: a line that only lacks its newline counts too.
+        """The blocks that are new since the last call. last: a line that only lacks its newline
+        counts too.
 
         Raises:
             OSError: the file cannot be read.
@@ -203,7 +207,8 @@ def load(path: str | os.PathLike[str]) -> Reader:
     """A reader that has read the whole file. One RuntimeWarning says how many lines it skipped.
 
     Raises:
-        OSError: the file cannot be read. ValueError: two records of the same block hold different moments.
+        OSError: the file cannot be read. ValueError: two records of the same block hold different
+            moments.
     """
     os.stat(checks.path("store", path))
     reader = Reader(path)
@@ -218,7 +223,8 @@ def merge(stores: Sequence[str | os.PathLike[str]], into: str | os.PathLike[str]
     """Adds what ``stores`` hold and ``into`` lacks to ``into``; returns how many blocks that were.
 
     Raises:
-        OSError: a store cannot be read or written. ValueError: two of them contradict each other; nothing is written.
+        OSError: a store cannot be read or written. ValueError: two of them contradict each other;
+            nothing is written.
     """
     checks.path("into", into)
     for path in checks.each_of("stores", stores, object):
@@ -239,7 +245,9 @@ def merge(stores: Sequence[str | os.PathLike[str]], into: str | os.PathLike[str]
 
 
 def encode(line: Line) -> bytes:
-    """The bytes of ``line``, newline included. Raises TypeError, ValueError if it is not finite JSON."""
+    """The bytes of ``line``, newline included. Raises TypeError, ValueError if it is not finite
+    JSON.
+    """
     body = {"format": FORMAT, **line.body()}
     checksum = f"{zlib.crc32(_dumps(body)):08x}"
     return _dumps({**body, "crc32": checksum}) + b"\n"
@@ -263,9 +271,11 @@ def _dumps(body: dict[str, Any]) -> bytes:
 
 
 class Claims:
-    """A lock on one byte of a file beside the store for each block in work; the system frees a dead process's locks.
+    """A lock on one byte of a file beside the store for each block in work; the system frees a dead
+    process's locks.
 
-    Where the file system has no locks, every claim is granted: blocks may then be run twice, to the same bits.
+    Where the file system has no locks, every claim is granted: blocks may then be run twice, to the
+    same bits.
     """
 
     def __init__(self, store: str | os.PathLike[str]) -> None:

@@ -16,11 +16,11 @@ STREAM = "torchdp.simulate/1"  # enters every seed
 def canonical(config: Mapping[str, object], name: str = "config") -> str:
     """``config`` as one JSON line: sorted keys, no spaces, ASCII, no NaN.
 
-    Values are str, int, float (finite), bool, None, or lists of those. ``1``, ``1.0`` and ``True`` are three
-    different values.
+    Values are str, int, float (finite), bool, None, or lists of those. ``1``, ``1.0`` and ``True``
+    are three different values.
 
-    Raises TypeError for anything else (tuples, tensors, numpy integers, nested dicts), ValueError for a NaN
-    or an infinity.
+    Raises TypeError for anything else (tuples, tensors, numpy integers, nested dicts), ValueError
+    for a NaN or an infinity.
     """
     if not isinstance(config, Mapping):
         raise TypeError(f"{name} must be a dict, not {type(config).__name__}")
@@ -41,7 +41,8 @@ def block_generator(
 ) -> torch.Generator:
     """A fresh generator for one block of one configuration.
 
-    Its stream is a function of ("torchdp.simulate/1", seed, digest(config), block) and of the kind of device.
+    Its stream is a function of ("torchdp.simulate/1", seed, digest(config), block) and of the kind
+    of device.
 
     Args:
         seed: run seed, an integer >= 0 of any size.

@@ -34,7 +34,8 @@ from torchdp.simulate.workers import answers
 class Trial(Brief):
     """What one configuration runs, and what is known about it beforehand.
 
-    sample: ``sample(generator, size)`` returns a tensor of shape (size,) of independent samples, or a mapping or named
+    sample: ``sample(generator, size)`` returns a tensor of shape (size,) of independent samples, or
+    a mapping or named
         tuple of such by name, as in :func:`torchdp.simulate.run`.
     facts: fixed numbers and words that go into the store beside the samples, for example
     ``{"predicted_mse": 0.25}``; of the same kinds as a configuration.
@@ -64,18 +65,20 @@ def sweep(
     on_error: OnError = OnError.RAISE,
     progress: bool | None = None,
 ) -> list[Row]:
-    """One row per configuration, in the order of ``grid``; blocks found in ``store`` are not run again.
+    """One row per configuration, in the order of ``grid``; blocks found in ``store`` are not run
+    again.
 
-    Each finished block is on the disk before whoever ran it starts the next. On one model of device and one
-    version of torch the moments are bit-identical however often the sweep was killed, in whatever order the grid
-    was given, however many devices ran it, and however many processes shared the store; about the number of CPU
-    threads see :func:`torchdp.simulate.run`. Over several models of GPU a row is as good, but depends on which of
-    them ran which block. Blocks of another seed, block size, configuration or code (``code_of(make_trial)``) never
-    enter a row.
+    Each finished block is on the disk before whoever ran it starts the next. On one model of device
+    and one version of torch the moments are bit-identical however often the sweep was killed, in
+    whatever order the grid was given, however many devices ran it, and however many processes
+    shared the store; about the number of CPU threads see :func:`torchdp.simulate.run`. Over several
+    models of GPU a row is as good, but depends on which of them ran which block. Blocks of another
+    seed, block size, configuration or code (``code_of(make_trial)``) never enter a row.
 
     Args:
-        make_trial: ``make_trial(config)`` returns a :class:`Trial` or a plain sampler; called only for a
-            configuration that still has blocks to run, once in each process that runs some of them.
+        make_trial: ``make_trial(config)`` returns a :class:`Trial` or a plain sampler; called only
+            for a configuration that still has blocks to run, once in each process that runs some of
+            them.
         grid: configurations, no two alike; see ``streams.canonical`` for what they may hold.
         trials: of each configuration; this and the next are as in :func:`torchdp.simulate.run`.
         seed: run seed, >= 0.
@@ -83,21 +86,25 @@ def sweep(
         target_relative_ci: where a configuration may stop.
         device: where the generators live, in this process; for None torch's default device.
         progress: show a bar; None shows one on a terminal only.
-        devices: a worker process for each; it is ``make_trial`` that is sent to the workers. One that dies is replaced,
-            and its block is run again, once.
+        devices: a worker process for each; it is ``make_trial`` that is sent to the workers. One
+            that dies is replaced, and its block is run again, once.
         executor: instead of ``devices``, as in :func:`torchdp.simulate.run`.
         store: path of the JSON lines file; made, with its folder, if it is missing.
-        shard: (i, n): run every n-th block alone, from block i on, into a store of its own; ``merge`` makes one of n
-            stores, and ``sweep`` without a shard its rows. Sweeps that reach one store need none: they share its work.
+        shard: (i, n): run every n-th block alone, from block i on, into a store of its own;
+            ``merge`` makes one of n stores, and ``sweep`` without a shard its rows. Sweeps that
+            reach one store need none: they share its work.
         other_code: what to do with stored blocks that other code made; see :class:`OtherCode`.
-        on_error: see :class:`OnError`; a row that failed holds the moments of the blocks before the error.
+        on_error: see :class:`OnError`; a row that failed holds the moments of the blocks before the
+            error.
 
     Raises:
-        TypeError, ValueError: two configurations alike, bad arguments or samples, facts that differ from
-            those stored (numbers by more than rounding), blocks of other code, or a store that contradicts itself.
-        OSError: the store cannot be read or written. ChildProcessError: two workers died in one block. MemoryError:
-            one does not fit, though tried twice.
-        RuntimeError: a trial in a worker raised something else. Finished blocks are kept, whatever is raised.
+        TypeError, ValueError: two configurations alike, bad arguments or samples, facts that differ
+            from those stored (numbers by more than rounding), blocks of other code, or a store that
+            contradicts itself.
+        OSError: the store cannot be read or written. ChildProcessError: two workers died in one
+            block. MemoryError: one does not fit, though tried twice.
+        RuntimeError: a trial in a worker raised something else. Finished blocks are kept, whatever
+            is raised.
     """
     checks.function("make_trial", make_trial)
     checks.path("store", store), checks.each_of("grid", grid, Mapping)
@@ -127,10 +134,11 @@ def _grid(runs: Sequence[ConfigRun], reader: Reader) -> dict[str, object]:
 
 
 def read(store: str | os.PathLike[str]) -> list[Row]:
-    """One row per (configuration, seed, block size, code) in ``store``, in order of first appearance.
+    """One row per (configuration, seed, block size, code) in ``store``, in order of first
+    appearance.
 
-    All stored blocks count: also those past the boundary at which a sweep with a target would stop. Where a
-    block was stored with two lengths, the longer one counts.
+    All stored blocks count: also those past the boundary at which a sweep with a target would stop.
+    Where a block was stored with two lengths, the longer one counts.
 
     Raises:
         OSError: the store cannot be read.

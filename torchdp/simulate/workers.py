@@ -1,4 +1,6 @@
-"""Jobs done in this process, in a process for each device, or by any executor. It knows no block and no store."""
+"""Jobs done in this process, in a process for each device, or by any executor. It knows no block
+and no store.
+"""
 
 import multiprocessing
 import os
@@ -45,10 +47,14 @@ class Jobs(ABC, Generic[J]):
 
     @abstractmethod
     def next(self, previous: J | None) -> J | None:
-        """The next job, for whoever has just had ``previous`` (None: nothing yet); None when nothing is left."""
+        """The next job, for whoever has just had ``previous`` (None: nothing yet); None when
+        nothing is left.
+        """
 
     def wait(self) -> bool:
-        """Asked when nothing is left and nothing is busy: True, after a pause, where there may be more."""
+        """Asked when nothing is left and nothing is busy: True, after a pause, where there may be
+        more.
+        """
         return False
 
     def failed(self, job: J, error: Exception) -> bool:
@@ -66,8 +72,8 @@ def answers(
 ) -> Generator[tuple[J, A], None, None]:
     """(job, work(job, device)) as the answers come, for every job.
 
-    Close it (``contextlib.closing``): that ends the processes of ``devices``, whatever happened. One that dies is
-    replaced, and its job is done again.
+    Close it (``contextlib.closing``): that ends the processes of ``devices``, whatever happened.
+    One that dies is replaced, and its job is done again.
 
     Args:
         name: what the user calls that which must be sent to the workers.
@@ -77,9 +83,12 @@ def answers(
         executor: a ``concurrent.futures.Executor``, or a ``dask.distributed.Client``.
 
     Raises:
-        TypeError, ValueError: at once, where the arguments contradict each other or the work cannot be sent.
-        What the work raises; from a worker as TypeError, ValueError, OSError, MemoryError or RuntimeError that names
-            the job and the device, with the worker's traceback as its cause; and what an executor raises.
+        TypeError, ValueError: at once, where the arguments contradict each other or the work cannot
+            be sent.
+        What the work raises; from a worker as TypeError, ValueError, OSError, MemoryError or
+        RuntimeError that names
+            the job and the device, with the worker's traceback as its cause; and what an executor
+            raises.
         ChildProcessError: a process died twice in one job.
     """
     if devices is not None and (executor is not None or device is not None):
@@ -103,7 +112,9 @@ def answers(
 
 
 def one_kind(devices: Sequence[Device]) -> list[torch.device]:
-    """The devices, all of one kind and here as far as that is known without touching them. Raises ValueError."""
+    """The devices, all of one kind and here as far as that is known without touching them. Raises
+    ValueError.
+    """
     if isinstance(devices, str) or not isinstance(devices, Sequence) or not devices:
         raise ValueError(f"devices must be a list such as ['cuda:0', 'cuda:1'], not {devices!r}")
     try:
@@ -149,7 +160,9 @@ def _here(
 
 
 class _Process:
-    """A process of our own on a device, with one job at a time; another takes its place when it dies."""
+    """A process of our own on a device, with one job at a time; another takes its place when it
+    dies.
+    """
 
     def __init__(self, device: torch.device, sent: bytes) -> None:
         self.device = device
@@ -177,7 +190,9 @@ class _Process:
 
 
 class _Given:
-    """An executor of the user's, which stays open: twice as many jobs as it has workers, so that none waits."""
+    """An executor of the user's, which stays open: twice as many jobs as it has workers, so that
+    none waits.
+    """
 
     def __init__(self, executor: Any, device: torch.device, sent: bytes) -> None:
         if hasattr(executor, "get_executor"):  # a client of Dask
@@ -288,7 +303,9 @@ def _here_and_now() -> tuple[str, int]:
 
 
 def _begin(sent: bytes, lifeline: Connection) -> None:
-    """A process of our own begins: it keeps the order, and ends with its parent's end of the pipe."""
+    """A process of our own begins: it keeps the order, and ends with its parent's end of the
+    pipe.
+    """
     for each in (signal.SIGINT, *STOPS):
         signal.signal(each, signal.SIG_IGN)
     _held.given = sent
@@ -302,7 +319,9 @@ def _end_with_parent(lifeline: Connection) -> None:
 
 
 def do(sent: bytes, device_name: str, job: Any) -> Any:
-    """In a worker: the answer. Raises what went wrong, as an error of Python that names the job and the device."""
+    """In a worker: the answer. Raises what went wrong, as an error of Python that names the job and
+    the device.
+    """
     device = torch.device(device_name)
     try:
         return _opened(sent or _held.given, device).work(job, device)

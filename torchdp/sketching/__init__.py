@@ -1,6 +1,8 @@
-"""Public random sketches S, and the noise that clients divide among them so that S A can be published.
+"""Public random sketches S, and the noise that clients divide among them so that S A can be
+published.
 
-Client i holds row a_i of A. Each adds a little noise; that of the honest clients in a row of S A protects each of them.
+Client i holds row a_i of A. Each adds a little noise; that of the honest clients in a row of S A
+protects each of them.
 
 >>> import torch
 >>> from torchdp import sketching
@@ -18,8 +20,9 @@ linear-transform differential privacy, epsilon = 1, delta = 1e-06, over real num
 | ``corrupt``, ``absent`` | t' together | clients who collude, and clients who may drop out |
 | ``entry_variance`` | V | the least variance of an entry of S A + noise |
 
-Theorems: the noise of the honest clients of each row, Burkhardt, Keller, Orlandi, Schwiegelshohn (2025), Theorem 4.4,
-with exact counts; its delta, Balle, Wang (2018), Theorem 8. The paper's own constants: ``sketching.paper``.
+Theorems: the noise of the honest clients of each row, Burkhardt, Keller, Orlandi, Schwiegelshohn
+(2025), Theorem 4.4, with exact counts; its delta, Balle, Wang (2018), Theorem 8. The paper's own
+constants: ``sketching.paper``.
 """
 
 from torchdp.sketching.coalition import AdaptiveCoalition

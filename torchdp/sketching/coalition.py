@@ -1,8 +1,9 @@
 """Whose noise counts: clients who know their own noise, or send none, protect no one else.
 
-Two numbers: ``corrupt`` clients may collude with the reader of the result, and beside them ``absent`` ones may drop
-out. Both are taken away, t' = corrupt + absent; what is left of each row, h_j honest (client, copy) pairs, is what
-noise is calibrated to. S is public, so its counts c_j are read, not bounded: no probability is spent on them.
+Two numbers: ``corrupt`` clients may collude with the reader of the result, and beside them
+``absent`` ones may drop out. Both are taken away, t' = corrupt + absent; what is left of each row,
+h_j honest (client, copy) pairs, is what noise is calibrated to. S is public, so its counts c_j are
+read, not bounded: no probability is spent on them.
 """
 
 from dataclasses import dataclass
@@ -16,10 +17,11 @@ from torchdp.sketching.sketch import Sketch
 
 @dataclass(frozen=True)
 class AdaptiveCoalition:
-    """Chosen by somebody who sees the sketch: h_j = c_j - min(t', c_j), certain. With 0: everybody is honest.
+    """Chosen by somebody who sees the sketch: h_j = c_j - min(t', c_j), certain. With 0: everybody
+    is honest.
 
-    corrupt: None: as many clients as the largest organisation has, in a ``Session``, which counts them; elsewhere
-    everybody speaks for itself, and it is 0. Raises ValueError.
+    corrupt: None: as many clients as the largest organisation has, in a ``Session``, which counts
+    them; elsewhere everybody speaks for itself, and it is 0. Raises ValueError.
     """
 
     corrupt: int | None = None
@@ -38,7 +40,8 @@ class AdaptiveCoalition:
     def honest(self, sketch: Sketch) -> Tensor:
         """Honest pairs that each row holds at least: (m,), int64; 0 in empty rows.
 
-        Raises ValueError where a used row may have no honest client: such a sketch must not be released.
+        Raises ValueError where a used row may have no honest client: such a sketch must not be
+        released.
         """
         clients = checks.instance("sketch", sketch, Sketch).clients
         if self.missing >= clients:

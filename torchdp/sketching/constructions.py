@@ -1,4 +1,6 @@
-"""Random sketches: OSNAP, CountSketch, dense Rademacher, the plain sum. None of them sees the data."""
+"""Random sketches: OSNAP, CountSketch, dense Rademacher, the plain sum. None of them sees the
+data.
+"""
 
 import torch
 from torch import Tensor
@@ -8,7 +10,8 @@ from torchdp.sketching.sketch import Sketch
 
 
 def osnap(clients: int, height: int, copies: int, *, generator: torch.Generator) -> Sketch:
-    """Each column: ``copies`` distinct rows, uniformly, and fair independent signs. Raises ValueError, TypeError.
+    """Each column: ``copies`` distinct rows, uniformly, and fair independent signs. Raises
+    ValueError, TypeError.
 
     Source: Nelson, Nguyen (2013), OSNAP, with fully independent columns.
     """
@@ -23,10 +26,12 @@ def osnap(clients: int, height: int, copies: int, *, generator: torch.Generator)
 
 
 def balanced_osnap(clients: int, height: int, copies: int, *, generator: torch.Generator) -> Sketch:
-    """The block construction with every row of a block filled alike, floor or ceil of n s/m clients.
+    """The block construction with every row of a block filled alike, floor or ceil of n s/m
+    clients.
 
-    Each copy deals a random permutation of the clients round its block's rows. Two clients meet in a copy with
-    probability at most s/m, less than where rows are drawn independently. Raises ValueError, TypeError.
+    Each copy deals a random permutation of the clients round its block's rows. Two clients meet in
+    a copy with probability at most s/m, less than where rows are drawn independently. Raises
+    ValueError, TypeError.
 
     Source: Nelson, Nguyen (2013), block construction.
     """
@@ -60,7 +65,8 @@ def balanced_count_sketch(clients: int, height: int, *, generator: torch.Generat
 
 
 def rademacher(clients: int, height: int, *, generator: torch.Generator) -> Sketch:
-    """Dense signs over sqrt(m), cut into m copies by a Latin square: copy c puts client k into row (k + c) mod m.
+    """Dense signs over sqrt(m), cut into m copies by a Latin square: copy c puts client k into row
+    (k + c) mod m.
 
     Every copy is balanced and every row holds every client. Raises ValueError, TypeError.
 

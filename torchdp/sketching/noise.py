@@ -1,8 +1,9 @@
 """Divisible noise over real numbers: its least size, what it promises, and its sums.
 
-Client i adds noise of its own to what it sends in each copy; the sum over a row, signs included, is the noise of that
-row, which ``sample_sum`` draws at once. What clients send are integers: ``torchdp.secure``. The signs do not matter:
-every distribution here is symmetric. Units: sums without the factor s^-1/2.
+Client i adds noise of its own to what it sends in each copy; the sum over a row, signs included, is
+the noise of that row, which ``sample_sum`` draws at once. What clients send are integers:
+``torchdp.secure``. The signs do not matter: every distribution here is symmetric. Units: sums
+without the factor s^-1/2.
 """
 
 import math
@@ -33,7 +34,9 @@ class DivisibleNoise(Brief, ABC):
         generator: torch.Generator,
         sample_shape: Sequence[int] = (),
     ) -> Tensor:
-        """The noise of each row, exactly in distribution, without the clients': (*sample_shape, m, d)."""
+        """The noise of each row, exactly in distribution, without the clients':
+        (*sample_shape, m, d).
+        """
         draws = Simulated(generator, checks.instance("sketch", sketch, Sketch).device)
         shape = (
             *checks.sample_shape(sample_shape),
@@ -49,17 +52,22 @@ class DivisibleNoise(Brief, ABC):
 
     @abstractmethod
     def variance(self, sketch: Sketch) -> Tensor:
-        """Variance of an entry of each row of the release, all clients adding noise: (m,), float64."""
+        """Variance of an entry of each row of the release, all clients adding noise: (m,),
+        float64.
+        """
 
 
 @entrywise(of_floats=True, bound=checks.squarable, epsilon=checks.positive, delta=checks.fraction)
 def entry_variance(bound: Numbers, *, epsilon: Numbers, delta: Numbers) -> Numbers:
-    """V = (2 B/mu*)^2, 1/mu* = gaussian_sigma(epsilon, delta): the least variance of iid Gaussian noise on S A.
+    """V = (2 B/mu*)^2, 1/mu* = gaussian_sigma(epsilon, delta): the least variance of iid Gaussian
+    noise on S A.
 
-    bound: B, the largest l_2 norm of a client's row. Numbers, or batches that broadcast. Raises TypeError, ValueError.
+    bound: B, the largest l_2 norm of a client's row. Numbers, or batches that broadcast. Raises
+    TypeError, ValueError.
 
     Guarantees: S A + N(0, V) is (epsilon, delta)-DP, exactly, for the sketch's every s, m, n and d.
-    Source: Balle, Wang (2018), Theorem 8, at sensitivity |S_i (a_i - a_i')^T|_F = |a_i - a_i'|_2 <= 2 B.
+    Source: Balle, Wang (2018), Theorem 8, at sensitivity |S_i (a_i - a_i')^T|_F = |a_i - a_i'|_2 <=
+    2 B.
     """
     return gaussian_sigma(epsilon, delta, 2 * bound) ** 2
 
@@ -70,11 +78,13 @@ class GaussianNoise(DivisibleNoise):
 
     sigma: (m,), or one number for every row. Raises ValueError, TypeError.
 
-    Guarantees: epsilon at delta, exact where everybody is honest, and with one copy for each kind of coalition.
-    Source: replacing row a_i changes sqrt(s) S A by sgn_ic (a_i - a_i') in row j = rows[c, i] of each copy c, the noise
-        of row j is N(0, h_j sigma_j^2 I), and rows are independent: the pair is two Gaussians at distance
-        mu_i^2 = |a_i - a_i'|^2 sum_c 1/(h_j sigma_j^2) <= 4 B^2 sum_c 1/(h_j sigma_j^2), with equality for a_i' = -a_i;
-        Balle, Wang (2018), Theorem 8.
+    Guarantees: epsilon at delta, exact where everybody is honest, and with one copy for each kind
+    of coalition.
+    Source: replacing row a_i changes sqrt(s) S A by sgn_ic (a_i - a_i') in row j = rows[c, i] of
+    each copy c, the noise
+        of row j is N(0, h_j sigma_j^2 I), and rows are independent: the pair is two Gaussians at
+        distance mu_i^2 = |a_i - a_i'|^2 sum_c 1/(h_j sigma_j^2) <= 4 B^2 sum_c 1/(h_j sigma_j^2),
+        with equality for a_i' = -a_i; Balle, Wang (2018), Theorem 8.
     """
 
     sigma: Tensor | float
@@ -102,11 +112,12 @@ class GaussianNoise(DivisibleNoise):
     ) -> "GaussianNoise":
         """The least noise for (epsilon, delta), with a sigma for each row.
 
-        sigma_j^2 = s V/h_j, h_j the row's honest pairs: every entry of the release has variance V (``entry_variance``)
-        where all are honest. Empty rows count as rows of one client. bound: B, the largest l_2 norm of a client's row.
-        Raises ValueError, TypeError.
+        sigma_j^2 = s V/h_j, h_j the row's honest pairs: every entry of the release has variance V
+        (``entry_variance``) where all are honest. Empty rows count as rows of one client. bound: B,
+        the largest l_2 norm of a client's row. Raises ValueError, TypeError.
 
-        Guarantees: (epsilon, delta)-DP; exact where everybody is honest, and with one copy for each kind of coalition.
+        Guarantees: (epsilon, delta)-DP; exact where everybody is honest, and with one copy for each
+        kind of coalition.
         Source: mu_i^2 = 4 B^2 sum_c 1/(h_j sigma_j^2) = mu*^2 for every client.
         """
         honest = checks.instance("coalition", coalition, AdaptiveCoalition).honest(sketch)
@@ -146,7 +157,8 @@ class GaussianNoise(DivisibleNoise):
 
 
 def _distance(sketch: Sketch, honest: Tensor, sigma: Tensor) -> float:
-    """The largest distance, in deviations, of two releases whose rows are 1 apart: (max_i sum_c 1/(h_j sigma_j^2))^1/2.
+    """The largest distance, in deviations, of two releases whose rows are 1 apart:
+    (max_i sum_c 1/(h_j sigma_j^2))^1/2.
 
     honest, sigma: (m,). j = rows[c, i].
     """
@@ -156,14 +168,19 @@ def _distance(sketch: Sketch, honest: Tensor, sigma: Tensor) -> float:
 
 @dataclass(frozen=True, eq=False)
 class LaplaceNoise(DivisibleNoise):
-    """Gamma(1/parts_j, scale) - Gamma(1/parts_j, scale) in each entry: parts_j of them make a Laplace(scale).
+    """Gamma(1/parts_j, scale) - Gamma(1/parts_j, scale) in each entry: parts_j of them make a
+    Laplace(scale).
 
-    scale: b. parts: (m,), the honest (client, copy) pairs that a row holds at least. Raises ValueError, TypeError.
+    scale: b. parts: (m,), the honest (client, copy) pairs that a row holds at least. Raises
+    ValueError, TypeError.
 
-    Guarantees: pure epsilon, exactly 2 s B_1/scale, for clients' rows of l_1 norm at most B_1, where parts_j <= h_j.
-    Source: replacing row a_i changes s rows of sqrt(s) S A, each by at most 2 B_1 in l_1, under independent noise that
-        is Laplace plus more of the same kind, whose density ratio tends to exp(2 B_1/b) far out; Dwork, McSherry,
-        Nissim, Smith (2006), Theorem 1; infinitely divisible: Kotz, Kozubowski, Podgorski (2001), Section 2.4.
+    Guarantees: pure epsilon, exactly 2 s B_1/scale, for clients' rows of l_1 norm at most B_1,
+    where parts_j <= h_j.
+    Source: replacing row a_i changes s rows of sqrt(s) S A, each by at most 2 B_1 in l_1, under
+    independent noise that
+        is Laplace plus more of the same kind, whose density ratio tends to exp(2 B_1/b) far out;
+        Dwork, McSherry, Nissim, Smith (2006), Theorem 1; infinitely divisible: Kotz, Kozubowski,
+        Podgorski (2001), Section 2.4.
     """
 
     scale: float
@@ -178,9 +195,11 @@ class LaplaceNoise(DivisibleNoise):
     def calibrated(
         sketch: Sketch, bound: float, *, epsilon: float, coalition: AdaptiveCoalition = EVERYBODY
     ) -> "LaplaceNoise":
-        """Scale 2 s B_1/epsilon in each row; an entry of the release has variance 8 s B_1^2/epsilon^2.
+        """Scale 2 s B_1/epsilon in each row; an entry of the release has variance 8 s
+        B_1^2/epsilon^2.
 
-        bound: B_1, the largest l_1 norm of a client's row. One copy is best. Raises ValueError, TypeError.
+        bound: B_1, the largest l_1 norm of a client's row. One copy is best. Raises ValueError,
+        TypeError.
 
         Guarantees: pure epsilon, exactly.
         """

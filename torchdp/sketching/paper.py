@@ -1,4 +1,5 @@
-"""The noise of the linear-transformation model's paper, as printed and as its experiments seem to have drawn it.
+"""The noise of the linear-transformation model's paper, as printed and as its experiments seem to
+have drawn it.
 
 ``guarantee`` says what each promises in truth. For use, take ``GaussianNoise.calibrated``.
 """
@@ -21,13 +22,16 @@ def gaussian_noise(
     delta: float,
     corrupt: int = 0,
 ) -> GaussianNoise:
-    """sigma^2 = 4 s^3 eta^2 m d^2 ln(1.25 s/(delta/d - m e^{-(n - s - t')/(8 m)}))/(epsilon^2 (n - s - t')).
+    """sigma^2 = 4 s^3 eta^2 m d^2 ln(1.25 s/(delta/d - m e^{-(n - s - t')/(8 m)}))/(epsilon^2 (n -
+    s - t')).
 
-    columns: d. entry_bound: eta, the largest absolute value of an entry. corrupt: t'. Raises ValueError where the
-    logarithm is undefined; the paper abstains where n < 8 m ln(d m/delta) + t', which lacks s and lets such n pass.
+    columns: d. entry_bound: eta, the largest absolute value of an entry. corrupt: t'. Raises
+    ValueError where the logarithm is undefined; the paper abstains where n < 8 m ln(d m/delta) +
+    t', which lacks s and lets such n pass.
 
-    What is wrong: at d = s = 1 the constant 4 is too small for its own claim (its proof gives 16). Elsewhere it wastes
-    noise: entry variance over the least is s^3 d ln(1.25 s d/delta) (mu*/epsilon)^2 for large n.
+    What is wrong: at d = s = 1 the constant 4 is too small for its own claim (its proof gives 16).
+    Elsewhere it wastes noise: entry variance over the least is s^3 d ln(1.25 s d/delta)
+    (mu*/epsilon)^2 for large n.
     Source: arXiv 2412.00497, Corollary 4.7.
     """
     d, eta = checks.integer("columns", columns, 1), checks.squarable("entry_bound", entry_bound)
@@ -47,12 +51,14 @@ def gaussian_noise(
 def laplace_noise(
     sketch: Sketch, columns: int, entry_bound: float, *, epsilon: float, corrupt: int = 0
 ) -> LaplaceNoise:
-    """Gamma(1/(n/m - t'), b) - Gamma(1/(n/m - t'), b), b = 2 eta m^2 d/epsilon, for a dense sketch of m copies.
+    """Gamma(1/(n/m - t'), b) - Gamma(1/(n/m - t'), b), b = 2 eta m^2 d/epsilon, for a dense sketch
+    of m copies.
 
-    columns: d. entry_bound: eta. corrupt: t' < n/m (printed: t' < n, which leaves no whole Laplace). Raises ValueError.
+    columns: d. entry_bound: eta. corrupt: t' < n/m (printed: t' < n, which leaves no whole
+    Laplace). Raises ValueError.
 
-    What is wrong: m counts twice, as sensitivity and in the composition, and every entry holds m Laplaces where one
-    would do. True epsilon: epsilon/m.
+    What is wrong: m counts twice, as sensitivity and in the composition, and every entry holds m
+    Laplaces where one would do. True epsilon: epsilon/m.
     Source: arXiv 2412.00497, Corollary 4.10.
     """
     d, eta = checks.integer("columns", columns, 1), checks.squarable("entry_bound", entry_bound)
@@ -72,10 +78,12 @@ def laplace_noise(
 
 
 def experiment_noise(sketch: Sketch, *, epsilon: float, delta: float) -> GaussianNoise:
-    """sigma^2 = 2 ln(1.25/delta)/(epsilon^2 n): no rows, no columns, no bound, so not (epsilon, delta)-DP.
+    """sigma^2 = 2 ln(1.25/delta)/(epsilon^2 n): no rows, no columns, no bound, so not
+    (epsilon, delta)-DP.
 
-    Inferred from the text and from the size of the printed errors, which no noise of Corollary 4.7 can give.
-    ``guarantee`` says what it promises at the bound of the data at hand. Raises ValueError.
+    Inferred from the text and from the size of the printed errors, which no noise of Corollary 4.7
+    can give. ``guarantee`` says what it promises at the bound of the data at hand. Raises
+    ValueError.
     Source: arXiv 2412.00497, Section 6.2, p = 1.
     """
     epsilon, delta = checks.squarable("epsilon", epsilon), checks.fraction("delta", delta)

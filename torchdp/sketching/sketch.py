@@ -1,4 +1,6 @@
-"""Sparse sign sketches: what the servers' linear transform is, in the form in which it is applied."""
+"""Sparse sign sketches: what the servers' linear transform is, in the form in which it is
+applied.
+"""
 
 import math
 from dataclasses import dataclass
@@ -15,9 +17,9 @@ from torchdp.brief import Brief
 class Sketch(Brief):
     """S = s^-1/2 sum_c S_c, m x n: copy c puts client i into row rows[c, i] with sign signs[c, i].
 
-    rows: (s, n) integers in [0, height), those of one client distinct over the copies; signs: (s, n), +1 or -1;
-    height: m. A sketch is public: it is drawn without sight of the data (``osnap`` and the others), and every
-    calibration reads it. Raises ValueError, TypeError.
+    rows: (s, n) integers in [0, height), those of one client distinct over the copies; signs:
+    (s, n), +1 or -1; height: m. A sketch is public: it is drawn without sight of the data
+    (``osnap`` and the others), and every calibration reads it. Raises ValueError, TypeError.
     """
 
     rows: Tensor
@@ -73,15 +75,21 @@ class Sketch(Brief):
 
     @property
     def kinds(self) -> Tensor:
-        """``rows``, or the one column of all clients where that is all that is stored: (s, n) or (s, 1)."""
+        """``rows``, or the one column of all clients where that is all that is stored: (s, n) or
+        (s, 1).
+        """
         return self.rows[:, :1] if self.rows.stride(1) == 0 else self.rows
 
     def apply(self, A: Tensor) -> Tensor:
-        """S A: (*batch, n, d) -> (*batch, m, d), in the dtype of A. Raises TypeError, ValueError."""
+        """S A: (*batch, n, d) -> (*batch, m, d), in the dtype of A. Raises TypeError,
+        ValueError.
+        """
         return self.sums(checks.floating("A", A)) / math.sqrt(self.copies)
 
     def sums(self, values: Tensor) -> Tensor:
-        """sqrt(s) S A, the signed sums alone: (*batch, n, d) -> (*batch, m, d); integers stay integers, mod 2^bits."""
+        """sqrt(s) S A, the signed sums alone: (*batch, n, d) -> (*batch, m, d); integers stay
+        integers, mod 2^bits.
+        """
         if checks.dense("values", values).dtype == torch.bool:
             raise TypeError("values must hold numbers, not bool; call .double()")
         if values.ndim < 2 or values.shape[-2] != self.clients:

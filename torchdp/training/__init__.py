@@ -1,4 +1,5 @@
-"""Differentially private training: plans of least error, correlated noise, public features as layers.
+"""Differentially private training: plans of least error, correlated noise, public features as
+layers.
 
     >>> import torch
     >>> from torchdp import training
@@ -13,19 +14,21 @@
     >>> run.step, run.guarantee.epsilon <= 2
     (12, True)
 
-:func:`choose` compares sampled batches with independent or banded noise and a fixed order with correlated noise; a
-:class:`Plan` holds what belongs together, a :class:`Run` spends it once (with Lightning or the Trainer of transformers:
-:mod:`torchdp.training.lightning`, :mod:`torchdp.training.transformers`). Underneath: :func:`clip_and_sum` makes the
-sums, :class:`Batches`, :class:`SampledBatches` and :class:`ParticipationLog` enforce the participation that the
-noise is calibrated for, :class:`CorrelatedNoise` uses each random number once.
+:func:`choose` compares sampled batches with independent or banded noise and a fixed order with
+correlated noise; a :class:`Plan` holds what belongs together, a :class:`Run` spends it once
+(with Lightning or the Trainer of transformers: :mod:`torchdp.training.lightning`,
+:mod:`torchdp.training.transformers`). Underneath: :func:`clip_and_sum` makes the sums,
+:class:`Batches`, :class:`SampledBatches` and :class:`ParticipationLog` enforce the participation
+that the noise is calibrated for, :class:`CorrelatedNoise` uses each random number once.
 
-Guarantees: the outputs of all steps together are (epsilon, delta)-DP, also where a step's gradients depend on earlier
-outputs (Denisov et al. 2022, Theorem 2.1; Balle, Wang 2018, Theorem 8; sampled: Choquette-Choo et al. 2023, Theorem 4).
+Guarantees: the outputs of all steps together are (epsilon, delta)-DP, also where a step's gradients
+depend on earlier outputs (Denisov et al. 2022, Theorem 2.1; Balle, Wang 2018, Theorem 8; sampled:
+Choquette-Choo et al. 2023, Theorem 4).
 
-Notation: G (steps x size) holds the sums of clipped gradients, one row for each step; W G is what training uses of
-them (prefix sums: the iterates of gradient descent); the outputs are W (G + C^{-1} Z), Z of N(0, sigma^2) entries.
-A user's steps are limited by a :class:`Participation`, with a custom loader by :class:`OwnBatches`, or random:
-:class:`CyclicPoisson`.
+Notation: G (steps x size) holds the sums of clipped gradients, one row for each step; W G is what
+training uses of them (prefix sums: the iterates of gradient descent); the outputs are W
+(G + C^{-1} Z), Z of N(0, sigma^2) entries. A user's steps are limited by a :class:`Participation`,
+with a custom loader by :class:`OwnBatches`, or random: :class:`CyclicPoisson`.
 
 | API name | symbol | meaning | squared? |
 |---|---|---|---|

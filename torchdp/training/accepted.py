@@ -1,10 +1,12 @@
-"""Modules, losses and examples of which each example has a gradient of its own; others are refused by name.
+"""Modules, losses and examples of which each example has a gradient of its own; others are refused
+by name.
 
-Whether a module's examples meet is seen by what it makes of some of them beside others that are foreign to them. Not by
-examples alone: these draw other numbers, and what is rare in a batch (near neighbours, an expert that is full, numbers
-above a threshold) does not occur. The foreign ones are made of the examples that are looked at: copies, and copies with
-numbers ``FAR`` times as large. Which examples are looked at, and where they are in the batch, is drawn from the system
-at each check.
+Whether a module's examples meet is seen by what it makes of some of them beside others that are
+foreign to them. Not by examples alone: these draw other numbers, and what is rare in a batch
+(near neighbours, an expert that is full, numbers above a threshold) does not occur. The foreign
+ones are made of the examples that are looked at: copies, and copies with numbers ``FAR`` times as
+large. Which examples are looked at, and where they are in the batch, is drawn from the system at
+each check.
 """
 
 import inspect
@@ -34,10 +36,11 @@ MEETS = (
     "normalisation), or call .eval() on it"
 )
 FAR = 1e3
-# Of an example's numbers: how far they may move by rounding, and by searches that stop by the whole batch's error.
+# Of an example's numbers: how far they may move by rounding, and by searches that stop by the whole
+# batch's error.
 MOVES = 2.0**-7
-# Numbers of examples that are no multiple of one another: where n divides none of the sizes that a pass has made,
-# a dimension that n divides is the batch's.
+# Numbers of examples that are no multiple of one another: where n divides none of the sizes that a
+# pass has made, a dimension that n divides is the batch's.
 PRIMES = (5, 7, 11, 13, 17, 19, 23, 29, 31, 37, 41, 43, 47)
 SYSTEM = random.SystemRandom()
 
@@ -46,8 +49,8 @@ SYSTEM = random.SystemRandom()
 class Beside:
     """A batch of examples that are looked at, and of others.
 
-    sources: the example at each place. kept: places of those that are looked at. far: places of those that are FAR
-    times as large.
+    sources: the example at each place. kept: places of those that are looked at. far: places of
+    those that are FAR times as large.
     """
 
     sources: list[int]
@@ -82,12 +85,16 @@ class Beside:
 
 
 def factors(device: torch.device) -> tuple[float, ...]:
-    """By which others are far away, the first one that the module takes; an index out of range would stop a GPU."""
+    """By which others are far away, the first one that the module takes; an index out of range
+    would stop a GPU.
+    """
     return (FAR, 1.0) if device.type == "cpu" else (1.0,)
 
 
 def prime(n: int, sizes: set[int]) -> int:
-    """A number of examples, about n or FEW, that divides none of these sizes; n where there is none."""
+    """A number of examples, about n or FEW, that divides none of these sizes; n where there is
+    none.
+    """
     for p in PRIMES:
         if p >= min(n, FEW) and not any(size and size % p == 0 for size in sizes):
             return p
@@ -95,15 +102,17 @@ def prime(n: int, sizes: set[int]) -> int:
 
 
 def meet(passes: Passes, x: Inputs, n: int) -> Tensor | None:
-    """Whether the module's output for an example moves with the other examples; None where that can not be seen.
+    """Whether the module's output for an example moves with the other examples; None where that can
+    not be seen.
 
-    Each is looked at beside foreign ones at the place where it is, the first and the last one also where all are copies
-    of it. Draws are the same in all of these passes.
+    Each is looked at beside foreign ones at the place where it is, the first and the last one also
+    where all are copies of it. Draws are the same in all of these passes.
     """
     first = _outputs(passes, x)
     order = SYSTEM.sample(range(n), n)
     batches = [Beside([row] * n, [row], []) for row in (0, n - 1)]
-    # Each half beside copies of itself, by each digit of a row's rank: no two of few rows are in one half throughout.
+    # Each half beside copies of itself, by each digit of a row's rank: no two of few rows are in
+    # one half throughout.
     digits = (n - 1).bit_length() if n <= FEW else 1
     for digit in range(digits):
         for half in (0, 1):
@@ -134,7 +143,9 @@ def _outputs(passes: Passes, x: Inputs) -> list[Tensor]:
 
 
 def _moved(a: Tensor, b: Tensor, n: int, kept: list[int], coarse: float) -> list[Tensor]:
-    """Whether numbers of the kept examples differ, along each dimension that may be the batch's; none if none may."""
+    """Whether numbers of the kept examples differ, along each dimension that may be the batch's;
+    none if none may.
+    """
     if a.shape != b.shape or not a.is_floating_point():
         return []
     found = list[Tensor]()
@@ -150,7 +161,9 @@ def _moved(a: Tensor, b: Tensor, n: int, kept: list[int], coarse: float) -> list
 
 
 class OwnRules(Watching):
-    """Raises Untaken where a custom function has a rule of its own for vmap, in which examples may meet."""
+    """Raises Untaken where a custom function has a rule of its own for vmap, in which examples may
+    meet.
+    """
 
     def called(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if func is custom_function_call and args[0].vmap is not Function.vmap:
@@ -161,7 +174,9 @@ class OwnRules(Watching):
 
 
 def trainable(module: nn.Module, loss: object, masks: bool) -> dict[str, Tensor]:
-    """The module's parameters that require a gradient, where an example's gradient is its own. Raises."""
+    """The module's parameters that require a gradient, where an example's gradient is its own.
+    Raises.
+    """
     losses = list(loss.modules()) if isinstance(loss, nn.Module) else []
     for part in [*module.modules(), *losses]:
         if part.training and isinstance(part, MIXING):
@@ -200,7 +215,9 @@ def trainable(module: nn.Module, loss: object, masks: bool) -> dict[str, Tensor]
 
 
 def parameters_named(module: nn.Module, unused: Sequence[str]) -> list[str]:
-    """The parameters that have one of these names, or are in a module that has. Raises TypeError, ValueError."""
+    """The parameters that have one of these names, or are in a module that has. Raises TypeError,
+    ValueError.
+    """
     found = []
     for name in checks.each_of("unused", unused, str):
         own = [place for place, _ in module.named_parameters() if name and holds(name, place)]

@@ -1,4 +1,5 @@
-"""Enforced participation: batches in a fixed order or sampled, a check of external batches, rows read ahead.
+"""Enforced participation: batches in a fixed order or sampled, a check of external batches, rows
+read ahead.
 
 Batches that were handed out wait to be used; a ``DataLoader`` reads a data set's rows for them.
 """
@@ -20,7 +21,8 @@ from torchdp import checks
 from torchdp.noise import Noise, SeededNoise, source
 from torchdp.training.participation import CyclicPoisson, Participation
 
-# by the plan; out of order a batch would be used for another step, and users would come back too soon
+# by the plan; out of order a batch would be used for another step, and users would come back too
+# soon
 DECIDED = (
     "batch_size",
     "shuffle",
@@ -33,11 +35,13 @@ DECIDED = (
 
 
 class ParticipationLog:
-    """Which users took part in which steps: a batch that breaks ``participation`` is refused before it is used.
+    """Which users took part in which steps: a batch that breaks ``participation`` is refused before
+    it is used.
 
-    users: how many there are; a batch holds their numbers, each once. Where a user has several examples, number the
-    users and clip each user's sum. In several processes check the batches of all of them together. ``attendance``,
-    (3, users), and ``step`` are its state, and as secret as the batches. Raises TypeError, ValueError.
+    users: how many there are; a batch holds their numbers, each once. Where a user has several
+    examples, number the users and clip each user's sum. In several processes check the batches of
+    all of them together. ``attendance``, (3, users), and ``step`` are its state, and as secret as
+    the batches. Raises TypeError, ValueError.
 
     Guarantees: a user's steps whose batches were accepted are a set that ``participation`` allows.
     """
@@ -50,7 +54,9 @@ class ParticipationLog:
         self.attendance = never.repeat_interleave(self.users).view(3, -1)
 
     def check(self, indices: Tensor | Sequence[int]) -> Tensor:
-        """The batch of the next step as int64 on the CPU: (n,), n >= 0; the step is over then. Raises ValueError."""
+        """The batch of the next step as int64 on the CPU: (n,), n >= 0; the step is over then.
+        Raises ValueError.
+        """
         checks.instance("indices", indices, (Tensor, Sequence))
         if not isinstance(indices, Tensor):
             numbers = [checks.integer("indices", index, 0) for index in indices]
@@ -77,7 +83,9 @@ class ParticipationLog:
         return batch
 
     def resume(self, attendance: Tensor, step: int) -> None:
-        """Goes on after ``step`` steps of a log with this attendance. Raises TypeError, ValueError."""
+        """Goes on after ``step`` steps of a log with this attendance. Raises TypeError,
+        ValueError.
+        """
         given = checks.shaped(
             "attendance", checks.typed("attendance", attendance, torch.int64), 3, self.users
         )
@@ -85,7 +93,8 @@ class ParticipationLog:
 
 
 class PlannedBatches(Sampler[list[int]], ABC):
-    """Batches of users' numbers for all steps, from step ``first`` on; ``step`` of them were handed out.
+    """Batches of users' numbers for all steps, from step ``first`` on; ``step`` of them were handed
+    out.
 
     Iteration goes on where the last one ended; after the last step it raises RuntimeError.
     """
@@ -117,16 +126,19 @@ class PlannedBatches(Sampler[list[int]], ABC):
 
 
 class Batches(PlannedBatches):
-    """Batches of ``size`` users for all steps, in one order that is drawn once and gone through again and again.
+    """Batches of ``size`` users for all steps, in one order that is drawn once and gone through
+    again and again.
 
-    ``DataLoader(data, batch_sampler=Batches(...))``: iteration goes on where the last one ended, so a loop over epochs
-    that breaks off after each period serves as well as one loop; after the last step it raises RuntimeError. The
-    users // size batches of a pass leave the rest of the users out. A batch that was handed out counts, used or not.
+    ``DataLoader(data, batch_sampler=Batches(...))``: iteration goes on where the last one ended, so
+    a loop over epochs that breaks off after each period serves as well as one loop; after the last
+    step it raises RuntimeError. The users // size batches of a pass leave the rest of the users
+    out. A batch that was handed out counts, used or not.
 
-    participation: the rule that the noise is calibrated for. steps: how many batches in all. generator: draws the
-    order, which is public. first: the step to go on from after a restart (the same generator's seed gives the same
-    order). Raises TypeError, ValueError, the latter where such passes break the rule: ``Epochs(period)`` asks for
-    users // size = period or a multiple, ``Separated(gap, times)`` for at least ``gap``, ``ONCE`` for ``steps``.
+    participation: the rule that the noise is calibrated for. steps: how many batches in all.
+    generator: draws the order, which is public. first: the step to go on from after a restart
+    (the same generator's seed gives the same order). Raises TypeError, ValueError, the latter where
+    such passes break the rule: ``Epochs(period)`` asks for users // size = period or a multiple,
+    ``Separated(gap, times)`` for at least ``gap``, ``ONCE`` for ``steps``.
 
     Guarantees: each user's steps are a set that ``participation`` allows.
     """
@@ -167,15 +179,17 @@ class Batches(PlannedBatches):
 class SampledBatches(PlannedBatches):
     """The batches of :class:`CyclicPoisson` for all steps: users' numbers, of any size.
 
-    A user's group is drawn once; each step draws its group's members by one word for each, so that the chance is at
-    most ``sampling.chance`` and at least that less 2^-63. ``step`` batches are handed out; after the last one iteration
-    raises RuntimeError. The draws are secret: who knows them knows who was in a batch.
+    A user's group is drawn once; each step draws its group's members by one word for each, so that
+    the chance is at most ``sampling.chance`` and at least that less 2^-63. ``step`` batches are
+    handed out; after the last one iteration raises RuntimeError. The draws are secret: who knows
+    them knows who was in a batch.
 
-    users: how many. steps: at least 1. noise: source of the 256 bits of which all draws are a function, None for the
-    system's. first: the step to go on from, after a restart with the same bits. Raises TypeError, ValueError.
+    users: how many. steps: at least 1. noise: source of the 256 bits of which all draws are a
+    function, None for the system's. first: the step to go on from, after a restart with the same
+    bits. Raises TypeError, ValueError.
 
-    Guarantees: the groups and who is in a step do not depend on the data; given the groups, users are in a step
-    independently of each other, and of all other steps.
+    Guarantees: the groups and who is in a step do not depend on the data; given the groups, users
+    are in a step independently of each other, and of all other steps.
     """
 
     def __init__(
@@ -209,9 +223,11 @@ class SampledBatches(PlannedBatches):
 
 @dataclass(frozen=True)
 class Waiting:
-    """A batch that was handed out and is not released: for which step, its rows, and those that were used.
+    """A batch that was handed out and is not released: for which step, its rows, and those that
+    were used.
 
-    parts: calls of ``backward`` that are left where a loader cuts the batch. total: of the rows that were used.
+    parts: calls of ``backward`` that are left where a loader cuts the batch. total: of the rows
+    that were used.
     """
 
     step: int = -1
@@ -221,7 +237,9 @@ class Waiting:
     total: Tensor | None = None
 
     def last(self, name: str, count: int, more: bool) -> bool:
-        """Whether ``count`` more rows are the last ones. Raises ValueError where they do not add up to the batch."""
+        """Whether ``count`` more rows are the last ones. Raises ValueError where they do not add up
+        to the batch.
+        """
         used, last = self.used + count, not more and self.parts == 1
         if used > self.rows or (last and used < self.rows):
             raise ValueError(
@@ -237,10 +255,12 @@ class Waiting:
 
 
 class PrefetchSampler(Sampler[list[int]]):
-    """This process's part of the batches that are left, drawn before they are due: the given ones stay where they are.
+    """This process's part of the batches that are left, drawn before they are due: the given ones
+    stay where they are.
 
-    max_rows: batches are cut in parts of at most so many, equally many in every process; None: whole. counts: of each
-    batch that was drawn this process's rows and its parts, 0 of an empty batch, which is handed out nonetheless.
+    max_rows: batches are cut in parts of at most so many, equally many in every process; None:
+    whole. counts: of each batch that was drawn this process's rows and its parts, 0 of an empty
+    batch, which is handed out nonetheless.
     """
 
     def __init__(
@@ -261,7 +281,9 @@ class PrefetchSampler(Sampler[list[int]]):
 
 
 class Collate:
-    """The rows of a batch by ``collate``; of an empty batch what it makes of one row, less that row."""
+    """The rows of a batch by ``collate``; of an empty batch what it makes of one row, less that
+    row.
+    """
 
     def __init__(self, data: Dataset[Any], collate: Callable[[list[Any]], Any]) -> None:
         self.data, self.collate = data, collate

@@ -44,7 +44,8 @@ MEMORY = 2**28
 class Clipper:
     """Sums of clipped gradients of one module and loss, as :func:`clip_and_sum`, batch after batch.
 
-    What the first batch of its shapes has shown is kept: the route, and the programs of operations that were checked.
+    What the first batch of its shapes has shown is kept: the route, and the programs of operations
+    that were checked.
     """
 
     def __init__(
@@ -83,7 +84,9 @@ class Clipper:
         )
 
     def bounds(self, bound: float) -> Bounds:
-        """Which trainable parameters are clipped together, and to what. Raises TypeError, ValueError."""
+        """Which trainable parameters are clipped together, and to what. Raises TypeError,
+        ValueError.
+        """
         names = [name for name, p in self.module.named_parameters() if p.requires_grad]
         return group_bounds(bound, names, self._groups)
 
@@ -97,7 +100,9 @@ class Clipper:
         memory: int = MEMORY,
         dropout: torch.Generator | None = None,
     ) -> tuple[Tensor, Tensor]:
-        """The sum, and the mean of the examples' losses, which is not private. Raises TypeError, ValueError."""
+        """The sum, and the mean of the examples' losses, which is not private. Raises TypeError,
+        ValueError.
+        """
         bounds, memory = self.bounds(bound), checks.integer("memory", memory, 1)
         at_once = checks.integer("at_once", at_once, 1)
         inputs = examples(self.module, inputs, targets)
@@ -136,7 +141,9 @@ class Clipper:
         seed: int | None,
         limits: tuple[int, int],
     ) -> tuple[list[Tensor], list[tuple[Tensor | None, str]]]:
-        """Adds the examples' gradients up in ``sums``. Their losses, and what must not be, with its message."""
+        """Adds the examples' gradients up in ``sums``. Their losses, and what must not be, with its
+        message.
+        """
         known = passes.known
         first = pick(inputs, slice(1)), targets[:1]
         wrong = list[tuple[Tensor | None, str]]()
@@ -173,7 +180,9 @@ class Clipper:
 
 
 def taken(passes: Passes, x: Inputs, y: Tensor) -> Iterator[Gradients]:
-    """Gradients of some examples by the first route that serves, all at once or one at a time. Raises ValueError."""
+    """Gradients of some examples by the first route that serves, all at once or one at a time.
+    Raises ValueError.
+    """
     while True:
         try:
             if passes.known.routes[0] == "loop":
@@ -199,12 +208,14 @@ def clip_and_sum(
     unused: Sequence[str] = (),
     groups: Mapping[str, float] | None = None,
 ) -> Tensor:
-    """sum_i g_i min(1, bound / ||g_i||), g_i the gradient of loss(module(x_i), y_i) in all trainable parameters.
+    """sum_i g_i min(1, bound / ||g_i||), g_i the gradient of loss(module(x_i), y_i) in all
+    trainable parameters.
 
-    Parameters that the loss reaches (a head, a penalty) are among them. The loss of several examples must be the mean,
-    the sum or the list of their own losses, which each batch is held to: a mean that class weights or counts of tokens
-    divide is refused, since it is not what the examples' own gradients add up to. Where the loss is in the module's own
-    call (labels), each example's is the mean over what that example has itself.
+    Parameters that the loss reaches (a head, a penalty) are among them. The loss of several
+    examples must be the mean, the sum or the list of their own losses, which each batch is held to:
+    a mean that class weights or counts of tokens divide is refused, since it is not what the
+    examples' own gradients add up to. Where the loss is in the module's own call (labels), each
+    example's is the mean over what that example has itself.
 
     Args:
         module: called on batches.
@@ -213,52 +224,63 @@ def clip_and_sum(
         targets: (n, ...).
         bound: the longest that an example's gradient may be.
         at_once: examples whose gradients are in memory together.
-        memory: bytes that their factors and gradients may take, one example's at least; what a pass without privacy
-            takes comes on top.
-        dropout: draws masks, for each example its own; without it dropout in training mode is refused.
-        routes: those that may be taken, of which the first one that serves is, in this order. "factors": one pass of
-            the whole batch; of a layer's gradients sum_t b_t a_t^T only the inputs a_t and the gradients b_t in its
-            outputs are made, where these are less. "vmap": each example's whole gradient. "loop": one example after
-            another, also of recurrent cells and Python that reads numbers.
-        unused: names of parameters, or of modules that hold them, that no example need reach: an expert that is chosen
-            by few examples. Any other that none reaches is refused: in training it would be moved by noise alone.
-        groups: parameters that are clipped by themselves, as {"": 1, "head": 0.3}: w_k > 0 by the name of a parameter,
-            or of a module that holds it; the longest name counts, "" holds all. An example's gradient in group k is
-            clipped to C_k = bound w_k / (sum_j w_j^2)^.5, and so all of it to ``bound``.
+        memory: bytes that their factors and gradients may take, one example's at least; what a pass
+            without privacy takes comes on top.
+        dropout: draws masks, for each example its own; without it dropout in training mode is
+            refused.
+        routes: those that may be taken, of which the first one that serves is, in this order.
+            "factors": one pass of the whole batch; of a layer's gradients sum_t b_t a_t^T only the
+            inputs a_t and the gradients b_t in its outputs are made, where these are less. "vmap":
+            each example's whole gradient. "loop": one example after another, also of recurrent
+            cells and Python that reads numbers.
+        unused: names of parameters, or of modules that hold them, that no example need reach: an
+            expert that is chosen by few examples. Any other that none reaches is refused: in
+            training it would be moved by noise alone.
+        groups: parameters that are clipped by themselves, as {"": 1, "head": 0.3}: w_k > 0 by the
+            name of a parameter, or of a module that holds it; the longest name counts, "" holds
+            all. An example's gradient in group k is clipped to C_k = bound w_k / (sum_j w_j^2)^.5,
+            and so all of it to ``bound``.
 
-    Returns one flat vector in the order of ``module.parameters()``, those that require no gradient left out;
-    :func:`set_gradients` puts it back. A gradient counts as 0 that is not finite, or so long that bound / ||g_i|| is no
-    normal number (2^126 bounds in float32). The dtype is the parameters', at least float32. Raises TypeError,
-    ValueError: also on batch normalisation in training mode; where a call sets or writes a registered buffer, which is
-    named, as is a parameter that no example reaches; where the module mixes examples; where the first example alone has
-    another loss after the call than before. On a GPU, which the host does not wait for, the sum is NaN where a
-    comparison of losses or outputs fails.
+    Returns one flat vector in the order of ``module.parameters()``, those that require no gradient
+    left out; :func:`set_gradients` puts it back. A gradient counts as 0 that is not finite, or so
+    long that bound / ||g_i|| is no normal number (2^126 bounds in float32). The dtype is the
+    parameters', at least float32. Raises TypeError, ValueError: also on batch normalisation in
+    training mode; where a call sets or writes a registered buffer, which is named, as is a
+    parameter that no example reaches; where the module mixes examples; where the first example
+    alone has another loss after the call than before. On a GPU, which the host does not wait for,
+    the sum is NaN where a comparison of losses or outputs fails.
 
-    Guarantees: adding or removing an example moves the sum by at most ``bound``, up to the rounding of the sum, where
-    each example's gradient is a function of that example, module and loss remember none, and their author is honest.
-    On each route the module's output for an example must not move with the other examples of its batch: at the first
-    batch of its shapes, and at the 16th, 32nd, 64th and so on, examples are put beside foreign ones, copies of them and
-    copies with numbers 1,000 times as large (on a CPU), and what mixes them is refused. By "vmap" and "loop" torch then
-    runs each example alone. By "factors" it is *checked*: what each new program of operations finds for some examples,
-    drawn anew from the system, is held to these examples alone by plain autograd, in float32 at least, and to what it
-    finds beside foreign ones, before its sum is used, and again at its 16th, 32nd, 64th use and so on. Python reads no
-    data there (bool() of it is always False), no parameter's use is left out, and a result without a dimension that
-    counts examples goes to another route. A dependence that none of this shows is not detected: relu(x.roll(1, 0) -
-    1e6) is 0 on every batch of smaller numbers. Neither is what goes past torch's functions: C extensions, hooks of
-    saved tensors. Parameters and buffers that a forward pass changes, by whatever way, are seen at these batches, put
-    back and named. Attributes that it sets, and elements of lists, dicts and sets among them, are put back after each
-    pass, so that no other example sees them; a tensor in an attribute that it writes over is named and refused. What
-    Python code keeps elsewhere is not seen. No route protects from an author who is malicious: a module can read the
-    caller's batch from Python's frames, keep users' data in a global variable, or write it into a file.
-    Source: Abadi, Chu, Goodfellow, McMahan, Mironov, Talwar, Zhang (2016), Algorithm 1; factors: Lee, Kifer (2021); Li,
-    Tramer, Liang, Hashimoto (2022); Bu, Wang, Zha, Karypis (2023).
+    Guarantees: adding or removing an example moves the sum by at most ``bound``, up to the rounding
+    of the sum, where each example's gradient is a function of that example, module and loss
+    remember none, and their author is honest. On each route the module's output for an example must
+    not move with the other examples of its batch: at the first batch of its shapes, and at the
+    16th, 32nd, 64th and so on, examples are put beside foreign ones, copies of them and copies with
+    numbers 1,000 times as large (on a CPU), and what mixes them is refused. By "vmap" and "loop"
+    torch then runs each example alone. By "factors" it is *checked*: what each new program of
+    operations finds for some examples, drawn anew from the system, is held to these examples alone
+    by plain autograd, in float32 at least, and to what it finds beside foreign ones, before its sum
+    is used, and again at its 16th, 32nd, 64th use and so on. Python reads no data there (bool() of
+    it is always False), no parameter's use is left out, and a result without a dimension that
+    counts examples goes to another route. A dependence that none of this shows is not detected:
+    relu(x.roll(1, 0) - 1e6) is 0 on every batch of smaller numbers. Neither is what goes past
+    torch's functions: C extensions, hooks of saved tensors. Parameters and buffers that a forward
+    pass changes, by whatever way, are seen at these batches, put back and named. Attributes that it
+    sets, and elements of lists, dicts and sets among them, are put back after each pass, so that no
+    other example sees them; a tensor in an attribute that it writes over is named and refused. What
+    Python code keeps elsewhere is not seen. No route protects from an author who is malicious: a
+    module can read the caller's batch from Python's frames, keep users' data in a global variable,
+    or write it into a file.
+    Source: Abadi, Chu, Goodfellow, McMahan, Mironov, Talwar, Zhang (2016), Algorithm 1; factors:
+    Lee, Kifer (2021); Li, Tramer, Liang, Hashimoto (2022); Bu, Wang, Zha, Karypis (2023).
     """
     sums = Clipper(module, loss, routes=routes, unused=unused, groups=groups)
     return sums(inputs, targets, bound, at_once=at_once, memory=memory, dropout=dropout)[0]
 
 
 def _unless(total: Tensor, wrong: Sequence[tuple[Tensor | None, str]]) -> Tensor:
-    """``total`` where none of these is wrong: raises ValueError, and on another device the sum is NaN."""
+    """``total`` where none of these is wrong: raises ValueError, and on another device the sum is
+    NaN.
+    """
     for flag, message in wrong:
         if flag is not None and flag.device.type == "cpu" and flag.any():
             raise ValueError(message)
@@ -269,7 +291,9 @@ def _unless(total: Tensor, wrong: Sequence[tuple[Tensor | None, str]]) -> Tensor
 def _pieces(
     inputs: Inputs, targets: Tensor, at_once: int, memory: int, known: Known, fresh: bool
 ) -> Iterator[tuple[Inputs, Tensor]]:
-    """Some examples at a time: few at first, by which it is known what an example takes; none for none."""
+    """Some examples at a time: few at first, by which it is known what an example takes; none for
+    none.
+    """
     start = 0
     while start < len(targets):
         step = (

@@ -1,4 +1,6 @@
-"""Per-example gradients in one weight, as rows or as what they are products of: norms that are proved, and sums."""
+"""Per-example gradients in one weight, as rows or as what they are products of: norms that are
+proved, and sums.
+"""
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, fields, replace
@@ -71,7 +73,9 @@ class Rows(_Parts):
 
 @dataclass
 class Products(_Parts):
-    """sum_t b_t a_t^T for each example, of a: (n, T, p) and b: (n, T, q): a layer's inputs and output gradients."""
+    """sum_t b_t a_t^T for each example, of a: (n, T, p) and b: (n, T, q): a layer's inputs and
+    output gradients.
+    """
 
     a: Tensor
     b: Tensor
@@ -91,9 +95,11 @@ class Products(_Parts):
         return torch.bmm(self.b.mT, self.a).flatten(1)
 
     def pays(self) -> bool:
-        """Whether products are cheaper than rows: T (p + q + T) < p q; shapes of one example alone decide it.
+        """Whether products are cheaper than rows: T (p + q + T) < p q; shapes of one example alone
+        decide it.
 
-        Not for several terms of float64, whose norms would have no more digits than those of the terms.
+        Not for several terms of float64, whose norms would have no more digits than those of the
+        terms.
         """
         terms, p, q = self.a.shape[1], self.a.shape[2], self.b.shape[2]
         return terms == 1 or (self.a.dtype != torch.float64 and terms * (p + q + terms) < p * q)
@@ -107,7 +113,9 @@ class Products(_Parts):
         return torch.cat([norms for norms, _ in found])
 
     def sum(self, scales: Tensor, bound: float) -> Tensor:
-        """sum_i scales_i g_i, flat. Terms that cancel are added up in float64: float32 would round by S eps."""
+        """sum_i scales_i g_i, flat. Terms that cancel are added up in float64: float32 would round
+        by S eps.
+        """
         a, b = self.a, self.b * scales[:, None, None].to(self.b.dtype)
         if a.shape[1] == 1 or self._spread is None:
             return _added(a, b)
@@ -122,7 +130,9 @@ class Products(_Parts):
 
 @dataclass
 class Words(_Parts):
-    """Gradients in a table: at the first place of each index (n, T) the sum of all its rows (n, T, q), elsewhere 0."""
+    """Gradients in a table: at the first place of each index (n, T) the sum of all its rows
+    (n, T, q), elsewhere 0.
+    """
 
     indices: Tensor
     rows: Tensor
@@ -158,7 +168,9 @@ Form = Rows | Products | Words
 
 
 def joined(forms: Sequence[Form]) -> Form:
-    """All uses of one weight as one. What becomes of them is a function of shapes alone, the same for any n."""
+    """All uses of one weight as one. What becomes of them is a function of shapes alone, the same
+    for any n.
+    """
     products = [form for form in forms if isinstance(form, Products)]
     words = [form for form in forms if isinstance(form, Words)]
     if len(products) == len(forms):
@@ -198,10 +210,12 @@ def _parts(*several: Tensor) -> Iterator[tuple[Tensor, ...]]:
 def _product_norms(
     a: Tensor, b: Tensor, lengths: Callable[[Tensor], Tensor]
 ) -> tuple[Tensor, Tensor]:
-    """At least || sum_t b_t a_t^T ||, of (n, T, p), (n, T, q): terms' products, an error bound, MARGIN's part; and S.
+    """At least || sum_t b_t a_t^T ||, of (n, T, p), (n, T, q): terms' products, an error bound,
+    MARGIN's part; and S.
 
-    The terms' norms add up to S. Sums of k products in float64 have error k 2^-53 times the sum of their sizes, which
-    is S^2 here: where terms cancel, their products tell nothing below sqrt(2 k 2^-53) S.
+    The terms' norms add up to S. Sums of k products in float64 have error k 2^-53 times the sum of
+    their sizes, which is S^2 here: where terms cancel, their products tell nothing below
+    sqrt(2 k 2^-53) S.
     """
     longest = (lengths(a) * lengths(b)).sum(1)
     terms = a.shape[1]
@@ -226,7 +240,9 @@ def _lengths(x: Tensor) -> Tensor:
 
 
 def _merged(indices: Tensor, b: Tensor) -> Tensor:
-    """(n, T), (n, T, q) -> (n, T, q): at an index's first place the sum of all its rows, elsewhere 0."""
+    """(n, T), (n, T, q) -> (n, T, q): at an index's first place the sum of all its rows,
+    elsewhere 0.
+    """
     same = indices[:, :, None] == indices[:, None, :]
     first = ~same.tril(-1).any(2)
     return (same.to(b.dtype) @ b) * first[..., None]

@@ -15,13 +15,15 @@ from torchdp.sketching import Sketch
 
 
 class FeatureLayer(nn.Module):
-    """f(x) / sqrt(repetitions) of a kernel's random features: <layer(x), layer.queries(y)> estimates k(x, y).
+    """f(x) / sqrt(repetitions) of a kernel's random features: <layer(x), layer.queries(y)>
+    estimates k(x, y).
 
-    features: drawn by a family whose f has a gradient (``GaussianFourier``, ``GaussianOrthogonal``, ``InnerProduct``,
-    ``InnerProductRotated``); where f is clipped the gradient there is 0. Its tensors become
-    buffers. The layer is public computation: the vectors' domain is not checked here, and nothing is private before
-    bits are collected or noise is added. Autocast is off inside: a phase has no digits to lose. vmap, torch.compile,
-    DDP: as any layer of plain operations. Raises TypeError.
+    features: drawn by a family whose f has a gradient (``GaussianFourier``, ``GaussianOrthogonal``,
+    ``InnerProduct``, ``InnerProductRotated``); where f is clipped the gradient there is 0. Its
+    tensors become buffers. The layer is public computation: the vectors' domain is not checked
+    here, and nothing is private before bits are collected or noise is added. Autocast is off
+    inside: a phase has no digits to lose. vmap, torch.compile, DDP: as any layer of plain
+    operations. Raises TypeError.
     """
 
     def __init__(self, features: Features) -> None:
@@ -65,10 +67,12 @@ class FeatureLayer(nn.Module):
 
 
 class SketchLayer(nn.Module):
-    """S x of a public sketch S, m x n, with s nonzeros a column: (..., n) -> (..., m), linear, at a cost of s n.
+    """S x of a public sketch S, m x n, with s nonzeros a column: (..., n) -> (..., m), linear, at a
+    cost of s n.
 
-    sketch: drawn without sight of the data (``sketching.osnap`` and others); its rows and signs become buffers. The
-    Jacobian is S. vmap, torch.compile, DDP: as any layer of plain operations. Raises TypeError, ValueError.
+    sketch: drawn without sight of the data (``sketching.osnap`` and others); its rows and signs
+    become buffers. The Jacobian is S. vmap, torch.compile, DDP: as any layer of plain operations.
+    Raises TypeError, ValueError.
     """
 
     rows: Tensor

@@ -42,7 +42,9 @@ class PrivateModule(LightningModule):
     """
 
     def training_step(self, batch: Any, batch_idx: int) -> Tensor:
-        """Of a batch (inputs, targets); for others override it and return ``self.private_step(x, y)``."""
+        """Of a batch (inputs, targets); for others override it and return
+        ``self.private_step(x, y)``.
+        """
         inputs, targets = batch
         return self.private_step(inputs, targets)
 

@@ -1,4 +1,6 @@
-"""The mechanism of a private training run and its guarantee: sampling, clipping (its bound may adapt) and noise."""
+"""The mechanism of a private training run and its guarantee: sampling, clipping
+(its bound may adapt) and noise.
+"""
 
 import hashlib
 import math
@@ -25,23 +27,27 @@ class AdaptiveBound:
 
         C_1 = plan.bound,  C_{t+1} = C_t exp(-rate (u_t - quantile))
 
-    u_t, in [0, 1], is the noisy share of the batch whose gradients are not longer than C_t, in groups none of a
-    gradient's parts longer than its own part of C_t; it is public, and C_t within a millionth and a million times C_1.
-    quantile: in (0, 1). rate: in (0, 1]. share: s, in [.001, .9].
+    u_t, in [0, 1], is the noisy share of the batch whose gradients are not longer than C_t, in
+    groups none of a gradient's parts longer than its own part of C_t; it is public, and C_t within
+    a millionth and a million times C_1. quantile: in (0, 1). rate: in (0, 1]. share: s, in
+    [.001, .9].
 
-    A user's row is B (sqrt(1 - s^2) g min(1, C_t / |g|) / C_t, +-s), B = plan.bound, + where |g| <= C_t; in groups g's
-    parts are clipped one by one, which leaves it at most C_t long. To the rows' sum the plan adds its own noise. The
-    first part times C_t / (B sqrt(1 - s^2)) is the gradient, with half a percent more noise where s = .1; the last
-    number gives u_t = 1/2 + number / (2 s B batch). Noise of a correlated plan is in units of C_t and cancels less
-    while C_t moves, which changes the error that the plan states and no guarantee. On a GPU the host waits for u_t at
-    each step. Raises ValueError.
+    A user's row is B (sqrt(1 - s^2) g min(1, C_t / |g|) / C_t, +-s), B = plan.bound, + where |g| <=
+    C_t; in groups g's parts are clipped one by one, which leaves it at most C_t long. To the rows'
+    sum the plan adds its own noise. The first part times C_t / (B sqrt(1 - s^2)) is the gradient,
+    with half a percent more noise where s = .1; the last number gives u_t = 1/2 + number /
+    (2 s B batch). Noise of a correlated plan is in units of C_t and cancels less while C_t moves,
+    which changes the error that the plan states and no guarantee. On a GPU the host waits for u_t
+    at each step. Raises ValueError.
 
     Guarantees: gradients, counts and bounds of all steps together have the plan's guarantee.
-    Proof: a row's norm is at most B sqrt((1 - s^2) + s^2) = B for every C_t > 0. It is a function of the user's data
-    and of earlier outputs, of which alone C_t and the parameters are functions. The plan's guarantee is for such rows,
-    which earlier outputs may choose, of any size. Sampling and strategy are as they were; gradient, u_t and C_{t+1} are
-    functions of outputs up to step t, which every process of a group has.
-    Source: Denisov, McMahan, Rush, Smith, Thakurta (2022), Theorem 2.1; Andrew, Thakkar, McMahan, Ramaswamy (2021).
+    Proof: a row's norm is at most B sqrt((1 - s^2) + s^2) = B for every C_t > 0. It is a function
+    of the user's data and of earlier outputs, of which alone C_t and the parameters are functions.
+    The plan's guarantee is for such rows, which earlier outputs may choose, of any size. Sampling
+    and strategy are as they were; gradient, u_t and C_{t+1} are functions of outputs up to step t,
+    which every process of a group has.
+    Source: Denisov, McMahan, Rush, Smith, Thakurta (2022), Theorem 2.1; Andrew, Thakkar, McMahan,
+    Ramaswamy (2021).
     """
 
     quantile: float = 0.5
@@ -56,7 +62,9 @@ class AdaptiveBound:
         checks.within("share", self.share, 1e-3, 0.9)
 
     def rows(self, total: Tensor, balance: Tensor, bound: float, limit: float) -> Tensor:
-        """The sum of rows of norm ``limit``, (size + 1,): of gradients clipped to ``bound``, (size,), and of signs."""
+        """The sum of rows of norm ``limit``, (size + 1,): of gradients clipped to ``bound``,
+        (size,), and of signs.
+        """
         first = total.double() * (SHORTER / self.unit(bound, limit))
         last = balance.to(first).view(1) * (SHORTER * limit * self.share)
         return torch.cat([first, last]).to(total.dtype)
@@ -76,10 +84,11 @@ class AdaptiveBound:
 class Mechanism(Brief):
     """Sampling, clipping, strategy and noise that belong together, and their joint guarantee.
 
-    strategy: C; sampling: how users come into the steps; bound: largest norm of a user's part; sigma: standard
-    deviation of the noise before C^{-1}, in the gradients' units; users, batch: how many there are, and are in a step
-    (where sampled: on average). guarantee: of all steps together.
-    adaptive: how the clipping bound moves from ``bound`` on, which remains that of users' rows; None: it stays.
+    strategy: C; sampling: how users come into the steps; bound: largest norm of a user's part;
+    sigma: standard deviation of the noise before C^{-1}, in the gradients' units; users, batch: how
+    many there are, and are in a step (where sampled: on average). guarantee: of all steps together.
+    adaptive: how the clipping bound moves from ``bound`` on, which remains that of users' rows;
+    None: it stays.
     """
 
     strategy: StreamStrategy
@@ -107,7 +116,8 @@ class Mechanism(Brief):
         found = self.computed(steps)
         if isinstance(self.sampling, CyclicPoisson):
             return found
-        # fewer rows may cancel less, and make a sum of sizes larger; but all steps show the first ones, too
+        # fewer rows may cancel less, and make a sum of sizes larger; but all steps show the first
+        # ones, too
         return (
             found
             if found.epsilon <= self.guarantee.epsilon
@@ -115,7 +125,9 @@ class Mechanism(Brief):
         )
 
     def deviations(self) -> Tensor:
-        """Standard deviation of the noise in each number of each step's ``.grad``, (steps,), on the CPU: public."""
+        """Standard deviation of the noise in each number of each step's ``.grad``, (steps,), on the
+        CPU: public.
+        """
         return (self.sigma / self.batch * self.strategy.recurrence.row_norms()).cpu()
 
     def digest(self) -> bytes:

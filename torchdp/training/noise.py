@@ -1,4 +1,6 @@
-"""Correlated Gaussian noise for training: the matrix mechanism, one step at a time, as a module with a state."""
+"""Correlated Gaussian noise for training: the matrix mechanism, one step at a time, as a module
+with a state.
+"""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -17,38 +19,45 @@ from torchdp.training.stream import Stream
 
 
 class CorrelatedNoise(nn.Module):
-    """Adds to the sum of clipped gradients of step t row t of C^{-1} Z, Z of N(0, sigma^2) entries: W (G + C^{-1} Z).
+    """Adds to the sum of clipped gradients of step t row t of C^{-1} Z, Z of N(0, sigma^2) entries:
+    W (G + C^{-1} Z).
 
-    w_t = (z_t - sum_{s<t} C_ts w_s) / C_tt, by forward substitution. A strategy with b bands keeps the last b - 1 noise
-    vectors, (b - 1) x size numbers, and a dense one steps - 1 of them; C = I (independent noise) keeps none.
+    w_t = (z_t - sum_{s<t} C_ts w_s) / C_tt, by forward substitution. A strategy with b bands keeps
+    the last b - 1 noise vectors, (b - 1) x size numbers, and a dense one steps - 1 of them; C = I
+    (independent noise) keeps none.
 
     Args:
-        strategy: C, (steps, steps), lower triangular, its diagonal positive; or for any number of steps a
-            :class:`StreamStrategy`: bands, buffers, which keep buffers x size numbers, buffers that draw rows of Z of
-            earlier passes again, or a custom one.
+        strategy: C, (steps, steps), lower triangular, its diagonal positive; or for any number of
+            steps a :class:`StreamStrategy`: bands, buffers, which keep buffers x size numbers,
+            buffers that draw rows of Z of earlier passes again, or a custom one.
         size: numbers in a gradient.
         sigma: standard deviation of Z's entries.
         noise: the 256 bits from which all of it is made come from here, for None from the system.
-        dtype: of the noise, float32 or float64; ``.half()`` and others move the module and change no number.
-        shard: (first, whole): of a gradient of ``whole`` numbers this is for those from ``first`` on; each number has
-            the noise that it has without shards.
+        dtype: of the noise, float32 or float64; ``.half()`` and others move the module and change
+            no number.
+        shard: (first, whole): of a gradient of ``whole`` numbers this is for those from ``first``
+            on; each number has the noise that it has without shards.
 
     Raises TypeError, ValueError.
 
-    The state dict holds the step, and nothing secret. ``secret_state`` holds the key and the past noise as well and
-    resumes the stream on the same kind of device; it is as secret as the data, since with it the noise can be
-    subtracted. A stream is spent once: two copies that are given different gradients publish their difference without
-    noise. Copies and pickles are refused, so is going back, and so is a forked child; whoever loads one secret state
-    twice must release the outputs of one of the two only. An interrupted step is either spent or not begun.
+    The state dict holds the step, and nothing secret. ``secret_state`` holds the key and the past
+    noise as well and resumes the stream on the same kind of device; it is as secret as the data,
+    since with it the noise can be subtracted. A stream is spent once: two copies that are given
+    different gradients publish their difference without noise. Copies and pickles are refused, so
+    is going back, and so is a forked child; whoever loads one secret state twice must release the
+    outputs of one of the two only. An interrupted step is either spent or not begun.
 
-    Several processes (a group of torch.distributed): all of them make the module, the key is process 0's, and each step
-    raises RuntimeError where steps, strategies or sums differ. Add up the sums over all processes first. With shards
-    the sums are not compared, and a process keeps and draws its own part.
-    Threads take turns. ``torch.compile`` breaks its graph here and runs it as it is; vmap, tracing and CUDA graphs are
-    refused, since one noise would serve several sums; autocast does not touch it.
+    Several processes (a group of torch.distributed): all of them make the module, the key is
+    process 0's, and each step raises RuntimeError where steps, strategies or sums differ. Add up
+    the sums over all processes first. With shards the sums are not compared, and a process keeps
+    and draws its own part. Threads take turns. ``torch.compile`` breaks its graph here and runs it
+    as it is; vmap, tracing and CUDA graphs are refused, since one noise would serve several sums;
+    autocast does not touch it.
 
-    Guarantees: the noise of all steps together has covariance sigma^2 (C^T C)^{-1} in each coordinate.
-    Source: Denisov, McMahan, Rush, Smith, Thakurta (2022); banded strategies: Choquette-Choo et al. (2023).
+    Guarantees: the noise of all steps together has covariance sigma^2 (C^T C)^{-1} in each
+    coordinate.
+    Source: Denisov, McMahan, Rush, Smith, Thakurta (2022); banded strategies: Choquette-Choo et al.
+    (2023).
     """
 
     def __init__(
@@ -105,10 +114,12 @@ class CorrelatedNoise(nn.Module):
         participation: Participation,
         neighbours: Neighbours = Neighbours.ADD_REMOVE,
     ) -> Guarantee:
-        """The guarantee of the outputs of all steps if each user's part of a sum has norm at most ``bound``.
+        """The guarantee of the outputs of all steps if each user's part of a sum has norm at most
+        ``bound``.
 
-        The gradients of a step may depend on all earlier outputs. ADD_REMOVE: the user's parts are there or 0, the
-        other users' steps stay. Raises TypeError, ValueError, as ``sensitivity`` and ``gaussian_guarantee`` do.
+        The gradients of a step may depend on all earlier outputs. ADD_REMOVE: the user's parts are
+        there or 0, the other users' steps stay. Raises TypeError, ValueError, as ``sensitivity``
+        and ``gaussian_guarantee`` do.
 
         Guarantees: (epsilon, delta)-DP; exact where the sensitivity is.
         Source: Denisov et al. (2022), Theorem 2.1 (adaptivity); Balle, Wang (2018), Theorem 8.
@@ -116,18 +127,23 @@ class CorrelatedNoise(nn.Module):
         return noise_guarantee(self.strategy, self.sigma, bound, delta, participation, neighbours)
 
     def secret_state(self) -> dict[str, Any]:
-        """The whole state, for ``torch.save``: key, step, past noise and its kind. As secret as the data."""
+        """The whole state, for ``torch.save``: key, step, past noise and its kind. As secret as the
+        data.
+        """
         return self._stream.secret_state()
 
     def load_secret_state(self, state: dict[str, Any]) -> None:
-        """Goes on where ``secret_state`` was taken, by noise of this strategy, sigma and dtype; of another: ValueError.
+        """Goes on where ``secret_state`` was taken, by noise of this strategy, sigma and dtype; of
+        another: ValueError.
 
-        A state of this stream from an earlier step is refused: its noise would be drawn twice. Raises TypeError too.
+        A state of this stream from an earlier step is refused: its noise would be drawn twice.
+        Raises TypeError too.
         """
         self._stream.load_secret_state(state)
 
     def skip(self, step: int) -> None:
-        """Skips all steps before ``step``: their noise is drawn, as later noise depends on it, but never released.
+        """Skips all steps before ``step``: their noise is drawn, as later noise depends on it, but
+        never released.
 
         Takes the time of so many steps, or none if the noise is independent. Raises ValueError.
         """
@@ -138,7 +154,9 @@ class CorrelatedNoise(nn.Module):
         return {"step": self.step}
 
     def set_extra_state(self, state: dict[str, int]) -> None:
-        """From a state dict: where the step is not this one's, no noise is drawn before ``load_secret_state``."""
+        """From a state dict: where the step is not this one's, no noise is drawn before
+        ``load_secret_state``.
+        """
         if not isinstance(state, dict) or set(state) != {"step"}:
             raise ValueError(
                 "the state dict of CorrelatedNoise must be {'step': ...}, as state_dict() returns it"
@@ -148,10 +166,11 @@ class CorrelatedNoise(nn.Module):
     def forward(self, total: Tensor) -> Tensor:
         """The next private sum: (size,) -> (size,), in the noise's dtype; ``step`` goes up by one.
 
-        total: the sum of this step's clipped gradients (:func:`clip_and_sum`). Raises TypeError and ValueError on
-        another shape or device, on entries that are not finite or so large that their rounding would swallow the
-        noise, and RuntimeError after the last step, before any noise is spent. Entries on a GPU are not waited for:
-        where they are refused, this output and all later ones are NaN, and a later step raises the ValueError.
+        total: the sum of this step's clipped gradients (:func:`clip_and_sum`). Raises TypeError and
+        ValueError on another shape or device, on entries that are not finite or so large that their
+        rounding would swallow the noise, and RuntimeError after the last step, before any noise is
+        spent. Entries on a GPU are not waited for: where they are refused, this output and all
+        later ones are NaN, and a later step raises the ValueError.
         """
         if torch.compiler.is_dynamo_compiling():
             return torch.compiler.disable(self._next)(total)
@@ -184,7 +203,9 @@ class CorrelatedNoise(nn.Module):
 
 
 def _recorded(total: Tensor) -> bool:
-    """Whether the step would be written down and repeated, or runs on something else than numbers."""
+    """Whether the step would be written down and repeated, or runs on something else than
+    numbers.
+    """
     return (
         torch._C._functorch.is_functorch_wrapped_tensor(total)
         or torch.jit.is_tracing()
@@ -206,12 +227,13 @@ def calibrated_noise(
     noise: Noise | None = None,
     dtype: torch.dtype = torch.float32,
 ) -> CorrelatedNoise:
-    """:class:`CorrelatedNoise` with the least sigma that makes all outputs together (epsilon, delta)-DP.
+    """:class:`CorrelatedNoise` with the least sigma that makes all outputs together
+    (epsilon, delta)-DP.
 
-    The least where batches are not sampled at random: amplification by sampling is not counted. Where it could be, as
-    for Poisson batches and small epsilon, plain DP-SGD with independent noise may need less.
-    bound: largest norm of a user's part of one sum (the clipping bound). noise, dtype: as there. Raises
-    TypeError, ValueError.
+    The least where batches are not sampled at random: amplification by sampling is not counted.
+    Where it could be, as for Poisson batches and small epsilon, plain DP-SGD with independent noise
+    may need less. bound: largest norm of a user's part of one sum (the clipping bound). noise,
+    dtype: as there. Raises TypeError, ValueError.
 
     Guarantees: ``guarantee(bound, delta, participation, neighbours).epsilon`` <= epsilon.
     Source: Denisov et al. (2022), Theorem 2.1; Balle, Wang (2018), Theorem 8.

@@ -1,4 +1,6 @@
-"""Who takes part in which steps: patterns, sampling at random and its amplification, and sensitivities under them."""
+"""Who takes part in which steps: patterns, sampling at random and its amplification, and
+sensitivities under them.
+"""
 
 import math
 from abc import ABC, abstractmethod
@@ -28,7 +30,9 @@ class Participation(ABC):
 
     @abstractmethod
     def refuses(self, step: int | Tensor, first: Tensor, last: Tensor, times: Tensor) -> Tensor:
-        """Whether users may not enter ``step`` who entered ``times`` >= 1 steps, from ``first`` to ``last``: (n,)."""
+        """Whether users may not enter ``step`` who entered ``times`` >= 1 steps, from ``first`` to
+        ``last``: (n,).
+        """
 
     @abstractmethod
     def apart(self, steps: int) -> int:
@@ -44,15 +48,18 @@ class Participation(ABC):
 
     @abstractmethod
     def worst(self, sizes: Tensor) -> tuple[float, list[list[int]]]:
-        """A bound on the sum of ``sizes`` = abs(C^T C) over a permitted set squared, and sets that may attain it."""
+        """A bound on the sum of ``sizes`` = abs(C^T C) over a permitted set squared, and sets that
+        may attain it.
+        """
 
 
 @dataclass(frozen=True)
 class Epochs(Participation):
-    """A user takes part in steps i, i + period, i + 2 period, ..., or some of them, for one i < period.
+    """A user takes part in steps i, i + period, i + 2 period, ..., or some of them, for one i <
+    period.
 
-    period: steps of an epoch, at least 1, where every epoch goes through the batches in one fixed order. Raises
-    ValueError.
+    period: steps of an epoch, at least 1, where every epoch goes through the batches in one fixed
+    order. Raises ValueError.
     Source: Choquette-Choo, McMahan, Rush, Thakurta (2023), fixed-epoch-order participation.
     """
 
@@ -90,10 +97,12 @@ class Epochs(Participation):
 class Separated(Participation):
     """A user takes part in at most ``times`` steps, any two of them at least ``gap`` apart.
 
-    The worst set is found by dynamic programming where only neighbours of a set meet (C has at most 2 gap bands), else
-    by branch and bound; where that does not end within 20,000 prefixes (fewer above 800 steps) the sensitivity is an
-    upper bound and says so. gap, times: at least 1. Raises ValueError.
-    Source: Choquette-Choo, Ganesh, McKenna, McMahan, Rush, Thakurta, Xu (2023), Theorem 2 and Algorithms 3 and 4.
+    The worst set is found by dynamic programming where only neighbours of a set meet
+    (C has at most 2 gap bands), else by branch and bound; where that does not end within 20,000
+    prefixes (fewer above 800 steps) the sensitivity is an upper bound and says so. gap, times: at
+    least 1. Raises ValueError.
+    Source: Choquette-Choo, Ganesh, McKenna, McMahan, Rush, Thakurta, Xu (2023), Theorem 2 and
+    Algorithms 3 and 4.
     """
 
     gap: int
@@ -141,11 +150,13 @@ class OwnBatches:
 
 @dataclass(frozen=True)
 class CyclicPoisson:
-    """Users are in ``groups`` groups, made without the data; step t takes each of group t mod groups with ``chance``.
+    """Users are in ``groups`` groups, made without the data; step t takes each of group t mod
+    groups with ``chance``.
 
-    One group: Poisson sampling. The number of users is public, as groups are alike in size: who is removed leaves a
-    number that adds 0. A strategy of at most ``groups`` bands answers one user's steps by rows that no two of them
-    share, so that all steps together are as private as steps / groups sums of a user with this chance.
+    One group: Poisson sampling. The number of users is public, as groups are alike in size: who is
+    removed leaves a number that adds 0. A strategy of at most ``groups`` bands answers one user's
+    steps by rows that no two of them share, so that all steps together are as private as steps /
+    groups sums of a user with this chance.
 
     groups: at least 1; chance: in (0, 1]. Raises ValueError.
     Source: Choquette-Choo, Ganesh, McKenna, McMahan, Rush, Thakurta, Xu (2023), Theorem 4.
@@ -159,14 +170,18 @@ class CyclicPoisson:
         checks.within("chance", self.chance, 0, 1, ": take fewer groups, or smaller batches")
 
     def guarantee(self, strategy: Strategy, sigma: float, bound: float, delta: float) -> Guarantee:
-        """The guarantee of the outputs W (G + C^{-1} Z) of all steps: C is ``strategy``, Z of N(0, sigma^2) entries.
+        """The guarantee of the outputs W (G + C^{-1} Z) of all steps: C is ``strategy``, Z of
+        N(0, sigma^2) entries.
 
-        bound: largest norm of a user's part of one sum. Raises ValueError, also where C has more than ``groups`` bands.
+        bound: largest norm of a user's part of one sum. Raises ValueError, also where C has more
+        than ``groups`` bands.
 
-        Guarantees: (epsilon, delta)-DP for adding or removing one user, each sum's gradients depending on all earlier
-        outputs: given these, the rows of one step of a user are N(0, sigma^2 I), shifted by g c_t with this chance,
+        Guarantees: (epsilon, delta)-DP for adding or removing one user, each sum's gradients
+        depending on all earlier outputs: given these, the rows of one step of a user are
+        N(0, sigma^2 I), shifted by g c_t with this chance,
         ||g c_t|| <= bound * largest column norm of C.
-        Source: as the class; Denisov et al. (2022), Theorem 2.1, for what depends on earlier outputs.
+        Source: as the class; Denisov et al. (2022), Theorem 2.1, for what depends on earlier
+        outputs.
         """
         C = as_strategy(strategy)
         multiplier = checks.positive("sigma", sigma) / (
@@ -176,7 +191,9 @@ class CyclicPoisson:
         return replace(found, source=f"{found.source}; {AMPLIFIED}")
 
     def sigma(self, strategy: Strategy, bound: float, epsilon: float, delta: float) -> float:
-        """The least sigma, within 1e-4 of itself, for which ``guarantee`` is at most ``epsilon``. Raises ValueError."""
+        """The least sigma, within 1e-4 of itself, for which ``guarantee`` is at most ``epsilon``.
+        Raises ValueError.
+        """
         C = as_strategy(strategy)
         longest = checks.positive("bound", bound) * self._longest(C)
         multiplier = sampled_multiplier(epsilon, delta, self.chance, self.times(C.steps))
@@ -197,19 +214,24 @@ class CyclicPoisson:
 
 
 def sensitivity(strategy: Tensor | StreamStrategy, participation: Participation) -> Sensitivity:
-    """max ||C U||_F over the changes U that one user makes: rows of norm <= 1 in the user's steps, others 0.
+    """max ||C U||_F over the changes U that one user makes: rows of norm <= 1 in the user's steps,
+    others 0.
 
-    ||C U||_F^2 = sum_{st} (C^T C)_st <u_s, u_t> <= sum of abs(C^T C) over the user's steps, with equality for rows of
-    one direction where signs for the steps make every (C^T C)_st >= 0. Where no signs do, the sum is an upper bound.
+    ||C U||_F^2 = sum_{st} (C^T C)_st <u_s, u_t> <= sum of abs(C^T C) over the user's steps, with
+    equality for rows of one direction where signs for the steps make every (C^T C)_st >= 0. Where
+    no signs do, the sum is an upper bound.
 
     strategy: C, (r, steps), whose gram is computed in float64 and the result rounded up. Of a
-    :class:`StreamStrategy` whose columns do not meet in a user's steps, column norms are enough, of any number of
-    steps; else what it knows of itself: of buffers, and of a Toeplitz C >= 0, for ``Epochs`` and, as a bound that many
-    attain, for ``Separated``; of a :class:`RecalledStrategy` for ``Epochs`` of its period. Of others C is formed.
-    Raises TypeError, ValueError: where rounding could move that C by a hundredth, too.
+    :class:`StreamStrategy` whose columns do not meet in a user's steps, column norms are enough, of
+    any number of steps; else what it knows of itself: of buffers, and of a Toeplitz C >= 0, for
+    ``Epochs`` and, as a bound that many attain, for ``Separated``; of a :class:`RecalledStrategy`
+    for ``Epochs`` of its period. Of others C is formed. Raises TypeError, ValueError: where
+    rounding could move that C by a hundredth, too.
 
-    Guarantees: no user who keeps to ``participation`` moves C G further than value; one moves it by attained.
-    Source: Choquette-Choo, McMahan, Rush, Thakurta (2023), section 2; for one participation the largest column norm.
+    Guarantees: no user who keeps to ``participation`` moves C G further than value; one moves it by
+    attained.
+    Source: Choquette-Choo, McMahan, Rush, Thakurta (2023), section 2; for one participation the
+    largest column norm.
     """
     if not isinstance(participation, Participation):
         raise TypeError("participation must be ONCE, Epochs(period) or Separated(gap, times)")
@@ -232,7 +254,8 @@ def sensitivity(strategy: Tensor | StreamStrategy, participation: Participation)
     gram = (C / size).mT @ (C / size)
     bound, sets = participation.worst(gram.abs())
     rows, steps = C.shape
-    # a gram's entry has error rows x eps x the columns' norms, a set's sum at most (rows x its steps) eps of itself
+    # a gram's entry has error rows x eps x the columns' norms, a set's sum at most
+    # (rows x its steps) eps of itself
     rounding = (rows * participation.most(steps) + steps + 16) * EPS
     value = size * math.sqrt(bound) * (1 + rounding) + slack
     # ||columns s|| for signs s that turn the largest entries of the set's gram positive
@@ -243,7 +266,9 @@ def sensitivity(strategy: Tensor | StreamStrategy, participation: Participation)
 
 
 def _known(C: StreamStrategy, participation: Participation) -> Sensitivity | None:
-    """Without forming C: by its columns where a user's share no row, else as the participation asks."""
+    """Without forming C: by its columns where a user's share no row, else as the participation
+    asks.
+    """
     if participation.apart(C.steps) >= C.bands and (columns := C.column_norms()) is not None:
         found = math.sqrt(participation.largest(columns[0].square()))
         return Sensitivity.rounded(found, found, columns[1] + (C.steps + 8) * EPS)

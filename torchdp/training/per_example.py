@@ -21,8 +21,8 @@ from torchdp.training.record import Means, Refused, Still, traced
 Inputs = Tensor | Mapping[str, Tensor]
 DRAWS = "module draws dropout from torch's global generator; pass dropout=, or call .eval() on it"
 NOTHING = torch.empty(0)
-# Examples that a route is tried on first, and that are compared with the loss of them together; few numbers of a
-# network are multiples of it.
+# Examples that a route is tried on first, and that are compared with the loss of them together; few
+# numbers of a network are multiples of it.
 FEW = 13
 AGAIN = 16  # uses of a program, after which it is checked again, and at each power of 2
 HOLDERS = (list, dict, set, deque)  # not their subclasses, whose methods are anybody's
@@ -43,14 +43,18 @@ class Gradients:
 
 
 class Both(nn.Module):
-    """Module and loss as one: what stands in for the parameters does so while the loss runs, too."""
+    """Module and loss as one: what stands in for the parameters does so while the loss runs,
+    too.
+    """
 
     def __init__(self, module: nn.Module, loss: Callable[[Tensor, Tensor], Tensor]) -> None:
         super().__init__()
         self.module, self.loss = module, loss
 
     def forward(self, x: Inputs | None, y: Tensor | None, *made: Any) -> tuple[Tensor, Any]:
-        """What the loss returns, and what the module does, or has ``made``; for no targets that alone."""
+        """What the loss returns, and what the module does, or has ``made``; for no targets that
+        alone.
+        """
         output = (
             made[0] if made else self.module(x) if isinstance(x, Tensor) else self.module(**x or {})
         )
@@ -61,7 +65,9 @@ class Both(nn.Module):
 
 @dataclass
 class Known:
-    """What batches of some shapes have shown: routes that are left, why others are not, programs that were checked."""
+    """What batches of some shapes have shown: routes that are left, why others are not, programs
+    that were checked.
+    """
 
     routes: list[str]
     reasons: list[str] = field(default_factory=list)
@@ -98,7 +104,9 @@ class Passes:
 
     @cached_property
     def _places(self) -> dict[str, str]:
-        """Where parameters are, one for each module: torch would not put back a module's weight that has two."""
+        """Where parameters are, one for each module: torch would not put back a module's weight
+        that has two.
+        """
         own = {id(p): name for name, p in self.both.module.named_parameters()}
         return {
             f"{path}.{name}": own[id(p)]
@@ -115,7 +123,9 @@ class Passes:
         *made: Any,
         buffers: Mapping[str, Tensor] | None = None,
     ) -> tuple[Tensor, Any]:
-        """What the loss returns, and the module, with these parameters. Raises where a buffer is set."""
+        """What the loss returns, and the module, with these parameters. Raises where a buffer is
+        set.
+        """
         known = {**self.frozen, **known}
         buffers = self.buffers if buffers is None else buffers
         places = self._places.items() if known else ()
@@ -141,7 +151,8 @@ class Passes:
 
     @contextmanager
     def same_bits(self) -> Iterator[None]:
-        """No call changes a parameter or a buffer, by whatever way: one that is changed is put back. Raises ValueError.
+        """No call changes a parameter or a buffer, by whatever way: one that is changed is put
+        back. Raises ValueError.
 
         ``_version`` does not see what is written through ``.data``, numpy or dlpack.
         """
@@ -162,7 +173,9 @@ class Passes:
 
     @contextmanager
     def kept(self, buffers: Mapping[str, Tensor]) -> Iterator[None]:
-        """Nothing is drawn where no masks are, and no buffer or parameter written over. Raises ValueError."""
+        """Nothing is drawn where no masks are, and no buffer or parameter written over. Raises
+        ValueError.
+        """
         held = {**buffers, **{f"module.{name}": p for name, p in self.leaves.items()}}
         versions = {place: value._version for place, value in held.items()}
         with undrawn(self.device, not self.seeded):
@@ -173,9 +186,11 @@ class Passes:
 
     @contextmanager
     def unset(self) -> Iterator[None]:
-        """Attributes that are set meanwhile are put back: no other example sees what one has left in them.
+        """Attributes that are set meanwhile are put back: no other example sees what one has left
+        in them.
 
-        So are the elements of lists, dicts and sets among them. Raises ValueError where a tensor is written over.
+        So are the elements of lists, dicts and sets among them. Raises ValueError where a tensor is
+        written over.
         """
         before = [(path, part, dict(vars(part))) for path, part in self.both.named_modules()]
         own = [
@@ -237,7 +252,8 @@ class Passes:
             yield
 
     def value(self, x: Inputs, y: Tensor, seed: int) -> tuple[Tensor, list[str]]:
-        """The loss of one example, (1, ...), alone, and once more after that, (2,); the parameters that it reaches.
+        """The loss of one example, (1, ...), alone, and once more after that, (2,); the parameters
+        that it reaches.
 
         seed: of its draws, if any. Raises ValueError.
         """
@@ -253,7 +269,9 @@ class Passes:
         return torch.stack(totals).detach(), self.captured(totals[0])
 
     def captured(self, total: Tensor) -> list[str]:
-        """Parameters of the module that the loss reaches past the module. Raises ValueError for one of another."""
+        """Parameters of the module that the loss reaches past the module. Raises ValueError for one
+        of another.
+        """
         names = {id(p): name for name, p in self.leaves.items()}
         found = _reached(total) if total.requires_grad else []
         for p in found:
@@ -267,10 +285,12 @@ class Passes:
     def mixes(
         self, alone: Tensor, tensors: list[Tensor], leaves: list[Any], spec: TreeSpec, y: Tensor
     ) -> Tensor | None:
-        """Whether the loss of examples together is neither the mean, nor the sum, nor the list of theirs.
+        """Whether the loss of examples together is neither the mean, nor the sum, nor the list of
+        theirs.
 
-        tensors: those among the outputs, (n, ...). Examples whose loss ``alone`` is not finite are left out: the first
-        one that is stands in for them. None where the loss takes one example alone.
+        tensors: those among the outputs, (n, ...). Examples whose loss ``alone`` is not finite are
+        left out: the first one that is stands in for them. None where the loss takes one example
+        alone.
         """
         finite = alone.isfinite()
         places = torch.where(finite, torch.arange(len(y), device=y.device), finite.int().argmax())
@@ -289,7 +309,9 @@ class Passes:
         return _neither(alone[places], found, eps, 8 * eps * rounding)
 
     def mixes_inside(self, x: Inputs, y: Tensor) -> Tensor | None:
-        """As ``mixes``, of a loss in the module's own call, of a few examples and without dropout."""
+        """As ``mixes``, of a loss in the module's own call, of a few examples and without
+        dropout.
+        """
         n = min(len(y), FEW)
         try:
             with torch.no_grad(), Still():
@@ -306,7 +328,9 @@ class Passes:
 
 
 def _neither(alone: Tensor, found: Tensor, eps: float, more: Tensor | float) -> Tensor:
-    """Whether ``found`` is neither the mean, nor the sum, nor the list of losses ``alone``, (n,), up to rounding."""
+    """Whether ``found`` is neither the mean, nor the sum, nor the list of losses ``alone``, (n,),
+    up to rounding.
+    """
     alone, found = alone.double(), found.double()
     off = found.sum() - torch.stack([alone.mean(), alone.sum()])
     if found.ndim and len(found) == len(alone):
@@ -324,7 +348,9 @@ def generators(device: torch.device) -> list[torch.Generator]:
 
 @contextmanager
 def undrawn(device: torch.device, refused: bool = True) -> Iterator[None]:
-    """torch's own generators stand where they stood. Raises ValueError where something was drawn from them."""
+    """torch's own generators stand where they stood. Raises ValueError where something was drawn
+    from them.
+    """
     if not refused:
         yield
         return
@@ -337,7 +363,9 @@ def undrawn(device: torch.device, refused: bool = True) -> Iterator[None]:
 
 @contextmanager
 def masks(seed: int | None, device: torch.device) -> Iterator[list[Tensor]]:
-    """torch's own generators start from ``seed``, for None from where they are, and are put back to these states."""
+    """torch's own generators start from ``seed``, for None from where they are, and are put back to
+    these states.
+    """
     own = generators(device)
     before = [each.get_state() for each in own]
     try:
@@ -352,7 +380,9 @@ def masks(seed: int | None, device: torch.device) -> Iterator[list[Tensor]]:
 
 
 def due(times: int) -> bool:
-    """Whether what was seen ``times`` times is looked at again: at first, the 16th, 32nd, 64th time and so on."""
+    """Whether what was seen ``times`` times is looked at again: at first, the 16th, 32nd, 64th time
+    and so on.
+    """
     return not times or (times >= AGAIN and not times & (times - 1))
 
 

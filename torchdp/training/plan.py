@@ -32,10 +32,11 @@ class Clipping(TypedDict, total=False):
 
 @dataclass(frozen=True)
 class Plan(Mechanism):
-    """Sampling, clipping, strategy and noise that belong together, their joint guarantee, and their error.
+    """Sampling, clipping, strategy and noise that belong together, their joint guarantee, and their
+    error.
 
-    standard_errors: of each row of W (G + C^{-1} Z), (queries,), in the gradients' units. Made by :func:`choose`; the
-    rest is said at :class:`Mechanism`.
+    standard_errors: of each row of W (G + C^{-1} Z), (queries,), in the gradients' units. Made by
+    :func:`choose`; the rest is said at :class:`Mechanism`.
     """
 
     standard_errors: Tensor
@@ -51,10 +52,10 @@ class Plan(Mechanism):
     ) -> Run:
         """A run of this plan, spent once.
 
-        noise: 256 bits of which sampling and noise are a function come from here, for None from the system. ledger: a
-        file that does not exist yet; it records each step before its gradient is released. module: in a group of
-        processes a copy in each. clipping: at_once, routes, unused and groups of :func:`clip_and_sum`. Raises
-        TypeError, ValueError.
+        noise: 256 bits of which sampling and noise are a function come from here, for None from the
+        system. ledger: a file that does not exist yet; it records each step before its gradient is
+        released. module: in a group of processes a copy in each. clipping: at_once, routes, unused
+        and groups of :func:`clip_and_sum`. Raises TypeError, ValueError.
         """
         return Run(self, module, loss, source(noise), step=0, ledger=ledger, **clipping)
 
@@ -68,16 +69,18 @@ class Plan(Mechanism):
         ledger: str | Path | None = None,
         **clipping: Unpack[Clipping],
     ) -> Run:
-        """The run of which ``secret`` is :meth:`Run.secret_state`, from the first step on that may not have been seen.
+        """The run of which ``secret`` is :meth:`Run.secret_state`, from the first step on that may
+        not have been seen.
 
-        That is the latest of the secret state's, of ``step`` (:meth:`Run.state_dict`, or its number) and of the
-        ledger's. Steps in between are lost: their noise is drawn, as later noise needs it, and answers no other sum.
-        Without a ledger ``step`` must say how many steps may have been released. An adaptive bound is the last that
-        these know; a number knows none. The model may be an older one. Raises ValueError, where neither is given, and
-        where the secret state or the ledger is of another plan too.
+        That is the latest of the secret state's, of ``step`` (:meth:`Run.state_dict`, or its
+        number) and of the ledger's. Steps in between are lost: their noise is drawn, as later noise
+        needs it, and answers no other sum. Without a ledger ``step`` must say how many steps may
+        have been released. An adaptive bound is the last that these know; a number knows none. The
+        model may be an older one. Raises ValueError, where neither is given, and where the secret
+        state or the ledger is of another plan too.
 
-        Guarantees: the gradients of all steps, before and after, have ``guarantee``, where one run alone goes on, or
-        those that do have one ledger.
+        Guarantees: the gradients of all steps, before and after, have ``guarantee``, where one run
+        alone goes on, or those that do have one ledger.
         """
         if step is None and ledger is None:
             raise ValueError(
@@ -88,11 +91,15 @@ class Plan(Mechanism):
         return Run(self, module, loss, secret, step=step, ledger=ledger, **clipping)
 
     def adapted(self, bound: AdaptiveBound) -> "Plan":
-        """This plan, its guarantee too, with a clipping bound that follows gradients' norms. Raises TypeError."""
+        """This plan, its guarantee too, with a clipping bound that follows gradients' norms. Raises
+        TypeError.
+        """
         return replace(self, adaptive=checks.instance("bound", bound, AdaptiveBound))
 
     def save(self, path: str | Path) -> None:
-        """Into a file that :meth:`load` reads, to the last digit. Raises TypeError for a custom strategy."""
+        """Into a file that :meth:`load` reads, to the last digit. Raises TypeError for a custom
+        strategy.
+        """
         for kind in map(type, (self.strategy, getattr(self.sampling, "rule", self.sampling))):
             if kind.__module__.partition(".")[0] != "torchdp":
                 raise TypeError(
@@ -108,8 +115,8 @@ class Plan(Mechanism):
     def load(path: str | Path) -> "Plan":
         """The plan of a file, by ``torch.load``'s default: nothing in the file is run.
 
-        Raises ValueError where it is no plan's, and where its noise does not give its guarantee, which is computed
-        anew.
+        Raises ValueError where it is no plan's, and where its noise does not give its guarantee,
+        which is computed anew.
         """
         try:
             found = torch.load(path, map_location="cpu", weights_only=True)

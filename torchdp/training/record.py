@@ -1,4 +1,6 @@
-"""One forward pass of a whole batch, recorded: the uses of parameters, and the program of operations that was run."""
+"""One forward pass of a whole batch, recorded: the uses of parameters, and the program of
+operations that was run.
+"""
 
 import functools
 import inspect
@@ -35,7 +37,8 @@ ARGUMENTS: dict[Any, tuple[str, ...]] = {  # of functions whose signature Python
     ),
     torch.cat: ("tensors", "dim"),
 }  # fmt: skip
-# marks of tensors: numbers of the examples, made of parameters alone, the sum of the examples' losses
+# marks of tensors: numbers of the examples, made of parameters alone, the sum of the examples'
+# losses
 DATA, WEIGHTS, TOTAL = "data", "weights", "total"
 READING = (
     "__int__ __float__ __complex__ __index__ __array__ __contains__ __format__ __repr__ __reduce_ex__ __dlpack__ item "
@@ -63,7 +66,9 @@ class Inside(Untaken):
 
 
 def eager() -> AbstractContextManager[object]:
-    """Compiled parts of a module run as they are: what is compiled does not see its functions called."""
+    """Compiled parts of a module run as they are: what is compiled does not see its functions
+    called.
+    """
     return (
         torch.compiler.set_stance("force_eager")
         if "torch._dynamo" in sys.modules
@@ -72,7 +77,9 @@ def eager() -> AbstractContextManager[object]:
 
 
 def traced() -> AbstractContextManager[object]:
-    """Compiled parts are traced, and then run by torch itself: what torch.cond closes over has no gradient without."""
+    """Compiled parts are traced, and then run by torch itself: what torch.cond closes over has no
+    gradient without.
+    """
     if "torch._dynamo" not in sys.modules:
         return nullcontext()
     return torch.compiler.set_stance("default", force_backend="eager")
@@ -98,7 +105,9 @@ def named(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[s
 
 
 def own_means(n: int, call: dict[str, Any]) -> Tensor:
-    """Each of n examples' mean cross entropy over what it has itself, as the loss of that example alone is: (n,)."""
+    """Each of n examples' mean cross entropy over what it has itself, as the loss of that example
+    alone is: (n,).
+    """
     target = call["target"]
     each = F.cross_entropy(**call | {"reduction": "none"}).reshape(n, -1)
     kept = torch.full_like(each, True, dtype=torch.bool)
@@ -125,7 +134,9 @@ class Watching(TorchFunctionMode, ABC):
 
 
 class Means(Watching):
-    """Of n examples' cross entropies the mean of each one's own mean. Raises ValueError where weights cancel."""
+    """Of n examples' cross entropies the mean of each one's own mean. Raises ValueError where
+    weights cancel.
+    """
 
     def __init__(self, n: int) -> None:
         super().__init__()
@@ -158,7 +169,9 @@ class Still(Watching):
 
 @dataclass(frozen=True)
 class Claim:
-    """A use of ``source``: each example's gradient in it is ``form`` of the gradient ``at`` a tensor or an edge."""
+    """A use of ``source``: each example's gradient in it is ``form`` of the gradient ``at`` a
+    tensor or an edge.
+    """
 
     source: Tensor
     at: Any
@@ -171,13 +184,14 @@ Rule = Callable[["Record", Any, tuple[Any, ...], dict[str, Any]], Any]
 class Record(Watching):
     """Marks tensors as of data, or of parameters alone; claims where the two meet; notes each call.
 
-    Where they meet in a call with a rule, a leaf stands in for the parameter, so that no path to the parameter is left,
-    and the use is claimed. A use without a rule keeps its path, and the parameter then has a gradient of its own: none
-    is left out. Python does not read data: bool() of it is always False, other ways raise :class:`Untaken`, as does a
-    number that several examples' numbers were made into, for instance a maximum over the batch.
+    Where they meet in a call with a rule, a leaf stands in for the parameter, so that no path to
+    the parameter is left, and the use is claimed. A use without a rule keeps its path, and the
+    parameter then has a gradient of its own: none is left out. Python does not read data: bool() of
+    it is always False, other ways raise :class:`Untaken`, as does a number that several examples'
+    numbers were made into, for instance a maximum over the batch.
 
-    parameters: the leaves; n: examples; rules: by function. inside: the module's call has the loss in it, whose means
-    are taken for each example.
+    parameters: the leaves; n: examples; rules: by function. inside: the module's call has the loss
+    in it, whose means are taken for each example.
     """
 
     def __init__(
@@ -228,7 +242,9 @@ class Record(Watching):
         return x
 
     def claim(self, source: Any, out: Tensor, form: Callable[[Tensor], Form]) -> None:
-        """Where ``source`` is of parameters; out: the output, or the leaf whose own gradient has the rows."""
+        """Where ``source`` is of parameters; out: the output, or the leaf whose own gradient has
+        the rows.
+        """
         if self.of_weights(source) and source.requires_grad and out.requires_grad:
             self.claims.append(Claim(source, out if out.is_leaf else get_gradient_edge(out), form))
 
@@ -274,7 +290,9 @@ class Record(Watching):
     def _sum_of_losses(
         self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Tensor | None:
-        """In place of the mean of a loss inside of the module, of the losses of each example alone."""
+        """In place of the mean of a loss inside of the module, of the losses of each example
+        alone.
+        """
         if func is not F.cross_entropy or not self.inside:
             return None
         call = named(func, args, kwargs)
@@ -299,7 +317,9 @@ class Record(Watching):
             raise ValueError(MIXES)
 
     def _foreign(self, func: Any, given: list[Tensor], kinds: list[Any]) -> None:
-        """Tensors with a history that was not seen: custom functions, hooks of modules, earlier batches, transforms."""
+        """Tensors with a history that was not seen: custom functions, hooks of modules, earlier
+        batches, transforms.
+        """
         if torch._C._functorch.maybe_current_level() is not None:
             raise Untaken("the module calls transforms of torch.func")
         for t, kind in zip(given, kinds, strict=True):
@@ -309,7 +329,9 @@ class Record(Watching):
                 )
 
     def _made(self, t: Tensor, kind: str | None, func: Any) -> Any:
-        """Marks what a call has made; its shape, for the program. Raises where examples' numbers are made into one."""
+        """Marks what a call has made; its shape, for the program. Raises where examples' numbers
+        are made into one.
+        """
         if kind is DATA:
             self.sizes.update(t.shape)
         if kind is DATA and t.is_floating_point():
@@ -333,7 +355,9 @@ class Record(Watching):
         return mark[1] if mark is not None and mark[0] is self._own else None
 
     def _numbers(self, value: Any) -> Any:
-        """A call's arguments but for the tensors' numbers: whole numbers that n divides are counted in n."""
+        """A call's arguments but for the tensors' numbers: whole numbers that n divides are counted
+        in n.
+        """
         if isinstance(value, Tensor):
             return ("tensor", value._torchdp[2]) if self._kind(value) else "tensor"  # type: ignore[attr-defined]
         if isinstance(value, tuple | list):

@@ -1,4 +1,6 @@
-"""Several processes that train one model: one key for all of them, and a check that they are in step."""
+"""Several processes that train one model: one key for all of them, and a check that they are in
+step.
+"""
 
 import hashlib
 
@@ -25,7 +27,9 @@ def from_first(key: bytes) -> bytes:
 
 
 def check_models(parameters: list[Tensor]) -> None:
-    """Raises ValueError, in every process, where models differ: one gradient would train them apart."""
+    """Raises ValueError, in every process, where models differ: one gradient would train them
+    apart.
+    """
     digest = hashlib.sha256()
     for p in parameters:
         digest.update(p.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes())
@@ -45,7 +49,9 @@ def place() -> tuple[int, int]:
 
 
 def most(at: tuple[int, tuple[int, float]]) -> tuple[int, tuple[int, float]]:
-    """The largest of all processes' steps, and what the process of it knows, or the largest of that."""
+    """The largest of all processes' steps, and what the process of it knows, or the largest of
+    that.
+    """
     places = [at] * distributed.get_world_size()
     distributed.all_gather_object(places, at)
     return max(places)
@@ -68,7 +74,8 @@ def joined(part: Tensor, chunk: int, whole: int) -> Tensor:
 
 
 def check_agree(step: int, stream: bytes, total: Tensor) -> None:
-    """Raises RuntimeError, in every process, where steps, streams or sums differ; every process calls this.
+    """Raises RuntimeError, in every process, where steps, streams or sums differ; every process
+    calls this.
 
     Processes with one noise and different sums would publish the sums' difference without noise.
     """

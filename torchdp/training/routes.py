@@ -1,7 +1,7 @@
 """Each example's own gradients, by three routes.
 
-In one pass of the batch, uses of parameters recorded, and each new program checked; on the other two each
-example alone, as torch runs it.
+In one pass of the batch, uses of parameters recorded, and each new program checked; on the other
+two each example alone, as torch runs it.
 """
 
 import warnings
@@ -32,9 +32,11 @@ from torchdp.training.rules import RULES
 
 
 def by_factors(passes: Passes, x: Inputs, y: Tensor) -> Gradients:
-    """All examples at once; what a new program of operations finds is checked against examples alone before its use.
+    """All examples at once; what a new program of operations finds is checked against examples
+    alone before its use.
 
-    And again at its 16th, 32nd, 64th use and so on: parameters that were 0 at first may hide what they multiply.
+    And again at its 16th, 32nd, 64th use and so on: parameters that were 0 at first may hide what
+    they multiply.
     """
     found, record = recorded(passes, x, y)
     program, uses = hash(tuple(record.program)), passes.known.programs
@@ -50,10 +52,11 @@ def by_factors(passes: Passes, x: Inputs, y: Tensor) -> Gradients:
 
 
 def _checked(passes: Passes, x: Inputs, y: Tensor, found: Gradients, record: Record) -> bool:
-    """Whether some examples' gradients are those of the examples alone; False where none has a gradient.
+    """Whether some examples' gradients are those of the examples alone; False where none has a
+    gradient.
 
-    Numbers of half precision are too coarse for that: the same program is run in float32; and without dropout, which is
-    of each number by itself. Raises Untaken where they differ.
+    Numbers of half precision are too coarse for that: the same program is run in float32; and
+    without dropout, which is of each number by itself. Raises Untaken where they differ.
     """
     norms = (
         torch.stack([form.norms() for form in found.forms.values()]).norm(dim=0)
@@ -96,10 +99,11 @@ def _one_alone(passes: Passes, x: Inputs, y: Tensor, i: int) -> dict[str, Tensor
 def _foreign(
     passes: Passes, x: Inputs, y: Tensor, rows: list[int], record: Record
 ) -> tuple[Beside, Gradients]:
-    """What a pass finds of a few examples beside foreign ones. Raises Untaken where it is another program.
+    """What a pass finds of a few examples beside foreign ones. Raises Untaken where it is another
+    program.
 
-    Their number divides no size that the pass has made: a result of which one dimension is no multiple of it has lost
-    the batch's, where an accident of sizes hides it else.
+    Their number divides no size that the pass has made: a result of which one dimension is no
+    multiple of it has lost the batch's, where an accident of sizes hides it else.
     """
     reason = Untaken("beside other examples it is another program")
     # a loop over examples has another program for each number
@@ -169,7 +173,9 @@ def _pass(passes: Passes, record: Record, x: Inputs, y: Tensor) -> Gradients:
 def _forms(
     passes: Passes, record: Record, down: list[tuple[Tensor, Tensor]], rows: dict[str, Tensor]
 ) -> dict[str, Form]:
-    """What each parameter's gradients are. Raises Untaken where one is used in a way that has no rule."""
+    """What each parameter's gradients are. Raises Untaken where one is used in a way that has no
+    rule.
+    """
     leaves, claims = passes.leaves, record.claims
     places = [*(claim.at for claim in claims), *leaves.values()]
     live, gradients = zip(*down, strict=True)
@@ -217,7 +223,9 @@ def _losses(
     live: list[Tensor],
     y: Tensor,
 ) -> tuple[Tensor, list[tuple[Tensor, Tensor]], dict[str, Tensor], Tensor | None]:
-    """Each example's loss; tensors and its gradients in them, and in parameters that it reaches; whether losses mix."""
+    """Each example's loss; tensors and its gradients in them, and in parameters that it reaches;
+    whether losses mix.
+    """
     n, known = len(y), passes.known
     if record.inside:
         if not record.reduced or total.ndim or not total.requires_grad:
@@ -257,7 +265,9 @@ def _losses(
 
 
 def closed(loss: Any, z: Tensor, y: Tensor) -> Tensor | None:
-    """Each example's loss of rows (n, classes) or (n, ...), where it is torch's mean of cross entropies or squares."""
+    """Each example's loss of rows (n, classes) or (n, ...), where it is torch's mean of cross
+    entropies or squares.
+    """
     if loss is F.mse_loss or (type(loss) is nn.MSELoss and loss.reduction == "mean"):
         if z.shape != y.shape:
             return None
@@ -270,7 +280,9 @@ def closed(loss: Any, z: Tensor, y: Tensor) -> Tensor | None:
 
 
 def by_vmap(passes: Passes, x: Inputs, y: Tensor) -> Gradients:
-    """All examples at once, each alone under vmap, where no custom function has a rule of its own."""
+    """All examples at once, each alone under vmap, where no custom function has a rule of its
+    own.
+    """
     if any(isinstance(part, nn.RNNBase) for part in passes.both.modules()):
         raise Untaken("a recurrent layer has weights that nothing can stand in for")
     structure: list[Any] = []
@@ -334,7 +346,9 @@ def by_loop(passes: Passes, x: Inputs, y: Tensor) -> Iterator[Gradients]:
 def _compared(
     passes: Passes, lost: Tensor, tensors: list[Tensor], structure: list[Any], x: Inputs, y: Tensor
 ) -> Tensor | None:
-    """As ``mixes``, of outputs (n, 1, ...) of examples alone; None where they have no row for each example."""
+    """As ``mixes``, of outputs (n, 1, ...) of examples alone; None where they have no row for each
+    example.
+    """
     if len(y) > 1 and any(t.ndim == 1 and t.is_floating_point() for t in tensors):
         return passes.mixes_inside(x, y)  # one number of an example: its loss, or a part of it
     several = len(tensors) > 1  # of which one may have the examples along another dimension

@@ -1,4 +1,6 @@
-"""What each example's gradient in a parameter is, for the calls of torch that take data and parameters together."""
+"""What each example's gradient in a parameter is, for the calls of torch that take data and
+parameters together.
+"""
 
 import math
 from typing import Any
@@ -105,7 +107,9 @@ def norm(r: Record, func: Any, args: Any, kwargs: Any) -> Any:
 
 
 def in_plane(value: Any, dims: int, before: int) -> tuple[int, ...]:
-    """A convolution's numbers for both sides of a plane; a line is one whose first side has ``before``."""
+    """A convolution's numbers for both sides of a plane; a line is one whose first side has
+    ``before``.
+    """
     sides = (value,) * dims if isinstance(value, int) else tuple(value)
     return sides if dims == 2 else (before, *sides)
 

@@ -1,4 +1,6 @@
-"""The steps of a private training run, each used once: on one process or several, resumable after a kill."""
+"""The steps of a private training run, each used once: on one process or several, resumable after a
+kill.
+"""
 
 from collections.abc import Callable, Mapping, Sequence
 from os import urandom
@@ -23,32 +25,37 @@ from torchdp.training.sums import clipped_rows, set_gradients
 
 
 class Run(Steps):
-    """The steps of a :class:`Plan`, each once and in order. Made by :meth:`Plan.start` and :meth:`Plan.resume`.
+    """The steps of a :class:`Plan`, each once and in order. Made by :meth:`Plan.start` and
+    :meth:`Plan.resume`.
 
         for users in run:  # who is in this step
             run.backward(inputs[users], targets[users])  # private gradients in ``.grad``
             optimizer.step()
 
-    ``loader`` reads rows ahead, and cuts batches that are larger than memory. ``backward`` clips each user's gradient,
-    adds them up, adds the step's noise and divides by ``plan.batch``; ``release`` does so with gradients that were made
-    elsewhere. Each batch that was handed out must be used, once, before the next one; else RuntimeError, and nothing is
-    released. An interrupt leaves the step spent and its batch used, or neither; a part of a batch counts, or not;
-    threads take turns; copies and pickles are refused.
+    ``loader`` reads rows ahead, and cuts batches that are larger than memory. ``backward`` clips
+    each user's gradient, adds them up, adds the step's noise and divides by ``plan.batch``;
+    ``release`` does so with gradients that were made elsewhere. Each batch that was handed out must
+    be used, once, before the next one; else RuntimeError, and nothing is released. An interrupt
+    leaves the step spent and its batch used, or neither; a part of a batch counts, or not; threads
+    take turns; copies and pickles are refused.
 
-    module, loss: as in :func:`clip_and_sum`, one example for each user; clipping: its routes, unused and groups.
+    module, loss: as in :func:`clip_and_sum`, one example for each user; clipping: its routes,
+    unused and groups.
 
-    After a kill: ``secret_state``, kept once at the start or at any step, and the ``state_dict`` of a checkpoint or the
-    ledger go on with the noise and the batches of the run that was not killed. Whoever knows the secret state can
-    subtract the noise. The state dict holds the step and nothing secret. Of two runs of one secret state that are alive
-    at once only those with one ledger keep from releasing a step twice: the later one gets a RuntimeError.
+    After a kill: ``secret_state``, kept once at the start or at any step, and the ``state_dict`` of
+    a checkpoint or the ledger go on with the noise and the batches of the run that was not killed.
+    Whoever knows the secret state can subtract the noise. The state dict holds the step and nothing
+    secret. Of two runs of one secret state that are alive at once only those with one ledger keep
+    from releasing a step twice: the later one gets a RuntimeError.
 
-    Several processes (a group of torch.distributed): all of them make the run; the key is process 0's. Each hands out
-    and clips its part of a batch, draws and keeps the noise of its part of the gradient, and gets all of it. Every
-    process calls ``backward`` equally often, as those of one ``loader`` do. The module must not be sharded.
+    Several processes (a group of torch.distributed): all of them make the run; the key is process
+    0's. Each hands out and clips its part of a batch, draws and keeps the noise of its part of the
+    gradient, and gets all of it. Every process calls ``backward`` equally often, as those of one
+    ``loader`` do. The module must not be sharded.
 
-    Guarantees: all gradients together, and so the trained parameters, have ``plan.guarantee``, where each user's
-    gradient is a function of that user, and the module's author is honest; how examples are kept apart ``route``
-    says; see :func:`clip_and_sum`.
+    Guarantees: all gradients together, and so the trained parameters, have ``plan.guarantee``,
+    where each user's gradient is a function of that user, and the module's author is honest; how
+    examples are kept apart ``route`` says; see :func:`clip_and_sum`.
     """
 
     def __init__(
@@ -123,12 +130,16 @@ class Run(Steps):
 
     @property
     def route(self) -> str:
-        """How the last step's gradients were made, what keeps examples apart, and why earlier routes were not taken."""
+        """How the last step's gradients were made, what keeps examples apart, and why earlier
+        routes were not taken.
+        """
         return self._clipper.route
 
     @property
     def bound(self) -> float:
-        """The clipping bound of the next step, public: the plan's, or where it is adaptive a function of outputs."""
+        """The clipping bound of the next step, public: the plan's, or where it is adaptive a
+        function of outputs.
+        """
         return self._bound
 
     @property
@@ -143,18 +154,22 @@ class Run(Steps):
 
     @property
     def deviation(self) -> float:
-        """Standard deviation of the noise in each number of the last step's ``.grad``; public. 0 before the first."""
+        """Standard deviation of the noise in each number of the last step's ``.grad``; public. 0
+        before the first.
+        """
         if not self._deviations:
             self._deviations = [0.0, *self.plan.deviations().tolist()]
         return self._deviations[self.step] * self._unit
 
     def backward(self, inputs: Inputs, targets: Tensor, *, more: bool = False) -> Tensor:
-        """Puts the step's private mean gradient into ``.grad`` of the module's parameters; one row for each user.
+        """Puts the step's private mean gradient into ``.grad`` of the module's parameters; one row
+        for each user.
 
-        more: whether other rows of this batch follow, in a custom loop: then ``.grad`` stays as it is, and the
-        step is spent by the call without ``more``. Parts of any size have one sum, up to rounding. Dropout masks are
-        drawn for each user, and are other ones after a kill. Returns the mean of these users' losses (of this
-        process's; NaN for an empty batch), which is **not private**: for logs that stay where the data are.
+        more: whether other rows of this batch follow, in a custom loop: then ``.grad`` stays as it
+        is, and the step is spent by the call without ``more``. Parts of any size have one sum, up
+        to rounding. Dropout masks are drawn for each user, and are other ones after a kill. Returns
+        the mean of these users' losses (of this process's; NaN for an empty batch), which is **not
+        private**: for logs that stay where the data are.
         """
         step = self._expect("targets", len(targets), more)
         with self._turn:  # the module is one for all threads; the call swaps its parameters
@@ -167,10 +182,12 @@ class Run(Steps):
         return mean
 
     def release(self, gradients: Sequence[Tensor], *, more: bool = False) -> None:
-        """As ``backward``, of the users' gradients: for each trainable parameter (n, *shape), n users' own.
+        """As ``backward``, of the users' gradients: for each trainable parameter (n, *shape), n
+        users' own.
 
-        Of ``torch.func.vmap(grad(...))``, or of Opacus: [p.grad_sample for p in module.parameters()]. Each must be a
-        function of its own user's data, as it is not after batch normalisation.
+        Of ``torch.func.vmap(grad(...))``, or of Opacus: [p.grad_sample for p in
+        module.parameters()]. Each must be a function of its own user's data, as it is not after
+        batch normalisation.
         """
         if any(isinstance(g, list) for g in gradients):
             raise ValueError(
@@ -199,11 +216,13 @@ class Run(Steps):
             return {"step": self.step, **({"bound": self.bound} if self.plan.adaptive else {})}
 
     def secret_state(self) -> dict[str, Any]:
-        """What :meth:`Plan.resume` needs: step, key, past noise, and which plan it is of. As secret as the data.
+        """What :meth:`Plan.resume` needs: step, key, past noise, and which plan it is of. As secret
+        as the data.
 
-        At step 0 there is no past: 64 bytes that serve the whole run, whose later steps a resumed run passes over, and
-        every process of a group. Later each process needs its own, and where batches are one's own it holds who came
-        when, so that only the last step's serves. ``torch.load`` reads it as it is.
+        At step 0 there is no past: 64 bytes that serve the whole run, whose later steps a resumed
+        run passes over, and every process of a group. Later each process needs its own, and where
+        batches are one's own it holds who came when, so that only the last step's serves.
+        ``torch.load`` reads it as it is.
         """
         with self._turn:
             past = self.noise.secret_state()["past"] if self.step else torch.empty(0)
@@ -220,7 +239,9 @@ class Run(Steps):
         self._add(torch.zeros(self._whole, dtype=self._dtype, device=self._device), 0, False, step)
 
     def _add(self, total: Tensor, count: int, more: bool, step: int) -> None:
-        """The clipped sum of some rows of this step's batch; of the last ones, its private mean into ``.grad``."""
+        """The clipped sum of some rows of this step's batch; of the last ones, its private mean
+        into ``.grad``.
+        """
         if len(total) != self._whole:
             raise ValueError("module has other trainable parameters than when the run was made")
         with self._turn:

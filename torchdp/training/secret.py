@@ -1,4 +1,5 @@
-"""What survives a kill: a run's key, with what is derived from it, and the ledger of the steps that are spent.
+"""What survives a kill: a run's key, with what is derived from it, and the ledger of the steps that
+are spent.
 
 The ledger is a file that records each step before its gradient is released.
 """
@@ -69,12 +70,13 @@ def opened(state: dict[str, Any], plan: Mechanism) -> tuple[Secret, dict[str, An
 
 
 class Ledger:
-    """Lines of a file: the run's name, then each step that is spent and who spent it. None of it is secret.
+    """Lines of a file: the run's name, then each step that is spent and who spent it. None of it is
+    secret.
 
-    path: None for no ledger. name: of run and plan. fresh: whether the run starts; its file must not exist
-    (FileExistsError). step: the last one that is spent; of a line that a kill cut short, its gradient not yet out, the
-    number may be a smaller one. bounds: steps, and the clipping bounds noted after them. Raises ValueError where the
-    file is of another run, or damaged.
+    path: None for no ledger. name: of run and plan. fresh: whether the run starts; its file must
+    not exist (FileExistsError). step: the last one that is spent; of a line that a kill cut short,
+    its gradient not yet out, the number may be a smaller one. bounds: steps, and the clipping
+    bounds noted after them. Raises ValueError where the file is of another run, or damaged.
     """
 
     def __init__(self, path: Path | None, name: str, fresh: bool) -> None:
@@ -98,10 +100,11 @@ class Ledger:
             self.bounds = [(int(found[0]), float(found[1])) for found in noted if len(found) == 3]
 
     def record(self, step: int, bound: float | None = None) -> None:
-        """The step is spent, whatever comes: on the disk when this returns. Nothing new where it is this run's last.
+        """The step is spent, whatever comes: on the disk when this returns. Nothing new where it is
+        this run's last.
 
-        bound: the clipping bound after the step, once that is recorded. Raises RuntimeError where another run with this
-        ledger has spent the step, and then for every step.
+        bound: the clipping bound after the step, once that is recorded. Raises RuntimeError where
+        another run with this ledger has spent the step, and then for every step.
         """
         if self._path and not self._lost:
             # a new line first: one that was cut short stays what it is

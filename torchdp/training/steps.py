@@ -30,7 +30,8 @@ Row = TypeVar("Row")
 
 
 class Steps(Brief, ABC):
-    """The batches of a run, one for each step, each handed out once and used up before the next one.
+    """The batches of a run, one for each step, each handed out once and used up before the next
+    one.
 
     first: the step to begin with. past: of a secret state, or None.
     """
@@ -102,7 +103,8 @@ class Steps(Brief, ABC):
     def loader(
         self, data: Dataset[Any], *, max_rows: int | None = None, **options: Any
     ) -> Iterator[Any]:
-        """The rows of ``data`` for the batch of each step that is left, read ahead, as a ``DataLoader`` gives them.
+        """The rows of ``data`` for the batch of each step that is left, read ahead, as a
+        ``DataLoader`` gives them.
 
             for inputs, targets in run.loader(data, num_workers=4):
                 run.backward(inputs, targets)
@@ -113,10 +115,11 @@ class Steps(Brief, ABC):
                     run.backward(inputs, targets)
                 optimizer.step()
 
-        data: a row for each user. max_rows: in a part; noise is drawn at the last part, and until then ``.grad`` stays
-        as it is. options: of ``DataLoader``, but for those that say who is in a batch. An empty batch has tensors of
-        no rows; in parts it has none, and its step releases noise by itself. Each batch must be used before the next
-        one, as in iteration. The types are a row's, of a ``collate_fn`` its own. Raises TypeError, ValueError.
+        data: a row for each user. max_rows: in a part; noise is drawn at the last part, and until
+        then ``.grad`` stays as it is. options: of ``DataLoader``, but for those that say who is in
+        a batch. An empty batch has tensors of no rows; in parts it has none, and its step releases
+        noise by itself. Each batch must be used before the next one, as in iteration. The types are
+        a row's, of a ``collate_fn`` its own. Raises TypeError, ValueError.
         """
         with self._turn:
             batches = self._drawn()
@@ -157,16 +160,18 @@ class Steps(Brief, ABC):
             yield part
 
     def admit(self, users: Tensor | Sequence[int]) -> Tensor:
-        """Sets the users of the next step's batch, of a custom loader: of ``choose(..., participation=)``.
+        """Sets the users of the next step's batch, of a custom loader: of
+        ``choose(..., participation=)``.
 
             for users, inputs, targets in batches:
                 run.admit(users)
                 run.backward(inputs, targets)
                 optimizer.step()
 
-        users: their numbers, each once, (n,), n >= 0; in a group of processes those of all of them. Returns this
-        process's, int64, whose rows it then uses. Raises ValueError where the plan's rule does not let them come, and
-        RuntimeError where the last batch was not used, all steps are spent, or the plan itself says who is in a batch.
+        users: their numbers, each once, (n,), n >= 0; in a group of processes those of all of them.
+        Returns this process's, int64, whose rows it then uses. Raises ValueError where the plan's
+        rule does not let them come, and RuntimeError where the last batch was not used, all steps
+        are spent, or the plan itself says who is in a batch.
 
         Guarantees: a user's steps are a set that the rule permits, also after ``resume``.
         """
@@ -203,7 +208,9 @@ class Steps(Brief, ABC):
             )
 
     def _expect(self, name: str, count: int, more: bool) -> int:
-        """The step of the batch that waits, where these rows belong to it. Raises RuntimeError, ValueError."""
+        """The step of the batch that waits, where these rows belong to it. Raises RuntimeError,
+        ValueError.
+        """
         with self._turn:
             if self._waiting.step != self.step:
                 raise RuntimeError(NO_BATCH)

@@ -21,18 +21,22 @@ MOST_DENSE = 4096  # steps of a matrix that is formed
 
 @dataclass(frozen=True)
 class Iterates(Brief):
-    """The iterates of gradient descent as linear queries: row t of W G is how far gradients have moved the parameters.
+    """The iterates of gradient descent as linear queries: row t of W G is how far gradients have
+    moved the parameters.
 
-    x_t = x_{t-1} - eta_t m_t, m_t = momentum m_{t-1} + g_t + weight_decay x_{t-1}: ``torch.optim.SGD``'s steps; -W G is
-    x_t less what it would be without gradients, its start where weight_decay is 0. With
-    momentum and weight decay 0 and learning rates 1, prefix sums. Nothing of size steps x steps is held.
+    x_t = x_{t-1} - eta_t m_t, m_t = momentum m_{t-1} + g_t + weight_decay x_{t-1}:
+    ``torch.optim.SGD``'s steps; -W G is x_t less what it would be without gradients, its start
+    where weight_decay is 0. With momentum and weight decay 0 and learning rates 1, prefix sums.
+    Nothing of size steps x steps is held.
 
-    Their error is exact where sums are released. For training it is the error on a flat loss, which never damps
-    noise: plans of least error then learn worse than DP-SGD's where epsilon is small; see :class:`Descent`.
+    Their error is exact where sums are released. For training it is the error on a flat loss, which
+    never damps noise: plans of least error then learn worse than DP-SGD's where epsilon is small;
+    see :class:`Descent`.
 
-    steps: at least 1; momentum: in [0, 1); weight_decay: at least 0; learning_rates: positive, one for each step, or
-    None for 1. Raises TypeError, ValueError.
-    Source: Denisov, McMahan, Rush, Smith, Thakurta (2022), section 4, momentum and learning rates as a workload.
+    steps: at least 1; momentum: in [0, 1); weight_decay: at least 0; learning_rates: positive, one
+    for each step, or None for 1. Raises TypeError, ValueError.
+    Source: Denisov, McMahan, Rush, Smith, Thakurta (2022), section 4, momentum and learning rates
+    as a workload.
     """
 
     steps: int
@@ -79,10 +83,12 @@ class Iterates(Brief):
         return bool((rates == rates[0]).all())
 
     def sums(self) -> tuple[float, RunningSums] | None:
-        """rate, S with W = rate S, up to rounding: None where weights decay at learning rates that change, or swing.
+        """rate, S with W = rate S, up to rounding: None where weights decay at learning rates that
+        change, or swing.
 
-        (1 - decay x)(1 - momentum' x) = 1 - (1 + momentum - rate weight_decay) x + momentum x^2 has real roots with
-        0 < decay where rate weight_decay <= (1 - sqrt(momentum))^2; without momentum, where it is below 1.
+        (1 - decay x)(1 - momentum' x) = 1 - (1 + momentum - rate weight_decay) x + momentum x^2 has
+        real roots with 0 < decay where rate weight_decay <= (1 - sqrt(momentum))^2; without
+        momentum, where it is below 1.
         """
         rate, loss = float(self.rates[0]), float(self.rates[0]) * self.weight_decay
         if not self.constant:
@@ -99,7 +105,9 @@ class Iterates(Brief):
 
     @on_host
     def first(self, steps: int) -> Tensor:
-        """The first column of W for ``steps`` steps at the mean learning rate, (steps,): all of W where constant."""
+        """The first column of W for ``steps`` steps at the mean learning rate, (steps,): all of W
+        where constant.
+        """
         from scipy.signal import lfilter
 
         rate = float(self.rates.mean())
@@ -108,7 +116,9 @@ class Iterates(Brief):
         return torch.from_numpy(lfilter([rate], below, start))
 
     def inverse(self) -> Tensor:
-        """W^{-1} as its three diagonals, (steps, 3): entry [t, m] is that of row t, column t - m."""
+        """W^{-1} as its three diagonals, (steps, 3): entry [t, m] is that of row t, column t -
+        m.
+        """
         rates = self.rates
         before = torch.cat([rates[:1], rates[:-1]])
         swing = self.momentum / before
@@ -130,13 +140,15 @@ class Iterates(Brief):
 class Descent(Brief):
     """Training by gradient descent: what noise adds to the losses of networks, which are curved.
 
-    Weighed is the loss that noise adds to quadratic functions, every curvature alike: of each c = 1, 1/2, 1/4, ...,
-    down to 1 / steps, which is the share of the way to its optimum that a step takes off a number, the noise of the
-    iterates, squared, times c. A step's own noise counts there as much as that of all steps together.
+    Weighed is the loss that noise adds to quadratic functions, every curvature alike: of each c =
+    1, 1/2, 1/4, ..., down to 1 / steps, which is the share of the way to its optimum that a step
+    takes off a number, the noise of the iterates, squared, times c. A step's own noise counts there
+    as much as that of all steps together.
 
-    steps: at least 1; momentum: that of ``torch.optim.SGD``, in [0, 1); 0 for Adam and its kin, whatever their betas:
-    they divide by the size of single steps, so that momentum does not hide a step's own noise. learning_rates:
-    positive, one for each step, or None for equal ones. Raises TypeError, ValueError.
+    steps: at least 1; momentum: that of ``torch.optim.SGD``, in [0, 1); 0 for Adam and its kin,
+    whatever their betas: they divide by the size of single steps, so that momentum does not hide a
+    step's own noise. learning_rates: positive, one for each step, or None for equal ones. Raises
+    TypeError, ValueError.
     Source: ours; measured by ``experiments/training/optimizers.py``.
     """
 
@@ -151,7 +163,9 @@ class Descent(Brief):
             object.__setattr__(self, name, getattr(flat, name))
 
     def curvatures(self) -> dict[float, Iterates]:
-        """c, and what a loss of this curvature makes of the gradients: of decay, the same at the mean learning rate."""
+        """c, and what a loss of this curvature makes of the gradients: of decay, the same at the
+        mean learning rate.
+        """
         flat = Iterates(self.steps, self.momentum, 0.0, self.learning_rates)
         unit = (1 - flat.momentum) / float(flat.rates.mean())
         return {
@@ -168,17 +182,21 @@ def as_strategy(strategy: Strategy) -> StreamStrategy:
 
 
 def causal_strategy(W: Tensor, factorization: Factorization | Tensor) -> Tensor:
-    """The lower triangular C whose mechanism W (G + C^{-1} Z) is distributed as W G + left Z', Z and Z' normal.
+    """The lower triangular C whose mechanism W (G + C^{-1} Z) is distributed as W G + left Z', Z
+    and Z' normal.
 
-    left = T Q, T lower triangular and Q Q^T = I (LQ decomposition), and C = T^{-1} W. Each step needs earlier noise
-    only, whatever ``left`` is, and W G is answered exactly even where the factors miss W.
+    left = T Q, T lower triangular and Q Q^T = I (LQ decomposition), and C = T^{-1} W. Each step
+    needs earlier noise only, whatever ``left`` is, and W G is answered exactly even where the
+    factors miss W.
 
-    W: (steps, steps), lower triangular, its diagonal not 0. factorization: of W (for users who come back in every epoch
-    ``factorize_epochs``), or ``left`` itself, (steps, r) of full row rank. C is float64, (steps, steps). Raises
-    TypeError, ValueError.
+    W: (steps, steps), lower triangular, its diagonal not 0. factorization: of W
+    (for users who come back in every epoch ``factorize_epochs``), or ``left`` itself, (steps, r) of
+    full row rank. C is float64, (steps, steps). Raises TypeError, ValueError.
 
-    Guarantees: (W C^{-1}) (W C^{-1})^T = left left^T; where left right = W no column of C is longer than right's.
-    Source: Denisov, McMahan, Rush, Smith, Thakurta (2022), Theorem 2.1's proof; the norms since C = Q right.
+    Guarantees: (W C^{-1}) (W C^{-1})^T = left left^T; where left right = W no column of C is longer
+    than right's.
+    Source: Denisov, McMahan, Rush, Smith, Thakurta (2022), Theorem 2.1's proof; the norms since C =
+    Q right.
     """
     W = lower_triangular("W", W)
     left = factorization.left if isinstance(factorization, Factorization) else factorization
@@ -198,12 +216,14 @@ def causal_strategy(W: Tensor, factorization: Factorization | Tensor) -> Tensor:
 
 
 def standard_errors(W: Tensor | Iterates | Descent, strategy: Strategy) -> Tensor:
-    """Standard deviation of each number of row t of W (G + C^{-1} Z): the row norms of W C^{-1}, float64.
+    """Standard deviation of each number of row t of W (G + C^{-1} Z): the row norms of W C^{-1},
+    float64.
 
-    For noise of one standard deviation in Z; multiply by ``CorrelatedNoise.sigma``. W: (queries, steps), or
-    :class:`Iterates`, which are never formed for bands, O(steps bands^2), and any Toeplitz strategy without buffers
-    where learning rates are constant, O(steps bands). Other strategies of more than 4,096 steps are refused.
-    Of :class:`Descent`, the roots of the sums over c of c times their squares. Raises TypeError, ValueError.
+    For noise of one standard deviation in Z; multiply by ``CorrelatedNoise.sigma``. W:
+    (queries, steps), or :class:`Iterates`, which are never formed for bands, O(steps bands^2), and
+    any Toeplitz strategy without buffers where learning rates are constant, O(steps bands). Other
+    strategies of more than 4,096 steps are refused. Of :class:`Descent`, the roots of the sums over
+    c of c times their squares. Raises TypeError, ValueError.
     Guarantees: exact, up to rounding.
     """
     if isinstance(W, Descent):
@@ -248,7 +268,9 @@ def _formed(name: str, value: Iterates | StreamStrategy) -> Tensor:
 
 
 def _filtered(W: Iterates, made: Recurrence) -> Tensor:
-    """W C^{-1} depends on t - s alone, by one row: running sums of its squares. C^{-1} = V F / D as power series."""
+    """W C^{-1} depends on t - s alone, by one row: running sums of its squares. C^{-1} = V F / D as
+    power series.
+    """
     from scipy.signal import lfilter
 
     V, F, D = made.polynomials()

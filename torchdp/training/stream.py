@@ -1,4 +1,6 @@
-"""The noise of one matrix mechanism, step by step: w_t is drawn once, whatever is interrupted, forked or copied."""
+"""The noise of one matrix mechanism, step by step: w_t is drawn once, whatever is interrupted,
+forked or copied.
+"""
 
 import hashlib
 import sys
@@ -26,14 +28,16 @@ SECRET = ("version", "law", "first", "whole", "past", "step", "key")
 
 
 class Stream:
-    """The noise of a :class:`Recurrence`, z_t sigma times the normals that ChaCha20 gives under the key and t.
+    """The noise of a :class:`Recurrence`, z_t sigma times the normals that ChaCha20 gives under the
+    key and t.
 
-    part: (first, size, whole), the numbers ``first`` to ``first + size`` of a gradient of ``whole`` ones; a number's
-    noise does not depend on who draws it. key: 32 bytes. One thread at a time draws, the others wait. Copies and
-    pickles raise TypeError: they would repeat the noise.
+    part: (first, size, whole), the numbers ``first`` to ``first + size`` of a gradient of ``whole``
+    ones; a number's noise does not depend on who draws it. key: 32 bytes. One thread at a time
+    draws, the others wait. Copies and pickles raise TypeError: they would repeat the noise.
 
-    The past is changed in place, some numbers at a time. A step that was interrupted is finished at the next call,
-    unseen; the numbers among which it was interrupted are made again from the key, in the time of all their steps.
+    The past is changed in place, some numbers at a time. A step that was interrupted is finished at
+    the next call, unseen; the numbers among which it was interrupted are made again from the key,
+    in the time of all their steps.
     """
 
     def __init__(
@@ -109,9 +113,11 @@ class Stream:
             self._at, self._awaited = (step, 0, True), None
 
     def _judge(self, total: Tensor, least: float) -> None:
-        """Refuses a sum whose rounding would swallow noise of this deviation: at once where it lies on the CPU.
+        """Refuses a sum whose rounding would swallow noise of this deviation: at once where it lies
+        on the CPU.
 
-        On another device the noise is NaN from then on, and a later step raises: the host never waits.
+        On another device the noise is NaN from then on, and a later step raises: the host never
+        waits.
         """
         largest = COARSE * least / torch.finfo(self.dtype).eps
         if total.device.type == "cpu":
@@ -130,7 +136,9 @@ class Stream:
             )
 
     def expect(self, step: int) -> None:
-        """A state dict says that ``step`` steps are spent. Raises RuntimeError where that would go back."""
+        """A state dict says that ``step`` steps are spent. Raises RuntimeError where that would go
+        back.
+        """
         with self._lock:
             if step == self.step:
                 self._awaited = None
@@ -163,7 +171,9 @@ class Stream:
         return dict(zip(SECRET, values, strict=True))
 
     def load_secret_state(self, state: dict[str, Any]) -> None:
-        """Goes on where ``state`` was taken, by a stream of this distribution. Raises TypeError, ValueError."""
+        """Goes on where ``state`` was taken, by a stream of this distribution. Raises TypeError,
+        ValueError.
+        """
         if not isinstance(state, dict) or set(state) != set(SECRET):
             raise ValueError(
                 f"state must be what secret_state returns, a dict of {', '.join(SECRET)}"
@@ -210,7 +220,9 @@ class Stream:
             vars(self).update(new | {"_process": process()})
 
     def _advance(self, t: int, total: Tensor | None = None) -> Tensor:
-        """Step t from where it is begun on: ``total`` with its noise, (size,); for None the noise is never released."""
+        """Step t from where it is begun on: ``total`` with its noise, (size,); for None the noise
+        is never released.
+        """
         step, place, _ = self._at
         if step != t:
             raise RuntimeError(REPEATED)
@@ -238,7 +250,9 @@ class Stream:
         )
 
     def _finish(self) -> None:
-        """Ends a step that was interrupted. Raises RuntimeError where this thread is still in the midst of one."""
+        """Ends a step that was interrupted. Raises RuntimeError where this thread is still in the
+        midst of one.
+        """
         self._refuse_midst(sys._getframe(1).f_back)
         t, place, sure = self._at
         if not len(self._past):
@@ -253,7 +267,9 @@ class Stream:
             self._advance(t)
 
     def _refuse_midst(self, frame: FrameType | None) -> None:
-        """Raises RuntimeError where one of this stream's own functions called ``frame``, or is it."""
+        """Raises RuntimeError where one of this stream's own functions called ``frame``, or is
+        it.
+        """
         while frame is not None:
             if frame.f_code.co_filename == __file__ and frame.f_locals.get("self") is self:
                 raise RuntimeError(REPEATED)
@@ -295,7 +311,9 @@ def octets(name: str, value: object) -> bytes:
 
 
 def _has_digits(dtype: torch.dtype, sigma: float, C: Recurrence) -> None:
-    """Raises TypeError, ValueError unless the noise of each step is made of numbers with all their digits."""
+    """Raises TypeError, ValueError unless the noise of each step is made of numbers with all their
+    digits.
+    """
     if dtype not in (torch.float32, torch.float64):
         raise TypeError(f"noise must be float32 or float64, not {dtype}: fewer digits show through")
     low, high = 1e6 * torch.finfo(dtype).tiny, 1e-6 * torch.finfo(dtype).max

@@ -1,4 +1,6 @@
-"""Scales by which gradients, or groups of them, keep their bounds, rounding included; sums of what they make."""
+"""Scales by which gradients, or groups of them, keep their bounds, rounding included; sums of what
+they make.
+"""
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
@@ -23,14 +25,15 @@ Bounds = Sequence[tuple[float, Sequence[str]]]
 
 
 def clipped_sum(gradients: Sequence[Tensor], bound: float) -> Tensor:
-    """sum_i g_i min(1, bound / ||g_i||) of gradients that were made elsewhere, flat, at least float32: (size,).
+    """sum_i g_i min(1, bound / ||g_i||) of gradients that were made elsewhere, flat, at least
+    float32: (size,).
 
-    gradients: for each parameter those of the examples, (n, *shape), n >= 0; g_i is all of example i's together: of
-    ``torch.func.vmap(grad(...))``, or Opacus's ``grad_sample``. What counts as 0: as there. Raises TypeError,
-    ValueError.
+    gradients: for each parameter those of the examples, (n, *shape), n >= 0; g_i is all of example
+    i's together: of ``torch.func.vmap(grad(...))``, or Opacus's ``grad_sample``. What counts as 0:
+    as there. Raises TypeError, ValueError.
 
-    Guarantees: adding or removing an example moves the sum by at most ``bound``, up to the rounding of the sum; where
-    each g_i is a function of its own example.
+    Guarantees: adding or removing an example moves the sum by at most ``bound``, up to the rounding
+    of the sum; where each g_i is a function of its own example.
     Source: as :func:`clip_and_sum`.
     """
     given = {str(i): g for i, g in enumerate(checks.several("gradients", gradients, Tensor))}
@@ -38,7 +41,9 @@ def clipped_sum(gradients: Sequence[Tensor], bound: float) -> Tensor:
 
 
 def set_gradients(module: nn.Module, gradient: Tensor) -> None:
-    """Puts a flat vector into ``.grad`` of the parameters that require one, for any optimizer. Raises ValueError."""
+    """Puts a flat vector into ``.grad`` of the parameters that require one, for any optimizer.
+    Raises ValueError.
+    """
     checks.instance("module", module, nn.Module)
     parameters = [p for p in module.parameters() if p.requires_grad]
     sizes = [p.numel() for p in parameters]
@@ -49,7 +54,9 @@ def set_gradients(module: nn.Module, gradient: Tensor) -> None:
 
 
 def clipped_rows(gradients: Mapping[str, Tensor], bounds: Bounds) -> tuple[Tensor, Tensor]:
-    """As :func:`clipped_sum`, and a sum of signs: 1 for an example within the bounds, -1 for one that is not."""
+    """As :func:`clipped_sum`, and a sum of signs: 1 for an example within the bounds, -1 for one
+    that is not.
+    """
     if any(g.is_complex() for g in gradients.values()):
         raise TypeError("gradients must be real; split complex ones by torch.view_as_real")
     n = {len(checks.dense("gradients", g)) if g.ndim else -1 for g in gradients.values()}
@@ -61,7 +68,9 @@ def clipped_rows(gradients: Mapping[str, Tensor], bounds: Bounds) -> tuple[Tenso
 
 
 class Sums:
-    """Sums of gradients clipped to these bounds, part by part: of one part as it is made, of several in float64."""
+    """Sums of gradients clipped to these bounds, part by part: of one part as it is made, of
+    several in float64.
+    """
 
     def __init__(self, bounds: Bounds) -> None:
         self._bounds, self._totals = bounds, dict[str, Tensor]()
@@ -93,7 +102,8 @@ class Sums:
 
 
 def clipped(forms: Sequence[Form], bound: float) -> tuple[list[Tensor], Tensor]:
-    """sum_i g_i min(1, bound / ||g_i||), flat, of each form; example i's norm is that of all of them together.
+    """sum_i g_i min(1, bound / ||g_i||), flat, of each form; example i's norm is that of all of
+    them together.
 
     And whether an example is within the bound, (n,): not shortened. forms: at least one.
     """
@@ -108,7 +118,8 @@ def clipped(forms: Sequence[Form], bound: float) -> tuple[list[Tensor], Tensor]:
 
 
 def _scales(rows: Sequence[Tensor], bound: float, more: Sequence[Tensor] = ()) -> Tensor:
-    """By which rows are at most ``bound`` long together, rounding included: (n,); 0 where there is none.
+    """By which rows are at most ``bound`` long together, rounding included: (n,); 0 where there is
+    none.
 
     more: norms of further parts of the rows, (n,) each, float64, that are not too small.
     """
@@ -150,13 +161,15 @@ def _blocks(part: Tensor) -> Iterator[Tensor]:
 def group_bounds(
     bound: float, names: Sequence[str], groups: Mapping[str, float] | None = None
 ) -> Bounds:
-    """C_k = bound w_k / (sum_j w_j^2)^.5 for each group, and its parameters; ``bound`` for all where there is none.
+    """C_k = bound w_k / (sum_j w_j^2)^.5 for each group, and its parameters; ``bound`` for all
+    where there is none.
 
-    names: the trainable parameters. groups: w_k > 0 by the name of a parameter, or of a module that holds it, of which
-    the longest counts; "" holds all. Raises TypeError, ValueError.
+    names: the trainable parameters. groups: w_k > 0 by the name of a parameter, or of a module that
+    holds it, of which the longest counts; "" holds all. Raises TypeError, ValueError.
 
     Guarantees: a gradient whose groups are at most C_k long is at most ``bound`` long.
-    Proof: sum_k C_k^2 = bound^2; each rounds up by less than SHORTER takes away: 2 of hypot's and 4 other half ulps.
+    Proof: sum_k C_k^2 = bound^2; each rounds up by less than SHORTER takes away: 2 of hypot's and 4
+    other half ulps.
     """
     least = checks.positive("bound", bound)
     found: list[tuple[float, list[str]]] = [(float(bound), list(names))]

@@ -28,7 +28,9 @@ SERVED = {  # of TrainingArguments: the value that a run goes with, and why
 
 
 def own_loss(outputs: Any, targets: Tensor) -> Tensor:
-    """The loss that a model of transformers makes of labels among its inputs; targets are not read."""
+    """The loss that a model of transformers makes of labels among its inputs; targets are not
+    read.
+    """
     return outputs["loss"]
 
 
@@ -63,8 +65,8 @@ class PrivateTrainer(Trainer):
     Raises TypeError, ValueError where args would add up or rescale gradients, draw other batches,
     or use several devices.
 
-    Guarantees: all gradients together, and so the trained parameters, have ``plan.guarantee``, where
-    padding makes no row's gradient depend on the others.
+    Guarantees: all gradients together, and so the trained parameters, have ``plan.guarantee``,
+    where padding makes no row's gradient depend on the others.
     """
 
     def __init__(
@@ -104,7 +106,9 @@ class PrivateTrainer(Trainer):
     def training_step(
         self, model: nn.Module, inputs: Any, num_items_in_batch: Any = None
     ) -> Tensor:
-        """Puts the step's private gradient into ``.grad``. Raises ValueError for another run's checkpoint."""
+        """Puts the step's private gradient into ``.grad``. Raises ValueError for another run's
+        checkpoint.
+        """
         run = self.run
         if self.state.global_step > run.step:
             behind = BEHIND.format(self.state.global_step, run.step)

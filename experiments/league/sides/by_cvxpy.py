@@ -1,4 +1,6 @@
-"""cvxpy with SCS: the semidefinite program of gamma_2, what solves it when nothing was built for it."""
+"""cvxpy with SCS: the semidefinite program of gamma_2, what solves it when nothing was built for
+it.
+"""
 
 import cvxpy as cp
 import numpy as np

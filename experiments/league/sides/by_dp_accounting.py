@@ -15,7 +15,9 @@ def sampled(multiplier, chance, times, delta):
 
 
 def bits(users, epsilon, delta, instances):
-    """Poisson noise, since nothing else here has the law of shuffled bits: each count against the one moved by one."""
+    """Poisson noise, since nothing else here has the law of shuffled bits: each count against the
+    one moved by one.
+    """
 
     def spent(mean):
         k = np.arange(max(1, int(mean - 12 * mean**0.5)), int(mean + 12 * mean**0.5))

@@ -1,4 +1,6 @@
-"""opacus: its PRV accountant, and clipped sums by ghost clipping, its faster way for these layers."""
+"""opacus: its PRV accountant, and clipped sums by ghost clipping, its faster way for these
+layers.
+"""
 
 import numpy as np
 import side

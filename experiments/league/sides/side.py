@@ -1,8 +1,9 @@
-"""What every side shares: it does rows that are named in its one argument and prints a line of JSON for each.
+"""What every side shares: it does rows that are named in its one argument and prints a line of JSON
+for each.
 
-A row is a function of settings that returns the work to be timed, a call without arguments, or that and a second call,
-untimed, whose answer is used to check the guarantee. The timed work is done once before, with ``warm`` settings:
-imports, compilation, tables.
+A row is a function of settings that returns the work to be timed, a call without arguments, or that
+and a second call, untimed, whose answer is used to check the guarantee. The timed work is done once
+before, with ``warm`` settings: imports, compilation, tables.
 """
 
 import ctypes
@@ -51,7 +52,9 @@ PAIRS = ((0, 1), (1, 2), (0, 2))  # attributes whose joint counts are asked
 
 
 def marginals(n, size, sigma):
-    """Counts of n people in all pairs of three attributes of so many values: true, and with noise; (3, size^2)."""
+    """Counts of n people in all pairs of three attributes of so many values: true, and with noise;
+    (3, size^2).
+    """
     rng = np.random.default_rng(4)
     chance = rng.gamma(0.3, size=(size, size, size))
     cells = rng.multinomial(n, (chance / chance.sum()).ravel()).reshape(size, size, size)
@@ -72,7 +75,9 @@ def network(n, d, hidden, classes):
 
 
 def measured(work: Callable[[], object]):
-    """Processor seconds of one call, MiB by which memory grew at its highest, and what it returned."""
+    """Processor seconds of one call, MiB by which memory grew at its highest, and what it
+    returned.
+    """
     before, marks = None, Path("/proc/self/clear_refs")
     if marks.exists():
         ctypes.CDLL(None).malloc_trim(0)  # what the allocator keeps for later would hide growth

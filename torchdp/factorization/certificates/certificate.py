@@ -1,4 +1,6 @@
-"""The one evaluator of factorizations: it checks every solver's result and relies on no solver's claims."""
+"""The one evaluator of factorizations: it checks every solver's result and relies on no solver's
+claims.
+"""
 
 import math
 from collections.abc import Sequence
@@ -23,10 +25,12 @@ WITNESS = 1e-9  # share of the trace norm that the witness may miss
 class Bounds(Brief):
     """A number, or a batch of them, lies in [lower, upper].
 
-    rounding: (*batch) or a number, absolute: what the arithmetic of whoever made the bounds may have cost; they hold
-    up to it. Bounds that contradict each other by more do not become a result, and are not repaired.
+    rounding: (*batch) or a number, absolute: what the arithmetic of whoever made the bounds may
+    have cost; they hold up to it. Bounds that contradict each other by more do not become a result,
+    and are not repaired.
 
-    Raises ArithmeticError where lower <= upper + rounding does not hold, and where a bound is not a number.
+    Raises ArithmeticError where lower <= upper + rounding does not hold, and where a bound is not a
+    number.
     """
 
     upper: Tensor | float
@@ -39,13 +43,17 @@ class Bounds(Brief):
 
     @property
     def gap(self) -> Tensor:
-        """upper / lower - 1, the relative distance to the optimum at most (0 where both bounds are equal)."""
+        """upper / lower - 1, the relative distance to the optimum at most (0 where both bounds are
+        equal).
+        """
         upper, lower = (torch.as_tensor(x, dtype=torch.float64) for x in (self.upper, self.lower))
         gap = torch.where(upper == lower, 0.0, upper / lower - 1)
         return torch.where(upper.isfinite(), gap, math.inf)
 
     def closed(self, tol: float) -> Tensor:
-        """Whether upper <= (1 + tol) lower + rounding: the gap is at most ``tol``, or all rounding; (*batch)."""
+        """Whether upper <= (1 + tol) lower + rounding: the gap is at most ``tol``, or all rounding;
+        (*batch).
+        """
         upper, most = (
             torch.as_tensor(self.upper, dtype=torch.float64),
             self.lower * (1 + tol) + self.rounding,
@@ -55,11 +63,13 @@ class Bounds(Brief):
 
 @dataclass(frozen=True)
 class Certificate(Bounds):
-    """Proof that a factorization norm lies in [lower, upper], recomputed in float64 from factors and weights.
+    """Proof that a factorization norm lies in [lower, upper], recomputed in float64 from factors
+    and weights.
 
     upper, lower, residual: float64 tensors of shape (*batch). None is squared.
-    ``residual`` is max abs(W - shift 1^T - left right); its own factorization norm is part of ``upper``, so a
-    factorization that misses W is charged for it. With error weights all three are of diag(error_weights) W.
+    ``residual`` is max abs(W - shift 1^T - left right); its own factorization norm is part of
+    ``upper``, so a factorization that misses W is charged for it. With error weights all three are
+    of diag(error_weights) W.
     """
 
     upper: Tensor
@@ -70,7 +80,9 @@ class Certificate(Bounds):
 def refuse_contradiction(
     lower: Tensor | float, upper: Tensor | float, rounding: Tensor | float
 ) -> None:
-    """Raises ArithmeticError unless lower <= upper + rounding everywhere, in numbers, 0 <= rounding < inf."""
+    """Raises ArithmeticError unless lower <= upper + rounding everywhere, in numbers, 0 <=
+    rounding < inf.
+    """
     device = next((x.device for x in (lower, upper, rounding) if isinstance(x, Tensor)), "cpu")
     lower, upper, rounding = (
         torch.as_tensor(x, dtype=torch.float64, device=device) for x in (lower, upper, rounding)
@@ -91,7 +103,9 @@ def refuse_contradiction(
 
 
 def allowance(upper: Tensor, terms: int, *others: Tensor) -> Tensor:
-    """8 eps terms (upper + others): what sums of ``terms`` numbers in float64 may cost; 0 where upper is infinite."""
+    """8 eps terms (upper + others): what sums of ``terms`` numbers in float64 may cost; 0 where
+    upper is infinite.
+    """
     smallest = torch.finfo(upper.dtype).tiny  # eps times it is the last subnormal number
     size = sum(others, upper + smallest)  # infinite, or no number, where upper is
     return (8 * torch.finfo(upper.dtype).eps * terms * size).nan_to_num(0.0, 0.0, 0.0)
@@ -110,26 +124,27 @@ def certify(
 ) -> Certificate:
     """Bounds on gamma_(p)(W), or with ``shift`` on min_v gamma_(p)(W + v 1^T), in float64.
 
-    upper = l_p norm of left's row norms * largest column norm of right + ||E||, where E is what is missing
-    (E = W - shift 1^T - left right, and ||E|| the l_p norm of its row norms: the factorization E = E I).
-    lower = trace norm of diag(c)^{1/2} (W - W P 1^T [with shift only]) diag(P)^{1/2}, for c = row_weights
-    scaled to ||c||_{p/(p-2)} = 1 and P = column_weights scaled to sum 1. On a GPU, from a short side of 1024 on, it is
-    what :func:`proved_trace_norm` proves of it, some 1e-8 less.
+    upper = l_p norm of left's row norms * largest column norm of right + ||E||, where E is what is
+    missing (E = W - shift 1^T - left right, and ||E|| the l_p norm of its row norms: the
+    factorization E = E I). lower = trace norm of diag(c)^{1/2} (W - W P 1^T [with shift only])
+    diag(P)^{1/2}, for c = row_weights scaled to ||c||_{p/(p-2)} = 1 and P = column_weights scaled
+    to sum 1. On a GPU, from a short side of 1024 on, it is what :func:`proved_trace_norm` proves of
+    it, some 1e-8 less.
 
-    With ``error_weights`` w each of W, left and shift is multiplied by diag(w) first: the bounds are those of the
-    weighted norm, and the residual is max abs(diag(w) E).
+    With ``error_weights`` w each of W, left and shift is multiplied by diag(w) first: the bounds
+    are those of the weighted norm, and the residual is max abs(diag(w) E).
 
     W: (*batch, m, n); left: (*batch, m, r); right: (*batch, r, n); row_weights: (*batch, m) and
-    column_weights: (*batch, n), non-negative (all zero: lower = 0); shift: (*batch, m) or None; error_weights:
-    (*batch, m), positive, or None. Leading dimensions broadcast to W's; all on W's device. No gradients.
-    upper is inf, and so is the gap, where left @ right overflows. rounding = 8 eps (m + n + r) (upper + [with shift
-    only] l_p norm of the rows' largest entries).
-    Raises ValueError or TypeError, naming the argument, on other shapes and devices, on entries that are not finite,
-    on negative weights and on p outside [2, inf].
+    column_weights: (*batch, n), non-negative (all zero: lower = 0); shift: (*batch, m) or None;
+    error_weights: (*batch, m), positive, or None. Leading dimensions broadcast to W's; all on W's
+    device. No gradients. upper is inf, and so is the gap, where left @ right overflows. rounding =
+    8 eps (m + n + r) (upper + [with shift only] l_p norm of the rows' largest entries).
+    Raises ValueError or TypeError, naming the argument, on other shapes and devices, on entries
+    that are not finite, on negative weights and on p outside [2, inf].
 
     Guarantees: lower <= norm <= upper for any factors and any non-negative weights, good or bad.
-    Source: weak duality, Edmonds, Nikolov, Ullman (2020), Lemma 12; with p and shift, Nikolov, Tang (2023),
-    Theorem 26; the triangle inequality for the residual.
+    Source: weak duality, Edmonds, Nikolov, Ullman (2020), Lemma 12; with p and shift, Nikolov, Tang
+    (2023), Theorem 26; the triangle inequality for the residual.
     """
     p = check_exponent(p)
     W = checks.matrix("W", W).detach().double()
@@ -149,7 +164,8 @@ def certify(
 
 
 def value_of(left: Tensor, missing: Tensor, moved: Tensor, p: float, most: int = 1) -> Tensor:
-    """What factors cost that move a user by ``moved``, with the factorization E = E I of what they miss beside them.
+    """What factors cost that move a user by ``moved``, with the factorization E = E I of what they
+    miss beside them.
 
     most: how many types one user may hold, whose columns of I together are of norm sqrt(most).
     """
@@ -159,7 +175,9 @@ def value_of(left: Tensor, missing: Tensor, moved: Tensor, p: float, most: int =
 def judged(
     upper: Tensor, lower: Tensor, missing: Tensor, terms: int, *others: Tensor
 ) -> Certificate:
-    """The certificate of these bounds, for factors that miss E (*batch, m, n); rounding as :func:`allowance` has it."""
+    """The certificate of these bounds, for factors that miss E (*batch, m, n); rounding as
+    :func:`allowance` has it.
+    """
     upper = or_infinite(upper)
     residual = or_infinite(missing.abs().amax((-2, -1)))
     return Certificate(upper, lower, residual, rounding=allowance(upper, terms, *others))
@@ -181,7 +199,9 @@ def _dual_value(W: Tensor, rows: Tensor, columns: Tensor, p: float, shifted: boo
 
 
 def _trace_norm(M: Tensor) -> Tensor:
-    """The sum of the singular values, (*batch): of a symmetric matrix, the columns reversed or not, abs eigenvalues."""
+    """The sum of the singular values, (*batch): of a symmetric matrix, the columns reversed or not,
+    abs eigenvalues.
+    """
     if M.shape[-2] == M.shape[-1]:
         for turned in (M, M.flip(-1)):
             if torch.equal(turned, turned.mT):
@@ -190,15 +210,18 @@ def _trace_norm(M: Tensor) -> Tensor:
 
 
 def proved_trace_norm(M: Tensor, witness: Tensor) -> Tensor:
-    """A lower bound on the trace norm of M that holds for every witness Q: <M, Q> / nu, where ||Q||_2 <= nu is proved.
+    """A lower bound on the trace norm of M that holds for every witness Q: <M, Q> / nu,
+    where ||Q||_2 <= nu is proved.
 
-    nu^2 = 1 + 2 d where Cholesky's factorization of (1 + d) I - Q^T Q succeeds in float64: it then has no eigenvalue
-    below -d, for d = eps (m + r) (||Q||_F^2 + r), which covers the rounding of Q^T Q as well. Else nu^2 is the largest
-    absolute row sum of Q^T Q. Best is the polar factor of M; nothing is asked about where Q comes from.
+    nu^2 = 1 + 2 d where Cholesky's factorization of (1 + d) I - Q^T Q succeeds in float64: it then
+    has no eigenvalue below -d, for d = eps (m + r) (||Q||_F^2 + r), which covers the rounding of
+    Q^T Q as well. Else nu^2 is the largest absolute row sum of Q^T Q. Best is the polar factor of
+    M; nothing is asked about where Q comes from.
 
     M, witness: (*batch, m, n) float64, r = min(m, n). Returns (*batch), >= 0.
     Guarantees: at most the trace norm of M, for any witness.
-    Source: duality of trace and spectral norm; Rump (2006), positive definiteness verified by Cholesky's factorization.
+    Source: duality of trace and spectral norm; Rump (2006), positive definiteness verified by
+    Cholesky's factorization.
     """
     products = (M * witness).sum((-2, -1)).clamp_min(0.0)
     Q = witness if M.shape[-2] >= M.shape[-1] else witness.mT
@@ -215,7 +238,9 @@ def proved_trace_norm(M: Tensor, witness: Tensor) -> Tensor:
 
 
 def check_error_weights(weights: Tensor, W: Tensor) -> Tensor:
-    """``weights`` as positive float64 numbers, one for each row of W. Raises TypeError, ValueError."""
+    """``weights`` as positive float64 numbers, one for each row of W. Raises TypeError,
+    ValueError.
+    """
     (weights,) = fitting(W, error_weights=weights)
     if not (weights > 0).all():
         raise ValueError(
@@ -252,18 +277,24 @@ def divisor(top: Tensor) -> Tensor:
 
 
 def magnitude(W: Tensor) -> Tensor:
-    """The power of two at W's largest entry, by which it is divided without rounding, (*batch, 1, 1); 1 for 0."""
+    """The power of two at W's largest entry, by which it is divided without rounding,
+    (*batch, 1, 1); 1 for 0.
+    """
     top = W.abs().amax((-2, -1), keepdim=True)
     return torch.where(top > 0, top / (2 * torch.frexp(top).mantissa), 1.0)
 
 
 def or_infinite(bound: Tensor) -> Tensor:
-    """``bound``, infinite where infinity times 0 or a difference of infinities made it no number."""
+    """``bound``, infinite where infinity times 0 or a difference of infinities made it no
+    number.
+    """
     return bound.nan_to_num(math.inf, math.inf, math.inf)
 
 
 def scaled_weights(weights: Tensor, order: float) -> Tensor:
-    """``weights`` scaled to norm 1, the same in any order: first by the largest, so that subnormal ones keep ratios."""
+    """``weights`` scaled to norm 1, the same in any order: first by the largest, so that subnormal
+    ones keep ratios.
+    """
     top = weights.amax(-1, keepdim=True)
     weights = weights / divisor(top)
     ordered = weights.sort(-1).values
@@ -273,7 +304,8 @@ def scaled_weights(weights: Tensor, order: float) -> Tensor:
 
 
 def dual_size(U: Tensor, row_weights: Tensor, column_weights: Tensor) -> tuple[Tensor, Tensor]:
-    """||diag(c)^{-1/2} U diag(P)^{-1/2}||_op, (*batch), for the weights scaled to sum 1; and U where none of them is 0.
+    """||diag(c)^{-1/2} U diag(P)^{-1/2}||_op, (*batch), for the weights scaled to sum 1; and U
+    where none of them is 0.
 
     It is at least gamma_2* of that U. Source: Edmonds, Nikolov, Ullman (2020), Lemma 13.
     """
@@ -284,11 +316,12 @@ def dual_size(U: Tensor, row_weights: Tensor, column_weights: Tensor) -> tuple[T
 
 
 def fitting(W: Tensor, **given: Tensor | tuple[Tensor, tuple[int, ...]]) -> list[Tensor]:
-    """What goes with W (*batch, m, n), in float64: finite, on W's device, leading dimensions that broadcast to W's.
+    """What goes with W (*batch, m, n), in float64: finite, on W's device, leading dimensions that
+    broadcast to W's.
 
-    Of left, right and witness (matrices), of row_weights, column_weights, error_weights and shift (vectors) the last
-    dimensions are known; other names come with theirs. Weights hold no negative number. All entries
-    are read together. Raises ValueError or TypeError, naming the argument.
+    Of left, right and witness (matrices), of row_weights, column_weights, error_weights and shift
+    (vectors) the last dimensions are known; other names come with theirs. Weights hold no negative
+    number. All entries are read together. Raises ValueError or TypeError, naming the argument.
     """
     (m, n), left = W.shape[-2:], given.get("left")
     r = max((1, *checks.dense("left", left).shape[-1:])) if isinstance(left, Tensor) else 1
@@ -321,16 +354,20 @@ def _shaped(name: str, value: Tensor, W: Tensor, last: tuple[int, ...]) -> Tenso
 
 
 def certify_kronecker(certificates: Sequence[Certificate]) -> Certificate:
-    """The certificate of W_1 (x) W_2 (x) ... with the Kronecker products of the factors' lefts and rights.
+    """The certificate of W_1 (x) W_2 (x) ... with the Kronecker products of the factors' lefts and
+    rights.
 
-    upper = prod upper_i and lower = prod lower_i. What is missing is every product with at least one E_i, where
-    W_i = left_i right_i + E_i; prod upper_i, multiplied out, holds a factorization of each of them, so all are charged.
-    As max abs(W_i) <= gamma_(p)(W_i) <= upper_i, with e_i = residual_i,
-        residual = prod (upper_i + e_i) - prod upper_i, summed without cancellation, bounds what is missing entrywise.
+    upper = prod upper_i and lower = prod lower_i. What is missing is every product with at least
+    one E_i, where W_i = left_i right_i + E_i; prod upper_i, multiplied out, holds a factorization
+    of each of them, so all are charged. As max abs(W_i) <= gamma_(p)(W_i) <= upper_i, with e_i =
+    residual_i,
+        residual = prod (upper_i + e_i) - prod upper_i, summed without cancellation, bounds what is
+        missing entrywise.
 
     rounding is made of the parts' likewise.
 
-    Guarantees: lower <= gamma_(p)(W_1 (x) W_2 (x) ...) <= upper for the p of the parts, none with a shift.
+    Guarantees: lower <= gamma_(p)(W_1 (x) W_2 (x) ...) <= upper for the p of the parts, none with a
+    shift.
     Source: Nikolov, Tang (2023), Lemma 62; both inequalities hold for any factors and any weights.
     """
     upper, lower = (
@@ -347,11 +384,13 @@ def certify_kronecker(certificates: Sequence[Certificate]) -> Certificate:
 
 
 def rounded(certificate: Certificate, columns: int, relative: float) -> Certificate:
-    """The certificate once left's rows and right's columns have each moved by at most ``relative`` of their norms.
+    """The certificate once left's rows and right's columns have each moved by at most ``relative``
+    of their norms.
 
-    An entry of left right moves by at most d = (1 + relative)^2 - 1 times ||left_i|| ||right_j||: the residual grows by
-    at most d upper, and what is missing has rows of norm at most d sqrt(n) ||left_i|| max_j ||right_j||, which
-    charges d sqrt(n) upper; n = ``columns``. Underflow apart.
+    An entry of left right moves by at most d = (1 + relative)^2 - 1 times ||left_i|| ||right_j||:
+    the residual grows by at most d upper, and what is missing has rows of norm at most d
+    sqrt(n) ||left_i|| max_j ||right_j||, which charges d sqrt(n) upper; n = ``columns``. Underflow
+    apart.
     """
     moved = math.expm1(2 * math.log1p(relative)) * certificate.upper
     return Certificate(

@@ -1,4 +1,6 @@
-"""The evaluators of any objective, and of gamma_2 within alpha: like certify, they share nothing with the solvers."""
+"""The evaluators of any objective, and of gamma_2 within alpha: like certify, they share nothing
+with the solvers.
+"""
 
 import math
 
@@ -29,8 +31,8 @@ def certify_objective(
 ) -> Certificate:
     """Bounds on the root of the least squared error of W = L R, in float64.
 
-    upper: the factors' own, of left' = (left, s E) and right' = (right; I / s), where E is what left right
-    misses; s makes the two parts alike.
+    upper: the factors' own, of left' = (left, s E) and right' = (right; I / s), where E is what
+    left right misses; s makes the two parts alike.
         lower = (<rows, offset> + ||diag(c)^{1/2} W diag(P)^{1/2}||_tr^2)^{1/2},
     c the slope at the factors' a of <rows, objective.rows(a)> and P that of
     <columns, objective.least_columns(b)>, the multipliers scaled to sum 1.
@@ -83,18 +85,22 @@ def certify_approximate(
     row_weights: Tensor,
     column_weights: Tensor,
 ) -> Certificate:
-    """Bounds on gamma_2(W; alpha) = min over abs(W' - W) <= alpha (every entry) of gamma_2(W'), in float64.
+    """Bounds on gamma_2(W; alpha) = min over abs(W' - W) <= alpha (every entry) of gamma_2(W'), in
+    float64.
 
-    upper = largest row norm of left * largest column norm of right, plus the largest row norm of what left right
-    misses beyond alpha. lower = (<W, U> - alpha sum abs(U)) / max(1, s), at least 0, with s the operator norm of
-    diag(c)^{-1/2} U diag(P)^{-1/2} for the weights c, P scaled to sum 1: gamma_2*(U) <= s.
+    upper = largest row norm of left * largest column norm of right, plus the largest row norm of
+    what left right misses beyond alpha. lower = (<W, U> - alpha sum abs(U)) / max(1, s), at least
+    0, with s the operator norm of diag(c)^{-1/2} U diag(P)^{-1/2} for the weights c, P scaled to
+    sum 1: gamma_2*(U) <= s.
 
-    W, U: (*batch, m, n); factors and weights as in :func:`certify`; alpha: a number or (*batch). Raises TypeError,
-    ValueError.
+    W, U: (*batch, m, n); factors and weights as in :func:`certify`; alpha: a number or (*batch).
+    Raises TypeError, ValueError.
 
-    Guarantees: lower <= gamma_2(W; alpha) <= upper for any factors, any U and any non-negative weights.
-    Source: Ghazi et al. (2023), section 1 (entries within alpha; Edmonds, Nikolov, Ullman (2020) define it with
-    alpha/2, but their dual, Lemma 12, is the one for alpha); Lemma 13 for the weights.
+    Guarantees: lower <= gamma_2(W; alpha) <= upper for any factors, any U and any non-negative
+    weights.
+    Source: Ghazi et al. (2023), section 1 (entries within alpha; Edmonds, Nikolov, Ullman (2020)
+    define it with alpha/2, but their dual, Lemma 12, is the one for alpha); Lemma 13 for the
+    weights.
     """
     W = checks.matrix("W", W).detach().double()
     m, n = W.shape[-2:]
@@ -114,7 +120,9 @@ def certify_approximate(
 
 
 def amounts(name: str, value: Tensor | float, W: Tensor) -> Tensor:
-    """A number, or a tensor of numbers for the batch of W, in float64 on W's device; none negative."""
+    """A number, or a tensor of numbers for the batch of W, in float64 on W's device; none
+    negative.
+    """
     if not isinstance(value, Tensor):
         value = torch.tensor(checks.non_negative(name, value), dtype=torch.float64, device=W.device)
     value = checks.floating(name, value).detach().to(W.device, torch.float64)

@@ -1,4 +1,5 @@
-"""The evaluator of factorizations under repeated participation, in passes or with a minimum separation.
+"""The evaluator of factorizations under repeated participation, in passes or with a minimum
+separation.
 
 It shares nothing with the solvers.
 """
@@ -32,17 +33,19 @@ def certify_epochs(
     *,
     p: float = math.inf,
 ) -> Certificate:
-    """Bounds on the least value of (sum_t ||L_t||^p)^{1/p} S(R) over W = L R, in float64; S as in ``factorize_epochs``.
+    """Bounds on the least value of (sum_t ||L_t||^p)^{1/p} S(R) over W = L R, in float64; S as in
+    ``factorize_epochs``.
 
-    upper = l_p norm of left's row norms * S+(right) + l_p norm of E's row norms * sqrt(epochs), E = W - left right (the
-    factorization E = E I); S+^2 = max_i sum of abs(X_st) over the pairs of columns of class i, S^2 at least.
-    lower = trace norm of [diag(c)^{1/2} W_i D_i]_i / sqrt(sum_i max_{s in i} ||d_s||^2), W_i the columns of class i,
-    D_i the rows d_s of ``directions``, c = row_weights scaled to norm 1 in l_{p/(p-2)}. It is a lower bound since
-    ||diag(c)^{1/2} L [R_i D_i]_i||_tr <= ||diag(c)^{1/2} L||_F ||[R_i D_i]_i||_F, and ||R_i D_i||_F is what a user
-    whose gradients are the rows d_s moves, at most S max ||d_s||.
+    upper = l_p norm of left's row norms * S+(right) + l_p norm of E's row norms * sqrt(epochs), E =
+    W - left right (the factorization E = E I); S+^2 = max_i sum of abs(X_st) over the pairs of
+    columns of class i, S^2 at least. lower = trace norm of [diag(c)^{1/2} W_i D_i]_i /
+    sqrt(sum_i max_{s in i} ||d_s||^2), W_i the columns of class i, D_i the rows d_s of
+    ``directions``, c = row_weights scaled to norm 1 in l_{p/(p-2)}. It is a lower bound since
+    ||diag(c)^{1/2} L [R_i D_i]_i||_tr <= ||diag(c)^{1/2} L||_F ||[R_i D_i]_i||_F, and ||R_i D_i||_F
+    is what a user whose gradients are the rows d_s moves, at most S max ||d_s||.
 
-    W: (m, n); left: (m, r); right: (r, n); row_weights: (m,), non-negative; directions: (n, k), any k at most the
-    length of a gradient. Raises ValueError, TypeError.
+    W: (m, n); left: (m, r); right: (r, n); row_weights: (m,), non-negative; directions: (n, k), any
+    k at most the length of a gradient. Raises ValueError, TypeError.
 
     Guarantees: lower <= least value <= upper for any factors, weights and directions, good or bad.
     Source: the two lines above; Hoelder's inequality for trace and Frobenius norms.
@@ -80,11 +83,13 @@ def certify_separated(
     *,
     p: float = math.inf,
 ) -> Certificate:
-    """Bounds on the least value of (sum_t ||L_t||^p)^{1/p} S(R) over W = L R, in float64; S as in ``Separated``.
+    """Bounds on the least value of (sum_t ||L_t||^p)^{1/p} S(R) over W = L R, in float64; S as in
+    ``Separated``.
 
-    upper = l_p norm of left's row norms * S+(right) + l_p norm of E's row norms * sqrt(times), E = W - left right;
-    S+^2 is ``worst_separated`` of abs(right^T right), at least S^2. lower is that of ``fixed``, the certificate of W
-    for users in passes of max(gap, ceil(n / times)) steps: such users keep apart, too.
+    upper = l_p norm of left's row norms * S+(right) + l_p norm of E's row norms * sqrt(times), E =
+    W - left right; S+^2 is ``worst_separated`` of abs(right^T right), at least S^2. lower is that
+    of ``fixed``, the certificate of W for users in passes of max(gap, ceil(n / times)) steps: such
+    users keep apart, too.
 
     W: (m, n); left: (m, r); right: (r, n). Raises ValueError, TypeError.
 

@@ -1,12 +1,15 @@
-"""Certified bounds for running sums without momentum, of any number of steps, in time and memory for a few vectors.
+"""Certified bounds for running sums without momentum, of any number of steps, in time and memory
+for a few vectors.
 
-They come from Gaussian paths that are observed: variances and draws of all their points in O(n), without a subtraction.
-The path x_t = decay x_{t-1} + N(0, P_t), x_{-1} = 0, seen at each t through noise of precision leaks_t, has the
-precision matrix of a resistor network: an edge (x_t - decay x_{t-1})^2 / P_t between neighbours, and a leak at each
-point. To leave out every second point (star-mesh transform) gives such a network on the others, whose numbers are sums,
+They come from Gaussian paths that are observed: variances and draws of all their points in O(n),
+without a subtraction. The path x_t = decay x_{t-1} + N(0, P_t), x_{-1} = 0, seen at each t through
+noise of precision leaks_t, has the precision matrix of a resistor network: an edge
+(x_t - decay x_{t-1})^2 / P_t between neighbours, and a leak at each point. To leave out every
+second point (star-mesh transform) gives such a network on the others, whose numbers are sums,
 products and quotients of positive numbers: log2 n levels, each a few operations on whole tensors.
 
-Norms of strategies of a few buffers are taken in the widest floats of numpy, apart from the code that looks for them.
+Norms of strategies of a few buffers are taken in the widest floats of numpy, apart from the code
+that looks for them.
 """
 
 import math
@@ -48,11 +51,13 @@ def eliminate(steps: Tensor, leaks: Tensor, decay: float) -> tuple[list[_Level],
 
     steps: (n,), the variances P_t > 0; leaks: (batch, n), >= 0.
 
-    Relative error of what follows from the levels: a level rounds each edge and leak by at most 10 eps, and a variance
-    is a decreasing, homogeneous function of all edges and leaks of its level (Rayleigh), so it moves by as much; a
-    covariance of neighbours by three times as much; decay^(2^k), rounded, by 2 eps times the level's points. In all at
-    most (64 log2 n + 4 n) eps, n eps only with a decay; underflow apart.
-    Source: Rayleigh's monotonicity law, see Doyle, Snell (1984), for resistances; homogeneity for the constants.
+    Relative error of what follows from the levels: a level rounds each edge and leak by at most 10
+    eps, and a variance is a decreasing, homogeneous function of all edges and leaks of its level
+    (Rayleigh), so it moves by as much; a covariance of neighbours by three times as much;
+    decay^(2^k), rounded, by 2 eps times the level's points. In all at most (64 log2 n + 4 n) eps, n
+    eps only with a decay; underflow apart.
+    Source: Rayleigh's monotonicity law, see Doyle, Snell (1984), for resistances; homogeneity for
+    the constants.
     """
     edges, leaks = (1 / steps[1:]).expand(len(leaks), -1), leaks.clone()
     leaks[:, 0] += 1 / steps[0]
@@ -76,7 +81,9 @@ def eliminate(steps: Tensor, leaks: Tensor, decay: float) -> tuple[list[_Level],
 
 
 def variances(steps: Tensor, leaks: Tensor, decay: float) -> Tensor:
-    """Of each point of the path, given what is seen: (n,), (batch, n) -> (batch, n), with :func:`eliminate`'s error."""
+    """Of each point of the path, given what is seen: (n,), (batch, n) -> (batch, n), with
+    :func:`eliminate`'s error.
+    """
     levels, found = eliminate(steps, leaks, decay)
     between = found[:, :0]  # covariances of neighbours
     for level in reversed(levels):
@@ -91,7 +98,9 @@ def variances(steps: Tensor, leaks: Tensor, decay: float) -> Tensor:
 
 
 def draw(steps: Tensor, leaks: Tensor, decay: float, size: int, draws: Draws) -> Tensor:
-    """The path given that 0 was seen at every t: (n,), (n,) -> (n, size), independent columns; n size normals."""
+    """The path given that 0 was seen at every t: (n,), (n,) -> (n, size), independent columns; n
+    size normals.
+    """
     levels, last = eliminate(steps, leaks[None], decay)
     x = last.sqrt() * draws.normal((1, size))
     for level in reversed(levels):
@@ -116,10 +125,10 @@ def _merged(even: Tensor, odd: Tensor) -> Tensor:
 class Quadrature:
     """sigma = lambda^{-1/2} as a positive sum: sum_k shares_k / (lambda + levels_k) + white.
 
-    The trapezoidal rule of (2 / pi) integral e^u / (lambda + e^{2u}) du at spacing h, whole: below the first node
-    e^{2u} counts as 0 (one share at level 0), above the last lambda does (white). So it is at least
-    (1 - loss) lambda^{-1/2} for every lambda > 0, loss = 4.1 e^{-pi^2 / h}, and above (1 + loss) lambda^{-1/2} by at
-    most low / lambda^2 + high lambda.
+    The trapezoidal rule of (2 / pi) integral e^u / (lambda + e^{2u}) du at spacing h, whole: below
+    the first node e^{2u} counts as 0 (one share at level 0), above the last lambda does (white). So
+    it is at least (1 - loss) lambda^{-1/2} for every lambda > 0, loss = 4.1 e^{-pi^2 / h}, and
+    above (1 + loss) lambda^{-1/2} by at most low / lambda^2 + high lambda.
     Source: Poisson's summation formula; the Fourier transform of 1 / cosh is 1 / cosh.
     """
 
@@ -151,17 +160,20 @@ class Quadrature:
 
 
 def quadrature(W: RunningSums, rows: Tensor, columns: Tensor, loss: float) -> Quadrature:
-    """A rule for the spectrum of (M M^T)^{-1}, M = diag(rows)^{1/2} W diag(columns)^{1/2}, weights of sum 1."""
+    """A rule for the spectrum of (M M^T)^{-1}, M = diag(rows)^{1/2} W diag(columns)^{1/2}, weights
+    of sum 1.
+    """
     largest = 1.0 if W.rates is None else float(W.rates.max())
     least = largest**-2  # the rates' share of W's entries; what decay takes makes it larger
     return Quadrature.of(least, float(_inverse_diagonal(W, rows, columns).max()), loss, W.device)
 
 
 def row_numbers(W: RunningSums, rows: Tensor, columns: Tensor, rule: Quadrature) -> Tensor:
-    """The diagonal of (M M^T)^{1/2} by the rule, divided by ``rows``: squared row norms of the left factor, (n,).
+    """The diagonal of (M M^T)^{1/2} by the rule, divided by ``rows``: squared row norms of the left
+    factor, (n,).
 
-    (M M^T)^{-1} + level is the precision of the path with variances ``columns``, seen with precision level rows, in the
-    unit rows^{1/2}.
+    (M M^T)^{-1} + level is the precision of the path with variances ``columns``, seen with
+    precision level rows, in the unit rows^{1/2}.
     """
     found = rule.white / rows
     levels = max(1, AT_ONCE // W.steps)
@@ -182,21 +194,24 @@ def column_numbers(W: RunningSums, rows: Tensor, columns: Tensor, rule: Quadratu
 
 
 def sum_variances(W: RunningSums, columns: Tensor, leaks: Tensor) -> Tensor:
-    """Of the points of W N(0, diag(columns)), each seen with precision leaks: (n,), (batch, n) -> (batch, n)."""
+    """Of the points of W N(0, diag(columns)), each seen with precision leaks: (n,), (batch, n) ->
+    (batch, n).
+    """
     return variances(columns if W.rates is None else columns * W.rates.square(), leaks, W.decay)
 
 
 def certify_running(
     W: RunningSums, row_weights: Tensor, column_weights: Tensor, p: float, rule: Quadrature
 ) -> tuple[Certificate, Tensor, float]:
-    """Bounds on gamma_(p)(W); the squared row norms of the left factor, (n,); the right one's largest column norm.
+    """Bounds on gamma_(p)(W); the squared row norms of the left factor, (n,); the right one's
+    largest column norm.
 
-    With M = diag(c)^{1/2} W diag(P)^{1/2}, ||c||_1 = ||P||_1 = 1, and f(lambda) the rule for lambda^{-1/2}:
-    lower = (tr f((M M^T)^{-1}) - excess) / (1 + loss) ||c||_q^{-1/2} <= the trace norm of M, q = p / (p - 2), and
-    upper is that of the factors with L L^T = diag(c)^{-1/2} f((M M^T)^{-1}) diag(c)^{-1/2} and R = L^{-1} W: L's row
-    norms are known, and R^T R <= diag(P)^{-1/2} f((M^T M)^{-1}) diag(P)^{-1/2} / (1 - loss)^2 since
-    f >= (1 - loss) lambda^{-1/2} on both sides. Weights: (n,), positive.
-    rounding = 8 eps (2 n + 64 log2 n + nodes) upper.
+    With M = diag(c)^{1/2} W diag(P)^{1/2}, ||c||_1 = ||P||_1 = 1, and f(lambda) the rule for
+    lambda^{-1/2}: lower = (tr f((M M^T)^{-1}) - excess) / (1 + loss) ||c||_q^{-1/2} <= the trace
+    norm of M, q = p / (p - 2), and upper is that of the factors with L L^T = diag(c)^{-1/2}
+    f((M M^T)^{-1}) diag(c)^{-1/2} and R = L^{-1} W: L's row norms are known, and R^T R <=
+    diag(P)^{-1/2} f((M^T M)^{-1}) diag(P)^{-1/2} / (1 - loss)^2 since f >= (1 - loss) lambda^{-1/2}
+    on both sides. Weights: (n,), positive. rounding = 8 eps (2 n + 64 log2 n + nodes) upper.
 
     Guarantees: lower <= gamma_(p)(W) <= upper, for any positive weights.
     Source: weak duality, as in :func:`certify`; :class:`Quadrature`; for the rounding
@@ -231,11 +246,12 @@ def _inverse_diagonal(W: RunningSums, rows: Tensor, columns: Tensor) -> Tensor:
 def buffered_squares(
     poles: Tensor, zeros: Tensor, before: Tensor, after: Tensor, W: RunningSums
 ) -> tuple[Wide, Wide, Wide]:
-    """Squared row norms of W C^{-1}, squared column norms of C = D1 T D2, and a bound on the rows' rounding, (n,) each.
+    """Squared row norms of W C^{-1}, squared column norms of C = D1 T D2, and a bound on the rows'
+    rounding, (n,) each.
 
     With S_a = sum_{s<t} zeros_a^{t-1-s} e_s / D1_s, the buffers before step t, row t of W C^{-1} is
-    row_t = decay row_{t-1} + rates_t v_t, v_t = momentum v_{t-1} + (e_t / D1_t + sum_a nu_a S_a) / D2_t; G, H and J are
-    <S_a, S_b>, <v_{t-1}, S_a> and <row_{t-1}, S_a>.
+    row_t = decay row_{t-1} + rates_t v_t, v_t = momentum v_{t-1} + (e_t / D1_t + sum_a nu_a S_a) /
+    D2_t; G, H and J are <S_a, S_b>, <v_{t-1}, S_a> and <row_{t-1}, S_a>.
     Rounding: each of six sums of n terms by n eps of its terms' sizes, 8 times over.
     Source: the recurrences are the definition of T^{-1} by its generating function, squared.
     """

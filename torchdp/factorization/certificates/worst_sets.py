@@ -1,4 +1,6 @@
-"""The worst set of steps under min-separation participation: exact where the search ends, else an upper bound."""
+"""The worst set of steps under min-separation participation: exact where the search ends, else an
+upper bound.
+"""
 
 import heapq
 import itertools
@@ -17,11 +19,13 @@ Array = NDArray[np.float64]
 
 
 def worst_separated(sizes: Array, gap: int, times: int) -> tuple[float, list[int]]:
-    """The largest sum of ``sizes`` over pi x pi, pi at most ``times`` steps that are ``gap`` apart: a bound and a set.
+    """The largest sum of ``sizes`` over pi x pi, pi at most ``times`` steps that are ``gap`` apart:
+    a bound and a set.
 
-    sizes: (n, n), symmetric, entries >= 0. The set attains the bound, up to rounding, where only neighbours of a set
-    meet (no entry 2 gap or more off the diagonal) and where branch and bound ends within its limits. In general the
-    problem is NP-hard: gap = 1 and the adjacency of a graph ask for its densest part of ``times`` points.
+    sizes: (n, n), symmetric, entries >= 0. The set attains the bound, up to rounding, where only
+    neighbours of a set meet (no entry 2 gap or more off the diagonal) and where branch and bound
+    ends within its limits. In general the problem is NP-hard: gap = 1 and the adjacency of a graph
+    ask for its densest part of ``times`` points.
     """
     gap = min(gap, len(sizes))
     times = min(times, -(-len(sizes) // gap))
@@ -33,13 +37,17 @@ def worst_separated(sizes: Array, gap: int, times: int) -> tuple[float, list[int
 
 
 def most_apart(squares: Array, gap: int, times: int) -> float:
-    """The largest sum of ``squares`` >= 0, (n,), over at most ``times`` steps that are ``gap`` apart; O(n times)."""
+    """The largest sum of ``squares`` >= 0, (n,), over at most ``times`` steps that are ``gap``
+    apart; O(n times).
+    """
     gap = min(gap, len(squares))
     return float(_most(squares, gap, min(times, -(-len(squares) // gap))))
 
 
 def _neighbours(sizes: Array, gap: int, times: int) -> tuple[float, list[int]]:
-    """By the last step j: F_m[j] = Z_jj + max(0, max_{i <= j - gap} F_{m-1}[i] + 2 Z_ij); O(n gap times)."""
+    """By the last step j: F_m[j] = Z_jj + max(0, max_{i <= j - gap} F_{m-1}[i] + 2 Z_ij);
+    O(n gap times).
+    """
     n, own = len(sizes), sizes.diagonal()
     # the i for which Z_ij may count, (n, gap)
     near = np.arange(n)[:, None] - 2 * gap + 1 + np.arange(gap)
@@ -67,7 +75,9 @@ def _neighbours(sizes: Array, gap: int, times: int) -> tuple[float, list[int]]:
 
 @dataclass(frozen=True)
 class _Prefix:
-    """The first steps of a set; what each further step adds with it, and a bound for each choice of the next one."""
+    """The first steps of a set; what each further step adds with it, and a bound for each choice of
+    the next one.
+    """
 
     value: float
     chosen: list[int]
@@ -77,7 +87,9 @@ class _Prefix:
 
 
 class _Search:
-    """Branch and bound, the largest bound first; a bound counts each pair of steps at its earlier one."""
+    """Branch and bound, the largest bound first; a bound counts each pair of steps at its earlier
+    one.
+    """
 
     def __init__(self, sizes: Array, gap: int, times: int) -> None:
         self.sizes, self.gap, self.times = sizes, gap, times
@@ -113,7 +125,9 @@ class _Search:
         return max(self.best * (1 + CLOSE), open_bound), self.found
 
     def _prefix(self, value: float, chosen: list[int], gains: Array) -> _Prefix:
-        """Tables over the steps from ``start`` on, and the set that they suggest, which may be the best one so far."""
+        """Tables over the steps from ``start`` on, and the set that they suggest, which may be the
+        best one so far.
+        """
         n, gap, times = len(self.sizes), self.gap, self.times
         start, left = (chosen[-1] + gap if chosen else 0), times - len(chosen)
         if start >= n or left == 0:
@@ -147,7 +161,9 @@ def _followed(tables: list[Array], first: int, gap: int, n: int) -> list[int]:
 
 
 def _ahead(sizes: Array, gap: int, times: int | None) -> Array:
-    """[m, i]: the largest sum of Z_ij over at most m steps j >= i + gap, m < times; for None any number, (1, n)."""
+    """[m, i]: the largest sum of Z_ij over at most m steps j >= i + gap, m < times; for None any
+    number, (1, n).
+    """
     found = np.zeros((times or 1, len(sizes)))
     for first, rows in _parts(sizes):
         later, table = np.triu(rows, first + gap), np.zeros((len(rows), len(sizes) + gap))
@@ -158,7 +174,9 @@ def _ahead(sizes: Array, gap: int, times: int | None) -> Array:
 
 
 def _two_stages(sizes: Array, gap: int, times: int) -> float:
-    """The largest sum over a set of the rows' own largest sums. Source: Choquette-Choo et al. (2023), Algorithm 4."""
+    """The largest sum over a set of the rows' own largest sums. Source: Choquette-Choo et al.
+    (2023), Algorithm 4.
+    """
     own = np.empty(len(sizes))
     for first, rows in _parts(sizes):
         own[first : first + len(rows)] = _most(rows, gap, times)
@@ -176,9 +194,11 @@ def _most(values: Array, gap: int, times: int) -> Array:
 
 
 def _table(values: Array, beyond: Array | None, gap: int) -> Array:
-    """[i]: the most of values_j + beyond_{j + gap} over j >= i, 0 for i >= n: (..., n) -> (..., n + gap).
+    """[i]: the most of values_j + beyond_{j + gap} over j >= i, 0 for i >= n: (..., n) ->
+    (..., n + gap).
 
-    beyond: such a table of one step less; None: this table itself, so that any number of steps is taken.
+    beyond: such a table of one step less; None: this table itself, so that any number of steps is
+    taken.
     """
     n = values.shape[-1]
     table = np.zeros((*values.shape[:-1], n + gap))

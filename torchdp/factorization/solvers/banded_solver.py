@@ -1,4 +1,6 @@
-"""Banded strategies of least error by L-BFGS: free, of one row of coefficients, and of very many steps."""
+"""Banded strategies of least error by L-BFGS: free, of one row of coefficients, and of very many
+steps.
+"""
 
 import math
 from collections.abc import Callable, Sequence
@@ -26,12 +28,13 @@ def banded_strategy(
 ) -> Tensor:
     """C with ``bands`` bands and sensitivity 1, of least l_p norm of the row norms of W C^{-1}.
 
-    C's diagonal is positive. bands: at most ``gap``, for None as many. Columns that are ``gap`` apart do not meet, so
-    the squared sensitivity is the largest sum of x = diag(C^T C) over sets of at most ``times`` steps, ``gap`` apart.
-    The convex hull of such sets is {0 <= mu, every ``gap`` consecutive entries add up to at most 1, all to at most
-    ``times``}, so by linear programming's duality the sum is at most 1 where x_i <= z + sum_{windows w with i} y_w for
-    some y, z >= 0, times z + sum y = 1. Here C = (columns of norm 1) diag(x)^{1/2} with that bound attained, y and z
-    squares: L-BFGS.
+    C's diagonal is positive. bands: at most ``gap``, for None as many. Columns that are ``gap``
+    apart do not meet, so the squared sensitivity is the largest sum of x = diag(C^T C) over sets of
+    at most ``times`` steps, ``gap`` apart. The convex hull of such sets is {0 <= mu, every ``gap``
+    consecutive entries add up to at most 1, all to at most ``times``}, so by linear programming's
+    duality the sum is at most 1 where x_i <= z + sum_{windows w with i} y_w for some y, z >= 0,
+    times z + sum y = 1. Here C = (columns of norm 1) diag(x)^{1/2} with that bound attained, y and
+    z squares: L-BFGS.
 
     W: (n, n), float64; gap <= n; times <= ceil(n / gap). In X = C^T C the problem is convex.
     Source: here; banded strategies: Choquette-Choo et al. (2023), section 4.
@@ -61,7 +64,9 @@ def _descended(
     most: int,
     stop: float,
 ) -> np.ndarray:
-    """x of least l_power norm of the squared row norms, for one power after the other, by L-BFGS on its logarithm."""
+    """x of least l_power norm of the squared row norms, for one power after the other, by L-BFGS on
+    its logarithm.
+    """
     for power in powers:
 
         def log_norm(x: Tensor, power: float = power) -> Tensor:
@@ -76,7 +81,9 @@ def _squares(W: Tensor, C: Tensor) -> Tensor:
 
 
 def _strategy(x: Tensor, n: int, bands: int, gap: int, times: int) -> Tensor:
-    """C from its bands, entry [i, j] that of C[j + i, j], and the roots of y and, where it counts, z."""
+    """C from its bands, entry [i, j] that of C[j + i, j], and the roots of y and, where it counts,
+    z.
+    """
     entries, roots = x[: bands * n].view(bands, n), x[bands * n :].square()
     column = torch.arange(n).expand(bands, n)
     row = column + torch.arange(bands)[:, None]
@@ -89,11 +96,12 @@ def _strategy(x: Tensor, n: int, bands: int, gap: int, times: int) -> Tensor:
 
 
 def banded_toeplitz(first: np.ndarray, bands: int, p: float) -> np.ndarray:
-    """c, (bands,), of norm 1: C[t, s] = c_{t-s} of least l_p norm of W C^{-1}'s row norms, W[t, s] = first_{t-s}.
+    """c, (bands,), of norm 1: C[t, s] = c_{t-s} of least l_p norm of W C^{-1}'s row norms,
+    W[t, s] = first_{t-s}.
 
-    Row t of W C^{-1} holds b_0, ..., b_t, b(x) = first(x) / c(x), so its squared norm is a running sum of squares; a
-    column's norm is that of c. c_j = prod_{i <= j} (logistic function of x_i) falls, so c(x) has no root in the unit
-    disc; L-BFGS with d b = -(first / c^2) d c.
+    Row t of W C^{-1} holds b_0, ..., b_t, b(x) = first(x) / c(x), so its squared norm is a running
+    sum of squares; a column's norm is that of c. c_j = prod_{i <= j} (logistic function of x_i)
+    falls, so c(x) has no root in the unit disc; L-BFGS with d b = -(first / c^2) d c.
     """
     from scipy.special import expit, logit
 
@@ -109,11 +117,12 @@ def banded_toeplitz(first: np.ndarray, bands: int, p: float) -> np.ndarray:
 
 @on_host
 def column_scales(W: Tensor, c: Tensor, period: int) -> Tensor:
-    """d, (n,): C[t, s] = c_{t-s} d_s of least ||W C^{-1}||_F, a user of one fixed order moving C G by 1 at most.
+    """d, (n,): C[t, s] = c_{t-s} d_s of least ||W C^{-1}||_F, a user of one fixed order moving C G
+    by 1 at most.
 
-    So the squared norms of columns i, i + period, ... add up to 1 for every i; len(c) <= period. With v = 1 / d the
-    error is v^T H v, H = (W^T W) * (T T^T), T the inverse of c's Toeplitz matrix: L-BFGS over log d, each class of
-    columns scaled to its sum. On the CPU.
+    So the squared norms of columns i, i + period, ... add up to 1 for every i; len(c) <= period.
+    With v = 1 / d the error is v^T H v, H = (W^T W) * (T T^T), T the inverse of c's Toeplitz
+    matrix: L-BFGS over log d, each class of columns scaled to its sum. On the CPU.
     """
     W, c, step = W.cpu(), c.cpu(), torch.arange(len(W))
     age = step[:, None] - step
@@ -155,11 +164,13 @@ def _objective(x: np.ndarray, first: np.ndarray, power: float) -> tuple[float, n
 
 @on_host
 def long_banded(inverse: Tensor, c: Tensor, period: int, p: float, evaluations: int) -> Tensor:
-    """C as (steps, bands), entry [t, j] that of C[t, t - j], of least l_p norm of the row norms of W C^{-1}.
+    """C as (steps, bands), entry [t, j] that of C[t, t - j], of least l_p norm of the row norms of
+    W C^{-1}.
 
-    Columns i, i + period, ... do not meet, len(c) <= period, and their squared norms add up to 1: no user of one fixed
-    order moves C G by more than 1. Row t of W C^{-1} is as long as the standard deviation of x_t in C W^{-1} x = z, a
-    banded system solved block by block, covariances and all. L-BFGS from c_{t-s}, columns of one norm.
+    Columns i, i + period, ... do not meet, len(c) <= period, and their squared norms add up to 1:
+    no user of one fixed order moves C G by more than 1. Row t of W C^{-1} is as long as the
+    standard deviation of x_t in C W^{-1} x = z, a banded system solved block by block, covariances
+    and all. L-BFGS from c_{t-s}, columns of one norm.
 
     inverse: (steps, 3), entry [t, m] that of W^{-1}[t, t - m]. evaluations: for each power.
     """
@@ -193,7 +204,9 @@ def _product(E: Tensor, inverse: Tensor) -> Tensor:
 
 
 def _layout(n: int, reach: int) -> tuple[Tensor, Tensor, int, int]:
-    """Where the entries of a banded matrix by columns lie in block rows of two blocks, that before and its own."""
+    """Where the entries of a banded matrix by columns lie in block rows of two blocks, that before
+    and its own.
+    """
     blocks = -(-n // reach)
     column = torch.arange(n).expand(reach, n)
     row = column + torch.arange(reach)[:, None]
@@ -206,7 +219,9 @@ def _layout(n: int, reach: int) -> tuple[Tensor, Tensor, int, int]:
 def _variances(
     F: Tensor, layout: tuple[Tensor, Tensor, int, int], before: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
-    """Of x in F x = z, z of variance 1: (n,); and the last block's covariance. before: that of the first block."""
+    """Of x in F x = z, z of variance 1: (n,); and the last block's covariance. before: that of the
+    first block.
+    """
     within, flat, blocks, reach = layout
     n = F.shape[1]
     whole = torch.zeros(blocks * reach * 2 * reach, dtype=F.dtype).index_put((flat,), F[within])
@@ -230,7 +245,9 @@ def _variances(
 
 @on_host
 def long_row_norms(C: Tensor, inverse: Tensor) -> Tensor:
-    """Norms of the rows of W C^{-1}, (steps,), C as (steps or 1, bands), W^{-1} as there; some blocks at a time."""
+    """Norms of the rows of W C^{-1}, (steps,), C as (steps or 1, bands), W^{-1} as there; some
+    blocks at a time.
+    """
     (n, _), bands = inverse.shape, C.shape[1]
     reach, found, P = bands + 2, [], None
     size = max(2, AT_ONCE // reach) * reach

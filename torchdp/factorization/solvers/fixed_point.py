@@ -1,21 +1,24 @@
 """The weighted spectral fixed point: one iteration that solves every finite factorization norm.
 
-With s on the rows and P on the columns (each sums to 1), c = s^{(p-2)/p}, X = W - W P 1^T (with shift) or W,
-and diag(c)^{1/2} X diag(P)^{1/2} = U S V^T (for m >= n; rows and columns trade places for m < n):
+With s on the rows and P on the columns (each sums to 1), c = s^{(p-2)/p}, X = W - W P 1^T
+(with shift) or W, and diag(c)^{1/2} X diag(P)^{1/2} = U S V^T (for m >= n; rows and columns trade
+places for m < n):
     left = X diag(P)^{1/2} V S^{-1/2},  right = S^{1/2} V^T diag(P)^{-1/2},  left right = X,
     a_i = ||left_i||^2,  b_j = ||right_j||^2,
     P_j <- P_j (b_j / tr S)^STEP,  s_i <- s_i (a_i / tr S)^STEP (p = inf) or c_i a_i (p < inf),
-each normalised. At a fixed point a and b are constant on the supports of s and P, and the value of the
-factors equals tr S, which is a lower bound at every iterate. The best of both bounds is kept; what
-the rounding of small singular values loses is put back into the factors at the end.
-Where tr S falls, that problem's step moves halfway to 1, or to 1/2 with shift (two points on a line: at step
-1 the weights swap places for ever).
+each normalised. At a fixed point a and b are constant on the supports of s and P, and the value of
+the factors equals tr S, which is a lower bound at every iterate. The best of both bounds is kept;
+what the rounding of small singular values loses is put back into the factors at the end.
+Where tr S falls, that problem's step moves halfway to 1, or to 1/2 with shift
+(two points on a line: at step 1 the weights swap places for ever).
 
-For p = 2 the norm depends on W^T W alone, and the iteration runs on a square root of it where m > n.
+For p = 2 the norm depends on W^T W alone, and the iteration runs on a square root of it where m >
+n.
 
-Acceleration: the next logarithms of the weights are Anderson's combination of the last ``memory`` updates,
-the differences weighed by the square roots of the weights; where tr S falls after such a move, the problem
-goes back, takes the plain update and forgets its history. memory = 0 is the plain iteration.
+Acceleration: the next logarithms of the weights are Anderson's combination of the last ``memory``
+updates, the differences weighed by the square roots of the weights; where tr S falls after such a
+move, the problem goes back, takes the plain update and forgets its history. memory = 0 is the plain
+iteration.
 """
 
 import math
@@ -49,9 +52,9 @@ LARGE, COARSEST = 1024, 128
 SMOOTH = 1 / 16  # change from row to row, relative, of a matrix that coarser ones are like
 EVEN = 0.01  # share of even weights in those that a coarser matrix gives: none is lost
 CLOSE = 1e-4  # gap, relative: what float32 tells of it below is its own rounding
-# Weights stay above FLOOR * tol / max(m, n), which costs the bounds about FLOOR * tol. A column of weight w adds
-# a singular value of about w, and those below RANK_TOLERANCE of the largest are cut off: a floor that is too low
-# loses small columns.
+# Weights stay above FLOOR * tol / max(m, n), which costs the bounds about FLOOR * tol. A column of
+# weight w adds a singular value of about w, and those below RANK_TOLERANCE of the largest are cut
+# off: a floor that is too low loses small columns.
 FLOOR = 0.1
 SMALLEST_WEIGHT = 1e-12
 TINY = torch.finfo(torch.float64).tiny
@@ -77,7 +80,9 @@ class Weights:
         self.history = History(memory)
 
     def move(self, found: Found) -> None:
-        """The update for the squared norms of left's rows and right's columns and the trace norm, extrapolated."""
+        """The update for the squared norms of left's rows and right's columns and the trace norm,
+        extrapolated.
+        """
         trace, back, self.previous = found.trace, None, found.trace
         if not bool(found.steady.all()):
             fell = ~found.steady
@@ -110,11 +115,12 @@ class Weights:
 
 @dataclass(frozen=True)
 class Solution:
-    """What a solver hands over: factors of W - shift 1^T, the weights of the best lower bound, and how it went.
+    """What a solver hands over: factors of W - shift 1^T, the weights of the best lower bound, and
+    how it went.
 
-    left (*batch, m, r), right (*batch, r, n), shift (*batch, m) or None; row_weights (*batch, m) and
-    column_weights (*batch, n) give the best lower bound; primal_weights (*batch, n) are the column weights
-    at the iterate that the factors come from.
+    left (*batch, m, r), right (*batch, r, n), shift (*batch, m) or None; row_weights (*batch, m)
+    and column_weights (*batch, n) give the best lower bound; primal_weights (*batch, n) are the
+    column weights at the iterate that the factors come from.
     """
 
     left: Tensor
@@ -154,20 +160,24 @@ def attempts(
     memory: int = 8,
     spectrum: Spectrum | None = None,
 ) -> Iterator[Solution]:
-    """Factors and dual weights of gamma_(p)(W), by multiplicative updates of the weights, accelerated: see above.
+    """Factors and dual weights of gamma_(p)(W), by multiplicative updates of the weights,
+    accelerated: see above.
 
-    ``spectrum`` finds a, b and tr S, by decompositions or by matrix products; None: what suits W's size and device.
-    Products stop where the gap allows, so that tr S above is a little less and the factors' norms a little more.
+    ``spectrum`` finds a, b and tr S, by decompositions or by matrix products; None: what suits W's
+    size and device. Products stop where the gap allows, so that tr S above is a little less and the
+    factors' norms a little more.
 
-    The iteration's own bounds are no proof: the factors it yields are completed first, its trace norm comes from a
-    Gram matrix, and the caller may cast them. So the caller judges each solution and takes the next where the
-    certificate is open; asked again, the iteration is stricter, and decomposes more accurately from there on.
+    The iteration's own bounds are no proof: the factors it yields are completed first, its trace
+    norm comes from a Gram matrix, and the caller may cast them. So the caller judges each solution
+    and takes the next where the certificate is open; asked again, the iteration is stricter, and
+    decomposes more accurately from there on.
 
-    W: (*batch, m, n) float64, of any scale; one call solves the batch. Yields where each problem's gap seems to be
-    below ``tol``, at iterations 50, 75, 113, ..., and at ``max_iterations``; ends there, or where more iterations have
-    nothing to offer. Memory O(memory (m + n)) beside W's.
-    Source: the dual of Edmonds, Nikolov, Ullman (2020), Lemma 12, and Nikolov, Tang (2023), Theorem 26; the
-    update is the multiplicative one of optimal design (Silvey, Titterington, Torsney 1978); Anderson (1965).
+    W: (*batch, m, n) float64, of any scale; one call solves the batch. Yields where each problem's
+    gap seems to be below ``tol``, at iterations 50, 75, 113, ..., and at ``max_iterations``; ends
+    there, or where more iterations have nothing to offer. Memory O(memory (m + n)) beside W's.
+    Source: the dual of Edmonds, Nikolov, Ullman (2020), Lemma 12, and Nikolov, Tang (2023), Theorem
+    26; the update is the multiplicative one of optimal design (Silvey, Titterington, Torsney 1978);
+    Anderson (1965).
     """
     low, high = W.flatten(-2).aminmax(dim=-1)
     scale = torch.maximum(-low, high)[..., None, None]  # (*batch, 1, 1)
@@ -214,7 +224,9 @@ def _solution(
     maps: Callable[..., tuple[Tensor, Tensor]],
     iterations: int,
 ) -> Solution:
-    """Factors of scale times ``whole``, from the maps found for the problem's matrix, the same or its triangle."""
+    """Factors of scale times ``whole``, from the maps found for the problem's matrix, the same or
+    its triangle.
+    """
     c, P = problem.split(best.primal[-1])
     X = whole - whole @ P[..., None] if problem.shift else whole
     short = P if problem.W.shape[-2] >= problem.W.shape[-1] else c
@@ -239,7 +251,8 @@ def _solution(
 
 
 def _complete(X: Tensor, left: Tensor, right: Tensor) -> tuple[Tensor, Tensor]:
-    """The factors, and beside them the factors U S^{1/2}, S^{1/2} V^T of what cut singular values left out of X.
+    """The factors, and beside them the factors U S^{1/2}, S^{1/2} V^T of what cut singular values
+    left out of X.
 
     The squared norms of rows and columns grow by at most the rest's largest singular value.
     """
@@ -251,7 +264,8 @@ def _complete(X: Tensor, left: Tensor, right: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def begin(weights: Weights, tol: float, most: int) -> int:
-    """Moves ``weights`` of large symmetric matrices as far as float32 goes, from coarser ones where they serve.
+    """Moves ``weights`` of large symmetric matrices as far as float32 goes, from coarser ones where
+    they serve.
 
     Returns the iterations: none on a GPU, which begins in float32 anyhow. Nothing is proved here.
     """
@@ -266,7 +280,9 @@ def begin(weights: Weights, tol: float, most: int) -> int:
 
 
 def _advance(weights: Weights, tol: float, most: int) -> int:
-    """To the weights at which each problem's bounds, as float32 sees them, were closest; done where they meet."""
+    """To the weights at which each problem's bounds, as float32 sees them, were closest; done where
+    they meet.
+    """
     spectrum, going, tol = Mirrored(torch.float32), copy(weights), max(0.9 * tol, CLOSE)
     going.history, closest = (
         History(weights.history.memory),
@@ -289,7 +305,9 @@ def _advance(weights: Weights, tol: float, most: int) -> int:
 
 
 def _smooth(problem: Problem) -> bool:
-    """Whether every second row and column of a large symmetric matrix are the same problem but for its size."""
+    """Whether every second row and column of a large symmetric matrix are the same problem but for
+    its size.
+    """
     W = problem.W
     if W.ndim > 2 or len(W) < LARGE or not problem.symmetric:
         return False
@@ -297,10 +315,12 @@ def _smooth(problem: Problem) -> bool:
 
 
 def _from_coarser(weights: Weights, tol: float) -> tuple[Tensor, Tensor]:
-    """Logarithms of weights from those of W's every second row and column, (1, n); and without the correction.
+    """Logarithms of weights from those of W's every second row and column, (1, n); and without the
+    correction.
 
-    Between two coarse weights the logarithms are linear. What this misses at the ends, where weights follow the place
-    and not its share of the length, is what the step before, to the coarse matrix, has missed there.
+    Between two coarse weights the logarithms are linear. What this misses at the ends, where
+    weights follow the place and not its share of the length, is what the step before, to the coarse
+    matrix, has missed there.
     """
     W = weights.problem.W
     first = 1 - len(W) % 2  # so that prefix sums, their columns reversed, become prefix sums

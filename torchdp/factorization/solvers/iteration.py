@@ -1,4 +1,6 @@
-"""What iterations share: acceleration, when a certificate is good enough, and a search along a line."""
+"""What iterations share: acceleration, when a certificate is good enough, and a search along a
+line.
+"""
 
 import math
 import warnings
@@ -26,7 +28,9 @@ Look = Callable[[Tensor], tuple[Tensor, Tensor, Tensor]]
 
 @dataclass(frozen=True)
 class Best:
-    """Of each problem of a batch, what attains the least upper bound, and what proves the largest lower one."""
+    """Of each problem of a batch, what attains the least upper bound, and what proves the largest
+    lower one.
+    """
 
     upper: Tensor
     lower: Tensor
@@ -52,7 +56,9 @@ def _chosen(mask: Tensor, new: tuple[Tensor, ...], old: tuple[Tensor, ...]) -> t
 
 
 class History:
-    """The last updates of weights -> weights e^update, in place: the oldest gives way to the newest."""
+    """The last updates of weights -> weights e^update, in place: the oldest gives way to the
+    newest.
+    """
 
     def __init__(self, memory: int) -> None:
         self.memory, self.count = memory, 0
@@ -61,9 +67,11 @@ class History:
         self.extrapolated: Tensor | bool = False  # the last move of which problems
 
     def mix(self, x: Tensor, update: Tensor, measure: Tensor, back: Tensor | None) -> Tensor:
-        """The next point after x, whose plain successor is x + update; ``measure`` weighs the coordinates' squares.
+        """The next point after x, whose plain successor is x + update; ``measure`` weighs the
+        coordinates' squares.
 
-        Problems marked ``back`` return to the last point's plain update, and forget. x, update, measure: (*batch, d).
+        Problems marked ``back`` return to the last point's plain update, and forget. x, update,
+        measure: (*batch, d).
         """
         if self.memory == 0:
             return x + update
@@ -103,7 +111,8 @@ def pick(mask: Tensor, new: Tensor, old: Tensor) -> Tensor:
 def descended(
     slope: Callable[[Tensor], Tensor], weights: Tensor, rate: Tensor | float, steps: int
 ) -> Tensor:
-    """Accelerated projected gradients on the simplex from ``weights``, (n, k), for a gradient that ``rate`` bounds.
+    """Accelerated projected gradients on the simplex from ``weights``, (n, k), for a gradient that
+    ``rate`` bounds.
 
     Each row starts anew where momentum would lead uphill.
     """
@@ -118,9 +127,11 @@ def descended(
 
 
 class Schedule:
-    """When an iteration shows its solution to the caller, who judges it by its certificate, and when it gives up.
+    """When an iteration shows its solution to the caller, who judges it by its certificate, and
+    when it gives up.
 
-    within: the gap, as the iteration sees it, at which it believes to be finished; half of it after each refusal.
+    within: the gap, as the iteration sees it, at which it believes to be finished; half of it after
+    each refusal.
     """
 
     def __init__(self, tol: float) -> None:
@@ -132,7 +143,9 @@ class Schedule:
         return finished or iteration >= self.look
 
     def go_on(self, iteration: int, gap: float, finished: bool) -> bool:
-        """Notes that the solution was refused. False where more iterations have nothing to offer."""
+        """Notes that the solution was refused. False where more iterations have nothing to
+        offer.
+        """
         if finished:
             self.refusals, self.within = self.refusals + 1, self.within / 2
             return self.refusals <= REFUSALS
@@ -144,9 +157,11 @@ class Schedule:
 
 
 def closed(certificate: Bounds, tol: float, size: Tensor, dtype: torch.dtype) -> bool:
-    """Whether each problem's certificate is closed, or its norm is 0 but for the rounding of factors in ``dtype``.
+    """Whether each problem's certificate is closed, or its norm is 0 but for the rounding of
+    factors in ``dtype``.
 
-    size: largest absolute entry of each problem. A norm of 0 (a single point and a free shift) has no relative gap.
+    size: largest absolute entry of each problem. A norm of 0 (a single point and a free shift) has
+    no relative gap.
     """
     nothing = (
         torch.as_tensor(certificate.upper, dtype=torch.float64)
@@ -166,7 +181,8 @@ def warn_where_open(
     stacklevel: int = 3,
     limit: str = "max_iterations",
 ) -> None:
-    """RuntimeWarning, at the caller's caller, where :func:`closed` is false: more iterations help if they ran out.
+    """RuntimeWarning, at the caller's caller, where :func:`closed` is false: more iterations help
+    if they ran out.
 
     limit: the name of the argument that limits them.
     """
@@ -194,14 +210,16 @@ def least(
     tol: float,
     zero: Tensor,
 ) -> Tensor:
-    """Where a convex function between two ends is least, and its bounds: (3, *batch), of x, upper and lower.
+    """Where a convex function between two ends is least, and its bounds: (3, *batch), of x, upper
+    and lower.
 
-    From x the search moves down the slope, by ``width`` and then twice as far each time, until the slope has changed
-    its sign; then the next point is where the two innermost lines meet. Their height there, or that of a single line
-    at the end, is a lower bound.
+    From x the search moves down the slope, by ``width`` and then twice as far each time, until the
+    slope has changed its sign; then the next point is where the two innermost lines meet. Their
+    height there, or that of a single line at the end, is a lower bound.
 
     Args:
-        look: x to (value, height, slope), (*batch) each: height + slope (y - x) is at most the function at every y.
+        look: x to (value, height, slope), (*batch) each: height + slope (y - x) is at most the
+            function at every y.
         x: where it starts, (*batch); width: of its first step; ends: of the interval.
         tol: relative gap at which it stops; zero: values up to it count as 0. Or after 60 looks.
 

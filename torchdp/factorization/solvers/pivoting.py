@@ -1,4 +1,6 @@
-"""The nearest histogram: a quadratic program over the simplex, by block pivoting from where a descent leads."""
+"""The nearest histogram: a quadratic program over the simplex, by block pivoting from where a
+descent leads.
+"""
 
 from functools import partial
 
@@ -26,13 +28,16 @@ NUMBERS_AT_ONCE = 2**26  # in the systems of the problems that are solved togeth
 
 @one_thread
 def nearest_histogram(gram: Tensor, pull: Tensor, limit: float) -> tuple[Tensor, Tensor]:
-    """argmin over probability vectors h of h^T gram h/2 - <pull, h>, (*batch, k), and the Frank-Wolfe gap, (*batch).
+    """argmin over probability vectors h of h^T gram h/2 - <pull, h>, (*batch, k), and the
+    Frank-Wolfe gap, (*batch).
 
-    The gap bounds how far the objective is above its minimum; it is recomputed from ``gram``, and above ``limit`` only
-    where rounding is, or where ``gram`` is nearly singular, as of a smooth kernel: some 500 times 1e-9 there.
+    The gap bounds how far the objective is above its minimum; it is recomputed from ``gram``, and
+    above ``limit`` only where rounding is, or where ``gram`` is nearly singular, as of a smooth
+    kernel: some 500 times 1e-9 there.
 
     gram: (k, k), positive semidefinite; pull: (*batch, k).
-    Source: Portugal, Judice, Vicente (1994), block pivots; Kim, Park (2011), the safeguard; Murty (1974), the last
+    Source: Portugal, Judice, Vicente (1994), block pivots; Kim, Park (2011), the safeguard; Murty
+    (1974), the last
         resort; Beck, Teboulle (2009), the descent.
     """
     if not pull.numel():  # of no repetition
@@ -73,7 +78,8 @@ def _solved(G: Tensor, ridged: Tensor, p: Tensor, limit: Tensor) -> tuple[Tensor
 
 
 def _interior(G: Tensor, p: Tensor, limit: Tensor) -> Tensor:
-    """Histograms (n, k) of a gap below about ``limit`` for a positive definite G, however badly conditioned.
+    """Histograms (n, k) of a gap below about ``limit`` for a positive definite G, however badly
+    conditioned.
 
     Source: Mehrotra (1992): z are the multipliers of h >= 0, and h z = mu is solved for falling mu.
     """
@@ -119,7 +125,9 @@ def _gap(G: Tensor, p: Tensor, h: Tensor) -> Tensor:
 
 
 def _pivoted(G: Tensor, p: Tensor, free: Tensor) -> Tensor:
-    """The minimum for a positive definite G, (n, k): from the support ``free``, until no sign is wrong."""
+    """The minimum for a positive definite G, (n, k): from the support ``free``, until no sign is
+    wrong.
+    """
     k, place = p.shape[1], torch.arange(p.shape[1], device=p.device)
     slack = ROUNDING * (1 + p.abs().amax(-1, keepdim=True))
     least, tries = torch.full_like(slack, k + 1), torch.full_like(slack, PATIENCE)
@@ -145,7 +153,9 @@ def _pivoted(G: Tensor, p: Tensor, free: Tensor) -> Tensor:
 
 
 def _restricted(G: Tensor, p: Tensor, free: Tensor) -> tuple[Tensor, Tensor]:
-    """h with G h = p + level on the free indices, 0 elsewhere, sum 1; systems as large as the largest support."""
+    """h with G h = p + level on the free indices, 0 elsewhere, sum 1; systems as large as the
+    largest support.
+    """
     size = int(free.sum(-1).amax())
     order = free.to(torch.int8).argsort(dim=-1, descending=True, stable=True)[:, :size]
     kept = free.gather(1, order).to(p.dtype)

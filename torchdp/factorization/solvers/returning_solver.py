@@ -1,7 +1,7 @@
 """The iterations for users who come back: in one step of each epoch, or in steps that keep apart.
 
-Of epochs a fixed point of row weights and of one block for each class; of steps that keep apart one of weights on
-sets of steps, which are found by column generation.
+Of epochs a fixed point of row weights and of one block for each class; of steps that keep apart one
+of weights on sets of steps, which are found by column generation.
 """
 
 import math
@@ -28,7 +28,8 @@ SMALLEST = 1e-20
 Attempt = tuple[Tensor, Tensor, Tensor, list[Tensor], int]
 # Exponent of the updates.
 EXPONENT = 0.6
-# Iterations between two searches for sets, how many sets one adds at most, and the weight that they get together.
+# Iterations between two searches for sets, how many sets one adds at most, and the weight that they
+# get together.
 SEARCH = 14
 ADDED = 200
 SHARE = 0.02
@@ -43,10 +44,12 @@ RESOLVED = 1e-14
 def attempts(
     A: Tensor, shapes: list[tuple[int, int]], p: float, tol: float, max_iterations: int
 ) -> Iterator[Attempt]:
-    """The iteration of :func:`factorize_epochs` on A of rank n, largest entry about 1, columns sorted by class.
+    """The iteration of :func:`factorize_epochs` on A of rank n, largest entry about 1, columns
+    sorted by class.
 
-    Yields its best where the gap seems to be below ``tol``, and now and then before that, as the exact fixed point
-    does: the caller judges, and takes the next where the certificate is open. shapes: (classes, columns of each).
+    Yields its best where the gap seems to be below ``tol``, and now and then before that, as the
+    exact fixed point does: the caller judges, and takes the next where the certificate is open.
+    shapes: (classes, columns of each).
     """
     weights, looks = _Weights(A, shapes, p, tol), Schedule(tol)
     upper, lower = math.inf, 0.0
@@ -75,7 +78,9 @@ def attempts(
 
 
 class _Weights:
-    """The weights s of the rows and M of the columns, a block mu_i C_i for each class, and how they move."""
+    """The weights s of the rows and M of the columns, a block mu_i C_i for each class, and how they
+    move.
+    """
 
     def __init__(self, A: Tensor, shapes: list[tuple[int, int]], p: float, tol: float) -> None:
         m, classes = len(A), sum(count for count, _ in shapes)
@@ -96,7 +101,9 @@ class _Weights:
         )
 
     def move(self, a: Tensor, X: list[Tensor], trace: float, roots: list[Tensor]) -> None:
-        """The update for squared norms a of left's rows and the blocks X of right^T right, extrapolated."""
+        """The update for squared norms a of left's rows and the blocks X of right^T right,
+        extrapolated.
+        """
         fell = torch.tensor(trace < self.previous * (1 - 1e-12), dtype=torch.bool, device=a.device)
         back = fell & self.history.extrapolated
         self.step = (self.step + 0.5) / 2 if fell and not back else self.step
@@ -132,14 +139,18 @@ class _Weights:
 def _spectral(
     A: Tensor, c: Tensor, roots: list[Tensor], inverses: list[Tensor]
 ) -> tuple[Tensor, Tensor, float]:
-    """left, right with left right = A from diag(c)^{1/2} A M^{1/2} = U T V^T, and the trace norm, sum T."""
+    """left, right with left right = A from diag(c)^{1/2} A M^{1/2} = U T V^T, and the trace norm,
+    sum T.
+    """
     Y = _times(A, roots)
     T, V = _right_vectors(c.sqrt()[:, None] * Y)
     return (Y @ V) * T.rsqrt(), T.sqrt()[:, None] * _times(V.mT, inverses), float(T.sum())
 
 
 def classes_of(n: int, period: int, device: torch.device) -> tuple[Tensor, list[tuple[int, int]]]:
-    """The columns sorted by class, longer classes first, and (number of classes, columns of each)."""
+    """The columns sorted by class, longer classes first, and (number of classes, columns of
+    each).
+    """
     step = torch.arange(n, device=device)
     most, longer = -(-n // period), n % period
     shapes = [(longer or min(period, n), most)] + (
@@ -165,7 +176,9 @@ def _times(Y: Tensor, blocks: list[Tensor]) -> Tensor:
 
 
 def _right_vectors(Y: Tensor) -> tuple[Tensor, Tensor]:
-    """Singular values and right singular vectors: of the Gram matrix where its eigenvalues, squares, are accurate."""
+    """Singular values and right singular vectors: of the Gram matrix where its eigenvalues,
+    squares, are accurate.
+    """
     values, V = torch.linalg.eigh(Y.mT @ Y)
     if values[0] > SQUARE_TOLERANCE * values[-1]:
         return values.sqrt(), V
@@ -174,7 +187,9 @@ def _right_vectors(Y: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _grown(B: Tensor, root: Tensor, G: Tensor) -> Tensor:
-    """G^STEP B G^STEP, scaled to B's diagonal times <G, C>^{2 STEP}, C = B over its diagonal; root^2 = B."""
+    """G^STEP B G^STEP, scaled to B's diagonal times <G, C>^{2 STEP}, C = B over its diagonal;
+    root^2 = B.
+    """
     Z = _power(G, STEP) @ root  # its row norms stay positive where rounding would turn signs
     level = B.diagonal(dim1=1, dim2=2)[:, :1, None]
     inner = (G * B).sum((1, 2), keepdim=True).clamp_min(1e-20)
@@ -182,7 +197,9 @@ def _grown(B: Tensor, root: Tensor, G: Tensor) -> Tensor:
 
 
 def _scaled(blocks: list[Tensor]) -> list[Tensor]:
-    """Each block scaled to a constant diagonal, its geometric mean; all of them so that these add up to 1."""
+    """Each block scaled to a constant diagonal, its geometric mean; all of them so that these add
+    up to 1.
+    """
     levels = [B.diagonal(dim1=1, dim2=2).log().mean(1).exp()[:, None, None] for B in blocks]
     total = sum(level.sum() for level in levels)
     return [_unit(B) * (level / total) for B, level in zip(blocks, levels, strict=True)]
@@ -201,7 +218,9 @@ def _power(B: Tensor, exponent: float | None) -> Tensor:
 
 
 def _exponentials(logarithms: list[Tensor]) -> list[Tensor]:
-    """exp(L) of each, all of them times one number: an extrapolation, however far it goes, overflows nothing."""
+    """exp(L) of each, all of them times one number: an extrapolation, however far it goes,
+    overflows nothing.
+    """
     spectra = [torch.linalg.eigh((L + L.mT) / 2) for L in logarithms]
     top = max(float(values.max()) for values, _ in spectra)
     return [
@@ -212,19 +231,23 @@ def _exponentials(logarithms: list[Tensor]) -> list[Tensor]:
 def orthogonal_columns(
     A: Tensor, right: Tensor, blocks: list[Tensor], correlations: list[Tensor]
 ) -> tuple[Tensor, Tensor, Tensor] | None:
-    """left, right', S^2: left right' = A, X' = right'^T right' diagonal in each class, S^2 the sum of X' over a class.
+    """left, right', S^2: left right' = A, X' = right'^T right' diagonal in each class, S^2 the sum
+    of X' over a class.
 
-    For X = right^T right and its block X_i of class i, any y_i with diag(y_i) >= X_i has max <X_i, C> <= sum y_i over
-    correlation matrices C, with equality for the best y_i (duality of semidefinite programs). X' is X with diag(y_i)
-    for X_i: then X' >= X, so that no squared error (A X'^{-1} A^T)_tt grows, and its S^2 is max_i sum y_i. So nothing
-    is lost where the columns of a class are orthogonal, whatever the errors' norm.
+    For X = right^T right and its block X_i of class i, any y_i with diag(y_i) >= X_i has max <X_i,
+    C> <= sum y_i over correlation matrices C, with equality for the best y_i (duality of
+    semidefinite programs). X' is X with diag(y_i) for X_i: then X' >= X, so that no squared error
+    (A X'^{-1} A^T)_tt grows, and its S^2 is max_i sum y_i. So nothing is lost where the columns of
+    a class are orthogonal, whatever the errors' norm.
 
-    y_i: (X_i C)_ss for the ``correlations`` C at hand, at least X_ss, times what makes diag(y_i) >= X_i; or the sums of
-    abs(X_i)'s rows where these add up to less. Then y_i grows until all classes have one sum.
+    y_i: (X_i C)_ss for the ``correlations`` C at hand, at least X_ss, times what makes diag(y_i) >=
+    X_i; or the sums of abs(X_i)'s rows where these add up to less. Then y_i grows until all classes
+    have one sum.
 
-    A: (m, n), right: (n, n), columns sorted by class; blocks and correlations: (classes, k, k) for each k. None where
-    rounding leaves no Cholesky factor of X'.
-    Guarantees: S^2 is attained by a user, and at most the largest sum of abs(X_i); no row of left is longer than one
+    A: (m, n), right: (n, n), columns sorted by class; blocks and correlations: (classes, k, k) for
+    each k. None where rounding leaves no Cholesky factor of X'.
+    Guarantees: S^2 is attained by a user, and at most the largest sum of abs(X_i); no row of left
+    is longer than one
         of A right^{-1}, up to rounding.
     Source: here.
     """
@@ -253,10 +276,11 @@ def _diagonals(X: Tensor, C: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class _Sets:
-    """Weights c of the rows, (m,), and sets of steps that one user may own, with what the user contributes there.
+    """Weights c of the rows, (m,), and sets of steps that one user may own, with what the user
+    contributes there.
 
-    steps: (N, k) whole numbers, each row increasing, filled up with n; directions: (N, k, j), those of the filling 0;
-    weights: (N,), of sum 1.
+    steps: (N, k) whole numbers, each row increasing, filled up with n; directions: (N, k, j), those
+    of the filling 0; weights: (N,), of sum 1.
     """
 
     row_weights: Tensor
@@ -269,15 +293,18 @@ class _Sets:
 def separated_moment(
     W: Tensor, gap: int, times: int, p: float, upper: float, tol: float, max_iterations: int
 ) -> Tensor:
-    """X = C^T C of a strategy C of small error for users of at most ``times`` steps, ``gap`` apart: (n, n).
+    """X = C^T C of a strategy C of small error for users of at most ``times`` steps, ``gap`` apart:
+    (n, n).
 
-    With weights w_q >= 0 of sum 1 on sets q that one user may own, E_q the columns of the identity for q's steps and
-    directions U_q with rows of norm at most 1, M = sum_q w_q E_q U_q U_q^T E_q^T has <X, M> <= S(C)^2: so the trace
-    norm of diag(c)^{1/2} W M^{1/2} is below any strategy's error, and where it is largest its X is the best one.
+    With weights w_q >= 0 of sum 1 on sets q that one user may own, E_q the columns of the identity
+    for q's steps and directions U_q with rows of norm at most 1, M = sum_q w_q E_q U_q U_q^T E_q^T
+    has <X, M> <= S(C)^2: so the trace norm of diag(c)^{1/2} W M^{1/2} is below any strategy's
+    error, and where it is largest its X is the best one.
 
-    Each iteration: diag(c)^{1/2} W M^{1/2} = U T V^T, X = M^{-1/2} V T V^T M^{-1/2} / tr T; a set's directions are
-    multiplied by X_q^EXPONENT and its weight by <X_q, R_q>^{2 EXPONENT}; now and then sets that X makes large join.
-    Starts from the sets i, i + gap, ... for each i, and ends where tr T is ``upper`` / (1 + tol).
+    Each iteration: diag(c)^{1/2} W M^{1/2} = U T V^T, X = M^{-1/2} V T V^T M^{-1/2} / tr T; a set's
+    directions are multiplied by X_q^EXPONENT and its weight by <X_q, R_q>^{2 EXPONENT}; now and
+    then sets that X makes large join. Starts from the sets i, i + gap, ... for each i, and ends
+    where tr T is ``upper`` / (1 + tol).
     """
     n = len(W)
     steps = torch.arange(n)[:, None] + gap * torch.arange(times)
@@ -348,7 +375,8 @@ def _moved(sets: _Sets, X: Tensor, rows: Tensor) -> _Sets:
 
 
 def _joined(sets: _Sets, X: Tensor, gap: int, times: int) -> _Sets:
-    """With the sets of largest sums of abs(X) that are not there yet, each with orthogonal directions.
+    """With the sets of largest sums of abs(X) that are not there yet, each with orthogonal
+    directions.
 
     They are chains, and chains with one step exchanged for the best other one.
     """
@@ -372,9 +400,11 @@ def _joined(sets: _Sets, X: Tensor, gap: int, times: int) -> _Sets:
 
 
 def _chains(Z: Tensor, gap: int, times: int) -> Tensor:
-    """Sets of at most ``times`` steps, ``gap`` apart, with large sums of Z, (2 n, times) padded with n.
+    """Sets of at most ``times`` steps, ``gap`` apart, with large sums of Z, (2 n, times) padded
+    with n.
 
-    Step by step the best chain that ends in each step, its sums of Z carried along; forwards and backwards.
+    Step by step the best chain that ends in each step, its sums of Z carried along; forwards and
+    backwards.
     """
     n = len(Z)
     every = torch.arange(n)
@@ -398,7 +428,9 @@ def _chains(Z: Tensor, gap: int, times: int) -> Tensor:
 
 
 def _exchanged(Z: Tensor, steps: Tensor, gap: int) -> tuple[Tensor, Tensor]:
-    """The sets (N, times), padded with n, and those with one step exchanged for the best other one; sums of Z."""
+    """The sets (N, times), padded with n, and those with one step exchanged for the best other one;
+    sums of Z.
+    """
     n = len(Z)
     every = torch.arange(n)
     padded = torch.nn.functional.pad(Z, (0, 1, 0, 1))

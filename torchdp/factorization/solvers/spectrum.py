@@ -1,9 +1,10 @@
-"""What an iteration of the fixed point needs of a weighted matrix: by decompositions, or by matrix products.
+"""What an iteration of the fixed point needs of a weighted matrix: by decompositions, or by matrix
+products.
 
-W (*batch, m, n) may be symmetric, or W J, J the reversal of an index (as of every Toeplitz matrix): then W J takes W's
-place. The dual value, the trace norm of diag(c)^{1/2} W diag(P)^{1/2}, is concave in the weights together, and a
-transposition moves weights without changing it. So some best weights are c = P, and the multiplicative update keeps
-such weights.
+W (*batch, m, n) may be symmetric, or W J, J the reversal of an index (as of every Toeplitz matrix):
+then W J takes W's place. The dual value, the trace norm of diag(c)^{1/2} W diag(P)^{1/2}, is
+concave in the weights together, and a transposition moves weights without changing it. So some best
+weights are c = P, and the multiplicative update keeps such weights.
 """
 
 import math
@@ -36,9 +37,10 @@ Maps = tuple[Tensor, Tensor]
 class Step(NamedTuple):
     """What one iteration needs, with r = min(m, n) the short side of X (*batch, m, n).
 
-    parts: what ``maps(parts, short side's weights)`` makes (inner, across) of, both (*batch, r, r): see
-    :func:`factors`; a (*batch, m) and b (*batch, n): the squared row norms of left and column norms of right; trace:
-    the trace norm (*batch), or less; missing: row norms of X - left right (*batch, m), None for 0.
+    parts: what ``maps(parts, short side's weights)`` makes (inner, across) of, both (*batch, r, r):
+    see :func:`factors`; a (*batch, m) and b (*batch, n): the squared row norms of left and column
+    norms of right; trace: the trace norm (*batch), or less; missing: row norms of X - left right
+    (*batch, m), None for 0.
     """
 
     parts: tuple[Tensor, Tensor]
@@ -50,19 +52,27 @@ class Step(NamedTuple):
 
 
 class Spectrum(ABC):
-    """The weighted matrix diag(c)^{1/2} X diag(P)^{1/2} = U S V^T, as far as an iteration needs it."""
+    """The weighted matrix diag(c)^{1/2} X diag(P)^{1/2} = U S V^T, as far as an iteration
+    needs it.
+    """
 
     @abstractmethod
     def step(self, X: Tensor, c: Tensor, P: Tensor, gap: float) -> Step:
-        """One iteration's numbers, accurate enough to be of use. ``gap`` is the largest relative gap so far."""
+        """One iteration's numbers, accurate enough to be of use. ``gap`` is the largest relative
+        gap so far.
+        """
 
     def refine(self) -> bool:
-        """As accurate as float64 allows from now on; whether the trace norms so far may have been too large."""
+        """As accurate as float64 allows from now on; whether the trace norms so far may have been
+        too large.
+        """
         return False
 
 
 def choose(W: Tensor, mirrored: bool = False) -> Spectrum:
-    """Matrix products for large matrices on a GPU, decompositions elsewhere: on a CPU eigh costs five products."""
+    """Matrix products for large matrices on a GPU, decompositions elsewhere: on a CPU eigh costs
+    five products.
+    """
     if W.is_cuda and min(W.shape[-2:]) >= LARGE:
         return Iterated()
     return Mirrored() if mirrored else Decomposed()
@@ -71,9 +81,9 @@ def choose(W: Tensor, mirrored: bool = False) -> Spectrum:
 def factors(X: Tensor, inner: Tensor, across: Tensor) -> tuple[Tensor, Tensor]:
     """left (*batch, m, r) and right (*batch, r, n) with left right = X.
 
-    The short side's factor is ``across``, the long side's X times ``inner``, where inner across^T = I:
-    their product is X whatever the rounding of the singular values. Up to a rotation, across = diag(short)^{-1/2} V
-    S^{1/2} and inner = diag(short)^{1/2} V S^{-1/2}.
+    The short side's factor is ``across``, the long side's X times ``inner``, where inner across^T =
+    I: their product is X whatever the rounding of the singular values. Up to a rotation, across =
+    diag(short)^{-1/2} V S^{1/2} and inner = diag(short)^{1/2} V S^{-1/2}.
     """
     if X.shape[-2] >= X.shape[-1]:
         return X @ inner, across.mT
@@ -81,7 +91,9 @@ def factors(X: Tensor, inner: Tensor, across: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def triangle(W: Tensor) -> Tensor:
-    """Square T with T^T T = W^T W: Cholesky's while its pivots are accurate, else that of the QR decomposition."""
+    """Square T with T^T T = W^T W: Cholesky's while its pivots are accurate, else that of the QR
+    decomposition.
+    """
     gram = W.mT @ W
     T, failed = torch.linalg.cholesky_ex(gram, upper=True)
     pivots, lengths = (M.diagonal(dim1=-2, dim2=-1) for M in (T, gram))
@@ -91,9 +103,11 @@ def triangle(W: Tensor) -> Tensor:
 
 
 class Decomposed(Spectrum):
-    """Singular vectors: eigenvectors of the smaller Gram matrix while they are accurate, then always the SVD.
+    """Singular vectors: eigenvectors of the smaller Gram matrix while they are accurate, then
+    always the SVD.
 
-    Problem by problem of a batch: one that is ill-conditioned does not make the others wait for its SVD.
+    Problem by problem of a batch: one that is ill-conditioned does not make the others wait for its
+    SVD.
     """
 
     def __init__(self) -> None:
@@ -146,10 +160,11 @@ def right_vectors(M: Tensor) -> tuple[Tensor, Tensor]:
 
 
 class Mirrored(Spectrum):
-    """A symmetric X with the same weights c on rows and columns: its eigenvectors, without products.
+    """A symmetric X with the same weights c on rows and columns: its eigenvectors, without
+    products.
 
-    diag(c)^{1/2} X diag(c)^{1/2} = V Lambda V^T has singular values abs(Lambda), which are not squared; a = b. Where
-    one of them is lost in rounding :class:`Decomposed` takes over.
+    diag(c)^{1/2} X diag(c)^{1/2} = V Lambda V^T has singular values abs(Lambda), which are not
+    squared; a = b. Where one of them is lost in rounding :class:`Decomposed` takes over.
     """
 
     def __init__(self, dtype: torch.dtype = torch.float64) -> None:
@@ -172,14 +187,15 @@ class Mirrored(Spectrum):
 
 
 class Iterated(Spectrum):
-    """The polar factor Q of M = diag(long)^{1/2} Y diag(short)^{1/2} by matrix products, no closer than the gap asks.
+    """The polar factor Q of M = diag(long)^{1/2} Y diag(short)^{1/2} by matrix products, no closer
+    than the gap asks.
 
-    Any contraction Q proves <M, Q> <= trace norm, and any H > 0 gives factors of X: C^T C = H, left = Y
-    diag(short)^{1/2} C^{-1}, right = C diag(short)^{-1/2}. So both bounds hold at whatever accuracy. H is the symmetric
-    part of Q^T M plus loss trace diag(short), which adds loss trace to each squared norm on the short side and takes
-    from those on the long side. ``loss`` follows the gap and the lightest weight. The steps run in float32
-    until the gap is below SINGLE, or does not fall, or Cholesky's factor fails; where it fails in float64, the
-    decompositions take over.
+    Any contraction Q proves <M, Q> <= trace norm, and any H > 0 gives factors of X: C^T C = H,
+    left = Y diag(short)^{1/2} C^{-1}, right = C diag(short)^{-1/2}. So both bounds hold at whatever
+    accuracy. H is the symmetric part of Q^T M plus loss trace diag(short), which adds loss trace to
+    each squared norm on the short side and takes from those on the long side. ``loss`` follows the
+    gap and the lightest weight. The steps run in float32 until the gap is below SINGLE, or does not
+    fall, or Cholesky's factor fails; where it fails in float64, the decompositions take over.
     """
 
     def __init__(self) -> None:
@@ -228,7 +244,9 @@ class Iterated(Spectrum):
 
 
 def _weighed(X: Tensor, c: Tensor, P: Tensor) -> tuple[Tensor, Tensor, bool]:
-    """diag(c)^{1/2} X diag(P)^{1/2}, its longer side first; the weights of the shorter side; whether X is tall."""
+    """diag(c)^{1/2} X diag(P)^{1/2}, its longer side first; the weights of the shorter side;
+    whether X is tall.
+    """
     M = c.sqrt()[..., None] * X * P.sqrt()[..., None, :]
     return (M, P, True) if X.shape[-2] >= X.shape[-1] else (M.mT, c, False)
 
@@ -255,7 +273,9 @@ def _triangular_maps(parts: tuple[Tensor, Tensor], short: Tensor) -> Maps:
 
 
 class Found(NamedTuple):
-    """One iteration's numbers: primal (parts of the maps, and dual weights) is what factors come of."""
+    """One iteration's numbers: primal (parts of the maps, and dual weights) is what factors come
+    of.
+    """
 
     value: Tensor  # of the factors, (*batch)
     trace: Tensor  # norm, or less, (*batch)
@@ -268,8 +288,8 @@ class Found(NamedTuple):
 class Problem:
     """W, symmetric or not, and how to look at it.
 
-    Weights are held as (*batch, k, L), k = 1 where W is symmetric, else 2, rows first; L = the longer side. ``inside``
-    (k, L): 1, and 0 beyond the shorter side.
+    Weights are held as (*batch, k, L), k = 1 where W is symmetric, else 2, rows first; L = the
+    longer side. ``inside`` (k, L): 1, and 0 beyond the shorter side.
     """
 
     def __init__(self, W: Tensor, symmetric: bool, p: float, shift: bool) -> None:
@@ -323,7 +343,9 @@ class Problem:
 
 
 def symmetry_of(W: Tensor, p: float, shift: bool) -> tuple[bool, bool]:
-    """Whether W or W J is symmetric, and whether it is W J; by exact comparison, for all of a batch, p = inf alone."""
+    """Whether W or W J is symmetric, and whether it is W J; by exact comparison, for all of a
+    batch, p = inf alone.
+    """
     if p < math.inf or shift or W.shape[-2] != W.shape[-1]:
         return False, False
     turned = not torch.equal(W, W.mT) and torch.equal(W.flip(-2, -1), W.mT)

@@ -1,4 +1,6 @@
-"""min over X of gamma_2(X) with abs(X - W) <= alpha in every entry: two splittings. alpha: (*batch, 1, 1), >= 0."""
+"""min over X of gamma_2(X) with abs(X - W) <= alpha in every entry: two splittings. alpha:
+(*batch, 1, 1), >= 0.
+"""
 
 import math
 
@@ -38,9 +40,11 @@ class Best:
         )
 
     def cut(self, which: Tensor, W: Tensor, alpha: Tensor, left: Tensor, right: Tensor) -> None:
-        """Offers factors, (b', m, r) and (b', r, n), of problems ``which``, mixed with W's own until alpha allows them.
+        """Offers factors, (b', m, r) and (b', r, n), of problems ``which``, mixed with W's own
+        until alpha allows them.
 
-        Squared row and column norms of [(1 - theta)^{1/2} L, theta^{1/2} L_W] and its partner are mixtures too.
+        Squared row and column norms of [(1 - theta)^{1/2} L, theta^{1/2} L_W] and its partner are
+        mixtures too.
         """
         excess = ((left @ right - W).abs() - alpha).clamp_min(0).amax((-2, -1))
         theta = excess / (alpha[..., 0, 0] + excess).clamp_min(TINY)
@@ -76,16 +80,19 @@ class Best:
 def weighted(
     W: Tensor, alpha: Tensor, best: Best, which: Tensor, tol: float, max_iterations: int
 ) -> tuple[int, tuple[Tensor, ...]]:
-    """Alternating directions in the metric of the dual weights: one eigendecomposition of side n an iteration.
+    """Alternating directions in the metric of the dual weights: one eigendecomposition of side n an
+    iteration.
 
-    gamma_2(X) = max over weights c, P of the trace norm of diag(c)^{1/2} X diag(P)^{1/2}. For fixed weights the problem
-    is split into X1 (trace norm) = X2 (within alpha), whose steps in the metric c_i P_j are a soft threshold of
-    singular values and an entrywise clip; the multiplier V always has operator norm at most 1, so that
-    U = diag(c)^{1/2} V diag(P)^{1/2} is a witness. Between two steps the weights take the multiplicative update of the
-    exact fixed point. Rows and columns whose weights vanish are fitted slowly or not at all: then the gap stops
-    falling, and :func:`conic` takes over.
+    gamma_2(X) = max over weights c, P of the trace norm of diag(c)^{1/2} X diag(P)^{1/2}. For fixed
+    weights the problem is split into X1 (trace norm) = X2 (within alpha), whose steps in the metric
+    c_i P_j are a soft threshold of singular values and an entrywise clip; the multiplier V always
+    has operator norm at most 1, so that U = diag(c)^{1/2} V diag(P)^{1/2} is a witness. Between two
+    steps the weights take the multiplicative update of the exact fixed point. Rows and columns
+    whose weights vanish are fitted slowly or not at all: then the gap stops falling, and
+    :func:`conic` takes over.
 
-    W: (b, m, n), m >= n, problems ``which`` of ``best``. Returns the iterations and the last (left, right, U, c, P).
+    W: (b, m, n), m >= n, problems ``which`` of ``best``. Returns the iterations and the last
+    (left, right, U, c, P).
     """
     b, m, n = W.shape
     c, P = W.new_full((b, m), 1 / m), W.new_full((b, n), 1 / n)
@@ -140,15 +147,18 @@ def conic(
     tol: float,
     max_iterations: int,
 ) -> int:
-    """Alternating directions on the semidefinite program: slower (side m + n), but sure whatever the weights.
+    """Alternating directions on the semidefinite program: slower (side m + n), but sure whatever
+    the weights.
 
-    minimise t over Z = [[A, X], [X^T, B]] >= 0 with diagonal at most t, abs(X - W) <= alpha. One step projects on the
-    semidefinite matrices; the other is separable: X is clipped, and the diagonal cut off at the t whose cut weighs
-    1 / rho. The negative part N of the projected matrix is the multiplier: U = -2 rho N_12, and the row sums of
-    abs(N_11) and abs(N_22) are weights for it: with them on the diagonal and N_12 beside it the matrix stays
-    semidefinite, since what replaces N_11 and N_22 exceeds them by a diagonally dominant matrix.
+    minimise t over Z = [[A, X], [X^T, B]] >= 0 with diagonal at most t, abs(X - W) <= alpha. One
+    step projects on the semidefinite matrices; the other is separable: X is clipped, and the
+    diagonal cut off at the t whose cut weighs 1 / rho. The negative part N of the projected matrix
+    is the multiplier: U = -2 rho N_12, and the row sums of abs(N_11) and abs(N_22) are weights for
+    it: with them on the diagonal and N_12 beside it the matrix stays semidefinite, since what
+    replaces N_11 and N_22 exceeds them by a diagonally dominant matrix.
 
-    W: (b, m, n), problems ``which`` of ``best``; start: (left, right, U, c, P) to begin from. Returns the iterations.
+    W: (b, m, n), problems ``which`` of ``best``; start: (left, right, U, c, P) to begin from.
+    Returns the iterations.
     """
     m, rho = W.shape[1], W.new_full((len(W), 1, 1), 0.1)
     Z, dual = _beginning(*start)
@@ -195,7 +205,9 @@ def _beginning(
 
 
 def _proof(negative: Tensor, m: int) -> tuple[Tensor, Tensor, Tensor]:
-    """U with gamma_2*(U) <= 1 and its weights c, P, from the negative part of the projected matrix."""
+    """U with gamma_2*(U) <= 1 and its weights c, P, from the negative part of the projected
+    matrix.
+    """
     sums = negative[:, :m, :m].abs().sum(-1), negative[:, m:, m:].abs().sum(-1)
     c, P = (simplex(s.clamp_min(TINY), 1e-12 / s.shape[-1]) for s in sums)
     U = -negative[:, :m, m:]
@@ -204,7 +216,9 @@ def _proof(negative: Tensor, m: int) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def _separable(wanted: Tensor, W: Tensor, alpha: Tensor, rho: Tensor) -> Tensor:
-    """The Z nearest to ``wanted`` at the price of t: its entries X within alpha of W, its diagonal cut off."""
+    """The Z nearest to ``wanted`` at the price of t: its entries X within alpha of W, its diagonal
+    cut off.
+    """
     m, Z = W.shape[1], wanted.clone()
     X = W + (wanted[:, :m, m:] - W).clamp(-alpha, alpha)
     Z[:, :m, m:], Z[:, m:, :m] = X, X.mT
@@ -214,7 +228,9 @@ def _separable(wanted: Tensor, W: Tensor, alpha: Tensor, rho: Tensor) -> Tensor:
 
 
 def compress(left: Tensor, right: Tensor) -> tuple[Tensor, Tensor]:
-    """The same product with n inner columns, (*batch, m, n) and (*batch, n, n): no row or column gets longer."""
+    """The same product with n inner columns, (*batch, m, n) and (*batch, n, n): no row or column
+    gets longer.
+    """
     lacking = right.shape[-1] - right.shape[-2]
     if lacking > 0:
         left = torch.cat([left, left.new_zeros(*left.shape[:-1], lacking)], -1)

@@ -1,1 +1,3 @@
-"""Streaming strategies: each step's noise, the sensitivity to one user, and the best strategies of few buffers."""
+"""Streaming strategies: each step's noise, the sensitivity to one user, and the best strategies of
+few buffers.
+"""

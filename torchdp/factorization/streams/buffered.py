@@ -1,14 +1,17 @@
-"""Strategies with a few numbers of memory: C = D1 T D2, T Toeplitz with ``buffers`` geometric parts, D1, D2 diagonal.
+"""Strategies with a few numbers of memory: C = D1 T D2, T Toeplitz with ``buffers`` geometric
+parts, D1, D2 diagonal.
 
-T^{-1} is as T with poles and zeros exchanged (``series``): noise C^{-1} z is made step by step from ``buffers`` running
-numbers. D2 makes all columns of C one long, or what users move in all their steps together.
+T^{-1} is as T with poles and zeros exchanged (``series``): noise C^{-1} z is made step by step from
+``buffers`` running numbers. D2 makes all columns of C one long, or what users move in all their
+steps together.
 
-With noise that is drawn again, for users who take part in every pass through the batches, in one order, C = A^{-1} D1 T
-D2; A[t, s] differs from 0 only at t = s, where it is 1, and at t - s = period, 2 period, ...: the noise C^{-1} z =
-D2^{-1} T^{-1} D1^{-1} A z needs the buffers and the z of earlier passes, which a keyed generator draws again. So A
-costs no memory, and what the columns of one user's steps share can vanish, as it does under the best strategies. Within
-a class i, i + period, ... columns are told apart by their pass alone; sums over the rows in between are recurrences, as
-T's are.
+With noise that is drawn again, for users who take part in every pass through the batches, in one
+order, C = A^{-1} D1 T D2; A[t, s] differs from 0 only at t = s, where it is 1, and at t - s =
+period, 2 period, ...: the noise C^{-1} z = D2^{-1} T^{-1} D1^{-1} A z needs the buffers and the z
+of earlier passes, which a keyed generator draws again. So A costs no memory, and what the columns
+of one user's steps share can vanish, as it does under the best strategies. Within a class i, i +
+period, ... columns are told apart by their pass alone; sums over the rows in between are
+recurrences, as T's are.
 """
 
 import math
@@ -42,8 +45,9 @@ MOST_LINKS = 2**26  # steps x times of that bound
 class BufferedStrategy(StreamStrategy):
     """C = D1 T D2, as 2 (buffers + steps) numbers.
 
-    poles, zeros: (buffers,), in (0, 1), falling in turns: pole_1 > zero_1 > pole_2 > ...; before, after: the diagonals
-    of D1 and D2, (steps,), positive. All float64 on one device. Raises TypeError, ValueError.
+    poles, zeros: (buffers,), in (0, 1), falling in turns: pole_1 > zero_1 > pole_2 > ...; before,
+    after: the diagonals of D1 and D2, (steps,), positive. All float64 on one device. Raises
+    TypeError, ValueError.
     """
 
     poles: Tensor
@@ -84,7 +88,9 @@ class BufferedStrategy(StreamStrategy):
         return f"{len(self.poles)} buffers"
 
     def tabulated(self) -> Recurrence:
-        """T^{-1} x = x + sum_a nu_a s_a, s_a <- zeros_a s_a + x, of x = D1^{-1} z; all nu are negative."""
+        """T^{-1} x = x + sum_a nu_a s_a, s_a <- zeros_a s_a + x, of x = D1^{-1} z; all nu are
+        negative.
+        """
         nu = residues(self.zeros, self.poles)
         return Recurrence(
             self.steps, self.after, 1 / self.before[:, None], gains=nu, decays=self.zeros - 1
@@ -121,9 +127,9 @@ class BufferedStrategy(StreamStrategy):
 class RecalledStrategy(StreamStrategy):
     """C = A^{-1} D1 T D2, as 2 buffers + (2 + reach) steps numbers.
 
-    buffered: D1 T D2; period: steps of a pass; earlier: (reach, steps), entry [m - 1, t] is A[t, t - m period], and
-    counts as 0 where there is no such step; A's diagonal is 1. Noise takes up to ``reach`` + 1 normals a number.
-    Raises TypeError, ValueError.
+    buffered: D1 T D2; period: steps of a pass; earlier: (reach, steps), entry [m - 1, t] is
+    A[t, t - m period], and counts as 0 where there is no such step; A's diagonal is 1. Noise takes
+    up to ``reach`` + 1 normals a number. Raises TypeError, ValueError.
     """
 
     buffered: BufferedStrategy
@@ -167,7 +173,9 @@ class RecalledStrategy(StreamStrategy):
         return RecalledStrategy(self.buffered.leading(steps), self.period, self.earlier[:, :steps])
 
     def in_passes(self, period: int) -> Sensitivity | None:
-        """Of a user who is in all steps of one class, or in some of them: known for its own period."""
+        """Of a user who is in all steps of one class, or in some of them: known for its own
+        period.
+        """
         if period != self.period:
             return None
         products, rounding = self.class_products()
@@ -179,11 +187,13 @@ class RecalledStrategy(StreamStrategy):
 
     @on_host
     def class_products(self) -> tuple[Tensor, Tensor]:
-        """<c_s, c_t> of the steps of each class i, i + period, ...: (period, passes, passes), and a bound on rounding.
+        """<c_s, c_t> of the steps of each class i, i + period, ...: (period, passes, passes), and a
+        bound on rounding.
 
-        The bound, (period,), is for the sum of all absolute values in a class: every sum and product, taken of absolute
-        values, rounds by no more than its share of it; of A^{-1} they are at most those of (2 - abs(A))^{-1} (Higham
-        2002, Theorem 8.12 and what follows). Steps beyond the last one have columns of 0.
+        The bound, (period,), is for the sum of all absolute values in a class: every sum and
+        product, taken of absolute values, rounds by no more than its share of it; of A^{-1} they
+        are at most those of (2 - abs(A))^{-1} (Higham 2002, Theorem 8.12 and what follows). Steps
+        beyond the last one have columns of 0.
         """
         poles, zeros, before, after = self.buffered.tensors
         A, D2 = self.classes().cpu(), folded(after, self.period)
@@ -209,9 +219,10 @@ class RecalledStrategy(StreamStrategy):
 def shared(poles: Tensor, zeros: Tensor, before: Tensor, A: Tensor) -> Tensor:
     """<c_s, c_t> of A^{-1} D1 T within each class: (period, passes, passes), with gradients.
 
-    Row r of T has, of column i of a class, the powers r - i - 1 of a pole, and r - i - 1 + m period m passes later. So
-    <c_s, c_t> = sum_{a, b} w_a w_b sum_r poles_a^{...} poles_b^{...} H_r, H_r = (A_r^{-1} D1)^T A_r^{-1} D1, and the
-    sums over r > i and over r < i, of the pass after, have one recurrence each.
+    Row r of T has, of column i of a class, the powers r - i - 1 of a pole, and r - i - 1 + m period
+    m passes later. So <c_s, c_t> = sum_{a, b} w_a w_b sum_r poles_a^{...} poles_b^{...} H_r, H_r =
+    (A_r^{-1} D1)^T A_r^{-1} D1, and the sums over r > i and over r < i, of the pass after, have one
+    recurrence each.
     """
     period, passes, _ = A.shape
     w, pass_ = residues(poles, zeros), torch.arange(passes)
@@ -246,9 +257,10 @@ def recalled_squares(
 ) -> Tensor:
     """Squared row norms of W C^{-1} for prefix sums W: (steps,), with gradients.
 
-    They are variances of sums o_t = o_{t-1} + (u_t + sum_a nu_a s_a) / D2_t, s_a <- zeros_a s_a + u_t (the buffers), u
-    = D1^{-1} A z. Within a class u's covariance is K = D1^{-1} A A^T D1^{-1}; what s and o before step t share with u_t
-    comes from its own earlier passes: powers of the zeros, and sums of them over 1 / D2.
+    They are variances of sums o_t = o_{t-1} + (u_t + sum_a nu_a s_a) / D2_t, s_a <- zeros_a s_a +
+    u_t (the buffers), u = D1^{-1} A z. Within a class u's covariance is K = D1^{-1} A A^T D1^{-1};
+    what s and o before step t share with u_t comes from its own earlier passes: powers of the
+    zeros, and sums of them over 1 / D2.
     """
     n, (period, passes, _) = len(before), A.shape
     nu, pass_ = residues(zeros, poles), torch.arange(passes)

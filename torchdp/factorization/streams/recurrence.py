@@ -1,4 +1,6 @@
-"""How noise that is correlated over steps is made, as tables: what step t mixes, and the state that it keeps."""
+"""How noise that is correlated over steps is made, as tables: what step t mixes, and the state that
+it keeps.
+"""
 
 import hashlib
 from dataclasses import dataclass, fields, replace
@@ -21,12 +23,13 @@ class Recurrence(Brief):
     """The noise w = C^{-1} z of a lower triangular C, step by step, from tables alone.
 
         u_t = sum_m feeds[t, m] z_{t - lags[m]}
-        w_t = (u_t + sum_a gains[a] s_a + sum_j of_w[t, j] w_{t-1-j} + sum_j of_u[t, j] u_{t-1-j}) / scale[t]
-        s_a <- (1 + decays[a]) s_a + u_t
+        w_t = (u_t + sum_a gains[a] s_a + sum_j of_w[t, j] w_{t-1-j} + sum_j of_u[t, j] u_{t-1-j}) /
+        scale[t] s_a <- (1 + decays[a]) s_a + u_t
 
-    z_t are the fresh normals of step t, and lags[0] = 0; those of earlier steps are drawn again. The state holds the
-    running s, the last w and the last u, as many as of_w and of_u have columns. What lies before step 0 counts as 0.
-    Tables have ``steps`` rows, or one that serves all steps; all are float64, on scale's device.
+    z_t are the fresh normals of step t, and lags[0] = 0; those of earlier steps are drawn again.
+    The state holds the running s, the last w and the last u, as many as of_w and of_u have columns.
+    What lies before step 0 counts as 0. Tables have ``steps`` rows, or one that serves all steps;
+    all are float64, on scale's device.
 
     Args:
         steps: at least 1.
@@ -101,7 +104,9 @@ class Recurrence(Brief):
 
     @property
     def deviations(self) -> Tensor:
-        """Of w_t given all noise before it, for z of standard deviation 1: (rows,), one over C's diagonal."""
+        """Of w_t given all noise before it, for z of standard deviation 1: (rows,), one over C's
+        diagonal.
+        """
         return self.feeds[:, 0] / self.scale
 
     @property
@@ -131,13 +136,15 @@ class Recurrence(Brief):
         return replace(self, steps=steps, **rows)
 
     def dense(self) -> tuple[Tensor, Tensor]:
-        """C, (steps, steps), and above how far each column may lie from the true one's, in l_2: (steps,).
+        """C, (steps, steps), and above how far each column may lie from the true one's, in l_2:
+        (steps,).
 
-        C = F^{-1} V^{-1} (D - L): F of feeds; V = I + U + S of of_u and the running numbers; D and L of scale and of_w.
-        Rounding by comparison matrices M(A) = 2 diag(A) - abs(A): solving A x = b moves x by (n^2 + n + 1) eps / 2
-        M(A)^{-1} abs(b) at most (Higham 2002, Theorem 8.10), and abs(A^{-1}) <= M(A)^{-1} (Theorem 8.12). Where tables
-        of either sign cancel, M(A)^{-1} may grow without end, and the residual gives the bound.
-        Raises ValueError where C is too large.
+        C = F^{-1} V^{-1} (D - L): F of feeds; V = I + U + S of of_u and the running numbers; D and
+        L of scale and of_w. Rounding by comparison matrices M(A) = 2 diag(A) - abs(A): solving A
+        x = b moves x by (n^2 + n + 1) eps / 2 M(A)^{-1} abs(b) at most (Higham 2002, Theorem 8.10),
+        and abs(A^{-1}) <= M(A)^{-1} (Theorem 8.12). Where tables of either sign cancel, M(A)^{-1}
+        may grow without end, and the residual gives the bound. Raises ValueError where C is too
+        large.
         """
         n, scale = self.steps, self.scale
         checks.fits("C", n, n)
@@ -166,10 +173,12 @@ class Recurrence(Brief):
         return C, torch.fmin(moved, off_by(F, V, terms, right, C))
 
     def first_column(self) -> tuple[Tensor, float] | None:
-        """C's first column, (steps,), of an even recurrence in O(steps x order), and its relative rounding.
+        """C's first column, (steps,), of an even recurrence in O(steps x order), and its relative
+        rounding.
 
-        Each c_t is a sum of positive multiples of earlier ones where of_w, of_u and feeds[1:] are not positive. Else
-        terms may cancel and rounding has no such bound: None, and with running numbers, too.
+        Each c_t is a sum of positive multiples of earlier ones where of_w, of_u and feeds[1:] are
+        not positive. Else terms may cancel and rounding has no such bound: None, and with running
+        numbers, too.
         """
         from scipy.signal import lfilter  # half a second to load
 
@@ -184,10 +193,11 @@ class Recurrence(Brief):
         return torch.from_numpy(c).to(self.scale.device), rounding
 
     def row_norms(self) -> Tensor:
-        """Of C^{-1}, (steps,): the standard deviation of w_t for z of standard deviation 1, without forming C.
+        """Of C^{-1}, (steps,): the standard deviation of w_t for z of standard deviation 1, without
+        forming C.
 
-        Each z is followed through all steps: O(steps^2 (memory + draws)), and O(steps width) where the recurrence is
-        even and nothing runs.
+        Each z is followed through all steps: O(steps^2 (memory + draws)), and O(steps width) where
+        the recurrence is even and nothing runs.
         """
         n, device = self.steps, self.scale.device
         if self.even and not len(self.gains):
@@ -216,7 +226,9 @@ class Recurrence(Brief):
         return norms.to(device)
 
     def polynomials(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """V, F and D of an even recurrence without running numbers, up to ``steps``: C = D / (V F) as power series."""
+        """V, F and D of an even recurrence without running numbers, up to ``steps``: C = D / (V F)
+        as power series.
+        """
         feeds = np.zeros(min(self.steps, self.lags[-1] + 1))
         for lag, feed in zip(self.lags, self.feeds[0].cpu().tolist(), strict=True):
             if lag < self.steps:
@@ -246,9 +258,10 @@ def _comparison(A: Tensor) -> Tensor:
 def off_by(F: Tensor, V: Tensor, terms: Tensor, right: Tensor, C: Tensor) -> Tensor:
     """Above ||column of C - F^{-1} V^{-1} right||, for any C: (n,); inf or NaN where none is found.
 
-    terms: the sum of the sizes of what each entry of V adds up, at most n + 100 numbers, each known up to n + 8 eps.
-    With Y near F^{-1} V^{-1}, E = I - Y V F, ||E||_F <= e < 1, the error of C is (I - E)^{-1} Y (V F C - right), no
-    longer than abs(Y) abs(V F C - right) / (1 - e). Three factors' product moves by 2 n eps of that of their sizes.
+    terms: the sum of the sizes of what each entry of V adds up, at most n + 100 numbers, each known
+    up to n + 8 eps. With Y near F^{-1} V^{-1}, E = I - Y V F, ||E||_F <= e < 1, the error of C is
+    (I - E)^{-1} Y (V F C - right), no longer than abs(Y) abs(V F C - right) / (1 - e). Three
+    factors' product moves by 2 n eps of that of their sizes.
     Source: Rump (2010), verified solutions of linear systems.
     """
     n, one = len(C), torch.eye(len(C), dtype=C.dtype, device=C.device)

@@ -1,10 +1,12 @@
-"""Strategies of few buffers for running sums: poles, zeros, D1 and D2, by L-BFGS, beside a bound for every strategy.
+"""Strategies of few buffers for running sums: poles, zeros, D1 and D2, by L-BFGS, beside a bound
+for every strategy.
 
 One search for each way to take part.
 
-What is minimised is the l_p norm of the row norms of W C^{-1}, with D2 scaled so that a user moves by 1, or beside the
-logarithm of what a user moves. D1's logarithm is piecewise linear in logit((t + 1/2) / steps), D2's, beside that scale,
-in the like of each pass or window. A large problem begins with a smaller one, and a largest value with smooth ones.
+What is minimised is the l_p norm of the row norms of W C^{-1}, with D2 scaled so that a user moves
+by 1, or beside the logarithm of what a user moves. D1's logarithm is piecewise linear in
+logit((t + 1/2) / steps), D2's, beside that scale, in the like of each pass or window. A large
+problem begins with a smaller one, and a largest value with smooth ones.
 """
 
 import math
@@ -49,10 +51,11 @@ DENSE = 1024  # steps with momentum whose matrix is factored for the lower bound
 
 @dataclass(frozen=True)
 class Effort:
-    """whole: steps of a problem that is solved from the start; most, finish: evaluations then, and on a larger one.
+    """whole: steps of a problem that is solved from the start; most, finish: evaluations then, and
+    on a larger one.
 
-    sharp: powers that stand for the largest squared row norm, and what makes sums of exponentials stand for the largest
-    of users. stop: relative fall of the value below which it ends.
+    sharp: powers that stand for the largest squared row norm, and what makes sums of exponentials
+    stand for the largest of users. stop: relative fall of the value below which it ends.
     """
 
     whole: int
@@ -68,9 +71,11 @@ SEPARATED, RECALLED = Effort(2048, 250, 60, (100.0, 1000.0, 10000.0)), Effort(20
 
 @dataclass(frozen=True)
 class Problem:
-    """What is minimised over x, of one size: here for users who take part in one step, all columns of norm 1.
+    """What is minimised over x, of one size: here for users who take part in one step, all columns
+    of norm 1.
 
-    each: steps of a pass, between a user's first two steps; D2 has its levels in ``windows`` windows of ``window``.
+    each: steps of a pass, between a user's first two steps; D2 has its levels in ``windows``
+    windows of ``window``.
     """
 
     W: RunningSums
@@ -96,7 +101,9 @@ class Problem:
         return np.zeros(KNOTS + LEVELS * self.windows)
 
     def parts(self, x: Tensor) -> Parts:
-        """Poles, zeros, D1 and D2's shape of x: a logit, positive decrements, heights at the knots and levels."""
+        """Poles, zeros, D1 and D2's shape of x: a logit, positive decrements, heights at the knots
+        and levels.
+        """
         head, knots = 2 * self.buffers, 2 * self.buffers + KNOTS
         places = torch.cat([x[:1], -torch.nn.functional.softplus(x[1:head])]).cumsum(0).sigmoid()
         heights = x[knots : knots + LEVELS * self.windows].view(self.windows, LEVELS)
@@ -108,7 +115,9 @@ class Problem:
         return places[0::2], places[1::2], (self.shapes[0] @ x[head:knots]).exp(), after
 
     def made(self, x: Tensor, sharp: float) -> Parts:
-        """Poles, zeros, D1 and D2, scaled: here its levels stand beside the inverse column norms."""
+        """Poles, zeros, D1 and D2, scaled: here its levels stand beside the inverse column
+        norms.
+        """
         poles, zeros, before, after = self.parts(x)
         return poles, zeros, before, after * series.overlaps(poles, zeros, before)[0].rsqrt()
 
@@ -121,7 +130,9 @@ class Problem:
         return 0.0
 
     def value(self, x: Tensor, sharp: float) -> Tensor:
-        """log of the rows' squared l_p norm, of a large power in place of infinity, and of what a user moves."""
+        """log of the rows' squared l_p norm, of a large power in place of infinity, and of what a
+        user moves.
+        """
         made, power = self.made(x, sharp), self.p / 2 if self.p < math.inf else sharp
         return (power * self.rows(made).log()).logsumexp(0) / power + self.moved(made, sharp)
 
@@ -148,7 +159,9 @@ class Apart(Problem):
 
 @dataclass(frozen=True)
 class Recalled(Problem):
-    """With noise drawn again: for each pair of passes at most ``reach`` apart, A's diagonal is free; W prefix sums."""
+    """With noise drawn again: for each pair of passes at most ``reach`` apart, A's diagonal is
+    free; W prefix sums.
+    """
 
     reach: int = MOST_RECALLED
     smoothed = True
@@ -199,7 +212,8 @@ def buffered_once(W: RunningSums, buffers: int, p: float) -> BufferedStrategy:
 def buffered_passes(
     W: RunningSums, period: int, buffers: int, p: float
 ) -> tuple[BufferedStrategy, Tensor]:
-    """For users who come back in every pass of ``period`` steps, in one order: none moves by more than 1, to rounding.
+    """For users who come back in every pass of ``period`` steps, in one order: none moves by more
+    than 1, to rounding.
 
     And the row norms of W C^{-1}: (steps,). period: from LEAST_PERIOD, at most MOST_PASSES passes.
     """
@@ -235,10 +249,11 @@ def buffered_apart(
 def recalled_passes(
     n: int, period: int, buffers: int, p: float, reach: int = MOST_RECALLED
 ) -> tuple[RecalledStrategy, Tensor]:
-    """For users who come back in every pass, noise drawn again; and the row norms of W C^{-1}, W prefix sums.
+    """For users who come back in every pass, noise drawn again; and the row norms of W C^{-1}, W
+    prefix sums.
 
-    D2 is scaled so that each class moves C by 1 at most. n: steps; period: from LEAST_PERIOD, below n, at most
-    MOST_RECALLED passes.
+    D2 is scaled so that each class moves C by 1 at most. n: steps; period: from LEAST_PERIOD, below
+    n, at most MOST_RECALLED passes.
     """
     passes, sizes = -(-n // period), _sizes(n, period, RECALLED)
     problems = [
@@ -258,7 +273,9 @@ def recalled_passes(
 
 @on_host
 def _found(problems: Sequence[Problem], effort: Effort) -> Any:
-    """What the last problem makes of the best x: a logit and the steps to the next ones grow with the pass."""
+    """What the last problem makes of the best x: a logit and the steps to the next ones grow with
+    the pass.
+    """
     spans, head = [math.log(4 * each.each) for each in problems], 2 * problems[0].buffers
     x = np.concatenate([[spans[0]], np.full(head - 1, (spans[0] + 2) / head), problems[0].start])
     bounds = [(None, 25.0)] + [APART] * (head - 1) + [(None, None)] * (len(x) - head)
@@ -296,19 +313,22 @@ def factorize_buffered(
     gap: int | None = None,
     times: int = 1,
 ) -> StreamFactorization:
-    """The strategy D1 T D2 of least l_p norm of the row norms of W C^{-1}, by L-BFGS, beside a proved lower bound.
+    """The strategy D1 T D2 of least l_p norm of the row norms of W C^{-1}, by L-BFGS, beside a
+    proved lower bound.
 
-    W: with momentum or without. buffers: from 1 to 16, the numbers kept for each parameter; 4 will do up to 10,000
-    steps, 5 for a million. p: in [2, inf], inf for the largest error and 2 for the mean squared one. tol: gap of the
-    lower bound, which holds for every strategy (:func:`factorize`; with momentum it is that of the first 1,024 steps).
-    gap, times: a user takes part in at most ``times`` steps, any two at least ``gap`` apart, as in
-    ``training.Separated``; for None in one step. Then the error counts for C scaled to move by 1, and the lower bound
-    is that of passes in one order, as close as some 700 steps of them tell; with momentum or rates that of one step
-    alone. Optimised on the CPU. Raises TypeError, ValueError.
+    W: with momentum or without. buffers: from 1 to 16, the numbers kept for each parameter; 4 will
+    do up to 10,000 steps, 5 for a million. p: in [2, inf], inf for the largest error and 2 for the
+    mean squared one. tol: gap of the lower bound, which holds for every strategy
+    (:func:`factorize`; with momentum it is that of the first 1,024 steps). gap, times: a user takes
+    part in at most ``times`` steps, any two at least ``gap`` apart, as in ``training.Separated``;
+    for None in one step. Then the error counts for C scaled to move by 1, and the lower bound is
+    that of passes in one order, as close as some 700 steps of them tell; with momentum or rates
+    that of one step alone. Optimised on the CPU. Raises TypeError, ValueError.
 
-    Guarantees: certificate.lower <= gamma_(p)(W) <= certificate.upper, the l_p norm of row_norms; with ``gap`` the same
-    of the least value of any strategy for such users.
-    Source: Dvijotham, McMahan, Pillutla, Steinke, Thakurta (2024), buffered Toeplitz strategies; D1 and D2 are ours.
+    Guarantees: certificate.lower <= gamma_(p)(W) <= certificate.upper, the l_p norm of row_norms;
+    with ``gap`` the same of the least value of any strategy for such users.
+    Source: Dvijotham, McMahan, Pillutla, Steinke, Thakurta (2024), buffered Toeplitz strategies; D1
+    and D2 are ours.
     """
     checks.instance("W", W, RunningSums)
     buffers, p, tol = (
@@ -358,12 +378,14 @@ def _lower(W: RunningSums, gap: int, times: int, p: float, tol: float) -> tuple[
 def passes_bound(
     W: RunningSums, gap: int, times: int, p: float, tol: float, most: int = SHORT
 ) -> tuple[Tensor, Tensor]:
-    """A bound for every strategy where users take part ``times`` times, ``gap`` steps apart; its rounding.
+    """A bound for every strategy where users take part ``times`` times, ``gap`` steps apart; its
+    rounding.
 
-    It is that of users who keep to passes (:func:`factorize_epochs`), some of them, so it holds for Epochs, too. Of
-    more than ``most`` steps it counts every k-th alone. For each offset the rows and columns there are running sums of
-    floor(steps / k) steps at least, and their users keep ceil(gap / k) apart, so that with v the least value of those
-    sum_t ||L_t||^p S^p >= v^p over the rows of an offset, and k v^p over all: the bound is k^{1/p} v.
+    It is that of users who keep to passes (:func:`factorize_epochs`), some of them, so it holds for
+    Epochs, too. Of more than ``most`` steps it counts every k-th alone. For each offset the rows
+    and columns there are running sums of floor(steps / k) steps at least, and their users keep
+    ceil(gap / k) apart, so that with v the least value of those sum_t ||L_t||^p S^p >= v^p over the
+    rows of an offset, and k v^p over all: the bound is k^{1/p} v.
 
     W: without momentum and rates. Source: here.
     """

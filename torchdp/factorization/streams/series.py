@@ -1,8 +1,9 @@
 """Sums over a strategy of few buffers, C = D1 T D2, by recurrences y_t = rho y_{t-1} + x_t alone.
 
-T has the generating function prod_a (1 - zeros_a x) / (1 - poles_a x), 1 > pole_1 > zero_1 > pole_2 > ... > 0. Column
-norms of C, row norms of W C^{-1} and what a user moves take O(steps buffers^2). Tensors: poles, zeros (buffers,);
-before, after, the diagonals of D1 and D2, (steps,); float64, on the CPU. Those that a search needs have gradients.
+T has the generating function prod_a (1 - zeros_a x) / (1 - poles_a x), 1 > pole_1 > zero_1 >
+pole_2 > ... > 0. Column norms of C, row norms of W C^{-1} and what a user moves take
+O(steps buffers^2). Tensors: poles, zeros (buffers,); before, after, the diagonals of D1 and D2,
+(steps,); float64, on the CPU. Those that a search needs have gradients.
 """
 
 from typing import Any
@@ -15,7 +16,9 @@ from torchdp.workloads import RunningSums
 
 
 def residues(poles: Tensor, zeros: Tensor) -> Tensor:
-    """w of t_m = sum_a w_a poles_a^{m-1}, m > 0: the residues of prod (1 - zeros x) / (1 - poles x)."""
+    """w of t_m = sum_a w_a poles_a^{m-1}, m > 0: the residues of prod (1 - zeros x) /
+    (1 - poles x).
+    """
     apart = poles[:, None] - poles
     apart = torch.where(torch.eye(len(poles), dtype=torch.bool, device=poles.device), 1.0, apart)
     return (poles[:, None] - zeros).prod(1) / apart.prod(1)
@@ -42,10 +45,12 @@ def squares(poles: Tensor, zeros: Tensor, before: Tensor, after: Tensor, W: Runn
 
 
 def overlaps(poles: Tensor, zeros: Tensor, before: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Squared norms of D1 T's columns, (steps,), Q, (buffers, steps), and w, (buffers,), of what they share.
+    """Squared norms of D1 T's columns, (steps,), Q, (buffers, steps), and w, (buffers,), of what
+    they share.
 
-    <c_i, c_j> = D2_i D2_j sum_a w_a poles_a^{j-i-1} Q_a(j) for i < j, Q_a(j) = D1_j^2 + poles_a sum_c w_c q_ac(j + 1),
-    q_ac(j) = D1_j^2 + poles_a poles_c q_ac(j + 1). No term is negative: relative rounding is at most some 3 eps steps.
+    <c_i, c_j> = D2_i D2_j sum_a w_a poles_a^{j-i-1} Q_a(j) for i < j, Q_a(j) = D1_j^2 + poles_a
+    sum_c w_c q_ac(j + 1), q_ac(j) = D1_j^2 + poles_a poles_c q_ac(j + 1). No term is negative:
+    relative rounding is at most some 3 eps steps.
     """
     w, own, (first, second) = residues(poles, zeros), before.square(), pairs(poles)
     q = Filter.apply(own.flip(0).expand(len(first), -1), poles[first] * poles[second]).flip(-1)
@@ -58,8 +63,8 @@ def pass_squares(
 ) -> Tensor:
     """||the sum of C's columns i, i + period, ...||^2 for i < period: (min(period, steps),).
 
-    From :func:`overlaps`, sums over i < j of one class pass by pass. No term is negative, so the relative rounding is
-    at most some 8 eps steps.
+    From :func:`overlaps`, sums over i < j of one class pass by pass. No term is negative, so the
+    relative rounding is at most some 8 eps steps.
     """
     (own, Q, w), period = overlaps(poles, zeros, before), min(period, len(before))
     D2, Q, total = (
@@ -77,11 +82,12 @@ def pass_squares(
 def apart_squares(
     poles: Tensor, zeros: Tensor, before: Tensor, after: Tensor, gap: int, times: int
 ) -> tuple[float, float, float]:
-    """A bound on ||the sum of C's columns of ``times`` steps ``gap`` apart||^2, what a set attains, relative rounding.
+    """A bound on ||the sum of C's columns of ``times`` steps ``gap`` apart||^2, what a set attains,
+    relative rounding.
 
-    By :func:`links`: a sum over the user's steps, and the largest one over all sets is found backwards. Where D1 and D2
-    do not rise, the bound is attained by 0, gap, 2 gap, ... O(steps times buffers). Rounding: sums of n positive terms,
-    and powers of poles as exponentials.
+    By :func:`links`: a sum over the user's steps, and the largest one over all sets is found
+    backwards. Where D1 and D2 do not rise, the bound is attained by 0, gap, 2 gap, ...
+    O(steps times buffers). Rounding: sums of n positive terms, and powers of poles as exponentials.
     """
     n, times = len(before), min(times, -(-len(before) // gap))
     tables = _tables(links(poles, zeros, before, after, gap, times), gap)
@@ -100,11 +106,12 @@ def apart_squares(
 def links(
     poles: Tensor, zeros: Tensor, before: Tensor, after: Tensor, gap: int, times: int
 ) -> Tensor:
-    """v_r(i), (times, n): what a user adds at step i at most, counting each pair at its earlier step, r more to come.
+    """v_r(i), (times, n): what a user adds at step i at most, counting each pair at its earlier
+    step, r more to come.
 
-    With X = C^T C as in :func:`overlaps`, X_ij <= x_m(i) where j >= i + m gap: x_m(i) = D2_i sum_a w_a poles_a^{m gap -
-    1} max_{j >= i + m gap} poles_a^{j-i-m gap} D2_j Q_a(j), maxima that follow from each other; v_r(i) = X_ii +
-    2 sum_{m <= r} x_m(i).
+    With X = C^T C as in :func:`overlaps`, X_ij <= x_m(i) where j >= i + m gap: x_m(i) = D2_i sum_a
+    w_a poles_a^{m gap - 1} max_{j >= i + m gap} poles_a^{j-i-m gap} D2_j Q_a(j), maxima that follow
+    from each other; v_r(i) = X_ii + 2 sum_{m <= r} x_m(i).
     """
     own, Q, w = overlaps(poles, zeros, before)
     ages = torch.arange(len(own), dtype=own.dtype, device=own.device) * poles.log()[:, None]
@@ -118,7 +125,9 @@ def links(
 
 
 def largest(links: Tensor, gap: int, sharp: float) -> Tensor:
-    """The largest sum of links over a set, smoothed from above: a sum of exponentials over all sets."""
+    """The largest sum of links over a set, smoothed from above: a sum of exponentials over all
+    sets.
+    """
     unit = _tables(links.detach(), gap)[-1][0] / sharp
     total = links.new_zeros(links.shape[1] + gap)
     for link in links / unit:
@@ -151,7 +160,9 @@ def pairs(y: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def each_with(weights: Tensor, y: Tensor) -> Tensor:
-    """sum_b weights_b y_ab, y symmetric in a and b, a row for each of :func:`pairs`: (buffers, n)."""
+    """sum_b weights_b y_ab, y symmetric in a and b, a row for each of :func:`pairs`:
+    (buffers, n).
+    """
     (first, second), buffers = pairs(weights), len(weights)
     place = first.new_zeros(buffers, buffers)
     place[first, second] = place[second, first] = torch.arange(len(first), device=y.device)

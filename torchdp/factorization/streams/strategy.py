@@ -1,4 +1,6 @@
-"""A strategy of a matrix mechanism over steps: tables that make its noise, and what one user moves under it."""
+"""A strategy of a matrix mechanism over steps: tables that make its noise, and what one user moves
+under it.
+"""
 
 import copy
 from abc import ABC, abstractmethod
@@ -19,9 +21,11 @@ SEARCHED = 4096  # steps up to which C is formed where a bound without it is not
 
 @dataclass(frozen=True)
 class Sensitivity:
-    """The largest Frobenius norm of C U over what one user changes, not squared: a bound, and what some user moves.
+    """The largest Frobenius norm of C U over what one user changes, not squared: a bound, and what
+    some user moves.
 
-    value: no user moves further. attained: a user who is named by a set of steps and signs moves this far.
+    value: no user moves further. attained: a user who is named by a set of steps and signs moves
+    this far.
     """
 
     value: float
@@ -39,12 +43,14 @@ class Sensitivity:
 
 
 class StreamStrategy(Brief, ABC):
-    """A lower triangular C, (steps, steps), which need not be formed. A subclass says ``steps`` and ``tabulated``.
+    """A lower triangular C, (steps, steps), which need not be formed. A subclass says ``steps`` and
+    ``tabulated``.
 
-    All else follows from the tables: the noise, its state and its name, C itself and, through C, what a user moves. A
-    subclass that knows more overrides ``column_norms``, ``in_passes``, ``apart`` and ``bands``, each a
-    claim about privacy that has to be proved; ``tabulated`` is none. The tables are made once, when they are first
-    used: no code of a strategy runs in the midst of a step.
+    All else follows from the tables: the noise, its state and its name, C itself and, through C,
+    what a user moves. A subclass that knows more overrides ``column_norms``, ``in_passes``,
+    ``apart`` and ``bands``, each a claim about privacy that has to be proved; ``tabulated`` is
+    none. The tables are made once, when they are first used: no code of a strategy runs in the
+    midst of a step.
     """
 
     if TYPE_CHECKING:  # at runtime it would be the default of a dataclass's field
@@ -59,7 +65,9 @@ class StreamStrategy(Brief, ABC):
 
     @cached_property
     def recurrence(self) -> Recurrence:
-        """The tables, made once. Raises TypeError, ValueError where they are none, or of other steps."""
+        """The tables, made once. Raises TypeError, ValueError where they are none, or of other
+        steps.
+        """
         made = checks.instance("tabulated()", self.tabulated(), Recurrence)
         if made.steps != self.steps:
             raise ValueError(
@@ -85,19 +93,25 @@ class StreamStrategy(Brief, ABC):
         return Tabulated(self.recurrence.leading(steps))
 
     def dense(self) -> Tensor:
-        """C itself, (steps, steps), lower triangular, float64. Raises ValueError where it is too large."""
+        """C itself, (steps, steps), lower triangular, float64. Raises ValueError where it is too
+        large.
+        """
         return self.recurrence.dense()[0]
 
     def column_norms(self) -> tuple[Tensor, float] | None:
-        """Of C, (steps,), without forming it, and their relative rounding; None where that is not known."""
+        """Of C, (steps,), without forming it, and their relative rounding; None where that is not
+        known.
+        """
         if (found := self.recurrence.first_column()) is None:
             return None
         return found[0].square().cumsum(0).sqrt().flip(0), found[1] + self.steps * EPS
 
     def in_passes(self, period: int) -> Sensitivity | None:
-        """What a user moves who is in steps i, i + period, ... for one i, or in some of them; None: C must be formed.
+        """What a user moves who is in steps i, i + period, ... for one i, or in some of them; None:
+        C must be formed.
 
-        Here of a Toeplitz C >= 0: the sum of the columns of i is that of i = 0, some rows later and cut off.
+        Here of a Toeplitz C >= 0: the sum of the columns of i is that of i = 0, some rows later and
+        cut off.
         """
         if (found := self.recurrence.first_column()) is None:
             return None
@@ -105,11 +119,12 @@ class StreamStrategy(Brief, ABC):
         return Sensitivity.rounded(moved, moved, found[1] + (2 * self.steps + 16) * EPS)
 
     def apart(self, gap: int, times: int) -> Sensitivity | None:
-        """Sensitivity to a user of at most ``times`` steps, any two at least ``gap`` apart; None: C must be formed.
+        """Sensitivity to a user of at most ``times`` steps, any two at least ``gap`` apart; None: C
+        must be formed.
 
-        Here of a Toeplitz C >= 0: e_t = max_{s >= t} c_s does not rise, and <column i, column j> of e's matrix is at
-        least that of C's and falls in j - i and in j: so 0, gap, 2 gap, ... are its worst steps, and under C no user
-        moves further. Attained where c = e.
+        Here of a Toeplitz C >= 0: e_t = max_{s >= t} c_s does not rise, and <column i, column j> of
+        e's matrix is at least that of C's and falls in j - i and in j: so 0, gap, 2 gap, ... are
+        its worst steps, and under C no user moves further. Attained where c = e.
         Source: Kalinin, Lampert (2024), Theorem 2, where c does not rise; the envelope: here.
         """
         if (found := self.recurrence.first_column()) is None:
@@ -164,10 +179,12 @@ def sum_of_columns(c: Tensor, gap: int, times: int) -> Tensor:
 
 @dataclass(frozen=True)
 class BandedStrategy(StreamStrategy):
-    """A lower triangular C, (steps, steps), never formed: entry [t, j] of ``coefficients`` is C[t, t - j].
+    """A lower triangular C, (steps, steps), never formed: entry [t, j] of ``coefficients`` is
+    C[t, t - j].
 
-    coefficients: (steps, bands), or (1, bands) where C[t, s] depends on t - s alone (Toeplitz); the first column
-    positive; entries with j > t count as 0. float64. steps: at least 1. Raises TypeError, ValueError.
+    coefficients: (steps, bands), or (1, bands) where C[t, s] depends on t - s alone (Toeplitz); the
+    first column positive; entries with j > t count as 0. float64. steps: at least 1. Raises
+    TypeError, ValueError.
     """
 
     coefficients: Tensor

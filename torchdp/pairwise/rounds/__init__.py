@@ -1,4 +1,5 @@
-"""Protocols in rounds: noisy vectors first, then answers to public questions about one's own vector.
+"""Protocols in rounds: noisy vectors first, then answers to public questions about one's own
+vector.
 
 >>> import torch
 >>> from torchdp.pairwise import TwoRound, unequal

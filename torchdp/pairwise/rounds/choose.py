@@ -26,8 +26,8 @@ def choose_rounds(
 ) -> Choice[Protocol[Tensor]]:
     """``queries.choose`` of local channels, and two rounds, where users can be asked once more.
 
-    With projection and without, for means whose kernel has one value on the diagonal. A third round gains nothing over
-    two. Arguments and errors as there.
+    With projection and without, for means whose kernel has one value on the diagonal. A third round
+    gains nothing over two. Arguments and errors as there.
 
     Guarantees: the best's own; nothing is read from data.
     """

@@ -1,4 +1,6 @@
-"""Protocols in rounds: users first send noisy vectors, then answer what the analyst asks about their own vector."""
+"""Protocols in rounds: users first send noisy vectors, then answer what the analyst asks about
+their own vector.
+"""
 
 import math
 from abc import abstractmethod
@@ -30,15 +32,16 @@ Numbers = tuple[int, ...]
 class PairsInRounds(InteractiveProtocol[Tensor]):
     """Noisy vectors, then answers to questions about them: for means; a ratio (AUC) is refused.
 
-    Every question is a function of the vectors before it. Part i of round r is r.vectori or r.answeri. A summary is
-    counts (k,).
+    Every question is a function of the vectors before it. Part i of round r is r.vectori or
+    r.answeri. A summary is counts (k,).
 
-    statistic: what is estimated; its kernel must have one value on the diagonal where it averages over distinct pairs.
-    epsilon: the whole budget of one user. clip: the most that a question's half width may be; inf clips nothing.
-    Raises TypeError, ValueError.
+    statistic: what is estimated; its kernel must have one value on the diagonal where it averages
+    over distinct pairs. epsilon: the whole budget of one user. clip: the most that a question's
+    half width may be; inf clips nothing. Raises TypeError, ValueError.
     """
 
-    # the numbers of the vectors and of the answers that a user sends in each round; answers come after all vectors
+    # the numbers of the vectors and of the answers that a user sends in each round; answers come
+    # after all vectors
     schedule: ClassVar[tuple[tuple[Numbers, Numbers], ...]]
     statistic: PairwiseStatistic
     epsilon: float
@@ -72,7 +75,9 @@ class PairsInRounds(InteractiveProtocol[Tensor]):
 
     @abstractmethod
     def published_variance(self, counts: Tensor, form: Form) -> Tensor:
-        """Variance, over the vector messages, of the estimate that exact answers would give (nothing clipped)."""
+        """Variance, over the vector messages, of the estimate that exact answers would give
+        (nothing clipped).
+        """
 
     @abstractmethod
     def plug_in_published_variance(self, means: tuple[Tensor, ...], n: float, form: Form) -> Tensor:
@@ -156,7 +161,9 @@ class PairsInRounds(InteractiveProtocol[Tensor]):
         }
 
     def means(self, tally: Tally, kind: str = "vector") -> tuple[Tensor, ...]:
-        """The mean messages of a kind, vector or answer, in a tally of the first rounds or of all."""
+        """The mean messages of a kind, vector or answer, in a tally of the first rounds or of
+        all.
+        """
         names = [name for name in self.layout if kind in name and name in tally.parts]
         return tuple(tally[name] / single(tally.n) for name in names)
 
@@ -165,7 +172,9 @@ class PairsInRounds(InteractiveProtocol[Tensor]):
         return self.statistic.types
 
     def validate(self, x: Tensor) -> Tensor:
-        """x, (n,) types in [0, k), n >= 1, on the statistic's device. Raises TypeError, ValueError."""
+        """x, (n,) types in [0, k), n >= 1, on the statistic's device. Raises TypeError,
+        ValueError.
+        """
         return super().validate(x).to(self.statistic.points.device)
 
     def validate_summary(self, summary: Tensor) -> Tensor:
@@ -201,7 +210,9 @@ class RoundsAnalyst(PairwiseAnalyst):
         return self.protocol.check(tally, least)
 
     def mean(self, tally: Tally, form: Form) -> Tensor:
-        """The mean answers plus ``offset``; unbiased where nothing was clipped. form: the statistic's."""
+        """The mean answers plus ``offset``; unbiased where nothing was clipped. form: the
+        statistic's.
+        """
         means = self.protocol.means(tally)
         answers = self.protocol.means(tally, "answer")
         value = self.protocol.offset(means, single(tally.n)) + form.constant
@@ -227,8 +238,8 @@ class RoundsAnalyst(PairwiseAnalyst):
     def expected_answers(self, counts: Tensor, form: Form) -> Tensor:
         """The answers' exact variance averaged over normal draws of the vectors' noise.
 
-        Where questions clip it is a mean squared error: (missed + clipped)^2 - missed^2 is averaged over these draws,
-        ``missed`` what unclipped answers without noise would leave of the error.
+        Where questions clip it is a mean squared error: (missed + clipped)^2 - missed^2 is averaged
+        over these draws, ``missed`` what unclipped answers without noise would leave of the error.
         """
         n = float(counts.sum())
         points = self.statistic.points
@@ -260,10 +271,11 @@ class RoundsAnalyst(PairwiseAnalyst):
         return torch.tensor(worst, dtype=torch.float64)
 
     def plug_in_variance(self, tally: Tally, form: Form) -> Tensor:
-        """From the messages alone; a little too large, because the users' values enter by their mean.
+        """From the messages alone; a little too large, because the users' values enter by their
+        mean.
 
-        A response's variance is concave in the value, so the mean value gives at least the mean variance. What
-        clipping adds is not counted: ``clipping_bias`` bounds it.
+        A response's variance is concave in the value, so the mean value gives at least the mean
+        variance. What clipping adds is not counted: ``clipping_bias`` bounds it.
         """
         n = float(single(tally.n))
         means = self.protocol.means(tally)
@@ -294,9 +306,10 @@ def normals(points: Tensor, key: bytes, *lead: int) -> Tensor:
 class Extremes:
     """Constants of a statistic that bound the error of protocols in rounds, whatever the data.
 
-    half: half of the largest range of a column of the kernel, how far a user's value can be from the middle. noise:
-    root of E (half the range over types of <J u_x, g>)^2 for g ~ N(0, I), by draws. largest: largest entry of the
-    kernel without its constant; own: of its diagonal. longest: largest ||J u_x||.
+    half: half of the largest range of a column of the kernel, how far a user's value can be from
+    the middle. noise: root of E (half the range over types of <J u_x, g>)^2 for g ~ N(0, I), by
+    draws. largest: largest entry of the kernel without its constant; own: of its diagonal. longest:
+    largest ||J u_x||.
     """
 
     half: float

@@ -1,6 +1,8 @@
-"""One round: users of k types send noisy copies of their vector and answer public questions about it.
+"""One round: users of k types send noisy copies of their vector and answer public questions about
+it.
 
-An answer is one number of [-1, 1], sent by the better of two randomizers of the one-dimensional ball.
+An answer is one number of [-1, 1], sent by the better of two randomizers of the one-dimensional
+ball.
 """
 
 import math
@@ -37,7 +39,9 @@ KNOTS = 400  # of a spline through log epsilon, which then has a relative error 
 
 
 def scalar_response(epsilon: float) -> BallRandomizer:
-    """The one with the smaller variance at its worst value, 0: the sign up to epsilon = 1.044, then PrivUnit."""
+    """The one with the smaller variance at its worst value, 0: the sign up to epsilon = 1.044, then
+    PrivUnit.
+    """
     epsilon = checks.positive("epsilon", epsilon)
     sign = DuchiJordanWainwright(1, epsilon)
     capped = PrivUnit(1, epsilon)
@@ -56,12 +60,16 @@ def worst_variance(epsilon: float) -> float:
 
 
 def searched_variance(dim: int, epsilon: float) -> float:
-    """``PrivUnit.unit_variance`` to a relative 1e-6: for searches, which ask for hundreds of epsilons."""
+    """``PrivUnit.unit_variance`` to a relative 1e-6: for searches, which ask for hundreds of
+    epsilons.
+    """
     return math.exp(float(_log_variance(dim)(math.log(epsilon))))
 
 
 def searched_worst_variance(epsilon: float) -> float:
-    """``worst_variance`` to a relative 1e-5, for searches: what rounding to a grid adds is left out."""
+    """``worst_variance`` to a relative 1e-5, for searches: what rounding to a grid adds is left
+    out.
+    """
     sign = 1 / math.tanh(epsilon / 2) ** 2
     return min(sign, searched_variance(1, epsilon))
 
@@ -77,9 +85,11 @@ def _log_variance(dim: int) -> "CubicSpline":
 
 @dataclass(frozen=True)
 class Question:
-    """What the analyst publishes: each user is to answer <u_x, vector>, clipped to center +- half_width.
+    """What the analyst publishes: each user is to answer <u_x, vector>, clipped to center +-
+    half_width.
 
-    vector: (*batch, r); center, half_width: (*batch,). All come from earlier messages, so all are public.
+    vector: (*batch, r); center, half_width: (*batch,). All come from earlier messages, so all are
+    public.
     """
 
     vector: Tensor
@@ -92,17 +102,20 @@ class Question:
         return ((self.vector @ points.mT - self.center[..., None]) / width[..., None]).clamp(-1, 1)
 
     def clipping(self, points: Tensor) -> Tensor:
-        """What clipping adds to the value of each type, (*batch, k): public, and 0 where nothing is clipped."""
+        """What clipping adds to the value of each type, (*batch, k): public, and 0 where nothing is
+        clipped.
+        """
         values = self.vector @ points.mT - self.center[..., None]
         wide = self.half_width[..., None]
         return torch.minimum(torch.maximum(values, -wide), wide) - values
 
 
 def ask(points: Tensor, vector: Tensor, clip: float) -> Question:
-    """The question about ``vector`` that clips no type, unless half the range of its values is above ``clip``.
+    """The question about ``vector`` that clips no type, unless half the range of its values is
+    above ``clip``.
 
-    The range over all types is known to everyone, so knowing it costs no privacy and clipping is never needed; it can
-    still pay, because a message's variance grows with half_width^2.
+    The range over all types is known to everyone, so knowing it costs no privacy and clipping is
+    never needed; it can still pay, because a message's variance grows with half_width^2.
     """
     values = vector @ points.mT
     low, high = values.amin(-1), values.amax(-1)
@@ -113,8 +126,8 @@ def ask(points: Tensor, vector: Tensor, clip: float) -> Question:
 class Message:
     """One message of every user, through ``client``: a user of type x sends a noisy shown_x.
 
-    shown: (*batch, k, dim). What is asked for is the mean of center + scale * shown_x over users, (*batch, dim);
-    center, scale: (*batch, 1).
+    shown: (*batch, k, dim). What is asked for is the mean of center + scale * shown_x over users,
+    (*batch, dim); center, scale: (*batch, 1).
     """
 
     client: BallRandomizer
@@ -125,11 +138,12 @@ class Message:
 
 @dataclass(frozen=True)
 class Round(MessageProtocol[Tensor, Tensor]):
-    """A user of type x sends a noisy u_x at each of ``vectors``, then answers each question at ``answers``.
+    """A user of type x sends a noisy u_x at each of ``vectors``, then answers each question at
+    ``answers``.
 
-    A message is a row of all of them, float64; the estimate is their mean: vectors (r each), then answers, each cut off
-    to its question's range. Questions may be batched for ``sample_tally``, not for users.
-    points: (k, r). vectors, answers: epsilons, one answer for each question.
+    A message is a row of all of them, float64; the estimate is their mean: vectors (r each), then
+    answers, each cut off to its question's range. Questions may be batched for ``sample_tally``,
+    not for users. points: (k, r). vectors, answers: epsilons, one answer for each question.
 
     Guarantees: (sum of the epsilons)-LDP for each user.
     """
@@ -210,7 +224,9 @@ class Round(MessageProtocol[Tensor, Tensor]):
         return super().validate(x).to(self.points.device)
 
     def validate_summary(self, summary: Tensor) -> Tensor:
-        """Counts (k,) of whole users, one at least, on the points' device. Raises TypeError, ValueError."""
+        """Counts (k,) of whole users, one at least, on the points' device. Raises TypeError,
+        ValueError.
+        """
         counts = super().validate_summary(summary)
         single(users_of(counts))
         return counts.to(self.points.device)

@@ -1,4 +1,6 @@
-"""Noisy mean vectors improved by the projection on the hull of the users' vectors, in three rounds or in two."""
+"""Noisy mean vectors improved by the projection on the hull of the users' vectors, in three rounds
+or in two.
+"""
 
 import math
 from abc import abstractmethod
@@ -28,10 +30,11 @@ from torchdp.randomizers.base import LARGEST_EPSILON, SMALLEST_EPSILON
 class ProjectedProtocol(PairsInRounds):
     """Two vectors and one answer or two, at ``budgets`` that add up to epsilon.
 
-    The first mean vector is projected on the hull of the points, mu; the second, Y = s + Z, stays as it is. Asked for
-    are <u_x, J mu> and <u_x, J Y>, or their sum; the analyst takes away Y^T J mu. Every estimate has the mean s^T J s
-    and, but for the answers' noise, the error Z^T J (s - mu): no bias, since Z and mu are independent, and
-    E ||s - mu||^2 <= min(r v/n, (2 C^2 proxy log k/n)^{1/2}) by Theorem 19.
+    The first mean vector is projected on the hull of the points, mu; the second, Y = s + Z, stays
+    as it is. Asked for are <u_x, J mu> and <u_x, J Y>, or their sum; the analyst takes away Y^T J
+    mu. Every estimate has the mean s^T J s and, but for the answers' noise, the error Z^T J
+    (s - mu): no bias, since Z and mu are independent, and E ||s - mu||^2 <= min(r v/n, (2 C^2 proxy
+    log k/n)^{1/2}) by Theorem 19.
     """
 
     messages: ClassVar[int]  # of one user
@@ -56,8 +59,8 @@ class ProjectedProtocol(PairsInRounds):
     def tuned(cls, statistic: PairwiseStatistic, n: int, epsilon: float) -> Self:
         """With the budgets of the least bound for the worst data of n users. Raises ValueError.
 
-        The bound is that of ``worst``, with v in the place of the first vector's proxy. The shares are found by Nelder
-        and Mead's method on their logits.
+        The bound is that of ``worst``, with v in the place of the first vector's proxy. The shares
+        are found by Nelder and Mead's method on their logits.
         """
         n = checks.integer("n", n, 2)
         epsilon = checks.positive("epsilon", epsilon)
@@ -91,7 +94,9 @@ class ProjectedProtocol(PairsInRounds):
     @staticmethod
     @abstractmethod
     def answered(parts: list[Any]) -> list[Any]:
-        """What the answers are about, of what belongs to mu and what to Y (where that is known): each, or their sum."""
+        """What the answers are about, of what belongs to mu and what to Y (where that is known):
+        each, or their sum.
+        """
 
     @property
     def message_budgets(self) -> tuple[float, ...]:
@@ -111,7 +116,9 @@ class ProjectedProtocol(PairsInRounds):
         return nearest(points, mean, NEAR) @ points
 
     def worst(self, n: float, most: Extremes) -> float:
-        """v_Y max weights^2 min(r v, (2 C^2 proxy n log k)^{1/2})/n^2, Theorem 19, plus the bound of the answers."""
+        """v_Y max weights^2 min(r v, (2 C^2 proxy n log k)^{1/2})/n^2, Theorem 19, plus the bound
+        of the answers.
+        """
         first, second = self.randomizers
         spread = first.moments.variance / n, first.subgaussian.proxy / n
         answers = [each.moments.variance / n for each in self.responses]
@@ -126,7 +133,9 @@ class ProjectedProtocol(PairsInRounds):
         second: float,
         answers: Sequence[float],
     ) -> float:
-        """``worst`` of the variances of mean messages; first: the variance and the proxy of the first vector's."""
+        """``worst`` of the variances of mean messages; first: the variance and the proxy of the
+        first vector's.
+        """
         v, proxy = first
         near = statistic.radius * math.sqrt(2 * proxy * math.log(max(statistic.types, 2)))
         largest = float(statistic.form.weights.square().max())
@@ -154,14 +163,17 @@ class ProjectedProtocol(PairsInRounds):
 
 @dataclass(frozen=True)
 class ThreeRound(ProjectedProtocol):
-    """Round one: mu. Round two: Y, and the answers to <u_x, J mu>. Round three: the answers to <Y, J (u_x - mu)>.
+    """Round one: mu. Round two: Y, and the answers to <u_x, J mu>. Round three: the answers to <Y,
+    J (u_x - mu)>.
 
-    The estimate is the sum of both mean answers. budgets: of mu, Y, and the answers of rounds two and three. With C^2 =
-    gamma_2, MSE = O(||W||_inf^2/(epsilon^2 n)) once n >= gamma_2^4 log k/(||W||_inf^4 epsilon^2) up to constants and
-    logs. Unbiased where nothing is clipped, which is the default.
+    The estimate is the sum of both mean answers. budgets: of mu, Y, and the answers of rounds two
+    and three. With C^2 = gamma_2, MSE = O(||W||_inf^2/(epsilon^2 n)) once n >= gamma_2^4 log
+    k/(||W||_inf^4 epsilon^2) up to constants and logs. Unbiased where nothing is clipped, which is
+    the default.
 
     Guarantees: epsilon-LDP for each user (adaptive composition of the four messages).
-    Source: Ghazi et al. (2023), Theorem 24, with exact randomizers, the convex hull and ranges known to everyone.
+    Source: Ghazi et al. (2023), Theorem 24, with exact randomizers, the convex hull and ranges
+    known to everyone.
     """
 
     messages = 4
@@ -185,12 +197,13 @@ class ThreeRound(ProjectedProtocol):
 
 @dataclass(frozen=True)
 class ProjectedTwoRound(ProjectedProtocol):
-    """Round one: mu and Y. Round two: the answers to <u_x, J (mu + Y)>; the analyst takes away Y^T J mu.
+    """Round one: mu and Y. Round two: the answers to <u_x, J (mu + Y)>; the analyst takes away Y^T
+    J mu.
 
-    Y does not depend on mu, and the two answers of :class:`ThreeRound` add up to one: the same error from two rounds,
-    three messages and larger budgets. budgets: of mu, Y and the answer. Against :class:`TwoRound` it pays where the
-    projection gains more than the second vector costs: many types, few of them in use. Unbiased where nothing is
-    clipped, which is the default.
+    Y does not depend on mu, and the two answers of :class:`ThreeRound` add up to one: the same
+    error from two rounds, three messages and larger budgets. budgets: of mu, Y and the answer.
+    Against :class:`TwoRound` it pays where the projection gains more than the second vector costs:
+    many types, few of them in use. Unbiased where nothing is clipped, which is the default.
 
     Guarantees: epsilon-LDP for each user (adaptive composition of the three messages).
     Source: derived here from Ghazi et al. (2023), Theorem 24.

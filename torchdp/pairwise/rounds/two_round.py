@@ -1,4 +1,6 @@
-"""Two rounds: a noisy mean vector is published, then each user reports its own vector's product with it."""
+"""Two rounds: a noisy mean vector is published, then each user reports its own vector's product
+with it.
+"""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -20,20 +22,25 @@ from torchdp.randomizers.base import LARGEST_EPSILON, SMALLEST_EPSILON
 
 @dataclass(frozen=True)
 class TwoRound(PairsInRounds):
-    """Round one: b = s + Z, a noisy mean vector. Round two: each user's <u_x, 2 t J b>, t the ``weight``.
+    """Round one: b = s + Z, a noisy mean vector. Round two: each user's <u_x, 2 t J b>, t the
+    ``weight``.
 
     With a the mean answer the estimate is a + (1 - 2t)(b^T J b - v tr J/n), whose error is
-    2 (1 - t) s^T J Z + (1 - 2t)(Z^T J Z - v tr J/n) + the answers' noise. At t = 1 the first term is gone, and with it
-    gamma_2 from the leading error; t = 1/2 removes the second (the reduction to linear queries); t -> 0 is one message.
-    With v, z_i and s, here the sum of the vectors, as of one message, p = 2 (1 - t) and q = 1 - 2t, exactly but for
-    the last term,
-    n^4 Var = p^2 n v ||J s||^2 + 2 q^2 n^2 v^2 sum weights^2 + sum_i {2 p q E[s^T J z_i z_i^T J z_i]
-    + q^2 (Var(z_i^T J z_i) - 2 v^2 sum weights^2)} + n^2 E half_width^2 sum_users (variance of a response).
-    first: epsilon of round one, the rest is for round two. weight: in (0, 1]. half_width is at most ``clip``; the
-    default clips nothing, and then the estimate is unbiased. ``tuned`` chooses the first two.
+    2 (1 - t) s^T J Z + (1 - 2t)(Z^T J Z - v tr J/n) + the answers' noise. At t = 1 the first term
+    is gone, and with it gamma_2 from the leading error; t = 1/2 removes the second
+    (the reduction to linear queries); t -> 0 is one message. With v, z_i and s, here the sum of the
+    vectors, as of one message, p = 2 (1 - t) and q = 1 - 2t, exactly but for the last term,
+    n^4 Var = p^2 n v ||J s||^2 + 2 q^2 n^2 v^2 sum weights^2 + sum_i {2 p q E[s^T J z_i z_i^T J
+    z_i]
+    + q^2 (Var(z_i^T J z_i) - 2 v^2 sum weights^2)} + n^2 E half_width^2 sum_users (variance of a
+      response).
+    first: epsilon of round one, the rest is for round two. weight: in (0, 1]. half_width is at most
+    ``clip``; the default clips nothing, and then the estimate is unbiased. ``tuned`` chooses the
+    first two.
 
     Guarantees: epsilon-LDP for each user (adaptive composition of the two rounds).
-    Source: derived here; t = 1/2 is Ghazi et al. (2023), section 1.2; at t = 1 the leading term is their Theorem 24's.
+    Source: derived here; t = 1/2 is Ghazi et al. (2023), section 1.2; at t = 1 the leading term is
+    their Theorem 24's.
     """
 
     schedule = ((0,), ()), ((), (1,))
@@ -56,7 +63,8 @@ class TwoRound(PairsInRounds):
     ) -> "TwoRound":
         """The budgets and the weight that have the least predicted MSE for n users.
 
-        prior: the (k,) shares that are expected, public; without it ``worst`` is made least. Raises ValueError.
+        prior: the (k,) shares that are expected, public; without it ``worst`` is made least. Raises
+        ValueError.
         """
         n = checks.integer("n", n, 2)
         epsilon = checks.positive("epsilon", epsilon)
@@ -74,7 +82,9 @@ class TwoRound(PairsInRounds):
             )
 
         def least(share: float) -> tuple[float, float]:
-            """The least error at this share of the first round, and its weight, nearly by a parabola."""
+            """The least error at this share of the first round, and its weight, nearly by a
+            parabola.
+            """
             error = cls(statistic, epsilon, share * epsilon)._error_of_weights(n, most, expected)
             low, middle, high = error(0.5), error(0.75), error(1.0)
             bend = low - 2 * middle + high
@@ -94,7 +104,9 @@ class TwoRound(PairsInRounds):
     def _error_of_weights(
         self, n: int, most: Extremes, expected: Tensor | None
     ) -> Callable[[float], float]:
-        """What this protocol, of weight 1, has with other weights: ``worst``, or the variance for these shares."""
+        """What this protocol, of weight 1, has with other weights: ``worst``, or the variance for
+        these shares.
+        """
         if expected is None:
             return partial(self._worst, float(n), most)
         counts = expected * n
@@ -123,17 +135,21 @@ class TwoRound(PairsInRounds):
         return self._published(counts, self.weight)
 
     def plug_in_published_variance(self, means: tuple[Tensor, ...], n: float, form: Form) -> Tensor:
-        """Leaves out the terms of the third and fourth moments: a fraction that vanishes as n grows."""
+        """Leaves out the terms of the third and fourth moments: a fraction that vanishes as n
+        grows.
+        """
         noise = self._v * form.weights.square().sum() / n
         square = ((form.weights * means[0]).square().sum(-1) - noise).clamp_min(0)
         return self._variance(n**2 * square, n, self.weight)
 
     def worst(self, n: float, most: Extremes) -> float:
-        """A bound of the variance of the mean over all pairs, whatever the data of n users, nothing clipped.
+        """A bound of the variance of the mean over all pairs, whatever the data of n users, nothing
+        clipped.
 
-        ||J s|| is at most n times the largest ||J u_x||; half_width <= 2 t (D + M), D the kernel's half range and M
-        that of the noise, joined by Minkowski's inequality (M for normal noise). Of the moments of order three, affine
-        in s, each term has its largest size; of those of order four, which do not depend on s, the worst type counts.
+        ||J s|| is at most n times the largest ||J u_x||; half_width <= 2 t (D + M), D the kernel's
+        half range and M that of the noise, joined by Minkowski's inequality (M for normal noise).
+        Of the moments of order three, affine in s, each term has its largest size; of those of
+        order four, which do not depend on s, the worst type counts.
         """
         return self._worst(n, most, self.weight)
 

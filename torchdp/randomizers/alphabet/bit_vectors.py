@@ -1,4 +1,6 @@
-"""Oracles whose message is a set of values, one bit for each: optimised and symmetric unary encoding."""
+"""Oracles whose message is a set of values, one bit for each: optimised and symmetric unary
+encoding.
+"""
 
 from abc import abstractmethod
 from dataclasses import dataclass
@@ -45,12 +47,14 @@ from torchdp.randomizers.draws import (
 
 @dataclass(frozen=True)
 class BitVectorOracle(FrequencyOracle):
-    """The message b in {0, 1}^k has P(b_x = 1) = p for the user's own x and q for every other value.
+    """The message b in {0, 1}^k has P(b_x = 1) = p for the user's own x and q for every other
+    value.
 
-    The bits are independent unless a class says otherwise. A class says ``lost``, ``off`` and its ``source``.
+    The bits are independent unless a class says otherwise. A class says ``lost``, ``off`` and its
+    ``source``.
     Decoded: Y = (b - q 1)/(p - q). Messages are packed: bit v
-    is bit v % 64 of the int64 word v // 64, so a message is ceil(k/64) words. A tally holds, for each value, the users
-    whose bit is set.
+    is bit v % 64 of the int64 word v // 64, so a message is ceil(k/64) words. A tally holds, for
+    each value, the users whose bit is set.
     k >= 2; epsilon in [1e-9, 700]. Raises ValueError.
     """
 
@@ -69,7 +73,9 @@ class BitVectorOracle(FrequencyOracle):
     @property
     @abstractmethod
     def lost(self) -> float:
-        """1 - p, to full precision where it is tiny: what is drawn, since p itself may round to 1."""
+        """1 - p, to full precision where it is tiny: what is drawn, since p itself may round
+        to 1.
+        """
 
     @property
     @abstractmethod
@@ -174,10 +180,12 @@ class BitVectorOracle(FrequencyOracle):
 
     @property
     def third_moment(self) -> tuple[float, float, float]:
-        """(a, b, c): E T(Y, Y, Y) = a sum_v T_vvv + b T_xxx + c sum_v T_vvx, T symmetric and of sums 0 along each axis.
+        """(a, b, c): E T(Y, Y, Y) = a sum_v T_vvv + b T_xxx + c sum_v T_vvx, T symmetric and of
+        sums 0 along each axis.
 
-        By how many of three values differ. With D = sum_v T_vvv and t = sum_v T_vvx sums of T_vvw over v != w are -D,
-        t - 2 T_xxx of them with x; sums over three values are 2 D, 3 (2 T_xxx - t) of them with x.
+        By how many of three values differ. With D = sum_v T_vvv and t = sum_v T_vvx sums of T_vvw
+        over v != w are -D, t - 2 T_xxx of them with x; sums over three values are 2 D, 3
+        (2 T_xxx - t) of them with x.
         """
         own_one, own_two, two, three = self.together
         more_two = own_one - two
@@ -239,7 +247,9 @@ class BitVectorOracle(FrequencyOracle):
         return Tally(len(x), {"reports": total})
 
     def _reports(self, counts: Tensor, draws: Draws) -> Tensor:
-        """Binomial(counts_v, p) + Binomial(n - counts_v, q) users have bit v set. O(k) for each repetition."""
+        """Binomial(counts_v, p) + Binomial(n - counts_v, q) users have bit v set. O(k) for each
+        repetition.
+        """
         both = torch.stack([counts, counts.sum(-1, keepdim=True) - counts], -2)
         chance = torch.tensor([[self.on], [self.off]], dtype=torch.float64, device=counts.device)
         return draws.binomial(both, chance).sum(-2)
@@ -247,7 +257,8 @@ class BitVectorOracle(FrequencyOracle):
 
 @dataclass(frozen=True)
 class OptimizedUnaryEncoding(BitVectorOracle):
-    """Unary encoding with p = 1/2, q = 1/(e^epsilon + 1): Cov(Y | x) = I / sinh^2(epsilon/2) + e_x e_x^T.
+    """Unary encoding with p = 1/2, q = 1/(e^epsilon + 1): Cov(Y | x) = I / sinh^2(epsilon/2) + e_x
+    e_x^T.
 
     k >= 2; epsilon in [1e-9, 700]. Raises ValueError.
 
@@ -265,12 +276,14 @@ class OptimizedUnaryEncoding(BitVectorOracle):
 
 @dataclass(frozen=True)
 class SymmetricUnaryEncoding(BitVectorOracle):
-    """Unary encoding with p = 1 - q = e^{epsilon/2}/(e^{epsilon/2} + 1): Cov(Y | x) = I / (4 sinh^2(epsilon/4)).
+    """Unary encoding with p = 1 - q = e^{epsilon/2}/(e^{epsilon/2} + 1): Cov(Y | x) = I /
+    (4 sinh^2(epsilon/4)).
 
     One-time RAPPOR without a Bloom filter. k >= 2; epsilon in [1e-9, 700]. Raises ValueError.
 
     Guarantees: exactly epsilon-LDP: the chances drawn are floats, q rounded to the private side.
-    Source: Erlingsson, Pihur, Korolova (2014), basic one-time RAPPOR; Wang, Blocki, Li, Jha (2017), section 4.2 (SUE).
+    Source: Erlingsson, Pihur, Korolova (2014), basic one-time RAPPOR; Wang, Blocki, Li, Jha (2017),
+    section 4.2 (SUE).
     """
 
     source = "Erlingsson, Pihur, Korolova (2014); 2 log p/(1 - p) as drawn"
@@ -291,7 +304,9 @@ class SymmetricUnaryEncoding(BitVectorOracle):
 
 
 def least_off(epsilon: float, growth: Fraction) -> float:
-    """q with (1 - q)/q at most ``growth``: a dyadic number, which is drawn without rounding. Raises ValueError."""
+    """q with (1 - q)/q at most ``growth``: a dyadic number, which is drawn without rounding. Raises
+    ValueError.
+    """
     off = at_least(1 / (growth + 1))
     # p - q for p = 1 - q, twice it for 1/2
     told_apart(epsilon, 1 - 2 * Fraction(off), (growth - 1) / (growth + 1))

@@ -1,4 +1,6 @@
-"""Chances as they are drawn, in rational numbers: rounded to the private side, their epsilon measured and stated."""
+"""Chances as they are drawn, in rational numbers: rounded to the private side, their epsilon
+measured and stated.
+"""
 
 import decimal
 import math
@@ -19,7 +21,9 @@ BIAS = Fraction(1, 2**20)
 
 
 def exponential(epsilon: float) -> Fraction:
-    """A rational at most e^epsilon, for epsilon >= 0, and at least 1; less than it by 1e-58 of it."""
+    """A rational at most e^epsilon, for epsilon >= 0, and at least 1; less than it by 1e-58 of
+    it.
+    """
     return max(Fraction(1), Fraction(decimal.Decimal(epsilon).exp(DIGITS).next_minus(DIGITS)))
 
 
@@ -43,7 +47,9 @@ def stated(asked: float, drawn: float) -> float:
 
 
 def told_apart(epsilon: float, drawn: Fraction, wanted: Fraction) -> None:
-    """Refuses an epsilon so small that rounding makes a difference of two chances another one. Raises ValueError."""
+    """Refuses an epsilon so small that rounding makes a difference of two chances another one.
+    Raises ValueError.
+    """
     if drawn <= 0 or abs(drawn - wanted) > BIAS * wanted:
         raise ValueError(
             f"epsilon = {epsilon!r} is too small: the chances drawn can not tell the types apart as it says; take a "
@@ -52,12 +58,14 @@ def told_apart(epsilon: float, drawn: Fraction, wanted: Fraction) -> None:
 
 
 def whole_table(Q: Tensor) -> tuple[Tensor, float]:
-    """(integers n (m, k), int64, whose columns add up to 2^63 and whose distribution n/2^63 is near Q; its epsilon).
+    """(integers n (m, k), int64, whose columns add up to 2^63 and whose distribution n/2^63 is near
+    Q; its epsilon).
 
-    Q: (m, k), m >= 2, float64, positive, columns that add up to 1 to rounding. In each row the least entry is rounded
-    up, the others are kept below the largest ratio of Q's rows times it; what a column lacks or has too much is
-    settled on its largest entries first. epsilon = log max_y (max_x n_yx/min_x n_yx), rounded up: never above that of
-    Q. Raises ValueError where the integers leave no room.
+    Q: (m, k), m >= 2, float64, positive, columns that add up to 1 to rounding. In each row the
+    least entry is rounded up, the others are kept below the largest ratio of Q's rows times it;
+    what a column lacks or has too much is settled on its largest entries first. epsilon = log max_y
+    (max_x n_yx/min_x n_yx), rounded up: never above that of Q. Raises ValueError where the integers
+    leave no room.
     """
     scaled = (Q.cpu() * 2.0**63).clamp(1, 2.0**63 - 1024)
     largest = max(Fraction(high) / Fraction(low) for low, high in _widest(Q.cpu()))
@@ -75,7 +83,9 @@ def whole_table(Q: Tensor) -> tuple[Tensor, float]:
 
 
 def _excess(n: Tensor) -> Tensor:
-    """By how much each column passes 2^63: sums of int64 go round at 2^64, which does not change a small excess."""
+    """By how much each column passes 2^63: sums of int64 go round at 2^64, which does not change a
+    small excess.
+    """
     return n.sum(0) + TOTAL // 2 + TOTAL // 2
 
 
@@ -92,7 +102,9 @@ def _settled(n: Tensor, low: Tensor, high: Tensor) -> Tensor:
 
 
 def _widest(table: Tensor) -> list[tuple[int | float, int | float]]:
-    """(least, largest) entry of the rows whose ratio is largest to rounding; one of them has the largest."""
+    """(least, largest) entry of the rows whose ratio is largest to rounding; one of them has the
+    largest.
+    """
     low, high = table.amin(1), table.amax(1)
     ratio = high.double() / low.double()
     rows = ratio >= ratio.max() * (1 - 2**-50)

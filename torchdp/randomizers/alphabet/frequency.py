@@ -1,4 +1,6 @@
-"""Frequency oracles: finite alphabets, reports that are unbiased for the user's indicator vector."""
+"""Frequency oracles: finite alphabets, reports that are unbiased for the user's indicator
+vector.
+"""
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, replace
@@ -27,8 +29,8 @@ TINY = 1e-300
 class TypeVariance(ABC):
     """Var(Y_i | x) of one user's part Y_i of answer i, for each type x that the user may hold.
 
-    It is ``slope`` times what the user adds to the answer, and a rest: under all types with one answer it is the rest
-    alone that differs.
+    It is ``slope`` times what the user adds to the answer, and a rest: under all types with one
+    answer it is the rest alone that differs.
     """
 
     slope: Tensor | float
@@ -54,11 +56,13 @@ class TypeVariance(ABC):
         """E(Y_i^2 | x), in the place of the variance."""
 
     def plug_in(self, shares: Tensor) -> Tensor:
-        """An estimate of ``rest`` under the users' shares, from their decoded shares: (*batch, k) -> (*batch, m).
+        """An estimate of ``rest`` under the users' shares, from their decoded shares: (*batch, k)
+        -> (*batch, m).
 
-        The larger of two. At the decoded shares themselves, moved to the sum 1, it has no bias; but what it says of a
-        query that few messages tell of is noisy. At the nearest histogram it is steady; but that takes from a frequent
-        type, whose own variance may be fifty times that of others.
+        The larger of two. At the decoded shares themselves, moved to the sum 1, it has no bias; but
+        what it says of a query that few messages tell of is noisy. At the nearest histogram it is
+        steady; but that takes from a frequent type, whose own variance may be fifty times that of
+        others.
         """
         moved = shares + (1 - shares.sum(-1, keepdim=True)) / shares.shape[-1]
         return torch.maximum(self.rest(moved), self.rest(onto_simplex(shares)))
@@ -72,7 +76,8 @@ class TypeVariance(ABC):
         own: Tensor | None = None,
         sampled: bool = False,
     ) -> Estimate:
-        """``value``, (*batch, m), with intervals that hold each answer t that is likely under the variance at t.
+        """``value``, (*batch, m), with intervals that hold each answer t that is likely under the
+        variance at t.
 
         Args:
             value: the mean of the users' Y.
@@ -143,7 +148,9 @@ class AlikeVariance(TypeVariance):
 
 @dataclass(frozen=True, eq=False)
 class VarianceMatrix(TypeVariance):
-    """Var(Y_i | x) in general: (m, k), i by x. queries: what the answers are of a user of each type, (m, k)."""
+    """Var(Y_i | x) in general: (m, k), i by x. queries: what the answers are of a user of each
+    type, (m, k).
+    """
 
     matrix: Tensor
     queries: Tensor
@@ -175,9 +182,10 @@ class VarianceMatrix(TypeVariance):
 class FrequencyOracle(MessageProtocol[Tensor, Tensor]):
     """A user of type x in [0, k) sends a message; decoded, it is a report Y in R^k with E Y = e_x.
 
-    The value is the users' shares of types, (k,). A tally holds the ``reports``: how many users sent each message, or
-    set each bit of theirs. ``sample_tally`` costs the same whatever the number of users. For n users with histogram
-    h, the workload answers W h / n have covariance sum_x h_x W Cov(Y | x) W^T / n^2.
+    The value is the users' shares of types, (k,). A tally holds the ``reports``: how many users
+    sent each message, or set each bit of theirs. ``sample_tally`` costs the same whatever the
+    number of users. For n users with histogram h, the workload answers W h / n have covariance
+    sum_x h_x W Cov(Y | x) W^T / n^2.
     """
 
     k: int
@@ -204,7 +212,9 @@ class FrequencyOracle(MessageProtocol[Tensor, Tensor]):
     @property
     @abstractmethod
     def variance(self) -> AlikeVariance | VarianceMatrix:
-        """Var(Y_i | x): ``under`` shares of types (*batch, k) its mean, (*batch, k); ``worst``, of types, ()."""
+        """Var(Y_i | x): ``under`` shares of types (*batch, k) its mean, (*batch, k); ``worst``, of
+        types, ().
+        """
 
     @abstractmethod
     def covariance(self, x: int) -> Tensor:
@@ -212,15 +222,21 @@ class FrequencyOracle(MessageProtocol[Tensor, Tensor]):
 
     @abstractmethod
     def workload_variance(self, W: Tensor) -> Tensor:
-        """Var(<W_i, Y> | x) for each query i and type x, exactly: (*batch, m, k) -> (*batch, m, k), float64."""
+        """Var(<W_i, Y> | x) for each query i and type x, exactly: (*batch, m, k) -> (*batch, m, k),
+        float64.
+        """
 
     @abstractmethod
     def workload_proxy(self, W: Tensor) -> Tensor:
-        """Variance proxies of <W_i, Y>, whatever the user's type, as ``variance_proxy`` says: (m, k) -> (m,)."""
+        """Variance proxies of <W_i, Y>, whatever the user's type, as ``variance_proxy`` says:
+        (m, k) -> (m,).
+        """
 
     @abstractmethod
     def workload_step(self, W: Tensor) -> Tensor:
-        """The least distance of two values of <W_i, Y>, (m, k) -> (m,); of sets of bits that differ in one type."""
+        """The least distance of two values of <W_i, Y>, (m, k) -> (m,); of sets of bits that differ
+        in one type.
+        """
 
     @property
     def variance_proxy(self) -> Tensor:
@@ -239,7 +255,9 @@ class FrequencyOracle(MessageProtocol[Tensor, Tensor]):
 
     @abstractmethod
     def _reports(self, counts: Tensor, draws: Draws) -> Tensor:
-        """The reports where counts[i, x] users hold x: (rows, k) -> (rows, reports), int64, exactly in distribution."""
+        """The reports where counts[i, x] users hold x: (rows, k) -> (rows, reports), int64, exactly
+        in distribution.
+        """
 
     def laws(self, types: Tensor) -> Tensor:
         """Distributions of the messages, columns of Q: (t,) types -> (t, outputs), float64.
@@ -252,7 +270,9 @@ class FrequencyOracle(MessageProtocol[Tensor, Tensor]):
 
     @property
     def entry_variance(self) -> float | None:
-        """Of an entry of Y but the user's, where messages are too many to list; None: ``laws`` lists them."""
+        """Of an entry of Y but the user's, where messages are too many to list; None: ``laws``
+        lists them.
+        """
         return None
 
     @cached_property
@@ -260,7 +280,8 @@ class FrequencyOracle(MessageProtocol[Tensor, Tensor]):
         return self.laws(torch.arange(self.k))
 
     def mixed(self, shares: Tensor) -> Tensor:
-        """Distribution of the message of a user of shares of types that sum to 1: (*batch, k) -> (*batch, outputs).
+        """Distribution of the message of a user of shares of types that sum to 1: (*batch, k) ->
+        (*batch, outputs).
 
         Raises ValueError as ``laws`` does.
         """
@@ -293,7 +314,9 @@ class FrequencyOracle(MessageProtocol[Tensor, Tensor]):
         return checks.indices("data", wire.unpack(data, self.bits_per_user), self.outputs)
 
     def tally(self, messages: Tensor) -> Tally:
-        """messages: (n,) integers below ``outputs``, or (n, words) packed bits. Raises TypeError, ValueError."""
+        """messages: (n,) integers below ``outputs``, or (n, words) packed bits. Raises TypeError,
+        ValueError.
+        """
         rows = self.checked(messages)
         return Tally(len(rows), {"reports": self._counted(rows)})
 
@@ -307,7 +330,9 @@ class FrequencyOracle(MessageProtocol[Tensor, Tensor]):
         return torch.bincount(messages, minlength=self.outputs)
 
     def collect_unchecked(self, x: Tensor, draws: Draws) -> Tally:
-        """Messages are drawn for each user and not kept: memory beside ``x`` does not grow with their number."""
+        """Messages are drawn for each user and not kept: memory beside ``x`` does not grow with
+        their number.
+        """
         size, dtype = self.layout["reports"]
         total = torch.zeros(size, dtype=dtype, device=x.device)
         for part in x.split(max(1, WORDS_AT_ONCE // self.words)):
@@ -328,7 +353,9 @@ class FrequencyOracle(MessageProtocol[Tensor, Tensor]):
         return Tally(torch.bincount(groups, minlength=size), {"reports": total})
 
     def sample_unchecked(self, summary: Tensor, draws: Simulated, shape: tuple[int, ...]) -> Tally:
-        """Each oracle states the cost. Raises TypeError, ValueError for what are no counts of users."""
+        """Each oracle states the cost. Raises TypeError, ValueError for what are no counts of
+        users.
+        """
         counts = user_counts("summary", summary, self.k).to(draws.device)
         lead, n = (*shape, *counts.shape[:-1]), users_of(counts)
         flat = counts.expand(*lead, self.k).reshape(-1, self.k)
@@ -343,7 +370,9 @@ class FrequencyOracle(MessageProtocol[Tensor, Tensor]):
         return self.variance.estimate(value, value, tally, (0.0, 1.0))
 
     def answers(self, tally: Tally, W: Tensor) -> Tensor:
-        """Unbiased estimate of W c, c the users' counts of types: (m, k) -> (*batch, m). ``tally`` is unchecked."""
+        """Unbiased estimate of W c, c the users' counts of types: (m, k) -> (*batch, m). ``tally``
+        is unchecked.
+        """
         return self.totals(tally) @ self._workload(W).mT
 
     def exact(self, summary: Tensor) -> Tensor:
@@ -368,11 +397,15 @@ class FrequencyOracle(MessageProtocol[Tensor, Tensor]):
 
 
 class StrategyOracle(FrequencyOracle):
-    """One that is read through a decoder V with V Q = W, Q the distributions of its outputs (outputs, k)."""
+    """One that is read through a decoder V with V Q = W, Q the distributions of its outputs
+    (outputs, k).
+    """
 
     @abstractmethod
     def decoder(self, W: Tensor) -> Tensor:
-        """V with V Q = W: (*batch, q, k) -> (*batch, q, outputs). Raises ValueError where there is none."""
+        """V with V Q = W: (*batch, q, k) -> (*batch, q, outputs). Raises ValueError where there is
+        none.
+        """
 
     def covariance(self, x: int) -> Tensor:
         law = self.laws(torch.tensor([self._type(x)], dtype=torch.int64, device=self.device))[0]
@@ -404,7 +437,9 @@ class StrategyOracle(FrequencyOracle):
         return least_step(self.decoder(W))
 
     def _reports(self, counts: Tensor, draws: Draws) -> Tensor:
-        """One multinomial for each type held: O(k outputs) binomials for each repetition, whatever the users."""
+        """One multinomial for each type held: O(k outputs) binomials for each repetition, whatever
+        the users.
+        """
         result = counts.new_zeros(len(counts), self.outputs)
         for types in torch.arange(self.k, device=self.device).split(rows_at_once(self.outputs)):
             result += multinomial(counts[:, types], self.laws(types), draws)
@@ -412,7 +447,9 @@ class StrategyOracle(FrequencyOracle):
 
 
 def keep_range(made: Any) -> None:
-    """Refuses k and epsilon of a frozen dataclass but k >= 2 and epsilon in (0, 700]. Raises TypeError, ValueError."""
+    """Refuses k and epsilon of a frozen dataclass but k >= 2 and epsilon in (0, 700]. Raises
+    TypeError, ValueError.
+    """
     checks.keep(made, k=lambda name, k: checks.integer(name, k, 2), epsilon=checks.positive)
     checks.within("epsilon", made.epsilon, 0, 700)  # its exponential must be a float
 
@@ -424,7 +461,9 @@ def spread(W: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def least_step(values: Tensor) -> Tensor:
-    """The least distance of two values of a row that rounding does not explain, (m, v) -> (m,); 0 of rows of one."""
+    """The least distance of two values of a row that rounding does not explain, (m, v) -> (m,); 0
+    of rows of one.
+    """
     steps = values.sort(-1).values.diff()
     real = steps > ROUNDED * values.abs().amax(-1, keepdim=True)
     least = torch.where(real, steps, torch.inf).amin(-1)
@@ -432,10 +471,12 @@ def least_step(values: Tensor) -> Tensor:
 
 
 def bounded_proxy(low: Tensor, high: Tensor, means: Tensor) -> Tensor:
-    """The largest variance proxy, (m,), of variables between low and high, (m,), that have one of these means, (m, k).
+    """The largest variance proxy, (m,), of variables between low and high, (m,), that have one of
+    these means, (m, k).
 
-    Of all that have one mean the variable with the values low and high alone has the largest E exp(t Y), since exp is
-    convex; with d = (low + high - 2 mean)/(high - low) its least proxy is (high - low)^2/4 d/artanh(d).
+    Of all that have one mean the variable with the values low and high alone has the largest E
+    exp(t Y), since exp is convex; with d = (low + high - 2 mean)/(high - low) its least proxy is
+    (high - low)^2/4 d/artanh(d).
     Source: Hoeffding (1963), the first; Kearns, Saul (1998), the second.
     """
     width = (high - low).clamp_min(TINY)

@@ -37,11 +37,12 @@ BLOCK = 32  # rows of H in one product
 
 @dataclass(frozen=True)
 class RandomizedResponse(StrategyOracle):
-    """Report x in [0, k) with probability p = e^epsilon/(e^epsilon + k - 1), any other value with q = p/e^epsilon.
+    """Report x in [0, k) with probability p = e^epsilon/(e^epsilon + k - 1), any other value with
+    q = p/e^epsilon.
 
-    q is rounded up to a multiple of 2^-63, which is what is drawn, decoded and stated: at epsilon = 40 it costs .02 of
-    it for k = 2, and none is above 43.7. k >= 2; epsilon in (0, 700], for many types above about k^2 2^-43. Raises
-    ValueError.
+    q is rounded up to a multiple of 2^-63, which is what is drawn, decoded and stated: at epsilon =
+    40 it costs .02 of it for k = 2, and none is above 43.7. k >= 2; epsilon in (0, 700], for many
+    types above about k^2 2^-43. Raises ValueError.
 
     Guarantees: exactly ``guarantee.epsilon``-LDP, log(p/q) of the integers drawn, at most epsilon.
     Source: Warner (1965); Kairouz, Bonawitz, Ramage (2016), section 4.1.
@@ -83,7 +84,8 @@ class RandomizedResponse(StrategyOracle):
 
     def randomize_unchecked(self, x: Tensor, draws: Draws) -> Tensor:
         """One report in [0, k) for each user: int64, the shape of ``x``."""
-        # one integer of 63 bits for each user: each of the k values owns `step` of them, what is left keeps x
+        # one integer of 63 bits for each user: each of the k values owns `step` of them, what is
+        # left keeps x
         value = draws.integers(tuple(x.shape)).div_(self._step, rounding_mode="floor")
         return torch.where(value < self.k, value, x.long())
 
@@ -100,7 +102,9 @@ class RandomizedResponse(StrategyOracle):
         return (torch.diag(pi) - torch.outer(pi, pi)) / self._kept**2
 
     def workload_variance(self, W: Tensor) -> Tensor:
-        """(q S_i + k q (p - q) d_ix^2)/(p - q)^2; d_ix = W_ix - mean_x W_ix, S_i = sum_x d_ix^2. O(m k)."""
+        """(q S_i + k q (p - q) d_ix^2)/(p - q)^2; d_ix = W_ix - mean_x W_ix, S_i = sum_x d_ix^2.
+        O(m k).
+        """
         d, S = spread(self._workload(W))
         return (self.q / self._kept * S + self._uniform * d.square()) / self._kept
 
@@ -125,7 +129,8 @@ class RandomizedResponse(StrategyOracle):
     def _reports(self, counts: Tensor, draws: Draws) -> Tensor:
         """Binomial(counts_x, k q) users of type x report uniformly, the others x.
 
-        The reports of the former are drawn by halving [0, k) again and again. O(k) for each row, whatever the users.
+        The reports of the former are drawn by halving [0, k) again and again. O(k) for each row,
+        whatever the users.
         """
         uniform = draws.binomial(counts, self._uniform)
         pools = uniform.sum(-1, keepdim=True)  # users who report uniformly, in one pool
@@ -166,11 +171,12 @@ class RandomizedResponse(StrategyOracle):
 
 @dataclass(frozen=True)
 class HadamardResponse(StrategyOracle):
-    """An index y in [0, K), K = 2^ceil(log2(k + 1)), e^epsilon times as likely where H[x + 1, y] = 1 as where -1.
+    """An index y in [0, K), K = 2^ceil(log2(k + 1)), e^epsilon times as likely where H[x + 1, y] =
+    1 as where -1.
 
-    H is Sylvester's Hadamard matrix, H[a, y] = (-1)^popcount(a & y). Decoded: Y_v = c H[v + 1, y], c = coth(epsilon/2);
-    Cov(Y | x) is c^2 on the diagonal and c at (a, b) with (a + 1) xor (b + 1) = x + 1, less e_x e_x^T.
-    k >= 2; epsilon in [1e-9, 700]. Raises ValueError.
+    H is Sylvester's Hadamard matrix, H[a, y] = (-1)^popcount(a & y). Decoded: Y_v = c H[v + 1, y],
+    c = coth(epsilon/2); Cov(Y | x) is c^2 on the diagonal and c at (a, b) with (a + 1) xor
+    (b + 1) = x + 1, less e_x e_x^T. k >= 2; epsilon in [1e-9, 700]. Raises ValueError.
 
     Guarantees: exactly epsilon-LDP: the chance drawn is a float, rounded to the private side.
     Source: Acharya, Sun, Zhang (2019), the high privacy regime.
@@ -216,8 +222,8 @@ class HadamardResponse(StrategyOracle):
     def randomize_unchecked(self, x: Tensor, draws: Draws) -> Tensor:
         """One index in [0, K) for each user: int64, the shape of ``x``.
 
-        A uniform index; where its sign is not the one drawn, the lowest bit of x + 1 is flipped in it, which maps
-        the indices of one sign one to one onto those of the other.
+        A uniform index; where its sign is not the one drawn, the lowest bit of x + 1 is flipped in
+        it, which maps the indices of one sign one to one onto those of the other.
         """
         y, row = draws.words(tuple(x.shape)) & (self.outputs - 1), x.long() + 1
         wanted = bernoulli(x.numel(), self.lost, draws).view(x.shape)  # 1: H = -1
@@ -250,9 +256,10 @@ class HadamardResponse(StrategyOracle):
     def _reports(self, counts: Tensor, draws: Draws) -> Tensor:
         """O(K log K) coins for each row, whatever the users and types.
 
-        A user of type x has a = x + 1 and the parity c of a & y, which is 1 with the small chance; given it y is
-        uniform. Its highest bit t is a fair coin, unless it is the only one of a, when t = c. The lower bits are
-        uniform given their parity with those of a, which is c + t a_high: users who agree in these two are alike.
+        A user of type x has a = x + 1 and the parity c of a & y, which is 1 with the small chance;
+        given it y is uniform. Its highest bit t is a fair coin, unless it is the only one of a,
+        when t = c. The lower bits are uniform given their parity with those of a, which is c + t
+        a_high: users who agree in these two are alike.
         """
         crowds = counts.new_zeros(len(counts), 1, self.outputs, 2)
         odd = draws.binomial(counts, self.lost)
@@ -269,7 +276,9 @@ class HadamardResponse(StrategyOracle):
 
 
 def walsh_hadamard(values: Tensor) -> Tensor:
-    """H values along the last dimension, whose length is a power of two: by products with blocks of H."""
+    """H values along the last dimension, whose length is a power of two: by products with blocks of
+    H.
+    """
     shape, width = values.shape, 1
     while width < shape[-1]:
         rows = min(BLOCK, shape[-1] // width)

@@ -1,4 +1,6 @@
-"""Shift strategies: a few patterns of types and all their shifts, for workloads on ordered types."""
+"""Shift strategies: a few patterns of types and all their shifts, for workloads on ordered
+types.
+"""
 
 import math
 from dataclasses import dataclass, field
@@ -34,20 +36,25 @@ SINGULAR = 1e-12  # least pivot of M, of the largest, at which it counts as of f
 
 @dataclass(frozen=True)
 class ShiftStrategy(StrategyOracle):
-    """A user of type x draws a pattern b by its share, then a shift s in Z_K, likelier where b's pattern holds x - s.
+    """A user of type x draws a pattern b by its share, then a shift s in Z_K, likelier where b's
+    pattern holds x - s.
 
-    Types are 0, ..., k - 1 on a circle of K >= k. P(b, s | x) = share_b high_b/size_b where pattern_b[(x - s) mod K],
-    and share_b (1 - high_b)/(K - size_b) elsewhere: e^epsilon between the two. M = Q^T D^{-1} Q, D_(b,s) = share_b/K,
-    is a Toeplitz matrix. For a workload W the decoder W M^{-1} Q^T D^{-1} is unbiased and, under uniform types on the
-    circle, of least variance. The message (b, s) is the number b K + s.
+    Types are 0, ..., k - 1 on a circle of K >= k. P(b, s | x) = share_b high_b/size_b where
+    pattern_b[(x - s) mod K], and share_b (1 - high_b)/(K - size_b) elsewhere: e^epsilon between the
+    two. M = Q^T D^{-1} Q, D_(b,s) = share_b/K, is a Toeplitz matrix. For a workload W the decoder W
+    M^{-1} Q^T D^{-1} is unbiased and, under uniform types on the circle, of least variance. The
+    message (b, s) is the number b K + s.
 
-    patterns: (B, K), bool, each neither empty nor full; shares: (B,), positive, scaled to 1, drawn as integers over
-    2^63; k: in 2..K; epsilon in [1e-4, 700]; place: (k,), where on the circle the types are, no two at one place, where
-    these are not its first k points; what is said of x above holds of its place. Raises TypeError, ValueError, also
-    where the reports can not tell all types apart. Memory: O(B K + k^2), never the matrix Q of B K outputs.
+    patterns: (B, K), bool, each neither empty nor full; shares: (B,), positive, scaled to 1, drawn
+    as integers over 2^63; k: in 2..K; epsilon in [1e-4, 700]; place: (k,), where on the circle the
+    types are, no two at one place, where these are not its first k points; what is said of x above
+    holds of its place. Raises TypeError, ValueError, also where the reports can not tell all types
+    apart. Memory: O(B K + k^2), never the matrix Q of B K outputs.
 
-    Guarantees: exactly epsilon-LDP: all draws are integers, and ``guarantee`` states the log ratio drawn.
-    Source: strategy matrices of McKenna, Maity, Mazumdar, Miklau (2020), that the shifts of a circle leave as
+    Guarantees: exactly epsilon-LDP: all draws are integers, and ``guarantee`` states the log ratio
+    drawn.
+    Source: strategy matrices of McKenna, Maity, Mazumdar, Miklau (2020), that the shifts of a
+    circle leave as
         they are.
     """
 
@@ -102,18 +109,23 @@ class ShiftStrategy(StrategyOracle):
         users: int | None = None,
         grid: Grid | None = None,
     ) -> "ShiftStrategy":
-        """One of small variance for W among all: of one user's part in the answers, worst type, mean over queries.
+        """One of small variance for W among all: of one user's part in the answers, worst type,
+        mean over queries.
 
-        For workloads on ordered types (prefix sums, ranges, differences); for others any frequency oracle may be
-        better. O(log k) rounds of Fourier transforms: seconds up to thousands of types.
+        For workloads on ordered types (prefix sums, ranges, differences); for others any frequency
+        oracle may be better. O(log k) rounds of Fourier transforms: seconds up to thousands of
+        types.
 
-        W: (m, k), real, no two columns alike, k >= 2. A constant may be taken off each row: it changes no variance.
-        epsilon: in [0.001, 30]. steps: of the descent on merged types; starts: of it. users: for answers that are
-        fitted to so many reports, of at most 256 types: of small posterior variance under a rough prior, in the place
-        of the variance of unbiased answers. grid: types in each direction where they are on a grid, the last direction
-        first to change; their product is k. Raises TypeError, ValueError.
-        Guarantees: at most epsilon-LDP. No gap is promised; ``strategy_lower_bound`` says how far it is from the best.
-        Source: see ``translates``; Chaloner, Verdinelli (1995) for designs of least posterior variance.
+        W: (m, k), real, no two columns alike, k >= 2. A constant may be taken off each row: it
+        changes no variance. epsilon: in [0.001, 30]. steps: of the descent on merged types; starts:
+        of it. users: for answers that are fitted to so many reports, of at most 256 types: of small
+        posterior variance under a rough prior, in the place of the variance of unbiased answers.
+        grid: types in each direction where they are on a grid, the last direction first to change;
+        their product is k. Raises TypeError, ValueError.
+        Guarantees: at most epsilon-LDP. No gap is promised; ``strategy_lower_bound`` says how far
+        it is from the best.
+        Source: see ``translates``; Chaloner, Verdinelli (1995) for designs of least posterior
+        variance.
         """
         W, epsilon, _ = strategy_problem(W, epsilon, None)
         steps, starts = checks.integer("steps", steps, 1), checks.integer("starts", starts, 1)
@@ -149,10 +161,12 @@ class ShiftStrategy(StrategyOracle):
 
     @classmethod
     def square_wave(cls, k: int, epsilon: float, width: int | None = None) -> "ShiftStrategy":
-        """For an interval cut in k types: outputs at most ``width`` from the type are e^epsilon times as likely.
+        """For an interval cut in k types: outputs at most ``width`` from the type are e^epsilon
+        times as likely.
 
-        One pattern, an arc of 2 width + 1 on a circle of k + 2 width, which no type's arc wraps around. Its unbiased
-        answers have a large variance: it is meant for ``queries.fitted``. Raises TypeError, ValueError.
+        One pattern, an arc of 2 width + 1 on a circle of k + 2 width, which no type's arc wraps
+        around. Its unbiased answers have a large variance: it is meant for ``queries.fitted``.
+        Raises TypeError, ValueError.
 
         Args:
             k: number of types.
@@ -237,8 +251,8 @@ class ShiftStrategy(StrategyOracle):
     def randomize_unchecked(self, x: Tensor, draws: Draws) -> Tensor:
         """One output in [0, B K) for each user: int64, the shape of ``x``.
 
-        One number settles the pattern and whether x - s is in it, a second one which of these shifts: neither depends
-        on x.
+        One number settles the pattern and whether x - s is in it, a second one which of these
+        shifts: neither depends on x.
         """
         number = draws.integers(tuple(x.shape))
         cell = torch.searchsorted(self.table.cumsum(0)[:-1], number, right=True)  # of 2 B
@@ -296,7 +310,9 @@ class ShiftStrategy(StrategyOracle):
 def _whole(
     shares: list[float], sizes: list[int], circle: int, epsilon: float
 ) -> tuple[list[int], float]:
-    """Integers over 2^63 of (pattern, inside) and (pattern, outside), and the epsilon that they spend."""
+    """Integers over 2^63 of (pattern, inside) and (pattern, outside), and the epsilon that they
+    spend.
+    """
     growth = exponential(epsilon)
     each = [math.floor(share * TOTAL) for share in shares]
     each[max(range(len(each)), key=each.__getitem__)] += TOTAL - sum(each)

@@ -1,4 +1,5 @@
-"""Strategy matrices: any local randomizer with finitely many outputs, and the best unbiased decoder for a workload.
+"""Strategy matrices: any local randomizer with finitely many outputs, and the best unbiased decoder
+for a workload.
 
 Also as modules: learned by any optimisation, private at every step of it.
 """
@@ -30,7 +31,8 @@ from torchdp.randomizers.base import exact_local
 COLUMN_TOLERANCE = 1e-6  # a column sum further from 1 is taken for a mistake
 # of two chances of one output, less 1: less would drown in the rounding of float64
 LEAST_RATIO = 2.0**-30
-# Adam's at first; it falls in a straight line, to LAST of it. Smaller ones end in worse local minima.
+# Adam's at first; it falls in a straight line, to LAST of it. Smaller ones end in worse local
+# minima.
 LEARNING_RATE = 0.5
 LAST = 0.02
 # logits of entries that count as being at an end of their range, and by how much they move on
@@ -56,18 +58,22 @@ ROUNDS, CLOSE = 100, 1e-7  # of Newton's method, at most; its last step, whose e
 class LearnedStrategy(nn.Module):
     """A strategy matrix Q (m, k) with free parameters, epsilon-LDP whatever their values.
 
-    Q[y, x] = z_y (1 + (e^epsilon - 1) sigmoid(logits[y, x] + shift_x)): row y lies in [z_y, e^epsilon z_y]. shift_x is
-    the one number that makes column x add up to 1; it exists since z = c softmax(weights) with e^-epsilon < c < 1, and
-    its gradient is the implicit function's. So any optimizer and any loss will do: no projection, no penalty.
+    Q[y, x] = z_y (1 + (e^epsilon - 1) sigmoid(logits[y, x] + shift_x)): row y lies in
+    [z_y, e^epsilon z_y]. shift_x is the one number that makes column x add up to 1; it exists since
+    z = c softmax(weights) with e^-epsilon < c < 1, and its gradient is the implicit function's. So
+    any optimizer and any loss will do: no projection, no penalty.
 
-    start: (m, k), positive, columns that add up to 1, such as the matrix of ``StrategyMatrix.tuned``; entries at the
-    ends of their range are moved a little inward. epsilon: at least start's own, at most 30. Parameters, float64:
-    logits (m, k), weights (m,), level (), the logit of (c - e^-epsilon)/(1 - e^-epsilon). The randomizer that they
-    stand for is ``StrategyMatrix(learned().detach())``. Raises TypeError, ValueError.
+    start: (m, k), positive, columns that add up to 1, such as the matrix of
+    ``StrategyMatrix.tuned``; entries at the ends of their range are moved a little inward. epsilon:
+    at least start's own, at most 30. Parameters, float64: logits (m, k), weights (m,), level (),
+    the logit of (c - e^-epsilon)/(1 - e^-epsilon). The randomizer that they stand for is
+    ``StrategyMatrix(learned().detach())``. Raises TypeError, ValueError.
 
-    Guarantees: a report drawn from a column of Q is epsilon-LDP, whatever the parameters; they must not be fitted to
+    Guarantees: a report drawn from a column of Q is epsilon-LDP, whatever the parameters; they must
+    not be fitted to
         data of the users who report.
-    Source: the polytope of McKenna, Maity, Mazumdar, Miklau (2020), section 4, in coordinates without constraints.
+    Source: the polytope of McKenna, Maity, Mazumdar, Miklau (2020), section 4, in coordinates
+    without constraints.
     """
 
     def __init__(self, start: Tensor, epsilon: float) -> None:
@@ -101,7 +107,9 @@ class LearnedStrategy(nn.Module):
         return math.expm1(self.epsilon * (1 - SLACK))
 
     def forward(self) -> Tensor:
-        """Q, (m, k): positive, columns that add up to 1, rows whose largest ratio is at most e^epsilon."""
+        """Q, (m, k): positive, columns that add up to 1, rows whose largest ratio is at most
+        e^epsilon.
+        """
         least = 1 / (1 + self._growth)
         z = (least + (1 - least) * self.level.sigmoid()) * self.weights.softmax(0)
         shift = _Shift.apply(self.logits, z, self._growth, self._last)
@@ -110,7 +118,9 @@ class LearnedStrategy(nn.Module):
 
 
 class _Shift(torch.autograd.Function):
-    """shift (k,) with sum_y z_y (1 + growth sigmoid(logits_y + shift)) = 1, by Newton's method inside a bracket."""
+    """shift (k,) with sum_y z_y (1 + growth sigmoid(logits_y + shift)) = 1, by Newton's method
+    inside a bracket.
+    """
 
     @staticmethod
     def forward(ctx, logits: Tensor, z: Tensor, growth: float, start: Tensor) -> Tensor:
@@ -141,12 +151,15 @@ class _Shift(torch.autograd.Function):
 
 
 def answer_variances(Q: Tensor, W: Tensor, prior: Tensor | None = None) -> Tensor:
-    """Variance of one user's part in each answer, for each type, with the best decoder: (q, k), with gradients.
+    """Variance of one user's part in each answer, for each type, with the best decoder: (q, k),
+    with gradients.
 
-    V = W (Q^T D^{-1} Q)^{-1} Q^T D^{-1}, D = diag(Q prior), is unbiased and of least variance under ``prior``; the
-    variance is sum_y V_iy^2 Q[y, x] - W_ix^2. ``StrategyMatrix.workload_variance``, but a function of Q and prior.
+    V = W (Q^T D^{-1} Q)^{-1} Q^T D^{-1}, D = diag(Q prior), is unbiased and of least variance under
+    ``prior``; the variance is sum_y V_iy^2 Q[y, x] - W_ix^2. ``StrategyMatrix.workload_variance``,
+    but a function of Q and prior.
 
-    Q: (m, k), positive, of rank k; W: (q, k); prior: (k,), positive, uniform where None. Raises TypeError, ValueError.
+    Q: (m, k), positive, of rank k; W: (q, k); prior: (k,), positive, uniform where None. Raises
+    TypeError, ValueError.
     Source: McKenna, Maity, Mazumdar, Miklau (2020), optimal reconstruction.
     """
     Q, W = checks.matrix("Q", Q), checks.matrix("W", W)
@@ -178,18 +191,21 @@ def _answer_variances(Q: Tensor, W: Tensor, prior: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class StrategyMatrix(StrategyOracle):
-    """A user of type x reports output y with probability Q[y, x]; epsilon = log max_y (max_x Q[y, x]/min_x Q[y, x]).
+    """A user of type x reports output y with probability Q[y, x]; epsilon = log max_y
+    (max_x Q[y, x]/min_x Q[y, x]).
 
-    For a workload W the decoder V = W (Q^T D^{-1} Q)^+ Q^T D^{-1}, D = diag(Q prior), is unbiased, V Q = W, and has
-    the least variance of all unbiased ones under the prior, each query on its own. ``answers`` and
-    ``workload_variance`` need W in the row space of Q only; what belongs to a single type (``totals``, ``analyse``,
-    ``covariance``) is the case W = I and needs Q of rank k.
+    For a workload W the decoder V = W (Q^T D^{-1} Q)^+ Q^T D^{-1}, D = diag(Q prior), is unbiased,
+    V Q = W, and has the least variance of all unbiased ones under the prior, each query on its own.
+    ``answers`` and ``workload_variance`` need W in the row space of Q only; what belongs to a
+    single type (``totals``, ``analyse``, ``covariance``) is the case W = I and needs Q of rank k.
 
-    matrix: (m, k), k >= 2, positive, columns that add up to 1 (to 1e-6). What is drawn, decoded and kept here as
-    ``matrix`` is ``table``/2^63, integers near it that never spend more than it; outputs of chance 1e-12 move by up to
-    1e-7 of theirs. prior: (k,), positive, scaled to 1, or None for the uniform one. Raises TypeError, ValueError.
+    matrix: (m, k), k >= 2, positive, columns that add up to 1 (to 1e-6). What is drawn, decoded and
+    kept here as ``matrix`` is ``table``/2^63, integers near it that never spend more than it;
+    outputs of chance 1e-12 move by up to 1e-7 of theirs. prior: (k,), positive, scaled to 1, or
+    None for the uniform one. Raises TypeError, ValueError.
 
-    Guarantees: exactly epsilon-LDP, epsilon the largest log ratio within a row of the integers drawn, rounded up.
+    Guarantees: exactly epsilon-LDP, epsilon the largest log ratio within a row of the integers
+    drawn, rounded up.
     Source: McKenna, Maity, Mazumdar, Miklau (2020), strategy matrix and optimal reconstruction.
     """
 
@@ -254,21 +270,24 @@ class StrategyMatrix(StrategyOracle):
     ) -> "StrategyMatrix":
         """A strategy of small variance for W among all epsilon-LDP ones.
 
-        What is small is the variance of one user's part in the answers, of a type drawn from ``prior`` or of the worst
-        type where that is None: in the mean over the queries, or for ``Objective.WORST`` of the worst query, which
-        starts from the best in the mean. Not convex, and no gap is promised: see :func:`strategy_lower_bound`.
+        What is small is the variance of one user's part in the answers, of a type drawn from
+        ``prior`` or of the worst type where that is None: in the mean over the queries, or for
+        ``Objective.WORST`` of the worst query, which starts from the best in the mean. Not convex,
+        and no gap is promised: see :func:`strategy_lower_bound`.
 
         Args:
-            W: (m, k), real, not zero, k >= 2. A constant may be taken off each row: it changes no variance.
+            W: (m, k), real, not zero, k >= 2. A constant may be taken off each row: it changes no
+                variance.
             epsilon: in [0.001, 30].
-            prior: (k,), positive, scaled to 1; None: the worst type, whose least favourable prior the result keeps.
+            prior: (k,), positive, scaled to 1; None: the worst type, whose least favourable prior
+                the result keeps.
             objective: over the queries.
             outputs: most rows allowed, at least 2k; None: 4k. More rows, less variance.
             steps: of descent; None: 700, beyond 40 types 300.
 
-        A :class:`LearnedStrategy` descends from random subsets of types, beyond 40 types from the rows of
-        ``ShiftStrategy.tuned`` and above epsilon = 2.5 from both; under a prior three times in turn. Randomized and
-        Hadamard response stand as candidates beside the outcome.
+        A :class:`LearnedStrategy` descends from random subsets of types, beyond 40 types from the
+        rows of ``ShiftStrategy.tuned`` and above epsilon = 2.5 from both; under a prior three times
+        in turn. Randomized and Hadamard response stand as candidates beside the outcome.
 
         Raises TypeError, ValueError.
         Guarantees: at most epsilon-LDP, ``epsilon`` measured on the matrix returned.
@@ -304,13 +323,17 @@ class StrategyMatrix(StrategyOracle):
         return best.sharpened(W, prior, steps)
 
     def judged(self, W: Tensor, prior: Tensor | None, objective: Objective) -> float:
-        """The variance that ``tuned`` makes small: over the queries as ``objective`` says, over the types by prior."""
+        """The variance that ``tuned`` makes small: over the queries as ``objective`` says, over the
+        types by prior.
+        """
         variance = self.workload_variance(W)  # (queries, types)
         each = variance.mean(0, keepdim=True) if objective is Objective.MEAN else variance
         return float((each.amax(1) if prior is None else each @ prior).max())
 
     def sharpened(self, W: Tensor, prior: Tensor | None, steps: int = 500) -> "StrategyMatrix":
-        """This one or one whose worst query has less variance, for the same epsilon at most. Unchecked."""
+        """This one or one whose worst query has less variance, for the same epsilon at most.
+        Unchecked.
+        """
         module = LearnedStrategy(self.matrix, self.epsilon)
         found = self._descended(module, W, prior, Objective.WORST, steps, self._prior)
         variances = [each.judged(W, prior, Objective.WORST) for each in (self, found)]
@@ -327,10 +350,12 @@ class StrategyMatrix(StrategyOracle):
         steps: int,
         law: Tensor | None = None,
     ) -> "StrategyMatrix":
-        """Adam on the module's parameters, and for the worst type on the decoder's prior, which begins at ``law``.
+        """Adam on the module's parameters, and for the worst type on the decoder's prior, which
+        begins at ``law``.
 
-        Against ``answer_variances``, added up over the rows of W or for the worst of them; where there are several
-        numbers, against a smooth maximum of them that sharpens. O(steps m k (k + queries)).
+        Against ``answer_variances``, added up over the rows of W or for the worst of them; where
+        there are several numbers, against a smooth maximum of them that sharpens.
+        O(steps m k (k + queries)).
         """
         k = W.shape[1]
         start = W.new_zeros(k) if law is None else law.log()
@@ -357,7 +382,9 @@ class StrategyMatrix(StrategyOracle):
         return cls(module().detach(), decoders.detach())
 
     def repeated(self, place: Tensor) -> "StrategyMatrix":
-        """On other types, of which x reports as type place_x does here: (k',); the prior evenly over those alike."""
+        """On other types, of which x reports as type place_x does here: (k',); the prior evenly
+        over those alike.
+        """
         sizes = torch.bincount(place, minlength=self.k)
         return StrategyMatrix(self.matrix[:, place], (self._prior / sizes)[place])
 
@@ -396,13 +423,17 @@ class StrategyMatrix(StrategyOracle):
 
     @cached_property
     def _cumulative(self) -> Tensor:
-        """(k, power of two), int64: how many integers lead to outputs 0, ..., y; the last but one number beyond."""
+        """(k, power of two), int64: how many integers lead to outputs 0, ..., y; the last but one
+        number beyond.
+        """
         sums = self.table.new_full((self.k, 1 << self.bits_per_user), TOTAL - 1)
         sums[:, : self.outputs - 1] = self.table.mT[:, :-1].cumsum(-1)
         return sums
 
     def decoder(self, W: Tensor) -> Tensor:
-        """V with V Q = W: (*batch, q, k) -> (*batch, q, m). Raises ValueError where W is not in the row space of Q."""
+        """V with V Q = W: (*batch, q, k) -> (*batch, q, m). Raises ValueError where W is not in the
+        row space of Q.
+        """
         W = self._workload(W)
         V = W @ self.inverse
         missed = (V @ self.matrix - W).detach().abs().amax()

@@ -20,9 +20,11 @@ ROUNDING = 1e-14  # of the largest entry, for each dimension: the error of eigva
 
 @dataclass(frozen=True)
 class VarianceWitness:
-    """What proves a bound: Z (m, k), prices (k,), and the multipliers (k, k) of the products of t and 1 - t.
+    """What proves a bound: Z (m, k), prices (k,), and the multipliers (k, k) of the products of t
+    and 1 - t.
 
-    ones: of t_x t_y; zeros: of (1 - t_x)(1 - t_y); mixed: of t_x (1 - t_y). See :func:`certify_variance`.
+    ones: of t_x t_y; zeros: of (1 - t_x)(1 - t_y); mixed: of t_x (1 - t_y). See
+    :func:`certify_variance`.
     """
 
     Z: Tensor
@@ -37,29 +39,34 @@ class VarianceWitness:
 def strategy_lower_bound(
     W: Tensor, epsilon: float, prior: Tensor | None = None, *, program: bool = True
 ) -> float:
-    """No epsilon-LDP report answers W with less variance: a bound on the mean over queries and prior-weighted types.
+    """No epsilon-LDP report answers W with less variance: a bound on the mean over queries and
+    prior-weighted types.
 
-    For every local randomizer, whatever its outputs, and every unbiased estimate V(y) of W e_x from one report y,
-    sum_x prior_x mean_i Var(V_i | x) is at least the value returned. ``StrategyMatrix.tuned`` bounds the least such
-    variance from above, so the two together say how far a strategy is from the best. The worst type's variance is
-    no less than any mean over types: there, take the prior of the strategy.
+    For every local randomizer, whatever its outputs, and every unbiased estimate V(y) of W e_x from
+    one report y, sum_x prior_x mean_i Var(V_i | x) is at least the value returned.
+    ``StrategyMatrix.tuned`` bounds the least such variance from above, so the two together say how
+    far a strategy is from the best. The worst type's variance is no less than any mean over types:
+    there, take the prior of the strategy.
 
-    The larger of two. With s the singular values of W diag(prior)^{1/2}, rows less their means under the prior, and t =
-    tanh(epsilon/2)^2: the least sum of s_i^2/v_i - s_i^2 over v_i <= t whose sum is at most sinh(epsilon/2)^2, over the
-    number of queries; tight for the histogram, far too low for prefix sums at epsilon = 4. And, where ``program`` is
-    and up to 64 types, a semidefinite program, solved by cvxpy on the CPU, in about a second at k = 16 and a minute at
-    k = 64; its solution is a proposal, which :func:`certify_variance` turns into a bound. From epsilon = 6 on its
-    rounding makes the bound weak.
+    The larger of two. With s the singular values of W diag(prior)^{1/2}, rows less their means
+    under the prior, and t = tanh(epsilon/2)^2: the least sum of s_i^2/v_i - s_i^2 over v_i <= t
+    whose sum is at most sinh(epsilon/2)^2, over the number of queries; tight for the histogram, far
+    too low for prefix sums at epsilon = 4. And, where ``program`` is and up to 64 types, a
+    semidefinite program, solved by cvxpy on the CPU, in about a second at k = 16 and a minute at
+    k = 64; its solution is a proposal, which :func:`certify_variance` turns into a bound. From
+    epsilon = 6 on its rounding makes the bound weak.
 
-    W: (m, k), real, not zero. epsilon: in [1e-6, 30], without the program up to 700. prior: (k,), positive, without the
-    program non-negative (None: uniform). Raises TypeError, ValueError, ImportError without cvxpy where the program is
-    solved, RuntimeError where the solver finds nothing.
+    W: (m, k), real, not zero. epsilon: in [1e-6, 30], without the program up to 700. prior: (k,),
+    positive, without the program non-negative (None: uniform). Raises TypeError, ValueError,
+    ImportError without cvxpy where the program is solved, RuntimeError where the solver finds
+    nothing.
 
     Guarantees: at most the least variance.
-    Source: weak duality for the problem of McKenna, Maity, Mazumdar, Miklau (2020) over its extreme rows (Kairouz, Oh,
-    Viswanath 2014), the quadratic condition on them relaxed as in Sherali, Adams (1990). For the singular values: the
-    v_i are those of the chi-square information of the report, at most t each (Zhang, Asoodeh 2023, Theorem 1); their
-    sum by var u <= (mean u - low)(1 - mean u) for numbers u in [low, 1] (Bhatia, Davis 2000).
+    Source: weak duality for the problem of McKenna, Maity, Mazumdar, Miklau (2020) over its extreme
+    rows (Kairouz, Oh, Viswanath 2014), the quadratic condition on them relaxed as in Sherali, Adams
+    (1990). For the singular values: the v_i are those of the chi-square information of the report,
+    at most t each (Zhang, Asoodeh 2023, Theorem 1); their sum by var u <= (mean u - low)(1 - mean
+    u) for numbers u in [low, 1] (Bhatia, Davis 2000).
     """
     W, epsilon, h = _problem(W, epsilon, prior, program)
     simple = _by_singular_values(W, epsilon, h)
@@ -69,11 +76,13 @@ def strategy_lower_bound(
 
 
 def _by_singular_values(W: Tensor, epsilon: float, prior: Tensor) -> float:
-    """With the v_i = min(t, c s_i): the least sum for the multiplier 1/c^2 of their sum, a bound for any c > 0.
+    """With the v_i = min(t, c s_i): the least sum for the multiplier 1/c^2 of their sum, a bound
+    for any c > 0.
 
-    For u = a row of a strategy over its largest entry, m = <prior, u>, weights w with sum_y w_y u_y = 1 and
-    A = sum_y w_y C u_y u_y^T C^T/m_y, C u = diag(prior)^{1/2} (u - m), unbiasedness leaves tr(B A^+), B of eigenvalues
-    s_i^2; tr A <= sum_y w_y m_y max over m of (m - low)(1 - m)/m^2 = sinh(epsilon/2)^2.
+    For u = a row of a strategy over its largest entry, m = <prior, u>, weights w with sum_y w_y
+    u_y = 1 and A = sum_y w_y C u_y u_y^T C^T/m_y, C u = diag(prior)^{1/2} (u - m), unbiasedness
+    leaves tr(B A^+), B of eigenvalues s_i^2; tr A <= sum_y w_y m_y max over m of
+    (m - low)(1 - m)/m^2 = sinh(epsilon/2)^2.
     """
     queries, k = W.shape
     W = (W - (W @ prior)[:, None]) * prior.sqrt()
@@ -145,12 +154,14 @@ def certify_variance(
 ) -> float:
     """The bound that a witness proves, by linear algebra in float64.
 
-    For a row r of any strategy and its decoder V_r, <prior, r> ||V_r||^2 >= 2 <V_r, Z r> - ||Z r||^2/<prior, r>. If
-    ||Z u||^2 <= <prior, u> <prices, u> for all u in {low, 1}^k, low = e^-epsilon, then by convexity for all rows, and
-    the sum of the second moments is at least 2 tr(Z^T W) - sum prices; at the best multiple of Z that is
-    (tr Z^T W)^2/sum prices. With u = low + (1 - low) t the condition holds if <prior, u> <prices, u> - ||Z u||^2, less
-    multiples of t_x t_y, (1 - t_x)(1 - t_y) and t_x (1 - t_y), non-negative but for the last at x = y (where it is 0),
-    is a positive semidefinite form in (1, t). What its smallest eigenvalue lacks is made up for by larger prices.
+    For a row r of any strategy and its decoder V_r, <prior, r> ||V_r||^2 >= 2 <V_r, Z r> - ||Z
+    r||^2/<prior, r>. If
+    ||Z u||^2 <= <prior, u> <prices, u> for all u in {low, 1}^k, low = e^-epsilon, then by convexity
+    for all rows, and the sum of the second moments is at least 2 tr(Z^T W) - sum prices; at the
+    best multiple of Z that is (tr Z^T W)^2/sum prices. With u = low + (1 - low) t the condition
+    holds if <prior, u> <prices, u> - ||Z u||^2, less multiples of t_x t_y, (1 - t_x)(1 - t_y) and
+    t_x (1 - t_y), non-negative but for the last at x = y (where it is 0), is a positive
+    semidefinite form in (1, t). What its smallest eigenvalue lacks is made up for by larger prices.
     """
     W, epsilon, prior = _problem(W, epsilon, prior)
     k, low = W.shape[1], math.exp(-epsilon)
@@ -168,7 +179,8 @@ def certify_variance(
     lacking = max(0.0, -float(torch.linalg.eigvalsh(slack)[0])) + ROUNDING * (k + 1) * float(
         slack.abs().max()
     )
-    # ||(1, t)||^2 = 1 + sum t =: 1 + T, <1, u> = k low + (1 - low) T, and <prior, u> >= low + (1 - low) T min prior.
+    # ||(1, t)||^2 = 1 + sum t =: 1 + T, <1, u> = k low + (1 - low) T, and <prior, u> >= low +
+    # (1 - low) T min prior.
     T = torch.arange(k + 1, dtype=torch.float64)
     share = (1 + T) / ((low + (1 - low) * T * prior.min()) * (k * low + (1 - low) * T))
     prices = float(witness.prices.sum()) + k * lacking * float(share.max())
@@ -189,7 +201,9 @@ def _problem(
 
 
 def _forms(k: int, low: float) -> tuple[Tensor, Tensor, Tensor]:
-    """In (1, t): the forms t_x and 1 - t_x, columns of (k + 1, k) each, and u = low + (1 - low) t, (k, k + 1)."""
+    """In (1, t): the forms t_x and 1 - t_x, columns of (k + 1, k) each, and u = low + (1 - low) t,
+    (k, k + 1).
+    """
     one, eye = torch.ones(1, k, dtype=torch.float64), torch.eye(k, dtype=torch.float64)
     return (
         torch.cat([0 * one, eye]),

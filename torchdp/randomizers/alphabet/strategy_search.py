@@ -1,10 +1,11 @@
 """What the searches for strategy matrices are given, and where they begin.
 
-With v_y the rows of Q scaled to [e^-epsilon, 1], the variance under a prior is tr(W M^{-1} W^T) - sum_x prior_x
-||W e_x||^2, M = sum_y weight_y v_y v_y^T/<prior, v_y>: of W only the Gram matrix W^T W counts. The best rows are
-extreme, v_y in {e^-epsilon, 1}^k, for M is convex in each.
-Source: McKenna, Maity, Mazumdar, Miklau (2020) for the problem; Kairouz, Oh, Viswanath (2014) for the extreme rows
-(staircase mechanisms).
+With v_y the rows of Q scaled to [e^-epsilon, 1], the variance under a prior is tr(W M^{-1} W^T) -
+sum_x prior_x
+||W e_x||^2, M = sum_y weight_y v_y v_y^T/<prior, v_y>: of W only the Gram matrix W^T W counts. The
+best rows are extreme, v_y in {e^-epsilon, 1}^k, for M is convex in each.
+Source: McKenna, Maity, Mazumdar, Miklau (2020) for the problem; Kairouz, Oh, Viswanath (2014) for
+the extreme rows (staircase mechanisms).
 """
 
 import math
@@ -33,7 +34,9 @@ def strategy_problem(
 def answered(
     W: Tensor, prior: Tensor | None, positive: bool = True
 ) -> tuple[Tensor, Tensor | None]:
-    """A workload (queries, types), float64, and a prior of its types. Raises TypeError, ValueError."""
+    """A workload (queries, types), float64, and a prior of its types. Raises TypeError,
+    ValueError.
+    """
     W = checks.matrix("W", W).detach().double()
     if W.ndim != 2 or W.shape[1] < 2:
         raise ValueError(
@@ -45,7 +48,9 @@ def answered(
 
 
 def gram_root(W: Tensor) -> Tensor:
-    """R (k, k) with R^T R = W^T W over the number of queries, and a little of the histogram's; size about 1."""
+    """R (k, k) with R^T R = W^T W over the number of queries, and a little of the histogram's; size
+    about 1.
+    """
     W = W / W.abs().max() / math.sqrt(len(W))
     gram = W.mT @ W
     gram.diagonal().add_(FLOOR * gram.diagonal().mean())

@@ -1,6 +1,7 @@
 """Subset selection: the message is a set of w values, more often one that holds the user's own.
 
-How many of n random subsets hold each value is drawn exactly in distribution, without drawing one of them.
+How many of n random subsets hold each value is drawn exactly in distribution, without drawing one
+of them.
 """
 
 import math
@@ -41,14 +42,17 @@ CELLS = 2**20  # of a table, and of the crowds that one step works on
 
 
 def subset_sums(free: Tensor, bound: Tensor, w: int, draws: Draws) -> Tensor:
-    """Free users hold a uniform w-subset of [0, k), those bound to v a uniform one among those that hold v.
+    """Free users hold a uniform w-subset of [0, k), those bound to v a uniform one among those that
+    hold v.
 
-    free: (repetitions,), bound: (repetitions, k), int64 users; returns how many hold each value, (repetitions, k).
+    free: (repetitions,), bound: (repetitions, k), int64 users; returns how many hold each value,
+    (repetitions, k).
 
-    [0, k) is halved again and again. Of a user all that matters in a block of values is how many of them it holds: of
-    those a hypergeometric number lies in the block's first half, and given their numbers its sets in the two halves
-    are uniform and independent. So crowds are split, not users. A block of s values meets about s^{1/2} different
-    numbers, which split into as many: O(k log k) binomials whatever w and the users, fewer where users are few.
+    [0, k) is halved again and again. Of a user all that matters in a block of values is how many of
+    them it holds: of those a hypergeometric number lies in the block's first half, and given their
+    numbers its sets in the two halves are uniform and independent. So crowds are split, not users.
+    A block of s values meets about s^{1/2} different numbers, which split into as many: O(k log k)
+    binomials whatever w and the users, fewer where users are few.
     """
     repetitions, k = bound.shape
     size = 1 << (k - 1).bit_length()
@@ -77,8 +81,9 @@ def subset_sums(free: Tensor, bound: Tensor, w: int, draws: Draws) -> Tensor:
 def split(crowds: Tensor, s: int, h: int, own: Tensor, draws: Draws) -> tuple[Tensor, Tensor]:
     """Crowds of blocks of s values in those of their first h values and of the other s - h.
 
-    crowds: (2, repetitions, blocks, r + 1), how many free and bound users hold r values of the block, a bound user's
-    own not counted; own: (repetitions, blocks), users bound to one of the first h.
+    crowds: (2, repetitions, blocks, r + 1), how many free and bound users hold r values of the
+    block, a bound user's own not counted; own: (repetitions, blocks), users bound to one of the
+    first h.
     """
     free, bound = crowds
     most = crowds.shape[-1] - 1
@@ -100,7 +105,8 @@ def split(crowds: Tensor, s: int, h: int, own: Tensor, draws: Draws) -> tuple[Te
 def picks(
     crowds: Tensor, s: int, h: int, draws: Draws
 ) -> Iterator[tuple[Tensor, Tensor, Tensor, Tensor]]:
-    """(block, r, picks, users): of r values picked from s without replacement, how many are among the first h.
+    """(block, r, picks, users): of r values picked from s without replacement, how many are among
+    the first h.
 
     crowds: (repetitions, blocks, r + 1) users who pick r; block: of repetitions * blocks.
     """
@@ -126,10 +132,11 @@ def picks(
 
 
 def _hypergeometric(r: Tensor, s: int, h: int) -> tuple[Tensor, list[Tensor]]:
-    """Least number of picks in the table of each r, and the chances of it and the next ones, added up in pairs.
+    """Least number of picks in the table of each r, and the chances of it and the next ones, added
+    up in pairs.
 
-    What lies farther from the mean than (TAIL/2 min(r, s - r, h, s - h))^{1/2} is left out. Source: Hoeffding (1963),
-    sections 2 and 6.
+    What lies farther from the mean than (TAIL/2 min(r, s - r, h, s - h))^{1/2} is left out. Source:
+    Hoeffding (1963), sections 2 and 6.
     """
     reach = (
         TAIL / 2 * torch.minimum(r, s - r).clamp(max=min(h, s - h)).double()
@@ -153,7 +160,9 @@ def _hypergeometric(r: Tensor, s: int, h: int) -> tuple[Tensor, list[Tensor]]:
 def _descended(
     row: Tensor, users: Tensor, sums: list[Tensor], draws: Draws
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Crowds drawn from the rows of a table, half by half: (which crowd, column, users), where there are users."""
+    """Crowds drawn from the rows of a table, half by half: (which crowd, column, users), where
+    there are users.
+    """
     origin, place = torch.arange(len(row), device=row.device), torch.zeros_like(row)
     for level in reversed(sums[:-1]):
         pair = level.view(-1, 2).index_select(0, row[origin] * (level.shape[1] // 2) + place)
@@ -178,10 +187,10 @@ def _pad(rows: Tensor, width: int) -> Tensor:
 class SubsetSelection(BitVectorOracle):
     """A w-subset of [0, k), e^epsilon times as likely if it holds the user's value x.
 
-    P(x in S) = p = w e^epsilon/(w e^epsilon + k - w), the rest of S uniform; w is k/(e^epsilon + 1) rounded to the
-    neighbour of smaller error. With q = P(v in S) and r = P(v, v' in S) for values other than x,
-    Cov(Y | x) (p - q)^2 = p (1 - p) at (x, x), p (w - 1)/(k - 1) - p q at (x, v), q (1 - q) at (v, v) and
-    r - q^2 at (v, v'). At w = 1 it is randomized response.
+    P(x in S) = p = w e^epsilon/(w e^epsilon + k - w), the rest of S uniform; w is k/(e^epsilon + 1)
+    rounded to the neighbour of smaller error. With q = P(v in S) and r = P(v, v' in S) for values
+    other than x, Cov(Y | x) (p - q)^2 = p (1 - p) at (x, x), p (w - 1)/(k - 1) - p q at (x, v), q
+    (1 - q) at (v, v) and r - q^2 at (v, v'). At w = 1 it is randomized response.
     k >= 2; epsilon in [1e-9, 700], for many types above about k 2^-33. Raises ValueError.
 
     Guarantees: exactly epsilon-LDP: the chance drawn is a float, rounded to the private side.
@@ -260,7 +269,9 @@ class SubsetSelection(BitVectorOracle):
         return messages
 
     def encode(self, messages: Tensor) -> bytes:
-        """The rank of each set among all, in bits_per_user. O(k) operations on whole numbers of that length each."""
+        """The rank of each set among all, in bits_per_user. O(k) operations on whole numbers of
+        that length each.
+        """
         size = max(1, -(-self.bits_per_user // 8))
         sets = unpack(self.checked(messages).cpu())[:, : self.k].bool()
         return b"".join(rank(row.nonzero()[:, 0].tolist()).to_bytes(size, "little") for row in sets)
@@ -293,9 +304,11 @@ class SubsetSelection(BitVectorOracle):
         return self.on * (w - 1) / (self.k - 1), own_two, self._pair, three / max(1, self.k - 3)
 
     def workload_variance(self, W: Tensor) -> Tensor:
-        """((q - r) (S_i + k d_ix^2) + (r - q^2) k^2 d_ix^2)/(p - q)^2; d_ix = W_ix - mean_x W_ix, S_i = sum_x d_ix^2.
+        """((q - r) (S_i + k d_ix^2) + (r - q^2) k^2 d_ix^2)/(p - q)^2; d_ix = W_ix - mean_x W_ix,
+        S_i = sum_x d_ix^2.
 
-        O(m k). Y adds up to 1, so a row may be shifted to vanish at x: only the others' symmetric part is left.
+        O(m k). Y adds up to 1, so a row may be shifted to vanish at x: only the others' symmetric
+        part is left.
         """
         q, gap, k = self.off, self.gap, self.k
         d, S = spread(self._workload(W))
@@ -312,9 +325,10 @@ class SubsetSelection(BitVectorOracle):
     def randomize_unchecked(self, x: Tensor, draws: Draws) -> Tensor:
         """One packed subset for each user: int64 (*x.shape, ceil(k/64)).
 
-        x by its own coin; of the others independent bits, with a chance that seldom makes too many (those sets are
-        drawn again), then values at random until the size is right, most of them in the first few rounds: given its
-        size a set that is drawn without regard to its members' names is uniform.
+        x by its own coin; of the others independent bits, with a chance that seldom makes too many
+        (those sets are drawn again), then values at random until the size is right, most of them in
+        the first few rounds: given its size a set that is drawn without regard to its members'
+        names is uniform.
         """
         own, k = x.flatten().long(), self.k
         held = self._own(len(own), draws)
@@ -348,7 +362,9 @@ class SubsetSelection(BitVectorOracle):
         return FrequencyOracle.collect_unchecked(self, x, draws)
 
     def _first(self, own: Tensor, wanted: Tensor, draws: Draws) -> Tensor:
-        """Sets of other values than ``own``, with at most ``wanted`` members: (n, words), without own's bit."""
+        """Sets of other values than ``own``, with at most ``wanted`` members: (n, words), without
+        own's bit.
+        """
         least = self.subset - 1
         share = (
             math.floor(256 * (least - 1.5 * math.sqrt(least)) / self.k) / 256 if least > 8 else 0.0
@@ -364,10 +380,11 @@ class SubsetSelection(BitVectorOracle):
         return words
 
     def _reports(self, counts: Tensor, draws: Draws) -> Tensor:
-        """The tally, exactly in distribution: O(k log k) binomials for each repetition, whatever w and the users.
+        """The tally, exactly in distribution: O(k log k) binomials for each repetition, whatever w
+        and the users.
 
-        A subset is, with probability a, uniform among those that hold x, and otherwise uniform among all w-subsets (a
-        chosen so that the ratio is e^epsilon).
+        A subset is, with probability a, uniform among those that hold x, and otherwise uniform
+        among all w-subsets (a chosen so that the ratio is e^epsilon).
         """
         bound = draws.binomial(counts, self._bound)
         return subset_sums((counts - bound).sum(1), bound, self.subset, draws)
@@ -385,7 +402,9 @@ class SubsetSelection(BitVectorOracle):
 
 
 def subset_error(k: int, w: int, epsilon: float) -> float:
-    """E ||Y - e_x||^2 over the k values, for w of them in a set; infinite where p - q underflows."""
+    """E ||Y - e_x||^2 over the k values, for w of them in a set; infinite where p - q
+    underflows.
+    """
     rest = (k - w) * math.exp(-epsilon)
     p = w / (w + rest)
     gap = w * (k - w) * -math.expm1(-epsilon) / ((w + rest) * (k - 1))

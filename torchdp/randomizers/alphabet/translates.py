@@ -1,24 +1,28 @@
 """Patterns and all their translates: strategies for workloads that a group leaves as they are.
 
-On a group of K points, with patterns p_b in [e^-epsilon, 1]^K and shares u_b, the output (b, s) has the chance
-u_b p_b[x - s]/|p_b|_1: private, with columns that add up to 1, whatever p and u. Under even types M = Q^T D^{-1} Q has
-the eigenvalues S = K sum_b u_b |F p_b|^2/|p_b|_1^2 in the group's characters. Where translations leave the Gram matrix
-G of a workload as it is, averaging over them loses nothing, for tr(G M^{-1}) is convex in M. So Adam descends on the
-logits of p and u against log tr(G M^{-1}), without a constraint; then p is rounded, and the shares descend alone.
+On a group of K points, with patterns p_b in [e^-epsilon, 1]^K and shares u_b, the output (b, s) has
+the chance u_b p_b[x - s]/|p_b|_1: private, with columns that add up to 1, whatever p and u. Under
+even types M = Q^T D^{-1} Q has the eigenvalues S = K sum_b u_b |F p_b|^2/|p_b|_1^2 in the group's
+characters. Where translations leave the Gram matrix G of a workload as it is, averaging over them
+loses nothing, for tr(G M^{-1}) is convex in M. So Adam descends on the logits of p and u against
+log tr(G M^{-1}), without a constraint; then p is rounded, and the shares descend alone.
 
-Shifts of a circle are for ordered types, of a torus for types on a grid. The k types lie on a circle of K points, with
-room beyond them; M is the block of the circulant at their places. A torus whose sides have no common divisor is such a
-circle too (Chinese remainders): the point (i, j) is the number that leaves the remainders i and j. The descent begins
-where neighbouring types are merged to at most 64, from arcs (boxes of a grid) and from noise with a falling spectrum;
-then each logit is repeated twice in each direction, with noise, and descends again. On up to 256 types M is factored,
-beyond tr(G M^{-1}) is estimated from random signs and conjugate gradients with Fourier transforms. The room beyond the
-types is tried at three sizes, of which the best on at most 256 merged types goes on.
+Shifts of a circle are for ordered types, of a torus for types on a grid. The k types lie on a
+circle of K points, with room beyond them; M is the block of the circulant at their places. A torus
+whose sides have no common divisor is such a circle too (Chinese remainders): the point (i, j) is
+the number that leaves the remainders i and j. The descent begins where neighbouring types are
+merged to at most 64, from arcs (boxes of a grid) and from noise with a falling spectrum; then each
+logit is repeated twice in each direction, with noise, and descends again. On up to 256 types M is
+factored, beyond tr(G M^{-1}) is estimated from random signs and conjugate gradients with Fourier
+transforms. The room beyond the types is tried at three sizes, of which the best on at most 256
+merged types goes on.
 
-Translates x -> x xor s of bit strings are for sums of parities, in which G and M are diagonal: all types have one
-variance. They begin as thresholds of random linear and quadratic forms in the signs of the bits.
-Source: McKenna, Maity, Mazumdar, Miklau (2020) for the problem; Kingma, Ba (2015) for Adam; Good (1958) for the circle
-of a torus; Hutchinson (1990) for the estimate of a trace; T. Chan (1988) for circulant preconditioners of Toeplitz
-systems.
+Translates x -> x xor s of bit strings are for sums of parities, in which G and M are diagonal: all
+types have one variance. They begin as thresholds of random linear and quadratic forms in the signs
+of the bits.
+Source: McKenna, Maity, Mazumdar, Miklau (2020) for the problem; Kingma, Ba (2015) for Adam; Good
+(1958) for the circle of a torus; Hutchinson (1990) for the estimate of a trace; T. Chan (1988) for
+circulant preconditioners of Toeplitz systems.
 """
 
 import math
@@ -78,7 +82,9 @@ class Group(ABC):
     def descend(
         self, found: Patterns, steps: range, total: int, frozen: bool = False
     ) -> tuple[Patterns, Tensor]:
-        """Adam on the patterns and shares, or the shares of rounded patterns (frozen); the last prices, (R,)."""
+        """Adam on the patterns and shares, or the shares of rounded patterns (frozen); the last
+        prices, (R,).
+        """
         logits, shares = (each.clone().requires_grad_() for each in found)
         adam = Adam([shares] if frozen else [logits, shares], (0.9, 0.99))
         recent = shares.new_zeros(len(shares))
@@ -93,7 +99,9 @@ class Group(ABC):
         return (logits.detach(), shares.detach()), recent
 
     def best(self, found: Patterns, steps: int) -> Patterns:
-        """Several starts, of which the best third take more than a quarter of the steps; the best first."""
+        """Several starts, of which the best third take more than a quarter of the steps; the best
+        first.
+        """
         for part in (range(steps // 4), range(steps // 4, steps)):
             found, value = self.descend(found, part, steps)
             index = value.argsort()[: -(-len(value) // 3)] if part.start == 0 else value.argsort()
@@ -101,7 +109,9 @@ class Group(ABC):
         return found
 
     def rounded(self, found: Patterns) -> Patterns:
-        """(patterns of zeros and ones, their shares) of the best search, those that say nothing left out."""
+        """(patterns of zeros and ones, their shares) of the best search, those that say nothing
+        left out.
+        """
         (logits, shares), value = self.descend(found, range(SETTLING), SETTLING, frozen=True)
         best = value.nan_to_num(math.inf).argmin()
         patterns, shares = logits[best] > 0, shares[best].softmax(-1)
@@ -121,7 +131,9 @@ class Group(ABC):
 
 @dataclass(frozen=True)
 class BitStrings(Group):
-    """Z_2^d: needed (k - 1,), the diagonal of G in the orthonormal basis of parities but for the constant."""
+    """Z_2^d: needed (k - 1,), the diagonal of G in the orthonormal basis of parities but for the
+    constant.
+    """
 
     needed: Tensor
 
@@ -148,7 +160,8 @@ class BitStrings(Group):
 
 
 def flips(W: Tensor, epsilon: float, generator: torch.Generator) -> Tensor | None:
-    """A matrix Q of at most 4 k outputs, (outputs, k), of small variance; None where G is not diagonal.
+    """A matrix Q of at most 4 k outputs, (outputs, k), of small variance; None where G is not
+    diagonal.
 
     W: (m, k), k a power of 2, rows of mean 0, not zero; what it does not ask for keeps a finite
     variance. Unchecked.
@@ -168,7 +181,8 @@ def flips(W: Tensor, epsilon: float, generator: torch.Generator) -> Tensor | Non
 
 @dataclass(frozen=True)
 class Torus(Group):
-    """Z_K, K the product of ``sizes``; rows (m, k), of mean 0, on its corner of ``grid`` types: G = rows^T rows.
+    """Z_K, K the product of ``sizes``; rows (m, k), of mean 0, on its corner of ``grid`` types: G =
+    rows^T rows.
 
     known: what is added to M, (k, k).
     """
@@ -191,8 +205,8 @@ class Torus(Group):
     ) -> "Torus":
         """So many neighbouring types are one: as many rows as types where M is factored.
 
-        users: for the posterior variance after so many reports, M + C^-1/users in the place of M, C the covariance of a
-        rough histogram.
+        users: for the posterior variance after so many reports, M + C^-1/users in the place of M, C
+        the covariance of a rough histogram.
         """
         rows = W.unflatten(1, grid)
         for axis, many in enumerate(grid, 1):
@@ -250,7 +264,9 @@ class Torus(Group):
         return 2 * (y * w).sum((-2, -1)) - (spectrum * power).sum(-1) / self.size - held
 
     def starts(self, count: int) -> Patterns:
-        """Arcs or boxes with rough edges and thresholded noise of spectrum 1/f, of about K/(e^epsilon + 1) ones."""
+        """Arcs or boxes with rough edges and thresholded noise of spectrum 1/f, of about
+        K/(e^epsilon + 1) ones.
+        """
         device, logits = self.rows.device, []
         axes = [torch.arange(size, dtype=torch.float64, device=device) for size in self.sizes]
         waves = torch.stack(
@@ -278,7 +294,9 @@ class Torus(Group):
         return self.even(logits, count)
 
     def refined(self, found: Patterns, coarse: "Torus") -> Patterns:
-        """From half as many points a side: without the noise the new frequencies would stay empty."""
+        """From half as many points a side: without the noise the new frequencies would stay
+        empty.
+        """
         logits = found[0].clamp(-2, 2)[..., coarse.order.argsort()].unflatten(-1, coarse.sizes)
         for axis, (few, many) in enumerate(zip(coarse.sizes, self.sizes, strict=True)):
             logits = logits.index_select(
@@ -306,7 +324,9 @@ class Torus(Group):
         return float(self.price(spectrum[None]))
 
     def _conjugate(self, spectrum: Tensor, w: Tensor) -> Tensor:
-        """The same by conjugate gradients: the inverse circulant's corner is near the corner's inverse."""
+        """The same by conjugate gradients: the inverse circulant's corner is near the corner's
+        inverse.
+        """
 
         def times(factor: Tensor, y: Tensor) -> Tensor:
             moved = torch.fft.irfft(torch.fft.rfft(self.spread(y)) * factor[:, None], n=self.size)
@@ -343,9 +363,11 @@ def shifts(
     grid: Grid,
     users: int | None = None,
 ) -> tuple[Patterns, Tensor] | None:
-    """(patterns, shares) of the best search over the torus's sizes, judged on at most 256 merged types; the places.
+    """(patterns, shares) of the best search over the torus's sizes, judged on at most 256 merged
+    types; the places.
 
-    W: (m, k), rows of mean 0. users: of a fit, on at most 256 types. None: no patterns tell all types apart. Unchecked.
+    W: (m, k), rows of mean 0. users: of a fit, on at most 256 types. None: no patterns tell all
+    types apart. Unchecked.
     """
     low, k = math.exp(-epsilon), W.shape[1]
     halvings, judged = (
@@ -390,7 +412,9 @@ def coprime(sizes: Grid) -> Grid:
 
 
 def grid_of(W: Tensor) -> Grid | None:
-    """The sides (a, b) of a grid of types on which the queries' Gram matrix is a Kronecker product; None: no such."""
+    """The sides (a, b) of a grid of types on which the queries' Gram matrix is a Kronecker product;
+    None: no such.
+    """
     gram, k = W.mT @ W, W.shape[1]
     for a in sorted(
         (side for side in range(2, k) if k % side == 0), key=lambda side: side + k // side
@@ -404,7 +428,9 @@ def grid_of(W: Tensor) -> Grid | None:
 
 
 def rough(k: int, like: Tensor) -> Tensor:
-    """Covariance of a histogram on k ordered types, (k, k): the mean of those of a smoother and of a rougher one."""
+    """Covariance of a histogram on k ordered types, (k, k): the mean of those of a smoother and of
+    a rougher one.
+    """
     types = torch.arange(k).to(like)
     apart = (types[:, None] - types).abs() / k
     return torch.stack(

@@ -1,4 +1,6 @@
-"""Sums of random points of a sphere that are symmetric about one axis: of few by a tree, of very many at once."""
+"""Sums of random points of a sphere that are symmetric about one axis: of few by a tree, of very
+many at once.
+"""
 
 import math
 from collections.abc import Callable
@@ -27,16 +29,20 @@ Polynomial = np.ndarray  # coefficients [i, j], of x^i u^j or, for transforms, o
 
 @dataclass(frozen=True, eq=False)
 class AxialSums:
-    """A u + rho w, the sum of n independent T_i u + sqrt(1 - T_i^2) w_i, w and w_i uniform on the unit sphere across u.
+    """A u + rho w, the sum of n independent T_i u + sqrt(1 - T_i^2) w_i, w and w_i uniform on the
+    unit sphere across u.
 
-    With x normal, q chi-squared of m = dim - 1 degrees, c = u = (q - m)/sqrt(2 m), mu and sigma^2 the moments of T,
-    v = E (1 - T^2)/m:
-        A = n mu + sigma n^{1/2} (x + a_1/n^{1/2} + a_2/n + ...),  rho = (n v q)^{1/2} (1 + b_2/n + ...),
-    polynomials a_k in x and u, b_k in u, such that the characteristic function is right to every order that is kept:
-    Cornish and Fisher's expansion, of two variables. t, weights: nodes for expectations of T. dim >= 2.
+    With x normal, q chi-squared of m = dim - 1 degrees, c = u = (q - m)/sqrt(2 m), mu and sigma^2
+    the moments of T, v = E (1 - T^2)/m:
+        A = n mu + sigma n^{1/2} (x + a_1/n^{1/2} + a_2/n + ...),  rho = (n v q)^{1/2}
+        (1 + b_2/n + ...),
+    polynomials a_k in x and u, b_k in u, such that the characteristic function is right to every
+    order that is kept: Cornish and Fisher's expansion, of two variables. t, weights: nodes for
+    expectations of T. dim >= 2.
 
-    With s for x and p for u, E exp(s x + <theta, y>) u^j = exp((s^2 + |theta|^2)/2) times a polynomial in s and
-    p = |theta|^2/sqrt(2 m): its moments, those of a noncentral chi-squared. So each order is a linear equation.
+    With s for x and p for u, E exp(s x + <theta, y>) u^j = exp((s^2 + |theta|^2)/2) times a
+    polynomial in s and p = |theta|^2/sqrt(2 m): its moments, those of a noncentral chi-squared. So
+    each order is a linear equation.
     Source: Cornish, Fisher (1938), for one variable; the moments are matched as there.
     """
 
@@ -58,7 +64,9 @@ class AxialSums:
 
     @cached_property
     def least(self) -> int:
-        """From so many points on each of the two first terms left out is below 1e-6 in root mean square."""
+        """From so many points on each of the two first terms left out is below 1e-6 in root mean
+        square.
+        """
         found = 2
         for order in range(KEPT, ORDERS):
             along, length = (terms[order] for terms in self._terms)
@@ -78,10 +86,11 @@ class AxialSums:
     def sums(self, counts: Tensor, draw: Draw, draws: Draws) -> Sums:
         """(A, rho) of so many points, for each of ``counts``.
 
-        Two such sums add up to one with A + A' and (rho^2 + rho'^2 + 2 rho rho' t)^(1/2), t = <w, w'> a coordinate of
-        a uniform point of the sphere in R^{dim - 1}: points are added along a binary tree, at one normal besides the
-        draw of T for each, whatever the dimension. From ``least`` points on the sum is drawn from its distribution, to
-        1e-6 standard deviations: beyond, the cost does not grow with the counts.
+        Two such sums add up to one with A + A' and (rho^2 + rho'^2 + 2 rho rho' t)^(1/2), t = <w,
+        w'> a coordinate of a uniform point of the sphere in R^{dim - 1}: points are added along a
+        binary tree, at one normal besides the draw of T for each, whatever the dimension. From
+        ``least`` points on the sum is drawn from its distribution, to 1e-6 standard deviations:
+        beyond, the cost does not grow with the counts.
         """
         shape, left = counts.shape, counts.flatten()
         along = torch.zeros(left.shape, dtype=torch.float64, device=left.device)
@@ -98,7 +107,9 @@ class AxialSums:
         return along.view(shape), across.view(shape)
 
     def draw(self, counts: Tensor, draws: Draws) -> Sums:
-        """(A, rho) of so many points, float64 of the shape of ``counts``; ``counts`` >= ``least``."""
+        """(A, rho) of so many points, float64 of the shape of ``counts``; ``counts`` >=
+        ``least``.
+        """
         (mean, spread, across), (along, length) = self.moments, self._terms
         n = counts.double()
         x, q = draws.normal(tuple(n.shape)), 2 * draws.gamma(torch.full_like(n, self.across / 2))
@@ -128,9 +139,11 @@ class AxialSums:
 
     @cached_property
     def _cumulants(self) -> list[Polynomial]:
-        """Of one standardised point, by order i + 2 j of s^i p^j: log E exp(s (T - mu)/sigma) 0F1(m/2; p' S).
+        """Of one standardised point, by order i + 2 j of s^i p^j: log E exp(s (T - mu)/sigma)
+        0F1(m/2; p' S).
 
-        E over w of exp(<theta, w S>) is 0F1(m/2; |theta|^2 S^2/4), here with S^2 = 1 - T^2 in units of v.
+        E over w of exp(<theta, w S>) is 0F1(m/2; |theta|^2 S^2/4), here with S^2 = 1 - T^2 in units
+        of v.
         """
         (mean, spread, v), m, most = self.moments, self.across, ORDERS + 2
         t, square = (self.t - mean) / spread, (1 - self.t**2) / (m * v)
@@ -152,8 +165,9 @@ class AxialSums:
     def _terms(self) -> tuple[list[Polynomial], list[Polynomial]]:
         """a_1, ..., a_ORDERS and b_1, ..., in x and u.
 
-        At each order E exp(s a + <theta, y> b), expanded, is the target's coefficient: s times the transform of a_k,
-        plus that of <theta, y> b_k, is what the terms before leave. What holds no s goes to b_k.
+        At each order E exp(s a + <theta, y> b), expanded, is the target's coefficient: s times the
+        transform of a_k, plus that of <theta, y> b_k, is what the terms before leave. What holds no
+        s goes to b_k.
         """
         (normal, count), root = self._duals, math.sqrt(2 * self.across)
         want = _exponential(
@@ -181,7 +195,9 @@ class AxialSums:
         return along, length
 
     def _transform(self, f: Polynomial, power: int) -> Polynomial:
-        """Of <theta, y>^power f(x, u): of f, then so many falling factors of theta's derivative along itself."""
+        """Of <theta, y>^power f(x, u): of f, then so many falling factors of theta's derivative
+        along itself.
+        """
         normal, count = self._duals
         g = normal.T[: SHAPE[0], : SHAPE[0]] @ f @ count[: SHAPE[1], : SHAPE[1]]
         for h in range(power):
@@ -200,8 +216,8 @@ def uniform_sums(dim: int) -> AxialSums:
 def directed(axes: Tensor, sums: Sums, draws: Draws) -> Tensor:
     """sum_x A_x u_x + rho_x w_x, w_x uniform on the sphere orthogonal to u_x: D normals for each.
 
-    axes u: (m, D), unit vectors, or (*batch, m, D); sums: (*shape, m) each, the batch last in shape. Returns (*shape,
-    D), float64.
+    axes u: (m, D), unit vectors, or (*batch, m, D); sums: (*shape, m) each, the batch last in
+    shape. Returns (*shape, D), float64.
     """
     (*own, m, dim), shape = axes.shape, sums[0].shape[:-1]
     along, across = (each.reshape(math.prod(shape) // math.prod(own), *own, m) for each in sums)
@@ -227,7 +243,9 @@ def add(dim: int, first: Sums, second: Sums, draws: Draws) -> Sums:
 
 
 def _tree(dim: int, sizes: Tensor, known: Tensor, users: Sums, draws: Draws) -> Sums:
-    """Sums over consecutive users, sizes[x] >= 1 of them for each x. known: the sizes on the CPU."""
+    """Sums over consecutive users, sizes[x] >= 1 of them for each x. known: the sizes on the
+    CPU.
+    """
     along, across = users
     while bool((known > 1).any()):
         pairs, known = (sizes + 1) // 2, (known + 1) // 2
@@ -250,7 +268,8 @@ def _lower_terms(
     length: list[Polynomial],
     order: int,
 ) -> dict[tuple[int, int], Polynomial]:
-    """Of exp(s a + w b) at this order, the coefficients of s^i w^l that the orders before give, i + l > 1.
+    """Of exp(s a + w b) at this order, the coefficients of s^i w^l that the orders before give, i +
+    l > 1.
 
     expansion: of s^i w^l at each order k before, by (i, l, k). Each is a polynomial in x and u.
     """

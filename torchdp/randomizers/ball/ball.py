@@ -1,4 +1,6 @@
-"""Randomizers for vectors of a Euclidean ball: what they share, how heavy their tails are, and one number's."""
+"""Randomizers for vectors of a Euclidean ball: what they share, how heavy their tails are, and one
+number's.
+"""
 
 import math
 from abc import abstractmethod
@@ -37,10 +39,11 @@ Law = tuple[np.ndarray, np.ndarray]  # nodes of a centred distribution, and thei
 
 @dataclass(frozen=True)
 class SubGaussian:
-    """The smallest constants that hold for Z = <theta, Y - x> at every unit theta and every point x of the ball.
+    """The smallest constants that hold for Z = <theta, Y - x> at every unit theta and every point x
+    of the ball.
 
-    psi2: E exp(Z^2/psi2^2) <= 2, the length that Ghazi et al. (2023) call sigma. proxy: E exp(l Z) <= exp(l^2 proxy/2)
-    for every real l, a variance: the mean of n users' messages has proxy/n.
+    psi2: E exp(Z^2/psi2^2) <= 2, the length that Ghazi et al. (2023) call sigma. proxy: E exp(l Z)
+    <= exp(l^2 proxy/2) for every real l, a variance: the mean of n users' messages has proxy/n.
     """
 
     psi2: float
@@ -97,8 +100,8 @@ def largest(function: Callable[[float], float], low: float, high: float, points:
 class BallMoments:
     """E Y = x and Cov(Y | x) = variance I + outer x x^T, exactly, at every point x of the ball.
 
-    third, fourth: E Z^3 and E Z^4 of the standardised noise along x, Z = <Y - x, x>/(||x|| sd), for x on the sphere of
-    the ball. outer = 0: the noise is the same in every direction and at every x.
+    third, fourth: E Z^3 and E Z^4 of the standardised noise along x, Z = <Y - x, x>/(||x|| sd), for
+    x on the sphere of the ball. outer = 0: the noise is the same in every direction and at every x.
     """
 
     variance: float
@@ -117,8 +120,9 @@ class BallMoments:
 class BallRandomizer(MessageProtocol[Crowd, Tensor]):
     """For x in R^dim with ||x|| <= radius a private message Y in R^dim with E Y = x.
 
-    The value is the users' mean vector, (dim,); a tally holds the ``sum`` of their messages, float64; a summary is a
-    crowd of points. The standard error is the largest over all data where the noise depends on them.
+    The value is the users' mean vector, (dim,); a tally holds the ``sum`` of their messages,
+    float64; a summary is a crowd of points. The standard error is the largest over all data where
+    the noise depends on them.
 
     dim: a positive integer; epsilon in [1e-6, 50]; radius in [1e-140, 1e140]. Raises ValueError.
     """
@@ -174,7 +178,9 @@ class BallRandomizer(MessageProtocol[Crowd, Tensor]):
         return (self.dim,)
 
     def validate(self, x: Tensor) -> Tensor:
-        """x, (n, dim) points of the ball, float32 or float64, n >= 1, no gradient. Raises TypeError, ValueError."""
+        """x, (n, dim) points of the ball, float32 or float64, n >= 1, no gradient. Raises
+        TypeError, ValueError.
+        """
         return self._inside("x", super().validate(x)).detach()
 
     def randomize_unchecked(self, x: Tensor, draws: Draws) -> Tensor:
@@ -212,9 +218,11 @@ class BallRandomizer(MessageProtocol[Crowd, Tensor]):
         return Tally(torch.bincount(groups, minlength=size), {"sum": total})
 
     def collect_crowd(self, points: Tensor, counts: Tensor, draws: Draws) -> Tally:
-        """``collect`` of counts[j] users at points[j], each with its own draws, added up part by part. Unchecked.
+        """``collect`` of counts[j] users at points[j], each with its own draws, added up part by
+        part. Unchecked.
 
-        points: (m, dim); counts: (m,) int64. Distributed as ``sample_tally``; time of n messages, O(m dim) memory.
+        points: (m, dim); counts: (m,) int64. Distributed as ``sample_tally``; time of n messages,
+        O(m dim) memory.
         """
         n, least = map(int, checks.read(counts.sum(), counts.amin())) if len(counts) else (0, 1)
         if not least:
@@ -223,7 +231,9 @@ class BallRandomizer(MessageProtocol[Crowd, Tensor]):
         return Tally(n, {"sum": self._collect(points, counts, draws)})
 
     def sample_unchecked(self, summary: Crowd, draws: Simulated, shape: tuple[int, ...]) -> Tally:
-        """Each randomizer states the cost. Raises TypeError, ValueError for points outside the ball."""
+        """Each randomizer states the cost. Raises TypeError, ValueError for points outside the
+        ball.
+        """
         points, counts = self._types("summary", checks.instance("summary", summary, Crowd))
         crowd = Crowd(points.to(draws.device), counts.to(draws.device))
         scaled, counts = crowd.rows.double() / self.radius, crowd.counts
@@ -248,7 +258,9 @@ class BallRandomizer(MessageProtocol[Crowd, Tensor]):
         return (moments.variance + moments.outer * squares) / beside(summary.n, 1)
 
     def worst_mse(self, n: Users, objective: Objective = Objective.WORST) -> Tensor:
-        """At x = 0 where the noise along x is the less; else on the sphere, along an axis for ``WORST``."""
+        """At x = 0 where the noise along x is the less; else on the sphere, along an axis for
+        ``WORST``.
+        """
         entries = (
             1 if checks.instance("objective", objective, Objective) is Objective.WORST else self.dim
         )
@@ -270,7 +282,9 @@ class BallRandomizer(MessageProtocol[Crowd, Tensor]):
         return total
 
     def _total(self, points: Tensor, types: Tensor, draws: Draws) -> Tensor:
-        """The sum of one message of each user, who hold points[types]: (m, dim) float64, (n,) -> (dim,)."""
+        """The sum of one message of each user, who hold points[types]: (m, dim) float64, (n,) ->
+        (dim,).
+        """
         return self._messages(points.index_select(0, types), draws).sum(0)
 
     def _types(self, name: str, crowd: Crowd) -> tuple[Tensor, Tensor]:
@@ -287,7 +301,9 @@ class BallRandomizer(MessageProtocol[Crowd, Tensor]):
 
     @abstractmethod
     def _sums(self, points: Tensor, counts: Tensor, shape: tuple[int, ...], draws: Draws) -> Tensor:
-        """Sums of messages for points (m, dim) or (*batch, m, dim) of the unit ball: (*shape, *batch, dim)."""
+        """Sums of messages for points (m, dim) or (*batch, m, dim) of the unit ball:
+        (*shape, *batch, dim).
+        """
 
     def _inside(self, name: str, x: Tensor) -> Tensor:
         x = checks.shaped(name, checks.precise(name, x), ..., self.dim)
@@ -311,7 +327,8 @@ def rows_at_once(x: Tensor, width: int) -> int:
 
 
 def consecutive(counts: Tensor, at_once: int) -> Iterator[tuple[Tensor, int, int]]:
-    """The types of users 0, 1, ..., of whom the first counts[0] hold type 0 and so on: some users at a time.
+    """The types of users 0, 1, ..., of whom the first counts[0] hold type 0 and so on: some users
+    at a time.
 
     With the first and the last of these types.
     """
@@ -333,7 +350,9 @@ def consecutive(counts: Tensor, at_once: int) -> Iterator[tuple[Tensor, int, int
 
 
 def check_client(client: BallRandomizer, dim: int, radius: float) -> BallRandomizer:
-    """``client``, a randomizer of the ball of this dimension and at least this radius. Raises TypeError, ValueError."""
+    """``client``, a randomizer of the ball of this dimension and at least this radius. Raises
+    TypeError, ValueError.
+    """
     client = checks.instance("client", client, BallRandomizer)
     if client.dim != dim or client.radius < radius * (1 - 1e-12):
         raise ValueError(
@@ -345,11 +364,12 @@ def check_client(client: BallRandomizer, dim: int, radius: float) -> BallRandomi
 
 @dataclass(frozen=True)
 class DuchiJordanWainwright(BallRandomizer):
-    """For x in [-radius, radius] the message B or -B, B = radius coth(epsilon/2), with E Y = x and Var Y = B^2 - x^2.
+    """For x in [-radius, radius] the message B or -B, B = radius coth(epsilon/2), with E Y = x and
+    Var Y = B^2 - x^2.
 
-    x is rounded to the sign of x or the opposite one without bias, and the rounded sign kept with probability
-    e^epsilon/(e^epsilon + 1): P(Y = B) = (1 + x tanh(epsilon/2)/radius)/2. Up to epsilon = 1.044 it has less variance
-    at x = 0 than :class:`PrivUnit`, which takes vectors too.
+    x is rounded to the sign of x or the opposite one without bias, and the rounded sign kept with
+    probability e^epsilon/(e^epsilon + 1): P(Y = B) = (1 + x tanh(epsilon/2)/radius)/2. Up to
+    epsilon = 1.044 it has less variance at x = 0 than :class:`PrivUnit`, which takes vectors too.
     dim: 1; epsilon in [1e-6, 50]; radius > 0. Raises ValueError.
 
     ``sample_tally`` draws a binomial number for each type in a repetition.
@@ -392,7 +412,9 @@ class DuchiJordanWainwright(BallRandomizer):
 
     @cached_property
     def moments(self) -> BallMoments:
-        """Exact moments: variance B^2, outer -1; those of a coin of variance sinh(epsilon/2)^-2 at the ends."""
+        """Exact moments: variance B^2, outer -1; those of a coin of variance sinh(epsilon/2)^-2 at
+        the ends.
+        """
         odds = math.sinh(self.epsilon / 2) ** 2
         return BallMoments(
             self.radius**2 * (1 + 1 / odds), -2 * math.sqrt(odds), 1 + 4 * odds, outer=-1.0

@@ -1,4 +1,5 @@
-"""Vector messages on a lattice: whole numbers, private as they are sent, of a mechanism for real numbers.
+"""Vector messages on a lattice: whole numbers, private as they are sent, of a mechanism for real
+numbers.
 
 Gaussian noise, the (epsilon, delta) reference, is the simplest of them.
 """
@@ -39,7 +40,9 @@ SMALLEST, LARGEST = 2.0**-126, 2.0**112
 
 
 class Words(NamedTuple):
-    """The uniform words of some messages, int64: (n, pairs), (n, pairs), (n, ceil(dim/4)), (n, own)."""
+    """The uniform words of some messages, int64: (n, pairs), (n, pairs), (n, ceil(dim/4)),
+    (n, own).
+    """
 
     radii: Tensor
     angles: Tensor
@@ -48,7 +51,9 @@ class Words(NamedTuple):
 
 
 class Lifted(NamedTuple):
-    """Floats of some messages: normals G = (g, g_0), and the unit vector u = (x', sqrt(1 - ||x'||^2)) of the point."""
+    """Floats of some messages: normals G = (g, g_0), and the unit vector u = (x',
+    sqrt(1 - ||x'||^2)) of the point.
+    """
 
     g: Tensor  # (n, dim)
     lift: Tensor  # (n,): g_0
@@ -72,7 +77,9 @@ class Lifted(NamedTuple):
 
 
 class Mixture(NamedTuple):
-    """V = stretch g + along x', floats (n,), and a bound on the error of V that is not the normals' own, (n,)."""
+    """V = stretch g + along x', floats (n,), and a bound on the error of V that is not the normals'
+    own, (n,).
+    """
 
     stretch: Tensor | None  # None: 1
     along: Tensor | float
@@ -81,19 +88,22 @@ class Mixture(NamedTuple):
 
 @dataclass(frozen=True)
 class LatticeRandomizer(BallRandomizer):
-    """Y = step N for whole numbers N of 16 bits, or 32: N_i = V_i/h + W_i, rounded, and cut off at the ends.
+    """Y = step N for whole numbers N of 16 bits, or 32: N_i = V_i/h + W_i, rounded, and cut off at
+    the ends.
 
-    V = b g + a x' has the distribution of a private vector of real numbers; g: normals; x': the point over the radius,
-    moved to a multiple of 2^-26, by at most 2^-25 in each coordinate; W_i uniform on {(j + 1/2) 2^-16}: N_i h is V_i
-    without bias, and its variance h^2/6 larger; h is 2^-8 of the noise's deviation, 2^-6 beyond dim = 1000, or less.
+    V = b g + a x' has the distribution of a private vector of real numbers; g: normals; x': the
+    point over the radius, moved to a multiple of 2^-26, by at most 2^-25 in each coordinate; W_i
+    uniform on {(j + 1/2) 2^-16}: N_i h is V_i without bias, and its variance h^2/6 larger; h is
+    2^-8 of the noise's deviation, 2^-6 beyond dim = 1000, or less.
 
-    float64 computes V_i/h + W_i and a bound on its error. Where the middle between two whole numbers lies within the
-    bound, so that floats can not decide, 192 further bits are drawn for each uniform number and arithmetic of 448 bits
-    decides: N is a function of the words alone, on every machine whose logarithm, sine and cosine are good to 4 units
-    in the last place. A message in doubt (one in millions at dim = 256) takes
-    thousands of times as long as the others.
+    float64 computes V_i/h + W_i and a bound on its error. Where the middle between two whole
+    numbers lies within the bound, so that floats can not decide, 192 further bits are drawn for
+    each uniform number and arithmetic of 448 bits decides: N is a function of the words alone, on
+    every machine whose logarithm, sine and cosine are good to 4 units in the last place. A message
+    in doubt (one in millions at dim = 256) takes thousands of times as long as the others.
 
-    Guarantees: N is within total variation ``variation`` of the real mechanism's, rounded: the real (epsilon, delta)
+    Guarantees: N is within total variation ``variation`` of the real mechanism's, rounded: the real
+    (epsilon, delta)
         holds for what is sent, with (1 + e^epsilon) variation added to delta.
     Source: Mironov (2012) for what floats would tell; the construction is derived here.
     """
@@ -132,10 +142,11 @@ class LatticeRandomizer(BallRandomizer):
     def variation(self) -> float:
         """Bound on the total variation distance of a message from the real mechanism's, rounded.
 
-        Two words of a pair of normals and two of the rest leave 2^-255 of a uniform number U undrawn, an error of at
-        most e/U, e = 2 (2 sqrt(dim + 1) + 2) 2^-255 in each V_i, which decides the floor with chance 2 e/(U h). Over
-        U, min(1, a/U) is a (1 + log 1/a) in the mean, for a = 2 dim e/h and dim + 3 words. A radius r has error
-        e/(U r), less in the mean, a sqrt(2 log 1/a), and so do short normals across x', whose inverse has a mean.
+        Two words of a pair of normals and two of the rest leave 2^-255 of a uniform number U
+        undrawn, an error of at most e/U, e = 2 (2 sqrt(dim + 1) + 2) 2^-255 in each V_i, which
+        decides the floor with chance 2 e/(U h). Over U, min(1, a/U) is a (1 + log 1/a) in the mean,
+        for a = 2 dim e/h and dim + 3 words. A radius r has error e/(U r), less in the mean, a
+        sqrt(2 log 1/a), and so do short normals across x', whose inverse has a mean.
         """
         a = 4 * self.dim * (2 * math.sqrt(self.dim + 1) + 2) * LEFT / self.grid
         return (self.dim + 3) * a * (1 + math.log(1 / a))
@@ -247,7 +258,8 @@ class LatticeRandomizer(BallRandomizer):
         return t.div_(self.grid).add_(DITHER / 2), bound * (MARGIN / self.grid)
 
     def exactly(self, point: list[float], words: Words, more: Tensor) -> list[Any]:
-        """V/h + W of one message by arithmetic of 448 bits, from 192 further bits for each word: a list of numbers.
+        """V/h + W of one message by arithmetic of 448 bits, from 192 further bits for each word: a
+        list of numbers.
 
         point: (dim,) on the lattice, times 2^26; words: of one row; more: (words, 3).
         """
@@ -268,7 +280,9 @@ class LatticeRandomizer(BallRandomizer):
         return [(b * g + a * x) / self.grid + w for g, x, w in zip(G, u, dither, strict=False)]
 
     def tally(self, messages: Tensor) -> Tally:
-        """messages: (n, dim), whole multiples of ``step``, added up without error. Raises TypeError, ValueError."""
+        """messages: (n, dim), whole multiples of ``step``, added up without error. Raises
+        TypeError, ValueError.
+        """
         total = torch.zeros(self.dim, dtype=torch.int64, device=self._checked(messages).device)
         for some in messages.split(rows_at_once(messages, self.dim)):
             total += self._integers(some).sum(0)
@@ -295,7 +309,8 @@ class LatticeRandomizer(BallRandomizer):
 
 
 def on_lattice(users: Tensor, radius: float) -> tuple[Tensor, Tensor]:
-    """Points (n, dim) float64 over the radius, times 2^26, to whole numbers, and the squares of their norms, (n,).
+    """Points (n, dim) float64 over the radius, times 2^26, to whole numbers, and the squares of
+    their norms, (n,).
 
     Squares add up without error, below 2^53; none is above 2^52.
     """
@@ -314,7 +329,9 @@ def sixteen_bits(words: Tensor, dim: int) -> Tensor:
 
 
 def added(products: Tensor, first: Tensor) -> tuple[Tensor, int]:
-    """first + the sum of each row, (n,), in parts of sqrt(dim), and how many roundings a term can see."""
+    """first + the sum of each row, (n,), in parts of sqrt(dim), and how many roundings a term can
+    see.
+    """
     part = max(64, math.isqrt(products.shape[1]))
     parts = [some.sum(-1) for some in products.split(part, -1)]
     for some in parts:
@@ -324,15 +341,17 @@ def added(products: Tensor, first: Tensor) -> tuple[Tensor, int]:
 
 @dataclass(frozen=True)
 class GaussianVector(LatticeRandomizer):
-    """For x in R^dim with ||x|| <= radius the message x + N(0, sigma^2 I), at the smallest sigma for (epsilon, delta).
+    """For x in R^dim with ||x|| <= radius the message x + N(0, sigma^2 I), at the smallest sigma
+    for (epsilon, delta).
 
-    Two points of the ball are at most 2 radius apart: sigma is that of the analytic Gaussian mechanism at this
-    sensitivity. dim: a positive integer; epsilon in [1e-3, 30]; delta in (0, 1), a keyword, above what
-    arithmetic costs; radius in [1e-140, 1e140]. Raises ValueError.
+    Two points of the ball are at most 2 radius apart: sigma is that of the analytic Gaussian
+    mechanism at this sensitivity. dim: a positive integer; epsilon in [1e-3, 30]; delta in (0, 1),
+    a keyword, above what arithmetic costs; radius in [1e-140, 1e140]. Raises ValueError.
 
     ``sample_tally`` costs O(dim) for each repetition, whatever the number of users.
 
-    Guarantees: (epsilon, delta)-LDP of the numbers that are sent, for any two points of the ball; no smaller sigma is
+    Guarantees: (epsilon, delta)-LDP of the numbers that are sent, for any two points of the ball;
+    no smaller sigma is
         (to 1e-8).
     Source: Balle, Wang (2018), Theorem 8.
     """

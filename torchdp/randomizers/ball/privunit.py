@@ -1,4 +1,6 @@
-"""PrivUnit at its exact optimum, lifted to the ball: the same noise at every point and in every direction."""
+"""PrivUnit at its exact optimum, lifted to the ball: the same noise at every point and in every
+direction.
+"""
 
 import math
 from dataclasses import dataclass
@@ -37,20 +39,25 @@ COORDINATE = 500
 
 @dataclass(frozen=True)
 class PrivUnit(LatticeRandomizer):
-    """For x in R^dim with ||x|| <= radius a message Y with E Y = x and Cov Y = v I, before it is rounded.
+    """For x in R^dim with ||x|| <= radius a message Y with E Y = x and Cov Y = v I, before it is
+    rounded.
 
-    x / radius is lifted to the unit sphere of R^D, D = dim + 1; there a uniform point V is made e^epsilon times as
-    likely on the cap <V, u> >= gamma, and Y is radius V/gamma without its last coordinate. gamma is the fixed point
-    gamma = E <V, u>, which gives v = radius^2 (1 - gamma^2)/(D gamma^2) (derivation: kernels/privunit/README.md).
-    dim: a positive integer; epsilon in [1e-6, 50]; radius > 0. Raises ValueError.
+    x / radius is lifted to the unit sphere of R^D, D = dim + 1; there a uniform point V is made
+    e^epsilon times as likely on the cap <V, u> >= gamma, and Y is radius V/gamma without its last
+    coordinate. gamma is the fixed point gamma = E <V, u>, which gives v = radius^2
+    (1 - gamma^2)/(D gamma^2) (derivation: kernels/privunit/README.md). dim: a positive integer;
+    epsilon in [1e-6, 50]; radius > 0. Raises ValueError.
 
-    V is uniform with probability c0, uniform on the cap else. ``sample_tally`` draws how many of a type's users there
-    are of either kind, dim + 1 normals for each type, and for each kind three numbers a user, or three in all from
-    about 60 users of it on, whatever their number (``AxialSums.least``).
+    V is uniform with probability c0, uniform on the cap else. ``sample_tally`` draws how many of a
+    type's users there are of either kind, dim + 1 normals for each type, and for each kind three
+    numbers a user, or three in all from about 60 users of it on, whatever their number
+    (``AxialSums.least``).
 
-    Guarantees: epsilon-LDP of the numbers that are sent, for any two points of the ball, but for the delta that
+    Guarantees: epsilon-LDP of the numbers that are sent, for any two points of the ball, but for
+    the delta that
         arithmetic costs (``variation``).
-    Source: Bhowmick, Duchi, Freudiger, Kapoor, Rogers (2018), PrivUnit2; Asi, Feldman, Talwar (2022), optimality.
+    Source: Bhowmick, Duchi, Freudiger, Kapoor, Rogers (2018), PrivUnit2; Asi, Feldman, Talwar
+    (2022), optimality.
     """
 
     _own = 2  # the side and the end to count from; the place
@@ -78,13 +85,17 @@ class PrivUnit(LatticeRandomizer):
 
     @cached_property
     def moments(self) -> BallMoments:
-        """Exact moments; variance radius^2 (1 - gamma^2)/((dim + 1) gamma^2) + step^2/6; the others but for step^2."""
+        """Exact moments; variance radius^2 (1 - gamma^2)/((dim + 1) gamma^2) + step^2/6; the others
+        but for step^2.
+        """
         variance = self.radius**2 * self.cap.variance + self.step**2 / 6
         return BallMoments(variance, self.cap.third_moment, self.cap.fourth_moment)
 
     @property
     def grid(self) -> float:
-        """h, in units of V = sqrt(dim + 1) times a unit vector, whose noise has the deviation sqrt(1 - gamma^2)."""
+        """h, in units of V = sqrt(dim + 1) times a unit vector, whose noise has the deviation
+        sqrt(1 - gamma^2).
+        """
         return super().grid * 2.0 ** -math.ceil(math.log2(math.cosh(self.cap.rapidity)))
 
     @property
@@ -128,7 +139,9 @@ class PrivUnit(LatticeRandomizer):
 
     @cached_property
     def subgaussian(self) -> SubGaussian:
-        """Along x on the sphere, those of (T/gamma - 1) radius; no direction is worse (on a grid, by the tests)."""
+        """Along x on the sphere, those of (T/gamma - 1) radius; no direction is worse
+        (on a grid, by the tests).
+        """
         w, weights = self.cap.quadrature()
         y, centre = w / 2, self.cap.rapidity  # tanh y - tanh c = sinh(y - c)/(cosh y cosh c)
         return constants(

@@ -1,9 +1,11 @@
-"""Coordinates of random points of the unit sphere: uniform, and with one cap made e^epsilon times as likely.
+"""Coordinates of random points of the unit sphere: uniform, and with one cap made e^epsilon times
+as likely.
 
-(1 + T)/2 for a coordinate T of a uniform point is a symmetric Beta variable. The density of its logit is smooth and
-log-concave on the whole line, which makes every step exact to rounding, from the circle to millions of dimensions:
-tails by quadrature, quantiles as a smooth table of a normal's. The side of the cap is decided by a normal with one side
-of a threshold made e^epsilon times as likely, by inversion.
+(1 + T)/2 for a coordinate T of a uniform point is a symmetric Beta variable. The density of its
+logit is smooth and log-concave on the whole line, which makes every step exact to rounding, from
+the circle to millions of dimensions: tails by quadrature, quantiles as a smooth table of a
+normal's. The side of the cap is decided by a normal with one side of a threshold made e^epsilon
+times as likely, by inversion.
 """
 
 import math
@@ -28,14 +30,17 @@ THRESHOLD_PANELS = 6  # of the integral for a threshold
 AT_ONCE = 2**14  # thresholds of a batch
 STEPS, TOLERANCE = 4, 2.0**-51  # of Newton's method; of the logarithm of a rapidity
 WIDE = 200.0  # densities down to e^-200: expectations of exp(a T^2) near 2 need them
-# A tail ends where its density has fallen by e^-CUT; on PANELS panels its integral is exact to rounding.
+# A tail ends where its density has fallen by e^-CUT; on PANELS panels its integral is exact to
+# rounding.
 PANELS, CUT = 24, 45.0
 # The table: z = -REACH, ..., REACH, quintic in between (beyond, with probability 2e-44, the ends).
 REACH, STEPS_PER_UNIT = 14, 64
 
 
 def cap_chance(epsilon: float, survival: float) -> int:
-    """Of 2^63 integers those that lead to a set of this share, e^epsilon times as likely as the rest; rounded down."""
+    """Of 2^63 integers those that lead to a set of this share, e^epsilon times as likely as the
+    rest; rounded down.
+    """
     growth, share = exponential(epsilon), Fraction(survival)
     return math.floor(TOTAL * growth * share / (1 + (growth - 1) * share))
 
@@ -43,10 +48,11 @@ def cap_chance(epsilon: float, survival: float) -> int:
 def tilted(
     shape: tuple[int, ...], draws: Draws, threshold: float, chance: int, survival: float
 ) -> Tensor:
-    """N(0, 1) given >= threshold with probability chance/2^63, given < threshold otherwise; float64, by inversion.
+    """N(0, 1) given >= threshold with probability chance/2^63, given < threshold otherwise;
+    float64, by inversion.
 
-    The uniform number within either part has 126 bits near both of its ends, so that no tail ends before 2^-127 of it
-    and none is cut off at the threshold. survival: P(N(0, 1) >= threshold).
+    The uniform number within either part has 126 bits near both of its ends, so that no tail ends
+    before 2^-127 of it and none is cut off at the threshold. survival: P(N(0, 1) >= threshold).
     """
     word = draws.words(shape)
     near = draws.exponential(shape).neg_().exp_().mul_(0.5)
@@ -56,7 +62,8 @@ def tilted(
 def inverted(
     above: Tensor, ends_here: Tensor, near: Tensor, threshold: float, survival: float
 ) -> Tensor:
-    """N(0, 1) on either side of the threshold at a share ``near`` < 1/2 of that side's mass from one of its ends.
+    """N(0, 1) on either side of the threshold at a share ``near`` < 1/2 of that side's mass from
+    one of its ends.
 
     ends_here: from infinity; else from the threshold.
     """
@@ -95,7 +102,8 @@ def log_excess(epsilon: Tensor) -> Tensor:
 
 
 def sided(own: Tensor, threshold: float, chance: int, survival: float) -> tuple[Tensor, Tensor]:
-    """A normal whose side of the threshold is chosen by ``chance`` of 2^63, (n,), and how near an end its share lies.
+    """A normal whose side of the threshold is chosen by ``chance`` of 2^63, (n,), and how near an
+    end its share lies.
 
     own: (n, 2): side and end to count from, share of the side's mass.
     """
@@ -104,7 +112,9 @@ def sided(own: Tensor, threshold: float, chance: int, survival: float) -> tuple[
 
 
 def placed(context: Any, own: list[int], chance: int) -> tuple[bool, Any]:
-    """``sided`` without error: whether beyond the threshold, and the share of that side further out."""
+    """``sided`` without error: whether beyond the threshold, and the share of that side further
+    out.
+    """
     side, place = own[0] >> 192, own[1] % (1 << 255)
     near = (2 * place + 1) * context.mpf(2) ** -257
     return side % (1 << 63) < chance, near if side >> 63 else 1 - near
@@ -112,7 +122,8 @@ def placed(context: Any, own: list[int], chance: int) -> tuple[bool, Any]:
 
 @dataclass(frozen=True)
 class LogitBeta:
-    """w = log(B/(1 - B)) for B ~ Beta(p, p): its density is proportional to s(w)^p s(-w)^p, s the logistic function.
+    """w = log(B/(1 - B)) for B ~ Beta(p, p): its density is proportional to s(w)^p s(-w)^p, s the
+    logistic function.
 
     p > 0. Computed in float64 by numpy; ``quantile`` in torch.
     """
@@ -149,7 +160,8 @@ class LogitBeta:
         return self.log_ratio(np.zeros(()), w) + np.log(self.tail(w)) - self.log_total
 
     def quadrature(self, start: float, stop: float) -> tuple[np.ndarray, np.ndarray]:
-        """60 nodes in [start, stop] and their probabilities, exact to rounding where 2p is an integer.
+        """60 nodes in [start, stop] and their probabilities, exact to rounding where 2p is an
+        integer.
 
         In the angle arctan(e^(w/2)) the density is then a polynomial in sine and cosine.
         """
@@ -163,7 +175,9 @@ class LogitBeta:
         return w, (ends[1] - ends[0]) * weights * density
 
     def quantile(self, z: Tensor) -> Tensor:
-        """The increasing function of a standard normal z that has this distribution, float64; |z| > 14 counts as 14."""
+        """The increasing function of a standard normal z that has this distribution, float64; |z| >
+        14 counts as 14.
+        """
         table = _table(self.p, z.device)
         position = (z.double().clamp(-REACH, REACH) + REACH) * STEPS_PER_UNIT
         index = position.long().clamp_max(len(table) - 1)
@@ -174,7 +188,9 @@ class LogitBeta:
 
 @lru_cache
 def panel_rule(panels: int) -> tuple[np.ndarray, np.ndarray]:
-    """Nodes and weights on [0, 1]: so many equal panels of 20 Gauss-Legendre nodes. Not to be written to."""
+    """Nodes and weights on [0, 1]: so many equal panels of 20 Gauss-Legendre nodes. Not to be
+    written to.
+    """
     nodes, weights = np.polynomial.legendre.leggauss(20)
     return ((np.arange(panels)[:, None] + (nodes + 1) / 2) / panels).ravel(), np.tile(
         weights / 2 / panels, panels
@@ -183,7 +199,9 @@ def panel_rule(panels: int) -> tuple[np.ndarray, np.ndarray]:
 
 @lru_cache(maxsize=64)
 def _table(p: float, device: torch.device) -> Tensor:
-    """Coefficients (cells, 6) of the quintics that match value, slope and curvature of the quantile at the nodes."""
+    """Coefficients (cells, 6) of the quintics that match value, slope and curvature of the quantile
+    at the nodes.
+    """
     signs = zip((-1, 1, -1), _upper_quantiles(LogitBeta(p)), strict=True)
     value, slope, curvature = (
         np.concatenate([sign * upper[:0:-1], upper]) for sign, upper in signs
@@ -201,8 +219,9 @@ def _table(p: float, device: torch.device) -> Tensor:
 def _upper_quantiles(law: LogitBeta) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Quantile, first and second derivative at z = 0, 1/64, ..., 14.
 
-    Newton's method on log P(logit >= w) = log P(normal >= z): the left side is concave, so it is monotone after one
-    step. If g(w) is the density, w' = phi(z)/g(w) and w'' = -w' (z + w' g'(w)/g(w)).
+    Newton's method on log P(logit >= w) = log P(normal >= z): the left side is concave, so it is
+    monotone after one step. If g(w) is the density, w' = phi(z)/g(w) and w'' = -w'
+    (z + w' g'(w)/g(w)).
     """
     z = np.arange(REACH * STEPS_PER_UNIT + 1) / STEPS_PER_UNIT
     target = log_ndtr(-z)
@@ -221,7 +240,9 @@ def _upper_quantiles(law: LogitBeta) -> tuple[np.ndarray, np.ndarray, np.ndarray
 
 
 def uniform_coordinate(dim: int, z: Tensor) -> tuple[Tensor, Tensor]:
-    """(T, sqrt(1 - T^2)) for a coordinate T of a uniform point of the sphere in R^dim; T increases with normal z."""
+    """(T, sqrt(1 - T^2)) for a coordinate T of a uniform point of the sphere in R^dim; T increases
+    with normal z.
+    """
     if dim == 1:
         zero = torch.zeros_like(z, dtype=torch.float64)
         return torch.where(z < 0, -1.0, zero + 1), zero
@@ -230,7 +251,9 @@ def uniform_coordinate(dim: int, z: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def log_half_gamma(p: Tensor) -> Tensor:
-    """log Gamma(p + 1/2)/Gamma(p), p > 0, to a few units in the last place: a series at p + 32, then down to p."""
+    """log Gamma(p + 1/2)/Gamma(p), p > 0, to a few units in the last place: a series at p + 32,
+    then down to p.
+    """
     shift = torch.ones_like(p)
     for j in range(32):
         shift = shift * ((p + j) / (p + j + 0.5))
@@ -245,11 +268,13 @@ def log_half_gamma(p: Tensor) -> Tensor:
 
 @entrywise(AT_ONCE, dim=partial(checks.within, low=2, high=checks.MOST), epsilon=ball_epsilon)
 def rapidity(dim: Tensor, epsilon: Tensor) -> Tensor:
-    """artanh of the fixed point gamma = E T of ``CapLaw``; it keeps all digits of small gamma, and of 1 - gamma.
+    """artanh of the fixed point gamma = E T of ``CapLaw``; it keeps all digits of small gamma, and
+    of 1 - gamma.
 
-    It is where log(w/gamma - s), w = E[T; T >= gamma] for uniform V, is log 1/(e^epsilon - 1). The difference would
-    lose all digits near gamma = 1. As an integral it loses none: that of sech(t)^(dim + 1)/tanh(t)^2 over t >= y,
-    divided by (dim - 1) times that of sech^(dim - 1) over the line.
+    It is where log(w/gamma - s), w = E[T; T >= gamma] for uniform V, is log 1/(e^epsilon - 1). The
+    difference would lose all digits near gamma = 1. As an integral it loses none: that of
+    sech(t)^(dim + 1)/tanh(t)^2 over t >= y, divided by (dim - 1) times that of sech^(dim - 1) over
+    the line.
     """
     level = (
         math.log(math.sqrt(math.pi))
@@ -273,11 +298,14 @@ def rapidity(dim: Tensor, epsilon: Tensor) -> Tensor:
 
 
 def _beyond(dim: Tensor, y: Tensor) -> Tensor:
-    """The integral of (cosh(y)/cosh(t))^(dim + 1)/tanh(t)^2 over t >= y: in log t, to where it has fallen by e^-CUT."""
+    """The integral of (cosh(y)/cosh(t))^(dim + 1)/tanh(t)^2 over t >= y: in log t, to where it has
+    fallen by e^-CUT.
+    """
     grid, weights = (
         torch.from_numpy(each).to(y.device)[:, None] for each in panel_rule(THRESHOLD_PANELS)
     )
-    # cosh far = cosh y e^c, and sinh^2(far/2) = (cosh y (e^c - 1) + 2 sinh^2(y/2))/2 loses no digit for small y
+    # cosh far = cosh y e^c, and sinh^2(far/2) = (cosh y (e^c - 1) + 2 sinh^2(y/2))/2 loses no digit
+    # for small y
     far = (y.exp() + (-y).exp()) * torch.expm1(CUT / (dim + 1)) / 4 + sinh(y / 2).square()
     length = (2 * far.sqrt().asinh() / y).log()
     t = y * (length * grid).exp()
@@ -300,15 +328,17 @@ def coordinate_size(dim: int) -> tuple[np.ndarray, np.ndarray]:
 
 @dataclass(frozen=True)
 class CapLaw:
-    """The coordinate T = <V, u> in PrivUnit: V uniform on the sphere of R^dim, reweighted on the cap <V, u> >= gamma.
+    """The coordinate T = <V, u> in PrivUnit: V uniform on the sphere of R^dim, reweighted on the
+    cap <V, u> >= gamma.
 
-    Relative to the uniform distribution the density is c1 = e^epsilon c0 on the cap and c0 elsewhere, c0 = 1/(1 +
-    (e^epsilon - 1) s), s the cap's share of the sphere. gamma is the fixed point gamma = E T, which makes E T as large
-    as possible and Var T = (1 - gamma^2)/dim: the noise of V/gamma is (1 - gamma^2)/(dim gamma^2) in every direction.
-    dim: an integer >= 2; epsilon in [1e-6, 50].
+    Relative to the uniform distribution the density is c1 = e^epsilon c0 on the cap and c0
+    elsewhere, c0 = 1/(1 + (e^epsilon - 1) s), s the cap's share of the sphere. gamma is the fixed
+    point gamma = E T, which makes E T as large as possible and Var T = (1 - gamma^2)/dim: the noise
+    of V/gamma is (1 - gamma^2)/(dim gamma^2) in every direction. dim: an integer >= 2; epsilon in
+    [1e-6, 50].
 
-    Source: Bhowmick, Duchi, Freudiger, Kapoor, Rogers (2018), PrivUnit; Asi, Feldman, Talwar (2022), optimality; the
-    fixed point: kernels/privunit/README.md.
+    Source: Bhowmick, Duchi, Freudiger, Kapoor, Rogers (2018), PrivUnit; Asi, Feldman, Talwar
+    (2022), optimality; the fixed point: kernels/privunit/README.md.
     """
 
     dim: int
@@ -364,7 +394,8 @@ class CapLaw:
     def draw(self, shape: tuple[int, ...], draws: Draws) -> tuple[Tensor, Tensor]:
         """Independent copies of (T, sqrt(1 - T^2)), float64.
 
-        The cap is the set above the (1 - s)-quantile, so rounding in gamma never moves mass across its edge.
+        The cap is the set above the (1 - s)-quantile, so rounding in gamma never moves mass across
+        its edge.
         """
         z = tilted(shape, draws, self.normal_threshold, self.chance, self.survival)
         return uniform_coordinate(self.dim, z)
@@ -382,8 +413,8 @@ class CapLaw:
     def exactly(self, context: Any, share: Any) -> tuple[Any, Any]:
         """(T, sqrt(1 - T^2)) with P(uniform coordinate >= T) = share, in the context's arithmetic.
 
-        T = cos a, P = J(a)/J(pi) for J the integral of sin^(dim - 2) from 0 on, by the recurrence k J_k = (k - 1)
-        J_(k - 2) - sin^(k - 1) cos; Newton's method from a float. O(dim).
+        T = cos a, P = J(a)/J(pi) for J the integral of sin^(dim - 2) from 0 on, by the recurrence k
+        J_k = (k - 1) J_(k - 2) - sin^(k - 1) cos; Newton's method from a float. O(dim).
         """
         start = -float(ndtri(float(share))) if share < 0.5 else float(ndtri(float(1 - share)))
         z = torch.tensor(start, dtype=torch.float64)
@@ -406,7 +437,9 @@ class CapLaw:
         return cap_chance(self.epsilon, self.survival)
 
     def quadrature(self) -> tuple[np.ndarray, np.ndarray]:
-        """Nodes 2 artanh T and weights for expectations under this distribution, off the cap and on it."""
+        """Nodes 2 artanh T and weights for expectations under this distribution, off the cap and on
+        it.
+        """
         uniform, edge = self.uniform, 2 * self.rapidity
         low = float(uniform.tail_length(np.array(0.0), WIDE))
         below = [uniform.quadrature(start, stop) for start, stop in ((-low, 0.0), (0.0, edge))]
