@@ -146,7 +146,7 @@ def works(python, pip, wheel, source, unpacked, extras, version):
 
 
 def main():
-    arguments = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    arguments = argparse.ArgumentParser(description=__doc__.partition("\n\n")[0])
     usual = [each for each in EXTRAS if each != "test"]
     arguments.add_argument(
         "--extras", nargs="*", choices=EXTRAS, default=usual, help="default: all but test"

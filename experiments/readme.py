@@ -31,12 +31,10 @@ def scripts():
 
 
 def fields(path):
-    """The docstring's first line as "title", and what follows each word with a colon at the
-    beginning of a line.
-    """
-    title, _, rest = (ast.get_docstring(ast.parse(path.read_text())) or "").partition("\n")
-    found = {"title": title}
-    for part in re.split(r"\n(?=[A-Z])", rest):
+    """The docstring's first paragraph as "title"; the text behind each word with a colon."""
+    title, _, rest = (ast.get_docstring(ast.parse(path.read_text())) or "").partition("\n\n")
+    found = {"title": " ".join(title.split())}
+    for part in re.split(r"\n(?=[A-Z][\w ,]*: )", rest):
         name, _, text = part.partition(":")
         found[name.partition(",")[0].strip()] = " ".join(text.split())
     return found
