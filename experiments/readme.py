@@ -34,7 +34,7 @@ def fields(path):
     """The docstring's first paragraph as "title"; the text behind each word with a colon."""
     title, _, rest = (ast.get_docstring(ast.parse(path.read_text())) or "").partition("\n\n")
     found = {"title": " ".join(title.split())}
-    for part in re.split(r"\n(?=[A-Z][\w ,]*: )", rest):
+    for part in re.split(r"\n(?=[A-Z][^:.;\n]*: )", rest):
         name, _, text = part.partition(":")
         found[name.partition(",")[0].strip()] = " ".join(text.split())
     return found

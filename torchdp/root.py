@@ -109,13 +109,25 @@ def _root(
     if device.type != "cpu" or {value.numel() for value in values} != {1}:
         return _found(f, torch.where, [low, high], values, *how)
     like = values[0]
-    return torch.full_like(
-        like, _of_one(lambda x: float(excess(torch.full_like(like, x))), low, high, how)
-    )
+
+    def of_one(x: float) -> float:
+        return float(excess(torch.full_like(like, x)))
+
+    known = [np.float64(value) for value in values]
+    return torch.full_like(like, _of_one(of_one, low, high, how, known))
 
 
-def _of_one(excess: Callable[[float], float], low: Any, high: Any, how: tuple[Any, ...]) -> float:
-    """The same steps in floats, which cost less, of numpy, which divide by 0."""
+def _of_one(
+    excess: Callable[[float], float],
+    low: Any,
+    high: Any,
+    how: tuple[Any, ...],
+    known: list[np.float64] | None = None,
+) -> float:
+    """The same steps in floats, which cost less, of numpy, which divide by 0.
+
+    known: the function's values at both ends, where they are known.
+    """
 
     def f(x: np.float64) -> np.float64:
         value = float(excess(float(x)))
@@ -125,7 +137,7 @@ def _of_one(excess: Callable[[float], float], low: Any, high: Any, how: tuple[An
         return yes if condition else no
 
     at = [np.float64(low), np.float64(high)]
-    value = [f(at[0]), f(at[1])]
+    value = known or [f(at[0]), f(at[1])]
     if value[0] > 0 >= value[1] and at[1] - at[0] <= how[-1]:
         # Nothing is left to do: whoever calls with a good guess pays for two calls alone.
         return float(high)

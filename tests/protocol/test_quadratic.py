@@ -10,10 +10,11 @@ import pytest
 import torch
 from laws import generator, normal
 from scipy.integrate import quad
-from scipy.special import ndtr
+from scipy.special import log_ndtr, ndtr
+from scipy.stats import chi2
 
 from torchdp.protocol import quadratic
-from torchdp.protocol.interval import ErrorParts, RatioError, normal_deviate
+from torchdp.protocol.interval import ErrorParts, RatioError, normal_deviate, part_sums
 from torchdp.protocol.quadratic import QuadraticError
 
 Z = 1.959964
@@ -66,6 +67,23 @@ def test_tails_are_those_of_the_inverted_characteristic_function(w, ell):
         assert found == pytest.approx(truth, abs=0.004 if min(truth, 1 - truth) < 0.06 else 0.02)
 
 
+@pytest.mark.parametrize("z", [5.0, 8.0, 20.0, 35.0])
+def test_far_tails_go_on_beyond_forty_deviations_of_a_square(z):
+    """The logarithm of the tail of e^2 - 1 at z^2 - 1, up to 900 deviations, is chi^2's."""
+    one = torch.ones(1, dtype=torch.float64)
+    deviate = float(normal_deviate(torch.tensor(z**2 - 1), one, torch.zeros_like(one)))
+    assert log_ndtr(-deviate) == pytest.approx(chi2.logsf(z**2, 1), abs=0.15)
+
+
+def test_a_distance_is_the_level_whose_interval_ends_at_0():
+    error = error_of([1.0, 0.2, 0.2, -0.5], [30.0, 3.0, 1.0, 2.0])
+    for value in (-300.0, -100.0, 40.0, 200.0, 400.0):
+        value = torch.tensor(value, dtype=torch.float64)
+        z = error.distance(value)
+        below, above = error.margins(z)
+        assert float(below if value > 0 else above) == pytest.approx(abs(float(value)), rel=1e-5)
+
+
 def test_a_form_without_noise_has_no_margins_and_nan_has_none_but_nan():
     flat = error_of(torch.zeros(3), torch.zeros(3))
     assert [float(each) for each in flat.margins(Z)] == pytest.approx([0, 0], abs=1e-200)
@@ -110,13 +128,6 @@ def beside(small, mean, many, first=1.3):
     return [1.0] + [small] * many, [first] + [small * mean] * many
 
 
-def _one_path(error):
-    """Control: coordinates of all sizes are one part."""
-    return quadratic._Path.of(
-        error.curved[..., None, :], error.linear[..., None, :], error.offset[..., None]
-    )
-
-
 @pytest.mark.parametrize(
     ("small", "mean", "many"), [(0.047, 0.0, 60), (0.1, 0.0, 30), (0.2, 0.0, 22)]
 )
@@ -125,7 +136,7 @@ def test_small_coordinates_do_not_hide_where_a_large_one_may_be(monkeypatch, sma
     curved, linear = beside(small, mean, many)
     found = covered(curved, linear, 1_500)
     assert found > 0.935
-    monkeypatch.setattr(QuadraticError, "_parts", _one_path)
+    monkeypatch.setattr(quadratic, "OCTAVES", 0)  # control: coordinates of all sizes are one part
     assert covered(curved, linear, 1_500) < found - 0.02
 
 
@@ -133,10 +144,10 @@ def test_the_gradient_is_as_long_as_without_noise_on_average():
     """Off the gradient noise adds w^2 to each square, which is taken off; along it, it is not."""
     curved, linear = (torch.tensor(x).double() for x in beside(0.654, 0.0, 20, first=4.0))
     e = torch.randn(4_000, len(curved), generator=generator(6), dtype=torch.float64)
-    path = error_of(curved, linear + curved * e)._parts()
-    assert path.curved.shape[-2] == 1
-    _, squares = path.at(torch.zeros(4_000, 1))
-    length = (path.scale.square() * squares.sum(-1)).mean()
+    path, place = error_of(curved, linear + curved * e)._parts((4_000,))
+    assert len(place) == 4_000  # one part each
+    _, squares = path.at(torch.zeros(4_000, dtype=torch.float64))
+    length = (path.scale.square() * part_sums(squares, path.row, 4_000)).mean()
     assert float(length) == pytest.approx(16 + 1, abs=0.5)
 
 
@@ -211,10 +222,12 @@ def test_along_the_path_the_truth_rises_and_the_deviate_falls_so_that_each_end_i
     for index in range(60):
         r = 1 + index % 6
         curved = normal(r, seed=index) * 10.0 ** torch.arange(r).double().neg().div(2)
-        error = error_of(curved, 10.0 ** (index % 4 - 1) * normal(r, seed=100 + index))
-        path = error._parts()
-        y = torch.linspace(-20, 20, 800, dtype=torch.float64)[:, None]
-        truth, deviate = path.truth(y), path.deviate(y)
-        assert (truth.diff(dim=0) >= -1e-7 * path.scale).all()
+        linear = 10.0 ** (index % 4 - 1) * normal(r, seed=100 + index)
+        grid = torch.linspace(-20, 20, 800, dtype=torch.float64)
+        path, place = error_of(curved, linear)._parts((800,))
+        truth = path.truth(grid[place]).view(800, -1)
+        deviate = path.deviate(grid[place])[0].view(800, -1)
+        scale = path.scale.view(800, -1)[0]
+        assert (truth.diff(dim=0) >= -1e-7 * scale).all()
         near = (deviate.abs() < 4)[1:] & (deviate.abs() < 4)[:-1]  # further out tails are rough
         assert near.sum() > 20 and (deviate.diff(dim=0)[near] <= 1e-3).all()

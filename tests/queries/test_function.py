@@ -159,7 +159,7 @@ def skew(n):
 
 def test_where_the_function_is_not_defined_it_says_so_and_answers_all_that_it_can_be():
     protocol, counts = LocalOracle.of(Spearman(4, 4), RandomizedResponse(16, 1.0)), skew(1_000)
-    tally = protocol.sample_tally(counts, generator=keyed_generator(b"skew"), sample_shape=(500,))
+    tally = protocol.sample_tally(counts, generator=keyed_generator(b"skew"), sample_shape=(200,))
     with pytest.warns(UserWarning, match="not defined at the decoded shares"):
         found = protocol.analyse(tally)
     unknown = found.standard_error.isinf()
