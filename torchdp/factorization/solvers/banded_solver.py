@@ -320,7 +320,7 @@ def _variances(F: Tensor, blocks: _Blocks, before: Tensor | None = None) -> tupl
     flat = blocks.empty.index_put((blocks.place,), F[blocks.within])
     rows = flat.view(-1, reach, 2 * reach)
     past = rows[..., :reach]
-    own = rows[..., reach:]
+    own = rows[..., reach:].contiguous()
     eye = torch.eye(reach, dtype=F.dtype).expand_as(own)
     B = torch.linalg.solve_triangular(own, eye, upper=False)
     # x_k = B_k (z_k - past_k x_{k-1})
