@@ -262,11 +262,14 @@ def _solution(
     # Inner columns that no problem of the batch uses are dropped, but one.
     used = (right != 0).any(-1).reshape(-1, right.shape[-2]).any(0)
     used[0] = True
+    if not bool(used.all()):
+        left = left[..., used]
+        right = right[..., used, :]
     half = scale.sqrt()
     row_weights, column_weights = problem.split(best.dual[0])
     return Solution(
-        left=half * left[..., used],
-        right=half * right[..., used, :],
+        left=half * left,
+        right=half * right,
         shift=(scale * offset)[..., 0] if problem.shift else None,
         row_weights=row_weights if problem.W is whole else torch.ones_like(whole[..., 0]),
         column_weights=column_weights,
