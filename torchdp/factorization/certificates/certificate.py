@@ -51,7 +51,7 @@ class Bounds(Brief):
 
     @property
     def gap(self) -> Tensor:
-        """upper / lower - 1, the relative distance to the optimum at most; 0 where they are equal."""
+        """upper / lower - 1, at most the relative distance to the optimum; 0 for equal bounds."""
         upper = torch.as_tensor(self.upper, dtype=torch.float64)
         lower = torch.as_tensor(self.lower, dtype=torch.float64)
         gap = torch.where(upper == lower, 0.0, upper / lower - 1)
@@ -404,7 +404,7 @@ def certify_kronecker(certificates: Sequence[Certificate]) -> Certificate:
 
 
 def rounded(certificate: Certificate, columns: int, relative: float) -> Certificate:
-    """The certificate once left's rows and right's columns have moved by ``relative`` of their norms.
+    """The certificate once left's rows and right's columns have moved by ``relative`` of their size.
 
     An entry of left right moves by at most d = (1 + relative)^2 - 1 times ||left_i|| ||right_j||:
     the residual grows by at most d upper, and what is missing has rows of norm at most d

@@ -1,11 +1,10 @@
 """The evaluators of any objective, and of gamma_2 within alpha; they share nothing with solvers.
 
 Notation:
-    W: the workload, (*batch, m, n); L (*batch, m, r), R (*batch, r, n): left and right, its factors.
-    E: what they miss, W - L R.
-    a, b: squared row norms of L, (*batch, m), and column norms of R, (*batch, n).
-    c, P: weights of the rows (*batch, m) and of the columns (*batch, n).
-    U: a witness, (*batch, m, n).
+    W: the workload, (*batch, m, n); L (*batch, m, r), R (*batch, r, n): left and right, its
+    factors. E: what they miss, W - L R. a, b: squared row norms of L, (*batch, m), and column norms
+    of R, (*batch, n). c, P: weights of the rows (*batch, m) and of the columns (*batch, n). U: a
+    witness, (*batch, m, n).
 """
 
 import math
@@ -126,10 +125,10 @@ def certify_approximate(
 ) -> Certificate:
     """Bounds on gamma_2(W; alpha) = min over abs(W' - W) <= alpha entrywise of gamma_2(W').
 
-    All in float64. upper = largest row norm of left * largest column norm of right, plus the largest row norm of
-    what left right misses beyond alpha. lower = (<W, U> - alpha sum abs(U)) / max(1, s), at least
-    0, with s the operator norm of diag(c)^{-1/2} U diag(P)^{-1/2} for the weights c, P scaled to
-    sum 1: gamma_2*(U) <= s.
+    All in float64. upper = largest row norm of left * largest column norm of right, plus the
+    largest row norm of what left right misses beyond alpha. lower = (<W, U> - alpha sum abs(U)) /
+    max(1, s), at least 0, with s the operator norm of diag(c)^{-1/2} U diag(P)^{-1/2} for the
+    weights c, P scaled to sum 1: gamma_2*(U) <= s.
 
     Args:
         W: as in :func:`certify`, like the factors and the weights.

@@ -40,8 +40,8 @@ def certify_epochs(
     """Bounds on the least value of (sum_t ||L_t||^p)^{1/p} S(R) over W = L R, in float64.
 
     S as in ``factorize_epochs``. upper = l_p norm of left's row norms * S+(right) + l_p norm of E's
-    row norms * sqrt(epochs) (the factorization E = E I); S+^2 = max_i sum of abs(X_st) over the pairs of
-    columns of class i, S^2 at least. lower = trace norm of [diag(c)^{1/2} W_i D_i]_i /
+    row norms * sqrt(epochs) (the factorization E = E I); S+^2 = max_i sum of abs(X_st) over the
+    pairs of columns of class i, S^2 at least. lower = trace norm of [diag(c)^{1/2} W_i D_i]_i /
     sqrt(sum_i max_{s in i} ||d_s||^2), W_i the columns of class i, D_i the rows d_s of
     ``directions``, c = row_weights scaled to norm 1 in l_{p/(p-2)}. It is a lower bound since
     ||diag(c)^{1/2} L [R_i D_i]_i||_tr <= ||diag(c)^{1/2} L||_F ||[R_i D_i]_i||_F, and ||R_i D_i||_F
@@ -107,9 +107,9 @@ def certify_separated(
     """Bounds on the least value of (sum_t ||L_t||^p)^{1/p} S(R) over W = L R, in float64.
 
     S as in ``Separated``. upper = l_p norm of left's row norms * S+(right) + l_p norm of E's row
-    norms * sqrt(times); S+^2 is ``worst_separated`` of abs(right^T right), at least S^2. lower is that
-    of ``fixed``, the certificate of W for users in passes of max(gap, ceil(n / times)) steps: such
-    users keep apart, too.
+    norms * sqrt(times); S+^2 is ``worst_separated`` of abs(right^T right), at least S^2. lower is
+    that of ``fixed``, the certificate of W for users in passes of max(gap, ceil(n / times)) steps:
+    such users keep apart, too.
 
     Args:
         W: (m, n).

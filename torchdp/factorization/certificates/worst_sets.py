@@ -148,7 +148,7 @@ class _Search:
         return max(self.best * (1 + CLOSE), open_bound), self.found
 
     def _push(self, prefix: _Prefix, rank: int) -> None:
-        """Into the heap, with the next step of that rank; the earlier one first where bounds tie."""
+        """Into the heap, with its next step of that rank; the earlier first where bounds tie."""
         if rank < len(prefix.order):
             bound = float(prefix.bounds[rank])
             heapq.heappush(self.heap, (-bound, next(self.ties), prefix, rank))

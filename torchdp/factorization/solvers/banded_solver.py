@@ -43,15 +43,15 @@ def banded_strategy(
     max_iterations: int,
     bands: int | None = None,
 ) -> Tensor:
-    """C of sensitivity 1 with least l_p norm of the row norms of W C^{-1}; its diagonal is positive.
+    """C of sensitivity 1 with least l_p norm of the row norms of W C^{-1}.
 
-    Columns that are ``gap`` apart do not meet, so the squared sensitivity is the largest sum of
-    x = diag(C^T C) over sets of at most ``times`` steps, ``gap`` apart. The convex hull of such
-    sets is {0 <= mu, every ``gap`` consecutive entries add up to at most 1, all to at most
-    ``times``}, so by linear programming's duality the sum is at most 1 where x_i <= z +
-    sum_{windows w with i} y_w for some y, z >= 0, times z + sum y = 1. Here C = (columns of norm
-    1) diag(x)^{1/2} with that bound attained, y and z squares: L-BFGS. In X = C^T C the problem
-    is convex.
+    Its diagonal is positive. Columns that are ``gap`` apart do not meet, so the squared sensitivity
+    is the largest sum of x = diag(C^T C) over sets of at most ``times`` steps, ``gap`` apart. The
+    convex hull of such sets is {0 <= mu, every ``gap`` consecutive entries add up to at most 1, all
+    to at most ``times``}, so by linear programming's duality the sum is at most 1 where x_i <= z +
+    sum_{windows w with i} y_w for some y, z >= 0, times z + sum y = 1. Here C = (columns of norm 1)
+    diag(x)^{1/2} with that bound attained, y and z squares: L-BFGS. In X = C^T C the problem is
+    convex.
 
     Args:
         W: float64.

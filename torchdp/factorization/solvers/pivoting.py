@@ -100,9 +100,10 @@ def _solved(G: Tensor, p: Tensor, limit: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _interior(G: Tensor, p: Tensor, limit: Tensor) -> Tensor:
-    """Histograms of a gap below about ``limit`` for a positive definite G, however badly conditioned.
+    """Histograms of a gap below about ``limit`` for a positive definite G.
 
-    Source: Mehrotra (1992): z are the multipliers of h >= 0, and h z = mu is solved for falling mu.
+    However badly it is conditioned. Source: Mehrotra (1992): z are the multipliers of h >= 0, and h
+    z = mu is solved for falling mu.
     """
     k = p.shape[1]
     h = torch.full_like(p, 1 / k)

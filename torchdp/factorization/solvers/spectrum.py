@@ -7,7 +7,7 @@ weights are c = P, and the multiplicative update keeps such weights.
 
 Notation:
     X: W, or W less its mean column; c, P: weights of its rows (*batch, m) and columns (*batch, n).
-    M = diag(c)^{1/2} X diag(P)^{1/2} = U S V^T, transposed where it is wide: (*batch, l, r), l >= r.
+    M = diag(c)^{1/2} X diag(P)^{1/2} = U S V^T, transposed if it is wide: (*batch, l, r), l >= r.
     short, long: the weights of the side of length r and of that of length l.
     a, b: squared row norms of left, (*batch, m), and column norms of right, (*batch, n).
 

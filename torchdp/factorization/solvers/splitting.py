@@ -1,4 +1,4 @@
-"""gamma_2 within alpha, min over X of gamma_2(X) with abs(X - W) <= alpha entrywise: two splittings.
+"""gamma_2 within alpha by two splittings: min of gamma_2(X) over abs(X - W) <= alpha entrywise.
 
 Notation:
     W, X: (b, m, n), a flat batch; alpha: (b, 1, 1), >= 0.
