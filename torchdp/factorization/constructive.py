@@ -36,8 +36,7 @@ ROUNDING = 1e-12
 
 
 def best_decoder(W: Tensor, right: Tensor, p: float = math.inf) -> Factorization:
-    """left = W right^+: for given right, each row of left has the least norm, so left is best for
-    every p.
+    """left = W right^+, whose rows have the least norms for this right: it is best for every p.
 
     With the binary tree it is Honaker's.
 
@@ -101,6 +100,7 @@ def normalised_square_root(k: int, p: float = math.inf) -> Factorization:
     W = workloads.prefix(k).dense()
     A = _root(W)
     right = A / A.norm(dim=0)
+    # W right^{-1}
     left = torch.linalg.solve_triangular(right, W.double(), upper=False, left=False)
     return at_uniform_weights(W, left, right, p)
 
@@ -214,6 +214,7 @@ def _norms(name: str, values: Tensor) -> Tensor:
 def _half(low: Tensor, high: Tensor) -> Tensor:
     low = checks.floating("low", low).double()
     high = checks.floating("high", high).double()
+    # torch's own broadcast_shapes loads sympy.
     try:
         np.broadcast_shapes(low.shape, high.shape)
     except ValueError as error:

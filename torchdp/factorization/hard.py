@@ -291,7 +291,8 @@ def learner_samples(concepts: Matrix, alpha: float, epsilon: float, failure: flo
     found = factorize(D)
     U = witness(D, found.row_weights, found.column_weights)
     P = torch.cat([found.column_weights, found.column_weights])
-    instance = hard_instance(torch.cat([D, -D], 1), torch.cat([U, -U], 1), P)
+    signed = torch.cat([D, -D], 1)
+    instance = hard_instance(signed, torch.cat([U, -U], 1), P)
     return instance.samples_to_test(4 * checks.squarable("alpha", alpha), epsilon, failure)
 
 
@@ -364,6 +365,7 @@ def least_noise_variance(epsilon: float, delta: float = 0.0) -> float:
     b = 2 * q * (1 - delta) / (1 + q)
     if d == 0 or b == 0:  # epsilon is so large that both underflow
         return 0.0
+    # As long as they are positive.
     terms = math.ceil((math.log(b + d) - math.log(d)) / epsilon)
     if terms > MOST_TERMS:
         raise ValueError(

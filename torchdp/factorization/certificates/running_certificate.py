@@ -13,6 +13,7 @@ in code of their own, not that of the search for them.
 Notation:
     W: running sums of n steps; c, P: weights of its rows and columns, (n,), of sum 1.
     M = diag(c)^{1/2} W diag(P)^{1/2}.
+    ell, q: poles and zeros of a strategy's generating function; D1, D2: its diagonals.
 """
 
 import math
@@ -269,7 +270,9 @@ def certify_running(
     size = float((c * unseen).sum())
     total = float(_inverse_diagonal(W, c, P).sum())
     excess = rule.low * size**2 + rule.high * total
-    scale = (scaled_weights(c, conjugate(p)).sum() / c.sum()).sqrt()
+    # 1 / ||c||_q
+    inverse_norm = scaled_weights(c, conjugate(p)).sum() / c.sum()
+    scale = inverse_norm.sqrt()
     trace = ((c * a).sum() - excess).clamp_min(0)
     lower = scale * trace / (1 + rule.loss)
     sensitivity = b.max().sqrt() / (1 - rule.loss)
@@ -310,7 +313,7 @@ def buffered_squares(
 
     Source: the recurrences are the definition of T^{-1} by its generating function, squared.
     """
-    poles = _wide(poles)
+    ell = _wide(poles)
     q = _wide(zeros)
     D1 = _wide(before)
     D2 = _wide(after)
@@ -319,25 +322,27 @@ def buffered_squares(
     decay = np.longdouble(W.decay)
     momentum = np.longdouble(W.momentum)
     buffers = range(len(q))
-    w = _residues(poles, q)
-    nu = _residues(q, poles)
+    w = _residues(ell, q)
+    nu = _residues(q, ell)
     # A column of T is summed from its end.
     tails = np.zeros_like(D1)
     for a in buffers:
         for b in buffers:
-            kept = _sums(own[::-1], poles[a] * poles[b])
+            kept = _sums(own[::-1], ell[a] * ell[b])
             tails = tails + w[a] * w[b] * kept[::-1]
     columns = (own + np.append(tails[1:], 0)) * D2**2
-    G = [[_late(_sums(1 / own, q[a] * q[b])) for b in buffers] for a in buffers]
+    G = [[_late(_sums(1 / own, q_a * q_b)) for q_b in q] for q_a in q]
 
     def rows(nu: Wide) -> Wide:
         mixed = [sum(nu[b] * G[a][b] for b in buffers) for a in buffers]
         overlaps = [(q[a] * mixed[a] + 1 / own) / D2 for a in buffers]
         H = [_sums(overlaps[a], momentum * q[a]) for a in buffers]
         J = [_sums(rates * H[a], decay * q[a]) for a in buffers]
+        # <v_{t-1}, ...> and <row_{t-1}, ...> with what step t adds
         with_v = sum(nu[a] * _late(H[a]) for a in buffers) / D2
         with_row = sum(nu[a] * _late(J[a]) for a in buffers) / D2
-        added = (1 / own + sum(nu[a] * mixed[a] for a in buffers)) / D2**2
+        crossed = sum(nu[a] * mixed[a] for a in buffers)
+        added = (1 / own + crossed) / D2**2
         speeds = _sums(added + 2 * momentum * with_v, momentum**2)
         products = _sums(rates * speeds + decay * with_row, decay * momentum)  # <row_t, v_t>
         crossed = momentum * _late(products) + with_row

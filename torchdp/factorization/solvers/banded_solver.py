@@ -283,8 +283,10 @@ def _product(E: Tensor, inverse: Tensor) -> Tensor:
 
 
 class _Blocks(NamedTuple):
-    """Where a matrix by columns, (reach, n), lies in block rows of two blocks, that before and its
-    own: places of the entries ``within`` it in ``empty``, (count * reach * 2 reach,).
+    """Where a matrix by columns, (reach, n), lies in block rows of two blocks.
+
+    within: its entries, (reach, n); place: theirs in ``empty``, flat, (count, reach, 2 reach), of
+    the block before and the row's own.
     """
 
     within: Tensor
