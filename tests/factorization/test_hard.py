@@ -60,9 +60,9 @@ def most_information(instance: HardInstance, epsilon: float) -> float:
     of vectors whose entries differ by factors of at most e^epsilon: two-valued vectors, one for
     each subset of the types.
     """
-    P, c, M = (
-        t.numpy() for t in (instance.type_weights, instance.query_weights, instance.directions)
-    )
+    P = instance.type_weights.numpy()
+    c = instance.query_weights.numpy()
+    M = instance.directions.numpy()
     subsets = np.array(list(itertools.product((0.0, 1.0), repeat=len(P))))
     A = 1 + (math.exp(epsilon) - 1) * subsets
     gain = (c * (A @ M.T) ** 2).sum(1) / (A @ P)
@@ -137,7 +137,7 @@ def bayes_risk(n: int, epsilon: float, half: float) -> tuple[float, float]:
     return (joint * (t - mean[:, None]) ** 2).sum(), (joint * abs(t - median[:, None])).sum()
 
 
-@pytest.mark.parametrize("n", [1, 5, 40, 200])
+@pytest.mark.parametrize("n", [1, 5, 40])
 @pytest.mark.parametrize("epsilon", [0.5, 1.0, 3.0])
 def test_guarantee_samples_hold_for_the_best_estimate_of_randomized_response(n, epsilon):
     """Exact enumeration of the Bayes risks under the proof's prior: no estimate of n responses
@@ -146,14 +146,13 @@ def test_guarantee_samples_hold_for_the_best_estimate_of_randomized_response(n, 
     coin, slope, worst = hard_instance(COIN), math.tanh(epsilon / 2), np.zeros(2)
     for half in (0.3, 0.5, 0.7, 1.0):
         square, absolute = bayes_risk(n, epsilon, half)
-        allowed = (
-            n * slope**2 * float(_mean_inverse(torch.tensor(slope * half, dtype=torch.float64)))
-        )
+        mean_inverse = float(_mean_inverse(torch.tensor(slope * half, dtype=torch.float64)))
+        allowed = n * slope**2 * mean_inverse
         prior = (math.pi / half) ** 2
         assert 1 / square <= (allowed + prior) * (1 + 1e-6)
         assert math.pi / (2 * math.e) / absolute**2 <= (allowed + prior) * (1 + 1e-6)
         # negative control: wrong without the prior's share
-        assert n > 40 or 1 / square > allowed + 0.3 * prior
+        assert 1 / square > allowed + 0.3 * prior
         worst = np.maximum(worst, (math.sqrt(square), absolute))
     assert coin.samples(worst[0], epsilon) <= n
     assert coin.samples_absolute(worst[1], epsilon) <= n
@@ -194,7 +193,7 @@ def solved(name):
     return W, found, hard_instance(W), hard_instance(W, normal(*W.shape) + W), hard_instance(W[:2])
 
 
-@pytest.mark.parametrize("epsilon", [0.5, 2.0, 8.0])
+@pytest.mark.parametrize("epsilon", [0.5, 8.0])
 @pytest.mark.parametrize("name", [*SMALL, "larger prefix"])
 def test_guarantee_samples_are_below_the_local_factorization_mechanism(name, epsilon):
     W, found, instance, *others = solved(name)

@@ -338,7 +338,7 @@ def buffered_squares(
         overlaps = [(q[a] * mixed[a] + 1 / own) / D2 for a in buffers]
         H = [_sums(overlaps[a], momentum * q[a]) for a in buffers]
         J = [_sums(rates * H[a], decay * q[a]) for a in buffers]
-        # <v_{t-1}, ...> and <row_{t-1}, ...> with what step t adds
+        # <v_{t-1}, sum_a nu_a S_a> / D2_t, and that of row_{t-1}
         with_v = sum(nu[a] * _late(H[a]) for a in buffers) / D2
         with_row = sum(nu[a] * _late(J[a]) for a in buffers) / D2
         crossed = sum(nu[a] * mixed[a] for a in buffers)
