@@ -53,7 +53,8 @@ def best_decoder(W: Tensor, right: Tensor, p: float = math.inf) -> Factorization
     right = checks.matrix("right", right).detach().double()
     if W.shape[-1] != right.shape[-1]:
         raise ValueError(f"right must have W's {W.shape[-1]} columns, not {right.shape[-1]}")
-    return at_uniform_weights(W, W.double() @ torch.linalg.pinv(right), right, p)
+    left = W.double() @ torch.linalg.pinv(right)
+    return at_uniform_weights(W, left, right, p)
 
 
 def binary_tree(k: int, p: float = math.inf) -> Factorization:
@@ -214,7 +215,7 @@ def _norms(name: str, values: Tensor) -> Tensor:
 def _half(low: Tensor, high: Tensor) -> Tensor:
     low = checks.floating("low", low).double()
     high = checks.floating("high", high).double()
-    # torch's own broadcast_shapes loads sympy.
+    # numpy's: torch's own broadcast_shapes loads sympy.
     try:
         np.broadcast_shapes(low.shape, high.shape)
     except ValueError as error:
@@ -311,12 +312,13 @@ class MarginalFactorization:
             raise ValueError(
                 f"sets must be of shape (tables, {self.order}), each row's bits rising"
             )
+        # Codes are numbers in base d + 1.
         if (self.d + 1) ** self.order >= 2**63:
             raise ValueError(
                 f"d = {self.d} and order = {self.order} are too large for codes of 63 bits"
             )
         inside = _bits(self.order, sets.device)  # (2^l, l)
-        # Digits in base d + 1, the absent ones 0 and first.
+        # Their digits, those of absent bits 0 and first.
         digits = torch.where(inside, sets[:, None] + 1, 0)
         digits = digits.sort(-1).values
         place = (self.d + 1) ** torch.arange(self.order, device=sets.device)

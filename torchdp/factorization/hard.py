@@ -252,6 +252,7 @@ def hard_instance(
     if P.shape != W.shape[1:] or (P < 0).any() or not (P > 0).any():
         raise ValueError(f"column_weights must be {W.shape[1]} non-negative numbers, not all 0")
     P = P / P.sum()
+    # A type of weight 0 proves nothing; without it the rows of U - U 1 P^T sum to 0.
     U = torch.where(P > 0, U, 0.0)
     U = U - U.sum(-1, keepdim=True) * P
     share = (W * U).sum(-1)
@@ -293,6 +294,7 @@ def learner_samples(concepts: Matrix, alpha: float, epsilon: float, failure: flo
     P = torch.cat([found.column_weights, found.column_weights])
     signed = torch.cat([D, -D], 1)
     instance = hard_instance(signed, torch.cat([U, -U], 1), P)
+    # A shift t takes t/2 off a loss: from 4 alpha on the learner's estimate says which it is.
     return instance.samples_to_test(4 * checks.squarable("alpha", alpha), epsilon, failure)
 
 

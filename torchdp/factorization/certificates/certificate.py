@@ -55,6 +55,7 @@ class Bounds(Brief):
         upper = torch.as_tensor(self.upper, dtype=torch.float64)
         lower = torch.as_tensor(self.lower, dtype=torch.float64)
         gap = torch.where(upper == lower, 0.0, upper / lower - 1)
+        # An upper bound that overflowed bounds nothing.
         return torch.where(upper.isfinite(), gap, math.inf)
 
     def closed(self, tol: float) -> Tensor:
@@ -247,8 +248,9 @@ def proved_trace_norm(M: Tensor, witness: Tensor) -> Tensor:
     row_sums = gram.abs().sum(-1).amax(-1)
     diagonal = gram.diagonal(dim1=-2, dim2=-1)
     size = diagonal.sum(-1) + r
-    d = (torch.finfo(gram.dtype).eps * (m + r) * size).clamp_min(1e-12)
-    # In place: (1 + d) I - Q^T Q.
+    rounding = torch.finfo(gram.dtype).eps * (m + r) * size
+    d = rounding.clamp_min(1e-12)
+    # (1 + d) I - Q^T Q, in place: gram may be large.
     gram.neg_()
     diagonal.add_((1 + d)[..., None])
     failed = torch.linalg.cholesky_ex(gram).info != 0
@@ -302,7 +304,8 @@ def divisor(top: Tensor) -> Tensor:
 def magnitude(W: Tensor) -> Tensor:
     """The power of two at W's largest entry, (*batch, 1, 1), which divides exactly; 1 for 0."""
     top = W.abs().amax((-2, -1), keepdim=True)
-    return torch.where(top > 0, top / (2 * torch.frexp(top).mantissa), 1.0)
+    power = top / (2 * torch.frexp(top).mantissa)
+    return torch.where(top > 0, power, 1.0)
 
 
 def or_infinite(bound: Tensor) -> Tensor:
@@ -363,6 +366,7 @@ def _shaped(name: str, value: Tensor, W: Tensor, last: tuple[int, ...]) -> Tenso
     value = checks.real(name, value).detach()
     if value.device != W.device:
         raise ValueError(f"{name} is on {value.device}, W on {W.device}; move it there")
+    # numpy's: torch's own broadcast_shapes loads sympy.
     try:
         batch = np.broadcast_shapes(value.shape[: -len(last)], W.shape[:-2])
         fits = value.shape[-len(last) :] == last and batch == W.shape[:-2]

@@ -78,7 +78,8 @@ def certify_objective(
     missed = missing.square().sum(-1)
     largest = missed.amax(-1)
     # s makes the two parts of a' alike.
-    s2 = (a.amax(-1) / b.amax(-1) / largest).sqrt()
+    ratio = a.amax(-1) / b.amax(-1) / largest
+    s2 = ratio.sqrt()
     s2 = torch.where((s2 > 0) & s2.isfinite(), s2, 1.0)
     added = torch.where(largest > 0, 1 / s2, 0.0)
     a = a + s2[..., None] * missed
@@ -163,8 +164,9 @@ def certify_approximate(
     products = W * U
     lower = (products.sum((-2, -1)) - price) / size
     # What was summed, without signs: its rounding.
-    summed = (products.abs().sum((-2, -1)) + price) / size
-    return judged(upper, lower.clamp_min(0), missing, m + n + left.shape[-1], summed)
+    sizes = products.abs().sum((-2, -1)) + price
+    terms = m + n + left.shape[-1]
+    return judged(upper, lower.clamp_min(0), missing, terms, sizes / size)
 
 
 def amounts(name: str, value: Tensor | float, W: Tensor) -> Tensor:

@@ -83,6 +83,7 @@ def certify_epochs(
     D = D / _largest(D)
     classes = min(period, n)
     place = torch.arange(n, device=W.device) % period
+    # A user of class i moves at most S max ||d_s||, so that the sum of squares is S^2 times this.
     largest = D.new_zeros(classes).scatter_reduce_(0, place, D.square().sum(1), "amax")
     total = largest.sum()
     # [D_i]_i: the rows of each class in columns of their own.
@@ -90,7 +91,8 @@ def certify_epochs(
     by_class = torch.where(total > 0, by_class / total.sqrt(), 0.0)
     size = _largest(W)
     weighted = c.sqrt()[:, None] * (W / size) @ by_class
-    lower = torch.linalg.svdvals(weighted).sum() * size
+    trace = torch.linalg.svdvals(weighted).sum()
+    lower = trace * size
     return judged(upper, lower, missing, sum(W.shape) + len(right) + k)
 
 
@@ -151,8 +153,10 @@ def sensitivity(right: Tensor, period: int) -> Tensor:
     sums = []
     for i in range(min(period, right.shape[1])):
         part = right[:, i::period] / size
-        sums.append((part.mT @ part).abs().sum())
-    return torch.stack(sums).max().sqrt() * size
+        X = part.mT @ part
+        sums.append(X.abs().sum())
+    largest = torch.stack(sums).max()
+    return largest.sqrt() * size
 
 
 def _largest(matrix: Tensor) -> float:

@@ -87,6 +87,7 @@ def eliminate(steps: Tensor, leaks: Tensor, decay: float) -> tuple[list[_Level],
         before = left * variance
         after = right * variance
         levels.append(_Level(points, variance, ratio * before, ratio * after))
+        # What was left out joins its neighbours: an edge between them, and a leak at each.
         edges = (before * right)[:, : kept - 1]
         leaks = leaks[:, 0::2].contiguous()
         leaks[:, :out] += ratio**2 * before * leak
@@ -128,7 +129,8 @@ def draw(steps: Tensor, leaks: Tensor, decay: float, size: int, draws: Draws) ->
         out = level.points // 2
         right = pad(x[1:], (0, 0, 0, 1 - level.points % 2))
         mean = level.before.mT * x[:out] + level.after.mT * right
-        middle = mean + level.variance.mT.sqrt() * draws.normal((out, size))
+        deviation = level.variance.mT.sqrt()
+        middle = mean + deviation * draws.normal((out, size))
         x = _merged(x.mT, middle.mT).mT
     return x
 
@@ -164,8 +166,11 @@ class Quadrature:
         """For the lambda in [least, most], with the excess at both ends about ``loss``, too."""
         h = math.pi**2 / math.log(4.1 / loss)
         margin = -math.log(loss) / 3
-        first = math.floor((0.5 * math.log(least) - margin) / h)
-        last = math.ceil((0.5 * math.log(most) + margin) / h)
+        # Nodes as far out as e^{2u} = lambda, and until the excess is about loss.
+        lowest = 0.5 * math.log(least) - margin
+        highest = 0.5 * math.log(most) + margin
+        first = math.floor(lowest / h)
+        last = math.ceil(highest / h)
         u = h * torch.arange(first, last + 1, dtype=torch.float64, device=device)
         scale = 2 * h / math.pi
         # What is left out at either end is a geometric series, and so is its excess.
@@ -175,8 +180,9 @@ class Quadrature:
         excess = -math.expm1(-3 * h)
         first_share = u.new_tensor([math.exp(below) / series])
         shares = torch.cat([first_share, u.exp()])
+        levels = (2 * u).exp()
         return cls(
-            levels=torch.cat([u.new_zeros(1), (2 * u).exp()]),
+            levels=torch.cat([u.new_zeros(1), levels]),
             shares=scale * shares,
             white=scale * math.exp(above) / series,
             loss=loss,
@@ -273,11 +279,13 @@ def certify_running(
     # 1 / ||c||_q
     inverse_norm = scaled_weights(c, conjugate(p)).sum() / c.sum()
     scale = inverse_norm.sqrt()
-    trace = ((c * a).sum() - excess).clamp_min(0)
-    lower = scale * trace / (1 + rule.loss)
+    trace = (c * a).sum() - excess
+    lower = scale * trace.clamp_min(0) / (1 + rule.loss)
     sensitivity = b.max().sqrt() / (1 - rule.loss)
     upper = torch.linalg.vector_norm(a.sqrt(), ord=p) * sensitivity
-    terms = 2 * W.steps + 64 * W.steps.bit_length() + len(rule.levels)
+    # Two sums over the steps, :func:`eliminate`'s levels, and a sum over the nodes.
+    levels = W.steps.bit_length()
+    terms = 2 * W.steps + 64 * levels + len(rule.levels)
     residual = torch.zeros_like(upper)
     certificate = Certificate(upper, lower, residual, rounding=allowance(upper, terms))
     return certificate, a, float(sensitivity)

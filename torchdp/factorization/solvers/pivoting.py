@@ -78,7 +78,8 @@ def nearest_histogram(gram: Tensor, pull: Tensor, limit: float) -> tuple[Tensor,
 def _solved(G: Tensor, p: Tensor, limit: Tensor) -> tuple[Tensor, Tensor]:
     """(n, k) histograms and (n,) gaps."""
     k = p.shape[1]
-    ridged = G + RIDGE * torch.eye(k, dtype=G.dtype, device=G.device)
+    eye = torch.eye(k, dtype=G.dtype, device=G.device)
+    ridged = G + RIDGE * eye
     best = torch.full_like(p, 1 / k)
     gaps = _gap(G, p, best)
     rate = torch.linalg.matrix_norm(G, 2).clamp_min(1e-300)
@@ -132,7 +133,11 @@ def _interior(G: Tensor, p: Tensor, limit: Tensor) -> Tensor:
 
 
 def _newton_step(
-    root: Tensor, ratio: Tensor, h: Tensor, z: Tensor, change: Tensor
+    root: Tensor,
+    ratio: Tensor,
+    h: Tensor,
+    z: Tensor,
+    change: Tensor,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """dh of sum 0 and dz that change h z by ``change``, linearly, and how far they may be gone."""
     force = change / h
@@ -158,7 +163,8 @@ def _pivoted(G: Tensor, p: Tensor, free: Tensor) -> Tensor:
     """The minimum for a positive definite G: from the support ``free``, until no sign is wrong."""
     n, k = p.shape
     place = torch.arange(k, device=p.device)
-    slack = ROUNDING * (1 + p.abs().amax(-1, keepdim=True))
+    size = p.abs().amax(-1, keepdim=True)
+    slack = ROUNDING * (1 + size)
     fewest = torch.full_like(slack, k + 1)
     tries = torch.full_like(slack, PATIENCE)
     answer = torch.zeros_like(p)

@@ -121,7 +121,13 @@ class _Weights:
     c = s^{(p-2)/p}.
     """
 
-    def __init__(self, A: Tensor, shapes: list[tuple[int, int]], p: float, tol: float) -> None:
+    def __init__(
+        self,
+        A: Tensor,
+        shapes: list[tuple[int, int]],
+        p: float,
+        tol: float,
+    ) -> None:
         m = len(A)
         classes = sum(count for count, _ in shapes)
         self.p = p
@@ -147,7 +153,13 @@ class _Weights:
             logarithms=[_matrix(values.log(), Q) for values, Q in spectra],
         )
 
-    def move(self, a: Tensor, X: list[Tensor], trace: float, dual: _Dual) -> None:
+    def move(
+        self,
+        a: Tensor,
+        X: list[Tensor],
+        trace: float,
+        dual: _Dual,
+    ) -> None:
         """The update, extrapolated.
 
         Args:
@@ -220,16 +232,20 @@ def classes_of(n: int, period: int, device: torch.device) -> tuple[Tensor, list[
 def parts_of(right: Tensor, shapes: list[tuple[int, int]]) -> list[Tensor]:
     """Columns of each class: (r, n) -> [(classes, r, columns)]."""
     parts = []
-    for part, shape in zip(right.split([count * k for count, k in shapes], 1), shapes, strict=True):
+    columns = right.split([count * k for count, k in shapes], 1)
+    for part, shape in zip(columns, shapes, strict=True):
         parts.append(part.unflatten(1, shape).movedim(1, 0))
     return parts
 
 
 def _times(Y: Tensor, blocks: list[Tensor]) -> Tensor:
     """Y times the block diagonal matrix."""
-    parts = parts_of(Y, [(len(B), B.shape[-1]) for B in blocks])
-    products = [part @ B for part, B in zip(parts, blocks, strict=True)]
-    return torch.cat([product.movedim(0, 1).flatten(1) for product in products], 1)
+    shapes = [(len(B), B.shape[-1]) for B in blocks]
+    columns = []
+    for part, B in zip(parts_of(Y, shapes), blocks, strict=True):
+        product = part @ B
+        columns.append(product.movedim(0, 1).flatten(1))
+    return torch.cat(columns, 1)
 
 
 def _right_vectors(Y: Tensor) -> tuple[Tensor, Tensor]:
@@ -301,7 +317,10 @@ def _exponentials(logarithms: list[Tensor]) -> list[Tensor]:
 
 
 def orthogonal_columns(
-    A: Tensor, right: Tensor, blocks: list[Tensor], correlations: list[Tensor]
+    A: Tensor,
+    right: Tensor,
+    blocks: list[Tensor],
+    correlations: list[Tensor],
 ) -> tuple[Tensor, Tensor, Tensor] | None:
     """Factors of A whose right columns are orthogonal in each class.
 
@@ -353,7 +372,8 @@ def _dominating(X: Tensor, C: Tensor) -> Tensor:
     largest = torch.linalg.eigvalsh(relative)[:, -1:]
     y = y * largest.clamp_min(1.0)
     row_sums = X.abs().sum(2)
-    return torch.where(y.sum(1, keepdim=True) < row_sums.sum(1, keepdim=True), y, row_sums)
+    better = y.sum(1, keepdim=True) < row_sums.sum(1, keepdim=True)
+    return torch.where(better, y, row_sums)
 
 
 @dataclass(frozen=True)
@@ -567,4 +587,5 @@ def _restricted(Z: Tensor, steps: Tensor) -> Tensor:
 def _orthogonal(steps: Tensor, n: int) -> Tensor:
     """Directions of steps that are all orthogonal; 0 for the padding."""
     k = steps.shape[1]
-    return torch.eye(k, dtype=torch.float64, device=steps.device) * (steps < n)[:, :, None]
+    eye = torch.eye(k, dtype=torch.float64, device=steps.device)
+    return eye * (steps < n)[:, :, None]
