@@ -44,7 +44,7 @@ def exact_and_above(found, W, p=math.inf):
 
 
 @pytest.mark.parametrize("build", [*PREFIX, honaker], ids=lambda build: build.__name__)
-@pytest.mark.parametrize("k", [1, 2, 7, 8, 20])
+@pytest.mark.parametrize("k", [1, 2, 7, 16])
 def test_prefix_sums_are_exact_and_above_the_optimum(build, k):
     for p in EXPONENTS:
         exact_and_above(build(k, p), workloads.prefix(k).dense(), p)

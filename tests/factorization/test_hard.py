@@ -193,8 +193,16 @@ def solved(name):
     return W, found, hard_instance(W), hard_instance(W, normal(*W.shape) + W), hard_instance(W[:2])
 
 
-@pytest.mark.parametrize("epsilon", [0.5, 8.0])
-@pytest.mark.parametrize("name", [*SMALL, "larger prefix"])
+@pytest.mark.parametrize(
+    ("name", "epsilon"),
+    [
+        *[(name, 0.5) for name in SMALL],
+        ("larger prefix", 0.5),
+        ("coin", 8.0),
+        ("prefix", 8.0),
+        ("normal", 8.0),
+    ],
+)
 def test_guarantee_samples_are_below_the_local_factorization_mechanism(name, epsilon):
     W, found, instance, *others = solved(name)
     variance = PrivUnit(found.right.shape[0], epsilon).moments.variance
@@ -251,7 +259,7 @@ def test_guarantee_samples_to_test_bound_every_pair_of_messages(name, epsilon):
     """
     D = SIGNS[name]
     instance, types, tight = hard_instance(torch.cat([D, -D], 1)), 2 * D.shape[1], []
-    for shift, n in itertools.product((0.1, 0.4), (1, 5, 12)):
+    for shift, n in itertools.product((0.1, 0.4), (1, 12)):
         laws, half = instance.distributions(1.2 * shift)
         moved = laws + shift * instance.directions
         assert (half > shift).all() and (moved >= 0).all()
@@ -274,11 +282,8 @@ def test_guarantee_learner_samples_are_below_a_learners():
         norm = float(factorize(D, tol=1e-6).certificate.upper)
         for epsilon, alpha in itertools.product((0.2, 1.0), (0.02, 0.2)):
             needed = learner_samples(D, alpha, epsilon, 0.1)
-            assert (
-                0
-                < needed
-                <= PrivateLearner.calibrated(concepts, epsilon=epsilon).samples(alpha, 0.1)
-            )
+            learner = PrivateLearner.calibrated(concepts, epsilon=epsilon)
+            assert 0 < needed <= learner.samples(alpha, 0.1)
             limit = 0.8 * math.log(9) * (norm / (4 * alpha * math.sinh(epsilon / 2))) ** 2
             assert name != "steps" or alpha > 0.1 or math.isclose(needed, limit, rel_tol=1e-2)
     # t > 1; a coin will do

@@ -69,8 +69,9 @@ def test_the_zero_workload_costs_nothing():
     assert found.left.isfinite().all()
 
 
-@pytest.mark.parametrize("period", [1, 2, 5, 7])
-@pytest.mark.parametrize("p", [2.0, 4.0, math.inf])
+@pytest.mark.parametrize(
+    ("period", "p"), [(1, 2.0), (5, 2.0), (2, 4.0), (1, math.inf), (2, math.inf), (7, math.inf)]
+)
 def test_the_gap_closes_and_columns_of_a_class_become_orthogonal(period, p):
     W = workloads.prefix(13).dense()
     found = factorize_epochs(W, period, p, tol=1e-6)
@@ -169,8 +170,9 @@ def program_of_sets(W, gap, times, p, bands=None):
     return least_value(W, [s for s in sets if not any(set(s) < set(t) for t in sets)], p, bands)
 
 
-@pytest.mark.parametrize("p", [2.0, math.inf])
-@pytest.mark.parametrize(("n", "gap", "times"), [(7, 3, 2), (6, 1, 3)])
+@pytest.mark.parametrize(
+    ("n", "gap", "times", "p"), [(7, 3, 2, 2.0), (7, 3, 2, math.inf), (6, 1, 3, math.inf)]
+)
 def test_the_semidefinite_program_agrees_where_steps_keep_apart(n, gap, times, p):
     W = workloads.prefix(n).dense()
     found = factorize_separated(W, gap, times, p, tol=1e-6).certificate
@@ -180,7 +182,7 @@ def test_the_semidefinite_program_agrees_where_steps_keep_apart(n, gap, times, p
 
 
 @pytest.mark.parametrize("p", [2.0, math.inf])
-@pytest.mark.parametrize(("n", "gap", "times"), [(7, 2, 4), (7, 3, 2), (6, 1, 6)])
+@pytest.mark.parametrize(("n", "gap", "times"), [(7, 2, 4), (7, 3, 2)])
 def test_the_banded_strategy_is_the_best_of_so_many_bands(n, gap, times, p):
     W = workloads.prefix(n).dense()
     C = banded_strategy(W, gap, times, p, 2000)
@@ -239,7 +241,7 @@ def test_guarantee_bounds_of_users_who_keep_apart_hold_for_any_factors(n, gap, t
         assert found.lower <= best * (1 + 1e-12) and found.upper >= best * (1 - 1e-2)
 
 
-@pytest.mark.parametrize("p", [2.0, 5.0, math.inf])
+@pytest.mark.parametrize("p", [2.0, math.inf])
 @pytest.mark.parametrize(
     ("n", "gap", "times", "decay"), [(12, 4, 3, 1.0), (14, 4, 4, 0.9), (13, 3, 2, 1.0)]
 )
