@@ -168,7 +168,8 @@ class _Weights:
             trace: the trace norm.
             dual: as :meth:`dual` has it.
         """
-        fell = torch.tensor(trace < self.previous * (1 - 1e-12), device=a.device)
+        smaller = trace < self.previous * (1 - 1e-12)
+        fell = torch.tensor(smaller, dtype=torch.bool, device=a.device)
         back = fell & self.history.extrapolated
         self.previous = 0.0 if back else trace
         if fell and not back:
@@ -354,9 +355,10 @@ def orthogonal_columns(
     size = torch.stack([total.max() for total in sums]).max()
     grown = [y * (size / total) for y, total in zip(bounds, sums, strict=True)]
     y = torch.cat([part.flatten() for part in grown])
-    sizes = [part.shape[1] for part in bounds for _ in part]
-    classes = torch.arange(len(sizes), device=y.device)
-    owner = classes.repeat_interleave(torch.tensor(sizes, device=y.device))
+    sizes = torch.tensor(
+        [part.shape[1] for part in bounds for _ in part], dtype=torch.int64, device=y.device
+    )
+    owner = torch.arange(len(sizes), device=y.device).repeat_interleave(sizes)
     across = torch.where(owner[:, None] == owner, 0.0, right.mT @ right)
     R, failed = torch.linalg.cholesky_ex(across + y.diag(), upper=True)
     if bool(failed):

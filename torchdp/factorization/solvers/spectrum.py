@@ -331,9 +331,9 @@ class Problem:
         self.shift = shift
         self.q = 1 / conjugate(p)  # exponent: ||c||_{1/q} = 1 for c = s^q
         m, n = W.shape[-2:]
-        sides = torch.tensor([m] if symmetric else [m, n], device=W.device)
-        places = torch.arange(max(m, n), device=W.device)
-        self.inside = (places < sides[:, None]).double()
+        place = torch.arange(max(m, n), device=W.device)
+        sides = [m] if symmetric else [m, n]
+        self.inside = torch.stack([(place < side).double() for side in sides])
 
     def split(self, weights: Tensor) -> Pair:
         """Weights of the rows, (*batch, m), and of the columns, (*batch, n)."""
