@@ -44,7 +44,7 @@ def exact_and_above(found, W, p=math.inf):
 
 
 @pytest.mark.parametrize("build", [*PREFIX, honaker], ids=lambda build: build.__name__)
-@pytest.mark.parametrize("k", [1, 2, 7, 8, 20])
+@pytest.mark.parametrize("k", [1, 2, 7, 16])
 def test_prefix_sums_are_exact_and_above_the_optimum(build, k):
     for p in EXPONENTS:
         exact_and_above(build(k, p), workloads.prefix(k).dense(), p)
@@ -64,11 +64,8 @@ def test_prefix_sums_are_within_the_published_bounds(k):
         assert tree == pytest.approx(math.sqrt((h + 1) * h))
     assert float(honaker(k).certificate.upper) <= tree * (1 + 1e-12)
     exact = sum((math.comb(2 * j, j) / 4**j) ** 2 for j in range(k))
-    assert (
-        root == pytest.approx(exact, rel=1e-12)
-        and exact <= root_bound(k)
-        and exact > root_bound(k) - 0.2
-    )
+    assert root == pytest.approx(exact, rel=1e-12)
+    assert root_bound(k) - 0.2 < exact <= root_bound(k)
     if k >= 5:
         assert normalised < root
 
@@ -207,9 +204,8 @@ def test_three_way_marginals_of_a_thousand_bits():
     """
     made = MarginalFactorization(1000, 3)
     assert made.cells == 1_329_336_000 and made.certificate().gap <= 1e-11
-    random = torch.rand(20_000, 1000, generator=generator())[:, :40].argsort(1)[
-        :, :3
-    ]  # of 40 bits: sets share subsets
+    # of 40 bits: sets share subsets
+    random = torch.rand(20_000, 40, generator=generator()).argsort(1)[:, :3]
     sets = random.sort(1).values
     normals = torch.randn(len(made.subsets(sets)[0]), dtype=torch.float64, generator=generator())
     noise = made.noise(sets, normals, 2.0)

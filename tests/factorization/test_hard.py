@@ -60,9 +60,9 @@ def most_information(instance: HardInstance, epsilon: float) -> float:
     of vectors whose entries differ by factors of at most e^epsilon: two-valued vectors, one for
     each subset of the types.
     """
-    P, c, M = (
-        t.numpy() for t in (instance.type_weights, instance.query_weights, instance.directions)
-    )
+    P = instance.type_weights.numpy()
+    c = instance.query_weights.numpy()
+    M = instance.directions.numpy()
     subsets = np.array(list(itertools.product((0.0, 1.0), repeat=len(P))))
     A = 1 + (math.exp(epsilon) - 1) * subsets
     gain = (c * (A @ M.T) ** 2).sum(1) / (A @ P)
@@ -137,7 +137,7 @@ def bayes_risk(n: int, epsilon: float, half: float) -> tuple[float, float]:
     return (joint * (t - mean[:, None]) ** 2).sum(), (joint * abs(t - median[:, None])).sum()
 
 
-@pytest.mark.parametrize("n", [1, 5, 40, 200])
+@pytest.mark.parametrize("n", [1, 5, 40])
 @pytest.mark.parametrize("epsilon", [0.5, 1.0, 3.0])
 def test_guarantee_samples_hold_for_the_best_estimate_of_randomized_response(n, epsilon):
     """Exact enumeration of the Bayes risks under the proof's prior: no estimate of n responses
@@ -146,14 +146,13 @@ def test_guarantee_samples_hold_for_the_best_estimate_of_randomized_response(n, 
     coin, slope, worst = hard_instance(COIN), math.tanh(epsilon / 2), np.zeros(2)
     for half in (0.3, 0.5, 0.7, 1.0):
         square, absolute = bayes_risk(n, epsilon, half)
-        allowed = (
-            n * slope**2 * float(_mean_inverse(torch.tensor(slope * half, dtype=torch.float64)))
-        )
+        mean_inverse = float(_mean_inverse(torch.tensor(slope * half, dtype=torch.float64)))
+        allowed = n * slope**2 * mean_inverse
         prior = (math.pi / half) ** 2
         assert 1 / square <= (allowed + prior) * (1 + 1e-6)
         assert math.pi / (2 * math.e) / absolute**2 <= (allowed + prior) * (1 + 1e-6)
         # negative control: wrong without the prior's share
-        assert n > 40 or 1 / square > allowed + 0.3 * prior
+        assert 1 / square > allowed + 0.3 * prior
         worst = np.maximum(worst, (math.sqrt(square), absolute))
     assert coin.samples(worst[0], epsilon) <= n
     assert coin.samples_absolute(worst[1], epsilon) <= n
@@ -194,8 +193,16 @@ def solved(name):
     return W, found, hard_instance(W), hard_instance(W, normal(*W.shape) + W), hard_instance(W[:2])
 
 
-@pytest.mark.parametrize("epsilon", [0.5, 2.0, 8.0])
-@pytest.mark.parametrize("name", [*SMALL, "larger prefix"])
+@pytest.mark.parametrize(
+    ("name", "epsilon"),
+    [
+        *[(name, 0.5) for name in SMALL],
+        ("larger prefix", 0.5),
+        ("coin", 8.0),
+        ("prefix", 8.0),
+        ("normal", 8.0),
+    ],
+)
 def test_guarantee_samples_are_below_the_local_factorization_mechanism(name, epsilon):
     W, found, instance, *others = solved(name)
     variance = PrivUnit(found.right.shape[0], epsilon).moments.variance
@@ -252,7 +259,7 @@ def test_guarantee_samples_to_test_bound_every_pair_of_messages(name, epsilon):
     """
     D = SIGNS[name]
     instance, types, tight = hard_instance(torch.cat([D, -D], 1)), 2 * D.shape[1], []
-    for shift, n in itertools.product((0.1, 0.4), (1, 5, 12)):
+    for shift, n in itertools.product((0.1, 0.4), (1, 12)):
         laws, half = instance.distributions(1.2 * shift)
         moved = laws + shift * instance.directions
         assert (half > shift).all() and (moved >= 0).all()
@@ -275,11 +282,8 @@ def test_guarantee_learner_samples_are_below_a_learners():
         norm = float(factorize(D, tol=1e-6).certificate.upper)
         for epsilon, alpha in itertools.product((0.2, 1.0), (0.02, 0.2)):
             needed = learner_samples(D, alpha, epsilon, 0.1)
-            assert (
-                0
-                < needed
-                <= PrivateLearner.calibrated(concepts, epsilon=epsilon).samples(alpha, 0.1)
-            )
+            learner = PrivateLearner.calibrated(concepts, epsilon=epsilon)
+            assert 0 < needed <= learner.samples(alpha, 0.1)
             limit = 0.8 * math.log(9) * (norm / (4 * alpha * math.sinh(epsilon / 2))) ** 2
             assert name != "steps" or alpha > 0.1 or math.isclose(needed, limit, rel_tol=1e-2)
     # t > 1; a coin will do

@@ -64,13 +64,14 @@ def test_a_workload_of_any_rank(case, p):
 
 def test_the_zero_workload_costs_nothing():
     found = factorize_epochs(torch.zeros(4, 6), 2)
-    assert (
-        found.certificate.upper == 0 and found.left.shape == (4, 6) and found.left.isfinite().all()
-    )
+    assert found.certificate.upper == 0
+    assert found.left.shape == (4, 6)
+    assert found.left.isfinite().all()
 
 
-@pytest.mark.parametrize("period", [1, 2, 5, 7])
-@pytest.mark.parametrize("p", [2.0, 4.0, math.inf])
+@pytest.mark.parametrize(
+    ("period", "p"), [(1, 2.0), (5, 2.0), (2, 4.0), (1, math.inf), (2, math.inf), (7, math.inf)]
+)
 def test_the_gap_closes_and_columns_of_a_class_become_orthogonal(period, p):
     W = workloads.prefix(13).dense()
     found = factorize_epochs(W, period, p, tol=1e-6)
@@ -128,10 +129,8 @@ def test_a_class_whose_weight_all_but_vanishes_on_the_way_is_solved_too():
 
 def test_guarantee_bounds_are_true_for_any_factors_weights_and_directions():
     W, period = normal(8, 7), 3
-    best, good = (
-        factorize_epochs(W, period, tol=1e-7).certificate,
-        factorize_epochs(W, period, tol=1e-3),
-    )
+    best = factorize_epochs(W, period, tol=1e-7).certificate
+    good = factorize_epochs(W, period, tol=1e-3)
     for seed in range(30):
         name = bytes([seed])
         left, right = normal(8, 9, name=name), normal(9, 7, name=name + b"r")
@@ -139,10 +138,11 @@ def test_guarantee_bounds_are_true_for_any_factors_weights_and_directions():
             left = W @ torch.linalg.pinv(right)
         if seed % 5 == 0:  # a good pair, cut short: what is missing is charged
             left, right = good.left * (1 - 1e-3 * seed), good.right
-        found = certify_epochs(
-            W, left, right, normal(8, name=name).abs(), normal(7, 2 + seed % 4), period
-        )
-        assert found.lower <= best.upper * (1 + 1e-12) and found.upper >= best.lower * (1 - 1e-12)
+        row_weights = normal(8, name=name).abs()
+        directions = normal(7, 2 + seed % 4)
+        found = certify_epochs(W, left, right, row_weights, directions, period)
+        assert found.lower <= best.upper * (1 + 1e-12)
+        assert found.upper >= best.lower * (1 - 1e-12)
 
 
 @pytest.mark.parametrize("scale", [1e-300, 1e-3, 1e300])
@@ -170,8 +170,9 @@ def program_of_sets(W, gap, times, p, bands=None):
     return least_value(W, [s for s in sets if not any(set(s) < set(t) for t in sets)], p, bands)
 
 
-@pytest.mark.parametrize("p", [2.0, math.inf])
-@pytest.mark.parametrize(("n", "gap", "times"), [(7, 3, 2), (6, 2, 2), (6, 1, 3)])
+@pytest.mark.parametrize(
+    ("n", "gap", "times", "p"), [(7, 3, 2, 2.0), (7, 3, 2, math.inf), (6, 1, 3, math.inf)]
+)
 def test_the_semidefinite_program_agrees_where_steps_keep_apart(n, gap, times, p):
     W = workloads.prefix(n).dense()
     found = factorize_separated(W, gap, times, p, tol=1e-6).certificate
@@ -181,7 +182,7 @@ def test_the_semidefinite_program_agrees_where_steps_keep_apart(n, gap, times, p
 
 
 @pytest.mark.parametrize("p", [2.0, math.inf])
-@pytest.mark.parametrize(("n", "gap", "times"), [(7, 2, 4), (7, 3, 2), (6, 1, 6)])
+@pytest.mark.parametrize(("n", "gap", "times"), [(7, 2, 4), (7, 3, 2)])
 def test_the_banded_strategy_is_the_best_of_so_many_bands(n, gap, times, p):
     W = workloads.prefix(n).dense()
     C = banded_strategy(W, gap, times, p, 2000)
@@ -195,7 +196,7 @@ def test_the_banded_strategy_is_the_best_of_so_many_bands(n, gap, times, p):
     ("n", "p", "upper"),
     [
         (40, 2.0, 4.212),
-        (40, math.inf, 4.771),
+        pytest.param(40, math.inf, 4.771, marks=pytest.mark.slow),
     ],
 )
 def test_known_values_of_four_epochs(n, p, upper):
@@ -216,14 +217,17 @@ def test_where_fewer_steps_than_the_gap_permits_no_band_is_best():
 
 def test_scale_device_and_dtype_do_not_matter():
     W = workloads.prefix(6).dense()
-    one, other = factorize_separated(W, 2, 3), factorize_separated(W.float() * 1e-20, 2, 3)
+    one = factorize_separated(W, 2, 3, 2.0)
+    other = factorize_separated(W.float() * 1e-20, 2, 3, 2.0)
     assert other.certificate.upper == pytest.approx(float(one.certificate.upper) * 1e-20, rel=1e-6)
     torch.testing.assert_close(other.strategy.dense(), one.strategy.dense(), rtol=1e-4, atol=1e-5)
     assert other.strategy.coefficients.dtype == torch.float64
 
 
-@pytest.mark.parametrize("p", [2.0, 3.0, math.inf])
-@pytest.mark.parametrize(("n", "gap", "times"), [(6, 2, 3), (7, 3, 2), (5, 1, 3)])
+@pytest.mark.parametrize(
+    ("n", "gap", "times", "p"),
+    [(6, 2, 3, 2.0), (7, 3, 2, 3.0), (5, 1, 3, math.inf), (5, 2, 2, math.inf)],
+)
 def test_guarantee_bounds_of_users_who_keep_apart_hold_for_any_factors(n, gap, times, p):
     W = Iterates(n).dense()
     fixed = factorize_epochs(W, max(gap, -(-n // times)), p).certificate
@@ -237,7 +241,7 @@ def test_guarantee_bounds_of_users_who_keep_apart_hold_for_any_factors(n, gap, t
         assert found.lower <= best * (1 + 1e-12) and found.upper >= best * (1 - 1e-2)
 
 
-@pytest.mark.parametrize("p", [2.0, 5.0, math.inf])
+@pytest.mark.parametrize("p", [2.0, math.inf])
 @pytest.mark.parametrize(
     ("n", "gap", "times", "decay"), [(12, 4, 3, 1.0), (14, 4, 4, 0.9), (13, 3, 2, 1.0)]
 )

@@ -55,7 +55,7 @@ def test_the_rule_stays_between_its_stated_errors():
     assert not (found >= (1 - rule.loss) * value.rsqrt()).all()  # the control: less by 3e-4 is seen
 
 
-@pytest.mark.parametrize("n", [1, 2, 5, 40])
+@pytest.mark.parametrize("n", [1, 5, 40])
 @pytest.mark.parametrize("p", [2.0, 5.0, math.inf])
 @pytest.mark.parametrize("motion", MOTIONS)
 def test_bounds_meet_those_of_the_dense_matrix(n, p, motion):

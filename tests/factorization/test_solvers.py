@@ -27,8 +27,14 @@ def certified(W, p=math.inf, shift=False, **settings):
 
 
 def turned(decades):
-    U, V = (torch.linalg.qr(normal(24, 24, name=name)).Q for name in (b"U", b"V"))
-    return U * 10 ** -torch.linspace(0, decades, 24, dtype=torch.float64) @ V
+    return with_singular_values(10 ** -torch.linspace(0, decades, 24, dtype=torch.float64))
+
+
+def with_singular_values(values):
+    n = len(values)
+    U = torch.linalg.qr(normal(n, n, name=b"U")).Q
+    V = torch.linalg.qr(normal(n, n, name=b"V")).Q
+    return U * torch.as_tensor(values, dtype=torch.float64) @ V
 
 
 WORKLOADS = {
@@ -47,13 +53,20 @@ WORKLOADS = {
 }
 
 
-@pytest.mark.parametrize(("p", "shift"), [(math.inf, False), (4.0, False), (2.0, True)])
-@pytest.mark.parametrize("name", WORKLOADS)
+@pytest.mark.parametrize(
+    ("name", "p", "shift"),
+    [
+        *[(name, math.inf, False) for name in WORKLOADS],
+        *[(name, 2.0, True) for name in ("tall", "wide", "ill-conditioned", "zero", "batch")],
+        *[(name, 4.0, False) for name in ("prefix", "low rank", "batch")],
+    ],
+)
 def test_both_paths_certify_the_same_norm(name, p, shift):
     W = WORKLOADS[name]
     size = W.abs().amax((-2, -1)).clamp_min(1e-300)
-    exact, one = certified(W, p, shift, tol=1e-5, max_iterations=2000, spectrum=Decomposed())
-    found, other = certified(W, p, shift, tol=1e-5, max_iterations=2000, spectrum=Iterated())
+    limits = {"tol": 1e-5, "max_iterations": 2000}
+    exact, one = certified(W, p, shift, spectrum=Decomposed(), **limits)
+    found, other = certified(W, p, shift, spectrum=Iterated(), **limits)
     rounding = 1e-12 * size
     assert (found.upper <= found.lower * (1 + 1.01e-5) + rounding).all()
     assert (found.lower <= exact.upper * (1 + 1e-12) + rounding).all()
@@ -123,9 +136,15 @@ def plain(W, p, shift, tol):
 
 
 @pytest.mark.parametrize(
-    ("p", "shift"), [(math.inf, False), (math.inf, True), (2.0, False), (4.0, True)]
+    ("name", "p", "shift"),
+    [
+        *[(name, math.inf, False) for name in MATRICES],
+        # no symmetry is used there
+        ("prefix", math.inf, True),
+        ("symmetric", 2.0, False),
+        ("batch", 4.0, True),
+    ],
 )
-@pytest.mark.parametrize("name", MATRICES)
 def test_the_certified_norm_is_that_of_the_whole_matrix(name, p, shift):
     W = MATRICES[name]
     found, whole = factorize(W, p, shift, tol=1e-6), plain(W, p, shift, 1e-6)
@@ -194,19 +213,11 @@ def test_a_false_symmetry_would_be_charged(monkeypatch):
     """
     W = normal(8, 8)
     truth = plain(W, math.inf, False, 1e-6)
-    from torchdp.factorization.solvers import fixed_point
-
     monkeypatch.setattr(fixed_point, "symmetry_of", lambda *args: (True, False))
     with pytest.warns(RuntimeWarning, match="certified gap"):
         wrong = factorize(W, tol=1e-4, max_iterations=60).certificate
     assert wrong.gap > 1e-2
     assert laws.overlap(wrong, truth)
-
-
-def with_singular_values(values):
-    n = len(values)
-    U, V = (torch.linalg.qr(normal(n, n, name=name)).Q for name in (b"U", b"V"))
-    return U * torch.as_tensor(values, dtype=torch.float64) @ V
 
 
 POLAR = {
@@ -229,7 +240,7 @@ POLAR = {
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-@pytest.mark.parametrize("loss", [0.5, 1e-2, 1e-5, 1e-10])
+@pytest.mark.parametrize("loss", [0.5, 1e-5, 1e-10])
 @pytest.mark.parametrize("name", POLAR)
 def test_guarantee_polar_is_a_contraction_that_loses_no_more_than_asked(name, loss, dtype):
     M = POLAR[name]

@@ -1,11 +1,15 @@
-"""Norms in closed form, and the literature's explicit factorizations, certified: no iteration
-anywhere.
+"""Norms in closed form, and the literature's explicit factorizations, certified.
 
-The lower bounds of factorizations are at uniform weights, so the certified gap is the most by which
-they can miss the optimum; :func:`factorize` finds the optimum itself.
+No iteration anywhere. The lower bounds of factorizations are at uniform weights, so the certified
+gap is the most by which they can miss the optimum; :func:`factorize` finds the optimum itself.
 
 All l-way marginal tables of d bits have norm, certificate and optimal noise in closed form, of a
 thousand bits too.
+
+Notation:
+    W: the workload, (*batch, m, n); left (*batch, m, r), right (*batch, r, n): its factors.
+    p: the errors' norm, in [2, inf].
+    k: types of a prefix workload.
 """
 
 import math
@@ -25,46 +29,59 @@ from torchdp.factorization.certificates.certificate import (
 from torchdp.factorization.factorize import Factorization, finish
 from torchdp.factorization.solvers.fixed_point import Solution
 
+# Bits of a marginal table, at most.
 MOST_ORDER = 16
-ROUNDING = 1e-12  # relative, of sums of at most MOST_ORDER + 1 terms
+# Relative, of sums of at most MOST_ORDER + 1 terms.
+ROUNDING = 1e-12
 
 
 def best_decoder(W: Tensor, right: Tensor, p: float = math.inf) -> Factorization:
-    """left = W right^+: for given right, each row of left has the least norm, so left is best for
-    every p.
+    """left = W right^+, whose rows have the least norms for this right: it is best for every p.
 
-    W: (*batch, m, n); right: (*batch, r, n), whose row space holds W's rows (what it misses is
-    charged to ``upper``). With the binary tree it is Honaker's. Raises ValueError, TypeError.
+    With the binary tree it is Honaker's.
+
+    Args:
+        W: (*batch, m, n), real.
+        right: (*batch, r, n), whose row space holds W's rows (what it misses is charged to
+            ``upper``).
+        p: in [2, inf].
+
+    Raises ValueError, TypeError.
     Source: Hay, Rastogi, Miklau, Suciu (2010), consistency by least squares; Honaker (2015).
     """
-    W, right = checks.matrix("W", W).detach(), checks.matrix("right", right).detach().double()
+    W = checks.matrix("W", W).detach()
+    right = checks.matrix("right", right).detach().double()
     if W.shape[-1] != right.shape[-1]:
         raise ValueError(f"right must have W's {W.shape[-1]} columns, not {right.shape[-1]}")
-    return at_uniform_weights(W, W.double() @ torch.linalg.pinv(right), right, p)
+    left = W.double() @ torch.linalg.pinv(right)
+    return at_uniform_weights(W, left, right, p)
 
 
 def binary_tree(k: int, p: float = math.inf) -> Factorization:
-    """Prefix sums from a binary tree: right counts every dyadic interval, left adds the few that
-    make a prefix.
+    """Prefix sums from a binary tree: right counts dyadic intervals, left adds those of a prefix.
 
     With 2^h >= k the least such power, a type lies in h + 1 intervals and a prefix is made of at
     most max(h, 1): gamma_2's upper bound is at most sqrt((h + 1) max(h, 1)). Raises ValueError.
     Source: Dwork, Naor, Pitassi, Rothblum (2010); Chan, Shi, Song (2011).
     """
     W = workloads.prefix(k).dense()
-    types, length = torch.arange(k, device=W.device), torch.arange(1, k + 1, device=W.device)
-    left, right = [], []
+    types = torch.arange(k, device=W.device)
+    left = []
+    right = []
     for level in range((k - 1).bit_length() + 1):
-        block = torch.arange(((k - 1) >> level) + 1, device=W.device)  # intervals of 2^level types
-        right.append(types >> level == block[:, None])
-        ends = length >> level  # an odd number of such intervals fits: the last of them is used
-        left.append((ends % 2 == 1)[:, None] & (ends[:, None] - 1 == block))
-    return at_uniform_weights(W, torch.cat(left, 1).double(), torch.cat(right).double(), p)
+        # Intervals of 2^level types.
+        interval = torch.arange(((k - 1) >> level) + 1, device=W.device)
+        right.append(types >> level == interval[:, None])
+        # Where an odd number of them fits in a prefix the last of them is used.
+        fitting = ((types + 1) >> level)[:, None]
+        left.append((fitting % 2 == 1) & (fitting - 1 == interval))
+    counts = torch.cat(right).double()
+    sums = torch.cat(left, 1).double()
+    return at_uniform_weights(W, sums, counts, p)
 
 
 def square_root(k: int, p: float = math.inf) -> Factorization:
-    """Prefix sums as A A, A the lower triangular Toeplitz matrix of the coefficients f_j of
-    (1 - x)^{-1/2}.
+    """Prefix sums as A A, A the Toeplitz matrix of the coefficients f_j of (1 - x)^{-1/2}.
 
     f_j = binom(2j, j) / 4^j; gamma_2's upper bound is sum_{j<k} f_j^2 <= 1 + (ln k + 0.5773) / pi,
     and ln k / pi + 1.0663 as k grows. Raises ValueError.
@@ -76,25 +93,24 @@ def square_root(k: int, p: float = math.inf) -> Factorization:
 
 
 def normalised_square_root(k: int, p: float = math.inf) -> Factorization:
-    """Prefix sums with right = A D^{-1}, the square root A with its columns scaled to norm 1;
-    left = A A D A^{-1}.
+    """Prefix sums with right = A D^{-1}, the square root A with its columns scaled to norm 1.
 
-    gamma_2's upper bound is ln k / pi + 0.846 + o(1). Raises ValueError.
+    left = A A D A^{-1}. gamma_2's upper bound is ln k / pi + 0.846 + o(1). Raises ValueError.
     Source: Henzinger, Kalinin, Upadhyay (2025, arXiv 2509.14334).
     """
     W = workloads.prefix(k).dense()
     A = _root(W)
     right = A / A.norm(dim=0)
+    # W right^{-1}
     left = torch.linalg.solve_triangular(right, W.double(), upper=False, left=False)
     return at_uniform_weights(W, left, right, p)
 
 
 def lipschitz_tree(W: Tensor, p: float = math.inf, *, decay: float = 5 / 6) -> Factorization:
-    """Any W from a balanced binary search tree over its columns, made for rows that change slowly
-    along the columns.
+    """Any W from a balanced binary search tree over its columns.
 
-    Each column t is a node, of depth d_t, the middle of the interval of columns that is its
-    subtree:
+    Made for rows that change slowly along the columns. Each column t is a node, of depth d_t, the
+    middle of the interval of columns that is its subtree:
         right_tj = decay^{d_t} [j in t's subtree],   left_it = decay^{-d_t} (W_it - W_i,parent(t)),
     where the root's parent counts 0: the path from the root to j adds up to W_ij.
     Where abs(W_ij - W_ij') <= G abs(j - j') and abs(W_i,root) <= B, with 2^{q-1} <= n < 2^q,
@@ -103,34 +119,50 @@ def lipschitz_tree(W: Tensor, p: float = math.inf, *, decay: float = 5 / 6) -> F
     since there are at most 2^d nodes of depth d, each within 2^{q-1-d} of its parent: O(G n), free
     of log n.
 
-    W: (*batch, m, n), real. decay: in (0, 1). Raises ValueError, TypeError.
+    Args:
+        W: (*batch, m, n), real.
+        p: in [2, inf].
+        decay: in (0, 1).
+
+    Raises ValueError, TypeError.
     Source: Ghazi, Kamath, Kumar, Manurangsi, Sealfon (2023), Lemma 17; the constants are derived
     here.
     """
-    W, decay = checks.matrix("W", W).detach(), checks.fraction("decay", decay)
+    W = checks.matrix("W", W).detach()
+    decay = checks.fraction("decay", decay)
     n = W.shape[-1]
-    types, values = torch.arange(n, device=W.device), W.double()
-    # above: the parent's column
-    low, high, above = types[:1], types[:1] + n, torch.zeros_like(values[..., :1])
-    left, right = [], []
+    types = torch.arange(n, device=W.device)
+    values = W.double()
+    # Of each node of one depth: its subtree, columns low to high - 1, and its parent's column of W.
+    low = types[:1]
+    high = low + n
+    parent = torch.zeros_like(values[..., :1])
+    left = []
+    right = []
     for depth in range(n.bit_length()):
         middle = (low + high) // 2
-        here = values[..., middle]
-        left.append((here - above) / decay**depth)
-        right.append(((types >= low[:, None]) & (types < high[:, None])).double() * decay**depth)
-        low, high = torch.cat([low, middle + 1]), torch.cat([middle, high])
-        above = torch.cat([here, here], -1)[..., low < high]
-        low, high = low[low < high], high[low < high]
+        column = values[..., middle]
+        left.append((column - parent) / decay**depth)
+        subtree = (types >= low[:, None]) & (types < high[:, None])
+        right.append(subtree.double() * decay**depth)
+        low = torch.cat([low, middle + 1])
+        high = torch.cat([middle, high])
+        filled = low < high
+        parent = torch.cat([column, column], -1)[..., filled]
+        low = low[filled]
+        high = high[filled]
     nodes = torch.cat(right).expand(*W.shape[:-2], n, n)
     return at_uniform_weights(W, torch.cat(left, -1), nodes, p)
 
 
 def _root(W: Tensor) -> Tensor:
     """The square root of the prefix matrix of W's side, (k, k) float64."""
-    place = torch.arange(W.shape[0], device=W.device)
-    j = place[1:].double()
-    f = torch.cat([torch.ones_like(place[:1]).double(), ((2 * j - 1) / (2 * j)).cumprod(0)])
-    return f[(place[:, None] - place).clamp_min(0)].tril()
+    step = torch.arange(len(W), device=W.device)
+    j = step.double()
+    ratios = (2 * j - 1) / (2 * j)  # f_j / f_{j-1}
+    ratios[0] = 1.0
+    ages = (step[:, None] - step).clamp_min(0)
+    return ratios.cumprod(0)[ages].tril()
 
 
 def gamma_product_domain(norms: Tensor, p: float = math.inf) -> Tensor:
@@ -163,14 +195,13 @@ def gamma_ellipsoid(A: Tensor, p: float = math.inf) -> Tensor:
 
 
 def at_uniform_weights(W: Tensor, left: Tensor, right: Tensor, p: float) -> Factorization:
-    """Given factors of W, balanced and certified with uniform weights for the lower bound. Raises
-    ValueError on p.
+    """Given factors of W, balanced and certified with uniform weights for the lower bound.
+
+    Raises ValueError on p.
     """
     p = check_exponent(p)
-    rows, columns = (
-        torch.ones_like(W[..., 0]).double(),
-        torch.ones_like(W[..., 0, :]).double() / W.shape[-1],
-    )
+    rows = torch.ones_like(W[..., 0]).double()
+    columns = torch.ones_like(W[..., 0, :]).double() / W.shape[-1]
     return finish(W, Solution(left, right, None, rows, columns, columns, 0), p)
 
 
@@ -182,7 +213,9 @@ def _norms(name: str, values: Tensor) -> Tensor:
 
 
 def _half(low: Tensor, high: Tensor) -> Tensor:
-    low, high = checks.floating("low", low).double(), checks.floating("high", high).double()
+    low = checks.floating("low", low).double()
+    high = checks.floating("high", high).double()
+    # numpy's: torch's own broadcast_shapes loads sympy.
     try:
         np.broadcast_shapes(low.shape, high.shape)
     except ValueError as error:
@@ -196,11 +229,11 @@ def _half(low: Tensor, high: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class MarginalFactorization:
-    """The factorization of least norm of ``workloads.marginal_tables(d, order)``, for every p at
-    once, never formed.
+    """The factorization of least norm of ``workloads.marginal_tables(d, order)``, never formed.
 
-    With chi_T(x) = (-1)^(sum_{j in T} x_j), the cell y of the table of S is 1[x_S = y] = 2^-l
-    sum_{T in S} chi_T(y) chi_T(x). So W = L R with a row of R for each set T of k <= l bits,
+    It is the same for every p. With chi_T(x) = (-1)^(sum_{j in T} x_j), the cell y of the table of
+    S is 1[x_S = y] = 2^-l sum_{T in S} chi_T(y) chi_T(x). So W = L R with a row of R for each set
+    T of k <= l bits,
         R_T(x) = sigma_k^{1/2} chi_T(x),   L_(S,y),T = 2^-l chi_T(y) sigma_k^{-1/2} for T in S,
         sigma_k = C(d - k, l - k)^{1/2}, the singular values up to a factor.
     All rows of L have one norm, all columns of R another, and C(d, k) C(d - k, l - k) = C(d, l)
@@ -208,7 +241,10 @@ class MarginalFactorization:
         Gamma_p = N^{1/p - 1/2} sum_k C(d, k) (2^-l C(d - k, l - k))^{1/2},   N = C(d, l) 2^l cells.
     With ``shift`` every table is counted from its mean, 2^-l, and the sum begins at k = 1.
 
-    d: bits, at least 1; order: l, from 1 to min(d, 16). Raises ValueError, TypeError.
+    d: bits, at least 1.
+    order: l, from 1 to min(d, 16).
+    shift: see above.
+    Raises ValueError, TypeError.
 
     Guarantees: certificate.lower <= Gamma_p <= certificate.upper, which are equal up to rounding.
     Source: Nikolov, Tang (2023), Theorem 65, there for some p, and with a constant lost; derived
@@ -220,11 +256,11 @@ class MarginalFactorization:
     shift: bool = False
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "d", checks.integer("d", self.d, 1))
-        object.__setattr__(
-            self, "order", checks.integer("order", self.order, 1, min(self.d, MOST_ORDER))
-        )
-        object.__setattr__(self, "shift", checks.instance("shift", self.shift, bool))
+        d = checks.integer("d", self.d, 1)
+        order = checks.integer("order", self.order, 1, min(d, MOST_ORDER))
+        object.__setattr__(self, "d", d)
+        object.__setattr__(self, "order", order)
+        checks.instance("shift", self.shift, bool)
 
     @property
     def cells(self) -> int:
@@ -234,75 +270,86 @@ class MarginalFactorization:
     @property
     def sensitivity(self) -> float:
         """Largest column norm of R, (sum_k C(d, k) sigma_k)^{1/2}."""
-        return math.sqrt(sum(math.comb(self.d, k) * self._sigma(k) for k in self._sizes))
+        squared = sum(math.comb(self.d, k) * self._sigma(k) for k in self._sizes)
+        return math.sqrt(squared)
 
     @property
     def row_norm(self) -> float:
         """Of every row of L: 2^-l (sum_k C(l, k) / sigma_k)^{1/2}."""
-        return (
-            math.sqrt(sum(math.comb(self.order, k) / self._sigma(k) for k in self._sizes))
-            / 2**self.order
-        )
+        squared = sum(math.comb(self.order, k) / self._sigma(k) for k in self._sizes)
+        return math.sqrt(squared) / 2**self.order
 
     def certificate(self, p: float = math.inf) -> Certificate:
         """Bounds on Gamma_p: upper from L and R, lower the trace norm at equal weights."""
         p = check_exponent(p)
-        count = math.log(self.cells)
-        upper = math.exp(count / p) * self.row_norm * self.sensitivity
-        terms = (math.comb(self.d, k) * self._sigma(k) for k in self._sizes)
-        lower = math.exp(count * (1 / p - 0.5)) * 2 ** (-self.order / 2) * math.fsum(terms)
+        # Logarithms: the number of cells may exceed the floats.
+        log_cells = math.log(self.cells)
+        upper = math.exp(log_cells / p) * self.row_norm * self.sensitivity
+        trace = math.fsum(math.comb(self.d, k) * self._sigma(k) for k in self._sizes)
+        lower = math.exp(log_cells * (1 / p - 0.5)) * 2 ** (-self.order / 2) * trace
         bounds = torch.tensor([upper, lower, 0.0], dtype=torch.float64, device="cpu")
-        return Certificate(*bounds.unbind(), rounding=ROUNDING * (1 + count) * upper)
+        return Certificate(*bounds.unbind(), rounding=ROUNDING * (1 + log_cells) * upper)
 
     def variance(self, sigma: float) -> float:
         """Of every cell's noise at noise multiplier ``sigma``: (sigma gamma_2)^2."""
         return (checks.non_negative("sigma", sigma) * self.row_norm * self.sensitivity) ** 2
 
     def subsets(self, sets: Tensor) -> tuple[Tensor, Tensor]:
-        """The different sets T in these tables, by a code, and where each table has its own: (u,),
-        (tables, 2^order).
+        """The different sets T in these tables, by a code, and where each table has its own.
 
-        sets: (tables, order), integers, each row's bits rising. Bit j of the column counts place j
-        of the row. Raises TypeError, ValueError.
+        Args:
+            sets: (tables, order), integers, each row's bits rising.
+
+        Returns:
+            The codes, (u,), and of each T its place there, (tables, 2^order): bit j of a column's
+            number counts place j of the row.
+
+        Raises TypeError, ValueError.
         """
         sets = checks.indices("sets", sets, self.d)
-        if (
-            sets.ndim != 2
-            or sets.shape[1] != self.order
-            or not bool((sets[:, 1:] > sets[:, :-1]).all())
-        ):
+        shaped = sets.ndim == 2 and sets.shape[1] == self.order
+        if not shaped or not bool((sets[:, 1:] > sets[:, :-1]).all()):
             raise ValueError(
                 f"sets must be of shape (tables, {self.order}), each row's bits rising"
             )
+        # Codes are numbers in base d + 1.
         if (self.d + 1) ** self.order >= 2**63:
             raise ValueError(
                 f"d = {self.d} and order = {self.order} are too large for codes of 63 bits"
             )
         inside = _bits(self.order, sets.device)  # (2^l, l)
-        padded = torch.where(inside, sets[:, None] + 1, 0).sort(-1).values
+        # Their digits, those of absent bits 0 and first.
+        digits = torch.where(inside, sets[:, None] + 1, 0)
+        digits = digits.sort(-1).values
         place = (self.d + 1) ** torch.arange(self.order, device=sets.device)
-        codes, index = torch.unique((padded * place).sum(-1), return_inverse=True)
+        codes, index = torch.unique((digits * place).sum(-1), return_inverse=True)
         return codes, index
 
     def noise(self, sets: Tensor, normals: Tensor, sigma: float) -> Tensor:
         """The noise of these tables from independent standard normals, (tables, 2^order), float64.
 
-        normals: (u,), one for each of ``subsets(sets)``; with a mechanism's own generator, at
-        sigma = ``gaussian_sigma(epsilon, delta, 1)`` for two histograms whose R differ by at most
-        the sensitivity.
+        Args:
+            sets: as of :meth:`subsets`.
+            normals: (u,), one for each of ``subsets(sets)``; with a mechanism's own generator.
+            sigma: ``gaussian_sigma(epsilon, delta, 1)`` for two histograms whose R differ by at
+                most the sensitivity.
         """
-        sigma, (codes, index) = checks.non_negative("sigma", sigma), self.subsets(sets)
+        sigma = checks.non_negative("sigma", sigma)
+        codes, index = self.subsets(sets)
         if checks.floating("normals", normals).shape != codes.shape:
             raise ValueError(
-                f"normals must hold one number for each of {len(codes)} sets, not {tuple(normals.shape)}"
+                f"normals must hold one number for each of {len(codes)} sets, "
+                f"not {tuple(normals.shape)}"
             )
         inside = _bits(self.order, sets.device)
-        scale = [self._sigma(k) ** -0.5 if k in self._sizes else 0.0 for k in range(self.order + 1)]
-        scales = torch.tensor(scale, dtype=torch.float64, device=sets.device)[inside.sum(-1)]
-        signs = 1.0 - 2.0 * ((inside.double() @ inside.double().T) % 2)  # chi_T(y)
-        return (
-            sigma * self.sensitivity / 2**self.order * ((normals.double()[index] * scales) @ signs)
-        )
+        # With a shift the empty set has no noise.
+        scales = torch.zeros(self.order + 1, dtype=torch.float64, device=sets.device)
+        for k in self._sizes:
+            scales[k] = self._sigma(k) ** -0.5
+        weighted = normals.double()[index] * scales[inside.sum(-1)]
+        bits = inside.double()
+        signs = 1.0 - 2.0 * ((bits @ bits.T) % 2)  # chi_T(y)
+        return sigma * self.sensitivity / 2**self.order * (weighted @ signs)
 
     @property
     def _sizes(self) -> range:

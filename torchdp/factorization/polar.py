@@ -1,4 +1,9 @@
-"""The polar factor of a matrix from products alone, to the accuracy that a bound can use."""
+"""The polar factor of a matrix from products alone, to the accuracy that a bound can use.
+
+Notation:
+    M: the matrix, (*batch, m, n); X: an iterate, whose singular values tend to 1.
+    gram: X^T X.
+"""
 
 import math
 
@@ -21,9 +26,13 @@ def polar(M: Tensor, loss: float, dtype: torch.dtype = torch.float64) -> Tensor:
     in [0, 1]; together they are at most r l nu <= loss/2 of the trace norm, since that is at
     least ||M||_F^2 / nu >= nu. So no rank is ever decided. Nothing is read back from M's device.
 
-    M: (*batch, m, n) float64; loss: in (0, 1). The steps but the last run in ``dtype``: float32
-    loses some 1e-6 more, and blurs singular values below 1e-6 of the largest. The last one is
-    float64's. Products alone, 2 (2 steps + 1) r m n operations, in about 1.05 ln(1 / l) + 5 steps.
+    Args:
+        M: float64.
+        loss: in (0, 1).
+        dtype: of the steps but the last, which is float64's: float32 loses some 1e-6 more, and
+            blurs singular values below 1e-6 of the largest.
+
+    Products alone, 2 (2 steps + 1) r m n operations, in about 1.05 ln(1 / l) + 5 steps.
 
     Guarantees: ||Q||_2 <= 1 to the rounding of float64, and the loss.
     Source: Newton-Schulz with the scaling of Chen, Chow (2014), the best cubic of each step; Amsel,
@@ -49,8 +58,9 @@ def _steps(low: float, error: float) -> list[float]:
     while low < 1 - max(error, 1e-15) or not steps:
         cushioned = max(low, CUSHION)
         rho = math.sqrt(3 / (1 + cushioned + cushioned**2))
-        low = min(1.0, 0.5 * rho * low * (3 - (rho * low) ** 2))
         steps.append(rho)
+        # Where the cubic takes the lower end.
+        low = min(1.0, 0.5 * rho * low * (3 - (rho * low) ** 2))
     return steps
 
 

@@ -1,10 +1,17 @@
-"""The one evaluator of factorizations: it checks every solver's result and relies on no solver's
-claims.
+"""The one evaluator of factorizations: it relies on no solver's claims.
+
+Notation:
+    W: the workload, (*batch, m, n); left (*batch, m, r), right (*batch, r, n): its factors.
+    E: what factors miss, W - shift 1^T - left right.
+    c, P: weights of the rows (*batch, m) and of the columns (*batch, n); p: the errors' norm.
+
+Bounds and Certificate hold what is proved, certify and certify_kronecker prove it; the rest is what
+the other certificates share.
 """
 
 import math
 from collections.abc import Sequence
-from dataclasses import KW_ONLY, dataclass
+from dataclasses import KW_ONLY, dataclass, replace
 from functools import reduce
 
 import numpy as np
@@ -15,10 +22,11 @@ from torchdp import checks
 from torchdp.brief import Brief
 from torchdp.factorization.polar import polar
 
-# short side from which singular values on a GPU, hardly parallel, give way to a proved inner
-# product
+# Short side from which singular values on a GPU, hardly parallel, give way to a proved inner
+# product.
 LARGE = 1024
-WITNESS = 1e-9  # share of the trace norm that the witness may miss
+# Share of the trace norm that the witness may miss.
+WITNESS = 1e-9
 
 
 @dataclass(frozen=True)
@@ -43,28 +51,22 @@ class Bounds(Brief):
 
     @property
     def gap(self) -> Tensor:
-        """upper / lower - 1, the relative distance to the optimum at most (0 where both bounds are
-        equal).
-        """
-        upper, lower = (torch.as_tensor(x, dtype=torch.float64) for x in (self.upper, self.lower))
+        """upper / lower - 1, at most the relative distance to the optimum; 0 for equal bounds."""
+        upper = torch.as_tensor(self.upper, dtype=torch.float64)
+        lower = torch.as_tensor(self.lower, dtype=torch.float64)
         gap = torch.where(upper == lower, 0.0, upper / lower - 1)
+        # An upper bound that overflowed bounds nothing.
         return torch.where(upper.isfinite(), gap, math.inf)
 
     def closed(self, tol: float) -> Tensor:
-        """Whether upper <= (1 + tol) lower + rounding: the gap is at most ``tol``, or all rounding;
-        (*batch).
-        """
-        upper, most = (
-            torch.as_tensor(self.upper, dtype=torch.float64),
-            self.lower * (1 + tol) + self.rounding,
-        )
-        return upper.isfinite() & (upper <= most)
+        """Whether the gap is at most ``tol``, or all rounding: (*batch)."""
+        upper = torch.as_tensor(self.upper, dtype=torch.float64)
+        return upper.isfinite() & (upper <= self.lower * (1 + tol) + self.rounding)
 
 
 @dataclass(frozen=True)
 class Certificate(Bounds):
-    """Proof that a factorization norm lies in [lower, upper], recomputed in float64 from factors
-    and weights.
+    """Proof that a factorization norm lies in [lower, upper], from factors and weights in float64.
 
     upper, lower, residual: float64 tensors of shape (*batch). None is squared.
     ``residual`` is max abs(W - shift 1^T - left right); its own factorization norm is part of
@@ -80,35 +82,35 @@ class Certificate(Bounds):
 def refuse_contradiction(
     lower: Tensor | float, upper: Tensor | float, rounding: Tensor | float
 ) -> None:
-    """Raises ArithmeticError unless lower <= upper + rounding everywhere, in numbers, 0 <=
-    rounding < inf.
-    """
+    """Raises ArithmeticError unless lower <= upper + rounding everywhere, 0 <= rounding < inf."""
     device = next((x.device for x in (lower, upper, rounding) if isinstance(x, Tensor)), "cpu")
-    lower, upper, rounding = (
-        torch.as_tensor(x, dtype=torch.float64, device=device) for x in (lower, upper, rounding)
-    )
-    meant, consistent = (
-        ((rounding >= 0) & (rounding < math.inf)).all(),
-        (lower <= upper + rounding).all(),
-    )
-    meant, consistent = torch.stack([meant, consistent]).tolist()  # waited for once
-    if not meant:
+    lower = torch.as_tensor(lower, dtype=torch.float64, device=device)
+    upper = torch.as_tensor(upper, dtype=torch.float64, device=device)
+    rounding = torch.as_tensor(rounding, dtype=torch.float64, device=device)
+    sensible = ((rounding >= 0) & (rounding < math.inf)).all()
+    consistent = (lower <= upper + rounding).all()
+    sensible, consistent = torch.stack([sensible, consistent]).tolist()  # waited for once
+    if not sensible:
         raise ArithmeticError("rounding must be finite and not negative")
     if not consistent:
-        beyond = float((lower - upper - rounding).max())
+        excess = float((lower - upper - rounding).max())
         raise ArithmeticError(
-            f"the lower bound exceeds the upper bound by {beyond:.3g} more than rounding explains (nan: one is not a "
-            "number), so that one of them is false: an error in the code, or input that is too ill-conditioned for it"
+            f"the lower bound exceeds the upper bound by {excess:.3g} more than rounding explains "
+            "(nan: one is not a number), so that one of them is false: an error in the code, or "
+            "input that is too ill-conditioned for it"
         )
 
 
 def allowance(upper: Tensor, terms: int, *others: Tensor) -> Tensor:
-    """8 eps terms (upper + others): what sums of ``terms`` numbers in float64 may cost; 0 where
-    upper is infinite.
+    """8 eps terms (upper + others): what sums of ``terms`` numbers in float64 may cost.
+
+    0 where upper is infinite.
     """
-    smallest = torch.finfo(upper.dtype).tiny  # eps times it is the last subnormal number
-    size = sum(others, upper + smallest)  # infinite, or no number, where upper is
-    return (8 * torch.finfo(upper.dtype).eps * terms * size).nan_to_num(0.0, 0.0, 0.0)
+    limits = torch.finfo(upper.dtype)
+    # eps times tiny is the last subnormal number
+    size = sum(others, upper + limits.tiny)
+    # Infinite, or no number, where upper is.
+    return (8 * limits.eps * terms * size).nan_to_num(0.0, 0.0, 0.0)
 
 
 def certify(
@@ -134,11 +136,19 @@ def certify(
     With ``error_weights`` w each of W, left and shift is multiplied by diag(w) first: the bounds
     are those of the weighted norm, and the residual is max abs(diag(w) E).
 
-    W: (*batch, m, n); left: (*batch, m, r); right: (*batch, r, n); row_weights: (*batch, m) and
-    column_weights: (*batch, n), non-negative (all zero: lower = 0); shift: (*batch, m) or None;
-    error_weights: (*batch, m), positive, or None. Leading dimensions broadcast to W's; all on W's
-    device. No gradients. upper is inf, and so is the gap, where left @ right overflows. rounding =
-    8 eps (m + n + r) (upper + [with shift only] l_p norm of the rows' largest entries).
+    Args:
+        W: (*batch, m, n).
+        left: (*batch, m, r).
+        right: (*batch, r, n).
+        row_weights: (*batch, m), non-negative; all zero: lower = 0.
+        column_weights: (*batch, n), likewise.
+        p: in [2, inf].
+        shift: (*batch, m) or None.
+        error_weights: (*batch, m), positive, or None.
+
+    Leading dimensions broadcast to W's; all on W's device. No gradients. upper is inf, and so is
+    the gap, where left @ right overflows. rounding = 8 eps (m + n + r) (upper + [with shift only]
+    l_p norm of the rows' largest entries).
     Raises ValueError or TypeError, naming the argument, on other shapes and devices, on entries
     that are not finite, on negative weights and on p outside [2, inf].
 
@@ -151,21 +161,25 @@ def certify(
     m, n = W.shape[-2:]
     weights = {"row_weights": row_weights, "column_weights": column_weights}
     left, right, rows, columns = fitting(W, left=left, right=right, **weights)
-    shift = None if shift is None else fitting(W, shift=shift)[0][..., None]
+    if shift is not None:
+        shift = fitting(W, shift=shift)[0][..., None]
     if error_weights is not None:
         w = check_error_weights(error_weights, W)[..., None]
-        W, left = checks.floating("error_weights times W", w * W), w * left
+        W = checks.floating("error_weights times W", w * W)
+        left = w * left
         shift = None if shift is None else w * shift
-    missing = W - left @ right if shift is None else W - left @ right - shift
+    missing = W - left @ right
+    subtracted = []
+    if shift is not None:
+        missing = missing - shift
+        subtracted = [power_norm(W.abs().amax(-1), p)]
     upper = value_of(left, missing, power_norm(right, 2.0, -2).amax(-1), p)
     lower = _dual_value(W, rows, columns, p, shift is not None)
-    subtracted = [] if shift is None else [power_norm(W.abs().amax(-1), p)]
     return judged(upper, lower, missing, m + n + left.shape[-1], *subtracted)
 
 
 def value_of(left: Tensor, missing: Tensor, moved: Tensor, p: float, most: int = 1) -> Tensor:
-    """What factors cost that move a user by ``moved``, with the factorization E = E I of what they
-    miss beside them.
+    """What factors cost that move a user by ``moved``, with what they miss as E = E I beside them.
 
     most: how many types one user may hold, whose columns of I together are of norm sqrt(most).
     """
@@ -175,9 +189,7 @@ def value_of(left: Tensor, missing: Tensor, moved: Tensor, p: float, most: int =
 def judged(
     upper: Tensor, lower: Tensor, missing: Tensor, terms: int, *others: Tensor
 ) -> Certificate:
-    """The certificate of these bounds, for factors that miss E (*batch, m, n); rounding as
-    :func:`allowance` has it.
-    """
+    """The certificate of these bounds for factors that miss E, rounding as of :func:`allowance`."""
     upper = or_infinite(upper)
     residual = or_infinite(missing.abs().amax((-2, -1)))
     return Certificate(upper, lower, residual, rounding=allowance(upper, terms, *others))
@@ -187,10 +199,12 @@ def _dual_value(W: Tensor, rows: Tensor, columns: Tensor, p: float, shifted: boo
     """The lower bound of :func:`certify` from non-negative weights of any scale, (*batch)."""
     rows = scaled_weights(rows, conjugate(p))
     columns = scaled_weights(columns, 1.0)
+    # Scaled, so that a sum of W's largest entries does not overflow.
     size = W.abs().amax((-2, -1), keepdim=True)
     W = W / divisor(size)
-    centred = W - (W @ columns[..., None]) if shifted else W
-    weighted = centred * (rows.sqrt()[..., None] * columns.sqrt()[..., None, :])
+    centred = W - W @ columns[..., None] if shifted else W
+    metric = rows.sqrt()[..., None] * columns.sqrt()[..., None, :]
+    weighted = centred * metric
     if weighted.is_cuda and min(W.shape[-2:]) >= LARGE:
         lower = proved_trace_norm(weighted, polar(weighted, WITNESS))
     else:
@@ -199,10 +213,9 @@ def _dual_value(W: Tensor, rows: Tensor, columns: Tensor, p: float, shifted: boo
 
 
 def _trace_norm(M: Tensor) -> Tensor:
-    """The sum of the singular values, (*batch): of a symmetric matrix, the columns reversed or not,
-    abs eigenvalues.
-    """
+    """The sum of the singular values, (*batch)."""
     if M.shape[-2] == M.shape[-1]:
+        # Of a symmetric matrix, its columns reversed or not, the abs eigenvalues.
         for turned in (M, M.flip(-1)):
             if torch.equal(turned, turned.mT):
                 return torch.linalg.eigvalsh(turned).abs().sum(-1)
@@ -210,15 +223,20 @@ def _trace_norm(M: Tensor) -> Tensor:
 
 
 def proved_trace_norm(M: Tensor, witness: Tensor) -> Tensor:
-    """A lower bound on the trace norm of M that holds for every witness Q: <M, Q> / nu,
-    where ||Q||_2 <= nu is proved.
+    """A lower bound on the trace norm of M: <M, Q> / nu, where ||Q||_2 <= nu is proved.
 
     nu^2 = 1 + 2 d where Cholesky's factorization of (1 + d) I - Q^T Q succeeds in float64: it then
     has no eigenvalue below -d, for d = eps (m + r) (||Q||_F^2 + r), which covers the rounding of
     Q^T Q as well. Else nu^2 is the largest absolute row sum of Q^T Q. Best is the polar factor of
     M; nothing is asked about where Q comes from.
 
-    M, witness: (*batch, m, n) float64, r = min(m, n). Returns (*batch), >= 0.
+    Args:
+        M: (*batch, m, n) float64, r = min(m, n).
+        witness: Q, of the same shape.
+
+    Returns:
+        (*batch), >= 0.
+
     Guarantees: at most the trace norm of M, for any witness.
     Source: duality of trace and spectral norm; Rump (2006), positive definiteness verified by
     Cholesky's factorization.
@@ -227,25 +245,29 @@ def proved_trace_norm(M: Tensor, witness: Tensor) -> Tensor:
     Q = witness if M.shape[-2] >= M.shape[-1] else witness.mT
     m, r = Q.shape[-2:]
     gram = Q.mT @ Q
-    traces = gram.diagonal(dim1=-2, dim2=-1).sum(-1)
-    d = (torch.finfo(gram.dtype).eps * (m + r) * (traces + r)).clamp_min(1e-12)
-    rows = gram.abs().sum(-1).amax(-1)
-    rest = gram.neg_()
-    rest.diagonal(dim1=-2, dim2=-1).add_((1 + d)[..., None])
-    failed = torch.linalg.cholesky_ex(rest).info != 0
-    squared = torch.where(failed, rows * (1 + d), 1 + 2 * d)
-    return torch.where((products > 0) & squared.isfinite(), products / squared.sqrt(), 0.0)
+    row_sums = gram.abs().sum(-1).amax(-1)
+    diagonal = gram.diagonal(dim1=-2, dim2=-1)
+    size = diagonal.sum(-1) + r
+    rounding = torch.finfo(gram.dtype).eps * (m + r) * size
+    d = rounding.clamp_min(1e-12)
+    # (1 + d) I - Q^T Q, in place: gram may be large.
+    gram.neg_()
+    diagonal.add_((1 + d)[..., None])
+    failed = torch.linalg.cholesky_ex(gram).info != 0
+    nu = torch.where(failed, row_sums * (1 + d), 1 + 2 * d).sqrt()
+    return torch.where((products > 0) & nu.isfinite(), products / nu, 0.0)
 
 
 def check_error_weights(weights: Tensor, W: Tensor) -> Tensor:
-    """``weights`` as positive float64 numbers, one for each row of W. Raises TypeError,
-    ValueError.
+    """``weights`` as positive float64 numbers, one for each row of W.
+
+    Raises TypeError, ValueError.
     """
     (weights,) = fitting(W, error_weights=weights)
     if not (weights > 0).all():
         raise ValueError(
-            "error_weights must be positive: a query of weight 0 may cost without bound, so that no best factorization "
-            "exists; drop its row of W, or give it a small weight"
+            "error_weights must be positive: a query of weight 0 may cost without bound, so that "
+            "no best factorization exists; drop its row of W, or give it a small weight"
         )
     return weights
 
@@ -257,7 +279,9 @@ def check_exponent(p: float) -> float:
 
 def conjugate(p: float) -> float:
     """p / (p - 2), the order of the norm in which row weights are 1."""
-    return 1.0 if p == math.inf else math.inf if p == 2 else p / (p - 2)
+    if p == math.inf:
+        return 1.0
+    return math.inf if p == 2 else p / (p - 2)
 
 
 def row_norm(matrix: Tensor, p: float) -> Tensor:
@@ -268,7 +292,8 @@ def row_norm(matrix: Tensor, p: float) -> Tensor:
 def power_norm(values: Tensor, p: float, dim: int = -1) -> Tensor:
     """l_p norm along ``dim``, scaled so that no power overflows or underflows."""
     top = divisor(torch.linalg.vector_norm(values, ord=math.inf, dim=dim, keepdim=True))
-    return (torch.linalg.vector_norm(values / top, ord=p, dim=dim, keepdim=True) * top).squeeze(dim)
+    norm = torch.linalg.vector_norm(values / top, ord=p, dim=dim, keepdim=True)
+    return (norm * top).squeeze(dim)
 
 
 def divisor(top: Tensor) -> Tensor:
@@ -277,59 +302,59 @@ def divisor(top: Tensor) -> Tensor:
 
 
 def magnitude(W: Tensor) -> Tensor:
-    """The power of two at W's largest entry, by which it is divided without rounding,
-    (*batch, 1, 1); 1 for 0.
-    """
+    """The power of two at W's largest entry, (*batch, 1, 1), which divides exactly; 1 for 0."""
     top = W.abs().amax((-2, -1), keepdim=True)
-    return torch.where(top > 0, top / (2 * torch.frexp(top).mantissa), 1.0)
+    power = top / (2 * torch.frexp(top).mantissa)
+    return torch.where(top > 0, power, 1.0)
 
 
 def or_infinite(bound: Tensor) -> Tensor:
-    """``bound``, infinite where infinity times 0 or a difference of infinities made it no
-    number.
-    """
+    """``bound``, infinite where infinity times 0 or inf - inf made it no number."""
     return bound.nan_to_num(math.inf, math.inf, math.inf)
 
 
 def scaled_weights(weights: Tensor, order: float) -> Tensor:
-    """``weights`` scaled to norm 1, the same in any order: first by the largest, so that subnormal
-    ones keep ratios.
-    """
-    top = weights.amax(-1, keepdim=True)
-    weights = weights / divisor(top)
+    """``weights`` scaled to norm 1, (*batch, k), the same in any order of the k."""
+    # First by the largest, so that subnormal weights keep their ratios.
+    weights = weights / divisor(weights.amax(-1, keepdim=True))
     ordered = weights.sort(-1).values
-    return weights / torch.linalg.vector_norm(ordered, ord=order, dim=-1, keepdim=True).clamp_min(
-        1.0
-    )
+    norm = torch.linalg.vector_norm(ordered, ord=order, dim=-1, keepdim=True)
+    return weights / norm.clamp_min(1.0)
 
 
 def dual_size(U: Tensor, row_weights: Tensor, column_weights: Tensor) -> tuple[Tensor, Tensor]:
-    """||diag(c)^{-1/2} U diag(P)^{-1/2}||_op, (*batch), for the weights scaled to sum 1; and U
-    where none of them is 0.
+    """||diag(c)^{-1/2} U diag(P)^{-1/2}||_op, (*batch), and U where no weight is 0.
 
-    It is at least gamma_2* of that U. Source: Edmonds, Nikolov, Ullman (2020), Lemma 13.
+    c and P are the weights scaled to sum 1. It is at least gamma_2* of that U. Source: Edmonds,
+    Nikolov, Ullman (2020), Lemma 13.
     """
-    c, P = (scaled_weights(w, 1.0) for w in (row_weights, column_weights))
-    U = torch.where((c > 0)[..., None] & (P > 0)[..., None, :], U, 0.0)
-    rows, columns = (divisor(w).rsqrt() for w in (c, P))
-    return torch.linalg.matrix_norm(rows[..., None] * U * columns[..., None, :], 2), U
+    c = scaled_weights(row_weights, 1.0)[..., None]
+    P = scaled_weights(column_weights, 1.0)[..., None, :]
+    U = torch.where((c > 0) & (P > 0), U, 0.0)
+    scaled = divisor(c).rsqrt() * U * divisor(P).rsqrt()
+    return torch.linalg.matrix_norm(scaled, 2), U
 
 
 def fitting(W: Tensor, **given: Tensor | tuple[Tensor, tuple[int, ...]]) -> list[Tensor]:
-    """What goes with W (*batch, m, n), in float64: finite, on W's device, leading dimensions that
-    broadcast to W's.
+    """What goes with W, in float64: finite, on its device, of shapes that broadcast to its batch.
 
     Of left, right and witness (matrices), of row_weights, column_weights, error_weights and shift
     (vectors) the last dimensions are known; other names come with theirs. Weights hold no negative
     number. All entries are read together. Raises ValueError or TypeError, naming the argument.
     """
-    (m, n), left = W.shape[-2:], given.get("left")
-    r = max((1, *checks.dense("left", left).shape[-1:])) if isinstance(left, Tensor) else 1
+    m, n = W.shape[-2:]
+    # Of right as many rows as left has columns.
+    left = given.get("left")
+    r = 1
+    if isinstance(left, Tensor) and checks.dense("left", left).ndim:
+        r = max(r, left.shape[-1])
     known = {"left": (m, r), "right": (r, n), "witness": (m, n), "column_weights": (n,)}
-    pairs = {
-        name: x if isinstance(x, tuple) else (x, known.get(name, (m,))) for name, x in given.items()
-    }
-    values = {name: _shaped(name, value, W, last) for name, (value, last) in pairs.items()}
+    values = {}
+    for name, value in given.items():
+        last = known.get(name, (m,))
+        if isinstance(value, tuple):
+            value, last = value
+        values[name] = _shaped(name, value, W, last)
     for name, (least, _) in zip(values, checks.finite(**values), strict=True):
         if least < 0 and name.endswith("weights") and name != "error_weights":
             raise ValueError(f"{name} must hold no negative weights")
@@ -337,9 +362,11 @@ def fitting(W: Tensor, **given: Tensor | tuple[Tensor, tuple[int, ...]]) -> list
 
 
 def _shaped(name: str, value: Tensor, W: Tensor, last: tuple[int, ...]) -> Tensor:
+    """``value`` if its last dimensions are ``last`` and the others broadcast to W's batch."""
     value = checks.real(name, value).detach()
     if value.device != W.device:
         raise ValueError(f"{name} is on {value.device}, W on {W.device}; move it there")
+    # numpy's: torch's own broadcast_shapes loads sympy.
     try:
         batch = np.broadcast_shapes(value.shape[: -len(last)], W.shape[:-2])
         fits = value.shape[-len(last) :] == last and batch == W.shape[:-2]
@@ -348,14 +375,14 @@ def _shaped(name: str, value: Tensor, W: Tensor, last: tuple[int, ...]) -> Tenso
     if not fits:
         wanted = ", ".join(map(str, ("*batch", *last)))
         raise ValueError(
-            f"{name} must be of shape ({wanted}) beside W of shape {tuple(W.shape)}, not {tuple(value.shape)}"
+            f"{name} must be of shape ({wanted}) beside W of shape {tuple(W.shape)}, "
+            f"not {tuple(value.shape)}"
         )
     return value
 
 
 def certify_kronecker(certificates: Sequence[Certificate]) -> Certificate:
-    """The certificate of W_1 (x) W_2 (x) ... with the Kronecker products of the factors' lefts and
-    rights.
+    """The certificate of W_1 (x) W_2 (x) ... with the Kronecker products of the parts' factors.
 
     upper = prod upper_i and lower = prod lower_i. What is missing is every product with at least
     one E_i, where W_i = left_i right_i + E_i; prod upper_i, multiplied out, holds a factorization
@@ -370,40 +397,37 @@ def certify_kronecker(certificates: Sequence[Certificate]) -> Certificate:
     shift.
     Source: Nikolov, Tang (2023), Lemma 62; both inequalities hold for any factors and any weights.
     """
-    upper, lower = (
-        reduce(torch.mul, [getattr(c, side) for c in certificates]) for side in ("upper", "lower")
-    )
-    upper = or_infinite(upper)
-    residual = or_infinite(_more([(c.upper, c.residual) for c in certificates]))
-    rounding = _more([(c.upper, c.rounding) for c in certificates]) + allowance(
-        upper, len(certificates)
-    )
-    return Certificate(
-        upper, lower, residual, rounding=torch.where(upper.isfinite(), rounding, 0.0)
-    )
+    uppers = [part.upper for part in certificates]
+    upper = or_infinite(reduce(torch.mul, uppers))
+    lower = reduce(torch.mul, [part.lower for part in certificates])
+    residual = or_infinite(_more(uppers, [part.residual for part in certificates]))
+    rounding = _more(uppers, [part.rounding for part in certificates])
+    rounding = rounding + allowance(upper, len(certificates))
+    rounding = torch.where(upper.isfinite(), rounding, 0.0)
+    return Certificate(upper, lower, residual, rounding=rounding)
 
 
 def rounded(certificate: Certificate, columns: int, relative: float) -> Certificate:
-    """The certificate once left's rows and right's columns have each moved by at most ``relative``
-    of their norms.
+    """The certificate once left's rows and right's columns have moved by ``relative`` of their size.
 
     An entry of left right moves by at most d = (1 + relative)^2 - 1 times ||left_i|| ||right_j||:
     the residual grows by at most d upper, and what is missing has rows of norm at most d
     sqrt(n) ||left_i|| max_j ||right_j||, which charges d sqrt(n) upper; n = ``columns``. Underflow
     apart.
     """
-    moved = math.expm1(2 * math.log1p(relative)) * certificate.upper
-    return Certificate(
-        upper=or_infinite(certificate.upper + math.sqrt(columns) * moved),
-        lower=certificate.lower,
-        residual=or_infinite(certificate.residual + moved),
-        rounding=certificate.rounding,
-    )
+    # (1 + relative)^2 - 1, to full accuracy where relative is small
+    d = math.expm1(2 * math.log1p(relative))
+    moved = d * certificate.upper
+    upper = certificate.upper + math.sqrt(columns) * moved
+    residual = certificate.residual + moved
+    return replace(certificate, upper=or_infinite(upper), residual=or_infinite(residual))
 
 
-def _more(pairs: Sequence[tuple[Tensor, Tensor | float]]) -> Tensor:
+def _more(values: Sequence[Tensor], added: Sequence[Tensor | float]) -> Tensor:
     """prod (a_i + b_i) - prod a_i, without cancellation."""
-    more, above = torch.zeros_like(pairs[0][0]), torch.ones_like(pairs[0][0])
-    for a, b in pairs:
-        more, above = more * a + above * b, above * (a + b)
+    more = torch.zeros_like(values[0])
+    total = torch.ones_like(more)  # prod (a_i + b_i)
+    for a, b in zip(values, added, strict=True):
+        more = more * a + total * b
+        total = total * (a + b)
     return more

@@ -44,83 +44,94 @@ from torchdp.factorization.solvers.spectrum import (
     triangle,
 )
 
-MOST, PATIENCE = 50, 6  # iterations; of them without progress
-# side from which eigenvectors begin in float32: below, the step again in float64 costs more
+# Iterations in float32 at most, and how many of them may go by without progress.
+MOST = 50
+PATIENCE = 6
+# Progress: a gap below this share of the last.
+PROGRESS = 0.9
+# Side from which eigenvectors begin in float32: below, the step again in float64 costs more.
 LARGE_ROUGH = 256
-# side from which weights come from a coarser matrix, and of the coarsest
-LARGE, COARSEST = 1024, 128
-SMOOTH = 1 / 16  # change from row to row, relative, of a matrix that coarser ones are like
-EVEN = 0.01  # share of even weights in those that a coarser matrix gives: none is lost
-CLOSE = 1e-4  # gap, relative: what float32 tells of it below is its own rounding
+# Side from which weights come from a coarser matrix, and side of the coarsest.
+LARGE = 1024
+COARSEST = 128
+# Change from row to row, relative, of a matrix that coarser ones are like.
+SMOOTH = 1 / 16
+# Share of even weights in those that a coarser matrix gives: none is lost.
+EVEN = 0.01
+# Gap, relative: what float32 tells of it below is its own rounding.
+CLOSE = 1e-4
 # Weights stay above FLOOR * tol / max(m, n), which costs the bounds about FLOOR * tol. A column of
 # weight w adds a singular value of about w, and those below RANK_TOLERANCE of the largest are cut
 # off: a floor that is too low loses small columns.
 FLOOR = 0.1
 SMALLEST_WEIGHT = 1e-12
 TINY = torch.finfo(torch.float64).tiny
-ROUNDING = 1e-14  # a norm below this share of the largest entry is 0
-STEP = 1.8  # exponent of the plain update; near 2 it needs half the iterations of 1
+# A norm below this share of the largest entry is 0.
+ROUNDING = 1e-14
+# Exponent of the plain update; near 2 it needs half the iterations of 1.
+STEP = 1.8
 
 
 class Weights:
     """The weights s of the rows and P of the columns, (*batch, k, L), and how they move."""
 
     def __init__(self, problem: Problem, tol: float, memory: int) -> None:
-        W, inside = problem.W, problem.inside
-        self.problem, size = problem, max(W.shape[-2:])
+        W = problem.W
+        inside = problem.inside
+        size = max(W.shape[-2:])
         floor = min(max(SMALLEST_WEIGHT, FLOOR * tol / size), 0.1 / size)
+        self.problem = problem
         self.floor = floor * inside  # (k, L); 0 where there is no weight
         self.lowest = self.floor.clamp_min(TINY).log()
-        masked = torch.where(inside > 0, 0.0, inside.new_tensor(-math.inf))
-        self.masked = masked if W.shape[-2] != W.shape[-1] else None
+        self.masked = torch.where(inside > 0, 0.0, inside.new_tensor(-math.inf))
         self.slowest = 0.5 if problem.shift else 1.0
-        self.weights = (inside / inside.sum(-1, keepdim=True)).expand(*W.shape[:-2], *inside.shape)
+        even = inside / inside.sum(-1, keepdim=True)
+        self.weights = even.expand(*W.shape[:-2], *inside.shape)
         self.steps = W.new_full(W.shape[:-2], STEP)
         self.previous = W.new_zeros(W.shape[:-2])  # trace norm
         self.history = History(memory)
 
     def move(self, found: Found) -> None:
-        """The update for the squared norms of left's rows and right's columns and the trace norm,
-        extrapolated.
-        """
-        trace, back, self.previous = found.trace, None, found.trace
+        """The update for the norms and the trace norm of an iteration, extrapolated."""
+        back = None
+        self.previous = found.trace
         if not bool(found.steady.all()):
             fell = ~found.steady
             back = fell & self.history.extrapolated
-            self.steps = torch.where(fell & ~back, (self.steps + self.slowest) / 2, self.steps)
-            self.previous = torch.where(back, 0.0, trace)
-        unit = trace.clamp_min(TINY)[..., None, None]
+            slower = (self.steps + self.slowest) / 2
+            self.steps = torch.where(fell & ~back, slower, self.steps)
+            self.previous = torch.where(back, 0.0, found.trace)
+        unit = found.trace.clamp_min(TINY)[..., None, None]
         update = self.steps[..., None, None] * (found.norms / unit).log()
         if self.problem.p < math.inf:
-            update = torch.stack([self._rows(found.norms[..., 0, :]), update[..., 1, :]], -2)
-        x = (self.weights if self.masked is None else self.weights.clamp_min(TINY)).log()
+            rows = self._row_update(found.norms[..., 0, :])
+            update = torch.stack([rows, update[..., 1, :]], -2)
+        x = self.weights.clamp_min(TINY).log()
         update = torch.maximum(update, self.lowest - x)  # at the floor: nowhere to fall
-        logarithms = self.history.mix(
-            x.flatten(-2), update.flatten(-2), self.weights.flatten(-2), back
-        )
-        logarithms = logarithms.view_as(x)
-        logarithms = logarithms if self.masked is None else logarithms + self.masked
+        measure = self.weights.flatten(-2)
+        mixed = self.history.mix(x.flatten(-2), update.flatten(-2), measure, back)
+        logarithms = mixed.view_as(x) + self.masked
         raised = torch.maximum(logarithms.softmax(-1), self.floor)
         self.weights = raised / raised.sum(-1, keepdim=True)
 
-    def _rows(self, a: Tensor) -> Tensor:
-        """The update of the rows' logarithms for p < inf."""
+    def _row_update(self, a: Tensor) -> Tensor:
+        """Of the rows' logarithms, for p < inf."""
         if self.problem.p == 2:
             return torch.zeros_like(a)
-        weights = self.weights
-        share = self.problem.dual(weights)[..., 0, :] * a
+        share = self.problem.dual(self.weights)[..., 0, :] * a
         total = share.sum(-1, keepdim=True).clamp_min(TINY)
-        return (share / total).log() - weights[..., 0, :].clamp_min(TINY).log()
+        return (share / total).log() - self.weights[..., 0, :].clamp_min(TINY).log()
 
 
 @dataclass(frozen=True)
 class Solution:
-    """What a solver hands over: factors of W - shift 1^T, the weights of the best lower bound, and
-    how it went.
+    """What a solver hands over: factors of W - shift 1^T, weights, and how it went.
 
-    left (*batch, m, r), right (*batch, r, n), shift (*batch, m) or None; row_weights (*batch, m)
-    and column_weights (*batch, n) give the best lower bound; primal_weights (*batch, n) are the
-    column weights at the iterate that the factors come from.
+    left: (*batch, m, r).
+    right: (*batch, r, n).
+    shift: (*batch, m), or None.
+    row_weights: (*batch, m), and column_weights (*batch, n): of the best lower bound.
+    primal_weights: (*batch, n), of the columns at the iterate that the factors come from.
     """
 
     left: Tensor
@@ -133,17 +144,18 @@ class Solution:
 
     def turned(self) -> "Solution":
         """Of W with its columns reversed."""
-        columns = {
-            name: getattr(self, name).flip(-1)
-            for name in ("right", "column_weights", "primal_weights")
-        }
-        return replace(self, **columns)
+        return replace(
+            self,
+            right=self.right.flip(-1),
+            column_weights=self.column_weights.flip(-1),
+            primal_weights=self.primal_weights.flip(-1),
+        )
 
 
 def solve(W: Tensor, *, p: float = math.inf, tol: float = 1e-3, **settings: Any) -> Solution:
     """The first of :func:`attempts` whose certificate is closed, or the last; settings as there."""
     for solution in attempts(W, p=p, tol=tol, **settings):
-        weights = solution.row_weights, solution.column_weights
+        weights = (solution.row_weights, solution.column_weights)
         certificate = certify(W, solution.left, solution.right, *weights, p=p, shift=solution.shift)
         if bool(certificate.closed(tol).all()):
             break
@@ -160,59 +172,71 @@ def attempts(
     memory: int = 8,
     spectrum: Spectrum | None = None,
 ) -> Iterator[Solution]:
-    """Factors and dual weights of gamma_(p)(W), by multiplicative updates of the weights,
-    accelerated: see above.
-
-    ``spectrum`` finds a, b and tr S, by decompositions or by matrix products; None: what suits W's
-    size and device. Products stop where the gap allows, so that tr S above is a little less and the
-    factors' norms a little more.
+    """Factors and dual weights of gamma_(p)(W), by accelerated updates of the weights: see above.
 
     The iteration's own bounds are no proof: the factors it yields are completed first, its trace
     norm comes from a Gram matrix, and the caller may cast them. So the caller judges each solution
     and takes the next where the certificate is open; asked again, the iteration is stricter, and
     decomposes more accurately from there on.
 
-    W: (*batch, m, n) float64, of any scale; one call solves the batch. Yields where each problem's
-    gap seems to be below ``tol``, at iterations 50, 75, 113, ..., and at ``max_iterations``; ends
-    there, or where more iterations have nothing to offer. Memory O(memory (m + n)) beside W's.
+    Args:
+        W: (*batch, m, n) float64, of any scale; one call solves the batch.
+        p: in [2, inf].
+        shift: whether W - shift 1^T is factored, for the best shift.
+        tol: relative gap.
+        max_iterations: at least 1.
+        memory: updates that are combined; 0 for the plain iteration.
+        spectrum: finds a, b and tr S, by decompositions or by matrix products; None: what suits
+            W's size and device. Products stop where the gap allows, so that tr S above is a little
+            less and the factors' norms a little more.
+
+    Yields where each problem's gap seems to be below ``tol``, at iterations 50, 75, 113, ..., and
+    at ``max_iterations``; ends there, or where more iterations have nothing to offer. Memory
+    O(memory (m + n)) beside W's.
     Source: the dual of Edmonds, Nikolov, Ullman (2020), Lemma 12, and Nikolov, Tang (2023), Theorem
     26; the update is the multiplicative one of optimal design (Silvey, Titterington, Torsney 1978);
     Anderson (1965).
     """
-    low, high = W.flatten(-2).aminmax(dim=-1)
-    scale = torch.maximum(-low, high)[..., None, None]  # (*batch, 1, 1)
-    scale = divisor(scale)
+    scale = divisor(W.abs().amax((-2, -1), keepdim=True))
     whole = W / scale
     W = triangle(whole) if p == 2 and W.shape[-2] > W.shape[-1] else whole
-    plain = spectrum is not None or W is not whole
-    symmetric, turned = (False, False) if plain else symmetry_of(W, p, shift)
+    symmetric = False
+    turned = False
+    if spectrum is None and W is whole:
+        symmetric, turned = symmetry_of(W, p, shift)
     if turned:
         W = whole = whole.flip(-1)
     problem = Problem(W, symmetric, p, shift)
-    weights, looks = Weights(problem, tol, memory), Schedule(tol)
+    weights = Weights(problem, tol, memory)
+    looks = Schedule(tol)
     begun = begin(weights, tol, max_iterations - 1) if spectrum is None and memory else 0
-    spectrum = choose(problem.W, symmetric) if spectrum is None else spectrum
-    nothing = (
-        torch.full_like(weights.previous, math.inf),
-        torch.full_like(weights.previous, ROUNDING),
+    if spectrum is None:
+        spectrum = choose(W, symmetric)
+    unproved = Best(
+        upper=torch.full_like(weights.previous, math.inf),
+        lower=torch.full_like(weights.previous, ROUNDING),
+        primal=(),
+        dual=(problem.dual(weights.weights),),
     )
-    best = Best(*nothing, (), (problem.dual(weights.weights),))
-    gap, maps = math.inf, None
-    for iterations in range(begun + 1, max_iterations + 1):
+    best = unproved
+    gap = math.inf
+    maps = None
+    for iteration in range(begun + 1, max_iterations + 1):
         found = problem.look(weights.weights, weights.previous, spectrum, gap)
         if found.maps is not maps:  # what is behind the upper bound so far is for other maps
-            maps, best = found.maps, replace(best, primal=found.primal)
+            maps = found.maps
+            best = replace(best, primal=found.primal)
         best = best.and_(Best(found.value, found.trace, found.primal, found.primal[-1:]))
         gap = float((best.upper / best.lower).amax()) - 1
         finished = gap <= looks.within
-        if looks.due(iterations, finished) or iterations == max_iterations:
-            solution = _solution(whole, problem, scale, best, maps, iterations)
+        if looks.due(iteration, finished) or iteration == max_iterations:
+            solution = _solution(whole, problem, scale, best, maps, iteration)
             yield solution.turned() if turned else solution
-            if not looks.go_on(iterations, gap, finished):
+            if not looks.go_on(iteration, gap, finished):
                 return
             # bounds so far may be wrong by the rounding that it saves
             if finished and spectrum.refine():
-                best = Best(*nothing, best.primal, best.dual)
+                best = replace(unproved, primal=best.primal, dual=best.dual)
         weights.move(found)
 
 
@@ -224,25 +248,29 @@ def _solution(
     maps: Callable[..., tuple[Tensor, Tensor]],
     iterations: int,
 ) -> Solution:
-    """Factors of scale times ``whole``, from the maps found for the problem's matrix, the same or
-    its triangle.
+    """Factors of scale times ``whole``, from the maps found for the problem's matrix.
+
+    That is ``whole`` itself or its triangle.
     """
     c, P = problem.split(best.primal[-1])
-    X = whole - whole @ P[..., None] if problem.shift else whole
+    offset = whole @ P[..., None]
+    X = whole - offset if problem.shift else whole
     short = P if problem.W.shape[-2] >= problem.W.shape[-1] else c
     left, right = factors(X, *maps(best.primal[:2], short))
     if float((X - left @ right).abs().max()) > ROUNDING * max(X.shape[-2:]):
         left, right = _complete(X, left, right)
-    used = (right != 0).any(-1).reshape(-1, right.shape[-2]).any(0)  # drop what no problem uses
+    # Inner columns that no problem of the batch uses are dropped, but one.
+    used = (right != 0).any(-1).reshape(-1, right.shape[-2]).any(0)
     used[0] = True
     if not bool(used.all()):
-        left, right = left[..., used], right[..., used, :]
+        left = left[..., used]
+        right = right[..., used, :]
     half = scale.sqrt()
     row_weights, column_weights = problem.split(best.dual[0])
     return Solution(
         left=half * left,
         right=half * right,
-        shift=(scale * (whole @ P[..., None]))[..., 0] if problem.shift else None,
+        shift=(scale * offset)[..., 0] if problem.shift else None,
         row_weights=row_weights if problem.W is whole else torch.ones_like(whole[..., 0]),
         column_weights=column_weights,
         primal_weights=P,
@@ -251,93 +279,98 @@ def _solution(
 
 
 def _complete(X: Tensor, left: Tensor, right: Tensor) -> tuple[Tensor, Tensor]:
-    """The factors, and beside them the factors U S^{1/2}, S^{1/2} V^T of what cut singular values
-    left out of X.
+    """The factors, and beside them those of what cut singular values left out of X.
 
-    The squared norms of rows and columns grow by at most the rest's largest singular value.
+    These are U S^{1/2} and S^{1/2} V^T: the squared norms of rows and columns grow by at most the
+    rest's largest singular value.
     """
     U, S, Vh = torch.linalg.svd(X - left @ right, full_matrices=False)
     root = torch.where(S > RANK_TOLERANCE, S, 0.0).sqrt()
-    return torch.cat([left, U * root[..., None, :]], -1), torch.cat(
-        [right, root[..., None] * Vh], -2
-    )
+    left = torch.cat([left, U * root[..., None, :]], -1)
+    right = torch.cat([right, root[..., None] * Vh], -2)
+    return left, right
 
 
 def begin(weights: Weights, tol: float, most: int) -> int:
-    """Moves ``weights`` of large symmetric matrices as far as float32 goes, from coarser ones where
-    they serve.
+    """Moves ``weights`` of large symmetric matrices as far as float32 goes.
 
-    Returns the iterations: none on a GPU, which begins in float32 anyhow. Nothing is proved here.
+    From those of coarser matrices where they serve. Nothing is proved here.
+
+    Args:
+        weights: moved in place.
+        tol: relative gap.
+        most: iterations at most.
+
+    Returns:
+        The iterations: none on a GPU, which begins in float32 anyhow.
     """
     W = weights.problem.W
     if W.is_cuda or not weights.problem.symmetric or W.shape[-1] < LARGE_ROUGH or most < 1:
         return 0
-    if _smooth(weights.problem):
-        weights.weights = torch.lerp(
-            _from_coarser(weights, tol)[0].softmax(-1), weights.weights, EVEN
-        )
+    if _smooth(W):
+        coarse = _from_coarser(weights, tol)[0].softmax(-1)
+        weights.weights = torch.lerp(coarse, weights.weights, EVEN)
     return _advance(weights, tol, most)
 
 
 def _advance(weights: Weights, tol: float, most: int) -> int:
-    """To the weights at which each problem's bounds, as float32 sees them, were closest; done where
-    they meet.
-    """
-    spectrum, going, tol = Mirrored(torch.float32), copy(weights), max(0.9 * tol, CLOSE)
-    going.history, closest = (
-        History(weights.history.memory),
-        torch.full_like(weights.previous, math.inf),
-    )
-    marked, mark = 0, math.inf
+    """To the weights of each problem's closest bounds, as float32 sees them; the iterations."""
+    spectrum = Mirrored(torch.float32)
+    going = copy(weights)
+    going.history = History(weights.history.memory)
+    tol = max(0.9 * tol, CLOSE)
+    closest = torch.full_like(weights.previous, math.inf)
+    last_fall = 0
+    fallen_to = math.inf
     for iteration in range(1, min(most, MOST) + 1):
-        found = going.problem.look(going.weights, going.previous, spectrum, mark)
+        found = going.problem.look(going.weights, going.previous, spectrum, fallen_to)
         gap = found.value.double() / found.trace.double() - 1
         weights.weights = pick(gap < closest, going.weights, weights.weights)
         closest = torch.minimum(gap, closest)
         worst = float(closest.amax())
-        if worst < 0.9 * mark:
-            mark, marked = worst, iteration
-        if worst <= tol or iteration - marked >= PATIENCE or spectrum.general is not None:
+        if worst < PROGRESS * fallen_to:
+            fallen_to = worst
+            last_fall = iteration
+        stalled = iteration - last_fall >= PATIENCE
+        if worst <= tol or stalled or spectrum.general is not None:
             break
-        rounded = found._replace(norms=found.norms.double(), trace=found.trace.double())
-        going.move(rounded)
+        going.move(found._replace(norms=found.norms.double(), trace=found.trace.double()))
     return iteration
 
 
-def _smooth(problem: Problem) -> bool:
-    """Whether every second row and column of a large symmetric matrix are the same problem but for
-    its size.
-    """
-    W = problem.W
-    if W.ndim > 2 or len(W) < LARGE or not problem.symmetric:
+def _smooth(W: Tensor) -> bool:
+    """Whether every second row and column are the same problem but for its size."""
+    if W.ndim > 2 or len(W) < LARGE:
         return False
     return bool((W[1:] - W[:-1]).abs().mean() < SMOOTH * W.abs().mean())
 
 
 def _from_coarser(weights: Weights, tol: float) -> tuple[Tensor, Tensor]:
-    """Logarithms of weights from those of W's every second row and column, (1, n); and without the
-    correction.
+    """Logarithms of weights from those of W's every second row and column, (1, n).
 
     Between two coarse weights the logarithms are linear. What this misses at the ends, where
     weights follow the place and not its share of the length, is what the step before, to the coarse
     matrix, has missed there.
+
+    Returns:
+        The logarithms, and those without the correction.
     """
     W = weights.problem.W
-    first = 1 - len(W) % 2  # so that prefix sums, their columns reversed, become prefix sums
-    W = W[first::2, first::2]
-    coarse = Weights(Problem(W, True, math.inf, False), tol, weights.history.memory)
+    n = len(W)
+    first = 1 - n % 2  # so that prefix sums, their columns reversed, become prefix sums
+    coarse_W = W[first::2, first::2]
+    coarse = Weights(Problem(coarse_W, True, math.inf, False), tol, weights.history.memory)
     guess = None
-    if len(W) >= COARSEST:
+    if len(coarse_W) >= COARSEST:
         start, guess = _from_coarser(coarse, tol)
         coarse.weights = start.softmax(-1)
     _advance(coarse, tol, MOST)
-    logs = coarse.weights.log()
-    plain = torch.nn.functional.interpolate(logs[None], size=len(weights.problem.W), mode="linear")[
-        0
-    ]
+    logarithms = coarse.weights.log()
+    plain = torch.nn.functional.interpolate(logarithms[None], size=n, mode="linear")[0]
     if guess is None:
         return plain, plain
-    missed = logs - guess
-    missed, half = missed - missed[:, len(W) // 2, None], len(W) // 2
-    rest = missed.new_zeros(1, plain.shape[1] - 2 * half)
-    return plain + torch.cat([missed[:, :half], rest, missed[:, -half:]], -1), plain
+    half = len(coarse_W) // 2
+    missed = logarithms - guess
+    missed = missed - missed[:, half, None]
+    middle = missed.new_zeros(1, n - 2 * half)
+    return plain + torch.cat([missed[:, :half], middle, missed[:, -half:]], -1), plain

@@ -1,10 +1,17 @@
-"""What an iteration of the fixed point needs of a weighted matrix: by decompositions, or by matrix
-products.
+"""What an iteration of the fixed point needs of a weighted matrix, by decompositions or products.
 
 W (*batch, m, n) may be symmetric, or W J, J the reversal of an index (as of every Toeplitz matrix):
 then W J takes W's place. The dual value, the trace norm of diag(c)^{1/2} W diag(P)^{1/2}, is
 concave in the weights together, and a transposition moves weights without changing it. So some best
 weights are c = P, and the multiplicative update keeps such weights.
+
+Notation:
+    X: W, or W less its mean column; c, P: weights of its rows (*batch, m) and columns (*batch, n).
+    M = diag(c)^{1/2} X diag(P)^{1/2} = U S V^T, transposed if it is wide: (*batch, l, r), l >= r.
+    short, long: the weights of the side of length r and of that of length l.
+    a, b: squared row norms of left, (*batch, m), and column norms of right, (*batch, n).
+
+Problem says what the weights are and looks at W by a Spectrum: Decomposed, Mirrored or Iterated.
 """
 
 import math
@@ -18,67 +25,69 @@ from torch import Tensor
 from torchdp.factorization.certificates.certificate import conjugate, power_norm
 from torchdp.factorization.polar import polar
 
-RANK_TOLERANCE = 1e-14  # singular values below this share of the largest are cut off
-# share of a Gram matrix's largest eigenvalue, a square, below which one is rounding
+# Singular values below this share of the largest are cut off.
+RANK_TOLERANCE = 1e-14
+# Share of a Gram matrix's largest eigenvalue, a square, below which one is rounding.
 SQUARE_TOLERANCE = 1e-10
-# of the gap so far, that an inexact polar factor may cost: more slows the iteration down
+# Of the gap so far, that an inexact polar factor may cost: more slows the iteration down.
 SHARE = 1 / 256
-# of the lightest weight w, the same: with a singular value of some w unresolved, a row of no weight
-# grows
+# Of the lightest weight w, the same: with a singular value of some w unresolved, a row of no weight
+# grows.
 LIGHT = 1e-5
-SINGLE = 1e-2  # gap down to which float32 is tried for matrix products
-# short side from which a GPU takes matrix products: its eigenvectors come one matrix after the
-# other
+# The least that a polar factor may cost.
+LEAST_LOSS = 1e-14
+# Gap down to which float32 is tried for matrix products.
+SINGLE = 1e-2
+# Short side from which a GPU takes matrix products: its eigenvectors come one matrix after the
+# other.
 LARGE = 256
 
-Maps = tuple[Tensor, Tensor]
+Pair = tuple[Tensor, Tensor]
+# Of ``parts`` and ``short`` makes (inner, across), see :func:`factors`.
+Maps = Callable[[Pair, Tensor], Pair]
 
 
 class Step(NamedTuple):
-    """What one iteration needs, with r = min(m, n) the short side of X (*batch, m, n).
+    """What one iteration needs."""
 
-    parts: what ``maps(parts, short side's weights)`` makes (inner, across) of, both (*batch, r, r):
-    see :func:`factors`; a (*batch, m) and b (*batch, n): the squared row norms of left and column
-    norms of right; trace: the trace norm (*batch), or less; missing: row norms of X - left right
-    (*batch, m), None for 0.
-    """
-
-    parts: tuple[Tensor, Tensor]
-    maps: Callable[[tuple[Tensor, Tensor], Tensor], Maps]
+    parts: Pair  # what ``maps(parts, short)`` makes (inner, across) of
+    maps: Maps
     a: Tensor
     b: Tensor
-    trace: Tensor
-    missing: Tensor | None
+    trace: Tensor  # norm (*batch), or less
+    missing: Tensor | None  # row norms of X - left right (*batch, m), None for 0
 
 
 class Spectrum(ABC):
-    """The weighted matrix diag(c)^{1/2} X diag(P)^{1/2} = U S V^T, as far as an iteration
-    needs it.
-    """
+    """M = U S V^T, as far as an iteration needs it."""
 
     @abstractmethod
     def step(self, X: Tensor, c: Tensor, P: Tensor, gap: float) -> Step:
-        """One iteration's numbers, accurate enough to be of use. ``gap`` is the largest relative
-        gap so far.
+        """One iteration's numbers, accurate enough to be of use.
+
+        gap: the largest relative gap so far.
         """
 
     def refine(self) -> bool:
-        """As accurate as float64 allows from now on; whether the trace norms so far may have been
-        too large.
+        """As accurate as float64 allows from now on.
+
+        Returns:
+            Whether the trace norms so far may have been too large.
         """
         return False
 
 
 def choose(W: Tensor, mirrored: bool = False) -> Spectrum:
-    """Matrix products for large matrices on a GPU, decompositions elsewhere: on a CPU eigh costs
-    five products.
+    """Matrix products for large matrices on a GPU, decompositions elsewhere.
+
+    On a CPU eigh costs five products.
     """
     if W.is_cuda and min(W.shape[-2:]) >= LARGE:
         return Iterated()
     return Mirrored() if mirrored else Decomposed()
 
 
-def factors(X: Tensor, inner: Tensor, across: Tensor) -> tuple[Tensor, Tensor]:
+def factors(X: Tensor, inner: Tensor, across: Tensor) -> Pair:
     """left (*batch, m, r) and right (*batch, r, n) with left right = X.
 
     The short side's factor is ``across``, the long side's X times ``inner``, where inner across^T =
@@ -91,20 +100,19 @@ def factors(X: Tensor, inner: Tensor, across: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def triangle(W: Tensor) -> Tensor:
-    """Square T with T^T T = W^T W: Cholesky's while its pivots are accurate, else that of the QR
-    decomposition.
-    """
+    """Square T with T^T T = W^T W, of Cholesky's or the QR decomposition."""
     gram = W.mT @ W
     T, failed = torch.linalg.cholesky_ex(gram, upper=True)
-    pivots, lengths = (M.diagonal(dim1=-2, dim2=-1) for M in (T, gram))
-    if not failed.any() and bool((pivots.square() > SQUARE_TOLERANCE * lengths).all()):
+    pivots = T.diagonal(dim1=-2, dim2=-1).square()
+    lengths = gram.diagonal(dim1=-2, dim2=-1)
+    # Cholesky's while its pivots are accurate.
+    if not failed.any() and bool((pivots > SQUARE_TOLERANCE * lengths).all()):
         return T
     return torch.linalg.qr(W, mode="r").R
 
 
 class Decomposed(Spectrum):
-    """Singular vectors: eigenvectors of the smaller Gram matrix while they are accurate, then
-    always the SVD.
+    """Singular vectors: eigenvectors of the Gram matrix while they are accurate, then the SVD.
 
     Problem by problem of a batch: one that is ill-conditioned does not make the others wait for its
     SVD.
@@ -115,53 +123,56 @@ class Decomposed(Spectrum):
         self.all = False
 
     def refine(self) -> bool:
-        rough, self.all = not self.all, True
+        rough = not self.all
+        self.all = True
         return rough
 
     def step(self, X: Tensor, c: Tensor, P: Tensor, gap: float) -> Step:
-        M, short, tall = _weighed(X, c, P)  # (*batch, long, short)
-        S, V = self._vectors(M)
-        svd = self.all or self.precise is not None
-        kept = _kept(S) if svd else None
-        inverse = S.reciprocal() if kept is None else torch.where(kept, S.reciprocal(), 0.0)
-        along, side = (
-            ((M @ V).square_() @ inverse[..., None])[..., 0],
-            (V.square() @ S[..., None])[..., 0],
-        )
-        a, b = (along / c, side / P) if tall else (side / c, along / P)
+        weighed = _Weighed.of(X, c, P)
+        S, V = self._vectors(weighed.M)
+        inverse = S.reciprocal()
         missing = None
-        if kept is not None and not bool(kept.all()):
-            left, right = factors(X, *_singular_maps((V, S), short))
-            missing = (X - left @ right).square().sum(-1).sqrt()
+        # Eigenvectors that are accurate have no singular value to be cut off.
+        if self.all or self.precise is not None:
+            kept = _kept(S)
+            inverse = torch.where(kept, inverse, 0.0)
+            if not bool(kept.all()):
+                left, right = factors(X, *_singular_maps((V, S), weighed.short))
+                squares = (X - left @ right).square()
+                missing = squares.sum(-1).sqrt()
+        along = ((weighed.M @ V).square_() @ inverse[..., None])[..., 0]
+        across = (V.square() @ S[..., None])[..., 0]
+        a, b = weighed.norms(along, across)
         return Step((V, S), _singular_maps, a, b, S.sum(-1), missing)
 
-    def _vectors(self, M: Tensor) -> tuple[Tensor, Tensor]:
+    def _vectors(self, M: Tensor) -> Pair:
+        """S and V."""
         if self.all:
             return right_vectors(M)
-        values, V = torch.linalg.eigh(M.mT @ M)
-        poor = torch.sub(values[..., 0], values[..., -1], alpha=SQUARE_TOLERANCE) <= 0
+        squares, V = torch.linalg.eigh(M.mT @ M)
+        poor = torch.sub(squares[..., 0], squares[..., -1], alpha=SQUARE_TOLERANCE) <= 0
         if self.precise is not None:
             poor = poor & ~self.precise
         if bool(poor.any()):
             self.precise = poor if self.precise is None else self.precise | poor
             self.all = bool(self.precise.all())
             return self._vectors(M)
-        S = values.sqrt()
+        S = squares.sqrt()
         if self.precise is not None:
             S[self.precise], V[self.precise] = right_vectors(M[self.precise])
         return S, V
 
 
-def right_vectors(M: Tensor) -> tuple[Tensor, Tensor]:
+def right_vectors(M: Tensor) -> Pair:
     """Singular values and right singular vectors, to the accuracy of float64."""
-    square = torch.linalg.qr(M, mode="r").R if M.shape[-2] > M.shape[-1] else M
-    _, S, Vh = torch.linalg.svd(square, full_matrices=False)
+    if M.shape[-2] > M.shape[-1]:
+        M = torch.linalg.qr(M, mode="r").R
+    _, S, Vh = torch.linalg.svd(M, full_matrices=False)
     return S, Vh.mT
 
 
 class Mirrored(Spectrum):
-    """A symmetric X with the same weights c on rows and columns: its eigenvectors, without
-    products.
+    """A symmetric X with the same weights c on rows and columns: eigenvectors, without products.
 
     diag(c)^{1/2} X diag(c)^{1/2} = V Lambda V^T has singular values abs(Lambda), which are not
     squared; a = b. Where one of them is lost in rounding :class:`Decomposed` takes over.
@@ -175,27 +186,27 @@ class Mirrored(Spectrum):
         return self.general is not None and self.general.refine()
 
     def step(self, X: Tensor, c: Tensor, P: Tensor, gap: float) -> Step:
-        if self.general is not None:
-            return self.general.step(X, c, P, gap)
-        values, V = torch.linalg.eigh(_weighed(X, c, P)[0].to(self.dtype))
-        S = values.abs()
-        if not bool((S.amin(-1) > SQUARE_TOLERANCE * S.amax(-1)).all()):
+        if self.general is None:
+            M = _Weighed.of(X, c, P).M
+            values, V = torch.linalg.eigh(M.to(self.dtype))
+            S = values.abs()
+            if bool((S.amin(-1) > SQUARE_TOLERANCE * S.amax(-1)).all()):
+                norms = (V.square() @ S[..., None])[..., 0] / c
+                return Step((V, S), _singular_maps, norms, norms, S.sum(-1), None)
             self.general = Decomposed()
-            return self.general.step(X, c, P, gap)
-        norms = (V.square() @ S[..., None])[..., 0] / c
-        return Step((V, S), _singular_maps, norms, norms, S.sum(-1), None)
+        return self.general.step(X, c, P, gap)
 
 
 class Iterated(Spectrum):
-    """The polar factor Q of M = diag(long)^{1/2} Y diag(short)^{1/2} by matrix products, no closer
-    than the gap asks.
+    """The polar factor Q of M by matrix products, no closer than the gap asks.
 
-    Any contraction Q proves <M, Q> <= trace norm, and any H > 0 gives factors of X: C^T C = H,
-    left = Y diag(short)^{1/2} C^{-1}, right = C diag(short)^{-1/2}. So both bounds hold at whatever
-    accuracy. H is the symmetric part of Q^T M plus loss trace diag(short), which adds loss trace to
-    each squared norm on the short side and takes from those on the long side. ``loss`` follows the
-    gap and the lightest weight. The steps run in float32 until the gap is below SINGLE, or does not
-    fall, or Cholesky's factor fails; where it fails in float64, the decompositions take over.
+    M = diag(long)^{1/2} Y diag(short)^{1/2}. Any contraction Q proves <M, Q> <= trace norm, and any
+    H > 0 gives factors of X: C^T C = H, left = Y diag(short)^{1/2} C^{-1}, right = C
+    diag(short)^{-1/2}. So both bounds hold at whatever accuracy. H is the symmetric part of Q^T M
+    plus loss trace diag(short), which adds loss trace to each squared norm on the short side and
+    takes from those on the long side. ``loss`` follows the gap and the lightest weight. The steps
+    run in float32 until the gap is below SINGLE, or does not fall, or Cholesky's factor fails;
+    where it fails in float64, the decompositions take over.
     """
 
     def __init__(self) -> None:
@@ -213,9 +224,10 @@ class Iterated(Spectrum):
             self.dtype = torch.float64
         self.gap = gap
         while self.decomposed is None:
-            found = self._attempt(X, c, P, max(1e-14, min(SHARE * gap, LIGHT * self.lightest)))
-            if found is not None:
-                return found
+            loss = min(SHARE * gap, LIGHT * self.lightest)
+            step = self._attempt(X, c, P, max(LEAST_LOSS, loss))
+            if step is not None:
+                return step
             if self.dtype == torch.float64:
                 self.decomposed = Decomposed()
             self.dtype = torch.float64
@@ -223,47 +235,69 @@ class Iterated(Spectrum):
 
     def _attempt(self, X: Tensor, c: Tensor, P: Tensor, loss: float) -> Step | None:
         """None where Cholesky's factor fails."""
-        M, short, tall = _weighed(X, c, P)
-        Y = M
+        weighed = _Weighed.of(X, c, P)
+        M = weighed.M
         if M.shape[-2] > 2 * M.shape[-1]:
             M = triangle(M)
         H = polar(M, loss, self.dtype).mT @ M
         H = (H + H.mT) / 2
-        trace = H.diagonal(dim1=-2, dim2=-1).sum(-1).clamp_min(0.0)
+        diagonal = H.diagonal(dim1=-2, dim2=-1)
+        trace = diagonal.sum(-1).clamp_min(0.0)
         nonzero = (trace > 0)[..., None]
-        H.diagonal(dim1=-2, dim2=-1).add_(
-            short * torch.where(nonzero, loss * trace[..., None], 1.0)
-        )
+        diagonal.add_(weighed.short * torch.where(nonzero, loss * trace[..., None], 1.0))
         C, failed = torch.linalg.cholesky_ex(H, upper=True)
-        along = torch.linalg.solve_triangular(C, Y, upper=True, left=False).square_().sum(-1)
-        side = C.square().sum(-2) * nonzero
-        a, b = (along / c, side / P) if tall else (side / c, along / P)
-        lightest = torch.minimum((c.amin(-1) / c.mean(-1)).amin(), (P.amin(-1) / P.mean(-1)).amin())
-        fails, self.lightest = torch.stack([failed.any().double(), lightest]).tolist()
+        Z = torch.linalg.solve_triangular(C, weighed.M, upper=True, left=False)
+        across = C.square().sum(-2) * nonzero
+        a, b = weighed.norms(Z.square_().sum(-1), across)
+        lightest = torch.minimum(_lightest(c), _lightest(P))
+        # Waited for once.
+        numbers = torch.stack([failed.any().double(), lightest])
+        fails, self.lightest = numbers.tolist()
         return None if fails else Step((C, nonzero), _triangular_maps, a, b, trace, None)
 
 
-def _weighed(X: Tensor, c: Tensor, P: Tensor) -> tuple[Tensor, Tensor, bool]:
-    """diag(c)^{1/2} X diag(P)^{1/2}, its longer side first; the weights of the shorter side;
-    whether X is tall.
-    """
-    M = c.sqrt()[..., None] * X * P.sqrt()[..., None, :]
-    return (M, P, True) if X.shape[-2] >= X.shape[-1] else (M.mT, c, False)
+class _Weighed(NamedTuple):
+    """M, its longer side first, and both sides' weights."""
+
+    M: Tensor
+    long: Tensor
+    short: Tensor
+    tall: bool
+
+    @classmethod
+    def of(cls, X: Tensor, c: Tensor, P: Tensor) -> "_Weighed":
+        M = c.sqrt()[..., None] * X * P.sqrt()[..., None, :]
+        if X.shape[-2] >= X.shape[-1]:
+            return cls(M, c, P, tall=True)
+        return cls(M.mT, P, c, tall=False)
+
+    def norms(self, along: Tensor, across: Tensor) -> Pair:
+        """a and b from the squared norms of the factors of M, of the long and the short side."""
+        along = along / self.long
+        across = across / self.short
+        return (along, across) if self.tall else (across, along)
+
+
+def _lightest(weights: Tensor) -> Tensor:
+    return (weights.amin(-1) / weights.mean(-1)).amin()
 
 
 def _kept(S: Tensor) -> Tensor:
     return S > RANK_TOLERANCE * S.amax(-1, keepdim=True)
 
 
-def _singular_maps(parts: tuple[Tensor, Tensor], short: Tensor) -> Maps:
+def _singular_maps(parts: Pair, short: Tensor) -> Pair:
     """(inner, across) from singular vectors V and values S."""
-    V, S = (part.double() for part in parts)
-    kept, root = _kept(S), short.sqrt()[..., None]
+    V = parts[0].double()
+    S = parts[1].double()
+    kept = _kept(S)
+    root = short.sqrt()[..., None]
     inner = root * V * torch.where(kept, S.rsqrt(), 0.0)[..., None, :]
-    return inner, V * torch.where(kept, S, 0.0).sqrt()[..., None, :] / root
+    across = V * torch.where(kept, S, 0.0).sqrt()[..., None, :] / root
+    return inner, across
 
 
-def _triangular_maps(parts: tuple[Tensor, Tensor], short: Tensor) -> Maps:
+def _triangular_maps(parts: Pair, short: Tensor) -> Pair:
     """(inner, across) from C, and whether the norm is not 0."""
     C, nonzero = parts
     root = short.sqrt()
@@ -273,15 +307,13 @@ def _triangular_maps(parts: tuple[Tensor, Tensor], short: Tensor) -> Maps:
 
 
 class Found(NamedTuple):
-    """One iteration's numbers: primal (parts of the maps, and dual weights) is what factors come
-    of.
-    """
+    """One iteration's numbers."""
 
     value: Tensor  # of the factors, (*batch)
     trace: Tensor  # norm, or less, (*batch)
     norms: Tensor  # squared, of left's rows and right's columns, (*batch, k, L)
-    primal: tuple[Tensor, ...]
-    maps: Callable[..., tuple[Tensor, Tensor]]
+    primal: tuple[Tensor, ...]  # parts of the maps, and dual weights: what factors come of
+    maps: Maps
     steady: Tensor  # problems whose trace norm did not fall
 
 
@@ -293,15 +325,17 @@ class Problem:
     """
 
     def __init__(self, W: Tensor, symmetric: bool, p: float, shift: bool) -> None:
-        self.W, self.symmetric, self.p, self.shift = W, symmetric, p, shift
+        self.W = W
+        self.symmetric = symmetric
+        self.p = p
+        self.shift = shift
         self.q = 1 / conjugate(p)  # exponent: ||c||_{1/q} = 1 for c = s^q
         m, n = W.shape[-2:]
-        places = torch.arange(max(m, n), device=W.device)
-        self.inside = torch.stack(
-            [(places < side).double() for side in ((m,) if symmetric else (m, n))]
-        )
+        place = torch.arange(max(m, n), device=W.device)
+        sides = [m] if symmetric else [m, n]
+        self.inside = torch.stack([(place < side).double() for side in sides])
 
-    def split(self, weights: Tensor) -> tuple[Tensor, Tensor]:
+    def split(self, weights: Tensor) -> Pair:
         """Weights of the rows, (*batch, m), and of the columns, (*batch, n)."""
         m, n = self.W.shape[-2:]
         return weights[..., 0, :m], weights[..., -1, :n]
@@ -310,11 +344,9 @@ class Problem:
         """(*batch, k, L) from numbers of the rows and of the columns."""
         if self.symmetric:
             return rows[..., None, :]
-        if rows.shape != columns.shape:
-            length = self.inside.shape[-1]
-            rows, columns = (
-                torch.nn.functional.pad(x, (0, length - x.shape[-1])) for x in (rows, columns)
-            )
+        m, n = self.W.shape[-2:]
+        rows = torch.nn.functional.pad(rows, (0, max(n - m, 0)))
+        columns = torch.nn.functional.pad(columns, (0, max(m - n, 0)))
         return torch.stack([rows, columns], -2)
 
     def dual(self, weights: Tensor) -> Tensor:
@@ -323,30 +355,36 @@ class Problem:
             return weights
         return torch.stack([weights[..., 0, :] ** self.q, weights[..., 1, :]], -2)
 
-    def centred(self, dual: Tensor) -> Tensor:
-        """What the weights are weighed on: W, or with a shift W less its mean column."""
-        return self.W - self.W @ self.split(dual)[1][..., None] if self.shift else self.W
-
     def look(self, weights: Tensor, previous: Tensor, spectrum: Spectrum, gap: float) -> Found:
         """One iteration's numbers at these weights, after those of trace norm ``previous``."""
         dual = self.dual(weights)
-        step = spectrum.step(self.centred(dual), *self.split(dual), gap)
-        norms = self.joined(step.a, step.b)
+        c, P = self.split(dual)
+        X = self.W - self.W @ P[..., None] if self.shift else self.W
+        step = spectrum.step(X, c, P, gap)
+        largest = step.b.amax(-1)
         if self.p == math.inf:
-            value = norms.amax(-1).prod(-1).sqrt() if norms.shape[-2] == 2 else norms.amax((-2, -1))
+            value = (step.a.amax(-1) * largest).sqrt()
         else:
-            value = power_norm(step.a.sqrt(), self.p) * step.b.amax(-1).sqrt()
+            value = power_norm(step.a.sqrt(), self.p) * largest.sqrt()
         if step.missing is not None:
             value = value + power_norm(step.missing, self.p)
-        steady = step.trace >= previous * (1 - 1e-12)
-        return Found(value, step.trace, norms, (*step.parts, dual), step.maps, steady)
+        return Found(
+            value=value,
+            trace=step.trace,
+            norms=self.joined(step.a, step.b),
+            primal=(*step.parts, dual),
+            maps=step.maps,
+            steady=step.trace >= previous * (1 - 1e-12),
+        )
 
 
 def symmetry_of(W: Tensor, p: float, shift: bool) -> tuple[bool, bool]:
-    """Whether W or W J is symmetric, and whether it is W J; by exact comparison, for all of a
-    batch, p = inf alone.
+    """Whether W or W J is symmetric, and whether it is W J.
+
+    By exact comparison, for all of a batch, for p = inf without shift alone.
     """
     if p < math.inf or shift or W.shape[-2] != W.shape[-1]:
         return False, False
-    turned = not torch.equal(W, W.mT) and torch.equal(W.flip(-2, -1), W.mT)
-    return turned or torch.equal(W, W.mT), turned
+    symmetric = torch.equal(W, W.mT)
+    turned = not symmetric and torch.equal(W.flip(-2, -1), W.mT)
+    return symmetric or turned, turned
