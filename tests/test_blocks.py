@@ -114,7 +114,7 @@ def examples(text):
 
 
 def test_every_example_of_a_docstring_is_run():
-    """tests/test_rooms.py runs those of the package, and counts that none escapes it; elsewhere
+    """tests/test_examples.py runs those of the package, and counts that none escapes it; elsewhere
     there are none.
     """
     outside = [
