@@ -283,7 +283,7 @@ class Strategy(nn.Module):
 
     def forward(self) -> tuple[Tensor, Tensor]:
         """(left, right), of shapes (*batch, m, n) and (*batch, n, n)."""
-        C = self.C
+        C: Tensor = self.C
         if self.nonnegative:
             C = C.square()
         if self.toeplitz:

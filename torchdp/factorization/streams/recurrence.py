@@ -3,6 +3,7 @@
 import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 import torch
@@ -103,15 +104,18 @@ class Recurrence(Brief):
         return self.feeds[:, 0] / self.scale
 
     @property
-    def tables(self) -> dict[str, Tensor]:
+    def tables(self) -> dict[str, Any]:
         """All of them, by name."""
         return {name: getattr(self, name) for name in DIMENSIONS}
 
     def digest(self) -> bytes:
         """32 bytes that name the distribution of the noise, whatever class made the tables."""
         tables = [x.cpu().contiguous() for x in self.tables.values()]
-        shapes = repr((self.steps, self.lags, [tuple(x.shape) for x in tables])).encode()
-        return hashlib.sha256(shapes + b"".join(x.numpy().tobytes() for x in tables)).digest()
+        shapes = (self.steps, self.lags, [tuple(x.shape) for x in tables])
+        digest = hashlib.sha256(repr(shapes).encode())
+        for x in tables:
+            digest.update(x.numpy().tobytes())
+        return digest.digest()
 
     def to(self, device: torch.device) -> "Recurrence":
         """On another device."""
