@@ -119,7 +119,8 @@ class Recurrence(Brief):
 
     def to(self, device: torch.device) -> "Recurrence":
         """On another device."""
-        return replace(self, **{name: x.to(device) for name, x in self.tables.items()})
+        moved = {name: x.to(device) for name, x in self.tables.items()}
+        return replace(self, **moved)
 
     def leading(self, steps: int) -> "Recurrence":
         """Its first steps alone."""
@@ -139,13 +140,15 @@ class Recurrence(Brief):
         n = self.steps
         checks.fits("C", n, n)
         F = _diagonals(self.feeds, self.lags, n)
-        V = torch.eye(n, dtype=F.dtype, device=F.device) + _diagonals(self.of_u, range(1, n), n)
+        V = torch.eye(n, dtype=F.dtype, device=F.device)
+        V = V + _diagonals(self.of_u, range(1, n), n)
         terms = V.abs()
         if len(self.gains):
             running, sizes = self._running_sums()
             V = V + running
             terms = terms + sizes
-        right = self.scale.expand(n).diag() - _diagonals(self.of_w, range(1, n), n)
+        D = self.scale.expand(n).diag()
+        right = D - _diagonals(self.of_w, range(1, n), n)
         if not (F.tril(-1).any() or V.tril(-1).any()):
             C = right / F.diagonal()[:, None]
             return C, EPS * C.norm(dim=0)
@@ -204,8 +207,10 @@ class Recurrence(Brief):
             for lag, feed in zip(host.lags, row(host.feeds, t), strict=True):
                 if lag <= t:
                     u[t - lag] = feed
-            kept = host.gains @ running + row(host.of_w, t) @ last_w + row(host.of_u, t) @ last_u
-            w = (u + kept) / row(host.scale, t)
+            w = u + host.gains @ running
+            w += row(host.of_w, t) @ last_w
+            w += row(host.of_u, t) @ last_u
+            w /= row(host.scale, t)
             norms[t] = w.norm()
             running = (1 + host.decays)[:, None] * running + u
             last_w = torch.cat([w[None], last_w])[: len(last_w)]
@@ -221,9 +226,11 @@ class Recurrence(Brief):
         for lag, feed in zip(self.lags, self.feeds[0].tolist(), strict=True):
             if lag < self.steps:
                 feeds[lag] = feed
-        of_w = self.of_w[0, : self.steps - 1].cpu().numpy()
-        of_u = self.of_u[0, : self.steps - 1].cpu().numpy()
-        return np.r_[1.0, of_u], feeds, np.r_[float(self.scale[0]), -of_w]
+        of_w = self.of_w[0, : self.steps - 1].tolist()
+        of_u = self.of_u[0, : self.steps - 1].tolist()
+        V = np.array([1.0, *of_u])
+        D = np.array([float(self.scale[0]), *(-x for x in of_w)])
+        return V, feeds, D
 
 
 def filtered(
@@ -269,11 +276,13 @@ def off_by(F: Tensor, V: Tensor, terms: Tensor, right: Tensor, C: Tensor) -> Ten
     sizes = F.abs()
     residual = (right - V @ (F @ C)).abs()
     residual = residual + rounding * (terms @ (sizes @ C.abs()) + right.abs())
-    E = (identity - Y @ V @ F).abs() + rounding * (Y.abs() @ terms @ sizes + identity)
+    E = (identity - Y @ V @ F).abs()
+    E = E + rounding * (Y.abs() @ terms @ sizes + identity)
     e = float(E.norm())
     if not e < LOOSEST:
         return torch.full_like(C[0], torch.inf)
-    return (1 + rounding) * (Y.abs() @ residual).norm(dim=0) / (1 - e)
+    moved = (Y.abs() @ residual).norm(dim=0)
+    return (1 + rounding) * moved / (1 - e)
 
 
 def _solved(F: Tensor, V: Tensor, right: Tensor) -> Tensor:

@@ -89,7 +89,9 @@ def pass_squares(
     total = folded(own * after.square(), period).sum(1)
     past = own.new_zeros(len(poles), period)  # sum_{i < j} D2_i poles_a^{j-i-1}
     for e in range(1, len(D2)):
-        past = (poles**period)[:, None] * past + (poles ** (period - 1))[:, None] * D2[e - 1]
+        whole_pass = (poles**period)[:, None]
+        but_one = (poles ** (period - 1))[:, None]
+        past = whole_pass * past + but_one * D2[e - 1]
         total = total + 2 * D2[e] * (w @ (Q[:, e] * past))
     return total
 
@@ -97,7 +99,7 @@ def pass_squares(
 def apart_squares(
     poles: Tensor, zeros: Tensor, before: Tensor, after: Tensor, gap: int, times: int
 ) -> tuple[float, float, float]:
-    """For ``times`` columns ``gap`` apart, of ||their sum||^2: a bound, an attained value, rounding.
+    """Of ||the sum of ``times`` columns ``gap`` apart||^2: a bound, what a set attains, rounding.
 
     By :func:`links`: a sum over the user's steps, and the largest one over all sets is found
     backwards. Where D1 and D2 do not rise, the bound is attained by 0, gap, 2 gap, ...
@@ -113,14 +115,17 @@ def apart_squares(
         if start >= n:
             break
         # Tables fall: the last step with the value at start is where its set begins.
-        step = start + int((table[start:n] >= table[start]).sum()) - 1
+        as_good = table[start:n] >= table[start]
+        step = start + int(as_good.sum()) - 1
         chosen[step] = 1.0
         start = step + gap
     weights = after * chosen
     earlier = late(Filter.apply(weights.expand(len(poles), -1), poles))
     moved = before * (weights + residues(poles, zeros) @ earlier)
-    rounding = (16 * (1 - float(poles.log().min())) * n + 256) * EPS
-    return float(tables[-1][0]), float(moved.square().sum()), rounding
+    bound = tables[-1][0]
+    attained = moved.square().sum()
+    exponent = -float(poles.log().min())
+    return float(bound), float(attained), (16 * (1 + exponent) * n + 256) * EPS
 
 
 def links(
@@ -137,8 +142,9 @@ def links(
     own, Q, w = overlaps(poles, zeros, before)
     # In logarithms, since powers of a pole over all steps underflow.
     ages = torch.arange(len(own), dtype=own.dtype, device=own.device) * poles.log()[:, None]
-    later = ((after * Q).log() + ages).flip(-1)
-    highest = (later.cummax(-1).values.flip(-1) - ages).exp()
+    logs = (after * Q).log() + ages
+    highest_logs = logs.flip(-1).cummax(-1).values.flip(-1)
+    highest = (highest_logs - ages).exp()
     added = own * after.square()
     rows = [added]
     for m in range(1, times):
@@ -154,8 +160,9 @@ def largest(links: Tensor, gap: int, sharp: float) -> Tensor:
     unit = _tables(links.detach(), gap)[-1][0] / sharp
     total = links.new_zeros(links.shape[1] + gap)
     for link in links / unit:
-        begun = pad(link + total[gap:], (0, 1)).flip(0)  # and the empty set
-        total = pad(begun.logcumsumexp(0).flip(0)[:-1], (0, gap))
+        begun = pad(link + total[gap:], (0, 1))  # and the empty set
+        sums = begun.flip(0).logcumsumexp(0).flip(0)
+        total = pad(sums[:-1], (0, gap))
     return total[0] * unit
 
 
@@ -164,8 +171,9 @@ def _tables(links: Tensor, gap: int) -> list[Tensor]:
     table = links.new_zeros(links.shape[1] + gap)
     tables = []
     for link in links:
-        begun = (link + table[gap:]).flip(0)
-        table = pad(begun.cummax(0).values.flip(0), (0, gap))
+        begun = link + table[gap:]
+        best = begun.flip(0).cummax(0).values.flip(0)
+        table = pad(best, (0, gap))
         tables.append(table)
     return tables
 
@@ -175,7 +183,8 @@ def folded(y: Tensor, period: int) -> Tensor:
     n = y.shape[-1]
     period = min(period, n)
     passes = -(-n // period)
-    return pad(y, (0, passes * period - n)).unflatten(-1, (passes, period)).mT
+    whole = pad(y, (0, passes * period - n))
+    return whole.unflatten(-1, (passes, period)).mT
 
 
 def pairs(y: Tensor) -> tuple[Tensor, Tensor]:
@@ -218,4 +227,5 @@ class Filter(torch.autograd.Function):
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, Tensor]:
         y, rho = ctx.saved_tensors
         back = Filter.apply(gradients[0].flip(-1), rho).flip(-1)
-        return back, (back[:, 1:] * y[:, :-1]).sum(-1)
+        products = back[:, 1:] * y[:, :-1]
+        return back, products.sum(-1)
