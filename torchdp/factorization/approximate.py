@@ -19,7 +19,14 @@ from torch import Tensor
 from torchdp import checks
 from torchdp.factorization.certificates.certificate import Certificate, allowance, divisor
 from torchdp.factorization.certificates.objective_certificate import amounts, certify_approximate
-from torchdp.factorization.factorize import Factorization, Matrix, balance, factorize, matrix_of
+from torchdp.factorization.factorize import (
+    Factorization,
+    Matrix,
+    balance,
+    factorize,
+    matrix_of,
+    size_of,
+)
 from torchdp.factorization.norm import witness
 from torchdp.factorization.solvers.iteration import least, warn_where_open
 from torchdp.factorization.solvers.splitting import Best, conic, weighted
@@ -80,7 +87,7 @@ def approximate(
     left = left.to(given.dtype)
     right = right.to(given.dtype)
     certificate = certify_approximate(dense, alpha, left, right, *proof)
-    warn_where_open(certificate, tol, _size(dense), given.dtype, iterations, max_iterations)
+    warn_where_open(certificate, tol, size_of([dense]), given.dtype, iterations, max_iterations)
     U, c, P = proof
     return Factorization(left, right, None, c, P, certificate, iterations, U)
 
@@ -92,7 +99,7 @@ def _solve(
     """Factors, their proof and the iterations: both phases, on W of largest entry 1."""
     m, n = W.shape[-2:]
     batch = alpha.shape
-    size = _size(W)
+    size = divisor(size_of([W]))
     level = (alpha / size).reshape(-1, 1, 1)
     Y = (W / size[..., None, None]).reshape(-1, m, n)
     tall = m >= n
@@ -103,6 +110,7 @@ def _solve(
     everything = torch.arange(len(Y), device=W.device)
     c = exact.row_weights
     P = exact.column_weights
+    # Closed forms first: most alpha need no iteration.
     best.raise_(everything, Y, level, witness(Y, c, P), c, P)
     best.cut(
         everything, Y, level, Y.new_zeros(*Y.shape[:-1], 1), Y.new_zeros(len(Y), 1, Y.shape[-1])
@@ -122,7 +130,7 @@ def _solve(
     def shaped(x: Tensor) -> Tensor:
         return x.reshape(*batch, *x.shape[1:])
 
-    half = size.sqrt()[..., None, None]
+    half = size.sqrt()[..., None, None]  # of the scale, on either factor
     left = half * shaped(best.left)
     right = half * shaped(best.right)
     U = shaped(best.witness)
@@ -148,7 +156,8 @@ def _offer_signs(W: Tensor, alpha: Tensor, best: Best) -> None:
     sign = _signs(W[everything, i, j])
     row = _signs(W[everything, i])
     column = _signs(W[everything, :, j])
-    root = (W.abs().amax((-2, -1), keepdim=True) - alpha).clamp_min(0).sqrt()
+    level = W.abs().amax((-2, -1), keepdim=True) - alpha
+    root = level.clamp_min(0).sqrt()
     constant = (sign[:, None].expand(b, m), torch.ones_like(row))
     crossing = (column, row * sign[:, None])
     for u, v in (constant, crossing):
@@ -161,10 +170,6 @@ def _offer_signs(W: Tensor, alpha: Tensor, best: Best) -> None:
 def _signs(x: Tensor) -> Tensor:
     """Those of x, 1 where it is 0."""
     return torch.where(x < 0, -1.0, torch.ones_like(x))
-
-
-def _size(W: Tensor) -> Tensor:
-    return divisor(W.abs().amax((-2, -1)))
 
 
 def zeta(
@@ -281,9 +286,7 @@ def _best_alpha(
     rounding = rounding + allowance(upper, terms)
     residual = best.certificate.residual
     certificate = Certificate(upper, lower.clamp_min(0), residual, rounding=rounding)
-    warn_where_open(
-        certificate, tol, _size(W.double()), W.dtype, best.iterations, max_iterations, stacklevel=4
-    )
+    warn_where_open(certificate, tol, size, W.dtype, best.iterations, max_iterations, stacklevel=4)
     return best, certificate
 
 
@@ -319,8 +322,10 @@ def truncate(factorization: Factorization, rank: int) -> Factorization:
     S = S[..., :rank]
     # Of a smaller rank than asked for: 0 instead of a division by it.
     inverse = torch.where(S > NEGLIGIBLE * S[..., :1], S, math.inf).rsqrt()
-    left = X @ (columns * Vh[..., :rank, :]).mT * inverse[..., None, :]
-    right = inverse[..., None] * ((rows * U[..., :rank]).mT @ X)
+    U = rows * U[..., :rank]
+    V = (columns * Vh[..., :rank, :]).mT
+    left = X @ V * inverse[..., None, :]
+    right = inverse[..., None] * (U.mT @ X)
     return _near(factorization, left, right)
 
 
@@ -406,7 +411,7 @@ def _near(factorization: Factorization, left: Tensor, right: Tensor) -> Factoriz
     left = (scale * left).to(dtype)
     right = (right / scale).to(dtype)
     X = factorization.left.double() @ factorization.right.double()
-    d = (X - left.double() @ right.double()).abs().amax((-2, -1))
+    d = size_of([X - left.double() @ right.double()])
     r = factorization.certificate.residual
     c = factorization.row_weights
     P = factorization.column_weights

@@ -90,6 +90,7 @@ def factorize_epochs(
     order, shapes = classes_of(n, period, W.device)
     epochs = shapes[0][1]
     values = torch.linalg.svdvals(A)
+    # Of a deficient W the iteration's M^{-1/2} has no limit.
     if m < n or not values[-1] > DEGENERATE * values[0]:
         more = _slack(tol, p, n, epochs) * torch.eye(n, dtype=A.dtype, device=A.device)
         A = torch.cat([A, more])
@@ -116,7 +117,9 @@ def _finish(
     blocks = []
     for root in roots:
         missing = epochs - root.shape[-1]
-        blocks.append(torch.nn.functional.pad(root, (0, missing)).flatten(0, 1))
+        # A class without a step in the last epoch has no direction there.
+        whole = torch.nn.functional.pad(root, (0, missing))
+        blocks.append(whole.flatten(0, 1))
     directions = torch.cat(blocks)[back]
     scale = balance(power_norm(left.norm(dim=1), p), sensitivity(right, period))
     half = math.sqrt(size)
@@ -224,14 +227,17 @@ def factorize_separated(
     row_norms = (_row_norms(W, best) * size).to(given.device)
     C = best.to(given.device)
     left = torch.linalg.solve_triangular(C, given.double(), upper=False, left=False)
-    fixed = factorize_epochs(given.double(), max(gap, -(-n // times)), p, tol).certificate
+    # Users of every pass of so many steps are some of those who keep apart: a lower bound.
+    period = max(gap, -(-n // times))
+    fixed = factorize_epochs(given.double(), period, p, tol).certificate
     certificate = certify_separated(given, left, C, fixed, gap, times, p=p)
     return StreamFactorization(BandedStrategy.of(C), row_norms, certificate)
 
 
 def _scaled(C: Tensor, gap: int, times: int) -> Tensor:
     """C over its sensitivity."""
-    bound, _ = worst_separated((C.mT @ C).abs().numpy(), gap, times)
+    gram = (C.mT @ C).abs()
+    bound, _ = worst_separated(gram.numpy(), gap, times)
     return C / math.sqrt(bound)
 
 
@@ -241,5 +247,6 @@ def _row_norms(W: Tensor, C: Tensor) -> Tensor:
 
 def _triangular(X: Tensor) -> Tensor | None:
     """The lower triangular C, of positive diagonal, with C^T C = X; None: X is singular."""
+    # Cholesky of X with its order reversed: X = L L^T would be the other triangle.
     root, failed = torch.linalg.cholesky_ex(X.flip(0, 1))
     return None if failed else root.flip(0, 1).mT.contiguous()

@@ -86,7 +86,8 @@ class Factorization(Brief):
     @property
     def norm(self) -> Tensor:
         """Of gamma_2: largest row norm of left * largest column norm of right, (*batch), float64."""
-        return row_norm(self.left.double(), math.inf) * row_norm(self.right.double().mT, math.inf)
+        rows = row_norm(self.left.double(), math.inf)
+        return rows * row_norm(self.right.double().mT, math.inf)
 
 
 @overload
@@ -189,6 +190,7 @@ def factors(
     p = check_exponent(p)
     tol = checks.positive("tol", tol)
     max_iterations = checks.integer("max_iterations", max_iterations, 1)
+    # The ratios upper / lower multiply.
     share = math.expm1(math.log1p(tol) / len(matrices))
     results = []
     for W in matrices:
@@ -231,6 +233,7 @@ def matrix_of(W: Matrix) -> Tensor:
 
 def balance(rows: Tensor, columns: Tensor) -> Tensor:
     """The scale of left, (*batch, 1, 1), that makes both norms one; 1 where one is 0."""
+    # Where a norm is 0 so is the product, whatever the scale.
     both = (rows > 0) & (columns > 0)
     return torch.where(both, (columns / rows).sqrt(), 1.0)[..., None, None]
 
@@ -276,7 +279,8 @@ def warn(
 
 def size_of(matrices: Sequence[Tensor]) -> Tensor:
     """Largest absolute entry of the Kronecker product, (*batch)."""
-    return reduce(torch.mul, [f.double().abs().amax((-2, -1)) for f in matrices])
+    sizes = [f.double().abs().amax((-2, -1)) for f in matrices]
+    return reduce(torch.mul, sizes)
 
 
 def reference(W: Tensor, p: float = math.inf, shift: bool = False) -> Factorization:
@@ -317,9 +321,10 @@ def reference(W: Tensor, p: float = math.inf, shift: bool = False) -> Factorizat
     with checks.needing("reference", "cvxpy"):
         import cvxpy as cp
 
-    scale = float(W.double().abs().max()) or 1.0
-    m = len(W)
-    program = _program(m, W.shape[1], p, shift)
+    # The program's tolerances are for entries of size 1.
+    scale = float(size_of([W])) or 1.0
+    m, n = W.shape
+    program = _program(m, n, p, shift)
     program["W"].value = W.double().cpu().numpy() / scale
     problem = program["problem"]
     try:
@@ -341,7 +346,8 @@ def reference(W: Tensor, p: float = math.inf, shift: bool = False) -> Factorizat
     c = read(program["rows"].dual_value).clamp_min(0)
     if p < math.inf:
         a = Z.diagonal()[:m].clamp_min(0)
-        c = (a / a.max().clamp_min(SMALLEST)) ** (p / 2 - 1)
+        largest = a.max().clamp_min(SMALLEST)
+        c = (a / largest) ** (p / 2 - 1)
     left, right = _factors(Z, m)
     half = math.sqrt(scale)
     v = scale * read(program["v"].value[:, 0]) if shift else None
@@ -362,8 +368,9 @@ def _program(m: int, n: int, p: float = math.inf, shift: bool = False) -> dict[s
     rows = (a if p == math.inf else cp.pnorm(a, half)) <= t
     columns = cp.diag(Z)[m:] <= t
     X = W - v @ np.ones((1, n)) if shift else W
-    problem = cp.Problem(cp.Minimize(t), [rows, columns, Z[:m, m:] == X])
-    return {"W": W, "Z": Z, "t": t, "v": v, "rows": rows, "columns": columns, "problem": problem}
+    constraints = [rows, columns, Z[:m, m:] == X]
+    problem = cp.Problem(cp.Minimize(t), constraints)
+    return {"W": W, "Z": Z, "v": v, "rows": rows, "columns": columns, "problem": problem}
 
 
 def _factors(Z: Tensor, m: int) -> tuple[Tensor, Tensor]:

@@ -235,13 +235,16 @@ def certify_dual(
     )
     size = magnitude(U)
     U = U / size  # sums of large entries are no floats
-    lower = (U * (_unit(left) @ _unit(right).mT)).sum((-2, -1))
+    cosines = _unit(left) @ _unit(right).mT
+    lower = (U * cosines).sum((-2, -1))
     needed = U != 0
     c = torch.where(needed.any(-1), c, 0.0)
     P = torch.where(needed.any(-2), P, 0.0)
     upper, proved = dual_size(U, c, P)
     size = size[..., 0, 0]
-    upper = torch.where((proved != U).any(-1).any(-1), math.inf, size * upper)
+    # Rows and columns of weight 0 are left out: only without them is it all of U.
+    unproved = (proved != U).any(-1).any(-1)
+    upper = torch.where(unproved, math.inf, size * upper)
     largest = torch.finfo(U.dtype).max
     return (size * lower).clamp(-largest, largest), upper
 
@@ -263,7 +266,8 @@ def gamma2_dual(U: Tensor, *, tol: float = 1e-6, max_iterations: int = 10_000) -
         max_iterations: steps, O(m n r) each.
 
     Computed in float64 on U's device, without gradients. Warns (RuntimeWarning) where the gap
-    exceeds ``tol`` after ``max_iterations``; both bounds hold all the same. Raises ValueError or TypeError on bad arguments.
+    exceeds ``tol`` after ``max_iterations``; both bounds hold all the same. Raises
+    ValueError or TypeError on bad arguments.
 
     Guarantees: lower <= gamma_2*(U) <= upper.
     Source: Edmonds, Nikolov, Ullman (2020), Lemmas 12 and 13; Barvinok (1995) and Pataki (1998) for

@@ -36,6 +36,9 @@ from torchdp.factorization.solvers.iteration import closed
 from torchdp.threads import one_thread
 from torchdp.workloads import Workload
 
+# Of an entry of a symmetric W, relative to the largest one.
+ASYMMETRIC = 1e-12
+
 
 @dataclass(frozen=True)
 class ProductFactorization(Brief):
@@ -143,7 +146,8 @@ def _multiply(name: str, matrices: Sequence[Tensor], x: Tensor) -> Tensor:
     batch = x.shape[:-1]
     # The leading mode is multiplied and moved last; once for each factor restores the order.
     for A in matrices:
-        x = (A @ x.reshape(*batch, A.shape[1], -1)).mT.reshape(*batch, -1)
+        leading = x.reshape(*batch, A.shape[1], -1)
+        x = (A @ leading).mT.reshape(*batch, -1)
     return x
 
 
@@ -186,6 +190,7 @@ def root(W: Tensor, weights: Tensor) -> Root:
     W: (n, n) float64, symmetric or antisymmetric; weights: (n,), not negative. W = 0 keeps one zero
     row.
     """
+    # To size 1, so that neither M's eigenvalues nor their roots underflow.
     size = divisor(W.abs().max())
     W = W / size
     scale = weights.sqrt()
@@ -201,6 +206,7 @@ def root(W: Tensor, weights: Tensor) -> Root:
     else:
         values, vectors = torch.linalg.eigh(1j * M)
         kept = values > RANK_TOLERANCE * values[-1]
+        # The negative eigenvalues are those of the conjugate vectors: a and b serve for both.
         values = values[kept].repeat(2)
         vectors = math.sqrt(2) * vectors[:, kept]
         half = len(values) // 2
@@ -227,7 +233,8 @@ def signature(roots: Sequence[Root]) -> tuple[Tensor, Tensor]:
     sign = reduce(torch.kron, [part.sign for part in roots])
     partner = roots[0].partner
     for part in roots[1:]:
-        partner = (partner[:, None] * len(part.sign) + part.partner).flatten()
+        blocks = partner[:, None] * len(part.sign)
+        partner = (blocks + part.partner).flatten()
     place = torch.arange(len(sign), device=sign.device)
     below = torch.where(place < partner, sign, -sign)
     turned = (X + below[:, None] * X[partner]) / math.sqrt(2)
@@ -323,4 +330,5 @@ def _root(
 
 
 def _same(a: Tensor, b: Tensor) -> bool:
-    return torch.allclose(a, b, rtol=0, atol=1e-12 * float(a.abs().max()))
+    atol = ASYMMETRIC * float(a.abs().max())
+    return torch.allclose(a, b, rtol=0, atol=atol)

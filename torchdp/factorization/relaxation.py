@@ -87,7 +87,9 @@ class Norm(Objective):
         object.__setattr__(self, "p", check_exponent(self.p))
 
     def rows(self, a: Tensor) -> Tensor:
-        return a if self.p == math.inf else log_norm(a, self.p / 2).exp()[..., None]
+        if self.p == math.inf:
+            return a
+        return log_norm(a, self.p / 2).exp()[..., None]
 
     def weights(self, a: Tensor, multipliers: Tensor) -> Tensor:
         if self.p == math.inf:
@@ -175,14 +177,16 @@ class Relaxation(nn.Module):
         U, S, Vh = torch.linalg.svd(scaled.mT if self.wide else scaled, full_matrices=False)
         nothing = max(m, n) * torch.finfo(S.dtype).eps * S[..., :1]
         S = torch.where(S > nothing, S, 0.0)
-        q = max(1, int((S > 0).sum(-1).max()))
+        ranks = (S > 0).sum(-1)
+        q = max(1, int(ranks.max()))  # W = 0 keeps one zero row
         root = S[..., :q].sqrt()
         left = U[..., :q] * root[..., None, :]
         right = root[..., None] * Vh[..., :q, :]
         self.register_buffer("start_left", left.to(self.W))
         self.register_buffer("start_right", right.to(self.W))
         eye = torch.eye(q, dtype=self.W.dtype, device=self.W.device)
-        self.T = nn.Parameter(eye.expand(*S.shape[:-1], q, q).clone())
+        T = eye.expand(*S.shape[:-1], q, q)
+        self.T = nn.Parameter(T.clone())
 
     def forward(self) -> tuple[Tensor, Tensor]:
         """(left, right), of shapes (*batch, m, q) and (*batch, q, n)."""
@@ -279,7 +283,8 @@ class Strategy(nn.Module):
             start = start.clamp_min(FILLED).sqrt()  # C is their square
         if toeplitz:
             start = torch.cat([start[0].flip(-1), start[1:, 0]])
-        self.C = nn.Parameter(start.expand(*W.shape[:-2], *start.shape).clone())
+        start = start.expand(*W.shape[:-2], *start.shape)
+        self.C = nn.Parameter(start.clone())
 
     def forward(self) -> tuple[Tensor, Tensor]:
         """(left, right), of shapes (*batch, m, n) and (*batch, n, n)."""
@@ -370,7 +375,8 @@ def smooth_log_norm(left: Tensor, right: Tensor, sharpness: float, p: float = ma
 def _keep(module: nn.Module, W: Tensor) -> Tensor:
     """Buffers ``W`` and ``unit``, the root of W's largest size; and W / unit^2, in float64."""
     W = checks.matrix("W", W).detach().clone()
-    scale = divisor(W.double().abs().amax((-2, -1), keepdim=True))
+    largest = W.double().abs().amax((-2, -1), keepdim=True)
+    scale = divisor(largest)
     module.register_buffer("W", W)
     module.register_buffer("unit", scale.sqrt().to(W))
     return W.double() / scale

@@ -109,7 +109,8 @@ class RunningFactorization:
         draws = source(noise, c.device)
         rates = self.workload.rates
         variances = self.column_weights if rates is None else self.column_weights * rates.square()
-        total = (self.rule.white / c).sqrt()[:, None] * draws.normal((len(c), size))
+        white = (self.rule.white / c).sqrt()
+        total = white[:, None] * draws.normal((len(c), size))
         for level, share in zip(self.rule.levels, self.rule.shares, strict=True):
             path = draw(variances, level * c, self.workload.decay, size, draws)
             total += share.sqrt() * path
@@ -188,7 +189,8 @@ def _iterate(
             a = b.flip(0) if mirrored else row_numbers(W, c, P, rule)
             height = torch.linalg.vector_norm(a, ord=p / 2)
         upper = (height * b.max()).sqrt()
-        gap = float(upper / trace * torch.linalg.vector_norm(c, ord=q).sqrt()) - 1
+        norm_of_c = torch.linalg.vector_norm(c, ord=q)
+        gap = float(upper / trace * norm_of_c.sqrt()) - 1
         if gap < least_gap:
             least_gap = gap
             best = (c, P)
@@ -197,10 +199,12 @@ def _iterate(
         if q == 1 and not mirrored:
             # Both vectors move by the same rule, so one history serves them together.
             weights = torch.cat([P, c])
-            update = POWER * (torch.cat([b, a]) / trace).log()
-            P, c = map(_simplex_of, history.mix(weights.log(), update, weights, None).chunk(2))
+            slopes = torch.cat([b, a]) / trace
+            logs = history.mix(weights.log(), POWER * slopes.log(), weights, None)
+            P, c = map(_simplex_of, logs.chunk(2))
             continue
-        P = _simplex_of(history.mix(P.log(), POWER * (b / trace).log(), P, None))
+        slopes = b / trace
+        P = _simplex_of(history.mix(P.log(), POWER * slopes.log(), P, None))
         if mirrored:
             c = P.flip(0)
         elif p > 2:

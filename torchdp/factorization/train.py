@@ -103,7 +103,8 @@ class Within:
         self.W = W
         self.aim = AIM * alpha[..., None, None]
         self.y = torch.zeros_like(W)
-        self.rho = torch.full_like(self.aim, STIFF / W.shape[-2:].numel())
+        entries = W.shape[-2:].numel()
+        self.rho = torch.full_like(self.aim, STIFF / entries)
         self.last_excess = torch.full_like(self.aim, math.inf)
 
     def penalty(self, left: Tensor, right: Tensor) -> Tensor:
@@ -126,7 +127,8 @@ class Within:
 
     def _distance(self, left: Tensor, right: Tensor) -> Tensor:
         """(*batch, 1, 1): the largest entry of W - left right, over ``aim``."""
-        return (self.W - left @ right).abs().amax((-2, -1), keepdim=True) / self.aim
+        distances = (self.W - left @ right).abs()
+        return distances.amax((-2, -1), keepdim=True) / self.aim
 
     def _outside(self, left: Tensor, right: Tensor) -> Tensor:
         """Signed distance from [-1, 1] of each entry, moved by its multiplier."""
@@ -178,8 +180,8 @@ class Problem:
                     "structure must give a module whose factors' product is W at every parameter"
                 )
         rows, columns = self.values(left, right)
-        first_error = (rows.amax(-1) * columns.amax(-1)).sqrt().detach()
-        self.first_error = first_error.clamp_min(TINY)
+        squared = rows.amax(-1) * columns.amax(-1)
+        self.first_error = squared.sqrt().detach().clamp_min(TINY)
 
         # Logarithms of the multipliers, equal at the start.
         self.row_multipliers = torch.zeros_like(rows).log_softmax(-1).detach()
@@ -203,7 +205,8 @@ class Problem:
         self.units = self._flat(units.values())
 
     def _flat(self, values: Iterable[Tensor]) -> Tensor:
-        return torch.cat([x.detach().reshape(self.problems, -1) for x in values], -1)
+        flat = [x.detach().reshape(self.problems, -1) for x in values]
+        return torch.cat(flat, -1)
 
     def _parameters(self, x: Tensor) -> dict[str, Tensor]:
         """The module's parameters at x, (problems, d)."""

@@ -163,7 +163,8 @@ class Recurrence(Brief):
         """S, (steps, steps), S_ij = sum_a gains_a (1 + decays_a)^{i-j-1}, and its terms' sizes."""
         step = torch.arange(self.steps, device=self.scale.device)
         powers = (1 + self.decays)[:, None] ** (step - 1).clamp_min(0)
-        columns = torch.stack([self.gains @ powers, self.gains.abs() @ powers.abs()])
+        sizes = self.gains.abs() @ powers.abs()
+        columns = torch.stack([self.gains @ powers, sizes])
         columns = torch.where(step > 0, columns, 0.0)
         age = (step[:, None] - step).clamp_min(0)
         sums, sizes = columns[:, age].tril()
@@ -195,8 +196,8 @@ class Recurrence(Brief):
         if self.even and not len(self.gains):
             V, F, D = self.polynomials()
             response = filtered(F, [1.0], filtered(V, D, np.eye(1, n)[0]))
-            norms = torch.from_numpy(response).square().cumsum(0).sqrt()
-            return norms.to(self.scale.device)
+            squares = torch.from_numpy(response).square()
+            return squares.cumsum(0).sqrt().to(self.scale.device)
         host = self.to(torch.device("cpu"))
         norms = NONE.new_empty(n)
         running = NONE.new_zeros(len(self.gains), n)
@@ -275,7 +276,8 @@ def off_by(F: Tensor, V: Tensor, terms: Tensor, right: Tensor, C: Tensor) -> Ten
     Y = _solved(F, V, identity)
     sizes = F.abs()
     residual = (right - V @ (F @ C)).abs()
-    residual = residual + rounding * (terms @ (sizes @ C.abs()) + right.abs())
+    added_up = terms @ (sizes @ C.abs()) + right.abs()
+    residual = residual + rounding * added_up
     E = (identity - Y @ V @ F).abs()
     E = E + rounding * (Y.abs() @ terms @ sizes + identity)
     e = float(E.norm())

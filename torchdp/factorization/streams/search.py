@@ -140,7 +140,8 @@ class Problem:
             [2 * self.buffers, KNOTS, LEVELS * self.windows, len(x) - self.size]
         )
         decrements = softplus(logits[1:])
-        places = torch.cat([logits[:1], -decrements]).cumsum(0).sigmoid()
+        falling = torch.cat([logits[:1], -decrements]).cumsum(0)
+        places = falling.sigmoid()
         of_D1, of_D2 = self.shapes
         before = (of_D1 @ heights).exp()
         after = x.new_ones(1)
@@ -234,8 +235,8 @@ class Recalled(Problem):
         # |X_st| as (X_st^2 + (SMOOTH / sharp)^2 X_ss X_tt)^{1/2}
         norms = X.diagonal(dim1=1, dim2=2)
         smooth = (SMOOTH / sharp) ** 2 * norms[:, :, None] * norms[:, None]
-        moved = (X.square() + smooth).clamp_min(LEAST_SQUARE).sqrt().sum((1, 2))
-        scale = moved.rsqrt().repeat(self.windows)[: len(after)]
+        sizes = (X.square() + smooth).clamp_min(LEAST_SQUARE).sqrt()
+        scale = sizes.sum((1, 2)).rsqrt().repeat(self.windows)[: len(after)]
         return poles, zeros, before, after * scale, A
 
     def rows(self, strategy: Any) -> Tensor:
@@ -278,7 +279,8 @@ def buffered_apart(
     sizes = [(W.steps, gap)]
     scale = SEPARATED.whole / W.steps
     if scale < 1:
-        sizes.insert(0, (max(2, round(W.steps * scale)), max(1, round(gap * scale))))
+        steps = max(2, round(W.steps * scale))
+        sizes.insert(0, (steps, max(1, round(gap * scale))))
     problems = [
         Apart(W.coarse(n), each, buffers, p, windows, -(-n // windows), times) for n, each in sizes
     ]
@@ -342,7 +344,8 @@ def _sizes(n: int, period: int, effort: Effort) -> list[tuple[int, int]]:
     coarse = max(int(effort.whole / passes), LEAST_PERIOD)
     if n <= effort.whole or coarse >= period:
         return [(n, period)]
-    return [(min(round(passes * coarse), math.ceil(passes) * coarse), coarse), (n, period)]
+    steps = min(round(passes * coarse), math.ceil(passes) * coarse)
+    return [(steps, coarse), (n, period)]
 
 
 def hats(n: int, knots: int) -> Tensor:
@@ -429,7 +432,8 @@ def _lower(W: RunningSums, gap: int, times: int, p: float, tol: float) -> tuple[
         steps = min(W.steps, DENSE)
         rates = None if W.rates is None else W.rates[:steps]
         block = RunningSums(steps, W.decay, W.momentum, rates, W.device)
-        return factorize(block.dense(), p, tol=tol).certificate.lower.cpu(), exact
+        certificate = factorize(block.dense(), p, tol=tol).certificate
+        return certificate.lower.cpu(), exact
     if times == 1 or W.rates is not None:
         return factorize_running(W, p, tol, MOST_ITERATIONS).certificate.lower.cpu(), exact
     return passes_bound(W, gap, times, p, tol)

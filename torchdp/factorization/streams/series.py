@@ -49,7 +49,9 @@ def squares(poles: Tensor, zeros: Tensor, before: Tensor, after: Tensor, W: Runn
     velocity = (fresh + nu @ with_sum) / after**2  # Var v_t
     if momentum:
         with_velocity = Filter.apply(with_velocity, momentum * zeros)
-        velocity = _sums(velocity + 2 * momentum * (nu @ late(with_velocity)) / after, momentum**2)
+        # 2 momentum Cov(v_{t-1}, (C^{-1} z)_t)
+        with_last = 2 * momentum * (nu @ late(with_velocity)) / after
+        velocity = _sums(velocity + with_last, momentum**2)
     with_output = Filter.apply(rates * with_velocity, decay * zeros)  # Cov(s_a, o_t)
     covariance = nu @ late(with_output) / after  # Cov(o_{t-1}, v_t)
     if momentum:
@@ -143,7 +145,7 @@ def links(
     # In logarithms, since powers of a pole over all steps underflow.
     ages = torch.arange(len(own), dtype=own.dtype, device=own.device) * poles.log()[:, None]
     logs = (after * Q).log() + ages
-    highest_logs = logs.flip(-1).cummax(-1).values.flip(-1)
+    highest_logs = _highest_from(logs)
     highest = (highest_logs - ages).exp()
     added = own * after.square()
     rows = [added]
@@ -172,10 +174,14 @@ def _tables(links: Tensor, gap: int) -> list[Tensor]:
     tables = []
     for link in links:
         begun = link + table[gap:]
-        best = begun.flip(0).cummax(0).values.flip(0)
-        table = pad(best, (0, gap))
+        table = pad(_highest_from(begun), (0, gap))
         tables.append(table)
     return tables
+
+
+def _highest_from(y: Tensor) -> Tensor:
+    """max_{t >= i} y_t."""
+    return y.flip(-1).cummax(-1).values.flip(-1)
 
 
 def folded(y: Tensor, period: int) -> Tensor:
@@ -226,6 +232,8 @@ class Filter(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, Tensor]:
         y, rho = ctx.saved_tensors
-        back = Filter.apply(gradients[0].flip(-1), rho).flip(-1)
+        # The transposed recurrence runs backwards.
+        reversed_ = gradients[0].flip(-1)
+        back = Filter.apply(reversed_, rho).flip(-1)
         products = back[:, 1:] * y[:, :-1]
         return back, products.sum(-1)

@@ -102,7 +102,9 @@ class StreamStrategy(Brief, ABC):
         if first is None:
             return None
         c, rounding = first
-        return c.square().cumsum(0).sqrt().flip(0), rounding + self.steps * EPS
+        # Column s of a Toeplitz C is the first one, cut off at steps - s.
+        norms = c.square().cumsum(0).sqrt().flip(0)
+        return norms, rounding + self.steps * EPS
 
     def in_passes(self, period: int) -> Sensitivity | None:
         """Of a user of steps i, i + period, ... for one i, or of some; None: C must be formed.
