@@ -58,7 +58,7 @@ def factorize_epochs(
 
     With X = R^T R and its block X_i of class i, S^2 = max_i max <X_i, C> over correlation matrices
     C. The dual problem is to maximise the trace norm of diag(c)^{1/2} W M^{1/2}, M block diagonal
-    with blocks mu_i C_i, mu and c as in :func:`factorize`. In a best strategy the columns of a class
+    with blocks mu_i C_i, mu and c as in :func:`factorize`. In a best strategy a class's columns
     are orthogonal: see ``orthogonal_columns``, whose factors are returned, so that the sensitivity
     is the largest sum of squared column norms over a class, and attained. The result's witness
     holds the directions of :func:`certify_epochs`, (n, epochs), and column_weights their squared

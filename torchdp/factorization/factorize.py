@@ -85,7 +85,7 @@ class Factorization(Brief):
 
     @property
     def norm(self) -> Tensor:
-        """Of gamma_2: largest row norm of left * largest column norm of right, (*batch), float64."""
+        """The largest row norm of left * column norm of right, (*batch), float64; for gamma_2."""
         rows = row_norm(self.left.double(), math.inf)
         return rows * row_norm(self.right.double().mT, math.inf)
 

@@ -80,7 +80,7 @@ STIFFER = 4.0
 # The penalty grows where the largest excess does not shrink by this factor in a round.
 SHRINKING = 3.0
 
-# What a distance beyond alpha counts in the upper bound, so that factors within alpha are preferred.
+# What a distance beyond alpha counts in the upper bound: factors within alpha are preferred.
 HEAVY = 1e4
 
 Structure = Callable[[Tensor], nn.Module]

@@ -200,7 +200,7 @@ def pairs(y: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def each_with(weights: Tensor, y: Tensor) -> Tensor:
-    """sum_b weights_b y_ab, (buffers, n), of a symmetric y with one row for each of :func:`pairs`."""
+    """sum_b weights_b y_ab, (buffers, n), of a symmetric y, a row for each of :func:`pairs`."""
     first, second = pairs(weights)
     numbers = torch.arange(len(first), device=y.device)
     row_of_pair = first.new_zeros(len(weights), len(weights))

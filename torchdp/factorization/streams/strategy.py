@@ -93,7 +93,7 @@ class StreamStrategy(Brief, ABC):
         return Tabulated(self.recurrence.leading(steps))
 
     def dense(self) -> Tensor:
-        """C itself, (steps, steps), lower triangular, float64. Raises ValueError where too large."""
+        """C itself, (steps, steps), lower triangular. Raises ValueError where it is too large."""
         return self.recurrence.dense()[0]
 
     def column_norms(self) -> tuple[Tensor, float] | None:
