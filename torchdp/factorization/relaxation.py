@@ -212,9 +212,9 @@ class LowRankRelaxation(nn.Module):
     """left right of rank at most ``rank``, near W: both factors are parameters.
 
     They start at the truncated SVD of W. With ``symmetric`` left = right^T diag(weights), one
-    vector for each type: the parameters are ``right`` (*batch, rank, n) and ``weights`` (*batch, rank),
-    which start at the eigenvectors of the eigenvalues of largest size and at their signs. Nothing
-    keeps the product near W but the loss, and no rank below W's can reach it.
+    vector for each type: the parameters are ``right`` (*batch, rank, n) and ``weights``
+    (*batch, rank), which start at the eigenvectors of the eigenvalues of largest size and at their
+    signs. Nothing keeps the product near W but the loss, and no rank below W's can reach it.
 
     Args:
         W: (*batch, m, n), real; symmetric where ``symmetric`` says so.
