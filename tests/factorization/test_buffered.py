@@ -43,9 +43,7 @@ PASSES = replace(search.PASSES, most=50)
         (30, 2, math.inf, 0.9, 0.9, torch.linspace(1, 0.1, 30)),
     ],
 )
-def test_norms_are_those_of_the_dense_strategy(
-    monkeypatch, n, buffers, p, decay, momentum, rates
-):
+def test_norms_are_those_of_the_dense_strategy(monkeypatch, n, buffers, p, decay, momentum, rates):
     monkeypatch.setattr(search, "ONCE", ONCE)  # the norms of any strategy, good or bad
     sums = RunningSums(n, decay, momentum, rates)
     found = factorize_buffered(sums, buffers, p)

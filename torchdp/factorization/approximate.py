@@ -254,11 +254,12 @@ def _best_alpha(
     seen: list[tuple[Tensor, Factorization]] = []
 
     def within(alpha: Tensor) -> Factorization:
-        for one, factorization in seen:
-            if torch.equal(one, alpha):
+        for seen_alpha, factorization in seen:
+            if torch.equal(seen_alpha, alpha):
                 return factorization
-        seen.append((alpha, approximate(W, alpha, tol=tol / 4, max_iterations=max_iterations)))
-        return seen[-1][1]
+        factorization = approximate(W, alpha, tol=tol / 4, max_iterations=max_iterations)
+        seen.append((alpha, factorization))
+        return factorization
 
     def look(alpha: Tensor) -> Weighed:
         near = within(alpha)

@@ -260,8 +260,8 @@ def buffered_passes(
     """
     passes = -(-W.steps // period)
     problems = [
-        Passes(W.coarse(n), each, buffers, p, passes, each)
-        for n, each in _sizes(W.steps, period, PASSES)
+        Passes(W.coarse(n), steps, buffers, p, passes, steps)
+        for n, steps in _sizes(W.steps, period, PASSES)
     ]
     C = BufferedStrategy(*_minimised(problems, PASSES))
     rows, _, _ = buffered_squares(*C.tensors, W)
@@ -281,9 +281,10 @@ def buffered_apart(
     if scale < 1:
         steps = max(2, round(W.steps * scale))
         sizes.insert(0, (steps, max(1, round(gap * scale))))
-    problems = [
-        Apart(W.coarse(n), each, buffers, p, windows, -(-n // windows), times) for n, each in sizes
-    ]
+    problems = []
+    for n, distance in sizes:
+        window = -(-n // windows)
+        problems.append(Apart(W.coarse(n), distance, buffers, p, windows, window, times))
     poles, zeros, before, after = _minimised(problems, SEPARATED)
     moved, _, _ = series.apart_squares(poles, zeros, before, after, gap, times)
     return BufferedStrategy(poles, zeros, before, after / math.sqrt(moved))
@@ -300,8 +301,8 @@ def recalled_passes(
     """
     passes = -(-n // period)
     problems = [
-        Recalled(RunningSums(m), each, buffers, p, passes, each, reach)
-        for m, each in _sizes(n, period, RECALLED)
+        Recalled(RunningSums(m), steps, buffers, p, passes, steps, reach)
+        for m, steps in _sizes(n, period, RECALLED)
     ]
     poles, zeros, before, after, A = _minimised(problems, RECALLED)
     earlier = []
