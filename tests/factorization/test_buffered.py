@@ -80,22 +80,23 @@ def test_rates_that_jump_leave_poles_and_zeros_apart():
         assert found.certificate.lower <= found.certificate.upper < 3 * found.certificate.lower
 
 
+def random_strategy(generator, buffers, n, falling=False):
+    places = torch.rand(2 * buffers, generator=generator).double() + 0.02
+    before = torch.rand(n, generator=generator).double() + 0.02
+    after = torch.rand(n, generator=generator).double() + 0.02
+    places = places.sort(descending=True).values / 1.03
+    if falling:
+        before = before.sort(descending=True).values
+        after = after.sort(descending=True).values
+    return BufferedStrategy(places[0::2], places[1::2], before, after)
+
+
 def strategies(falling):
     """60 random ones of up to 11 steps, with a gap and times."""
     generator = keyed_generator(b"apart")
     for case in range(60):
-        n, buffers = 1 + case % 11, 1 + case % 4
-        places, before, after = (
-            torch.rand(k, generator=generator).double() + 0.02 for k in (2 * buffers, n, n)
-        )
-        places = places.sort(descending=True).values / 1.03
-        if falling:
-            before, after = (x.sort(descending=True).values for x in (before, after))
-        yield (
-            BufferedStrategy(places[0::2], places[1::2], before, after),
-            1 + case % 5,
-            1 + case % 3,
-        )
+        C = random_strategy(generator, 1 + case % 4, 1 + case % 11, falling)
+        yield C, 1 + case % 5, 1 + case % 3
 
 
 def moved(C, gap, times):
@@ -106,29 +107,33 @@ def moved(C, gap, times):
 
 
 def test_guarantee_no_set_moves_further_and_one_moves_as_far_as_is_said():
-    open_ones, close = 0, []
+    open_ones = 0
+    close = []
     for C, gap, times in strategies(False):
-        bound, attained = apart_squares(*C.tensors, gap, times)[:2]
+        bound, attained, _ = apart_squares(*C.tensors, gap, times)
         worst = moved(C.dense(), gap, times)
-        assert attained <= worst * (1 + 1e-12) and worst <= bound * (1 + 1e-12)
+        assert attained <= worst * (1 + 1e-12)
+        assert worst <= bound * (1 + 1e-12)
         open_ones += attained < worst * (1 - 1e-9)
         close.append(bound / worst)
-        found = sensitivity(C, Separated(gap, times))
         # few steps: searched
-        assert math.isclose(found.value, math.sqrt(worst), rel_tol=1e-9) and found.exact
+        found = sensitivity(C, Separated(gap, times))
+        assert found.exact
+        assert math.isclose(found.value, math.sqrt(worst), rel_tol=1e-9)
         if C.steps > times:
             # the control: other users move further
             assert moved(C.dense(), 1, times + 1) > worst * (1 + 1e-9)
-    assert open_ones < 10 and max(close) > 1.001 and sum(close) / 60 < 1.05
+    assert open_ones < 10
+    assert max(close) > 1.001
+    assert sum(close) / 60 < 1.05
 
 
 def test_where_diagonals_fall_the_packed_set_is_the_worst():
     for C, gap, times in strategies(True):
-        bound, attained = apart_squares(*C.tensors, gap, times)[:2]
+        bound, attained, _ = apart_squares(*C.tensors, gap, times)
         packed = C.dense()[:, ::gap][:, :times].sum(1).square().sum()
-        assert math.isclose(bound, float(packed), rel_tol=1e-9) and math.isclose(
-            attained, bound, rel_tol=1e-9
-        )
+        assert math.isclose(bound, float(packed), rel_tol=1e-9)
+        assert math.isclose(attained, bound, rel_tol=1e-9)
 
 
 def test_guarantee_sensitivity_of_many_steps_is_a_bound(monkeypatch):
@@ -136,9 +141,8 @@ def test_guarantee_sensitivity_of_many_steps_is_a_bound(monkeypatch):
     monkeypatch.setattr("torchdp.factorization.streams.buffered.SEARCHED", 0)
     for (C, gap, times), exact in zip(strategies(False), searched, strict=True):
         found = sensitivity(C, Separated(gap, times))
-        assert found.attained <= exact.value * (1 + 1e-12) and exact.value <= found.value * (
-            1 + 1e-12
-        )
+        assert found.attained <= exact.value * (1 + 1e-12)
+        assert exact.value <= found.value * (1 + 1e-12)
 
 
 @pytest.mark.parametrize(
@@ -177,15 +181,10 @@ def recalled_strategies():
     """40 random ones of up to 40 steps, the last pass whole or not, A up to 0.6."""
     generator = keyed_generator(b"recalled")
     for case in range(40):
-        n, buffers, period = 2 + case, 1 + case % 4, 1 + case % 7
-        places, before, after = (
-            torch.rand(k, generator=generator).double() + 0.02 for k in (2 * buffers, n, n)
-        )
-        places = places.sort(descending=True).values / 1.03
+        n = 2 + case
+        buffered = random_strategy(generator, 1 + case % 4, n)
         earlier = 1.2 * torch.rand(1 + case % 5, n, generator=generator).double() - 0.6
-        yield RecalledStrategy(
-            BufferedStrategy(places[0::2], places[1::2], before, after), period, earlier
-        )
+        yield RecalledStrategy(buffered, 1 + case % 7, earlier)
 
 
 def classes(C, period):
@@ -219,14 +218,12 @@ def test_guarantee_no_class_moves_further_than_is_said():
         products, rounding = C.class_products()
         for i, truth in enumerate(classes(exact, C.period)):
             off = abs(float(products[i].abs().sum() - truth))
-            assert off <= float(rounding[i]) and rounding[i] < 1e-10 * max(
-                truth, float(rounding.max())
-            )
-        plain = RecalledStrategy(
-            C.buffered, C.period, torch.zeros_like(C.earlier)
-        ).class_products()[0]
+            assert off <= float(rounding[i])
+            assert rounding[i] < 1e-10 * max(truth, float(rounding.max()))
         if C.steps > 2 * C.period:
-            assert not torch.allclose(plain, products, rtol=1e-3)  # the control: A counts
+            # the control: A counts
+            plain = RecalledStrategy(C.buffered, C.period, torch.zeros_like(C.earlier))
+            assert not torch.allclose(plain.class_products()[0], products, rtol=1e-3)
         shorter = C.leading(C.steps - 1)
         assert torch.allclose(shorter.dense(), C.dense()[:-1, :-1])
 
