@@ -118,7 +118,8 @@ class BufferedStrategy(StreamStrategy):
 
     def in_passes(self, period: int) -> Sensitivity:
         """Exact: no entry of C is negative."""
-        moved = math.sqrt(float(pass_squares(*self.tensors, period).max()))
+        squares = pass_squares(*self.tensors, period)
+        moved = math.sqrt(float(squares.max()))
         return Sensitivity.rounded(moved, moved, (8 * self.steps + 64) * EPS)
 
     def apart(self, gap: int, times: int) -> Sensitivity | None:
@@ -243,8 +244,8 @@ def shared(poles: Tensor, zeros: Tensor, before: Tensor, A: Tensor) -> Tensor:
     mixed = torch.linalg.solve_triangular(A, torch.diag_embed(folded(before, period)), upper=False)
     H = mixed.mT @ mixed
     # The rows r = i of the class itself: T's entries between its own steps.
-    T = (w[:, None, None] * _powers(poles, period * age - 1)).sum(0)
-    T = torch.where(age > 0, T, 0.0) + torch.eye(passes, dtype=A.dtype)
+    terms = w[:, None, None] * _powers(poles, period * age - 1)
+    T = torch.where(age > 0, terms.sum(0), 0.0) + torch.eye(passes, dtype=A.dtype)
     total = T.mT @ H @ T
     of_later = torch.where(age >= 0, _powers(poles, period * age), 0.0)
     of_sooner = torch.where(age > 0, _powers(poles, period * (age - 1)), 0.0)
@@ -254,13 +255,13 @@ def shared(poles: Tensor, zeros: Tensor, before: Tensor, A: Tensor) -> Tensor:
         for b in range(a, len(poles)):
             rho = poles[a] * poles[b]
             # sum_{r > i} rho^{r - i - 1} H_r
-            later = Filter.apply(flat.flip(1), rho.expand(len(flat))).flip(1)
-            later = pad(later[:, 1:], (0, 1)).mT.view_as(H)
+            filtered = Filter.apply(flat.flip(1), rho.expand(len(flat))).flip(1)
+            later = pad(filtered[:, 1:], (0, 1))
             # sum_{r < i} rho^{period + r - i - 1} H_r
-            sooner = late((flat * rho**step).cumsum(1)) * rho ** (period - 1 - step)
-            sooner = sooner.mT.view_as(H)
-            products = of_later[a].mT @ later @ of_later[b]
-            products = products + of_sooner[a].mT @ sooner @ of_sooner[b]
+            sums = late((flat * rho**step).cumsum(1))
+            sooner = sums * rho ** (period - 1 - step)
+            products = of_later[a].mT @ later.mT.view_as(H) @ of_later[b]
+            products = products + of_sooner[a].mT @ sooner.mT.view_as(H) @ of_sooner[b]
             if a < b:
                 products = products + products.mT
             total = total + w[a] * w[b] * products
@@ -296,7 +297,8 @@ def recalled_squares(
     backwards = (1 / after).flip(0).expand(len(nu), -1)
     ahead = Filter.apply(backwards, zeros).flip(1)
     moved = 1 / after + nu @ pad(ahead[:, 1:], (0, 1))
-    of_passes = in_time((K.tril(-1) * folded(moved, period)[:, None]).sum(-1))
+    earlier = K.tril(-1) * folded(moved, period)[:, None]
+    of_passes = in_time(earlier.sum(-1))
     with_o = of_passes - (nu[:, None] * with_s * ahead).sum(0)  # Cov(o_{t-1}, u_t)
     first, second = pairs(nu)
     steps = fresh + zeros[first, None] * with_s[first] + zeros[second, None] * with_s[second]
