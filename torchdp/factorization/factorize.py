@@ -175,6 +175,7 @@ def factorize(
         w = check_error_weights(error_weights, target)
         matrices = [checks.floating("error_weights times W", w[..., None] * target)]
     parts = factors(matrices, p, shift, tol, max_iterations)
+    # A single part keeps its own certificate, without the rounding of a product.
     result = kronecker(parts) if len(parts) > 1 else parts[0]
     if error_weights is not None:
         result = _unweighted(target, w, result, p)

@@ -88,6 +88,7 @@ class ProductFactorization(Brief):
         types = checks.indices("types", types, stride)
         if types.ndim != 1:
             raise ValueError(f"types must be one-dimensional, not of shape {tuple(types.shape)}")
+        # The first factor's coordinate counts most: its stride is the longest.
         held = self.factors[0].right.new_ones(len(types), 1)
         for factor in self.factors:
             n = factor.right.shape[1]
@@ -235,6 +236,7 @@ def signature(roots: Sequence[Root]) -> tuple[Tensor, Tensor]:
     for part in roots[1:]:
         blocks = partner[:, None] * len(part.sign)
         partner = (blocks + part.partner).flatten()
+    # Of each pair a < b the first row becomes the sum, of signature +1, the second the difference.
     place = torch.arange(len(sign), device=sign.device)
     below = torch.where(place < partner, sign, -sign)
     turned = (X + below[:, None] * X[partner]) / math.sqrt(2)

@@ -175,6 +175,7 @@ class Relaxation(nn.Module):
         scaled = _keep(self, W)
         m, n = scaled.shape[-2:]
         U, S, Vh = torch.linalg.svd(scaled.mT if self.wide else scaled, full_matrices=False)
+        # Singular values that are rounding would be a direction of T for nothing.
         nothing = max(m, n) * torch.finfo(S.dtype).eps * S[..., :1]
         S = torch.where(S > nothing, S, 0.0)
         ranks = (S > 0).sum(-1)
@@ -202,6 +203,7 @@ class Relaxation(nn.Module):
     @property
     def flatness(self) -> dict[str, Tensor]:
         """Units of descent: of T_kl (s_k + s_l)^{-1/2}, s the relative squared row norms of R0."""
+        # The loss is about as steep in T_kl as s_k + s_l is large.
         s = self.start_right.square().sum(-1)
         s = s / _positive(s.mean(-1, keepdim=True))
         means = (s[..., :, None] + s[..., None, :]) / 2
@@ -278,6 +280,7 @@ class Strategy(nn.Module):
         # Of a Toeplitz C the 2 n - 1 diagonals are the parameters, from the upper right corner.
         steps = torch.arange(n, device=W.device)
         self.place = steps[:, None] - steps + n - 1
+        # C = I, or near it where no entry may be negative.
         start = torch.eye(n, dtype=W.dtype, device=W.device)
         if nonnegative:
             start = start.clamp_min(FILLED).sqrt()  # C is their square

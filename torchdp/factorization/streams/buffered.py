@@ -195,6 +195,7 @@ class RecalledStrategy(StreamStrategy):
         products, rounding = self.class_products()
         sums = products.abs().sum((1, 2)) + rounding
         worst = int(sums.argmax())
+        # The sum of all sizes is attained where one user's signs make every product positive.
         s = signs(products[worst])
         attained = float(s @ products[worst] @ s - rounding[worst])
         return Sensitivity(math.sqrt(float(sums[worst])), math.sqrt(max(attained, 0.0)))
@@ -283,6 +284,7 @@ def recalled_squares(
     period, passes, _ = A.shape
     nu = residues(zeros, poles)
     age = _ages(passes)
+    # 1 beyond the last step, where D1 is 0, so that nothing is divided by 0.
     D1 = folded(before, period) + (folded(torch.ones_like(before), period) == 0)
     K = (A @ A.mT) / (D1[:, :, None] * D1[:, None, :])
 

@@ -64,6 +64,7 @@ class Recurrence(Brief):
     of_u: Tensor = NOTHING
 
     def __post_init__(self) -> None:
+        # Copies: whoever changes a table later changes no noise that was accounted for.
         checks.own(self)
         object.__setattr__(self, "steps", checks.integer("steps", self.steps, 1))
         for name, ndim in DIMENSIONS.items():
@@ -149,6 +150,7 @@ class Recurrence(Brief):
             terms = terms + sizes
         D = self.scale.expand(n).diag()
         right = D - _diagonals(self.of_w, range(1, n), n)
+        # Without substitution each entry is one division.
         if not (F.tril(-1).any() or V.tril(-1).any()):
             C = right / F.diagonal()[:, None]
             return C, EPS * C.norm(dim=0)
@@ -181,6 +183,7 @@ class Recurrence(Brief):
         if not self.even or len(self.gains) or any((x > 0).any() for x in signs):
             return None
         V, F, D = self.polynomials()
+        # Two divisions instead of one by the product V F, whose coefficients would be rounded.
         c = filtered([1.0], V, np.pad(D, (0, self.steps - len(D))))
         c = filtered([1.0], F, c)
         rounding = 2 * (len(V) + len(F) + 1) * self.steps * EPS
@@ -204,6 +207,7 @@ class Recurrence(Brief):
         last_w = NONE.new_zeros(self.of_w.shape[1], n)
         last_u = NONE.new_zeros(self.of_u.shape[1], n)
         for t in range(n):
+            # Entry [s] of u, w and the state: what z_s has put into it so far.
             u = NONE.new_zeros(n)
             for lag, feed in zip(host.lags, row(host.feeds, t), strict=True):
                 if lag <= t:
@@ -281,6 +285,7 @@ def off_by(F: Tensor, V: Tensor, terms: Tensor, right: Tensor, C: Tensor) -> Ten
     E = (identity - Y @ V @ F).abs()
     E = E + rounding * (Y.abs() @ terms @ sizes + identity)
     e = float(E.norm())
+    # Also where e is NaN: F or V is singular to rounding.
     if not e < LOOSEST:
         return torch.full_like(C[0], torch.inf)
     moved = (Y.abs() @ residual).norm(dim=0)

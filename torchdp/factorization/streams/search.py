@@ -406,6 +406,7 @@ def factorize_buffered(
         strategy = buffered_apart(W, gap, times, buffers, p)
     else:
         strategy = buffered_once(W, buffers, p)
+    # In the widest floats, and with a bound on rounding: the search's own sums prove nothing.
     rows, columns, rounding = buffered_squares(*strategy.tensors, W)
     moved = columns.max()
     if times > 1:

@@ -39,6 +39,7 @@ def squares(poles: Tensor, zeros: Tensor, before: Tensor, after: Tensor, W: Runn
     decay = W.decay
     momentum = W.momentum
     rates = 1.0 if W.rates is None else W.rates.cpu()
+    # Covariances before step t, each from that of the step before.
     nu = residues(zeros, poles)
     fresh = 1 / before.square()  # Var u_t
     first, second = pairs(zeros)
@@ -159,6 +160,7 @@ def links(
 
 def largest(links: Tensor, gap: int, sharp: float) -> Tensor:
     """The largest sum of links over a set, smoothed from above by exponentials over all sets."""
+    # Temperature in units of the largest sum, so that sharp means the same for every strategy.
     unit = _tables(links.detach(), gap)[-1][0] / sharp
     total = links.new_zeros(links.shape[1] + gap)
     for link in links / unit:
