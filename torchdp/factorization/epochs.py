@@ -90,7 +90,7 @@ def factorize_epochs(
     order, shapes = classes_of(n, period, W.device)
     epochs = shapes[0][1]
     values = torch.linalg.svdvals(A)
-    # Of a deficient W the iteration's M^{-1/2} has no limit.
+    # The iteration is for a W of rank n.
     if m < n or not values[-1] > DEGENERATE * values[0]:
         more = _slack(tol, p, n, epochs) * torch.eye(n, dtype=A.dtype, device=A.device)
         A = torch.cat([A, more])

@@ -203,7 +203,7 @@ class Relaxation(nn.Module):
     @property
     def flatness(self) -> dict[str, Tensor]:
         """Units of descent: of T_kl (s_k + s_l)^{-1/2}, s the relative squared row norms of R0."""
-        # The loss is about as steep in T_kl as s_k + s_l is large.
+        # The curvature in T_kl is about s_k, of left's column k, plus s_l, of right's row l.
         s = self.start_right.square().sum(-1)
         s = s / _positive(s.mean(-1, keepdim=True))
         means = (s[..., :, None] + s[..., None, :]) / 2
