@@ -1,5 +1,4 @@
-"""Factorizations W = L R of least error for queries W, each with a certificate of its gap to the
-optimum.
+"""Factorizations W = L R of least error for queries W, each with a certified gap to the optimum.
 
     >>> from torchdp import workloads
     >>> from torchdp.factorization import factorize
@@ -24,8 +23,12 @@ optimum.
 | products, matrix-free; those of the literature | :func:`factorize_product`; :func:`square_root`, ``constructive`` |
 | lower bounds on users; on noise | :func:`hard_instance`, :func:`learner_samples`; :func:`additive_noise_bound` |
 
-``certificates`` check all of them and share no code with the ``solvers``; :func:`reference` is a
-semidefinite program.
+In the order of reading: ``certificates`` (weak duality; they check everything below and share no
+code with the ``solvers``), ``factorize`` (and :func:`reference`, a semidefinite program),
+``running`` (Nikolov, Tang 2023, Theorem 26, for weights alone), ``product`` (their Lemma 62),
+``norm`` (Edmonds, Nikolov, Ullman 2020, Lemmas 12 and 13), ``relaxation`` and ``train`` (every local
+minimum in T is global), ``approximate`` (Ghazi et al. 2023, Lemma 12), ``epochs`` and ``streams``
+(sensitivity of several steps), ``constructive`` and ``polar`` (closed forms), ``hard`` (lower bounds).
 
 Guarantees: every certificate's lower <= the least value of any factorization <= its upper, in
 float64 up to its ``rounding``, by weak duality (Edmonds, Nikolov, Ullman 2020, Lemma 12; Nikolov,

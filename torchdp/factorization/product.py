@@ -1,5 +1,7 @@
-"""Kronecker products, never formed, and the signature form of symmetric ones from the roots of
-their factors.
+"""Kronecker products, never formed, and the signature form of symmetric ones.
+
+Notation: (x): the Kronecker product; K: a signed permutation; J: a diagonal of signs;
+w: weights of the rows and columns.
 """
 
 import math
@@ -34,15 +36,19 @@ from torchdp.factorization.solvers.iteration import closed
 from torchdp.threads import one_thread
 from torchdp.workloads import Workload
 
+# Of an entry of a symmetric W, relative to the largest one.
+ASYMMETRIC = 1e-12
+
 
 @dataclass(frozen=True)
 class ProductFactorization(Brief):
-    """W_1 (x) W_2 (x) ... = (L_1 (x) L_2 (x) ...) (R_1 (x) R_2 (x) ...), held as its factors L_i,
-    R_i.
+    """W_1 (x) W_2 (x) ... = (L_1 (x) L_2 (x) ...) (R_1 (x) R_2 (x) ...), held as its factors.
 
-    factors: factorizations of single matrices W_i, all for the same p and none with a shift. L is m
-    x r and R is r x n with m, r, n the products of the factors' sizes; type x is the mixed-radix
-    index of its coordinates, the first factor's counting most, as in :class:`Workload`.
+    L is m x r and R is r x n with m, r, n the products of the factors' sizes; type x is the
+    mixed-radix index of its coordinates, the first factor's counting most, as in :class:`Workload`.
+
+    Args:
+        factors: factorizations of single matrices W_i, all for the same p and none with a shift.
     """
 
     factors: tuple[Factorization, ...]
@@ -56,9 +62,7 @@ class ProductFactorization(Brief):
 
     @property
     def certificate(self) -> Certificate:
-        """Bounds on the norm of the product, from the factors' certificates (see
-        :func:`certify_kronecker`).
-        """
+        """Bounds on the norm of the product, from the factors' (:func:`certify_kronecker`)."""
         return certify_kronecker([factor.certificate for factor in self.factors])
 
     @property
@@ -69,26 +73,29 @@ class ProductFactorization(Brief):
     @property
     def shape(self) -> tuple[int, int, int]:
         """(m, r, n): queries, rows of R, types."""
-        sides = [(*factor.left.shape, factor.right.shape[1]) for factor in self.factors]
-        m, r, n = (math.prod(side) for side in zip(*sides, strict=True))
+        m = math.prod(len(factor.left) for factor in self.factors)
+        r = math.prod(len(factor.right) for factor in self.factors)
+        n = math.prod(factor.right.shape[1] for factor in self.factors)
         return m, r, n
 
     def columns(self, types: Tensor) -> Tensor:
-        """R's columns of the given types, (len(types), r): what the users' devices hold, in time
-        and memory for them.
+        """R's columns of the given types, (len(types), r): what the users' devices hold.
 
-        types: (len,), integers in [0, n). Raises TypeError, ValueError.
+        In time and memory for them. types: (len,), integers in [0, n). Raises TypeError,
+        ValueError.
         """
-        types = checks.indices("types", types, self.shape[2])
+        stride = self.shape[2]
+        types = checks.indices("types", types, stride)
         if types.ndim != 1:
             raise ValueError(f"types must be one-dimensional, not of shape {tuple(types.shape)}")
+        # The first factor's coordinate counts most: its stride is the longest.
         held = self.factors[0].right.new_ones(len(types), 1)
-        stride = self.shape[2]
         for factor in self.factors:
             n = factor.right.shape[1]
             stride //= n
-            column = factor.right[:, types // stride % n].mT  # (len, r_i)
-            held = (held[:, :, None] * column[:, None]).flatten(1)
+            coordinates = types // stride % n
+            columns = factor.right[:, coordinates].mT  # (len, r_i)
+            held = (held[:, :, None] * columns[:, None]).flatten(1)
         return held
 
     def encode(self, histogram: Tensor) -> Tensor:
@@ -96,42 +103,38 @@ class ProductFactorization(Brief):
         return _multiply("histogram", [factor.right for factor in self.factors], histogram)
 
     def decode(self, y: Tensor) -> Tensor:
-        """L y: vectors (*batch, r), such as noisy encodings, to answers (*batch, m), one factor at
-        a time.
-        """
+        """L y: (*batch, r), such as noisy encodings, to answers (*batch, m), factor by factor."""
         return _multiply("y", [factor.left for factor in self.factors], y)
 
     def dense(self) -> Factorization:
-        """L and R formed: (m, r) and (r, n). Its certificate charges the rounding of the
-        products.
-        """
+        """L and R formed: (m, r) and (r, n). Its certificate charges the products' rounding."""
         return kronecker(self.factors)
 
 
 def factorize_product(
     W: Workload, p: float = math.inf, tol: float = 1e-3, *, max_iterations: int = 10_000
 ) -> ProductFactorization:
-    """The factorization of least gamma_(p) norm of a Kronecker product, factor by factor, certified
-    by its factors.
+    """The factorization of least gamma_(p) norm of a Kronecker product, factor by factor.
 
-    The norm is multiplicative, so the product of optimal factorizations is optimal; nothing of the
-    size of W is formed. A free shift is not multiplicative: :func:`factorize` takes that, densely.
+    The norm is multiplicative, so the product of optimal factorizations is optimal, and certified
+    by its factors; nothing of the size of W is formed. A free shift is not multiplicative:
+    :func:`factorize` takes that, densely.
 
-    W: a :class:`Workload` with any number of factors. p: in [2, inf]. tol: relative gap of the
-    product. Warns and raises like :func:`factorize`.
+    Args:
+        W: a :class:`Workload` with any number of factors.
+        p: in [2, inf].
+        tol: relative gap of the product.
+        max_iterations: of each factor.
+
+    Warns and raises like :func:`factorize`.
 
     Guarantees: certificate.lower <= gamma_(p)(W) <= certificate.upper.
     Source: Nikolov, Tang (2023), Lemma 62; Lee, Shraibman, Spalek (2008) for p = inf.
     """
     matrices = matrices_of(checks.instance("W", W, Workload))
     result = ProductFactorization(factors(matrices, p, False, tol, max_iterations))
-    warn(
-        matrices,
-        result.certificate,
-        tol,
-        max(factor.iterations for factor in result.factors),
-        max_iterations,
-    )
+    iterations = max(factor.iterations for factor in result.factors)
+    warn(matrices, result.certificate, tol, iterations, max_iterations)
     return result
 
 
@@ -142,20 +145,24 @@ def _multiply(name: str, matrices: Sequence[Tensor], x: Tensor) -> Tensor:
     if x.ndim == 0 or x.shape[-1] != n:
         raise ValueError(f"{name} must have shape (*batch, {n}), not {tuple(x.shape)}")
     batch = x.shape[:-1]
-    # the leading mode is multiplied and moved last; once for each factor restores the order
+    # The leading mode is multiplied and moved last; once for each factor restores the order.
     for A in matrices:
-        x = (A @ x.reshape(*batch, A.shape[1], -1)).mT.reshape(*batch, -1)
+        leading = x.reshape(*batch, A.shape[1], -1)
+        x = (A @ leading).mT.reshape(*batch, -1)
     return x
 
 
 @dataclass(frozen=True)
 class Root:
-    """W = right^T K right, where K is a signed permutation: its row a holds ``sign[a]`` in column
-    ``partner[a]``.
+    """W = right^T K right, where K is a signed permutation.
 
-    right: (r, n) with r = rank(W); partner, sign: (r,). K = diag(+-1) for a symmetric W and K =
-    [[0, -1], [1, 0]], in blocks of side r / 2, for an antisymmetric one: orthogonal either way, and
-    each other's partners.
+    K = diag(+-1) for a symmetric W and K = [[0, -1], [1, 0]], in blocks of side r / 2, for an
+    antisymmetric one: orthogonal either way, and each other's partners.
+
+    Args:
+        right: (r, n) with r = rank(W).
+        partner: (r,), K's row a is 0 but in column partner[a].
+        sign: (r,), what it holds there.
     """
 
     right: Tensor
@@ -184,29 +191,33 @@ def root(W: Tensor, weights: Tensor) -> Root:
     W: (n, n) float64, symmetric or antisymmetric; weights: (n,), not negative. W = 0 keeps one zero
     row.
     """
-    size = W.abs().max()
-    size = divisor(size)
-    W, scale = W / size, weights.sqrt()
+    # To size 1, so that neither M's eigenvalues nor their roots underflow.
+    size = divisor(W.abs().max())
+    W = W / size
+    scale = weights.sqrt()
     M = scale[:, None] * W * scale
     if bool((W - W.mT).norm() <= (W + W.mT).norm()):
         values, V = torch.linalg.eigh(M)
         kept = values.abs() > RANK_TOLERANCE * values.abs().max()
-        kept[0] |= ~kept.any()
-        values, V = values[kept], V[:, kept]
+        kept[0] |= ~kept.any()  # W = 0
+        values = values[kept]
         partner = torch.arange(len(values), device=W.device)
-        sign = torch.where(values < 0, -1.0, torch.ones_like(values)).to(W)
-        turned = sign * V  # V K
+        sign = torch.where(values < 0, -1.0, torch.ones_like(values))
+        turned = sign * V[:, kept]  # V K
     else:
         values, vectors = torch.linalg.eigh(1j * M)
         kept = values > RANK_TOLERANCE * values[-1]
-        values, vectors = values[kept].repeat(2), math.sqrt(2) * vectors[:, kept]
+        # The negative eigenvalues are those of the conjugate vectors: a and b serve for both.
+        values = values[kept].repeat(2)
+        vectors = math.sqrt(2) * vectors[:, kept]
         half = len(values) // 2
         partner = torch.arange(2 * half, device=W.device).roll(half)
         sign = torch.ones_like(values)
         sign[:half] = -1.0
         turned = torch.cat([vectors.imag, -vectors.real], 1)  # V K
-    least = values.abs().clamp_min(torch.finfo(W.dtype).tiny)
-    return Root(size.sqrt() * least.rsqrt()[:, None] * ((turned.mT * scale) @ W), partner, sign)
+    inverse = values.abs().clamp_min(torch.finfo(W.dtype).tiny).rsqrt()
+    right = size.sqrt() * inverse[:, None] * ((turned.mT * scale) @ W)
+    return Root(right, partner, sign)
 
 
 def signature(roots: Sequence[Root]) -> tuple[Tensor, Tensor]:
@@ -223,23 +234,25 @@ def signature(roots: Sequence[Root]) -> tuple[Tensor, Tensor]:
     sign = reduce(torch.kron, [part.sign for part in roots])
     partner = roots[0].partner
     for part in roots[1:]:
-        partner = (partner[:, None] * len(part.sign) + part.partner).flatten()
+        blocks = partner[:, None] * len(part.sign)
+        partner = (blocks + part.partner).flatten()
+    # Of each pair a < b the first row becomes the sum, of signature +1, the second the difference.
     place = torch.arange(len(sign), device=sign.device)
     below = torch.where(place < partner, sign, -sign)
     turned = (X + below[:, None] * X[partner]) / math.sqrt(2)
     alone = place == partner
-    return torch.where(alone[:, None], X, turned), torch.where(
-        alone, sign, (place < partner).to(sign) * 2 - 1
-    )
+    first_of_pair = (place < partner).to(sign) * 2 - 1
+    return torch.where(alone[:, None], X, turned), torch.where(alone, sign, first_of_pair)
 
 
 @dataclass(frozen=True)
 class SignatureFactorization(Brief):
-    """Symmetric W = right^T diag(signature) right: one vector for each type carries both sides of
-    h^T W h.
+    """Symmetric W = right^T diag(signature) right: one vector for each type, on both sides.
 
-    right: (r, n); signature: (r,), entries +-1; certificate: of gamma_2(W), for left = right^T
-    diag(signature).
+    Args:
+        right: (r, n).
+        signature: (r,), entries +-1.
+        certificate: of gamma_2(W), for left = right^T diag(signature).
     """
 
     right: Tensor
@@ -262,8 +275,13 @@ def signature_form(
     column norm gamma_2(W) at the optimal w. A Kronecker product is put together from its factors'
     roots, and certified by them.
 
-    W: (n, n) symmetric, or a :class:`Workload` whose product is symmetric and whose factors are
-    each symmetric or antisymmetric. Warns and raises like :func:`factorize`.
+    Args:
+        W: (n, n) symmetric, or a :class:`Workload` whose product is symmetric and whose factors are
+            each symmetric or antisymmetric.
+        tol: relative gap of the product.
+        max_iterations: of each factor.
+
+    Warns and raises like :func:`factorize`.
 
     Guarantees: certificate.lower <= gamma_2(W) <= certificate.upper.
     Source: Linial, Mendelson, Schechtman, Shraibman (2007) for gamma_2; equal weights are optimal
@@ -274,23 +292,27 @@ def signature_form(
     matrices = matrices_of(W)
     dtype = reduce(torch.promote_types, [f.dtype for f in matrices])
     matrices = [f.double() for f in matrices]
+    antisymmetric = 0
     for f in matrices:
-        if f.ndim != 2 or f.shape[0] != f.shape[1] or not (_same(f, f.mT) or _same(f, -f.mT)):
+        square = f.ndim == 2 and f.shape[0] == f.shape[1]
+        if not square or not (_same(f, f.mT) or _same(f, -f.mT)):
             raise ValueError(
-                f"W of shape {tuple(f.shape)} must be one square matrix, symmetric or antisymmetric; "
-                "a quadratic form is unchanged by W -> (W + W^T) / 2"
+                f"W of shape {tuple(f.shape)} must be one square matrix, symmetric or "
+                "antisymmetric; a quadratic form is unchanged by W -> (W + W^T) / 2"
             )
+        antisymmetric += not _same(f, f.mT)
     if not all(f.any() for f in matrices):
-        # zero is symmetric, whatever the other factors are
+        # Zero is symmetric, whatever the other factors are.
         matrices = [torch.zeros_like(f) for f in matrices]
-    if sum(not _same(f, f.mT) for f in matrices) % 2:
+        antisymmetric = 0
+    if antisymmetric % 2:
         raise ValueError("W must be symmetric; a quadratic form is unchanged by W -> (W + W^T) / 2")
     share = math.expm1(math.log1p(tol) / len(matrices))
-    parts = [_root(f, dtype, share, max_iterations) for f in matrices]
-    right, signs = signature([r for r, _, _ in parts])
-    certificate = certify_kronecker([judged for _, judged, _ in parts])
-    certificate = rounded(certificate, right.shape[-1], rounding_of(len(parts), dtype))
-    iterations = max(count for _, _, count in parts)
+    roots = [_root(f, dtype, share, max_iterations) for f in matrices]
+    right, signs = signature([root for root, _, _ in roots])
+    certificate = certify_kronecker([certificate for _, certificate, _ in roots])
+    certificate = rounded(certificate, right.shape[-1], rounding_of(len(roots), dtype))
+    iterations = max(count for _, _, count in roots)
     warn([f.to(dtype) for f in matrices], certificate, tol, iterations, max_iterations)
     return SignatureFactorization(right, signs, certificate)
 
@@ -301,12 +323,14 @@ def _root(
 ) -> tuple[Root, Certificate, int]:
     """The best root of W in ``dtype``, its certificate, and the iterations."""
     for solution in attempts(W, tol=tol, max_iterations=max_iterations):
-        found, weights = root(W, solution.primal_weights).to(dtype), solution.column_weights
-        certificate = certify(W, found.left, found.right, weights, weights)
+        best = root(W, solution.primal_weights).to(dtype)
+        weights = solution.column_weights
+        certificate = certify(W, best.left, best.right, weights, weights)
         if closed(certificate, tol, size_of([W]), dtype):
             break
-    return found, certificate, solution.iterations
+    return best, certificate, solution.iterations
 
 
 def _same(a: Tensor, b: Tensor) -> bool:
-    return torch.allclose(a, b, rtol=0, atol=1e-12 * float(a.abs().max()))
+    atol = ASYMMETRIC * float(a.abs().max())
+    return torch.allclose(a, b, rtol=0, atol=atol)

@@ -1,5 +1,4 @@
-"""Strategies with a few numbers of memory: C = D1 T D2, T Toeplitz with ``buffers`` geometric
-parts, D1, D2 diagonal.
+"""Strategies with a few numbers of memory: C = D1 T D2, T of geometric parts, D1, D2 diagonal.
 
 T^{-1} is as T with poles and zeros exchanged (``series``): noise C^{-1} z is made step by step from
 ``buffers`` running numbers. D2 makes all columns of C one long, or what users move in all their
@@ -10,8 +9,11 @@ order, C = A^{-1} D1 T D2; A[t, s] differs from 0 only at t = s, where it is 1, 
 period, 2 period, ...: the noise C^{-1} z = D2^{-1} T^{-1} D1^{-1} A z needs the buffers and the z
 of earlier passes, which a keyed generator draws again. So A costs no memory, and what the columns
 of one user's steps share can vanish, as it does under the best strategies. Within a class i, i +
-period, ... columns are told apart by their pass alone; sums over the rows in between are
-recurrences, as T's are.
+period, ... columns differ by their pass alone; sums over the rows in between are recurrences, as
+T's are.
+
+Notation, beside that of ``series``: passes of ``period`` steps; age = later pass - earlier pass,
+(passes, passes); A, (period, passes, passes), a matrix for each class.
 """
 
 import math
@@ -19,6 +21,7 @@ from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from torchdp import checks
 from torchdp.factorization.streams.recurrence import EPS, Recurrence
@@ -33,21 +36,27 @@ from torchdp.factorization.streams.series import (
     pass_squares,
     residues,
 )
-from torchdp.factorization.streams.strategy import ATTAINED, Sensitivity, StreamStrategy, signs
+from torchdp.factorization.streams.strategy import Sensitivity, StreamStrategy, signs
 from torchdp.threads import on_host
 
-# steps up to which branch and bound looks for better where buffers' own bound is not attained
+# Steps up to which branch and bound looks for better where buffers' own bound is not attained.
 SEARCHED = 1024
-MOST_LINKS = 2**26  # steps x times of that bound
+
+# Steps x times of that bound: its time and memory.
+MOST_LINKS = 2**26
 
 
 @dataclass(frozen=True)
 class BufferedStrategy(StreamStrategy):
     """C = D1 T D2, as 2 (buffers + steps) numbers.
 
-    poles, zeros: (buffers,), in (0, 1), falling in turns: pole_1 > zero_1 > pole_2 > ...; before,
-    after: the diagonals of D1 and D2, (steps,), positive. All float64 on one device. Raises
-    TypeError, ValueError.
+    Args:
+        poles: (buffers,), in (0, 1), falling in turns with zeros: pole_1 > zero_1 > pole_2 > ...
+        zeros: (buffers,).
+        before: the diagonal of D1, (steps,), positive.
+        after: that of D2.
+
+    All float64 on one device. Raises TypeError, ValueError.
     """
 
     poles: Tensor
@@ -68,8 +77,8 @@ class BufferedStrategy(StreamStrategy):
             raise ValueError(
                 "there must be as many zeros as poles, and as many numbers before as after"
             )
-        places = torch.stack([self.poles, self.zeros], 1).flatten()
-        if not (places[0] < 1 and (places.diff() < 0).all()):
+        in_turns = torch.stack([self.poles, self.zeros], 1).flatten()
+        if not (in_turns[0] < 1 and (in_turns.diff() < 0).all()):
             raise ValueError(
                 "poles and zeros must lie below 1 and fall in turns: pole_1 > zero_1 > pole_2 > ..."
             )
@@ -88,12 +97,13 @@ class BufferedStrategy(StreamStrategy):
         return f"{len(self.poles)} buffers"
 
     def tabulated(self) -> Recurrence:
-        """T^{-1} x = x + sum_a nu_a s_a, s_a <- zeros_a s_a + x, of x = D1^{-1} z; all nu are
-        negative.
-        """
-        nu = residues(self.zeros, self.poles)
+        """T^{-1} x = x + sum_a nu_a s_a, s_a <- zeros_a s_a + x, of x = D1^{-1} z; all nu < 0."""
         return Recurrence(
-            self.steps, self.after, 1 / self.before[:, None], gains=nu, decays=self.zeros - 1
+            self.steps,
+            self.after,
+            1 / self.before[:, None],
+            gains=residues(self.zeros, self.poles),
+            decays=self.zeros - 1,
         )
 
     def leading(self, steps: int) -> "BufferedStrategy":
@@ -102,12 +112,14 @@ class BufferedStrategy(StreamStrategy):
 
     def column_norms(self) -> tuple[Tensor, float]:
         """Of C, (steps,), without forming it, and their relative rounding."""
-        own = overlaps(*self.tensors[:3])[0]
-        return self.after * own.sqrt().to(self.after.device), (2 * self.steps + 8) * EPS
+        columns, _, _ = overlaps(*self.tensors[:3])
+        norms = self.after * columns.sqrt().to(self.after.device)
+        return norms, (2 * self.steps + 8) * EPS
 
     def in_passes(self, period: int) -> Sensitivity:
         """Exact: no entry of C is negative."""
-        moved = math.sqrt(float(pass_squares(*self.tensors, period).max()))
+        squares = pass_squares(*self.tensors, period)
+        moved = math.sqrt(float(squares.max()))
         return Sensitivity.rounded(moved, moved, (8 * self.steps + 64) * EPS)
 
     def apart(self, gap: int, times: int) -> Sensitivity | None:
@@ -115,21 +127,23 @@ class BufferedStrategy(StreamStrategy):
         if self.steps * times > MOST_LINKS:
             return None
         bound, attained, rounding = apart_squares(*self.tensors, gap, times)
-        found = Sensitivity.rounded(math.sqrt(bound), math.sqrt(attained), rounding)
-        return (
-            found
-            if self.steps > SEARCHED or found.attained >= (1 - ATTAINED) * found.value
-            else None
-        )
+        moved = Sensitivity.rounded(math.sqrt(bound), math.sqrt(attained), rounding)
+        if self.steps > SEARCHED or moved.exact:
+            return moved
+        return None
 
 
 @dataclass(frozen=True)
 class RecalledStrategy(StreamStrategy):
     """C = A^{-1} D1 T D2, as 2 buffers + (2 + reach) steps numbers.
 
-    buffered: D1 T D2; period: steps of a pass; earlier: (reach, steps), entry [m - 1, t] is
-    A[t, t - m period], and counts as 0 where there is no such step; A's diagonal is 1. Noise takes
-    up to ``reach`` + 1 normals a number. Raises TypeError, ValueError.
+    Args:
+        buffered: D1 T D2.
+        period: steps of a pass.
+        earlier: (reach, steps), entry [m - 1, t] is A[t, t - m period], and counts as 0 where there
+            is no such step; A's diagonal is 1.
+
+    Noise takes up to ``reach`` + 1 normals a number. Raises TypeError, ValueError.
     """
 
     buffered: BufferedStrategy
@@ -141,17 +155,15 @@ class RecalledStrategy(StreamStrategy):
         checks.instance("buffered", self.buffered, BufferedStrategy)
         period = checks.integer("period", self.period, 1)
         value = checks.matrix("earlier", self.earlier).detach().double()
-        if (
-            value.ndim != 2
-            or value.shape[1] != self.steps
-            or value.device != self.buffered.poles.device
-        ):
+        fits = value.ndim == 2 and value.shape[1] == self.steps
+        if not fits or value.device != self.buffered.poles.device:
             raise ValueError(
-                f"earlier must be of shape (reach, {self.steps}), on the buffers' device, not {tuple(value.shape)}"
+                f"earlier must be of shape (reach, {self.steps}), on the buffers' device, "
+                f"not {tuple(value.shape)}"
             )
         first = torch.arange(1, len(value) + 1, device=value.device)[:, None] * period
-        value = torch.where(torch.arange(self.steps, device=value.device) >= first, value, 0.0)
-        object.__setattr__(self, "earlier", value)
+        exists = torch.arange(self.steps, device=value.device) >= first
+        object.__setattr__(self, "earlier", torch.where(exists, value, 0.0))
         object.__setattr__(self, "period", period)
 
     @property
@@ -160,35 +172,37 @@ class RecalledStrategy(StreamStrategy):
         return self.buffered.steps
 
     def __str__(self) -> str:
-        return f"{self.buffered}, noise of {len(self.earlier)} earlier passes of {self.period} steps drawn again"
+        return (
+            f"{self.buffered}, noise of {len(self.earlier)} earlier passes "
+            f"of {self.period} steps drawn again"
+        )
 
     def tabulated(self) -> Recurrence:
         """As of the buffers, of A z."""
-        few = self.buffered.recurrence
-        feeds = few.feeds * torch.cat([torch.ones_like(few.feeds), self.earlier.mT], 1)
-        return replace(few, feeds=feeds, lags=tuple(m * self.period for m in range(feeds.shape[1])))
+        tables = self.buffered.recurrence
+        A = torch.cat([torch.ones_like(tables.feeds), self.earlier.mT], 1)
+        lags = tuple(m * self.period for m in range(A.shape[1]))
+        return replace(tables, feeds=tables.feeds * A, lags=lags)
 
     def leading(self, steps: int) -> "RecalledStrategy":
         """Its first steps alone."""
         return RecalledStrategy(self.buffered.leading(steps), self.period, self.earlier[:, :steps])
 
     def in_passes(self, period: int) -> Sensitivity | None:
-        """Of a user who is in all steps of one class, or in some of them: known for its own
-        period.
-        """
+        """Of a user of all steps of one class, or of some: known for its own period."""
         if period != self.period:
             return None
         products, rounding = self.class_products()
         sums = products.abs().sum((1, 2)) + rounding
         worst = int(sums.argmax())
+        # The sum of all sizes is attained where one user's signs make every product positive.
         s = signs(products[worst])
         attained = float(s @ products[worst] @ s - rounding[worst])
         return Sensitivity(math.sqrt(float(sums[worst])), math.sqrt(max(attained, 0.0)))
 
     @on_host
     def class_products(self) -> tuple[Tensor, Tensor]:
-        """<c_s, c_t> of the steps of each class i, i + period, ...: (period, passes, passes), and a
-        bound on rounding.
+        """<c_s, c_t> of the steps of each class: (period, passes, passes), and bounds on rounding.
 
         The bound, (period,), is for the sum of all absolute values in a class: every sum and
         product, taken of absolute values, rounds by no more than its share of it; of A^{-1} they
@@ -196,8 +210,10 @@ class RecalledStrategy(StreamStrategy):
         beyond the last one have columns of 0.
         """
         poles, zeros, before, after = self.buffered.tensors
-        A, D2 = self.classes().cpu(), folded(after, self.period)
-        passes, scale = A.shape[1], D2[:, :, None] * D2[:, None, :]
+        A = self.classes().cpu()
+        D2 = folded(after, self.period)
+        scale = D2[:, :, None] * D2[:, None, :]
+        passes = A.shape[1]
         eye = torch.eye(passes, dtype=A.dtype)
         sizes = shared(poles, zeros, before, 2 * eye - A.abs()) * scale
         rounding = (16 * self.steps + 16 * passes**2 + 256) * EPS
@@ -207,9 +223,8 @@ class RecalledStrategy(StreamStrategy):
         """A, a matrix for each class of steps: (period, passes, passes)."""
         period = min(self.period, self.steps)
         passes = -(-self.steps // period)
-        A = torch.eye(passes, dtype=self.earlier.dtype, device=self.earlier.device).repeat(
-            period, 1, 1
-        )
+        eye = torch.eye(passes, dtype=self.earlier.dtype, device=self.earlier.device)
+        A = eye.repeat(period, 1, 1)
         for m, row in enumerate(self.earlier[: passes - 1], 1):
             A.diagonal(-m, 1, 2).copy_(folded(row, period)[:, m:])
         return A
@@ -225,29 +240,32 @@ def shared(poles: Tensor, zeros: Tensor, before: Tensor, A: Tensor) -> Tensor:
     recurrence each.
     """
     period, passes, _ = A.shape
-    w, pass_ = residues(poles, zeros), torch.arange(passes)
-    age = pass_[:, None] - pass_
+    w = residues(poles, zeros)
+    age = _ages(passes)
     mixed = torch.linalg.solve_triangular(A, torch.diag_embed(folded(before, period)), upper=False)
     H = mixed.mT @ mixed
-    own = torch.where(age > 0, (w[:, None, None] * _powers(poles, period * age - 1)).sum(0), 0.0)
-    own = own + torch.eye(passes, dtype=A.dtype)  # T's entries of one class
-    total = own.mT @ H @ own
-    here = torch.where(age >= 0, _powers(poles, period * age), 0.0)  # (buffers, passes, passes)
-    after = torch.where(age > 0, _powers(poles, period * (age - 1)), 0.0)
-    flat, place = H.flatten(1).mT, torch.arange(period)
+    # The rows r = i of the class itself: T's entries between its own steps.
+    terms = w[:, None, None] * _powers(poles, period * age - 1)
+    T = torch.where(age > 0, terms.sum(0), 0.0) + torch.eye(passes, dtype=A.dtype)
+    total = T.mT @ H @ T
+    of_later = torch.where(age >= 0, _powers(poles, period * age), 0.0)
+    of_sooner = torch.where(age > 0, _powers(poles, period * (age - 1)), 0.0)
+    flat = H.flatten(1).mT  # (passes^2, period)
+    step = torch.arange(period)
     for a in range(len(poles)):
         for b in range(a, len(poles)):
             rho = poles[a] * poles[b]
-            later = Filter.apply(flat.flip(1), rho.expand(len(flat))).flip(1)
-            later = torch.nn.functional.pad(later[:, 1:], (0, 1))  # sum_{r > i} rho^{r - i - 1} H_r
-            sooner = torch.nn.functional.pad((flat * rho**place).cumsum(1)[:, :-1], (1, 0))
+            # sum_{r > i} rho^{r - i - 1} H_r
+            filtered = Filter.apply(flat.flip(1), rho.expand(len(flat))).flip(1)
+            later = pad(filtered[:, 1:], (0, 1))
             # sum_{r < i} rho^{period + r - i - 1} H_r
-            sooner = sooner * rho ** (period - 1 - place)
-            found = (
-                here[a].mT @ later.mT.view_as(H) @ here[b]
-                + after[a].mT @ sooner.mT.view_as(H) @ after[b]
-            )
-            total = total + w[a] * w[b] * (found if a == b else found + found.mT)
+            sums = late((flat * rho**step).cumsum(1))
+            sooner = sums * rho ** (period - 1 - step)
+            products = of_later[a].mT @ later.mT.view_as(H) @ of_later[b]
+            products = products + of_sooner[a].mT @ sooner.mT.view_as(H) @ of_sooner[b]
+            if a < b:
+                products = products + products.mT
+            total = total + w[a] * w[b] * products
     return total
 
 
@@ -262,9 +280,11 @@ def recalled_squares(
     what s and o before step t share with u_t comes from its own earlier passes: powers of the
     zeros, and sums of them over 1 / D2.
     """
-    n, (period, passes, _) = len(before), A.shape
-    nu, pass_ = residues(zeros, poles), torch.arange(passes)
-    age = pass_[:, None] - pass_
+    n = len(before)
+    period, passes, _ = A.shape
+    nu = residues(zeros, poles)
+    age = _ages(passes)
+    # 1 beyond the last step, where D1 is 0, so that nothing is divided by 0.
     D1 = folded(before, period) + (folded(torch.ones_like(before), period) == 0)
     K = (A @ A.mT) / (D1[:, :, None] * D1[:, None, :])
 
@@ -272,22 +292,31 @@ def recalled_squares(
         """(..., period, passes) -> (..., steps)."""
         return y.mT.flatten(-2)[..., :n]
 
-    own = in_time(K.diagonal(dim1=1, dim2=2))
-    held = torch.where(age > 0, _powers(zeros, period * age - 1), 0.0)
-    with_s = in_time((held[:, None] * K).sum(-1))  # cov(s_a, u_t), (buffers, steps)
-    # sum_{r >= t} zeros^{r-t} / D2_r
-    ahead = Filter.apply((1 / after).flip(0).expand(len(nu), -1), zeros).flip(1)
-    moved = 1 / after + nu @ torch.nn.functional.pad(ahead[:, 1:], (0, 1))  # of the last o by u_t
-    with_o = in_time((K.tril(-1) * folded(moved, period)[:, None]).sum(-1)) - (
-        nu[:, None] * with_s * ahead
-    ).sum(0)
+    fresh = in_time(K.diagonal(dim1=1, dim2=2))  # Var u_t
+    decayed = torch.where(age > 0, _powers(zeros, period * age - 1), 0.0)
+    with_s = in_time((decayed[:, None] * K).sum(-1))  # Cov(s_a, u_t), (buffers, steps)
+    # sum_{r >= t} zeros^{r-t} / D2_r, and by how much u_t moves the last o
+    backwards = (1 / after).flip(0).expand(len(nu), -1)
+    ahead = Filter.apply(backwards, zeros).flip(1)
+    moved = 1 / after + nu @ pad(ahead[:, 1:], (0, 1))
+    earlier = K.tril(-1) * folded(moved, period)[:, None]
+    of_passes = in_time(earlier.sum(-1))
+    with_o = of_passes - (nu[:, None] * with_s * ahead).sum(0)  # Cov(o_{t-1}, u_t)
     first, second = pairs(nu)
-    both = own + zeros[first, None] * with_s[first] + zeros[second, None] * with_s[second]
-    sums = each_with(nu, late(Filter.apply(both, zeros[first] * zeros[second])))  # of cov(s_a, s_b)
-    new = (own + 2 * (nu @ with_s) + nu @ sums) / after.square()
-    new_o = with_o + (zeros[:, None] * (with_s + sums) + own + nu @ with_s) / after
-    held = Filter.apply(new_o, zeros)  # cov(o, s_a)
-    return (new + 2 * (with_o + nu @ late(held)) / after).cumsum(0)
+    steps = fresh + zeros[first, None] * with_s[first] + zeros[second, None] * with_s[second]
+    buffers = late(Filter.apply(steps, zeros[first] * zeros[second]))  # Cov(s_a, s_b)
+    with_sum = each_with(nu, buffers)  # Cov(s_a, nu s)
+    noise = (fresh + 2 * (nu @ with_s) + nu @ with_sum) / after.square()  # Var of (C^{-1} z)_t
+    after_step = zeros[:, None] * (with_s + with_sum) + fresh + nu @ with_s
+    with_output = Filter.apply(with_o + after_step / after, zeros)  # Cov(o_t, s_a)
+    covariance = (with_o + nu @ late(with_output)) / after
+    return (noise + 2 * covariance).cumsum(0)
+
+
+def _ages(passes: int) -> Tensor:
+    """By how many passes the row is later than the column."""
+    number = torch.arange(passes)
+    return number[:, None] - number
 
 
 def _powers(ratios: Tensor, exponents: Tensor) -> Tensor:

@@ -1,9 +1,8 @@
-"""How noise that is correlated over steps is made, as tables: what step t mixes, and the state that
-it keeps.
-"""
+"""How noise that is correlated over steps is made, as tables: what a step mixes, and its state."""
 
 import hashlib
-from dataclasses import dataclass, fields, replace
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -14,8 +13,19 @@ from torchdp import checks
 from torchdp.brief import Brief
 
 EPS = torch.finfo(torch.float64).eps
-COARSE = 1e-10  # of a column: a bound of its rounding above this is looked for again
-NONE, NOTHING = (torch.zeros(*shape, dtype=torch.float64, device="cpu") for shape in ((0,), (1, 0)))
+
+# A bound of a column's rounding above this share of the column is sought again by the residual.
+COARSE = 1e-10
+
+# ||I - Y V F|| from which Y proves nothing: the series of (I - E)^{-1} may be too long.
+LOOSEST = 0.5
+
+NONE = torch.zeros(0, dtype=torch.float64, device="cpu")
+NOTHING = torch.zeros(1, 0, dtype=torch.float64, device="cpu")
+
+# Dimensions of each table; those of RUNNING have no row for each step.
+DIMENSIONS = {"scale": 1, "feeds": 2, "gains": 1, "decays": 1, "of_w": 2, "of_u": 2}
+RUNNING = ("gains", "decays")
 
 
 @dataclass(frozen=True)
@@ -54,34 +64,21 @@ class Recurrence(Brief):
     of_u: Tensor = NOTHING
 
     def __post_init__(self) -> None:
+        # Copies: whoever changes a table later changes no noise that was accounted for.
         checks.own(self)
         object.__setattr__(self, "steps", checks.integer("steps", self.steps, 1))
-        for name, ndim in (
-            ("scale", 1),
-            ("feeds", 2),
-            ("gains", 1),
-            ("decays", 1),
-            ("of_w", 2),
-            ("of_u", 2),
-        ):
-            value = (
-                checks.floating(name, getattr(self, name)).detach().double().to(self.scale.device)
-            )
-            if value.ndim != ndim or (
-                name not in ("gains", "decays") and len(value) not in (1, self.steps)
-            ):
+        for name, ndim in DIMENSIONS.items():
+            value = checks.floating(name, getattr(self, name)).detach().double()
+            rows_fit = name in RUNNING or value.shape[:1] in ((1,), (self.steps,))
+            if value.ndim != ndim or not rows_fit:
                 raise ValueError(
                     f"{name} must have 1 or {self.steps} rows, not the shape {tuple(value.shape)}"
                 )
-            object.__setattr__(self, name, value)
+            object.__setattr__(self, name, value.to(self.scale.device))
         lags = tuple(checks.integer("lags", lag, 0) for lag in self.lags)
         object.__setattr__(self, "lags", lags)
-        if (
-            not lags
-            or lags[0]
-            or list(lags) != sorted(set(lags))
-            or self.feeds.shape[1] != len(lags)
-        ):
+        rising = lags[:1] == (0,) and list(lags) == sorted(set(lags))
+        if not rising or self.feeds.shape[1] != len(lags):
             raise ValueError("lags must be 0 and then rise, one for each column of feeds")
         if len(self.gains) != len(self.decays):
             raise ValueError(
@@ -104,40 +101,35 @@ class Recurrence(Brief):
 
     @property
     def deviations(self) -> Tensor:
-        """Of w_t given all noise before it, for z of standard deviation 1: (rows,), one over C's
-        diagonal.
-        """
+        """Of w_t given all noise before it, for z of standard deviation 1: (rows,), 1 / diag(C)."""
         return self.feeds[:, 0] / self.scale
 
     @property
     def tables(self) -> dict[str, Any]:
         """All of them, by name."""
-        return {
-            each.name: v
-            for each in fields(self)
-            if isinstance(v := getattr(self, each.name), Tensor)
-        }
+        return {name: getattr(self, name) for name in DIMENSIONS}
 
     def digest(self) -> bytes:
         """32 bytes that name the distribution of the noise, whatever class made the tables."""
         tables = [x.cpu().contiguous() for x in self.tables.values()]
-        shapes = repr((self.steps, self.lags, [tuple(x.shape) for x in tables])).encode()
-        return hashlib.sha256(shapes + b"".join(x.numpy().tobytes() for x in tables)).digest()
+        shapes = (self.steps, self.lags, [tuple(x.shape) for x in tables])
+        digest = hashlib.sha256(repr(shapes).encode())
+        for x in tables:
+            digest.update(x.numpy().tobytes())
+        return digest.digest()
 
     def to(self, device: torch.device) -> "Recurrence":
         """On another device."""
-        return replace(self, **{name: x.to(device) for name, x in self.tables.items()})
+        moved = {name: x.to(device) for name, x in self.tables.items()}
+        return replace(self, **moved)
 
     def leading(self, steps: int) -> "Recurrence":
         """Its first steps alone."""
-        rows = {
-            name: x[:steps] for name, x in self.tables.items() if name not in ("gains", "decays")
-        }
+        rows = {name: x[:steps] for name, x in self.tables.items() if name not in RUNNING}
         return replace(self, steps=steps, **rows)
 
     def dense(self) -> tuple[Tensor, Tensor]:
-        """C, (steps, steps), and above how far each column may lie from the true one's, in l_2:
-        (steps,).
+        """C, (steps, steps), and a bound on each column's distance from the true one's, (steps,).
 
         C = F^{-1} V^{-1} (D - L): F of feeds; V = I + U + S of of_u and the running numbers; D and
         L of scale and of_w. Rounding by comparison matrices M(A) = 2 diag(A) - abs(A): solving A
@@ -146,95 +138,113 @@ class Recurrence(Brief):
         may grow without end, and the residual gives the bound. Raises ValueError where C is too
         large.
         """
-        n, scale = self.steps, self.scale
+        n = self.steps
         checks.fits("C", n, n)
-        F, V = (
-            _diagonals(self.feeds, self.lags, n),
-            torch.eye(n, dtype=scale.dtype, device=scale.device),
-        )
+        F = _diagonals(self.feeds, self.lags, n)
+        V = torch.eye(n, dtype=F.dtype, device=F.device)
         V = V + _diagonals(self.of_u, range(1, n), n)
         terms = V.abs()
         if len(self.gains):
-            place = torch.arange(n, device=scale.device)
-            powers = (1 + self.decays)[:, None] ** (place - 1).clamp_min(0)
-            first = torch.stack([self.gains @ powers, self.gains.abs() @ powers.abs()])
-            first = torch.where(place > 0, first, 0.0)[
-                :, (place[:, None] - place).clamp_min(0)
-            ].tril()
-            V, terms = V + first[0], terms + first[1]
-        right = scale.expand(n).diag() - _diagonals(self.of_w, range(1, n), n)
+            running, sizes = self._running_sums()
+            V = V + running
+            terms = terms + sizes
+        D = self.scale.expand(n).diag()
+        right = D - _diagonals(self.of_w, range(1, n), n)
+        # Without substitution each entry is one division.
         if not (F.tril(-1).any() or V.tril(-1).any()):
             C = right / F.diagonal()[:, None]
             return C, EPS * C.norm(dim=0)
+        C = _solved(F, V, right)
         sizes = _solved(_comparison(F), _comparison(terms), right.abs())
-        C, moved = _solved(F, V, right), (n**2 + 8 * n + 64) * EPS * sizes.norm(dim=0)
+        moved = (n**2 + 8 * n + 64) * EPS * sizes.norm(dim=0)
         if bool((moved <= COARSE * C.norm(dim=0)).all()):
             return C, moved
         return C, torch.fmin(moved, off_by(F, V, terms, right, C))
 
+    def _running_sums(self) -> tuple[Tensor, Tensor]:
+        """S, (steps, steps), S_ij = sum_a gains_a (1 + decays_a)^{i-j-1}, and its terms' sizes."""
+        step = torch.arange(self.steps, device=self.scale.device)
+        powers = (1 + self.decays)[:, None] ** (step - 1).clamp_min(0)
+        sizes = self.gains.abs() @ powers.abs()
+        columns = torch.stack([self.gains @ powers, sizes])
+        columns = torch.where(step > 0, columns, 0.0)
+        age = (step[:, None] - step).clamp_min(0)
+        sums, sizes = columns[:, age].tril()
+        return sums, sizes
+
     def first_column(self) -> tuple[Tensor, float] | None:
-        """C's first column, (steps,), of an even recurrence in O(steps x order), and its relative
-        rounding.
+        """C's first column, (steps,), in O(steps x order), and its relative rounding, or None.
 
-        Each c_t is a sum of positive multiples of earlier ones where of_w, of_u and feeds[1:] are
-        not positive. Else terms may cancel and rounding has no such bound: None, and with running
-        numbers, too.
+        Of an even recurrence where each c_t is a sum of positive multiples of earlier ones: of_w,
+        of_u and feeds[1:] are not positive. Else terms may cancel and rounding has no such bound:
+        None, and with running numbers, too.
         """
-        from scipy.signal import lfilter  # half a second to load
-
         signs = (self.of_w, self.of_u, self.feeds[:, 1:])
         if not self.even or len(self.gains) or any((x > 0).any() for x in signs):
             return None
         V, F, D = self.polynomials()
-        c = np.pad(D, (0, self.steps - len(D)))
-        for below in (V, F):
-            c = lfilter([1.0], below, c)
+        # Two divisions instead of one by the product V F, whose coefficients would be rounded.
+        c = filtered([1.0], V, np.pad(D, (0, self.steps - len(D))))
+        c = filtered([1.0], F, c)
         rounding = 2 * (len(V) + len(F) + 1) * self.steps * EPS
         return torch.from_numpy(c).to(self.scale.device), rounding
 
     def row_norms(self) -> Tensor:
-        """Of C^{-1}, (steps,): the standard deviation of w_t for z of standard deviation 1, without
-        forming C.
+        """Of C^{-1}, (steps,): the standard deviation of w_t for z of standard deviation 1.
 
-        Each z is followed through all steps: O(steps^2 (memory + draws)), and O(steps width) where
-        the recurrence is even and nothing runs.
+        C is not formed: each z is followed through all steps, O(steps^2 (memory + draws)); where
+        the recurrence is even and nothing runs, O(steps width).
         """
-        n, device = self.steps, self.scale.device
+        n = self.steps
         if self.even and not len(self.gains):
-            from scipy.signal import lfilter
-
             V, F, D = self.polynomials()
-            impulse = np.eye(1, n)[0]
-            found = lfilter(F, [1.0], lfilter(V, D, impulse))
-            return torch.from_numpy(found).square().cumsum(0).sqrt().to(device)
-        made, norms = self.to(torch.device("cpu")), torch.empty(n, dtype=torch.float64)
-        running = torch.zeros(len(self.gains), n, dtype=torch.float64)
-        of_w, of_u = ([NONE.new_zeros(n)] * table.shape[1] for table in (self.of_w, self.of_u))
+            response = filtered(F, [1.0], filtered(V, D, np.eye(1, n)[0]))
+            squares = torch.from_numpy(response).square()
+            return squares.cumsum(0).sqrt().to(self.scale.device)
+        host = self.to(torch.device("cpu"))
+        norms = NONE.new_empty(n)
+        running = NONE.new_zeros(len(self.gains), n)
+        last_w = NONE.new_zeros(self.of_w.shape[1], n)
+        last_u = NONE.new_zeros(self.of_u.shape[1], n)
         for t in range(n):
-            u = torch.zeros(n, dtype=torch.float64)
-            for lag, feed in zip(made.lags, row(made.feeds, t), strict=True):
+            # Entry [s] of u, w and the state: what z_s has put into it so far.
+            u = NONE.new_zeros(n)
+            for lag, feed in zip(host.lags, row(host.feeds, t), strict=True):
                 if lag <= t:
                     u[t - lag] = feed
-            w = u + made.gains @ running
-            for gains, past in ((row(made.of_w, t), of_w), (row(made.of_u, t), of_u)):
-                for gain, x in zip(gains, past, strict=True):
-                    w += gain * x
-            w /= row(made.scale, t)
+            w = u + host.gains @ running
+            w += row(host.of_w, t) @ last_w
+            w += row(host.of_u, t) @ last_u
+            w /= row(host.scale, t)
             norms[t] = w.norm()
-            running = (1 + made.decays)[:, None] * running + u
-            of_w, of_u = [w, *of_w][: len(of_w)], [u, *of_u][: len(of_u)]
-        return norms.to(device)
+            running = (1 + host.decays)[:, None] * running + u
+            last_w = torch.cat([w[None], last_w])[: len(last_w)]
+            last_u = torch.cat([u[None], last_u])[: len(last_u)]
+        return norms.to(self.scale.device)
 
     def polynomials(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """V, F and D of an even recurrence without running numbers, up to ``steps``: C = D / (V F)
-        as power series.
+        """V, F and D, up to ``steps``, of an even recurrence without running numbers.
+
+        C = D / (V F) as power series.
         """
         feeds = np.zeros(min(self.steps, self.lags[-1] + 1))
-        for lag, feed in zip(self.lags, self.feeds[0].cpu().tolist(), strict=True):
+        for lag, feed in zip(self.lags, self.feeds[0].tolist(), strict=True):
             if lag < self.steps:
                 feeds[lag] = feed
-        of_w, of_u = (x[0].cpu().numpy()[: self.steps - 1] for x in (self.of_w, self.of_u))
-        return np.r_[1.0, of_u], feeds, np.r_[float(self.scale[0]), -of_w]
+        of_w = self.of_w[0, : self.steps - 1].tolist()
+        of_u = self.of_u[0, : self.steps - 1].tolist()
+        V = np.array([1.0, *of_u])
+        D = np.array([float(self.scale[0]), *(-x for x in of_w)])
+        return V, feeds, D
+
+
+def filtered(
+    above: Sequence[float] | np.ndarray, below: Sequence[float] | np.ndarray, x: np.ndarray
+) -> np.ndarray:
+    """The power series above / below times that of x, (n,)."""
+    from scipy.signal import lfilter  # half a second to load
+
+    return lfilter(above, below, x)
 
 
 def row(table: Tensor, t: int) -> Tensor:
@@ -256,7 +266,7 @@ def _comparison(A: Tensor) -> Tensor:
 
 
 def off_by(F: Tensor, V: Tensor, terms: Tensor, right: Tensor, C: Tensor) -> Tensor:
-    """Above ||column of C - F^{-1} V^{-1} right||, for any C: (n,); inf or NaN where none is found.
+    """A bound on ||column of C - F^{-1} V^{-1} right||, for any C: (n,); inf or NaN for none.
 
     terms: the sum of the sizes of what each entry of V adds up, at most n + 100 numbers, each known
     up to n + 8 eps. With Y near F^{-1} V^{-1}, E = I - Y V F, ||E||_F <= e < 1, the error of C is
@@ -264,16 +274,22 @@ def off_by(F: Tensor, V: Tensor, terms: Tensor, right: Tensor, C: Tensor) -> Ten
     factors' product moves by 2 n eps of that of their sizes.
     Source: Rump (2010), verified solutions of linear systems.
     """
-    n, one = len(C), torch.eye(len(C), dtype=C.dtype, device=C.device)
-    rounding, Y, sizes = (4 * n + 128) * EPS, _solved(F, V, one), F.abs()
-    left = (right - V @ (F @ C)).abs() + rounding * (terms @ (sizes @ C.abs()) + right.abs())
-    E = (one - Y @ V @ F).abs() + rounding * (Y.abs() @ terms @ sizes + one)
+    n = len(C)
+    identity = torch.eye(n, dtype=C.dtype, device=C.device)
+    rounding = (4 * n + 128) * EPS
+    Y = _solved(F, V, identity)
+    sizes = F.abs()
+    residual = (right - V @ (F @ C)).abs()
+    added_up = terms @ (sizes @ C.abs()) + right.abs()
+    residual = residual + rounding * added_up
+    E = (identity - Y @ V @ F).abs()
+    E = E + rounding * (Y.abs() @ terms @ sizes + identity)
     e = float(E.norm())
-    return (
-        (1 + rounding) * (Y.abs() @ left).norm(dim=0) / (1 - e)
-        if e < 0.5
-        else torch.full_like(C[0], torch.inf)
-    )
+    # Also where e is NaN: F or V is singular to rounding.
+    if not e < LOOSEST:
+        return torch.full_like(C[0], torch.inf)
+    moved = (Y.abs() @ residual).norm(dim=0)
+    return (1 + rounding) * moved / (1 - e)
 
 
 def _solved(F: Tensor, V: Tensor, right: Tensor) -> Tensor:

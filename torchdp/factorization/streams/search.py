@@ -1,12 +1,15 @@
-"""Strategies of few buffers for running sums: poles, zeros, D1 and D2, by L-BFGS, beside a bound
-for every strategy.
+"""Strategies of few buffers for running sums, by L-BFGS, beside a bound for every strategy.
 
-One search for each way to take part.
+One search over poles, zeros, D1 and D2 for each way to take part. What is minimised is the l_p norm
+of the row norms of W C^{-1}, with D2 scaled so that a user moves by 1, or beside the logarithm of
+what a user moves. D1's logarithm is piecewise linear in logit((t + 1/2) / steps), D2's, beside that
+scale, in the like of each pass or window. A large problem begins with a smaller one, and a largest
+value with smooth ones.
 
-What is minimised is the l_p norm of the row norms of W C^{-1}, with D2 scaled so that a user moves
-by 1, or beside the logarithm of what a user moves. D1's logarithm is piecewise linear in
-logit((t + 1/2) / steps), D2's, beside that scale, in the like of each pass or window. A large
-problem begins with a smaller one, and a largest value with smooth ones.
+Notation:
+    x: what L-BFGS moves: a logit and 2 buffers - 1 decrements, KNOTS heights of log D1, LEVELS
+        heights of log D2 for each window, and PLACES entries of A for each pair of passes.
+    sharp: power, or sharpness of exponentials, that stands for a largest value.
 """
 
 import math
@@ -18,6 +21,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
+from torch.nn.functional import pad, softplus
 
 from torchdp import checks
 from torchdp.descent import quasi_newton
@@ -37,25 +41,49 @@ from torchdp.factorization.streams.series import apart_squares
 from torchdp.threads import on_host, one_thread
 from torchdp.workloads import RunningSums
 
-# of D1; of D2 in each pass or window; of A for each pair of passes
-KNOTS, LEVELS, PLACES = 12, 6, 3
-APART = (-7.0, 30.0)  # of what makes the logits' steps: no pole meets a zero
-# by sharpness, of absolute values, relative: their sum over a class is what a user moves
+# Heights of log D1; of log D2 in each pass or window; of A for each pair of passes.
+KNOTS = 12
+LEVELS = 6
+PLACES = 3
+
+# Of what makes the logits' decrements: no pole meets a zero.
+APART = (-7.0, 30.0)
+
+# The first logit at most, of a pole: 1 - 1e-11.
+LARGEST_LOGIT = 25.0
+
+# A of neighbouring passes at first: noise is subtracted again.
+RECALLED_AT_FIRST = 0.3
+
+# Absolute values are smoothed by SMOOTH / sharp, relative: their sum over a class is what a user
+# moves.
 SMOOTH = 3.0
-LEAST_PERIOD, MOST_PASSES, MOST_RECALLED = 8, 64, 16
-MOST_TIMES, MOST_WINDOWS = 256, 64
+LEAST_SQUARE = 1e-300
+
+LEAST_PERIOD = 8
+MOST_PASSES = 64
+MOST_RECALLED = 16
+MOST_TIMES = 256
+MOST_WINDOWS = 64
+
+# Steps, of passes and with momentum, whose matrix is factored for the lower bound.
+SHORT = 768
+DENSE = 1024
+MOST_ITERATIONS = 10_000
+
 Parts = tuple[Tensor, Tensor, Tensor, Tensor]  # poles, zeros, D1 and D2
-SHORT = 768  # steps of passes whose matrix is factored for the lower bound
-DENSE = 1024  # steps with momentum whose matrix is factored for the lower bound
 
 
 @dataclass(frozen=True)
 class Effort:
-    """whole: steps of a problem that is solved from the start; most, finish: evaluations then, and
-    on a larger one.
+    """How long a search takes.
 
-    sharp: powers that stand for the largest squared row norm, and what makes sums of exponentials
-    stand for the largest of users. stop: relative fall of the value below which it ends.
+    Args:
+        whole: steps of a problem that is solved from the start.
+        most: evaluations then.
+        finish: evaluations on a larger one.
+        sharp: one after the other.
+        stop: relative fall of the value below which it ends.
     """
 
     whole: int
@@ -65,21 +93,27 @@ class Effort:
     stop: float = 1e-9
 
 
-ONCE, PASSES = Effort(2**14, 1000, 30, stop=1e-10), Effort(2**14, 150, 30)
-SEPARATED, RECALLED = Effort(2048, 250, 60, (100.0, 1000.0, 10000.0)), Effort(2048, 100, 40)
+ONCE = Effort(2**14, 1000, 30, stop=1e-10)
+PASSES = Effort(2**14, 150, 30)
+SEPARATED = Effort(2048, 250, 60, (100.0, 1000.0, 10000.0))
+RECALLED = Effort(2048, 100, 40)
 
 
 @dataclass(frozen=True)
 class Problem:
-    """What is minimised over x, of one size: here for users who take part in one step, all columns
-    of norm 1.
+    """What is minimised over x, of one size: here for users of one step, all columns of norm 1.
 
-    each: steps of a pass, between a user's first two steps; D2 has its levels in ``windows``
-    windows of ``window``.
+    Args:
+        W: the running sums.
+        period: steps of a pass, between a user's first two steps.
+        buffers: of T.
+        p: of the l_p norm.
+        windows: of D2's levels.
+        window: steps of one.
     """
 
     W: RunningSums
-    each: int
+    period: int
     buffers: int
     p: float
     windows: int = 0
@@ -101,66 +135,74 @@ class Problem:
         return np.zeros(KNOTS + LEVELS * self.windows)
 
     def parts(self, x: Tensor) -> Parts:
-        """Poles, zeros, D1 and D2's shape of x: a logit, positive decrements, heights at the knots
-        and levels.
-        """
-        head, knots = 2 * self.buffers, 2 * self.buffers + KNOTS
-        places = torch.cat([x[:1], -torch.nn.functional.softplus(x[1:head])]).cumsum(0).sigmoid()
-        heights = x[knots : knots + LEVELS * self.windows].view(self.windows, LEVELS)
-        after = (
-            (heights @ self.shapes[1].mT).exp().flatten()[: self.W.steps]
-            if self.windows
-            else x.new_ones(1)
+        """Poles, zeros, D1 and D2's shape of x."""
+        logits, heights, levels, _ = x.split(
+            [2 * self.buffers, KNOTS, LEVELS * self.windows, len(x) - self.size]
         )
-        return places[0::2], places[1::2], (self.shapes[0] @ x[head:knots]).exp(), after
+        decrements = softplus(logits[1:])
+        falling = torch.cat([logits[:1], -decrements]).cumsum(0)
+        places = falling.sigmoid()
+        of_D1, of_D2 = self.shapes
+        before = (of_D1 @ heights).exp()
+        after = x.new_ones(1)
+        if self.windows:
+            logarithm = levels.view(self.windows, LEVELS) @ of_D2.mT
+            after = logarithm.exp().flatten()[: self.W.steps]
+        return places[0::2], places[1::2], before, after
 
-    def made(self, x: Tensor, sharp: float) -> Parts:
-        """Poles, zeros, D1 and D2, scaled: here its levels stand beside the inverse column
-        norms.
-        """
+    @property
+    def size(self) -> int:
+        """Numbers of x that ``parts`` takes."""
+        return 2 * self.buffers + KNOTS + LEVELS * self.windows
+
+    def scaled(self, x: Tensor, sharp: float) -> Parts:
+        """Poles, zeros, D1 and D2: here its levels stand beside the inverse column norms."""
         poles, zeros, before, after = self.parts(x)
-        return poles, zeros, before, after * series.overlaps(poles, zeros, before)[0].rsqrt()
+        columns, _, _ = series.overlaps(poles, zeros, before)
+        return poles, zeros, before, after * columns.rsqrt()
 
-    def rows(self, made: Parts) -> Tensor:
+    def rows(self, strategy: Parts) -> Tensor:
         """Squared row norms of W C^{-1}."""
-        return series.squares(*made, self.W)
+        return series.squares(*strategy, self.W)
 
-    def moved(self, made: Parts, sharp: float) -> Tensor | float:
+    def moved(self, strategy: Parts, sharp: float) -> Tensor | float:
         """log of what a user moves, squared, where that is not 1."""
         return 0.0
 
     def value(self, x: Tensor, sharp: float) -> Tensor:
-        """log of the rows' squared l_p norm, of a large power in place of infinity, and of what a
-        user moves.
-        """
-        made, power = self.made(x, sharp), self.p / 2 if self.p < math.inf else sharp
-        return (power * self.rows(made).log()).logsumexp(0) / power + self.moved(made, sharp)
+        """log of the rows' squared l_p norm times what a user moves, squared."""
+        strategy = self.scaled(x, sharp)
+        power = self.p / 2 if self.p < math.inf else sharp
+        error = (power * self.rows(strategy).log()).logsumexp(0) / power
+        return error + self.moved(strategy, sharp)
 
 
 class Passes(Problem):
     """For users who come back in every pass: D2 is scaled so that each of them moves by 1."""
 
-    def made(self, x: Tensor, sharp: float) -> Parts:
+    def scaled(self, x: Tensor, sharp: float) -> Parts:
         poles, zeros, before, after = self.parts(x)
-        scale = series.pass_squares(poles, zeros, before, after, self.each).rsqrt()
+        scale = series.pass_squares(poles, zeros, before, after, self.period).rsqrt()
         return poles, zeros, before, after * scale.repeat(self.windows)[: len(after)]
 
 
 @dataclass(frozen=True)
 class Apart(Problem):
-    """For users of at most ``times`` steps, ``each`` apart."""
+    """For users of at most ``times`` steps, ``period`` apart."""
 
     times: int = 2
     smoothed = True
 
-    def moved(self, made: Parts, sharp: float) -> Tensor:
-        return series.largest(series.links(*made, self.each, self.times), self.each, sharp).log()
+    def moved(self, strategy: Parts, sharp: float) -> Tensor:
+        links = series.links(*strategy, self.period, self.times)
+        return series.largest(links, self.period, sharp).log()
 
 
 @dataclass(frozen=True)
 class Recalled(Problem):
-    """With noise drawn again: for each pair of passes at most ``reach`` apart, A's diagonal is
-    free; W prefix sums.
+    """With noise drawn again, for prefix sums W.
+
+    For each pair of passes at most ``reach`` apart, A's diagonal is free.
     """
 
     reach: int = MOST_RECALLED
@@ -176,54 +218,54 @@ class Recalled(Problem):
     @property
     def start(self) -> np.ndarray:
         later, sooner = self.pairs
-        return np.concatenate(
-            [super().start, np.repeat(np.where(later - sooner == 1, 0.3, 0.0), PLACES)]
-        )
+        neighbours = np.where(later - sooner == 1, RECALLED_AT_FIRST, 0.0)
+        return np.concatenate([super().start, np.repeat(neighbours, PLACES)])
 
-    def made(self, x: Tensor, sharp: float) -> Any:
+    def scaled(self, x: Tensor, sharp: float) -> Any:
         """And A, a matrix for each class."""
-        (poles, zeros, before, after), (later, sooner), each = self.parts(x), self.pairs, self.each
-        there = series.folded(torch.ones_like(after), each)
-        values = there[:, later] * (
-            hats(each, PLACES) @ x[len(x) - PLACES * len(later) :].view(-1, PLACES).mT
-        )
-        A = torch.eye(self.windows, dtype=x.dtype).repeat(each, 1, 1)
-        A, D2 = (
-            A.index_put((torch.arange(each)[:, None], later, sooner), values),
-            series.folded(after, each),
-        )
+        poles, zeros, before, after = self.parts(x)
+        later, sooner = self.pairs
+        exists = series.folded(torch.ones_like(after), self.period)
+        values = hats(self.period, PLACES) @ x[self.size :].view(-1, PLACES).mT
+        A = torch.eye(self.windows, dtype=x.dtype).repeat(self.period, 1, 1)
+        classes = torch.arange(self.period)[:, None]
+        A = A.index_put((classes, later, sooner), exists[:, later] * values)
+        D2 = series.folded(after, self.period)
         X = shared(poles, zeros, before, A) * D2[:, :, None] * D2[:, None, :]
-        own = X.diagonal(dim1=1, dim2=2)
-        smooth = (SMOOTH / sharp) ** 2 * own[:, :, None] * own[:, None]
-        sums = (X.square() + smooth).clamp_min(1e-300).sqrt().sum((1, 2))
-        return poles, zeros, before, after * sums.rsqrt().repeat(self.windows)[: len(after)], A
+        # |X_st| as (X_st^2 + (SMOOTH / sharp)^2 X_ss X_tt)^{1/2}
+        norms = X.diagonal(dim1=1, dim2=2)
+        smooth = (SMOOTH / sharp) ** 2 * norms[:, :, None] * norms[:, None]
+        sizes = (X.square() + smooth).clamp_min(LEAST_SQUARE).sqrt()
+        scale = sizes.sum((1, 2)).rsqrt().repeat(self.windows)[: len(after)]
+        return poles, zeros, before, after * scale, A
 
-    def rows(self, made: Any) -> Tensor:
-        return recalled_squares(*made)
+    def rows(self, strategy: Any) -> Tensor:
+        return recalled_squares(*strategy)
 
 
 def buffered_once(W: RunningSums, buffers: int, p: float) -> BufferedStrategy:
     """For users who take part in one step: all columns are of norm 1."""
     sizes = _sizes(W.steps, W.steps, ONCE)
-    problems = [Problem(W.coarse(n), each, buffers, p) for n, each in sizes]
-    return BufferedStrategy(*_found(problems, ONCE))
+    problems = [Problem(W.coarse(n), period, buffers, p) for n, period in sizes]
+    return BufferedStrategy(*_minimised(problems, ONCE))
 
 
 def buffered_passes(
     W: RunningSums, period: int, buffers: int, p: float
 ) -> tuple[BufferedStrategy, Tensor]:
-    """For users who come back in every pass of ``period`` steps, in one order: none moves by more
-    than 1, to rounding.
+    """For users of every pass, in one order, and the row norms of W C^{-1}: (steps,).
 
-    And the row norms of W C^{-1}: (steps,). period: from LEAST_PERIOD, at most MOST_PASSES passes.
+    No user moves by more than 1, to rounding. period: steps of a pass, from LEAST_PERIOD, at most
+    MOST_PASSES passes.
     """
     passes = -(-W.steps // period)
     problems = [
-        Passes(W.coarse(n), each, buffers, p, passes, each)
-        for n, each in _sizes(W.steps, period, PASSES)
+        Passes(W.coarse(n), steps, buffers, p, passes, steps)
+        for n, steps in _sizes(W.steps, period, PASSES)
     ]
-    C = BufferedStrategy(*_found(problems, PASSES))
-    return C, torch.from_numpy(buffered_squares(*C.tensors, W)[0].astype(float)).sqrt()
+    C = BufferedStrategy(*_minimised(problems, PASSES))
+    rows, _, _ = buffered_squares(*C.tensors, W)
+    return C, _float64(rows).sqrt()
 
 
 def buffered_apart(
@@ -233,15 +275,18 @@ def buffered_apart(
 
     times: at least 2, at most MOST_TIMES.
     """
-    scale, windows = min(1.0, SEPARATED.whole / W.steps), min(-(-W.steps // gap), MOST_WINDOWS)
-    sizes = [(max(2, round(W.steps * scale)), max(1, round(gap * scale)))] * (scale < 1) + [
-        (W.steps, gap)
-    ]
-    problems = [
-        Apart(W.coarse(n), each, buffers, p, windows, -(-n // windows), times) for n, each in sizes
-    ]
-    poles, zeros, before, after = _found(problems, SEPARATED)
-    moved = series.apart_squares(poles, zeros, before, after, gap, times)[0]
+    windows = min(-(-W.steps // gap), MOST_WINDOWS)
+    sizes = [(W.steps, gap)]
+    scale = SEPARATED.whole / W.steps
+    if scale < 1:
+        steps = max(2, round(W.steps * scale))
+        sizes.insert(0, (steps, max(1, round(gap * scale))))
+    problems = []
+    for n, distance in sizes:
+        window = -(-n // windows)
+        problems.append(Apart(W.coarse(n), distance, buffers, p, windows, window, times))
+    poles, zeros, before, after = _minimised(problems, SEPARATED)
+    moved, _, _ = series.apart_squares(poles, zeros, before, after, gap, times)
     return BufferedStrategy(poles, zeros, before, after / math.sqrt(moved))
 
 
@@ -249,57 +294,67 @@ def buffered_apart(
 def recalled_passes(
     n: int, period: int, buffers: int, p: float, reach: int = MOST_RECALLED
 ) -> tuple[RecalledStrategy, Tensor]:
-    """For users who come back in every pass, noise drawn again; and the row norms of W C^{-1}, W
-    prefix sums.
+    """For users of every pass, noise drawn again; and the row norms of W C^{-1}, W prefix sums.
 
     D2 is scaled so that each class moves C by 1 at most. n: steps; period: from LEAST_PERIOD, below
     n, at most MOST_RECALLED passes.
     """
-    passes, sizes = -(-n // period), _sizes(n, period, RECALLED)
+    passes = -(-n // period)
     problems = [
-        Recalled(RunningSums(m), each, buffers, p, passes, each, reach) for m, each in sizes
+        Recalled(RunningSums(m), steps, buffers, p, passes, steps, reach)
+        for m, steps in _sizes(n, period, RECALLED)
     ]
-    poles, zeros, before, after, A = _found(problems, RECALLED)
-    reach = min(reach, passes - 1)
-    earlier = [
-        torch.nn.functional.pad(A.diagonal(-m, 1, 2), (m, 0)).mT.flatten()[:n]
-        for m in range(1, reach + 1)
-    ]
-    C = RecalledStrategy(
-        BufferedStrategy(poles, zeros, before, after), period, torch.stack(earlier)
-    )
+    poles, zeros, before, after, A = _minimised(problems, RECALLED)
+    earlier = []
+    for m in range(1, min(reach, passes - 1) + 1):
+        diagonal = pad(A.diagonal(-m, 1, 2), (m, 0))
+        earlier.append(diagonal.mT.flatten()[:n])
+    buffered = BufferedStrategy(poles, zeros, before, after)
+    C = RecalledStrategy(buffered, period, torch.stack(earlier))
     return C, recalled_squares(poles, zeros, before, after, A).sqrt()
 
 
 @on_host
-def _found(problems: Sequence[Problem], effort: Effort) -> Any:
-    """What the last problem makes of the best x: a logit and the steps to the next ones grow with
-    the pass.
-    """
-    spans, head = [math.log(4 * each.each) for each in problems], 2 * problems[0].buffers
-    x = np.concatenate([[spans[0]], np.full(head - 1, (spans[0] + 2) / head), problems[0].start])
-    bounds = [(None, 25.0)] + [APART] * (head - 1) + [(None, None)] * (len(x) - head)
-    for stage, problem in enumerate(problems):
-        x[:head] *= spans[stage] / spans[max(0, stage - 1)]
-        most = effort.finish if stage else effort.most
-        for each in effort.sharp[-1:] if stage or not problem.smoothed else effort.sharp:
-            x = quasi_newton(lambda point: problem.value(point, each), x, most, bounds, effort.stop)  # noqa: B023
+def _minimised(problems: Sequence[Problem], effort: Effort) -> Any:
+    """What the last problem makes of the best x, which goes from one problem to the next."""
+    # Logits and their decrements grow with the logarithm of a pass.
+    spans = [math.log(4 * problem.period) for problem in problems]
+    logits = 2 * problems[0].buffers
+    decrements = np.full(logits - 1, (spans[0] + 2) / logits)
+    x = np.concatenate([[spans[0]], decrements, problems[0].start])
+    bounds: list[tuple[float | None, float | None]] = [(None, LARGEST_LOGIT)]
+    bounds += [APART] * (logits - 1) + [(None, None)] * (len(x) - logits)
+    first = problems[0]
+    last = problems[-1]
+    for sharp in effort.sharp if first.smoothed else effort.sharp[-1:]:
+        x = _descended(first, sharp, x, effort.most, bounds, effort.stop)
+    if last is not first:
+        x[:logits] *= spans[-1] / spans[0]
+        x = _descended(last, effort.sharp[-1], x, effort.finish, bounds, effort.stop)
     with torch.no_grad():
-        return problems[-1].made(torch.from_numpy(x), math.inf)
+        return last.scaled(torch.from_numpy(x), math.inf)
+
+
+def _descended(problem: Problem, sharp: float, x: np.ndarray, *limits: Any) -> np.ndarray:
+    return quasi_newton(lambda point: problem.value(point, sharp), x, *limits)
 
 
 def _sizes(n: int, period: int, effort: Effort) -> list[tuple[int, int]]:
     """Steps, and those of a pass: of a smaller problem of as many passes, and of the problem."""
-    passes, coarse = n / period, max(int(effort.whole / (n / period)), LEAST_PERIOD)
-    small = (min(round(passes * coarse), math.ceil(passes) * coarse), coarse)
-    return [small, (n, period)] if n > effort.whole and coarse < period else [(n, period)]
+    passes = n / period
+    coarse = max(int(effort.whole / passes), LEAST_PERIOD)
+    if n <= effort.whole or coarse >= period:
+        return [(n, period)]
+    steps = min(round(passes * coarse), math.ceil(passes) * coarse)
+    return [(steps, coarse), (n, period)]
 
 
 def hats(n: int, knots: int) -> Tensor:
     """Hat functions at so many points of logit((t + 1/2) / n), (n, knots)."""
     y = torch.logit((torch.arange(n, dtype=torch.float64) + 0.5) / n)
     places = torch.linspace(-1, 1, knots, dtype=torch.float64) * max(float(y[-1]), 1.0)
-    return (1 - ((y[:, None] - places) / (places[1] - places[0])).abs()).clamp_min(0)
+    distances = (y[:, None] - places) / (places[1] - places[0])
+    return (1 - distances.abs()).clamp_min(0)
 
 
 @on_host
@@ -313,17 +368,24 @@ def factorize_buffered(
     gap: int | None = None,
     times: int = 1,
 ) -> StreamFactorization:
-    """The strategy D1 T D2 of least l_p norm of the row norms of W C^{-1}, by L-BFGS, beside a
-    proved lower bound.
+    """The strategy D1 T D2 of least error, by L-BFGS, beside a proved lower bound.
 
-    W: with momentum or without. buffers: from 1 to 16, the numbers kept for each parameter; 4 will
-    do up to 10,000 steps, 5 for a million. p: in [2, inf], inf for the largest error and 2 for the
-    mean squared one. tol: gap of the lower bound, which holds for every strategy
-    (:func:`factorize`; with momentum it is that of the first 1,024 steps). gap, times: a user takes
-    part in at most ``times`` steps, any two at least ``gap`` apart, as in ``training.Separated``;
-    for None in one step. Then the error counts for C scaled to move by 1, and the lower bound is
-    that of passes in one order, as close as some 700 steps of them tell; with momentum or rates
-    that of one step alone. Optimised on the CPU. Raises TypeError, ValueError.
+    The error is the l_p norm of the row norms of W C^{-1}, for C scaled to move by 1.
+
+    Args:
+        W: with momentum or without.
+        buffers: from 1 to 16, the numbers kept for each parameter; 4 will do up to 10,000 steps, 5
+            for a million.
+        p: in [2, inf], inf for the largest error and 2 for the mean squared one.
+        tol: gap of the lower bound, which holds for every strategy (:func:`factorize`; with
+            momentum it is that of the first 1,024 steps).
+        gap: a user takes part in at most ``times`` steps, any two at least ``gap`` apart, as in
+            ``training.Separated``; for None in one step. Then the lower bound is that of passes in
+            one order, as close as some 700 steps of them tell; with momentum or rates that of one
+            step alone.
+        times: at most 256 where ``gap`` allows more.
+
+    Optimised on the CPU. Raises TypeError, ValueError.
 
     Guarantees: certificate.lower <= gamma_(p)(W) <= certificate.upper, the l_p norm of row_norms;
     with ``gap`` the same of the least value of any strategy for such users.
@@ -331,11 +393,9 @@ def factorize_buffered(
     and D2 are ours.
     """
     checks.instance("W", W, RunningSums)
-    buffers, p, tol = (
-        checks.integer("buffers", buffers, 1, 16),
-        check_exponent(p),
-        checks.positive("tol", tol),
-    )
+    buffers = checks.integer("buffers", buffers, 1, 16)
+    p = check_exponent(p)
+    tol = checks.positive("tol", tol)
     times = checks.integer("times", times, 1)
     gap = W.steps if gap is None else min(checks.integer("gap", gap, 1), W.steps)
     times = min(times, -(-W.steps // gap))
@@ -344,33 +404,40 @@ def factorize_buffered(
     lower, slack = _lower(W, gap, times, p, tol)
     if times > 1:
         strategy = buffered_apart(W, gap, times, buffers, p)
-        moved, _, rounded = apart_squares(*strategy.tensors, gap, times)
-        moved *= 1 + rounded
     else:
-        strategy, moved = buffered_once(W, buffers, p), 0.0
+        strategy = buffered_once(W, buffers, p)
+    # In the widest floats, and with a bound on rounding: the search's own sums prove nothing.
     rows, columns, rounding = buffered_squares(*strategy.tensors, W)
-    norms = torch.from_numpy((rows * (moved or columns.max())).astype(float)).sqrt()
+    moved = columns.max()
+    if times > 1:
+        bound, _, rounded = apart_squares(*strategy.tensors, gap, times)
+        moved = bound * (1 + rounded)
+    norms = _float64(rows * moved).sqrt()
     upper = torch.linalg.vector_norm(norms, ord=p)
-    slack = slack + torch.linalg.vector_norm(
-        torch.from_numpy((rounding / rows**0.5).astype(float)), ord=p
-    )
+    slack = slack + torch.linalg.vector_norm(_float64(rounding / rows**0.5), ord=p)
     certificate = Certificate(
         upper, lower, torch.zeros_like(upper), rounding=slack + allowance(upper, 8)
     )
     return StreamFactorization(strategy.to(torch.device(W.device)), norms.to(W.device), certificate)
 
 
+def _float64(values: np.ndarray) -> Tensor:
+    return torch.from_numpy(values.astype(float))
+
+
 def _lower(W: RunningSums, gap: int, times: int, p: float, tol: float) -> tuple[Tensor, Tensor]:
     """A bound for every strategy, and its rounding, where that counts."""
     exact = torch.zeros((), dtype=torch.float64)
-    # what holds for the first steps holds for all: factors of W hold factors of its leading block
     if W.momentum:
+        # What holds for the first steps holds for all: factors of W hold factors of its leading
+        # block.
         steps = min(W.steps, DENSE)
         rates = None if W.rates is None else W.rates[:steps]
         block = RunningSums(steps, W.decay, W.momentum, rates, W.device)
-        return factorize(block.dense(), p, tol=tol).certificate.lower.cpu(), exact
+        certificate = factorize(block.dense(), p, tol=tol).certificate
+        return certificate.lower.cpu(), exact
     if times == 1 or W.rates is not None:
-        return factorize_running(W, p, tol, 10_000).certificate.lower.cpu(), exact
+        return factorize_running(W, p, tol, MOST_ITERATIONS).certificate.lower.cpu(), exact
     return passes_bound(W, gap, times, p, tol)
 
 
@@ -378,14 +445,14 @@ def _lower(W: RunningSums, gap: int, times: int, p: float, tol: float) -> tuple[
 def passes_bound(
     W: RunningSums, gap: int, times: int, p: float, tol: float, most: int = SHORT
 ) -> tuple[Tensor, Tensor]:
-    """A bound for every strategy where users take part ``times`` times, ``gap`` steps apart; its
-    rounding.
+    """A bound for every strategy where users take part ``times`` times, and its rounding.
 
-    It is that of users who keep to passes (:func:`factorize_epochs`), some of them, so it holds for
-    Epochs, too. Of more than ``most`` steps it counts every k-th alone. For each offset the rows
-    and columns there are running sums of floor(steps / k) steps at least, and their users keep
-    ceil(gap / k) apart, so that with v the least value of those sum_t ||L_t||^p S^p >= v^p over the
-    rows of an offset, and k v^p over all: the bound is k^{1/p} v.
+    Two of a user's steps are ``gap`` apart or more. The bound is that of users who keep to passes
+    (:func:`factorize_epochs`), some of them, so it holds for Epochs, too. Of more than ``most``
+    steps it counts every k-th alone. For each offset the rows and columns there are running sums of
+    floor(steps / k) steps at least, and their users keep ceil(gap / k) apart, so that with v the
+    least value of those sum_t ||L_t||^p S^p >= v^p over the rows of an offset, and k v^p over all:
+    the bound is k^{1/p} v.
 
     W: without momentum and rates. Source: here.
     """
@@ -393,6 +460,7 @@ def passes_bound(
     steps = W.steps // stride
     sums = RunningSums(steps, W.decay**stride)
     period = max(-(-gap // stride), -(-steps // times))
-    found = factorize_epochs(sums.dense(), period, p, tol).certificate
+    certificate = factorize_epochs(sums.dense(), period, p, tol).certificate
     offsets = stride ** (1 / p)
-    return offsets * found.lower, torch.as_tensor(offsets * found.rounding, dtype=torch.float64)
+    rounding = torch.as_tensor(offsets * certificate.rounding, dtype=torch.float64)
+    return offsets * certificate.lower, rounding

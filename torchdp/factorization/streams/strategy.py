@@ -1,6 +1,4 @@
-"""A strategy of a matrix mechanism over steps: tables that make its noise, and what one user moves
-under it.
-"""
+"""A strategy of a matrix mechanism over steps: tables that make its noise, and its sensitivity."""
 
 import copy
 from abc import ABC, abstractmethod
@@ -15,17 +13,20 @@ from torchdp import checks
 from torchdp.brief import Brief
 from torchdp.factorization.streams.recurrence import EPS, Recurrence
 
-ATTAINED = 1e-9  # relative: a user who moves this close to the bound shows that it is exact
-SEARCHED = 4096  # steps up to which C is formed where a bound without it is not attained
+# Relative: a user who moves this close to the bound shows that it is exact.
+ATTAINED = 1e-9
+
+# Steps up to which C is formed where a bound without it is not attained.
+SEARCHED = 4096
 
 
 @dataclass(frozen=True)
 class Sensitivity:
-    """The largest Frobenius norm of C U over what one user changes, not squared: a bound, and what
-    some user moves.
+    """The largest Frobenius norm of C U over what one user changes, not squared: two bounds.
 
-    value: no user moves further. attained: a user who is named by a set of steps and signs moves
-    this far.
+    Args:
+        value: no user moves further.
+        attained: a user who is named by a set of steps and signs moves this far.
     """
 
     value: float
@@ -43,14 +44,13 @@ class Sensitivity:
 
 
 class StreamStrategy(Brief, ABC):
-    """A lower triangular C, (steps, steps), which need not be formed. A subclass says ``steps`` and
-    ``tabulated``.
+    """A lower triangular C, (steps, steps), which need not be formed.
 
-    All else follows from the tables: the noise, its state and its name, C itself and, through C,
-    what a user moves. A subclass that knows more overrides ``column_norms``, ``in_passes``,
-    ``apart`` and ``bands``, each a claim about privacy that has to be proved; ``tabulated`` is
-    none. The tables are made once, when they are first used: no code of a strategy runs in the
-    midst of a step.
+    A subclass says ``steps`` and ``tabulated``. All else follows from the tables: the noise, its
+    state and its name, C itself and, through C, what a user moves. A subclass that knows more
+    overrides ``column_norms``, ``in_passes``, ``apart`` and ``bands``, each a claim about privacy
+    that has to be proved; ``tabulated`` is none. The tables are made once, when they are first
+    used: no code of a strategy runs in the midst of a step.
     """
 
     if TYPE_CHECKING:  # at runtime it would be the default of a dataclass's field
@@ -65,15 +65,13 @@ class StreamStrategy(Brief, ABC):
 
     @cached_property
     def recurrence(self) -> Recurrence:
-        """The tables, made once. Raises TypeError, ValueError where they are none, or of other
-        steps.
-        """
-        made = checks.instance("tabulated()", self.tabulated(), Recurrence)
-        if made.steps != self.steps:
+        """The tables, made once. Raises TypeError for no tables, ValueError for other steps."""
+        tables = checks.instance("tabulated()", self.tabulated(), Recurrence)
+        if tables.steps != self.steps:
             raise ValueError(
-                f"tabulated() must be of {self.steps} steps, as the strategy, not of {made.steps}"
+                f"tabulated() must be of {self.steps} steps, as the strategy, not of {tables.steps}"
             )
-        return made
+        return tables
 
     @property
     def bands(self) -> int:
@@ -83,7 +81,9 @@ class StreamStrategy(Brief, ABC):
     def to(self, device: torch.device) -> Self:
         """What makes the noise on another device, and its own tensors with it."""
         moved = copy.copy(self)
-        for name, value in {**vars(self), "recurrence": self.recurrence}.items():
+        # The tables first: they must be the same numbers on every device.
+        parts = {**vars(self), "recurrence": self.recurrence}
+        for name, value in parts.items():
             if isinstance(value, Tensor | Recurrence | StreamStrategy):
                 vars(moved)[name] = value.to(device)
         return moved
@@ -93,45 +93,47 @@ class StreamStrategy(Brief, ABC):
         return Tabulated(self.recurrence.leading(steps))
 
     def dense(self) -> Tensor:
-        """C itself, (steps, steps), lower triangular, float64. Raises ValueError where it is too
-        large.
-        """
+        """C itself, (steps, steps), lower triangular. Raises ValueError where it is too large."""
         return self.recurrence.dense()[0]
 
     def column_norms(self) -> tuple[Tensor, float] | None:
-        """Of C, (steps,), without forming it, and their relative rounding; None where that is not
-        known.
-        """
-        if (found := self.recurrence.first_column()) is None:
+        """Of C, (steps,), without forming it, and their relative rounding; None: not known."""
+        first = self.recurrence.first_column()
+        if first is None:
             return None
-        return found[0].square().cumsum(0).sqrt().flip(0), found[1] + self.steps * EPS
+        c, rounding = first
+        # Column s of a Toeplitz C is the first one, cut off at steps - s.
+        norms = c.square().cumsum(0).sqrt().flip(0)
+        return norms, rounding + self.steps * EPS
 
     def in_passes(self, period: int) -> Sensitivity | None:
-        """What a user moves who is in steps i, i + period, ... for one i, or in some of them; None:
-        C must be formed.
+        """Of a user of steps i, i + period, ... for one i, or of some; None: C must be formed.
 
         Here of a Toeplitz C >= 0: the sum of the columns of i is that of i = 0, some rows later and
         cut off.
         """
-        if (found := self.recurrence.first_column()) is None:
+        first = self.recurrence.first_column()
+        if first is None:
             return None
-        moved = float(sum_of_columns(found[0], period, self.steps).norm())
-        return Sensitivity.rounded(moved, moved, found[1] + (2 * self.steps + 16) * EPS)
+        c, rounding = first
+        moved = float(sum_of_columns(c, period, self.steps).norm())
+        return Sensitivity.rounded(moved, moved, rounding + (2 * self.steps + 16) * EPS)
 
     def apart(self, gap: int, times: int) -> Sensitivity | None:
-        """Sensitivity to a user of at most ``times`` steps, any two at least ``gap`` apart; None: C
-        must be formed.
+        """Of a user of at most ``times`` steps, ``gap`` apart or more; None: C must be formed.
 
         Here of a Toeplitz C >= 0: e_t = max_{s >= t} c_s does not rise, and <column i, column j> of
         e's matrix is at least that of C's and falls in j - i and in j: so 0, gap, 2 gap, ... are
         its worst steps, and under C no user moves further. Attained where c = e.
         Source: Kalinin, Lampert (2024), Theorem 2, where c does not rise; the envelope: here.
         """
-        if (found := self.recurrence.first_column()) is None:
+        first = self.recurrence.first_column()
+        if first is None:
             return None
-        c, rounding = found
+        c, rounding = first
         envelope = c.flip(0).cummax(0).values.flip(0)
-        bound, moved = (float(sum_of_columns(x, gap, times).norm()) for x in (envelope, c))
+        bound = float(sum_of_columns(envelope, gap, times).norm())
+        moved = float(sum_of_columns(c, gap, times).norm())
         if moved < (1 - ATTAINED) * bound and self.steps <= SEARCHED:
             return None
         return Sensitivity.rounded(bound, moved, rounding + (self.steps + times + 16) * EPS)
@@ -158,15 +160,21 @@ def signs(gram: Tensor) -> Tensor:
 
     They spread from the first step along the largest entries, a greatest spanning tree (Prim).
     """
-    found = torch.zeros(len(gram), dtype=gram.dtype, device=gram.device)
-    link, reach, step = torch.ones_like(found), torch.zeros_like(found), 0
-    for _ in range(len(gram)) if (gram < 0).any() else ():
-        found[step] = link[step]
-        closer = gram[step].abs() > reach
-        reach = torch.where(closer, gram[step].abs(), reach)
-        link = torch.where(closer, gram[step].sign() * found[step], link)
-        step = int(torch.where(found == 0, reach, -1.0).argmax())
-    return torch.where(found == 0, 1.0, found)
+    s = torch.zeros(len(gram), dtype=gram.dtype, device=gram.device)
+    if not (gram < 0).any():
+        return s + 1
+    sign = torch.ones_like(s)  # that each step gets by its largest link to the tree
+    link = torch.zeros_like(s)
+    step = 0
+    for _ in range(len(gram)):
+        s[step] = sign[step]
+        sizes = gram[step].abs()
+        closer = sizes > link
+        link = torch.where(closer, sizes, link)
+        sign = torch.where(closer, gram[step].sign() * s[step], sign)
+        step = int(torch.where(s == 0, link, -1.0).argmax())
+    # A step without links may be reached with the sign 0: either one will do.
+    return torch.where(s == 0, 1.0, s)
 
 
 def sum_of_columns(c: Tensor, gap: int, times: int) -> Tensor:
@@ -179,12 +187,15 @@ def sum_of_columns(c: Tensor, gap: int, times: int) -> Tensor:
 
 @dataclass(frozen=True)
 class BandedStrategy(StreamStrategy):
-    """A lower triangular C, (steps, steps), never formed: entry [t, j] of ``coefficients`` is
-    C[t, t - j].
+    """A lower triangular C, (steps, steps), of few diagonals, never formed.
 
-    coefficients: (steps, bands), or (1, bands) where C[t, s] depends on t - s alone (Toeplitz); the
-    first column positive; entries with j > t count as 0. float64. steps: at least 1. Raises
-    TypeError, ValueError.
+    Args:
+        coefficients: (steps, bands), entry [t, j] is C[t, t - j]; or (1, bands) where C[t, s]
+            depends on t - s alone (Toeplitz); the first column positive; entries with j > t count
+            as 0. float64.
+        steps: at least 1.
+
+    Raises TypeError, ValueError.
     """
 
     coefficients: Tensor
@@ -211,16 +222,19 @@ class BandedStrategy(StreamStrategy):
         C = checks.matrix("strategy", C).detach().double()
         if C.ndim != 2 or C.shape[0] != C.shape[1] or C.triu(1).any():
             raise ValueError(
-                f"strategy must be one square lower triangular matrix, not of shape {tuple(C.shape)}"
+                "strategy must be one square lower triangular matrix, "
+                f"not of shape {tuple(C.shape)}"
             )
         if not (C.diagonal() > 0).all():
             raise ValueError(
                 "strategy must have a positive diagonal; multiply rows by -1 where it is negative"
             )
-        row, column = C.nonzero().unbind(1)
-        place = torch.arange(len(C), device=C.device)[:, None]
-        place = place - torch.arange(int((row - column).max()) + 1, device=C.device)
-        return BandedStrategy(torch.where(place >= 0, C.gather(1, place.clamp_min(0)), 0.0), len(C))
+        rows, columns = C.nonzero().unbind(1)
+        bands = int((rows - columns).max()) + 1
+        steps = torch.arange(len(C), device=C.device)
+        column = steps[:, None] - steps[:bands]
+        entries = C.gather(1, column.clamp_min(0))
+        return BandedStrategy(torch.where(column >= 0, entries, 0.0), len(C))
 
     @property
     def bands(self) -> int:
@@ -242,7 +256,7 @@ class BandedStrategy(StreamStrategy):
     def column_norms(self) -> tuple[Tensor, float]:
         """Of C, (steps,), and their relative rounding."""
         squares = self.coefficients.square().expand(self.steps, -1)
-        found = squares.new_zeros(self.steps)
+        norms = squares.new_zeros(self.steps)
         for age in range(self.bands):
-            found[: self.steps - age] += squares[age:, age]
-        return found.sqrt(), (2 * self.steps + 8) * EPS
+            norms[: self.steps - age] += squares[age:, age]
+        return norms.sqrt(), (2 * self.steps + 8) * EPS
