@@ -377,7 +377,7 @@ def project_second_moment(matrix: Tensor, radius: float = 1.0) -> Tensor:
 
 
 def project_covariance(matrix: Tensor) -> Tensor:
-    """The nearest positive semidefinite matrix: biased upwards, never further off than its input."""
+    """The nearest positive semidefinite matrix: biased upwards, never further than its input."""
     values, vectors = _spectrum(matrix)
     return (vectors * values.clamp_min(0)[..., None, :]) @ vectors.mT
 
