@@ -268,7 +268,8 @@ def _trace(d: int, order: int) -> float:
             harmonics -= math.comb(d + k - 3, k - 2)
         # log lambda_k, since the factorials overflow
         falling = math.lgamma(order + 1) - math.lgamma(order - k + 1)
-        beta = math.lgamma((order - k + 1) / 2) - math.lgamma((order + k + d) / 2)
-        scale = math.lgamma(d / 2) - k * math.log(2) - math.log(math.pi) / 2
-        total += harmonics * math.exp((falling + beta + scale) / 2)
+        gammas = math.lgamma(d / 2) + math.lgamma((order - k + 1) / 2)
+        gammas -= math.lgamma((order + k + d) / 2)
+        log_value = falling + gammas - k * math.log(2) - math.log(math.pi) / 2
+        total += harmonics * math.exp(log_value / 2)
     return total

@@ -2,11 +2,10 @@
 
 import math
 from abc import abstractmethod
-from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import chain
-from typing import ClassVar, TypeVar
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -19,6 +18,7 @@ from torchdp.pairwise.statistic import PairwiseStatistic
 from torchdp.privacy import Guarantee, compose
 from torchdp.protocol import Estimate, InteractiveProtocol, Layout, Limits, Objective, Tally, Users
 from torchdp.protocol.records import single, users_of
+from torchdp.protocol.types import of_rounds
 from torchdp.randomizers import PrivUnit
 from torchdp.randomizers.ball.ball import BallRandomizer
 from torchdp.randomness import keyed_generator
@@ -27,7 +27,7 @@ from torchdp.randomness import keyed_generator
 DRAWS = 256
 # Numbers in the points, from which it takes a fourth of them.
 LARGE = 2**16
-V = TypeVar("V")
+
 Numbers = tuple[int, ...]
 
 
@@ -283,11 +283,6 @@ class RoundsAnalyst(PairwiseAnalyst):
             most = variance(response, answer[..., 0].clamp(-1, 1))
             total = total + question.half_width.square() * most / n
         return total
-
-
-def of_rounds(parts: list[Mapping[str, V]]) -> dict[str, V]:
-    """What belongs to each part of the rounds' tallies, by its name in that of all rounds."""
-    return {f"{r}.{name}": value for r, own in enumerate(parts) for name, value in own.items()}
 
 
 def normals(points: Tensor, key: bytes, *batch: int) -> Tensor:
