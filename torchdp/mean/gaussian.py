@@ -241,7 +241,7 @@ class GaussianRelease(PointsProtocol, CuratorProtocol[Crowd]):
         """At ``delta``, by the exact curve of Gaussian noise, of the whole steps that leave."""
         normal = released_guarantee(self.multiplier, self.delta, self.sums.size)
         source = f"Nikolov, Tang (2023), Theorem 15; {normal.source}"
-        # Inexact: two points of a shape need not be a diameter apart.
+        # The diameter of an encoding may be a bound.
         return replace(normal, exact=False, source=source)
 
 

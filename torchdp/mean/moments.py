@@ -38,7 +38,7 @@ class GaussianMoments(GaussianRelease):
     tensors: the noise is A^{(x) l} (multiplier D / n) Sym(g), g standard normal of shape
     (r, ..., r), Sym the mean over all orders of the indices, which is the orthogonal projection.
     Entry i_1 ... i_l has variance (multiplier D/n)^2 / l! times the permanent of (A A^T)[i, i], l!
-    times less than noise on every coordinate apart where the i_k are far from each other. D
+    times less than independent noise on every entry where the i_k are far from each other. D
     bounds ||u^{(x) l} - w^{(x) l}||: its square is ||u||^{2l} + ||w||^{2l} - 2 <u, w>^l, so D =
     2^{1/2} R^l for even l (R^l where r = 1) and 2 R^l for odd l. Noise and data cost
     O(l d^{l + 1}); no d^l x d^l matrix.
@@ -62,7 +62,8 @@ class GaussianMoments(GaussianRelease):
         checks.keep(self, order=checks.count)
         if self.order > MOST_ORDER or self.domain.dimension**self.order > MOST_ENTRIES:
             raise ValueError(
-                f"order {self.order} in dimension {self.domain.dimension} is too large: at most order {MOST_ORDER} "
+                f"order {self.order} in dimension {self.domain.dimension} is too large: at most "
+                f"order {MOST_ORDER} "
                 f"and {MOST_ENTRIES} entries"
             )
         if bool(self.shape.centre.any()):

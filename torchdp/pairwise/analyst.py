@@ -292,12 +292,14 @@ class ChannelPairs(PairwiseAnalyst):
         self.refuse()
         if not torch.equal(self.channel.points, self.statistic.points):
             raise ValueError(
-                "channel must be of the statistic's queries: make it by its class's of(statistic, ...)"
+                "channel must be of the statistic's queries: make it by its class's of(statistic, "
+                "...)"
             )
         missed = self.channel.bias.abs().max()
         if bool(missed > MOST_MISSED * self.statistic.points.abs().max()):
             raise ValueError(
-                f"channel must be of exact factors for a question of pairs; they miss up to {missed:g}"
+                "channel must be of exact factors for a question of pairs; they miss up to "
+                f"{missed:g}"
             )
 
     @property

@@ -214,7 +214,7 @@ class DegreeAnalyst(FunctionAnalyst):
     def _corrected(self, tally: Tally, h: Tensor, to_second_order: Tensor) -> Tensor:
         rows = h.reshape(-1, self.function.types)
         users = rows_of(tally.users(1), h)
-        # As many rows at once as their largest contraction has room for.
+        # As many rows at once as the memory of their largest contraction holds.
         size = max(1, AT_ONCE // self.function.types ** max(2, self.function.degree - 1))
         if self.reported is None:
             parts = zip(rows.split(size), users.split(size), strict=True)

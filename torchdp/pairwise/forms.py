@@ -234,8 +234,10 @@ class PairwiseForms(Brief):
             return self.approximates.common_diagonal(self.approximates.form)
         if self._varies(form):
             raise ValueError(
-                f"the kernel of {self.name!r} has a diagonal f(x, x) that depends on x, so this protocol cannot "
-                f"turn its answer into the mean over pairs {self.pairs.value!r}; use the other value of Pairs, or "
+                f"the kernel of {self.name!r} has a diagonal f(x, x) that depends on x, so this "
+                "protocol cannot "
+                f"turn its answer into the mean over pairs {self.pairs.value!r}; use the other "
+                "value of Pairs, or "
                 "a channel, such as queries.LocalOracle"
             )
         return self.diagonal(form).mean(-1)
@@ -276,7 +278,8 @@ class PairwiseForms(Brief):
         empty = mean.abs() <= ZERO * self.size(form)
         if bool(empty.any()):
             raise ValueError(
-                f"summary makes the statistic's denominator 0 (one class is empty){checks.at(empty)}"
+                "summary makes the statistic's denominator 0 (one class is "
+                f"empty){checks.at(empty)}"
             )
         return mean
 
@@ -323,7 +326,8 @@ def one_kernel(statistic: P) -> P:
     """
     if checks.instance("statistic", statistic, PairwiseForms).answer:
         raise ValueError(
-            f"statistic must be of one kernel, not of {statistic.answer}: this call takes each by itself"
+            f"statistic must be of one kernel, not of {statistic.answer}: this call takes each by "
+            "itself"
         )
     return statistic
 

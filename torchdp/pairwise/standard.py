@@ -61,7 +61,8 @@ def from_kernel(
     """
     if checks.positive("tol", tol) < FINEST:
         raise ValueError(
-            f"tol must be at least {FINEST:g}, not {tol!r}: less takes long and saves almost no noise"
+            f"tol must be at least {FINEST:g}, not {tol!r}: less takes long and saves almost no "
+            "noise"
         )
     if isinstance(kernel, Workload):
         name = kernel.name

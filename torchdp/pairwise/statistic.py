@@ -112,7 +112,8 @@ class PairwiseStatistic(PairwiseForms, Question):
         if family is None:
             if g is not None:
                 raise ValueError(
-                    "prior must be given for a ratio: a histogram, or a few such as class_histograms gives"
+                    "prior must be given for a ratio: a histogram, or a few such as "
+                    "class_histograms gives"
                 )
             return J, J.diag() * self.radius / math.sqrt(len(J))
         means = family @ self.points

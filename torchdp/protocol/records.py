@@ -79,7 +79,8 @@ def alike(n: Users) -> int:
     least, most = tensor_of(n).aminmax()
     if bool(least != most):
         raise ValueError(
-            f"n must be the same in all of a batch, not {least} to {most}: this call is made for one"
+            f"n must be the same in all of a batch, not {least} to {most}: this call is made for "
+            "one"
         )
     return int(most)
 

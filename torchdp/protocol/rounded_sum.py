@@ -73,11 +73,13 @@ class RoundedSum:
         object.__setattr__(self, "size", checks.integer("size", self.size, 0))
         if not self.sigma and self.distance:
             raise ValueError(
-                f"sigma must be positive, not 0: vectors are up to distance = {self.distance:g} apart"
+                f"sigma must be positive, not 0: vectors are up to distance = {self.distance:g} "
+                "apart"
             )
         if not self.step and (self.sigma or self.norm):
             raise ValueError(
-                f"sigma = {self.sigma:g} and norm = {self.norm:g} are too small for steps; use a larger unit"
+                f"sigma = {self.sigma:g} and norm = {self.norm:g} are too small for steps; use a "
+                "larger unit"
             )
 
     @staticmethod
