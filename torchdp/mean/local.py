@@ -213,6 +213,7 @@ class LocalCovariance(Relay[Crowd, Tensor, BallRandomizer]):
         d = self.domain.dimension
         t_square, _, c = self.weights(d)
         mean = tally["sum"] / tally.users(1)
+        # What client_input did is undone: numbers over t, products over e or 1, plus c.
         m = mean[..., :d] / math.sqrt(t_square)
         centred = symmetric(mean[..., d:], d) / self._lengths
         S = centred + c * torch.eye(d).to(mean)

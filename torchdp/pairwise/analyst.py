@@ -257,6 +257,7 @@ class PairwiseAnalyst(ABC):
         own = replace(statistic, approximates=None)
         if statistic.denominator is not None:
             return own.exact(counts) - statistic.exact(counts)
+        # What the channel's mean is on average, turned into the statistic's pairs.
         native = replace(own, pairs=self.estimated_pairs).mean(counts, statistic.form)
         expected = self._convert(native, counts.sum(-1), statistic.form)
         return expected - statistic.exact(counts)
@@ -462,6 +463,7 @@ def _sampling_variance(statistic: PairwiseForms, h: Tensor, n: int, value: Tenso
     f = statistic.kernel(form)
     f_1 = statistic.points @ (form.weights * (h @ statistic.points)) + form.constant
     m = h @ f_1
+    # Bhatia and Davis: Var f <= (max f - m)(m - min f).
     of_pairs = (f.max() - m) * (m - f.min())
     return (4 * largest_variance(statistic.points, h, f_1) + 2 * of_pairs / n) / n
 

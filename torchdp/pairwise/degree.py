@@ -237,6 +237,7 @@ class DegreeAnalyst(FunctionAnalyst):
     def _by_moments(self, h: Tensor, n: Tensor) -> Tensor:
         C = self._covariance(h * n)
         bend = self.function.derivative(2, h, n)
+        # E e^T D e/2 is tr(D C)/2 where the error e has covariance C.
         value = self.function.of_users(h, n) - (bend * C).sum((-2, -1)) / 2
         if self.function.degree != 3:
             return value
@@ -253,6 +254,7 @@ class DegreeAnalyst(FunctionAnalyst):
     def _cubic(self) -> tuple[Tensor, Tensor]:
         """T_3, of sum 0 along each axis, and T_3(C_x, e_y) for one user of each type x: (k, k)."""
         k = self.function.types
+        # Shares add up to a known number: what is constant along an axis has no noise.
         T = self.function.parts[-1].to(self.channel.workload)
         for axis in range(3):
             T = T - T.mean(axis, keepdim=True)

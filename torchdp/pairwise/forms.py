@@ -198,6 +198,7 @@ class PairwiseForms(Brief):
         So the mean over other pairs can be turned into this one. The new coordinates are small
         beside the others, because their share of the answer falls like 1/n.
         """
+        # One that approximates has the diagonal of the other statistic.
         if self.approximates is not None or not any(self._varying):
             return self
         diagonals = torch.stack([self.diagonal(form) for form in self.forms])
@@ -264,10 +265,12 @@ class PairwiseForms(Brief):
         """
         counts = counts.double()
         n = counts.sum(-1)
+        # The sum of <u_i, J u_j> over all pairs is <s, J s>, s the sum of the vectors.
         products = (counts @ self.points).square() * form.weights
         total = products.sum(-1) + form.constant * n**2
         if self.pairs is Pairs.ALL:
             return total / n**2
+        # Less the pairs of a user with itself.
         own = (counts * self.diagonal(form)).sum(-1)
         return (total - own) / (n * (n - 1))
 

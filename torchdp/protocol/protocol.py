@@ -30,8 +30,10 @@ from torchdp.protocol.records import (
     tensor_of,
 )
 
-S = TypeVar("S")  # what the distribution of a tally depends on: counts (k,), a Crowd, moments, sums
-M = TypeVar("M")  # what users send: a tensor with a row for each, or a bag
+# What the distribution of a tally depends on: counts (k,), a Crowd, moments, sums.
+S = TypeVar("S")
+# What users send: a tensor with a row for each, or a bag.
+M = TypeVar("M")
 C = TypeVar("C", bound="MessageProtocol")
 
 
@@ -50,7 +52,8 @@ class Protocol(ABC, Generic[S]):
         super().__init_subclass__(**options)
         keep_repr(cls)
 
-    takes_groups: ClassVar[bool] = True  # whether users of several groups can be asked by one call
+    # Whether users of several groups can be asked by one call.
+    takes_groups: ClassVar[bool] = True
 
     @property
     @abstractmethod
@@ -87,6 +90,7 @@ class Protocol(ABC, Generic[S]):
         Raises TypeError, ValueError.
         """
         checks.instance("tally", tally, Tally).checked(self.layout, self.limits, least)
+        # Tallies come from outside: one that nobody sent would be analysed as if it were private.
         wrong = self.impossible(tally)
         if wrong is not None:
             n = "so many" if isinstance(tally.n, Tensor) else tally.n
@@ -465,6 +469,7 @@ def in_turn(
 ) -> Tally:
     """``collect`` of each group's rows, in their order; the parts of an empty group are 0."""
     n = torch.bincount(groups, minlength=size)
+    # An empty group has no users to run ``collect`` for, and a tally of 0.
     parts = {}
     for name, (shape, dtype) in layout.items():
         parts[name] = x.new_zeros(size, *shape, dtype=dtype)

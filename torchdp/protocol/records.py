@@ -314,6 +314,7 @@ class Tally(Brief):
                 f"the parts {sorted(layout)} must have the same leading dimensions, those of "
                 "tally.n the last"
             )
+        # Limits are of one user at least; nobody sends nothing.
         nobody = dict.fromkeys(layout, Limits(0.0, 0.0))
         known: dict[str, Limits] = limits(n) if isinstance(n, Tensor) or n else nobody
         ranges = []
@@ -473,6 +474,7 @@ class Estimate(Brief):
         if m <= 1:
             return self.interval(level)
         if self.stretch is not None:
+            # Sidak's inequality is of normal errors, Bonferroni's of all.
             name = "level, 1 - (1 - level) / m for m entries,"
             return self.interval(checks.fraction(name, 1 - (1 - level) / m))
         if self.covariance is None or m > MOST_CORRELATED:

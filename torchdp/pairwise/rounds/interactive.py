@@ -279,6 +279,7 @@ class RoundsAnalyst(PairwiseAnalyst):
         total = self.protocol.plug_in_published_variance(means, n, form)
         questions = self.protocol.questions(means)
         responses = self.protocol.responses
+        # A variance is concave in the value, so that of the mean value is no smaller.
         for question, response, answer in zip(questions, responses, answers, strict=True):
             most = variance(response, answer[..., 0].clamp(-1, 1))
             total = total + question.half_width.square() * most / n

@@ -70,6 +70,7 @@ def searched_worst_variance(epsilon: float) -> float:
 def _log_variance(dim: int) -> "CubicSpline":
     from scipy.interpolate import CubicSpline  # here, because loading it takes long
 
+    # Nearly linear in the logarithms, so that few knots do.
     logs = np.linspace(math.log(SMALLEST_EPSILON), math.log(LARGEST_EPSILON), KNOTS)
     epsilons = torch.from_numpy(np.exp(logs)).clamp(SMALLEST_EPSILON, LARGEST_EPSILON)
     return CubicSpline(logs, PrivUnit.unit_variance(dim, epsilons).log().numpy())
@@ -114,6 +115,7 @@ def ask(points: Tensor, vector: Tensor, clip: float) -> Question:
     The range over all types is known to everyone, so knowing it costs no privacy and clipping is
     never needed; it can still pay, because a message's variance grows with half_width^2.
     """
+    # Over all types, whether users hold them or not: the range tells nothing of the data.
     low, high = (vector @ points.mT).aminmax(dim=-1)
     half_width = (high - low) / 2
     return Question(vector, (low + high) / 2, half_width.clamp_max(clip))
@@ -281,7 +283,8 @@ class Round(MessageProtocol[Tensor, Tensor]):
         sums = {}
         for name, message in self.sent.items():
             own = message.shown.shape[:-2]  # the questions' batch, () of vectors
-            if not message.shown.numel():  # of no repetition
+            # No repetition: there is no crowd to draw from.
+            if not message.shown.numel():
                 sums[name] = message.shown.new_zeros(*batch, message.client.dim)
                 continue
             crowd = Crowd(message.shown, summary.expand(*own, -1))

@@ -159,6 +159,7 @@ class ProjectedProtocol(PairsInRounds):
         second = self.randomizers[1].moments.variance / n
         error = means[1] - self.project(means[0])
         square = (form.weights * error).square().sum(-1)
+        # Y is noisy: its noise adds second sum weights^2 to the square on average.
         of_noise = second * form.weights.square().sum(-1)
         return second * (square - of_noise).clamp_min(0)
 
