@@ -220,7 +220,8 @@ class DegreeAnalyst(FunctionAnalyst):
             parts = zip(rows.split(size), users.split(size), strict=True)
             values = [self._by_moments(*part) for part in parts]
         else:
-            reports = (tally["reports"].double() / tally.users(1)).flatten(0, -2)
+            shares = tally["reports"].double() / tally.users(1)
+            reports = shares.reshape(-1, shares.shape[-1])
             triples = zip(rows.split(size), users.split(size), reports.split(size), strict=True)
             values = [self._by_reports(self.reported, *part) for part in triples]
         return torch.cat(values).view(h.shape[:-1])

@@ -99,14 +99,17 @@ class PairwiseStatistic(PairwiseForms, Question):
         """
         one_kernel(self)
         centred = self.points - self.points.mean(0)
-        weights, directions = self._linearised(family)
+        weights, queries = self._linearised(family, centred)
         eigenvalues, vectors = torch.linalg.eigh(covariance)
         root = (vectors * eigenvalues.clamp_min(0).sqrt()).mT * weights  # root^T root = J C J
-        first_order = directions @ centred.mT * math.sqrt(4 / n)
-        return torch.cat([first_order, root @ centred.mT * math.sqrt(4 / n**2)])
+        second_order = root @ centred.mT * math.sqrt(4 / n**2)
+        return torch.cat([queries * math.sqrt(4 / n), second_order])
 
-    def _linearised(self, family: Tensor | None) -> tuple[Tensor, Tensor]:
-        """Weights of J, (r,), and J mean u, (q, r): a ratio's at its value for each histogram."""
+    def _linearised(self, family: Tensor | None, centred: Tensor) -> tuple[Tensor, Tensor]:
+        """Weights of J, (r,), and the queries J mean u of one user, (q, k).
+
+        A ratio's at its value for each histogram.
+        """
         J = self.form.weights
         g = self.denominator
         if family is None:
@@ -115,11 +118,11 @@ class PairwiseStatistic(PairwiseForms, Question):
                     "prior must be given for a ratio: a histogram, or a few such as "
                     "class_histograms gives"
                 )
-            return J, J.diag() * self.radius / math.sqrt(len(J))
+            return J, J[:, None] * centred.mT / math.sqrt(len(J)) * self.radius
         means = family @ self.points
         share = math.sqrt(len(family))
         if g is None:
-            return J, J * means / share
+            return J, (J * means) @ centred.mT / share
         above = means.square() @ J + self.form.constant
         below = means.square() @ g.weights + g.constant
         if bool((below.abs() <= SAME * self.size(g)).any()):
@@ -127,10 +130,10 @@ class PairwiseStatistic(PairwiseForms, Question):
                 "prior must hold histograms whose denominator is not 0: no class empty"
             )
         low, high = self.limits or (-0.5, 0.5)
-        slopes = g.weights / below[:, None]
-        weights = J / below[:, None] - (above / below)[:, None] * slopes
-        doubt = slopes * UNKNOWN * (high - low)
-        return weights.mean(0), torch.cat([weights * means, doubt * means]) / share
+        weights = (J - (above / below)[:, None] * g.weights) / below[:, None]
+        doubt = g.weights / below[:, None] * UNKNOWN * (high - low)
+        directions = torch.cat([weights * means, doubt * means])
+        return weights.mean(0), directions @ centred.mT / share
 
     def bound(self, n: int, epsilon: float, histogram: Tensor) -> float:
         """No unbiased one-round epsilon-LDP protocol has a smaller root mean squared error.
@@ -226,12 +229,13 @@ def merged(
     if not 2 <= checks.integer("bins", bins, 2) <= k:
         raise ValueError(f"bins must be in 2..{k}, not {bins}")
     bin_of = _bins(statistic, bins)
-    small = _on_bins(statistic, _even(bin_of, bins))
+    even = _even(bin_of, bins)
+    small = _on_bins(statistic, even)
     near = replace(small, points=small.points[bin_of], approximates=statistic)
     binned = None
     if prior is not None:
         family = histograms_of(prior, k).to(statistic.points)
-        binned = family.new_zeros(len(family), bins).index_add_(1, bin_of, family)
+        binned = family @ (even > 0).double().mT
         if statistic.denominator is not None:
             kept = replace(near, approximates=None).exact(family * n) - statistic.offset
             whole = statistic.exact(family * n) - statistic.offset
