@@ -3,6 +3,7 @@
 import math
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import torch
@@ -76,12 +77,12 @@ def from_kernel(
     if kernel.ndim == 2:
         points, form = factorized(kernel, tol)
         return PairwiseStatistic(name, points, form, pairs=pairs)
-    points = []
+    columns = []
     weights = []
     constants = []
     for f in kernel.flatten(0, -3):
         own, form = factorized(f, tol)
-        points.append(own)
+        columns.append(own)
         weights.append(form.weights)
         constants.append(form.constant)
     answer = kernel.shape[:-2]
@@ -89,7 +90,7 @@ def from_kernel(
         torch.block_diag(*weights).unflatten(0, answer),
         kernel.new_tensor(constants).view(answer),
     )
-    return PairwiseStatistic(name, torch.cat(points, 1), together, pairs=pairs)
+    return PairwiseStatistic(name, torch.cat(columns, 1), together, pairs=pairs)
 
 
 def absolute_difference(k: int, *, spacing: float = 1.0) -> PairwiseStatistic:
@@ -170,7 +171,7 @@ def class_histograms(k: int, positives: float | Sequence[float]) -> Tensor:
     Returns:
         Five histograms for each share, (5 shares, 2k).
     """
-    given = [positives]
+    given: Sequence[Any] = [positives]
     if isinstance(positives, Sequence) and not isinstance(positives, str):
         given = positives
     shares = [checks.fraction("positives", share) for share in given]

@@ -114,7 +114,8 @@ class Choice(Brief, Generic[T]):
             rows.append([candidate.name, candidate.error, flat, candidate.note])
         rows.append(["lower bound for unbiased estimators", bound, "", ""])
         if not self._disagree:
-            for row in (head, *rows):
+            del head[2]
+            for row in rows:
                 del row[2]
         return html_table(rows, head)
 

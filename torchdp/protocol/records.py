@@ -317,7 +317,7 @@ class Tally(Brief):
         # Limits are of one user at least; nobody sends nothing.
         nobody = dict.fromkeys(layout, Limits(0.0, 0.0))
         known: dict[str, Limits] = limits(n) if isinstance(n, Tensor) or n else nobody
-        ranges = []
+        ranges: list[tuple[str, Tensor, Any, Any]] = []
         for name, (shape, _) in layout.items():
             ranges += known[name].of(name, self[name], len(shape))
         # One read of a device for all parts.
