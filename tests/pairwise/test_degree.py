@@ -198,13 +198,13 @@ def test_no_bias_of_few_users(name):
 def test_errors_are_the_predicted_ones_and_intervals_cover(name, m):
     asked = pairwise.statistic_of_degree(kernel(4, m), m)
     protocol = CHANNELS[name](asked, 3_000)
-    counts, found, error = errors(protocol, 3_000, 2_000, name)
+    counts, found, error = errors(protocol, 3_000, 800, name)
     predicted = float(protocol.predicted_mse(counts))
     assert abs(Moments.of(error.square()).z_score(predicted)) < 4
     assert abs(Moments.of(error).z_score(0.0)) < 4
     low, high = found.interval()
     truth = protocol.exact(counts)
-    assert 0.93 < float(((low <= truth) & (truth <= high)).double().mean()) < 0.97
+    assert 0.92 < float(((low <= truth) & (truth <= high)).double().mean()) < 0.975
     assert float(found.standard_error.square().mean()) == pytest.approx(predicted, rel=0.1)
     wider = found.of_population()
     torch.testing.assert_close(wider.value, found.value)
@@ -284,13 +284,13 @@ def test_it_is_chosen_for_whoever_is_trusted(trust):
 def test_several_questions_have_a_joint_covariance():
     asked = queries.Several((pairwise.absolute_difference(4), pairwise.third_central_moment(4)))
     protocol = LocalOracle.of(asked, SubsetSelection(4, 1.0))
-    _, found, error = errors(protocol, 20_000, 1_000, "several")
+    _, found, error = errors(protocol, 20_000, 400, "several")
     said = found.covariance().mean(0)
     product = (error - error.mean(0)).prod(1)
     assert abs(Moments.of(product).z_score(float(said[0, 1]))) < 4
     low, high = found.together(0.95)
     truth = protocol.exact((SHARES * 20_000).round().long())
-    assert 0.93 < float(((low <= truth) & (truth <= high)).all(-1).double().mean()) < 0.98
+    assert 0.92 < float(((low <= truth) & (truth <= high)).all(-1).double().mean()) < 0.985
 
 
 def test_refusals():

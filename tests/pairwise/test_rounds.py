@@ -18,9 +18,9 @@ from torchdp.pairwise import Pairs, ProjectedTwoRound, ThreeRound, TwoRound
 from torchdp.pairwise.rounds.interactive import extremes
 from torchdp.pairwise.rounds.round import (
     Question,
+    scalar_response,
     searched_variance,
     searched_worst_variance,
-    worst_variance,
 )
 from torchdp.privacy import Model, compose
 from torchdp.protocol import Tally
@@ -229,7 +229,7 @@ def test_leading_error_is_free_of_gamma_2(epsilon):
     for k in (8, 64):
         statistic, n = signs(k), 10**13
         protocol = TwoRound.tuned(statistic, n, epsilon)
-        limit = 4 * extremes(statistic).half ** 2 * worst_variance(epsilon) / n
+        limit = 4 * extremes(statistic).half ** 2 * scalar_response(epsilon).moments.variance / n
         assert limit <= float(protocol.worst_mse(n)) < 1.1 * limit
         projected = ProjectedTwoRound.tuned(statistic, n, epsilon)
         point = torch.eye(k)[0]
@@ -305,4 +305,6 @@ def test_the_variance_of_searches_is_that_of_the_randomizer(dim):
     for epsilon in (1e-6, 3.3e-5, 0.011, 0.9, 1.044, 1.7, 6.1, 23.0, 50.0):
         exact = float(PrivUnit.unit_variance(dim, epsilon))
         assert searched_variance(dim, epsilon) == pytest.approx(exact, rel=1e-6)
-        assert searched_worst_variance(epsilon) == pytest.approx(worst_variance(epsilon), rel=1e-5)
+        assert searched_worst_variance(epsilon) == pytest.approx(
+            scalar_response(epsilon).moments.variance, rel=1e-5
+        )

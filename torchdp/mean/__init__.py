@@ -1,5 +1,4 @@
-"""Unbiased private means, covariances and moments of vectors in a bounded domain K, with noise
-shaped to K.
+"""Unbiased private means, covariances and moments of vectors in a bounded domain K.
 
     >>> import torch
     >>> from torchdp import domains, mean
@@ -8,18 +7,14 @@ shaped to K.
     >>> protocol.estimate(torch.rand(10_000, 3) * box.high).value.shape
     torch.Size([3])
 
-| API name | symbol | meaning | squared? |
-|---|---|---|---|
-| domain, shape.root, shape.centre | K, A, v | K lies in {v + A u: norm(u) <= 1}; a user's x becomes u = A^+ (x - c) | |
-| noise_root(n) | B | Cov(estimate) = B B^T | no |
-| error(n, p) | | (E norm_p(estimate - mean)^2)^{1/2} and bounds around it | no |
-| predicted_mse, worst_mse | | per coordinate, on these or on the worst data | yes |
-| ..._lower_bound(gamma, ...) | Gamma_p(K) | lower bounds for unbiased protocols, with constants | no |
+The noise is shaped to K, which lies in an ellipsoid {v + A u: ||u|| <= 1}: ``shape.root`` is A,
+``noise_root(n)`` is B with Cov(estimate) = B B^T. ``predicted_mse`` and ``worst_mse`` are squared,
+by coordinates; ``error(n, p)`` is (E norm_p(estimate - mean)^2)^{1/2}. In this order:
 
-``tuned`` takes the shape of least error; ``projected(found)`` is biased, with lower error for few
-users.
-
-Source: Nikolov, Tang (2023), Theorems 15 and 17 for the mechanisms, 42 to 59 for the lower bounds.
+- ``gaussian``: a curator's Gaussian noise, and the mean (Nikolov, Tang, 2023, Theorem 15);
+- ``local``: mean and covariance from one message a user (Theorem 17);
+- ``moments``: moment tensors and covariances by a curator (Theorem 15, Lemma 62), projections;
+- ``lower_bounds``: ..._lower_bound(gamma, ...) for unbiased protocols (Theorems 42 to 59).
 """
 
 from torchdp.mean.gaussian import GaussianMean

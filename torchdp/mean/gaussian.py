@@ -1,5 +1,6 @@
-"""Points of a bounded domain: what their protocols have in common, a curator's Gaussian noise, and
-the mean.
+"""Protocols for points of a bounded domain, a curator's Gaussian noise, and the mean.
+
+Notation: K is the domain; x = c + A u its points, u in a ball of radius R; Cov(estimate) = B B^T.
 """
 
 import math
@@ -35,42 +36,52 @@ from torchdp.protocol.records import beside, combined
 from torchdp.protocol.rounded_sum import BLOCK, RoundedSum, in_blocks, released_guarantee
 from torchdp.randomness import keyed_generator
 
-EXACT = 2**53  # up to here float64 holds all integers
-WIDTHS = 1 << 14  # draws of the noise for the width of a domain
+# Up to here float64 holds all integers.
+EXACT = 2**53
+# Draws of the noise for the width of a domain, at most and at least.
+WIDTHS = 2**14
+FEWEST_WIDTHS = 256
 
 
-def points_of(encoding: Encoding, given: Tensor, x: Tensor) -> Tensor:
-    """x, if these vectors lie in the domain and on the shape's device; given: the same, maybe as
-    integers.
-
-    Integers become float64, exactly: those beyond 2^53 in size are refused. Raises TypeError,
-    ValueError.
-    """
-    if not given.is_floating_point():
-        # As integers: 2^53 + 1 is 2^53 among floats.
-        whole = given.long()
-        if not torch.equal(whole.clamp(-EXACT, EXACT), whole):
-            raise ValueError(
-                "x holds integers beyond 2^53 in size, which float64 rounds; change the unit"
-            )
-    device = encoding.shape.root.device
-    if x.device != device:
-        raise ValueError(f"x is on {x.device}, the shape on {device}; move one to the other")
-    return encoding.domain.validate(x)
-
-
-class MeanProtocol(Protocol[Crowd]):
-    """The mean of n points of ``domain`` without bias, under noise whose covariance is the same
-    whatever the data.
-    """
+class PointsProtocol(Protocol[Crowd]):
+    """Users hold points of ``domain``, (n, d), and send them as vectors u of a ball."""
 
     domain: Domain
     shape: NoiseShape
 
-    @property
-    @abstractmethod
+    @cached_property
     def encoding(self) -> Encoding:
         """How points become vectors of a ball."""
+        return encoding(self.domain, self.shape)
+
+    @property
+    def held(self) -> tuple[int]:
+        return (self.domain.dimension,)
+
+    def validate(self, x: Tensor) -> Tensor:
+        """x, (n, d) with n >= 1, in the domain and on the shape's device.
+
+        Integers become float64, exactly: those beyond 2^53 in size are refused. Raises TypeError,
+        ValueError.
+        """
+        points = super().validate(x)
+        if not x.is_floating_point():
+            # Compared as integers: 2^53 + 1 is 2^53 among floats.
+            whole = x.long()
+            if not torch.equal(whole.clamp(-EXACT, EXACT), whole):
+                raise ValueError(
+                    "x holds integers beyond 2^53 in size, which float64 rounds; change the unit"
+                )
+        device = self.shape.root.device
+        if points.device != device:
+            raise ValueError(
+                f"x is on {points.device}, the shape on {device}; move one to the other"
+            )
+        return self.domain.validate(points)
+
+
+class MeanProtocol(PointsProtocol):
+    """The unbiased mean of n points of ``domain``, under noise of a covariance known beforehand."""
 
     @property
     def layout(self) -> Layout:
@@ -78,19 +89,16 @@ class MeanProtocol(Protocol[Crowd]):
 
     @abstractmethod
     def noise_root(self, n: Users) -> Tensor:
-        """B, (d, r) or (*batch, d, r), with Cov(estimate) = B B^T for n users, whatever their
-        data.
-        """
+        """B, (d, r) or (*batch, d, r): Cov(estimate) = B B^T for n users, whatever their data."""
 
     def error(self, n: int, p: float | None = None) -> NormError:
         """The l_p error for n users; p: the shape's own where it is not given."""
         return NormError(self.noise_root(n), self.shape.p if p is None else p)
 
     def projected(self, found: Estimate) -> Tensor:
-        """The nearest point to ``found.value`` of the domain's convex hull: biased, and never
-        further off in l_2.
+        """The nearest point to ``found.value`` of the domain's convex hull: biased.
 
-        ``projected_error`` says how far at most. Raises TypeError.
+        Never further off in l_2; ``projected_error`` says how far at most. Raises TypeError.
         """
         return self.domain.hull.project(checks.instance("found", found, Estimate).value)
 
@@ -106,19 +114,21 @@ class MeanProtocol(Protocol[Crowd]):
         Source: the inequality above; Dwork, Nikolov, Talwar (2015), "Efficient algorithms for
         privately releasing marginals via convex relaxations", section 3, for the idea.
         """
-        plain, root = self.error(n, 2.0).floor, self.noise_root(n)
+        root = self.noise_root(n)
         generator = keyed_generator(b"torchdp.mean.projected_error", root.device)
-        count = min(WIDTHS, max(256, rows_at_once(max(root.shape))))
+        count = min(WIDTHS, max(FEWEST_WIDTHS, rows_at_once(max(root.shape))))
         # Normal noise: of a local mean's sums by the central limit.
         Z = Simulated(generator).normal((count, root.shape[1])) @ root.mT
-        # around any point: <Z, point> is of mean 0, and with it the error is larger
+        # Around any point, since <Z, point> is of mean 0; from this one h_K varies less.
         widths = self.domain.supports(Z, self.domain.spanning().mean(0))
-        width = float(widths.mean())
-        if width >= plain**2:
+        square = float(widths.mean())
+        plain = self.error(n, 2.0).floor
+        if square >= plain**2:
             return Measured(plain)
-        return Measured(
-            math.sqrt(width), float(widths.std()) / math.sqrt(count) / (2 * math.sqrt(width))
-        )
+        error = math.sqrt(square)
+        # By the delta method: the derivative of the root is 1/(2 root).
+        deviation = float(widths.std()) / math.sqrt(count)
+        return Measured(error, deviation / (2 * error))
 
     def exact(self, summary: Crowd) -> Tensor:
         return self.validate_summary(summary).mean
@@ -127,21 +137,20 @@ class MeanProtocol(Protocol[Crowd]):
         return self.noise_root(self.validate_summary(summary).n).square().sum(-1)
 
     def worst_mse(self, n: Users, objective: Objective = Objective.WORST) -> Tensor:
-        """(): the same for all data."""
-        root = self.noise_root(n)
-        return checks.instance("objective", objective, Objective).of(
-            root.square().sum(-1), root.ndim - 2
-        )
+        """The same for all data."""
+        checks.instance("objective", objective, Objective)
+        errors = self.noise_root(n).square().sum(-1)
+        return objective.of(errors, errors.ndim - 1)
 
     def analyse(self, tally: Tally) -> Estimate:
         mean = self.check(tally)["sum"] / tally.users(1)
         value = self.encoding.centre + mean @ self.shape.root.mT
-        found = Estimate(value, self.noise_root(tally.n).norm(dim=-1).expand_as(value), tally.n)
-        return replace(found, population=partial(self._of_population, found, tally.users(1)))
+        error = self.noise_root(tally.n).norm(dim=-1).expand_as(value)
+        estimate = Estimate(value, error, tally.n)
+        return replace(estimate, population=partial(self._of_population, estimate, tally.users(1)))
 
-    def _of_population(self, found: Estimate, n: float | Tensor) -> Estimate:
-        """Of points between low and high whose mean is m, Var <= (high - m)(m - low) in each
-        coordinate.
+    def _of_population(self, estimate: Estimate, n: float | Tensor) -> Estimate:
+        """Of points between low and high of mean m, Var <= (high - m)(m - low), by coordinates.
 
         A released mean tells no more of their variance: it is that of points at both ends. One
         released beside the mean, as by ``GaussianCovariance``, gives a narrower interval.
@@ -149,16 +158,15 @@ class MeanProtocol(Protocol[Crowd]):
         """
         axes = torch.eye(self.domain.dimension).to(self.domain.spanning())
         origin = torch.zeros_like(axes[0])
-        high = self.domain.supports(axes, origin).to(found.value)
-        low = -self.domain.supports(-axes, origin).to(found.value)
-        mean = found.value.clamp(low, high)
-        return found.with_sampling((high - mean) * (mean - low) / n)
+        high = self.domain.supports(axes, origin).to(estimate.value)
+        low = -self.domain.supports(-axes, origin).to(estimate.value)
+        m = estimate.value.clamp(low, high)
+        return estimate.with_sampling((high - m) * (m - low) / n)
 
 
 @dataclass(frozen=True, eq=False)
-class GaussianRelease(CuratorProtocol[Crowd]):
-    """Gaussian noise of deviation ``multiplier`` on a sensitivity of 1, and whatever follows from
-    that.
+class GaussianRelease(PointsProtocol, CuratorProtocol[Crowd]):
+    """Gaussian noise of deviation ``multiplier`` on a sensitivity of 1, and what follows from it.
 
     Users hold points of ``domain``, (n, d); a summary is a crowd of such points; n is public.
     Points outside the domain are refused: see ``Domain.project``.
@@ -166,9 +174,13 @@ class GaussianRelease(CuratorProtocol[Crowd]):
     It is mu-Gaussian DP with mu = 1/multiplier, zCDP with rho = mu^2/2, and has the exact delta of
     every epsilon. What leaves are whole steps (:class:`RoundedSum`), to which the guarantee refers.
 
-    domain: K. shape: an ellipsoid for the noise, any: a bad one costs accuracy, not privacy.
-    multiplier > 0; delta in (0, 1): where the guarantee is stated. ``calibrated`` finds the
-    multiplier. Raises TypeError, ValueError.
+    Args:
+        domain: K.
+        shape: an ellipsoid for the noise, any: a bad one costs accuracy, not privacy.
+        multiplier: > 0; ``calibrated`` finds it.
+        delta: in (0, 1), where the guarantee is stated.
+
+    Raises TypeError, ValueError.
     Source: Bun, Steinke (2016), Proposition 1.6; Balle, Wang (2018), Theorem 8.
     """
 
@@ -181,27 +193,11 @@ class GaussianRelease(CuratorProtocol[Crowd]):
         checks.validated(self, "encoding")  # a shape that does not fit the domain
         checks.keep(self, multiplier=checks.positive, delta=checks.fraction)
 
-    @cached_property
-    def encoding(self) -> Encoding:
-        """How points become vectors of a ball."""
-        return encoding(self.domain, self.shape)
-
-    @property
-    def held(self) -> tuple[int]:
-        return (self.domain.dimension,)
-
-    def validate(self, x: Tensor) -> Tensor:
-        """x, (n, d) with n >= 1, in the domain and on the shape's device. Raises TypeError,
-        ValueError.
-        """
-        return points_of(self.encoding, x, super().validate(x))
-
     def encoded(self, summary: Crowd) -> Iterator[tuple[Tensor, Tensor]]:
-        """Vectors (k, r) or (*batch, k, r) and how many users hold each, (*batch, k), float64,
-        block by block.
-        """
-        for some, counts in in_blocks(summary.rows, summary.counts):
-            yield self.encoding(some.flatten(0, -2)).view(*some.shape[:-1], -1), counts
+        """Vectors u, (k, r) or (*batch, k, r), and their users, (*batch, k), block by block."""
+        for points, counts in in_blocks(summary.rows, summary.counts):
+            u = self.encoding(points.flatten(0, -2))
+            yield u.view(*points.shape[:-1], -1), counts
 
     @classmethod
     def calibrated(
@@ -214,19 +210,22 @@ class GaussianRelease(CuratorProtocol[Crowd]):
         rho: float | None = None,
         **own: int,
     ) -> Self:
-        """The least noise that is (epsilon, delta)-DP, or rho-zCDP (delta: where epsilon is stated
-        then).
+        """The least noise that is (epsilon, delta)-DP, or rho-zCDP.
 
-        own: what else the class has, as the order of ``GaussianMoments``. Raises ValueError,
-        TypeError. Guarantees: (epsilon, delta)-DP; rho-zCDP.
+        Args:
+            delta: in (0, 1); with rho, where epsilon is stated.
+            epsilon: > 0, or None with rho.
+            rho: > 0, or None with epsilon.
+            own: what else the class has, as the order of ``GaussianMoments``.
+
+        Raises ValueError, TypeError.
+        Guarantees: (epsilon, delta)-DP; rho-zCDP.
         """
         return cls(domain, shape, least_multiplier(delta, epsilon, rho), delta, **own)
 
     @property
     def rho(self) -> float:
-        """1 / (2 multiplier^2): every Renyi divergence of order alpha between neighbours is at most
-        rho alpha.
-        """
+        """1 / (2 multiplier^2): Renyi divergences of neighbours are at most rho alpha."""
         return 1 / (2 * self.multiplier**2)
 
     @property
@@ -240,16 +239,16 @@ class GaussianRelease(CuratorProtocol[Crowd]):
     @property
     def guarantee(self) -> Guarantee:
         """At ``delta``, by the exact curve of Gaussian noise, of the whole steps that leave."""
-        found = released_guarantee(self.multiplier, self.delta, self.sums.size)
-        return replace(
-            found, exact=False, source=f"Nikolov, Tang (2023), Theorem 15; {found.source}"
-        )
+        normal = released_guarantee(self.multiplier, self.delta, self.sums.size)
+        source = f"Nikolov, Tang (2023), Theorem 15; {normal.source}"
+        # The diameter of an encoding may be a bound.
+        return replace(normal, exact=False, source=source)
 
 
 def least_multiplier(delta: float, epsilon: float | None, rho: float | None) -> float:
-    """Of the least Gaussian noise that is (epsilon, delta)-DP, or rho-zCDP. Raises ValueError,
-    TypeError.
+    """Of the least Gaussian noise that is (epsilon, delta)-DP, or rho-zCDP.
 
+    Raises ValueError, TypeError.
     Source: Balle, Wang (2018), Theorem 8; Bun, Steinke (2016), Proposition 1.6.
     """
     if epsilon is not None and rho is None:
@@ -261,11 +260,10 @@ def least_multiplier(delta: float, epsilon: float | None, rho: float | None) -> 
 
 @dataclass(frozen=True, eq=False)
 class GaussianMean(GaussianRelease, MeanProtocol):
-    """The curator releases the mean plus N(0, (multiplier diameter / n)^2 A A^T), A the root of the
-    shape.
+    """The curator releases the mean plus N(0, (multiplier diameter / n)^2 A A^T).
 
-    In u = A^+ (x - c) one user's replacement moves the mean by at most diameter / n. A tally is the
-    noisy sum of u.
+    A is the root of the shape. In u = A^+ (x - c) one user's replacement moves the mean by at most
+    diameter / n. A tally is the noisy sum of u.
 
     Guarantees: (epsilon, delta)-DP in the central model for replacing one user's point, n public;
     rho-zCDP.
@@ -287,40 +285,33 @@ class GaussianMean(GaussianRelease, MeanProtocol):
         ``calibrated`` with ``least_error_shape``. Raises ValueError, TypeError. Guarantees: as
         ``calibrated``.
         """
-        return cls.calibrated(
-            domain, least_error_shape(domain, p), delta=delta, epsilon=epsilon, rho=rho
-        )
+        shape = least_error_shape(domain, p)
+        return cls.calibrated(domain, shape, delta=delta, epsilon=epsilon, rho=rho)
 
     @cached_property
     def sums(self) -> RoundedSum:
         """Of u."""
-        own = self.encoding
-        return RoundedSum.least(
-            self.multiplier, own.diameter * (1 + 1e-12), own.radius, self.shape.root.shape[1]
-        )
+        distance = self.encoding.diameter * (1 + 1e-12)  # what rounding takes off a diameter
+        r = self.shape.root.shape[1]
+        return RoundedSum.least(self.multiplier, distance, self.encoding.radius, r)
 
     def noise_root(self, n: Users) -> Tensor:
-        """B = (sigma/n) A: Cov(estimate) = B B^T, for Gaussian noise of deviation sigma of
-        ``sums``.
-        """
+        """B = (sigma/n) A, sigma the deviation of ``sums``."""
         return self.sums.sigma / beside(checks.people("n", n, 1), 2) * self.shape.root
 
     def collect_groups(self, x: Tensor, groups: Tensor, size: int, draws: Draws) -> Tally:
-        """In one pass: a block holds at most so many users of each group, whose sum is a
-        ``RoundedSum`` of its own.
-        """
-        n, zero = (
-            torch.bincount(groups, minlength=size),
-            x.new_zeros(size, self.sums.size, dtype=torch.float64),
-        )
-        parts = zip(x.split(BLOCK), groups.split(BLOCK), strict=True)
+        """In one pass; the sum of each group is a ``RoundedSum`` of its own."""
+        n = torch.bincount(groups, minlength=size)
+        zero = x.new_zeros(size, self.sums.size, dtype=torch.float64)
+        blocks = zip(x.split(BLOCK), groups.split(BLOCK), strict=True)
+        # A block holds at most BLOCK users of each group, as the bound of its rounding demands.
         whole = self.sums.blocks(
-            (zero.index_add(0, own, self.encoding(some)) for some, own in parts), n
+            (zero.index_add(0, group, self.encoding(points)) for points, group in blocks), n
         )
-        return Tally(n, {"sum": self.sums.released(whole, draws) * (n > 0)[:, None]})
+        noisy = self.sums.released(whole, draws)
+        return Tally(n, {"sum": noisy * (n > 0)[:, None]})
 
     def release(self, summary: Crowd, draws: Draws, shape: tuple[int, ...]) -> Tally:
-        whole = self.sums.blocks(
-            (combined(counts, u) for u, counts in self.encoded(summary)), summary.n
-        )
-        return Tally(summary.n, {"sum": self.sums.released(whole, draws, shape)})
+        sums = (combined(counts, u) for u, counts in self.encoded(summary))
+        noisy = self.sums.released(self.sums.blocks(sums, summary.n), draws, shape)
+        return Tally(summary.n, {"sum": noisy})

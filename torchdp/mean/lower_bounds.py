@@ -1,5 +1,7 @@
-"""Lower bounds for unbiased private means, with constants: numbers to put beside the error
-achieved.
+"""Lower bounds for unbiased private means, with constants.
+
+Notation: K is the domain, M a mechanism that is unbiased for the mean, X a data set of n users,
+Gamma_p(K) the factorization norm of the paper, tr_{p/2} the p/2-norm of the diagonal.
 
 All of it rests on the Hammersley-Chapman-Robbins inequality. Let a user of the data set X hold x_i,
 and let X' be X with y in K instead; theta^T M(X) is unbiased, so its means on X and X' differ by
@@ -31,35 +33,49 @@ here as said above and at each function.
 import math
 
 import torch
-from scipy.special import gammaln
 from torch import Tensor
 
 from torchdp import checks
 from torchdp.factorization.certificates.certificate import check_exponent
 
-LARGEST = 700.0  # privacy losses above bound nothing: their exponentials are no floats
+# Privacy losses above bound nothing: their exponentials overflow.
+LARGEST = 700.0
+# Of the largest entry: asymmetry and negative eigenvalues that may come from rounding.
+ROUNDING = 1e-9
 
 
 def concentrated_lower_bound(gamma: float, n: int, rho: float) -> float:
-    """The least (E ||error||_p^2)^{1/2} of any unbiased rho-zCDP mechanism: gamma /
-    (n (e^{2 rho} - 1)^{1/2}).
+    """The least (E ||error||_p^2)^{1/2} of any unbiased rho-zCDP mechanism.
 
-    chi^2 = e^{D_2} - 1 with D_2 <= 2 rho. gamma: as in the module's text. Raises ValueError.
+    gamma / (n chi), chi = (e^{2 rho} - 1)^{1/2}: chi^2 = e^{D_2} - 1 with D_2 <= 2 rho.
 
+    Args:
+        gamma: at most Gamma_p(K), or as in the module's text.
+        n: users.
+        rho: of zCDP, > 0.
+
+    Raises ValueError.
     Guarantees: a lower bound, for every data set at gamma <= Gamma_p(K).
     Source: Nikolov, Tang (2023), Theorem 43 (with rho = epsilon^2/2), here with its constant.
     """
-    n, rho = checks.integer("n", n, 1), checks.positive("rho", rho)
-    return _ratio(gamma, n * (math.sqrt(math.expm1(2 * rho)) if rho <= LARGEST / 2 else math.inf))
+    n = checks.integer("n", n, 1)
+    rho = checks.positive("rho", rho)
+    chi = math.sqrt(math.expm1(2 * rho)) if rho <= LARGEST / 2 else math.inf
+    return _ratio(gamma, n * chi)
 
 
 def pure_lower_bound(gamma: float, n: int, epsilon: float) -> float:
-    """The least (E ||error||_p^2)^{1/2} of any unbiased epsilon-DP mechanism: gamma /
-    (2 n sinh(epsilon/2)).
+    """The least (E ||error||_p^2)^{1/2} of any unbiased epsilon-DP mechanism.
 
-    chi^2 <= e^{-epsilon} (e^epsilon - 1)^2 = 4 sinh^2(epsilon/2), that of randomized response, by
-    Blackwell's theorem. gamma: as in the module's text. Raises ValueError.
+    gamma / (2 n sinh(epsilon/2)): chi^2 <= e^{-epsilon} (e^epsilon - 1)^2 = 4 sinh^2(epsilon/2),
+    that of randomized response, by Blackwell's theorem.
 
+    Args:
+        gamma: at most Gamma_p(K), or as in the module's text.
+        n: users.
+        epsilon: > 0.
+
+    Raises ValueError.
     Guarantees: a lower bound, for every data set at gamma <= Gamma_p(K).
     Source: Nikolov, Tang (2023), Theorem 42 and Lemma 39, here with its constant.
     """
@@ -67,15 +83,19 @@ def pure_lower_bound(gamma: float, n: int, epsilon: float) -> float:
 
 
 def local_lower_bound(gamma: float, n: int, epsilon: float) -> float:
-    """The least (E ||error||_p^2)^{1/2} of any unbiased local mechanism: gamma /
-    (2 sqrt(n) sinh(epsilon/2)).
+    """The least (E ||error||_p^2)^{1/2} of any unbiased local mechanism.
 
-    Every user's share of the estimate is an unbiased randomizer of its own (Lemma 54), so Cov(M(X))
-    is at least n^{-2} times the sum of theirs, and chi^2 n theta^T Cov theta >= mean_i h_i(theta)^2
-    >= (mean_i h_i(theta))^2, h_i the support function of the symmetric hull of K - x_i: the
-    ellipsoid holds K - mu(X). gamma: Gamma_p(K), or of {+-(y - mu(X))} for one data set. Raises
-    ValueError.
+    gamma / (2 sqrt(n) sinh(epsilon/2)). Every user's share of the estimate is an unbiased
+    randomizer of its own (Lemma 54), so Cov(M(X)) is at least n^{-2} times the sum of theirs, and
+    chi^2 n theta^T Cov theta >= mean_i h_i(theta)^2 >= (mean_i h_i(theta))^2, h_i the support
+    function of the symmetric hull of K - x_i: the ellipsoid holds K - mu(X).
 
+    Args:
+        gamma: at most Gamma_p(K), or that of {+-(y - mu(X))} for one data set.
+        n: users.
+        epsilon: of each user's message, > 0.
+
+    Raises ValueError.
     Guarantees: a lower bound for non-interactive epsilon-LDP, for every data set at gamma <=
     Gamma_p(K).
     Source: Nikolov, Tang (2023), Theorem 55, here with its constant.
@@ -86,8 +106,7 @@ def local_lower_bound(gamma: float, n: int, epsilon: float) -> float:
 def approximate_lower_bound(
     gamma: float, n: int, epsilon: float, delta: float, dimension: int
 ) -> float:
-    """The least error of an unbiased (epsilon, delta)-DP mechanism on a data set or on a neighbour
-    of it.
+    """The least error of an unbiased (epsilon, delta)-DP mechanism, on X or on a neighbour of it.
 
     gamma / (n (alpha + beta sqrt(d))), alpha = 2 sinh(epsilon/2) (1 - delta)^{-1/2} + beta,
     beta = delta^{1/2} / (1 - delta).
@@ -107,21 +126,27 @@ def approximate_lower_bound(
     The neighbour cannot be left out: some (0, delta)-DP mechanism has no error at all on X
     (Theorem 53). Not tight: for one user in {0, 1} the best mechanism (a linear program) has error
     2.0 times the bound as delta goes to 0, 2.3 times at (epsilon, delta) = (1, 0.01), 2.8 times at
-    (0.3, 0.01) and (1, 0.1). dimension: d; gamma: Gamma_p(K). Raises ValueError.
+    (0.3, 0.01) and (1, 0.1).
 
+    Args:
+        gamma: at most Gamma_p(K).
+        n: users.
+        epsilon: > 0.
+        delta: in (0, 1).
+        dimension: d, of K.
+
+    Raises ValueError.
     Guarantees: on every data set X the errors of those X' that differ from X in one user at most
     have a supremum of this or more.
     Source: Nikolov, Tang (2023), Theorems 4 and 52; here with constants, and without their
     condition delta <= c/n.
     """
-    return _approximate(
-        gamma, n, epsilon, delta, math.sqrt(checks.integer("dimension", dimension, 1))
-    )
+    d = checks.integer("dimension", dimension, 1)
+    return _approximate(gamma, n, epsilon, delta, math.sqrt(d))
 
 
 def distributional_lower_bound(floor: float, covariance: Tensor, n: int, p: float = 2.0) -> float:
-    """The least (E ||M(X) - mu(P)||_p^2)^{1/2} over n samples X of P, for M unbiased for the mean
-    of every P on K.
+    """The least (E ||M(X) - mu(P)||_p^2)^{1/2} over n samples X of P, for M unbiased for every P.
 
     (floor^p + (sqrt(tr_{p/2} cov(P)) / n^{1/2})^p)^{1/p}; the larger of the two for p = inf.
 
@@ -134,34 +159,36 @@ def distributional_lower_bound(floor: float, covariance: Tensor, n: int, p: floa
     cov(P)/n, and the (p/2)-th power of tr_{p/2} is super-additive. (In the local model the order is
     public randomness, over which the proof of :func:`local_lower_bound` averages.)
 
-    floor: what :func:`concentrated_lower_bound`, :func:`pure_lower_bound` or
-    :func:`local_lower_bound` give with gamma <= Gamma_p(K); covariance: of P, (d, d); p in
-    [2, inf]. Raises ValueError, TypeError.
+    Args:
+        floor: of :func:`concentrated_lower_bound`, :func:`pure_lower_bound` or
+            :func:`local_lower_bound` with gamma <= Gamma_p(K).
+        covariance: of P, (d, d).
+        n: samples.
+        p: in [2, inf].
 
+    Raises ValueError, TypeError.
     Guarantees: a lower bound for every P on K.
     Source: Halmos (1946) for symmetric unbiased estimates; Nikolov, Tang (2023), Theorem 58, has a
     constant 6 epsilon.
     """
-    floor, p = checks.non_negative("floor", floor), check_exponent(p)
+    floor = checks.non_negative("floor", floor)
+    p = check_exponent(p)
     matrix = checks.shaped("covariance", checks.one_matrix("covariance", covariance), "d", "d")
-    room = 1e-9 * float(matrix.abs().max())
-    asymmetric = float((matrix - matrix.mT).abs().max()) > room
-    if asymmetric or float(torch.linalg.eigvalsh(matrix)[0]) < -len(matrix) * room:
+    rounding = ROUNDING * matrix.abs().max()
+    asymmetry = (matrix - matrix.mT).abs().max()
+    least = torch.linalg.eigvalsh(matrix)[0]
+    if bool((asymmetry > rounding) | (least < -len(matrix) * rounding)):
         raise ValueError("covariance must be symmetric and positive semidefinite")
-    variances = matrix.diagonal().clamp_min(0)
-    sampling = float(
-        torch.linalg.vector_norm((variances / checks.integer("n", n, 1)).sqrt(), ord=p)
-    )
-    return float(
-        torch.linalg.vector_norm(torch.tensor([floor, sampling], dtype=torch.float64), ord=p)
-    )
+    variances = matrix.diagonal().clamp_min(0) / checks.integer("n", n, 1)
+    sampling = torch.linalg.vector_norm(variances.sqrt(), ord=p)
+    both = torch.stack([sampling.new_tensor(floor), sampling])
+    return float(torch.linalg.vector_norm(both, ord=p))
 
 
 def distributional_approximate_lower_bound(
     gamma: float, n: int, epsilon: float, delta: float, dimension: int
 ) -> float:
-    """As :func:`approximate_lower_bound` for samples: the error under P, or under some Q within 1/n
-    of it.
+    """As :func:`approximate_lower_bound` for samples: under P, or under some Q within 1/n of it.
 
     gamma / (n (alpha + beta (e d)^{1/2})). Q = (1 - 1/n) P + y/n, y in K: with probability
     (1 - 1/n)^{n-1} >= 1/e exactly one sample is the y added, so the private noise of X' counts for
@@ -171,18 +198,17 @@ def distributional_approximate_lower_bound(
     more.
     Source: Nikolov, Tang (2023), Theorem 59, here with constants, and at epsilon, not 6 epsilon.
     """
-    return _approximate(
-        gamma, n, epsilon, delta, math.sqrt(math.e * checks.integer("dimension", dimension, 1))
-    )
+    d = checks.integer("dimension", dimension, 1)
+    return _approximate(gamma, n, epsilon, delta, math.sqrt(math.e * d))
 
 
 def _approximate(gamma: float, n: int, epsilon: float, delta: float, widest: float) -> float:
+    """gamma / (n (alpha + beta widest)), alpha and beta of :func:`approximate_lower_bound`."""
+    n = checks.integer("n", n, 1)
     delta = checks.fraction("delta", delta)
     beta = math.sqrt(delta) / (1 - delta)
-    return _ratio(
-        gamma,
-        checks.integer("n", n, 1) * (_sinh(epsilon) / math.sqrt(1 - delta) + beta * (1 + widest)),
-    )
+    factor = _sinh(epsilon) / math.sqrt(1 - delta)
+    return _ratio(gamma, n * (factor + beta * (1 + widest)))
 
 
 def _ratio(gamma: float, scale: float) -> float:
@@ -192,12 +218,14 @@ def _ratio(gamma: float, scale: float) -> float:
 def _sinh(epsilon: float) -> float:
     """2 sinh(epsilon / 2)."""
     epsilon = checks.positive("epsilon", epsilon)
-    return math.exp(epsilon / 2) * -math.expm1(-epsilon) if epsilon <= LARGEST else math.inf
+    if epsilon > LARGEST:
+        return math.inf
+    # e^{x} (1 - e^{-2x}) keeps its digits for small x = epsilon/2.
+    return math.exp(epsilon / 2) * -math.expm1(-epsilon)
 
 
 def moment_norm(dimension: int, order: int, p: float = 2.0) -> float:
-    """A lower bound of Gamma_p({x^{(x) l}: ||x||_2 <= 1}), for :func:`approximate_lower_bound` and
-    its like.
+    """A lower bound of Gamma_p({x^{(x) l}: ||x||_2 <= 1}): the ``gamma`` of moments.
 
     d^{-l (1/2 - 1/p)} sum_k dim(H_k) lambda_k^{1/2} over the degrees 0 < k <= l of l's parity: for
     x uniform on the sphere E (x^{(x) l}) (x^{(x) l})^T has the eigenvalue lambda_k on the harmonics
@@ -213,11 +241,18 @@ def moment_norm(dimension: int, order: int, p: float = 2.0) -> float:
     The worst data set costs the norm of the differences x^{(x) l} - y^{(x) l}: at least twice that
     for odd l (y = -x), 2^{1/2} times that for even l (x and y independent).
 
+    Args:
+        dimension: d, of x.
+        order: l, at most 1000.
+        p: in [2, inf].
+
+    Raises ValueError.
     Guarantees: at most Gamma_p.
     Source: Nikolov, Tang (2023), Theorem 26 with the uniform measure and D a multiple of I;
     Funk-Hecke for lambda_k.
     """
-    d, p = checks.integer("dimension", dimension, 1), check_exponent(p)
+    d = checks.integer("dimension", dimension, 1)
+    p = check_exponent(p)
     order = checks.integer("order", order, 1, 1000)
     return d ** (-order * (1 / 2 - 1 / p)) * _trace(d, order)
 
@@ -228,13 +263,13 @@ def _trace(d: int, order: int) -> float:
         return float(order % 2)
     total = 0.0
     for k in range(2 - order % 2, order + 1, 2):
-        harmonics = math.comb(d + k - 1, k) - (math.comb(d + k - 3, k - 2) if k > 1 else 0)
-        log_value = (
-            math.lgamma(order + 1)
-            - math.lgamma(order - k + 1)
-            + float(gammaln(d / 2) + gammaln((order - k + 1) / 2) - gammaln((order + k + d) / 2))
-            - k * math.log(2)
-            - math.log(math.pi) / 2
-        )
+        harmonics = math.comb(d + k - 1, k)
+        if k > 1:
+            harmonics -= math.comb(d + k - 3, k - 2)
+        # log lambda_k, since the factorials overflow
+        falling = math.lgamma(order + 1) - math.lgamma(order - k + 1)
+        gammas = math.lgamma(d / 2) + math.lgamma((order - k + 1) / 2)
+        gammas -= math.lgamma((order + k + d) / 2)
+        log_value = falling + gammas - k * math.log(2) - math.log(math.pi) / 2
         total += harmonics * math.exp(log_value / 2)
     return total

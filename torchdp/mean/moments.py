@@ -1,7 +1,7 @@
-"""Moment tensors of bounded vectors: Gaussian noise with the covariance of a symmetric Kronecker
-power.
+"""Moment tensors and covariances of bounded vectors, from one Gaussian release.
 
-Covariances without bias from one joint release, and the biased projection that wins for few users.
+Notation: x = c + A u are the users' points, u of the ball of radius R; l the order of a moment,
+(x) the Kronecker product, Sym the mean over all orders of a tensor's indices.
 """
 
 import itertools
@@ -9,6 +9,7 @@ import math
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -22,26 +23,33 @@ from torchdp.protocol.rounded_sum import RoundedSum
 from torchdp.simplex import onto_simplex
 from torchdp.symmetric import symmetrised
 
-MOST_ORDER, MOST_ENTRIES = 6, 2**27
+MOST_ORDER = 6
+MOST_ENTRIES = 2**27
+
+# Rounding of a sensitivity that is computed in float64 is less than this, relatively.
+ROUNDING = 1e-12
 
 
 @dataclass(frozen=True, eq=False)
 class GaussianMoments(GaussianRelease):
-    """The curator releases (1/n) sum_i x_i (x) ... (x) x_i (``order`` factors) plus symmetric
-    Gaussian noise.
+    """The curator releases (1/n) sum_i x_i (x) ... (x) x_i, ``order`` factors, plus Gaussian noise.
 
     With x = A u, ||u|| <= R, the tensor is A^{(x) l} u^{(x) l}, and u^{(x) l} lies in the symmetric
     tensors: the noise is A^{(x) l} (multiplier D / n) Sym(g), g standard normal of shape
     (r, ..., r), Sym the mean over all orders of the indices, which is the orthogonal projection.
     Entry i_1 ... i_l has variance (multiplier D/n)^2 / l! times the permanent of (A A^T)[i, i], l!
-    times less than noise on every coordinate apart where the i_k are far from each other. D
+    times less than independent noise on every entry where the i_k are far from each other. D
     bounds ||u^{(x) l} - w^{(x) l}||: its square is ||u||^{2l} + ||w||^{2l} - 2 <u, w>^l, so D =
     2^{1/2} R^l for even l (R^l where r = 1) and 2 R^l for odd l. Noise and data cost
     O(l d^{l + 1}); no d^l x d^l matrix.
 
-    shape: around the origin: noise_shape(domain, p, shift=False), or of a symmetric domain. order:
-    1 to 6. A tally is the noisy sum of u^{(x) l}. Raises TypeError, ValueError.
+    A tally is the noisy sum of u^{(x) l}.
 
+    Args:
+        shape: around the origin: noise_shape(domain, p, shift=False), or of a symmetric domain.
+        order: l, 1 to 6.
+
+    Raises TypeError, ValueError.
     Guarantees: (epsilon, delta)-DP in the central model for replacing one user's point, n public.
     Source: Nikolov, Tang (2023), Theorem 15 for the set {x^{(x) l}}, Lemma 62 for the ellipsoid
     around it.
@@ -54,7 +62,8 @@ class GaussianMoments(GaussianRelease):
         checks.keep(self, order=checks.count)
         if self.order > MOST_ORDER or self.domain.dimension**self.order > MOST_ENTRIES:
             raise ValueError(
-                f"order {self.order} in dimension {self.domain.dimension} is too large: at most order {MOST_ORDER} "
+                f"order {self.order} in dimension {self.domain.dimension} is too large: at most "
+                f"order {MOST_ORDER} "
                 f"and {MOST_ENTRIES} entries"
             )
         if bool(self.shape.centre.any()):
@@ -69,84 +78,85 @@ class GaussianMoments(GaussianRelease):
     @property
     def sensitivity(self) -> float:
         """D, in the space of u."""
-        apart = 2.0 if self.order % 2 else math.sqrt(2) if self.shape.root.shape[1] > 1 else 1.0
-        return apart * self.encoding.radius**self.order
+        size = self.encoding.radius**self.order
+        if self.order % 2:
+            return 2 * size  # of u and -u
+        if self.shape.root.shape[1] == 1:
+            return size  # even powers of numbers have one sign
+        return math.sqrt(2) * size  # of orthogonal vectors
 
     @cached_property
     def sums(self) -> RoundedSum:
         """Of u^{(x) l}."""
-        r, own = self.shape.root.shape[1], self.encoding
-        apart = self.sensitivity * (1 + 1e-12)
-        return RoundedSum.least(self.multiplier, apart, own.radius**self.order, r**self.order)
+        r = self.shape.root.shape[1]
+        distance = self.sensitivity * (1 + ROUNDING)
+        norm = self.encoding.radius**self.order
+        return RoundedSum.least(self.multiplier, distance, norm, r**self.order)
 
     @property
     def layout(self) -> Layout:
-        return {"sum": ((self.shape.root.shape[1],) * self.order, torch.float64)}
+        r = self.shape.root.shape[1]
+        return {"sum": ((r,) * self.order, torch.float64)}
 
     def deviations(self, n: Users) -> Tensor:
-        """Standard deviation of each entry's noise, (*batch, d, ..., d): scaled
-        (permanent((A A^T)[i, i])/l!)^{1/2}.
+        """Standard deviation of each entry's noise, (*batch, d, ..., d).
+
+        That of one number, times (permanent((A A^T)[i, i])/l!)^{1/2}.
         """
         G = self.shape.root @ self.shape.root.mT
         variances = torch.zeros((len(G),) * self.order).to(G)
-        # all values of each index, along an axis of its own: a factor of an entry is one gather of
-        # d or d^2 numbers
-        indices = [
-            torch.arange(len(G)).view(-1, *(1,) * behind) for behind in reversed(range(self.order))
-        ]
-        for places in itertools.permutations(indices):
+        # An axis for each index: a factor of an entry is one gather of d or d^2 numbers.
+        indices = [torch.from_numpy(axis) for axis in np.ix_(*[np.arange(len(G))] * self.order)]
+        for columns in itertools.permutations(indices):
             entry = torch.ones_like(variances)
-            for index, other in zip(indices, places, strict=True):
-                entry *= G[index, other]
+            for row, column in zip(indices, columns, strict=True):
+                entry *= G[row, column]
             variances += entry
         scale = self.sums.sigma / beside(checks.people("n", n, 1), self.order)
         return scale * (variances / math.factorial(self.order)).clamp_min(0).sqrt()
 
     def release(self, summary: Crowd, draws: Draws, shape: tuple[int, ...]) -> Tally:
-        each = (tensor_sum(u, self.order, c).flatten(-self.order) for u, c in self.encoded(summary))
-        noisy = self.sums.released(self.sums.blocks(each, summary.n), draws, shape)
-        whole = noisy.unflatten(-1, self.layout["sum"][0])
-        return Tally(summary.n, {"sum": symmetrised(whole, self.order)})
+        blocks = (
+            tensor_sum(u, self.order, c).flatten(-self.order) for u, c in self.encoded(summary)
+        )
+        noisy = self.sums.released(self.sums.blocks(blocks, summary.n), draws, shape)
+        tensor = noisy.unflatten(-1, self.layout["sum"][0])
+        return Tally(summary.n, {"sum": symmetrised(tensor, self.order)})
 
     def analyse(self, tally: Tally) -> Estimate:
         """value: (*sample_shape, d, ..., d), symmetric."""
-        value = apply_to_each(
-            self.shape.root, self.check(tally)["sum"] / tally.users(self.order), self.order
-        )
+        moment = self.check(tally)["sum"] / tally.users(self.order)
+        value = apply_to_each(self.shape.root, moment, self.order)
         return Estimate(value, self.deviations(tally.n).expand_as(value), tally.n)
 
     def exact(self, summary: Crowd) -> Tensor:
         crowd = self.validate_summary(summary)
-        return tensor_sum(crowd.rows.double(), self.order, crowd.counts.double()) / beside(
-            crowd.n, self.order
-        )
+        total = tensor_sum(crowd.rows.double(), self.order, crowd.counts.double())
+        return total / beside(crowd.n, self.order)
 
     def predicted_mse(self, summary: Crowd) -> Tensor:
         return self.deviations(self.validate_summary(summary).n).square()
 
     def worst_mse(self, n: Users, objective: Objective = Objective.WORST) -> Tensor:
         """The same for all data."""
+        checks.instance("objective", objective, Objective)
         errors = self.deviations(n).square()
-        return checks.instance("objective", objective, Objective).of(
-            errors, errors.ndim - self.order
-        )
+        return objective.of(errors, errors.ndim - self.order)
 
 
 def tensor_sum(u: Tensor, order: int, counts: Tensor) -> Tensor:
-    """sum_i counts_i u_i (x) ... (x) u_i for rows u (*batch, k, r): (*batch, r, ..., r), from half
-    powers.
-    """
-    left, right = _power(u, (order + 1) // 2), _power(u, order // 2)
-    return ((counts[..., None] * left).mT @ right).reshape(
-        *counts.shape[:-1], *(u.shape[-1],) * order
-    )
+    """sum_i counts_i u_i (x) ... (x) u_i for rows u (*batch, k, r): (*batch, r, ..., r)."""
+    # Half powers, so that one product of matrices adds up all rows.
+    left = _power(u, (order + 1) // 2) * counts[..., None]
+    right = _power(u, order // 2)
+    batch = counts.shape[:-1]
+    return (left.mT @ right).reshape(*batch, *(u.shape[-1],) * order)
 
 
 def apply_to_each(A: Tensor, tensor: Tensor, order: int) -> Tensor:
-    """A (d, r) applied to each of the last ``order`` indices of (..., r, ..., r):
-    (..., d, ..., d).
-    """
-    for _ in range(order):  # each turn moves the index it has changed to the front of the others
+    """A (d, r) applied to each of the last ``order`` indices of (..., r, ..., r)."""
+    for _ in range(order):
+        # The index that has changed goes to the front of the others.
         tensor = (tensor @ A.mT).movedim(-1, tensor.ndim - order)
     return tensor
 
@@ -161,8 +171,7 @@ def _power(u: Tensor, order: int) -> Tensor:
 
 @dataclass(frozen=True, eq=False)
 class Covariance(Estimate):
-    """value: the covariance (*sample_shape, d, d), symmetric, of n users' vectors, beside an
-    estimate of their mean.
+    """value: the covariance (*sample_shape, d, d) of n users' vectors, beside their mean.
 
     Both are unbiased for those users' own mean and covariance (divisor n), so the covariance may
     have eigenvalues below 0; :func:`project_covariance` takes them away, at the price of a bias.
@@ -183,10 +192,14 @@ class Covariance(Estimate):
 class MomentNoise:
     """The noise of first and second moments m, (r,), and S, (r, r), of vectors w, x = centre + B w.
 
-    root: B, (d, r). own: variances of B S B^T, (*batch, d, d). nu: variance of each entry of m, a
-    number or (*batch, 1, 1). With B (S - m m^T + nu I) B^T the covariance has no bias. Its squared
-    error, for normal noise of m, is own + nu^2 Q + nu (b_i^2 G_jj + b_j^2 G_ii + 2 b_i b_j G_ij),
-    b = mean - centre, G = B B^T, Q = ``squares(B)``.
+    With B (S - m m^T + nu I) B^T the covariance has no bias. Its squared error, for normal noise of
+    m, is own + nu^2 Q + nu (b_i^2 G_jj + b_j^2 G_ii + 2 b_i b_j G_ij), b = mean - centre,
+    G = B B^T, Q = ``squares(B)``.
+
+    Args:
+        root: B, (d, r).
+        own: variances of B S B^T, (*batch, d, d).
+        nu: variance of each entry of m, a number or (*batch, 1, 1).
     """
 
     root: Tensor
@@ -202,18 +215,18 @@ class MomentNoise:
         """Of the covariance, (*batch, d, d); off: b, (*batch, d)."""
         G = self.root @ self.root.mT
         g = G.diagonal()
-        cross = off[..., :, None].square() * g + off[..., None, :].square() * g[:, None]
-        cross = cross + 2 * off[..., :, None] * off[..., None, :] * G
+        row = off[..., :, None]
+        column = off[..., None, :]
+        cross = row.square() * g + column.square() * g[:, None] + 2 * row * column * G
         return self.own + self.of_square + self.nu * cross
 
     def covariance(self, S: Tensor, m: Tensor, centre: Tensor, n: Users) -> Covariance:
         """The unbiased covariance of n users, beside their mean."""
         off = m @ self.root.mT
         identity = torch.eye(m.shape[-1]).to(m)
-        value = apply_to_each(
-            self.root, S - m[..., :, None] * m[..., None, :] + self.nu * identity, 2
-        )
-        # squares of ``off`` are too large by those of its noise
+        centred = S - m[..., :, None] * m[..., None, :] + self.nu * identity
+        value = apply_to_each(self.root, centred, 2)
+        # Squares of ``off`` are too large by those of its noise.
         mse = torch.maximum(self.mse(off) - 2 * self.of_square, self.own + self.of_square)
         mean = centre + off
         of_mean = (self.nu * self.root.square().sum(1)[None])[..., 0, :]
@@ -222,17 +235,15 @@ class MomentNoise:
 
 
 def squares(root: Tensor) -> Tensor:
-    """Q_ij = G_ii G_jj + G_ij^2, G = root root^T: the variances of z z^T for a normal z of
-    covariance G.
-    """
+    """Q_ij = G_ii G_jj + G_ij^2: the variances of z z^T for a normal z of covariance G = B B^T."""
     G = root @ root.mT
-    return G.diagonal()[:, None] * G.diagonal() + G.square()
+    g = G.diagonal()
+    return g[:, None] * g + G.square()
 
 
 @dataclass(frozen=True, eq=False)
 class GaussianCovariance(GaussianRelease):
-    """The curator releases mean and second moment together, and from them the covariance without
-    bias.
+    """The curator releases mean and second moment together, and so an unbiased covariance.
 
     With w = A^+ (x - c) / R in the unit ball one Gaussian release of (w w^T, t w), symmetric noise
     on the first, carries both: ||w w^T - v v^T||_F^2 + t^2 ||w - v||^2 = |w|^4 + |v|^4 - 2 s^2 +
@@ -256,19 +267,21 @@ class GaussianCovariance(GaussianRelease):
 
     @cached_property
     def mean_weight(self) -> float:
-        """t: minimises (1 + t^2/2)^2 (H + C/t^2), H = (tr(G)^2 + tr(G^2))/2, C = 2 g (tr G + g),
-        g = ||G||, G = B B^T.
+        """t, which minimises (1 + t^2/2)^2 (H + C/t^2).
 
-        At most 2^{1/2}, beyond which more weight on the mean makes its own noise larger.
+        H = (tr(G)^2 + tr(G^2))/2, C = 2 g (tr G + g), g = ||G||, G = B B^T. At most 2^{1/2}, beyond
+        which more weight on the mean makes its own noise larger.
         """
         eigenvalues = torch.linalg.svdvals(self.root).square()
         if not eigenvalues.any():
             return math.sqrt(2)  # a single point: there is no noise
-        trace, square, top = (
-            float(v) for v in (eigenvalues.sum(), eigenvalues.square().sum(), eigenvalues.max())
-        )
-        H, C = (trace**2 + square) / 2, 2 * top * (trace + top)
-        return math.sqrt(min(2.0, (-C / 2 + math.sqrt(C**2 / 4 + 4 * H * C)) / (2 * H)))
+        trace = float(eigenvalues.sum())
+        g = float(eigenvalues.max())
+        H = (trace**2 + float(eigenvalues.square().sum())) / 2
+        C = 2 * g * (trace + g)
+        # The derivative is 0 where H s^2 + C s/2 = C, s = t^2.
+        root = (-C / 2 + math.sqrt(C**2 / 4 + 4 * H * C)) / (2 * H)
+        return math.sqrt(min(2.0, root))
 
     @property
     def layout(self) -> Layout:
@@ -276,15 +289,17 @@ class GaussianCovariance(GaussianRelease):
         return {"second": ((r, r), torch.float64), "first": ((r,), torch.float64)}
 
     def limits(self, n: Users) -> dict[str, Limits]:
-        both = super().limits(n)
-        return {**both, "first": Limits.around(both["first"].high / self.mean_weight)}
+        limits = super().limits(n)
+        limits["first"] = Limits.around(limits["first"].high / self.mean_weight)
+        return limits
 
     @cached_property
     def sums(self) -> RoundedSum:
         """Of (w w^T, t w)."""
-        r, t = self.root.shape[1], self.mean_weight
-        apart = math.sqrt(2) * (1 + t**2 / 2) * (1 + 1e-12)
-        return RoundedSum.least(self.multiplier, apart, math.hypot(1, t), r * r + r)
+        r = self.root.shape[1]
+        t = self.mean_weight
+        distance = math.sqrt(2) * (1 + t**2 / 2) * (1 + ROUNDING)
+        return RoundedSum.least(self.multiplier, distance, math.hypot(1, t), r * r + r)
 
     def moment_noise(self, n: Users, answer: int = 0) -> float | Tensor:
         """tau, the standard deviation on the diagonal of S; beside it tau / 2^{1/2}.
@@ -295,18 +310,16 @@ class GaussianCovariance(GaussianRelease):
 
     def release(self, summary: Crowd, draws: Draws, shape: tuple[int, ...]) -> Tally:
         r = self.root.shape[1]
-        blocks = (
-            self._joint(u / (self.encoding.radius or 1.0), c) for u, c in self.encoded(summary)
-        )
+        blocks = (self._joint(u, counts) for u, counts in self.encoded(summary))
         noisy = self.sums.released(self.sums.blocks(blocks, summary.n), draws, shape)
         second = symmetrised(noisy[..., : r * r].unflatten(-1, (r, r)), 2)
         return Tally(summary.n, {"second": second, "first": noisy[..., r * r :] / self.mean_weight})
 
-    def _joint(self, w: Tensor, counts: Tensor) -> Tensor:
-        """Of vectors w of the unit ball: the sum of (w w^T, t w), flat."""
-        return torch.cat(
-            [tensor_sum(w, 2, counts).flatten(-2), self.mean_weight * combined(counts, w)], -1
-        )
+    def _joint(self, u: Tensor, counts: Tensor) -> Tensor:
+        """The sum of (w w^T, t w), flat, of w = u / R."""
+        w = u / (self.encoding.radius or 1.0)
+        second = tensor_sum(w, 2, counts).flatten(-2)
+        return torch.cat([second, self.mean_weight * combined(counts, w)], -1)
 
     def analyse(self, tally: Tally) -> Covariance:
         n = self.check(tally).n
@@ -318,56 +331,54 @@ class GaussianCovariance(GaussianRelease):
         return self.validate_summary(summary).covariance
 
     def predicted_mse(self, summary: Crowd) -> Tensor:
-        """tau^2 Q/2 and what the mean's noise of variance (tau/t)^2 adds (``MomentNoise``),
-        exactly.
-        """
+        """tau^2 Q/2 and what the mean's noise of variance (tau/t)^2 adds, exactly."""
         crowd = self.validate_summary(summary)
         return self._noise(crowd.n).mse(crowd.mean - self.encoding.centre)
 
     def worst_mse(self, n: Users, objective: Objective = Objective.WORST) -> Tensor:
-        """A bound: the mean may lie anywhere in the ellipsoid {c + B w}, |w| <= 1, around the
-        domain.
-        """
+        """A bound: the mean may lie anywhere in the ellipsoid {c + B w}, |w| <= 1."""
         checks.instance("objective", objective, Objective)
         noise = self._noise(n)
         g = self.root.square().sum(1)
         at_centre = noise.mse(torch.zeros_like(g))
-        if objective is Objective.MEAN:  # b^T (tr(G) I + G) b <= g (tr G + g)
-            values = torch.linalg.svdvals(self.root).square()
-            top = values.max() if len(values) else values.sum()
-            of_mean = 2 * noise.nu * top * (values.sum() + top) / len(g) ** 2
-            return (at_centre + of_mean).mean((-2, -1))
-        # |b_i| <= G_ii^{1/2}
-        return (at_centre + 4 * noise.nu * g[:, None] * g).amax((-2, -1))
+        if objective is Objective.WORST:
+            # |b_i| <= G_ii^{1/2}
+            return (at_centre + 4 * noise.nu * g[:, None] * g).amax((-2, -1))
+        # b^T (tr(G) I + G) b <= ||G|| (tr G + ||G||)
+        eigenvalues = torch.linalg.svdvals(self.root).square()
+        trace = eigenvalues.sum()
+        top = eigenvalues.max() if len(eigenvalues) else trace
+        of_mean = 2 * noise.nu * top * (trace + top) / len(g) ** 2
+        return (at_centre + of_mean).mean((-2, -1))
 
     def _noise(self, n: Users) -> MomentNoise:
         tau = self.moment_noise(n, 2)
-        return MomentNoise(
-            self.root, tau**2 / 2 * squares(self.root), (tau / self.mean_weight) ** 2
-        )
+        own = tau**2 / 2 * squares(self.root)
+        return MomentNoise(self.root, own, nu=(tau / self.mean_weight) ** 2)
 
 
 def project_second_moment(matrix: Tensor, radius: float = 1.0) -> Tensor:
-    """The nearest mean of x x^T with ||x|| <= radius: biased, and much closer than an unbiased
-    estimate for few users.
+    """The nearest mean of x x^T with ||x|| <= radius: biased, with lower error for few users.
 
     The nearest positive semidefinite matrix of trace at most radius^2: eigenvalues cut at 0 and,
-    where their sum is too large, shifted down together. matrix: (*batch, d, d), symmetric.
-    Post-processing: as private as its input.
+    where their sum is too large, shifted down together. Post-processing: as private as its input.
+
+    Args:
+        matrix: (*batch, d, d), symmetric.
+        radius: > 0.
+
     Source: Nikolov, Talwar, Zhang (2016), the projection mechanism, for the ball's second moments.
     """
-    (values, vectors), total = _spectrum(matrix), checks.squarable("radius", radius) ** 2
-    kept = values.clamp_min(0)
-    kept = torch.where(
-        kept.sum(-1, keepdim=True) > total, total * onto_simplex(values / total), kept
-    )
+    values, vectors = _spectrum(matrix)
+    total = checks.squarable("radius", radius) ** 2
+    positive = values.clamp_min(0)
+    shifted = total * onto_simplex(values / total)
+    kept = torch.where(positive.sum(-1, keepdim=True) > total, shifted, positive)
     return (vectors * kept[..., None, :]) @ vectors.mT
 
 
 def project_covariance(matrix: Tensor) -> Tensor:
-    """The nearest positive semidefinite matrix: biased upwards, never further from a covariance
-    than its input.
-    """
+    """The nearest positive semidefinite matrix: biased upwards, never further than its input."""
     values, vectors = _spectrum(matrix)
     return (vectors * values.clamp_min(0)[..., None, :]) @ vectors.mT
 
@@ -375,6 +386,7 @@ def project_covariance(matrix: Tensor) -> Tensor:
 def _spectrum(matrix: Tensor) -> tuple[Tensor, Tensor]:
     """Eigenvalues and eigenvectors of the symmetric part, at least float32."""
     matrix = checks.shaped("matrix", checks.matrix("matrix", matrix, checks.LARGEST), ..., "d", "d")
-    matrix = matrix if matrix.dtype in (torch.float32, torch.float64) else matrix.float()
+    if matrix.dtype not in (torch.float32, torch.float64):
+        matrix = matrix.float()
     values, vectors = torch.linalg.eigh((matrix + matrix.mT) / 2)
     return values, vectors

@@ -1,5 +1,7 @@
-"""From a tally to the estimate of a pairwise statistic, of the users or of the population that they
-are a sample of.
+"""From a tally to the estimate of a pairwise statistic, of the users or of their population.
+
+Notation: U is the mean of f over pairs of different users, V over all pairs, n^2 V = n (n - 1) U +
+sum of f(x, x); z the estimated mean vector, J the weights of a form, r = mean f/mean g a ratio.
 """
 
 import math
@@ -14,22 +16,25 @@ import torch
 from torch import Tensor
 
 from torchdp import checks
-from torchdp.pairwise.forms import Form, Pairs, PairwiseForms, one_kernel
+from torchdp.pairwise.forms import ZERO, Form, Pairs, PairwiseForms, one_kernel
 from torchdp.protocol import Estimate, Objective, Tally, Users
 from torchdp.protocol.interval import Error, ErrorParts, RatioError, largest_variance
 from torchdp.protocol.records import beside, tensor_of
 from torchdp.queries.channel import Channel, nearest
 from torchdp.simplex import onto_simplex
 
-SMALL = 1 / 16  # relative variance of a denominator, from which a ratio is not near normal
-MOST_MISSED = 1e-6  # of the largest coordinate: what a channel of a question of pairs may miss
-ROUNDED = 1e-12  # of the largest coordinate: what rounding makes of exact factors
-TOLERANCE = 1e-7  # of the squared distance to the hull, relative to the largest squared norm
+# Relative variance of a denominator, from which a ratio is not near normal: four standard errors.
+SMALL = 1 / 16
+# Of the largest coordinate: what a channel of a question of pairs may miss.
+MOST_MISSED = 1e-6
+# Of the largest coordinate: what rounding makes of exact factors.
+ROUNDED = 1e-12
+# Of the squared distance to the hull, relative to the largest squared norm.
+TOLERANCE = 1e-7
 
 
 class PairwiseAnalyst(ABC):
-    """Estimates one pairwise statistic from what is known of the mean of a form over pairs of
-    users.
+    """Estimates one pairwise statistic from means of forms over pairs of users.
 
     The estimate's error is that of the privacy noise: it refers to these n users, not of a
     population they came from. Coverage of ``interval(0.95)``, measured: chosen protocols from 1,000
@@ -44,9 +49,7 @@ class PairwiseAnalyst(ABC):
     statistic: PairwiseForms
 
     def refuse(self) -> None:
-        """Raises ValueError for a statistic that is known beforehand, or can not be read off these
-        pairs.
-        """
+        """Raises ValueError for a statistic that is constant, or not known from these pairs."""
         statistic = self.statistic
         statistic.refuse_constant()
         if statistic.pairs is not self.estimated_pairs and statistic.form.diagonal is None:
@@ -63,70 +66,62 @@ class PairwiseAnalyst(ABC):
 
     @abstractmethod
     def mean(self, tally: Tally, form: Form) -> Tensor:
-        """Unbiased estimate of the mean of a form over the native pairs; of many forms, of a tally
-        ``beside_forms``.
+        """Unbiased estimate of the mean of a form over the native pairs.
+
+        Of many forms, of a tally ``beside_forms``.
         """
 
     @abstractmethod
     def mean_variance(self, counts: Tensor, form: Form) -> Tensor:
-        """Variance of ``mean`` when counts (*batch, k) users hold each type, real numbers
-        allowed.
-        """
+        """Variance of ``mean`` for counts (*batch, k) of users, real numbers allowed."""
 
     @abstractmethod
     def worst_variance(self, n: float | Tensor, form: Form) -> Tensor:
         """A bound of that variance over all data of n users."""
 
+    @abstractmethod
     def plug_in_variance(self, tally: Tally, form: Form) -> Tensor:
-        """Estimate of that variance from the messages alone. form.weights may carry batch
-        dimensions.
-
-        Here by ``mean_errors``: a class writes one of the two.
-        """
-        return self.mean_errors(tally)(form, form.weights.new_zeros(())).total
+        """Estimate of it from the messages alone. form.weights may carry batch dimensions."""
 
     @abstractmethod
     def mean_point(self, tally: Tally) -> Tensor:
         """Unbiased estimate of the users' mean vector, (*batch, r)."""
 
     def mean_errors(self, tally: Tally) -> Callable[[Form, Tensor], Error]:
-        """What makes, of a form, weights (*batch, r), and ``mean`` less its constant, the error of
-        that mean.
-        """
+        """The error of ``mean``, of a form, weights (*batch, r), and its mean less the constant."""
         return lambda form, value: ErrorParts.normal(self.plug_in_variance(tally, form))
 
     def _error(self, tally: Tally) -> Error:
-        """Of the statistic's own mean; made when an interval asks, so that values alone cost no
-        decomposition.
-        """
+        """Of the statistic's own mean."""
         form = self.statistic.form
         error = self.mean_errors(tally)(form, self.mean(tally, form) - form.constant)
         return error.scaled(self.slope(tally.users()))
 
     def _ratio_error(self, tally: Tally, ratio: Tensor, below: Tensor, parts: ErrorParts) -> Error:
         """By mean f - t mean g over mean g, for each t; ``parts`` are Fieller's."""
-        above, under = self.statistic.forms
-        errors, scale = self.mean_errors(tally), self.slope(tally.users()) / below
-        mean, other = (self.mean(tally, form) - form.constant for form in (above, under))
+        f, g = self.statistic.forms
+        errors = self.mean_errors(tally)
+        scale = self.slope(tally.users()) / below
+        mean_f = self.mean(tally, f) - f.constant
+        mean_g = self.mean(tally, g) - g.constant
 
         def at(u: Tensor) -> Error:
             t = ratio + u
-            value = (mean - t * other).nan_to_num(0.0)
-            return errors(above.plus(-t.nan_to_num(0.0), under), value).scaled(scale)
+            value = (mean_f - t * mean_g).nan_to_num(0.0)
+            return errors(f.plus(-t.nan_to_num(0.0), g), value).scaled(scale)
 
         return RatioError(parts, at(torch.zeros_like(ratio)), at)
 
     def beside_forms(self, tally: Tally) -> Tally:
-        """The tally with dimensions of one behind its batch in the place of the statistic's
-        forms.
-        """
-        if not (ones := (1,) * len(self.statistic.answer)):
+        """The tally with dimensions of one behind its batch, in the place of the forms."""
+        ones = (1,) * len(self.statistic.answer)
+        if not ones:
             return tally
-        rows = tally.parts.items()
-        parts = {name: part.reshape(*part.shape[:-1], *ones, part.shape[-1]) for name, part in rows}
-        return Tally(
-            tally.n.view(*tally.n.shape, *ones) if isinstance(tally.n, Tensor) else tally.n, parts
-        )
+        parts = {}
+        for name, part in tally.parts.items():
+            parts[name] = part.reshape(*part.shape[:-1], *ones, part.shape[-1])
+        n = tally.n
+        return Tally(n.view(*n.shape, *ones) if isinstance(n, Tensor) else n, parts)
 
     def exact(self, summary: Tensor) -> Tensor:
         return self.statistic.exact(summary)
@@ -135,34 +130,45 @@ class PairwiseAnalyst(ABC):
         """The estimate from the tally of n >= 2 users.
 
         Value and error are NaN where the estimated denominator of a ratio is 0; it warns where that
-        is less than four standard errors from 0, since the value may then be far off
-        (a class that hardly anybody belongs to). Raises TypeError, ValueError.
+        is less than four standard errors from 0, since the value may then be far off (a rare
+        class). Raises TypeError, ValueError.
         """
-        n, statistic = self.check(tally, 2).n, self.statistic
-        limits, tally = statistic.limits or (-math.inf, math.inf), self.beside_forms(tally)
-        kept = tally.kept()  # for intervals
-        population = partial(self._of_population, kept)
-        value, slope = self.pairs_mean(tally, statistic.form), self.slope(tally.users())
+        n = self.check(tally, 2).n
+        statistic = self.statistic
+        tally = self.beside_forms(tally)
+        # Intervals are made later, so that values alone cost no decomposition.
+        kept = tally.kept()
+        mean = self.pairs_mean(tally, statistic.form)
+        common = partial(
+            Estimate,
+            n=n,
+            limits=statistic.limits or (-math.inf, math.inf),
+            population=partial(self._of_population, kept),
+        )
         if statistic.denominator is None:
-            error = self.plug_in_variance(tally, statistic.form).sqrt() * slope
-            bias = slope * (self.approximation_bias(tally) + self.clipping_bias(tally))
-            return Estimate(
-                value, error, n, bias, partial(self._error, kept), limits, population=population
+            slope = self.slope(tally.users())
+            return common(
+                mean,
+                self.plug_in_variance(tally, statistic.form).sqrt() * slope,
+                bias=slope * (self.approximation_bias(tally) + self.clipping_bias(tally)),
+                error=partial(self._error, kept),
             )
         below = self.pairs_mean(tally, statistic.denominator)
-        below = torch.where(below.abs() > self._rounding(statistic.denominator), below, torch.nan)
-        ratio = value / below
+        negligible = ZERO * statistic.size(statistic.denominator)
+        below = torch.where(below.abs() > negligible, below, torch.nan)
+        ratio = mean / below
         parts = self.ratio_error(tally, ratio, below)
         _warn_of_small(parts.curvature)
-        bias = self.approximation_bias(tally) / below.abs()
-        wider = partial(self._ratio_error, kept, ratio, below, parts)
-        error = parts.variance[..., 0].sqrt()
-        return Estimate(
-            statistic.offset + ratio, error, n, bias, wider, limits, population=population
+        return common(
+            statistic.offset + ratio,
+            parts.variance[..., 0].sqrt(),
+            bias=self.approximation_bias(tally) / below.abs(),
+            error=partial(self._ratio_error, kept, ratio, below, parts),
         )
 
     def _of_population(self, tally: Tally) -> Estimate:
-        estimate, below = self.analyse(tally), torch.ones(())
+        estimate = self.analyse(tally)
+        below = torch.ones(())
         if self.statistic.denominator is not None:
             below = self.pairs_mean(tally, self.statistic.denominator)
         return of_population(self.statistic, estimate, self.mean_point(tally), below)
@@ -172,9 +178,7 @@ class PairwiseAnalyst(ABC):
         return self.statistic.distortion
 
     def clipping_bias(self, tally: Tally) -> Tensor | float:
-        """The most that answers cut off to a range can add to ``mean`` on average: a public
-        number.
-        """
+        """The most that clipped answers can add to ``mean`` on average: a public number."""
         return 0.0
 
     def pairs_mean(self, tally: Tally, form: Form) -> Tensor:
@@ -182,31 +186,27 @@ class PairwiseAnalyst(ABC):
         return self._convert(self.mean(tally, form), tally.users(), form)
 
     def ratio_error(self, tally: Tally, ratio: Tensor, below: Tensor) -> ErrorParts:
-        """Fieller's part: the variance of mean f - t mean g as a polynomial in t around the ratio,
-        over (mean g)^2.
-        """
-        if self.statistic.denominator is None:
-            raise ValueError("statistic must be a ratio")
-        g = self.statistic.denominator
-        apart = self.statistic.form.plus(-ratio.nan_to_num(0.0), g)
-        variance = self.plug_in_variance(tally, apart)
-        own = self.plug_in_variance(tally, g)
+        """Fieller's part: Var(mean f - t mean g)/(mean g)^2, a polynomial in t around the ratio."""
+        f, g = self.statistic.forms
+        residual = f.plus(-ratio.nan_to_num(0.0), g)
+        variance = self.plug_in_variance(tally, residual)
+        curvature = self.plug_in_variance(tally, g)
         least = torch.finfo(torch.float64).tiny
-        balance = (variance.clamp_min(least) / own.clamp_min(least)).sqrt()
-        both = self.plug_in_variance(tally, apart.plus(balance, g))
-        most = (variance * own).sqrt()
-        covariance = ((both - variance) / balance - balance * own).div(2).clamp(-most, most)
-        scale = (self.slope(tally.users()) / below).square()
+        # Var(a + b g) = Var a + 2 b Cov(a, g) + b^2 Var g, with b such that no term is lost.
+        balance = (variance.clamp_min(least) / curvature.clamp_min(least)).sqrt()
+        both = self.plug_in_variance(tally, residual.plus(balance, g))
+        most = (variance * curvature).sqrt()
+        covariance = ((both - variance) / balance - balance * curvature).div(2).clamp(-most, most)
+        scale = (self.slope(tally.users()) / below).square()[..., None]
         return ErrorParts(
-            variance=(scale * variance)[..., None],
-            slope=(-2 * scale * covariance)[..., None],
-            curvature=(scale * own)[..., None],
+            variance=scale * variance[..., None],
+            slope=-2 * scale * covariance[..., None],
+            curvature=scale * curvature[..., None],
             step=torch.zeros_like(variance)[..., None],
         )
 
     def predicted_mse(self, summary: Tensor) -> Tensor:
-        """Mean squared error, (*batch, *answer), for counts (*batch, k) of users, real numbers
-        allowed, 2 at least.
+        """Mean squared error, (*batch, *answer), for counts (*batch, k) of at least 2 users.
 
         Exact for a mean. For a ratio a/b (AUC) it is the delta method's V times 1 + 3 d^2
         (1 + 2 c^2), d the relative deviation of b and c its correlation with a - r b, as if both
@@ -214,61 +214,53 @@ class PairwiseAnalyst(ABC):
         standard errors from 0. The bias of a statistic that ``approximates`` another counts. Not
         private. Raises TypeError, ValueError.
         """
-        counts = self.statistic.users(summary, 2)
-        n, form, denominator = counts.sum(-1), self.statistic.form, self.statistic.denominator
-        if denominator is None:
-            return self.mean_variance(counts, form) * self.slope(n) ** 2 + self.bias(counts) ** 2
-        below = self.statistic.mean(counts, denominator)
-        empty = below.abs() <= self._rounding(denominator)
-        if bool(empty.any()):
-            raise ValueError(
-                f"summary makes the statistic's denominator 0 (one class is empty){checks.at(empty)}"
-            )
-        ratio = self.statistic.mean(counts, form) / below
+        statistic = self.statistic
+        counts = statistic.users(summary, 2)
+        n = counts.sum(-1)
+        f = statistic.form
+        g = statistic.denominator
+        bias = self.bias(counts) ** 2
+        if g is None:
+            return self.mean_variance(counts, f) * self.slope(n) ** 2 + bias
+        below = statistic.below(counts)
+        residual = f.plus(-statistic.mean(counts, f) / below, g)
         scale = (self.slope(n) / below) ** 2
-        apart = form.plus(-ratio, denominator)
-        variance = self.mean_variance(counts, apart) * scale
-        small = self.mean_variance(counts, denominator) * scale
-        _warn_of_small(small)
-        both = self.mean_variance(counts, apart.plus(below, denominator)) * scale
-        shared = (both - variance - small * below**2) / (2 * below)  # the covariance, over below^2
-        return variance * (1 + 3 * small) + 6 * shared.square() + self.bias(counts) ** 2
+        variance = self.mean_variance(counts, residual) * scale
+        d_square = self.mean_variance(counts, g) * scale
+        _warn_of_small(d_square)
+        both = self.mean_variance(counts, residual.plus(below, g)) * scale
+        # Cov(a - r b, b) over b^2
+        covariance = (both - variance - d_square * below**2) / (2 * below)
+        return variance * (1 + 3 * d_square) + 6 * covariance.square() + bias
 
     def worst_mse(self, n: Users, objective: Objective = Objective.WORST) -> Tensor:
-        """A bound of ``predicted_mse`` over all data of n >= 2 users; inf for a ratio, whose
-        classes may be empty.
-        """
+        """A bound of ``predicted_mse`` over all data of n >= 2 users; inf for a ratio."""
         checks.instance("objective", objective, Objective)
-        n, form, answer = checks.people("n", n, 2), self.statistic.form, self.statistic.answer
-        users, batch = beside(n, len(answer)), n.shape if isinstance(n, Tensor) else ()
-        worst: Tensor | float = torch.inf
-        if self.statistic.denominator is None:
-            worst = (self.worst_variance(users, form) + self.statistic.distortion**2) * self.slope(
-                users
-            ) ** 2
-        mse = torch.as_tensor(worst, dtype=torch.float64).expand((*batch, *answer))
-        return objective.of(mse, len(batch))
+        statistic = self.statistic
+        n = checks.people("n", n, 2)
+        batch = n.shape if isinstance(n, Tensor) else ()
+        worst = torch.tensor(math.inf, dtype=torch.float64)  # a ratio's classes may be empty
+        if statistic.denominator is None:
+            users = beside(n, len(statistic.answer))
+            variance = self.worst_variance(users, statistic.form)
+            worst = (variance + statistic.distortion**2) * self.slope(users) ** 2
+        return objective.of(worst.expand((*batch, *statistic.answer)), len(batch))
 
     def bias(self, counts: Tensor) -> Tensor | float:
         """What the estimate misses on average for counts (*batch, k), real numbers allowed.
 
         0 unless the form approximates.
         """
-        if self.statistic.approximates is None:
+        statistic = self.statistic
+        if statistic.approximates is None:
             return 0.0
-        if self.statistic.denominator is not None:
-            return replace(self.statistic, approximates=None).exact(counts) - self.statistic.exact(
-                counts
-            )
-        form = self.statistic.form
-        expected = replace(self.statistic, pairs=self.estimated_pairs, approximates=None).mean(
-            counts, form
-        )
-        return self._convert(expected, counts.sum(-1), form) - self.statistic.exact(counts)
-
-    def _rounding(self, form: Form) -> Tensor:
-        """What rounding may leave of a mean that is 0."""
-        return 1e-13 * self.statistic.size(form)
+        own = replace(statistic, approximates=None)
+        if statistic.denominator is not None:
+            return own.exact(counts) - statistic.exact(counts)
+        # What the channel's mean is on average, turned into the statistic's pairs.
+        native = replace(own, pairs=self.estimated_pairs).mean(counts, statistic.form)
+        expected = self._convert(native, counts.sum(-1), statistic.form)
+        return expected - statistic.exact(counts)
 
     def slope(self, n: float | Tensor) -> float | Tensor:
         """Factor of the mean in the conversion between the two kinds of pairs."""
@@ -278,14 +270,13 @@ class PairwiseAnalyst(ABC):
 
     def _convert(self, mean: Tensor, n: float | Tensor, form: Form) -> Tensor:
         """From the native pairs to the statistic's: n^2 V = n (n - 1) U + n f(x, x)."""
-        if self.statistic.pairs is self.estimated_pairs:
-            return mean
         statistic = self.statistic
-        diagonal = (
-            statistic.common_diagonal(form)
-            if form.diagonal is None
-            else statistic.diagonal(form).mean(-1)
-        )
+        if statistic.pairs is self.estimated_pairs:
+            return mean
+        if form.diagonal is None:
+            diagonal = statistic.common_diagonal(form)
+        else:
+            diagonal = statistic.diagonal(form).mean(-1)
         if self.estimated_pairs is Pairs.ALL:
             return (n * mean - diagonal) / (n - 1)
         return ((n - 1) * mean + diagonal) / n
@@ -293,24 +284,23 @@ class PairwiseAnalyst(ABC):
 
 @dataclass(frozen=True, eq=False)
 class ChannelPairs(PairwiseAnalyst):
-    """The statistic through a channel of its points: any that tells them, whoever is trusted."""
+    """The statistic through any channel of its points, whoever is trusted."""
 
     statistic: PairwiseForms
     channel: Channel
 
     def __post_init__(self) -> None:
         self.refuse()
-        points = self.channel.points
-        if points.shape != self.statistic.points.shape or not torch.equal(
-            points, self.statistic.points
-        ):
+        if not torch.equal(self.channel.points, self.statistic.points):
             raise ValueError(
-                "channel must be of the statistic's queries: make it by its class's of(statistic, ...)"
+                "channel must be of the statistic's queries: make it by its class's of(statistic, "
+                "...)"
             )
         missed = self.channel.bias.abs().max()
-        if bool(missed > MOST_MISSED * points.abs().max()):
+        if bool(missed > MOST_MISSED * self.statistic.points.abs().max()):
             raise ValueError(
-                f"channel must be of exact factors for a question of pairs; they miss up to {missed:g}"
+                "channel must be of exact factors for a question of pairs; they miss up to "
+                f"{missed:g}"
             )
 
     @property
@@ -321,11 +311,9 @@ class ChannelPairs(PairwiseAnalyst):
         return self.channel.whole(self.channel.check(tally, least))
 
     def _linear(self, form: Form, n: float | Tensor) -> Tensor:
-        """What turns the mean over the channel's pairs into the statistic's, but for ``slope``,
-        beside the form.
+        """The linear query that turns the mean over the channel's pairs into the statistic's.
 
-        n^2 V = n (n - 1) U + sum over users of f(x, x): from all pairs -1/n of the mean f(x, x),
-        else 1/(n - 1).
+        But for ``slope``: from all pairs -1/n of the mean f(x, x), else 1/(n - 1).
         """
         if form.diagonal is None:
             return torch.zeros_like(form.weights)
@@ -334,10 +322,8 @@ class ChannelPairs(PairwiseAnalyst):
         return share * form.diagonal
 
     def mean(self, tally: Tally, form: Form) -> Tensor:
-        return (
-            self.channel.form(tally, form.weights, self._linear(form, tally.users()))
-            + form.constant
-        )
+        linear = self._linear(form, tally.users())
+        return self.channel.form(tally, form.weights, linear) + form.constant
 
     def mean_variance(self, counts: Tensor, form: Form) -> Tensor:
         return self.channel.form_variance(counts, form.weights, self._linear(form, counts.sum(-1)))
@@ -358,9 +344,7 @@ class ChannelPairs(PairwiseAnalyst):
 
     @cached_property
     def _missed(self) -> Tensor | float:
-        """What the channel's bias b adds to the form at most: sum abs(w) (2 max abs(u) abs(b) +
-        b^2), per answer.
-        """
+        """What the channel's bias b adds to the form: sum abs(w) (2 max abs(u) abs(b) + b^2)."""
         size = self.statistic.points.abs().amax(0)
         missed = self.channel.bias.abs().amax(1)
         if bool((missed <= ROUNDED * size.max()).all()):
@@ -368,67 +352,69 @@ class ChannelPairs(PairwiseAnalyst):
         return self.statistic.form.weights.abs() @ (2 * size * missed + missed.square())
 
     def approximation_bias(self, tally: Tally) -> Tensor | float:
-        """For bins of types: sum_ab h_a h_b max abs(f - f') over each two bins, h nearest to their
-        decoded shares.
+        """For bins of types: sum_ab h_a h_b max abs(f - f') over each two bins.
+
+        h are the shares nearest to the decoded ones.
         """
-        near = self.statistic.approximates
-        if near is None:
+        statistic = self.statistic
+        exact = statistic.approximates
+        if exact is None:
             return self._missed
         shares = self.channel.shares(tally)
         if shares is None:
-            return self.statistic.distortion + self._missed
-        bins, place = torch.unique(self.statistic.points, dim=0, return_inverse=True)
-        apart = (near.kernel(near.form) - self.statistic.kernel(self.statistic.form)).abs()
-        rows = apart.new_zeros(len(bins), len(apart))
-        rows.scatter_reduce_(0, place[:, None].expand_as(apart), apart, "amax")
-        most = apart.new_zeros(len(bins), len(bins))
-        most.scatter_reduce_(1, place.expand_as(rows), rows, "amax")
-        each = onto_simplex(shares)
-        held = each.new_zeros(*each.shape[:-1], len(bins)).index_add_(-1, place, each)
-        return ((held @ most) * held).sum(-1)
+            return statistic.distortion + self._missed
+        bins, bin_of = torch.unique(statistic.points, dim=0, return_inverse=True)
+        difference = (exact.kernel(exact.form) - statistic.kernel(statistic.form)).abs()
+        rows = difference.new_zeros(len(bins), len(difference))
+        rows.scatter_reduce_(0, bin_of[:, None].expand_as(difference), difference, "amax")
+        most = difference.new_zeros(len(bins), len(bins))
+        most.scatter_reduce_(1, bin_of.expand_as(rows), rows, "amax")
+        of_types = onto_simplex(shares)
+        h = of_types.new_zeros(*of_types.shape[:-1], len(bins)).index_add_(-1, bin_of, of_types)
+        return ((h @ most) * h).sum(-1)
 
     def expansion(self, tally: Tally) -> tuple[Tensor, Tensor]:
-        """Of each of its answers, (*batch, a), in the channel's mean; of a ratio to second
-        order.
-        """
+        """Slope and bend of each answer, (*batch, a), in the channel's mean; of a ratio too."""
         statistic = self.statistic
-        beside_forms = self.beside_forms(tally)
-        n = beside_forms.users()
-        z = self.channel.mean(beside_forms)
-        # Of the mean over distinct pairs: s^T J s enters it n/(n - 1) times.
+        tally = self.beside_forms(tally)
+        n = tally.users()
+        z = self.channel.mean(tally)
         users = torch.as_tensor(n, dtype=torch.float64, device=z.device)[..., None]
-        more = users / (users - 1) if self.channel.distinct else torch.ones_like(users)
         slope_n = torch.as_tensor(self.slope(n), dtype=torch.float64, device=z.device)[..., None]
-        factor = more * slope_n
+        # s^T J s enters the mean over distinct pairs n/(n - 1) times.
+        factor = users / (users - 1) * slope_n if self.channel.distinct else slope_n
 
         def slope_of(form: Form) -> Tensor:
             return factor * 2 * form.weights * z + slope_n * self._linear(form, n)
 
-        form = statistic.form
-        if statistic.denominator is None:
-            slope = slope_of(form)
-            bend = (factor * form.weights).expand(slope.shape).diag_embed()
+        def bend_of(form: Form) -> Tensor:
+            return (factor * form.weights).expand(slope.shape).diag_embed()
+
+        f = statistic.form
+        g = statistic.denominator
+        if g is None:
+            slope = slope_of(f)
+            bend = bend_of(f)
         else:
-            below = self.pairs_mean(beside_forms, statistic.denominator)
-            ratio = self.pairs_mean(beside_forms, form) / below
-            apart = form.plus(-ratio, statistic.denominator)
-            slope = slope_of(apart) / below[..., None]
-            own = slope_of(statistic.denominator) / below[..., None]
-            cross = slope[..., :, None] * own[..., None, :]
-            straight = (factor * apart.weights).expand(slope.shape).diag_embed()
-            bend = straight / below[..., None, None] - (cross + cross.mT) / 2
+            below = self.pairs_mean(tally, g)[..., None]
+            residual = f.plus(-self.pairs_mean(tally, f) / below[..., 0], g)
+            slope = slope_of(residual) / below
+            # The second derivative of a ratio: that of f - r g, less both slopes' product.
+            cross = slope[..., :, None] * (slope_of(g) / below)[..., None, :]
+            bend = bend_of(residual) / below[..., None] - (cross + cross.mT) / 2
+        batch = slope.shape[: slope.ndim - 1 - len(statistic.answer)]
         answers = math.prod(statistic.answer)
-        lead = slope.shape[: slope.ndim - 1 - len(statistic.answer)]
         r = slope.shape[-1]
-        return slope.reshape(*lead, answers, r), bend.reshape(*lead, answers, r, r)
+        return slope.reshape(*batch, answers, r), bend.reshape(*batch, answers, r, r)
 
 
 def _warn_of_small(squared_error: Tensor) -> None:
     """Warns where the denominator's relative variance is above ``SMALL``."""
     if bool((squared_error > SMALL).any()):
         warnings.warn(
-            "the denominator is less than four standard errors from 0 (one class is rare for so few users and so small "
-            "an epsilon): the ratio may be far off and its standard error too low; use interval()",
+            "the denominator is less than four standard errors from 0 (one class is rare for so "
+            "few users and so small an epsilon): the ratio may be far off and its standard error "
+            "too low; use interval()",
             stacklevel=3,
         )
 
@@ -436,16 +422,22 @@ def _warn_of_small(squared_error: Tensor) -> None:
 def of_population(
     given: PairwiseForms, estimate: Estimate, means: Tensor, below: Tensor
 ) -> Estimate:
-    """The estimate for the population from which the users are an independent sample, with a wider
-    standard error.
+    """The estimate for the population of which the users are an independent sample.
 
     To the variance of the noise it adds that of the users' own U-statistic, 4/n Var f_1(X) + 2/n^2
     Var f(X, Y) to first order in 1/n, f_1(x) = E f(x, Y) = <u_x, J mean u>: for the mean vector
     that the messages give, moved to the hull of the points, and the histogram of users with this
     mean vector that has the largest Var f_1 (up to 512 types; beyond, its bound (max f_1 - m)(m -
-    min f_1)). Var f counts as (max f - m)(m - min f). For a ratio f is f - ratio g. means: (*batch,
-    r), of the users' points; below: (*batch), a ratio's denominator, else 1. One after the other of
-    a batch. Raises ValueError for Pairs.ALL, whose mean depends on n, and for several forms.
+    min f_1)). Var f counts as (max f - m)(m - min f). For a ratio f is f - ratio g. One after the
+    other of a batch.
+
+    Args:
+        given: the statistic.
+        estimate: of the users, (*batch).
+        means: of the users' points, (*batch, r).
+        below: a ratio's denominator, else 1, (*batch).
+
+    Raises ValueError for Pairs.ALL, whose mean depends on n, and for several forms.
     Source: Hoeffding (1948), Theorem 5.2; Bhatia, Davis (2000), Theorem 1.
     """
     statistic = one_kernel(given)
@@ -462,43 +454,44 @@ def of_population(
 
 
 def _sampling_variance(statistic: PairwiseForms, h: Tensor, n: int, value: Tensor) -> Tensor:
-    """Of the U-statistic of n users with the mean vector of h; of a ratio that of its form at
-    ``value``.
-    """
+    """Of the U-statistic of n users with the mean vector of h; of a ratio's form at ``value``."""
     form = statistic.form
-    if statistic.denominator is not None:
+    g = statistic.denominator
+    if g is not None:
         ratio = value - statistic.offset
-        weights = form.weights - ratio * statistic.denominator.weights
-        form = Form(weights, form.constant - float(ratio) * statistic.denominator.constant)
-    kernel = statistic.kernel(form)
-    first = statistic.points @ (form.weights * (h @ statistic.points)) + form.constant
-    middle = h @ first
-    both = (kernel.max() - middle) * (middle - kernel.min())
-    return (4 * largest_variance(statistic.points, h, first) + 2 * both / n) / n
+        form = Form(form.weights - ratio * g.weights, form.constant - float(ratio) * g.constant)
+    f = statistic.kernel(form)
+    f_1 = statistic.points @ (form.weights * (h @ statistic.points)) + form.constant
+    m = h @ f_1
+    # Bhatia and Davis: Var f <= (max f - m)(m - min f).
+    of_pairs = (f.max() - m) * (m - f.min())
+    return (4 * largest_variance(statistic.points, h, f_1) + 2 * of_pairs / n) / n
 
 
 @dataclass(frozen=True)
 class ConsistentPairs:
-    """value (*batch) of the n users' statistic at histogram (*batch, k), h >= 0 with sum 1; NaN of
-    a ratio over 0.
-    """
+    """value (*batch) at histogram (*batch, k), h >= 0 with sum 1; NaN of a ratio over 0."""
 
     value: Tensor
     histogram: Tensor
 
 
 def consistent(protocol: Any, tally: Tally, *, tol: float = 1e-9) -> ConsistentPairs:
-    """The statistic of the histogram whose mean vector is nearest to the estimated one: it costs no
-    privacy.
+    """The statistic of the histogram whose mean vector is nearest to the estimated one.
+
+    It costs no privacy.
 
     With z the unbiased estimate of the users' mean vector, h = argmin over histograms of ||U^T h -
     z||, U the points; of many such h one, even over types of one vector. The value is one that n
     users can have. It is biased, whatever the protocol: no standard error comes with it. Where
     noise is large against the statistic it often has lower error than the unbiased estimate.
 
-    protocol: one round. tally: of at least 2 users, drawn ones (*batch) too. tol: of the squared
-    distance, relative to the largest squared norm of the points. Raises TypeError, ValueError.
+    Args:
+        protocol: of a pairwise statistic.
+        tally: of at least 2 users, drawn ones (*batch) too.
+        tol: of the squared distance, relative to the largest squared norm of the points.
 
+    Raises TypeError, ValueError.
     Guarantees: U^T h is never farther from the users' mean vector than z is, up to tol.
     Source: projection onto a convex set; Nikolov, Talwar, Zhang (2013), section 4.
     """
@@ -508,11 +501,11 @@ def consistent(protocol: Any, tally: Tally, *, tol: float = 1e-9) -> ConsistentP
     tally = analyst.check(tally, 2)
     statistic = one_kernel(analyst.statistic)
     h = nearest(statistic.points, analyst.mean_point(tally), tol)
-    asked = statistic.approximates or statistic
-    means = [asked.mean(h * tally.users(1), form) for form in asked.forms]
-    if len(means) == 1:
-        return ConsistentPairs(means[0], h)
-    ratio = torch.where(
-        means[1].abs() > 1e-13 * asked.size(asked.forms[1]), means[0] / means[1], torch.nan
-    )
-    return ConsistentPairs(asked.offset + ratio, h)
+    exact = statistic.approximates or statistic
+    counts = h * tally.users(1)
+    mean = exact.mean(counts, exact.form)
+    if exact.denominator is None:
+        return ConsistentPairs(mean, h)
+    below = exact.mean(counts, exact.denominator)
+    known = below.abs() > ZERO * exact.size(exact.denominator)
+    return ConsistentPairs(exact.offset + torch.where(known, mean / below, torch.nan), h)

@@ -1,5 +1,4 @@
-"""Means of kernels over tuples of m different users (U-statistics of degree m), as questions for
-every channel.
+"""Means of kernels over tuples of m different users: U-statistics of degree m.
 
 Notation: f is a symmetric kernel, (k,) * m; c are counts of types of n users, h = c/n; (n)_m =
 n!/(n - m)!. A sum over tuples of different users is one over permutations pi of m places, of
@@ -31,16 +30,19 @@ from torchdp.queries.channel import Channel
 from torchdp.queries.function import AT_ONCE, FunctionAnalyst, rows_of
 from torchdp.symmetric import symmetrised
 
-MOST_DEGREE = 6  # whose permutations are 720
-LARGEST = 2**26  # numbers in a kernel, and in one tied over reports: 512 MiB
+# Its permutations are 720.
+MOST_DEGREE = 6
+# Numbers in a kernel, and in one tied over reports: 512 MiB.
+LARGEST = 2**26
 Blocks = tuple[int, ...]
 """Lengths of the cycles of a permutation, falling."""
 
 
 @dataclass(frozen=True, eq=False)
 class DegreeStatistic(ShareFunction, Brief):
-    """The mean of f(x_1, ..., x_m) over tuples of m different users; as a function of shares that
-    of independent ones.
+    """The mean of f(x_1, ..., x_m) over tuples of m different users.
+
+    As a function of shares it is the mean over independent users.
 
     Args:
         kernel: f, (k,) * m, k >= 2, of which the mean over all orders of its arguments counts; m at
@@ -57,9 +59,11 @@ class DegreeStatistic(ShareFunction, Brief):
     def __post_init__(self) -> None:
         checks.instance("name", self.name, str)
         values = checks.floating("kernel", checks.real("kernel", self.kernel)).detach().double()
-        if not 1 <= values.ndim <= MOST_DEGREE or len(set(values.shape)) > 1 or values.shape[0] < 2:
+        cube = 1 <= values.ndim <= MOST_DEGREE and len(set(values.shape)) == 1
+        if not cube or len(values) < 2:
             raise ValueError(
-                f"kernel must be of shape (k,) * m, k >= 2, m at most {MOST_DEGREE}, not {tuple(values.shape)}"
+                f"kernel must be of shape (k,) * m, k >= 2, m at most {MOST_DEGREE}, "
+                f"not {tuple(values.shape)}"
             )
         checks.fits("kernel", *values.shape, most=LARGEST)
         object.__setattr__(self, "kernel", symmetrised(values, values.ndim))
@@ -106,11 +110,11 @@ class DegreeStatistic(ShareFunction, Brief):
     @cached_property
     def parts(self) -> list[Tensor]:
         """T_l, (k,) * l, symmetric, for l = 1, ..., m: P_n(h) = sum_l n^l T_l(h, ..., h)/(n)_m."""
-        k = self.types
-        found = [self.kernel.new_zeros((k,) * axes) for axes in range(1, self.degree + 1)]
+        orders = range(1, self.degree + 1)
+        sums = [self.kernel.new_zeros((self.types,) * order) for order in orders]
         for blocks, weight in cycles(self.degree):
-            found[len(blocks) - 1] += weight * tied(self.kernel, blocks)
-        return [symmetrised(part, part.ndim) for part in found]
+            sums[len(blocks) - 1] += weight * tied(self.kernel, blocks)
+        return [symmetrised(total, total.ndim) for total in sums]
 
     def of_users(self, h: Tensor, n: Tensor) -> Tensor:
         return self.derivative(0, h, n)
@@ -119,15 +123,13 @@ class DegreeStatistic(ShareFunction, Brief):
         return self.derivative(1, h, n), self.derivative(2, h, n)
 
     def derivative(self, order: int, h: Tensor, n: Tensor) -> Tensor:
-        """Of P_n, (b, k, ..., k): the sum of l!/(l - order)! n^l T_l(h, ..., h, ., ...,
-        .)/(n)_m.
-        """
-        shape = (len(h), *[self.types] * order)
-        total = h.new_zeros(shape)
+        """Of P_n, (b, k, ..., k): sum_l l!/(l - order)! n^l T_l(h, ..., h, ., ..., .)/(n)_m."""
+        total = h.new_zeros(len(h), *[self.types] * order)
         for part in self.parts[max(0, order - 1) :]:
-            value = contracted(part, [h] * (part.ndim - order)).expand(shape)
-            share = math.perm(part.ndim, order) * self.share(part.ndim, n)
-            total = total + share.view(-1, *[1] * order) * value
+            axes = part.ndim
+            factor = math.perm(axes, order) * self.share(axes, n)
+            value = contracted(part, [h] * (axes - order))
+            total = total + factor.view(-1, *[1] * order) * value
         return total
 
     def share(self, axes: int, n: Tensor) -> Tensor:
@@ -140,8 +142,7 @@ class DegreeStatistic(ShareFunction, Brief):
 
 @dataclass(frozen=True, eq=False)
 class DegreeAnalyst(FunctionAnalyst):
-    """The statistic through a channel of the shares of its types: without bias, its error to second
-    order.
+    """The statistic through a channel of the shares of its types, its error to second order.
 
     Reports whose messages can be listed: the U-statistic of the reports under the kernel
     f(V_y, ..., V_y'), V_y the decoded vector of output y: E V = e_x, and reports of different users
@@ -159,9 +160,11 @@ class DegreeAnalyst(FunctionAnalyst):
     for normal noise and m <= 3. What the cumulants of other noise add is a fraction of order 1/n;
     standard errors and intervals are of the first two terms. ``worst_mse`` is not known.
 
-    function: the statistic; channel: of the shares of its types, at most 256. Raises TypeError,
-    ValueError.
+    Args:
+        function: the statistic.
+        channel: of the shares of its types, at most 256.
 
+    Raises TypeError, ValueError.
     Source: Hoeffding (1948), section 5; inclusion and exclusion over partitions, Rota (1964).
     """
 
@@ -173,61 +176,69 @@ class DegreeAnalyst(FunctionAnalyst):
 
     def _shares(self, summary: Tensor) -> tuple[Tensor, Tensor]:
         h, n = super()._shares(summary)
-        few = n[..., 0] < self.function.degree * (1 - 1e-9)
-        if bool(few.any()):
-            raise ValueError(
-                f"summary must add up to at least {self.function.degree} users{checks.at(few)}"
-            )
+        least = self.function.degree
+        missing = n[..., 0] < least * (1 - 1e-9)
+        if bool(missing.any()):
+            raise ValueError(f"summary must add up to at least {least} users{checks.at(missing)}")
         return h, n
 
     @cached_property
     def reported(self) -> list[tuple[Blocks, Tensor]] | None:
-        """Kernels tied over outputs of reports, an axis of types for each cycle of length 1; None:
-        not listed.
+        """Kernels tied over outputs of reports, an axis of types for each cycle of length 1.
+
+        None where the messages can not be listed.
         """
         channel = self.channel
         if not isinstance(channel, LocalOracle) or channel.client.entry_variance is not None:
             return None
-        k = self.function.types
-        if channel.client.outputs * k ** (self.function.degree - 1) > LARGEST:
+        if channel.client.outputs * self.function.types ** (self.function.degree - 1) > LARGEST:
             return None
         V = channel.decoded_messages + channel.workload.mean(1)
         kernel = self.function.kernel.to(V)
-        return [
-            (blocks, weight * tied(kernel, blocks, V)) for blocks, weight in cycles(kernel.ndim)
-        ]
+        reported = []
+        for blocks, weight in cycles(kernel.ndim):
+            reported.append((blocks, weight * tied(kernel, blocks, V)))
+        return reported
 
     def predicted_mse(self, summary: Tensor) -> Tensor:
         h, n = self._shares(summary)
         k = self.function.types
         R = self.function.derivative(3, h.reshape(-1, k), rows_of(n, h))
         C = self._covariance((h * n).reshape(-1, k))
-        turned = R
-        for _ in range(3):  # the axes take turns
+        turned = R  # R(C, C, C), one axis after the other
+        for _ in range(3):
             turned = torch.einsum("nabc,ncd->ndab", turned, C)
-        return (
-            super().predicted_mse(summary) + (R * turned).sum((-3, -2, -1)).view(h.shape[:-1]) / 6
-        )
+        third = (R * turned).sum((-3, -2, -1)) / 6
+        return super().predicted_mse(summary) + third.view(h.shape[:-1])
 
     def _corrected(self, tally: Tally, h: Tensor, to_second_order: Tensor) -> Tensor:
-        k = self.function.types
-        told = h if self.reported is None else tally["reports"].double() / tally.users(1)
-        value = self._by_moments if self.reported is None else self._by_reports
-        each = max(1, AT_ONCE // k ** max(2, self.function.degree - 1))
-        rows = [h.reshape(-1, k), rows_of(tally.users(1), h), told.reshape(-1, told.shape[-1])]
-        parts = zip(*[row.split(each) for row in rows], strict=True)
-        return torch.cat([value(*some) for some in parts]).view(h.shape[:-1])
+        rows = h.reshape(-1, self.function.types)
+        users = rows_of(tally.users(1), h)
+        # As many rows at once as the memory of their largest contraction holds.
+        size = max(1, AT_ONCE // self.function.types ** max(2, self.function.degree - 1))
+        if self.reported is None:
+            parts = zip(rows.split(size), users.split(size), strict=True)
+            values = [self._by_moments(*part) for part in parts]
+        else:
+            shares = tally["reports"].double() / tally.users(1)
+            reports = shares.reshape(-1, shares.shape[-1])
+            triples = zip(rows.split(size), users.split(size), reports.split(size), strict=True)
+            values = [self._by_reports(self.reported, *part) for part in triples]
+        return torch.cat(values).view(h.shape[:-1])
 
-    def _by_reports(self, h: Tensor, n: Tensor, reports: Tensor) -> Tensor:
+    def _by_reports(
+        self, kernels: list[tuple[Blocks, Tensor]], h: Tensor, n: Tensor, reports: Tensor
+    ) -> Tensor:
         value = torch.zeros_like(h[:, 0])
-        for blocks, kernel in self.reported or ():
+        for blocks, kernel in kernels:
             vectors = [h if length == 1 else reports for length in blocks]
             value = value + self.function.share(len(blocks), n) * contracted(kernel, vectors)
         return value
 
-    def _by_moments(self, h: Tensor, n: Tensor, _: Tensor) -> Tensor:
+    def _by_moments(self, h: Tensor, n: Tensor) -> Tensor:
         C = self._covariance(h * n)
         bend = self.function.derivative(2, h, n)
+        # E e^T D e/2 is tr(D C)/2 where the error e has covariance C.
         value = self.function.of_users(h, n) - (bend * C).sum((-2, -1)) / 2
         if self.function.degree != 3:
             return value
@@ -236,13 +247,15 @@ class DegreeAnalyst(FunctionAnalyst):
         if third is None:
             return value
         # R = 6 (n^3/(n)_3) T, and C_x is that of one user, over n.
-        more = 3 * (mixed * C).sum((-2, -1)) / n[:, 0] - third / n[:, 0] ** 3
-        return value + self.function.share(3, n) * more
+        users = n[:, 0]
+        moved = 3 * (mixed * C).sum((-2, -1)) / users
+        return value + self.function.share(3, n) * (moved - third / users**3)
 
     @cached_property
     def _cubic(self) -> tuple[Tensor, Tensor]:
         """T_3, of sum 0 along each axis, and T_3(C_x, e_y) for one user of each type x: (k, k)."""
         k = self.function.types
+        # Shares add up to a known number: what is constant along an axis has no noise.
         T = self.function.parts[-1].to(self.channel.workload)
         for axis in range(3):
             T = T - T.mean(axis, keepdim=True)
@@ -274,43 +287,46 @@ def statistic_of_degree(
     Source: Hoeffding (1948), section 5.
     """
     m = checks.integer("m", m, 1, MOST_DEGREE)
-    k = None if types is None else checks.integer("types", types, 2)
+    if types is not None:
+        types = checks.integer("types", types, 2)
     if not isinstance(kernel, Tensor):
         checks.function("kernel", kernel)
-        if k is None:
+        if types is None:
             raise ValueError("types must be given where kernel is a function")
-        checks.fits("kernel", *[k] * m, most=LARGEST)
-        indices = torch.meshgrid(*[torch.arange(k)] * m, indexing="ij")
+        checks.fits("kernel", *[types] * m, most=LARGEST)
+        indices = torch.meshgrid(*[torch.arange(types)] * m, indexing="ij")
         kernel = checks.instance("what kernel returns", kernel(*indices), Tensor)
     statistic = DegreeStatistic(kernel, name)
-    if statistic.degree != m or k not in (None, statistic.types):
-        wanted = "(k,)" if k is None else f"({k},)"
-        raise ValueError(f"kernel must be of shape {wanted} * {m}, not {tuple(kernel.shape)}")
+    if statistic.degree != m or types not in (None, statistic.types):
+        raise ValueError(
+            f"kernel must be of shape ({types or 'k'},) * {m}, not {tuple(kernel.shape)}"
+        )
     return statistic
 
 
 def third_central_moment(k: int, *, spacing: float = 1.0) -> DegreeStatistic:
-    """n/((n - 1)(n - 2)) sum (x - mean)^3 of numbers 0, spacing, ..., (k - 1) spacing: Fisher's
-    k-statistic k_3.
+    """Fisher's k-statistic k_3: n/((n - 1)(n - 2)) sum (x - mean)^3.
 
-    f(x, y, z) = (2x - y - z)(2y - z - x)(2z - x - y)/6: with s = x + y + z it is
-    (3x - s)(3y - s)(3z - s)/6, of which independent numbers of mean 0 leave E x^3 on average. Its
-    root error is in units of spacing^3. Raises TypeError, ValueError.
+    Of numbers 0, spacing, ..., (k - 1) spacing. f(x, y, z) = (2x - y - z)(2y - z - x)(2z - x - y)/6
+    is (3x - s)(3y - s)(3z - s)/6 with s = x + y + z, of which independent numbers of mean 0 leave
+    E x^3 on average. Its root error is in units of spacing^3. Raises TypeError, ValueError.
     Source: Fisher (1930); Hoeffding (1948), section 5, for U-statistics.
     """
     k = checks.integer("k", k, 2)
     spacing = checks.squarable("spacing", spacing, 6)
 
-    def kernel(*indices: Tensor) -> Tensor:
-        x, y, z = [index.double() for index in indices]
-        return (2 * x - y - z) * (2 * y - z - x) * (2 * z - x - y) * (spacing**3 / 6)
+    def kernel(x: Tensor, y: Tensor, z: Tensor) -> Tensor:
+        # Whole numbers: exact.
+        product = (2 * x - y - z) * (2 * y - z - x) * (2 * z - x - y)
+        return product.double() * (spacing**3 / 6)
 
     return statistic_of_degree(kernel, 3, types=k, name="third central moment")
 
 
 def triplet_comparisons(distances: Tensor, other: Tensor | None = None) -> DegreeStatistic:
-    """The share of triples (i, j, l) of different users with d(x_i, x_j) < d(x_i, x_l), and other
-    so too where given.
+    """The share of triples (i, j, l) of different users with d(x_i, x_j) < d(x_i, x_l).
+
+    Where other is given, with the same order of these distances too.
 
     Of one matrix this tells of ties alone: i, j, l and i, l, j are two triples, so it is half of
     the share of those untied. Of two it is half of the share of triples on which both agree who is
@@ -332,20 +348,20 @@ def triplet_comparisons(distances: Tensor, other: Tensor | None = None) -> Degre
             raise ValueError(
                 f"other must be of shape {tuple(d.shape)}, as distances is, not {tuple(e.shape)}"
             )
-        nearer = nearer & (e[:, :, None] < e[:, None, :])
-    return statistic_of_degree(nearer.double(), 3, name="triplet comparisons")
+        nearer &= e[:, :, None] < e[:, None, :]
+    return DegreeStatistic(nearer.double(), "triplet comparisons")
 
 
 @dataclass(frozen=True)
 class VolumeUnderSurface(ShareFunction):
-    """P(X < Y < Z) of scores of classes 0, 1, 2, one user of each: a mean over triples over the
-    product of shares.
+    """P(X < Y < Z) of scores of classes 0, 1, 2, one user of each.
 
-    Type (class, score) has index class * k + score. Of equal scores, as if ties were broken at
-    random: X = Y < Z and X < Y = Z count 1/2, X = Y = Z counts 1/6. Summed over Y = b it is sum_b
-    q_b (P(X < b) + p_b/2)(P(Z > b) + r_b/2) less (1/4 - 1/6) sum_b p_b q_b r_b, for the scores'
-    shares p, q, r in the classes. Users of three classes are different ones, so no tuple is left
-    out; the ratio's bias is corrected to second order.
+    It is a mean over triples over the product of shares. Type (class, score) has index class * k +
+    score. Of equal scores, as if ties were broken at random: X = Y < Z and X < Y = Z count 1/2, X =
+    Y = Z counts 1/6. Summed over Y = b it is sum_b q_b (P(X < b) + p_b/2)(P(Z > b) + r_b/2) less
+    (1/4 - 1/6) sum_b p_b q_b r_b, for the scores' shares p, q, r in the classes. Users of three
+    classes are different ones, so no tuple is left out; the ratio's bias is corrected to second
+    order.
 
     k: scores, 2 at least. Raises TypeError, ValueError.
     Source: Nakas, Yiannoutsos (2004), their I(X, Y, Z); Scurfield (1996).
@@ -366,13 +382,11 @@ class VolumeUnderSurface(ShareFunction):
 
     @property
     def histograms(self) -> Tensor:
-        """Classes of a third each: all scores flat, and scores that fall, stay flat and rise from
-        class to class.
-        """
+        """Classes of a third each: all scores flat, and scores that fall, stay flat and rise."""
         up = torch.arange(1, self.k + 1, dtype=torch.float64)
         flat = torch.ones_like(up)
-        rows = torch.stack([torch.stack([flat, flat, flat]), torch.stack([up.flip(0), flat, up])])
-        return (rows / rows.sum(-1, keepdim=True) / 3).flatten(1)
+        classes = torch.stack([flat, flat, flat, up.flip(0), flat, up])
+        return (classes / classes.sum(-1, keepdim=True) / 3).view(2, -1)
 
     def __call__(self, h: Tensor) -> Tensor:
         classes = h.view(3, self.k)
@@ -383,8 +397,7 @@ class VolumeUnderSurface(ShareFunction):
 
 
 def volume_under_surface(k: int) -> VolumeUnderSurface:
-    """:class:`VolumeUnderSurface`: how well k ordered scores tell three classes apart; 1/6 where
-    they do not.
+    """:class:`VolumeUnderSurface` of k ordered scores: 1/6 where they do not separate the classes.
 
     Raises TypeError, ValueError.
     """
@@ -392,12 +405,11 @@ def volume_under_surface(k: int) -> VolumeUnderSurface:
 
 
 def cycles(m: int) -> Iterator[tuple[Blocks, int]]:
-    """Each list of lengths of the cycles of a permutation of m places, with sign times the number
-    of permutations.
-    """
+    """Lengths of the cycles of permutations of m places, with sign times how many there are."""
     for blocks in _partitions(m, m):
-        alike = math.prod(math.factorial(times) for times in Counter(blocks).values())
-        yield blocks, (-1) ** (m - len(blocks)) * math.factorial(m) // (math.prod(blocks) * alike)
+        same = math.prod(math.factorial(times) for times in Counter(blocks).values())
+        number = math.factorial(m) // (math.prod(blocks) * same)
+        yield blocks, (-1) ** (m - len(blocks)) * number
 
 
 def _partitions(m: int, most: int) -> Iterator[Blocks]:
@@ -417,23 +429,25 @@ def tied(kernel: Tensor, blocks: Blocks, vectors: Tensor | None = None) -> Tenso
     places: list[int] = []
     operands: list[Any] = []
     for axis, length in enumerate(blocks):
+        if vectors is None or length == 1:
+            places += [axis] * length
+            continue
         for _ in range(length):
-            apart = vectors is not None and length > 1
-            place = len(blocks) + len(places) if apart else axis
+            place = len(blocks) + len(places)
             places.append(place)
-            if apart:
-                operands += [vectors, [axis, place]]
+            operands += [vectors, [axis, place]]
     return torch.einsum(kernel, places, *operands, axes)
 
 
 def contracted(T: Tensor, vectors: list[Tensor]) -> Tensor:
-    """T(..., v, w): the last axes of T, one after the other, with rows (b, size) each:
-    (b, *the other axes).
-    """
+    """T(..., v, w), its last axes with rows (b, size) each: (b, *the other axes)."""
     value = T[None]
     for rows in reversed(vectors):
-        lead = value.shape[1:-1]
-        flat = value.reshape(len(value), math.prod(lead), value.shape[-1])
-        value = (rows @ flat[0].mT)[..., None] if len(flat) == 1 else flat @ rows[:, :, None]
-        value = value.reshape(len(rows), *lead)
+        others = value.shape[1:-1]
+        matrices = value.flatten(1, -2) if others else value[:, None]
+        if len(matrices) == 1:  # the same for all rows: one product of matrices
+            value = rows @ matrices[0].mT
+        else:
+            value = matrices @ rows[:, :, None]
+        value = value.reshape(len(rows), *others)
     return value

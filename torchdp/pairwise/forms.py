@@ -1,6 +1,9 @@
-"""Means over pairs of users as quadratic forms in one vector for each type."""
+"""Means over pairs of users as quadratic forms in one vector for each type.
 
-import math
+Notation: a user of type x holds u_x, of r coordinates, row x of ``points``; J is the diagonal
+matrix of a form's weights, so that f(x, y) = c + <u_x, J u_y>; h is a histogram of k types.
+"""
+
 from dataclasses import dataclass, fields, replace
 from enum import Enum
 from functools import cached_property, partial
@@ -13,7 +16,6 @@ from torch import Tensor
 from torchdp import checks
 from torchdp.brief import Brief
 from torchdp.factorization import free_constant, signature_form
-from torchdp.protocol import Crowd
 from torchdp.protocol.records import beside
 from torchdp.queries.channel import histograms_of
 
@@ -27,6 +29,9 @@ class Pairs(Enum):
 
 # Of the radius: the largest of the coordinates that a varying diagonal adds.
 SMALL_COORDINATE = 0.1
+# Of a kernel's size: differences that may come from factorizations, and means that may be 0.
+SAME = 1e-9
+ZERO = 1e-13
 M = TypeVar("M", bound="Form | PairwiseForms")
 P = TypeVar("P", bound="PairwiseForms")
 _finite = partial(checks.within, low=-1e300, high=1e300)
@@ -36,9 +41,11 @@ _finite = partial(checks.within, low=-1e300, high=1e300)
 class Form(Brief):
     """f(x, y) = constant + sum_t weights_t u_xt u_yt for vectors u; weights of shape (r,).
 
-    Many forms of the same vectors: weights (*answer, r), and a constant for all or (*answer) of
-    them. diagonal: d, like weights, where f(x, x) = d . u_x + its mean over types depends on x
-    (``PairwiseForms.wide``).
+    Args:
+        weights: (r,), or (*answer, r) of many forms of the same vectors.
+        constant: one for all, or (*answer).
+        diagonal: d, like weights, where f(x, x) = d . u_x + its mean over types depends on x
+            (``PairwiseForms.wide``).
     """
 
     weights: Tensor
@@ -70,9 +77,7 @@ class Form(Brief):
 
 @dataclass(frozen=True)
 class PairwiseForms(Brief):
-    """The quadratic forms of a statistic, see :class:`PairwiseStatistic`: what analysts compute
-    with.
-    """
+    """The quadratic forms that analysts compute with, see :class:`PairwiseStatistic`."""
 
     name: str
     points: Tensor
@@ -96,34 +101,29 @@ class PairwiseForms(Brief):
             low, high = checks.instance("limits", self.limits, tuple)
             if not _finite("limits", low) < _finite("limits", high):
                 raise ValueError(f"limits must be (low, high) with low < high, not {self.limits}")
+        checks.typed("points", self.points, torch.float64)
         for form in self.forms:
             weights = checks.instance("form and denominator", form, Form).weights
             if weights.shape != (*self.answer, self.dim):
                 raise ValueError(f"form weights must have shape {(*self.answer, self.dim)}")
-        for name, tensor in (
-            ("points", self.points),
-            *(("form weights", form.weights) for form in self.forms),
-        ):
-            if (
-                checks.floating(name, tensor).dtype != torch.float64
-                or tensor.dtype != torch.float64
-            ):
-                raise TypeError(f"{name} must be float64, not {tensor.dtype}")
+            checks.typed("form weights", weights, torch.float64)
         if self.likely is not None:
             likely = histograms_of(self.likely, self.types, "likely").to(self.points)
             object.__setattr__(self, "likely", likely)
-        near = self.approximates
-        if near is None:
-            return
-        if one_kernel(near).pairs is not one_kernel(self).pairs or near.types != self.types:
+        if self.approximates is not None:
+            self._check_approximated(self.approximates)
+
+    def _check_approximated(self, exact: "PairwiseForms") -> None:
+        """Raises ValueError where only something else than the form comes near ``exact``."""
+        if one_kernel(exact).pairs is not one_kernel(self).pairs or exact.types != self.types:
             raise ValueError(
                 "approximates must be over the same pairs of the same types, as this one must"
             )
-        if (near.denominator is None) is not (self.denominator is None):
+        if (exact.denominator is None) is not (self.denominator is None):
             raise ValueError("approximates must be a mean for a mean, and a ratio for a ratio")
-        if near.denominator is not None and self.denominator is not None:
-            apart = near.kernel(near.denominator) - self.kernel(self.denominator)
-            if float(apart.abs().max()) > 1e-9 * near.size(near.denominator):
+        if exact.denominator is not None and self.denominator is not None:
+            difference = exact.kernel(exact.denominator) - self.kernel(self.denominator)
+            if bool(difference.abs().max() > SAME * exact.size(exact.denominator)):
                 raise ValueError(
                     "approximates must have the same denominator: only the form may come near"
                 )
@@ -145,17 +145,19 @@ class PairwiseForms(Brief):
 
     @cached_property
     def radius(self) -> float:
-        """Largest norm of a user's vector; its square is the form's gamma_2 bound where
-        abs(weights) = 1.
-        """
+        """Largest norm of a user's vector; its square bounds gamma_2 where abs(weights) = 1."""
         return float(self.points.norm(dim=1).max())
 
     def refuse_constant(self) -> None:
         """Raises ValueError for a statistic that is known beforehand."""
-        if self.radius == 0:
-            known = torch.as_tensor(self.form.constant, dtype=torch.float64).view(-1).tolist()
-            told = f"is constant: its mean is {', '.join(map('{:g}'.format, known))} whatever users hold"
-            raise ValueError(f"{self.name!r} {told}, so no user needs to send anything")
+        if self.radius > 0:
+            return
+        constants = torch.as_tensor(self.form.constant, dtype=torch.float64).view(-1).tolist()
+        shown = ", ".join(f"{constant:g}" for constant in constants)
+        raise ValueError(
+            f"{self.name!r} is constant: its mean is {shown} whatever users hold, so no user needs "
+            "to send anything"
+        )
 
     @property
     def forms(self) -> tuple[Form, ...]:
@@ -168,26 +170,22 @@ class PairwiseForms(Brief):
 
     def kernel(self, form: Form) -> Tensor:
         """The matrix f(x, y) of a form: (k, k), or (*batch, k, k) for weights (*batch, r)."""
-        return (self.points * form.weights[..., None, :]) @ self.points.mT + beside(
-            form.constant, 2
-        )
+        products = (self.points * form.weights[..., None, :]) @ self.points.mT
+        return products + beside(form.constant, 2)
 
     def diagonal(self, form: Form) -> Tensor:
         """f(x, x), (*answer, k)."""
         return form.weights @ self.points.square().mT + beside(form.constant, 1)
 
     def size(self, form: Form) -> Tensor:
-        """max_x sum_t abs(weights_t) u_xt^2 + abs(constant), at least max abs(f): what rounding is
-        judged against.
-        """
-        return (form.weights.abs() @ self.points.square().mT).amax(-1) + abs(form.constant)
+        """max_x sum_t abs(weights_t) u_xt^2 + abs(constant), at least max abs(f)."""
+        squares = form.weights.abs() @ self.points.square().mT
+        return squares.amax(-1) + abs(form.constant)
 
     def rounding(self, form: Form) -> Tensor:
-        """What values of f that differ by may be rounding: 1e-9 of them without the constant, and
-        eps of that.
-        """
+        """By what values of f may differ from rounding: of the factorization, and of adding c."""
         size = self.size(form)
-        return 1e-9 * (size - abs(form.constant)) + 16 * torch.finfo(torch.float64).eps * size
+        return SAME * (size - abs(form.constant)) + 16 * torch.finfo(torch.float64).eps * size
 
     def longest(self, form: Form) -> Tensor:
         """The largest norm of weights times u_x."""
@@ -195,45 +193,38 @@ class PairwiseForms(Brief):
 
     @cached_property
     def wide(self) -> Self:
-        """The same with more coordinates where f(x, x) varies: what it is above its mean over
-        types, for each form.
+        """The same with a coordinate of f(x, x) less its mean, for each form, where f(x, x) varies.
 
         So the mean over other pairs can be turned into this one. The new coordinates are small
         beside the others, because their share of the answer falls like 1/n.
         """
+        # One that approximates has the diagonal of the other statistic.
         if self.approximates is not None or not any(self._varying):
             return self
-        apart = [
-            self.diagonal(form) - self.diagonal(form).mean(-1, keepdim=True) for form in self.forms
-        ]
-        columns = torch.stack(apart).view(-1, self.types).mT
+        diagonals = torch.stack([self.diagonal(form) for form in self.forms])
+        centred = diagonals - diagonals.mean(-1, keepdim=True)
+        columns = centred.view(-1, self.types).mT
         scale = SMALL_COORDINATE * self.radius / float(columns.abs().max())
-        each = math.prod(self.answer)
-        unit = torch.eye(each * len(self.forms)).to(self.points) / scale
+        unit = torch.eye(columns.shape[1]).to(self.points) / scale
         forms = []
-        for form, own in zip(self.forms, unit.split(each), strict=True):
-            weights = torch.cat([form.weights, form.weights.new_zeros(*self.answer, len(unit))], -1)
-            diagonal = torch.cat(
-                [torch.zeros_like(form.weights), own.view(*self.answer, len(unit))], -1
-            )
+        for form, own in zip(self.forms, unit.view(*centred.shape[:-1], -1), strict=True):
+            weights = torch.cat([form.weights, torch.zeros_like(own)], -1)
+            diagonal = torch.cat([torch.zeros_like(form.weights), own], -1)
             forms.append(Form(weights, form.constant, diagonal))
-        below = forms[1] if len(forms) > 1 else None
         return replace(
             self,
             points=torch.cat([self.points, scale * columns], 1),
             form=forms[0],
-            denominator=below,
+            denominator=forms[1] if len(forms) > 1 else None,
         )
 
     @cached_property
     def distortion(self) -> float:
-        """max abs(f - f') where it approximates another, at least its bias at any histogram;
-        else 0.
-        """
-        near = self.approximates
-        if near is None:
+        """max abs(f - f') where it approximates another, at least its bias; else 0."""
+        exact = self.approximates
+        if exact is None:
             return 0.0
-        return float((near.kernel(near.form) - self.kernel(self.form)).abs().max())
+        return float((exact.kernel(exact.form) - self.kernel(self.form)).abs().max())
 
     def common_diagonal(self, form: Form) -> Tensor:
         """The value of f(x, x) where it is the same for every x. Raises ValueError where it is not.
@@ -242,11 +233,12 @@ class PairwiseForms(Brief):
         """
         if self.approximates is not None:
             return self.approximates.common_diagonal(self.approximates.form)
-        own = [told for each, told in zip(self.forms, self._varying, strict=True) if each is form]
-        if any(own or replace(self, form=form, denominator=None)._varying):
+        if self._varies(form):
             raise ValueError(
-                f"the kernel of {self.name!r} has a diagonal f(x, x) that depends on x, so this protocol cannot "
-                f"turn its answer into the mean over pairs {self.pairs.value!r}; use the other value of Pairs, or "
+                f"the kernel of {self.name!r} has a diagonal f(x, x) that depends on x, so this "
+                "protocol cannot "
+                f"turn its answer into the mean over pairs {self.pairs.value!r}; use the other "
+                "value of Pairs, or "
                 "a channel, such as queries.LocalOracle"
             )
         return self.diagonal(form).mean(-1)
@@ -258,45 +250,58 @@ class PairwiseForms(Brief):
 
     @cached_property
     def _varying(self) -> list[bool]:
-        """Whether f(x, x) depends on x, of each of its forms: the device is waited for once."""
-        each = ((form, self.diagonal(form)) for form in self.forms)
-        return [
-            bool((one.amax(-1) - one.amin(-1) > self.rounding(form)).any()) for form, one in each
-        ]
+        """Whether f(x, x) depends on x, of each of its forms."""
+        return [self._varies(form) for form in self.forms]
+
+    def _varies(self, form: Form) -> bool:
+        diagonal = self.diagonal(form)
+        return bool((diagonal.amax(-1) - diagonal.amin(-1) > self.rounding(form)).any())
 
     def mean(self, counts: Tensor, form: Form) -> Tensor:
-        """Exact, not private: the mean of f over pairs, for counts (*batch, k) of users
-        (real numbers allowed).
+        """Exact, not private: the mean of f over pairs of users.
 
-        Many forms: of counts that have dimensions of one in their place, (*batch, 1, k).
+        counts: (*batch, k), real numbers allowed; of many forms with dimensions of one in their
+        place, (*batch, 1, k).
         """
         counts = counts.double()
         n = counts.sum(-1)
-        total = ((counts @ self.points).square() * form.weights).sum(-1) + form.constant * n**2
+        # The sum of <u_i, J u_j> over all pairs is <s, J s>, s the sum of the vectors.
+        products = (counts @ self.points).square() * form.weights
+        total = products.sum(-1) + form.constant * n**2
         if self.pairs is Pairs.ALL:
             return total / n**2
-        return (total - (counts * self.diagonal(form)).sum(-1)) / (n * (n - 1))
+        # Less the pairs of a user with itself.
+        own = (counts * self.diagonal(form)).sum(-1)
+        return (total - own) / (n * (n - 1))
+
+    def below(self, counts: Tensor) -> Tensor:
+        """The mean of a ratio's denominator, as ``mean``. Raises ValueError where it is 0."""
+        form = self.forms[-1]
+        mean = self.mean(counts, form)
+        empty = mean.abs() <= ZERO * self.size(form)
+        if bool(empty.any()):
+            raise ValueError(
+                "summary makes the statistic's denominator 0 (one class is "
+                f"empty){checks.at(empty)}"
+            )
+        return mean
 
     def users(self, counts: Tensor, least: int) -> Tensor:
-        """counts (*batch, k) of users, real numbers allowed, beside the forms. Raises TypeError,
-        ValueError.
+        """counts (*batch, k) of users, real numbers allowed, beside the forms.
+
+        Raises TypeError, ValueError.
         """
         counts = checks.users("summary", counts, self.types).to(self.points.device)
-        few = counts.sum(-1) < least * (1 - 1e-9)
-        if bool(few.any()):
-            raise ValueError(f"summary must add up to at least {least} users{checks.at(few)}")
+        missing = counts.sum(-1) < least * (1 - 1e-9)
+        if bool(missing.any()):
+            raise ValueError(f"summary must add up to at least {least} users{checks.at(missing)}")
         return counts.reshape(*counts.shape[:-1], *[1] * len(self.answer), self.types)
 
-    def crowd(self, counts: Tensor) -> Crowd:
-        """These users (*batch, k) by their vectors."""
-        return Crowd.shared(self.points, counts)
-
     def exact(self, counts: Tensor) -> Tensor:
-        """Exact, not private: the statistic of counts (*batch, k), real numbers allowed:
-        (*batch, *answer).
+        """Exact, not private: the statistic of counts (*batch, k), real numbers allowed.
 
-        Raises ValueError, TypeError: for fewer than 2 users (1 of Pairs.ALL), or a denominator
-        of 0.
+        Returns (*batch, *answer). Raises ValueError, TypeError: for fewer than 2 users (1 of
+        Pairs.ALL), or a denominator of 0.
         """
         if self.approximates is not None:
             return self.approximates.exact(counts)
@@ -304,47 +309,34 @@ class PairwiseForms(Brief):
         value = self.mean(counts, self.form)
         if self.denominator is None:
             return value
-        below = self.mean(counts, self.denominator)
-        empty = below.abs() <= 1e-13 * self.size(self.denominator)
-        if bool(empty.any()):
-            raise ValueError(
-                f"summary makes the statistic's denominator 0 (one class is empty){checks.at(empty)}"
-            )
-        return self.offset + value / below
+        return self.offset + value / self.below(counts)
 
 
 def _moved(value: M, device: torch.device | str) -> M:
     """The same dataclass, what it holds moved to ``device`` where it can be."""
-    held = {field.name: getattr(value, field.name) for field in fields(value)}
-    return replace(
-        value, **{name: each.to(device) for name, each in held.items() if hasattr(each, "to")}
-    )
-
-
-def histogram_of(prior: Tensor | None, statistic: PairwiseForms) -> Tensor | None:
-    """The prior, normalised. Raises TypeError, ValueError."""
-    points = one_kernel(statistic).points
-    return (
-        None
-        if prior is None
-        else checks.shares("prior", prior, len(points)).detach().to(points.device)
-    )
+    moved = {}
+    for field in fields(value):
+        held = getattr(value, field.name)
+        if hasattr(held, "to"):
+            moved[field.name] = held.to(device)
+    return replace(value, **moved)
 
 
 def one_kernel(statistic: P) -> P:
-    """The statistic, if it is of one kernel: what searches and rounds are made for. Raises
-    TypeError, ValueError.
+    """The statistic, if it is of one kernel: what searches and rounds are made for.
+
+    Raises TypeError, ValueError.
     """
     if checks.instance("statistic", statistic, PairwiseForms).answer:
         raise ValueError(
-            f"statistic must be of one kernel, not of {statistic.answer}: this call takes each by itself"
+            f"statistic must be of one kernel, not of {statistic.answer}: this call takes each by "
+            "itself"
         )
     return statistic
 
 
 def factorized(kernel: Tensor, tol: float = 1e-3) -> tuple[Tensor, Form]:
-    """The points (k, r) and the form of a symmetric kernel f, (k, k), by its gamma_2 signature
-    factorization.
+    """The points (k, r) and the form of a symmetric kernel, by its gamma_2 signature factorization.
 
     The points are the columns of R in f + c 1 1^T = R^T J R, with the free constant c that makes
     gamma_2 least, so their largest squared norm is at most that least value, up to ``tol``.

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass, replace
 
+import numpy as np
 import torch
 from scipy.special import ndtr
 from torch import Tensor
@@ -17,9 +18,7 @@ from torchdp.protocol.records import single
 
 @dataclass(frozen=True, eq=False)
 class MannWhitney:
-    """auc, and u = auc times the product of the class sizes: of these users. p_value: of equal
-    distributions.
-    """
+    """auc and u = auc n+ n-, of these users. p_value: of equal distributions."""
 
     auc: Estimate
     u: Estimate
@@ -27,8 +26,7 @@ class MannWhitney:
 
 
 def mann_whitney(collection: Collection | Journal) -> MannWhitney:
-    """Mann and Whitney's test of a collection whose statistic is :func:`auc`, private class sizes
-    and all.
+    """Mann and Whitney's test of a collection whose statistic is :func:`auc`.
 
     Under one distribution for both classes the users' own AUC has the variance (n + 1)/(12 n+ n-)
     at most (less with ties); the noise adds its own at an AUC of 1/2, by Fieller's parts.
@@ -43,21 +41,21 @@ def mann_whitney(collection: Collection | Journal) -> MannWhitney:
 
 
 def tested(analyst: PairwiseAnalyst, tally: Tally, auc: Estimate) -> MannWhitney:
-    """:func:`mann_whitney` of one tally through any channel; auc: what the analyst reads off it.
-    Unchecked.
+    """:func:`mann_whitney` of one tally through any channel, unchecked.
+
+    auc: what the analyst reads off the tally.
     """
     n = single(tally.n)
-    statistic = one_kernel(analyst.statistic)
-    form, below = statistic.forms
-    # u over n (n - 1)
-    wins = replace(form.plus(0.5, below), constant=form.constant + below.constant / 2)
-    scale = n * (n - 1)
-    mean = analyst.pairs_mean(tally, wins)
-    error = analyst.plug_in_variance(tally, wins).sqrt() * scale * analyst.slope(n)
-    sizes = (scale * analyst.pairs_mean(tally, below)).clamp(n - 1, n * n / 4)  # n+ n-
-    parts = auc.parts.joined(ErrorParts.normal((n + 1) / (12 * sizes)))
-    z = parts.distance(auc.value - 0.5)
-    p_value = torch.as_tensor(
-        2 * ndtr(-z.cpu().numpy()), dtype=torch.float64, device=auc.value.device
-    )
-    return MannWhitney(auc, Estimate(scale * mean, error, n, limits=(0.0, n * n / 4)), p_value)
+    pairs = n * (n - 1)
+    most = n * n / 4  # of n+ n-
+    f, g = one_kernel(analyst.statistic).forms
+    # u is n (n - 1) times the mean of f + g/2, n+ n- that of g.
+    wins = replace(f.plus(0.5, g), constant=f.constant + g.constant / 2)
+    u = pairs * analyst.pairs_mean(tally, wins)
+    error = analyst.plug_in_variance(tally, wins).sqrt() * pairs * analyst.slope(n)
+    sizes = (pairs * analyst.pairs_mean(tally, g)).clamp(n - 1, most)
+    sampling = ErrorParts.normal((n + 1) / (12 * sizes))
+    z = auc.parts.joined(sampling).distance(auc.value - 0.5)
+    # SciPy's normal tail keeps its digits far out.
+    tail = torch.from_numpy(np.asarray(ndtr(-z.cpu().numpy())))
+    return MannWhitney(auc, Estimate(u, error, n, limits=(0.0, most)), 2 * tail.to(u.device))

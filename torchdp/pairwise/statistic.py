@@ -1,5 +1,6 @@
-"""Pairwise statistics as questions: what a channel is asked for them, and by what data channels are
-judged.
+"""Pairwise statistics as questions: the queries of a channel, and public data to judge it by.
+
+Notation: row x of ``points`` is u_x; f(x, y) = c + <u_x, J u_y>, J diagonal; f_1(x) = E f(x, Y).
 """
 
 import math
@@ -12,18 +13,22 @@ from torch import Tensor
 
 from torchdp import checks
 from torchdp.pairwise.analyst import ChannelPairs
-from torchdp.pairwise.forms import Form, Pairs, PairwiseForms, factorized, one_kernel
+from torchdp.pairwise.forms import SAME, Form, Pairs, PairwiseForms, factorized, one_kernel
 from torchdp.queries import LocalOracle
 from torchdp.queries.channel import Channel, Question, histograms_of
 from torchdp.randomizers import strategy_lower_bound
 
-MOST_SINGLE = 64  # histograms of a single type that a choice is judged by
-LEAST = 1e-6  # an epsilon whose bound holds for less too
-MOST = 700.0  # an epsilon beyond which the bound is put at 0
-UNKNOWN = 0.2  # of the range of a ratio: how little it is known when the strategy is made
-# the mean deviation of a kernel from its means over bins, at most, as a share of its own
+# Histograms of a single type that a choice is judged by.
+MOST_SINGLE = 64
+# An epsilon whose bound holds for less too, and one beyond which the bound is put at 0.
+LEAST = 1e-6
+MOST = 700.0
+# Of the range of a ratio: its standard deviation when the strategy is made.
+UNKNOWN = 0.2
+# The mean deviation of a kernel from its means over bins, at most, as a share of its own.
 ROUGH = 1 / 8
-LARGEST_MERGED = 1024  # types up to which neighbours are merged
+# Types up to which neighbours are merged, and into how many bins.
+LARGEST_MERGED = 1024
 BINS = (16, 32, 64)
 
 
@@ -31,21 +36,24 @@ BINS = (16, 32, 64)
 class PairwiseStatistic(PairwiseForms, Question):
     """mean f over pairs of users, or offset + (mean f) / (mean g) where ``denominator`` g is given.
 
-    points: (k, r), float64; row x is the vector u_x that a user of type x holds, and all that a
-    user needs. form, denominator: f and g as quadratic forms in these vectors. pairs: which pairs
-    are averaged over. A constant in the form costs no noise: h^T (W + c 1 1^T) h = h^T W h + c.
-    Many kernels: forms of weights (*answer, r), for all of which users send one message; values are
-    (*answer). limits: what the statistic can be, where that is narrower than all numbers: intervals
-    stay inside. approximates: where the form only comes near another statistic's, that one.
-    ``exact`` and ``common_diagonal`` are then its own, and what an estimate misses on average
-    counts as bias in every predicted error. likely: (j, k), public histograms, or None: used by
-    choices where no prior is given.
+    A constant in the form costs no noise: h^T (W + c 1 1^T) h = h^T W h + c. Many kernels: forms of
+    weights (*answer, r), for all of which users send one message; values are (*answer).
+
+    Args:
+        points: (k, r), float64; row x is the vector u_x that a user of type x holds.
+        form: f as a quadratic form in these vectors.
+        denominator: g likewise, or None.
+        pairs: which pairs are averaged over.
+        limits: what the statistic can be, where that is narrower than all numbers: intervals stay
+            inside.
+        approximates: where the form only comes near another statistic's, that one. ``exact`` and
+            ``common_diagonal`` are then its own, and what an estimate misses on average counts as
+            bias in every predicted error.
+        likely: (j, k), public histograms for choices without a prior, or None.
     """
 
     def queries(self, distinct: bool) -> Tensor:
-        """The points' coordinates, those of ``wide`` where the channel averages over the other
-        pairs.
-        """
+        """The points' coordinates, of ``wide`` where the channel averages over the other pairs."""
         self.refuse_constant()
         return self._read(distinct).points.mT.contiguous()
 
@@ -61,135 +69,133 @@ class PairwiseStatistic(PairwiseForms, Question):
 
     @property
     def histograms(self) -> Tensor:
-        """Those that a choice without a prior tries: the statistic's own, or (3 + j, k), or (3, k)
-        for a ratio.
+        """Those that a choice without a prior tries: (3 + j, k), or (3, k) for a ratio.
 
-        Uniform, Zipf (1/(x + 1)), Zipf from the other end and, unless a ratio may lose its
-        denominator, all users of one type, for each of them, or for j = 64 evenly spaced ones of
-        more.
+        ``likely`` where it is given. Else uniform, Zipf (1/(x + 1)), Zipf from the other end and,
+        unless a ratio may lose its denominator, all users of one type, for each of them, or for
+        j = 64 evenly spaced ones of more.
         """
         if self.likely is not None:
             return self.likely
         k = self.types
-        zipf = 1 / torch.arange(1, k + 1, dtype=torch.float64).to(self.points)
-        spread = torch.stack(
-            [torch.ones_like(zipf) / k, zipf / zipf.sum(), (zipf / zipf.sum()).flip(0)]
-        )
+        zipf = 1 / torch.arange(1, k + 1).to(self.points)
+        zipf = zipf / zipf.sum()
+        spread = torch.stack([torch.ones_like(zipf) / k, zipf, zipf.flip(0)])
         if self.denominator is not None:
             return spread
         even = torch.linspace(0, k - 1, min(k, MOST_SINGLE), dtype=torch.float64)
-        some = even.to(self.points).round().long()
-        return torch.cat([spread, torch.eye(k).to(self.points)[some]])
+        single = torch.eye(k).to(self.points)[even.round().long()]
+        return torch.cat([spread, single])
 
     def aims(self, n: int, family: Tensor | None, covariance: Tensor) -> Tensor:
         """J mean u of one user, at 4/n, and (J C J)^{1/2}, at 4/n^2.
 
         2 tr(J C J C)/n^2 is linear in C up to its own size.
 
-        Without histograms the first is not known: all directions of the users' mean vector alike. A
-        ratio mean f/mean g is f - r g over mean g to first order, r the ratio at each histogram.
-        What r is not known to, the denominator must be: the query 2 g h/mean g joins, times the
-        deviation of r, a fifth of its range.
+        Without histograms the first is not known: all directions of the users' mean vector count
+        the same. A ratio mean f/mean g is f - r g over mean g to first order, r the ratio at each
+        histogram. What r is not known to, the denominator must be: the query 2 g h/mean g joins,
+        times the deviation of r, a fifth of its range.
         """
-        forms = one_kernel(self)
+        one_kernel(self)
         centred = self.points - self.points.mean(0)
-        weights, queries = forms._linearised(family, centred)
-        values, vectors = torch.linalg.eigh(covariance)
-        root = (vectors * values.clamp_min(0).sqrt()).mT * weights  # root^T root = J C J
-        return torch.cat([queries * math.sqrt(4 / n), root @ centred.mT * math.sqrt(4 / n**2)])
+        weights, queries = self._linearised(family, centred)
+        eigenvalues, vectors = torch.linalg.eigh(covariance)
+        root = (vectors * eigenvalues.clamp_min(0).sqrt()).mT * weights  # root^T root = J C J
+        second_order = root @ centred.mT * math.sqrt(4 / n**2)
+        return torch.cat([queries * math.sqrt(4 / n), second_order])
 
     def _linearised(self, family: Tensor | None, centred: Tensor) -> tuple[Tensor, Tensor]:
-        """(weights of J, (r,); the queries J mean u of one user, (q, k)): a ratio's at its value
-        for each histogram.
+        """Weights of J, (r,), and the queries J mean u of one user, (q, k).
+
+        A ratio's at its value for each histogram.
         """
-        form = self.form
-        below = self.denominator
+        J = self.form.weights
+        g = self.denominator
         if family is None:
-            if below is not None:
+            if g is not None:
                 raise ValueError(
-                    "prior must be given for a ratio: a histogram, or a few such as class_histograms gives"
+                    "prior must be given for a ratio: a histogram, or a few such as "
+                    "class_histograms gives"
                 )
-            queries = form.weights[:, None] * centred.mT / math.sqrt(len(form.weights))
-            return form.weights, queries * self.points.norm(dim=1).max()
+            return J, J[:, None] * centred.mT / math.sqrt(len(J)) * self.radius
         means = family @ self.points
-        if below is None:
-            return form.weights, (form.weights * means) @ centred.mT / math.sqrt(len(family))
-        above = means.square() @ form.weights + form.constant
-        size = means.square() @ below.weights + below.constant
-        if bool((size.abs() <= 1e-9 * self.size(below)).any()):
+        share = math.sqrt(len(family))
+        if g is None:
+            return J, (J * means) @ centred.mT / share
+        above = means.square() @ J + self.form.constant
+        below = means.square() @ g.weights + g.constant
+        if bool((below.abs() <= SAME * self.size(g)).any()):
             raise ValueError(
                 "prior must hold histograms whose denominator is not 0: no class empty"
             )
         low, high = self.limits or (-0.5, 0.5)
-        weights = (form.weights - (above / size)[:, None] * below.weights) / size[:, None]
-        doubt = below.weights / size[:, None] * UNKNOWN * (high - low)
-        queries = torch.cat([weights * means, doubt * means]) @ centred.mT / math.sqrt(len(family))
-        return weights.mean(0), queries
+        weights = (J - (above / below)[:, None] * g.weights) / below[:, None]
+        doubt = g.weights / below[:, None] * UNKNOWN * (high - low)
+        directions = torch.cat([weights * means, doubt * means])
+        return weights.mean(0), directions @ centred.mT / share
 
     def bound(self, n: int, epsilon: float, histogram: Tensor) -> float:
-        """No unbiased one-round epsilon-LDP protocol has a smaller root mean squared error on such
-        data of n users.
+        """No unbiased one-round epsilon-LDP protocol has a smaller root mean squared error.
 
         On average over users drawn from it. What is expected of the others makes an unbiased
         estimate of the mean an unbiased answer from one user's report to the linear query 2/n f_1,
         f_1(x) = E f(x, Y) (of all pairs, 2/n ((n - 1)/n f_1(x) + f(x, x)/(2 n))), and the variances
         of n users add up to less than that of the whole. A ratio f/g counts as f - ratio g over
         mean g: to first order in 1/n. 0 where f_1 is constant: the first order then says nothing.
-        histogram: (k,), non-negative. Raises TypeError, ValueError, also for a denominator of 0.
 
+        Args:
+            n: users, 2 at least.
+            epsilon: > 0.
+            histogram: of their types, (k,), non-negative.
+
+        Raises TypeError, ValueError, also for a denominator of 0.
         Guarantees: at most the least error of a mean.
         Source: Hoeffding (1948), section 5; see ``strategy_lower_bound``.
         """
         n = checks.integer("n", n, 2)
         epsilon = max(checks.positive("epsilon", epsilon), LEAST)
-        asked = one_kernel(self).approximates or self
-        h = checks.shares("histogram", histogram, asked.types).to(asked.points)
-        kernel = asked.kernel(asked.form)
-        if asked.denominator is not None:
-            ratio = asked.exact(h * n) - asked.offset
-            below = asked.kernel(asked.denominator)
-            kernel = (kernel - ratio * below) / asked.mean(h * n, asked.denominator)
-        query = kernel @ h
-        if asked.pairs is Pairs.ALL:
-            query = (n - 1) / n * query + kernel.diagonal() / (2 * n)
-        if epsilon > MOST or float(query.max() - query.min()) <= 1e-12 * float(kernel.abs().max()):
+        exact = one_kernel(self).approximates or self
+        h = checks.shares("histogram", histogram, exact.types).to(exact.points)
+        f = exact.kernel(exact.form)
+        if exact.denominator is not None:
+            ratio = exact.exact(h * n) - exact.offset
+            g = exact.kernel(exact.denominator)
+            f = (f - ratio * g) / exact.mean(h * n, exact.denominator)
+        query = f @ h
+        if exact.pairs is Pairs.ALL:
+            query = (n - 1) / n * query + f.diagonal() / (2 * n)
+        constant = bool(query.max() - query.min() <= 1e-12 * f.abs().max())
+        if epsilon > MOST or constant:
             return 0.0
         return math.sqrt(4 * strategy_lower_bound(query[None], epsilon, h, program=False) / n)
 
     def coarser(
         self, n: int, epsilon: float, family: Tensor | None, generator: torch.Generator
     ) -> Iterator[tuple[str, Any]]:
-        """On 16, 32 and 64 bins, of up to 1,024 types, where neighbours are alike."""
-        if (
-            self.types > LARGEST_MERGED
-            or self.approximates is not None
-            or self.pairs is not Pairs.DISTINCT
-        ):
+        """On 16, 32 and 64 bins, of up to 1,024 types, where the kernel varies little in a bin."""
+        exact = self.approximates is None and self.pairs is Pairs.DISTINCT
+        if not exact or self.types > LARGEST_MERGED:
             return
         for bins in BINS:
             if bins < self.types and self._merges(bins):
-                found = merged(self, n, epsilon, bins, prior=family, generator=generator)
-                yield f"optimised strategy, {bins} bins", found
+                protocol = merged(self, n, epsilon, bins, prior=family, generator=generator)
+                yield f"optimised strategy, {bins} bins", protocol
 
     def _merges(self, bins: int) -> bool:
-        """Whether neighbours are alike: the kernel's means over bins come near it, the denominator
-        is theirs.
-        """
-        place = torch.arange(self.types, device=self.points.device) * bins // self.types
-        first = torch.searchsorted(place, place)
-        sizes = torch.bincount(place)
-        kernel = self.kernel(self.form)
-        sums = kernel.new_zeros(bins, bins).index_put_(
-            (place[:, None], place), kernel, accumulate=True
-        )
-        means = sums / sizes / sizes[:, None]
-        missed = (kernel - means[place[:, None], place]).abs().mean()
-        if bool(missed > ROUGH * (kernel - kernel.mean()).abs().mean()):
+        """Whether the kernel's means over bins come near it, and the denominator is theirs."""
+        bin_of = _bins(self, bins)
+        even = _even(bin_of, bins)
+        f = self.kernel(self.form)
+        means = even @ f @ even.mT
+        missed = (f - means[bin_of[:, None], bin_of]).abs().mean()
+        if bool(missed > ROUGH * (f - f.mean()).abs().mean()):
             return False
         if self.denominator is None:
             return True
-        below = self.kernel(self.denominator)
-        return bool((below - below[first]).abs().max() <= 1e-9 * self.size(self.denominator))
+        g = self.kernel(self.denominator)
+        first = torch.searchsorted(bin_of, bin_of)  # type of the same bin
+        return bool((g - g[first]).abs().max() <= SAME * self.size(self.denominator))
 
 
 def merged(
@@ -201,54 +207,72 @@ def merged(
     prior: Tensor | None = None,
     generator: torch.Generator,
 ) -> Any:
-    """``LocalOracle.tuned`` on so many bins of neighbouring types, by the kernel's means over them:
-    less noise, a bias.
+    """``LocalOracle.tuned`` on bins of neighbouring types: lower error for few users, with a bias.
 
-    Of a ratio, less its offset, bins keep a part that depends little on the data
-    (the scores of two classes differ less): the rest is made up for by a factor, of least squares
-    over the prior's histograms. The bias that is left counts in every predicted error. statistic:
-    approximates no other; a ratio's denominator must be the same for all types of a bin. bins: from
-    2 to types. Raises TypeError, ValueError.
+    The kernel is replaced by its means over bins. Of a ratio, less its offset, bins keep a part
+    that depends little on the data (the scores of two classes differ less): the rest is made up for
+    by a factor, of least squares over the prior's histograms. The bias that is left counts in every
+    predicted error.
+
+    Args:
+        statistic: approximates no other; a ratio's denominator is the same for all types of a bin.
+        n: users.
+        epsilon: > 0.
+        bins: from 2 to the number of types.
+        prior: public histograms, (k,) or (j, k), or None.
+        generator: of the search, public.
+
+    Raises TypeError, ValueError.
     Guarantees: epsilon-LDP for each user.
     """
     k = one_kernel(statistic).types
     if not 2 <= checks.integer("bins", bins, 2) <= k:
         raise ValueError(f"bins must be in 2..{k}, not {bins}")
-    place = torch.arange(k, device=statistic.points.device) * bins // k
-    held = (torch.arange(bins, device=place.device)[:, None] == place).double()
-    even = held / held.sum(1, keepdim=True)
-    small = _fewer(statistic, even)
-    near = replace(small, points=small.points[place], approximates=statistic)
-    family = None if prior is None else histograms_of(prior, k).to(statistic.points)
-    law = None if family is None else family @ held.mT
-    if family is not None and statistic.denominator is not None:
-        kept = replace(near, approximates=None).exact(family * n) - statistic.offset
-        whole = statistic.exact(family * n) - statistic.offset
-        factor = float(kept @ whole / (kept @ kept)) if bool(kept.any()) else 1.0
-        near = replace(near, form=Form(factor * near.form.weights, factor * near.form.constant))
-    found = LocalOracle.tuned(small, n, epsilon, prior=law, generator=generator)
-    return LocalOracle.of(near, found.channel.client.repeated(place))
+    bin_of = _bins(statistic, bins)
+    even = _even(bin_of, bins)
+    small = _on_bins(statistic, even)
+    near = replace(small, points=small.points[bin_of], approximates=statistic)
+    binned = None
+    if prior is not None:
+        family = histograms_of(prior, k).to(statistic.points)
+        binned = family @ (even > 0).double().mT
+        if statistic.denominator is not None:
+            kept = replace(near, approximates=None).exact(family * n) - statistic.offset
+            whole = statistic.exact(family * n) - statistic.offset
+            factor = float(kept @ whole / (kept @ kept)) if bool(kept.any()) else 1.0
+            near = replace(near, form=Form(factor * near.form.weights, factor * near.form.constant))
+    tuned = LocalOracle.tuned(small, n, epsilon, prior=binned, generator=generator)
+    return LocalOracle.of(near, tuned.channel.client.repeated(bin_of))
 
 
-def _fewer(statistic: PairwiseStatistic, even: Tensor) -> PairwiseStatistic:
-    """The statistic on bins, even (bins, types): the kernels' means over them, in as many
-    coordinates as it takes.
-    """
+def _bins(statistic: PairwiseStatistic, bins: int) -> Tensor:
+    """The bin of each type, (k,), neighbours together."""
+    return torch.arange(statistic.types, device=statistic.points.device) * bins // statistic.types
+
+
+def _even(bin_of: Tensor, bins: int) -> Tensor:
+    """What takes the mean over the types of each bin, (bins, k)."""
+    members = (torch.arange(bins, device=bin_of.device)[:, None] == bin_of).double()
+    return members / members.sum(1, keepdim=True)
+
+
+def _on_bins(statistic: PairwiseStatistic, even: Tensor) -> PairwiseStatistic:
+    """The statistic of the kernels' means over bins, in as few coordinates as these need."""
     points = even @ statistic.points
     form = statistic.form
     below = statistic.denominator
-    # the form's alone
-    own = torch.ones_like(form.weights) > 0 if below is None else below.weights == 0
-    small, alone = factorized((points[:, own] * form.weights[own]) @ points[:, own].mT)
-    weights = torch.cat([alone.weights, form.weights[~own]])
+    # The denominator's coordinates stay as they are; those of the form alone are factorized anew.
+    alone = torch.ones_like(form.weights) > 0 if below is None else below.weights == 0
+    own = points[:, alone]
+    small, numerator = factorized((own * form.weights[alone]) @ own.mT)
+    weights = torch.cat([numerator.weights, form.weights[~alone]])
     if below is not None:
-        below = Form(
-            torch.cat([torch.zeros_like(alone.weights), below.weights[~own]]), below.constant
-        )
+        padded = torch.cat([torch.zeros_like(numerator.weights), below.weights[~alone]])
+        below = Form(padded, below.constant)
     return replace(
         statistic,
-        points=torch.cat([small, points[:, ~own]], 1),
-        form=Form(weights, alone.constant + form.constant),
+        points=torch.cat([small, points[:, ~alone]], 1),
+        form=Form(weights, numerator.constant + form.constant),
         denominator=below,
         likely=None,
     )

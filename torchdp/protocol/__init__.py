@@ -1,25 +1,16 @@
 """The interface of every mechanism: users send, a channel sums or shuffles, an analyst estimates.
 
-| noun | what it is |
-|---|---|
-| :class:`Protocol` | one query under one guarantee; by a curator, by one message of each user, or in rounds |
-| :class:`Tally` | what the analyst needs of the users heard: named tensors and n |
-| :class:`Estimate` | value, standard error, n, ``interval(level)``, ``together(level)`` |
-| :class:`Crowd` | data by value and count, where these are not finitely many types |
-| :class:`Choice` | candidates, the least predicted error first |
+A :class:`Protocol` is one query under one guarantee: ``randomize(x)`` is what users send,
+``tally(messages)`` what the analyst needs of them, ``collect(x)`` has the distribution of both,
+``analyse(tally)`` is the :class:`Estimate`; ``sample_tally(summary)`` simulates without messages,
+``exact``, ``predicted_mse`` and ``worst_mse`` are the truth and squared errors. In this order:
 
-| verb | from -> to |
-|---|---|
-| ``randomize(x, noise=)`` | one row a user -> what these users send, for one as for a million |
-| ``tally(messages)``, ``add(*tallies)`` | messages -> ``Tally`` |
-| ``collect(x, noise=)`` | in distribution ``tally(randomize(x))``, never all messages at once |
-| ``analyse(tally)``, ``estimate(x)`` | -> ``Estimate`` |
-| ``summary(x)``, ``sample_tally``, ``sample_estimate`` | the distribution of collecting, without a message |
-| ``exact(summary)``, ``predicted_mse(summary)``, ``worst_mse(n, objective)`` | the truth; squared errors |
-| ``validate(x)`` | the one check of x |
-| ``held`` | what one user holds: a number of types, or the shape of numbers |
-| ``rows_of(x, held)`` | an array, a list, a pandas Series or DataFrame -> the tensor that the verbs make of it |
-| ``X_unchecked`` | a class's implementation of the verb X, arguments already checked: from draws of any kind |
+- ``records``: users, :class:`Crowd`, :class:`Tally`, :class:`Estimate`, what a tally can be;
+- ``protocol``: the verbs, each checked once; a class writes ``X_unchecked`` of the verb X;
+- ``types``: users of k types, and protocols in rounds; ``frames``: arrays and pandas tables;
+- ``interval``, ``quadratic``, ``expansion``: errors that are not normal, joint covariances;
+- ``simultaneous``: intervals that hold together (Sidak, 1967); ``choice``: candidates by error;
+- ``rounded_sum``: a curator's Gaussian sums in whole steps, as private as real numbers.
 """
 
 from torchdp.protocol.choice import Choice

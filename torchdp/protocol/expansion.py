@@ -1,5 +1,4 @@
-"""The second-order expansion of answers about their estimates: variances, joint covariances,
-intervals.
+"""The second-order expansion of answers about their estimates, and their joint covariance.
 
 Notation: s is the truth, z = s + e the estimate, e a normal error of mean 0 and covariance N; near
 z the answers are g_a(z + e) = g_a(z) + slope_a . e + e^T bend_a e. J_a is bend_a, T_ab =
@@ -41,7 +40,7 @@ import torch
 from torch import Tensor
 
 Block = tuple[slice, Tensor, Tensor | None]
-"""Some answers: the coordinates that they are functions of, slope (*b, a, r), and bend (*b, a, r, r) or None."""
+"""Answers: the coordinates that they are functions of, slope (*b, a, r), bend (*b, a, r, r)."""
 
 
 def joint_covariance(blocks: Sequence[Block], noise: Tensor, squares: float = 2.0) -> Tensor:
@@ -61,26 +60,27 @@ def joint_covariance(blocks: Sequence[Block], noise: Tensor, squares: float = 2.
         For quadratic forms and a known normal noise it is unbiased but for what is cut, at any size
         of the noise.
     """
-    linear = []
-    curved = []
+    linear_rows = []
+    curved_rows = []
     for rows, slope, bend in blocks:
-        straight = []
-        bent = []
+        linear = []
+        curved = []
         for columns, other_slope, other_bend in blocks:
-            own = noise[..., rows, columns]
-            straight.append(slope @ own @ other_slope.mT)
+            N = noise[..., rows, columns]
+            linear.append(slope @ N @ other_slope.mT)
             if bend is None or other_bend is None:
-                bent.append(torch.zeros_like(straight[-1]))
+                curved.append(torch.zeros_like(linear[-1]))
                 continue
             # tr(J_a N J_b N) of the coordinates of the one and of the other
-            left = bend @ own[..., None, :, :]
-            right = other_bend @ own.mT[..., None, :, :]
-            bent.append(left.flatten(-2) @ right.mT.flatten(-2).mT)
-        linear.append(torch.cat(straight, -1))
-        curved.append(torch.cat(bent, -1))
-    T = torch.cat(curved, -2)
-    known = torch.cat(linear, -2) - 4 * T
+            left = bend @ N[..., None, :, :]
+            right = other_bend @ N.mT[..., None, :, :]
+            curved.append(left.flatten(-2) @ right.mT.flatten(-2).mT)
+        linear_rows.append(torch.cat(linear, -1))
+        curved_rows.append(torch.cat(curved, -1))
+    T = torch.cat(curved_rows, -2)
+    known = torch.cat(linear_rows, -2) - 4 * T
     finite = known.isfinite().all(-1).all(-1)[..., None, None]
-    values, vectors = torch.linalg.eigh(known.where(finite, 0.0))
-    positive = (vectors * values.clamp_min(0)[..., None, :]) @ vectors.mT
+    # An estimate of slope N slope^T at the truth need not be positive semidefinite.
+    eigenvalues, vectors = torch.linalg.eigh(known.where(finite, 0.0))
+    positive = (vectors * eigenvalues.clamp_min(0)[..., None, :]) @ vectors.mT
     return positive.where(finite, torch.nan) + squares * T

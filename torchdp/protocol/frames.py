@@ -1,5 +1,6 @@
-"""The door for users' data, by what a protocol's users hold, and for their groups; estimates as a
-pandas table.
+"""Users' data and their groups as tensors, and estimates as a pandas table.
+
+What users may hold (``Held``) decides how an array, a list or a table is read.
 """
 
 import math
@@ -22,11 +23,12 @@ Rows: TypeAlias = Union[Tensor, np.ndarray, Sequence[Any], "pd.Series", "pd.Data
 Held: TypeAlias = int | tuple[int, ...]
 """What one user holds: one of so many types, or numbers of this shape."""
 
-KINDS = {"b": "bool", "i": "int64", "u": "int64", "f": "float64"}  # of a column; what it becomes
+# Kinds of a column's dtype, and the dtypes that they become.
+KINDS = {"b": "bool", "i": "int64", "u": "int64", "f": "float64"}
 # Remedies. Those for arrays and lists too are calls, since these have no such methods.
 TEXT = (
-    "state its public values, pandas.Series(x, dtype=pandas.CategoricalDtype([...])), or make numbers of it by "
-    "pandas.to_numeric"
+    "state its public values, pandas.Series(x, dtype=pandas.CategoricalDtype([...])), or make "
+    "numbers of it by pandas.to_numeric"
 )
 DATES = "subtract a public day and divide by a public unit, such as pandas.Timedelta(days=1)"
 NOT_WHOLE = (
@@ -62,17 +64,18 @@ def rows_of(x: Any, held: Held, name: str = "x") -> Tensor:
         raise TypeError(
             f"{name} must be a tensor, an array, a list or a pandas table, not {type(x).__name__}"
         )
-    shape = held
     if isinstance(held, int):
         if rows.dtype.kind == "f" and rows.size:
             raise TypeError(
-                f"{name} must hold whole numbers, booleans or categories, not fractions; {NOT_WHOLE}"
+                f"{name} must hold whole numbers, booleans or categories, not fractions; "
+                f"{NOT_WHOLE}"
             )
         rows = rows.astype(np.int64)
-        shape = ()
-    if shape == (1,) and rows.ndim == 1:
+        if rows.ndim == 2 and rows.shape[1] == 1:
+            rows = rows[:, 0]
+    elif held == (1,) and rows.ndim == 1:
         rows = rows[:, None]
-    elif shape == () and rows.ndim == 2 and rows.shape[1] == 1:
+    elif held == () and rows.ndim == 2 and rows.shape[1] == 1:
         rows = rows[:, 0]
     return torch.from_numpy(rows)
 
@@ -83,52 +86,56 @@ def categories(x: Any) -> Any:
 
 
 def types_in(x: Any) -> int | None:
-    """How many types the categories of a Series or of all columns of a DataFrame make; None where
-    not all have some.
+    """How many types a Series or a DataFrame of categories makes; None where a column has none.
 
     Of booleans there are two.
     """
-    sizes = [_size(x)]
+    columns = [x]
     if getattr(x, "ndim", 0) == 2 and hasattr(x, "items"):
-        sizes = [_size(cells) for _, cells in x.items()]
-    known = [size for size in sizes if size is not None]
-    return math.prod(known) if len(known) == len(sizes) else None
+        columns = [cells for _, cells in x.items()]
+    types = 1
+    for cells in columns:
+        size = _size(cells)
+        if size is None:
+            return None
+        types *= size
+    return types
 
 
 def framed(columns: Mapping[str, Tensor], names: Sequence[Any]) -> "pd.DataFrame":
-    """A row for each entry of these tensors of one shape; names: of the last dimensions. Raises
-    ValueError.
+    """A row for each entry of these tensors of one shape; names: of the last dimensions.
+
+    Raises ValueError.
     """
     import pandas as pd
 
-    def labels(each: Any) -> "pd.Index":
-        if isinstance(each, pd.DataFrame):
-            return each.columns
-        return (
-            pd.Index(list(each))
-            if (stated := categories(each)) is None
-            else stated.rename(each.name)
-        )
+    def labels(named: Any) -> "pd.Index":
+        if isinstance(named, pd.DataFrame):
+            return named.columns
+        stated = categories(named)
+        return pd.Index(list(named)) if stated is None else stated.rename(named.name)
 
     shape = tuple(next(iter(columns.values())).shape)
-    levels = [*map(pd.RangeIndex, shape[: max(0, len(shape) - len(names))]), *map(labels, names)]
-    if (sizes := tuple(map(len, levels))) != shape:
+    numbered = shape[: max(0, len(shape) - len(names))]
+    levels = [*map(pd.RangeIndex, numbered), *map(labels, names)]
+    sizes = tuple(map(len, levels))
+    if sizes != shape:
         raise ValueError(
             f"names must be as many as the entries of the last dimensions of {shape}, not {sizes}"
         )
-    index = (
-        pd.MultiIndex.from_product(levels) if len(levels) > 1 else (levels or [pd.RangeIndex(1)])[0]
-    )
-    return pd.DataFrame(
-        {name: part.detach().cpu().flatten() for name, part in columns.items()}, index=index
-    )
+    index = levels[0] if len(levels) == 1 else None  # of one number: a row 0
+    if len(levels) > 1:
+        index = pd.MultiIndex.from_product(levels)
+    cells = {name: part.detach().cpu().flatten() for name, part in columns.items()}
+    return pd.DataFrame(cells, index=index)
 
 
 def _size(cells: Any) -> int | None:
     labels = categories(cells)
     if labels is not None:
         return len(labels)
-    return 2 if getattr(getattr(cells, "dtype", None), "kind", "") == "b" else None
+    dtype = getattr(cells, "dtype", None)
+    return 2 if getattr(dtype, "kind", "") == "b" else None
 
 
 def _columns(x: Any, name: str) -> "dict[str, pd.Series]":
@@ -137,16 +144,14 @@ def _columns(x: Any, name: str) -> "dict[str, pd.Series]":
         return {name: x}
     if not x.shape[1]:
         raise ValueError(f"{name} must have at least one column")
-    return {
-        f"column {place} ({label!r}) of {name}": x.iloc[:, place]
-        for place, label in enumerate(x.columns)
-    }
+    columns = {}
+    for index, label in enumerate(x.columns):
+        columns[f"column {index} ({label!r}) of {name}"] = x.iloc[:, index]
+    return columns
 
 
 def _types(x: Any, held: int, name: str) -> np.ndarray:
-    """One column of numbers or booleans as it is; categories, of one column or several, as
-    types.
-    """
+    """One column of numbers or booleans as it is; of categories, of one or several, their types."""
     columns = _columns(x, name)
     first = next(iter(columns))
     if len(columns) == 1 and categories(columns[first]) is None:
@@ -156,7 +161,8 @@ def _types(x: Any, held: int, name: str) -> np.ndarray:
         size = _size(cells)
         if size is None:
             raise TypeError(
-                f"{label} must hold categories, since the types are the columns' products; {PRODUCT}"
+                f"{label} must hold categories, since the types are the columns' products; "
+                f"{PRODUCT}"
             )
         sizes.append(size)
     if math.prod(sizes) != held:
@@ -164,48 +170,50 @@ def _types(x: Any, held: int, name: str) -> np.ndarray:
         raise ValueError(
             f"{name} must have categories for the {held} types that users may hold, not for {shown}"
         )
-    types = np.zeros(len(x), np.int64)
-    for (label, cells), size in zip(columns.items(), sizes, strict=True):
+    codes = []
+    for label, cells in columns.items():
         _refuse_missing(cells, label)
-        codes = cells if categories(cells) is None else cells.cat.codes
-        types = types * size + codes.to_numpy(np.int64)
-    return types
+        own = cells if categories(cells) is None else cells.cat.codes
+        codes.append(own.to_numpy(np.int64))
+    # The first column is the slowest.
+    return np.ravel_multi_index(codes, sizes)
 
 
 def _numbers(x: Any, name: str) -> np.ndarray:
     """Columns share one kind: float64 where one of them holds fractions."""
-    columns = _columns(x, name)
-    found = [_column(cells, label) for label, cells in columns.items()]
-    return found[0] if x.ndim == 1 else np.stack(found, 1)
+    columns = [_column(cells, label) for label, cells in _columns(x, name).items()]
+    return columns[0] if x.ndim == 1 else np.stack(columns, 1)
 
 
 def _column(cells: "pd.Series", name: str) -> np.ndarray:
-    made = _made(cells.dtype, name)
+    dtype = _made(cells.dtype, name)
     _refuse_missing(cells, name)
-    return cells.to_numpy(made, copy=True)
+    return cells.to_numpy(dtype, copy=True)
 
 
 def _refuse_missing(cells: "pd.Series", name: str) -> None:
     missing = int(cells.isna().sum())
     if missing:
         raise ValueError(
-            f"{name} lacks {missing} of {len(cells)} values (of categories those that are not stated); leave these "
-            "rows out by .dropna(), or give them a public category"
+            f"{name} lacks {missing} of {len(cells)} values (of categories those that are not "
+            "stated); leave these rows out by .dropna(), or give them a public category"
         )
 
 
 def _array(x: Any, name: str) -> np.ndarray:
     """An array or lists, copied."""
     try:
-        found = np.asarray(x)
+        rows = np.asarray(x)
     except (TypeError, ValueError, RuntimeError) as error:
         raise TypeError(f"{name} must hold rows of numbers, all of one length") from error
-    missing = found == None if found.dtype == object else np.ma.getmask(x)  # noqa: E711 (of each entry)
+    missing = np.ma.getmask(x)
+    if rows.dtype == object:
+        missing = rows == None  # noqa: E711 (of each entry)
     if np.any(missing):
         raise ValueError(
-            f"{name} lacks {np.sum(missing)} of {found.size} values; leave these rows out"
+            f"{name} lacks {np.sum(missing)} of {rows.size} values; leave these rows out"
         )
-    return np.array(found, _made(found.dtype, name), order="C")
+    return np.array(rows, _made(rows.dtype, name), order="C")
 
 
 def _made(dtype: Any, name: str) -> str:
@@ -227,34 +235,37 @@ def grouped(
 ) -> tuple[Tensor, Tensor | None, tuple[int, ...]]:
     """Rows of users, the group of each, and the batch that the groups make; None, () of one group.
 
-    A tensor (*batch, n, ...) has groups of n users. held: by each of them. groups: (n,) whole
-    numbers below ``size``, by default all categories, or all up to the largest. Raises TypeError,
-    ValueError.
+    Args:
+        x: users' data; a tensor (*batch, n, ...) has groups of n users.
+        held: by each user.
+        groups: (n,) whole numbers below ``size``.
+        size: by default all categories of ``groups``, or all up to the largest.
+
+    Raises TypeError, ValueError.
     """
-    given = x
-    x = rows_of(given, held)
-    row = 0 if isinstance(held, int) else len(held)
+    if groups is None and size is not None:
+        raise ValueError(f"size = {size!r} must come with groups, the number of each user's group")
     if groups is None:
-        if size is not None:
-            raise ValueError(
-                f"size = {size!r} must come with groups, the number of each user's group"
-            )
-        batch = tuple(x.shape[: max(0, x.ndim - 1 - row)]) if isinstance(given, Tensor) else ()
-        if not batch:
-            return x, None, ()
-        number = torch.arange(math.prod(batch), device=x.device)
-        return (
-            checks.dense("x", x).flatten(0, len(batch)),
-            number.repeat_interleave(x.shape[len(batch)]),
-            batch,
-        )
+        return _batched(x, held)
+    rows = rows_of(x, held)
     if size is None:
         size = types_in(groups)
-    groups = rows_of(groups, checks.MOST if size is None else size, "groups")
-    if checks.integers("groups", groups).shape != x.shape[:1]:
+    numbers = rows_of(groups, checks.MOST if size is None else size, "groups")
+    if checks.integers("groups", numbers).shape != rows.shape[:1]:
         raise ValueError(
-            f"groups must have shape (n,), a number for each user of x, not {tuple(groups.shape)}"
+            f"groups must have shape (n,), a number for each user of x, not {tuple(numbers.shape)}"
         )
     if size is None:
-        size = max(1, int(groups.max()) + 1) if groups.numel() else 1
-    return x, checks.indices("groups", groups, checks.integer("size", size, 1)), (size,)
+        size = max(1, int(numbers.max()) + 1) if numbers.numel() else 1
+    return rows, checks.indices("groups", numbers, checks.integer("size", size, 1)), (size,)
+
+
+def _batched(x: Rows, held: Held) -> tuple[Tensor, Tensor | None, tuple[int, ...]]:
+    rows = rows_of(x, held)
+    own = 0 if isinstance(held, int) else len(held)
+    batch = tuple(rows.shape[: max(0, rows.ndim - 1 - own)])
+    if not batch or not isinstance(x, Tensor):
+        return rows, None, ()
+    numbers = torch.arange(math.prod(batch), device=rows.device)
+    users = checks.dense("x", rows).flatten(0, len(batch))
+    return users, numbers.repeat_interleave(rows.shape[len(batch)]), batch

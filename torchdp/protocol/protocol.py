@@ -1,5 +1,6 @@
-"""Protocols: from users' data to an estimate; by a curator, by messages of users, by another
-protocol's messages.
+"""Protocols: from users' data to an estimate, by a curator or by messages of users.
+
+Verbs are final and check their arguments; a class writes the ones named ``*_unchecked``.
 """
 
 import math
@@ -29,16 +30,17 @@ from torchdp.protocol.records import (
     tensor_of,
 )
 
-S = TypeVar("S")  # what the distribution of a tally depends on: counts (k,), a Crowd, moments, sums
-M = TypeVar("M")  # what users send: a tensor with a row for each, or a bag
+# What the distribution of a tally depends on: counts (k,), a Crowd, moments, sums.
+S = TypeVar("S")
+# What users send: a tensor with a row for each, or a bag.
+M = TypeVar("M")
 C = TypeVar("C", bound="MessageProtocol")
 
 
 class Protocol(ABC, Generic[S]):
     """From users' data to an estimate, under one guarantee. x: one row for each user.
 
-    A class writes the verbs named ``*_unchecked``; the final ones check their arguments, and then
-    call them. It prints itself as a ``Brief`` does, without one more class among its ancestors.
+    It prints itself as a ``Brief`` does, without one more class among its ancestors.
     """
 
     _printed = Brief._printed
@@ -50,7 +52,8 @@ class Protocol(ABC, Generic[S]):
         super().__init_subclass__(**options)
         keep_repr(cls)
 
-    takes_groups: ClassVar[bool] = True  # whether users of several groups can be asked by one call
+    # Whether users of several groups can be asked by one call.
+    takes_groups: ClassVar[bool] = True
 
     @property
     @abstractmethod
@@ -69,25 +72,25 @@ class Protocol(ABC, Generic[S]):
 
     @abstractmethod
     def limits(self, n: Users) -> dict[str, Limits]:
-        """Name -> what n >= 1 users can make of each part of a tally, with noise but for a chance
-        of 1e-300.
+        """Name -> what n >= 1 users can make of each part of a tally.
+
+        With noise, but for a chance of 1e-300.
         """
 
     def impossible(self, tally: Tally) -> str | None:
-        """Why no users can have sent this tally though all of its parts are within their limits;
-        None where they can.
+        """Why no users can have sent this tally though its parts are within limits, or None.
 
         What parts say of each other; unchecked.
         """
         return None
 
     def check(self, tally: Tally, least: int = 1) -> Tally:
-        """``tally``, if it has this layout and at least so many users, who can have sent it: what
-        every analyst calls.
+        """``tally``, if at least so many users can have sent it: what every analyst calls.
 
         Raises TypeError, ValueError.
         """
         checks.instance("tally", tally, Tally).checked(self.layout, self.limits, least)
+        # Tallies come from outside: one that nobody sent would be analysed as if it were private.
         wrong = self.impossible(tally)
         if wrong is not None:
             n = "so many" if isinstance(tally.n, Tensor) else tally.n
@@ -95,16 +98,13 @@ class Protocol(ABC, Generic[S]):
         return tally
 
     def whole(self, tally: Tally) -> Tally:
-        """``check``, and the tally is of as many users as the guarantee counts on: what may be read
-        of it.
-        """
+        """``check``, and the tally is of as many users as the guarantee counts on."""
         return self.check(tally)
 
     def validate(self, x: Tensor) -> Tensor:
-        """x, if these can be users' data, one user at least. Raises TypeError, ValueError: the one
-        check of x.
+        """x, if these can be users' data, one user at least: the one check of x.
 
-        Here that it is what users hold (``held``).
+        Here that it is what users hold (``held``). Raises TypeError, ValueError.
         """
         if isinstance(self.held, int):
             return checks.types("x", x, self.held)
@@ -120,8 +120,9 @@ class Protocol(ABC, Generic[S]):
         return cast(S, Crowd.of(x))
 
     def validate_summary(self, summary: S) -> S:
-        """summary, if whole users can have it, one at least. Raises TypeError, ValueError: what
-        sampling checks.
+        """summary, if whole users can have it, one at least: what sampling checks.
+
+        Raises TypeError, ValueError.
         """
         if isinstance(self.held, int):
             return cast(S, checks.counts("summary", cast(Tensor, summary), self.held, fewest=1))
@@ -132,14 +133,15 @@ class Protocol(ABC, Generic[S]):
         """``collect``, unchecked, by any draws."""
 
     def collect_groups(self, x: Tensor, groups: Tensor, size: int, draws: Draws) -> Tally:
-        """``collect`` for each of so many groups, by the number of each user's, (n,): n (size,).
-        Unchecked.
+        """``collect`` for each of ``size`` groups, unchecked: n (size,).
 
-        Here one group after the other.
+        groups: the number of each user's, (n,). Here one group after the other.
         """
-        return in_turn(
-            lambda some: self.collect_unchecked(some, draws), self.layout, x, groups, size
-        )
+
+        def collect(rows: Tensor) -> Tally:
+            return self.collect_unchecked(rows, draws)
+
+        return in_turn(collect, self.layout, x, groups, size)
 
     @abstractmethod
     def sample_unchecked(self, summary: S, draws: Simulated, shape: tuple[int, ...]) -> Tally:
@@ -155,18 +157,16 @@ class Protocol(ABC, Generic[S]):
 
     @abstractmethod
     def predicted_mse(self, summary: S) -> Tensor:
-        """E (value - exact)^2, (*answer), float64, squared. Shares times n will do: users need not
-        be whole.
-        """
+        """E (value - exact)^2, (*answer), float64, squared. Users need not be whole numbers."""
 
     def worst_mse(self, n: Users, objective: Objective = Objective.WORST) -> Tensor:
-        """The largest ``objective.of(predicted_mse)`` over all data of n users, or a bound; inf:
-        none known.
+        """The largest ``objective.of(predicted_mse)`` over all data of n users, or a bound.
 
-        () or, for n (*batch), (*batch).
+        () or, for n (*batch), (*batch); inf: none known.
         """
         checks.instance("objective", objective, Objective)
-        return torch.full_like(tensor_of(checks.people("n", n, 1)), torch.inf, dtype=torch.float64)
+        users = tensor_of(checks.people("n", n, 1))
+        return torch.full_like(users, math.inf, dtype=torch.float64)
 
     @final
     def collect(
@@ -179,41 +179,49 @@ class Protocol(ABC, Generic[S]):
     ) -> Tally:
         """What the analyst hears of these users, or of each group of them.
 
-        x: a row for each user: a tensor, an array, a list, or a pandas Series or DataFrame
-        (``rows_of``); a tensor (*batch, n, ...) has users of several groups. groups: (n,), the
-        number of each user's group, below ``size`` (by default up to the largest); n of the tally
-        is then (size,), or (*batch). noise: None is the system's cipher. Raises TypeError,
-        ValueError.
+        Args:
+            x: a row for each user: a tensor, an array, a list, or a pandas Series or DataFrame
+                (``rows_of``); a tensor (*batch, n, ...) has users of several groups.
+            groups: the number of each user's group, (n,); n of the tally is then (size,), or
+                (*batch).
+            size: how many groups there are, by default up to the largest number.
+            noise: None is the system's cipher.
 
+        Raises TypeError, ValueError.
         Guarantees: for the users of each group, and for all together: who is in which group is
-        public, and what one
-            user holds moves the tally of its own group alone.
+            public, and what one user holds moves the tally of its own group alone.
         """
         x, own, batch = grouped(x, self.held, groups, size)
         if own is None:
-            x = self.validate(x).detach()  # an estimate must not carry the users' data in its graph
+            # Detached: an estimate must not carry the users' data in its graph.
+            x = self.validate(x).detach()
             return self.collect_unchecked(x, source(noise, x.device))
         if not self.takes_groups:
             raise ValueError(
-                f"x must be of one group of users, not {batch}: {type(self).__name__} takes one at a time"
+                f"x must be of one group of users, not {batch}: {type(self).__name__} takes one "
+                "at a time"
             )
-        number, numbers = (
-            math.prod(batch),
-            sum(math.prod(shape) for shape, _ in self.layout.values()),
-        )
-        checks.fits("tally", number, numbers)
-        largest = max(1, int(torch.bincount(own, minlength=1).max()))  # no group has more users
+        count = math.prod(batch)
+        checks.fits("tally", count, self._numbers)
+        # Rows are checked in parts of as many as a group may have, which is what a class expects.
+        largest = max(1, int(torch.bincount(own, minlength=1).max()))
         x = torch.cat([self.validate(part).detach() for part in x.split(largest)])
-        tally = self.collect_groups(x, own.to(x.device), number, source(noise, x.device))
-        parts = {name: part.view(*batch, *part.shape[1:]) for name, part in tally.parts.items()}
+        tally = self.collect_groups(x, own.to(x.device), count, source(noise, x.device))
+        parts = {name: part.unflatten(0, batch) for name, part in tally.parts.items()}
         return Tally(tensor_of(tally.n).view(batch), parts)
+
+    @property
+    def _numbers(self) -> int:
+        """In a tally."""
+        return sum(math.prod(shape) for shape, _ in self.layout.values())
 
     @final
     def sample_tally(
         self, summary: S, *, generator: torch.Generator, sample_shape: Sequence[int] = ()
     ) -> Tally:
-        """Distributed as ``collect``, no messages; of shape (*sample_shape, ...). Raises TypeError,
-        ValueError.
+        """Distributed as ``collect``, no messages; of shape (*sample_shape, ...).
+
+        Raises TypeError, ValueError.
         """
         shape = checks.sample_shape(sample_shape)
         return self.sample_unchecked(self.validate_summary(summary), Simulated(generator), shape)
@@ -227,10 +235,9 @@ class Protocol(ABC, Generic[S]):
         size: int | None = None,
         noise: Noise | None = None,
     ) -> Estimate:
-        """``analyse(collect(x))``; no group may be empty. Each call is a release: two spend the
-        guarantee twice.
+        """``analyse(collect(x))``; no group may be empty.
 
-        ``privacy.Budget`` adds up what several spend.
+        Each call is a release: two spend the guarantee twice, ``privacy.Budget`` adds up.
         """
         return self.analyse(self.collect(x, groups=groups, size=size, noise=noise))
 
@@ -239,9 +246,8 @@ class Protocol(ABC, Generic[S]):
         self, summary: S, *, generator: torch.Generator, sample_shape: Sequence[int] = ()
     ) -> Estimate:
         """``analyse(sample_tally(summary))``."""
-        return self.analyse(
-            self.sample_tally(summary, generator=generator, sample_shape=sample_shape)
-        )
+        tally = self.sample_tally(summary, generator=generator, sample_shape=sample_shape)
+        return self.analyse(tally)
 
 
 class CuratorProtocol(Protocol[S]):
@@ -267,7 +273,8 @@ class MessageProtocol(Protocol[S], Generic[S, M]):
     at as they come.
     """
 
-    users_at_once: int = 2**18  # whose messages ``collect`` holds
+    # Whose messages ``collect`` holds.
+    users_at_once: int = 2**18
 
     @property
     @abstractmethod
@@ -291,17 +298,17 @@ class MessageProtocol(Protocol[S], Generic[S, M]):
         """Raises ValueError for bytes that no ``encode`` made."""
 
     def randomize(self, x: Rows, *, noise: Noise | None = None) -> M:
-        """What these users send: the client half, for one row as for a million. Raises TypeError,
-        ValueError.
+        """What these users send: the client half, for one row as for a million.
+
+        Raises TypeError, ValueError.
         """
         x = self.validate(rows_of(x, self.held)).detach()
         return self.randomize_unchecked(x, source(noise, x.device))
 
     def collect_unchecked(self, x: Tensor, draws: Draws) -> Tally:
-        tallies = [
-            self.tally(self.randomize_unchecked(part, draws))
-            for part in x.split(self.users_at_once)
-        ]
+        tallies = []
+        for part in x.split(self.users_at_once):
+            tallies.append(self.tally(self.randomize_unchecked(part, draws)))
         return tallies[0] if len(tallies) == 1 else self.add(*tallies)
 
     @property
@@ -314,62 +321,57 @@ class MessageProtocol(Protocol[S], Generic[S, M]):
 
     @property
     def subject(self) -> object:
-        """What is asked, a frozen dataclass: answers to the same may be compared. The whole
-        protocol, unless said.
-        """
+        """What is asked: answers to the same may be compared. A frozen dataclass, or self."""
         return self
 
     @property
     def variance_proxy(self) -> Tensor:
-        """v, (*answer): the value is a mean of users' parts Y with E exp(t (Y - E Y)) <=
-        exp(t^2 v/2) for all real t.
+        """v, (*answer): values are means of Y with E exp(t (Y - E Y)) <= exp(t^2 v/2) for all t.
 
-        Whatever a user holds. Intervals at all times rest on it (``Collection.sequence``). Raises
-        TypeError where none is known, as of values that are no means of users' parts.
+        Y is a user's part, whatever it holds. Intervals at all times rest on it
+        (``Collection.sequence``). Raises TypeError where none is known, as of values that are no
+        means of users' parts.
         """
         raise TypeError(
-            f"protocol must be one whose value is a mean of one number for each message, of bounded tails (a frequency "
-            f"oracle, linear queries, a mean), not {type(self).__name__}: no interval holds at all times"
+            "protocol must be one whose value is a mean of one number for each message, of bounded "
+            "tails (a frequency oracle, linear queries, a mean), "
+            f"not {type(self).__name__}: no interval holds at all times"
         )
 
     @property
     def empty(self) -> Tally:
         """Before the first user, on the CPU."""
-        parts = self.layout.items()
-        return Tally(
-            0,
-            {name: torch.zeros(shape, dtype=dtype, device="cpu") for name, (shape, dtype) in parts},
-        )
+        parts = {}
+        for name, (shape, dtype) in self.layout.items():
+            parts[name] = torch.zeros(shape, dtype=dtype, device="cpu")
+        return Tally(0, parts)
 
     @final
     def add(self, *tallies: Tally) -> Tally:
-        """One tally of all these users, on the device of the first that has any. Raises TypeError,
-        ValueError.
+        """One tally of all these users, on the device of the first that has any.
+
+        Raises TypeError, ValueError.
         """
-        checked = [self.check(each, 0) for each in (tallies or (self.empty,))]
-        first = next((each for each in checked if isinstance(each.n, Tensor) or each.n), checked[0])
-        batches = {
-            tuple(tensor_of(each.n).shape)
-            for each in checked
-            if isinstance(each.n, Tensor) or each.n
-        }
+        checked = [self.check(tally, 0) for tally in (tallies or (self.empty,))]
+        # A tally of nobody adds 0 to any batch.
+        some = [tally for tally in checked if isinstance(tally.n, Tensor) or tally.n] or checked[:1]
+        batches = {tuple(tensor_of(tally.n).shape) for tally in some}
         if len(batches) > 1:
             raise ValueError(
                 f"tallies must be of the same groups, not of batches {sorted(batches)}"
             )
         n: Users = 0
-        parts = {name: torch.zeros_like(part) for name, part in first.parts.items()}
-        for each in checked:
-            n = n + each.n
-            parts = {name: part + each[name].to(part.device) for name, part in parts.items()}
+        parts = {name: torch.zeros_like(part) for name, part in some[0].parts.items()}
+        for tally in some:
+            n = n + tally.n
+            parts = {name: part + tally[name].to(part.device) for name, part in parts.items()}
         return Tally(n, parts)
 
 
 class Relay(MessageProtocol[S, M], Generic[S, M, C]):
-    """Users send what ``client`` makes of ``client_input(x)``; a class adds the analyst. It keeps
-    the guarantee.
+    """Users send what ``client`` makes of ``client_input(x)``; a class adds the analyst.
 
-    Here users hold rows, and the client gets them part by part.
+    It keeps the guarantee. Here users hold rows, and the client gets them part by part.
     """
 
     client: C
@@ -415,24 +417,23 @@ class Relay(MessageProtocol[S, M], Generic[S, M, C]):
     @property
     def _at_once(self) -> int:
         """Users whose client data are held."""
-        return rows_at_once(sum(math.prod(shape) for shape, _ in self.layout.values()))
+        return rows_at_once(self._numbers)
 
     def collect_unchecked(self, x: Tensor, draws: Draws) -> Tally:
         if self.layout != self.client.layout:  # the tally is not the client's
             return super().collect_unchecked(x, draws)
-        collect = self.client.collect_unchecked
-        return self.add(
-            *(collect(self.client_input(part), draws) for part in x.split(self._at_once))
-        )
+        tallies = []
+        for part in x.split(self._at_once):
+            tallies.append(self.client.collect_unchecked(self.client_input(part), draws))
+        return self.add(*tallies)
 
     def collect_groups(self, x: Tensor, groups: Tensor, size: int, draws: Draws) -> Tally:
         if self.layout != self.client.layout:
             return super().collect_groups(x, groups, size, draws)
-        collect = self.client.collect_groups
-        parts = zip(x.split(self._at_once), groups.split(self._at_once), strict=True)
-        return self.add(
-            *(collect(self.client_input(some), own, size, draws) for some, own in parts)
-        )
+        tallies = []
+        for part, own in zip(x.split(self._at_once), groups.split(self._at_once), strict=True):
+            tallies.append(self.client.collect_groups(self.client_input(part), own, size, draws))
+        return self.add(*tallies)
 
     def sample_unchecked(self, summary: S, draws: Simulated, shape: tuple[int, ...]) -> Tally:
         crowd = checks.instance("summary", summary, Crowd)
@@ -440,9 +441,7 @@ class Relay(MessageProtocol[S, M], Generic[S, M, C]):
 
 
 class Same(Relay[S, M, C]):
-    """A relay whose users hold what the client's do: their data are the client's to check, to count
-    and to draw.
-    """
+    """A relay whose users hold what the client's do, which checks, counts and draws their data."""
 
     @property
     def held(self) -> Held:
@@ -468,14 +467,14 @@ class Same(Relay[S, M, C]):
 def in_turn(
     collect: Callable[[Tensor], Tally], layout: Layout, x: Tensor, groups: Tensor, size: int
 ) -> Tally:
-    """What ``collect`` hears of each group's rows, in their order; the parts of an empty group
-    are 0.
-    """
+    """``collect`` of each group's rows, in their order; the parts of an empty group are 0."""
     n = torch.bincount(groups, minlength=size)
-    parts = {
-        name: x.new_zeros(size, *shape, dtype=dtype) for name, (shape, dtype) in layout.items()
-    }
-    for at, some in enumerate(x[groups.argsort(stable=True)].split(n.tolist())):
-        for name, part in collect(some).parts.items() if len(some) else ():
-            parts[name][at] = part
+    # An empty group has no users to run ``collect`` for, and a tally of 0.
+    parts = {}
+    for name, (shape, dtype) in layout.items():
+        parts[name] = x.new_zeros(size, *shape, dtype=dtype)
+    for group, rows in enumerate(x[groups.argsort(stable=True)].split(n.tolist())):
+        if len(rows):
+            for name, part in collect(rows).parts.items():
+                parts[name][group] = part
     return Tally(n, parts)

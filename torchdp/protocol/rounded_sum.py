@@ -1,5 +1,6 @@
-"""A curator's sums of real vectors under Gaussian noise: whole steps leave, as private as the real
-numbers would be.
+"""A curator's sums of real vectors under Gaussian noise, released in whole steps.
+
+They are as private as real numbers would be. Notation: v_u is user u's vector, step a power of two.
 """
 
 import math
@@ -8,6 +9,7 @@ from dataclasses import dataclass
 from fractions import Fraction
 from functools import cached_property, reduce
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -19,17 +21,24 @@ from torchdp.privacy.gaussian import ROUNDED
 from torchdp.protocol.records import Limits, Users, farthest, tensor_of
 from torchdp.rounded import RoundedNormal
 
-BLOCK = 2**13  # users whose vectors floats add up
-ADDED = 2.0**-25  # of norm: twice the rounding errors of such a sum
-FINE = 2.0**26  # steps of the noise's deviation, at most
-# of one number's noise: above ``RoundedNormal.variation`` of every sigma from 2^20 steps on
+# Users whose vectors floats add up, and of the norm twice the rounding errors of such a sum.
+BLOCK = 2**13
+ADDED = 2.0**-25
+# Steps of the noise's deviation, at most.
+FINE = 2.0**26
+# Of one number's noise: above ``RoundedNormal.variation`` of every sigma from 2^20 steps on.
 VARIATION = 2.0**-112
+# Steps of a sum, so that the noise added to it fits int64 too.
+MOST_STEPS = 2**62
+# Entries are rounded to multiples of 2^-45 of the largest before they are added exactly.
+BITS = 45
+# Largest sum of products of limbs, in bits, that float64 holds.
+MANTISSA = 52
 
 
 @dataclass(frozen=True)
 class RoundedSum:
-    """Y = step (sum over blocks of round(sum of v_u over the block / step) + R), R rounded normals:
-    (size,).
+    """Y = step (sum over blocks of round(sum of v_u in the block / step) + R), R rounded normals.
 
     v_u is any function of what user u holds, as a machine computes it, of norm ``norm`` at most,
     and two of them are ``distance`` apart at most. Users are in blocks of up to 2^13, in the order
@@ -39,8 +48,13 @@ class RoundedSum:
     distance + 2^-25 norm + step sqrt(size) (``torchdp.grid``, 1 and 2). Whole numbers are added
     without error. step is a power of two, 2^-26 to 2^-25 of ``sigma``, and costs next to nothing.
 
-    sigma: of the normals; 0, without noise, where distance is 0. Raises ValueError.
+    Args:
+        sigma: of the normals; 0, without noise, where distance is 0.
+        distance: of two users' vectors, at most.
+        norm: of a vector, at most.
+        size: of a vector.
 
+    Raises ValueError.
     Guarantees: Y is a function of the Gaussian mechanism of this sigma and sensitivity, and it is
     within size
         2^-112 of that in total variation, for uniform words.
@@ -54,34 +68,38 @@ class RoundedSum:
     size: int
 
     def __post_init__(self) -> None:
-        for name in ("distance", "norm"):
-            object.__setattr__(self, name, checks.non_negative(name, getattr(self, name)))
+        number = checks.non_negative
+        checks.keep(self, sigma=number, distance=number, norm=number)
         object.__setattr__(self, "size", checks.integer("size", self.size, 0))
-        checks.non_negative("sigma", self.sigma)
         if not self.sigma and self.distance:
             raise ValueError(
-                f"sigma must be positive, not 0: vectors are up to distance = {self.distance:g} apart"
+                f"sigma must be positive, not 0: vectors are up to distance = {self.distance:g} "
+                "apart"
             )
         if not self.step and (self.sigma or self.norm):
             raise ValueError(
-                f"sigma = {self.sigma:g} and norm = {self.norm:g} are too small for steps; use a larger unit"
+                f"sigma = {self.sigma:g} and norm = {self.norm:g} are too small for steps; use a "
+                "larger unit"
             )
 
     @staticmethod
     def least(multiplier: float, distance: float, norm: float, size: int) -> "RoundedSum":
-        """With sigma at least ``multiplier`` times the sensitivity, and hardly more. Raises
-        ValueError.
+        """With sigma at least ``multiplier`` times the sensitivity, and hardly more.
+
+        Raises ValueError.
         """
-        taken = 2 * multiplier * math.sqrt(size) / FINE
-        if not taken < 0.5:
+        # sigma >= multiplier (distance + ADDED norm + step sqrt(size)), step <= 2 sigma / FINE
+        share = 2 * multiplier * math.sqrt(size) / FINE
+        if not share < 0.5:
             raise ValueError(
-                f"multiplier = {multiplier:g} and size = {size} are too large: a step for each of so many numbers "
-                "would move them by more than the noise; ask for less privacy or fewer numbers"
+                f"multiplier = {multiplier:g} and size = {size} are too large: a step for each of "
+                "so many numbers would move them by more than the noise; ask for less privacy or "
+                "fewer numbers"
             )
-        sigma = (
-            multiplier * (distance + ADDED * norm) / (1 - taken) * (1 + 1e-15) if distance else 0.0
-        )
-        return RoundedSum(sigma, distance, norm, size)
+        if not distance:
+            return RoundedSum(0.0, distance, norm, size)
+        sigma = multiplier * (distance + ADDED * norm) / (1 - share)
+        return RoundedSum(sigma * (1 + 1e-15), distance, norm, size)
 
     @property
     def step(self) -> float:
@@ -95,7 +113,9 @@ class RoundedSum:
     @property
     def sensitivity(self) -> float:
         """Of the whole steps, in the units of v."""
-        return moved(self.distance + ADDED * self.norm, self.step, self.size) if self.sigma else 0.0
+        if not self.sigma:
+            return 0.0
+        return moved(self.distance + ADDED * self.norm, self.step, self.size)
 
     @cached_property
     def noise(self) -> RoundedNormal:
@@ -103,74 +123,78 @@ class RoundedSum:
         return RoundedNormal(self.sigma, self.step)
 
     def blocks(self, sums: Iterable[Tensor], n: Users) -> Tensor:
-        """Whole steps (*batch, size), int64, of the float64 sums of blocks (*batch, size) of n
-        users in all.
+        """Whole steps (*batch, size), int64, of the float64 sums of blocks (*batch, size).
 
-        Raises ValueError.
+        n: users of all blocks together. Raises ValueError.
         """
         most = int(tensor_of(n).max())
-        if most * self.norm >= 2.0**62 * self.step:
+        if most * self.norm >= MOST_STEPS * self.step:
             raise ValueError(
-                f"summary must count fewer users than {most}: their sum is more than 2^62 steps of the noise"
+                f"summary must count fewer users than {most}: their sum is more than 2^62 steps "
+                "of the noise"
             )
-        steps = ((each / self.step).round_().to(torch.int64) for each in sums)
-        return reduce(torch.add, steps)
+        return reduce(torch.add, map(self._steps, sums))
+
+    def _steps(self, total: Tensor) -> Tensor:
+        return (total / self.step).round_().to(torch.int64)
 
     def released(self, whole: Tensor, draws: Draws, shape: tuple[int, ...] = ()) -> Tensor:
         """Y, (*shape, *batch, size) float64, of whole steps (*batch, size)."""
         if not self.sigma:
             return (whole.double() * self.step).expand(*shape, *whole.shape)
-        return (self.noise.draw((*shape, *whole.shape), draws) + whole).double().mul_(self.step)
+        noisy = self.noise.draw((*shape, *whole.shape), draws) + whole
+        return noisy.double().mul_(self.step)
 
 
 def in_blocks(values: Tensor, counts: Tensor, rows: int = BLOCK) -> Iterator[tuple[Tensor, Tensor]]:
-    """Rows of a crowd and how many users hold each, float64, block by block, or ``rows`` at a time
-    if that is less.
-    """
+    """Rows of a crowd and the users of each, float64, at most ``rows`` and a block at a time."""
     size = min(BLOCK, rows)
     return zip(values.split(size, counts.ndim - 1), counts.double().split(size, -1), strict=True)
 
 
 def exact_sums(columns: Tensor, counts: Tensor, step: float) -> Tensor:
-    """sum_x counts_x columns_x in whole steps, rounded once, (*batch, size) int64, from (size, k),
-    (*batch, k) int64.
+    """sum_x counts_x columns_x in whole steps, rounded once, (*batch, size) int64.
 
-    Entries are rounded to multiples of 2^-45 of about the largest first. Numbers are cut into limbs
-    so short that products of matrices of floats make no error. Raises ValueError where a sum is
-    2^62 steps or more.
+    Numbers are cut into limbs so short that products of matrices of floats make no error.
+
+    Args:
+        columns: (size, k), rounded to multiples of 2^-45 of about the largest first.
+        counts: (*batch, k), int64.
+        step: > 0.
+
+    Raises ValueError where a sum is 2^62 steps or more.
     """
-    unit = math.ldexp(1.0, math.frexp(float(columns.abs().max()))[1] - 45)
-    bits = (52 - counts.shape[-1].bit_length()) // 2
+    unit = math.ldexp(1.0, math.frexp(float(columns.abs().max()))[1] - BITS)
     whole = (columns / unit).round().to(torch.int64)
-    places = [(i, j) for i in range(-(-46 // bits)) for j in range(-(-63 // bits))]
-    each = (_limb(counts, j, bits) @ _limb(whole, i, bits).mT for i, j in places)
-    parts = torch.stack([sums.flatten() for sums in each]).mT.cpu().tolist()
-    shifts = [bits * (i + j) for i, j in places]
-    totals = [
-        sum(int(part) << shift for part, shift in zip(row, shifts, strict=True)) for row in parts
-    ]
+    # Limbs of ``bits`` bits: k products of two of them add up to fewer than 2^53.
+    bits = (MANTISSA - counts.shape[-1].bit_length()) // 2
+    totals = np.zeros(len(columns) * counts[..., 0].numel(), object)  # of Python's integers
+    for i in range(math.ceil((BITS + 1) / bits)):
+        for j in range(math.ceil(63 / bits)):
+            products = _limb(counts, j, bits) @ _limb(whole, i, bits).mT
+            exact = products.flatten().to(torch.int64).cpu().numpy()
+            totals += exact.astype(object) << bits * (i + j)
     ratio = Fraction(unit) / Fraction(step)
     steps = [round(total * ratio) for total in totals]
-    if max(map(abs, steps)) >= 2**62:
+    if max(map(abs, steps)) >= MOST_STEPS:
         most = int(counts.sum(-1).max())
         raise ValueError(
             f"summary must count fewer users than {most}: 2^62 steps of the noise, and more"
         )
-    return torch.tensor(steps, dtype=torch.int64, device=columns.device).view(
-        *counts.shape[:-1], -1
-    )
+    return counts.new_tensor(steps).view(*counts.shape[:-1], -1)
 
 
 def _limb(whole: Tensor, place: int, bits: int) -> Tensor:
     """Of so many bits, with the sign of the number, float64."""
-    return ((whole.abs() >> bits * place & ((1 << bits) - 1)) * whole.sign()).double()
+    limb = whole.abs() >> bits * place & ((1 << bits) - 1)
+    return (limb * whole.sign()).double()
 
 
 def released_guarantee(multiplier: float, delta: float, numbers: int) -> Guarantee:
-    """At ``delta``, of a :class:`RoundedSum` of so many numbers, sigma ``multiplier`` times its
-    sensitivity.
+    """At ``delta``, of a :class:`RoundedSum` of so many numbers.
 
-    Of real numbers alone where epsilon is so large that 2^-40 of delta does not pay for the tables.
+    Its sigma is ``multiplier`` times its sensitivity. Of real numbers alone where epsilon is so
+    large that 2^-40 of delta does not pay for the tables.
     """
     kept = checks.fraction("delta", delta) * ROUNDED
     real = gaussian_guarantee(multiplier, kept, 1.0, Model.CENTRAL, Neighbours.REPLACE_ONE)

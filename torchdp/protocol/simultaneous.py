@@ -1,4 +1,4 @@
-"""Deviates of intervals that hold several truths at once: of the largest of several normal errors.
+"""Deviates of intervals that hold several truths at once: of the largest of normal errors.
 
 Notation: Z is normal with mean 0, variances 1 and correlations R, (m, m); z has
 P(max_i |Z_i| <= z) = level.
@@ -15,16 +15,19 @@ from torchdp.memory import rows_at_once
 from torchdp.protocol.interval import quantile
 from torchdp.randomness import keyed_generator
 
-DRAWS = 2**16  # of the largest error
-AT_ONCE = 2**12  # of them
-MISSED = 1e-6  # chance, over the draws, that the level is not held
-ALIKE = 1e-12  # correlations that differ by less are the same
-MOST_CORRELATED = 1024  # answers whose correlations are used: 2^16 draws cost m^2 each
+# Draws of the largest error, and how many of them at once.
+DRAWS = 2**16
+AT_ONCE = 2**12
+# Chance, over the draws, that the level is not held.
+MISSED = 1e-6
+# Correlations that differ by less are the same.
+ALIKE = 1e-12
+# Answers whose correlations are used: 2^16 draws cost m^2 each.
+MOST_CORRELATED = 1024
 
 
 def sidak(level: float, m: Tensor) -> Tensor:
-    """z of m normal errors whose correlations are not known: that of the single level level^(1/m),
-    (*batch).
+    """z of m normal errors of unknown correlations, (*batch): of the single level level^(1/m).
 
     It holds at least ``level`` whatever the correlations, and exactly for independent errors.
     Source: Sidak (1967), Theorem 1 with Corollary 1.
@@ -34,8 +37,7 @@ def sidak(level: float, m: Tensor) -> Tensor:
 
 
 def largest_deviate(covariance: Tensor, level: float) -> Tensor:
-    """z of normal errors of this covariance, (*batch, m, m) -> (*batch), not below the true one,
-    see below.
+    """z of normal errors of this covariance, (*batch, m, m) -> (*batch), not below the true one.
 
     An order statistic of ``DRAWS`` public draws of max_i |Z_i|, always the same: the least that is
     below the true z with a chance of ``MISSED`` at most, by the binomial distribution of how many
@@ -56,14 +58,12 @@ def largest_deviate(covariance: Tensor, level: float) -> Tensor:
         return R.new_zeros(batch)
     if bool((R - R[:1]).abs().amax() <= ALIKE):
         R = R[:1]  # a batch of one noise for different numbers of users
-    found = [_deviates(part, level) for part in R.split(rows_at_once(AT_ONCE * m))]
-    return torch.cat(found).expand(math.prod(batch)).reshape(batch)
+    z = torch.cat([_deviates(part, level) for part in R.split(rows_at_once(AT_ONCE * m))])
+    return z.expand(math.prod(batch)).reshape(batch)
 
 
 def _correlations(covariance: Tensor) -> Tensor:
-    """R, rows of 0 where there is no variance; NaN where a number is not finite or a variance
-    below 0.
-    """
+    """R, 0 where there is no variance; NaN where a number is not finite or a variance below 0."""
     deviation = covariance.diagonal(dim1=-2, dim2=-1).sqrt()
     inverse = torch.where(deviation == 0, 0.0, 1 / deviation)
     # Not by the product of the two, which may be too large or too small for a float.
@@ -74,31 +74,34 @@ def _deviates(R: Tensor, level: float) -> Tensor:
     """z of correlations (c, m, m), by draws that are the same for each."""
     count, m, _ = R.shape
     known = R.isfinite().all(-1).all(-1)
-    some = R.diagonal(dim1=-2, dim2=-1) > 0
-    varied = torch.where(known, some.sum(-1), m)
-    bound = sidak(level, varied)
+    varying = (R.diagonal(dim1=-2, dim2=-1) > 0).sum(-1)
+    bound = sidak(level, torch.where(known, varying, m))
     order = _order(level)
     if order > DRAWS:
         return bound
     # A root by eigenvectors, not Cholesky's: R may be singular.
-    values, vectors = torch.linalg.eigh(R.where(known[:, None, None], 0.0))
-    values = values.clamp_min(0)
-    rows = (vectors * values.sqrt()[:, None, :]).flatten(0, 1)
+    eigenvalues, vectors = torch.linalg.eigh(R.where(known[:, None, None], 0.0))
+    eigenvalues = eigenvalues.clamp_min(0)
+    root = (vectors * eigenvalues.sqrt()[:, None, :]).flatten(0, 1)
     generator = keyed_generator(b"torchdp.protocol.simultaneous", "cpu")
     largest = []
     for _ in range(DRAWS // AT_ONCE):
         normal = torch.randn(AT_ONCE, m, dtype=torch.float64, device="cpu", generator=generator)
-        Z = normal.to(R.device) @ rows.mT
+        Z = normal.to(R.device) @ root.mT
         largest.append(Z.abs_().view(AT_ONCE, count, m).amax(-1))
     z = torch.cat(largest).mT.kthvalue(order, -1).values
     single = quantile(level)
     z = torch.minimum(z.clamp_min(single), bound)
-    all_the_same = values.sum(-1) - values.amax(-1) <= ALIKE * m
-    z = torch.where(all_the_same, single, z)
+    # Of one error but for factors: one eigenvalue is above 0.
+    rank_one = eigenvalues.sum(-1) - eigenvalues.amax(-1) <= ALIKE * m
+    z = torch.where(rank_one, single, z)
     return torch.where(known, z, bound)
 
 
 def _order(level: float) -> int:
     """The least j with P[Bin(DRAWS, level) >= j] <= MISSED; DRAWS + 1 where there is none."""
-    orders = range(1, DRAWS + 1)
-    return 1 + bisect_left(orders, True, key=lambda j: bool(bdtrc(j - 1, DRAWS, level) <= MISSED))
+
+    def is_safe(j: int) -> bool:
+        return bool(bdtrc(j - 1, DRAWS, level) <= MISSED)
+
+    return 1 + bisect_left(range(1, DRAWS + 1), True, key=is_safe)

@@ -1,9 +1,10 @@
 """Two kinds of protocols: users of k types whose messages are whole numbers, and several rounds."""
 
 from abc import abstractmethod
-from collections.abc import Callable
-from typing import Any, final
+from collections.abc import Mapping
+from typing import Any, TypeVar, final
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -12,10 +13,13 @@ from torchdp.draws import Draws, Simulated
 from torchdp.protocol.protocol import MessageProtocol, Protocol, S
 from torchdp.protocol.records import Tally, users_of
 
+V = TypeVar("V")
+
 
 class TypeProtocol(MessageProtocol[Tensor, Tensor]):
-    """Users hold one of ``k`` types and send one of ``outputs`` whole numbers; a summary is counts
-    (*batch, k).
+    """Users hold one of ``k`` types and send one of ``outputs`` whole numbers.
+
+    A summary is counts (*batch, k).
     """
 
     k: int
@@ -50,24 +54,19 @@ def from_messages(
     """``sample_tally`` from what users of these types say, counts (*batch, k): O(n) each time."""
     types = torch.arange(counts.shape[-1], device=counts.device)
     batch = (*shape, *counts.shape[:-1])
-    crowds = counts.expand(*batch, len(types)).reshape(-1, len(types))
-    parts = {
-        name: torch.empty(len(crowds), *size, dtype=dtype, device=draws.device)
-        for name, (size, dtype) in protocol.layout.items()
-    }
-    for row, crowd in enumerate(crowds):
-        tally = protocol.collect_unchecked(types.repeat_interleave(crowd), draws)
+    crowds = counts.expand(*batch, len(types))
+    parts = {}
+    for name, (size, dtype) in protocol.layout.items():
+        parts[name] = torch.empty(*batch, *size, dtype=dtype, device=draws.device)
+    for row in np.ndindex(batch):
+        tally = protocol.collect_unchecked(types.repeat_interleave(crowds[row]), draws)
         for name, part in parts.items():
             part[row] = tally[name]
-    return Tally(
-        users_of(counts), {name: part.view(*batch, *part.shape[1:]) for name, part in parts.items()}
-    )
+    return Tally(users_of(counts), parts)
 
 
 class InteractiveProtocol(Protocol[S]):
-    """Each round is a local protocol, a public function of the tallies before it; the same users
-    take part in all.
-    """
+    """Each round is a local protocol, a public function of the tallies of the same users before."""
 
     takes_groups = False
 
@@ -82,39 +81,42 @@ class InteractiveProtocol(Protocol[S]):
 
     @final
     def collect_unchecked(self, x: Tensor, draws: Draws) -> Tally:
-        return self._play(lambda one, first: one.collect_unchecked(x, draws))
+        tallies: tuple[Tally, ...] = ()
+        for _ in range(self.rounds):
+            tallies = (*tallies, self.round(tallies).collect_unchecked(x, draws))
+        return self.joined(tallies)
 
     @final
     def sample_unchecked(self, summary: S, draws: Simulated, shape: tuple[int, ...]) -> Tally:
-        return self._play(
-            lambda one, first: one.sample_unchecked(summary, draws, shape if first else ())
-        )
-
-    def _play(self, hear: Callable[[MessageProtocol[S, Any], bool], Tally]) -> Tally:
-        heard: tuple[Tally, ...] = ()
+        tallies: tuple[Tally, ...] = ()
         for _ in range(self.rounds):
-            heard = (*heard, hear(self.round(heard), not heard))
-        return self.joined(heard)
+            following = self.round(tallies)
+            # The rounds after the first have its batch by their questions.
+            own = () if tallies else shape
+            tallies = (*tallies, following.sample_unchecked(summary, draws, own))
+        return self.joined(tallies)
 
     @final
     def joined(self, heard: tuple[Tally, ...]) -> Tally:
-        """All rounds' tallies as one: part p of round r is named r.p. Raises ValueError where the
-        users differ.
+        """All rounds' tallies as one: part p of round r is named r.p.
+
+        Raises ValueError where the users differ.
         """
-        if len({each.n for each in heard}) != 1:
-            raise ValueError(
-                f"heard must be of the same users in every round, not of {[t.n for t in heard]}"
-            )
-        return Tally(
-            heard[0].n,
-            {f"{r}.{p}": t for r, each in enumerate(heard) for p, t in each.parts.items()},
-        )
+        users = [tally.n for tally in heard]
+        if len(set(users)) != 1:
+            raise ValueError(f"heard must be of the same users in every round, not of {users}")
+        return Tally(users[0], of_rounds([tally.parts for tally in heard]))
 
     @final
     def split(self, tally: Tally) -> tuple[Tally, ...]:
         """The rounds' tallies of one that was ``joined``."""
-        starts, parts = [f"{r}." for r in range(self.rounds)], tally.parts.items()
-        return tuple(
-            Tally(tally.n, {name[len(r) :]: t for name, t in parts if name.startswith(r)})
-            for r in starts
-        )
+        parts: list[dict[str, Tensor]] = [{} for _ in range(self.rounds)]
+        for name, part in tally.parts.items():
+            r, own = name.split(".", 1)
+            parts[int(r)][own] = part
+        return tuple(Tally(tally.n, own) for own in parts)
+
+
+def of_rounds(parts: list[Mapping[str, V]]) -> dict[str, V]:
+    """What belongs to each part of the rounds' tallies, by its name in that of all rounds."""
+    return {f"{r}.{name}": value for r, own in enumerate(parts) for name, value in own.items()}

@@ -24,26 +24,30 @@ def choose_rounds(
     prior: Tensor | None = None,
     search: bool = True,
 ) -> Choice[Protocol[Tensor]]:
-    """``queries.choose`` of local channels, and two rounds, where users can be asked once more.
+    """``queries.choose`` of local channels, and two rounds, with projection and without.
 
-    With projection and without, for means whose kernel has one value on the diagonal. A third round
-    gains nothing over two. Arguments and errors as there.
+    For means whose kernel has one value on the diagonal; a third round gains nothing over two.
+    Arguments and errors as there.
 
     Guarantees: the best's own; nothing is read from data.
     """
     chosen = choose(one_kernel(statistic), n, epsilon, prior=prior, search=search)
     varies = statistic.pairs is Pairs.DISTINCT and statistic.wide is not statistic
-    taken = 3 * base.SMALLEST_EPSILON < epsilon < base.LARGEST_EPSILON
-    if statistic.denominator is not None or varies or not taken:
+    # Three messages share epsilon.
+    splits = 3 * base.SMALLEST_EPSILON < epsilon < base.LARGEST_EPSILON
+    if statistic.denominator is not None or varies or not splits:
         return chosen
-    family = statistic.histograms if prior is None else histograms_of(prior, statistic.types)
-    likely = None if prior is None else family.mean(0)
+    family = statistic.histograms
+    mean = None
+    if prior is not None:
+        family = histograms_of(prior, statistic.types)
+        mean = family.mean(0)
     rounds = {
-        "two rounds": TwoRound.tuned(statistic, n, epsilon, prior=likely),
+        "two rounds": TwoRound.tuned(statistic, n, epsilon, prior=mean),
         "two rounds, projected": ProjectedTwoRound.tuned(statistic, n, epsilon),
     }
-    found = []
+    candidates = list(chosen.candidates)
     for name, protocol in rounds.items():
         error = math.sqrt(fmean(float(protocol.predicted_mse(h * n)) for h in family))
-        found.append(Candidate(name, protocol, error))
-    return Choice((*chosen.candidates, *found))
+        candidates.append(Candidate(name, protocol, error))
+    return Choice(tuple(candidates))

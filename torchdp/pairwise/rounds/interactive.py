@@ -1,11 +1,10 @@
-"""Protocols in rounds: users first send noisy vectors, then answer what the analyst asks about
-their own vector.
-"""
+"""Protocols in rounds: noisy vectors first, then answers about one's own vector."""
 
 import math
 from abc import abstractmethod
 from dataclasses import dataclass, field, replace
-from functools import cached_property, partial
+from functools import cached_property
+from itertools import chain
 from typing import ClassVar
 
 import torch
@@ -19,12 +18,16 @@ from torchdp.pairwise.statistic import PairwiseStatistic
 from torchdp.privacy import Guarantee, compose
 from torchdp.protocol import Estimate, InteractiveProtocol, Layout, Limits, Objective, Tally, Users
 from torchdp.protocol.records import single, users_of
+from torchdp.protocol.types import of_rounds
 from torchdp.randomizers import PrivUnit
 from torchdp.randomizers.ball.ball import BallRandomizer
 from torchdp.randomness import keyed_generator
 
-DRAWS = 256  # of the first rounds' noise, over which a prediction averages
-LARGE = 2**16  # numbers in the points, from which it takes a fourth of them
+# Draws of the first rounds' noise, over which a prediction averages.
+DRAWS = 256
+# Numbers in the points, from which it takes a fourth of them.
+LARGE = 2**16
+
 Numbers = tuple[int, ...]
 
 
@@ -35,30 +38,33 @@ class PairsInRounds(InteractiveProtocol[Tensor]):
     Every question is a function of the vectors before it. Part i of round r is r.vectori or
     r.answeri. A summary is counts (k,).
 
-    statistic: what is estimated; its kernel must have one value on the diagonal where it averages
-    over distinct pairs. epsilon: the whole budget of one user. clip: the most that a question's
-    half width may be; inf clips nothing. Raises TypeError, ValueError.
+    Args:
+        statistic: what is estimated; its kernel must have one value on the diagonal where it
+            averages over distinct pairs.
+        epsilon: the whole budget of one user.
+        clip: the most that a question's half width may be; inf clips nothing.
+
+    Raises TypeError, ValueError.
     """
 
-    # the numbers of the vectors and of the answers that a user sends in each round; answers come
-    # after all vectors
+    # Numbers of the vectors and of the answers that a user sends in each round; answers come after
+    # all vectors.
     schedule: ClassVar[tuple[tuple[Numbers, Numbers], ...]]
     statistic: PairwiseStatistic
     epsilon: float
     clip: float = field(default=math.inf, kw_only=True)
 
     def __post_init__(self) -> None:
-        positive = partial(
-            checks.within, low=1e-300, high=math.inf, remedy="; math.inf clips nothing"
-        )
-        checks.keep(self, epsilon=checks.positive, clip=positive)
+        clip = checks.within("clip", self.clip, 1e-300, math.inf, remedy="; math.inf clips nothing")
+        object.__setattr__(self, "clip", clip)
         checks.instance("statistic", self.statistic, PairwiseStatistic)
         if one_kernel(self.statistic).denominator is not None:
             raise ValueError(
-                f"{self.statistic.name!r} is a ratio, whose question would change; take a channel for it"
+                f"{self.statistic.name!r} is a ratio, whose question would change; take a channel "
+                "for it"
             )
-        checks.validated(self, "analyst")  # a statistic that can not be read off all pairs
-        checks.validated(self, "guarantee")  # an epsilon out of the randomizer's range
+        # A statistic that is not known from all pairs; an epsilon out of the randomizer's range.
+        checks.validated(self, "analyst", "guarantee")
 
     @property
     @abstractmethod
@@ -75,9 +81,7 @@ class PairsInRounds(InteractiveProtocol[Tensor]):
 
     @abstractmethod
     def published_variance(self, counts: Tensor, form: Form) -> Tensor:
-        """Variance, over the vector messages, of the estimate that exact answers would give
-        (nothing clipped).
-        """
+        """Variance, over the vector messages, of the estimate of exact unclipped answers."""
 
     @abstractmethod
     def plug_in_published_variance(self, means: tuple[Tensor, ...], n: float, form: Form) -> Tensor:
@@ -114,56 +118,49 @@ class PairsInRounds(InteractiveProtocol[Tensor]):
     @property
     def randomizers(self) -> tuple[PrivUnit, ...]:
         """What a user runs for each vector."""
-        return tuple(one for each in self.unasked for one in each.randomizers)
+        return tuple(chain.from_iterable(round.randomizers for round in self.unasked))
 
     @property
     def responses(self) -> tuple[BallRandomizer, ...]:
         """What a user runs for each answer."""
-        return tuple(one for each in self.unasked for one in each.responses)
+        return tuple(chain.from_iterable(round.responses for round in self.unasked))
 
     @cached_property
     def guarantee(self) -> Guarantee:
-        return compose([each.guarantee for each in self.unasked])
+        return compose([round.guarantee for round in self.unasked])
 
     @property
     def rounds(self) -> int:
         return len(self.schedule)
 
     def round(self, heard: tuple[Tally, ...]) -> Round:
-        at = len(checks.instance("heard", heard, tuple))
-        if at >= self.rounds:
+        index = len(checks.instance("heard", heard, tuple))
+        if index >= self.rounds:
             raise ValueError(
-                f"heard must hold at most {self.rounds - 1} tallies, of the rounds before, not {at}"
+                f"heard must hold at most {self.rounds - 1} tallies, of the rounds before, "
+                f"not {index}"
             )
+        # The next questions hang on them: a forged tally must not become a question.
         for before, tally in zip(self.unasked, heard, strict=False):
             checks.instance("heard", tally, Tally).checked(before.layout, before.limits)
-        following = self.unasked[at]
+        following = self.unasked[index]
         if not following.answers:
             return following
         questions = self.questions(self.means(self.joined(heard)))
-        numbers = self.schedule[at][1]
+        numbers = self.schedule[index][1]
         asked = tuple(questions[number - len(self.randomizers)] for number in numbers)
         return replace(following, questions=asked)
 
     @property
     def layout(self) -> Layout:
         """Name -> shape and dtype of each part of a tally of all rounds."""
-        return {
-            f"{at}.{name}": kind
-            for at, each in enumerate(self.unasked)
-            for name, kind in each.layout.items()
-        }
+        return of_rounds([round.layout for round in self.unasked])
 
     def limits(self, n: Users) -> dict[str, Limits]:
-        rounds = enumerate(self.unasked)
-        return {
-            f"{at}.{name}": limit for at, each in rounds for name, limit in each.limits(n).items()
-        }
+        return of_rounds([round.limits(n) for round in self.unasked])
 
     def means(self, tally: Tally, kind: str = "vector") -> tuple[Tensor, ...]:
-        """The mean messages of a kind, vector or answer, in a tally of the first rounds or of
-        all.
-        """
+        """The mean messages of a kind, vector or answer, of the first rounds or of all."""
         names = [name for name in self.layout if kind in name and name in tally.parts]
         return tuple(tally[name] / single(tally.n) for name in names)
 
@@ -172,8 +169,9 @@ class PairsInRounds(InteractiveProtocol[Tensor]):
         return self.statistic.types
 
     def validate(self, x: Tensor) -> Tensor:
-        """x, (n,) types in [0, k), n >= 1, on the statistic's device. Raises TypeError,
-        ValueError.
+        """x, (n,) types in [0, k), n >= 1, on the statistic's device.
+
+        Raises TypeError, ValueError.
         """
         return super().validate(x).to(self.statistic.points.device)
 
@@ -210,8 +208,9 @@ class RoundsAnalyst(PairwiseAnalyst):
         return self.protocol.check(tally, least)
 
     def mean(self, tally: Tally, form: Form) -> Tensor:
-        """The mean answers plus ``offset``; unbiased where nothing was clipped. form: the
-        statistic's.
+        """The mean answers plus ``offset``; unbiased where nothing was clipped.
+
+        form: the statistic's.
         """
         means = self.protocol.means(tally)
         answers = self.protocol.means(tally, "answer")
@@ -226,9 +225,10 @@ class RoundsAnalyst(PairwiseAnalyst):
     def clipping_bias(self, tally: Tally) -> Tensor | float:
         if self.protocol.clip == math.inf:
             return 0.0
-        questions = self.protocol.questions(self.protocol.means(tally))
-        most = [each.clipping(self.statistic.points).abs().amax(-1) for each in questions]
-        return torch.stack(torch.broadcast_tensors(*most)).sum(0)
+        most: Tensor | float = 0.0
+        for question in self.protocol.questions(self.protocol.means(tally)):
+            most = most + question.clipping(self.statistic.points).abs().amax(-1)
+        return most
 
     def mean_variance(self, counts: Tensor, form: Form) -> Tensor:
         """The published part and that of the answers."""
@@ -245,18 +245,15 @@ class RoundsAnalyst(PairwiseAnalyst):
         points = self.statistic.points
         shares = counts.to(points) / n
         mean = shares @ points
-        vectors = self.protocol.randomizers
-        noise = normals(points, b"interactive prediction", len(vectors))
-        means = tuple(
-            mean + (client.moments.variance / n) ** 0.5 * normal
-            for client, normal in zip(vectors, noise, strict=True)
-        )
+        clients = self.protocol.randomizers
+        noise = normals(points, b"interactive prediction", len(clients))
+        deviations = noise.new_tensor([client.moments.variance / n for client in clients]).sqrt()
+        means = tuple(mean + deviations[:, None, None] * noise)
         missed = self.protocol.offset(means, n) - (form.weights * mean.square()).sum()
         clipped = torch.zeros_like(missed)
         answered = torch.zeros_like(missed)
-        for question, response in zip(
-            self.protocol.questions(means), self.protocol.responses, strict=True
-        ):
+        questions = self.protocol.questions(means)
+        for question, response in zip(questions, self.protocol.responses, strict=True):
             missed = missed + question.vector @ mean
             clipped = clipped + question.clipping(points) @ shares
             of_users = variance(response, question.shown(points)) @ shares
@@ -265,14 +262,13 @@ class RoundsAnalyst(PairwiseAnalyst):
 
     def worst_variance(self, n: float | Tensor, form: Form) -> Tensor:
         """inf where questions clip: their bias depends on the data."""
-        worst = torch.inf
+        worst = math.inf
         if self.protocol.clip == math.inf:
             worst = self.protocol.worst(float(n), extremes(self.statistic))
         return torch.tensor(worst, dtype=torch.float64)
 
     def plug_in_variance(self, tally: Tally, form: Form) -> Tensor:
-        """From the messages alone; a little too large, because the users' values enter by their
-        mean.
+        """From the messages alone; a little too large, since users' values enter by their mean.
 
         A response's variance is concave in the value, so the mean value gives at least the mean
         variance. What clipping adds is not counted: ``clipping_bias`` bounds it.
@@ -280,36 +276,34 @@ class RoundsAnalyst(PairwiseAnalyst):
         n = float(single(tally.n))
         means = self.protocol.means(tally)
         answers = self.protocol.means(tally, "answer")
-        value = self.protocol.plug_in_published_variance(means, n, form)
-        for question, response, answer in zip(
-            self.protocol.questions(means), self.protocol.responses, answers, strict=True
-        ):
+        total = self.protocol.plug_in_published_variance(means, n, form)
+        questions = self.protocol.questions(means)
+        responses = self.protocol.responses
+        # A variance is concave in the value, so that of the mean value is no smaller.
+        for question, response, answer in zip(questions, responses, answers, strict=True):
             most = variance(response, answer[..., 0].clamp(-1, 1))
-            value = value + question.half_width.square() * most / n
-        return value
+            total = total + question.half_width.square() * most / n
+        return total
 
 
-def normals(points: Tensor, key: bytes, *lead: int) -> Tensor:
-    """Standard normals in the place of vectors' noise, always the same ones: (*lead, draws, r)."""
+def normals(points: Tensor, key: bytes, *batch: int) -> Tensor:
+    """Standard normals in the place of vectors' noise, always the same ones: (*batch, draws, r)."""
     count = DRAWS if points.numel() <= LARGE else DRAWS // 4
-    return torch.randn(
-        *lead,
-        count,
-        points.shape[1],
-        dtype=torch.float64,
-        device=points.device,
-        generator=keyed_generator(key, points.device),
-    )
+    Z = points.new_empty(*batch, count, points.shape[1])
+    return Z.normal_(generator=keyed_generator(key, points.device))
 
 
 @dataclass(frozen=True)
 class Extremes:
     """Constants of a statistic that bound the error of protocols in rounds, whatever the data.
 
-    half: half of the largest range of a column of the kernel, how far a user's value can be from
-    the middle. noise: root of E (half the range over types of <J u_x, g>)^2 for g ~ N(0, I), by
-    draws. largest: largest entry of the kernel without its constant; own: of its diagonal. longest:
-    largest ||J u_x||.
+    Args:
+        half: of the largest range of a column of the kernel, how far a user's value can be from
+            the middle.
+        noise: root of E (half the range over types of <J u_x, g>)^2 for g ~ N(0, I), by draws.
+        largest: entry of the kernel without its constant.
+        own: largest entry of its diagonal.
+        longest: largest ||J u_x||.
     """
 
     half: float
@@ -324,13 +318,12 @@ def extremes(statistic: PairwiseStatistic) -> Extremes:
     form = one_kernel(statistic).form
     points = statistic.points
     kernel = statistic.kernel(form) - form.constant
-    values = (normals(points, b"interactive range") * form.weights) @ points.mT
-    half_ranges = (values.amax(1) - values.amin(1)) / 2
-    constants = checks.read(
-        (kernel.amax(1) - kernel.amin(1)).max() / 2,
-        half_ranges.square().mean().sqrt(),
-        kernel.abs().max(),
-        kernel.diagonal().abs().max(),
-        statistic.longest(form),
+    noise = (normals(points, b"interactive range") * form.weights) @ points.mT
+    half_ranges = (noise.amax(1) - noise.amin(1)) / 2
+    return Extremes(
+        half=float((kernel.amax(1) - kernel.amin(1)).max() / 2),
+        noise=float(half_ranges.square().mean().sqrt()),
+        largest=float(kernel.abs().max()),
+        own=float(kernel.diagonal().abs().max()),
+        longest=float(statistic.longest(form)),
     )
-    return Extremes(*constants)

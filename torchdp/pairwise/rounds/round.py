@@ -1,5 +1,4 @@
-"""One round: users of k types send noisy copies of their vector and answer public questions about
-it.
+"""One round: users of k types send noisy copies of their vector and answer questions about it.
 
 An answer is one number of [-1, 1], sent by the better of two randomizers of the one-dimensional
 ball.
@@ -35,13 +34,12 @@ from torchdp.randomizers.base import LARGEST_EPSILON, SMALLEST_EPSILON
 if TYPE_CHECKING:
     from scipy.interpolate import CubicSpline
 
-KNOTS = 400  # of a spline through log epsilon, which then has a relative error below 1e-6
+# Of a spline through log epsilon, which then has a relative error below 1e-6.
+KNOTS = 400
 
 
 def scalar_response(epsilon: float) -> BallRandomizer:
-    """The one with the smaller variance at its worst value, 0: the sign up to epsilon = 1.044, then
-    PrivUnit.
-    """
+    """The one of less variance at its worst value, 0: the sign up to epsilon = 1.044."""
     epsilon = checks.positive("epsilon", epsilon)
     sign = DuchiJordanWainwright(1, epsilon)
     capped = PrivUnit(1, epsilon)
@@ -54,21 +52,15 @@ def variance(response: BallRandomizer, values: Tensor) -> Tensor:
     return moments.variance + moments.outer * values.square()
 
 
-def worst_variance(epsilon: float) -> float:
-    """Var of ``scalar_response`` at value 0, where it is largest."""
-    return scalar_response(epsilon).moments.variance
-
-
 def searched_variance(dim: int, epsilon: float) -> float:
-    """``PrivUnit.unit_variance`` to a relative 1e-6: for searches, which ask for hundreds of
-    epsilons.
-    """
+    """``PrivUnit.unit_variance`` to a relative 1e-6, for searches over hundreds of epsilons."""
     return math.exp(float(_log_variance(dim)(math.log(epsilon))))
 
 
 def searched_worst_variance(epsilon: float) -> float:
-    """``worst_variance`` to a relative 1e-5, for searches: what rounding to a grid adds is left
-    out.
+    """Var of ``scalar_response`` at value 0 to a relative 1e-5, for searches.
+
+    What rounding to a grid adds is left out.
     """
     sign = 1 / math.tanh(epsilon / 2) ** 2
     return min(sign, searched_variance(1, epsilon))
@@ -78,6 +70,7 @@ def searched_worst_variance(epsilon: float) -> float:
 def _log_variance(dim: int) -> "CubicSpline":
     from scipy.interpolate import CubicSpline  # here, because loading it takes long
 
+    # Nearly linear in the logarithms, so that few knots do.
     logs = np.linspace(math.log(SMALLEST_EPSILON), math.log(LARGEST_EPSILON), KNOTS)
     epsilons = torch.from_numpy(np.exp(logs)).clamp(SMALLEST_EPSILON, LARGEST_EPSILON)
     return CubicSpline(logs, PrivUnit.unit_variance(dim, epsilons).log().numpy())
@@ -85,11 +78,14 @@ def _log_variance(dim: int) -> "CubicSpline":
 
 @dataclass(frozen=True)
 class Question:
-    """What the analyst publishes: each user is to answer <u_x, vector>, clipped to center +-
-    half_width.
+    """What the analyst publishes: to answer is <u_x, vector>, clipped to center +- half_width.
 
-    vector: (*batch, r); center, half_width: (*batch,). All come from earlier messages, so all are
-    public.
+    All come from earlier messages, so all are public.
+
+    Args:
+        vector: (*batch, r).
+        center: (*batch).
+        half_width: (*batch).
     """
 
     vector: Tensor
@@ -98,16 +94,18 @@ class Question:
 
     def shown(self, points: Tensor) -> Tensor:
         """What a user of each type feeds its randomizer: numbers in [-1, 1], (*batch, k)."""
+        # A question of width 0 has one answer, which every user sends as 0.
         width = torch.where(self.half_width > 0, self.half_width, 1.0)
-        return ((self.vector @ points.mT - self.center[..., None]) / width[..., None]).clamp(-1, 1)
+        return (self._centred(points) / width[..., None]).clamp(-1, 1)
 
     def clipping(self, points: Tensor) -> Tensor:
-        """What clipping adds to the value of each type, (*batch, k): public, and 0 where nothing is
-        clipped.
-        """
-        values = self.vector @ points.mT - self.center[..., None]
-        wide = self.half_width[..., None]
-        return torch.minimum(torch.maximum(values, -wide), wide) - values
+        """What clipping adds to the value of each type, (*batch, k): public."""
+        values = self._centred(points)
+        width = self.half_width[..., None]
+        return values.clamp(-width, width) - values
+
+    def _centred(self, points: Tensor) -> Tensor:
+        return self.vector @ points.mT - self.center[..., None]
 
 
 def ask(points: Tensor, vector: Tensor, clip: float) -> Question:
@@ -117,17 +115,23 @@ def ask(points: Tensor, vector: Tensor, clip: float) -> Question:
     The range over all types is known to everyone, so knowing it costs no privacy and clipping is
     never needed; it can still pay, because a message's variance grows with half_width^2.
     """
-    values = vector @ points.mT
-    low, high = values.amin(-1), values.amax(-1)
-    return Question(vector, (low + high) / 2, ((high - low) / 2).clamp_max(clip))
+    # Over all types, whether users hold them or not: the range tells nothing of the data.
+    low, high = (vector @ points.mT).aminmax(dim=-1)
+    half_width = (high - low) / 2
+    return Question(vector, (low + high) / 2, half_width.clamp_max(clip))
 
 
 @dataclass(frozen=True)
 class Message:
     """One message of every user, through ``client``: a user of type x sends a noisy shown_x.
 
-    shown: (*batch, k, dim). What is asked for is the mean of center + scale * shown_x over users,
-    (*batch, dim); center, scale: (*batch, 1).
+    What is estimated is the mean of center + scale * shown_x over users, (*batch, dim).
+
+    Args:
+        client: the randomizer, of dimension dim.
+        shown: (*batch, k, dim).
+        center: (*batch, 1).
+        scale: (*batch, 1).
     """
 
     client: BallRandomizer
@@ -135,15 +139,28 @@ class Message:
     center: Tensor
     scale: Tensor
 
+    def value(self, mean: Tensor) -> Tensor:
+        """What the mean message, (*batch, dim), says."""
+        return self.center + self.scale * mean
+
+    def variance(self, shown: Tensor) -> Tensor:
+        """Of one message about each value, in the units of ``value``."""
+        return self.scale.square()[..., None] * variance(self.client, shown)
+
 
 @dataclass(frozen=True)
 class Round(MessageProtocol[Tensor, Tensor]):
-    """A user of type x sends a noisy u_x at each of ``vectors``, then answers each question at
-    ``answers``.
+    """A user of type x sends a noisy u_x for each of ``vectors``, then answers each question.
 
     A message is a row of all of them, float64; the estimate is their mean: vectors (r each), then
-    answers, each cut off to its question's range. Questions may be batched for ``sample_tally``,
-    not for users. points: (k, r). vectors, answers: epsilons, one answer for each question.
+    answers, each clipped to its question's range. Questions may be batched for ``sample_tally``,
+    not for users.
+
+    Args:
+        points: u, (k, r), float64.
+        vectors: epsilon of each.
+        questions: what is answered.
+        answers: epsilon of each answer.
 
     Guarantees: (sum of the epsilons)-LDP for each user.
     """
@@ -166,35 +183,37 @@ class Round(MessageProtocol[Tensor, Tensor]):
             raise ValueError(
                 "answers must hold one epsilon for each question; a user sends one message at least"
             )
-        checks.validated(self, "guarantee")  # epsilons out of the randomizers' ranges
+        # Epsilons out of the randomizers' ranges are refused here.
+        checks.validated(self, "guarantee")
 
     @cached_property
     def randomizers(self) -> tuple[PrivUnit, ...]:
         """What a user runs for each vector."""
         radius = float(self.points.norm(dim=1).max())
-        return tuple(PrivUnit(self.points.shape[1], each, radius) for each in self.vectors)
+        r = self.points.shape[1]
+        return tuple(PrivUnit(r, epsilon, radius) for epsilon in self.vectors)
 
     @cached_property
     def responses(self) -> tuple[BallRandomizer, ...]:
         """What a user runs for each answer."""
-        return tuple(scalar_response(each) for each in self.answers)
+        return tuple(map(scalar_response, self.answers))
 
     @cached_property
     def sent(self) -> dict[str, Message]:
         """What a user sends, by the names of a tally's parts."""
         one = self.points.new_ones(1)
-        found = {}
+        messages = {}
         for index, client in enumerate(self.randomizers):
-            found[f"vector{index}"] = Message(client, self.points, torch.zeros_like(one), one)
+            messages[f"vector{index}"] = Message(client, self.points, torch.zeros_like(one), one)
         for index, response in enumerate(self.responses):
             question = self.questions[index]
-            found[f"answer{index}"] = Message(
+            messages[f"answer{index}"] = Message(
                 response,
-                question.shown(self.points)[..., None],
-                question.center[..., None],
-                question.half_width[..., None],
+                shown=question.shown(self.points)[..., None],
+                center=question.center[..., None],
+                scale=question.half_width[..., None],
             )
-        return found
+        return messages
 
     @cached_property
     def guarantee(self) -> Guarantee:
@@ -202,15 +221,20 @@ class Round(MessageProtocol[Tensor, Tensor]):
 
     @property
     def layout(self) -> Layout:
-        return {name: each.client.layout["sum"] for name, each in self.sent.items()}
+        return {name: message.client.layout["sum"] for name, message in self.sent.items()}
 
     def limits(self, n: Users) -> dict[str, Limits]:
-        return {name: each.client.limits(n)["sum"] for name, each in self.sent.items()}
+        return {name: message.client.limits(n)["sum"] for name, message in self.sent.items()}
+
+    @property
+    def sizes(self) -> list[int]:
+        """Numbers of each vector and answer in a message."""
+        return [message.client.dim for message in self.sent.values()]
 
     @property
     def width(self) -> int:
         """Numbers in a message."""
-        return sum(each.client.dim for each in self.sent.values())
+        return sum(self.sizes)
 
     @property
     def bits_per_user(self) -> int:
@@ -224,87 +248,79 @@ class Round(MessageProtocol[Tensor, Tensor]):
         return super().validate(x).to(self.points.device)
 
     def validate_summary(self, summary: Tensor) -> Tensor:
-        """Counts (k,) of whole users, one at least, on the points' device. Raises TypeError,
-        ValueError.
-        """
-        counts = super().validate_summary(summary)
+        """Counts (k,) of whole users, one at least. Raises TypeError, ValueError."""
+        return self._of_one(super().validate_summary(summary))
+
+    def _of_one(self, counts: Tensor) -> Tensor:
+        """Counts (k,) on the points' device. Raises ValueError for a batch."""
         single(users_of(counts))
         return counts.to(self.points.device)
 
     def randomize_unchecked(self, x: Tensor, draws: Draws) -> Tensor:
-        rows = [
-            each.client.randomize_unchecked(each.shown[x], draws) for each in self.sent.values()
-        ]
+        rows = []
+        for message in self.sent.values():
+            rows.append(message.client.randomize_unchecked(message.shown[x], draws))
         return torch.cat(rows, 1)
 
     def tally(self, messages: Tensor) -> Tally:
-        messages = checks.shaped(
-            "messages", checks.floating("messages", messages), "n", self.width, empty=True
-        )
-        sizes = [each.client.dim for each in self.sent.values()]
-        sums = messages.sum(0, dtype=torch.float64).split(sizes)
-        return Tally(len(messages), dict(zip(self.sent, sums, strict=True)))
+        numbers = checks.floating("messages", messages)
+        checks.shaped("messages", numbers, "n", self.width, empty=True)
+        sums = numbers.sum(0, dtype=torch.float64).split(self.sizes)
+        return Tally(len(numbers), dict(zip(self.sent, sums, strict=True)))
 
     def collect_unchecked(self, x: Tensor, draws: Draws) -> Tally:
         """Summed type by type."""
         counts = self.summary(x)
         sums = {}
-        for name, each in self.sent.items():
-            sums[name] = each.client.collect_crowd(each.shown, counts, draws)["sum"]
+        for name, message in self.sent.items():
+            sums[name] = message.client.collect_crowd(message.shown, counts, draws)["sum"]
         return Tally(len(x), sums)
 
     def sample_unchecked(self, summary: Tensor, draws: Simulated, shape: tuple[int, ...]) -> Tally:
         """At the cost of the randomizers' own sums."""
-        batch = (*shape, *np.broadcast_shapes(*(each.center.shape for each in self.questions)))
+        of_questions = [question.center.shape for question in self.questions]
+        batch = (*shape, *np.broadcast_shapes(*of_questions))
         sums = {}
-        for name, each in self.sent.items():
-            asked = each.shown.shape[:-2]  # the questions' own batch
-            if not each.shown.numel():  # of no repetition
-                sums[name] = each.shown.new_zeros(*batch, each.client.dim)
+        for name, message in self.sent.items():
+            own = message.shown.shape[:-2]  # the questions' batch, () of vectors
+            # No repetition: there is no crowd to draw from.
+            if not message.shown.numel():
+                sums[name] = message.shown.new_zeros(*batch, message.client.dim)
                 continue
-            crowd = Crowd(each.shown, summary.expand(*asked, -1))
-            repetitions = batch[: len(batch) - len(asked)]
-            sums[name] = each.client.sample_unchecked(crowd, draws, repetitions)["sum"]
+            crowd = Crowd(message.shown, summary.expand(*own, -1))
+            repetitions = batch[: len(batch) - len(own)]
+            sums[name] = message.client.sample_unchecked(crowd, draws, repetitions)["sum"]
         return Tally(int(summary.sum()), sums)
 
     def analyse(self, tally: Tally) -> Estimate:
         n = single(self.check(tally).n)
-        means = [each.center + each.scale * tally[name] / n for name, each in self.sent.items()]
+        means = [message.value(tally[name] / n) for name, message in self.sent.items()]
         value = torch.cat(means, -1)
         return Estimate(value, (self._largest / n).sqrt().expand_as(value), n)
 
     def exact(self, summary: Tensor) -> Tensor:
-        counts = self._users(summary)
+        counts = self._of_one(checks.users("summary", summary, self.held))
         shares = counts / counts.sum()
-        means = [each.center + each.scale * (shares @ each.shown) for each in self.sent.values()]
+        means = [message.value(shares @ message.shown) for message in self.sent.values()]
         return torch.cat(means, -1)
 
     def predicted_mse(self, summary: Tensor) -> Tensor:
-        counts = self._users(summary)
-        variances = [
-            each.scale.square() * (counts @ variance(each.client, each.shown))
-            for each in self.sent.values()
-        ]
-        return torch.cat(variances, -1) / counts.sum() ** 2
+        counts = self._of_one(checks.users("summary", summary, self.held))
+        sums = [counts @ message.variance(message.shown) for message in self.sent.values()]
+        return torch.cat(sums, -1) / counts.sum() ** 2
 
     def worst_mse(self, n: Users, objective: Objective = Objective.WORST) -> Tensor:
-        return checks.instance("objective", objective, Objective).of(
-            self._largest / checks.integer("n", n, 1)
-        )
-
-    def _users(self, summary: Tensor) -> Tensor:
-        counts = checks.users("summary", summary, self.held)
-        single(users_of(counts))
-        return counts.to(self.points.device)
+        checks.instance("objective", objective, Objective)
+        return objective.of(self._largest / checks.integer("n", n, 1))
 
     @cached_property
     def _largest(self) -> Tensor:
         """The largest variance of one user's message, that at the value 0."""
-        variances = [
-            each.scale.square() * variance(each.client, torch.zeros_like(each.shown[..., 0, :]))
-            for each in self.sent.values()
-        ]
-        return torch.cat(variances, -1)
+        largest = []
+        for message in self.sent.values():
+            zero = torch.zeros_like(message.shown[..., :1, :])
+            largest.append(message.variance(zero)[..., 0, :])
+        return torch.cat(largest, -1)
 
     def encode(self, messages: Tensor) -> bytes:
         return wire.pack_vectors(messages, self.width)

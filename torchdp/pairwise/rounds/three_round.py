@@ -1,5 +1,7 @@
-"""Noisy mean vectors improved by the projection on the hull of the users' vectors, in three rounds
-or in two.
+"""Noisy mean vectors improved by the projection on the hull of the users' vectors.
+
+Notation: s is the users' mean vector, mu the first noisy mean vector, projected, Y = s + Z the
+second, v the variance of one message, J the diagonal matrix of the form's weights.
 """
 
 import math
@@ -41,17 +43,19 @@ class ProjectedProtocol(PairsInRounds):
     budgets: tuple[float, ...]
 
     def __post_init__(self) -> None:
-        budgets = checks.instance("budgets", self.budgets, tuple)
-        budgets = tuple(checks.positive("budgets", each) for each in budgets)
+        given = checks.instance("budgets", self.budgets, tuple)
+        budgets = tuple(checks.positive("budgets", budget) for budget in given)
         object.__setattr__(self, "budgets", budgets)
         checks.keep(self, epsilon=checks.positive)
         if len(budgets) != self.messages:
             raise ValueError(
-                f"budgets must hold {self.messages} numbers, one for each message, not {len(budgets)}"
+                f"budgets must hold {self.messages} numbers, one for each message, "
+                f"not {len(budgets)}"
             )
-        if math.fsum(budgets) > self.epsilon * (1 + 1e-12):
+        total = math.fsum(budgets)
+        if total > self.epsilon * (1 + 1e-12):
             raise ValueError(
-                f"budgets must add up to at most epsilon = {self.epsilon:g}, not {math.fsum(budgets):g}"
+                f"budgets must add up to at most epsilon = {self.epsilon:g}, not {total:g}"
             )
         super().__post_init__()
 
@@ -65,13 +69,14 @@ class ProjectedProtocol(PairsInRounds):
         n = checks.integer("n", n, 2)
         epsilon = checks.positive("epsilon", epsilon)
         most = extremes(statistic)
-        least, largest = cls.messages * SMALLEST_EPSILON, cls.messages * LARGEST_EPSILON
-        checks.within("epsilon", epsilon, least, largest)
+        messages = cls.messages
+        checks.within("epsilon", epsilon, messages * SMALLEST_EPSILON, messages * LARGEST_EPSILON)
 
         def split(logits: np.ndarray) -> tuple[float, ...]:
             powers = np.exp(np.clip(np.append(logits, 0.0), -6, 6))
-            shares = epsilon * (1 - 1e-15) * powers / powers.sum()  # add up to at most epsilon
-            return tuple(shares.tolist())
+            # A little less than epsilon, so that rounding adds up to no more.
+            budgets = epsilon * (1 - 1e-15) * powers / powers.sum()
+            return tuple(budgets.tolist())
 
         def log_bound(logits: np.ndarray) -> float:
             budgets = split(logits)
@@ -83,20 +88,15 @@ class ProjectedProtocol(PairsInRounds):
             answers = [searched_worst_variance(budget) / n for budget in budgets[2:]]
             return math.log(cls._bound(statistic, most, (first, first), second, answers))
 
-        found = minimize(
-            log_bound,
-            np.zeros(cls.messages - 1),
-            method="Nelder-Mead",
-            options={"xatol": 1e-3, "fatol": 1e-6},
-        )
-        return cls(statistic, epsilon, split(found.x))
+        start = np.zeros(messages - 1)
+        options = {"xatol": 1e-3, "fatol": 1e-6}
+        best = minimize(log_bound, start, method="Nelder-Mead", options=options)
+        return cls(statistic, epsilon, split(best.x))
 
     @staticmethod
     @abstractmethod
     def answered(parts: list[Any]) -> list[Any]:
-        """What the answers are about, of what belongs to mu and what to Y (where that is known):
-        each, or their sum.
-        """
+        """What the answers are about, of what belongs to mu and to Y: each, or their sum."""
 
     @property
     def message_budgets(self) -> tuple[float, ...]:
@@ -105,7 +105,7 @@ class ProjectedProtocol(PairsInRounds):
     def questions(self, means: tuple[Tensor, ...]) -> tuple[Question, ...]:
         vectors = self.answered([self.project(means[0]), *means[1:]])
         weights = self.statistic.form.weights
-        return tuple(ask(self.statistic.points, weights * each, self.clip) for each in vectors)
+        return tuple(ask(self.statistic.points, weights * vector, self.clip) for vector in vectors)
 
     def offset(self, means: tuple[Tensor, ...], n: float) -> Tensor:
         return -(self.statistic.form.weights * means[1] * self.project(means[0])).sum(-1)
@@ -116,12 +116,13 @@ class ProjectedProtocol(PairsInRounds):
         return nearest(points, mean, NEAR) @ points
 
     def worst(self, n: float, most: Extremes) -> float:
-        """v_Y max weights^2 min(r v, (2 C^2 proxy n log k)^{1/2})/n^2, Theorem 19, plus the bound
-        of the answers.
+        """v_Y max weights^2 min(r v, (2 C^2 proxy n log k)^{1/2})/n^2, plus that of the answers.
+
+        Theorem 19 for the first term.
         """
         first, second = self.randomizers
         spread = first.moments.variance / n, first.subgaussian.proxy / n
-        answers = [each.moments.variance / n for each in self.responses]
+        answers = [response.moments.variance / n for response in self.responses]
         return self._bound(self.statistic, most, spread, second.moments.variance / n, answers)
 
     @classmethod
@@ -133,38 +134,39 @@ class ProjectedProtocol(PairsInRounds):
         second: float,
         answers: Sequence[float],
     ) -> float:
-        """``worst`` of the variances of mean messages; first: the variance and the proxy of the
-        first vector's.
-        """
+        """``worst`` by the variances of mean messages; first: variance and proxy of the first."""
         v, proxy = first
-        near = statistic.radius * math.sqrt(2 * proxy * math.log(max(statistic.types, 2)))
+        projected = statistic.radius * math.sqrt(2 * proxy * math.log(max(statistic.types, 2)))
         largest = float(statistic.form.weights.square().max())
-        published = second * largest * min(statistic.dim * v, near)
-        # of the kernel, and of the kernel and Y's noise
+        bound = second * largest * min(statistic.dim * v, projected)
+        # Half ranges of the kernel, and of the kernel and Y's noise.
         half_ranges = cls.answered([most.half, most.half + most.noise * second**0.5])
-        of_answers = [half**2 * each for half, each in zip(half_ranges, answers, strict=True)]
-        return published + sum(of_answers)
+        for half_range, variance in zip(half_ranges, answers, strict=True):
+            bound += half_range**2 * variance
+        return bound
 
     def published_variance(self, counts: Tensor, form: Form) -> Tensor:
         """v_Y E ||J (s - mu)||^2/n, the mean over normal draws of the first vector's noise."""
         n = float(counts.sum())
         points = self.statistic.points
         mean = counts.to(points) @ points / n
-        first, second = [each.moments.variance / n for each in self.randomizers]
-        near = self.project(mean + first**0.5 * normals(points, b"projected prediction"))
-        return second * (form.weights * (near - mean)).square().sum(-1).mean()
+        first, second = [client.moments.variance / n for client in self.randomizers]
+        mu = self.project(mean + first**0.5 * normals(points, b"projected prediction"))
+        return second * (form.weights * (mu - mean)).square().sum(-1).mean()
 
     def plug_in_published_variance(self, means: tuple[Tensor, ...], n: float, form: Form) -> Tensor:
         """v_Y ||J (Y - mu)||^2/n less what Y's own noise adds."""
         second = self.randomizers[1].moments.variance / n
-        square = (form.weights * (means[1] - self.project(means[0]))).square().sum(-1)
-        return second * (square - second * form.weights.square().sum(-1)).clamp_min(0)
+        error = means[1] - self.project(means[0])
+        square = (form.weights * error).square().sum(-1)
+        # Y is noisy: its noise adds second sum weights^2 to the square on average.
+        of_noise = second * form.weights.square().sum(-1)
+        return second * (square - of_noise).clamp_min(0)
 
 
 @dataclass(frozen=True)
 class ThreeRound(ProjectedProtocol):
-    """Round one: mu. Round two: Y, and the answers to <u_x, J mu>. Round three: the answers to <Y,
-    J (u_x - mu)>.
+    """Round one: mu. Round two: Y, and answers to <u_x, J mu>. Round three: to <Y, J (u_x - mu)>.
 
     The estimate is the sum of both mean answers. budgets: of mu, Y, and the answers of rounds two
     and three. With C^2 = gamma_2, MSE = O(||W||_inf^2/(epsilon^2 n)) once n >= gamma_2^4 log
@@ -197,8 +199,7 @@ class ThreeRound(ProjectedProtocol):
 
 @dataclass(frozen=True)
 class ProjectedTwoRound(ProjectedProtocol):
-    """Round one: mu and Y. Round two: the answers to <u_x, J (mu + Y)>; the analyst takes away Y^T
-    J mu.
+    """Round one: mu and Y. Round two: answers to <u_x, J (mu + Y)>, from which Y^T J mu is taken.
 
     Y does not depend on mu, and the two answers of :class:`ThreeRound` add up to one: the same
     error from two rounds, three messages and larger budgets. budgets: of mu, Y and the answer.

@@ -1,10 +1,12 @@
-"""Two rounds: a noisy mean vector is published, then each user reports its own vector's product
-with it.
+"""Two rounds: a noisy mean vector, then each user's own vector times it.
+
+Notation: s is the sum of the users' vectors u, b = s + Z the noisy one, v the variance of one
+message, J the diagonal matrix of the form's weights, t the ``weight``, p = 2 (1 - t), q = 1 - 2 t.
 """
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import cached_property
 
 import numpy as np
 import torch
@@ -12,12 +14,17 @@ from scipy.optimize import minimize_scalar
 from torch import Tensor
 
 from torchdp import checks
-from torchdp.pairwise.forms import Form, histogram_of
+from torchdp.pairwise.forms import Form, one_kernel
 from torchdp.pairwise.rounds.interactive import Extremes, PairsInRounds, extremes
 from torchdp.pairwise.rounds.round import Question, ask
 from torchdp.pairwise.statistic import PairwiseStatistic
 from torchdp.queries.pair_variance import NoiseMoments, noise_moments
 from torchdp.randomizers.base import LARGEST_EPSILON, SMALLEST_EPSILON
+
+# Logits of the first round's share of epsilon that are tried.
+LOGITS = np.linspace(-4, 7, 23)
+# The least weight that a search may find.
+LIGHTEST = 1e-6
 
 
 @dataclass(frozen=True)
@@ -34,9 +41,11 @@ class TwoRound(PairsInRounds):
     z_i]
     + q^2 (Var(z_i^T J z_i) - 2 v^2 sum weights^2)} + n^2 E half_width^2 sum_users (variance of a
       response).
-    first: epsilon of round one, the rest is for round two. weight: in (0, 1]. half_width is at most
-    ``clip``; the default clips nothing, and then the estimate is unbiased. ``tuned`` chooses the
-    first two.
+    half_width is at most ``clip``; the default clips nothing, and then the estimate is unbiased.
+
+    Args:
+        first: epsilon of round one, the rest is for round two; ``tuned`` chooses it.
+        weight: t, in (0, 1]; ``tuned`` chooses it.
 
     Guarantees: epsilon-LDP for each user (adaptive composition of the two rounds).
     Source: derived here; t = 1/2 is Ghazi et al. (2023), section 1.2; at t = 1 the leading term is
@@ -68,50 +77,49 @@ class TwoRound(PairsInRounds):
         """
         n = checks.integer("n", n, 2)
         epsilon = checks.positive("epsilon", epsilon)
-        most = extremes(statistic)
-        expected = histogram_of(prior, statistic)
-        shares = 1 / (1 + np.exp(-np.linspace(-4, 7, 23)))
-        smaller, larger = np.minimum(shares, 1 - shares), np.maximum(shares, 1 - shares)
-        taken = (smaller * epsilon >= SMALLEST_EPSILON * (1 + 1e-9)) & (
-            larger * epsilon <= LARGEST_EPSILON
-        )
+        most = extremes(one_kernel(statistic))
+        counts = None
+        if prior is not None:
+            counts = n * checks.shares("prior", prior, statistic.types).to(statistic.points)
+        shares = 1 / (1 + np.exp(-LOGITS))
+        smaller = np.minimum(shares, 1 - shares) * epsilon
+        larger = np.maximum(shares, 1 - shares) * epsilon
+        taken = (smaller >= SMALLEST_EPSILON * (1 + 1e-9)) & (larger <= LARGEST_EPSILON)
         grid = shares[taken].tolist()
         if not grid:
             raise ValueError(
-                f"epsilon must lie in [{4 * SMALLEST_EPSILON:g}, {LARGEST_EPSILON:g}] here, not {epsilon!r}"
+                f"epsilon must lie in [{4 * SMALLEST_EPSILON:g}, {LARGEST_EPSILON:g}] here, "
+                f"not {epsilon!r}"
             )
 
         def least(share: float) -> tuple[float, float]:
-            """The least error at this share of the first round, and its weight, nearly by a
-            parabola.
-            """
-            error = cls(statistic, epsilon, share * epsilon)._error_of_weights(n, most, expected)
-            low, middle, high = error(0.5), error(0.75), error(1.0)
-            bend = low - 2 * middle + high
+            """The least error at this share of the first round, and its weight."""
+            error = cls(statistic, epsilon, share * epsilon)._error_of_weights(n, most, counts)
+            low = error(0.5)
+            high = error(1.0)
+            # The minimum of the parabola through three weights: errors are nearly quadratic.
+            bend = low - 2 * error(0.75) + high
             best = 0.75 - 0.25 * (high - low) / (2 * bend) if bend > 0 else 1.0
-            weight = min(max(best, 1e-6), 1.0)
+            weight = min(max(best, LIGHTEST), 1.0)
             return error(weight), weight
 
         errors = [least(share)[0] for share in grid]
-        at = int(np.argmin(errors))
-        bounds = grid[max(at - 1, 0)], grid[min(at + 1, len(grid) - 1)]
-        found = minimize_scalar(
-            lambda x: least(x)[0], bounds=bounds, method="bounded", options={"xatol": 1e-3}
+        best = int(np.argmin(errors))
+        bounds = grid[max(best - 1, 0)], grid[min(best + 1, len(grid) - 1)]
+        between = minimize_scalar(
+            lambda share: least(share)[0], bounds=bounds, method="bounded", options={"xatol": 1e-3}
         )
-        share = float(found.x) if found.fun < errors[at] else grid[at]
+        share = float(between.x) if between.fun < errors[best] else grid[best]
         return cls(statistic, epsilon, share * epsilon, least(share)[1])
 
     def _error_of_weights(
-        self, n: int, most: Extremes, expected: Tensor | None
+        self, n: int, most: Extremes, counts: Tensor | None
     ) -> Callable[[float], float]:
-        """What this protocol, of weight 1, has with other weights: ``worst``, or the variance for
-        these shares.
-        """
-        if expected is None:
-            return partial(self._worst, float(n), most)
-        counts = expected * n
+        """This protocol's ``worst`` by its weight, now 1, or the variance for these counts."""
+        if counts is None:
+            return lambda weight: self._worst(float(n), most, weight)
         answers = float(self.analyst.expected_answers(counts, self.statistic.form))
-        # half widths go with the weight
+        # Half widths go with the weight.
         return lambda weight: float(self._published(counts, weight)) + weight**2 * answers
 
     @property
@@ -128,23 +136,21 @@ class TwoRound(PairsInRounds):
 
     def offset(self, means: tuple[Tensor, ...], n: float) -> Tensor:
         weights = self.statistic.form.weights
-        own = self._v * weights.sum() / n  # the noise's own square
-        return (1 - 2 * self.weight) * ((weights * means[0].square()).sum(-1) - own)
+        of_noise = self._v * weights.sum() / n
+        square = (weights * means[0].square()).sum(-1)
+        return (1 - 2 * self.weight) * (square - of_noise)
 
     def published_variance(self, counts: Tensor, form: Form) -> Tensor:
         return self._published(counts, self.weight)
 
     def plug_in_published_variance(self, means: tuple[Tensor, ...], n: float, form: Form) -> Tensor:
-        """Leaves out the terms of the third and fourth moments: a fraction that vanishes as n
-        grows.
-        """
-        noise = self._v * form.weights.square().sum() / n
-        square = ((form.weights * means[0]).square().sum(-1) - noise).clamp_min(0)
-        return self._variance(n**2 * square, n, self.weight)
+        """Without the terms of the third and fourth moments, which vanish as n grows."""
+        of_noise = self._v * form.weights.square().sum() / n
+        square = (form.weights * means[0]).square().sum(-1) - of_noise
+        return self._variance(n**2 * square.clamp_min(0), n, self.weight)
 
     def worst(self, n: float, most: Extremes) -> float:
-        """A bound of the variance of the mean over all pairs, whatever the data of n users, nothing
-        clipped.
+        """A bound of the variance of the mean over all pairs, nothing clipped.
 
         ||J s|| is at most n times the largest ||J u_x||; half_width <= 2 t (D + M), D the kernel's
         half range and M that of the noise, joined by Minkowski's inequality (M for normal noise).
@@ -165,17 +171,16 @@ class TwoRound(PairsInRounds):
         weights = self.statistic.form.weights
         slope = weights * (counts @ points)  # J s
         unit = points / self.statistic.radius
-        p = 2 * (1 - weight)
-        q = 1 - 2 * weight
-        beyond = self._noise.beyond_normal(unit, slope, weights, p, q)
-        return self._variance(slope.square().sum(), n, weight) + counts @ beyond / n**4
+        higher = self._noise.beyond_normal(unit, slope, weights, 2 * (1 - weight), 1 - 2 * weight)
+        return self._variance(slope.square().sum(), n, weight) + counts @ higher / n**4
 
     def _variance(self, square: Tensor | float, n: Tensor | float, weight: float) -> Tensor:
         """For normal noise; ``square``: ||J s||^2, s the sum of the vectors."""
         p = 2 * (1 - weight)
         q = 1 - 2 * weight
         squares = self.statistic.form.weights.square().sum()
-        return p**2 * self._v * square / n**3 + 2 * q**2 * self._v**2 * squares / n**2
+        linear = p**2 * self._v * square / n**3
+        return linear + 2 * q**2 * self._v**2 * squares / n**2
 
     def _worst(self, n: float, most: Extremes, weight: float) -> float:
         p = 2 * (1 - weight)
@@ -187,12 +192,13 @@ class TwoRound(PairsInRounds):
         own = most.own / radius**2
         along = most.largest / radius  # |s^T J u_x|/n
         across = abs(float(weights.sum())) + own  # |trace of J across u_x|
-        mixed = abs(self._noise.mixed_third)
+        mixed = self._noise.mixed_third
         # s^T J P J u is s^T J^2 u less (s^T J u) (u^T J u)
-        third = abs(self._noise.third - 2 * self._noise.mixed_third) * along * own
-        third += mixed * (along * across + 2 * most.longest**2 / radius)
-        beyond = 2 * p * abs(q) * third / n**2 + float(fourth.amax()) / n**3
-        half = 2 * weight * (most.half + most.noise * (self._v / n) ** 0.5)
-        answers = half**2 * self.responses[0].moments.variance / n  # largest at the value 0
+        third = abs(self._noise.third - 2 * mixed) * along * own
+        third += abs(mixed) * (along * across + 2 * most.longest**2 / radius)
+        higher = 2 * p * abs(q) * third / n**2 + float(fourth.amax()) / n**3
+        half_width = 2 * weight * (most.half + most.noise * (self._v / n) ** 0.5)
+        # A response's variance is largest at the value 0.
+        answers = half_width**2 * self.responses[0].moments.variance / n
         published = float(self._variance((most.longest * n) ** 2, n, weight))
-        return published + beyond + answers
+        return published + higher + answers
