@@ -135,7 +135,12 @@ class PrivateRidge(base.RegressorMixin, Curated):
 class PrivatePCA(base.ClassNamePrefixFeaturesOutMixin, base.TransformerMixin, Curated):
     """The directions of largest second moment from one release of A^T A.
 
-    Not centred: subtract a public centre first. n_components: how many directions. After ``fit``: ``components_`` (n_components, d), orthonormal, the largest first; ``moments_``,
+    Not centred: subtract a public centre first.
+
+    Args:
+        n_components: how many directions.
+
+    After ``fit``: ``components_`` (n_components, d), orthonormal, the largest first; ``moments_``,
     ``guarantee_``. Raises ValueError.
 
     Guarantees: (epsilon, delta)-DP for replacing one row, their number public: that of
