@@ -43,16 +43,19 @@ class Brief:
 
 def keep_repr(cls: type) -> None:
     """``dataclass`` writes a class that has no ``__repr__`` of its own one that prints tables."""
+    # a __repr__ in the class's own namespace is what ``dataclass`` leaves alone
     cls.__repr__ = cls.__repr__  # type: ignore[method-assign]
 
 
 def _said(value: object) -> str:
     """A value in its own words, where its class has some."""
-    own = type(value).__str__ is not object.__str__ and not isinstance(value, str | Enum)
-    return str(value) if own else _brief(value)
+    if type(value).__str__ is object.__str__ or isinstance(value, str | Enum):
+        return _brief(value)
+    return str(value)
 
 
 def _brief(value: object) -> str:
+    # never a tensor's entries: they may be data
     if isinstance(value, Tensor):
         if not value.ndim and value.is_floating_point():
             return f"{float(value.detach()):.6g}"
@@ -89,4 +92,5 @@ def html_table(rows: Iterable[Sequence[object]], head: Sequence[str] = ()) -> st
 
 def _row(cells: Iterable[object], tag: str) -> str:
     texts = [f"{cell:.6g}" if isinstance(cell, float) else str(cell) for cell in cells]
-    return f"<tr>{''.join(f'<{tag}>{escape(text)}</{tag}>' for text in texts)}</tr>"
+    columns = [f"<{tag}>{escape(text)}</{tag}>" for text in texts]
+    return f"<tr>{''.join(columns)}</tr>"

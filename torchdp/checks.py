@@ -219,7 +219,7 @@ def device(name: str, value: torch.device | str) -> torch.device:
         )
     try:
         place = torch.device(value)
-        torch.empty(0, device=place)
+        torch.empty(0, device=place)  # a name alone says nothing of this machine
     except (RuntimeError, AssertionError, NotImplementedError) as error:
         here = "'cpu', as torch sees no CUDA device here"
         if torch.cuda.is_available():
@@ -552,6 +552,7 @@ def sample_shape(value: Sequence[int]) -> tuple[int, ...]:
 
 def _number(name: str, value: float) -> float:
     """``value`` as a float. Raises ValueError."""
+    # float takes them, and who passes one has mixed up arguments
     if isinstance(value, bool | str | bytes | None):
         raise ValueError(f"{name} must be a number, not {value!r}")
     try:

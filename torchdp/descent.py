@@ -80,6 +80,7 @@ class LBFGS:
         self.count += 1
         way = self._direction()
         slope = (way * self.gradient).sum(-1)
+        # where the curvature misleads, or is no number, straight down
         uphill = ~(slope < 0)
         way = torch.where(uphill[:, None], -self.unit[:, None] * self.gradient, way)
         slope = torch.where(uphill, (way * self.gradient).sum(-1), slope)
@@ -87,7 +88,7 @@ class LBFGS:
         value, gradient = self._look(x)
         good = value <= self.value + ARMIJO * self.length * slope
         cut = self._shortened(value, slope)
-        stuck = ~good & (cut < SHORTEST)
+        stuck = ~good & (cut < SHORTEST)  # at a minimum to rounding: it starts anew from 1
         self.length = torch.where(good | stuck, 1.0, cut)
         x = torch.where(good[:, None], x, self.x)
         gradient = torch.where(good[:, None], gradient, self.gradient)
@@ -115,7 +116,7 @@ class LBFGS:
         product = (move * change).sum(-1)
         square = change.square().sum(-1)
         kept = product > CURVED * square.sqrt() * move.norm(dim=-1)
-        self.unit = torch.where(kept, product / square, self.unit)
+        self.unit = torch.where(kept, product / square, self.unit)  # the inverse curvature
         inverse = torch.where(kept, 1 / product, 0.0)
         self.pairs = [*self.pairs[1 - self.memory :], (move, change, inverse)]
 

@@ -44,7 +44,9 @@ def described(value: object, classes: dict[str, type] | None = None, name: str =
         return full
 
     if isinstance(value, Tensor):
-        raw = value.detach().cpu().contiguous().reshape(-1).view(torch.uint8)
+        # bytes, since numpy has no bfloat16
+        flat = value.detach().cpu().contiguous().reshape(-1)
+        raw = flat.view(torch.uint8)
         return {
             "tensor": str(value.dtype).removeprefix("torch."),
             "shape": list(value.shape),
@@ -173,15 +175,15 @@ def _tensor_difference(one: Mapping[str, Any], other: Mapping[str, Any], name: s
     b = made(other, Tensor)
     if not a.is_floating_point():
         return name
-    share = float((a - b).abs().max() / a.abs().max())
+    distance = (a - b).abs().max()
+    share = float(distance / a.abs().max())
     return None if share <= ROUNDING else f"{name} (by {share:.1e} of its largest entry)"
 
 
 def _arms(annotation: Any) -> tuple[Any, ...]:
     """The types that an annotation joins by ``|``, itself where it joins none."""
     if isinstance(annotation, TypeVar):
-        constraints = Union[annotation.__constraints__ or Any]  # noqa: UP007
-        return _arms(annotation.__bound__ or constraints)
+        return _arms(annotation.__bound__ or Union[annotation.__constraints__ or Any])  # noqa: UP007
     if get_origin(annotation) in (Union, UnionType):
         return tuple(arm for each in get_args(annotation) for arm in _arms(each))
     return (annotation,)
@@ -259,5 +261,6 @@ def _defines(module: str, name: str) -> bool:
     source = path / "__init__.py" if path.is_dir() else path.with_name(f"{path.name}.py")
     if not source.is_file():
         return False
+    # read, not imported: a module named in anybody's file may do anything when it is run
     body = ast.parse(source.read_text(encoding="utf-8")).body
     return name in [node.name for node in body if isinstance(node, ast.ClassDef)]

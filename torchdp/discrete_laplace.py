@@ -74,6 +74,7 @@ def add_shares(cells: Tensor, share: float, rate: float, draws: Draws) -> Tensor
     mean = len(cells) * mean_clusters(share, rate)
     if mean == 0:
         return cells
+    # The number of clusters in all cells together is Poisson; each then falls into a random one.
     pieces = max(1, math.ceil(mean / MOST_MEAN))
     counts = torch.empty(pieces, dtype=torch.int64, device=draws.device)
     guide(inversion.poisson, mean / pieces, str(draws.device)).fill(counts, draws)
@@ -90,7 +91,9 @@ def sample_sums(shares: Tensor, rate: float, draws: Draws) -> Tensor:
 
 
 def _signed_sizes(size: int, rate: float, draws: Draws) -> Tensor:
-    return sizes(size, rate, draws) * (1 - 2 * (draws.words((size,)) & 1))
+    positive = sizes(size, rate, draws)
+    signs = 1 - 2 * (draws.words((size,)) & 1)
+    return positive * signs
 
 
 def sizes(size: int, rate: float, draws: Draws) -> Tensor:
@@ -117,7 +120,7 @@ def _kept(first: Tensor, octave: Tensor, k: Tensor, rate: float, draws: Draws) -
     """Whether a uniform number, whose first 63 bits are given, lies below the probability."""
     chance = torch.exp(-rate * (k - 1).double()) * (1 << octave).double() / k.double()
     above = (first.double() + 0.5) * 2.0**-63 - chance
-    kept = above < 0
+    kept = above < 0  # by floats; where they are too near to 0, exactly
     for at in (above.abs() < NEAR).nonzero()[:, 0].cpu().tolist():  # once in 2^39
         words = [int(first[at]), *draws.words((3,)).tolist()]
         kept[at] = exactly(words, int(octave[at]), int(k[at]), rate)

@@ -101,7 +101,8 @@ class Draws(ABC):
         for first, second in zip(cosines, sines, strict=True):
             self._logarithms(first)
             radius = first.mul_(-2).sqrt_()
-            angle = self.words((len(second),)).double().mul_(2 * math.pi * 2.0**-64)
+            turns = self.words((len(second),)).double()
+            angle = turns.mul_(2 * math.pi * 2.0**-64)
             torch.mul(radius, angle.sin(), out=second)
             torch.mul(radius, angle.cos_(), out=first)
         return numbers[:count].view(shape).to(dtype)
@@ -119,6 +120,7 @@ class Draws(ABC):
         out.copy_(_in_unit(integers)).log_()
         if len(where):
             rest = _in_unit(self.integers((len(where),)))
+            # 63 further bits below those that are there
             finer = (low.double() + rest).log() - 63 * math.log(2)
             out[where] = torch.where(low < COARSE, finer, out[where])
 
@@ -137,7 +139,8 @@ class Draws(ABC):
             size = (len(where),)
             own_d = d[where]
             z = self.normal(size)
-            v = (1 + z / (9 * own_d).sqrt()).clamp_min(0) ** 3
+            root = 1 + z / (9 * own_d).sqrt()
+            v = root.clamp_min(0) ** 3
             # v = 0 is refused: its logarithm is -inf
             kept = -self.exponential(size) < z * z / 2 + own_d * (1 - v + v.log())
             result[where] = torch.where(kept, own_d * v, 0.0)

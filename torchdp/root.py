@@ -56,12 +56,13 @@ def root(
     Source: Chandrupatla (1997), hybrid of bisection and inverse quadratic interpolation.
     """
     function: Any = excess
-    tensors = [end for end in (low, high) if isinstance(end, Tensor)]
+    given: tuple[Any, Any] = (low, high)
+    tensors = [end for end in given if isinstance(end, Tensor)]
     if not tensors:
         return _of_one(function, low, high, tolerance, grow, longest)
     device = tensors[0].device
-    ends = [torch.as_tensor(end, dtype=torch.float64, device=device) for end in (low, high)]
-    ends = list(torch.broadcast_tensors(*ends))
+    float64 = [torch.as_tensor(end, dtype=torch.float64, device=device) for end in given]
+    ends = list(torch.broadcast_tensors(*float64))
 
     def f(x: Tensor) -> Tensor:
         return function(x).nan_to_num(math.inf, math.inf, -math.inf)
@@ -74,7 +75,7 @@ def root(
     def of_float(x: float) -> float:
         return float(function(torch.full_like(like, x)))
 
-    answer = _of_one(of_float, *ends, tolerance, grow, longest)
+    answer = _of_one(of_float, ends[0], ends[1], tolerance, grow, longest)
     return torch.full_like(like, answer)  # type: ignore[return-value]
 
 

@@ -147,7 +147,8 @@ class Guide:
     @functools.cached_property
     def variance(self) -> float:
         """Of what is drawn: sum (2 j - 1) T_j - (sum T_j)^2, T_j = P(X >= first + j)."""
-        tails = ((self.high.double() + 2.0**63) * 2.0**-64).flip(0)
+        chances = (self.high.double() + 2.0**63) * 2.0**-64  # the sign bit flipped back
+        tails = chances.flip(0)
         j = torch.arange(1, len(tails) + 1, dtype=torch.float64, device=tails.device)
         second = math.fsum(((2 * j - 1) * tails).tolist())
         return second - math.fsum(tails.tolist()) ** 2
@@ -159,7 +160,7 @@ class Guide:
         bits, chosen = SHORT if table.length <= MANY else LONG
         thresholds = torch.bincount(first >> (32 - chosen), minlength=2**chosen)  # in each cell
         last = table.first + table.length
-        below = last - thresholds.cumsum(0)
+        below = last - thresholds.cumsum(0)  # what a cell without thresholds decides
         return Guide(
             last=last,
             high=(first << 32 | second) ^ LOWEST,
@@ -177,6 +178,7 @@ class Guide:
         """
         step = AT_ONCE if out.device.type == "cpu" else AT_ONCE_THERE
         size = min(step, len(out) + -len(out) % 64)
+        # whole words, of which each holds the first bits of two or four draws
         words = torch.empty(size * self.bits // 64, dtype=torch.int64, device=out.device)
         parts = words.view(torch.int16 if self.bits == 16 else torch.int32)
         places = []
@@ -251,6 +253,7 @@ def split(sigma: float, most: int = MOST_APART) -> tuple[int, float, float]:
     apart = min(math.ceil(sigma / PIECE), most)
     fine = SMOOTH * apart
     coarse = math.sqrt((sigma - fine) * (sigma + fine)) / apart
+    # exactly: a sigma that rounding made smaller would promise too much
     while Fraction(fine) ** 2 + apart**2 * Fraction(coarse) ** 2 < Fraction(sigma) ** 2:
         coarse = math.nextafter(coarse, math.inf)
     return apart, fine, coarse

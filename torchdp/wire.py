@@ -20,6 +20,7 @@ def pack(values: Tensor, bits: int) -> bytes:
     """
     size = _bytes(bits)
     words = values.to(torch.int64).cpu().contiguous()
+    # all 8 bytes of every word, of which the last ones of a row are 0 and left out
     width = 8 * values.shape[1:].numel()
     rows = _little_endian(words.view(torch.uint8)).reshape(len(values), width)
     return rows[:, :size].contiguous().numpy().tobytes()
@@ -37,8 +38,10 @@ def unpack(data: bytes, bits: int, words: int = 0) -> Tensor:
         )
     rows = torch.zeros(len(data) // size, 8 * max(1, words), dtype=torch.uint8, device="cpu")
     if data:
-        rows[:, :size] = torch.frombuffer(bytearray(data), dtype=torch.uint8).view(-1, size)
+        received = torch.frombuffer(bytearray(data), dtype=torch.uint8)
+        rows[:, :size] = received.view(-1, size)
     values = _little_endian(rows).view(torch.int64)
+    # a message of more bits could be told from others after it was opened
     last = bits - 64 * max(0, words - 1)
     if last < 64 and (values[:, -1] >> last).any():
         raise ValueError(f"data must hold messages of {bits} bits; one has more")

@@ -88,7 +88,8 @@ class RunningSums(Brief):
             raise ValueError(f"decay must lie in (0, 1], not {self.decay!r}")
         checks.keep(self, momentum=checks.below_one, device=checks.device)
         if self.rates is not None:
-            rates = checks.floating("rates", self.rates).detach().double().to(self.device)
+            given = checks.floating("rates", self.rates)
+            rates = given.detach().double().to(self.device)
             if rates.shape != (self.steps,) or not (rates > 0).all():
                 raise ValueError(f"rates must be {self.steps} positive numbers, one for each step")
             object.__setattr__(self, "rates", rates)
@@ -102,7 +103,7 @@ class RunningSums(Brief):
         rates = self.rates
         if rates is not None:
             moments = (torch.arange(steps, device=rates.device) + 0.5) * self.steps / steps
-            rates = rates[moments.long()]
+            rates = rates[moments.long()]  # those of the middles of the longer steps
         return replace(self, steps=steps, decay=self.decay**stride, rates=rates)
 
     @property
@@ -112,6 +113,7 @@ class RunningSums(Brief):
 
     def dense(self) -> Tensor:
         """W itself, (steps, steps) float64."""
+        # clamped before the power: tril discards what decay^-age would make infinite
         age = _differences(self.steps, self.device).clamp_min(0).double()
         outer = (self.decay**age).tril()
         inner = (self.momentum**age).tril()
@@ -216,7 +218,8 @@ def marginals(d: int, order: int, *, device: Where = None) -> Workload:
     Source: Edmonds, Nikolov, Ullman (2020), Corollary 6, who call them marginal queries.
     """
     sets, bits = _sets("marginals", d, order, device, REMEDY)
-    contained = sets @ bits.T == sets.sum(1, keepdim=True)
+    sizes = sets.sum(1, keepdim=True)
+    contained = sets @ bits.T == sizes  # exact: floats of small integers
     return Workload("marginals", (contained.double(),))
 
 
@@ -237,7 +240,8 @@ def marginal_tables(d: int, order: int, *, device: Where = None) -> Workload:
     sets = torch.combinations(torch.arange(d, device=device), order)
     place = 2 ** torch.arange(order, device=device)
     # (sets, 1, 2^d): where x lies in the table of S
-    cell = (_bits(d, device).long()[:, sets] * place).sum(-1).T[:, None]
+    digits = _bits(d, device).long()[:, sets]  # (2^d, sets, order)
+    cell = (digits * place).sum(-1).T[:, None]
     cells = cell == torch.arange(2**order, device=device)[:, None]  # (sets, 2^order, 2^d)
     return Workload("marginal tables", (cells.flatten(0, 1).double(),))
 
@@ -256,5 +260,6 @@ def _sets(
 
 def _bits(d: int, device: Where) -> Tensor:
     """The bits of the types, (2^d, d), as floats: integers have no matrix product on a GPU."""
-    types = torch.arange(2**d, device=device)
-    return ((types[:, None] >> torch.arange(d, device=device)) & 1).double()
+    types = torch.arange(2**d, device=device)[:, None]
+    bits = (types >> torch.arange(d, device=device)) & 1
+    return bits.double()

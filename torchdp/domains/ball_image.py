@@ -45,7 +45,7 @@ def maximise_on_sphere(G: Tensor, g: Tensor) -> tuple[Tensor, float]:
     top = float(values[-1])
     frame = torch.cat([Q.mT, -Q.mT])
     size = float(b.norm())
-    if size <= 1e-14 * max(top, 1e-300):
+    if size <= 1e-14 * max(top, 1e-300):  # centred: eigenvectors are the maxima
         return frame, top + 2 * size + float(g @ g)
 
     def excess(mu: Tensor) -> Tensor:
@@ -55,6 +55,7 @@ def maximise_on_sphere(G: Tensor, g: Tensor) -> tuple[Tensor, float]:
     inverse = torch.where(values < mu, 1 / (mu - values), 0.0)
     z = b * inverse
     upper = mu + float((b.square() * inverse).sum()) + float(g @ g)
+    # the hard case: what z lacks in length lies along the largest eigenvector
     missing = max(0.0, 1 - float(z @ z)) ** 0.5
     ends = torch.stack([z, z])
     ends[0, -1] += missing
@@ -102,6 +103,7 @@ class BallImage(Domain):
         orders = [q for _, q in self.groups]
         if orders in ([1.0], [2.0]) or (set(orders) == {math.inf} and N < ENUMERATED):
             return 1.0
+        # the l_2 ball around an l_q ball of order q < 2 is N^{2/q - 1} times as large, squared
         lost = max(size ** (2 / min(q, 2.0) - 1) for size, q in self.groups)
         if len(orders) == 1 and orders[0] < 2:
             return lost
@@ -125,7 +127,8 @@ class BallImage(Domain):
         basis = torch.eye(len(z[0])).to(z)
         corners = torch.cat([basis, -basis])
         if q == 1:
-            upper = float((corners @ G.mT + g).square().sum(-1).max())
+            values = (corners @ G.mT + g).square().sum(-1)
+            upper = float(values.max())  # a convex form is largest at a corner
         return torch.cat([corners, z]), upper
 
     def extreme(self, directions: Tensor) -> Tensor:
@@ -180,6 +183,7 @@ def _dual_measure(scaled: Tensor, groups: Groups) -> tuple[Tensor, Tensor]:
     if len(groups) == 1 and groups[0][1] <= 2:
         return _spectrum(radius * gram * radius[:, None], diagonal=orthogonal)
     N = scaled.shape[1]
+    # columns of Hadamard signs are orthogonal, as those of F are: no rounding is lost
     if orthogonal:
         z = radius * hadamard_signs(N).to(scaled)
     else:

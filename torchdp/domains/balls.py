@@ -48,6 +48,7 @@ class Box(BallImage):
     def contains(self, x: Tensor) -> Tensor:
         x = self._vectors(x)
         largest = torch.maximum(self.low.abs(), self.high.abs())
+        # each side has a width of its own; rounding is that of the coordinates, wherever the box is
         room = slack(x) * (self.high - self.low) + rounding(x, largest)
         return ((x >= self.low - room) & (x <= self.high + room)).all(-1)
 
@@ -87,7 +88,9 @@ class LpBall(BallImage):
 
     def contains(self, x: Tensor) -> Tensor:
         x = self._vectors(x)
-        off = ((x.double() - self.centre).abs() - rounding(x, self.centre.abs())).clamp_min(0)
+        distance = (x.double() - self.centre).abs()
+        # what rounding may have moved a coordinate by counts nothing
+        off = (distance - rounding(x, self.centre.abs())).clamp_min(0)
         return power_norm(off / self.axes, self.q) <= 1 + slack(x)
 
     def project(self, x: Tensor) -> Tensor:
@@ -121,6 +124,7 @@ class Ellipsoid(BallImage):
         z = x.double() - self.centre
         rounded = rounding(x, self.centre.abs())
         U, S = span(self.root)
+        # in the ellipsoid's axes, and off the subspace that they span
         along = z @ U
         off = (z - along @ U.mT).norm(dim=-1)
         flat = off <= slack(x) * self.root.norm() + rounded.norm()
@@ -290,6 +294,7 @@ class SchattenBall(Domain):
         patterns = self._patterns().to(B)
         start = torch.cat([leading, -leading, patterns[:16]])
         X = climb(self, start, B, centre)
+        # ||B (x - c)|| <= the largest singular value times the largest Frobenius norm, and ||B c||
         upper = (float(S[0]) * self.longest + float((B @ centre).norm())) ** 2
         return Maximum.among(torch.cat([X, patterns]), B, centre, upper)
 
@@ -299,6 +304,8 @@ class SchattenBall(Domain):
 
     def proposal(self, p: float, shift: bool, tol: float) -> Proposal | None:
         points = self._patterns()
+        # By symmetry the best ellipsoid is a ball; the patterns, whose mean square is a multiple of
+        # the identity, prove it.
         root = self.longest * torch.eye(self.dimension, dtype=torch.float64)
         uniform = torch.full((len(points),), 1 / len(points), dtype=torch.float64)
         return Proposal(root, self.middle, points, uniform, torch.ones_like(self.middle))
@@ -336,6 +343,7 @@ class SchattenBall(Domain):
         n = max(self.rows, self.columns)
         signs = hadamard_signs(k)  # (h, k)
         short = torch.arange(k)
+        # a point of rank k: one entry in each row, in each column at most one, cyclically shifted
         points = torch.zeros(n, len(signs), k, n, dtype=torch.float64)
         for start in range(n):
             points[start, :, short, (short + start) % n] = signs

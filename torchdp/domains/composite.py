@@ -34,6 +34,7 @@ def couple(B: Tensor, sizes: list[int], most: list[float]) -> float:
     """
     bases = []
     bounds = []
+    # directions that B shortens by 1e12 do not count as of a block's range
     size = torch.linalg.matrix_norm(B, 2).clamp_min(TINY)
     for block, bound in zip(B.split(sizes, dim=1), most, strict=True):
         U, S, _ = torch.linalg.svd(block, full_matrices=False)
@@ -53,7 +54,7 @@ def couple(B: Tensor, sizes: list[int], most: list[float]) -> float:
         lengths = [float(pull.norm()) for pull in pulls]
         if min(lengths) <= TINY:
             break
-        if sweep % 20 == 19:
+        if sweep % 20 == 19:  # a bound costs as much as a few sweeps
             y = [length / math.sqrt(u) for length, u in zip(lengths, bounds, strict=True)]
             bound = _coupled_bound(bases, bounds, y)
             best = min(best, bound)
@@ -78,7 +79,9 @@ def signed_law(laws: list[Measure]) -> Measure:
     One quantile picks all blocks (sum_i n_i picks at most), and orthogonal signs, independent of
     it, turn them. laws: the marginals of the blocks.
     """
-    edges = torch.cat([weights.cumsum(0) for _, weights in laws]).clamp(max=1.0).sort().values
+    # cut at the quantiles of all marginals: in between each block stays at one point
+    cumulated = torch.cat([weights.cumsum(0) for _, weights in laws])
+    edges = cumulated.clamp(max=1.0).sort().values
     widths = torch.diff(edges, prepend=edges.new_zeros(1))
     kept = widths > 1e-15
     quantiles = (edges - widths / 2)[kept]
@@ -230,6 +233,7 @@ class Product(Domain):
         shapes = [searched(part, p, shift, tol) for part in self.parts]
         gamma = torch.tensor([shape.upper for shape in shapes], dtype=torch.float64)
         gamma = gamma / gamma.max().clamp_min(1e-300)
+        # t is the best split of the ellipsoids, and the tilt the dual weight of each part's rows
         powers = gamma ** (2.0 if p == math.inf else 2 * p / (p + 2))
         t = (powers / powers.sum().clamp_min(1e-300)).tolist()
         tilt = (gamma ** (2.0 if p == math.inf else 2 * (p - 2) / (p + 2))).tolist()
@@ -334,6 +338,7 @@ class LinearImage(Domain):
         pulled = B @ F
         middle = self.domain.middle
         start = self.domain.spanning().mean(0) if middle is None else middle
+        # w near the middle: a bound about a far point of a flat image would be a loose one
         w = start + torch.linalg.pinv(pulled) @ (B @ (centre - F @ start))
         rest = float((B @ (centre - F @ w)).square().sum())
         maximum = self.domain.maximise(pulled, w)
@@ -369,6 +374,7 @@ def linear_image(transform: Tensor, domain: Domain) -> Domain:
     if isinstance(domain, FiniteSet | Polytope):
         return type(domain)(domain.points @ F.mT)
     balls = domain.balls()
+    # where the balls' oracle is not exact, the hull of few corners is better
     if balls is None or balls.factor > 1:
         corners = domain.corners(MOST_CORNERS)
         if corners is not None:

@@ -51,7 +51,7 @@ class Frame:
         size = float(z.norm(dim=-1).max())
         reach = (z @ V).abs().amax(0)
         rounded = 8 * EPS * float(largest.max())
-        flat = reach <= FLAT * size + rounded
+        flat = reach <= FLAT * size + rounded  # such directions get a length, to divide by
         lengths = torch.where(flat, max(size, rounded, SMALLEST), reach)
         return Frame(centre, V * lengths, largest)
 
@@ -188,11 +188,13 @@ class Domain(Brief, ABC):
         x = self._vectors(x)
         frame = self.frame
         room = frame.room(max(NEAR, slack(x)), x.dtype)
+        # in the set's own units: a thin set is not tested by the measure of its length
         z = (x.double() - frame.centre) @ frame.inverse.mT
 
         def extreme(directions: Tensor) -> Tensor:
             return (self.extreme(directions @ frame.inverse) - frame.centre) @ frame.inverse.mT
 
+        # half: the search ends within room / 2 of what the test then decides
         nearest = nearest_by_corners(z, extreme, room / 2)
         return (z - nearest).norm(dim=-1) <= room
 

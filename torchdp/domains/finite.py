@@ -83,7 +83,7 @@ class FiniteSet(Vertices):
         x = self._vectors(x)
         points = self.points.to(x.device)
         flat = x.double().reshape(-1, self.dimension)
-        # the other way to the distances would lose digits to cancellation
+        # |x|^2 + |y|^2 - 2 <x, y> would lose digits to cancellation
         exact = "donot_use_mm_for_euclid_dist"
         nearest = [
             torch.cdist(part, points, compute_mode=exact).argmin(-1)

@@ -63,6 +63,7 @@ class KroneckerProduct(Domain):
             deviations = values.clamp_min(FLOOR * values[-1].clamp_min(1e-300)).sqrt()
             roots.append(deviations[:, None] * vectors.mT)
             inverses.append(vectors / deviations)
+        # B^T B <= scale^2 (M (x) N): with M = R^T R and N likewise, the largest ratio of the forms
         scale = float(torch.linalg.matrix_norm(B @ torch.kron(*inverses), 2))
         origin = torch.zeros_like(centre)
         left = self.left.maximise(roots[0], origin[: self.left.dimension])
@@ -72,6 +73,7 @@ class KroneckerProduct(Domain):
         for _ in range(STEPS):  # each in turn to the best of the linearised form
             x, y = self._turn((_products(x, y) - centre) @ B.mT @ B, y)
         points = torch.cat([start, _products(x, y)])
+        # the form of M (x) N at x (x) y is the product of two
         reach = scale * math.sqrt(left.upper * right.upper) + float((B @ centre).norm())
         return Maximum.among(points, B, centre, reach**2)
 
@@ -86,6 +88,7 @@ class KroneckerProduct(Domain):
     def supports(self, directions: Tensor, centre: Tensor) -> Tensor:
         """Exact for directions a (x) b; else the sum of those of a singular value decomposition."""
         U, S, Vh = torch.linalg.svd(self._matrices(directions), full_matrices=False)
+        # <x (x) y, theta> = sum_r s_r <x, u_r> <y, v_r>: each factor by its own largest value
         left = _largest_products(self.left, U.mT)
         right = _largest_products(self.right, Vh)
         return (S * left * right).sum(-1) - directions @ centre
@@ -127,7 +130,9 @@ class KroneckerProduct(Domain):
         def outside(minus_a: Tensor) -> Tensor:
             return 0.5 - self.left.contains(-minus_a * u)[..., None].double()
 
-        longest = float(self.left.spanning().norm(dim=-1).max()) * self.left.dimension + 1e-300
+        # d times the longest spanning point: where the search ends
+        span = self.left.spanning().norm(dim=-1)
+        longest = float(span.max()) * self.left.dimension + 1e-300
         low = torch.full_like(u[..., :1], -longest)
         return -between(outside, low, torch.zeros_like(low), 0.0)
 

@@ -70,6 +70,7 @@ def hull(points: Tensor, origin: Tensor) -> Tensor:
     if size <= rounded:
         return z.new_zeros(d, 0)
     z = z / size
+    # QR first: the singular vectors of many points are those of a square matrix.
     shorter = torch.linalg.qr(z, mode="r").R if len(z) > d else z
     _, _, Vh = torch.linalg.svd(shorter, full_matrices=False)
     kept = (z @ Vh.mT).abs().amax(0) > FLAT + rounded / size
@@ -104,6 +105,7 @@ def enclose(domain: Domain, basis: Tensor, root: Tensor, centre: Tensor, p: floa
     needed = ROOM * (inside @ U).abs().amax(0)
     S = torch.where(S > THIN * S.amax(), S, torch.maximum(S, needed)).clamp_min(TINY)
     axes = basis @ U
+    # The ellipsoid is scaled by what the oracle proves, not by what it found.
     maximum = domain.maximise(axes.mT / S[:, None], centre)
     lengths = S * math.sqrt(maximum.upper)
     A = axes * lengths
@@ -137,6 +139,7 @@ def dual_value(domain: Domain, proposal: Proposal, p: float, shift: bool) -> flo
     c = row_weights / row_weights.max()
     c = c / torch.linalg.vector_norm(c, ord=conjugate(p))
     z = proposal.points
+    # The mean needs a point near it as origin first: far away it has no digits.
     if shift and domain.middle is None:
         z = z - z[0]
         z = z - P @ z
@@ -189,7 +192,9 @@ def merged(start: Tensor, proposal: Proposal, found: Tensor, middle: Tensor | No
         nonzero = z.abs() > 1e-9 * z.abs().max()
         place = nonzero.to(torch.uint8).argmax(-1, keepdim=True)
         z = torch.where(z.gather(-1, place) < 0, -z, z)
-    grid = (z / (CLOSE * z.abs().max().clamp_min(TINY))).round()
+    # points of one cell of a fine grid are one: the solver's Gram matrix would be singular
+    cell = CLOSE * z.abs().max().clamp_min(TINY)
+    grid = (z / cell).round()
     distinct, place = torch.unique(grid, dim=0, return_inverse=True)
     first = torch.zeros(len(distinct), dtype=torch.int64, device=z.device)
     return points[first.scatter(0, place, torch.arange(len(z), device=z.device))]
@@ -353,6 +358,7 @@ class _Search:
         self.step = max(self.finest, PROGRESS * gap)
         if max(self._overshoot, self.tolerance) > (self.finest if self.exact else self.step):
             return False
+        # The bounds wait for the solver: it gets nearer to the best around its points.
         self.finest /= 4
         return not self.exact  # the oracle finds nothing that would raise the lower bound
 
@@ -360,6 +366,7 @@ class _Search:
         """The best ellipsoid around the points that carry weight and those that stick out."""
         step = self.step
         before = self.proposal
+        # An inexact oracle misses maxima near the points that carry weight: a few steps find them.
         climbed = climb(self.domain, heavy(before), self.latest.inverse, before.centre, steps=5)
         found = torch.cat([self.latest.found, climbed])
         points = merged(self.start, before, found, self.middle)

@@ -61,6 +61,7 @@ def maximise_image(G: Tensor, g: Tensor, groups: Groups) -> tuple[Tensor, float]
         sign = _signs(normal)
         rounded_rows = V.norm(dim=-1) * sign
         rounded_balls = longest(normal.abs(), groups) * sign
+        # Either may be the better start: radii of the program, or the longest for these signs.
         starts = torch.cat([rounded_rows, rounded_balls])
         z = _climb(H, moved_inside(starts, groups), groups, signs)
     if lifted:
@@ -130,6 +131,7 @@ def split(S: Tensor, p: float, groups: Groups) -> tuple[Tensor, Tensor]:
             best_y = y
         if upper <= lower * (1 + SPLIT_TOL):
             break
+        # the gradient of the concave bound in c is a: a multiplicative update keeps c positive
         s = s * a if p == math.inf else c * a
         s = s / s.sum().clamp_min(TINY)
     return best_y, best_c
@@ -188,7 +190,7 @@ def _program(H: Tensor, groups: Groups) -> tuple[Tensor, float]:
     value = -math.inf
     since = 0
     for sweep in range(SWEEPS):
-        momentum = since / (since + 3)
+        momentum = since / (since + 3)  # Nesterov's
         gradient = H.mT @ (H @ (V + momentum * (V - previous)))
         size = gradient.norm(dim=-1)
         previous = V
@@ -211,6 +213,7 @@ def _bound(H: Tensor, V: Tensor, groups: Groups) -> float:
     # all y of a block of order 2 count as its largest: they may as well be equal
     y = _blockwise(y, groups, lambda block, q: block.max().expand_as(block) if q <= 2 else block)
     scaled = H * torch.where(y > 0, y.clamp_min(TINY).rsqrt(), 0.0)
+    # lambda_max(H diag(y)^{-1} H^T), without forming it
     spectral = float(torch.linalg.matrix_norm(scaled, 2))
     return spectral**2 * float(total(y, groups, dual_order))
 

@@ -86,14 +86,14 @@ class Encoding:
     def widest(self) -> float:
         """||A^+ (x - y)|| of the two points of the domain furthest apart that are known."""
         if not self.inverse.any():
-            return 0.0
+            return 0.0  # a single point
         points = self._listed
         if points is None and self.domain.middle is not None:
             return 2 * math.sqrt(self._furthest.value)  # a point and its mirror image
         if points is None:
             points = self._furthest.points
         encoded = (points - self.centre) @ self.inverse.mT
-        # the other way to the distances would lose digits to cancellation
+        # |x|^2 + |y|^2 - 2 <x, y> would lose digits to cancellation
         exact = "donot_use_mm_for_euclid_dist"
         parts = encoded.split(rows_at_once(len(encoded)))
         return max(float(torch.cdist(part, encoded, compute_mode=exact).max()) for part in parts)
@@ -128,6 +128,7 @@ class Encoding:
             inside = self.domain.contains(points)[:, None]
             points = torch.where(inside, points, self.domain.project(points))
         u = (points - self.centre) @ self.inverse.mT
+        # whoever is admitted a little outside has no more influence than others
         return u * (self.radius / u.norm(dim=-1, keepdim=True).clamp_min(1e-300)).clamp_max(1.0)
 
 
@@ -283,6 +284,7 @@ class NormError:
         norms = torch.cat(parts) / self.floor
         values = norms.square()
         if self.p < math.inf:
+            # E ||Z||_p^p is known: its error in these draws tells that of the mean square
             control = norms**self.p - normal_moment(self.p)
             centred = values - values.mean()
             values = values - (centred @ control) / (control @ control) * control
