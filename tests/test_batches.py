@@ -143,6 +143,11 @@ OBJECTS = {
 }
 
 
+def test_more_numbers_than_arguments_are_a_type_error():
+    with pytest.raises(TypeError, match="too many positional arguments"):
+        privacy.gaussian_sigma(1.0, 1e-6, 1.0, 2.0)
+
+
 @pytest.mark.parametrize("name", OBJECTS)
 def test_a_batch_of_objects_is_its_loop(name):
     def of(at, n):

@@ -161,8 +161,14 @@ def _nearest(target: Tensor, extreme: Callable[[Tensor], Tensor], near: float | 
             break
         if int(going.sum()) <= KEPT * len(left):
             result[left[~going]] = y[~going]
-            rows = (left, target, size, corners, weights, active, new, more)
-            left, target, size, corners, weights, active, new, more = (row[going] for row in rows)
+            left = left[going]
+            target = target[going]
+            size = size[going]
+            corners = corners[going]
+            weights = weights[going]
+            active = active[going]
+            new = new[going]
+            more = more[going]
         free = (~active).to(torch.uint8).argmax(-1)
         rows = torch.arange(len(left), device=target.device)
         more = more & ~active[rows, free]

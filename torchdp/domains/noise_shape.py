@@ -140,11 +140,11 @@ def dual_value(domain: Domain, proposal: Proposal, p: float, shift: bool) -> flo
     c = c / torch.linalg.vector_norm(c, ord=conjugate(p))
     z = proposal.points
     # The mean needs a point near it as origin first: far away it has no digits.
-    if shift and domain.middle is None:
-        z = z - z[0]
-        z = z - P @ z
-    elif shift:
-        z = z - domain.middle
+    if shift:
+        middle = domain.middle
+        z = z - (z[0] if middle is None else middle)
+        if middle is None:
+            z = z - P @ z
     matrix = c.sqrt() * z * P.sqrt()[:, None]
     return float(torch.linalg.svdvals(matrix).sum())
 
