@@ -143,6 +143,11 @@ OBJECTS = {
 }
 
 
+def test_more_numbers_than_arguments_are_a_type_error():
+    with pytest.raises(TypeError, match="too many positional arguments"):
+        privacy.gaussian_sigma(1.0, 1e-6, 1.0, 2.0)
+
+
 @pytest.mark.parametrize("name", OBJECTS)
 def test_a_batch_of_objects_is_its_loop(name):
     def of(at, n):
@@ -190,13 +195,11 @@ def test_many_kernels_of_one_tally_are_their_loop(name, ratio):
         return PAIRS[name](replace(chosen, pairs=own))
 
     def answers(protocol):
-        found, ends = (
-            protocol.analyse(tally),
-            () if ratio else protocol.analyse(tally).interval(0.9),
-        )
+        estimate = protocol.analyse(tally)
+        ends = () if ratio else estimate.interval(0.9)
         return [
-            found.value,
-            found.standard_error,
+            estimate.value,
+            estimate.standard_error,
             *ends,
             protocol.predicted_mse(counts),
             protocol.exact(counts),

@@ -72,7 +72,7 @@ def test_a_repr_names_parts_and_leaves_out_defaults():
             ["central differential privacy", "epsilon = "],
         ),
         (
-            queries.Twice.of(pairwise.auc(3), 1.0).estimate(torch.arange(6)),
+            queries.Twice.of(pairwise.unequal(3), 1.0).estimate(torch.arange(30) % 3),
             ["standard error", "low", "high"],
         ),
         (

@@ -30,16 +30,16 @@ from types import ModuleType
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:  # what an editor knows of ``torchdp.pairwise``
-    from torchdp import collection, density, domains, factorization, kernels, mean, noise  # noqa: I001
-    from torchdp import pairwise, privacy, protocol, queries, randomizers, regression, secure
-    from torchdp import shuffle, simulate, sketching, training, workloads
+    from torchdp import collection, density, domains, factorization, kernels, mean  # noqa: I001
+    from torchdp import noise, pairwise, privacy, protocol, queries, randomizers, regression
+    from torchdp import secure, shuffle, simulate, sketching, training, workloads
     from torchdp import sklearn as sklearn
 
 __version__ = "0.1.0"
 __all__ = [
-    "collection", "density", "domains", "factorization", "kernels", "mean", "noise", "pairwise", "privacy",
-    "protocol", "queries", "randomizers", "regression", "secure", "shuffle", "simulate", "sketching", "training",
-    "workloads",
+    "collection", "density", "domains", "factorization", "kernels", "mean", "noise", "pairwise",
+    "privacy", "protocol", "queries", "randomizers", "regression", "secure", "shuffle", "simulate",
+    "sketching", "training", "workloads",
 ]  # fmt: skip
 
 

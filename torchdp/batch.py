@@ -1,6 +1,4 @@
-"""Numbers in batches: functions of tensors, of which one number is the batch of one, or a formula
-over floats.
-
+"""Numbers in batches: functions of tensors, of which one number is the batch of one.
 A formula that is often asked for one number is written over ``functions(x)``: torch's for a tensor,
 for a float those of ``math`` and ``scipy.special``, which take a hundredth of the time. There is
 one formula, and no branch in it.
@@ -43,47 +41,36 @@ class Entrywise(Protocol):
 def entrywise(
     at_once: int = AT_ONCE, /, *, of_floats: bool = False, **checked: Check
 ) -> Callable[[Callable[..., Tensor]], Entrywise]:
-    """Makes a function of float64 tensors (entries,), at most ``at_once``, one of numbers and
-    batches that broadcast.
+    """Makes a function of float64 tensors (entries,) one of numbers and batches that broadcast.
 
     The function answers each entry by itself, with NaN where there is no answer. Refusals name the
     index of the first entry that is refused. What is made raises TypeError, ValueError.
 
     Args:
-        at_once: entries.
+        at_once: entries, at most.
         of_floats: whether the function also takes floats and returns one, written over
             ``functions``.
         checked: the function's arguments in order, and the check of one number.
     """
 
     def decorate(function: Callable[..., Tensor]) -> Entrywise:
-        known = inspect.signature(function)
+        signature = inspect.signature(function)
         names = ", ".join(checked)
-        defaults = tuple(each.default for each in known.parameters.values())
 
         def of_batch(*values: Any) -> Tensor:
             entries = [
                 each(check, name, value)
                 for (name, check), value in zip(checked.items(), values, strict=True)
             ]
-            there = [one.device for one in entries if one.device.type != "cpu"]
-            device = there[0] if there else torch.device("cpu")
-            shapes = [tuple(one.shape) for one in entries]
-            try:
-                shape = np.broadcast_shapes(*shapes)
-            except ValueError as error:
-                raise ValueError(
-                    f"{names} must have shapes that broadcast, not {shapes}"
-                ) from error
-            flat = [one.to(device).expand(shape).reshape(-1) for one in entries]
-            parts = zip(*(one.split(at_once) for one in flat), strict=True)
+            shape, flat = _broadcast(names, entries)
+            parts = zip(*(entry.split(at_once) for entry in flat), strict=True)
             answers = [function(**dict(zip(checked, part, strict=True))) for part in parts]
-            found = torch.cat(answers).view(shape)
-            if bool(found.isnan().any()):
-                raise ValueError(
-                    f"{names}: no answer is found at index {found.isnan().nonzero()[0].tolist()}"
-                )
-            return found
+            answer = torch.cat(answers).view(shape)
+            missing = answer.isnan()
+            if bool(missing.any()):
+                index = missing.nonzero()[0].tolist()
+                raise ValueError(f"{names}: no answer is found at index {index}")
+            return answer
 
         @lru_cache(KEPT, typed=True)
         def of_numbers(*values: Any) -> float:
@@ -93,32 +80,52 @@ def entrywise(
                 name: check(name, value)
                 for (name, check), value in zip(checked.items(), values, strict=True)
             }
-            found = float(function(**numbers))
-            if math.isnan(found):
+            answer = float(function(**numbers))
+            if math.isnan(answer):
                 raise ValueError(f"{names}: no answer is found for {[*numbers.values()]}")
-            return found
+            return answer
+
+        defaults = tuple(parameter.default for parameter in signature.parameters.values())
+
+        def arguments(values: tuple[Any, ...], named: dict[str, Any]) -> tuple[Any, ...]:
+            """In order, defaults included."""
+            left = defaults[len(values) :]
+            # The usual call, of positions alone: a signature would take longer than the formula.
+            if not named and len(values) <= len(defaults) and inspect.Parameter.empty not in left:
+                return values + left
+            bound = signature.bind(*values, **named)
+            bound.apply_defaults()
+            return tuple(bound.arguments.values())
 
         @wraps(function)
         def call(*values: Any, **named: Any) -> Any:
-            if not named and values and inspect.Parameter.empty not in defaults[len(values) :]:
-                values += defaults[len(values) :]
-            elif named or len(values) < len(known.parameters):
-                bound = known.bind(*values, **named)
-                bound.apply_defaults()
-                values = tuple(bound.arguments.values())
+            values = arguments(values, named)
             if all(isinstance(value, int | float) for value in values):
                 return of_numbers(*values)
-            found = of_batch(*values)
-            return found if any(isinstance(value, MANY) for value in values) else float(found)
+            answer = of_batch(*values)
+            return answer if any(isinstance(value, MANY) for value in values) else float(answer)
 
         return call
 
     return decorate
 
 
+def _broadcast(names: str, entries: list[Tensor]) -> tuple[tuple[int, ...], list[Tensor]]:
+    """The shape to which tensors broadcast, and them in one dimension, on one device."""
+    shapes = [tuple(entry.shape) for entry in entries]
+    try:
+        shape = np.broadcast_shapes(*shapes)
+    except ValueError as error:
+        raise ValueError(f"{names} must have shapes that broadcast, not {shapes}") from error
+    devices = [entry.device for entry in entries if entry.device.type != "cpu"]
+    device = devices[0] if devices else torch.device("cpu")
+    return shape, [entry.to(device).expand(shape).reshape(-1) for entry in entries]
+
+
 def each(check: Check, name: str, value: Any) -> Tensor:
-    """``value``, a number or a batch of them, as float64, each one checked. Raises TypeError,
-    ValueError.
+    """``value``, a number or a batch of them, as float64, each one checked.
+
+    Raises TypeError, ValueError.
     """
     if not isinstance(value, MANY):
         return torch.tensor(check(name, value), dtype=torch.float64, device="cpu")
@@ -132,6 +139,7 @@ def each(check: Check, name: str, value: Any) -> Tensor:
         ) from error
     entries = checks.real(name, given).detach().double()
     try:
+        # a check passes what lies between two numbers that it passes
         for end in checks.ends(entries)[0] if entries.numel() else ():
             check(name, end)
     except ValueError:
@@ -142,20 +150,23 @@ def each(check: Check, name: str, value: Any) -> Tensor:
 
 def chosen(condition: Tensor, yes: Callable[[], Tensor], no: Callable[[], Tensor]) -> Tensor:
     """``torch.where(condition, yes(), no())``; on a CPU without the one that no entry chooses."""
-    if condition.device.type == "cpu" and bool(condition.all()):
-        return yes()
-    if condition.device.type == "cpu" and not bool(condition.any()):
-        return no()
+    if condition.device.type == "cpu":
+        if bool(condition.all()):
+            return yes()
+        if not bool(condition.any()):
+            return no()
     return torch.where(condition, yes(), no())
 
 
 def added(terms: Tensor) -> Tensor:
-    """The sum over the first dimension, halves added to halves: in one order, whatever the other
-    dimensions are.
+    """The sum over the first dimension, in one order, whatever the other dimensions are.
+
+    Halves are added to halves.
     """
-    while (half := terms.shape[0] // 2) > 0:
-        pairs, odd = terms[:half] + terms[half : 2 * half], terms.shape[0] % 2
-        terms = torch.cat([pairs, terms[-1:]]) if odd else pairs
+    while len(terms) > 1:
+        half = len(terms) // 2
+        odd = terms[2 * half :]
+        terms = torch.cat([terms[:half] + terms[half : 2 * half], odd])
     return terms[0]
 
 

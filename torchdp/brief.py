@@ -9,8 +9,9 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-# characters of an object and of a string in it; numbers of a sequence
-WIDE, NAMED, FEW = 200, 40, 4
+WIDE = 200  # characters of an object
+NAMED = 40  # characters of a string in it
+FEW = 4  # items of a sequence
 
 
 class Brief:
@@ -35,28 +36,34 @@ class Brief:
         return html_table((name, _said(value)) for name, value in self._fields().items())
 
     def __repr__(self) -> str:
-        held = ", ".join(f"{name}={_brief(one)}" for name, one in self._fields().items())
-        text = f"{type(self).__name__}({held})"
+        fields = ", ".join(f"{name}={_brief(value)}" for name, value in self._fields().items())
+        text = f"{type(self).__name__}({fields})"
         return text if len(text) <= WIDE else text[: WIDE - 4] + "...)"
 
 
 def keep_repr(cls: type) -> None:
     """``dataclass`` writes a class that has no ``__repr__`` of its own one that prints tables."""
+    # a __repr__ in the class's own namespace is what ``dataclass`` leaves alone
     cls.__repr__ = cls.__repr__  # type: ignore[method-assign]
 
 
 def _said(value: object) -> str:
-    own = type(value).__str__ is not object.__str__ and not isinstance(value, str | Enum)
-    return str(value) if own else _brief(value)
+    """A value in its own words, where its class has some."""
+    if type(value).__str__ is object.__str__ or isinstance(value, str | Enum):
+        return _brief(value)
+    return str(value)
 
 
 def _brief(value: object) -> str:
+    # never a tensor's entries: they may be data
     if isinstance(value, Tensor):
         if not value.ndim and value.is_floating_point():
             return f"{float(value.detach()):.6g}"
         return f"{str(value.dtype).removeprefix('torch.')}{tuple(value.shape)}"
     if isinstance(value, Enum):
         return value.name
+    if isinstance(value, Path):
+        value = str(value)
     if isinstance(value, str):
         return repr(value if len(value) <= NAMED else value[: NAMED - 3] + "...")
     if isinstance(value, float):
@@ -64,25 +71,26 @@ def _brief(value: object) -> str:
     if isinstance(value, tuple | list | dict) and len(value) > FEW:
         return f"<{len(value)} values>"
     if isinstance(value, dict):
-        return f"{{{', '.join(f'{key}: {_brief(one)}' for key, one in value.items())}}}"
-    if isinstance(value, Path):
-        return _brief(str(value))
+        items = [f"{key}: {_brief(item)}" for key, item in value.items()]
+        return f"{{{', '.join(items)}}}"
     if isinstance(value, tuple | list):
         return f"({', '.join(map(_brief, value))})"
     if isinstance(value, int | torch.dtype | torch.device | None):
         return repr(value)
-    named = getattr(value, "name", None)
-    return (
-        repr(named) if isinstance(named, str) else getattr(value, "__name__", type(value).__name__)
-    )
+    name = getattr(value, "name", None)
+    if isinstance(name, str):
+        return repr(name)
+    return getattr(value, "__name__", type(value).__name__)
 
 
 def html_table(rows: Iterable[Sequence[object]], head: Sequence[str] = ()) -> str:
     """A table of texts, escaped; numbers with six digits."""
+    lines = [_row(head, "th")] if head else []
+    lines += [_row(cells, "td") for cells in rows]
+    return f"<table>{''.join(lines)}</table>"
 
-    def row(cells: Iterable[object], kind: str) -> str:
-        texts = (f"{cell:.6g}" if isinstance(cell, float) else str(cell) for cell in cells)
-        return "<tr>" + "".join(f"<{kind}>{escape(text)}</{kind}>" for text in texts) + "</tr>"
 
-    top = row(head, "th") if head else ""
-    return f"<table>{top}{''.join(row(cells, 'td') for cells in rows)}</table>"
+def _row(cells: Iterable[object], tag: str) -> str:
+    texts = [f"{cell:.6g}" if isinstance(cell, float) else str(cell) for cell in cells]
+    columns = [f"<{tag}>{escape(text)}</{tag}>" for text in texts]
+    return f"<tr>{''.join(columns)}</tr>"

@@ -5,7 +5,7 @@ import math
 import operator
 import os
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import EllipsisType
 from typing import Any, TypeVar
@@ -24,22 +24,31 @@ INTEGERS = (torch.int8, torch.uint8, torch.int16, torch.int32, torch.int64)
 
 def positive(name: str, value: float) -> float:
     """``value`` as a finite float > 0. Raises ValueError."""
-    return _that(name, value, lambda number: 0 < number < math.inf, "be a finite number > 0")
+    number = _number(name, value)
+    if not 0 < number < math.inf:
+        raise ValueError(f"{name} must be a finite number > 0, not {value!r}")
+    return number
 
 
 def non_negative(name: str, value: float) -> float:
     """``value`` as a finite float >= 0. Raises ValueError."""
-    return _that(name, value, lambda number: 0 <= number < math.inf, "be a finite number >= 0")
+    number = _number(name, value)
+    if not 0 <= number < math.inf:
+        raise ValueError(f"{name} must be a finite number >= 0, not {value!r}")
+    return number
 
 
 def squarable(name: str, value: float, power: int = 2) -> float:
     """``value`` as a float whose power, the square, is one, and that of its inverse: a scale.
+
     Raises ValueError.
     """
-    number, largest = positive(name, value), LARGEST ** (2 / power)
+    number = positive(name, value)
+    largest = LARGEST ** (2 / power)
     if not 1 / largest <= number <= largest:
         raise ValueError(
-            f"{name} must lie between {1 / largest:.0e} and {largest:.0e}, not be {value!r}: its powers are no floats; "
+            f"{name} must lie between {1 / largest:.0e} and {largest:.0e}, not be {value!r}: "
+            "its powers are no floats; "
             "bring it nearer to 1, by another unit where it has one"
         )
     return number
@@ -47,27 +56,35 @@ def squarable(name: str, value: float, power: int = 2) -> float:
 
 def within(name: str, value: float, low: float, high: float, remedy: str = "") -> float:
     """``value`` as a float in [low, high]. Raises ValueError."""
-    return _that(
-        name, value, lambda number: low <= number <= high, f"lie in [{low:g}, {high:g}]", remedy
-    )
+    number = _number(name, value)
+    if not low <= number <= high:
+        raise ValueError(f"{name} must lie in [{low:g}, {high:g}], not {value!r}{remedy}")
+    return number
 
 
 def fraction(name: str, value: float) -> float:
     """``value`` as a float in (0, 1). Raises ValueError."""
-    return _that(name, value, lambda number: 0 < number < 1, "lie strictly between 0 and 1")
+    number = _number(name, value)
+    if not 0 < number < 1:
+        raise ValueError(f"{name} must lie strictly between 0 and 1, not {value!r}")
+    return number
 
 
 def below_one(name: str, value: float) -> float:
     """``value`` as a float in [0, 1). Raises ValueError."""
-    return _that(name, value, lambda number: 0 <= number < 1, "lie in [0, 1)")
+    number = _number(name, value)
+    if not 0 <= number < 1:
+        raise ValueError(f"{name} must lie in [0, 1), not {value!r}")
+    return number
 
 
 def integer(name: str, value: int | Tensor, least: int, most: int = MOST) -> int:
     """``value`` as an int in [least, most]. Raises ValueError."""
-    try:
-        number = None if isinstance(value, bool) else operator.index(value)
-    except (TypeError, ValueError, RuntimeError):  # RuntimeError: a tensor with several entries
-        number = None
+    number = None
+    if not isinstance(value, bool):
+        # RuntimeError: a tensor with several entries
+        with suppress(TypeError, ValueError, RuntimeError):
+            number = operator.index(value)
     if number is None or number < least:
         # never data
         shown = repr(value) if isinstance(value, int | float | str | None) else type(value).__name__
@@ -106,23 +123,30 @@ def fits(
 def shaped(
     name: str, value: Tensor, *sizes: int | str | EllipsisType, note: str = "", empty: bool = False
 ) -> Tensor:
-    """``value``, if it has these sizes; after ``...``, if its last ones are these. Raises
-    ValueError.
+    """``value``, if it has these sizes. Raises ValueError.
 
-    A word stands for a size, one and the same wherever it is, of at least 1 unless ``empty``. note:
-    on the message.
+    Args:
+        name: of the argument.
+        value: a tensor.
+        sizes: a word stands for a size, one and the same wherever it is, of at least 1 unless
+            ``empty``; after ``...`` they are the last ones.
+        note: on the message.
+        empty: whether a size that is a word may be 0.
     """
+    actual = tuple(value.shape)
     known: dict[str, int] = {}
-    last, found = [size for size in sizes if size is not ...], tuple(value.shape)
-    fits = len(found) == len(last) or (len(last) < len(sizes) and len(found) > len(last))
-    for want, size in zip(reversed(last), reversed(found), strict=False):
-        own = size == (known.setdefault(want, size) if isinstance(want, str) else want)
-        fits = fits and own and (size > 0 or empty or not isinstance(want, str))
+    wanted = [size for size in sizes if size is not ...]
+    extra = len(actual) - len(wanted)
+    fits = extra == 0 or (extra > 0 and ... in sizes)
+    for want, size in zip(reversed(wanted), reversed(actual), strict=False):
+        if isinstance(want, str):
+            fits = fits and size == known.setdefault(want, size) and (size > 0 or empty)
+        else:
+            fits = fits and size == want
     if not fits:
-        shown = ", ".join("..." if size is ... else str(size) for size in sizes) + "," * (
-            len(sizes) == 1
-        )
-        raise ValueError(f"{name} must have shape ({shown}){note}, not {found}")
+        shown = ", ".join("..." if size is ... else str(size) for size in sizes)
+        comma = "," if len(sizes) == 1 else ""
+        raise ValueError(f"{name} must have shape ({shown}{comma}){note}, not {actual}")
     return value
 
 
@@ -139,17 +163,15 @@ def instance(name: str, value: object, kind: type[T] | tuple[type[T], ...]) -> T
 
 def _named(kind: type | tuple[type, ...]) -> str:
     kinds = kind if isinstance(kind, tuple) else (kind,)
-    return " or ".join("torch.Tensor" if each is Tensor else each.__name__ for each in kinds)
+    return " or ".join("torch.Tensor" if kind is Tensor else kind.__name__ for kind in kinds)
 
 
 def several(name: str, value: object, kind: type[T]) -> list[T]:
-    """``value``, a sequence of at least one object of this type, as a list. Raises TypeError,
-    ValueError.
-    """
-    found = each_of(name, value, kind)
-    if not found:
+    """``each_of``, at least one of them. Raises TypeError, ValueError."""
+    parts = each_of(name, value, kind)
+    if not parts:
         raise ValueError(f"{name} must hold at least one {kind.__name__}")
-    return found
+    return parts
 
 
 def each_of(name: str, value: object, kind: type[T] | tuple[type[T], ...]) -> list[T]:
@@ -177,8 +199,9 @@ def function(name: str, value: object) -> Callable[..., Any]:
 
 @contextmanager
 def needing(what: str, *packages: str) -> Iterator[None]:
-    """Imports inside that fail are said of ``what``, with these distributions as the remedy. Raises
-    ImportError.
+    """Imports inside that fail are said of ``what``, with these distributions as the remedy.
+
+    Raises ImportError.
     """
     try:
         yield
@@ -195,27 +218,25 @@ def device(name: str, value: torch.device | str) -> torch.device:
             f"{name} must be a torch.device or a string such as 'cpu', not {type(value).__name__}"
         )
     try:
-        found = torch.device(value)
-        torch.empty(0, device=found)
+        place = torch.device(value)
+        torch.empty(0, device=place)  # a name alone says nothing of this machine
     except (RuntimeError, AssertionError, NotImplementedError) as error:
-        here = (
-            "such as 'cuda:0'"
-            if torch.cuda.is_available()
-            else "'cpu', as torch sees no CUDA device here"
-        )
+        here = "'cpu', as torch sees no CUDA device here"
+        if torch.cuda.is_available():
+            here = "such as 'cuda:0'"
         raise ValueError(
             f"{name} must be a device of this machine, {here}, not {value!r}"
         ) from error
-    if found.type == "meta":
+    if place.type == "meta":
         raise ValueError(f"{name} must hold data, not be 'meta'")
-    return found
+    return place
 
 
 def device_or_best(name: str, value: torch.device | str | None) -> torch.device:
     """As :func:`device`; for None the first CUDA device, or the CPU where there is none."""
-    return device(
-        name, ("cuda:0" if torch.cuda.is_available() else "cpu") if value is None else value
-    )
+    if value is None:
+        value = "cuda:0" if torch.cuda.is_available() else "cpu"
+    return device(name, value)
 
 
 def matrix(name: str, value: Tensor, most: float = math.inf) -> Tensor:
@@ -229,9 +250,7 @@ def matrix(name: str, value: Tensor, most: float = math.inf) -> Tensor:
 
 
 def as_tensor(name: str, value: Any) -> Tensor:
-    """A tensor itself; an array, a list or a table of numbers as a tensor of its own. Raises
-    TypeError.
-    """
+    """A tensor itself; an array, lists or a table of numbers as a new tensor. Raises TypeError."""
     if isinstance(value, Tensor):
         return value
     try:
@@ -243,8 +262,9 @@ def as_tensor(name: str, value: Any) -> Tensor:
 
 
 def one_matrix(name: str, value: Tensor) -> Tensor:
-    """``value`` as one finite matrix (m, n) of float64, without its history. Raises TypeError,
-    ValueError.
+    """``value`` as one finite matrix (m, n) of float64, without its history.
+
+    Raises TypeError, ValueError.
     """
     value = matrix(name, value)
     if value.ndim != 2:
@@ -253,46 +273,48 @@ def one_matrix(name: str, value: Tensor) -> Tensor:
 
 
 def floating(name: str, value: Tensor, most: float = math.inf) -> Tensor:
-    """``value`` as a finite real floating tensor (integers become float64). Raises TypeError,
-    ValueError.
+    """``value`` as a finite real floating tensor (integers become float64).
 
-    most: of the entries in size; squares of larger ones than ``LARGEST`` may be no floats.
+    most: of the entries in size; squares of larger ones than ``LARGEST`` may be no floats. Raises
+    TypeError, ValueError.
     """
     value = real(name, value)
-    if max(map(abs, finite(**{name: value})[0])) > most:
+    ((low, high),) = finite(**{name: value})
+    if max(-low, high) > most:
         raise ValueError(f"{name} must hold numbers of at most {most:g} in size; change the unit")
     return value
 
 
 def read(*numbers: Tensor) -> list[float]:
-    """These numbers, each a tensor () of one device, as floats: the device is waited for once."""
-    return torch.stack([number.double() for number in numbers]).cpu().tolist() if numbers else []
+    """Numbers, each a tensor () of one device, as floats: the device is waited for once."""
+    if not numbers:
+        return []
+    return torch.stack([number.double() for number in numbers]).tolist()
 
 
 def ends(*values: Tensor) -> list[tuple[float, float]]:
-    """(least, largest) entry of each real tensor, as floats, NaN where one is; (0, 0) of an empty
-    one. One ``read``.
+    """(least, largest) entry of each real tensor, NaN where one is; (0, 0) of an empty one.
+
+    One ``read``.
     """
-    held = [value.detach() for value in values if value.numel()]
-    numbers = read(*(end for value in held for end in value.aminmax()))
-    pairs = zip(numbers[::2], numbers[1::2], strict=True)
-    return [next(pairs) if value.numel() else (0.0, 0.0) for value in values]
+    held = [value.detach().aminmax() for value in values if value.numel()]
+    numbers = iter(read(*(end for pair in held for end in pair)))
+    return [(next(numbers), next(numbers)) if value.numel() else (0.0, 0.0) for value in values]
 
 
 def finite(**values: Tensor) -> list[tuple[float, float]]:
-    """``ends`` of these real tensors, by their names. Raises ValueError where an entry is not
-    finite.
-    """
-    found = ends(*values.values())
-    for name, (low, high) in zip(values, found, strict=True):
+    """``ends`` of these real tensors. Raises ValueError, by their names, for NaN and infinity."""
+    pairs = ends(*values.values())
+    for name, (low, high) in zip(values, pairs, strict=True):
         if not (math.isfinite(low) and math.isfinite(high)):
             raise ValueError(f"{name} holds NaN or infinite entries; remove them before the call")
-    return found
+    return pairs
 
 
 def real(name: str, value: Tensor) -> Tensor:
-    """``value`` as a real floating tensor (integers become float64), its entries unread. Raises
-    TypeError.
+    """``value`` as a real floating tensor (integers become float64), its entries unread.
+
+    Raises TypeError.
     """
     value = dense(name, value)
     if value.is_complex():
@@ -301,7 +323,8 @@ def real(name: str, value: Tensor) -> Tensor:
 
 
 def precise(name: str, value: Tensor) -> Tensor:
-    """``real``, if users' numbers are float32 or float64: fewer digits move them over a bound.
+    """``real``, if it is float32 or float64: fewer digits move users' numbers over a bound.
+
     Raises TypeError.
     """
     value = real(name, value)
@@ -311,27 +334,33 @@ def precise(name: str, value: Tensor) -> Tensor:
 
 
 def typed(name: str, value: object, *dtypes: torch.dtype, note: str = "") -> Tensor:
-    """``value``, if it is a dense tensor of one of these types. note: on the message. Raises
-    TypeError.
+    """``value``, if it is a dense tensor of one of these types; note: on the message.
+
+    Raises TypeError.
     """
-    if not isinstance(value, Tensor) or value.dtype not in dtypes:
-        kinds = " or ".join(str(dtype).removeprefix("torch.") for dtype in dtypes)
-        found = value.dtype if isinstance(value, Tensor) else type(value).__name__
-        raise TypeError(f"{name} must be a tensor of {kinds}{note}, not {found}")
-    return dense(name, value)
+    if not isinstance(value, Tensor):
+        actual = type(value).__name__
+    elif value.dtype in dtypes:
+        return dense(name, value)
+    else:
+        actual = str(value.dtype)
+    kinds = " or ".join(str(dtype).removeprefix("torch.") for dtype in dtypes)
+    raise TypeError(f"{name} must be a tensor of {kinds}{note}, not {actual}")
 
 
 def validated(made: object, *names: str) -> None:
-    """Computes these properties of an object, such as "a" or "a.b", so that what they refuse is
-    refused here.
+    """Computes these properties of an object, so that what they refuse is refused here.
+
+    names: such as "a" or "a.b".
     """
     for name in names:
         operator.attrgetter(name)(made)
 
 
 def own(made: Any) -> None:
-    """A frozen dataclass's tensors become copies: whoever gave them may change theirs, and moves no
-    guarantee.
+    """A frozen dataclass's tensors become copies.
+
+    Whoever gave them may change theirs, and moves no guarantee.
     """
     for field in dataclasses.fields(made):
         value = getattr(made, field.name, None)
@@ -343,16 +372,18 @@ def own(made: Any) -> None:
 
 
 def keep(made: Any, **checked: Callable[[str, Any], Any]) -> None:
-    """Each field named of a frozen dataclass becomes what its check, called with the name and the
-    value, returns.
+    """Each field named of a frozen dataclass becomes what its check returns.
+
+    checked: called with the name and the value.
     """
     for name, check in checked.items():
         object.__setattr__(made, name, check(name, getattr(made, name)))
 
 
 def dense(name: str, value: Tensor) -> Tensor:
-    """``value``, if it is a strided tensor with data, of a type that torch computes with. Raises
-    TypeError.
+    """``value``, if it is a strided tensor with data, of a type that torch computes with.
+
+    Raises TypeError.
     """
     value = instance(name, value, Tensor)
     if value.layout != torch.strided or value.device.type == "meta" or value.is_nested:
@@ -372,10 +403,13 @@ def indices(name: str, value: Tensor, k: int) -> Tensor:
 
 
 def types(name: str, value: Tensor, k: int, widen: bool = True) -> Tensor:
-    """``value``, (n,) types below k, n >= 1; int64, or of any width. Raises TypeError,
-    ValueError.
+    """``value``, (n,) types below k, n >= 1; int64, or of any width.
+
+    Raises TypeError, ValueError.
     """
-    value = indices(name, value, k) if widen else whole_below(name, value, k)
+    value = whole_below(name, value, k)
+    if widen:
+        value = value.to(torch.int64)
     return shaped(name, value, "n", note=" with n >= 1, one type for each user")
 
 
@@ -383,7 +417,7 @@ def whole_below(name: str, value: Tensor, k: int) -> Tensor:
     """``value`` itself, integers of any width in [0, k). Raises TypeError, ValueError."""
     value = integers(name, value)
     if value.numel():
-        least, most = torch.stack(value.aminmax()).cpu().tolist()
+        least, most = torch.stack(value.aminmax()).tolist()
         if least < 0 or most >= k:
             raise ValueError(
                 f"{name} must lie in [0, {k}), counted from 0; it holds values outside"
@@ -399,14 +433,17 @@ def integers(name: str, value: Tensor) -> Tensor:
             f"{name} must be signed integers or uint8, not {value.dtype}; call .to(torch.int64)"
         )
     if dense(name, value).dtype not in INTEGERS:
-        remedy = "call .to(torch.int64) if it holds whole numbers, else torch.bucketize with public edges"
-        raise TypeError(f"{name} must be an integer tensor, not {value.dtype}; {remedy}")
+        raise TypeError(
+            f"{name} must be an integer tensor, not {value.dtype}; call .to(torch.int64) "
+            "if it holds whole numbers, else torch.bucketize with public edges"
+        )
     return value
 
 
 def counts(name: str, value: Tensor, k: int, most: int = MOST, fewest: int = 0) -> Tensor:
-    """``value`` as int64 counts (*batch, k), each >= 0, of fewest to most users. Raises TypeError,
-    ValueError.
+    """``value`` as int64 counts (*batch, k), each >= 0, of fewest to most users.
+
+    Raises TypeError, ValueError.
     """
     value = shaped(name, dense(name, value), ..., k, note=", one count for each type")
     if value.is_complex() or value.dtype == torch.bool:
@@ -418,14 +455,16 @@ def counts(name: str, value: Tensor, k: int, most: int = MOST, fewest: int = 0) 
             )
         return value.to(torch.int64)
     totals = value.detach().sum(-1, dtype=torch.float64)
-    parts = [*value.detach().aminmax(), *(totals.aminmax() if totals.ndim else (totals, totals))]
+    # all that is looked at, in one question to the device
+    least, largest = value.detach().aminmax()
+    numbers = [least, largest, totals.amin(), totals.amax()]
     if value.is_floating_point():
-        parts.append((value != value.round()).any())
-    least, largest, smallest, total, *broken = read(*parts)
-    if not math.isfinite(largest - least) or any(broken):
+        numbers.append((value != value.round()).any())
+    low, high, smallest, total, *broken = read(*numbers)
+    if not math.isfinite(high - low) or any(broken):
         wrong = ((value != value.round()) | ~value.isfinite()).any(-1)
         raise ValueError(f"{name} must hold whole numbers of users{at(wrong)}")
-    if least < 0:
+    if low < 0:
         raise ValueError(f"{name} must hold no negative counts{at((value < 0).any(-1))}")
     if total > most:
         raise ValueError(
@@ -437,8 +476,9 @@ def counts(name: str, value: Tensor, k: int, most: int = MOST, fewest: int = 0) 
 
 
 def people(name: str, value: int | Tensor, least: int, most: int = MOST) -> int | Tensor:
-    """``value``, a number of users, or (*batch) int64 of them, each in [least, most]. Raises
-    ValueError.
+    """``value``, a number of users, or (*batch) int64 of them, each in [least, most].
+
+    Raises ValueError.
     """
     if not isinstance(value, Tensor) or not value.ndim:
         return integer(name, value, least, most)
@@ -450,33 +490,32 @@ def people(name: str, value: int | Tensor, least: int, most: int = MOST) -> int 
 
 
 def at(wrong: Tensor) -> str:
-    """Where a batch is wrong, by its mask (*batch): " at batch index (i, j)" of the first; "" of no
-    batch.
-    """
+    """Where a batch is wrong, by its mask (*batch): the first index; "" of no batch."""
     return f" at batch index {tuple(wrong.nonzero()[0].tolist())}" if wrong.ndim else ""
 
 
 def users(name: str, value: Tensor, k: int, most: float = MOST) -> Tensor:
-    """``value`` as numbers of users (*batch, k) in [0, most], float64, not all 0; real numbers will
-    do.
+    """``value`` as numbers of users (*batch, k) in [0, most], float64, not all 0.
 
-    Raises TypeError, ValueError.
+    Real numbers will do. Raises TypeError, ValueError.
     """
     if dense(name, value).dtype == torch.bool:
         raise TypeError(f"{name} must hold numbers of users, not {value.dtype}")
     value = shaped(name, real(name, value), ..., k)
-    (low, high), (fullest, _) = finite(**{name: value, f"rows of {name}": value.amax(-1)})
-    if low < 0 or high > most or not fullest:
+    entries, fullest = finite(**{name: value, f"rows of {name}": value.amax(-1)})
+    if entries[0] < 0 or entries[1] > most or not fullest[0]:
         wrong = ((value < 0) | (value > most)).any(-1) | ~value.any(-1)
         raise ValueError(
-            f"{name} must count users: no negative number, none above {most:g}, not all 0{at(wrong)}"
+            f"{name} must count users: no negative number, none above {most:g}, "
+            f"not all 0{at(wrong)}"
         )
     return value.double()
 
 
 def shares(name: str, value: Tensor, k: int, positive: bool = False) -> Tensor:
-    """``value`` (k,), no negative entry (or no zero), scaled to sum 1, float64. Raises TypeError,
-    ValueError.
+    """``value`` (k,), no negative entry (or no zero), scaled to sum 1, float64.
+
+    Raises TypeError, ValueError.
     """
     value = real(name, value).double()
     ((low, high),) = finite(**{name: value})
@@ -511,16 +550,12 @@ def sample_shape(value: Sequence[int]) -> tuple[int, ...]:
     return tuple(integer("sample_shape", size, 0) for size in value)
 
 
-def _that(
-    name: str, value: float, holds: Callable[[float], bool], words: str, remedy: str = ""
-) -> float:
-    """``value`` as a float of which this holds. Raises ValueError with these words."""
+def _number(name: str, value: float) -> float:
+    """``value`` as a float. Raises ValueError."""
+    # float takes them, and who passes one has mixed up arguments
     if isinstance(value, bool | str | bytes | None):
         raise ValueError(f"{name} must be a number, not {value!r}")
     try:
-        number = float(value)
+        return float(value)
     except (TypeError, ValueError, OverflowError, RuntimeError) as error:
         raise ValueError(f"{name} must be a number, not {type(value).__name__}") from error
-    if not holds(number):
-        raise ValueError(f"{name} must {words}, not {value!r}{remedy}")
-    return number

@@ -1,5 +1,7 @@
-"""A value written down as plain data: made again from it to the bit, and compared with another up
-to rounding.
+"""A value written down as plain data: made again from it to the bit, and compared with another.
+
+A tree is what JSON holds. To read: ``described`` writes it, ``made`` reads anybody's, with the
+checks of ``_class`` and ``_admits``; ``difference`` compares two.
 """
 
 import ast
@@ -7,13 +9,14 @@ import base64
 import importlib
 import math
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import fields, is_dataclass
 from enum import Enum
 from pathlib import Path
 from types import UnionType
 from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -23,10 +26,13 @@ ROUNDING = 1e-6  # of a tensor's largest entry: what other hardware may change, 
 
 
 def described(value: object, classes: dict[str, type] | None = None, name: str = "protocol") -> Any:
-    """A value of JSON that holds a frozen dataclass: its class and the fields it is made from,
-    tensors bit by bit.
+    """A tree of a frozen dataclass: its class and the fields it is made from, tensors bit by bit.
 
-    classes: takes down the classes that occur, by their names.
+    Args:
+        value: the dataclass.
+        classes: takes down the classes that occur, by their names.
+        name: of the value, in messages.
+
     Raises TypeError for a field that is no tensor, number, text, Enum, class, None, tuple or
     dataclass of those.
     """
@@ -38,9 +44,14 @@ def described(value: object, classes: dict[str, type] | None = None, name: str =
         return full
 
     if isinstance(value, Tensor):
-        data = value.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
-        kind = str(value.dtype).removeprefix("torch.")
-        return {"tensor": kind, "shape": list(value.shape), "data": base64.b64encode(data).decode()}
+        # bytes, since numpy has no bfloat16
+        flat = value.detach().cpu().contiguous().reshape(-1)
+        raw = flat.view(torch.uint8)
+        return {
+            "tensor": str(value.dtype).removeprefix("torch."),
+            "shape": list(value.shape),
+            "data": base64.b64encode(raw.numpy().tobytes()).decode(),
+        }
     if isinstance(value, Enum):
         return {"enum": named(type(value)), "name": value.name}
     if isinstance(value, bool | int | str | None):
@@ -52,10 +63,16 @@ def described(value: object, classes: dict[str, type] | None = None, name: str =
     if isinstance(value, type):
         return {"class": named(value)}
     if is_dataclass(value):
-        given = {each.name: getattr(value, each.name) for each in fields(value) if each.init}
-        inner = {key: described(item, classes, f"{name}.{key}") for key, item in given.items()}
+        inner = {
+            key: described(item, classes, f"{name}.{key}") for key, item in _given(value).items()
+        }
         return {"made": named(type(value)), "of": inner}
     raise TypeError(f"{name} cannot be written down: it is a {type(value).__name__}")
+
+
+def _given(value: Any) -> dict[str, object]:
+    """What a dataclass was made from."""
+    return {field.name: getattr(value, field.name) for field in fields(value) if field.init}
 
 
 def made(
@@ -81,26 +98,23 @@ def made(
     before it is made.
     """
     given = {} if classes is None else classes
+
+    def inner(item: Any, annotation: Any) -> Any:
+        return made(item, annotation, given, device, rooms)
+
     if isinstance(tree, list):
-        return tuple(
-            made(item, _element(root, at), given, device, rooms) for at, item in enumerate(tree)
-        )
+        return tuple(inner(item, _element(root, at)) for at, item in enumerate(tree))
     if not isinstance(tree, dict):
         return tree
     if "tensor" in tree:
-        data = bytearray(base64.b64decode(tree["data"]))
-        raw = (
-            torch.frombuffer(data, dtype=torch.uint8) if data else torch.empty(0, dtype=torch.uint8)
-        )
-        return raw.view(getattr(torch, tree["tensor"])).reshape(tree["shape"]).to(device)
+        data = np.frombuffer(bytearray(base64.b64decode(tree["data"])), dtype=np.uint8)
+        kind = getattr(torch, tree["tensor"])
+        return torch.from_numpy(data).view(kind).reshape(tree["shape"]).to(device)
     if "float" in tree:
         return float.fromhex(tree["float"])
     if "class" in tree:
         kind = _class(tree["class"], given, rooms)
-        named = [
-            each for each in _arms(root) if get_origin(each) is type or each in (type, Any, object)
-        ]
-        if not any(_admits((*get_args(each), Any)[0], kind) for each in named):
+        if not any(_admits(bound, kind) for bound in _class_bounds(root)):
             raise ValueError(f"{tree['class']} is not a class that belongs here: {root} does")
         return kind
     name = tree["enum"] if "enum" in tree else tree["made"]
@@ -113,28 +127,28 @@ def made(
     if "__dataclass_fields__" not in vars(kind):
         raise ValueError(f"{name} is no dataclass")
     hints = _annotations(kind, known=name in given)
-    return kind(
-        **{key: made(item, hints[key], given, device, rooms) for key, item in tree["of"].items()}
-    )
+    return kind(**{key: inner(item, hints[key]) for key, item in tree["of"].items()})
 
 
 def difference(one: Any, other: Any, name: str = "protocol") -> str | None:
     """Where two descriptions differ by more than rounding, in words; None where they do not."""
     if isinstance(one, list) and isinstance(other, list) and len(one) == len(other):
-        pairs = [
-            (a, b, f"{name}[{index}]") for index, (a, b) in enumerate(zip(one, other, strict=True))
-        ]
-    elif not (isinstance(one, dict) and isinstance(other, dict) and one.keys() == other.keys()):
+        places = range(len(one))
+        return _first((one[at], other[at], f"{name}[{at}]") for at in places)
+    if not (isinstance(one, dict) and isinstance(other, dict) and one.keys() == other.keys()):
         return None if type(one) is type(other) and one == other else name
-    elif "float" in one:
-        a, b = made(one, float), made(other, float)
-        return None if one == other or math.isclose(a, b, rel_tol=1e-9, abs_tol=1e-12) else name
-    elif "tensor" in one:
-        return None if one == other else _apart(one, other, name)
-    elif "made" in one and one["made"] == other["made"] and one["of"].keys() == other["of"].keys():
-        pairs = [(one["of"][key], other["of"][key], f"{name}.{key}") for key in one["of"]]
-    else:
-        return None if one == other else name
+    if "made" in one and one["made"] == other["made"] and one["of"].keys() == other["of"].keys():
+        return _first((one["of"][key], other["of"][key], f"{name}.{key}") for key in one["of"])
+    if one == other:
+        return None
+    if "float" in one:
+        close = math.isclose(made(one, float), made(other, float), rel_tol=1e-9, abs_tol=1e-12)
+        return None if close else name
+    return _tensor_difference(one, other, name) if "tensor" in one else name
+
+
+def _first(pairs: Iterable[tuple[Any, Any, str]]) -> str | None:
+    """The first difference among pairs of descriptions and their names."""
     return next(filter(None, (difference(*pair) for pair in pairs)), None)
 
 
@@ -145,20 +159,24 @@ def same(one: object, other: object) -> bool:
 
 def device_of(value: object) -> torch.device:
     """Where the first tensor of a frozen dataclass is; the CPU where it has none."""
-    found = value.device if isinstance(value, Tensor) else torch.device("cpu")
+    if isinstance(value, Tensor):
+        return value.device
     inner = value if isinstance(value, tuple) else ()
     if is_dataclass(value) and not isinstance(value, type):  # a field may name a class
-        inner = tuple(getattr(value, each.name) for each in fields(value) if each.init)
-    return next((place for place in map(device_of, inner) if place != found), found)
+        inner = tuple(_given(value).values())
+    host = torch.device("cpu")
+    return next((place for place in map(device_of, inner) if place != host), host)
 
 
-def _apart(one: Mapping[str, Any], other: Mapping[str, Any], name: str) -> str | None:
+def _tensor_difference(one: Mapping[str, Any], other: Mapping[str, Any], name: str) -> str | None:
     if one["tensor"] != other["tensor"] or one["shape"] != other["shape"]:
         return f"{name} (of shape {one['shape']} and {other['shape']})"
-    a, b = made(one, Tensor), made(other, Tensor)
+    a = made(one, Tensor)
+    b = made(other, Tensor)
     if not a.is_floating_point():
         return name
-    share = float((a - b).abs().max() / a.abs().max())
+    distance = (a - b).abs().max()
+    share = float(distance / a.abs().max())
     return None if share <= ROUNDING else f"{name} (by {share:.1e} of its largest entry)"
 
 
@@ -182,15 +200,27 @@ def _admits(annotation: Any, kind: type) -> bool:
     return False
 
 
+def _class_bounds(annotation: Any) -> list[Any]:
+    """What a class must be of, for each type of classes among the annotation's."""
+    bounds = []
+    for arm in _arms(annotation):
+        if get_origin(arm) is type:
+            bounds.append(get_args(arm)[0])
+        elif arm in (type, Any, object):
+            bounds.append(Any)
+    return bounds
+
+
 def _annotations(kind: type, known: bool) -> dict[str, Any]:
-    """Of each field. known: the class is of whoever calls, who may write what only a type checker
-    resolves.
+    """Of each field.
+
+    known: the class is of whoever calls, who may write what only a type checker resolves.
     """
     try:
         return get_type_hints(kind)
     except NameError:
         if known:
-            return {each.name: Any for each in fields(kind)}
+            return {field.name: Any for field in fields(kind)}
         raise ValueError(f"{kind.__qualname__} has a field of no known type") from None
 
 
@@ -209,15 +239,13 @@ def _element(annotation: Any, at: int) -> Any:
 
 
 def _class(full: str, classes: Mapping[str, type], rooms: tuple[str, ...]) -> Any:
-    """The class that a module of these rooms defines under this name, looked up where nothing can
-    be computed.
-    """
+    """The class that a module of these packages defines under this name."""
     if full in classes:
         return classes[full]
     module, _, name = full.partition(":")
     inside = f"{module}.".startswith(tuple(f"{room}." for room in rooms))
     if inside and (module in sys.modules or _defines(module, name)):
-        found = vars(importlib.import_module(module)).get(name)
+        found = vars(importlib.import_module(module)).get(name)  # looked up, nothing is computed
         if isinstance(found, type) and (found.__module__, found.__qualname__) == (module, name):
             return found
     past = " (another version may have had it: see CHANGELOG.md)" if inside else ""
@@ -233,5 +261,6 @@ def _defines(module: str, name: str) -> bool:
     source = path / "__init__.py" if path.is_dir() else path.with_name(f"{path.name}.py")
     if not source.is_file():
         return False
+    # read, not imported: a module named in anybody's file may do anything when it is run
     body = ast.parse(source.read_text(encoding="utf-8")).body
-    return any(isinstance(each, ast.ClassDef) and each.name == name for each in body)
+    return name in [node.name for node in body if isinstance(node, ast.ClassDef)]

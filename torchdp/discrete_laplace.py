@@ -1,5 +1,4 @@
-"""Discrete Laplace noise in equal shares, on grids of any fineness: integers, decided without
-error.
+"""Discrete Laplace noise in equal shares, on grids of any fineness: integers, without error.
 
 P(Z = z) in proportion to a^|z|, a = e^-rate, is the distribution of the sum of h shares
 NB(1/h, a) - NB(1/h, a). A share is the sum of Poisson(-(2/h) log(1 - a)) clusters, each with a
@@ -24,8 +23,8 @@ CUT = 160.0  # sizes of 2^J or more are left out, rate 2^J >= 160: below 2^-220 
 NEAR = 2.0**-40  # floats decide where they are further apart than that
 MOST_MEAN = 2.0**14  # of one draw of a table: below 2^12 thresholds
 SURELY = 1 + 2.0**-50  # means are rounded up: more noise of one kind is no less private
-# total variation distance of a draw from its distribution
-OF_A_TABLE, OF_A_SIZE = 2.0**-113, 2.0**-219
+OF_A_TABLE = 2.0**-113  # total variation distance of a draw of a table from its distribution
+OF_A_SIZE = 2.0**-219  # and of a draw of a cluster's size
 
 
 def variance(rate: float) -> float:
@@ -34,8 +33,9 @@ def variance(rate: float) -> float:
 
 
 def fourth_cumulant(rate: float) -> float:
-    """v + 3 v^2 = 2 a (1 + 4 a + a^2)/(1 - a)^4, v the variance, of the whole: twice that of a
-    geometric variable.
+    """v + 3 v^2 = 2 a (1 + 4 a + a^2)/(1 - a)^4, v the variance, of the whole.
+
+    Twice that of a geometric variable.
     """
     v = variance(rate)
     return v + 3 * v**2
@@ -43,26 +43,26 @@ def fourth_cumulant(rate: float) -> float:
 
 def mean_clusters(share: float, rate: float) -> float:
     """Clusters of ``share`` of the whole, both signs, in the mean."""
+    # log(1 - a), in the form that loses no digits
     log = math.log1p(-math.exp(-rate)) if rate > 0.7 else math.log(-math.expm1(-rate))
     return -2 * share * log * SURELY
 
 
 def variation(speakers: int, clusters: float) -> float:
-    """Above the total variation distance of so many clusters, drawn in at most so many calls, from
-    its distribution.
-    """
+    """A bound on the total variation distance of so many clusters, in at most so many calls."""
     return (speakers + clusters / MOST_MEAN) * OF_A_TABLE + clusters * OF_A_SIZE
 
 
 def tail(shares: Tensor, rate: float, exponent: float) -> Tensor:
-    """T with P(|Z| >= T) <= 2 e^-exponent for so many wholes Z together: like ``shares``, float64.
+    """T with P(|Z| >= T) <= 2 e^-exponent for so many wholes Z together, float64.
 
     (exponent - shares log(1 - t^2))/(t rate), the least over some t in (0, 1): Chernoff's bound,
     with E e^(t rate Z) <= (1 - t^2)^-shares, because (cosh x - cosh t x)/(cosh x - 1) >= 1 - t^2,
-    term by term.
+    term by term. Of the shape of ``shares``.
     """
     t = torch.linspace(0.02, 0.99, 98, dtype=torch.float64, device=shares.device)
-    return ((exponent - shares.double()[..., None] * torch.log1p(-t * t)) / t).amin(-1) / rate
+    log_moments = -shares.double()[..., None] * torch.log1p(-t * t)
+    return ((exponent + log_moments) / t).amin(-1) / rate
 
 
 def add_shares(cells: Tensor, share: float, rate: float, draws: Draws) -> Tensor:
@@ -74,6 +74,7 @@ def add_shares(cells: Tensor, share: float, rate: float, draws: Draws) -> Tensor
     mean = len(cells) * mean_clusters(share, rate)
     if mean == 0:
         return cells
+    # The number of clusters in all cells together is Poisson; each then falls into a random one.
     pieces = max(1, math.ceil(mean / MOST_MEAN))
     counts = torch.empty(pieces, dtype=torch.int64, device=draws.device)
     guide(inversion.poisson, mean / pieces, str(draws.device)).fill(counts, draws)
@@ -90,7 +91,9 @@ def sample_sums(shares: Tensor, rate: float, draws: Draws) -> Tensor:
 
 
 def _signed_sizes(size: int, rate: float, draws: Draws) -> Tensor:
-    return sizes(size, rate, draws) * (1 - 2 * (draws.words((size,)) & 1))
+    positive = sizes(size, rate, draws)
+    signs = 1 - 2 * (draws.words((size,)) & 1)
+    return positive * signs
 
 
 def sizes(size: int, rate: float, draws: Draws) -> Tensor:
@@ -103,9 +106,11 @@ def sizes(size: int, rate: float, draws: Draws) -> Tensor:
     result = torch.empty(size, dtype=torch.int64, device=draws.device)
     where = torch.arange(size, device=draws.device)
     while len(where):
-        octave = draws.below(octaves, (len(where),))
-        k = (draws.integers((len(where),)) & ((1 << octave) - 1)) + (1 << octave)
-        kept = _kept(draws.integers((len(where),)), octave, k, rate, draws)
+        shape = (len(where),)
+        octave = draws.below(octaves, shape)
+        first = 1 << octave
+        k = (draws.integers(shape) & (first - 1)) + first
+        kept = _kept(draws.integers(shape), octave, k, rate, draws)
         result[where[kept]] = k[kept]
         where = where[~kept]
     return result
@@ -115,16 +120,16 @@ def _kept(first: Tensor, octave: Tensor, k: Tensor, rate: float, draws: Draws) -
     """Whether a uniform number, whose first 63 bits are given, lies below the probability."""
     chance = torch.exp(-rate * (k - 1).double()) * (1 << octave).double() / k.double()
     above = (first.double() + 0.5) * 2.0**-63 - chance
-    kept = above < 0
+    kept = above < 0  # by floats; where they are too near to 0, exactly
     for at in (above.abs() < NEAR).nonzero()[:, 0].cpu().tolist():  # once in 2^39
-        kept[at] = exactly(
-            [int(first[at]), *draws.words((3,)).cpu().tolist()], int(octave[at]), int(k[at]), rate
-        )
+        words = [int(first[at]), *draws.words((3,)).tolist()]
+        kept[at] = exactly(words, int(octave[at]), int(k[at]), rate)
     return kept
 
 
 def exactly(words: list[int], octave: int, k: int, rate: float) -> bool:
     """The same by 63 + 192 bits of the uniform number and arithmetic of 448 bits."""
-    context, uniform = arithmetic(), joined(words[1:], words[0])
+    context = arithmetic()
+    uniform = joined(words[1:], words[0])
     chance = context.exp(-context.mpf(rate) * (k - 1)) * 2**octave / k
     return bool((2 * uniform + 1) * context.mpf(2) ** -256 < chance)

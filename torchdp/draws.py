@@ -1,5 +1,4 @@
-"""Independent draws, whatever they are made from: uniform words, and the distributions that come
-from them.
+"""Independent draws, whatever they are made from: uniform words, and distributions from them.
 
 A sampler sees a :class:`Draws` and asks for words, uniforms, normals or counts. What stands behind
 is decided by type: :class:`Simulated` is a ``torch.Generator`` (simulations, public features);
@@ -34,9 +33,7 @@ class Draws(ABC):
 
     @abstractmethod
     def kernel_key(self) -> int | None:
-        """64 bits that key the Philox counter of a fused kernel; None where only a cipher may
-        speak.
-        """
+        """64 bits that key the Philox counter of a fused kernel; None for a cipher."""
 
     @property
     def _at_once(self) -> int:
@@ -45,9 +42,7 @@ class Draws(ABC):
 
     @property
     def _arrivals_at_once(self) -> int:
-        """Drawn before the host asks who needs more: on a GPU a question costs more than a few
-        words.
-        """
+        """Drawn before the host looks who needs more: on a GPU that costs more than a few words."""
         return 1 if self.device.type == "cpu" else 8
 
     def words(self, shape: tuple[int, ...]) -> Tensor:
@@ -61,10 +56,8 @@ class Draws(ABC):
         return self.words(shape).bitwise_and_(MOST)
 
     def below(self, bound: int, shape: tuple[int, ...]) -> Tensor:
-        """int64, uniform on [0, bound), 1 <= bound < 2^63: integers past the last whole multiple
-        are drawn again.
-        """
-        last = 2**63 // bound * bound
+        """int64, uniform on [0, bound), 1 <= bound < 2^63."""
+        last = 2**63 // bound * bound  # integers past the last whole multiple are drawn again
         value = self.integers(shape).flatten()
         where = (value >= last).nonzero()[:, 0] if last < 2**63 else value[:0]
         while len(where):
@@ -74,20 +67,16 @@ class Draws(ABC):
         return value.remainder_(bound).view(shape)
 
     def permutation(self, size: int) -> Tensor:
-        """A random order of 0, ..., size - 1: int64; uniform but where two of ``size`` words tie
-        (size^2 2^-65).
+        """A random order of 0, ..., size - 1: int64; uniform but for ties of words.
+
+        Of ``size`` words two tie with probability size^2 2^-65.
         """
         return self.words((size,)).argsort()
 
     def uniform(self, shape: tuple[int, ...]) -> Tensor:
         """float64 in [0, 1), multiples of 2^-53."""
-        return (
-            self.words(shape)
-            .bitwise_right_shift_(11)
-            .bitwise_and_(2**53 - 1)
-            .double()
-            .mul_(2.0**-53)
-        )
+        top = self.words(shape).bitwise_right_shift_(11).bitwise_and_(2**53 - 1)
+        return top.double().mul_(2.0**-53)
 
     def exponential(self, shape: tuple[int, ...]) -> Tensor:
         """Exponential of mean 1, float64: -log U, U to 126 bits where it is small; up to 87.3."""
@@ -107,12 +96,13 @@ class Draws(ABC):
         count = math.prod(shape)
         half = (count + 1) // 2
         numbers = torch.empty(2 * half, dtype=torch.float64, device=self.device)
-        for first, second in zip(
-            *(side.split(self._at_once) for side in (numbers[:half], numbers[half:])), strict=True
-        ):
+        cosines = numbers[:half].split(self._at_once)
+        sines = numbers[half:].split(self._at_once)
+        for first, second in zip(cosines, sines, strict=True):
             self._logarithms(first)
             radius = first.mul_(-2).sqrt_()
-            angle = self.words((len(second),)).double().mul_(2 * math.pi * 2.0**-64)
+            turns = self.words((len(second),)).double()
+            angle = turns.mul_(2 * math.pi * 2.0**-64)
             torch.mul(radius, angle.sin(), out=second)
             torch.mul(radius, angle.cos_(), out=first)
         return numbers[:count].view(shape).to(dtype)
@@ -125,11 +115,12 @@ class Draws(ABC):
         if out.device.type == "cpu":
             where = (integers < COARSE).nonzero()[:, 0]  # once in 2^31
             low = integers[where]
-        else:  # the host does not wait: the least ones, of whom few or none are that small
+        else:  # the host does not wait: the least ones, of which hardly any are that small
             low, where = integers.topk(min(RARE, len(integers)), largest=False)
-        out.copy_(integers.double()).add_(0.5).mul_(2.0**-63).log_()
+        out.copy_(_in_unit(integers)).log_()
         if len(where):
-            rest = self.integers((len(where),)).double().add_(0.5).mul_(2.0**-63)
+            rest = _in_unit(self.integers((len(where),)))
+            # 63 further bits below those that are there
             finer = (low.double() + rest).log() - 63 * math.log(2)
             out[where] = torch.where(low < COARSE, finer, out[where])
 
@@ -140,19 +131,22 @@ class Draws(ABC):
         z^2/2 + d(1-v+log v); Gamma(a) = Gamma(a + 1) e^(-E/a) below 1. Source: Marsaglia, Tsang
         (2000).
         """
-        want = shape.double().flatten()
-        d = torch.where(want < 1, want + 1, want) - 1 / 3
-        result, where = torch.empty_like(d), torch.arange(len(d), device=d.device)
+        a = shape.double().flatten()
+        d = torch.where(a < 1, a + 1, a) - 1 / 3
+        result = torch.empty_like(d)
+        where = torch.arange(len(d), device=d.device)
         while len(where):
-            at = d[where]
-            z = self.normal((len(where),))
-            v = (1 + z / (9 * at).sqrt()).clamp_min(0) ** 3
-            # log 0 is refused
-            kept = -self.exponential((len(where),)) < z * z / 2 + at * (1 - v + v.log())
-            result[where] = torch.where(kept, at * v, 0.0)
+            size = (len(where),)
+            own_d = d[where]
+            z = self.normal(size)
+            root = 1 + z / (9 * own_d).sqrt()
+            v = root.clamp_min(0) ** 3
+            # v = 0 is refused: its logarithm is -inf
+            kept = -self.exponential(size) < z * z / 2 + own_d * (1 - v + v.log())
+            result[where] = torch.where(kept, own_d * v, 0.0)
             where = where[~kept]
-        low = (want < 1).nonzero()[:, 0]
-        result[low] *= (-self.exponential((len(low),)) / want[low]).exp()
+        low = (a < 1).nonzero()[:, 0]
+        result[low] *= (-self.exponential((len(low),)) / a[low]).exp()
         return result.view(shape.shape)
 
     def binomial(self, counts: Tensor, probability: Tensor | float) -> Tensor:
@@ -163,28 +157,28 @@ class Draws(ABC):
         """
         chance = torch.as_tensor(probability, dtype=torch.float64, device=counts.device)
         counts, chance = torch.broadcast_tensors(counts.to(torch.int64), chance)
-        shape, n, p = counts.shape, counts.flatten().clone(), chance.flatten().clone()
+        n = counts.flatten().clone()
+        p = chance.flatten().clone()
         result = torch.zeros_like(n)
         where = (n > SMALL_CROWD).nonzero()[:, 0]
         while len(where):
-            crowd, share = n[where], p[where]
-            a = 1 + crowd // 2
-            x, y = self.gamma(torch.stack([a, crowd + 1 - a]))
-            x = x / (x + y)
-            below = x <= share
+            own_n = n[where]
+            own_p = p[where]
+            a = 1 + own_n // 2
+            x, y = self.gamma(torch.stack([a, own_n + 1 - a]))
+            x = x / (x + y)  # the a-th uniform
+            below = x <= own_p
             result[where] += torch.where(below, a, 0)
-            n[where] = torch.where(below, crowd - a, a - 1)
-            p[where] = (
-                torch.where(below, (share - x) / (1 - x), share / x).nan_to_num_(0.0).clamp_(0, 1)
-            )
+            n[where] = torch.where(below, own_n - a, a - 1)
+            rest = torch.where(below, (own_p - x) / (1 - x), own_p / x)
+            p[where] = rest.nan_to_num_(0.0).clamp_(0, 1)
             where = where[n[where] > SMALL_CROWD]
-        places = torch.arange(SMALL_CROWD, device=n.device)
-        for some, rest, share in zip(
-            result.split(AT_ONCE), n.split(AT_ONCE), p.split(AT_ONCE), strict=True
-        ):
-            hits = self.uniform((len(some), SMALL_CROWD)) < share[:, None]
-            some += (hits & (places < rest[:, None])).sum(-1)
-        return result.view(shape)
+        trials = torch.arange(SMALL_CROWD, device=n.device)
+        parts = [x.split(AT_ONCE) for x in (result, n, p)]
+        for hits, own_n, own_p in zip(*parts, strict=True):
+            success = self.uniform((len(hits), SMALL_CROWD)) < own_p[:, None]
+            hits += (success & (trials < own_n[:, None])).sum(-1)
+        return result.view(counts.shape)
 
     def poisson(self, rate: Tensor) -> Tensor:
         """Poisson(rate), int64, for rates up to 1e14.
@@ -199,27 +193,30 @@ class Draws(ABC):
         count = torch.zeros_like(left, dtype=torch.int64)
         where = (left > FEW).nonzero()[:, 0]
         while len(where):
-            m = (left[where] * 0.875).floor()
+            own = left[where]
+            m = (own * 0.875).floor()
             time = self.gamma(m)
-            over = time > left[where]
-            share = (left[where] / time).clamp(max=1)
-            count[where] += torch.where(
-                over, self.binomial((m - 1).to(torch.int64), share), m.to(torch.int64)
-            )
-            left[where] = torch.where(over, 0.0, left[where] - time)
+            over = time > own
+            share = (own / time).clamp(max=1)
+            before = self.binomial((m - 1).to(torch.int64), share)
+            count[where] += torch.where(over, before, m.to(torch.int64))
+            left[where] = torch.where(over, 0.0, own - time)
             where = where[left[where] > FEW]
         return (count + self._few(left)).view(rate.shape)
 
     def _few(self, rate: Tensor) -> Tensor:
         """Poisson(rate) for small rates (size,): arrivals counted one by one."""
         count = torch.zeros_like(rate, dtype=torch.int64)
-        where, time = torch.arange(len(rate), device=rate.device), torch.zeros_like(rate)
+        where = torch.arange(len(rate), device=rate.device)
+        time = torch.zeros_like(rate)
         while len(where):
-            times = time[:, None] + self.exponential((len(where), self._arrivals_at_once)).cumsum(1)
+            gaps = self.exponential((len(where), self._arrivals_at_once))
+            times = time[:, None] + gaps.cumsum(1)
             before = times <= rate[where, None]
             count[where] += before.sum(1)
-            left = before[:, -1].nonzero()[:, 0]
-            where, time = where[left], times[left, -1]
+            more = before[:, -1]
+            where = where[more]
+            time = times[more, -1]
         return count
 
     def negative_binomial(self, shape: Tensor, ratio: float) -> Tensor:
@@ -231,17 +228,15 @@ class Draws(ABC):
 
 
 class Simulated(Draws):
-    """A ``torch.Generator`` as :class:`Draws`: for ``sample_`` and for what is public, never for
-    private noise.
+    """A ``torch.Generator`` as :class:`Draws`: for simulation and what is public, never for noise.
 
     Counts are torch's own. Raises TypeError for anything but a generator, ValueError where it is on
     another device than ``device``.
     """
 
     def __init__(self, generator: torch.Generator, device: torch.device | None = None) -> None:
-        own = getattr(generator, "device", torch.device("cpu"))
-        self.generator = checks.random_source(generator, own if device is None else device)
-        self.device = own if device is None else device
+        self.generator = checks.random_source(generator, device)
+        self.device = generator.device if device is None else device
 
     def fill(self, words: Tensor) -> None:
         words.random_(-(2**63), None, generator=self.generator)
@@ -250,9 +245,8 @@ class Simulated(Draws):
         return int(self.words(()))
 
     def integers(self, shape: tuple[int, ...]) -> Tensor:
-        return torch.empty(shape, dtype=torch.int64, device=self.device).random_(
-            generator=self.generator
-        )
+        out = torch.empty(shape, dtype=torch.int64, device=self.device)
+        return out.random_(generator=self.generator)
 
     def uniform(self, shape: tuple[int, ...]) -> Tensor:
         return torch.rand(shape, dtype=torch.float64, device=self.device, generator=self.generator)
@@ -262,10 +256,15 @@ class Simulated(Draws):
 
     def binomial(self, counts: Tensor, probability: Tensor | float) -> Tensor:
         chance = torch.as_tensor(probability, dtype=torch.float64, device=counts.device)
-        counts, chance = torch.broadcast_tensors(counts.double(), chance)
-        return torch.binomial(
-            counts.contiguous(), chance.contiguous(), generator=self.generator
-        ).to(torch.int64)
+        both = torch.broadcast_tensors(counts.double(), chance)
+        n = both[0].contiguous()
+        p = both[1].contiguous()
+        return torch.binomial(n, p, generator=self.generator).to(torch.int64)
 
     def _few(self, rate: Tensor) -> Tensor:
         return torch.poisson(rate, generator=self.generator).to(torch.int64)
+
+
+def _in_unit(integers: Tensor) -> Tensor:
+    """Integers uniform on [0, 2^63) as float64 in (0, 1]: middles of steps of 2^-63."""
+    return integers.double().add_(0.5).mul_(2.0**-63)

@@ -1,5 +1,6 @@
-"""Whole steps of a grid: the cost of rounding vectors, and the normal noise added to them. The one
-proof of it.
+"""Whole steps of a grid: what rounding vectors costs, and the normal noise added to them.
+
+This is the one proof of it.
 
 *1. Vectors.* Two vectors of d numbers at distance D, both rounded to multiples of h, to the nearest
 or toward 0, are at most D + h d^{1/2} apart (``moved``): each coordinate's difference grows by less
@@ -59,11 +60,12 @@ import math
 
 from torchdp import checks
 
+LEAST_UNITS = 0.5  # deviation of a client's noise, in grid units, from which the proof holds
+SERIES = 2.1  # of the proof: bounds the sums over m
+
 
 def moved(distance: float, step: float, size: int) -> float:
-    """How far apart two vectors of so many numbers are at most once they are rounded: the first
-    claim.
-    """
+    """The distance of two vectors of so many numbers once they are rounded: the first claim."""
     return distance + step * math.sqrt(size)
 
 
@@ -82,8 +84,9 @@ def grid_sensitivity(
 
 
 def row_cost(honest: int, step: float, columns: int, distance: float) -> float:
-    """min over integers 1 <= k <= h of distance^2/k + d k step^2/4: what one copy in a row of h
-    honest pairs adds to mu^2 sigma_j^2.
+    """min over integers 1 <= k <= h of distance^2/k + d k step^2/4.
+
+    What one copy in a row of h honest pairs adds to mu^2 sigma_j^2.
     """
     best = math.floor(2 * distance / step / math.sqrt(columns))
     k = min(honest, max(1, best))
@@ -94,22 +97,27 @@ def grid_variation(honest: int, units: float) -> float:
     """How far a sum of h rounded normals of deviation s is from a rounded normal and uniforms.
 
     (N + 1/2) times what the series differ by, and 2 e^-100 (1 + 2.1 e^(-2 pi^2 s^2))^h; 0 for h =
-    1, where both are the same, 1 where s < 1/2. honest: h >= 1; units: s, in grid units.
+    1, where both are the same, 1 where s < 1/2.
+
+    Args:
+        honest: h >= 1.
+        units: s, in grid units.
 
     Guarantees: an upper bound on the total variation distance. Source: the proof above.
     """
-    if units < 0.5:
+    if units < LEAST_UNITS:
         return 1.0
     if honest == 1:
         return 0.0
-    pi2 = math.pi**2
     square = units**2
-    near = -2 * pi2 * square * (honest - 1) / honest + 2.1 * honest * math.exp(-pi2 * square)
-    far = -square * pi2 / 2 - (honest - 1) * (square * pi2 / 8 - math.log(3.1))
-    tails = 2.1 * honest * math.exp(-2 * pi2 * square) - 100
+    exponent = square * math.pi**2
+    # Logarithms of the parts of the proof's bound: |t| <= pi/2, |t| above, and beyond N.
+    near = -2 * exponent * (honest - 1) / honest + SERIES * honest * math.exp(-exponent)
+    far = -exponent / 2 - (honest - 1) * (exponent / 8 - math.log(3.1))
+    tails = SERIES * honest * math.exp(-2 * exponent) - 100
     if max(near, far, tails) > 0:  # the bound is above 1
         return 1.0
-    series = 2.1 * (honest * math.exp(max(near, far)) + math.exp(-honest * square * pi2 / 2))
+    series = SERIES * (honest * math.exp(max(near, far)) + math.exp(-honest * exponent / 2))
     reached = math.sqrt(200 * honest * (square + 1 / 12)) + 0.5
     return min(1.0, reached * series + 2 * math.exp(tails))
 
@@ -121,14 +129,19 @@ def grid_sigma(
 
     sigma_j^2 = s cost_j / mu^2, cost_j = min over k <= h_j of D^2/k + d k step^2/4 (``row_cost``):
     each of the s copies takes 1/s of mu^2.
-    honest: h_j >= 1, the honest pairs that the row holds at least. copies: s. columns: d. distance:
-    D from ``grid_sensitivity``. mu: of Gaussian differential privacy; (epsilon, delta)-DP holds for
-    1/mu = gaussian_sigma(epsilon, delta).
+
+    Args:
+        honest: h_j >= 1, the honest pairs that the row holds at least.
+        copies: s.
+        columns: d.
+        step: of the grid.
+        distance: D from ``grid_sensitivity``.
+        mu: of Gaussian differential privacy; (epsilon, delta)-DP holds for 1/mu =
+            gaussian_sigma(epsilon, delta).
 
     Guarantees: mu-GDP of the integer sums against whoever knows all but the honest noise, where one
-    client's integers
-        are replaced by others at distance at most D; an upper bound, attained as the grid becomes
-        fine.
+    client's integers are replaced by others at distance at most D; an upper bound, attained as the
+    grid becomes fine.
     Source: the proof above; Dong, Roth, Su (2022), Theorem 2.7 and Proposition 2.8, for what is
     post-processed.
     """

@@ -1,6 +1,4 @@
-"""How much is held in memory at a time, whatever the number of users or points, and how much is
-free.
-"""
+"""How much is held in memory at a time, whatever the number of users, and how much is free."""
 
 import os
 from pathlib import Path
@@ -18,26 +16,22 @@ def rows_at_once(width: int) -> int:
 
 
 def numbers_that_fit(copies: int = 1) -> int:
-    """The most float64 numbers of a tensor, of which a call holds so many copies, that the free
-    memory has room for.
-    """
+    """The most float64 numbers of a tensor whose copies, as many, fit in free memory."""
     return int(SHARE * free_bytes() / (NUMBER * copies))
 
 
 def free_bytes() -> int:
-    """Bytes that this process may still ask for: of the machine, and below a limit of its own
-    (``ulimit -v``).
-    """
+    """Bytes that this process may still ask for: of the machine, and below ``ulimit -v``."""
     free = UNKNOWN
     try:
-        lines = Path("/proc/meminfo").read_text().splitlines()
-        free = next(
-            int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable")
-        )
+        for line in Path("/proc/meminfo").read_text().splitlines():
+            if line.startswith("MemAvailable"):
+                free = int(line.split()[1]) * 1024
         import resource  # of Unix alone
 
         limit = resource.getrlimit(resource.RLIMIT_AS)[0]
-        held = int(Path("/proc/self/statm").read_text().split()[0]) * os.sysconf("SC_PAGE_SIZE")
-    except (OSError, ImportError, StopIteration, ValueError):
+        pages = int(Path("/proc/self/statm").read_text().split()[0])
+        held = pages * os.sysconf("SC_PAGE_SIZE")
+    except (OSError, ImportError, ValueError):
         return free
     return free if limit == resource.RLIM_INFINITY else min(free, max(0, limit - held))

@@ -1,5 +1,4 @@
-"""Where the noise of users and curators comes from: a cipher keyed by the system, or a seed in its
-place for tests.
+"""Where the noise of users and curators comes from: a cipher keyed by the system, or a seed.
 
 Public draws (features, sketches, matrices) and ``sample_`` take a ``torch.Generator``; private
 noise takes a :class:`Noise`. The two are different types, so no stream can be both published and
@@ -31,16 +30,12 @@ if hasattr(os, "register_at_fork"):
 
 
 def process() -> tuple[int, int]:
-    """What tells this process from its parent and its children: a stream that two of them read is
-    read twice.
-    """
+    """What tells this process from its parent and its children, which must not read one stream."""
     return os.getpid(), _forks
 
 
 class Noise(Draws):
-    """ChaCha20 under 256 bits of the operating system's: it cannot be repeated, and no two threads
-    share a word.
-
+    """ChaCha20 under 256 bits of the operating system's: no word is repeated, or of two threads.
     Each thread has its own key, drawn at its first use; so has a forked child. A key makes 2^26
     words, or those of one larger call, and is forgotten. A copy or a pickle would repeat its words:
     both raise TypeError. On a GPU the words are the cipher's too; fused kernels, which draw from
@@ -58,7 +53,8 @@ class Noise(Draws):
     def fill(self, words: Tensor) -> None:
         own = self._own
         if getattr(own, "process", None) != process() or own.stream.used + words.numel() > LONGEST:
-            own.stream, own.process = Stream(system_key(self.device)), process()
+            own.stream = Stream(system_key(self.device))
+            own.process = process()
         own.stream.fill(words)
 
     def kernel_key(self) -> int | None:
@@ -66,17 +62,20 @@ class Noise(Draws):
 
     def __reduce_ex__(self, protocol: object) -> NoReturn:
         raise TypeError(
-            f"a {type(self).__name__} can not be copied or pickled: the copy would repeat its words; "
-            "make a new one where it is used"
+            f"a {type(self).__name__} can not be copied or pickled: the copy would repeat its "
+            "words; make a new one where it is used"
         )
 
 
 class SeededNoise(Noise):
-    """The same distribution from a seed, so that a test or a simulation can be repeated. It gives
-    no privacy.
+    """The same distribution from a seed, for tests and simulations. It gives no privacy.
 
-    seed: any integer, all of which counts. Threads share one stream under a lock; in a forked child
-    it raises RuntimeError, since it would repeat its parent's words.
+    Args:
+        seed: any integer, all of which counts.
+        device: of the words.
+
+    Threads share one stream under a lock; in a forked child it raises RuntimeError, since it would
+    repeat its parent's words.
     """
 
     def __init__(self, seed: int, device: torch.device | str | None = None) -> None:
@@ -86,19 +85,18 @@ class SeededNoise(Noise):
         self.seed = seed
         key = hashlib.shake_256(b"torchdp seeded noise %d" % seed).digest(32)
         self._stream = Stream(key_of(key, self.device))
-        self._lock, self._made = threading.Lock(), process()
+        self._lock = threading.Lock()
+        self._process = process()
 
     @staticmethod
     def of(generator: torch.Generator) -> "SeededNoise":
-        """A seed of 256 bits from a generator, on its device: users' messages inside a
-        simulation.
-        """
+        """A seed of 256 bits from a generator, on its device: users' messages in a simulation."""
         draws = Simulated(generator)
         words = draws.words((4,)).cpu().numpy().tobytes()
         return SeededNoise(int.from_bytes(words, "little"), draws.device)
 
     def fill(self, words: Tensor) -> None:
-        if self._made != process():
+        if self._process != process():
             raise RuntimeError(
                 "this SeededNoise was made before a fork; make one with another seed in the child"
             )
@@ -110,19 +108,19 @@ class SeededNoise(Noise):
 
 
 def source(noise: Noise | None, device: torch.device | str | None = None) -> Noise:
-    """``noise``, or for None the system's under a new key, on ``device``. Raises TypeError,
-    ValueError.
+    """``noise``, or for None the system's under a new key, on ``device``.
 
-    device: None where the words are read by the host: any.
+    device: None where the words are read by the host: any. Raises TypeError, ValueError.
     """
     if noise is None:
         return Noise(device or "cpu")
     if not isinstance(noise, Noise):
         raise TypeError(
-            f"noise must be None (the system's) or a Noise such as SeededNoise(1), not {type(noise).__name__}; "
+            "noise must be None (the system's) or a Noise such as SeededNoise(1), not "
+            f"{type(noise).__name__}; "
             "a torch.Generator draws what is public or simulated, never what hides a user"
         )
-    if device is not None and noise.device.type != (device := torch.device(device)).type:
+    if device is not None and noise.device.type != torch.device(device).type:
         raise ValueError(
             f"noise is on {noise.device}, the data on {device}; make the noise on {device}"
         )

@@ -13,17 +13,19 @@ import torch
 
 # torch's CPU state: a header of 24 bytes, 624 words of 32 bits stored in 64, then what is left of
 # the last normal.
-_HEADER, _WORDS, _SIZE = 24, 624, 5056
+_HEADER = 24
+_WORDS = 624
+_SIZE = 5056
 
 
 def keyed_generator(key: bytes, device: torch.device | str | None = None) -> torch.Generator:
-    """A generator whose stream is a function of ``key`` (by SHAKE-256) and of the kind of device
-    alone.
+    """A generator whose stream is a function of ``key`` and of the kind of device alone.
 
-    device: for None torch's default, which a script's ``--device`` sets.
+    By SHAKE-256. device: for None torch's default, which a script's ``--device`` sets.
     """
     device = torch.get_default_device() if device is None else torch.device(device)
-    material, generator = hashlib.shake_256(key).digest(4 * _WORDS), torch.Generator(device)
+    generator = torch.Generator(device)
+    material = hashlib.shake_256(key).digest(4 * _WORDS)
     if device.type != "cpu":
         return generator.manual_seed(int.from_bytes(material[:8], "little", signed=True))
     state = generator.manual_seed(1).get_state()
@@ -32,8 +34,8 @@ def keyed_generator(key: bytes, device: torch.device | str | None = None) -> tor
         raise RuntimeError(
             f"torch {torch.__version__} stores its CPU generator in a way that is not known here"
         )
-    words = torch.frombuffer(bytearray(material), dtype=torch.int32).to(torch.int64) & 0xFFFFFFFF
+    signed = torch.frombuffer(bytearray(material), dtype=torch.int32)
+    words = signed.to(torch.int64) & 0xFFFFFFFF
     state[_HEADER : _HEADER + 8 * _WORDS] = words.view(torch.uint8)
-    # what initial_seed() returns
-    state[:8] = words[:2].view(torch.int32)[::2].contiguous().view(torch.uint8)
+    state[:8] = signed[:2].view(torch.uint8)  # what initial_seed() returns
     return generator.set_state(state)

@@ -1,5 +1,7 @@
-"""One safeguarded root for every calibration: of a number, or of each entry of a tensor; it ends on
-the safe side.
+"""One safeguarded root for every calibration, which ends on the safe side.
+
+Of a number, or of each entry of a tensor: one body for both, over ``where``.
+Notation: f is the excess, a the newest point, b the end of the other sign, c the point before.
 """
 
 import math
@@ -15,8 +17,9 @@ Number = TypeVar("Number", float, Tensor)
 TOLERANCE = 2.0**-46  # of x, absolute; x is a logarithm where the answer shall be relative
 ULPS = 2.0**-51  # of |x|: two floats so near are not told apart further
 ASKED = 4  # rounds between two questions to a device; a CPU is asked each round
-# steps that look for the other side, and how one grows to the next
-OUTWARD, SHORTEST, LARGEST = 60, 1.5, 4.0
+OUTWARD = 60  # steps that look for the other side,
+SHORTEST = 1.5  # and how one grows to the next, at least
+LARGEST = 4.0  # and at most
 ROUNDS = 200
 TINY = 1e-300  # a number below it is 0 to a logarithm
 
@@ -29,8 +32,7 @@ def root(
     grow: tuple[bool, bool] = (True, True),
     longest: float = math.inf,
 ) -> Number:
-    """The least x, to ``tolerance``, with excess(x) <= 0, where excess falls through 0; each entry
-    by itself.
+    """The least x, to ``tolerance``, with excess(x) <= 0, where excess falls through 0.
 
     *Method.* An end that does not enclose the root moves out, each step 1.5 to 4 times as long as
     the last, as the secant says; what was one end becomes the other. From there on f(low) > 0 >=
@@ -38,7 +40,7 @@ def root(
     stays half the tolerance away from both ends, so that both come in; where rounding hides the
     root, each time four times as far. The answer is the end that is safe. So no monotonicity is
     used for safety, only for the word "least", and whoever evaluates to r subtracts r from its
-    target.
+    target. Each entry of a batch by itself.
 
     Args:
         excess: elementwise, float64, or of one float; a NaN of it counts as unsafe.
@@ -49,11 +51,33 @@ def root(
         longest: of the steps by which they move.
 
     Guarantees: excess(x) <= 0 as evaluated; some x' >= x - max(tolerance, 4 ulp) below it has
-    excess(x') > 0. Where
-        ``low`` is safe and must not move: low itself. NaN where no safe point was found.
+    excess(x') > 0. Where ``low`` is safe and must not move: low itself. NaN where no safe point was
+    found.
     Source: Chandrupatla (1997), hybrid of bisection and inverse quadratic interpolation.
     """
-    return _root(excess, low, high, tolerance, grow, longest)
+    function: Any = excess
+    given: tuple[Any, Any] = (low, high)
+    tensors = [end for end in given if isinstance(end, Tensor)]
+    if not tensors:
+        return _of_one(function, low, high, tolerance, grow, longest)
+    device = tensors[0].device
+    float64 = [torch.as_tensor(end, dtype=torch.float64, device=device) for end in given]
+    ends = list(torch.broadcast_tensors(*float64))
+
+    def f(x: Tensor) -> Tensor:
+        return function(x).nan_to_num(math.inf, math.inf, -math.inf)
+
+    values = [f(end) for end in ends]
+    like = values[0]
+    if device.type != "cpu" or {value.numel() for value in values} != {1}:
+        return _narrowed(f, torch.where, ends, values, tolerance, grow, longest)
+
+    def of_float(x: float) -> float:
+        return float(function(torch.full_like(like, x)))
+
+    known = [np.float64(value) for value in values]
+    answer = _of_one(of_float, ends[0], ends[1], tolerance, grow, longest, known)
+    return torch.full_like(like, answer)  # type: ignore[return-value]
 
 
 def between(
@@ -64,8 +88,8 @@ def between(
 ) -> Tensor:
     """Where a function that falls is 0 between two ends, or the end that is nearest to that."""
     high = torch.as_tensor(high, dtype=low.dtype, device=low.device)
-    found = root(excess, low, high, tolerance, (False, False))
-    return torch.where(found.isnan(), high, found)
+    x = root(excess, low, high, tolerance, (False, False))
+    return torch.where(x.isnan(), high, x)
 
 
 def least(
@@ -79,51 +103,39 @@ def least(
     longest: float = math.inf,
     floor: float = 0.0,
 ) -> float:
-    """The least x >= floor with found(x) <= target, which falls with x > 0: ``root`` in logarithms.
+    """The least x >= floor with found(x) <= target: ``root`` in logarithms.
 
-    low, high: a guess of the bracket. tolerance: relative. The rest as of ``root``. NaN where there
-    is none.
+    Args:
+        found: falls with x > 0.
+        target: > 0.
+        low: a guess of the bracket's lower end.
+        high: of its upper end.
+        tolerance: of x, relative.
+        grow: as of ``root``.
+        longest: as of ``root``, of log x.
+        floor: below it x is unsafe.
+
+    NaN where there is none.
     """
 
     def excess(log_x: float) -> float:
         x = math.exp(log_x)
-        return math.log(max(found(x), TINY) / target) if x >= floor else math.inf
+        if x < floor:
+            return math.inf
+        return math.log(max(found(x), TINY) / target)
 
     return math.exp(root(excess, math.log(low), math.log(high), tolerance, grow, longest))
-
-
-def _root(
-    excess: Any, low: Any, high: Any, tolerance: float, grow: tuple[bool, bool], longest: float
-) -> Any:
-    how = (grow, longest, tolerance)
-    device = next((end.device for end in (low, high) if isinstance(end, Tensor)), None)
-    if device is None:
-        return _of_one(excess, low, high, how)
-    ends = (torch.as_tensor(end, dtype=torch.float64, device=device) for end in (low, high))
-    low, high = torch.broadcast_tensors(*ends)
-
-    def f(x: Tensor) -> Tensor:
-        return excess(x).nan_to_num(math.inf, math.inf, -math.inf)
-
-    values = [f(low), f(high)]
-    if device.type != "cpu" or {value.numel() for value in values} != {1}:
-        return _found(f, torch.where, [low, high], values, *how)
-    like = values[0]
-
-    def of_one(x: float) -> float:
-        return float(excess(torch.full_like(like, x)))
-
-    known = [np.float64(value) for value in values]
-    return torch.full_like(like, _of_one(of_one, low, high, how, known))
 
 
 def _of_one(
     excess: Callable[[float], float],
     low: Any,
     high: Any,
-    how: tuple[Any, ...],
+    tolerance: float,
+    grow: tuple[bool, bool],
+    longest: float,
     known: list[np.float64] | None = None,
-) -> float:
+) -> Any:
     """The same steps in floats, which cost less, of numpy, which divide by 0.
 
     known: the function's values at both ends, where they are known.
@@ -136,68 +148,89 @@ def _of_one(
     def where(condition: bool, yes: Any, no: Any) -> Any:
         return yes if condition else no
 
-    at = [np.float64(low), np.float64(high)]
-    value = known or [f(at[0]), f(at[1])]
-    if value[0] > 0 >= value[1] and at[1] - at[0] <= how[-1]:
+    ends = [np.float64(low), np.float64(high)]
+    values = known or [f(end) for end in ends]
+    if values[0] > 0 >= values[1] and ends[1] - ends[0] <= tolerance:
         # Nothing is left to do: whoever calls with a good guess pays for two calls alone.
         return float(high)
     with np.errstate(all="ignore"):
-        return float(_found(f, where, at, value, *how))
+        return float(_narrowed(f, where, ends, values, tolerance, grow, longest))
 
 
-def _found(
-    f: Any, where: Any, at: Any, value: Any, grow: Any, longest: float, tolerance: float
+def _narrowed(
+    f: Any,
+    where: Any,
+    ends: Any,
+    values: Any,
+    tolerance: float,
+    grow: tuple[bool, bool],
+    longest: float,
 ) -> Any:
-    """The root of tensors, or of one float; at, value: the ends and f there."""
-    # a is the newest point, b the other side
-    b, fb, a, fa = _enclosed(f, where, at, value, grow, longest)
+    """The root of tensors, or of one float; values: f at the ends."""
+    b, fb, a, fa = _enclosed(f, where, ends, values, grow, longest)
     every = ASKED if isinstance(a, Tensor) and a.device.type != "cpu" else 1
-    enclosed, nearest = (fb > 0) & (fa <= 0), where(fb <= 0, b, math.nan)
-    c, fc, t, push = b, fb, 0.5, 1.0
+    enclosed = (fb > 0) & (fa <= 0)
+    unenclosed = where(fb <= 0, b, math.nan)  # the answer where no root is enclosed
+    c = b
+    fc = fb
+    t = 0.5
+    push = 1.0
     for turn in range(ROUNDS):
         ulps = ULPS * abs(a)
-        room = where(ulps > tolerance, ulps, tolerance) / abs(b - a)
-        open_ = enclosed & (room < 1)
+        share = where(ulps > tolerance, ulps, tolerance) / abs(b - a)
+        open_ = enclosed & (share < 1)
         if turn % every == 0 and not bool(open_.any()):
             break
-        short = where(room * push < 1, room * push, 1.0) / 2
+        short = where(share * push < 1, share * push, 1.0) / 2
         inner = where(t > short, where(t < 1 - short, t, 1 - short), short)
         # where rounding hides the root the next such step is longer
         push = where(inner == t, push, 4 * push)
         x = where(open_, a + inner * (b - a), a)
         fx = f(x)
         same = (fx > 0) == (fa > 0)
-        c, fc = where(open_, where(same, a, b), c), where(open_, where(same, fa, fb), fc)
         crossed = open_ & ~same
-        b, fb = where(crossed, a, b), where(crossed, fa, fb)
-        a, fa = where(open_, x, a), where(open_, fx, fa)
-        xi, phi = (a - b) / (c - b), (fa - fb) / (fc - fb)
-        step = fa / (fb - fa) * (fc / (fb - fc)) + (c - a) / (b - a) * (fa / (fc - fa)) * (
-            fb / (fc - fb)
-        )
+        c = where(open_, where(same, a, b), c)
+        fc = where(open_, where(same, fa, fb), fc)
+        b = where(crossed, a, b)
+        fb = where(crossed, fa, fb)
+        a = where(open_, x, a)
+        fa = where(open_, fx, fa)
+        # Chandrupatla's condition: the inverse quadratic through a, b, c stays between a and b.
+        xi = (a - b) / (c - b)
+        phi = (fa - fb) / (fc - fb)
+        through_b = fa / (fb - fa) * (fc / (fb - fc))
+        through_c = (c - a) / (b - a) * (fa / (fc - fa)) * (fb / (fc - fb))
+        step = through_b + through_c
         smooth = (phi * phi < xi) & ((1 - phi) * (1 - phi) < 1 - xi) & (abs(step) < math.inf)
         t = where(smooth, step, 0.5)
-    return where(enclosed, where(fa <= 0, a, b), nearest)
+    return where(enclosed, where(fa <= 0, a, b), unenclosed)
 
 
 def _enclosed(
-    f: Any, where: Any, at: list[Any], value: list[Any], grow: tuple[bool, bool], longest: float
+    f: Any,
+    where: Any,
+    ends: list[Any],
+    values: list[Any],
+    grow: tuple[bool, bool],
+    longest: float,
 ) -> Any:
     """(low, f(low), high, f(high)) with f(low) > 0 >= f(high), where steps lead there."""
-    first = where(at[1] - at[0] > 2.0**-10, at[1] - at[0], 2.0**-10)
+    width = ends[1] - ends[0]
+    first = where(width > 2.0**-10, width, 2.0**-10)
     for end, other, sign in ((0, 1, -1), (1, 0, 1)):
         step = first
         for _ in range(OUTWARD * grow[end]):
-            wrong = (value[end] > 0) == (end == 1)
+            wrong = (values[end] > 0) == (end == 1)
             if not bool(wrong.any()):
                 break
-            x = where(wrong, at[end] + sign * step, at[end])
+            x = where(wrong, ends[end] + sign * step, ends[end])
             fx = f(x)
-            growth = 1.1 * fx / (value[end] - fx)  # not finite where nothing falls
+            growth = 1.1 * fx / (values[end] - fx)  # not finite where nothing falls
             growth = where((growth > SHORTEST) & (growth < math.inf), growth, SHORTEST)
             step = step * where(growth < LARGEST, growth, LARGEST)
             step = where(step < longest, step, longest)
-            at[other] = where(wrong, at[end], at[other])
-            value[other] = where(wrong, value[end], value[other])
-            at[end], value[end] = x, fx
-    return at[0], value[0], at[1], value[1]
+            ends[other] = where(wrong, ends[end], ends[other])
+            values[other] = where(wrong, values[end], values[other])
+            ends[end] = x
+            values[end] = fx
+    return ends[0], values[0], ends[1], values[1]

@@ -1,5 +1,6 @@
-"""Rounded normals: integer noise that keeps every promise of Gaussian noise, for the integers that
-leave.
+"""Rounded normals: integer noise that keeps every promise of Gaussian noise.
+
+To read: ``RoundedNormal`` is made of pieces, each drawn by a ``Guide``; ``split`` says of which.
 """
 
 import functools
@@ -21,15 +22,16 @@ from torchdp.kernels.inversion.tables import WIDEST as ONE_TABLE
 
 AT_ONCE = 2**16  # draws whose words and cells stay in a nearby cache
 AT_ONCE_THERE = 2**24  # on a GPU, where each part costs launches and a wait
-# bits of a draw's first part, and those of them that choose a cell of the guide
-SHORT, LONG = (16, 16), (32, 20)
+# Bits of a draw's first part, and those of them that choose a cell of the guide.
+SHORT = (16, 16)
+LONG = (32, 20)
 MANY = 2048  # thresholds from which on the first part is LONG: 1 cell in 32 is open at most
 FINE = 256  # steps of sigma where the step is free
 LOWEST = -(2**63)
 WIDEST = 2.0**28  # steps of sigma
 PAIR = 2.0**20  # steps of sigma in two pieces; beyond, four or five with small tables
-# about the coarse piece's sigma, and the most that its values may lie apart
-PIECE, MOST_APART = 64, 900
+PIECE = 64  # about the coarse piece's sigma
+MOST_APART = 900  # the largest distance of its values
 SMOOTH = 2.25  # sigma of the fine piece over the distance of the coarse one's values
 BUMPS = 2.0**-135  # total variation distance of their sum from a normal
 
@@ -57,33 +59,34 @@ class RoundedNormal:
     step: float = 1.0
 
     def __post_init__(self) -> None:
-        sigma, step = checks.positive("sigma", self.sigma), checks.positive("step", self.step)
-        if math.frexp(step)[0] != 0.5:
+        checks.keep(self, sigma=checks.positive, step=checks.positive)
+        if math.frexp(self.step)[0] != 0.5:
             raise ValueError(
-                f"step must be a power of two, not {step:g}: multiples of it are exact in float64"
+                f"step must be a power of two, not {self.step:g}: "
+                "multiples of it are exact in float64"
             )
-        object.__setattr__(self, "sigma", sigma)
-        object.__setattr__(self, "step", step)
-        if sigma / step > WIDEST:
+        steps = self.sigma / self.step
+        if steps > WIDEST:
             raise ValueError(
-                f"sigma must be at most 2^28 steps, not {sigma / step:g}; count in coarser steps"
+                f"sigma must be at most 2^28 steps, not {steps:g}; count in coarser steps"
             )
-        self._pieces("cpu")  # a sigma that no table holds
+        self._pieces("cpu")  # refuses a sigma that no table holds
 
     @staticmethod
     def fine(sigma: float) -> "RoundedNormal":
-        """For integers, in steps of 1 or of a fraction below sigma/128: rounding costs 5e-6 of the
-        variance.
+        """For integers, in steps of 1 or of a fraction below sigma/128.
 
-        sigma: up to 2^28. Raises ValueError.
+        Rounding costs 5e-6 of the variance. sigma: up to 2^28. Raises ValueError.
         """
         sigma = checks.positive("sigma", sigma)
-        return RoundedNormal(sigma, 2.0 ** min(0, math.ceil(math.log2(sigma / FINE))))
+        exponent = math.ceil(math.log2(sigma / FINE))
+        return RoundedNormal(sigma, 2.0 ** min(0, exponent))
 
     @property
     def variation(self) -> float:
-        """Largest total variation distance of one draw from its target: (thresholds + 3) 2^-129, of
-        both pieces.
+        """Largest total variation distance of one draw from its target.
+
+        (thresholds + 3) 2^-129, of all pieces.
         """
         pieces = self._pieces("cpu")
         return sum(guide.variation for _, guide in pieces) + BUMPS * (len(pieces) - 1)
@@ -94,20 +97,22 @@ class RoundedNormal:
         return self.step**2 * sum(apart**2 * guide.variance for apart, guide in self._pieces("cpu"))
 
     def draw(self, shape: tuple[int, ...], draws: Draws) -> Tensor:
-        """R/step, int64, on the device of ``draws``: 16 or 32 bits each, and 112 or 96 more where
-        these do not decide.
+        """R/step, int64, on the device of ``draws``.
 
-        Equal words give equal integers: however many are drawn at once, first come the first bits
-        of all of them.
+        16 or 32 bits each, and 112 or 96 more where these do not decide. Equal words give equal
+        integers: however many are drawn at once, first come the first bits of all of them.
         """
         out = torch.empty(math.prod(shape), dtype=torch.int64, device=draws.device)
-        for place, (apart, guide) in enumerate(self._pieces(str(draws.device))):
-            guide.fill(out, draws, apart if place else 0)
+        (_, first), *others = self._pieces(str(draws.device))
+        first.fill(out, draws)
+        for apart, guide in others:
+            guide.fill(out, draws, apart)
         return out.view(shape)
 
     def added(self, total: Tensor, draws: Draws, shape: tuple[int, ...] = ()) -> Tensor:
-        """total + R, (*shape, *total.shape): int64 for int64 and whole steps, else float64, exact
-        up to 2^53 steps.
+        """total + R, (*shape, *total.shape): int64 for int64 and whole steps, else float64.
+
+        Exact up to 2^53 steps.
         """
         noise = self.draw((*shape, *total.shape), draws)
         if self.step == 1 and total.dtype == torch.int64:
@@ -122,11 +127,17 @@ class RoundedNormal:
 class Guide:
     """A table, and for each cell of a draw's first bits the integer that they decide, or ``OPEN``.
 
-    high, low: 64 bits each of the rising thresholds, the sign bit flipped: compared as signed
-    integers. cells: int16.
+    Args:
+        last: what is drawn below all thresholds.
+        high: the first 64 bits of the rising thresholds, the sign bit flipped: compared as signed
+            integers.
+        low: the 64 bits below them, likewise.
+        cells: int16.
+        bits: of a draw's first part.
+        variation: total variation distance of a draw from its distribution.
     """
 
-    last: int  # what is drawn below all thresholds
+    last: int
     high: Tensor
     low: Tensor
     cells: Tensor
@@ -136,55 +147,65 @@ class Guide:
     @functools.cached_property
     def variance(self) -> float:
         """Of what is drawn: sum (2 j - 1) T_j - (sum T_j)^2, T_j = P(X >= first + j)."""
-        tails = ((self.high.double() + 2.0**63) * 2.0**-64).flip(0)
-        odd = 2 * torch.arange(1, len(tails) + 1, dtype=torch.float64, device=tails.device) - 1
-        return math.fsum((odd * tails).tolist()) - math.fsum(tails.tolist()) ** 2
-
-    @property
-    def tensors(self) -> tuple[Tensor, Tensor, Tensor]:
-        return self.high, self.low, self.cells
+        chances = (self.high.double() + 2.0**63) * 2.0**-64  # the sign bit flipped back
+        tails = chances.flip(0)
+        j = torch.arange(1, len(tails) + 1, dtype=torch.float64, device=tails.device)
+        second = math.fsum(((2 * j - 1) * tails).tolist())
+        return second - math.fsum(tails.tolist()) ** 2
 
     @staticmethod
     def of(table: Table) -> "Guide":
         """On the table's device."""
         first, second, third, fourth = table.words[:, : table.length].flip(1)
         bits, chosen = SHORT if table.length <= MANY else LONG
-        held = torch.bincount(first >> (32 - chosen), minlength=2**chosen)
+        thresholds = torch.bincount(first >> (32 - chosen), minlength=2**chosen)  # in each cell
         last = table.first + table.length
-        cells = (last - held.cumsum(0)).masked_fill_(held > 0, OPEN).to(torch.int16)
-        high, low = ((one << 32 | two) ^ LOWEST for one, two in ((first, second), (third, fourth)))
-        return Guide(last, high, low, cells, bits, table.variation)
+        below = last - thresholds.cumsum(0)  # what a cell without thresholds decides
+        return Guide(
+            last=last,
+            high=(first << 32 | second) ^ LOWEST,
+            low=(third << 32 | fourth) ^ LOWEST,
+            cells=below.masked_fill_(thresholds > 0, OPEN).to(torch.int16),
+            bits=bits,
+            variation=table.variation,
+        )
 
     def fill(self, out: Tensor, draws: Draws, times: int = 0) -> None:
-        """Draws into a contiguous int64 tensor of one dimension, part by part; what is open waits
-        for the end.
+        """Draws into a contiguous int64 tensor of one dimension, part by part.
 
-        times: so many times the draws are added to what is there; 0: they are put in its place.
+        What the first bits leave open waits for the end. times: so many times the draws are added
+        to what is there; 0: they are put in its place.
         """
         step = AT_ONCE if out.device.type == "cpu" else AT_ONCE_THERE
         size = min(step, len(out) + -len(out) % 64)
+        # whole words, of which each holds the first bits of two or four draws
         words = torch.empty(size * self.bits // 64, dtype=torch.int64, device=out.device)
         parts = words.view(torch.int16 if self.bits == 16 else torch.int32)
-        places, begun = [], []
+        places = []
+        begun = []
         for start in range(0, len(out), step):
-            some = out[start : start + step]
-            draws.fill(words[: -(-len(some) * self.bits // 64)])
-            where = guided_draws.fill(some, parts[: len(some)], self.cells, times)
+            part = out[start : start + step]
+            draws.fill(words[: -(-len(part) * self.bits // 64)])
+            where = guided_draws.fill(part, parts[: len(part)], self.cells, times)
             places.append(where + start)
             begun.append(parts[where])
-        if len(out):
-            where, first = torch.cat(places), torch.cat(begun).long()
-            late = self.decided(first, draws.words((2, len(where))))
-            out[where] = out[where] + times * (late - OPEN) if times else late
+        if not len(out):
+            return
+        where = torch.cat(places)
+        late = self.decided(torch.cat(begun).long(), draws.words((2, len(where))))
+        out[where] = out[where] + times * (late - OPEN) if times else late
 
     def decided(self, first: Tensor, rest: Tensor) -> Tensor:
-        """W's first bits, (n,), signed, and two words for the others, (2, n) -> last -
-        #{thresholds <= W}, 128 bits.
+        """last - #{thresholds <= W}, W of 128 bits.
+
+        first: the first bits of W, (n,), signed; rest: two words for the others, (2, n).
         """
         above, below = rest
         left = 64 - self.bits
         high = (first << left | (above >> self.bits) & ((1 << left) - 1)) ^ LOWEST
-        low, passed = below ^ LOWEST, torch.searchsorted(self.high, high)
+        low = below ^ LOWEST
+        passed = torch.searchsorted(self.high, high)
+        # where the upper halves are equal, the lower ones decide
         tied = (torch.searchsorted(self.high, high, right=True) > passed).nonzero()[:, 0]
         equal = self.high == high[tied, None]
         passed[tied] += (equal & (self.low <= low[tied, None])).sum(1)
@@ -196,15 +217,10 @@ def _pieces(sigma: float, device: str) -> tuple[tuple[int, Guide], ...]:
     """How far the values of each independent piece lie apart, and its guide."""
     if sigma <= ONE_TABLE:
         return ((1, guide(rounded_normal, sigma, device)),)
-    apart, fine, coarse = split(sigma, MOST_APART if sigma <= PAIR else PIECE)
-    rest = (
-        ((1, guide(discrete_normal, coarse, device)),)
-        if sigma <= PAIR
-        else _discrete(coarse, device)
-    )
-    return (1, guide(rounded_normal, fine, device)), *(
-        (apart * each, found) for each, found in rest
-    )
+    two = sigma <= PAIR
+    apart, fine, coarse = split(sigma, MOST_APART if two else PIECE)
+    rest = ((1, guide(discrete_normal, coarse, device)),) if two else _discrete(coarse, device)
+    return (1, guide(rounded_normal, fine, device)), *_spread(apart, rest)
 
 
 def _discrete(sigma: float, device: str) -> tuple[tuple[int, Guide], ...]:
@@ -213,9 +229,12 @@ def _discrete(sigma: float, device: str) -> tuple[tuple[int, Guide], ...]:
         return ((1, guide(discrete_normal, sigma, device)),)
     apart, fine, coarse = split(sigma, PIECE)
     rest = _discrete(coarse, device)
-    return (1, guide(discrete_normal, fine, device)), *(
-        (apart * each, found) for each, found in rest
-    )
+    return (1, guide(discrete_normal, fine, device)), *_spread(apart, rest)
+
+
+def _spread(apart: int, pieces: tuple[tuple[int, Guide], ...]) -> list[tuple[int, Guide]]:
+    """The pieces, their values so many times as far apart."""
+    return [(apart * distance, piece) for distance, piece in pieces]
 
 
 @functools.lru_cache(maxsize=128)
@@ -223,9 +242,10 @@ def guide(law: Callable[[Any], Table], parameter: Hashable, device: str) -> Guid
     """Of ``law(parameter)``, on a device."""
     if device == "cpu":
         return Guide.of(law(parameter))
-    near = guide(law, parameter, "cpu")
-    high, low, cells = (each.to(device) for each in near.tensors)
-    return replace(near, high=high, low=low, cells=cells)
+    host = guide(law, parameter, "cpu")
+    return replace(
+        host, high=host.high.to(device), low=host.low.to(device), cells=host.cells.to(device)
+    )
 
 
 def split(sigma: float, most: int = MOST_APART) -> tuple[int, float, float]:
@@ -233,6 +253,7 @@ def split(sigma: float, most: int = MOST_APART) -> tuple[int, float, float]:
     apart = min(math.ceil(sigma / PIECE), most)
     fine = SMOOTH * apart
     coarse = math.sqrt((sigma - fine) * (sigma + fine)) / apart
+    # exactly: a sigma that rounding made smaller would promise too much
     while Fraction(fine) ** 2 + apart**2 * Fraction(coarse) ** 2 < Fraction(sigma) ** 2:
         coarse = math.nextafter(coarse, math.inf)
     return apart, fine, coarse

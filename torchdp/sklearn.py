@@ -1,6 +1,6 @@
-"""scikit-learn estimators whose ``fit`` releases the data once, as a curator; needs
-``torchdp[sklearn]``.
+"""scikit-learn estimators whose ``fit`` releases the data once, as a curator.
 
+They need ``torchdp[sklearn]``.
 >>> import numpy as np
 >>> from torchdp.sklearn import PrivateRidge
 >>> X = np.random.default_rng(0).uniform(-0.5, 0.5, (10_000, 3))
@@ -61,28 +61,26 @@ class Curated(base.BaseEstimator):
     random_state: Any = None
 
     def _given(self, X: Any, *y: Any, **how: Any) -> tuple[Tensor, Any, SeededNoise | None]:
-        """Rows, shortened, and y where there is one, both checked as scikit-learn does; the
-        noise.
-        """
-        found = validate_data(self, X, *y, dtype=np.float64, **how)
-        X, labels = found if y else (found, None)
+        """Rows, shortened, and y where there is one, both checked by scikit-learn; the noise."""
+        labels = None
+        X = validate_data(self, X, *y, dtype=np.float64, **how)
+        if y:
+            X, labels = X
         rows = torch.from_numpy(np.require(X, requirements=["C", "W"]))
         bound = checks.positive("bound", self.bound)
         _warn_beyond("rows", torch.linalg.vector_norm(rows, dim=-1), "bound", bound)
-        rows = shortened(rows, bound)
-        if self.random_state is None:
-            return rows, labels, None
-        return (
-            rows,
-            labels,
-            SeededNoise(int(check_random_state(self.random_state).randint(2**31 - 1))),
-        )
+        noise = None
+        if self.random_state is not None:
+            seed = check_random_state(self.random_state).randint(2**31 - 1)
+            noise = SeededNoise(int(seed))
+        return shortened(rows, bound), labels, noise
 
     def _released(
         self, rows: Tensor, bound: float, label_bound: float | None, noise: SeededNoise | None
     ) -> None:
         """The second moments of [A b], or of A where there is no label_bound."""
-        n, d = len(rows), rows.shape[1] - (label_bound is not None)
+        n = len(rows)
+        d = rows.shape[1] - (label_bound is not None)
         gram = GramRelease(n, d, bound, self.epsilon, self.delta, label_bound, model=Model.CENTRAL)
         self.moments_: Any = gram.estimate(rows, noise=noise)
         self.guarantee_ = gram.guarantee
@@ -94,12 +92,14 @@ class Curated(base.BaseEstimator):
 
 @dataclass(eq=False, repr=False, kw_only=True)
 class PrivateRidge(base.RegressorMixin, Curated):
-    """Ridge regression from one release of A^T A and A^T b, regularized as the noise asks for
-    (``adaptive_ridge``).
+    """Ridge regression from one release of A^T A and A^T b, regularized by ``adaptive_ridge``.
 
-    label_bound: labels are cut to it in size. alpha: the least weight of |w|^2. fit_intercept: a
-    column of the constant ``bound`` is added. After ``fit``: ``coef_``, ``intercept_``,
-    ``moments_``, ``guarantee_``. Raises ValueError.
+    Args:
+        label_bound: labels are cut to it in size.
+        alpha: the least weight of |w|^2.
+        fit_intercept: a column of the constant ``bound`` is added.
+
+    After ``fit``: ``coef_``, ``intercept_``, ``moments_``, ``guarantee_``. Raises ValueError.
 
     Guarantees: (epsilon, delta)-DP for replacing one row and label, their number public: that of
         :class:`torchdp.regression.GramRelease`, for rows of norm bound, or with a constant sqrt 2
@@ -114,17 +114,16 @@ class PrivateRidge(base.RegressorMixin, Curated):
     def fit(self, X: Any, y: Any) -> "PrivateRidge":
         """X: (n, d); y: (n,)."""
         rows, y, noise = self._given(X, y, y_numeric=True)
-        _warn_beyond(
-            "labels", torch.from_numpy(np.abs(y, dtype=np.float64)), "label_bound", self.label_bound
-        )
+        labels = torch.from_numpy(y.astype(np.float64))
+        _warn_beyond("labels", labels.abs(), "label_bound", self.label_bound)
         constant = rows.new_full((len(rows), int(self.fit_intercept)), self.bound)
-        rows = torch.cat([rows, constant, torch.from_numpy(y.astype(np.float64))[:, None]], 1)
-        self._released(
-            rows, self.bound * math.sqrt(1 + self.fit_intercept), self.label_bound, noise
-        )
-        found = adaptive_ridge(self.moments_, self.alpha).numpy()
-        self.coef_, rest = found[: self.n_features_in_], found[self.n_features_in_ :]
-        self.intercept_ = float(rest.sum() * self.bound)
+        rows = torch.cat([rows, constant, labels[:, None]], 1)
+        bound = self.bound * math.sqrt(1 + self.fit_intercept)
+        self._released(rows, bound, self.label_bound, noise)
+        weights = adaptive_ridge(self.moments_, self.alpha).numpy()
+        d = self.n_features_in_
+        self.coef_ = weights[:d]
+        self.intercept_ = float(weights[d:].sum() * self.bound)
         return self
 
     def predict(self, X: Any) -> np.ndarray:
@@ -134,8 +133,12 @@ class PrivateRidge(base.RegressorMixin, Curated):
 
 @dataclass(eq=False, repr=False, kw_only=True)
 class PrivatePCA(base.ClassNamePrefixFeaturesOutMixin, base.TransformerMixin, Curated):
-    """The directions of largest second moment from one release of A^T A. Not centred: subtract a
-    public centre first.
+    """The directions of largest second moment from one release of A^T A.
+
+    Not centred: subtract a public centre first.
+
+    Args:
+        n_components: how many directions.
 
     After ``fit``: ``components_`` (n_components, d), orthonormal, the largest first; ``moments_``,
     ``guarantee_``. Raises ValueError.
@@ -162,9 +165,7 @@ class PrivatePCA(base.ClassNamePrefixFeaturesOutMixin, base.TransformerMixin, Cu
 
 @dataclass(eq=False, repr=False, kw_only=True)
 class PrivateClassMeans(base.ClassifierMixin, Curated):
-    """The class whose mean is nearest, from one noisy mean of each class
-    (``density.nearest_centre``).
-
+    """The class whose mean is nearest, from one noisy mean of each class.
     Args:
         classes: all labels that there can be, public; needed with ``label_epsilon``. Others in y
             are refused. None: those of y.
@@ -190,7 +191,8 @@ class PrivateClassMeans(base.ClassifierMixin, Curated):
         check_classification_targets(y)
         if self.label_epsilon is not None and self.classes is None:
             raise ValueError(
-                "classes must state all labels that there can be, since label_epsilon makes y private"
+                "classes must state all labels that there can be, "
+                "since label_epsilon makes y private"
             )
         self.classes_ = np.unique(y if self.classes is None else self.classes)
         if not np.isin(y, self.classes_).all():

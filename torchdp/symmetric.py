@@ -8,8 +8,9 @@ from torch import Tensor
 
 
 def svec(matrices: Tensor) -> Tensor:
-    """The upper triangles of symmetric matrices (..., d, d), off-diagonals times sqrt 2:
-    (..., d (d + 1) / 2).
+    """The upper triangles of symmetric matrices, off-diagonals times sqrt 2.
+
+    (..., d, d) -> (..., d (d + 1) / 2).
     """
     i, j = triangle(matrices.shape[-1], matrices.device)
     return matrices[..., i, j] * off_diagonal(i, j, math.sqrt(2), matrices)
@@ -37,18 +38,15 @@ def triangle(d: int, device: torch.device) -> tuple[Tensor, Tensor]:
 
 
 def off_diagonal(i: Tensor, j: Tensor, factor: float, like: Tensor) -> Tensor:
-    """1 where i = j, else ``factor``, in the dtype of ``like``: torch.where of two numbers would
-    round to float32.
-    """
-    return torch.full(i.shape, factor, dtype=like.dtype, device=like.device).masked_fill_(
-        i == j, 1.0
-    )
+    """1 where i = j, else ``factor``, in the dtype of ``like``."""
+    # torch.where of two numbers would round to float32
+    return like.new_full(i.shape, factor).masked_fill_(i == j, 1.0)
 
 
 def symmetrised(tensor: Tensor, order: int) -> Tensor:
     """The mean over all orders of the last ``order`` indices."""
-    lead = tuple(range(tensor.ndim - order))
+    batch = range(tensor.ndim - order)
     total = torch.zeros_like(tensor)
     for places in itertools.permutations(range(tensor.ndim - order, tensor.ndim)):
-        total += tensor.permute(lead + places)
+        total += tensor.permute(*batch, *places)
     return total / math.factorial(order)

@@ -1,4 +1,4 @@
-"""Text of others: numbers are read from it as they are written, and no terminal obeys it."""
+"""Text of others: numbers are read as they are written, and no terminal obeys it."""
 
 import os
 import sys
@@ -9,7 +9,8 @@ CLOSED = 141  # 128 + SIGPIPE: what a shell calls a command whose reader has lef
 
 
 def number(text: str) -> float:
-    """``text`` as a float; unlike ``float``, without underscores and digits of other scripts.
+    """``text`` as a float, without underscores and digits of other scripts, which ``float`` takes.
+
     Raises ValueError.
     """
     return float(_plain(text))
@@ -21,9 +22,7 @@ def integer(text: str) -> int:
 
 
 def shown(text: object) -> str:
-    """``text`` on one line: what is no printable character (escape codes, line breaks, marks of
-    direction) escaped.
-    """
+    """``text`` on one line: escape codes, line breaks, marks of direction and the like escaped."""
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in str(text))
 
 
@@ -49,12 +48,13 @@ def until_closed() -> Iterator[None]:
             sys.stdout.flush()
     except BrokenPipeError:
         try:
-            print(flush=True)  # another pipe broke if this one holds
+            print(flush=True)
         except BrokenPipeError:
             # else the exit would write once more
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            nowhere = os.open(os.devnull, os.O_WRONLY)
+            os.dup2(nowhere, sys.stdout.fileno())
             raise SystemExit(CLOSED) from None
-        raise
+        raise  # stdout holds: another pipe broke
 
 
 def _plain(text: str) -> str:

@@ -1,9 +1,8 @@
-"""Where host work runs: small decompositions in one thread, and on the CPU whatever torch's default
-device is.
-"""
+"""Where host work runs: small decompositions in one thread, and on the CPU by default."""
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
 from functools import wraps
 from typing import ParamSpec, TypeVar
 
@@ -17,8 +16,7 @@ _LOCK = threading.Lock()
 
 
 def one_thread(function: Callable[P, T]) -> Callable[P, T]:
-    """A solver whose work on a CPU the calling thread does alone, where no matrix passed has a side
-    above 512.
+    """A solver whose work on a CPU the calling thread does alone, for matrices up to 512 wide.
 
     Threads of one operation wait for each other, and where other processes hold the cores that
     costs far more time than a small operation takes. ``torch.set_num_threads`` sets the calling
@@ -29,14 +27,8 @@ def one_thread(function: Callable[P, T]) -> Callable[P, T]:
 
     @wraps(function)
     def alone(*args: P.args, **kwargs: P.kwargs) -> T:
-        sides = [
-            side
-            for each in (*args, *kwargs.values())
-            if isinstance(each, Tensor)
-            for side in each.shape[-2:]
-        ]
         before = torch.get_num_threads()
-        if before == 1 or max(sides, default=0) > SMALL:
+        if before == 1 or _longest_side((*args, *kwargs.values())) > SMALL:
             return function(*args, **kwargs)
         _set_here(1)
         try:
@@ -47,10 +39,14 @@ def one_thread(function: Callable[P, T]) -> Callable[P, T]:
     return alone
 
 
+def _longest_side(values: Iterable[object]) -> int:
+    """Of the matrices among these arguments."""
+    sides = [max(value.shape[-2:], default=0) for value in values if isinstance(value, Tensor)]
+    return max(sides, default=0)
+
+
 def on_host(function: Callable[P, T]) -> Callable[P, T]:
-    """A function whose tensors that name no device are on the CPU, whatever torch's default device
-    is.
-    """
+    """A function whose tensors that name no device are on the CPU."""
 
     @wraps(function)
     def here(*args: P.args, **kwargs: P.kwargs) -> T:
@@ -73,8 +69,5 @@ def _set_here(count: int) -> None:
 
 def _elsewhere(function: Callable[[], T]) -> T:
     """What a thread that has not used torch yet returns."""
-    found: list[T] = []
-    thread = threading.Thread(target=lambda: found.append(function()))
-    thread.start()
-    thread.join()
-    return found[0]
+    with ThreadPoolExecutor(1) as fresh:
+        return fresh.submit(function).result()

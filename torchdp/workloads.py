@@ -1,5 +1,4 @@
-"""Workloads: the matrix W of the linear queries, or of a pairwise kernel, dense or as a Kronecker
-product.
+"""Workloads: the matrix W of linear queries, or of a pairwise kernel, dense or a Kronecker product.
 
 A workload has one column for each type (what one user may hold). For linear queries the answers are
 ``W h``, with h the normalised histogram; for a pairwise kernel f the entry is ``W[x, y] = f(x, y)``
@@ -25,11 +24,14 @@ REMEDY = "take factorization.MarginalFactorization(d, order), which is never for
 
 @dataclass(frozen=True)
 class Workload(Brief):
-    """A matrix W = factors[0] (x) factors[1] (x) ... (Kronecker product; one factor: a dense
-    matrix).
+    """A matrix W = factors[0] (x) factors[1] (x) ... (Kronecker product).
 
-    factors: tensors of shape (m_i, n_i), one dtype and device. Type x of a product is the
-    mixed-radix index of its coordinates, the first factor's coordinate counting most.
+    Type x of a product is the mixed-radix index of its coordinates, the first factor's coordinate
+    counting most.
+
+    Args:
+        name: of the workload.
+        factors: tensors of shape (m_i, n_i), one dtype and device; one of them: a dense matrix.
     """
 
     name: str
@@ -46,9 +48,9 @@ class Workload(Brief):
     @property
     def shape(self) -> tuple[int, int]:
         """(number of queries, number of types)."""
-        return math.prod(f.shape[0] for f in self.factors), math.prod(
-            f.shape[1] for f in self.factors
-        )
+        queries = math.prod(len(factor) for factor in self.factors)
+        types = math.prod(factor.shape[1] for factor in self.factors)
+        return queries, types
 
     def dense(self) -> Tensor:
         """W itself, of shape ``self.shape``."""
@@ -63,8 +65,14 @@ class RunningSums(Brief):
     W[t, j] = sum_{j <= i <= t} decay^(t - i) rates_i momentum^(i - j). Without momentum and rates
     W[t, j] = decay^(t - j) for j <= t, the prefix sums where decay is 1.
 
-    steps: at least 1; decay: in (0, 1]; momentum: in [0, 1); rates: positive, one for each step, or
-    None for 1; device: of the tensors made for it. Raises TypeError, ValueError.
+    Args:
+        steps: at least 1.
+        decay: in (0, 1].
+        momentum: in [0, 1).
+        rates: positive, one for each step, or None for 1.
+        device: of the tensors made for it.
+
+    Raises TypeError, ValueError.
     """
 
     steps: int
@@ -80,23 +88,23 @@ class RunningSums(Brief):
             raise ValueError(f"decay must lie in (0, 1], not {self.decay!r}")
         checks.keep(self, momentum=checks.below_one, device=checks.device)
         if self.rates is not None:
-            rates = checks.floating("rates", self.rates).detach().double().to(self.device)
+            given = checks.floating("rates", self.rates)
+            rates = given.detach().double().to(self.device)
             if rates.shape != (self.steps,) or not (rates > 0).all():
                 raise ValueError(f"rates must be {self.steps} positive numbers, one for each step")
             object.__setattr__(self, "rates", rates)
 
     def coarse(self, steps: int) -> "RunningSums":
-        """As many steps over the same time, none of them shorter than one of velocity: what larger
-        problems start with.
+        """As many steps over the same time: what larger problems start with.
 
         decay^(self.steps / steps) a step, the same momentum, rates of so many moments.
         """
+        stride = self.steps / steps
         rates = self.rates
         if rates is not None:
-            rates = rates[
-                ((torch.arange(steps, device=rates.device) + 0.5) * self.steps / steps).long()
-            ]
-        return replace(self, steps=steps, decay=self.decay ** (self.steps / steps), rates=rates)
+            moments = (torch.arange(steps, device=rates.device) + 0.5) * self.steps / steps
+            rates = rates[moments.long()]  # those of the middles of the longer steps
+        return replace(self, steps=steps, decay=self.decay**stride, rates=rates)
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -105,66 +113,66 @@ class RunningSums(Brief):
 
     def dense(self) -> Tensor:
         """W itself, (steps, steps) float64."""
-        age = _differences(self.steps, self.device)
-        inner, outer = (
-            (x ** age.clamp_min(0).double()).tril() for x in (self.momentum, self.decay)
-        )
-        if self.rates is None:
-            return outer @ inner if self.momentum else outer
-        return outer @ (self.rates[:, None] * inner)
+        # clamped before the power: tril discards what decay^-age would make infinite
+        age = _differences(self.steps, self.device).clamp_min(0).double()
+        outer = (self.decay**age).tril()
+        inner = (self.momentum**age).tril()
+        if self.rates is not None:
+            return outer @ (self.rates[:, None] * inner)
+        return outer @ inner if self.momentum else outer
 
 
 def _side(k: int) -> int:
     """k, where a k x k matrix can be asked for. Raises ValueError."""
     k = checks.integer("k", k, 1)
-    remedy = "randomizers.HadamardResponse(k, epsilon) takes histograms, RunningSums(k) prefix sums, of more types"
+    remedy = (
+        "randomizers.HadamardResponse(k, epsilon) takes histograms, RunningSums(k) prefix sums, "
+        "of more types"
+    )
     checks.fits("W", k, k, copies=COPIES, remedy=remedy)
     return k
 
 
 def _differences(k: int, device: Where) -> Tensor:
-    """i - j for i, j in [0, k), as integers: half precision would round large positions into
-    ties.
-    """
+    """i - j for i, j in [0, k), as integers: half precision would round large ones into ties."""
     x = torch.arange(_side(k), device=device)
     return x[:, None] - x
 
 
 def identity(k: int, *, device: Where = None) -> Workload:
     """The histogram: W = I_k."""
-    return Workload("identity", (torch.eye(_side(k), dtype=torch.float64, device=device),))
+    W = torch.eye(_side(k), dtype=torch.float64, device=device)
+    return Workload("identity", (W,))
 
 
 def prefix(k: int, *, device: Where = None) -> Workload:
     """Prefix sums (continual counting): W[i, j] = 1[j <= i], of shape (k, k)."""
-    k = _side(k)
-    return Workload("prefix", (torch.ones(k, k, dtype=torch.float64, device=device).tril(),))
+    W = torch.ones(_side(k), k, dtype=torch.float64, device=device).tril()
+    return Workload("prefix", (W,))
 
 
 def all_ranges(k: int, *, device: Where = None) -> Workload:
     """All ranges: one row 1[a <= j <= b] for each 0 <= a <= b < k, of shape (k (k + 1) / 2, k)."""
     k = checks.integer("k", k, 1)
     checks.fits("all_ranges", k * (k + 1) // 2, k, copies=COPIES)
-    low, high = torch.triu_indices(k, k, device=device)
+    low, high = torch.triu_indices(k, k, device=device)[..., None]
     types = torch.arange(k, device=device)
-    return Workload("all ranges", (((low[:, None] <= types) & (types <= high[:, None])).double(),))
+    W = (low <= types) & (types <= high)
+    return Workload("all ranges", (W.double(),))
 
 
 def sign(k: int, *, device: Where = None) -> Workload:
-    """W[i, j] = sgn(i - j), zero on the diagonal: ties count nothing. Of shape (k, k),
-    antisymmetric.
-    """
+    """W[i, j] = sgn(i - j), of shape (k, k), antisymmetric: ties count nothing."""
     return Workload("sign", (_differences(k, device).sign().double(),))
 
 
 def kendall(a: int, b: int, *, device: Where = None) -> Workload:
-    """Kendall's tau-a on an a x b grid: W = sign(a) (x) sign(b), f((y, z), (y', z')) = sgn(y - y')
-    sgn(z - z').
+    """Kendall's tau-a on an a x b grid: f((y, z), (y', z')) = sgn(y - y') sgn(z - z').
 
-    Type (y, z) has index ``y * b + z``. A pair tied in y or in z counts 0. Source: Ghazi, Kamath,
-    Kumar, Manurangsi, Sealfon (2023), section 5, who write the factors with +1 on the diagonal;
-    that matrix is not the kernel on ties (it gives f(x, x) = 1), so the factors here have a zero
-    diagonal.
+    W = sign(a) (x) sign(b). Type (y, z) has index ``y * b + z``. A pair tied in y or in z counts 0.
+    Source: Ghazi, Kamath, Kumar, Manurangsi, Sealfon (2023), section 5, who write the factors with
+    +1 on the diagonal; that matrix is not the kernel on ties (it gives f(x, x) = 1), so the factors
+    here have a zero diagonal.
     """
     factors = sign(a, device=device).factors + sign(b, device=device).factors
     return Workload("kendall", factors)
@@ -184,66 +192,66 @@ def auc(k: int, *, device: Where = None) -> Workload:
 
 def absolute_difference(k: int, *, spacing: float = 1.0, device: Where = None) -> Workload:
     """Gini's mean difference: W[i, j] = spacing * abs(i - j), of shape (k, k)."""
-    spacing = checks.positive("spacing", spacing)
-    return Workload("absolute difference", (_differences(k, device).abs().double() * spacing,))
+    distances = _differences(k, device).abs().double()
+    return Workload("absolute difference", (distances * checks.positive("spacing", spacing),))
 
 
 def unequal(k: int, *, device: Where = None) -> Workload:
     """Gini's diversity index: W[i, j] = 1[i != j], of shape (k, k)."""
-    k = _side(k)
-    return Workload("unequal", (1 - torch.eye(k, dtype=torch.float64, device=device),))
+    return Workload("unequal", ((_differences(k, device) != 0).double(),))
 
 
 def parities(d: int, order: int, *, device: Where = None) -> Workload:
-    """Parities of at most ``order`` of d bits: W[S, x] = (-1)^(sum of x over S), of shape
-    (sets, 2^d).
+    """Parities of at most ``order`` of d bits: W[S, x] = (-1)^(sum of x over S).
+
+    Of shape (sets, 2^d).
     """
     sets, bits = _sets("parities", d, order, device)
     return Workload("parities", (1 - 2 * (sets @ bits.T % 2),))
 
 
 def marginals(d: int, order: int, *, device: Where = None) -> Workload:
-    """Monotone conjunctions of at most ``order`` of d bits: W[S, x] = 1[x_j = 1 for all j in S], of
-    shape (sets, 2^d).
+    """Monotone conjunctions of at most ``order`` of d bits: W[S, x] = 1[x_j = 1 for all j in S].
 
-    The empty set's query is 1; there are sum_{i <= order} C(d, i) of them. Bit j of type x is
-    (x >> j) & 1. All cells of the marginal tables: :func:`marginal_tables`.
+    Of shape (sets, 2^d). The empty set's query is 1; there are sum_{i <= order} C(d, i) of them.
+    Bit j of type x is (x >> j) & 1. All cells of the marginal tables: :func:`marginal_tables`.
     Source: Edmonds, Nikolov, Ullman (2020), Corollary 6, who call them marginal queries.
     """
     sets, bits = _sets("marginals", d, order, device, REMEDY)
-    return Workload("marginals", ((sets @ bits.T == sets.sum(1, keepdim=True)).double(),))
+    sizes = sets.sum(1, keepdim=True)
+    contained = sets @ bits.T == sizes  # exact: floats of small integers
+    return Workload("marginals", (contained.double(),))
 
 
 def marginal_tables(d: int, order: int, *, device: Where = None) -> Workload:
-    """All cells of all ``order``-way marginal tables of d bits: W[(S, y), x] =
-    1[x_j = y_j for all j in S].
+    """All cells of ``order``-way marginal tables: W[(S, y), x] = 1[x_j = y_j for all j in S].
 
     Of shape (C(d, order) 2^order, 2^d), the tables of the sets S of ``order`` bits one after the
     other. Bit j of type x is (x >> j) & 1.
     Raises ValueError where order > d.
     Source: Nikolov, Tang (2023), Theorem 7, without their repetitions.
     """
-    d, order = checks.integer("d", d, 1, MOST_BITS), checks.integer("order", order, 1)
+    d = checks.integer("d", d, 1, MOST_BITS)
+    order = checks.integer("order", order, 1)
     if order > d:
         raise ValueError(f"order must be at most d = {d}, not {order}")
-    checks.fits(
-        "marginal_tables", math.comb(d, order) * 2**order, 2**d, copies=COPIES, remedy=REMEDY
-    )
+    number = math.comb(d, order) * 2**order
+    checks.fits("marginal_tables", number, 2**d, copies=COPIES, remedy=REMEDY)
     sets = torch.combinations(torch.arange(d, device=device), order)
     place = 2 ** torch.arange(order, device=device)
-    # (sets, 2^d): where x lies in the table of S
-    cell = (_bits(d, device).long()[:, sets] * place).sum(-1).T
-    cells = cell[:, None] == torch.arange(2**order, device=device)[:, None]  # (sets, 2^order, 2^d)
+    # (sets, 1, 2^d): where x lies in the table of S
+    digits = _bits(d, device).long()[:, sets]  # (2^d, sets, order)
+    cell = (digits * place).sum(-1).T[:, None]
+    cells = cell == torch.arange(2**order, device=device)[:, None]  # (sets, 2^order, 2^d)
     return Workload("marginal tables", (cells.flatten(0, 1).double(),))
 
 
 def _sets(
     name: str, d: int, order: int, device: Where, remedy: str = "ask for less"
 ) -> tuple[Tensor, Tensor]:
-    """The sets of at most ``order`` of d bits, coded like types, and the types: (sets, d),
-    (2^d, d).
-    """
-    d, order = checks.integer("d", d, 1, MOST_BITS), checks.integer("order", order, 0)
+    """Sets of at most ``order`` of d bits, coded like types, and the types: (sets, d), (2^d, d)."""
+    d = checks.integer("d", d, 1, MOST_BITS)
+    order = checks.integer("order", order, 0)
     number = sum(math.comb(d, i) for i in range(min(order, d) + 1))
     checks.fits(name, number, 2**d, copies=COPIES, remedy=remedy)
     bits = _bits(d, device)
@@ -252,5 +260,6 @@ def _sets(
 
 def _bits(d: int, device: Where) -> Tensor:
     """The bits of the types, (2^d, d), as floats: integers have no matrix product on a GPU."""
-    types = torch.arange(2**d, device=device)
-    return ((types[:, None] >> torch.arange(d, device=device)) & 1).double()
+    types = torch.arange(2**d, device=device)[:, None]
+    bits = (types >> torch.arange(d, device=device)) & 1
+    return bits.double()

@@ -23,17 +23,20 @@ from torchdp.root import between
 
 
 def maximise_on_sphere(G: Tensor, g: Tensor) -> tuple[Tensor, float]:
-    """Points z, ||z||_2 = 1, with large ||G z + g||^2, and a proved upper bound on the maximum,
-    attained by the best.
+    """Points z, ||z||_2 = 1, with large ||G z + g||^2, and the maximum up to rounding.
 
-    With G^T G = Q Lambda Q^T and b = Q^T G^T g, for every mu > lambda_max
+    Method: with G^T G = Q Lambda Q^T and b = Q^T G^T g, for every mu > lambda_max
         max ||G z + g||^2 <= mu + sum_i b_i^2 / (mu - lambda_i) + ||g||^2,
     with equality at the mu for which z = Q (mu - Lambda)^{-1} b has length 1; where there is none
     (b has no part along the largest eigenvalue) at mu = lambda_max, z completed along that
     eigenvector. The other eigenvectors, both ways, are returned too: at the best ellipsoid all of
     them are maxima.
 
-    G: (d, N); g: (d,). Returns points (k, N) and the bound.
+    Args:
+        G: (d, N).
+        g: (d,).
+
+    Returns: points (k, N), and the bound, which the best of them attains.
     Source: Moré, Sorensen (1983).
     """
     values, Q = torch.linalg.eigh(G.mT @ G)
@@ -42,24 +45,27 @@ def maximise_on_sphere(G: Tensor, g: Tensor) -> tuple[Tensor, float]:
     top = float(values[-1])
     frame = torch.cat([Q.mT, -Q.mT])
     size = float(b.norm())
-    if size <= 1e-14 * max(top, 1e-300):
+    if size <= 1e-14 * max(top, 1e-300):  # centred: eigenvectors are the maxima
         return frame, top + 2 * size + float(g @ g)
-    high = top + size  # ||z(mu)|| <= 1 here
-    high = float(between(lambda mu: (b / (mu - values)).norm() - 1, values[-1], high, TINY))
-    inverse = torch.where(values < high, 1 / (high - values), 0.0)
-    part = b * inverse
-    upper = high + float((b.square() * inverse).sum()) + float(g @ g)
-    rest = max(0.0, 1 - float(part @ part)) ** 0.5
-    ends = torch.stack([part, part])
-    ends[0, -1] += rest
-    ends[1, -1] -= rest
+
+    def excess(mu: Tensor) -> Tensor:
+        return (b / (mu - values)).norm() - 1
+
+    mu = float(between(excess, values[-1], top + size, TINY))  # ||z|| <= 1 at top + size
+    inverse = torch.where(values < mu, 1 / (mu - values), 0.0)
+    z = b * inverse
+    upper = mu + float((b.square() * inverse).sum()) + float(g @ g)
+    # the hard case: what z lacks in length lies along the largest eigenvector
+    missing = max(0.0, 1 - float(z @ z)) ** 0.5
+    ends = torch.stack([z, z])
+    ends[0, -1] += missing
+    ends[1, -1] -= missing
     ends = ends / ends.norm(dim=-1, keepdim=True)
     return torch.cat([ends @ Q.mT, frame]), upper
 
 
 class BallImage(Domain):
-    """{m + F z: ||z_b||_{q_b} <= 1 for every block z_b of z}: its oracle, and the best ellipsoid
-    that it proves.
+    """{m + F z: ||z_b||_{q_b} <= 1 for every block z_b of z}: its oracle, and its best ellipsoid.
 
     One block, q = 2: exact (a trust-region problem); q = 1: exact, z runs over +-e_j; 1 < q < 2:
     inside the image of the l_2 ball, within N^{2/q - 1}. Else the semidefinite relaxation of
@@ -76,9 +82,7 @@ class BallImage(Domain):
 
     @property
     def groups(self) -> Groups:
-        """Size and order q in [1, inf] of each block; the sizes add up to N. Here a single
-        block.
-        """
+        """Size and order q in [1, inf] of each block, here a single one; the sizes sum to N."""
         return ((self.generators.shape[1], self.q),)
 
     @property
@@ -95,78 +99,102 @@ class BallImage(Domain):
 
     @property
     def factor(self) -> float:
-        N, orders = self.generators.shape[1], [q for _, q in self.groups]
+        N = self.generators.shape[1]
+        orders = [q for _, q in self.groups]
         if orders in ([1.0], [2.0]) or (set(orders) == {math.inf} and N < ENUMERATED):
             return 1.0
+        # the l_2 ball around an l_q ball of order q < 2 is N^{2/q - 1} times as large, squared
         lost = max(size ** (2 / min(q, 2.0) - 1) for size, q in self.groups)
-        return lost if len(orders) == 1 and orders[0] < 2 else lost * math.pi / 2
+        if len(orders) == 1 and orders[0] < 2:
+            return lost
+        return lost * math.pi / 2
 
     def maximise(self, B: Tensor, centre: Tensor) -> Maximum:
-        F, groups = self.generators, self.groups
-        G, g = B @ F, B @ (self.middle - centre)
-        if len(groups) > 1 or groups[0][1] > 2:
-            z, upper = maximise_image(G, g, groups)
-        else:
-            z, upper = maximise_on_sphere(G, g)
-            z = moved_inside(z, groups)
-            if groups[0][1] < 2:
-                basis = torch.eye(F.shape[1]).to(F)
-                corners = torch.cat([basis, -basis])
-                z = torch.cat([corners, z])
-                if groups[0][1] == 1:
-                    upper = float((corners @ G.mT + g).square().sum(-1).max())
+        F = self.generators
+        z, upper = self._maximise(B @ F, B @ (self.middle - centre))
         return Maximum.among(self.middle + z @ F.mT, B, centre, upper)
+
+    def _maximise(self, G: Tensor, g: Tensor) -> tuple[Tensor, float]:
+        """Points z of the balls with large ||G z + g||^2, and a bound."""
+        groups = self.groups
+        q = groups[0][1]
+        if len(groups) > 1 or q > 2:
+            return maximise_image(G, g, groups)
+        z, upper = maximise_on_sphere(G, g)  # the l_2 ball holds the others
+        z = moved_inside(z, groups)
+        if q == 2:
+            return z, upper
+        basis = torch.eye(len(z[0])).to(z)
+        corners = torch.cat([basis, -basis])
+        if q == 1:
+            values = (corners @ G.mT + g).square().sum(-1)
+            upper = float(values.max())  # a convex form is largest at a corner
+        return torch.cat([corners, z]), upper
 
     def extreme(self, directions: Tensor) -> Tensor:
         slope = directions @ self.generators
         z = longest(slope.abs(), self.groups)
-        return self.middle + torch.where(slope < 0, -z, z) @ self.generators.mT
+        signed = torch.where(slope < 0, -z, z)
+        return self.middle + signed @ self.generators.mT
 
     def spanning(self) -> Tensor:
-        return torch.cat([self.middle + self.generators.mT, self.middle - self.generators.mT])
+        columns = self.generators.mT
+        return torch.cat([self.middle + columns, self.middle - columns])
 
     def corners(self, most: int) -> Tensor | None:
         z = corners(self.groups, most)
         return None if z is None else self.middle + z.to(self.generators) @ self.generators.mT
 
     def proposal(self, p: float, shift: bool, tol: float) -> Proposal | None:
-        """Root F diag(y)^{-1/2}, y from :func:`split`; a point that is no shift counts as one more
-        generator.
+        """Root F diag(y)^{-1/2}, y from :func:`split`.
 
-        Optimal where F has one entry in each column and row: the norm is then sign-invariant in the
-        coordinates.
+        A point that is no shift counts as one more generator. Optimal where F has one entry in each
+        column and row: the norm is then sign-invariant in the coordinates.
         """
-        F, m, groups = self.generators, self.middle, self.groups
+        F = self.generators
+        m = self.middle
+        groups = self.groups
         lifted = not shift and bool(m.any())
         if lifted:
-            F, groups = torch.cat([F, m[:, None]], 1), (*groups, (1, math.inf))
+            F = torch.cat([F, m[:, None]], 1)
+            groups = (*groups, (1, math.inf))
         y, c = split(F.square(), p, groups)
         root = F * torch.where(y > 0, y, 1.0).rsqrt()
-        scaled = c.sqrt()[:, None] * F
-        length = scaled.norm(dim=0)
-        radius = longest(length, tuple((size, max(q, 2.0)) for size, q in groups))
-        cosines = scaled / torch.where(length > 0, length, 1.0)
-        gram = cosines.mT @ cosines
-        orthogonal = bool((gram - torch.diag(gram.diagonal())).abs().max() <= 1e-12)
-        if len(groups) == 1 and groups[0][1] <= 2:
-            weights, z = _spectrum(radius * gram * radius[:, None], diagonal=orthogonal)
-        elif orthogonal:
-            z = radius * hadamard_signs(F.shape[1]).to(F)
-            weights = torch.full_like(z[:, 0], 1 / z.shape[0])
-        else:
-            z = rounded(cosines, radius, groups, 4 * F.shape[1])
-            weights = torch.full_like(z[:, 0], 1 / z.shape[0])
+        z, weights = _dual_measure(c.sqrt()[:, None] * F, groups)
         z = moved_inside(z, groups)
         if lifted:
-            z, F = z[:, :-1] * z[:, -1:], F[:, :-1]
+            z = z[:, :-1] * z[:, -1:]
+            F = F[:, :-1]
         centre = m if shift else torch.zeros_like(m)
         return Proposal(root, centre, m + z @ F.mT, weights, c)
 
 
+def _dual_measure(scaled: Tensor, groups: Groups) -> tuple[Tensor, Tensor]:
+    """Points z (k, N) and weights (k,) of the dual measure; scaled: diag(c)^{1/2} F.
+
+    Mean squares of z are those of the best y, and signs those of the columns' products.
+    """
+    length = scaled.norm(dim=0)
+    radius = longest(length, tuple((size, max(q, 2.0)) for size, q in groups))
+    cosines = scaled / torch.where(length > 0, length, 1.0)
+    gram = cosines.mT @ cosines
+    off_diagonal = gram - torch.diag(gram.diagonal())
+    orthogonal = bool(off_diagonal.abs().max() <= 1e-12)
+    if len(groups) == 1 and groups[0][1] <= 2:
+        return _spectrum(radius * gram * radius[:, None], diagonal=orthogonal)
+    N = scaled.shape[1]
+    # columns of Hadamard signs are orthogonal, as those of F are: no rounding is lost
+    if orthogonal:
+        z = radius * hadamard_signs(N).to(scaled)
+    else:
+        z = rounded(cosines, radius, groups, 4 * N)
+    return z, torch.full_like(z[:, 0], 1 / len(z))
+
+
 def _spectrum(Z: Tensor, diagonal: bool) -> tuple[Tensor, Tensor]:
-    """Eigenvalues and rows of eigenvectors of Z = sum_k w_k z_k z_k^T."""
+    """Rows of eigenvectors and eigenvalues of Z = sum_k w_k z_k z_k^T."""
     if diagonal:
-        return Z.diagonal(), torch.eye(Z.shape[0]).to(Z)
+        return torch.eye(len(Z)).to(Z), Z.diagonal()
     values, vectors = torch.linalg.eigh(Z)
     kept = values > 1e-14 * values[-1]
-    return values[kept], vectors.mT[kept]
+    return vectors.mT[kept], values[kept]

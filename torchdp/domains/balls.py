@@ -1,6 +1,4 @@
-"""Boxes, weighted l_q balls, ellipsoids, zonotopes, and sums of them; matrices with bounded
-singular values.
-"""
+"""Boxes, weighted l_q balls, ellipsoids, zonotopes, sums of them, and balls of matrices."""
 
 import math
 from dataclasses import dataclass
@@ -11,15 +9,18 @@ from torch import Tensor
 from torchdp import checks
 from torchdp.domains.ball_image import BallImage
 from torchdp.domains.domain import Domain, Maximum, Proposal, climb, rounding, slack
-from torchdp.domains.nearest import nearest_in_ball, nearest_in_ellipsoid
+from torchdp.domains.nearest import nearest_in_ball, nearest_in_ellipsoid, span
 from torchdp.domains.relaxation import Groups, hadamard_signs, longest
 from torchdp.factorization.certificates.certificate import power_norm
 
 
 @dataclass(frozen=True, eq=False)
 class Box(BallImage):
-    """[low_1, high_1] x ... x [low_d, high_d]. low, high: (d,), low <= high. Raises ValueError,
-    TypeError.
+    """[low_1, high_1] x ... x [low_d, high_d]. Raises ValueError, TypeError.
+
+    Args:
+        low: (d,).
+        high: (d,), low <= high.
 
     Source: Nikolov, Tang (2023), equation (26): Gamma_p = ||high - low||_{2p/(p+2)} / 2.
     """
@@ -46,9 +47,9 @@ class Box(BallImage):
 
     def contains(self, x: Tensor) -> Tensor:
         x = self._vectors(x)
-        room = slack(x) * (self.high - self.low) + rounding(
-            x, torch.maximum(self.low.abs(), self.high.abs())
-        )
+        largest = torch.maximum(self.low.abs(), self.high.abs())
+        # each side has a width of its own; rounding is that of the coordinates, wherever the box is
+        room = slack(x) * (self.high - self.low) + rounding(x, largest)
         return ((x >= self.low - room) & (x <= self.high + room)).all(-1)
 
     def project(self, x: Tensor) -> Tensor:
@@ -60,10 +61,14 @@ class Box(BallImage):
 class LpBall(BallImage):
     """{x: ||(x - centre) / axes||_q <= 1}, q in [1, inf].
 
-    axes, centre: (d,), axes positive. ``lp_ball(d, q, radius)`` makes the round one. Raises
-    ValueError, TypeError. Gamma_p = ||axes||_t, 1/t = 1/p + max(0, 1/2 - 1/q): by symmetry under
-    sign changes the best ellipsoid has its axes along the coordinates, and Hoelder's inequality
-    does the rest.
+    Args:
+        axes: (d,), positive.
+        q: in [1, inf].
+        centre: (d,).
+
+    ``lp_ball(d, q, radius)`` makes the round one. Raises ValueError, TypeError. Gamma_p =
+    ||axes||_t, 1/t = 1/p + max(0, 1/2 - 1/q): by symmetry under sign changes the best ellipsoid has
+    its axes along the coordinates, and Hoelder's inequality does the rest.
     Source: derived; q = inf is Nikolov, Tang (2023), equation (26), q = 2 their Lemma 19.
     """
 
@@ -83,12 +88,15 @@ class LpBall(BallImage):
 
     def contains(self, x: Tensor) -> Tensor:
         x = self._vectors(x)
-        off = ((x.double() - self.centre).abs() - rounding(x, self.centre.abs())).clamp_min(0)
+        distance = (x.double() - self.centre).abs()
+        # what rounding may have moved a coordinate by counts nothing
+        off = (distance - rounding(x, self.centre.abs())).clamp_min(0)
         return power_norm(off / self.axes, self.q) <= 1 + slack(x)
 
     def project(self, x: Tensor) -> Tensor:
         x = self._vectors(x)
-        return (self.centre + nearest_in_ball(x.double() - self.centre, self.axes, self.q)).to(x)
+        z = nearest_in_ball(x.double() - self.centre, self.axes, self.q)
+        return (self.centre + z).to(x)
 
 
 @dataclass(frozen=True, eq=False)
@@ -113,24 +121,29 @@ class Ellipsoid(BallImage):
 
     def contains(self, x: Tensor) -> Tensor:
         x = self._vectors(x)
-        z, rounded = x.double() - self.centre, rounding(x, self.centre.abs())
-        U, S, _ = torch.linalg.svd(self.root, full_matrices=False)
-        kept = S > 1e-12 * S[0]
-        U, S = U[:, kept], S[kept]
+        z = x.double() - self.centre
+        rounded = rounding(x, self.centre.abs())
+        U, S = span(self.root)
+        # in the ellipsoid's axes, and off the subspace that they span
         along = z @ U
-        off = (z - along @ U.mT).norm(dim=-1) <= slack(x) * self.root.norm() + rounded.norm()
-        return ((along / S).norm(dim=-1) <= 1 + slack(x) + (rounded @ U.abs() / S).norm()) & off
+        off = (z - along @ U.mT).norm(dim=-1)
+        flat = off <= slack(x) * self.root.norm() + rounded.norm()
+        reach = 1 + slack(x) + (rounded @ U.abs() / S).norm()
+        return ((along / S).norm(dim=-1) <= reach) & flat
 
     def project(self, x: Tensor) -> Tensor:
         x = self._vectors(x)
-        return (self.centre + nearest_in_ellipsoid(x.double() - self.centre, self.root)).to(x)
+        z = nearest_in_ellipsoid(x.double() - self.centre, self.root)
+        return (self.centre + z).to(x)
 
 
 @dataclass(frozen=True, eq=False)
 class Zonotope(BallImage):
-    """{centre + sum_j z_j g_j: -1 <= z_j <= 1}, the image of the sign cube. columns (d, N): g_j;
-    centre (d,).
+    """{centre + sum_j z_j g_j: -1 <= z_j <= 1}, the image of the sign cube.
 
+    Args:
+        columns: (d, N), the g_j.
+        centre: (d,).
     Gamma_2 is between sqrt(2/pi) and 1 times sum_j ||g_j||, and the ellipsoid given is the best
     that a semidefinite bound can prove; for at most 23 generators all corners are tried instead and
     Gamma_p is certified. Raises ValueError, TypeError.
@@ -153,11 +166,14 @@ class Zonotope(BallImage):
 
 @dataclass(frozen=True, eq=False)
 class BallSum(BallImage):
-    """{centre + sum_b F_b z_b: ||z_b||_{q_b} <= 1}: a Minkowski sum of images of balls, F =
-    (F_1, F_2, ...).
+    """{centre + sum_b F_b z_b: ||z_b||_{q_b} <= 1}: a Minkowski sum of images of balls.
 
-    columns: F, (d, N); blocks: ((N_1, q_1), (N_2, q_2), ...), q_b in [1, inf]; centre: (d,).
-    ``linear_image``, ``minkowski_sum`` and ``Product`` make them.  Raises ValueError, TypeError.
+    Args:
+        columns: F = (F_1, F_2, ...), (d, N).
+        blocks: ((N_1, q_1), (N_2, q_2), ...), q_b in [1, inf].
+        centre: (d,).
+
+    ``linear_image``, ``minkowski_sum`` and ``Product`` make them. Raises ValueError, TypeError.
     Source: Nikolov, Tang (2023), Theorem 32 (3).
     """
 
@@ -184,13 +200,14 @@ class BallSum(BallImage):
 
 
 def lp_ball(d: int, q: float, radius: float = 1.0) -> LpBall:
-    """{x in R^d: ||x||_q <= radius}, q in [1, inf]. Gamma_p = radius d^{1/p + max(0, 1/2 -
-    1/q)}.
+    """{x in R^d: ||x||_q <= radius}, q in [1, inf].
+
+    Gamma_p = radius d^{1/p + max(0, 1/2 - 1/q)}.
     """
-    d, radius = checks.integer("d", d, 1, 2**30), checks.positive("radius", radius)
-    return LpBall(
-        torch.full((d,), radius, dtype=torch.float64), q, torch.zeros(d, dtype=torch.float64)
-    )
+    d = checks.integer("d", d, 1, 2**30)
+    radius = checks.positive("radius", radius)
+    axes = torch.full((d,), radius, dtype=torch.float64)
+    return LpBall(axes, q, torch.zeros_like(axes))
 
 
 def check_order(name: str, value: float) -> float:
@@ -220,11 +237,15 @@ def _beside(columns: Tensor, centre: Tensor) -> None:
 
 @dataclass(frozen=True, eq=False)
 class SchattenBall(Domain):
-    """Matrices X (rows x columns), read row by row, whose singular values have l_q norm <= radius;
-    q in [1, inf].
+    """Matrices X, read row by row, whose singular values have l_q norm <= radius.
 
-    q = inf is the operator norm's ball, q = 2 Frobenius', q = 1 the trace norm's. With k =
-    min(rows, columns)
+    Args:
+        rows: of X.
+        columns: of X.
+        q: in [1, inf]; inf is the operator norm's ball, 2 Frobenius', 1 the trace norm's.
+        radius: positive.
+
+    With k = min(rows, columns)
         Gamma_p = radius (rows columns)^{1/p} k^{max(0, 1/2 - 1/q)}:
     X -> S X T keeps the ball and the norm of the noise for signed permutations S and T, whose
     Kronecker products act irreducibly, so that the best covariance is a multiple of the identity.
@@ -267,48 +288,48 @@ class SchattenBall(Domain):
         return self.radius * self.rank ** max(0.0, 1 / 2 - 1 / self.q)
 
     def maximise(self, B: Tensor, centre: Tensor) -> Maximum:
-        """Points: B's right singular vectors turned into extreme points, climbed by X <- best for
-        B^T B (X - C).
-        """
+        """Points: B's right singular vectors and the patterns, climbed on the quadratic form."""
         _, S, Vh = torch.linalg.svd(B, full_matrices=False)
         leading = self.radius * Vh[:16]
-        X = climb(self, torch.cat([leading, -leading, self._patterns()[:16].to(B)]), B, centre)
+        patterns = self._patterns().to(B)
+        start = torch.cat([leading, -leading, patterns[:16]])
+        X = climb(self, start, B, centre)
+        # ||B (x - c)|| <= the largest singular value times the largest Frobenius norm, and ||B c||
         upper = (float(S[0]) * self.longest + float((B @ centre).norm())) ** 2
-        return Maximum.among(torch.cat([X, self._patterns().to(B)]), B, centre, upper)
+        return Maximum.among(torch.cat([X, patterns]), B, centre, upper)
 
     def spanning(self) -> Tensor:
         points = self._patterns()
         return torch.cat([points, -points])
 
     def proposal(self, p: float, shift: bool, tol: float) -> Proposal | None:
-        d = self.dimension
         points = self._patterns()
-        identity = torch.eye(d, dtype=torch.float64)
+        # By symmetry the best ellipsoid is a ball; the patterns, whose mean square is a multiple of
+        # the identity, prove it.
+        root = self.longest * torch.eye(self.dimension, dtype=torch.float64)
         uniform = torch.full((len(points),), 1 / len(points), dtype=torch.float64)
-        return Proposal(
-            self.longest * identity, self.middle, points, uniform, torch.ones_like(self.middle)
-        )
+        return Proposal(root, self.middle, points, uniform, torch.ones_like(self.middle))
 
     def contains(self, x: Tensor) -> Tensor:
         x = self._vectors(x)
-        S = torch.linalg.svdvals(x.double().unflatten(-1, (self.rows, self.columns)))
+        S = torch.linalg.svdvals(self._matrices(x.double()))
         return power_norm(S, self.q) <= self.radius * (1 + slack(x))
 
     def project(self, x: Tensor) -> Tensor:
         """Singular values moved to the nearest point of the l_q ball."""
         x = self._vectors(x)
-        U, S, Vh = torch.linalg.svd(
-            x.double().unflatten(-1, (self.rows, self.columns)), full_matrices=False
-        )
-        S = nearest_in_ball(S, S.new_tensor([self.radius]), self.q)
-        return ((U * S[..., None, :]) @ Vh).flatten(-2).to(x)
+        U, S, Vh = torch.linalg.svd(self._matrices(x.double()), full_matrices=False)
+        nearest = nearest_in_ball(S, S.new_tensor([self.radius]), self.q)
+        return ((U * nearest[..., None, :]) @ Vh).flatten(-2).to(x)
 
     def extreme(self, directions: Tensor) -> Tensor:
-        U, S, Vh = torch.linalg.svd(
-            directions.unflatten(-1, (self.rows, self.columns)), full_matrices=False
-        )
-        new = longest(S, ((self.rank, self.q),))
-        return self.radius * ((U * new[..., None, :]) @ Vh).flatten(-2)
+        U, S, Vh = torch.linalg.svd(self._matrices(directions), full_matrices=False)
+        farthest = longest(S, ((self.rank, self.q),))
+        return self.radius * ((U * farthest[..., None, :]) @ Vh).flatten(-2)
+
+    def _matrices(self, x: Tensor) -> Tensor:
+        """Vectors (..., rows columns) as matrices."""
+        return x.unflatten(-1, (self.rows, self.columns))
 
     def _patterns(self) -> Tensor:
         """Points of the ball whose mean square is a multiple of the identity.
@@ -318,11 +339,14 @@ class SchattenBall(Domain):
         """
         if self.q <= 2:
             return self.radius * torch.eye(self.dimension, dtype=torch.float64)
-        k, n = self.rank, max(self.rows, self.columns)
+        k = self.rank
+        n = max(self.rows, self.columns)
         signs = hadamard_signs(k)  # (h, k)
         short = torch.arange(k)
+        # a point of rank k: one entry in each row, in each column at most one, cyclically shifted
         points = torch.zeros(n, len(signs), k, n, dtype=torch.float64)
         for start in range(n):
             points[start, :, short, (short + start) % n] = signs
         points = points * (self.radius * k ** (-1 / self.q))
-        return (points if self.rows <= self.columns else points.mT).reshape(-1, self.dimension)
+        wide = points if self.rows <= self.columns else points.mT
+        return wide.reshape(-1, self.dimension)

@@ -1,7 +1,7 @@
 """Products, linear images and Minkowski sums of domains."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -19,114 +19,114 @@ from torchdp.factorization.certificates.certificate import conjugate
 from torchdp.randomness import keyed_generator
 
 MOST_CORNERS = 2048  # that are tried one by one
-SWEEPS = 500
+SWEEPS = 500  # of the dual climb in :func:`couple`
 MOST = 1 << 11  # points of a product distribution that are listed
+Measure = tuple[Tensor, Tensor]  # points (n, d) and weights (n,), which sum to 1
 
 
 def couple(B: Tensor, sizes: list[int], most: list[float]) -> float:
-    """A bound on ||B z||^2 = ||sum_i B_i z_i||^2 where ||B_i z_i||^2 <= most_i, B_i the blocks of
-    B's columns.
+    """A bound on ||sum_i B_i z_i||^2 where ||B_i z_i||^2 <= most_i, B_i the blocks of B's columns.
 
-    With B_i = Q_i T_i, Q_i orthonormal: sum_i y_i most_i lambda_max(sum_i Q_i Q_i^T / y_i) for
-    every y > 0. At y = 1 it is at most (number of blocks) sum_i most_i, and exact for orthogonal
-    blocks. A semidefinite program over y; its dual is climbed as in :func:`maximise_image`, whose
-    scalar blocks these generalise.
+    Method: with B_i = Q_i T_i, Q_i orthonormal: sum_i y_i most_i lambda_max(sum_i Q_i Q_i^T / y_i)
+    for every y > 0. At y = 1 it is at most (number of blocks) sum_i most_i, and exact for
+    orthogonal blocks. A semidefinite program over y; its dual is climbed as in
+    :func:`maximise_image`, whose scalar blocks these generalise.
     """
+    bases = []
+    bounds = []
+    # directions that B shortens by 1e12 do not count as of a block's range
     size = torch.linalg.matrix_norm(B, 2).clamp_min(TINY)
-    parts, u = [], []
     for block, bound in zip(B.split(sizes, dim=1), most, strict=True):
-        Q, S, _ = torch.linalg.svd(block, full_matrices=False)
-        Q = Q[:, S > 1e-12 * size]
+        U, S, _ = torch.linalg.svd(block, full_matrices=False)
+        Q = U[:, S > 1e-12 * size]
         if Q.shape[1] and bound > 0:
-            parts.append(Q)
-            u.append(bound)
-    if not parts:
+            bases.append(Q)
+            bounds.append(bound)
+    if not bases:
         return 0.0
-
-    def bound_at(y: list[float]) -> float:
-        scaled = torch.cat([Q / math.sqrt(v) for Q, v in zip(parts, y, strict=True)], 1)
-        top = float(torch.linalg.matrix_norm(scaled, 2)) ** 2
-        return top * sum(v * most for v, most in zip(y, u, strict=True))
-
-    best = bound_at([1.0] * len(parts))
-    rank = math.isqrt(2 * len(parts)) + 2
+    best = _coupled_bound(bases, bounds, [1.0] * len(bases))
+    rank = math.isqrt(2 * len(bases)) + 2
     generator = keyed_generator(b"torchdp.mean.coupling.couple", "cpu")
     V = torch.randn(len(B), rank, dtype=torch.float64, device="cpu", generator=generator).to(B)
     previous = 0.0
     for sweep in range(SWEEPS):
-        pulls = [Q.mT @ V for Q in parts]
+        pulls = [Q.mT @ V for Q in bases]
         lengths = [float(pull.norm()) for pull in pulls]
         if min(lengths) <= TINY:
             break
-        if sweep % 20 == 19:
-            now = bound_at(
-                [length / math.sqrt(most) for length, most in zip(lengths, u, strict=True)]
-            )
-            best, done = min(best, now), abs(now - previous) <= 1e-9 * now
-            previous = now
-            if done:
+        if sweep % 20 == 19:  # a bound costs as much as a few sweeps
+            y = [length / math.sqrt(u) for length, u in zip(lengths, bounds, strict=True)]
+            bound = _coupled_bound(bases, bounds, y)
+            best = min(best, bound)
+            if abs(bound - previous) <= 1e-9 * bound:
                 break
-        V = sum(
-            math.sqrt(a) / b * (Q @ pull)
-            for Q, pull, a, b in zip(parts, pulls, u, lengths, strict=True)
-        )
+            previous = bound
+        scales = [math.sqrt(u) / length for u, length in zip(bounds, lengths, strict=True)]
+        V = sum(a * (Q @ pull) for a, Q, pull in zip(scales, bases, pulls, strict=True))
     return best
 
 
-def signed_law(laws: list[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
-    """A distribution of (z_1, ..., z_k) with given marginals of the blocks up to sign, E z_i
-    z_j^T = 0 for i != j.
+def _coupled_bound(bases: list[Tensor], bounds: list[float], y: list[float]) -> float:
+    """sum_i y_i u_i lambda_max(sum_i Q_i Q_i^T / y_i), u_i the bounds."""
+    scaled = torch.cat([Q / math.sqrt(v) for Q, v in zip(bases, y, strict=True)], 1)
+    top = float(torch.linalg.matrix_norm(scaled, 2)) ** 2
+    return top * sum(v * u for v, u in zip(y, bounds, strict=True))
 
-    laws: points (n_i, d_i) and weights (n_i,), each summing to 1. One quantile picks all blocks
-    (sum_i n_i picks at most), and orthogonal signs, independent of it, turn them. Returns points
-    and weights.
+
+def signed_law(laws: list[Measure]) -> Measure:
+    """A distribution of (z_1, ..., z_k) of given marginals up to sign, E z_i z_j^T = 0 for i != j.
+
+    One quantile picks all blocks (sum_i n_i picks at most), and orthogonal signs, independent of
+    it, turn them. laws: the marginals of the blocks.
     """
-    edges = torch.cat([weights.cumsum(0) for _, weights in laws]).clamp(max=1.0).sort().values
+    # cut at the quantiles of all marginals: in between each block stays at one point
+    cumulated = torch.cat([weights.cumsum(0) for _, weights in laws])
+    edges = cumulated.clamp(max=1.0).sort().values
     widths = torch.diff(edges, prepend=edges.new_zeros(1))
-    inside = edges - widths / 2
     kept = widths > 1e-15
-    picked = [
-        points[torch.searchsorted(weights.cumsum(0), inside[kept]).clamp(max=len(points) - 1)]
-        for points, weights in laws
-    ]
+    quantiles = (edges - widths / 2)[kept]
     signs = hadamard_signs(len(laws)).to(widths)  # (h, k)
-    turned = [sign[:, None, None] * z for sign, z in zip(signs.mT, picked, strict=True)]
+    blocks = []
+    for (points, weights), sign in zip(laws, signs.mT, strict=True):
+        place = torch.searchsorted(weights.cumsum(0), quantiles).clamp(max=len(points) - 1)
+        blocks.append(sign[:, None, None] * points[place])
     weights = (widths[kept] / len(signs)).expand(len(signs), -1)
-    return torch.cat(turned, -1).flatten(0, 1), weights.flatten()
+    return torch.cat(blocks, -1).flatten(0, 1), weights.flatten()
 
 
-def mirrored(points: Tensor, weights: Tensor, middle: Tensor) -> tuple[Tensor, Tensor]:
+def mirrored(points: Tensor, weights: Tensor, middle: Tensor) -> Measure:
     """Half the distribution, and half its mirror image about ``middle``."""
-    return torch.cat([points, 2 * middle - points]), torch.cat([weights, weights]) / 2
+    both = torch.cat([points, 2 * middle - points])
+    return both, torch.cat([weights, weights]) / 2
 
 
-def independent_law(laws: list[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
+def independent_law(laws: list[Measure]) -> Measure:
     """The distribution of independent blocks; where it has too many points, a sample of it."""
-    count = math.prod(len(weights) for _, weights in laws)
-    if count <= MOST:
-        places = torch.cartesian_prod(*[torch.arange(len(weights)) for _, weights in laws]).reshape(
-            -1, len(laws)
-        )
-        law = torch.ones(len(places), dtype=torch.float64)
-        for (_, weights), place in zip(laws, places.mT, strict=True):
-            law = law.to(weights) * weights[place.to(weights.device)]
+    sizes = [len(weights) for _, weights in laws]
+    joint = torch.ones(1, dtype=torch.float64)
+    if math.prod(sizes) <= MOST:
+        # stack: cartesian_prod of a single range has one dimension
+        ranges = torch.meshgrid(*map(torch.arange, sizes), indexing="ij")
+        places = torch.stack(ranges).flatten(1)
+        for (_, weights), place in zip(laws, places, strict=True):
+            joint = joint.to(weights) * weights[place.to(weights.device)]
     else:
         generator = keyed_generator(b"torchdp.mean.coupling.independent_law", "cpu")
-        draws = [
-            torch.multinomial(w.cpu(), MOST, replacement=True, generator=generator) for _, w in laws
-        ]
-        places = torch.stack(draws, -1)
-        law = torch.full_like(places[:, 0], 1.0, dtype=torch.float64) / len(places)
-    points = [
-        points[place.to(points.device)] for (points, _), place in zip(laws, places.mT, strict=True)
+        draws = [torch.multinomial(w.cpu(), MOST, True, generator=generator) for _, w in laws]
+        places = torch.stack(draws)
+        joint = joint.expand(MOST) / MOST
+    blocks = [
+        points[place.to(points.device)] for (points, _), place in zip(laws, places, strict=True)
     ]
-    return torch.cat(points, -1), law.to(points[0])
+    return torch.cat(blocks, -1), joint.to(blocks[0])
 
 
 @dataclass(frozen=True, eq=False)
 class Product(Domain):
-    """K_1 x ... x K_k: one user's vector is made of one vector from each. parts: the sets, at least
-    one.
+    """K_1 x ... x K_k: one user's vector is made of one vector from each.
+
+    Args:
+        parts: the sets, at least one.
 
     The ellipsoid is put together from the parts': M = blockdiag(M_i / t_i), t_i ~
     Gamma_i^{2p/(p+2)}; optimal, with Gamma_p = the l_{2p/(p+2)} norm of the parts'
@@ -152,29 +152,33 @@ class Product(Domain):
         return sum(self.sizes)
 
     def corners(self, most: int) -> Tensor | None:
-        joined = None
+        joint = None
         for part in self.parts:
             own = part.corners(most)
-            if own is None or len(own) * (1 if joined is None else len(joined)) > most:
+            if own is None:
                 return None
-            joined = own if joined is None else paired(joined, own)
-        return joined
+            if joint is None:
+                joint = own
+            elif len(own) * len(joint) > most:
+                return None
+            else:
+                joint = paired(joint, own)
+        return joint
 
     def balls(self) -> BallSum | None:
-        found = [
-            ball for ball in (part.balls() for part in self.parts) if isinstance(ball, BallImage)
-        ]
-        if len(found) < len(self.parts):
+        balls = [part.balls() for part in self.parts]
+        images = [ball for ball in balls if isinstance(ball, BallImage)]
+        if len(images) < len(balls):
             return None
-        generators = torch.block_diag(*[ball.generators for ball in found])
-        groups = tuple(group for ball in found for group in ball.groups)
-        return BallSum(generators, groups, torch.cat([ball.middle for ball in found]))
+        generators = torch.block_diag(*[image.generators for image in images])
+        groups = tuple(group for image in images for group in image.groups)
+        return BallSum(generators, groups, torch.cat([image.middle for image in images]))
 
     @cached_property
     def _simpler(self) -> Domain | None:
         """The hull of few corners, or the image of balls, that it is."""
-        few = self.corners(MOST_CORNERS)
-        return self.balls() if few is None else Polytope(few)
+        corners = self.corners(MOST_CORNERS)
+        return self.balls() if corners is None else Polytope(corners)
 
     @property
     def factor(self) -> float:
@@ -187,43 +191,39 @@ class Product(Domain):
 
     @property
     def middle(self) -> Tensor | None:
-        middles = [part.middle for part in self.parts]
-        found = [middle for middle in middles if middle is not None]
-        return torch.cat(found) if len(found) == len(middles) else None
+        middles = [part.middle for part in self.parts if part.middle is not None]
+        return torch.cat(middles) if len(middles) == len(self.parts) else None
 
     def maximise(self, B: Tensor, centre: Tensor) -> Maximum:
         if self._simpler is not None:
             return self._simpler.maximise(B, centre)
-        pieces = zip(self.parts, B.split(self.sizes, dim=1), centre.split(self.sizes), strict=True)
-        best = [part.maximise(block, c) for part, block, c in pieces]
-        start = torch.cat(
-            beside([found.points for found in best], b"torchdp.mean.composite.maximise"), -1
-        )
-        upper = couple(B, self.sizes, [found.upper for found in best])
-        return Maximum.among(torch.cat([start, climb(self, start, B, centre)]), B, centre, upper)
+        pieces = zip(self._blocks(B), centre.split(self.sizes), strict=True)
+        maxima = [part.maximise(block, c) for (part, block), c in pieces]
+        starts = beside([maximum.points for maximum in maxima], b"torchdp.mean.composite.maximise")
+        start = torch.cat(starts, -1)
+        points = torch.cat([start, climb(self, start, B, centre)])
+        upper = couple(B, self.sizes, [maximum.upper for maximum in maxima])
+        return Maximum.among(points, B, centre, upper)
 
     def extreme(self, directions: Tensor) -> Tensor:
-        slopes = directions.split(self.sizes, dim=-1)
-        return torch.cat(
-            [part.extreme(slope) for part, slope in zip(self.parts, slopes, strict=True)], -1
-        )
+        return torch.cat([part.extreme(slope) for part, slope in self._blocks(directions)], -1)
 
     def supports(self, directions: Tensor, centre: Tensor) -> Tensor:
-        each = zip(
-            self.parts, directions.split(self.sizes, dim=-1), centre.split(self.sizes), strict=True
-        )
-        return torch.stack([part.supports(slope, middle) for part, slope, middle in each]).sum(0)
+        pieces = zip(self._blocks(directions), centre.split(self.sizes), strict=True)
+        return torch.stack([part.supports(slope, c) for (part, slope), c in pieces]).sum(0)
 
     def spanning(self) -> Tensor:
         """One part at a time runs over its spanning points, the others stay at their first."""
         spans = [part.spanning() for part in self.parts]
         first = torch.cat([span[0] for span in spans])
         rows = []
-        for place, span in enumerate(spans):
+        start = 0
+        for span in spans:
+            end = start + span.shape[1]
             row = first.expand(len(span), -1).clone()
-            start = sum(self.sizes[:place])
-            row[:, start : start + self.sizes[place]] = span
+            row[:, start:end] = span
             rows.append(row)
+            start = end
         return torch.cat(rows)
 
     def proposal(self, p: float, shift: bool, tol: float) -> Proposal | None:
@@ -233,67 +233,75 @@ class Product(Domain):
         shapes = [searched(part, p, shift, tol) for part in self.parts]
         gamma = torch.tensor([shape.upper for shape in shapes], dtype=torch.float64)
         gamma = gamma / gamma.max().clamp_min(1e-300)
-        order = 2.0 if p == math.inf else 2 * p / (p + 2)
-        t = (gamma**order / (gamma**order).sum().clamp_min(1e-300)).tolist()
+        # t is the best split of the ellipsoids, and the tilt the dual weight of each part's rows
+        powers = gamma ** (2.0 if p == math.inf else 2 * p / (p + 2))
+        t = (powers / powers.sum().clamp_min(1e-300)).tolist()
         tilt = (gamma ** (2.0 if p == math.inf else 2 * (p - 2) / (p + 2))).tolist()
-        roots = [shape.root / math.sqrt(part or 1.0) for shape, part in zip(shapes, t, strict=True)]
-        rows = [part * _unit(shape, p) for shape, part in zip(shapes, tilt, strict=True)]
-        points, weights = self._law(shapes, shift)
+        roots = []
+        rows = []
+        for shape, own_t, own_tilt in zip(shapes, t, tilt, strict=True):
+            roots.append(shape.root / math.sqrt(own_t or 1.0))
+            rows.append(own_tilt * _unit(shape, p))
+        points, weights = self._dual_measure(shapes, shift)
         centre = torch.cat([shape.centre for shape in shapes])
         return Proposal(torch.block_diag(*roots), centre, points, weights, torch.cat(rows))
 
     def image_proposal(
         self, transform: Tensor, p: float, shift: bool, tol: float
     ) -> Proposal | None:
-        """Of the sum of the images F_i K_i: M = sum_i M_i / t_i, t the best for the parts' own
-        M_i.
-        """
-        columns = transform.split(self.sizes, dim=1)
-        images = [linear_image(F, part) for F, part in zip(columns, self.parts, strict=True)]
+        """Of the sum of the images F_i K_i: M = sum_i M_i / t_i, t the best for the M_i."""
+        images = [linear_image(F, part) for part, F in self._blocks(transform)]
         shapes = [searched(image, p, shift, tol) for image in images]
-        t, c = split(
-            torch.stack([s.root.square().sum(-1) for s in shapes], -1),
-            p,
-            ((len(shapes), math.inf),),
-        )
-        root = torch.cat(
-            [s.root / math.sqrt(v or 1.0) for s, v in zip(shapes, t.tolist(), strict=True)], 1
-        )
+        squares = torch.stack([shape.root.square().sum(-1) for shape in shapes], -1)
+        t, c = split(squares, p, ((len(shapes), math.inf),))
+        roots = [
+            shape.root / math.sqrt(own or 1.0)
+            for shape, own in zip(shapes, t.tolist(), strict=True)
+        ]
         centre = torch.stack([shape.centre for shape in shapes]).sum(0)
-        own = [searched(part, p, shift, tol) for part in self.parts]
-        points, weights = self._law(own, shift)
-        return Proposal(root, centre, points @ transform.mT, weights, c)
+        parts = [searched(part, p, shift, tol) for part in self.parts]
+        points, weights = self._dual_measure(parts, shift)
+        return Proposal(torch.cat(roots, 1), centre, points @ transform.mT, weights, c)
 
     def contains(self, x: Tensor) -> Tensor:
-        pieces = self._vectors(x).split(self.sizes, dim=-1)
-        return torch.stack(
-            [part.contains(y) for part, y in zip(self.parts, pieces, strict=True)]
-        ).all(0)
+        inside = [part.contains(y) for part, y in self._blocks(self._vectors(x))]
+        return torch.stack(inside).all(0)
 
     def project(self, x: Tensor) -> Tensor:
-        pieces = self._vectors(x).split(self.sizes, dim=-1)
-        return torch.cat([part.project(y) for part, y in zip(self.parts, pieces, strict=True)], -1)
+        return torch.cat([part.project(y) for part, y in self._blocks(self._vectors(x))], -1)
 
     @property
     def hull(self) -> Domain:
         return Product(tuple(part.hull for part in self.parts))
 
-    def _law(self, shapes: Sequence[NoiseShape], shift: bool) -> tuple[Tensor, Tensor]:
-        laws = [(shape.support, shape.weights) for shape in shapes]
+    def _blocks(self, x: Tensor) -> Iterator[tuple[Domain, Tensor]]:
+        """Each part, and its coordinates of x (..., d)."""
+        return zip(self.parts, x.split(self.sizes, dim=-1), strict=True)
+
+    def _dual_measure(self, shapes: Sequence[NoiseShape], shift: bool) -> Measure:
+        """The parts' dual measures joined: uncorrelated where the product has a middle."""
         middle = self.middle if shift or self.symmetric else None
+        measures = []
+        for part, shape in zip(self.parts, shapes, strict=True):
+            measure = shape.support, shape.weights
+            if middle is not None and part.middle is not None:
+                measure = shape.support - part.middle, shape.weights
+            elif part.middle is not None:
+                measure = mirrored(*measure, part.middle)
+            measures.append(measure)
         if middle is None:
-            turned = zip(laws, [part.middle for part in self.parts], strict=True)
-            return independent_law([law if m is None else mirrored(*law, m) for law, m in turned])
-        middles = middle.split(self.sizes)
-        points, weights = signed_law([(z - m, w) for (z, w), m in zip(laws, middles, strict=True)])
+            return independent_law(measures)
+        points, weights = signed_law(measures)
         return middle + points, weights
 
 
 @dataclass(frozen=True, eq=False)
 class LinearImage(Domain):
-    """{F x: x in K}. transform: F, (e, d); domain: K in R^d. ``linear_image`` finds simpler
-    descriptions.
+    """{F x: x in K}. ``linear_image`` finds simpler descriptions.
 
+    Args:
+        transform: F, (e, d).
+        domain: K in R^d.
     Oracle: K's, at B F. contains and project mix extreme points: they are those of the convex hull.
     The distance to project's point is the least up to 1e-7 of the set's size, the point off by up
     to 5e-4 of it where the set is curved. Raises ValueError, TypeError.
@@ -325,16 +333,17 @@ class LinearImage(Domain):
         return None if middle is None else self.transform @ middle
 
     def maximise(self, B: Tensor, centre: Tensor) -> Maximum:
-        """||B (F x - v)||^2 = ||B F (x - w)||^2 + rest, w a least squares solution near K's
-        middle.
-        """
+        """||B (F x - v)||^2 = ||B F (x - w)||^2 + rest, w of least squares near K's middle."""
         F = self.transform
         pulled = B @ F
-        start = self.domain.spanning().mean(0) if self.domain.middle is None else self.domain.middle
+        middle = self.domain.middle
+        start = self.domain.spanning().mean(0) if middle is None else middle
+        # w near the middle: a bound about a far point of a flat image would be a loose one
         w = start + torch.linalg.pinv(pulled) @ (B @ (centre - F @ start))
         rest = float((B @ (centre - F @ w)).square().sum())
-        found = self.domain.maximise(pulled, w)
-        return Maximum.among(found.points @ F.mT, B, centre, found.upper + rest, len(found.points))
+        maximum = self.domain.maximise(pulled, w)
+        points = maximum.points @ F.mT
+        return Maximum.among(points, B, centre, maximum.upper + rest, len(points))
 
     def extreme(self, directions: Tensor) -> Tensor:
         return self.domain.extreme(directions @ self.transform) @ self.transform.mT
@@ -357,49 +366,49 @@ class LinearImage(Domain):
 
 def linear_image(transform: Tensor, domain: Domain) -> Domain:
     """{F x: x in K}, as points, an ellipsoid, a zonotope or a sum of balls where it is one.
-    transform: F, (e, d).
 
     The image of a product with at most 2048 pairs of corners is the hull of theirs, or the points
-    where K is made of finite sets. Raises ValueError, TypeError.
+    where K is made of finite sets. transform: F, (e, d). Raises ValueError, TypeError.
     """
     F = _transform(transform, domain)
-    if isinstance(domain, FiniteSet):
-        return FiniteSet(domain.points @ F.mT)
-    if isinstance(domain, Polytope):
-        return Polytope(domain.points @ F.mT)
+    if isinstance(domain, FiniteSet | Polytope):
+        return type(domain)(domain.points @ F.mT)
     balls = domain.balls()
+    # where the balls' oracle is not exact, the hull of few corners is better
     if balls is None or balls.factor > 1:
-        few = domain.corners(MOST_CORNERS)
-        if few is not None:
-            return FiniteSet(few @ F.mT) if _finite(domain) else Polytope(few @ F.mT)
+        corners = domain.corners(MOST_CORNERS)
+        if corners is not None:
+            kind = FiniteSet if _finite(domain) else Polytope
+            return kind(corners @ F.mT)
     if not isinstance(balls, BallImage):
         return LinearImage(F, domain)
-    generators, groups, middle = F @ balls.generators, balls.groups, F @ balls.middle
-    if {q for _, q in groups} == {math.inf}:
+    generators = F @ balls.generators
+    middle = F @ balls.middle
+    orders = [q for _, q in balls.groups]
+    if set(orders) == {math.inf}:
         return Zonotope(generators, middle)
-    if [q for _, q in groups] == [2.0]:
+    if orders == [2.0]:
         return Ellipsoid(generators, middle)
-    return BallSum(generators, groups, middle)
+    return BallSum(generators, balls.groups, middle)
 
 
 def minkowski_sum(parts: Sequence[Domain]) -> Domain:
-    """{x_1 + ... + x_k: x_i in K_i}, the image of the product. Gamma_p is at most the parts' sum.
-    Raises as Product.
+    """{x_1 + ... + x_k: x_i in K_i}, the image of the product. Raises as Product.
 
+    Gamma_p is at most the parts' sum.
     Source: Nikolov, Tang (2023), Theorem 20 (4).
     """
     product = Product(tuple(checks.instance("parts", parts, Sequence)))
     if len(set(product.sizes)) > 1:
         raise ValueError(f"parts must share one dimension, not {product.sizes}")
-    return linear_image(
-        torch.eye(product.sizes[0], dtype=torch.float64).repeat(1, len(product.parts)), product
-    )
+    identity = torch.eye(product.sizes[0], dtype=torch.float64)
+    return linear_image(identity.repeat(1, len(product.parts)), product)
 
 
 def _finite(domain: Domain) -> bool:
-    return isinstance(domain, FiniteSet) or (
-        isinstance(domain, Product) and all(map(_finite, domain.parts))
-    )
+    if isinstance(domain, Product):
+        return all(map(_finite, domain.parts))
+    return isinstance(domain, FiniteSet)
 
 
 def _unit(shape: NoiseShape, p: float) -> Tensor:
@@ -409,10 +418,8 @@ def _unit(shape: NoiseShape, p: float) -> Tensor:
 
 
 def _transform(value: Tensor, domain: Domain) -> Tensor:
-    value, d = (
-        checks.one_matrix("transform", value),
-        checks.instance("domain", domain, Domain).dimension,
-    )
+    value = checks.one_matrix("transform", value)
+    d = checks.instance("domain", domain, Domain).dimension
     if value.shape[1] != d:
         raise ValueError(f"transform must be of shape (e, {d}), not {tuple(value.shape)}")
     return value

@@ -36,13 +36,14 @@ class Vertices(Domain):
         """The mean of the distinct points where each has its mirror image, else None."""
         distinct = torch.unique(self.points, dim=0)
         mean = distinct[0] + (distinct - distinct[0]).mean(0)
+        z = distinct - mean
         room = FLAT * (distinct - mean).abs().amax(0) + ROUNDED * EPS * distinct.abs().amax(0)
         generator = keyed_generator(b"torchdp.mean.finite.middle", "cpu")
-        line = torch.randn(
-            self.dimension, dtype=torch.float64, device="cpu", generator=generator
-        ).to(distinct)
-        order = torch.argsort((distinct - mean) @ line)  # mirror images stand at opposite ends
-        if bool(((distinct[order] - mean + (distinct[order.flip(0)] - mean)).abs() > room).any()):
+        line = torch.randn(self.dimension, dtype=torch.float64, device="cpu", generator=generator)
+        # Along a random line mirror images stand at opposite ends of the order.
+        order = torch.argsort(z @ line.to(z))
+        unmatched = (z[order] + z[order.flip(0)]).abs() > room
+        if bool(unmatched.any()):
             return None
         return torch.where(mean.abs() <= room / 8, 0.0, mean)
 
@@ -73,24 +74,26 @@ class FiniteSet(Vertices):
         return Polytope(self.points)
 
     def contains(self, x: Tensor) -> Tensor:
-        x, own = self._vectors(x), self.frame
-        off = (x.double() - self.project(x.double())) @ own.inverse.mT
-        return off.norm(dim=-1) <= own.room(slack(x), x.dtype)
+        x = self._vectors(x)
+        frame = self.frame
+        off = (x.double() - self.project(x.double())) @ frame.inverse.mT
+        return off.norm(dim=-1) <= frame.room(slack(x), x.dtype)
 
     def project(self, x: Tensor) -> Tensor:
         x = self._vectors(x)
-        points, flat = self.points.to(x.device), x.double().reshape(-1, self.dimension)
+        points = self.points.to(x.device)
+        flat = x.double().reshape(-1, self.dimension)
+        # |x|^2 + |y|^2 - 2 <x, y> would lose digits to cancellation
+        exact = "donot_use_mm_for_euclid_dist"
         nearest = [
-            torch.cdist(part, points, compute_mode="donot_use_mm_for_euclid_dist").argmin(-1)
+            torch.cdist(part, points, compute_mode=exact).argmin(-1)
             for part in flat.split(rows_at_once(len(points)))
         ]
-        return points[torch.cat(nearest)].reshape(x.shape).to(x) if nearest else x
+        return points[torch.cat(nearest)].reshape(x.shape).to(x)
 
 
 @dataclass(frozen=True, eq=False)
 class Polytope(Vertices):
-    """The convex hull of the points: the same noise as for the points. points: (N, d), real. Raises
-    as FiniteSet.
+    """The convex hull of the points, for the same noise. points: (N, d), real. Raises as FiniteSet.
 
-    Source: Nikolov, Tang (2023), Theorem 20 (1).
-    """
+    Source: Nikolov, Tang (2023), Theorem 20 (1)."""

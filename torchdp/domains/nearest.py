@@ -1,5 +1,7 @@
-"""Nearest points of an l_q ball, of an ellipsoid, and of a set that is known by its extreme points
-alone.
+"""Nearest points of an l_q ball, of an ellipsoid, and of a set known by its extreme points alone.
+
+Notation of :func:`nearest_by_corners`, for rows x of a batch (n, d): ``corners`` (n, k, d) and
+``weights`` (n, k) whose mixture is y; ``active`` (n, k), the corners that count.
 """
 
 import math
@@ -14,11 +16,11 @@ from torchdp.root import between
 from torchdp.threads import one_thread
 
 NEWTON = 30  # steps of its method
-TINY = 1e-300
+TINY = 1e-300  # keeps a quotient of two zeros at zero
 ROUNDS = 1000
 CLOSE = 1e-7  # of the size of the set
 KEPT = 0.75  # share of the rows that go on at which the others are put aside
-RIDGE = 1e-15  # of its square
+RIDGE = 1e-15  # of the square of the set's size
 
 
 def nearest_in_ball(x: Tensor, axes: Tensor, q: float) -> Tensor:
@@ -30,17 +32,20 @@ def nearest_in_ball(x: Tensor, axes: Tensor, q: float) -> Tensor:
     """
     if q == math.inf:
         return torch.minimum(torch.maximum(x, -axes), axes)
-    size, a = x.abs().double(), axes.double()
+    size = x.abs().double()
+    a = axes.double()
+    outside = power_norm(size / a, q)[..., None] > 1
+    if not bool(outside.any()):
+        return x
 
     def excess(t: Tensor) -> Tensor:
         return power_norm(_shrunk(size, a, q, t) / a, q)[..., None] - 1
 
-    outside = power_norm(size / a, q)[..., None] > 1
-    if not bool(outside.any()):
-        return x
     low = torch.zeros_like(size[..., :1])
-    t = between(excess, low, (size * a).sum(-1, keepdim=True), TINY)
-    return torch.where(outside, (_shrunk(size, a, q, t) * x.sign()).to(x), x)
+    high = (size * a).sum(-1, keepdim=True)
+    t = between(excess, low, high, TINY)
+    z = _shrunk(size, a, q, t) * x.sign()
+    return torch.where(outside, z.to(x), x)
 
 
 def _shrunk(size: Tensor, a: Tensor, q: float, t: Tensor) -> Tensor:
@@ -49,10 +54,18 @@ def _shrunk(size: Tensor, a: Tensor, q: float, t: Tensor) -> Tensor:
         return (size - t / a).clamp_min(0)
     if q == 2:
         return size / (1 + t / a**2)
-    # u = z (q > 2) or z^{q-1} (q < 2) solves first * u^power + second * u = size, power > 1
     price = t * a**-q
-    power = q - 1 if q > 2 else 1 / (q - 1)
-    first, second = (price, torch.ones_like(price)) if q > 2 else (torch.ones_like(price), price)
+    if q > 2:
+        return _root_of_sum(price, torch.ones_like(price), q - 1, size)
+    power = 1 / (q - 1)
+    return _root_of_sum(torch.ones_like(price), price, power, size) ** power  # of z^{q-1}
+
+
+def _root_of_sum(first: Tensor, second: Tensor, power: float, size: Tensor) -> Tensor:
+    """The u >= 0 with first * u^power + second * u = size, power > 1, by Newton's method.
+
+    It starts above the root of a convex function, so that it falls to it.
+    """
     u = torch.minimum((size / first) ** (1 / power), size / second.clamp_min(TINY))
     for _ in range(NEWTON):
         slope = power * first * u ** (power - 1) + second
@@ -60,53 +73,70 @@ def _shrunk(size: Tensor, a: Tensor, q: float, t: Tensor) -> Tensor:
         u = (u - step).clamp_min(0)
         if bool((step.abs() <= 1e-15 * u).all()):
             break
-    return u if q > 2 else u**power
+    return u
 
 
 def nearest_in_ellipsoid(x: Tensor, root: Tensor) -> Tensor:
-    """The nearest point to x (..., d) of {root u: ||u||_2 <= 1}: s_i^2 x_i / (s_i^2 + t), t a
-    root.
+    """The nearest point to x (..., d) of {root u: ||u||_2 <= 1}.
+
+    In the axes of the ellipsoid, s_i their lengths: s_i^2 x_i / (s_i^2 + t), t a root.
     """
     if not root.any():
         return torch.zeros_like(x)
-    U, S, _ = torch.linalg.svd(root.double(), full_matrices=False)
-    kept = S > 1e-12 * S[0]
-    U, S = U[:, kept], S[kept]
+    U, S = span(root.double())
     along = x.double() @ U
+
+    def excess(t: Tensor) -> Tensor:
+        return (S * along / (S**2 + t)).norm(dim=-1, keepdim=True) - 1
+
     low = torch.zeros_like(along[..., :1])
     high = S.amax() * along.norm(dim=-1, keepdim=True)  # there ||s x / (s^2 + t)|| <= 1
-    t = between(lambda t: (S * along / (S**2 + t)).norm(dim=-1, keepdim=True) - 1, low, high, TINY)
+    t = between(excess, low, high, TINY)
     inside = (along / S).norm(dim=-1, keepdim=True) <= 1
     z = torch.where(inside, along, S**2 * along / (S**2 + t))
     return (z @ U.mT).to(x)
+
+
+def span(root: Tensor) -> tuple[Tensor, Tensor]:
+    """Axes (d, k) and their lengths (k,) of {root u: ||u||_2 <= 1}, without the flat ones."""
+    U, S, _ = torch.linalg.svd(root, full_matrices=False)
+    kept = S > 1e-12 * S[0]
+    return U[:, kept], S[kept]
 
 
 @one_thread
 def nearest_by_corners(
     x: Tensor, extreme: Callable[[Tensor], Tensor], near: float | None = None
 ) -> Tensor:
-    """The nearest point to x (..., d), float64, of the convex hull of what ``extreme`` returns, for
-    all rows at once.
+    """The nearest point to x of the convex hull of what ``extreme`` returns, all rows at once.
 
-    Every row keeps at most d + 2 corners and a mixture y of them. A round either moves y to the
-    nearest point of the corners' affine hull and adds the extreme point in the direction x - y, or,
-    where that leaves their convex hull, goes as far as it stays inside and drops the corners of
+    Method: every row keeps at most d + 2 corners and a mixture y of them. A round either moves y to
+    the nearest point of the corners' affine hull and adds the extreme point in the direction x - y,
+    or, where that leaves their convex hull, goes as far as it stays inside and drops the corners of
     weight 0. It ends where the gain <x - y, s - y> of every point s is below 1e-7 of the size of
-    the set and x times the distance x - y, or below the square of that share. extreme: (k, d)
-    directions to (k, d) points. near: where given, a row also ends when y is that close, or when a
-    plane shows that no point is: y tells which, and need not be the nearest.
+    the set and x times the distance x - y, or below the square of that share.
+
+    Args:
+        x: (..., d), float64.
+        extreme: of (k, d) directions, (k, d) points.
+        near: where given, a row also ends when y is that close, or when a plane shows that no point
+            is: y tells which, and need not be the nearest.
+
     Source: Wolfe (1976), the nearest point in a polytope.
     """
     flat = x.reshape(-1, x.shape[-1])
+    if not len(flat):
+        return x.clone()
     parts = flat.split(rows_at_once((flat.shape[1] + 2) ** 2))
-    found = [_nearest(some, extreme, near) for some in parts] if len(flat) else [flat]
-    return torch.cat(found).reshape(x.shape)
+    nearest = [_nearest(part, extreme, near) for part in parts]
+    return torch.cat(nearest).reshape(x.shape)
 
 
 def _nearest(target: Tensor, extreme: Callable[[Tensor], Tensor], near: float | None) -> Tensor:
     n, d = target.shape
-    result, left = torch.empty_like(target), torch.arange(n, device=target.device)
-    corners = extreme(target)[:, None, :].repeat(1, d + 2, 1)  # (n, k, d)
+    result = torch.empty_like(target)
+    left = torch.arange(n, device=target.device)
+    corners = extreme(target)[:, None, :].repeat(1, d + 2, 1)
     weights = torch.zeros_like(corners[..., 0])
     weights[:, 0] = 1.0
     active = weights > 0
@@ -118,24 +148,32 @@ def _nearest(target: Tensor, extreme: Callable[[Tensor], Tensor], near: float | 
         weights, active, inside = _mixed(z, weights, active)
         y = (weights[..., None] * corners).sum(1)
         off = target - y
+        distance = off.norm(dim=-1)
         new = extreme(off)
         gain = (off * (new - y)).sum(-1)
-        more = inside & (gain > CLOSE * size * torch.maximum(off.norm(dim=-1), CLOSE * size))
+        more = inside & (gain > CLOSE * size * torch.maximum(distance, CLOSE * size))
         going = more | ~inside
         if near is not None:
-            length = off.norm(dim=-1)
-            going &= (length > near) & ((off * (target - new)).sum(-1) <= near * length)
+            # <off, target - new> / distance: how far a plane keeps the set from the target
+            separated = (off * (target - new)).sum(-1) > near * distance
+            going &= (distance > near) & ~separated
         if not bool(going.any()):
             break
         if int(going.sum()) <= KEPT * len(left):
             result[left[~going]] = y[~going]
-            kept = (left, target, size, corners, weights, active, new, more)
-            left, target, size, corners, weights, active, new, more = (z[going] for z in kept)
-        place = (~active).to(torch.uint8).argmax(-1)
+            left = left[going]
+            target = target[going]
+            size = size[going]
+            corners = corners[going]
+            weights = weights[going]
+            active = active[going]
+            new = new[going]
+            more = more[going]
+        free = (~active).to(torch.uint8).argmax(-1)
         rows = torch.arange(len(left), device=target.device)
-        more = more & ~active[rows, place]
-        corners[rows[more], place[more]] = new[more]
-        active[rows[more], place[more]] = True
+        more = more & ~active[rows, free]
+        corners[rows[more], free[more]] = new[more]
+        active[rows[more], free[more]] = True
     else:
         y = (weights[..., None] * corners).sum(1)
     result[left] = y
@@ -143,29 +181,24 @@ def _nearest(target: Tensor, extreme: Callable[[Tensor], Tensor], near: float | 
 
 
 def _mixed(z: Tensor, weights: Tensor, active: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Weights (n, k) moved towards those of the point nearest to 0 in the affine hull of the active
-    rows of z.
+    """Weights (n, k) moved towards those of the point nearest to 0 in the corners' affine hull.
 
     They go as far as none turns negative; who gets there, (n,), is inside; corners of weight 0 are
-    active no more.
+    active no more. z: (n, used, d), the corners around the target.
     """
     aim = torch.zeros_like(weights)
-    aim[:, : z.shape[1]] = _affine(z, active[:, : z.shape[1]])
+    used = z.shape[1]
+    aim[:, :used] = _affine(z, active[:, :used])
     inside = (aim >= 0).all(-1)
-    share = (
-        torch.where(aim < 0, weights / (weights - aim).clamp_min(1e-300), torch.inf)
-        .amin(-1)
-        .clamp(max=1.0)
-    )
+    until_zero = weights / (weights - aim).clamp_min(1e-300)
+    share = torch.where(aim < 0, until_zero, torch.inf).amin(-1).clamp(max=1.0)
     moved = weights + share[:, None] * (aim - weights)
     dropped = active & ~inside[:, None] & (moved <= 1e-14)
     return torch.where(dropped, 0.0, moved), active & ~dropped, inside
 
 
 def _affine(z: Tensor, active: Tensor) -> Tensor:
-    """Weights (n, k), sum 1 over the active, of the mixture of the rows of z (n, k, d) nearest to
-    0: any sign.
-    """
+    """Weights (n, k), sum 1 over the active, of the mixture of rows of z nearest to 0: any sign."""
     mask = active.to(z)
     # + 1 1^T leaves the solution as it is
     gram = (z @ z.mT + 1.0) * mask[:, :, None] * mask[:, None, :]

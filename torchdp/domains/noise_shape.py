@@ -26,8 +26,9 @@ PROGRESS = 0.02  # of the gap
 PATIENCE = 6  # rounds without a better bound
 SHARE = 0.25  # of tol: what the solver may lose on the points it has
 ROUGH = 0.2  # of how far points stuck out: what it may lose before the last rounds
-# of the largest coordinate, of the norm: what float64 may cost
-ROUNDING, RELATIVE, TINY = 64 * EPS, 1e-10, 1e-300
+ROUNDING = 64 * EPS  # of the largest coordinate: what float64 may cost
+RELATIVE = 1e-10  # of the norm, likewise
+TINY = 1e-300  # keeps a quotient of two zeros at zero
 WIDE = 0.26  # a gap above what the semidefinite bound of a zonotope may lose, (pi/2)^{1/2} - 1
 LARGEST = 1e100  # coordinates whose squares are far from the ends of float64
 THIN = 1e-7  # of the longest axis: shorter ones of a proposal are mostly rounding,
@@ -36,12 +37,15 @@ ROOM = 1e3  # and are made so many times what the domain needs, which costs 1e-6
 
 @dataclass(frozen=True)
 class Enclosed:
-    """{v + root u: ||u|| <= 1} holds the domain; upper: the l_p norm of root's row norms, inf where
-    that is not proved.
+    """{v + root u: ||u|| <= 1} holds the domain.
 
-    inverse: root^+, (r, d). residual: how far spanning points stick out of v + range(root); found:
-    points (k, d) far out in the ellipsoid; overshoot: the largest squared norm of u among them in
-    the ellipsoid that was given.
+    Args:
+        root: (d, r).
+        inverse: root^+, (r, d).
+        upper: the l_p norm of root's row norms, inf where that is not proved.
+        residual: how far spanning points stick out of v + range(root).
+        found: points (k, d) far out in the ellipsoid.
+        overshoot: the largest squared norm of u among them in the ellipsoid that was given.
     """
 
     root: Tensor
@@ -53,34 +57,43 @@ class Enclosed:
 
 
 def hull(points: Tensor, origin: Tensor) -> Tensor:
-    """An orthonormal basis (d, r) of the linear hull of points - origin, float64; r = 0 where all
-    are the origin.
+    """An orthonormal basis (d, r) of the linear hull of points - origin, float64.
 
     Directions along which the points (k, d) reach no further than rounding are left out: 1e-12 of
     the farthest from the origin, and what the points' own coordinates are rounded by. The identity
-    where that leaves none out.
+    where that leaves none out; r = 0 where all are the origin.
     """
     z = points - origin
+    d = z.shape[1]
     size = float(z.abs().max())
     rounded = 8 * EPS * float(points.abs().max())
     if size <= rounded:
-        return z.new_zeros(z.shape[1], 0)
+        return z.new_zeros(d, 0)
     z = z / size
-    _, _, Vh = torch.linalg.svd(
-        torch.linalg.qr(z, mode="r").R if len(z) > z.shape[1] else z, full_matrices=False
-    )
+    # QR first: the singular vectors of many points are those of a square matrix.
+    shorter = torch.linalg.qr(z, mode="r").R if len(z) > d else z
+    _, _, Vh = torch.linalg.svd(shorter, full_matrices=False)
     kept = (z @ Vh.mT).abs().amax(0) > FLAT + rounded / size
-    return torch.eye(z.shape[1]).to(z) if int(kept.sum()) == z.shape[1] else Vh[kept].mT
+    if int(kept.sum()) == d:
+        return torch.eye(d).to(z)
+    return Vh[kept].mT
 
 
 def enclose(domain: Domain, basis: Tensor, root: Tensor, centre: Tensor, p: float) -> Enclosed:
     """The ellipsoid {centre + root u} within the hull of K, scaled until it provably holds K.
 
-    basis: (d, r), of :func:`hull`. root's part in it is completed where it has axes below 1e-7 of
-    the longest: they become 1000 times as long as spanning points reach. With A, its axes for
-    columns, scale^2 = the oracle's upper bound on max ||A^+ (x - v)||^2 over K. residual is how far
-    spanning points stick out of v + the hull; upper is inf where that is more than rounding
-    (1e-8 of the largest distance from v, 64 eps of v).
+    root's part in the hull is completed where it has axes below 1e-7 of the longest: they become
+    1000 times as long as spanning points reach. With A, its axes for columns, scale^2 = the
+    oracle's upper bound on max ||A^+ (x - v)||^2 over K. residual is how far spanning points stick
+    out of v + the hull; upper is inf where that is more than rounding (1e-8 of the largest distance
+    from v, 64 eps of v).
+
+    Args:
+        domain: K.
+        basis: (d, r), of :func:`hull`.
+        root: (d, k).
+        centre: v, (d,).
+        p: in [2, inf].
 
     Guarantees: Gamma_p(K) <= upper, up to 1e-10 of it and 64 eps of the largest coordinate.
     """
@@ -89,44 +102,49 @@ def enclose(domain: Domain, basis: Tensor, root: Tensor, centre: Tensor, p: floa
     inner = basis.mT @ root
     missing = inner.new_zeros(len(inner), max(0, len(inner) - inner.shape[1]))
     U, S, _ = torch.linalg.svd(torch.cat([inner, missing], 1), full_matrices=False)
-    reach = (inside @ U).abs().amax(0)
-    S = torch.where(S > THIN * S.amax(), S, torch.maximum(S, ROOM * reach)).clamp_min(TINY)
+    needed = ROOM * (inside @ U).abs().amax(0)
+    S = torch.where(S > THIN * S.amax(), S, torch.maximum(S, needed)).clamp_min(TINY)
     axes = basis @ U
-    most = domain.maximise(axes.mT / S[:, None], centre)
-    lengths = S * math.sqrt(most.upper)
+    # The ellipsoid is scaled by what the oracle proves, not by what it found.
+    maximum = domain.maximise(axes.mT / S[:, None], centre)
+    lengths = S * math.sqrt(maximum.upper)
     A = axes * lengths
-    upper = float(torch.linalg.vector_norm(A.norm(dim=-1), ord=p))
     residual = float((z - inside @ basis.mT).norm(dim=-1).max())
     rounding = 1e-8 * float(z.norm(dim=-1).max()) + 64 * EPS * float(centre.norm())
+    upper = math.inf
+    if residual <= rounding:
+        upper = float(torch.linalg.vector_norm(A.norm(dim=-1), ord=p))
     return Enclosed(
-        A,
-        axes.mT / lengths[:, None],
-        upper if residual <= rounding else math.inf,
-        residual,
-        most.points,
-        most.value,
+        root=A,
+        inverse=axes.mT / lengths[:, None],
+        upper=upper,
+        residual=residual,
+        found=maximum.points,
+        overshoot=maximum.value,
     )
 
 
 def dual_value(domain: Domain, proposal: Proposal, p: float, shift: bool) -> float:
-    """Trace norm of diag(c)^{1/2} (x_1 - mu, ..., x_k - mu) diag(P)^{1/2}: a lower bound on
-    Gamma_p(K).
+    """A lower bound on Gamma_p(K): a trace norm of the proposal's points, which K must hold.
 
-    c = row_weights scaled to norm 1 in l_{p/(p-2)}, P = weights scaled to sum 1. mu = the point
-    about which K is symmetric, where there is one, else the mean under P; 0 without shift.
-    The proposal's points must lie in the domain.
+    It is that of diag(c)^{1/2} (x_1 - mu, ..., x_k - mu) diag(P)^{1/2}, c = row_weights scaled to
+    norm 1 in l_{p/(p-2)}, P = weights scaled to sum 1. mu = the point about which K is symmetric,
+    where there is one, else the mean under P; 0 without shift.
     Source: Nikolov, Tang (2023), Theorem 26, equations (4) and (5).
     """
-    points, weights, row_weights = proposal.points, proposal.weights, proposal.row_weights
-    P = weights / weights.sum()
+    row_weights = proposal.row_weights
     if not bool(row_weights.any()):
         return 0.0
+    P = proposal.weights / proposal.weights.sum()
     c = row_weights / row_weights.max()
     c = c / torch.linalg.vector_norm(c, ord=conjugate(p))
-    z = points
+    z = proposal.points
+    # The mean needs a point near it as origin first: far away it has no digits.
     if shift:
-        z = points - (points[0] if domain.middle is None else domain.middle)
-        z = z - P @ z if domain.middle is None else z
+        middle = domain.middle
+        z = z - (z[0] if middle is None else middle)
+        if middle is None:
+            z = z - P @ z
     matrix = c.sqrt() * z * P.sqrt()[:, None]
     return float(torch.linalg.svdvals(matrix).sum())
 
@@ -134,40 +152,49 @@ def dual_value(domain: Domain, proposal: Proposal, p: float, shift: bool) -> flo
 def on_points(
     points: Tensor, middle: Tensor | None, p: float, tol: float, max_iterations: int = 3000
 ) -> Proposal:
-    """The best ellipsoid around the points (k, d): about ``middle``, or with a centre of its own
-    where that is None.
-    """
+    """The best ellipsoid around points (k, d), about ``middle`` or, for None, its own centre."""
     origin = points[0] if middle is None else middle
     W = (points - origin).mT
     solution = solve(W, p=p, shift=middle is None, tol=tol, max_iterations=max_iterations)
-    root = solution.left * solution.right.norm(dim=-2).max()
     centre = origin + W @ solution.primal_weights if middle is None else middle
     weights = solution.column_weights
     kept = weights > NOTHING * weights.max()
-    return Proposal(root, centre, points[kept], weights[kept], solution.row_weights)
+    return Proposal(
+        root=solution.left * solution.right.norm(dim=-2).max(),
+        centre=centre,
+        points=points[kept],
+        weights=weights[kept],
+        row_weights=solution.row_weights,
+    )
 
 
 def heavy(proposal: Proposal) -> Tensor:
-    """The points that carry weight, the heaviest 4 d (d + 1) at most: an optimum needs an eighth of
-    them.
+    """The points that carry weight, the heaviest 4 d (d + 1) at most.
+
+    An optimum needs an eighth of them.
     """
-    weights, d = proposal.weights, proposal.points.shape[1]
+    weights = proposal.weights
+    d = proposal.points.shape[1]
     order = torch.argsort(weights, descending=True)[: 4 * d * (d + 1)]
-    return proposal.points[order[weights[order] > LIGHT * weights.max()]]
+    carrying = weights[order] > LIGHT * weights.max()
+    return proposal.points[order[carrying]]
 
 
 def merged(start: Tensor, proposal: Proposal, found: Tensor, middle: Tensor | None) -> Tensor:
-    """The next points: those to start from, those with weight and those found, one of two mirror
-    images.
+    """The next points: the first ones, those with weight and those found, without doublets.
+
+    Of two mirror images about ``middle`` one is kept.
     """
     points = torch.cat([start, heavy(proposal), found])
     z = points - (points[0] if middle is None else middle)
     if middle is not None:
-        lead = z.gather(
-            -1, (z.abs() > 1e-9 * z.abs().max()).to(torch.uint8).argmax(-1, keepdim=True)
-        )
-        z = torch.where(lead < 0, -z, z)
-    grid = (z / (CLOSE * z.abs().max().clamp_min(TINY))).round()
+        # the sign of the first coordinate that is not 0
+        nonzero = z.abs() > 1e-9 * z.abs().max()
+        place = nonzero.to(torch.uint8).argmax(-1, keepdim=True)
+        z = torch.where(z.gather(-1, place) < 0, -z, z)
+    # points of one cell of a fine grid are one: the solver's Gram matrix would be singular
+    cell = CLOSE * z.abs().max().clamp_min(TINY)
+    grid = (z / cell).round()
     distinct, place = torch.unique(grid, dim=0, return_inverse=True)
     first = torch.zeros(len(distinct), dtype=torch.int64, device=z.device)
     return points[first.scatter(0, place, torch.arange(len(z), device=z.device))]
@@ -175,14 +202,18 @@ def merged(start: Tensor, proposal: Proposal, found: Tensor, middle: Tensor | No
 
 @dataclass(frozen=True)
 class NoiseShape(Brief):
-    """An ellipsoid {v + A u: ||u||_2 <= 1} that holds the domain K; noise N(0, sigma^2 A A^T) has
-    its shape.
+    """An ellipsoid {v + A u: ||u||_2 <= 1} that holds K: noise N(0, sigma^2 A A^T) has its shape.
 
-    root: A, (d, r) float64, of full column rank (r = 0: K is a single point); centre: v, (d,)
-    float64. support (k, d), points of K, weights (k,), a probability vector, and row_weights (d,):
-    the dual measure behind ``certificate.lower``. certificate: lower <= Gamma_p(K) <= upper = the
-    l_p norm of A's row norms (without shift: of the norm whose ellipsoids are centred at 0);
-    residual: how far K - v sticks out of the range of A (rounding).
+    Args:
+        root: A, (d, r) float64, of full column rank (r = 0: K is a single point).
+        centre: v, (d,) float64.
+        support: (k, d), points of K, which with the weights prove ``certificate.lower``.
+        weights: (k,), a probability vector.
+        row_weights: (d,).
+        p: of the norm, in [2, inf].
+        certificate: lower <= Gamma_p(K) <= upper = the l_p norm of A's row norms (without shift: of
+            the norm whose ellipsoids are centred at 0); residual: how far K - v sticks out of the
+            range of A (rounding).
     """
 
     root: Tensor
@@ -208,34 +239,41 @@ class NoiseShape(Brief):
 
 
 def noise_shape(domain: Domain, p: float, *, shift: bool = True, tol: float = 1e-4) -> NoiseShape:
-    """The ellipsoid around the domain K with the least l_p norm of row norms, and a certificate of
-    how good it is.
+    """The ellipsoid around K with the least l_p norm of row norms, and a certificate of that.
 
     Gamma_p(K) = min { sqrt(tr_{p/2}(A A^T)): K - v inside {A u: ||u||_2 <= 1}, v free (with
     ``shift``) or 0 }.
 
-    First what the domain knows of itself (closed forms, the best ellipsoid that its relaxation
-    proves); where that is not within ``tol``, column generation: the fixed point of
+    Method: first what the domain knows of itself (closed forms, the best ellipsoid that its
+    relaxation proves); where that is not within ``tol``, column generation: the fixed point of
     :func:`factorize` on the points found so far, whose ellipsoid the oracle then tries to leave.
     Both bounds are recomputed by :func:`enclose` and :func:`dual_value` from the ellipsoid, and
     from the weights and points found.
 
-    p: in [2, inf]. tol: relative gap. Where the oracle is exact (``domain.factor`` 1) the gap gets
-    below tol; else theory promises sqrt(domain.factor) - 1 for the best points, and the certificate
-    says what it is. Flat sets get flat ellipsoids, of the rank of K's affine hull
-    (without shift, of its linear hull). Warns (RuntimeWarning) where the gap is above tol although
-    the oracle is exact, or above 0.26: images of the trace norm's ball end at 0.12 to 0.71. Raises
-    ValueError, TypeError; ArithmeticError where the bounds contradict each other by more than 1e-10
-    of the norm and 64 eps of the largest coordinate.
+    Args:
+        domain: K.
+        p: in [2, inf].
+        shift: whether the centre v is free; else it is 0.
+        tol: relative gap. Where the oracle is exact (``domain.factor`` 1) the gap gets below tol;
+            else theory promises sqrt(domain.factor) - 1 for the best points, and the certificate
+            says what it is.
+
+    Flat sets get flat ellipsoids, of the rank of K's affine hull (without shift, of its linear
+    hull). Warns (RuntimeWarning) where the gap is above tol although the oracle is exact, or above
+    0.26: images of the trace norm's ball end at 0.12 to 0.71. Raises ValueError, TypeError;
+    ArithmeticError where the bounds contradict each other by more than 1e-10 of the norm and 64 eps
+    of the largest coordinate.
 
     Guarantees: certificate.lower <= Gamma_p(K) <= certificate.upper; K lies in the ellipsoid.
     Source: Nikolov, Tang (2023), Definition 2, Theorems 26 and 30.
     """
-    p, tol = check_exponent(p), checks.positive("tol", tol)
+    p = check_exponent(p)
+    tol = checks.positive("tol", tol)
     if not isinstance(shift, bool):
         raise TypeError(f"shift must be True or False, not {shift!r}")
     shape = searched(domain, p, shift, tol)
-    exact, gap = domain.factor == 1, float(shape.certificate.gap)
+    exact = domain.factor == 1
+    gap = float(shape.certificate.gap)
     if not bool(shape.certificate.closed(tol)) and (exact or gap > WIDE):
         above = f"above tol = {tol:.2e}; raise tol" if exact else "for an oracle that is not exact"
         warnings.warn(
@@ -246,9 +284,7 @@ def noise_shape(domain: Domain, p: float, *, shift: bool = True, tol: float = 1e
 
 @one_thread
 def searched(domain: Domain, p: float, shift: bool, tol: float) -> NoiseShape:
-    """:func:`noise_shape`, unchecked and without a warning: for parts, of which the whole is
-    judged.
-    """
+    """:func:`noise_shape` without checks and warning: for parts, of which the whole is judged."""
     start = _spanning(domain)
     middle = domain.middle if shift else torch.zeros_like(start[0])
     basis = hull(start, start.mean(0) if middle is None else middle)
@@ -270,15 +306,14 @@ def _spanning(domain: Domain) -> Tensor:
     largest = float(points.abs().max())
     if largest > 0 and not 1 / LARGEST <= largest <= LARGEST:
         raise ValueError(
-            f"domain's coordinates are up to {largest:.1g}, out of 1e-100 to 1e100; change their unit"
+            f"domain's coordinates are up to {largest:.1g}, out of 1e-100 to 1e100; "
+            "change their unit"
         )
     return points
 
 
 class _Search:
-    """Column generation: the best ellipsoid and the best dual measure so far, and the latest
-    proposal.
-    """
+    """Column generation: the best ellipsoid and dual measure so far, and the latest proposal."""
 
     def __init__(
         self,
@@ -290,71 +325,93 @@ class _Search:
         middle: Tensor | None,
         basis: Tensor,
     ) -> None:
-        self.domain, self.p, self.shift, self.tol = domain, p, shift, tol
-        self.start, self.middle, self.basis = start, middle, basis
+        self.domain = domain
+        self.p = p
+        self.shift = shift
+        self.tol = tol
+        self.start = start
+        self.middle = middle
+        self.basis = basis
+        self.exact = domain.factor == 1
         self.rounding = ROUNDING * float(start.abs().max())
-        # to which a proposal is the best around its points
-        self.finest, self.tolerance = SHARE * tol, math.inf
+        self.finest = SHARE * tol  # to which a proposal is the best around its points, in the end
+        self.tolerance = math.inf  # to which the latest is
         first = domain.proposal(p, shift, self.finest)
         if first is None:
             self.tolerance = max(self.finest, ROUGH)
             first = on_points(start, middle, p, self.tolerance)
-        self.proposal = self.holder = self.dual = first
-        self.latest = self.best = self._enclosed(first)
+        self.proposal = first
+        self.latest = self._enclosed(first)
+        self.best = self.latest  # the ellipsoid of the least upper bound,
+        self.holder = first  # and the proposal that led to it
         self.lower = dual_value(domain, first, p, shift)
+        self.dual = first  # the proposal of the largest lower bound
         self.step = math.inf  # a bound that moves by less has not moved
         self.idle = 0  # rounds without a better bound
 
     def settled(self) -> bool:
-        """Whether the bounds are within tol, or nothing more is to be had; else refines where it
-        must.
-        """
+        """Whether the bounds are within tol, or nothing more is to be had; else refines."""
         close = self.best.upper <= self.lower * (1 + self.tol) + self.rounding
         if close or self.idle >= PATIENCE:
             return True
         gap = self.best.upper / max(self.lower, TINY) - 1
         self.step = max(self.finest, PROGRESS * gap)
-        if max(self._beyond, self.tolerance) > (
-            self.finest if self.domain.factor == 1 else self.step
-        ):
+        if max(self._overshoot, self.tolerance) > (self.finest if self.exact else self.step):
             return False
+        # The bounds wait for the solver: it gets nearer to the best around its points.
         self.finest /= 4
-        return self.domain.factor > 1  # the oracle finds nothing that would raise the lower bound
+        return not self.exact  # the oracle finds nothing that would raise the lower bound
 
     def improve(self) -> None:
         """The best ellipsoid around the points that carry weight and those that stick out."""
-        step, beyond, before = self.step, self._beyond, self.proposal
+        step = self.step
+        before = self.proposal
+        # An inexact oracle misses maxima near the points that carry weight: a few steps find them.
         climbed = climb(self.domain, heavy(before), self.latest.inverse, before.centre, steps=5)
-        points = merged(self.start, before, torch.cat([self.latest.found, climbed]), self.middle)
-        self.tolerance = max(
-            self.finest, ROUGH * beyond, step / 4 if self.domain.factor > 1 else 0.0
-        )
-        self.proposal = on_points(points, self.middle, self.p, self.tolerance)
-        self.latest = self._enclosed(self.proposal)
-        value, bound = self.latest.upper, dual_value(self.domain, self.proposal, self.p, self.shift)
-        moved = value < self.best.upper * (1 - step) or bound > self.lower * (1 + step)
+        found = torch.cat([self.latest.found, climbed])
+        points = merged(self.start, before, found, self.middle)
+        self.tolerance = max(self.finest, ROUGH * self._overshoot)
+        if not self.exact:
+            self.tolerance = max(self.tolerance, step / 4)
+        proposal = on_points(points, self.middle, self.p, self.tolerance)
+        self.proposal = proposal
+        self.latest = self._enclosed(proposal)
+        upper = self.latest.upper
+        lower = dual_value(self.domain, proposal, self.p, self.shift)
+        moved = upper < self.best.upper * (1 - step) or lower > self.lower * (1 + step)
         self.idle = 0 if moved else self.idle + 1
-        if value < self.best.upper:
-            self.best, self.holder = self.latest, self.proposal
-        if bound > self.lower:
-            self.lower, self.dual = bound, self.proposal
+        if upper < self.best.upper:
+            self.best = self.latest
+            self.holder = proposal
+        if lower > self.lower:
+            self.lower = lower
+            self.dual = proposal
 
     def shape(self) -> NoiseShape:
         """With its certificate."""
-        bounds = (
-            self.start.new_tensor(value)
-            for value in (self.best.upper, self.lower, self.best.residual)
+        dual = self.dual
+        scalar = self.start.new_tensor
+        certificate = Certificate(
+            scalar(self.best.upper),
+            scalar(self.lower),
+            scalar(self.best.residual),
+            rounding=self.rounding + RELATIVE * self.lower,
         )
-        certificate = Certificate(*bounds, rounding=self.rounding + RELATIVE * self.lower)
-        root, centre, dual = self.best.root, self.holder.centre, self.dual
-        weights = dual.weights / dual.weights.sum()
-        return NoiseShape(root, centre, dual.points, weights, dual.row_weights, self.p, certificate)
+        return NoiseShape(
+            root=self.best.root,
+            centre=self.holder.centre,
+            support=dual.points,
+            weights=dual.weights / dual.weights.sum(),
+            row_weights=dual.row_weights,
+            p=self.p,
+            certificate=certificate,
+        )
 
     def _enclosed(self, proposal: Proposal) -> Enclosed:
         return enclose(self.domain, self.basis, proposal.root, proposal.centre, self.p)
 
     @property
-    def _beyond(self) -> float:
+    def _overshoot(self) -> float:
         """How far points stick out of the proposed ellipsoid."""
         return math.sqrt(max(self.latest.overshoot, 1.0)) - 1
 
@@ -362,6 +419,12 @@ class _Search:
 def _single(points: Tensor, p: float) -> NoiseShape:
     """No noise around a single point."""
     zero = points.new_zeros(())
-    certificate = Certificate(zero, zero, zero, rounding=0.0)
-    flat, rows = points.new_zeros(points.shape[1], 0), torch.ones_like(points[0])
-    return NoiseShape(flat, points[0], points[:1], points.new_ones(1), rows, p, certificate)
+    return NoiseShape(
+        root=points.new_zeros(points.shape[1], 0),
+        centre=points[0],
+        support=points[:1],
+        weights=points.new_ones(1),
+        row_weights=torch.ones_like(points[0]),
+        p=p,
+        certificate=Certificate(zero, zero, zero, rounding=0.0),
+    )

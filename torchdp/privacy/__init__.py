@@ -22,6 +22,14 @@ them that broadcast:
 
 A :class:`Budget` refuses any release that would exceed its limit.
 
+To read in this order:
+
+- ``guarantee``: what a mechanism promises; ``composition``: several promises as one
+- ``gaussian``: Gaussian noise, exactly, Balle, Wang (2018), Theorem 8
+- ``accounting``: curves composed, Doroshenko et al. (2022), Algorithm 1
+- ``sampling``: sums over sampled users; ``budget``: releases that are chosen adaptively
+- ``blanket``: what all users' messages share, for the shuffle model; the lemma is proved there
+
 Guarantees: Gaussian noise is calibrated tightly (Balle, Wang 2018, Theorem 8); compositions of
 curves are never below the truth (Doroshenko et al. 2022, Algorithm 1; Zhu, Dong, Wang 2022, Theorem
 10).

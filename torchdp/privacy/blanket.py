@@ -8,7 +8,7 @@ numbers say all that ``shuffle`` needs.
 does not fall where Z_i is replaced by a Z'_i with E(Z'_i | Z_i) = Z_i. With r = e^epsilon, E >= 1
 and Z = W_0 - E W_1 in every use below:
 (a) A chance between c and r c is that of a coin between both: W in [1, r] becomes r with chance (W
-- 1)/(r - 1), else 1, for W_0 and W_1 apart.
+- 1)/(r - 1), else 1, for W_0 and W_1 each by itself.
 (b) Of two pairs of inputs that one is the worse whose large sets meet less: moving mass from {both,
 neither} to {the one alone, the other alone} keeps the mean, since r (1 - E) + (1 - E) = (r - E) +
 (1 - r E), and the latter two values lie outside the former.
@@ -57,8 +57,8 @@ class Blanket:
             raise ValueError(f"both must be at most member = {self.member!r}, not {self.both!r}")
         if self.epsilon + math.log(self.member) > ROUNDING:
             raise ValueError(
-                f"member must be at most e^-epsilon = {math.exp(-self.epsilon):.6g}, not {self.member!r}: a large set "
-                "would have a chance above 1"
+                f"member must be at most e^-epsilon = {math.exp(-self.epsilon):.6g}, not "
+                f"{self.member!r}: a large set would have a chance above 1"
             )
         # member e^epsilon is at most 1, so that nothing overflows; what two sets leave out is not
         # below 0.
@@ -97,16 +97,16 @@ class Blanket:
 
     @staticmethod
     def of_table(laws: Tensor, epsilon: float) -> "Blanket":
-        """Of any chances (k, outputs), k >= 2, positive, rows that add up to 1, ratios up to
-        e^epsilon in a column.
+        """Of any chances (k, outputs), k >= 2, positive, rows that add up to 1.
 
-        All pairs of rows at once, by the lemma (a): one product of matrices.
+        Ratios in a column are up to e^epsilon. All pairs of rows at once, by the lemma (a): one
+        product of matrices.
         """
         laws = laws.detach().to("cpu", torch.float64)
         least = laws.amin(0)
-        beyond = laws - least  # c (W - 1)
+        excess = laws - least  # c (W - 1)
         growth = math.expm1(epsilon)
-        shared = (beyond / least) @ beyond.mT / growth**2
+        shared = (excess / least) @ excess.mT / growth**2
         both = float(shared.fill_diagonal_(math.inf).min())
-        member = float(beyond.sum(1).max()) / growth
+        member = float(excess.sum(1).max()) / growth
         return Blanket(epsilon, member, min(max(both, 0.0), member))

@@ -16,6 +16,7 @@ convex curve of mu lies below both where it passes below that corner.
 
 import math
 import threading
+from dataclasses import replace
 from fractions import Fraction
 from typing import NoReturn
 
@@ -30,9 +31,10 @@ _WHOLE = 1 + Fraction(1, 10**9)  # three thirds of a limit fit into it
 
 
 class Budget(Brief):
-    """A privacy budget: what is left of ``limit``, a Guarantee. Spend before a release; if it
-    refuses, release nothing.
+    """A privacy budget. Spend before a release; if it refuses, release nothing.
 
+    Args:
+        limit: a Guarantee; what is left of it is ``left``.
     A limit without mu adds up epsilons and deltas. A limit with mu adds up the squares of the mus:
     of Gaussian noise, at whatever delta it was stated, and of mechanisms with delta = 0, mu = 2
     Phi^{-1}(e^epsilon/(1 + e^epsilon)). Such a limit for (epsilon, delta) is
@@ -55,20 +57,23 @@ class Budget(Brief):
     def __init__(self, limit: Guarantee) -> None:
         if not isinstance(limit, Guarantee):
             raise TypeError(
-                f"limit must be a Guarantee, not {type(limit).__name__}: Guarantee(epsilon, delta, model, neighbours, "
-                "True, 'limit'), with the model and neighbours of the releases' guarantees"
+                f"limit must be a Guarantee, not {type(limit).__name__}: Guarantee(epsilon, delta, "
+                "model, neighbours, True, 'limit'), with the model and neighbours of the releases' "
+                "guarantees"
             )
-        self.limit = limit
         if limit.epsilon == math.inf:
             raise ValueError("limit must have a finite epsilon: an infinite one refuses nothing")
-        if limit.mu is not None and self._curve(limit.mu, limit.variation) > limit.epsilon * (
-            1 + 1e-9
-        ):
-            raise ValueError(
-                f"limit must follow from its mu = {limit.mu:g}, whose epsilon is larger: {limit}"
-            )
+        self.limit = limit
+        if limit.mu is not None:
+            epsilon = self._curve(limit.mu, limit.variation)
+            if epsilon > limit.epsilon * (1 + 1e-9):
+                raise ValueError(
+                    f"limit must follow from its mu = {limit.mu:g}, whose epsilon is larger: "
+                    f"{limit}"
+                )
         self._lock = threading.Lock()
-        self._spent = [Fraction(0)] * len(self._costs(limit))
+        self._limits = self._costs(limit)
+        self._spent = [Fraction(0)] * len(self._limits)
 
     def spend(self, guarantee: Guarantee) -> Guarantee:
         """Takes ``guarantee`` off, and returns what is left.
@@ -79,16 +84,17 @@ class Budget(Brief):
         alike([self.limit, guarantee])
         if weaker([self.limit, guarantee]) is not self.limit.arithmetic:
             raise ValueError(
-                f"guarantee must have the kind of privacy that the limit has, {self.limit.arithmetic}: {guarantee}"
+                "guarantee must have the kind of privacy that the limit has, "
+                f"{self.limit.arithmetic}: {guarantee}"
             )
-        costs, limits = self._costs(guarantee), self._costs(self.limit)
+        costs = self._costs(guarantee)
         with self._lock:
             spent = [before + cost for before, cost in zip(self._spent, costs, strict=True)]
-            if any(total > most * _WHOLE for total, most in zip(spent, limits, strict=True)):
+            if any(total > most * _WHOLE for total, most in zip(spent, self._limits, strict=True)):
                 left = self._left()
-                said = (
-                    f"{left}, variation = {left.variation:g}" if self.limit.variation else f"{left}"
-                )
+                said = f"{left}"
+                if self.limit.variation:
+                    said += f", variation = {left.variation:g}"
                 raise ValueError(
                     f"guarantee spends more than the budget has left: {guarantee}, left: {said}"
                 )
@@ -107,38 +113,52 @@ class Budget(Brief):
             raise ValueError("guarantee must have a finite epsilon to be spent")
         if self.limit.mu is None:
             return [Fraction(guarantee.epsilon), Fraction(guarantee.delta)]
-        if guarantee.mu is None and not guarantee.pure:
-            raise ValueError(
-                f"guarantee must have a mu, or delta = 0, to be spent of a limit with mu: {guarantee}"
-            )
-        pure = -2 * float(ndtri_exp(-math.log1p(math.exp(-guarantee.epsilon)) - guarantee.epsilon))
-        square = Fraction(pure if guarantee.mu is None else guarantee.mu) ** 2
-        return [square, Fraction(self._varies(guarantee))]
+        mu = guarantee.mu
+        if mu is None:
+            if not guarantee.pure:
+                raise ValueError(
+                    "guarantee must have a mu, or delta = 0, to be spent of a limit with mu: "
+                    f"{guarantee}"
+                )
+            # mu = -2 Phi^{-1}(1/(1 + e^epsilon)); the logarithm does not underflow
+            log_share = -math.log1p(math.exp(-guarantee.epsilon)) - guarantee.epsilon
+            mu = -2 * float(ndtri_exp(log_share))
+        return [Fraction(mu) ** 2, Fraction(self._varies(guarantee))]
 
     def _varies(self, guarantee: Guarantee) -> float:
-        """Its variation; of a limit of real numbers what 2^-40 of its delta pays for, and of
-        theorems about them.
-        """
+        """Its variation, or what of it a limit of real numbers has to pay."""
         limit = self.limit
         if limit.arithmetic is not Arithmetic.REAL:
             return guarantee.variation
-        if guarantee is limit:
+        if guarantee is limit:  # 2^-40 of its delta pays for tables
             return limit.delta * (1 - ROUNDED) / (1 + math.exp(min(limit.epsilon, 700.0)))
         return guarantee.variation if guarantee.arithmetic is Arithmetic.REAL else 0.0
 
     def _left(self) -> Guarantee:
-        limit, source = self.limit, f"what is left of: {self.limit.source}"
+        limit = self.limit
         left = [
             max(most - spent, Fraction(0))
-            for most, spent in zip(self._costs(limit), self._spent, strict=True)
+            for most, spent in zip(self._limits, self._spent, strict=True)
         ]
-        kind = (limit.model, limit.neighbours, False, source, limit.arithmetic)
-        if limit.mu is None:
-            return Guarantee(float(left[0]), float(left[1]), *kind)
-        mu, variation = math.sqrt(left[0]), float(left[1])
-        if limit.arithmetic is Arithmetic.REAL:
-            variation = 0.0  # 2^-40 of delta
-        return Guarantee(self._curve(mu, variation), limit.delta, *kind, mu, variation)
+        epsilon, delta = map(float, left)
+        mu = None
+        variation = 0.0
+        if limit.mu is not None:
+            mu = math.sqrt(left[0])
+            # of a limit of real numbers the 2^-40 of delta that is kept for tables is no variation
+            if limit.arithmetic is not Arithmetic.REAL:
+                variation = float(left[1])
+            epsilon = self._curve(mu, variation)
+            delta = limit.delta
+        return replace(
+            limit,
+            epsilon=epsilon,
+            delta=delta,
+            exact=False,
+            source=f"what is left of: {limit.source}",
+            mu=mu,
+            variation=variation,
+        )
 
     def _curve(self, mu: float, variation: float) -> float:
         """Epsilon at the limit's delta."""
@@ -146,5 +166,6 @@ class Budget(Brief):
 
     def __reduce_ex__(self, protocol: object) -> NoReturn:
         raise TypeError(
-            "a Budget can not be copied or pickled: the copy could be spent again; hand on what is left"
+            "a Budget can not be copied or pickled: the copy could be spent again; "
+            "hand on what is left"
         )

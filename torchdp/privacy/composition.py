@@ -1,6 +1,4 @@
-"""Several guarantees as one: basic composition, Gaussian noise exactly, curves, the worst ones
-rounded up.
-"""
+"""Several guarantees as one: basic composition, Gaussian noise exactly, curves of the others."""
 
 import math
 from collections import Counter
@@ -14,22 +12,28 @@ from torchdp.privacy.accounting import Profile, mixed_epsilon
 from torchdp.privacy.gaussian import ROUNDED, gaussian_epsilon
 from torchdp.privacy.guarantee import Guarantee, alike, weaker
 
-_ROUNDING, _CANCELLATION = 1e-10, 1e-13  # as in ``torchdp.shuffle.count_laws``
+# What evaluation may round off a curve, relative, and of the terms whose difference it is; as in
+# ``torchdp.shuffle.count_laws``.
+_ROUNDING = 1e-10
+_CANCELLATION = 1e-13
 
 
 def compose(guarantees: Iterable[Guarantee], delta: float | None = None) -> Guarantee:
     """The joint guarantee of mechanisms that all use one user's data.
 
-    Those whose mu is known are one Gaussian mechanism, mu^2 = sum of the mu_i^2. delta None: this
-    one, at the sum of its parts' deltas, and the others, their epsilons and deltas added up. delta
-    in (0, 1): the least epsilon at it that their privacy loss distributions certify, worst pairs
-    for those that are not Gaussian; then each mu, or (epsilon, delta), counts and nothing else of a
-    mechanism.
+    Those whose mu is known are one Gaussian mechanism, mu^2 = sum of the mu_i^2.
 
-    All must share model and neighbouring relation; other combinations are refused (ValueError),
-    because what they promise together depends on how the mechanisms are joined. The result is an
-    upper bound: the worst pairs of inputs of the parts need not coincide. Raises TypeError,
-    ValueError; ImportError with ``delta``.
+    Args:
+        guarantees: at least one. All must share model and neighbouring relation; other combinations
+            are refused (ValueError), because what they promise together depends on how the
+            mechanisms are joined.
+        delta: None: the Gaussian mechanism, at the sum of its parts' deltas, and the others, their
+            epsilons and deltas added up. In (0, 1): the least epsilon at it that their privacy loss
+            distributions certify, worst pairs for those that are not Gaussian; then each mu, or
+            (epsilon, delta), counts and nothing else of a mechanism.
+
+    The result is an upper bound: the worst pairs of inputs of the parts need not coincide. Raises
+    TypeError, ValueError; ImportError with ``delta``.
 
     Guarantees: holds also when later mechanisms are chosen after seeing earlier outputs, as long as
     their guarantees were fixed before; where these are chosen too, spend a ``Budget``.
@@ -44,31 +48,28 @@ def compose(guarantees: Iterable[Guarantee], delta: float | None = None) -> Guar
     first = alike(guarantees)
     if len(guarantees) == 1 and delta is None:
         return first
-    normal, others = [[g for g in guarantees if (g.mu is None) is none] for none in (False, True)]
-    mu, variation = (
-        math.hypot(*(g.mu or 0.0 for g in normal)),
-        math.fsum(g.variation for g in normal),
-    )
-    added = _added(normal, others, mu, variation)
+    normal = [g for g in guarantees if g.mu is not None]
+    others = [g for g in guarantees if g.mu is None]
+    mu = math.hypot(*(g.mu or 0.0 for g in normal))
+    variation = math.fsum(g.variation for g in normal)
+    epsilon, total = _added(normal, others, mu, variation)
     if delta is None:
-        epsilon, delta = added[0], checks.below_one("delta", added[1])
+        delta = checks.below_one("delta", total)
         how = "basic composition, Dwork et al. (2006), of: "
         if mu:
             how = "Gaussian noise as one, Dong, Roth, Su (2022), Corollary 3.3; " + how
     else:
         delta = checks.fraction("delta", delta)
-        epsilon = added[0] if added[1] <= delta else math.inf
+        if total > delta:
+            epsilon = math.inf
         epsilon = min(epsilon, _certified(others, mu, variation, delta))
         if epsilon == math.inf and all(g.epsilon < math.inf for g in guarantees):
             raise ValueError(
-                f"no epsilon holds at delta = {delta:g}, the guarantees' own add up to {added[1]:g}"
+                f"no epsilon holds at delta = {delta:g}, the guarantees' own add up to {total:g}"
             )
         how = "privacy loss distributions, Doroshenko et al. (2022), of: "
-    near = (
-        math.fsum(g.variation for g in guarantees)
-        if all(g.pure or g in normal for g in guarantees)
-        else 0.0
-    )
+    # A part with a delta of its own is near to no mechanism of delta = 0 or of a mu.
+    near = all(g.pure for g in others)
     return Guarantee(
         epsilon=epsilon,
         delta=delta,
@@ -78,42 +79,42 @@ def compose(guarantees: Iterable[Guarantee], delta: float | None = None) -> Guar
         source=how + "; ".join(g.source for g in guarantees),
         arithmetic=weaker(guarantees),
         mu=None if others else mu,
-        variation=near,
+        variation=math.fsum(g.variation for g in guarantees) if near else 0.0,
     )
 
 
 def _added(
     normal: list[Guarantee], others: list[Guarantee], mu: float, variation: float
 ) -> tuple[float, float]:
-    """Epsilon and delta of basic composition, the Gaussian parts taken as one where that is
-    less.
-    """
-    delta, plain = math.fsum(g.delta for g in normal + others), math.fsum(g.epsilon for g in others)
-    kept, each = math.fsum(g.delta for g in normal), math.fsum(g.epsilon for g in normal)
+    """Epsilon and delta of basic composition, the Gaussian parts as one where that is less."""
+    delta = math.fsum(g.delta for g in normal + others)
+    plain = math.fsum(g.epsilon for g in others)
+    gaussian = math.fsum(g.epsilon for g in normal)
+    kept = math.fsum(g.delta for g in normal)
     if len(normal) > 1 and 0 < kept < 1:
-        each = min(each, gaussian_epsilon(mu, kept, variation))
-    return plain + each, delta
+        gaussian = min(gaussian, gaussian_epsilon(mu, kept, variation))
+    return plain + gaussian, delta
 
 
 def _certified(others: list[Guarantee], mu: float, variation: float, delta: float) -> float:
-    """The least epsilon at ``delta``: the others' added to the curve of Gaussian noise, or by loss
-    distributions.
-    """
-    plain, left = math.fsum(g.epsilon for g in others), delta - math.fsum(g.delta for g in others)
-    found = plain + gaussian_epsilon(mu, left, variation) if left > 0 else math.inf
-    if others and mu <= 1e3 and all(g.epsilon <= 700.0 for g in others):
-        counted = Counter((g.epsilon, g.delta) for g in others)
-        parts = [(_worst(*promise), times) for promise, times in counted.items()]
-        parts += [(gaussian_profile(1 / mu), 1)] if mu else []
-        epsilon = mixed_epsilon(parts, delta * ROUNDED if variation else delta)
-        if (1 + math.exp(min(epsilon, 700.0))) * variation <= delta * (1 - ROUNDED):
-            found = min(found, epsilon)
-    return found
+    """The least epsilon at ``delta``: the others' own on a Gaussian curve, or by distributions."""
+    plain = math.fsum(g.epsilon for g in others)
+    left = delta - math.fsum(g.delta for g in others)
+    least = plain + gaussian_epsilon(mu, left, variation) if left > 0 else math.inf
+    if not others or mu > 1e3 or any(g.epsilon > 700.0 for g in others):
+        return least
+    counted = Counter((g.epsilon, g.delta) for g in others)
+    parts = [(_worst(*promise), times) for promise, times in counted.items()]
+    if mu:
+        parts.append((gaussian_profile(1 / mu), 1))
+    epsilon = mixed_epsilon(parts, delta * ROUNDED if variation else delta)
+    if (1 + math.exp(min(epsilon, 700.0))) * variation > delta * (1 - ROUNDED):
+        return least
+    return min(least, epsilon)
 
 
 def _worst(epsilon: float, delta: float) -> Profile:
-    """The curve of the worst (epsilon, delta)-private mechanism: delta is lost, the rest is
-    epsilon-private.
+    """The curve of the worst (epsilon, delta)-private mechanism: delta is lost, the rest is pure.
 
     Source: Kairouz, Oh, Viswanath (2015), Theorem 3.3.
     """
@@ -123,10 +124,9 @@ def _worst(epsilon: float, delta: float) -> Profile:
 
 def pure_profile(epsilon: float) -> Profile:
     """Binary randomized response at ``epsilon``: the worst among all epsilon-private mechanisms.
-    Raises ValueError.
 
     H(e^x) = max(1 - e^x, (e^epsilon - e^x)/(1 + e^epsilon), 0). epsilon >= 0; at 0 the curve of
-    equal distributions.
+    equal distributions. Raises ValueError.
 
     Guarantees: dominates every epsilon-private mechanism, and is the least curve that does.
     Source: Kairouz, Oh, Viswanath (2015), Theorem 3.3.
@@ -134,15 +134,16 @@ def pure_profile(epsilon: float) -> Profile:
     epsilon = checks.non_negative("epsilon", epsilon)
 
     def profile(epsilons: np.ndarray) -> np.ndarray:
-        x = np.minimum(np.asarray(epsilons, dtype=np.float64), 700.0)
+        x = np.minimum(epsilons, 700.0)
         middle = -np.expm1(x - epsilon) / (1 + math.exp(-epsilon)) * (1 + _ROUNDING)
-        return np.minimum(np.maximum(np.maximum(-np.expm1(x), middle), 0.0), 1.0)
+        return np.clip(np.maximum(-np.expm1(x), middle), 0.0, 1.0)
 
     return profile
 
 
 def gaussian_profile(sigma: float) -> Profile:
     """N(1, sigma^2) against N(0, sigma^2): Phi(m/2 - x/m) - e^x Phi(-m/2 - x/m), m = 1/sigma.
+
     Raises ValueError.
 
     Guarantees: exact.
@@ -151,8 +152,9 @@ def gaussian_profile(sigma: float) -> Profile:
     m = 1 / checks.positive("sigma", sigma)
 
     def profile(epsilons: np.ndarray) -> np.ndarray:
-        x = np.minimum(np.asarray(epsilons, dtype=np.float64), 700.0)
-        above, below = log_ndtr(m / 2 - x / m), log_ndtr(-m / 2 - x / m)
+        x = np.minimum(epsilons, 700.0)
+        above = log_ndtr(m / 2 - x / m)
+        below = log_ndtr(-m / 2 - x / m)
         curve = -np.exp(above) * np.expm1(np.minimum(x + below - above, 0.0))
         return np.minimum(curve * (1 + _ROUNDING) + _CANCELLATION * np.exp(above), 1.0)
 

@@ -19,12 +19,14 @@ ROUNDING = 1e-10
 SAFE = 1e-11  # of sigma: an epsilon found from it, to rounding, is not above the one asked for
 # the share of delta that the real mechanism may spend whose integers are released
 ROUNDED = 1 - 2.0**-40
-LARGEST = 1e6  # epsilons beyond promise nothing, and their noise would be lost to rounding
+LARGEST = 1e6  # epsilons above promise nothing, and their noise would be lost to rounding
 # of an integral over [0, 1], by Gauss and Legendre
-NODES = (np.polynomial.legendre.leggauss(8)[0] + 1) / 2
-WEIGHTS = np.polynomial.legendre.leggauss(8)[1] / 2
+_POINTS, _MASSES = np.polynomial.legendre.leggauss(8)
+NODES = (_POINTS + 1) / 2
+WEIGHTS = _MASSES / 2
 STEPS = 3  # of Halley's method, which then is right to rounding for nearly all
-TOLERANCE, OF_SIGMA = 2.0**-43, 2.0**-38  # of the logarithms of epsilon, and of sigma
+TOLERANCE = 2.0**-43  # of the logarithm of epsilon
+OF_SIGMA = 2.0**-38  # of the logarithm of sigma
 
 
 @entrywise(
@@ -46,8 +48,7 @@ def gaussian_log_delta(sigma: Numbers, epsilon: Numbers, sensitivity: Numbers = 
 
 
 def log_delta(ratio: Numbers, epsilon: Numbers) -> Numbers:
-    """``gaussian_log_delta`` at D/sigma = ``ratio`` > 0, a float64 tensor or a float; epsilon of
-    the same kind.
+    """``gaussian_log_delta`` at D/sigma = ``ratio`` > 0; float64 tensors, or floats.
 
     Each entry by itself, with the same bits in any batch.
     """
@@ -56,9 +57,8 @@ def log_delta(ratio: Numbers, epsilon: Numbers) -> Numbers:
     b = a + ratio
 
     def near() -> Numbers:
-        """For ratio < 1/2 M(a) - M(b) would lose digits; the integral of -M'(t) = 1 - t M(t) loses
-        none.
-        """
+        # For ratio < 1/2 M(a) - M(b) would lose digits; the integral of -M'(t) = 1 - t M(t) over
+        # [a, b] loses none.
         nodes: Any = NODES
         weights: Any = WEIGHTS
         if isinstance(ratio, Tensor):
@@ -70,7 +70,7 @@ def log_delta(ratio: Numbers, epsilon: Numbers) -> Numbers:
         return _log_density(a) + on.log(on.clip(ratio * slope, 5e-324))
 
     def likely() -> Numbers:
-        """For a < 0 delta is large: the plain difference, in logarithms, loses nothing."""
+        # For a < 0 delta is large: the plain difference, in logarithms, loses nothing.
         above = on.log_ndtr(-a)
         below = on.log_ndtr(-b)
         return above + on.log1p(-on.exp(epsilon + below - above))
@@ -90,19 +90,23 @@ def _asked(name: str, value: Any) -> float:
     number = checks.positive(name, value)
     if number > LARGEST:
         raise ValueError(
-            f"{name} must be at most {LARGEST:g}, not {number:g}: noise for it would protect no user"
+            f"{name} must be at most {LARGEST:g}, not {number:g}: "
+            "noise for it would protect no user"
         )
     return number
 
 
 @entrywise(of_floats=True, epsilon=_asked, delta=checks.fraction, sensitivity=checks.positive)
 def gaussian_sigma(epsilon: Numbers, delta: Numbers, sensitivity: Numbers = 1.0) -> Numbers:
-    """The smallest sigma for which adding N(0, sigma^2 I) is (epsilon, delta)-DP, found by root
-    finding.
+    """The smallest sigma for which adding N(0, sigma^2 I) is (epsilon, delta)-DP.
 
-    epsilon > 0, delta in (0, 1); sensitivity: the largest l_2 distance between the answers on
-    neighbouring data. Numbers, or batches that broadcast and are solved together. Stable for
-    epsilon in [1e-3, 30] and delta down to 1e-15; above 1e6 refused. Raises TypeError, ValueError.
+    Args:
+        epsilon: > 0; above 1e6 refused.
+        delta: in (0, 1).
+        sensitivity: the largest l_2 distance between the answers on neighbouring data.
+
+    Numbers, or batches that broadcast and are solved together. Stable for epsilon in [1e-3, 30] and
+    delta down to 1e-15. Raises TypeError, ValueError.
 
     Guarantees: delta(sigma) <= delta, and delta(sigma (1 - 1e-8)) > delta.
     Source: Balle, Wang (2018), Theorem 8 and Algorithm 1 (here by :func:`root`).
@@ -117,9 +121,10 @@ def gaussian_sigma(epsilon: Numbers, delta: Numbers, sensitivity: Numbers = 1.0)
     for _ in range(STEPS):  # the slope of delta in the ratio is phi(a), and phi'(a) = -a phi(a)
         ratio = on.exp(log_ratio)
         a = epsilon / ratio - ratio / 2
-        found = log_delta(ratio, epsilon)
-        slope = ratio * on.exp(_log_density(a) - found)
-        log_ratio = log_ratio - _halley((found - target) / slope, 1 + a * (a + ratio) - slope)
+        value = log_delta(ratio, epsilon)
+        slope = ratio * on.exp(_log_density(a) - value)
+        bend = 1 + a * (a + ratio) - slope
+        log_ratio = log_ratio - _halley((value - target) / slope, bend)
 
     def excess(log_sigma: Numbers) -> Numbers:
         return log_delta(on.exp(-log_sigma), epsilon) - target
@@ -148,18 +153,24 @@ def gaussian_guarantee(
     neighbours: Neighbours,
     variation: float | None = None,
 ) -> Guarantee:
-    """The guarantee of adding N(0, sigma^2 I) at this delta: the epsilon with delta(epsilon) =
-    delta.
+    """The guarantee of adding N(0, sigma^2 I): its epsilon at this delta.
 
-    Where that is 0 and a smaller delta holds too, the guarantee is not exact. variation: of adding
-    round(sigma g), g standard normals, to integers, for the integers that leave: the total
-    variation distance of all the noise of a release from its distribution, for which delta keeps
-    2^-40 of itself. X + round(sigma g) = round(X + sigma g) is a function of the Gaussian
-    mechanism, in any dimension, and mu is that mechanism's. Raises ValueError.
+    Args:
+        sigma: at least a thousandth of the sensitivity.
+        delta: in (0, 1). Where epsilon is 0 and a smaller delta holds too, the guarantee is not
+            exact.
+        sensitivity: the largest l_2 distance between the answers on neighbouring data.
+        model: who is trusted.
+        neighbours: which data sets are neighbours.
+        variation: of adding round(sigma g), g standard normals, to integers, for the integers that
+            leave: the total variation distance of all the noise of a release from its distribution,
+            for which delta keeps 2^-40 of itself. X + round(sigma g) = round(X + sigma g) is a
+            function of the Gaussian mechanism, in any dimension, and mu is that mechanism's.
+
+    Raises ValueError.
 
     Guarantees: exact (epsilon, delta)-DP; mu-Gaussian differential privacy, mu = sensitivity/sigma;
-    of integers at most
-        what Gaussian noise spends.
+    of integers at most what Gaussian noise spends.
     Source: Balle, Wang (2018), Theorem 8; Dong, Roth, Su (2022), for mu; ``Guarantee.rounded``.
     """
     delta = checks.fraction("delta", delta)
@@ -179,12 +190,15 @@ def gaussian_guarantee(
     of_floats=True, mu=checks.non_negative, delta=checks.fraction, variation=checks.non_negative
 )
 def gaussian_epsilon(mu: Numbers, delta: Numbers, variation: Numbers = 0.0) -> Numbers:
-    """The least epsilon at ``delta`` of outputs within total variation ``variation`` of a
-    mu-Gaussian mechanism's.
+    """The least epsilon at ``delta`` of outputs within ``variation`` of a mu-Gaussian mechanism's.
 
-    mu >= 0, sensitivity/sigma; math.inf beyond 1000, and where the variation takes more than 2^-40
-    of delta. Numbers, or batches that broadcast and are solved together. Raises TypeError,
-    ValueError.
+    Args:
+        mu: >= 0, sensitivity/sigma.
+        delta: in (0, 1).
+        variation: total variation distance, >= 0.
+
+    math.inf for mu above 1000, and where the variation takes more than 2^-40 of delta. Numbers, or
+    batches that broadcast and are solved together. Raises TypeError, ValueError.
 
     Guarantees: delta_mu(epsilon) + (1 + e^epsilon) variation <= delta, as in ``Guarantee.rounded``.
     Source: Balle, Wang (2018), Theorem 8.
@@ -193,21 +207,21 @@ def gaussian_epsilon(mu: Numbers, delta: Numbers, variation: Numbers = 0.0) -> N
     target = _kept(on.where(variation > 0, delta * ROUNDED, delta))
     ratio = on.clip(mu, 5e-324, 1e3)
     free = log_delta(ratio, 0 * ratio) <= target
-    # there Phi(-a) is small enough by itself
+    # From too large an epsilon, at which Phi(-a) is small enough by itself.
     near = ratio * on.sqrt(-2 * target) + ratio * ratio / 2
     # the slope of delta is -e^epsilon Phi(-b), and e^epsilon phi(b) = phi(a)
     for _ in range(STEPS + 1):
-        found = log_delta(ratio, near)
+        value = log_delta(ratio, near)
         a = near / ratio - ratio / 2
-        slope = on.exp(near + on.log_ndtr(-a - ratio) - found)
-        bend = 1 + slope - on.exp(_log_density(a) - found) / (ratio * slope)
-        near = on.maximum(near + _halley((found - target) / slope, -bend), 1e-3 * near)
+        slope = on.exp(near + on.log_ndtr(-a - ratio) - value)
+        bend = 1 + slope - on.exp(_log_density(a) - value) / (ratio * slope)
+        near = on.maximum(near + _halley((value - target) / slope, -bend), 1e-3 * near)
     log = on.where(free, 0.0, on.log(near))
 
     def excess(log_epsilon: Numbers) -> Numbers:
         return on.where(free, -log_epsilon, log_delta(ratio, on.exp(log_epsilon)) - target)
 
-    found = root(excess, log - TOLERANCE / 2, log + TOLERANCE / 2, TOLERANCE)
-    epsilon = on.where(free, 0.0, on.exp(found))
+    log_epsilon = root(excess, log - TOLERANCE / 2, log + TOLERANCE / 2, TOLERANCE)
+    epsilon = on.where(free, 0.0, on.exp(log_epsilon))
     paid = (1 + on.exp(on.clip(epsilon, None, 700.0))) * variation <= delta * (1 - ROUNDED)
     return on.where((mu <= 1e3) & paid, epsilon, math.inf)

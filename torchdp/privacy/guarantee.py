@@ -45,14 +45,20 @@ class Arithmetic(Enum):
 class Guarantee(Brief):
     """(epsilon, delta)-differential privacy: P(A) <= e^epsilon P'(A) + delta for every event A.
 
-    model: who is trusted. neighbours: the relation between the two data sets. exact: whether
-    (epsilon, delta) is attained (no smaller epsilon holds at this delta) or an upper bound. source:
-    author, year, theorem. epsilon is math.inf for a reference without privacy, 0 for what shows
-    nothing, up to delta. arithmetic: what it refers to; REAL does not protect against attacks on
-    the low-order bits of floats (Mironov 2012). mu: where it is known, neighbours are no easier to
-    tell apart than N(0, 1) from N(mu, 1): mu-Gaussian privacy, and mu^2/2-zCDP. variation: total
-    variation distance of the output's distribution from such a mechanism's; 0 but where ROUNDED,
-    and where many clients' rounded noise stands for normal noise.
+    Args:
+        epsilon: math.inf for a reference without privacy, 0 for what shows nothing, up to delta.
+        delta: in [0, 1).
+        model: who is trusted.
+        neighbours: the relation between the two data sets.
+        exact: whether (epsilon, delta) is attained (no smaller epsilon holds at this delta) or an
+            upper bound.
+        source: author, year, theorem.
+        arithmetic: what it refers to; REAL does not protect against attacks on the low-order bits
+            of floats (Mironov 2012).
+        mu: where it is known, neighbours are no easier to distinguish than N(0, 1) from N(mu, 1):
+            mu-Gaussian privacy, and mu^2/2-zCDP.
+        variation: total variation distance of the output's distribution from such a mechanism's; 0
+            but where ROUNDED, and where many clients' rounded noise stands for normal noise.
     """
 
     epsilon: float
@@ -81,31 +87,40 @@ class Guarantee(Brief):
 
     def __str__(self) -> str:
         delta = f", delta = {self.delta:g}" if self.delta else ""
-        real = self.arithmetic is Arithmetic.REAL
+        over = ", over real numbers" if self.arithmetic is Arithmetic.REAL else ""
         attained = {Arithmetic.INTEGER: "exactly ", Arithmetic.REAL: ""}
         kind = attained.get(self.arithmetic, "at most ") if self.exact else "at most "
-        over = ", over real numbers" if real else ""
-        return f"{self.model.value} differential privacy, {kind}epsilon = {self.epsilon:g}{delta}{over}"
+        epsilon = f"{kind}epsilon = {self.epsilon:g}"
+        return f"{self.model.value} differential privacy, {epsilon}{delta}{over}"
 
     def _repr_html_(self) -> str:
-        said = {"guarantee": str(self), "neighbours": self.neighbours.value, "source": self.source}
-        return html_table([*said.items(), *([("mu", self.mu)] if self.mu is not None else [])])
+        rows: list[tuple[str, object]] = [
+            ("guarantee", str(self)),
+            ("neighbours", self.neighbours.value),
+            ("source", self.source),
+        ]
+        if self.mu is not None:
+            rows.append(("mu", self.mu))
+        return html_table(rows)
 
     def rounded(self, variation: float, delta: float) -> "Guarantee":
-        """That of integers at ``delta``, their distribution within ``variation`` of a function of
-        this mechanism's.
+        """That of integers distributed within ``variation`` of a function of this one's output.
 
-        variation: of all that is released at once; delta: of this guarantee, and (1 + e^epsilon)
-        variation. Raises ValueError where it is less.
+        Args:
+            variation: total variation distance of all that is released at once.
+            delta: of the integers' guarantee: this one's, and (1 + e^epsilon) variation.
+
+        Raises ValueError where delta is less.
 
         Guarantees: P(A) <= P*(A) + v <= e^epsilon P*'(A) + self.delta + v, and P*'(A) <= P'(A) + v.
         """
         added = (1 + math.exp(min(self.epsilon, 700.0))) * checks.non_negative(
             "variation", variation
         )
-        if not added * (1 + 1e-9) <= checks.fraction("delta", delta) - self.delta:
+        left = checks.fraction("delta", delta) - self.delta
+        if not added * (1 + 1e-9) <= left:
             raise ValueError(
-                f"delta = {delta:g} leaves {delta - self.delta:g} for the tables' distance from it, which needs "
+                f"delta = {delta:g} leaves {left:g} for the tables' distance from it, which needs "
                 f"{added:g}; take a larger delta, less epsilon or fewer numbers"
             )
         variation += self.variation
@@ -114,9 +129,7 @@ class Guarantee(Brief):
         )
 
     def leaving(self, variation: float, delta: float) -> "Guarantee":
-        """``rounded``; of real numbers alone where delta does not pay for the tables. Raises
-        ValueError.
-        """
+        """``rounded``; of real numbers where delta does not pay for tables. Raises ValueError."""
         try:
             return self.rounded(variation, delta)
         except ValueError:
@@ -124,14 +137,11 @@ class Guarantee(Brief):
 
     @property
     def pure(self) -> bool:
-        """Whether all of delta is what ``variation`` costs: delta = 0 for the mechanism that this
-        one is near.
-        """
+        """Whether all of delta is what ``variation`` costs: one of delta = 0 is that near."""
         return self.delta <= (1 + math.exp(min(self.epsilon, 700.0))) * self.variation * (1 + 1e-5)
 
     def event(self) -> "DpEvent":
-        """The event for accountants of the package dp_accounting whose relation is this one's
-        ``neighbours``.
+        """The event for accountants of dp_accounting whose relation is this one's ``neighbours``.
 
         Gaussian noise where mu is known: the package's multiplier is per bound of one user's part,
         which replacing a user moves by twice the bound. Randomized response where it is ``pure``,
@@ -158,13 +168,14 @@ class Guarantee(Brief):
 
 def weaker(guarantees: Iterable[Guarantee]) -> Arithmetic:
     """That of all of them together: REAL where one is, else ROUNDED where one is."""
-    kinds, order = {each.arithmetic for each in guarantees}, list(Arithmetic)
-    return max(kinds, key=order.index, default=Arithmetic.REAL)
+    kinds = {guarantee.arithmetic for guarantee in guarantees}
+    return max(kinds, key=list(Arithmetic).index, default=Arithmetic.REAL)
 
 
 def alike(guarantees: Sequence[Guarantee]) -> Guarantee:
-    """The first of them, where all have one model and one neighbouring relation. Raises TypeError,
-    ValueError.
+    """The first of them, where all have one model and one neighbouring relation.
+
+    Raises TypeError, ValueError.
     """
     for other in guarantees:
         if not isinstance(other, Guarantee):
@@ -174,6 +185,7 @@ def alike(guarantees: Sequence[Guarantee]) -> Guarantee:
         if (other.model, other.neighbours) != (first.model, first.neighbours):
             raise ValueError(
                 "guarantees of different models or neighbouring relations do not compose here: "
-                f"{first.model.value}/{first.neighbours.name} with {other.model.value}/{other.neighbours.name}"
+                f"{first.model.value}/{first.neighbours.name} with "
+                f"{other.model.value}/{other.neighbours.name}"
             )
     return first

@@ -17,11 +17,14 @@ from torchdp.sketching.sketch import Sketch
 
 @dataclass(frozen=True)
 class AdaptiveCoalition:
-    """Chosen by somebody who sees the sketch: h_j = c_j - min(t', c_j), certain. With 0: everybody
-    is honest.
+    """Chosen by somebody who sees the sketch: h_j = c_j - min(t', c_j), certain.
 
-    corrupt: None: as many clients as the largest organisation has, in a ``Session``, which counts
-    them; elsewhere everybody speaks for itself, and it is 0. Raises ValueError.
+    Args:
+        corrupt: clients who collude. None: as many as the largest organisation has, in a
+            ``Session``, which counts them; elsewhere everybody speaks for itself, and it is 0.
+        absent: clients who may drop out beside them.
+
+    With 0 and 0 everybody is honest. Raises ValueError.
     """
 
     corrupt: int | None = None
@@ -29,8 +32,10 @@ class AdaptiveCoalition:
 
     def __post_init__(self) -> None:
         # as int: sessions are named after them
-        given = ["absent"] if self.corrupt is None else ["absent", "corrupt"]
-        checks.keep(self, **dict.fromkeys(given, partial(checks.integer, least=0)))
+        whole = partial(checks.integer, least=0)
+        checks.keep(self, absent=whole)
+        if self.corrupt is not None:
+            checks.keep(self, corrupt=whole)
 
     @property
     def missing(self) -> int:
@@ -46,14 +51,15 @@ class AdaptiveCoalition:
         clients = checks.instance("sketch", sketch, Sketch).clients
         if self.missing >= clients:
             raise ValueError(
-                f"corrupt + absent must be below the number of clients, {clients}, not {self.missing}"
+                f"corrupt + absent must be below the number of clients, {clients}, "
+                f"not {self.missing}"
             )
         counts = sketch.counts()
         honest = (counts - self.missing).clamp_min(0)
         if bool(((counts > 0) & (honest == 0)).any()):
             raise ValueError(
-                "some used row of the sketch may have no honest client: take fewer rows, more copies or fewer corrupt "
-                "clients"
+                "some used row of the sketch may have no honest client: take fewer rows, "
+                "more copies or fewer corrupt clients"
             )
         return honest
 

@@ -1,5 +1,6 @@
-"""Random sketches: OSNAP, CountSketch, dense Rademacher, the plain sum. None of them sees the
-data.
+"""Random sketches: OSNAP, CountSketch, dense Rademacher, the plain sum. None sees the data.
+
+Notation: n clients, m rows (``height``), s copies.
 """
 
 import torch
@@ -10,24 +11,25 @@ from torchdp.sketching.sketch import Sketch
 
 
 def osnap(clients: int, height: int, copies: int, *, generator: torch.Generator) -> Sketch:
-    """Each column: ``copies`` distinct rows, uniformly, and fair independent signs. Raises
-    ValueError, TypeError.
+    """Each column: ``copies`` distinct rows, uniformly, and fair independent signs.
 
+    Raises ValueError, TypeError.
     Source: Nelson, Nguyen (2013), OSNAP, with fully independent columns.
     """
     n, m, s = _sizes(clients, height, copies)
-    rows = torch.empty(s, n, dtype=torch.int64, device=checks.random_source(generator).device)
+    device = checks.random_source(generator).device
+    rows = torch.empty(s, n, dtype=torch.int64, device=device)
     for c in range(s):  # Floyd (1987): a uniform subset, one random number for each member
         last = m - s + c
-        pick = torch.randint(last + 1, (n,), generator=generator, device=rows.device)
-        rows[c] = torch.where((rows[:c] == pick).any(0), last, pick)
-    order = torch.rand(s, n, generator=generator, device=rows.device).argsort(0)
+        pick = torch.randint(last + 1, (n,), generator=generator, device=device)
+        taken = (rows[:c] == pick).any(0)
+        rows[c] = torch.where(taken, last, pick)
+    order = torch.rand(s, n, generator=generator, device=device).argsort(0)
     return Sketch(rows.gather(0, order), _signs(s, n, generator), m)
 
 
 def balanced_osnap(clients: int, height: int, copies: int, *, generator: torch.Generator) -> Sketch:
-    """The block construction with every row of a block filled alike, floor or ceil of n s/m
-    clients.
+    """The block construction, every row of a block of floor or ceil of n s/m clients.
 
     Each copy deals a random permutation of the clients round its block's rows. Two clients meet in
     a copy with probability at most s/m, less than where rows are drawn independently. Raises
@@ -40,11 +42,9 @@ def balanced_osnap(clients: int, height: int, copies: int, *, generator: torch.G
         raise ValueError(f"height must be a multiple of copies = {s}, such as {m - m % s}, not {m}")
     block = m // s
     device = checks.random_source(generator).device
-    rows = (
-        torch.rand(s, n, generator=generator, dtype=torch.float64, device=device).argsort(1) % block
-    )
+    keys = torch.rand(s, n, generator=generator, dtype=torch.float64, device=device)
     first = torch.arange(s, device=device)[:, None] * block
-    return Sketch(rows + first, _signs(s, n, generator), m)
+    return Sketch(keys.argsort(1) % block + first, _signs(s, n, generator), m)
 
 
 def count_sketch(clients: int, height: int, *, generator: torch.Generator) -> Sketch:
@@ -53,9 +53,8 @@ def count_sketch(clients: int, height: int, *, generator: torch.Generator) -> Sk
     Source: Charikar, Chen, Farach-Colton (2002); Clarkson, Woodruff (2013).
     """
     n, m, _ = _sizes(clients, height, 1)
-    rows = torch.randint(
-        m, (1, n), generator=generator, device=checks.random_source(generator).device
-    )
+    device = checks.random_source(generator).device
+    rows = torch.randint(m, (1, n), generator=generator, device=device)
     return Sketch(rows, _signs(1, n, generator), m)
 
 
@@ -65,29 +64,34 @@ def balanced_count_sketch(clients: int, height: int, *, generator: torch.Generat
 
 
 def rademacher(clients: int, height: int, *, generator: torch.Generator) -> Sketch:
-    """Dense signs over sqrt(m), cut into m copies by a Latin square: copy c puts client k into row
-    (k + c) mod m.
+    """Dense signs over sqrt(m), cut into m copies by a Latin square.
 
-    Every copy is balanced and every row holds every client. Raises ValueError, TypeError.
+    Copy c puts client k into row (k + c) mod m: every copy is balanced and every row holds every
+    client. Raises ValueError, TypeError.
 
     Source: Achlioptas (2003).
     """
     n, m, _ = _sizes(clients, height, 1)
     checks.fits("the sketch", n, m)
     device = checks.random_source(generator).device
-    rows = (torch.arange(n, device=device) + torch.arange(m, device=device)[:, None]) % m
+    copies = torch.arange(m, device=device)[:, None]
+    rows = (torch.arange(n, device=device) + copies) % m
     return Sketch(rows, _signs(m, n, generator), m)
 
 
 def ones(clients: int, *, device: torch.device | str | None = None) -> Sketch:
     """One row of +1: the plain sum of all clients. Raises ValueError."""
-    n, device = checks.integer("clients", clients, 1), device and checks.device("device", device)
-    one = torch.ones(1, 1, dtype=torch.int8, device=device).expand(1, n)
-    return Sketch(torch.zeros(1, 1, dtype=torch.int64, device=device).expand(1, n), one, 1)
+    n = checks.integer("clients", clients, 1)
+    device = device and checks.device("device", device)
+    # expanded: one number is stored for all clients
+    rows = torch.zeros(1, 1, dtype=torch.int64, device=device).expand(1, n)
+    signs = torch.ones(1, 1, dtype=torch.int8, device=device).expand(1, n)
+    return Sketch(rows, signs, 1)
 
 
 def _sizes(clients: int, height: int, copies: int) -> tuple[int, int, int]:
-    n, m = checks.integer("clients", clients, 1), checks.integer("height", height, 1)
+    n = checks.integer("clients", clients, 1)
+    m = checks.integer("height", height, 1)
     s = checks.integer("copies", copies, 1)
     checks.fits("the sketch", s, n)
     if s > m:

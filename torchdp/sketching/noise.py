@@ -22,6 +22,8 @@ from torchdp.privacy import Guarantee, Model, Neighbours, gaussian_guarantee, ga
 from torchdp.sketching.coalition import EVERYBODY, AdaptiveCoalition
 from torchdp.sketching.sketch import Sketch
 
+KIND = Model.LINEAR_TRANSFORM, Neighbours.REPLACE_ONE
+
 
 class DivisibleNoise(Brief, ABC):
     """Noise whose parts are added by the clients; n clients, s copies, m rows, d columns."""
@@ -34,15 +36,10 @@ class DivisibleNoise(Brief, ABC):
         generator: torch.Generator,
         sample_shape: Sequence[int] = (),
     ) -> Tensor:
-        """The noise of each row, exactly in distribution, without the clients':
-        (*sample_shape, m, d).
-        """
+        """The noise of each row, exactly in distribution: (*sample_shape, m, d)."""
         draws = Simulated(generator, checks.instance("sketch", sketch, Sketch).device)
-        shape = (
-            *checks.sample_shape(sample_shape),
-            sketch.height,
-            checks.integer("columns", columns, 1),
-        )
+        leading = checks.sample_shape(sample_shape)
+        shape = (*leading, sketch.height, checks.integer("columns", columns, 1))
         checks.fits("the noise", *shape)
         return self.sums_of(sketch, shape, draws)
 
@@ -52,18 +49,15 @@ class DivisibleNoise(Brief, ABC):
 
     @abstractmethod
     def variance(self, sketch: Sketch) -> Tensor:
-        """Variance of an entry of each row of the release, all clients adding noise: (m,),
-        float64.
-        """
+        """Variance of an entry of each row of the release, all clients adding noise: (m,)."""
 
 
 @entrywise(of_floats=True, bound=checks.squarable, epsilon=checks.positive, delta=checks.fraction)
 def entry_variance(bound: Numbers, *, epsilon: Numbers, delta: Numbers) -> Numbers:
-    """V = (2 B/mu*)^2, 1/mu* = gaussian_sigma(epsilon, delta): the least variance of iid Gaussian
-    noise on S A.
+    """V = (2 B/mu*)^2, 1/mu* = gaussian_sigma(epsilon, delta): the least variance on S A.
 
-    bound: B, the largest l_2 norm of a client's row. Numbers, or batches that broadcast. Raises
-    TypeError, ValueError.
+    That of independent Gaussian noise. bound: B, the largest l_2 norm of a client's row. Numbers,
+    or batches that broadcast. Raises TypeError, ValueError.
 
     Guarantees: S A + N(0, V) is (epsilon, delta)-DP, exactly, for the sketch's every s, m, n and d.
     Source: Balle, Wang (2018), Theorem 8, at sensitivity |S_i (a_i - a_i')^T|_F = |a_i - a_i'|_2 <=
@@ -97,7 +91,8 @@ class GaussianNoise(DivisibleNoise):
             sigma = torch.tensor(checks.positive("sigma", self.sigma), dtype=torch.float64)
         if sigma.ndim > 1 or not sigma.numel() or not (sigma > 0).all():
             raise ValueError(
-                f"sigma must be finite, > 0, one number or one for each row, not of shape {tuple(sigma.shape)}"
+                "sigma must be finite, > 0, one number or one for each row, not of shape "
+                f"{tuple(sigma.shape)}"
             )
         object.__setattr__(self, "sigma", sigma)
 
@@ -126,7 +121,8 @@ class GaussianNoise(DivisibleNoise):
         return GaussianNoise(gaussian_sigma(epsilon, delta, distance) * shape)
 
     def sums_of(self, sketch: Sketch, shape: tuple[int, ...], draws: Draws) -> Tensor:
-        return draws.normal(shape) * (sketch.counts().sqrt() * self._rows(sketch))[:, None]
+        deviations = sketch.counts().sqrt() * self._rows(sketch)
+        return draws.normal(shape) * deviations[:, None]
 
     def variance(self, sketch: Sketch) -> Tensor:
         checks.instance("sketch", sketch, Sketch)
@@ -142,12 +138,10 @@ class GaussianNoise(DivisibleNoise):
     ) -> Guarantee:
         """What S A plus this noise promises to each honest client. Raises TypeError, ValueError."""
         honest = checks.instance("coalition", coalition, AdaptiveCoalition).honest(sketch)
-        distance = (
-            2 * checks.squarable("bound", bound) * _distance(sketch, honest, self._rows(sketch))
-        )
-        kind = Model.LINEAR_TRANSFORM, Neighbours.REPLACE_ONE
-        found = gaussian_guarantee(1.0, delta, distance, *kind)
-        return replace(found, exact=found.exact and coalition.exact(sketch))
+        sigma = self._rows(sketch)
+        distance = 2 * checks.squarable("bound", bound) * _distance(sketch, honest, sigma)
+        promise = gaussian_guarantee(1.0, delta, distance, *KIND)
+        return replace(promise, exact=promise.exact and coalition.exact(sketch))
 
     def _rows(self, sketch: Sketch) -> Tensor:
         sigma = torch.as_tensor(self.sigma, dtype=torch.float64, device=sketch.device)
@@ -157,10 +151,9 @@ class GaussianNoise(DivisibleNoise):
 
 
 def _distance(sketch: Sketch, honest: Tensor, sigma: Tensor) -> float:
-    """The largest distance, in deviations, of two releases whose rows are 1 apart:
-    (max_i sum_c 1/(h_j sigma_j^2))^1/2.
+    """(max_i sum_c 1/(h_j sigma_j^2))^1/2, j = rows[c, i]: the largest distance of two releases.
 
-    honest, sigma: (m,). j = rows[c, i].
+    In deviations, of clients' rows that are 1 apart. honest, sigma: (m,).
     """
     loss = torch.where(sketch.counts() > 0, 1 / (honest * sigma.square()), 0.0)
     return math.sqrt(float(loss[sketch.kinds].sum(0).max()))
@@ -215,7 +208,8 @@ class LaplaceNoise(DivisibleNoise):
 
     def variance(self, sketch: Sketch) -> Tensor:
         checks.instance("sketch", sketch, Sketch)
-        return 2 * self.scale**2 * sketch.counts() / _row_parts(self.parts, sketch) / sketch.copies
+        wholes = 2 * self.scale**2 * sketch.counts() / _row_parts(self.parts, sketch)
+        return wholes / sketch.copies
 
     def guarantee(
         self, sketch: Sketch, bound: float, *, coalition: AdaptiveCoalition = EVERYBODY
@@ -226,11 +220,11 @@ class LaplaceNoise(DivisibleNoise):
         too_few = _row_parts(self.parts, sketch) > honest
         if bool(too_few[sketch.counts() > 0].any()):
             raise ValueError(
-                "some row may hold fewer honest clients than parts: its noise would be no whole Laplace"
+                "some row may hold fewer honest clients than parts: "
+                "its noise would be no whole Laplace"
             )
-        kind = Model.LINEAR_TRANSFORM, Neighbours.REPLACE_ONE
         source = "Dwork, McSherry, Nissim, Smith (2006), Theorem 1"
-        return Guarantee(epsilon, 0.0, *kind, coalition.exact(sketch), source)
+        return Guarantee(epsilon, 0.0, *KIND, coalition.exact(sketch), source)
 
 
 def _parts(name: str, parts: Tensor) -> Tensor:

@@ -1,6 +1,4 @@
-"""Sparse sign sketches: what the servers' linear transform is, in the form in which it is
-applied.
-"""
+"""Sparse sign sketches: the servers' linear transform, in the form in which it is applied."""
 
 import math
 from dataclasses import dataclass
@@ -17,9 +15,13 @@ from torchdp.brief import Brief
 class Sketch(Brief):
     """S = s^-1/2 sum_c S_c, m x n: copy c puts client i into row rows[c, i] with sign signs[c, i].
 
-    rows: (s, n) integers in [0, height), those of one client distinct over the copies; signs:
-    (s, n), +1 or -1; height: m. A sketch is public: it is drawn without sight of the data
-    (``osnap`` and the others), and every calibration reads it. Raises ValueError, TypeError.
+    Args:
+        rows: (s, n) integers in [0, height), those of one client distinct over the copies.
+        signs: (s, n), +1 or -1.
+        height: m.
+
+    A sketch is public: it is drawn without sight of the data (``osnap`` and the others), and every
+    calibration reads it. Raises ValueError, TypeError.
     """
 
     rows: Tensor
@@ -28,7 +30,8 @@ class Sketch(Brief):
 
     def __post_init__(self) -> None:
         checks.integer("height", self.height, 1)
-        rows, signs = checks.integers("rows", self.rows), checks.dense("signs", self.signs)
+        rows = checks.integers("rows", self.rows)
+        signs = checks.dense("signs", self.signs)
         if rows.ndim != 2 or 0 in rows.shape:
             raise ValueError(
                 f"rows must have shape (copies, clients), neither 0, not {tuple(rows.shape)}"
@@ -36,13 +39,14 @@ class Sketch(Brief):
         shape = rows.shape
         if signs.shape != shape or signs.device != rows.device:
             raise ValueError("signs must be a tensor of the shape and on the device of rows")
-        # all columns are one, which is all that is stored
+        # where all columns are one, it is all that is stored
         if rows.stride(1) == signs.stride(1) == 0:
-            rows, signs = rows[:, :1], signs[:, :1]
+            rows = rows[:, :1]
+            signs = signs[:, :1]
         rows = checks.indices("rows", rows.clone(), self.height)
         if not (signs.abs() == 1).all():
             raise ValueError("signs must hold +1 and -1 alone")
-        if len(rows) > 1 and (rows.sort(0).values.diff(dim=0) == 0).any():
+        if (rows.sort(0).values.diff(dim=0) == 0).any():
             raise ValueError("rows must be distinct over the copies of one client")
         object.__setattr__(self, "rows", rows.expand(shape))
         object.__setattr__(self, "signs", signs.to(torch.int8, copy=True).expand(shape))
@@ -69,26 +73,22 @@ class Sketch(Brief):
     @cached_property
     def _counts(self) -> Tensor:
         kinds = self.kinds
-        return torch.bincount(kinds.flatten(), minlength=self.height) * (
-            self.clients // kinds.shape[1]
-        )
+        clients_of_a_kind = self.clients // kinds.shape[1]
+        return torch.bincount(kinds.flatten(), minlength=self.height) * clients_of_a_kind
 
     @property
     def kinds(self) -> Tensor:
-        """``rows``, or the one column of all clients where that is all that is stored: (s, n) or
-        (s, 1).
-        """
+        """``rows``, or the one column of all clients where only it is stored: (s, n) or (s, 1)."""
         return self.rows[:, :1] if self.rows.stride(1) == 0 else self.rows
 
     def apply(self, A: Tensor) -> Tensor:
-        """S A: (*batch, n, d) -> (*batch, m, d), in the dtype of A. Raises TypeError,
-        ValueError.
-        """
+        """S A: (*batch, n, d) -> (*batch, m, d), of A's dtype. Raises TypeError, ValueError."""
         return self.sums(checks.floating("A", A)) / math.sqrt(self.copies)
 
     def sums(self, values: Tensor) -> Tensor:
-        """sqrt(s) S A, the signed sums alone: (*batch, n, d) -> (*batch, m, d); integers stay
-        integers, mod 2^bits.
+        """sqrt(s) S A, the signed sums alone: (*batch, n, d) -> (*batch, m, d).
+
+        Integers stay integers, mod 2^bits.
         """
         if checks.dense("values", values).dtype == torch.bool:
             raise TypeError("values must hold numbers, not bool; call .double()")
@@ -101,18 +101,17 @@ class Sketch(Brief):
                 f"values are on {values.device}, the sketch on {self.device}; move one of them"
             )
         # clients of sign + go into the first m rows of a table, the others below
-        shape = (*values.shape[:-2], 2 * self.height, values.shape[-1])
-        table = torch.zeros(shape, dtype=values.dtype, device=values.device)
+        table = values.new_zeros(*values.shape[:-2], 2 * self.height, values.shape[-1])
         for slots in self._slots:
             table.index_add_(-2, slots, values)
-        return table[..., : self.height, :] - table[..., self.height :, :]
+        positive, negative = table.chunk(2, -2)
+        return positive - negative
 
     def dense(self) -> Tensor:
         """S: (m, n), float64."""
         weights = self.signs.double() / math.sqrt(self.copies)
-        return torch.zeros(
-            self.height, self.clients, dtype=torch.float64, device=self.device
-        ).scatter_(0, self.rows, weights)
+        S = torch.zeros(self.height, self.clients, dtype=torch.float64, device=self.device)
+        return S.scatter_(0, self.rows, weights)
 
     @cached_property
     def _slots(self) -> Tensor:
