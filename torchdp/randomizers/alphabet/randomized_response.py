@@ -171,8 +171,9 @@ class HadamardResponse(StrategyOracle):
     """An index y in [0, K), e^epsilon times as likely where H[x + 1, y] = 1 as where it is -1.
 
     H is Sylvester's matrix of K = 2^ceil(log2(k + 1)) rows, H[a, y] = (-1)^popcount(a & y).
-    Decoded: Y_v = c H[v + 1, y], c = coth(epsilon/2); Cov(Y | x) is c^2 on the diagonal and c at (a, b) with (a + 1) xor
-    (b + 1) = x + 1, less e_x e_x^T. k >= 2; epsilon in [1e-9, 700]. Raises ValueError.
+    Decoded: Y_v = c H[v + 1, y], c = coth(epsilon/2); Cov(Y | x) is c^2 on the diagonal and c at
+    (a, b) with (a + 1) xor (b + 1) = x + 1, less e_x e_x^T.
+    k >= 2; epsilon in [1e-9, 700]. Raises ValueError.
 
     Guarantees: exactly epsilon-LDP: the chance drawn is a float, rounded to the private side.
     Source: Acharya, Sun, Zhang (2019), the high privacy regime.

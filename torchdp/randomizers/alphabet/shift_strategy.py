@@ -103,7 +103,8 @@ class ShiftStrategy(StrategyOracle):
         shares = shares.detach().double()
         numbers, epsilon = _whole(shares.tolist(), sizes.tolist(), circle, self.epsilon)
         table = torch.tensor(numbers, dtype=torch.int64, device=patterns.device)
-        shares = (table.view(2, -1).double() / TOTAL).sum(0)
+        chances = table.view(2, -1).double() / TOTAL
+        shares = chances.sum(0)
         object.__setattr__(self, "epsilon", epsilon)
         object.__setattr__(self, "table", table)
         object.__setattr__(self, "shares", shares)
@@ -123,7 +124,8 @@ class ShiftStrategy(StrategyOracle):
     ) -> "ShiftStrategy":
         """One of small variance for W among all.
 
-        Of one user's part in the answers, for the worst type, in the mean over queries. For workloads on ordered types (prefix sums, ranges, differences); for others any frequency
+        Of one user's part in the answers, for the worst type, in the mean over queries. For
+        workloads on ordered types (prefix sums, ranges, differences); for others any frequency
         oracle may be better. O(log k) rounds of Fourier transforms: seconds up to thousands of
         types.
 
@@ -166,7 +168,8 @@ class ShiftStrategy(StrategyOracle):
                 strategy = cls(*patterns, torus.rows.shape[1], epsilon, torus.place)
             except ValueError:  # these reports can not tell all types apart
                 return math.inf
-            return float(strategy.workload_variance(torus.rows).mean(0).amax())
+            variance = strategy.workload_variance(torus.rows)
+            return float(variance.mean(0).amax())
 
         size = W.abs().max()
         found = None
@@ -183,9 +186,9 @@ class ShiftStrategy(StrategyOracle):
     def square_wave(cls, k: int, epsilon: float, width: int | None = None) -> "ShiftStrategy":
         """For an interval cut in k types: outputs near the type are e^epsilon times as likely.
 
-        Those at most ``width`` from it. One pattern, an arc of 2 width + 1 on a circle of k + 2 width, which no type's arc wraps
-        around. Its unbiased answers have a large variance: it is meant for ``queries.fitted``.
-        Raises TypeError, ValueError.
+        Those at most ``width`` from it. One pattern, an arc of 2 width + 1 on a circle of k + 2
+        width, which no type's arc wraps around. Its unbiased answers have a large variance: it is
+        meant for ``queries.fitted``. Raises TypeError, ValueError.
 
         Args:
             k: number of types.
@@ -218,7 +221,8 @@ class ShiftStrategy(StrategyOracle):
         circle = self.circle
         epsilon = self.guarantee.epsilon
         low = self.shares / (circle + sizes * math.expm1(epsilon))  # c of each shift
-        spectrum = torch.fft.rfft(self.patterns.double()).abs().square()
+        spectrum = torch.fft.rfft(self.patterns.double())
+        spectrum = spectrum.abs().square()
         overlaps = torch.fft.irfft(spectrum, n=circle).round()  # whole numbers
         both = low @ overlaps  # of types at the distances 0, ..., K - 1
         return Blanket(epsilon, float(low @ sizes), float(both[1:].min()))
@@ -291,7 +295,8 @@ class ShiftStrategy(StrategyOracle):
         for i, held in enumerate(torch.cat([self.patterns, ~self.patterns])):
             members = held.nonzero()[:, 0]
             users = cell == i
-            place[users] = members[draws.below(len(members), (int(users.sum()),))]
+            chosen = draws.below(len(members), (int(users.sum()),))
+            place[users] = members[chosen]
         pattern = cell % len(self.patterns)
         shift = (self._place.to(x.device)[x.long()] - place) % self.circle
         return pattern * self.circle + shift
