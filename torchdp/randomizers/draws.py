@@ -34,8 +34,8 @@ def bernoulli_words(shape: tuple[int, ...], probability: float, draws: Draws) ->
     """int64 words whose 64 bits are independent, each 1 with this probability.
 
     Exactly: a float is a dyadic number. A bit is 1 where a uniform number lies below the
-    probability; their binary digits are compared from the first on, 64 numbers in one word, until every pair differs: about 8 random words for
-    each word returned.
+    probability; their binary digits are compared from the first on, 64 numbers in one word, until
+    every pair differs: about 8 random words for each word returned.
     """
     numerator, denominator = probability.as_integer_ratio()
     length = denominator.bit_length() - 1

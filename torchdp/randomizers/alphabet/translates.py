@@ -9,10 +9,10 @@ log tr(G M^{-1}), without a constraint; then p is rounded, and the shares descen
 
 Shifts of a circle are for ordered types, of a torus for types on a grid. The k types lie on a
 circle of K points, with more points beyond them; M is the block of the circulant at their places.
-A torus whose sides have no common divisor is such a circle too (Chinese remainders): the point (i, j) is
-the number that leaves the remainders i and j. The descent begins where neighbouring types are
-merged to at most 64, from arcs (boxes of a grid) and from noise with a falling spectrum; then each
-logit is repeated twice in each direction, with noise, and descends again. On up to 256 types M is
+A torus whose sides have no common divisor is such a circle too (Chinese remainders): the point
+(i, j) is the number that leaves the remainders i and j. The descent begins where neighbouring
+types are merged to at most 64, from arcs (boxes of a grid) and from noise with a falling spectrum;
+then each logit is repeated twice in each direction, with noise, and descends again. On up to 256 types M is
 factored, beyond tr(G M^{-1}) is estimated from random signs and conjugate gradients with Fourier
 transforms. The points beyond the types are tried at three sizes, of which the best on at most 256
 merged types goes on.

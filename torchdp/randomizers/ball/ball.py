@@ -384,7 +384,8 @@ class DuchiJordanWainwright(BallRandomizer):
 
     E Y = x and Var Y = B^2 - x^2. x is rounded to the sign of x or the opposite one without bias,
     and the rounded sign kept with probability e^epsilon/(e^epsilon + 1):
-    P(Y = B) = (1 + x tanh(epsilon/2)/radius)/2. Up to epsilon = 1.044 it has less variance at x = 0 than :class:`PrivUnit`, which takes vectors too.
+    P(Y = B) = (1 + x tanh(epsilon/2)/radius)/2. Up to epsilon = 1.044 it has less variance at x = 0
+    than :class:`PrivUnit`, which takes vectors too.
     dim: 1; epsilon in [1e-6, 50]; radius > 0. Raises ValueError.
 
     ``sample_tally`` draws a binomial number for each type in a repetition.
