@@ -187,7 +187,8 @@ def certify_variance(
     at the best multiple of Z that is (tr Z^T W)^2/sum prices. With u = low + (1 - low) t the
     condition holds if <prior, u> <prices, u> - ||Z u||^2, less multiples of t_x t_y,
     (1 - t_x)(1 - t_y) and t_x (1 - t_y), non-negative but for the last at x = y (where it is 0), is
-    a positive semidefinite form in (1, t). What its smallest eigenvalue lacks is made up for by larger prices.
+    a positive semidefinite form in (1, t). What its smallest eigenvalue lacks is made up for by
+    larger prices.
     """
     W, epsilon, prior = _problem(W, epsilon, prior)
     k = W.shape[1]

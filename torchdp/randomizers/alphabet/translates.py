@@ -12,8 +12,8 @@ circle of K points, with more points beyond them; M is the block of the circulan
 A torus whose sides have no common divisor is such a circle too (Chinese remainders): the point
 (i, j) is the number that leaves the remainders i and j. The descent begins where neighbouring
 types are merged to at most 64, from arcs (boxes of a grid) and from noise with a falling spectrum;
-then each logit is repeated twice in each direction, with noise, and descends again. On up to 256 types M is
-factored, beyond tr(G M^{-1}) is estimated from random signs and conjugate gradients with Fourier
+then each logit is repeated twice in each direction, with noise, and descends again. On up to 256
+types M is factored, beyond tr(G M^{-1}) is estimated from random signs and conjugate gradients with Fourier
 transforms. The points beyond the types are tried at three sizes, of which the best on at most 256
 merged types goes on.
 
