@@ -396,7 +396,7 @@ class StrategyMatrix(StrategyOracle):
         """
         heights = W.new_zeros(W.shape[1]) if start is None else start.log()
         heights.requires_grad_()
-        parameters = list(module.parameters())
+        parameters: list[Tensor] = list(module.parameters())
         if prior is None:
             parameters.append(heights)
         adam = Adam(parameters, (0.9, 0.99))

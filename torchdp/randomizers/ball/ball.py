@@ -360,7 +360,8 @@ def consecutive(counts: Tensor, at_once: int) -> Iterator[tuple[Tensor, int, int
         end = min(start + at_once, users)
         some = torch.arange(start, end, device=counts.device)
         types = torch.searchsorted(ends, some, right=True)
-        first, last = torch.searchsorted(known, torch.tensor([start, end - 1]), right=True)
+        ends_of_part = known.new_tensor([start, end - 1])
+        first, last = torch.searchsorted(known, ends_of_part, right=True)
         yield types, int(first), int(last)
 
 
