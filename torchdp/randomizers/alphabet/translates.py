@@ -14,8 +14,8 @@ A torus whose sides have no common divisor is such a circle too (Chinese remaind
 types are merged to at most 64, from arcs (boxes of a grid) and from noise with a falling spectrum;
 then each logit is repeated twice in each direction, with noise, and descends again. On up to 256
 types M is factored, beyond tr(G M^{-1}) is estimated from random signs and conjugate gradients
-with Fourier transforms. The points beyond the types are tried at three sizes, of which the best on at most 256
-merged types goes on.
+with Fourier transforms. The points beyond the types are tried at three sizes, of which the best on
+at most 256 merged types goes on.
 
 Translates x -> x xor s of bit strings are for sums of parities, in which G and M are diagonal: all
 types have one variance. They begin as thresholds of random linear and quadratic forms in the signs
