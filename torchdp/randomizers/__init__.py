@@ -1,5 +1,4 @@
-"""Local randomizers, what one user runs: frequency oracles for types, and randomizers of bounded
-vectors.
+"""Local randomizers, what one user runs: frequency oracles, and randomizers of bounded vectors.
 
 Users of a frequency oracle hold one of k types and the estimate is the histogram; users of a ball
 randomizer hold vectors of a ball and the estimate is their mean. Each states its exact epsilon and
@@ -20,6 +19,18 @@ its error, and samples the analyst's sums directly from their distribution, with
 | Cov(Y given x) | ``covariance``, ``workload_variance``, ``moments`` | exact, squared |
 | Q | ``StrategyMatrix.matrix``, ``laws`` | (outputs, types), its columns the output distributions |
 | c0, c1 | ``low_density``, ``high_density`` | densities off the cap and on it, c1 = e^epsilon c0 |
+
+Read ``base`` and ``draws`` (exact draws of packed bits and crowds) first, then:
+
+- ``alphabet.chances`` (rational chances, rounded to the private side), ``alphabet.frequency`` (what
+  oracles share), ``alphabet.randomized_response``, ``alphabet.bit_vectors`` and
+  ``alphabet.subset_selection``: one theorem each, that of the ``Source`` of its classes.
+- ``alphabet.strategy`` (any matrix; its best decoder), ``alphabet.shift_strategy`` (translates of
+  patterns), with their searches ``strategy_search`` and ``translates``, and ``strategy_bound``
+  (weak duality: no report has less variance).
+- ``ball.ball`` (what randomizers of a ball share), ``ball.lattice`` (whole numbers that keep the
+  guarantee of real ones), ``ball.sphere`` and ``ball.privunit`` (the optimal cap), and
+  ``ball.axial_sums`` (Cornish and Fisher's expansion of sums).
 
 Theorems: Warner (1965); Wang, Blocki, Li, Jha (2017); Ye, Barg (2018); Acharya, Sun, Zhang (2019);
 McKenna, Maity, Mazumdar, Miklau (2020) for types. Duchi, Jordan, Wainwright (2018); Bhowmick et al.

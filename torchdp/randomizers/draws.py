@@ -1,5 +1,6 @@
-"""Exact draws from finite distributions, many at a time: packed bits, binomial splits, subsets of a
-crowd.
+"""Exact draws from finite distributions, many at a time: packed bits, splits and subsets of crowds.
+
+Bit j of a packed message is bit j % 64 of its word j // 64.
 """
 
 import math
@@ -9,11 +10,19 @@ from torch import Tensor
 
 from torchdp.draws import Draws
 
-WORD = 64  # bits of an int64; bit j of a packed message is bit j % 64 of its word j // 64
-# digits of the probability that every word sees; later ones only words still undecided
+WORD = 64  # bits of an int64
+
+# Digits of the probability that every word sees; later ones only words still undecided.
 WHOLE_ROUNDS = 7
-CACHED = 2**15  # words that stay in a nearby cache
-DRAWS_AT_ONCE = 2**24  # binomials held in memory by one split of a crowd
+
+# Words that stay in a nearby cache.
+CACHED = 2**15
+
+# Binomials held in memory by one split of a crowd.
+DRAWS_AT_ONCE = 2**24
+
+# People that are missing from a subset: up to here they are picked one by one.
+SINGLE = 4
 
 
 def words_for(bits: int) -> int:
@@ -22,37 +31,40 @@ def words_for(bits: int) -> int:
 
 
 def bernoulli_words(shape: tuple[int, ...], probability: float, draws: Draws) -> Tensor:
-    """int64 words whose 64 bits are independent, each 1 with this probability, exactly
-    (a float is a dyadic number).
+    """int64 words whose 64 bits are independent, each 1 with this probability.
 
-    A bit is 1 where a uniform number lies below the probability; their binary digits are compared
-    from the first on, 64 numbers in one word, until every pair differs: about 8 random words for
-    each word returned.
+    Exactly: a float is a dyadic number. A bit is 1 where a uniform number lies below the
+    probability; their binary digits are compared from the first on, 64 numbers in one word, until
+    every pair differs: about 8 random words for each word returned.
     """
     numerator, denominator = probability.as_integer_ratio()
     length = denominator.bit_length() - 1
     if numerator == denominator:
         return torch.full(shape, -1, dtype=torch.int64, device=draws.device)
     result = torch.zeros(shape, dtype=torch.int64, device=draws.device).flatten()
-    words, open_bits = result, torch.full_like(result, -1)
-    where = None  # of the words still at work
+    words = result
+    undecided = torch.full_like(result, -1)
+    where = None  # of the words still at work; None: all, in place
     for place in range(length - 1, -1, -1):
         fresh = draws.words(tuple(words.shape))  # 1: the uniform number's digit is 0
         if (numerator >> place) & 1:
-            fresh &= open_bits
+            fresh &= undecided
             words |= fresh
-            open_bits ^= fresh
+            undecided ^= fresh
         else:
-            open_bits &= fresh
+            undecided &= fresh
         if length - place >= WHOLE_ROUNDS:
-            left = open_bits.nonzero()[:, 0]
-            if where is not None:
+            left = undecided.nonzero()[:, 0]
+            if where is None:
+                where = left
+            else:
                 result[where] = words
-            where = left if where is None else where[left]
+                where = where[left]
+            words = result[where]
+            undecided = undecided[left]
             if not len(where):
                 break
-            words, open_bits = result[where], open_bits[left]
-    if where is not None and len(where):
+    if where is not None:
         result[where] = words
     return result.view(shape)
 
@@ -74,15 +86,18 @@ def column_counts(words: Tensor) -> Tensor:
         if len(planes[0]) % 2:
             planes = [torch.nn.functional.pad(plane, (0, 0, 0, 1)) for plane in planes]
         half = len(planes[0]) // 2
-        carry, added = torch.zeros_like(planes[0][:half]), []
-        for plane in planes:
-            x, y = plane[:half], plane[half:]
+        carry = torch.zeros_like(planes[0][:half])
+        sums = []
+        for plane in planes:  # a full adder of binary digits
+            x = plane[:half]
+            y = plane[half:]
             differ = x ^ y
-            added.append(differ ^ carry)
+            sums.append(differ ^ carry)
             carry = (x & y) | (differ & carry)
-        planes = [*added, carry]
+        planes = [*sums, carry]
     bits = torch.stack([unpack(plane[0]) for plane in planes])  # (digits, 64 * words)
-    return (bits << torch.arange(len(planes), device=words.device)[:, None]).sum(0)
+    place = torch.arange(len(planes), device=words.device)
+    return (bits << place[:, None]).sum(0)
 
 
 def unpack(words: Tensor) -> Tensor:
@@ -100,34 +115,44 @@ def popcount(words: Tensor) -> Tensor:
 
 def halved(counts: Tensor, draws: Draws) -> Tensor:
     """Binomial(counts, 1/2), int64: for fewer than 64 coins those of one word."""
-    result = torch.empty(counts.numel(), dtype=torch.int64, device=counts.device)
-    for some, crowd in zip(result.split(CACHED), counts.reshape(-1).split(CACHED), strict=True):
+    flat = counts.reshape(-1)
+    result = torch.empty_like(flat)
+    for some, crowd in zip(result.split(CACHED), flat.split(CACHED), strict=True):
         coins = (1 << crowd.clamp_max(WORD - 1)) - 1
-        some.copy_(popcount(draws.words(tuple(crowd.shape)).bitwise_and_(coins)))
-    large = (counts.reshape(-1) >= WORD).nonzero()[:, 0]
-    result[large] = draws.binomial(counts.reshape(-1)[large], 0.5)
+        heads = draws.words(tuple(crowd.shape)).bitwise_and_(coins)
+        some.copy_(popcount(heads))
+    large = (flat >= WORD).nonzero()[:, 0]
+    result[large] = draws.binomial(flat[large], 0.5)
     return result.view(counts.shape)
 
 
 def multinomial(counts: Tensor, laws: Tensor, draws: Draws) -> Tensor:
-    """Outcomes of counts[..., x] draws from laws[x], summed over x: (*batch, k), (k, m) ->
-    (*batch, m), int64.
+    """Outcomes of counts[..., x] draws from laws[x], summed over x: (*batch, m), int64.
 
     Each crowd is split into the two halves of its outcomes again and again. O(k m) binomials,
     whatever the counts.
+
+    Args:
+        counts: (*batch, k), int64.
+        laws: chances of the m outcomes, up to a factor, (k, m).
+        draws: of the splits.
     """
-    m, held = laws.shape[-1], counts.flatten(0, -2).any(0) if counts.ndim > 1 else counts > 0
-    counts, laws = counts[..., held], laws[held]
-    levels = [torch.nn.functional.pad(laws.double(), (0, (1 << (m - 1).bit_length()) - m))]
+    m = laws.shape[-1]
+    held = counts.reshape(-1, counts.shape[-1]).any(0)
+    counts = counts[..., held]
+    laws = laws[held]
+    padded = 1 << (m - 1).bit_length()
+    levels = [torch.nn.functional.pad(laws.double(), (0, padded - m))]
     while levels[-1].shape[-1] > 1:
         levels.append(levels[-1].unflatten(-1, (-1, 2)).sum(-1))
     flat = counts.reshape(math.prod(counts.shape[:-1]), laws.shape[0])
     result = torch.zeros(len(flat), m, dtype=torch.int64, device=counts.device)
     at_once = max(1, DRAWS_AT_ONCE // max(1, levels[0].numel()))
-    # (rows, k, 1)
+    # Crowds of one row, (rows, k, blocks of outcomes).
     for crowds, out in zip(flat[..., None].split(at_once), result.split(at_once), strict=True):
         for level in reversed(levels[:-1]):
-            left, right = level[..., 0::2], level[..., 1::2]
+            left = level[..., 0::2]
+            right = level[..., 1::2]
             share = torch.where(right > 0, left / (left + right), 1.0)
             first = draws.binomial(crowds, share)
             crowds = torch.stack([first, crowds - first], -1).flatten(-2)
@@ -136,12 +161,18 @@ def multinomial(counts: Tensor, laws: Tensor, draws: Draws) -> Tensor:
 
 
 def without_replacement(crowds: Tensor, sizes: Tensor, draws: Draws) -> Tensor:
-    """How many of each crowd are among ``sizes`` people picked from all crowds without replacement.
+    """How many of each crowd are among ``sizes`` people picked from all without replacement.
 
-    crowds: (*batch, s), sizes: (*batch,), int64; returns (*batch, s). Binomial picks miss the size
-    by about its root; the miss is made good in the same way, by picks from those left out or from
-    those picked, and the last few one by one. A uniform subset of a uniform subset, or of the rest,
-    is uniform: the distribution is exact.
+    Binomial picks miss the size by about its root; the miss is made good in the same way, by picks
+    from those left out or from those picked, and the last few one by one. A uniform subset of a
+    uniform subset, or of the rest, is uniform: the distribution is exact.
+
+    Args:
+        crowds: (*batch, s), int64.
+        sizes: (*batch,), int64.
+        draws: of the picks.
+
+    Returns: (*batch, s), int64.
     """
     picked = torch.zeros_like(crowds)
     while True:
@@ -150,12 +181,14 @@ def without_replacement(crowds: Tensor, sizes: Tensor, draws: Draws) -> Tensor:
             return picked
         source = torch.where((missing > 0)[..., None], crowds - picked, picked)
         total = source.sum(-1)
-        many = missing.abs() > 4
-        share = torch.where(many, missing.abs() / total.clamp_min(1).double(), 0.0)
+        many = missing.abs() > SINGLE
+        share = missing.abs() / total.clamp_min(1).double()
+        share = torch.where(many, share, 0.0)
         some = draws.binomial(source, share[..., None])
         uniform = draws.uniform(tuple(total.shape))
         person = torch.minimum((uniform * total).long(), total - 1)
         crowd = torch.searchsorted(source.cumsum(-1), person[..., None], right=True)
         single = torch.zeros_like(source).scatter_(-1, crowd, 1)
-        some = torch.where(many[..., None], some, single * (missing != 0)[..., None])
+        # The sign of 0 keeps those of the right size as they are.
+        some = torch.where(many[..., None], some, single)
         picked = picked + missing.sign()[..., None] * some

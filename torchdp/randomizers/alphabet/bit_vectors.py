@@ -1,5 +1,7 @@
-"""Oracles whose message is a set of values, one bit for each: optimised and symmetric unary
-encoding.
+"""Oracles whose message is a set of values, a bit for each: optimised, symmetric unary encoding.
+
+Notation: b is the message, p = ``on`` the chance of the user's own bit, q = ``off`` that of any
+other, and 1 - p = ``lost``.
 """
 
 from abc import abstractmethod
@@ -51,11 +53,9 @@ class BitVectorOracle(FrequencyOracle):
     value.
 
     The bits are independent unless a class says otherwise. A class says ``lost``, ``off`` and its
-    ``source``.
-    Decoded: Y = (b - q 1)/(p - q). Messages are packed: bit v
-    is bit v % 64 of the int64 word v // 64, so a message is ceil(k/64) words. A tally holds, for
-    each value, the users whose bit is set.
-    k >= 2; epsilon in [1e-9, 700]. Raises ValueError.
+    ``source``. Decoded: Y = (b - q 1)/(p - q). Messages are packed: bit v is bit v % 64 of the
+    int64 word v // 64, so a message is ceil(k/64) words. A tally holds, for each value, the users
+    whose bit is set. k >= 2; epsilon in [1e-9, 700]. Raises ValueError.
     """
 
     k: int
@@ -73,9 +73,7 @@ class BitVectorOracle(FrequencyOracle):
     @property
     @abstractmethod
     def lost(self) -> float:
-        """1 - p, to full precision where it is tiny: what is drawn, since p itself may round
-        to 1.
-        """
+        """1 - p, to full precision: what is drawn, since p itself may round to 1."""
 
     @property
     @abstractmethod
@@ -94,7 +92,9 @@ class BitVectorOracle(FrequencyOracle):
 
     @property
     def variance(self) -> AlikeVariance:
-        own, other = self.on * self.lost / self.gap**2, self.off * (1 - self.off) / self.gap**2
+        square = self.gap**2
+        own = self.on * self.lost / square
+        other = self.off * (1 - self.off) / square
         return AlikeVariance(self.k, own, other, 1 / self.gap)
 
     @property
@@ -168,22 +168,24 @@ class BitVectorOracle(FrequencyOracle):
         own_one, _, two, _ = self.together
         covariance = torch.full((self.k, self.k), two - self.off**2, dtype=torch.float64)
         covariance.fill_diagonal_(self.off * (1 - self.off))
-        covariance[self._type(x)] = covariance[:, x] = own_one - self.on * self.off
+        covariance[self._type(x)] = own_one - self.on * self.off
+        covariance[:, x] = own_one - self.on * self.off
         covariance[x, x] = self.on * self.lost
         return covariance / self.gap**2
 
     @property
     def together(self) -> tuple[float, float, float, float]:
         """Chances that the bits of x and one, x and two, two, three other values are all 1."""
-        p, q = self.on, self.off
+        p = self.on
+        q = self.off
         return p * q, p * q**2, q**2, q**3
 
     @property
     def third_moment(self) -> tuple[float, float, float]:
-        """(a, b, c): E T(Y, Y, Y) = a sum_v T_vvv + b T_xxx + c sum_v T_vvx, T symmetric and of
-        sums 0 along each axis.
+        """(a, b, c): E T(Y, Y, Y) = a sum_v T_vvv + b T_xxx + c sum_v T_vvx.
 
-        By how many of three values differ. With D = sum_v T_vvv and t = sum_v T_vvx sums of T_vvw
+        T is symmetric and of sums 0 along each axis. By how many of three values differ. With
+        D = sum_v T_vvv and t = sum_v T_vvx sums of T_vvw
         over v != w are -D, t - 2 T_xxx of them with x; sums over three values are 2 D, 3
         (2 T_xxx - t) of them with x.
         """
@@ -197,16 +199,16 @@ class BitVectorOracle(FrequencyOracle):
 
     def workload_variance(self, W: Tensor) -> Tensor:
         """(sum_v W_iv^2 q (1 - q) + W_ix^2 (p (1 - p) - q (1 - q)))/(p - q)^2. O(m k)."""
-        squares, variance = self._workload(W).square(), self.variance
-        return squares.sum(-1, keepdim=True) * variance.other + squares * (
-            variance.own - variance.other
-        )
+        squares = self._workload(W).square()
+        variance = self.variance
+        return squares.sum(-1, keepdim=True) * variance.other + squares * variance.slope
 
     def workload_proxy(self, W: Tensor) -> Tensor:
         """Those of independent bits add."""
         squares = self._workload(W).square()
         low, high = squares.new_tensor([[-self.off], [1 - self.off]]) / self.gap
-        other, own = (bounded_proxy(low, high, squares.new_tensor([[mean]])) for mean in (0.0, 1.0))
+        other = bounded_proxy(low, high, squares.new_tensor([[0.0]]))
+        own = bounded_proxy(low, high, squares.new_tensor([[1.0]]))
         return squares.sum(-1) * other + (squares * (own - other)).amax(-1)
 
     @property
@@ -230,36 +232,36 @@ class BitVectorOracle(FrequencyOracle):
         """As in the base class, 64 users to a word for each value."""
         key = draws.kernel_key() if keyed(x.device) else None
         if key is not None:
-            return Tally(
-                len(x), {"reports": unary_counts.tally(x, self.k, self.lost, self.off, key)[:-1]}
-            )
+            counts = unary_counts.tally(x, self.k, self.lost, self.off, key)
+            return Tally(len(x), {"reports": counts[:-1]})
         total = torch.zeros(self.k, dtype=torch.int64, device=x.device)
-        for part in x.split(WORD * max(1, WORDS_AT_ONCE // max(self.k, WORD))):
-            held, user = part.long(), torch.arange(len(part), device=x.device)
+        at_once = WORD * max(1, WORDS_AT_ONCE // max(self.k, WORD))
+        for part in x.split(at_once):
+            held = part.long()
+            user = torch.arange(len(part), device=x.device)
             others = bernoulli_words((words_for(len(part)), self.k), self.off, draws)
             own = self._own(len(part), draws)
-            # drawn as if the value were not the user's
+            # Drawn as if the value were not the user's: its own coin takes the place below.
             instead = others[user // WORD, held] >> user % WORD & 1
-            if len(part) % WORD:
+            if len(part) % WORD:  # bits of nobody
                 others[-1] &= (1 << len(part) % WORD) - 1
             total += popcount(others).sum(0)
             total.index_add_(0, held, own - instead)
         return Tally(len(x), {"reports": total})
 
     def _reports(self, counts: Tensor, draws: Draws) -> Tensor:
-        """Binomial(counts_v, p) + Binomial(n - counts_v, q) users have bit v set. O(k) for each
-        repetition.
-        """
-        both = torch.stack([counts, counts.sum(-1, keepdim=True) - counts], -2)
+        """Binomial(counts_v, p) + Binomial(n - counts_v, q) users have bit v set: O(k)."""
+        others = counts.sum(-1, keepdim=True) - counts
+        both = torch.stack([counts, others], -2)
         chance = torch.tensor([[self.on], [self.off]], dtype=torch.float64, device=counts.device)
         return draws.binomial(both, chance).sum(-2)
 
 
 @dataclass(frozen=True)
 class OptimizedUnaryEncoding(BitVectorOracle):
-    """Unary encoding with p = 1/2, q = 1/(e^epsilon + 1): Cov(Y | x) = I / sinh^2(epsilon/2) + e_x
-    e_x^T.
+    """Unary encoding with p = 1/2, q = 1/(e^epsilon + 1).
 
+    Cov(Y | x) = I / sinh^2(epsilon/2) + e_x e_x^T.
     k >= 2; epsilon in [1e-9, 700]. Raises ValueError.
 
     Guarantees: exactly epsilon-LDP: the chances drawn are floats, q rounded to the private side.
@@ -276,10 +278,10 @@ class OptimizedUnaryEncoding(BitVectorOracle):
 
 @dataclass(frozen=True)
 class SymmetricUnaryEncoding(BitVectorOracle):
-    """Unary encoding with p = 1 - q = e^{epsilon/2}/(e^{epsilon/2} + 1): Cov(Y | x) = I /
-    (4 sinh^2(epsilon/4)).
+    """Unary encoding with p = 1 - q = e^{epsilon/2}/(e^{epsilon/2} + 1).
 
-    One-time RAPPOR without a Bloom filter. k >= 2; epsilon in [1e-9, 700]. Raises ValueError.
+    Cov(Y | x) = I / (4 sinh^2(epsilon/4)). One-time RAPPOR without a Bloom filter.
+    k >= 2; epsilon in [1e-9, 700]. Raises ValueError.
 
     Guarantees: exactly epsilon-LDP: the chances drawn are floats, q rounded to the private side.
     Source: Erlingsson, Pihur, Korolova (2014), basic one-time RAPPOR; Wang, Blocki, Li, Jha (2017),
@@ -304,17 +306,19 @@ class SymmetricUnaryEncoding(BitVectorOracle):
 
 
 def least_off(epsilon: float, growth: Fraction) -> float:
-    """q with (1 - q)/q at most ``growth``: a dyadic number, which is drawn without rounding. Raises
-    ValueError.
+    """q with (1 - q)/q at most ``growth``: a dyadic number, which is drawn without rounding.
+
+    Raises ValueError.
     """
     off = at_least(1 / (growth + 1))
-    # p - q for p = 1 - q, twice it for 1/2
-    told_apart(epsilon, 1 - 2 * Fraction(off), (growth - 1) / (growth + 1))
+    gap = 1 - 2 * Fraction(off)  # p - q for p = 1 - q, twice it for p = 1/2
+    told_apart(epsilon, gap, (growth - 1) / (growth + 1))
     return off
 
 
 def put_bit(words: Tensor, x: Tensor, bit: Tensor) -> None:
     """Set bit x of each row of packed words (n, words) to ``bit``, in place; x, bit: (n,)."""
-    where, place = (x // WORD)[:, None], (x % WORD)[:, None]
+    where = (x // WORD)[:, None]
+    place = (x % WORD)[:, None]
     cleared = words.gather(1, where) & ~(torch.ones_like(place) << place)
     words.scatter_(1, where, cleared | (bit[:, None] << place))

@@ -1,5 +1,7 @@
-"""Frequency oracles: finite alphabets, reports that are unbiased for the user's indicator
-vector.
+"""Frequency oracles: finite alphabets, reports unbiased for the user's indicator vector.
+
+Notation: x is a user's type, Y its decoded report, E Y = e_x; Y_i = <W_i, Y> is its part of answer
+i of a workload W; Q holds the distributions of the messages, one column for each type.
 """
 
 from abc import ABC, abstractmethod
@@ -20,9 +22,15 @@ from torchdp.randomizers.base import user_counts
 from torchdp.randomizers.draws import multinomial
 from torchdp.simplex import onto_simplex
 
-WORDS_AT_ONCE = 2**18  # of messages held in memory by the per-user path
+# Of messages held in memory by the per-user path.
+WORDS_AT_ONCE = 2**18
 
-ROUNDED = 1e-9  # relative difference of decoded values that is rounding
+# Relative difference of decoded values that is rounding.
+ROUNDED = 1e-9
+
+# Below it d/artanh(d) is its series: 0/0 at 0, and off by 1e-17 here.
+SERIES = 1e-4
+
 TINY = 1e-300
 
 
@@ -56,8 +64,7 @@ class TypeVariance(ABC):
         """E(Y_i^2 | x), in the place of the variance."""
 
     def plug_in(self, shares: Tensor) -> Tensor:
-        """An estimate of ``rest`` under the users' shares, from their decoded shares: (*batch, k)
-        -> (*batch, m).
+        """An estimate of ``rest`` from the users' decoded shares: (*batch, k) -> (*batch, m).
 
         The larger of two. At the decoded shares themselves, moved to the sum 1, it has no bias; but
         what it says of a query that few messages tell of is noisy. At the nearest histogram it is
@@ -76,8 +83,7 @@ class TypeVariance(ABC):
         own: Tensor | None = None,
         sampled: bool = False,
     ) -> Estimate:
-        """``value``, (*batch, m), with intervals that hold each answer t that is likely under the
-        variance at t.
+        """``value``, (*batch, m), with intervals of the answers t likely under the variance at t.
 
         Args:
             value: the mean of the users' Y.
@@ -87,25 +93,32 @@ class TypeVariance(ABC):
             own: the variance at ``shares``, (*batch, m), of a decoder that is not the plain one.
             sampled: whether users are drawn from a population: t^2 comes off the mean of squares.
         """
-        law = self.squares() if sampled else self
+        moments = self.squares() if sampled else self
+        # The variance at an answer t is linear in t: by regression over the types.
         n = tally.users(1)
+        per_user = torch.ones_like(value) / n
         scale = torch.ones_like(value)
-        each = scale / n
         if own is not None:
-            scale = 1 + (own - self.under(shares)) / law.under(shares).clamp_min(TINY)
-        slope = scale * law.slope
+            added = own - self.under(shares)
+            scale = 1 + added / moments.under(shares).clamp_min(TINY)
+        slope = scale * moments.slope
         possible = value.clamp(*limits)
-        known = scale * (law.plug_in(shares) + law.slope * possible).clamp(*law.ends)
+        plug_in = moments.plug_in(shares) + moments.slope * possible
+        known = scale * plug_in.clamp(*moments.ends)
         variance = known + slope * (value - possible) - sampled * value.square()
+        total_slope = (slope - 2 * sampled * value) / n
+        half_step = moments.step * per_user / 2
+        # Counts of reports are whole numbers: values lie on a lattice of these half steps.
         parts = ErrorParts(
             variance=(variance / n)[..., None],
-            slope=((slope - 2 * sampled * value) / n)[..., None],
-            curvature=-sampled * each[..., None],
-            step=(law.step * each / 2)[..., None],
+            slope=total_slope[..., None],
+            curvature=-sampled * per_user[..., None],
+            step=half_step[..., None],
         )
+        square = (known - sampled * possible.square()) / n
         return Estimate(
             value,
-            ((known - sampled * possible.square()) / n).clamp_min(0).sqrt(),
+            square.clamp_min(0).sqrt(),
             tally.n,
             error=parts,
             limits=limits,
@@ -141,15 +154,19 @@ class AlikeVariance(TypeVariance):
         return replace(self, own=self.own + 1)
 
     def worst(self, objective: Objective) -> Tensor:
-        worst = objective is Objective.WORST
-        each = self.ends[1] if worst else self.other + self.slope / self.k
-        return torch.tensor(each, dtype=torch.float64)
+        mean = self.other + self.slope / self.k
+        mse = self.ends[1] if objective is Objective.WORST else mean
+        return torch.tensor(mse, dtype=torch.float64)
 
 
 @dataclass(frozen=True, eq=False)
 class VarianceMatrix(TypeVariance):
-    """Var(Y_i | x) in general: (m, k), i by x. queries: what the answers are of a user of each
-    type, (m, k).
+    """Var(Y_i | x) in general.
+
+    Args:
+        matrix: i by x, (m, k).
+        queries: the answers of a user of each type, (m, k).
+        step: the least distance of two values of Y_i, (m,).
     """
 
     matrix: Tensor
@@ -176,7 +193,9 @@ class VarianceMatrix(TypeVariance):
         return replace(self, matrix=self.matrix + self.queries.square())
 
     def worst(self, objective: Objective) -> Tensor:
-        return (self.matrix.amax(0) if objective is Objective.WORST else self.matrix.mean(0)).amax()
+        worst = objective is Objective.WORST
+        of_types = self.matrix.amax(0) if worst else self.matrix.mean(0)
+        return of_types.amax()
 
 
 class FrequencyOracle(MessageProtocol[Tensor, Tensor]):
@@ -212,9 +231,7 @@ class FrequencyOracle(MessageProtocol[Tensor, Tensor]):
     @property
     @abstractmethod
     def variance(self) -> AlikeVariance | VarianceMatrix:
-        """Var(Y_i | x): ``under`` shares of types (*batch, k) its mean, (*batch, k); ``worst``, of
-        types, ().
-        """
+        """Var(Y_i | x) of the shares of types."""
 
     @abstractmethod
     def covariance(self, x: int) -> Tensor:
@@ -222,20 +239,17 @@ class FrequencyOracle(MessageProtocol[Tensor, Tensor]):
 
     @abstractmethod
     def workload_variance(self, W: Tensor) -> Tensor:
-        """Var(<W_i, Y> | x) for each query i and type x, exactly: (*batch, m, k) -> (*batch, m, k),
-        float64.
-        """
+        """Var(<W_i, Y> | x), exactly: (*batch, m, k) -> (*batch, m, k), float64."""
 
     @abstractmethod
     def workload_proxy(self, W: Tensor) -> Tensor:
-        """Variance proxies of <W_i, Y>, whatever the user's type, as ``variance_proxy`` says:
-        (m, k) -> (m,).
-        """
+        """Variance proxies of <W_i, Y>, whatever the user's type: (m, k) -> (m,)."""
 
     @abstractmethod
     def workload_step(self, W: Tensor) -> Tensor:
-        """The least distance of two values of <W_i, Y>, (m, k) -> (m,); of sets of bits that differ
-        in one type.
+        """The least distance of two values of <W_i, Y>, (m, k) -> (m,).
+
+        Where messages are sets of bits, of two that differ in one type.
         """
 
     @property
@@ -255,8 +269,9 @@ class FrequencyOracle(MessageProtocol[Tensor, Tensor]):
 
     @abstractmethod
     def _reports(self, counts: Tensor, draws: Draws) -> Tensor:
-        """The reports where counts[i, x] users hold x: (rows, k) -> (rows, reports), int64, exactly
-        in distribution.
+        """The reports where counts[i, x] users hold x, exactly in distribution.
+
+        (rows, k) -> (rows, reports), int64.
         """
 
     def laws(self, types: Tensor) -> Tensor:
@@ -270,9 +285,7 @@ class FrequencyOracle(MessageProtocol[Tensor, Tensor]):
 
     @property
     def entry_variance(self) -> float | None:
-        """Of an entry of Y but the user's, where messages are too many to list; None: ``laws``
-        lists them.
-        """
+        """Of an entry of Y but the user's, where messages are too many for ``laws``; else None."""
         return None
 
     @cached_property
@@ -280,10 +293,9 @@ class FrequencyOracle(MessageProtocol[Tensor, Tensor]):
         return self.laws(torch.arange(self.k))
 
     def mixed(self, shares: Tensor) -> Tensor:
-        """Distribution of the message of a user of shares of types that sum to 1: (*batch, k) ->
-        (*batch, outputs).
+        """Distribution of the message of a user of random type: (*batch, k) -> (*batch, outputs).
 
-        Raises ValueError as ``laws`` does.
+        shares: of the types, of sum 1. Raises ValueError as ``laws`` does.
         """
         return shares @ self._listed.to(shares.device)
 
@@ -314,8 +326,9 @@ class FrequencyOracle(MessageProtocol[Tensor, Tensor]):
         return checks.indices("data", wire.unpack(data, self.bits_per_user), self.outputs)
 
     def tally(self, messages: Tensor) -> Tally:
-        """messages: (n,) integers below ``outputs``, or (n, words) packed bits. Raises TypeError,
-        ValueError.
+        """messages: (n,) integers below ``outputs``, or (n, words) packed bits.
+
+        Raises TypeError, ValueError.
         """
         rows = self.checked(messages)
         return Tally(len(rows), {"reports": self._counted(rows)})
@@ -330,14 +343,16 @@ class FrequencyOracle(MessageProtocol[Tensor, Tensor]):
         return torch.bincount(messages, minlength=self.outputs)
 
     def collect_unchecked(self, x: Tensor, draws: Draws) -> Tally:
-        """Messages are drawn for each user and not kept: memory beside ``x`` does not grow with
-        their number.
-        """
+        """Messages are drawn for each user and not kept: memory beside ``x`` does not grow."""
         size, dtype = self.layout["reports"]
         total = torch.zeros(size, dtype=dtype, device=x.device)
-        for part in x.split(max(1, WORDS_AT_ONCE // self.words)):
+        for part in x.split(self._users_at_once):
             total += self._counted(self.randomize_unchecked(part, draws))
         return Tally(len(x), {"reports": total})
+
+    @property
+    def _users_at_once(self) -> int:
+        return max(1, WORDS_AT_ONCE // self.words)
 
     def _counted_in(self, groups: Tensor, size: int, messages: Tensor) -> Tensor:
         """The reports of each group, (size, reports)."""
@@ -347,21 +362,20 @@ class FrequencyOracle(MessageProtocol[Tensor, Tensor]):
     def collect_groups(self, x: Tensor, groups: Tensor, size: int, draws: Draws) -> Tally:
         """In one pass: memory for one part of the users, and for two tables of all groups."""
         shape, dtype = self.layout["reports"]
-        total, step = x.new_zeros(size, *shape, dtype=dtype), max(1, WORDS_AT_ONCE // self.words)
-        for part, own in zip(x.split(step), groups.split(step), strict=True):
+        total = x.new_zeros(size, *shape, dtype=dtype)
+        at_once = self._users_at_once
+        for part, own in zip(x.split(at_once), groups.split(at_once), strict=True):
             total += self._counted_in(own, size, self.randomize_unchecked(part, draws))
         return Tally(torch.bincount(groups, minlength=size), {"reports": total})
 
     def sample_unchecked(self, summary: Tensor, draws: Simulated, shape: tuple[int, ...]) -> Tally:
-        """Each oracle states the cost. Raises TypeError, ValueError for what are no counts of
-        users.
-        """
+        """Each oracle states the cost. Raises TypeError, ValueError for what are no counts."""
         counts = user_counts("summary", summary, self.k).to(draws.device)
-        lead, n = (*shape, *counts.shape[:-1]), users_of(counts)
-        flat = counts.expand(*lead, self.k).reshape(-1, self.k)
+        batch = (*shape, *counts.shape[:-1])
+        flat = counts.expand(*batch, self.k).reshape(-1, self.k)
         rows = flat.split(rows_at_once(max(self.layout["reports"][0])))
         reports = torch.cat([self._reports(some, draws) for some in rows])
-        return Tally(n, {"reports": reports.view(*lead, reports.shape[-1])})
+        return Tally(users_of(counts), {"reports": reports.view(*batch, reports.shape[-1])})
 
     def analyse(self, tally: Tally) -> Estimate:
         """Unbiased shares, (*batch, k): some may be negative."""
@@ -370,8 +384,9 @@ class FrequencyOracle(MessageProtocol[Tensor, Tensor]):
         return self.variance.estimate(value, value, tally, (0.0, 1.0))
 
     def answers(self, tally: Tally, W: Tensor) -> Tensor:
-        """Unbiased estimate of W c, c the users' counts of types: (m, k) -> (*batch, m). ``tally``
-        is unchecked.
+        """Unbiased estimate of W c, c the users' counts of types: (m, k) -> (*batch, m).
+
+        ``tally`` is unchecked.
         """
         return self.totals(tally) @ self._workload(W).mT
 
@@ -397,21 +412,21 @@ class FrequencyOracle(MessageProtocol[Tensor, Tensor]):
 
 
 class StrategyOracle(FrequencyOracle):
-    """One that is read through a decoder V with V Q = W, Q the distributions of its outputs
-    (outputs, k).
-    """
+    """One that is read through a decoder V with V Q = W."""
 
     @abstractmethod
     def decoder(self, W: Tensor) -> Tensor:
-        """V with V Q = W: (*batch, q, k) -> (*batch, q, outputs). Raises ValueError where there is
-        none.
+        """V with V Q = W: (*batch, q, k) -> (*batch, q, outputs).
+
+        Raises ValueError where there is none.
         """
 
     def covariance(self, x: int) -> Tensor:
-        law = self.laws(torch.tensor([self._type(x)], dtype=torch.int64, device=self.device))[0]
+        types = torch.tensor([self._type(x)], dtype=torch.int64, device=self.device)
+        distribution = self.laws(types)[0]
         V = self.decoder(self.identity)
-        centred = V - (V @ law)[:, None]
-        return (centred * law) @ centred.mT
+        centred = V - (V @ distribution)[:, None]
+        return (centred * distribution) @ centred.mT
 
     @cached_property
     def variance(self) -> AlikeVariance | VarianceMatrix:
@@ -422,10 +437,8 @@ class StrategyOracle(FrequencyOracle):
         """sum_y V_iy^2 Q[y, x] - W_ix^2, a few queries at a time."""
         W = self._workload(W)
         queries = W.reshape(-1, self.k)
-        second = [
-            self.gathered(self.decoder(rows).square())
-            for rows in queries.split(rows_at_once(4 * self.outputs))
-        ]
+        parts = queries.split(rows_at_once(4 * self.outputs))
+        second = [self.gathered(self.decoder(rows).square()) for rows in parts]
         return torch.cat(second).view(W.shape) - W.square()
 
     def workload_proxy(self, W: Tensor) -> Tensor:
@@ -437,21 +450,21 @@ class StrategyOracle(FrequencyOracle):
         return least_step(self.decoder(W))
 
     def _reports(self, counts: Tensor, draws: Draws) -> Tensor:
-        """One multinomial for each type held: O(k outputs) binomials for each repetition, whatever
-        the users.
-        """
+        """One multinomial for each type held: O(k outputs) binomials, whatever the users."""
         result = counts.new_zeros(len(counts), self.outputs)
-        for types in torch.arange(self.k, device=self.device).split(rows_at_once(self.outputs)):
+        every = torch.arange(self.k, device=self.device)
+        for types in every.split(rows_at_once(self.outputs)):
             result += multinomial(counts[:, types], self.laws(types), draws)
         return result
 
 
-def keep_range(made: Any) -> None:
-    """Refuses k and epsilon of a frozen dataclass but k >= 2 and epsilon in (0, 700]. Raises
-    TypeError, ValueError.
+def keep_range(oracle: Any) -> None:
+    """Refuses k and epsilon of a frozen dataclass but k >= 2 and epsilon in (0, 700].
+
+    Raises TypeError, ValueError.
     """
-    checks.keep(made, k=lambda name, k: checks.integer(name, k, 2), epsilon=checks.positive)
-    checks.within("epsilon", made.epsilon, 0, 700)  # its exponential must be a float
+    checks.keep(oracle, k=partial(checks.integer, least=2), epsilon=checks.positive)
+    checks.within("epsilon", oracle.epsilon, 0, 700)  # its exponential must be a float
 
 
 def spread(W: Tensor) -> tuple[Tensor, Tensor]:
@@ -461,8 +474,9 @@ def spread(W: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def least_step(values: Tensor) -> Tensor:
-    """The least distance of two values of a row that rounding does not explain, (m, v) -> (m,); 0
-    of rows of one.
+    """The least distance of two values of a row, (m, v) -> (m,); 0 of rows of one value.
+
+    Distances that rounding explains do not count.
     """
     steps = values.sort(-1).values.diff()
     real = steps > ROUNDED * values.abs().amax(-1, keepdim=True)
@@ -471,16 +485,15 @@ def least_step(values: Tensor) -> Tensor:
 
 
 def bounded_proxy(low: Tensor, high: Tensor, means: Tensor) -> Tensor:
-    """The largest variance proxy, (m,), of variables between low and high, (m,), that have one of
-    these means, (m, k).
+    """The largest variance proxy, (m,), of variables in [low, high] with one of these means.
 
     Of all that have one mean the variable with the values low and high alone has the largest E
     exp(t Y), since exp is convex; with d = (low + high - 2 mean)/(high - low) its least proxy is
-    (high - low)^2/4 d/artanh(d).
+    (high - low)^2/4 d/artanh(d). low, high: (m,); means: (m, k).
     Source: Hoeffding (1963), the first; Kearns, Saul (1998), the second.
     """
     width = (high - low).clamp_min(TINY)
-    d = (((low + high)[:, None] - 2 * means) / width[:, None]).clamp(-1, 1)
-    # at 1e-4 off by 1e-17
-    share = torch.where(d.abs() < 1e-4, 1 - d.square() / 3, d / torch.atanh(d))
+    twice_from_middle = (low + high)[:, None] - 2 * means
+    d = (twice_from_middle / width[:, None]).clamp(-1, 1)
+    share = torch.where(d.abs() < SERIES, 1 - d.square() / 3, d / torch.atanh(d))
     return width.square() / 4 * share.amax(-1)

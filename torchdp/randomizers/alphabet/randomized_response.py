@@ -1,4 +1,8 @@
-"""Oracles whose message is one number: k-ary randomized response; an index of a Hadamard matrix."""
+"""Oracles whose message is one number: k-ary randomized response; an index of a Hadamard matrix.
+
+Notation: p is the chance of the true value, q = p/e^epsilon that of each other one; H is
+Sylvester's matrix, c = coth(epsilon/2).
+"""
 
 import math
 from dataclasses import dataclass
@@ -30,15 +34,14 @@ from torchdp.randomizers.alphabet.frequency import (
     spread,
 )
 from torchdp.randomizers.base import exact_local
-from torchdp.randomizers.draws import bernoulli, halved, popcount
+from torchdp.randomizers.draws import bernoulli, halved, multinomial, popcount
 
 BLOCK = 32  # rows of H in one product
 
 
 @dataclass(frozen=True)
 class RandomizedResponse(StrategyOracle):
-    """Report x in [0, k) with probability p = e^epsilon/(e^epsilon + k - 1), any other value with
-    q = p/e^epsilon.
+    """Report x with probability p = e^epsilon/(e^epsilon + k - 1), any other value with q.
 
     q is rounded up to a multiple of 2^-63, which is what is drawn, decoded and stated: at epsilon =
     40 it costs .02 of it for k = 2, and none is above 43.7. k >= 2; epsilon in (0, 700], for many
@@ -54,14 +57,15 @@ class RandomizedResponse(StrategyOracle):
     def __post_init__(self) -> None:
         keep_range(self)
         growth = exponential(self.epsilon)
-        told_apart(self.epsilon, self._kept_exactly, (growth - 1) / (growth + self.k - 1))
+        wanted = (growth - 1) / (growth + self.k - 1)
+        told_apart(self.epsilon, self._kept_exactly, wanted)
 
     @property
     def guarantee(self) -> Guarantee:
-        drawn = logarithm(Fraction(TOTAL - (self.k - 1) * self._step, self._step))
-        return exact_local(
-            stated(self.epsilon, drawn), "Warner (1965); log p/q of the integers drawn"
-        )
+        own = TOTAL - (self.k - 1) * self._step
+        drawn = logarithm(Fraction(own, self._step))
+        source = "Warner (1965); log p/q of the integers drawn"
+        return exact_local(stated(self.epsilon, drawn), source)
 
     @property
     def blanket(self) -> Blanket:
@@ -79,13 +83,15 @@ class RandomizedResponse(StrategyOracle):
 
     @property
     def variance(self) -> AlikeVariance:
-        own, other = self.p * (self._uniform - self.q), self.q * (1 - self.q)
-        return AlikeVariance(self.k, own / self._kept**2, other / self._kept**2, 1 / self._kept)
+        square = self._kept**2
+        own = self.p * (self._uniform - self.q) / square
+        other = self.q * (1 - self.q) / square
+        return AlikeVariance(self.k, own, other, 1 / self._kept)
 
     def randomize_unchecked(self, x: Tensor, draws: Draws) -> Tensor:
         """One report in [0, k) for each user: int64, the shape of ``x``."""
-        # one integer of 63 bits for each user: each of the k values owns `step` of them, what is
-        # left keeps x
+        # One integer of 63 bits for each user: each of the k values owns `step` of them, the rest
+        # keeps x.
         value = draws.integers(tuple(x.shape)).div_(self._step, rounding_mode="floor")
         return torch.where(value < self.k, value, x.long())
 
@@ -102,8 +108,9 @@ class RandomizedResponse(StrategyOracle):
         return (torch.diag(pi) - torch.outer(pi, pi)) / self._kept**2
 
     def workload_variance(self, W: Tensor) -> Tensor:
-        """(q S_i + k q (p - q) d_ix^2)/(p - q)^2; d_ix = W_ix - mean_x W_ix, S_i = sum_x d_ix^2.
-        O(m k).
+        """(q S_i + k q (p - q) d_ix^2)/(p - q)^2, in O(m k).
+
+        d_ix = W_ix - mean_x W_ix, S_i = sum_x d_ix^2.
         """
         d, S = spread(self._workload(W))
         return (self.q / self._kept * S + self._uniform * d.square()) / self._kept
@@ -129,22 +136,12 @@ class RandomizedResponse(StrategyOracle):
     def _reports(self, counts: Tensor, draws: Draws) -> Tensor:
         """Binomial(counts_x, k q) users of type x report uniformly, the others x.
 
-        The reports of the former are drawn by halving [0, k) again and again. O(k) for each row,
-        whatever the users.
+        O(k) for each row, whatever the users.
         """
         uniform = draws.binomial(counts, self._uniform)
-        pools = uniform.sum(-1, keepdim=True)  # users who report uniformly, in one pool
-        width = 1 << self.bits_per_user
-        while width > 1:  # split each pool of `width` values into its two halves
-            half = width // 2
-            starts = torch.arange(pools.shape[-1], device=counts.device) * width
-            left = (self.k - starts).clamp(0, half)  # values below k in each half
-            both = (self.k - starts).clamp(0, width)
-            share = torch.where(both > 0, left.double() / both.clamp_min(1), 1.0)
-            first = draws.binomial(pools, share)
-            pools = torch.stack([first, pools - first], -1).flatten(-2)
-            width = half
-        return counts - uniform + pools[..., : self.k]
+        pool = uniform.sum(-1, keepdim=True)
+        even = torch.ones(1, self.k, dtype=torch.float64, device=counts.device)
+        return counts - uniform + multinomial(pool, even, draws)
 
     @cached_property
     def _step(self) -> int:
@@ -171,12 +168,12 @@ class RandomizedResponse(StrategyOracle):
 
 @dataclass(frozen=True)
 class HadamardResponse(StrategyOracle):
-    """An index y in [0, K), K = 2^ceil(log2(k + 1)), e^epsilon times as likely where H[x + 1, y] =
-    1 as where -1.
+    """An index y in [0, K), e^epsilon times as likely where H[x + 1, y] = 1 as where it is -1.
 
-    H is Sylvester's Hadamard matrix, H[a, y] = (-1)^popcount(a & y). Decoded: Y_v = c H[v + 1, y],
-    c = coth(epsilon/2); Cov(Y | x) is c^2 on the diagonal and c at (a, b) with (a + 1) xor
-    (b + 1) = x + 1, less e_x e_x^T. k >= 2; epsilon in [1e-9, 700]. Raises ValueError.
+    H is Sylvester's matrix of K = 2^ceil(log2(k + 1)) rows, H[a, y] = (-1)^popcount(a & y).
+    Decoded: Y_v = c H[v + 1, y], c = coth(epsilon/2); Cov(Y | x) is c^2 on the diagonal and c at
+    (a, b) with (a + 1) xor (b + 1) = x + 1, less e_x e_x^T.
+    k >= 2; epsilon in [1e-9, 700]. Raises ValueError.
 
     Guarantees: exactly epsilon-LDP: the chance drawn is a float, rounded to the private side.
     Source: Acharya, Sun, Zhang (2019), the high privacy regime.
@@ -188,7 +185,8 @@ class HadamardResponse(StrategyOracle):
     def __post_init__(self) -> None:
         keep_range(self)
         growth = exponential(self.epsilon)
-        told_apart(self.epsilon, 1 - 2 * Fraction(self.lost), (growth - 1) / (growth + 1))
+        gap = 1 - 2 * Fraction(self.lost)
+        told_apart(self.epsilon, gap, (growth - 1) / (growth + 1))
 
     @property
     def guarantee(self) -> Guarantee:
@@ -213,6 +211,7 @@ class HadamardResponse(StrategyOracle):
 
     @property
     def _scale(self) -> float:
+        """c."""
         return 1 / (1 - 2 * self.lost)  # a difference without rounding, near 1/2
 
     @property
@@ -225,13 +224,16 @@ class HadamardResponse(StrategyOracle):
         A uniform index; where its sign is not the one drawn, the lowest bit of x + 1 is flipped in
         it, which maps the indices of one sign one to one onto those of the other.
         """
-        y, row = draws.words(tuple(x.shape)) & (self.outputs - 1), x.long() + 1
+        y = draws.words(tuple(x.shape)) & (self.outputs - 1)
+        row = x.long() + 1
         wanted = bernoulli(x.numel(), self.lost, draws).view(x.shape)  # 1: H = -1
         return torch.where((popcount(row & y) & 1) == wanted, y, y ^ (row & -row))
 
     def laws(self, types: Tensor) -> Tensor:
         y = torch.arange(self.outputs, device=types.device)
-        signs = 1 - 2 * (popcount((types.long()[:, None] + 1) & y) & 1).double()
+        rows = types.long()[:, None] + 1
+        odd = popcount(rows & y) & 1
+        signs = 1 - 2 * odd.double()
         return (1 + signs * (1 - 2 * self.lost)) / self.outputs
 
     def _transformed(self, values: Tensor) -> Tensor:
@@ -268,22 +270,25 @@ class HadamardResponse(StrategyOracle):
             # (rows, blocks of y, high bit of a, its lower bits, parity)
             high = crowds.unflatten(2, (2, -1))
             zero = halved(high, draws)
-            zero[:, :, 1, 0, 0], zero[:, :, 1, 0, 1] = high[:, :, 1, 0, 0], 0
+            # The highest bit is the only one of a: t = c.
+            zero[:, :, 1, 0, 0] = high[:, :, 1, 0, 0]
+            zero[:, :, 1, 0, 1] = 0
             one = high - zero
-            both = [zero[:, :, 0] + zero[:, :, 1], one[:, :, 0] + one[:, :, 1].flip(-1)]
-            crowds = torch.stack(both, 2).flatten(1, 2)
+            lower = zero[:, :, 0] + zero[:, :, 1]
+            upper = one[:, :, 0] + one[:, :, 1].flip(-1)
+            crowds = torch.stack([lower, upper], 2).flatten(1, 2)
         return crowds[..., 0, 0]
 
 
 def walsh_hadamard(values: Tensor) -> Tensor:
-    """H values along the last dimension, whose length is a power of two: by products with blocks of
-    H.
-    """
-    shape, width = values.shape, 1
+    """H values along the last dimension, of length 2^n, by products with blocks of H."""
+    shape = values.shape
+    width = 1
     while width < shape[-1]:
         rows = min(BLOCK, shape[-1] // width)
         block = torch.from_numpy(hadamard(rows)).to(values)
         blocks = shape[-1] // (rows * width)
-        values = (block @ values.reshape(*shape[:-1], blocks, rows, width)).reshape(shape)
+        values = block @ values.reshape(*shape[:-1], blocks, rows, width)
+        values = values.reshape(shape)
         width *= rows
     return values

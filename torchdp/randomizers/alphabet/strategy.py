@@ -1,7 +1,9 @@
-"""Strategy matrices: any local randomizer with finitely many outputs, and the best unbiased decoder
-for a workload.
+"""Strategy matrices: any local randomizer with finitely many outputs, and its best decoder.
 
 Also as modules: learned by any optimisation, private at every step of it.
+
+Notation: Q is (m, k), its columns the distributions of the outputs; D = diag(Q prior); V = W (Q^T
+D^{-1} Q)^+ Q^T D^{-1} is the decoder of the workload W; z_y is the least entry of row y.
 """
 
 import math
@@ -28,31 +30,51 @@ from torchdp.randomizers.alphabet.strategy_search import (
 )
 from torchdp.randomizers.base import exact_local
 
-COLUMN_TOLERANCE = 1e-6  # a column sum further from 1 is taken for a mistake
-# of two chances of one output, less 1: less would drown in the rounding of float64
+# A column sum further from 1 is taken for a mistake.
+COLUMN_TOLERANCE = 1e-6
+
+# Of two chances of one output, less 1: less would drown in the rounding of float64.
 LEAST_RATIO = 2.0**-30
+
 # Adam's at first; it falls in a straight line, to LAST of it. Smaller ones end in worse local
 # minima.
 LEARNING_RATE = 0.5
 LAST = 0.02
-# logits of entries that count as being at an end of their range, and by how much they move on
+
+# Logits of entries that count as being at an end of their range, and by how much they move on.
 EXTREME = 4.0
 FARTHER = 20.0
-SMALL = 40  # types up to which random starts do
+
+# Types up to which random starts do; steps of descent up to these, and from shifts beyond.
+SMALL = 40
 USUAL_STEPS = 700
-# under a prior: descents one after the other, each from the last one's rows, which are moved to the
-# ends of their range: one per cent less error
+FEW_STEPS = 300
+
+# Under a prior: descents one after the other, each from the last one's rows, which are moved to the
+# ends of their range: one per cent less error.
 DESCENTS = 3
-FEW_STEPS = 300  # of more types, which start from shifts
-SHARP = 2.5  # epsilon above which random starts may do better than shifts, beyond SMALL types
-SHARPEST, SOFTEST = 1e-3, 0.1  # temperatures of the smooth maximum, relative
-# of the largest entry of W; what is left of W beyond it is outside the row space
+
+# Epsilon above which random starts may do better than shifts, beyond SMALL types.
+SHARP = 2.5
+
+# Relative temperatures of the smooth maximum.
+SOFTEST = 0.1
+SHARPEST = 1e-3
+
+# Of the largest entry of W; what is left of W beyond it is outside the row space.
 ROW_SPACE_TOLERANCE = 1e-8
-# a start's entries are kept this share of their range away from its ends, where the slope vanishes
+
+# A start's entries are kept this share of their range away from its ends, where the slope vanishes.
 EDGE = 1e-3
-SLACK = 1e-9  # of epsilon, left to rounding
+
+# Of epsilon, left to rounding.
+SLACK = 1e-9
+
 LARGEST_EPSILON = 30.0
-ROUNDS, CLOSE = 100, 1e-7  # of Newton's method, at most; its last step, whose error is its square
+
+# Of Newton's method, at most; its last step, whose error is its square.
+ROUNDS = 100
+CLOSE = 1e-7
 
 
 class LearnedStrategy(nn.Module):
@@ -78,28 +100,30 @@ class LearnedStrategy(nn.Module):
 
     def __init__(self, start: Tensor, epsilon: float) -> None:
         super().__init__()
-        Q, epsilon = (
-            checks.matrix("start", start).detach().double(),
-            checks.positive("epsilon", epsilon),
-        )
+        Q = checks.matrix("start", start).detach().double()
+        epsilon = checks.positive("epsilon", epsilon)
         if Q.ndim != 2 or not bool((Q > 0).all()):
             raise ValueError(
                 f"start must be one positive matrix (outputs, types), not of shape {tuple(Q.shape)}"
             )
-        own = float((Q.amax(1) / Q.amin(1)).log().max())
+        ratios = Q.amax(1) / Q.amin(1)
+        own = float(ratios.log().max())
         if not own * (1 - SLACK) <= epsilon <= LARGEST_EPSILON:
             raise ValueError(
                 f"epsilon must lie between start's own, {own:g}, and 30, not {epsilon!r}"
             )
         self.epsilon = epsilon
-        growth, least = self._growth, math.exp(-epsilon)
+        growth = self._growth
+        least = math.exp(-epsilon)
         z = (Q.amin(1) * Q.amax(1) / (1 + growth)).sqrt()  # a row in the middle of its range
-        share = ((Q / z[:, None] - 1) / growth).clamp(EDGE, 1 - EDGE)
-        level = min(max((float(z.sum()) - least) / (1 - least), EDGE), 1 - EDGE)
-        self.logits = nn.Parameter(share.logit())
+        share = (Q / z[:, None] - 1) / growth
+        level = (float(z.sum()) - least) / (1 - least)
+        level = min(max(level, EDGE), 1 - EDGE)
+        odds = math.log(level / (1 - level))
+        self.logits = nn.Parameter(share.clamp(EDGE, 1 - EDGE).logit())
         self.weights = nn.Parameter(z.log())
-        self.level = nn.Parameter(Q.new_tensor(math.log(level / (1 - level))))
-        # where the search for the shifts begins: near the next ones, while parameters move a little
+        self.level = nn.Parameter(Q.new_tensor(odds))
+        # Where the search for the shifts begins: near the next ones, as parameters move little.
         self._last = Q.new_zeros(Q.shape[1])
 
     @property
@@ -107,34 +131,41 @@ class LearnedStrategy(nn.Module):
         return math.expm1(self.epsilon * (1 - SLACK))
 
     def forward(self) -> Tensor:
-        """Q, (m, k): positive, columns that add up to 1, rows whose largest ratio is at most
-        e^epsilon.
-        """
+        """Q, (m, k): positive, columns that add up to 1, rows within a factor of e^epsilon."""
         least = 1 / (1 + self._growth)
-        z = (least + (1 - least) * self.level.sigmoid()) * self.weights.softmax(0)
+        total = least + (1 - least) * self.level.sigmoid()
+        z = total * self.weights.softmax(0)
         shift = _Shift.apply(self.logits, z, self._growth, self._last)
         self._last = shift.detach()
-        return z[:, None] * (1 + self._growth * (self.logits + shift).sigmoid())
+        share = (self.logits + shift).sigmoid()
+        return z[:, None] * (1 + self._growth * share)
 
 
 class _Shift(torch.autograd.Function):
-    """shift (k,) with sum_y z_y (1 + growth sigmoid(logits_y + shift)) = 1, by Newton's method
-    inside a bracket.
+    """shift (k,) with sum_y z_y (1 + growth sigmoid(logits_y + shift)) = 1.
+
+    By Newton's method inside a bracket.
     """
 
     @staticmethod
     def forward(ctx, logits: Tensor, z: Tensor, growth: float, start: Tensor) -> Tensor:
-        low, high = -40 - logits.amax(0), 40 - logits.amin(0)
+        low = -40 - logits.amax(0)
+        high = 40 - logits.amin(0)
+        tiny = torch.finfo(z.dtype).tiny
         target = (1 - z.sum()) / growth
         shift = start.maximum(low).minimum(high)
         for _ in range(ROUNDS):
             share = (logits + shift).sigmoid()
             excess = z @ share - target
-            low, high = torch.where(excess < 0, shift, low), torch.where(excess > 0, shift, high)
-            step = shift - excess / (z @ (share * (1 - share))).clamp_min(torch.finfo(z.dtype).tiny)
-            moved = torch.where((step >= low) & (step <= high), step, (low + high) / 2)
-            near, shift = bool(((moved - shift).abs() <= CLOSE * (1 + shift.abs())).all()), moved
-            if near:
+            slope = z @ (share * (1 - share))
+            low = torch.where(excess < 0, shift, low)
+            high = torch.where(excess > 0, shift, high)
+            newton = shift - excess / slope.clamp_min(tiny)
+            inside = (newton >= low) & (newton <= high)
+            moved = torch.where(inside, newton, (low + high) / 2)
+            close = (moved - shift).abs() <= CLOSE * (1 + shift.abs())
+            shift = moved
+            if bool(close.all()):
                 break
         ctx.save_for_backward(logits, z, shift)
         ctx.growth = growth
@@ -145,35 +176,39 @@ class _Shift(torch.autograd.Function):
     def backward(ctx, gradient: Tensor) -> tuple[Tensor, Tensor, None, None]:
         logits, z, shift = ctx.saved_tensors
         share = (logits + shift).sigmoid()
+        # The implicit function's: the sum stays 1.
         slopes = z[:, None] * share * (1 - share)  # (m, k)
-        each = gradient / slopes.sum(0)
-        return -slopes * each, -(share + 1 / ctx.growth) @ each, None, None
+        price = gradient / slopes.sum(0)
+        return -slopes * price, -(share + 1 / ctx.growth) @ price, None, None
 
 
 def answer_variances(Q: Tensor, W: Tensor, prior: Tensor | None = None) -> Tensor:
-    """Variance of one user's part in each answer, for each type, with the best decoder: (q, k),
-    with gradients.
+    """Variance of one user's part in each answer, for each type: (q, k), with gradients.
 
-    V = W (Q^T D^{-1} Q)^{-1} Q^T D^{-1}, D = diag(Q prior), is unbiased and of least variance under
-    ``prior``; the variance is sum_y V_iy^2 Q[y, x] - W_ix^2. ``StrategyMatrix.workload_variance``,
-    but a function of Q and prior.
+    The best decoder V = W (Q^T D^{-1} Q)^{-1} Q^T D^{-1}, D = diag(Q prior), is unbiased and of
+    least variance under ``prior``; the variance is sum_y V_iy^2 Q[y, x] - W_ix^2.
+    ``StrategyMatrix.workload_variance``, but a function of Q and prior.
 
-    Q: (m, k), positive, of rank k; W: (q, k); prior: (k,), positive, uniform where None. Raises
-    TypeError, ValueError.
+    Args:
+        Q: (m, k), positive, of rank k.
+        W: (q, k).
+        prior: (k,), positive; None: uniform.
+
+    Raises TypeError, ValueError.
     Source: McKenna, Maity, Mazumdar, Miklau (2020), optimal reconstruction.
     """
-    Q, W = checks.matrix("Q", Q), checks.matrix("W", W)
+    Q = checks.matrix("Q", Q)
+    W = checks.matrix("W", W)
     Q = Q.to(torch.promote_types(Q.dtype, torch.float32))
     if Q.ndim != 2 or W.ndim != 2 or W.shape[1] != Q.shape[1] or not bool((Q > 0).all()):
         raise ValueError(
             f"Q must be one positive matrix, W (queries, {Q.shape[-1]}), not {tuple(W.shape)}"
         )
     k = Q.shape[1]
-    prior = (
-        Q.new_full((k,), 1 / k)
-        if prior is None
-        else checks.shares("prior", prior, k, positive=True).to(Q)
-    )
+    if prior is None:
+        prior = Q.new_full((k,), 1 / k)
+    else:
+        prior = checks.shares("prior", prior, k, positive=True).to(Q)
     return _answer_variances(Q, W.to(Q), prior)
 
 
@@ -181,7 +216,7 @@ def _answer_variances(Q: Tensor, W: Tensor, prior: Tensor) -> Tensor:
     scaled = Q / (Q @ prior)[:, None]  # D^{-1} Q
     triangle, failed = torch.linalg.cholesky_ex(Q.mT @ scaled)
     pivots = triangle.detach().diagonal()
-    # by rounding, where it is a zero
+    # What rounding makes of a pivot that is 0.
     hidden = math.sqrt(50 * torch.finfo(Q.dtype).eps) * pivots.max()
     if bool(failed) or bool(pivots.min() <= hidden):
         raise ValueError(f"Q must have rank {Q.shape[1]}: its columns must be linearly independent")
@@ -191,18 +226,21 @@ def _answer_variances(Q: Tensor, W: Tensor, prior: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class StrategyMatrix(StrategyOracle):
-    """A user of type x reports output y with probability Q[y, x]; epsilon = log max_y
-    (max_x Q[y, x]/min_x Q[y, x]).
+    """A user of type x reports output y with probability Q[y, x].
 
-    For a workload W the decoder V = W (Q^T D^{-1} Q)^+ Q^T D^{-1}, D = diag(Q prior), is unbiased,
-    V Q = W, and has the least variance of all unbiased ones under the prior, each query on its own.
+    epsilon = log max_y (max_x Q[y, x]/min_x Q[y, x]). For a workload W the decoder
+    V = W (Q^T D^{-1} Q)^+ Q^T D^{-1}, D = diag(Q prior), is unbiased, V Q = W,
+    and has the least variance of all unbiased ones under the prior, each query on its own.
     ``answers`` and ``workload_variance`` need W in the row space of Q only; what belongs to a
     single type (``totals``, ``analyse``, ``covariance``) is the case W = I and needs Q of rank k.
 
-    matrix: (m, k), k >= 2, positive, columns that add up to 1 (to 1e-6). What is drawn, decoded and
-    kept here as ``matrix`` is ``table``/2^63, integers near it that never spend more than it;
-    outputs of chance 1e-12 move by up to 1e-7 of theirs. prior: (k,), positive, scaled to 1, or
-    None for the uniform one. Raises TypeError, ValueError.
+    What is drawn, decoded and kept here as ``matrix`` is ``table``/2^63, integers near the argument
+    that never spend more than it; outputs of chance 1e-12 move by up to 1e-7 of theirs. Raises
+    TypeError, ValueError.
+
+    Args:
+        matrix: Q, (m, k), k >= 2, positive, columns that add up to 1 (to 1e-6).
+        prior: (k,), positive, scaled to 1; None: uniform.
 
     Guarantees: exactly epsilon-LDP, epsilon the largest log ratio within a row of the integers
     drawn, rounded up.
@@ -230,7 +268,8 @@ class StrategyMatrix(StrategyOracle):
         sums = Q.sum(0)
         if float((sums - 1).abs().max()) > COLUMN_TOLERANCE:
             raise ValueError(
-                "matrix must have columns that add up to 1: column x is the output distribution of type x"
+                "matrix must have columns that add up to 1: column x is the output distribution of "
+                "type x"
             )
         if not bool((Q.amax(1) > Q.amin(1) * (1 + LEAST_RATIO)).any()):
             raise ValueError(
@@ -238,23 +277,17 @@ class StrategyMatrix(StrategyOracle):
             )
         table, epsilon = whole_table(Q / sums)
         table = table.to(Q.device)
-        Q, k = table.double() / TOTAL, Q.shape[1]
-        prior = (
-            torch.ones(k, dtype=torch.float64, device=Q.device)
-            if self.prior is None
-            else self.prior
-        )
-        prior = checks.shares("prior", prior, k, positive=True).detach().to(Q.device)
-        values = {
-            "matrix": Q,
-            "prior": prior,
-            "k": k,
-            "epsilon": epsilon,
-            "law": Q @ prior,
-            "table": table,
-        }
-        for name, value in values.items():
-            object.__setattr__(self, name, value)
+        Q = table.double() / TOTAL
+        k = Q.shape[1]
+        prior = Q.new_ones(k) if self.prior is None else self.prior
+        prior = checks.shares("prior", prior, k, positive=True)
+        prior = prior.detach().to(Q.device)
+        object.__setattr__(self, "matrix", Q)
+        object.__setattr__(self, "prior", prior)
+        object.__setattr__(self, "k", k)
+        object.__setattr__(self, "epsilon", epsilon)
+        object.__setattr__(self, "law", Q @ prior)
+        object.__setattr__(self, "table", table)
 
     @classmethod
     def tuned(
@@ -302,42 +335,47 @@ class StrategyMatrix(StrategyOracle):
         checks.instance("objective", objective, Objective)
         generator = checks.random_source(generator, W.device)
         types = torch.arange(k, device=W.device)
-        known = [kind(k, epsilon * (1 - SLACK)) for kind in (RandomizedResponse, HadamardResponse)]
-        found = [cls(each.laws(types).mT, prior) for each in known if each.outputs <= outputs]
+        candidates = []
+        for kind in (RandomizedResponse, HadamardResponse):
+            oracle = kind(k, epsilon * (1 - SLACK))
+            if oracle.outputs <= outputs:
+                candidates.append(cls(oracle.laws(types).mT, prior))
         root = gram_root(W)
+        # For the worst type each descent would sharpen its smooth maximum anew.
+        descents = 1 if prior is None else DESCENTS
         for logits in _starts(W, epsilon, outputs, generator):
             even = torch.full_like(logits, 1 / len(logits))
             module = LearnedStrategy(even, epsilon)
             module.logits.data = logits
-            # For the worst type each descent would sharpen its smooth maximum anew.
-            descents = 1 if prior is None else DESCENTS
-            made = cls._descended(module, root, prior, Objective.MEAN, steps // descents)
+            strategy = cls._descended(module, root, prior, Objective.MEAN, steps // descents)
             for _ in range(descents - 1):
-                again = LearnedStrategy(made.matrix, made.epsilon)
-                made = cls._descended(again, root, prior, Objective.MEAN, steps // descents)
-            found.append(made)
-        fitting = [each for each in found if each.epsilon <= epsilon]
-        best = min(fitting, key=lambda each: each.judged(W, prior, Objective.MEAN))
+                module = LearnedStrategy(strategy.matrix, strategy.epsilon)
+                strategy = cls._descended(module, root, prior, Objective.MEAN, steps // descents)
+            candidates.append(strategy)
+        private = [candidate for candidate in candidates if candidate.epsilon <= epsilon]
+        best = min(private, key=lambda candidate: candidate.judged(W, prior, Objective.MEAN))
         if objective is Objective.MEAN or len(W) == 1:
             return best
         return best.sharpened(W, prior, steps)
 
     def judged(self, W: Tensor, prior: Tensor | None, objective: Objective) -> float:
-        """The variance that ``tuned`` makes small: over the queries as ``objective`` says, over the
-        types by prior.
+        """The variance that ``tuned`` makes small.
+
+        Over the queries as ``objective`` says, over the types by prior, the worst for None.
         """
         variance = self.workload_variance(W)  # (queries, types)
-        each = variance.mean(0, keepdim=True) if objective is Objective.MEAN else variance
-        return float((each.amax(1) if prior is None else each @ prior).max())
+        if objective is Objective.MEAN:
+            variance = variance.mean(0, keepdim=True)
+        of_queries = variance.amax(1) if prior is None else variance @ prior
+        return float(of_queries.max())
 
     def sharpened(self, W: Tensor, prior: Tensor | None, steps: int = 500) -> "StrategyMatrix":
-        """This one or one whose worst query has less variance, for the same epsilon at most.
-        Unchecked.
-        """
+        """This one, or one of less variance for the worst query at no more epsilon. Unchecked."""
         module = LearnedStrategy(self.matrix, self.epsilon)
-        found = self._descended(module, W, prior, Objective.WORST, steps, self._prior)
-        variances = [each.judged(W, prior, Objective.WORST) for each in (self, found)]
-        return found if found.epsilon <= self.epsilon and variances[1] < variances[0] else self
+        other = self._descended(module, W, prior, Objective.WORST, steps, self._prior)
+        before = self.judged(W, prior, Objective.WORST)
+        after = other.judged(W, prior, Objective.WORST)
+        return other if other.epsilon <= self.epsilon and after < before else self
 
     @classmethod
     @torch.enable_grad()
@@ -348,19 +386,20 @@ class StrategyMatrix(StrategyOracle):
         prior: Tensor | None,
         objective: Objective,
         steps: int,
-        law: Tensor | None = None,
+        start: Tensor | None = None,
     ) -> "StrategyMatrix":
-        """Adam on the module's parameters, and for the worst type on the decoder's prior, which
-        begins at ``law``.
+        """Adam on the module's parameters, and for the worst type on the decoder's prior.
 
-        Against ``answer_variances``, added up over the rows of W or for the worst of them; where
-        there are several numbers, against a smooth maximum of them that sharpens.
-        O(steps m k (k + queries)).
+        That begins at ``start``, or uniform. Against ``answer_variances``, added up over the rows
+        of W or for the worst of them; where there are several numbers, against a smooth maximum of
+        them that sharpens. O(steps m k (k + queries)).
         """
-        k = W.shape[1]
-        start = W.new_zeros(k) if law is None else law.log()
-        heights = start.requires_grad_()
-        adam = Adam([*module.parameters(), *([heights] if prior is None else [])], (0.9, 0.99))
+        heights = W.new_zeros(W.shape[1]) if start is None else start.log()
+        heights.requires_grad_()
+        parameters: list[Tensor] = list(module.parameters())
+        if prior is None:
+            parameters.append(heights)
+        adam = Adam(parameters, (0.9, 0.99))
         for step in range(steps):
             decoders = heights.softmax(0) if prior is None else prior
             try:
@@ -372,27 +411,29 @@ class StrategyMatrix(StrategyOracle):
             judged = variances.flatten() if prior is None else variances @ prior
             share = step / steps
             largest = judged.detach().max()
-            sharpness = SOFTEST * (SHARPEST / SOFTEST) ** min(1.0, 1.25 * share)
-            loss = torch.logsumexp(judged / largest / sharpness, -1) * sharpness
+            # A smooth maximum, at its sharpest for the last fifth of the steps.
+            temperature = SOFTEST * (SHARPEST / SOFTEST) ** min(1.0, 1.25 * share)
+            loss = torch.logsumexp(judged / largest / temperature, -1) * temperature
             adam.step(loss, LEARNING_RATE * max(LAST, 1 - share))
-        # rows near an end of their range go there, so that all of epsilon is spent
-        far = (module.logits + module._last).detach()
-        module.logits.data += torch.where(far.abs() > EXTREME, far.sign() * FARTHER, 0.0)
+        # Entries near an end of their range go there, so that all of epsilon is spent.
+        shifted = (module.logits + module._last).detach()
+        farther = shifted.sign() * FARTHER
+        module.logits.data += torch.where(shifted.abs() > EXTREME, farther, 0.0)
         decoders = heights.softmax(0) if prior is None else prior
         return cls(module().detach(), decoders.detach())
 
     def repeated(self, place: Tensor) -> "StrategyMatrix":
-        """On other types, of which x reports as type place_x does here: (k',); the prior evenly
-        over those alike.
+        """On other types, of which x reports as type place_x does here: (k',).
+
+        The prior is spread evenly over the types that report as one does.
         """
         sizes = torch.bincount(place, minlength=self.k)
         return StrategyMatrix(self.matrix[:, place], (self._prior / sizes)[place])
 
     @property
     def guarantee(self) -> Guarantee:
-        return exact_local(
-            self.epsilon, "McKenna et al. (2020); epsilon = largest log ratio within a row"
-        )
+        source = "McKenna et al. (2020); epsilon = largest log ratio within a row"
+        return exact_local(self.epsilon, source)
 
     @property
     def blanket(self) -> Blanket:
@@ -413,7 +454,9 @@ class StrategyMatrix(StrategyOracle):
     @property
     def _prior(self) -> Tensor:
         """(k,), the uniform one where none was given."""
-        return self.matrix.new_full((self.k,), 1 / self.k) if self.prior is None else self.prior
+        if self.prior is None:
+            return self.matrix.new_full((self.k,), 1 / self.k)
+        return self.prior
 
     @cached_property
     def inverse(self) -> Tensor:
@@ -423,24 +466,27 @@ class StrategyMatrix(StrategyOracle):
 
     @cached_property
     def _cumulative(self) -> Tensor:
-        """(k, power of two), int64: how many integers lead to outputs 0, ..., y; the last but one
-        number beyond.
+        """How many integers lead to outputs 0, ..., y: (k, power of two), int64.
+
+        Beyond the outputs the last but one number.
         """
         sums = self.table.new_full((self.k, 1 << self.bits_per_user), TOTAL - 1)
         sums[:, : self.outputs - 1] = self.table.mT[:, :-1].cumsum(-1)
         return sums
 
     def decoder(self, W: Tensor) -> Tensor:
-        """V with V Q = W: (*batch, q, k) -> (*batch, q, m). Raises ValueError where W is not in the
-        row space of Q.
+        """V with V Q = W: (*batch, q, k) -> (*batch, q, m).
+
+        Raises ValueError where W is not in the row space of Q.
         """
         W = self._workload(W)
         V = W @ self.inverse
         missed = (V @ self.matrix - W).detach().abs().amax()
         if bool(missed > ROW_SPACE_TOLERANCE * W.detach().abs().amax()):
             raise ValueError(
-                f"W holds queries outside the row space of the matrix, which has {self.outputs} outputs and "
-                f"{self.k} types; no unbiased answer exists. Ask for rows of W within it, or take another matrix"
+                "W holds queries outside the row space of the matrix, which has "
+                f"{self.outputs} outputs and {self.k} types; no unbiased answer exists. Ask for "
+                "rows of W within it, or take another matrix"
             )
         return V
 
@@ -449,14 +495,15 @@ class StrategyMatrix(StrategyOracle):
 
     def randomize_unchecked(self, x: Tensor, draws: Draws) -> Tensor:
         """One output in [0, m) for each user: int64, the shape of ``x``."""
-        x, number = x.long(), draws.integers(tuple(x.shape))
+        number = draws.integers(tuple(x.shape))
         width = self._cumulative.shape[-1]
-        table, start = self._cumulative.flatten(), x * width
-        found = torch.zeros_like(x)
+        table = self._cumulative.flatten()
+        start = x.long() * width
+        output = torch.zeros_like(start)
         while width > 1:  # binary search in the row of each user's type
             width //= 2
-            found += width * (number >= table[start + found + (width - 1)])
-        return found.clamp_(max=self.outputs - 1)  # beyond it for the number 2^63 - 1 alone
+            output += width * (number >= table[start + output + (width - 1)])
+        return output.clamp_(max=self.outputs - 1)  # beyond it for the number 2^63 - 1 alone
 
     def totals(self, tally: Tally) -> Tensor:
         """Raises ValueError for rank below k."""
@@ -469,7 +516,7 @@ def _starts(W: Tensor, epsilon: float, outputs: int, generator: torch.Generator)
     starts = []
     if k > SMALL:
         rows = ShiftStrategy.tuned(W, epsilon, generator=generator).rows[:outputs]
-        # equal rows would stay equal
+        # Equal rows would stay equal.
         noise = torch.randn(rows.shape, dtype=W.dtype, device=W.device, generator=generator)
         starts.append(5 * rows.double() - 2.5 + 0.2 * noise)
     if k <= SMALL or epsilon > SHARP:

@@ -1,5 +1,7 @@
-"""Randomizers for vectors of a Euclidean ball: what they share, how heavy their tails are, and one
-number's.
+"""Randomizers for vectors of a Euclidean ball: what they share, their tails, and one number's.
+
+Notation: Y is a user's message for the point x, Z = <theta, Y - x> its noise in a unit direction
+theta; B = ``entry_limit`` is the size of one number's message.
 """
 
 import math
@@ -32,15 +34,24 @@ from torchdp.randomizers.base import ball_epsilon, exact_local, user_counts
 from torchdp.root import TOLERANCE, least
 
 # Messages are made this many bytes at a time: on a CPU what its caches hold.
-CPU_BLOCK, DEVICE_BLOCK = 2**21, 2**28
-LARGEST_RADIUS = 1e140  # its square, and that of its inverse, times any moment is a float
-Law = tuple[np.ndarray, np.ndarray]  # nodes of a centred distribution, and their weights
+CPU_BLOCK = 2**21
+DEVICE_BLOCK = 2**28
+
+# Its square, and that of its inverse, times any moment is a float.
+LARGEST_RADIUS = 1e140
+
+# Points of a grid, around whose best point the largest value is searched.
+GRID = 33
+
+# A sign that is sure has no noise to measure.
+SURE = 1 - 1e-9
+
+Distribution = tuple[np.ndarray, np.ndarray]  # nodes of a centred one, and their weights
 
 
 @dataclass(frozen=True)
 class SubGaussian:
-    """The smallest constants that hold for Z = <theta, Y - x> at every unit theta and every point x
-    of the ball.
+    """The smallest constants of Z = <theta, Y - x> for every unit theta and every point x.
 
     psi2: E exp(Z^2/psi2^2) <= 2, the length that Ghazi et al. (2023) call sigma. proxy: E exp(l Z)
     <= exp(l^2 proxy/2) for every real l, a variance: the mean of n users' messages has proxy/n.
@@ -50,50 +61,56 @@ class SubGaussian:
     proxy: float
 
 
-def constants(law: Law) -> SubGaussian:
+def constants(distribution: Distribution) -> SubGaussian:
     """Both constants of one centred distribution."""
-    return SubGaussian(psi2(law), proxy(law))
+    return SubGaussian(psi2(distribution), proxy(distribution))
 
 
-def psi2(law: Law) -> float:
+def psi2(distribution: Distribution) -> float:
     """The root s of E exp(Z^2/s^2) = 2, from above."""
-    z, weights = law
+    z, weights = distribution
     squares = z * z
 
-    def found(square: float) -> float:
-        return float(weights @ np.expm1(np.minimum(squares / square, 700)))
+    def excess(square: float) -> float:
+        """E exp(Z^2/s^2) - 1."""
+        exponents = np.minimum(squares / square, 700)  # e^700 is a float
+        return float(weights @ np.expm1(exponents))
 
     # Var <= s^2 <= max Z^2/log 2, because exp(t) >= 1 + t.
-    low, high = float(weights @ squares), float(squares.max()) / math.log(2)
-    return math.sqrt(least(found, 1.0, low * (1 - 1e-9), high * (1 + 1e-9), TOLERANCE))
+    low = float(weights @ squares) * (1 - 1e-9)
+    high = float(squares.max()) / math.log(2) * (1 + 1e-9)
+    return math.sqrt(least(excess, 1.0, low, high, TOLERANCE))
 
 
-def proxy(law: Law) -> float:
+def proxy(distribution: Distribution) -> float:
     """The largest value of 2 log E exp(l Z)/l^2 over real l; its limit at l = 0 is the variance."""
-    z, weights = law
-    variance, reach = float(weights @ (z * z)), float(np.abs(z).max())
-    low = math.log(min(1e-2 / math.sqrt(variance), 0.1 / reach))
-    high = math.log(min(8 / math.sqrt(variance), 600 / reach))
+    z, weights = distribution
+    variance = float(weights @ (z * z))
+    deviation = math.sqrt(variance)
+    reach = float(np.abs(z).max())
+    low = math.log(min(1e-2 / deviation, 0.1 / reach))
+    high = math.log(min(8 / deviation, 600 / reach))
 
     def ratio(rate: float) -> float:
-        # E Z = 0: without the linear part no digits cancel in the sum
+        # E Z = 0: without the linear part no digits cancel in the sum.
         excess = np.expm1(rate * z) - rate * z
         return 2 * math.log1p(float(weights @ excess)) / rate**2
 
-    above = largest(lambda x: ratio(math.exp(x)), low, high, 33)
-    return max(variance, above, largest(lambda x: ratio(-math.exp(x)), low, high, 33))
+    above = largest(lambda log_rate: ratio(math.exp(log_rate)), low, high, GRID)
+    below = largest(lambda log_rate: ratio(-math.exp(log_rate)), low, high, GRID)
+    return max(variance, above, below)
 
 
 def largest(function: Callable[[float], float], low: float, high: float, points: int) -> float:
     """The largest value on [low, high]: a grid, then Brent's method around its best point."""
     grid = np.linspace(low, high, points)
     values = [function(float(x)) for x in grid]
-    at = int(np.argmax(values))
-    around = grid[max(at - 1, 0)], grid[min(at + 1, points - 1)]
-    found = minimize_scalar(
-        lambda x: -function(x), bounds=around, method="bounded", options={"xatol": 1e-6}
+    best = int(np.argmax(values))
+    bounds = (grid[max(best - 1, 0)], grid[min(best + 1, points - 1)])
+    around = minimize_scalar(
+        lambda x: -function(x), bounds=bounds, method="bounded", options={"xatol": 1e-6}
     )
-    return max(values[at], -float(found.fun))
+    return max(values[best], -float(around.fun))
 
 
 @dataclass(frozen=True)
@@ -178,8 +195,9 @@ class BallRandomizer(MessageProtocol[Crowd, Tensor]):
         return (self.dim,)
 
     def validate(self, x: Tensor) -> Tensor:
-        """x, (n, dim) points of the ball, float32 or float64, n >= 1, no gradient. Raises
-        TypeError, ValueError.
+        """x, (n, dim) points of the ball, float32 or float64, n >= 1, without gradient.
+
+        Raises TypeError, ValueError.
         """
         return self._inside("x", super().validate(x)).detach()
 
@@ -194,51 +212,53 @@ class BallRandomizer(MessageProtocol[Crowd, Tensor]):
 
     def tally(self, messages: Tensor) -> Tally:
         """messages: (n, dim), as ``randomize`` returns them. Raises TypeError, ValueError."""
-        total = torch.zeros(self.dim, dtype=torch.float64, device=self._checked(messages).device)
+        total = self._checked(messages).new_zeros(self.dim, dtype=torch.float64)
         for some in messages.split(rows_at_once(messages, self.dim)):
             total += some.sum(0, dtype=torch.float64)
-        # NaN and infinity come through
+        # One check is enough: NaN and infinity come through a sum.
         return Tally(len(messages), {"sum": checks.floating("messages", total)})
 
     def _checked(self, messages: Tensor) -> Tensor:
-        return checks.shaped(
-            "messages", checks.real("messages", messages), "n", self.dim, empty=True
-        )
+        messages = checks.real("messages", messages)
+        return checks.shaped("messages", messages, "n", self.dim, empty=True)
 
     def collect_unchecked(self, x: Tensor, draws: Draws) -> Tally:
-        return self.collect_crowd(x, torch.ones(len(x), dtype=torch.int64, device=x.device), draws)
+        alone = torch.ones(len(x), dtype=torch.int64, device=x.device)
+        return self.collect_crowd(x, alone, draws)
 
     def collect_groups(self, x: Tensor, groups: Tensor, size: int, draws: Draws) -> Tally:
-        total, rows = (
-            torch.zeros(size, self.dim, dtype=torch.float64, device=x.device),
-            rows_at_once(x, self.dim),
-        )
+        total = x.new_zeros(size, self.dim, dtype=torch.float64)
+        rows = rows_at_once(x, self.dim)
         for part, own in zip(x.split(rows), groups.split(rows), strict=True):
             total.index_add_(0, own, self._messages(part.double(), draws))
         return Tally(torch.bincount(groups, minlength=size), {"sum": total})
 
     def collect_crowd(self, points: Tensor, counts: Tensor, draws: Draws) -> Tally:
-        """``collect`` of counts[j] users at points[j], each with its own draws, added up part by
-        part. Unchecked.
+        """``collect`` of counts[j] users at points[j], each with its own draws. Unchecked.
 
-        points: (m, dim); counts: (m,) int64. Distributed as ``sample_tally``; time of n messages,
-        O(m dim) memory.
+        Distributed as ``sample_tally``; time of n messages, O(m dim) memory.
+
+        Args:
+            points: (m, dim).
+            counts: (m,), int64.
+            draws: of the messages.
         """
-        n, least = map(int, checks.read(counts.sum(), counts.amin())) if len(counts) else (0, 1)
+        if not len(counts):
+            return Tally(0, {"sum": self._collect(points, counts, draws)})
+        n, least = map(int, checks.read(counts.sum(), counts.amin()))
         if not least:
             held = counts.nonzero()[:, 0]
             points, counts = points[held], counts[held]
         return Tally(n, {"sum": self._collect(points, counts, draws)})
 
     def sample_unchecked(self, summary: Crowd, draws: Simulated, shape: tuple[int, ...]) -> Tally:
-        """Each randomizer states the cost. Raises TypeError, ValueError for points outside the
-        ball.
-        """
+        """Each randomizer states the cost. Raises TypeError, ValueError for points outside."""
         points, counts = self._types("summary", checks.instance("summary", summary, Crowd))
         crowd = Crowd(points.to(draws.device), counts.to(draws.device))
-        scaled, counts = crowd.rows.double() / self.radius, crowd.counts
+        scaled = crowd.rows.double() / self.radius
         scaled = scaled / scaled.norm(dim=-1, keepdim=True).clamp_min(1)
-        return Tally(crowd.n, {"sum": self.radius * self._sums(scaled, counts, shape, draws)})
+        sums = self._sums(scaled, crowd.counts, shape, draws)
+        return Tally(crowd.n, {"sum": self.radius * sums})
 
     def analyse(self, tally: Tally) -> Estimate:
         """The mean of the messages, unbiased."""
@@ -253,20 +273,20 @@ class BallRandomizer(MessageProtocol[Crowd, Tensor]):
     def predicted_mse(self, summary: Crowd) -> Tensor:
         """(variance + outer mean(x_i^2))/n."""
         summary = self.validate_summary(summary)
-        counts, moments = summary.counts.double(), self.moments
-        squares = combined(counts, summary.rows.double().square()) / beside(summary.n, 1)
-        return (moments.variance + moments.outer * squares) / beside(summary.n, 1)
+        counts = summary.counts.double()
+        n = beside(summary.n, 1)
+        squares = combined(counts, summary.rows.double().square()) / n
+        return (self.moments.variance + self.moments.outer * squares) / n
 
     def worst_mse(self, n: Users, objective: Objective = Objective.WORST) -> Tensor:
-        """At x = 0 where the noise along x is the less; else on the sphere, along an axis for
-        ``WORST``.
+        """At x = 0 where the noise along x is the less; else on the sphere.
+
+        There along an axis for ``WORST``.
         """
-        entries = (
-            1 if checks.instance("objective", objective, Objective) is Objective.WORST else self.dim
-        )
-        moments, largest = self.moments, self.radius**2 / entries
-        each = moments.variance + max(moments.outer, 0.0) * largest
-        return torch.as_tensor(each / beside(checks.people("n", n, 1)), dtype=torch.float64)
+        worst = checks.instance("objective", objective, Objective) is Objective.WORST
+        square = self.radius**2 / (1 if worst else self.dim)
+        mse = self.moments.variance + max(self.moments.outer, 0.0) * square
+        return torch.as_tensor(mse / beside(checks.people("n", n, 1)), dtype=torch.float64)
 
     def encode(self, messages: Tensor) -> bytes:
         return wire.pack_vectors(messages, self.bits_per_user // 64)
@@ -282,8 +302,9 @@ class BallRandomizer(MessageProtocol[Crowd, Tensor]):
         return total
 
     def _total(self, points: Tensor, types: Tensor, draws: Draws) -> Tensor:
-        """The sum of one message of each user, who hold points[types]: (m, dim) float64, (n,) ->
-        (dim,).
+        """The sum of one message of each user: (m, dim) float64, (n,) -> (dim,).
+
+        They hold points[types].
         """
         return self._messages(points.index_select(0, types), draws).sum(0)
 
@@ -293,7 +314,8 @@ class BallRandomizer(MessageProtocol[Crowd, Tensor]):
             raise ValueError(
                 f"{name} must hold points of shape (types, {self.dim}), not {tuple(points.shape)}"
             )
-        return points, user_counts(name, crowd.counts, points.shape[-2]).to(points.device)
+        counts = user_counts(name, crowd.counts, points.shape[-2])
+        return points, counts.to(points.device)
 
     @abstractmethod
     def _messages(self, users: Tensor, draws: Draws) -> Tensor:
@@ -301,21 +323,21 @@ class BallRandomizer(MessageProtocol[Crowd, Tensor]):
 
     @abstractmethod
     def _sums(self, points: Tensor, counts: Tensor, shape: tuple[int, ...], draws: Draws) -> Tensor:
-        """Sums of messages for points (m, dim) or (*batch, m, dim) of the unit ball:
-        (*shape, *batch, dim).
-        """
+        """Sums of messages, (*shape, *batch, dim), for points (*batch, m, dim) of the unit ball."""
 
     def _inside(self, name: str, x: Tensor) -> Tensor:
         x = checks.shaped(name, checks.precise(name, x), ..., self.dim)
-        # one pass; NaN and infinity come through
+        # One pass: NaN and infinity come through a norm.
         norms = torch.linalg.vector_norm(x, dim=-1, dtype=torch.float64)
         ((_, largest),) = checks.ends(norms)
         if not math.isfinite(largest):
             checks.finite(**{name: x})
         # Rounding of the norm is let through (such points are projected onto the ball), no more.
-        if largest > self.radius * (1 + 4 * math.sqrt(self.dim) * torch.finfo(x.dtype).eps):
+        rounding = 4 * math.sqrt(self.dim) * torch.finfo(x.dtype).eps
+        if largest > self.radius * (1 + rounding):
             raise ValueError(
-                f"{name} holds points outside the ball of radius {self.radius:g}; scale or clip them"
+                f"{name} holds points outside the ball of radius {self.radius:g}; scale or clip "
+                "them"
             )
         return x
 
@@ -327,49 +349,44 @@ def rows_at_once(x: Tensor, width: int) -> int:
 
 
 def consecutive(counts: Tensor, at_once: int) -> Iterator[tuple[Tensor, int, int]]:
-    """The types of users 0, 1, ..., of whom the first counts[0] hold type 0 and so on: some users
-    at a time.
+    """The types of users 0, 1, ..., some users at a time, with the first and the last of these.
 
-    With the first and the last of these types.
+    The first counts[0] users hold type 0 and so on.
     """
     ends = counts.cumsum(0)
     known = ends.cpu()  # waits for a device once, whatever the parts
     users = int(known[-1]) if len(known) else 0
-    # one user for each type
-    alone = torch.equal(known, torch.arange(1, len(known) + 1, device=known.device))
     for start in range(0, users, at_once):
         end = min(start + at_once, users)
         some = torch.arange(start, end, device=counts.device)
-        if alone:
-            yield some, start, end - 1
-        else:
-            first, last = torch.searchsorted(
-                known, known.new_tensor([start, end - 1]), right=True
-            ).tolist()
-            yield torch.searchsorted(ends, some, right=True), first, last
+        types = torch.searchsorted(ends, some, right=True)
+        ends_of_part = known.new_tensor([start, end - 1])
+        first, last = torch.searchsorted(known, ends_of_part, right=True)
+        yield types, int(first), int(last)
 
 
 def check_client(client: BallRandomizer, dim: int, radius: float) -> BallRandomizer:
-    """``client``, a randomizer of the ball of this dimension and at least this radius. Raises
-    TypeError, ValueError.
+    """``client``, a randomizer of the ball of this dimension and at least this radius.
+
+    Raises TypeError, ValueError.
     """
     client = checks.instance("client", client, BallRandomizer)
     if client.dim != dim or client.radius < radius * (1 - 1e-12):
         raise ValueError(
-            f"client must have dim = {dim} and a radius of at least {radius:g}, those of what users show, not "
-            f"{client.dim} and {client.radius:g}"
+            f"client must have dim = {dim} and a radius of at least {radius:g}, those of what "
+            f"users show, not {client.dim} and {client.radius:g}"
         )
     return client
 
 
 @dataclass(frozen=True)
 class DuchiJordanWainwright(BallRandomizer):
-    """For x in [-radius, radius] the message B or -B, B = radius coth(epsilon/2), with E Y = x and
-    Var Y = B^2 - x^2.
+    """For x in [-radius, radius] the message B or -B, B = radius coth(epsilon/2).
 
-    x is rounded to the sign of x or the opposite one without bias, and the rounded sign kept with
-    probability e^epsilon/(e^epsilon + 1): P(Y = B) = (1 + x tanh(epsilon/2)/radius)/2. Up to
-    epsilon = 1.044 it has less variance at x = 0 than :class:`PrivUnit`, which takes vectors too.
+    E Y = x and Var Y = B^2 - x^2. x is rounded to the sign of x or the opposite one without bias,
+    and the rounded sign kept with probability e^epsilon/(e^epsilon + 1):
+    P(Y = B) = (1 + x tanh(epsilon/2)/radius)/2. Up to epsilon = 1.044 it has less variance at x = 0
+    than :class:`PrivUnit`, which takes vectors too.
     dim: 1; epsilon in [1e-6, 50]; radius > 0. Raises ValueError.
 
     ``sample_tally`` draws a binomial number for each type in a repetition.
@@ -406,19 +423,20 @@ class DuchiJordanWainwright(BallRandomizer):
 
     def _behind(self, sizes: Tensor) -> Tensor:
         """``disagreement`` in whole numbers of 2^63, rounded up: the private side."""
-        # at the ends, without rounding errors
+        # At the ends, without rounding errors.
         least = at_least(1 / (exponential(self.epsilon) + 1))
-        return (self.disagreement(sizes).clamp_min(least) * 2.0**63).ceil().to(torch.int64)
+        chance = self.disagreement(sizes).clamp_min(least) * 2.0**63
+        return chance.ceil().to(torch.int64)
 
     @cached_property
     def moments(self) -> BallMoments:
-        """Exact moments: variance B^2, outer -1; those of a coin of variance sinh(epsilon/2)^-2 at
-        the ends.
+        """Exact moments: variance B^2, outer -1.
+
+        Those of a coin of variance sinh(epsilon/2)^-2 at the ends.
         """
         odds = math.sinh(self.epsilon / 2) ** 2
-        return BallMoments(
-            self.radius**2 * (1 + 1 / odds), -2 * math.sqrt(odds), 1 + 4 * odds, outer=-1.0
-        )
+        variance = self.radius**2 * (1 + 1 / odds)
+        return BallMoments(variance, -2 * math.sqrt(odds), 1 + 4 * odds, outer=-1.0)
 
     @cached_property
     def subgaussian(self) -> SubGaussian:
@@ -428,11 +446,12 @@ class DuchiJordanWainwright(BallRandomizer):
         def at(mean: float) -> float:
             return psi2((sides - mean, (1 + mean * sides) / 2))
 
-        sure = min(self.bias, 1 - 1e-9)  # a sure sign has no noise to measure
-        return SubGaussian(self.entry_limit * largest(at, 0.0, sure, 9), self.entry_limit**2)
+        worst = largest(at, 0.0, min(self.bias, SURE), 9)
+        return SubGaussian(self.entry_limit * worst, self.entry_limit**2)
 
     def _messages(self, users: Tensor, draws: Draws) -> Tensor:
-        lost = draws.integers((len(users),)) < self._behind(users[:, 0].abs() / self.radius)
+        sizes = users[:, 0].abs() / self.radius
+        lost = draws.integers((len(users),)) < self._behind(sizes)
         positive = (users < 0) == lost[:, None]
         return torch.where(positive, 1.0, -1.0).to(users) * self.entry_limit
 

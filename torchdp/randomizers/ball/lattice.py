@@ -1,7 +1,10 @@
-"""Vector messages on a lattice: whole numbers, private as they are sent, of a mechanism for real
-numbers.
+"""Vector messages on a lattice: whole numbers, private as they are sent, of a real mechanism.
 
 Gaussian noise, the (epsilon, delta) reference, is the simplest of them.
+
+Notation: V = b g + a x' is the real message in units of the noise, g normals, x' the point over the
+radius; h is the lattice's step in these units, N the whole numbers sent, W the dither; G = (g, g_0)
+are dim + 1 normals and u = (x', sqrt(1 - |x'|^2)) is the point lifted to the sphere.
 """
 
 import math
@@ -23,37 +26,46 @@ from torchdp.protocol.records import combined
 from torchdp.randomizers.ball.ball import BallMoments, BallRandomizer, SubGaussian, rows_at_once
 from torchdp.randomizers.base import real_local
 
-# steps, in deviations of the noise, up to so many numbers and beyond
-FINE, COARSE, MANY = 2.0**-8, 2.0**-6, 1000
-# points of the unit ball are whole numbers over it: their squares add up without error
+# Steps in deviations of the noise, up to MANY numbers and beyond.
+FINE = 2.0**-8
+COARSE = 2.0**-6
+MANY = 1000
+
+# Points of the unit ball are whole numbers over it: their squares add up without error.
 WHOLE = 2.0**26
+
 DITHER = 2.0**-16
 UNIT = 2.0**-53
-MARGIN = 4  # of the error bound
-# |dG| <= (4 pi + 2 sqrt(2) K + K + 2) UNIT |r|: K = 4 units in the last place for log, sin and cos
+
+# Of the error bound, above what its terms of first order say.
+MARGIN = 4
+
+# |dG| <= (4 pi + 2 sqrt(2) K + K + 2) UNIT |r|: K = 4 units in the last place for log, sin and cos.
 NORMALS = 36
-LONGEST = math.sqrt(96 * math.log(2))  # radius of a pair of normals whose first word has 15 bits
-# further words for each, of a row in doubt; what of a uniform number is not drawn
-MORE, LEFT = 3, 2.0**-255
-# steps whose multiples of 16 bits are normal numbers of float32
-SMALLEST, LARGEST = 2.0**-126, 2.0**112
+
+# Radius of a pair of normals whose first word has 15 bits.
+LONGEST = math.sqrt(96 * math.log(2))
+
+# Further words for each uniform number of a row in doubt, and what is then left undrawn of it.
+MORE = 3
+LEFT = 2.0**-255
+
+# Steps whose multiples of 16 bits are normal numbers of float32.
+SMALLEST = 2.0**-126
+LARGEST = 2.0**112
 
 
 class Words(NamedTuple):
-    """The uniform words of some messages, int64: (n, pairs), (n, pairs), (n, ceil(dim/4)),
-    (n, own).
-    """
+    """The uniform words of n messages, int64."""
 
-    radii: Tensor
-    angles: Tensor
-    dither: Tensor
-    own: Tensor
+    radii: Tensor  # (n, pairs)
+    angles: Tensor  # (n, pairs)
+    dither: Tensor  # (n, ceil(dim/4))
+    own: Tensor  # (n, own)
 
 
 class Lifted(NamedTuple):
-    """Floats of some messages: normals G = (g, g_0), and the unit vector u = (x',
-    sqrt(1 - ||x'||^2)) of the point.
-    """
+    """Floats of n messages: the normals G = (g, g_0), and the unit vector u of the point."""
 
     g: Tensor  # (n, dim)
     lift: Tensor  # (n,): g_0
@@ -77,24 +89,24 @@ class Lifted(NamedTuple):
 
 
 class Mixture(NamedTuple):
-    """V = stretch g + along x', floats (n,), and a bound on the error of V that is not the normals'
-    own, (n,).
+    """V = stretch g + along x', floats (n,).
+
+    error: bound on the error of V that is not the normals' own, (n,) or a number.
     """
 
-    stretch: Tensor | None  # None: 1
-    along: Tensor | float
+    stretch: Tensor
+    along: Tensor
     error: Tensor | float
 
 
 @dataclass(frozen=True)
 class LatticeRandomizer(BallRandomizer):
-    """Y = step N for whole numbers N of 16 bits, or 32: N_i = V_i/h + W_i, rounded, and cut off at
-    the ends.
+    """Y = step N, N whole numbers of 16 or 32 bits: V/h + W, rounded, and cut off at the ends.
 
-    V = b g + a x' has the distribution of a private vector of real numbers; g: normals; x': the
-    point over the radius, moved to a multiple of 2^-26, by at most 2^-25 in each coordinate; W_i
-    uniform on {(j + 1/2) 2^-16}: N_i h is V_i without bias, and its variance h^2/6 larger; h is
-    2^-8 of the noise's deviation, 2^-6 beyond dim = 1000, or less.
+    V = b g + a x' has the distribution of a private vector of real numbers; x' is moved to a
+    multiple of 2^-26, by at most 2^-25 in each coordinate; W_i uniform on {(j + 1/2) 2^-16}: N_i h
+    is V_i without bias, and its variance h^2/6 larger; h is 2^-8 of the noise's deviation, 2^-6
+    beyond dim = 1000, or less.
 
     float64 computes V_i/h + W_i and a bound on its error. Where the middle between two whole
     numbers lies within the bound, so that floats can not decide, 192 further bits are drawn for
@@ -148,11 +160,13 @@ class LatticeRandomizer(BallRandomizer):
         for a = 2 dim e/h and dim + 3 words. A radius r has error e/(U r), less in the mean, a
         sqrt(2 log 1/a), and so do short normals across x', whose inverse has a mean.
         """
-        a = 4 * self.dim * (2 * math.sqrt(self.dim + 1) + 2) * LEFT / self.grid
+        largest = 2 * math.sqrt(self.dim + 1) + 2
+        a = 4 * self.dim * largest * LEFT / self.grid
         return (self.dim + 3) * a * (1 + math.log(1 / a))
 
     def sent(self, real: Guarantee) -> Guarantee:
         """What the whole numbers promise, ``real`` being what real numbers do."""
+        # At most e^700, a float. The last factor covers the rounding of this line.
         added = (1 + math.exp(min(real.epsilon, 700.0))) * self.variation * (1 + 1e-6)
         return real.rounded(self.variation, real.delta + added)
 
@@ -174,9 +188,8 @@ class LatticeRandomizer(BallRandomizer):
         return self.dim // 2 + 1
 
     def encode(self, messages: Tensor) -> bytes:
-        return wire.pack(
-            self._integers(self._checked(messages)).flatten() + self._limit, self._bits
-        )
+        whole = self._integers(self._checked(messages)).flatten()
+        return wire.pack(whole + self._limit, self._bits)
 
     def decode(self, data: bytes) -> Tensor:
         whole = wire.unpack(data, self._bits) - self._limit
@@ -185,12 +198,12 @@ class LatticeRandomizer(BallRandomizer):
             raise ValueError(
                 f"data must hold {size} bytes for each message, not {len(data)} bytes in all"
             )
-        found = whole.view(-1, self.dim).double() * self.step
-        if found.numel() and float(found.abs().amax()) > self.entry_limit * (1 + 1e-9):
+        messages = whole.view(-1, self.dim).double() * self.step
+        if messages.numel() and float(messages.abs().amax()) > self.entry_limit * (1 + 1e-9):
             raise ValueError(
                 f"data must hold numbers below {self.entry_limit:g} in size, what users send"
             )
-        return found
+        return messages
 
     def randomize_unchecked(self, x: Tensor, draws: Draws) -> Tensor:
         """In x's dtype, but float64 where float32 does not hold the step or its multiples."""
@@ -209,20 +222,20 @@ class LatticeRandomizer(BallRandomizer):
         N = t.round()
         away = t.sub_(N).abs_().amax(-1)  # 1/2 between two whole numbers
         rows = (~(away < 0.5 - bound)).nonzero()[:, 0]  # NaN is in doubt
-        if len(rows):
-            more = self.further(len(rows), draws).cpu()
-            asked = zip(
-                whole[rows].tolist(), *(each[rows].cpu() for each in words), more, strict=True
-            )
-            exact = (self.exactly(x, Words(*own), rest) for x, *own, rest in asked)
-            decided = [[int(one.context.nint(one)) for one in each] for each in exact]
-            N[rows] = torch.tensor(decided, dtype=torch.float64, device=N.device)
+        more = self.further(len(rows), draws).cpu()
+        for row, further in zip(rows.tolist(), more, strict=True):
+            own = Words(*(word[row].cpu() for word in words))
+            exact = self.exactly(whole[row].tolist(), own, further)
+            decided = [int(number.context.nint(number)) for number in exact]
+            N[row] = torch.tensor(decided, dtype=torch.float64, device=N.device)
         return N.clamp_(-self._limit, self._limit - 1)
 
     def words(self, n: int, draws: Draws) -> Words:
         """All that n messages are a function of, beside their points, but for rows in doubt."""
-        widths = (self._pairs, self._pairs, -(-self.dim // 4), self._own)
-        return Words(*(draws.words((n, width)) for width in widths))
+        radii = draws.words((n, self._pairs))
+        angles = draws.words((n, self._pairs))
+        dither = draws.words((n, -(-self.dim // 4)))
+        return Words(radii, angles, dither, draws.words((n, self._own)))
 
     def further(self, n: int, draws: Draws) -> Tensor:
         """192 more bits for each word that is a uniform number, (n, words, 3), int64."""
@@ -231,57 +244,71 @@ class LatticeRandomizer(BallRandomizer):
     def shifted(self, whole: Tensor, squares: Tensor, words: Words) -> tuple[Tensor, Tensor]:
         """V/h + W by float64, (n, dim), and a bound on its error, (n,), or what is no number.
 
-        whole: points on the lattice, times 2^26; squares: of their norms.
+        Args:
+            whole: points on the lattice, times 2^26, (n, dim).
+            squares: of their norms, (n,).
+            words: of the messages.
         """
+        # Normals by Box and Muller. Words are signed: |U| is uniform, and so is the half turn.
         logarithms = words.radii.double().abs_().mul_(2.0**-63).log_()
         radii = logarithms.abs_().mul_(2).sqrt_()  # no -0: its error would have no bound
-        angles, pairs = words.angles.double().mul_(2 * math.pi * 2.0**-64), self._pairs
+        angles = words.angles.double().mul_(2 * math.pi * 2.0**-64)
+        pairs = self._pairs
         normals = radii.new_empty(len(whole), 2 * pairs)
         torch.mul(radii, angles.cos(), out=normals[:, :pairs])
         torch.mul(radii, angles.sin_(), out=normals[:, pairs:])
-        longest, length = radii.amax(-1), torch.linalg.vector_norm(radii, dim=-1)
-        # of log U: what is not drawn of U, its rounding
+
+        # The error of log U: what is not drawn of U, relative to it, and its rounding.
+        longest = radii.amax(-1)
+        length = torch.linalg.vector_norm(radii, dim=-1)
         rest = (longest.square() / 2).exp() * 2.0**-63 + 2 * UNIT
         rest.masked_fill_(longest > LONGEST, math.inf)
-        error = length * (NORMALS * UNIT) + rest * (math.sqrt(pairs) / radii.amin(-1))
+        of_radii = rest * (math.sqrt(pairs) / radii.amin(-1))
+        error = length * (NORMALS * UNIT) + of_radii
+
         height = (WHOLE**2 - squares).sqrt() / WHOLE
         lifted = Lifted(normals[:, : self.dim], normals[:, self.dim], whole, height, length, error)
         stretch, along, other = self._mixture(words.own, lifted)
-        g = lifted.g if stretch is None else lifted.g * stretch[:, None]
+        g = lifted.g * stretch[:, None]
         t = torch.add(g, sixteen_bits(words.dither, self.dim), alpha=DITHER * self.grid)
-        if isinstance(along, Tensor):
-            t.addcmul_(along[:, None] / WHOLE, whole)
-        else:
-            t.add_(whole, alpha=along / WHOLE)
-        largest = 1 if stretch is None else stretch
-        bound = error * largest + other + (length * largest + 40) * (8 * UNIT)
+        t.addcmul_(along[:, None] / WHOLE, whole)
+        bound = error * stretch + other + (length * stretch + 40) * (8 * UNIT)
         return t.div_(self.grid).add_(DITHER / 2), bound * (MARGIN / self.grid)
 
     def exactly(self, point: list[float], words: Words, more: Tensor) -> list[Any]:
-        """V/h + W of one message by arithmetic of 448 bits, from 192 further bits for each word: a
-        list of numbers.
+        """V/h + W of one message by arithmetic of 448 bits: a list of numbers.
 
-        point: (dim,) on the lattice, times 2^26; words: of one row; more: (words, 3).
+        Args:
+            point: on the lattice, times 2^26, (dim,).
+            words: of one row.
+            more: 192 further bits for each word, (words, 3).
         """
-        context, pairs = arithmetic(), self._pairs
+        context = arithmetic()
+        pairs = self._pairs
         first = torch.cat([words.radii, words.angles, words.own])[:, None]
         long = [joined(row) for row in torch.cat([first, more], 1).tolist()]
-        radii = (abs(2 * (radius - (radius >> 255 << 256)) + 1) for radius in long[:pairs])
-        turns = (2 * angle + 1 for angle in long[pairs : 2 * pairs])
-        both = [
-            two_normals(context, context.ldexp(radius, -256), context.ldexp(turn, -256))
-            for radius, turn in zip(radii, turns, strict=True)
-        ]
-        G = [normal for side in zip(*both, strict=True) for normal in side][: self.dim + 1]
-        height = context.sqrt((1 << 52) - sum(int(each) ** 2 for each in point))
-        u = [each / WHOLE for each in (*map(context.mpf, point), height)]
+        cosines = []
+        sines = []
+        for radius, angle in zip(long[:pairs], long[pairs : 2 * pairs], strict=True):
+            signed = radius - (radius >> 255 << 256)
+            uniform = context.ldexp(abs(2 * signed + 1), -256)
+            turn = context.ldexp(2 * angle + 1, -256)
+            cosine, sine = two_normals(context, uniform, turn)
+            cosines.append(cosine)
+            sines.append(sine)
+        G = (cosines + sines)[: self.dim + 1]
+        square = sum(int(x) ** 2 for x in point)
+        height = context.sqrt((1 << 52) - square)
+        u = [context.mpf(x) / WHOLE for x in (*point, height)]
         b, a = self._exactly(context, long[2 * pairs :], G, u)
-        dither = ((sixteen_bits(words.dither[None], self.dim)[0] + 0.5) * DITHER).tolist()
-        return [(b * g + a * x) / self.grid + w for g, x, w in zip(G, u, dither, strict=False)]
+        dither = (sixteen_bits(words.dither[None], self.dim)[0] + 0.5) * DITHER
+        exact = zip(G, u, dither.tolist(), strict=False)  # without the lifted coordinate
+        return [(b * g + a * x) / self.grid + w for g, x, w in exact]
 
     def tally(self, messages: Tensor) -> Tally:
-        """messages: (n, dim), whole multiples of ``step``, added up without error. Raises
-        TypeError, ValueError.
+        """messages: (n, dim), whole multiples of ``step``, added up without error.
+
+        Raises TypeError, ValueError.
         """
         total = torch.zeros(self.dim, dtype=torch.int64, device=self._checked(messages).device)
         for some in messages.split(rows_at_once(messages, self.dim)):
@@ -293,13 +320,15 @@ class LatticeRandomizer(BallRandomizer):
 
     def _integers(self, messages: Tensor) -> Tensor:
         """N, int64, of messages (n, dim). Raises ValueError for what no user sends."""
+        if not messages.numel():
+            return messages.to(torch.int64)
         near = messages.double() / self.step
         whole = near.round()
-        least, most = (float(end) for end in whole.aminmax()) if whole.numel() else (0.0, 0.0)
-        if not float((near - whole).abs_().amax() if whole.numel() else 0.0) < 0.01:
+        if not float((near - whole).abs_().amax()) < 0.01:  # NaN is none
             raise ValueError(
                 f"messages must be whole multiples of step = {self.step!r}, as users send them"
             )
+        least, most = map(float, whole.aminmax())
         fits = -self._limit <= least and most < self._limit
         if not fits or max(-least, most) * self.step > self.entry_limit * (1 + 1e-9):
             raise ValueError(
@@ -309,8 +338,7 @@ class LatticeRandomizer(BallRandomizer):
 
 
 def on_lattice(users: Tensor, radius: float) -> tuple[Tensor, Tensor]:
-    """Points (n, dim) float64 over the radius, times 2^26, to whole numbers, and the squares of
-    their norms, (n,).
+    """Points (n, dim) float64 over the radius, times 2^26, as whole numbers, and squared norms.
 
     Squares add up without error, below 2^53; none is above 2^52.
     """
@@ -318,8 +346,11 @@ def on_lattice(users: Tensor, radius: float) -> tuple[Tensor, Tensor]:
     squares = whole.square().sum(-1)
     out = (squares > WHOLE**2).nonzero()[:, 0]
     if len(out):
-        inside = whole[out].mul_((WHOLE / squares[out].sqrt() * (1 - 2.0**-50))[:, None]).trunc_()
-        whole[out], squares[out] = inside, inside.square().sum(-1)
+        # Toward 0, from a point inside: no coordinate leaves it again.
+        shrink = WHOLE / squares[out].sqrt() * (1 - 2.0**-50)
+        inside = whole[out].mul_(shrink[:, None]).trunc_()
+        whole[out] = inside
+        squares[out] = inside.square().sum(-1)
     return whole, squares
 
 
@@ -329,26 +360,30 @@ def sixteen_bits(words: Tensor, dim: int) -> Tensor:
 
 
 def added(products: Tensor, first: Tensor) -> tuple[Tensor, int]:
-    """first + the sum of each row, (n,), in parts of sqrt(dim), and how many roundings a term can
-    see.
+    """first + the sum of each row, (n,), in place, and how many roundings a term can see.
+
+    In parts of sqrt(dim) numbers.
     """
     part = max(64, math.isqrt(products.shape[1]))
-    parts = [some.sum(-1) for some in products.split(part, -1)]
+    parts = products.split(part, -1)
     for some in parts:
-        first += some
+        first += some.sum(-1)
     return first, part + len(parts) + 2
 
 
 @dataclass(frozen=True)
 class GaussianVector(LatticeRandomizer):
-    """For x in R^dim with ||x|| <= radius the message x + N(0, sigma^2 I), at the smallest sigma
-    for (epsilon, delta).
+    """For x with ||x|| <= radius the message x + N(0, sigma^2 I) of least sigma.
 
     Two points of the ball are at most 2 radius apart: sigma is that of the analytic Gaussian
-    mechanism at this sensitivity. dim: a positive integer; epsilon in [1e-3, 30]; delta in (0, 1),
-    a keyword, above what arithmetic costs; radius in [1e-140, 1e140]. Raises ValueError.
+    mechanism at this sensitivity. ``sample_tally`` costs O(dim) for each repetition, whatever the
+    number of users. Raises ValueError.
 
-    ``sample_tally`` costs O(dim) for each repetition, whatever the number of users.
+    Args:
+        dim: of x, a positive integer.
+        epsilon: in [1e-3, 30].
+        radius: of the ball, in [1e-140, 1e140].
+        delta: in (0, 1), above what arithmetic costs.
 
     Guarantees: (epsilon, delta)-LDP of the numbers that are sent, for any two points of the ball;
     no smaller sigma is
@@ -374,7 +409,8 @@ class GaussianVector(LatticeRandomizer):
     def guarantee(self) -> Guarantee:
         source = "Balle, Wang (2018), Theorem 8, at sensitivity 2 radius, rounded"
         real = real_local(self.epsilon, source, self.delta * ROUNDED)
-        return replace(real, mu=2 * self.radius / self.sigma).rounded(self.variation, self.delta)
+        real = replace(real, mu=2 * self.radius / self.sigma)
+        return real.rounded(self.variation, self.delta)
 
     @cached_property
     def moments(self) -> BallMoments:
@@ -393,12 +429,15 @@ class GaussianVector(LatticeRandomizer):
     def _mixture(self, own: Tensor, lifted: Lifted) -> Mixture:
         """V = g + (radius/sigma) x'."""
         shift = self.radius / self.sigma
-        return Mixture(None, shift, 8 * UNIT * shift)
+        one = torch.ones_like(lifted.height)
+        return Mixture(one, shift * one, 8 * UNIT * shift)
 
     def _exactly(self, context: Any, own: list[int], G: list[Any], u: list[Any]) -> tuple[Any, Any]:
         return context.mpf(1), context.mpf(self.radius / self.sigma)
 
     def _sums(self, points: Tensor, counts: Tensor, shape: tuple[int, ...], draws: Draws) -> Tensor:
-        users, deviation = counts.double(), math.sqrt(self.moments.variance) / self.radius
+        users = counts.double()
+        deviation = math.sqrt(self.moments.variance) / self.radius
         normal = draws.normal((*shape, *counts.shape[:-1], self.dim))
-        return combined(users, points) + normal * (users.sum(-1, keepdim=True).sqrt() * deviation)
+        scale = users.sum(-1, keepdim=True).sqrt() * deviation
+        return combined(users, points) + normal * scale

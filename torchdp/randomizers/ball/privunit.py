@@ -1,5 +1,7 @@
-"""PrivUnit at its exact optimum, lifted to the ball: the same noise at every point and in every
-direction.
+"""PrivUnit at its exact optimum, lifted to the ball: the same noise at every point and direction.
+
+Notation: D = dim + 1; u is the point lifted to the sphere of R^D, V a random point there,
+T = <V, u> and gamma = E T; G are D normals.
 """
 
 import math
@@ -19,7 +21,7 @@ from torchdp.kernels.dispatch import keyed
 from torchdp.kernels.normals.pieces import portions
 from torchdp.privacy import Guarantee
 from torchdp.privacy.blanket import Blanket
-from torchdp.randomizers.ball.axial_sums import AxialSums, add, directed, uniform_sums
+from torchdp.randomizers.ball.axial_sums import AxialSums, Sums, add, directed, uniform_sums
 from torchdp.randomizers.ball.ball import BallMoments, SubGaussian, constants
 from torchdp.randomizers.ball.lattice import UNIT, LatticeRandomizer, Lifted, Mixture
 from torchdp.randomizers.ball.sphere import (
@@ -32,21 +34,26 @@ from torchdp.randomizers.ball.sphere import (
 )
 from torchdp.randomizers.base import ball_epsilon, real_local
 
-USERS_AT_ONCE = 2**22  # whose T, sqrt(1 - T^2) and g0 a fused sum holds
-# units of 2^-53 in sqrt(dim + 1) T, and in sqrt(1 - T^2): measured, 34 and 20 at most
+# Whose T, sqrt(1 - T^2) and g0 a fused sum holds.
+USERS_AT_ONCE = 2**22
+
+# Units of 2^-53 in sqrt(dim + 1) T, and in sqrt(1 - T^2): measured, 34 and 20 at most.
 COORDINATE = 500
 
 
 @dataclass(frozen=True)
 class PrivUnit(LatticeRandomizer):
-    """For x in R^dim with ||x|| <= radius a message Y with E Y = x and Cov Y = v I, before it is
-    rounded.
+    """For x with ||x|| <= radius a message Y with E Y = x and Cov Y = v I, before it is rounded.
 
     x / radius is lifted to the unit sphere of R^D, D = dim + 1; there a uniform point V is made
     e^epsilon times as likely on the cap <V, u> >= gamma, and Y is radius V/gamma without its last
     coordinate. gamma is the fixed point gamma = E <V, u>, which gives v = radius^2
-    (1 - gamma^2)/(D gamma^2) (derivation: kernels/privunit/README.md). dim: a positive integer;
-    epsilon in [1e-6, 50]; radius > 0. Raises ValueError.
+    (1 - gamma^2)/(D gamma^2) (derivation: kernels/privunit/README.md). Raises ValueError.
+
+    Args:
+        dim: of x, a positive integer.
+        epsilon: in [1e-6, 50].
+        radius: of the ball, in [1e-140, 1e140].
 
     V is uniform with probability c0, uniform on the cap else. ``sample_tally`` draws how many of a
     type's users there are of either kind, dim + 1 normals for each type, and for each kind three
@@ -85,18 +92,15 @@ class PrivUnit(LatticeRandomizer):
 
     @cached_property
     def moments(self) -> BallMoments:
-        """Exact moments; variance radius^2 (1 - gamma^2)/((dim + 1) gamma^2) + step^2/6; the others
-        but for step^2.
-        """
+        """Exact moments; variance v + step^2/6, the others but for step^2."""
         variance = self.radius**2 * self.cap.variance + self.step**2 / 6
         return BallMoments(variance, self.cap.third_moment, self.cap.fourth_moment)
 
     @property
     def grid(self) -> float:
-        """h, in units of V = sqrt(dim + 1) times a unit vector, whose noise has the deviation
-        sqrt(1 - gamma^2).
-        """
-        return super().grid * 2.0 ** -math.ceil(math.log2(math.cosh(self.cap.rapidity)))
+        """h, in units of V of length sqrt(D), whose noise has the deviation sqrt(1 - gamma^2)."""
+        inverse = math.cosh(self.cap.rapidity)  # of the deviation
+        return super().grid * 2.0 ** -math.ceil(math.log2(inverse))
 
     @property
     def _bits(self) -> int:
@@ -117,36 +121,47 @@ class PrivUnit(LatticeRandomizer):
 
     def _mixture(self, own: Tensor, lifted: Lifted) -> Mixture:
         """V = ||V|| (T u + sqrt(1 - T^2) (G - <G, u> u)/|G - <G, u> u|)."""
-        z, near = sided(own, self.cap.normal_threshold, self.cap.chance, self.cap.survival)
+        cap = self.cap
+        z, near = sided(own, cap.normal_threshold, cap.chance, cap.survival)
         t, height = uniform_coordinate(self.dim + 1, z)
-        (dot, of_dot), (square, of_square), size = lifted.along, lifted.square, self._size
+        dot, of_dot = lifted.along
+        square, of_square = lifted.square
+        size = self._size
         across = square - dot.square()
         stretch = size * height * across.rsqrt()
-        # of the root of ``across``, relative
-        of_across = (of_square + 2 * dot.abs() * of_dot + 8 * UNIT * square) / (2 * across)
+        # Of the root of ``across``, relative.
+        of_across = of_square + 2 * dot.abs() * of_dot + 8 * UNIT * square
+        of_across = of_across / (2 * across)
         error = stretch * of_dot + size * (height * of_across + 40 * UNIT)
+        # What is not drawn of the place, relative to it, and T's own rounding.
         error = error + 4 * 2.0**-64 / near + 2 * COORDINATE * UNIT
         return Mixture(stretch, size * t - stretch * dot, error)
 
     def _exactly(self, context: Any, own: list[int], G: list[Any], u: list[Any]) -> tuple[Any, Any]:
         above, outer = placed(context, own, self.cap.chance)
         survival = context.mpf(self.cap.survival)
-        t, height = self.cap.exactly(context, outer * (survival if above else 1 - survival))
-        t = t if above else -t
-        dot, size = context.fdot(G, u), context.sqrt(self.dim + 1)
-        stretch = size * height / context.sqrt(context.fdot(G, G) - dot * dot)
+        share = outer * (survival if above else 1 - survival)
+        t, height = self.cap.exactly(context, share)
+        if not above:
+            t = -t
+        dot = context.fdot(G, u)
+        size = context.sqrt(self.dim + 1)
+        across = context.sqrt(context.fdot(G, G) - dot * dot)
+        stretch = size * height / across
         return stretch, size * t - stretch * dot
 
     @cached_property
     def subgaussian(self) -> SubGaussian:
-        """Along x on the sphere, those of (T/gamma - 1) radius; no direction is worse
-        (on a grid, by the tests).
+        """Along x on the sphere, of (T/gamma - 1) radius; no direction is worse.
+
+        (On a grid, by the tests.)
         """
         w, weights = self.cap.quadrature()
-        y, centre = w / 2, self.cap.rapidity  # tanh y - tanh c = sinh(y - c)/(cosh y cosh c)
-        return constants(
-            (self.radius * np.sinh(y - centre) / (np.cosh(y) * np.sinh(centre)), weights)
-        )
+        y = w / 2
+        centre = self.cap.rapidity
+        # tanh y - tanh c = sinh(y - c)/(cosh y cosh c)
+        noise = self.radius * np.sinh(y - centre) / (np.cosh(y) * np.sinh(centre))
+        return constants((noise, weights))
 
     @cached_property
     def _cap_sums(self) -> AxialSums:
@@ -155,31 +170,39 @@ class PrivUnit(LatticeRandomizer):
         return AxialSums(np.tanh(w / 2), weights / weights.sum(), self.dim + 1)
 
     def _collect(self, points: Tensor, counts: Tensor, draws: Draws) -> Tensor:
-        key = (
-            draws.kernel_key()
-            if keyed(points.device) and self.dim <= privunit.LARGEST_DIM
-            else None
-        )
+        fused = keyed(points.device) and self.dim <= privunit.LARGEST_DIM
+        key = draws.kernel_key() if fused else None
         if key is None:
             return super()._collect(points, counts, draws)
         total = torch.zeros(self.dim, dtype=torch.float64, device=points.device)
+        mean = self.cap.threshold
         for first, last, some in portions(counts, USERS_AT_ONCE):
-            numbers = (draws.normal((last - first,)), *self.cap.draw((last - first,), draws))
-            mean = self.cap.threshold
+            users = (last - first,)
+            normals = draws.normal(users)
+            t, height = self.cap.draw(users, draws)
             total += privunit.sums(
-                points, some, *numbers, key, first, radius=self.radius, mean=mean
+                points, some, normals, t, height, key, first, radius=self.radius, mean=mean
             )
         return total
 
     def _sums(self, points: Tensor, counts: Tensor, shape: tuple[int, ...], draws: Draws) -> Tensor:
+        dim = self.dim + 1
         held = (counts > 0).reshape(-1, counts.shape[-1]).any(0)
-        users, points = counts[..., held], points[..., held, :]
+        users = counts[..., held]
+        points = points[..., held, :]
         users = users.expand(*shape, *users.shape)
+
+        def on_cap(n: int) -> Sums:
+            return self.cap.draw_cap((n,), draws)
+
+        def anywhere(n: int) -> Sums:
+            return uniform_coordinate(dim, draws.normal((n,)))
+
+        # The density is c0 everywhere and more on the cap: a mixture of two uniform ones.
         inside = draws.binomial(users, 1 - self.cap.low_density)
-        on_cap = self._cap_sums.sums(inside, lambda n: self.cap.draw_cap((n,), draws), draws)
-        anywhere = uniform_sums(self.dim + 1).sums(
-            users - inside, lambda n: uniform_coordinate(self.dim + 1, draws.normal((n,))), draws
-        )
-        sums = add(self.dim + 1, on_cap, anywhere, draws)
-        height = (1 - points.square().sum(-1, keepdim=True)).clamp_min(0).sqrt()
-        return directed(torch.cat([points, height], -1), sums, draws)[..., :-1] / self.cap.threshold
+        cap_sums = self._cap_sums.sums(inside, on_cap, draws)
+        other_sums = uniform_sums(dim).sums(users - inside, anywhere, draws)
+        sums = add(dim, cap_sums, other_sums, draws)
+        square = 1 - points.square().sum(-1, keepdim=True)
+        axes = torch.cat([points, square.clamp_min(0).sqrt()], -1)
+        return directed(axes, sums, draws)[..., :-1] / self.cap.threshold

@@ -1,11 +1,13 @@
-"""Coordinates of random points of the unit sphere: uniform, and with one cap made e^epsilon times
-as likely.
+"""Coordinates of random points of the sphere: uniform, or with a cap e^epsilon times as likely.
 
 (1 + T)/2 for a coordinate T of a uniform point is a symmetric Beta variable. The density of its
 logit is smooth and log-concave on the whole line, which makes every step exact to rounding, from
 the circle to millions of dimensions: tails by quadrature, quantiles as a smooth table of a
 normal's. The side of the cap is decided by a normal with one side of a threshold made e^epsilon
 times as likely, by inversion.
+
+Notation: T = tanh(y) is a coordinate and w = 2y its logit; s = ``survival`` is the share of the
+sphere on the cap T >= gamma; p = (dim - 1)/2 is the parameter of Beta(p, p).
 """
 
 import math
@@ -26,30 +28,52 @@ from torchdp.randomizers.alphabet.chances import TOTAL, exponential
 from torchdp.randomizers.base import ball_epsilon
 from torchdp.root import root
 
-THRESHOLD_PANELS = 6  # of the integral for a threshold
-AT_ONCE = 2**14  # thresholds of a batch
-STEPS, TOLERANCE = 4, 2.0**-51  # of Newton's method; of the logarithm of a rapidity
-WIDE = 200.0  # densities down to e^-200: expectations of exp(a T^2) near 2 need them
-# A tail ends where its density has fallen by e^-CUT; on PANELS panels its integral is exact to
+# Thresholds of a batch: each holds 120 nodes of an integral.
+AT_ONCE = 2**14
+
+# Equal panels, of 20 nodes each, of the integral for a threshold.
+THRESHOLD_PANELS = 6
+
+# Newton steps from the threshold of many dimensions; a bracket settles the last bits.
+STEPS = 4
+
+# Of the logarithm of a rapidity, absolute.
+TOLERANCE = 2.0**-51
+
+# Densities down to e^-200: expectations of exp(a T^2) near 2 need them.
+WIDE = 200.0
+
+# A tail ends where its density has fallen by e^-CUT. Its integral on PANELS panels is exact to
 # rounding.
-PANELS, CUT = 24, 45.0
-# The table: z = -REACH, ..., REACH, quintic in between (beyond, with probability 2e-44, the ends).
-REACH, STEPS_PER_UNIT = 14, 64
+CUT = 45.0
+PANELS = 24
+
+# The table of quantiles has nodes z = -REACH, ..., REACH. Beyond, with probability 2e-44, the ends
+# are used.
+REACH = 14
+STEPS_PER_UNIT = 64
+
+# The logit at which the density is largest.
+CENTRE = np.zeros(())
+
+LOG_ROOT_2PI = math.log(2 * math.pi) / 2
 
 
 def cap_chance(epsilon: float, survival: float) -> int:
-    """Of 2^63 integers those that lead to a set of this share, e^epsilon times as likely as the
-    rest; rounded down.
+    """Integers, of 2^63, that lead to a set of this share made e^epsilon times as likely.
+
+    Rounded down: the private side.
     """
-    growth, share = exponential(epsilon), Fraction(survival)
-    return math.floor(TOTAL * growth * share / (1 + (growth - 1) * share))
+    growth = exponential(epsilon)
+    share = Fraction(survival)
+    mass = 1 + (growth - 1) * share
+    return math.floor(TOTAL * growth * share / mass)
 
 
 def tilted(
     shape: tuple[int, ...], draws: Draws, threshold: float, chance: int, survival: float
 ) -> Tensor:
-    """N(0, 1) given >= threshold with probability chance/2^63, given < threshold otherwise;
-    float64, by inversion.
+    """N(0, 1), float64, at or above the threshold with probability chance/2^63.
 
     The uniform number within either part has 126 bits near both of its ends, so that no tail ends
     before 2^-127 of it and none is cut off at the threshold. survival: P(N(0, 1) >= threshold).
@@ -62,21 +86,26 @@ def tilted(
 def inverted(
     above: Tensor, ends_here: Tensor, near: Tensor, threshold: float, survival: float
 ) -> Tensor:
-    """N(0, 1) on either side of the threshold at a share ``near`` < 1/2 of that side's mass from
-    one of its ends.
+    """The normal at a given share of the mass on its side of the threshold, float64.
 
-    ends_here: from infinity; else from the threshold.
+    Args:
+        above: whether it is at or above the threshold, (n,).
+        ends_here: whether the share counts from infinity; else from the threshold, (n,).
+        near: the share, in (0, 1/2), (n,).
+        threshold: of the normal.
+        survival: P(N(0, 1) >= threshold).
     """
     far = 1 - near
-    outer, inner = torch.where(ends_here, near, far), torch.where(ends_here, far, near)
-    # P(|N| further out on its side)
+    outer = torch.where(ends_here, near, far)
+    inner = torch.where(ends_here, far, near)
     beyond = torch.where(above, outer * survival, outer * (1 - survival))
-    before = survival + inner * (1 - survival)  # P(N > z), below the threshold
-    lower = ~above & (beyond > 0.5)
-    z = torch.special.ndtri(torch.where(lower, before, beyond))
-    return torch.where(
-        above, (-z).clamp_min(threshold), torch.where(lower, -z, z).clamp_max(threshold)
-    )
+    upper_tail = survival + inner * (1 - survival)  # P(N(0, 1) > z) below the threshold
+    # Inversion keeps the digits of a tail below 1/2 only.
+    from_above = ~above & (beyond > 0.5)
+    tail = torch.where(from_above, upper_tail, beyond)
+    z = torch.special.ndtri(tail)
+    below = torch.where(from_above, -z, z).clamp_max(threshold)
+    return torch.where(above, (-z).clamp_min(threshold), below)
 
 
 @entrywise(epsilon=ball_epsilon)
@@ -85,11 +114,13 @@ def threshold(epsilon: Tensor) -> Tensor:
 
     Newton's method on a concave function, monotone and quadratic.
     """
-    growth, k = log_excess(epsilon), torch.zeros_like(epsilon)
+    growth = log_excess(epsilon)
+    k = torch.zeros_like(epsilon)
     while True:
         odds = growth + torch.special.log_ndtr(-k)
-        more = odds.clamp_min(0) + torch.log1p((-odds.abs()).exp())  # log(1 + e^odds)
-        mean = (growth - k * k / 2 - math.log(2 * math.pi) / 2 - more).exp()
+        remainder = torch.log1p((-odds.abs()).exp())
+        log_mass = odds.clamp_min(0) + remainder  # log(1 + e^odds)
+        mean = (growth - k * k / 2 - LOG_ROOT_2PI - log_mass).exp()
         rising = mean > k * (1 + 1e-15)
         if not bool(rising.any()):
             return k
@@ -102,113 +133,125 @@ def log_excess(epsilon: Tensor) -> Tensor:
 
 
 def sided(own: Tensor, threshold: float, chance: int, survival: float) -> tuple[Tensor, Tensor]:
-    """A normal whose side of the threshold is chosen by ``chance`` of 2^63, (n,), and how near an
-    end its share lies.
+    """A normal on a side that ``chance`` of 2^63 decides, (n,), and its share of that side's mass.
 
-    own: (n, 2): side and end to count from, share of the side's mass.
+    own: (n, 2) words: the first says the side and the end to count from, the second the share.
     """
-    side, near = own[:, 0], own[:, 1].bitwise_and(MOST).double().add_(0.5).mul_(2.0**-64)
+    side = own[:, 0]
+    place = own[:, 1].bitwise_and(MOST).double()
+    near = (place + 0.5) * 2.0**-64
     return inverted(side.bitwise_and(MOST) < chance, side < 0, near, threshold, survival), near
 
 
 def placed(context: Any, own: list[int], chance: int) -> tuple[bool, Any]:
-    """``sided`` without error: whether beyond the threshold, and the share of that side further
-    out.
-    """
-    side, place = own[0] >> 192, own[1] % (1 << 255)
+    """``sided`` without error: whether above the threshold, and the share of that side beyond."""
+    side = own[0] >> 192
+    above = side % (1 << 63) < chance
+    place = own[1] % (1 << 255)
     near = (2 * place + 1) * context.mpf(2) ** -257
-    return side % (1 << 63) < chance, near if side >> 63 else 1 - near
+    return above, near if side >> 63 else 1 - near
 
 
 @dataclass(frozen=True)
 class LogitBeta:
-    """w = log(B/(1 - B)) for B ~ Beta(p, p): its density is proportional to s(w)^p s(-w)^p, s the
-    logistic function.
+    """w = log(B/(1 - B)) for B ~ Beta(p, p), p > 0.
 
-    p > 0. Computed in float64 by numpy; ``quantile`` in torch.
+    Its density is proportional to s(w)^p s(-w)^p, s the logistic function. Computed in float64 by
+    numpy; ``quantile`` in torch.
     """
 
     p: float
 
     def log_ratio(self, w: np.ndarray, step: np.ndarray) -> np.ndarray:
         """log of the density at w + step over that at w; no digits cancel for w, step >= 0."""
-        both = np.sinh(step / 2) ** 2 * (2 - np.cosh(w / 2) ** -2.0) + np.tanh(w / 2) * np.sinh(
-            step
-        )
-        return -self.p * np.log1p(both)
+        # cosh^2((w + step)/2)/cosh^2(w/2) - 1
+        growth = np.sinh(step / 2) ** 2 * (2 - np.cosh(w / 2) ** -2.0)
+        growth = growth + np.tanh(w / 2) * np.sinh(step)
+        return -self.p * np.log1p(growth)
 
     def tail_length(self, w: np.ndarray, cut: float) -> np.ndarray:
         """A step beyond w at which the density is below e^-cut of its value at w."""
         length = np.full_like(w, 1 / (2 * self.p))
-        while (short := self.log_ratio(w, length) > -cut).any():
+        short = self.log_ratio(w, length) > -cut
+        while short.any():
             length = np.where(short, 1.25 * length, length)
+            short = self.log_ratio(w, length) > -cut
         return length
 
     def tail(self, w: np.ndarray) -> np.ndarray:
         """P(logit >= w) over the density at w, by quadrature; for w near 0 or beyond."""
         length = self.tail_length(w, CUT)
-        steps, weights = panel_rule(PANELS)
-        return length * (np.exp(self.log_ratio(w[..., None], length[..., None] * steps)) @ weights)
+        nodes, weights = panel_rule(PANELS)
+        ratio = np.exp(self.log_ratio(w[..., None], length[..., None] * nodes))
+        return length * (ratio @ weights)
 
     @property
     def log_total(self) -> float:
         """log of the whole mass, for the density divided by its value at 0, where it is largest."""
-        return math.log(2 * self.tail(np.zeros(())))
+        return math.log(2 * self.tail(CENTRE))
 
     def log_survival(self, w: np.ndarray) -> np.ndarray:
         """log P(logit >= w), for w near 0 or beyond."""
-        return self.log_ratio(np.zeros(()), w) + np.log(self.tail(w)) - self.log_total
+        return self.log_ratio(CENTRE, w) + np.log(self.tail(w)) - self.log_total
 
     def quadrature(self, start: float, stop: float) -> tuple[np.ndarray, np.ndarray]:
-        """60 nodes in [start, stop] and their probabilities, exact to rounding where 2p is an
-        integer.
+        """60 nodes in [start, stop] and their probabilities.
 
-        In the angle arctan(e^(w/2)) the density is then a polynomial in sine and cosine.
+        In the angle arctan(e^(w/2)) the density is a polynomial in sine and cosine where 2p is an
+        integer: exact to rounding.
         """
         if start >= 0:  # angles near 0 keep more digits than those near pi/2
             w, mass = self.quadrature(-stop, -start)
             return -w, mass
-        ends, (grid, weights) = np.arctan(np.exp([start / 2, stop / 2])), panel_rule(3)
-        angles = ends[0] + (ends[1] - ends[0]) * grid
+        first, last = np.arctan(np.exp([start / 2, stop / 2]))
+        grid, weights = panel_rule(3)
+        angles = first + (last - first) * grid
         w = 2 * np.log(np.tan(angles))
-        density = np.exp(self.log_ratio(np.zeros(()), w) - self.log_total) * 4 / np.sin(2 * angles)
-        return w, (ends[1] - ends[0]) * weights * density
+        density = np.exp(self.log_ratio(CENTRE, w) - self.log_total)
+        density = 4 * density / np.sin(2 * angles)  # of the angle
+        return w, (last - first) * weights * density
 
     def quantile(self, z: Tensor) -> Tensor:
-        """The increasing function of a standard normal z that has this distribution, float64; |z| >
-        14 counts as 14.
+        """The increasing function of a standard normal z that has this distribution, float64.
+
+        |z| > 14 counts as 14.
         """
         table = _table(self.p, z.device)
         position = (z.double().clamp(-REACH, REACH) + REACH) * STEPS_PER_UNIT
-        index = position.long().clamp_max(len(table) - 1)
-        t = position - index
-        a, b, c, d, e, f = table[index].unbind(-1)
-        return a + t * (b + t * (c + t * (d + t * (e + t * f))))
+        cell = position.long().clamp_max(len(table) - 1)
+        t = position - cell
+        value, *coefficients = table[cell].flip(-1).unbind(-1)
+        for coefficient in coefficients:  # Horner's rule
+            value = coefficient + t * value
+        return value
 
 
 @lru_cache
 def panel_rule(panels: int) -> tuple[np.ndarray, np.ndarray]:
-    """Nodes and weights on [0, 1]: so many equal panels of 20 Gauss-Legendre nodes. Not to be
-    written to.
-    """
+    """Nodes and weights on [0, 1]: equal panels of 20 Gauss-Legendre nodes. Read-only."""
     nodes, weights = np.polynomial.legendre.leggauss(20)
-    return ((np.arange(panels)[:, None] + (nodes + 1) / 2) / panels).ravel(), np.tile(
-        weights / 2 / panels, panels
-    )
+    starts = np.arange(panels)[:, None]
+    grid = (starts + (nodes + 1) / 2) / panels
+    return grid.ravel(), np.tile(weights / 2 / panels, panels)
 
 
 @lru_cache(maxsize=64)
 def _table(p: float, device: torch.device) -> Tensor:
-    """Coefficients (cells, 6) of the quintics that match value, slope and curvature of the quantile
-    at the nodes.
+    """Coefficients (cells, 6), from the constant on, of quintics between nodes of the quantile.
+
+    They match its value, slope and curvature at the nodes.
     """
-    signs = zip((-1, 1, -1), _upper_quantiles(LogitBeta(p)), strict=True)
-    value, slope, curvature = (
-        np.concatenate([sign * upper[:0:-1], upper]) for sign, upper in signs
-    )
+    quantile, first, second = _upper_quantiles(LogitBeta(p))
     h = 1 / STEPS_PER_UNIT
-    rise, s0, s1 = value[1:] - value[:-1], h * slope[:-1], h * slope[1:]
-    c0, c1 = h * h * curvature[:-1], h * h * curvature[1:]
+    # The quantile and its curvature are odd functions of z, the slope is even.
+    value = np.concatenate([-quantile[:0:-1], quantile])
+    slope = h * np.concatenate([first[:0:-1], first])
+    curvature = h * h * np.concatenate([-second[:0:-1], second])
+    rise = value[1:] - value[:-1]
+    s0 = slope[:-1]
+    s1 = slope[1:]
+    c0 = curvature[:-1]
+    c1 = curvature[1:]
     cubic = 10 * rise - 6 * s0 - 4 * s1 - 1.5 * c0 + 0.5 * c1
     quartic = -15 * rise + 8 * s0 + 7 * s1 + 1.5 * c0 - c1
     quintic = 6 * rise - 3 * (s0 + s1) - 0.5 * (c0 - c1)
@@ -216,7 +259,7 @@ def _table(p: float, device: torch.device) -> Tensor:
     return torch.from_numpy(table).to(device)
 
 
-def _upper_quantiles(law: LogitBeta) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+def _upper_quantiles(logit: LogitBeta) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Quantile, first and second derivative at z = 0, 1/64, ..., 14.
 
     Newton's method on log P(logit >= w) = log P(normal >= z): the left side is concave, so it is
@@ -225,92 +268,101 @@ def _upper_quantiles(law: LogitBeta) -> tuple[np.ndarray, np.ndarray, np.ndarray
     """
     z = np.arange(REACH * STEPS_PER_UNIT + 1) / STEPS_PER_UNIT
     target = log_ndtr(-z)
-    w, zero = np.zeros_like(z), np.zeros(())
-    while True:
-        mass = law.tail(w)  # survival over density
-        step = (law.log_ratio(zero, w) + np.log(mass) - law.log_total - target) * mass
+    log_total = logit.log_total
+
+    def newton_step(w: np.ndarray) -> np.ndarray:
+        mass = logit.tail(w)  # survival over density
+        return (logit.log_ratio(CENTRE, w) + np.log(mass) - log_total - target) * mass
+
+    w = np.zeros_like(z)
+    converged = False
+    while not converged:
+        step = newton_step(w)
         w = w + step
-        if np.abs(step).max() <= 1e-9 * np.abs(w).max():
-            break
-    mass = law.tail(w)
-    w = w + (law.log_ratio(zero, w) + np.log(mass) - law.log_total - target) * mass
-    slope = law.tail(w) * np.exp(-z * z / 2 - math.log(2 * math.pi) / 2 - target)
-    score = law.p * expit(-w) - law.p * expit(w)
+        converged = np.abs(step).max() <= 1e-9 * np.abs(w).max()
+    w = w + newton_step(w)
+    inverse_hazard = np.exp(-z * z / 2 - LOG_ROOT_2PI - target)
+    slope = logit.tail(w) * inverse_hazard
+    score = logit.p * expit(-w) - logit.p * expit(w)  # g'(w)/g(w)
     return w, slope, -slope * (z + slope * score)
 
 
 def uniform_coordinate(dim: int, z: Tensor) -> tuple[Tensor, Tensor]:
-    """(T, sqrt(1 - T^2)) for a coordinate T of a uniform point of the sphere in R^dim; T increases
-    with normal z.
-    """
+    """(T, sqrt(1 - T^2)) for a coordinate of a uniform point of R^dim's sphere; T rises with z."""
     if dim == 1:
         zero = torch.zeros_like(z, dtype=torch.float64)
         return torch.where(z < 0, -1.0, zero + 1), zero
-    half = LogitBeta((dim - 1) / 2).quantile(z) / 2  # T = tanh(half)
-    return half.tanh(), half.cosh().reciprocal()
+    y = LogitBeta((dim - 1) / 2).quantile(z) / 2
+    return y.tanh(), y.cosh().reciprocal()
 
 
 def log_half_gamma(p: Tensor) -> Tensor:
-    """log Gamma(p + 1/2)/Gamma(p), p > 0, to a few units in the last place: a series at p + 32,
-    then down to p.
+    """log Gamma(p + 1/2)/Gamma(p), p > 0, to a few units in the last place.
+
+    A series at p + 32, then down to p.
     """
     shift = torch.ones_like(p)
     for j in range(32):
         shift = shift * ((p + j) / (p + j + 0.5))
     v = 1 / (p + 32)
     w = v * v
-    return (
-        shift.log()
-        - v / 8 * (1 - w / 24 * (1 - 3 * w / 10 * (1 - 85 * w / 84)))
-        + (p + 32).log() / 2
-    )
+    # Nested: each bracket is the rest of Stirling's series over the term before.
+    series = 1 - 3 * w / 10 * (1 - 85 * w / 84)
+    series = v / 8 * (1 - w / 24 * series)
+    return shift.log() - series + (p + 32).log() / 2
 
 
 @entrywise(AT_ONCE, dim=partial(checks.within, low=2, high=checks.MOST), epsilon=ball_epsilon)
 def rapidity(dim: Tensor, epsilon: Tensor) -> Tensor:
-    """artanh of the fixed point gamma = E T of ``CapLaw``; it keeps all digits of small gamma, and
-    of 1 - gamma.
+    """artanh of the fixed point gamma = E T of ``CapLaw``, with all digits of gamma and 1 - gamma.
 
     It is where log(w/gamma - s), w = E[T; T >= gamma] for uniform V, is log 1/(e^epsilon - 1). The
     difference would lose all digits near gamma = 1. As an integral it loses none: that of
     sech(t)^(dim + 1)/tanh(t)^2 over t >= y, divided by (dim - 1) times that of sech^(dim - 1) over
     the line.
     """
-    level = (
-        math.log(math.sqrt(math.pi))
-        - log_half_gamma((dim - 1) / 2)
-        + (dim - 1).log()
-        - log_excess(epsilon)
-    )
-    x = (threshold(epsilon) / dim.sqrt()).asinh().log()  # that of many dimensions
+    log_line = math.log(math.sqrt(math.pi)) - log_half_gamma((dim - 1) / 2)
+    log_scale = log_line + (dim - 1).log()
+    level = log_scale - log_excess(epsilon)
 
     def excess(log_y: Tensor, integral: Tensor) -> Tensor:
-        return integral.log() - (dim + 1) / 2 * torch.log1p(sinh(log_y.exp()).square()) - level
+        log_cosh_square = torch.log1p(sinh(log_y.exp()).square())
+        fallen = (dim + 1) / 2 * log_cosh_square
+        return integral.log() - fallen - level
 
+    log_y = (threshold(epsilon) / dim.sqrt()).asinh().log()  # right in many dimensions
     for _ in range(STEPS):  # Newton's method
-        y = x.exp()
+        y = log_y.exp()
         integral = _beyond(dim, y)
-        x = x + (excess(x, integral) * y.tanh().square() * integral / y).clamp(-1, 1)
-    found = root(
-        lambda x: excess(x, _beyond(dim, x.exp())), x - TOLERANCE / 2, x + TOLERANCE / 2, TOLERANCE
+        step = excess(log_y, integral) * y.tanh().square() * integral / y
+        log_y = log_y + step.clamp(-1, 1)
+    # Its last bits are those of the safe end of a bracket, whatever the guess.
+    safe = root(
+        lambda log_y: excess(log_y, _beyond(dim, log_y.exp())),
+        log_y - TOLERANCE / 2,
+        log_y + TOLERANCE / 2,
+        TOLERANCE,
     )
-    return found.exp()
+    return safe.exp()
 
 
 def _beyond(dim: Tensor, y: Tensor) -> Tensor:
-    """The integral of (cosh(y)/cosh(t))^(dim + 1)/tanh(t)^2 over t >= y: in log t, to where it has
-    fallen by e^-CUT.
+    """The integral of (cosh(y)/cosh(t))^(dim + 1)/tanh(t)^2 over t >= y.
+
+    In log t, to the ``end`` where it has fallen by e^-CUT: cosh(end) = cosh(y) e^c.
     """
-    grid, weights = (
-        torch.from_numpy(each).to(y.device)[:, None] for each in panel_rule(THRESHOLD_PANELS)
-    )
-    # cosh far = cosh y e^c, and sinh^2(far/2) = (cosh y (e^c - 1) + 2 sinh^2(y/2))/2 loses no digit
-    # for small y
-    far = (y.exp() + (-y).exp()) * torch.expm1(CUT / (dim + 1)) / 4 + sinh(y / 2).square()
-    length = (2 * far.sqrt().asinh() / y).log()
+    nodes, weights = panel_rule(THRESHOLD_PANELS)
+    grid = torch.from_numpy(nodes).to(y.device)[:, None]
+    # sinh^2(end/2) = (cosh y (e^c - 1) + 2 sinh^2(y/2))/2 loses no digit for small y.
+    rise = (y.exp() + (-y).exp()) * torch.expm1(CUT / (dim + 1))
+    square = rise / 4 + sinh(y / 2).square()  # sinh^2(end/2)
+    end = 2 * square.sqrt().asinh()
+    length = (end / y).log()
     t = y * (length * grid).exp()
-    fallen = (dim + 1) / 2 * (torch.log1p(sinh(y).square()) - torch.log1p(sinh(t).square()))
-    return length * added(weights * fallen.exp() * t / t.tanh().square())
+    log_cosh_ratio = torch.log1p(sinh(y).square()) - torch.log1p(sinh(t).square())
+    fallen = ((dim + 1) / 2 * log_cosh_ratio).exp()
+    mass = torch.from_numpy(weights).to(y.device)[:, None]
+    return length * added(mass * fallen * t / t.tanh().square())
 
 
 def sinh(x: Tensor) -> Tensor:
@@ -321,21 +373,23 @@ def sinh(x: Tensor) -> Tensor:
 
 def coordinate_size(dim: int) -> tuple[np.ndarray, np.ndarray]:
     """Nodes and weights for expectations of functions of |T|; dim >= 2."""
-    law = LogitBeta((dim - 1) / 2)
-    w, mass = law.quadrature(0.0, float(law.tail_length(np.zeros(()), WIDE)))
+    logit = LogitBeta((dim - 1) / 2)
+    w, mass = logit.quadrature(0.0, float(logit.tail_length(CENTRE, WIDE)))
     return np.tanh(w / 2), 2 * mass
 
 
 @dataclass(frozen=True)
 class CapLaw:
-    """The coordinate T = <V, u> in PrivUnit: V uniform on the sphere of R^dim, reweighted on the
-    cap <V, u> >= gamma.
+    """The coordinate T = <V, u> in PrivUnit: V on the sphere of R^dim, with a likelier cap.
 
-    Relative to the uniform distribution the density is c1 = e^epsilon c0 on the cap and c0
-    elsewhere, c0 = 1/(1 + (e^epsilon - 1) s), s the cap's share of the sphere. gamma is the fixed
-    point gamma = E T, which makes E T as large as possible and Var T = (1 - gamma^2)/dim: the noise
-    of V/gamma is (1 - gamma^2)/(dim gamma^2) in every direction. dim: an integer >= 2; epsilon in
-    [1e-6, 50].
+    Relative to the uniform distribution the density is c1 = e^epsilon c0 on the cap <V, u> >= gamma
+    and c0 elsewhere, c0 = 1/(1 + (e^epsilon - 1) s), s the cap's share of the sphere. gamma is the
+    fixed point gamma = E T, which makes E T as large as possible and Var T = (1 - gamma^2)/dim: the
+    noise of V/gamma is (1 - gamma^2)/(dim gamma^2) in every direction.
+
+    Args:
+        dim: an integer >= 2.
+        epsilon: in [1e-6, 50].
 
     Source: Bhowmick, Duchi, Freudiger, Kapoor, Rogers (2018), PrivUnit; Asi, Feldman, Talwar
     (2022), optimality; the fixed point: kernels/privunit/README.md.
@@ -383,13 +437,16 @@ class CapLaw:
     def third_moment(self) -> float:
         """E Z^3 of the standardised coordinate Z = (T - gamma)/sqrt(Var T)."""
         d = self.dim
-        return -math.sqrt(d) * (d + 3) / (d + 1) * math.sinh(self.rapidity)
+        scale = -math.sqrt(d) * (d + 3) / (d + 1)
+        return scale * math.sinh(self.rapidity)
 
     @property
     def fourth_moment(self) -> float:
         """E Z^4."""
-        d, r = self.dim, math.sinh(self.rapidity) ** 2
-        return d * (3 * (d + 1) * (1 + r) + (d * d + 5 * d + 12) * r) / ((d + 1) * (d + 2))
+        d = self.dim
+        r = math.sinh(self.rapidity) ** 2
+        numerator = 3 * (d + 1) * (1 + r) + (d * d + 5 * d + 12) * r
+        return d * numerator / ((d + 1) * (d + 2))
 
     def draw(self, shape: tuple[int, ...], draws: Draws) -> tuple[Tensor, Tensor]:
         """Independent copies of (T, sqrt(1 - T^2)), float64.
@@ -416,17 +473,25 @@ class CapLaw:
         T = cos a, P = J(a)/J(pi) for J the integral of sin^(dim - 2) from 0 on, by the recurrence k
         J_k = (k - 1) J_(k - 2) - sin^(k - 1) cos; Newton's method from a float. O(dim).
         """
-        start = -float(ndtri(float(share))) if share < 0.5 else float(ndtri(float(1 - share)))
-        z = torch.tensor(start, dtype=torch.float64)
-        t, height = (float(each) for each in uniform_coordinate(self.dim, z))
-        angle, degree = context.atan2(context.mpf(height), context.mpf(t)), self.dim - 2
-        for _ in range(5):
+        z = -ndtri(float(share)) if share < 0.5 else ndtri(float(1 - share))
+        t, height = uniform_coordinate(self.dim, torch.tensor(z, dtype=torch.float64))
+        angle = context.atan2(context.mpf(float(height)), context.mpf(float(t)))
+        degree = self.dim - 2
+        for _ in range(5):  # each doubles the digits: 53 bits become more than the context's
             cosine, sine = context.cos_sin(angle)
-            k, whole = degree % 2, context.mpf(2) if degree % 2 else context.pi
-            integral, power = (2 * context.sin(angle / 2) ** 2, sine * sine) if k else (angle, sine)
+            k = degree % 2
+            if k:
+                integral = 2 * context.sin(angle / 2) ** 2  # J_1 = 1 - cos
+                whole = context.mpf(2)
+                power = sine * sine
+            else:
+                integral = angle
+                whole = context.pi
+                power = sine
             while k < degree:
                 k += 2
-                integral, whole = ((k - 1) * integral - power * cosine) / k, whole * (k - 1) / k
+                integral = ((k - 1) * integral - power * cosine) / k
+                whole = whole * (k - 1) / k
                 power *= sine * sine
             angle -= (integral - share * whole) / sine**degree
         return context.cos(angle), context.sin(angle)
@@ -437,17 +502,15 @@ class CapLaw:
         return cap_chance(self.epsilon, self.survival)
 
     def quadrature(self) -> tuple[np.ndarray, np.ndarray]:
-        """Nodes 2 artanh T and weights for expectations under this distribution, off the cap and on
-        it.
-        """
-        uniform, edge = self.uniform, 2 * self.rapidity
-        low = float(uniform.tail_length(np.array(0.0), WIDE))
-        below = [uniform.quadrature(start, stop) for start, stop in ((-low, 0.0), (0.0, edge))]
-        nodes, masses = self.cap_quadrature()
-        weights = [self.low_density * mass for _, mass in below]
-        return np.concatenate([*(w for w, _ in below), nodes]), np.concatenate(
-            [*weights, self.high_density * masses]
-        )
+        """Nodes 2 artanh T and weights for expectations under this distribution."""
+        uniform = self.uniform
+        lowest = -float(uniform.tail_length(np.array(0.0), WIDE))
+        negative, far_mass = uniform.quadrature(lowest, 0.0)
+        positive, near_mass = uniform.quadrature(0.0, 2 * self.rapidity)
+        on_cap, cap_mass = self.cap_quadrature()
+        low = self.low_density
+        weights = [low * far_mass, low * near_mass, self.high_density * cap_mass]
+        return np.concatenate([negative, positive, on_cap]), np.concatenate(weights)
 
     def cap_quadrature(self) -> tuple[np.ndarray, np.ndarray]:
         """Nodes 2 artanh T on the cap, and their probabilities for uniform V: they add up to s."""
