@@ -74,6 +74,7 @@ class ParticipationLog:
                 "indices must hold each user once: twice in a batch is twice the bound"
             )
         first, last, times = self.attendance[:, batch]
+        # Rules are for users who came before.
         refused = (times > 0) & self.participation.refuses(self.step, first, last, times)
         if refused.any():
             raise ValueError(
@@ -223,12 +224,14 @@ class SampledBatches(PlannedBatches):
     def _users(self, step: int) -> list[int]:
         members = (self._group == step % self.sampling.groups).nonzero()[:, 0]
         if self.sampling.chance < 1:
+            # 63 bits of a word below chance 2^63, rounded down: no more than the chance.
             words = self._draws(step).integers((len(members),))
             members = members[words < math.floor(self.sampling.chance * 2**63)]
         return members.tolist()
 
     def _draws(self, step: int) -> Noise:
         """Of one step, ``steps`` for the groups: steps that are passed over need no draws."""
+        # A key for each step: one that is resumed draws what it would have drawn.
         key = self._key + step.to_bytes(8, "little")
         return SeededNoise(int.from_bytes(key, "little"), "cpu")
 
@@ -349,6 +352,7 @@ def _emptied(value: Any) -> Any:
     if hasattr(value, "_fields"):
         return type(value)(*map(_emptied, value))
     if isinstance(value, tuple | list):
+        # A list of strings is a column of a batch, with one for each row.
         texts = all(isinstance(part, str) for part in value)
         return type(value)([] if texts else map(_emptied, value))
     return value

@@ -130,12 +130,15 @@ class Clipper:
         fresh = key not in self._known and len(targets) > 0
         known = self._known.get(key, Known(list(self.routes)))
         passes = Passes(self._both, parameters, seed is not None, known)
+        # What is compiled calls no function of torch that a route could see.
         with torch.enable_grad(), eager(), masks(seed, targets.device):
+            # Not at each call: it copies all parameters.
             with passes.same_bits() if due(known.calls) else nullcontext():
                 limits = at_once, memory
                 losses, findings = self._summed(passes, inputs, targets, sums, fresh, seed, limits)
         total = _unless(sums.flat(parameters), findings)
         self.balance = _unless(sums.balance, findings)
+        # Only now: a call that raised vouches for no other, nor does a batch of nobody.
         if len(targets):
             known.calls += len(targets) > 1
             self._known[key] = self._last = known
@@ -175,6 +178,7 @@ class Clipper:
                 findings.append(_Finding(gradients.mixes, MEANS))
         if not fresh:
             return losses, findings
+        # Where module or loss remember examples, the first one's loss has moved.
         after, _ = passes.value(*first, seed or 0)
         both = torch.stack([before, after])
         moved = (both - before[0]).abs() > CHANGES * (both.abs() + before[0].abs())
@@ -186,6 +190,7 @@ class Clipper:
                 "each call, so that no example is remembered: set what is public outside of forward",
                 stacklevel=4,
             )
+        # Later shapes may reach fewer: an expert is chosen by some batches alone.
         if self._last is None:
             reached.update(self._unused)
             refuse_unreached([name for name in passes.leaves if name not in reached])

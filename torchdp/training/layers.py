@@ -43,6 +43,7 @@ class FeatureLayer(nn.Module):
             )
         self._kind = type(features)
         self._rest: dict[str, Any] = {}
+        # Buffers: .to() moves them and state dicts hold them, and nothing is trained.
         for field in dataclasses.fields(features):
             part = getattr(features, field.name)
             if isinstance(part, Tensor):
@@ -67,6 +68,7 @@ class FeatureLayer(nn.Module):
         parts: dict[str, Any] = self._rest | dict(self.named_buffers())
         features = self._kind(**parts)
         rows = _rows(x, features.family.dimension).reshape(-1, x.shape[-1])
+        # A phase of 1,000 has no digits left in half precision.
         with torch.autocast(x.device.type, enabled=False):
             y = values(features, rows)
             return y.reshape(*x.shape[:-1], y.shape[-1]) / math.sqrt(features.repetitions)
@@ -100,6 +102,7 @@ class SketchLayer(nn.Module):
         """(..., n) -> (..., m), in x's dtype."""
         entries = (self.signs / math.sqrt(len(self.signs))).to(x)
         rows = _rows(x, self.rows.shape[1])
+        # Column j of S has the entries signs[:, j] in the rows self.rows[:, j].
         terms = (rows[..., None, :] * entries).flatten(-2)
         return x.new_zeros(*x.shape[:-1], self.height).index_add(-1, self.rows.flatten(), terms)
 

@@ -57,8 +57,10 @@ class PrivateModule(LightningModule):
         out other batches than the run's.
         """
         run = self._run()
+        # Lightning moves the module after the run was made.
         run.noise.to(targets.device)
         loss = run.backward(inputs, targets)
+        # Before the next batch is asked for, which would raise.
         self.trainer.should_stop |= run.step == run.plan.strategy.steps
         return loss
 

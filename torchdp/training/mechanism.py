@@ -66,8 +66,8 @@ class AdaptiveBound:
 
     def __post_init__(self) -> None:
         checks.fraction("quantile", self.quantile)
-        checks.positive("rate", self.rate)
-        checks.within("rate", self.rate, 0, 1, ": the bound would move too far")
+        rate = checks.positive("rate", self.rate)
+        checks.within("rate", rate, 0, 1, ": the bound would move too far")
         checks.within("share", self.share, 1e-3, 0.9)
 
     def rows(self, total: Tensor, balance: Tensor, bound: float, limit: float) -> Tensor:
@@ -86,6 +86,7 @@ class AdaptiveBound:
     def following(self, number: float, bound: float, limit: float, batch: int) -> float:
         """The next step's bound, by the last number of a step's rows, with its noise."""
         within = min(1.0, max(0.0, 0.5 + number / (2 * self.share * limit * batch)))
+        # A geometric update: the bound stays positive, and moves by at most a factor of e.
         moved = bound * math.exp(-self.rate * (within - self.quantile))
         return min(limit * FAR, max(limit / FAR, moved))
 

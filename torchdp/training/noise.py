@@ -177,6 +177,7 @@ class CorrelatedNoise(nn.Module):
         spent. Entries on a GPU are not waited for: where they are refused, this output and all
         later ones are NaN, and a later step raises the ValueError.
         """
+        # In a compiled graph the noise of one step would be a constant.
         if torch.compiler.is_dynamo_compiling():
             return torch.compiler.disable(self._next)(total)
         return self._next(total)
@@ -194,6 +195,7 @@ class CorrelatedNoise(nn.Module):
         if total.device != device:
             raise ValueError(f"total is on {total.device}, the noise on {device}; move one of them")
         total = checks.real("total", total).to(self._stream.dtype)
+        # A GPU is not waited for: there the stream judges the sum.
         if device.type == "cpu":
             checks.floating("total", total)
         return self._stream.next(total)
@@ -211,10 +213,12 @@ class CorrelatedNoise(nn.Module):
 
 def _recorded(total: Tensor) -> bool:
     """Whether the step would be written down and repeated, or runs on what is no number."""
+    # A subclass may hold no numbers, as a fake tensor.
     if type(total) not in (Tensor, nn.Parameter):
         return True
     if torch._C._functorch.is_functorch_wrapped_tensor(total) or torch.jit.is_tracing():
         return True
+    # Modes that see each operation, as of make_fx.
     if torch._C._len_torch_dispatch_stack() > 0:
         return True
     return total.is_cuda and torch.cuda.is_current_stream_capturing()

@@ -84,6 +84,7 @@ class Epochs(Participation):
         return -(-steps // self.period)
 
     def refuses(self, step: int | Tensor, first: Tensor, last: Tensor, times: Tensor) -> Tensor:
+        # All of a user's steps are congruent to the first.
         return (step - first) % self.period != 0
 
     def apart(self, steps: int) -> int:
@@ -136,6 +137,7 @@ class Separated(Participation):
         return (times >= self.times) | (step - last < self.gap)
 
     def apart(self, steps: int) -> int:
+        # Of a user of one step no two columns meet, however many bands C has.
         return steps if self.times == 1 else self.gap
 
     def largest(self, squares: Tensor) -> float:

@@ -47,5 +47,6 @@ class Passes:
         return min(plan.strategy.steps, plan.users // plan.batch)
 
     def __iter__(self) -> Iterator[Any]:
+        # The rest of the pass that the run is in.
         left = len(self) - self.run.step % len(self)
         yield from islice(self.run.loader(self.dataset, **self.options), left)

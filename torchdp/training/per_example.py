@@ -168,6 +168,7 @@ class Passes:
         """
         known = {**self.frozen, **known}
         buffers = self.buffers if buffers is None else buffers
+        # A buffer that the call assigns is another tensor in ``swapped`` afterwards.
         swapped = dict(buffers)
         for place, name in self._places.items():
             if name in known:
@@ -199,6 +200,7 @@ class Passes:
         ValueError.
         """
         own = {f"module.{name}": p for name, p in self.both.module.named_parameters()}
+        # Detached copies: the graph may need what is written over.
         held = own | self.buffers
         copies = {name: value.detach().clone() for name, value in held.items()}
         changed = []
@@ -240,6 +242,7 @@ class Passes:
                 if name not in BASE:
                     values.append((f"{path}.{name}", value))
         holders = [(place, value, copy(value)) for place, value in values if type(value) in HOLDERS]
+        # A tensor in an attribute can not be put back by its numbers alone: it is refused.
         versions = [(place, value, value._version) for place, value in values if _counted(value)]
         try:
             yield
@@ -332,6 +335,7 @@ class Passes:
         tensors: those of the output, (n, ...). Examples whose loss is not finite are left out: the
         first one that is stands in for them. None where the loss takes one example alone.
         """
+        # A mean over a loss that is infinite compares nothing.
         finite = alone.isfinite()
         places = torch.where(finite, torch.arange(len(y), device=y.device), finite.int().argmax())
         rows = [t.detach()[places] for t in tensors]
@@ -370,6 +374,7 @@ def _neither(alone: Tensor, together: Tensor, eps: float, rounding: Tensor | flo
     """Whether ``together`` is neither the mean, sum nor list of losses ``alone``, (n,)."""
     alone = alone.double()
     together = together.double()
+    # The distance to the nearest of the three.
     off = together.sum() - torch.stack([alone.mean(), alone.sum()])
     if together.ndim and len(together) == len(alone):
         differences = together.reshape(len(alone), -1).sum(1) - alone
@@ -457,7 +462,8 @@ def _reached(total: Tensor) -> list[Tensor]:
     """The leaves that a tensor has a gradient in."""
     if total.grad_fn is None:
         return [total]
-    nodes = [total.grad_fn]
+    # Down the graph: leaves are the nodes that accumulate gradients.
+    nodes: list[Any] = [total.grad_fn]
     seen = set()
     leaves = []
     while nodes:

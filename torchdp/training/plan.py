@@ -164,6 +164,7 @@ class Plan(Mechanism):
             raise
         except Exception as error:  # of whatever kind: the file is anybody's
             raise ValueError(f"{Path(path).name} is not what Plan.save writes: {error}") from error
+        # A file may promise anything: what counts is what its noise gives.
         if not computed.epsilon <= plan.guarantee.epsilon * (1 + ROUNDING):
             raise ValueError(f"{Path(path).name} promises {plan.guarantee}, its noise {computed}")
         return replace(plan, guarantee=computed)

@@ -239,7 +239,8 @@ class Record(Watching):
         self._parameters = {id(p) for p in parameters.values()}
         self._aliases: dict[int, tuple[Tensor, Tensor]] = {}
         self._held: list[tuple[Tensor, int]] = []
-        self._own = object()  # in the marks that are this record's
+        # In the marks: those of another record, of an earlier batch, count as none.
+        self._own = object()
 
     def data(self, x: Tensor) -> Tensor:
         """The same numbers, as data."""
@@ -263,6 +264,7 @@ class Record(Watching):
         """A leaf in place of a tensor of parameters; anything else as it is."""
         if not self.of_weights(source):
             return source
+        # One leaf for each, whose source is held: ids of what is freed come again.
         if id(source) not in self._aliases:
             self._aliases[id(source)] = source, source.detach().requires_grad_()
         return self._aliases[id(source)][1]
@@ -306,6 +308,7 @@ class Record(Watching):
                 self.asked = True
                 return False
             self._refuse(call)
+        # An attribute, as .mT or .shape: what is no other tensor needs no mark.
         if call.name == "__get__":
             out = call.run()
             if out is call.args[0] or not isinstance(out, Tensor):
@@ -321,6 +324,7 @@ class Record(Watching):
                 out = call.run()
         if kind is None and weights:
             kind = WEIGHTS
+        # x[i] = y returns nothing, and x is then of data where y is.
         written = [call.args[0]] if call.func is Tensor.__setitem__ else []
         shapes = [self._made(t, kind, call) for t in [*tensors(out), *written]]
         arguments = self._numbers((call.args, tuple(call.kwargs.items())))
@@ -359,6 +363,7 @@ class Record(Watching):
 
         Of custom functions, hooks of modules, earlier batches, transforms.
         """
+        # Inside of these a call is seen on wrapped tensors, whose marks are lost.
         if torch._C._functorch.maybe_current_level() is not None:
             raise Untaken("the module calls transforms of torch.func")
         for t, kind in zip(given, kinds, strict=True):

@@ -89,9 +89,11 @@ def check_agree(step: int, stream: bytes, total: Tensor) -> None:
     """
     octets = total.contiguous().view(torch.uint8)
     whole = len(octets) // 4 * 4
+    # A checksum of the bits: sums that differ in one number differ in it.
     words = octets[:whole].view(torch.int32).sum(dtype=torch.int64)
     rest = octets[whole:].sum(dtype=torch.int64)
     first = int.from_bytes(stream[:8], "little", signed=True)
+    # One message for all three.
     mine = torch.tensor([step, first, 0], dtype=torch.int64, device=total.device)
     mine[2] = words + (rest << 32)
     others = [torch.empty_like(mine) for _ in range(distributed.get_world_size())]

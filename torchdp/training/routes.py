@@ -74,6 +74,7 @@ def _checked(passes: Passes, x: Inputs, y: Tensor, gradients: Gradients, record:
     if not gradients.forms:
         return False
     norms = torch.stack([form.norms() for form in gradients.forms.values()]).norm(dim=0)
+    # An example whose gradient is 0 or no number vouches for nothing.
     places = (norms.isfinite() & (norms > 0)).nonzero()[:, 0].tolist()
     if not places:
         return False
@@ -157,6 +158,7 @@ def _hold(gradients: Gradients, place: int, wanted: dict[str, Tensor], tolerance
 def recorded(passes: Passes, x: Inputs, y: Tensor) -> tuple[Gradients, Record]:
     """What a pass of the batch finds, unchecked, and its record. Raises Untaken."""
     known = passes.known
+    # Where the loss is inside of the module is seen by its failing, once for these shapes.
     record = Record(passes.leaves, len(y), RULES, known.inside)
     try:
         with passes.unset():
@@ -232,6 +234,7 @@ def _losses_by_vmap(
         return total, total
 
     known = passes.known
+    # The first example shows which parameters the loss holds; vmap sees no other ones.
     if known.reached is None:
         total, _ = loss(passes.own, [t[0] for t in outs], [t[0] for t in others], y[0])
         known.reached = passes.captured(total)
@@ -267,6 +270,7 @@ def _forms(passes: Passes, record: Record, losses: _Losses) -> dict[str, Form]:
     """
     leaves = passes.leaves
     claims = record.claims
+    # One backward pass: in what stands in for parameters, and in the parameters themselves.
     places = [*(claim.at for claim in claims), *leaves.values()]
     gradients = torch.autograd.grad(losses.live, places, losses.down, allow_unused=True)
     for name, g in zip(leaves, gradients[len(claims) :], strict=True):
@@ -287,6 +291,7 @@ def _forms(passes: Passes, record: Record, losses: _Losses) -> dict[str, Form]:
         if key in names:
             forms.setdefault(names[key], []).extend(parts)
             continue
+        # A use of what was made of parameters, as a part or a sum of them.
         derived = _derived(sources[key], list(leaves.values()), joined(parts).whole())
         for name, part in zip(leaves, derived, strict=True):
             if part is not None:
@@ -316,7 +321,7 @@ def by_vmap(passes: Passes, x: Inputs, y: Tensor) -> Gradients:
     """All examples at once, each alone under vmap, without custom functions' own rules for it."""
     if any(isinstance(part, nn.RNNBase) for part in passes.both.modules()):
         raise Untaken("a recurrent layer has weights that nothing can stand in for")
-    outputs: list[Output] = []
+    outputs: list[Output] = []  # what is no tensor can not leave vmap otherwise
 
     def loss(known: dict[str, Tensor], x: Inputs, y: Tensor) -> Any:
         total, returned = passes.call(known, mapped(lambda value: value[None], x), y[None])
@@ -327,6 +332,7 @@ def by_vmap(passes: Passes, x: Inputs, y: Tensor) -> Gradients:
     constants = {name: p.detach() for name, p in passes.leaves.items()}
     try:
         mapping = vmap(grad(loss, has_aux=True), (None, 0, 0), randomness=passes.randomness)
+        # A custom function's own rule for vmap sees all examples together.
         with OwnRules(), passes.unset():
             rows, (losses, tensors) = mapping(constants, x, y)
     except (Refused, torch.OutOfMemoryError):

@@ -15,7 +15,7 @@ from torch.func import vjp, vmap
 from torch.nn import functional as F
 
 from torchdp.training.factors import Form, Products, Rows, Words
-from torchdp.training.record import Call, Record, Rule, Untaken
+from torchdp.training.record import Call, Record, Rule, Untaken, tensors
 
 # Whose channels are dimension 1, and of the others the last ones.
 CHANNELS = (F.group_norm, F.batch_norm)
@@ -44,6 +44,7 @@ def product(r: Record, x: Tensor, W: Tensor, b: Any, turned: bool, f: Any) -> An
         return None
     if r.of_weights(b) and b.ndim != 1:
         return None
+    # The form needs n alone: by the record it would hold all that is marked.
     n = r.n
     out = f(x, r.alias(W), r.alias(b))
     kept = r.keep(x)
@@ -82,6 +83,7 @@ def embedding(r: Record, call: Call) -> Any:
     ids = given["input"]
     W = given["weight"]
     padding = given.get("padding_idx")
+    # max_norm writes the table over; by frequency, one example's gradient would be the others' too.
     unserved = given.get("max_norm") is not None or given.get("scale_grad_by_freq")
     if unserved or given.get("sparse") or not r.fits(ids):
         return None
@@ -145,25 +147,24 @@ def convolution(r: Record, call: Call) -> Any:
     n = r.n
     if not r.fits(x, rows=True) or x.ndim != W.ndim or r.of_data(W) or r.of_data(b):
         return None
-    out = call.func(x, r.alias(W), r.alias(b), **options)
-    kept = r.keep(x)
     dims = W.ndim - 2
     padding = options.get("padding", 0)
     if dims > 2 or options.get("groups", 1) != 1 or isinstance(padding, str):
-        r.claim(W, out, by_example(n, W, (kept,), lambda w, x: call.func(x, w, **options)))
-    else:
-        # A convolution is a product of W with the windows of x.
-        plane = kept if dims == 2 else kept[:, :, None]
-        kernel = in_plane(W.shape[2:], dims, 1)
-        dilation = in_plane(options.get("dilation", 1), dims, 1)
-        stride = in_plane(options.get("stride", 1), dims, 1)
-        around = in_plane(padding, dims, 0)
+        return by_rows(r, call)
+    out = call.func(x, r.alias(W), r.alias(b), **options)
+    kept = r.keep(x)
+    # A convolution is a product of W with the windows of x; one of a line is one of a plane.
+    plane = kept if dims == 2 else kept[:, :, None]
+    kernel = in_plane(W.shape[2:], dims, 1)
+    dilation = in_plane(options.get("dilation", 1), dims, 1)
+    stride = in_plane(options.get("stride", 1), dims, 1)
+    around = in_plane(padding, dims, 0)
 
-        def form(g: Tensor) -> Form:
-            windows = F.unfold(plane, kernel, dilation, around, stride).mT
-            return Products(windows, g.flatten(2).mT)
+    def form(g: Tensor) -> Form:
+        windows = F.unfold(plane, kernel, dilation, around, stride).mT
+        return Products(windows, g.flatten(2).mT)
 
-        r.claim(W, out, form)
+    r.claim(W, out, form)
     r.claim(b, out, lambda g: channels(n, g))
     return out
 
@@ -173,7 +174,7 @@ def by_example(n: int, source: Tensor, kept: tuple[Tensor, ...], f: Any) -> Any:
 
     def derivative(g: Tensor, *x: Tensor) -> Tensor:
         batch = [row[None] for row in x]
-        _, pullback = vjp(lambda w: f(w, *batch), source.detach())
+        pullback = vjp(lambda w: f(w, *batch), source.detach())[1]
         return pullback(g[None])[0]
 
     return lambda g: Rows(rows_of(vmap(derivative)(g, *kept), n))
@@ -182,6 +183,7 @@ def by_example(n: int, source: Tensor, kept: tuple[Tensor, ...], f: Any) -> Any:
 def by_rows(r: Record, call: Call) -> Any:
     """Any call that has a row for each example in and out."""
     args = call.args
+    # The data among the arguments; the others are the same for all examples.
     places = [i for i, t in enumerate(args) if r.of_data(t)]
     if call.kwargs or any(not r.fits(args[i], rows=True) for i in places):
         return None
@@ -237,6 +239,7 @@ def broadcast(r: Record, call: Call) -> Any:
     if not r.of_weights(z) or not r.fits(x, rows=True) or written:
         return None
     leaf = spread(r, z, x.ndim)
+    # A parameter with n rows beside n examples: row i is example i's.
     if leaf is None and z.ndim == x.ndim and len(z) == r.n > 1:
         leaf = diagonal(r, z)
     if leaf is None:
@@ -251,6 +254,17 @@ def cat(r: Record, call: Call) -> Any:
     if any(not t.ndim or len(t) != r.n for t in parts) or dim % parts[0].ndim == 0:
         return None
     return call.func([diagonal(r, t) if r.of_weights(t) else t for t in parts], dim)
+
+
+def where(r: Record, call: Call) -> Any:
+    """A choice between data and parameters, as T5 masks its relative positions."""
+    if call.kwargs or len(call.args) != 3:
+        return None
+    ndim = max(t.ndim for t in tensors(call.args))
+    if any(r.of_data(t) and (t.ndim != ndim or len(t) != r.n) for t in tensors(call.args)):
+        return None
+    leaves = [spread(r, t, ndim) if r.of_weights(t) else t for t in call.args]
+    return None if any(t is None for t in leaves) else call.func(*leaves)
 
 
 def attention(r: Record, call: Call) -> Any:
@@ -286,6 +300,7 @@ def heads(r: Record, call: Call) -> Any:
     with r:  # what follows is recorded
         sides = [side.transpose(0, 1) for side in sides]
         if same:
+            # One product of all of W, whose norm is cheaper than those of its parts.
             projected = F.linear(sides[0], W, b).chunk(3, -1)
         else:
             biases = (None,) * 3 if b is None else b.chunk(3)
@@ -299,7 +314,7 @@ def heads(r: Record, call: Call) -> Any:
         if padding is not None:
             padding = padding[:, None, None]
         p = masked(masked(scores, mask), padding).softmax(-1)
-        if given["dropout_p"]:
+        if given["dropout_p"]:  # a dropout of 0 would draw, too
             p = F.dropout(p, given["dropout_p"], given.get("training", True))
         values = (p @ v).transpose(1, 2).flatten(2)
         out = F.linear(values, given["out_proj_weight"], given["out_proj_bias"])
@@ -307,6 +322,7 @@ def heads(r: Record, call: Call) -> Any:
         return out.transpose(0, 1), weights
 
 
+# By which parameters meet data element by element.
 IN_PLACE = "__iadd__ __isub__ __imul__ __itruediv__ add_ sub_ mul_ div_".split()
 OPERATORS = (
     "add sub mul div __add__ __radd__ __sub__ __rsub__ __mul__ __rmul__ __truediv__ __rtruediv__"
@@ -323,6 +339,7 @@ RULES: dict[Any, Rule] = {
     F.conv1d: convolution,
     F.conv2d: convolution,
     F.conv3d: convolution,
+    torch.where: where,
     torch.cat: cat,
     F.conv_transpose1d: by_rows,
     F.conv_transpose2d: by_rows,

@@ -108,6 +108,7 @@ class Run(Steps):
             dtype=self._dtype,
             shard=(first, self._whole),
         )
+        # At step 0 there is no past: noise follows from the key alone.
         if past and past["step"]:
             kept = {name: past[name] for name in ("step", "past")}
             self.noise.load_secret_state(self.noise.secret_state() | kept)
@@ -118,6 +119,7 @@ class Run(Steps):
         step, bound = self._latest(plan, given, past)
         self.noise.skip(step)
         self._bound = bound if plan.adaptive else plan.bound
+        # Masks are no noise: after a kill they are other ones.
         self._masks = self._secret.generator(b"masks", urandom(16))
         self._unit = plan.adaptive.unit(self.bound, plan.bound) if plan.adaptive else 1.0
         super().__init__(plan, self._secret, self.step, past)
@@ -126,11 +128,13 @@ class Run(Steps):
         self, plan: Mechanism, given: Mapping[str, Any], past: dict[str, Any] | None
     ) -> tuple[int, float]:
         """The latest step that any of what is kept knows, in any process, and the latest bound."""
-        step = checks.integer("step", given.get("step"), 0, plan.strategy.steps)
+        latest: Any = given.get("step")
+        step = checks.integer("step", latest, 0, plan.strategy.steps)
         bounds = list(self._ledger.bounds)
         for state in (given, past or {}):
             if "bound" in state:
                 bounds.append((state["step"], checks.positive("bound", state["bound"])))
+        # The latest of all: a step that any of them knows may have been released.
         known = max(step, self.noise.step, self._ledger.step), max(bounds, default=(0, plan.bound))
         step, (_, bound) = replicas.most(known) if self._group else known
         return step, bound
@@ -192,7 +196,8 @@ class Run(Steps):
         is **not private**: for logs that stay where the data are.
         """
         step = self._expect("targets", len(targets), more)
-        with self._turn:  # the module is one for all threads; the call swaps its parameters
+        # The module is one for all threads, and the call swaps its parameters.
+        with self._turn:
             bound = self.bound
             total, mean = self._clipper(
                 inputs, targets, bound, dropout=self._masks, **self._options

@@ -30,6 +30,7 @@ class Secret:
 
     def digest(self, purpose: bytes) -> bytes:
         """32 bytes."""
+        # Keys have one length: no two purposes have one input.
         return hashlib.sha256(self.key + purpose).digest()
 
     def generator(self, purpose: bytes, more: bytes = b"") -> torch.Generator:
@@ -90,6 +91,7 @@ class Ledger:
         self.bounds: list[tuple[int, float]] = []
         self._path = path
         self._read = 0  # bytes of the file
+        # Not of the key: two runs of one secret state must differ.
         self._self = os.urandom(8).hex()
         self._lost = False  # whether another run has spent a step of this one's
         if path is None:
@@ -133,6 +135,7 @@ class Ledger:
                 file.write(line.encode())
                 file.flush()
                 os.fsync(file.fileno())
+            # After the line is out: of two runs that write at once, one at least sees the other's.
             for news in self._news(path) if bound is None else ():
                 number = news.partition(" ")[0]
                 who = news.rpartition(" ")[2]
@@ -146,6 +149,7 @@ class Ledger:
 
     def _news(self, path: Path) -> list[str]:
         """The lines since the last look."""
+        # From the last look on: a ledger of a million steps is not read at each.
         with path.open("rb") as file:
             file.seek(self._read)
             news = file.read()

@@ -92,6 +92,7 @@ class PrivateTrainer(Trainer):
             )
         if args.max_steps < 0:
             args.max_steps = run.plan.strategy.steps
+        # Batches are the run's, which goes on by itself; NaN of an empty batch is no mistake.
         args.ignore_data_skip = True
         args.logging_nan_inf_filter = False
         super().__init__(run.module, args, **options)
@@ -118,12 +119,14 @@ class PrivateTrainer(Trainer):
             behind = BEHIND.format(self.state.global_step, run.step)
             raise ValueError(f"resume_from_checkpoint must be of this run: {behind}")
         run.module.train()
-        if hasattr(self.optimizer, "train"):  # an optimizer without a schedule
-            self.optimizer.train()
+        train = getattr(self.optimizer, "train", None)
+        if train is not None:  # an optimizer without a schedule
+            train()
         inputs = dict(self._prepare_inputs(inputs))
         # Any tensor with a row for each user: own_loss reads no targets.
         labels = [inputs[name] for name in self.label_names if name in inputs]
         rows = (labels or list(inputs.values()))[0]
+        # The Trainer moves the model after the run was made.
         run.noise.to(rows.device)
         with self.compute_loss_context_manager():
             loss = run.backward(inputs, rows)
