@@ -366,6 +366,6 @@ def test_a_route_that_ends_with_whatever_error_is_left_and_closures_of_branches_
     x = torch.randn(5, 4, generator=torch.Generator().manual_seed(1))
     wanted = brute(net, squares, x, torch.zeros(5), 1e6).float()
     sums = Clipper(net, squares)
-    for _ in range(3):
+    for _ in range(2):
         torch.testing.assert_close(sums(x, torch.zeros(5), 1e6)[0], wanted)
     assert sums.route.startswith("loop")

@@ -3,6 +3,7 @@ runs release.
 """
 
 import copy
+import functools
 import itertools
 import math
 import os
@@ -19,7 +20,7 @@ import torch
 from laws import stored
 from scipy.stats import beta
 from torch import nn
-from trained import KINDS, STEPS, X, gradient, model, squares
+from trained import KINDS, STEPS, X, gradient, model, plans, squares
 
 from torchdp.factorization import BandedStrategy
 from torchdp.noise import SeededNoise
@@ -46,13 +47,21 @@ def same(one, other):
     return all(a == b and torch.allclose(g, h) for (a, g), (b, h) in zip(one, other, strict=True))
 
 
+@functools.cache
+def uninterrupted(kind, adaptive):
+    """A plan, and its run that was not killed."""
+    plan = plans()[kind].adapted(AdaptiveBound()) if adaptive else plans()[kind]
+    return plan, train(plan.start(model(), squares, noise=SeededNoise(1)))
+
+
 @KINDS
 @pytest.mark.parametrize("adaptive", [False, True])
-@pytest.mark.parametrize("stop", [0, 1, 5])
-@pytest.mark.parametrize("kept", ["at the start", "at the end"])
-def test_a_killed_run_goes_on_as_if_it_had_not_been(plans, kind, adaptive, stop, kept):
-    plan = plans[kind].adapted(AdaptiveBound()) if adaptive else plans[kind]
-    whole = train(plan.start(model(), squares, noise=SeededNoise(1)))
+@pytest.mark.parametrize(
+    ("stop", "kept"),
+    [(0, "at the end"), (1, "at the start"), (5, "at the start"), (5, "at the end")],
+)
+def test_a_killed_run_goes_on_as_if_it_had_not_been(kind, adaptive, stop, kept):
+    plan, whole = uninterrupted(kind, adaptive)
     run = plan.start(model(), squares, noise=SeededNoise(1))
     early = stored(run.secret_state())
     begun = train(run, stop) if stop else []
@@ -70,9 +79,9 @@ def test_a_killed_run_goes_on_as_if_it_had_not_been(plans, kind, adaptive, stop,
 
 
 @KINDS
-def test_steps_that_the_ledger_knows_are_never_drawn_again(plans, kind, tmp_path):
-    plan, path = plans[kind], tmp_path / "ledger"
-    whole = train(plan.start(model(), squares, noise=SeededNoise(1)))
+def test_steps_that_the_ledger_knows_are_never_drawn_again(kind, tmp_path):
+    plan, whole = uninterrupted(kind, False)
+    path = tmp_path / "ledger"
     run = plan.start(model(), squares, noise=SeededNoise(1), ledger=path)
     secret = run.secret_state()
     train(run, 3)

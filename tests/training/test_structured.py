@@ -81,12 +81,14 @@ def test_errors_and_norms_are_those_of_the_matrices(monkeypatch, steps, bands, m
 
 
 @pytest.mark.parametrize(
-    "W", [Iterates(600), Iterates(600, 0.9, 0.0, torch.linspace(1, 0.01, 600))]
+    "W", [Iterates(240), Iterates(240, 0.9, 0.0, torch.linspace(1, 0.01, 240))]
 )
 def test_a_fixed_order_of_long_passes_has_buffers(W, monkeypatch):
-    """5 passes of 120 steps; under prefix sums noise is drawn again."""
-    monkeypatch.setattr(search, "RECALLED", replace(search.RECALLED, most=20))
-    monkeypatch.setattr(sys.modules[choose.__module__], "MOST_BANDS", 4)
+    """2 passes of 120 steps; under prefix sums noise is drawn again."""
+    monkeypatch.setattr(search, "RECALLED", replace(search.RECALLED, most=10))
+    module = sys.modules[choose.__module__]
+    for name, value in {"DENSE": 100, "MOST_BANDS": 4, "EVALUATIONS": 6}.items():
+        monkeypatch.setattr(module, name, value)
     choice = choose(W, 120, 1, epsilon=8.0, delta=1e-5)
     plan = next(one.protocol for one in choice.candidates if one.name == "fixed order")
     few = plan.strategy if W.momentum else plan.strategy.buffered
@@ -95,7 +97,7 @@ def test_a_fixed_order_of_long_passes_has_buffers(W, monkeypatch):
         and len(few.poles) == 4
         and str(plan.strategy) in str(plan)
     )
-    assert plan.digest() != replace(plan, strategy=few.leading(599)).digest()
+    assert plan.digest() != replace(plan, strategy=few.leading(239)).digest()
     assert math.isclose(sensitivity(plan.strategy, Epochs(120)).value, 1, rel_tol=1e-9)
     errors = standard_errors(W, plan.strategy) * plan.sigma
     torch.testing.assert_close(errors, plan.standard_errors, rtol=1e-6, atol=0)

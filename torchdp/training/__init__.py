@@ -1,5 +1,4 @@
-"""Differentially private training: plans of least error, correlated noise, public features as
-layers.
+"""Differentially private training: plans of least error, correlated noise, layers of features.
 
     >>> import torch
     >>> from torchdp import training
@@ -20,6 +19,14 @@ correlated noise; a :class:`Plan` holds what belongs together, a :class:`Run` sp
 :mod:`torchdp.training.transformers`). Underneath: :func:`clip_and_sum` makes the sums,
 :class:`Batches`, :class:`SampledBatches` and :class:`ParticipationLog` enforce the participation
 that the noise is calibrated for, :class:`CorrelatedNoise` uses each random number once.
+
+Read in this order: ``strategy`` (workloads W and strategies C; what noise costs them),
+``participation`` (a user's steps, and how far they move C G: Choquette-Choo et al. 2023, Theorems 2
+and 4), ``noise`` on ``stream`` (C^{-1} Z, each number drawn once: Denisov et al. 2022, Theorem
+2.1), ``mechanism``, ``plan`` and ``choose`` (the guarantee; adaptive bounds), ``run`` on ``steps``,
+``batches``, ``secret`` and ``replicas`` (each step once); ``clipping`` on ``sums`` (no gradient is
+longer than the bound), ``routes``, ``record``, ``rules``, ``factors``, ``per_example`` and
+``accepted`` (each example's own gradient).
 
 Guarantees: the outputs of all steps together are (epsilon, delta)-DP, also where a step's gradients
 depend on earlier outputs (Denisov et al. 2022, Theorem 2.1; Balle, Wang 2018, Theorem 8; sampled:

@@ -1,9 +1,14 @@
-"""Sums of clipped per-example gradients."""
+"""Sums of clipped per-example gradients.
+
+``Clipper`` refuses what has no gradient of each example's own, takes the first route that serves
+(``routes``), and looks again at what a batch has shown after a number of batches.
+"""
 
 import math
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -27,6 +32,7 @@ from torchdp.training.per_example import (
     Inputs,
     Known,
     Passes,
+    cut,
     due,
     masks,
     pick,
@@ -36,16 +42,33 @@ from torchdp.training.routes import by_factors, by_loop, by_vmap
 from torchdp.training.sums import Bounds, Sums, group_bounds
 
 ROUTES = ("factors", "vmap", "loop")
-CHECKED = "examples are apart as far as was checked: each new program of operations, by examples drawn anew"
 APART = "each example alone, as torch runs it"
+PROMISES = {
+    "factors": "examples are apart as far as was checked: each new program of operations, by "
+    "examples drawn anew",
+    "vmap": APART,
+    "loop": APART,
+}
+
+# Bytes that factors and gradients of some examples may take.
 MEMORY = 2**28
+
+# By how much the first example's loss may change over a call, of itself: more than rounding.
+CHANGES = 1e-4
+
+
+class _Finding(NamedTuple):
+    """What must not be, as a flag that a GPU is not waited for, and its message."""
+
+    wrong: Tensor | None
+    message: str
 
 
 class Clipper:
     """Sums of clipped gradients of one module and loss, as :func:`clip_and_sum`, batch after batch.
 
     What the first batch of its shapes has shown is kept: the route, and the programs of operations
-    that were checked.
+    that were checked. ``balance``: of the last call, see :class:`Sums`.
     """
 
     def __init__(
@@ -57,19 +80,16 @@ class Clipper:
         unused: Sequence[str] = (),
         groups: Mapping[str, float] | None = None,
     ) -> None:
-        checks.function("loss", loss)
-        self.module, self.loss = checks.instance("module", module, nn.Module), loss
+        self.module = checks.instance("module", module, nn.Module)
+        self.loss = checks.function("loss", loss)
         self._both = Both(module, loss)
         self.routes = tuple(routes)
-        if (
-            not routes
-            or isinstance(routes, str)
-            or [name for name in ROUTES if name in routes] != list(routes)
-        ):
+        ordered = tuple(name for name in ROUTES if name in routes)
+        if not routes or isinstance(routes, str) or ordered != self.routes:
             raise ValueError(f"routes must be some of {ROUTES}, in this order, not {routes!r}")
-        self._unused = parameters_named(self.module, unused)
+        self._unused = parameters_named(module, unused)
         self._groups = None if groups is None else dict(checks.instance("groups", groups, Mapping))
-        self.bounds(1.0)
+        self.bounds(1.0)  # raises where groups do not fit
         self._known: dict[object, Known] = {}
         self._last: Known | None = None
 
@@ -79,14 +99,10 @@ class Clipper:
         if self._last is None:
             return "none yet"
         name = self._last.routes[0]
-        return "; ".join(
-            [f"{name}: {CHECKED if name == 'factors' else APART}", *self._last.reasons]
-        )
+        return "; ".join([f"{name}: {PROMISES[name]}", *self._last.reasons])
 
     def bounds(self, bound: float) -> Bounds:
-        """Which trainable parameters are clipped together, and to what. Raises TypeError,
-        ValueError.
-        """
+        """Which parameters are clipped together, and to what. Raises TypeError, ValueError."""
         names = [name for name, p in self.module.named_parameters() if p.requires_grad]
         return group_bounds(bound, names, self._groups)
 
@@ -100,36 +116,35 @@ class Clipper:
         memory: int = MEMORY,
         dropout: torch.Generator | None = None,
     ) -> tuple[Tensor, Tensor]:
-        """The sum, and the mean of the examples' losses, which is not private. Raises TypeError,
-        ValueError.
+        """The sum, and the mean of the examples' losses, which is not private.
+
+        Raises TypeError, ValueError.
         """
-        bounds, memory = self.bounds(bound), checks.integer("memory", memory, 1)
+        sums = Sums(self.bounds(bound))
+        memory = checks.integer("memory", memory, 1)
         at_once = checks.integer("at_once", at_once, 1)
         inputs = examples(self.module, inputs, targets)
         parameters = trainable(self.module, self.loss, dropout is not None)
         seed = None if dropout is None else int(Simulated(dropout).integers(()))
+        key = _shapes(inputs, targets, parameters)
+        fresh = key not in self._known and len(targets) > 0
+        known = self._known.get(key, Known(list(self.routes)))
+        passes = Passes(self._both, parameters, seed is not None, known)
+        # What is compiled calls no function of torch that a route could see.
         with torch.enable_grad(), eager(), masks(seed, targets.device):
-            shapes = (
-                (name, value.shape[1:], value.dtype)
-                for name, value in named(inputs, targets).items()
-            )
-            key = (*shapes, *((name, p.shape) for name, p in parameters.items()))
-            known, fresh = self._known.get(key, Known(list(self.routes))), key not in self._known
-            passes = Passes(self._both, parameters, seed is not None, known)
-            fresh = fresh and len(targets) > 0
-            sums = Sums(bounds)
+            # Not at each call: it copies all parameters.
             with passes.same_bits() if due(known.calls) else nullcontext():
-                lost, wrong = self._summed(
-                    passes, inputs, targets, sums, fresh, seed, (at_once, memory)
-                )
-        total = _unless(sums.flat(parameters), wrong)
-        self.balance = _unless(sums.balance, wrong)  # of this call, see Sums
+                limits = at_once, memory
+                losses, findings = self._summed(passes, inputs, targets, sums, fresh, seed, limits)
+        total = _unless(sums.flat(parameters), findings)
+        self.balance = _unless(sums.balance, findings)
+        # Only now: a call that raised vouches for no other, nor does a batch of nobody.
         if len(targets):
             known.calls += len(targets) > 1
             self._known[key] = self._last = known
-        return total, torch.cat(lost).mean() if lost else torch.tensor(
-            math.nan, dtype=torch.float32
-        )
+        if not losses:
+            return total, torch.tensor(math.nan, dtype=torch.float32)
+        return total, torch.cat(losses).mean()
 
     def _summed(
         self,
@@ -140,55 +155,69 @@ class Clipper:
         fresh: bool,
         seed: int | None,
         limits: tuple[int, int],
-    ) -> tuple[list[Tensor], list[tuple[Tensor | None, str]]]:
-        """Adds the examples' gradients up in ``sums``. Their losses, and what must not be, with its
-        message.
-        """
+    ) -> tuple[list[Tensor], list[_Finding]]:
+        """Adds the examples' gradients up in ``sums``; their losses, and what must not be."""
         known = passes.known
-        first = pick(inputs, slice(1)), targets[:1]
-        wrong = list[tuple[Tensor | None, str]]()
-        lost = list[Tensor]()
+        first = cut(inputs, targets, slice(1))
+        losses: list[Tensor] = []
+        findings: list[_Finding] = []
+        reached: set[str] = set()
         if fresh:
-            before, reached = passes.value(*first, seed or 0)
+            before, captured = passes.value(*first, seed or 0)
+            reached.update(captured)
         if due(known.calls) and len(targets) > 1:
-            few = min(len(targets), FEW)
-            wrong.append((meet(passes, pick(inputs, slice(few)), few), MEETS))
+            count = min(len(targets), FEW)
+            findings.append(_Finding(meet(passes, pick(inputs, slice(count)), count), MEETS))
         for x, y in _pieces(inputs, targets, *limits, known, fresh):
-            for found in taken(passes, x, y):
-                sums.add(found.forms)
+            for gradients in taken(passes, x, y):
+                sums.add(gradients.forms)
                 if fresh:
-                    rest = {name: form for name, form in found.forms.items() if name not in reached}
-                    reached += [name for name, form in rest.items() if bool(form.norms().any())]
-                lost.append(found.losses)
-                wrong.append((found.mixes, MEANS))
-        if fresh:
-            losses = torch.stack([before, passes.value(*first, seed or 0)[0]])
-            other = (losses - before[0]).abs() > 1e-4 * (losses.abs() + before[0].abs())
-            changed = f"{REMEMBERS}the first one alone had another loss after the call than before"
-            wrong.insert(0, (other.any(), changed))
-            if known.sets:
-                warnings.warn(
-                    f"module's forward sets {', '.join(sorted(known.sets))}, which is put back after each call, so "
-                    "that no example is remembered: set what is public outside of forward",
-                    stacklevel=4,
-                )
-        if fresh and self._last is None:
-            refuse_unreached(
-                [name for name in passes.leaves if name not in {*reached, *self._unused}]
+                    rest = gradients.forms.keys() - reached
+                    reached |= {name for name in rest if gradients.forms[name].norms().any()}
+                losses.append(gradients.losses)
+                findings.append(_Finding(gradients.mixes, MEANS))
+        if not fresh:
+            return losses, findings
+        # Where module or loss remember examples, the first one's loss has moved.
+        after, _ = passes.value(*first, seed or 0)
+        both = torch.stack([before, after])
+        moved = (both - before[0]).abs() > CHANGES * (both.abs() + before[0].abs())
+        changed = f"{REMEMBERS}the first one alone had another loss after the call than before"
+        findings.insert(0, _Finding(moved.any(), changed))
+        if known.sets:
+            warnings.warn(
+                f"module's forward sets {', '.join(sorted(known.sets))}, which is put back after "
+                "each call, so that no example is remembered: set what is public outside of forward",
+                stacklevel=4,
             )
-        return lost, wrong
+        # Later shapes may reach fewer: an expert is chosen by some batches alone.
+        if self._last is None:
+            reached.update(self._unused)
+            refuse_unreached([name for name in passes.leaves if name not in reached])
+        return losses, findings
+
+
+def _shapes(inputs: Inputs, targets: Tensor, parameters: Mapping[str, Tensor]) -> object:
+    """Of which what a batch has shown serves others: those of an example, and of parameters."""
+    given = [(name, x.shape[1:], x.dtype) for name, x in named(inputs, targets).items()]
+    own = [(name, p.shape) for name, p in parameters.items()]
+    return (*given, *own)
 
 
 def taken(passes: Passes, x: Inputs, y: Tensor) -> Iterator[Gradients]:
     """Gradients of some examples by the first route that serves, all at once or one at a time.
+
     Raises ValueError.
     """
     while True:
+        route = passes.known.routes[0]
         try:
-            if passes.known.routes[0] == "loop":
+            if route == "loop":
                 yield from by_loop(passes, x, y)
+            elif route == "vmap":
+                yield by_vmap(passes, x, y)
             else:
-                yield (by_factors if passes.known.routes[0] == "factors" else by_vmap)(passes, x, y)
+                yield by_factors(passes, x, y)
             return
         except Untaken as reason:
             passes.known.next(str(reason))
@@ -208,14 +237,13 @@ def clip_and_sum(
     unused: Sequence[str] = (),
     groups: Mapping[str, float] | None = None,
 ) -> Tensor:
-    """sum_i g_i min(1, bound / ||g_i||), g_i the gradient of loss(module(x_i), y_i) in all
-    trainable parameters.
+    """sum_i g_i min(1, bound / ||g_i||) of the examples' gradients g_i in all trainable parameters.
 
-    Parameters that the loss reaches (a head, a penalty) are among them. The loss of several
-    examples must be the mean, the sum or the list of their own losses, which each batch is held to:
-    a mean that class weights or counts of tokens divide is refused, since it is not what the
-    examples' own gradients add up to. Where the loss is in the module's own call (labels), each
-    example's is the mean over what that example has itself.
+    g_i is the gradient of loss(module(x_i), y_i). Parameters that the loss reaches (a head, a
+    penalty) are among them. The loss of several examples must be the mean, the sum or the list of
+    their own losses, which each batch is held to: a mean that class weights or counts of tokens
+    divide is refused, since it is not what the examples' own gradients add up to. Where the loss is
+    in the module's own call (labels), each example's is the mean over what that example has itself.
 
     Args:
         module: called on batches.
@@ -277,30 +305,31 @@ def clip_and_sum(
     return sums(inputs, targets, bound, at_once=at_once, memory=memory, dropout=dropout)[0]
 
 
-def _unless(total: Tensor, wrong: Sequence[tuple[Tensor | None, str]]) -> Tensor:
-    """``total`` where none of these is wrong: raises ValueError, and on another device the sum is
-    NaN.
+def _unless(total: Tensor, findings: Sequence[_Finding]) -> Tensor:
+    """``total`` where nothing is wrong.
+
+    Raises ValueError where something is, and on another device than the CPU the sum is NaN.
     """
-    for flag, message in wrong:
-        if flag is not None and flag.device.type == "cpu" and flag.any():
+    for wrong, message in findings:
+        if wrong is None:
+            continue
+        if wrong.device.type == "cpu" and wrong.any():
             raise ValueError(message)
-        total = total if flag is None else torch.where(flag.to(total.device), torch.nan, total)
+        total = torch.where(wrong.to(total.device), torch.nan, total)
     return total
 
 
 def _pieces(
     inputs: Inputs, targets: Tensor, at_once: int, memory: int, known: Known, fresh: bool
 ) -> Iterator[tuple[Inputs, Tensor]]:
-    """Some examples at a time: few at first, by which it is known what an example takes; none for
-    none.
+    """Some examples at a time; none for none.
+
+    At first some that show how many bytes an example takes.
     """
     start = 0
     while start < len(targets):
-        step = (
-            min(at_once, FEW)
-            if fresh and not start
-            else max(1, min(at_once, memory // max(known.each, 1)))
-        )
-        part = slice(start, start + step)
-        yield pick(inputs, part), targets[part]
+        step = max(1, min(at_once, memory // max(known.each, 1)))
+        if fresh and start == 0:
+            step = min(at_once, FEW)
+        yield cut(inputs, targets, slice(start, start + step))
         start += step

@@ -1,5 +1,7 @@
-"""Per-example gradients in one weight, as rows or as what they are products of: norms that are
-proved, and sums.
+"""Per-example gradients in one weight, as rows or as factors: norms that are proved, and sums.
+
+Notation: n examples; of a layer example i's gradient is sum_t b_t a_t^T over its T terms, a_t a row
+of the layer's inputs, (p,), b_t the gradient in its output, (q,). S is the sum of the terms' norms.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -9,14 +11,22 @@ from typing import Self
 import torch
 from torch import Tensor
 
-AT_ONCE = 2**20  # float64 numbers that are made on the way
-FEW = 2**16  # numbers that are cheap to have in float64
-# examples whose float32 parts are added up as such: a sum of thousands would round by users' parts
+# float64 numbers that are made on the way.
+AT_ONCE = 2**20
+
+# Numbers that are cheap to have in float64.
+FEW = 2**16
+
+# Examples whose float32 parts are added up as such: a sum of thousands would round by users' parts.
 TOGETHER = 32
-SMALL = 2**12  # numbers; rows of smaller tables are cheap
-# Of an example's terms, added to its norm: what rounds where they cancel is small beside the bound.
+
+# Numbers of a table: rows of smaller ones are cheap.
+SMALL = 2**12
+
+# Of S, added to an example's norm: what rounds where terms cancel is small beside the bound.
 MARGIN = 2.0**-26
-# bounds that an example's scaled terms may add up to before float32 rounds their sum too far
+
+# Bounds that S, scaled, may add up to before float32 rounds the terms' sum too far.
 CANCELS = 2.0**8
 
 
@@ -25,15 +35,16 @@ class _Parts:
     """Tensors, each with a first dimension that counts examples."""
 
     def tensors(self) -> dict[str, Tensor]:
-        parts = {field.name: getattr(self, field.name) for field in fields(self)}
-        return {name: part for name, part in parts.items() if isinstance(part, Tensor)}
+        values = {field.name: getattr(self, field.name) for field in fields(self)}
+        return {name: x for name, x in values.items() if isinstance(x, Tensor)}
 
     def zeroed(self, kept: Tensor) -> Self:
         """0 for the examples that are not ``kept``, (n,)."""
-        parts = self.tensors()
-        for name, x in parts.items():
-            parts[name] = x.masked_fill(~kept.view(-1, *[1] * (x.ndim - 1)), 0)
-        return replace(self, **parts)
+        zeroed = {}
+        for name, x in self.tensors().items():
+            others = ~kept.view(-1, *[1] * (x.ndim - 1))
+            zeroed[name] = x.masked_fill(others, 0)
+        return replace(self, **zeroed)
 
     def pick(self, part: slice) -> Self:
         return replace(self, **{name: x[part] for name, x in self.tensors().items()})
@@ -64,26 +75,26 @@ class Rows(_Parts):
         if rows.numel() <= FEW:
             return scales.double() @ rows.double()
         total = rows.new_zeros(rows.shape[1], dtype=torch.float64)
-        for weights, some in zip(
-            scales.to(rows.dtype).split(TOGETHER), rows.split(TOGETHER), strict=True
-        ):
-            total += weights @ some
+        weights = scales.to(rows.dtype)
+        for start in range(0, len(rows), TOGETHER):
+            part = slice(start, start + TOGETHER)
+            total += weights[part] @ rows[part]
         return total
 
 
 @dataclass
 class Products(_Parts):
-    """sum_t b_t a_t^T for each example, of a: (n, T, p) and b: (n, T, q): a layer's inputs and
-    output gradients.
-    """
+    """sum_t b_t a_t^T for each example, of a: (n, T, p) and b: (n, T, q)."""
 
     a: Tensor
     b: Tensor
-    _spread: Tensor | None = None  # (n,): the terms' norms, added up
+    _spread: Tensor | None = None  # S, (n,), once norms were made
 
     def __post_init__(self) -> None:
-        kind = torch.promote_types(torch.promote_types(self.a.dtype, self.b.dtype), torch.float32)
-        self.a, self.b = self.a.to(kind), self.b.to(kind)
+        dtype = torch.promote_types(self.a.dtype, self.b.dtype)
+        dtype = torch.promote_types(dtype, torch.float32)
+        self.a = self.a.to(dtype)
+        self.b = self.b.to(dtype)
 
     @property
     def rows(self) -> Tensor:
@@ -95,43 +106,47 @@ class Products(_Parts):
         return torch.bmm(self.b.mT, self.a).flatten(1)
 
     def pays(self) -> bool:
-        """Whether products are cheaper than rows: T (p + q + T) < p q; shapes of one example alone
-        decide it.
+        """Whether products are cheaper than rows: T (p + q + T) < p q.
 
-        Not for several terms of float64, whose norms would have no more digits than those of the
-        terms.
+        Shapes of one example alone decide it. Not for several terms of float64, whose norms would
+        have no more digits than those of the terms.
         """
-        terms, p, q = self.a.shape[1], self.a.shape[2], self.b.shape[2]
+        _, terms, p = self.a.shape
+        q = self.b.shape[2]
         return terms == 1 or (self.a.dtype != torch.float64 and terms * (p + q + terms) < p * q)
 
     def norms(self) -> Tensor:
         """At least each example's norm: (n,), float64."""
-        # float32's squares are numbers of float64
+        # Squares of float32's numbers are numbers of float64.
         lengths = _lengths if self.a.dtype == torch.float64 else _norms
-        found = [_product_norms(a, b, lengths) for a, b in _parts(self.a, self.b)]
-        self._spread = torch.cat([spread for _, spread in found])
-        return torch.cat([norms for norms, _ in found])
+        pairs = [_product_norms(a, b, lengths) for a, b in _parts(self.a, self.b)]
+        norms, spreads = zip(*pairs, strict=True)
+        self._spread = torch.cat(spreads)
+        return torch.cat(norms)
 
     def sum(self, scales: Tensor, bound: float) -> Tensor:
-        """sum_i scales_i g_i, flat. Terms that cancel are added up in float64: float32 would round
-        by S eps.
+        """sum_i scales_i g_i, flat.
+
+        Terms that cancel are added up in float64: float32 would round by S eps.
         """
-        a, b = self.a, self.b * scales[:, None, None].to(self.b.dtype)
-        if a.shape[1] == 1 or self._spread is None:
-            return _added(a, b)
-        if a.device.type != "cpu":
-            return _added(a.double(), b.double())
+        scaled = self.b * scales[:, None, None].to(self.b.dtype)
+        if self.a.shape[1] == 1 or self._spread is None:
+            return _added(self.a, scaled)
+        if self.a.device.type != "cpu":
+            return _added(self.a.double(), scaled.double())
         far = self._spread * scales > CANCELS * bound
         if not far.any():
-            return _added(a, b)
-        near = _added(a, b.masked_fill(far[:, None, None], 0.0))
-        return near + _added(a[far].double(), self.b[far].double() * scales[far, None, None])
+            return _added(self.a, scaled)
+        near = _added(self.a, scaled.masked_fill(far[:, None, None], 0.0))
+        scaled_far = self.b[far].double() * scales[far, None, None]
+        return near + _added(self.a[far].double(), scaled_far)
 
 
 @dataclass
 class Words(_Parts):
-    """Gradients in a table: at the first place of each index (n, T) the sum of all its rows
-    (n, T, q), elsewhere 0.
+    """Gradients in a table of q numbers a row, by the indices that an example has, (n, T).
+
+    rows, (n, T, q): at the first place of each index the sum of all its rows, elsewhere 0.
     """
 
     indices: Tensor
@@ -141,16 +156,16 @@ class Words(_Parts):
     @classmethod
     def of(cls, indices: Tensor, b: Tensor, count: int) -> "Words":
         """b: (n, T, q), of which an index may have several rows."""
-        kind = torch.promote_types(b.dtype, torch.float32)
-        merged = [_merged(i, x).to(kind) for i, x in _parts(indices, b)]
+        dtype = torch.promote_types(b.dtype, torch.float32)
+        merged = [_merged(i, x).to(dtype) for i, x in _parts(indices, b)]
         return cls(indices, torch.cat(merged), count)
 
     def whole(self) -> Tensor:
-        n, q = len(self.rows), self.rows.shape[2]
-        place = self.indices + self.count * torch.arange(n, device=self.indices.device)[:, None]
-        total = self.rows.new_zeros(n * self.count, q).index_add_(
-            0, place.flatten(), self.rows.flatten(0, 1)
-        )
+        n, _, q = self.rows.shape
+        tables = self.count * torch.arange(n, device=self.indices.device)
+        places = self.indices + tables[:, None]
+        total = self.rows.new_zeros(n * self.count, q)
+        total.index_add_(0, places.flatten(), self.rows.flatten(0, 1))
         return total.reshape(n, -1)
 
     def norms(self) -> Tensor:
@@ -168,16 +183,17 @@ Form = Rows | Products | Words
 
 
 def joined(forms: Sequence[Form]) -> Form:
-    """All uses of one weight as one. What becomes of them is a function of shapes alone, the same
-    for any n.
+    """All uses of one weight as one.
+
+    What becomes of them is a function of shapes alone, the same for any n.
     """
     products = [form for form in forms if isinstance(form, Products)]
-    words = [form for form in forms if isinstance(form, Words)]
     if len(products) == len(forms):
-        one = products[0]
+        product = products[0]
         if len(forms) > 1:
-            one = Products(_along([x.a for x in products]), _along([x.b for x in products]))
-        return one if one.pays() else Rows(one.whole())
+            product = Products(_along([x.a for x in products]), _along([x.b for x in products]))
+        return product if product.pays() else Rows(product.whole())
+    words = [form for form in forms if isinstance(form, Words)]
     if len(words) == len(forms) and words[0].count * words[0].rows.shape[2] > SMALL:
         if len(words) == 1:
             return words[0]
@@ -199,31 +215,30 @@ def _added(a: Tensor, b: Tensor) -> Tensor:
 
 def _parts(*several: Tensor) -> Iterator[tuple[Tensor, ...]]:
     """Some examples at a time, in float64 but for whole numbers."""
-    if sum(x.numel() + len(x) * x.shape[1] ** 2 for x in several) <= AT_ONCE:
-        yield tuple(x.double() if x.is_floating_point() else x for x in several)
-        return
-    step = max(1, AT_ONCE // max(sum(x[0].numel() + x.shape[1] ** 2 for x in several), 1))
-    for some in zip(*(x.split(step) for x in several), strict=True):
-        yield tuple(x.double() if x.is_floating_point() else x for x in some)
+    # An example's numbers, and those of its terms' products with one another.
+    numbers = sum(x.shape[1:].numel() + x.shape[1] ** 2 for x in several)
+    step = max(1, AT_ONCE // max(numbers, 1))
+    for part in zip(*(x.split(step) for x in several), strict=True):
+        yield tuple(x.double() if x.is_floating_point() else x for x in part)
 
 
 def _product_norms(
     a: Tensor, b: Tensor, lengths: Callable[[Tensor], Tensor]
 ) -> tuple[Tensor, Tensor]:
-    """At least || sum_t b_t a_t^T ||, of (n, T, p), (n, T, q): terms' products, an error bound,
-    MARGIN's part; and S.
+    """At least || sum_t b_t a_t^T ||, of (n, T, p) and (n, T, q); and S.
 
-    The terms' norms add up to S. Sums of k products in float64 have error k 2^-53 times the sum of
-    their sizes, which is S^2 here: where terms cancel, their products tell nothing below
-    sqrt(2 k 2^-53) S.
+    The first is made of the terms' products, an error bound, and MARGIN's part. Sums of k products
+    in float64 have error k 2^-53 times the sum of their sizes, which is S^2 here: where terms
+    cancel, their products tell nothing below sqrt(2 k 2^-53) S.
     """
-    longest = (lengths(a) * lengths(b)).sum(1)
+    S = (lengths(a) * lengths(b)).sum(1)
     terms = a.shape[1]
     if terms == 1:
-        return longest, longest
-    products = ((a @ a.mT) * (b @ b.mT)).sum((1, 2)).clamp_min(0.0)
+        return S, S
+    # || sum_t b_t a_t^T ||^2 = sum_tu <a_t, a_u> <b_t, b_u>
+    squares = ((a @ a.mT) * (b @ b.mT)).sum((1, 2)).clamp_min(0.0)
     k = a.shape[2] + b.shape[2] + terms * terms + 8
-    return (products + k * 2.0**-52 * longest.square()).sqrt() + MARGIN * longest, longest
+    return (squares + k * 2.0**-52 * S.square()).sqrt() + MARGIN * S, S
 
 
 def _norms(x: Tensor) -> Tensor:
@@ -233,16 +248,12 @@ def _norms(x: Tensor) -> Tensor:
 def _lengths(x: Tensor) -> Tensor:
     """(n, T, p) -> (n, T), of float64: also of numbers whose squares are none."""
     largest = x.abs().amax(2, keepdim=True)
-    return (
-        torch.linalg.vector_norm(x / largest.masked_fill(largest == 0, 1.0), dim=2)
-        * largest[..., 0]
-    )
+    unit = x / largest.masked_fill(largest == 0, 1.0)
+    return torch.linalg.vector_norm(unit, dim=2) * largest[..., 0]
 
 
 def _merged(indices: Tensor, b: Tensor) -> Tensor:
-    """(n, T), (n, T, q) -> (n, T, q): at an index's first place the sum of all its rows,
-    elsewhere 0.
-    """
+    """(n, T), (n, T, q) -> (n, T, q), as :class:`Words` holds them."""
     same = indices[:, :, None] == indices[:, None, :]
     first = ~same.tril(-1).any(2)
     return (same.to(b.dtype) @ b) * first[..., None]

@@ -15,28 +15,35 @@ from torchdp.sketching import Sketch
 
 
 class FeatureLayer(nn.Module):
-    """f(x) / sqrt(repetitions) of a kernel's random features: <layer(x), layer.queries(y)>
-    estimates k(x, y).
+    """f(x) / sqrt(repetitions) of a kernel's random features.
 
-    features: drawn by a family whose f has a gradient (``GaussianFourier``, ``GaussianOrthogonal``,
-    ``InnerProduct``, ``InnerProductRotated``); where f is clipped the gradient there is 0. Its
-    tensors become buffers. The layer is public computation: the vectors' domain is not checked
-    here, and nothing is private before bits are collected or noise is added. Autocast is off
-    inside: a phase has no digits to lose. vmap, torch.compile, DDP: as any layer of plain
-    operations. Raises TypeError.
+    <layer(x), layer.queries(y)> estimates k(x, y). The layer is public computation: the vectors'
+    domain is not checked here, and nothing is private before bits are collected or noise is added.
+    Autocast is off inside: a phase has no digits to lose. vmap, torch.compile, DDP: as any layer of
+    plain operations.
+
+    Args:
+        features: drawn by a family whose f has a gradient (``GaussianFourier``,
+            ``GaussianOrthogonal``, ``InnerProduct``, ``InnerProductRotated``); where f is clipped
+            the gradient there is 0. Its tensors become buffers.
+
+    Raises TypeError.
     """
 
     def __init__(self, features: Features) -> None:
         super().__init__()
         if not isinstance(features, Features):
             raise TypeError(
-                f"features must be density.Features, not {type(features).__name__}; call family.draw"
+                f"features must be density.Features, not {type(features).__name__}; call "
+                "family.draw"
             )
         if isinstance(features, SignFeatures):
             raise TypeError(
                 "features must have a gradient, and signs have none: use GaussianFourier or another"
             )
-        self._rest = dict[str, Any]()
+        self._kind = type(features)
+        self._rest: dict[str, Any] = {}
+        # Buffers: .to() moves them and state dicts hold them, and nothing is trained.
         for field in dataclasses.fields(features):
             part = getattr(features, field.name)
             if isinstance(part, Tensor):
@@ -45,9 +52,9 @@ class FeatureLayer(nn.Module):
                 self._rest[field.name] = part
             else:
                 raise TypeError(
-                    f"{type(features).__name__} is made of other features; draw them by a plain family"
+                    f"{type(features).__name__} is made of other features; draw them by a plain "
+                    "family"
                 )
-        self._kind = type(features)
 
     def forward(self, x: Tensor) -> Tensor:
         """(..., d) -> (..., instances), in x's dtype."""
@@ -61,17 +68,22 @@ class FeatureLayer(nn.Module):
         parts: dict[str, Any] = self._rest | dict(self.named_buffers())
         features = self._kind(**parts)
         rows = _rows(x, features.family.dimension).reshape(-1, x.shape[-1])
+        # A phase of 1,000 has no digits left in half precision.
         with torch.autocast(x.device.type, enabled=False):
-            found = values(features, rows)
-            return found.reshape(*x.shape[:-1], found.shape[-1]) / math.sqrt(features.repetitions)
+            y = values(features, rows)
+            return y.reshape(*x.shape[:-1], y.shape[-1]) / math.sqrt(features.repetitions)
 
 
 class SketchLayer(nn.Module):
-    """S x of a public sketch S, m x n, with s nonzeros a column: (..., n) -> (..., m), linear, at a
-    cost of s n.
+    """S x of a public sketch S, m x n, with s nonzeros a column: (..., n) -> (..., m).
 
-    sketch: drawn without sight of the data (``sketching.osnap`` and others); its rows and signs
-    become buffers. The Jacobian is S. vmap, torch.compile, DDP: as any layer of plain operations.
+    Linear, at a cost of s n; the Jacobian is S. vmap, torch.compile, DDP: as any layer of plain
+    operations.
+
+    Args:
+        sketch: drawn without sight of the data (``sketching.osnap`` and others); its rows and signs
+            become buffers.
+
     Raises TypeError, ValueError.
     """
 
@@ -88,9 +100,11 @@ class SketchLayer(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """(..., n) -> (..., m), in x's dtype."""
-        signs = self.signs / math.sqrt(len(self.signs))
-        signed = (_rows(x, self.rows.shape[1])[..., None, :] * signs.to(x)).flatten(-2)
-        return x.new_zeros(*x.shape[:-1], self.height).index_add(-1, self.rows.flatten(), signed)
+        entries = (self.signs / math.sqrt(len(self.signs))).to(x)
+        rows = _rows(x, self.rows.shape[1])
+        # Column j of S has the entries signs[:, j] in the rows self.rows[:, j].
+        terms = (rows[..., None, :] * entries).flatten(-2)
+        return x.new_zeros(*x.shape[:-1], self.height).index_add(-1, self.rows.flatten(), terms)
 
 
 def _rows(x: Tensor, width: int) -> Tensor:

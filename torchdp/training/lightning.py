@@ -42,22 +42,25 @@ class PrivateModule(LightningModule):
     """
 
     def training_step(self, batch: Any, batch_idx: int) -> Tensor:
-        """Of a batch (inputs, targets); for others override it and return
-        ``self.private_step(x, y)``.
+        """Of a batch (inputs, targets); of others override it.
+
+        It returns ``self.private_step(inputs, targets)``.
         """
         inputs, targets = batch
         return self.private_step(inputs, targets)
 
     def private_step(self, inputs: Inputs, targets: Tensor) -> Tensor:
-        """Puts the step's private gradient into ``.grad``; returns the mean loss, which is not
-        private.
+        """Puts the step's private gradient into ``.grad``.
 
-        Raises TypeError, ValueError, before anything is released, where the Trainer would add up or
-        scale gradients, use several devices, or hand out other batches than the run's.
+        Returns the mean loss, which is not private. Raises TypeError, ValueError, before anything
+        is released, where the Trainer would add up or scale gradients, use several devices, or hand
+        out other batches than the run's.
         """
         run = self._run()
+        # Lightning moves the module after the run was made.
         run.noise.to(targets.device)
         loss = run.backward(inputs, targets)
+        # Before the next batch is asked for, which would raise.
         self.trainer.should_stop |= run.step == run.plan.strategy.steps
         return loss
 
@@ -65,8 +68,8 @@ class PrivateModule(LightningModule):
         """Nothing: ``private_step`` has set the gradients. Raises ValueError for another loss."""
         if loss.requires_grad:
             raise ValueError(
-                "training_step must return what self.private_step(inputs, targets) returns: the gradient "
-                "of another loss would not be private"
+                "training_step must return what self.private_step(inputs, targets) returns: the "
+                "gradient of another loss would not be private"
             )
 
     def optimizer_zero_grad(self, *args: Any) -> None:
@@ -74,28 +77,25 @@ class PrivateModule(LightningModule):
 
     def _run(self) -> Run:
         """The run whose batches the Trainer hands out. Raises TypeError, ValueError."""
-        trainer, passes = self.trainer, self.trainer.train_dataloader
+        trainer = self.trainer
+        passes = trainer.train_dataloader
         if not isinstance(passes, Passes):
             raise TypeError(
-                f"train_dataloaders must be training.Passes(run, data), not {type(passes).__name__}: the "
-                "plan decides who is in a batch"
+                "train_dataloaders must be training.Passes(run, data), not "
+                f"{type(passes).__name__}: the plan decides who is in a batch"
             )
-        run, scaler = passes.run, getattr(trainer.precision_plugin, "scaler", None)
-        single = isinstance(trainer.strategy, SingleDeviceStrategy)
-        for wrong, message in (
-            (run.module is not self, "run must be of this module: plan.start(net, loss)"),
-            (not self.automatic_optimization, "automatic_optimization must be True"),
-            (trainer.accumulate_grad_batches != 1, "accumulate_grad_batches must be 1: " + PARTS),
-            (
-                scaler is not None,
-                "precision must not scale gradients: 'bf16-mixed', not '16-mixed'",
-            ),
-            (not single, "devices must be 1: " + SEVERAL),
-            (
-                trainer.global_step > run.step,
-                f"ckpt_path must be of this run: {BEHIND.format(trainer.global_step, run.step)}",
-            ),
-        ):
-            if wrong:
-                raise ValueError(message)
+        run = passes.run
+        if run.module is not self:
+            raise ValueError("run must be of this module: plan.start(net, loss)")
+        if not self.automatic_optimization:
+            raise ValueError("automatic_optimization must be True")
+        if trainer.accumulate_grad_batches != 1:
+            raise ValueError("accumulate_grad_batches must be 1: " + PARTS)
+        if getattr(trainer.precision_plugin, "scaler", None) is not None:
+            raise ValueError("precision must not scale gradients: 'bf16-mixed', not '16-mixed'")
+        if not isinstance(trainer.strategy, SingleDeviceStrategy):
+            raise ValueError("devices must be 1: " + SEVERAL)
+        if trainer.global_step > run.step:
+            behind = BEHIND.format(trainer.global_step, run.step)
+            raise ValueError(f"ckpt_path must be of this run: {behind}")
         return run

@@ -1,5 +1,6 @@
-"""The mechanism of a private training run and its guarantee: sampling, clipping
-(its bound may adapt) and noise.
+"""The mechanism of a private training run and its guarantee: sampling, clipping and noise.
+
+The clipping bound may adapt.
 """
 
 import hashlib
@@ -17,8 +18,11 @@ from torchdp.training.noise import noise_guarantee
 from torchdp.training.participation import CyclicPoisson, OwnBatches, Participation
 from torchdp.training.stream import VERSION
 
-FAR = 1e6  # the bound stays within so many times the plan's
-SHORTER = 1 - 2.0**-50  # for what rounds where a sum is scaled
+# The bound stays within so many times the plan's.
+FAR = 1e6
+
+# For what rounds where a sum is scaled.
+SHORTER = 1 - 2.0**-50
 
 
 @dataclass(frozen=True)
@@ -29,8 +33,7 @@ class AdaptiveBound:
 
     u_t, in [0, 1], is the noisy share of the batch whose gradients are not longer than C_t, in
     groups none of a gradient's parts longer than its own part of C_t; it is public, and C_t within
-    a millionth and a million times C_1. quantile: in (0, 1). rate: in (0, 1]. share: s, in
-    [.001, .9].
+    a millionth and a million times C_1.
 
     A user's row is B (sqrt(1 - s^2) g min(1, C_t / |g|) / C_t, +-s), B = plan.bound, + where |g| <=
     C_t; in groups g's parts are clipped one by one, which leaves it at most C_t long. To the rows'
@@ -38,7 +41,14 @@ class AdaptiveBound:
     with half a percent more noise where s = .1; the last number gives u_t = 1/2 + number /
     (2 s B batch). Noise of a correlated plan is in units of C_t and cancels less while C_t moves,
     which changes the error that the plan states and no guarantee. On a GPU the host waits for u_t
-    at each step. Raises ValueError.
+    at each step.
+
+    Args:
+        quantile: in (0, 1).
+        rate: in (0, 1].
+        share: s, in [.001, .9].
+
+    Raises ValueError.
 
     Guarantees: gradients, counts and bounds of all steps together have the plan's guarantee.
     Proof: a row's norm is at most B sqrt((1 - s^2) + s^2) = B for every C_t > 0. It is a function
@@ -56,18 +66,18 @@ class AdaptiveBound:
 
     def __post_init__(self) -> None:
         checks.fraction("quantile", self.quantile)
-        checks.within(
-            "rate", checks.positive("rate", self.rate), 0, 1, ": the bound would move too far"
-        )
+        rate = checks.positive("rate", self.rate)
+        checks.within("rate", rate, 0, 1, ": the bound would move too far")
         checks.within("share", self.share, 1e-3, 0.9)
 
     def rows(self, total: Tensor, balance: Tensor, bound: float, limit: float) -> Tensor:
-        """The sum of rows of norm ``limit``, (size + 1,): of gradients clipped to ``bound``,
-        (size,), and of signs.
+        """The sum of rows of norm ``limit``, (size + 1,).
+
+        total: of gradients clipped to ``bound``, (size,); balance: of signs.
         """
-        first = total.double() * (SHORTER / self.unit(bound, limit))
-        last = balance.to(first).view(1) * (SHORTER * limit * self.share)
-        return torch.cat([first, last]).to(total.dtype)
+        gradient = total.double() * (SHORTER / self.unit(bound, limit))
+        count = balance.to(gradient).view(1) * (SHORTER * limit * self.share)
+        return torch.cat([gradient, count]).to(total.dtype)
 
     def unit(self, bound: float, limit: float) -> float:
         """What a row is multiplied by to be a gradient."""
@@ -76,6 +86,7 @@ class AdaptiveBound:
     def following(self, number: float, bound: float, limit: float, batch: int) -> float:
         """The next step's bound, by the last number of a step's rows, with its noise."""
         within = min(1.0, max(0.0, 0.5 + number / (2 * self.share * limit * batch)))
+        # A geometric update: the bound stays positive, and moves by at most a factor of e.
         moved = bound * math.exp(-self.rate * (within - self.quantile))
         return min(limit * FAR, max(limit / FAR, moved))
 
@@ -84,11 +95,16 @@ class AdaptiveBound:
 class Mechanism(Brief):
     """Sampling, clipping, strategy and noise that belong together, and their joint guarantee.
 
-    strategy: C; sampling: how users come into the steps; bound: largest norm of a user's part;
-    sigma: standard deviation of the noise before C^{-1}, in the gradients' units; users, batch: how
-    many there are, and are in a step (where sampled: on average). guarantee: of all steps together.
-    adaptive: how the clipping bound moves from ``bound`` on, which remains that of users' rows;
-    None: it stays.
+    Args:
+        strategy: C.
+        sampling: how users come into the steps.
+        bound: largest norm of a user's part.
+        sigma: standard deviation of the noise before C^{-1}, in the gradients' units.
+        users: how many there are.
+        batch: how many are in a step, on average where they are sampled.
+        guarantee: of all steps together.
+        adaptive: how the clipping bound moves from ``bound`` on, which remains that of users' rows;
+            None: it stays.
     """
 
     strategy: StreamStrategy
@@ -102,7 +118,8 @@ class Mechanism(Brief):
 
     def computed(self, steps: int) -> Guarantee:
         """Of the first ``steps`` steps by themselves, at least one."""
-        C, delta = self.strategy.leading(steps), self.guarantee.delta
+        C = self.strategy.leading(steps)
+        delta = self.guarantee.delta
         rule = self.sampling.rule if isinstance(self.sampling, OwnBatches) else self.sampling
         if isinstance(rule, Participation):
             return noise_guarantee(C, self.sigma, self.bound, delta, rule)
@@ -113,40 +130,31 @@ class Mechanism(Brief):
         """The guarantee of the gradients of the first ``steps`` steps. Raises ValueError."""
         if not checks.integer("steps", steps, 0, self.strategy.steps):
             return replace(self.guarantee, epsilon=0.0, delta=0.0, mu=None)
-        found = self.computed(steps)
-        if isinstance(self.sampling, CyclicPoisson):
-            return found
-        # fewer rows may cancel less, and make a sum of sizes larger; but all steps show the first
-        # ones, too
-        return (
-            found
-            if found.epsilon <= self.guarantee.epsilon
-            else replace(self.guarantee, exact=False)
-        )
+        guarantee = self.computed(steps)
+        if isinstance(self.sampling, CyclicPoisson) or guarantee.epsilon <= self.guarantee.epsilon:
+            return guarantee
+        # Fewer rows may cancel less, and make a sum of sizes larger; but all steps show the first
+        # ones, too.
+        return replace(self.guarantee, exact=False)
 
     def deviations(self) -> Tensor:
-        """Standard deviation of the noise in each number of each step's ``.grad``, (steps,), on the
-        CPU: public.
+        """Standard deviation of the noise in each number of each step's ``.grad``, (steps,).
+
+        On the CPU; public.
         """
         return (self.sigma / self.batch * self.strategy.recurrence.row_norms()).cpu()
 
     def digest(self) -> bytes:
         """32 bytes that name this plan."""
-        rest = (
-            VERSION,
-            self.sampling,
-            self.bound,
-            self.sigma,
-            self.users,
-            self.batch,
-            self.adaptive,
-        )
+        drawn = (VERSION, self.sampling, self.bound, self.sigma)
+        rest = (*drawn, self.users, self.batch, self.adaptive)
         return hashlib.sha256(self.strategy.recurrence.digest() + repr(rest).encode()).digest()
 
     def __str__(self) -> str:
         C = self.strategy
         return (
-            f"{self.guarantee}\n{C.steps} steps of {self.batch} of {self.users} users, {self.sampling}, "
+            f"{self.guarantee}\n"
+            f"{C.steps} steps of {self.batch} of {self.users} users, {self.sampling}, "
             f"clipped to {self.bound:g}{' at first' if self.adaptive else ''}; "
             f"noise of standard deviation {self.sigma:g} over a strategy of {C}"
         )

@@ -1,5 +1,6 @@
-"""Correlated Gaussian noise for training: the matrix mechanism, one step at a time, as a module
-with a state.
+"""Correlated Gaussian noise for training: the matrix mechanism, one step at a time.
+
+A module with a state. Notation: C, G, W and Z as in :mod:`torchdp.training`.
 """
 
 from collections.abc import Callable
@@ -19,8 +20,7 @@ from torchdp.training.stream import Stream
 
 
 class CorrelatedNoise(nn.Module):
-    """Adds to the sum of clipped gradients of step t row t of C^{-1} Z, Z of N(0, sigma^2) entries:
-    W (G + C^{-1} Z).
+    """Adds to step t's sum of clipped gradients row t of C^{-1} Z, Z of N(0, sigma^2) entries.
 
     w_t = (z_t - sum_{s<t} C_ts w_s) / C_tt, by forward substitution. A strategy with b bands keeps
     the last b - 1 noise vectors, (b - 1) x size numbers, and a dense one steps - 1 of them; C = I
@@ -71,16 +71,15 @@ class CorrelatedNoise(nn.Module):
         shard: tuple[int, int] | None = None,
     ) -> None:
         super().__init__()
-        size, sigma = checks.integer("size", size, 1), checks.positive("sigma", sigma)
+        size = checks.integer("size", size, 1)
+        sigma = checks.positive("sigma", sigma)
         first, whole = shard or (0, size)
         first = checks.integer("shard", first, 0)
         whole = checks.integer("shard", whole, first + size)
         self._strategy = as_strategy(strategy)
-        recurrence = self._strategy.recurrence
         key = source(noise).words((4,)).cpu().numpy().tobytes()
-        self._stream = Stream(
-            recurrence, (first, size, whole), sigma, key, dtype, shard is not None
-        )
+        part = first, size, whole
+        self._stream = Stream(self._strategy.recurrence, part, sigma, key, dtype, shard is not None)
 
     @property
     def sigma(self) -> float:
@@ -114,12 +113,17 @@ class CorrelatedNoise(nn.Module):
         participation: Participation,
         neighbours: Neighbours = Neighbours.ADD_REMOVE,
     ) -> Guarantee:
-        """The guarantee of the outputs of all steps if each user's part of a sum has norm at most
-        ``bound``.
+        """The guarantee of the outputs of all steps.
 
-        The gradients of a step may depend on all earlier outputs. ADD_REMOVE: the user's parts are
-        there or 0, the other users' steps stay. Raises TypeError, ValueError, as ``sensitivity``
-        and ``gaussian_guarantee`` do.
+        The gradients of a step may depend on all earlier outputs.
+
+        Args:
+            bound: largest norm of a user's part of one sum.
+            delta: of the guarantee.
+            participation: which steps a user may enter.
+            neighbours: ADD_REMOVE: the user's parts are there or 0, the other users' steps stay.
+
+        Raises TypeError, ValueError, as ``sensitivity`` and ``gaussian_guarantee`` do.
 
         Guarantees: (epsilon, delta)-DP; exact where the sensitivity is.
         Source: Denisov et al. (2022), Theorem 2.1 (adaptivity); Balle, Wang (2018), Theorem 8.
@@ -127,25 +131,25 @@ class CorrelatedNoise(nn.Module):
         return noise_guarantee(self.strategy, self.sigma, bound, delta, participation, neighbours)
 
     def secret_state(self) -> dict[str, Any]:
-        """The whole state, for ``torch.save``: key, step, past noise and its kind. As secret as the
-        data.
+        """The whole state, for ``torch.save``: key, step, past noise and its kind.
+
+        As secret as the data.
         """
         return self._stream.secret_state()
 
     def load_secret_state(self, state: dict[str, Any]) -> None:
-        """Goes on where ``secret_state`` was taken, by noise of this strategy, sigma and dtype; of
-        another: ValueError.
+        """Goes on where ``secret_state`` was taken, by noise of this strategy, sigma and dtype.
 
-        A state of this stream from an earlier step is refused: its noise would be drawn twice.
-        Raises TypeError too.
+        Of another: ValueError. A state of this stream from an earlier step is refused: its noise
+        would be drawn twice. Raises TypeError too.
         """
         self._stream.load_secret_state(state)
 
     def skip(self, step: int) -> None:
-        """Skips all steps before ``step``: their noise is drawn, as later noise depends on it, but
-        never released.
+        """Skips all steps before ``step``.
 
-        Takes the time of so many steps, or none if the noise is independent. Raises ValueError.
+        Their noise is drawn, as later noise depends on it, but never released. Takes the time of so
+        many steps, or none if the noise is independent. Raises ValueError.
         """
         self._stream.skip(step)
 
@@ -154,8 +158,9 @@ class CorrelatedNoise(nn.Module):
         return {"step": self.step}
 
     def set_extra_state(self, state: dict[str, int]) -> None:
-        """From a state dict: where the step is not this one's, no noise is drawn before
-        ``load_secret_state``.
+        """From a state dict.
+
+        Where the step is not this one's, no noise is drawn before ``load_secret_state``.
         """
         if not isinstance(state, dict) or set(state) != {"step"}:
             raise ValueError(
@@ -172,6 +177,7 @@ class CorrelatedNoise(nn.Module):
         spent. Entries on a GPU are not waited for: where they are refused, this output and all
         later ones are NaN, and a later step raises the ValueError.
         """
+        # In a compiled graph the noise of one step would be a constant.
         if torch.compiler.is_dynamo_compiling():
             return torch.compiler.disable(self._next)(total)
         return self._next(total)
@@ -183,18 +189,21 @@ class CorrelatedNoise(nn.Module):
             raise ValueError(f"total must be a tensor of shape ({size},), one flat gradient")
         if _recorded(total):
             raise RuntimeError(
-                "CorrelatedNoise cannot run inside vmap, torch.func, a trace or a CUDA graph: one noise would serve "
-                "several sums"
+                "CorrelatedNoise cannot run inside vmap, torch.func, a trace or a CUDA graph: one "
+                "noise would serve several sums"
             )
         if total.device != device:
             raise ValueError(f"total is on {total.device}, the noise on {device}; move one of them")
         total = checks.real("total", total).to(self._stream.dtype)
+        # A GPU is not waited for: there the stream judges the sum.
         if device.type == "cpu":
             checks.floating("total", total)
         return self._stream.next(total)
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> "CorrelatedNoise":
-        self._stream.move(fn(torch.zeros((), dtype=torch.int64, device=self._stream.device)).device)
+        # Where ``fn`` puts tensors; whole numbers, since dtypes do not change.
+        moved = fn(torch.zeros((), dtype=torch.int64, device=self._stream.device))
+        self._stream.move(moved.device)
         super()._apply(fn, recurse)
         return self
 
@@ -203,16 +212,16 @@ class CorrelatedNoise(nn.Module):
 
 
 def _recorded(total: Tensor) -> bool:
-    """Whether the step would be written down and repeated, or runs on something else than
-    numbers.
-    """
-    return (
-        torch._C._functorch.is_functorch_wrapped_tensor(total)
-        or torch.jit.is_tracing()
-        or torch._C._len_torch_dispatch_stack() > 0
-        or type(total) not in (Tensor, nn.Parameter)
-        or (total.is_cuda and torch.cuda.is_current_stream_capturing())
-    )
+    """Whether the step would be written down and repeated, or runs on what is no number."""
+    # A subclass may hold no numbers, as a fake tensor.
+    if type(total) not in (Tensor, nn.Parameter):
+        return True
+    if torch._C._functorch.is_functorch_wrapped_tensor(total) or torch.jit.is_tracing():
+        return True
+    # Modes that see each operation, as of make_fx.
+    if torch._C._len_torch_dispatch_stack() > 0:
+        return True
+    return total.is_cuda and torch.cuda.is_current_stream_capturing()
 
 
 def calibrated_noise(
@@ -227,19 +236,30 @@ def calibrated_noise(
     noise: Noise | None = None,
     dtype: torch.dtype = torch.float32,
 ) -> CorrelatedNoise:
-    """:class:`CorrelatedNoise` with the least sigma that makes all outputs together
-    (epsilon, delta)-DP.
+    """:class:`CorrelatedNoise` of the least sigma that makes all outputs (epsilon, delta)-DP.
 
     The least where batches are not sampled at random: amplification by sampling is not counted.
     Where it could be, as for Poisson batches and small epsilon, plain DP-SGD with independent noise
-    may need less. bound: largest norm of a user's part of one sum (the clipping bound). noise,
-    dtype: as there. Raises TypeError, ValueError.
+    may need less.
+
+    Args:
+        strategy: C.
+        size: numbers in a gradient.
+        bound: largest norm of a user's part of one sum (the clipping bound).
+        epsilon: of all outputs together.
+        delta: likewise.
+        participation: which steps a user may enter.
+        neighbours: what of two data sets may differ.
+        noise: as of :class:`CorrelatedNoise`.
+        dtype: likewise.
+
+    Raises TypeError, ValueError.
 
     Guarantees: ``guarantee(bound, delta, participation, neighbours).epsilon`` <= epsilon.
     Source: Denisov et al. (2022), Theorem 2.1; Balle, Wang (2018), Theorem 8.
     """
-    found = _scaled(strategy, bound, participation, neighbours)
-    sigma = gaussian_sigma(epsilon, delta, found.value)
+    moved = _scaled(strategy, bound, participation, neighbours)
+    sigma = gaussian_sigma(epsilon, delta, moved.value)
     return CorrelatedNoise(strategy, size, sigma, noise=noise, dtype=dtype)
 
 
@@ -252,10 +272,10 @@ def noise_guarantee(
     neighbours: Neighbours = Neighbours.ADD_REMOVE,
 ) -> Guarantee:
     """As :meth:`CorrelatedNoise.guarantee`, of any strategy and sigma."""
-    found = _scaled(C, bound, participation, neighbours)
-    result = gaussian_guarantee(sigma, delta, found.value, Model.CENTRAL, neighbours)
-    source = f"{result.source}; Denisov et al. (2022), Theorem 2.1"
-    return replace(result, exact=result.exact and found.exact, source=source)
+    moved = _scaled(C, bound, participation, neighbours)
+    guarantee = gaussian_guarantee(sigma, delta, moved.value, Model.CENTRAL, neighbours)
+    source = f"{guarantee.source}; Denisov et al. (2022), Theorem 2.1"
+    return replace(guarantee, exact=guarantee.exact and moved.exact, source=source)
 
 
 def _scaled(
@@ -264,6 +284,6 @@ def _scaled(
     """The sensitivity in the gradients' units: replacing a user moves a sum by twice the bound."""
     bound = checks.positive("bound", bound)
     checks.instance("neighbours", neighbours, Neighbours)
-    found = sensitivity(C, participation)
+    unit = sensitivity(C, participation)
     factor = 2 if neighbours is Neighbours.REPLACE_ONE else 1
-    return Sensitivity(factor * bound * found.value, factor * bound * found.attained)
+    return Sensitivity(factor * bound * unit.value, factor * bound * unit.attained)

@@ -12,8 +12,8 @@ from torchdp.training.plan import Run
 PARTS = "a step's batch is the plan's, and the run splits it by itself"
 SEVERAL = "over several processes write your own loop, see Run"
 BEHIND = (
-    "the checkpoint is at step {}, the run at {}; plan.resume(model, loss, secret, ledger=...) goes on "
-    "with the run that it is of, and a new run begins with a new trainer"
+    "the checkpoint is at step {}, the run at {}; plan.resume(model, loss, secret, ledger=...) "
+    "goes on with the run that it is of, and a new run begins with a new trainer"
 )
 
 
@@ -35,15 +35,18 @@ class Passes:
     def __init__(self, run: Run, data: Dataset[Any], **options: Any) -> None:
         if "max_rows" in options:
             raise ValueError(
-                f"max_rows must be left out: {PARTS}, where memory is short by plan.start(..., at_once=); your own "
-                "loop takes parts of a batch, see Run.loader"
+                f"max_rows must be left out: {PARTS}, where memory is short by "
+                "plan.start(..., at_once=); your own loop takes parts of a batch, see Run.loader"
             )
-        self.run, self.dataset, self.options = checks.instance("run", run, Run), data, options
+        self.run = checks.instance("run", run, Run)
+        self.dataset = data
+        self.options = options
 
     def __len__(self) -> int:
         plan = self.run.plan
         return min(plan.strategy.steps, plan.users // plan.batch)
 
     def __iter__(self) -> Iterator[Any]:
+        # The rest of the pass that the run is in.
         left = len(self) - self.run.step % len(self)
         yield from islice(self.run.loader(self.dataset, **self.options), left)

@@ -1,5 +1,9 @@
-"""What each example's gradient in a parameter is, for the calls of torch that take data and
-parameters together.
+"""What each example's gradient in a parameter is, for calls of torch on data and parameters.
+
+A rule runs the call with leaves in place of the parameters and claims their uses
+(:class:`Record`); it returns None where it does not serve the call.
+
+Notation: n examples of T rows each; g the gradient in a call's output.
 """
 
 import math
@@ -11,10 +15,11 @@ from torch.func import vjp, vmap
 from torch.nn import functional as F
 
 from torchdp.training.factors import Form, Products, Rows, Words
-from torchdp.training.record import Record, Rule, Untaken, named, tensors
+from torchdp.training.record import Call, Record, Rule, Untaken, tensors
 
-NORMS = {F.layer_norm, F.rms_norm, F.group_norm, F.batch_norm}
-IN_PLACE = {"__iadd__", "__isub__", "__imul__", "__itruediv__", "add_", "sub_", "mul_", "div_"}
+# Whose channels are dimension 1, and of the others the last ones.
+CHANNELS = (F.group_norm, F.batch_norm)
+NORMS = (F.layer_norm, F.rms_norm, *CHANNELS)
 
 
 def rows_of(b: Tensor, n: int) -> Tensor:
@@ -33,249 +38,320 @@ def channels(n: int, b: Tensor) -> Rows:
     return Rows(rows_of(b, n).reshape(n, b.shape[1], -1).sum(2))
 
 
-def product(r: Record, x: Tensor, W: Tensor, b: Any, turned: bool, call: Any) -> Any:
-    """x W^T + b, or x W + b where ``turned``."""
+def product(r: Record, x: Tensor, W: Tensor, b: Any, turned: bool, f: Any) -> Any:
+    """f(x, W, b) = x W^T + b, or x W + b where ``turned``."""
     if not r.fits(x) or x.ndim < 2 or W.ndim != 2 or r.of_data(W) or r.of_data(b):
         return None
     if r.of_weights(b) and b.ndim != 1:
         return None
-    out, n, kept = call(x, r.alias(W), r.alias(b)), r.n, r.keep(x)
+    # The form needs n alone: by the record it would hold all that is marked.
+    n = r.n
+    out = f(x, r.alias(W), r.alias(b))
+    kept = r.keep(x)
 
     def form(g: Tensor) -> Form:
-        pair = kept.reshape(n, -1, kept.shape[-1]), g.reshape(n, -1, g.shape[-1])
-        return Products(*pair[::-1]) if turned else Products(*pair)
+        inputs = kept.reshape(n, -1, kept.shape[-1])
+        gradients = g.reshape(n, -1, g.shape[-1])
+        return Products(gradients, inputs) if turned else Products(inputs, gradients)
 
     r.claim(W, out, form)
     r.claim(b, out, lambda g: last(n, g, b.numel()))
     return out
 
 
-def linear(r: Record, func: Any, args: Any, kwargs: Any) -> Any:
-    call = named(func, args, kwargs)
-    return product(r, call["input"], call["weight"], call.get("bias"), False, func)
+def linear(r: Record, call: Call) -> Any:
+    given = call.named()
+    return product(r, given["input"], given["weight"], given.get("bias"), False, call.func)
 
 
-def addmm(r: Record, func: Any, args: Any, kwargs: Any) -> Any:
-    if kwargs or len(args) != 3:
+def addmm(r: Record, call: Call) -> Any:
+    if call.kwargs or len(call.args) != 3:
         return None
-    return product(r, args[1], args[2], args[0], True, lambda x, W, b: func(b, x, W))
+    bias, x, W = call.args
+    return product(r, x, W, bias, True, lambda x, W, b: call.func(b, x, W))
 
 
-def matmul(r: Record, func: Any, args: Any, kwargs: Any) -> Any:
-    if kwargs or not r.of_weights(args[1]):
+def matmul(r: Record, call: Call) -> Any:
+    if call.kwargs or not r.of_weights(call.args[1]):
         return None
-    return product(r, args[0], args[1], None, True, lambda x, W, b: func(x, W))
+    x, W = call.args
+    return product(r, x, W, None, True, lambda x, W, b: call.func(x, W))
 
 
-def embedding(r: Record, func: Any, args: Any, kwargs: Any) -> Any:
-    call = named(func, args, kwargs)
-    ids, W, padding = call["input"], call["weight"], call.get("padding_idx")
-    unserved = call.get("max_norm") is not None or call.get("scale_grad_by_freq")
-    if unserved or call.get("sparse") or not r.fits(ids):
+def embedding(r: Record, call: Call) -> Any:
+    given = call.named()
+    ids = given["input"]
+    W = given["weight"]
+    padding = given.get("padding_idx")
+    # max_norm writes the table over; by frequency, one example's gradient would be the others' too.
+    unserved = given.get("max_norm") is not None or given.get("scale_grad_by_freq")
+    if unserved or given.get("sparse") or not r.fits(ids):
         return None
-    out, n, kept = func(ids, r.alias(W), padding), r.n, r.keep(ids)
+    n = r.n
+    out = call.func(ids, r.alias(W), padding)
+    kept = r.keep(ids)
 
     def form(g: Tensor) -> Form:
-        places, g = kept.reshape(n, -1), g.reshape(n, -1, g.shape[-1])
+        indices = kept.reshape(n, -1)
+        rows = g.reshape(n, -1, g.shape[-1])
         if padding is not None:
-            g = g.masked_fill((places == padding % len(W))[..., None], 0.0)
-        return Words.of(places, g, len(W))
+            padded = indices == padding % len(W)
+            rows = rows.masked_fill(padded[..., None], 0.0)
+        return Words.of(indices, rows, len(W))
 
     r.claim(W, out, form)
     return out
 
 
-def norm(r: Record, func: Any, args: Any, kwargs: Any) -> Any:
-    call = named(func, args, kwargs)
-    x, w, b, n = call["input"], call.get("weight"), call.get("bias"), r.n
-    second = func in (F.group_norm, F.batch_norm)  # channels are dimension 1
-    if not r.fits(x, rows=second) or r.of_data(w) or r.of_data(b):
+def norm(r: Record, call: Call) -> Any:
+    given = call.named()
+    x = given["input"]
+    w = given.get("weight")
+    b = given.get("bias")
+    n = r.n
+    by_channel = call.func in CHANNELS
+    if not r.fits(x, rows=by_channel) or r.of_data(w) or r.of_data(b):
         return None
-    own = {name: r.alias(call.pop(name)) for name in ("weight", "bias") if name in call}
-    out = func(**call | own)
-    call["input"] = r.keep(x)
+    affine = {name: r.alias(given.pop(name)) for name in ("weight", "bias") if name in given}
+    out = call.func(**given | affine)
+    given["input"] = r.keep(x)
 
     def added(g: Tensor, source: Any) -> Form:
-        return channels(n, g) if second else last(n, g, source.numel())
+        return channels(n, g) if by_channel else last(n, g, source.numel())
 
     def form(g: Tensor) -> Form:
-        return added((rows_of(func(**call), n) * rows_of(g, n)).reshape(g.shape), w)
+        # The output is w y + b: the gradient in w is that of y, normalised x, times g.
+        y = call.func(**given)
+        scaled = rows_of(y, n) * rows_of(g, n)
+        return added(scaled.reshape(g.shape), w)
 
     r.claim(w, out, form)
     r.claim(b, out, lambda g: added(g, b))
     return out
 
 
-def in_plane(value: Any, dims: int, before: int) -> tuple[int, ...]:
-    """A convolution's numbers for both sides of a plane; a line is one whose first side has
-    ``before``.
+def in_plane(value: Any, dims: int, line: int) -> tuple[int, ...]:
+    """A convolution's numbers for both sides of a plane.
+
+    Of a line the first side has ``line``.
     """
     sides = (value,) * dims if isinstance(value, int) else tuple(value)
-    return sides if dims == 2 else (before, *sides)
+    return sides if dims == 2 else (line, *sides)
 
 
-def convolution(r: Record, func: Any, args: Any, kwargs: Any) -> Any:
-    call = named(func, args, kwargs)
-    x, W, b, n = call.pop("input"), call.pop("weight"), call.pop("bias", None), r.n
+def convolution(r: Record, call: Call) -> Any:
+    options = call.named()
+    x = options.pop("input")
+    W = options.pop("weight")
+    b = options.pop("bias", None)
+    n = r.n
     if not r.fits(x, rows=True) or x.ndim != W.ndim or r.of_data(W) or r.of_data(b):
         return None
-    out, kept = func(x, r.alias(W), r.alias(b), **call), r.keep(x)
-    dims, padding = W.ndim - 2, call.get("padding", 0)
-    if dims > 2 or call.get("groups", 1) != 1 or isinstance(padding, str):
-        r.claim(W, out, alone(n, W, (kept,), lambda w, x: func(x, w, **call)))
-    else:
-        plane = kept if dims == 2 else kept[:, :, None]
-        kernel = in_plane(W.shape[2:], dims, 1)
-        dilation = in_plane(call.get("dilation", 1), dims, 1)
-        stride = in_plane(call.get("stride", 1), dims, 1)
-        around = in_plane(padding, dims, 0)
+    dims = W.ndim - 2
+    padding = options.get("padding", 0)
+    if dims > 2 or options.get("groups", 1) != 1 or isinstance(padding, str):
+        return by_rows(r, call)
+    out = call.func(x, r.alias(W), r.alias(b), **options)
+    kept = r.keep(x)
+    # A convolution is a product of W with the windows of x; one of a line is one of a plane.
+    plane = kept if dims == 2 else kept[:, :, None]
+    kernel = in_plane(W.shape[2:], dims, 1)
+    dilation = in_plane(options.get("dilation", 1), dims, 1)
+    stride = in_plane(options.get("stride", 1), dims, 1)
+    around = in_plane(padding, dims, 0)
 
-        def form(g: Tensor) -> Form:
-            windows = F.unfold(plane, kernel, dilation, around, stride).mT
-            return Products(windows, g.flatten(2).mT)
+    def form(g: Tensor) -> Form:
+        windows = F.unfold(plane, kernel, dilation, around, stride).mT
+        return Products(windows, g.flatten(2).mT)
 
-        r.claim(W, out, form)
+    r.claim(W, out, form)
     r.claim(b, out, lambda g: channels(n, g))
     return out
 
 
-def alone(n: int, source: Tensor, kept: tuple[Tensor, ...], call: Any) -> Any:
-    """Each example's derivative of ``call(source, *its rows)`` by itself."""
+def by_example(n: int, source: Tensor, kept: tuple[Tensor, ...], f: Any) -> Any:
+    """Each example's derivative of ``f(source, *its rows)`` by itself."""
 
-    def one(g: Tensor, *x: Tensor) -> Tensor:
-        return vjp(lambda w: call(w, *(each[None] for each in x)), source.detach())[1](g[None])[0]
+    def derivative(g: Tensor, *x: Tensor) -> Tensor:
+        batch = [row[None] for row in x]
+        pullback = vjp(lambda w: f(w, *batch), source.detach())[1]
+        return pullback(g[None])[0]
 
-    return lambda g: Rows(rows_of(vmap(one)(g, *kept), n))
+    return lambda g: Rows(rows_of(vmap(derivative)(g, *kept), n))
 
 
-def each(r: Record, func: Any, args: Any, kwargs: Any) -> Any:
+def by_rows(r: Record, call: Call) -> Any:
     """Any call that has a row for each example in and out."""
+    args = call.args
+    # The data among the arguments; the others are the same for all examples.
     places = [i for i, t in enumerate(args) if r.of_data(t)]
-    if kwargs or any(not r.fits(args[i], rows=True) for i in places):
+    if call.kwargs or any(not r.fits(args[i], rows=True) for i in places):
         return None
-    out = func(*(r.alias(t) for t in args))
+    out = call.func(*map(r.alias, args))
     if not isinstance(out, Tensor) or not out.ndim or len(out) != r.n:
-        raise Untaken(f"{func.__name__} returns no row for each example")
+        raise Untaken(f"{call.name} returns no row for each example")
     kept = tuple(r.keep(args[i]) for i in places)
+    constants = [t.detach() if isinstance(t, Tensor) else t for t in args]
     for j, t in enumerate(args):
         if r.of_weights(t):
 
-            def call(w: Tensor, *x: Tensor, j: int = j) -> Tensor:
-                full = [value.detach() if isinstance(value, Tensor) else value for value in args]
+            def f(w: Tensor, *x: Tensor, j: int = j) -> Tensor:
+                full = list(constants)
                 full[j] = w
                 for i, row in zip(places, x, strict=True):
                     full[i] = row
-                return func(*full)
+                return call.func(*full)
 
-            r.claim(t, out, alone(r.n, t, kept, call))
+            r.claim(t, out, by_example(r.n, t, kept, f))
     return out
 
 
 def spread(r: Record, z: Tensor, ndim: int) -> Tensor | None:
     """A leaf with a row for each example in place of ``z``, which is the same for all."""
-    own = z.detach().reshape((1,) * (ndim - z.ndim) + tuple(z.shape))
-    if z.ndim > ndim or (ndim and len(own) != 1):
+    leaf = z.detach().reshape((1,) * (ndim - z.ndim) + tuple(z.shape))
+    if z.ndim > ndim or (ndim and len(leaf) != 1):
         return None
-    own = own.expand(r.n, *own.shape[1:]).requires_grad_()
-    r.claim(z, own, lambda g: Rows(rows_of(g, r.n)))
-    return own
+    leaf = leaf.expand(r.n, *leaf.shape[1:]).requires_grad_()
+    r.claim(z, leaf, lambda g: Rows(rows_of(g, r.n)))
+    return leaf
 
 
 def diagonal(r: Record, z: Tensor) -> Tensor:
     """A leaf in place of ``z``, whose row i is example i's."""
-    own = z.detach().clone().requires_grad_()
-    r.claim(
-        z,
-        own,
-        lambda g: Rows(torch.diag_embed(rows_of(g, r.n).mT).permute(1, 2, 0).reshape(r.n, -1)),
-    )
-    return own
+    leaf = z.detach().clone().requires_grad_()
+
+    def form(g: Tensor) -> Form:
+        # Example i's gradient is 0 but for row i, where it is g's.
+        square = torch.diag_embed(rows_of(g, r.n).mT)
+        return Rows(square.permute(1, 2, 0).reshape(r.n, -1))
+
+    r.claim(z, leaf, form)
+    return leaf
 
 
-def broadcast(r: Record, func: Any, args: Any, kwargs: Any) -> Any:
-    if len(args) != 2 or kwargs:
+def broadcast(r: Record, call: Call) -> Any:
+    if len(call.args) != 2 or call.kwargs:
         return None
-    i = int(not r.of_weights(args[0]))
-    z, x = args[i], args[1 - i]
-    if not r.of_weights(z) or not r.fits(x, rows=True) or (i == 0 and func.__name__ in IN_PLACE):
+    first, second = call.args
+    weights_first = r.of_weights(first)
+    z, x = (first, second) if weights_first else (second, first)
+    written = weights_first and call.name in IN_PLACE
+    if not r.of_weights(z) or not r.fits(x, rows=True) or written:
         return None
-    own = spread(r, z, x.ndim)
-    if own is None and z.ndim == x.ndim and len(z) == r.n > 1:
-        own = diagonal(r, z)
-    return None if own is None else func(own, x) if i == 0 else func(x, own)
+    leaf = spread(r, z, x.ndim)
+    # A parameter with n rows beside n examples: row i is example i's.
+    if leaf is None and z.ndim == x.ndim and len(z) == r.n > 1:
+        leaf = diagonal(r, z)
+    if leaf is None:
+        return None
+    return call.func(leaf, x) if weights_first else call.func(x, leaf)
 
 
-def cat(r: Record, func: Any, args: Any, kwargs: Any) -> Any:
-    call = named(func, args, kwargs)
-    parts, dim = call["tensors"], call.get("dim", 0)
+def cat(r: Record, call: Call) -> Any:
+    given = call.named()
+    parts = given["tensors"]
+    dim = given.get("dim", 0)
     if any(not t.ndim or len(t) != r.n for t in parts) or dim % parts[0].ndim == 0:
         return None
-    return func([diagonal(r, t) if r.of_weights(t) else t for t in parts], dim)
+    return call.func([diagonal(r, t) if r.of_weights(t) else t for t in parts], dim)
 
 
-def where(r: Record, func: Any, args: Any, kwargs: Any) -> Any:
-    if kwargs or len(args) != 3:
+def where(r: Record, call: Call) -> Any:
+    """A choice between data and parameters, as T5 masks its relative positions."""
+    if call.kwargs or len(call.args) != 3:
         return None
-    ndim = max(t.ndim for t in tensors(args))
-    if any(r.of_data(t) and (t.ndim != ndim or len(t) != r.n) for t in tensors(args)):
+    ndim = max(t.ndim for t in tensors(call.args))
+    if any(r.of_data(t) and (t.ndim != ndim or len(t) != r.n) for t in tensors(call.args)):
         return None
-    new = [spread(r, t, ndim) if r.of_weights(t) else t for t in args]
-    return None if any(t is None for t in new) else func(*new)
+    leaves = [spread(r, t, ndim) if r.of_weights(t) else t for t in call.args]
+    return None if any(t is None for t in leaves) else call.func(*leaves)
 
 
-def attention(r: Record, func: Any, args: Any, kwargs: Any) -> Any:
+def attention(r: Record, call: Call) -> Any:
     """An additive mask of parameters."""
-    call = named(func, args, kwargs)
-    mask, sides = call.get("attn_mask"), [call[name] for name in ("query", "key", "value")]
+    given = call.named()
+    mask = given.get("attn_mask")
+    sides = [given[name] for name in ("query", "key", "value")]
     if mask is None or not r.of_weights(mask) or not all(r.fits(side, rows=True) for side in sides):
         return None
-    own = spread(r, mask, call["query"].ndim)
-    return None if own is None else func(**call | {"attn_mask": own})
+    leaf = spread(r, mask, given["query"].ndim)
+    return None if leaf is None else call.func(**given | {"attn_mask": leaf})
 
 
-def heads(r: Record, func: Any, args: Any, kwargs: Any) -> Any:
+def masked(scores: Tensor, mask: Tensor | None) -> Tensor:
+    """Attention's scores under a mask: True for what is left out, or numbers that are added."""
+    if mask is None:
+        return scores
+    return scores.masked_fill(mask, -math.inf) if mask.dtype == torch.bool else scores + mask
+
+
+def heads(r: Record, call: Call) -> Any:
     """torch's MultiheadAttention, length first, of calls that have rules."""
-    call = named(func, args, kwargs)
-    sides = [call[name] for name in ("query", "key", "value")]
-    W, b, count = call["in_proj_weight"], call["in_proj_bias"], call["num_heads"]
-    special = call.get("use_separate_proj_weight") or call["add_zero_attn"]
-    special = special or call["bias_k"] is not None or call.get("average_attn_weights") is False
+    given = call.named()
+    sides = [given[name] for name in ("query", "key", "value")]
+    W = given["in_proj_weight"]
+    b = given["in_proj_bias"]
+    count = given["num_heads"]
+    special = given.get("use_separate_proj_weight") or given["add_zero_attn"]
+    special = special or given["bias_k"] is not None or given.get("average_attn_weights") is False
     if special or sides[0].ndim != 3 or sides[0].shape[1] != r.n:
         return None
     same = all(side is sides[0] for side in sides)
-    with r:
+    with r:  # what follows is recorded
         sides = [side.transpose(0, 1) for side in sides]
         if same:
-            projected = list(F.linear(sides[0], W, b).chunk(3, -1))
+            # One product of all of W, whose norm is cheaper than those of its parts.
+            projected = F.linear(sides[0], W, b).chunk(3, -1)
         else:
-            bs = (None,) * 3 if b is None else b.chunk(3)
-            projected = [F.linear(*each) for each in zip(sides, W.chunk(3), bs, strict=True)]
+            biases = (None,) * 3 if b is None else b.chunk(3)
+            projected = tuple(map(F.linear, sides, W.chunk(3), biases))
         q, k, v = [x.unflatten(2, (count, -1)).transpose(1, 2) for x in projected]
         scores = q @ k.mT / math.sqrt(q.shape[-1])
-        mask, padding = call.get("attn_mask"), call.get("key_padding_mask")
+        mask = given.get("attn_mask")
         if mask is not None and mask.ndim == 3:
             mask = mask.unflatten(0, (r.n, count))
-        for one in (mask, None if padding is None else padding[:, None, None]):
-            if one is not None:
-                scores = (
-                    scores.masked_fill(one, -math.inf) if one.dtype == torch.bool else scores + one
-                )
-        p = scores.softmax(-1)
-        p = F.dropout(p, call["dropout_p"], call.get("training", True)) if call["dropout_p"] else p
-        out = F.linear(
-            (p @ v).transpose(1, 2).flatten(2), call["out_proj_weight"], call["out_proj_bias"]
-        )
-        return out.transpose(0, 1), p.mean(1) if call.get("need_weights", True) else None
+        padding = given.get("key_padding_mask")
+        if padding is not None:
+            padding = padding[:, None, None]
+        p = masked(masked(scores, mask), padding).softmax(-1)
+        if given["dropout_p"]:  # a dropout of 0 would draw, too
+            p = F.dropout(p, given["dropout_p"], given.get("training", True))
+        values = (p @ v).transpose(1, 2).flatten(2)
+        out = F.linear(values, given["out_proj_weight"], given["out_proj_bias"])
+        weights = p.mean(1) if given.get("need_weights", True) else None
+        return out.transpose(0, 1), weights
 
 
-OPERATORS = "add sub mul div __add__ __radd__ __sub__ __rsub__ __mul__ __rmul__ __truediv__ __rtruediv__".split()
+# By which parameters meet data element by element.
+IN_PLACE = "__iadd__ __isub__ __imul__ __itruediv__ add_ sub_ mul_ div_".split()
+OPERATORS = (
+    "add sub mul div __add__ __radd__ __sub__ __rsub__ __mul__ __rmul__ __truediv__ __rtruediv__"
+).split()
 RULES: dict[Any, Rule] = {
-    F.linear: linear, torch.addmm: addmm, torch.matmul: matmul, Tensor.matmul: matmul, Tensor.__matmul__: matmul,
-    F.embedding: embedding, F.scaled_dot_product_attention: attention, F.multi_head_attention_forward: heads,
-    F.conv1d: convolution, F.conv2d: convolution, F.conv3d: convolution, torch.where: where, torch.cat: cat,
-    **{func: each for func in (F.conv_transpose1d, F.conv_transpose2d, F.bilinear, torch.bilinear, F.prelu, torch.prelu,
-                               torch.einsum)},
-    **{func: norm for func in NORMS},
-    **{getattr(Tensor, name): broadcast for name in [*OPERATORS, *sorted(IN_PLACE)]},
-    **{func: broadcast for func in (torch.mul, torch.add, torch.sub, torch.div)},
-}  # fmt: skip
+    F.linear: linear,
+    torch.addmm: addmm,
+    torch.matmul: matmul,
+    Tensor.matmul: matmul,
+    Tensor.__matmul__: matmul,
+    F.embedding: embedding,
+    F.scaled_dot_product_attention: attention,
+    F.multi_head_attention_forward: heads,
+    F.conv1d: convolution,
+    F.conv2d: convolution,
+    F.conv3d: convolution,
+    torch.where: where,
+    torch.cat: cat,
+    F.conv_transpose1d: by_rows,
+    F.conv_transpose2d: by_rows,
+    F.bilinear: by_rows,
+    torch.bilinear: by_rows,
+    F.prelu: by_rows,
+    torch.prelu: by_rows,
+    torch.einsum: by_rows,
+    torch.mul: broadcast,
+    torch.add: broadcast,
+    torch.sub: broadcast,
+    torch.div: broadcast,
+}
+RULES |= dict.fromkeys(NORMS, norm)
+RULES |= {getattr(Tensor, name): broadcast for name in OPERATORS + IN_PLACE}

@@ -1,5 +1,6 @@
-"""The steps of a private training run, each used once: on one process or several, resumable after a
-kill.
+"""The steps of a private training run, each used once.
+
+On one process or several, resumable after a kill.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -73,55 +74,70 @@ class Run(Steps):
         self.module = checks.instance("module", module, nn.Module)
         self.loss = loss
         self._clipper = Clipper(module, loss, **clipping)
-        self._options = (
-            {} if at_once is None else {"at_once": checks.integer("at_once", at_once, 1)}
-        )
+        self._options: dict[str, int] = {}
+        if at_once is not None:
+            self._options["at_once"] = checks.integer("at_once", at_once, 1)
         parameters = [p for p in module.parameters() if p.requires_grad]
         if not parameters:
             raise ValueError("module must have a parameter that requires a gradient")
-        self._dtype, self._device = (
-            torch.promote_types(parameters[0].dtype, torch.float32),
-            parameters[0].device,
-        )
+        self._dtype = torch.promote_types(parameters[0].dtype, torch.float32)
+        self._device = parameters[0].device
+        # The rows of an adaptive bound have one number more.
         self._whole = sum(p.numel() for p in parameters) + (plan.adaptive is not None)
-        self._group, self._deviations = replicas.several(), list[float]()
+        self._deviations: list[float] = []
+        self._group = replicas.several()
         if self._group:
-            replicas.check_models([*module.parameters()])
-        rank, ranks = replicas.place()
-        self._chunk = -(-self._whole // ranks)
-        first = min(rank * self._chunk, self._whole - 1)
-        size = max(1, min(self._chunk, self._whole - first))
+            replicas.check_models(list(module.parameters()))
+
+        past = None
         if isinstance(draws, Noise):
-            secret, past = Secret(draws.words((KEY // 8,)).cpu().numpy().tobytes()), None
+            secret = Secret(draws.words((KEY // 8,)).cpu().numpy().tobytes())
         else:
             secret, past = opened(draws, plan)
         self._secret = Secret(replicas.from_first(secret.key)) if self._group else secret
+
+        # This process draws the noise of one of ``ranks`` parts of the gradient, the last ones less.
+        rank, ranks = replicas.place()
+        self._chunk = -(-self._whole // ranks)
+        first = min(rank * self._chunk, self._whole - 1)
         self.noise = CorrelatedNoise(
             plan.strategy.to(self._device),
-            size,
+            max(1, min(self._chunk, self._whole - first)),
             plan.sigma,
             noise=self._secret.noise(b"noise", self._device),
             dtype=self._dtype,
             shard=(first, self._whole),
         )
+        # At step 0 there is no past: noise follows from the key alone.
         if past and past["step"]:
             kept = {name: past[name] for name in ("step", "past")}
             self.noise.load_secret_state(self.noise.secret_state() | kept)
+
         name = self._secret.digest(b"ledger" + plan.digest()).hex()
         self._ledger = Ledger(None if ledger is None else Path(ledger), name, past is None)
-        given: dict[str, Any] = {"step": None}
-        given |= step if isinstance(step, Mapping) else {"step": step}
-        step = checks.integer("step", given["step"], 0, plan.strategy.steps)
-        bounded = [one for one in (given, past or {}) if "bound" in one]
-        told = [(one["step"], checks.positive("bound", one["bound"])) for one in bounded]
-        latest_told = max(told + self._ledger.bounds, default=(0, plan.bound))
-        at = max(step, self.noise.step, self._ledger.step), latest_told
-        step, (_, latest) = replicas.most(at) if self._group else at
+        given = step if isinstance(step, Mapping) else {"step": step}
+        step, bound = self._latest(plan, given, past)
         self.noise.skip(step)
-        self._bound = latest if plan.adaptive else plan.bound
+        self._bound = bound if plan.adaptive else plan.bound
+        # Masks are no noise: after a kill they are other ones.
         self._masks = self._secret.generator(b"masks", urandom(16))
         self._unit = plan.adaptive.unit(self.bound, plan.bound) if plan.adaptive else 1.0
         super().__init__(plan, self._secret, self.step, past)
+
+    def _latest(
+        self, plan: Mechanism, given: Mapping[str, Any], past: dict[str, Any] | None
+    ) -> tuple[int, float]:
+        """The latest step that any of what is kept knows, in any process, and the latest bound."""
+        latest: Any = given.get("step")
+        step = checks.integer("step", latest, 0, plan.strategy.steps)
+        bounds = list(self._ledger.bounds)
+        for state in (given, past or {}):
+            if "bound" in state:
+                bounds.append((state["step"], checks.positive("bound", state["bound"])))
+        # The latest of all: a step that any of them knows may have been released.
+        known = max(step, self.noise.step, self._ledger.step), max(bounds, default=(0, plan.bound))
+        step, (_, bound) = replicas.most(known) if self._group else known
+        return step, bound
 
     @property
     def step(self) -> int:
@@ -130,15 +146,17 @@ class Run(Steps):
 
     @property
     def route(self) -> str:
-        """How the last step's gradients were made, what keeps examples apart, and why earlier
-        routes were not taken.
+        """How the last step's gradients were made, and what keeps examples apart.
+
+        And why earlier routes were not taken.
         """
         return self._clipper.route
 
     @property
     def bound(self) -> float:
-        """The clipping bound of the next step, public: the plan's, or where it is adaptive a
-        function of outputs.
+        """The clipping bound of the next step, public.
+
+        The plan's, or where it is adaptive a function of outputs.
         """
         return self._bound
 
@@ -154,25 +172,32 @@ class Run(Steps):
 
     @property
     def deviation(self) -> float:
-        """Standard deviation of the noise in each number of the last step's ``.grad``; public. 0
-        before the first.
+        """Standard deviation of the noise in each number of the last step's ``.grad``; public.
+
+        0 before the first.
         """
         if not self._deviations:
             self._deviations = [0.0, *self.plan.deviations().tolist()]
         return self._deviations[self.step] * self._unit
 
     def backward(self, inputs: Inputs, targets: Tensor, *, more: bool = False) -> Tensor:
-        """Puts the step's private mean gradient into ``.grad`` of the module's parameters; one row
-        for each user.
+        """Puts the step's private mean gradient into ``.grad`` of the module's parameters.
 
-        more: whether other rows of this batch follow, in a custom loop: then ``.grad`` stays as it
-        is, and the step is spent by the call without ``more``. Parts of any size have one sum, up
-        to rounding. Dropout masks are drawn for each user, and are other ones after a kill. Returns
-        the mean of these users' losses (of this process's; NaN for an empty batch), which is **not
-        private**: for logs that stay where the data are.
+        Parts of any size have one sum, up to rounding. Dropout masks are drawn for each user, and
+        are other ones after a kill.
+
+        Args:
+            inputs: one row for each user, as :func:`clip_and_sum` takes them.
+            targets: likewise.
+            more: whether other rows of this batch follow, in a custom loop: then ``.grad`` stays as
+                it is, and the step is spent by the call without ``more``.
+
+        Returns the mean of these users' losses (of this process's; NaN for an empty batch), which
+        is **not private**: for logs that stay where the data are.
         """
         step = self._expect("targets", len(targets), more)
-        with self._turn:  # the module is one for all threads; the call swaps its parameters
+        # The module is one for all threads, and the call swaps its parameters.
+        with self._turn:
             bound = self.bound
             total, mean = self._clipper(
                 inputs, targets, bound, dropout=self._masks, **self._options
@@ -182,43 +207,45 @@ class Run(Steps):
         return mean
 
     def release(self, gradients: Sequence[Tensor], *, more: bool = False) -> None:
-        """As ``backward``, of the users' gradients: for each trainable parameter (n, *shape), n
-        users' own.
+        """As ``backward``, of the users' gradients.
 
-        Of ``torch.func.vmap(grad(...))``, or of Opacus: [p.grad_sample for p in
-        module.parameters()]. Each must be a function of its own user's data, as it is not after
-        batch normalisation.
+        Args:
+            gradients: for each trainable parameter (n, *shape), n users' own: of
+                ``torch.func.vmap(grad(...))``, or of Opacus: [p.grad_sample for p in
+                module.parameters()]. Each must be a function of its own user's data, as it is not
+                after batch normalisation.
+            more: as there.
         """
         if any(isinstance(g, list) for g in gradients):
             raise ValueError(
-                "gradients must be Tensors, one for each parameter, not lists: Opacus keeps those of earlier backward "
-                "passes; call zero_grad() of its module before each, the optimizer's leaves them"
+                "gradients must be Tensors, one for each parameter, not lists: Opacus keeps those "
+                "of earlier backward passes; call zero_grad() of its module before each, the "
+                "optimizer's leaves them"
             )
         count = len(checks.several("gradients", gradients, Tensor)[0])
         step = self._expect("gradients", count, more)
-        shapes = [tuple(g.shape[1:]) for g in gradients]
-        expected = {
-            name: tuple(p.shape) for name, p in self.module.named_parameters() if p.requires_grad
-        }
-        if shapes != [*expected.values()]:
-            raise ValueError(
-                f"gradients must be (n, *shape), for parameters of shapes {[*expected.values()]}"
-            )
-        bound = self.bound  # read once: rows are scaled by what they were clipped to
-        rows = dict(zip(expected, gradients, strict=True))
-        self._add(
-            self._rows(*clipped_rows(rows, self._clipper.bounds(bound)), bound), count, more, step
-        )
+        own = {name: p for name, p in self.module.named_parameters() if p.requires_grad}
+        shapes = [tuple(p.shape) for p in own.values()]
+        if [tuple(g.shape[1:]) for g in gradients] != shapes:
+            raise ValueError(f"gradients must be (n, *shape), for parameters of shapes {shapes}")
+        # Read once: rows are scaled by what they were clipped to.
+        bound = self.bound
+        rows = dict(zip(own, gradients, strict=True))
+        total, balance = clipped_rows(rows, self._clipper.bounds(bound))
+        self._add(self._rows(total, balance, bound), count, more, step)
 
     def state_dict(self) -> dict[str, Any]:
         """The step, and the next one's bound where it is adaptive. Nothing in it is secret."""
         with self._turn:
-            return {"step": self.step, **({"bound": self.bound} if self.plan.adaptive else {})}
+            state: dict[str, Any] = {"step": self.step}
+            if self.plan.adaptive:
+                state["bound"] = self.bound
+            return state
 
     def secret_state(self) -> dict[str, Any]:
-        """What :meth:`Plan.resume` needs: step, key, past noise, and which plan it is of. As secret
-        as the data.
+        """What :meth:`Plan.resume` needs: step, key, past noise, and which plan it is of.
 
+        As secret as the data.
         At step 0 there is no past: 64 bytes that serve the whole run, whose later steps a resumed
         run passes over, and every process of a group. Later each process needs its own, and where
         batches are one's own it holds who came when, so that only the last step's serves.
@@ -239,33 +266,39 @@ class Run(Steps):
         self._add(torch.zeros(self._whole, dtype=self._dtype, device=self._device), 0, False, step)
 
     def _add(self, total: Tensor, count: int, more: bool, step: int) -> None:
-        """The clipped sum of some rows of this step's batch; of the last ones, its private mean
-        into ``.grad``.
+        """The clipped sum of some rows of this step's batch.
+
+        Of the last ones the private mean goes into ``.grad``.
         """
         if len(total) != self._whole:
             raise ValueError("module has other trainable parameters than when the run was made")
+        plan = self.plan
         with self._turn:
             waiting = self._waiting
             if waiting.step != step or step != self.step:
                 raise RuntimeError(NO_BATCH)
-            last, before = waiting.last("rows", count, more), waiting.total
-            total = total if before is None else before + total
-            if not last:  # a new tensor and one assignment: an interrupt counts the part, or not
+            last = waiting.last("rows", count, more)
+            if waiting.total is not None:
+                total = waiting.total + total
+            if not last:
+                # A new tensor and one assignment: an interrupt counts the part, or not.
                 self._waiting = waiting.with_part(total.double(), count, more)
                 return
             total = total.to(self._dtype)
-            mine = replicas.added(total, self._chunk) if self._group else total
+            if self._group:
+                total = replicas.added(total, self._chunk)
+            # On the disk before the noise is drawn: a kill loses the step, and repeats none.
             self._ledger.record(step + 1)
-            private = self.noise(mine[: self.noise.size])
-            private = replicas.joined(private, self._chunk, self._whole) if self._group else private
-            if adaptive := self.plan.adaptive:
-                self._unit = adaptive.unit(self.bound, self.plan.bound)
-                number, private = float(private[-1]), private[:-1] * self._unit
-                self._bound = adaptive.following(
-                    number, self.bound, self.plan.bound, self.plan.batch
-                )
+            private = self.noise(total[: self.noise.size])
+            if self._group:
+                private = replicas.joined(private, self._chunk, self._whole)
+            if plan.adaptive:
+                self._unit = plan.adaptive.unit(self.bound, plan.bound)
+                number = float(private[-1])
+                private = private[:-1] * self._unit
+                self._bound = plan.adaptive.following(number, self.bound, plan.bound, plan.batch)
                 self._ledger.record(self.step, self.bound)
-        set_gradients(self.module, private / self.plan.batch)
+        set_gradients(self.module, private / plan.batch)
 
     def __reduce_ex__(self, protocol: object) -> NoReturn:
         raise TypeError(

@@ -1,5 +1,4 @@
-"""What survives a kill: a run's key, with what is derived from it, and the ledger of the steps that
-are spent.
+"""What survives a kill: a run's key, and the ledger of the steps that are spent.
 
 The ledger is a file that records each step before its gradient is released.
 """
@@ -18,7 +17,7 @@ from torchdp.noise import SeededNoise
 from torchdp.randomness import keyed_generator
 from torchdp.training.mechanism import Mechanism
 from torchdp.training.participation import OwnBatches
-from torchdp.training.stream import octets
+from torchdp.training.stream import octets, tensor_of
 
 STATE = ("key", "past", "plan", "step")
 
@@ -31,6 +30,7 @@ class Secret:
 
     def digest(self, purpose: bytes) -> bytes:
         """32 bytes."""
+        # Keys have one length: no two purposes have one input.
         return hashlib.sha256(self.key + purpose).digest()
 
     def generator(self, purpose: bytes, more: bytes = b"") -> torch.Generator:
@@ -43,25 +43,27 @@ class Secret:
 
     def state(self, plan: Mechanism, step: int, past: Tensor) -> dict[str, Any]:
         """Numbers and tensors, which ``torch.load`` reads by default."""
-        key, digest = (
-            torch.tensor(list(part), dtype=torch.uint8) for part in (self.key, plan.digest())
-        )
-        return {"step": step, "key": key, "past": past, "plan": digest}
+        return {
+            "step": step,
+            "key": tensor_of(self.key),
+            "past": past,
+            "plan": tensor_of(plan.digest()),
+        }
 
 
 def opened(state: dict[str, Any], plan: Mechanism) -> tuple[Secret, dict[str, Any]]:
     """The key, and step and past, of a secret state of this plan. Raises TypeError, ValueError."""
-    names = [
-        *["attendance"] * isinstance(plan.sampling, OwnBatches),
-        *["bound"] * bool(plan.adaptive),
-        *STATE,
-    ]
-    if not isinstance(state, dict) or sorted(state, key=str) != names:
+    names = list(STATE)
+    if isinstance(plan.sampling, OwnBatches):
+        names.append("attendance")
+    if plan.adaptive:
+        names.append("bound")
+    if not isinstance(state, dict) or set(state) != set(names):
         raise ValueError(
-            f"secret must be what Run.secret_state returns, a dict of {', '.join(names)}"
+            f"secret must be what Run.secret_state returns, a dict of {', '.join(sorted(names))}"
         )
-    key, digest = (octets(name, state[name]) for name in ("key", "plan"))
-    if digest != plan.digest():
+    key = octets("key", state["key"])
+    if octets("plan", state["plan"]) != plan.digest():
         raise ValueError(
             "secret is of another plan: its noise is not the noise of this plan's guarantee"
         )
@@ -70,66 +72,86 @@ def opened(state: dict[str, Any], plan: Mechanism) -> tuple[Secret, dict[str, An
 
 
 class Ledger:
-    """Lines of a file: the run's name, then each step that is spent and who spent it. None of it is
-    secret.
+    """Lines of a file: the run's name, then each step that is spent and who spent it.
 
-    path: None for no ledger. name: of run and plan. fresh: whether the run starts; its file must
-    not exist (FileExistsError). step: the last one that is spent; of a line that a kill cut short,
-    its gradient not yet out, the number may be a smaller one. bounds: steps, and the clipping
-    bounds noted after them. Raises ValueError where the file is of another run, or damaged.
+    None of it is secret. ``step``: the last one that is spent; of a line that a kill cut short, its
+    gradient not yet out, the number may be a smaller one. ``bounds``: steps, and the clipping
+    bounds noted after them.
+
+    Args:
+        path: None for no ledger.
+        name: of run and plan.
+        fresh: whether the run starts; its file must not exist (FileExistsError).
+
+    Raises ValueError where the file is of another run, or damaged.
     """
 
     def __init__(self, path: Path | None, name: str, fresh: bool) -> None:
-        self.step, self._path, self._read = 0, path, 0
-        self._self, self._lost, self.bounds = os.urandom(8).hex(), False, list[tuple[int, float]]()
-        if path and fresh:
+        self.step = 0
+        self.bounds: list[tuple[int, float]] = []
+        self._path = path
+        self._read = 0  # bytes of the file
+        # Not of the key: two runs of one secret state must differ.
+        self._self = os.urandom(8).hex()
+        self._lost = False  # whether another run has spent a step of this one's
+        if path is None:
+            return
+        if fresh:
             with path.open("x") as file:
                 file.write(name)
-        if path:
-            first, *lines = self._news(path) or [""]
-            if first != name:
-                raise ValueError(f"ledger {path.name} is of another run, or of another plan")
-            steps = [line.partition(" ")[0] for line in lines]
-            if not all(map(str.isdecimal, steps)):
-                raise ValueError(
-                    f"ledger {path.name} is damaged, a line begins without a step; mend it by hand"
-                )
-            self.step = max(map(int, steps), default=0)
-            # of a line that was cut short no bound is read
-            noted = [line.split() for line in lines]
-            self.bounds = [(int(found[0]), float(found[1])) for found in noted if len(found) == 3]
+        first, *lines = self._news(path) or [""]
+        if first != name:
+            raise ValueError(f"ledger {path.name} is of another run, or of another plan")
+        steps = [line.partition(" ")[0] for line in lines]
+        if not all(map(str.isdecimal, steps)):
+            raise ValueError(
+                f"ledger {path.name} is damaged, a line begins without a step; mend it by hand"
+            )
+        self.step = max(map(int, steps), default=0)
+        for line in lines:
+            words = line.split()
+            if len(words) == 3:  # of a line that was cut short no bound is read
+                self.bounds.append((int(words[0]), float(words[1])))
 
     def record(self, step: int, bound: float | None = None) -> None:
-        """The step is spent, whatever comes: on the disk when this returns. Nothing new where it is
-        this run's last.
+        """The step is spent, whatever comes: on the disk when this returns.
 
-        bound: the clipping bound after the step, once that is recorded. Raises RuntimeError where
-        another run with this ledger has spent the step, and then for every step.
+        Nothing new where it is this run's last. Raises RuntimeError where another run with this
+        ledger has spent the step, and then for every step.
+
+        Args:
+            step: its number, from 1 on.
+            bound: the clipping bound after the step, once that is recorded.
         """
-        if self._path and not self._lost:
-            # a new line first: one that was cut short stays what it is
-            with self._path.open("ab") as file:
-                line = (
-                    f"\n{step} {self._self}"
-                    if bound is None
-                    else f"\n{step} {bound!r} {self._self}"
-                )
+        path = self._path
+        if path is None:
+            return
+        if not self._lost:
+            # A new line first: one that was cut short stays what it is.
+            line = f"\n{step} {self._self}"
+            if bound is not None:
+                line = f"\n{step} {bound!r} {self._self}"
+            with path.open("ab") as file:
                 file.write(line.encode())
                 file.flush()
                 os.fsync(file.fileno())
-            news = self._news(self._path) if bound is None else []
-            told = [(line.partition(" ")[0], line.rpartition(" ")[2]) for line in news]
-            self._lost = any(number == str(step) and who != self._self for number, who in told)
-        if self._path and self._lost:
+            # After the line is out: of two runs that write at once, one at least sees the other's.
+            for news in self._news(path) if bound is None else ():
+                number = news.partition(" ")[0]
+                who = news.rpartition(" ")[2]
+                self._lost |= number == str(step) and who != self._self
+        if self._lost:
             raise RuntimeError(
-                f"ledger {self._path.name}: another run has spent step {step}, and one noise would serve two sums; let "
-                "one run alone go on; in a group give each process a ledger of its own"
+                f"ledger {path.name}: another run has spent step {step}, and one noise would serve "
+                "two sums; let one run alone go on; in a group give each process a ledger of its "
+                "own"
             )
 
     def _news(self, path: Path) -> list[str]:
         """The lines since the last look."""
+        # From the last look on: a ledger of a million steps is not read at each.
         with path.open("rb") as file:
             file.seek(self._read)
-            found = file.read()
-        self._read += len(found)
-        return [line for line in found.decode(errors="replace").splitlines() if line]
+            news = file.read()
+        self._read += len(news)
+        return [line for line in news.decode(errors="replace").splitlines() if line]

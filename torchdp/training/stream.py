@@ -1,12 +1,14 @@
-"""The noise of one matrix mechanism, step by step: w_t is drawn once, whatever is interrupted,
-forked or copied.
+"""The noise of one matrix mechanism, step by step, each step's drawn once.
+
+Whatever is interrupted, forked or copied. Notation: w_t is the noise of step t, z_t and u_t normal
+draws, see :class:`Recurrence`.
 """
 
 import hashlib
 import sys
 import threading
 from types import FrameType
-from typing import Any, NoReturn
+from typing import Any, NamedTuple, NoReturn
 
 import torch
 from torch import Tensor
@@ -18,26 +20,51 @@ from torchdp.kernels import chacha, correlated_noise
 from torchdp.noise import process
 from torchdp.training import replicas
 
-KEY = 32  # bytes; the whole stream of noise is a function of them
-AT_ONCE = 2**16  # numbers of a step made together: they stay in the cache
-AT_ONCE_THERE = 2**26  # on a GPU
-COARSE = 2.0**-6  # of the noise: what rounding a sum may move it by
-REPEATED = "this thread drew noise while it was drawing noise: in a signal handler or a hook"
-VERSION = 3  # of the numbers that a key gives: a secret state of another one is refused
+# Bytes; the whole stream of noise is a function of them.
+KEY = 32
+
+# Numbers of a step made together: on the CPU they stay in the cache.
+AT_ONCE = 2**16
+AT_ONCE_THERE = 2**26
+
+# Of the noise: what rounding a sum may move it by.
+COARSE = 2.0**-6
+
+# Of the numbers that a key gives: a secret state of another version is refused.
+VERSION = 3
+
 SECRET = ("version", "law", "first", "whole", "past", "step", "key")
+REPEATED = "this thread drew noise while it was drawing noise: in a signal handler or a hook"
+
+
+class _At(NamedTuple):
+    """Where a stream is: assigned as a whole, so that an interrupt leaves one place or the other.
+
+    The past's numbers before ``place`` are past ``step``, and unless ``sure`` some of the next ones
+    may be.
+    """
+
+    step: int
+    place: int = 0
+    sure: bool = True
 
 
 class Stream:
-    """The noise of a :class:`Recurrence`, z_t sigma times the normals that ChaCha20 gives under the
-    key and t.
+    """The noise of a :class:`Recurrence`, z_t sigma times the normals of ChaCha20 under key and t.
 
-    part: (first, size, whole), the numbers ``first`` to ``first + size`` of a gradient of ``whole``
-    ones; a number's noise does not depend on who draws it. key: 32 bytes. One thread at a time
-    draws, the others wait. Copies and pickles raise TypeError: they would repeat the noise.
+    One thread at a time draws, the others wait. Copies and pickles raise TypeError: they would
+    repeat the noise. The past is changed in place, some numbers at a time. A step that was
+    interrupted is finished at the next call, unseen; the numbers among which it was interrupted are
+    made again from the key, in the time of all their steps.
 
-    The past is changed in place, some numbers at a time. A step that was interrupted is finished at
-    the next call, unseen; the numbers among which it was interrupted are made again from the key,
-    in the time of all their steps.
+    Args:
+        recurrence: how w_t is made.
+        part: (first, size, whole), the numbers ``first`` to ``first + size`` of a gradient of
+            ``whole`` ones; a number's noise does not depend on who draws it.
+        sigma: standard deviation of Z's entries.
+        key: 32 bytes.
+        dtype: float32 or float64.
+        sharded: whether each process draws another part, so that their sums are not compared.
     """
 
     def __init__(
@@ -53,22 +80,21 @@ class Stream:
         self.first, self.size, self.whole = part
         checks.fits("size", recurrence.memory + 1, self.size)
         self.steps = checks.integer("steps", recurrence.steps, 1, correlated_noise.STEPS)
-        self.sigma, self.dtype = sigma, dtype
+        self.sigma = sigma
+        self.dtype = dtype
         self._place(recurrence, recurrence.scale.device)
         self._past = torch.zeros(recurrence.memory, self.size, dtype=dtype, device=self.device)
         self._deviations = (sigma * recurrence.deviations).cpu().tolist()
-        self._law = hashlib.sha256(
-            recurrence.digest() + repr((sigma, self.whole, str(dtype))).encode()
-        ).digest()
-        self._lock, self._process = threading.RLock(), process()
-        # step; numbers of _past that are past it; whether the next ones are before it
-        self._at = (0, 0, True)
+        distribution = repr((sigma, self.whole, str(dtype))).encode()
+        self._digest = hashlib.sha256(recurrence.digest() + distribution).digest()
+        self._lock = threading.RLock()
+        self._process = process()
+        self._at = _At(0)
         self._several = replicas.several()
         self._sharded = sharded
         self._key = replicas.from_first(key) if self._several else key
-        self._awaited: int | None = None
-        # on another device than the CPU: whether a sum was refused
-        self._refused: Tensor | None = None
+        self._awaited: int | None = None  # the step of a state dict whose noise is not here
+        self._refused: Tensor | None = None  # on a GPU: whether a sum was refused
 
     @property
     def step(self) -> int:
@@ -78,19 +104,19 @@ class Stream:
 
     def next(self, total: Tensor) -> Tensor:
         """``total``, which it does not change, and the noise of the next step: (size,)."""
-        # before the lock, which a thread of the parent may hold for ever
+        # Before the lock, which a thread of the parent may hold for ever.
         if self._process != process():
             raise RuntimeError(
-                "this noise was made before a fork, and its parent may draw it too; make the noise in the child, "
-                "or load_secret_state there if the parent draws no more"
+                "this noise was made before a fork, and its parent may draw it too; make the noise "
+                "in the child, or load_secret_state there if the parent draws no more"
             )
         with self._lock:
             self._finish()
             t = self.step
             if self._awaited is not None:
                 raise RuntimeError(
-                    f"the state dict is of a stream at step {self._awaited}, whose noise it does not hold; "
-                    "load_secret_state first"
+                    f"the state dict is of a stream at step {self._awaited}, whose noise it does "
+                    "not hold; load_secret_state first"
                 )
             if t >= self.steps:
                 raise RuntimeError(
@@ -98,7 +124,7 @@ class Stream:
                 )
             self._judge(total, self._deviations[min(t, len(self._deviations) - 1)])
             if self._several:
-                digest = hashlib.sha256(self._key + self._law).digest()
+                digest = hashlib.sha256(self._key + self._digest).digest()
                 replicas.check_agree(t, digest, total[:0] if self._sharded else total)
             private = self._advance(t, total)
         return private if self._refused is None else torch.where(self._refused, torch.nan, private)
@@ -110,14 +136,14 @@ class Stream:
             checks.integer("step", step, self.step, self.steps)
             while len(self._past) and self.step < step:
                 self._advance(self.step)
-            self._at, self._awaited = (step, 0, True), None
+            self._at = _At(step)
+            self._awaited = None
 
     def _judge(self, total: Tensor, least: float) -> None:
-        """Refuses a sum whose rounding would swallow noise of this deviation: at once where it lies
-        on the CPU.
+        """Refuses a sum whose rounding would swallow noise of this deviation.
 
-        On another device the noise is NaN from then on, and a later step raises: the host never
-        waits.
+        At once where it lies on the CPU. On another device the noise is NaN from then on, and a
+        later step raises: the host never waits.
         """
         largest = COARSE * least / torch.finfo(self.dtype).eps
         if total.device.type == "cpu":
@@ -131,13 +157,14 @@ class Stream:
             self._read.copy_(self._refused, non_blocking=True)
         if not fits:
             raise ValueError(
-                f"total is so large that {self.dtype} has no digits for noise of {least:.1e}, or not finite; use "
-                "float64, and check that each user's part was clipped"
+                f"total is so large that {self.dtype} has no digits for noise of {least:.1e}, or "
+                "not finite; use float64, and check that each user's part was clipped"
             )
 
     def expect(self, step: int) -> None:
-        """A state dict says that ``step`` steps are spent. Raises RuntimeError where that would go
-        back.
+        """A state dict says that ``step`` steps are spent.
+
+        Raises RuntimeError where that would go back.
         """
         with self._lock:
             if step == self.step:
@@ -146,8 +173,8 @@ class Stream:
                 self._awaited = step
             else:
                 raise RuntimeError(
-                    f"the state dict is of a stream at step {step}, this one is at {self.step}: noise would repeat; "
-                    "make new noise for a new run"
+                    f"the state dict is of a stream at step {step}, this one is at {self.step}: "
+                    "noise would repeat; make new noise for a new run"
                 )
 
     def move(self, device: torch.device) -> None:
@@ -158,21 +185,27 @@ class Stream:
             self._finish()
             self._place(self._recurrence, device)
             self._past = self._past.to(device)
-            self._refused = None if self._refused is None else self._refused.to(device)
+            if self._refused is not None:
+                self._refused = self._refused.to(device)
 
     def secret_state(self) -> dict[str, Any]:
         """Tensors and numbers that say everything."""
         with self._lock:
             self._finish()
-            law, key = (
-                torch.frombuffer(bytearray(x), dtype=torch.uint8) for x in (self._law, self._key)
-            )
-            values = (VERSION, law, self.first, self.whole, self._past.clone(), self.step, key)
-        return dict(zip(SECRET, values, strict=True))
+            return {
+                "version": VERSION,
+                "law": tensor_of(self._digest),
+                "first": self.first,
+                "whole": self.whole,
+                "past": self._past.clone(),
+                "step": self.step,
+                "key": tensor_of(self._key),
+            }
 
     def load_secret_state(self, state: dict[str, Any]) -> None:
-        """Goes on where ``state`` was taken, by a stream of this distribution. Raises TypeError,
-        ValueError.
+        """Goes on where ``state`` was taken, by a stream of this distribution.
+
+        Raises TypeError, ValueError.
         """
         if not isinstance(state, dict) or set(state) != set(SECRET):
             raise ValueError(
@@ -182,24 +215,21 @@ class Stream:
             raise ValueError(
                 f"state is of version {state['version']}, which drew other numbers, not {VERSION}"
             )
-        step, past = checks.integer("step", state["step"], 0, self.steps), state["past"]
-        if (state["first"], state["whole"]) != (self.first, self.whole):
+        step = checks.integer("step", state["step"], 0, self.steps)
+        part = state["first"], state["whole"]
+        if part != (self.first, self.whole):
             raise ValueError(
-                f"the secret state is of another part of a gradient, first, whole = {state['first'], state['whole']}"
+                f"the secret state is of another part of a gradient, first, whole = {part}"
             )
-        key, law = (octets(name, state[name]) for name in ("key", "law"))
-        if law != self._law:
+        key = octets("key", state["key"])
+        if octets("law", state["law"]) != self._digest:
             raise ValueError(
                 "state is of noise of another strategy, sigma or dtype: load it into its like"
             )
-        if (
-            not isinstance(past, Tensor)
-            or past.shape != self._past.shape
-            or not past.isfinite().all()
-        ):
-            raise ValueError(
-                f"past must be a finite {tuple(self._past.shape)} tensor, as in secret_state()"
-            )
+        past = state["past"]
+        shape = self._past.shape
+        if not isinstance(past, Tensor) or past.shape != shape or not past.isfinite().all():
+            raise ValueError(f"past must be a finite {tuple(shape)} tensor, as in secret_state()")
         with self._lock:
             self._refuse_midst(sys._getframe().f_back)
             if self._awaited not in (None, step):
@@ -210,120 +240,147 @@ class Stream:
                 raise ValueError(
                     f"state is at step {step}, this stream at {self.step}: its noise would repeat"
                 )
-            new = {
+            loaded = {
                 "_past": past.to(self._past, copy=True),
                 "_key": key,
-                "_at": (step, 0, True),
+                "_at": _At(step),
                 "_awaited": None,
+                "_process": process(),
             }
-            # all at once: an interrupt leaves one state or the other
-            vars(self).update(new | {"_process": process()})
+            # All at once: an interrupt leaves one state or the other.
+            vars(self).update(loaded)
 
     def _advance(self, t: int, total: Tensor | None = None) -> Tensor:
-        """Step t from where it is begun on: ``total`` with its noise, (size,); for None the noise
-        is never released.
+        """Step t from where it is begun on: ``total`` with its noise, (size,).
+
+        For None the noise is never released.
         """
-        step, place, _ = self._at
-        if step != t:
+        if self._at.step != t:
             raise RuntimeError(REPEATED)
-        now = self._now(t)
-        out = torch.empty(
-            self.size if total is not None else 0, dtype=self.dtype, device=self.device
-        )
+        step = self._now(t)
+        size = 0 if total is None else self.size
+        out = torch.empty(size, dtype=self.dtype, device=self.device)
+        place = self._at.place
         while place < self.size:
-            self._at = (t, place, False)
-            part = slice(place, min(place + self._at_once, self.size))
-            self._change(t, now, part, None if total is None else (total[part], out[part]))
+            self._at = _At(t, place, False)
+            part = self._part(place)
+            if total is None:
+                self._change(t, step, part)
+            else:
+                self._change(t, step, part, total[part], out[part])
             place = part.stop
-            self._at = (t, place, True) if place < self.size else (t + 1, 0, True)
+            self._at = self._after(t, place)
         return out
 
     def _change(
-        self, t: int, now: correlated_noise.Step, part: slice, sums: tuple[Tensor, Tensor] | None
+        self,
+        t: int,
+        step: correlated_noise.Step,
+        part: slice,
+        total: Tensor | None = None,
+        out: Tensor | None = None,
     ) -> None:
-        """Step t of some numbers of the past; sums: the total and what leaves, which changes."""
+        """Step t of some numbers of the past; ``out``, which changes, becomes total and noise."""
         past = self._past[:, part]
-        total, out = sums or (past.new_empty(past.shape[1]),) * 2
+        if total is None or out is None:
+            total = out = past.new_empty(past.shape[1])
         first = self.first + part.start
-        correlated_noise.add(
-            (out, past), total, now, chacha.key_of(self._key, self.device), t, first
-        )
+        key = chacha.key_of(self._key, self.device)
+        correlated_noise.add((out, past), total, step, key, t, first)
 
     def _finish(self) -> None:
-        """Ends a step that was interrupted. Raises RuntimeError where this thread is still in the
-        midst of one.
+        """Ends a step that was interrupted.
+
+        Raises RuntimeError where this thread is still in the midst of one.
         """
         self._refuse_midst(sys._getframe(1).f_back)
         t, place, sure = self._at
         if not len(self._past):
-            self._at = (self.step, 0, True)
+            self._at = _At(self.step)
         elif not sure:
-            part = slice(place, min(place + self._at_once, self.size))
+            # Some of these numbers may be of step t already: all steps again, from the key.
+            part = self._part(place)
             self._past[:, part] = 0
-            for step in range(t + 1):
-                self._change(step, self._now(step), part, None)
-            self._at = (t, part.stop, True) if part.stop < self.size else (t + 1, 0, True)
-        if self._at[1]:
+            for earlier in range(t + 1):
+                self._change(earlier, self._now(earlier), part)
+            self._at = self._after(t, part.stop)
+        if self._at.place:
             self._advance(t)
 
     def _refuse_midst(self, frame: FrameType | None) -> None:
-        """Raises RuntimeError where one of this stream's own functions called ``frame``, or is
-        it.
-        """
+        """Raises RuntimeError where a function of this stream called ``frame``, or is it."""
         while frame is not None:
             if frame.f_code.co_filename == __file__ and frame.f_locals.get("self") is self:
                 raise RuntimeError(REPEATED)
             frame = frame.f_back
 
-    @property
-    def _at_once(self) -> int:
-        """Numbers made together."""
-        return AT_ONCE if self.device.type == "cpu" else AT_ONCE_THERE
+    def _part(self, place: int) -> slice:
+        """The numbers from ``place`` on that are made together."""
+        at_once = AT_ONCE if self.device.type == "cpu" else AT_ONCE_THERE
+        return slice(place, min(place + at_once, self.size))
+
+    def _after(self, t: int, place: int) -> _At:
+        """Where the stream is once step t's numbers before ``place`` are made."""
+        return _At(t, place) if place < self.size else _At(t + 1)
 
     def _place(self, recurrence: Recurrence, device: torch.device) -> None:
         """What steps are made of, on the noise's device."""
-        self.device, self._recurrence = device, recurrence.to(device)
+        self.device = device
+        self._recurrence = recurrence.to(device)
         self._lags = torch.tensor(recurrence.lags, dtype=torch.int32, device=device)
 
     def _now(self, t: int) -> correlated_noise.Step:
         """Step t's numbers; w_s and u_s lie in rings, at s modulo their lengths."""
-        C, dtype = self._recurrence, self.dtype
-        running, p, q = len(C.gains), C.of_w.shape[1], C.of_u.shape[1]
+        C = self._recurrence
+        running = len(C.gains)
+        p = C.of_w.shape[1]
+        q = C.of_u.shape[1]
         rings = [row(x, t).flip(0).roll(t % max(1, x.shape[1])) for x in (C.of_w, C.of_u)]
-        slots = running + t % p if p else -1, running + p + t % q if q else -1
+        slot_of_w = running + t % p if p else -1
+        slot_of_u = running + p + t % q if q else -1
         draws = sum(lag <= t for lag in C.lags)
-        numbers = torch.cat([row(C.scale, t)[None], self.sigma * row(C.feeds, t)[:draws]])
-        gains = torch.cat([C.gains, *rings]).to(dtype)
-        return correlated_noise.Step(gains, C.decays.to(dtype), numbers, self._lags[:draws], slots)
+        feeds = self.sigma * row(C.feeds, t)[:draws]
+        return correlated_noise.Step(
+            torch.cat([C.gains, *rings]).to(self.dtype),
+            C.decays.to(self.dtype),
+            torch.cat([row(C.scale, t)[None], feeds]),
+            self._lags[:draws],
+            (slot_of_w, slot_of_u),
+        )
 
     def __reduce_ex__(self, protocol: object) -> NoReturn:
         raise TypeError(
-            "noise can not be copied or pickled: the copy would draw the same numbers, and their difference would "
-            "publish data; move it by secret_state() and load_secret_state(), and use one of the two only"
+            "noise can not be copied or pickled: the copy would draw the same numbers, and their "
+            "difference would publish data; move it by secret_state() and load_secret_state(), and "
+            "use one of the two only"
         )
 
 
+def tensor_of(key: bytes) -> Tensor:
+    """uint8, (KEY,), for a secret state."""
+    return torch.frombuffer(bytearray(key), dtype=torch.uint8)
+
+
 def octets(name: str, value: object) -> bytes:
-    """Of a secret state. Raises ValueError."""
+    """What :func:`tensor_of` was made of. Raises ValueError."""
     if not isinstance(value, Tensor) or value.dtype != torch.uint8 or value.shape != (KEY,):
         raise ValueError(f"{name} must be a uint8 tensor of shape ({KEY},), as in secret_state()")
     return bytes(value.tolist())
 
 
 def _has_digits(dtype: torch.dtype, sigma: float, C: Recurrence) -> None:
-    """Raises TypeError, ValueError unless the noise of each step is made of numbers with all their
-    digits.
-    """
+    """Raises TypeError, ValueError unless each step's noise is of numbers with all their digits."""
     if dtype not in (torch.float32, torch.float64):
         raise TypeError(f"noise must be float32 or float64, not {dtype}: fewer digits show through")
-    low, high = 1e6 * torch.finfo(dtype).tiny, 1e-6 * torch.finfo(dtype).max
+    low = 1e6 * torch.finfo(dtype).tiny
+    high = 1e-6 * torch.finfo(dtype).max
     diagonal = 1 / C.deviations
     least = float(diagonal.min())
-    most = max(
-        float(x.abs().max()) for x in (diagonal, C.scale, C.feeds, C.of_w, C.of_u) if x.numel()
-    )
+    factors = (diagonal, C.scale, C.feeds, C.of_w, C.of_u)
+    most = max(float(x.abs().max()) for x in factors if x.numel())
     if not (low < min(sigma, least, sigma / most) and max(sigma, most, sigma / least) < high):
         raise ValueError(
-            f"strategy and sigma = {sigma:.3g} leave ({low:.0e}, {high:.0e}), where {dtype} noise keeps "
-            "its distribution; divide both by the strategy's largest entry, which changes nothing else"
+            f"strategy and sigma = {sigma:.3g} leave ({low:.0e}, {high:.0e}), where {dtype} noise "
+            "keeps its distribution; divide both by the strategy's largest entry, which changes "
+            "nothing else"
         )

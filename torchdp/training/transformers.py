@@ -16,7 +16,8 @@ with checks.needing("PrivateTrainer", "transformers[torch]"):
 
 __all__ = ["PrivateTrainer", "own_loss"]
 
-SERVED = {  # of TrainingArguments: the value that a run goes with, and why
+# Of TrainingArguments: the value that a run goes with, and why.
+SERVED = {
     "gradient_accumulation_steps": (1, PARTS),
     "fp16": (False, "its scaler would rescale the gradients; bf16=True has none"),
     "auto_find_batch_size": (False, "it would begin again, and steps are spent once"),
@@ -28,8 +29,9 @@ SERVED = {  # of TrainingArguments: the value that a run goes with, and why
 
 
 def own_loss(outputs: Any, targets: Tensor) -> Tensor:
-    """The loss that a model of transformers makes of labels among its inputs; targets are not
-    read.
+    """The loss that a model of transformers makes of labels among its inputs.
+
+    targets are not read.
     """
     return outputs["loss"]
 
@@ -81,16 +83,18 @@ class PrivateTrainer(Trainer):
         self.show_loss = checks.instance("show_loss", show_loss, bool)
         args = copy.copy(TrainingArguments("tmp_trainer") if args is None else args)
         for name, (value, reason) in SERVED.items():
-            found = getattr(args, name, value)
-            if getattr(found, "value", found) != value:
-                raise ValueError(f"{name} must be {value!r}, not {found!r}: {reason}")
+            given = getattr(args, name, value)
+            if getattr(given, "value", given) != value:  # of an Enum, or the value itself
+                raise ValueError(f"{name} must be {value!r}, not {given!r}: {reason}")
         if options.get("compute_loss_func") is not None:
             raise ValueError(
                 "compute_loss_func must be left out: the loss is the one of plan.start"
             )
         if args.max_steps < 0:
             args.max_steps = run.plan.strategy.steps
-        args.ignore_data_skip, args.logging_nan_inf_filter = True, False
+        # Batches are the run's, which goes on by itself; NaN of an empty batch is no mistake.
+        args.ignore_data_skip = True
+        args.logging_nan_inf_filter = False
         super().__init__(run.module, args, **options)
         if self.model is not run.module:
             raise ValueError(
@@ -106,19 +110,23 @@ class PrivateTrainer(Trainer):
     def training_step(
         self, model: nn.Module, inputs: Any, num_items_in_batch: Any = None
     ) -> Tensor:
-        """Puts the step's private gradient into ``.grad``. Raises ValueError for another run's
-        checkpoint.
+        """Puts the step's private gradient into ``.grad``.
+
+        Raises ValueError for another run's checkpoint.
         """
         run = self.run
         if self.state.global_step > run.step:
             behind = BEHIND.format(self.state.global_step, run.step)
             raise ValueError(f"resume_from_checkpoint must be of this run: {behind}")
         run.module.train()
-        if train := getattr(self.optimizer, "train", None):  # of an optimizer without a schedule
+        train = getattr(self.optimizer, "train", None)
+        if train is not None:  # an optimizer without a schedule
             train()
         inputs = dict(self._prepare_inputs(inputs))
+        # Any tensor with a row for each user: own_loss reads no targets.
         labels = [inputs[name] for name in self.label_names if name in inputs]
         rows = (labels or list(inputs.values()))[0]
+        # The Trainer moves the model after the run was made.
         run.noise.to(rows.device)
         with self.compute_loss_context_manager():
             loss = run.backward(inputs, rows)
@@ -131,6 +139,5 @@ class PrivateTrainer(Trainer):
     def log(self, logs: dict[str, float], *args: Any, **kwargs: Any) -> None:
         """Without the training loss, unless ``show_loss``."""
         hidden = () if self.show_loss else ("loss", "train_loss")
-        super().log(
-            {name: value for name, value in logs.items() if name not in hidden}, *args, **kwargs
-        )
+        shown = {name: value for name, value in logs.items() if name not in hidden}
+        super().log(shown, *args, **kwargs)
