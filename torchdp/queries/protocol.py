@@ -130,7 +130,7 @@ class FactoredQueries(Brief):
 
     @classmethod
     def plain(cls, workload: Tensor | Workload) -> "FactoredQueries":
-        """left = I, right = W less the middle of each row: users send their answers to all queries."""
+        """left = I, right = W less the middle of each row: users send all their answers."""
         W = dense(workload)
         middle = (W.amax(1) + W.amin(1)) / 2
         return cls(W, torch.eye(len(W)).to(W), W - middle[:, None], middle)

@@ -72,9 +72,10 @@ class Covariance(Grid):
         table = h.view(self.a, self.b)
         y = torch.arange(self.a).to(h)
         z = torch.arange(self.b).to(h)
+        product = y @ table @ z
         mean_y = table.sum(1) @ y
         mean_z = table.sum(0) @ z
-        return y @ table @ z - mean_y * mean_z
+        return product - mean_y * mean_z
 
 
 @dataclass(frozen=True)
@@ -102,10 +103,11 @@ class KendallB(Grid):
         table = h.view(self.a, self.b)
         order_y = _order(self.a, h)
         order_z = _order(self.b, h)
-        concordance = table * (order_y @ table @ order_z.mT)
         untied_y = 1 - table.sum(1).square().sum()
         untied_z = 1 - table.sum(0).square().sum()
-        return concordance.sum() / (untied_y * untied_z).sqrt()
+        untied = untied_y * untied_z
+        concordance = table * (order_y @ table @ order_z.mT)
+        return concordance.sum() / untied.sqrt()
 
 
 @dataclass(frozen=True)
@@ -202,5 +204,6 @@ def _correlation(table: Tensor, y: Tensor, z: Tensor) -> Tensor:
     columns = table.sum(0)
     y = y - rows @ y
     z = z - columns @ z
+    covariance = y @ table @ z
     variances = rows @ y.square() * (columns @ z.square())
-    return y @ table @ z / variances.sqrt()
+    return covariance / variances.sqrt()
