@@ -45,7 +45,8 @@ def lower_bound(
     variance = strategy_lower_bound(W, epsilon, h, program=False)
     if objective is Objective.WORST:
         # The worst query is no easier than one query by itself, for which the bound is exact.
-        variance = max(variance, _largest_spread(W, h) / math.sinh(epsilon / 2) ** 2)
+        single = _largest_spread(W, h) / math.sinh(epsilon / 2) ** 2
+        variance = max(variance, single)
     return math.sqrt(variance / n)
 
 
@@ -53,7 +54,7 @@ def _largest_spread(W: Tensor, h: Tensor | None) -> float:
     """The largest variance of a query, over users drawn from h; None: from any two types."""
     if h is None:
         # Half of the users at either end of the query's range.
-        variances = (W.amax(1) - W.amin(1)).square() / 4
-    else:
-        variances = (W - (W @ h)[:, None]).square() @ h
-    return float(variances.max())
+        ranges = W.amax(1) - W.amin(1)
+        return float(ranges.square().max()) / 4
+    centred = W - (W @ h)[:, None]
+    return float((centred.square() @ h).max())

@@ -169,7 +169,7 @@ class CentralLaplace(FactoredProtocol, CuratorProtocol[Tensor]):
 
         As ``FactoredQueries.spanned`` takes them. Raises TypeError, ValueError.
         """
-        W = checks.instance("question", question, Question).queries(cls.distinct)
+        W = cls.queries_of(question)
         return through(question, cls(FactoredQueries.spanned(W, bits), epsilon))
 
     @cached_property
@@ -342,7 +342,7 @@ class ShuffledQueries(FactoredProtocol, Shuffled[Tensor]):
         absent: int = 0,
     ) -> Any:
         """The protocol that answers a question, with the arguments of :meth:`calibrated`."""
-        W = checks.instance("question", question, Question).queries(cls.distinct)
+        W = cls.queries_of(question)
         return through(question, cls.calibrated(W, kind, users, epsilon, delta, bits, absent))
 
     @property
@@ -368,7 +368,8 @@ class ShuffledQueries(FactoredProtocol, Shuffled[Tensor]):
 
     def sample_unchecked(self, summary: Tensor, draws: Simulated, shape: tuple[int, ...]) -> Tally:
         """All ``law.users`` send. O(k instances), whatever their number."""
-        ones = (summary.double() @ self.queries.right.mT).round().long()
+        sums = summary.double() @ self.queries.right.mT
+        ones = sums.round().long()
         totals = self.law.noised(ones.expand(*shape, *ones.shape), draws)
         return Tally(users_of(summary), {"total": totals})
 

@@ -97,6 +97,11 @@ class Channel(Protocol[Tensor]):
         If not ordered the last one alone.
         """
 
+    @classmethod
+    def queries_of(cls, question: "Question") -> Tensor:
+        """W of a question, as this channel is asked it. Raises TypeError."""
+        return checks.instance("question", question, Question).queries(cls.distinct)
+
     @property
     def possible(self) -> Range:
         """The least and the largest that each answer can be, (r,)."""
@@ -204,10 +209,10 @@ class Channel(Protocol[Tensor]):
         n = tally.n
         if isinstance(n, Tensor):
             n = n.expand(batch).flatten()
-        layout = self.layout
-        return Tally(
-            n, {name: part.reshape(-1, *layout[name][0]) for name, part in tally.parts.items()}
-        )
+        parts = {}
+        for name, (shape, _) in self.layout.items():
+            parts[name] = tally[name].reshape(-1, *shape)
+        return Tally(n, parts)
 
     def _shares(self, summary: Tensor) -> tuple[Tensor, Tensor]:
         """Shares of types (*batch, k) and numbers of users (*batch, 1), which need not be whole."""
@@ -302,6 +307,7 @@ def nearest(points: Tensor, z: Tensor, tol: float) -> Tensor:
     rows, place = torch.unique(points, dim=0, return_inverse=True)
     centre = rows.mean(0)
     centred = rows - centre
-    limit = tol * float(centred.square().sum(1).max())
-    h, _ = nearest_histogram(centred @ centred.mT, (z - centre) @ centred.mT, limit)
+    largest = centred.square().sum(1).max()
+    pull = (z - centre) @ centred.mT
+    h, _ = nearest_histogram(centred @ centred.mT, pull, tol * float(largest))
     return (h / torch.bincount(place))[..., place]

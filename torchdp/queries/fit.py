@@ -165,10 +165,12 @@ def _fitted(protocol: Channel, tally: Tally, ordered: bool) -> Fit:
     # The risk of a mixture v is estimated as |v - u|^2 + 2 tr Cov(v, u) - tr Cov u, that covariance
     # put at the share of its degrees of freedom: above tr Cov u it gives way to u.
     variance = unbiased.standard_error.reshape(-1, m).square().sum(-1)
-    removed = (1 - (weights[:-1] * freedoms).sum(0) - weights[-1]).clamp_min(0)
+    freedom = (weights[:-1] * freedoms).sum(0)
+    removed = (1 - freedom - weights[-1]).clamp_min(0)
     mixed = (weights[..., None] * fits).sum(0)
     distance = (mixed @ W.mT - u).square().sum(-1)
-    kept = (2 * removed * variance / distance.clamp_min(TINY)).sqrt().clamp(max=1)
+    kept = (2 * removed * variance / distance.clamp_min(TINY)).sqrt()
+    kept = kept.clamp(max=1)
     weights = weights * kept
     weights[-1] += 1 - kept
 
@@ -265,15 +267,18 @@ class FittedOracle(OracleQueries):
         Raises TypeError, ValueError.
         """
         h, n = self._shares(summary)
-        counts, users = whole(h.reshape(-1, h.shape[-1]), n.reshape(-1, 1).round().clamp_min(1))
+        users = n.reshape(-1, 1).round().clamp_min(1)
+        counts = whole(h.reshape(-1, h.shape[-1]), users)
         mse = self.workload.new_empty(len(counts), len(self.workload))
         for total in users.unique():
-            same = counts[users[:, 0] == total]
+            rows = users[:, 0] == total
+            same = counts[rows]
             drawn = [self._drawn(one, times) for one in same]
             tally = Tally(int(total), {"reports": torch.stack(drawn)})
             value = _fitted(self.unbiased, tally, self.ordered).value  # (same, times, m)
             truth = (same / total) @ self.workload.mT
-            mse[users[:, 0] == total] = (value - truth[:, None]).square().mean(1)
+            error = value - truth[:, None]
+            mse[rows] = error.square().mean(1)
         return mse.view(*h.shape[:-1], -1)
 
     def _drawn(self, counts: Tensor, times: int) -> Tensor:
@@ -282,13 +287,13 @@ class FittedOracle(OracleQueries):
         return self.sample_tally(counts, generator=generator, sample_shape=(times,))["reports"]
 
 
-def whole(h: Tensor, n: Tensor) -> tuple[Tensor, Tensor]:
-    """The whole numbers nearest to h n of n users, (b, k) and (b, 1)."""
+def whole(h: Tensor, n: Tensor) -> Tensor:
+    """The whole numbers nearest to h n that sum to n, (b, k). n: (b, 1)."""
     counts = (h * n).floor()
     missing = n - counts.sum(-1, keepdim=True)
     # The largest fractions are rounded up.
     rank = (h * n - counts).argsort(-1, descending=True).argsort(-1)
-    return (counts + (rank < missing)).long(), n
+    return (counts + (rank < missing)).long()
 
 
 def fitted_choice(

@@ -161,17 +161,14 @@ class FunctionAnalyst:
 
         Without end where that is not known.
         """
-        curved = []
-        linear = []
+        rows = []
         for part in self._expansions(h, n, sampling):
-            own_curved, own_linear = coordinates(part.d / 2, part.D / 2, part.C)
-            curved.append(own_curved)
-            linear.append(own_linear)
-        curvature = torch.where(known[..., None], torch.cat(curved).view(h.shape), 0.0)
-        slope = torch.where(known[..., None], torch.cat(linear).view(h.shape), 0.0)
-        none = torch.zeros_like(curvature[..., 0])
+            rows.append(torch.stack(coordinates(part.d / 2, part.D / 2, part.C)))
+        found = torch.cat(rows, 1).view(2, *h.shape)
+        curved, linear = torch.where(known[..., None], found, 0.0)
+        none = torch.zeros_like(curved[..., 0])
         slack = torch.where(known, none, torch.inf)
-        return QuadraticError(curvature, slope, curvature[..., :0], none, slack)
+        return QuadraticError(curved, linear, curved[..., :0], none, slack)
 
     def _shares_of(self, tally: Tally) -> Tensor:
         """H, (*batch, k)."""

@@ -98,8 +98,8 @@ class ConceptClass(Brief):
     @cached_property
     def radius(self) -> float:
         """Largest norm of a code."""
-        squares = [right.square().sum(0).max() for _, right in self._factors]
-        return math.sqrt(sum(float(square) for square in squares))
+        squares = [right.square().sum(0) for _, right in self._factors]
+        return math.sqrt(sum(float(square.max()) for square in squares))
 
     @property
     def norm(self) -> float:
@@ -330,7 +330,8 @@ class PrivateLearner(Relay[Crowd, Tensor, BallRandomizer]):
 
     def client_input(self, x: Tensor) -> Tensor:
         """y code(record), (n, dim)."""
-        return x[:, -1:].double() * self.concepts.codes(x[:, :-1])
+        labels = x[:, -1:].double()
+        return labels * self.concepts.codes(x[:, :-1])
 
     def analyse(self, tally: Tally) -> Estimate:
         """The losses; the standard error is that of the worst records."""

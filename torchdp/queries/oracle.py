@@ -127,32 +127,35 @@ class AdaptedDecoder:
         W M^{-1} W^T - sum_x h_x W_x^2.
         """
         variances = []
+        squares = self.queries.square().mT
         for part in h.reshape(-1, h.shape[-1]).split(self._at_once):
-            second = self._second(self._weights(part @ self.client.matrix.mT))
-            variances.append((second - part @ self.queries.square().mT).clamp_min(0))
+            weights = self._weights(part @ self.client.matrix.mT)
+            variance = self._second(weights) - part @ squares
+            variances.append(variance.clamp_min(0))
         return torch.cat(variances).view(*h.shape[:-1], -1)
 
     def answers(self, tally: Tally) -> tuple[Tensor, Tensor]:
         """W h, (*batch, m), and the variance of one user's part in it."""
         outputs, k = self.client.matrix.shape
-        batch = frequencies(tally).shape[:-1]
-        size = self._at_once
-        reports = frequencies(tally).reshape(-1, outputs).split(size)
-        histograms = self.nearest(tally).reshape(-1, k).split(size)
-        values = []
-        variances = []
-        for f, h in zip(reports, histograms, strict=True):
+        reports = frequencies(tally)
+        histograms = self.nearest(tally).reshape(-1, k).split(self._at_once)
+        parts = reports.reshape(-1, outputs).split(self._at_once)
+        answers = []
+        for f, h in zip(parts, histograms, strict=True):
             p = h @ self.client.matrix.mT
             weights = self._weights(p)
-            values.append((((f / p)[:, None] @ self._Q) @ weights)[:, 0])
+            slope = (f / p)[:, None] @ self._Q
+            value = (slope @ weights)[:, 0]
             if len(self._basis) == k:
                 square = h @ self.queries.square().mT
             else:
-                # Reports do not tell all of h: the square of the mean is no more than its own.
+                # Reports do not tell all of h: the square of the mean is no more than the mean of
+                # squares.
                 square = (h @ self.queries.mT).square()
-            variances.append((self._second(weights) - square).clamp_min(0))
-        shape = (*batch, len(self.queries))
-        return torch.cat(values).view(shape), torch.cat(variances).view(shape)
+            variance = (self._second(weights) - square).clamp_min(0)
+            answers.append(torch.stack([value, variance]))
+        value, variance = torch.cat(answers, 1).view(2, *reports.shape[:-1], -1)
+        return value, variance
 
     def decoders(self, tally: Tally) -> Tensor:
         """What each report of this tally adds to the answers, (*batch, m, outputs)."""
@@ -241,8 +244,9 @@ class OracleQueries(Channel, Relay[Tensor, Tensor, FrequencyOracle]):
         S = self.client.covariance(0)
         # Of two types any value will do: the two parts then make up for it.
         pair = float(S[1, 2]) if len(S) > 2 else 0.0
-        flat = float(S[1, 1]) - pair
-        own = float(S[0, 0]) - float(S[1, 1]) - 2 * float(S[0, 1]) + 2 * pair
+        other = float(S[1, 1])
+        flat = other - pair
+        own = float(S[0, 0]) - other - 2 * float(S[0, 1]) + 2 * pair
         return flat, own
 
     def _diagonal(self, counts: Tensor) -> Tensor:
@@ -314,7 +318,8 @@ class OracleQueries(Channel, Relay[Tensor, Tensor, FrequencyOracle]):
             shortfall = 1 - shares.sum(-1, keepdim=True)
             squares = shares @ moments
             squares = squares + shortfall * moments.mean(0)
-        return (weights * (n * z.square() - squares) / (n - 1) + linear * z).sum(-1)
+        pairs = weights * (n * z.square() - squares) / (n - 1)
+        return (pairs + linear * z).sum(-1)
 
     def form_variance(self, counts: Tensor, weights: Tensor, linear: Tensor) -> Tensor:
         counts = counts.double()
@@ -340,8 +345,8 @@ class OracleQueries(Channel, Relay[Tensor, Tensor, FrequencyOracle]):
         else:
             shares = self.nearest(tally)
         point = self.mean(tally)
-        scale = (n - 1) / (2 * torch.as_tensor(n, dtype=torch.float64, device=point.device))
-        given = torch.cat([shares / n, point, scale.expand(*point.shape[:-1], 1)], -1)
+        scale = torch.zeros_like(point[..., :1]) + (n - 1) / (2 * n)
+        given = torch.cat([shares / n, point, scale], -1)
 
         def part(given: Tensor, weights: Tensor, linear: Tensor) -> Tensor:
             shares, point, scale = given.tensor_split([k, given.shape[-1] - 1], -1)
@@ -393,43 +398,27 @@ class OracleQueries(Channel, Relay[Tensor, Tensor, FrequencyOracle]):
             spread = centred  # of no repetition
             if centred.numel():
                 spread = self.client.workload_variance(centred[..., None, :])[..., 0, :]
-            slack = ((h * spread).sum(-1).clamp_min(0) / n).sqrt() / n
+            variance = (h * spread).sum(-1).clamp_min(0)
+            slack = (variance / n).sqrt() / n
             all_pairs = QuadraticError(curved, straight, curved[..., :0], offset, slack)
             return all_pairs.scaled(n / (n - 1))
 
         return error
 
-    def _coordinates(self, shares: Tensor, half: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
+    def _coordinates(self, shares: Tensor, half: Tensor, weights: Tensor) -> tuple[Tensor, ...]:
         """``coordinates`` of forms of half gradients (*batch, r), a bounded number at a time."""
-        batch = half.shape[:-1]
         r, k = self.workload.shape
         rows = max(1, NUMBERS_AT_ONCE // (r * max(r, k)))
 
         def parts(values: Tensor) -> tuple[Tensor, ...]:
-            return values.expand(*batch, -1).reshape(-1, values.shape[-1]).split(rows)
+            wide = values.expand(*half.shape[:-1], -1)
+            return wide.reshape(-1, wide.shape[-1]).split(rows)
 
-        curved = []
-        straight = []
-        for part in zip(parts(shares), parts(half), parts(weights), strict=True):
-            own_curved, own_straight = self._principal(*part)
-            curved.append(own_curved)
-            straight.append(own_straight)
-        shape = (*batch, curved[0].shape[-1])
-        return torch.cat(curved).view(shape), torch.cat(straight).view(shape)
-
-    def _principal(self, shares: Tensor, half: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
-        """``coordinates`` of forms of half gradients (rows, r), for users of shares (rows, k).
-
-        By shares of the types where these are fewer, as of many kernels together.
-        """
-        r, k = self.workload.shape
-        if r <= k or not self._symmetric:
-            return coordinates(half, weights.diag_embed(), self.noise(shares))
-        centred = self._centred.mT
-        kernel = (centred * weights[..., None, :]) @ centred.mT
-        middle = torch.eye(k).to(centred) - 1 / k
-        noise = (middle * self._diagonal(shares)[..., None, :]) @ middle
-        return coordinates(half @ centred.mT, kernel, noise)
+        found = []
+        for some, gradient, J in zip(parts(shares), parts(half), parts(weights), strict=True):
+            principal = coordinates(gradient, J.diag_embed(), self.noise(some))
+            found.append(torch.stack(principal))
+        return torch.cat(found, 1).view(2, *half.shape).unbind()
 
     def fits(self, tally: Tally, ordered: bool) -> Fits:
         """By the distributions of listed messages; but for a strategy's, projections as well."""
@@ -440,7 +429,8 @@ class OracleQueries(Channel, Relay[Tensor, Tensor, FrequencyOracle]):
             found, freedoms, gap = likelihood.fits(client, reports, ordered)
             return found, *likelihood.advantages(client, reports, found, freedoms), gap
         shares = client.totals(tally) / tally.users(1)
-        noise = client.variance.under(torch.full_like(shares[:1], 1 / client.k)).mean()
+        even = torch.full_like(shares[:1], 1 / client.k)
+        noise = client.variance.under(even).mean()
         gram = client.identity.to(shares) / noise
         found, freedoms, gap = likelihood.projections(gram, shares / noise, n, ordered)
         if ordered and client.entry_variance is None:
@@ -499,8 +489,7 @@ class LocalOracle(OracleQueries):
 
         Raises TypeError, ValueError.
         """
-        checks.instance("question", question, Question)
-        return through(question, cls(question.queries(cls.distinct), client))
+        return through(question, cls(cls.queries_of(question), client))
 
     @classmethod
     def tuned(
@@ -536,7 +525,7 @@ class LocalOracle(OracleQueries):
         """
         n = checks.integer("n", n, 1)
         epsilon = checks.positive("epsilon", epsilon)
-        W = checks.instance("question", question, Question).queries(cls.distinct)
+        W = cls.queries_of(question)
         k = question.types
         if prior is None:
             family = None
@@ -567,8 +556,8 @@ class LocalOracle(OracleQueries):
         with warnings.catch_warnings():
             # Of a denominator that is not known well: what is chosen warns again.
             warnings.simplefilter("ignore")
-            errors = [float(p.predicted_mse(data * max(n, 2)).max()) for p in protocols]
-        return protocols[errors.index(min(errors))]
+            users = data * max(n, 2)
+            return min(protocols, key=lambda protocol: float(protocol.predicted_mse(users).max()))
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -774,7 +763,8 @@ class LocalFactorization(FactoredProtocol, Relay[Tensor, Tensor, BallRandomizer]
             slope = 2 * weights * point + linear
             straight, curved = self._variances(slope, weights, users)
             worst.append(straight + 2 * curved)
-            own.append(self._beyond(self._moments, weights, users[..., None] * slope).amax(-1))
+            added = self._beyond(self._moments, weights, users[..., None] * slope)
+            own.append(added.amax(-1))
         return torch.stack(worst).amax(0) + torch.stack(own).amax(0) / users**3
 
     def half_width(self, n: int, failure: float = 0.05) -> float:

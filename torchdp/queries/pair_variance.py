@@ -102,15 +102,11 @@ def noise_moments(randomizer: PrivUnit) -> NoiseMoments:
     norm = (C / randomizer.cap.threshold) ** 2
     # E (C + a)^4, and with it E b^4 = E (norm - (C + a)^2)^2.
     fourth_about_zero = C**4 + 6 * C**2 * v + 4 * C * third + fourth
-    orthogonal = norm**2 - 2 * norm * (C**2 + v) + fourth_about_zero
-    return NoiseMoments(
-        v,
-        third,
-        mixed_third=(-2 * C * v - third) / (D - 1),
-        fourth=fourth,
-        mixed_fourth=((norm - C**2) * v - 2 * C * third - fourth) / (D - 1),
-        across_fourth=3 * orthogonal / ((D - 1) * (D + 1)),
-    )
+    orthogonal = 3 * (norm**2 - 2 * norm * (C**2 + v) + fourth_about_zero)
+    across_fourth = orthogonal / ((D - 1) * (D + 1))
+    mixed_third = (-2 * C * v - third) / (D - 1)
+    mixed_fourth = ((norm - C**2) * v - 2 * C * third - fourth) / (D - 1)
+    return NoiseMoments(v, third, mixed_third, fourth, mixed_fourth, across_fourth)
 
 
 def pairs_variance(
@@ -127,7 +123,8 @@ def pairs_variance(
         n = counts.sum(-1)
         totals = (counts @ points)[..., None, :]
         g = weights[..., None, :] * (totals - points)  # (*batch, k, r)
-        g = g + (linear * ((n[..., None] - 1) / 2))[..., None, :]
+        alone = linear * ((n[..., None] - 1) / 2)
+        g = g + alone[..., None, :]
         first = torch.einsum("...x,...xs,xst,...xt->...", counts, g, covariances, g)
         total = torch.einsum("...x,xst->...st", counts, covariances)
         every = torch.einsum("...s,...st,...t->...", weights, total.square(), weights)
@@ -159,7 +156,8 @@ def symmetric_variance(
         others = (centred @ counts[..., None])[..., 0]
         others = others + alone * ((n[..., None] - 1) / 2)
         column = (others[..., None, :] @ centred)[..., 0, :]
-        squares = others.square().sum(-1, keepdim=True) - 2 * column + centred.square().sum(-2)
+        squares = others.square().sum(-1, keepdim=True) - 2 * column
+        squares = squares + centred.square().sum(-2)
         at_own = others - centred.diagonal(dim1=-2, dim2=-1)
         first = (counts * (flat * squares + own * at_own.square())).sum(-1)
 
@@ -188,7 +186,8 @@ def worst_variance(
     first = torch.einsum("...ys,xst,...yt->...xy", g, covariances, g).amax((-2, -1))
     products = weights[..., None] * weights[..., None, :]
     weighted = (covariances * products[..., None, :, :]).flatten(-2)
-    second = (weighted @ covariances.flatten(1).mT).abs().amax((-2, -1))
+    traces = weighted @ covariances.flatten(1).mT  # tr(J C_x J C_y)
+    second = traces.abs().amax((-2, -1))
     return 4 * first / n + 2 * second / (n * (n - 1))
 
 
@@ -205,8 +204,8 @@ def worst_symmetric(
     first = flat * g.square().sum(-2) + added * g.square().amax(-2)
     squared_kernel = (centred - centred.mean(-1, keepdim=True)).square()
     rows = squared_kernel.sum(-2)
-    second = flat**2 * rows.sum(-1)
-    second = second + 2 * flat * added * rows.amax(-1) + own**2 * squared_kernel.amax((-2, -1))
+    largest = squared_kernel.amax((-2, -1))
+    second = flat**2 * rows.sum(-1) + 2 * flat * added * rows.amax(-1) + own**2 * largest
     return 4 * first.amax(-1) / n + 2 * second / (n * (n - 1))
 
 
@@ -228,10 +227,9 @@ def in_parts(
     rows = max(1, NUMBERS_AT_ONCE // numbers)
     flat = counts.expand(*batch, -1).flatten(0, -2).split(rows)
     if form.ndim == 1:
-        forms = [form] * len(flat)
+        forms = (form,) * len(flat)
     else:
-        forms = [*form.expand(*batch, -1).flatten(0, -2).split(rows)]
-    values = []
-    for some, own in zip(flat, forms, strict=True):
-        values.append(part(some, *own.tensor_split(2, -1)))
+        forms = form.expand(*batch, -1).flatten(0, -2).split(rows)
+    pairs = zip(flat, forms, strict=True)
+    values = [part(some, *own.tensor_split(2, -1)) for some, own in pairs]
     return torch.cat(values).view(batch)

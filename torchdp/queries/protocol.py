@@ -64,7 +64,8 @@ class FactoredQueries(Brief):
         checks.own(self)
         matrix = checks.one_matrix
         checks.keep(self, workload=matrix, left=matrix, right=matrix)
-        object.__setattr__(self, "shift", checks.floating("shift", self.shift).detach().double())
+        shift = checks.floating("shift", self.shift)
+        object.__setattr__(self, "shift", shift.detach().double())
         m, k = self.workload.shape
         r = self.left.shape[1]
         if self.left.shape != (m, r) or self.right.shape != (r, k) or self.shift.shape != (m,):
@@ -126,7 +127,8 @@ class FactoredQueries(Brief):
         """left = W, right = I - 1 1^T / k: a user sends its centred indicator."""
         W = dense(workload)
         k = W.shape[1]
-        return cls(W, W, torch.eye(k).to(W) - 1 / k, W.mean(1))
+        right = torch.eye(k).to(W) - 1 / k
+        return cls(W, W, right, W.mean(1))
 
     @classmethod
     def plain(cls, workload: Tensor | Workload) -> "FactoredQueries":
@@ -222,8 +224,7 @@ class FactoredProtocol(Channel):
     @classmethod
     def vectors_of(cls, question: Question) -> FactoredQueries:
         """The vectors of a question's types, as they are. Raises TypeError."""
-        W = checks.instance("question", question, Question).queries(cls.distinct)
-        return FactoredQueries.vectors(W.mT)
+        return FactoredQueries.vectors(cls.queries_of(question).mT)
 
     def heard(self, tally: Tally) -> Tensor:
         """m with its noise, (*batch, r)."""
@@ -287,7 +288,8 @@ class FactoredProtocol(Channel):
     @cached_property
     def _isotropic(self) -> bool:
         """Whether no two queries read one coordinate of m, so that errors are independent."""
-        return bool(((self.queries.left != 0).sum(0) <= 1).all())
+        readers = (self.queries.left != 0).sum(0)
+        return bool((readers <= 1).all())
 
     def covariance(self, counts: Tensor) -> Tensor:
         n = counts.double().sum(-1)[..., None, None]
@@ -349,7 +351,8 @@ class FactoredProtocol(Channel):
     ) -> tuple[Tensor, Tensor]:
         """(Var slope . e, tr(J Cov J Cov)) for an error e of z, J = diag(weights)."""
         level = self._level(n)
-        straight = level * (slope @ self.queries.left).square().sum(-1)
+        gradient = slope @ self.queries.left
+        straight = level * gradient.square().sum(-1)
         curved = ((weights @ self._square.square()) * weights).sum(-1)
         return straight, level**2 * curved
 
@@ -383,7 +386,8 @@ class FactoredProtocol(Channel):
         n = tally.users(1)
         variance = (self.variance.amax(1) / n**self.power).expand_as(value)
         # Half of what lies between two values that an answer can have.
-        step = self.step * self.queries.left.abs().amax(1) / (2 * n)
+        largest = self.queries.left.abs().amax(1)
+        step = self.step * largest / (2 * n)
         error = replace(ErrorParts.normal(variance), step=step.expand_as(value)[..., None])
         estimate = Estimate(
             value,
@@ -417,7 +421,8 @@ class FactoredProtocol(Channel):
             largest = [[largest_variance(right.mT, each, row) for row in W] for each in h]
             return estimate.with_sampling(h.new_tensor(largest).view(*batch, len(W)) / n)
         centred = W - (h @ W.mT)[..., None]  # (b, m, k)
-        variance = (centred.square() * h[:, None]).sum(-1).view(*batch, len(W))
+        squares = centred.square() * h[:, None]
+        variance = squares.sum(-1).view(*batch, len(W))
 
         def covariance() -> Tensor:
             sampling = (centred * h[:, None]) @ centred.mT

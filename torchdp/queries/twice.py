@@ -80,7 +80,8 @@ class Twice(FactoredProtocol, MessageProtocol[Tensor, Tensor]):
 
     @property
     def layout(self) -> Layout:
-        return {name: ((len(self.queries.right),), torch.float64) for name in ("first", "second")}
+        vector = ((len(self.queries.right),), torch.float64)
+        return {"first": vector, "second": vector}
 
     def limits(self, n: Users) -> dict[str, Limits]:
         return dict.fromkeys(self.layout, self.randomizer.limits(n)["sum"])
@@ -93,10 +94,10 @@ class Twice(FactoredProtocol, MessageProtocol[Tensor, Tensor]):
 
     def tally(self, messages: Tensor) -> Tally:
         """Messages (n, 2, r)."""
-        copies = zip(self.layout, self._copies(messages).unbind(1), strict=True)
-        return Tally(
-            len(messages), {name: self.randomizer.tally(copy)["sum"] for name, copy in copies}
-        )
+        first, second = self._copies(messages).unbind(1)
+        tally = self.randomizer.tally
+        sums = {"first": tally(first)["sum"], "second": tally(second)["sum"]}
+        return Tally(len(messages), sums)
 
     def collect_unchecked(self, x: Tensor, draws: Draws) -> Tally:
         counts = self.summary(x)
