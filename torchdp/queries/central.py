@@ -192,6 +192,7 @@ class CentralLaplace(FactoredProtocol, CuratorProtocol[Tensor]):
         )
         sums = len(self.queries.right)
         variation = laplace.variation(1, sums * laplace.mean_clusters(1.0, self.rate))
+        # What events gain by a distance in variation on either side of the inequality.
         cost = (1 + math.exp(self.epsilon)) * variation
         if cost >= 0.5:
             return pure
@@ -326,6 +327,7 @@ class ShuffledQueries(FactoredProtocol, Shuffled[Tensor]):
             queries = workload
         else:
             queries = FactoredQueries.spanned(workload, bits)
+        # The rest of delta pays for the tables that noise is drawn from.
         kept = checks.fraction("delta", delta) * ROUNDED
         law = kind.calibrated(users, epsilon, kept, _moved(queries.right), absent)
         return cls(queries, law, delta, epsilon, absent)

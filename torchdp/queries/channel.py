@@ -189,6 +189,7 @@ class Channel(Protocol[Tensor]):
     def predicted_mse(self, summary: Tensor) -> Tensor:
         """Of each query, (*batch, m), for counts (*batch, k). Raises TypeError, ValueError."""
         h, n = self._shares(summary)
+        # Biases of users add up before they are squared, variances after.
         squared_bias = (h @ self.bias.mT).square()
         return squared_bias + h @ self.variance.mT / n**self.power
 
@@ -216,6 +217,7 @@ class Channel(Protocol[Tensor]):
 
     def _shares(self, summary: Tensor) -> tuple[Tensor, Tensor]:
         """Shares of types (*batch, k) and numbers of users (*batch, 1), which need not be whole."""
+        # Real numbers are allowed: predictions are made for shares of public histograms.
         counts = checks.users("summary", summary, self.workload.shape[1]).to(self.workload)
         n = counts.sum(-1, keepdim=True)
         return counts / n, n
@@ -304,6 +306,7 @@ def nearest(points: Tensor, z: Tensor, tol: float) -> Tensor:
     Even over types of one vector. points: U, (k, r). tol: of the squared distance, relative to the
     largest squared norm.
     """
+    # No mean vector tells types of one vector from another: they are one until the end.
     rows, place = torch.unique(points, dim=0, return_inverse=True)
     centre = rows.mean(0)
     centred = rows - centre

@@ -81,6 +81,7 @@ class ConceptClass(Brief):
         factors = []
         for table in self.tables:
             found = factorize(table, tol=self.tol)
+            # Readers of all features then have norm 1 at most, codes of feature j norm g_j.
             weight = float(found.certificate.upper) ** 0.5
             factors.append((found.left / weight, weight * found.right))
         return tuple(factors)
@@ -357,6 +358,7 @@ class PrivateLearner(Relay[Crowd, Tensor, BallRandomizer]):
 
     def validate_summary(self, summary: Crowd) -> Crowd:
         crowd = super().validate_summary(summary)
+        # Losses count the users of one crowd, not of a batch.
         single(crowd.n)
         return crowd
 
@@ -406,6 +408,7 @@ class PrivateLearner(Relay[Crowd, Tensor, BallRandomizer]):
         """
         alpha = checks.squarable("alpha", alpha)
         failure = checks.fraction("failure", failure)
+        # Two tails of the noise and two of the sample for each concept.
         log = math.log(4 * len(self.concepts) / failure)
         width = (math.sqrt(2 * self.proxy) + math.sqrt(0.5)) * math.sqrt(log)
         return math.ceil((2 * width / alpha) ** 2)

@@ -87,6 +87,7 @@ class FactoredQueries(Brief):
         By one product of matrices, rounded up. No column is further from the mean column than the
         diameter, so that the rounding of squared distances is below 4 (r + 4) 2^-53 of the largest.
         """
+        # A common part of all columns leaves distances as they are, and squares lose digits by it.
         centred = self.right - self.right.mean(1, keepdim=True)
         squared = squared_distances(centred).max().clamp_min(0)
         return float(squared.sqrt()) * (1 + (len(centred) + 4) * 2.0**-52)
@@ -144,6 +145,7 @@ class FactoredQueries(Brief):
         bits: None for one of each type. Raises TypeError, ValueError.
         """
         W = dense(workload)
+        # Shares sum to 1, so that constants are free: centred rows are what bits must span.
         left = W - W.mean(1, keepdim=True)
         if bits is None:
             R = torch.eye(W.shape[1]).to(W)  # whose inverse changes nothing
@@ -262,6 +264,7 @@ class FactoredProtocol(Channel):
         noise = noise or 1.0  # without any a fit is the same in every unit
         gram = right.mT @ right / noise
         n = tally.users()
+        # Of least norm where R does not tell all types.
         unbiased = self.heard(tally) @ torch.linalg.pinv(right).mT
         histograms, freedoms, gap = projections(gram, unbiased @ gram, n, ordered)
         difference = histograms - unbiased
@@ -416,6 +419,7 @@ class FactoredProtocol(Channel):
         n = tally.users(1)
         fits, *_ = self.fits(self.flat(tally, batch), False)
         h = fits[-1]
+        # R h and the sum of h are all that the tally tells of h.
         equations = torch.cat([right, torch.ones_like(right[:1])])
         if int(torch.linalg.matrix_rank(equations)) < right.shape[1]:
             largest = [[largest_variance(right.mT, each, row) for row in W] for each in h]

@@ -164,5 +164,6 @@ class SecureQueries(FactoredProtocol, Relay[Tensor, Words, SecureSums]):
             raise ValueError(
                 "found must be of this client and its noise: state corrupt as the session counts it"
             )
+        # Values are whole steps of the ring, so that they come back as the same words.
         words = (found.value * self.client.ring.scale).long()
         return self.analyse(Tally(found.n, {"words": words}))

@@ -89,6 +89,7 @@ class Spearman(Grid):
         table = h.view(self.a, self.b)
         y = table.sum(1)
         z = table.sum(0)
+        # The mean rank of a bin as a share of all users: those below, and half of its own.
         return _correlation(table, y.cumsum(0) - y / 2, z.cumsum(0) - z / 2)
 
 
@@ -103,6 +104,7 @@ class KendallB(Grid):
         table = h.view(self.a, self.b)
         order_y = _order(self.a, h)
         order_z = _order(self.b, h)
+        # Two users drawn with replacement are tied where they are of one bin.
         untied_y = 1 - table.sum(1).square().sum()
         untied_z = 1 - table.sum(0).square().sum()
         untied = untied_y * untied_z
@@ -159,6 +161,7 @@ class EnergyDistance(TwoGroups):
         checks.squarable("spacing", self.spacing)
 
     def __call__(self, h: Tensor) -> Tensor:
+        # G - F at each type.
         difference = self.apart(h).cumsum(0)
         return 2 * self.spacing * difference.square().sum()
 

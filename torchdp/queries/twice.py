@@ -42,6 +42,7 @@ class Twice(FactoredProtocol, MessageProtocol[Tensor, Tensor]):
 
     queries: FactoredQueries
     epsilon: float
+    # Cov is that of the mean of both: the noise of one message has twice as much.
     squares = 4.0
 
     def __post_init__(self) -> None:
@@ -65,6 +66,7 @@ class Twice(FactoredProtocol, MessageProtocol[Tensor, Tensor]):
 
     @property
     def noise(self) -> float:
+        # Of the mean of two messages of independent noise.
         return self.randomizer.moments.variance / 2
 
     def third(self, counts: Tensor, T: Tensor) -> Tensor:
