@@ -283,7 +283,7 @@ class ShuffledQueries(FactoredProtocol, Shuffled[Tensor]):
         object.__setattr__(self, "instances", len(right))
         law = checks.instance("law", self.law, MessageLaw)
         law.countable()
-        none, every = law.variance(torch.tensor([0, law.users])).tolist()
+        none, every = law.variance(torch.tensor([0, law.users], dtype=torch.int64)).tolist()
         if none != every:
             raise ValueError(
                 f"kind must have one variance whatever the bits, not that of {type(law).__name__}: "

@@ -367,7 +367,7 @@ def family(k: int, device: torch.device) -> Tensor:
     waves = torch.arange(1, WAVES + 1).to(place)
     normals = torch.randn(4, WAVES, dtype=torch.float64, device=device, generator=generator)
     cosines = torch.cos(torch.pi * waves[:, None] * place)
-    size = torch.tensor(HEIGHTS).to(place)[:, None]
+    size = place.new_tensor(HEIGHTS)[:, None]
     smooth = torch.softmax(size * (normals / waves) @ cosines, -1)
     # U^(1/shape) is in distribution a gamma variable of a small shape, but for its scale.
     uniform = torch.rand(3, k, dtype=torch.float64, device=device, generator=generator)
