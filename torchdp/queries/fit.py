@@ -185,7 +185,7 @@ def _fitted(protocol: Channel, tally: Tally, ordered: bool) -> Fit:
         unbiased=unbiased,
         histogram=h,
         gap=gap.view(batch),
-        weights=weights.mT.reshape(*batch, -1),
+        weights=weights.mT.reshape(*batch, len(weights)),
     )
 
 

@@ -336,8 +336,9 @@ class PrivateLearner(Relay[Crowd, Tensor, BallRandomizer]):
 
     def analyse(self, tally: Tally) -> Estimate:
         """The losses; the standard error is that of the worst records."""
+        sums = self.check(tally)["sum"]
         n = tally.users(1)
-        correlations = self.check(tally)["sum"] / n @ self.concepts.readers.mT
+        correlations = sums / n @ self.concepts.readers.mT
         value = (1 - correlations) / 2
         standard_error = (self.variance / n).sqrt()
         return Estimate(value, standard_error.expand_as(value), tally.n)

@@ -154,7 +154,8 @@ class AdaptedDecoder:
                 square = (h @ self.queries.mT).square()
             variance = (self._second(weights) - square).clamp_min(0)
             answers.append(torch.stack([value, variance]))
-        value, variance = torch.cat(answers, 1).view(2, *reports.shape[:-1], -1)
+        shape = (2, *reports.shape[:-1], len(self.queries))
+        value, variance = torch.cat(answers, 1).view(shape)
         return value, variance
 
     def decoders(self, tally: Tally) -> Tensor:
