@@ -1,9 +1,9 @@
-"""Questions about users' types, through anyone who is trusted; the choice between channels;
-agnostic learning.
+"""Questions about users' types, through anyone who is trusted; the choice of a channel; learning.
 
     >>> import torch
     >>> from torchdp import queries, workloads
-    >>> choice = queries.choose(workloads.prefix(8), n=1_000, epsilon=1.0, delta=1e-6, trust="curator")
+    >>> prefix = workloads.prefix(8)
+    >>> choice = queries.choose(prefix, n=1_000, epsilon=1.0, delta=1e-6, trust="curator")
     >>> choice.candidates[0].name
     'sums, discrete Laplace'
     >>> choice.best.estimate(torch.randint(8, (1_000,))).value.shape
@@ -23,6 +23,13 @@ needs, by who is trusted:
 
 ``X.of(question, ...)`` is the protocol of a channel; ``choose`` finds the one of least predicted
 error.
+
+To be read in this order: channel (what questions and channels promise each other), protocol
+(W = L R + shift, and its exact errors), oracle (reports, and Theorem 10 of Edmonds, Nikolov, Ullman
+for vectors), central, servers and twice (Ghazi et al. 2023, Lemma 11), release (answers to any
+question, and to several), function (the delta method of second order) with statistics;
+pair_variance holds the exact variances of forms of second order. Then fit with likelihood (EM and
+its gap), bound (Hoeffding's projection), choose with choose_local, and learn (their Theorem 24).
 
 | API name | symbol | meaning | squared? |
 |---|---|---|---|

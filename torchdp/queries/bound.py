@@ -1,4 +1,4 @@
-"""What no unbiased local protocol for linear queries can do better than."""
+"""A lower bound on the error of every unbiased local protocol for linear queries."""
 
 import math
 
@@ -10,8 +10,11 @@ from torchdp.queries.protocol import dense
 from torchdp.randomizers import strategy_lower_bound
 from torchdp.workloads import Workload
 
-LEAST = 1e-6  # an epsilon whose bound holds for less too
-MOST = 700.0  # an epsilon beyond which the bound is put at 0
+# The bound at this epsilon is that of every smaller one: more privacy only adds error.
+LEAST = 1e-6
+
+# Beyond this epsilon sinh overflows, and the bound is 0.
+MOST = 700.0
 
 
 def lower_bound(
@@ -22,8 +25,7 @@ def lower_bound(
     *,
     prior: Tensor | None = None,
 ) -> float:
-    """No unbiased epsilon-LDP mechanism answers W h with a smaller root mean squared error on such
-    data of n users.
+    """No unbiased epsilon-LDP mechanism answers W h with a smaller root mean squared error.
 
     Over n users drawn from ``prior``, (k,), non-negative, on average; None: from the uniform one,
     and for ``Objective.WORST`` from any two types for a single query too, so no less on the worst
@@ -33,19 +35,26 @@ def lower_bound(
     Guarantees: at most the least error.
     Source: Hoeffding (1948), the projection on one user's report.
     """
-    W, n = dense(workload), checks.integer("n", n, 1)
+    W = dense(workload)
+    n = checks.integer("n", n, 1)
     epsilon = max(checks.positive("epsilon", epsilon), LEAST)
-    worst = checks.instance("objective", objective, Objective) is Objective.WORST
+    objective = checks.instance("objective", objective, Objective)
     h = None if prior is None else checks.shares("prior", prior, W.shape[1]).to(W)
     if epsilon > MOST or not bool((W != W[:, :1]).any()):
         return 0.0
-    least = strategy_lower_bound(W, epsilon, h, program=False)
-    # a query by itself: its variance under h, of two types at most a quarter of its range squared
-    if worst:
-        alone = (
-            (W.amax(1) - W.amin(1)).square() / 4
-            if h is None
-            else (W - (W @ h)[:, None]).square() @ h
-        )
-        least = max(least, float(alone.max()) / math.sinh(epsilon / 2) ** 2)
-    return math.sqrt(least / n)
+    variance = strategy_lower_bound(W, epsilon, h, program=False)
+    if objective is Objective.WORST:
+        # The worst query is no easier than one query by itself, for which the bound is exact.
+        single = _largest_spread(W, h) / math.sinh(epsilon / 2) ** 2
+        variance = max(variance, single)
+    return math.sqrt(variance / n)
+
+
+def _largest_spread(W: Tensor, h: Tensor | None) -> float:
+    """The largest variance of a query, over users drawn from h; None: from any two types."""
+    if h is None:
+        # Half of the users at either end of the query's range.
+        ranges = W.amax(1) - W.amin(1)
+        return float(ranges.square().max()) / 4
+    centred = W - (W @ h)[:, None]
+    return float((centred.square() @ h).max())

@@ -1,5 +1,7 @@
-"""Linear queries where somebody is trusted: a curator's Gaussian or discrete Laplace noise,
-shuffled sums of bits.
+"""Linear queries where somebody is trusted: a curator's noise, and shuffled sums of bits.
+
+Notation: L, R and shift of ``FactoredQueries``; R_x, column x of R; l_i, row i of L; h, the shares
+of the types of n users.
 """
 
 import math
@@ -27,17 +29,21 @@ from torchdp.shuffle.sums import Shuffled
 from torchdp.workloads import Workload
 
 LAPLACE_SOURCE = "Ghosh, Roughgarden, Sundararajan (2012); Dwork, McSherry, Nissim, Smith (2006)"
-LARGEST_COUNT = 2**20  # of what a user adds to a sum
-MOST_USERS = 2**33  # whose sums float64 holds exactly
+
+# Of what a user adds to a sum.
+LARGEST_COUNT = 2**20
+
+# Users whose sums float64 holds exactly: 2^33 times LARGEST_COUNT is 2^53.
+MOST_USERS = 2**33
 
 
 @dataclass(frozen=True, eq=False)
 class CentralFactorization(FactoredProtocol, CuratorProtocol[Tensor]):
-    """The curator answers L (R h + N(0, (sigma / n)^2 I)) + shift, sigma calibrated to the diameter
-    of R's columns.
+    """The curator answers L (R h + N(0, (sigma / n)^2 I)) + shift.
 
-    Replacing one of n users' values moves R h by at most diameter / n. The variance of query i is
-    sigma^2 ||l_i||^2 / n^2 whatever the data. A tally is n R h, noisy.
+    sigma is calibrated to the diameter of R's columns. Replacing one of n users' values moves R h
+    by at most diameter / n. The variance of query i is sigma^2 ||l_i||^2 / n^2 whatever the data. A
+    tally is n R h, noisy.
 
     R's entries are rounded to 2^-45 of the largest, their sums are exact, and whole steps of the
     noise leave (:class:`RoundedSum`).
@@ -66,23 +72,24 @@ class CentralFactorization(FactoredProtocol, CuratorProtocol[Tensor]):
         delta: float,
         queries: FactoredQueries | None = None,
     ) -> Any:
-        """The release that answers a question; queries: factors of ``question.queries``, None: the
-        vectors as they are.
+        """The release that answers a question.
 
-        Raises TypeError, ValueError.
+        queries: factors of ``question.queries``, None: the vectors as they are. Raises TypeError,
+        ValueError.
         """
         return through(question, cls(queries or cls.vectors_of(question), epsilon, delta))
 
     @cached_property
     def sums(self) -> RoundedSum:
         """R h, and its noise."""
-        reach = float(self.queries.right.norm(dim=0).max())
+        queries = self.queries
         return RoundedSum.least(
-            self._multiplier, self.queries.diameter, reach, len(self.queries.right)
+            self._multiplier, self.queries.diameter, queries.radius, len(queries.right)
         )
 
     @cached_property
     def _multiplier(self) -> float:
+        """sigma for a diameter of 1: the rest of delta pays for the tables of the draws."""
         return gaussian_sigma(self.epsilon, self.delta * ROUNDED)
 
     @property
@@ -117,13 +124,12 @@ class CentralFactorization(FactoredProtocol, CuratorProtocol[Tensor]):
 
 @dataclass(frozen=True, eq=False)
 class CentralLaplace(FactoredProtocol, CuratorProtocol[Tensor]):
-    """The curator answers L (S + Z)/n + shift, S = n R h sums of whole numbers, Z discrete Laplace
-    noise: pure privacy.
+    """The curator answers L (S + Z)/n + shift, Z discrete Laplace noise: pure privacy.
 
-    P(Z = z) is in proportion to e^(-rate |z|) in each sum, rate = epsilon/D, D the largest l_1
-    distance of two columns of R. The variance of query i is ||l_i||^2/(2 sinh^2(rate/2) n^2)
-    whatever the data: less than that of Gaussian noise where a user moves few sums. What leaves are
-    whole numbers.
+    S = n R h are sums of whole numbers. P(Z = z) is in proportion to e^(-rate |z|) in each sum,
+    rate = epsilon/D, D the largest l_1 distance of two columns of R. The variance of query i is
+    ||l_i||^2/(2 sinh^2(rate/2) n^2) whatever the data: less than that of Gaussian noise where a
+    user moves few sums. What leaves are whole numbers.
 
     Args:
         queries: encoder and decoder (``FactoredQueries.spanned``); the encoder of whole numbers up
@@ -133,8 +139,7 @@ class CentralLaplace(FactoredProtocol, CuratorProtocol[Tensor]):
     Raises ValueError, TypeError.
 
     Guarantees: epsilon-DP in the central model, for replacing one user's value, n public; delta is
-    what the distance
-        of the tables' draws costs, ``Guarantee.pure``.
+    what the distance of the tables' draws costs, ``Guarantee.pure``.
     Source: Ghosh, Roughgarden, Sundararajan (2012), for one sum; Dwork, McSherry, Nissim, Smith
     (2006), for l_1.
     """
@@ -149,7 +154,8 @@ class CentralLaplace(FactoredProtocol, CuratorProtocol[Tensor]):
         checks.keep(self, epsilon=checks.positive)
         if bool((right != right.round()).any()) or float(right.abs().max()) > LARGEST_COUNT:
             raise ValueError(
-                f"queries.right must hold whole numbers up to {LARGEST_COUNT}: what users add to sums"
+                f"queries.right must hold whole numbers up to {LARGEST_COUNT}: what users add to "
+                "sums"
             )
         if self.distance == 0:
             raise ValueError("queries.right must tell two types apart: there is nothing to hide")
@@ -159,12 +165,11 @@ class CentralLaplace(FactoredProtocol, CuratorProtocol[Tensor]):
 
     @classmethod
     def of(cls, question: Question, epsilon: float, bits: Tensor | None = None) -> Any:
-        """The release that answers a question from sums of ``bits``, as ``FactoredQueries.spanned``
-        takes them.
+        """The release that answers a question from sums of ``bits``.
 
-        Raises TypeError, ValueError.
+        As ``FactoredQueries.spanned`` takes them. Raises TypeError, ValueError.
         """
-        W = checks.instance("question", question, Question).queries(cls.distinct)
+        W = cls.queries_of(question)
         return through(question, cls(FactoredQueries.spanned(W, bits), epsilon))
 
     @cached_property
@@ -187,8 +192,11 @@ class CentralLaplace(FactoredProtocol, CuratorProtocol[Tensor]):
         )
         sums = len(self.queries.right)
         variation = laplace.variation(1, sums * laplace.mean_clusters(1.0, self.rate))
+        # What events gain by a distance in variation on either side of the inequality.
         cost = (1 + math.exp(self.epsilon)) * variation
-        return pure.rounded(variation, cost * (1 + 1e-6)) if cost < 0.5 else pure
+        if cost >= 0.5:
+            return pure
+        return pure.rounded(variation, cost * (1 + 1e-6))
 
     @property
     def layout(self) -> Layout:
@@ -200,20 +208,23 @@ class CentralLaplace(FactoredProtocol, CuratorProtocol[Tensor]):
         return {"sum": Limits(-reach - noise, reach + noise)}
 
     def validate_summary(self, summary: Tensor) -> Tensor:
-        """Counts (*batch, k) of up to 2^33 users, whose sums are exact. Raises TypeError,
-        ValueError.
+        """Counts (*batch, k) of up to 2^33 users, whose sums are exact.
+
+        Raises TypeError, ValueError.
         """
         counts = super().validate_summary(summary)
-        many = tensor_of(users_of(counts)) > MOST_USERS
-        if bool(many.any()):
+        too_many = tensor_of(users_of(counts)) > MOST_USERS
+        if bool(too_many.any()):
             raise ValueError(
-                f"summary must count at most 2^33 users{checks.at(many)}: sums would not be exact"
+                f"summary must count at most 2^33 users{checks.at(too_many)}: sums would not be "
+                "exact"
             )
         return counts
 
     def release(self, summary: Tensor, draws: Draws, shape: tuple[int, ...]) -> Tally:
-        whole = (summary.double() @ self.queries.right.mT).long()
-        sums = whole.expand(*shape, *whole.shape).clone(memory_format=torch.contiguous_format)
+        exact = (summary.double() @ self.queries.right.mT).long()
+        # Each of the releases draws noise of its own, in place.
+        sums = exact.expand(*shape, *exact.shape).clone(memory_format=torch.contiguous_format)
         laplace.add_shares(sums.view(-1), 1.0, self.rate, draws)
         return Tally(users_of(summary), {"sum": sums})
 
@@ -226,26 +237,33 @@ class CentralLaplace(FactoredProtocol, CuratorProtocol[Tensor]):
         return laplace.variance(self.rate)
 
     def cumulants(self, counts: Tensor) -> tuple[Tensor, Tensor]:
-        fourth = counts.new_full((), laplace.fourth_cumulant(self.rate), dtype=torch.float64)
-        return torch.zeros_like(fourth), fourth
+        cumulants = counts.new_tensor(
+            [0.0, laplace.fourth_cumulant(self.rate)], dtype=torch.float64
+        )
+        third, fourth = cumulants
+        return third, fourth
 
 
 @dataclass(frozen=True, eq=False)
 class ShuffledQueries(FactoredProtocol, Shuffled[Tensor]):
-    """Users send the bits R_x of their type x to shuffled sums S, with noise; the answers are L
-    S/n + shift.
+    """Users send the bits R_x of their type x to shuffled sums S, with noise.
 
-    The variance of query i is ||l_i||^2 times that of one sum's noise, over n^2, whatever the data.
-    ``calibrated`` makes L of least norm: it uses that the shares of types add up to 1.
+    The answers are L S/n + shift. The variance of query i is ||l_i||^2 times that of one sum's
+    noise, over n^2, whatever the data. ``calibrated`` makes L of least norm: it uses that the
+    shares of types add up to 1.
 
-    queries: encoder and decoder, the encoder of zeros and ones; law: such as ``BoundedSum``; delta,
-    epsilon: at which the guarantee is stated, without epsilon the smallest that is certified;
-    absent: so many of ``law.users`` may send nothing, or collude. Raises TypeError, ValueError.
+    Args:
+        queries: encoder and decoder, the encoder of zeros and ones.
+        law: the messages' distribution, such as ``BoundedSum``.
+        delta: at which the guarantee is stated.
+        epsilon: likewise; None: the smallest that is certified.
+        absent: so many of ``law.users`` may send nothing, or collude.
+
+    Raises TypeError, ValueError.
 
     Guarantees: (epsilon, delta)-DP of the shuffled messages for replacing one user's type, n
-    public: no two columns of
-        R differ in more bits than ``sensitivity`` says, and ``shuffle.delta_of`` certifies sums of
-        which so many move.
+    public: no two columns of R differ in more bits than ``sensitivity`` says, and
+    ``shuffle.delta_of`` certifies sums of which so many move.
     Source: that of the law.
     """
 
@@ -263,14 +281,13 @@ class ShuffledQueries(FactoredProtocol, Shuffled[Tensor]):
         if not bool(((right == 0) | (right == 1)).all()) or not bool(right.any()):
             raise ValueError("queries.right must hold zeros and ones: a user sends bits")
         object.__setattr__(self, "instances", len(right))
-        checks.instance("law", self.law, MessageLaw).countable()
-        least, most = self.law.variance(
-            torch.tensor([0, self.law.users], dtype=torch.int64)
-        ).tolist()
-        if least != most:
+        law = checks.instance("law", self.law, MessageLaw)
+        law.countable()
+        none, every = law.variance(torch.tensor([0, law.users], dtype=torch.int64)).tolist()
+        if none != every:
             raise ValueError(
-                f"kind must have one variance whatever the bits, not that of {type(self.law).__name__}: errors are "
-                "those of the noise alone; take CorrelatedSum"
+                f"kind must have one variance whatever the bits, not that of {type(law).__name__}: "
+                "errors are those of the noise alone; take CorrelatedSum"
             )
         checks.keep(self, delta=checks.fraction)
         checks.validated(self, "guarantee")
@@ -291,8 +308,8 @@ class ShuffledQueries(FactoredProtocol, Shuffled[Tensor]):
         Args:
             workload: (m, k), a :class:`~torchdp.workloads.Workload`, or factors of one, whose
                 encoder is of bits.
-            kind: a law of ``torchdp.shuffle``, such as ``BoundedSum``; ``CorrelatedSum`` for few
-                sums.
+            kind: of the messages' distribution, such as ``BoundedSum``; ``CorrelatedSum`` for a
+                small number of sums.
             users: n, public.
             epsilon: of the shuffled messages, > 0.
             delta: likewise, in (0, 1).
@@ -306,9 +323,11 @@ class ShuffledQueries(FactoredProtocol, Shuffled[Tensor]):
             raise TypeError(
                 f"kind must be a subclass of MessageLaw, such as BoundedSum, not {kind!r}"
             )
-        queries = workload
-        if not isinstance(queries, FactoredQueries):
-            queries = FactoredQueries.spanned(queries, bits)
+        if isinstance(workload, FactoredQueries):
+            queries = workload
+        else:
+            queries = FactoredQueries.spanned(workload, bits)
+        # The rest of delta pays for the tables that noise is drawn from.
         kept = checks.fraction("delta", delta) * ROUNDED
         law = kind.calibrated(users, epsilon, kept, _moved(queries.right), absent)
         return cls(queries, law, delta, epsilon, absent)
@@ -324,10 +343,8 @@ class ShuffledQueries(FactoredProtocol, Shuffled[Tensor]):
         bits: Tensor | None = None,
         absent: int = 0,
     ) -> Any:
-        """The protocol that answers a question from shuffled sums of ``bits``; arguments of
-        :meth:`calibrated`.
-        """
-        W = checks.instance("question", question, Question).queries(cls.distinct)
+        """The protocol that answers a question, with the arguments of :meth:`calibrated`."""
+        W = cls.queries_of(question)
         return through(question, cls.calibrated(W, kind, users, epsilon, delta, bits, absent))
 
     @property
@@ -353,10 +370,10 @@ class ShuffledQueries(FactoredProtocol, Shuffled[Tensor]):
 
     def sample_unchecked(self, summary: Tensor, draws: Simulated, shape: tuple[int, ...]) -> Tally:
         """All ``law.users`` send. O(k instances), whatever their number."""
-        ones = (summary.double() @ self.queries.right.mT).round().long()
-        return Tally(
-            users_of(summary), {"total": self.law.noised(ones.expand(*shape, *ones.shape), draws)}
-        )
+        sums = summary.double() @ self.queries.right.mT
+        ones = sums.round().long()
+        totals = self.law.noised(ones.expand(*shape, *ones.shape), draws)
+        return Tally(users_of(summary), {"total": totals})
 
     def heard(self, tally: Tally) -> Tensor:
         n = alike(tally.n)
@@ -376,5 +393,6 @@ class ShuffledQueries(FactoredProtocol, Shuffled[Tensor]):
 
 def _moved(bits: Tensor) -> Sensitivity:
     """The most bits in which two types differ."""
-    apart = squared_distances(bits.double())
-    return Sensitivity(len(bits), flips=max(1, round(float(apart.max()))))
+    # Of bits the squared distance is the number of those that differ.
+    differing = float(squared_distances(bits.double()).max())
+    return Sensitivity(len(bits), flips=max(1, round(differing)))

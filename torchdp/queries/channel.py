@@ -1,10 +1,12 @@
-"""Questions and channels: what is asked of users' types, who is trusted with them, and who turns
-one into the other.
+"""Questions and channels: what is asked of users' types, and who is trusted with them.
 
 A user of type x holds the vector u_x in R^r. A :class:`Channel` tells the mean s of the users'
 vectors with noise, z = s + e, E e = 0; with u_x the columns of a workload W these are its linear
 queries, s = W h. A :class:`Question` is a function of s; its :class:`Analyst` reads the answer and
 its error off what the channel tells.
+
+Notation: n users; h, (k,), the shares of the types; W, (r, k), or (m, k) where only linear queries
+are meant; J = diag(weights) and l, linear, of a quadratic form.
 """
 
 import typing
@@ -22,9 +24,11 @@ from torchdp.protocol.interval import Error, Range
 from torchdp.protocol.records import beside
 
 Fits = tuple[Tensor, Tensor, Tensor, Tensor]
-"""Histograms (fits, b, k), half of what their estimated risks are below that of the unbiased histogram (fits, b), their
-degrees of freedom over its (fits, b), and what the log likelihood of the last may lack, (b,)."""
-# of the squared distance to the hull of the vectors, relative to the largest squared norm
+"""Histograms (fits, b, k), half of what their estimated risks are below that of the unbiased
+histogram (fits, b), their degrees of freedom over its (fits, b), and what the log likelihood of the
+last may lack, (b,)."""
+
+# Of the squared distance to the hull of the vectors, relative to the largest squared norm.
 NEAR = 1e-6
 
 
@@ -41,24 +45,24 @@ class Analyst(typing.Protocol):
         """E (value - exact)^2, (*batch, *answer), of counts (*batch, k), real numbers allowed."""
 
     def worst_mse(self, n: Users, objective: Objective = Objective.WORST) -> Tensor:
-        """The largest ``objective.of(predicted_mse)`` over all data of n users, or a bound; inf:
-        none known.
+        """The largest ``objective.of(predicted_mse)`` over all data of n users, or a bound.
+
+        inf: none known.
         """
 
     def expansion(self, tally: Tally) -> tuple[Tensor, Tensor | None]:
-        """The answers near z, to second order: g(z + e) = g(z) + slope . e + e^T bend e for answers
-        (*batch, a).
+        """Slope and bend of g(z + e) = g(z) + slope . e + e^T bend e, the answers near z.
 
         slope: (*batch, a, r). bend: (*batch, a, r, r), or None where g is linear.
         """
 
 
 class Channel(Protocol[Tensor]):
-    """Answers z, unbiased but for ``bias``, to the linear queries s = W h, h the shares (k,) of the
-    n users' types.
+    """Answers z, unbiased but for ``bias``, to the linear queries s = W h.
 
-    x: (n,) types; a summary is counts (k,). Squares mix over types, because errors add up: the mean
-    squared error of query i is (sum_x h_x bias_ix)^2 + sum_x h_x variance_ix / n^power.
+    h are the shares (k,) of the n users' types. x: (n,) types; a summary is counts (k,). Squares
+    mix over types, because errors add up: the mean squared error of query i is (sum_x h_x
+    bias_ix)^2 + sum_x h_x variance_ix / n^power.
 
     What a question of second order needs of it are means over pairs of users of w . (u * v), for
     weights w of coordinates, and of a linear part l . s beside: ``form``, unbiased, its exact
@@ -72,7 +76,7 @@ class Channel(Protocol[Tensor]):
 
     workload: Tensor
     distinct: ClassVar[bool] = False
-    # how often tr(J Cov J Cov) counts: of a square; 4 of a product of two copies
+    # How often tr(J Cov J Cov) counts in a variance: of a square; 4 of a product of two copies.
     squares: ClassVar[float] = 2.0
     power: ClassVar[int] = 1
 
@@ -88,9 +92,15 @@ class Channel(Protocol[Tensor]):
 
     @abstractmethod
     def fits(self, tally: Tally, ordered: bool) -> Fits:
-        """Histograms of falling smoothness that make a tally (b, ...) likely; if not ordered the
-        last one alone.
+        """Histograms of falling smoothness that make a tally (b, ...) likely.
+
+        If not ordered the last one alone.
         """
+
+    @classmethod
+    def queries_of(cls, question: "Question") -> Tensor:
+        """W of a question, as this channel is asked it. Raises TypeError."""
+        return checks.instance("question", question, Question).queries(cls.distinct)
 
     @property
     def possible(self) -> Range:
@@ -104,9 +114,7 @@ class Channel(Protocol[Tensor]):
 
     @property
     def known_noise(self) -> bool:
-        """Whether the analyst can tell Cov z for the data that a tally shows, as questions of
-        second order need it.
-        """
+        """Whether the analyst knows Cov z for the data of a tally, as second order needs it."""
         return True
 
     @abstractmethod
@@ -142,23 +150,18 @@ class Channel(Protocol[Tensor]):
         """What makes, of weights, a linear part and the value of ``form``, its error."""
 
     def third(self, counts: Tensor, T: Tensor) -> Tensor | None:
-        """T(kappa), kappa the third cumulant of n z for counts (*batch, k), negative ones allowed:
-        (*batch).
+        """T(kappa), kappa the third cumulant of n z: (*batch); counts may be negative.
 
         Affine in the counts of n users. None: not known. T: (r, r, r), symmetric.
         """
         return None
 
     def shares(self, tally: Tally) -> Tensor | None:
-        """Unbiased shares of the types, (*batch, k), where the tally tells each of them; else
-        None.
-        """
+        """Unbiased shares of the types, (*batch, k); None where the tally does not tell each."""
         return None
 
     def nearest(self, tally: Tally, tol: float = NEAR) -> Tensor:
-        """The histogram whose mean vector is nearest to z, even over types of one vector:
-        (*batch, k).
-        """
+        """The histogram of the mean vector nearest to z, even over types of one vector."""
         return nearest(self.points, self.mean(tally), tol)
 
     @property
@@ -166,14 +169,16 @@ class Channel(Protocol[Tensor]):
         return self.workload.shape[1]
 
     def validate(self, x: Tensor) -> Tensor:
-        """x, (n,) types in [0, k), n >= 1, on the workload's device. Raises TypeError,
-        ValueError.
+        """x, (n,) types in [0, k), n >= 1, on the workload's device.
+
+        Raises TypeError, ValueError.
         """
         return super().validate(x).to(self.workload.device)
 
     def validate_summary(self, summary: Tensor) -> Tensor:
-        """Counts (*batch, k) of whole users, one at least, on the workload's device. Raises
-        TypeError, ValueError.
+        """Counts (*batch, k) of whole users, one at least, on the workload's device.
+
+        Raises TypeError, ValueError.
         """
         return super().validate_summary(summary).to(self.workload.device)
 
@@ -184,37 +189,42 @@ class Channel(Protocol[Tensor]):
     def predicted_mse(self, summary: Tensor) -> Tensor:
         """Of each query, (*batch, m), for counts (*batch, k). Raises TypeError, ValueError."""
         h, n = self._shares(summary)
-        return (h @ self.bias.mT).square() + h @ self.variance.mT / n**self.power
+        # Biases of users add up before they are squared, variances after.
+        squared_bias = (h @ self.bias.mT).square()
+        return squared_bias + h @ self.variance.mT / n**self.power
 
     def worst_mse(self, n: Users, objective: Objective = Objective.WORST) -> Tensor:
-        """At data of a single type, by convexity: () or, of a batch of n, (*batch). Raises
-        TypeError, ValueError.
+        """At data of a single type, by convexity: () or, of a batch of n, (*batch).
+
+        Raises TypeError, ValueError.
         """
-        worst = checks.instance("objective", objective, Objective) is Objective.WORST
-        each = (
-            self.bias.square() + self.variance / beside(checks.people("n", n, 1), 2) ** self.power
-        )
-        return each.amax((-2, -1)) if worst else each.mean(-2).amax(-1)
+        checks.instance("objective", objective, Objective)
+        users = beside(checks.people("n", n, 1), 2)
+        mse = self.bias.square() + self.variance / users**self.power
+        if objective is Objective.WORST:
+            return mse.amax((-2, -1))
+        return mse.mean(-2).amax(-1)
 
     def flat(self, tally: Tally, batch: tuple[int, ...]) -> Tally:
         """A tally (*batch, ...) as one (b, ...), of as many users each."""
-        parts = {
-            name: part.reshape(-1, *self.layout[name][0]) for name, part in tally.parts.items()
-        }
-        return Tally(
-            tally.n.expand(batch).reshape(-1) if isinstance(tally.n, Tensor) else tally.n, parts
-        )
+        n = tally.n
+        if isinstance(n, Tensor):
+            n = n.expand(batch).flatten()
+        parts = {}
+        for name, (shape, _) in self.layout.items():
+            parts[name] = tally[name].reshape(-1, *shape)
+        return Tally(n, parts)
 
     def _shares(self, summary: Tensor) -> tuple[Tensor, Tensor]:
         """Shares of types (*batch, k) and numbers of users (*batch, 1), which need not be whole."""
+        # Real numbers are allowed: predictions are made for shares of public histograms.
         counts = checks.users("summary", summary, self.workload.shape[1]).to(self.workload)
         n = counts.sum(-1, keepdim=True)
         return counts / n, n
 
     def expansion(self, tally: Tally) -> tuple[Tensor, None]:
         """The answers near z as an ``Analyst`` tells them: linear, with the identity as slope."""
-        r = len(self.workload)
-        return torch.eye(r, dtype=torch.float64, device=self.workload.device), None
+        return torch.eye(len(self.workload)).to(self.workload), None
 
     @abstractmethod
     def narrowed(self, rows: slice) -> Any:
@@ -231,8 +241,9 @@ class Question(ABC):
 
     @abstractmethod
     def queries(self, distinct: bool) -> Tensor:
-        """W, (r, k): the linear queries that a channel is asked. distinct: which pairs the channel
-        averages over.
+        """W, (r, k): the linear queries that a channel is asked.
+
+        distinct: which pairs the channel averages over.
         """
 
     @abstractmethod
@@ -240,26 +251,24 @@ class Question(ABC):
         """Who reads the answer off a channel of these queries."""
 
     def aims(self, n: int, family: Tensor | None, covariance: Tensor) -> Tensor:
-        """Linear queries (q, k) whose mean variance is the error to first order: what a strategy is
-        optimised for.
+        """Linear queries (q, k) whose mean variance is the error to first order.
 
-        family: histograms (j, k), or None. covariance: of one user's decoded vector, (r, r), as it
-        is so far.
+        A strategy is optimised for them. family: histograms (j, k), or None. covariance: of one
+        user's decoded vector, (r, r), as it is so far.
         """
         return self.queries(True)
 
     def bound(self, n: int, epsilon: float, histogram: Tensor) -> float | None:
-        """No unbiased local protocol has a smaller root mean squared error on such data; None: none
-        known.
+        """No unbiased local protocol has a smaller root mean squared error on such data.
+
+        None: none known.
         """
         return None
 
     def coarser(
         self, n: int, epsilon: float, family: Tensor | None, generator: torch.Generator
     ) -> Iterable[tuple[str, Any]]:
-        """Further local protocols of very many types, with their names: such as strategies on
-        bins.
-        """
+        """Further local protocols of very many types, with names: such as strategies on bins."""
         return ()
 
     @property
@@ -267,40 +276,41 @@ class Question(ABC):
         """Users whose answer is defined."""
         return 1
 
-    # whether answers are of several units, so that errors count relatively
+    # Whether answers are of several units, so that errors count relatively.
     relative: ClassVar[bool] = False
 
     @property
     def histograms(self) -> Tensor | None:
-        """(j, k): public ones by which channels are judged where no prior is given; None: the worst
-        data.
-        """
+        """(j, k): public ones that channels are judged by without a prior; None: the worst data."""
         return None
 
 
 def histograms_of(prior: Tensor, types: int, name: str = "prior") -> Tensor:
-    """The prior, (k,), or the few of them, each normalised: (j, k). Raises TypeError,
-    ValueError.
+    """The prior, (k,), or a number of them, each normalised: (j, k).
+
+    Raises TypeError, ValueError.
     """
     rows = checks.instance(name, prior, Tensor)
-    rows = rows if rows.ndim > 1 else rows[None]
+    if rows.ndim < 2:
+        rows = rows[None]
     if rows.ndim != 2 or not len(rows):
         raise ValueError(
             f"{name} must be ({types},) or a few such rows, not of shape {tuple(rows.shape)}"
         )
-    return torch.stack([checks.shares(name, each, types) for each in rows]).detach()
+    return torch.stack([checks.shares(name, row, types) for row in rows]).detach()
 
 
 def nearest(points: Tensor, z: Tensor, tol: float) -> Tensor:
-    """The histogram h, (*batch, k), whose mean vector U^T h is nearest to z (*batch, r); U: points,
-    (k, r).
+    """The histogram h, (*batch, k), whose mean vector U^T h is nearest to z (*batch, r).
 
-    Even over types of one vector. tol: of the squared distance, relative to the largest squared
-    norm.
+    Even over types of one vector. points: U, (k, r). tol: of the squared distance, relative to the
+    largest squared norm.
     """
+    # No mean vector tells types of one vector from another: they are one until the end.
     rows, place = torch.unique(points, dim=0, return_inverse=True)
-    middle = rows.mean(0)
-    centred = rows - middle
-    limit = tol * float(centred.square().sum(1).max())
-    h, _ = nearest_histogram(centred @ centred.mT, (z - middle) @ centred.mT, limit)
+    centre = rows.mean(0)
+    centred = rows - centre
+    largest = centred.square().sum(1).max()
+    pull = (z - centre) @ centred.mT
+    h, _ = nearest_histogram(centred @ centred.mT, pull, tol * float(largest))
     return (h / torch.bincount(place))[..., place]

@@ -1,21 +1,21 @@
-"""Which channel answers a question best: every candidate's predicted error, for each of those who
-may be trusted.
+"""Which channel answers a question best: every candidate's predicted error.
+
+Notation: W, (r, k), the queries of a question; n users; histograms, (j, k), public.
 """
 
 import math
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property, partial
-from inspect import isabstract
 from statistics import fmean
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from torchdp import checks, shuffle
+from torchdp import checks
 from torchdp.privacy import Model
 from torchdp.protocol import Choice, Objective, Protocol
 from torchdp.protocol.choice import Candidate
@@ -27,6 +27,7 @@ from torchdp.queries.choose_local import (
     COPIES,
     NEAR,
     POLISHED_STRATEGY,
+    NamedFactors,
     factors,
     factors_below,
     near_first,
@@ -40,34 +41,60 @@ from torchdp.queries.servers import SecureQueries
 from torchdp.randomizers.alphabet.frequency import FrequencyOracle
 from torchdp.randomizers.alphabet.strategy_search import LARGEST_EPSILON, SMALLEST_EPSILON
 from torchdp.randomness import keyed_generator
-from torchdp.shuffle import Amplified
+from torchdp.shuffle import (
+    Amplified,
+    BoundedSum,
+    CorrelatedSum,
+    PoissonSum,
+    RandomizedResponseSum,
+)
 from torchdp.shuffle.laws import MessageLaw
 from torchdp.threads import one_thread
 from torchdp.workloads import Workload
 
-NOISELESS = 1e-20  # relative: a squared error that is rounding
-MOST_STEPS = 2**20  # of an answer that noise on whole numbers is tried on
-ROUNDED = 1e-9  # relative: what rounding makes of a step
-MOST_BITS = 4096  # sums of bits that a user takes part in
-# types up to which a strategy is optimised for a question that is not linear (seconds)
+# Relative: a squared error that is rounding.
+NOISELESS = 1e-20
+
+# Steps of an answer that noise on whole numbers is tried on.
+MOST_STEPS = 2**20
+
+# Relative: what rounding makes of a step.
+ROUNDED = 1e-9
+
+# Sums of bits that a user takes part in.
+MOST_BITS = 4096
+
+# Types up to which a strategy is optimised for a question that is not linear (seconds).
 LARGEST_STRATEGY = 64
-FACTORED = 256  # types and coordinates up to which such a question's vectors are factorized
-# All that the package exports for messages: a new one is a candidate without more.
-LAWS: tuple[type[MessageLaw], ...] = tuple(
-    law
-    for law in (getattr(shuffle, name) for name in shuffle.__all__)
-    if isinstance(law, type) and issubclass(law, MessageLaw) and not isabstract(law)
+
+# Types and coordinates up to which such a question's vectors are factorized.
+FACTORED = 256
+
+# All that torchdp.shuffle exports for messages: a test holds the list to the classes.
+LAWS: tuple[type[MessageLaw], ...] = (
+    BoundedSum,
+    CorrelatedSum,
+    PoissonSum,
+    RandomizedResponseSum,
 )
-# of error: so much more is worth a curator, who is trusted in any case, in the place of a shuffler
+
+# Of error: so much more is worth a curator, who is trusted in any case, in the place of a shuffler.
 CLOSE = 0.05
+
 TRUST = {
     "local": Model.LOCAL,
     "shuffle": Model.SHUFFLE,
     "servers": Model.LINEAR_TRANSFORM,
     "curator": Model.CENTRAL,
 }
-Named = tuple[str, Any, str]
-"""Name, protocol, note."""
+
+
+class Named(NamedTuple):
+    """A protocol that is tried."""
+
+    name: str
+    protocol: Any
+    note: str = ""
 
 
 @one_thread
@@ -85,8 +112,7 @@ def choose(
     unbiased: bool = True,
     ordered: bool = True,
 ) -> Choice[Protocol[Tensor]]:
-    """The protocol of least predicted error for n users, among all channels of those who are
-    trusted.
+    """The protocol of least predicted error for n users, among all channels of those trusted.
 
     Nobody ("local"): one report of each user, by each frequency oracle and by strategies optimised
     for the question, up to 64 types, for linear queries up to 4,096; of pairs also strategies on
@@ -156,39 +182,51 @@ def choose(
     model = TRUST.get(checks.instance("trust", trust, str))
     if model is None:
         raise ValueError(f"trust must be one of {', '.join(TRUST)}, not {trust!r}")
-    for name, value in (("unbiased", unbiased), ("ordered", ordered)):
-        checks.instance(name, value, bool)
+    checks.instance("unbiased", unbiased, bool)
+    checks.instance("ordered", ordered, bool)
     if model is not Model.LOCAL:
         if delta is None:
             raise ValueError(f"delta must be given where trust is {trust!r}, such as 1e-6")
         delta = checks.fraction("delta", delta)
-    family = asked.histograms if prior is None else histograms_of(prior, asked.types)
-    asking = _Asking(asked, n, epsilon, delta or 0.0, family, objective, tol, search, prior is None)
+    if prior is None:
+        histograms = asked.histograms
+    else:
+        histograms = histograms_of(prior, asked.types)
+    problem = _Problem(
+        asked,
+        n,
+        epsilon,
+        delta or 0.0,
+        histograms,
+        objective,
+        tol,
+        search,
+        quiet=prior is None,
+    )
     if model is Model.LOCAL:
-        choice = _local(asking)
-        if unbiased or not asking.linear:
+        choice = _local(problem)
+        if unbiased or not problem.linear:
             return choice
-        return fitted_choice(choice, n, objective, asking.prior, ordered)
+        return fitted_choice(choice, n, objective, problem.prior, ordered)
     if model is Model.LINEAR_TRANSFORM:
         pure = partial(SecureQueries, clients=n, epsilon=epsilon)
-        return Choice(asking.summed(partial(pure, delta=asking.delta), pure, "servers"))
+        return Choice(problem.summed(partial(pure, delta=problem.delta), pure, "servers"))
     curated: tuple[Candidate[Any], ...] = ()
     if model is Model.CENTRAL:
-        gaussian = partial(CentralFactorization, epsilon=epsilon, delta=asking.delta)
-        curated = asking.summed(gaussian, partial(CentralLaplace, epsilon=epsilon), "a curator")
+        gaussian = partial(CentralFactorization, epsilon=epsilon, delta=problem.delta)
+        curated = problem.summed(gaussian, partial(CentralLaplace, epsilon=epsilon), "a curator")
         if not search:
             return Choice(curated)
-    shuffled = asking.judged([*_crowds(asking), *_sums(asking)])
+    shuffled = problem.judged([*_crowds(problem), *_sums(problem)])
     if model is Model.SHUFFLE:
         return Choice(shuffled)
     return Choice((*Choice(curated).candidates, *Choice(shuffled).candidates), near=CLOSE)
 
 
 def question_of(question: Any, copies: int = 1) -> Question:
-    """The question that a workload, or a tuple of questions, stands for. Raises TypeError,
-    ValueError.
+    """The question that a workload, or a tuple of questions, stands for.
 
-    copies: of a workload, for which there must be memory.
+    copies: of a workload, for which there must be memory. Raises TypeError, ValueError.
     """
     if isinstance(question, tuple | list):
         return Several(tuple(question_of(one) for one in question))
@@ -198,18 +236,21 @@ def question_of(question: Any, copies: int = 1) -> Question:
 
 
 @dataclass(frozen=True, eq=False)
-class _Asking:
-    """What every channel is asked for."""
+class _Problem:
+    """What every channel is judged by.
+
+    quiet: nobody named the histograms, so that classes that are rare in them are no warning.
+    """
 
     question: Question
     n: int
     epsilon: float
     delta: float
-    family: Tensor | None
+    histograms: Tensor | None
     objective: Objective
     tol: float
     search: bool
-    quiet: bool  # nobody named the histograms: classes that are rare in them are no warning
+    quiet: bool
 
     @cached_property
     def W(self) -> Tensor:
@@ -221,36 +262,29 @@ class _Asking:
         """The queries of reports, whose pairs are of different users."""
         return self.question.queries(True)
 
-    @cached_property
+    @property
     def linear(self) -> bool:
         return isinstance(self.question, Linear)
-
-    @cached_property
-    def varied(self) -> bool:
-        """Whether some query tells two types apart."""
-        return bool((self.W != self.W[:, :1]).any())
 
     @property
     def prior(self) -> Tensor | None:
         """(k,): the mean of the histograms; None for the worst data."""
-        return None if self.family is None else self.family.mean(0).to(self.reports)
+        return None if self.histograms is None else self.histograms.mean(0).to(self.reports)
 
     @cached_property
-    def factored(self) -> list[tuple[str, FactoredQueries]]:
+    def factored(self) -> list[NamedFactors]:
         """Exact factors of the vectors, those as they are first."""
-        small = self.linear or max(self.W.shape) <= FACTORED
-        known = [] if self.linear else [("vectors", FactoredQueries.vectors(self.W.mT))]
-        return [*known, *(factors(self.W, self.tol) if small else ())]
-
-    @property
-    def vectors(self) -> list[tuple[str, FactoredQueries]]:
-        """What noise on sums is tried with."""
-        tree = [] if _is_histogram(self.W) else [("binary tree", FactoredQueries.tree(self.W))]
-        return [*self.factored, *tree]
+        if self.linear:
+            return [*factors(self.W, self.tol)]
+        vectors = ("vectors", FactoredQueries.vectors(self.W.mT))
+        if max(self.W.shape) > FACTORED:
+            return [vectors]
+        return [vectors, *factors(self.W, self.tol)]
 
     def by_reports(self, client: FrequencyOracle) -> Any:
-        """The protocol by an oracle; a strategy's reports are decoded for the data where the
-        question is linear.
+        """The protocol by an oracle.
+
+        A strategy's reports are decoded for the data where the question is linear.
         """
         if self.linear:
             return decoding(self.reports, client)
@@ -265,192 +299,202 @@ class _Asking:
 
     @property
     def bound(self) -> float | None:
-        """What no unbiased local protocol is below, over the family, or on the worst data."""
+        """What no unbiased local protocol is below, over the histograms, or on the worst data."""
         n = self.n
         epsilon = self.epsilon
+        bounds: list[float | None] = [None]
         if self.linear:
             if self.question.types > BOUNDED:
                 return None
-            priors = [None] if self.family is None else self.family
-            least = [lower_bound(self.W, n, epsilon, self.objective, prior=h) for h in priors]
-        elif self.family is None:
-            return None
-        else:
-            known = [self.question.bound(n, epsilon, h) for h in self.family]
-            least = [one for one in known if one is not None]
-            if len(least) < len(known):
-                return None
-        return math.sqrt(fmean(one**2 for one in least))
+            priors = [None] if self.histograms is None else self.histograms
+            bounds = [lower_bound(self.W, n, epsilon, self.objective, prior=h) for h in priors]
+        elif self.histograms is not None:
+            bounds = [self.question.bound(n, epsilon, h) for h in self.histograms]
+        known = [bound**2 for bound in bounds if bound is not None]
+        return math.sqrt(fmean(known)) if len(known) == len(bounds) else None
 
     def judged(self, named: list[Named]) -> tuple[Candidate[Any], ...]:
-        """With the error that each predicts: on the worst data and on flat ones, or on data like
-        the family.
-
-        Of answers of several units over the least of any candidate. Raises ValueError for none.
-        """
+        """With the error that each predicts. Raises ValueError for none."""
         if not named:
             raise ValueError(
-                "question must be of two types at least, and epsilon of a size for which there is noise: of one type "
-                "there is nothing to hide, and no sum"
+                "question must be of two types at least, and epsilon of a size for which there is "
+                "noise: of one type there is nothing to hide, and no sum"
             )
-        if self.family is None:
-            types = self.question.types
-            flat = torch.full((types,), self.n / types, dtype=torch.float64)
-            return tuple(
-                Candidate(
-                    name,
-                    one,
-                    math.sqrt(float(one.worst_mse(self.n, self.objective))),
-                    note,
-                    math.sqrt(float(self.objective.of(one.predicted_mse(flat)))),
-                )
-                for name, one, note in named
-            )
+        if self.histograms is None:
+            return self._judged_on_worst(named)
+        return self._judged_on(self.histograms, named)
+
+    def _judged_on_worst(self, named: list[Named]) -> tuple[Candidate[Any], ...]:
+        """By the worst data, with the error on flat ones beside."""
+        types = self.question.types
+        flat = torch.full((types,), self.n / types, dtype=torch.float64)
+        candidates = []
+        for name, protocol, note in named:
+            worst = math.sqrt(float(protocol.worst_mse(self.n, self.objective)))
+            even = math.sqrt(float(self.objective.of(protocol.predicted_mse(flat))))
+            candidates.append(Candidate(name, protocol, worst, note, even))
+        return tuple(candidates)
+
+    def _judged_on(self, histograms: Tensor, named: list[Named]) -> tuple[Candidate[Any], ...]:
+        """By the mean over the histograms; of answers of several units over the least of any."""
         with warnings.catch_warnings():
             if self.quiet:
                 warnings.simplefilter("ignore")
-            errors = [one.predicted_mse(self.family * self.n) for _, one, _ in named]
+            mses = [one.protocol.predicted_mse(histograms * self.n) for one in named]
         units = torch.ones(())
         if self.question.relative:
-            each = torch.stack([one.mean(0) for one in errors])
-            units = each.amin(0)
+            means = torch.stack([mse.mean(0) for mse in mses])
+            units = means.amin(0)
             # An answer that some channel tells without noise, being constant, does not count.
-            units = torch.where(units > NOISELESS * each.amax(0), units, torch.inf)
-        roots = [math.sqrt(float(self.objective.of(each / units, 1).mean())) for each in errors]
-        return tuple(
-            Candidate(name, one, root, note)
-            for (name, one, note), root in zip(named, roots, strict=True)
-        )
+            units = torch.where(units > NOISELESS * means.amax(0), units, torch.inf)
+        candidates = []
+        for (name, protocol, note), mse in zip(named, mses, strict=True):
+            mean = self.objective.of(mse / units, 1).mean()
+            candidates.append(Candidate(name, protocol, math.sqrt(float(mean)), note))
+        return tuple(candidates)
 
     def summed(
         self, gaussian: Callable[..., Channel], laplace: Callable[..., Channel], note: str
     ) -> tuple[Candidate[Any], ...]:
-        """Gaussian noise on vectors, and discrete Laplace noise on sums of bits and on whole
-        answers.
-        """
-        bits = [*_encoders(self.W), *_whole(self.W)]
-        tried = [(name, queries, gaussian, note) for name, queries in self.vectors]
-        pure = f"{note}, delta = 0"
-        tried += [(f"{name}, discrete Laplace", queries, laplace, pure) for name, queries in bits]
-        named: list[Named] = []
-        for name, queries, kind, said in tried:
+        """Gaussian noise on vectors, and discrete Laplace noise on sums of bits, whole answers."""
+        tried: list[tuple[str, Callable[..., Channel], FactoredQueries, str]] = []
+        for name, queries in self.factored:
+            tried.append((name, gaussian, queries, note))
+        if not _is_histogram(self.W):
+            tried.append(("binary tree", gaussian, FactoredQueries.tree(self.W), note))
+        for name, queries in (*_encoders(self.W), *_whole(self.W)):
+            tried.append((f"{name}, discrete Laplace", laplace, queries, f"{note}, delta = 0"))
+        named = []
+        for name, kind, queries, said in tried:
             with suppress(ValueError):  # nothing to hide, or so wide a noise is not drawn
-                named.append((name, through(self.question, kind(queries)), said))
+                named.append(Named(name, through(self.question, kind(queries)), said))
         return self.judged(named)
 
 
-def _local(asking: _Asking) -> Choice[Any]:
+def _local(problem: _Problem) -> Choice[Any]:
     """By vectors, and by reports of every oracle and of strategies."""
-    reports = _reports(asking)
-    found = asking.judged([*_vectors(asking, reports), *reports])
-    if asking.linear and asking.family is None:
-        ordered = near_first(found, asking.W, asking.n, asking.objective)
-        return Choice(ordered, asking.bound, NEAR)
-    return Choice(found, asking.bound)
+    reports = _reports(problem)
+    candidates = problem.judged([*_vectors(problem, reports), *reports])
+    if problem.linear and problem.histograms is None:
+        ordered = near_first(candidates, problem.W, problem.n, problem.objective)
+        return Choice(ordered, problem.bound, NEAR)
+    return Choice(candidates, problem.bound)
 
 
-def _vectors(asking: _Asking, reports: list[Named]) -> list[Named]:
-    """The types' vectors; of linear queries those of factorizations that may have less error than
-    the reports.
-    """
-    if not asking.linear:
-        return [("vectors, PrivUnit", asking.by_vectors(asking.epsilon), "")] * asking.varied
+def _varied(W: Tensor) -> Tensor:
+    """Whether each query tells two types from another, (m,)."""
+    return (W != W[:, :1]).any(1)
+
+
+def _vectors(problem: _Problem, reports: list[Named]) -> list[Named]:
+    """The types' vectors; of linear queries by factorizations that may have less error."""
+    W = problem.W
+    epsilon = problem.epsilon
+    if not problem.linear:
+        if not bool(_varied(W).any()):
+            return []
+        return [Named("vectors, PrivUnit", problem.by_vectors(epsilon))]
     least = math.inf
-    if reports and asking.question.types > POLISHED_STRATEGY:
-        least = min(one.error for one in asking.judged(reports))
-    found: list[Named] = []
-    for name, queries in factors_below(asking.W, asking.n, asking.epsilon, asking.tol, least):
-        channel = LocalFactorization.calibrated(queries, epsilon=asking.epsilon)
-        found.append((f"{name}, PrivUnit", channel, ""))
-    return found
+    if reports and problem.question.types > POLISHED_STRATEGY:
+        least = min(one.error for one in problem.judged(reports))
+    named = []
+    for name, queries in factors_below(W, problem.n, epsilon, problem.tol, least):
+        channel = LocalFactorization.calibrated(queries, epsilon=epsilon)
+        named.append(Named(f"{name}, PrivUnit", channel))
+    return named
 
 
-def _reports(asking: _Asking) -> list[Named]:
+def _reports(problem: _Problem) -> list[Named]:
     """By reports of every oracle, and of strategies."""
-    types = asking.question.types
-    found: list[Named] = []
-    # Of linear queries on very many types Hadamard response, the last, takes longest to judge.
-    for kind in KINDS[:-1] if asking.linear and types > BOUNDED else KINDS:
+    question = problem.question
+    epsilon = problem.epsilon
+    kinds = KINDS
+    if problem.linear and question.types > BOUNDED:
+        # Hadamard response, the last, takes longest to judge.
+        kinds = KINDS[:-1]
+    named = []
+    for kind in kinds:
         with suppress(ValueError):  # an epsilon that the oracle does not take
-            found.append((kind.__name__, asking.by_oracle(kind, asking.epsilon), ""))
-    if asking.linear:
-        worst = asking.family is None and asking.objective is Objective.WORST
-        made = strategies(asking.W, asking.epsilon, worst, asking.prior, asking.search)
-        return [*found, *((name, asking.by_reports(one), "") for name, one in made)]
-    if not asking.search or not SMALLEST_EPSILON <= asking.epsilon <= LARGEST_EPSILON:
-        return found
-    generator = keyed_generator(b"choose", asking.W.device)
-    if types <= LARGEST_STRATEGY:
-        tuned = LocalOracle.tuned(
-            asking.question, asking.n, asking.epsilon, prior=asking.family, generator=generator
-        )
-        return [*found, ("optimised strategy", tuned, "")]
-    coarser = asking.question.coarser(asking.n, asking.epsilon, asking.family, generator)
-    return [*found, *((name, one, "") for name, one in coarser)]
+            named.append(Named(kind.__name__, problem.by_oracle(kind, epsilon)))
+    if problem.linear:
+        worst = problem.histograms is None and problem.objective is Objective.WORST
+        for name, client in strategies(problem.W, epsilon, worst, problem.prior, problem.search):
+            named.append(Named(name, problem.by_reports(client)))
+        return named
+    if not problem.search or not SMALLEST_EPSILON <= epsilon <= LARGEST_EPSILON:
+        return named
+    generator = keyed_generator(b"choose", problem.W.device)
+    n = problem.n
+    histograms = problem.histograms
+    if question.types <= LARGEST_STRATEGY:
+        tuned = LocalOracle.tuned(question, n, epsilon, prior=histograms, generator=generator)
+        return [*named, Named("optimised strategy", tuned)]
+    coarser = question.coarser(n, epsilon, histograms, generator)
+    return [*named, *(Named(name, protocol) for name, protocol in coarser)]
 
 
-def _crowds(asking: _Asking) -> Iterator[Named]:
+def _crowds(problem: _Problem) -> Iterator[Named]:
     """One message of each user, through a shuffler."""
-    n, epsilon, delta = asking.n, asking.epsilon, asking.delta
-    note = "a shuffler, one message at epsilon {:.3g}"
     kinds: dict[str, Callable[[float], Any]] = {}
-    if asking.linear or asking.varied:
-        kinds["gamma_2, PrivUnit" if asking.linear else "vectors, PrivUnit"] = asking.by_vectors
-    if asking.question.types > 1:
-        kinds |= {kind.__name__: partial(asking.by_oracle, kind) for kind in KINDS}
+    if problem.linear:
+        kinds["gamma_2, PrivUnit"] = problem.by_vectors
+    elif bool(_varied(problem.W).any()):
+        kinds["vectors, PrivUnit"] = problem.by_vectors
+    if problem.question.types > 1:
+        kinds |= {kind.__name__: partial(problem.by_oracle, kind) for kind in KINDS}
     for name, kind in kinds.items():
-        crowd = Amplified.calibrated(kind, n, epsilon, delta)
-        yield name, crowd, note.format(crowd.client.guarantee.epsilon)
+        crowd = Amplified.calibrated(kind, problem.n, problem.epsilon, problem.delta)
+        local = crowd.client.guarantee.epsilon
+        yield Named(name, crowd, f"a shuffler, one message at epsilon {local:.3g}")
 
 
-def _sums(asking: _Asking) -> Iterator[Named]:
+def _sums(problem: _Problem) -> Iterator[Named]:
     """Of bits, through a shuffler."""
-    for name, queries in _encoders(asking.W):
+    for name, queries in _encoders(problem.W):
         for kind in LAWS:
             with suppress(ValueError):  # so much noise is not followed, or no delta reached
                 sums = ShuffledQueries.calibrated(
-                    queries, kind, asking.n, asking.epsilon, asking.delta
+                    queries, kind, problem.n, problem.epsilon, problem.delta
                 )
                 note = f"a shuffler, {sums.messages_per_user:.4g} messages"
-                yield f"{name}, {kind.__name__}", through(asking.question, sums), note
+                yield Named(f"{name}, {kind.__name__}", through(problem.question, sums), note)
 
 
-def _encoders(W: Tensor) -> Iterator[tuple[str, FactoredQueries]]:
-    """Bits of which sums are taken: of types, of a binary tree, of the coordinates where all have
-    two values.
-    """
-    k = W.shape[1]
-    if 1 < k <= MOST_BITS:
+def _encoders(W: Tensor) -> Iterable[NamedFactors]:
+    """Bits of which sums are taken: of types, of a binary tree, of coordinates of two values."""
+    if 1 < W.shape[1] <= MOST_BITS:
         yield "sums", FactoredQueries.spanned(W)
     if _is_histogram(W):  # which is its own best strategy
         return
+    tried = [("sums of a binary tree", FactoredQueries.tree(W).right)]
     low = W.amin(1, keepdim=True)
     high = W.amax(1, keepdim=True)
-    tried = [("sums of a binary tree", FactoredQueries.tree(W).right)]
     if bool(((W == low) | (W == high)).all()):
         tried.append(("sums of the answers", (W > low).to(W)))
-    for name, every in tried:
-        bits = every[(every != every[:, :1]).any(1)]  # other rows are public
+    for name, rows in tried:
+        bits = rows[_varied(rows)]  # other rows are public
         if 0 < len(bits) <= MOST_BITS:
             yield name, FactoredQueries.spanned(W, bits)
 
 
-def _whole(W: Tensor) -> Iterator[tuple[str, FactoredQueries]]:
-    """The answers themselves, where all of one query are whole steps apart: for noise on whole
-    numbers.
+def _whole(W: Tensor) -> Iterable[NamedFactors]:
+    """The answers themselves, for noise on whole numbers.
+
+    Where all values of each query lie whole steps from another.
     """
-    rows = (W - W.amin(1, keepdim=True))[(W != W[:, :1]).any(1)]
+    rows = (W - W.amin(1, keepdim=True))[_varied(W)]
     if not len(rows):
         return
     steps = rows.sort(1).values.diff()
-    least = torch.where(steps > ROUNDED * rows.amax(1, keepdim=True), steps, torch.inf).amin(
-        1, keepdim=True
-    )
+    positive = steps > ROUNDED * rows.amax(1, keepdim=True)
+    least = torch.where(positive, steps, torch.inf).amin(1, keepdim=True)
     counts = rows / least
-    near = (counts - counts.round()).abs().max() <= ROUNDED * counts.max()
-    if bool(near) and 1 < float(counts.max()) <= MOST_STEPS:
+    most = counts.max()
+    rounding = (counts - counts.round()).abs().max()
+    if bool(rounding <= ROUNDED * most) and 1 < float(most) <= MOST_STEPS:
         yield "whole answers", FactoredQueries.spanned(W, counts.round())
 
 
 def _is_histogram(W: Tensor) -> bool:
-    return W.shape[0] == W.shape[1] and torch.equal(W, torch.eye(len(W)).to(W))
+    square = len(W) == W.shape[1]
+    return square and torch.equal(W, torch.eye(len(W)).to(W))

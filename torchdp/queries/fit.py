@@ -1,8 +1,9 @@
-"""Answers of a fitted histogram: the reports' own likelihood, smoothed as much as they ask for.
-Biased, lower error.
+"""Answers of a fitted histogram: biased, of a lower error; the reports say how smooth it is.
 
 Which reports are best for it is chosen by errors simulated on a public prior, or on a public
 family.
+
+Notation: W, (m, k), the queries; h, (b, k), histograms; u, (b, m), the unbiased answers.
 """
 
 import itertools
@@ -28,35 +29,58 @@ from torchdp.randomizers.alphabet.strategy_search import LARGEST_EPSILON, SMALLE
 from torchdp.randomizers.alphabet.translates import FACTORED
 from torchdp.randomness import keyed_generator
 
-DRAWS = 32  # simulated tallies behind a predicted error
-# nats that a fit may lack before it warns: a histogram e^10 times as likely may be missed
+# Simulated tallies behind a predicted error.
+DRAWS = 32
+
+# Nats that a fit may lack before it warns: a histogram e^10 times as likely may be missed.
 OPEN = 10.0
-# oracles of the unbiased choice, and their errors over that of the best oracle
-TRIED, WORSE = 3, 1.5
-FAMILY_DRAWS = 8  # tallies of each public histogram
-PRIOR_DRAWS = 64  # of a prior
-NEAR = 0.02  # errors that are alike
-WAVES = 8  # of a smooth histogram's logarithm
-FEW = 0.1  # shape of the gamma variables of a histogram of few frequent types
+
+# Oracles of the unbiased choice that fits are tried with, and their errors over that of the best.
+TRIED = 3
+WORSE = 1.5
+
+# Tallies of each public histogram, and of a prior.
+FAMILY_DRAWS = 8
+PRIOR_DRAWS = 64
+
+# Relative: errors so close are the same to a simulation.
+NEAR = 0.02
+
+# Waves of a smooth histogram's logarithm, and how many times their height.
+WAVES = 8
+HEIGHTS = (1.0, 2.0, 3.0, 4.0)
+
+# Shape of the gamma variables of a histogram whose users are mostly of a small number of types.
+SPARSE = 0.1
+
 TINY = 1e-300
-NEGLIGIBLE = 1e-3  # weight of a fit
-FAINT = 1e-6  # of what queries do not tell, relative
-SLACK = 1e-9  # of messages that say nothing
+
+# Weight of a fit that is left out.
+NEGLIGIBLE = 1e-3
+
+# Relative: what is added so that queries tell all of a histogram.
+FAINT = 1e-6
+
+# Of messages that say nothing: rounding must not add to epsilon.
+SLACK = 1e-9
+
 Named = tuple[str, FrequencyOracle]
 
 
 @dataclass(frozen=True, eq=False)
 class Fit(Estimate):
-    """Answers W h of a fitted histogram h: value (*batch, m), biased, of a lower error on much
-    data.
+    """Answers W h of a fitted histogram h, (*batch, m): biased, of a lower error on much data.
 
     The standard error and the intervals are those of ``unbiased``, the unbiased estimate of the
     same tally; the value may lie outside of them. No standard error of a fit is known that holds on
     all data.
 
-    histogram: (*batch, k). gap (*batch), nats: what the log likelihood of the fit without smoothing
-    may lack. weights (*batch, fits): of the fits whose mixture h is: of falling smoothness, the
-    last but one without; the last the consistent answers nearest to the unbiased ones.
+    Args:
+        unbiased: the unbiased estimate.
+        histogram: h, (*batch, k).
+        gap: (*batch), nats: what the log likelihood of the fit without smoothing may lack.
+        weights: (*batch, fits), of the fits whose mixture h is: of falling smoothness, the last but
+            one without; the last the consistent answers nearest to the unbiased ones.
     """
 
     unbiased: Estimate = field(kw_only=True)
@@ -69,31 +93,31 @@ class Fit(Estimate):
         return self.unbiased.value
 
     def of_population(self) -> "Fit":
-        """The same answers, with the errors and intervals of the unbiased estimate of the
-        population.
-        """
+        """The same answers, with the errors of the unbiased estimate of the population."""
         whole = self.unbiased.of_population()
-        own = {
-            name: getattr(whole, name)
-            for name in ("standard_error", "error", "sampled", "covariance")
-        }
-        return replace(self, unbiased=whole, **own)
+        return replace(
+            self,
+            unbiased=whole,
+            standard_error=whole.standard_error,
+            error=whole.error,
+            sampled=whole.sampled,
+            covariance=whole.covariance,
+        )
 
 
 def fitted(protocol: Channel, tally: Tally, *, ordered: bool = True) -> Fit:
-    """The histogram that makes the reports likely, and smooth where they do not say otherwise: no
-    privacy is spent.
+    """The histogram that makes the reports likely, and smooth where they do not say otherwise.
 
-    Where the chance of each message is known (strategies, randomized and Hadamard response) fits by
-    EM at thirteen strengths of smoothing, from even shares to none; of all reports but a
-    strategy's, projections onto the histograms in the metric of the noise, with a penalty on second
-    differences. The answer is their mixture with Akaike's weights, softmax of -R/2 for R the
-    estimated risk for these users in units of the noise (Mallows). Fits whose R is above that of
-    the unbiased histogram have none, and the consistent answers nearest to the unbiased ones have
-    the weight of that R. In the mean over the queries the mixture then gives way to them as far as
-    its own estimated risk (Stein: squared distance to the unbiased answers, plus twice the
-    covariance with them, put at its degrees of freedom, less their variance) is above theirs: exact
-    reports are the fit.
+    No privacy is spent. Where the chance of each message is known (strategies, randomized and
+    Hadamard response) fits by EM at thirteen strengths of smoothing, from even shares to none; of
+    all reports but a strategy's, projections onto the histograms in the metric of the noise, with a
+    penalty on second differences. The answer is their mixture with Akaike's weights, softmax of
+    -R/2 for R the estimated risk for these users in units of the noise (Mallows). Fits whose R is
+    above that of the unbiased histogram have none, and the consistent answers nearest to the
+    unbiased ones have the weight of that R. In the mean over the queries the mixture then gives way
+    to them as far as its own estimated risk (Stein: squared distance to the unbiased answers, plus
+    twice the covariance with them, put at its degrees of freedom, less their variance) is above
+    theirs: exact reports are the fit.
 
     On ten shapes of 32 ordered types, four kinds of report, epsilon .5 to 8, 1e3 and 1e5 users, its
     error over that of the unbiased answers is .33 to 1.01 in geometric mean of the shapes, on the
@@ -111,48 +135,51 @@ def fitted(protocol: Channel, tally: Tally, *, ordered: bool = True) -> Fit:
 
     Guarantees: the protocol's: post-processing.
     Source: Silverman, Jones, Wilson, Nychka (1990); Akaike (1974); Mallows (1973); Stein (1981);
-    Li, Wang,
-        Lopuhaa-Zwakenberg, Li, Skoric (2020).
+    Li, Wang, Lopuhaa-Zwakenberg, Li, Skoric (2020).
     """
-    found = _fitted(protocol, tally, ordered)
-    if bool((found.gap > OPEN).any()):
-        lack = float(found.gap.max())
+    checks.instance("protocol", protocol, Channel)
+    checks.instance("ordered", ordered, bool)
+    fit = _fitted(protocol, tally, ordered)
+    gap = float(fit.gap.amax()) if fit.gap.numel() else 0.0
+    if gap > OPEN:
         warnings.warn(
-            f"the fit was stopped: a histogram may be likelier by {lack:.3g} nats (gap); ask for fewer types",
+            f"the fit was stopped: a histogram may be likelier by {gap:.3g} nats (gap); ask for "
+            "fewer types",
             stacklevel=2,
         )
-    return found
+    return fit
 
 
 def _fitted(protocol: Channel, tally: Tally, ordered: bool) -> Fit:
-    checks.instance("protocol", protocol, Channel)
-    checks.instance("ordered", ordered, bool)
+    """``fitted`` of checked arguments, without a warning."""
     unbiased = protocol.analyse(tally)
-    batch, k = unbiased.value.shape[:-1], protocol.workload.shape[1]
-    fits, score, freedoms, gap = protocol.fits(protocol.flat(tally, batch), ordered and k > 2)
-    # the unbiased answers count as well, and what is estimated to be worse than they does not
-    advantages = torch.cat([score.masked_fill(score < 0, -torch.inf), torch.zeros_like(score[:1])])
-    weights = torch.softmax(advantages, 0)
-    weights = weights * (weights > NEGLIGIBLE)
-    weights = weights / weights.sum(0)
+    W = protocol.workload
+    m, k = W.shape
+    batch = unbiased.value.shape[:-1]
+    fits, scores, freedoms, gap = protocol.fits(protocol.flat(tally, batch), ordered and k > 2)
+    # Until these are needed the fit without smoothing stands for the consistent answers.
     fits = torch.cat([fits, fits[-1:]])
-    value = unbiased.value.reshape(-1, len(protocol.workload))
-    # The risk of a mixture v of the answers u is estimated as |v - u|^2 + 2 tr Cov(v, u) - tr Cov
-    # u, that covariance is put at the share of its degrees of freedom: above tr Cov u it gives way
-    # to the unbiased answers.
-    variance = unbiased.standard_error.reshape(value.shape).square().sum(-1)
-    removed = (1 - (weights[:-1] * freedoms).sum(0) - weights[-1]).clamp_min(0)
+    u = unbiased.value.reshape(-1, m)
+    weights = _akaike_weights(scores)
+
+    # The risk of a mixture v is estimated as |v - u|^2 + 2 tr Cov(v, u) - tr Cov u, that covariance
+    # put at the share of its degrees of freedom: above tr Cov u it gives way to u.
+    variance = unbiased.standard_error.reshape(-1, m).square().sum(-1)
+    freedom = (weights[:-1] * freedoms).sum(0)
+    removed = (1 - freedom - weights[-1]).clamp_min(0)
     mixed = (weights[..., None] * fits).sum(0)
-    distance = (mixed @ protocol.workload.mT - value).square().sum(-1)
-    kept = (2 * removed * variance / distance.clamp_min(TINY)).sqrt().clamp(max=1)
+    distance = (mixed @ W.mT - u).square().sum(-1)
+    kept = (2 * removed * variance / distance.clamp_min(TINY)).sqrt()
+    kept = kept.clamp(max=1)
     weights = weights * kept
     weights[-1] += 1 - kept
+
     used = weights[-1] > 0
     if bool(used.any()):
-        fits[-1, used] = _consistent(protocol.workload, value[used], fits[-1, used])
+        fits[-1, used] = _consistent(W, u[used], fits[-1, used])
     h = (weights[..., None] * fits).sum(0).view(*batch, k)
     own = {each.name: getattr(unbiased, each.name) for each in fields(Estimate)}
-    own["value"] = h @ protocol.workload.mT
+    own["value"] = h @ W.mT
     return Fit(
         **own,
         unbiased=unbiased,
@@ -162,24 +189,35 @@ def _fitted(protocol: Channel, tally: Tally, ordered: bool) -> Fit:
     )
 
 
-def _consistent(W: Tensor, value: Tensor, near: Tensor) -> Tensor:
-    """The histograms (b, k) whose answers are nearest to these, (b, m); of those with the same,
-    nearest to ``near``.
+def _akaike_weights(scores: Tensor) -> Tensor:
+    """Of fits of these scores, (fits, b), and of the unbiased answers, of score 0: (fits + 1, b).
 
-    Their answers are nearer to those of any histogram than ``value`` is, in the sum of squares.
+    What is estimated to be worse than the unbiased answers has no weight.
+    """
+    advantages = scores.masked_fill(scores < 0, -torch.inf)
+    weights = torch.softmax(torch.cat([advantages, torch.zeros_like(scores[:1])]), 0)
+    weights = weights * (weights > NEGLIGIBLE)
+    return weights / weights.sum(0)
+
+
+def _consistent(W: Tensor, value: Tensor, near: Tensor) -> Tensor:
+    """The histograms (b, k) whose answers are nearest to these, (b, m).
+
+    Of those with the same answers nearest to ``near``. Their answers are nearer to those of any
+    histogram than ``value`` is, in the sum of squares.
     """
     centred = W - W.mean(1, keepdim=True)
     gram = centred.mT @ centred
     scale = gram.diagonal().amax()
     pull = (value - W.mean(1)) @ centred + FAINT * scale * near
-    faint = FAINT * scale * torch.eye(len(gram), dtype=gram.dtype, device=gram.device)
-    return nearest_histogram(gram + faint, pull, float(FAINT**2 * scale))[0]
+    ridge = FAINT * scale * torch.eye(len(gram)).to(gram)
+    h, _ = nearest_histogram(gram + ridge, pull, float(FAINT**2 * scale))
+    return h
 
 
 @dataclass(frozen=True, eq=False)
 class FittedOracle(OracleQueries):
-    """Each user reports its type through a frequency oracle; the answers are those of the
-    :func:`fitted` histogram.
+    """Each user reports its type through a frequency oracle; answers are :func:`fitted`.
 
     An estimate is a :class:`Fit`: its value is fitted, its standard error and intervals are those
     of the unbiased estimate that it holds. ``predicted_mse`` is simulated; ``worst_mse`` is proved,
@@ -197,7 +235,7 @@ class FittedOracle(OracleQueries):
     def __post_init__(self) -> None:
         super().__post_init__()
         checks.instance("ordered", self.ordered, bool)
-        # refuses queries that the client's reports can not answer
+        # Refuses queries that the client's reports can not answer.
         checks.validated(self, "unbiased")
 
     @cached_property
@@ -209,12 +247,11 @@ class FittedOracle(OracleQueries):
         return fitted(self.unbiased, tally, ordered=self.ordered)
 
     def worst_mse(self, n: Users, objective: Objective = Objective.WORST) -> Tensor:
-        """A bound, whatever n: the answers of two histograms to a query differ by its range at
-        most.
-        """
-        wide = (self.workload.amax(1) - self.workload.amin(1)).square()
-        worst = checks.instance("objective", objective, Objective).of(wide)
-        return worst.expand(tensor_of(checks.people("n", n, 1)).shape)
+        """A bound, whatever n: the answers of two histograms to a query differ by its range."""
+        ranges = self.workload.amax(1) - self.workload.amin(1)
+        checks.instance("objective", objective, Objective)
+        users = tensor_of(checks.people("n", n, 1))
+        return objective.of(ranges.square()).expand(users.shape)
 
     def predicted_mse(self, summary: Tensor) -> Tensor:
         """Of each query, (*batch, m), in ``DRAWS`` simulated tallies of the nearest whole numbers
@@ -225,106 +262,115 @@ class FittedOracle(OracleQueries):
         return self.simulated(summary, DRAWS)
 
     def simulated(self, summary: Tensor, times: int) -> Tensor:
-        """``predicted_mse`` by so many tallies of each, always the same ones. Raises TypeError,
-        ValueError.
+        """``predicted_mse`` by so many tallies of each, always the same ones.
+
+        Raises TypeError, ValueError.
         """
         h, n = self._shares(summary)
-        counts, users = whole(h.reshape(-1, h.shape[-1]), n.reshape(-1, 1).round().clamp_min(1))
-        found = torch.empty(
-            len(counts), len(self.workload), dtype=torch.float64, device=counts.device
-        )
+        users = n.reshape(-1, 1).round().clamp_min(1)
+        counts = whole(h.reshape(-1, h.shape[-1]), users)
+        mse = self.workload.new_empty(len(counts), len(self.workload))
         for total in users.unique():
-            alike = (users == total)[:, 0].nonzero()[:, 0]
-            drawn = []
-            for one in counts[alike]:
-                generator = keyed_generator(b"fits", counts.device)
-                drawn.append(
-                    self.sample_tally(one, generator=generator, sample_shape=(times,))["reports"]
-                )
+            rows = users[:, 0] == total
+            same = counts[rows]
+            drawn = [self._drawn(one, times) for one in same]
             tally = Tally(int(total), {"reports": torch.stack(drawn)})
-            value = _fitted(self.unbiased, tally, self.ordered).value  # (alike, times, m)
-            truth = (counts[alike] / total) @ self.workload.mT
-            found[alike] = (value - truth[:, None]).square().mean(1)
-        return found.view(*h.shape[:-1], -1)
+            value = _fitted(self.unbiased, tally, self.ordered).value  # (same, times, m)
+            truth = (same / total) @ self.workload.mT
+            error = value - truth[:, None]
+            mse[rows] = error.square().mean(1)
+        return mse.view(*h.shape[:-1], -1)
+
+    def _drawn(self, counts: Tensor, times: int) -> Tensor:
+        """Reports of users (k,) of so many tallies, (times, outputs)."""
+        generator = keyed_generator(b"fits", counts.device)
+        return self.sample_tally(counts, generator=generator, sample_shape=(times,))["reports"]
 
 
-def whole(h: Tensor, n: Tensor) -> tuple[Tensor, Tensor]:
-    """The whole numbers nearest to h n of n users, (b, k) and (b, 1)."""
+def whole(h: Tensor, n: Tensor) -> Tensor:
+    """The whole numbers nearest to h n that sum to n, (b, k). n: (b, 1)."""
     counts = (h * n).floor()
     missing = n - counts.sum(-1, keepdim=True)
+    # The largest fractions are rounded up.
     rank = (h * n - counts).argsort(-1, descending=True).argsort(-1)
-    return (counts + (rank < missing)).long(), n
+    return (counts + (rank < missing)).long()
 
 
 def fitted_choice(
     choice: Choice[Channel], n: int, objective: Objective, prior: Tensor | None, ordered: bool
 ) -> Choice[Channel]:
-    """The oracles of an unbiased choice, and others that are meant for fits, by the error of the
-    fitted answers.
-    """
-    every = ((one.name, one.protocol, one.error) for one in choice.candidates)
-    asked = [(name, p, error) for name, p, error in every if isinstance(p, OracleQueries)]
-    if not asked:  # one type
+    """The oracles of an unbiased choice, and others that are meant for fits, by fitted errors."""
+    oracles = [one for one in choice.candidates if isinstance(one.protocol, OracleQueries)]
+    if not oracles:  # one type
         return choice
-    _, first, least = asked[0]
-    W, usual = (
-        first.workload,
-        [(name, p.client) for name, p, error in asked[:TRIED] if error <= WORSE * least],
-    )
-    meant = _meant(W, n, first.client.epsilon) if ordered and W.shape[1] > 2 else []
-    shapes = family(W.shape[1], W.device) if prior is None else prior[None]
-    draws, found = FAMILY_DRAWS if prior is None else PRIOR_DRAWS, []
-    for name, client in [*usual, *meant, *_halved(W, usual, meant)]:
+    W = oracles[0].protocol.workload
+    usual = []
+    for one in oracles[:TRIED]:
+        if isinstance(one.protocol, OracleQueries) and one.error <= WORSE * oracles[0].error:
+            usual.append((one.name, one.protocol.client))
+    k = W.shape[1]
+    meant = []
+    if ordered and k > 2:
+        meant = _meant(W, n, usual[0][1].epsilon)
+    if prior is None:
+        histograms = family(k, W.device)
+        draws = FAMILY_DRAWS
+    else:
+        histograms = prior[None]
+        draws = PRIOR_DRAWS
+    candidates = []
+    for name, client in [*usual, *meant, *_halved(usual, meant)]:
         protocol = FittedOracle(W, client, ordered)
-        errors = [
-            math.sqrt(float(objective.of(each))) for each in protocol.simulated(n * shapes, draws)
-        ]
-        error = math.exp(sum(math.log(max(each, 1e-300)) for each in errors) / len(errors))
-        found.append(Candidate(name, protocol, error, f"{min(errors):.4g} to {max(errors):.4g}"))
-    return Choice(tuple(found), choice.bound, NEAR)
+        mses = protocol.simulated(n * histograms, draws)
+        errors = [math.sqrt(float(objective.of(mse))) for mse in mses]
+        # The geometric mean: on some histograms errors are many times those on others.
+        logs = [math.log(max(error, TINY)) for error in errors]
+        note = f"{min(errors):.4g} to {max(errors):.4g}"
+        candidates.append(Candidate(name, protocol, math.exp(sum(logs) / len(logs)), note))
+    return Choice(tuple(candidates), choice.bound, NEAR)
 
 
 def _meant(W: Tensor, n: int, epsilon: float) -> list[Named]:
     """The square wave, and shifts of least posterior variance under a rough prior."""
-    k, found = W.shape[1], list[Named]()
+    k = W.shape[1]
+    clients: list[Named] = []
     if SMALLEST_EPSILON <= epsilon <= LARGEST_EPSILON:
-        with suppress(ValueError):  # these reports can not tell all types apart
-            found.append(("square wave", ShiftStrategy.square_wave(k, epsilon)))
-    if found and k <= FACTORED:
+        with suppress(ValueError):  # these reports can not tell all types from another
+            clients.append(("square wave", ShiftStrategy.square_wave(k, epsilon)))
+    if clients and k <= FACTORED:
         with suppress(ValueError):
             generator = keyed_generator(b"fitted", W.device)
             tuned = ShiftStrategy.tuned(W, epsilon, generator=generator, users=n)
-            found.append(("shift strategy for fits", tuned))
-    return found
+            clients.append(("shift strategy for fits", tuned))
+    return clients
 
 
-def _halved(W: Tensor, usual: list[Named], meant: list[Named]) -> list[Named]:
-    """Half of the messages by the best oracle whose messages are listed, half by the square wave: a
-    hedge.
+def _halved(usual: list[Named], meant: list[Named]) -> list[Named]:
+    """Half of the messages by the best oracle whose messages are listed, half by the square wave.
 
-    Fisher informations add up: on every shape its error is near the lower of the two, at most
-    2^(1/2) times that.
+    A hedge. Fisher informations add up: on every shape its error is near the lower of the two, at
+    most 2^(1/2) times that.
     """
-    types = torch.arange(W.shape[1], device=W.device)
     for (name, one), (other, two) in itertools.product(usual, meant):
         if one.k <= FACTORED and one.entry_variance is None:
+            types = torch.arange(one.k, device=one.device)
             Q = torch.cat([one.laws(types), two.laws(types)], 1).mT / 2
-            # rounding must not add to epsilon
-            made = StrategyMatrix((1 - SLACK) * Q + SLACK / len(Q))
-            return [(f"{name} or {other}", made)]
+            halves = StrategyMatrix((1 - SLACK) * Q + SLACK / len(Q))
+            return [(f"{name} or {other}", halves)]
     return []
 
 
 def family(k: int, device: torch.device) -> Tensor:
-    """Eight public histograms of k ordered types, (8, k): smooth ones, few frequent types, and both
-    at once.
-    """
+    """Eight public histograms of k ordered types, (8, k): smooth, sparse, and one of each kind."""
     generator = keyed_generator(b"histograms", device)
     place = (torch.arange(k, dtype=torch.float64, device=device) + 0.5) / k
-    waves = torch.arange(1, WAVES + 1, dtype=torch.float64, device=device)
-    heights = torch.randn(4, WAVES, dtype=torch.float64, device=device, generator=generator) / waves
-    size = torch.tensor([[1.0], [2.0], [3.0], [4.0]], dtype=torch.float64, device=device)
-    smooth = torch.softmax(size * heights @ torch.cos(torch.pi * waves[:, None] * place), -1)
-    steep = torch.rand(3, k, dtype=torch.float64, device=device, generator=generator) ** (1 / FEW)
-    few = steep / steep.sum(-1, keepdim=True)
-    return torch.cat([smooth, few, (smooth[-1:] + few[:1]) / 2])
+    waves = torch.arange(1, WAVES + 1).to(place)
+    normals = torch.randn(4, WAVES, dtype=torch.float64, device=device, generator=generator)
+    cosines = torch.cos(torch.pi * waves[:, None] * place)
+    size = place.new_tensor(HEIGHTS)[:, None]
+    smooth = torch.softmax(size * (normals / waves) @ cosines, -1)
+    # U^(1/shape) is in distribution a gamma variable of a small shape, but for its scale.
+    uniform = torch.rand(3, k, dtype=torch.float64, device=device, generator=generator)
+    steep = uniform ** (1 / SPARSE)
+    sparse = steep / steep.sum(-1, keepdim=True)
+    return torch.cat([smooth, sparse, (smooth[-1:] + sparse[:1]) / 2])

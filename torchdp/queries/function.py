@@ -1,4 +1,8 @@
-"""Any smooth function of the users' shares of types, through any channel that tells them."""
+"""Any smooth function of the users' shares of types, through any channel that tells them.
+
+Notation: g, the function; h, (*batch, k), the shares of n users, H as decoded; d, (b, k), and D,
+(b, k, k), the first two derivatives of g; C, (b, k, k), the covariance of H.
+"""
 
 import math
 import warnings
@@ -6,6 +10,7 @@ from abc import abstractmethod
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -19,20 +24,22 @@ from torchdp.queries.bound import lower_bound
 from torchdp.queries.channel import Channel, Question
 from torchdp.simplex import onto_simplex
 
-MOST_TYPES = 256  # matrices of second derivatives and covariances, k^2 numbers for each of a batch
-AT_ONCE = 2**24  # numbers in the second derivatives that are made together
+# Second derivatives and covariances hold k^2 numbers for each of a batch.
+MOST_TYPES = 256
+
+# Numbers in the second derivatives that are made together.
+AT_ONCE = 2**24
 
 
 class ShareFunction(Question):
-    """A function g of shares h, (k,) -> (), of torch operations that have two derivatives. A frozen
-    dataclass.
+    """A function g of shares h, (k,) -> (), of torch operations that have two derivatives.
+
+    A frozen dataclass.
     """
 
     @abstractmethod
     def __call__(self, h: Tensor) -> Tensor:
-        """g(h), for shares that are only nearly those of users: entries may be below 0, the sum
-        is 1.
-        """
+        """g(h), for shares that may be below 0, since they are decoded; their sum is 1."""
 
     def of_users(self, h: Tensor, n: Tensor) -> Tensor:
         """g of n users of these shares, (b, k), (b, 1) -> (b,); here whatever n is."""
@@ -60,12 +67,11 @@ class ShareFunction(Question):
         return FunctionAnalyst(self, channel)
 
     def aims(self, n: int, family: Tensor | None, covariance: Tensor) -> Tensor:
-        """d, and (D C D)^{1/2} for the covariance C: tr(D C D C)/2 is linear in C up to its own
-        size.
-        """
+        """d, and (D C D)^{1/2}: tr(D C D C)/2 is linear in C up to its own size."""
         h = self.histograms if family is None else family
         first, second = self.derivatives(h, torch.full_like(h[:, :1], n))
-        values, vectors = torch.linalg.eigh((second @ (covariance / n) @ second).mean(0))
+        curvature = (second @ (covariance / n) @ second).mean(0)
+        values, vectors = torch.linalg.eigh(curvature)
         root = (vectors * values.clamp_min(0).sqrt()).mT / math.sqrt(2)
         return torch.cat([first / math.sqrt(len(h)), root])
 
@@ -73,6 +79,16 @@ class ShareFunction(Question):
         """To first order in 1/n: the slopes are one linear query."""
         h = checks.shares("histogram", histogram, self.types)
         return lower_bound(vmap(grad(self))(h[None]), n, epsilon, prior=h)
+
+
+class _Expansion(NamedTuple):
+    """g to second order at shares h, (b, k), of n users, (b, 1)."""
+
+    h: Tensor
+    n: Tensor
+    d: Tensor
+    D: Tensor
+    C: Tensor
 
 
 @dataclass(frozen=True, eq=False)
@@ -96,9 +112,9 @@ class FunctionAnalyst:
     channel: Channel
 
     def __post_init__(self) -> None:
-        k = checks.instance("function", self.function, ShareFunction).types
-        workload = checks.instance("channel", self.channel, Channel).workload
-        if workload.shape != (k, k) or not torch.equal(workload, torch.eye(k).to(workload)):
+        k = self.function.types
+        W = self.channel.workload
+        if W.shape != (k, k) or not torch.equal(W, torch.eye(k).to(W)):
             raise ValueError(f"channel must be of the shares of the function's {k} types")
         checks.integer("function's types", k, 2, MOST_TYPES)
 
@@ -110,29 +126,28 @@ class FunctionAnalyst:
         """sampling: of g of the population, for which C gains (diag h - h h^T)/n."""
         n = self.channel.whole(tally).users(1)
         h = self._shares_of(tally)
-        batch = h.shape[:-1]
-        plain, linear, square, twice = (part.view(batch) for part in self._expanded(h, n, sampling))
-        value = self._corrected(tally, h, plain - twice / 2)
+        plain, linear, square, trace = self._expanded(h, n, sampling)
+        value = self._corrected(tally, h, plain - trace / 2)
         variance = torch.maximum(linear - square / 2, square / 2)
         known = (value + variance).isfinite()
         if not bool(known.all()):
+            # One more user, spread evenly: g is defined inside of the histograms.
             inside = (onto_simplex(h) * n + 1 / self.function.types) / (n + 1)
-            nearest = self._of_users(inside, n)
-            value = torch.where(known, value, nearest)
+            value = torch.where(known, value, self._of_users(inside, n))
             variance = torch.where(known, variance, torch.inf)
             _warn(
-                "the function is not defined at the decoded shares: the value is that of a histogram near them"
+                "the function is not defined at the decoded shares: the value is that of a "
+                "histogram near them"
             )
         low, high = self.function.limits
         if bool(((value < low) | (value > high)).any()):
             _warn(f"the value lies outside of [{low:g}, {high:g}], what the function can be")
-        error = partial(self._error, h, n, sampling, known)
         return Estimate(
             value,
             variance.sqrt(),
             tally.n,
-            error=error,
-            limits=self.function.limits,
+            error=partial(self._error, h, n, sampling, known),
+            limits=(low, high),
             sampled=sampling,
             population=partial(self._estimate, tally.kept(), sampling=True),
         )
@@ -142,16 +157,18 @@ class FunctionAnalyst:
         return to_second_order
 
     def _error(self, h: Tensor, n: float | Tensor, sampling: bool, known: Tensor) -> QuadraticError:
-        """As if g were its second-order expansion at the decoded shares; without end where that is
-        not known.
+        """As if g were its second-order expansion at the decoded shares.
+
+        Without end where that is not known.
         """
-        found = [coordinates(d / 2, D / 2, C) for *_, d, D, C in self._derived(h, n, sampling)]
-        both = (torch.cat(each).view(h.shape) for each in zip(*found, strict=True))
-        curved, linear = (torch.where(known[..., None], each, 0.0) for each in both)
+        rows = []
+        for part in self._expansions(h, n, sampling):
+            rows.append(torch.stack(coordinates(part.d / 2, part.D / 2, part.C)))
+        found = torch.cat(rows, 1).view(2, *h.shape)
+        curved, linear = torch.where(known[..., None], found, 0.0)
         none = torch.zeros_like(curved[..., 0])
-        return QuadraticError(
-            curved, linear, curved[..., :0], none, torch.where(known, none, torch.inf)
-        )
+        slack = torch.where(known, none, torch.inf)
+        return QuadraticError(curved, linear, curved[..., :0], none, slack)
 
     def _shares_of(self, tally: Tally) -> Tensor:
         """H, (*batch, k)."""
@@ -161,77 +178,75 @@ class FunctionAnalyst:
     def expansion(self, tally: Tally) -> tuple[Tensor, Tensor]:
         h = self._shares_of(tally)
         k = self.function.types
-        first, second = self.function.derivatives(h.reshape(-1, k), rows_of(tally.users(1), h))
+        d, D = self.function.derivatives(h.reshape(-1, k), rows_of(tally.users(1), h))
         # Shares of the channel are moved to the sum 1 before g reads them.
-        first = first - first.mean(-1, keepdim=True)
-        second = second - second.mean(-1, keepdim=True)
-        second = second - second.mean(-2, keepdim=True)
-        return first.view(*h.shape[:-1], 1, k), second.view(*h.shape[:-1], 1, k, k) / 2
+        d = d - d.mean(-1, keepdim=True)
+        D = _centred(D)
+        batch = h.shape[:-1]
+        return d.view(*batch, 1, k), D.view(*batch, 1, k, k) / 2
 
     def worst_mse(self, n: Users, objective: Objective = Objective.WORST) -> Tensor:
         """No bound is known: inf."""
         checks.instance("objective", objective, Objective)
-        return torch.full_like(tensor_of(checks.people("n", n, 1)), torch.inf, dtype=torch.float64)
+        users = tensor_of(checks.people("n", n, 1))
+        return torch.full_like(users, torch.inf, dtype=torch.float64)
 
     def exact(self, summary: Tensor) -> Tensor:
         h, n = self._shares(summary)
         return self._of_users(h, n)
 
     def predicted_mse(self, summary: Tensor) -> Tensor:
-        """d^T C d + tr(D C D C)/2, (*batch), for counts (*batch, k) of users, real numbers
-        allowed.
-        """
+        """d^T C d + tr(D C D C)/2, (*batch), for counts (*batch, k), real numbers allowed."""
         h, n = self._shares(summary)
-        _, linear, square, _ = self._expanded(h, n)
-        return (linear + square / 2).view(h.shape[:-1])
+        _, linear, square, _ = self._expanded(h, n, sampling=False)
+        return linear + square / 2
 
     def _shares(self, summary: Tensor) -> tuple[Tensor, Tensor]:
         return self.channel._shares(summary)
 
     def _of_users(self, h: Tensor, n: float | Tensor) -> Tensor:
         """(*batch, k), (*batch, 1) -> (*batch)."""
-        return self.function.of_users(h.reshape(-1, h.shape[-1]), rows_of(n, h)).view(h.shape[:-1])
+        values = self.function.of_users(h.reshape(-1, h.shape[-1]), rows_of(n, h))
+        return values.view(h.shape[:-1])
 
-    def _expanded(
-        self, h: Tensor, n: float | Tensor, sampling: bool = False
-    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """(*batch, k), (*batch, 1) -> g, d^T C d, tr(D C D C), tr(D C), one row after the other."""
-        found = []
-        for part, users, first, second, C in self._derived(h, n, sampling):
-            both = second @ C
-            linear = (first[:, None] @ C @ first[:, :, None]).flatten()
-            trace = both.diagonal(dim1=-2, dim2=-1).sum(-1)
-            found.append(
-                (self.function.of_users(part, users), linear, (both * both.mT).sum((-2, -1)), trace)
-            )
-        value, linear, square, trace = (torch.cat(each) for each in zip(*found, strict=True))
-        return value, linear, square, trace
+    def _expanded(self, h: Tensor, n: float | Tensor, sampling: bool) -> tuple[Tensor, ...]:
+        """(*batch, k), (*batch, 1) -> g, d^T C d, tr(D C D C), tr(D C), each (*batch)."""
+        rows = []
+        for part in self._expansions(h, n, sampling):
+            DC = part.D @ part.C
+            value = self.function.of_users(part.h, part.n)
+            linear = part.d[:, None] @ part.C @ part.d[:, :, None]
+            square = (DC * DC.mT).sum((-2, -1))
+            trace = DC.diagonal(dim1=-2, dim2=-1).sum(-1)
+            rows.append(torch.stack([value, linear.flatten(), square, trace]))
+        return torch.cat(rows, 1).view(4, *h.shape[:-1]).unbind()
 
-    def _derived(
-        self, h: Tensor, n: float | Tensor, sampling: bool
-    ) -> Iterator[tuple[Tensor, Tensor, Tensor, Tensor, Tensor]]:
-        """Some shares, (b, k), their n, (b, 1), d, D and C, of the nearest histogram, in turn.
+    def _expansions(self, h: Tensor, n: float | Tensor, sampling: bool) -> Iterator[_Expansion]:
+        """Of a bounded number of rows at a time; C is that at the histogram nearest to h.
 
         sampling: C has that of a sample from a population too.
         """
         k = self.function.types
-        rows = max(1, AT_ONCE // k**2)
-        for part, some in zip(h.reshape(-1, k).split(rows), rows_of(n, h).split(rows), strict=True):
-            first, second = self.function.derivatives(part, some)
+        size = max(1, AT_ONCE // k**2)
+        parts = h.reshape(-1, k).split(size)
+        for part, users in zip(parts, rows_of(n, h).split(size), strict=True):
+            d, D = self.function.derivatives(part, users)
             shares = onto_simplex(part)
-            C = self._covariance(shares * some)
+            C = self._covariance(shares * users)
             if sampling:
-                C = (
-                    C
-                    + (shares.diag_embed() - shares[:, :, None] * shares[:, None]) / some[..., None]
-                )
-            yield part, some, first, second, C
+                multinomial = shares.diag_embed() - shares[:, :, None] * shares[:, None]
+                C = C + multinomial / users[..., None]
+            yield _Expansion(part, users, d, D, C)
 
     def _covariance(self, counts: Tensor) -> Tensor:
-        """Of the shares moved to the sum 1, of users (*batch, k): (*batch, k, k)."""
-        C = self.channel.covariance(counts)
-        C = C - C.mean(-1, keepdim=True)
-        return C - C.mean(-2, keepdim=True)
+        """C of users (*batch, k): (*batch, k, k)."""
+        return _centred(self.channel.covariance(counts))
+
+
+def _centred(A: Tensor) -> Tensor:
+    """Of shares moved to the sum 1: rows and columns of (*batch, k, k) less their means."""
+    A = A - A.mean(-1, keepdim=True)
+    return A - A.mean(-2, keepdim=True)
 
 
 def _of_rows(function: Callable[[Tensor], Tensor], h: Tensor) -> Tensor:

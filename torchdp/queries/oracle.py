@@ -1,5 +1,8 @@
-"""Local mechanisms for linear queries: a frequency oracle's reports, with their decoder, and
-factorizations.
+"""Local mechanisms for linear queries: a frequency oracle's reports, and factorizations.
+
+Notation: W, (m, k), the workload; Q, (outputs, k), the distributions of a strategy's messages; f,
+(*batch, outputs), the shares of the reports of n users; h, (*batch, k), shares of types; z,
+(*batch, m), the answers; J = diag(weights) and l, linear, of a quadratic form.
 """
 
 import math
@@ -21,7 +24,6 @@ from torchdp.protocol.interval import Error
 from torchdp.protocol.quadratic import QuadraticError, coordinates
 from torchdp.queries import likelihood
 from torchdp.queries.channel import Channel, Fits, Question, histograms_of
-from torchdp.queries.likelihood import projections
 from torchdp.queries.pair_variance import (
     NUMBERS_AT_ONCE,
     NoiseMoments,
@@ -57,21 +59,33 @@ KINDS: tuple[Callable[[int, float], FrequencyOracle], ...] = (
     SymmetricUnaryEncoding,
     HadamardResponse,
 )
-# outputs times types of a strategy matrix up to which choices decode its reports twice
+
+# Outputs times types of a strategy matrix up to which choices decode its reports twice.
 ADAPTED = 2**20
-CONSTANT = 1e-12  # relative: queries that vary less over types are constant
-ROUNDS = 2  # of strategy optimisation: the second knows the noise that the first leaves
+
+# Relative: queries that vary less over types are constant.
+CONSTANT = 1e-12
+
+# Of strategy optimisation: the second knows the noise that the first leaves.
+ROUNDS = 2
+
 TINY = 1e-300
-RANK = 1e-9  # singular values of a strategy below this share of the largest are rounding
+
+# Singular values of a strategy below this share of the largest are rounding.
+RANK = 1e-9
+
+
+def frequencies(tally: Tally) -> Tensor:
+    """f, the shares of each message among the reports, (*batch, outputs)."""
+    return tally["reports"].double() / tally.users(1)
 
 
 @dataclass(frozen=True, eq=False)
 class AdaptedDecoder:
-    """Answers of least variance under the histogram that the plain decoder of the same reports
-    gives.
+    """Answers of least variance under the histogram that the plain decoder of the reports gives.
 
-    Q: the strategy, (outputs, k). The decoder of least variance under a histogram h is W M^{-1} Q^T
-    D^{-1}, D = diag(Q h), M = Q^T D^{-1} Q (``StrategyMatrix``).
+    The decoder of least variance under a histogram h is W M^{-1} Q^T D^{-1}, D = diag(Q h), M =
+    Q^T D^{-1} Q (``StrategyMatrix``).
 
     Args:
         client: Q, of which users send an output.
@@ -82,89 +96,93 @@ class AdaptedDecoder:
     queries: Tensor
 
     @cached_property
-    def _small(self) -> tuple[Tensor, Tensor, bool]:
-        """In coordinates B h, B an orthonormal basis of Q's rows: Q, (outputs, r), W, (m, r);
-        whether r is k.
-        """
+    def _basis(self) -> Tensor:
+        """B, (r, k): an orthonormal basis of Q's rows; the identity where these are all of R^k."""
         root = self.client.law.sqrt()[:, None]
-        _, size, rows = torch.linalg.svd(self.client.matrix / root, full_matrices=False)
-        basis = rows[size > RANK * size[0]]
-        full = len(basis) == self.client.k
-        if full:  # a rotation would mix the scales of types, which a large epsilon sets far apart
-            basis = self.client.identity
-        return self.client.matrix @ basis.mT, self.queries @ basis.mT, full
+        _, sizes, rows = torch.linalg.svd(self.client.matrix / root, full_matrices=False)
+        basis = rows[sizes > RANK * sizes[0]]
+        if len(basis) == self.client.k:
+            # A rotation would mix the scales of types, which a large epsilon sets far from another.
+            return self.client.identity
+        return basis
 
-    def variance(self, h: Tensor) -> Tensor:
-        """Of one user's part in each answer, (*batch, m), where types are distributed as h
-        (*batch, k).
-        """
-        rows = h.reshape(-1, h.shape[-1])
-        parts = [self._decoded(part)[1] for part in rows.split(self._at_once)]
-        return torch.cat(parts).view(*h.shape[:-1], -1)
+    @cached_property
+    def _Q(self) -> Tensor:
+        """Q in the coordinates B h, (outputs, r)."""
+        return self.client.matrix @ self._basis.mT
 
-    def answers(self, tally: Tally) -> tuple[Tensor, Tensor]:
-        """W h, (*batch, m), and the variance of one user's part in it."""
-        f = tally["reports"].double() / tally.users(1)
-        histograms = self.nearest(tally).reshape(-1, self.client.k)
-        reports = f.reshape(-1, f.shape[-1])
-        values = []
-        variances = []
-        size = self._at_once
-        for h, each in zip(histograms.split(size), reports.split(size), strict=True):
-            value, variance = self._decoded(h, each)
-            values.append(value)
-            variances.append(variance)
-        shape = (*f.shape[:-1], len(self.queries))
-        return torch.cat(values).view(shape), torch.cat(variances).view(shape)
-
-    def decoders(self, tally: Tally) -> Tensor:
-        """What each report of this tally adds to the answers, (*batch, m, outputs)."""
-        Q, _, _ = self._small
-        h = self.nearest(tally)
-        law = h @ self.client.matrix.mT
-        return (Q @ self._weights(law) / law[..., None]).mT
-
-    def nearest(self, tally: Tally) -> Tensor:
-        """The histogram nearest to what the reports tell plainly, (*batch, k)."""
-        f = tally["reports"].double() / tally.users(1)
-        return onto_simplex(f @ self.client.inverse.mT)
-
-    def _weights(self, law: Tensor) -> Tensor:
-        """M^{-1} W^T for distributions of reports (*batch, outputs): (*batch, r, m)."""
-        Q, W, _ = self._small
-        # M = seen^T seen would lose half of the digits: an h of few types has few
-        seen = Q / law.sqrt()[..., None]
-        triangle = torch.linalg.qr(seen, mode="r").R
-        return torch.cholesky_solve(W.mT.expand(*law.shape[:-1], -1, -1), triangle, upper=True)
+    @cached_property
+    def _W(self) -> Tensor:
+        """W in the coordinates B h, (m, r)."""
+        return self.queries @ self._basis.mT
 
     @property
     def _at_once(self) -> int:
-        Q, W, _ = self._small
-        return rows_at_once((len(Q) + len(W)) * Q.shape[1])
+        outputs, r = self._Q.shape
+        return rows_at_once((outputs + len(self._W)) * r)
 
-    def _decoded(self, h: Tensor, reports: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        """Answers from shares of reports (b, outputs), W h without them, and one user's variance
-        under h (b, k).
+    def variance(self, h: Tensor) -> Tensor:
+        """Of one user's part in each answer, (*batch, m), for types distributed as h (*batch, k).
 
-        The variance is W M^{-1} W^T - sum_x h_x W_x^2; of an h that reports do not tell the last
-        counts as (W h)^2, which is no more.
+        W M^{-1} W^T - sum_x h_x W_x^2.
         """
-        Q, W, full = self._small
-        law = h @ self.client.matrix.mT  # (b, outputs)
-        weights = self._weights(law)  # (b, r, m)
-        second = (weights * W.mT).sum(-2)
-        if full or reports is None:
-            mean = h @ self.queries.square().mT
-        else:
-            mean = (h @ self.queries.mT).square()
-        value = second if reports is None else (((reports / law)[:, None] @ Q) @ weights)[:, 0]
-        return value, (second - mean).clamp_min(0)
+        variances = []
+        squares = self.queries.square().mT
+        for part in h.reshape(-1, h.shape[-1]).split(self._at_once):
+            weights = self._weights(part @ self.client.matrix.mT)
+            variance = self._second(weights) - part @ squares
+            variances.append(variance.clamp_min(0))
+        return torch.cat(variances).view(*h.shape[:-1], -1)
+
+    def answers(self, tally: Tally) -> tuple[Tensor, Tensor]:
+        """W h, (*batch, m), and the variance of one user's part in it."""
+        outputs, k = self.client.matrix.shape
+        reports = frequencies(tally)
+        histograms = self.nearest(tally).reshape(-1, k).split(self._at_once)
+        parts = reports.reshape(-1, outputs).split(self._at_once)
+        answers = []
+        for f, h in zip(parts, histograms, strict=True):
+            p = h @ self.client.matrix.mT
+            weights = self._weights(p)
+            slope = (f / p)[:, None] @ self._Q
+            value = (slope @ weights)[:, 0]
+            if len(self._basis) == k:
+                square = h @ self.queries.square().mT
+            else:
+                # Reports do not tell all of h: the square of the mean is no more than the mean of
+                # squares.
+                square = (h @ self.queries.mT).square()
+            variance = (self._second(weights) - square).clamp_min(0)
+            answers.append(torch.stack([value, variance]))
+        shape = (2, *reports.shape[:-1], len(self.queries))
+        value, variance = torch.cat(answers, 1).view(shape)
+        return value, variance
+
+    def decoders(self, tally: Tally) -> Tensor:
+        """What each report of this tally adds to the answers, (*batch, m, outputs)."""
+        p = self.nearest(tally) @ self.client.matrix.mT
+        return (self._Q @ self._weights(p) / p[..., None]).mT
+
+    def nearest(self, tally: Tally) -> Tensor:
+        """The histogram nearest to what the reports tell plainly, (*batch, k)."""
+        return onto_simplex(frequencies(tally) @ self.client.inverse.mT)
+
+    def _weights(self, p: Tensor) -> Tensor:
+        """M^{-1} W^T for distributions of reports (*batch, outputs): (*batch, r, m)."""
+        # M = seen^T seen would lose half of the digits where h has hardly any user of a type.
+        seen = self._Q / p.sqrt()[..., None]
+        triangle = torch.linalg.qr(seen, mode="r").R
+        W = self._W.mT.expand(*p.shape[:-1], -1, -1)
+        return torch.cholesky_solve(W, triangle, upper=True)
+
+    def _second(self, weights: Tensor) -> Tensor:
+        """The diagonal of W M^{-1} W^T, (*batch, m)."""
+        return (weights * self._W.mT).sum(-2)
 
 
 @dataclass(frozen=True, eq=False)
 class OracleQueries(Channel, Relay[Tensor, Tensor, FrequencyOracle]):
-    """Each user reports its type through a frequency oracle; a class adds how the analyst decodes
-    the reports.
+    """Each user reports its type through a frequency oracle; a class adds the decoder of reports.
 
     A constant shift of a query's row changes its answer by a known amount, but also the noise of an
     oracle whose decoded reports do not sum to 1: each row is used less its mean, which is best for
@@ -180,10 +198,9 @@ class OracleQueries(Channel, Relay[Tensor, Tensor, FrequencyOracle]):
     def __post_init__(self) -> None:
         object.__setattr__(self, "workload", dense(self.workload))
         checks.own(self)
-        if checks.instance("client", self.client, FrequencyOracle).k != self.workload.shape[1]:
-            raise ValueError(
-                f"client has k = {self.client.k} types, the workload {self.workload.shape[1]}"
-            )
+        types = checks.instance("client", self.client, FrequencyOracle).k
+        if types != self.workload.shape[1]:
+            raise ValueError(f"client has k = {types} types, the workload {self.workload.shape[1]}")
 
     @cached_property
     def _centred(self) -> Tensor:
@@ -210,7 +227,7 @@ class OracleQueries(Channel, Relay[Tensor, Tensor, FrequencyOracle]):
         return total / tally.users(1) + self.workload.mean(1)
 
     def shares(self, tally: Tally) -> Tensor:
-        """Of types; evenly over those that a strategy's outputs can not tell apart."""
+        """Of types; evenly over those that a strategy's outputs can not tell from another."""
         if isinstance(self.client, StrategyMatrix):
             totals = tally["reports"].double() @ self.client.inverse.mT
         else:
@@ -218,52 +235,50 @@ class OracleQueries(Channel, Relay[Tensor, Tensor, FrequencyOracle]):
         return totals / tally.users(1)
 
     @cached_property
-    def _alike(self) -> bool:
-        """Whether reports treat all types alike: their covariance is ``_spread`` then."""
+    def _symmetric(self) -> bool:
+        """Whether reports treat all types the same: their covariance is ``_spread`` then."""
         return isinstance(self.client, BitVectorOracle | RandomizedResponse)
 
     @cached_property
     def _spread(self) -> tuple[float, float]:
-        """(flat, own): Cov Y = flat I + own e_x e_x^T on vectors of sum 0, of a client to which all
-        types are alike.
-        """
+        """(flat, own): Cov Y = flat I + own e_x e_x^T on vectors of sum 0, if symmetric."""
         S = self.client.covariance(0)
         # Of two types any value will do: the two parts then make up for it.
         pair = float(S[1, 2]) if len(S) > 2 else 0.0
-        flat = float(S[1, 1]) - pair
-        own = float(S[0, 0]) - float(S[1, 1]) - 2 * float(S[0, 1]) + 2 * pair
+        other = float(S[1, 1])
+        flat = other - pair
+        own = float(S[0, 0]) - other - 2 * float(S[0, 1]) + 2 * pair
         return flat, own
+
+    def _diagonal(self, counts: Tensor) -> Tensor:
+        """Of the covariance of the sum of users' reports on vectors of sum 0, (*batch, k)."""
+        flat, own = self._spread
+        return flat * counts.sum(-1, keepdim=True) + own * counts
 
     @cached_property
     def _covariances(self) -> Tensor:
         """Of a user's decoded vector for each type, (k, r, r), centred before squaring."""
         vectors = self.decoded_messages + self.workload.mean(1)
         types = torch.arange(self.client.k, device=self.workload.device)
-        parts = []
+        covariances = []
         for chances, point in zip(self.client.laws(types), self.points, strict=True):
             centred = vectors - point
-            parts.append((centred * chances[:, None]).mT @ centred)
-        return torch.stack(parts)
+            covariances.append((centred * chances[:, None]).mT @ centred)
+        return torch.stack(covariances)
 
     @cached_property
     def decoded_messages(self) -> Tensor:
-        """What each message that can be listed adds to the answers, but for W's means,
-        (outputs, r).
-        """
+        """What each listed message adds to the answers, but for W's means, (outputs, r)."""
         if isinstance(self.client, StrategyOracle):
             return self.client.decoder(self._centred).mT
         n = torch.ones(self.client.outputs, dtype=torch.int64, device=self.workload.device)
         return self.client.answers(Tally(n, {"reports": torch.diag(n)}), self._centred)
 
     def noise(self, counts: Tensor) -> Tensor:
-        """Covariance of the sum of the users' decoded vectors, of counts (*batch, k):
-        (*batch, r, r).
-        """
-        if not self._alike:
+        """Covariance of the sum of decoded vectors, of counts (*batch, k): (*batch, r, r)."""
+        if not self._symmetric:
             return torch.einsum("...x,xst->...st", counts, self._covariances)
-        flat, own = self._spread
-        each = flat * counts.sum(-1, keepdim=True) + own * counts
-        return (self._centred * each[..., None, :]) @ self._centred.mT
+        return (self._centred * self._diagonal(counts)[..., None, :]) @ self._centred.mT
 
     def covariance(self, counts: Tensor) -> Tensor:
         counts = counts.double()
@@ -282,10 +297,8 @@ class OracleQueries(Channel, Relay[Tensor, Tensor, FrequencyOracle]):
         traces = turned.diagonal().sum(-1)
         cubes = turned.diagonal().diagonal()
         # E (Z - e_x)^3 = E Z^3 - 3 (Cov Z + e_x^2) e_x + 2 e_x^3 for a report Z of mean e_x.
-        each = (
-            every * cubes.sum() + (beside_own - 3 * flat) * traces + (at_own - 3 * own - 1) * cubes
-        )
-        return counts @ each
+        third = every * cubes.sum() + (beside_own - 3 * flat) * traces
+        return counts @ (third + (at_own - 3 * own - 1) * cubes)
 
     def form(self, tally: Tally, weights: Tensor, linear: Tensor) -> Tensor:
         """(sum Z)^T J (sum Z) less sum Z^T J Z, over n (n - 1), for decoded reports Z.
@@ -300,65 +313,66 @@ class OracleQueries(Channel, Relay[Tensor, Tensor, FrequencyOracle]):
             vectors = self.decoded_messages + self.workload.mean(1)
             squares = tally["reports"].double() @ vectors.square() / n
         else:
-            squares = self.shares(tally) @ (self.points.square() + self.variance.mT)
-            shortfall = 1 - self.shares(tally).sum(-1, keepdim=True)
-            squares = squares + shortfall * (self.points.square() + self.variance.mT).mean(0)
-        return (weights * (n * z.square() - squares) / (n - 1) + linear * z).sum(-1)
+            moments = self.points.square() + self.variance.mT  # E Z^2 for each type
+            shares = self.shares(tally)
+            # Decoded bits do not sum to 1: what is missing counts as even shares.
+            shortfall = 1 - shares.sum(-1, keepdim=True)
+            squares = shares @ moments
+            squares = squares + shortfall * moments.mean(0)
+        pairs = weights * (n * z.square() - squares) / (n - 1)
+        return (pairs + linear * z).sum(-1)
 
     def form_variance(self, counts: Tensor, weights: Tensor, linear: Tensor) -> Tensor:
         counts = counts.double()
-        if not self._alike:
+        if not self._symmetric:
             return pairs_variance(self.points, self._covariances, counts, weights, linear)
         return symmetric_variance(self.points, *self._spread, counts, weights, linear)
 
     def worst_form(self, n: float | Tensor, weights: Tensor, linear: Tensor) -> Tensor:
-        if not self._alike:
+        if not self._symmetric:
             return worst_variance(self.points, self._covariances, weights, linear, n)
         return worst_symmetric(self.points, *self._spread, weights, linear, n)
 
     def form_plug_in(self, tally: Tally, weights: Tensor, linear: Tensor) -> Tensor:
         """That of ``form_errors`` but for its slack, a fraction 1/n: without decompositions.
 
-        Where all types are alike at the decoded shares themselves: the variance is linear in them.
+        Of a symmetric client at the decoded shares themselves: the variance is linear in them.
         """
         n = tally.users(1)
         k = self.client.k
-        centred = self._centred.mT
-
-        def of_alike(shares: Tensor, turned: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
-            flat, own = self._spread
-            each = flat * shares.sum(-1, keepdim=True) + own * shares
-            kernel = (centred * weights[..., None, :]) @ centred.mT
-            straight = (each * (turned @ centred.mT).square()).sum(-1)
-            return straight, (each * (kernel.square() @ each[..., None])[..., 0]).sum(-1)
-
-        def of_each(shares: Tensor, turned: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
-            noise = self.noise(shares)
-            straight = torch.einsum("...s,...st,...t->...", turned, noise, turned)
-            return straight, torch.einsum("...s,...st,...t->...", weights, noise.square(), weights)
-
-        def part(given: Tensor, asked: Tensor) -> Tensor:
-            shares, point, scale = given.tensor_split([k, given.shape[-1] - 1], -1)
-            weights, linear = asked.tensor_split(2, -1)
-            parts = of_alike if self._alike else of_each
-            straight, square = parts(shares, weights * point + linear * scale, weights)
-            return 4 * (straight - square).clamp_min(0) + 2 * square
-
-        if self._alike:
+        if self._symmetric:
             shares = self.shares(tally)
             shares = shares + (1 - shares.sum(-1, keepdim=True)) / k
         else:
             shares = self.nearest(tally)
         point = self.mean(tally)
-        scale = (n - 1) / (2 * torch.as_tensor(n, dtype=torch.float64, device=point.device))
-        given = torch.cat([shares / n, point, scale.expand(*point.shape[:-1], 1)], -1)
-        asked = torch.cat(torch.broadcast_tensors(weights, linear), -1)
-        found = in_parts(part, given, asked, len(self.workload) * max(self.workload.shape))
-        return found * (tally.users() / (tally.users() - 1)) ** 2
+        scale = torch.zeros_like(point[..., :1]) + (n - 1) / (2 * n)
+        given = torch.cat([shares / n, point, scale], -1)
+
+        def part(given: Tensor, weights: Tensor, linear: Tensor) -> Tensor:
+            shares, point, scale = given.tensor_split([k, given.shape[-1] - 1], -1)
+            straight, square = self._variances(shares, weights * point + linear * scale, weights)
+            return 4 * (straight - square).clamp_min(0) + 2 * square
+
+        numbers = len(self.workload) * max(self.workload.shape)
+        users = tally.users()
+        return in_parts(part, given, weights, linear, numbers) * (users / (users - 1)) ** 2
+
+    def _variances(self, counts: Tensor, slope: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
+        """(Var slope . e, tr(J Cov J Cov)) for the noise e of the sum of such users' vectors."""
+        if not self._symmetric:
+            noise = self.noise(counts)
+            straight = torch.einsum("...s,...st,...t->...", slope, noise, slope)
+            return straight, torch.einsum("...s,...st,...t->...", weights, noise.square(), weights)
+        centred = self._centred.mT
+        diagonal = self._diagonal(counts)
+        kernel = (centred * weights[..., None, :]) @ centred.mT
+        straight = (diagonal * (slope @ centred.mT).square()).sum(-1)
+        curved = (kernel.square() @ diagonal[..., None])[..., 0]
+        return straight, (diagonal * curved).sum(-1)
 
     def form_errors(self, tally: Tally) -> Callable[[Tensor, Tensor, Tensor], Error]:
-        """That of the mean over all pairs, of s^T J s: its range has ends, which the truth may lie
-        at.
+        """That of the mean over all pairs, of s^T J s: its range has ends, where the truth may lie.
 
         The mean over distinct pairs is n/(n - 1) times it less mean f(x, x), whose own noise counts
         as independent.
@@ -369,73 +383,64 @@ class OracleQueries(Channel, Relay[Tensor, Tensor, FrequencyOracle]):
         decoded = self.shares(tally)
         shares = h / tally.users(1)
         squares = self.points.square()
-        rows = max(1, NUMBERS_AT_ONCE // (squares.shape[1] * max(squares.shape)))
-
-        def parts(values: Tensor, batch: torch.Size) -> tuple[Tensor, ...]:
-            return values.expand(*batch, -1).reshape(-1, values.shape[-1]).split(rows)
 
         def error(weights: Tensor, linear: Tensor, value: Tensor) -> QuadraticError:
-            # Of s^T J s + l' . s, l' = l (n - 1)/n, which n/(n - 1) times is the form
+            # Of s^T J s + l' . s, l' = l (n - 1)/n, which n/(n - 1) times is the form.
             linear = linear * ((tally.users(1) - 1) / tally.users(1))
             half = weights * point + linear / 2
-            batch = half.shape[:-1]
             weights = weights.expand(half.shape)
-            some = zip(parts(shares, batch), parts(half, batch), parts(weights, batch), strict=True)
-            found = [self._principal(*each) for each in some]
-            curved = torch.cat([one for one, _ in found])
-            curved = curved.view(*batch, curved.shape[-1])
-            straight = torch.cat([one for _, one in found]).view(curved.shape)
-            diagonal = weights @ squares.mT
-            apart = diagonal - diagonal.mean(-1, keepdim=True)
-            own = (decoded * apart).sum(-1) + diagonal.mean(-1)
+            curved, straight = self._coordinates(shares, half, weights)
             at_point = ((half + linear / 2) * point).sum(-1)
+            # f(x, x) of each type, and its mean over the users.
+            diagonal = weights @ squares.mT
+            centred = diagonal - diagonal.mean(-1, keepdim=True)
+            own = (decoded * centred).sum(-1) + diagonal.mean(-1)
             offset = at_point - curved.sum(-1) - ((n - 1) * value + own) / n
-            spread = apart  # of no repetition
-            if apart.numel():
-                spread = self.client.workload_variance(apart[..., None, :])[..., 0, :]
-            slack = ((h * spread).sum(-1).clamp_min(0) / n).sqrt() / n
-            return QuadraticError(curved, straight, curved[..., :0], offset, slack).scaled(
-                n / (n - 1)
-            )
+            spread = centred  # of no repetition
+            if centred.numel():
+                spread = self.client.workload_variance(centred[..., None, :])[..., 0, :]
+            variance = (h * spread).sum(-1).clamp_min(0)
+            slack = (variance / n).sqrt() / n
+            all_pairs = QuadraticError(curved, straight, curved[..., :0], offset, slack)
+            return all_pairs.scaled(n / (n - 1))
 
         return error
 
-    def _principal(self, shares: Tensor, half: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
-        """``coordinates`` of forms of half gradients (rows, r), for users of these shares
-        (rows, k).
-
-        By shares of the types where these are fewer, as of many kernels together.
-        """
+    def _coordinates(self, shares: Tensor, half: Tensor, weights: Tensor) -> tuple[Tensor, ...]:
+        """``coordinates`` of forms of half gradients (*batch, r), a bounded number at a time."""
         r, k = self.workload.shape
-        if r <= k or not self._alike:
-            return coordinates(half, weights.diag_embed(), self.noise(shares))
-        centred = self._centred.mT
-        kernel = (centred * weights[..., None, :]) @ centred.mT
-        flat, own = self._spread
-        each = flat * shares.sum(-1, keepdim=True) + own * shares
-        middle = torch.eye(k).to(centred) - 1 / k
-        noise = (middle * each[..., None, :]) @ middle
-        return coordinates(half @ centred.mT, kernel, noise)
+        rows = max(1, NUMBERS_AT_ONCE // (r * max(r, k)))
+
+        def parts(values: Tensor) -> tuple[Tensor, ...]:
+            wide = values.expand(*half.shape[:-1], -1)
+            return wide.reshape(-1, wide.shape[-1]).split(rows)
+
+        found = []
+        for some, gradient, J in zip(parts(shares), parts(half), parts(weights), strict=True):
+            principal = coordinates(gradient, J.diag_embed(), self.noise(some))
+            found.append(torch.stack(principal))
+        return torch.cat(found, 1).view(2, *half.shape).unbind()
 
     def fits(self, tally: Tally, ordered: bool) -> Fits:
-        """By the distributions of messages that can be listed; but for a strategy's, projections as
-        well.
-        """
-        client, n = self.client, tally.users()
+        """By the distributions of listed messages; but for a strategy's, projections as well."""
+        client = self.client
+        n = tally.users()
         reports = tally["reports"].double()
         if isinstance(client, StrategyMatrix | ShiftStrategy):
             found, freedoms, gap = likelihood.fits(client, reports, ordered)
             return found, *likelihood.advantages(client, reports, found, freedoms), gap
         shares = client.totals(tally) / tally.users(1)
-        noise = client.variance.under(torch.full_like(shares[:1], 1 / client.k)).mean()
-        eye = client.identity.to(shares)
-        found, freedoms, gap = projections(eye / noise, shares / noise, n, ordered)
+        even = torch.full_like(shares[:1], 1 / client.k)
+        noise = client.variance.under(even).mean()
+        gram = client.identity.to(shares) / noise
+        found, freedoms, gap = likelihood.projections(gram, shares / noise, n, ordered)
         if ordered and client.entry_variance is None:
-            likely, free, _ = likelihood.fits(client, reports, ordered)
-            found, freedoms = torch.cat([likely, found]), torch.cat([free, freedoms])
-        # of entries alike, each by its own variance: 2 d - k + distance, below k
-        away = (found - shares).square() / client.variance.under(found).clamp_min(TINY)
-        scores = client.k - freedoms - n * away.sum(-1) / 2
+            likely, own_freedoms, _ = likelihood.fits(client, reports, ordered)
+            found = torch.cat([likely, found])
+            freedoms = torch.cat([own_freedoms, freedoms])
+        # Of a symmetric client, each entry by its own variance: 2 d - k + distance, below k.
+        distances = (found - shares).square() / client.variance.under(found).clamp_min(TINY)
+        scores = client.k - freedoms - n * distances.sum(-1) / 2
         return found, scores, freedoms / client.k, gap
 
     def collect_unchecked(self, x: Tensor, draws: Draws) -> Tally:
@@ -447,8 +452,7 @@ class OracleQueries(Channel, Relay[Tensor, Tensor, FrequencyOracle]):
 
 @dataclass(frozen=True, eq=False)
 class LocalOracle(OracleQueries):
-    """Each user reports its type through a frequency oracle; the analyst reads the answers off the
-    tally of reports.
+    """Each user reports its type through a frequency oracle; answers are read off the tally.
 
     Intervals hold each possible answer that is likely under the variance at that answer, half a
     step of the reports' values added; ``standard_error`` is that at the possible answer nearest to
@@ -475,19 +479,18 @@ class LocalOracle(OracleQueries):
 
     Guarantees: the client's own, for each user: what is decoded twice was sent once.
     Source: Wang, Blocki, Li, Jha (2017); McKenna, Maity, Mazumdar, Miklau (2020) for strategy
-    matrices; Neyman (1949),
-        one step from an estimate to an efficient one.
+    matrices; Neyman (1949), one step from an estimate to an efficient one.
     """
 
     adapted: bool = False
 
     @classmethod
     def of(cls, question: Question, client: FrequencyOracle) -> Any:
-        """The protocol that answers a question from the reports of ``client``. Raises TypeError,
-        ValueError.
+        """The protocol that answers a question from the reports of ``client``.
+
+        Raises TypeError, ValueError.
         """
-        checks.instance("question", question, Question)
-        return through(question, cls(question.queries(cls.distinct), client))
+        return through(question, cls(cls.queries_of(question), client))
 
     @classmethod
     def tuned(
@@ -523,45 +526,53 @@ class LocalOracle(OracleQueries):
         """
         n = checks.integer("n", n, 1)
         epsilon = checks.positive("epsilon", epsilon)
-        W = checks.instance("question", question, Question).queries(cls.distinct)
+        W = cls.queries_of(question)
         k = question.types
-        family = None if prior is None else histograms_of(prior, k).to(W)
-        h = torch.full((k,), 1 / k, dtype=torch.float64).to(W) if family is None else family.mean(0)
-        law = None if family is None else 0.98 * h + 0.02 / k
+        if prior is None:
+            family = None
+            mixed = None
+            h = W.new_full((k,), 1 / k)
+            data = torch.eye(k).to(W)
+        else:
+            family = histograms_of(prior, k).to(W)
+            data = family
+            h = family.mean(0)
+            # No type is left out: the users' histogram is only like the prior.
+            mixed = 0.98 * h + 0.02 / k
         covariance = cls(W, SubsetSelection(k, epsilon)).noise(h)
-        found = []
+        protocols = []
         for again in range(ROUNDS):
             aims = question.aims(n, family, covariance)
             centred = aims - aims.mean(1, keepdim=True)
             if not bool((centred.abs() > CONSTANT * aims.abs().max()).any()):
                 raise ValueError("question must not be constant near the prior")
-            # the aims after the first round are near those before
+            # The aims after the first round are near those before.
             effort = steps // 3 if again and prior is None else steps
-            best = StrategyMatrix.tuned(centred, epsilon, law, generator=generator, steps=effort)
-            strategy = best if prior is None else StrategyMatrix(best.matrix, 0.99 * h + 0.01 / k)
-            channel = cls(W, strategy)
-            found.append(through(question, channel))
+            best = StrategyMatrix.tuned(centred, epsilon, mixed, generator=generator, steps=effort)
+            if prior is not None:
+                best = StrategyMatrix(best.matrix, 0.99 * h + 0.01 / k)
+            channel = cls(W, best)
+            protocols.append(through(question, channel))
             covariance = channel.noise(h)
-        users = (torch.eye(k).to(W) if family is None else family) * max(n, 2)
         with warnings.catch_warnings():
-            # of a denominator that is not known well: told of what is chosen
+            # Of a denominator that is not known well: what is chosen warns again.
             warnings.simplefilter("ignore")
-            errors = [float(one.predicted_mse(users).max()) for one in found]
-        return found[errors.index(min(errors))]
+            users = data * max(n, 2)
+            return min(protocols, key=lambda protocol: float(protocol.predicted_mse(users).max()))
 
     def __post_init__(self) -> None:
         super().__post_init__()
         checks.instance("adapted", self.adapted, bool)
         if self.adapted:
             checks.instance("client", self.client, StrategyMatrix)
-        # refuses queries that the client's reports can not answer
+        # Refuses queries that the client's reports can not answer.
         checks.validated(self, "variance")
 
     @cached_property
     def _adapted(self) -> AdaptedDecoder | None:
-        if not self.adapted or not isinstance(self.client, StrategyMatrix):
-            return None
-        return AdaptedDecoder(self.client, self._centred)
+        if self.adapted and isinstance(self.client, StrategyMatrix):
+            return AdaptedDecoder(self.client, self._centred)
+        return None
 
     @property
     def variance_proxy(self) -> Tensor:
@@ -579,7 +590,11 @@ class LocalOracle(OracleQueries):
     def analyse(self, tally: Tally) -> Estimate:
         kept = self.check(tally).kept()
         noise = None
-        if self._adapted is None:
+        if self._adapted is not None:
+            value, noise = self._adapted.answers(kept)
+            value = value + self.workload.mean(1)
+            shares = self._adapted.nearest(kept)
+        else:
             value = self.mean(kept)
             try:
                 shares = self.client.totals(kept) / kept.users(1)
@@ -587,50 +602,43 @@ class LocalOracle(OracleQueries):
                 # Of a strategy matrix of rank below k: the noise is that of the worst type.
                 shares = onto_simplex(self.shares(kept))
                 noise = self.variance.amax(1)
-        else:
-            value, noise = self._adapted.answers(kept)
-            value = value + self.workload.mean(1)
-            shares = self._adapted.nearest(kept)
-        found = self._law.estimate(value, shares, kept, self.possible, noise)
+        estimate = self._variances_of_types.estimate(value, shares, kept, self.possible, noise)
         return replace(
-            found,
-            population=partial(self._of_population, found, kept),
-            covariance=partial(self._joint, kept, found.standard_error),
+            estimate,
+            population=partial(self._of_population, estimate, kept),
+            covariance=partial(self._joint, kept, estimate.standard_error),
         )
 
     @cached_property
-    def _law(self) -> VarianceMatrix:
+    def _variances_of_types(self) -> VarianceMatrix:
         step = self.client.workload_step(self._centred)
         return VarianceMatrix(self.variance, self.workload, step)
 
-    def _of_population(self, found: Estimate, tally: Tally) -> Estimate:
+    def _of_population(self, estimate: Estimate, tally: Tally) -> Estimate:
         """The covariance is that of the messages where these can be listed."""
-        whole = found.of_population()
+        whole = estimate.of_population()
         if self.client.entry_variance is not None:
             return whole
         return replace(whole, covariance=lambda: self._of_messages(tally) / tally.users(2))
 
     def _joint(self, tally: Tally, error: Tensor) -> Tensor:
-        """Of answers with these standard errors: their correlations are those at the nearest
-        histogram.
-        """
+        """Of answers with these standard errors, by the correlations at the nearest histogram."""
         noise = self.plausible(tally) if self._adapted is None else self._of_messages(tally)
         deviation = noise.diagonal(dim1=-2, dim2=-1).clamp_min(TINY).sqrt()
         scale = error / deviation
         return noise * scale[..., None] * scale[..., None, :]
 
     def _of_messages(self, tally: Tally) -> Tensor:
-        """Covariance of one user's decoded message, (*batch, m, m), as the messages that came are
-        distributed.
-        """
-        f = tally["reports"].double() / tally.users(1)
+        """Covariance of one user's decoded message, (*batch, m, m), as messages came."""
+        f = frequencies(tally)
         V = self.decoded(tally)
         centred = V - V @ f[..., None]
         return (centred * f[..., None, :]) @ centred.mT
 
     def decoded(self, tally: Tally) -> Tensor:
-        """V, (m, outputs) or (*batch, m, outputs): what each message adds to the answers, but for
-        W's means.
+        """V, what each message adds to the answers but for W's means: (m, outputs).
+
+        (*batch, m, outputs) where the decoder is adapted to the tally.
         """
         if self._adapted is not None:
             return self._adapted.decoders(tally)
@@ -645,8 +653,7 @@ def decoding(workload: Tensor, client: FrequencyOracle) -> LocalOracle:
 
 @dataclass(frozen=True, eq=False)
 class LocalFactorization(FactoredProtocol, Relay[Tensor, Tensor, BallRandomizer]):
-    """Each user sends its column of R through a randomizer of the ball; the analyst applies L to
-    the mean message.
+    """Each user sends its column of R by a randomizer of the ball; L is applied to their mean.
 
     With E Y = R_x and Cov Y = variance I + outer R_x R_x^T the answer to query i has, from one user
     of type x, the variance variance ||l_i||^2 + outer <l_i, R_x>^2: for an isotropic randomizer
@@ -678,7 +685,7 @@ class LocalFactorization(FactoredProtocol, Relay[Tensor, Tensor, BallRandomizer]
 
     @property
     def guarantee(self) -> Guarantee:
-        # exact for the ball: these are k points of it
+        # Exact for the ball: these are k points of it.
         return replace(self.client.guarantee, exact=False)
 
     @classmethod
@@ -704,9 +711,8 @@ class LocalFactorization(FactoredProtocol, Relay[Tensor, Tensor, BallRandomizer]
         return self.client.collect_crowd(self.queries.right.mT, self.summary(x), draws)
 
     def sample_unchecked(self, summary: Tensor, draws: Simulated, shape: tuple[int, ...]) -> Tally:
-        return self.client.sample_unchecked(
-            Crowd.shared(self.queries.right.mT, summary), draws, shape
-        )
+        crowd = Crowd.shared(self.queries.right.mT, summary)
+        return self.client.sample_unchecked(crowd, draws, shape)
 
     @property
     def noise(self) -> float:
@@ -714,34 +720,38 @@ class LocalFactorization(FactoredProtocol, Relay[Tensor, Tensor, BallRandomizer]
 
     @cached_property
     def _moments(self) -> NoiseMoments | None:
-        """Of the noise, where no two queries read one coordinate: else what they add, a fraction
-        1/n, is left out.
+        """Of the noise, where no two queries read one coordinate.
+
+        Else what they add, a fraction 1/n, is left out.
         """
-        return (
-            noise_moments(self.client)
-            if self._isotropic and isinstance(self.client, PrivUnit)
-            else None
-        )
+        if self._isotropic and isinstance(self.client, PrivUnit):
+            return noise_moments(self.client)
+        return None
 
     def _beyond(self, moments: NoiseMoments, weights: Tensor, slope: Tensor) -> Tensor:
-        """What a user of each type adds to n^4 times the variance beyond normal noise; slope: n
-        times that of s.
+        """What a user of each type adds to n^4 times the variance beyond normal noise.
+
+        slope: n times that of s.
         """
         left = self.queries.left
-        unit = self.queries.right.mT / self.client.radius
-        return moments.beyond_normal(unit, (slope / 2) @ left, weights @ left.square())
+        return moments.beyond_normal(self._unit, (slope / 2) @ left, weights @ left.square())
+
+    @property
+    def _unit(self) -> Tensor:
+        """Columns of R in the unit ball, (k, r)."""
+        return self.queries.right.mT / self.client.radius
 
     def third(self, counts: Tensor, T: Tensor) -> Tensor | None:
         if not isinstance(self.client, PrivUnit):
             return None
-        unit = self.queries.right.mT / self.client.radius
-        return counts @ noise_moments(self.client).third_of(unit, self.queries.left, T)
+        return counts @ noise_moments(self.client).third_of(self._unit, self.queries.left, T)
 
     def beyond(self, counts: Tensor, weights: Tensor, slope: Tensor) -> Tensor | float:
         if self._moments is None:
             return 0.0
         n = counts.sum(-1)
-        return (counts * self._beyond(self._moments, weights, n[..., None] * slope)).sum(-1) / n**4
+        added = self._beyond(self._moments, weights, n[..., None] * slope)
+        return (counts * added).sum(-1) / n**4
 
     def worst_form(self, n: float | Tensor, weights: Tensor, linear: Tensor) -> Tensor:
         """A user's own term is affine in the others' sum, so it is largest at one type."""
@@ -754,33 +764,42 @@ class LocalFactorization(FactoredProtocol, Relay[Tensor, Tensor, BallRandomizer]
             slope = 2 * weights * point + linear
             straight, curved = self._variances(slope, weights, users)
             worst.append(straight + 2 * curved)
-            own.append(self._beyond(self._moments, weights, users[..., None] * slope).amax(-1))
+            added = self._beyond(self._moments, weights, users[..., None] * slope)
+            own.append(added.amax(-1))
         return torch.stack(worst).amax(0) + torch.stack(own).amax(0) / users**3
 
     def half_width(self, n: int, failure: float = 0.05) -> float:
-        """h such that with probability 1 - ``failure`` all answers are within h, whatever the data
-        of the n users.
+        """h: with probability 1 - ``failure`` all answers are within h, whatever the n users' data.
 
         h = max_i ||l_i|| (2 proxy log(2 m / failure) / n)^{1/2} + (largest bias), by the
         randomizer's variance proxy.
         Guarantees: P(largest error > h) <= failure.
         Source: Edmonds, Nikolov, Ullman (2020), Theorem 10, with its constants.
         """
-        n, failure = checks.integer("n", n, 1), checks.fraction("failure", failure)
-        m = len(self.workload)
-        tail = math.sqrt(2 * self.client.subgaussian.proxy * math.log(2 * m / failure) / n)
-        return float(self.queries.left.norm(dim=1).max()) * tail + float(self.bias.abs().max())
+        n = checks.integer("n", n, 1)
+        failure = checks.fraction("failure", failure)
+        log = math.log(2 * len(self.workload) / failure)
+        tail = math.sqrt(2 * self.client.subgaussian.proxy * log / n)
+        longest = float(self.queries.left.norm(dim=1).max())
+        return longest * tail + self._largest_bias
+
+    @property
+    def _largest_bias(self) -> float:
+        return float(self.bias.abs().max())
 
     def samples(self, alpha: float, failure: float = 0.05) -> int:
-        """Users with whom :meth:`half_width` is at most alpha. Raises ValueError where the bias
-        alone is not below it.
+        """Users with whom :meth:`half_width` is at most alpha.
+
+        Raises ValueError where the bias alone is not below it.
 
         Guarantees: that many users are enough, whatever their data.
         Source: Edmonds, Nikolov, Ullman (2020), Theorem 10.
         """
-        alpha, bias = checks.squarable("alpha", alpha), float(self.bias.abs().max())
+        alpha = checks.squarable("alpha", alpha)
+        bias = self._largest_bias
         if bias >= alpha:
             raise ValueError(
                 f"alpha must be above the bias {bias:g} of these factors, not {alpha!r}"
             )
-        return math.ceil(((self.half_width(1, failure) - bias) / (alpha - bias)) ** 2)
+        tail = self.half_width(1, failure) - bias
+        return math.ceil((tail / (alpha - bias)) ** 2)

@@ -1,4 +1,7 @@
-"""Answers to a question through a channel, as protocols; linear questions, and several at once."""
+"""Answers to a question through a channel, as protocols; linear questions, and several at once.
+
+Notation: h, (k,), the shares of types; W, (m, k), linear queries; a, the number of answers.
+"""
 
 import math
 from collections.abc import Callable
@@ -20,13 +23,16 @@ from torchdp.protocol.protocol import MessageProtocol, Protocol, Same
 from torchdp.queries.channel import Analyst, Channel, Question
 
 Q = TypeVar("Q", bound=Question)
-CONSTANT = 1e-12  # relative: queries that vary less over types are constant
-EVEN = 1 / 8  # of the users of a histogram that several questions are judged by
+
+# Relative: queries that vary less over types are constant.
+CONSTANT = 1e-12
+
+# Of the users of a histogram that several questions are judged by: spread evenly.
+EVEN = 1 / 8
 
 
 class Release(Protocol[Tensor], Generic[Q]):
-    """A question's answers through a channel: the channel's messages and privacy, the question's
-    analyst.
+    """A question's answers: the channel's messages and privacy, the question's analyst.
 
     question: what is asked; channel: of the question's ``queries``, or a wider one that tells them
     first. Made by :func:`through`, or by the channels' own ``of``.
@@ -112,8 +118,9 @@ class CentralRelease(Release[Q], CuratorProtocol[Tensor]):
 
 
 def through(question: Question, channel: Channel) -> Any:
-    """The protocol that answers the question through the channel; a linear question's is the
-    channel itself.
+    """The protocol that answers the question through the channel.
+
+    A linear question's is the channel itself.
 
     Args:
         question: such as a ``PairwiseStatistic``, a ``ShareFunction``, :class:`Linear` or
@@ -129,11 +136,13 @@ def through(question: Question, channel: Channel) -> Any:
         return channel
     if not channel.known_noise:
         raise ValueError(
-            "channel must have noise of one size, such as PrivUnit's, for a question that is not linear"
+            "channel must have noise of one size, such as PrivUnit's, for a question that is not "
+            "linear"
         )
     kind = MessageRelease if isinstance(channel, MessageProtocol) else CentralRelease
     release = kind(question, channel)
-    checks.validated(release, "analyst")  # what the channel can not answer is refused at once
+    # What the channel can not answer is refused at once.
+    checks.validated(release, "analyst")
     return release
 
 
@@ -160,11 +169,11 @@ class Linear(Question, Brief):
 
 @dataclass(frozen=True, eq=False)
 class Several(Question, Brief):
-    """Questions that one collection answers together, under one guarantee: their answers beside
-    each other.
+    """Questions that one collection answers together, under one guarantee.
 
-    The channel is asked for the queries of all; each question reads its own.
-    ``Estimate.covariance`` is that of all answers, ``Estimate.together`` holds all of them at once.
+    The channel is asked for the queries of all; each question reads its own, and their answers
+    stand beside each other. ``Estimate.covariance`` is that of all answers, ``Estimate.together``
+    holds all of them at once.
 
     questions: of the same types, none of them ``Several``. Raises TypeError, ValueError.
     """
@@ -175,15 +184,15 @@ class Several(Question, Brief):
     def __post_init__(self) -> None:
         if not checks.instance("questions", self.questions, tuple):
             raise ValueError("questions must hold one question at least")
-        for each in self.questions:
-            if isinstance(checks.instance("questions", each, Question), Several):
+        for question in self.questions:
+            if isinstance(checks.instance("questions", question, Question), Several):
                 raise ValueError(
-                    "questions must hold single questions, not several again: give all of them at once"
+                    "questions must hold single questions, not several again: give all of them at "
+                    "once"
                 )
-        if len({each.types for each in self.questions}) > 1:
-            raise ValueError(
-                f"questions must be of the same types, not {sorted({each.types for each in self.questions})}"
-            )
+        types = sorted({question.types for question in self.questions})
+        if len(types) > 1:
+            raise ValueError(f"questions must be of the same types, not {types}")
 
     @property
     def types(self) -> int:
@@ -191,59 +200,58 @@ class Several(Question, Brief):
 
     @property
     def fewest(self) -> int:
-        return max(each.fewest for each in self.questions)
+        return max(question.fewest for question in self.questions)
 
     def queries(self, distinct: bool) -> Tensor:
-        return torch.cat([each.queries(distinct) for each in self.questions])
+        return torch.cat([question.queries(distinct) for question in self.questions])
 
     def analyst(self, channel: Channel) -> Any:
         return SeveralAnalyst(self, channel)
 
     @property
     def histograms(self) -> Tensor:
-        """Those of all questions, an eighth of the users spread evenly; of linear ones the flat and
-        single types.
+        """Those of all questions, an eighth of the users spread evenly.
+
+        Of linear ones the flat and single types.
         """
-        some = [each.histograms for each in self.questions]
-        given = [each for each in some if each is not None]
-        if given:
-            # Other questions are not defined where all users are of one type: a correlation, a class that is empty.
-            return (1 - EVEN) * torch.cat(given) + EVEN / self.types
         k = self.types
-        return torch.cat(
-            [torch.full((1, k), 1 / k, dtype=torch.float64), torch.eye(k, dtype=torch.float64)]
-        )
+        given = [question.histograms for question in self.questions]
+        known = [histograms for histograms in given if histograms is not None]
+        if not known:
+            eye = torch.eye(k, dtype=torch.float64)
+            return torch.cat([torch.full_like(eye[:1], 1 / k), eye])
+        # Other questions are not defined where all users are of one type: a correlation, a class
+        # that is empty.
+        return (1 - EVEN) * torch.cat(known) + EVEN / k
 
     def aims(self, n: int, family: Tensor | None, covariance: Tensor) -> Tensor:
-        """Each question's, so scaled that all count alike."""
-        found = []
-        for each, rows in zip(self.questions, self._rows(True), strict=True):
-            queries = each.aims(n, family, covariance[rows, rows])
+        """Each question's, so scaled that all count the same."""
+        aims = []
+        for question, rows in zip(self.questions, self._rows(True), strict=True):
+            queries = question.aims(n, family, covariance[rows, rows])
             centred = queries - queries.mean(1, keepdim=True)
             size = centred.norm()
-            # A question whose answer is known asks for nothing.
-            found.append(
-                centred / size
-                if bool(size > CONSTANT * queries.norm())
-                else torch.zeros_like(centred)
-            )
-        return torch.cat(found)
+            if bool(size > CONSTANT * queries.norm()):
+                aims.append(centred / size)
+            else:
+                # A question whose answer is known takes no part.
+                aims.append(torch.zeros_like(centred))
+        return torch.cat(aims)
 
     def _rows(self, distinct: bool) -> list[slice]:
         """Which of the channel's queries belong to each question."""
-        found = []
+        slices = []
         start = 0
-        for each in self.questions:
-            stop = start + len(each.queries(distinct))
-            found.append(slice(start, stop))
+        for question in self.questions:
+            stop = start + len(question.queries(distinct))
+            slices.append(slice(start, stop))
             start = stop
-        return found
+        return slices
 
 
 @dataclass(frozen=True, eq=False)
 class SeveralAnalyst:
-    """Reads the answers to several questions off one tally, (*batch, answers), with their joint
-    covariance.
+    """Reads the answers to several questions off one tally, with their joint covariance.
 
     question: what is asked. channel: of all its queries.
     """
@@ -252,58 +260,62 @@ class SeveralAnalyst:
     channel: Channel
 
     def __post_init__(self) -> None:
-        checks.validated(self, "parts")  # what the channel can not answer is refused at once
+        # What the channel can not answer is refused at once.
+        checks.validated(self, "parts")
+
+    @cached_property
+    def _rows(self) -> list[slice]:
+        return self.question._rows(self.channel.distinct)
 
     @cached_property
     def parts(self) -> list[Analyst]:
         """The analyst of each question, with the channel of its own queries."""
-        rows = self.question._rows(self.channel.distinct)
-        each = zip(self.question.questions, rows, strict=True)
-        return [question.analyst(self.channel.narrowed(some)) for question, some in each]
+        pairs = zip(self.question.questions, self._rows, strict=True)
+        return [question.analyst(self.channel.narrowed(rows)) for question, rows in pairs]
 
     def analyse(self, tally: Tally) -> "Answers":
         tally = self.channel.whole(tally)
         batch = self.channel.mean(tally).ndim - 1
-        found = tuple(one.analyse(tally) for one in self.parts)
-        return Answers.beside(found, batch, partial(self._covariance, tally.kept()))
+        estimates = tuple(analyst.analyse(tally) for analyst in self.parts)
+        return Answers.beside(estimates, batch, partial(self._covariance, tally.kept()))
 
     def _covariance(self, tally: Tally) -> Tensor:
         """By the expansion of all answers in the channel's mean, (*batch, a, a)."""
         batch = self.channel.mean(tally).shape[:-1]
         noise = self.channel.plausible(tally)
         blocks: list[Block] = []
-        for one, rows in zip(self.parts, self.question._rows(self.channel.distinct), strict=True):
-            slope, bend = one.expansion(tally)
+        for analyst, rows in zip(self.parts, self._rows, strict=True):
+            slope, bend = analyst.expansion(tally)
             blocks.append((rows, slope.expand(*batch, *slope.shape[-2:]), bend))
         return joint_covariance(blocks, noise.expand(*batch, -1, -1), self.channel.squares)
 
     def exact(self, summary: Tensor) -> Tensor:
-        return self._flat([one.exact(summary) for one in self.parts], summary)
+        return self._flat([analyst.exact(summary) for analyst in self.parts], summary)
 
     def predicted_mse(self, summary: Tensor) -> Tensor:
-        return self._flat([one.predicted_mse(summary) for one in self.parts], summary)
+        return self._flat([analyst.predicted_mse(summary) for analyst in self.parts], summary)
 
-    def _flat(self, found: list[Tensor], summary: Tensor) -> Tensor:
+    def _flat(self, answers: list[Tensor], summary: Tensor) -> Tensor:
         batch = summary.shape[:-1]
-        return torch.cat([each.reshape(*batch, -1) for each in found], -1)
+        return torch.cat([answer.reshape(*batch, -1) for answer in answers], -1)
 
     def worst_mse(self, n: Users, objective: Objective = Objective.WORST) -> Tensor:
-        """That of the worst answer, or a bound of the mean over all: the questions' own, each by
-        its answers.
+        """That of the worst answer, or a bound of the mean over all.
+
+        Of the questions' own, each by the number of its answers.
         """
-        checks.instance("objective", objective, Objective)
-        each = torch.stack([one.worst_mse(n, objective) for one in self.parts])
+        worst = torch.stack([analyst.worst_mse(n, objective) for analyst in self.parts])
         if objective is Objective.WORST:
-            return each.amax(0)
-        two = torch.full((self.question.types,), 2.0, dtype=torch.float64)  # users of each type
-        answers = [one.predicted_mse(two).numel() for one in self.parts]
-        return torch.einsum("q...,q->...", each, each.new_tensor(answers) / sum(answers))
+            return worst.amax(0)
+        # How many answers a question has is seen at any data, such as two users of each type.
+        counts = torch.full((self.question.types,), 2.0, dtype=torch.float64)
+        sizes = [analyst.predicted_mse(counts).numel() for analyst in self.parts]
+        return torch.einsum("q...,q->...", worst, worst.new_tensor(sizes) / sum(sizes))
 
 
 @dataclass(frozen=True, eq=False)
 class Answers(Estimate):
-    """Answers to several questions beside each other, (*batch, answers), each with the interval of
-    its own question.
+    """Answers to several questions beside each other, (*batch, a), each with its own interval.
 
     each: the questions' own estimates.
     """
@@ -314,18 +326,15 @@ class Answers(Estimate):
     def beside(
         found: tuple[Estimate, ...], batch: int, covariance: Callable[[], Tensor] | None = None
     ) -> "Answers":
-        """Estimates (*batch, *answer) of one tally, each flattened behind so many dimensions of a
-        batch.
-        """
+        """Estimates (*batch, *answer) of one tally, each flattened behind so many dimensions."""
 
         def joined(parts: list[Tensor | float]) -> Tensor:
-            wide = [
-                torch.as_tensor(part, dtype=torch.float64, device=one.value.device).expand(
-                    one.value.shape
-                )
-                for part, one in zip(parts, found, strict=True)
-            ]
-            return torch.cat([part[..., None].flatten(batch) for part in wide], -1)
+            flat = []
+            for part, estimate in zip(parts, found, strict=True):
+                value = estimate.value
+                wide = torch.as_tensor(part, dtype=torch.float64, device=value.device)
+                flat.append(wide.expand(value.shape)[..., None].flatten(batch))
+            return torch.cat(flat, -1)
 
         def stretch(level: float) -> Tensor:
             return joined([1.0 if one.stretch is None else one.stretch(level) for one in found])
@@ -333,12 +342,13 @@ class Answers(Estimate):
         def population() -> "Answers":
             return Answers.beside(tuple(one.of_population() for one in found), batch)
 
+        stretched = any(one.stretch is not None for one in found)
         return Answers(
             joined([one.value for one in found]),
             joined([one.standard_error for one in found]),
             found[0].n,
             joined([one.bias for one in found]),
-            stretch=None if all(one.stretch is None for one in found) else stretch,
+            stretch=stretch if stretched else None,
             sampled=all(one.sampled for one in found),
             population=population,
             covariance=covariance,
@@ -348,11 +358,11 @@ class Answers(Estimate):
     def ends(self, z: float | Tensor) -> tuple[Tensor, Tensor]:
         lows = []
         highs = []
-        sizes = [math.prod(one.value.shape[self.value.ndim - 1 :]) for one in self.each]
-        z = torch.as_tensor(z, dtype=torch.float64, device=self.value.device).expand(
-            self.value.shape
-        )
-        for one, part in zip(self.each, z.split(sizes, -1), strict=True):
+        batch = self.value.ndim - 1
+        sizes = [math.prod(one.value.shape[batch:]) for one in self.each]
+        z = torch.as_tensor(z, dtype=torch.float64, device=self.value.device)
+        parts = z.expand(self.value.shape).split(sizes, -1)
+        for one, part in zip(self.each, parts, strict=True):
             low, high = one.ends(part.reshape(one.value.shape))
             lows.append(low.reshape(part.shape))
             highs.append(high.reshape(part.shape))

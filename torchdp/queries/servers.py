@@ -1,5 +1,6 @@
-"""Linear queries where servers are trusted that do not all collude: L applied to a secure sum of
-columns of R.
+"""Linear queries by servers that do not all collude: L applied to a secure sum of columns of R.
+
+Notation: L, R and shift of ``FactoredQueries``; R_x, column x of R; l_i, row i of L; n users.
 """
 
 from dataclasses import KW_ONLY, dataclass, replace
@@ -25,14 +26,14 @@ from torchdp.secure.sums import SecureSums, Words
 
 @dataclass(frozen=True, eq=False)
 class SecureQueries(FactoredProtocol, Relay[Tensor, Words, SecureSums]):
-    """The answers L S/n + shift, S the secure sum of the columns R_x of n clients, each with its
-    part of the noise.
+    """The answers L S/n + shift, S the secure sum of the columns R_x of n clients.
 
-    Clients truncate R_x to the grid of ``client.ring``; ``bias`` includes what that moves. The
-    variance of query i is v ||l_i||^2 / n whatever the data, v the variance of one client's noise,
-    the least for the largest distance of two columns: whoever drops out takes its noise along. With
-    nobody corrupt or absent n v is the variance of the noise that a curator adds: the error is that
-    of ``CentralFactorization``; with delta = 0 that of Laplace noise.
+    Each client adds its part of the noise. Clients truncate R_x to the grid of ``client.ring``;
+    ``bias`` includes what that moves. The variance of query i is v ||l_i||^2 / n whatever the data,
+    v the variance of one client's noise, the least for the largest distance of two columns: whoever
+    drops out takes its noise along. With nobody corrupt or absent n v is the variance of the noise
+    that a curator adds: the error is that of ``CentralFactorization``; with delta = 0 that of
+    Laplace noise.
 
     For servers that are processes of their own, ``client`` is a ``Session``'s question,
     ``client_input(x)`` is what organisations submit, and ``released`` reads the answers off what
@@ -49,12 +50,10 @@ class SecureQueries(FactoredProtocol, Relay[Tensor, Words, SecureSums]):
     Raises TypeError, ValueError.
 
     Guarantees: (epsilon, delta)-DP for replacing one client's type, n public: that of
-    :class:`SecureSketch` or
-        :class:`PureSecureSketch` on a plain sum, at the largest distance of two columns before
-        truncation.
+    :class:`SecureSketch` or :class:`PureSecureSketch` on a plain sum, at the largest distance of
+    two columns before truncation.
     Source: Edmonds, Nikolov, Ullman (2020), section 2.5; Burkhardt, Keller, Orlandi, Schwiegelshohn
-    (2025), Theorem
-        4.4, for the sum.
+    (2025), Theorem 4.4, for the sum.
     """
 
     queries: FactoredQueries
@@ -81,23 +80,24 @@ class SecureQueries(FactoredProtocol, Relay[Tensor, Words, SecureSums]):
         corrupt: int | None = None,
         absent: int = 0,
     ) -> Any:
-        """The protocol that answers a question; queries: factors of ``question.queries``, None: its
-        vectors.
+        """The protocol that answers a question.
 
-        Raises TypeError, ValueError.
+        queries: factors of ``question.queries``, None: its vectors. Raises TypeError, ValueError.
         """
-        given = queries or cls.vectors_of(question)
-        return through(
-            question, cls(given, clients, epsilon, delta, corrupt=corrupt, absent=absent)
-        )
+        if queries is None:
+            queries = cls.vectors_of(question)
+        channel = cls(queries, clients, epsilon, delta, corrupt=corrupt, absent=absent)
+        return through(question, channel)
 
     @cached_property
     def client(self) -> SecureSums:  # type: ignore[override]
         """The sum of columns of R, by two servers; ``client.secure_sum(servers)`` by more."""
         right = self.queries.right
         l2 = checks.positive("diameter of queries", self.queries.diameter)
-        # What floats lose here is far below the slack that the sum leaves for rounding.
-        l1 = float(torch.cdist(right.mT, right.mT, p=1).max()) if self.laplace else 0.0
+        l1 = 0.0  # which Gaussian noise does not read
+        if self.laplace:
+            # What floats lose here is far below the slack that the sum leaves for rounding.
+            l1 = float(torch.cdist(right.mT, right.mT, p=1).max())
         shown = Shown(len(right), self.queries.radius, float(right.abs().max()), l2, l1)
         return shown.secure_sum(self.clients, self.epsilon, self.delta, self.corrupt, self.absent)
 
@@ -121,8 +121,8 @@ class SecureQueries(FactoredProtocol, Relay[Tensor, Words, SecureSums]):
         client = self.client
         if not isinstance(client, PureSecureSketch):
             return None
-        each = client.part * laplace.fourth_cumulant(client.rate) / client.ring.scale**4
-        fourth = counts.sum(-1, keepdim=True) * each
+        part = client.part * laplace.fourth_cumulant(client.rate) / client.ring.scale**4
+        fourth = counts.sum(-1, keepdim=True) * part
         return torch.zeros_like(fourth), fourth
 
     def validate(self, x: Tensor) -> Tensor:
@@ -142,15 +142,14 @@ class SecureQueries(FactoredProtocol, Relay[Tensor, Words, SecureSums]):
     collect_groups = Protocol.collect_groups  # one sum after the other
 
     def sample_unchecked(self, summary: Tensor, draws: Simulated, shape: tuple[int, ...]) -> Tally:
-        """O(k r), whatever n: sums of integers, weighted with counts, and the noise of so many
-        clients.
-        """
+        """O(k r), whatever n: weighted sums of integers, and the noise of n clients."""
         columns = self.client.ring.to_words(self.queries.right.mT)
         # GPUs multiply no matrices of integers.
-        whole = (summary.cpu() @ columns.cpu()).to(summary.device)[..., None, :]
+        sums = (summary.cpu() @ columns.cpu()).to(summary.device)[..., None, :]
+        # Each client adds its part of the noise, whatever its type.
         clients = summary.sum(-1, keepdim=True)
-        noise = self.client.noise_of(clients, (*shape, *whole.shape), draws)
-        return Tally(users_of(summary), {"words": whole + noise})
+        noise = self.client.noise_of(clients, (*shape, *sums.shape), draws)
+        return Tally(users_of(summary), {"words": sums + noise})
 
     def heard(self, tally: Tally) -> Tensor:
         """m, (*batch, r). Raises ValueError where more than ``absent`` dropped out."""
@@ -165,5 +164,6 @@ class SecureQueries(FactoredProtocol, Relay[Tensor, Words, SecureSums]):
             raise ValueError(
                 "found must be of this client and its noise: state corrupt as the session counts it"
             )
+        # Values are whole steps of the ring, so that they come back as the same words.
         words = (found.value * self.client.ring.scale).long()
         return self.analyse(Tally(found.n, {"words": words}))

@@ -1,5 +1,6 @@
-"""Statistics that are smooth functions of the shares of types: ranks, correlations, distances of
-two groups.
+"""Smooth functions of the shares of types: ranks, correlations, distances of two groups.
+
+Notation: h, (types,), shares; table, (a, b), the same of pairs (y, z).
 """
 
 import math
@@ -10,6 +11,12 @@ from torch import Tensor
 
 from torchdp import checks
 from torchdp.queries.function import ShareFunction
+
+# Shares of the second group among the users of the public histograms.
+SECOND_GROUP = (0.3, 0.5, 0.7)
+
+# How fast the shares of a public table fall with the distance of its columns, both in [0, 1].
+DECAY = 4
 
 
 @dataclass(frozen=True)
@@ -33,16 +40,13 @@ class Grid(ShareFunction):
 
     @property
     def histograms(self) -> Tensor:
-        """Unrelated columns, each flat, rising or falling, and flat ones that go together or
-        against each other.
-        """
-        rows, columns = (_slopes(size) for size in (self.a, self.b))
-        y, z = (torch.linspace(0, 1, size, dtype=torch.float64) for size in (self.a, self.b))
-        together = (-4 * (y[:, None] - z).abs()).exp()
-        tables = [torch.outer(row, column) for row in rows for column in columns] + [
-            together,
-            together.flip(0),
-        ]
+        """Unrelated columns, each flat, rising or falling; flat ones that rise together, or not."""
+        tables = [torch.outer(row, column) for row in _slopes(self.a) for column in _slopes(self.b)]
+        y = torch.linspace(0, 1, self.a, dtype=torch.float64)
+        z = torch.linspace(0, 1, self.b, dtype=torch.float64)
+        distances = (y[:, None] - z).abs()
+        concordant = (-DECAY * distances).exp()
+        tables += [concordant, concordant.flip(0)]
         return torch.stack([table.flatten() / table.sum() for table in tables])
 
 
@@ -66,9 +70,12 @@ class Covariance(Grid):
 
     def __call__(self, h: Tensor) -> Tensor:
         table = h.view(self.a, self.b)
-        first = torch.arange(self.a).to(h)
-        second = torch.arange(self.b).to(h)
-        return first @ table @ second - (table.sum(1) @ first) * (table.sum(0) @ second)
+        y = torch.arange(self.a).to(h)
+        z = torch.arange(self.b).to(h)
+        product = y @ table @ z
+        mean_y = table.sum(1) @ y
+        mean_z = table.sum(0) @ z
+        return product - mean_y * mean_z
 
 
 @dataclass(frozen=True)
@@ -80,31 +87,34 @@ class Spearman(Grid):
 
     def __call__(self, h: Tensor) -> Tensor:
         table = h.view(self.a, self.b)
-        y, z = table.sum(1), table.sum(0)
+        y = table.sum(1)
+        z = table.sum(0)
+        # The mean rank of a bin as a share of all users: those below, and half of its own.
         return _correlation(table, y.cumsum(0) - y / 2, z.cumsum(0) - z / 2)
 
 
 @dataclass(frozen=True)
 class KendallB(Grid):
-    """Kendall's tau-b: concordant less discordant pairs over the root of those untied in y times
-    those untied in z.
+    """Kendall's tau-b: concordant less discordant pairs over the root of untied in y times in z.
 
     Source: Kendall (1945).
     """
 
     def __call__(self, h: Tensor) -> Tensor:
         table = h.view(self.a, self.b)
-        first, second = torch.arange(self.a).to(h), torch.arange(self.b).to(h)
-        rows, columns = ((x[:, None] - x).sign() for x in (first, second))
-        apart = (1 - table.sum(1).square().sum()) * (1 - table.sum(0).square().sum())
-        return (table * (rows @ table @ columns.mT)).sum() / apart.sqrt()
+        order_y = _order(self.a, h)
+        order_z = _order(self.b, h)
+        # Two users drawn with replacement are tied where they are of one bin.
+        untied_y = 1 - table.sum(1).square().sum()
+        untied_z = 1 - table.sum(0).square().sum()
+        untied = untied_y * untied_z
+        concordance = table * (order_y @ table @ order_z.mT)
+        return concordance.sum() / untied.sqrt()
 
 
 @dataclass(frozen=True)
 class TwoGroups(ShareFunction):
-    """Of k types in two groups: group g's type x has index g * k + x. Who belongs to which group is
-    private.
-    """
+    """Of k types in two groups: group g's type x has index g * k + x. Groups are private too."""
 
     k: int
 
@@ -122,14 +132,12 @@ class TwoGroups(ShareFunction):
     @property
     def histograms(self) -> Tensor:
         """Groups of 30, 50 and 70 %, both flat, or one rising and one falling."""
-        flat, up, down = _slopes(self.k)
-        return torch.stack(
-            [
-                torch.cat([(1 - share) * one, share * two])
-                for share in (0.3, 0.5, 0.7)
-                for one, two in ((flat, flat), (down, up))
-            ]
-        )
+        flat, rising, falling = _slopes(self.k)
+        histograms = []
+        for share in SECOND_GROUP:
+            for first, second in ((flat, flat), (falling, rising)):
+                histograms.append(torch.cat([(1 - share) * first, share * second]))
+        return torch.stack(histograms)
 
     @staticmethod
     def apart(h: Tensor) -> Tensor:
@@ -140,8 +148,7 @@ class TwoGroups(ShareFunction):
 
 @dataclass(frozen=True)
 class EnergyDistance(TwoGroups):
-    """The squared energy distance of two groups of numbers: 2 E abs(X - Y) - E abs(X - X') - E
-    abs(Y - Y').
+    """The squared energy distance: 2 E abs(X - Y) - E abs(X - X') - E abs(Y - Y').
 
     It is 2 spacing sum_t (F(t) - G(t))^2, F and G the groups' distribution functions.
     Source: Szekely, Rizzo (2013), section 2.
@@ -154,14 +161,16 @@ class EnergyDistance(TwoGroups):
         checks.squarable("spacing", self.spacing)
 
     def __call__(self, h: Tensor) -> Tensor:
-        return 2 * self.spacing * self.apart(h).cumsum(0).square().sum()
+        # G - F at each type.
+        difference = self.apart(h).cumsum(0)
+        return 2 * self.spacing * difference.square().sum()
 
 
 @dataclass(frozen=True)
 class MeanDiscrepancy(TwoGroups):
-    """Squared maximum mean discrepancy of two groups, kernel exp(-(x - y)^2/(2 width^2)), x = 0,
-    ..., k - 1.
+    """Squared maximum mean discrepancy of two groups, by a Gaussian kernel.
 
+    The kernel is exp(-(x - y)^2/(2 width^2)), x = 0, ..., k - 1.
     Source: Gretton, Borgwardt, Rasch, Schoelkopf, Smola (2012), Lemma 6, all pairs.
     """
 
@@ -172,19 +181,32 @@ class MeanDiscrepancy(TwoGroups):
         checks.squarable("width", self.width)
 
     def __call__(self, h: Tensor) -> Tensor:
-        x, apart = torch.arange(self.k).to(h), self.apart(h)
-        kernel = (-(x[:, None] - x).square() / (2 * self.width**2)).exp()
-        return apart @ kernel @ apart
+        x = torch.arange(self.k).to(h)
+        squares = (x[:, None] - x).square()
+        kernel = (-squares / (2 * self.width**2)).exp()
+        difference = self.apart(h)
+        return difference @ kernel @ difference
 
 
 def _slopes(size: int) -> list[Tensor]:
     """Flat, rising and falling shares."""
-    up = torch.arange(1, size + 1, dtype=torch.float64)
-    return [torch.full_like(up, 1 / size), up / up.sum(), up.flip(0) / up.sum()]
+    rising = torch.arange(1, size + 1, dtype=torch.float64)
+    rising /= rising.sum()
+    return [torch.full_like(rising, 1 / size), rising, rising.flip(0)]
+
+
+def _order(size: int, h: Tensor) -> Tensor:
+    """sign(x - y) for all pairs of bins, (size, size)."""
+    x = torch.arange(size).to(h)
+    return (x[:, None] - x).sign()
 
 
 def _correlation(table: Tensor, y: Tensor, z: Tensor) -> Tensor:
     """Of the values y (a,) and z (b,) under the joint shares (a, b)."""
-    rows, columns = table.sum(1), table.sum(0)
-    y, z = y - rows @ y, z - columns @ z
-    return y @ table @ z / (rows @ y.square() * (columns @ z.square())).sqrt()
+    rows = table.sum(1)
+    columns = table.sum(0)
+    y = y - rows @ y
+    z = z - columns @ z
+    covariance = y @ table @ z
+    variances = rows @ y.square() * (columns @ z.square())
+    return covariance / variances.sqrt()

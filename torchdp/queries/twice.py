@@ -1,4 +1,7 @@
-"""The channel of Ghazi et al. (2023): each user sends its vector twice, at half the budget each."""
+"""The channel of Ghazi et al. (2023): each user sends its vector twice, at half the budget each.
+
+Notation: z and z', the means of the two messages; L, R, left and right of ``FactoredQueries``.
+"""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -21,8 +24,7 @@ from torchdp.randomizers import PrivUnit
 
 @dataclass(frozen=True, eq=False)
 class Twice(FactoredProtocol, MessageProtocol[Tensor, Tensor]):
-    """Users send their column of R twice, each time at epsilon/2: a form of s is that of the two
-    means z and z'.
+    """Users send their column of R twice, each time at epsilon/2: forms are those of z and z'.
 
     With v the variance of one message and J = diag(weights), L = I: z^T J z' has the variance
     2 v ||J s||^2 / n + v^2 sum weights^2 / n^2, exactly, more than that of one message at the full
@@ -40,6 +42,7 @@ class Twice(FactoredProtocol, MessageProtocol[Tensor, Tensor]):
 
     queries: FactoredQueries
     epsilon: float
+    # Cov is that of the mean of both: the noise of one message has twice as much.
     squares = 4.0
 
     def __post_init__(self) -> None:
@@ -63,6 +66,7 @@ class Twice(FactoredProtocol, MessageProtocol[Tensor, Tensor]):
 
     @property
     def noise(self) -> float:
+        # Of the mean of two messages of independent noise.
         return self.randomizer.moments.variance / 2
 
     def third(self, counts: Tensor, T: Tensor) -> Tensor:
@@ -78,31 +82,30 @@ class Twice(FactoredProtocol, MessageProtocol[Tensor, Tensor]):
 
     @property
     def layout(self) -> Layout:
-        return {name: ((len(self.queries.right),), torch.float64) for name in ("first", "second")}
+        vector = ((len(self.queries.right),), torch.float64)
+        return {"first": vector, "second": vector}
 
     def limits(self, n: Users) -> dict[str, Limits]:
         return dict.fromkeys(self.layout, self.randomizer.limits(n)["sum"])
 
     def randomize_unchecked(self, x: Tensor, draws: Draws) -> Tensor:
-        given = self.queries.right.mT[x]
-        return torch.stack([self.randomizer.randomize_unchecked(given, draws) for _ in range(2)], 1)
+        vectors = self.queries.right.mT[x]
+        randomize = self.randomizer.randomize_unchecked
+        # Each copy has noise of its own: the product of the means is unbiased for that reason.
+        return torch.stack([randomize(vectors, draws) for _ in range(2)], 1)
 
     def tally(self, messages: Tensor) -> Tally:
         """Messages (n, 2, r)."""
         first, second = self._copies(messages).unbind(1)
-        sums = {
-            "first": self.randomizer.tally(first)["sum"],
-            "second": self.randomizer.tally(second)["sum"],
-        }
+        tally = self.randomizer.tally
+        sums = {"first": tally(first)["sum"], "second": tally(second)["sum"]}
         return Tally(len(messages), sums)
 
     def collect_unchecked(self, x: Tensor, draws: Draws) -> Tally:
-        collect = self.randomizer.collect_crowd
         counts = self.summary(x)
-        return Tally(
-            len(x),
-            {name: collect(self.queries.right.mT, counts, draws)["sum"] for name in self.layout},
-        )
+        vectors = self.queries.right.mT
+        collect = self.randomizer.collect_crowd
+        return Tally(len(x), {name: collect(vectors, counts, draws)["sum"] for name in self.layout})
 
     def sample_unchecked(self, summary: Tensor, draws: Simulated, shape: tuple[int, ...]) -> Tally:
         crowd = Crowd.shared(self.queries.right.mT, summary)
@@ -136,16 +139,15 @@ class Twice(FactoredProtocol, MessageProtocol[Tensor, Tensor]):
         return (weights * product + linear * self.mean(tally)).sum(-1)
 
     def form_errors(self, tally: Tally) -> Callable[[Tensor, Tensor, Tensor], QuadraticError]:
-        one = super().form_errors(tally)
+        of_mean = super().form_errors(tally)
         z = self.mean(tally)
 
         def error(weights: Tensor, linear: Tensor, value: Tensor) -> QuadraticError:
-            # z1^T J z2 = m^T J m - d^T J d for m = (z1 + z2)/2 and d = (z1 - z2)/2, which has mean
-            # 0
-            found = one(weights, linear, value)
-            at_point = ((weights * z + linear) * z).sum(-1) - found.curved.sum(-1)
-            return QuadraticError(
-                found.curved, found.linear, -found.curved, at_point - value, found.slack
-            )
+            # z1^T J z2 = m^T J m - d^T J d for the mean m = (z1 + z2)/2 and d = (z1 - z2)/2, of
+            # mean 0 and of the same covariance as m.
+            mean = of_mean(weights, linear, value)
+            curved = mean.curved
+            at_mean = ((weights * z + linear) * z).sum(-1) - curved.sum(-1)
+            return QuadraticError(curved, mean.linear, -curved, at_mean - value, mean.slack)
 
         return error
