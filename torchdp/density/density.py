@@ -156,11 +156,12 @@ def density_mse(
         (q,) each: feature, (<exact, g>/I - mean_u k(x_u, y))^2; rounding and privacy, weighted by
         g_j^2/I^2. It is exact and not private: it reads the users' vectors.
     """
-    right = features.right(y).detach().double() / features.repetitions
+    right = features.right(y).detach().double()
+    right = right / features.repetitions
     truth = kernel_means(features.family, crowd.values, y, counts=crowd.counts)
-    feature = (right @ features.means(crowd) + features.constant - truth).square()
+    expected = right @ features.means(crowd) + features.constant
     weights = right.square()
-    return MeanSquaredError(feature, weights @ rounding, weights @ privacy)
+    return MeanSquaredError((expected - truth).square(), weights @ rounding, weights @ privacy)
 
 
 def kernel_means(family: Family, x: Tensor, y: Tensor, *, counts: Tensor | None = None) -> Tensor:
@@ -208,7 +209,9 @@ def crowd_counted(
     total = crowd.counts.new_zeros(*shape, *crowd.counts.shape[:-1], features.instances)
     for share, counts in features.of_crowd(crowd, features.share, math.prod(shape)):
         whole, theta = _parts(share, worth(steps))
-        total += (counts[..., None] * whole).sum(-2)  # no product of integer matrices on a GPU
+        # A GPU has no product of integer matrices.
+        total += (counts[..., None] * whole).sum(-2)
+        # Rounding bits costs less than a binomial draw for each user.
         if each_alone:
             total += rounded(2 * theta - 1, shape, draws).sum(-2)
         else:
@@ -234,7 +237,9 @@ def rounding_variances(features: Features, crowd: Crowd, steps: Tensor) -> Tenso
 
 def _parts(share: Tensor, steps: Tensor) -> tuple[Tensor, Tensor]:
     """floor u, int64, and theta, float64, of f/R."""
-    u = (1 + share.double()).clamp_(0, 2) * (steps.to(share.device) / 2)
+    # Floats may lie beyond the ends.
+    doubled = (1 + share.double()).clamp_(0, 2)
+    u = doubled * (steps.to(share.device) / 2)
     whole = u.floor()
     return whole.to(torch.int64), u - whole
 
@@ -294,7 +299,8 @@ class OfFeatures(Protocol[Crowd]):
         else:
             rounding = rounding_variances(self.features, crowd, self.steps)
         counts = (n + total / bound) / 2
-        noise = self.law.spread(counts, n) / worth(self.steps).to(total).square()
+        steps = worth(self.steps).to(total)
+        noise = self.law.spread(counts, n) / steps.square()
         privacy = 4 * bound**2 * noise
         return rounding / float(n) ** 2, privacy / float(n) ** 2
 

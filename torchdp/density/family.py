@@ -39,20 +39,25 @@ def rounded(shares: Tensor, shape: tuple[int, ...], draws: Draws) -> Tensor:
     Numbers outside count as the nearest end.
     """
     # The first 8 bits of the chance, as a byte from -128 on.
-    levels = (shares * 128).floor_().clamp_(-128, 127).to(torch.int8)
+    levels = (shares * 128).floor_().clamp_(-128, 127)
+    levels = levels.to(torch.int8)
     byte = _bytes((*shape, *shares.shape), draws)
     bits = byte < levels
-    tied = (byte == levels).view(-1).nonzero()[:, 0]
+    ties = byte == levels
+    tied = ties.view(-1).nonzero()[:, 0]
+    # Repeats follow each other, so this is the share's place.
     place = tied % max(1, shares.numel())
-    rest = shares.reshape(-1)[place].double() * 128 - levels.view(-1)[place]
+    scaled = shares.reshape(-1)[place].double() * 128
+    rest = scaled - levels.view(-1)[place]
     bits.view(-1)[tied] = draws.uniform(tuple(rest.shape)) < rest
     return bits
 
 
 def count(bits: Tensor) -> Tensor:
     """Ones over the last dimension but one: (..., n, instances) bool -> (..., instances) int64."""
-    # Sums of bytes in int32 are the fastest.
-    return bits.view(torch.uint8).sum(-2, dtype=torch.int32).to(torch.int64)
+    # Sums of bytes in int32 take less time than in int64, and hold 2^31 users.
+    total = bits.view(torch.uint8).sum(-2, dtype=torch.int32)
+    return total.to(torch.int64)
 
 
 def fused(x: Tensor) -> bool:
@@ -327,7 +332,8 @@ class Features(Brief, ABC):
         size = max(1, self.at_once // max(1, times * batch))
         parts = zip(crowd.rows.split(size, -2), crowd.counts.split(size, -1), strict=True)
         for x, counts in parts:
-            yield of(x.flatten(0, -2)).view(*x.shape[:-1], -1), counts
+            rows = of(x.flatten(0, -2))
+            yield rows.view(*x.shape[:-1], -1), counts
 
     def ones(self, x: Tensor, draws: Simulated, shape: tuple[int, ...]) -> Tensor:
         """Users who round to a one, part by part: (n, d) -> (*shape, instances) int64, unchecked."""
@@ -355,7 +361,8 @@ class SignFeatures(Features):
         return self.positive
 
     def f(self, x: Tensor) -> Tensor:
-        return self.positive(x).to(x.dtype).mul_(2 * self.bound).sub_(self.bound)
+        ones = self.positive(x).to(x.dtype)
+        return ones.mul_(2 * self.bound).sub_(self.bound)
 
     def bits(self, x: Tensor, draws: Draws) -> Tensor:
         return self.positive(x)

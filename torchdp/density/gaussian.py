@@ -143,7 +143,8 @@ class SquareWaveFeatures(SignFeatures):
 
 def waves(x: Tensor, frequencies: Tensor, phases: Tensor) -> Tensor:
     """cos(<w_i, x> + b_i): (n, d) -> (n, repetitions). An angle that overflows counts as 0."""
-    return torch.addmm(phases.to(x), x, frequencies.to(x)).nan_to_num_(0.0, 0.0, 0.0).cos_()
+    angles = torch.addmm(phases.to(x), x, frequencies.to(x))
+    return angles.nan_to_num_(0.0, 0.0, 0.0).cos_()
 
 
 @dataclass(frozen=True)
@@ -195,7 +196,8 @@ class GaussianOrthogonal(GaussianKernel):
         )
         q, r = torch.linalg.qr(normal)
         # The signs make q Haar distributed.
-        haar = q * r.diagonal(dim1=-2, dim2=-1).sign()[:, None]
+        signs = r.diagonal(dim1=-2, dim2=-1).sign()
+        haar = q * signs[:, None]
         directions = haar.transpose(0, 1).flatten(1)[:, :repetitions]
         halves = normal.new_full((repetitions,), d / 2)
         squares = 2 * torch._standard_gamma(halves, generator=generator)
@@ -211,7 +213,8 @@ class CircleFeatures(Features):
 
     def f(self, x: Tensor) -> Tensor:
         # Overflow too must stay on the circle.
-        angles = (x @ self.frequencies.to(x)).nan_to_num_(0.0, 0.0, 0.0)
+        angles = x @ self.frequencies.to(x)
+        angles.nan_to_num_(0.0, 0.0, 0.0)
         return torch.stack([angles.cos(), angles.sin()], -1).flatten(-2)
 
     def gamma(self, steps: Tensor) -> float:
@@ -299,7 +302,8 @@ def _most(waves: Tensor, size: int, distance: float) -> Tensor:
         # 4 m/l^2, which is sin(a)/a at the best a, 0 from 1 on.
         slope = 4 * multiplier[..., None] / lengths[:, None].square()
         a = _best_angles(slope)
-        gains = (a / 2).sin().square() - slope / 4 * a.square()
+        sines = (a / 2).sin()
+        gains = sines.square() - slope / 4 * a.square()
         gained = (gains * real[:, None]).sum(2)
         bound, at = (multiplier * B + gained).min(1)
         best = torch.minimum(best, bound * (1 + ROUNDING))
@@ -310,4 +314,5 @@ def _most(waves: Tensor, size: int, distance: float) -> Tensor:
 
 def _best_angles(slope: Tensor) -> Tensor:
     """a in [0, pi] with sin(a)/a = slope, 0 where there is none."""
-    return between(lambda a: torch.sinc(a / math.pi) - slope, torch.zeros_like(slope), math.pi)
+    zero = torch.zeros_like(slope)
+    return between(lambda a: torch.sinc(a / math.pi) - slope, zero, math.pi)

@@ -34,6 +34,8 @@ def rotate(x: Tensor, signs: Tensor) -> Tensor:
     size = signs.shape[-1]
     rows = 1 << ((size - 1).bit_length() // 2)
     columns = size // rows
+    # H of D rows is the product of that of ``rows`` and that of ``columns``, by which a matrix is
+    # multiplied on either side.
     signed = x * signs[..., :d].to(x)
     padded = torch.nn.functional.pad(signed, (0, size - d))
     matrix = padded.unflatten(-1, (rows, columns))
@@ -89,6 +91,7 @@ class Projected(Family):
     def bias(self) -> float:
         D = power_of_two(self.dimension)
         m = self.family.dimension
+        # At D = 1 nothing is left out.
         return 2 / m * (D - m) / max(1, D - 1)
 
     def draw(self, repetitions: int, *, generator: torch.Generator) -> "ProjectedFeatures":
@@ -219,7 +222,8 @@ class InnerProductRotated(InnerProductFamily):
         if self.bound == 1:
             return 0.0
         tail = math.sqrt(math.pi / 2) * math.erfc(self.width / math.sqrt(2))
-        return 2 * math.sqrt(math.exp(-(self.width**2) / 2) - self.width * tail)
+        square = math.exp(-(self.width**2) / 2) - self.width * tail
+        return 2 * math.sqrt(square)
 
     def draw(self, repetitions: int, *, generator: torch.Generator) -> "RotatedFeatures":
         repetitions, generator = drawn(repetitions, generator)

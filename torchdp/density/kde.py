@@ -91,7 +91,8 @@ class ShuffledKDE(OfFeatures, Shuffled[Crowd]):
         if self.epsilon is not None:
             checks.keep(self, epsilon=checks.positive)
         object.__setattr__(self, "instances", self.features.instances)
-        checks.validated(self, "guarantee")  # a delta that the law can not keep
+        # The guarantee refuses a delta that the law can not keep.
+        checks.validated(self, "guarantee")
 
     @staticmethod
     def calibrated(
@@ -150,7 +151,7 @@ class ShuffledKDE(OfFeatures, Shuffled[Crowd]):
                 break
             try:
                 return replace(self, law=law)
-            except ValueError:
+            except ValueError:  # not certified
                 continue
         kind = type(self.law)
         args = (self.features, kind, users, self.epsilon, self.delta, self.absent)
@@ -304,6 +305,7 @@ class CentralKDE(OfFeatures, CuratorProtocol[Crowd]):
             noisy = self.law.noised(total.expand(*shape, *total.shape), draws)
             return Tally(summary.n, {"total": noisy})
 
+        # The curator sums chances of ones: numbers in [0, 1], whose movement ``moved`` bounds.
         def chances(x: Tensor) -> Tensor:
             share = self.features.share(x.flatten(0, -2)).view(*x.shape[:-1], -1)
             return (1 + share.double().clamp_(-1, 1)) / 2
@@ -358,7 +360,8 @@ class SecureKDE(SharedSum[Crowd]):
 
     def __post_init__(self) -> None:
         checks.instance("features", self.features, Features)
-        checks.validated(self, "client")  # clients and an epsilon that have no noise
+        # The client refuses numbers of clients and an epsilon that have no noise.
+        checks.validated(self, "client")
 
     @property
     def shown(self) -> Shown:

@@ -83,7 +83,8 @@ class Grid:
         boundaries = float((last - first).sum())
         finite = bool((high - low).isfinite().all())
         saves = boundaries * WORTH <= len(x) * widths.numel()
-        fits = boundaries * -(-widths.shape[1] // BYTE) <= MOST_BYTES
+        row_bytes = -(-widths.shape[1] // BYTE)
+        fits = boundaries * row_bytes <= MOST_BYTES
         if not (finite and saves and fits):
             return self._plain
         return self._tables(low, high, first.to(torch.int64), last.to(torch.int64)).read
@@ -291,7 +292,9 @@ class Exponential(Family):
     def hyperplanes(self) -> float:
         """L: their expected number in one repetition."""
         d = self.dimension
-        mean = math.exp(math.lgamma(d / 2) - math.lgamma((d + 1) / 2)) / math.sqrt(math.pi)
+        # c_d = E |a_1|, by logarithms that do not overflow.
+        ratio = math.exp(math.lgamma(d / 2) - math.lgamma((d + 1) / 2))
+        mean = ratio / math.sqrt(math.pi)
         return self.radius / (mean * self.scale)
 
     def draw(self, repetitions: int, *, generator: torch.Generator) -> "ParityFeatures":

@@ -133,6 +133,7 @@ class ShuffledClasses(Brief):
         ``BoundedSum``, the class is calibrated by itself. Raises as ``ShuffledKDE.calibrated``.
         """
         sizes = sizes_of(counts)
+        # Classes of one size share one certificate.
         of_size = {n: kde if n == kde.law.users else kde.resized(n) for n in sorted(set(sizes))}
         return ShuffledClasses(tuple(of_size[n] for n in sizes), response)
 
@@ -185,6 +186,7 @@ class ShuffledClasses(Brief):
         """
         vectors, reported = self.validate(x)
         draws = source(noise, vectors.device)
+        # Each user takes part in one density, that of its report.
         members = [vectors[reported == c] for c in range(len(self.kdes))]
         return tuple(
             kde.collect_unchecked(own, draws) for kde, own in zip(self.kdes, members, strict=True)
@@ -247,6 +249,7 @@ def nearest_centre(densities: Density, y: Tensor) -> Tensor:
         )
     axes = torch.eye(family.dimension, dtype=torch.float64, device=densities.value.device)
     centres = densities.evaluate(axes)  # (*batch, classes, d)
+    # E ||centre||^2 is ||m||^2 and the sum of the variances.
     noise = densities.standard_error_at(axes).square()
     squares = (centres.square() - noise).sum(-1)
     products = 2 * centres @ family.queries(y).to(centres).mT

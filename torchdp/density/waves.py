@@ -174,7 +174,8 @@ class ExponentialKernel(StationaryKernel):
         d = w.shape[-1]
         power = (d + 1) / 2
         at_0 = 2**d * math.pi ** ((d - 1) / 2) * math.gamma(power) * self.scale**d
-        return at_0 / (1 + (w * self.scale).square().sum(-1)) ** power
+        squares = (w * self.scale).square().sum(-1)
+        return at_0 / (1 + squares) ** power
 
     def images(self, sides: list[float], periods: list[float]) -> float:
         near = []
@@ -182,7 +183,9 @@ class ExponentialKernel(StationaryKernel):
             far = period * multiples(FAR * self.scale + side, period, both=True)
             near.append((far.abs() - side).clamp_min(0))
         nearest = torch.cartesian_prod(*near).view(-1, len(near))
-        return float(self.k(nearest).sum() - 1) * (1 + MARGIN)
+        # All but the kernel itself, 1 where z = 0.
+        images = self.k(nearest).sum() - 1
+        return float(images) * (1 + MARGIN)
 
     def energy(self, periods: list[float]) -> float:
         """By the autocorrelation, int k^2 times Matern's function of smoothness d/2 + 1."""
@@ -329,8 +332,11 @@ class WaveFeatures(CircleFeatures):
         return self.gamma(torch.ones(self.instances, dtype=torch.float64))
 
     def gamma(self, steps: Tensor) -> float:
-        squares = steps.cpu().view(-1, 2).amax(1).square()
-        scale = float((squares / self.weights.cpu()).max())  # lambda
+        # A wave's cosine and sine move by at most the larger of their steps.
+        larger = steps.cpu().view(-1, 2).amax(1)
+        squares = larger.square()
+        ratios = squares / self.weights.cpu()
+        scale = float(ratios.max())  # lambda
         return min(float(squares.sum()), scale * self.whole / 2)
 
     def f(self, x: Tensor) -> Tensor:
@@ -422,8 +428,10 @@ def lattice(family: Waves, periods: list[float]) -> Lattice:
     whole = 1 + kernel.images([0.0] * d, periods)  # k~(0)
     energy = kernel.energy(periods)
     # What is left out, by subtraction from sums over all m, and what floats lose by that.
-    energy_left = (energy - constant**2 - C.square().cumsum(0) / 2).clamp_min(0)
+    kept = C.square().cumsum(0) / 2
+    energy_left = (energy - constant**2 - kept).clamp_min(0)
     energy_left += CANCELLED * energy
-    tail = (whole - constant - C.cumsum(0)).clamp_min(0) + CANCELLED * whole
+    tail = (whole - constant - C.cumsum(0)).clamp_min(0)
+    tail += CANCELLED * whole
     average = (volume / math.prod(sides) * energy_left).sqrt() + images
     return Lattice(places[1:][order], C, constant, tuple(periods), average, tail + images, whole)

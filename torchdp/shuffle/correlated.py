@@ -93,6 +93,7 @@ class CorrelatedSum(MessageLaw):
         """x + Z1 + Z3 messages "+1" and Z2 + Z3 messages "-1" of each user in each instance."""
         users, instances = bits.shape
         share = 1 / self.users
+        # Each user's Z are NB(share, ratio): those of all add up to NB(1, ratio).
         true = bits.nonzero()[:, 1].to(torch.int32)
         above = scattered_negative_binomial(users, instances, share, self.ratio, draws)
         below = scattered_negative_binomial(users, instances, share, self.ratio, draws)

@@ -300,6 +300,15 @@ def _skewed(mass: Array, farthest: float) -> bool:
     return farthest < 1 and float(mass @ away**3) ** 2 > LOPSIDED * variance**3
 
 
+class _Followed(NamedTuple):
+    """Noise within its cuts: what they cost, moves on a grid, chi, and ln a of the largest term."""
+
+    lost: float
+    moves: Callable[[Array], list[Move]]
+    chi: float
+    log_order: float
+
+
 @dataclass(frozen=True, eq=False)
 class _Bound:
     """The bound of delta for one noise, as a function of what its cuts may cost, and of the order.
@@ -324,28 +333,41 @@ class _Bound:
         """The least over what the cuts may cost, then over the order."""
         shares = SHARES[:1] if self.farthest >= 1 else SHARES
         best = min(best, self.delta(shares[0] * best, SHARP))
-        bounds = {share * best: self.delta(share * best, SHARP) for share in shares}
-        lost = min(bounds, key=bounds.__getitem__)
+        kept = [self.followed(share * best) for share in shares]
+        bounds = [self.at(followed, SHARP) for followed in kept]
+        least = min(bounds)
+        followed = kept[bounds.index(least)]
         # The best order is not that of the largest term alone: a parabola through three logarithms.
-        left = math.log(max(self.delta(lost, SHARP, -TILT), TINY))
-        right = math.log(max(self.delta(lost, SHARP, TILT), TINY))
-        middle = math.log(max(bounds[lost], TINY))
+        left = math.log(max(self.at(followed, SHARP, -TILT), TINY))
+        right = math.log(max(self.at(followed, SHARP, TILT), TINY))
+        middle = math.log(max(least, TINY))
         bend = left + right - 2 * middle
         tilt = 0.0
         if bend > 0:
             tilt = TILT * min(max((left - right) / (2 * bend), -1.5), 1.5)
-        turned = self.delta(lost, SHARP, tilt)
-        return min(best, bounds[lost], math.exp(min(left, right)), turned)
+        turned = self.at(followed, SHARP, tilt)
+        return min(best, least, math.exp(min(left, right)), turned)
 
-    def delta(self, lost: float, setting: Setting = FAST, tilt: float = 0.0) -> float:
-        """The bound where cuts cost ``lost`` at most.
+    def delta(self, lost: float, setting: Setting = FAST) -> float:
+        """The bound where cuts cost ``lost`` at most."""
+        return self.at(self.followed(lost), setting)
+
+    def at(self, followed: _Followed | None, setting: Setting, tilt: float = 0.0) -> float:
+        """The bound at an order; 1 where nothing is followed.
 
         tilt: what ln a is moved by from where the largest term is least.
         """
+        if followed is None:
+            return 1.0
+        a = math.exp(followed.log_order + tilt)
+        return min(1.0, followed.lost + self._sum(followed.moves, followed.chi, a, setting))
+
+    def followed(self, lost: float) -> _Followed | None:
+        """What is left by cuts that cost ``lost`` at most; None where that is too little."""
         rate = min(lost / self.wide, 4 * FLAT / self.variance**2)
         cut = cut_of(self.mass, rate, math.ceil(self.farthest))
         if cut is None:
-            return 1.0
+            return None
         d = cut.mass
         chi = float(((d[1:] - d[:-1]) ** 2 / d[1:]).sum())
         # That of uniform noise is 0.
@@ -358,8 +380,7 @@ class _Bound:
                 Move.of_noise(cut, grid, turned, up) for turned in turns for up in (True, False)
             ]
 
-        a = math.exp(self._log_order(moves, chi) + tilt)
-        return min(1.0, cut.lost * self.wide + self._sum(moves, chi, a, setting))
+        return _Followed(cut.lost * self.wide, moves, chi, self._log_order(moves, chi))
 
     def _log_order(self, moves: Callable[[Array], list[Move]], chi: float) -> float:
         """ln a at which the largest term, that of k = 0, is least."""

@@ -80,10 +80,10 @@ class ShuffledMessages(Brief):
         """
         if not len(self):
             return self
+        # Messages are counted by kind, and written out in the order of kinds.
         first = self.instance.min()
         least = self.content.min()
         width = int(self.content.max()) - int(least) + 1
-        # A sort by counting: each kind is one instance and content.
         kind = (self.instance.long() - first) * width + self.content - least
         counts = torch.bincount(kind)
         kinds = torch.arange(len(counts), device=counts.device)
@@ -152,6 +152,7 @@ class BitLaw(ABC):
 
     def flipped_delta(self, epsilon: float, instances: int, absent: int = 0) -> float:
         """A delta where a user's bits may flip in so many instances, unchecked."""
+        # Pure privacy of each instance adds up.
         if self.pure_epsilon(absent) * instances <= epsilon:
             return 0.0
         return composed_delta(self.profiles(absent), instances, epsilon)
@@ -334,6 +335,7 @@ class CentralGaussianSum(BitLaw):
     @classmethod
     def least(cls, target: Target) -> Self:
         target = target.positive_delta(cls)
+        # Numbers move by the root of ``change``, bits by that of the flips.
         moves = target.sensitivity
         distance = math.sqrt(min(moves.change, moves.flips * moves.largest**2))
         return cls(target.users, gaussian_sigma(target.epsilon, target.delta, distance))

@@ -204,6 +204,7 @@ class BoundedSum(OneTypeSum):
     @property
     def half_width(self) -> int:
         """c: a share moves by at most c + 1 from its mean."""
+        # The largest c with c (c + 1)/3 <= own.
         own = self.deviation**2 / self.users
         c = max(0, math.floor((math.sqrt(1 + 12 * own) - 1) / 2))
         # The root is rounded.
@@ -248,6 +249,7 @@ class BoundedSum(OneTypeSum):
         return total + (len(self.chances) - 1) * left
 
     def scattered(self, users: int, instances: int, draws: Draws) -> Tensor:
+        # A share of reach c + 1 with probability q, by whole numbers.
         wide = draws.integers((users, instances)) < math.ceil(self.share * 2.0**63)
         shares = torch.empty_like(wide, dtype=torch.int64)
         for reach, kind in ((self.half_width, ~wide), (self.half_width + 1, wide)):

@@ -88,6 +88,7 @@ def epsilon_of(law: BitLaw, delta: float, instances: int | Sensitivity, absent: 
         most = law.flipped_epsilon(delta, moves.flips, absent)
     if not moves.moves:
         return most
+    # Movement is searched below what flips need.
     top = min(most, LARGEST) if most > LEAST else LEAST
     moved = partial(law.moved_delta, moves=moves, absent=absent)
     found = least(moved, delta, top / math.e, top, TOLERANCE, (True, False), floor=LEAST)
@@ -202,6 +203,7 @@ class Shuffled(MessageProtocol[S, ShuffledMessages]):
         return self.law.randomize_unchecked(self.bits(x, draws), draws)
 
     def collect_unchecked(self, x: Tensor, draws: Draws) -> Tally:
+        # Users in parts whose messages fit into memory.
         at_once = max(1, int(MESSAGES_AT_ONCE / self.messages_per_user))
         parts = x.split(at_once)
         return self.add(*(self.tally(self.randomize_unchecked(part, draws)) for part in parts))
@@ -258,6 +260,7 @@ class Shuffled(MessageProtocol[S, ShuffledMessages]):
     def encode(self, messages: ShuffledMessages) -> bytes:
         """The number of users, 4 bytes, then each message."""
         checks.instance("messages", messages, ShuffledMessages)
+        # A message is the number of its instance and of its content.
         kinds = self._kinds(messages.content.device)
         place = torch.searchsorted(kinds, messages.content)
         word = messages.instance.long() * len(kinds) + place
