@@ -33,7 +33,7 @@ Array = np.ndarray
 
 # Masses are followed until they fall below e^-FAR of the largest; the rest counts as lost privacy.
 FAR = 100.0
-_LARGEST_LAW = 1 << 24
+_MOST_COUNTS = 1 << 24
 
 # Blocks of neighbouring counts; a distribution on more than four times as many is kept in blocks.
 BLOCKS = 1 << 11
@@ -154,9 +154,9 @@ def _count_law(
     while True:
         low = max(0, math.floor(mode - width))
         high = math.ceil(mode + width)
-        if high - low > _LARGEST_LAW:
+        if high - low > _MOST_COUNTS:
             raise NotFollowed(
-                f"the noise spreads over {high - low} counts; at most {_LARGEST_LAW} can be "
+                f"the noise spreads over {high - low} counts; at most {_MOST_COUNTS} can be "
                 "followed: take less of it, by a larger epsilon or delta"
             )
         steps = step(np.arange(low + 1, high + 1, dtype=np.float64))
@@ -177,9 +177,9 @@ def _count_law(
 def plus_geometric(law: CountLaw, ratio: float) -> CountLaw:
     """That of D + G, Pr[G = j] = (1 - ratio) ratio^j. Raises NotFollowed."""
     more = math.ceil(-FAR / math.log(ratio))
-    if more > _LARGEST_LAW:
+    if more > _MOST_COUNTS:
         raise NotFollowed(
-            f"ratio is too close to 1: its noise spreads over more than {_LARGEST_LAW} counts"
+            f"ratio is too close to 1: its noise spreads over more than {_MOST_COUNTS} counts"
         )
     from scipy.signal import lfilter  # here, because loading it takes half a second
 
@@ -333,7 +333,7 @@ def unlimited_flood_profiles(ratio: float, *, shape: float = 1.0) -> tuple[Profi
 
     Guarantees: no flood makes both curves smaller.
     """
-    return _sides(ratio, shape, _equal_laws, _equal_laws)
+    return _sides(ratio, shape, _equal_distributions, _equal_distributions)
 
 
 def _sides(w: float, shape: float, up: Profile, down: Profile) -> tuple[Profile, Profile]:
@@ -410,6 +410,6 @@ def _fewer(masses: Array, losses: Array) -> tuple[Array, Array]:
     return split, grid
 
 
-def _equal_laws(epsilons: Array) -> Array:
-    """The curve of a pair of one distribution, where the flood hides all."""
+def _equal_distributions(epsilons: Array) -> Array:
+    """The curve of two equal distributions: of a flood that hides all."""
     return np.maximum(-np.expm1(np.minimum(epsilons, _LARGEST_EPSILON)), 0.0)
