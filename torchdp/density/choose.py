@@ -1,7 +1,7 @@
-"""The density of least predicted error for what a user may send: features, their number, steps,
-noise.
+"""The density of least predicted error for what a user may send: features, steps and noise.
 
-A plan is what a density may be chosen from: features, and the shape of their steps.
+A plan is what a density may be chosen from, features and the shape of their steps; a design is a
+plan with a scale of the steps and noise.
 """
 
 import math
@@ -28,27 +28,57 @@ from torchdp.threads import one_thread
 
 Kernel = StationaryKernel | InnerProductFamily
 MOST_MESSAGES = 2048.0
-SCALES = torch.logspace(-1.5, 2, 90, dtype=torch.float64, device="cpu")  # of steps
-NEAR = 1.01  # of the least error: fewest messages win among those below
-FINE = 0.01  # of the variance of noise: steps whose rounding is below are fine enough
-# how often a prediction is corrected, and how much more error is no reason to
-AGAIN, CLOSE = 3, 1.02
+
+# Scales of steps that are tried.
+SCALES = torch.logspace(-1.5, 2, 90, dtype=torch.float64, device="cpu")
+
+# Of the least error: fewest messages win among those below.
+NEAR = 1.01
+
+# Of the variance of noise: steps whose rounding is below are fine enough.
+FINE = 0.01
+
+# How often a prediction is corrected, and how much more error is no reason to.
+AGAIN = 3
+CLOSE = 1.02
+
+# A correction lets the next search find a little more noise than the last.
+MORE = 1.002
+
+# The other laws that torchdp.shuffle has take bits alone, or have more noise: a test says so of
+# each.
 Law = type[PoissonSum] | type[BoundedSum]
-# The others that torchdp.shuffle has take bits alone, or have more noise: a test says so of each.
 LAWS: tuple[Law, ...] = (PoissonSum, BoundedSum)
-COUNTS = (4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024)  # of waves
+
+# Numbers of waves that are tried.
+COUNTS = (4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024)
 ORTHOGONAL = (8, 16, 32, 64, 128, 256, 512, 1024, 2048)
-ENOUGH = 0.05  # of a curator's error: waves whose bound is below need no more of them
-CROWD = 1024  # users, spread over the box, by whom rounding is judged
+
+# Of a curator's error: waves whose bound is below need no more of them.
+ENOUGH = 0.05
+
+# Users, spread over the box, by whom rounding is judged.
+CROWD = 1024
+
+# Points of a distribution of shares, and of the table of their rounding, from this step on.
+QUANTILES = 64
+TABLE = 800
+LEAST_STEP = 1e-5
 
 
 @dataclass(frozen=True, eq=False)
 class Plan:
-    """Features with steps scale * shape, as a choice sees them.
+    """Features with steps scale * shape.
 
-    feature: their own squared error, of the mean or the worst query. gain: of R^2 g_j^2/I^2,
-    (instances,). gamma: at scale 1. shares: f/R of a typical user. crowd: points of users by whom
-    rounding is judged at last; None: ``shares``.
+    Args:
+        name: what is said of it.
+        features: public.
+        feature: their own squared error, of the mean or the worst query.
+        gain: of R^2 g_j^2/I^2, (instances,).
+        shape: (instances,).
+        gamma: at scale 1.
+        shares: f/R of a typical user.
+        crowd: points of users by whom rounding is judged at last; None: ``shares``.
     """
 
     name: str
@@ -69,7 +99,10 @@ def plans(
     mean: bool,
     generator: torch.Generator,
 ) -> Iterator[Plan]:
-    """With ever more features; limit: a curator's error, about. Raises TypeError, ValueError."""
+    """Plans of ever more features. Raises TypeError, ValueError.
+
+    limit: a curator's error, about. The rest as of ``choose``.
+    """
     checks.instance("kernel", kernel, (StationaryKernel, InnerProductFamily))
     if isinstance(kernel, InnerProductFamily):
         yield _products(kernel, generator)
@@ -82,8 +115,9 @@ def plans(
             return
     if dimension is None or not isinstance(kernel, Gaussian):
         raise ValueError(
-            "box must be given, (2, d) public corners with d <= 3, or for a Gaussian kernel the dimension; of other "
-            "kernels in more dimensions take a family, such as LaplacianSigns, and ShuffledKDE.calibrated"
+            "box must be given, (2, d) public corners with d <= 3, or for a Gaussian kernel the "
+            "dimension; of other kernels in more dimensions take a family, such as LaplacianSigns, "
+            "and ShuffledKDE.calibrated"
         )
     family = GaussianOrthogonal(checks.integer("dimension", dimension, 1), kernel.scale)
     yield from _orthogonal(family, generator)
@@ -91,22 +125,26 @@ def plans(
 
 def _waves(family: Waves, limit: float, mean: bool, device: torch.device) -> Iterator[Plan]:
     low, high = torch.as_tensor(family.box, dtype=torch.float64, device=device)
-    points = (
-        torch.quasirandom.SobolEngine(family.dimension).draw(CROWD, dtype=torch.float64).to(device)
-    )
+    sobol = torch.quasirandom.SobolEngine(family.dimension)
+    points = sobol.draw(CROWD, dtype=torch.float64).to(device)
     crowd = low + (high - low) * points
     for count in COUNTS:
-        bounds = [one.average if mean else one.worst for one in lattices(family)]
-        pairs = zip(lattices(family), bounds, strict=True)
-        tried = ((one, float(each[min(count, len(each)) - 1])) for one, each in pairs)
-        lattice, bound = min(tried, key=lambda pair: pair[1])
+        lattice = min(lattices(family), key=lambda lattice: lattice.bound(count, mean))
+        bound = lattice.bound(count, mean)
         features = lattice.features(family, count, device)
         weights = features.weights.cpu().repeat_interleave(2)
-        shape = weights.abs().sqrt()
+        # Steps in proportion to |C|^{1/2}: the movement's bound is attained by all waves.
+        shape = weights.sqrt()
         yield Plan(
-            f"{features.repetitions} waves", features, bound**2, weights.square() / 2, shape,
-            features.gamma(shape), arc(), crowd,
-        )  # fmt: skip
+            name=f"{features.repetitions} waves",
+            features=features,
+            feature=bound**2,
+            gain=weights.square() / 2,
+            shape=shape,
+            gamma=features.gamma(shape),
+            shares=arc(),
+            crowd=crowd,
+        )
         if bound < ENOUGH * limit or features.repetitions < count:
             return
 
@@ -114,53 +152,87 @@ def _waves(family: Waves, limit: float, mean: bool, device: torch.device) -> Ite
 def _orthogonal(family: GaussianOrthogonal, generator: torch.Generator) -> Iterator[Plan]:
     """Feature term: that of independent waves, 1/(2 I) at far points, where near ones have less."""
     for count in ORTHOGONAL:
-        features = family.draw(count, generator=generator)
-        even = torch.full((2 * count,), 1.0, dtype=torch.float64)
-        gain = even / (2 * float(count) ** 2)
+        even = torch.ones(2 * count, dtype=torch.float64)
         yield Plan(
-            f"{count} orthogonal waves", features, 1 / (2 * count), gain, even, float(count), arc()
+            name=f"{count} orthogonal waves",
+            features=family.draw(count, generator=generator),
+            feature=1 / (2 * count),
+            gain=even / (2 * float(count) ** 2),
+            shape=even,
+            gamma=float(count),
+            shares=arc(),
         )
 
 
 def _products(kernel: InnerProductFamily, generator: torch.Generator) -> Plan:
     """Coordinates that a rotation makes nearly normal, of deviation R/width."""
-    family = (
-        kernel if isinstance(kernel, InnerProductRotated) else InnerProductRotated(kernel.dimension)
-    )
+    if isinstance(kernel, InnerProductRotated):
+        family = kernel
+    else:
+        family = InnerProductRotated(kernel.dimension)
     features = family.draw(1, generator=generator)
-    even = torch.ones(features.instances, dtype=torch.float64)
-    normal = torch.special.ndtri((torch.arange(64, dtype=torch.float64) + 0.5) / 64)
-    shares = (normal / (family.bound * math.sqrt(family.coordinates))).clamp(-1, 1)
-    gain = even * family.bound**2 / len(even)
-    name = f"{features.instances} rotated coordinates"
-    return Plan(name, features, family.bias**2, gain, even, features.gamma(even), shares)
+    instances = features.instances
+    even = torch.ones(instances, dtype=torch.float64)
+    normal = torch.special.ndtri(quantiles())
+    width = family.bound * math.sqrt(family.coordinates)
+    return Plan(
+        name=f"{instances} rotated coordinates",
+        features=features,
+        feature=family.bias**2,
+        gain=even * family.bound**2 / instances,
+        shape=even,
+        gamma=features.gamma(even),
+        shares=(normal / width).clamp(-1, 1),
+    )
+
+
+def quantiles() -> Tensor:
+    """Levels in the middle of as many equal parts of [0, 1]."""
+    return (torch.arange(QUANTILES, dtype=torch.float64) + 0.5) / QUANTILES
 
 
 def arc() -> Tensor:
     """Cosines of uniform angles."""
-    return ((torch.arange(64, dtype=torch.float64) + 0.5) * (math.pi / 64)).cos()
+    return (quantiles() * math.pi).cos()
 
 
 @dataclass(frozen=True, eq=False)
-class Found:
-    """A plan at one scale and noise: predicted variances and messages of a user, in the mean and at
-    most.
+class Design:
+    """A plan at one scale and noise, with what is predicted of it.
+
+    Args:
+        plan: features and the shape of their steps.
+        law: kind of noise.
+        scale: of the steps.
+        feature, rounding, noise: parts of the squared error.
+        messages: of a user in the mean.
+        most: of a user at most.
     """
 
     plan: Plan
     law: Law
     scale: float
-    parts: tuple[float, float, float, float, float]
+    feature: float
+    rounding: float
+    noise: float
+    messages: float
+    most: float
 
     @property
     def error(self) -> float:
-        return math.sqrt(sum(self.parts[:3]))
+        return math.sqrt(self.feature + self.rounding + self.noise)
 
 
 @dataclass(frozen=True)
 class Question:
-    """What is asked: n users of whom so many are absent, (epsilon, delta), messages of a user at
-    most.
+    """What a density is chosen for.
+
+    Args:
+        n: users.
+        epsilon: > 0.
+        delta: in (0, 1).
+        absent: users who may send nothing.
+        most: messages of a user.
     """
 
     n: int
@@ -175,62 +247,68 @@ class Question:
         return gaussian_sigma(self.epsilon, self.delta)
 
     def variance(self, law: Law, gamma: Tensor, sums: int) -> Tensor:
-        """Of the noise of one sum, about: fitted to certified mechanisms of epsilon 0.1 to 8, 64 to
-        256 sums.
+        """Of the noise of one sum, about; what is chosen is certified.
 
-        Mostly within a tenth; what is chosen is certified.
+        Fitted to certified mechanisms of epsilon 0.1 to 8, 64 to 256 sums: mostly within a tenth.
         """
         normal = self.sigma**2 * gamma
         if law is BoundedSum:
-            found = 1.006 * normal + 0.8 * normal.sqrt() + 0.5
+            variance = 1.006 * normal + 0.8 * normal.sqrt() + 0.5
         else:
-            floor = (
-                (sums * gamma).sqrt().clamp_min(1) / self.delta
-            ).log()  # equal shares: P(D = 0) >= e^-variance
-            found = 1.003 * normal + (4.8 * normal + floor.square()).sqrt()
-        return found * (self.n / (self.n - self.absent))
+            # Equal shares of an infinitely divisible D: P(D = 0) >= e^-variance.
+            distance = (sums * gamma).sqrt().clamp_min(1)
+            floor = (distance / self.delta).log()
+            variance = 1.003 * normal + (4.8 * normal + floor.square()).sqrt()
+        return variance * (self.n / (self.n - self.absent))
 
     def sent(self, law: Law, variance: Tensor) -> Tensor:
         """Messages of noise of one user in one sum."""
         own = variance / self.n
         if law is PoissonSum:
             return own
-        return (((1 + 12 * own).sqrt() - 1) / 2).floor().clamp_min(0) + 1
+        # c + 1 of a bounded share, c (c + 1)/3 <= own
+        root = ((1 + 12 * own).sqrt() - 1) / 2
+        return root.floor().clamp_min(0) + 1
 
-    def parts(self, plan: Plan, law: Law, scales: Tensor, variance: Tensor) -> Tensor:
-        """(scales, 5), as in ``Found``; variance: of the noise of one sum, (scales,)."""
-        sums, steps = len(plan.shape), scales[:, None] * plan.shape
+    def predicted(self, plan: Plan, law: Law, scales: Tensor, variance: Tensor) -> Tensor:
+        """The numbers of ``Design``, (scales, 5); variance: of the noise of one sum, (scales,)."""
+        steps = scales[:, None] * plan.shape
         gain = plan.gain / steps.square()
         if plan.crowd is None or len(scales) > 1:
             rest = rounded(plan.shares, steps)
         else:
-            rest = ((1 + plan.features.share(plan.crowd).cpu()) * steps / 2).frac()
-            rest = (rest * (1 - rest)).mean(0)
+            shares = plan.features.share(plan.crowd).cpu()
+            theta = ((1 + shares) * steps / 2).frac()
+            rest = (theta * (1 - theta)).mean(0)
+        feature = torch.full_like(scales, plan.feature)
         rounding = (gain * 4 * rest).sum(1) / self.n
         noise = gain.sum(1) * 4 * variance / float(self.n) ** 2
-        feature, extra = torch.full_like(scales, plan.feature), sums * self.sent(law, variance)
-        most = plan.features.most(plan.shape) * scales
-        return torch.stack([feature, rounding, noise, steps.sum(1) / 2 + extra, most + extra], 1)
+        extra = len(plan.shape) * self.sent(law, variance)
+        messages = steps.sum(1) / 2 + extra
+        most = plan.features.most(plan.shape) * scales + extra
+        return torch.stack([feature, rounding, noise, messages, most], 1)
 
-    def candidates(self, plan: Plan, factors: dict[type, float]) -> Iterator[Found]:
-        """All scales and noises within the messages, no accounting run; factors: of each one's
-        predicted variance.
+    def designs(self, plan: Plan, factors: dict[type, float]) -> Iterator[Design]:
+        """All scales and noises within the messages, no accounting run.
+
+        factors: of each kind's predicted variance.
         """
         scales = SCALES[SCALES * plan.shape.max() <= MOST_STEPS]
         for law in LAWS:
-            variance = factors.get(law, 1.0) * self.variance(
-                law, plan.gamma * scales.square(), len(plan.shape)
-            )
-            parts = self.parts(plan, law, scales, variance)
-            coarse = parts[:, 1] > FINE * parts[:, 2]
-            coarse[1:] = coarse[:-1].clone()  # and the first that is fine
+            gamma = plan.gamma * scales.square()
+            variance = factors.get(law, 1.0) * self.variance(law, gamma, len(plan.shape))
+            predicted = self.predicted(plan, law, scales, variance)
+            _, rounding, noise, _, most = predicted.unbind(1)
+            coarse = rounding > FINE * noise
+            # And the first that is fine.
+            coarse[1:] = coarse[:-1].clone()
             coarse[0] = True
-            for i in (coarse & (parts[:, 4] <= self.most)).nonzero()[:, 0].tolist():
-                yield Found(plan, law, float(scales[i]), tuple(parts[i].tolist()))
+            for i in (coarse & (most <= self.most)).nonzero()[:, 0].tolist():
+                yield Design(plan, law, float(scales[i]), *predicted[i].tolist())
 
 
 class Options(TypedDict, total=False):
-    """The rest of ``choose``'s."""
+    """The rest of what ``choose`` takes."""
 
     box: Tensor | None
     dimension: int | None
@@ -279,8 +357,7 @@ def choose(
     classes: Tensor | None = None,
     generator: torch.Generator | None = None,
 ) -> Choice[ShuffledKDE] | Choice[ShuffledClasses]:
-    """The shuffled density of least predicted error: ``best`` sends the fewest messages of those
-    within 1 % of it.
+    """The shuffled density of least predicted error, of fewest messages within 1 % of it.
 
     On a public box of up to three dimensions fixed waves with a step for each; of other Gaussian
     kernels orthogonal waves, of inner products rotated coordinates, with equal steps. How many,
@@ -312,89 +389,96 @@ def choose(
     Guarantees: (epsilon, delta)-DP for replacing one user's vector, of what is returned:
     ``ShuffledKDE``'s.
     """
-    sizes = None if classes is None else sizes_of(classes)
-    if sizes is not None and n not in (None, sum(sizes)):
-        raise ValueError(f"n must be the sum of classes, {sum(sizes)}, or left out, not {n}")
-    users = min(sizes) if sizes is not None else checks.integer("n", -1 if n is None else n, 1)
-    absent, most = checks.integer("absent", absent, 0, users - 1), float(most_messages)
+    if classes is None:
+        users = checks.integer("n", -1 if n is None else n, 1)
+    else:
+        sizes = sizes_of(classes)
+        if n not in (None, sum(sizes)):
+            raise ValueError(f"n must be the sum of classes, {sum(sizes)}, or left out, not {n}")
+        users = min(sizes)
+    absent = checks.integer("absent", absent, 0, users - 1)
+    most = float(most_messages)
     if not most > 0:
         raise ValueError(f"most_messages must be positive, not {most}")
-    asked = Question(
-        users, checks.positive("epsilon", epsilon), checks.fraction("delta", delta), absent, most
-    )
+    epsilon = checks.positive("epsilon", epsilon)
+    delta = checks.fraction("delta", delta)
+    question = Question(users, epsilon, delta, absent, most)
     mean = checks.instance("objective", objective, Objective) is Objective.MEAN
-    generator = _same() if generator is None else generator
-    limit = math.sqrt(2) * asked.sigma / users
+    generator = checks.random_source(_same() if generator is None else generator)
+    limit = math.sqrt(2) * question.sigma / users
     with torch.device("cpu"):  # what is new is small; features are where the generator is
-        tried = list(plans(kernel, box, dimension, limit, mean, checks.random_source(generator)))
-        found, kde = _certified(tried, asked)
-    parts = [math.sqrt(part) for part in found.parts[:3]]
-    note = "feature {:.3g}, rounding {:.3g}, noise {:.3g}; ".format(*parts) + (
-        f"messages {found.parts[3]:.4g} in the mean, {found.parts[4]:.4g} at most"
+        tried = list(plans(kernel, box, dimension, limit, mean, generator))
+        design, kde = _certified(tried, question)
+    feature = math.sqrt(design.feature)
+    rounding = math.sqrt(design.rounding)
+    noise = math.sqrt(design.noise)
+    note = (
+        f"feature {feature:.3g}, rounding {rounding:.3g}, noise {noise:.3g}; "
+        f"messages {design.messages:.4g} in the mean, {design.most:.4g} at most"
     )
-    name = f"{found.plan.name}, {found.law.__name__}"
+    name = f"{design.plan.name}, {design.law.__name__}"
     if classes is None:
-        return Choice((Candidate(name, kde, found.error, note),))
-    return Choice((Candidate(name, ShuffledClasses.like(kde, classes), found.error, note),))
+        return Choice((Candidate(name, kde, design.error, note),))
+    return Choice((Candidate(name, ShuffledClasses.like(kde, classes), design.error, note),))
 
 
 def _same() -> torch.Generator:
     return keyed_generator(b"density")
 
 
-def _certified(tried: list[Plan], asked: Question) -> tuple[Found, ShuffledKDE]:
+def _certified(tried: list[Plan], question: Question) -> tuple[Design, ShuffledKDE]:
     """The best by prediction, with the noise that is certified for it. Raises ValueError."""
     factors: dict[type, float] = {}
-    kept: list[tuple[Found, ShuffledKDE]] = []
+    kept: list[tuple[Design, ShuffledKDE]] = []
     for _ in range(AGAIN + 1):
-        every = [found for plan in tried for found in asked.candidates(plan, factors)]
-        if not every:
+        designs = [design for plan in tried for design in question.designs(plan, factors)]
+        if not designs:
             break
-        least = min(found.error for found in every)
-        best = min(
-            (found for found in every if found.error <= NEAR * least),
-            key=lambda found: found.parts[4],
-        )
-        steps = best.scale * best.plan.shape
+        least = min(design.error for design in designs)
+        near = [design for design in designs if design.error <= NEAR * least]
+        best = min(near, key=lambda design: design.most)
+        plan = best.plan
         try:
             kde = ShuffledKDE.calibrated(
-                best.plan.features,
+                plan.features,
                 best.law,
-                asked.n,
-                asked.epsilon,
-                asked.delta,
-                asked.absent,
-                steps=steps,
+                question.n,
+                question.epsilon,
+                question.delta,
+                question.absent,
+                steps=best.scale * plan.shape,
             )
         except ValueError:  # so much noise is not followed
             factors[best.law] = math.inf
             continue
         variance = kde.law.variance(torch.zeros(1))
         scale = torch.tensor([best.scale], dtype=torch.float64)
-        parts = asked.parts(best.plan, best.law, scale, variance)[0].tolist()
-        real = Found(best.plan, best.law, best.scale, tuple(parts))
-        if parts[4] <= asked.most:
+        predicted = question.predicted(plan, best.law, scale, variance)[0]
+        real = Design(plan, best.law, best.scale, *predicted.tolist())
+        if real.most <= question.most:
             kept.append((real, kde))
             if real.error <= CLOSE * best.error:
                 break
-        said = asked.variance(best.law, best.plan.gamma * scale.square(), len(steps))
-        factors[best.law] = 1.002 * float(variance / said)
+        fitted = question.variance(best.law, plan.gamma * scale.square(), len(plan.shape))
+        factors[best.law] = MORE * float(variance / fitted)
     if not kept:
         raise ValueError(
-            f"most_messages = {asked.most:g} leaves no density of {asked.n} users at epsilon = {asked.epsilon:g}; "
-            "allow more of them, or ask for a larger epsilon or delta"
+            f"most_messages = {question.most:g} leaves no density of {question.n} users at "
+            f"epsilon = {question.epsilon:g}; allow more of them, or ask for a larger epsilon or "
+            "delta"
         )
     return min(kept, key=lambda pair: pair[0].error)
 
 
 def rounded(shares: Tensor, steps: Tensor) -> Tensor:
-    """The mean of theta (1 - theta), theta = frac(steps (1 + share)/2), from a table: the shape of
-    ``steps``.
+    """The mean of theta (1 - theta), theta = frac(steps (1 + share)/2), from a table.
+
+    shares: of a typical user. Returns the shape of ``steps``.
     """
-    grid = torch.logspace(-5, math.log10(MOST_STEPS) + 0.01, 800, dtype=torch.float64)
-    rest = (grid[:, None] * (1 + shares) / 2).frac()
-    table = (rest * (1 - rest)).mean(1)
-    at = torch.searchsorted(grid, steps.clamp(1e-5, MOST_STEPS)).clamp(1, len(grid) - 1)
-    left, right = grid[at - 1], grid[at]
-    part = (steps - left) / (right - left)
-    return table[at - 1] + part.clamp(0, 1) * (table[at] - table[at - 1])
+    grid = torch.logspace(-5, math.log10(MOST_STEPS) + 0.01, TABLE, dtype=torch.float64)
+    theta = (grid[:, None] * (1 + shares) / 2).frac()
+    table = (theta * (1 - theta)).mean(1)
+    right = torch.searchsorted(grid, steps.clamp(LEAST_STEP, MOST_STEPS)).clamp(1, len(grid) - 1)
+    left = right - 1
+    part = (steps - grid[left]) / (grid[right] - grid[left])
+    return table[left] + part.clamp(0, 1) * (table[right] - table[left])

@@ -1,11 +1,14 @@
-"""Kernels as expected inner products of bounded random features, and features rounded to bits, on
-any device.
+"""Kernels as expected inner products of bounded random features, and features rounded to bits.
+
+Notation: f(x) and g(y) in R^Q are a random pair; R bounds |f(x)_j|, S the coordinates of f(x) that
+are not zero, beta the bias of <f(x), g(y)>. Everything runs on any device.
 """
 
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import ClassVar
 
 import torch
@@ -19,8 +22,12 @@ from torchdp.kernels.rounded_features import positive_counts, rounded_counts
 from torchdp.protocol import Crowd
 from torchdp.protocol.records import beside, combined
 
-NUMBERS_AT_ONCE = 2**20  # held in memory for each array over users, whatever their number
-SLACK = 1e-6  # relative; vectors that were normalised in float32 have norms above 1 by rounding
+# Numbers held in memory for each array over users, whatever their number.
+NUMBERS_AT_ONCE = 2**20
+
+# Relative: vectors that were normalised in float32 have norms above 1 by rounding.
+SLACK = 1e-6
+
 TURN = 2 * torch.pi
 
 
@@ -31,28 +38,30 @@ def rounded(shares: Tensor, shape: tuple[int, ...], draws: Draws) -> Tensor:
     more bits do. The chance is right to 2^-60 for the given number s, sure at 1 and none at -1.
     Numbers outside count as the nearest end.
     """
-    levels = (shares * 128).floor_().clamp_(-128, 127).to(torch.int8)
-    sizes = (*shape, *shares.shape)
-    byte = _bytes(sizes, draws)
+    # The first 8 bits of the chance, as a byte from -128 on.
+    levels = (shares * 128).floor_().clamp_(-128, 127)
+    levels = levels.to(torch.int8)
+    byte = _bytes((*shape, *shares.shape), draws)
     bits = byte < levels
-    tied = (byte == levels).view(-1).nonzero()[:, 0]
-    where = tied % max(1, shares.numel())
-    rest = shares.reshape(-1)[where].double() * 128 - levels.view(-1)[where]
+    ties = byte == levels
+    tied = ties.view(-1).nonzero()[:, 0]
+    # Repeats follow each other, so this is the share's place.
+    place = tied % max(1, shares.numel())
+    scaled = shares.reshape(-1)[place].double() * 128
+    rest = scaled - levels.view(-1)[place]
     bits.view(-1)[tied] = draws.uniform(tuple(rest.shape)) < rest
     return bits
 
 
 def count(bits: Tensor) -> Tensor:
-    """How many are set, over the last dimension but one: (..., n, instances) bool ->
-    (..., instances) int64.
-    """
-    return bits.view(torch.uint8).sum(-2, dtype=torch.int32).to(torch.int64)
+    """Ones over the last dimension but one: (..., n, instances) bool -> (..., instances) int64."""
+    # Sums of bytes in int32 take less time than in int64, and hold 2^31 users.
+    total = bits.view(torch.uint8).sum(-2, dtype=torch.int32)
+    return total.to(torch.int64)
 
 
 def fused(x: Tensor) -> bool:
-    """Whether waves of these vectors are projected, rounded and counted by one kernel: float32,
-    drawn from a key.
-    """
+    """Whether one kernel projects, rounds and counts waves of these vectors: float32, by a key."""
     return x.dtype == torch.float32 and keyed(x.device)
 
 
@@ -60,9 +69,13 @@ def fused_ones(
     x: Tensor, frequencies: Tensor, phases: Tensor, draws: Simulated, shape: tuple[int, ...]
 ) -> Tensor:
     """Ones of rounded cosines: frequencies (d, I), phases (waves, I) -> (*shape, I waves) int64."""
-    waves, starts = _turns(x, frequencies), _turns(x, phases)
-    repeats = torch.Size(shape).numel()
-    counts = rounded_counts(x, waves, starts, key=draws.kernel_key(), repeats=repeats)
+    counts = rounded_counts(
+        x,
+        _turns(x, frequencies),
+        _turns(x, phases),
+        key=draws.kernel_key(),
+        repeats=math.prod(shape),
+    )
     return counts.view(*shape, counts.shape[-1])
 
 
@@ -77,28 +90,28 @@ def _turns(x: Tensor, radians: Tensor) -> Tensor:
 
 def _bytes(sizes: tuple[int, ...], draws: Draws) -> Tensor:
     """Uniform int8, eight for each random word."""
-    number = torch.Size(sizes).numel()
-    return draws.words((-(-number // 8),)).view(torch.int8)[:number].view(sizes)
+    number = math.prod(sizes)
+    words = draws.words((-(-number // 8),))
+    return words.view(torch.int8)[:number].view(sizes)
 
 
 @dataclass(frozen=True)
 class Family(Brief, ABC):
-    """Random pairs (f, g) of functions R^d -> R^Q with |E <f(x), g(y)> - k(x, y)| <= bias
-    and |f(x)_j| <= bound.
+    """Random pairs (f, g): |E <f(x), g(y)> - k(x, y)| <= bias and |f(x)_j| <= bound.
 
-    dimension: d >= 1. ``coordinates`` Q; ``bound`` R, of f alone, since g only meets what is
-    already public; ``support`` S: at most so many coordinates of f(x) are not zero; ``bias`` beta.
+    dimension: d >= 1. ``bound`` is of f alone, since g is applied only to what is already public.
     Raises ValueError.
 
     Source: Wagner (2025), section 2.3, after Wagner, Naamad, Mishra (2023).
     """
 
-    bounded: ClassVar[bool] = False  # whether queries must lie in the domain too
+    # Whether queries must lie in the domain too.
+    bounded: ClassVar[bool] = False
 
     dimension: int
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "dimension", checks.integer("dimension", self.dimension, 1))
+        checks.keep(self, dimension=partial(checks.integer, least=1))
 
     @property
     def coordinates(self) -> int:
@@ -117,9 +130,7 @@ class Family(Brief, ABC):
 
     @property
     def movement(self) -> float:
-        """The largest sum over the coordinates of (q_j - q_j')^2, q_j = (1 + f(x)_j/R)/2, over all
-        x, x': at most S.
-        """
+        """sup over x, x' of sum_j (q_j - q_j')^2, q_j = (1 + f(x)_j/R)/2: at most S."""
         return float(self.support)
 
     @property
@@ -129,29 +140,30 @@ class Family(Brief, ABC):
 
     @abstractmethod
     def draw(self, repetitions: int, *, generator: torch.Generator) -> "Features":
-        """Independent pairs (f_i, g_i) from public randomness; they live on the generator's device,
-        in float64.
-        """
+        """Independent pairs (f_i, g_i) from public randomness, float64 on the generator's device."""
 
     @abstractmethod
     def k(self, x: Tensor, y: Tensor) -> Tensor:
         """``kernel``, unchecked."""
 
     def kernel(self, x: Tensor, y: Tensor) -> Tensor:
-        """k(x_u, y_v): (*batch, n, d), (*batch, q, d) -> (*batch, n, q). Raises TypeError,
-        ValueError.
+        """k(x_u, y_v): (*batch, n, d), (*batch, q, d) -> (*batch, n, q).
+
+        Raises TypeError, ValueError.
         """
-        x, y = self._points("x", x), self._points("y", y)
+        x = self._points("x", x)
+        y = self._points("y", y)
         dtype = torch.promote_types(x.dtype, y.dtype)
         return self.k(x.to(dtype), y.to(dtype))
 
     def validate(self, x: Tensor) -> Tensor:
-        """``x`` as users' vectors (n, d), n >= 1, float32 or float64, in the domain. Raises
-        TypeError, ValueError.
+        """``x`` as users' vectors (n, d), n >= 1, float32 or float64, in the domain.
+
+        Raises TypeError, ValueError.
         """
-        return self.inside(
-            "x", checks.shaped("x", self._points("x", x), "n", self.dimension, note=" with n >= 1")
-        )
+        points = self._points("x", x)
+        note = " with n >= 1"
+        return self.inside("x", checks.shaped("x", points, "n", self.dimension, note=note))
 
     def queries(self, y: Tensor) -> Tensor:
         """``y`` as queries (q, d), float32 or float64. Raises TypeError, ValueError."""
@@ -163,9 +175,8 @@ class Family(Brief, ABC):
         return points
 
     def _points(self, name: str, value: Tensor) -> Tensor:
-        value = checks.shaped(
-            name, checks.precise(name, value), ..., "n", self.dimension, empty=True
-        )
+        value = checks.precise(name, value)
+        value = checks.shaped(name, value, ..., "n", self.dimension, empty=True)
         checks.finite(**{name: value})
         return value
 
@@ -180,8 +191,7 @@ def in_ball(name: str, points: Tensor, radius: float, remedy: str) -> Tensor:
 
 @dataclass(frozen=True, eq=False)
 class Features(Brief, ABC):
-    """Public pairs (f_i, g_i), i < repetitions: k(x, y) is estimated by <left(x), right(y)> /
-    repetitions.
+    """Public pairs (f_i, g_i): k(x, y) is estimated by <left(x), right(y)> / repetitions.
 
     A user's vector takes part in ``instances`` = repetitions * Q bit sums.
     """
@@ -190,7 +200,7 @@ class Features(Brief, ABC):
     repetitions: int
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "repetitions", checks.integer("repetitions", self.repetitions, 1))
+        checks.keep(self, repetitions=partial(checks.integer, least=1))
 
     @property
     def instances(self) -> int:
@@ -204,8 +214,7 @@ class Features(Brief, ABC):
 
     @property
     def composed(self) -> int:
-        """Instances of a mechanism whose composition bounds what replacing a user's vector tells:
-        repetitions * S.
+        """Instances whose composition bounds what replacing a user's vector shows: repetitions * S.
 
         Two vectors with disjoint supports change the distribution of up to 2 S bits of a
         repetition, but a coordinate that is zero is a fair coin, and so pairs of them cost no more
@@ -224,8 +233,7 @@ class Features(Brief, ABC):
 
     @property
     def movement(self) -> float:
-        """Squared changes of bits' probabilities add up to at most so much when a user's vector is
-        replaced.
+        """The most that squared changes of bits' probabilities add up to when a vector is replaced.
 
         sum_ij (f_i(x)_j - f_i(x')_j)^2/(4 R^2): it may be far below the number of bits, and the
         noise needed with it (``change`` of ``shuffle.Sensitivity``).
@@ -234,15 +242,11 @@ class Features(Brief, ABC):
         return self.repetitions * self.family.movement
 
     def gamma(self, steps: Tensor) -> float:
-        """The same in steps, (instances,) float64: sum_j steps_j^2 (f(x)_j - f(x')_j)^2/(4 R^2), at
-        most.
-        """
+        """A bound of sum_j steps_j^2 (f(x)_j - f(x')_j)^2/(4 R^2); steps: (instances,) float64."""
         return min(float(steps.max()) ** 2 * self.movement, float(steps.square().sum()))
 
     def most(self, steps: Tensor) -> float:
-        """The largest sum_j steps_j (1 + f(x)_j/R)/2, or a bound: messages of a user but for
-        noise.
-        """
+        """A bound of sum_j steps_j (1 + f(x)_j/R)/2: messages of a user but for noise."""
         return float(steps.sum())
 
     @property
@@ -256,9 +260,7 @@ class Features(Brief, ABC):
         return self.bound**2
 
     def left(self, x: Tensor) -> Tensor:
-        """f_i(x)_j of each user: (n, d) -> (n, instances), in [-R, R]. Raises TypeError,
-        ValueError.
-        """
+        """f_i(x)_j of users: (n, d) -> (n, instances), in [-R, R]. Raises TypeError, ValueError."""
         return self.f(self.family.validate(x))
 
     def right(self, y: Tensor) -> Tensor:
@@ -266,9 +268,7 @@ class Features(Brief, ABC):
         return self.g(self.family.queries(y))
 
     def parts(self, x: Tensor, times: int = 1) -> Iterator[Tensor]:
-        """``x`` in parts of so many users that arrays over them and ``times`` repeats stay
-        small.
-        """
+        """``x`` in parts of so many users that arrays over them and ``times`` repeats stay small."""
         return iter(x.split(max(1, self.at_once // max(1, times))))
 
     @property
@@ -294,23 +294,20 @@ class Features(Brief, ABC):
         return self.f(x) / self.bound
 
     def bits(self, x: Tensor, draws: Draws) -> Tensor:
-        """What users round to: Bernoulli((1 + f_i(x)_j / R)/2), (n, d) -> (n, instances) bool,
-        unchecked.
+        """Bernoulli((1 + f_i(x)_j / R)/2) of users, (n, d) -> (n, instances) bool, unchecked.
 
         The bits alone are not private: a :class:`shuffle.BitLaw` makes them so.
         """
         return rounded(self.share(x), (), draws)
 
     def sums(self, crowd: Crowd) -> tuple[Tensor, Tensor]:
-        """Sums over users of f_i(x)_j and of its square, (*batch, instances) float64 each,
-        unchecked.
-        """
-        total, squares = crowd.values.new_zeros(
-            2, *crowd.counts.shape[:-1], self.instances, dtype=torch.float64
-        )
-        for left, counts in self.of_crowd(crowd, self.f):
-            total += combined(counts.double(), left.double())
-            squares += combined(counts.double(), left.double().square())
+        """Sums over users of f_i(x)_j and of its square, (*batch, instances) float64, unchecked."""
+        shape = (2, *crowd.counts.shape[:-1], self.instances)
+        total, squares = crowd.values.new_zeros(shape, dtype=torch.float64)
+        for f, counts in self.of_crowd(crowd, self.f):
+            left = f.double()
+            total += combined(counts.double(), left)
+            squares += combined(counts.double(), left.square())
         return total, squares
 
     def crowd(self, summary: Crowd) -> Crowd:
@@ -324,19 +321,22 @@ class Features(Brief, ABC):
     def of_crowd(
         self, crowd: Crowd, of: Callable[[Tensor], Tensor], times: int = 1
     ) -> Iterator[tuple[Tensor, Tensor]]:
-        """``of`` a crowd's values, (k, r) or (*batch, k, r), and their counts, (*batch, k), part by
-        part.
+        """``of`` a crowd's values and their counts, (*batch, k), part by part.
 
-        So many at a time that ``times`` repeats of the whole batch stay small.
+        Args:
+            crowd: of values (k, r) or (*batch, k, r).
+            of: (n, r) -> (n, s), unchecked.
+            times: repeats of the whole batch that stay small in memory.
         """
-        size = max(1, self.at_once // max(1, times * crowd.counts[..., 0].numel()))
-        for x, counts in zip(crowd.rows.split(size, -2), crowd.counts.split(size, -1), strict=True):
-            yield of(x.flatten(0, -2)).view(*x.shape[:-1], -1), counts
+        batch = crowd.counts[..., 0].numel()
+        size = max(1, self.at_once // max(1, times * batch))
+        parts = zip(crowd.rows.split(size, -2), crowd.counts.split(size, -1), strict=True)
+        for x, counts in parts:
+            rows = of(x.flatten(0, -2))
+            yield rows.view(*x.shape[:-1], -1), counts
 
     def ones(self, x: Tensor, draws: Simulated, shape: tuple[int, ...]) -> Tensor:
-        """How many users round to a one, unchecked, part by part: (n, d) -> (*shape, instances)
-        int64.
-        """
+        """Users who round to a one, part by part: (n, d) -> (*shape, instances) int64, unchecked."""
         total = torch.zeros(*shape, self.instances, dtype=torch.int64, device=x.device)
         for part in self.parts(x, math.prod(shape)):
             total += count(rounded(self.share(part), shape, draws))
@@ -361,16 +361,15 @@ class SignFeatures(Features):
         return self.positive
 
     def f(self, x: Tensor) -> Tensor:
-        return self.positive(x).to(x.dtype).mul_(2 * self.bound).sub_(self.bound)
+        ones = self.positive(x).to(x.dtype)
+        return ones.mul_(2 * self.bound).sub_(self.bound)
 
     def bits(self, x: Tensor, draws: Draws) -> Tensor:
         return self.positive(x)
 
     def ones(self, x: Tensor, draws: Simulated, shape: tuple[int, ...]) -> Tensor:
-        total, positive = (
-            torch.zeros(self.instances, dtype=torch.int64, device=x.device),
-            self.over(x),
-        )
+        total = torch.zeros(self.instances, dtype=torch.int64, device=x.device)
+        positive = self.over(x)
         for part in self.parts(x):
             total += count(positive(part))
         return total.expand(*shape, self.instances)

@@ -1,5 +1,7 @@
-"""The inner product kernel on the unit ball; randomised Hadamard rotations, and projections of long
-vectors by them.
+"""The inner product kernel on the unit ball, randomised Hadamard rotations, and projections by them.
+
+Notation: D, a power of two, rows of Sylvester's matrix H; s random signs; z = H diag(s) x/sqrt(D);
+m the numbers that a projection keeps.
 """
 
 import math
@@ -23,17 +25,21 @@ def power_of_two(size: int) -> int:
 
 
 def rotate(x: Tensor, signs: Tensor) -> Tensor:
-    """H diag(signs) x / sqrt(D), H Sylvester's, x padded with zeros: (..., d), (D,) -> (..., D), an
-    isometry.
+    """H diag(signs) x / sqrt(D), x padded with zeros: (..., d), (D,) -> (..., D), an isometry.
 
     H is the Kronecker product of two matrices of about sqrt(D) rows: O(D^{3/2}), by matrix
     products.
     """
+    d = x.shape[-1]
     size = signs.shape[-1]
-    first = 1 << ((size - 1).bit_length() // 2)
-    left, right = _sylvester(first).to(x), _sylvester(size // first).to(x)
-    padded = torch.nn.functional.pad(x * signs[..., : x.shape[-1]].to(x), (0, size - x.shape[-1]))
-    return (left @ padded.unflatten(-1, (first, size // first)) @ right).flatten(-2)
+    rows = 1 << ((size - 1).bit_length() // 2)
+    columns = size // rows
+    # H of D rows is the product of that of ``rows`` and that of ``columns``, by which a matrix is
+    # multiplied on either side.
+    signed = x * signs[..., :d].to(x)
+    padded = torch.nn.functional.pad(signed, (0, size - d))
+    matrix = padded.unflatten(-1, (rows, columns))
+    return (_sylvester(rows).to(x) @ matrix @ _sylvester(columns).to(x)).flatten(-2)
 
 
 def random_signs(shape: tuple[int, ...], generator: torch.Generator) -> Tensor:
@@ -44,15 +50,15 @@ def random_signs(shape: tuple[int, ...], generator: torch.Generator) -> Tensor:
 
 @cache
 def _sylvester(size: int) -> Tensor:
+    """H/sqrt(D)."""
     return torch.from_numpy(hadamard(size).astype(np.float64) / math.sqrt(size))
 
 
 @dataclass(frozen=True)
 class Projected(Family):
-    """A Gaussian family on m = ``family.dimension`` numbers of a longer vector: sqrt(D/m)
-    (H diag(s) x/sqrt(D))_rows.
+    """A Gaussian family on m = ``family.dimension`` numbers of a longer vector: sqrt(D/m) z_rows.
 
-    s random signs, H Sylvester's matrix of D >= dimension rows, m of its rows chosen at random:
+    D >= dimension, m of the rows chosen at random:
     O(D^{3/2}) for a vector and then O(m repetitions), in the place of O(dimension repetitions). One
     projection serves all repetitions.
 
@@ -71,7 +77,7 @@ class Projected(Family):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        # others bound norms first
+        # Others bound norms first.
         if not isinstance(self.family, GaussianFourier | GaussianSquareWave):
             kind = type(self.family).__name__
             raise TypeError(f"family must be a GaussianFourier or a GaussianSquareWave, not {kind}")
@@ -83,16 +89,17 @@ class Projected(Family):
 
     @property
     def bias(self) -> float:
-        size, kept = power_of_two(self.dimension), self.family.dimension
-        return 2 / kept * (size - kept) / max(1, size - 1)
+        D = power_of_two(self.dimension)
+        m = self.family.dimension
+        # At D = 1 nothing is left out.
+        return 2 / m * (D - m) / max(1, D - 1)
 
     def draw(self, repetitions: int, *, generator: torch.Generator) -> "ProjectedFeatures":
         inner = self.family.draw(repetitions, generator=generator)
         size = power_of_two(self.dimension)
         signs = random_signs((size,), generator)
-        rows = torch.randperm(size, device=generator.device, generator=generator)[
-            : self.family.dimension
-        ]
+        order = torch.randperm(size, device=generator.device, generator=generator)
+        rows = order[: self.family.dimension]
         return ProjectedFeatures(self, repetitions, inner, signs, rows)
 
     def k(self, x: Tensor, y: Tensor) -> Tensor:
@@ -117,7 +124,8 @@ class ProjectedFeatures(Features):
 
     def project(self, x: Tensor) -> Tensor:
         """(n, d) -> (n, m)."""
-        return rotate(x, self.signs)[:, self.rows] * math.sqrt(len(self.signs) / len(self.rows))
+        scale = math.sqrt(len(self.signs) / len(self.rows))
+        return rotate(x, self.signs)[:, self.rows] * scale
 
     def f(self, x: Tensor) -> Tensor:
         return self.inner.f(self.project(x))
@@ -137,15 +145,11 @@ class ProjectedFeatures(Features):
 
 @dataclass(frozen=True)
 class InnerProductFamily(Family):
-    """k(x, y) = <x, y> for users' vectors of norm at most 1: the mean over users is <mean of
-    x, y>.
-    """
+    """k(x, y) = <x, y> for users' vectors of norm at most 1; its mean is <mean of x, y>."""
 
     @property
     def movement(self) -> float:
-        """Coordinates of unit vectors change by 2 in norm at most: sum_j (f_j - f_j')^2/(4 R^2) <=
-        1/R^2.
-        """
+        """Unit vectors change by 2 in norm at most: sum_j (f_j - f_j')^2/(4 R^2) <= 1/R^2."""
         return min(float(self.support), ((1 + SLACK) / self.bound) ** 2)
 
     def k(self, x: Tensor, y: Tensor) -> Tensor:
@@ -168,7 +172,8 @@ class InnerProduct(InnerProductFamily):
 
     def draw(self, repetitions: int, *, generator: torch.Generator) -> "IdentityFeatures":
         """The generator is not used; repetitions round the same coordinates anew."""
-        return IdentityFeatures(self, drawn(repetitions, generator)[0])
+        repetitions, generator = drawn(repetitions, generator)
+        return IdentityFeatures(self, repetitions)
 
 
 @dataclass(frozen=True, eq=False)
@@ -181,10 +186,9 @@ class IdentityFeatures(Features):
 
 @dataclass(frozen=True)
 class InnerProductRotated(InnerProductFamily):
-    """f(x) = z clipped to [-R, R], g(y) unclipped, z = H diag(s) x/sqrt(D): Q = S = D, R =
-    width/sqrt(D).
+    """f(x) = z clipped to [-R, R], g(y) unclipped: Q = S = D >= d, R = width/sqrt(D).
 
-    s are random signs, H is Sylvester's matrix of D >= d rows, a power of two. A coordinate of z
+    A coordinate of z
     has a variance of at most 1/D, so that a small range is enough, and the rounding noise shrinks
     with it: R is 1 for the plain coordinates. What is clipped of one coordinate has a second moment
     of at most int_R^inf 2 (t - R) 2 e^{-D t^2/2} dt (Hoeffding), and by Cauchy and Schwarz
@@ -218,32 +222,30 @@ class InnerProductRotated(InnerProductFamily):
         if self.bound == 1:
             return 0.0
         tail = math.sqrt(math.pi / 2) * math.erfc(self.width / math.sqrt(2))
-        return 2 * math.sqrt(math.exp(-(self.width**2) / 2) - self.width * tail)
+        square = math.exp(-(self.width**2) / 2) - self.width * tail
+        return 2 * math.sqrt(square)
 
     def draw(self, repetitions: int, *, generator: torch.Generator) -> "RotatedFeatures":
         repetitions, generator = drawn(repetitions, generator)
-        return RotatedFeatures(
-            self, repetitions, random_signs((repetitions, self.coordinates), generator)
-        )
+        signs = random_signs((repetitions, self.coordinates), generator)
+        return RotatedFeatures(self, repetitions, signs)
 
 
 @dataclass(frozen=True, eq=False)
 class RotatedFeatures(Features):
-    """signs: (repetitions, D). Chances are sums of products in float64, where their errors do not
-    count.
-    """
+    """signs: (repetitions, D)."""
 
     signs: Tensor
 
     def share(self, x: Tensor) -> Tensor:
+        # Chances are sums of products: in float64 their errors do not count.
         return super().share(x.double())
 
     def most(self, steps: Tensor) -> float:
         """By Cauchy and Schwarz in each repetition, whose f has norm 1 at most."""
         lengths = steps.view(self.repetitions, -1).norm(dim=1)
-        return min(
-            float(steps.sum()), float(steps.sum() + lengths.sum() * (1 + SLACK) / self.bound) / 2
-        )
+        largest = lengths.sum() * (1 + SLACK) / self.bound
+        return min(float(steps.sum()), float(steps.sum() + largest) / 2)
 
     def f(self, x: Tensor) -> Tensor:
         return self.g(x).clamp_(-self.bound, self.bound)

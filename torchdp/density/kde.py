@@ -1,5 +1,4 @@
-"""Kernel density estimation in the shuffle model, and by a curator or by servers that see secret
-shares alone.
+"""Kernel density estimation in the shuffle model, by a curator, and from secret shares.
 
 In the shuffle model there is one bit sum for each random feature; the others sum the features
 without rounding.
@@ -37,26 +36,32 @@ from torchdp.shuffle.search import Sensitivity, Target
 from torchdp.shuffle.sums import Shuffled
 
 MOST_STEPS = 64.0
-MORE = 1.002  # noise, where that of another number of users is a hair too little
+
+# Noise is raised so much where that of another number of users is just not certified.
+MORE = 1.002
 
 
 @dataclass(frozen=True, eq=False)
 class ShuffledKDE(OfFeatures, Shuffled[Crowd]):
-    """n users round their features to bits, b_ij ~ Bernoulli((1 + f_i(x)_j / R)/2); their shuffled
-    sums are released.
+    """n users round their features to bits, whose shuffled sums are released.
 
-    With steps s_ij, any numbers > 0, they send floor u messages or one more, u = s_ij
-    (1 + f_i(x)_j / R)/2: rounding adds at most 1/s^2 of a bit's variance, and noise is in steps of
-    1/s; small steps take few messages.
+    A bit is b_ij ~ Bernoulli((1 + f_i(x)_j / R)/2). With steps s_ij, any numbers > 0, they send
+    floor u messages or one more, u = s_ij (1 + f_i(x)_j / R)/2: rounding adds at most 1/s^2 of a
+    bit's variance, and noise is in steps of 1/s; small steps take few messages.
 
     ``collect`` goes through what every user does; ``sample_tally`` draws the sums at once, exactly
     in distribution, from a crowd: O(distinct values). ``analyse`` gives a ``Density``.
 
-    features: public. law: for n = law.users users, as ``calibrated`` makes it. delta, epsilon: at
-    which the guarantee is stated; without epsilon the smallest that is certified is searched for,
-    rounded up by up to 1 %. absent: so many users may send nothing, or collude, and the guarantee
-    still holds; a tally of fewer users than the rest is refused. steps: (instances,), or one number
-    for all; None: bits. Raises TypeError, and ValueError where no guarantee is certified.
+    Args:
+        features: public.
+        law: for n = law.users users, as ``calibrated`` makes it.
+        delta: at which the guarantee is stated, in (0, 1).
+        epsilon: likewise; None: the smallest that is certified, rounded up by up to 1 %.
+        absent: so many users may send nothing, or collude, and the guarantee still holds; a tally
+            of fewer users than the rest is refused.
+        steps: (instances,), or one number for all, in (0, 64]; None: bits.
+
+    Raises TypeError, and ValueError where no guarantee is certified.
 
     Guarantees: (epsilon, delta)-DP for replacing one user's vector, n public: ``features.composed``
     instances of the law composed. Given everybody's bits the instances are independent, and
@@ -79,13 +84,15 @@ class ShuffledKDE(OfFeatures, Shuffled[Crowd]):
     def __post_init__(self) -> None:
         checks.instance("features", self.features, Features)
         checks.instance("law", self.law, MessageLaw).countable()
-        object.__setattr__(self, "steps", _checked(self.features, self.steps, type(self.law)))
+        steps = _checked(self.features, self.steps, type(self.law))
+        object.__setattr__(self, "steps", steps)
         self.law.present(self.absent)
         checks.keep(self, delta=checks.fraction)
         if self.epsilon is not None:
             checks.keep(self, epsilon=checks.positive)
         object.__setattr__(self, "instances", self.features.instances)
-        checks.validated(self, "guarantee")  # a delta that the law can not keep
+        # The guarantee refuses a delta that the law can not keep.
+        checks.validated(self, "guarantee")
 
     @staticmethod
     def calibrated(
@@ -98,41 +105,49 @@ class ShuffledKDE(OfFeatures, Shuffled[Crowd]):
         *,
         steps: Tensor | float | None = None,
     ) -> "ShuffledKDE":
-        """With the least noise of this kind that is certified to make the release
-        (epsilon, delta)-DP.
+        """With the least noise of this kind that is certified as (epsilon, delta)-DP.
 
-        kind: such as ``shuffle.PoissonSum``; ``shuffle.BoundedSum`` has less noise, and sends more
-        messages. steps: None rounds to bits; 4 leaves at most a sixteenth of their rounding
-        variance, for more messages. absent: above. Raises as ``BitLaw.calibrated``.
+        Args:
+            features: public.
+            kind: such as ``shuffle.PoissonSum``; ``shuffle.BoundedSum`` has less noise, and sends
+                more messages.
+            users: n.
+            epsilon: > 0.
+            delta: in (0, 1).
+            absent: as in the class.
+            steps: None rounds to bits; 4 leaves at most a sixteenth of their rounding variance, for
+                more messages.
+
+        Raises as ``BitLaw.calibrated``.
         """
         features = checks.instance("features", features, Features)
-        each = _checked(features, steps, message_law(kind))
+        steps = _checked(features, steps, message_law(kind))
         users = checks.integer("users", users, 1)
         absent = checks.integer("absent", absent, 0)
         epsilon = checks.positive("epsilon", epsilon)
         delta = checks.fraction("delta", delta)
-        # noise of the others does not depend on their number
+        # Noise of the other kinds does not depend on the number of users: one search serves all.
         counted = users if absent or kind.own_number else 1
-        target = Target(moved(features, each), counted, epsilon, delta * ROUNDED, absent)
-        return ShuffledKDE(
-            features, replace(_least(kind, target), users=users), delta, epsilon, absent, each
-        )
+        target = Target(moved(features, steps), counted, epsilon, delta * ROUNDED, absent)
+        law = replace(_least(kind, target), users=users)
+        return ShuffledKDE(features, law, delta, epsilon, absent, steps)
 
     def resized(self, users: int) -> "ShuffledKDE":
-        """The same for another number of users: noise of the same variance from those who are not
-        absent, certified.
+        """The same for another number of users: noise of the same variance, certified.
 
-        Calibrated anew where that is a hair too little. Raises as ``calibrated``.
+        It is that of those who are not absent. Calibrated anew where it is not certified. Raises as
+        ``calibrated``.
         """
         if self.epsilon is None:
             raise ValueError(
-                "epsilon must be stated by what is made for another number of users; take calibrated"
+                "epsilon must be stated by what is made for another number of users; take "
+                "calibrated"
             )
-        factor = (
-            self.law.present(self.absent) / self.law.users * users / max(1, users - self.absent)
-        )
+        present = self.law.present(self.absent)
+        factor = present / self.law.users * users / max(1, users - self.absent)
         for more in (1.0, MORE):
-            if (law := self.law.resized(users, factor * more)) is None:
+            law = self.law.resized(users, factor * more)
+            if law is None:
                 break
             try:
                 return replace(self, law=law)
@@ -162,13 +177,13 @@ class ShuffledKDE(OfFeatures, Shuffled[Crowd]):
     @property
     def messages_per_user(self) -> float:
         if self.steps is None:
-            return self.instances * self.law.messages_per_user
-        return self.features.most(self.steps) + self.instances * (self.law.messages_per_user - 1)
+            return super().messages_per_user
+        noise = self.law.messages_per_user - 1
+        return self.features.most(self.steps) + self.instances * noise
 
     def collect_unchecked(self, x: Tensor, draws: Draws) -> Tally:
-        return self.add(
-            *(Shuffled.collect_unchecked(self, part, draws) for part in self.features.parts(x))
-        )
+        parts = self.features.parts(x)
+        return self.add(*(Shuffled.collect_unchecked(self, part, draws) for part in parts))
 
     def sample_unchecked(self, summary: Crowd, draws: Simulated, shape: tuple[int, ...]) -> Tally:
         """All ``law.users`` send."""
@@ -181,41 +196,46 @@ class ShuffledKDE(OfFeatures, Shuffled[Crowd]):
 
 @lru_cache(maxsize=1024)
 def _least(kind: type[MessageLaw], target: Target) -> MessageLaw:
+    """``BitLaw.least``, kept for releases that differ in the number of users alone."""
     return kind.least(target)
 
 
 def _checked(
     features: Features, steps: Tensor | float | None, kind: type[MessageLaw]
 ) -> Tensor | None:
-    """(instances,) float64; None for bits. Raises TypeError, ValueError."""
-    if steps is None or (not isinstance(steps, Tensor) and steps == 1):
+    """Steps, (instances,) float64; None for bits. Raises TypeError, ValueError."""
+    if steps is None:
         return None
+    if not isinstance(steps, Tensor):
+        if steps == 1:
+            return None
+        steps = torch.tensor([float(steps)], dtype=torch.float64)
     if not kind.takes_counts:
         raise TypeError(
             f"steps must be None with {kind.__name__}: it sends bits; take BoundedSum or PoissonSum"
         )
-    given = (
-        steps if isinstance(steps, Tensor) else torch.tensor([float(steps)], dtype=torch.float64)
-    )
-    found = checks.floating("steps", given).double()
-    if found.shape != (features.instances,) and found.numel() != 1:
+    steps = checks.floating("steps", steps).double()
+    if steps.shape != (features.instances,) and steps.numel() != 1:
         raise ValueError(
-            f"steps must be one number or {features.instances}, not of shape {tuple(found.shape)}"
+            f"steps must be one number or {features.instances}, not of shape {tuple(steps.shape)}"
         )
-    if not (0 < float(found.min()) and float(found.max()) <= MOST_STEPS):
-        raise ValueError(
-            f"steps must lie in (0, {MOST_STEPS:g}], not {float(found.min()):g} to {float(found.max()):g}"
-        )
-    return found.double().cpu().expand(features.instances).clone()
+    least = float(steps.min())
+    most = float(steps.max())
+    if not (0 < least and most <= MOST_STEPS):
+        raise ValueError(f"steps must lie in (0, {MOST_STEPS:g}], not {least:g} to {most:g}")
+    return steps.cpu().expand(features.instances).clone()
 
 
 @dataclass(frozen=True, eq=False)
 class CentralKDE(OfFeatures, CuratorProtocol[Crowd]):
     """The same density by a trusted curator, who sums the features without rounding.
 
-    features: public. law: of the noise; with sigma = 0 no privacy at all. delta: at which the
-    guarantee is stated. Whole steps of the noise leave (:class:`RoundedSum`). Raises TypeError,
-    ValueError.
+    Args:
+        features: public.
+        law: of the noise; with sigma = 0 no privacy at all.
+        delta: at which the guarantee is stated, in (0, 1).
+
+    Whole steps of the noise leave (:class:`RoundedSum`). Raises TypeError, ValueError.
 
     Guarantees: (epsilon, delta)-DP for replacing one user's vector, of what leaves: Gaussian noise
     at the l_2 distance that ``features.movement`` allows, with room for floats (``moved``).
@@ -233,31 +253,29 @@ class CentralKDE(OfFeatures, CuratorProtocol[Crowd]):
 
     @staticmethod
     def calibrated(features: Features, users: int, epsilon: float, delta: float) -> "CentralKDE":
-        """With the least Gaussian noise that makes the release (epsilon, delta)-DP. Raises
-        ValueError, TypeError.
-        """
+        """With the least Gaussian noise that is (epsilon, delta)-DP. Raises ValueError, TypeError."""
         checks.instance("features", features, Features)
         delta = checks.fraction("delta", delta)
-        multiplier = gaussian_sigma(checks.positive("epsilon", epsilon), delta * ROUNDED)
-        sigma = _rounded(features, multiplier).sigma
-        return CentralKDE(features, CentralGaussianSum(users, sigma), delta)
+        epsilon = checks.positive("epsilon", epsilon)
+        sums = _rounded(features, gaussian_sigma(epsilon, delta * ROUNDED))
+        return CentralKDE(features, CentralGaussianSum(users, sums.sigma), delta)
 
     @cached_property
     def sums(self) -> RoundedSum | None:
         """What the curator adds up, and its noise; None without noise."""
         sigma = self.law.sigma
-        return replace(_rounded(self.features, 1.0), sigma=sigma) if sigma else None
+        if sigma == 0:
+            return None
+        return replace(_rounded(self.features, 1.0), sigma=sigma)
 
     @cached_property
     def guarantee(self) -> Guarantee:
-        if self.sums is None:
-            central, replace_one = Model.CENTRAL, Neighbours.REPLACE_ONE
-            return Guarantee(
-                math.inf, self.delta, central, replace_one, True, "no noise, no promise"
-            )
-        return released_guarantee(
-            self.sums.sigma / self.sums.sensitivity, self.delta, self.sums.size
-        )
+        sums = self.sums
+        if sums is None:
+            source = "no noise, no promise"
+            one = Neighbours.REPLACE_ONE
+            return Guarantee(math.inf, self.delta, Model.CENTRAL, one, True, source)
+        return released_guarantee(sums.sigma / sums.sensitivity, self.delta, sums.size)
 
     @property
     def layout(self) -> Layout:
@@ -267,13 +285,14 @@ class CentralKDE(OfFeatures, CuratorProtocol[Crowd]):
         return {"total": self.law.limits(alike(n))}
 
     def impossible(self, tally: Tally) -> str | None:
-        return (
-            None if alike(tally.n) == self.law.users else f"the curator is told of {self.law.users}"
-        )
+        if alike(tally.n) == self.law.users:
+            return None
+        return f"the curator is told of {self.law.users}"
 
     def validate(self, x: Tensor) -> Tensor:
         """x, (law.users, d) in the domain. Raises TypeError, ValueError."""
-        if len(x := self.features.family.validate(x)) != self.law.users:
+        x = self.features.family.validate(x)
+        if len(x) != self.law.users:
             raise ValueError(
                 f"x must have a row for each of the {self.law.users} users, not {len(x)}"
             )
@@ -281,18 +300,19 @@ class CentralKDE(OfFeatures, CuratorProtocol[Crowd]):
 
     def release(self, summary: Crowd, draws: Draws, shape: tuple[int, ...]) -> Tally:
         if self.sums is None:
-            sums = self.features.sums(summary)[0]
+            sums, _ = self.features.sums(summary)
             total = (beside(summary.n, 1) + sums / self.features.bound) / 2
             noisy = self.law.noised(total.expand(*shape, *total.shape), draws)
             return Tally(summary.n, {"total": noisy})
 
+        # The curator sums chances of ones: numbers in [0, 1], whose movement ``moved`` bounds.
         def chances(x: Tensor) -> Tensor:
             share = self.features.share(x.flatten(0, -2)).view(*x.shape[:-1], -1)
             return (1 + share.double().clamp_(-1, 1)) / 2
 
         blocks = in_blocks(summary.rows, summary.counts, self.features.at_once)
-        each = (combined(counts, chances(x)) for x, counts in blocks)
-        whole = self.sums.blocks(each, summary.n)
+        parts = (combined(counts, chances(x)) for x, counts in blocks)
+        whole = self.sums.blocks(parts, summary.n)
         return Tally(summary.n, {"total": self.sums.released(whole, draws, shape)})
 
     def analyse(self, tally: Tally) -> Density:
@@ -311,9 +331,17 @@ class SecureKDE(SharedSum[Crowd]):
     """The means of the features f_i(x)_j/R over n clients, each in integers with its share of the
     noise.
 
-    features: public. clients: n; epsilon; delta: in (0, 1), or 0 for discrete Laplace noise;
-    corrupt clients collude, absent others may drop out, together fewer than n. ``estimate`` gives a
-    ``Density``. Raises TypeError, ValueError.
+    ``estimate`` gives a ``Density``.
+
+    Args:
+        features: public.
+        clients: n.
+        epsilon: > 0.
+        delta: in (0, 1), or 0 for discrete Laplace noise.
+        corrupt: clients who collude.
+        absent: others who may drop out; together fewer than n.
+
+    Raises TypeError, ValueError.
 
     Guarantees: (epsilon, delta)-DP for replacing one client's vector, n public: that of
     :class:`SecureSketch` or
@@ -332,15 +360,16 @@ class SecureKDE(SharedSum[Crowd]):
 
     def __post_init__(self) -> None:
         checks.instance("features", self.features, Features)
-        checks.validated(self, "client")  # clients and an epsilon that have no noise
+        # The client refuses numbers of clients and an epsilon that have no noise.
+        checks.validated(self, "client")
 
     @property
     def shown(self) -> Shown:
         moves = moved(self.features)
-        apart = 2 * min(moves.change, moves.flips) ** 0.5  # of f/R; ``moved`` speaks of (1 + f/R)/2
-        return Shown(
-            moves.instances, moves.instances**0.5, 1.0, apart, moves.instances**0.5 * apart
-        )
+        norm = moves.instances**0.5
+        # Of f/R, while ``moved`` is about (1 + f/R)/2.
+        distance = 2 * min(moves.change, moves.flips) ** 0.5
+        return Shown(moves.instances, norm, 1.0, distance, norm * distance)
 
     @property
     def scales(self) -> Tensor:
@@ -365,9 +394,7 @@ class SecureKDE(SharedSum[Crowd]):
         return self.features.means(self.features.crowd(summary))
 
     def density_mse(self, summary: Crowd, y: Tensor) -> MeanSquaredError:
-        """Of the density at each query, these features given: (q, d) -> (q,). It reads the users'
-        vectors.
-        """
+        """Of the density at queries (q, d), these features given; it reads the users' vectors."""
         noise = self.predicted_mse(summary)
         crowd = self.features.crowd(summary)
         return density_mse(self.features, crowd, y, torch.zeros_like(noise), noise)

@@ -22,11 +22,13 @@ from torchdp.protocol.frames import Rows, rows_of
 from torchdp.randomizers import RandomizedResponse
 from torchdp.shuffle.laws import MessageLaw
 
-PARTS = ("value", "standard_error")
-
 
 def class_counts(labels: Rows, classes: int) -> Tensor:
     """How many users report each class: integers in [0, classes) -> (classes,), int64.
+
+    Args:
+        labels: (n,) integers in [0, classes).
+        classes: how many there are.
 
     Of labels that went through randomized response the counts are private by post-processing.
     Raises TypeError, ValueError: also for a class without users, of which no density can be
@@ -35,9 +37,11 @@ def class_counts(labels: Rows, classes: int) -> Tensor:
     classes = checks.integer("classes", classes, 1, 2**30)
     labels = checks.types("labels", rows_of(labels, classes, "labels"), classes)
     counts = torch.bincount(labels, minlength=classes)
-    if empty := (counts == 0).nonzero()[:, 0].tolist():
+    empty = (counts == 0).nonzero()[:, 0].tolist()
+    if empty:
         raise ValueError(
-            f"labels must leave no class without users; classes {empty} have none, merge or drop them"
+            f"labels must leave no class without users; classes {empty} have none, merge or drop "
+            "them"
         )
     return counts
 
@@ -54,14 +58,17 @@ def sizes_of(counts: Tensor) -> list[int]:
 
 @dataclass(frozen=True, eq=False)
 class ShuffledClasses(Brief):
-    """A shuffled density of each class, from the users who report it. x: their vectors and what
-    they reported.
+    """A shuffled density of each class, from the users who report it.
 
     In a first round users report labels, in the clear or through ``response``, and remember their
     reports; in the second those who report class c run ``kdes[c]``, made for their public number.
-    It is no protocol of one question: its verbs take x = (vectors (n, d), reported (n,)). kdes: of
-    one Features object, all shuffled, or all a curator's (references). response: of as many
-    classes, None where labels are public. Raises ValueError, TypeError.
+    It is no protocol of one question: its verbs take x = (vectors (n, d), reported (n,)).
+
+    Args:
+        kdes: of one Features object, all shuffled, or all a curator's (references).
+        response: of as many classes, None where labels are public.
+
+    Raises ValueError, TypeError.
 
     Guarantees: of the second round, (epsilon, delta)-DP for replacing one user's vector, labels as
     they are: the worst of the classes, each of which holds other users. With ``response``, of both
@@ -82,14 +89,16 @@ class ShuffledClasses(Brief):
         kinds = {type(kde) for kde in self.kdes}
         if len(kinds) != 1 or not kinds <= {ShuffledKDE, CentralKDE}:
             raise TypeError(
-                "kdes must hold a ShuffledKDE for each class, one at least, or a CentralKDE for each"
+                "kdes must hold a ShuffledKDE for each class, one at least, or a CentralKDE for "
+                "each"
             )
         if any(kde.features is not self.kdes[0].features for kde in self.kdes):
             raise ValueError("kdes must share one Features object")
         checks.instance("response", self.response, (RandomizedResponse, type(None)))
         if self.response is not None and self.response.k != len(self.kdes):
             raise ValueError(
-                f"response must have k = {len(self.kdes)}, the number of classes, not {self.response.k}"
+                f"response must have k = {len(self.kdes)}, the number of classes, not "
+                f"{self.response.k}"
             )
 
     @staticmethod
@@ -104,11 +113,11 @@ class ShuffledClasses(Brief):
         *,
         steps: Tensor | float | None = None,
     ) -> "ShuffledClasses":
-        """For each class noise of this kind at (epsilon, delta), for counts[c] users, ``absent`` of
-        each missing.
+        """For each class noise of this kind at (epsilon, delta).
 
-        counts: as from ``class_counts``. The smallest class is calibrated, the others take its
-        noise (``like``). steps: as of ``ShuffledKDE``. Raises as ``ShuffledKDE.calibrated``.
+        counts: users of each class, as from ``class_counts``; ``absent`` of each may be missing.
+        The smallest class is calibrated, the others take its noise (``like``). The rest as of
+        ``ShuffledKDE.calibrated``. Raises as it does.
         """
         smallest = min(sizes_of(counts))
         kde = ShuffledKDE.calibrated(features, kind, smallest, epsilon, delta, absent, steps=steps)
@@ -118,72 +127,76 @@ class ShuffledClasses(Brief):
     def like(
         kde: ShuffledKDE, counts: Tensor, response: RandomizedResponse | None = None
     ) -> "ShuffledClasses":
-        """For each class the features, steps and noise of ``kde``, a calibrated one, certified for
-        its number of users.
+        """For each class the features, steps and noise of ``kde``, certified for its users.
 
-        Where that noise is a hair too little, or it is of another kind than ``shuffle.PoissonSum``
-        and ``BoundedSum``, the class is calibrated by itself. Raises as ``ShuffledKDE.calibrated``.
+        Where that noise is not certified, or of another kind than ``shuffle.PoissonSum`` and
+        ``BoundedSum``, the class is calibrated by itself. Raises as ``ShuffledKDE.calibrated``.
         """
         sizes = sizes_of(counts)
-        made = {n: kde if n == kde.law.users else kde.resized(n) for n in sorted(set(sizes))}
-        return ShuffledClasses(tuple(made[n] for n in sizes), response)
+        # Classes of one size share one certificate.
+        of_size = {n: kde if n == kde.law.users else kde.resized(n) for n in sorted(set(sizes))}
+        return ShuffledClasses(tuple(of_size[n] for n in sizes), response)
 
     @cached_property
     def guarantee(self) -> Guarantee:
         """What both rounds promise together."""
         parts = [kde.guarantee for kde in self.kdes]
         worst = max(parts, key=lambda part: part.epsilon)
-        label = self.response.epsilon if self.response is not None else 0.0
-        source = worst.source
-        if label:
-            source = "randomized response of the label, then the density of the reported class: epsilons add up"
+        delta = max(part.delta for part in parts)
+        variation = max(part.variation for part in parts)
+        both = replace(worst, delta=delta, variation=variation, arithmetic=weaker(parts))
+        if self.response is None or self.response.epsilon == 0:
+            return both
+        # Randomized response is exact in its arithmetic.
         return replace(
-            worst,
-            epsilon=worst.epsilon + label,
-            delta=max(part.delta for part in parts),
-            exact=worst.exact and not label,
-            source=source,
-            # randomized response is exact
-            arithmetic=weaker(parts),
-            variation=max(part.variation for part in parts),
+            both,
+            epsilon=worst.epsilon + self.response.epsilon,
+            exact=False,
+            source="randomized response of the label, then the density of the reported class: "
+            "epsilons add up",
         )
 
     def validate(self, x: tuple[Rows, Rows]) -> tuple[Tensor, Tensor]:
-        """x, (n, d) and (n,), the reports as many of each class as ``kdes`` count on. Raises
-        TypeError, ValueError.
+        """x, (n, d) and (n,), as many reports of each class as ``kdes`` count on.
+
+        Raises TypeError, ValueError.
         """
-        vectors = rows_of(x[0], self.kdes[0].held)
+        first = self.kdes[0]
+        vectors = rows_of(x[0], first.held)
         reported = rows_of(x[1], len(self.kdes), "reported")
-        vectors = self.kdes[0].features.family.validate(vectors)
+        vectors = first.features.family.validate(vectors)
         counts = class_counts(reported, len(self.kdes))
         if len(vectors) != len(reported):
             raise ValueError(
-                f"x and reported must have one row for each user, not {len(vectors)} and {len(reported)}"
+                f"x and reported must have one row for each user, not {len(vectors)} and "
+                f"{len(reported)}"
             )
         expected = [kde.law.users for kde in self.kdes]
         if counts.tolist() != expected:
             raise ValueError(
-                f"reported must hold {expected} users of the classes, for whom the noise is calibrated, not "
-                f"{counts.tolist()}; make them anew for these counts"
+                f"reported must hold {expected} users of the classes, for whom the noise is "
+                f"calibrated, not {counts.tolist()}; make them anew for these counts"
             )
         return vectors, reported
 
     def collect(self, x: tuple[Rows, Rows], *, noise: Noise | None = None) -> tuple[Tally, ...]:
-        """A tally of each class from each user's own messages. noise: None for the system's. Raises
-        as ``validate``.
+        """A tally of each class from each user's own messages. Raises as ``validate``.
+
+        noise: None for the system's.
         """
         vectors, reported = self.validate(x)
         draws = source(noise, vectors.device)
+        # Each user takes part in one density, that of its report.
+        members = [vectors[reported == c] for c in range(len(self.kdes))]
         return tuple(
-            kde.collect_unchecked(vectors[reported == c], draws) for c, kde in enumerate(self.kdes)
+            kde.collect_unchecked(own, draws) for kde, own in zip(self.kdes, members, strict=True)
         )
 
     def analyse(self, tallies: tuple[Tally, ...]) -> Density:
-        """Densities of the classes: value (*batch, classes, instances). Raises TypeError,
-        ValueError.
-        """
+        """The classes' densities, (*batch, classes, instances). Raises TypeError, ValueError."""
         parts = [kde.analyse(tally) for kde, tally in zip(self.kdes, tallies, strict=True)]
-        value, error = (torch.stack([getattr(part, name) for part in parts], -2) for name in PARTS)
+        value = torch.stack([part.value for part in parts], -2)
+        error = torch.stack([part.standard_error for part in parts], -2)
         n = sum(part.n for part in parts)
         return Density(value, error, n, features=self.kdes[0].features, guarantee=self.guarantee)
 
@@ -201,14 +214,14 @@ class ShuffledClasses(Brief):
         labels = reported.to(vectors.device, torch.int64)
         members = [Crowd.of(vectors[labels == c]) for c in range(len(self.kdes))]
         pairs = zip(self.kdes, members, strict=True)
-        return self.analyse(
-            tuple(kde.sample_unchecked(crowd, draws, shape) for kde, crowd in pairs)
-        )
+        tallies = tuple(kde.sample_unchecked(crowd, draws, shape) for kde, crowd in pairs)
+        return self.analyse(tallies)
 
 
 def classify(densities: Density, y: Tensor) -> Tensor:
-    """The class of highest density at each query: densities (*batch, classes), (q, d) ->
-    (*batch, q), int64.
+    """The class of highest density at each query.
+
+    densities: (*batch, classes); y: (q, d). Returns (*batch, q) int64.
 
     Guarantees: that of ``densities``, whatever is asked: post-processing.
     Source: Wagner (2025), section 3.3, highest density class.
@@ -217,8 +230,9 @@ def classify(densities: Density, y: Tensor) -> Tensor:
 
 
 def nearest_centre(densities: Density, y: Tensor) -> Tensor:
-    """The class whose mean vector is nearest to each query: densities (*batch, classes), (q, d) ->
-    (*batch, q), int64.
+    """The class whose mean vector is nearest to each query.
+
+    densities: (*batch, classes); y: (q, d). Returns (*batch, q) int64.
 
     ||y - m||^2 up to ||y||^2, with m = K~ at the axes and ||m||^2 less what rounding and privacy
     noise add to it in the mean (to within 1/n). Raises ValueError where the kernel is not the inner
@@ -230,19 +244,22 @@ def nearest_centre(densities: Density, y: Tensor) -> Tensor:
     family = _classes(densities).features.family
     if not isinstance(family, InnerProductFamily):
         raise ValueError(
-            f"densities must be of an inner product family, not {type(family).__name__}; use classify"
+            f"densities must be of an inner product family, not {type(family).__name__}; use "
+            "classify"
         )
     axes = torch.eye(family.dimension, dtype=torch.float64, device=densities.value.device)
     centres = densities.evaluate(axes)  # (*batch, classes, d)
-    squares = (centres.square() - densities.standard_error_at(axes).square()).sum(-1)
-    return (squares[..., None] - 2 * centres @ family.queries(y).to(centres).mT).argmin(-2)
+    # E ||centre||^2 is ||m||^2 and the sum of the variances.
+    noise = densities.standard_error_at(axes).square()
+    squares = (centres.square() - noise).sum(-1)
+    products = 2 * centres @ family.queries(y).to(centres).mT
+    return (squares[..., None] - products).argmin(-2)
 
 
 def nearest_words(densities: Density, vocabulary: Tensor, top: int) -> Tensor:
-    """The words of highest density in each class: densities (*batch,), (words, d) -> (*batch, top)
-    rows, best first.
+    """The words of highest density in each class, best first: (*batch, top) rows of vocabulary.
 
-    vocabulary: public embeddings. Raises TypeError, ValueError.
+    densities: (*batch,). vocabulary: public embeddings, (words, d). Raises TypeError, ValueError.
 
     Guarantees: that of ``densities``: post-processing.
     Source: Wagner (2025), section 3.3, private class decoding.
@@ -255,6 +272,7 @@ def nearest_words(densities: Density, vocabulary: Tensor, top: int) -> Tensor:
 
 
 def _classes(densities: Density) -> Density:
+    """``densities``, if of several classes. Raises TypeError, ValueError."""
     if checks.instance("densities", densities, Density).value.ndim < 2:
         raise ValueError("densities must be of several classes, as ShuffledClasses releases them")
     return densities

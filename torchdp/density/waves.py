@@ -1,5 +1,4 @@
-"""Fixed Fourier waves of a kernel on a public box, in up to three dimensions: weights, proved
-errors, proved movement.
+"""Fixed Fourier waves of a kernel on a public box: weights, proved errors, proved movement.
 
 Points of the box differ by |z_i| <= D_i. With periods L_i > D_i Poisson's summation formula is
 exact: sum_m c_m e^(2 pi i <m, z/L>) = k~(z), the kernel and its images. c_0 and the pairs +-m of
@@ -35,19 +34,35 @@ from torchdp.density.family import SLACK, Family, drawn
 from torchdp.density.gaussian import CircleFeatures
 from torchdp.protocol import Objective
 
-MOST_WAVES, MOST_DIMENSIONS = 1024, 3
-REACH = {1: 1024, 2: 96, 3: 20}  # of the lattice that waves are taken from, each way
-FARTHEST, TRIED = 16.0, 24  # periods that are tried: up to so many scales beyond the side
-WIDEST = 1e4  # scales that a box may be wide
-CANCELLED = 1e-14  # of a sum, by floats that cancel
-FAR = 50.0  # scales beyond which images of kernels with tails are below every rounding
-MARGIN = 1e-13  # of a sum over images, relative: for what lies beyond, and for floats
+MOST_WAVES = 1024
+MOST_DIMENSIONS = 3
+
+# Each way, of the lattice that waves are taken from; by dimension.
+REACH = {1: 1024, 2: 96, 3: 20}
+
+# Periods that are tried: up to so many scales beyond the side.
+FARTHEST = 16.0
+TRIED = 24
+
+# Scales that a box may be wide.
+WIDEST = 1e4
+
+# Of a sum, by floats that cancel.
+CANCELLED = 1e-14
+
+# Scales beyond which images of kernels with tails are below every rounding.
+FAR = 50.0
+
+# Of a sum over images, relative: for what lies beyond, and for floats.
+MARGIN = 1e-13
+
+# Smaller weights are left out.
+LEAST_WEIGHT = 1e-300
 
 
 @dataclass(frozen=True)
 class StationaryKernel(ABC):
-    """k(x, y) = k(z), z = x - y in R^d for any d: 0 <= k <= k(0) = 1, and k does not rise in
-    any |z_i|.
+    """k(x, y) = k(z), z = x - y: 0 <= k <= k(0) = 1, and k does not rise in any |z_i|.
 
     With a period L_i in each coordinate let k~(z) = sum_j k(z + j L), and c_m its Fourier
     coefficients, of which Poisson's summation formula says c_m = transform(2 pi m/L)/prod L.
@@ -55,7 +70,9 @@ class StationaryKernel(ABC):
     """
 
     scale: float
-    nearest: ClassVar[float] = 0.3  # scales between a box and its images, at least
+
+    # Scales between a box and its images, at least.
+    nearest: ClassVar[float] = 0.3
 
     def __post_init__(self) -> None:
         checks.keep(self, scale=checks.positive)
@@ -70,9 +87,7 @@ class StationaryKernel(ABC):
 
     @abstractmethod
     def images(self, sides: list[float], periods: list[float]) -> float:
-        """An upper bound of k~(z) - k(z) over |z_i| <= sides_i < periods_i; exact to floats where
-        sides are 0.
-        """
+        """A bound of k~(z) - k(z) over |z_i| <= sides_i < periods_i; exact where sides are 0."""
 
     @abstractmethod
     def energy(self, periods: list[float]) -> float:
@@ -101,15 +116,13 @@ class ProductKernel(StationaryKernel):
         return self.transform_of_one(w).prod(-1)
 
     def images(self, sides: list[float], periods: list[float]) -> float:
-        """prod (f_i + r_i) - prod f_i <= prod (1 + r_i) - 1; r_i: near images as if z_i = side,
-        others as if 0.
-        """
+        """prod (f_i + r_i) - prod f_i <= prod (1 + r_i) - 1, f_i the factors, r_i their images."""
         total = 1.0
         for side, period in zip(sides, periods, strict=True):
-            far = period * multiples(FAR * self.scale, period)
-            total *= 1 + float(self.one(far[1:] - side).sum() + self.one(far[1:]).sum()) * (
-                1 + MARGIN
-            )
+            far = period * multiples(FAR * self.scale, period)[1:]
+            # Images on one side as if z_i = side, on the other as if z_i = 0.
+            images = float(self.one(far - side).sum() + self.one(far).sum())
+            total *= 1 + images * (1 + MARGIN)
         return total - 1
 
     def energy(self, periods: list[float]) -> float:
@@ -123,19 +136,14 @@ class Gaussian(ProductKernel):
         return (-(z / self.scale).square()).exp()
 
     def transform_of_one(self, w: Tensor) -> Tensor:
-        return math.sqrt(math.pi) * self.scale * (-(w * self.scale / 2).square()).exp()
+        half = w * self.scale / 2
+        return math.sqrt(math.pi) * self.scale * (-half.square()).exp()
 
     def energy_of_one(self, period: float) -> float:
-        """By the autocorrelation, a Gaussian of twice the variance, at the multiples of the
-        period.
-        """
+        """By the autocorrelation, a Gaussian of twice the variance, at multiples of the period."""
         far = multiples(FAR * self.scale, period) * period
-        return (
-            math.sqrt(math.pi / 2)
-            * self.scale
-            / period
-            * (2 * float(self.one(far / math.sqrt(2)).sum()) - 1)
-        )
+        half = float(self.one(far / math.sqrt(2)).sum())
+        return math.sqrt(math.pi / 2) * self.scale / period * (2 * half - 1)
 
 
 class Laplacian(ProductKernel):
@@ -150,7 +158,8 @@ class Laplacian(ProductKernel):
     def energy_of_one(self, period: float) -> float:
         """By the autocorrelation (scale + |t|) e^(-|t|/scale)."""
         far = multiples(FAR * self.scale, period) * period
-        return (2 * float(((self.scale + far) * self.one(far)).sum()) - self.scale) / period
+        half = float(((self.scale + far) * self.one(far)).sum())
+        return (2 * half - self.scale) / period
 
 
 class ExponentialKernel(StationaryKernel):
@@ -163,34 +172,43 @@ class ExponentialKernel(StationaryKernel):
 
     def transform(self, w: Tensor) -> Tensor:
         d = w.shape[-1]
-        whole = 2**d * math.pi ** ((d - 1) / 2) * math.gamma((d + 1) / 2) * self.scale**d
-        return whole / (1 + (w * self.scale).square().sum(-1)) ** ((d + 1) / 2)
+        power = (d + 1) / 2
+        at_0 = 2**d * math.pi ** ((d - 1) / 2) * math.gamma(power) * self.scale**d
+        squares = (w * self.scale).square().sum(-1)
+        return at_0 / (1 + squares) ** power
 
     def images(self, sides: list[float], periods: list[float]) -> float:
-        near = [
-            (period * multiples(FAR * self.scale + side, period, both=True).abs() - side).clamp_min(
-                0
-            )
-            for side, period in zip(sides, periods, strict=True)
-        ]
-        return float(self.k(torch.cartesian_prod(*near).view(-1, len(near))).sum() - 1) * (
-            1 + MARGIN
-        )
+        near = []
+        for side, period in zip(sides, periods, strict=True):
+            far = period * multiples(FAR * self.scale + side, period, both=True)
+            near.append((far.abs() - side).clamp_min(0))
+        nearest = torch.cartesian_prod(*near).view(-1, len(near))
+        # All but the kernel itself, 1 where z = 0.
+        images = self.k(nearest).sum() - 1
+        return float(images) * (1 + MARGIN)
 
     def energy(self, periods: list[float]) -> float:
         """By the autocorrelation, int k^2 times Matern's function of smoothness d/2 + 1."""
         d = len(periods)
         far = [period * multiples(FAR * self.scale, period, both=True) for period in periods]
-        r = torch.linalg.vector_norm(torch.cartesian_prod(*far).view(-1, d), dim=-1) / self.scale
-        if d == 2:
+        points = torch.cartesian_prod(*far).view(-1, d)
+        r = torch.linalg.vector_norm(points, dim=-1) / self.scale
+        # int k^2 of scale 1, and Matern's function of r.
+        if d == 1:
+            square = 1.0
+            matern = (1 + r) * (-r).exp()
+        elif d == 2:
+            square = math.pi / 2
             t = r.clamp_min(1e-9)
-            bessel = torch.special.modified_bessel_k0(t) + 2 / t * torch.special.modified_bessel_k1(
-                t
-            )
-            shape, whole = torch.where(r > 0, t.square() * bessel / 2, 1.0), math.pi / 2
+            k0 = torch.special.modified_bessel_k0(t)
+            k1 = torch.special.modified_bessel_k1(t)
+            # r^2 K_2(r)/2, which tends to 1 at 0
+            matern = torch.where(r > 0, t.square() * (k0 + 2 / t * k1) / 2, 1.0)
         else:
-            shape, whole = (1 + r + (d == 3) * r.square() / 3) * (-r).exp(), {1: 1.0, 3: math.pi}[d]
-        return whole * self.scale**d / math.prod(periods) * float(shape.sum()) * (1 + MARGIN)
+            square = math.pi
+            matern = (1 + r + r.square() / 3) * (-r).exp()
+        mean = square * self.scale**d / math.prod(periods)
+        return mean * float(matern.sum()) * (1 + MARGIN)
 
 
 def multiples(reach: float, period: float, both: bool = False) -> Tensor:
@@ -201,12 +219,14 @@ def multiples(reach: float, period: float, both: bool = False) -> Tensor:
 
 @dataclass(frozen=True)
 class Waves(Family):
-    """The kernel on the box, by ``repetitions`` waves of largest weight: Q = S = 2, R = 1; nothing
-    is random.
+    """The kernel on the box, by ``repetitions`` waves of largest weight: Q = S = 2, R = 1.
 
-    stationary: such as ``Gaussian(0.25)``. box: (2, d) public corners, d <= 3, low and high; users
-    and queries out of it are refused. The features' ``average`` and ``worst`` are proved bounds of
-    their error. Raises TypeError, ValueError.
+    Args:
+        stationary: such as ``Gaussian(0.25)``.
+        box: (2, d) public corners, d <= 3, low and high; users and queries out of it are refused.
+
+    Nothing is random. The features' ``average`` and ``worst`` are proved bounds of their error.
+    Raises TypeError, ValueError.
     Source: the module's argument.
     """
 
@@ -221,14 +241,15 @@ class Waves(Family):
         box = torch.as_tensor(self.box, dtype=torch.float64)
         if box.ndim != 2 or len(box) != 2 or not 1 <= box.shape[1] <= MOST_DIMENSIONS:
             raise ValueError(
-                f"box must have shape (2, d), low and high corners, d = 1, 2 or 3, not {tuple(box.shape)}; "
-                "take GaussianOrthogonal beyond"
+                "box must have shape (2, d), low and high corners, d = 1, 2 or 3, not "
+                f"{tuple(box.shape)}; take GaussianOrthogonal beyond"
             )
-        if not (box.isfinite().all() and (box[1] > box[0]).all()):
+        low, high = box
+        if not (box.isfinite().all() and (high > low).all()):
             raise ValueError(
                 "box must hold finite corners, the low one below the high one in every coordinate"
             )
-        if float((box[1] - box[0]).max()) > WIDEST * self.stationary.scale:
+        if float((high - low).max()) > WIDEST * self.stationary.scale:
             raise ValueError(
                 f"box must be at most {WIDEST:g} scales of the kernel wide; take a larger scale"
             )
@@ -240,7 +261,7 @@ class Waves(Family):
 
     @property
     def movement(self) -> float:
-        """A point of the circle moves by 2 at most; that of the features is less."""
+        """A point of the circle moves by 2 at most; features move less."""
         return 1.0
 
     @property
@@ -250,10 +271,13 @@ class Waves(Family):
 
     def inside(self, name: str, points: Tensor) -> Tensor:
         low, high = torch.as_tensor(self.box, dtype=torch.float64, device=points.device)
-        room, exact = SLACK * (high - low), points.detach().double()
-        if len(points) and not ((exact >= low - room) & (exact <= high + room)).all():
+        slack = SLACK * (high - low)
+        exact = points.detach().double()
+        inside = (exact >= low - slack) & (exact <= high + slack)
+        if not inside.all():
             raise ValueError(
-                f"{name} must lie in the box {self.box}; clamp points to it, or state a larger public box"
+                f"{name} must lie in the box {self.box}; clamp points to it, or state a larger "
+                "public box"
             )
         return points
 
@@ -265,16 +289,14 @@ class Waves(Family):
     def features(
         self, count: int, objective: Objective = Objective.MEAN, device: torch.device | str = "cpu"
     ) -> "WaveFeatures":
-        """So many waves, at the periods of the least bound of the mean or the worst query. Raises
-        ValueError.
+        """So many waves, at the periods of least bound of the mean or the worst query's error.
+
+        Raises ValueError.
         """
         count = checks.integer("count", count, 1, MOST_WAVES)
         mean = checks.instance("objective", objective, Objective) is Objective.MEAN
-        found = min(
-            lattices(self),
-            key=lambda one: (one.average if mean else one.worst)[min(count, len(one)) - 1],
-        )
-        return found.features(self, count, device)
+        best = min(lattices(self), key=lambda lattice: lattice.bound(count, mean))
+        return best.features(self, count, device)
 
     def k(self, x: Tensor, y: Tensor) -> Tensor:
         return self.stationary.k(x[..., :, None, :] - y[..., None, :, :])
@@ -282,16 +304,21 @@ class Waves(Family):
 
 @dataclass(frozen=True, eq=False)
 class WaveFeatures(CircleFeatures):
-    """weights: C_m, (repetitions,). average, worst: bounds of |sum - k|, root mean square and at
-    any pair of points.
+    """Waves of a family.
 
-    whole: k~(0), the sum over all c_m.
+    Args:
+        places: m, (repetitions, d) int64.
+        weights: C_m, (repetitions,).
+        first: c_0.
+        average: bound of the root mean square of |sum - k| over queries.
+        worst: bound of |sum - k| at any pair of points.
+        whole: k~(0), the sum over all c_m.
     """
 
     family: Waves
-    places: Tensor  # m, (repetitions, d) int64
+    places: Tensor
     weights: Tensor
-    first: float  # c_0
+    first: float
     average: float
     worst: float
     whole: float
@@ -305,25 +332,33 @@ class WaveFeatures(CircleFeatures):
         return self.gamma(torch.ones(self.instances, dtype=torch.float64))
 
     def gamma(self, steps: Tensor) -> float:
-        squares = steps.cpu().view(-1, 2).amax(1).square()
-        least = float(squares.sum())
-        return min(least, float((squares / self.weights.cpu().abs()).max()) * self.whole / 2)
-
-    def share(self, x: Tensor) -> Tensor:
-        return self.f(x.double())  # angles are right to 2^-40
+        # A wave's cosine and sine move by at most the larger of their steps.
+        larger = steps.cpu().view(-1, 2).amax(1)
+        squares = larger.square()
+        ratios = squares / self.weights.cpu()
+        scale = float(ratios.max())  # lambda
+        return min(float(squares.sum()), scale * self.whole / 2)
 
     def f(self, x: Tensor) -> Tensor:
         low = torch.as_tensor(self.family.box[0], dtype=torch.float64, device=x.device)
-        return super().f(x.double() - low)
+        return super().f(x.double() - low)  # angles are right to 2^-40
 
     def g(self, y: Tensor) -> Tensor:
-        return self.f(y) * (self.repetitions * self.weights.to(y.device)).repeat_interleave(2)
+        weights = self.repetitions * self.weights.to(y.device)
+        return self.f(y) * weights.repeat_interleave(2)
 
 
 @dataclass(frozen=True, eq=False)
 class Lattice:
-    """Waves of one period, the largest |C| first, and the bounds of the first 1, 2, ... of them,
-    (waves,) each.
+    """Waves of one period, the largest |C| first.
+
+    Args:
+        places: m, (waves, d) int64.
+        weights: C_m, (waves,).
+        constant: c_0.
+        periods: L, d of them.
+        average, worst: bounds of the errors of the first 1, 2, ... waves, (waves,).
+        whole: k~(0).
     """
 
     places: Tensor
@@ -334,26 +369,27 @@ class Lattice:
     worst: Tensor
     whole: float
 
-    def __len__(self) -> int:
-        return len(self.weights)
+    def bound(self, count: int, mean: bool) -> float:
+        """Of the error of ``count`` waves, or of all, in the mean or at worst."""
+        bounds = self.average if mean else self.worst
+        return float(bounds[min(count, len(bounds)) - 1])
 
     def features(
         self, family: Waves, count: int, device: torch.device | str = "cpu"
     ) -> WaveFeatures:
         """The first ``count`` of them, as a family's features."""
-        count = min(count, len(self))
-        frequencies = (
-            self.places[:count] * (2 * math.pi / torch.tensor(self.periods, dtype=torch.float64))
-        ).mT
-        bounds = float(self.average[count - 1]), float(self.worst[count - 1])
+        count = min(count, len(self.weights))
+        places = self.places[:count]
+        angles = places * (2 * math.pi / torch.tensor(self.periods, dtype=torch.float64))
         return WaveFeatures(
             family,
             count,
-            frequencies.to(device),
-            self.places[:count].to(device),
+            angles.mT.to(device),
+            places.to(device),
             self.weights[:count].to(device),
             self.constant,
-            *bounds,
+            self.bound(count, mean=True),
+            self.bound(count, mean=False),
             self.whole,
         )
 
@@ -361,33 +397,41 @@ class Lattice:
 @lru_cache(maxsize=64)
 def lattices(family: Waves) -> tuple[Lattice, ...]:
     """Of all periods that are tried."""
-    kernel, sides = family.stationary, family.sides
-    first, last = math.log10(kernel.nearest), math.log10(FARTHEST)
-    extras = torch.logspace(first, last, TRIED, dtype=torch.float64) * kernel.scale
-    return tuple(lattice(family, [side + extra for side in sides]) for extra in extras.tolist())
+    kernel = family.stationary
+    nearest = math.log10(kernel.nearest)
+    extras = torch.logspace(nearest, math.log10(FARTHEST), TRIED, dtype=torch.float64)
+    extras *= kernel.scale
+    return tuple(
+        lattice(family, [side + extra for side in family.sides]) for extra in extras.tolist()
+    )
 
 
 def lattice(family: Waves, periods: list[float]) -> Lattice:
-    """The module's bounds, of every number of waves."""
-    kernel, d, sides = family.stationary, family.dimension, family.sides
+    """The module's bounds, of every number of waves. Raises ValueError."""
+    kernel = family.stationary
+    d = family.dimension
+    sides = family.sides
     line = torch.arange(-REACH[d], REACH[d] + 1)
     places = torch.cartesian_prod(*[line] * d).view(-1, d)
     places = places[len(places) // 2 :]  # one of each pair, 0 first
     volume = math.prod(periods)
-    c = (
-        kernel.transform(places * (2 * math.pi / torch.tensor(periods, dtype=torch.float64)))
-        / volume
-    )
+    frequencies = places * (2 * math.pi / torch.tensor(periods, dtype=torch.float64))
+    c = kernel.transform(frequencies) / volume
     if bool((c < 0).any()):  # the movement's bound needs it
         raise ValueError(f"the transform of {type(kernel).__name__} must be nowhere negative")
-    constant, C = float(c[0]), 2 * c[1:]
-    order = C.abs().argsort(descending=True, stable=True)[:MOST_WAVES]
-    order = order[C[order].abs() > 1e-300]
-    C, places = C[order], places[1:][order]
+    constant = float(c[0])
+    C = 2 * c[1:]
+    order = C.argsort(descending=True, stable=True)[:MOST_WAVES]
+    order = order[C[order] > LEAST_WEIGHT]
+    C = C[order]
     images = kernel.images(sides, periods)
     whole = 1 + kernel.images([0.0] * d, periods)  # k~(0)
     energy = kernel.energy(periods)
-    left = (energy - constant**2 - C.square().cumsum(0) / 2).clamp_min(0) + CANCELLED * energy
-    tail = (whole - abs(constant) - C.abs().cumsum(0)).clamp_min(0) + CANCELLED * whole
-    average = (volume / math.prod(sides) * left).sqrt() + images
-    return Lattice(places, C, constant, tuple(periods), average, tail + images, whole)
+    # What is left out, by subtraction from sums over all m, and what floats lose by that.
+    kept = C.square().cumsum(0) / 2
+    energy_left = (energy - constant**2 - kept).clamp_min(0)
+    energy_left += CANCELLED * energy
+    tail = (whole - constant - C.cumsum(0)).clamp_min(0)
+    tail += CANCELLED * whole
+    average = (volume / math.prod(sides) * energy_left).sqrt() + images
+    return Lattice(places[1:][order], C, constant, tuple(periods), average, tail + images, whole)

@@ -1,10 +1,9 @@
-"""Sums of bits in the shuffle model: users send anonymous messages, a shuffler mixes them, an
-analyst adds them up.
+"""Sums of bits in the shuffle model: anonymous messages, mixed by a shuffler, added by an analyst.
 
     >>> import torch
     >>> from torchdp.shuffle import BitSums, PoissonSum
     >>> sums = BitSums.calibrated(PoissonSum, users=1000, epsilon=1.0, delta=1e-6, instances=8)
-    >>> estimate = sums.estimate(torch.rand(1000, 8) < 0.3)  # each user's own messages, their noise the system's
+    >>> estimate = sums.estimate(torch.rand(1000, 8) < 0.3)  # from each user's own messages
     >>> estimate.value.shape, sums.guarantee.epsilon <= 1
     (torch.Size([8]), True)
 
@@ -20,10 +19,19 @@ what one bit tells; ``BitSums`` runs it in many instances. S is the number of on
 | :class:`CorrelatedSum` | a few; best for one instance | discrete Laplace, masked by pairs that cancel |
 | :class:`CentralGaussianSum` | a reference: to a curator, without noise too | N(0, sigma^2) |
 
-Guarantees: ``delta_of`` and ``epsilon_of`` certify (epsilon, delta) over I instances from exact
-dominating pairs (Ghazi et al. 2020; Cheu et al. 2019), composed on a grid that is rounded up
-(Doroshenko et al. 2022, Algorithm 1), or from how far a user's numbers move (``shuffle.inversion``,
-with proof).
+In the order to read, with what each file proves:
+``laws``: messages, and what a law of noise says of itself.
+``search``: the least noise that is certified.
+``count_laws``: exact dominating pairs of counts and of correlated noise (Ghazi et al. 2020).
+``inversion``: delta where a user's numbers move little, by summed inversion.
+``one_type``, ``correlated``, ``response``: the protocols; the last with the exact curve of shuffled
+bits (Cheu et al. 2019).
+``sums``: delta over many instances, composed on a grid that is rounded up (Doroshenko et al. 2022,
+Algorithm 1), and the protocol.
+``amplified``: delta of any local protocol behind a shuffler.
+
+Guarantees: ``delta_of`` and ``epsilon_of`` certify (epsilon, delta) over I instances, by flips or
+by movement, whichever is less.
 """
 
 from torchdp.shuffle.amplified import Amplified

@@ -1,5 +1,4 @@
-"""Any local protocol behind a shuffler: privacy amplification, the curve of its blanket by summed
-inversion.
+"""Any local protocol behind a shuffler: the curve of its privacy blanket, by summed inversion.
 
 n users run one randomizer with chances R_x, c = min_x R_x, gamma the sum of c, W_x = R_x/c.
 Neighbours replace the value of one user, x_0 by x_1; the others' are arbitrary.
@@ -31,7 +30,7 @@ another kernel.
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -47,34 +46,56 @@ from torchdp.protocol import Estimate, MessageProtocol, Objective, Tally, Users
 from torchdp.protocol.protocol import Same
 from torchdp.protocol.records import tensor_of
 from torchdp.root import least
-from torchdp.shuffle.inversion import Array
+from torchdp.shuffle.count_laws import Array
 from torchdp.shuffle.response import response_profile
 
 if TYPE_CHECKING:
     from dp_accounting.pld.privacy_loss_distribution import PrivacyLossDistribution
 
 SOURCE = "Balle, Bell, Gascon, Nissim (2019), of the client's own chances, by summed inversion"
-FOUND = 1e-4  # of local epsilons, relative
+
+# Relative accuracy of local epsilons that are searched for.
+FOUND = 1e-4
+
 # The exact curve of bits takes time in n^(1/2), about a second here. Of more users it is that of so
 # many of them, the others' messages given away: soon more than the blanket's, whose time does not
-# grow.
+# grow. Beyond EXACT_HELPS times as many users it is not tried.
 MOST_EXACT = 2**20
-EXACT_HELPS = 8  # times as many users
-ROUNDING = 1e-9  # of an epsilon that a client states twice
-SMOOTHING, REACH = 0.03, 6.5  # s a; the last frequency, in 1/s
-PERIOD, DECAY = 9.0, 16.0  # T, in deviations of the tilted sum and in 1/a
+EXACT_HELPS = 8
+
+# Of an epsilon that a client states twice.
+ROUNDING = 1e-9
+
+# s a, and the last frequency, in 1/s.
+SMOOTHING = 0.03
+REACH = 6.5
+
+# T, in deviations of the tilted sum and in 1/a.
+PERIOD = 9.0
+DECAY = 16.0
 MOST_TERMS = 20_000
-ORDERS, NEARER = (
-    np.geomspace(1e-9, 60.0, 120),
-    np.linspace(-1.0, 1.0, 33),
-)  # a, over the largest value; then around
-SUM_ROUNDING, EACH = 1e-9, 2.0**-48  # relative: of a sum; of ln M, which n multiplies
-LARGEST = 30.0  # epsilon of a randomizer, beyond which no crowd is said to hide it
-LEAST, TOLERANCE = 1e-9, 1e-4  # of the epsilons that are told apart; relative
+
+# Orders a over the largest value; then around the best of them.
+ORDERS = np.geomspace(1e-9, 60.0, 120)
+NEARER = np.linspace(-1.0, 1.0, 33)
+
+# Relative rounding of a sum, and of ln M, which n multiplies.
+SUM_ROUNDING = 1e-9
+EACH = 2.0**-48
+
+# Epsilon of a randomizer, beyond which no crowd is said to hide it.
+LARGEST = 30.0
+
+# e^epsilon is a finite float64 up to here.
+LARGEST_EXPONENT = 700.0
+
+# The least epsilon that a search returns but 0, and its relative accuracy.
+LEAST = 1e-9
+TOLERANCE = 1e-4
 
 
 def blanket_delta(blanket: Blanket, epsilon: float, n: int) -> float:
-    """A delta at ``epsilon`` >= 0 of n users who run one randomizer of this blanket. Unchecked.
+    """A delta at ``epsilon`` >= 0 of n users who run one randomizer of this blanket, unchecked.
 
     Guarantees: an upper bound for replacing one user's value, by theorems 1 and 2, whatever the
         others hold.
@@ -93,8 +114,7 @@ def blanket_delta(blanket: Blanket, epsilon: float, n: int) -> float:
 
 
 def least_epsilon(delta_at: Callable[[float], float], delta: float, most: float) -> float:
-    """The least epsilon in [0, most] with delta_at(epsilon) <= delta, to 1e-4 of it; safe at
-    ``most``."""
+    """The least epsilon in [0, most] with delta_at(epsilon) <= delta, to 1e-4; safe at ``most``."""
     if delta_at(0.0) <= delta:
         return 0.0
     found = least(delta_at, delta, most / math.e, most, TOLERANCE, (True, False), floor=LEAST)
@@ -102,48 +122,57 @@ def least_epsilon(delta_at: Callable[[float], float], delta: float, most: float)
 
 
 def _values(blanket: Blanket, epsilon: float) -> tuple[Array, Array]:
-    """(chances, values) of Z: of the one set alone, of the other, of both, of neither, and 0."""
+    """Chances and values of Z: of one set alone, of the other, of both, of neither, and 0."""
     growth = math.expm1(blanket.epsilon)
     alone = blanket.member - blanket.both
     gamma = 1 - growth * blanket.member
-    neither = max(gamma - 2 * alone - blanket.both, 0.0)  # below 0 by rounding alone: see Blanket
+    # Below 0 by rounding alone: see Blanket.
+    neither = max(gamma - 2 * alone - blanket.both, 0.0)
+    first = math.exp(epsilon) * math.expm1(blanket.epsilon - epsilon)
+    second = -math.expm1(blanket.epsilon + epsilon)
+    both = -math.exp(blanket.epsilon) * math.expm1(epsilon)
     mass = np.array([alone, alone, blanket.both, neither, growth * blanket.member])
-    value = np.array(
-        [
-            math.exp(epsilon) * math.expm1(blanket.epsilon - epsilon),
-            -math.expm1(blanket.epsilon + epsilon),
-            -math.exp(blanket.epsilon) * math.expm1(epsilon),
-            -math.expm1(epsilon),
-            0.0,
-        ]
-    )
+    value = np.array([first, second, both, -math.expm1(epsilon), 0.0])
     return mass, value
 
 
 def positive_part(mass: Array, value: Array, n: int) -> float:
-    """A bound of E (Z_1 + ... + Z_n)_+, Z_i = value_j with chance mass_j, (m,) each, adding up to
-    1. Unchecked."""
+    """A bound of E (Z_1 + ... + Z_n)_+, by theorem 2, unchecked.
+
+    Args:
+        mass: chances of the values of Z, (m,), adding up to 1.
+        value: Z's, (m,).
+        n: >= 1.
+    """
     top = float(value.max())
     if top <= 0:
         return 0.0
     a = _order(mass, value, n, top)
     log_moment = float(_log_moments(mass, value, np.array([a]))[0])
     tilted = mass * np.exp(a * value - log_moment)
-    mean, size = float(tilted @ value), float(tilted @ np.abs(value))
+    mean = float(tilted @ value)
+    size = float(tilted @ np.abs(value))
+    scale = n * log_moment + SUM_ROUNDING + n * EACH * (1 + a * size)
+    if not scale < LARGEST_EXPONENT:
+        return math.inf
     deviation = math.sqrt(n * float(tilted @ (value - mean) ** 2))
-    s, period = SMOOTHING / a, PERIOD * deviation + DECAY / a
+    s = SMOOTHING / a
+    period = PERIOD * deviation + DECAY / a
     count = min(math.ceil(REACH / s * period / (2 * math.pi)) + 1, MOST_TERMS)
     w = 2 * math.pi / period * np.arange(count)
     z = a + 1j * w
+    # Frequencies of either sign are each other's conjugates.
+    signs = np.where(w > 0, 2.0, 1.0)
+    kernel = np.exp(s * s * z * z / 2) / (z * z) * signs / period
     ratio = 1 + np.expm1(1j * np.outer(w, value)) @ tilted  # M(z)/M(a)
-    kernel = np.exp(s * s * z * z / 2) / (z * z) * np.where(w > 0, 2.0, 1.0) / period
     with np.errstate(divide="ignore"):
         total = float((np.exp(n * np.log(ratio)) * kernel).real.sum())
-    lost = (SUM_ROUNDING + n * EACH * (1 + np.abs(z) * size)) @ np.abs(kernel)
+    relative = SUM_ROUNDING + n * EACH * (1 + np.abs(z) * size)
+    lost = float(relative @ np.abs(kernel))
     end = float(w[-1])
-    tail = math.exp(s * s * (a * a - end * end) / 2) / math.pi * min(1 / end, 1 / (s * s * end**3))
-    scale = n * log_moment + SUM_ROUNDING + n * EACH * (1 + a * size)
-    return math.exp(min(scale, 700.0)) * (total + tail + float(lost)) if scale < 700 else math.inf
+    decay = min(1 / end, 1 / (s * s * end**3))
+    tail = math.exp(s * s * (a * a - end * end) / 2) / math.pi * decay
+    return math.exp(scale) * (total + tail + lost)
 
 
 def _log_moments(mass: Array, value: Array, a: Array) -> Array:
@@ -152,14 +181,14 @@ def _log_moments(mass: Array, value: Array, a: Array) -> Array:
 
 
 def _order(mass: Array, value: Array, n: int, top: float) -> float:
-    """About the least n ln M(a) - 2 ln a: the order at which the largest term of the sum is
-    least."""
+    """About the least n ln M(a) - 2 ln a, the order at which the largest term of the sum is least."""
 
     def heights(grid: Array) -> Array:
         return n * _log_moments(mass, value, grid) - 2 * np.log(grid)
 
     rough = ORDERS / top
-    near = rough[np.argmin(heights(rough))] * (ORDERS[1] / ORDERS[0]) ** NEARER
+    best = rough[np.argmin(heights(rough))]
+    near = best * (ORDERS[1] / ORDERS[0]) ** NEARER
     return float(near[np.argmin(heights(near))])
 
 
@@ -198,25 +227,20 @@ class Amplified(Same[Any, Any, MessageProtocol[Any, Any]]):
 
     def __post_init__(self) -> None:
         local = checks.instance("client", self.client, MessageProtocol).guarantee
-        if (
-            local.model is not Model.LOCAL
-            or local.neighbours is not Neighbours.REPLACE_ONE
-            or not local.pure
-        ):
+        local_model = local.model is Model.LOCAL and local.neighbours is Neighbours.REPLACE_ONE
+        if not (local_model and local.pure):
             raise ValueError(
-                f"client must be private by each message alone, with delta = 0, for replacing a user's value, not of "
-                f"{local}; take PrivUnit in the place of GaussianVector"
+                "client must be private by each message alone, with delta = 0, for replacing a "
+                f"user's value, not of {local}; take PrivUnit in the place of GaussianVector"
             )
         hidden = self._hidden
         if hidden.epsilon < local.epsilon * (1 - ROUNDING):
             raise ValueError(
-                f"client must have a blanket of its guarantee's epsilon = {local.epsilon:.6g} or more, not of "
-                f"{hidden.epsilon:.6g}: a class with a guarantee of its own needs a blanket of its own, such as "
-                "Blanket.unknown(epsilon)"
+                f"client must have a blanket of its guarantee's epsilon = {local.epsilon:.6g} or "
+                f"more, not of {hidden.epsilon:.6g}: a class with a guarantee of its own needs a "
+                "blanket of its own, such as Blanket.unknown(epsilon)"
             )
-        checks.keep(
-            self, users=lambda name, users: checks.integer(name, users, 1), delta=checks.fraction
-        )
+        checks.keep(self, users=partial(checks.integer, least=1), delta=checks.fraction)
         if not 0 <= checks.integer("absent", self.absent, 0) < self.users:
             raise ValueError(f"absent must be below users = {self.users}, not {self.absent}")
         if self.epsilon is not None:
@@ -246,56 +270,52 @@ class Amplified(Same[Any, Any, MessageProtocol[Any, Any]]):
 
         Guarantees: (epsilon, delta)-DP, certified for the client that is returned.
         """
-        epsilon, largest = checks.positive("epsilon", epsilon), checks.positive("largest", largest)
+        epsilon = checks.positive("epsilon", epsilon)
+        largest = checks.positive("largest", largest)
         checks.function("kind", kind)
 
-        def of(local: float) -> Amplified:
-            return Amplified(kind(local), users, delta, None, absent)
-
         def spent(inverse: float) -> float:
-            one = of(1 / inverse)
-            return one.delta_at(epsilon) / one._kept
+            """The part of delta that the crowd of a local epsilon of 1/inverse needs."""
+            crowd = Amplified(kind(1 / inverse), users, delta, None, absent)
+            return crowd.delta_at(epsilon) / crowd._kept
 
-        found = epsilon
+        local = epsilon
         if largest > epsilon:
             inverse = least(spent, 1.0, 1 / largest, 1 / epsilon, FOUND, (False, False))
-            found = epsilon if math.isnan(inverse) else 1 / inverse
-        return Amplified(kind(found), users, delta, epsilon, absent)
+            if not math.isnan(inverse):
+                local = 1 / inverse
+        return Amplified(kind(local), users, delta, epsilon, absent)
 
     @cached_property
     def guarantee(self) -> Guarantee:
         """At delta. Raises ValueError where the epsilon asked for is not certified."""
-        local, epsilon = self.client.guarantee, self.epsilon
+        local = self.client.guarantee
+        epsilon = self.epsilon
         if epsilon is None:
             epsilon = least_epsilon(self.delta_at, self._kept, local.epsilon)
         elif self.delta_at(epsilon) > self._kept:
             raise ValueError(
-                f"(epsilon, delta) = ({epsilon:g}, {self.delta:g}) is not certified for this client and "
-                f"{self._present} users; take a client of less epsilon, or Amplified.calibrated"
+                f"(epsilon, delta) = ({epsilon:g}, {self.delta:g}) is not certified for this "
+                f"client and {self._present} users; take a client of less epsilon, or "
+                "Amplified.calibrated"
             )
-        mixed = Guarantee(
-            epsilon,
-            self._kept,
-            Model.SHUFFLE,
-            Neighbours.REPLACE_ONE,
-            False,
-            SOURCE,
-            local.arithmetic,
-        )
+        shuffled = Model.SHUFFLE
+        one = Neighbours.REPLACE_ONE
+        mixed = Guarantee(epsilon, self._kept, shuffled, one, False, SOURCE, local.arithmetic)
         return mixed.rounded(self._variation, self.delta) if local.variation else mixed
 
     def delta_at(self, epsilon: float) -> float:
         """A delta that holds at ``epsilon`` >= 0, but for what the client's arithmetic costs."""
-        epsilon, blanket = checks.non_negative("epsilon", epsilon), self._hidden
-        of_blanket = blanket_delta(blanket, epsilon, self._present)
-        if not blanket.bit or of_blanket == 0 or self._present > EXACT_HELPS * MOST_EXACT:
+        epsilon = checks.non_negative("epsilon", epsilon)
+        of_blanket = blanket_delta(self._hidden, epsilon, self._present)
+        of_bits = self._hidden.bit and self._present <= EXACT_HELPS * MOST_EXACT
+        if not of_bits or of_blanket == 0:
             return of_blanket
         exact = float(self._bits(np.array([epsilon]))[0])
         return min(of_blanket, exact)
 
     def curve(self, epsilons: Array) -> Array:
-        """delta at each epsilon, below 0 too: for
-        ``privacy.composed_epsilon([protocol.curve], ...)``.
+        """delta at each epsilon, below 0 too: for ``privacy.composed_epsilon([protocol.curve], ...)``.
 
         The truth is convex in e^epsilon and nowhere above what is certified at a point, so nowhere
         above the lower convex hull of these points, which is returned.
@@ -306,8 +326,10 @@ class Amplified(Same[Any, Any, MessageProtocol[Any, Any]]):
         epsilons = np.asarray(epsilons, dtype=np.float64)
         at, place = np.unique(np.clip(epsilons, -700.0, 700.0), return_inverse=True)
         sizes, same = np.unique(np.abs(at), return_inverse=True)
-        added = (1 + np.exp(sizes)) * self._variation
-        above = np.minimum([self.delta_at(float(each)) for each in sizes] + added, 1.0)[same]
+        arithmetic = (1 + np.exp(sizes)) * self._variation
+        deltas = np.array([self.delta_at(float(size)) for size in sizes])
+        above = np.minimum(deltas + arithmetic, 1.0)[same]
+        # H(-epsilon) = 1 - e^-epsilon + e^-epsilon H(epsilon), of the other direction
         whole = np.where(at < 0, -np.expm1(at) + np.exp(at) * above, above)
         return lower_hull(np.exp(at), np.minimum(whole, 1.0))[place].reshape(epsilons.shape)
 
@@ -342,7 +364,8 @@ class Amplified(Same[Any, Any, MessageProtocol[Any, Any]]):
 
     @cached_property
     def _bits(self) -> Profile:
-        """A less likely flip gives less privacy, and so do fewer users."""
+        """The exact curve of a client of two types."""
+        # A less likely flip gives less privacy, and so do fewer users.
         flip = 1 / (1 + math.exp(self._hidden.epsilon))
         return response_profile(min(self._present, MOST_EXACT), flip * (1 - 2.0**-50))
 
@@ -361,12 +384,12 @@ class Amplified(Same[Any, Any, MessageProtocol[Any, Any]]):
         return self.client.collect_groups(x[order], groups[order], size, draws)
 
     def whole(self, tally: Tally) -> Tally:
-        """``tally``, if it is of as many users as the guarantee counts on. Raises TypeError,
-        ValueError."""
-        few = tensor_of(self.check(tally).n) < self._present
-        if bool(few.any()):
+        """``tally``, if of the users that the guarantee counts on. Raises TypeError, ValueError."""
+        too_small = tensor_of(self.check(tally).n) < self._present
+        if bool(too_small.any()):
             raise ValueError(
-                f"tally must be of at least {self._present} users, whose messages hide each other{checks.at(few)}"
+                f"tally must be of at least {self._present} users, whose messages hide each "
+                f"other{checks.at(too_small)}"
             )
         return tally
 
@@ -388,7 +411,9 @@ def lower_hull(x: Array, y: Array) -> Array:
     kept: list[int] = []
     for i in range(len(x)):
         while len(kept) > 1:
-            a, b = kept[-2], kept[-1]
+            a = kept[-2]
+            b = kept[-1]
+            # The slope rises at b: it stays.
             if (y[b] - y[a]) * (x[i] - x[b]) < (y[i] - y[b]) * (x[b] - x[a]):
                 break
             kept.pop()

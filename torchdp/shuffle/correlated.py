@@ -23,22 +23,30 @@ from torchdp.shuffle.count_laws import (
 from torchdp.shuffle.laws import MessageLaw, ShuffledMessages
 from torchdp.shuffle.search import Target, largest_epsilon, least_noise
 
-SHARE = 0.05  # of epsilon, spent on a flood that is not unlimited: about the increase of the RMSE
-ROUGH = 0.005  # of the root of the flood's shape
-STEEP, FEW = 0.8, 30  # c of a flood for very many flips; flips of which it is half of that
-FIRST = 2.5  # root of a flood's shape, where searches start
-WIDEST = 2.0**15  # counts in which a flood's chances fall by e, at most
+# Of epsilon, spent on a flood that is not unlimited: about the increase of the RMSE.
+SHARE = 0.05
+
+# Accuracy of the root of the flood's shape, and where searches for it start.
+ROUGH = 0.005
+FIRST = 2.5
+
+# c of a flood for very many flips, and the flips of which it is half of that.
+STEEP = 0.8
+HALF_STEEP = 30
+
+# The most counts in which a flood's chances fall by e.
+WIDEST = 2.0**15
 
 
 @dataclass(frozen=True)
 class CorrelatedSum(MessageLaw):
-    """The protocol of three negative binomials: a user with bit x sends x + Z1 + Z3 times "+1" and
-    Z2 + Z3 times "-1".
+    """The protocol of three negative binomials, two of which mask each other's sum.
 
-    The n independent Z1 add up to D1 ~ NB(1, ratio), the Z2 to D2 of the same distribution, the Z3
-    to the flood D3 ~ NB(flood_shape, flood_ratio). The estimate, the sum of all messages, is S +
-    D1 - D2: the flood cancels, and the error is exactly discrete Laplace, Pr[k] =
-    (1 - ratio)/(1 + ratio) ratio^|k|, of variance 2 ratio/(1 - ratio)^2. Raises ValueError.
+    A user with bit x sends x + Z1 + Z3 times "+1" and Z2 + Z3 times "-1". The n independent Z1 add
+    up to D1 ~ NB(1, ratio), the Z2 to D2 of the same distribution, the Z3 to the flood
+    D3 ~ NB(flood_shape, flood_ratio). The estimate, the sum of all messages, is S + D1 - D2: the
+    flood cancels, and the error is exactly discrete Laplace, Pr[k] = (1 - ratio)/(1 + ratio)
+    ratio^|k|, of variance 2 ratio/(1 - ratio)^2. Raises ValueError.
 
     Guarantees: its exact dominating pair and the pair's swap. The view is (U, V), the numbers of
     "+1" and "-1", less the known shift by the other users' bits. If the user holds 0, d = U - V =
@@ -85,6 +93,7 @@ class CorrelatedSum(MessageLaw):
         """x + Z1 + Z3 messages "+1" and Z2 + Z3 messages "-1" of each user in each instance."""
         users, instances = bits.shape
         share = 1 / self.users
+        # Each user's Z are NB(share, ratio): those of all add up to NB(1, ratio).
         true = bits.nonzero()[:, 1].to(torch.int32)
         above = scattered_negative_binomial(users, instances, share, self.ratio, draws)
         below = scattered_negative_binomial(users, instances, share, self.ratio, draws)
@@ -116,33 +125,32 @@ class CorrelatedSum(MessageLaw):
         return torch.full_like(ones, 2 * self.ratio / (1 - self.ratio) ** 2, dtype=torch.float64)
 
     def cumulants(self, ones: Tensor) -> tuple[Tensor, Tensor]:
-        fourth = torch.full_like(
-            ones, laplace.fourth_cumulant(-math.log(self.ratio)), dtype=torch.float64
-        )
-        return torch.zeros_like(fourth), fourth
+        fourth = laplace.fourth_cumulant(-math.log(self.ratio))
+        third = torch.zeros_like(ones, dtype=torch.float64)
+        return third, torch.full_like(third, fourth)
 
     def profiles(self, absent: int = 0) -> tuple[Profile, ...]:
         left = self.present(absent) / self.users
-        return correlated_profiles(
-            self.ratio, left * self.flood_shape, self.flood_ratio, shape=left
-        )
+        flood_shape = left * self.flood_shape
+        return correlated_profiles(self.ratio, flood_shape, self.flood_ratio, shape=left)
 
     @classmethod
     def least(cls, target: Target) -> Self:
-        """Noise ratio e^(-0.95 e), e the largest that unlimited flood makes private; then a small
-        flood.
+        """Noise of ratio e^(-0.95 e), e the largest that an unlimited flood makes private.
 
-        The flood is NB(shape, e^(-c e)). Least messages ask for c from 0.03 of one flip to 0.6 of
-        many, about; the shape is searched, and certified. Flips alone are counted.
+        Then a small flood, NB(shape, e^(-c e)). Fewest messages need c from 0.03 of one flip to 0.6
+        of many, about; the shape is searched, and certified. Flips alone are counted.
         """
         target = target.composed(cls)
         left = (target.users - target.absent) / target.users
-        limit = largest_epsilon(
-            lambda e: unlimited_flood_profiles(math.exp(-e), shape=left)[:1], target
-        )
-        ratio = math.exp(-(1 - SHARE) * limit)
         flips = target.sensitivity.flips
-        c = STEEP * flips / (flips + FEW)
+
+        def one_direction(e: float) -> tuple[Profile, ...]:
+            return unlimited_flood_profiles(math.exp(-e), shape=left)[:1]
+
+        limit = largest_epsilon(one_direction, target)
+        ratio = math.exp(-(1 - SHARE) * limit)
+        c = STEEP * flips / (flips + HALF_STEEP)
         flood = math.exp(-max(c * limit, 1 / WIDEST))
         return least_noise(
             lambda root: cls(target.users, ratio, root**2, flood), FIRST, target, ROUGH
@@ -150,8 +158,6 @@ class CorrelatedSum(MessageLaw):
 
 
 def discrete_laplace(like: Tensor, ratio: float, draws: Draws) -> Tensor:
-    """Pr[k] = (1 - ratio)/(1 + ratio) ratio^|k|, int64, of this shape: the difference of two
-    NB(1, ratio).
-    """
+    """Pr[k] = (1 - ratio)/(1 + ratio) ratio^|k|, int64: the difference of two NB(1, ratio)."""
     one = torch.ones_like(like, dtype=torch.float64)
     return draws.negative_binomial(one, ratio) - draws.negative_binomial(one, ratio)

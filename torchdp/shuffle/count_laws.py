@@ -1,5 +1,4 @@
-"""Distributions of integer noise, their draws in many cells at once, and the dominating pairs of
-shuffled sums.
+"""Distributions of integer noise, their draws, and the dominating pairs of shuffled sums.
 
 A distribution is followed until what is left cannot matter. Of its draws only those that are not 0
 are made, and where they lie; from tables of 128 bits.
@@ -24,26 +23,43 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from torchdp import checks
 from torchdp.draws import Draws
 from torchdp.kernels import inversion
 from torchdp.kernels.inversion import Table
 from torchdp.privacy.accounting import Profile
 from torchdp.rounded import guide
 
+Array = np.ndarray
+
 # Masses are followed until they fall below e^-FAR of the largest; the rest counts as lost privacy.
 FAR = 100.0
-_LARGEST_LAW = 1 << 24
-# of neighbouring counts; a distribution on more than four times as many is kept in blocks
+_MOST_COUNTS = 1 << 24
+
+# Blocks of neighbouring counts; a distribution on more than four times as many is kept in blocks.
 BLOCKS = 1 << 11
-MOST_RATE = 2.0**14  # of one draw of a table: below 2^12 thresholds
-MOST_RATIO = 0.996  # below it a table of cluster sizes has fewer than 2^15 thresholds
-SURELY = 1 + 2.0**-50  # rates are rounded up: more noise of one kind is no less private
-# above the distance of any table here from its distribution, (thresholds + 3) 2^-129
+
+# Losses that a side of correlated noise is reduced to, where absent users leave more.
+_SHIFTS = 64
+
+# Largest mean of one draw of a table: it then has fewer than 2^12 thresholds.
+MOST_RATE = 2.0**14
+
+# Up to this ratio a table of cluster sizes has fewer than 2^15 thresholds.
+MOST_RATIO = 0.996
+
+# Rates are rounded up: more noise of one kind is no less private.
+SURELY = 1 + 2.0**-50
+
+# Above the distance of any table here from its distribution, (thresholds + 3) 2^-129.
 OF_A_DRAW = 2.0**-113
+
 # Relative rounding of a curve, and of the tail masses whose difference it is; tests compare with 50
 # digits.
-_ROUNDING, _CANCELLATION = 1e-10, 1e-13
+_ROUNDING = 1e-10
+_CANCELLATION = 1e-13
+
+# e^epsilon is a finite float64 up to here.
+_LARGEST_EPSILON = 700.0
 
 
 class NotFollowed(ValueError):
@@ -52,72 +68,83 @@ class NotFollowed(ValueError):
 
 @dataclass(frozen=True)
 class CountLaw:
-    """A count D >= 0: Pr[D = first + i] = mass[i], step[i] = ln Pr[D = first + i + 1]/Pr[D =
-    first + i].
+    """The distribution of a count D >= 0.
 
-    lost: what lies outside [first, first + len(mass)), at most.
+    Args:
+        first: least count that is followed.
+        mass: Pr[D = first + i], (width,).
+        step: ln Pr[D = first + i + 1]/Pr[D = first + i], (width - 1,).
+        lost: a bound of what lies outside of [first, first + width).
     """
 
     first: int
-    mass: np.ndarray  # (width,)
-    step: np.ndarray  # (width - 1,)
+    mass: Array
+    step: Array
     lost: float
 
-    def neighbours(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """A pair of distributions that dominates (D, 1 + D) where both are known: the masses a, b,
-        and losses ln a/b.
+    def neighbours(self) -> tuple[Array, Array, Array]:
+        """A pair of distributions that dominates (D, 1 + D) where both are known.
 
-        The pair itself for up to 4 BLOCKS counts; beyond, that of ``merged`` blocks. For wide
-        distributions this costs 3e-5 of the noise's deviation.
+        Returns:
+            Its masses a and b, and the losses ln a/b: the pair itself for up to 4 BLOCKS counts;
+            beyond, that of ``merged`` blocks. For wide distributions this costs 3e-5 of the
+            noise's deviation.
         """
-        a, b, loss = self.mass[1:], self.mass[:-1], self.step
+        a = self.mass[1:]
+        b = self.mass[:-1]
         if len(a) <= 4 * BLOCKS:
-            return a, b, loss
-        alone = BLOCKS // 4  # the first outcomes, where a negative binomial's losses vary most
-        step = -(-len(a) // (BLOCKS - alone))
-        starts = np.concatenate([np.arange(alone), np.arange(alone, len(a), step)])
-        b, ratio = (each[0] for each in merged(b[None], np.exp(loss)[None], starts))
-        return b * ratio, b, np.log(ratio)
+            return a, b, self.step
+        # The first outcomes stay alone: there a negative binomial's losses vary most.
+        alone = BLOCKS // 4
+        block = -(-len(a) // (BLOCKS - alone))
+        starts = np.concatenate([np.arange(alone), np.arange(alone, len(a), block)])
+        mass, ratio = merged(b[None], np.exp(self.step)[None], starts)
+        return (mass * ratio)[0], mass[0], np.log(ratio[0])
 
 
-def merged(
-    mass: np.ndarray, ratio: np.ndarray, starts: np.ndarray
-) -> tuple[np.ndarray, np.ndarray]:
+def merged(mass: Array, ratio: Array, starts: Array) -> tuple[Array, Array]:
     """Fewer outcomes of a pair (P, Q), for each row: Q's ``mass``, and P's over it.
 
     Each outcome is split into two, of the least and the largest ratio of its block, such that both
     masses stay: who forgets which of the two it was has the outcome back. Those of one block and
     ratio are one outcome.
     """
-    total, moved = (np.add.reduceat(each, starts, axis=1) for each in (mass, mass * ratio))
+    total = np.add.reduceat(mass, starts, axis=1)
+    total_of_p = np.add.reduceat(mass * ratio, starts, axis=1)
     low = np.minimum.reduceat(np.where(mass > 0, ratio, np.inf), starts, axis=1)
     high = np.maximum.reduceat(np.where(mass > 0, ratio, -np.inf), starts, axis=1)
-    low, high = np.where(total > 0, low, 1.0), np.where(total > 0, high, 1.0)
-    room = np.where(high > low, high - low, 1.0)
-    share = np.clip((moved / np.where(total > 0, total, 1.0) - low) / room, 0.0, 1.0)
-    return np.concatenate([total * (1 - share), total * share], 1), np.concatenate([low, high], 1)
+    # Blocks without mass keep none at any ratio.
+    low = np.where(total > 0, low, 1.0)
+    high = np.where(total > 0, high, 1.0)
+    mean = total_of_p / np.where(total > 0, total, 1.0)
+    width = np.where(high > low, high - low, 1.0)
+    share = np.clip((mean - low) / width, 0.0, 1.0)
+    split = np.concatenate([total * (1 - share), total * share], 1)
+    return split, np.concatenate([low, high], 1)
 
 
 def poisson_law(mean: float) -> CountLaw:
-    """D ~ Poisson(mean): Pr[D = y]/Pr[D = y - 1] = mean/y. Raises ValueError."""
-    mean = checks.positive("mean", mean)
+    """D ~ Poisson(mean): Pr[D = y]/Pr[D = y - 1] = mean/y."""
     return _count_law(lambda y: np.log(mean / y), math.floor(mean), math.sqrt(mean), 0.0)
 
 
 def negative_binomial_law(shape: float, ratio: float) -> CountLaw:
-    """D ~ NB(shape r, ratio p), Pr[D = y]/Pr[D = y - 1] = p (y - 1 + r)/y, mean r p/(1 - p). Raises
-    ValueError.
-    """
-    shape, ratio = checks.positive("shape", shape), checks.fraction("ratio", ratio)
+    """D ~ NB(shape r, ratio p): Pr[D = y]/Pr[D = y - 1] = p (y - 1 + r)/y, mean r p/(1 - p)."""
     mode = math.floor(max(0.0, (shape - 1) * ratio / (1 - ratio)))
     deviation = math.sqrt(shape * ratio) / (1 - ratio)
     return _count_law(lambda y: np.log((y - 1 + shape) * ratio / y), mode, deviation, ratio)
 
 
 def _count_law(
-    step: Callable[[np.ndarray], np.ndarray], mode: int, deviation: float, limit: float
+    step: Callable[[Array], Array], mode: int, deviation: float, limit: float
 ) -> CountLaw:
-    """The distribution around its mode; limit: what Pr[D = y]/Pr[D = y - 1] tends to.
+    """The distribution around its mode. Raises NotFollowed.
+
+    Args:
+        step: ln Pr[D = y]/Pr[D = y - 1] at counts y.
+        mode: the likeliest count.
+        deviation: of D.
+        limit: of Pr[D = y]/Pr[D = y - 1] as y grows.
 
     Where the ratios fall with y (all but NB of shape < 1) each step outside is at least FAR/width
     away from 0; at shape < 1 the ratios rise to ``limit``. Either way at most e^-FAR
@@ -125,47 +152,47 @@ def _count_law(
     """
     width = 32.0 + 16.0 * deviation
     while True:
-        low, high = max(0, math.floor(mode - width)), math.ceil(mode + width)
-        if high - low > _LARGEST_LAW:
+        low = max(0, math.floor(mode - width))
+        high = math.ceil(mode + width)
+        if high - low > _MOST_COUNTS:
             raise NotFollowed(
-                f"the noise spreads over {high - low} counts; at most {_LARGEST_LAW} can be followed: take less of it, "
-                "by a larger epsilon or delta"
+                f"the noise spreads over {high - low} counts; at most {_MOST_COUNTS} can be "
+                "followed: take less of it, by a larger epsilon or delta"
             )
         steps = step(np.arange(low + 1, high + 1, dtype=np.float64))
-        logs = np.concatenate(
-            [-np.cumsum(steps[: mode - low][::-1])[::-1], [0.0], np.cumsum(steps[mode - low :])]
-        )
+        below = -np.cumsum(steps[: mode - low][::-1])[::-1]
+        above = np.cumsum(steps[mode - low :])
+        logs = np.concatenate([below, [0.0], above])
         if (low == 0 or logs[0] < -FAR) and logs[-1] < -FAR:
             break
         width *= 2
-    keep = np.flatnonzero(logs >= -FAR)
-    first, last = int(keep[0]), int(keep[-1])
+    kept = np.flatnonzero(logs >= -FAR)
+    first = int(kept[0])
+    last = int(kept[-1])
     mass = np.exp(logs[first : last + 1])
     lost = math.exp(-FAR) * (2 * (high - low + 1) + 1 / (1 - limit))
     return CountLaw(low + first, mass / mass.sum(), steps[first:last], lost)
 
 
 def plus_geometric(law: CountLaw, ratio: float) -> CountLaw:
-    """That of D + G, Pr[G = j] = (1 - ratio) ratio^j: h(y) = (1 - ratio) g(y) + ratio h(y - 1), no
-    subtraction.
-    """
+    """That of D + G, Pr[G = j] = (1 - ratio) ratio^j. Raises NotFollowed."""
     more = math.ceil(-FAR / math.log(ratio))
-    if more > _LARGEST_LAW:
+    if more > _MOST_COUNTS:
         raise NotFollowed(
-            f"ratio is too close to 1: its noise spreads over more than {_LARGEST_LAW} counts"
+            f"ratio is too close to 1: its noise spreads over more than {_MOST_COUNTS} counts"
         )
     from scipy.signal import lfilter  # here, because loading it takes half a second
 
+    # h(y) = (1 - ratio) g(y) + ratio h(y - 1): nothing is subtracted.
     mass = lfilter([1 - ratio], [1, -ratio], np.append(law.mass, np.zeros(more)))
-    mass = mass[: 1 + int(np.flatnonzero(mass > math.exp(-2 * FAR))[-1])]
-    return CountLaw(
-        law.first, mass / mass.sum(), np.diff(np.log(mass)), law.lost + 2 * more * math.exp(-FAR)
-    )
+    last = int(np.flatnonzero(mass > math.exp(-2 * FAR))[-1])
+    mass = mass[: 1 + last]
+    lost = law.lost + 2 * more * math.exp(-FAR)
+    return CountLaw(law.first, mass / mass.sum(), np.diff(np.log(mass)), lost)
 
 
 def scattered_poisson(cells: int, places: int, mean: float, draws: Draws) -> Tensor:
-    """The places of Poisson(mean) points in each of ``cells`` cells at each of ``places`` places:
-    int32.
+    """Places of Poisson(mean) points in each of ``cells`` cells at each of ``places`` places: int32.
 
     Their total is Poisson too, and given the total they lie anywhere with equal chance: nothing is
     drawn for the cells that stay empty.
@@ -174,15 +201,15 @@ def scattered_poisson(cells: int, places: int, mean: float, draws: Draws) -> Ten
     for uniform words.
     """
     rate = cells * places * mean * SURELY
+    if rate == 0:
+        return draws.below(places, (0,)).to(torch.int32)
     pieces = max(1, math.ceil(rate / MOST_RATE))
-    total = int(tabulated(pieces, inversion.poisson, rate / pieces, draws).sum()) if rate > 0 else 0
-    return draws.below(places, (total,)).to(torch.int32)
+    total = tabulated(pieces, inversion.poisson, rate / pieces, draws).sum()
+    return draws.below(places, (int(total),)).to(torch.int32)
 
 
 def variation_of(users: int, points: float) -> float:
-    """Above the total variation distance of the users' points in all, however many speak at a
-    time.
-    """
+    """Above the total variation distance of all points, however many users speak at a time."""
     return (users + points / MOST_RATE) * OF_A_DRAW
 
 
@@ -196,8 +223,7 @@ def tabulated(size: int, law: Callable[[Any], Table], parameter: Hashable, draws
 def scattered_negative_binomial(
     cells: int, places: int, shape: float, ratio: float, draws: Draws
 ) -> Tensor:
-    """The places of NB(shape, ratio) points in each of ``cells`` cells at each of ``places``
-    places: int32.
+    """Places of NB(shape, ratio) points in each of ``cells`` cells at each of ``places``: int32.
 
     NB(shape, ratio) is the total of Poisson(-shape log(1 - ratio)) clusters of logarithmic sizes,
     Pr[k] = -ratio^k / (k log(1 - ratio)), k >= 1: the clusters are scattered, nothing is drawn for
@@ -222,20 +248,25 @@ def logarithmic(size: int, ratio: float, draws: Draws) -> Tensor:
     return 1 + (draws.exponential((size,)) / -log_q).floor().to(torch.int64)
 
 
-def pair_profile(masses: np.ndarray, losses: np.ndarray, lost: float) -> Profile:
-    """The curve of a pair (P, Q): P puts ``masses`` on outcomes with ln P/Q = ``losses``, and
-    ``lost`` where Q = 0.
+def pair_profile(masses: Array, losses: Array, lost: float) -> Profile:
+    """The curve of a pair (P, Q).
+
+    Args:
+        masses: of P on outcomes that Q reaches too, (outcomes,), in any order.
+        losses: ln P/Q there, finite, (outcomes,).
+        lost: mass of P where Q = 0.
 
     H(e^epsilon) = lost + sum over losses > epsilon of masses (1 - e^(epsilon - loss)).
-    masses >= 0 and finite losses, of one shape, in any order.
     """
     order = np.argsort(losses, kind="stable")
-    losses, masses = losses[order], masses[order]
+    losses = losses[order]
+    masses = masses[order]
+    masses_of_q = masses * np.exp(-losses)
     above = np.append(np.cumsum(masses[::-1])[::-1], 0.0)  # P of the losses from here on
-    below = np.append(np.cumsum((masses * np.exp(-losses))[::-1])[::-1], 0.0)  # Q of them
+    below = np.append(np.cumsum(masses_of_q[::-1])[::-1], 0.0)  # Q of them
 
-    def profile(epsilons: np.ndarray) -> np.ndarray:
-        epsilons = np.minimum(np.asarray(epsilons, dtype=np.float64), 700.0)
+    def profile(epsilons: Array) -> Array:
+        epsilons = np.minimum(np.asarray(epsilons, dtype=np.float64), _LARGEST_EPSILON)
         first = np.searchsorted(losses, epsilons, side="right")
         curve = np.maximum(above[first] - np.exp(epsilons) * below[first], 0.0)
         return np.minimum(lost + curve * (1 + _ROUNDING) + _CANCELLATION * above[first], 1.0)
@@ -255,10 +286,9 @@ def one_type_profiles(law: CountLaw) -> tuple[Profile, Profile]:
     Source: Ghazi, Kumar, Manurangsi, Pagh (2020), section 3.
     """
     a, b, loss = law.neighbours()
-    return (
-        pair_profile(b, -loss, float(law.mass[-1]) + law.lost),
-        pair_profile(a, loss, float(law.mass[0]) + law.lost),
-    )
+    up = pair_profile(b, -loss, float(law.mass[-1]) + law.lost)
+    down = pair_profile(a, loss, float(law.mass[0]) + law.lost)
+    return up, down
 
 
 def correlated_profiles(
@@ -266,8 +296,13 @@ def correlated_profiles(
 ) -> tuple[Profile, Profile]:
     """The view U = x + Z1 + Z3, V = Z2 + Z3 of correlated noise: bits (1, 0), and bits (0, 1).
 
-    Z1, Z2 ~ NB(shape, ratio), Z3 ~ NB(flood_shape, flood_ratio), independent; the other users' bits
-    shift U by a known number. Let w = ratio, d = U - V, m = min(Z1, Z2).
+    Args:
+        ratio: w in (0, 1), of Z1, Z2 ~ NB(shape, w).
+        flood_shape: > 0, of Z3 ~ NB(flood_shape, flood_ratio); all are independent.
+        flood_ratio: in (0, 1).
+        shape: in (0, 1]; below 1 for what absent users leave.
+
+    The other users' bits shift U by a known number. Let d = U - V, m = min(Z1, Z2).
     shape = 1: under x = 0, d is discrete Laplace and independent of m, Pr[m = j] ~ w^(2 j). Let t =
     V - max(0, -d). Where d >= 1, both bits give (d, t) the same distribution but for its mass,
     1/(1 + w) under x = 1 and w/(1 + w) under x = 0. Where d <= 0, x = 0 has mass 1/(1 + w) and t ~
@@ -276,100 +311,105 @@ def correlated_profiles(
     while Z1 is one less under x = 1. Where d <= 0, both have the same Z1 = m; under x = 1, Z2 is
     one more and Z3 one less. With z the larger of Z1, Z2 under x = 0 the losses of (0, 1) are ln
     Pr[Z = z]/Pr[Z = z - 1] on Z1 > Z2, and ln Pr[Z = z]/Pr[Z = z + 1] with the flood's own on Z1 <=
-    Z2. Raises ValueError.
+    Z2. Raises NotFollowed.
 
     Guarantees: exact at shape = 1, for any bits of the other users; an upper bound at shape < 1.
     Source: Ghazi, Kumar, Manurangsi, Pagh (2020), Theorem 1, and Ghazi et al. (2021), Lemma 9, here
     without slack.
     """
     flood = negative_binomial_law(flood_shape, flood_ratio)
-    # at shape = 1 the smaller of Z1 and Z2, geometric of ratio^2, hides what the flood hides
-    hidden = plus_geometric(flood, ratio**2) if shape == 1 else flood
-    return _sides(ratio, shape, *one_type_profiles(hidden))
+    if shape == 1:
+        # The smaller of Z1 and Z2, geometric of ratio^2, hides what the flood hides.
+        flood = plus_geometric(flood, ratio**2)
+    up, down = one_type_profiles(flood)
+    return _sides(ratio, shape, up, down)
 
 
 def unlimited_flood_profiles(ratio: float, *, shape: float = 1.0) -> tuple[Profile, Profile]:
-    """The limit of ``correlated_profiles`` as the flood grows: it masks V, and what is left is the
-    sign of d - 1/2.
+    """The limit of ``correlated_profiles`` as the flood grows.
 
-    At shape = 1 this is binary randomized response at -ln ratio, whichever the bits. Raises
-    ValueError.
+    It masks V, and what is left is the sign of d - 1/2: at shape = 1 binary randomized response at
+    -ln ratio, whichever the bits. Raises NotFollowed.
 
     Guarantees: no flood makes both curves smaller.
     """
-    return _sides(ratio, shape, _equal_laws, _equal_laws)
+    return _sides(ratio, shape, _equal_distributions, _equal_distributions)
 
 
 def _sides(w: float, shape: float, up: Profile, down: Profile) -> tuple[Profile, Profile]:
     """The pairs of ``correlated_profiles`` from the flood's own pair in both directions."""
-    checks.fraction("ratio", w)
-    if checks.positive("shape", shape) > 1:
-        raise ValueError(
-            f"shape must be at most 1, not {shape!r}; more noise than NB(1, ratio) hides no less"
-        )
     if shape == 1:
-        small, large, loss = (
-            np.array([w / (1 + w)]),
-            np.array([1 / (1 + w)]),
-            np.array([-math.log(w)]),
-        )
-        return _two_sides(large, loss, small, -loss, up, 0.0), _two_sides(
-            small, -loss, large, loss, down, 0.0
+        small = np.array([w / (1 + w)])
+        large = np.array([1 / (1 + w)])
+        loss = np.array([-math.log(w)])
+        return (
+            _two_sides(large, loss, small, -loss, up, 0.0),
+            _two_sides(small, -loss, large, loss, down, 0.0),
         )
     law = negative_binomial_law(shape, w)  # its mode is 0, so it starts at 0
-    below = np.cumsum(law.mass)[:-1]  # Pr[Z <= z]
+    at_most = np.cumsum(law.mass)[:-1]  # Pr[Z <= z]
+    stays = law.mass[:-1] * at_most
+    rises = law.mass[1:] * at_most
     lost = 2 * (law.lost + float(law.mass[-1]))
     return (
-        _two_sides(law.mass[:-1] * below, -law.step, law.mass[1:] * below, law.step, up, lost),
-        _two_sides(law.mass[1:] * below, law.step, law.mass[:-1] * below, -law.step, down, lost),
+        _two_sides(stays, -law.step, rises, law.step, up, lost),
+        _two_sides(rises, law.step, stays, -law.step, down, lost),
     )
 
 
 def _two_sides(
-    known: np.ndarray,
-    losses: np.ndarray,
-    hidden: np.ndarray,
-    shifts: np.ndarray,
-    flood: Profile,
-    lost: float,
+    known: Array, losses: Array, hidden: Array, shifts: Array, flood: Profile, lost: float
 ) -> Profile:
-    """``known`` masses of P with ``losses``; ``hidden`` ones with ``shifts`` besides the loss of
-    the flood's pair.
+    """The curve of outcomes that show their side, and of those whose flood hides more.
+
+    Args:
+        known: masses of P that have ``losses``.
+        losses: as many.
+        hidden: masses of P whose loss is that of the flood's pair and ``shifts``.
+        shifts: as many.
+        flood: the curve of the flood's pair.
+        lost: mass of P that is not followed.
     """
     open_side = pair_profile(known, losses, lost)
     hidden, shifts = _fewer(hidden, shifts)
 
-    def profile(epsilons: np.ndarray) -> np.ndarray:
+    def profile(epsilons: Array) -> Array:
         epsilons = np.asarray(epsilons, dtype=np.float64)
-        closed = sum(
-            mass * flood(epsilons - shift) for mass, shift in zip(hidden, shifts, strict=True)
-        )
+        terms = zip(hidden, shifts, strict=True)
+        closed = sum(mass * flood(epsilons - shift) for mass, shift in terms)
         return np.minimum(open_side(epsilons) + (1 + _ROUNDING) * closed, 1.0)
 
     return profile
 
 
-def _fewer(masses: np.ndarray, losses: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def _fewer(masses: Array, losses: Array) -> tuple[Array, Array]:
     """At most 64 losses: an outcome between two of them is split so that P and Q keep their masses.
 
     Then whoever is told the part can forget it again, so that no curve falls.
     """
-    low, high = losses.min(), losses.max()
-    if len(losses) <= 64 or not low < high:
+    low = losses.min()
+    high = losses.max()
+    if len(losses) <= _SHIFTS or not low < high:
         return masses, losses
-    most = losses[np.argmax(masses)] if len(losses) else low
-    offsets = np.concatenate([[0.0], np.geomspace(1e-6, 1, 63)]) * (high - low)
-    grid = low + offsets if most - low < high - most else np.sort(high - offsets)
-    grid[0], grid[-1] = low, high
+    # The grid is finest at the end that is nearer to the likeliest loss.
+    likeliest = losses[np.argmax(masses)]
+    offsets = np.concatenate([[0.0], np.geomspace(1e-6, 1, _SHIFTS - 1)]) * (high - low)
+    if likeliest - low < high - likeliest:
+        grid = low + offsets
+    else:
+        grid = np.sort(high - offsets)
+    grid[0] = low
+    grid[-1] = high
     right = np.clip(np.searchsorted(grid, losses), 1, len(grid) - 1)
-    # of the right one
-    share = np.expm1(grid[right - 1] - losses) / np.expm1(grid[right - 1] - grid[right])
+    left = right - 1
+    # The part of the right end that keeps Q's mass e^-loss too.
+    share = np.expm1(grid[left] - losses) / np.expm1(grid[left] - grid[right])
     share = np.clip(share, 0.0, 1.0)
-    split = np.bincount(right, share * masses, len(grid)) + np.bincount(
-        right - 1, (1 - share) * masses, len(grid)
-    )
+    split = np.bincount(right, share * masses, len(grid))
+    split += np.bincount(left, (1 - share) * masses, len(grid))
     return split, grid
 
 
-def _equal_laws(epsilons: np.ndarray) -> np.ndarray:
-    return np.maximum(-np.expm1(np.minimum(epsilons, 700.0)), 0.0)
+def _equal_distributions(epsilons: Array) -> Array:
+    """The curve of two equal distributions: of a flood that hides all."""
+    return np.maximum(-np.expm1(np.minimum(epsilons, _LARGEST_EPSILON)), 0.0)

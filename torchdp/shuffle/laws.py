@@ -1,7 +1,7 @@
-"""The common part of mechanisms for bit sums: n users hold a bit, the noisy number of ones is
-released; messages.
+"""The common part of mechanisms for bit sums: n users hold a bit, a noisy number is released.
 
-And what they are measured against: a trusted curator, and no privacy at all.
+Also the messages that a shuffler mixes, and what all is measured against: a trusted curator, and no
+privacy at all.
 """
 
 import math
@@ -21,17 +21,22 @@ from torchdp.privacy.composition import gaussian_profile
 from torchdp.protocol.records import Limits, farthest
 from torchdp.shuffle.search import Sensitivity, Target
 
-COUNTABLE = 2.0**53  # whole numbers up to here are exact in float64
+# Whole numbers up to here are exact in float64.
+COUNTABLE = 2.0**53
 
 
 @dataclass(frozen=True, eq=False)
 class ShuffledMessages(Brief):
-    """Anonymous messages of n users: the instance that each belongs to, (m,) int32, and its
-    content, (m,) int8.
+    """Anonymous messages of n users.
 
-    n: how many users sent them. The shuffler counts users, since how many messages one sends may be
-    random. A bag of one user tells the shuffler how many messages this user sent; the shuffler is
-    trusted with that. Raises TypeError, ValueError.
+    Args:
+        n: users who sent them. The shuffler counts users, since how many messages one sends may be
+            random. A bag of one user tells the shuffler how many messages this user sent; the
+            shuffler is trusted with that.
+        instance: that each message belongs to, (m,) int32.
+        content: of each, (m,) int8.
+
+    Raises TypeError, ValueError.
     """
 
     n: int
@@ -49,7 +54,8 @@ class ShuffledMessages(Brief):
             )
         if self.instance.device != self.content.device:
             raise ValueError(
-                f"instance and content must be on one device, not {self.instance.device} and {self.content.device}"
+                "instance and content must be on one device, not "
+                f"{self.instance.device} and {self.content.device}"
             )
 
     def __len__(self) -> int:
@@ -74,9 +80,11 @@ class ShuffledMessages(Brief):
         """
         if not len(self):
             return self
-        first, least = self.instance.min(), self.content.min()
+        # Messages are counted by kind, and written out in the order of kinds.
+        first = self.instance.min()
+        least = self.content.min()
         width = int(self.content.max()) - int(least) + 1
-        kind = (self.instance.long() - first).mul_(width).add_(self.content).sub_(least)
+        kind = (self.instance.long() - first) * width + self.content - least
         counts = torch.bincount(kind)
         kinds = torch.arange(len(counts), device=counts.device)
         instance = (kinds // width + first).to(torch.int32).repeat_interleave(counts)
@@ -86,20 +94,19 @@ class ShuffledMessages(Brief):
 
 @dataclass(frozen=True)
 class BitLaw(ABC):
-    """A mechanism that releases the number S of ones among n users in one instance, its error and
-    its privacy.
+    """A mechanism that releases the number S of ones among n users in one instance.
 
     users: n >= 1, public. Neighbours replace one user's bits. ``BitSums`` makes a protocol of one;
     ``delta_of`` and ``epsilon_of`` say what it guarantees over many instances. Raises ValueError.
     """
 
-    # whether what it guarantees depends on how many users there are
+    # Whether what it guarantees depends on how many users there are.
     own_number: ClassVar[bool] = False
-
-    takes_numbers: ClassVar[bool] = False  # whether it sums numbers in [0, 1] as well as bits
-
-    laplace: ClassVar[bool] = False  # whether the error is one discrete Laplace variable
-    takes_counts: ClassVar[bool] = False  # whether it sums whole numbers as well as bits
+    # Whether it sums numbers in [0, 1] as well as bits; whole numbers.
+    takes_numbers: ClassVar[bool] = False
+    takes_counts: ClassVar[bool] = False
+    # Whether the error is one discrete Laplace variable.
+    laplace: ClassVar[bool] = False
 
     users: int
 
@@ -116,31 +123,24 @@ class BitLaw(ABC):
 
     @abstractmethod
     def variance(self, ones: Tensor) -> Tensor:
-        """Exact variance of the estimate at (*batch,) ones in [0, users], float64, unchecked;
-        affine in the ones.
-        """
+        """Exact variance of the estimate at (*batch,) ones, float64, unchecked; affine in them."""
 
     @abstractmethod
     def limits(self, n: int, most: float = 1.0) -> Limits:
-        """What the total of n users, who hold up to ``most`` each, can be, with noise but for a
-        chance of 1e-300.
-        """
+        """What the total of n users with up to ``most`` each can be, but for 1e-300."""
 
     def cumulants(self, ones: Tensor) -> tuple[Tensor, Tensor]:
-        """The estimate's third and fourth cumulant at (*batch,) ones, float64; here those of normal
-        noise, 0.
-        """
+        """The estimate's third and fourth cumulant at (*batch,) ones, float64; here 0, as normal."""
         none = torch.zeros_like(ones, dtype=torch.float64)
         return none, none
 
     def spread(self, ones: Tensor, n: int) -> Tensor:
-        """Variance where n of the users are heard, so many of whom hold a one; unchecked."""
+        """Variance where n of the users send, ``ones`` of whom hold a one; unchecked."""
         return self.variance(ones)
 
     @abstractmethod
     def profiles(self, absent: int = 0) -> tuple[Profile, ...]:
-        """Hockey-stick curves of one instance, H_{e^epsilon}(P || Q), of pairs that dominate it
-        together.
+        """Hockey-stick curves H_{e^epsilon}(P || Q) of pairs that together dominate one instance.
 
         ``absent`` users send nothing, or tell the adversary all they send: their noise does not
         count.
@@ -152,6 +152,7 @@ class BitLaw(ABC):
 
     def flipped_delta(self, epsilon: float, instances: int, absent: int = 0) -> float:
         """A delta where a user's bits may flip in so many instances, unchecked."""
+        # Pure privacy of each instance adds up.
         if self.pure_epsilon(absent) * instances <= epsilon:
             return 0.0
         return composed_delta(self.profiles(absent), instances, epsilon)
@@ -162,9 +163,7 @@ class BitLaw(ABC):
         return min(self.pure_epsilon(absent) * instances, composed)
 
     def moved_delta(self, epsilon: float, moves: Sensitivity, absent: int = 0) -> float:
-        """A delta where a user's numbers move by ``moves.change``; unchecked. 1 where only flips
-        are counted.
-        """
+        """A delta where a user's numbers move by ``moves.change``; 1 where only flips count."""
         return 1.0
 
     @classmethod
@@ -176,8 +175,7 @@ class BitLaw(ABC):
         instances: int | Sensitivity,
         absent: int = 0,
     ) -> Self:
-        """That of this kind with the least noise that is (epsilon, delta)-DP over ``instances``
-        instances.
+        """That of this kind with the least noise that is (epsilon, delta)-DP over all instances.
 
         Args:
             users: n, public.
@@ -207,9 +205,9 @@ class BitLaw(ABC):
     @property
     def rmse(self) -> float:
         """Root of the largest variance over all inputs."""
-        return math.sqrt(
-            float(self.variance(torch.tensor([0, self.users], dtype=torch.int64)).max())
-        )
+        # The variance is affine in the ones.
+        ends = torch.tensor([0, self.users], dtype=torch.int64)
+        return math.sqrt(float(self.variance(ends).max()))
 
     @final
     def present(self, absent: int) -> int:
@@ -224,9 +222,7 @@ class BitLaw(ABC):
 
 @dataclass(frozen=True)
 class MessageLaw(BitLaw):
-    """Noise that n users make together, each by messages of its own; a shuffler mixes them, totals
-    are their sums.
-    """
+    """Noise that n users make together by messages, which a shuffler mixes; totals are sums."""
 
     @property
     @abstractmethod
@@ -240,8 +236,7 @@ class MessageLaw(BitLaw):
 
     @property
     def variation(self) -> float | None:
-        """Bound on the total variation distance of all users' messages from their target, over the
-        number of instances.
+        """Bound on the total variation distance of all messages of one instance from their target.
 
         Where whole numbers decide what is sent; None where floats do.
         """
@@ -260,17 +255,15 @@ class MessageLaw(BitLaw):
         return self.variance(ones * (self.users / n)) * (n / self.users)
 
     def refuse(self, messages: Tensor, n: int) -> None:
-        """Raises ValueError where n users can not have sent so many messages in each instance,
-        (instances,) int64.
-        """
+        """Raises ValueError where n users can not have sent so many, (instances,) int64."""
 
     def countable(self) -> None:
         """Raises ValueError where the messages of an instance are more than float64 counts."""
         messages = self.users * self.messages_per_user
         if messages > COUNTABLE:
             raise ValueError(
-                f"one instance has about {messages:.2g} messages, more than float64 counts exactly; "
-                "take fewer users or less noise"
+                f"one instance has about {messages:.2g} messages, more than float64 counts "
+                "exactly; take fewer users or less noise"
             )
 
 
@@ -283,8 +276,7 @@ def message_law(kind: type[MessageLaw]) -> type[MessageLaw]:
 
 @dataclass(frozen=True)
 class CentralGaussianSum(BitLaw):
-    """S + N(0, sigma^2), published by a curator to whom users hand their bits, or numbers in [0, 1]
-    as they are.
+    """S + N(0, sigma^2), published by a curator to whom users hand bits or numbers in [0, 1].
 
     Absent users change nothing. sigma = 0: S itself, the error of everything else without noise,
     and no privacy. Raises ValueError.
@@ -343,6 +335,7 @@ class CentralGaussianSum(BitLaw):
     @classmethod
     def least(cls, target: Target) -> Self:
         target = target.positive_delta(cls)
+        # Numbers move by the root of ``change``, bits by that of the flips.
         moves = target.sensitivity
         distance = math.sqrt(min(moves.change, moves.flips * moves.largest**2))
         return cls(target.users, gaussian_sigma(target.epsilon, target.delta, distance))

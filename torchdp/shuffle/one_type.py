@@ -1,5 +1,4 @@
-"""One kind of message: users add a share of integer noise to their bit and send as many identical
-messages.
+"""One kind of message: users add a share of integer noise to their bit and send as many of it.
 
 The noise is infinitely divisible (Poisson), or bounded and symmetric, without a floor.
 """
@@ -31,13 +30,14 @@ from torchdp.shuffle.inversion import moved_delta
 from torchdp.shuffle.laws import MessageLaw, ShuffledMessages
 from torchdp.shuffle.search import Sensitivity, Target, least_noise_or_less
 
-WIDEST = 1 << 14  # counts over which the noise is followed
+# Counts over which bounded noise is followed, and deviations that they hold.
+WIDEST = 1 << 14
+DEVIATIONS = 30
 
 
 @dataclass(frozen=True)
 class OneTypeSum(MessageLaw):
-    """A user with x, a bit or a count, sends x + Z identical messages; the n independent Z add up
-    to D.
+    """A user with x, a bit or a count, sends x + Z messages; the n independent Z add up to D.
 
     The estimate of the sum of all x is the number of messages less E D.
 
@@ -67,9 +67,8 @@ class OneTypeSum(MessageLaw):
         return one_type_profiles(self.noise_law(absent))
 
     def moved_delta(self, epsilon: float, moves: Sensitivity, absent: int = 0) -> float:
-        return moved_delta(
-            self.noise_law(absent), epsilon, moves.instances, moves.change, moves.largest
-        )
+        law = self.noise_law(absent)
+        return moved_delta(law, epsilon, moves.instances, moves.change, moves.largest)
 
     @abstractmethod
     def noise(self, like: Tensor, draws: Draws) -> Tensor:
@@ -90,15 +89,13 @@ class OneTypeSum(MessageLaw):
 
     def randomize_unchecked(self, bits: Tensor, draws: Draws) -> ShuffledMessages:
         """x + Z messages of each user in each instance."""
+        users, instances = bits.shape
         if bits.dtype == torch.bool:
             true = bits.nonzero()[:, 1].to(torch.int32)
         else:
-            place = torch.arange(bits.shape[1], dtype=torch.int32, device=bits.device).repeat(
-                len(bits)
-            )
-            true = torch.repeat_interleave(place, bits.flatten())
-        instance = torch.cat([true, self.scattered(len(bits), bits.shape[1], draws)])
-        return ShuffledMessages(len(bits), instance, torch.ones_like(instance, dtype=torch.int8))
+            true = _repeated(bits)
+        instance = torch.cat([true, self.scattered(users, instances, draws)])
+        return ShuffledMessages(users, instance, torch.ones_like(instance, dtype=torch.int8))
 
     def noised(self, ones: Tensor, draws: Draws) -> Tensor:
         """S + D."""
@@ -109,10 +106,10 @@ class OneTypeSum(MessageLaw):
         return total.double() - self.noise_mean * (n / self.users)
 
     def limits(self, n: int, most: float = 1.0) -> Limits:
-        mean, variance = (
-            each * (n / self.users) for each in (self.noise_mean, self.noise_variance)
-        )
-        return Limits(0, most * n + mean + farthest(math.sqrt(variance), max(1.0, variance / mean)))
+        mean = self.noise_mean * (n / self.users)
+        variance = self.noise_variance * (n / self.users)
+        noise = farthest(math.sqrt(variance), max(1.0, variance / mean))
+        return Limits(0, most * n + mean + noise)
 
     def variance(self, ones: Tensor) -> Tensor:
         """Var D."""
@@ -120,11 +117,12 @@ class OneTypeSum(MessageLaw):
 
     def cumulants(self, ones: Tensor) -> tuple[Tensor, Tensor]:
         """Of D, by the distribution that the accounting follows."""
-        law = self.noise_law()
-        away = np.arange(len(law.mass)) - np.arange(len(law.mass)) @ law.mass
-        second = law.mass @ away**2
-        third = torch.full_like(ones, law.mass @ away**3, dtype=torch.float64)
-        return third, torch.full_like(ones, law.mass @ away**4 - 3 * second**2, dtype=torch.float64)
+        mass = self.noise_law().mass
+        counts = np.arange(len(mass))
+        away = counts - counts @ mass
+        second = mass @ away**2
+        third = torch.full_like(ones, mass @ away**3, dtype=torch.float64)
+        return third, torch.full_like(third, mass @ away**4 - 3 * second**2)
 
 
 @dataclass(frozen=True)
@@ -173,8 +171,7 @@ class PoissonSum(OneTypeSum):
 
 @dataclass(frozen=True)
 class BoundedSum(OneTypeSum):
-    """D is the sum of n shares on 0, ..., 2 (c + 1), symmetric about c + 1, of variance
-    deviation^2/n each.
+    """D is the sum of n shares on 0, ..., 2 (c + 1), symmetric, of variance deviation^2/n each.
 
     A share is c + 1 and a number that is uniform on -(c + 1), ..., c + 1 with probability q, else
     on -c, ..., c; c is the largest whole number with c (c + 1)/3 <= variance/n, and q makes the
@@ -207,8 +204,10 @@ class BoundedSum(OneTypeSum):
     @property
     def half_width(self) -> int:
         """c: a share moves by at most c + 1 from its mean."""
+        # The largest c with c (c + 1)/3 <= own.
         own = self.deviation**2 / self.users
         c = max(0, math.floor((math.sqrt(1 + 12 * own) - 1) / 2))
+        # The root is rounded.
         while (c + 1) * (c + 2) / 3 <= own:
             c += 1
         return c if c * (c + 1) / 3 <= own else c - 1
@@ -238,50 +237,48 @@ class BoundedSum(OneTypeSum):
 
     def noise(self, like: Tensor, draws: Draws) -> Tensor:
         """How many users have each value, one value after another: O(c), whatever their number."""
-        total, left, rest = (
-            torch.zeros_like(like, dtype=torch.int64),
-            torch.full_like(like, self.users),
-            1.0,
-        )
-        left = left.to(torch.int64)
-        for value, chance in enumerate(self.chances):
-            last = value == len(self.chances) - 1
-            here = left if last else draws.binomial(left, min(1.0, float(chance) / rest))
-            total, left, rest = total + value * here, left - here, rest - float(chance)
-        return total
+        total = torch.zeros_like(like, dtype=torch.int64)
+        left = torch.full_like(total, self.users)
+        rest = 1.0
+        # A multinomial, by binomials of the users and of the chance that are left.
+        for value, chance in enumerate(self.chances[:-1].tolist()):
+            count = draws.binomial(left, min(1.0, chance / rest))
+            total = total + value * count
+            left = left - count
+            rest -= chance
+        return total + (len(self.chances) - 1) * left
 
     def scattered(self, users: int, instances: int, draws: Draws) -> Tensor:
+        # A share of reach c + 1 with probability q, by whole numbers.
         wide = draws.integers((users, instances)) < math.ceil(self.share * 2.0**63)
         shares = torch.empty_like(wide, dtype=torch.int64)
         for reach, kind in ((self.half_width, ~wide), (self.half_width + 1, wide)):
-            shares[kind] = (
-                draws.below(2 * reach + 1, (int(kind.sum()),)) + self.half_width + 1 - reach
-            )
-        place = torch.arange(instances, dtype=torch.int32, device=draws.device).repeat(users)
-        return torch.repeat_interleave(place, shares.flatten())
+            uniform = draws.below(2 * reach + 1, (int(kind.sum()),))
+            shares[kind] = uniform + self.half_width + 1 - reach
+        return _repeated(shares)
 
     def noise_law(self, absent: int = 0) -> CountLaw:
-        """By repeated squaring of sums of non-negative terms, tails below e^-100 left out. Raises
-        ValueError.
-        """
-        if self.deviation * 30 > WIDEST:
+        """By repeated squaring, tails below e^-100 left out. Raises ValueError."""
+        if self.deviation * DEVIATIONS > WIDEST:
             raise NotFollowed(
-                f"deviation must be at most {WIDEST / 30:.3g}, not {self.deviation:.3g}; ask for a larger epsilon or "
-                "delta, or take PoissonSum, whose floor is far then"
+                f"deviation must be at most {WIDEST / DEVIATIONS:.3g}, not {self.deviation:.3g}; "
+                "ask for a larger epsilon or delta, or take PoissonSum, whose floor is far then"
             )
         n = self.present(absent)
-        law, power, lost = np.ones(1), self.chances, 0.0
+        mass = np.ones(1)
+        power = self.chances
+        lost = 0.0
+        # All terms of the sums are non-negative: nothing cancels.
         for bit in bin(n)[:1:-1]:
             if bit == "1":
-                law, less = _trimmed(np.convolve(law, power))
-                lost += less
-            power, less = _trimmed(np.convolve(power, power))
-            lost += n * less
-        half = law[: len(law) // 2 + 1]
-        law = np.concatenate([half, half[:-1][::-1]])  # symmetric to the last digit
-        return CountLaw(
-            0, law / law.sum(), np.diff(np.log(law)), lost + 2 * len(law) * math.exp(-FAR)
-        )
+                mass, outside = _trimmed(np.convolve(mass, power))
+                lost += outside
+            power, outside = _trimmed(np.convolve(power, power))
+            lost += n * outside
+        half = mass[: len(mass) // 2 + 1]
+        mass = np.concatenate([half, half[:-1][::-1]])  # symmetric to the last digit
+        lost += 2 * len(mass) * math.exp(-FAR)
+        return CountLaw(0, mass / mass.sum(), np.diff(np.log(mass)), lost)
 
     def resized(self, users: int, factor: float) -> Self:
         return replace(self, users=users, deviation=self.deviation * math.sqrt(factor))
@@ -300,10 +297,16 @@ class BoundedSum(OneTypeSum):
             raise NotFollowed(str(error)) from error
 
 
-def _trimmed(law: np.ndarray) -> tuple[np.ndarray, float]:
-    """The distribution without tails below e^-100 of the largest, the same at both ends, and what
-    was left out.
-    """
-    kept = np.flatnonzero(law >= law.max() * math.exp(-FAR))
-    cut = min(int(kept[0]), len(law) - 1 - int(kept[-1]))
-    return law[cut : len(law) - cut], float(law[:cut].sum() + law[len(law) - cut :].sum())
+def _repeated(counts: Tensor) -> Tensor:
+    """The instance of each of so many messages of users, (users, instances): int32."""
+    users, instances = counts.shape
+    places = torch.arange(instances, dtype=torch.int32, device=counts.device)
+    return torch.repeat_interleave(places.repeat(users), counts.flatten())
+
+
+def _trimmed(mass: np.ndarray) -> tuple[np.ndarray, float]:
+    """Without tails below e^-100 of the largest, as much at both ends, and the mass left out."""
+    kept = np.flatnonzero(mass >= mass.max() * math.exp(-FAR))
+    cut = min(int(kept[0]), len(mass) - 1 - int(kept[-1]))
+    end = len(mass) - cut
+    return mass[cut:end], float(mass[:cut].sum() + mass[end:].sum())

@@ -1,5 +1,7 @@
-"""Randomized response behind a shuffler: every user sends one bit. Its exact curve, for the worst
-of others' bits.
+"""Randomized response behind a shuffler: every user sends one bit; its exact privacy curve.
+
+Notation: n users, each of whose bits is flipped with probability p; k of the other n - 1 hold a
+one. N, of mass f, counts the ones that the others send, and Y those of all. r = e^epsilon.
 """
 
 import math
@@ -20,31 +22,43 @@ from torchdp.privacy import gaussian_sigma
 from torchdp.privacy.accounting import Profile
 from torchdp.protocol import Limits
 from torchdp.root import Number, root
-from torchdp.shuffle.count_laws import SURELY
+from torchdp.shuffle.count_laws import SURELY, Array
 from torchdp.shuffle.laws import MessageLaw, ShuffledMessages
 from torchdp.shuffle.search import Target, least_noise
 
-# Others whose messages are given to the adversary: one in _GIVEN, none up to that many.
+# One in _GIVEN of the others' messages is given to the adversary, none up to that many users.
 _GIVEN = 512
-# Counts that lie further out than probability e^-_OUTSIDE are lost privacy; twice that is followed
-# (see _laws).
+
+# Counts that lie further out than probability e^-_OUTSIDE are lost privacy; distributions are
+# followed to twice that (see _distributions).
 _OUTSIDE = 60.0
 _LOST = 4 * math.exp(-_OUTSIDE)
+
+# Numbers that are held in memory for all k together, and the most for one k.
 _AT_ONCE = 1 << 22
-_WIDEST = 1 << 18  # counts to follow for each k
+_WIDEST = 1 << 18
+
+# Relative rounding of a curve.
 _ROUNDING = 1e-10
-_NEAR = 5e-5  # of the logarithm of the noise that is found
+
+# Accuracy of the logarithm of the noise that a search returns.
+_NEAR = 5e-5
+
+# Numbers of ones among the others on which a flip is searched, before all of them are tried.
+_SAMPLE = 16
 
 
 def response_profile(users: int, flip: float) -> Profile:
-    """The largest curve of all pairs of neighbours of randomized response behind a shuffler, both
-    directions.
+    """The largest curve of all pairs of neighbours of shuffled randomized response.
 
-    The view is the number of ones Y among ``users`` = n messages. With k ones among the n - 1
-    others, N ~ Binomial(n - 1 - k, p) + Binomial(k, 1 - p) of distribution f counts theirs, p =
-    flip < 1/2, and the user adds a bit that is one with probability 1 - p (a one: distribution P_k)
-    or p (a zero: Q_k). f is log-concave (a sum of independent bits), so P_k/Q_k rises with the
-    count, and at r = e^epsilon >= 1, with a = 1 - p - r p,
+    Args:
+        users: n >= 1, whose number of ones Y is the view.
+        flip: p in (0, 1/2).
+
+    With k ones among the n - 1 others, N ~ Binomial(n - 1 - k, p) + Binomial(k, 1 - p) of
+    distribution f counts theirs, and the user adds a bit that is one with probability 1 - p (a one:
+    distribution P_k) or p (a zero: Q_k). f is log-concave (a sum of independent bits), so P_k/Q_k
+    rises with the count, and at r = e^epsilon >= 1, with a = 1 - p - r p,
         H(P_k||Q_k) = max over y of a f(y - 1) - (r - 1) Pr[N >= y],
         H(Q_k||P_k) = max over y of a f(y) - (r - 1) Pr[N <= y - 1],
     or 0 where a <= 0. Exchanging zeros and ones turns k into n - 1 - k and one direction into the
@@ -60,50 +74,62 @@ def response_profile(users: int, flip: float) -> Profile:
     Guarantees: nowhere below the curve of any k in 0..n - 1, in either direction; up to 512 users,
     their maximum.
     """
-    users, p = checks.integer("users", users, 1), checks.fraction("flip", flip)
+    users = checks.integer("users", users, 1)
+    p = checks.fraction("flip", flip)
     if p >= 0.5:
         raise ValueError(f"flip must be below 1/2, not {flip!r}")
-    kept, ones = _covering(users)
-    parts = np.array_split(ones, math.ceil(len(ones) * _width(kept, p) / _AT_ONCE))
-    held = [_laws(kept, p, ones)] if len(parts) == 1 else []  # what is small enough is made once
+    others, ones = _covering(users)
+    parts = np.array_split(ones, math.ceil(len(ones) * _width(others, p) / _AT_ONCE))
 
-    def profile(epsilons: np.ndarray) -> np.ndarray:
+    def distributions() -> Iterator[tuple[Array, Array]]:
+        for part in parts:
+            yield from zip(*_distributions(others, p, part), strict=True)
+
+    # What fits into memory at once is computed once.
+    kept = list(distributions()) if len(parts) == 1 else []
+
+    def profile(epsilons: Array) -> Array:
         epsilons = np.clip(np.asarray(epsilons, dtype=np.float64), -700.0, 700.0)
         sizes, inverse = np.unique(np.abs(epsilons), return_inverse=True)
-        a = 1 - p - np.exp(sizes) * p
-        b = np.exp(sizes) * (1 - p) - p
-        worst, inside = np.zeros(len(sizes)), a > 0
-        for inverse_steps, law in held or (_laws(kept, p, part) for part in parts):
-            for rising, f in zip(inverse_steps, law, strict=True):
-                curve = _both_directions(rising, f, a[inside], b[inside], np.expm1(sizes[inside]))
-                worst[inside] = np.maximum(worst[inside], curve)
-        curve = np.where(inside, worst * (1 + _ROUNDING) + _LOST, 0.0)[inverse].reshape(
-            epsilons.shape
-        )
-        return np.minimum(
-            np.where(epsilons < 0, -np.expm1(epsilons) + np.exp(epsilons) * curve, curve), 1.0
-        )
+        a, b = _slopes(p, sizes)
+        inside = a > 0
+        r_less_one = np.expm1(sizes[inside])
+        worst = np.zeros(len(sizes))
+        for rising, mass in kept or distributions():
+            curve = _both_directions(rising, mass, a[inside], b[inside], r_less_one)
+            worst[inside] = np.maximum(worst[inside], curve)
+        rounded = np.where(inside, worst * (1 + _ROUNDING) + _LOST, 0.0)
+        curve = rounded[inverse].reshape(epsilons.shape)
+        mirrored = -np.expm1(epsilons) + np.exp(epsilons) * curve
+        return np.minimum(np.where(epsilons < 0, mirrored, curve), 1.0)
 
     return profile
 
 
-def _both_directions(
-    rising: np.ndarray, f: np.ndarray, a: np.ndarray, b: np.ndarray, excess: np.ndarray
-) -> np.ndarray:
-    """H in the worse direction from f on a range of counts and ``rising`` = f(y - 1)/f(y), 0 at its
-    start.
+def _slopes(p: float | Array, epsilon: Array) -> tuple[Array, Array]:
+    """a = 1 - p - r p and b = r (1 - p) - p."""
+    r = np.exp(epsilon)
+    return 1 - p - r * p, r * (1 - p) - p
 
-    The best y is where the ratio passes b/a, or a/b. At any other y the expression is smaller, so
-    that rounding of the ratios matters in second order only.
+
+def _both_directions(rising: Array, mass: Array, a: Array, b: Array, r_less_one: Array) -> Array:
+    """H in the worse direction where it is positive, at each epsilon.
+
+    Args:
+        rising: f(y - 1)/f(y) on a range of counts y, 0 at its start, (width,).
+        mass: f(y), (width,).
+        a, b: as of ``_slopes``, (epsilons,).
+        r_less_one: e^epsilon - 1, (epsilons,).
     """
-    zero = np.zeros(1)
-    upper = np.append(np.cumsum(f[::-1])[::-1], zero)  # Pr[N >= y], y one past the range included
-    lower = np.append(zero, np.cumsum(f))  # Pr[N <= y - 1]
+    upper = np.append(np.cumsum(mass[::-1])[::-1], 0.0)  # Pr[N >= y]
+    lower = np.append(0.0, np.cumsum(mass))  # Pr[N <= y - 1]
+    # The best y is where the ratio passes b/a, or a/b. At any other y the expression is smaller, so
+    # that rounding of the ratios matters in second order only.
     first = np.searchsorted(rising, b / a, side="right")
     last = np.searchsorted(rising, a / b, side="left") - 1
-    up = a * f[first - 1] - excess * upper[first]
-    down = a * f[last] - excess * lower[last]
-    return np.maximum(np.maximum(up, down), 0.0)
+    up = a * mass[first - 1] - r_less_one * upper[first]
+    down = a * mass[last] - r_less_one * lower[last]
+    return np.maximum(up, down)
 
 
 @entrywise(
@@ -112,49 +138,56 @@ def _both_directions(
     delta=partial(checks.within, low=1e-25, high=1 - 2.0**-53),
 )
 def least_flip(users: Numbers, epsilon: Numbers, delta: Numbers) -> Numbers:
-    """The least flip at which shuffled randomized response is (epsilon, delta)-DP: of its RMSE,
-    within 1e-4 of itself.
+    """The least flip at which shuffled randomized response is (epsilon, delta)-DP.
 
-    Numbers, or batches that broadcast: users of one number are solved together, by numpy on the
-    host. Some numbers of ones among the others bound the largest curve from below; where all of
-    them hold at the flip that these ask for, it is the least one. epsilon: in [1e-9, 700]; delta:
-    at least 1e-25. Raises TypeError, ValueError.
+    Args:
+        users: n >= 1, a number or a batch; all arguments broadcast.
+        epsilon: in [1e-9, 700].
+        delta: in [1e-25, 1).
+
+    Returns:
+        p, to 1e-4 of the RMSE that it causes.
+
+    Those of one number of users are solved together, by numpy on the host. Some numbers of ones
+    among the others bound the largest curve from below; where all of them hold at the flip found
+    from these, it is the least one. Raises TypeError, ValueError.
 
     Guarantees: ``response_profile(users, flip)`` at epsilon is at most delta: all numbers of ones
     are tried last.
     Source: as there; the curve falls with the flip.
     """
-    found = torch.full_like(delta, math.nan)
+    flips = torch.full_like(delta, math.nan)
     for n in users[users == users.floor()].unique().tolist():
         at = users == n
-        found[at] = _flips_of(int(n), epsilon[at], delta[at])
-    return found
+        flips[at] = _flips_of(int(n), epsilon[at], delta[at])
+    return flips
 
 
 def _flips_of(users: int, epsilon: Tensor, delta: Tensor) -> Tensor:
-    kept, ones = _covering(users)
-    # the worst one is among the first
-    few = ones[np.unique(np.geomspace(1, len(ones), 16).astype(int)) - 1]
+    """``least_flip`` of one number of users, (problems,)."""
+    others, all_ones = _covering(users)
+    # The worst number of ones is mostly among the first.
+    places = np.geomspace(1, len(all_ones), _SAMPLE).astype(int)
+    sample = all_ones[np.unique(places) - 1]
 
-    def excess(ones: np.ndarray, some: Tensor) -> Callable[[Tensor], Tensor]:
+    def excess(ones: Array, problems: Tensor) -> Callable[[Tensor], Tensor]:
+        at = epsilon[problems].cpu().numpy()
+        goal = delta[problems].log()
+
         def of(log_rmse: Tensor) -> Tensor:
             flips = flip_of(users, log_rmse.exp()).cpu().numpy()
-            curve = _worst(kept, flips, epsilon[some].cpu().numpy(), ones)
-            return (
-                torch.from_numpy(np.log(curve + 1e-300)).to(delta) - delta[some].log() + _ROUNDING
-            )
+            curve = _worst(others, flips, at, ones)
+            return torch.from_numpy(np.log(curve + 1e-300)).to(delta) - goal + _ROUNDING
 
         return of
 
-    every, guess = (
-        torch.arange(len(delta), device=delta.device),
-        gaussian_sigma(epsilon, delta).log(),
-    )
-    log_rmse = root(excess(few, every), guess - 0.05, guess + 0.1, _NEAR)
-    left = (excess(ones, every)(log_rmse) > 0).nonzero()[:, 0]
+    every = torch.arange(len(delta), device=delta.device)
+    guess = gaussian_sigma(epsilon, delta).log()
+    log_rmse = root(excess(sample, every), guess - 0.05, guess + 0.1, _NEAR)
+    left = (excess(all_ones, every)(log_rmse) > 0).nonzero()[:, 0]
     if len(left):
         low = log_rmse[left]
-        log_rmse[left] = root(excess(ones, left), low, low + _NEAR, _NEAR)
+        log_rmse[left] = root(excess(all_ones, left), low, low + _NEAR, _NEAR)
     return flip_of(users, log_rmse.exp())
 
 
@@ -164,55 +197,51 @@ def flip_of(users: float, rmse: Number) -> Number:
     return 2 * rmse * rmse / (whole * (1 + (users / whole) ** 0.5))
 
 
-def _worst(others: int, p: np.ndarray, epsilon: np.ndarray, ones: np.ndarray) -> np.ndarray:
-    """The largest curve over the rows ``ones`` in both directions, of each flip p at its own
-    epsilon, (problems,).
+def _worst(others: int, p: Array, epsilon: Array, ones: Array) -> Array:
+    """The largest curve over ``ones`` in both directions, each flip p at its epsilon, (problems,).
+
+    The formulas are those of ``_both_directions``, for many flips at once.
     """
-    a = 1 - p - np.exp(epsilon) * p
-    b = np.exp(epsilon) * (1 - p) - p
-    found = np.zeros(len(p))
-    for part in _alike(others, p, np.flatnonzero(a > 0), len(ones)):
+    a, b = _slopes(p, epsilon)
+    worst = np.zeros(len(p))
+    for part in _batches(others, p, np.flatnonzero(a > 0), len(ones)):
         rows = np.repeat(part, len(ones))
-        rising, f = _laws(others, p[rows], np.tile(ones, len(part)))
-        up, down, each = (b / a)[rows, None], (a / b)[rows, None], np.arange(len(rows))
-        first, last = (rising <= up).sum(1), (rising < down).sum(1) - 1
-        above = np.where(np.arange(f.shape[1]) >= first[:, None], f, 0.0).sum(1)
-        below = np.where(np.arange(f.shape[1]) < last[:, None], f, 0.0).sum(1)
-        tails = np.expm1(epsilon[rows])
-        curve = np.maximum(
-            a[rows] * f[each, first - 1] - tails * above, a[rows] * f[each, last] - tails * below
-        )
-        found[part] = (
-            np.maximum(curve.reshape(len(part), len(ones)).max(1), 0.0) * (1 + _ROUNDING) + _LOST
-        )
-    return found
+        rising, mass = _distributions(others, p[rows], np.tile(ones, len(part)))
+        first = (rising <= (b / a)[rows, None]).sum(1)
+        last = (rising < (a / b)[rows, None]).sum(1) - 1
+        place = np.arange(mass.shape[1])
+        upper = np.where(place >= first[:, None], mass, 0.0).sum(1)
+        lower = np.where(place < last[:, None], mass, 0.0).sum(1)
+        row = np.arange(len(rows))
+        r_less_one = np.expm1(epsilon[rows])
+        up = a[rows] * mass[row, first - 1] - r_less_one * upper
+        down = a[rows] * mass[row, last] - r_less_one * lower
+        curve = np.maximum(up, down).reshape(len(part), len(ones)).max(1)
+        worst[part] = np.maximum(curve, 0.0) * (1 + _ROUNDING) + _LOST
+    return worst
 
 
-def _alike(others: int, p: np.ndarray, problems: np.ndarray, rows: int) -> Iterator[np.ndarray]:
-    """Problems to compute at once: of about one width, since each is followed as far as the widest
-    among them.
-    """
+def _batches(others: int, p: Array, problems: Array, rows: int) -> Iterator[Array]:
+    """Problems to compute at once: each is followed as far as the widest among them."""
     scale = np.floor(np.log2(p[problems]))
     for size in np.unique(scale):
-        alike = problems[scale == size]
-        at_once = max(1, _AT_ONCE // (rows * _width(others, p[alike])))
-        for first in range(0, len(alike), at_once):
-            yield alike[first : first + at_once]
+        similar = problems[scale == size]
+        at_once = max(1, _AT_ONCE // (rows * _width(others, p[similar])))
+        for first in range(0, len(similar), at_once):
+            yield similar[first : first + at_once]
 
 
-def _covering(users: int) -> tuple[int, np.ndarray]:
-    """Others whose messages are not given, and the numbers of ones among them that cover all
-    numbers.
-    """
+def _covering(users: int) -> tuple[int, Array]:
+    """Others whose messages are not given, and numbers of ones among them that cover all."""
     others = users - 1
     given = others // _GIVEN
     kept = others - given
-    return kept, np.unique(np.minimum(np.arange(0, others // 2 + given + 1, given + 1), kept // 2))
+    ones = np.arange(0, others // 2 + given + 1, given + 1)
+    return kept, np.unique(np.minimum(ones, kept // 2))
 
 
-def _laws(others: int, p: float | np.ndarray, ones: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """f(y - 1)/f(y) and f(y), N ~ Binomial(others - k, p) + Binomial(k, 1 - p), for each k <=
-    others/2, and its p.
+def _distributions(others: int, p: float | Array, ones: Array) -> tuple[Array, Array]:
+    """f(y - 1)/f(y) and f(y), (rows, width), for each k of ``ones``, at most others/2, and its p.
 
     The generating function F = (q + p z)^(others - k) (p + q z)^k, q = 1 - p, satisfies
     (q + p z)(p + q z) F' = ((others - k) p (p + q z) + k q (q + p z)) F, that is
@@ -226,44 +255,51 @@ def _laws(others: int, p: float | np.ndarray, ones: np.ndarray) -> tuple[np.ndar
     that within those above e^-_OUTSIDE the start of a row is forgotten, to e^-40
     (summed in a test).
     """
-    q, reach, width = 1 - p, _tail_width(others, p), _width(others, p)
+    q = 1 - p
+    width = _width(others, p)
     mean = others * p + ones * (q - p)
-    bottom = np.clip(np.floor(mean - reach), 0, others + 1 - width).astype(np.int64)
-    coefficients = _coefficients(others, p, ones, bottom, width)
-    down, up = _downwards(*coefficients), _upwards(*coefficients)
+    lowest = np.floor(mean - _tail_width(others, p))
+    bottom = np.clip(lowest, 0, others + 1 - width).astype(np.int64)
+    squares = p * p + q * q
+    weighted = (others - ones) * p * p + ones * q * q
+    y = bottom + np.arange(width)[:, None]
+    slope = (squares * y - weighted) / (p * q)  # D(y)/(p q)
+    down = _downwards(y, slope, others - y + 1)
+    up = _upwards(y, slope, others - y + 1)
     counts = bottom[:, None] + np.arange(width)
-    middle = ((others - ones) * p * p + ones * q * q) / (p * p + q * q)
-    rising = np.where(counts >= middle[:, None], down, up)
+    y0 = weighted / squares
+    rising = np.where(counts >= y0[:, None], down, up)
     rising[:, 0] = 0.0
     logs = np.zeros_like(rising)
     np.cumsum(-np.log(rising[:, 1:]), axis=1, out=logs[:, 1:])
-    law = np.exp(logs - logs.max(axis=1, keepdims=True))
-    return rising, law / law.sum(axis=1, keepdims=True)
+    mass = np.exp(logs - logs.max(axis=1, keepdims=True))
+    return rising, mass / mass.sum(axis=1, keepdims=True)
 
 
-def _tail_width(others: int, p: float | np.ndarray) -> float:
-    """How far from the mean a count lies with probability e^-(2 _OUTSIDE) at most, for each of the
-    flips.
-    """
-    spread = others * float(np.max(p * (1 - p), initial=0.0))
-    return 2 * _OUTSIDE / 3 + math.sqrt((2 * _OUTSIDE / 3) ** 2 + 4 * _OUTSIDE * spread)
+def _tail_width(others: int, p: float | Array) -> float:
+    """Counts further from the mean have probability e^-(2 _OUTSIDE) at most, for each flip."""
+    variance = others * float(np.max(p * (1 - p), initial=0.0))
+    third = 2 * _OUTSIDE / 3
+    return third + math.sqrt(third**2 + 4 * _OUTSIDE * variance)
 
 
-def _width(others: int, p: float | np.ndarray) -> int:
+def _width(others: int, p: float | Array) -> int:
     """Counts to follow. Raises ValueError."""
     width = min(others, math.ceil(2 * _tail_width(others, p))) + 1
     if width > _WIDEST:
         raise ValueError(
-            f"flip = {np.max(p):g} among {others + 1} users spreads the count over {width} values, and at most "
-            f"{_WIDEST} are followed; take PoissonSum for so much noise"
+            f"flip = {np.max(p):g} among {others + 1} users spreads the count over {width} values, "
+            f"and at most {_WIDEST} are followed; take PoissonSum for so much noise"
         )
     return width
 
 
-def _downwards(y: np.ndarray, slope: np.ndarray, left: np.ndarray) -> np.ndarray:
+def _downwards(y: Array, slope: Array, remaining: Array) -> Array:
     """f(y - 1)/f(y) from the top of the range down: (rows, width), to be trusted where y >= y0."""
-    back, forth = (y + 1) / left, slope / left
-    ratios, above = np.empty(slope.shape), np.zeros(slope.shape[1])  # f(y + 1)/f(y)
+    back = (y + 1) / remaining
+    forth = slope / remaining
+    ratios = np.empty(slope.shape)
+    above = np.zeros(slope.shape[1])  # f(y + 1)/f(y)
     with np.errstate(all="ignore"):
         for i in reversed(range(len(ratios))):
             np.multiply(back[i], above, out=above)
@@ -272,27 +308,18 @@ def _downwards(y: np.ndarray, slope: np.ndarray, left: np.ndarray) -> np.ndarray
     return ratios.T
 
 
-def _upwards(y: np.ndarray, slope: np.ndarray, left: np.ndarray) -> np.ndarray:
+def _upwards(y: Array, slope: Array, remaining: Array) -> Array:
     """f(y - 1)/f(y) from the bottom of the range up: (rows, width), to be trusted where y < y0."""
-    back, forth, ratios = left / (y + 1), -slope / (y + 1), np.zeros(slope.shape)
+    back = remaining / (y + 1)
+    forth = -slope / (y + 1)
+    ratios = np.zeros(slope.shape)
     with np.errstate(all="ignore"):
         for i in range(len(ratios) - 1):
-            np.multiply(back[i], ratios[i], out=ratios[i + 1])
-            np.add(ratios[i + 1], forth[i], out=ratios[i + 1])
-            np.reciprocal(ratios[i + 1], out=ratios[i + 1])
+            ratio = ratios[i + 1]
+            np.multiply(back[i], ratios[i], out=ratio)
+            np.add(ratio, forth[i], out=ratio)
+            np.reciprocal(ratio, out=ratio)
     return ratios.T
-
-
-def _coefficients(
-    others: int, p: float | np.ndarray, ones: np.ndarray, bottom: np.ndarray, width: int
-) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """y, D(y)/(p q) and others - y + 1, (width, rows)."""
-    q, y = 1 - p, bottom + np.arange(width)[:, None]
-    return (
-        y,
-        ((p * p + q * q) * y - ((others - ones) * p * p + ones * q * q)) / (p * q),
-        others - y + 1,
-    )
 
 
 @dataclass(frozen=True)
@@ -337,11 +364,11 @@ class RandomizedResponseSum(MessageLaw):
 
     def randomize_unchecked(self, bits: Tensor, draws: Draws) -> ShuffledMessages:
         """One message of each user in each instance."""
-        # no fewer than flip
-        flips = draws.integers(tuple(bits.shape)) < math.ceil(Fraction(self.flip) * 2**63)
-        instance = torch.arange(bits.shape[1], dtype=torch.int32, device=bits.device).repeat(
-            len(bits)
-        )
+        # Rounded up: no fewer bits flip than are accounted for.
+        threshold = math.ceil(Fraction(self.flip) * 2**63)
+        flips = draws.integers(tuple(bits.shape)) < threshold
+        instances = torch.arange(bits.shape[1], dtype=torch.int32, device=bits.device)
+        instance = instances.repeat(len(bits))
         return ShuffledMessages(len(bits), instance, (bits ^ flips).flatten().to(torch.int8))
 
     @property
@@ -351,8 +378,8 @@ class RandomizedResponseSum(MessageLaw):
     def refuse(self, messages: Tensor, n: int) -> None:
         if (messages != n).any():
             raise ValueError(
-                f"messages must have one of each of the {n} users in every instance; some instance has more or "
-                "fewer. Count only the users who sent, and leave out what was sent twice"
+                f"messages must have one of each of the {n} users in every instance; some instance "
+                "has more or fewer. Count only the users who sent, and leave out what was sent twice"
             )
 
     def noised(self, ones: Tensor, draws: Draws) -> Tensor:
@@ -373,11 +400,11 @@ class RandomizedResponseSum(MessageLaw):
 
     def cumulants(self, ones: Tensor) -> tuple[Tensor, Tensor]:
         """Sums of those of n flips, whose third has the sign of 1/2 less the bit."""
-        one = self.flip * (1 - self.flip)
+        variance = self.flip * (1 - self.flip)
         gap = 1 - 2 * self.flip
-        third = one / gap**2 * (self.users - 2 * ones.double())
-        fourth = torch.full_like(third, self.users * one * (1 - 6 * one) / gap**4)
-        return third, fourth
+        third = variance / gap**2 * (self.users - 2 * ones.double())
+        fourth = self.users * variance * (1 - 6 * variance) / gap**4
+        return third, torch.full_like(third, fourth)
 
     def profiles(self, absent: int = 0) -> tuple[Profile, ...]:
         return (response_profile(self.present(absent), self.flip),)
@@ -388,16 +415,15 @@ class RandomizedResponseSum(MessageLaw):
 
     @classmethod
     def least(cls, target: Target) -> Self:
+        users = target.users
+        flips = target.sensitivity.flips
         if target.delta == 0:
-            law = cls(target.users, 1 / (1 + math.exp(target.epsilon / target.sensitivity.flips)))
-            while (
-                law.pure_epsilon() * target.sensitivity.flips > target.epsilon
-            ):  # by some units in the last place
-                law = cls(target.users, math.nextafter(law.flip, 1))
+            law = cls(users, 1 / (1 + math.exp(target.epsilon / flips)))
+            # Rounding may cost some units in the last place.
+            while law.pure_epsilon() * flips > target.epsilon:
+                law = cls(users, math.nextafter(law.flip, 1))
             return law
         target = target.composed(cls)
-        if target.sensitivity.flips == 1:
-            present = target.users - target.absent
-            return cls(target.users, least_flip(present, target.epsilon, target.delta))
-        users = target.users
+        if flips == 1:
+            return cls(users, least_flip(users - target.absent, target.epsilon, target.delta))
         return least_noise(lambda rmse: cls(users, flip_of(users, rmse)), target.central, target)

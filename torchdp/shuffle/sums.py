@@ -30,18 +30,33 @@ from torchdp.shuffle.laws import BitLaw, MessageLaw, ShuffledMessages, message_l
 from torchdp.shuffle.search import LARGEST, LEAST, TOLERANCE, Sensitivity
 from torchdp.threads import on_host
 
-MESSAGES_AT_ONCE = 2**22  # held in memory while users speak
-COUNT_BITS = 32  # of the number of users, before the messages of a bag
+# Messages that are held in memory while users speak.
+MESSAGES_AT_ONCE = 2**22
+
+# Of the number of users, before the messages of a bag.
+COUNT_BITS = 32
+
+# An epsilon from here on counts as this, where a bound grows with e^epsilon.
+LARGEST_EXPONENT = 700.0
+
 FLIPS = "dominating pair of each instance, composed after Doroshenko et al. (2022), Algorithm 1"
-EITHER = "sums of rounded bits: flips composed after Doroshenko et al. (2022), Algorithm 1, or their movement"
+EITHER = (
+    "sums of rounded bits: flips composed after Doroshenko et al. (2022), Algorithm 1, or their "
+    "movement"
+)
 
 
 def delta_of(law: BitLaw, epsilon: float, instances: int | Sensitivity, absent: int = 0) -> float:
-    """The smallest delta certified at ``epsilon`` >= 0 for a user who takes part in ``instances``
-    instances.
+    """The smallest delta certified at an epsilon.
 
-    instances: a number, of bits that may all differ, or a :class:`Sensitivity`; absent: users whose
-    noise does not count. Raises ValueError, TypeError.
+    Args:
+        law: the noise.
+        epsilon: >= 0.
+        instances: sums that a user takes part in: a number, of bits that may all differ, or a
+            :class:`Sensitivity`.
+        absent: users whose noise does not count.
+
+    Raises ValueError, TypeError.
 
     Guarantees: (epsilon, delta)-DP under replacement of all bits, or of the vector, of one user,
     whatever the other users hold. Exact for central Gaussian noise and for one instance of
@@ -50,17 +65,17 @@ def delta_of(law: BitLaw, epsilon: float, instances: int | Sensitivity, absent: 
     Source: ``torchdp.privacy.accounting``; ``shuffle.inversion``; Balle, Wang (2018), Theorem 8,
     for Gaussian noise.
     """
-    epsilon, moves = checks.non_negative("epsilon", epsilon), Sensitivity.of(instances)
+    epsilon = checks.non_negative("epsilon", epsilon)
+    moves = Sensitivity.of(instances)
     checks.instance("law", law, BitLaw).present(absent)
     return min(_deltas(law, epsilon, moves, absent))
 
 
 def epsilon_of(law: BitLaw, delta: float, instances: int | Sensitivity, absent: int = 0) -> float:
-    """The smallest epsilon >= 0 certified at ``delta``, arguments as in ``delta_of``; by movement,
-    up to 1 % above it.
+    """The smallest epsilon >= 0 certified at a delta; by movement, up to 1 % above it.
 
-    math.inf where there is none. delta = 0: basic composition of what is private without delta.
-    Raises ValueError, TypeError.
+    Arguments as in ``delta_of``. math.inf where there is none. delta = 0: basic composition of what
+    is private without delta. Raises ValueError, TypeError.
 
     Guarantees: as ``delta_of``.
     """
@@ -68,9 +83,12 @@ def epsilon_of(law: BitLaw, delta: float, instances: int | Sensitivity, absent: 
     checks.instance("law", law, BitLaw).present(absent)
     if checks.below_one("delta", delta) == 0:
         return law.pure_epsilon(absent) * moves.flips if moves.bits else math.inf
-    most = law.flipped_epsilon(delta, moves.flips, absent) if moves.bits else math.inf
+    most = math.inf
+    if moves.bits:
+        most = law.flipped_epsilon(delta, moves.flips, absent)
     if not moves.moves:
         return most
+    # Movement is searched below what flips need.
     top = min(most, LARGEST) if most > LEAST else LEAST
     moved = partial(law.moved_delta, moves=moves, absent=absent)
     found = least(moved, delta, top / math.e, top, TOLERANCE, (True, False), floor=LEAST)
@@ -84,67 +102,71 @@ def promise(
     absent: int = 0,
     epsilon: float | None = None,
 ) -> Guarantee:
-    """The guarantee of shuffled sums with this noise at this delta; arguments as in ``delta_of``.
+    """The guarantee of shuffled sums with this noise at this delta.
 
-    epsilon: at which it is stated; None: the smallest that is certified. Raises ValueError where it
-    is not certified, or none up to 700 is.
+    Arguments as in ``delta_of``. epsilon: at which it is stated; None: the smallest that is
+    certified. Raises ValueError where it is not certified, or none up to 700 is.
 
     Guarantees: as ``delta_of``; of the messages as they are sent where they are drawn from whole
     numbers, for which delta keeps 2^-40 of itself. ``change`` is that of the chances that floats
     have: it must allow for their errors.
     """
     moves = Sensitivity.of(instances)
-    exact = checks.instance("law", law, MessageLaw).variation is None
-    kept = delta if exact else delta * ROUNDED  # what real numbers may spend
-    law.present(absent)
-    real = _certified(
-        law if absent or law.own_number else replace(law, users=1), kept, moves, absent, epsilon
-    )
-    if law.variation is None:
+    checks.instance("law", law, MessageLaw).present(absent)
+    variation = law.variation
+    # What real numbers may spend.
+    kept = delta if variation is None else delta * ROUNDED
+    # Laws that differ in a number of users that does not count share one certificate.
+    certified = law if absent or law.own_number else replace(law, users=1)
+    real = _certified(certified, kept, moves, absent, epsilon)
+    if variation is None:
         return real
-    variation = law.variation * moves.instances
-    if not delta and not variation:
+    variation = variation * moves.instances
+    if delta:
+        return real.rounded(variation, delta)
+    if not variation:
         return replace(real, arithmetic=Arithmetic.ROUNDED)
-    return real.rounded(
-        variation, delta or (1 + math.exp(min(real.epsilon, 700.0))) * variation * (1 + 1e-6)
-    )
+    growth = 1 + math.exp(min(real.epsilon, LARGEST_EXPONENT))
+    return real.rounded(variation, growth * variation * (1 + 1e-6))
 
 
 @lru_cache(maxsize=1024)
 def _certified(
     law: MessageLaw, delta: float, moves: Sensitivity, absent: int, epsilon: float | None
 ) -> Guarantee:
-    """Of real numbers."""
+    """``promise`` of real numbers."""
     if epsilon is None:
         epsilon = epsilon_of(law, delta, moves, absent)
         if math.isinf(epsilon):
             raise ValueError(
-                f"delta = {delta:g} is not reached at any epsilon by {type(law).__name__} in {moves.instances} "
-                "instances: no epsilon is certified; add noise, or state a larger delta"
+                f"delta = {delta:g} is not reached at any epsilon by {type(law).__name__} in "
+                f"{moves.instances} instances: no epsilon is certified; add noise, or state a "
+                "larger delta"
             )
     else:
-        epsilon, delta = checks.positive("epsilon", epsilon), checks.fraction("delta", delta)
-        if not any(each <= delta for each in _deltas(law, epsilon, moves, absent)):
+        epsilon = checks.positive("epsilon", epsilon)
+        delta = checks.fraction("delta", delta)
+        if not any(bound <= delta for bound in _deltas(law, epsilon, moves, absent)):
             raise ValueError(
-                f"(epsilon, delta) = ({epsilon:g}, {delta:g}) is not certified for this noise; add noise, or take "
-                "calibrated"
+                f"(epsilon, delta) = ({epsilon:g}, {delta:g}) is not certified for this noise; "
+                "add noise, or take calibrated"
             )
     source = EITHER if moves.moves else FLIPS
     return Guarantee(epsilon, float(delta), Model.SHUFFLE, Neighbours.REPLACE_ONE, False, source)
 
 
 def _deltas(law: BitLaw, epsilon: float, moves: Sensitivity, absent: int) -> Iterator[float]:
-    """Unchecked, what costs less first."""
-    if moves.moves and epsilon <= LARGEST:  # beyond, flips alone are counted
+    """Two bounds, what costs less time first, unchecked."""
+    # Beyond LARGEST flips alone are counted.
+    if moves.moves and epsilon <= LARGEST:
         yield law.moved_delta(epsilon, moves, absent)
     yield law.flipped_delta(epsilon, moves.flips, absent) if moves.bits else 1.0
 
 
 class Shuffled(MessageProtocol[S, ShuffledMessages]):
-    """Users who send bits by one mechanism in each of ``instances`` sums, whatever their bits are
-    made from.
+    """Users who send bits by one mechanism in each of ``instances`` sums.
 
-    A tally keeps each instance's total and how many users were heard. ``absent``: so many of
+    A tally keeps each instance's total and how many users sent. ``absent``: so many of
     ``law.users`` may send nothing, or collude, and the guarantee still holds; an analyst takes
     tallies of no fewer of them.
     """
@@ -162,9 +184,7 @@ class Shuffled(MessageProtocol[S, ShuffledMessages]):
 
     @cached_property
     def guarantee(self) -> Guarantee:
-        """At delta. Raises ValueError where it is not certified, no epsilon holds, or every
-        epsilon > 0 does.
-        """
+        """At delta. Raises ValueError where it is not certified, or no epsilon is."""
         return promise(self.law, self.delta, self.sensitivity, self.absent, self.epsilon)
 
     @abstractmethod
@@ -183,10 +203,10 @@ class Shuffled(MessageProtocol[S, ShuffledMessages]):
         return self.law.randomize_unchecked(self.bits(x, draws), draws)
 
     def collect_unchecked(self, x: Tensor, draws: Draws) -> Tally:
+        # Users in parts whose messages fit into memory.
         at_once = max(1, int(MESSAGES_AT_ONCE / self.messages_per_user))
-        return self.add(
-            *(self.tally(self.randomize_unchecked(part, draws)) for part in x.split(at_once))
-        )
+        parts = x.split(at_once)
+        return self.add(*(self.tally(self.randomize_unchecked(part, draws)) for part in parts))
 
     @property
     def layout(self) -> Layout:
@@ -213,24 +233,23 @@ class Shuffled(MessageProtocol[S, ShuffledMessages]):
         """Totals of shuffled messages. Raises TypeError, ValueError for what no users send."""
         checks.instance("messages", messages, ShuffledMessages)
         instance = checks.indices("the instance of a message", messages.instance, self.instances)
-        known = torch.zeros_like(messages.content, dtype=torch.bool)
-        for content in self.law.contents:
-            known |= messages.content == content
-        if not known.all():
+        content = messages.content
+        if not torch.isin(content, self._kinds(content.device)).all():
             raise ValueError(
                 f"the content of a message must be one of {self.law.contents}; there are others"
             )
         self.law.refuse(torch.bincount(instance, minlength=self.instances), messages.n)
-        total = torch.bincount(
-            instance, weights=messages.content.double(), minlength=self.instances
-        )
-        return Tally(messages.n, {"total": total.to(torch.int64)})  # the doubles are whole numbers
+        # The doubles are whole numbers.
+        total = torch.bincount(instance, weights=content.double(), minlength=self.instances)
+        return Tally(messages.n, {"total": total.to(torch.int64)})
+
+    def _kinds(self, device: torch.device | str) -> Tensor:
+        return torch.tensor(self.law.contents, dtype=torch.int8, device=device)
 
     def whole(self, tally: Tally) -> Tally:
-        """``tally``, if it is of as many users as the noise counts on. Raises TypeError,
-        ValueError.
-        """
-        least, most = self.law.users - self.absent, self.law.users
+        """``tally``, if it is of the users that the noise counts on. Raises TypeError, ValueError."""
+        most = self.law.users
+        least = most - self.absent
         if not least <= alike(self.check(tally).n) <= most:
             users = f"{most}" if least == most else f"{least} to {most}"
             raise ValueError(
@@ -241,13 +260,12 @@ class Shuffled(MessageProtocol[S, ShuffledMessages]):
     def encode(self, messages: ShuffledMessages) -> bytes:
         """The number of users, 4 bytes, then each message."""
         checks.instance("messages", messages, ShuffledMessages)
-        kinds = torch.tensor(self.law.contents, dtype=torch.int64, device=messages.content.device)
-        word = messages.instance.long() * len(kinds) + torch.searchsorted(
-            kinds, messages.content.long()
-        )
-        return wire.pack(torch.tensor([messages.n], dtype=torch.int64), COUNT_BITS) + wire.pack(
-            word, self.bits_per_message
-        )
+        # A message is the number of its instance and of its content.
+        kinds = self._kinds(messages.content.device)
+        place = torch.searchsorted(kinds, messages.content)
+        word = messages.instance.long() * len(kinds) + place
+        head = wire.pack(torch.tensor([messages.n], dtype=torch.int64), COUNT_BITS)
+        return head + wire.pack(word, self.bits_per_message)
 
     @on_host
     def decode(self, data: bytes) -> ShuffledMessages:
@@ -256,24 +274,28 @@ class Shuffled(MessageProtocol[S, ShuffledMessages]):
             raise ValueError(
                 f"data must begin with the number of users, {head} bytes; there are {len(data)}"
             )
-        n, word = (
-            int(wire.unpack(data[:head], COUNT_BITS)),
-            wire.unpack(data[head:], self.bits_per_message),
-        )
-        kinds = torch.tensor(self.law.contents, dtype=torch.int8)
+        n = int(wire.unpack(data[:head], COUNT_BITS))
+        word = wire.unpack(data[head:], self.bits_per_message)
+        kinds = self._kinds("cpu")
         instance = checks.indices("data", word // len(kinds), self.instances)
         return ShuffledMessages(n, instance.to(torch.int32), kinds[word % len(kinds)])
 
 
 @dataclass(frozen=True)
 class BitSums(Shuffled[Tensor]):
-    """How many of ``law.users`` users hold a one in each of ``instances`` instances, through a
-    shuffler.
+    """How many users hold a one in each of ``instances`` instances, through a shuffler.
 
-    x: (n, instances) bool; a summary: ones (instances,). law: such as ``PoissonSum``. delta,
-    epsilon: at which the guarantee is stated; without epsilon the smallest that is certified.
-    absent: so many users may send nothing, or collude; a tally of fewer users than the rest is
-    refused. Raises TypeError, ValueError.
+    x: (n, instances) bool; a summary: ones (instances,).
+
+    Args:
+        law: for n = law.users users, such as ``PoissonSum``.
+        instances: >= 1.
+        delta: at which the guarantee is stated, in [0, 1).
+        epsilon: likewise; None: the smallest that is certified.
+        absent: so many users may send nothing, or collude; a tally of fewer users than the rest is
+            refused.
+
+    Raises TypeError, ValueError.
 
     Guarantees: (epsilon, delta)-DP for replacing all bits of one user, as ``delta_of`` certifies
     it.
@@ -288,10 +310,8 @@ class BitSums(Shuffled[Tensor]):
 
     def __post_init__(self) -> None:
         checks.instance("law", self.law, MessageLaw).countable()
-        object.__setattr__(
-            self, "instances", checks.integer("instances", self.instances, 1, 2**31 - 1)
-        )
-        checks.keep(self, delta=checks.below_one)
+        instances = partial(checks.integer, least=1, most=2**31 - 1)
+        checks.keep(self, instances=instances, delta=checks.below_one)
         self.law.present(self.absent)
 
     @staticmethod
@@ -303,9 +323,7 @@ class BitSums(Shuffled[Tensor]):
         instances: int,
         absent: int = 0,
     ) -> "BitSums":
-        """With the least noise of this kind at (epsilon, delta); arguments as in
-        ``BitLaw.calibrated``.
-        """
+        """With the least noise of this kind at (epsilon, delta), as ``BitLaw.calibrated``."""
         real = checks.below_one("delta", delta) * ROUNDED
         law = message_law(kind).calibrated(users, epsilon, real, instances, absent)
         return BitSums(law, instances, delta, epsilon if delta else None, absent)
@@ -329,7 +347,8 @@ class BitSums(Shuffled[Tensor]):
     def sample_unchecked(self, summary: Tensor, draws: Simulated, shape: tuple[int, ...]) -> Tally:
         """All ``law.users`` send. O(instances), whatever their number."""
         total = self.law.noised(summary.expand(*shape, *summary.shape), draws)
-        batch, users = summary.shape[:-1], self.law.users
+        batch = summary.shape[:-1]
+        users = self.law.users
         return Tally(summary.new_full(batch, users) if batch else users, {"total": total})
 
     def analyse(self, tally: Tally) -> Estimate:
@@ -351,26 +370,24 @@ class BitSums(Shuffled[Tensor]):
 
     def worst_mse(self, n: Users, objective: Objective = Objective.WORST) -> Tensor:
         checks.instance("objective", objective, Objective)
-        shape, n = tensor_of(checks.people("n", n, 1)).shape, alike(n)
-        return self.law.spread(torch.tensor([0, n], dtype=torch.int64), n).max().expand(shape)
+        shape = tensor_of(checks.people("n", n, 1)).shape
+        users = alike(n)
+        ends = torch.tensor([0, users], dtype=torch.int64)
+        return self.law.spread(ends, users).max().expand(shape)
 
     def _users(self, summary: Tensor) -> Tensor:
         """Numbers of ones, which need not be whole, float64. Raises TypeError, ValueError."""
         ones = checks.floating("summary", summary).double()
-        if (
-            ones.shape[-1:] != (self.instances,)
-            or not 0 <= float(ones.min()) <= float(ones.max()) <= self.law.users
-        ):
+        shaped = ones.shape[-1:] == (self.instances,)
+        if not (shaped and 0 <= float(ones.min()) <= float(ones.max()) <= self.law.users):
             raise ValueError(
-                f"summary must be ({self.instances},) numbers of users with a one, 0 to {self.law.users}, "
-                f"not of shape {tuple(ones.shape)}"
+                f"summary must be ({self.instances},) numbers of users with a one, 0 to "
+                f"{self.law.users}, not of shape {tuple(ones.shape)}"
             )
         return ones
 
     def validate_summary(self, summary: Tensor) -> Tensor:
-        """``summary``, whole numbers of ones, (*batch, instances) int64. Raises TypeError,
-        ValueError.
-        """
+        """``summary``, whole numbers, (*batch, instances) int64. Raises TypeError, ValueError."""
         ones = checks.counts("summary", summary, self.instances)
         if bool((ones > self.law.users).any()):
             raise ValueError(
