@@ -93,8 +93,8 @@ def measure(path: Path) -> Source:
         elif not hasattr(node, "body"):
             place = f"{path.relative_to(ROOT)}:{node.lineno}"
             nodes = sum(1 for _ in ast.walk(node))
-            text = ast.unparse(node)
-            statements.append(Statement(place, text, nodes, depth(node), is_packed(node)))
+            shown = ast.unparse(node)
+            statements.append(Statement(place, shown, nodes, depth(node), is_packed(node)))
     tokens = list(tokenize.generate_tokens(io.StringIO(text).readline))
     code = [each for each in tokens if each.type not in LAYOUT and each.start[0] not in strings]
     covered: set[int] = set()
