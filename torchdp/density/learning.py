@@ -16,7 +16,7 @@ from torchdp.density.kde import CentralKDE, ShuffledKDE
 from torchdp.draws import Simulated
 from torchdp.noise import Noise, source
 from torchdp.privacy import Guarantee
-from torchdp.privacy.guarantee import weaker
+from torchdp.privacy.guarantee import weakest_arithmetic
 from torchdp.protocol import Crowd, Tally
 from torchdp.protocol.frames import Rows, rows_of
 from torchdp.randomizers import RandomizedResponse
@@ -144,7 +144,9 @@ class ShuffledClasses(Brief):
         worst = max(parts, key=lambda part: part.epsilon)
         delta = max(part.delta for part in parts)
         variation = max(part.variation for part in parts)
-        both = replace(worst, delta=delta, variation=variation, arithmetic=weaker(parts))
+        both = replace(
+            worst, delta=delta, variation=variation, arithmetic=weakest_arithmetic(parts)
+        )
         if self.response is None or self.response.epsilon == 0:
             return both
         # Randomized response is exact in its arithmetic.

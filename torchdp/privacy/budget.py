@@ -25,7 +25,7 @@ from scipy.special import ndtri_exp
 from torchdp import checks
 from torchdp.brief import Brief
 from torchdp.privacy.gaussian import ROUNDED, gaussian_epsilon
-from torchdp.privacy.guarantee import Arithmetic, Guarantee, alike, weaker
+from torchdp.privacy.guarantee import Arithmetic, Guarantee, alike, weakest_arithmetic
 
 _WHOLE = 1 + Fraction(1, 10**9)  # three thirds of a limit fit into it
 
@@ -35,12 +35,14 @@ class Budget(Brief):
 
     Args:
         limit: a Guarantee; what is left of it is ``left``.
+
     A limit without mu adds up epsilons and deltas. A limit with mu adds up the squares of the mus:
     of Gaussian noise, at whatever delta it was stated, and of mechanisms with delta = 0, mu = 2
     Phi^{-1}(e^epsilon/(1 + e^epsilon)). Such a limit for (epsilon, delta) is
     ``gaussian_guarantee(gaussian_sigma(epsilon, delta), delta, 1.0, ...)``. Integers that are
-    rounded spend their variation too, where the limit is of rounded ones. One rule holds
-    throughout: it never switches to a tighter one adaptively.
+    rounded spend their variation too, the total variation between what is drawn and the real
+    mechanism, where the limit is of rounded ones. One rule holds throughout: it never switches to a
+    tighter one adaptively.
 
     It holds no data, and any number of threads may spend. It belongs to one process: copies and
     pickles raise TypeError, and a forked child needs a budget of its own. Raises TypeError,
@@ -82,7 +84,7 @@ class Budget(Brief):
         arithmetic are not the limit's; TypeError.
         """
         alike([self.limit, guarantee])
-        if weaker([self.limit, guarantee]) is not self.limit.arithmetic:
+        if weakest_arithmetic([self.limit, guarantee]) is not self.limit.arithmetic:
             raise ValueError(
                 "guarantee must have the kind of privacy that the limit has, "
                 f"{self.limit.arithmetic}: {guarantee}"
@@ -126,11 +128,16 @@ class Budget(Brief):
         return [Fraction(mu) ** 2, Fraction(self._varies(guarantee))]
 
     def _varies(self, guarantee: Guarantee) -> float:
-        """Its variation, or what of it a limit of real numbers has to pay."""
+        """The total variation that it spends, or that the limit has to spend.
+
+        A distribution that is v away in total variation adds (1 + e^epsilon) v to delta. A limit of
+        real numbers keeps the share 1 - ROUNDED of its delta for that: for tables that are read in
+        place of real mechanisms, whose variation they state.
+        """
         limit = self.limit
         if limit.arithmetic is not Arithmetic.REAL:
             return guarantee.variation
-        if guarantee is limit:  # 2^-40 of its delta pays for tables
+        if guarantee is limit:
             return limit.delta * (1 - ROUNDED) / (1 + math.exp(min(limit.epsilon, 700.0)))
         return guarantee.variation if guarantee.arithmetic is Arithmetic.REAL else 0.0
 

@@ -10,7 +10,7 @@ from scipy.special import log_ndtr
 from torchdp import checks
 from torchdp.privacy.accounting import Profile, mixed_epsilon
 from torchdp.privacy.gaussian import ROUNDED, gaussian_epsilon
-from torchdp.privacy.guarantee import Guarantee, alike, weaker
+from torchdp.privacy.guarantee import Guarantee, alike, weakest_arithmetic
 
 # What evaluation may round off a curve, relative, and of the terms whose difference it is; as in
 # ``torchdp.shuffle.count_laws``.
@@ -77,7 +77,7 @@ def compose(guarantees: Iterable[Guarantee], delta: float | None = None) -> Guar
         neighbours=first.neighbours,
         exact=False,
         source=how + "; ".join(g.source for g in guarantees),
-        arithmetic=weaker(guarantees),
+        arithmetic=weakest_arithmetic(guarantees),
         mu=None if others else mu,
         variation=math.fsum(g.variation for g in guarantees) if near else 0.0,
     )

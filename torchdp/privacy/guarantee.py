@@ -166,7 +166,7 @@ class Guarantee(Brief):
         )
 
 
-def weaker(guarantees: Iterable[Guarantee]) -> Arithmetic:
+def weakest_arithmetic(guarantees: Iterable[Guarantee]) -> Arithmetic:
     """That of all of them together: REAL where one is, else ROUNDED where one is."""
     kinds = {guarantee.arithmetic for guarantee in guarantees}
     return max(kinds, key=list(Arithmetic).index, default=Arithmetic.REAL)
