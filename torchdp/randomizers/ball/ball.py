@@ -51,7 +51,9 @@ Distribution = tuple[np.ndarray, np.ndarray]  # nodes of a centred one, and thei
 
 @dataclass(frozen=True)
 class SubGaussian:
-    """The smallest constants of Z = <theta, Y - x> for every unit theta and every point x.
+    """Constants of Z = <theta, Y - x> that hold for every unit theta and every point x.
+
+    They are the smallest ones, as far as a search of one number finds them.
 
     psi2: E exp(Z^2/psi2^2) <= 2, the length that Ghazi et al. (2023) call sigma. proxy: E exp(l Z)
     <= exp(l^2 proxy/2) for every real l, a variance: the mean of n users' messages has proxy/n.
@@ -88,7 +90,10 @@ def proxy(distribution: Distribution) -> float:
     variance = float(weights @ (z * z))
     deviation = math.sqrt(variance)
     reach = float(np.abs(z).max())
+    # Below 1e-2 deviations the ratio is its limit at 0, the variance, but for the third moment.
     low = math.log(min(1e-2 / deviation, 0.1 / reach))
+    # Beyond 8 deviations the largest value of Z rules, and the ratio falls as 2 reach/l; e^600 is
+    # still a float.
     high = math.log(min(8 / deviation, 600 / reach))
 
     def ratio(rate: float) -> float:
@@ -279,9 +284,9 @@ class BallRandomizer(MessageProtocol[Crowd, Tensor]):
         return (self.moments.variance + self.moments.outer * squares) / n
 
     def worst_mse(self, n: Users, objective: Objective = Objective.WORST) -> Tensor:
-        """At x = 0 where the noise along x is the less; else on the sphere.
+        """At x = 0 if outer < 0, which is less noise along x than across; else on the sphere.
 
-        There along an axis for ``WORST``.
+        Of the points of the sphere one on an axis is the worst for ``WORST``.
         """
         worst = checks.instance("objective", objective, Objective) is Objective.WORST
         square = self.radius**2 / (1 if worst else self.dim)
