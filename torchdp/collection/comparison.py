@@ -99,7 +99,7 @@ def difference(first: Estimate, second: Estimate) -> Difference:
         variance.sqrt(),
         first.n + second.n,
         bias=first.bias + second.bias,
-        parts=first.parts.joined(second.parts.scaled(-1.0)),
+        error=first.parts.joined(second.parts.scaled(-1.0)),
         limits=(low - other_high, high - other_low),
         stretch=partial(_widest, stretches) if stretches else None,
         sampled=first.sampled,
