@@ -282,7 +282,7 @@ class Journal(Brief):
         """Whether nothing was ever committed to the file."""
         if must_exist and not self.path.stat().st_size:
             raise ValueError(f"{self.path} is empty: no collection was written to it")
-        # read before the file's size: who writes meanwhile clears the journal after the file
+        # read before the file's size: else a first commit between the two would look like damage
         rollback = Path(f"{self.path.resolve()}-journal")
         start = rollback.read_bytes()[:ROLLBACK_HEADER] if rollback.exists() else b""
         if not self.path.exists():
