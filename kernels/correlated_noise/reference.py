@@ -20,7 +20,8 @@ MOST = 2**63 - 1
 def normals(key: Tensor, step: int, first: int, count: int) -> Tensor:
     """Numbers first, ..., first + count - 1 of the step, N(0, 1): (count,) float64.
 
-    At most 13.2 in size. Numbers 2 j and 2 j + 1 are r cos a and r sin a: r = sqrt(-2 log U), U to 126 bits where it is
+    At most 13.2 in size.
+    Numbers 2 j and 2 j + 1 are r cos a and r sin a: r = sqrt(-2 log U), U to 126 bits where it is
     small, from word j of the stream RADIUS; a to 64 bits from word j of ANGLE. Source: Box, Muller
     (1958).
     """

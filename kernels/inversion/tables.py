@@ -94,7 +94,8 @@ def _table(step: Callable[[int], Decimal], mode: int, limit: Decimal) -> Table:
 def rounded_normal(sigma: float) -> Table:
     """round(sigma g), g standard normal: P(X >= j) = P(g >= (j - 1/2)/sigma).
 
-    sigma: from 1/16 to 2048. P(X = j) = phi(c) 2 h sum over even m of a_m/(m + 1), c = j/sigma, h = 1/(2 sigma), a_m =
+    sigma: from 1/16 to 2048.
+    P(X = j) = phi(c) 2 h sum over even m of a_m/(m + 1), c = j/sigma, h = 1/(2 sigma), a_m =
     He_m(c) h^m/m!: the Taylor series of phi over one cell, with a_(m+1) = (c h a_m - h^2
     a_(m-1))/(m + 1). Raises ValueError.
     """

@@ -30,7 +30,8 @@ TAILS = torch.logspace(-12, 0, 73, dtype=torch.float64, device="cpu")[:-1]
 class Difference(Estimate):
     """The first group's answer less the second's; as private as the two estimates.
 
-    n: users of both groups. Its interval is about these users, over the privacy noise alone: two groups of a population
+    n: users of both groups. Its interval is about these users, over the privacy noise alone: two
+    groups of a population
     seldom have equal means. That of ``of_population()`` is about the two populations from which
     they are samples, and only it has a p-value.
     """
@@ -180,7 +181,7 @@ def _widest(stretches: list[Stretch], level: float) -> Tensor:
 
 @on_host
 def _tails(z: Tensor, stretch: Stretch) -> Tensor:
-    """p whose ends lie z normal deviations away: between TAILS log p is a line, the first is least."""
+    """p whose ends lie z normal deviations away, by lines between the logarithms of TAILS."""
     ends = []
     for p in TAILS.tolist():
         end = torch.as_tensor(quantile(1 - p) * stretch(1 - p), dtype=torch.float64)

@@ -127,7 +127,7 @@ class LocalRows(RowsProtocol, Relay[SecondMoments, Tensor, GaussianVector]):
         return self._mse(matrix.diagonal(dim1=-2, dim2=-1), summary.n)
 
     def worst_mse(self, n: Users, objective: Objective = Objective.WORST) -> Tensor:
-        """Exact: for the worst entry all rows lie along one axis; for the mean all have their bound.
+        """Exact. The worst entry: all rows along one axis; the mean: all at their bound.
 
         Labels are at their bound for both.
         """

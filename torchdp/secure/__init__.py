@@ -29,8 +29,8 @@ To be read in this order:
   Orlandi, Schwiegelshohn (2025), Theorem 4.4, on the grid the proofs in ``torchdp.grid``; ``pure``:
   discrete Laplace noise, their Theorem 4.8; ``shared_sum``: one of these on what clients encode.
 * ``frames``: what travels. Nir, Langley (2018), RFC 8439. ``servers``: who takes it in.
-* ``keys``, ``session``, ``roles``: parties that are processes of their own. Langley, Hamburg, Turner
-  (2016), RFC 7748.
+* ``keys``, ``session``, ``roles``: parties that are processes of their own. Langley, Hamburg,
+  Turner (2016), RFC 7748.
 """
 
 from torchdp.secure.frames import FrameError

@@ -87,8 +87,8 @@ def submit(
     """An organisation's part: round its clients' rows, add their noise, share out.
 
     One file of frames for each server. Called again, as after a kill, it sends the same frames
-    again. Raises ValueError, TypeError before anything is drawn, OSError; FrameError where frames that left already are not
-    there any more: nothing is drawn twice.
+    again. Raises ValueError, TypeError before anything is drawn, OSError; FrameError where frames
+    that left already are not there any more: nothing is drawn twice.
 
     Args:
         folder: of the session.
