@@ -76,8 +76,7 @@ def rounded_normals(key: Tensor, first: int, units: Tensor) -> Tensor:
         units; within unit/``SURE`` times that up to ``FARTHEST``.
     """
     radius, angle, start = _polar(key, first, len(units))
-    both = torch.stack([radius * angle.cos(), radius * angle.sin()], -1).view(-1)
-    t = both[first - start :][: len(units)] * units
+    t = _across(radius, angle)[first - start :][: len(units)] * units
     whole = t.round()
     widest = float(units.max()) if len(units) else math.inf
     if widest > FARTHEST:
@@ -112,6 +111,11 @@ def _error(longest: Tensor, shortest: Tensor) -> Tensor:
     # what is not drawn of U moves log U by e^{r^2/2} 2^-77
     rest = (longest.square() / 2).exp() * 2.0**-77 + 2 * UNIT
     return MARGIN * (ROUNDINGS * UNIT * longest + rest / shortest)
+
+
+def _across(radius: Tensor, angle: Tensor) -> Tensor:
+    """Box and Muller's pairs, one after the other."""
+    return torch.stack([radius * angle.cos(), radius * angle.sin()], -1).view(-1)
 
 
 def words(
