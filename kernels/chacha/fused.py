@@ -1,6 +1,4 @@
-"""ChaCha20 inside Triton kernels: a program's blocks side by side, the 16 words of each in 16
-tensors.
-"""
+"""ChaCha20 inside Triton kernels: blocks side by side, the 16 words of each in 16 tensors."""
 
 import torch
 import triton
@@ -9,7 +7,8 @@ from torch import Tensor
 
 from torchdp.kernels.dispatch import launched
 
-BLOCKS = 256  # of one program
+# of one program
+BLOCKS = 256
 
 
 @triton.jit
@@ -38,15 +37,27 @@ def words(key, first, group, stream, COUNT: tl.constexpr):
     """
     index = (first + tl.arange(0, COUNT)).to(tl.uint64)
     zero = tl.zeros([COUNT], tl.uint32)
-    s0, s1, s2, s3 = zero + 0x61707865, zero + 0x3320646E, zero + 0x79622D32, zero + 0x6B206574
-    s4, s5 = zero + tl.load(key).to(tl.uint32), zero + tl.load(key + 1).to(tl.uint32)
-    s6, s7 = zero + tl.load(key + 2).to(tl.uint32), zero + tl.load(key + 3).to(tl.uint32)
-    s8, s9 = zero + tl.load(key + 4).to(tl.uint32), zero + tl.load(key + 5).to(tl.uint32)
-    s10, s11 = zero + tl.load(key + 6).to(tl.uint32), zero + tl.load(key + 7).to(tl.uint32)
-    s12, s13 = index.to(tl.uint32), (index >> 32).to(tl.uint32)
-    s14, s15 = (zero + group).to(tl.uint32), (zero + stream).to(tl.uint32)
-    a0, a1, a2, a3, a4, a5, a6, a7 = s0, s1, s2, s3, s4, s5, s6, s7
-    a8, a9, a10, a11, a12, a13, a14, a15 = s8, s9, s10, s11, s12, s13, s14, s15
+    # "expand 32-byte k"
+    s0 = zero + 0x61707865
+    s1 = zero + 0x3320646E
+    s2 = zero + 0x79622D32
+    s3 = zero + 0x6B206574
+    s4 = zero + tl.load(key).to(tl.uint32)
+    s5 = zero + tl.load(key + 1).to(tl.uint32)
+    s6 = zero + tl.load(key + 2).to(tl.uint32)
+    s7 = zero + tl.load(key + 3).to(tl.uint32)
+    s8 = zero + tl.load(key + 4).to(tl.uint32)
+    s9 = zero + tl.load(key + 5).to(tl.uint32)
+    s10 = zero + tl.load(key + 6).to(tl.uint32)
+    s11 = zero + tl.load(key + 7).to(tl.uint32)
+    s12 = index.to(tl.uint32)
+    s13 = (index >> 32).to(tl.uint32)
+    s14 = (zero + group).to(tl.uint32)
+    s15 = (zero + stream).to(tl.uint32)
+    a0, a1, a2, a3 = s0, s1, s2, s3
+    a4, a5, a6, a7 = s4, s5, s6, s7
+    a8, a9, a10, a11 = s8, s9, s10, s11
+    a12, a13, a14, a15 = s12, s13, s14, s15
     for _ in range(10):
         a0, a4, a8, a12 = quarter(a0, a4, a8, a12)
         a1, a5, a9, a13 = quarter(a1, a5, a9, a13)
@@ -58,18 +69,26 @@ def words(key, first, group, stream, COUNT: tl.constexpr):
         a3, a4, a9, a14 = quarter(a3, a4, a9, a14)
     # join puts its two side by side in a new last dimension: the highest bit of a word's number
     # first
-    b0, b1 = tl.join(a0 + s0, a8 + s8), tl.join(a1 + s1, a9 + s9)
-    b2, b3 = tl.join(a2 + s2, a10 + s10), tl.join(a3 + s3, a11 + s11)
-    b4, b5 = tl.join(a4 + s4, a12 + s12), tl.join(a5 + s5, a13 + s13)
-    b6, b7 = tl.join(a6 + s6, a14 + s14), tl.join(a7 + s7, a15 + s15)
-    c0, c1, c2, c3 = tl.join(b0, b4), tl.join(b1, b5), tl.join(b2, b6), tl.join(b3, b7)
+    b0 = tl.join(a0 + s0, a8 + s8)
+    b1 = tl.join(a1 + s1, a9 + s9)
+    b2 = tl.join(a2 + s2, a10 + s10)
+    b3 = tl.join(a3 + s3, a11 + s11)
+    b4 = tl.join(a4 + s4, a12 + s12)
+    b5 = tl.join(a5 + s5, a13 + s13)
+    b6 = tl.join(a6 + s6, a14 + s14)
+    b7 = tl.join(a7 + s7, a15 + s15)
+    c0 = tl.join(b0, b4)
+    c1 = tl.join(b1, b5)
+    c2 = tl.join(b2, b6)
+    c3 = tl.join(b3, b7)
     return tl.reshape(tl.join(tl.join(c0, c2), tl.join(c1, c3)), [16 * COUNT])
 
 
 @triton.jit
 def words64(key, first, group, stream, COUNT: tl.constexpr):
     """The same stream in uint64, the low word first: (8 COUNT,)."""
-    low, high = tl.split(tl.reshape(words(key, first, group, stream, COUNT), [8 * COUNT, 2]))
+    pairs = tl.reshape(words(key, first, group, stream, COUNT), [8 * COUNT, 2])
+    low, high = tl.split(pairs)
     return low.to(tl.uint64) | (high.to(tl.uint64) << 32)
 
 

@@ -1,13 +1,13 @@
-"""The specification of ChaCha20's keystream in plain torch: 32-bit words held in int32, whose sums
-wrap around.
-"""
+"""The specification of ChaCha20's keystream in plain torch: 32-bit words, held in int32."""
 
 import torch
 from torch import Tensor
 
-CONSTANTS = 0x61707865, 0x3320646E, 0x79622D32, 0x6B206574  # "expand 32-byte k"
+# "expand 32-byte k"
+CONSTANTS = 0x61707865, 0x3320646E, 0x79622D32, 0x6B206574
 DOUBLE_ROUNDS = 10
-BLOCKS_AT_ONCE = 2**14  # stay in the cache
+# stay in the cache
+BLOCKS_AT_ONCE = 2**14
 
 
 def block(key: Tensor, index: Tensor, group: int = 0, stream: int = 0) -> Tensor:
@@ -21,32 +21,29 @@ def block(key: Tensor, index: Tensor, group: int = 0, stream: int = 0) -> Tensor
     2.3.
     """
     start = torch.empty(4, 4, *index.shape, dtype=torch.int32, device=index.device)
+    constants = torch.tensor(CONSTANTS, dtype=torch.int64)
     nonce = torch.tensor([group, stream], dtype=torch.int64)
-    for place, word in zip(
-        start.flatten(0, 1),
-        (*torch.tensor(CONSTANTS, dtype=torch.int64), *key, index, index >> 32, *nonce),
-        strict=True,
-    ):
+    words = [*constants, *key, index, index >> 32, *nonce]
+    for place, word in zip(start.flatten(0, 1), words, strict=True):
         place.copy_(word)  # modulo 2^32
     a, b, c, d = start.clone()
     for _ in range(DOUBLE_ROUNDS):
         a, b, c, d = _quarter_rounds(a, b, c, d)  # down the columns
         # along the diagonals
         a, b, c, d = _quarter_rounds(a, b.roll(-1, 0), c.roll(-2, 0), d.roll(-3, 0))
-        b, c, d = b.roll(1, 0), c.roll(2, 0), d.roll(3, 0)
+        b = b.roll(1, 0)
+        c = c.roll(2, 0)
+        d = d.roll(3, 0)
     return torch.stack([a, b, c, d]).add_(start).flatten(0, 1).movedim(0, -1)
 
 
 def keystream(key: Tensor, first: int, blocks: int, group: int = 0, stream: int = 0) -> Tensor:
-    """Blocks first, ..., first + blocks - 1, one after the other: (16 blocks,) int32, on the key's
-    device.
-    """
+    """Blocks first, ..., first + blocks - 1: (16 blocks,) int32, on the key's device."""
     out = torch.empty(blocks, 16, dtype=torch.int32, device=key.device)
     for start in range(0, blocks, BLOCKS_AT_ONCE):
         part = out[start : start + BLOCKS_AT_ONCE]
-        part.copy_(
-            block(key, first + start + torch.arange(len(part), device=key.device), group, stream)
-        )
+        index = first + start + torch.arange(len(part), device=key.device)
+        part.copy_(block(key, index, group, stream))
     return out.view(-1)
 
 

@@ -1,6 +1,4 @@
-"""One step of correlated noise in Triton: normals live in registers, the state is read and written
-once.
-"""
+"""One step of correlated noise in Triton: the state is read and written once."""
 
 import torch
 import triton
@@ -13,32 +11,37 @@ from torchdp.kernels.correlated_noise.step import Step
 from torchdp.kernels.dispatch import launched
 from torchdp.kernels.normals.fused import circle
 
-NUMBERS = 1024  # of one program of 128 threads: half as many pairs, 64 blocks of either stream
+# of one program of 128 threads: half as many pairs, 64 blocks of either stream
+NUMBERS = 1024
 TICK = tl.constexpr(6.283185307179586 / 2**64)
 LOG_SCALE = tl.constexpr(63 * 0.6931471805599453)
-RADII, ANGLES, FINER = tl.constexpr(RADIUS), tl.constexpr(ANGLE), tl.constexpr(FURTHER)
-MASK, SMALL = tl.constexpr(MOST), tl.constexpr(COARSE)
+RADII = tl.constexpr(RADIUS)
+ANGLES = tl.constexpr(ANGLE)
+FINER = tl.constexpr(FURTHER)
+MASK = tl.constexpr(MOST)
+SMALL = tl.constexpr(COARSE)
 
 
 @triton.jit
 def normals(key, block, step, COUNT: tl.constexpr):
-    """Numbers 16 block, ..., 16 (block + COUNT) - 1, as in reference.py: float64 of shape
-    (16 COUNT,).
-    """
+    """Numbers 16 block, ..., 16 (block + COUNT) - 1, as in reference.py: float64, (16 COUNT,)."""
     half = tl.arange(0, 2 * COUNT) // COUNT  # both streams at once: a thread for each block
-    words = words64(key, block - half * COUNT, step, RADII + half * (ANGLES - RADII), 2 * COUNT)
-    words = tl.permute(tl.reshape(words.to(tl.int64, bitcast=True), [2, 8 * COUNT]), [1, 0])
-    whole, turn = tl.split(words)
+    stream = RADII + half * (ANGLES - RADII)
+    words = words64(key, block - half * COUNT, step, stream, 2 * COUNT)
+    streams = tl.reshape(words.to(tl.int64, bitcast=True), [2, 8 * COUNT])
+    whole, turn = tl.split(tl.permute(streams, [1, 0]))
     whole = whole & MASK
     logarithm = tl.log((whole.to(tl.float64) + 0.5) * (1.0 / 9223372036854775808.0))  # 2^-63
     small = whole < SMALL
     if tl.max(small.to(tl.int32), 0) > 0:  # one program in 2^22
-        rest = words64(key, block, step, FINER, COUNT).to(tl.int64, bitcast=True) & MASK
-        finer = (rest.to(tl.float64) + 0.5) * (1.0 / 9223372036854775808.0) + whole.to(tl.float64)
+        further = words64(key, block, step, FINER, COUNT).to(tl.int64, bitcast=True) & MASK
+        fraction = (further.to(tl.float64) + 0.5) * (1.0 / 9223372036854775808.0)
+        finer = fraction + whole.to(tl.float64)
         logarithm = tl.where(small, tl.log(finer) - LOG_SCALE, logarithm)
     radius = tl.sqrt(-2.0 * logarithm)
     quarter = (turn + 2305843009213693952) >> 62  # the nearest quarter turn; what is left is exact
-    cosine, sine = circle((turn - (quarter << 62)).to(tl.float64) * TICK, quarter.to(tl.int32))
+    rest = (turn - (quarter << 62)).to(tl.float64) * TICK
+    cosine, sine = circle(rest, quarter.to(tl.int32))
     return tl.reshape(tl.join(radius * cosine, radius * sine), [16 * COUNT])
 
 
@@ -72,22 +75,21 @@ def add_kernel(
     drawn = normals(key, start // 16, step, NUMBERS // 16) * tl.load(numbers + 1)
     if RECALLED:
         for m in range(1, draws):
-            drawn += normals(key, start // 16, step - tl.load(lags + m), NUMBERS // 16) * tl.load(
-                numbers + 1 + m
-            )
+            earlier = normals(key, start // 16, step - tl.load(lags + m), NUMBERS // 16)
+            drawn += earlier * tl.load(numbers + 1 + m)
     u = drawn.to(kind)
-    found = tl.zeros([NUMBERS], kind)
+    recalled = tl.zeros([NUMBERS], kind)
     line = state + place
     for a in tl.static_range(RUNNING):
         held = tl.load(line, mask=inside, other=0)
-        found += tl.load(gains + a) * held
+        recalled += tl.load(gains + a) * held
         tl.store(line, held + (tl.load(decays + a) * held + u), mask=inside)
         line += row
     if RINGS:
         for a in range(RUNNING, memory):
-            found += tl.load(gains + a) * tl.load(line, mask=inside, other=0)
+            recalled += tl.load(gains + a) * tl.load(line, mask=inside, other=0)
             line += row
-    w = ((found + u).to(tl.float64) / tl.load(numbers)).to(kind)
+    w = ((recalled + u).to(tl.float64) / tl.load(numbers)).to(kind)
     if RINGS:
         if of_w >= 0:
             tl.store(state + of_w.to(tl.int64) * row + place, w, mask=inside)

@@ -1,6 +1,4 @@
-"""Draws by a guide in Triton: what is open is counted in one launch, cells and open places are
-written in another.
-"""
+"""Draws by a guide in Triton: one launch counts what is open, another writes."""
 
 import torch
 import triton
@@ -15,8 +13,9 @@ OPEN = tl.constexpr(UNDECIDED)
 
 
 @triton.jit
-def found(parts, cells, place, inside, SHIFT: tl.constexpr, MASK: tl.constexpr):
-    cell = (tl.load(parts + place, mask=inside, other=0).to(tl.int32) >> SHIFT) & MASK
+def looked_up(parts, cells, place, inside, SHIFT: tl.constexpr, MASK: tl.constexpr):
+    part = tl.load(parts + place, mask=inside, other=0).to(tl.int32)
+    cell = (part >> SHIFT) & MASK
     return tl.load(cells + cell, mask=inside, other=0).to(tl.int32)
 
 
@@ -27,7 +26,8 @@ def count_kernel(
     """How many draws of each program are open."""
     place = tl.program_id(0).to(tl.int64) * DRAWS + tl.arange(0, DRAWS)
     inside = place < size
-    left = inside & (found(parts, cells, place, inside, SHIFT, MASK) == OPEN)
+    cell = looked_up(parts, cells, place, inside, SHIFT, MASK)
+    left = inside & (cell == OPEN)
     tl.store(counts + tl.program_id(0), tl.sum(left.to(tl.int32), 0))
 
 
@@ -48,13 +48,14 @@ def fill_kernel(
     """ends: open draws of the programs up to each, itself included."""
     place = tl.program_id(0).to(tl.int64) * DRAWS + tl.arange(0, DRAWS)
     inside = place < size
-    cell = found(parts, cells, place, inside, SHIFT, MASK)
+    cell = looked_up(parts, cells, place, inside, SHIFT, MASK)
     value = cell.to(tl.int64)
     if ADD:
         value = value * times + tl.load(out + place, mask=inside, other=0)
     tl.store(out + place, value, mask=inside)
     left = (inside & (cell == OPEN)).to(tl.int32)
-    rank = tl.load(ends + tl.program_id(0)) - tl.sum(left, 0) + tl.cumsum(left, 0) - left
+    begin = tl.load(ends + tl.program_id(0)) - tl.sum(left, 0)
+    rank = begin + tl.cumsum(left, 0) - left
     tl.store(places + rank, place, mask=left > 0)
 
 

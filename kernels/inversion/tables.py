@@ -1,6 +1,4 @@
-"""Distributions of integers as thresholds of 128 bits: P(X >= j), each to the nearest multiple of
-2^-128.
-"""
+"""Distributions of integers as thresholds of 128 bits: P(X >= j) to the nearest one."""
 
 import decimal
 import math
@@ -14,20 +12,30 @@ from torch import Tensor
 
 from torchdp import checks
 
-LONGEST = 1 << 16  # thresholds of one table
-DIGITS = 60  # of the sums; what they lose in 2^18 terms is far below 2^-128
-MOST_TRIALS = 1 << 53
-CUT = Decimal(2) ** -140  # a tail below this share of the mass is left out
-NARROWEST, WIDEST = 1 / 16, 2048.0  # deviations of a rounded normal that is drawn from a table
+# thresholds of one table
+LONGEST = 1 << 16
+# of the sums; what they lose in 2^18 terms is far below 2^-128
+DIGITS = 60
+# a tail below this share of the mass is left out
+CUT = Decimal(2) ** -140
+# deviations of a rounded normal that is drawn from a table
+NARROWEST = 1 / 16
+WIDEST = 2048.0
+# of a Poisson distribution: a table of 128 bits has more than so many deviations
+DEVIATIONS = 12
 
 
 @dataclass(frozen=True, eq=False)
 class Table:
-    """X = first + #{j : W < T_j}, W uniform on [0, 2^128): T_j = 2^128 P(X >= first + j), rounded,
-    j = 1, 2, ...
+    """X = first + #{j : W < T_j}, W uniform on [0, 2^128).
 
-    words: (4, size) int64, the 32-bit words of the thresholds from the highest on; the thresholds
-    fall, and zeros fill them up to a power of two. length: how many are no filling.
+    T_j = 2^128 P(X >= first + j), rounded, j = 1, 2, ...; they fall.
+
+    Args:
+        first: the least X.
+        words: (4, size) int64, the 32-bit words of the thresholds from the highest on; zeros fill
+            them up to a power of two.
+        length: how many are no filling.
 
     Guarantees: X's total variation distance from the distribution is at most ``variation`` =
     (length + 3) 2^-129, so that N draws change a delta by (1 + e^epsilon) N variation at most, for
@@ -56,60 +64,37 @@ class Table:
 def poisson(mean: float) -> Table:
     """Poisson(mean) for mean > 0, up to a few millions. Raises ValueError."""
     mean = checks.positive("mean", mean)
-    _refuse_wide(math.sqrt(mean))
+    if DEVIATIONS * math.sqrt(mean) > LONGEST:
+        raise _too_long()
     rate = Decimal(mean)
     return _table(lambda y: rate / y, math.floor(mean), Decimal(0))
 
 
-def negative_binomial(shape: float, ratio: float) -> Table:
-    """NB(shape, ratio), Pr[k] = C(k + shape - 1, k) (1 - ratio)^shape ratio^k, for any real shape >
-    0, such as 1/n.
-
-    Raises ValueError.
-    """
-    shape, ratio = checks.positive("shape", shape), checks.fraction("ratio", ratio)
-    _refuse_wide(math.sqrt(shape * ratio) / (1 - ratio))
-    mode = math.floor(max(0.0, (shape - 1) * ratio / (1 - ratio)))
-    r, p = Decimal(shape), Decimal(ratio)
-    return _table(lambda y: (y - 1 + r) * p / y, mode, p)
-
-
 def logarithmic(ratio: float) -> Table:
-    """Pr[k] = -ratio^k/(k log(1 - ratio)), k = 1, 2, ..., ratio in (0, 1), less one: k - 1. Raises
-    ValueError.
+    """Pr[k] = -ratio^k/(k log(1 - ratio)), k = 1, 2, ..., less one: k - 1. Raises ValueError.
+
+    ratio: in (0, 1).
     """
     p = Decimal(checks.fraction("ratio", ratio))
     return _table(lambda y: p * y / (y + 1), 0, p)
 
 
-def binomial(trials: int, probability: float) -> Table:
-    """Binomial(trials, probability), probability in (0, 1). Raises ValueError."""
-    trials, probability = (
-        checks.integer("trials", trials, 1),
-        checks.fraction("probability", probability),
-    )
-    if trials > MOST_TRIALS:
-        raise ValueError(f"trials must be at most 2^53, not {trials}")
-    _refuse_wide(math.sqrt(trials * probability * (1 - probability)))
-    p, mode = Decimal(probability), min(trials, math.floor((trials + 1) * probability))
-    return _table(lambda y: (trials + 1 - y) * p / (y * (1 - p)), mode, Decimal(0))
-
-
 def _table(step: Callable[[int], Decimal], mode: int, limit: Decimal) -> Table:
-    """The distribution on 0, 1, ... with Pr[y]/Pr[y - 1] = step(y), at most 1 above the mode and at
-    least 1 below it.
+    """The distribution on 0, 1, ... with Pr[y]/Pr[y - 1] = step(y).
 
-    step falls with y, or rises to ``limit`` from a mode of 0.
+    step is at most 1 above the mode and at least 1 below it; it falls with y, or rises to ``limit``
+    from a mode of 0.
     """
     with _digits(DIGITS):
-        above, below = _masses(step, mode, limit), _masses_below(step, mode)
+        above = _masses(step, mode, limit)
+        below = _masses_below(step, mode)
         return _of_masses(mode - len(below), [*below[::-1], Decimal(1), *above])
 
 
 def rounded_normal(sigma: float) -> Table:
-    """round(sigma g), g standard normal: P(X >= j) = P(g >= (j - 1/2)/sigma), sigma from 1/16
-    to 2048.
+    """round(sigma g), g standard normal: P(X >= j) = P(g >= (j - 1/2)/sigma).
 
+    sigma: from 1/16 to 2048.
     P(X = j) = phi(c) 2 h sum over even m of a_m/(m + 1), c = j/sigma, h = 1/(2 sigma), a_m =
     He_m(c) h^m/m!: the Taylor series of phi over one cell, with a_(m+1) = (c h a_m - h^2
     a_(m-1))/(m + 1). Raises ValueError.
@@ -118,8 +103,9 @@ def rounded_normal(sigma: float) -> Table:
 
 
 def discrete_normal(sigma: float) -> Table:
-    """P(X = j) in proportion to e^(-j^2/(2 sigma^2)), sigma from 1/16 to 2048. Raises
-    ValueError.
+    """P(X = j) in proportion to e^(-j^2/(2 sigma^2)). Raises ValueError.
+
+    sigma: from 1/16 to 2048.
     """
     return _symmetric(sigma, lambda j, q: Decimal(1))
 
@@ -132,13 +118,18 @@ def _symmetric(sigma: float, cell: Callable[[int, Decimal], Decimal]) -> Table:
             f"sigma must be from {NARROWEST:g} to {WIDEST:g} steps in one table, not {sigma:g}"
         )
     h = 0.5 / sigma
-    # the series alternate
-    with _digits(DIGITS + math.ceil((13.5 * h + 1.5 * h * h) / math.log(10))):
+    # the series alternate: digits that cancel come on top
+    cancelled = math.ceil((13.5 * h + 1.5 * h * h) / math.log(10))
+    with _digits(DIGITS + cancelled):
         q = 1 / (4 * Decimal(sigma) ** 2)
-        density, ratio, fall = Decimal(1), (-2 * q).exp(), (-4 * q).exp()
+        # e^(-2 q j^2), its ratio to the next one, and the ratio's own
+        density = Decimal(1)
+        ratio = (-2 * q).exp()
+        fall = (-4 * q).exp()
         masses = [cell(0, q)]
         while True:
-            density, ratio = density * ratio, ratio * fall
+            density *= ratio
+            ratio *= fall
             masses.append(density * cell(len(masses), q))
             share = masses[-1] / masses[-2]  # falls with j
             if masses[-1] * share < CUT * (1 - share):
@@ -147,13 +138,19 @@ def _symmetric(sigma: float, cell: Callable[[int, Decimal], Decimal]) -> Table:
 
 
 def _cell(j: int, q: Decimal) -> Decimal:
-    """The sum over even m of a_m/(m + 1), until all that follows is below the digits: each term
-    halves by then.
-    """
-    ch, least = 2 * j * q, Decimal(10) ** -decimal.getcontext().prec
-    before, a, total, m = Decimal(0), Decimal(1), Decimal(1), 0
+    """The sum over even m of a_m/(m + 1), until all that follows is below the digits."""
+    ch = 2 * j * q
+    least = Decimal(10) ** -decimal.getcontext().prec
+    before = Decimal(0)
+    a = Decimal(1)
+    total = Decimal(1)
+    m = 0
+    # from m = 2 (c h + h^2) on each term is at most half of the one before
     while m < 2 * (ch + q) or max(abs(a), abs(before)) > least:
-        before, a, m = a, (ch * a - q * before) / (m + 1), m + 1
+        following = (ch * a - q * before) / (m + 1)
+        before = a
+        a = following
+        m += 1
         if m % 2 == 0:
             total += a / (m + 1)
     return total
@@ -164,8 +161,10 @@ def _digits(digits: int) -> AbstractContextManager[decimal.Context]:
 
 
 def _of_masses(first: int, masses: list[Decimal]) -> Table:
-    """The table of the distribution on first, first + 1, ... that is proportional to ``masses``."""
-    total, tail, thresholds = sum(masses), Decimal(0), []
+    """The table of the distribution on first, first + 1, ... in proportion to ``masses``."""
+    total = sum(masses)
+    tail = Decimal(0)
+    thresholds = []
     for mass in masses[:0:-1]:  # from the far end on, so that rare events keep all their digits
         tail += mass
         thresholds.append(int((tail / total * 2**128).to_integral_value()))
@@ -174,14 +173,16 @@ def _of_masses(first: int, masses: list[Decimal]) -> Table:
     kept = [threshold for threshold in thresholds[certain:] if threshold]
     if len(kept) > LONGEST:
         raise _too_long()
-    filled = kept + [0] * ((1 << len(kept).bit_length()) - len(kept))
+    size = 1 << len(kept).bit_length()
+    filled = kept + [0] * (size - len(kept))
     words = [[part >> shift & 0xFFFFFFFF for part in filled] for shift in (96, 64, 32, 0)]
     return Table(first + certain, torch.tensor(words, dtype=torch.int64, device="cpu"), len(kept))
 
 
 def _masses(step: Callable[[int], Decimal], mode: int, limit: Decimal) -> list[Decimal]:
-    """Pr[y]/Pr[mode] for y > mode, until all that follows is below CUT: at most mass
-    worst/(1 - worst).
+    """Pr[y]/Pr[mode] for y > mode, until all that follows is below CUT.
+
+    That is a geometric series at most: mass worst/(1 - worst).
     """
     masses: list[Decimal] = []
     mass = Decimal(1)
@@ -197,9 +198,7 @@ def _masses(step: Callable[[int], Decimal], mode: int, limit: Decimal) -> list[D
 
 
 def _masses_below(step: Callable[[int], Decimal], mode: int) -> list[Decimal]:
-    """Pr[y]/Pr[mode] for y = mode - 1, mode - 2, ..., to 0 or until all that follows is below
-    CUT.
-    """
+    """Pr[y]/Pr[mode] for y = mode - 1, ..., to 0 or until all that follows is below CUT."""
     masses: list[Decimal] = []
     mass = Decimal(1)
     for y in range(mode, 0, -1):
@@ -213,13 +212,8 @@ def _masses_below(step: Callable[[int], Decimal], mode: int) -> list[Decimal]:
     return masses
 
 
-def _refuse_wide(deviation: float) -> None:
-    if 12 * deviation > LONGEST:  # a table of 128 bits is longer than that
-        raise _too_long()
-
-
 def _too_long() -> ValueError:
     return ValueError(
         f"this distribution needs more than {LONGEST} thresholds; take a smaller mean or ratio, "
-        "or draw it without a table (torch.poisson of a rate, or of a gamma variable for a negative binomial)"
+        "or draw it without a table (torch.poisson of a rate)"
     )

@@ -1,6 +1,4 @@
-"""Standard normals as a function of a key and a number: those of one user can be made again alone,
-on any device.
-"""
+"""Standard normals of a key and a number: those of one user can be made again, on any device."""
 
 from torchdp.kernels.normals.reference import normals
 

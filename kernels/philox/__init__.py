@@ -1,6 +1,4 @@
-"""Philox 4x32-10: random words as a function of a key and a counter, the same integers on every
-device.
-"""
+"""Philox 4x32-10: random words of a key and a counter, the same integers on every device."""
 
 from torchdp.kernels.philox.reference import unit, words
 

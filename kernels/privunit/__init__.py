@@ -4,12 +4,13 @@ from torch import Tensor
 
 from torchdp.kernels.dispatch import Kernel, examples
 from torchdp.kernels.privunit import reference
-from torchdp.kernels.privunit.reference import message, messages, total
+from torchdp.kernels.privunit.reference import message, messages
 
-__all__ = ["LARGEST_DIM", "message", "messages", "sums", "total"]
+__all__ = ["LARGEST_DIM", "message", "messages", "sums"]
 
 SUMS = Kernel(__name__, "sums", reference.sums, examples.privunit, tolerance=1e-4)
-LARGEST_DIM = 4096  # of the fused path: what the registers of a program hold
+# of the fused path: what the registers of a program hold
+LARGEST_DIM = 4096
 
 
 def sums(
@@ -24,15 +25,21 @@ def sums(
     radius: float,
     mean: float,
 ) -> Tensor:
-    """The sum of all users' messages: users first, first + 1, ..., counts[0] at points[0], then
-    counts[1] at points[1].
+    """The sum of all users' messages: (d,), float64, d <= ``LARGEST_DIM``.
 
-    points: (m, d), float32 or float64; counts: (m,) int64; lift, along, across: (n,), three draws
-    of each user (see ``message``), whose d normals come from the counter. Returns (d,), float64.
     The same messages as ``messages`` for this key: parts with their own ``first`` add up to the
-    whole. Memory: O(n + m d).
+    whole. The d normals of a user come from the counter. Memory: O(n + m d).
+
+    Args:
+        points: (m, d), float32 or float64.
+        counts: (m,) int64; the first counts[0] users hold points[0], the next counts[1] points[1].
+        lift: (n,), a draw of each user; see ``message``.
+        along: (n,).
+        across: (n,).
+        key: 64 bits.
+        first: the first user's number.
+        radius: C.
+        mean: of T.
     """
     arguments = (points, counts, lift, along, across, key, first)
-    if points.shape[1] > LARGEST_DIM:
-        return reference.sums(*arguments, radius=radius, mean=mean)
     return SUMS(points.device, *arguments, radius=radius, mean=mean)

@@ -1,6 +1,4 @@
-"""Sums of PrivUnit messages without the messages: a program holds some users' normals in
-registers.
-"""
+"""Sums of PrivUnit messages: a program holds some users' normals in registers."""
 
 import torch
 import triton
@@ -14,8 +12,12 @@ from torchdp.kernels.philox.fused import side_by_side
 from torchdp.kernels.privunit import reference
 
 COORDINATES: tl.constexpr = tl.constexpr(reference.COORDINATES)
-TILE, STEPS = 256, 16  # users x groups of four in a tile; tiles added up in the dtype of points
-PIECE = 1024  # users of a program, at least
+# users x groups of four in a tile
+TILE = 256
+# tiles added up in the dtype of points
+STEPS = 16
+# users of a program, at least
+PIECE = 1024
 
 
 @launched("key", "first")
@@ -46,16 +48,21 @@ def sum_kernel(
     ...; tiny: (1,), the least length. Q groups of four hold the whole vector.
     """
     piece = tl.program_id(0).to(tl.int64)
-    kind, start, stop = tl.load(kinds + piece), tl.load(starts + piece), tl.load(stops + piece)
+    kind = tl.load(kinds + piece)
+    start = tl.load(starts + piece)
+    stop = tl.load(stops + piece)
     group = tl.arange(0, Q)
     column = group * 4
-    axis, height, least = axes + kind * width + column, tl.load(heights + kind), tl.load(tiny)
+    axis = axes + kind * width + column
+    height = tl.load(heights + kind)
+    least = tl.load(tiny)
     x0 = tl.load(axis, mask=column < width, other=0.0)[None, :]
     x1 = tl.load(axis + 1, mask=column + 1 < width, other=0.0)[None, :]
     x2 = tl.load(axis + 2, mask=column + 2 < width, other=0.0)[None, :]
     x3 = tl.load(axis + 3, mask=column + 3 < width, other=0.0)[None, :]
     user = start + tl.arange(0, U)
-    groups, zero = tl.zeros([U, Q], tl.int32) + group[None, :], tl.zeros([U, Q], tl.int64)
+    groups = tl.zeros([U, Q], tl.int32) + group[None, :]
+    zero = tl.zeros([U, Q], tl.int64)
     total0 = tl.zeros([U, Q], tl.float64)
     total1, total2, total3 = total0, total0, total0
     reach = tl.zeros([U], tl.float64)
@@ -114,13 +121,12 @@ def sums(
     mean: float,
 ) -> Tensor:
     """reference.sums."""
-    (_, width), device, double = points.shape, points.device, points.dtype == torch.float64
+    width = points.shape[1]
+    device = points.device
     stretch, height = reference.lifted(points, radius)
-    axes, tiny = (
-        (points / stretch[:, None]).contiguous(),
-        points.new_tensor([torch.finfo(points.dtype).tiny]),
-    )
-    draws = [each.double().contiguous() for each in (lift, along, across)]
+    axes = (points / stretch[:, None]).contiguous()
+    tiny = points.new_tensor([torch.finfo(points.dtype).tiny])
+    draws = [draw.double().contiguous() for draw in (lift, along, across)]
     q = power_of_two(triton.cdiv(width, 4))
     total = torch.zeros(width, dtype=torch.float64, device=device)
     for part in pieces(counts, first, max(1, TILE // q), PIECE).split(width):
@@ -128,24 +134,22 @@ def sums(
         reach = noise.new_empty(len(noise))
         with torch.cuda.device_of(points):
             sum_kernel[(len(noise),)](
-                *(
-                    noise,
-                    reach,
-                    axes,
-                    height,
-                    *draws,
-                    part.type,
-                    part.start,
-                    part.stop,
-                    key,
-                    first,
-                    width,
-                    tiny,
-                ),
+                noise,
+                reach,
+                axes,
+                height,
+                *draws,
+                part.type,
+                part.start,
+                part.stop,
+                key,
+                first,
+                width,
+                tiny,
                 Q=q,
                 U=part.rows,
                 STEPS=STEPS,
-                DOUBLE=double,
+                DOUBLE=points.dtype == torch.float64,
                 num_warps=max(4, q // 32),  # a thread holds at most two users' groups
             )
         total += noise.sum(0) + reach @ axes.index_select(0, part.type).double()

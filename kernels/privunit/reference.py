@@ -1,6 +1,4 @@
-"""The specification of the lifted PrivUnit message, in plain torch, and of sums of many from a
-counter.
-"""
+"""The specification of lifted PrivUnit messages, and of sums of many from a counter."""
 
 import torch
 from torch import Tensor
@@ -21,32 +19,30 @@ def message(
     radius: float,
     mean: float,
 ) -> Tensor:
-    """Y = (C/mean) (T x' + (S/N) (g - <(g, g0), u> x')), x' = points / C, u =
-    (x', sqrt(1 - ||x'||^2)), C = radius.
+    """Y = (C/mean) (T x' + (S/N) (g - <(g, g0), u> x')), x' = points / C.
 
-    N = ||(g, g0) - <(g, g0), u> u||. points, normals g: (*batch, d); lift g0, along T, across S =
-    sqrt(1 - T^2): (*batch). Points outside the ball are projected onto it.
+    u = (x', sqrt(1 - ||x'||^2)), C = radius, N = ||(g, g0) - <(g, g0), u> u||. Points outside the
+    ball are projected onto it.
+
+    Args:
+        points: (*batch, d).
+        normals: g, (*batch, d).
+        lift: g0, (*batch).
+        along: T, (*batch).
+        across: S = sqrt(1 - T^2), (*batch).
+        radius: C.
+        mean: of T.
     """
-    stretch, perpendicular, share = _perpendicular(points, normals, lift, across, radius)
-    scaled = perpendicular.mul_((share * (radius / mean))[..., None])
-    return scaled.addcmul_((along.to(points.dtype) * (radius / mean) / stretch)[..., None], points)
-
-
-def total(
-    points: Tensor,
-    normals: Tensor,
-    lift: Tensor,
-    along: Tensor,
-    across: Tensor,
-    *,
-    radius: float,
-    mean: float,
-) -> Tensor:
-    """The sum over users of ``message``, without the messages: (n, d) -> (d,), in the dtype of
-    points.
-    """
-    stretch, perpendicular, share = _perpendicular(points, normals, lift, across, radius)
-    return (share @ perpendicular + (along.to(points.dtype) / stretch) @ points) * (radius / mean)
+    scale = radius / mean
+    stretch, height = lifted(points, radius)
+    dot = (normals * points).sum(-1) / stretch + lift * height
+    perpendicular = torch.addcmul(normals, (-dot / stretch)[..., None], points)
+    # Its length from the vector itself: |g|^2 + g0^2 - dot^2 loses digits where d is small.
+    length = torch.hypot(torch.linalg.vector_norm(perpendicular, dim=-1), lift - dot * height)
+    share = across.to(points.dtype) / length.clamp_min(torch.finfo(points.dtype).tiny)
+    own = along.to(points.dtype) * scale / stretch
+    scaled = perpendicular.mul_((share * scale)[..., None])
+    return scaled.addcmul_(own[..., None], points)
 
 
 def messages(
@@ -61,11 +57,10 @@ def messages(
     radius: float,
     mean: float,
 ) -> Tensor:
-    """The messages of users first, first + 1, ...; user first + i holds points[types[i]], (m, d):
-    (n, d).
+    """The messages of users first, first + 1, ..., of whom first + i holds points[types[i]].
 
-    g is a function of the key and of the user's number; lift, along, across: (n,) are the user's
-    other draws.
+    points: (m, d). lift, along, across: (n,), each user's draws beside g, which is a function of
+    the key and of the user's number. Returns (n, d).
     """
     index = torch.arange(first, first + len(types), device=points.device)
     g = counted_normals(key, index, points.shape[1], points.dtype, stream=COORDINATES)
@@ -85,9 +80,7 @@ def sums(
     radius: float,
     mean: float,
 ) -> Tensor:
-    """The sum of ``messages`` of counts[0] users at points[0], then counts[1] at points[1], ...:
-    (d,), float64.
-    """
+    """As ``privunit.sums``, by ``messages``."""
     total = torch.zeros(points.shape[1], dtype=torch.float64, device=points.device)
     for start, stop, some in portions(counts, max(1, NUMBERS_AT_ONCE // points.shape[1])):
         types = torch.arange(len(points), device=points.device).repeat_interleave(some)
@@ -98,25 +91,7 @@ def sums(
 
 
 def lifted(points: Tensor, radius: float) -> tuple[Tensor, Tensor]:
-    """(C, or the norm of a longer point; the coordinate that lifts x' = points / that to the
-    sphere), each (*batch).
-    """
+    """(C, or the norm of a longer point; what lifts x' = points / that to the sphere), (*batch)."""
     norms = torch.linalg.vector_norm(points, dim=-1)
     stretch = norms.clamp_min(radius)
     return stretch, (1 - (norms / stretch).square()).clamp_min(0).sqrt()
-
-
-def _perpendicular(
-    points: Tensor, normals: Tensor, lift: Tensor, across: Tensor, radius: float
-) -> tuple[Tensor, Tensor, Tensor]:
-    """(``stretch``, g less its part along u, S/N)."""
-    stretch, height = lifted(points, radius)
-    dot = (normals * points).sum(-1) / stretch + lift * height
-    perpendicular = torch.addcmul(normals, (-dot / stretch)[..., None], points)
-    # Its length from the vector itself: |g|^2 + g0^2 - dot^2 loses digits where d is small.
-    length = torch.hypot(torch.linalg.vector_norm(perpendicular, dim=-1), lift - dot * height)
-    return (
-        stretch,
-        perpendicular,
-        across.to(points.dtype) / length.clamp_min(torch.finfo(points.dtype).tiny),
-    )

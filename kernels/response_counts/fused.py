@@ -1,6 +1,4 @@
-"""Randomized response drawn and counted in one pass over the users; the same integers as
-reference.py.
-"""
+"""Randomized response drawn and counted in one pass; the same integers as reference.py."""
 
 import torch
 import triton
@@ -10,10 +8,14 @@ from torch import Tensor
 from torchdp.kernels.dispatch import launched
 from torchdp.kernels.philox.fused import word64, words
 
-PAIRS = 512  # of users in one step of a program
-PROGRAMS = 2048  # at most; each takes many steps
-MOST_BINS = 1024  # up to here a program counts by itself, beyond it adds to memory
-CELLS = 2**16  # counters in memory, so that users who report the same value seldom meet
+# of users in one step of a program
+PAIRS = 512
+# at most; each takes many steps
+PROGRAMS = 2048
+# up to here a program counts by itself, beyond it adds to memory
+MOST_BINS = 1024
+# counters in memory, so that users who report the same value seldom meet
+CELLS = 2**16
 
 
 @triton.jit
@@ -21,7 +23,9 @@ def report(number, x, k, step, magic):
     """The report, int64, for number in [0, 2^63); magic = floor((2^64 - 1) / step): README.md."""
     divisor = step.to(tl.uint64)
     value = tl.umulhi(number, magic.to(tl.uint64) + number * 0)
-    value = (value + (number - value * divisor >= divisor).to(tl.uint64)).to(tl.int64, bitcast=True)
+    # the quotient may be one too small
+    missing = (number - value * divisor >= divisor).to(tl.uint64)
+    value = (value + missing).to(tl.int64, bitcast=True)
     return tl.where(value < k, value, x)
 
 
@@ -41,9 +45,11 @@ def count_kernel(
     BINS: tl.constexpr,
 ):
     """Counts of the reports of n users, added to row program % copies of counts."""
-    program, programs = tl.program_id(0), tl.num_programs(0)
+    program = tl.program_id(0)
+    programs = tl.num_programs(0)
     counts += (program % copies).to(tl.int64) * k
-    n, first = n.to(tl.int64), first.to(tl.int64)
+    n = n.to(tl.int64)
+    first = first.to(tl.int64)
     odd = first % 2  # a first user of an odd number is the second of its pair
     local = tl.arange(0, 2 * PAIRS)
     if BINS:
@@ -55,9 +61,8 @@ def count_kernel(
         begin = 2 * block * PAIRS - odd
         end = tl.minimum(n - begin, 2 * PAIRS).to(tl.int32)
         inside = (local < end) & (local >= tl.maximum(-begin, 0))
-        held = tl.load(x + begin * stride + local.to(tl.int64) * stride, mask=inside, other=0).to(
-            tl.int64
-        )
+        users = x + begin * stride + local.to(tl.int64) * stride
+        held = tl.load(users, mask=inside, other=0).to(tl.int64)
         counted = inside & (held.to(tl.uint64, bitcast=True) < k.to(tl.uint64))
         reported = report(number, held, k, step, magic)
         if BINS:
@@ -71,9 +76,7 @@ def count_kernel(
 
 
 def counts(x: Tensor, k: int, step: int, key: int, first: int = 0) -> Tensor:
-    """Arguments and result of reference.counts. x: integers of any width, on a device where Triton
-    runs.
-    """
+    """Arguments and result of reference.counts. x: integers of any width."""
     n = len(x)
     if n == 0:
         return torch.zeros(k, dtype=torch.int64, device=x.device)

@@ -9,21 +9,22 @@ USERS_AT_ONCE = 2**18
 
 
 def report(number: Tensor, x: Tensor, k: int, step: int) -> Tensor:
-    """floor(number / step) where that is below k, else x: of 2^63 integers each value owns
-    ``step``, x the rest.
+    """floor(number / step) where that is below k, else x.
+
+    Of 2^63 integers each value owns ``step``, x the rest.
     """
     value = number.div(step, rounding_mode="floor")
     return torch.where(value < k, value, x)
 
 
 def numbers(key: int, first: int, n: int, device: torch.device | str = "cpu") -> Tensor:
-    """The integers in [0, 2^63) of users first, ..., first + n - 1: (n,), int64. Two users share
-    one counter.
-    """
+    """The integers in [0, 2^63) of users first, ..., first + n - 1: (n,), int64."""
+    # two users share one counter
     pairs = torch.arange(first // 2, (first + n + 1) // 2, device=device)
     a, b, c, d = philox.words(key, pairs)
-    both = torch.stack([a << 31 | b >> 1, c << 31 | d >> 1], -1).flatten()
-    return both[first % 2 :][:n]
+    even = a << 31 | b >> 1
+    odd = c << 31 | d >> 1
+    return torch.stack([even, odd], -1).flatten()[first % 2 :][:n]
 
 
 def counts(x: Tensor, k: int, step: int, key: int, first: int = 0) -> Tensor:

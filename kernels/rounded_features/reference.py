@@ -17,34 +17,30 @@ def nearest(t: Tensor) -> Tensor:
 
 
 def turns(x: Tensor, frequencies: Tensor, phases: Tensor) -> Tensor:
-    """(n, d), (d, I), (waves, I) -> (n, I waves), reduced before the phase is added so that large
-    ones lose nothing.
-
-    A projection beyond the largest float counts as 0: the waves of a frequency stay those of one
-    angle.
-    """
-    return nearest(nearest(x @ frequencies).nan_to_num(0.0)[..., None] + phases.mT).flatten(1)
+    """(n, d), (d, I), (waves, I) -> (n, I waves)."""
+    # reduced before the phase is added, so that large ones lose nothing; a projection beyond the
+    # largest float counts as 0: the waves of a frequency stay those of one angle
+    reduced = nearest(x @ frequencies).nan_to_num(0.0)
+    return nearest(reduced[..., None] + phases.mT).flatten(1)
 
 
 def levels(t: Tensor) -> Tensor:
-    """2^31 cos(2 pi t), in [-2^31, 2^31], towards zero: float32 -> int64; exact from |cos| = 2^-8
-    on.
+    """2^31 cos(2 pi t), in [-2^31, 2^31], towards zero: float32 -> int64.
+
+    Exact from |cos| = 2^-8 on.
     """
     return (torch.cos(t * (2 * math.pi)) * 2.0**31).to(torch.int64)
 
 
 def integers(key: int, user: Tensor, features: int, waves: int, repeat: int) -> Tensor:
-    """Uniform on [-2^31, 2^31): (n, features waves), int64. One counter serves four neighbouring
-    frequencies.
-    """
-    group = torch.arange(-(-features // 4), device=user.device)
-    each = [
-        torch.stack(philox.words(key, user[:, None], group, repeat * waves + wave), -1).flatten(1)[
-            :, :features
-        ]
-        for wave in range(waves)
-    ]
-    return torch.stack(each, -1).flatten(1) - 2**31
+    """Uniform on [-2^31, 2^31): (n, features waves), int64."""
+    # one counter serves four neighbouring frequencies
+    group = torch.arange((features + 3) // 4, device=user.device)
+    columns = []
+    for wave in range(waves):
+        drawn = philox.words(key, user[:, None], group, repeat * waves + wave)
+        columns.append(torch.stack(drawn, -1).flatten(1)[:, :features])
+    return torch.stack(columns, -1).flatten(1) - 2**31
 
 
 def rounded_bits(
@@ -68,9 +64,9 @@ def rounded_counts(
     total = torch.zeros(repeats, phases.numel(), dtype=torch.int64, device=x.device)
     for part in _parts(len(x), phases.numel()):
         for repeat in range(repeats):
-            total[repeat] += rounded_bits(
-                x[part], frequencies, phases, key, first + part.start, repeat
-            ).sum(0)
+            user = first + part.start
+            bits = rounded_bits(x[part], frequencies, phases, key, user, repeat)
+            total[repeat] += bits.sum(0)
     return total
 
 
@@ -85,4 +81,5 @@ def positive_counts(x: Tensor, frequencies: Tensor, phases: Tensor) -> Tensor:
 def _parts(users: int, width: int) -> Iterator[slice]:
     """Slices of the users whose features take little memory."""
     step = max(1, BITS_AT_ONCE // max(1, width))
-    return (slice(start, start + step) for start in range(0, users, step))
+    for start in range(0, users, step):
+        yield slice(start, start + step)

@@ -19,48 +19,53 @@ from torch import Tensor
 from torchdp.kernels.chacha import keystream
 from torchdp.kernels.normals.exact import arithmetic, joined, two_normals
 
-NOISE, FURTHER = 0, 2  # streams: the last word of ChaCha20's nonce
-SURE = 2.0**28  # units of one client's noise, at most
-FARTHEST = 2.0**46  # units up to which rounding is decided without error; beyond, floats decide
+# streams: the last word of ChaCha20's nonce
+NOISE, FURTHER = 0, 2
+# units of one client's noise, at most
+SURE = 2.0**28
+# units up to which rounding is decided without error; beyond, floats decide
+FARTHEST = 2.0**46
 # of one entry's noise from a rounded normal, for uniform words and units of 2^-20 to SURE
 VARIATION = 2.0**-200
-MARGIN = 4  # of the error bound
+# of the error bound
+MARGIN = 4
 UNIT = 2.0**-53
 # |dG| <= ROUNDINGS UNIT r + rest/r, logarithm, sine, cosine to 4 units in the last place
 ROUNDINGS = 64
 # in which C++ defines sums modulo 2^bits
 UNSIGNED = {torch.int32: np.uint32, torch.int64: np.uint64}
-LOW, MIDDLE = 2**12 - 1, 2**52 - 1
+LOW = 2**12 - 1
+MIDDLE = 2**52 - 1
 
 
 def integers(
     key: Tensor, first: int, count: int, dtype: torch.dtype, group: int, stream: int
 ) -> Tensor:
-    """Entries first, ..., first + count - 1 of the keystream read as integers, low bytes first:
-    (count,).
-    """
+    """Entries first, ..., first + count - 1 of the keystream, low bytes first: (count,)."""
     held = 64 // dtype.itemsize  # by one block
     start = first // held
-    words = keystream(key, start, -(-(first + count) // held) - start, group, stream)
+    stop = (first + count + held - 1) // held
+    words = keystream(key, start, stop - start, group, stream)
     return words.view(dtype)[first - start * held :][:count]
 
 
 def _polar(key: Tensor, first: int, count: int) -> tuple[Tensor, Tensor, int]:
-    """Radii and angles of the pairs that hold entries first, ..., first + count - 1, float64; the
-    first one's entry.
+    """Radii and angles of the pairs that hold some entries, float64; the first one's entry.
 
     Box and Muller (1958): entries 2 j and 2 j + 1 of N(0, 1) share a radius, of 76 bits, at most
     10.34, and an angle, of 52: (b + 1/2)/2^bits, b of the pair's 128 bits.
     """
     start = first // 2 * 2
-    pairs = integers(key, start, (first + count + 1) // 2 * 2 - start, torch.int64, 0, NOISE).view(
-        -1, 2
-    )
-    one, two = pairs.unbind(-1)
+    stop = (first + count + 1) // 2 * 2
+    drawn = integers(key, start, stop - start, torch.int64, 0, NOISE)
+    one, two = drawn.view(-1, 2).unbind(-1)
     high = (one >> 12 & MIDDLE).double() * 2.0**-52
-    low = (((one & LOW) << 12 | two & LOW).double() + 0.5) * 2.0**-76
-    radius = high.add_(low).log_().abs_().mul_(2).sqrt_()  # no -0, whose error would have no bound
-    return radius, (two >> 12 & MIDDLE).double().add_(0.5).mul_(2.0**-52).mul_(2 * math.pi), start
+    bits = (one & LOW) << 12 | two & LOW
+    low = (bits.double() + 0.5) * 2.0**-76
+    # by abs no -0, whose error would have no bound
+    radius = high.add_(low).log_().abs_().mul_(2).sqrt_()
+    turns = (two >> 12 & MIDDLE).double().add_(0.5).mul_(2.0**-52)
+    return radius, turns.mul_(2 * math.pi), start
 
 
 def rounded_normals(key: Tensor, first: int, units: Tensor) -> Tensor:
@@ -74,41 +79,42 @@ def rounded_normals(key: Tensor, first: int, units: Tensor) -> Tensor:
     t = _across(radius, angle)[first - start :][: len(units)] * units
     whole = t.round()
     widest = float(units.max()) if len(units) else math.inf
-    if widest <= FARTHEST:
-        away = t.sub_(whole).abs_()
-        apart = widest * float(_error(radius.amax(), radius.amin()))
-        near = (~(away < 0.5 - apart)).nonzero()[:, 0]  # NaN is near
-        own = radius[(near + (first - start)) // 2]
-        near = near[~(away[near] < 0.5 - units[near] * _error(own, own))]
-        for entry, unit in zip(near.cpu().tolist(), units[near].cpu().tolist(), strict=True):
-            whole[entry] = exactly(key, first + entry, unit)
+    if widest > FARTHEST:
+        return whole.long()
+    distance = t.sub_(whole).abs_()
+    # by the largest error of all entries, then by their own: what is near a half is decided anew
+    largest = widest * float(_error(radius.amax(), radius.amin()))
+    near = (~(distance < 0.5 - largest)).nonzero()[:, 0]  # NaN is near
+    own = radius[(near + (first - start)) // 2]
+    near = near[~(distance[near] < 0.5 - units[near] * _error(own, own))]
+    for entry, unit in zip(near.cpu().tolist(), units[near].cpu().tolist(), strict=True):
+        whole[entry] = exactly(key, first + entry, unit)
     return whole.long()
 
 
 def exactly(key: Tensor, entry: int, unit: float) -> int:
-    """The same for one entry, by arithmetic of 448 bits from 268 and 244 bits for the two uniform
-    numbers.
-    """
+    """The same for one entry, by arithmetic of 448 bits."""
+    # 268 bits of U and 244 of the angle, by 192 further ones each
     one, two = integers(key, entry // 2 * 2, 2, torch.int64, 0, NOISE).cpu().tolist()
     further = integers(key, entry // 2 * 8, 6, torch.int64, 0, FURTHER).cpu().tolist()
     context = arithmetic()
     radius = joined(further[:3], (one >> 12 & MIDDLE) << 24 | (one & LOW) << 12 | two & LOW)
     angle = joined(further[3:], two >> 12 & MIDDLE)
-    both = two_normals(
-        context, context.ldexp(2 * radius + 1, -269), context.ldexp(2 * angle + 1, -244)
-    )
+    share = context.ldexp(2 * radius + 1, -269)
+    turn = context.ldexp(2 * angle + 1, -244)
+    both = two_normals(context, share, turn)
     return int(context.nint(both[entry % 2] * unit))
 
 
 def _error(longest: Tensor, shortest: Tensor) -> Tensor:
-    """Bound on |dG| for radii between: roundings, and what is not drawn of U, e^{r^2/2} 2^-77 of
-    log U.
-    """
+    """Bound on |dG| for radii between."""
+    # what is not drawn of U moves log U by e^{r^2/2} 2^-77
     rest = (longest.square() / 2).exp() * 2.0**-77 + 2 * UNIT
     return MARGIN * (ROUNDINGS * UNIT * longest + rest / shortest)
 
 
 def _across(radius: Tensor, angle: Tensor) -> Tensor:
+    """Box and Muller's pairs, one after the other."""
     return torch.stack([radius * angle.cos(), radius * angle.sin()], -1).view(-1)
 
 
@@ -122,12 +128,23 @@ def words(
     scale: float,
     dtype: torch.dtype,
 ) -> Tensor:
-    """sign (trunc(value scale) + round(unit_j G)), j = rows[c, i], modulo 2^bits: (k, s, d), client
-    by client.
+    """sign (trunc(value scale) + round(unit_j G)), j = rows[c, i], modulo 2^bits.
+
+    Args:
+        values: (k, d), of clients first, first + 1, ...
+        rows: (s, k), of the sketch.
+        signs: (s, k).
+        units: (m,), a client's noise in each row.
+        key: (8,) int32.
+        first: the first client's number.
+        scale: 2^f.
+        dtype: of the words.
+
+    Returns: (k, s, d), client by client.
     """
     shape = (len(values), len(rows), values.shape[1])
-    each = units[rows.mT][..., None].expand(shape).reshape(-1)
-    whole = rounded_normals(key, first * math.prod(shape[1:]), each).view(shape)
+    deviations = units[rows.mT][..., None].expand(shape).reshape(-1)
+    whole = rounded_normals(key, first * math.prod(shape[1:]), deviations).view(shape)
     whole += (values.double() * scale).long()[:, None]  # toward zero
     return whole.mul_(signs.mT[..., None]).to(dtype)
 
@@ -146,6 +163,7 @@ def add_rows(table: Tensor, places: Tensor, words: Tensor) -> None:
         table.index_add_(0, places, words)
         return
     unsigned = UNSIGNED[table.dtype]
-    columns = np.ones(count, unsigned), places.numpy(), np.arange(count + 1)
-    sums = csc_array(columns, shape=(len(table), count)) @ words.contiguous().numpy().view(unsigned)
+    ones = np.ones(count, unsigned)
+    matrix = csc_array((ones, places.numpy(), np.arange(count + 1)), shape=(len(table), count))
+    sums = matrix @ words.contiguous().numpy().view(unsigned)
     table += torch.from_numpy(sums.view(words.numpy().dtype))

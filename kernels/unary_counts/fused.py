@@ -9,16 +9,21 @@ from torchdp.kernels.dispatch import launched
 from torchdp.kernels.philox import fused as philox
 from torchdp.kernels.unary_counts.reference import LANES, ratio
 
-WORDS = 64  # in one step of a program of one warp: a few, so that the last tie is soon broken
-PROGRAMS = 2**14  # about; each takes many steps
-USERS = 32  # in one step of a program that puts own bits right
-CELLS = 2**16  # counters in memory, so that users who hold the same value seldom meet
+# in one step of a program of one warp: so few that the last tie is soon broken
+WORDS = 64
+# about; each takes many steps
+PROGRAMS = 2**14
+# in one step of a program that puts own bits right
+USERS = 32
+# counters in memory, so that users who hold the same value seldom meet
+CELLS = 2**16
 
 
 @triton.jit
 def compare(result, undecided, fresh, numerator, place):
-    """One binary digit more of the uniform numbers beside one of the probability; 1 in fresh stands
-    for the digit 0.
+    """One binary digit more of the uniform numbers beside one of the probability.
+
+    1 in fresh stands for the digit 0.
     """
     # all bits set where the digit is 1
     ones = (-((numerator >> tl.minimum(place, 63)) & 1)).to(tl.uint32)
@@ -64,9 +69,12 @@ def others_kernel(
     tally, n, k, numerator, digits, key, first, GROUPS: tl.constexpr, COLUMNS: tl.constexpr
 ):
     """Adds, for every value, the bits that n users would set if it were not their own."""
-    n, first, numerator = n.to(tl.int64), first.to(tl.int64), numerator.to(tl.int64)
+    n = n.to(tl.int64)
+    first = first.to(tl.int64)
+    numerator = numerator.to(tl.int64)
     column = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
-    begin, end = first // 32, (first + n + 31) // 32
+    begin = first // 32
+    end = (first + n + 31) // 32
     every = tl.zeros([GROUPS, COLUMNS], tl.int32)
     total = every
     for block in range(tl.program_id(1), tl.cdiv(end - begin, GROUPS), tl.num_programs(1)):
@@ -94,20 +102,26 @@ def own_kernel(
     copies,
     USERS: tl.constexpr,
 ):
-    """Puts each user's own bit in the place of the other one, and counts the users, in row program
-    % copies.
+    """Puts each user's own bit in the place of the other one, and counts the users.
+
+    In row program % copies of tally.
     """
     program = tl.program_id(0)
     tally += (program % copies).to(tl.int64) * (k + 1)
-    n, first, lost, off = n.to(tl.int64), first.to(tl.int64), lost.to(tl.int64), off.to(tl.int64)
+    n = n.to(tl.int64)
+    first = first.to(tl.int64)
+    lost = lost.to(tl.int64)
+    off = off.to(tl.int64)
     users = tl.zeros([USERS], tl.int32)
     for block in range(program, tl.cdiv(n, USERS), tl.num_programs(0)):
         place = block * USERS + tl.arange(0, USERS)
         held = tl.load(x + place * stride, mask=place < n, other=0).to(tl.int64)
         counted = (place < n) & (held.to(tl.uint64, bitcast=True) < k.to(tl.uint64))
-        group, lane = (first + place) // 32, ((first + place) % 32).to(tl.uint32)
+        group = (first + place) // 32
+        lane = ((first + place) % 32).to(tl.uint32)
         wanted = counted.to(tl.uint32) << lane
-        own = wanted ^ bits(key, group, tl.zeros([USERS], tl.int64) + k, wanted, lost, lost_digits)
+        own_column = tl.zeros([USERS], tl.int64) + k
+        own = wanted ^ bits(key, group, own_column, wanted, lost, lost_digits)
         other = bits(key, group, held, wanted, off, off_digits)
         change = (own >> lane).to(tl.int64) - (other >> lane).to(tl.int64)
         tl.atomic_add(tally + held, change, mask=change != 0, sem="relaxed")
@@ -116,9 +130,7 @@ def own_kernel(
 
 
 def tally(x: Tensor, k: int, lost: float, off: float, key: int, first: int = 0) -> Tensor:
-    """Arguments and result of reference.tally. x: integers of any width, on a device where Triton
-    runs.
-    """
+    """Arguments and result of reference.tally. x: integers of any width."""
     n = len(x)
     if n == 0:
         return torch.zeros(k + 1, dtype=torch.int64, device=x.device)

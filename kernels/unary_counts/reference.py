@@ -5,14 +5,17 @@ from torch import Tensor
 
 from torchdp.kernels import philox
 
-LANES = 32  # users in one word
-DIGITS = 4  # words of one counter
+# users in one word
+LANES = 32
+# words of one counter
+DIGITS = 4
 BITS_AT_ONCE = 2**20
 
 
 def ratio(probability: float) -> tuple[int, int]:
-    """(numerator, digits): probability = numerator / 2^digits exactly, digits a multiple of 4, none
-    for 0 and 1.
+    """(numerator, digits): probability = numerator / 2^digits, exactly.
+
+    digits: a multiple of 4; 0 for the probabilities 0 and 1.
     """
     numerator, denominator = probability.as_integer_ratio()
     digits = denominator.bit_length() - 1
@@ -21,8 +24,7 @@ def ratio(probability: float) -> tuple[int, int]:
 
 
 def words(key: int, group: Tensor, column: Tensor, probability: float) -> Tensor:
-    """32 independent bits, each 1 with this probability: one for each user 32 group + lane, in lane
-    0, 1, ..., 31.
+    """32 independent bits, each 1 with this probability: of users 32 group + lane, by lanes.
 
     Lane l of word j of the counter (group, column, stream s) is the binary digit number 4 s + j of
     a uniform number of [0, 1); 1 stands for the digit 0. The bit is 1 where the uniform number is
@@ -47,16 +49,16 @@ def words(key: int, group: Tensor, column: Tensor, probability: float) -> Tensor
 
 
 def messages(x: Tensor, k: int, lost: float, off: float, key: int, first: int) -> Tensor:
-    """The users' bits: (n,) int64 -> (n, k), int64. Column k of the counters holds the users' own
-    bits.
-    """
-    user = torch.arange(first, first + len(x), device=x.device)
-    group = torch.arange(first // LANES, -(-(first + len(x)) // LANES), device=x.device)
+    """The users' bits: (n,) int64 -> (n, k), int64."""
+    end = first + len(x)
+    user = torch.arange(first, end, device=x.device)
+    group = torch.arange(first // LANES, (end + LANES - 1) // LANES, device=x.device)
     lane = torch.arange(LANES, device=x.device)
     column = torch.arange(k, device=x.device)
-    # (groups, 32, k)
-    others = words(key, group[:, None], column, off)[:, None] >> lane[:, None] & 1
+    drawn = words(key, group[:, None], column, off)
+    others = drawn[:, None] >> lane[:, None] & 1  # (groups, 32, k)
     others = others.flatten(0, 1)[first % LANES :][: len(x)]
+    # column k of the counters is of the users' own bits
     own = ~words(key, user // LANES, torch.full_like(user, k), lost) >> user % LANES & 1
     return torch.where(column == x[:, None], own[:, None], others)
 

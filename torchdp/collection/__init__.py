@@ -1,5 +1,4 @@
-"""Messages that arrive in batches, for every protocol of the local model: in memory, on disk, and
-two groups compared.
+"""Messages that arrive in batches, for every protocol of the local model; two groups compared.
 
 >>> import torch
 >>> from torchdp.collection import Collection
@@ -11,11 +10,16 @@ two groups compared.
 >>> votes.estimate().n
 4
 
-``Collection`` is a value in memory, ``Journal`` the same in one SQLite file, which any number of
-threads and processes fill at once. A batch has a name and counts once, however often it is sent.
-Only messages in the local model can be collected in parts: in the shuffle model a part of the users
-has a weaker guarantee. A protocol in rounds takes one journal for each round. ``compare`` and
-``difference`` compare two groups' estimates.
+A batch has a name and counts once, however often it is sent. Only messages in the local model can
+be collected in parts: in the shuffle model a part of the users has a weaker guarantee. A protocol
+in rounds takes one journal for each round. To be read in this order:
+
+* ``collection``: ``Collection``, a value in memory; its ``sequence`` of intervals that hold at all
+  times at once, Robbins (1970), Howard, Ramdas, McAuliffe, Sekhon (2021).
+* ``journal``: ``Journal``, the same in one SQLite file, which any number of threads and processes
+  fill at once.
+* ``comparison``: ``compare`` and ``difference`` of two groups' estimates, with p-values of their
+  populations; Sidak (1967) for all answers together.
 """
 
 from torchdp.collection.collection import Collection

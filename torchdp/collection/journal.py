@@ -1,5 +1,4 @@
-"""A collection on disk, in one SQLite file: the protocol, and a row for each batch, chained by
-checksums.
+"""A collection on disk: one SQLite file of the protocol and its batches, chained by checksums.
 
 What ``add`` acknowledges is in the file for good: a row and the new end of the chain are written in
 one transaction and synchronised. The checksum of a row covers all rows before it, so no damage can
@@ -29,7 +28,8 @@ from torchdp.description import described, device_of, difference, made
 from torchdp.protocol import Estimate, MessageProtocol, Tally
 
 FORMAT = "torchdp.journal/1"
-ROOMS = (  # whose classes a protocol is made of, beside those of a protocol that is given
+# packages whose classes a protocol is made of, beside those of a protocol that is given
+ROOMS = (
     "torchdp.density",
     "torchdp.domains",
     "torchdp.factorization",
@@ -46,16 +46,21 @@ ROOMS = (  # whose classes a protocol is made of, beside those of a protocol tha
     "torchdp.sketching",
     "torchdp.workloads",
 )
-PATIENCE = 60.0  # seconds to wait for the batches of other processes
+# seconds to wait for the batches of other processes
+PATIENCE = 60.0
 KEPT = "batches already counted in it are kept"
-ROLLBACK_HEADER = 28  # bytes; zeros once a transaction has been committed
+# bytes; zeros once a transaction has been committed
+ROLLBACK_HEADER = 28
 TABLES = [
     "CREATE TABLE header (format TEXT NOT NULL, protocol BLOB NOT NULL, checksum BLOB NOT NULL)",
-    "CREATE TABLE batches (id INTEGER PRIMARY KEY, names TEXT NOT NULL, n INTEGER NOT NULL, tally BLOB NOT NULL, "
-    "checksum BLOB NOT NULL)",
+    "CREATE TABLE batches (id INTEGER PRIMARY KEY, names TEXT NOT NULL, n INTEGER NOT NULL, "
+    "tally BLOB NOT NULL, checksum BLOB NOT NULL)",
     "CREATE TABLE ends (batches INTEGER NOT NULL, checksum BLOB NOT NULL)",
 ]
-CODES = {  # what the system refuses; all else that SQLite complains about is damage
+# a commit is on the disk; the rollback journal stays, and tells of batches in a file that is empty
+SETTINGS = ("synchronous = FULL", "fullfsync = ON", "journal_mode = PERSIST")
+# what the system refuses; all else that SQLite complains about is damage
+CODES = {
     sqlite3.SQLITE_BUSY: errno.ETIMEDOUT,
     sqlite3.SQLITE_CANTOPEN: errno.EIO,
     sqlite3.SQLITE_FULL: errno.ENOSPC,
@@ -87,7 +92,8 @@ class Journal(Brief):
 
     >>> from torchdp.randomizers import RandomizedResponse
     >>> protocol = RandomizedResponse(4, 1.0)
-    >>> journal, messages = Journal("ballot.db", protocol), protocol.randomize(torch.tensor([0, 2, 1, 1]))
+    >>> journal = Journal("ballot.db", protocol)
+    >>> messages = protocol.randomize(torch.tensor([0, 2, 1, 1]))
     >>> journal.add("monday-0001", protocol.tally(messages)).n
     4
     >>> low, high = journal.estimate().interval()
@@ -99,9 +105,12 @@ class Journal(Brief):
     the file through symbolic links. The disk must be local, or one whose file locks work; while
     processes write, copy with ``Journal(copy, protocol).merge(Journal(path).collection)``.
 
-    path: made if it is missing, continued if it is there. protocol: None takes the one in the file.
-    ``protocol`` of a journal is that of the file, which another processor or number of threads
-    would compute with other last digits: a given protocol may differ from it by rounding.
+    Args:
+        path: made if it is missing, continued if it is there.
+        protocol: None takes the one in the file. ``protocol`` of a journal is that of the file,
+            which another processor or number of threads would compute with other last digits: a
+            given protocol may differ from it by rounding.
+
     Raises OSError that names the path; ValueError for another protocol, a damaged file or one that
     is no journal, and leaves it as it is.
     """
@@ -117,14 +126,16 @@ class Journal(Brief):
             if given is not None:
                 _make_folder(self.path.parent)
             new = self._unwritten(given is None)
-            with self._transaction(
-                "IMMEDIATE" if new else "DEFERRED", "rwc" if new else "rw"
-            ) as db:
+            kind = "IMMEDIATE" if new else "DEFERRED"
+            with self._transaction(kind, "rwc" if new else "rw") as db:
+                # another process may have begun it meanwhile
                 if protocol is not None and not self.path.stat().st_size:
                     _begin(db, protocol)
                 self._header = self._checked_header(db)
                 self._collection = self._empty(given)
-                self._rows, self._end = 0, self._header[-1]
+                # rows that this object has read, and the checksum that they end with
+                self._rows = 0
+                self._end = self._header[-1]
                 self._read(db)
 
     @property
@@ -139,14 +150,16 @@ class Journal(Brief):
             return self._read(db)
 
     def add(self, name: str, tally: Tally) -> Collection:
-        """Counts the batch, on the disk; returns ``collection``. See ``Collection.add``. Raises
-        OSError.
+        """Counts the batch, on the disk; returns ``collection``. See ``Collection.add``.
+
+        Raises OSError.
         """
         return self.merge(self._collection.batch(name, tally))
 
     def merge(self, other: Collection) -> Collection:
-        """Counts all batches of another collection as one row; see ``Collection.merge``. Raises
-        OSError.
+        """Counts all batches of another collection as one row; see ``Collection.merge``.
+
+        Raises OSError.
         """
         checks.instance("other", other, Collection)
         with _turn:
@@ -155,13 +168,15 @@ class Journal(Brief):
                 merged = before.merge(other)
                 if merged is before:
                     return merged
-                row = json.dumps(dict(other.batches)), other.n, to_bytes(other.tally)
+                number = self._rows + 1
+                row = (json.dumps(dict(other.batches)), other.n, to_bytes(other.tally))
                 end = _chained(self._end, *row)
-                db.execute(
-                    "INSERT INTO batches VALUES (?, ?, ?, ?, ?)", (self._rows + 1, *row, end)
-                )
-                db.execute("UPDATE ends SET batches = ?, checksum = ?", (self._rows + 1, end))
-            self._collection, self._rows, self._end = merged, self._rows + 1, end
+                db.execute("INSERT INTO batches VALUES (?, ?, ?, ?, ?)", (number, *row, end))
+                db.execute("UPDATE ends SET batches = ?, checksum = ?", (number, end))
+            # only what is committed is counted here
+            self._collection = merged
+            self._rows = number
+            self._end = end
         return merged
 
     def estimate(self) -> Estimate:
@@ -187,18 +202,20 @@ class Journal(Brief):
             raise ValueError(
                 f"{self.path} is a journal of format {self._header[0]!r}, not {FORMAT!r}"
             )
-        stored, classes = json.loads(zlib.decompress(self._header[1])), dict[str, type]()
+        stored = json.loads(zlib.decompress(self._header[1]))
+        classes: dict[str, type] = {}
         device = torch.device("cpu")
         if given is not None:
-            asked = described(given.protocol, classes)
+            wanted = described(given.protocol, classes)
             device = device_of(given.protocol)
-            apart = difference(stored, asked)
-            if apart is not None:  # an older version may have written fewer fields
-                apart = difference(_renewed(stored, classes), asked)
-            if apart is not None:
+            field = difference(stored, wanted)
+            if field is not None:  # an older version may have written fewer fields
+                field = difference(_renewed(stored, classes), wanted)
+            if field is not None:
                 raise ValueError(
-                    f"{self.path} belongs to another protocol: {apart} differs; where a factorization came out "
-                    "otherwise on other hardware, open it without a protocol and use journal.protocol"
+                    f"{self.path} belongs to another protocol: {field} differs; where a "
+                    "factorization came out otherwise on other hardware, open it without a "
+                    "protocol and use journal.protocol"
                 )
         try:
             return Collection.of(made(stored, MessageProtocol, classes, device, ROOMS))
@@ -211,47 +228,51 @@ class Journal(Brief):
         """The collection with the rows that this object has not seen, each checked."""
         if self._checked_header(db) != self._header:
             raise ValueError(f"{self.path} was replaced by another journal; open it anew")
-        total, rows, end = self._collection, self._rows, self._end
-        found = db.execute("SELECT * FROM batches WHERE id >= ? ORDER BY id", (rows,))
-        if rows and next(found, [None])[-1] != end:
+        total = self._collection
+        rows = self._rows
+        end = self._end
+        # from the last row that is known on: it must still be what it was
+        cursor = db.execute("SELECT * FROM batches WHERE id >= ? ORDER BY id", (rows,))
+        if rows and next(cursor, [None])[-1] != end:
             raise self._damaged(f"row {rows}")
-        for number, *row, checksum in found:
-            rows, end = rows + 1, _chained(end, *row)
+        for number, names, n, data, checksum in cursor:
+            rows += 1
+            end = _chained(end, names, n, data)
             if number != rows or checksum != end:
                 raise self._damaged(f"row {rows}")
-            names, n, data = row
-            total = total.merge(
-                Collection(self.protocol, Batches(json.loads(names)), self._tally(n, data))
-            )
+            batches = Batches(json.loads(names))
+            total = total.merge(Collection(self.protocol, batches, self._tally(n, data)))
         if db.execute("SELECT * FROM ends").fetchall() != [(rows, end)]:
             raise self._damaged(f"its end is not row {rows}")
-        self._collection, self._rows, self._end = total, rows, end
+        self._collection = total
+        self._rows = rows
+        self._end = end
         return total
 
     def _tally(self, n: int, data: bytes) -> Tally:
-        parts, start = {}, 0
+        """What ``to_bytes`` wrote."""
+        parts = {}
+        start = 0
         for name, (shape, dtype) in sorted(self.protocol.layout.items()):
             end = start + math.prod(shape) * dtype.itemsize
-            parts[name] = torch.frombuffer(bytearray(data[start:end]), dtype=dtype).view(shape)
+            values = torch.frombuffer(bytearray(data[start:end]), dtype=dtype)
+            parts[name] = values.view(shape)
             start = end
         return Tally(n, parts)
 
     @contextmanager
     def _transaction(self, kind: str, mode: str = "rw") -> Iterator[sqlite3.Connection]:
-        """A connection of its own, for as long as the transaction; what is not committed is rolled
-        back.
-        """
+        """A connection for as long as the transaction; what is not committed is rolled back."""
         with _turn, self._explained():
             if self.path.is_file() and self.path.stat().st_nlink > 1:
                 raise ValueError(
-                    f"{self.path} has several hard links; after a crash, one of them would not find the rollback "
-                    "journal of the other: copy the file, or use a symbolic link"
+                    f"{self.path} has several hard links; after a crash, one of them would not "
+                    "find the rollback journal of the other: copy the file, or use a symbolic link"
                 )
             target = f"{self.path.as_uri()}?mode={mode}"
-            with closing(
-                sqlite3.connect(target, timeout=PATIENCE, isolation_level=None, uri=True)
-            ) as db:
-                for setting in ("synchronous = FULL", "fullfsync = ON", "journal_mode = PERSIST"):
+            connection = sqlite3.connect(target, timeout=PATIENCE, isolation_level=None, uri=True)
+            with closing(connection) as db:
+                for setting in SETTINGS:
                     db.execute(f"PRAGMA {setting}")
                 db.execute(f"BEGIN {kind}")
                 yield db
@@ -261,11 +282,14 @@ class Journal(Brief):
         """Whether nothing was ever committed to the file."""
         if must_exist and not self.path.stat().st_size:
             raise ValueError(f"{self.path} is empty: no collection was written to it")
+        # read before the file's size: else a first commit between the two would look like damage
         rollback = Path(f"{self.path.resolve()}-journal")
         start = rollback.read_bytes()[:ROLLBACK_HEADER] if rollback.exists() else b""
-        if self.path.exists() and self.path.stat().st_size:
+        if not self.path.exists():
+            return True
+        if self.path.stat().st_size:
             return False
-        if self.path.exists() and start == bytes(ROLLBACK_HEADER):
+        if start == bytes(ROLLBACK_HEADER):
             raise self._damaged(f"it is empty, but {rollback.name} says that batches were written")
         return True
 
@@ -293,9 +317,7 @@ class Journal(Brief):
 
 
 def _renewed(stored: Any, classes: dict[str, type]) -> Any:
-    """The description that this version gives of what is stored; as it is where that cannot be
-    made.
-    """
+    """The description that this version gives of what is stored, where it can be made."""
     try:
         return described(made(stored, MessageProtocol, classes, rooms=ROOMS))
     except (TypeError, ValueError):
@@ -303,15 +325,14 @@ def _renewed(stored: Any, classes: dict[str, type]) -> Any:
 
 
 def _begin(db: sqlite3.Connection, protocol: MessageProtocol[Any, Any]) -> None:
-    """The tables of a new file. Raises TypeError for a protocol that cannot be made again from its
-    fields.
+    """The tables of a new file.
+
+    Raises TypeError for a protocol that cannot be made again from its fields.
     """
     classes: dict[str, type] = {}
     written = described(protocol, classes)
-    if (
-        difference(written, described(made(written, MessageProtocol, classes, rooms=ROOMS)))
-        is not None
-    ):
+    again = made(written, MessageProtocol, classes, rooms=ROOMS)
+    if difference(written, described(again)) is not None:
         raise TypeError(
             f"protocol must be made from its fields alone, as {type(protocol).__name__} is not"
         )
@@ -328,17 +349,20 @@ def _chained(end: bytes, *parts: str | int | bytes) -> bytes:
     hashed = hashlib.sha256(end)
     for part in parts:
         data = part if isinstance(part, bytes) else str(part).encode()
-        hashed.update(b"%s %d\n" % (type(part).__name__.encode(), len(data)))
+        # kind and length first, so that no two lists of parts are the same bytes
+        hashed.update(f"{type(part).__name__} {len(data)}\n".encode())
         hashed.update(data)
     return hashed.digest()
 
 
 def _make_folder(folder: Path) -> None:
     """Makes the folder and those above it; their names are on the disk."""
-    missing = [each for each in (folder, *folder.parents) if not each.exists()]
+    missing = [parent for parent in (folder, *folder.parents) if not parent.exists()]
     folder.mkdir(parents=True, exist_ok=True)
-    for each in missing if os.name == "posix" else []:
-        descriptor = os.open(each.parent, os.O_RDONLY)
+    if os.name != "posix":
+        return
+    for made_now in missing:
+        descriptor = os.open(made_now.parent, os.O_RDONLY)
         try:
             os.fsync(descriptor)
         finally:
@@ -346,8 +370,9 @@ def _make_folder(folder: Path) -> None:
 
 
 def held(name: str, kept: Collection | Journal) -> Collection:
-    """The collection, or all that the journal holds now. Raises TypeError, and what
-    ``Journal.collection`` raises.
+    """The collection, or all that the journal holds now.
+
+    Raises TypeError, and what ``Journal.collection`` raises.
     """
     checks.instance(name, kept, (Collection, Journal))
     return kept.collection if isinstance(kept, Journal) else kept

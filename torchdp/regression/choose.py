@@ -1,5 +1,7 @@
-"""Routes to regression or low rank in the linear-transformation model, by their predicted errors
-and words.
+"""Routes to regression or low rank in the linear-transformation model, by error and by words.
+
+Notation: [A b]: rows and labels; B, C: their bounds; V: the variance of the noise in an entry of a
+sketch Y of [A b].
 """
 
 import math
@@ -45,57 +47,66 @@ def choose_regression(
     delta: float,
     generator: torch.Generator,
 ) -> Choice[Release]:
-    """Gram route, sketch of the best height, or local noise, solved either way: the phi of each for
-    data like these.
+    """Gram route, sketch or local noise, solved either way: the phi of each for data like these.
 
     A name ends with the function that solves, ``adaptive_ridge`` or ``cautious_ridge``. An error is
     the mean of phi over 64 releases drawn from ``moments``: what the two really give, also where
     noise is large and no first-order formula holds. A sketch's rows are drawn as normal with these
-    moments; its height is the best to first order.
+    moments; its height is the best to first order. The sketch has one copy (one word for each
+    column and the label) and exact noise. Local noise is left out at an epsilon that its randomizer
+    does not take (``GaussianVector``).
 
-    moments: a *public* guess of the data's, n among them, labels last (of an earlier or a synthetic
-    table); a choice made from private moments is not private. ridge >= 0; bound, label_bound: B and
-    C; generator: draws the public sketch and what is predicted from. The sketch has one copy
-    (one word for each column and the label) and exact noise. Local noise is left out at an epsilon
-    that its randomizer does not take (``GaussianVector``). Raises TypeError, ValueError.
+    Args:
+        moments: a *public* guess of the data's, n among them, labels last (of an earlier or a
+            synthetic table); a choice made from private moments is not private.
+        ridge: >= 0.
+        bound: B, the largest l_2 norm of a row.
+        label_bound: C, the largest label.
+        epsilon: of each route.
+        delta: of each route.
+        generator: draws the public sketch and what is predicted from.
+
+    Raises TypeError, ValueError.
 
     Guarantees: each route's own, at (epsilon, delta); nothing is read but the arguments.
     Source: the errors are measured, the height is of ``predicted_phi_of_sketch``.
     """
 
-    def sketched(height: int, V: float) -> float:
+    def sketch_error(height: int, V: float) -> float:
         return float(predicted_phi_of_sketch(moments, ridge, height, V))
 
     least = checked(moments).columns + 1
     label_bound = checks.positive("label_bound", label_bound)  # here None is no bound
-    routes, V = _routes(moments, sketched, least, bound, label_bound, epsilon, delta, generator)
+    routes = _routes(moments, sketch_error, least, bound, label_bound, epsilon, delta, generator)
     candidates = []
-    for one in routes:
-        if isinstance(one.protocol, SecureSketch):
-            noisy = _normal_sketch(moments, one.protocol.sketch.height, V, generator)
+    for route in routes:
+        if isinstance(route.protocol, SecureSketch):
+            noisy = _normal_sketch(moments, route.protocol, generator)
         else:
-            released = one.protocol.sample_estimate(
+            released = route.protocol.sample_estimate(
                 moments, generator=generator, sample_shape=(DRAWN,)
             )
             noisy = cast(NoisyMoments, released)
         for solve in (adaptive_ridge, cautious_ridge):
             error = float(phi(moments, solve(noisy, ridge), ridge).mean())
-            candidates.append(replace(one, name=f"{one.name}, {solve.__name__}", error=error))
+            name = f"{route.name}, {solve.__name__}"
+            candidates.append(replace(route, name=name, error=error))
     return Choice(tuple(candidates))
 
 
 def _normal_sketch(
-    moments: SecondMoments, height: int, V: float, generator: torch.Generator
+    moments: SecondMoments, secure: SecureSketch, generator: torch.Generator
 ) -> NoisyMoments:
-    """Debiased moments of sketches of rows that are normal with these second moments, with noise V
-    in each entry.
-    """
+    """Debiased moments of this sketch of rows that are normal with these second moments."""
+    height = secure.sketch.height
+    V = entry_variance(secure.bound, epsilon=secure.epsilon, delta=secure.delta)
+    sigma = math.sqrt(V)
     values, vectors = torch.linalg.eigh(moments.matrix / height)
     root = values.clamp_min(0).sqrt()[:, None] * vectors.mT
     draws = Simulated(generator)
-    Y = draws.normal((DRAWN, height, moments.columns)) @ root
-    Y = Y + math.sqrt(V) * draws.normal(tuple(Y.shape))
-    return debiased(Estimate(Y, torch.full_like(Y, math.sqrt(V)), moments.n))
+    Z = draws.normal((DRAWN, height, moments.columns)) @ root
+    Y = Z + sigma * draws.normal(tuple(Z.shape))
+    return debiased(Estimate(Y, torch.full_like(Y, sigma), moments.n))
 
 
 @one_thread
@@ -108,13 +119,19 @@ def choose_low_rank(
     delta: float,
     generator: torch.Generator,
 ) -> Choice[Release]:
-    """Gram route, sketch of the best height, or local noise: the predicted psi of each for data
-    like these.
+    """Gram route, sketch or local noise: the predicted psi of each for data like these.
 
     Routes whose prediction ends at that of a random space are ties, in the order Gram, sketch,
     local.
 
-    moments: a *public* guess, without labels; rank: k; the rest as in :func:`choose_regression`.
+    Args:
+        moments: a *public* guess, without labels.
+        rank: k.
+        bound: as in :func:`choose_regression`, and the rest.
+        epsilon: of each route.
+        delta: of each route.
+        generator: draws the public sketch.
+
     Raises TypeError, ValueError.
 
     Guarantees: each route's own, at (epsilon, delta); nothing is read but the arguments.
@@ -122,39 +139,50 @@ def choose_low_rank(
     """
     rank = checks.integer("rank", rank, 1, checked(moments).columns)
 
-    def sketched(height: int, V: float) -> float:
+    def sketch_error(height: int, V: float) -> float:
         return float(predicted_psi_of_sketch(moments, rank, height, V))
 
-    routes, _ = _routes(moments, sketched, rank + 1, bound, None, epsilon, delta, generator)
-    trace = float(moments.matrix.trace()) / moments.columns
     candidates = []
-    for one in routes:
-        if isinstance(one.protocol, GramRelease):
-            one = replace(one, error=float(predicted_psi(moments, rank, one.protocol.gram_sigma)))
-        elif isinstance(one.protocol, LocalRows):
-            sigma = one.protocol.sigma
-            level = math.sqrt(2 * single(moments.n) * sigma**4 + 4 * sigma**2 * trace)
-            one = replace(one, error=float(predicted_psi(moments, rank, level)))
-        candidates.append(one)
+    for route in _routes(moments, sketch_error, rank + 1, bound, None, epsilon, delta, generator):
+        protocol = route.protocol
+        if isinstance(protocol, SecureSketch):
+            candidates.append(route)
+            continue
+        if isinstance(protocol, GramRelease):
+            sigma = protocol.gram_sigma
+        else:
+            # svec's entries have 2 n sigma^4 + 2 sigma^2 (M_ii + M_jj), here in the mean
+            mean_square = float(moments.matrix.trace()) / moments.columns
+            variance = protocol.sigma**2
+            squared = 2 * single(moments.n) * variance**2 + 4 * variance * mean_square
+            sigma = math.sqrt(squared)
+        candidates.append(replace(route, error=float(predicted_psi(moments, rank, sigma))))
     return Choice(tuple(candidates))
 
 
 def _routes(
     moments: SecondMoments,
-    sketched: Callable[[int, float], float],
+    sketch_error: Callable[[int, float], float],
     least: int,
     bound: float,
     label_bound: float | None,
     epsilon: float,
     delta: float,
     generator: torch.Generator,
-) -> tuple[list[Candidate[Release]], float]:
-    """Gram route, sketch, local rows, of which the sketch has its error; and the variance of a
-    sketch's entry.
+) -> list[Candidate[Release]]:
+    """Gram route, sketch, local rows, of which the sketch has its error, and the others 0.
 
-    sketched: the error of a sketch by its height, and this variance; the height is the best of
-    least, 2 least, 4 least, ... up to n. Local rows are left out where their randomizer takes no
-    such epsilon or delta.
+    Local rows are left out where their randomizer takes no such epsilon or delta.
+
+    Args:
+        moments: of the data.
+        sketch_error: that of a sketch, by its height and V.
+        least: the first height; the best of it and its multiples by 2, 4, ... up to n is taken.
+        bound: B.
+        label_bound: C, None without labels.
+        epsilon: of each route.
+        delta: of each route.
+        generator: draws the sketch.
     """
     n = single(moments.n)
     d = moments.columns - (label_bound is not None)
@@ -165,21 +193,24 @@ def _routes(
     heights = [least]
     while heights[-1] * 2 <= n:
         heights.append(heights[-1] * 2)
-    error, height = min((sketched(height, V), height) for height in heights)
+    error, height = min((sketch_error(height, V), height) for height in heights)
     sketch = balanced_count_sketch(n, height, generator=generator)
     secure = SecureSketch(sketch, moments.columns, longest, epsilon, delta)
-    off = gram.gram_sigma / math.sqrt(2)
-    level = math.sqrt(height) * V
+    # noise on the diagonal is sqrt 2 as large as elsewhere
+    gram_noise = gram.gram_sigma / math.sqrt(2)
+    sketch_noise = math.sqrt(height) * V
     entry = "words; noise of an entry of A^T A:"
-    note = f"{secure.columns} {entry} at least {level:.3g}, {level / off:.3g} times gram's"
+    ratio = f"{sketch_noise / gram_noise:.3g} times gram's"
+    sketch_note = f"{secure.columns} {entry} at least {sketch_noise:.3g}, {ratio}"
     routes: list[Candidate[Release]] = [
-        Candidate("gram", gram, 0.0, f"{gram.words} {entry} {off:.3g}"),
-        Candidate(f"sketch, {height} rows", secure, error, note),
+        Candidate("gram", gram, 0.0, f"{gram.words} {entry} {gram_noise:.3g}"),
+        Candidate(f"sketch, {height} rows", secure, error, sketch_note),
     ]
     try:
         local = LocalRows(d, bound, epsilon, delta, label_bound)
     except ValueError:  # the other routes have checked all arguments
-        return routes, V
-    note = f"{local.size} {entry} at least {math.sqrt(n) * local.sigma**2:.3g}; no servers to trust"
-    routes.append(Candidate("local", local, 0.0, note))
-    return routes, V
+        return routes
+    local_noise = math.sqrt(n) * local.sigma**2
+    local_note = f"{local.size} {entry} at least {local_noise:.3g}; no servers to trust"
+    routes.append(Candidate("local", local, 0.0, local_note))
+    return routes

@@ -1,5 +1,6 @@
-"""What errors of low rank and of regression depend on, n and the second moments; and rows of
-clients that have them.
+"""What errors of low rank and of regression depend on: n and the second moments of clients' rows.
+
+Notation: M = [A b]^T [A b], rows of A and labels b; x: a solution; lambda_i: eigenvalues of M.
 """
 
 from dataclasses import dataclass
@@ -15,16 +16,26 @@ from torchdp.protocol.records import beside, tensor_of
 from torchdp.regression.second_moment_noise import moment_vector
 from torchdp.symmetric import triangular
 
+# of moments that others have computed, relative to the largest entry
+ROUNDING = 1e-9
+# an eigenvalue, or a loss, below this share of what it is compared with is 0 to rounding
+ZERO = 1e-12
+# of |X^T X - I| for orthonormal columns X, as float32 has them
+ORTHONORMAL = 1e-5
+
 
 @dataclass(frozen=True, eq=False)
 class SecondMoments(Brief):
-    """n rows by their second moments M = A^T A: (d, d), float64. For regression the labels are the
-    last column of A.
+    """n rows by their second moments M = A^T A; for regression A's last column holds the labels.
 
-    n: users, n >= 1; matrix: symmetric and, up to rounding, positive semidefinite. ``+`` joins two
-    groups of rows. Of a batch (*batch) and (*batch, d, d).
-    Moments are not private: they are what mechanisms are measured against and, in a simulation,
-    drawn from. Raises TypeError, ValueError.
+    ``+`` joins two groups of rows. Moments are not private: they are what mechanisms are measured
+    against and, in a simulation, drawn from.
+
+    Args:
+        n: users, n >= 1; of a batch (*batch).
+        matrix: (*batch, d, d), symmetric and, up to rounding, positive semidefinite; float64.
+
+    Raises TypeError, ValueError.
     """
 
     n: Users
@@ -34,12 +45,12 @@ class SecondMoments(Brief):
         checks.keep(self, n=lambda name, n: checks.people(name, n, 1))
         matrix = checks.matrix("matrix", self.matrix, checks.LARGEST).double()
         d = checks.shaped("matrix", matrix, *tensor_of(self.n).shape, "d", "d").shape[-1]
-        scale = matrix.abs().amax((-2, -1))
-        odd = (matrix - matrix.mT).abs().amax((-2, -1)) > 1e-9 * scale
-        if bool(odd.any()):
-            raise ValueError(f"matrix must be symmetric{checks.at(odd)}; pass A^T A")
+        rounding = ROUNDING * matrix.abs().amax((-2, -1))
+        lopsided = (matrix - matrix.mT).abs().amax((-2, -1)) > rounding
+        if bool(lopsided.any()):
+            raise ValueError(f"matrix must be symmetric{checks.at(lopsided)}; pass A^T A")
         matrix = (matrix + matrix.mT) / 2
-        negative = torch.linalg.eigvalsh(matrix)[..., 0] < -1e-9 * d * scale
+        negative = torch.linalg.eigvalsh(matrix)[..., 0] < -d * rounding
         if bool(negative.any()):
             raise ValueError(
                 f"matrix must be positive semidefinite{checks.at(negative)}; pass A^T A"
@@ -48,13 +59,11 @@ class SecondMoments(Brief):
 
     @staticmethod
     def of(A: Tensor, labels: Tensor | None = None) -> "SecondMoments":
-        """Those of rows (n, d), with labels (n,) as a last column: in float64, part by part.
-
-        Raises TypeError, ValueError.
-        """
+        """Those of rows (n, d), with labels (n,) as a last column. Raises TypeError, ValueError."""
         A = joined(A, labels)
-        total = torch.zeros(A.shape[1], A.shape[1], dtype=torch.float64, device=A.device)
-        for part in A.split(rows_at_once(A.shape[1])):
+        d = A.shape[1]
+        total = torch.zeros(d, d, dtype=torch.float64, device=A.device)
+        for part in A.split(rows_at_once(d)):
             part = part.double()
             total.addmm_(part.mT, part)
         return SecondMoments(len(A), total)
@@ -107,37 +116,40 @@ def joined(A: Tensor, labels: Tensor | None) -> Tensor:
 
 
 def loss(moments: SecondMoments, x: Tensor, ridge: float) -> Tensor:
-    """|A x - b|^2 + ridge |x|^2 of solutions x: (*sample_shape, *batch, d) ->
-    (*sample_shape, *batch), float64.
+    """|A x - b|^2 + ridge |x|^2 of solutions x.
 
-    Raises TypeError, ValueError.
+    Args:
+        moments: (*batch), labels last.
+        x: (*sample_shape, *batch, d).
+        ridge: >= 0.
+
+    Returns: (*sample_shape, *batch), float64. Raises TypeError, ValueError.
     """
-    x = checks.shaped("x", checks.floating("x", x), ..., checked(moments).columns - 1).to(
-        moments.matrix
-    )
+    columns = checked(moments).columns - 1
+    x = checks.shaped("x", checks.floating("x", x), ..., columns).to(moments.matrix)
     ridge = checks.non_negative("ridge", ridge)
-    bent = (moments.gram @ x[..., None])[..., 0] - 2 * moments.cross
-    return (bent * x).sum(-1) + moments.label_square + ridge * x.square().sum(-1)
+    product = (moments.gram @ x[..., None])[..., 0]
+    quadratic = ((product - 2 * moments.cross) * x).sum(-1)
+    return quadratic + moments.label_square + ridge * x.square().sum(-1)
 
 
 def least_squares(moments: SecondMoments, ridge: float) -> Tensor:
-    """The x of least |A x - b|^2 + ridge |x|^2, of least norm where there are several: (*batch, d),
-    float64.
+    """The x of least |A x - b|^2 + ridge |x|^2, of least norm where there are several: (*batch, d).
 
-    ridge >= 0. Raises ValueError.
+    ridge >= 0. Returns float64. Raises ValueError.
     """
     ridge = checks.non_negative("ridge", ridge)
     if checked(moments).columns < 2:
         raise ValueError("moments must hold at least one column beside the label")
     values, vectors = torch.linalg.eigh(moments.gram)
     values = values.clamp_min(0) + ridge
-    inverse = torch.where(values > 1e-12 * values[..., -1:], 1 / values, 0.0)
-    return (vectors @ (inverse[..., None] * (vectors.mT @ moments.cross[..., None])))[..., 0]
+    inverse = torch.where(values > ZERO * values[..., -1:], 1 / values, 0.0)
+    rotated = vectors.mT @ moments.cross[..., None]
+    return (vectors @ (inverse[..., None] * rotated))[..., 0]
 
 
 def phi(moments: SecondMoments, x: Tensor, ridge: float) -> Tensor:
-    """The approximation factor of solutions of the ridge regression: loss(x) / least loss, shapes
-    as of ``loss``.
+    """The approximation factor of ridge regression: loss(x) / least loss, shapes as of ``loss``.
 
     1 at the optimum; x = 0 has phi = b^T b / least loss, which is where every method with far too
     much noise and enough regularization ends. The labels are the last column of the moments. Raises
@@ -150,34 +162,39 @@ def phi(moments: SecondMoments, x: Tensor, ridge: float) -> Tensor:
 
 
 def least_loss(moments: SecondMoments, ridge: float) -> Tensor:
-    """That of ``least_squares``, (*batch). Raises TypeError, ValueError where it is zero to
-    rounding.
-    """
+    """That of ``least_squares``, (*batch). Raises TypeError; ValueError for 0 to rounding."""
     least = loss(moments, least_squares(moments, ridge), ridge)
-    lost = ~(least > 1e-12 * moments.label_square)
-    if bool(lost.any()):
+    # so that NaN is refused
+    zero = ~(least > ZERO * moments.label_square)
+    if bool(zero.any()):
         raise ValueError(
-            f"the least loss is zero to rounding, so phi is undefined{checks.at(lost)}; use loss, or a ridge > 0 and "
-            "labels not all 0"
+            f"the least loss is zero to rounding, so phi is undefined{checks.at(zero)}; "
+            "use loss, or a ridge > 0 and labels not all 0"
         )
     return least
 
 
 def psi(moments: SecondMoments, directions: Tensor) -> Tensor:
-    """The excess risk of a k-dimensional space: (sum_{i <= k} lambda_i(M) - tr X^T M X)/n, X
-    orthonormal columns.
+    """The excess risk of a k-dimensional space: (sum_{i <= k} lambda_i - tr X^T M X)/n.
 
-    It is |A - A X X^T|_F^2 / n less its minimum. directions: (*sample_shape, *batch, d, k),
-    orthonormal columns. -> (*sample_shape, *batch), float64. Raises TypeError, ValueError.
+    It is |A - A X X^T|_F^2 / n less its minimum.
+
+    Args:
+        moments: (*batch).
+        directions: X, (*sample_shape, *batch, d, k), orthonormal columns.
+
+    Returns: (*sample_shape, *batch), float64. Raises TypeError, ValueError.
 
     Source: Burkhardt, Keller, Orlandi, Schwiegelshohn (2025), section 6.2.
     """
     X = checks.matrix("directions", directions).to(checked(moments).matrix)
     k = checks.shaped("directions", X, ..., moments.columns, "k").shape[-1]
-    if float((X.mT @ X - torch.eye(k).to(X)).abs().amax()) > 1e-5:
+    deviation = X.mT @ X - torch.eye(k).to(X)
+    if float(deviation.abs().amax()) > ORTHONORMAL:
         raise ValueError("directions must have orthonormal columns; see torch.linalg.qr")
-    best = torch.linalg.eigvalsh(moments.matrix)[..., -k:].sum(-1)
-    return (best - ((moments.matrix @ X) * X).sum((-2, -1))) / beside(moments.n)
+    largest = torch.linalg.eigvalsh(moments.matrix)[..., -k:].sum(-1)
+    explained = ((moments.matrix @ X) * X).sum((-2, -1))
+    return (largest - explained) / beside(moments.n)
 
 
 class RowsProtocol(Protocol[SecondMoments]):
@@ -192,8 +209,9 @@ class RowsProtocol(Protocol[SecondMoments]):
     label_bound: float | None
 
     def __post_init__(self) -> None:
-        """Refuses columns and bounds of which no square is a float. Raises TypeError,
-        ValueError.
+        """Refuses columns and bounds of which no fourth power is a float.
+
+        Raises TypeError, ValueError.
         """
         checks.integer("columns", self.columns, 1)
         checks.squarable("bound", self.bound, 4)
@@ -220,20 +238,19 @@ class RowsProtocol(Protocol[SecondMoments]):
         return checks.shaped("x", x, "n", *self.held, note=f", n >= 1, {labels}")
 
     def clipped(self, x: Tensor) -> Tensor:
-        """Rows and labels within their bounds: float64, in which no rounding leaves a row longer by
-        much; unchecked.
-        """
+        """Rows and labels within their bounds, float64; unchecked."""
         x = x.detach().double()
         rows = shortened(x[:, : self.columns], self.bound)
         if self.label_bound is None:
             return rows
-        return torch.cat([rows, x[:, -1:].clamp(-self.label_bound, self.label_bound)], 1)
+        labels = x[:, -1:].clamp(-self.label_bound, self.label_bound)
+        return torch.cat([rows, labels], 1)
 
     def summary(self, x: Tensor) -> SecondMoments:
         """The second moments of [A b], clipped."""
         parts = x.split(rows_at_once(x.shape[1]))
-        first, *rest = (SecondMoments.of(self.clipped(part)) for part in parts)
-        return sum(rest, first)
+        moments = [SecondMoments.of(self.clipped(part)) for part in parts]
+        return sum(moments[1:], moments[0])
 
     def validate_summary(self, summary: SecondMoments) -> SecondMoments:
         """``summary``, if rows within the bounds can have it. Raises TypeError, ValueError."""
@@ -246,9 +263,8 @@ class RowsProtocol(Protocol[SecondMoments]):
 
 
 def shortened(rows: Tensor, bound: float) -> Tensor:
-    """Rows (n, d) projected on the l_2 ball of radius ``bound``: float64, since float32 could leave
-    one longer.
-    """
+    """Rows (n, d) projected on the l_2 ball of radius ``bound``: float64."""
+    # float32 could leave a row longer than the bound
     rows = rows.double()
     norms = torch.linalg.vector_norm(rows, dim=-1, keepdim=True)
     return rows / (norms / bound).clamp_min(1)
@@ -261,18 +277,19 @@ def within(
     label_bound: float | None,
     name: str = "moments",
 ) -> None:
-    """Refuses moments that rows within the bounds, checked before, cannot have. Raises TypeError,
-    ValueError.
+    """Refuses moments that rows within the bounds, checked before, cannot have.
+
+    Raises TypeError, ValueError.
     """
     checks.instance(name, moments, SecondMoments)
-    wanted = columns + (label_bound is not None)
-    if moments.columns != wanted:
+    width = columns + (label_bound is not None)
+    if moments.columns != width:
         raise ValueError(
-            f"{name} must be of rows of {wanted} columns (a label last, where label_bound is given), "
+            f"{name} must be of rows of {width} columns (a label last, where label_bound is given), "
             f"not of {moments.columns}"
         )
     squares = moments.matrix.diagonal(dim1=-2, dim2=-1)
-    n = beside(moments.n) * (1 + 1e-9)
+    n = beside(moments.n) * (1 + ROUNDING)
     too_long = squares[..., :columns].sum(-1) > n * bound**2
     if bool(too_long.any()):
         where = checks.at(too_long)

@@ -1,5 +1,4 @@
-"""The Gram route: each client encodes x x^T and y x, the servers only add up. Central accuracy
-without a curator.
+"""The Gram route: each client encodes x x^T and y x, the servers only add up.
 
 In the linear-transformation model a client may encode before the public linear map is applied. With
 the products encoded, the map is the plain sum, and the released sum is the central Gaussian
@@ -35,20 +34,23 @@ from torchdp.symmetric import triangular
 
 
 def gram_sensitivity(bound: float, columns: int) -> float:
-    """Largest |x x^T - x' x'^T|_F over |x|, |x'| <= B: sqrt 2 B^2, and B^2 with one column. Raises
-    ValueError.
+    """Largest |x x^T - x' x'^T|_F over |x|, |x'| <= B: sqrt 2 B^2, and B^2 with one column.
+
+    Raises ValueError.
     """
-    bound, columns = checks.squarable("bound", bound, 4), checks.integer("columns", columns, 1)
+    bound = checks.squarable("bound", bound, 4)
+    columns = checks.integer("columns", columns, 1)
     return bound**2 * (math.sqrt(2) if columns > 1 else 1.0)
 
 
 def joint_sensitivity(bound: float, columns: int) -> float:
-    """Largest distance of (x x^T, y x) from (x' x'^T, y' x'), |x|, |x'|, abs(y), abs(y') <= B: 3
-    B^2/sqrt 2.
+    """Largest distance of (x x^T, y x) from (x' x'^T, y' x'): 3 B^2/sqrt 2, 2 B^2 with one column.
 
-    2 B^2 with one column. Attained; derived at the top of this module. Raises ValueError.
+    For |x|, |x'|, abs(y), abs(y') <= B. Attained; derived at the top of this module. Raises
+    ValueError.
     """
-    bound, columns = checks.squarable("bound", bound, 4), checks.integer("columns", columns, 1)
+    bound = checks.squarable("bound", bound, 4)
+    columns = checks.integer("columns", columns, 1)
     return bound**2 * (3 / math.sqrt(2) if columns > 1 else 2.0)
 
 
@@ -61,10 +63,19 @@ class GramRelease(RowsProtocol, SharedSum[SecondMoments]):
     is 3/sqrt 2 (with one column 2; without labels sqrt 2), and no result depends on the units of
     either.
 
-    clients: n; columns: d; bound: B, longer rows are shortened to it; epsilon > 0, delta in (0, 1);
-    label_bound: C, labels are cut to it, None for no labels; corrupt clients collude, absent others
-    may drop out, together fewer than n; model: Model.LINEAR_TRANSFORM, or Model.CENTRAL (neither),
-    a curator's, same distribution. Raises ValueError.
+    Args:
+        clients: n.
+        columns: d.
+        bound: B, longer rows are shortened to it.
+        epsilon: > 0.
+        delta: in (0, 1).
+        label_bound: C, labels are cut to it; None for no labels.
+        corrupt: clients who collude.
+        model: Model.LINEAR_TRANSFORM; or Model.CENTRAL, a curator's, of the same distribution,
+            without corrupt and absent ones.
+        absent: others, who may drop out; together fewer than n.
+
+    Raises ValueError.
 
     Guarantees: (epsilon, delta)-DP for replacing one client's row and label, n public, in this
     model: that of
@@ -86,9 +97,8 @@ class GramRelease(RowsProtocol, SharedSum[SecondMoments]):
     def __post_init__(self) -> None:
         super().__post_init__()
         checks.fraction("delta", self.delta)
-        if self.model not in (Model.LINEAR_TRANSFORM, Model.CENTRAL) or (
-            self.model is Model.CENTRAL and (self.corrupt or self.absent)
-        ):
+        curator = self.model is Model.CENTRAL and not self.corrupt and not self.absent
+        if not curator and self.model is not Model.LINEAR_TRANSFORM:
             raise ValueError(
                 "model must be Model.LINEAR_TRANSFORM, or Model.CENTRAL with corrupt = absent = 0"
             )
@@ -102,20 +112,17 @@ class GramRelease(RowsProtocol, SharedSum[SecondMoments]):
     def shown(self) -> Shown:
         if not self.labelled:
             return Shown(self.width, 1.0, 1.0, gram_sensitivity(1.0, self.columns))
+        # |svec(x x^T)|^2 + |y x|^2 <= 1 + 1, in units of the bounds
         return Shown(self.width, math.sqrt(2), 1.0, joint_sensitivity(1.0, self.columns))
 
     @property
     def gram_sigma(self) -> float:
-        """Level of the released gram's noise, no client absent: this on the diagonal, 1/sqrt 2 of
-        it elsewhere.
-        """
+        """Level of the gram's noise, nobody absent: on the diagonal, 1/sqrt 2 of it elsewhere."""
         return self.level * self.bound**2
 
     @property
     def cross_sigma(self) -> float:
-        """Standard deviation of each entry of the released A^T b, no client absent; 0 without
-        labels.
-        """
+        """Standard deviation of the entries of A^T b, nobody absent; 0 without labels."""
         return self.level * self.bound * (self.label_bound or 0.0)
 
     @property
@@ -129,6 +136,7 @@ class GramRelease(RowsProtocol, SharedSum[SecondMoments]):
 
     def client_input(self, x: Tensor) -> Tensor:
         scaled = self.clipped(x)
+        # labels and rows on one scale, so that no result depends on their units
         scaled[:, : self.columns] /= self.bound
         if self.label_bound is not None:
             scaled[:, self.columns :] /= self.label_bound

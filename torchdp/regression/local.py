@@ -25,8 +25,14 @@ class LocalRows(RowsProtocol, Relay[SecondMoments, Tensor, GaussianVector]):
     tally is Z^T Z, Z = [A b] + E, with E Z^T Z = [A b]^T [A b] + n sigma^2 I; the estimate
     subtracts n sigma^2 I.
 
-    columns: d; bound: B, longer rows are shortened to it; epsilon in [1e-3, 30], delta in (0, 1);
-    label_bound: C, labels are cut to it, None for no labels. Raises ValueError.
+    Args:
+        columns: d.
+        bound: B, longer rows are shortened to it.
+        epsilon: in [1e-3, 30].
+        delta: in (0, 1).
+        label_bound: C, labels are cut to it; None for no labels.
+
+    Raises ValueError.
 
     Guarantees: (epsilon, delta)-LDP, for the numbers as they are sent; no smaller sigma is
     (to 1e-5).
@@ -45,9 +51,7 @@ class LocalRows(RowsProtocol, Relay[SecondMoments, Tensor, GaussianVector]):
 
     @cached_property
     def client(self) -> GaussianVector:  # type: ignore[override]
-        """What a client runs: two rows, labels included, lie in a ball of radius
-        sqrt(B^2 + C^2).
-        """
+        """What a client runs: rows with labels lie in a ball of radius sqrt(B^2 + C^2)."""
         longest = math.hypot(self.bound, self.label_bound or 0.0)
         return GaussianVector(self.size, self.epsilon, longest, delta=self.delta)
 
@@ -71,10 +75,14 @@ class LocalRows(RowsProtocol, Relay[SecondMoments, Tensor, GaussianVector]):
     def impossible(self, tally: Tally) -> str | None:
         gram = tally["gram"]
         squares = gram.diagonal(dim1=-2, dim2=-1)
-        product = squares[..., :, None] * squares[..., None, :]
-        room = ROUNDING * squares.sum(-1)[..., None, None]
-        wrong = ((gram - gram.mT).abs() > room) | (gram.square() > product + room.square())
-        return "gram holds no products of rows" if bool(wrong.any() | (squares < 0).any()) else None
+        products = squares[..., :, None] * squares[..., None, :]
+        rounding = ROUNDING * squares.sum(-1)[..., None, None]
+        lopsided = (gram - gram.mT).abs() > rounding
+        # Cauchy and Schwarz: |Z_i . Z_j|^2 <= |Z_i|^2 |Z_j|^2
+        too_large = gram.square() > products + rounding.square()
+        if bool((lopsided | too_large).any() | (squares < 0).any()):
+            return "gram holds no products of rows"
+        return None
 
     def client_input(self, x: Tensor) -> Tensor:
         return self.clipped(x)
@@ -93,63 +101,64 @@ class LocalRows(RowsProtocol, Relay[SecondMoments, Tensor, GaussianVector]):
         normal, W Wishart with n - r degrees of freedom, r = min(n, d): the rows that can differ
         from zero after a rotation of the users.
         """
-        n, d = tensor_of(summary.n).to(summary.matrix.device), summary.columns
+        n = tensor_of(summary.n).to(summary.matrix.device)
+        d = summary.columns
         values, vectors = torch.linalg.eigh(summary.matrix)
-        root = values.clamp_min(0).sqrt()[..., :, None] * vectors.mT
-        # some of its rows, the largest of which is last
-        some = torch.arange(d - 1, -1, -1, device=n.device) < n[..., None]
-        rotated = (root + self.sigma * draws.normal((*shape, *root.shape))) * some[..., None]
-        rest = wishart((n - d).clamp_min(0), d, (*shape, *n.shape), draws)
-        return Tally(summary.n, {"gram": rotated.mT @ rotated + self.sigma**2 * rest})
+        R = values.clamp_min(0).sqrt()[..., :, None] * vectors.mT
+        # r of its rows; eigenvalues rise, so the largest ones are last
+        kept = torch.arange(d - 1, -1, -1, device=n.device) < n[..., None]
+        noisy = R + self.sigma * draws.normal((*shape, *R.shape))
+        rotated = noisy * kept[..., None]
+        W = wishart((n - d).clamp_min(0), d, (*shape, *n.shape), draws)
+        return Tally(summary.n, {"gram": rotated.mT @ rotated + self.sigma**2 * W})
 
     def analyse(self, tally: Tally) -> NoisyMoments:
-        """Standard errors are of the rows' products with the noise, their squares taken from the
-        tally.
-        """
-        total, variance = self.check(tally)["gram"], self.sigma**2
+        """Standard errors are of products with the noise, rows' squares taken from the tally."""
+        total = self.check(tally)["gram"]
+        variance = self.sigma**2
         matrix = total - tally.users(2) * variance * torch.eye(self.size).to(total)
-        each = total.new_full(total.shape[:-2], variance)
-        return from_noisy_rows(matrix, tally.users() * each**2, each, self.labelled, tally.n)
+        variances = total.new_full(total.shape[:-2], variance)
+        squares = tally.users() * variances**2
+        return from_noisy_rows(matrix, squares, variances, self.labelled, tally.n)
 
     def predicted_mse(self, summary: SecondMoments) -> Tensor:
-        """n sigma^4 + sigma^2 (M_ii + M_jj) for entry (i, j) of [A b]^T [A b], twice that in
-        svec.
-        """
-        diagonal = self.validate_summary(summary).matrix.diagonal(dim1=-2, dim2=-1)
-        return product_variances(
-            diagonal, beside(summary.n, 1) * self.sigma**4, self.sigma**2, self.labelled
-        )
+        """n sigma^4 + sigma^2 (M_ii + M_jj) for entry (i, j) of M, twice that in svec."""
+        matrix = self.validate_summary(summary).matrix
+        return self._mse(matrix.diagonal(dim1=-2, dim2=-1), summary.n)
 
     def worst_mse(self, n: Users, objective: Objective = Objective.WORST) -> Tensor:
-        """Exact. The worst entry: all rows along one axis; the mean: rows and labels at their
-        bounds.
+        """Exact. The worst entry: all rows along one axis; the mean: all at their bound.
+
+        Labels are at their bound for both.
         """
         checks.instance("objective", objective, Objective)
-        n, d = checks.people("n", n, 1), self.columns
-        squares = torch.full(
-            (self.size,), self.bound**2 / d, dtype=torch.float64, device=tensor_of(n).device
-        )
+        n = checks.people("n", n, 1)
+        d = self.columns
+        squares = torch.zeros(self.size, dtype=torch.float64, device=tensor_of(n).device)
         if objective is Objective.WORST:
-            squares[0], squares[1:d] = self.bound**2, 0.0
+            squares[0] = self.bound**2
+        else:
+            squares[:d] = self.bound**2 / d
         squares[d:] = (self.label_bound or 0.0) ** 2
-        users = beside(n, 1)
-        errors = product_variances(
-            users * squares, users * self.sigma**4, self.sigma**2, self.labelled
-        )
+        errors = self._mse(beside(n, 1) * squares, n)
         return objective.of(errors, errors.ndim - 1)
+
+    def _mse(self, diagonal: Tensor, n: Users) -> Tensor:
+        """Of n rows whose second moments have this diagonal."""
+        variance = self.sigma**2
+        return product_variances(diagonal, beside(n, 1) * self.sigma**4, variance, self.labelled)
 
 
 def wishart(degrees: Tensor, d: int, shape: Sequence[int], draws: Draws) -> Tensor:
-    """G^T G for standard normal G, degrees x d, exactly in distribution: (*shape, d, d), float64,
-    in O(d^3).
+    """G^T G for standard normal G, degrees x d, exactly in distribution: (*shape, d, d), in O(d^3).
 
-    degrees: whole numbers >= 0 that ``shape`` ends with.
+    degrees: whole numbers >= 0 that ``shape`` ends with. Returns float64.
     Source: Bartlett (1933): G = Q T with T upper triangular, chi on its diagonal and normal above
     it; below as many rows as G has T is 0.
     """
     left = degrees[..., None] - torch.arange(d, device=degrees.device)
-    chi = (2 * draws.gamma((left.clamp_min(1) / 2).double().expand(*shape, d))).sqrt()
-    triangular = (draws.normal((*shape, d, d)).triu(1) + torch.diag_embed(chi)) * (left > 0)[
-        ..., None
-    ]
-    return triangular.mT @ triangular
+    half = left.clamp_min(1).double() / 2
+    chi = (2 * draws.gamma(half.expand(*shape, d))).sqrt()
+    full = draws.normal((*shape, d, d)).triu(1) + torch.diag_embed(chi)
+    T = full * (left > 0)[..., None]
+    return T.mT @ T

@@ -1,6 +1,4 @@
-"""Frequency moments and histograms: sums of encodings whose error does not grow with the number of
-clients.
-"""
+"""Frequency moments and histograms: sums whose error does not grow with the number of clients."""
 
 import math
 from dataclasses import dataclass, field
@@ -14,6 +12,9 @@ from torchdp.protocol import Limits, Tally, Users
 from torchdp.protocol.records import beside, tensor_of, users_of
 from torchdp.secure.shared_sum import SharedSum, Shown
 
+# of ten: D^k and its square are floats, with room for sums
+LARGEST_POWER = 140
+
 
 @dataclass(frozen=True)
 class FrequencyMoments(SharedSum[Tally]):
@@ -24,9 +25,16 @@ class FrequencyMoments(SharedSum[Tally]):
     l_2 and r in l_1. A summary is the tally of what the clients show, before any rounding and
     noise.
 
-    clients: n; bound: D, larger values are cut to it; orders: distinct, > 0; epsilon; delta: in
-    (0, 1), or 0 for discrete Laplace noise; corrupt clients collude, absent others may drop out,
-    together fewer than n. Raises ValueError.
+    Args:
+        clients: n.
+        bound: D, larger values are cut to it.
+        orders: r distinct numbers > 0.
+        epsilon: > 0.
+        delta: in (0, 1), or 0 for discrete Laplace noise.
+        corrupt: clients who collude.
+        absent: others, who may drop out; together fewer than n.
+
+    Raises ValueError.
 
     Guarantees: (epsilon, delta)-DP for replacing one client's value, n public: that of
     :class:`SecureSketch` or
@@ -50,10 +58,10 @@ class FrequencyMoments(SharedSum[Tally]):
         orders = tuple(checks.positive("orders", order) for order in orders)
         if not orders or len(set(orders)) < len(orders):
             raise ValueError("orders must hold at least one number, none twice")
-        if max(orders) * abs(math.log10(self.bound)) > 140:
+        if max(orders) * abs(math.log10(self.bound)) > LARGEST_POWER:
             raise ValueError(
-                f"bound = {self.bound:g} to the power of orders up to {max(orders):g} has a square that is no float; "
-                "measure in a unit in which bound is about 1"
+                f"bound = {self.bound:g} to the power of orders up to {max(orders):g} has a square "
+                "that is no float; measure in a unit in which bound is about 1"
             )
         object.__setattr__(self, "orders", orders)
         checks.validated(self, "client")  # clients and an epsilon that have no noise
@@ -78,18 +86,18 @@ class FrequencyMoments(SharedSum[Tally]):
 
     def client_input(self, x: Tensor) -> Tensor:
         orders = torch.tensor(self.orders, dtype=torch.float64, device=x.device)
-        return (x.detach().double().abs() / self.bound).clamp_max(1)[:, None] ** orders
+        sizes = (x.detach().double().abs() / self.bound).clamp_max(1)
+        return sizes[:, None] ** orders
 
     def summary(self, x: Tensor) -> Tally:
         parts = [self.client_input(part).sum(0) for part in x.split(rows_at_once(self.words))]
         return Tally(len(x), {"sum": torch.stack(parts).sum(0)})
 
     def total(self, summary: Tally) -> tuple[Tensor, Users]:
+        layout = {"sum": ((self.words,), torch.float64)}
         try:
-            layout = {"sum": ((self.words,), torch.float64)}
-            tally = checks.instance("summary", summary, Tally).checked(
-                layout, lambda n: {"sum": Limits(0.0, n)}
-            )
+            tally = checks.instance("summary", summary, Tally)
+            tally = tally.checked(layout, lambda n: {"sum": Limits(0.0, n)})
         except (TypeError, ValueError) as error:
             raise type(error)(
                 f"summary must be what this protocol's own verb makes: {error}"
@@ -112,8 +120,15 @@ class SecureHistogram(SharedSum[Tensor]):
     do the estimates: the noise of the total is spread evenly, which takes a share 1/k of the
     variance away.
 
-    clients: n; types: k >= 2; epsilon; delta: in (0, 1), or 0 for discrete Laplace noise; corrupt
-    clients collude, absent others may drop out, together fewer than n. Raises ValueError.
+    Args:
+        clients: n.
+        types: k >= 2.
+        epsilon: > 0.
+        delta: in (0, 1), or 0 for discrete Laplace noise.
+        corrupt: clients who collude.
+        absent: others, who may drop out; together fewer than n.
+
+    Raises ValueError.
 
     Guarantees: (epsilon, delta)-DP for replacing one client's type, n public, as of
     :class:`FrequencyMoments`.
@@ -151,14 +166,16 @@ class SecureHistogram(SharedSum[Tensor]):
         return torch.nn.functional.one_hot(x, self.types).double()
 
     def validate_summary(self, summary: Tensor) -> Tensor:
-        """``summary``, (types,) whole numbers of clients, not all 0. Raises TypeError,
-        ValueError.
+        """``summary``, (types,) whole numbers of clients, not all 0.
+
+        Raises TypeError, ValueError.
         """
         return checks.counts("summary", checks.users("summary", summary, self.types), self.types)
 
     def total(self, summary: Tensor) -> tuple[Tensor, Users]:
         counts = checks.users("summary", summary, self.types, most=self.clients)
-        return counts, users_of(counts.sum(-1, keepdim=True).round().long())
+        clients = counts.sum(-1, keepdim=True).round().long()
+        return counts, users_of(clients)
 
     def exact(self, summary: Tensor) -> Tensor:
         return self.total(summary)[0]
@@ -168,4 +185,5 @@ class SecureHistogram(SharedSum[Tensor]):
         return super().variances(n) * (1 - 1 / self.types)
 
     def value(self, total: Tensor, n: Users) -> Tensor:
-        return total + (beside(n, 1) - total.sum(-1, keepdim=True)) / self.types
+        missing = beside(n, 1) - total.sum(-1, keepdim=True)
+        return total + missing / self.types

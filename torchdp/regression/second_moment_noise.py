@@ -1,5 +1,7 @@
-"""Second moments with noise: what every route to regression and low rank ends with, and how noisy
-it is.
+"""Second moments with noise: what every route to regression and low rank ends with.
+
+Notation: A, b: rows and labels; Y = Z + N: noisy rows, as of a sketch Z = S [A b]; V_j: the
+variance of the noise in row j of Y; d: columns of A, d': with the label's.
 """
 
 import math
@@ -15,11 +17,15 @@ from torchdp.symmetric import off_diagonal, svec, symmetric, triangle, triangula
 
 @dataclass(frozen=True, eq=False)
 class NoisyMoments(Estimate):
-    """An estimate of svec(A^T A) and, for regression, of A^T b behind it: (*batch, d (d + 1)/2 [+
-    d]).
+    """An estimate of svec(A^T A) and, for regression, of A^T b behind it.
 
-    columns: d. What is computed from it is as private as it is: ``adaptive_ridge``,
-    ``top_directions`` read nothing else.
+    What is computed from it is as private as it is: ``adaptive_ridge``, ``top_directions`` read
+    nothing else.
+
+    Args:
+        value: (*batch, d (d + 1)/2), or d numbers more with labels.
+        standard_error: of its shape.
+        columns: d.
     """
 
     columns: int = field(kw_only=True)
@@ -72,20 +78,20 @@ def _level(errors: Tensor) -> Tensor:
 
 
 def vectorized(rows: Tensor, labelled: bool = False) -> Tensor:
-    """svec(x x^T) of rows (..., d): the upper triangle, off-diagonals times sqrt 2:
-    (..., d (d + 1) / 2).
+    """svec(x x^T) of rows (..., d): the upper triangle, off-diagonals times sqrt 2.
 
     An isometry: |svec(x x^T) - svec(y y^T)| = |x x^T - y y^T|_F. labelled: rows are (..., d + 1), a
     label y last, and the d numbers y x come behind. The order is that of ``moment_vector``.
+    Returns (..., d (d + 1)/2), or d numbers more.
     """
     d = rows.shape[-1] - labelled
     i, j = triangle(d, rows.device)
     factor = off_diagonal(i, j, math.sqrt(2), rows)
     if labelled:
-        every = torch.arange(d, device=rows.device)
-        i = torch.cat([i, every])
-        j = torch.cat([j, torch.full_like(every, d)])
-        factor = torch.cat([factor, torch.ones_like(every, dtype=factor.dtype)])
+        column = torch.arange(d, device=rows.device)
+        i = torch.cat([i, column])
+        j = torch.cat([j, torch.full_like(column, d)])
+        factor = torch.cat([factor, factor.new_ones(d)])
     # A column is one run of the memory: rows are picked there several times as fast.
     columns = rows.movedim(-1, 0).contiguous()
     products = columns[i]
@@ -95,49 +101,58 @@ def vectorized(rows: Tensor, labelled: bool = False) -> Tensor:
 
 
 def debiased(sketched: Estimate, *, labelled: bool = True) -> NoisyMoments:
-    """The moments of rows that carry independent noise of known variance: Y^T Y less its noise's
-    own mean.
+    """The moments of rows that carry independent noise: Y^T Y less its noise's own mean.
 
     Y = Z + N with Z = S [A b] has E Y^T Y = Z^T Z + sum_j V_j I. Standard errors hold to leading
     order, with the unknown diagonal of Z^T Z estimated by the release (``product_variances``). They
     are for the noise alone, not for S.
 
-    sketched: value Y, (*batch, m, d'), as ``SecureSketch`` estimates it, standard errors sqrt(V_j)
-    alike along a row. labelled: whether the last column is the label's. Raises TypeError,
-    ValueError.
+    Args:
+        sketched: value Y, (*batch, m, d'), as ``SecureSketch`` estimates it; standard errors
+            sqrt(V_j), the same along a row.
+        labelled: whether the last column is the label's.
+
+    Raises TypeError, ValueError.
     """
     checks.instance("sketched", sketched, Estimate)
     checks.instance("labelled", labelled, bool)
-    Y, errors = checks.matrix("sketched", sketched.value).double(), sketched.standard_error
+    Y = checks.matrix("sketched", sketched.value).double()
+    errors = sketched.standard_error
     if errors.shape != Y.shape or bool(((errors < 0) | (errors != errors[..., :1])).any()):
         raise ValueError(
             "sketched must have one standard error >= 0 for each row of value, as SecureSketch's has"
         )
-    variances = errors[..., 0].double().square()  # (*batch, m)
-    eye = torch.eye(Y.shape[-1]).to(Y)
-    matrix = Y.mT @ Y - variances.sum(-1)[..., None, None] * eye
-    return from_noisy_rows(
-        matrix, variances.square().sum(-1), variances.mean(-1), labelled, sketched.n
-    )
+    V = errors[..., 0].double().square()  # (*batch, m)
+    identity = torch.eye(Y.shape[-1]).to(Y)
+    matrix = Y.mT @ Y - V.sum(-1)[..., None, None] * identity
+    return from_noisy_rows(matrix, V.square().sum(-1), V.mean(-1), labelled, sketched.n)
 
 
 def from_noisy_rows(
     matrix: Tensor, squares: Tensor, variance: Tensor, labelled: bool, n: Users
 ) -> NoisyMoments:
-    """Debiased moments (*batch, d', d') of noisy rows; squares: sum of the squared variances,
-    variance: their mean.
+    """Moments of noisy rows, with their standard errors.
+
+    Args:
+        matrix: the debiased moments, (*batch, d', d').
+        squares: the sum of the rows' squared variances, (*batch).
+        variance: the mean of their variances, (*batch).
+        labelled: whether the last column is the label's.
+        n: users.
     """
     d = matrix.shape[-1] - labelled
     diagonal = matrix.diagonal(dim1=-2, dim2=-1).clamp_min(0)
-    errors = product_variances(diagonal, squares[..., None], variance[..., None], labelled).sqrt()
-    return NoisyMoments(moment_vector(matrix, labelled), errors, n, columns=d)
+    variances = product_variances(diagonal, squares[..., None], variance[..., None], labelled)
+    return NoisyMoments(moment_vector(matrix, labelled), variances.sqrt(), n, columns=d)
 
 
 def moment_vector(matrix: Tensor, labelled: bool) -> Tensor:
     """svec(A^T A) and A^T b of [A b]^T [A b], (*batch, d', d'), the label last."""
     if not labelled:
         return svec(matrix)
-    return torch.cat([svec(matrix[..., :-1, :-1]), matrix[..., :-1, -1]], -1)
+    gram = matrix[..., :-1, :-1]
+    cross = matrix[..., :-1, -1]
+    return torch.cat([svec(gram), cross], -1)
 
 
 def product_variances(
@@ -146,12 +161,17 @@ def product_variances(
     """Variances of the products of rows with independent noise, in the order of ``moment_vector``.
 
     Entry (i, j) of Z^T Z has squares + V (M_ii + M_jj), twice that on the diagonal and in svec.
-    diagonal: M_jj, (*batch, d'). squares: sum of the rows' squared variances; variance: V, their
-    mean.
+
+    Args:
+        diagonal: M_jj, (*batch, d').
+        squares: the sum of the rows' squared variances.
+        variance: V, the mean of their variances.
+        labelled: whether the last column is the label's.
     """
     d = diagonal.shape[-1] - labelled
     i, j = triangle(d, diagonal.device)
     gram = 2 * squares + 2 * variance * (diagonal[..., i] + diagonal[..., j])
     if not labelled:
         return gram
-    return torch.cat([gram, squares + variance * (diagonal[..., :-1] + diagonal[..., -1:])], -1)
+    sizes = diagonal[..., :-1] + diagonal[..., -1:]
+    return torch.cat([gram, squares + variance * sizes], -1)

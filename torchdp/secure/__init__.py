@@ -1,9 +1,9 @@
-"""Sums of many clients' rows that servers compute from secret shares: no row is revealed unless all
-servers collude.
+"""Sums of clients' rows from secret shares: no row is revealed unless all servers collude.
 
 >>> import torch
 >>> from torchdp import secure, sketching
->>> protocol = secure.SecureSketch(sketching.ones(100), 3, bound=1.0, epsilon=1.0, delta=1e-6, servers=3)
+>>> plain_sum = sketching.ones(100)
+>>> protocol = secure.SecureSketch(plain_sum, 3, bound=1.0, epsilon=1.0, delta=1e-6, servers=3)
 >>> found = protocol.estimate(torch.full((100, 3), 0.5))  # every role in this process
 >>> found.value.shape, str(protocol.guarantee)
 (torch.Size([1, 3]), 'linear-transform differential privacy, at most epsilon = 1, delta = 1e-06')
@@ -22,8 +22,15 @@ analyst that are processes of their own agree on a ``Session``, each with the ke
 | :class:`PureSecureSketch` | discrete Laplace, delta = 0 | s d |
 | :class:`SharedSum`: one of these on a plain sum of what clients encode | that one's | ``words`` |
 
-Theorems: noise, Burkhardt, Keller, Orlandi, Schwiegelshohn (2025), Theorem 4.4; on the grid, the
-proofs in ``torchdp.grid``; shares, Shamir (1979); frames, Nir, Langley (2018), RFC 8439.
+To be read in this order:
+
+* ``ring``: integers modulo 2^bits, and their shares. Shamir (1979).
+* ``sums``: sums of words whatever their noise; ``protocol``: Gaussian noise, Burkhardt, Keller,
+  Orlandi, Schwiegelshohn (2025), Theorem 4.4, on the grid the proofs in ``torchdp.grid``; ``pure``:
+  discrete Laplace noise, their Theorem 4.8; ``shared_sum``: one of these on what clients encode.
+* ``frames``: what travels. Nir, Langley (2018), RFC 8439. ``servers``: who takes it in.
+* ``keys``, ``session``, ``roles``: parties that are processes of their own. Langley, Hamburg,
+  Turner (2016), RFC 7748.
 """
 
 from torchdp.secure.frames import FrameError

@@ -1,5 +1,4 @@
-"""What travels between clients, servers and analyst: a header, and words that only a link's two
-ends can read or make.
+"""What travels between clients, servers and analyst: words that only a link's ends read or make.
 
 A frame is header | ChaCha20-Poly1305(words; header) | nonce, under a key made of the link's.
 Whoever has no key of the link reads nothing but the header (session, sender, receiver, shape) and
@@ -13,6 +12,7 @@ Source: Nir, Langley (2018), RFC 8439, section 2.8.
 
 import hashlib
 import hmac
+import math
 import os
 import struct
 from dataclasses import astuple, dataclass
@@ -28,7 +28,8 @@ from torchdp import checks
 from torchdp.secure.ring import WORDS
 
 NONCE_BYTES = 12
-TAG_BYTES = 16 + NONCE_BYTES  # behind the words
+# behind the words
+TAG_BYTES = 16 + NONCE_BYTES
 _FORMAT = struct.Struct("<16s16sBBHHIIQQ")
 HEADER_BYTES = _FORMAT.size
 # receiver of the sums; servers are numbered from 0, clients sign with their own numbers
@@ -37,9 +38,7 @@ NO_SET = bytes(16)
 
 
 class FrameError(ValueError):
-    """A frame that was forged, altered, misdirected or replayed; the receiver's state is
-    unchanged.
-    """
+    """A frame that was forged, altered, misdirected or replayed; it has changed no state."""
 
 
 class Kind(IntEnum):
@@ -52,13 +51,19 @@ class Kind(IntEnum):
 
 @dataclass(frozen=True)
 class Header:
-    """Who sends what to whom: session (16 bytes), kind, sender and receiver, and the words' shape
-    and ring.
+    """Who sends what to whom, and the words' shape and ring; the fields are sent in this order.
 
-    agreed: 16 bytes that name the set of clients in a sum, ``NO_SET`` elsewhere. sender: the
-    server's number; 0 for clients, whose number is ``first``; in the header of sums ``first`` says
-    how many clients they are of. Shape of the words: (copies, count, columns); count clients from
-    ``first`` on. The fields are sent in this order.
+    Args:
+        session: 16 bytes.
+        agreed: 16 bytes that name the set of clients in a sum, ``NO_SET`` elsewhere.
+        kind: what the words are.
+        bits: of the ring.
+        sender: the server's number; 0 for clients, whose number is ``first``.
+        receiver: the server's number, or ``ANALYST``.
+        copies: s; words have shape (copies, count, columns).
+        columns: d.
+        first: the first client's number; in the header of sums how many clients they are of.
+        count: clients, or rows of a sum.
     """
 
     session: bytes
@@ -79,7 +84,8 @@ class Header:
     @property
     def frame_bytes(self) -> int:
         """Length of the whole frame."""
-        return HEADER_BYTES + self.copies * self.count * self.columns * self.bits // 8 + TAG_BYTES
+        words = math.prod(self.shape)
+        return HEADER_BYTES + words * self.bits // 8 + TAG_BYTES
 
     def pack(self) -> bytes:
         return _FORMAT.pack(*astuple(self))
@@ -89,11 +95,13 @@ def seal(key: bytes, header: Header, words: Tensor) -> bytes:
     """The frame that carries these words, of the header's shape and ring. Raises ValueError."""
     if tuple(words.shape) != header.shape or words.dtype != WORDS[header.bits]:
         raise ValueError(
-            f"words must have shape {header.shape} and {WORDS[header.bits]}, not {tuple(words.shape)}, {words.dtype}"
+            f"words must have shape {header.shape} and {WORDS[header.bits]}, "
+            f"not {tuple(words.shape)}, {words.dtype}"
         )
-    body = words.detach().cpu().contiguous().numpy().astype(f"<i{header.bits // 8}").tobytes()
-    front, nonce = header.pack(), os.urandom(NONCE_BYTES)
-    return front + _cipher(key).encrypt(nonce, body, front) + nonce
+    little_endian = words.detach().cpu().contiguous().numpy().astype(f"<i{header.bits // 8}")
+    front = header.pack()
+    nonce = os.urandom(NONCE_BYTES)
+    return front + _cipher(key).encrypt(nonce, little_endian.tobytes(), front) + nonce
 
 
 def header_of(frame: bytes) -> Header:
@@ -107,16 +115,15 @@ def header_of(frame: bytes) -> Header:
 
 
 def unseal(key: bytes, header: Header, frame: bytes) -> Tensor:
-    """The words of a frame, which must be the one that ``seal`` made with this key and header.
-    Raises FrameError.
-    """
-    if len(frame) != header.frame_bytes or frame[:HEADER_BYTES] != header.pack():
+    """The words of the frame that ``seal`` made with this key and header. Raises FrameError."""
+    front = frame[:HEADER_BYTES]
+    if len(frame) != header.frame_bytes or front != header.pack():
         raise FrameError(
             "a frame is not the one due here: another session, sender, receiver, shape or ring"
         )
-    body, nonce = memoryview(frame)[HEADER_BYTES:-NONCE_BYTES], frame[-NONCE_BYTES:]
+    body = memoryview(frame)[HEADER_BYTES:-NONCE_BYTES]
     try:
-        opened = _cipher(key).decrypt(nonce, body, frame[:HEADER_BYTES])
+        opened = _cipher(key).decrypt(frame[-NONCE_BYTES:], body, front)
     except InvalidTag:
         raise FrameError(
             "a frame's tag does not fit: it was changed on its way, or made by others"
@@ -126,6 +133,7 @@ def unseal(key: bytes, header: Header, frame: bytes) -> Tensor:
 
 
 def _cipher(key: bytes) -> ChaCha20Poly1305:
+    # the cipher takes 32 bytes; a link's key may have any length from 16 on
     return ChaCha20Poly1305(hmac.digest(key, b"frame", "sha256"))
 
 
@@ -138,11 +146,11 @@ def pack_set(members: Tensor, bits: int) -> Tensor:
 
 def unpack_set(words: Tensor, clients: int) -> Tensor:
     """The set that ``pack_set`` packed: (n,) bool."""
-    return torch.from_numpy(
-        np.unpackbits(words.view(-1).view(torch.uint8).numpy(), count=clients)
-    ).bool()
+    packed = words.view(-1).view(torch.uint8).numpy()
+    return torch.from_numpy(np.unpackbits(packed, count=clients)).bool()
 
 
 def set_digest(session: bytes, members: Tensor) -> bytes:
     """16 bytes that name a set of clients, (n,) bool, in a session."""
-    return hashlib.sha256(session + np.packbits(members.cpu().numpy()).tobytes()).digest()[:16]
+    packed = np.packbits(members.cpu().numpy())
+    return hashlib.sha256(session + packed.tobytes()).digest()[:16]

@@ -1,5 +1,4 @@
-"""A party's secret key, and what it did with it: one file that serves one session and survives
-being killed.
+"""A party's secret key, and what it did with it: one file that serves one session.
 
 Every party has an X25519 pair, and its public key stands in the session's file. The key of a link
 is HKDF-SHA256 of what X25519 makes of one end's secret key and the other's public key, with the
@@ -33,9 +32,14 @@ from torchdp import checks
 
 KEY_BYTES = 32
 NAME = re.compile(r"[a-z0-9][a-z0-9-]{0,63}")
-HEXADECIMAL = re.compile(r"[0-9a-f]{64}")  # 32 bytes
-PATIENCE = 60.0  # seconds to wait for another process of the same party
+# 32 bytes
+HEXADECIMAL = re.compile(r"[0-9a-f]{64}")
+# seconds to wait for another process of the same party
+PATIENCE = 60.0
 OWNER_ONLY = 0o600
+OTHERS = 0o077
+# a commit outlives a power failure
+SETTINGS = ("synchronous = EXTRA", "fullfsync = ON")
 TABLES = [
     "CREATE TABLE party (name TEXT NOT NULL, secret BLOB NOT NULL, session BLOB)",
     "CREATE TABLE done (what TEXT PRIMARY KEY, data BLOB NOT NULL)",
@@ -43,16 +47,20 @@ TABLES = [
 
 
 def agreed_key(secret: bytes, public: bytes, session: bytes, one: str, other: str) -> bytes:
-    """The 32 bytes that both ends of a link derive, each from its secret key and the other's public
-    one.
+    """The 32 bytes that both ends of a link derive, each from its own secret key.
 
-    session: 32 bytes that name the session and all that is public of it. one, other: the ends'
-    names, in any order. Raises ValueError for a public key that no honest party has.
+    Args:
+        secret: one end's secret key.
+        public: the other's public key.
+        session: 32 bytes that name the session and all that is public of it.
+        one: an end's name; in any order.
+        other: the other's.
+
+    Raises ValueError for a public key that no honest party has.
     """
+    own = X25519PrivateKey.from_private_bytes(secret)
     try:
-        shared = X25519PrivateKey.from_private_bytes(secret).exchange(
-            X25519PublicKey.from_public_bytes(public)
-        )
+        shared = own.exchange(X25519PublicKey.from_public_bytes(public))
     except ValueError as error:
         raise ValueError(f"the public key of {one} or {other} is none of X25519: {error}") from None
     info = f"torchdp secure link: {' and '.join(sorted((one, other)))}".encode()
@@ -63,14 +71,14 @@ def party_name(name: str) -> str:
     """``name``, if files can be called so. Raises TypeError, ValueError."""
     if not NAME.fullmatch(checks.instance("name", name, str)):
         raise ValueError(
-            f"name must be at most 64 small letters, digits and hyphens, such as north, not {name!r}"
+            "name must be at most 64 small letters, digits and hyphens, such as north, "
+            f"not {name!r}"
         )
     return name
 
 
 class KeyFile:
-    """The secret key of one party and all that it did once, in an SQLite file that its owner alone
-    may read.
+    """The secret key of one party and all that it did once, in a file that its owner alone reads.
 
     path: of a file that ``KeyFile.made`` made. Raises OSError; ValueError where others may read it,
     or it is damaged.
@@ -78,7 +86,7 @@ class KeyFile:
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self.path = checks.path("path", path).absolute()
-        if os.name == "posix" and self.path.stat().st_mode & 0o077:
+        if os.name == "posix" and self.path.stat().st_mode & OTHERS:
             raise ValueError(
                 f"{self.path} may be read by others: make a new key, whose file has mode 600"
             )
@@ -90,11 +98,14 @@ class KeyFile:
 
     @staticmethod
     def made(path: str | os.PathLike[str], name: str) -> "KeyFile":
-        """A new file, which must not be there, with a new key from the system. Raises OSError,
-        ValueError.
+        """A new file, which must not be there, with a new key from the system.
+
+        Raises OSError, ValueError.
         """
         party_name(name)
-        os.close(os.open(checks.path("path", path), os.O_CREAT | os.O_EXCL | os.O_RDWR, OWNER_ONLY))
+        # made with these rights: there is no moment at which others may open it
+        new = os.O_CREAT | os.O_EXCL | os.O_RDWR
+        os.close(os.open(checks.path("path", path), new, OWNER_ONLY))
         with closing(sqlite3.connect(path, isolation_level=None)) as db:
             db.execute("BEGIN IMMEDIATE")
             for table in TABLES:
@@ -107,20 +118,18 @@ class KeyFile:
     @property
     def public(self) -> str:
         """The public key, 64 hexadecimal digits, for the session's file."""
-        return (
-            X25519PrivateKey.from_private_bytes(self._secret).public_key().public_bytes_raw().hex()
-        )
+        secret = X25519PrivateKey.from_private_bytes(self._secret)
+        return secret.public_key().public_bytes_raw().hex()
 
     @property
     def joined(self) -> bytes | None:
         """The digest of the session that was joined; None before."""
         with self._transaction("DEFERRED") as db:
-            found = db.execute("SELECT session FROM party").fetchone()[0]
-        return None if found is None else bytes(found)
+            session = db.execute("SELECT session FROM party").fetchone()[0]
+        return None if session is None else bytes(session)
 
     def join(self, session: Any, fingerprint: str) -> None:
-        """Accept a session, once and for ever: this key serves no other, and no file of other
-        bytes.
+        """Accept a session, for ever: this key serves no other, and no file of other bytes.
 
         Args:
             session: the ``Session``, as it was read; what it asks, promises and whose public keys
@@ -132,7 +141,8 @@ class KeyFile:
         """
         if not hasattr(session, "fingerprint"):
             raise TypeError(
-                f"session must be a Session, as read_session returns it, not {type(session).__name__}"
+                "session must be a Session, as read_session returns it, "
+                f"not {type(session).__name__}"
             )
         if checks.instance("fingerprint", fingerprint, str).strip().lower() != session.fingerprint:
             raise ValueError(
@@ -143,7 +153,8 @@ class KeyFile:
             before = db.execute("SELECT session FROM party").fetchone()[0]
             if before not in (None, session.digest):
                 raise ValueError(
-                    f"{self.path} joined another session; each session needs new keys of all parties"
+                    f"{self.path} joined another session; "
+                    "each session needs new keys of all parties"
                 )
             db.execute("UPDATE party SET session = ?", (session.digest,))
 
@@ -190,16 +201,12 @@ class KeyFile:
 
     @contextmanager
     def _transaction(self, kind: str) -> Iterator[sqlite3.Connection]:
-        """What is not committed at the end is rolled back. Raises OSError, ValueError naming the
-        file.
-        """
+        """What is not committed at the end is rolled back. Raises OSError, ValueError."""
+        uri = f"{self.path.as_uri()}?mode=rw"
         try:
-            uri = f"{self.path.as_uri()}?mode=rw"
-            with closing(
-                sqlite3.connect(uri, timeout=PATIENCE, isolation_level=None, uri=True)
-            ) as db:
-                # a commit outlives a power failure
-                for setting in ("synchronous = EXTRA", "fullfsync = ON"):
+            connection = sqlite3.connect(uri, timeout=PATIENCE, isolation_level=None, uri=True)
+            with closing(connection) as db:
+                for setting in SETTINGS:
                     db.execute(f"PRAGMA {setting}")
                 db.execute(f"BEGIN {kind}")
                 yield db
@@ -211,15 +218,15 @@ class KeyFile:
 
 
 def new_keys(folder: str | os.PathLike[str], *names: str) -> list[Path]:
-    """A new key file ``NAME.key`` and, to be sent to everybody, ``NAME.pub`` for each name; returns
-    the latter.
+    """A new key file ``NAME.key`` for each name, and ``NAME.pub``, to be sent to everybody.
 
-    Raises OSError, ValueError; FileExistsError where a key is there already.
+    Returns the latter. Raises OSError, ValueError; FileExistsError where a key is there already.
     """
-    folder, made = checks.path("folder", folder), []
+    folder = checks.path("folder", folder)
+    public_files = []
     for name in names:
         key = KeyFile.made(folder / f"{party_name(name)}.key", name)
         public = folder / f"{name}.pub"
         public.write_text(f"{name} {key.public}\n")
-        made.append(public)
-    return made
+        public_files.append(public)
+    return public_files

@@ -1,5 +1,8 @@
-"""A private sketch by secret sharing: clients add rounded noise and share it out, servers add,
-anyone adds up.
+"""A private sketch by secret sharing: clients add rounded Gaussian noise and share it out.
+
+Notation: f: fraction bits, 2^-f a grid unit; c_j: pairs of a client and a copy in row j, h_j: those
+of honest clients who are there; sigma_j: a client's noise in row j; s: copies; D: the largest
+distance of two rows; mu: of the Gaussian mechanism.
 """
 
 import math
@@ -21,17 +24,19 @@ from torchdp.protocol import Tally
 from torchdp.secure.ring import Ring, farthest_sum
 from torchdp.secure.sums import SecureSums, Words
 
-LEFT = 1 - 2.0**-42  # the share of delta that is not kept for the bits of noise
+# the share of delta that is not kept for the bits of noise
+LEFT = 1 - 2.0**-42
+# e to this power is a float
 LARGEST_EXPONENT = 700.0
 # deviation of noise in grid units: from it on a rounded normal stands for a sum of such
 COARSEST = 64.0
-GAINED = 1e-6  # of sigma: for less than that mu is kept without a variation
+# of sigma: for less than that mu is kept without a variation
+GAINED = 1e-6
 
 
 @dataclass(frozen=True, eq=False)
 class SecureSketch(SecureSums):
-    """Y = s^-1/2 (S A + noise) for n clients who each hold one row of A, computed by servers that
-    see only shares.
+    """Y = s^-1/2 (S A + noise) for n clients with a row of A each, by servers that see only shares.
 
     x: A, a row for each client, in their order. A message is a client's words before it shares them
     out; a tally is their signed total modulo 2^bits, what the servers' sums add up to. Summaries
@@ -43,15 +48,22 @@ class SecureSketch(SecureSums):
     into one share for each server. Servers add the shares of each row and publish the sums; their
     total is sqrt(s) 2^f Y, modulo 2^bits, and does not wrap around.
 
-    sketch: public; ``ones(n)`` makes this a secure sum. columns: d. bound: B, |a_i|_2 <= B.
-    epsilon, delta: the whole budget. servers: S >= 2. coalition: how many clients may collude, and
-    how many drop out. bits: of the ring, 32 or
-    64. fraction_bits: f; as many as fit where None. sensitivity: D, the largest distance of two
-        rows that clients may
-    hold, 2B where None. entry: the largest |a_il|, B where None; a smaller one leaves room for more
-    fraction bits. Raises ValueError before anything is drawn: where a used row has no honest
-    client, or the sums may wrap. Warns where the grid makes the noise's variance 1.1 times the
-    least or more (``grid_factor``).
+    Args:
+        sketch: S, public; ``ones(n)`` makes this a secure sum.
+        columns: d.
+        bound: B, |a_i|_2 <= B.
+        epsilon: > 0; with delta the whole budget.
+        delta: in (0, 1).
+        servers: two or more.
+        coalition: how many clients may collude, and how many drop out.
+        bits: of the ring, 32 or 64.
+        fraction_bits: f; as many as fit where None.
+        sensitivity: D, the largest distance of two rows that clients may hold, 2B where None.
+        entry: the largest |a_il|, B where None; a smaller one allows more fraction bits.
+
+    Raises ValueError before anything is drawn: where a used row has no honest client, or the sums
+    may wrap. Warns where the grid makes the noise's variance 1.1 times the least or more
+    (``grid_factor``).
 
     Guarantees: (epsilon, delta)-DP, one client's row replaced by any other within the bounds,
     against a coalition of
@@ -75,8 +87,7 @@ class SecureSketch(SecureSums):
 
     @cached_property
     def sigma(self) -> Tensor:
-        """Standard deviation of one client's noise in each row, in units of the data, before
-        rounding: (m,), float64.
+        """Deviation of one client's noise in each row, before rounding, in units of the data: (m,).
 
         That of real numbers at D, the sensitivity on the grid, where the noise of a client is wide
         enough on the grid (``grid_variation``); else sigma_j^2 = s cost_j / mu*^2, cost_j =
@@ -87,9 +98,7 @@ class SecureSketch(SecureSums):
 
     @property
     def variation(self) -> float:
-        """Total variation distance of all noise that protects a client from a function of Gaussian
-        noise; 0: none.
-        """
+        """Total variation distance of a client's protection from a function of Gaussian noise."""
         return self._calibrated[1]
 
     @property
@@ -99,16 +108,21 @@ class SecureSketch(SecureSums):
         Of the words that are sent on a CPU, where noise is rounded without error; a GPU's floats
         decide it.
         """
-        source = self._source("Theorem 4.4; Balle, Wang (2018), Theorem 8", "apart")
-        kind = Model.LINEAR_TRANSFORM, Neighbours.REPLACE_ONE, False, source
         # variation: of the noise from Gaussian noise; below, of what is drawn from the noise
-        mu = 1 / self._real if self.variation else self._mu
-        smooth = Guarantee(self.epsilon, self.delta * LEFT, *kind, mu=mu, variation=self.variation)
+        smooth = Guarantee(
+            self.epsilon,
+            self.delta * LEFT,
+            Model.LINEAR_TRANSFORM,
+            Neighbours.REPLACE_ONE,
+            False,
+            self._source("Theorem 4.4; Balle, Wang (2018), Theorem 8", "apart"),
+            mu=1 / self._real if self.variation else self._mu,
+            variation=self.variation,
+        )
         if self.sketch.device.type != "cpu":
             return replace(smooth, delta=self.delta)
-        return smooth.leaving(
-            self.sketch.clients * self.sketch.copies * self.columns * VARIATION, self.delta
-        )
+        words = self.sketch.clients * self.sketch.copies * self.columns
+        return smooth.leaving(words * VARIATION, self.delta)
 
     @property
     def variance(self) -> Tensor:
@@ -136,9 +150,7 @@ class SecureSketch(SecureSums):
         return [number - self.coalition.missing for number in self._used]
 
     def _ideal(self, distance: float) -> list[float]:
-        """A client's sigma in these rows, as of real numbers at this distance: s/h_j of the noise's
-        variance.
-        """
+        """A client's sigma in these rows for real numbers: s/h_j of the noise's variance."""
         whole = distance * self._real
         return [whole * math.sqrt(self.sketch.copies / honest) for honest in self._honest]
 
@@ -157,18 +169,20 @@ class SecureSketch(SecureSums):
         ideal = self._ideal(distance)
         on_any_grid = []
         variation = 0.0
+        copies = self.sketch.copies
         for honest, sigma in zip(self._honest, ideal, strict=True):
-            on_any_grid.append(
-                grid_sigma(honest, self.sketch.copies, self.columns, step, distance, self._mu)
-            )
+            safe = grid_sigma(honest, copies, self.columns, step, distance, self._mu)
+            on_any_grid.append(safe)
             variation = max(variation, grid_variation(honest, sigma * ring.scale))
-        variation *= self.sketch.copies * self.columns
+        # of all entries that one client moves
+        variation *= copies * self.columns
         cost = (1 + math.exp(min(self.epsilon, LARGEST_EXPONENT))) * variation
         if cost > self.delta * (1 - ROUNDED) / 4:
             return on_any_grid, 0.0
-        pairs = zip(on_any_grid, ideal, strict=True)
-        gains = any(sigma > least * (1 + GAINED) for sigma, least in pairs)
-        return (ideal, variation) if gains else (on_any_grid, 0.0)
+        for sigma, least in zip(on_any_grid, ideal, strict=True):
+            if sigma > least * (1 + GAINED):
+                return ideal, variation
+        return on_any_grid, 0.0
 
     def _farthest(self, ring: Ring) -> float:
         sigmas = self._noise(ring)[0]
@@ -183,17 +197,16 @@ class SecureSketch(SecureSums):
     def randomize_unchecked(self, x: Tensor, draws: Draws, first: int = 0) -> Words:
         """Words sign (q + round(g)); client by client, as they are drawn."""
         part = slice(first, first + len(x))
-        ring, device = self.ring, x.device
-        rows = self.sketch.rows[:, part].to(device)
-        signs = self.sketch.signs[:, part].to(device)
-        units = (self.sigma * ring.scale).to(device)
+        ring = self.ring
+        rows = self.sketch.rows[:, part].to(x.device)
+        signs = self.sketch.signs[:, part].to(x.device)
+        units = (self.sigma * ring.scale).to(x.device)
         key = one_key(draws)
         words = secure_sketch.words(x, rows, signs, units, key, first, ring.scale, ring.dtype)
         return Words(first, words.transpose(0, 1))
 
     def gathered(self, clients: int, parts: Iterable[Tensor], draws: Draws) -> Tally:
-        """The exact sums, and one rounded normal in each entry in place of the clients'
-        (``_together``).
+        """The exact sums, and one rounded normal in each entry (``_together``).
 
         No client's own noise is drawn, so no client knows a part of it. By the second claim of
         ``torchdp.grid`` this is a function of the Gaussian mechanism at mu^2 = sum_c
@@ -206,28 +219,24 @@ class SecureSketch(SecureSums):
         if units is None:
             return super().gathered(clients, parts, draws)
         tally = self.added(self.exact_words(parts), draws.device)
-        noise = secure_sketch.rounded_normals(
-            one_key(draws), 0, units.repeat_interleave(self.columns)
-        )
+        entries = units.repeat_interleave(self.columns)
+        noise = secure_sketch.rounded_normals(one_key(draws), 0, entries)
         sums = tally["words"]
         sums += noise.view_as(sums).to(sums.dtype)
         return tally
 
     def noise_of(self, words: Tensor, shape: tuple[int, ...], draws: Draws) -> Tensor:
-        """As one number, however many words. Raises ValueError where the grid is too coarse for
-        that.
-        """
+        """As one number, however many words. Raises ValueError where the grid is too coarse."""
         units = self._together(words.to(draws.device))
         if units is None:
             raise ValueError(
-                f"fraction_bits = {self.ring.fraction_bits} make the grid too coarse for sums drawn at once; take "
-                "more of them, or collect"
+                f"fraction_bits = {self.ring.fraction_bits} make the grid too coarse for sums drawn "
+                "at once; take more of them, or collect"
             )
         return (draws.normal(shape) * units[..., None]).round_().long()
 
     def _together(self, words: Tensor) -> Tensor | None:
-        """Deviation of the noise in sums of so many words, in grid units, as of one rounded normal:
-        like ``words``.
+        """Deviation of one rounded normal like the noise in sums of so many words, in grid units.
 
         A sum of c rounded normals is, up to 1e-3/(c sigma^4) in total variation
         (sigma in grid units), the rounded normal of the same variance c sigma^2 + (c - 1)/12. None

@@ -1,4 +1,8 @@
-"""A secure sketch without delta: integers whose sums carry discrete Laplace noise."""
+"""A secure sketch without delta: integers whose sums carry discrete Laplace noise.
+
+Notation: f: fraction bits; q: a client's integers; h: the fewest honest pairs in a used row; s:
+copies; D: the largest l_1 distance of two clients' integers; a = e^(-epsilon/(s D)).
+"""
 
 import math
 from dataclasses import dataclass
@@ -17,25 +21,33 @@ from torchdp.protocol.interval import laplace_stretch
 from torchdp.secure.ring import Ring
 from torchdp.secure.sums import SLACK, SecureSums, Words
 
-EXPONENT = 52.7  # there is room for noise but for 2 e^-52.7 = 2.6e-23 of the mass
+# there is space for noise but for 2 e^-52.7 = 2.6e-23 of the mass
+EXPONENT = 52.7
+# e^epsilon is a float
 MOST_EPSILON = 700.0
+# of a delta, above what rounding in its formula takes away
+ROUNDED_UP = 1e-6
 
 
 @dataclass(frozen=True, eq=False)
 class PureSecureSketch(SecureSums):
-    """Y = s^-1/2 (S A + discrete Laplace noise) by servers that see only shares:
-    :class:`SecureSketch` with delta = 0.
+    """Y = s^-1/2 (S A + discrete Laplace noise): :class:`SecureSketch` with delta = 0.
 
     Client i adds to its integers q = trunc(a_i 2^f), for each copy, fresh noise NB(1/h, a) -
     NB(1/h, a) in each column, a = e^(-epsilon/(s D)), D the largest l_1 distance of two clients'
-    integers: h of them make P(z) = (1 - a)/ (1 + a) a^|z|. h: the fewest honest pairs in any used
-    row; rows with more have more noise. Sums are modulo 2^bits.
+    integers: h of them make P(z) = (1 - a)/ (1 + a) a^|z|. Rows with more than h honest pairs have
+    more noise. Sums are modulo 2^bits.
 
-    bound: B_1, the largest l_1 norm of a row; D is then 2 floor(B_1 2^f). sensitivity: the largest
-    l_1 distance of two rows that clients may hold, 2 B_1 where None; truncation adds less than a
-    unit in each column. sketch, columns, servers, coalition, bits, fraction_bits, entry: as in
-    ``SecureSketch``. One copy is best: noise grows with s. Raises ValueError, TypeError before
-    anything is drawn.
+    Args:
+        sketch: as in ``SecureSketch``, and all that is not named here. One copy is best: noise
+            grows with s.
+        columns: d.
+        bound: B_1, the largest l_1 norm of a row; D is then 2 floor(B_1 2^f).
+        epsilon: at most 700.
+        sensitivity: the largest l_1 distance of two rows that clients may hold, 2 B_1 where None;
+            truncation adds less than a unit in each column.
+
+    Raises ValueError, TypeError before anything is drawn.
 
     Guarantees: epsilon-DP, one client's row replaced by any other within the bounds, against the
     same coalitions as
@@ -65,24 +77,24 @@ class PureSecureSketch(SecureSums):
     @cached_property
     def part(self) -> float:
         """1/h, the part of a discrete Laplace variable in each word; rounded up."""
-        return math.nextafter(1 / (self._used[0] - self.coalition.missing), 1.0)
+        h = self._used[0] - self.coalition.missing
+        return math.nextafter(1 / h, 1.0)
 
     def distance(self, ring: Ring) -> int:
-        """D, the largest l_1 distance of two rows that ``rows`` lets pass, in units of this ring;
-        at least 1.
-        """
-        full = 2 * self._longest(ring)
+        """D, the largest l_1 distance of rows that ``rows`` lets pass, in units; at least 1."""
+        D = 2 * self._longest(ring)
         if self.sensitivity is not None:
-            apart = Fraction(self.sensitivity) * Fraction(1 + 2 * SLACK) * 2**ring.fraction_bits
-            full = min(full, math.ceil(apart + self.columns) - 1)
-        return max(1, full)
+            stated = Fraction(self.sensitivity) * Fraction(1 + 2 * SLACK) * 2**ring.fraction_bits
+            # truncation moves each column by less than a unit
+            D = min(D, math.ceil(stated + self.columns) - 1)
+        return max(1, D)
 
     @property
     def variance(self) -> Tensor:
-        """4^-f/(2 h sinh^2(rate/2)), alike in all rows."""
-        each = laplace.variance(self.rate) * self.part / self.ring.scale**2
+        """4^-f/(2 h sinh^2(rate/2)), the same in all rows."""
+        variance = laplace.variance(self.rate) * self.part / self.ring.scale**2
         return torch.full(
-            (self.sketch.height,), each, dtype=torch.float64, device=self.sketch.device
+            (self.sketch.height,), variance, dtype=torch.float64, device=self.sketch.device
         )
 
     def stretch(self, level: float) -> float:
@@ -97,21 +109,27 @@ class PureSecureSketch(SecureSums):
     def variation(self) -> float:
         """Above the total variation distance of all clients' noise from its distribution."""
         pairs = self.sketch.clients * self.sketch.copies * self.columns
-        return laplace.variation(
-            self.sketch.clients, pairs * laplace.mean_clusters(self.part, self.rate)
-        )
+        clusters = pairs * laplace.mean_clusters(self.part, self.rate)
+        return laplace.variation(self.sketch.clients, clusters)
 
     @property
     def guarantee(self) -> Guarantee:
         theorem = "Theorem 4.8; Ghosh, Roughgarden, Sundararajan (2012)"
-        source = self._source(theorem, "apart in l_1")
-        neighbours = Neighbours.REPLACE_ONE
-        pure = Guarantee(self.epsilon, 0.0, Model.LINEAR_TRANSFORM, neighbours, False, source)
+        pure = Guarantee(
+            self.epsilon,
+            0.0,
+            Model.LINEAR_TRANSFORM,
+            Neighbours.REPLACE_ONE,
+            False,
+            self._source(theorem, "apart in l_1"),
+        )
         cost = (1 + math.exp(self.epsilon)) * self.variation
-        return pure.rounded(self.variation, cost * (1 + 1e-6)) if cost < 0.5 else pure
+        # half of the mass and more is no guarantee
+        return pure.rounded(self.variation, cost * (1 + ROUNDED_UP)) if cost < 0.5 else pure
 
     def randomize_unchecked(self, x: Tensor, draws: Draws, first: int = 0) -> Words:
-        shape, ring = (self.sketch.copies, len(x), self.columns), self.ring
+        ring = self.ring
+        shape = (self.sketch.copies, len(x), self.columns)
         noise = torch.zeros(math.prod(shape), dtype=torch.int64, device=x.device)
         words = laplace.add_shares(noise, self.part, self.rate, draws).view(shape)
         words += ring.to_words(x).long()
@@ -119,8 +137,8 @@ class PureSecureSketch(SecureSums):
         return Words(first, words.mul_(signs[..., None]).to(ring.dtype))
 
     def noise_of(self, words: Tensor, shape: tuple[int, ...], draws: Draws) -> Tensor:
-        shares = (words.to(draws.device).double() * self.part)[..., None].expand(shape)
-        return laplace.sample_sums(shares, self.rate, draws)
+        shares = words.to(draws.device).double() * self.part
+        return laplace.sample_sums(shares[..., None].expand(shape), self.rate, draws)
 
     def _longest(self, ring: Ring) -> int:
         """The largest l_1 norm of a client's integers."""
@@ -128,15 +146,17 @@ class PureSecureSketch(SecureSums):
 
     def _check_rows(self, rows: Tensor, one: Tensor) -> None:
         super()._check_rows(rows, one)
-        if bool((self.ring.to_words(rows).long().abs().sum(1) > self._longest(self.ring)).any()):
+        # exact, where float norms are rounded
+        norms = self.ring.to_words(rows).long().abs().sum(1)
+        if bool((norms > self._longest(self.ring)).any()):
             raise ValueError(
                 f"x holds a row of l_1 norm above bound = {self.bound}; clip rows, in float64"
             )
 
     def _rate(self, ring: Ring) -> float:
-        return math.nextafter(
-            float(Fraction(self.epsilon) / (self.sketch.copies * self.distance(ring))), 0.0
-        )
+        """log(1/a) = epsilon/(s D), rounded down: more noise."""
+        exact = Fraction(self.epsilon) / (self.sketch.copies * self.distance(ring))
+        return math.nextafter(float(exact), 0.0)
 
     def _farthest(self, ring: Ring) -> float:
         rate = self._rate(ring)

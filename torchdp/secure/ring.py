@@ -19,9 +19,13 @@ TAIL = 10.0
 class Ring:
     """Integers modulo 2^bits, in two's complement; the number x is the integer x 2^fraction_bits.
 
-    bits: 32 or 64, torch's int32 and int64, whose sums and differences wrap around. fraction_bits:
-    f in [0, bits - 2]; one unit of the integers is 2^-f. Sums are exact, so their order does not
-    matter. Raises ValueError.
+    Sums are exact, so their order does not matter.
+
+    Args:
+        bits: 32 or 64, torch's int32 and int64, whose sums and differences wrap around.
+        fraction_bits: f in [0, bits - 2]; one unit of the integers is 2^-f.
+
+    Raises ValueError.
     """
 
     bits: int
@@ -48,12 +52,13 @@ class Ring:
         Raises ValueError for entries that are not finite or do not fit, TypeError.
         """
         scaled = checks.real("values", values).double() * self.scale
-        low, high = scaled.detach().aminmax() if scaled.numel() else (scaled.new_zeros(()),) * 2
-        # NaN is neither
-        if not (float(high) < 2.0 ** (self.bits - 1) and float(low) > -(2.0 ** (self.bits - 1))):
+        largest = 2.0 ** (self.bits - 1)
+        # NaN is not
+        if not bool((scaled.detach().abs() < largest).all()):
             raise ValueError(
-                f"values must be finite and fit {self.bits} bits with {self.fraction_bits} fraction bits: "
-                f"below 2^{self.bits - 1 - self.fraction_bits} in size; remove NaN, or use fewer fraction bits"
+                f"values must be finite and fit {self.bits} bits with {self.fraction_bits} "
+                f"fraction bits: below 2^{self.bits - 1 - self.fraction_bits} in size; "
+                "remove NaN, or use fewer fraction bits"
             )
         return scaled.to(torch.int64).to(self.dtype)  # toward zero
 
@@ -69,8 +74,11 @@ class Ring:
 def farthest_sum(count: int, entry: float, sigma: float, unit: float = 0.0) -> float:
     """How far from 0 a sum gets: c (entry + unit/2) + 10 sqrt(c) sigma.
 
-    count: numbers added up. entry: the largest |number|. sigma: standard deviation of the Gaussian
-    noise in each. unit: the grid on which noise is rounded, 2^-f.
+    Args:
+        count: c, numbers added up.
+        entry: the largest |number|.
+        sigma: standard deviation of the Gaussian noise in each.
+        unit: the grid on which noise is rounded, 2^-f.
     """
     return count * (entry + unit / 2) + TAIL * math.sqrt(count) * sigma
 
@@ -92,6 +100,7 @@ def share(words: Tensor, servers: int, *, noise: Noise | None = None) -> Tensor:
     checks.fits("the shares", checks.integer("servers", servers, 2), words.numel())
     shares = torch.empty((servers, *words.shape), dtype=words.dtype, device=words.device)
     shares[:-1] = masks(shares[:-1].shape, words.dtype, source(noise, words.device))
+    # in place, without a copy of the words
     torch.sub(words, shares[0], out=shares[-1])
     for other in shares[1:-1]:
         shares[-1] -= other
@@ -101,13 +110,16 @@ def share(words: Tensor, servers: int, *, noise: Noise | None = None) -> Tensor:
 def masks(shape: tuple[int, ...], dtype: torch.dtype, draws: Draws) -> Tensor:
     """Words uniform on all 2^bits, int32 or int64; two of 32 bits from each of 64."""
     count = math.prod(shape)
-    words = draws.words((-(-count * dtype.itemsize // 8),))
+    # of 64 bits, rounded up
+    drawn = (count * dtype.itemsize + 7) // 8
+    words = draws.words((drawn,))
     return words.view(dtype)[:count].view(shape)
 
 
 def reconstruct(shares: Tensor) -> Tensor:
-    """The sum of all servers' shares modulo 2^bits: (servers, *shape) -> (*shape). Raises
-    ValueError, TypeError.
+    """The sum of all servers' shares modulo 2^bits: (servers, *shape) -> (*shape).
+
+    Raises ValueError, TypeError.
     """
     if checks.typed("shares", shares, *WORDS.values()).ndim == 0 or len(shares) < 2:
         raise ValueError(

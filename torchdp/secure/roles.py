@@ -40,9 +40,12 @@ from torchdp.secure.servers import Server, client_frames, reveal_frames
 from torchdp.secure.session import ANALYST, Party, Session
 
 SESSION_FILE = "session.json"
-LONGEST = 1e7  # seconds to wait
-PAUSE = 0.1  # seconds between two looks at the folder
-CHUNK = 2**20  # bytes of a file that are read at a time
+# seconds to wait
+LONGEST = 1e7
+# seconds between two looks at the folder
+PAUSE = 0.1
+# bytes of a file that are read at a time
+CHUNK = 2**20
 
 
 def open_session(folder: str | os.PathLike[str], session: Session) -> None:
@@ -68,9 +71,9 @@ def read_session(folder: str | os.PathLike[str]) -> Session:
 
 
 def joined_session(folder: str | os.PathLike[str], key: KeyFile) -> Session:
-    """The session of a folder, if it is the one that this key joined; before, nothing in the file
-    is read.
+    """The session of a folder, if it is the one that this key joined.
 
+    Before that is known, nothing in the file is read.
     Raises OSError; ValueError where the key joined none, or the file has other bytes.
     """
     data = (checks.path("folder", folder) / SESSION_FILE).read_bytes()
@@ -81,13 +84,17 @@ def joined_session(folder: str | os.PathLike[str], key: KeyFile) -> Session:
 def submit(
     folder: str | os.PathLike[str], key: KeyFile, x: Rows, *, noise: Noise | None = None
 ) -> Session:
-    """An organisation's part: round its clients' rows, add their noise, share out, one file of
-    frames a server.
+    """An organisation's part: round its clients' rows, add their noise, share out.
 
-    x: what the question takes, of this organisation's clients in their order. noise: None takes the
-    system's. Called again, as after a kill, it sends the same frames again. Raises ValueError,
-    TypeError before anything is drawn, OSError; FrameError where frames that left already are not
-    there any more: nothing is drawn twice.
+    One file of frames for each server. Called again, as after a kill, it sends the same frames
+    again. Raises ValueError, TypeError before anything is drawn, OSError; FrameError where frames
+    that left already are not there any more: nothing is drawn twice.
+
+    Args:
+        folder: of the session.
+        key: the organisation's.
+        x: what the question takes, of this organisation's clients in their order.
+        noise: None takes the system's.
     """
     session = joined_session(folder, key)
     folder = checks.path("folder", folder)
@@ -146,8 +153,7 @@ def _deliver(path: Path, digest: str) -> None:
 
 
 def serve(folder: str | os.PathLike[str], key: KeyFile, *, wait: float = 0.0) -> Session:
-    """A server's role: receive from organisations, close, agree with the others on who was
-    received, publish the sum.
+    """A server's role: receive, close, agree with the others on who was received, publish the sum.
 
     The doors close when all clients were heard, or after ``wait`` seconds if no more are missing
     than ``coalition.absent``. A file that is damaged, late or of somebody else is named in a
@@ -158,7 +164,8 @@ def serve(folder: str | os.PathLike[str], key: KeyFile, *, wait: float = 0.0) ->
     session = joined_session(folder, key)
     folder = checks.path("folder", folder)
     until = time.monotonic() + checks.within("wait", wait, 0, LONGEST)
-    server, own = session.server(key), session.party(key, session.servers)
+    server = session.server(key)
+    own = session.party(key, session.servers)
     sum_file = folder / f"{own.name}.{ANALYST}.sum"
     out = key.done("sum")
     if out is None:
@@ -166,9 +173,8 @@ def serve(folder: str | os.PathLike[str], key: KeyFile, *, wait: float = 0.0) ->
         for k, other in enumerate(session.servers):
             if other != own:
                 put(folder / f"{own.name}.{other.name}.roll", server.roll_call(k))
-        rolls = [
-            folder / f"{other.name}.{own.name}.roll" for other in session.servers if other != own
-        ]
+        others = [other for other in session.servers if other != own]
+        rolls = [folder / f"{other.name}.{own.name}.roll" for other in others]
         for data in _arrived(rolls, until):
             server.agree(data)
         out = key.once("sum", server.publish)
@@ -187,41 +193,49 @@ def _close(
                 f"{path.name} is refused: no organisation of this session has this name",
                 stacklevel=3,
             )
-    closed, heard = key.done("heard"), {party.name: 0 for party in files}
-    while closed is None:
+    closed = key.done("heard")
+    if closed is not None:
+        # by a process before this one
+        _hear_again(folder, server, closed)
+        return
+    received = {party.name: 0 for party in files}
+    while True:
         for party, path in files.items():
-            heard[party.name] = _hear(path, server, heard[party.name])
+            received[party.name] = _hear(path, server, received[party.name])
         missing = [party.name for party in files if not _whole(session, server, party)]
-        if missing and time.monotonic() < until:
-            time.sleep(PAUSE)
-            continue
-        gone = int((~server.seen).sum())
-        if gone > session.sums.coalition.absent:
-            raise TimeoutError(
-                f"{gone} clients of {', '.join(missing)} are missing, absent = {session.sums.coalition.absent} may be; "
-                "nothing was closed: call again when their files are there"
-            )
-        counted = {
-            path.name: [heard[p.name], _digest(path, heard[p.name])] for p, path in files.items()
-        }
-        closed = key.once("heard", json.dumps(counted).encode)
-        if closed == json.dumps(counted).encode():
-            return
+        if not missing or time.monotonic() >= until:
+            break
+        time.sleep(PAUSE)
+    gone = int((~server.seen).sum())
+    if gone > session.sums.coalition.absent:
+        raise TimeoutError(
+            f"{gone} clients of {', '.join(missing)} are missing, "
+            f"absent = {session.sums.coalition.absent} may be; "
+            "nothing was closed: call again when their files are there"
+        )
+    counted = {}
+    for party, path in files.items():
+        size = received[party.name]
+        counted[path.name] = [size, _digest(path, size)]
+    data = json.dumps(counted).encode()
+    if key.once("heard", lambda: data) != data:
         raise FrameError("another process of this server closed its doors meanwhile; call again")
-    for name, (size, digest) in json.loads(closed).items():  # closed by a process before this one
+
+
+def _hear_again(folder: Path, server: Server, closed: bytes) -> None:
+    """Count the frames that were counted when the doors closed. Raises FrameError."""
+    for name, (size, digest) in json.loads(closed).items():
         path = folder / name
         if size and (not path.exists() or _digest(path, size) != digest):
             raise FrameError(f"{name} was counted and is gone or changed: start a new session")
         if path.exists() and path.stat().st_size > size:
-            warnings.warn(f"{name} is refused: it came after the doors were closed", stacklevel=3)
+            warnings.warn(f"{name} is refused: it came after the doors were closed", stacklevel=4)
         for frame in _frames(path, 0, size):
             server.receive(frame)
 
 
 def _hear(path: Path, server: Server, start: int) -> int:
-    """Count the frames of a file from there on; returns where the first that is not counted
-    begins.
-    """
+    """Count the frames of a file from there on; returns where the first uncounted one begins."""
     size = path.stat().st_size if path.exists() else 0
     try:
         for frame in _frames(path, start, size):

@@ -53,16 +53,20 @@ class Links:
 
 
 class Server:
-    """One of the servers of ``SecureSums``: adds up the shares it is sent, and publishes their sums
-    once.
+    """One of the servers of ``SecureSums``: adds up shares, and publishes their sums once.
 
-    protocol: public. session: 16 bytes that name this run, new for each. number: k in [0, S).
-    links: its keys. It opens frames of the clients whom it enrolled, and of nobody else. Every
+    It opens frames of the clients whom it enrolled, and of nobody else. Every
     frame is verified before it changes anything; a frame that was changed, repeated, or meant for
     another place raises FrameError. That it publishes once is kept by this object alone; ``serve``
     keeps it on the disk. Memory: the sums, (m, d), and 17 bytes a client where nobody may drop out
     (``coalition.absent`` = 0); elsewhere also each word that arrives, because one who did not reach
     another server has to be taken out again.
+
+    Args:
+        protocol: public.
+        session: 16 bytes that name this run, new for each.
+        number: k in [0, S).
+        links: its keys.
     """
 
     def __init__(self, protocol: SecureSums, session: bytes, number: int, links: Links) -> None:
@@ -73,16 +77,20 @@ class Server:
         self.session = _session(session)
         self.number = number
         self._links = links
-        sketch, dtype = protocol.sketch, protocol.ring.dtype
+        sketch = protocol.sketch
+        dtype = protocol.ring.dtype
         self._sums = torch.zeros(protocol.layout["words"][0], dtype=dtype)
         kept = sketch.clients if protocol.coalition.absent else 0
         self._words = torch.empty(protocol.sketch.copies, kept, protocol.columns, dtype=dtype)
         self._seen = torch.zeros(sketch.clients, dtype=torch.bool)
         # first and count of those who share a client's key
         self._groups = np.zeros((sketch.clients, 2), np.int64)
-        self._keys: dict[int, bytes] = {}  # of a group, by its first client
+        # of a group, by its first client
+        self._keys: dict[int, bytes] = {}
+        # the clients of the other servers, by the server's number
         self._rolls: dict[int, Tensor] = {}
-        self._closed = self._published = False
+        self._closed = False
+        self._published = False
 
     @property
     def seen(self) -> Tensor:
@@ -90,8 +98,7 @@ class Server:
         return self._seen.clone()
 
     def issue(self, first: int, count: int = 1) -> bytes:
-        """A new key of clients first, ..., first + count - 1 to this server, for them alone,
-        enrolled.
+        """A new key of clients first, ..., first + count - 1 to this server, enrolled.
 
         Raises TypeError, ValueError, as ``enrol``.
         """
@@ -100,8 +107,7 @@ class Server:
         return key
 
     def enrol(self, first: int, count: int, key: bytes) -> None:
-        """Let clients first, ..., first + count - 1 speak by a key that they and this server agreed
-        upon.
+        """Let clients first, ..., first + count - 1 speak by a key that was agreed upon.
 
         Whoever holds it speaks for all of them. Raises TypeError, ValueError; ValueError too where
         one of them has a key already.
@@ -110,7 +116,8 @@ class Server:
         count = checks.integer("count", count, 1, len(self._groups) - first)
         if self._groups[first : first + count, 1].any():
             raise ValueError(
-                f"first = {first}, count = {count}: one of these clients has a key already; each group gets one, once"
+                f"first = {first}, count = {count}: one of these clients has a key already; "
+                "each group gets one, once"
             )
         self._keys[first] = checked_key("key", key)
         self._groups[first : first + count] = first, count
@@ -140,20 +147,17 @@ class Server:
         self._seen[part] = True
 
     def roll_call(self, other: int) -> bytes:
-        """The frame that tells another server which clients are here; from now on no more are let
-        in.
-        """
+        """The frame that tells another server which clients are here; no more are let in."""
         self._closed = True
         header = roll_header(self.protocol, self.session, self.number, other)
-        return seal(
-            self._links[f"server {other}"], header, pack_set(self._seen, self.protocol.bits)
-        )
+        roll = pack_set(self._seen, self.protocol.bits)
+        return seal(self._links[f"server {other}"], header, roll)
 
     def agree(self, frame: bytes) -> None:
-        """Take another server's roll call: a client whom either lacks is left out. Raises
-        FrameError.
+        """Take another server's roll call: a client whom either lacks is left out.
 
-        This server may still be hearing clients; its own roll call closes the doors.
+        This server may still be hearing clients; its own roll call closes the doors. Raises
+        FrameError.
         """
         other = header_of(frame).sender
         expected = roll_header(self.protocol, self.session, other, self.number)
@@ -163,8 +167,7 @@ class Server:
         self._rolls[other] = unpack_set(roll, len(self._seen))
 
     def publish(self) -> bytes:
-        """The frame with the (m, d) sums of the clients whom every server heard, for the analyst;
-        once.
+        """The frame with the (m, d) sums of the clients whom every server heard, once.
 
         Refuses (FrameError) until every other server's roll call is in and its own is made, a
         second time (the difference of two sums would be somebody's data), and where too many
@@ -184,15 +187,16 @@ class Server:
         most = self.protocol.coalition.absent
         if missing > most:
             raise FrameError(
-                f"{missing} of {len(agreed)} clients did not reach every server, the noise lets absent = {most} drop "
-                "out: nothing is released; start a new session with those who are there"
+                f"{missing} of {len(agreed)} clients did not reach every server, the noise lets "
+                f"absent = {most} drop out: nothing is released; start a new session with those "
+                "who are there"
             )
         self._published = True
         gone = self._seen & ~agreed
         if gone.any():
             self.protocol.place(self._sums, gone, -self._words[:, gone])
-        named, heard = set_digest(self.session, agreed), int(agreed.sum())
-        header = sum_header(self.protocol, self.session, self.number, named, heard)
+        name = set_digest(self.session, agreed)
+        header = sum_header(self.protocol, self.session, self.number, name, int(agreed.sum()))
         return seal(self._links["analyst"], header, self._sums[None])
 
 
@@ -203,7 +207,8 @@ def reveal_frames(
     checks.instance("protocol", protocol, SecureSums)
     checks.instance("links", links, Links)
     sums: dict[int, Tensor] = {}
-    agreed: tuple[bytes, int] | None = None  # the name of the set of clients, and how many they are
+    # the name of the set of clients, and how many they are
+    agreed: tuple[bytes, int] | None = None
     for frame in checks.instance("frames", frames, (Sequence, Iterator)):
         claim = header_of(frame)
         expected = sum_header(protocol, _session(session), claim.sender, claim.agreed, claim.first)
@@ -212,22 +217,34 @@ def reveal_frames(
             raise FrameError(f"server {claim.sender} is here twice")
         if agreed not in (None, (claim.agreed, claim.first)):
             raise FrameError("the servers did not add up the same clients")
-        agreed, sums[claim.sender] = (claim.agreed, claim.first), words[0]
+        agreed = (claim.agreed, claim.first)
+        sums[claim.sender] = words[0]
     if agreed is None or len(sums) != protocol.servers:
         raise FrameError(
-            f"{len(sums)} of {protocol.servers} servers' sums are here; their total means nothing without the rest"
+            f"{len(sums)} of {protocol.servers} servers' sums are here; their total means nothing "
+            "without the rest"
         )
-    total = reconstruct(torch.stack(list(sums.values()))).to(protocol.sketch.device)
-    return protocol.analyse(Tally(agreed[1], {"words": total}))
+    total = reconstruct(torch.stack(list(sums.values())))
+    clients = agreed[1]
+    return protocol.analyse(Tally(clients, {"words": total.to(protocol.sketch.device)}))
 
 
 def message_header(
     protocol: SecureSums, session: bytes, server: int, first: int, count: int
 ) -> Header:
     """The header of the shares of clients first, ..., first + count - 1 for one server."""
-    copies, columns = protocol.sketch.copies, protocol.columns
-    kind = Kind.MESSAGE
-    return Header(session, NO_SET, kind, protocol.bits, 0, server, copies, columns, first, count)
+    return Header(
+        session,
+        NO_SET,
+        Kind.MESSAGE,
+        protocol.bits,
+        sender=0,
+        receiver=server,
+        copies=protocol.sketch.copies,
+        columns=protocol.columns,
+        first=first,
+        count=count,
+    )
 
 
 def sum_header(
@@ -240,24 +257,30 @@ def sum_header(
 
 def roll_header(protocol: SecureSums, session: bytes, sender: int, receiver: int) -> Header:
     """The header of the roll call that one server sends another."""
-    bits, words = protocol.bits, -(-protocol.sketch.clients // protocol.bits)
+    bits = protocol.bits
+    words = (protocol.sketch.clients + bits - 1) // bits
     return Header(session, NO_SET, Kind.ROLL, bits, sender, receiver, 1, 1, 0, words)
 
 
 def client_frames(
     protocol: SecureSums, session: bytes, shares: Tensor, first: int, keys: list[bytes]
 ) -> list[bytes]:
-    """A frame for each server from clients first, first + 1, ..., by the keys that were issued to
-    them.
+    """A frame for each server from clients first, first + 1, ..., by their keys.
 
-    shares: (S, s, k, d), of k clients. keys: what each server's ``issue`` returned, server 0's
-    first, for a range of clients that holds these. Raises ValueError, TypeError.
+    Args:
+        protocol: public.
+        session: 16 bytes that name this run.
+        shares: (S, s, k, d), of k clients.
+        first: the first of them.
+        keys: what each server's ``issue`` returned, server 0's first, for a range of clients that
+            holds these.
+
+    Raises ValueError, TypeError.
     """
     checks.instance("protocol", protocol, SecureSums)
-    shape = protocol.servers, protocol.sketch.copies, "k", protocol.columns
-    checks.shaped(
-        "shares", checks.dense("shares", shares), *shape, note=", as share returns it", empty=True
-    )
+    shape = (protocol.servers, protocol.sketch.copies, "k", protocol.columns)
+    checks.dense("shares", shares)
+    checks.shaped("shares", shares, *shape, note=", as share returns it", empty=True)
     checks.integer("first", first, 0, protocol.sketch.clients - shares.shape[2])
     keys_given = isinstance(keys, list) and all(isinstance(key, bytes) for key in keys)
     if not keys_given or len(keys) != protocol.servers:

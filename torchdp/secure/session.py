@@ -1,6 +1,4 @@
-"""What the parties of a secure sum agree upon before it begins: the question, who takes part, their
-public keys.
-"""
+"""What the parties of a secure sum agree upon before it begins: the question and who takes part."""
 
 import hashlib
 import json
@@ -19,7 +17,8 @@ from torchdp.secure.shared_sum import SharedSum
 from torchdp.secure.sums import SecureSums
 
 ANALYST = "analyst"
-ROOMS = (  # whose classes a session is made of
+# packages whose classes a session is made of
+ROOMS = (
     "torchdp.density",
     "torchdp.privacy",
     "torchdp.regression",
@@ -30,10 +29,14 @@ ROOMS = (  # whose classes a session is made of
 
 @dataclass(frozen=True)
 class Party:
-    """One who takes part: its name, its X25519 public key, for how many clients it speaks
-    (servers, analyst: 0).
+    """One who takes part.
 
-    public: 64 hexadecimal digits, as ``KeyFile.public``. Raises ValueError, TypeError.
+    Args:
+        name: as files are called.
+        public: its X25519 public key, 64 hexadecimal digits, as ``KeyFile.public``.
+        clients: for how many it speaks; servers, analyst: 0.
+
+    Raises ValueError, TypeError.
     """
 
     name: str
@@ -51,8 +54,7 @@ class Party:
 
 @dataclass(frozen=True, eq=False)
 class Session(Brief):
-    """One release: the question, and who plays which role. Everything in it is public, and all
-    parties hold it alike.
+    """One release: the question, and who plays which role; public, and the same for all parties.
 
     An organisation knows the noise of all its clients. So that the others are hidden from it, a
     question whose ``corrupt`` is None counts as many corrupt clients as the largest has: the
@@ -101,8 +103,9 @@ class Session(Brief):
             question = self.question.against(self._largest)
         except ValueError as error:
             raise ValueError(
-                f"question counts the {self._largest} clients of the largest organisation as corrupt, which leaves too "
-                f"few; state corrupt, 0 where organisations may know more of each other: {error}"
+                f"question counts the {self._largest} clients of the largest organisation as "
+                "corrupt, which leaves too few; state corrupt, 0 where organisations may know more "
+                f"of each other: {error}"
             ) from None
         object.__setattr__(self, "question", question)
 
@@ -118,15 +121,14 @@ class Session(Brief):
 
     @property
     def exposed(self) -> str | None:
-        """Why the guarantee does not hold against the largest organisation; None where the question
-        counts it.
-        """
+        """Why the guarantee does not hold against the largest organisation; None where it does."""
         counted = self.sums.coalition.corrupt or 0
         if counted >= self._largest:
             return None
         return (
-            f"an organisation knows the noise of its {self._largest} clients, corrupt = {counted}: the guarantee does "
-            "not hold against it; make the question without corrupt, which counts them"
+            f"an organisation knows the noise of its {self._largest} clients, corrupt = {counted}: "
+            "the guarantee does not hold against it; make the question without corrupt, which "
+            "counts them"
         )
 
     @cached_property
@@ -142,7 +144,8 @@ class Session(Brief):
     @property
     def fingerprint(self) -> str:
         """What the parties compare by another channel than that by which the file came."""
-        return "-".join(self.digest.hex()[i : i + 4] for i in range(0, 64, 4))
+        digits = self.digest.hex()
+        return "-".join(digits[i : i + 4] for i in range(0, len(digits), 4))
 
     @property
     def name(self) -> bytes:
@@ -151,9 +154,8 @@ class Session(Brief):
 
     def first(self, organisation: Party) -> int:
         """The number of an organisation's first client."""
-        return sum(
-            party.clients for party in self.organisations[: self.organisations.index(organisation)]
-        )
+        before = self.organisations[: self.organisations.index(organisation)]
+        return sum(party.clients for party in before)
 
     def party(self, key: KeyFile, among: tuple[Party, ...]) -> Party:
         """Whose key this is. Raises ValueError where none of these has it."""
@@ -164,8 +166,9 @@ class Session(Brief):
         raise ValueError(f"{key.path} is not the key of {names} in this session")
 
     def client_keys(self, key: KeyFile) -> list[bytes]:
-        """An organisation's keys, one for each server, as ``client_frames`` takes them. Raises
-        ValueError.
+        """An organisation's keys, one for each server, as ``client_frames`` takes them.
+
+        Raises ValueError.
         """
         self.party(key, self.organisations)
         return [self._link(key, server) for server in self.servers]
@@ -199,12 +202,12 @@ class Session(Brief):
     def from_bytes(data: bytes) -> "Session":
         """What ``to_bytes`` wrote. Raises FrameError for anything else."""
         try:
-            found = checks.instance(
-                "session", made(json.loads(data), Session, rooms=ROOMS), Session
-            )
-            if found.to_bytes() == data:
-                return found
-            raise ValueError("a session has other bytes")
+            session = made(json.loads(data), Session, rooms=ROOMS)
+            checks.instance("session", session, Session)
+            # what is accepted is what everybody's digest is of
+            if session.to_bytes() != data:
+                raise ValueError("a session has other bytes")
+            return session
         except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
             raise FrameError(
                 f"this is no session of this version of torchdp, or was changed: {error}"

@@ -1,6 +1,4 @@
-"""Sums of what clients show, each with a part of the noise, in integers: central accuracy without a
-curator.
-"""
+"""Sums of what clients show, each with a part of the noise, in integers: no curator is trusted."""
 
 from abc import abstractmethod
 from dataclasses import dataclass, replace
@@ -25,8 +23,7 @@ from torchdp.sketching.constructions import ones
 
 @dataclass(frozen=True)
 class Shown:
-    """What a client shows: how many numbers, of what size, and how far the value of one client
-    moves them.
+    """What a client shows: how many numbers, of what size, and how far one client moves them.
 
     Args:
         words: numbers.
@@ -57,8 +54,8 @@ class Shown:
         coalition = AdaptiveCoalition(corrupt, absent)
         if coalition.missing >= checks.integer("clients", clients, 1):
             raise ValueError(
-                f"corrupt + absent = {coalition.missing} must be less than the {clients} clients: somebody's "
-                "noise has to count"
+                f"corrupt + absent = {coalition.missing} must be less than the {clients} clients: "
+                "somebody's noise has to count"
             )
         sketch = ones(clients)
         given: dict[str, Any] = {"coalition": coalition, "entry": self.entry}
@@ -103,14 +100,13 @@ class SharedSum(Relay[S, Words, SecureSums]):
 
     @abstractmethod
     def client_input(self, x: Tensor) -> Tensor:
-        """What these clients show, neither rounded nor with noise: (n, words), float64;
-        unchecked.
-        """
+        """What these clients show, neither rounded nor with noise: (n, words); unchecked."""
 
     @abstractmethod
     def total(self, summary: S) -> tuple[Tensor, Users]:
-        """The sum of what these clients show, (*batch, words), and how many they are. Raises
-        TypeError, ValueError.
+        """The sum of what these clients show, (*batch, words), and how many they are.
+
+        Raises TypeError, ValueError.
         """
 
     @cached_property
@@ -131,22 +127,28 @@ class SharedSum(Relay[S, Words, SecureSums]):
         return float(self.client.row_variance.sqrt())
 
     def against(self, corrupt: int) -> "SharedSum[S]":
-        """This protocol with so many corrupt clients, where it leaves open how many. Raises
-        ValueError.
+        """This protocol with so many corrupt clients, where it leaves open how many.
+
+        Raises ValueError.
         """
-        return self if self.corrupt is not None else replace(cast(Any, self), corrupt=corrupt)
+        if self.corrupt is not None:
+            return self
+        return replace(cast(Any, self), corrupt=corrupt)
 
     def secure_sum(self, servers: int = 2) -> SecureSums:
-        """``client`` by so many servers; its x is ``rows(x)`` of all clients. Raises TypeError,
-        ValueError.
+        """``client`` by so many servers; its x is ``rows(x)`` of all clients.
+
+        Raises TypeError, ValueError.
         """
         return self.client.secure_sum(servers)
 
     def rows(self, x: Rows) -> Tensor:
-        """What some clients, who hold x, bring into ``secure_sum``: (k, words). Raises TypeError,
-        ValueError.
+        """What some clients, who hold x, bring into ``secure_sum``: (k, words).
+
+        Raises TypeError, ValueError.
         """
-        return self.client_input(self.validate(rows_of(x, self.held)).detach())
+        held = self.validate(rows_of(x, self.held))
+        return self.client_input(held.detach())
 
     def few(self, x: Tensor) -> Tensor:
         """x, if it is of at most as many clients as there are. Raises ValueError."""
@@ -155,15 +157,15 @@ class SharedSum(Relay[S, Words, SecureSums]):
         return x
 
     def randomize(self, x: Rows, *, first: int = 0, noise: Noise | None = None) -> Words:
-        """What clients first, first + 1, ... who hold x share out. Raises ValueError, TypeError
-        before any draw.
+        """What clients first, first + 1, ... who hold x share out.
+
+        Raises ValueError, TypeError before any draw.
         """
         return self.client.speak(self.rows(x), first, noise)
 
     def collect_unchecked(self, x: Tensor, draws: Draws) -> Tally:
-        return self.client.gathered(
-            len(x), map(self.client_input, x.split(self.client.at_once)), draws
-        )
+        rows = map(self.client_input, x.split(self.client.at_once))
+        return self.client.gathered(len(x), rows, draws)
 
     def collect_groups(self, x: Tensor, groups: Tensor, size: int, draws: Draws) -> Tally:
         return Protocol.collect_groups(self, x, groups, size, draws)  # one sum after the other
@@ -174,7 +176,8 @@ class SharedSum(Relay[S, Words, SecureSums]):
 
     def sample_unchecked(self, summary: S, draws: Simulated, shape: tuple[int, ...]) -> Tally:
         total, n = self.total(summary)
-        whole = (total.double() * self.client.ring.scale).round().long()[..., None, :]
+        exact = (total.double() * self.client.ring.scale).round().long()
+        whole = exact[..., None, :]  # the sketch of a plain sum has one row
         noise = self.client.noise_of(tensor_of(n)[..., None], (*shape, *whole.shape), draws)
         return Tally(n, {"words": whole + noise})
 
@@ -183,25 +186,23 @@ class SharedSum(Relay[S, Words, SecureSums]):
         return self.released(self.client.analyse(tally))
 
     def released(self, found: Estimate) -> Estimate:
-        """This protocol's estimate from that of its ``secure_sum``: ``analyse`` of the same
-        words.
-        """
+        """This protocol's estimate from that of its ``secure_sum``: ``analyse`` of its words."""
         value = self.value(found.value[..., 0, :], found.n)
-        return self.estimated(
-            value, self.variances(found.n).sqrt().to(value).expand_as(value), found.n
-        )
+        errors = self.variances(found.n).sqrt().to(value)
+        return self.estimated(value, errors.expand_as(value), found.n)
 
     def value(self, total: Tensor, n: Users) -> Tensor:
         """The estimate from the noisy sum of what n clients show."""
         return total * self.scales.to(total)
 
     def variances(self, n: Users) -> Tensor:
-        """Of the estimate from n clients: (*batch, *answer), whatever they hold. Raises
-        ValueError.
+        """Of the estimate from n clients, whatever they hold: (*batch, *answer).
+
+        Raises ValueError.
         """
         n = checks.people("n", n, 0, self.clients)
-        each = self.client.variance.to(tensor_of(n).device)
-        return beside(n, 1) * each * self.scales.to(each).square()
+        variance = self.client.variance.to(tensor_of(n).device)
+        return beside(n, 1) * variance * self.scales.to(variance).square()
 
     def estimated(self, value: Tensor, error: Tensor, n: Users) -> Estimate:
         """These numbers as this protocol's kind of estimate."""
@@ -213,5 +214,6 @@ class SharedSum(Relay[S, Words, SecureSums]):
         return self.variances(clients).to(total.device)
 
     def worst_mse(self, n: Users, objective: Objective = Objective.WORST) -> Tensor:
-        each = self.variances(checks.people("n", n, 1))
-        return checks.instance("objective", objective, Objective).of(each, each.ndim - 1)
+        variances = self.variances(checks.people("n", n, 1))
+        checks.instance("objective", objective, Objective)
+        return objective.of(variances, variances.ndim - 1)

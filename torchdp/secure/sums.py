@@ -1,7 +1,9 @@
-"""Sums by secret sharing, whatever their noise: clients share out words, servers add, anyone adds
-up.
+"""Sums by secret sharing, whatever their noise: clients share out words, servers add.
 
 What the parties agree upon are the fields; the ring of the words follows from them.
+
+Notation: A: a row for each of n clients, d columns; S: the sketch, m rows, s copies; f: fraction
+bits; a pair: a client and a copy, which adds the client's row to a row of S A.
 """
 
 import hashlib
@@ -29,11 +31,14 @@ from torchdp.secure.ring import Ring
 from torchdp.sketching.coalition import EVERYBODY, AdaptiveCoalition
 from torchdp.sketching.sketch import Sketch
 
-WASTE = 1.1  # times the least variance: from here on a warning
+# times the least variance: from here on a warning
+WASTE = 1.1
 # of a norm, for rounding in whoever clipped the rows; calibration leaves a hundred times as much
 SLACK = 1e-12
-FIRST_BYTES = 8  # of a client's number
-WORDS_AT_ONCE = 2**18  # of messages: their noise and shares stay in the cache
+# of a client's number
+FIRST_BYTES = 8
+# of messages: their noise and shares stay in the cache
+WORDS_AT_ONCE = 2**18
 # Between these bounds a grid of 64 bits holds the rows.
 LEAST_BOUND = 2.0**-62
 LARGEST_BOUND = 2.0**62
@@ -41,9 +46,7 @@ LARGEST_BOUND = 2.0**62
 
 @dataclass(frozen=True, eq=False)
 class Words(Brief):
-    """What clients first, first + 1, ... share out: (s, k, d). Who sends matters: each has its own
-    column.
-    """
+    """What clients first, first + 1, ... share out: (s, k, d); each has its own column of S."""
 
     first: int
     values: Tensor
@@ -51,8 +54,7 @@ class Words(Brief):
 
 @dataclass(frozen=True, eq=False)
 class SecureSums(MessageProtocol[Tensor, Words]):
-    """Y = s^-1/2 (S A + noise) for n clients who each hold one row of A, computed by servers that
-    see only shares.
+    """Y = s^-1/2 (S A + noise) for n clients with a row of A each, by servers that see only shares.
 
     x: A, a row for each client, in their order. A message is a client's words before it shares them
     out; a tally is their signed total modulo 2^bits, what the servers' sums add up to. Summaries
@@ -90,8 +92,8 @@ class SecureSums(MessageProtocol[Tensor, Words]):
             raise ValueError(f"entry must be at most bound = {self.bound}, not {self.entry}")
         if not LEAST_BOUND <= self.bound <= LARGEST_BOUND:
             raise ValueError(
-                f"bound must lie between 2^-62 and 2^62, not be {self.bound:g}: no grid of 64 bits holds such rows; "
-                "measure them in a unit in which bound is about 1"
+                f"bound must lie between 2^-62 and 2^62, not be {self.bound:g}: no grid of 64 bits "
+                "holds such rows; measure them in a unit in which bound is about 1"
             )
         self._check_grid()
 
@@ -102,13 +104,14 @@ class SecureSums(MessageProtocol[Tensor, Words]):
             value = getattr(self, name)
             if value is not None and value < step:
                 raise ValueError(
-                    f"{name} = {value:g} is below {step:.3g}, the step of {self.ring.fraction_bits} fraction bits: "
+                    f"{name} = {value:g} is below {step:.3g}, the step of "
+                    f"{self.ring.fraction_bits} fraction bits: "
                     f"rounding and its noise swallow the data; {self._finer}"
                 )
         if self.grid_factor > WASTE:
             warnings.warn(
-                f"a grid of {self.ring.fraction_bits} fraction bits in bits = {self.bits} makes the variance of the "
-                f"noise {self.grid_factor:.3g} times the least; {self._finer}",
+                f"a grid of {self.ring.fraction_bits} fraction bits in bits = {self.bits} makes the "
+                f"variance of the noise {self.grid_factor:.3g} times the least; {self._finer}",
                 stacklevel=5,
             )
 
@@ -117,7 +120,8 @@ class SecureSums(MessageProtocol[Tensor, Words]):
         """What makes the grid finer beside the noise."""
         if self.fraction_bits is not None:
             return "take more fraction_bits, or leave them out"
-        return f"{'take bits=64' if self.bits == 32 else 'measure in a smaller unit'}, or state a smaller entry"
+        other = "take bits=64" if self.bits == 32 else "measure in a smaller unit"
+        return f"{other}, or state a smaller entry"
 
     @cached_property
     def honest(self) -> Tensor:
@@ -125,53 +129,46 @@ class SecureSums(MessageProtocol[Tensor, Words]):
         return self.coalition.honest(self.sketch)
 
     @cached_property
-    def _alike(self) -> tuple[list[int], Tensor]:
-        """Each number of pairs that a row holds, and which of them each row has: rows of one number
-        are alike.
-        """
+    def _pairs(self) -> tuple[list[int], Tensor]:
+        """Each number of pairs that a row holds, and which of them each row has."""
         numbers, places = torch.unique(self.sketch.counts().cpu(), return_inverse=True)
         return numbers.tolist(), places
 
     @cached_property
     def _used(self) -> list[int]:
-        """The numbers of pairs of the rows that clients use. Raises ValueError where one may have
-        nobody honest.
+        """The numbers of pairs of the rows that clients use, rising.
+
+        Raises ValueError where one may have nobody honest.
         """
         checks.validated(self, "honest")
-        return [number for number in self._alike[0] if number > 0]
+        return [number for number in self._pairs[0] if number > 0]
 
     def _of_rows(self, values: list[float]) -> Tensor:
         """What each row has, by its number of pairs, 0 where it has none: (m,), float64."""
-        numbers, places = self._alike
+        numbers, places = self._pairs
+        # the number 0, if it is there, is the first
         unused = [0.0] * (len(numbers) - len(values))
-        return torch.tensor([*unused, *values], dtype=torch.float64)[places].to(self.sketch.device)
+        of_numbers = torch.tensor([*unused, *values], dtype=torch.float64)
+        return of_numbers[places].to(self.sketch.device)
 
     @property
     @abstractmethod
     def variance(self) -> Tensor:
-        """Variance of the noise in each word that goes to a row: (m,), float64, in units of the
-        data.
-        """
+        """Variance of the noise in each word that goes to a row, in units of the data: (m,)."""
 
     @property
     def row_variance(self) -> Tensor:
-        """Variance of the noise in an entry of each row, everybody there: c_j ``variance`` / s,
-        (m,), float64.
-        """
+        """Variance of an entry of each row, everybody there: c_j ``variance`` / s, (m,)."""
         return self.sketch.counts() * self.variance / self.sketch.copies
 
     @property
     @abstractmethod
     def grid_factor(self) -> float:
-        """What the grid costs: the noise's variance over that of real numbers, calibrated alike;
-        the worst row's.
-        """
+        """What the grid costs the worst row: its noise's variance over that of real numbers."""
 
     @abstractmethod
     def _farthest(self, ring: Ring) -> float:
-        """How far from 0 a sum gets, with its noise; inf where that can not be drawn on this
-        ring.
-        """
+        """How far from 0 a sum gets with its noise; inf where that can not be drawn."""
 
     @property
     def _largest(self) -> float:
@@ -181,12 +178,12 @@ class SecureSums(MessageProtocol[Tensor, Words]):
     @property
     def _apart(self) -> float:
         """What the distance of two rows does not exceed, as real numbers."""
-        return 2 * self.bound if self.sensitivity is None else min(2 * self.bound, self.sensitivity)
+        if self.sensitivity is None:
+            return 2 * self.bound
+        return min(2 * self.bound, self.sensitivity)
 
     def _source(self, theorems: str, apart: str) -> str:
-        """What the guarantee follows from, and for which clients; apart: the distance of two rows,
-        in words.
-        """
+        """What the guarantee follows from; apart: the distance of two rows, in words."""
         source = f"Burkhardt et al. (2025), {theorems}"
         if self.sensitivity is None:
             return source
@@ -199,30 +196,34 @@ class SecureSums(MessageProtocol[Tensor, Words]):
 
     @cached_property
     def ring(self) -> Ring:
-        """The ring of the words: the finest in which no sum wraps around and noise is drawn without
-        error, unless fraction_bits says otherwise."""
+        """The ring of the words.
+
+        The finest in which no sum wraps around and noise is drawn without error, unless
+        fraction_bits says otherwise.
+        """
         # Each further bit makes all sums about twice as large, in words: those that fit come first.
         finest = bisect_left(range(self.bits - 1), True, key=self._wraps) - 1
         if finest < 0:
             more = "64, " if self.bits == 32 else ""
             raise ValueError(
-                f"bits = {self.bits} hold no row's sum, with its noise, on any grid; take {more}a less extreme bound "
-                f"(now {self.bound:g}), epsilon or delta, or fewer clients"
+                f"bits = {self.bits} hold no row's sum, with its noise, on any grid; take {more}a "
+                f"less extreme bound (now {self.bound:g}), epsilon or delta, or fewer clients"
             )
         if self.fraction_bits is None:
             return Ring(self.bits, finest)
         ring = Ring(self.bits, self.fraction_bits)
         if self.fraction_bits > finest:
             raise ValueError(
-                f"fraction_bits must be at most {finest}, not {self.fraction_bits}: or sums may wrap around, "
-                "or noise be too wide to be rounded without error"
+                f"fraction_bits must be at most {finest}, not {self.fraction_bits}: or sums may "
+                "wrap around, or noise be too wide to be rounded without error"
             )
         return ring
 
     @property
     def payload_bytes(self) -> int:
-        """S (s n d + m d) bits/8: shares to every server, and what each publishes; headers and tags
-        come on top.
+        """S (s n d + m d) bits/8: shares to every server, and what each publishes.
+
+        Headers and tags come on top.
 
         Source: Burkhardt, Keller, Orlandi, Schwiegelshohn (2025), section 6.1: every entry of
         Tables 3 to 5.
@@ -234,19 +235,17 @@ class SecureSums(MessageProtocol[Tensor, Words]):
     def digest(self) -> bytes:
         """32 bytes that name everything the parties must agree upon."""
         public = [getattr(self, field.name) for field in fields(self) if field.name != "sketch"]
-        result = hashlib.sha256(
-            repr((type(self).__name__, public, self.ring, self.sketch.height)).encode()
-        )
+        text = repr((type(self).__name__, public, self.ring, self.sketch.height))
+        result = hashlib.sha256(text.encode())
         for array in (self.sketch.rows, self.sketch.signs):
             result.update(array.cpu().contiguous().numpy().data)
         return result.digest()
 
     def session(self, nonce: bytes) -> bytes:
-        """16 bytes that name one run of this protocol: who has other parameters has another name
-        for it.
+        """16 bytes that name one run of this protocol, and its parameters.
 
-        nonce: 16 bytes or more, public, never used twice, such as os.urandom(32). Raises
-        ValueError.
+        nonce: 16 bytes or more, public, never used twice, such as os.urandom(32).
+        Raises ValueError.
         """
         if not isinstance(nonce, bytes) or len(nonce) < 16:
             raise ValueError("nonce must be at least 16 bytes, such as os.urandom(32)")
@@ -276,8 +275,9 @@ class SecureSums(MessageProtocol[Tensor, Words]):
         return self.servers * self.sketch.copies * self.columns * self.bits
 
     def rows(self, x: Rows) -> Tensor:
-        """x, rows (k, d) of some clients, if they keep within the stated bounds. Raises ValueError,
-        TypeError.
+        """x, rows (k, d) of some clients, if they keep within the stated bounds.
+
+        Raises ValueError, TypeError.
         """
         x = super().validate(rows_of(x, self.held))
         if x.device != self.sketch.device:
@@ -290,7 +290,8 @@ class SecureSums(MessageProtocol[Tensor, Words]):
 
     def _check_rows(self, rows: Tensor, one: Tensor) -> None:
         norms = torch.linalg.vector_norm(rows, self.NORM, 1)
-        if not bool((norms <= self.bound * (1 + SLACK)).all()):  # NaN is not
+        # NaN is not
+        if not bool((norms <= self.bound * (1 + SLACK)).all()):
             checks.floating("x", rows)
             raise ValueError(
                 f"x holds a row of l_{self.NORM} norm above bound = {self.bound}; clip in float64"
@@ -300,16 +301,17 @@ class SecureSums(MessageProtocol[Tensor, Words]):
                 f"x holds an entry above entry = {self.entry} in size; clip them, in float64"
             )
         if self.sensitivity is not None:
-            apart = torch.linalg.vector_norm(rows - one, self.NORM, 1)
-            if bool((apart > self.sensitivity * (1 + SLACK)).any()):
+            distances = torch.linalg.vector_norm(rows - one, self.NORM, 1)
+            if bool((distances > self.sensitivity * (1 + SLACK)).any()):
                 raise ValueError(
-                    f"x holds rows more than sensitivity = {self.sensitivity} apart: the noise would not hide a "
-                    "client who may hold either; state the largest distance"
+                    f"x holds rows more than sensitivity = {self.sensitivity} apart: the noise "
+                    "would not hide a client who may hold either; state the largest distance"
                 )
 
     def validate(self, x: Tensor) -> Tensor:
-        """x, the rows (n, d) of all clients, if they keep within the stated bounds. Raises
-        ValueError, TypeError.
+        """x, the rows (n, d) of all clients, if they keep within the stated bounds.
+
+        Raises ValueError, TypeError.
         """
         x = self.rows(x)
         if len(x) != self.sketch.clients:
@@ -326,29 +328,29 @@ class SecureSums(MessageProtocol[Tensor, Words]):
         """Signed integers of clients 0, 1, ..., without noise."""
         first = 0
         for rows in parts:
-            signs = self.sketch.signs[:, first : first + len(rows), None].to(rows.device)
-            yield Words(first, self.ring.to_words(rows) * signs)
+            signs = self.sketch.signs[:, first : first + len(rows)].to(rows.device)
+            yield Words(first, self.ring.to_words(rows) * signs[..., None])
             first += len(rows)
 
     def validate_summary(self, summary: Tensor) -> Tensor:
-        """``summary``, whole numbers (m, d) that rows within the bounds add up to. Raises
-        TypeError, ValueError.
+        """``summary``, whole numbers (m, d) that rows within the bounds add up to.
+
+        Raises TypeError, ValueError.
         """
-        checks.shaped(
-            "summary", checks.typed("summary", summary, torch.int64), *self.layout["words"][0]
-        )
-        longest = self._largest * (1 + SLACK) * self.ring.scale
-        if bool((summary.double().abs() > (self.sketch.counts() * longest)[:, None]).any()):
+        checks.typed("summary", summary, torch.int64)
+        checks.shaped("summary", summary, *self.layout["words"][0])
+        entry = self._largest * (1 + SLACK) * self.ring.scale
+        largest = self.sketch.counts() * entry
+        if bool((summary.double().abs() > largest[:, None]).any()):
             raise ValueError(
                 "summary holds a sum beyond what its row's clients can hold; make it by summary(x)"
             )
         return summary
 
     def randomize(self, x: Rows, *, first: int = 0, noise: Noise | None = None) -> Words:
-        """What clients first, first + 1, ... with rows x (k, d) share out; a client passes its own
-        row.
+        """What clients first, first + 1, ... with rows x (k, d) share out.
 
-        Raises ValueError, TypeError before any draw.
+        A client passes its own row. Raises ValueError, TypeError before any draw.
         """
         return self.speak(self.rows(x), first, noise)
 
@@ -356,7 +358,8 @@ class SecureSums(MessageProtocol[Tensor, Words]):
         """``randomize`` of rows that are within the bounds. Raises ValueError."""
         if checks.integer("first", first, 0) + len(rows) > self.sketch.clients:
             raise ValueError(
-                f"first = {first} and {len(rows)} rows x go beyond the {self.sketch.clients} clients"
+                f"first = {first} and {len(rows)} rows x go beyond the "
+                f"{self.sketch.clients} clients"
             )
         return self.randomize_unchecked(rows, source(noise, rows.device), first)
 
@@ -365,17 +368,16 @@ class SecureSums(MessageProtocol[Tensor, Words]):
         """``randomize``, unchecked, by any draws."""
 
     def spoken(self, parts: Iterable[Tensor], draws: Draws, first: int = 0) -> Iterator[Words]:
-        """What clients first, ... share out, for each part of their rows; as ``collect`` draws it;
-        unchecked.
-        """
+        """What clients first, ... share out, for each part of their rows; unchecked."""
         for rows in parts:
             yield self.randomize_unchecked(rows, draws, first)
             first += len(rows)
 
     @abstractmethod
     def noise_of(self, words: Tensor, shape: tuple[int, ...], draws: Draws) -> Tensor:
-        """Noise of sums of so many words each, (*batch, m): int64 of this shape,
-        (..., *batch, m, d); unchecked.
+        """Noise of sums, int64 of this shape, (..., *batch, m, d); unchecked.
+
+        words: how many each sum is of, (*batch, m).
         """
 
     def sample_unchecked(self, summary: Tensor, draws: Simulated, shape: tuple[int, ...]) -> Tally:
@@ -383,8 +385,9 @@ class SecureSums(MessageProtocol[Tensor, Words]):
         return Tally(self.sketch.clients, {"words": (summary + noise).to(self.ring.dtype)})
 
     def against(self, corrupt: int) -> "SecureSums":
-        """This protocol with so many corrupt clients, where it leaves open how many. Raises
-        ValueError.
+        """This protocol with so many corrupt clients, where it leaves open how many.
+
+        Raises ValueError.
         """
         if self.coalition.corrupt is not None:
             return self
@@ -392,23 +395,23 @@ class SecureSums(MessageProtocol[Tensor, Words]):
 
     def secure_sum(self, servers: int = 2) -> "SecureSums":
         """This protocol by so many servers. Raises TypeError, ValueError."""
-        same = checks.integer("servers", servers, 2) == self.servers
-        return self if same else replace(self, servers=servers)
+        if checks.integer("servers", servers, 2) == self.servers:
+            return self
+        return replace(self, servers=servers)
 
     def released(self, found: Estimate) -> Estimate:
         """The estimate of ``secure_sum`` is this protocol's."""
         return found
 
     def place(self, sums: Tensor, clients: Tensor | slice, words: Tensor) -> None:
-        """Add these clients' words, or shares of them, (s, k, d), into a server's sums (m, d), in
-        place.
-        """
+        """Add these clients' words, or shares of them, (s, k, d), into sums (m, d), in place."""
         places = self.sketch.rows[:, clients].to(sums.device).flatten()
         secure_sketch.add_rows(sums, places, words.flatten(0, 1))
 
     def added(self, spoken: Iterable[Words], device: torch.device) -> Tally:
         """What all these words add up to; unchecked."""
-        n, sums = 0, torch.zeros(self.layout["words"][0], dtype=self.ring.dtype, device=device)
+        n = 0
+        sums = torch.zeros(self.layout["words"][0], dtype=self.ring.dtype, device=device)
         for words in spoken:
             count = words.values.shape[1]
             self.place(sums, slice(words.first, words.first + count), words.values)
@@ -430,30 +433,29 @@ class SecureSums(MessageProtocol[Tensor, Words]):
         return self.gathered(len(x), x.split(self.at_once), draws)
 
     def gathered(self, clients: int, parts: Iterable[Tensor], draws: Draws) -> Tally:
-        """The tally of clients 0, ..., clients - 1, whose rows come in parts to one process;
-        unchecked.
-        """
+        """The tally of clients 0, 1, ..., whose rows come in parts to one process; unchecked."""
         return self.added(self.spoken(parts, draws), draws.device)
 
     def analyse(self, tally: Tally) -> Estimate:
-        """Y, (m, d), from the total of the servers' sums; its error with every client's noise,
-        heard or not.
+        """Y, (m, d), from the total of the servers' sums.
 
-        Raises TypeError, ValueError where so few were heard that their noise does not suffice for
-        ``guarantee``.
+        Its error is that with every client's noise, heard or not. Raises TypeError, ValueError
+        where so few were heard that their noise does not suffice for ``guarantee``.
         """
-        clients, absent = self.sketch.clients, self.coalition.absent
-        fewest, most = map(int, tensor_of(self.check(tally).n).aminmax())
+        clients = self.sketch.clients
+        absent = self.coalition.absent
+        numbers = tensor_of(self.check(tally).n)
+        fewest = int(numbers.min())
+        most = int(numbers.max())
         if not clients - absent <= fewest <= most <= clients:
             heard = fewest if fewest < clients - absent else most
             raise ValueError(
-                f"tally is of {heard} clients; the noise was calibrated to {clients}, of whom absent = {absent} may "
-                "drop out: start again with those who are there"
+                f"tally is of {heard} clients; the noise was calibrated to {clients}, of whom "
+                f"absent = {absent} may drop out: start again with those who are there"
             )
         value = self.ring.to_reals(tally["words"]) / math.sqrt(self.sketch.copies)
-        return Estimate(
-            value, self.row_variance.sqrt()[:, None].expand_as(value), tally.n, stretch=self.stretch
-        )
+        errors = self.row_variance.sqrt()[:, None]
+        return Estimate(value, errors.expand_as(value), tally.n, stretch=self.stretch)
 
     def stretch(self, level: float) -> float:
         """As in :class:`Estimate`."""
@@ -461,9 +463,8 @@ class SecureSums(MessageProtocol[Tensor, Words]):
 
     def exact(self, summary: Tensor) -> Tensor:
         """S A, (m, d), of rows truncated to the grid."""
-        return self.validate_summary(summary).double() / (
-            self.ring.scale * math.sqrt(self.sketch.copies)
-        )
+        unit = self.ring.scale * math.sqrt(self.sketch.copies)
+        return self.validate_summary(summary).double() / unit
 
     def predicted_mse(self, summary: Tensor) -> Tensor:
         """(m, d); the same for all data."""
@@ -481,14 +482,14 @@ class SecureSums(MessageProtocol[Tensor, Words]):
         return messages.first.to_bytes(FIRST_BYTES, "little") + wire.pack(words, self.bits)
 
     def decode(self, data: bytes) -> Words:
-        each = self.sketch.copies * self.columns * self.bits // 8
+        client_bytes = self.sketch.copies * self.columns * self.bits // 8
         checks.instance("data", data, bytes)
-        clients, rest = divmod(len(data) - FIRST_BYTES, each)
+        clients, rest = divmod(len(data) - FIRST_BYTES, client_bytes)
         first = int.from_bytes(data[:FIRST_BYTES], "little")
         if rest or clients < 1 or first + clients > self.sketch.clients:
             raise ValueError(
-                f"data must hold {FIRST_BYTES} bytes and {each} for each of at most {self.sketch.clients} clients, "
-                f"not {len(data)} bytes from client {first} on"
+                f"data must hold {FIRST_BYTES} bytes and {client_bytes} for each of at most "
+                f"{self.sketch.clients} clients, not {len(data)} bytes from client {first} on"
             )
         words = wire.unpack(data[FIRST_BYTES:], self.bits, 1).to(self.ring.dtype)
         values = words.view(clients, self.sketch.copies, self.columns).transpose(0, 1)
