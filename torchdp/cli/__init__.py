@@ -1,5 +1,13 @@
-"""The command line: ``torchdp estimate``, ``plan``, ``sweep``, ``doctor``. Bad input: a line on
-stderr, exit code 2.
+"""The command line. Bad input: a line on stderr, exit code 2.
+
+Here stand the options alone, so that ``--help`` imports nothing heavy; each command is a function
+of its name. Read on:
+
+- ``table``: a table of users becomes numbers, or bins on public bounds; errors never show a value;
+- ``questions``, ``statistics``: what can be asked, by which protocol, and how it is read;
+- ``estimate``: ``torchdp estimate`` and ``plan``, whose guarantee is that of the chosen protocol;
+- ``sweep``: ``torchdp sweep``, ``report``, ``merge``, over :mod:`torchdp.simulate`;
+- ``secure``: the roles of :mod:`torchdp.secure`; ``doctor``: what is installed here.
 """
 
 import argparse
@@ -267,11 +275,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         say(f"{command}: {' '.join(said.split())}", error=True)
         return 2
     except KeyboardInterrupt as stop:
-        number = (
-            stop.args[0]
-            if stop.args and isinstance(stop.args[0], signal.Signals)
-            else signal.SIGINT
-        )
+        number = signal.SIGINT
+        if stop.args and isinstance(stop.args[0], signal.Signals):
+            number = stop.args[0]
         by = f" by {number.name}" if number != signal.SIGINT else ""
         kept = "; finished blocks are kept" if command == "torchdp sweep" else ""
         say(f"{command}: interrupted{by}{kept}", error=True)
