@@ -70,30 +70,23 @@ def _estimate(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -
         "curator (--trust curator): noise protects the output alone. With --trust local every row is randomized as "
         "its user would, before anything is computed.",
     )
-    estimate.add_argument(
-        "--csv", metavar="FILE", help="a table with a header; a row is a user; - reads stdin"
-    )
+    add = estimate.add_argument
+    add("--csv", metavar="FILE", help="a table with a header; a row is a user; - reads stdin")
     _question(estimate)
-    estimate.add_argument(
+    add(
         "--bounds-from-data", action="store_true",
         help="take the ranges from the data instead: NOT PRIVATE, for trying out only",
     )  # fmt: skip
     trust = "who is trusted with the rows (default: curator: whoever holds the table)"
-    estimate.add_argument("--trust", choices=TRUST, default="curator", help=trust)
-    estimate.add_argument(
-        "--group", metavar="COLUMN", help="answers for each value of this public column"
-    )
+    add("--trust", choices=TRUST, default="curator", help=trust)
+    add("--group", metavar="COLUMN", help="answers for each value of this public column")
     _estimate_table(estimate)
-    estimate.add_argument(
+    add(
         "--population", action="store_true",
         help="intervals for the population that the users are a random sample from (default: for these users)",
     )  # fmt: skip
-    estimate.add_argument(
-        "--level", type=number, default=0.95, help="of the confidence interval (default: 0.95)"
-    )
-    estimate.add_argument(
-        "--seed", type=integer, help="repeatable noise: NOT PRIVATE, for trying out only"
-    )
+    add("--level", type=number, default=0.95, help="of the confidence interval (default: 0.95)")
+    add("--seed", type=integer, help="repeatable noise: NOT PRIVATE, for trying out only")
 
 
 def _plan(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
@@ -104,70 +97,61 @@ def _plan(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> No
         "make the predicted standard error at most --error, or the error of --users.",
     )
     _question(plan)
-    plan.add_argument("--trust", choices=TRUST, help="one of them alone")
-    plan.add_argument(
+    add = plan.add_argument
+    add("--trust", choices=TRUST, help="one of them alone")
+    add(
         "--error", type=number,
         help="in the statistic's unit (quantiles, histogram: in shares of users)",
     )  # fmt: skip
-    plan.add_argument("--users", type=integer, metavar="N")
+    add("--users", type=integer, metavar="N")
     plan.set_defaults(bounds_from_data=False, population=False)
 
 
 def _question(command: argparse.ArgumentParser) -> None:
     """What is asked, and at which privacy."""
-    command.add_argument(
+    add = command.add_argument
+    add(
         "--statistic", required=True, nargs="+", action="extend", choices=STATISTICS, metavar="NAME",
         help=f"several are answered together, under one epsilon: {', '.join(STATISTICS)}",
     )  # fmt: skip
     columns = "; ".join(f"{name}: {columns}" for name, columns in STATISTICS.items())
-    command.add_argument("--columns", required=True, nargs="+", metavar="NAME", help=columns)
-    command.add_argument(
-        "--epsilon", required=True, type=number, help="privacy budget of one user, > 0"
-    )
+    add("--columns", required=True, nargs="+", metavar="NAME", help=columns)
+    add("--epsilon", required=True, type=number, help="privacy budget of one user, > 0")
     delta = (
         "of shuffle and curator (default: the largest power of ten that is at most 1/(10 users))"
     )
-    command.add_argument("--delta", type=number, help=delta)
-    command.add_argument(
+    add("--delta", type=number, help=delta)
+    add(
         "--bounds", nargs="+", default=[], metavar="NAME=LOW:HIGH",
         help="public range of each numeric column, known without looking at the data; of dates two days, such as "
         "2024-01-01:2024-12-31: they are counted in days from the first",
     )  # fmt: skip
-    command.add_argument(
-        "--bins", type=integer, help="equal bins for each number (default: 32, or fewer)"
-    )
-    command.add_argument(
-        "--categories", metavar="A,B,...", help="the public list of a column's categories"
-    )
+    add("--bins", type=integer, help="equal bins for each number (default: 32, or fewer)")
+    add("--categories", metavar="A,B,...", help="the public list of a column's categories")
     shares = "quantiles: of these shares, such as .25 .5 .75"
-    command.add_argument("--quantiles", nargs="+", type=number, metavar="SHARE", help=shares)
+    add("--quantiles", nargs="+", type=number, metavar="SHARE", help=shares)
     for name, default in (("--positive", "1"), ("--negative", "0")):
         words = f"the label that counts as {default} (default: {default})"
-        command.add_argument(name, metavar="VALUE", default=default, help=words)
-    command.add_argument(
+        add(name, metavar="VALUE", default=default, help=words)
+    add(
         "--protocol", choices=("auto", "best", *PROTOCOLS), default="auto",
         help="auto: the least predicted error, blind to the data, in a few seconds; best: of more than 64 types also "
         "protocols that are optimised for the statistic, up to half a minute; the others: --trust local",
     )  # fmt: skip
-    command.add_argument("--json", action="store_true", help="print one JSON object")
+    add("--json", action="store_true", help="print one JSON object")
 
 
 def _estimate_table(estimate: argparse.ArgumentParser) -> None:
     """How the table is read."""
-    estimate.add_argument(
-        "--delimiter", metavar="C", default=",", help="such as ';' or tab (default: ,)"
-    )
-    estimate.add_argument(
-        "--decimal", choices=(".", ","), default=".", help="of numbers (default: .)"
-    )
-    estimate.add_argument(
-        "--encoding", default="utf-8-sig", help="of the table, such as latin-1 (default: UTF-8)"
-    )
-    estimate.add_argument(
+    add = estimate.add_argument
+    add("--delimiter", metavar="C", default=",", help="such as ';' or tab (default: ,)")
+    add("--decimal", choices=(".", ","), default=".", help="of numbers (default: .)")
+    add("--encoding", default="utf-8-sig", help="of the table, such as latin-1 (default: UTF-8)")
+    add(
         "--missing", choices=("refuse", "drop"), default="refuse",
         help="a cell that is empty or NA, NaN, null, none, -, ., ?: refuse the table (default), or leave out the row",
     )  # fmt: skip
-    estimate.add_argument(
+    add(
         "--out-of-bounds", choices=("refuse", "clip", "drop"), default="refuse",
         help="a number beyond its bounds: refuse the table (default), move it to the bound, or leave out the row",
     )  # fmt: skip
@@ -179,15 +163,12 @@ def _sweep(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> N
         help="an experiment's grid: measure, store, draw; resumes where it stopped",
         description="Runs the grid of a script under experiments/; writes results.jsonl, results.csv and figures.",
     )
-    sweep.add_argument(
-        "experiment", metavar="SCRIPT.py", help="a file that defines experiment(smoke)"
-    )
-    sweep.add_argument("--out", metavar="FOLDER", help="default: results/NAME")
-    sweep.add_argument("--seed", type=integer, default=0, help="of the whole run (default: 0)")
-    sweep.add_argument(
-        "--trials", type=integer, help="for each configuration (default: the script's)"
-    )
-    sweep.add_argument(
+    add = sweep.add_argument
+    add("experiment", metavar="SCRIPT.py", help="a file that defines experiment(smoke)")
+    add("--out", metavar="FOLDER", help="default: results/NAME")
+    add("--seed", type=integer, default=0, help="of the whole run (default: 0)")
+    add("--trials", type=integer, help="for each configuration (default: the script's)")
+    add(
         "--target-relative-ci", type=number, help="stop a configuration earlier, at this half-width"
     )
     where = sweep.add_mutually_exclusive_group()
@@ -199,24 +180,22 @@ def _sweep(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> N
         "--devices", metavar="A,B,...",
         help="a worker process for each, such as cuda:0,cuda:1 or cpu,cpu; rows do not depend on their number",
     )  # fmt: skip
-    sweep.add_argument(
+    add(
         "--cluster", metavar="ADDRESS",
         help="the workers of Dask's scheduler at this address (tcp://host:8786); --device is theirs",
     )  # fmt: skip
-    sweep.add_argument(
+    add(
         "--shard", metavar="I/N",
         help="measure every N-th block, from block I on (0/4 ... 3/4), into this folder's store; or env: as the "
         "array of SLURM, or torchrun's rank, says. Then: torchdp merge. Sweeps on one folder need no shards",
     )  # fmt: skip
-    sweep.add_argument("--smoke", action="store_true", help="a small grid, in seconds")
-    sweep.add_argument(
+    add("--smoke", action="store_true", help="a small grid, in seconds")
+    add(
         "--other-code", choices=("refuse", "keep", "again"), default="refuse",
         help="blocks stored by another version of the script, torchdp or torch: refuse to go on (default); keep the "
         "configurations that are complete and measure the rest; measure all again. They are never merged",
     )  # fmt: skip
-    sweep.add_argument(
-        "--stop-on-error", action="store_true", help="let one bad configuration stop the others"
-    )
+    add("--stop-on-error", action="store_true", help="let one bad configuration stop the others")
     only = sweep.add_mutually_exclusive_group()
     only.add_argument(
         "--measure-only", action="store_true", help="no figures: the store and the table alone"
@@ -338,27 +317,22 @@ def _secure(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> 
 
 
 def _secure_open(role: argparse.ArgumentParser) -> None:
-    role.add_argument("folder", metavar="FOLDER", help="empty, or new")
-    role.add_argument("--question", required=True, choices=QUESTIONS)
-    role.add_argument(
-        "--columns", required=True, nargs="+", metavar="NAME", help="of every organisation's table"
-    )
-    role.add_argument(
-        "--label", metavar="NAME", help="gram: the column that is regressed on the others"
-    )
-    role.add_argument("--label-bound", type=number, help="gram: labels are cut to it")
+    add = role.add_argument
+    add("folder", metavar="FOLDER", help="empty, or new")
+    add("--question", required=True, choices=QUESTIONS)
+    add("--columns", required=True, nargs="+", metavar="NAME", help="of every organisation's table")
+    add("--label", metavar="NAME", help="gram: the column that is regressed on the others")
+    add("--label-bound", type=number, help="gram: labels are cut to it")
     bound = "largest norm of a row (sum: longer ones are refused; gram: shortened), or number"
-    role.add_argument("--bound", type=number, help=bound)
-    role.add_argument("--orders", nargs="+", type=number, default=[], help="moments: such as 1 2")
-    role.add_argument("--categories", metavar="A,B,...", help="histogram: the public list")
-    role.add_argument("--epsilon", required=True, type=number)
+    add("--bound", type=number, help=bound)
+    add("--orders", nargs="+", type=number, default=[], help="moments: such as 1 2")
+    add("--categories", metavar="A,B,...", help="histogram: the public list")
+    add("--epsilon", required=True, type=number)
     delta = "0 (default): discrete Laplace noise; not for gram"
-    role.add_argument("--delta", type=number, default=0.0, help=delta)
+    add("--delta", type=number, default=0.0, help=delta)
     corrupt = "clients whose noise one party or coalition may know (default: those of the largest organisation)"
-    role.add_argument("--corrupt", type=integer, metavar="N", help=corrupt)
-    role.add_argument(
-        "--absent", type=integer, default=0, metavar="N", help="clients who may be missing"
-    )
-    role.add_argument("--servers", required=True, nargs="+", metavar="NAME.pub", help="two or more")
-    role.add_argument("--organisations", required=True, nargs="+", metavar="NAME.pub=CLIENTS")
-    role.add_argument("--analyst", required=True, metavar="NAME.pub")
+    add("--corrupt", type=integer, metavar="N", help=corrupt)
+    add("--absent", type=integer, default=0, metavar="N", help="clients who may be missing")
+    add("--servers", required=True, nargs="+", metavar="NAME.pub", help="two or more")
+    add("--organisations", required=True, nargs="+", metavar="NAME.pub=CLIENTS")
+    add("--analyst", required=True, metavar="NAME.pub")

@@ -129,7 +129,7 @@ class Gathering(Measured, Generic[F]):
 
     It ends at the first boundary that reaches the target, or with the last block. Blocks beyond
     that boundary, which somebody may have run ahead, are not merged. metrics, blocks and seconds:
-    of the merged ones; left: at most so many blocks are still to be handed out.
+    of the merged ones.
     """
 
     def __init__(
@@ -143,9 +143,6 @@ class Gathering(Measured, Generic[F]):
         self.metrics: Mapping[str, Moments] = {}
         self.blocks = 0
         self.seconds = 0.0
-        blocks = -(-trials // block_size)
-        full = [size == min(block_size, trials - i * block_size) for i, size in known if i < blocks]
-        self.left = blocks - sum(full)
         self._target = target
         self._back = dict(known)
         self._due = block_sizes(trials, block_size)
@@ -167,10 +164,7 @@ class Gathering(Measured, Generic[F]):
 
     def hand_out(self) -> tuple[int, int] | None:
         """(index, size) of the next block that nobody has run; None when no more are needed."""
-        key = None if self.finished else next(self._out, None)
-        if key is not None:
-            self.left -= 1
-        return key
+        return None if self.finished else next(self._out, None)
 
     def check(self, block: F) -> None:
         """Raises ValueError where a block measures other numbers than those before it."""

@@ -206,7 +206,7 @@ class Work(Jobs[Job]):
                     break
 
     def next(self, previous: Job | None) -> Job | None:
-        """Of the run before, whose trial is made; of a new one; of that with the most left."""
+        """Of the run before, whose trial is made; of one that nobody has; of any."""
         for index in self._candidates(previous):
             run = self._runs[index]
             for block, size in iter(run.blocks.hand_out, None):
@@ -244,8 +244,7 @@ class Work(Jobs[Job]):
         if previous is not None:
             yield previous.run
         yield from self._fresh
-        left = [run.blocks.left for run in self._runs]
-        yield from sorted(range(len(left)), key=lambda index: -left[index])
+        yield from range(len(self._runs))
 
     def _claimed(self, job: Job) -> bool:
         """Whether a block is ours to run: nobody has it in hand, and nobody has done it."""
