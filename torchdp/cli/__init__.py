@@ -66,25 +66,30 @@ def _estimate(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -
     estimate = commands.add_parser(
         "estimate",
         help="statistics of your own table, under differential privacy",
-        description="Prints what may be published of a table of everybody's rows. Whoever holds such a table is the "
-        "curator (--trust curator): noise protects the output alone. With --trust local every row is randomized as "
+        description="Prints what may be published of a table of everybody's rows. Whoever holds "
+        "such a table is the "
+        "curator (--trust curator): noise protects the output alone. With --trust local every "
+        "row is randomized as "
         "its user would, before anything is computed.",
     )
     add = estimate.add_argument
     add("--csv", metavar="FILE", help="a table with a header; a row is a user; - reads stdin")
     _question(estimate)
     add(
-        "--bounds-from-data", action="store_true",
+        "--bounds-from-data",
+        action="store_true",
         help="take the ranges from the data instead: NOT PRIVATE, for trying out only",
-    )  # fmt: skip
+    )
     trust = "who is trusted with the rows (default: curator: whoever holds the table)"
     add("--trust", choices=TRUST, default="curator", help=trust)
     add("--group", metavar="COLUMN", help="answers for each value of this public column")
     _estimate_table(estimate)
     add(
-        "--population", action="store_true",
-        help="intervals for the population that the users are a random sample from (default: for these users)",
-    )  # fmt: skip
+        "--population",
+        action="store_true",
+        help="intervals for the population that the users are a random sample from (default: for "
+        "these users)",
+    )
     add("--level", type=number, default=0.95, help="of the confidence interval (default: 0.95)")
     add("--seed", type=integer, help="repeatable noise: NOT PRIVATE, for trying out only")
 
@@ -93,16 +98,18 @@ def _plan(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> No
     plan = commands.add_parser(
         "plan",
         help="how many users statistics take, for each who may be trusted",
-        description="Needs no table: prints, for the local model, a shuffler or a curator, how many of them "
+        description="Needs no table: prints, for the local model, a shuffler or a curator, how "
+        "many of them "
         "make the predicted standard error at most --error, or the error of --users.",
     )
     _question(plan)
     add = plan.add_argument
     add("--trust", choices=TRUST, help="one of them alone")
     add(
-        "--error", type=number,
+        "--error",
+        type=number,
         help="in the statistic's unit (quantiles, histogram: in shares of users)",
-    )  # fmt: skip
+    )
     add("--users", type=integer, metavar="N")
     plan.set_defaults(bounds_from_data=False, population=False)
 
@@ -111,9 +118,14 @@ def _question(command: argparse.ArgumentParser) -> None:
     """What is asked, and at which privacy."""
     add = command.add_argument
     add(
-        "--statistic", required=True, nargs="+", action="extend", choices=STATISTICS, metavar="NAME",
+        "--statistic",
+        required=True,
+        nargs="+",
+        action="extend",
+        choices=STATISTICS,
+        metavar="NAME",
         help=f"several are answered together, under one epsilon: {', '.join(STATISTICS)}",
-    )  # fmt: skip
+    )
     columns = "; ".join(f"{name}: {columns}" for name, columns in STATISTICS.items())
     add("--columns", required=True, nargs="+", metavar="NAME", help=columns)
     add("--epsilon", required=True, type=number, help="privacy budget of one user, > 0")
@@ -122,10 +134,14 @@ def _question(command: argparse.ArgumentParser) -> None:
     )
     add("--delta", type=number, help=delta)
     add(
-        "--bounds", nargs="+", default=[], metavar="NAME=LOW:HIGH",
-        help="public range of each numeric column, known without looking at the data; of dates two days, such as "
+        "--bounds",
+        nargs="+",
+        default=[],
+        metavar="NAME=LOW:HIGH",
+        help="public range of each numeric column, known without looking at the data; of dates "
+        "two days, such as "
         "2024-01-01:2024-12-31: they are counted in days from the first",
-    )  # fmt: skip
+    )
     add("--bins", type=integer, help="equal bins for each number (default: 32, or fewer)")
     add("--categories", metavar="A,B,...", help="the public list of a column's categories")
     shares = "quantiles: of these shares, such as .25 .5 .75"
@@ -134,10 +150,14 @@ def _question(command: argparse.ArgumentParser) -> None:
         words = f"the label that counts as {default} (default: {default})"
         add(name, metavar="VALUE", default=default, help=words)
     add(
-        "--protocol", choices=("auto", "best", *PROTOCOLS), default="auto",
-        help="auto: the least predicted error, blind to the data, in a few seconds; best: of more than 64 types also "
-        "protocols that are optimised for the statistic, up to half a minute; the others: --trust local",
-    )  # fmt: skip
+        "--protocol",
+        choices=("auto", "best", *PROTOCOLS),
+        default="auto",
+        help="auto: the least predicted error, blind to the data, in a few seconds; best: of "
+        "more than 64 types also "
+        "protocols that are optimised for the statistic, up to half a minute; the others: "
+        "--trust local",
+    )
     add("--json", action="store_true", help="print one JSON object")
 
 
@@ -148,20 +168,27 @@ def _estimate_table(estimate: argparse.ArgumentParser) -> None:
     add("--decimal", choices=(".", ","), default=".", help="of numbers (default: .)")
     add("--encoding", default="utf-8-sig", help="of the table, such as latin-1 (default: UTF-8)")
     add(
-        "--missing", choices=("refuse", "drop"), default="refuse",
-        help="a cell that is empty or NA, NaN, null, none, -, ., ?: refuse the table (default), or leave out the row",
-    )  # fmt: skip
+        "--missing",
+        choices=("refuse", "drop"),
+        default="refuse",
+        help="a cell that is empty or NA, NaN, null, none, -, ., ?: refuse the table (default), "
+        "or leave out the row",
+    )
     add(
-        "--out-of-bounds", choices=("refuse", "clip", "drop"), default="refuse",
-        help="a number beyond its bounds: refuse the table (default), move it to the bound, or leave out the row",
-    )  # fmt: skip
+        "--out-of-bounds",
+        choices=("refuse", "clip", "drop"),
+        default="refuse",
+        help="a number beyond its bounds: refuse the table (default), move it to the bound, or "
+        "leave out the row",
+    )
 
 
 def _sweep(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
     sweep = commands.add_parser(
         "sweep",
         help="an experiment's grid: measure, store, draw; resumes where it stopped",
-        description="Runs the grid of a script under experiments/; writes results.jsonl, results.csv and figures.",
+        description="Runs the grid of a script under experiments/; writes results.jsonl, "
+        "results.csv and figures.",
     )
     add = sweep.add_argument
     add("experiment", metavar="SCRIPT.py", help="a file that defines experiment(smoke)")
@@ -177,24 +204,35 @@ def _sweep(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> N
         help="where the trials run, such as cuda:1 or cpu (default: every CUDA device, else cpu)",
     )
     where.add_argument(
-        "--devices", metavar="A,B,...",
-        help="a worker process for each, such as cuda:0,cuda:1 or cpu,cpu; rows do not depend on their number",
-    )  # fmt: skip
+        "--devices",
+        metavar="A,B,...",
+        help="a worker process for each, such as cuda:0,cuda:1 or cpu,cpu; rows do not depend on "
+        "their number",
+    )
     add(
-        "--cluster", metavar="ADDRESS",
-        help="the workers of Dask's scheduler at this address (tcp://host:8786); --device is theirs",
-    )  # fmt: skip
+        "--cluster",
+        metavar="ADDRESS",
+        help="the workers of Dask's scheduler at this address (tcp://host:8786); --device is "
+        "theirs",
+    )
     add(
-        "--shard", metavar="I/N",
-        help="measure every N-th block, from block I on (0/4 ... 3/4), into this folder's store; or env: as the "
-        "array of SLURM, or torchrun's rank, says. Then: torchdp merge. Sweeps on one folder need no shards",
-    )  # fmt: skip
+        "--shard",
+        metavar="I/N",
+        help="measure every N-th block, from block I on (0/4 ... 3/4), into this folder's store; "
+        "or env: as the "
+        "array of SLURM, or torchrun's rank, says. Then: torchdp merge. Sweeps on one folder "
+        "need no shards",
+    )
     add("--smoke", action="store_true", help="a small grid, in seconds")
     add(
-        "--other-code", choices=("refuse", "keep", "again"), default="refuse",
-        help="blocks stored by another version of the script, torchdp or torch: refuse to go on (default); keep the "
-        "configurations that are complete and measure the rest; measure all again. They are never merged",
-    )  # fmt: skip
+        "--other-code",
+        choices=("refuse", "keep", "again"),
+        default="refuse",
+        help="blocks stored by another version of the script, torchdp or torch: refuse to go on "
+        "(default); keep the "
+        "configurations that are complete and measure the rest; measure all again. They are "
+        "never merged",
+    )
     add("--stop-on-error", action="store_true", help="let one bad configuration stop the others")
     only = sweep.add_mutually_exclusive_group()
     only.add_argument(
@@ -209,14 +247,16 @@ def _stores(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> 
     merge = commands.add_parser(
         "merge",
         help="several stores in one",
-        description="Adds the finished blocks of stores (results.jsonl) to one; then torchdp sweep --draw-only.",
+        description="Adds the finished blocks of stores (results.jsonl) to one; then torchdp "
+        "sweep --draw-only.",
     )
     merge.add_argument("into", metavar="INTO.jsonl")
     merge.add_argument("stores", nargs="+", metavar="STORE.jsonl")
     report = commands.add_parser(
         "report",
         help="a page of a sweep's results: figures, tables, failures, how it was made",
-        description="Writes report.html, with everything inside, and report.md beside a store, from the store alone.",
+        description="Writes report.html, with everything inside, and report.md beside a store, "
+        "from the store alone.",
     )
     report.add_argument("store", metavar="STORE", help="results.jsonl, or its folder")
     report.add_argument("--out", metavar="FILE.html", help="default: report.html beside the store")
@@ -267,9 +307,12 @@ def _secure(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> 
     """``torchdp secure`` and its commands."""
     secure = commands.add_parser(
         "secure",
-        help="sums of several organisations' tables by servers that see shares alone: a command for each role",
-        description="keys, by every party; open, by one; show and join, by every party; submit by every "
-        "organisation, serve by every server, release by the analyst. Killed commands may be given again.",
+        help="sums of several organisations' tables by servers that see shares alone: a command "
+        "for each role",
+        description="keys, by every party; open, by one; show and join, by every party; submit "
+        "by every "
+        "organisation, serve by every server, release by the analyst. Killed commands may be "
+        "given again.",
     )
     roles = secure.add_subparsers(dest="role", required=True, metavar="ROLE")
     keys = roles.add_parser(
@@ -330,7 +373,10 @@ def _secure_open(role: argparse.ArgumentParser) -> None:
     add("--epsilon", required=True, type=number)
     delta = "0 (default): discrete Laplace noise; not for gram"
     add("--delta", type=number, default=0.0, help=delta)
-    corrupt = "clients whose noise one party or coalition may know (default: those of the largest organisation)"
+    corrupt = (
+        "clients whose noise one party or coalition may know (default: those of the "
+        "largest organisation)"
+    )
     add("--corrupt", type=integer, metavar="N", help=corrupt)
     add("--absent", type=integer, default=0, metavar="N", help="clients who may be missing")
     add("--servers", required=True, nargs="+", metavar="NAME.pub", help="two or more")

@@ -27,7 +27,8 @@ MOST_SHARE = 0.5  # an error of shares that says nothing
 SLOWER = 1.02  # times as many users where those of a plan are not enough
 TRUSTED = {
     "local": "nobody: each row is randomized as its user would, before anything is computed",
-    "shuffle": "a shuffler: it must hide who sent which message; the messages are protected together",
+    "shuffle": "a shuffler: it must hide who sent which message; "
+    "the messages are protected together",
     "curator": "whoever holds the table and sees everybody's data: this output alone is protected",
 }
 

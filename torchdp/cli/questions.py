@@ -65,7 +65,7 @@ class Terms:
         """The protocol of least predicted error for n users, or that of the name; its name."""
         if self.protocol in PROTOCOLS:
             return self.protocol, PROTOCOLS[self.protocol](question, self.epsilon)
-        # A search takes seconds: of few types in the local model always, else where it is asked for.
+        # A search takes seconds: always of few types in the local model, else where asked for.
         fast = self.local and question.types <= LARGEST_STRATEGY
         search = self.trust != "curator" and (fast or self.protocol == "best")
         choice = queries.choose(

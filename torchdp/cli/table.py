@@ -118,7 +118,7 @@ def read_parts(
                     short = short or bool((part.iloc[:, -1] == "").any())
                     yield part.iloc[:, where].set_axis(names, axis=1)
             if short and width > 1:
-                # The parser in C fills lacking cells with empty ones; that in Python, slow, does not.
+                # pandas' parser in C fills lacking cells up; the slow one in Python does not.
                 file.seek(0)
                 with pd.read_csv(file, engine="python", **how) as parts:
                     for part in parts:
@@ -226,7 +226,8 @@ def _finite(cell: str, decimal: str) -> float | None:
 def days(name: str, first: date, cells: "pd.Series[str]") -> "pd.Series[float]":
     """Dates and times as days after this one's beginning, NaN where missing.
 
-    In ISO 8601; UTC where no zone is written. Raises ValueError that names the row of any other text.
+    In ISO 8601; UTC where no zone is written. Raises ValueError that names the row of any other
+    text.
     """
     import pandas as pd
 
@@ -365,7 +366,8 @@ def _without_missing(users: "pd.DataFrame", policy: str, notes: list[str]) -> "p
     if policy == "refuse":
         name = absent.any().idxmax()
         raise ValueError(
-            f"column {name!r}, row {absent[name].idxmax()}: the cell is missing ({count} such rows); "
+            f"column {name!r}, row {absent[name].idxmax()}: "
+            f"the cell is missing ({count} such rows); "
             "--missing drop leaves them out"
         )
     if count == len(users):
@@ -402,7 +404,8 @@ def bounded(
         )
     if count == len(users):
         raise ValueError(
-            f"--out-of-bounds drop leaves no user: all {count} numbers of {name} are beyond {stated}"
+            f"--out-of-bounds drop leaves no user: all {count} numbers of {name} "
+            f"are beyond {stated}"
         )
     notes.append(f"{count} of {len(users)} users are left out, {name} is beyond {stated}; {SEEN}")
     return users[~outside]

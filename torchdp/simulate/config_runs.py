@@ -54,7 +54,7 @@ class OtherCode(Enum):
 
 
 class OnError(Enum):
-    """When a configuration fails: RAISE, or GO_ON with the others and name it in its row's error."""
+    """When a configuration fails: RAISE, or GO_ON with the others and say so in its row."""
 
     RAISE = "raise"
     GO_ON = "go-on"

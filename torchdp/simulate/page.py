@@ -66,7 +66,9 @@ class Page:
 
     def table(self, columns: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
         # Words stand at the left, numbers at the right, digit below digit.
-        words = [all(isinstance(cell, str) for cell in column) for column in zip(*rows)]  # noqa: B905
+        words = [
+            all(isinstance(cell, str) for cell in column) for column in zip(*rows, strict=True)
+        ]
         words = words or [True] * len(columns)
         kinds = [' class="word"' if of_words else "" for of_words in words]
         cells = [[_cell(cell) for cell in row] for row in rows]

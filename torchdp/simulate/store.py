@@ -195,9 +195,10 @@ class Reader:
         first = run.setdefault((line.block, line.moments.count), line)
         if first.metrics != line.metrics:
             raise ValueError(
-                f"{os.fspath(self._path)} holds block {line.block} of seed {line.seed}, config {line.config} "
-                f"twice with different moments: by {first.device} and by {line.device}; other hardware or "
-                "another number of threads needs a store of its own"
+                f"{os.fspath(self._path)} holds block {line.block} of seed {line.seed}, "
+                f"config {line.config} twice with different moments: by {first.device} and by "
+                f"{line.device}; other hardware or another number of threads needs a store of its "
+                "own"
             )
         return first is line
 
