@@ -96,8 +96,11 @@ def _named(samples: object, block: Block) -> dict[str, Tensor]:
         given = {PLAIN: samples}
     elif hasattr(samples, "_asdict"):
         given = samples._asdict()
-    named = isinstance(given, Mapping) and all(isinstance(name, str) for name in given)
-    if not named or not given:
+    if (
+        not isinstance(given, Mapping)
+        or not given
+        or not all(isinstance(name, str) for name in given)
+    ):
         raise TypeError(
             "trial must return a torch.Tensor, or a mapping or a named tuple of such, "
             f"not {type(samples).__name__} ({block})"

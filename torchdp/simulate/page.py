@@ -13,6 +13,7 @@ import time
 import warnings
 from collections.abc import Iterable, Sequence
 from dataclasses import astuple, replace
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -205,16 +206,16 @@ def digest_of(rows: Sequence[Row]) -> str:
 
 def _figures(page: Page, rows: Sequence[Row]) -> None:
     for view in _views(rows):
-        names = {"x": view.x, "lines": view.lines, "title": view.title}
+        draw = partial(error_curves, view.rows, x=view.x, lines=view.lines, title=view.title)
         against = f"against {word(view.x)}"
         page.figure(
-            error_curves(view.rows, **names),
+            draw(),
             f"Root mean squared error {against}. Bars: 95 % intervals.",
         )
         for number in others(view.rows):
             if all(number in row.metrics and row.metrics[number].share for row in view.rows):
                 page.figure(
-                    error_curves(view.rows, **names, number=number),
+                    draw(number=number),
                     f"{word(number)} {against}. Bars: exact 95 % intervals.",
                 )
     if any(row.facts.get("predicted_mse", 0) > 0 for row in rows):
