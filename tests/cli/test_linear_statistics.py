@@ -232,7 +232,7 @@ def test_intervals_of_a_population_are_wider_by_its_sampling(table, ask, estimat
 
 
 def test_a_plan_is_the_least_number_of_users(quick, estimate):
-    for words, error in ((MEAN, 0.1), (SHARES, 0.02), (QUANTILES, 0.02)):
+    for words, error in ((MEAN, 0.1), (QUANTILES, 0.02)):
         got = estimate(words, "--epsilon 1 --trust local --error", error, "--json", command="plan")
         options = cli.parser().parse_args(
             ["plan", *words.split(), "--epsilon", "1", "--trust", "local"]

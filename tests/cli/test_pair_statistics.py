@@ -117,7 +117,7 @@ ASKED = {
     "gini-diversity": "--columns seen --categories 0,1 --trust local --protocol randomized-response",
     "kendall": "--columns income time --bounds income=0:8 time=0:8 --bins 3 --trust local --protocol one-message",
     "gini": "--columns income --bounds income=0:8 --bins 4",
-    "mann-whitney": "--columns income seen --bounds income=0:8 --bins 4",
+    "mann-whitney": "--columns income seen --bounds income=0:8 --bins 2",
     "spearman": "--columns income time --bounds income=0:8 time=0:8 --bins 3",
     "energy-distance": "--columns income seen --bounds income=0:8 --bins 4",
     "covariance": "--columns income time score --bounds income=0:8 time=0:8 score=0:8",
@@ -135,11 +135,18 @@ COLUMNS = {  # of every statistic
 
 
 def words_of(name):
-    words = COLUMNS[" ".join(KINDS[name].roles)] + " --quantiles .5" * (name == "quantiles")
-    return words.replace(" --bins 3", "") if name == "covariance" else words
+    words = COLUMNS[" ".join(KINDS[name].roles)]
+    if name == "quantiles":
+        return f"{words} --quantiles .5"
+    if name == "covariance":
+        return words.replace(" --bins 3", "")
+    if name == "gamma":
+        return words.replace("--bins 3", "--bins 2")  # with 3 the search takes seconds
+    return words
 
 
-@pytest.mark.parametrize("name", KINDS)
+# Mann and Whitney's test is of the AUC's estimate; its own numbers: test_mann_whitney.
+@pytest.mark.parametrize("name", [name for name in KINDS if name != "mann-whitney"])
 def test_a_curator_answers_every_statistic_with_less_error(name, table, estimate):
     """Near what a curator says without noise worth its name, and of less error than the local
     model.

@@ -156,7 +156,7 @@ from functools import partial
 from pathlib import Path
 import worker_trials as trials
 from torchdp.simulate import sweep
-make_trial = partial(trials.slow, Path(sys.argv[1]), 0.1, 12)
+make_trial = partial(trials.slow, Path(sys.argv[1]), 0.05, 12)
 make_trial.__wrapped__ = trials.make_trial
 print("ready", flush=True)
 sys.stdin.readline()

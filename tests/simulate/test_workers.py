@@ -41,8 +41,8 @@ def test_rows_do_not_depend_on_the_workers_nor_on_the_order(tmp_path, expected):
 
 
 def test_one_of_two_workers_that_is_killed_changes_nothing(tmp_path):
-    """180 blocks of three configurations on two processes, none of them twice."""
-    settings = {"trials": 600, "seed": 7, "block_size": 10}
+    """90 blocks of three configurations on two processes, none of them twice."""
+    settings = {"trials": 300, "seed": 7, "block_size": 10}
     alone = sweep(trials.make_trial, GRID[:3], store=tmp_path / "one.jsonl", **settings)
     store, killed = tmp_path / "two.jsonl", []
 
@@ -53,13 +53,13 @@ def test_one_of_two_workers_that_is_killed_changes_nothing(tmp_path):
 
     killer = threading.Thread(target=kill)
     killer.start()
-    slow = partial(trials.slow, tmp_path, 0.01, 180)
+    slow = partial(trials.slow, tmp_path, 0.01, 90)
     slow.__wrapped__ = trials.make_trial
     rows = sweep(slow, GRID[:3], store=store, devices=TWO, **settings)
     killer.join()
     assert len(killed) == 1 and len([*tmp_path.glob("*.pid")]) > 1  # others did its blocks
     assert results(rows) == results(alone)
-    assert len(set(lines(store))) == len(lines(store)) == 180
+    assert len(set(lines(store))) == len(lines(store)) == 90
 
 
 def test_a_target_gives_the_rows_of_one_process_though_workers_run_ahead(tmp_path):

@@ -1,5 +1,13 @@
-"""The command line: ``torchdp estimate``, ``plan``, ``sweep``, ``doctor``. Bad input: a line on
-stderr, exit code 2.
+"""The command line. Bad input: a line on stderr, exit code 2.
+
+Here stand the options alone, so that ``--help`` imports nothing heavy; each command is a function
+of its name. Read on:
+
+- ``table``: a table of users becomes numbers, or bins on public bounds; errors never show a value;
+- ``questions``, ``statistics``: what can be asked, by which protocol, and how it is read;
+- ``estimate``: ``torchdp estimate`` and ``plan``, whose guarantee is that of the chosen protocol;
+- ``sweep``: ``torchdp sweep``, ``report``, ``merge``, over :mod:`torchdp.simulate`;
+- ``secure``: the roles of :mod:`torchdp.secure`; ``doctor``: what is installed here.
 """
 
 import argparse
@@ -58,128 +66,136 @@ def _estimate(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -
     estimate = commands.add_parser(
         "estimate",
         help="statistics of your own table, under differential privacy",
-        description="Prints what may be published of a table of everybody's rows. Whoever holds such a table is the "
-        "curator (--trust curator): noise protects the output alone. With --trust local every row is randomized as "
+        description="Prints what may be published of a table of everybody's rows. Whoever holds "
+        "such a table is the "
+        "curator (--trust curator): noise protects the output alone. With --trust local every "
+        "row is randomized as "
         "its user would, before anything is computed.",
     )
-    estimate.add_argument(
-        "--csv", metavar="FILE", help="a table with a header; a row is a user; - reads stdin"
-    )
+    add = estimate.add_argument
+    add("--csv", metavar="FILE", help="a table with a header; a row is a user; - reads stdin")
     _question(estimate)
-    estimate.add_argument(
-        "--bounds-from-data", action="store_true",
+    add(
+        "--bounds-from-data",
+        action="store_true",
         help="take the ranges from the data instead: NOT PRIVATE, for trying out only",
-    )  # fmt: skip
+    )
     trust = "who is trusted with the rows (default: curator: whoever holds the table)"
-    estimate.add_argument("--trust", choices=TRUST, default="curator", help=trust)
-    estimate.add_argument(
-        "--group", metavar="COLUMN", help="answers for each value of this public column"
-    )
+    add("--trust", choices=TRUST, default="curator", help=trust)
+    add("--group", metavar="COLUMN", help="answers for each value of this public column")
     _estimate_table(estimate)
-    estimate.add_argument(
-        "--population", action="store_true",
-        help="intervals for the population that the users are a random sample from (default: for these users)",
-    )  # fmt: skip
-    estimate.add_argument(
-        "--level", type=number, default=0.95, help="of the confidence interval (default: 0.95)"
+    add(
+        "--population",
+        action="store_true",
+        help="intervals for the population that the users are a random sample from (default: for "
+        "these users)",
     )
-    estimate.add_argument(
-        "--seed", type=integer, help="repeatable noise: NOT PRIVATE, for trying out only"
-    )
+    add("--level", type=number, default=0.95, help="of the confidence interval (default: 0.95)")
+    add("--seed", type=integer, help="repeatable noise: NOT PRIVATE, for trying out only")
 
 
 def _plan(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
     plan = commands.add_parser(
         "plan",
         help="how many users statistics take, for each who may be trusted",
-        description="Needs no table: prints, for the local model, a shuffler or a curator, how many of them "
+        description="Needs no table: prints, for the local model, a shuffler or a curator, how "
+        "many of them "
         "make the predicted standard error at most --error, or the error of --users.",
     )
     _question(plan)
-    plan.add_argument("--trust", choices=TRUST, help="one of them alone")
-    plan.add_argument(
-        "--error", type=number,
+    add = plan.add_argument
+    add("--trust", choices=TRUST, help="one of them alone")
+    add(
+        "--error",
+        type=number,
         help="in the statistic's unit (quantiles, histogram: in shares of users)",
-    )  # fmt: skip
-    plan.add_argument("--users", type=integer, metavar="N")
+    )
+    add("--users", type=integer, metavar="N")
     plan.set_defaults(bounds_from_data=False, population=False)
 
 
 def _question(command: argparse.ArgumentParser) -> None:
     """What is asked, and at which privacy."""
-    command.add_argument(
-        "--statistic", required=True, nargs="+", action="extend", choices=STATISTICS, metavar="NAME",
+    add = command.add_argument
+    add(
+        "--statistic",
+        required=True,
+        nargs="+",
+        action="extend",
+        choices=STATISTICS,
+        metavar="NAME",
         help=f"several are answered together, under one epsilon: {', '.join(STATISTICS)}",
-    )  # fmt: skip
-    columns = "; ".join(f"{name}: {columns}" for name, columns in STATISTICS.items())
-    command.add_argument("--columns", required=True, nargs="+", metavar="NAME", help=columns)
-    command.add_argument(
-        "--epsilon", required=True, type=number, help="privacy budget of one user, > 0"
     )
+    columns = "; ".join(f"{name}: {columns}" for name, columns in STATISTICS.items())
+    add("--columns", required=True, nargs="+", metavar="NAME", help=columns)
+    add("--epsilon", required=True, type=number, help="privacy budget of one user, > 0")
     delta = (
         "of shuffle and curator (default: the largest power of ten that is at most 1/(10 users))"
     )
-    command.add_argument("--delta", type=number, help=delta)
-    command.add_argument(
-        "--bounds", nargs="+", default=[], metavar="NAME=LOW:HIGH",
-        help="public range of each numeric column, known without looking at the data; of dates two days, such as "
+    add("--delta", type=number, help=delta)
+    add(
+        "--bounds",
+        nargs="+",
+        default=[],
+        metavar="NAME=LOW:HIGH",
+        help="public range of each numeric column, known without looking at the data; of dates "
+        "two days, such as "
         "2024-01-01:2024-12-31: they are counted in days from the first",
-    )  # fmt: skip
-    command.add_argument(
-        "--bins", type=integer, help="equal bins for each number (default: 32, or fewer)"
     )
-    command.add_argument(
-        "--categories", metavar="A,B,...", help="the public list of a column's categories"
-    )
+    add("--bins", type=integer, help="equal bins for each number (default: 32, or fewer)")
+    add("--categories", metavar="A,B,...", help="the public list of a column's categories")
     shares = "quantiles: of these shares, such as .25 .5 .75"
-    command.add_argument("--quantiles", nargs="+", type=number, metavar="SHARE", help=shares)
+    add("--quantiles", nargs="+", type=number, metavar="SHARE", help=shares)
     for name, default in (("--positive", "1"), ("--negative", "0")):
         words = f"the label that counts as {default} (default: {default})"
-        command.add_argument(name, metavar="VALUE", default=default, help=words)
-    command.add_argument(
-        "--protocol", choices=("auto", "best", *PROTOCOLS), default="auto",
-        help="auto: the least predicted error, blind to the data, in a few seconds; best: of more than 64 types also "
-        "protocols that are optimised for the statistic, up to half a minute; the others: --trust local",
-    )  # fmt: skip
-    command.add_argument("--json", action="store_true", help="print one JSON object")
+        add(name, metavar="VALUE", default=default, help=words)
+    add(
+        "--protocol",
+        choices=("auto", "best", *PROTOCOLS),
+        default="auto",
+        help="auto: the least predicted error, blind to the data, in a few seconds; best: of "
+        "more than 64 types also "
+        "protocols that are optimised for the statistic, up to half a minute; the others: "
+        "--trust local",
+    )
+    add("--json", action="store_true", help="print one JSON object")
 
 
 def _estimate_table(estimate: argparse.ArgumentParser) -> None:
     """How the table is read."""
-    estimate.add_argument(
-        "--delimiter", metavar="C", default=",", help="such as ';' or tab (default: ,)"
+    add = estimate.add_argument
+    add("--delimiter", metavar="C", default=",", help="such as ';' or tab (default: ,)")
+    add("--decimal", choices=(".", ","), default=".", help="of numbers (default: .)")
+    add("--encoding", default="utf-8-sig", help="of the table, such as latin-1 (default: UTF-8)")
+    add(
+        "--missing",
+        choices=("refuse", "drop"),
+        default="refuse",
+        help="a cell that is empty or NA, NaN, null, none, -, ., ?: refuse the table (default), "
+        "or leave out the row",
     )
-    estimate.add_argument(
-        "--decimal", choices=(".", ","), default=".", help="of numbers (default: .)"
+    add(
+        "--out-of-bounds",
+        choices=("refuse", "clip", "drop"),
+        default="refuse",
+        help="a number beyond its bounds: refuse the table (default), move it to the bound, or "
+        "leave out the row",
     )
-    estimate.add_argument(
-        "--encoding", default="utf-8-sig", help="of the table, such as latin-1 (default: UTF-8)"
-    )
-    estimate.add_argument(
-        "--missing", choices=("refuse", "drop"), default="refuse",
-        help="a cell that is empty or NA, NaN, null, none, -, ., ?: refuse the table (default), or leave out the row",
-    )  # fmt: skip
-    estimate.add_argument(
-        "--out-of-bounds", choices=("refuse", "clip", "drop"), default="refuse",
-        help="a number beyond its bounds: refuse the table (default), move it to the bound, or leave out the row",
-    )  # fmt: skip
 
 
 def _sweep(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
     sweep = commands.add_parser(
         "sweep",
         help="an experiment's grid: measure, store, draw; resumes where it stopped",
-        description="Runs the grid of a script under experiments/; writes results.jsonl, results.csv and figures.",
+        description="Runs the grid of a script under experiments/; writes results.jsonl, "
+        "results.csv and figures.",
     )
-    sweep.add_argument(
-        "experiment", metavar="SCRIPT.py", help="a file that defines experiment(smoke)"
-    )
-    sweep.add_argument("--out", metavar="FOLDER", help="default: results/NAME")
-    sweep.add_argument("--seed", type=integer, default=0, help="of the whole run (default: 0)")
-    sweep.add_argument(
-        "--trials", type=integer, help="for each configuration (default: the script's)"
-    )
-    sweep.add_argument(
+    add = sweep.add_argument
+    add("experiment", metavar="SCRIPT.py", help="a file that defines experiment(smoke)")
+    add("--out", metavar="FOLDER", help="default: results/NAME")
+    add("--seed", type=integer, default=0, help="of the whole run (default: 0)")
+    add("--trials", type=integer, help="for each configuration (default: the script's)")
+    add(
         "--target-relative-ci", type=number, help="stop a configuration earlier, at this half-width"
     )
     where = sweep.add_mutually_exclusive_group()
@@ -188,27 +204,36 @@ def _sweep(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> N
         help="where the trials run, such as cuda:1 or cpu (default: every CUDA device, else cpu)",
     )
     where.add_argument(
-        "--devices", metavar="A,B,...",
-        help="a worker process for each, such as cuda:0,cuda:1 or cpu,cpu; rows do not depend on their number",
-    )  # fmt: skip
-    sweep.add_argument(
-        "--cluster", metavar="ADDRESS",
-        help="the workers of Dask's scheduler at this address (tcp://host:8786); --device is theirs",
-    )  # fmt: skip
-    sweep.add_argument(
-        "--shard", metavar="I/N",
-        help="measure every N-th block, from block I on (0/4 ... 3/4), into this folder's store; or env: as the "
-        "array of SLURM, or torchrun's rank, says. Then: torchdp merge. Sweeps on one folder need no shards",
-    )  # fmt: skip
-    sweep.add_argument("--smoke", action="store_true", help="a small grid, in seconds")
-    sweep.add_argument(
-        "--other-code", choices=("refuse", "keep", "again"), default="refuse",
-        help="blocks stored by another version of the script, torchdp or torch: refuse to go on (default); keep the "
-        "configurations that are complete and measure the rest; measure all again. They are never merged",
-    )  # fmt: skip
-    sweep.add_argument(
-        "--stop-on-error", action="store_true", help="let one bad configuration stop the others"
+        "--devices",
+        metavar="A,B,...",
+        help="a worker process for each, such as cuda:0,cuda:1 or cpu,cpu; rows do not depend on "
+        "their number",
     )
+    add(
+        "--cluster",
+        metavar="ADDRESS",
+        help="the workers of Dask's scheduler at this address (tcp://host:8786); --device is "
+        "theirs",
+    )
+    add(
+        "--shard",
+        metavar="I/N",
+        help="measure every N-th block, from block I on (0/4 ... 3/4), into this folder's store; "
+        "or env: as the "
+        "array of SLURM, or torchrun's rank, says. Then: torchdp merge. Sweeps on one folder "
+        "need no shards",
+    )
+    add("--smoke", action="store_true", help="a small grid, in seconds")
+    add(
+        "--other-code",
+        choices=("refuse", "keep", "again"),
+        default="refuse",
+        help="blocks stored by another version of the script, torchdp or torch: refuse to go on "
+        "(default); keep the "
+        "configurations that are complete and measure the rest; measure all again. They are "
+        "never merged",
+    )
+    add("--stop-on-error", action="store_true", help="let one bad configuration stop the others")
     only = sweep.add_mutually_exclusive_group()
     only.add_argument(
         "--measure-only", action="store_true", help="no figures: the store and the table alone"
@@ -222,14 +247,16 @@ def _stores(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> 
     merge = commands.add_parser(
         "merge",
         help="several stores in one",
-        description="Adds the finished blocks of stores (results.jsonl) to one; then torchdp sweep --draw-only.",
+        description="Adds the finished blocks of stores (results.jsonl) to one; then torchdp "
+        "sweep --draw-only.",
     )
     merge.add_argument("into", metavar="INTO.jsonl")
     merge.add_argument("stores", nargs="+", metavar="STORE.jsonl")
     report = commands.add_parser(
         "report",
         help="a page of a sweep's results: figures, tables, failures, how it was made",
-        description="Writes report.html, with everything inside, and report.md beside a store, from the store alone.",
+        description="Writes report.html, with everything inside, and report.md beside a store, "
+        "from the store alone.",
     )
     report.add_argument("store", metavar="STORE", help="results.jsonl, or its folder")
     report.add_argument("--out", metavar="FILE.html", help="default: report.html beside the store")
@@ -267,11 +294,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         say(f"{command}: {' '.join(said.split())}", error=True)
         return 2
     except KeyboardInterrupt as stop:
-        number = (
-            stop.args[0]
-            if stop.args and isinstance(stop.args[0], signal.Signals)
-            else signal.SIGINT
-        )
+        number = signal.SIGINT
+        if stop.args and isinstance(stop.args[0], signal.Signals):
+            number = stop.args[0]
         by = f" by {number.name}" if number != signal.SIGINT else ""
         kept = "; finished blocks are kept" if command == "torchdp sweep" else ""
         say(f"{command}: interrupted{by}{kept}", error=True)
@@ -282,9 +307,12 @@ def _secure(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> 
     """``torchdp secure`` and its commands."""
     secure = commands.add_parser(
         "secure",
-        help="sums of several organisations' tables by servers that see shares alone: a command for each role",
-        description="keys, by every party; open, by one; show and join, by every party; submit by every "
-        "organisation, serve by every server, release by the analyst. Killed commands may be given again.",
+        help="sums of several organisations' tables by servers that see shares alone: a command "
+        "for each role",
+        description="keys, by every party; open, by one; show and join, by every party; submit "
+        "by every "
+        "organisation, serve by every server, release by the analyst. Killed commands may be "
+        "given again.",
     )
     roles = secure.add_subparsers(dest="role", required=True, metavar="ROLE")
     keys = roles.add_parser(
@@ -332,27 +360,25 @@ def _secure(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> 
 
 
 def _secure_open(role: argparse.ArgumentParser) -> None:
-    role.add_argument("folder", metavar="FOLDER", help="empty, or new")
-    role.add_argument("--question", required=True, choices=QUESTIONS)
-    role.add_argument(
-        "--columns", required=True, nargs="+", metavar="NAME", help="of every organisation's table"
-    )
-    role.add_argument(
-        "--label", metavar="NAME", help="gram: the column that is regressed on the others"
-    )
-    role.add_argument("--label-bound", type=number, help="gram: labels are cut to it")
+    add = role.add_argument
+    add("folder", metavar="FOLDER", help="empty, or new")
+    add("--question", required=True, choices=QUESTIONS)
+    add("--columns", required=True, nargs="+", metavar="NAME", help="of every organisation's table")
+    add("--label", metavar="NAME", help="gram: the column that is regressed on the others")
+    add("--label-bound", type=number, help="gram: labels are cut to it")
     bound = "largest norm of a row (sum: longer ones are refused; gram: shortened), or number"
-    role.add_argument("--bound", type=number, help=bound)
-    role.add_argument("--orders", nargs="+", type=number, default=[], help="moments: such as 1 2")
-    role.add_argument("--categories", metavar="A,B,...", help="histogram: the public list")
-    role.add_argument("--epsilon", required=True, type=number)
+    add("--bound", type=number, help=bound)
+    add("--orders", nargs="+", type=number, default=[], help="moments: such as 1 2")
+    add("--categories", metavar="A,B,...", help="histogram: the public list")
+    add("--epsilon", required=True, type=number)
     delta = "0 (default): discrete Laplace noise; not for gram"
-    role.add_argument("--delta", type=number, default=0.0, help=delta)
-    corrupt = "clients whose noise one party or coalition may know (default: those of the largest organisation)"
-    role.add_argument("--corrupt", type=integer, metavar="N", help=corrupt)
-    role.add_argument(
-        "--absent", type=integer, default=0, metavar="N", help="clients who may be missing"
+    add("--delta", type=number, default=0.0, help=delta)
+    corrupt = (
+        "clients whose noise one party or coalition may know (default: those of the "
+        "largest organisation)"
     )
-    role.add_argument("--servers", required=True, nargs="+", metavar="NAME.pub", help="two or more")
-    role.add_argument("--organisations", required=True, nargs="+", metavar="NAME.pub=CLIENTS")
-    role.add_argument("--analyst", required=True, metavar="NAME.pub")
+    add("--corrupt", type=integer, metavar="N", help=corrupt)
+    add("--absent", type=integer, default=0, metavar="N", help="clients who may be missing")
+    add("--servers", required=True, nargs="+", metavar="NAME.pub", help="two or more")
+    add("--organisations", required=True, nargs="+", metavar="NAME.pub=CLIENTS")
+    add("--analyst", required=True, metavar="NAME.pub")

@@ -1,6 +1,4 @@
-"""``torchdp doctor``: what is installed, the devices, which kernels agree with their references
-here.
-"""
+"""``torchdp doctor``: what is installed, the devices, which kernels agree with references."""
 
 import argparse
 import os
@@ -17,9 +15,9 @@ from torchdp.kernels.dispatch.every import KERNELS
 from torchdp.text import aligned, say
 
 PACKAGES = (
-    "torch", "numpy", "scipy", "pandas", "tqdm", "dp-accounting", "cryptography", "triton", "cvxpy", "cvxpylayers",
-    "matplotlib", "scikit-learn", "dask",
-)  # fmt: skip
+    "torch numpy scipy pandas tqdm dp-accounting cryptography triton cvxpy cvxpylayers matplotlib "
+    "scikit-learn dask"
+).split()
 ON_CPU = "fused kernels need a CUDA device; --interpret tries them in Triton's interpreter"
 
 
@@ -31,16 +29,17 @@ def doctor(options: argparse.Namespace) -> int:
         os.environ["TRITON_INTERPRET"] = "1"  # read when a kernel is defined; none is yet
     say(*installed(), *machine())
     faults = {kernel: fault(kernel, device, options.interpret) for kernel in KERNELS}
-    reasons = [each for each in dict.fromkeys(faults.values()) if each]
+    reasons = [reason for reason in dict.fromkeys(faults.values()) if reason]
     rows = [("kernel", "form")]
     for kernel, reason in faults.items():
-        rows.append(
-            (kernel.name, f"reference [{reasons.index(reason) + 1}]" if reason else "fused")
-        )
+        form = f"reference [{reasons.index(reason) + 1}]" if reason else "fused"
+        rows.append((kernel.name, form))
     where = "in Triton's interpreter" if options.interpret else f"on {device}"
     say("", f"kernels {where}, TORCHDP_KERNELS={mode()}")
-    say(*aligned(rows), *(f"[{number}] {reason}" for number, reason in enumerate(reasons, 1)))
-    return int(any(reason not in (None, ON_CPU) for reason in faults.values()))
+    say(*aligned(rows))
+    for number, reason in enumerate(reasons, 1):
+        say(f"[{number}] {reason}")
+    return int(any(reason != ON_CPU for reason in reasons))
 
 
 def fault(kernel: Kernel, device: torch.device, interpreted: bool = False) -> str | None:
@@ -68,16 +67,17 @@ def installed() -> list[str]:
 def machine() -> list[str]:
     """The processor and every CUDA device."""
     threads = f"{os.cpu_count()} cores, {torch.get_num_threads()} threads of torch"
-    lines = [
-        f"cpu        {platform.machine()}, {threads}, {torch.backends.cpu.get_cpu_capability()}"
-    ]
+    capability = torch.backends.cpu.get_cpu_capability()
+    lines = [f"cpu        {platform.machine()}, {threads}, {capability}"]
     for index in range(torch.cuda.device_count()):
         facts = torch.cuda.get_device_properties(index)
         kind = "ROCm" if torch.version.hip else f"sm_{facts.major}{facts.minor}"
-        lines.append(f"cuda:{index}     {facts.name}, {facts.total_memory / 2**30:.0f} GiB, {kind}")
+        memory = facts.total_memory / 2**30
+        lines.append(f"cuda:{index}     {facts.name}, {memory:.0f} GiB, {kind}")
     if not torch.cuda.device_count() and shutil.which("nvidia-smi"):
         lines.append(
-            f"cuda       nvidia-smi is here, but torch {torch.__version__} sees no device: a CPU build?"
+            f"cuda       nvidia-smi is here, but torch {torch.__version__} sees no device: "
+            "a CPU build?"
         )
     return lines
 

@@ -1,6 +1,4 @@
-"""``torchdp estimate``: statistics of a table, or of each of its groups. ``torchdp plan``: the
-users that they take.
-"""
+"""``torchdp estimate``: statistics of a table, or of its groups; ``plan``: the users they take."""
 
 import argparse
 import json
@@ -21,21 +19,23 @@ from torchdp.protocol import MessageProtocol
 from torchdp.protocol.records import single
 from torchdp.text import aligned, say, shown
 
-FIRST, ROUNDS, MOST = 10_000, 4, 2**50  # users, of a plan
+FIRST = 10_000  # users for whom a plan's first protocol is chosen
+ROUNDS = 4  # of choosing a protocol for the users that the last one needs
+MOST = 2**50  # users of a plan
+SETTLED = 1.25  # times as many users: no other protocol would be chosen
 MOST_SHARE = 0.5  # an error of shares that says nothing
 SLOWER = 1.02  # times as many users where those of a plan are not enough
 TRUSTED = {
     "local": "nobody: each row is randomized as its user would, before anything is computed",
-    "shuffle": "a shuffler: it must hide who sent which message; the messages are protected together",
+    "shuffle": "a shuffler: it must hide who sent which message; "
+    "the messages are protected together",
     "curator": "whoever holds the table and sees everybody's data: this output alone is protected",
 }
 
 
 @dataclass(frozen=True)
 class Heard:
-    """What was said of one group: its name, the users, the answers, what no unbiased protocol's
-    error is below.
-    """
+    """What is printed of one group; bound: what no unbiased protocol's error is below."""
 
     group: str
     users: int
@@ -48,7 +48,8 @@ def terms_of(options: argparse.Namespace, trust: str) -> Terms:
     epsilon = checks.positive("--epsilon", options.epsilon)
     if trust != "local" and options.protocol not in ("auto", "best"):
         raise ValueError(
-            f"--protocol {options.protocol} is of the local model: add --trust local, or leave out --protocol"
+            f"--protocol {options.protocol} is of the local model: add --trust local, "
+            "or leave out --protocol"
         )
     delta = options.delta
     if delta is not None:
@@ -74,39 +75,46 @@ def estimate(options: argparse.Namespace) -> int:
     checks.fraction("--level", options.level)
     if options.csv is None:
         raise ValueError(
-            "--csv FILE is needed: the table to estimate from; torchdp plan makes a plan without one"
+            "--csv FILE is needed: the table to estimate from; "
+            "torchdp plan makes a plan without one"
         )
-    noise = None if options.seed is None else SeededNoise(checks.integer("--seed", options.seed, 0))
+    noise = None
+    if options.seed is not None:
+        noise = SeededNoise(checks.integer("--seed", options.seed, 0))
     question, parts, notes = ask(options, noise)
     users = sum(len(types) for _, types in parts)
     terms = replace(terms, delta=terms.delta_of(users))
     name, protocol = question.choose(users // len(parts), terms)
-    heard = []
+    groups = []
     for group, types in parts:
         own = protocol
-        if terms.trust == "shuffle" and len(parts) > 1:  # a crowd is of so many users
+        if terms.trust == "shuffle" and len(parts) > 1:
+            # The shuffler's noise is made for a crowd of so many users.
             name, own = question.choose(len(types), terms)
-        heard.append(Heard(group, len(types), *_hear(question, own, types, noise, options)))
+        answers, bound = _answers(question, own, types, noise, options)
+        groups.append(Heard(group, len(types), answers, bound))
     if options.bounds_from_data:
         notes.append("the bounds were read from the data: this run is NOT PRIVATE")
     if options.seed is not None:
         notes.append("noise from a stated seed can be removed: for trying out only")
     say(*(f"torchdp estimate: {note}" for note in notes), error=True)
-    several = "; intervals hold all answers of a group at once" if len(heard[0].answers) > 1 else ""
+    words = question.words
+    if len(groups[0].answers) > 1:
+        words += "; intervals hold all answers of a group at once"
     result = {
         "statistic": question.title,
-        "discretisation": question.words + several,
+        "discretisation": words,
         "level": options.level,
-        "error_of": "privacy noise and sampling from a population"
-        if options.population
-        else "privacy noise",
+        "error_of": "privacy noise",
         **_asked(name, protocol, terms),
         "source": protocol.guarantee.source,
     }
+    if options.population:
+        result["error_of"] += " and sampling from a population"
     if options.json:
-        say(json.dumps(_record(result, heard)))
+        say(json.dumps(_record(result, groups)))
     else:
-        say(*_table(result, heard, question.unit))
+        say(*_table(result, groups, question.unit))
     return 0
 
 
@@ -125,25 +133,27 @@ def ask(
     axes = asked.axes(users)
     question = asked.question(axes)
     users, types = asked.coded(users, axes, noise, notes)
-    places = (
-        {"": range(len(users))} if options.group is None else users.groupby(options.group).indices
-    )
-    found = []
-    for name, where in places.items():
-        if len(where) >= question.least:
-            found.append((str(name), types[where]))
-        elif options.group is not None:
-            notes.append(
-                f"group {name!r} is left out: it has {len(where)} users, {question.least} are needed"
-            )
-    if not found:
+    least = question.least
+    parts = []
+    if options.group is None:
+        if len(users) >= least:
+            parts.append(("", types))
+    else:
+        for name, where in users.groupby(options.group).indices.items():
+            if len(where) >= least:
+                parts.append((str(name), types[where]))
+            else:
+                notes.append(
+                    f"group {name!r} is left out: it has {len(where)} users, {least} are needed"
+                )
+    if not parts:
         raise ValueError(
-            f"--csv holds {len(users)} rows to ask; this statistic needs at least {question.least} users"
+            f"--csv holds {len(users)} rows to ask; this statistic needs at least {least} users"
         )
-    return question, found, notes
+    return question, parts, notes
 
 
-def _hear(
+def _answers(
     question: Question,
     protocol: Asked,
     types: Tensor,
@@ -154,65 +164,70 @@ def _hear(
         warnings.simplefilter("always")
         tally = protocol.collect(types, noise=noise)
         answers = question.answers(protocol, tally, options.level, options.population)
-    for each in caught:
-        if issubclass(each.category, UserWarning):  # torchdp's own
-            say(f"torchdp estimate: {each.message}", error=True)
-    if not all(each.finite for each in answers):
+    for warning in caught:
+        if issubclass(warning.category, UserWarning):  # torchdp's own
+            say(f"torchdp estimate: {warning.message}", error=True)
+    if not all(answer.finite for answer in answers):
         raise ValueError(
             "the messages give no finite estimate: one class looks empty, or --epsilon is too small"
         )
     shares = question.shares(protocol, tally) if options.trust == "local" else None
-    return answers, None if shares is None else question.bound(
-        single(tally.n), options.epsilon, shares
-    )
+    if shares is None:
+        return answers, None
+    return answers, question.bound(single(tally.n), options.epsilon, shares)
 
 
-def _record(result: dict[str, Any], heard: list[Heard]) -> dict[str, Any]:
+def _record(result: dict[str, Any], groups: list[Heard]) -> dict[str, Any]:
     """One answer lies flat in the record; several are a list."""
-    rows: list[dict[str, Any]] = [
-        ({"group": each.group} if each.group else {})
-        | {"users": each.users}
-        | ({"answer": one.name} if len(each.answers) > 1 else {})
-        | {"estimate": one.value, "predicted_rmse": one.error, "interval": list(one.interval)}
-        | {"lower_bound": each.bound}
-        | ({} if one.p_value is None else {"p_value": one.p_value})
-        for each in heard
-        for one in each.answers
-    ]
-    return result | (rows[0] if len(rows) == 1 and not heard[0].group else {"answers": rows})
+    rows = []
+    for group in groups:
+        for answer in group.answers:
+            row: dict[str, Any] = {"group": group.group} if group.group else {}
+            row["users"] = group.users
+            if len(group.answers) > 1:
+                row["answer"] = answer.name
+            row["estimate"] = answer.value
+            row["predicted_rmse"] = answer.error
+            row["interval"] = list(answer.interval)
+            row["lower_bound"] = group.bound
+            if answer.p_value is not None:
+                row["p_value"] = answer.p_value
+            rows.append(row)
+    alone = len(rows) == 1 and not groups[0].group
+    return result | (rows[0] if alone else {"answers": rows})
 
 
-def _table(result: dict[str, Any], heard: list[Heard], unit: str) -> list[str]:
-    level, users = f"{100 * result['level']:g} % interval", sum(each.users for each in heard)
+def _table(result: dict[str, Any], groups: list[Heard], unit: str) -> list[str]:
+    level = f"{100 * result['level']:g} % interval"
+    users = sum(group.users for group in groups)
     lines = [(result["statistic"], f"{users} users, {result['discretisation']}")]
-    if len(heard) == len(heard[0].answers) == 1 and not heard[0].group:
-        one, words = heard[0].answers[0], f"({result['error_of']}, computed from the messages)"
+    first = groups[0]
+    if len(groups) == len(first.answers) == 1 and not first.group:
+        answer = first.answers[0]
+        low, high = answer.interval
+        error = f"{answer.error:.3g} {unit}".strip()
         lines += [
-            ("estimate", f"{one.value:.6g}"),
-            ("predicted RMSE", " ".join(filter(None, (f"{one.error:.3g}", unit, words)))),
-            ("lower bound", _bound(heard[0], result)),
-            (level, f"[{one.interval[0]:.6g}, {one.interval[1]:.6g}]"),
+            ("estimate", f"{answer.value:.6g}"),
+            ("predicted RMSE", f"{error} ({result['error_of']}, computed from the messages)"),
+            ("lower bound", _bound(first, result)),
+            (level, f"[{low:.6g}, {high:.6g}]"),
         ]
     else:
-        lines += [
-            (
-                "answer",
-                f"estimate, {level}, +- predicted RMSE {unit}".strip() + f" ({result['error_of']})",
-            )
-        ]
-        for each in heard:
-            lines += [(f"{shown(each.group)}: {each.users} users", "")] if each.group else []
-            lines += [("  " + one.name, _line(one)) for one in each.answers]
-            lines += [("  lower bound", _bound(each, result))]
+        columns = f"estimate, {level}, +- predicted RMSE {unit}".strip()
+        lines.append(("answer", f"{columns} ({result['error_of']})"))
+        for group in groups:
+            if group.group:
+                lines.append((f"{shown(group.group)}: {group.users} users", ""))
+            lines += [("  " + answer.name, _line(answer)) for answer in group.answers]
+            lines.append(("  lower bound", _bound(group, result)))
     return aligned([*lines, *_protocol(result), ("source", result["source"])])
 
 
 def _asked(name: str, protocol: Asked, terms: Terms) -> dict[str, Any]:
-    """Who is trusted, what each user sends, and what it costs: less than was stated may be
-    spent.
-    """
+    """Who is trusted, what each user sends, and what it costs, which may be less than stated."""
     guarantee = protocol.guarantee
     said = str(guarantee)
+    bits = protocol.bits_per_user if isinstance(protocol, MessageProtocol) else None
     spent = f"epsilon = {guarantee.epsilon:g}"
     stated = f"epsilon = {terms.epsilon:g}"
     if spent != stated:
@@ -221,7 +236,7 @@ def _asked(name: str, protocol: Asked, terms: Terms) -> dict[str, Any]:
     return {
         "trust": terms.trust,
         "protocol": name,
-        "bits_per_user": protocol.bits_per_user if isinstance(protocol, MessageProtocol) else None,
+        "bits_per_user": bits,
         "epsilon": guarantee.epsilon,
         "delta": terms.delta,
         "guarantee": f"{said} (neighbours: {guarantee.neighbours.value})",
@@ -242,34 +257,31 @@ def _protocol(result: dict[str, Any]) -> list[tuple[str, str]]:
     return rows
 
 
-def _bound(each: Heard, result: dict[str, Any]) -> str:
-    if each.bound is None:
-        return bounded_by(None)
-    several = len(each.answers) > 1
-    which = (
-        " of the AUC"
-        if any(one.p_value is not None for one in each.answers)
-        else ", root mean square"
-    )
-    noise = ", of the noise alone" if "population" in result["error_of"] else ""
-    return (
-        bounded_by(each.bound) + (which if several else "") + noise + ", at the estimated histogram"
-    )
+def _bound(group: Heard, result: dict[str, Any]) -> str:
+    words = bounded_by(group.bound)
+    if group.bound is None:
+        return words
+    if len(group.answers) > 1:
+        tested = any(answer.p_value is not None for answer in group.answers)
+        words += " of the AUC" if tested else ", root mean square"
+    if "population" in result["error_of"]:
+        words += ", of the noise alone"
+    return f"{words}, at the estimated histogram"
 
 
-def _line(one: Answer) -> str:
-    low, high = one.interval
-    test = "" if one.p_value is None else f"  p = {one.p_value:.3g} {one.words}"
-    return f"{one.value:<10.6g}  [{low:.6g}, {high:.6g}]  +- {one.error:.3g}{test}"
+def _line(answer: Answer) -> str:
+    low, high = answer.interval
+    line = f"{answer.value:<10.6g}  [{low:.6g}, {high:.6g}]  +- {answer.error:.3g}"
+    if answer.p_value is None:
+        return line
+    return f"{line}  p = {answer.p_value:.3g} {answer.words}"
 
 
 def plan(options: argparse.Namespace) -> int:
-    """Prints, for each who may be trusted, the users whose predicted error is at most --error, or
-    that of --users.
-    """
+    """Prints, for each who may be trusted, the users of an --error, or the error of --users."""
     if (options.error is None) == (options.users is None):
         raise ValueError("--error ERROR or --users N is needed, one of both: what the plan is for")
-    found = []
+    plans = []
     for trust in (options.trust,) if options.trust else TRUSTED:
         terms = terms_of(options, trust)
         asked = asking(argparse.Namespace(**{**vars(options), "trust": trust}))
@@ -283,31 +295,29 @@ def plan(options: argparse.Namespace) -> int:
         errors = question.errors(protocol, n)
         bound = question.bound(n, terms.epsilon, None) if terms.local else None
         if bound is not None and bound > question.error(protocol, n):
-            # a biased protocol was chosen: what no unbiased one can beat says nothing of it
+            # A biased protocol was chosen: what no unbiased one can beat says nothing of it.
             bound = None
         own = _asked(name, protocol, replace(terms, delta=terms.delta_of(n)))
         rmse = errors[0][1] if len(errors) == 1 else dict(errors)
         numbers = {"users": n, "predicted_rmse": rmse, "lower_bound": bound}
-        found.append({**numbers, **own, "discretisation": question.words})
-    words = {"statistic": question.title, "assumes": question.assumes}
+        plans.append({**numbers, **own, "discretisation": question.words})
     if options.json:
-        say(json.dumps(words | (found[0] if options.trust else {"plans": found})))
+        words = {"statistic": question.title, "assumes": question.assumes}
+        say(json.dumps(words | (plans[0] if options.trust else {"plans": plans})))
         return 0
     lines = [(question.title, f"predicted RMSE: privacy noise, {question.assumes}")]
-    for each in found:
-        lines.append((f"--trust {each['trust']}", TRUSTED[each["trust"]]))
-        lines.append(("  users", f"{each['users']}"))
-        rows = (
-            each["predicted_rmse"]
-            if len(errors) > 1
-            else {"predicted RMSE": each["predicted_rmse"]}
-        )
-        lines += [(f"  {title}", f"{error:.3g} {unit}".strip()) for title, error in rows.items()]
-        lines += (
-            [("  lower bound", bounded_by(each["lower_bound"]))] if each["trust"] == "local" else []
-        )
-        lines += [(f"  {key}", text) for key, text in _protocol(each)[1:3]]
-        lines.append(("  asked", each["discretisation"]))
+    for found in plans:
+        lines.append((f"--trust {found['trust']}", TRUSTED[found["trust"]]))
+        lines.append(("  users", f"{found['users']}"))
+        rmse = found["predicted_rmse"]
+        rows = rmse if isinstance(rmse, dict) else {"predicted RMSE": rmse}
+        for title, error in rows.items():
+            lines.append((f"  {title}", f"{error:.3g} {unit}".strip()))
+        if found["trust"] == "local":
+            lines.append(("  lower bound", bounded_by(found["lower_bound"])))
+        for title, text in _protocol(found)[1:3]:  # protocol and guarantee
+            lines.append((f"  {title}", text))
+        lines.append(("  asked", found["discretisation"]))
     say(*aligned(lines))
     return 0
 
@@ -323,16 +333,18 @@ def _least(
         )
     if unit == SHARE and error >= MOST_SHARE:
         raise ValueError(
-            f"--error of --statistic {options.statistic[0]} is an error in shares of users: it must be below "
-            f"{MOST_SHARE:g}, such as 0.02, not {error:g}"
+            f"--error of --statistic {options.statistic[0]} is an error in shares of users: "
+            f"it must be below {MOST_SHARE:g}, such as 0.02, not {error:g}"
         )
     n = FIRST
     for _ in range(ROUNDS):  # the best protocol depends on n
         name, protocol = question.choose(n, terms)
-        last, n = n, least_users(question, protocol, error)
-        if 0.8 < n / last < 1.25:
+        last = n
+        n = least_users(question, protocol, error)
+        if 1 / SETTLED < n / last < SETTLED:
             break
-    while not terms.local:  # noise that is made for n users
+    while not terms.local:
+        # Noise of a curator or shuffler is made for n users: for others it is another protocol.
         name, protocol = question.choose(n, terms)
         if question.error(protocol, n) <= error:
             break

@@ -1,6 +1,4 @@
-"""What ``torchdp estimate`` can be asked: a table of statistics, each with its columns, its types
-and its answers.
-"""
+"""What ``torchdp estimate`` can be asked: questions, their protocols, answers and errors."""
 
 import math
 import warnings
@@ -22,16 +20,16 @@ from torchdp.protocol import Crowd, Estimate, Objective, Protocol, Tally
 from torchdp.queries.choose import LARGEST_STRATEGY
 from torchdp.shuffle import Amplified
 
+DIAGONAL = 33  # points at which the users of a covariance's plan stand
+RESOLUTION = 1e-12  # of shares, below which a bin of a fitted histogram is empty
 Asked = Protocol[Any]
 Read = Callable[[Tensor, Tensor, Tensor, Tensor], "list[Answer]"]
-"""Of values, their errors and the ends of their intervals, (answers,) each, what is printed."""
+"""Of values, errors and the ends of intervals, (answers,) each, what is printed."""
 
 
 def _response(question: queries.Question, epsilon: float) -> Asked:
-    return cast(
-        Asked,
-        queries.LocalOracle.of(question, randomizers.RandomizedResponse(question.types, epsilon)),
-    )
+    randomizer = randomizers.RandomizedResponse(question.types, epsilon)
+    return cast(Asked, queries.LocalOracle.of(question, randomizer))
 
 
 PROTOCOLS: dict[str, Callable[[queries.Question, float], Asked]] = {
@@ -43,10 +41,9 @@ PROTOCOLS: dict[str, Callable[[queries.Question, float], Asked]] = {
 
 @dataclass(frozen=True)
 class Terms:
-    """Who is trusted with the users' data, at which (epsilon, delta). protocol: "auto", "best" or
-    its name.
+    """Who is trusted with the users' data, at which (epsilon, delta).
 
-    delta: None for the one that ``delta_of`` gives.
+    delta: None for the one that ``delta_of`` gives. protocol: "auto", "best" or its name.
     """
 
     trust: str
@@ -59,39 +56,35 @@ class Terms:
         return self.trust == "local"
 
     def delta_of(self, n: int) -> float | None:
-        """What is stated of n users: the largest power of ten that is at most 1/(10 n); None for
-        "local".
-        """
+        """Of n users: the largest power of ten that is at most 1/(10 n); None for "local"."""
         if self.local or self.delta is not None:
             return self.delta
         return float(f"1e-{len(str(10 * n - 1))}")
 
     def choose(self, question: queries.Question, n: int, objective: Objective) -> tuple[str, Asked]:
-        """The protocol of least predicted error for n users, or the one of that name, with its
-        name.
-        """
+        """The protocol of least predicted error for n users, or that of the name; its name."""
         if self.protocol in PROTOCOLS:
             return self.protocol, PROTOCOLS[self.protocol](question, self.epsilon)
-        asked = question.workload if isinstance(question, queries.Linear) else question
-        search = self.protocol == "best" or (self.local and question.types <= LARGEST_STRATEGY)
+        # A search takes seconds: always of few types in the local model, else where asked for.
+        fast = self.local and question.types <= LARGEST_STRATEGY
+        search = self.trust != "curator" and (fast or self.protocol == "best")
         choice = queries.choose(
-            asked,
+            question.workload if isinstance(question, queries.Linear) else question,
             n,
             self.epsilon,
             self.delta_of(n),
             objective=objective,
             trust=self.trust,
-            search=search and self.trust != "curator",
+            search=search,
         )
         return choice.candidates[0].name, choice.best
 
 
 @dataclass(frozen=True)
 class Answer:
-    """One number: its name, the estimate, its standard error, the interval's ends; p_value: of a
-    test, if there is one.
+    """One number: its name, the estimate, its standard error, the interval's ends.
 
-    words: what is tested.
+    p_value: of a test, if there is one; words: what is tested.
     """
 
     name: str
@@ -129,8 +122,7 @@ class Question(ABC):
     def answers(
         self, protocol: Asked, tally: Tally, level: float, population: bool = False
     ) -> list[Answer]:
-        """What is printed of what was heard: of these users, or of the population that they are a
-        sample from.
+        """What is printed of a tally: of these users, or of the population they are a sample from.
 
         Intervals of several answers hold all of them at once.
         """
@@ -143,24 +135,21 @@ class Question(ABC):
         return max(error for _, error in self.errors(protocol, n))
 
     def bound(self, n: int, epsilon: float, shares: Tensor | None) -> float | None:
-        """What no unbiased local protocol's error is below, on users of these shares; None: where
-        ``errors`` are.
+        """What no unbiased local protocol's error is below; None: no bound is known.
 
-        Of several answers the root of their mean square. None: no bound is known.
+        On users of these shares (None: where ``errors`` are); of several answers the root of their
+        mean square.
         """
         return None
 
     def shares(self, protocol: Asked, tally: Tally) -> Tensor | None:
-        """Plausible shares of the types, (k,), by what was heard; None where ``bound`` has no use
-        for them.
-        """
+        """Plausible shares of the types, (k,), by a tally; None where ``bound`` needs none."""
         return None
 
 
 @dataclass(frozen=True)
 class OfTypes(Question):
-    """What users of finitely many types are asked, through any channel, and what is read off its
-    answers.
+    """What users of finitely many types are asked, and what is read off the answers.
 
     spread: squared, what users add who round at random; fits: answers that are read off a fitted
     histogram, 0: none; ordered: whether neighbouring types are alike; tested: with Mann and
@@ -195,35 +184,31 @@ class OfTypes(Question):
     ) -> list[Answer]:
         analyst = _analyst(protocol)
         own = _asked(analyst.analyse(tally), population)
-        found = own
-        if self.spread and not population:  # of the population's the rounding is a part already
-            found = own.with_sampling(torch.full_like(own.value, self.spread) / own.n)
-        ends = _together(found, level, self.fits)
-        answers = self.told(analyst, tally, found.value, _rmse(found), *ends)
+        estimate = own
+        if self.spread and not population:
+            # A population's sampling error holds that of the rounding already.
+            rounding = torch.full_like(own.value, self.spread) / own.n
+            estimate = own.with_sampling(rounding)
+        low, high = _together(estimate, level, self.fits)
+        answers = self.told(analyst, tally, estimate.value, _rmse(estimate), low, high)
         if self.tested and not population:
             u = tested(analyst, tally, own).u
-            answers.append(
-                Answer(
-                    "U",
-                    *_numbers(u.value, u.standard_error, *u.interval(level)),
-                    answers[0].p_value,
-                )
-            )
+            low, high = u.interval(level)
+            answers.append(_answer("U", u.value, u.standard_error, low, high, answers[0].p_value))
         return answers
 
-    def told(self, analyst: Any, tally: Tally, *numbers: Tensor) -> list[Answer]:
+    def told(
+        self, analyst: Any, tally: Tally, value: Tensor, error: Tensor, low: Tensor, high: Tensor
+    ) -> list[Answer]:
         """The answers of values, errors and intervals' ends that ``analyst`` read off a tally."""
-        value, *others = numbers
         if self.fits:
             value = queries.fitted(analyst, tally, ordered=self.ordered).value
-        flat = [each.reshape(-1) for each in (value, *others)]
         if self.read is not None:
-            return self.read(*flat)
-        name, p_value, words = "estimate", None, ""
-        if self.tested:
-            p_value = float(tested(analyst, tally, analyst.analyse(tally)).p_value)
-            name, words = "AUC", "of equal distributions"
-        return [Answer(name, *_numbers(*flat), p_value, words)]
+            return self.read(value.flatten(), error.flatten(), low.flatten(), high.flatten())
+        if not self.tested:
+            return [_answer("estimate", value, error, low, high)]
+        p_value = float(tested(analyst, tally, analyst.analyse(tally)).p_value)
+        return [_answer("AUC", value, error, low, high, p_value, "of equal distributions")]
 
     def errors(self, protocol: Asked, n: float) -> list[tuple[str, float]]:
         analyst = _analyst(protocol)
@@ -231,26 +216,27 @@ class OfTypes(Question):
             worst = analyst.worst_mse(max(1, math.floor(n)), self.objective)
             return [(self.title, math.sqrt(float(worst) + self.spread / n))]
         family = cast(Tensor, self.asked.histograms)
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            mse = max(float(analyst.predicted_mse(each * n).max()) for each in family)
-        return [(self.title, math.sqrt(mse))]
+        with warnings.catch_warnings(action="ignore"):
+            mse = [float(analyst.predicted_mse(shares * n).max()) for shares in family]
+        return [(self.title, math.sqrt(max(mse)))]
 
     def bound(self, n: int, epsilon: float, shares: Tensor | None) -> float | None:
         if isinstance(self.asked, queries.Linear):
             objective = self.objective if shares is None else Objective.MEAN
             return queries.lower_bound(self.asked.workload, n, epsilon, objective, prior=shares)
         family = cast(Tensor, self.asked.histograms) if shares is None else shares[None]
-        return max((self.asked.bound(n, epsilon, each) or 0.0 for each in family), default=None)
+        bounds = [self.asked.bound(n, epsilon, histogram) or 0.0 for histogram in family]
+        return max(bounds, default=None)
 
     def shares(self, protocol: Asked, tally: Tally) -> Tensor | None:
         """None of quantiles, whose error is in another unit than the bound."""
         if isinstance(self.asked, PairwiseStatistic):
-            found = pairwise.consistent(protocol, tally)
-            return None if bool(found.value.isnan().any()) else found.histogram
+            fit = pairwise.consistent(protocol, tally)
+            return None if bool(fit.value.isnan().any()) else fit.histogram
+        if self.fits:
+            return None
         channel = cast(queries.Channel, getattr(protocol, "channel", protocol))
-        ordered = self.ordered and self.linear
-        return None if self.fits else queries.fitted(channel, tally, ordered=ordered).histogram
+        return queries.fitted(channel, tally, ordered=self.ordered and self.linear).histogram
 
     def lifted(self, place: Tensor) -> "queries.Question":
         """What is asked, of finer types of which each is of the type ``place``."""
@@ -280,22 +266,30 @@ class Together(Question):
         self, protocol: Asked, tally: Tally, level: float, population: bool = False
     ) -> list[Answer]:
         analyst = _analyst(protocol)
-        found = cast(queries.Answers, _asked(analyst.analyse(tally), population))
-        sizes = [one.value.numel() for one in found.each]
-        printed = sum(part.fits or size for part, size in zip(self.parts, sizes, strict=True))
-        ends = _together(found, level, printed if any(part.fits for part in self.parts) else 0)
-        numbers = [found.value, _rmse(found), *ends]
-        each = zip(*(row.split(sizes) for row in numbers), strict=True)
+        estimate = cast(queries.Answers, _asked(analyst.analyse(tally), population))
+        sizes = [part.value.numel() for part in estimate.each]
+        printed = 0
+        if any(part.fits for part in self.parts):
+            printed = sum(part.fits or size for part, size in zip(self.parts, sizes, strict=True))
+        low, high = _together(estimate, level, printed)
+        numbers = torch.stack([estimate.value, _rmse(estimate), low, high])  # (4, answers)
+        whole = analyst.channel.whole(tally)
         answers = []
-        for part, own, some in zip(self.parts, analyst.parts, each, strict=True):
-            for one in part.told(own, analyst.channel.whole(tally), *some):
-                name = part.title if one.name == "estimate" else f"{part.title}: {one.name}"
-                answers.append(replace(one, name=name))
+        for part, own, columns in zip(
+            self.parts, analyst.parts, numbers.split(sizes, dim=1), strict=True
+        ):
+            for answer in part.told(own, whole, *columns):
+                name = part.title
+                if answer.name != "estimate":
+                    name += f": {answer.name}"
+                answers.append(replace(answer, name=name))
         return answers
 
     def errors(self, protocol: Asked, n: float) -> list[tuple[str, float]]:
-        parts = zip(self.parts, _analyst(protocol).parts, strict=True)
-        return [error for part, own in parts for error in part.errors(own, n)]
+        errors = []
+        for part, own in zip(self.parts, _analyst(protocol).parts, strict=True):
+            errors += part.errors(own, n)
+        return errors
 
 
 @dataclass(frozen=True)
@@ -324,7 +318,8 @@ class OfCovariance(Question):
                 delta,
             )
             return "numbers and products, shuffled", mixed
-        # noise in proportion to each column's width, whatever its unit
+        # Noise in proportion to each column's width, whatever its unit: the rounded shape of the
+        # cube [-1, 1]^d, stretched to the box.
         half = (box.high - box.low) / 2
         middle = box.low + half
         one = torch.ones_like(half)
@@ -343,20 +338,22 @@ class OfCovariance(Question):
     def answers(
         self, protocol: Asked, tally: Tally, level: float, population: bool = False
     ) -> list[Answer]:
-        found = protocol.analyse(tally)
+        covariance = protocol.analyse(tally)
         i, j = torch.triu_indices(len(self.axes), len(self.axes))
-        alone = Estimate(found.value[i, j], found.standard_error[i, j], found.n)
-        low, high = alone.together(level)
-        low = torch.where(i == j, low.clamp_min(0), low)
+        entries = Estimate(covariance.value[i, j], covariance.standard_error[i, j], covariance.n)
+        low, high = entries.together(level)
+        low = torch.where(i == j, low.clamp_min(0), low)  # variances
         pairs = combinations_with_replacement(self.axes, 2)
-        read = each_answer([f"{one.name}, {two.name}" for one, two in pairs])
-        return read(alone.value, alone.standard_error, low, high)
+        read = each_answer([f"{x.name}, {y.name}" for x, y in pairs])
+        return read(entries.value, entries.standard_error, low, high)
 
     def errors(self, protocol: Asked, n: float) -> list[tuple[str, float]]:
-        places = torch.linspace(0, 1, 33, dtype=torch.float64)[:, None].expand(-1, len(self.axes))
-        evenly = self.box.low + places * (self.box.high - self.box.low)
-        users = Crowd(evenly, torch.full((33,), max(1, round(n / 33)), dtype=torch.int64))
-        return [(self.title, math.sqrt(float(protocol.predicted_mse(users).max())))]
+        box = self.box
+        places = torch.linspace(0, 1, DIAGONAL, dtype=torch.float64)[:, None]
+        points = box.low + places * (box.high - box.low)
+        users = torch.full((DIAGONAL,), max(1, round(n / DIAGONAL)), dtype=torch.int64)
+        mse = protocol.predicted_mse(Crowd(points, users))
+        return [(self.title, math.sqrt(float(mse.max())))]
 
 
 def bounded_by(bound: float | None) -> str:
@@ -375,26 +372,31 @@ def _analyst(protocol: Any) -> Any:
     return getattr(alone, "analyst", alone)
 
 
-def _numbers(
-    value: Tensor, error: Tensor, low: Tensor, high: Tensor
-) -> tuple[float, float, tuple[float, float]]:
-    """Value, error and interval of one answer."""
-    return float(value), float(error), (float(low), float(high))
+def _answer(
+    name: str,
+    value: Tensor,
+    error: Tensor,
+    low: Tensor,
+    high: Tensor,
+    p_value: float | None = None,
+    words: str = "",
+) -> Answer:
+    interval = (float(low), float(high))
+    return Answer(name, float(value), float(error), interval, p_value, words)
 
 
 def _together(estimate: Estimate, level: float, printed: int) -> tuple[Tensor, Tensor]:
-    """Ends that hold all at once. printed: so many of the answers alone, which are not known
-    beforehand; 0: all.
-    """
-    return estimate.interval(1 - (1 - level) / printed) if printed else estimate.together(level)
+    """Ends that hold all at once; printed: so many, not known beforehand, of them; 0: all."""
+    if not printed:
+        return estimate.together(level)
+    return estimate.interval(1 - (1 - level) / printed)  # Bonferroni
 
 
 def _rmse(estimate: Estimate) -> Tensor:
     """The standard error, and what an approximation may add."""
-    return (
-        estimate.standard_error.square()
-        + torch.as_tensor(estimate.bias, dtype=torch.float64).square()
-    ).sqrt()
+    bias = torch.as_tensor(estimate.bias, dtype=torch.float64)
+    mse = estimate.standard_error.square() + bias.square()
+    return mse.sqrt()
 
 
 def each_answer(names: list[str], limits: tuple[float, float] = (-math.inf, math.inf)) -> Read:
@@ -402,7 +404,7 @@ def each_answer(names: list[str], limits: tuple[float, float] = (-math.inf, math
 
     def read(value: Tensor, error: Tensor, low: Tensor, high: Tensor) -> list[Answer]:
         rows = zip(names, value, error, low.clamp(*limits), high.clamp(*limits), strict=True)
-        return [Answer(name, *_numbers(*row)) for name, *row in rows]
+        return [_answer(*row) for row in rows]
 
     return read
 
@@ -420,25 +422,31 @@ def quantiles_of(bins: Bins, shares: list[float]) -> Read:
     """
 
     def read(value: Tensor, error: Tensor, low: Tensor, high: Tensor) -> list[Answer]:
-        zero, one = torch.zeros(1).double(), torch.ones(1).double()
+        zero = torch.zeros(1).double()
+        one = torch.ones(1).double()
         error = torch.cat([zero, error, zero])
-        # of each bin's lower and upper end
-        before, high = torch.cat([zero, low]), torch.cat([high, one])
+        below = torch.cat([zero, low])  # of the share up to each bin's lower end, at least
+        above = torch.cat([high, one])  # of that up to its upper end, at most
         fit = torch.cat([zero, value, one]).cummax(0).values
-        found = []
+        answers = []
         for share in shares:
-            held = ((high >= share) & (before <= share)).nonzero()[:, 0]
-            place = int((fit[1:] >= share - 1e-12).nonzero()[0])
-            first, last = (int(held[0]), int(held[-1])) if len(held) else (place, place)
-            mass = max(float(fit[place + 1] - fit[place]), 1e-12)
+            place = int((fit[1:] >= share - RESOLUTION).nonzero()[0])
+            possible = ((above >= share) & (below <= share)).nonzero()[:, 0]
+            first = int(possible[0]) if len(possible) else place
+            last = int(possible[-1]) if len(possible) else place
+            low_end = bins.edges[first]
+            high_end = bins.edges[last + 1]
+            mass = max(float(fit[place + 1] - fit[place]), RESOLUTION)
             inside = min(1.0, max(0.0, (share - float(fit[place])) / mass))
-            ends = bins.edges[first], bins.edges[last + 1]
-            quantile = min(max(bins.edges[place] + inside * bins.width, ends[0]), ends[1])
-            # the delta method: of a share, over the density there; where that is near 0, the
-            # interval says more
+            quantile = bins.edges[place] + inside * bins.width
+            quantile = min(max(quantile, low_end), high_end)
+            # The delta method: of a share, over the density there; where that is near 0, the
+            # interval says more.
             density = mass / bins.width
-            own = float(error[place : place + 2].max()) / density
-            found.append(Answer(f"quantile {share:g}", quantile, min(own, ends[1] - ends[0]), ends))
-        return found
+            of_quantile = float(error[place : place + 2].max()) / density
+            of_quantile = min(of_quantile, high_end - low_end)
+            ends = (low_end, high_end)
+            answers.append(Answer(f"quantile {share:g}", quantile, of_quantile, ends))
+        return answers
 
     return read

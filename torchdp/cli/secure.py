@@ -27,9 +27,8 @@ def secure(options: argparse.Namespace) -> int:
     """Plays one role; prints what it did."""
     if options.role == "keys":
         for path in roles.new_keys(options.into, *options.names):
-            say(
-                f"{path.with_suffix('.key')} stays here, as secret as the data; {path} goes to everybody"
-            )
+            secret = path.with_suffix(".key")
+            say(f"{secret} stays here, as secret as the data; {path} goes to everybody")
         return 0
     if options.role == "open":
         with warnings.catch_warnings(action="ignore"):  # _show says it
@@ -74,12 +73,14 @@ def _session(options: argparse.Namespace) -> roles.Session:
                 f"--organisations {text!r} must read NAME.pub=CLIENTS: {error}"
             ) from None
     question = _question(options, sum(party.clients for party in organisations))
-    names = [*options.columns, *([] if options.label is None else [options.label])]
-    names += options.categories.split(",") if options.question == "histogram" else []
-    servers = [_party(path) for path in options.servers]
-    return roles.Session(
-        question, tuple(servers), tuple(organisations), _party(options.analyst), tuple(names)
-    )
+    names = list(options.columns)
+    if options.label is not None:
+        names.append(options.label)
+    if options.question == "histogram":
+        names += options.categories.split(",")
+    servers = tuple(_party(path) for path in options.servers)
+    analyst = _party(options.analyst)
+    return roles.Session(question, servers, tuple(organisations), analyst, tuple(names))
 
 
 def _party(path: str, clients: int = 0) -> roles.Party:
@@ -92,7 +93,10 @@ def _party(path: str, clients: int = 0) -> roles.Party:
 
 def _question(options: argparse.Namespace, n: int) -> SecureSums | roles.SharedSum[Any]:
     """The protocol, of n clients. Raises ValueError naming the option that is missing."""
-    kind, columns, budget = options.question, options.columns, (options.epsilon, options.delta)
+    kind = options.question
+    columns = options.columns
+    budget = (options.epsilon, options.delta)
+    # None: the protocol takes the clients of the largest organisation, which knows their noise
     gone = {"corrupt": options.corrupt, "absent": options.absent}
     if kind != "histogram" and options.bound is None:
         raise ValueError(f"--bound is needed for {kind}: state it without looking at the data")
@@ -109,7 +113,7 @@ def _question(options: argparse.Namespace, n: int) -> SecureSums | roles.SharedS
             raise ValueError("--label and --label-bound come together")
         return GramRelease(n, len(columns), options.bound, *budget, options.label_bound, **gone)
     coalition = AdaptiveCoalition(**gone)
-    sums = ones(n), len(columns), options.bound
+    sums = (ones(n), len(columns), options.bound)
     if options.delta == 0:
         return roles.PureSecureSketch(*sums, options.epsilon, coalition=coalition)
     return roles.SecureSketch(*sums, *budget, coalition=coalition)
@@ -117,34 +121,43 @@ def _question(options: argparse.Namespace, n: int) -> SecureSums | roles.SharedS
 
 def _table(path: str, session: roles.Session) -> Tensor:
     """An organisation's rows, as the question takes them. Raises ValueError, OSError."""
-    columns, labels = list(session.columns), {}
+    columns = list(session.columns)
+    labels = {}
     if isinstance(session.question, SecureHistogram):
-        columns, labels = columns[:1], {columns[0]: columns[1:]}
-    how = {
-        "delimiter": ",",
-        "decimal": ".",
-        "encoding": "utf-8-sig",
-        "missing": "refuse",
-        "group": None,
-    }
-    users = read_users(argparse.Namespace(csv=path, columns=columns, **how), labels, [])
+        column, *categories = columns
+        columns = [column]
+        labels = {column: categories}
+    how = argparse.Namespace(
+        csv=path,
+        columns=columns,
+        delimiter=",",
+        decimal=".",
+        encoding="utf-8-sig",
+        missing="refuse",
+        group=None,
+    )
+    users = read_users(how, labels, [])
     values = torch.from_numpy(users.to_numpy(dtype="float64", copy=True))
     if labels:
         return values[:, 0].long()
-    return values[:, 0] if isinstance(session.question, FrequencyMoments) else values
+    if isinstance(session.question, FrequencyMoments):
+        return values[:, 0]
+    return values
 
 
 def _show(session: roles.Session) -> None:
-    question, guarantee = session.question, session.sums.guarantee
+    question = session.question
     if session.exposed is not None:
         say(f"torchdp secure: {session.exposed}", error=True)
-    names = [each.name for each in fields(question) if each.name != "sketch"]  # type: ignore[arg-type]
-    asked = [f"{name} = {getattr(question, name)}" for name in names]
+    names = [field.name for field in fields(question)]  # type: ignore[arg-type]
+    asked = [f"{name} = {getattr(question, name)}" for name in names if name != "sketch"]
     rows = [(party.name, f"{party.clients} clients") for party in session.organisations]
     rows += [(party.name, "server") for party in session.servers]
+    rows.append((session.analyst.name, "analyst"))
+    words = ", ".join([*session.columns, *asked])
     say(
-        *aligned([*rows, (session.analyst.name, "analyst")]),
-        f"{type(question).__name__} of {', '.join(session.columns)}, {', '.join(asked)}: {guarantee}",
+        *aligned(rows),
+        f"{type(question).__name__} of {words}: {session.sums.guarantee}",
         f"fingerprint {session.fingerprint}: compare it with the others' by another channel",
     )
 
@@ -155,16 +168,15 @@ def _answer(session: roles.Session, found: Estimate, options: argparse.Namespace
         "n": found.n,
         "guarantee": str(session.sums.guarantee),
         "names": names,
+        "value": value.tolist(),
+        "standard_error": error.tolist(),
     }
-    result |= {"value": value.tolist(), "standard_error": error.tolist()}
     lines = [(name, f"{v:.6g} +- {e:.3g}") for name, v, e in zip(names, value, error, strict=True)]
     if isinstance(found, NoisyMoments) and found.cross is not None:
         weights = adaptive_ridge(found, ridge=options.ridge).tolist()
         result["coefficients"] = weights
-        lines += [
-            (f"coefficient of {name}", f"{w:.6g}")
-            for name, w in zip(session.columns, weights, strict=False)
-        ]
+        for name, weight in zip(session.columns, weights, strict=False):  # the label comes last
+            lines.append((f"coefficient of {name}", f"{weight:.6g}"))
     if options.json:
         say(json.dumps(result))
     else:
@@ -172,19 +184,23 @@ def _answer(session: roles.Session, found: Estimate, options: argparse.Namespace
 
 
 def _named(session: roles.Session, found: Estimate) -> tuple[list[str], Tensor, Tensor]:
-    """What each number of the answer is called, with numbers in the question's own unit, and their
-    errors.
-    """
-    question, columns = session.question, list(session.columns)
-    value, error = found.value.flatten(), found.standard_error.flatten()
+    """Names of the answer's numbers; these, in the question's own unit; their errors."""
+    question = session.question
+    columns = list(session.columns)
+    value = found.value.flatten()
+    error = found.standard_error.flatten()
     if isinstance(question, GramRelease):
         d = question.columns
         pairs = [(i, j) for i in range(d) for j in range(i, d)]
-        pairs += [(i, d) for i in range(d) if question.labelled]
+        if question.labelled:
+            pairs += [(i, d) for i in range(d)]
         # svec holds sqrt 2 times what stands off the diagonal
         factors = [1.0 if i == j or j == d else math.sqrt(0.5) for i, j in pairs]
         scales = torch.tensor(factors, dtype=torch.float64)
-        return [f"{columns[i]} * {columns[j]}" for i, j in pairs], value * scales, error * scales
+        names = [f"{columns[i]} * {columns[j]}" for i, j in pairs]
+        return names, value * scales, error * scales
     if isinstance(question, FrequencyMoments):
         return [f"{columns[0]} ^ {order:g}" for order in question.orders], value, error
-    return columns[1:] if isinstance(question, SecureHistogram) else columns, value, error
+    if isinstance(question, SecureHistogram):
+        return columns[1:], value, error
+    return columns, value, error

@@ -31,11 +31,8 @@ if TYPE_CHECKING:
 BANDWIDTH = 0.2  # of a discrepancy's kernel, in shares of the column's range
 SHARE = "of users"
 SHARP = 2.0  # epsilon above which a mean takes finer steps
-FINE = {
-    "local": 8,
-    "shuffle": 32,
-    "curator": 64,
-}  # steps of a mean: the finer, the less rounding adds, the more noise
+# steps of a mean: the finer, the less rounding adds, the more noise
+FINE = {"local": 8, "shuffle": 32, "curator": 64}
 Make = Callable[[list[Axis], argparse.Namespace], Question]
 
 
@@ -66,8 +63,12 @@ def _mean(axes: list[Axis], options: argparse.Namespace) -> OfTypes:
         words = _words(BINS + ": each number counts as its bin's middle", axes)
         middles = (edges[:, 1:] + edges[:, :-1]) / 2
         return OfTypes(title, words, queries.Linear(middles), read, Objective.WORST)
-    words = f"each user rounds at random to one of {bins.count + 1} numbers {bins.width:g} apart: this adds no bias"
-    return OfTypes(title, words, queries.Linear(edges), read, Objective.WORST, bins.width**2 / 4)
+    words = (
+        f"each user rounds at random to one of {bins.count + 1} numbers {bins.width:g} apart: "
+        "this adds no bias"
+    )
+    spread = bins.width**2 / 4  # the largest variance of rounding to two numbers so far apart
+    return OfTypes(title, words, queries.Linear(edges), read, Objective.WORST, spread)
 
 
 def _histogram(axes: list[Axis], options: argparse.Namespace) -> OfTypes:
@@ -75,16 +76,15 @@ def _histogram(axes: list[Axis], options: argparse.Namespace) -> OfTypes:
     words = _words("{0.count} stated categories" if axis.bins is None else BINS, axes)
     read = each_answer(axis.cells, (0.0, 1.0))
     W = queries.Linear(workloads.identity(axis.count).dense())
-    return OfTypes(
-        f"shares of {axis.name}", words, W, read, unit=SHARE, ordered=axis.bins is not None
-    )
+    title = f"shares of {axis.name}"
+    return OfTypes(title, words, W, read, unit=SHARE, ordered=axis.bins is not None)
 
 
 def _quantiles(name: str) -> Make:
     def make(axes: list[Axis], options: argparse.Namespace) -> OfTypes:
         bins = _bins(axes[0])
-        given = options.quantiles if name == "quantiles" else None
-        shares = [checks.fraction("--quantiles", share) for share in given or [0.5]]
+        given = options.quantiles if name == "quantiles" else [0.5]
+        shares = [checks.fraction("--quantiles", share) for share in given]
         words = _words(BINS + ": an interval ends where bins do", axes)
         W = queries.Linear(workloads.prefix(bins.count).dense()[:-1])
         read = quantiles_of(bins, shares)
@@ -99,7 +99,8 @@ def _gini(axis: Axis) -> PairwiseStatistic:
         raise ValueError(
             f"--statistic gini needs --bounds {axis.name}=LOW:HIGH of at least 0, not {bins.low:g}"
         )
-    return pairwise.gini(bins.count, low=bins.low + bins.width / 2, high=bins.high - bins.width / 2)
+    half = bins.width / 2  # from a bin's end to its middle
+    return pairwise.gini(bins.count, low=bins.low + half, high=bins.high - half)
 
 
 def _covariance(axes: list[Axis], options: argparse.Namespace) -> Question:
@@ -113,74 +114,125 @@ def _asks(
     title: str, words: str, asked: Callable[..., queries.Question], tested: bool = False
 ) -> Make:
     """A function of the shares of types, or of pairs; {0} in words is the first axis."""
-    return lambda axes, options: OfTypes(
-        _words(title, axes), _words(words, axes), asked(*axes), tested=tested
-    )
+
+    def make(axes: list[Axis], options: argparse.Namespace) -> OfTypes:
+        return OfTypes(_words(title, axes), _words(words, axes), asked(*axes), tested=tested)
+
+    return make
 
 
 def _words(words: str, axes: list[Axis]) -> str:
     return words.format(*axes)
 
 
-def _ranks(title: str, function: Callable[[int, int], queries.Question]) -> Make:
-    words = "{0.count} x {1.count} bins: users of one bin are tied"
+def _of_two(
+    title: str,
+    function: Callable[[int, int], queries.Question],
+    words: str = "users of one bin are tied",
+) -> Make:
+    """Of two numbers, from their counts of bins."""
     return _asks(
-        title + " of {0.name} and {1.name}", words, lambda y, z: function(y.count, z.count)
+        title + " of {0.name} and {1.name}",
+        "{0.count} x {1.count} bins: " + words,
+        lambda y, z: function(y.count, z.count),
     )
 
 
-LABELLED, TWO = ("number", "label"), ("number", "number")
+LABELLED = ("number", "label")
+TWO = ("number", "number")
 SCORED = "{0.count} bins: a pair within one bin counts one half"
 APART = "of {0.name} between {1.name} = {1.labels[1]} and {1.labels[0]}"
 BINS = "{0.count} bins of width {0.bins.width:g}"
-KINDS = {
-    "auc": Kind(LABELLED, _asks(
-        "AUC of {0.name} for {1.name} = {1.labels[1]}", SCORED, lambda score, label: pairwise.auc(score.count))),
-    "concordance": Kind(("number", "label", "number"), _asks(
+
+KINDS: dict[str, Kind] = {}
+KINDS["auc"] = Kind(
+    LABELLED,
+    _asks(
+        "AUC of {0.name} for {1.name} = {1.labels[1]}",
+        SCORED,
+        lambda score, label: pairwise.auc(score.count),
+    ),
+)
+KINDS["concordance"] = Kind(
+    ("number", "label", "number"),
+    _asks(
         "concordance index of {2.name} for {0.name}, seen where {1.name} = {1.labels[1]}",
-        "{0.count} x {2.count} bins: scores within one bin count one half, events within one are left out",
-        lambda time, event, score: pairwise.concordance(time.count, score.count)), bins=5),
-    "correlation": Kind(TWO, _ranks("correlation", queries.Correlation), bins=8),
-    "covariance": Kind(TWO, _covariance, bins=1, whole=True),
-    "energy-distance": Kind(LABELLED, _asks(
-        "squared energy distance " + APART, BINS,
-        lambda number, label: queries.EnergyDistance(number.count, spacing=_bins(number).width))),
-    "gamma": Kind(TWO, _asks(
-        "Goodman and Kruskal's gamma of {0.name} and {1.name}",
-        "{0.count} x {1.count} bins: a pair within one bin is left out as a tie",
-        lambda y, z: pairwise.gamma(y.count, z.count)), bins=8),
-    "gini": Kind(("number",), _asks(
-        "Gini coefficient of {0.name}", BINS + ": each number counts as its bin's middle", _gini)),
-    "gini-diversity": Kind(("category",), _asks(
-        "Gini's diversity index of {0.name}", "{0.count} stated categories",
-        lambda axis: pairwise.unequal(axis.count))),
-    "gini-mean-difference": Kind(("number",), _asks(
-        "Gini's mean difference of {0.name}", BINS + ": each pair's difference has an error of at most that width",
-        lambda axis: pairwise.absolute_difference(axis.count, spacing=_bins(axis).width))),
-    "histogram": Kind(("number",), _histogram),
-    "kendall": Kind(TWO, _asks(
-        "Kendall's tau-a of {0.name} and {1.name}",
-        "{0.count} x {1.count} bins: a pair within one bin counts as a tie (0)",
-        lambda y, z: pairwise.kendall(y.count, z.count)), bins=16),
-    "kendall-b": Kind(TWO, _ranks("Kendall's tau-b", queries.KendallB), bins=8),
-    "mann-whitney": Kind(LABELLED, _asks(
-        "Mann-Whitney U of {0.name}: {1.name} = {1.labels[1]} against {1.labels[0]}", SCORED,
-        lambda score, label: pairwise.auc(score.count), tested=True)),
-    "mean": Kind(("number",), _mean, bins=8, rounded=True),
-    "median": Kind(("number",), _quantiles("median"), finer=4),
-    "mmd": Kind(LABELLED, _asks(
+        "{0.count} x {2.count} bins: scores within one bin count one half, "
+        "events within one are left out",
+        lambda time, event, score: pairwise.concordance(time.count, score.count),
+    ),
+    bins=5,
+)
+KINDS["correlation"] = Kind(TWO, _of_two("correlation", queries.Correlation), bins=8)
+KINDS["covariance"] = Kind(TWO, _covariance, bins=1, whole=True)
+KINDS["energy-distance"] = Kind(
+    LABELLED,
+    _asks(
+        "squared energy distance " + APART,
+        BINS,
+        lambda number, label: queries.EnergyDistance(number.count, spacing=_bins(number).width),
+    ),
+)
+KINDS["gamma"] = Kind(
+    TWO,
+    _of_two(
+        "Goodman and Kruskal's gamma", pairwise.gamma, "a pair within one bin is left out as a tie"
+    ),
+    bins=8,
+)
+KINDS["gini"] = Kind(
+    ("number",),
+    _asks("Gini coefficient of {0.name}", BINS + ": each number counts as its bin's middle", _gini),
+)
+KINDS["gini-diversity"] = Kind(
+    ("category",),
+    _asks(
+        "Gini's diversity index of {0.name}",
+        "{0.count} stated categories",
+        lambda axis: pairwise.unequal(axis.count),
+    ),
+)
+KINDS["gini-mean-difference"] = Kind(
+    ("number",),
+    _asks(
+        "Gini's mean difference of {0.name}",
+        BINS + ": each pair's difference has an error of at most that width",
+        lambda axis: pairwise.absolute_difference(axis.count, spacing=_bins(axis).width),
+    ),
+)
+KINDS["histogram"] = Kind(("number",), _histogram)
+KINDS["kendall"] = Kind(
+    TWO,
+    _of_two("Kendall's tau-a", pairwise.kendall, "a pair within one bin counts as a tie (0)"),
+    bins=16,
+)
+KINDS["kendall-b"] = Kind(TWO, _of_two("Kendall's tau-b", queries.KendallB), bins=8)
+KINDS["mann-whitney"] = Kind(
+    LABELLED,
+    _asks(
+        "Mann-Whitney U of {0.name}: {1.name} = {1.labels[1]} against {1.labels[0]}",
+        SCORED,
+        lambda score, label: pairwise.auc(score.count),
+        tested=True,
+    ),
+)
+KINDS["mean"] = Kind(("number",), _mean, bins=8, rounded=True)
+KINDS["median"] = Kind(("number",), _quantiles("median"), finer=4)
+KINDS["mmd"] = Kind(
+    LABELLED,
+    _asks(
         "squared maximum mean discrepancy " + APART,
         f"{BINS}, a Gaussian kernel whose standard deviation is {BANDWIDTH:g} of their range",
-        lambda number, label: queries.MeanDiscrepancy(number.count, width=number.count * BANDWIDTH))),
-    "quantiles": Kind(("number",), _quantiles("quantiles"), finer=4),
-    "spearman": Kind(TWO, _ranks("Spearman's rho", queries.Spearman), bins=8),
-}  # fmt: skip
+        lambda number, label: queries.MeanDiscrepancy(number.count, width=number.count * BANDWIDTH),
+    ),
+)
+KINDS["quantiles"] = Kind(("number",), _quantiles("quantiles"), finer=4)
+KINDS["spearman"] = Kind(TWO, _of_two("Spearman's rho", queries.Spearman), bins=8)
 
 
 @dataclass(frozen=True)
 class Asking:
-    """What the options ask, before any user is seen: the kinds, the stated labels and bounds of the
-    columns.
+    """What the options ask, before any user is seen, with the stated labels and bounds.
 
     since: the first day of each column of dates, which is counted in days.
     """
@@ -197,38 +249,38 @@ class Asking:
         return len(self.kinds) == 1 and self.kinds[0].rounded
 
     def axes(self, users: "pd.DataFrame | None" = None) -> list[Axis]:
-        """The columns' axes; bounds that are not stated are read from the users, where that is
-        asked for.
-        """
-        return [
-            Axis(name, None, self.labels[name])
-            if name in self.labels
-            else Axis(name, self._bins(name, users))
-            for name in self.options.columns
-        ]
+        """The columns' axes; of the users' bounds where none are stated, if that is asked for."""
+        axes = []
+        for name in self.options.columns:
+            if name in self.labels:
+                axes.append(Axis(name, None, self.labels[name]))
+            else:
+                axes.append(Axis(name, self._bins(name, users)))
+        return axes
 
     def _bins(self, name: str, users: "pd.DataFrame | None") -> Bins:
         if name in self.bounds:
             return Bins(*self.bounds[name], self.bins)
         if users is None or not self.options.bounds_from_data:
             raise ValueError(
-                f"column {name!r} needs public bounds, --bounds {name}=LOW:HIGH (a histogram of words: --categories "
-                "A,B,...); bounds read from the data are not private (--bounds-from-data does it all the same)"
+                f"column {name!r} needs public bounds, --bounds {name}=LOW:HIGH "
+                "(a histogram of words: --categories A,B,...); bounds read from the data are not "
+                "private (--bounds-from-data does it all the same)"
             )
         return Bins(*range_of(users, name), self.bins)
 
     @property
     def bins(self) -> int:
         """Of each number. Raises ValueError."""
-        usual = min(
-            (kind.bins for kind in self.kinds if not kind.rounded), default=FINE[self.options.trust]
-        )
+        stated = [kind.bins for kind in self.kinds if not kind.rounded]
+        usual = min(stated, default=FINE[self.options.trust])
         if self.rounded and self.options.trust == "local" and self.options.epsilon > SHARP:
             usual *= 2
         if self.options.trust == "curator" and len(self.kinds) == 1:
             usual *= self.kinds[0].finer
-        labels = math.prod(len(each) for each in self.labels.values())
+        labels = math.prod(map(len, self.labels.values()))
         numbers = len(self.options.columns) - len(self.labels)
+        # labels * most^numbers <= MOST_TYPES, a root that .5 keeps from falling below a whole one
         most = int((MOST_TYPES // labels + 0.5) ** (1 / numbers)) - self.rounded
         if self.options.bins is None:
             return min(usual, most)
@@ -238,38 +290,33 @@ class Asking:
         return count
 
     def question(self, axes: list[Axis]) -> Question:
-        """Of these axes; of several statistics all, those of one number for each column of
-        numbers.
-        """
+        """Of these axes; of several statistics all, those of one number for each such column."""
         dates = [f"{name} in days since {first}" for name, first in self.since.items()]
         if len(self.kinds) == 1:
-            (kind,) = self.kinds
-            made = kind.make(axes, self.options)
-            return replace(made, words="; ".join([made.words, *dates]))
-        order = sorted(axes, key=lambda axis: axis.bins is not None)  # as ``coded``
-        digits = torch.cartesian_prod(*[torch.arange(axis.count) for axis in order]).view(
-            -1, len(axes)
-        )
-        place = dict(zip((axis.name for axis in order), digits.mT, strict=True))
+            question = self.kinds[0].make(axes, self.options)
+            return replace(question, words="; ".join([question.words, *dates]))
+        order = sorted(axes, key=_is_number)  # as ``coded``
+        counts = [torch.arange(axis.count) for axis in order]
+        digits = torch.cartesian_prod(*counts).view(-1, len(axes))  # of each type
+        place = {axis.name: digits[:, i] for i, axis in enumerate(order)}
         parts: list[OfTypes] = []
         for kind in self.kinds:
             if len(axes) == len(kind.roles):
                 parts.append(cast(OfTypes, kind.make(axes, self.options)))
                 continue
-            for axis in axes:
-                if axis.bins is not None:
-                    part = cast(OfTypes, kind.make([axis], self.options))
-                    parts.append(replace(part, asked=part.lifted(place[axis.name])))
+            for axis in filter(_is_number, axes):
+                part = cast(OfTypes, kind.make([axis], self.options))
+                parts.append(replace(part, asked=part.lifted(place[axis.name])))
         words = dict.fromkeys(part.words for part in parts)
         return Together(f"{len(parts)} statistics", "; ".join([*words, *dates]), tuple(parts))
 
     def coded(
         self, users: "pd.DataFrame", axes: list[Axis], noise: Noise | None, notes: list[str]
     ) -> tuple["pd.DataFrame", torch.Tensor]:
-        """The users who take part, and the type of each: labels count most, then the columns in
-        their order.
+        """The users who take part, and the type of each.
 
-        For a kind of whole numbers these themselves, (n, d). notes: as of ``read_users``.
+        A type's digits are the labels, then the columns in their order. For a kind of whole numbers
+        these themselves, (n, d). notes: as of ``read_users``.
         """
         for axis in axes:
             if axis.bins is not None:
@@ -279,9 +326,8 @@ class Asking:
         if self.kinds[0].whole:
             return users, columns
         types = torch.zeros(len(users), dtype=torch.int64)
-        for axis, column in sorted(
-            zip(axes, columns.mT, strict=True), key=lambda each: each[0].bins is not None
-        ):
+        for axis in sorted(axes, key=_is_number):
+            column = columns[:, axes.index(axis)]
             if axis.bins is None:
                 types = types * axis.count + column.long()
             elif self.rounded:
@@ -296,59 +342,60 @@ def asking(options: argparse.Namespace) -> Asking:
     """What the options ask. Raises ValueError that names an option which is missing, or has no
     meaning here.
     """
-    names, columns = options.statistic, options.columns
-    name = " ".join(names)
-    kinds = tuple(KINDS[each] for each in names)
-    roles = list(max(kinds, key=lambda kind: len(kind.roles)).roles)
-    if options.categories is not None and set(names) <= {"histogram", "gini-diversity"}:
-        roles = ["category"]
-    if len(set(names)) < len(names):
-        raise ValueError("--statistic names a statistic twice")
-    if any(kind.whole for kind in kinds):
-        if len(kinds) > 1:
-            raise ValueError("--statistic covariance uses numbers as they are: ask for it alone")
-        roles = ["number"] * max(len(roles), len(columns))
-        if options.bins is not None:
-            raise ValueError(
-                f"--statistic {name} takes no --bins: its numbers are used as they are"
-            )
-        if options.population:
-            raise ValueError(
-                f"--population is not for --statistic {name}, whose sampling error is not known"
-            )
+    names = options.statistic
+    columns = options.columns
+    kinds = tuple(KINDS[name] for name in names)
+    roles = _roles(options, kinds)
+    asked = f"--statistic {' '.join(names)}"
     if len(columns) != len(roles):
-        raise ValueError(f"--statistic {name} takes {len(roles)} --columns, not {len(columns)}")
+        raise ValueError(f"{asked} takes {len(roles)} --columns, not {len(columns)}")
     if len(set(columns)) < len(columns):
         raise ValueError("--columns names a column twice")
-    for each, kind in zip(names, kinds, strict=True):
-        if (
-            roles != ["category"]
-            and len(kinds) > 1
-            and kind.roles not in (tuple(roles), ("number",))
-        ):
-            raise ValueError(
-                f"--statistic {each} is of other columns than {name.replace(each, '').strip()}: ask for it alone"
-            )
-    for option, wanted in (
-        ("categories", "category" in roles),
-        ("quantiles", "quantiles" in names),
-    ):
+    if len(kinds) > 1 and roles != ["category"]:
+        for name, kind in zip(names, kinds, strict=True):
+            # A kind of one number is asked of each column of numbers.
+            if kind.roles not in (tuple(roles), ("number",)):
+                others = " ".join(names).replace(name, "").strip()
+                raise ValueError(
+                    f"--statistic {name} is of other columns than {others}: ask for it alone"
+                )
+    needed = {"categories": "category" in roles, "quantiles": "quantiles" in names}
+    for option, needs in needed.items():
         given = getattr(options, option) is not None
-        if given != wanted:
-            raise ValueError(f"--statistic {name} {'takes no' if given else 'needs'} --{option}")
-    if "number" not in roles and (
-        options.bounds or options.bounds_from_data or options.bins is not None
-    ):
+        if given and not needs:
+            raise ValueError(f"{asked} takes no --{option}")
+        if needs and not given:
+            raise ValueError(f"{asked} needs --{option}")
+    stated = options.bounds or options.bounds_from_data or options.bins is not None
+    if stated and "number" not in roles:
+        raise ValueError(f"{asked} takes no --bounds and no --bins: its column is a category")
+    labels = {}
+    for column, role in zip(columns, roles, strict=True):
+        if role != "number":
+            labels[column] = _labels(role, options)
+    bounds, since = parse_bounds(options.bounds, [name for name in columns if name not in labels])
+    return Asking(options, kinds, labels, bounds, since)
+
+
+def _roles(options: argparse.Namespace, kinds: tuple[Kind, ...]) -> list[str]:
+    """What each column holds. Raises ValueError."""
+    names = options.statistic
+    if len(set(names)) < len(names):
+        raise ValueError("--statistic names a statistic twice")
+    if options.categories is not None and set(names) <= {"histogram", "gini-diversity"}:
+        return ["category"]
+    roles = list(max(kinds, key=lambda kind: len(kind.roles)).roles)
+    if not any(kind.whole for kind in kinds):
+        return roles
+    if len(kinds) > 1:
+        raise ValueError("--statistic covariance uses numbers as they are: ask for it alone")
+    if options.bins is not None:
+        raise ValueError("--statistic covariance takes no --bins: its numbers are used as they are")
+    if options.population:
         raise ValueError(
-            f"--statistic {name} takes no --bounds and no --bins: its column is a category"
+            "--population is not for --statistic covariance, whose sampling error is not known"
         )
-    labels = {
-        column: _labels(role, options)
-        for column, role in zip(columns, roles, strict=True)
-        if role != "number"
-    }
-    numbers = [column for column in columns if column not in labels]
-    return Asking(options, kinds, labels, *parse_bounds(options.bounds, numbers))
+    return ["number"] * max(len(roles), len(options.columns))
 
 
 def _labels(role: str, options: argparse.Namespace) -> tuple[str, ...]:
@@ -362,6 +409,10 @@ def _labels(role: str, options: argparse.Namespace) -> tuple[str, ...]:
     if len(set(categories)) != len(categories) or len(categories) < 2:
         raise ValueError("--categories must list at least two different values")
     return categories
+
+
+def _is_number(axis: Axis) -> bool:
+    return axis.bins is not None
 
 
 def _bins(axis: Axis) -> Bins:

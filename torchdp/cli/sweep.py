@@ -1,6 +1,4 @@
-"""``torchdp sweep``: the grid of an experiment script; ``report`` and ``merge``: what a store
-holds.
-"""
+"""``torchdp sweep``: the grid of an experiment script; ``report``, ``merge``: of its stores."""
 
 import argparse
 import importlib.util
@@ -8,7 +6,7 @@ import os
 import signal
 import threading
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from functools import cache
 from importlib.util import find_spec
@@ -37,11 +35,10 @@ RANKS = (  # the number of this process among its kin, their count, their first 
 
 
 def sweep(options: argparse.Namespace) -> int:
-    """Measures what the store lacks, then writes the table and the figures from the store's
-    rows.
-    """
+    """Measures what the store lacks; writes the table and the figures from the store's rows."""
     _loaded.cache_clear()  # the script may have been edited
-    experiment = _loaded(str(Path(options.experiment).resolve()), options.smoke)
+    script = Script(str(Path(options.experiment).resolve()), options.smoke)
+    experiment = _loaded(script.path, script.smoke)
     missing = [name for name in experiment.needs if find_spec(name) is None]
     if missing and not options.measure_only:
         names = " ".join(missing)
@@ -49,26 +46,25 @@ def sweep(options: argparse.Namespace) -> int:
             f"the figures need {names}: pip install {names}, or add --measure-only for the table"
         )
     folder = Path(options.out or f"results/{experiment.name}")
-    trials = (
-        experiment.trials
-        if options.trials is None
-        else checks.integer("--trials", options.trials, 1)
-    )
     store = folder / "results.jsonl"
-    there = Script(str(Path(options.experiment).resolve()), options.smoke)
+    trials = experiment.trials
+    if options.trials is not None:
+        trials = checks.integer("--trials", options.trials, 1)
     if options.draw_only:
-        rows = _stored(store, experiment, options.seed, code_of(there))
+        rows = _stored(store, experiment, options.seed, code_of(script))
     else:
         folder.mkdir(parents=True, exist_ok=True)
-        rows = _measured(there, experiment, trials, store, options)
-    failed, good = [row for row in rows if row.error], [row for row in rows if not row.error]
+        rows = _measured(script, experiment, trials, store, options)
     if not rows and options.shard is None:
         raise ValueError(f"{options.experiment}: its grid is empty, nothing was measured")
     if not rows:
         say(
-            f"torchdp sweep: shard {options.shard} has no block of any configuration; the other shards have all"
+            f"torchdp sweep: shard {options.shard} has no block of any configuration; "
+            "the other shards have all"
         )
         return 0
+    failed = [row for row in rows if row.error]
+    good = [row for row in rows if not row.error]
     if not good:
         raise ValueError(f"every configuration failed; the first with {failed[0].error}")
     table = folder / "results.csv"
@@ -85,9 +81,7 @@ def sweep(options: argparse.Namespace) -> int:
 
 
 def places(device: str | None, devices: str | None, cluster: str | None) -> dict[str, Any]:
-    """Where trials run: as named, or by a worker process for each CUDA device, or on the CPU.
-    Raises ValueError.
-    """
+    """Where trials run: as named, else on each CUDA device, else the CPU. Raises ValueError."""
     if devices is not None:
         return {"devices": devices.split(",")}
     count = torch.cuda.device_count()
@@ -97,41 +91,47 @@ def places(device: str | None, devices: str | None, cluster: str | None) -> dict
 
 
 def _measured(
-    there: "Script", experiment: Sweep, trials: int | None, store: Path, options: argparse.Namespace
+    script: "Script",
+    experiment: Sweep,
+    trials: int | None,
+    store: Path,
+    options: argparse.Namespace,
 ) -> list[Row]:
+    on_error = OnError.RAISE if options.stop_on_error else OnError.GO_ON
     with stopped_cleanly(), cluster(options.cluster) as client:
+        seed = checks.integer("--seed", options.seed, 0)
+        where = places(options.device, options.devices, options.cluster)
         return simulate.sweep(
-            there,
+            script,
             experiment.grid,
             trials=trials,
-            seed=checks.integer("--seed", options.seed, 0),
+            seed=seed,
             store=store,
             block_size=experiment.block_size,
             target_relative_ci=options.target_relative_ci,
-            **places(options.device, options.devices, options.cluster),
+            **where,
             executor=client,
             shard=shard(options.shard),
             other_code=OtherCode(options.other_code),
-            on_error=OnError.RAISE if options.stop_on_error else OnError.GO_ON,
+            on_error=on_error,
         )
 
 
 @contextmanager
 def stopped_cleanly() -> Iterator[None]:
-    """What a cluster sends before it takes a machine away stops a sweep inside as Ctrl-C does;
-    blocks are kept.
-    """
+    """A cluster's signals, sent before it takes a machine away, stop a sweep as Ctrl-C does."""
 
     def stop(number: int, frame: object) -> None:
         raise KeyboardInterrupt(signal.Signals(number))
 
-    main = threading.current_thread() is threading.main_thread()
-    before = {each: signal.signal(each, stop) for each in STOPS if main}
+    before = {}
+    if threading.current_thread() is threading.main_thread():  # no other may set them
+        before = {number: signal.signal(number, stop) for number in STOPS}
     try:
         yield
     finally:
-        for each, handler in before.items():
-            signal.signal(each, handler)
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 def shard(text: str | None) -> tuple[int, int] | None:
@@ -140,21 +140,20 @@ def shard(text: str | None) -> tuple[int, int] | None:
         return None
     first = "0"
     if text == "env":
-        found = [names for names in RANKS if {*names[:2]} <= os.environ.keys()]
-        if not found:
-            raise ValueError(
-                f"--shard env found none of {', '.join(names[0] for names in RANKS)} in the environment"
-            )
-        rank, size, least = found[0]
-        text = f"{os.environ[rank]}/{os.environ[size]}"
-        first = os.environ.get(least, "0")
-    try:
-        index, count, begin = map(integer, [*text.split("/"), first])
-    except ValueError:
-        index = count = begin = 0
-    if not 0 <= index - begin < count:
-        raise ValueError(f"--shard must be I/N with 0 <= I < N, such as 0/4, or env, not {text!r}")
-    return index - begin, count
+        for rank, size, least in RANKS:
+            if rank in os.environ and size in os.environ:
+                text = f"{os.environ[rank]}/{os.environ[size]}"
+                first = os.environ.get(least, "0")
+                break
+        else:
+            ranks = ", ".join(rank for rank, *_ in RANKS)
+            raise ValueError(f"--shard env found none of {ranks} in the environment")
+    with suppress(ValueError):
+        index, count = map(integer, text.split("/"))
+        index -= integer(first)
+        if 0 <= index < count:
+            return index, count
+    raise ValueError(f"--shard must be I/N with 0 <= I < N, such as 0/4, or env, not {text!r}")
 
 
 def cluster(address: str | None) -> AbstractContextManager[Any]:
@@ -172,39 +171,40 @@ def cluster(address: str | None) -> AbstractContextManager[Any]:
 
 
 def _stored(store: Path, experiment: Sweep, seed: int, code: str) -> list[Row]:
-    """The stored rows of the grid; of those that several codes made, the present one's or else the
-    last.
-    """
-    found: dict[str, Row] = {}
+    """The stored rows of the grid, each of the present code if there is one, else the last."""
+    stored: dict[str, Row] = {}
     wanted = {canonical(config) for config in experiment.grid}
     for row in simulate.read(store):
         key = canonical(row.config)
-        if (row.seed, row.block_size) == (seed, experiment.block_size) and key in wanted:
-            found[key] = found[key] if key in found and found[key].code == code else row
-    if not found:
+        same = (row.seed, row.block_size) == (seed, experiment.block_size)
+        if same and key in wanted and (key not in stored or stored[key].code != code):
+            stored[key] = row
+    if not stored:
         raise ValueError(
             f"{store} holds no row of this grid and seed; run without --draw-only first"
         )
-    if others := sorted({row.code for row in found.values()} - {code}):
+    others = sorted({row.code for row in stored.values()} - {code})
+    if others:
         say(f"torchdp sweep: drawn from blocks by other code: {'; '.join(others)}", error=True)
-    if lacking := len(wanted - set(found)):
+    lacking = len(wanted) - len(stored)
+    if lacking:
         say(
-            f"torchdp sweep: {lacking} of {len(wanted)} configurations are not yet measured, nor drawn",
+            f"torchdp sweep: {lacking} of {len(wanted)} configurations are not yet measured, "
+            "nor drawn",
             error=True,
         )
-    return list(found.values())
+    return list(stored.values())
 
 
 @contextmanager
 def explained(path: str) -> Iterator[None]:
-    """What goes wrong inside, as a ValueError that names the script and its last line on the
-    way.
-    """
+    """What goes wrong inside, as a ValueError that names the script and its last line."""
     try:
         yield
     except Exception as error:
         here = str(Path(path).resolve())
-        lines = [each.lineno for each in extract_tb(error.__traceback__) if each.filename == here]
+        frames = extract_tb(error.__traceback__)
+        lines = [frame.lineno for frame in frames if frame.filename == here]
         at = f", line {lines[-1]}" if lines else ""
         raise ValueError(f"{path}{at}: {type(error).__name__}: {error}") from error
 
@@ -220,14 +220,15 @@ def load(path: str, smoke: bool) -> Sweep:
     module = importlib.util.module_from_spec(spec)
     with explained(path):
         spec.loader.exec_module(module)
-        made = module.experiment(smoke) if callable(getattr(module, "experiment", None)) else None
-    if made is None:
+        define = getattr(module, "experiment", None)
+        experiment = define(smoke) if callable(define) else None
+    if experiment is None:
         raise ValueError(
             f"{path} defines no experiment(smoke); see experiments/pairwise/error_vs_n.py"
         )
-    if not isinstance(made, Sweep):
+    if not isinstance(experiment, Sweep):
         raise ValueError(f"{path}: experiment(smoke) must return a torchdp.simulate.Sweep")
-    return made
+    return experiment
 
 
 @dataclass(frozen=True)
@@ -252,8 +253,9 @@ def _loaded(path: str, smoke: bool) -> Sweep:
 
 def report(options: argparse.Namespace) -> int:
     """Writes the page; prints its files."""
-    given = Path(options.store)
-    store = given / "results.jsonl" if given.is_dir() else given
+    store = Path(options.store)
+    if store.is_dir():
+        store /= "results.jsonl"
     out = Path(options.out) if options.out else store.with_name("report.html")
     say(*write_page(store, out, options.title or ""))
     return 0

@@ -11,6 +11,7 @@ import itertools
 import math
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import date
 from difflib import get_close_matches
@@ -29,7 +30,7 @@ MOST_TYPES = 4096
 MISSING = {"", "na", "n/a", "nan", "null", "none", "-", ".", "?"}  # in small letters
 WIDEST = 1e60  # squares of squares of widths stay floating-point numbers
 ROWS = 2**16  # at a time
-SWAPPED = str.maketrans(".,", ",.")
+SWAPPED = str.maketrans(".,", ",.")  # of a decimal comma; a point between thousands stays wrong
 SEEN = "how many take part is not protected"
 YEARS = 1700, 2200  # of dates: pandas holds each nanosecond of these
 
@@ -55,11 +56,10 @@ class Bins:
         return ((values - self.low) / self.width).long().clamp(0, self.count - 1)
 
     def rounded(self, values: Tensor, uniform: Tensor) -> Tensor:
-        """One of the two edges beside each value, 0, ..., count, at random: in the mean the value
-        itself.
-        """
+        """One of the two edges beside each value, 0, ..., count, at random, without bias."""
         position = ((values - self.low) / self.width).clamp(0, self.count)
         below = position.floor()
+        # Up with probability position - below: the mean is the position.
         return below.long() + (uniform < position - below)
 
 
@@ -101,13 +101,7 @@ def read_parts(
         raise ValueError(
             f"--delimiter must be one character, such as ';', or tab, not {delimiter!r}"
         )
-    try:
-        encoding = "utf-8-sig" if codecs.lookup(encoding).name == "utf-8" else encoding
-        "".encode(encoding)
-    except (LookupError, UnicodeError) as error:
-        raise ValueError(
-            f"--encoding {encoding!r} is not known; take utf-8, latin-1, cp1252 or utf-16"
-        ) from error
+    encoding = _known_encoding(encoding)
     how: dict[str, Any] = {"sep": delimiter, "encoding": encoding, "chunksize": ROWS}
     how |= {"header": None, "dtype": object, "na_filter": False, "skip_blank_lines": False}
     try:
@@ -115,22 +109,20 @@ def read_parts(
             file = raw if raw.seekable() else io.BytesIO(raw.read())  # a pipe
             how["compression"] = "gzip" if file.read(2) == b"\x1f\x8b" else None
             file.seek(0)
+            short = False
             with pd.read_csv(file, **how) as parts:
-                header, short = parts.get_chunk(1), False
-                where, width = places(path, header.iloc[0], names, delimiter), header.shape[1]
+                header = parts.get_chunk(1)
+                width = header.shape[1]
+                where = places(path, header.iloc[0], names, delimiter)
                 for part in parts:
                     short = short or bool((part.iloc[:, -1] == "").any())
                     yield part.iloc[:, where].set_axis(names, axis=1)
-            file.seek(0)
-            # slow; tells empty cells from lacking ones
-            with pd.read_csv(file, engine="python", **how) as parts:
-                for part in parts if short and width > 1 else ():
-                    for row, cells in (
-                        part.count(axis=1).loc[lambda cells: (cells > 0) & (cells < width)].items()
-                    ):
-                        raise ValueError(
-                            f"{path}, row {row}: {cells} cells, the header has {width}"
-                        )
+            if short and width > 1:
+                # pandas' parser in C fills lacking cells up; the slow one in Python does not.
+                file.seek(0)
+                with pd.read_csv(file, engine="python", **how) as parts:
+                    for part in parts:
+                        _refuse_short(path, part, width)
     except pd.errors.EmptyDataError as error:
         raise ValueError(
             f"{path} is empty; it needs a header line and one row for each user"
@@ -138,8 +130,8 @@ def read_parts(
     except UnicodeError as error:
         kind = "UTF-8" if encoding == "utf-8-sig" else encoding
         raise ValueError(
-            f"{path} is not a {kind} text file; --encoding names another (such as latin-1); of packed files and "
-            "spreadsheets only text packed by gzip is read"
+            f"{path} is not a {kind} text file; --encoding names another (such as latin-1); "
+            "of packed files and spreadsheets only text packed by gzip is read"
         ) from error
     except pd.errors.ParserError as error:
         raise ValueError(f"{path} is not a readable CSV file: {error}") from error
@@ -147,22 +139,46 @@ def read_parts(
         raise ValueError(f"{path} is a damaged gzip file: {error}") from error
 
 
+def _known_encoding(encoding: str) -> str:
+    """Of text; of UTF-8 the one that skips a byte order mark. Raises ValueError."""
+    try:
+        "".encode(encoding)  # refuses what is no encoding of text, such as hex
+    except (LookupError, UnicodeError) as error:
+        raise ValueError(
+            f"--encoding {encoding!r} is not known; take utf-8, latin-1, cp1252 or utf-16"
+        ) from error
+    return "utf-8-sig" if codecs.lookup(encoding).name == "utf-8" else encoding
+
+
+def _refuse_short(path: str, part: "pd.DataFrame", width: int) -> None:
+    cells = part.count(axis=1)
+    lacking = cells[(cells > 0) & (cells < width)]
+    if len(lacking):
+        row = lacking.index[0]
+        raise ValueError(f"{path}, row {row}: {lacking[row]} cells, the header has {width}")
+
+
 def places(path: str, header: Sequence[str], names: Sequence[str], delimiter: str) -> list[int]:
     """Where these columns stand in the header. Raises ValueError."""
     header = [name.strip() for name in header]
     for name in names:
-        if header.count(name) != 1:
-            found = "is missing" if name not in header else "occurs more than once"
-            # Without a header line the first row would be a user's: its cells are not shown.
-            other = next((each for each in ",;\t|" if len(header) == 1 and each in header[0]), None)
-            # of a name that is nearly there: no user's cell
-            near = get_close_matches(name, header, 1)
-            hint = f"; did you mean {near[0]!r}?" if near and near[0] != name else ""
-            if other is not None:
-                hint = f"; its delimiter may be {other!r}, not {delimiter!r}: see --delimiter"
-            raise ValueError(
-                f"column {name!r} {found} in the header of {path} ({len(header)} columns){hint}"
-            )
+        if header.count(name) == 1:
+            continue
+        wrong = "occurs more than once" if name in header else "is missing"
+        # Without a header line the first row is a user's: its cells are not shown, but for a name
+        # that is nearly the one that was given.
+        hint = ""
+        near = get_close_matches(name, header, 1)
+        if near and near[0] != name:
+            hint = f"; did you mean {near[0]!r}?"
+        if len(header) == 1:
+            for other in ",;\t|":
+                if other in header[0]:
+                    hint = f"; its delimiter may be {other!r}, not {delimiter!r}: see --delimiter"
+                    break
+        raise ValueError(
+            f"column {name!r} {wrong} in the header of {path} ({len(header)} columns){hint}"
+        )
     return [header.index(name) for name in names]
 
 
@@ -170,27 +186,33 @@ def numbers(name: str, decimal: str, cells: "pd.Series[str]") -> np.ndarray:
     """The cells as float64, NaN where one is missing. Raises ValueError that names the row of any
     other text.
     """
-    try:
-        if decimal == "." and "_" not in (text := "".join(cells)) and text.isascii():
-            found = np.fromiter(map(float, cells), np.float64, len(cells))
-            if np.isfinite(found).all():
-                return found
-    except ValueError:
-        pass
-    values, other = [], "," if decimal == "." else "."
+    text = "".join(cells)
+    # float also reads underscores and the digits of other scripts
+    if decimal == "." and "_" not in text and text.isascii():
+        with suppress(ValueError):
+            quick = np.fromiter(map(float, cells), np.float64, len(cells))
+            if np.isfinite(quick).all():
+                return quick
+    values = []
     for row, cell in cells.str.strip().items():
         value = math.nan if cell.lower() in MISSING else _finite(cell, decimal)
         if value is None:
-            remedy = "correct or leave out the row"
-            if cell[:10].count("-") == 2:
-                remedy = f"of dates state days: --bounds {name}=2024-01-01:2024-12-31"
-            if other in cell:
-                remedy = f"take out marks between thousands such as {other!r}"
-                if _finite(cell, other) is not None:
-                    remedy += f"; or if it is the decimal mark: --decimal {other}"
+            remedy = _remedy(name, cell, decimal)
             raise ValueError(f"column {name!r}, row {row}: not a finite number; {remedy}")
         values.append(value)
     return np.array(values)
+
+
+def _remedy(name: str, cell: str, decimal: str) -> str:
+    other = "," if decimal == "." else "."
+    if other in cell:
+        remedy = f"take out marks between thousands such as {other!r}"
+        if _finite(cell, other) is not None:
+            remedy += f"; or if it is the decimal mark: --decimal {other}"
+        return remedy
+    if cell[:10].count("-") == 2:
+        return f"of dates state days: --bounds {name}=2024-01-01:2024-12-31"
+    return "correct or leave out the row"
 
 
 def _finite(cell: str, decimal: str) -> float | None:
@@ -202,20 +224,22 @@ def _finite(cell: str, decimal: str) -> float | None:
 
 
 def days(name: str, first: date, cells: "pd.Series[str]") -> "pd.Series[float]":
-    """Dates and times (ISO 8601; UTC where no zone is written) as days after this one's beginning,
-    NaN where missing.
+    """Dates and times as days after this one's beginning, NaN where missing.
 
-    Raises ValueError that names the row of any other text.
+    In ISO 8601; UTC where no zone is written. Raises ValueError that names the row of any other
+    text.
     """
     import pandas as pd
 
     stated = texts(cells)
-    found = pd.to_datetime(stated, format="ISO8601", errors="coerce", utc=True)
-    if (other := found.isna() & stated.notna()).any():
+    times = pd.to_datetime(stated, format="ISO8601", errors="coerce", utc=True)
+    other = times.isna() & stated.notna()
+    if other.any():
         raise ValueError(
-            f"column {name!r}, row {other.idxmax()}: not a date such as 2024-01-31 or 2024-01-31T18:30"
+            f"column {name!r}, row {other.idxmax()}: "
+            "not a date such as 2024-01-31 or 2024-01-31T18:30"
         )
-    return (found - pd.Timestamp(first, tz="UTC")) / pd.Timedelta(days=1)
+    return (times - pd.Timestamp(first, tz="UTC")) / pd.Timedelta(days=1)
 
 
 def texts(cells: "pd.Series[str]") -> "pd.Series[str]":
@@ -225,8 +249,9 @@ def texts(cells: "pd.Series[str]") -> "pd.Series[str]":
 
 
 def ends(interval: str) -> tuple[float, float, date | None]:
-    """LOW:HIGH as numbers; of two days 0, the days up to the end of the last one, the first. Raises
-    ValueError.
+    """LOW:HIGH as numbers; of two days 0, the days to the end of the last, and the first.
+
+    Raises ValueError.
     """
     try:
         low, high = map(number, interval.split(":"))
@@ -242,7 +267,8 @@ def parse_bounds(
     texts: Sequence[str], columns: Sequence[str]
 ) -> tuple[dict[str, tuple[float, float]], dict[str, date]]:
     """NAME=LOW:HIGH of each text, and the first day of columns of dates. Raises ValueError."""
-    bounds, since = {}, dict[str, date]()
+    bounds: dict[str, tuple[float, float]] = {}
+    since: dict[str, date] = {}
     for text in texts:
         name, equals, interval = text.rpartition("=")
         try:
@@ -251,8 +277,8 @@ def parse_bounds(
             low = high = math.nan
         if not equals or not (math.isfinite(low) and math.isfinite(high)):
             raise ValueError(
-                f"--bounds {text!r} must read NAME=LOW:HIGH with two finite numbers, or two days such as 2024-01-31 "
-                f"of the years {YEARS[0]} to {YEARS[1]}, the first one first"
+                f"--bounds {text!r} must read NAME=LOW:HIGH with two finite numbers, or two days "
+                f"such as 2024-01-31 of the years {YEARS[0]} to {YEARS[1]}, the first one first"
             )
         if name not in columns:
             raise ValueError(
@@ -267,7 +293,8 @@ def parse_bounds(
                 f"--bounds {text!r}: high - low must lie between {1 / WIDEST:g} and {WIDEST:g}"
             )
         bounds[name] = (low, high)
-        since |= {} if first is None else {name: first}
+        if first is not None:
+            since[name] = first
     return bounds, since
 
 
@@ -277,8 +304,7 @@ def read_users(
     notes: list[str],
     since: Mapping[str, date] = MappingProxyType({}),
 ) -> "pd.DataFrame":
-    """The users of a table who are asked: a row of it each, numbered from 1, with numbers and
-    places in the labels.
+    """A row for each user who is asked, numbered from 1: numbers, and places in the labels.
 
     A column of the name of ``--group`` holds each user's group. notes: to which words about who is
     left out are added. since: the day from which those of a column of dates are counted.
@@ -290,19 +316,23 @@ def read_users(
         raise ValueError(
             f"--group {options.group} is one of --columns: a group is public, and not asked about"
         )
-    names = [*options.columns, *([] if options.group is None else [options.group])]
+    names = list(options.columns)
+    if options.group is not None:
+        names.append(options.group)
 
     def read(name: str, cells: "pd.Series[str]") -> object:
         if name in labels:
             return _places(name, labels[name], texts(cells))
         if name in since:
             return days(name, since[name], cells)
-        return texts(cells) if name == options.group else numbers(name, options.decimal, cells)
+        if name == options.group:
+            return texts(cells)
+        return numbers(name, options.decimal, cells)
 
-    parts = [
-        pd.DataFrame({name: read(name, part[name]) for name in names}, index=part.index)
-        for part in read_parts(options.csv, names, options.delimiter, options.encoding)
-    ]
+    parts = []
+    for part in read_parts(options.csv, names, options.delimiter, options.encoding):
+        columns = {name: read(name, part[name]) for name in names}
+        parts.append(pd.DataFrame(columns, index=part.index))
     if not parts:
         raise ValueError(
             f"{options.csv} holds 0 rows below its header; it needs one row for each user"
@@ -311,28 +341,33 @@ def read_users(
 
 
 def _places(name: str, labels: Sequence[str], cells: "pd.Series[str]") -> "pd.Series[float]":
-    """The place of each cell among the labels, NaN where it is missing. Raises ValueError that
-    names another's row.
+    """The place of each cell among the labels, NaN where it is missing.
+
+    Raises ValueError that names the row of another cell.
     """
-    found = cells.map({label: place for place, label in enumerate(labels)})
-    if (other := found.isna() & cells.notna()).any():
+    place = cells.map({label: number for number, label in enumerate(labels)})
+    other = place.isna() & cells.notna()
+    if other.any():
         raise ValueError(
-            f"column {name!r}, row {other.idxmax()}: none of the stated values {', '.join(labels)} ({int(other.sum())} "
-            "such rows); state its value too, or correct or leave out the rows"
+            f"column {name!r}, row {other.idxmax()}: none of the stated values "
+            f"{', '.join(labels)} ({int(other.sum())} such rows); "
+            "state its value too, or correct or leave out the rows"
         )
-    return found.astype(float)
+    return place.astype(float)
 
 
 def _without_missing(users: "pd.DataFrame", policy: str, notes: list[str]) -> "pd.DataFrame":
     """Raises ValueError where missing cells are refused, or nobody is left."""
     absent = users.isna()
     lacking = absent.any(axis=1)
-    if not (count := int(lacking.sum())):
+    count = int(lacking.sum())
+    if not count:
         return users
     if policy == "refuse":
         name = absent.any().idxmax()
         raise ValueError(
-            f"column {name!r}, row {absent[name].idxmax()}: the cell is missing ({count} such rows); "
+            f"column {name!r}, row {absent[name].idxmax()}: "
+            f"the cell is missing ({count} such rows); "
             "--missing drop leaves them out"
         )
     if count == len(users):
@@ -346,26 +381,31 @@ def _without_missing(users: "pd.DataFrame", policy: str, notes: list[str]) -> "p
 def bounded(
     users: "pd.DataFrame", name: str, bins: Bins, policy: str, notes: list[str]
 ) -> "pd.DataFrame":
-    """With numbers of a column between its bounds. Raises ValueError where others are refused, or
-    nobody is left.
+    """With numbers of a column between its bounds.
+
+    Raises ValueError where others are refused, or nobody is left.
     """
     outside = ~users[name].between(bins.low, bins.high)
-    count, stated = int(outside.sum()), f"the stated bounds {bins.low:g}:{bins.high:g}"
+    count = int(outside.sum())
+    stated = f"the stated bounds {bins.low:g}:{bins.high:g}"
     if policy == "clip":
+        # Said whether there are any or not: their number is not protected here.
         notes.append(
-            f"each {name} beyond {stated} is moved to the nearer bound before it is randomized; how many is not said"
+            f"each {name} beyond {stated} is moved to the nearer bound before it is randomized; "
+            "how many is not said"
         )
         return users.assign(**{name: users[name].clip(bins.low, bins.high)})
     if not count:
         return users
     if policy == "refuse":
         raise ValueError(
-            f"column {name!r}, row {outside.idxmax()}: outside {stated} ({count} such rows); widen the bounds, or take "
-            "--out-of-bounds clip or drop"
+            f"column {name!r}, row {outside.idxmax()}: outside {stated} ({count} such rows); "
+            "widen the bounds, or take --out-of-bounds clip or drop"
         )
     if count == len(users):
         raise ValueError(
-            f"--out-of-bounds drop leaves no user: all {count} numbers of {name} are beyond {stated}"
+            f"--out-of-bounds drop leaves no user: all {count} numbers of {name} "
+            f"are beyond {stated}"
         )
     notes.append(f"{count} of {len(users)} users are left out, {name} is beyond {stated}; {SEEN}")
     return users[~outside]
@@ -376,6 +416,7 @@ def range_of(users: "pd.DataFrame", name: str) -> tuple[float, float]:
     low, high = float(users[name].min()), float(users[name].max())
     if not low < high or not math.isfinite(high - low):
         raise ValueError(
-            f"column {name!r} is constant: it gives no bounds; state them by --bounds {name}=LOW:HIGH"
+            f"column {name!r} is constant: it gives no bounds; "
+            f"state them by --bounds {name}=LOW:HIGH"
         )
     return low, high

@@ -17,6 +17,11 @@
 | its results as a page | :func:`write_page` |
 | what ``torchdp sweep`` runs; a script with tables and figures | :class:`Sweep`; :class:`Experiment`, :class:`Report` |
 
+Read ``moments`` (merging and its error bars), ``streams`` (each block's own seed), ``blocks``
+(the order in which blocks count: :func:`run`), ``workers`` (who runs them), ``store`` (what a
+killed sweep leaves), ``config_runs`` and ``sweep`` (what is left to do), ``code`` (what made a
+number), then ``report``, ``plots``, ``page`` (tables, figures, the page).
+
 It is independent of any mechanism: a trial is ``trial(generator, size) -> (size,)`` independent
 samples, most often squared errors, or several such by name:
 ``{"squared error": (size,), "coverage": (size,) of bool}``. ``devices=["cuda:0", "cuda:1"]`` hands

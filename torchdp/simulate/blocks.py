@@ -1,6 +1,4 @@
-"""Monte Carlo over any callable: the unit of work, a block of samples; the order in which blocks
-count; ``run``.
-"""
+"""Monte Carlo over any callable: blocks of samples, the order in which they count, ``run``."""
 
 import gc
 import time
@@ -21,12 +19,13 @@ from torchdp.simulate.workers import Jobs, answers
 
 MANY = 10**15  # trials, where no number is set
 PLAIN = "value"  # the name of a number that has none
-NO_ROOM = "can't allocate memory"  # what torch says on a CPU
+NO_MEMORY = "can't allocate memory"  # what torch says on a CPU
 Samples = Tensor | Mapping[str, Tensor] | tuple[Tensor, ...]
 Sampler = Callable[[torch.Generator, int], Samples]
-"""``sampler(generator, size)``: ``size`` independent samples, shape (size,), drawn from ``generator`` alone.
+"""``sampler(generator, size)``: ``size`` independent samples, drawn from ``generator`` alone.
 
-Of one number, or of several: a mapping or a named tuple of tensors (size,), bool where a share is asked for.
+Of one number, (size,), or of several: a mapping or a named tuple of tensors (size,), bool where a
+share is asked for.
 """
 
 
@@ -56,8 +55,7 @@ class Part(Measured):
 
 
 def run_block(trial: Sampler, block: Block, device: torch.device) -> Part:
-    """What ``trial`` gives in one block. Out of memory, it is tried once more, with all caches
-    emptied.
+    """What ``trial`` gives in one block, tried once more, caches emptied, when memory runs out.
 
     Raises TypeError, ValueError, MemoryError that name the block.
     """
@@ -68,14 +66,14 @@ def run_block(trial: Sampler, block: Block, device: torch.device) -> Part:
             samples = trial(block.generator(device), block.size)
             break
         except (MemoryError, RuntimeError) as error:
-            if not isinstance(error, MemoryError | torch.OutOfMemoryError) and NO_ROOM not in str(
-                error
-            ):
+            kinds = MemoryError | torch.OutOfMemoryError
+            if not isinstance(error, kinds) and NO_MEMORY not in str(error):
                 raise
             if again:
-                hint = "take a smaller block_size (with a store of its own) or fewer workers; finished blocks are kept"
                 raise MemoryError(
-                    f"{block} does not fit into the memory of {device}: {error}; {hint}"
+                    f"{block} does not fit into the memory of {device}: {error}; "
+                    "take a smaller block_size (with a store of its own) or fewer workers; "
+                    "finished blocks are kept"
                 ) from None
         gc.collect()  # outside the handler, whose traceback keeps the trial's tensors
         if device.type == "cuda":
@@ -93,11 +91,11 @@ def run_block(trial: Sampler, block: Block, device: torch.device) -> Part:
 
 def _named(samples: object, block: Block) -> dict[str, Tensor]:
     """The samples of each number, by name. Raises TypeError, ValueError."""
-    given = (
-        {PLAIN: samples}
-        if isinstance(samples, Tensor)
-        else getattr(samples, "_asdict", lambda: samples)()
-    )
+    given = samples
+    if isinstance(samples, Tensor):
+        given = {PLAIN: samples}
+    elif hasattr(samples, "_asdict"):
+        given = samples._asdict()
     if (
         not isinstance(given, Mapping)
         or not given
@@ -121,8 +119,7 @@ def _named(samples: object, block: Block) -> dict[str, Tensor]:
 
 
 def block_sizes(trials: int, block_size: int) -> Iterator[tuple[int, int]]:
-    """(block index, samples in it) for each block of ``trials`` samples. Raises ValueError."""
-    block_size = integer("block_size", block_size, 1)
+    """(block index, samples in it) for each block of ``trials`` samples."""
     for block, start in enumerate(range(0, trials, block_size)):
         yield block, min(block_size, trials - start)
 
@@ -131,12 +128,11 @@ F = TypeVar("F", bound=Measured)
 
 
 class Gathering(Measured, Generic[F]):
-    """The blocks of one configuration: handed out in order, taken back in any order, merged in
-    order.
+    """Blocks of one configuration: handed out in order, taken back in any, merged in order.
 
     It ends at the first boundary that reaches the target, or with the last block. Blocks beyond
     that boundary, which somebody may have run ahead, are not merged. metrics, blocks and seconds:
-    of the merged ones; left: at most so many blocks are still to be handed out.
+    of the merged ones.
     """
 
     def __init__(
@@ -150,45 +146,39 @@ class Gathering(Measured, Generic[F]):
         self.metrics: Mapping[str, Moments] = {}
         self.blocks = 0
         self.seconds = 0.0
-        blocks = -(-trials // block_size)
-        stored = sum(
-            0 <= index < blocks and size == min(block_size, trials - index * block_size)
-            for index, size in known
-        )
-        self.left = blocks - stored
         self._target = target
         self._back = dict(known)
         self._due = block_sizes(trials, block_size)
         self._next = next(self._due, None)
-        own, of = shard
-        self._out = (
-            key
-            for key in block_sizes(trials, block_size)
-            if key[0] % of == own and key not in known
-        )
+        self._out = self._unknown(block_sizes(trials, block_size), shard, known)
         self._known: Mapping[str, Moments] = {}  # of a block that is there
-        for found in known.values():
-            self.check(found)
+        for block in known.values():
+            self.check(block)
         self._merge()
 
+    @staticmethod
+    def _unknown(
+        keys: Iterator[tuple[int, int]], shard: tuple[int, int], known: Mapping[tuple[int, int], F]
+    ) -> Iterator[tuple[int, int]]:
+        own, count = shard
+        for key in keys:
+            if key[0] % count == own and key not in known:
+                yield key
+
     def hand_out(self) -> tuple[int, int] | None:
-        """(index, size) of the next block that nobody has run; None when no more are needed, as far
-        as is known now.
-        """
-        key = None if self.finished else next(self._out, None)
-        self.left -= key is not None
-        return key
+        """(index, size) of the next block that nobody has run; None when no more are needed."""
+        return None if self.finished else next(self._out, None)
 
-    def check(self, found: F) -> None:
+    def check(self, block: F) -> None:
         """Raises ValueError where a block measures other numbers than those before it."""
-        self._known = self._known or found.metrics
-        same_numbers(self._known, found.metrics)
+        self._known = self._known or block.metrics
+        same_numbers(self._known, block.metrics)
 
-    def take_back(self, index: int, size: int, found: F) -> None:
-        """Merges ``found`` as soon as all blocks before it are there; once."""
-        self.check(found)
+    def take_back(self, index: int, size: int, block: F) -> None:
+        """Merges ``block`` as soon as all blocks before it are there; once."""
+        self.check(block)
         if self._next is not None and index >= self._next[0]:
-            self._back[index, size] = found
+            self._back[index, size] = block
             self._merge()
 
     def give_up(self) -> None:
@@ -202,22 +192,22 @@ class Gathering(Measured, Generic[F]):
 
     @property
     def reached(self) -> bool:
-        """Whether the 95 % interval of the mean is as narrow as the target asks; False without a
-        target.
-        """
+        """Whether the 95 % interval of the mean is as narrow as the target."""
         return self._target is not None and self.moments.relative_half_width(0.95) <= self._target
 
     def _merge(self) -> None:
         while self._next in self._back:
-            found = self._back.pop(self._next)
-            self.metrics = merge_all(self.metrics, found.metrics)
-            self.blocks, self.seconds = self.blocks + 1, self.seconds + found.seconds
+            block = self._back.pop(self._next)
+            self.metrics = merge_all(self.metrics, block.metrics)
+            self.blocks += 1
+            self.seconds += block.seconds
             self._next = None if self.reached else next(self._due, None)
 
 
 class Asked:
-    """How much of each configuration. shard: (i, n), of which every n-th block. Raises TypeError,
-    ValueError.
+    """How much of each configuration; shard: (i, n), of which every n-th block.
+
+    Raises TypeError, ValueError.
     """
 
     def __init__(
@@ -239,8 +229,8 @@ class Asked:
         self.shard = _shard(shard)
         if shard is not None and target is not None:
             raise ValueError(
-                "shard and target_relative_ci exclude each other: a shard does not see when the others suffice; "
-                "let the sweeps share one store instead"
+                "shard and target_relative_ci exclude each other: a shard does not see when the "
+                "others suffice; let the sweeps share one store instead"
             )
 
     def facts(self) -> dict[str, object]:
@@ -256,8 +246,9 @@ def _shard(shard: object) -> tuple[int, int] | None:
         return None
     if not isinstance(shard, tuple) or len(shard) != 2:
         raise TypeError(f"shard must be a pair (i, n) such as (0, 4), not {shard!r}")
-    of = integer("shard[1]", shard[1], 1)
-    return integer("shard[0]", shard[0], 0, of - 1), of
+    count = integer("shard[1]", shard[1], 1)
+    index = integer("shard[0]", shard[0], 0, count - 1)
+    return index, count
 
 
 @dataclass(frozen=True)
@@ -345,8 +336,8 @@ def run(
             bar.update(blocks.moments.count - bar.n)
             if blocks.finished:
                 break
-    met = None if target_relative_ci is None else blocks.reached
-    return Result(blocks.metrics, blocks.blocks, blocks.seconds, met)
+    reached = None if target_relative_ci is None else blocks.reached
+    return Result(blocks.metrics, blocks.blocks, blocks.seconds, reached)
 
 
 def progress_bar(total: int | None, progress: bool | None) -> tqdm:

@@ -18,6 +18,7 @@ from torchdp.simulate.streams import canonical, digest
 from torchdp.simulate.workers import Jobs
 
 PAUSE = 0.2  # seconds between looks at a store whose last blocks others run
+ROUNDING = 1e-9  # of facts, relative: another number of threads changes last digits
 
 
 @dataclass(frozen=True)
@@ -53,9 +54,7 @@ class OtherCode(Enum):
 
 
 class OnError(Enum):
-    """What a sweep does when a configuration fails: RAISE, or GO_ON with the others and name it in
-    its row's error.
-    """
+    """When a configuration fails: RAISE, or GO_ON with the others and say so in its row."""
 
     RAISE = "raise"
     GO_ON = "go-on"
@@ -63,9 +62,7 @@ class OnError(Enum):
 
 @dataclass(frozen=True)
 class ConfigRun:
-    """What is known of one configuration by one code. facts: of a block that is known, if there is
-    one.
-    """
+    """One configuration by one code. facts: of one known block, if there is one."""
 
     config: dict[str, Any]
     key: RunKey
@@ -85,9 +82,15 @@ class ConfigRun:
         return ConfigRun(config, key, asked.gathering(stored), facts[:1])
 
     def row(self) -> Row:
-        facts, error = (self.facts or [{}])[0], self.error[0] if self.error else None
         return Row(
-            self.config, self.blocks.metrics, self.blocks.seconds, facts, *self.key[1:], error
+            config=self.config,
+            metrics=self.blocks.metrics,
+            seconds=self.blocks.seconds,
+            facts=self.facts[0] if self.facts else {},
+            seed=self.key.seed,
+            block_size=self.key.block_size,
+            code=self.key.code,
+            error=self.error[0] if self.error else None,
         )
 
 
@@ -102,56 +105,52 @@ def runs_of(
     """What is known of each configuration, by which code."""
     configs: dict[str, dict[str, Any]] = {}
     for config in grid:
-        if (
-            configs.setdefault(digest(config), copied := json.loads(canonical(config)))
-            is not copied
-        ):
+        copied = json.loads(canonical(config))
+        if digest(copied) in configs:
             raise ValueError(f"grid holds {copied} twice")
+        configs[digest(copied)] = copied
+    stored: dict[str, dict[str, Run]] = {name: {} for name in configs}  # by digest and code
+    for key, run in known.items():
+        if key.digest in stored and (key.seed, key.block_size) == (asked.seed, asked.block_size):
+            stored[key.digest][key.code] = run
     runs = []
-    for value, copied in configs.items():
-        found = {
-            key.code: run
-            for key, run in known.items()
-            if key[:3] == (value, asked.seed, asked.block_size)
-        }
-        made = code
-        if found and code not in found and other_code is OtherCode.REFUSE:
-            raise ValueError(
-                f"{os.fspath(store)} holds blocks of config {copied} by other code: "
-                f"{'; '.join(found)}; this is {code}; "
-                "take another store, or other_code=OtherCode.AGAIN to measure them anew, OtherCode.KEEP to use "
-                "those that are complete (torchdp sweep: --other-code again or keep)"
-            )
-        if code not in found and other_code is OtherCode.KEEP:
-            made = next(
-                (each for each in reversed(found) if asked.gathering(found[each]).finished), code
-            )
-        runs.append(ConfigRun.known(copied, asked, made, known))
+    for name, config in configs.items():
+        codes = stored[name]
+        chosen = code
+        if codes and code not in codes:
+            if other_code is OtherCode.REFUSE:
+                raise ValueError(
+                    f"{os.fspath(store)} holds blocks of config {config} by other code: "
+                    f"{'; '.join(codes)}; this is {code}; "
+                    "take another store, or other_code=OtherCode.AGAIN to measure them anew, "
+                    "OtherCode.KEEP to use those that are complete "
+                    "(torchdp sweep: --other-code again or keep)"
+                )
+            if other_code is OtherCode.KEEP:
+                complete = [other for other in codes if asked.gathering(codes[other]).finished]
+                chosen = complete[-1] if complete else code
+        runs.append(ConfigRun.known(config, asked, chosen, known))
     return runs
 
 
 def same_facts(config: Mapping[str, object], facts: Sequence[Mapping[str, object]]) -> None:
-    """Raises ValueError where the facts of a configuration's blocks differ by more than
-    rounding.
-    """
+    """Raises ValueError where facts of one configuration's blocks differ beyond rounding."""
     for other in facts[1:]:
-        if not _alike(other, facts[0]):
+        if not _equal(other, facts[0]):
             raise ValueError(
-                f"facts of config {config} differ between its blocks: {facts[0]} and {other}; the trial has "
-                "changed since the store was begun, so it needs a new store"
+                f"facts of config {config} differ between its blocks: {facts[0]} and {other}; "
+                "the trial has changed since the store was begun, so it needs a new store"
             )
 
 
-def _alike(a: object, b: object) -> bool:
-    """Whether two values of JSON are equal; floats up to the rounding that another number of
-    threads brings.
-    """
+def _equal(a: object, b: object) -> bool:
+    """Whether two values of JSON are equal, floats up to rounding."""
     if isinstance(a, Mapping) and isinstance(b, Mapping):
-        return a.keys() == b.keys() and all(_alike(a[key], b[key]) for key in a)
+        return a.keys() == b.keys() and all(_equal(a[key], b[key]) for key in a)
     if isinstance(a, list) and isinstance(b, list):
-        return len(a) == len(b) and all(map(_alike, a, b))
+        return len(a) == len(b) and all(map(_equal, a, b))
     if isinstance(a, float) and isinstance(b, float):
-        return math.isclose(a, b, rel_tol=1e-9)
+        return math.isclose(a, b, rel_tol=ROUNDING)
     return a == b
 
 
@@ -166,9 +165,7 @@ class Job:
 
 
 class Work(Jobs[Job]):
-    """What is left to do, and the store that keeps what was done; other sweeps may work on the same
-    store.
-    """
+    """What is left to do, and the store of what was done, which other sweeps may share."""
 
     def __init__(
         self,
@@ -178,8 +175,11 @@ class Work(Jobs[Job]):
         begun: Start,
         on_error: OnError,
     ) -> None:
-        self._runs, self._store, self._reader = runs, store, reader
-        self._begun, self._on_error = begun, on_error
+        self._runs = runs
+        self._store = store
+        self._reader = reader
+        self._begun = begun
+        self._on_error = on_error
         self._open = {index for index, run in enumerate(runs) if not run.blocks.finished}
         self._run_of = {run.key: index for index, run in enumerate(runs)}
         self._fresh = iter(range(len(runs)))
@@ -206,17 +206,16 @@ class Work(Jobs[Job]):
                     break
 
     def next(self, previous: Job | None) -> Job | None:
-        """Of the run before, whose trial is made; of one that nobody has; of the one with the most
-        left.
-        """
+        """Of the run before, whose trial is made; of one that nobody has; of any."""
         for index in self._candidates(previous):
-            while (key := self._runs[index].blocks.hand_out()) is not None:
-                run = self._runs[index]
-                job = Job(index, Block(run.key.seed, run.config, *key), run.facts[:])
+            run = self._runs[index]
+            for block, size in iter(run.blocks.hand_out, None):
+                job = Job(index, Block(run.key.seed, run.config, block, size), run.facts[:])
                 if self._claimed(job):
                     return job
         for _ in range(len(self._elsewhere)):
-            if self._claimed(job := self._elsewhere.popleft()):
+            job = self._elsewhere.popleft()
+            if self._claimed(job):
                 return job
         return None
 
@@ -228,13 +227,12 @@ class Work(Jobs[Job]):
         return True
 
     def failed(self, job: Job, error: Exception) -> bool:
-        run, text = self._runs[job.run], f"{type(error).__name__}: {error}"
+        run = self._runs[job.run]
+        text = f"{type(error).__name__}: {error}"
+        failure = Failure(list(run.key), run.config, text, self._begun.start, time.time())
         self._claims.free(self._name(job))
         with suppress(OSError):  # the store may be what failed
-            append(
-                self._store,
-                Failure(list(run.key), run.config, text, self._begun.start, time.time()),
-            )
+            append(self._store, failure)
         if self._on_error is OnError.RAISE:
             return False
         run.error.append(text)
@@ -246,19 +244,19 @@ class Work(Jobs[Job]):
         if previous is not None:
             yield previous.run
         yield from self._fresh
-        yield from sorted(range(len(self._runs)), key=lambda index: -self._runs[index].blocks.left)
+        yield from range(len(self._runs))
 
     def _claimed(self, job: Job) -> bool:
         """Whether a block is ours to run: nobody has it in hand, and nobody has done it."""
-        if self._runs[job.run].blocks.finished:
+        run = self._runs[job.run]
+        if run.blocks.finished:
             return False
         if not self._claims.take(self._name(job)):
             self._elsewhere.append(job)
             return False
+        # After the claim: whoever held it before has stored the block before it let go.
         self._look()
-        done = (job.block.index, job.block.size) in self._reader.runs.get(
-            self._runs[job.run].key, {}
-        )
+        done = (job.block.index, job.block.size) in self._reader.runs.get(run.key, {})
         if done:
             self._claims.free(self._name(job))
         return not done
@@ -282,7 +280,8 @@ class Work(Jobs[Job]):
             if not self.failed(job, error):
                 raise
             return
-        run.facts[:] = [*run.facts, record.facts][:1]
+        if not run.facts:
+            run.facts.append(record.facts)
         append(self._store, record)
         self._reader.insert(record)
         self._claims.free(self._name(job))

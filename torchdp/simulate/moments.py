@@ -1,4 +1,7 @@
-"""Mergeable sample moments, and the error bars that follow from them."""
+"""Mergeable sample moments, and the error bars that follow from them.
+
+Notation: n = count, m2 = sum (x_i - mean)^2, as Chan, Golub and LeVeque 1983 have it.
+"""
 
 import math
 from collections.abc import Mapping
@@ -12,7 +15,7 @@ from torch import Tensor
 from torchdp.brief import Brief
 from torchdp.checks import floating, fraction, instance, within
 
-_FAN_IN = 1024
+_FAN_IN = 1024  # numbers in one sum of the tree
 
 
 @dataclass(frozen=True)
@@ -64,9 +67,7 @@ class Moments:
 
     @property
     def standard_error(self) -> float:
-        """sqrt(variance / count), of the mean; inf for fewer than two samples, which say nothing
-        about it.
-        """
+        """sqrt(variance / count), of the mean; inf for fewer than two samples."""
         return math.sqrt(self.variance / self.count) if self.count > 1 else math.inf
 
     def interval(self, level: float = 0.95) -> tuple[float, float]:
@@ -75,24 +76,27 @@ class Moments:
         Source: Clopper, Pearson (1934), for shares.
         """
         if self.share:
-            beyond, hits = (
-                (1 - fraction("level", level)) / 2,
-                round(self.mean * self.count) if self.count else 0,
-            )
-            low = betaincinv(hits, self.count - hits + 1, beyond) if hits else 0.0
-            high = betaincinv(hits + 1, self.count - hits, 1 - beyond) if hits < self.count else 1.0
-            return float(low), float(high)
+            return self._exact(fraction("level", level))
         half = self._half_width(level)
-        return (
-            (self.mean - half, self.mean + half) if math.isfinite(half) else (-math.inf, math.inf)
-        )
+        if not math.isfinite(half):
+            return -math.inf, math.inf
+        return self.mean - half, self.mean + half
+
+    def _exact(self, level: float) -> tuple[float, float]:
+        """Shares at which so many hits or more, or fewer, have probability (1 - level)/2."""
+        tail = (1 - level) / 2
+        hits = round(self.mean * self.count) if self.count else 0
+        misses = self.count - hits
+        low = betaincinv(hits, misses + 1, tail) if hits else 0.0
+        high = betaincinv(hits + 1, misses, 1 - tail) if misses else 1.0
+        return float(low), float(high)
 
     def relative_half_width(self, level: float = 0.95) -> float:
-        """Half the width of the normal interval over abs(mean); inf when the mean is 0 or the
-        interval infinite.
-        """
+        """Half the normal interval's width over abs(mean); inf for mean 0 or fewer than two."""
         half = self._half_width(level)
-        return half / abs(self.mean) if self.mean != 0 and math.isfinite(half) else math.inf
+        if self.mean == 0 or not math.isfinite(half):
+            return math.inf
+        return half / abs(self.mean)
 
     def z_score(self, predicted: float) -> float:
         """(mean - predicted) / standard_error; NaN for fewer than two samples. Raises ValueError
@@ -104,7 +108,8 @@ class Moments:
         return difference / self.standard_error if self.count > 1 else math.nan
 
     def _half_width(self, level: float) -> float:
-        return NormalDist().inv_cdf((1 + fraction("level", level)) / 2) * self.standard_error
+        z = NormalDist().inv_cdf((1 + fraction("level", level)) / 2)
+        return z * self.standard_error
 
 
 def merge(a: Moments, b: Moments) -> Moments:
@@ -118,15 +123,20 @@ def merge(a: Moments, b: Moments) -> Moments:
 
     Source: Chan, Golub and LeVeque 1983, the pairwise update.
     """
-    instance("a", a, Moments), instance("b", b, Moments)
-    if a.count == 0 or b.count == 0:
-        return b if a.count == 0 else a
+    instance("a", a, Moments)
+    instance("b", b, Moments)
+    if a.count == 0:
+        return b
+    if b.count == 0:
+        return a
     count = a.count + b.count
     difference = b.mean - a.mean
-    mean = a.mean + difference * (b.count / count)
-    m2 = a.m2 + b.m2 + difference * difference * (a.count * (b.count / count))
-    ends = min(a.minimum, b.minimum), max(a.maximum, b.maximum)
-    return Moments(count, mean, m2, *ends, a.share and b.share)
+    weight = b.count / count
+    mean = a.mean + difference * weight
+    m2 = a.m2 + b.m2 + difference * difference * (a.count * weight)
+    minimum = min(a.minimum, b.minimum)
+    maximum = max(a.maximum, b.maximum)
+    return Moments(count, mean, m2, minimum, maximum, a.share and b.share)
 
 
 def merge_all(a: Mapping[str, Moments], b: Mapping[str, Moments]) -> Mapping[str, Moments]:
@@ -158,7 +168,9 @@ class Measured(Brief):
 
 
 def _sum(values: Tensor) -> float:
-    while values.numel() > 1:  # one output per row: torch then never splits a row between threads
-        rows = torch.nn.functional.pad(values, (0, -values.numel() % _FAN_IN)).view(-1, _FAN_IN)
+    while values.numel() > 1:
+        lacking = -values.numel() % _FAN_IN
+        rows = torch.nn.functional.pad(values, (0, lacking)).view(-1, _FAN_IN)
+        # One output a row: torch never splits a row between threads, so no bit depends on these.
         values = rows.sum(dim=1)
     return float(values)

@@ -11,16 +11,16 @@ import os
 import re
 import time
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import astuple, replace
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from torchdp import checks
 from torchdp.simulate.blocks import Asked
 from torchdp.simulate.config_runs import ConfigRun, Row
-from torchdp.simulate.moments import Moments
 from torchdp.simulate.plots import error_curves, keys_of, measured, others, ratio_strip, word
 from torchdp.simulate.store import Reader, Start, load
 from torchdp.simulate.streams import canonical
@@ -32,6 +32,9 @@ if TYPE_CHECKING:
 # lines of one figure, if the configurations have them
 COMPARED = ("mechanism", "protocol", "method")
 MOST = 12  # figures of one kind
+# z-scores of right formulas: the expected largest of many, and how far beyond it is suspicious
+SUSPICIOUS = 1.5
+NO_FIGURES = "no figures: these need matplotlib (pip install matplotlib)"
 _STYLE = """body{font:16px/1.5 system-ui,sans-serif;max-width:62em;margin:2em auto;padding:0 1em;color:#222}
 table{border-collapse:collapse;font-size:14px;margin:1em 0}td,th{padding:.25em .7em;border-bottom:1px solid #ddd;
 text-align:right;font-variant-numeric:tabular-nums}td.word,th.word{text-align:left}svg{max-width:100%;height:auto}
@@ -59,30 +62,39 @@ class Page:
         self._add(f"<h2>{_safe(text)}</h2>", f"## {_marked(text)}")
 
     def say(self, text: str, bad: bool = False) -> None:
-        self._add(f"<p{' class=bad' * bad}>{_safe(text)}</p>", _marked(text))
+        kind = " class=bad" if bad else ""
+        self._add(f"<p{kind}>{_safe(text)}</p>", _marked(text))
 
     def table(self, columns: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
-        words = [all(isinstance(row[at], str) for row in rows) for at in range(len(columns))]
-        kinds = [' class="word"' if each else "" for each in words]
+        # Words stand at the left, numbers at the right, digit below digit.
+        words = [
+            all(isinstance(cell, str) for cell in column) for column in zip(*rows, strict=True)
+        ]
+        words = words or [True] * len(columns)
+        kinds = [' class="word"' if of_words else "" for of_words in words]
         cells = [[_cell(cell) for cell in row] for row in rows]
 
-        def line(tag: str, row: Sequence[str]) -> str:
-            pairs = zip(kinds, row, strict=True)
-            made = "".join(f"<{tag}{kind}>{_safe(cell)}</{tag}>" for kind, cell in pairs)
-            return f"<tr>{made}</tr>"
+        def html_line(tag: str, row: Sequence[str]) -> str:
+            parts = [
+                f"<{tag}{kind}>{_safe(cell)}</{tag}>" for kind, cell in zip(kinds, row, strict=True)
+            ]
+            return f"<tr>{''.join(parts)}</tr>"
 
-        body = "".join(line("td", row) for row in cells)
-        rule = ["---" if each else "---:" for each in words]
-        lines = [map(_marked, columns), rule, *(map(_marked, row) for row in cells)]
+        head = html_line("th", columns)
+        body = "".join(html_line("td", row) for row in cells)
+        rule = ["---" if of_words else "---:" for of_words in words]
+        lines = [_line(map(_marked, columns)), _line(rule)]
+        lines += [_line(map(_marked, row)) for row in cells]
         self._add(
-            f"<table><thead>{line('th', columns)}</thead><tbody>{body}</tbody></table>",
-            "\n".join("| " + " | ".join(each) + " |" for each in lines),
+            f"<table><thead>{head}</thead><tbody>{body}</tbody></table>",
+            "\n".join(lines),
         )
 
     def figure(self, figure: "Figure", caption: str) -> None:
-        drawn = io.StringIO()
-        figure.savefig(drawn, format="svg", metadata={"Date": None})
-        picture = drawn.getvalue()[drawn.getvalue().index("<svg") :]
+        file = io.StringIO()
+        figure.savefig(file, format="svg", metadata={"Date": None})
+        drawn = file.getvalue()
+        picture = drawn[drawn.index("<svg") :]  # without the head of an XML file
         self._add(
             f"<figure>{picture}<figcaption>{_safe(caption)}</figcaption></figure>",
             f"(In the HTML page: a figure. {_marked(caption)})",
@@ -90,7 +102,8 @@ class Page:
 
     def write(self, path: str | os.PathLike[str]) -> list[Path]:
         """``path`` and its .md twin; returns both."""
-        page, text = Path(path), Path(path).with_suffix(".md")
+        page = Path(path)
+        text = page.with_suffix(".md")
         if page == text:
             raise ValueError(
                 f"{page} is where the Markdown goes; name the HTML page, such as {page.stem}.html"
@@ -104,6 +117,13 @@ class Page:
         return [page, text]
 
 
+class _State(NamedTuple):
+    """A configuration's row, and whether it is "done", "failed" or "open"."""
+
+    row: Row
+    state: str
+
+
 def write_page(
     store: str | os.PathLike[str], path: str | os.PathLike[str], title: str = ""
 ) -> list[Path]:
@@ -115,7 +135,8 @@ def write_page(
     matplotlib the page says so in place of figures. Raises OSError, ValueError where the store says
     nothing.
     """
-    checks.path("path", path), checks.instance("title", title, str)
+    checks.path("path", path)
+    checks.instance("title", title, str)
     reader = load(store)
     starts = list(reader.starts.values())
     if not starts:
@@ -127,7 +148,7 @@ def write_page(
     page = Page(title or f"Sweep {Path(store).parent.name or Path(store).name}")
     _summary(page, states)
     if find_spec("matplotlib") is None:
-        lacking = "no figures: these need matplotlib (pip install matplotlib); then run torchdp report again"
+        lacking = f"{NO_FIGURES}; then run torchdp report again"
         page.say(f"There are {lacking}.")
         warnings.warn(lacking, RuntimeWarning, stacklevel=2)
     else:
@@ -137,28 +158,32 @@ def write_page(
     return page.write(path)
 
 
-def _states(reader: Reader, last: Start) -> list[tuple[Row, str]]:
-    """Each configuration of the sweep that started last, "done", "failed" in it, or "open"."""
-    asked = Asked(*(last.facts[name] for name in ("trials", "seed", "block_size", "target")))
-    digest = last.facts["grid_digest"]
-    found = []
-    starts = reader.starts.values()
-    same = [start.facts for start in starts if start.facts.get("grid_digest") == digest]
-    for config in next((facts["grid"] for facts in same if "grid" in facts), []):
-        run = ConfigRun.known(config, asked, last.facts["code"], reader.runs)
-        errors = [
-            each.error
-            for each in reader.failures
-            if (each.key, each.start) == (list(run.key), last.start)
-        ]
+def _states(reader: Reader, last: Start) -> list[_State]:
+    """Each configuration of the sweep that started last."""
+    facts = last.facts
+    asked = Asked(facts["trials"], facts["seed"], facts["block_size"], facts["target"])
+    grid: list[dict[str, Any]] = []
+    for start in reader.starts.values():
+        # The first sweep of a grid alone wrote its configurations down.
+        if start.facts.get("grid_digest") == facts["grid_digest"] and "grid" in start.facts:
+            grid = start.facts["grid"]
+            break
+    errors = {
+        tuple(failure.key): failure.error
+        for failure in reader.failures
+        if failure.start == last.start
+    }
+    states = []
+    for config in grid:
+        run = ConfigRun.known(config, asked, facts["code"], reader.runs)
         row = run.row()
         if run.blocks.finished:
-            found.append((row, "done"))
-        elif errors:
-            found.append((replace(row, error=errors[-1]), "failed"))
+            states.append(_State(row, "done"))
+        elif run.key in errors:
+            states.append(_State(replace(row, error=errors[run.key]), "failed"))
         else:
-            found.append((row, "open"))
-    return found
+            states.append(_State(row, "open"))
+    return states
 
 
 def digest_of(rows: Sequence[Row]) -> str:
@@ -167,31 +192,31 @@ def digest_of(rows: Sequence[Row]) -> str:
 
     Rows in any order give the same; wall time, devices, hosts and code do not enter.
     """
-    lines = sorted(
-        json.dumps([row.config, row.seed, row.block_size, _plain(row.metrics)], sort_keys=True)
-        for row in checks.each_of("rows", rows, Row)
-    )
-    return hashlib.sha256("\n".join(lines).encode()).hexdigest()[:16]
-
-
-def _plain(metrics: Mapping[str, Moments]) -> list[list[float | str]]:
-    return [
-        [name, *(value if math.isfinite(value) else str(value) for value in astuple(each))]
-        for name, each in metrics.items()
-    ]
+    lines = []
+    for row in checks.each_of("rows", rows, Row):
+        metrics = []
+        for name, moments in row.metrics.items():
+            # JSON has no infinities and no NaN
+            plain = [value if math.isfinite(value) else str(value) for value in astuple(moments)]
+            metrics.append([name, *plain])
+        lines.append(json.dumps([row.config, row.seed, row.block_size, metrics], sort_keys=True))
+    text = "\n".join(sorted(lines))
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
 def _figures(page: Page, rows: Sequence[Row]) -> None:
-    for names, part in _views(rows):
+    for view in _views(rows):
+        draw = partial(error_curves, view.rows, x=view.x, lines=view.lines, title=view.title)
+        against = f"against {word(view.x)}"
         page.figure(
-            error_curves(part, **names),
-            f"Root mean squared error against {word(names['x'])}. Bars: 95 % intervals.",
+            draw(),
+            f"Root mean squared error {against}. Bars: 95 % intervals.",
         )
-        for number in others(part):
-            if all(number in row.metrics and row.metrics[number].share for row in part):
+        for number in others(view.rows):
+            if all(number in row.metrics and row.metrics[number].share for row in view.rows):
                 page.figure(
-                    error_curves(part, **names, number=number),
-                    f"{word(number)} against {word(names['x'])}. Bars: exact 95 % intervals.",
+                    draw(number=number),
+                    f"{word(number)} {against}. Bars: exact 95 % intervals.",
                 )
     if any(row.facts.get("predicted_mse", 0) > 0 for row in rows):
         page.heading("Measured over predicted squared error")
@@ -199,72 +224,85 @@ def _figures(page: Page, rows: Sequence[Row]) -> None:
         page.figure(ratio_strip(rows, ""), caption)
 
 
-def _summary(page: Page, states: Sequence[tuple[Row, str]]) -> None:
+def _summary(page: Page, states: Sequence[_State]) -> None:
     rows = [row for row, _ in states if row.moments.count]
-    failed = [row for row, state in states if state == "failed"]
     done = [row for row, state in states if state == "done"]
+    failed = [row for row, state in states if state == "failed"]
     trials = sum(row.moments.count for row in rows)
+    seconds = sum(row.seconds for row in rows)
     page.say(
         f"{len(done)} of {len(states)} configurations done, {len(failed)} failed; "
-        f"{trials:,} trials in {_seconds(sum(row.seconds for row in rows))} of work. "
+        f"{trials:,} trials in {_seconds(seconds)} of work. "
         f"Digest of the results: {digest_of(rows)}."
     )
-    scores = [abs(z) for row in rows if not math.isnan(z := measured(row).get("z", math.nan))]
+    scores = [abs(measured(row).get("z", math.nan)) for row in rows]
+    scores = [score for score in scores if not math.isnan(score)]
     if scores:
+        # sqrt(2 ln 2m) bounds the expected largest of m normal |z|
         expected = 1 + math.sqrt(2 * math.log(2 * len(scores)))
         page.say(
-            f"Measured against predicted squared error: the largest of {len(scores)} z-scores is {max(scores):.2f}.",
-            bad=max(scores) > expected + 1.5,
+            f"Measured against predicted squared error: the largest of {len(scores)} z-scores is "
+            f"{max(scores):.2f}.",
+            bad=max(scores) > expected + SUSPICIOUS,
         )
     for row in failed:
         page.say(f"Failed: {canonical(row.config)}: {row.error}", bad=True)
 
 
-def _views(rows: Sequence[Row]) -> list[tuple[dict[str, Any], list[Row]]]:
+class _View(NamedTuple):
+    """One figure: its axis, what its lines are, and what is fixed."""
+
+    x: str
+    lines: str | None
+    title: str
+    rows: list[Row]
+
+
+def _views(rows: Sequence[Row]) -> list[_View]:
     """What to draw: each number that varies on x, words (or what varies most) as lines, one figure
     for the rest.
     """
-    values = {
-        key: {canonical({key: row.config.get(key)}) for row in rows}
-        for key in keys_of(row.config for row in rows)
-    }
+    values = {key: {_of(row, [key]) for row in rows} for key in keys_of(row.config for row in rows)}
     varying = [key for key in values if len(values[key]) > 1]
     numbers = [key for key in varying if all(_positive(row.config.get(key)) for row in rows)]
-    found = []
+    views = []
     for x in numbers:
-        others = [key for key in varying if key != x]
-        names = [key for key in others if key not in numbers] or others
-        lines = max(names, key=lambda key: (key in COMPARED, len(values[key])), default=None)
-        rest = [key for key in others if key != lines]
+        rest = [key for key in varying if key != x]
+        words = [key for key in rest if key not in numbers] or rest
+        lines = max(words, key=lambda key: (key in COMPARED, len(values[key])), default=None)
+        if lines is not None:
+            rest.remove(lines)
         groups: dict[str, list[Row]] = {}
         for row in rows:
             if row.moments.mean > 0:
-                groups.setdefault(canonical({key: row.config.get(key) for key in rest}), []).append(
-                    row
-                )
+                groups.setdefault(_of(row, rest), []).append(row)
         for part in list(groups.values())[:MOST]:
             fixed = ", ".join(f"{word(key)} {part[0].config.get(key)}" for key in rest)
             if len({row.config[x] for row in part}) > 1:
-                found.append(({"x": x, "lines": lines, "title": fixed}, part))
-    return found
+                views.append(_View(x, lines, fixed, part))
+    return views
+
+
+def _of(row: Row, keys: Sequence[str]) -> str:
+    """The values of these keys, told apart as a sweep does."""
+    return canonical({key: row.config.get(key) for key in keys})
 
 
 def _positive(value: object) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool) and value > 0
 
 
-def _table(page: Page, states: Sequence[tuple[Row, str]]) -> None:
+def _table(page: Page, states: Sequence[_State]) -> None:
     page.heading("All configurations")
     rows = [row for row, _ in states]
     keys = keys_of(row.config for row in rows)
     more = others(rows)
-    columns = [
-        *map(word, [*keys, "trials", "RMSE", "low", "high", "predicted", "ratio", "z", *more]),
-        "state",
-    ]
+    names = [*keys, "trials", "RMSE", "low", "high", "predicted", "ratio", "z", *more]
+    columns = [*map(word, names), "state"]
     page.table(columns, [[*_cells(row, keys, more), state] for row, state in states])
     page.say(
-        "RMSE: root of the mean of the samples; low, high: its 95 % interval; ratio: of squared errors."
+        "RMSE: root of the mean of the samples; low, high: its 95 % interval; ratio: of squared "
+        "errors."
     )
     if more:
         page.say(
@@ -273,52 +311,68 @@ def _table(page: Page, states: Sequence[tuple[Row, str]]) -> None:
 
 
 def _cells(row: Row, keys: Sequence[str], more: Sequence[str]) -> list[object]:
-    known = [row.config.get(key, "") for key in keys]
-    found = {"mse_low": math.nan} | measured(row)
-    found["mse_low"] = max(found["mse_low"], 0.0)
-    squares = [
-        found.get(name, math.nan) for name in ("mse", "mse_low", "mse_high", "predicted_mse")
-    ]
-    roots = [math.sqrt(value) if value >= 0 else math.nan for value in squares]
-    beside = [found.get(name, math.nan) for name in ("ratio", "z")]
+    values = measured(row)
+    cells: list[object] = []
+    for key in keys:
+        value = row.config.get(key, "")
+        cells.append(value if isinstance(value, str | int | float) else str(value))
+    cells.append(values["trials"])
+    for name in ("mse", "mse_low", "mse_high", "predicted_mse"):
+        square = values.get(name, math.nan)
+        if name == "mse_low":
+            square = max(square, 0.0)  # a normal interval may begin below what a square can be
+        cells.append(math.sqrt(square) if square >= 0 else math.nan)
+    cells += [values.get("ratio", math.nan), values.get("z", math.nan)]
     for name in more:
-        parts = [found.get(each, math.nan) for each in (name, f"{name}_low", f"{name}_high")]
-        beside.append("{:.4g} ({:.4g} to {:.4g})".format(*parts) if name in found else "")
-    plain = [value if isinstance(value, str | int | float) else str(value) for value in known]
-    return [*plain, found["trials"], *roots, *beside]
+        if name in values:
+            low, high = values[f"{name}_low"], values[f"{name}_high"]
+            cells.append(f"{values[name]:.4g} ({low:.4g} to {high:.4g})")
+        else:
+            cells.append("")
+    return cells
 
 
 def _made(page: Page, last: Start, starts: Sequence[Start]) -> None:
     page.heading("How it was made")
-    asked = last.facts
-    names = ("package", "torch", "python", "git", "cpu")
-    target = (
-        "" if asked["target"] is None else f", until the relative interval was {asked['target']:g}"
-    )
+    facts = last.facts
+    target = ""
+    if facts["target"] is not None:
+        target = f", until the relative interval was {facts['target']:g}"
     page.say(
-        f"Seed {asked['seed']}, blocks of {asked['block_size']}{target}. Code: {asked['code']}."
+        f"Seed {facts['seed']}, blocks of {facts['block_size']}{target}. Code: {facts['code']}."
     )
-    columns = ["started", "host", "command", *names]
-    rows = [[str(start.facts.get(name, "")) for name in columns] for start in starts]
-    for start, row in zip(starts, rows, strict=True):
-        row[0] = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(start.facts["at"]))
-    for name, *seen in zip(columns[3:], *(row[3:] for row in rows), strict=True):
-        if len(set(seen)) > 1:
-            values = ", ".join(map(repr, sorted(set(seen))))
+    versions = ["package", "torch", "python", "git", "cpu"]
+    for name in versions:
+        seen = sorted({str(start.facts.get(name, "")) for start in starts})
+        if len(seen) > 1:
+            values = ", ".join(map(repr, seen))
             page.say(f"Its sweeps ran with several values of {name}: {values}.", bad=True)
-    page.table(columns, rows)
+    columns = ["host", "command", *versions]
+    rows = []
+    for start in starts:
+        at = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(start.facts["at"]))
+        rows.append([at, *(str(start.facts.get(name, "")) for name in columns)])
+    page.table(["started", *columns], rows)
 
 
 def _seconds(value: float) -> str:
     if value < 120:
         return f"{value:.3g} s"
-    return f"{value / 60:.1f} min" if value < 7200 else f"{value / 3600:.1f} h"
+    if value < 7200:
+        return f"{value / 60:.1f} min"
+    return f"{value / 3600:.1f} h"
 
 
 def _cell(value: object) -> str:
     if isinstance(value, float):
         return "" if math.isnan(value) else f"{value:.4g}"
-    return f"{value:,}" if isinstance(value, int) and not isinstance(value, bool) else str(value)
+    if isinstance(value, int) and not isinstance(value, bool):
+        return f"{value:,}"
+    return str(value)
+
+
+def _line(cells: Iterable[str]) -> str:
+    return f"| {' | '.join(cells)} |"
 
 
 def _safe(text: str) -> str:

@@ -1,4 +1,8 @@
-"""Figures and tables of a sweep, from its rows alone."""
+"""Figures and tables of a sweep, from its rows alone.
+
+Squared errors are drawn as their roots, in the unit of what is estimated: RMSE = sqrt(mean), its
+interval the roots of the mean's interval.
+"""
 
 import math
 import os
@@ -21,6 +25,7 @@ if TYPE_CHECKING:
 # Okabe and Ito 2008, without the yellow, which vanishes on white
 _COLOURS = "#0072B2 #D55E00 #009E73 #CC79A7 #E69F00 #56B4E9 #000000 #999999 #882255".split()
 _MARKERS = "os^Dv"
+# what a person calls the keys of configurations
 WORDS = {
     "n": "users",
     "eps": "epsilon",
@@ -29,6 +34,7 @@ WORDS = {
     "dim": "dimensions",
     "p": "norm p",
 }
+# the columns of a table beside the configuration's, in their order
 _MEASURED = "trials mse mse_low mse_high rmse predicted_mse ratio z seconds code error".split()
 
 
@@ -46,13 +52,15 @@ def subplots(
     wide = min(checks.integer("wide", wide, 1), count)
     if not isinstance(size, tuple) or len(size) != 2:
         raise TypeError(f"size must be (width, height) in inches, not {type(size).__name__}")
-    size = checks.positive("size", size[0]), checks.positive("size", size[1])
-    high = -(-count // wide)
-    figure = Figure(figsize=(size[0] * wide, size[1] * high), layout="constrained")
-    axes = list(figure.subplots(high, wide, squeeze=False, **options).flat)
-    for place, each in enumerate(axes):
-        each.set_prop_cycle(color=_COLOURS)
-        each.set_visible(place < count)
+    width = checks.positive("size", size[0])
+    height = checks.positive("size", size[1])
+    high = math.ceil(count / wide)
+    figure = Figure(figsize=(width * wide, height * high), layout="constrained")
+    grid = figure.subplots(high, wide, squeeze=False, **options)
+    axes = list(grid.flat)
+    for place, panel in enumerate(axes):
+        panel.set_prop_cycle(color=_COLOURS)
+        panel.set_visible(place < count)
     return figure, axes[:count]
 
 
@@ -92,32 +100,28 @@ def error_curves(
     """
     rows = checks.each_of("rows", rows, Row)
     checks.instance("x", x, str)
-    checks.instance("lines", lines, (str, type(None)))
     checks.instance("title", title, str)
-    checks.instance("number", number, (str, type(None)))
+    for name, value in (("lines", lines), ("panels", panels), ("number", number)):
+        checks.instance(name, value, (str, type(None)))
     points = _points(rows, x, lines, panels, number)  # refuses before it draws
     figure, all_axes = subplots(points["panel"].nunique(), size=(7, 4.5))
     for axes, (panel, of_panel) in zip(all_axes, points.groupby("panel", sort=False), strict=True):
-        for place, (line, group) in enumerate(of_panel.groupby("line", sort=False)):
-            group = group.sort_values("x")
+        for place, (line, of_line) in enumerate(of_panel.groupby("line", sort=False)):
+            curve = of_line.sort_values("x")
             label = "measured" if lines is None else f"{word(lines)}={line}"
-            if number is None and len(group) > 1:
-                slope = np.polyfit(np.log(group["x"]), np.log(group["middle"]), 1)[0]
+            if number is None and len(curve) > 1:
+                slope = np.polyfit(np.log(curve["x"]), np.log(curve["middle"]), 1)[0]
                 label += f", slope {slope:.2f}"
-            bars = _bars(axes, group, place, label=_verbatim(label))
-            known = group.dropna(subset="predicted")
+            bars = _bars(axes, curve, place, label=_verbatim(label))
+            known = curve.dropna(subset="predicted")
             colour = bars.lines[0].get_color()
             axes.plot(known["x"], known["predicted"], "--", color=colour, alpha=0.7)
         dashed = "; dashed: predicted" if of_panel["predicted"].notna().any() else ""
+        bars_are = f"bars: 95 % CI of the mean{dashed}"
         axes.grid(True, which="both", linewidth=0.3, alpha=0.5)
-        axes.legend(
-            title=f"bars: 95 % CI of the mean{dashed}", fontsize="small", title_fontsize="small"
-        )
-        axes.set(
-            xscale="log",
-            xlabel=_verbatim(word(x)),
-            title=_verbatim(title if panels is None else str(panel)),
-        )
+        axes.legend(title=bars_are, fontsize="small", title_fontsize="small")
+        heading = title if panels is None else str(panel)
+        axes.set(xscale="log", xlabel=_verbatim(word(x)), title=_verbatim(heading))
         if number is None:
             axes.set(yscale="log", ylabel="RMSE")
         else:
@@ -140,11 +144,12 @@ def ratio_strip(rows: Sequence[Row], title: str) -> "Figure":
     known = [row for row in rows if row.facts.get("predicted_mse", 0) > 0]
     if not known:
         raise ValueError("no row has a predicted_mse; there is nothing to compare")
-    points = _middle_and_ends([row.moments for row in known])
-    points = points.div([row.facts["predicted_mse"] for row in known], axis=0)
+    predicted = [row.facts["predicted_mse"] for row in known]
+    points = _middle_and_ends([row.moments for row in known]).div(predicted, axis=0)
+    points["x"] = range(len(known))
     figure, (axes,) = subplots(size=(8, 3))
     axes.axhline(1, color="black", linewidth=0.8)
-    _bars(axes, points.assign(x=range(len(known))), 0, linestyle="none")
+    _bars(axes, points, 0, linestyle="none")
     axes.set(xlabel="configuration", ylabel="measured / predicted MSE", title=title)
     return figure
 
@@ -155,7 +160,6 @@ def _points(
     """A point for each row: panel, line, x, the middle with its interval's ends, and what was
     predicted.
     """
-    panel = "" if panels is None else checks.instance("panels", panels, str)
     if not rows:
         raise ValueError("rows is empty; there is nothing to draw")
     for row in rows:
@@ -165,22 +169,21 @@ def _points(
         if number is not None and number not in row.metrics:
             raise ValueError(f"number must be one of {list(row.metrics)}, not {number!r}")
         at = row.config[x]
-        if isinstance(at, str | list | None) or not at > 0 or not (number or row.moments.mean > 0):
+        drawable = not isinstance(at, str | list | None) and at > 0
+        if not drawable or not (number or row.moments.mean > 0):
             raise ValueError(
                 f"log axes need {x} > 0 and an error > 0, not {x}={at!r}, mean {row.moments.mean!r}"
             )
-    points = _middle_and_ends([row.metrics[number] if number else row.moments for row in rows])
-    predicted = math.nan
     if number is None:
+        points = _middle_and_ends([row.moments for row in rows])
         points["predicted"] = [row.facts.get("predicted_mse", math.nan) for row in rows]
         points = np.sqrt(points.clip(lower=0))
-        predicted = points["predicted"]
-    points = points.assign(
-        panel=[str(row.config.get(panel)) for row in rows],
-        line=[str(row.config[lines]) if lines else "" for row in rows],
-        x=[float(row.config[x]) for row in rows],
-        predicted=predicted,
-    )
+    else:
+        points = _middle_and_ends([row.metrics[number] for row in rows])
+        points["predicted"] = math.nan
+    points["panel"] = [str(row.config.get(panels)) if panels else "" for row in rows]
+    points["line"] = [str(row.config[lines]) if lines else "" for row in rows]
+    points["x"] = [float(row.config[x]) for row in rows]
     for twice in points[points.duplicated(["panel", "line", "x"])].itertuples():
         raise ValueError(
             f"two rows at {x}={twice.x:g} on the line {lines}={twice.line}; select the rows first"
@@ -191,19 +194,19 @@ def _points(
 def _middle_and_ends(moments: Sequence[Moments]) -> "pandas.DataFrame":
     import pandas
 
-    return pandas.DataFrame(
-        [(each.mean, *each.interval()) for each in moments], columns=["middle", "low", "high"]
-    )
+    ends = [(part.mean, *part.interval()) for part in moments]
+    return pandas.DataFrame(ends, columns=["middle", "low", "high"])
 
 
 def _bars(axes: "Axes", points: "pandas.DataFrame", place: int, **options: Any) -> Any:
     """Points with their intervals, from left to right; a line's marker tells it apart in grey."""
     ends = points[["low", "high"]].to_numpy().T  # (2, points)
-    bars = np.abs(ends - points["middle"].to_numpy())
+    lengths = np.abs(ends - points["middle"].to_numpy())
+    lengths[~np.isfinite(lengths)] = 0.0  # of one sample, whose interval is the whole line
     return axes.errorbar(
         points["x"],
         points["middle"],
-        yerr=np.where(np.isfinite(bars), bars, 0.0),
+        yerr=lengths,
         color=_COLOURS[place % len(_COLOURS)],
         marker=_MARKERS[place % len(_MARKERS)],
         markersize=4,
@@ -229,14 +232,14 @@ def write_csv(rows: Sequence[Row], path: str | os.PathLike[str]) -> None:
     """
     checks.path("path", path)
     rows = checks.each_of("rows", rows, Row)
-    found = [measured(row) for row in rows]
+    cells = [measured(row) for row in rows]
     keys = keys_of(row.config for row in rows)
-    named = keys_of([dict.fromkeys(_MEASURED), *found])
-    clash = sorted(set(keys) & set(named))
+    names = keys_of([_MEASURED, *cells])
+    clash = sorted(set(keys) & set(names))
     if clash:
         raise ValueError(f"config keys {clash} are names of measured columns; rename them")
-    cells = (row.config | each for row, each in zip(rows, found, strict=True))
-    write_table(path, [*keys, *named], cells)
+    lines = [row.config | values for row, values in zip(rows, cells, strict=True)]
+    write_table(path, [*keys, *names], lines)
 
 
 def measured(row: Row) -> dict[str, Any]:
@@ -244,21 +247,26 @@ def measured(row: Row) -> dict[str, Any]:
     there is not.
     """
     moments = row.moments
-    predicted = row.facts.get("predicted_mse")
-    cells: dict[str, Any] = {"trials": moments.count, "seconds": row.seconds, "code": row.code}
-    cells["error"] = row.error or ""
+    cells: dict[str, Any] = {
+        "trials": moments.count,
+        "seconds": row.seconds,
+        "code": row.code,
+        "error": row.error or "",
+    }
     if not moments.count:
         return cells
-    low, high = moments.interval()
-    rmse = math.sqrt(moments.mean) if moments.mean >= 0 else math.nan
-    cells |= {"mse": moments.mean, "mse_low": low, "mse_high": high, "rmse": rmse}
+    cells["mse"] = moments.mean
+    cells["mse_low"], cells["mse_high"] = moments.interval()
+    cells["rmse"] = math.sqrt(moments.mean) if moments.mean >= 0 else math.nan
     for name in others([row]):
-        low, high = row.metrics[name].interval()
-        cells |= {name: row.metrics[name].mean, f"{name}_low": low, f"{name}_high": high}
-    if predicted is None:
-        return cells
-    ratio = moments.mean / predicted if predicted else math.nan
-    return cells | {"predicted_mse": predicted, "ratio": ratio, "z": moments.z_score(predicted)}
+        cells[name] = row.metrics[name].mean
+        cells[f"{name}_low"], cells[f"{name}_high"] = row.metrics[name].interval()
+    predicted = row.facts.get("predicted_mse")
+    if predicted is not None:
+        cells["predicted_mse"] = predicted
+        cells["ratio"] = moments.mean / predicted if predicted else math.nan
+        cells["z"] = moments.z_score(predicted)
+    return cells
 
 
 def others(rows: Sequence[Row]) -> list[str]:
@@ -266,9 +274,9 @@ def others(rows: Sequence[Row]) -> list[str]:
     return keys_of(list(row.metrics)[1:] for row in rows if row.moments.count)
 
 
-def keys_of(each: Iterable[Iterable[str]]) -> list[str]:
+def keys_of(names: Iterable[Iterable[str]]) -> list[str]:
     """All names, in order of first appearance."""
-    return list(dict.fromkeys(chain.from_iterable(each)))
+    return list(dict.fromkeys(chain.from_iterable(names)))
 
 
 def _verbatim(text: str) -> str:

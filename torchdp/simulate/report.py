@@ -13,7 +13,7 @@ import sys
 import types
 import typing
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
@@ -45,15 +45,16 @@ class Report(Brief):
     _printed = ("folder", "device")
 
     def __init__(self, folder: str | os.PathLike[str], device: torch.device | str = "cpu") -> None:
-        self.folder, self.device = checks.path("folder", folder), checks.device("device", device)
+        self.folder = checks.path("folder", folder)
+        self.device = checks.device("device", device)
         self._columns: dict[str, list[str]] = {}  # of the tables that this run writes
-        self._known: dict[str, Rows] = {}
-        self._last = ""
+        self._known: dict[str, Rows] = {}  # of those that an earlier run wrote
+        self._last = ""  # the table whose header was printed last
         self.folder.mkdir(parents=True, exist_ok=True)
+        name = torch.cuda.get_device_name(self.device) if self.device.type == "cuda" else ""
+        run = {**facts(), "device": str(self.device), "device_name": name}
         with open(self.folder / "runs.jsonl", "a", encoding="utf-8") as file:
-            name = torch.cuda.get_device_name(self.device) if self.device.type == "cuda" else ""
-            where = {"device": str(self.device), "device_name": name}
-            file.write(json.dumps({**facts(), **where}) + "\n")
+            file.write(json.dumps(run) + "\n")
 
     def say(self, text: object = "") -> None:
         """Prints a line."""
@@ -66,13 +67,12 @@ class Report(Brief):
         Cells are words, numbers, tensors of one number, None. Raises ValueError for columns that
         the table lacks.
         """
-        self._add(table, {name: _plain(value) for name, value in cells.items()}, [])
+        self._add(table, _plain(cells), [])
 
     def write(self, table: str, rows: Rows) -> None:
         """A whole table, not printed. Raises TypeError, ValueError for none."""
         rows = checks.several("rows", rows, dict)
-        plain = [{name: _plain(value) for name, value in row.items()} for row in rows]
-        write_table(self.folder / f"{table}.csv", list(rows[0]), plain)
+        write_table(self._path(table), list(rows[0]), map(_plain, rows))
 
     def once(
         self, table: str, key: Mapping[str, object], measure: Callable[[], Mapping[str, object]]
@@ -80,38 +80,45 @@ class Report(Brief):
         """``row(table, **key, **measure())``, or the row that an earlier run wrote: a killed run
         goes on.
         """
-        checks.instance("key", key, Mapping), checks.function("measure", measure)
+        checks.instance("key", key, Mapping)
+        checks.function("measure", measure)
         if table not in self._known:
-            path = self.folder / f"{table}.csv"
+            path = self._path(table)
             self._known[table] = read_table(path) if path.exists() else []
         for row in self._known[table]:
             if all(_text(row.get(name)) == _text(value) for name, value in key.items()):
                 self._print(table, row)
                 return row
-        cells = {name: _plain(value) for name, value in {**key, **measure()}.items()}
+        cells = _plain({**key, **measure()})
         self._add(table, cells, self._known[table])
         return cells
 
+    def _path(self, table: str) -> Path:
+        return self.folder / f"{table}.csv"
+
     def _add(self, table: str, cells: dict[str, Any], before: Rows) -> None:
-        path = self.folder / f"{table}.csv"
+        path = self._path(table)
+        names = list(cells)
         if table not in self._columns:
-            self._columns[table], part = list(cells), path.with_suffix(".part")
-            write_table(part, list(cells), before)
+            self._columns[table] = names
+            # Complete before it takes the old table's place: a kill loses neither.
+            part = path.with_suffix(".part")
+            write_table(part, names, before)
             os.replace(part, path)
-        if list(cells) != self._columns[table]:
+        if names != self._columns[table]:
             raise ValueError(
-                f"rows of table {table!r} must have cells {self._columns[table]}, not {list(cells)}"
+                f"rows of table {table!r} must have cells {self._columns[table]}, not {names}"
             )
         with open(path, "a", newline="", encoding="utf-8") as file:
-            csv.writer(file).writerow(map(_text, cells.values()))
+            csv.writer(file).writerow(cells.values())
         self._print(table, cells)
 
     def _print(self, table: str, cells: Mapping[str, Any]) -> None:
         if table != self._last:
             print(_line(cells, cells))
         self._last = table
-        shown = [format(v, ".6g") if isinstance(v, float) else _text(v) for v in cells.values()]
-        print(_line(cells, shown), flush=True)
+        texts = [format(v, ".6g") if isinstance(v, float) else _text(v) for v in cells.values()]
+        print(_line(cells, texts), flush=True)
 
 
 def _line(cells: Mapping[str, Any], texts: Iterable[str]) -> str:
@@ -119,22 +126,26 @@ def _line(cells: Mapping[str, Any], texts: Iterable[str]) -> str:
     line = ""
     for (name, value), text in zip(cells.items(), texts, strict=True):
         if isinstance(value, str):
-            line += "  " * (line != "") + text.ljust(max(len(name), 24))
+            gap = "  " if line else ""
+            line += gap + text.ljust(max(len(name), 24))
         else:
             line += text.rjust(max(len(name) + 2, 14))
     return line.rstrip()
 
 
-def _plain(value: Any) -> Any:
-    if getattr(value, "shape", ()) not in ((), (1,)):
-        raise ValueError(
-            f"a cell must be a word, a number or a tensor of one, not of shape {tuple(value.shape)}"
-        )
-    return value.item() if hasattr(value, "item") else value
+def _plain(cells: Mapping[str, Any]) -> dict[str, Any]:
+    """Tensors of one number as this number. Raises ValueError for larger ones."""
+    for value in cells.values():
+        shape = tuple(getattr(value, "shape", ()))
+        if shape not in ((), (1,)):
+            raise ValueError(
+                f"a cell must be a word, a number or a tensor of one, not of shape {shape}"
+            )
+    return {n: value.item() if hasattr(value, "item") else value for n, value in cells.items()}
 
 
 def _text(value: object) -> str:
-    return "" if value is None else repr(value) if isinstance(value, float) else str(value)
+    return "" if value is None else str(value)
 
 
 def write_table(
@@ -144,9 +155,9 @@ def write_table(
     cells.
     """
     with open(path, "w", newline="", encoding="utf-8") as file:
-        writer = csv.writer(file)
-        writer.writerow(columns)
-        writer.writerows([_text(row.get(name)) for name in columns] for row in rows)
+        writer = csv.DictWriter(file, columns, extrasaction="ignore")
+        writer.writeheader()
+        writer.writerows(rows)
 
 
 def read_table(path: str | os.PathLike[str]) -> Rows:
@@ -160,10 +171,8 @@ def read_table(path: str | os.PathLike[str]) -> Rows:
 
 def _value(cell: str) -> object:
     for kind in (integer, number):
-        try:
+        with suppress(ValueError):
             return kind(cell)
-        except ValueError:
-            pass
     return {"": None, "True": True, "False": False}.get(cell, cell)
 
 
@@ -171,7 +180,8 @@ def columns(rows: Iterable[Mapping[str, Any]], /, *names: str, **where: object) 
     """These columns of the rows whose cells equal ``where``: one list for each name. Raises
     TypeError, ValueError.
     """
-    rows = checks.each_of("rows", list(rows) if isinstance(rows, Iterator) else rows, Mapping)
+    given = list(rows) if isinstance(rows, Iterator) else rows
+    rows = checks.each_of("rows", given, Mapping)
     for name in (*names, *where):
         checks.instance("each of names", name, str)
         missing = sum(name not in row for row in rows)
@@ -221,53 +231,48 @@ class Experiment(Brief, Generic[C]):
     def main(self, arguments: Sequence[str] | None = None) -> None:
         """The command line: a field of the configuration is an option."""
         module = sys.modules[self.measure.__module__]
+        parser = argparse.ArgumentParser(
+            description=module.__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+        )
+        add = parser.add_argument
+        add("--smoke", action="store_true", help="small sizes: seconds on a CPU, a minute at most")
         path = Path(module.__file__ or "")
-        as_it_is = argparse.RawDescriptionHelpFormatter
-        parser = argparse.ArgumentParser(description=module.__doc__, formatter_class=as_it_is)
-        parser.add_argument(
-            "--smoke", action="store_true", help="small sizes: seconds on a CPU, a minute at most"
-        )
         out = Path("results", path.parent.name, path.stem)
-        parser.add_argument("--out", type=Path, default=out, help="default: %(default)s")
-        parser.add_argument(
-            "--device", help="such as cuda:1 or cpu (default: the first CUDA device, or the CPU)"
-        )
-        parser.add_argument(
-            "--draw-only", action="store_true", help="draw from what an earlier run wrote"
-        )
+        add("--out", type=Path, default=out, help="default: %(default)s")
+        add("--device", help="such as cuda:1 or cpu (default: the first CUDA device, or the CPU)")
+        add("--draw-only", action="store_true", help="draw from what an earlier run wrote")
         add_options(parser, self.full)
-        given = parser.parse_args(arguments)
-        out = given.out
-        if given.draw_only:
-            if not any(out.glob("*.csv")):
-                parser.error(f"{out} holds no table to draw from; run without --draw-only first")
-            self.drawn(out)
+        options = parser.parse_args(arguments)
+        if options.draw_only:
+            if not any(options.out.glob("*.csv")):
+                lacking = f"{options.out} holds no table to draw from"
+                parser.error(f"{lacking}; run without --draw-only first")
+            self.drawn(options.out)
             return
         try:
-            device = checks.device_or_best("--device", given.device)
+            device = checks.device_or_best("--device", options.device)
         except ValueError as error:
             parser.error(str(error))
-        config = self.smoke if given.smoke else self.full
-        names = {each.name for each in fields(config)}  # type: ignore[arg-type]
-        chosen = {name: _whole(value) for name, value in vars(given).items() if name in names}
-        self.run(replace(config, **chosen), out, device)  # type: ignore[type-var]
-
-
-def _whole(value: Any) -> Any:
-    return tuple(value) if isinstance(value, list) else value
+        config = self.smoke if options.smoke else self.full
+        chosen = {}
+        for field in fields(config):  # type: ignore[arg-type]
+            value = getattr(options, field.name, None)
+            if value is not None:
+                chosen[field.name] = tuple(value) if isinstance(value, list) else value
+        self.run(replace(config, **chosen), options.out, device)  # type: ignore[type-var]
 
 
 def add_options(parser: argparse.ArgumentParser, config: Any) -> None:
     """An option for each field of a dataclass; those not given are absent from the namespace."""
     kinds = typing.get_type_hints(type(config))
-    for each in fields(config):
-        default = getattr(config, each.name)
+    for field in fields(config):
+        default = getattr(config, field.name)
         shown = " ".join(map(str, default)) if isinstance(default, tuple) else str(default)
         words = f"default: {shown}".replace("%", "%%")
         settings: dict[str, Any] = {"default": argparse.SUPPRESS, "help": words}
-        kind = kinds[each.name]
+        kind = kinds[field.name]
         if isinstance(kind, types.UnionType):  # X | None
-            kind = next(one for one in typing.get_args(kind) if one is not type(None))
+            kind = typing.get_args(kind)[0]
         if kind is bool:
             settings["action"] = argparse.BooleanOptionalAction
         elif typing.get_origin(kind) is typing.Literal:
@@ -277,7 +282,7 @@ def add_options(parser: argparse.ArgumentParser, config: Any) -> None:
                 kind = typing.get_args(kind)[0]
                 settings["nargs"] = "+"
             settings["type"] = {int: integer, float: number}.get(kind, kind)
-        parser.add_argument("--" + each.name.replace("_", "-"), **settings)
+        parser.add_argument("--" + field.name.replace("_", "-"), **settings)
 
 
 @dataclass(frozen=True)

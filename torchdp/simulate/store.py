@@ -61,24 +61,22 @@ class Record(Measured):
         return RunKey(digest(self.config), self.seed, self.block_size, self.code)
 
     def body(self) -> dict[str, Any]:
-        metrics = [
-            [name, *(astuple(each) if each.count else ())] for name, each in self.metrics.items()
-        ]
+        metrics = []
+        for name, moments in self.metrics.items():
+            # Of no samples there are NaN and infinities, which JSON lacks: the name alone.
+            metrics.append([name, *astuple(moments)] if moments.count else [name])
         return {"kind": "block", "digest": digest(self.config), **vars(self), "metrics": metrics}
 
     @staticmethod
     def of(body: dict[str, Any]) -> "Record":
         body.pop("digest")
-        return Record(
-            metrics={name: Moments(*numbers) for name, *numbers in body.pop("metrics")}, **body
-        )
+        metrics = {name: Moments(*numbers) for name, *numbers in body.pop("metrics")}
+        return Record(metrics=metrics, **body)
 
 
 @dataclass(frozen=True)
 class Start:
-    """How a sweep started. start: its number; facts: what, where, when and by which command, see
-    ``code.start``.
-    """
+    """How a sweep started. start: its number; facts: what, where, when, see ``code.start``."""
 
     start: str
     facts: dict[str, Any]
@@ -108,7 +106,10 @@ _KINDS: dict[str, Callable[[dict[str, Any]], Line]] = {
     "failure": lambda body: Failure(**body),
 }
 Run = dict[tuple[int, int], Record]
-"""(block index, samples in the block) -> record: a last block that was short once may be run in full later."""
+"""(block index, samples in the block) -> record.
+
+A last block that was short once may be run in full later.
+"""
 
 
 def append(path: str | os.PathLike[str], record: Line) -> None:
@@ -151,7 +152,9 @@ class Reader:
         self.runs: dict[RunKey, Run] = {}
         self.starts: dict[str, Start] = {}
         self.failures: list[Failure] = []
-        self.skipped, self._path, self._place = 0, path, 0
+        self.skipped = 0
+        self._path = path
+        self._place = 0  # bytes that were read
 
     def read(self, last: bool = False) -> list[Record]:
         """The blocks that are new since the last call. last: a line that only lacks its newline
@@ -170,10 +173,13 @@ class Reader:
                 if not line.endswith(b"\n") and not last:
                     break
                 self._place += len(line)
-                found = decode(line) if line.strip() else None
-                self.skipped += found is None and bool(line.strip())
-                if found is not None and self.insert(found) and isinstance(found, Record):
-                    fresh.append(found)
+                if not line.strip():
+                    continue
+                content = decode(line)
+                if content is None:
+                    self.skipped += 1
+                elif self.insert(content) and isinstance(content, Record):
+                    fresh.append(content)
         return fresh
 
     def insert(self, line: Line) -> bool:
@@ -181,17 +187,18 @@ class Reader:
         if isinstance(line, Start):
             return self.starts.setdefault(line.start, line) is line
         if isinstance(line, Failure):
-            new = line not in self.failures
-            self.failures += [line] * new
-            return new
-        first = self.runs.setdefault(line.key, {}).setdefault(
-            (line.block, line.moments.count), line
-        )
+            if line in self.failures:
+                return False
+            self.failures.append(line)
+            return True
+        run = self.runs.setdefault(line.key, {})
+        first = run.setdefault((line.block, line.moments.count), line)
         if first.metrics != line.metrics:
             raise ValueError(
-                f"{os.fspath(self._path)} holds block {line.block} of seed {line.seed}, config {line.config} "
-                f"twice with different moments: by {first.device} and by {line.device}; other hardware or "
-                "another number of threads needs a store of its own"
+                f"{os.fspath(self._path)} holds block {line.block} of seed {line.seed}, "
+                f"config {line.config} twice with different moments: by {first.device} and by "
+                f"{line.device}; other hardware or another number of threads needs a store of its "
+                "own"
             )
         return first is line
 
@@ -214,8 +221,12 @@ def load(path: str | os.PathLike[str]) -> Reader:
     reader = Reader(path)
     reader.read(last=True)
     if reader.skipped:
-        lost = f"skipped {reader.skipped} line(s), damaged or of another format; a sweep runs those blocks again"
-        warnings.warn(f"{os.fspath(path)}: {lost}", RuntimeWarning, stacklevel=2)
+        warnings.warn(
+            f"{os.fspath(path)}: skipped {reader.skipped} line(s), damaged or of another format; "
+            "a sweep runs those blocks again",
+            RuntimeWarning,
+            stacklevel=2,
+        )
     return reader
 
 
@@ -229,25 +240,23 @@ def merge(stores: Sequence[str | os.PathLike[str]], into: str | os.PathLike[str]
     checks.path("into", into)
     for path in checks.each_of("stores", stores, object):
         os.stat(checks.path("each of stores", path))
-    there, readers = (
-        load(into) if os.path.exists(into) else Reader(into),
-        [load(path) for path in stores],
-    )
-    for path, reader in zip(stores, readers, strict=True):
-        if not any(reader.lines()):
+    target = load(into) if os.path.exists(into) else Reader(into)
+    lines: list[Line] = []
+    for path in stores:
+        held = list(load(path).lines())
+        if not held:
             raise ValueError(
                 f"{os.fspath(path)} holds no line of a sweep's store; name a results.jsonl"
             )
-    added = [line for reader in readers for line in reader.lines() if there.insert(line)]
+        lines += held
+    added = [line for line in lines if target.insert(line)]
     for line in added:
         append(into, line)
     return sum(isinstance(line, Record) for line in added)
 
 
 def encode(line: Line) -> bytes:
-    """The bytes of ``line``, newline included. Raises TypeError, ValueError if it is not finite
-    JSON.
-    """
+    """The bytes of ``line`` and a newline. Raises TypeError, ValueError for no finite JSON."""
     body = {"format": FORMAT, **line.body()}
     checksum = f"{zlib.crc32(_dumps(body)):08x}"
     return _dumps({**body, "crc32": checksum}) + b"\n"
@@ -260,8 +269,9 @@ def decode(line: bytes) -> Line | None:
         body = json.loads(line)
         if body.pop("format") != FORMAT or not body.pop("crc32"):
             return None
-        found = _KINDS[body.pop("kind")](body)
-        return found if encode(found) == line + b"\n" else None
+        content = _KINDS[body.pop("kind")](body)
+        # Damage that is JSON too, or another spelling of the same, does not give the same bytes.
+        return content if encode(content) == line + b"\n" else None
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
         return None
 
@@ -306,4 +316,5 @@ class Claims:
 
 
 def _place(name: str) -> int:
+    # 56 bits: file systems lock bytes up to 2^63
     return int.from_bytes(hashlib.sha256(name.encode()).digest()[:7], "little")

@@ -28,7 +28,7 @@ def canonical(config: Mapping[str, object], name: str = "config") -> str:
         if not isinstance(key, str):
             raise TypeError(f"{name} must have str keys, not {key!r}")
         _check(f"{name}[{key!r}]", value)
-    return json.dumps(dict(config), sort_keys=True, separators=(",", ":"), allow_nan=False)
+    return json.dumps(dict(config), sort_keys=True, separators=(",", ":"))
 
 
 def digest(config: Mapping[str, object]) -> str:
@@ -53,8 +53,11 @@ def block_generator(
     Raises:
         TypeError, ValueError: on a configuration or an index of another kind.
     """
-    seed, block = integer("seed", seed, 0), integer("block", block, 0)
-    return keyed_generator(f"{STREAM}\n{seed}\n{digest(config)}\n{block}".encode(), device)
+    seed = integer("seed", seed, 0)
+    block = integer("block", block, 0)
+    # One line each: no two keys share a text, so no two blocks share a stream.
+    key = f"{STREAM}\n{seed}\n{digest(config)}\n{block}"
+    return keyed_generator(key.encode(), device)
 
 
 def _check(name: str, value: object) -> None:
@@ -66,6 +69,7 @@ def _check(name: str, value: object) -> None:
             raise ValueError(f"{name} must be finite, not {value!r}")
     elif not isinstance(value, str | int | None):
         raise TypeError(
-            f"{name} must be str, int, float, bool, None or a list of those, not {type(value).__name__}; "
+            f"{name} must be str, int, float, bool, None or a list of those, "
+            f"not {type(value).__name__}; "
             "convert it first, for example with int(), float() or .tolist()"
         )

@@ -3,7 +3,7 @@
 import copy
 import json
 import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import reduce
 from typing import Any
@@ -107,30 +107,33 @@ def sweep(
             is raised.
     """
     checks.function("make_trial", make_trial)
-    checks.path("store", store), checks.each_of("grid", grid, Mapping)
+    checks.path("store", store)
+    checks.each_of("grid", grid, Mapping)
     checks.instance("other_code", other_code, OtherCode)
     checks.instance("on_error", on_error, OnError)
     asked = Asked(trials, seed, block_size, target_relative_ci, shard)
-    code, reader = code_of(make_trial), load(store) if os.path.exists(store) else Reader(store)
+    code = code_of(make_trial)
+    reader = load(store) if os.path.exists(store) else Reader(store)
     runs = runs_of(grid, asked, store, code, other_code, reader.runs)
     begun = start({**asked.facts(), **_grid(runs, reader), "code": code})
-    work, runner = (
-        Work(runs, store, reader, begun, on_error),
-        _Runner(make_trial, asked.block_size, code),
-    )
+    work = Work(runs, store, reader, begun, on_error)
+    runner = _Runner(make_trial, asked.block_size, code)
     records = answers("make_trial", runner, work, device, devices, executor)
     work.finish(records, trials, progress)
     if asked.shard is None:
         return [run.row() for run in runs]
-    return [_row(_longest(reader.runs[run.key])) for run in runs if run.key in reader.runs]
+    stored = [reader.runs[run.key] for run in runs if run.key in reader.runs]
+    return [_row(_longest(run)) for run in stored]
 
 
 def _grid(runs: Sequence[ConfigRun], reader: Reader) -> dict[str, object]:
     """The configurations, written once into a store, and their digest."""
     configs = [run.config for run in runs]
     name = digest({"grid": [canonical(config) for config in configs]})
-    known = any(each.facts.get("grid_digest") == name for each in reader.starts.values())
-    return {"grid_digest": name} if known else {"grid_digest": name, "grid": configs}
+    known = {begun.facts.get("grid_digest") for begun in reader.starts.values()}
+    if name in known:
+        return {"grid_digest": name}
+    return {"grid_digest": name, "grid": configs}
 
 
 def read(store: str | os.PathLike[str]) -> list[Row]:
@@ -148,7 +151,11 @@ def read(store: str | os.PathLike[str]) -> list[Row]:
 
 
 def _longest(run: Run) -> list[Record]:
-    return list({record.block: record for _, record in sorted(run.items())}.values())
+    """In the order of the blocks: of two records of one block the longer one, which sorts last."""
+    longest = {}
+    for key in sorted(run):
+        longest[run[key].block] = run[key]
+    return list(longest.values())
 
 
 @dataclass
@@ -158,27 +165,38 @@ class _Runner:
     make_trial: MakeTrial
     block_size: int
     code: str
-    made: tuple[int, Trial] | None = None
+    run: int = -1  # that the trial is of
+    trial: Trial | None = None
 
     def __call__(self, job: Job, device: torch.device) -> Record:
-        config = dict(job.block.config)
-        if self.made is None or self.made[0] != job.run:
-            self.made = None  # two at once might not fit into memory
-            self.made = job.run, _open(self.make_trial, config)
-        trial = self.made[1]
+        block = job.block
+        config = dict(block.config)
+        if self.trial is None or self.run != job.run:
+            self.trial = None  # two at once might not fit into memory
+            self.trial = _open(self.make_trial, config)
+            self.run = job.run
+        trial = self.trial
         same_facts(config, [*job.facts, trial.facts])
-        part = run_block(trial.sample, job.block, device)
-        name = (
-            f"cuda ({torch.cuda.get_device_name(device)})" if device.type == "cuda" else str(device)
+        part = run_block(trial.sample, block, device)
+        name = str(device)
+        if device.type == "cuda":
+            name = f"cuda ({torch.cuda.get_device_name(device)})"
+        return Record(
+            seed=block.seed,
+            config=config,
+            block=block.index,
+            block_size=self.block_size,
+            metrics=part.metrics,
+            facts=dict(trial.facts),
+            seconds=part.seconds,
+            device=name,
+            code=self.code,
         )
-        made: dict[str, Any] = {"device": name, "code": self.code, "facts": dict(trial.facts)}
-        key = job.block.seed, config, job.block.index, self.block_size
-        return Record(*key, metrics=part.metrics, seconds=part.seconds, **made)
 
 
 def _open(make_trial: MakeTrial, config: dict[str, Any]) -> Trial:
-    made = make_trial(copy.deepcopy(config))
-    trial = made if isinstance(made, Trial) else Trial(made)
+    returned = make_trial(copy.deepcopy(config))
+    trial = returned if isinstance(returned, Trial) else Trial(returned)
     if not callable(trial.sample):
         raise TypeError(
             f"make_trial must return a Trial or a callable, not {type(trial.sample).__name__}"
@@ -186,12 +204,16 @@ def _open(make_trial: MakeTrial, config: dict[str, Any]) -> Trial:
     return Trial(trial.sample, json.loads(canonical(trial.facts, "facts")))
 
 
-def _row(records: Iterable[Record]) -> Row:
-    records = list(records)  # in block order
+def _row(records: Sequence[Record]) -> Row:
+    """Of one run, in the order of its blocks."""
     first = records[0]
     same_facts(first.config, [record.facts for record in records])
-    metrics = reduce(merge_all, (record.metrics for record in records))
-    seconds = sum(record.seconds for record in records)
     return Row(
-        first.config, metrics, seconds, first.facts, first.seed, first.block_size, first.code
+        config=first.config,
+        metrics=reduce(merge_all, [record.metrics for record in records]),
+        seconds=sum(record.seconds for record in records),
+        facts=first.facts,
+        seed=first.seed,
+        block_size=first.block_size,
+        code=first.code,
     )

@@ -1,6 +1,4 @@
-"""Jobs done in this process, in a process for each device, or by any executor. It knows no block
-and no store.
-"""
+"""Jobs done in this process, in a process for each device, or by any executor."""
 
 import multiprocessing
 import os
@@ -36,8 +34,8 @@ DEATHS = 2  # of workers in one job, after which it has failed
 # of a cluster to all processes: it is for the parent, as Ctrl-C is
 STOPS = (signal.SIGTERM, signal.SIGUSR1)
 DIED = (
-    "the system kills what takes too much memory; and a script that uses devices= must be a file, and must do so "
-    "under if __name__ == '__main__':"
+    "the system kills what takes too much memory; and a script that uses devices= must be a file, "
+    "and must do so under if __name__ == '__main__':"
 )
 _held = threading.local()  # the order that this thread works on
 
@@ -47,14 +45,10 @@ class Jobs(ABC, Generic[J]):
 
     @abstractmethod
     def next(self, previous: J | None) -> J | None:
-        """The next job, for whoever has just had ``previous`` (None: nothing yet); None when
-        nothing is left.
-        """
+        """The next job, for whoever just had ``previous``, if any; None when nothing is left."""
 
     def wait(self) -> bool:
-        """Asked when nothing is left and nothing is busy: True, after a pause, where there may be
-        more.
-        """
+        """When nothing is left and nothing is busy: True, after a pause, if more may come."""
         return False
 
     def failed(self, job: J, error: Exception) -> bool:
@@ -106,15 +100,13 @@ def answers(
             f"{name} cannot be sent to workers ({error}); make it of functions and values"
         ) from error
     if devices is not None:
-        return _spread([_Process(each, sent) for each in one_kind(devices)], jobs)
+        return _spread([_Process(own, sent) for own in one_kind(devices)], jobs)
     # of the workers: it need not be here
     return _spread([_Given(executor, torch.device(named), sent)], jobs)
 
 
 def one_kind(devices: Sequence[Device]) -> list[torch.device]:
-    """The devices, all of one kind and here as far as that is known without touching them. Raises
-    ValueError.
-    """
+    """The devices, of one kind, here as far as is known untouched. Raises ValueError."""
     if isinstance(devices, str) or not isinstance(devices, Sequence) or not devices:
         raise ValueError(f"devices must be a list such as ['cuda:0', 'cuda:1'], not {devices!r}")
     try:
@@ -160,9 +152,7 @@ def _here(
 
 
 class _Process:
-    """A process of our own on a device, with one job at a time; another takes its place when it
-    dies.
-    """
+    """A process of our own on a device, one job at a time, replaced when it dies."""
 
     def __init__(self, device: torch.device, sent: bytes) -> None:
         self.device = device
@@ -190,9 +180,7 @@ class _Process:
 
 
 class _Given:
-    """An executor of the user's, which stays open: twice as many jobs as it has workers, so that
-    none waits.
-    """
+    """An executor of the user's, which stays open: two jobs a worker, so that none waits."""
 
     def __init__(self, executor: Any, device: torch.device, sent: bytes) -> None:
         if hasattr(executor, "get_executor"):  # a client of Dask
@@ -218,8 +206,8 @@ class _Given:
         return 2 * (getattr(self._executor, "_max_workers", None) or os.cpu_count() or 1)
 
     def submit(self, job: Any) -> Future[Any]:
-        found: Future[Any] = self._executor.submit(do, self._sent, str(self.device), job)
-        return found
+        future: Future[Any] = self._executor.submit(do, self._sent, str(self.device), job)
+        return future
 
     def close(self) -> None:
         """It is not ours to close."""
@@ -243,24 +231,24 @@ def _spread(
     try:
         while True:
             for place in places:
-                under_way = sum(each.place is place for each in busy.values())
+                under_way = sum(task.place is place for task in busy.values())
                 for _ in range(place.width() - under_way):
                     if again:
-                        waiting = again.popleft()
-                        found = _Busy(place, waiting.job, waiting.deaths)
+                        died = again.popleft()
+                        task = _Busy(place, died.job, died.deaths)
                     else:
                         job = jobs.next(last.get(place))
                         if job is None:
                             break
-                        found = _Busy(place, job, 0)
-                    last[place] = found.job
-                    busy[place.submit(found.job)] = found
+                        task = _Busy(place, job, 0)
+                    last[place] = task.job
+                    busy[place.submit(task.job)] = task
             if not busy:
                 if jobs.wait():
                     continue
                 return
             ended = wait(busy, return_when=FIRST_COMPLETED).done
-            for future in [each for each in busy if each in ended]:  # as they were submitted
+            for future in [future for future in busy if future in ended]:  # in order
                 task = busy.pop(future)
                 try:
                     answer = future.result()
@@ -271,7 +259,8 @@ def _spread(
                         again.append(task)
                         continue
                     error: Exception = ChildProcessError(
-                        f"the worker process on {task.place.device} died in {task.job}, {DEATHS} times; {DIED}"
+                        f"the worker process on {task.place.device} died in {task.job}, "
+                        f"{DEATHS} times; {DIED}"
                     )
                 except Exception as raised:
                     error = raised
@@ -303,11 +292,9 @@ def _here_and_now() -> tuple[str, int]:
 
 
 def _begin(sent: bytes, lifeline: Connection) -> None:
-    """A process of our own begins: it keeps the order, and ends with its parent's end of the
-    pipe.
-    """
-    for each in (signal.SIGINT, *STOPS):
-        signal.signal(each, signal.SIG_IGN)
+    """A process of our own begins: it keeps the order, and ends with its parent's pipe."""
+    for number in (signal.SIGINT, *STOPS):
+        signal.signal(number, signal.SIG_IGN)
     _held.given = sent
     threading.Thread(target=_end_with_parent, args=(lifeline,), daemon=True).start()
 
@@ -319,9 +306,7 @@ def _end_with_parent(lifeline: Connection) -> None:
 
 
 def do(sent: bytes, device_name: str, job: Any) -> Any:
-    """In a worker: the answer. Raises what went wrong, as an error of Python that names the job and
-    the device.
-    """
+    """In a worker: the answer, or an error of Python that names the job and the device."""
     device = torch.device(device_name)
     try:
         return _opened(sent or _held.given, device).work(job, device)
@@ -347,5 +332,5 @@ def _opened(sent: bytes, device: torch.device) -> _Order:
             torch.cuda.set_device(device)
         _held.order = order
         _held.sent = sent
-    found: _Order = _held.order
-    return found
+    opened: _Order = _held.order
+    return opened
