@@ -5,7 +5,6 @@ MOD-SULQ, sufficient statistics perturbation and AdaSSP. Imported by the scripts
 """
 
 import math
-import operator
 from abc import abstractmethod
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -216,7 +215,7 @@ class AdaSSP(CentralMoments):
     @property
     def guarantee(self) -> Guarantee:
         # three Gaussian releases are one, whose means are this far apart in deviations
-        ratios = map(operator.truediv, self.sensitivities, self.sigmas)
+        ratios = [s / sigma for s, sigma in zip(self.sensitivities, self.sigmas, strict=True)]
         distance = math.sqrt(sum(ratio**2 for ratio in ratios))
         found = gaussian_guarantee(1.0, self.delta, distance, Model.CENTRAL, Neighbours.REPLACE_ONE)
         source = "Dong, Roth, Su (2022), Corollary 3.3; Balle, Wang (2018), Theorem 8"
