@@ -66,7 +66,8 @@ def half_widths(oracle: FrequencyOracle, n, best):
     widths = []
     for users in n.tolist():
         tally = Tally(users, {"reports": one * users})
-        low, high = Collection.of(oracle).add("all", tally).sequence(0.95, best=best)
+        arrived = Collection.of(oracle).add("all", tally)
+        low, high = arrived.sequence(0.95, best=best)
         widths.append((high - low)[0])
     return torch.stack(widths) / 2
 
@@ -88,11 +89,14 @@ def judged(oracle: FrequencyOracle, shares, config, seed):
         messages = oracle.randomize(x, noise=SeededNoise.of(generator))
         arrived = reports(oracle, messages).cumsum(0)[n - 1]
         value = shift + oracle.totals(Tally(0, {"reports": arrived})) / looks
-        truth = one_hot(x, oracle.k).double().cumsum(0)[n - 1] / looks
+        counts = one_hot(x, oracle.k).double().cumsum(0)
+        truth = counts[n - 1] / looks
         off = (value - truth).abs()
         held += bool((off <= widths[:, None]).all())
-        deviations = (oracle.variance.under(truth) / looks).sqrt()
-        fixed += bool((off <= Z * deviations)[:, 0].all())
+        variances = oracle.variance.under(truth) / looks
+        inside = off <= Z * variances.sqrt()
+        # the first type alone: fixed intervals make no promise for all of them
+        fixed += bool(inside[:, 0].all())
     normal = Z * (oracle.variance.under(shares)[0] / n).sqrt()
     relative = widths / normal
     nearest = {users: (n - users).abs().argmin() for users in config.shown}
