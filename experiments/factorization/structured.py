@@ -87,12 +87,13 @@ def lipschitz(config, report):
         # of the root of the search tree, and then of levels whose entries halve
         root = float(W[:, k // 2].abs().max())
         squares = root**2 + 9 / 14 * 4 ** k.bit_length()
+        tree = lipschitz_tree(W).certificate
         report.row(
             "lipschitz",
             k=k,
             lower=optimum.lower / k,
             upper=optimum.upper / k,
-            search_tree=lipschitz_tree(W).certificate.upper / k,
+            search_tree=tree.upper / k,
             its_bound=math.sqrt(36 / 11 * squares) / k,
         )
 
