@@ -66,7 +66,8 @@ def rejected(found: Difference):
     p = found.p_value
     if p.ndim > 1:
         p = p[:, min(ASKED, p.shape[1] - 1)]
-    return float((p < LEVEL).double().mean())
+    below = p < LEVEL
+    return float(below.double().mean())
 
 
 def measure(config, report):
@@ -78,7 +79,9 @@ def measure(config, report):
         apart = difference(first, second)
         level = rejected(apart.of_population())
         error = math.sqrt(level * (1 - level) / config.pairs)
-        noise_alone = rejected(Difference(apart.value, apart.standard_error, apart.n, sampled=True))
+        # as if the two samples were the population
+        by_noise = Difference(apart.value, apart.standard_error, apart.n, sampled=True)
+        noise_alone = rejected(by_noise)
         cells = {"level": level, "standard_error": error, "noise_alone": noise_alone}
         report.row("level", statistic=statistic, channel=channel, **cells)
 
@@ -91,31 +94,21 @@ def measure(config, report):
     for epsilon in (1.0, 4.0, 8.0):
         local = queries.choose(shares, config.users, epsilon).best
         types("share of types", f"local, epsilon = {epsilon:g}", local)
-    types(
-        "share of types",
-        "curator",
-        CentralFactorization(FactoredQueries.identity(shares), 1.0, DELTA),
-    )
+    curator = CentralFactorization(FactoredQueries.identity(shares), 1.0, DELTA)
+    types("share of types", "curator", curator)
     box = domains.Box([0.0], [1.0])
     alone = mean.GaussianMean.tuned(box, epsilon=1.0, delta=DELTA)
     both = mean.GaussianCovariance.calibrated(box, alone.shape, epsilon=1.0, delta=DELTA)
     generator = keyed_generator(b"numbers")
     samples = [of_numbers(both, config, generator) for _ in range(2)]
     row("mean beside its variance", "curator", *(each.mean for each in samples))
-    types(
-        "equal pairs",
-        "local, epsilon = 8",
-        LocalFactorization.of(pairwise.unequal(TYPES), 8.0),
-        UNEVEN,
-    )
+    pairs = LocalFactorization.of(pairwise.unequal(TYPES), 8.0)
+    types("equal pairs", "local, epsilon = 8", pairs, UNEVEN)
     samples = [of_numbers(alone, config, generator) for _ in range(2)]
     row("mean alone", "curator", *samples)
     values = torch.linspace(0, 1, TYPES, dtype=torch.float64)[None]
-    types(
-        "mean of types alone",
-        "curator",
-        CentralFactorization(FactoredQueries.plain(values), 1.0, DELTA),
-    )
+    curator = CentralFactorization(FactoredQueries.plain(values), 1.0, DELTA)
+    types("mean of types alone", "curator", curator)
 
 
 EXPERIMENT = Experiment(measure, Config(), Config(pairs=20, users=200))

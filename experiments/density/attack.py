@@ -63,7 +63,8 @@ def response_losses(protocol: RandomizedResponseSum, ones, bit):
         stats.binom.pmf(np.arange(n - ones), n - 1 - ones, p),
         stats.binom.pmf(np.arange(ones + 1), ones, 1 - p),
     )
-    one, zero = np.convolve(law, [p, 1 - p]), np.convolve(law, [1 - p, p])
+    one = np.convolve(law, [p, 1 - p])
+    zero = np.convolve(law, [1 - p, p])
     with np.errstate(all="ignore"):
         ratios = np.log(one / zero) if bit else np.log(zero / one)
     held = torch.full((INSTANCES,), ones + bit)
@@ -77,7 +78,9 @@ def response_losses(protocol: RandomizedResponseSum, ones, bit):
 def poisson_losses(protocol: PoissonSum, bit):
     """ln P/Q at the number of messages; the others hold zeros. Drawn by the protocol."""
     law = stats.poisson(protocol.mean)
-    counts = np.arange(int(protocol.noise_mean + 40 * math.sqrt(protocol.noise_variance)) + 40)
+    # beyond 40 deviations no draw is seen
+    reach = 40 * math.sqrt(protocol.noise_variance) + 40
+    counts = np.arange(int(protocol.noise_mean + reach))
     with np.errstate(all="ignore"):
         ratios = (law.logpmf(counts - 1) - law.logpmf(counts)) * (1 if bit else -1)
     held = torch.full((INSTANCES,), bit)
@@ -102,7 +105,8 @@ def correlated_losses(protocol: CorrelatedSum, bit):
     def losses(trials, generator):
         rng = np.random.default_rng(torch.randint(2**62, (1,), generator=generator).item())
         size = (trials, INSTANCES)
-        above, below = rng.geometric(1 - w, size) - 1, rng.geometric(1 - w, size) - 1
+        above = rng.geometric(1 - w, size) - 1
+        below = rng.geometric(1 - w, size) - 1
         minus = below + rng.negative_binomial(shape, 1 - ratio, size)
         difference = bit + above - below
         t = np.minimum(minus - np.maximum(0, -difference), len(counts) - 1)
@@ -127,8 +131,9 @@ def scenarios(protocol):
 def estimate(losses, trials, generator):
     """delta at EPSILON, and its standard error."""
     parts = [losses(min(AT_ONCE, trials - done), generator) for done in range(0, trials, AT_ONCE)]
-    values = -np.expm1(np.minimum(EPSILON - np.concatenate(parts), 0.0))
-    return float(values.mean()), float(values.std() / math.sqrt(trials))
+    loss = np.concatenate(parts)
+    values = -np.expm1(np.minimum(EPSILON - loss, 0.0))
+    return values.mean(), values.std() / math.sqrt(trials)
 
 
 def with_less(protocol):

@@ -100,7 +100,8 @@ def published_correlated(users, epsilon, delta, gamma=0.01):
     Source: Ghazi, Kumar, Manurangsi, Pagh (2020), Theorems 1, 13 and 18.
     """
     stays = (1 - gamma) * epsilon
-    log = math.log((math.exp(stays) + 2 * math.exp(2 * stays)) / delta)
+    factor = math.exp(stays) + 2 * math.exp(2 * stays)
+    log = math.log(factor / delta)
     hidden = math.ceil(log / stays)
     flood = math.exp(-0.2 * min(0.5, gamma * epsilon) / hidden)
     return CorrelatedSum(users, math.exp(-stays), 3 * (1 + log), flood)
@@ -126,8 +127,9 @@ def published_pure(users, epsilon, rho=0.5):
 
     Source: Ghazi, Kumar, Manurangsi (2023), as in the code of Wagner (2025).
     """
-    drop = 0.2 * rho / (math.exp(epsilon) * math.expm1(-epsilon) ** 2 * users)
-    return math.exp(-(epsilon - 0.01 * rho * min(epsilon, 1.0))), drop
+    least = math.exp(epsilon) * math.expm1(-epsilon) ** 2 * users
+    stays = epsilon - 0.01 * rho * min(epsilon, 1.0)
+    return math.exp(-stays), 0.2 * rho / least
 
 
 def laplace_variance(epsilon):
@@ -215,12 +217,16 @@ class Pure:
 
         def of(share) -> Pure:
             noise = laplace_variance((1 - share) * epsilon)
-            b = 2 * noise + users  # z = drop/(1 - drop):  noise (1 + z)^2 + users z = budget
-            z = 2 * (budget - noise) / (b + math.sqrt(b * b + 4 * noise * (budget - noise)))
+            rest = budget - noise
+            # z = drop/(1 - drop):  noise (1 + z)^2 + users z = budget
+            b = 2 * noise + users
+            root = math.sqrt(b * b + 4 * noise * rest)
+            z = 2 * rest / (b + root)
             return Pure(users, epsilon, share, z / (1 + z))
 
         # the share that leaves nothing to drops: 1/sinh(x/2)^2 = 2 budget
-        most = 1 - 2 * math.asinh(1 / math.sqrt(2 * budget)) / epsilon
+        x = 2 * math.asinh(1 / math.sqrt(2 * budget))
+        most = 1 - x / epsilon
         best = minimize_scalar(
             lambda share: of(share).messages_per_user,
             bounds=(1e-3 * most, (1 - 1e-6) * most),
@@ -250,7 +256,9 @@ def row(instances, epsilon, users):
     published = published_response(users, *one)
     protocols = [kind.calibrated(users, epsilon, DELTA, instances) for kind in KINDS]
     response, correlated, poisson, central = protocols
-    limit = math.sqrt(laplace_variance(-math.log(correlated.ratio) / (1 - SHARE)))
+    # what stays and what calibration spends on the flood, all for what stays
+    whole = -math.log(correlated.ratio) / (1 - SHARE)
+    limit = math.sqrt(laplace_variance(whole))
     errors = [
         published.rmse,
         response.rmse,

@@ -92,11 +92,11 @@ def local_flip(epsilon, delta, instances):
     """Of randomized response that is (epsilon, delta)-DP without a shuffler, over all instances."""
 
     def excess(each):
-        return math.log(
-            max(composed_delta([pure_profile(each)], instances, epsilon), 1e-300) / delta
-        )
+        composed = composed_delta([pure_profile(each)], instances, epsilon)
+        return math.log(max(composed, 1e-300) / delta)
 
-    return 1 / (1 + math.exp(brentq(excess, 1e-4 * epsilon / instances**0.5, epsilon, xtol=1e-6)))
+    least = 1e-4 * epsilon / instances**0.5
+    return 1 / (1 + math.exp(brentq(excess, least, epsilon, xtol=1e-6)))
 
 
 def protocol(name, features, n, epsilon, delta) -> ShuffledKDE | CentralKDE:
@@ -107,12 +107,10 @@ def protocol(name, features, n, epsilon, delta) -> ShuffledKDE | CentralKDE:
     if name == CURATOR:
         return CentralKDE.calibrated(features, n, epsilon, delta)
     if name == "local":
-        return ShuffledKDE(
-            features, RandomizedResponseSum(n, local_flip(epsilon, delta, features.composed)), delta
-        )
-    return ShuffledKDE(
-        features, PAPER[name](n, *bitsums.split(epsilon, delta, features.composed)), delta
-    )
+        flip = local_flip(epsilon, delta, features.composed)
+        return ShuffledKDE(features, RandomizedResponseSum(n, flip), delta)
+    one = bitsums.split(epsilon, delta, features.composed)
+    return ShuffledKDE(features, PAPER[name](n, *one), delta)
 
 
 def load(name, folder) -> embeddings.Data:
@@ -131,19 +129,20 @@ def accuracy(data: embeddings.Data, config, generator):
     A table that the paper does not divide is divided anew.
     """
     data = data.again(generator)
-    public = config["epsilon_label"] is None
-    response = None if public else RandomizedResponse(data.classes, config["epsilon_label"])
-    reported = (
-        data.labels
-        if response is None
-        else response.randomize(data.labels, noise=SeededNoise.of(generator))
-    )
+    response = None
+    reported = data.labels
+    if config["epsilon_label"] is not None:
+        response = RandomizedResponse(data.classes, config["epsilon_label"])
+        reported = response.randomize(data.labels, noise=SeededNoise.of(generator))
     features = KERNELS[config["kernel"]](data.x.shape[1], generator)
-    counts, target = class_counts(reported, data.classes).tolist(), (config["epsilon"], data.delta)
-    kdes = tuple(protocol(config["protocol"], features, n, *target) for n in counts)
+    kdes = tuple(
+        protocol(config["protocol"], features, n, config["epsilon"], data.delta)
+        for n in class_counts(reported, data.classes).tolist()
+    )
     classes = ShuffledClasses(kdes, response)
     released = classes.sample_estimate((data.x, reported), generator=generator)
-    return float((classify(released, data.queries) == data.truth).double().mean())
+    hits = classify(released, data.queries) == data.truth
+    return float(hits.double().mean())
 
 
 @dataclass(frozen=True)
@@ -169,7 +168,8 @@ SMOKE = Config(
 
 
 def measure(config, report):
-    data, public = load(config.data, config.folder), math.isinf(config.label_epsilon)
+    data = load(config.data, config.folder)
+    public = math.isinf(config.label_epsilon)
     n, d = data.x.shape
     labels = "public" if public else f"{config.label_epsilon:g}-private"
     report.say(
@@ -177,8 +177,8 @@ def measure(config, report):
     )
     if data.name in PAPER_ACCURACY:
         names = ("Gaussian RR", "Gaussian 3NB", "inner product RR", "inner product 3NB")
-        pairs = zip(names, PAPER_ACCURACY[data.name], strict=True)
-        report.say("  ".join(["paper:", *(f"{a} {b}" for a, b in pairs)]))
+        for name, accuracy_in_percent in zip(names, PAPER_ACCURACY[data.name], strict=True):
+            report.say(f"paper: {name} {accuracy_in_percent}")
     usual = embeddings.PAPER[data.name].epsilons if data.name in embeddings.PAPER else EPSILONS
     label = None if public else config.label_epsilon
     grid = [

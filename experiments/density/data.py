@@ -50,7 +50,8 @@ class Data:
         """Another random division, of the same sizes; itself where the paper divides."""
         if not self.divided:
             return self
-        x, labels = torch.cat([self.x, self.queries]), torch.cat([self.labels, self.truth])
+        x = torch.cat([self.x, self.queries])
+        labels = torch.cat([self.labels, self.truth])
         order = torch.randperm(len(x), generator=generator, device=generator.device)
         train, query = order[: len(self.x)], order[len(self.x) :]
         return replace(
@@ -106,11 +107,9 @@ def digits(seed=0):
 
 def read(path):
     """A tensor from .npy or .pt."""
-    return (
-        torch.as_tensor(np.load(path))
-        if path.suffix == ".npy"
-        else torch.load(path, weights_only=True)
-    )
+    if path.suffix == ".npy":
+        return torch.as_tensor(np.load(path))
+    return torch.load(path, weights_only=True)
 
 
 def paper(name, folder):
@@ -159,7 +158,8 @@ def agnews_rows(folder, share=0.8):
         raise SystemExit(f"{path} is missing. {AGNEWS_ROWS}")
     x, labels = torch.load(path, weights_only=True)
     count = int(share * len(x))
-    x, labels = unit(x.float()), labels.long()
+    x = unit(x.float())
+    labels = labels.long()
     first = Data(
         "agnews rows", x[:count], labels[:count], x[count:], labels[count:], 4, 1e-5, divided=True
     )
@@ -251,7 +251,8 @@ def measure(config, report):
         labels["labels"] += [label] * training
     if not config.embed:
         return
-    path, words = report.folder / "documentation.npz", vocabulary()
+    path = report.folder / "documentation.npz"
+    words = vocabulary()
     np.savez_compressed(
         path,
         x=embed(texts["x"]).cpu().numpy(),

@@ -28,7 +28,8 @@ from torchdp.randomizers import RandomizedResponse
 from torchdp.randomness import keyed_generator
 from torchdp.simulate import Experiment
 
-EPSILON, LABEL_EPSILON = 1.0, 5.0
+EPSILON = 1.0  # of the vector
+LABEL_EPSILON = 5.0
 
 
 @dataclass(frozen=True)
@@ -39,13 +40,13 @@ class Config:
 
 
 def measure(config, report):
-    generator, words, n = keyed_generator(b"decode"), embeddings.vocabulary(), config.random
+    generator = keyed_generator(b"decode")
+    words = embeddings.vocabulary()
+    n = config.random
     if n:
         x = embeddings.unit(torch.randn(n, 32, generator=generator))
-        vectors, labels = (
-            embeddings.unit(torch.randn(len(words), 32, generator=generator)),
-            torch.arange(n) % 8,
-        )
+        vectors = embeddings.unit(torch.randn(len(words), 32, generator=generator))
+        labels = torch.arange(n) % len(embeddings.PACKAGES)
     else:
         stored = embeddings.documentation(config.folder / "documentation.npz")
         x, labels = stored.x, stored.labels
@@ -59,13 +60,11 @@ def measure(config, report):
         counts = class_counts(reported, len(embeddings.PACKAGES)).tolist()
         kdes = tuple(protocol(name, features, n, EPSILON, 1e-5) for n in counts)
         classes = ShuffledClasses(kdes, response)
-        found = nearest_words(
-            classes.sample_estimate((x, reported), generator=generator), vectors, 3
-        )
-        for package, top in zip(embeddings.PACKAGES, found.tolist(), strict=True):
-            report.row(
-                "words", protocol=name, package=package, words=", ".join(words[i] for i in top)
-            )
+        released = classes.sample_estimate((x, reported), generator=generator)
+        found = nearest_words(released, vectors, 3).tolist()
+        for package, top in zip(embeddings.PACKAGES, found, strict=True):
+            nearest = ", ".join(words[i] for i in top)
+            report.row("words", protocol=name, package=package, words=nearest)
 
 
 EXPERIMENT = Experiment(

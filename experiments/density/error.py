@@ -46,39 +46,40 @@ SMOKE = Config(kernels=("Gaussian, orthogonal",), protocols=QUICK, epsilons=(4.5
 
 def measure(config, report):
     data = load(config.data, config.folder)
-    n, queries = len(data.x), data.queries[: config.queries]
-    bits, delta = data.x.shape[1], data.delta
+    queries = data.queries[: config.queries]
+    n, bits = data.x.shape
+    delta = data.delta
     report.say(
         f"{data.name}: {n} users, {bits} bits of each, delta = {delta:g}; root mean squared errors"
     )
+    table = f"error_{data.name.replace(' ', '_')}"
     for kernel in config.kernels:
         for name in config.protocols:
             for epsilon in config.epsilons:
                 # One public draw for all protocols: its error, which is larger than privacy's, then
                 # moves no curve.
-                public = keyed_generator(f"{data.name} {kernel}".encode())
-                generator = keyed_generator(f"{data.name} {kernel} {name} {epsilon}".encode())
-                parts, errors = torch.zeros(3, dtype=torch.float64), []
+                key = f"{data.name} {kernel}"
+                public = keyed_generator(key.encode())
+                generator = keyed_generator(f"{key} {name} {epsilon}".encode())
+                parts = torch.zeros(3, dtype=torch.float64)
+                errors = []
                 for _ in range(config.draws):
                     features = KERNELS[kernel](bits, public)
                     kde = protocol(name, features, n, epsilon, delta)
                     crowd = kde.summary(data.x)
                     mse = kde.density_mse(crowd, queries)
-                    parts += (
-                        torch.stack([mse.feature.mean(), mse.rounding.mean(), mse.privacy.mean()])
-                        / config.draws
-                    )
+                    means = [mse.feature.mean(), mse.rounding.mean(), mse.privacy.mean()]
+                    parts += torch.stack(means) / config.draws
                     truth = kernel_means(features.family, data.x, queries)
-                    answers = kde.sample_estimate(
-                        crowd, generator=generator, sample_shape=(4,)
-                    ).evaluate(queries)
-                    errors.append((answers - truth).square().mean())
-                feature, rounding, privacy = parts.sqrt().tolist()
+                    released = kde.sample_estimate(crowd, generator=generator, sample_shape=(4,))
+                    off = released.evaluate(queries) - truth
+                    errors.append(off.square().mean())
+                feature, rounding, privacy = parts.sqrt()
                 squares = torch.stack(errors)
                 measured = squares.mean().sqrt()
                 spread = squares.std() / len(squares) ** 0.5
                 report.row(
-                    f"error_{data.name.replace(' ', '_')}",
+                    table,
                     kernel=kernel,
                     protocol=name,
                     epsilon=epsilon,

@@ -23,19 +23,12 @@ import torch
 from scipy import stats
 
 from torchdp.privacy import gaussian_sigma
-from torchdp.shuffle import (
-    BitLaw,
-    BoundedSum,
-    PoissonSum,
-    Sensitivity,
-)
+from torchdp.shuffle import BitLaw, BoundedSum, PoissonSum, Sensitivity
 from torchdp.simulate import Experiment
 
 DELTA = 1e-5
-LAWS = {
-    "Poisson": PoissonSum,
-    "bounded": BoundedSum,
-}
+LAWS = {"Poisson": PoissonSum, "bounded": BoundedSum}
+POINTS = 1 << 16  # of the circle of losses
 # (sums, movement, epsilon), users
 SETTINGS = (
     (64, 0.01, 0.1, 1000),
@@ -61,119 +54,133 @@ def rescaled(law: BitLaw, factor):
 
 
 def noise_mass(law: BitLaw):
-    """The law of D, by scipy, or from what one user adds."""
+    """The distribution of D, by scipy, or from what one user adds."""
     if isinstance(law, PoissonSum):
-        top = law.mean + 14 * math.sqrt(law.mean) + 60
-        low = max(0, int(law.mean - 14 * math.sqrt(law.mean)))
-        return stats.poisson.pmf(np.arange(low, int(top)), law.mean)
-    own = (
-        law.deviation**2 / law.users
-    )  # of a share: uniform on -c..c, or with probability q on one more on each side
-    c = int((math.sqrt(1 + 12 * own) - 1) / 2)
+        reach = 14 * math.sqrt(law.mean)
+        low = max(0, int(law.mean - reach))
+        return stats.poisson.pmf(np.arange(low, int(law.mean + reach + 60)), law.mean)
+    # a user's share: uniform on -c..c, or with probability q on one more on each side
+    own = law.deviation**2 / law.users
+    root = math.sqrt(1 + 12 * own)
+    c = int((root - 1) / 2)
     q = (own - c * (c + 1) / 3) / (2 * (c + 1) / 3)
-    share = np.full(2 * c + 3, q / (2 * c + 3))
-    share[1:-1] += (1 - q) / (2 * c + 1)
-    mass, power, users = np.ones(1), share, law.users
-    while users:  # tails below 1e-60 of the largest cannot matter at delta = 1e-5
-        mass = thin(np.convolve(mass, power)) if users % 2 else mass
-        power, users = thin(np.convolve(power, power)), users // 2
+    power = np.full(2 * c + 3, q / (2 * c + 3))
+    power[1:-1] += (1 - q) / (2 * c + 1)
+    mass = np.ones(1)
+    users = law.users
+    while users:
+        if users % 2:
+            mass = thin(np.convolve(mass, power))
+        power = thin(np.convolve(power, power))
+        users //= 2
     return mass
 
 
 def thin(mass):
+    """Without tails below 1e-60 of the largest, which cannot matter at delta = 1e-5."""
     kept = np.flatnonzero(mass > 1e-60 * mass.max())
     return mass[kept[0] : kept[-1] + 1]
 
 
-def moved(mass, x, room):
-    """Of floor x + D, or with probability x - floor x of one more."""
-    whole, out = int(x), np.zeros(len(mass) + room)
-    out[whole : whole + len(mass)] += (1 - x + whole) * mass
-    if x > whole:
-        out[whole + 1 : whole + 1 + len(mass)] += (x - whole) * mass
-    return out
+def moved(mass, x, steps):
+    """Of floor x + D, or with probability x - floor x of one more; x at most ``steps``."""
+    whole = int(x)
+    part = x - whole
+    result = np.zeros(len(mass) + steps + 1)
+    result[whole : whole + len(mass)] += (1 - part) * mass
+    if part:
+        result[whole + 1 : whole + 1 + len(mass)] += part * mass
+    return result
 
 
-def kinds(law: BitLaw, steps):
-    """Families of pairs: each a function of the distance x in steps, in both roles, up and down."""
-    mass = noise_mass(law)
-    for own in (mass, mass[::-1]):
-        yield [moved(own, 0.0, steps + 1), lambda x, own=own: moved(own, x, steps + 1)]
+def spectrum(P, Q, low, width):
+    """Fourier transform of P's distribution of ln P/Q on a grid, and P where Q = 0.
 
-
-def spectrum(P, Q, low, width, points):
-    """Fourier transform of P's law of ln P/Q, each outcome on two points of a grid with its mean;
-    and P where Q = 0.
-
-    Far losses are left out, which hides a violation and makes none.
+    Each outcome is on two points of the grid, with its mean. Far losses are left out, which hides a
+    violation and makes none.
     """
     both = (P > 0) & (Q > 0)
     place = (np.log(P[both] / Q[both]) - low) / width
-    inside = (place >= 0) & (place < points - 2)
+    inside = (place >= 0) & (place < POINTS - 2)
     below = place[inside].astype(int)
-    part, p = place[inside] - below, P[both][inside]
-    grid = np.bincount(below, p * (1 - part), points) + np.bincount(below + 1, p * part, points)
-    return np.fft.rfft(grid), float(P[(P > 0) & (Q == 0)].sum())
+    part = place[inside] - below
+    p = P[both][inside]
+    grid = np.bincount(below, p * (1 - part), POINTS) + np.bincount(below + 1, p * part, POINTS)
+    lost = P[(P > 0) & (Q == 0)].sum()
+    return np.fft.rfft(grid), float(lost)
 
 
 def composed(pairs, epsilon):
-    """Delta of a product of pairs, each so many times; losses about 0 on a circle that is wide
-    enough.
-    """
-    points, deviation = 1 << 16, 0.0
+    """Delta of a product of pairs, each so many times, by losses on a circle around 0."""
+    squares = 0.0
     for P, Q, times in pairs:
         both = (P > 0) & (Q > 0)
         L = np.log(P[both] / Q[both])
-        deviation += times * float(P[both] @ L**2)
-    reach = max(3 * epsilon, epsilon + 14 * math.sqrt(deviation))
-    width = 2 * reach / points
-    total, kept = np.ones(points // 2 + 1, dtype=complex), 1.0
-    turns = np.exp(-2j * np.pi * np.arange(points // 2 + 1) * (points // 2) / points)
+        squares += times * float(P[both] @ L**2)
+    # so wide that what goes around the circle is below rounding
+    reach = max(3 * epsilon, epsilon + 14 * math.sqrt(squares))
+    width = 2 * reach / POINTS
+    half = POINTS // 2
+    frequencies = np.arange(half + 1)
+    turns = np.exp(-2j * np.pi * frequencies * half / POINTS)
+    total = np.ones(half + 1, dtype=complex)
+    kept = 1.0
     for P, Q, times in pairs:
-        transform, lost = spectrum(P, Q, -reach, width, points)
-        total, kept = total * (transform / turns) ** times, kept * (1 - lost) ** times
-    loss = width * (np.arange(points) - points // 2)
-    law = np.fft.irfft(total * turns, points)
-    return float(law @ np.maximum(-np.expm1(epsilon - loss), 0.0)) + 1 - kept
+        transform, lost = spectrum(P, Q, -reach, width)
+        total = total * (transform / turns) ** times
+        kept *= (1 - lost) ** times
+    loss = width * (np.arange(POINTS) - half)
+    mass = np.fft.irfft(total * turns, POINTS)
+    excess = np.maximum(-np.expm1(epsilon - loss), 0.0)
+    return float(mass @ excess) + 1 - kept
 
 
 def worst(law: BitLaw, instances, change, epsilon, steps):
-    """The largest delta found: equal moves of ten sizes and a smaller last one, both roles, up and
-    down.
+    """The largest delta found, and where.
+
+    Tried are equal moves of ten sizes and a smaller last one, both roles, up and down.
     """
     gamma = steps**2 * change
-    farthest, best = min(float(steps), math.sqrt(gamma)), (0.0, "")
-    sizes = {farthest * part for part in (0.05, 0.1, 0.25, 0.5, 0.75, 0.9, 1.0)} | {
-        min(1.0, farthest)
-    }
-    sizes |= {max(math.sqrt(gamma / instances), 0.01 * farthest), min(farthest, 1.5)}
-    for kind, (base, other) in enumerate(kinds(law, steps)):
+    farthest = min(float(steps), math.sqrt(gamma))
+    sizes = {farthest * part for part in (0.05, 0.1, 0.25, 0.5, 0.75, 0.9, 1.0)}
+    sizes |= {min(1.0, farthest), min(1.5, farthest)}
+    sizes.add(max(math.sqrt(gamma / instances), 0.01 * farthest))
+    largest = 0.0
+    pattern = ""
+    mass = noise_mass(law)
+    for kind, own in enumerate((mass, mass[::-1])):
+        base = moved(own, 0.0, steps)
         for x in sorted(sizes):
             times = min(instances, int(gamma / x**2 + 1e-9))
-            rest = math.sqrt(max(0.0, gamma - times * x**2)) if times < instances else 0.0
-            moves = [(other(x), times), (other(rest), 1)] if rest > 1e-6 else [(other(x), times)]
-            for role, turned in (("P", False), ("Q", True)):
-                pairs = [
-                    (moved, base, count) if turned else (base, moved, count)
-                    for moved, count in moves
-                ]
-                found = composed(pairs, epsilon)
-                if found > best[0]:
-                    best = found, f"{times} moves of {x:.3g}, kind {kind}, base {role}"
-    return best
+            moves = [(moved(own, x, steps), times)]
+            rest = gamma - times * x**2
+            if times < instances and rest > 1e-12:
+                moves.append((moved(own, math.sqrt(rest), steps), 1))
+            pairs = {
+                "P": [(base, other, count) for other, count in moves],
+                "Q": [(other, base, count) for other, count in moves],
+            }
+            for role in pairs:
+                found = composed(pairs[role], epsilon)
+                if found > largest:
+                    largest = found
+                    pattern = f"{times} moves of {x:.3g}, kind {kind}, base {role}"
+    return largest, pattern
 
 
 def needed(law: BitLaw, instances, change, epsilon, steps):
     """The variance, over this law's, at which the worst pattern found meets delta."""
     factor, step = 1.0, 0.98
     here, pattern = worst(law, instances, change, epsilon, steps)
+    # Newton's steps of ln delta against ln variance, the slope by a difference
     for _ in range(3):
-        there = worst(rescaled(law, factor * step), instances, change, epsilon, steps)[0]
+        there, _ = worst(rescaled(law, factor * step), instances, change, epsilon, steps)
         slope = math.log(there / here) / math.log(step)
-        moved_to = factor * min(1.1, max(0.8, math.exp(math.log(DELTA / here) / slope)))
-        if abs(math.log(moved_to / factor)) < 1e-4:
+        change_of_factor = math.exp(math.log(DELTA / here) / slope)
+        following = factor * min(1.1, max(0.8, change_of_factor))
+        if abs(math.log(following / factor)) < 1e-4:
             break
-        factor, step = moved_to, 0.99
+        factor, step = following, 0.99
         here, pattern = worst(rescaled(law, factor), instances, change, epsilon, steps)
     return factor, pattern
 
@@ -191,8 +198,9 @@ def measure(config, report):
                     n, epsilon, DELTA, Sensitivity(instances, change=m**2 * change, largest=m)
                 )
                 seconds = time.process_time() - start
-                variance = float(law.variance(torch.zeros(()))) / m**2
+                variance = law.variance(torch.zeros(())).item() / m**2
                 factor, pattern = needed(law, instances, change, epsilon, m)
+                messages = (law.messages_per_user + m - 1) * instances
                 report.row(
                     "noise",
                     setting=f"{instances}/{change:g}/{epsilon:g}",
@@ -203,7 +211,7 @@ def measure(config, report):
                     ours=variance,
                     needed=variance * factor,
                     over_needed=1 / factor,
-                    messages=(law.messages_per_user + m - 1) * instances,
+                    messages=messages,
                     seconds=seconds,
                     pattern=pattern,
                 )

@@ -29,13 +29,15 @@ from torchdp.simulate import Experiment, columns, subplots
 
 def problems(k):
     generator = torch.Generator().manual_seed(0)
-    signs = torch.as_tensor(torch.randint(2, (k, k), device="cpu", generator=generator))
+    bits = torch.randint(2, (k, k), device="cpu", generator=generator)
+    signs = 2 * torch.as_tensor(bits) - 1
+    spacing = 1 / (k - 1)
     return {
         f"prefix sums {k}": workloads.prefix(k).dense(),
         f"all ranges {k // 4}": workloads.all_ranges(k // 4).dense(),
         f"sgn(i - j) {k}": workloads.sign(k).dense(),
-        f"abs(i - j) / (k - 1) {k}": workloads.absolute_difference(k, spacing=1 / (k - 1)).dense(),
-        f"random signs {k}": (2 * signs - 1).double(),
+        f"abs(i - j) / (k - 1) {k}": workloads.absolute_difference(k, spacing=spacing).dense(),
+        f"random signs {k}": signs.double(),
     }
 
 
@@ -47,26 +49,24 @@ class Config:
 
 
 def measure(config, report):
-    alpha, found = torch.linspace(0, 1, config.points, dtype=torch.float64), {}
+    alpha = torch.linspace(0, 1, config.points, dtype=torch.float64)
+    points = []
     for name, W in problems(config.k).items():
         start = time.process_time()
-        found[name] = each = approximate(W, alpha)
+        curve = approximate(W, alpha)
         seconds = time.process_time() - start
-        upper = each.certificate.upper
-        at = {f"at_{x:g}": upper[int((alpha - x).abs().argmin())] for x in (0, 0.1, 0.25)}
+        bounds = curve.certificate
+        nearest = {x: (alpha - x).abs().argmin() for x in (0, 0.1, 0.25)}
         report.row(
             "norms",
             workload=name,
-            **at,
-            gap=each.certificate.gap.max(),
-            iterations=each.iterations,
+            **{f"at_{x:g}": bounds.upper[place] for x, place in nearest.items()},
+            gap=bounds.gap.max(),
+            iterations=curve.iterations,
             cpu_seconds=seconds,
         )
-    points = [
-        {"workload": name, "alpha": a, "lower": low, "upper": high}
-        for name, each in found.items()
-        for a, low, high in zip(alpha, each.certificate.lower, each.certificate.upper, strict=True)
-    ]
+        for a, low, high in zip(alpha, bounds.lower, bounds.upper, strict=True):
+            points.append({"workload": name, "alpha": a, "lower": low, "upper": high})
     report.write("curves", points)
     # worst root mean squared error of prefix sums: exact factorization against the best alpha
     W = workloads.prefix(config.k).dense()

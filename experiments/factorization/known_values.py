@@ -39,28 +39,28 @@ def measure(config, report):
         (workloads.unequal(64), 2 - 2 / 64),
     ):
         certificate = factorize(workload, tol=1e-5).certificate
-        lower, upper = float(certificate.lower), float(certificate.upper)
+        lower = float(certificate.lower)
+        upper = float(certificate.upper)
         shape = "x".join(map(str, workload.shape))
-        deviation = max(abs(lower - known), abs(upper - known))
-        name = f"{workload.name} {shape}"
         report.row(
             "known_values",
-            workload=name,
+            workload=f"{workload.name} {shape}",
             lower=lower,
             upper=upper,
             known=known,
-            deviation=deviation,
+            deviation=max(abs(lower - known), abs(upper - known)),
         )
 
-    generator, worst = keyed_generator(b"known values", "cpu"), 0.0
+    generator = keyed_generator(b"known values", "cpu")
+    worst = 0.0
     for _ in range(config.matrices):
         rows, columns = torch.randint(2, 17, (2,), device="cpu", generator=generator).tolist()
         W = torch.randn(rows, columns, dtype=torch.float64, device="cpu", generator=generator)
         W = torch.as_tensor(W)
-        ours, sdp = factorize(W, tol=1e-5).certificate, reference(W).certificate
-        worst = max(
-            worst, abs(float(ours.upper / sdp.upper) - 1), abs(float(ours.lower / sdp.upper) - 1)
-        )
+        ours = factorize(W, tol=1e-5).certificate
+        sdp = reference(W).certificate
+        for bound in (ours.upper, ours.lower):
+            worst = max(worst, abs(float(bound / sdp.upper) - 1))
     # random matrices with sides 2 to 16: largest distance from the SDP, relative
     report.row("random", matrices=config.matrices, distance=worst)
 

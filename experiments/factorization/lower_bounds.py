@@ -46,42 +46,43 @@ DRAWS = 4_000  # of the noise, for the mean of its largest entry
 
 def problems(config):
     generator = torch.Generator().manual_seed(0)
-    sizes, d = config.sizes, config.bits
-    signs = torch.as_tensor(
-        torch.randint(2, (sizes[-1] // 2,) * 2, device="cpu", generator=generator)
-    )
-    thresholds = {f"thresholds {k}": workloads.prefix(k).dense() for k in sizes}
+    d = config.bits
+    k = config.sizes[-1] // 2
+    # drawn on the CPU: the same matrix on every device
+    bits = torch.randint(2, (k, k), device="cpu", generator=generator)
+    signs = torch.as_tensor(bits).double() * 2 - 1
+    thresholds = {f"thresholds {k}": workloads.prefix(k).dense() for k in config.sizes}
     return thresholds | {
         f"parities {d} bits, <= 2": workloads.parities(d, 2).dense(),
         f"marginals {d} bits, <= 2": workloads.marginals(d, 2).dense(),
-        f"random signs {len(signs)}": signs.double() * 2 - 1,
+        f"random signs {k}": signs,
     }
 
 
 def mean_largest(left):
-    """E max abs(L Z), Z standard normal: the noise of many users' messages has this law, times a
+    """E max abs(L Z), Z standard normal: what the noise of many users' messages is, up to a
     scale.
     """
     generator = torch.Generator().manual_seed(1)
     z = torch.randn(DRAWS, left.shape[1], device="cpu", generator=generator, dtype=torch.float64)
-    return float((z.to(left) @ left.mT).abs().amax(1).mean())
+    noise = z.to(left) @ left.mT
+    return float(noise.abs().amax(1).mean())
 
 
 def local(found, config, report):
     """epsilon-LDP messages, not interactive; root mean squared error alpha of the worst query."""
     for name, (W, factors, instance) in found.items():
-        spread = float((W.amax(1) - W.amin(1)).max())
+        spreads = W.amax(1) - W.amin(1)
+        norm = float(factors.certificate.upper)
         largest = mean_largest(factors.left) * float(factors.sensitivity)
         for epsilon in config.epsilons:
-            variance = PrivUnit(factors.right.shape[0], epsilon).moments.variance
+            rank, _ = factors.right.shape
+            variance = PrivUnit(rank, epsilon).moments.variance
             for alpha in ALPHAS:
-                needed, absolute = (
-                    instance.samples(alpha, epsilon),
-                    instance.samples_absolute(alpha, epsilon),
-                )
-                enough = sample_upper_bound(
-                    float(factors.certificate.upper), variance, alpha, spread=spread
-                )
+                needed = instance.samples(alpha, epsilon)
+                absolute = instance.samples_absolute(alpha, epsilon)
+                enough = sample_upper_bound(norm, variance, alpha, spread=float(spreads.max()))
+                enough_max = largest**2 * variance / alpha**2
                 report.row(
                     "local",
                     workload=name,
@@ -93,28 +94,25 @@ def local(found, config, report):
                     enough=enough,
                     ratio=enough / needed if needed else math.inf,
                     needed_absolute=absolute,
-                    enough_max=largest**2 * variance / alpha**2,
-                    ratio_max=largest**2 * variance / alpha**2 / absolute if absolute else math.inf,
+                    enough_max=enough_max,
+                    ratio_max=enough_max / absolute if absolute else math.inf,
                 )
 
 
 def central(found, config, report):
     """Additive noise, replace-one; root mean squared error of a count."""
     for name, (W, worst, _) in found.items():
-        for label, p, factors in (
-            ("worst", math.inf, worst),
-            ("mean", 2.0, factorize(W, 2.0, shift=True)),
-        ):
+        mean = factorize(W, 2.0, shift=True)
+        for label, p, factors in (("worst", math.inf, worst), ("mean", 2.0, mean)):
+            columns = factors.right.mT
+            # of replacing one user
+            diameter = float(torch.cdist(columns, columns).max())
+            scale = len(W) ** (-1 / p)
+            norm = scale * float(torch.linalg.vector_norm(factors.left.norm(dim=1), ord=p))
+            lower = float(factors.certificate.lower)
             for epsilon in config.epsilons:
-                scale = len(W) ** (-1 / p)
-                least = scale * additive_noise_bound(
-                    float(factors.certificate.lower), epsilon, DELTA
-                )
-                columns = factors.right.mT
-                sigma = gaussian_sigma(epsilon, DELTA, float(torch.cdist(columns, columns).max()))
-                error = (
-                    scale * sigma * float(torch.linalg.vector_norm(factors.left.norm(dim=1), ord=p))
-                )
+                least = scale * additive_noise_bound(lower, epsilon, DELTA)
+                error = gaussian_sigma(epsilon, DELTA, diameter) * norm
                 cells = {"at_least": least, "Gaussian": error, "ratio": error / least}
                 report.row("central", workload=name, error=label, epsilon=epsilon, **cells)
 

@@ -42,27 +42,34 @@ def measure(config, report):
     W = workloads.prefix(k).dense()
     full = factorize(W, tol=1e-4)
     generator = torch.Generator(torch.get_default_device()).manual_seed(0)
-    upper, guaranteed = float(full.certificate.upper), jl_rank(k, k, 0.5)
     report.say(
-        f"prefix {k}: gamma_2 = {upper:.4f}; Lemma 12 at alpha = gamma_2/2: rank {guaranteed}"
+        f"prefix {k}: gamma_2 = {float(full.certificate.upper):.4f}; "
+        f"Lemma 12 at alpha = gamma_2/2: rank {jl_rank(k, k, 0.5)}"
     )
+    U, S, Vh = torch.linalg.svd(W)
+    root = S.sqrt()
+    left = U * root
+    right = root[:, None] * Vh
     for rank in config.ranks:
-        U, S, Vh = torch.linalg.svd(W)
-        root = S[:rank].sqrt()
         cut = truncate(full, rank)
-        structure, alpha = partial(LowRankRelaxation, rank=rank), float(cut.certificate.residual)
-        learned = train(W, structure=structure, alpha=alpha, tol=config.tol, steps=config.steps)
+        trained = train(
+            W,
+            structure=partial(LowRankRelaxation, rank=rank),
+            # as far from W as what was cut
+            alpha=float(cut.certificate.residual),
+            tol=config.tol,
+            steps=config.steps,
+        )
         found = {
             "projection": johnson_lindenstrauss(full, rank, generator=generator),
-            "truncation, no weights": replace(
-                full, left=U[:, :rank] * root, right=root[:, None] * Vh[:rank]
-            ),
+            "truncation, no weights": replace(full, left=left[:, :rank], right=right[:rank]),
             "truncation, dual weights": cut,
-            "trained, same distortion": learned,
+            "trained, same distortion": trained,
         }
-        for name, each in found.items():
-            distortion = (W - each.left @ each.right).abs().max()
-            report.row("reductions", rank=rank, how=name, distortion=distortion, norm=each.norm)
+        for name, factors in found.items():
+            off = W - factors.left @ factors.right
+            distortion = off.abs().max()
+            report.row("reductions", rank=rank, how=name, distortion=distortion, norm=factors.norm)
 
 
 EXPERIMENT = Experiment(measure, Config(), Config(8, (4,), 100, 0.1))

@@ -90,10 +90,11 @@ def instance(number):
     number // 10.
     """
     generator = keyed_generator(f"relaxation {number}".encode())
-    kind, size = KINDS[number % 10], number // 10
-    m, n = {"wide": (3 + size, 8 + 2 * size), "tall": (8 + 2 * size, 3 + size)}.get(
-        kind, (3 + size, 3 + size)
-    )
+    kind = KINDS[number % 10]
+    size = number // 10
+    short, long = 3 + size, 8 + 2 * size
+    m = long if kind == "tall" else short
+    n = long if kind == "wide" else short
     draw = partial(torch.randn, dtype=torch.float64, generator=generator)
     W = draw(m, n)
     match kind:
@@ -140,7 +141,8 @@ def there(
 ) -> Iterator[tuple[str, Callable[[float], Run], tuple[float, ...]]]:
     """Solvers that are installed."""
     for solver, (make, settings) in lines.items():
-        if missing := available(make(settings[-1])):
+        missing = available(make(settings[-1]))
+        if missing:
             report.say(f"{solver} missing: {missing.name}")
         else:
             yield solver, make, settings
@@ -157,9 +159,8 @@ def measure(config, report):
                 "instance": number,
                 "kind": KINDS[number % 10],
             }
-            report.once(
-                "relaxation", key, partial(once, make(setting), W, (W[:, 0].abs(), W[0].abs()))
-            )
+            weights = (W[:, 0].abs(), W[0].abs())
+            report.once("relaxation", key, partial(once, make(setting), W, weights))
     generator = keyed_generator(b"relaxation, together")
     large = {
         f"prefix {config.prefix}": workloads.prefix(config.prefix).dense(),

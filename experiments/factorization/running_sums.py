@@ -49,18 +49,26 @@ class Config:
 def row(report, table, n, norm, solve: Callable[[], Any], **more):
     start = time.process_time()
     found = solve()
-    seconds, scale = time.process_time() - start, math.sqrt(n) if norm == "gamma_F" else 1.0
-    c = found.certificate
-    lower = float(c.lower) / scale
-    cells = {
-        "lower": lower,
-        "upper": float(c.upper) / scale,
-        "gap": c.gap,
-        "rounding": float(c.rounding) / scale,
-    }
-    cells |= {"constant": None if norm == "gamma_F" else lower - math.log(n) / math.pi}
-    iterations = getattr(found, "iterations", None)
-    report.row(table, steps=n, norm=norm, cpu_s=seconds, **cells, iterations=iterations, **more)
+    seconds = time.process_time() - start
+    certificate = found.certificate
+    mean = norm == "gamma_F"
+    scale = math.sqrt(n) if mean else 1.0
+    lower = certificate.lower / scale
+    # gamma_2 is ln(n) / pi and a constant
+    constant = None if mean else lower - math.log(n) / math.pi
+    report.row(
+        table,
+        steps=n,
+        norm=norm,
+        cpu_s=seconds,
+        lower=lower,
+        upper=certificate.upper / scale,
+        gap=certificate.gap,
+        rounding=certificate.rounding / scale,
+        constant=constant,
+        iterations=getattr(found, "iterations", None),
+        **more,
+    )
 
 
 def measure(config, report):
@@ -80,11 +88,17 @@ def measure(config, report):
         start = time.process_time()
         found = factorize_buffered(RunningSums(n), 4, 2.0, gap=gap, times=times)
         moved = sensitivity(found.strategy, Separated(gap, times))
-        cell = {"steps": n, "gap": gap, "times": times, "cpu_s": time.process_time() - start}
-        least, error = (
-            float(x) / math.sqrt(n) for x in (found.certificate.lower, found.certificate.upper)
+        seconds = time.process_time() - start
+        report.row(
+            "apart",
+            steps=n,
+            gap=gap,
+            times=times,
+            cpu_s=seconds,
+            at_least=found.certificate.lower / math.sqrt(n),
+            four_buffers=found.certificate.upper / math.sqrt(n),
+            sensitivity=moved.value,
         )
-        report.row("apart", **cell, at_least=least, four_buffers=error, sensitivity=moved.value)
 
 
 EXPERIMENT = Experiment(measure, Config(), Config((256, 1024), 256, 1e-4, ("128,2",), ()))

@@ -57,23 +57,32 @@ def plain(W, tol, most):
     each time.
     """
     m, n = W.shape
-    c, P = torch.full((m,), 1 / m, dtype=W.dtype), torch.full((n,), 1 / n, dtype=W.dtype)
-    lower, upper, best = 0.0, math.inf, None
+    c = torch.full((m,), 1 / m, dtype=W.dtype)
+    P = torch.full((n,), 1 / n, dtype=W.dtype)
+    lower, upper = 0.0, math.inf
     iteration = 0
-    while iteration < most:
+    while iteration < most and upper > lower * (1 + tol):
         iteration += 1
-        U, S, Vh = torch.linalg.svd(c.sqrt()[:, None] * W * P.sqrt(), full_matrices=False)
-        a, b = (U.square() * S).sum(1) / c, (Vh.square() * S[:, None]).sum(0) / P
-        value = float((a.max() * b.max()).sqrt())
-        if float(S.sum()) > lower:
-            lower, weights = float(S.sum()), (c, P)
-        if value < upper:
-            upper = value
-            best = (U * S.sqrt() / c.sqrt()[:, None], S.sqrt()[:, None] * Vh / P.sqrt())
-        if upper <= lower * (1 + tol):
-            break
-        c, P = c * (a / S.sum()) ** STEP, P * (b / S.sum()) ** STEP
-        c, P = (c / c.sum()).clamp_min(1e-14), (P / P.sum()).clamp_min(1e-14)
+        rows = c.sqrt()[:, None]
+        columns = P.sqrt()
+        U, S, Vh = torch.linalg.svd(rows * W * columns, full_matrices=False)
+        # squared norms of the rows of L and of the columns of R
+        a = (U.square() * S).sum(1) / c
+        b = (Vh.square() * S[:, None]).sum(0) / P
+        # the weighted nuclear norm is the dual's value
+        nuclear = S.sum()
+        if float(nuclear) > lower:
+            lower = float(nuclear)
+            weights = (c, P)
+        largest = (a.max() * b.max()).sqrt()
+        if float(largest) < upper:
+            upper = float(largest)
+            root = S.sqrt()
+            best = (U * root / rows, root[:, None] * Vh / columns)
+        c = c * (a / nuclear) ** STEP
+        P = P * (b / nuclear) ** STEP
+        c = (c / c.sum()).clamp_min(1e-14)
+        P = (P / P.sum()).clamp_min(1e-14)
     return *best, *weights, iteration
 
 
@@ -98,12 +107,19 @@ def by_adam(W, steps):
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, steps)
     for step in range(steps):
         optimizer.zero_grad()
-        smooth_log_norm(*module(), sharpness=4 * 1000 ** (step / steps)).sum().backward()
+        sharpness = 4 * 1000 ** (step / steps)
+        smooth_log_norm(*module(), sharpness=sharpness).sum().backward()
         optimizer.step()
         schedule.step()
-    left, right = (factor.detach() for factor in module())
-    slopes = ((1000 * x.square().sum(dim).log()).softmax(0) for x, dim in ((left, 1), (right, 0)))
-    return left, right, *slopes, steps
+    with torch.no_grad():
+        left, right = module()
+        row_weights = smooth_maximum_slopes(left.square().sum(1))
+        column_weights = smooth_maximum_slopes(right.square().sum(0))
+    return left, right, row_weights, column_weights, steps
+
+
+def smooth_maximum_slopes(squares):
+    return (1000 * squares.log()).softmax(0)
 
 
 def by_cvxpy(W, solver, **settings):
@@ -113,14 +129,15 @@ def by_cvxpy(W, solver, **settings):
     import cvxpy as cp
 
     m, n = W.shape
-    Z, t = cp.Variable((m + n, m + n), PSD=True), cp.Variable()
+    Z = cp.Variable((m + n, m + n), PSD=True)
+    t = cp.Variable()
     diagonal = cp.diag(Z) <= t
-    cp.Problem(cp.Minimize(t), [Z[:m, m:] == W.cpu().numpy(), diagonal]).solve(
-        solver=solver, **settings
-    )
+    block = Z[:m, m:] == W.cpu().numpy()
+    cp.Problem(cp.Minimize(t), [block, diagonal]).solve(solver=solver, **settings)
     values, vectors = torch.linalg.eigh(torch.as_tensor(Z.value).to(W))
     root = vectors * values.clamp_min(0).sqrt()
-    weights = torch.as_tensor(diagonal.dual_value).to(W).clamp_min(0)
+    dual = torch.as_tensor(diagonal.dual_value)
+    weights = dual.to(W).clamp_min(0)
     return root[:m], root[m:].T, weights[:m], weights[m:], None
 
 
@@ -135,9 +152,13 @@ def by_jax_privacy(W, reduction, steps=10_000):
         return top * jnp.mean((errors / top) ** p) ** (1 / p)
 
     reductions = {"mean": jnp.mean, "max": jnp.max, "p-norm 128": p_norm}
-    A, reduction_fn = jnp.asarray(W.cpu().numpy()), reductions[reduction]
-    strategy = dense.optimize(W.shape[1], A=A, reduction_fn=reduction_fn, max_optimizer_steps=steps)
-    return completed(W, torch.as_tensor(np.array(strategy)).double())
+    strategy = dense.optimize(
+        W.shape[1],
+        A=jnp.asarray(W.cpu().numpy()),
+        reduction_fn=reductions[reduction],
+        max_optimizer_steps=steps,
+    )
+    return completed(W, np.array(strategy, dtype=float))
 
 
 def by_federated(W, tol):
@@ -145,8 +166,10 @@ def by_federated(W, tol):
     import numpy as np
     from dp_matrix_factorization import loops
 
+    # its gap is of the squared norm
+    gap = (1 + tol) ** 2 - 1
     found = loops.compute_h_fixed_point_iteration(
-        s_matrix=W.cpu().numpy(), target_relative_duality_gap=(1 + tol) ** 2 - 1
+        s_matrix=W.cpu().numpy(), target_relative_duality_gap=gap
     )
     return torch.as_tensor(np.array(found["W"])), torch.as_tensor(np.array(found["H"]))
 
@@ -155,8 +178,9 @@ def by_hdmm(W):
     from hdmm import matrix, templates
 
     template = templates.McKennaConvex(W.shape[1])
-    template.optimize(matrix.EkteloMatrix(W.cpu().numpy()))
-    return completed(W, torch.as_tensor(template.strategy().dense_matrix()))
+    workload = matrix.EkteloMatrix(W.cpu().numpy())
+    template.optimize(workload)
+    return completed(W, template.strategy().dense_matrix())
 
 
 def import_jax():
@@ -172,11 +196,13 @@ def import_jax():
 @on_host
 def random_signs(k):
     """(k, k), the same on every device."""
-    return torch.randint(0, 2, (k, k), generator=keyed_generator(b"signs")).double() * 2 - 1
+    bits = torch.randint(0, 2, (k, k), generator=keyed_generator(b"signs"))
+    return bits.double() * 2 - 1
 
 
-def completed(W, C):
-    """W = L C with L = W C^+."""
+def completed(W, strategy):
+    """W = L C with L = W C^+, of a strategy C that is numpy's."""
+    C = torch.as_tensor(strategy)
     return W @ torch.linalg.pinv(C), C
 
 
@@ -191,13 +217,15 @@ def available(run):
 
 def judged(W, run, weights: tuple[Tensor, Tensor], p) -> tuple[float, Certificate, int | None]:
     """CPU seconds, certificate and iterations; ``weights`` are for solvers that return none."""
+    # the quickest of several short runs
     seconds, spent = math.inf, 0.0
-    while spent < SHORTEST:  # the quickest of several short runs
+    while spent < SHORTEST:
         start = time.process_time()
         left, right, *rest = run(W)
         last = time.process_time() - start
-        seconds, spent = min(seconds, last), spent + last
-    c, P, iterations = rest or (*weights, None)
+        seconds = min(seconds, last)
+        spent += last
+    c, P, iterations = rest if rest else (*weights, None)
     return seconds, certify(W, left, right, c, P, p=p), iterations
 
 
@@ -243,17 +271,14 @@ GAMMA_2 = {
     "prefix 1024": (1e-4, 500),
     "all ranges 256": (1e-3, 500),
 }
-GAMMA_F = dict.fromkeys(
-    (
-        "prefix 64",
-        "prefix 256",
-        "random signs 256",
-        "all ranges 64",
-        "all ranges 256",
-        "prefix 1024",
-    ),
-    (1e-9, 0),
-)
+GAMMA_F = {
+    "prefix 64": (1e-9, 0),
+    "prefix 256": (1e-9, 0),
+    "random signs 256": (1e-9, 0),
+    "all ranges 64": (1e-9, 0),
+    "all ranges 256": (1e-9, 0),
+    "prefix 1024": (1e-9, 0),
+}
 NORMS = {"gamma_2": (math.inf, gamma_2_runs, GAMMA_2), "gamma_F": (2.0, gamma_f_runs, GAMMA_F)}
 
 
@@ -261,33 +286,33 @@ def workload(name):
     kind, _, k = name.rpartition(" ")
     if kind == "random signs":
         return torch.as_tensor(random_signs(int(k)))
-    return {"prefix": workloads.prefix, "all ranges": workloads.all_ranges}[kind](int(k)).dense()
+    makers = {"prefix": workloads.prefix, "all ranges": workloads.all_ranges}
+    return makers[kind](int(k)).dense()
 
 
 def measure(config, report):
     torch.set_num_threads(1)
-    report.say(f"bounds on {'gamma_2' if config.norm == 'gamma_2' else 'sqrt(m) gamma_F'}")
+    report.say("bounds on gamma_2, or on sqrt(m) gamma_F")
     p, runs, problems = NORMS[config.norm]
     for problem in config.problems or problems:
-        W, (tol, most) = workload(problem), problems.get(problem, (1e-6, 1_000))
+        W = workload(problem)
+        tol, most = problems.get(problem, (1e-6, 1_000))
         weights = fixed_point(W, tol, p=p)[2:4]
         for name, run in runs(W, tol, most).items():
-            if missing := available(run):
+            missing = available(run)
+            if missing:
                 report.say(f"{problem:<18}{name:<34}missing: {missing.name}")
                 continue
             seconds, certificate, iterations = judged(W, run, weights, p)
-            bounds = {
-                "gap": certificate.gap,
-                "lower": certificate.lower,
-                "upper": certificate.upper,
-            }
             report.row(
                 "solvers",
                 problem=problem,
                 solver=name,
                 iterations=iterations,
                 seconds=seconds,
-                **bounds,
+                gap=certificate.gap,
+                lower=certificate.lower,
+                upper=certificate.upper,
             )
 
 

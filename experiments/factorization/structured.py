@@ -65,11 +65,15 @@ def prefix_sums(config, report):
     for p, error in ((math.inf, "worst"), (2.0, "mean squared")):
         for k in config.sizes:
             optimum = factorize(workloads.prefix(k), p, tol=TOLERANCE).certificate
-            values = {name: float(build(k, p).certificate.upper) for name, build in PREFIX.items()}
-            lower, upper, unit = float(optimum.lower), float(optimum.upper), k ** (1 / p)
-            ratios = {name: value / lower for name, value in values.items()}
+            values = {name: build(k, p).certificate.upper for name, build in PREFIX.items()}
+            unit = k ** (1 / p)
             report.row(
-                "prefix_sums", error=error, k=k, lower=lower / unit, upper=upper / unit, **ratios
+                "prefix_sums",
+                error=error,
+                k=k,
+                lower=optimum.lower / unit,
+                upper=optimum.upper / unit,
+                **{name: value / optimum.lower for name, value in values.items()},
             )
         constants = {name: value / unit - math.log(k) / math.pi for name, value in values.items()}
         report.row("less_ln_k_over_pi", error=error, k=k, **constants)
@@ -80,14 +84,17 @@ def lipschitz(config, report):
     for k in (size - 1 for size in config.sizes[:5]):
         W = workloads.absolute_difference(k).dense()
         optimum = factorize(W, tol=1e-3).certificate
+        # of the root of the search tree, and then of levels whose entries halve
         root = float(W[:, k // 2].abs().max())
+        squares = root**2 + 9 / 14 * 4 ** k.bit_length()
+        tree = lipschitz_tree(W).certificate
         report.row(
             "lipschitz",
             k=k,
             lower=optimum.lower / k,
             upper=optimum.upper / k,
-            search_tree=lipschitz_tree(W).certificate.upper / k,
-            its_bound=math.sqrt(36 / 11 * (root**2 + 9 / 14 * 4 ** k.bit_length())) / k,
+            search_tree=tree.upper / k,
+            its_bound=math.sqrt(36 / 11 * squares) / k,
         )
 
 

@@ -34,14 +34,13 @@ from torchdp.privacy import gaussian_sigma
 from torchdp.randomness import keyed_generator
 from torchdp.simulate import Experiment, columns, subplots
 
-EPSILON, DELTA = 1.0, 1e-6
-ENTRIES, JOINT, POSITIVE, PROJECTED, LOWER = (
-    "every entry apart, mean apart",
-    "joint release, unbiased",
-    "made positive, biased",
-    "second moment projected, biased",
-    "lower bound, unbiased, or on a neighbour",
-)
+EPSILON = 1.0
+DELTA = 1e-6
+ENTRIES = "every entry apart, mean apart"
+JOINT = "joint release, unbiased"
+POSITIVE = "made positive, biased"
+PROJECTED = "second moment projected, biased"
+LOWER = "lower bound, unbiased, or on a neighbour"
 
 
 def tables():
@@ -61,8 +60,14 @@ def tables():
 
 
 def errors(drawn, exact) -> tuple[float, float]:
-    root, error = measured((drawn - exact).square().sum((1, 2)) / exact.square().sum()).values()
-    return root, error
+    relative = (drawn - exact).square().sum((1, 2)) / exact.square().sum()
+    found = measured(relative)
+    return found["measured"], found["standard_error"]
+
+
+def outer(means):
+    """m m^T of each."""
+    return means[:, :, None] * means[:, None, :]
 
 
 def every_entry(x, trials):
@@ -72,48 +77,46 @@ def every_entry(x, trials):
     (epsilon/2, delta/2) twice; sensitivity 2 for the second moment, that of a set of diameter 2,
     and for the mean.
     """
-    (n, d), sigma = x.shape, 2 * gaussian_sigma(EPSILON / 2, DELTA / 2) / len(x)
+    n, d = x.shape
+    sigma = 2 * gaussian_sigma(EPSILON / 2, DELTA / 2) / n
     generator = keyed_generator(f"every entry {n} {d}".encode())
     second = x.mT @ x / n + sigma * torch.randn(trials, d, d, dtype=x.dtype, generator=generator)
     mean = x.mean(0) + sigma * torch.randn(trials, d, dtype=x.dtype, generator=generator)
-    return second - mean[:, :, None] * mean[:, None, :] + sigma**2 * torch.eye(d, dtype=x.dtype)
+    return second - outer(mean) + sigma**2 * torch.eye(d, dtype=x.dtype)
 
 
 def methods(name, rows, copies, trials):
     """Predicted error, measured error and its standard error of each method."""
     x = rows.repeat(copies, 1)
-    (n, d), exact = x.shape, torch.cov(rows.mT, correction=0)
+    n, d = x.shape
+    exact = torch.cov(rows.mT, correction=0)
     ball = lp_ball(d, 2.0)
     shape = noise_shape(ball, 2.0)
     mechanism = GaussianCovariance.calibrated(ball, shape, epsilon=EPSILON, delta=DELTA)
     size = float(exact.norm())
-    summary, generator = mechanism.summary(x), keyed_generator(f"{name} {n}".encode())
+    summary = mechanism.summary(x)
+    generator = keyed_generator(f"{name} {n}".encode())
+    predicted = float(mechanism.predicted_mse(summary).sum().sqrt()) / size
     drawn = mechanism.analyse(
         mechanism.sample_tally(summary, generator=generator, sample_shape=(trials,))
     )
     # The same release as a second moment, moved to the nearest that data in the ball can have; so
     # is the mean.
-    noise_of_square = (mechanism.moment_noise(n) / mechanism.mean_weight) ** 2 * torch.eye(
-        d, dtype=x.dtype
-    )
+    variance = (mechanism.moment_noise(n) / mechanism.mean_weight) ** 2
     noisy = drawn.mean.value
-    second = drawn.value + noisy[:, :, None] * noisy[:, None, :] - noise_of_square
-    near, mean = project_second_moment(second), ball.project(noisy)
-    near = project_covariance(near - mean[:, :, None] * mean[:, None, :])
+    second = drawn.value + outer(noisy) - variance * torch.eye(d, dtype=x.dtype)
+    near = project_covariance(project_second_moment(second) - outer(ball.project(noisy)))
     # Others' mean m takes nothing away: the odd part of (y - m)(y - m)^T, y on the sphere, only
     # adds to its covariance.
-    floor = (
-        approximate_lower_bound((1 - 1 / n) * moment_norm(d, 2), n, EPSILON, DELTA, d * d) / size
-    )
+    norm = (1 - 1 / n) * moment_norm(d, 2)
+    floor = approximate_lower_bound(norm, n, EPSILON, DELTA, d * d)
+    positive = project_covariance(drawn.value)
     return {
         ENTRIES: (math.nan, *errors(every_entry(x, trials), exact)),
-        JOINT: (
-            float(mechanism.predicted_mse(summary).sum().sqrt()) / size,
-            *errors(drawn.value, exact),
-        ),
-        POSITIVE: (math.nan, *errors(project_covariance(drawn.value), exact)),
+        JOINT: (predicted, *errors(drawn.value, exact)),
+        POSITIVE: (math.nan, *errors(positive, exact)),
         PROJECTED: (math.nan, *errors(near, exact)),
-        LOWER: (floor, math.nan, math.nan),
+        LOWER: (floor / size, math.nan, math.nan),
     }
 
 
@@ -147,15 +150,13 @@ def draw(tables):
             if method == LOWER:
                 axes.plot(n, predicted, "--", color=f"C{i}", linewidth=0.8, label=method)
                 continue
+            style = "o:"
             if method == JOINT:
                 axes.plot(n, predicted, "-", color=f"C{i}", linewidth=0.8)
-            line = {
-                "fmt": "o" if method == JOINT else "o:",
-                "markersize": 3,
-                "capsize": 2,
-                "color": f"C{i}",
-            }
-            axes.errorbar(n, measured, [2 * error for error in errors], label=method, **line)
+                style = "o"
+            bars = [2 * error for error in errors]
+            line = {"markersize": 3, "capsize": 2, "color": f"C{i}", "label": method}
+            axes.errorbar(n, measured, bars, fmt=style, **line)
         axes.axhline(1.0, color="grey", linewidth=0.5)
         axes.set(
             xscale="log",

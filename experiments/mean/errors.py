@@ -24,6 +24,7 @@ import itertools
 import math
 from dataclasses import dataclass, replace
 
+import numpy as np
 import torch
 
 from torchdp.domains import (
@@ -48,7 +49,9 @@ from torchdp.mean import GaussianMean, concentrated_lower_bound, pure_lower_boun
 from torchdp.randomness import keyed_generator
 from torchdp.simulate import Experiment, columns, subplots
 
-RHO, DELTA, EPSILON = 0.5, 1e-6, 1.0
+RHO = 0.5
+DELTA = 1e-6
+EPSILON = 1.0  # of pure noise
 ROUNDS = 4  # of CoinPress
 FAILING = 0.01  # the chance that CoinPress may lose the mean
 
@@ -63,9 +66,14 @@ def per_coordinate(domain, p):
     them.
     """
     one = torch.eye(domain.dimension, dtype=torch.float64)
-    widths = ((domain.extreme(one) - domain.extreme(-one)) * one).sum(1)
+    ends = domain.extreme(one) - domain.extreme(-one)
+    widths = ends.diagonal()
+    # the split that minimises the l_p norm of the deviations
     share = widths ** (2.0 if p == math.inf else 2 * p / (p + 2))
-    root = torch.diag(widths * (share.sum() / share.clamp_min(1e-300)).sqrt())[:, widths > 0]
+    parts = share / share.sum()
+    deviations = widths / parts.clamp_min(1e-300).sqrt()
+    # a coordinate without width gets no noise
+    root = torch.diag(deviations)[:, widths > 0]
     return replace(noise_shape(domain, p), root=root)
 
 
@@ -100,24 +108,23 @@ def domains(d) -> dict[str, Domain]:
     cloud = normal(6 * d, d) / math.sqrt(d)
     cloud[:3] *= torch.tensor([[20.0], [10.0], [5.0]], dtype=torch.float64)
     zero = torch.zeros(d, dtype=torch.float64)
+    scale = sides.sqrt()[:, None]
     simplex = FiniteSet(torch.eye(d, dtype=torch.float64))
+    half = d // 2
+    small_simplex = FiniteSet(torch.eye(half, dtype=torch.float64))
+    small_box = Box(zero[: d - half], sides[: d - half])
     return {
         "skewed box": Box(zero, sides),
         "few long points": FiniteSet(cloud),
         "simplex": simplex,
         "sparse vectors": sparse(d),
-        "zonotope": Zonotope(normal(d, d + 2) * sides.sqrt()[:, None], zero),
-        "ellipsoid": Ellipsoid(normal(d, d) * sides.sqrt()[:, None], zero),
+        "zonotope": Zonotope(normal(d, d + 2) * scale, zero),
+        "ellipsoid": Ellipsoid(normal(d, d) * scale, zero),
         "l_1 ball": lp_ball(d, 1.0),
         "image of an l_3 ball": linear_image(normal(d, d), lp_ball(d, 3.0)),
-        "trace-norm ball": SchattenBall(2, d // 2, 1.0),
-        "simplex x box": Product(
-            (
-                FiniteSet(torch.eye(d // 2, dtype=torch.float64)),
-                Box(zero[: d - d // 2], sides[: d - d // 2]),
-            )
-        ),
-        "flat points": FiniteSet(normal(3 * d, d // 2) @ normal(d // 2, d)),
+        "trace-norm ball": SchattenBall(2, half, 1.0),
+        "simplex x box": Product((small_simplex, small_box)),
+        "flat points": FiniteSet(normal(3 * d, half) @ normal(half, d)),
         "simplex + segments": minkowski_sum([simplex, Zonotope(normal(d, 2), zero)]),
     }
 
@@ -125,47 +132,37 @@ def domains(d) -> dict[str, Domain]:
 def measured(squares):
     """The root of the mean of squared errors, and its standard error."""
     root = math.sqrt(float(squares.mean()))
-    return {
-        "measured": root,
-        "standard_error": float(squares.std()) / math.sqrt(len(squares)) / (2 * root),
-    }
+    error = float(squares.std()) / math.sqrt(len(squares))
+    return {"measured": root, "standard_error": error / (2 * root)}
 
 
 def between(domain, p):
     """A lower bound of the norm of the differences of its points."""
-    return float(difference_shape(domain, p).certificate.lower) * (
-        1 if domain.middle is None else 2
-    )
+    norm = float(difference_shape(domain, p).certificate.lower)
+    # of a symmetric set the differences are twice the set, whose norm this is
+    return norm if domain.middle is None else 2 * norm
 
 
 def shapes(name, domain, p, draws) -> list[dict[str, str | float]]:
     every = float(noise_shape(domain, p).certificate.lower)
-    worst = between(domain, p)
+    bounds = {
+        "every_data": concentrated_lower_bound(every, 1, RHO),
+        "worst_data": concentrated_lower_bound(between(domain, p), 1, RHO),
+    }
     points = domain.spanning()
+    n = len(points)
     rows = []
     for noise, make in SHAPES.items():
         mechanism = GaussianMean.calibrated(domain, make(domain, p), rho=RHO, delta=DELTA)
-        n = len(points)
         error = mechanism.error(n, p)
         generator = keyed_generator(f"{name} {p} {noise}".encode())
         drawn = mechanism.sample_estimate(
             mechanism.summary(points), generator=generator, sample_shape=(draws,)
         )
-        squares = (
-            torch.linalg.vector_norm(drawn.value - points.mean(0), ord=p, dim=1).square() * n**2
-        )
-        rows.append(
-            {
-                "domain": name,
-                "p": p,
-                "noise": noise,
-                "floor": error.floor * n,
-                "predicted": error.root_mean_square.value * n,
-                **measured(squares),
-                "every_data": concentrated_lower_bound(every, 1, RHO),
-                "worst_data": concentrated_lower_bound(worst, 1, RHO),
-            }
-        )
+        norms = torch.linalg.vector_norm(drawn.value - points.mean(0), ord=p, dim=1)
+        cells = {"domain": name, "p": p, "noise": noise, "floor": error.floor * n}
+        cells["predicted"] = error.root_mean_square.value * n
+        rows.append(cells | measured((norms * n).square()) | bounds)
     return rows
 
 
@@ -178,11 +175,14 @@ def pure(name, domain, draws):
     ellipsoid around K - K.
     """
     shape = difference_shape(domain, 2.0)
-    scale, r = encoding(domain, shape).diameter / EPSILON, shape.root.shape[1]
+    scale = encoding(domain, shape).diameter / EPSILON
+    _, r = shape.root.shape
     generator = keyed_generator(f"{name} pure".encode())
     normal = torch.randn(draws, r, dtype=torch.float64, generator=generator)
     directions = torch.nn.functional.normalize(normal, dim=1)
-    lengths = torch.rand(draws, r, dtype=torch.float64, generator=generator).log().sum(1).neg()
+    # Gamma(r): a sum of r exponential variables
+    uniform = torch.rand(draws, r, dtype=torch.float64, generator=generator)
+    lengths = -uniform.log().sum(1)
     noise = scale * lengths[:, None] * directions @ shape.root.mT
     squares = noise.square().sum(1)
     bound = pure_lower_bound(between(domain, 2.0), 1, EPSILON)
@@ -191,14 +191,14 @@ def pure(name, domain, draws):
     return {"domain": name, "predicted": predicted, **measured(squares), **cells}
 
 
-def coinpress(x, centre, radius, deviation, rho, generator, users: int | None = None):
+def coinpress(x, centre, radius, deviation, n, generator):
     """Rounds of clipping to a ball and adding noise; what radius is left follows from a normal
     distribution's tails.
 
-    users: where there are more of them, as many for each row of x.
+    n: of users, as many for each row of x.
     """
-    n, d = users or len(x), x.shape[1]
-    spent = [rho / 4 / (ROUNDS - 1)] * (ROUNDS - 1) + [3 * rho / 4]
+    d = x.shape[1]
+    spent = [RHO / 4 / (ROUNDS - 1)] * (ROUNDS - 1) + [3 * RHO / 4]
 
     def tail(k, failing):
         """With this chance a chi of d degrees, times k, is no larger."""
@@ -208,11 +208,11 @@ def coinpress(x, centre, radius, deviation, rho, generator, users: int | None = 
     for part in spent:
         reach = radius + tail(deviation, FAILING / 4 / n)
         z = x - centre
-        z = z * (reach / z.norm(dim=1, keepdim=True).clamp_min(1e-300)).clamp_max(1.0)
+        norms = z.norm(dim=1, keepdim=True).clamp_min(1e-300)
+        z = z * (reach / norms).clamp_max(1.0)
         sigma = 2 * reach / n / math.sqrt(2 * part)
-        centre = (
-            centre + z.mean(0) + sigma * torch.randn(d, dtype=torch.float64, generator=generator)
-        )
+        noise = sigma * torch.randn(d, dtype=torch.float64, generator=generator)
+        centre = centre + z.mean(0) + noise
         radius = tail(math.hypot(sigma, deviation / math.sqrt(n)), FAILING / 4)
     return centre
 
@@ -222,15 +222,13 @@ def adaptive(name, domain, p, users, runs):
     (E ||error||_p^2)^{1/2} users.
     """
     points = domain.spanning()
-    truth, generator = points.mean(0), keyed_generator(f"{name} {p} coinpress".encode())
+    generator = keyed_generator(f"{name} {p} coinpress".encode())
     centre = (points.amax(0) + points.amin(0)) / 2
-    radius, deviation = float((points - centre).norm(dim=1).max()), float(points.std(0).max())
-    found = [
-        coinpress(points, centre, radius, deviation, RHO, generator, users) for _ in range(runs)
-    ]
-    return measured(
-        torch.linalg.vector_norm(torch.stack(found) - truth, ord=p, dim=1).square() * users**2
-    )
+    distances = (points - centre).norm(dim=1)
+    start = (points, centre, float(distances.max()), float(points.std(0).max()))
+    means = torch.stack([coinpress(*start, users, generator) for _ in range(runs)])
+    norms = torch.linalg.vector_norm(means - points.mean(0), ord=p, dim=1)
+    return measured((norms * users).square())
 
 
 @dataclass(frozen=True)
@@ -257,16 +255,17 @@ def measure(config, report):
                 report.row("pure", **pure(name, domain, config.draws))
             if isinstance(domain, Box):
                 floor = {row["noise"]: row["floor"] for row in found}
-                d, ends = domain.dimension, (domain.low, domain.high)
-                theory = (
-                    float((domain.high - domain.low).norm())
-                    / 2
-                    * d ** (1 / p)
-                    / float(gamma_box(*ends, p))
-                )
+                radius = (domain.high - domain.low).norm() / 2
+                round_norm = radius * domain.dimension ** (1 / p)
                 report.row(
-                    "boxes", p=p, round_over_shaped=floor["round"] / floor["shift"], theory=theory
+                    "boxes",
+                    p=p,
+                    round_over_shaped=floor["round"] / floor["shift"],
+                    theory=round_norm / gamma_box(domain.low, domain.high, p),
                 )
+
+
+COLUMNS = ("worst_data", "every_data", "predicted", "measured", "standard_error")
 
 
 def draw(tables):
@@ -276,29 +275,16 @@ def draw(tables):
     figure, panels = subplots(len(exponents), size=(4.6, 4.6), wide=3, sharey=True)
     for axes, p in zip(panels, exponents, strict=True):
         for i, noise in enumerate(SHAPES):
-            worst, every, predicted, measured, errors = columns(
-                rows,
-                "worst_data",
-                "every_data",
-                "predicted",
-                "measured",
-                "standard_error",
-                p=p,
-                noise=noise,
-            )
-            relative = [
-                [a / b for a, b in zip(part, worst, strict=True)]
-                for part in (predicted, measured, errors)
-            ]
-            places = [k + 0.13 * (i - 2.5) for k in range(len(names))]
-            axes.bar(places, relative[0], 0.12, color=f"C{i}", label=f"{noise}, predicted")
+            cells = columns(rows, *COLUMNS, p=p, noise=noise)
+            worst, every, predicted, measured, errors = map(np.array, cells)
+            places = np.arange(len(names)) + 0.13 * (i - 2.5)
+            axes.bar(places, predicted / worst, 0.12, color=f"C{i}", label=f"{noise}, predicted")
             label = "measured, 2 standard errors" if i == 0 else None
-            axes.errorbar(
-                places, relative[1], [2 * e for e in relative[2]], fmt=".k", capsize=2, label=label
-            )
-        for k, (a, b) in enumerate(zip(every, worst, strict=True)):
+            bars = 2 * errors / worst
+            axes.errorbar(places, measured / worst, bars, fmt=".k", capsize=2, label=label)
+        for k, height in enumerate(every / worst):
             label = "lower bound for every data set" if k == 0 else None
-            axes.plot([k - 0.4, k + 0.4], [a / b, a / b], "-.", color="grey", label=label)
+            axes.plot([k - 0.4, k + 0.4], [height, height], "-.", color="grey", label=label)
         axes.axhline(1.0, color="black", linewidth=0.8, label="lower bound, worst data")
         axes.set(title=f"p = {p:g}", xticks=range(len(names)))
         axes.set_xticklabels(names, rotation=60, ha="right")

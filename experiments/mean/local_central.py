@@ -27,7 +27,8 @@ from torchdp.randomizers import PrivUnit
 from torchdp.randomness import keyed_generator
 from torchdp.simulate import Experiment, columns, subplots
 
-EPSILON, DELTA = 1.0, 1e-6
+EPSILON = 1.0
+DELTA = 1e-6
 
 
 def of_draws(mechanism: MeanProtocol, points, n, key, trials):
@@ -36,7 +37,8 @@ def of_draws(mechanism: MeanProtocol, points, n, key, trials):
     drawn = mechanism.sample_estimate(
         Crowd(points, counts), generator=generator, sample_shape=(trials,)
     )
-    return measured((drawn.value - points.mean(0)).square().sum(1))
+    errors = drawn.value - points.mean(0)
+    return measured(errors.square().sum(1))
 
 
 @dataclass(frozen=True)
@@ -50,7 +52,8 @@ def measure(config, report):
     d = 8
     sides = 2.0 ** torch.arange(d, dtype=torch.float64)
     domain = Box(torch.zeros(d, dtype=torch.float64), sides)
-    shaped, plain = noise_shape(domain, 2.0), round_shape(domain, 2.0)
+    shaped = noise_shape(domain, 2.0)
+    plain = round_shape(domain, 2.0)
     mechanisms = {
         "local, shaped, PrivUnit": LocalMean.calibrated(domain, shaped, epsilon=EPSILON),
         "local, round, PrivUnit": LocalMean.calibrated(domain, plain, epsilon=EPSILON),
@@ -59,10 +62,11 @@ def measure(config, report):
     }
     gamma = float(shaped.certificate.lower)
     generator = keyed_generator(b"local_central", "cpu")
-    points = (
-        torch.as_tensor(torch.rand(16, d, dtype=torch.float64, device="cpu", generator=generator))
-        * sides
-    )
+    uniform = torch.rand(16, d, dtype=torch.float64, device="cpu", generator=generator)
+    points = torch.as_tensor(uniform) * sides
+    # from the middle of the box, which is known
+    squares = (points - sides / 2).square().sum(1)
+    variance = float(PrivUnit.unit_variance(d, EPSILON))
     for n in config.users:
         for method, mechanism in mechanisms.items():
             found = of_draws(mechanism, points, n, method, config.trials)
@@ -71,11 +75,9 @@ def measure(config, report):
             report.row("local_central", method=method, n=n, **row)
         # Blasiok et al. (2019): a message of covariance (pi/2) coth(epsilon/2)^2 I - u u^T for the
         # user's u
-        isotropic = mechanisms["local, shaped, PrivUnit"].error(n).root_mean_square.value ** 2
-        isotropic *= (
-            math.pi / 2 / math.tanh(EPSILON / 2) ** 2 / float(PrivUnit.unit_variance(d, EPSILON))
-        )
-        own = float((points - sides / 2).square().sum(1).mean()) / n
+        by_priv_unit = mechanisms["local, shaped, PrivUnit"].error(n).root_mean_square.value
+        isotropic = by_priv_unit**2 * math.pi / 2 / math.tanh(EPSILON / 2) ** 2 / variance
+        own = float(squares.mean()) / n
         bounds = {
             "local, shaped, point release": math.sqrt(isotropic - own),
             "local lower bound, every data set": local_lower_bound(gamma, n, EPSILON),

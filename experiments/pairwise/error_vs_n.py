@@ -75,12 +75,17 @@ def users(name, types, n):
     """
     x = torch.linspace(-2, 2, types, dtype=torch.float64)
     if name == "kendall":
-        weights = torch.exp(-(x[:, None] ** 2 - 0.8 * x[:, None] * x + x**2) / 1.2).flatten()
+        y = x[:, None]
+        exponents = (y**2 - 0.8 * y * x + x**2) / 1.2
+        weights = torch.exp(-exponents).flatten()
     elif name == "auc":
-        weights = torch.cat([torch.exp(-((x - shift) ** 2) / 2) for shift in (-0.5, 0.5)])
+        exponents = torch.cat([(x - shift) ** 2 / 2 for shift in (-0.5, 0.5)])
+        weights = torch.exp(-exponents)
     else:
         weights = 1 / torch.arange(1, types + 1, dtype=torch.float64)
-    counts = (weights / weights.sum() * n).floor().long()
+    shares = weights / weights.sum()
+    counts = (shares * n).floor().long()
+    # what rounding lost
     counts[0] += n - counts.sum()
     return counts
 
@@ -98,7 +103,8 @@ def make_trial(config: dict[str, Any]):
     def sample(generator, size):
         there = kind(question.to(generator.device), config["epsilon"])
         drawn = there.sample_estimate(counts, generator=generator, sample_shape=(size,))
-        error, (low, high) = drawn.value - truth, drawn.interval()
+        error = drawn.value - truth
+        low, high = drawn.interval()
         return {
             "squared error": error.square(),
             "coverage": (low <= truth) & (truth <= high),

@@ -25,7 +25,8 @@ from torchdp.factorization import free_constant, signature_form
 from torchdp.queries import LocalFactorization
 from torchdp.simulate import Experiment
 
-EPSILON, USERS = 1.0, 10**6
+EPSILON = 1.0
+USERS = 10**6
 
 
 @dataclass(frozen=True)
@@ -36,38 +37,43 @@ class Config:
 def measure(config, report):
     k = config.types
     x = torch.linspace(0, 1, k, dtype=torch.float64)
+    difference = x[:, None] - x
     kernels = {
-        "absolute difference": (x[:, None] - x).abs(),
-        "squared difference": (x[:, None] - x).square(),
-        "Gaussian": torch.exp(-8 * (x[:, None] - x).square()),
+        "absolute difference": difference.abs(),
+        "squared difference": difference.square(),
+        "Gaussian": torch.exp(-8 * difference.square()),
         "maximum": torch.maximum(x[:, None], x),
         "unequal": workloads.unequal(k).dense(),
         "Kendall": workloads.kendall(4, k // 4).dense(),
     }
     report.say(f"{k} types, one message, epsilon = {EPSILON:g}, n = {USERS}, flat histogram")
-    histogram = torch.ones(k)
+    counts = torch.ones(k) / k * USERS
+
+    def rmse(statistic):
+        return LocalFactorization.of(statistic, EPSILON).predicted_mse(counts).sqrt()
+
     for name, W in kernels.items():
-        plain, best = signature_form(W), free_constant(W)
-        form, points = pairwise.Form(plain.signature), plain.right.mT.contiguous()
-        as_it_is = pairwise.PairwiseStatistic(name, points, form, pairs=pairwise.Pairs.ALL)
+        plain = signature_form(W)
+        best = free_constant(W)
+        points = plain.right.mT.contiguous()
+        # ``from_kernel`` would free the constant by itself
+        as_it_is = pairwise.PairwiseStatistic(
+            name, points, pairwise.Form(plain.signature), pairs=pairwise.Pairs.ALL
+        )
         moved = pairwise.from_kernel(W, pairs=pairwise.Pairs.ALL)
-        errors = [
-            float(LocalFactorization.of(statistic, EPSILON).predicted_mse(histogram / k * USERS))
-            ** 0.5
-            for statistic in (as_it_is, moved)
-        ]
-        signs = moved.form.weights.sign()
+        weights = moved.form.weights
+        off = moved.kernel(moved.form) - W
         report.row(
             "free_constant",
             kernel=name,
             gamma_2=plain.certificate.upper,
             least=best.upper,
             constant=best.constant,
-            rmse_gain=errors[0] / errors[1],
-            positive=int((signs > 0).sum()),
-            negative=int((signs < 0).sum()),
+            rmse_gain=rmse(as_it_is) / rmse(moved),
+            positive=(weights > 0).sum(),
+            negative=(weights < 0).sum(),
             radius_squared=moved.radius**2,
-            rebuilt_to=(moved.kernel(moved.form) - W).abs().max(),
+            rebuilt_to=off.abs().max(),
         )
 
 

@@ -29,13 +29,13 @@ import math
 import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import partial
+from statistics import geometric_mean
 
 import torch
 from torch import Tensor
 
 from torchdp import pairwise
-from torchdp.pairwise import Pairs, PairwiseStatistic, TwoRound
+from torchdp.pairwise import Pairs, TwoRound
 from torchdp.protocol.interval import ErrorParts, interval
 from torchdp.protocol.quadratic import QuadraticError
 from torchdp.queries import LocalFactorization, LocalOracle, Twice
@@ -65,7 +65,8 @@ GROUPS = (
     ((1.0, -0.047), (1.3, 0.0), (1, 22)),
     ((1.0, 0.654), (2.0, 0.0), (1, 12)),
 )
-USERS, EPSILONS = (300, 3_000, 30_000, 300_000), (0.5, 1.0, 2.0, 4.0)
+USERS = (300, 3_000, 30_000, 300_000)
+EPSILONS = (0.5, 1.0, 2.0, 4.0)
 
 
 @dataclass(frozen=True)
@@ -96,33 +97,28 @@ class Cell:
         return counts
 
     def made(self, generator):
-        pairs = (
-            Pairs.ALL
-            if self.protocol in ("one message", "two messages", "two rounds") and self.below is None
-            else Pairs.DISTINCT
-        )
+        k = len(self.shares)
+        prior = None
+        vectors = self.protocol in ("one message", "two messages", "two rounds")
+        pairs = Pairs.ALL if vectors and self.below is None else Pairs.DISTINCT
         statistic = pairwise.from_kernel(self.kernel, pairs=pairs)
         if self.below is not None:
             statistic = pairwise.ratio(statistic, pairwise.from_kernel(self.below))
-        if self.protocol == "strategy":
-            k = len(self.shares)
-            prior = None if self.below is None else torch.full((k,), 1 / k, dtype=torch.float64)
-            made = {"prior": prior, "generator": generator, "steps": 60}
-            return LocalOracle.tuned(statistic, self.users, self.epsilon, **made)
-        if self.protocol == "two rounds":
-            return TwoRound.tuned(statistic, self.users, self.epsilon)
-        kinds = {
-            "randomized response": partial(reports, kind=RandomizedResponse),
-            "one message": LocalFactorization.of,
-            "two messages": Twice.of,
-            "subsets": partial(reports, kind=SubsetSelection),
-        }
-        return kinds[self.protocol](statistic, self.epsilon)
-
-
-def reports(statistic: PairwiseStatistic, epsilon, kind):
-    """By an oracle of this kind."""
-    return LocalOracle.of(statistic, kind(statistic.types, epsilon))
+            prior = torch.full((k,), 1 / k, dtype=torch.float64)
+        match self.protocol:
+            case "strategy":
+                return LocalOracle.tuned(
+                    statistic, self.users, self.epsilon, prior=prior, generator=generator, steps=60
+                )
+            case "two rounds":
+                return TwoRound.tuned(statistic, self.users, self.epsilon)
+            case "one message":
+                return LocalFactorization.of(statistic, self.epsilon)
+            case "two messages":
+                return Twice.of(statistic, self.epsilon)
+            case "subsets":
+                return LocalOracle.of(statistic, SubsetSelection(k, self.epsilon))
+        return LocalOracle.of(statistic, RandomizedResponse(k, self.epsilon))
 
 
 def normals(generator, *shape):
@@ -143,12 +139,16 @@ def random_cell(kind, protocol, generator, ratio=False):
     """
     few = float(torch.rand((), generator=generator)) < 0.25
     k = 2 if few else int(torch.randint(3, 17, (), generator=generator))
-    n, epsilon = int(pick(USERS, generator)), float(pick(EPSILONS, generator))
-    n = min(n, FEW) if protocol == "subsets" else n
+    n = pick(USERS, generator)
+    epsilon = pick(EPSILONS, generator)
+    if protocol == "subsets":
+        n = min(n, FEW)
+    # normalised exponentials: uniform over all shares
     shares = -uniforms(generator, k).log()
     shares = shares / shares.sum()
     if kind == "one frequent":
-        shares = 0.02 * shares + 0.98 * torch.eye(k, dtype=torch.float64)[0]
+        shares = 0.02 * shares
+        shares[0] += 0.98
     shares = Cell(kind, protocol, n, epsilon, shares, shares).counts.double() / n
     kernel = normals(generator, k, k)
     kernel = (kernel + kernel.mT) / 2
@@ -158,7 +158,8 @@ def random_cell(kind, protocol, generator, ratio=False):
     where = shares
     if kind == "near stationary":
         # of randomized response
-        deviation = math.sqrt((k - 2 + math.exp(epsilon)) / n) / math.expm1(epsilon)
+        variance = (k - 2 + math.exp(epsilon)) / n
+        deviation = math.sqrt(variance) / math.expm1(epsilon)
         size = 0.3 * 10 ** float(torch.rand((), generator=generator))
         where = shares + size * deviation * normals(generator, k)
         where = where + (1 - where.sum()) / k
@@ -187,19 +188,26 @@ def cells(config) -> Iterator[tuple[Cell, torch.Generator]]:
 
 
 def holds(ends: tuple[Tensor, Tensor], truth):
-    room = 1e-9 * truth.abs() + 1e-12
-    return float(((ends[0] <= truth + room) & (truth <= ends[1] + room)).double().mean())
+    low, high = ends
+    rounding = 1e-9 * truth.abs() + 1e-12
+    inside = (low <= truth + rounding) & (truth <= high + rounding)
+    return float(inside.double().mean())
 
 
 def judged(protocol, counts, trials, generator):
     """Coverage of the intervals and of the normal ones, and the ratio of their mean widths."""
     found = protocol.sample_estimate(counts, generator=generator, sample_shape=(trials,))
-    truth, ends = protocol.exact(counts), found.interval()
-    normal = interval(
-        found.value, ErrorParts.normal(found.standard_error.square()), 0.95, found.limits
-    )
-    width = float((ends[1] - ends[0]).nanmean() / (normal[1] - normal[0]).nanmean())
+    truth = protocol.exact(counts)
+    ends = found.interval()
+    parts = ErrorParts.normal(found.standard_error.square())
+    normal = interval(found.value, parts, 0.95, found.limits)
+    width = float(mean_width(ends) / mean_width(normal))
     return {"coverage": holds(ends, truth), "normal": holds(normal, truth), "width": width}
+
+
+def mean_width(ends: tuple[Tensor, Tensor]):
+    low, high = ends
+    return (high - low).nanmean()
 
 
 def limits(kind):
@@ -221,6 +229,7 @@ def measure_cells(config, report):
     rows = read_table(report.folder / "cells.csv")
     for kind in dict.fromkeys(row["kind"] for row in rows):
         shares, normal, widths = columns(rows, "coverage", "normal", "width", kind=kind)
+        low, high = limits(kind)
         report.row(
             "ranges",
             kind=kind,
@@ -228,9 +237,9 @@ def measure_cells(config, report):
             least=min(shares),
             largest=max(shares),
             normal_least=min(normal),
-            width=math.exp(sum(map(math.log, widths)) / len(widths)),
+            width=geometric_mean(widths),
             widest=max(widths),
-            outside=sum(not limits(kind)[0] <= share <= limits(kind)[1] for share in shares),
+            outside=sum(not low <= share <= high for share in shares),
         )
 
 
@@ -238,12 +247,13 @@ def ideal(curved, linear, e):
     """Coverage for normal noise e, (trials, r), of sum 2 l e + w (e^2 - 1)."""
     seen = linear + curved * e
     none = torch.zeros_like(e[:, 0])
-    below, above = QuadraticError(curved.expand_as(seen), seen, seen[:, :0], none, none).margins(
-        1.959964
-    )
-    off = (2 * linear * e + curved * (e.square() - 1)).sum(-1)
-    room = 1e-6 * (curved.abs() + linear.abs()).sum()
-    return float(((off <= below + room) & (-off <= above + room)).double().mean())
+    quadratic = QuadraticError(curved.expand_as(seen), seen, seen[:, :0], none, none)
+    below, above = quadratic.margins(1.959964)
+    terms = 2 * linear * e + curved * (e.square() - 1)
+    error = terms.sum(-1)
+    rounding = 1e-6 * (curved.abs() + linear.abs()).sum()
+    inside = (error <= below + rounding) & (-error <= above + rounding)
+    return float(inside.double().mean())
 
 
 @dataclass(frozen=True, eq=False)
@@ -265,12 +275,10 @@ class Spectrum:
         return Spectrum(sign * 10 ** (-2 * u[3]), mean, 60 ** u[4])
 
     def moved(self, size, generator):
-        factor = (size * normals(generator, 3, len(self.w))).exp()
-        return Spectrum(
-            w=self.w * factor[0],
-            mean=(self.mean + 0.1 * size) * factor[1],
-            many=(self.many * factor[2]).clamp(1, 60),
-        )
+        w, mean, many = (size * normals(generator, 3, len(self.w))).exp()
+        # a mean of 0 moves as well
+        moved_mean = (self.mean + 0.1 * size) * mean
+        return Spectrum(self.w * w, moved_mean, (self.many * many).clamp(1, 60))
 
     def coverage(self, trials, seed):
         many = self.many.long()
@@ -280,9 +288,9 @@ class Spectrum:
         return ideal(curved, linear, normals(generator, trials, len(curved)))
 
     def __str__(self):
-        w = self.w / self.w.abs().max()
-        groups = zip(w.tolist(), self.mean.tolist(), self.many.long().tolist(), strict=True)
-        return "; ".join(f"{many} of {w:.3g}, mean {mean:.3g}" for w, mean, many in groups)
+        relative = self.w / self.w.abs().max()
+        groups = zip(self.many.long(), relative, self.mean, strict=True)
+        return "; ".join(f"{many} of {w:.3g}, mean {mean:.3g}" for many, w, mean in groups)
 
 
 def search(config, report):
@@ -293,7 +301,8 @@ def search(config, report):
         spectrum = Spectrum.random(generator)
         starts.append((spectrum.coverage(config.draws // 4, b"starts"), spectrum))
     starts.sort(key=lambda start: start[0])
-    report.say(f"median of the starts {starts[len(starts) // 2][0]:.4f}")
+    median, _ = starts[len(starts) // 2]
+    report.say(f"median of the starts {median:.4f}")
     for _, spectrum in starts[:5]:
         share = spectrum.coverage(config.draws, b"steps")
         size = 0.5
@@ -322,7 +331,8 @@ def hierarchy(config, report):
     group.
     """
     group = (torch.arange(24) >= 12).double()
-    kernel = ((group[:, None] == group).double() + torch.eye(24, dtype=torch.float64)) / 2
+    same_group = (group[:, None] == group).double()
+    kernel = (same_group + torch.eye(24, dtype=torch.float64)) / 2
     shares = torch.where(group == 0, 0.553, 0.447).double() / 12
     cell = Cell("hierarchy", "randomized response", 30_000, 1.0, shares, kernel)
     generator = keyed_generator(b"hierarchy", "cpu")

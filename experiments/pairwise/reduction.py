@@ -44,9 +44,8 @@ def linear_queries_bound(protocol: MessageRelease[PairwiseStatistic], counts):
     form = protocol.question.form
     crowds = torch.diag(counts.sum().expand(len(counts)))
     joined = [protocol.analyst.mean_variance(counts + crowd, form) for crowd in crowds]
-    return (
-        2 * torch.stack(joined).sqrt() + protocol.analyst.mean_variance(counts, form).sqrt() / 2
-    ) ** 2
+    alone = protocol.analyst.mean_variance(counts, form)
+    return (2 * torch.stack(joined).sqrt() + alone.sqrt() / 2) ** 2
 
 
 if __name__ == "__main__":

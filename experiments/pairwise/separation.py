@@ -34,29 +34,36 @@ from torchdp.simulate import Experiment, columns, subplots
 
 EPSILON = 1.0
 Maker = Callable[[PairwiseStatistic, int], Any]
-NON_INTERACTIVE = {
-    "two-message (Lemma 11)": lambda statistic, n: Twice.of(statistic, EPSILON),
-    "one-message": lambda statistic, n: LocalFactorization.of(statistic, EPSILON),
-}
+
+
+def untuned(make: Callable[[PairwiseStatistic, float], Any]) -> Maker:
+    """Of a protocol that does not depend on the number of users."""
+    return lambda statistic, n: make(statistic, EPSILON)
+
+
+def tuned(kind) -> Maker:
+    return lambda statistic, n: kind.tuned(statistic, n, EPSILON)
+
+
+ONE_MESSAGE = untuned(LocalFactorization.of)
 INTERACTIVE = {
-    "three-round (paper's constants)": lambda statistic, n: pairwise.ThreeRound.paper(
-        statistic, EPSILON
-    ),
-    "three-round": lambda statistic, n: pairwise.ThreeRound.tuned(statistic, n, EPSILON),
-    "projected two-round": lambda statistic, n: pairwise.ProjectedTwoRound.tuned(
-        statistic, n, EPSILON
-    ),
-    "two-round": lambda statistic, n: pairwise.TwoRound.tuned(statistic, n, EPSILON),
+    "three-round (paper's constants)": untuned(pairwise.ThreeRound.paper),
+    "three-round": tuned(pairwise.ThreeRound),
+    "projected two-round": tuned(pairwise.ProjectedTwoRound),
+    "two-round": tuned(pairwise.TwoRound),
+}
+PROTOCOLS = {
+    "two-message (Lemma 11)": untuned(Twice.of),
+    "one-message": ONE_MESSAGE,
+    **INTERACTIVE,
 }
 
 
 def sign_matrix(k):
     """A random symmetric sign matrix, its form averaged over all pairs."""
     generator = keyed_generator(f"sign matrix {k}".encode(), "cpu")
-    upper = torch.as_tensor(
-        torch.randn(k, k, dtype=torch.float64, device="cpu", generator=generator)
-    ).sign()
-    upper = upper.triu()
+    normal = torch.randn(k, k, dtype=torch.float64, device="cpu", generator=generator)
+    upper = torch.as_tensor(normal).sign().triu()
     return pairwise.from_kernel(
         upper + upper.triu(1).mT, tol=1e-2, pairs=pairwise.Pairs.ALL, name=f"sign matrix {k}"
     )
@@ -64,7 +71,8 @@ def sign_matrix(k):
 
 def worst_type(statistic: PairwiseStatistic):
     """All users of the type whose vector J u_x is longest."""
-    longest = int((statistic.points * statistic.form.weights).norm(dim=1).argmax())
+    vectors = statistic.points * statistic.form.weights
+    longest = int(vectors.norm(dim=1).argmax())
     return torch.eye(statistic.types, dtype=torch.float64)[longest]
 
 
@@ -75,9 +83,10 @@ def crossing(statistic: PairwiseStatistic, histogram, make: Maker):
 
     def ahead(log_n):
         n = round(math.exp(log_n))
-        one = LocalFactorization.of(statistic, EPSILON).predicted_mse(histogram * n)
+        one = ONE_MESSAGE(statistic, n).predicted_mse(histogram * n)
         return bool(make(statistic, n).predicted_mse(histogram * n) < 0.98 * one)
 
+    # downwards from 1e12 in steps of e, then by halving the last one
     high = math.log(1e12)
     while ahead(high - 1):
         high -= 1
@@ -86,7 +95,10 @@ def crossing(statistic: PairwiseStatistic, histogram, make: Maker):
     low = high - 1
     while high - low > 0.02:
         middle = (low + high) / 2
-        low, high = (low, middle) if ahead(middle) else (middle, high)
+        if ahead(middle):
+            high = middle
+        else:
+            low = middle
     return math.exp(high)
 
 
@@ -102,14 +114,14 @@ def drawn(protocol, histogram, n, trials):
     measurement.
     """
     counts = (histogram * n).round().long()
-    generator = keyed_generator(f"{type(protocol).__name__} {n}".encode())
-    truth = protocol.exact(counts)
-    square = (
-        protocol.sample_estimate(counts, generator=generator, sample_shape=(trials,)).value - truth
-    ).square()
+    name = type(protocol).__name__
+    generator = keyed_generator(f"{name} {n}".encode())
+    estimates = protocol.sample_estimate(counts, generator=generator, sample_shape=(trials,))
+    squares = (estimates.value - protocol.exact(counts)).square()
     predicted = float(protocol.predicted_mse(histogram * n))
-    error = float(square.std()) / trials**0.5
-    return float(square.mean()), (float(square.mean()) - predicted) / error
+    mse = float(squares.mean())
+    error = float(squares.std()) / trials**0.5
+    return mse, (mse - predicted) / error
 
 
 def measure(config, report):
@@ -120,26 +132,21 @@ def measure(config, report):
         report.say(
             f"k = {k}: gamma_2 <= {statistic.radius**2:.3f} after the free shift; predicted, n epsilon^2 MSE"
         )
-        for name, make in (NON_INTERACTIVE | INTERACTIVE).items():
-            for n in (10**exponent for exponent in config.exponents):
-                mse = float(make(statistic, n).predicted_mse(histogram * n))
+        for name, make in PROTOCOLS.items():
+            for exponent in config.exponents:
+                n = 10**exponent
+                mse = make(statistic, n).predicted_mse(histogram * n)
                 report.row("predicted", k=k, protocol=name, n=n, scaled_mse=n * EPSILON**2 * mse)
         report.say("crossing with one-message; measured at a quarter and at four times its n")
         for name, make in INTERACTIVE.items():
             at = crossing(statistic, histogram, make)
             cells = {"crossing": at}
-            for place, n in (("below", at / 4), ("above", 4 * at)):
+            for place, factor in (("below", 0.25), ("above", 4)):
                 measured = ratio = z = None
                 if not math.isnan(at):
-                    measured, z = drawn(
-                        make(statistic, round(n)), histogram, round(n), config.trials
-                    )
-                    one, _ = drawn(
-                        LocalFactorization.of(statistic, EPSILON),
-                        histogram,
-                        round(n),
-                        config.trials,
-                    )
+                    n = round(factor * at)
+                    measured, z = drawn(make(statistic, n), histogram, n, config.trials)
+                    one, _ = drawn(ONE_MESSAGE(statistic, n), histogram, n, config.trials)
                     ratio = measured / one
                 cells |= {f"mse_{place}": measured, f"ratio_{place}": ratio, f"z_{place}": z}
             report.row("crossings", k=k, protocol=name, **cells)
@@ -151,10 +158,9 @@ def draw(tables):
     sizes = list(dict.fromkeys(row["k"] for row in rows))
     figure, panels = subplots(len(sizes), size=(4.5, 4), wide=3, sharey=True)
     for axes, k in zip(panels, sizes, strict=True):
-        for name in NON_INTERACTIVE | INTERACTIVE:
-            axes.loglog(
-                *columns(rows, "n", "scaled_mse", k=k, protocol=name), marker=".", label=name
-            )
+        for name in PROTOCOLS:
+            n, scaled = columns(rows, "n", "scaled_mse", k=k, protocol=name)
+            axes.loglog(n, scaled, marker=".", label=name)
         axes.axhline(4 * EPSILON**2 / math.tanh(EPSILON / 2) ** 2, color="gray", lw=0.8, ls=":")
         axes.set(title=f"k = {k}", xlabel="users n")
     panels[0].set_ylabel(r"$n\,\epsilon^2$ MSE")

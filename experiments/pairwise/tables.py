@@ -21,52 +21,50 @@ Time: about fifteen minutes on one core; --smoke in seconds.
 
 import math
 from dataclasses import dataclass
+from itertools import product
 
 import torch
 
-from torchdp import pairwise, randomizers
+from torchdp import pairwise
 from torchdp.draws import Simulated
 from torchdp.pairwise import PairwiseStatistic
 from torchdp.protocol import Tally
 from torchdp.queries import LocalFactorization, LocalOracle, MessageRelease, Twice
-from torchdp.randomizers import OptimizedUnaryEncoding
+from torchdp.randomizers import OptimizedUnaryEncoding, RandomizedResponse, SubsetSelection
 from torchdp.randomness import keyed_generator
 from torchdp.simulate import Experiment
 
-BLOCK = 500
+BLOCK = 500  # trials at once
+NOT_DRAWN = (None, None)
 
 
 def counts_of(h, n):
-    counts = (h / h.sum() * n).floor().long()
+    shares = h / h.sum()
+    counts = (shares * n).floor().long()
     counts[0] += n - counts.sum()
     return counts
 
 
 def protocols(statistic: PairwiseStatistic, epsilon) -> dict[str, MessageRelease]:
-    k = statistic.types
+    response = RandomizedResponse(statistic.types, epsilon)
+    subsets = SubsetSelection(statistic.types, epsilon)
     return {
-        "randomized response": LocalOracle.of(
-            statistic, randomizers.RandomizedResponse(k, epsilon)
-        ),
-        "subset selection": LocalOracle.of(statistic, randomizers.SubsetSelection(k, epsilon)),
+        "randomized response": LocalOracle.of(statistic, response),
+        "subset selection": LocalOracle.of(statistic, subsets),
         "two messages": Twice.of(statistic, epsilon),
         "one message": LocalFactorization.of(statistic, epsilon),
     }
 
 
-def ratio(errors, predicted) -> tuple[float, float]:
-    squared = errors.square() / predicted
-    return float(squared.mean()), float(squared.std()) / math.sqrt(len(squared))
-
-
-def errors(protocol: MessageRelease, counts, trials, generator):
-    parts = [
-        protocol.sample_estimate(
-            counts, generator=generator, sample_shape=(min(BLOCK, trials),)
-        ).value
-        for _ in range(max(1, trials // BLOCK))
-    ]
-    return torch.cat(parts) - protocol.exact(counts)
+def ratio(protocol: MessageRelease, counts, mse, trials, generator):
+    """Measured over predicted mean squared error, and its standard error."""
+    shape = (min(BLOCK, trials),)
+    parts = []
+    for _ in range(max(1, trials // BLOCK)):
+        drawn = protocol.sample_estimate(counts, generator=generator, sample_shape=shape)
+        parts.append(drawn.value)
+    squared = (torch.cat(parts) - protocol.exact(counts)).square() / mse
+    return squared.mean(), squared.std() / math.sqrt(len(squared))
 
 
 def shares_by_level(counts, epsilon, shape, generator):
@@ -99,18 +97,21 @@ def hierarchical(k, counts, epsilon, trials, generator):
     """
     negatives, positives = counts[:k], counts[k:]
     below = negatives.double().cumsum(0) - negatives / 2
-    truth = float(below @ positives.double() / negatives.sum() / positives.sum())
-    found = []
+    pairs = below @ positives.double()
+    truth = float(pairs / negatives.sum() / positives.sum())
+    shape = (min(BLOCK, trials),)
+    errors = []
     for _ in range(max(1, trials // BLOCK)):
-        shape = (min(BLOCK, trials),)
-        classes = [
-            list(shares_by_level(c, epsilon, shape, generator)) for c in (negatives, positives)
-        ]
+        of_minus = list(shares_by_level(negatives, epsilon, shape, generator))
+        of_plus = list(shares_by_level(positives, epsilon, shape, generator))
         total = torch.zeros(shape, dtype=torch.float64)
-        for minus, plus in zip(*classes, strict=True):
-            total = total + (minus[..., 0::2] * plus[..., 1::2]).sum(-1)
-        found.append(total + (minus * plus).sum(-1) / 2 - truth)
-    return torch.cat(found)
+        for minus, plus in zip(of_minus, of_plus, strict=True):
+            left = minus[..., 0::2]
+            right = plus[..., 1::2]
+            total = total + (left * right).sum(-1)
+        ties = (minus * plus).sum(-1) / 2
+        errors.append(total + ties - truth)
+    return torch.cat(errors)
 
 
 @dataclass(frozen=True)
@@ -126,50 +127,50 @@ class Config:
 
 
 def differences(config, report, generator):
-    k, x = config.k, torch.arange(config.k, dtype=torch.float64)
+    k = config.k
     gini = pairwise.absolute_difference(k, spacing=1 / (k - 1))
-    for name, h in {"uniform": torch.ones(k, dtype=torch.float64), "Zipf": 1 / (x + 1)}.items():
-        for n in config.users:
-            for epsilon in config.epsilons:
-                counts = counts_of(h, n)
-                for each, protocol in protocols(gini, epsilon).items():
-                    mse, drawn = float(protocol.predicted_mse(counts)), (None, None)
-                    if each != "subset selection" and epsilon == 1:
-                        heavy = 8 if each == "randomized response" else 1
-                        drawn = ratio(
-                            errors(protocol, counts, heavy * config.trials, generator), mse
-                        )
-                    line(report, "abs(i-j)", name, n, epsilon, each, mse, drawn)
+    uniform = torch.ones(k, dtype=torch.float64)
+    histograms = {"uniform": uniform, "Zipf": uniform / torch.arange(1, k + 1)}
+    for (name, h), n, epsilon in product(histograms.items(), config.users, config.epsilons):
+        counts = counts_of(h, n)
+        cells = {"statistic": "abs(i-j)", "histogram": name, "n": n, "epsilon": epsilon}
+        for each, protocol in protocols(gini, epsilon).items():
+            mse = float(protocol.predicted_mse(counts))
+            drawn = NOT_DRAWN
+            if each != "subset selection" and epsilon == 1:
+                # randomized response's squared errors have heavy tails
+                heavy = 8 if each == "randomized response" else 1
+                drawn = ratio(protocol, counts, mse, heavy * config.trials, generator)
+            line(report, cells, each, mse, drawn)
 
 
 def classes(config, report, generator):
-    k, x = config.k, torch.arange(config.k, dtype=torch.float64)
-    normal = [torch.exp(-((x / k - middle) / 0.15).square() / 2) for middle in (0.45, 0.55)]
-    for n in config.auc_users:
-        counts = torch.cat([counts_of(each / each.sum(), n // 2) for each in normal])
-        statistic = pairwise.auc_of_sizes(k, n // 2, n // 2)
-        h = f"AUC {float(statistic.exact(counts)):.3f}"
-        for epsilon in config.auc_epsilons:
-            candidates = protocols(statistic, epsilon)
-            for each in ("two messages", "one message"):
-                mse, drawn = float(candidates[each].predicted_mse(counts)), (None, None)
-                if n == config.auc_drawn and epsilon == 1:
-                    drawn = ratio(
-                        errors(candidates[each], counts, config.auc_trials, generator), mse
-                    )
-                line(report, "AUC", h, n, epsilon, each, mse, drawn)
-            off = hierarchical(k, counts, epsilon, config.trials, generator)
-            line(report, "AUC", h, n, epsilon, "hierarchical", off.square().mean(), (None, None))
+    k = config.k
+    x = torch.arange(k, dtype=torch.float64) / k
+    negatives = torch.exp(-((x - 0.45) / 0.15).square() / 2)
+    positives = torch.exp(-((x - 0.55) / 0.15).square() / 2)
+    for n, epsilon in product(config.auc_users, config.auc_epsilons):
+        half = n // 2
+        counts = torch.cat([counts_of(negatives, half), counts_of(positives, half)])
+        statistic = pairwise.auc_of_sizes(k, half, half)
+        title = f"AUC {float(statistic.exact(counts)):.3f}"
+        cells = {"statistic": "AUC", "histogram": title, "n": n, "epsilon": epsilon}
+        candidates = protocols(statistic, epsilon)
+        for each in ("two messages", "one message"):
+            mse = float(candidates[each].predicted_mse(counts))
+            drawn = NOT_DRAWN
+            if n == config.auc_drawn and epsilon == 1:
+                drawn = ratio(candidates[each], counts, mse, config.auc_trials, generator)
+            line(report, cells, each, mse, drawn)
+        off = hierarchical(k, counts, epsilon, config.trials, generator)
+        line(report, cells, "hierarchical", off.square().mean(), NOT_DRAWN)
 
 
-def line(report, title, h, n, epsilon, name, mse, drawn):
-    cells = {
-        "protocol": name,
-        "rmse": math.sqrt(mse),
-        "ratio": drawn[0],
-        "standard_error": drawn[1],
-    }
-    report.row("tables", statistic=title, histogram=h, n=n, epsilon=epsilon, **cells)
+def line(report, cells, name, mse, drawn):
+    measured, error = drawn
+    report.row(
+        "tables", **cells, protocol=name, rmse=math.sqrt(mse), ratio=measured, standard_error=error
+    )
 
 
 def measure(config, report):

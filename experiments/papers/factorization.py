@@ -2,14 +2,24 @@
 
 import math
 
-from papers_base import Finding, Paper, Part, theorems, where, worst
+from papers_base import (
+    Finding,
+    Paper,
+    Part,
+    farthest,
+    least_likely,
+    theorems,
+    where,
+    worst,
+    worst_ratio,
+)
 
 PAPERS = "gamma_F, PrivUnit"  # factorization, by the better randomizer
 
 
 def lower_bounds(tables):
     rows = [row for row in tables["local"] if row["needed"]]
-    row = worst(rows, lambda row: row["needed"] / row["enough"])
+    row = worst_ratio(rows, "needed", "enough")
     at = f"users at RMSE {row['alpha']:g} of the worst query, epsilon = {row['epsilon']:g}, {row['workload']}"
     yield Finding.at_most(
         "Theorems 22, 23", "no local protocol needs fewer", at, row["enough"], row["needed"]
@@ -17,12 +27,18 @@ def lower_bounds(tables):
     for epsilon in sorted({row["epsilon"] for row in rows}):
         few = [row for row in where(rows, epsilon=epsilon) if row["alpha"] <= 0.01]
         row = worst(few, lambda row: row["ratio"])
-        at = f"users enough over users needed at epsilon = {epsilon:g}, alpha <= .01, the worst: {row['workload']}"
+        at = (
+            f"users enough over users needed at epsilon = {epsilon:g}, alpha <= .01, "
+            f"the worst: {row['workload']}"
+        )
         yield Finding.at_most(
             "Theorem 10", "factorization is within a constant (4 granted)", at, 4.0, row["ratio"]
         )
     row = worst(tables["central"], lambda row: row["ratio"])
-    at = f"Gaussian factorization's error over additive noise's bound, {row['workload']}, {row['error']}, granted 5"
+    at = (
+        f"Gaussian factorization's error over additive noise's bound, {row['workload']}, "
+        f"{row['error']}, granted 5"
+    )
     yield Finding.at_most(
         "Theorems 7, 28", "optimal among data-independent noise", at, 5.0, row["ratio"]
     )
@@ -30,35 +46,38 @@ def lower_bounds(tables):
 
 def norms(tables):
     known = [row for row in tables["known_values"] if row["known"]]
-    row = worst(known, lambda row: abs(row["upper"] / row["known"] - 1))
+    row = farthest(known, "upper", "known")
     at = f"gamma_2 certified beside its known value, the worst of {len(known)}: {row['workload']}"
     yield Finding.equal(
         "Lemma 13", "gamma_2 is computed", at, row["known"], row["upper"], within=1e-3
     )
-    at = f"largest relative distance from an SDP over {tables['random'][0]['matrices']} random matrices"
-    yield Finding.at_most(
-        "Lemma 13", "gamma_2 is a semidefinite program", at, 1e-4, tables["random"][0]["distance"]
-    )
+    (row,) = tables["random"]
+    at = f"largest relative distance from an SDP over {row['matrices']} random matrices"
+    claim = "gamma_2 is a semidefinite program"
+    yield Finding.at_most("Lemma 13", claim, at, 1e-4, row["distance"])
 
 
 def growth(tables):
-    for name, law, claim, result, least in (  # the least k where the formula holds to 2 %
-        ("prefix", lambda k: math.log(k) / math.pi + 0.755, "ln k / pi + .755", "Corollary 4", 256),
-        (
-            "random signs",
-            lambda k: 8 * math.sqrt(k) / (3 * math.pi),
-            "8 sqrt(k) / (3 pi)",
-            "Theorem 1",
-            64,
-        ),
-    ):
-        rows = [row for row in tables["growth"] if name in row["workload"] and row["k"] >= least]
-        if rows:
-            row = max(rows, key=lambda row: row["k"])
-            at = f"gamma_2 of {row['workload']}, k = {row['k']}, beside its growth"
-            yield Finding.equal(
-                result, f"grows as {claim}", at, law(row["k"]), row["upper"], within=0.02
-            )
+    # from this k on the formula holds to 2 %
+    row = largest(tables["growth"], "prefix", 256)
+    if row:
+        known = math.log(row["k"]) / math.pi + 0.755
+        yield grows("Corollary 4", "ln k / pi + .755", known, row)
+    row = largest(tables["growth"], "random signs", 64)
+    if row:
+        known = 8 * math.sqrt(row["k"]) / (3 * math.pi)
+        yield grows("Theorem 1", "8 sqrt(k) / (3 pi)", known, row)
+
+
+def largest(table, name, least):
+    """The row of largest k of a workload; None where all k are below ``least``."""
+    rows = [row for row in table if name in row["workload"] and row["k"] >= least]
+    return max(rows, key=lambda row: row["k"], default=None)
+
+
+def grows(result, formula, known, row):
+    at = f"gamma_2 of {row['workload']}, k = {row['k']}, beside its growth"
+    return Finding.equal(result, f"grows as {formula}", at, known, row["upper"], within=0.02)
 
 
 def curves(tables):
@@ -70,7 +89,7 @@ def curves(tables):
 def types(tables):
     rows = tables["error_vs_types"]
     mine = where(rows, mechanism=PAPERS)
-    row = worst(mine, lambda row: abs(row["measured"] - row["predicted"]) / row["standard_error"])
+    row = least_likely(mine)
     at = f"RMSE of a threshold, k = {row['k']}, epsilon = {row['epsilon']:g}, the worst z of {len(mine)}"
     claim = "error of the factorization mechanism"
     yield Finding.equal(
@@ -80,7 +99,10 @@ def types(tables):
     for paper in where(mine, k=k):
         few = where(rows, k=k, epsilon=paper["epsilon"])
         best = min(few, key=lambda row: row["measured"])
-        at = f"RMSE of a threshold at k = {k}, epsilon = {paper['epsilon']:g}: factorization beside {best['mechanism']}"
+        at = (
+            f"RMSE of a threshold at k = {k}, epsilon = {paper['epsilon']:g}: "
+            f"factorization beside {best['mechanism']}"
+        )
         error = math.hypot(paper["standard_error"], best["standard_error"])
         yield Finding.lower(
             "Theorem 10", "the paper's mechanism", at, paper["measured"], best["measured"], error
@@ -105,7 +127,8 @@ def learner(tables):
 
 PAPER = Paper(
     "factorization",
-    "Edmonds, Nikolov, Ullman (2020): the power of factorization mechanisms in local and central differential privacy",
+    "Edmonds, Nikolov, Ullman (2020): the power of factorization mechanisms in local and central "
+    "differential privacy",
     (
         theorems("Edmonds"),
         Part("factorization/lower_bounds.py", lower_bounds),

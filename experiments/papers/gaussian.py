@@ -1,40 +1,38 @@
 """The claims of Nikolov, Tang (2023), and what the tables of our scripts say of each."""
 
-from papers_base import Finding, Paper, Part, theorems, where, worst
+from papers_base import Finding, Paper, Part, farthest, least_likely, theorems, where, worst_ratio
 
 
 def errors(tables):
     rows = tables["errors"]
     for p in sorted({row["p"] for row in rows}):
-        mine = [row for row in rows if row["p"] == p]
-        row = worst(
-            mine, lambda row: abs(row["measured"] - row["predicted"]) / row["standard_error"]
-        )
-        at = f"E(error^2)^(1/2) n at p = {p:g}, measured beside predicted, the worst z of {len(mine)}: {row['domain']}"
+        mine = where(rows, p=p)
+        measure = f"E(error^2)^(1/2) n at p = {p:g}"
+        row = least_likely(mine)
+        at = f"{measure}, measured beside predicted, the worst z of {len(mine)}: {row['domain']}"
         claim = "Gaussian noise shaped to the set, unbiased"
         yield Finding.equal(
             "Theorem 15", claim, at, row["predicted"], row["measured"], row["standard_error"]
         )
-        row = worst(
-            where(rows, p=p, noise="default"), lambda row: row["worst_data"] / row["predicted"]
-        )
-        at = f"E(error^2)^(1/2) n at p = {p:g}, rho = .5, the lower bound beside the default's error, {row['domain']}"
+        ours = where(mine, noise="default")
+        row = worst_ratio(ours, "worst_data", "predicted")
+        at = f"{measure}, rho = .5, the lower bound beside the default's error, {row['domain']}"
         yield Finding.at_most(
             "Theorem 43", "no mechanism is below", at, row["predicted"], row["worst_data"]
         )
+        # both are of the same domains, in one order
+        own_shape = [row["predicted"] for row in where(mine, noise="shift")]
         pairs = [
-            [
-                where(rows, p=p, domain=name, noise=noise)[0]["predicted"]
-                for noise in ("shift", "default")
-            ]
-            for name in dict.fromkeys(row["domain"] for row in rows)
+            {"shift": shift, "default": row["predicted"]}
+            for shift, row in zip(own_shape, ours, strict=True)
         ]
-        for most, said in ((False, "the worst for ours"), (True, "where they differ most")):
-            shift, default = worst(
-                pairs, lambda pair, most=most: pair[0] / pair[1] if most else pair[1] / pair[0]
-            )
-            at = f"E(error^2)^(1/2) n at p = {p:g}: noise of the set's own shape beside ours, {said} of {len(pairs)}"
-            yield Finding.compared("Theorem 15", "noise of the set's own shape", at, shift, default)
+        for pair, said in (
+            (worst_ratio(pairs, "default", "shift"), "the worst for ours"),
+            (worst_ratio(pairs, "shift", "default"), "where they differ most"),
+        ):
+            claim = "noise of the set's own shape"
+            at = f"{measure}: {claim} beside ours, {said} of {len(pairs)}"
+            yield Finding.compared("Theorem 15", claim, at, pair["shift"], pair["default"])
     for row in tables["boxes"]:
         at = f"round noise's error over shaped noise's on a box of sides 1, 2, 4, ..., p = {row['p']:g}"
         yield Finding.equal(
@@ -45,7 +43,7 @@ def errors(tables):
             row["round_over_shaped"],
             within=1e-3,
         )
-    row = worst(tables["pure"], lambda row: row["worst_data"] / row["predicted"])
+    row = worst_ratio(tables["pure"], "worst_data", "predicted")
     at = f"E(error^2)^(1/2) n at epsilon = 1, the lower bound beside pure noise, {row['domain']}"
     yield Finding.at_most(
         "Theorem 42", "no pure mechanism is below", at, row["predicted"], row["worst_data"]
@@ -56,19 +54,20 @@ def shapes(tables):
     names = {"box": "Lemma 60", "ellipsoid in": "Lemma 19", "(x)": "Lemma 62"}
     for key, result in names.items():
         rows = [row for row in tables["closed_forms"] if key in row["domain"]]
-        row = worst(rows, lambda row: abs(row["upper"] / row["exact"] - 1))
-        at = f"Gamma_p by the solver beside the closed form, p = {row['p']:g}, {row['domain']}, of {len(rows)}"
+        row = farthest(rows, "upper", "exact")
+        at = (
+            f"Gamma_p by the solver beside the closed form, p = {row['p']:g}, {row['domain']}, "
+            f"of {len(rows)}"
+        )
         yield Finding.equal(
             result, "Gamma_p in closed form", at, row["exact"], row["upper"], within=2e-4
         )
-    row = worst(tables["program"], lambda row: abs(row["upper"] / row["program"] - 1))
+    row = farthest(tables["program"], "upper", "program")
     at = f"Gamma_p by the solver beside a semidefinite program, p = {row['p']:g}, {row['domain']}"
     yield Finding.equal(
         "Definition 2", "Gamma_p as a convex program", at, row["program"], row["upper"], within=2e-4
     )
-    row = worst(
-        (r for r in tables["relaxations"] if r["theory"]), lambda row: row["gap"] / row["theory"]
-    )
+    row = worst_ratio([row for row in tables["relaxations"] if row["theory"]], "gap", "theory")
     at = f"certified gap beside what the quadratic oracle allows, {row['domain']}, p = {row['p']:g}"
     yield Finding.at_most(
         "Theorem 32", "sets with a quadratic oracle", at, row["theory"], row["gap"]
@@ -88,7 +87,8 @@ def local(tables):
             result, "no mechanism is below", at, found[name]["measured"], found[bound]["predicted"]
         )
     at = f"E(error^2)^(1/2) at epsilon = 1, n = {n:,}: "
-    point, unit = (found[f"local, shaped, {name}"] for name in ("point release", "PrivUnit"))
+    point = found["local, shaped, point release"]
+    unit = found["local, shaped, PrivUnit"]
     yield Finding.lower(
         "Theorem 17",
         "a local mechanism",
@@ -112,8 +112,7 @@ def covariance(tables):
     for name in dict.fromkeys(row["data"] for row in tables["covariance"]):
         rows = [row for row in tables["covariance"] if row["data"] == name]
         n = max(row["n"] for row in rows)
-        found = list(where(rows, n=n))
-        entries, joint, bound = found[0], found[1], found[-1]
+        entries, joint, *_, bound = where(rows, n=n)
         at = f"relative Frobenius error on {name}, n = {n:,}, epsilon = 1: "
         yield Finding.compared(
             "Theorem 6",
@@ -134,14 +133,16 @@ def covariance(tables):
 
 PAPER = Paper(
     "gaussian",
-    "Nikolov, Tang (2023): general Gaussian noise mechanisms and their optimality for unbiased mean estimation",
+    "Nikolov, Tang (2023): general Gaussian noise mechanisms and their optimality for unbiased "
+    "mean estimation",
     (
         theorems("Nikolov"),
         Part(
             "mean/errors.py",
             errors,
             {
-                "errors.png": "Theorems 15, 23, 42, 43: errors of six shapes of noise on twelve sets."
+                "errors.png": "Theorems 15, 23, 42, 43: errors of six shapes of noise on twelve "
+                "sets."
             },
         ),
         Part("mean/shapes.py", shapes),

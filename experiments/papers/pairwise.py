@@ -14,7 +14,8 @@ def large_domain(tables):
         yield Finding.equal(
             "Lemma 11", "error in closed form", at, row["predicted"], row["measured"], error
         )
-    two, one = (where(tables["mse"], protocol=name)[0] for name in ("Twice", "LocalFactorization"))
+    (two,) = where(tables["mse"], protocol="Twice")
+    (one,) = where(tables["mse"], protocol="LocalFactorization")
     at = "mean squared error of abs(x - y) on 1,024 types: two messages beside one"
     yield Finding.lower(
         "Theorem 5",
@@ -28,16 +29,19 @@ def large_domain(tables):
 
 def separation(tables):
     rows = tables["predicted"]
-    n, sizes = max(row["n"] for row in rows), sorted({row["k"] for row in rows})
+    n = max(row["n"] for row in rows)
+    sizes = sorted({row["k"] for row in rows})
+    least, largest = sizes[0], sizes[-1]
     last = {(row["protocol"], row["k"]): row["scaled_mse"] for row in where(rows, n=n)}
+    # what is tuned to n gets to its leading error at larger n
+    papers = "three-round (paper's constants)"
     if len(sizes) > 1 and n >= 10**10:
-        growth = {
-            name: last[name, sizes[-1]] / last[name, sizes[0]] for name, k in last if k == sizes[0]
-        }
-        at = f"MSE at k = {sizes[-1]} over that at k = {sizes[0]}, random signs, n = {n:g}, epsilon = 1, "
+        growth = {name: last[name, largest] / last[name, least] for name, _ in last}
+        at = (
+            f"MSE at k = {largest} over that at k = {least}, random signs, n = {n:g}, epsilon = 1, "
+        )
         claim = "the leading error is free of gamma_2"
-        name = "three-round (paper's constants)"  # what is tuned to n gets there at larger n
-        yield Finding.as_printed("Theorem 24", claim, at + name, 1.1, growth[name])
+        yield Finding.as_printed("Theorem 24", claim, at + papers, 1.1, growth[papers])
         alone, rounds = growth["one-message"], growth["two-round"]
         yield Finding.at_most(
             "Theorem 6",
@@ -46,20 +50,17 @@ def separation(tables):
             alone,
             rounds,
         )
-    ours, theirs = (
-        last[name, sizes[-1]] for name in ("two-round", "three-round (paper's constants)")
+    ours = last["two-round", largest]
+    theirs = last[papers, largest]
+    at = (
+        f"n epsilon^2 MSE at epsilon = 1, n = {n:g}, k = {largest}: its three rounds beside our two"
     )
-    at = f"n epsilon^2 MSE at epsilon = 1, n = {n:g}, k = {sizes[-1]}: its three rounds beside our two"
     yield Finding.lower("Theorem 24", "three rounds", at, theirs, ours)
-    scores = [
-        (abs(row[name]), row["k"], row["protocol"])
-        for row in tables["crossings"]
-        for name in ("z_below", "z_above")
-        if not math.isnan(row["crossing"])
-    ]
+    crossed = [row for row in tables["crossings"] if not math.isnan(row["crossing"])]
+    scores = [abs(row[name]) for row in crossed for name in ("z_below", "z_above")]
     at = f"largest z-score of {len(scores)} measured errors beside their predictions"
-    largest, *_ = worst(scores, lambda score: score[0])
-    yield Finding.at_most("Appendix C.1", "error of interactive protocols", at, 5.0, largest)
+    z = worst(scores, lambda score: score)
+    yield Finding.at_most("Appendix C.1", "error of interactive protocols", at, 5.0, z)
 
 
 def constant(tables):
@@ -82,11 +83,9 @@ def users(tables):
 def rank(tables):
     rows = tables["reductions"]
     for rank in dict.fromkeys(row["rank"] for row in rows):
-        few = {row["how"]: row for row in where(rows, rank=rank)}
-        projection = next(
-            row for name, row in few.items() if "proj" in name.lower() or "Johnson" in name
-        )
-        best = worst(few.values(), lambda row: -row["distortion"])
+        few = where(rows, rank=rank)
+        (projection,) = where(few, how="projection")
+        best = worst(few, lambda row: -row["distortion"])
         at = f"distortion at rank {rank}: the projection beside the best of {len(few)}, {best['how']}"
         yield Finding.lower(
             "Lemmas 12, 13",
@@ -110,7 +109,8 @@ def kernels(tables):
 
 PAPER = Paper(
     "pairwise",
-    "Ghazi, Kamath, Kumar, Manurangsi, Sealfon (2023): pairwise statistics under local differential privacy",
+    "Ghazi, Kamath, Kumar, Manurangsi, Sealfon (2023): pairwise statistics under local "
+    "differential privacy",
     (
         theorems("Ghazi"),
         Part("pairwise/large_domain.py", large_domain),

@@ -147,9 +147,9 @@ class Part:
         """What its tables below ``out`` say. Raises LookupError, TypeError, ValueError,
         ArithmeticError.
         """
-        return tuple(
-            self.judge({path.stem: read_table(path) for path in sorted(self.at(out).glob("*.csv"))})
-        )
+        paths = sorted(self.at(out).glob("*.csv"))
+        tables = {path.stem: read_table(path) for path in paths}
+        return tuple(self.judge(tables))
 
     def lacking(self, reason):
         """In the place of findings where it was not run."""
@@ -179,7 +179,8 @@ class Paper:
 
 def where(table, /, **cells):
     """The rows with these cells. Raises LookupError where there is none."""
-    found = [row for row in table if all(row[name] == value for name, value in cells.items())]
+    # a row may hold more cells than are asked for
+    found = [row for row in table if {name: row[name] for name in cells} == cells]
     if not found:
         raise LookupError(f"no row with {cells}")
     return found
@@ -190,6 +191,21 @@ def worst(table: Iterable[T], key):
     for no row.
     """
     return max(table, key=lambda row: (math.isnan(key(row)), key(row)))
+
+
+def worst_ratio(table: Iterable[T], above, below):
+    """The row where one column is largest over another."""
+    return worst(table, lambda row: row[above] / row[below])
+
+
+def farthest(table: Iterable[T], ours, theirs):
+    """The row where two columns differ most, relative to the second."""
+    return worst(table, lambda row: abs(row[ours] / row[theirs] - 1))
+
+
+def least_likely(table: Iterable[T]):
+    """The row whose measured error is the most standard errors from the predicted one."""
+    return worst(table, lambda row: abs(row["measured"] - row["predicted"]) / row["standard_error"])
 
 
 def theorems(author):
@@ -223,8 +239,7 @@ def load(folder, name):
         )
     if str(folder) not in sys.path:
         sys.path.insert(0, str(folder))
-    paper = runpy.run_path(str(path))["PAPER"]
-    return paper
+    return runpy.run_path(str(path))["PAPER"]
 
 
 if __name__ == "__main__":

@@ -65,23 +65,21 @@ def _outcome(part, experiments, out, options) -> Outcome:
         return Outcome(part, part.at(out), 0.0, (lacking,))
     folder = part.at(out)
     folder.mkdir(parents=True, exist_ok=True)
-    command, mark = part.command(experiments, folder, options), folder / "finished.json"
-    # scripts import what lies there
-    beside = sorted((experiments / part.script).parent.glob("*.py"))
-    source = hashlib.sha256(b"".join(path.read_bytes() for path in beside)).hexdigest()
-    made = {"arguments": command[1:], "script": source, "package": package()}
+    command = part.command(experiments, folder, options)
+    mark = folder / "finished.json"
+    # a script imports what lies beside it
+    script = experiments / part.script
+    sources = [path.read_bytes() for path in sorted(script.parent.glob("*.py"))]
+    digest = hashlib.sha256(b"".join(sources)).hexdigest()
+    made = {"arguments": command[1:], "script": digest, "package": package()}
     known = json.loads(mark.read_text()) if mark.exists() else {}
     if {name: known.get(name) for name in made} != made:
         code, spent = _run(command, folder)
         if code:
-            lines = (
-                (folder / "output.log")
-                .read_text(encoding="utf-8", errors="replace")
-                .strip()
-                .splitlines()
-            )
-            failure = (lines or [f"exit code {code}"])[-1]
-            return Outcome(part, folder, spent, (), failure)
+            log = folder / "output.log"
+            text = log.read_text(encoding="utf-8", errors="replace")
+            _, _, last = text.strip().rpartition("\n")
+            return Outcome(part, folder, spent, (), last or f"exit code {code}")
         known = {**made, "seconds": spent, "device": _device(folder)}
         mark.with_suffix(".part").write_text(json.dumps(known))
         mark.with_suffix(".part").replace(mark)
@@ -116,11 +114,10 @@ def _run(command: Sequence[str], folder):
 def _device(folder):
     """Where the last run was, as its report says."""
     runs = folder / "runs.jsonl"
-    last = (
-        json.loads(runs.read_text(encoding="utf-8").strip().splitlines()[-1])
-        if runs.exists()
-        else {}
-    )
+    if not runs.exists():
+        return "cpu"
+    *_, line = runs.read_text(encoding="utf-8").strip().splitlines()
+    last = json.loads(line)
     return last.get("device_name") or last.get("device") or "cpu"
 
 
@@ -128,11 +125,7 @@ def _write(paper, outcomes: Sequence[Outcome], out):
     findings = [found for outcome in outcomes for found in outcome.findings] + list(paper.rest)
     names = [each.name for each in fields(Finding)]
     out.mkdir(parents=True, exist_ok=True)
-    rows = (
-        {name: float(v) if isinstance(v, float) else v for name, v in vars(each).items()}
-        for each in findings
-    )
-    write_table(out / "claims.csv", names, rows)
+    write_table(out / "claims.csv", names, map(vars, findings))
 
 
 def main(arguments: Sequence[str] | None = None):
@@ -170,11 +163,10 @@ def main(arguments: Sequence[str] | None = None):
     )
     counts = Counter(each.verdict for outcome in outcomes for each in outcome.findings)
     said = ", ".join(f"{count} {verdict}" for verdict, count in counts.items())
-    say(
-        f"{said}; {sum(outcome.seconds for outcome in outcomes):.0f} CPU-seconds",
-        out / "claims.csv",
-    )
-    say(*(f"{verdict}: {LEGEND[verdict]}" for verdict in counts))
+    seconds = sum(outcome.seconds for outcome in outcomes)
+    say(f"{said}; {seconds:.0f} CPU-seconds", out / "claims.csv")
+    for verdict in counts:
+        say(f"{verdict}: {LEGEND[verdict]}")
     failed = [outcome for outcome in outcomes if outcome.failure]
     for outcome in failed:
         log = outcome.folder / "output.log"

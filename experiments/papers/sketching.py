@@ -3,8 +3,9 @@ scripts say of each.
 """
 
 import math
+from collections import defaultdict
 
-from papers_base import Finding, Paper, Part, theorems, where, worst
+from papers_base import Finding, Paper, Part, farthest, theorems, where, worst, worst_ratio
 
 
 def noise(tables):
@@ -15,7 +16,7 @@ def noise(tables):
             yield Finding.as_printed(
                 corollary, "the noise keeps its promise", at, row["nominal"], row["true"]
             )
-    least = worst(tables["entries"], lambda row: row["exact"] / row["paper"])
+    least = worst_ratio(tables["entries"], "exact", "paper")
     at = f"variance of an entry where they differ least: d = 10, s = {least['s']}, epsilon = {least['epsilon']:g}"
     yield Finding.lower("Corollary 4.7", "noise that is enough", at, least["paper"], least["exact"])
     for row in where(tables["drawn"], times=1.0):
@@ -45,10 +46,10 @@ def moments(tables):
 def costs(tables):
     for table in (3, 4, 5):
         rows = where(tables["captions"], table=table)
-        row = worst(rows, lambda row: abs(row["MB"] / row["paper_MB"] - 1))
+        row = farthest(rows, "MB", "paper_MB")
         at = f"MB of all communication, worst of {len(rows)} rows: n = {row['n']:,}, s = {row['s']}"
         yield Finding.equal(f"Table {table}", "bytes", at, row["paper_MB"], row["MB"], within=1e-3)
-        row = worst(rows, lambda row: row["MB_as_stated"] / row["paper_MB"])
+        row = worst_ratio(rows, "MB_as_stated", "paper_MB")
         at = f"MB with as many servers as the caption states, n = {row['n']:,}, s = {row['s']}"
         yield Finding.as_printed(
             f"Table {table}", "its caption", at, row["paper_MB"], row["MB_as_stated"]
@@ -61,10 +62,12 @@ def low_rank(tables):
     n = max(row["n"] for row in rows)
     for row in where(rows, n=n, method="paper exp., p = 1"):
         k, epsilon = row["k"], row["epsilon"]
-        ours, theirs = (
-            where(rows, n=n, k=k, epsilon=epsilon, method=name)[0] for name in ("Gram", "sketch")
+        (ours,) = where(rows, n=n, k=k, epsilon=epsilon, method="Gram")
+        (theirs,) = where(rows, n=n, k=k, epsilon=epsilon, method="sketch")
+        at = (
+            f"psi, n = {n:,}, k = {k}, epsilon = {epsilon:g}, of the Gram matrix beside the "
+            "sketch's, both exact"
         )
-        at = f"psi, n = {n:,}, k = {k}, epsilon = {epsilon:g}, of the Gram matrix beside the sketch's, both exact"
         yield Finding.lower(
             "Theorems 5.4, 5.7", "low rank from a sketch", at, theirs["psi"], ours["psi"]
         )
@@ -83,10 +86,8 @@ def exponents(tables):
     )
     for kind, sums, result, measure, claimed in settings:
         mine = where(rows, rows=kind, sums=sums)
-        epsilon, parameter = (
-            max(row["epsilon"] for row in mine),
-            max(row["parameter"] for row in mine if row["parameter"] <= 10),
-        )
+        epsilon = max(row["epsilon"] for row in mine)
+        parameter = max(row["parameter"] for row in mine if row["parameter"] <= 10)
         last = {row["p"]: row["last"] for row in where(mine, epsilon=epsilon, parameter=parameter)}
         setting = f"{measure}, epsilon = {epsilon:g}, at the largest n, {CONSTANT}"
         for p in (0.6, 0.5):
@@ -103,12 +104,10 @@ def exponents(tables):
         if 0.5 in claimed:
             at = f"minus the slope of {setting}; .1 granted"
             yield Finding.as_printed(result, "p = .5: the error does not fall", at, 0.1, -last[0.5])
-    groups = {}
+    groups = defaultdict(list)
     for row in rows:
         if row["rows"] != "spectrum":
-            groups.setdefault((row["rows"], row["sums"], row["epsilon"], row["p"]), []).append(
-                row["last"]
-            )
+            groups[row["rows"], row["sums"], row["epsilon"], row["p"]].append(row["last"])
     apart = max(max(found) - min(found) for found in groups.values())
     at = "largest difference of slopes between lambda = 1, 10 and 100; .01 granted"
     yield Finding.at_most("Figure 4", "lambda does not change how the error grows", at, 0.01, apart)
@@ -118,9 +117,9 @@ def ridge(tables):
     rows = tables["phi"]
     for row in where(rows, method="paper exp."):
         epsilon = row["epsilon"]
-        gram, sketch, curator = (
-            where(rows, epsilon=epsilon, method=m)[0] for m in ("Gram", "sketch", "SSP")
-        )
+        (gram,) = where(rows, epsilon=epsilon, method="Gram")
+        (sketch,) = where(rows, epsilon=epsilon, method="sketch")
+        (curator,) = where(rows, epsilon=epsilon, method="SSP")
         at = (
             f"phi, n = {row['n']:,}, lambda = 10, epsilon = {epsilon:g}, of the Gram matrix beside "
         )
@@ -144,22 +143,21 @@ def uci(tables):
         for kind in ("as they are", "rows repeated", "synthetic"):
             few = [row for row in rows if kind_of(row["table"]) == kind]
             for name in ("sketch", peer) if few else ():
-                row = worst(few, lambda row, name=name: row["Gram"] / row[name])
+                row = worst_ratio(few, "Gram", name)
                 beside = "the sketch, both exact" if name == "sketch" else f"a curator's {name}"
-                at = f"{table} of the Gram matrix beside {beside}, worst of {len(few)} tables, {kind}: {row['table']}"
+                at = (
+                    f"{table} of the Gram matrix beside {beside}, worst of {len(few)} tables, "
+                    f"{kind}: {row['table']}"
+                )
                 error = math.hypot(row["Gram error"], row[f"{name} error"])
                 claim = "on other tables, a curator" if name == peer else "on other tables"
                 yield Finding.compared(result, claim, at, row[name], row["Gram"], error)
 
 
 def kind_of(table):
-    return (
-        "rows repeated"
-        if "repeated" in table
-        else "synthetic"
-        if "synthetic" in table
-        else "as they are"
-    )
+    if "repeated" in table:
+        return "rows repeated"
+    return "synthetic" if "synthetic" in table else "as they are"
 
 
 def servers(tables):
@@ -187,7 +185,10 @@ def servers(tables):
 
 def grid(tables):
     row = worst(tables["attack"], lambda row: row["attack"])
-    at = f"exact delta over the stated, rounded normals, {row['clients']:,} clients, epsilon = {row['epsilon']:g}"
+    at = (
+        f"exact delta over the stated, rounded normals, {row['clients']:,} clients, "
+        f"epsilon = {row['epsilon']:g}"
+    )
     yield Finding.at_most(
         "Section 4, on a grid", "private in a ring of 32 or 64 bits", at, 1.0, row["attack"]
     )
@@ -216,7 +217,8 @@ PAPER = Paper(
             exponents,
             {
                 "figure2.png": "Figure 2: psi against n for every exponent of the noise.",
-                "figure3.png": "Figure 3: phi - 1 against n for every exponent, lambda = 10, sketched or not.",
+                "figure3.png": "Figure 3: phi - 1 against n for every exponent, lambda = 10, "
+                "sketched or not.",
                 "figure4.png": "Figure 4: phi - 1 without a sketch, lambda = 1, 10, 100.",
             },
         ),

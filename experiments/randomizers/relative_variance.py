@@ -48,24 +48,29 @@ def sufficient_conditions(d, epsilon):
     spend e1 = epsilon - e0.
     """
 
+    half = (d - 1) / 2
+    beta = math.exp(betaln(0.5, half))
+
     def mean(gamma, p):
-        share = betainc((d - 1) / 2, 0.5, 1 - gamma**2) / 2
-        weight = (1 - gamma**2) ** ((d - 1) / 2) / ((d - 1) * math.exp(betaln(0.5, (d - 1) / 2)))
+        share = betainc(half, 0.5, 1 - gamma**2) / 2
+        weight = (1 - gamma**2) ** half / ((d - 1) * beta)
         return weight * (p / share - (1 - p) / (1 - share))
 
     def spent(gamma):  # by (16b)
-        return (
-            math.log(d) / 2 + math.log(6) - (d - 1) / 2 * math.log1p(-(gamma**2)) + math.log(gamma)
-        )
+        shrinks = half * math.log1p(-(gamma**2))
+        return math.log(d) / 2 + math.log(6) - shrinks + math.log(gamma)
 
-    best, start = 0.0, math.sqrt(2 / d)
+    best = 0.0
+    start = math.sqrt(2 / d)
     for e1 in np.linspace(epsilon / 2000, epsilon, 2000):
         p = 1 / (1 + math.exp(-(epsilon - e1)))
+        # by (16a)
         gamma = math.tanh(e1 / 2) * math.sqrt(math.pi / (2 * (d - 1)))
         if gamma < 1:
             best = max(best, mean(gamma, p))
         if start < 1 and spent(start) <= e1:
-            best = max(best, mean(brentq(lambda g, e1=e1: spent(g) - e1, start, 1 - 1e-12), p))
+            gamma = brentq(lambda g, e1=e1: spent(g) - e1, start, 1 - 1e-12)
+            best = max(best, mean(gamma, p))
     return 1 / best**2 - 1
 
 
@@ -76,7 +81,8 @@ def hemisphere(d, epsilon):
     T is a coordinate of a uniform point of the unit sphere: E |T| = Gamma(d/2)/(sqrt(pi) Gamma((d +
     1)/2)).
     """
-    return math.pi * poch(d / 2, 0.5) ** 2 / math.tanh(epsilon / 2) ** 2 - 1
+    radius = math.sqrt(math.pi) * poch(d / 2, 0.5) / math.tanh(epsilon / 2)
+    return radius**2 - 1
 
 
 def z_score(randomizer: BallRandomizer, generator, users):
@@ -84,19 +90,18 @@ def z_score(randomizer: BallRandomizer, generator, users):
     sphere.
     """
     d = randomizer.dim
-    x = torch.nn.functional.normalize(
-        torch.randn(d, dtype=torch.float64, generator=generator), dim=0
-    )
-    errors, rows = [], max(1, AT_ONCE // d)
-    for start in range(0, users, rows):
-        shape, one = (min(rows, users - start),), Crowd(x[None], torch.ones(1))
-        # one user's each
-        messages = randomizer.sample_tally(one, generator=generator, sample_shape=shape)["sum"]
-        errors.append((messages - x).square().sum(-1))
-    squares = torch.cat(errors)
-    return float(
-        (squares.mean() - randomizer.squared_error(1.0)) / (squares.std() / math.sqrt(users))
-    )
+    normal = torch.randn(d, dtype=torch.float64, generator=generator)
+    x = torch.nn.functional.normalize(normal, dim=0)
+    one_user = Crowd(x[None], torch.ones(1))
+    parts = []
+    at_once = max(1, AT_ONCE // d)
+    for start in range(0, users, at_once):
+        shape = (min(at_once, users - start),)
+        tally = randomizer.sample_tally(one_user, generator=generator, sample_shape=shape)
+        parts.append((tally["sum"] - x).square().sum(-1))
+    squares = torch.cat(parts)
+    error = squares.std() / math.sqrt(users)
+    return float((squares.mean() - randomizer.squared_error(1.0)) / error)
 
 
 @dataclass(frozen=True)
@@ -106,49 +111,52 @@ class Config:
     draws: int = 2**24  # numbers for each z-score
 
 
+def point_release(d, bias):
+    """Of Blasiok, Bun, Nikolov, Steinke (2019), of covariance (pi/2)/bias^2 I - x x^T."""
+    return d * math.pi / 2 / bias**2 - 1
+
+
+def squared_errors(d, epsilon, least, generator, users):
+    """(randomizer, E ||Y - x||^2, z-score where it is drawn)."""
+    yield "PrivUnit on the sphere", least, None
+    yield "PrivUnit, sufficient conditions", sufficient_conditions(d, epsilon), None
+    yield "hemisphere", hemisphere(d, epsilon), None
+    # the sign is kept as often as epsilon permits, or with the published chance 1/2 + epsilon/6
+    bias = math.tanh(epsilon / 2)
+    yield "point release", point_release(d, bias), None
+    if epsilon / 3 <= bias:
+        yield "point release, published", point_release(d, epsilon / 3), None
+    for name, make in KINDS.items():
+        randomizer = make(d, epsilon)
+        z = z_score(randomizer, generator, users)
+        yield name, randomizer.squared_error(1.0), z
+    yield "Laplace in l_2, e^(-epsilon|y|/2)", 4 * d * (d + 1) / epsilon**2, None
+
+
 def measure(config, report):
     generator = keyed_generator(b"relative variance")
-    dims = torch.tensor(config.dims, dtype=torch.float64)
-    variances = PrivUnit.unit_variance(
-        dims[:, None] - 1, torch.tensor(config.epsilons, dtype=torch.float64)
-    )
-    # on the sphere
-    for d, row in zip(config.dims, (dims[:, None] * variances).tolist(), strict=True):
-        for epsilon, least in zip(config.epsilons, row, strict=True):
-            rows = {
-                "PrivUnit on the sphere": (1.0, None),
-                "PrivUnit, sufficient conditions": (
-                    sufficient_conditions(d, epsilon) / least,
-                    None,
-                ),
-                "hemisphere": (hemisphere(d, epsilon) / least, None),
-            }
-            # Blasiok, Bun, Nikolov, Steinke (2019), covariance (pi/2)/bias^2 I - x x^T: the sign
-            # kept as often as epsilon permits, and with the published probability 1/2 + epsilon/6
-            for name, bias in (
-                ("point release", math.tanh(epsilon / 2)),
-                ("point release, published", epsilon / 3),
-            ):
-                if bias <= math.tanh(epsilon / 2):
-                    rows[name] = (d * math.pi / 2 / bias**2 - 1) / least, None
-            for name, make in KINDS.items():
-                randomizer = make(d, epsilon)
-                z = z_score(randomizer, generator, config.draws // d)
-                rows[name] = randomizer.squared_error(1.0) / least, z
-            rows["Laplace in l_2, e^(-epsilon|y|/2)"] = 4 * d * (d + 1) / epsilon**2 / least, None
-            for name, (ratio, z) in rows.items():
+    dims = torch.tensor(config.dims, dtype=torch.float64)[:, None]
+    epsilons = torch.tensor(config.epsilons, dtype=torch.float64)
+    on_the_sphere = dims * PrivUnit.unit_variance(dims - 1, epsilons)
+    for i, d in enumerate(config.dims):
+        for j, epsilon in enumerate(config.epsilons):
+            least = on_the_sphere[i, j].item()
+            rows = squared_errors(d, epsilon, least, generator, config.draws // d)
+            for name, squared_error, z in rows:
                 report.row(
                     "relative_variance",
                     d=d,
                     epsilon=epsilon,
                     randomizer=name,
-                    squared_error=ratio * least,
-                    relative=ratio,
+                    squared_error=squared_error,
+                    relative=squared_error / least,
                     z=z,
                 )
     limit = brentq(lambda e: 2 * math.atanh(e / 3) - e, 1, 2.99)
+    spent = 2 * math.atanh(1 / 3)
     report.say(
-        f"published point release: epsilon-LDP up to epsilon = {limit:.4f}; at 1 it spends {2 * math.atanh(1 / 3):.4f}"
+        f"published point release: epsilon-LDP up to epsilon = {limit:.4f}; at 1 it spends "
+        f"{spent:.4f}"
     )
 
 

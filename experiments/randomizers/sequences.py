@@ -22,6 +22,7 @@ Time: half a CPU-minute; --smoke in seconds
 from dataclasses import dataclass
 
 import torch
+from torch.nn.functional import one_hot
 
 from torchdp.collection import Collection
 from torchdp.noise import SeededNoise
@@ -32,7 +33,8 @@ from torchdp.randomizers.draws import unpack
 from torchdp.randomness import keyed_generator
 from torchdp.simulate import Experiment
 
-TYPES, Z = 16, 1.959964
+TYPES = 16
+Z = 1.959964  # of fixed intervals at 95 %
 
 
 @dataclass(frozen=True)
@@ -52,19 +54,22 @@ SMOKE = Config(users=400, looks=20, best=100, shown=(100, 400), epsilons=(1.0,),
 def reports(oracle: FrequencyOracle, messages):
     """A row for each message, what it adds to a tally."""
     if messages.ndim > 1:
-        return unpack(messages)[:, : oracle.k].double()
-    return torch.nn.functional.one_hot(messages, oracle.outputs).double()
+        bits = unpack(messages)
+        return bits[:, : oracle.k].double()
+    return one_hot(messages, oracle.outputs).double()
 
 
 def half_widths(oracle: FrequencyOracle, n, best):
     """Of the sequence for so many users, (looks,): the same for all types and data."""
-    x, found = torch.zeros(1, dtype=torch.int64), []
+    x = torch.zeros(1, dtype=torch.int64)
     one = oracle.collect(x, noise=SeededNoise(1))["reports"]
+    widths = []
     for users in n.tolist():
-        arrived = Collection.of(oracle).add("all", Tally(users, {"reports": one * users}))
+        tally = Tally(users, {"reports": one * users})
+        arrived = Collection.of(oracle).add("all", tally)
         low, high = arrived.sequence(0.95, best=best)
-        found.append(float((high - low)[0]) / 2)
-    return torch.tensor(found, dtype=torch.float64)
+        widths.append((high - low)[0])
+    return torch.stack(widths) / 2
 
 
 def judged(oracle: FrequencyOracle, shares, config, seed):
@@ -72,47 +77,56 @@ def judged(oracle: FrequencyOracle, shares, config, seed):
     type; widths.
     """
     n = torch.linspace(config.first, config.users, config.looks).long()
-    widths, each = half_widths(oracle, n, config.best), n[:, None]
-    shift = oracle.totals(Tally(1, {"reports": torch.zeros(oracle.layout["reports"][0])}))
+    looks = n[:, None]
+    widths = half_widths(oracle, n, config.best)
+    # Totals are affine in the reports: for one user without any, and then without users.
+    shape, _ = oracle.layout["reports"]
+    shift = oracle.totals(Tally(1, {"reports": torch.zeros(shape)}))
     generator = keyed_generator(seed)
     held = fixed = 0
     for _ in range(config.trials):
         x = torch.multinomial(shares, config.users, replacement=True, generator=generator)
-        sent = reports(oracle, oracle.randomize(x, noise=SeededNoise.of(generator)))
-        value = shift + oracle.totals(Tally(0, {"reports": sent.cumsum(0)[n - 1]})) / each
-        truth = torch.nn.functional.one_hot(x, oracle.k).double().cumsum(0)[n - 1] / each
+        messages = oracle.randomize(x, noise=SeededNoise.of(generator))
+        arrived = reports(oracle, messages).cumsum(0)[n - 1]
+        value = shift + oracle.totals(Tally(0, {"reports": arrived})) / looks
+        counts = one_hot(x, oracle.k).double().cumsum(0)
+        truth = counts[n - 1] / looks
         off = (value - truth).abs()
         held += bool((off <= widths[:, None]).all())
-        fixed += bool((off <= Z * (oracle.variance.under(truth) / each).sqrt())[:, 0].all())
+        variances = oracle.variance.under(truth) / looks
+        inside = off <= Z * variances.sqrt()
+        # the first type alone: fixed intervals make no promise for all of them
+        fixed += bool(inside[:, 0].all())
     normal = Z * (oracle.variance.under(shares)[0] / n).sqrt()
-    over = {
-        f"width at {u}": float((widths / normal)[int((n - u).abs().argmin())]) for u in config.shown
+    relative = widths / normal
+    nearest = {users: (n - users).abs().argmin() for users in config.shown}
+    return {
+        "held": held / config.trials,
+        "fixed": fixed / config.trials,
+        **{f"width at {users}": relative[look] for users, look in nearest.items()},
     }
-    return {"held": held / config.trials, "fixed": fixed / config.trials, **over}
 
 
 def measure(config, report):
     torch.set_num_threads(1)
     cells = []
     zipf = 1 / torch.arange(1, TYPES + 1, dtype=torch.float64)
+    zipf /= zipf.sum()
     for epsilon in config.epsilons:
         for share in (0.02, 0.5):
-            cells.append(
-                (
-                    RandomizedResponse(2, epsilon),
-                    torch.tensor([share, 1 - share], dtype=torch.float64),
-                )
-            )
+            shares = torch.tensor([share, 1 - share], dtype=torch.float64)
+            cells.append((RandomizedResponse(2, epsilon), shares))
         for kind in (RandomizedResponse, SubsetSelection, HadamardResponse):
-            cells.append((kind(TYPES, epsilon), zipf / zipf.sum()))
+            cells.append((kind(TYPES, epsilon), zipf))
     for index, (oracle, shares) in enumerate(cells):
-        named = {
-            "oracle": type(oracle).__name__,
-            "k": oracle.k,
-            "epsilon": oracle.epsilon,
-            "share": float(shares[0]),
-        }
-        report.row("sequences", **named, **judged(oracle, shares, config, b"sequences %d" % index))
+        report.row(
+            "sequences",
+            oracle=type(oracle).__name__,
+            k=oracle.k,
+            epsilon=oracle.epsilon,
+            share=shares[0],
+            **judged(oracle, shares, config, b"sequences %d" % index),
+        )
 
 
 EXPERIMENT = Experiment(measure, Config(), SMOKE)

@@ -37,7 +37,8 @@ class CentralMoments(RowsProtocol, CuratorProtocol[SecondMoments]):
 
     def limits(self, n: Users) -> dict[str, Limits]:
         exact = n * self.bound * max(self.bound, self.label_bound or 0.0)
-        return {"noisy": Limits.around(exact + farthest(float(self.deviations().max())))}
+        largest = float(self.deviations().max())
+        return {"noisy": Limits.around(exact + farthest(largest))}
 
     def release(self, summary: SecondMoments, draws: Draws, shape: tuple[int, ...]) -> Tally:
         exact = self.exact(summary)
@@ -46,14 +47,14 @@ class CentralMoments(RowsProtocol, CuratorProtocol[SecondMoments]):
 
     def analyse(self, tally: Tally) -> NoisyMoments:
         value = self.check(tally)["noisy"]
-        return NoisyMoments(
-            value, self.deviations().to(value).expand_as(value), tally.n, columns=self.columns
-        )
+        errors = self.deviations().to(value).expand_as(value)
+        return NoisyMoments(value, errors, tally.n, columns=self.columns)
 
     def predicted_mse(self, summary: SecondMoments) -> Tensor:
         """The same for all data."""
         exact = self.exact(summary)
-        return self.deviations().square().to(exact.device).expand(exact.shape)
+        variances = self.deviations().square()
+        return variances.to(exact.device).expand(exact.shape)
 
     def worst_mse(self, n: Users, objective: Objective = Objective.WORST) -> Tensor:
         worst = checks.instance("objective", objective, Objective).of(self.deviations().square())
@@ -85,9 +86,8 @@ class ModSulq(CentralMoments):
     @staticmethod
     def calibrated(columns: int, bound: float, epsilon: float, delta: float) -> "ModSulq":
         """With the least noise for (epsilon, delta). Raises ValueError."""
-        return ModSulq(
-            columns, bound, gaussian_sigma(epsilon, delta, gram_sensitivity(bound, columns)), delta
-        )
+        sigma = gaussian_sigma(epsilon, delta, gram_sensitivity(bound, columns))
+        return ModSulq(columns, bound, sigma, delta)
 
     @property
     def label_bound(self) -> None:  # type: ignore[override]
@@ -134,22 +134,25 @@ class SufficientStatistics(CentralMoments):
         checks.fraction("delta", self.delta)
         checks.validated(self, "gram_sigma", "cross_sigma")  # bounds without a sensitivity
 
+    @property
+    def sensitivities(self) -> tuple[float, float]:
+        """Of A^T A and of A^T b."""
+        return gram_sensitivity(self.bound, self.columns), 2 * self.bound * self.label_bound
+
     @cached_property
     def gram_sigma(self) -> float:
         """Level of the noise of A^T A."""
-        return gaussian_sigma(
-            self.epsilon / 2, self.delta / 2, gram_sensitivity(self.bound, self.columns)
-        )
+        return gaussian_sigma(self.epsilon / 2, self.delta / 2, self.sensitivities[0])
 
     @cached_property
     def cross_sigma(self) -> float:
         """Standard deviation of each entry of A^T b."""
-        return gaussian_sigma(self.epsilon / 2, self.delta / 2, 2 * self.bound * self.label_bound)
+        return gaussian_sigma(self.epsilon / 2, self.delta / 2, self.sensitivities[1])
 
     @property
     def guarantee(self) -> Guarantee:
         """As it was split; what the two promise as one Gaussian mechanism is in its mu."""
-        gram, cross = gram_sensitivity(self.bound, self.columns), 2 * self.bound * self.label_bound
+        gram, cross = self.sensitivities
         mu = math.hypot(gram / self.gram_sigma, cross / self.cross_sigma)
         source = (
             "Balle, Wang (2018), Theorem 8, for each half; basic composition, Dwork et al. (2006)"
@@ -206,14 +209,14 @@ class AdaSSP(CentralMoments):
     def sigmas(self) -> tuple[float, float, float]:
         """Standard deviations of the three noises."""
         unit = gaussian_sigma(self.epsilon, self.delta, math.sqrt(3))
-        first, second, third = (unit * sensitivity for sensitivity in self.sensitivities)
-        return first, second, third
+        smallest, gram, cross = self.sensitivities
+        return unit * smallest, unit * gram, unit * cross
 
     @property
     def guarantee(self) -> Guarantee:
-        distance = math.sqrt(
-            sum((s / sigma) ** 2 for s, sigma in zip(self.sensitivities, self.sigmas, strict=True))
-        )
+        # three Gaussian releases are one, whose means are this far apart in deviations
+        ratios = [s / sigma for s, sigma in zip(self.sensitivities, self.sigmas, strict=True)]
+        distance = math.sqrt(sum(ratio**2 for ratio in ratios))
         found = gaussian_guarantee(1.0, self.delta, distance, Model.CENTRAL, Neighbours.REPLACE_ONE)
         source = "Dong, Roth, Su (2022), Corollary 3.3; Balle, Wang (2018), Theorem 8"
         return replace(found, exact=False, source=source)
@@ -224,7 +227,8 @@ class AdaSSP(CentralMoments):
 
     def exact(self, summary: SecondMoments) -> Tensor:
         """svec(A^T A), A^T b and the smallest eigenvalue of A^T A. Raises TypeError, ValueError."""
-        return torch.cat([super().exact(summary), torch.linalg.eigvalsh(summary.gram)[..., :1]], -1)
+        eigenvalues = torch.linalg.eigvalsh(summary.gram)
+        return torch.cat([super().exact(summary), eigenvalues[..., :1]], -1)
 
     def deviations(self) -> Tensor:
         smallest, gram, cross = self.sigmas
@@ -243,12 +247,14 @@ class AdaSSP(CentralMoments):
             raise ValueError(
                 f"found must be an estimate of this protocol, {self.width} numbers, not {value.shape[-1]}"
             )
-        safe = (value[..., -1] - self.sigmas[0] * math.sqrt(2 * math.log(1 / self.rho))).clamp_min(
-            0
-        )
-        norm = math.sqrt(self.columns * math.log(2 * self.columns**2 / self.rho)) * self.sigmas[1]
-        extra = torch.maximum(norm - safe, torch.full_like(safe, ridge))[..., None, None]
-        return solve_ridge(found.gram + extra * torch.eye(self.columns).to(extra), found.cross, 0.0)
+        sigma, gram_sigma, _ = self.sigmas
+        d = self.columns
+        # with probability 1 - rho each: below the smallest eigenvalue, and above the noise's norm
+        below = value[..., -1] - sigma * math.sqrt(2 * math.log(1 / self.rho))
+        norm = gram_sigma * math.sqrt(d * math.log(2 * d**2 / self.rho))
+        extra = (norm - below.clamp_min(0)).clamp_min(ridge)[..., None, None]
+        shifted = found.gram + extra * torch.eye(d).to(extra)
+        return solve_ridge(shifted, found.cross, 0.0)
 
 
 def published_mod_sulq(
@@ -261,11 +267,16 @@ def published_mod_sulq(
 
     Source: Chaudhuri, Sarwate, Sinha (2013), Algorithm 1 and Theorem 1.
     """
-    n, d = checks.integer("clients", clients, 1), checks.integer("columns", columns, 1)
-    epsilon, delta = checks.positive("epsilon", epsilon), checks.fraction("delta", delta)
-    logarithm = math.log(max(1.0, (d * d + d) / (2 * math.sqrt(2 * math.pi) * delta)))
+    n = checks.integer("clients", clients, 1)
+    d = checks.integer("columns", columns, 1)
+    epsilon = checks.positive("epsilon", epsilon)
+    delta = checks.fraction("delta", delta)
+    square = checks.squarable("bound", bound) ** 2
+    ratio = (d * d + d) / (2 * math.sqrt(2 * math.pi) * delta)
+    # where few columns meet a large delta the printed root would be of a negative number
+    logarithm = math.log(max(1.0, ratio))
     beta = (d + 1) / (n * epsilon) * math.sqrt(2 * logarithm) + 1 / (n * math.sqrt(epsilon))
-    return ModSulq(d, bound, n * checks.squarable("bound", bound) ** 2 * beta, delta)
+    return ModSulq(d, bound, n * square * beta, delta)
 
 
 if __name__ == "__main__":

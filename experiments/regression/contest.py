@@ -49,20 +49,18 @@ def tables(real: tuple[str, ...], clients: tuple[int, ...]):
         found = getattr(datasets, f"load_{name}")()
         A = scaled_columns(torch.as_tensor(found.data).double())
         b = scaled_columns(torch.as_tensor(found.target[:, None] * 1.0))
-        moments, bound = SecondMoments.of(A, b[:, 0]), float(A.norm(dim=1).max())
+        moments = SecondMoments.of(A, b[:, 0])
+        bound = float(A.norm(dim=1).max())
         yield name, moments, bound
         for n in clients:
             yield f"{name}, {n} clients", repeated(moments, n), bound
     for schema in FILES:
-        yield (
-            f"synthetic {schema.name.split()[0]}",
-            stand_in(schema),
-            math.sqrt(len(schema.features)),
-        )
+        yield schema.synthetic, stand_in(schema), schema.bound
     generator = keyed_generator(b"contest", "cpu")
-    wide = torch.randn(5000, 30, dtype=torch.float64, device="cpu", generator=generator) / 30**0.5
-    wide = torch.as_tensor(wide)
-    yield "thirty normal columns", SecondMoments.of(wide, (wide.sum(1) / 12).clamp(-1, 1)), 2.0
+    normal = torch.randn(5000, 30, dtype=torch.float64, device="cpu", generator=generator)
+    wide = torch.as_tensor(normal / 30**0.5)
+    labels = (wide.sum(1) / 12).clamp(-1, 1)
+    yield "thirty normal columns", SecondMoments.of(wide, labels), 2.0
 
 
 @dataclass(frozen=True)
@@ -82,40 +80,38 @@ def measure(config, report):
             repeats = {"generator": generator, "sample_shape": (config.runs,)}
             kind = {"epsilon": epsilon, "delta": DELTA}
             choice = choose_regression(moments, RIDGE, bound, 1.0, generator=generator, **kind)
-            route, how = choice.candidates[0].name.rsplit(", ", 1)
-            ada, ssp = (
-                AdaSSP(d, bound, 1.0, epsilon, DELTA),
-                SufficientStatistics(d, bound, 1.0, epsilon, DELTA),
-            )
+            best = choice.candidates[0]
+            route, how = best.name.rsplit(", ", 1)
+            ssp = SufficientStatistics(d, bound, 1.0, epsilon, DELTA)
             plain = ssp.sample_estimate(moments, **repeats)
-            found = {
-                "AdaSSP": phi(
-                    moments, ada.solve(ada.sample_estimate(moments, **repeats), RIDGE), RIDGE
-                ),
-                "SSP": phi(moments, solve_ridge(plain.gram, plain.cross, RIDGE), RIDGE),
-            }
-            predicted = {one.name: one.error for one in choice.candidates}
-            sketch = min(error for other, error in predicted.items() if other.startswith("sketch"))
+            ssp_errors = phi(moments, solve_ridge(plain.gram, plain.cross, RIDGE), RIDGE)
+            ada = AdaSSP(d, bound, 1.0, epsilon, DELTA)
+            estimates = ada.sample_estimate(moments, **repeats)
+            ada_errors = phi(moments, ada.solve(estimates, RIDGE), RIDGE)
+            # sketches are predicted only: they win where their solution is 0
+            sketches = [one.error for one in choice.candidates if one.name.startswith("sketch")]
+            chosen = best.error
+            chosen_error = math.nan
             if route == "gram":
                 released = choice.best.sample_estimate(moments, **repeats)
-                found["chosen"] = phi(moments, SOLVE[how](released, RIDGE), RIDGE)
-            cells = {key: float(value.mean()) for key, value in found.items()}
-            cells |= {
-                f"{key}_error": float(value.std()) / math.sqrt(config.runs)
-                for key, value in found.items()
-            }
-            cells |= {"sketch": sketch, "zero": float(phi(moments, torch.zeros(d), RIDGE))}
-            cells.setdefault("chosen", choice.candidates[0].error)
-            cells.setdefault("chosen_error", math.nan)
-            order = ("chosen", "chosen_error", "AdaSSP", "AdaSSP_error", "SSP", "sketch", "zero")
-            first = {
-                "table": name,
-                "n": moments.n,
-                "d": d,
-                "epsilon": epsilon,
-                "route": f"{route}, {how}",
-            }
-            report.row("contest", **first, **{key: cells[key] for key in order})
+                errors = phi(moments, SOLVE[how](released, RIDGE), RIDGE)
+                chosen = errors.mean()
+                chosen_error = errors.std() / math.sqrt(config.runs)
+            report.row(
+                "contest",
+                table=name,
+                n=moments.n,
+                d=d,
+                epsilon=epsilon,
+                route=best.name,
+                chosen=chosen,
+                chosen_error=chosen_error,
+                AdaSSP=ada_errors.mean(),
+                AdaSSP_error=ada_errors.std() / math.sqrt(config.runs),
+                SSP=ssp_errors.mean(),
+                sketch=min(sketches),
+                zero=phi(moments, torch.zeros(d), RIDGE),
+            )
 
 
 EXPERIMENT = Experiment(measure, Config(), Config(("diabetes",), (1_000_000,), (1.0,), 20))

@@ -29,6 +29,7 @@ Time: 80 CPU-seconds; --smoke in seconds.
 
 import math
 from dataclasses import dataclass
+from statistics import linear_regression
 
 import torch
 from panels import draw_line, draw_panel
@@ -49,9 +50,11 @@ from torchdp.regression.errors import shortened
 from torchdp.simulate import Experiment, columns, subplots
 from torchdp.simulate.report import read_table
 
-DELTA, HEIGHT = 1e-6, 100
+DELTA = 1e-6
+HEIGHT = 100  # m, rows of the sketch
 EXPONENTS = (1.0, 0.9, 0.8, 0.7, 0.6, 0.5, 0.0)
-ROWS_AT_ONCE, BUCKETS = 2**18, 64  # of one draw; a sketch row's, at most
+ROWS_AT_ONCE = 2**18  # of one draw
+BUCKETS = 64  # of a sketch row, at most
 WHOLE = 200_000  # rows that are held at once
 ROUNDING = 1e-11  # of psi and phi
 SKETCHED = f"{HEIGHT} sums"
@@ -77,7 +80,8 @@ class Sums:
         for run in range(runs):
             order = torch.randperm(count, generator=generator)
             signs = torch.randint(0, 2, (count, 1), generator=generator) * 2 - 1
-            found[run] = (self.buckets[order] * signs).view(HEIGHT, -1, d).sum(1)
+            signed = self.buckets[order] * signs
+            found[run] = signed.view(HEIGHT, -1, d).sum(1)
         return found
 
     def larger(self, n, scale, generator):
@@ -85,14 +89,12 @@ class Sums:
         columns.
         """
         matrix = self.moments.matrix * (n / self.moments.n) * scale[:, None] * scale
-        root = torch.linalg.eigh(matrix / (HEIGHT * BUCKETS))
-        normal = torch.randn(
-            HEIGHT * BUCKETS, len(matrix), dtype=torch.float64, generator=generator
-        )
-        return Sums(
-            SecondMoments(n, matrix),
-            normal * root.eigenvalues.clamp_min(0).sqrt() @ root.eigenvectors.mT,
-        )
+        count = HEIGHT * BUCKETS
+        values, vectors = torch.linalg.eigh(matrix / count)
+        normal = torch.randn(count, len(matrix), dtype=torch.float64, generator=generator)
+        # eigenvalues of 0 may come out below it
+        deviations = values.clamp_min(0).sqrt()
+        return Sums(SecondMoments(n, matrix), normal * deviations @ vectors.mT)
 
 
 def drawn(n, rows):
@@ -100,12 +102,15 @@ def drawn(n, rows):
     buckets = HEIGHT * min(BUCKETS, n // HEIGHT)
     sizes = torch.full((buckets,), n // buckets)
     sizes[: n % buckets] += 1
-    sums, moments = [], None
+    sums = []
+    moments = 0
     for part in sizes.split(max(1, ROWS_AT_ONCE * buckets // n)):
-        A = rows(int(part.sum())).double()
-        moments = (moments if moments is not None else 0) + A.mT @ A
+        total = int(part.sum())
+        A = rows(total).double()
+        moments = moments + A.mT @ A
         owner = torch.arange(len(part)).repeat_interleave(part)
-        sums.append(torch.zeros(len(part), A.shape[1], dtype=A.dtype).index_add_(0, owner, A))
+        empty = torch.zeros(len(part), A.shape[1], dtype=A.dtype)
+        sums.append(empty.index_add_(0, owner, A))
     return Sums(SecondMoments(n, moments), torch.cat(sums))
 
 
@@ -117,13 +122,15 @@ def spectrum(n, d, k, generator):
         A = shortened(spectrum_rows(n, d, k, generator=generator), 2.0)
         rest = iter(A.split(1))
         return drawn(n, lambda count: torch.cat([next(rest) for _ in range(count)]))
-    basis = torch.linalg.qr(torch.randn(d, k, dtype=torch.float64, generator=generator)).Q
-    inside = drawn(
-        n, lambda count: shortened(torch.randn(count, k, generator=generator) / math.sqrt(k), 2.0)
-    )
-    return Sums(
-        SecondMoments(n, basis @ inside.moments.matrix @ basis.mT), inside.buckets @ basis.mT
-    )
+
+    def rows(count):
+        normal = torch.randn(count, k, generator=generator)
+        return shortened(normal / math.sqrt(k), 2.0)
+
+    basis, _ = torch.linalg.qr(torch.randn(d, k, dtype=torch.float64, generator=generator))
+    inside = drawn(n, rows)
+    moments = SecondMoments(n, basis @ inside.moments.matrix @ basis.mT)
+    return Sums(moments, inside.buckets @ basis.mT)
 
 
 def labelled(n, d, cut, x, generator):
@@ -131,9 +138,12 @@ def labelled(n, d, cut, x, generator):
 
     def rows(count):
         A = torch.randn(count, d, generator=generator)
-        A = A.clamp_(-1, 1) if cut else A
-        b = A.double() @ x
-        return torch.cat([A.double(), (b.clamp_(-1, 1) if cut else b)[:, None]], 1)
+        if not cut:
+            A = A.double()
+            return torch.cat([A, (A @ x)[:, None]], 1)
+        A = A.clamp_(-1, 1).double()
+        b = (A @ x).clamp_(-1, 1)
+        return torch.cat([A, b[:, None]], 1)
 
     return drawn(n, rows)
 
@@ -154,12 +164,13 @@ SMOKE = Config((1000, 20_000), (10**8, 10**9, 10**10, 10**12), (5,), (0.5,), (0.
 
 def noisy(sums, epsilon, runs, generator):
     """(what is summed, method, Y^T Y (runs, d, d)) for each noise of the paper."""
-    SA, n = sums.sketches(runs, generator), sums.moments.n
+    SA = sums.sketches(runs, generator)
+    n = sums.moments.n
     for p in EXPONENTS:
         variance = 2 * math.log(1.25 / DELTA) / (epsilon**2 * n**p)
-        Y = SA + math.sqrt(variance * n / HEIGHT) * torch.randn(
-            SA.shape, dtype=SA.dtype, generator=generator
-        )
+        # a row of the sketch adds up the noise of n/m clients
+        normal = torch.randn(SA.shape, dtype=SA.dtype, generator=generator)
+        Y = SA + math.sqrt(variance * n / HEIGHT) * normal
         yield SKETCHED, f"p = {p:g}", Y.mT @ Y
         yield "all rows", f"p = {p:g}", whole_gram(sums.moments, variance, runs, generator)
     # m Laplace: a difference of two Gamma(m)
@@ -173,15 +184,16 @@ def whole_gram(moments: SecondMoments, variance, runs, generator):
     """(A + G)^T (A + G), G of independent N(0, variance): within A's columns a shift, beyond them a
     Wishart matrix.
     """
-    d, options = moments.columns, {"dtype": torch.float64, "generator": generator}
+    d = moments.columns
+    options = {"dtype": torch.float64, "generator": generator}
     values, vectors = torch.linalg.eigh(moments.matrix)
-    shifted = (vectors * values.clamp_min(0).sqrt()) @ vectors.mT + math.sqrt(
-        variance
-    ) * torch.randn(runs, d, d, **options)
-    triangle = torch.randn(runs, d, d, **options).tril(-1)  # of Bartlett
+    root = (vectors * values.clamp_min(0).sqrt()) @ vectors.mT
+    shifted = root + math.sqrt(variance) * torch.randn(runs, d, d, **options)
+    # Bartlett's triangle: chi on the diagonal, normals below
+    triangle = torch.randn(runs, d, d, **options).tril(-1)
     freedom = (moments.n - d - torch.arange(d, dtype=torch.float64)) / 2
-    diagonal = (2 * torch._standard_gamma(freedom.expand(runs, d).contiguous(), generator)).sqrt()
-    triangle = triangle + torch.diag_embed(diagonal)
+    halves = torch._standard_gamma(freedom.expand(runs, d).contiguous(), generator)
+    triangle = triangle + torch.diag_embed((2 * halves).sqrt())
     return shifted.mT @ shifted + variance * triangle @ triangle.mT
 
 
@@ -200,50 +212,41 @@ def low_rank(config, report, generator):
             else:
                 last = last.larger(n, torch.ones(50), generator)
             for epsilon in config.rank_epsilons:
-                draw = {"generator": generator, "sample_shape": (config.runs,)}
+                repeats = {"generator": generator, "sample_shape": (config.runs,)}
                 found = list(noisy(last, epsilon, config.runs, generator))
-                local = LocalRows(50, 2.0, epsilon, DELTA).sample_tally(last.moments, **draw)[
-                    "gram"
-                ]
-                gram = (
-                    GramRelease(n, 50, 2.0, epsilon, DELTA)
-                    .sample_estimate(last.moments, **draw)
-                    .gram
-                )
-                for summed, name, matrix in (
-                    *found,
-                    ("none", "local", local),
-                    ("none", "Gram", gram),
-                ):
-                    cells = {"rows": "spectrum", "n": n, "parameter": k, "epsilon": epsilon}
+                local = LocalRows(50, 2.0, epsilon, DELTA).sample_tally(last.moments, **repeats)
+                found.append(("none", "local", local["gram"]))
+                release = GramRelease(n, 50, 2.0, epsilon, DELTA)
+                gram = release.sample_estimate(last.moments, **repeats).gram
+                found.append(("none", "Gram", gram))
+                cells = {"rows": "spectrum", "n": n, "parameter": k, "epsilon": epsilon}
+                for summed, name, matrix in found:
                     errors = psi(last.moments, top_directions(matrix, k))
                     record(report, errors, **cells, sums=summed, method=name)
 
 
 def ridge(config, report, generator, cut):
     """Figures 3 and 4."""
-    direction, last = torch.randn(10, dtype=torch.float64, generator=generator), None
-    for n in (*config.drawn, *(each for each in config.normal if cut or each <= MOST_WHOLE)):
-        x = math.sqrt(n) * direction
-        scale = torch.ones(11, dtype=torch.float64)
-        if last is None or n in config.drawn:
-            last = labelled(n, 10, cut, x, generator)
+    kind = "cut" if cut else "whole"
+    direction = torch.randn(10, dtype=torch.float64, generator=generator)
+    for n in (*config.drawn, *config.normal):
+        if n > MOST_WHOLE and not cut:
+            continue
+        if n in config.drawn:
+            last = labelled(n, 10, cut, math.sqrt(n) * direction, generator)
         else:
-            scale[-1] = 1.0 if cut else math.sqrt(n / last.moments.n)
+            scale = torch.ones(11, dtype=torch.float64)
+            # labels grow with x, whose norm is of order sqrt(n), unless they are cut
+            if not cut:
+                scale[-1] = math.sqrt(n / last.moments.n)
             last = last.larger(n, scale, generator)
         for epsilon in config.ridge_epsilons:
             for summed, name, G in noisy(last, epsilon, config.runs, generator):
                 for weight in config.ridges:
-                    cells = {
-                        "rows": "cut" if cut else "whole",
-                        "n": n,
-                        "parameter": weight,
-                        "epsilon": epsilon,
-                    }
-                    found = phi(
-                        last.moments, solve_ridge(G[:, :-1, :-1], G[:, :-1, -1], weight), weight
-                    )
-                    record(report, found, **cells, sums=summed, method=name)
+                    solution = solve_ridge(G[:, :-1, :-1], G[:, :-1, -1], weight)
+                    errors = phi(last.moments, solution, weight)
+                    cells = {"rows": kind, "n": n, "parameter": weight, "epsilon": epsilon}
+                    record(report, errors, **cells, sums=summed, method=name)
 
 
 FIRST_ORDER = {
@@ -260,40 +263,31 @@ def slopes(rows):
     """Of psi or phi - 1 in log n by least squares: to the paper's largest n, and over our last two
     decades.
     """
-    found = []
-    for kind, sums, parameter, epsilon in dict.fromkeys(
+    settings = dict.fromkeys(
         (r["rows"], r["sums"], r["parameter"], r["epsilon"]) for r in rows if r["sums"] != "none"
-    ):
-        at = {"rows": kind, "sums": sums, "parameter": parameter, "epsilon": epsilon}
+    )
+    for kind, sums, parameter, epsilon in settings:
+        cells = {"rows": kind, "sums": sums, "parameter": parameter, "epsilon": epsilon}
+        least = 0.0 if kind == "spectrum" else 1.0
         for p in EXPONENTS[:-1]:
-            n, errors = columns(rows, "n", "error", **at, method=f"p = {p:g}")
-            excess = [
-                (math.log(x), math.log(error - (kind != "spectrum")))
-                for x, error in zip(n, errors, strict=True)
-                if error - (kind != "spectrum") > ROUNDING
-            ]
-            last = math.exp(max((point[0] for point in excess), default=0.0))
-            paper = _slope(
-                [point for point in excess if math.log(4e6) <= point[0] <= math.log(4e7)]
-            )
-            ours = _slope([point for point in excess if point[0] >= math.log(last / 101)])
-            found.append(
-                {
-                    **at,
-                    "p": p,
-                    "to_4e7": paper,
-                    "last": ours,
-                    "first_order": FIRST_ORDER[kind, sums](p),
-                }
-            )
-    return found
+            n, errors = columns(rows, "n", "error", **cells, method=f"p = {p:g}")
+            excess = {x: error - least for x, error in zip(n, errors, strict=True)}
+            points = {x: y for x, y in excess.items() if y > ROUNDING}
+            last = max(points, default=1)
+            yield {
+                **cells,
+                "p": p,
+                "to_4e7": _slope(points, 4e6, 4e7),
+                "last": _slope(points, last / 101, last),
+                "first_order": FIRST_ORDER[kind, sums](p),
+            }
 
 
-def _slope(points: list[tuple[float, float]]):
-    if len(points) < 2:  # fewer above rounding
-        return math.nan
-    middle = sum(x for x, _ in points) / len(points)
-    return sum((x - middle) * y for x, y in points) / sum((x - middle) ** 2 for x, _ in points)
+def _slope(points: dict[int, float], low, high):
+    """Of ln y in ln x from ``low`` to ``high``; NaN for fewer than two points above rounding."""
+    x = [math.log(n) for n in points if low <= n <= high]
+    y = [math.log(points[n]) for n in points if low <= n <= high]
+    return linear_regression(x, y).slope if len(x) > 1 else math.nan
 
 
 def measure(config, report):
@@ -308,32 +302,31 @@ def measure(config, report):
 
 def draw(tables):
     rows = tables["errors"]
-    weights = sorted({r["parameter"] for r in rows if r["rows"] == "cut"})
-    middle = 10.0 if 10.0 in weights else weights[0]
-    third = [r for r in rows if r["rows"] != "spectrum" and r["parameter"] == middle]
+    weights = sorted({row["parameter"] for row in rows if row["rows"] == "cut"})
+    middle = weights[len(weights) // 2]
+    second, third, fourth = [], [], []
+    for row in rows:
+        kind = (row["rows"], row["sums"])
+        if row["rows"] == "spectrum":
+            if row["sums"] != "all rows":
+                second.append(row)
+            continue
+        if row["parameter"] == middle and kind != ("cut", SKETCHED):
+            third.append(row)
+        if kind == ("whole", "all rows"):
+            fourth.append(row)
     return {
-        "figure2.png": curves(
-            [r for r in rows if r["rows"] == "spectrum" and r["sums"] != "all rows"], "psi", "k"
-        ),
-        "figure3.png": curves(
-            [r for r in third if (r["rows"], r["sums"]) != ("cut", SKETCHED)], "phi", "lambda"
-        ),
-        "figure4.png": curves(
-            [r for r in rows if (r["rows"], r["sums"]) == ("whole", "all rows")], "phi", "lambda"
-        ),
+        "figure2.png": curves(second, "psi", "k"),
+        "figure3.png": curves(third, "phi", "lambda"),
+        "figure4.png": curves(fourth, "phi", "lambda"),
     }
 
 
 def curves(rows, error, parameter):
     """A panel for each kind of rows and sums, epsilon and parameter; a line for each method."""
-    panels = list(
-        dict.fromkeys(
-            (r["epsilon"], r["rows"], r["sums"], r["parameter"])
-            for r in rows
-            if r["sums"] != "none"
-        )
-    )
-    panels.sort(key=lambda panel: (panel[0], panel[1] == "cut", panel[2], panel[3]))
+    shown = [r for r in rows if r["sums"] != "none"]
+    kinds = {(r["epsilon"], r["rows"], r["sums"], r["parameter"]) for r in shown}
+    panels = sorted(kinds, key=lambda panel: (panel[0], panel[1] == "cut", *panel[2:]))
     wide = len({panel[1:] for panel in panels})
     figure, all_axes = subplots(len(panels), size=(4.6, 3.4), wide=max(wide, 2))
     styles = {f"p = {p:g}": colour for p, colour in zip(EXPONENTS, COLOURS, strict=True)}
@@ -347,10 +340,9 @@ def curves(rows, error, parameter):
             excess = [value - (error == "phi") for value in y]
             draw_line(axes, x, excess, bars, label=name, colour=colour, least=ROUNDING)
         axes.axvline(4e7, color="#999999", linestyle=":", linewidth=0.8)
-        what = {"spectrum": "", "cut": ", cut", "whole": ", not cut"}[kind] + (
-            "" if kind == "spectrum" else f", {sums}"
-        )
-        title = f"epsilon = {epsilon:g}, {parameter} = {value:g}{what}"
+        title = f"epsilon = {epsilon:g}, {parameter} = {value:g}"
+        if kind != "spectrum":
+            title += f", {'cut' if kind == 'cut' else 'not cut'}, {sums}"
         draw_panel(axes, title, error + (" - 1" if error == "phi" else ""))
     figure.axes[0].legend(fontsize=6, ncols=2)
     figure.suptitle(

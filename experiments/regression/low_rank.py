@@ -32,7 +32,10 @@ from torchdp.regression.ridge import predicted_psi, random_psi
 from torchdp.simulate import Experiment, columns, subplots
 from torchdp.sketching import GaussianNoise, balanced_count_sketch, entry_variance, paper
 
-DELTA, COLUMNS, HEIGHT, BOUND = 1e-6, 50, 100, 2.0
+DELTA = 1e-6
+COLUMNS = 50
+HEIGHT = 100  # m, rows of the sketch
+BOUND = 2.0
 NAMES = (
     "random", "local", "Cor. 4.7", "sketch", "paper exp., p = 0.5", "paper exp., p = 1",
     "MOD-SULQ, published", "MOD-SULQ, exact", "Gram",
@@ -43,47 +46,46 @@ def errors(A, rank, epsilon, runs, generator):
     """For each method psi of every run, the prediction if there is one, and the epsilon that it
     spends.
     """
-    n, moments = len(A), SecondMoments.of(A)
-    random = torch.linalg.qr(
-        torch.randn(runs, COLUMNS, rank, dtype=torch.float64, generator=generator)
-    ).Q
+    n = len(A)
+    moments = SecondMoments.of(A)
+    normals = {"dtype": torch.float64, "generator": generator}
+    repeats = {"generator": generator, "sample_shape": (runs,)}
+    kind = {"epsilon": epsilon, "delta": DELTA}
+
+    def of_gram(gram):
+        return psi(moments, top_directions(gram, rank))
+
+    random, _ = torch.linalg.qr(torch.randn(runs, COLUMNS, rank, **normals))
     found = {"random": (psi(moments, random), random_psi(moments, rank), 0.0)}
     sketch = balanced_count_sketch(n, HEIGHT, generator=generator)
-    exact = math.sqrt(entry_variance(BOUND, epsilon=epsilon, delta=DELTA) * HEIGHT / n)
-    experiment = paper.experiment_noise(sketch, epsilon=epsilon, delta=DELTA)
+    exact = math.sqrt(entry_variance(BOUND, **kind) * HEIGHT / n)
+    experiment = paper.experiment_noise(sketch, **kind)
     noises = {"sketch": GaussianNoise(exact), "paper exp., p = 1": experiment}
     noises["paper exp., p = 0.5"] = GaussianNoise(experiment.sigma * n**0.25)
-    if n > 20_000:  # otherwise Corollary 4.7 may be undefined
-        noises["Cor. 4.7"] = paper.gaussian_noise(
-            sketch, COLUMNS, BOUND / math.sqrt(COLUMNS), epsilon=epsilon, delta=DELTA
-        )
-    SA = torch.stack(
-        [balanced_count_sketch(n, HEIGHT, generator=generator).apply(A) for _ in range(runs)]
-    )
+    # for fewer clients Corollary 4.7 may be undefined
+    if n > 20_000:
+        entry = BOUND / math.sqrt(COLUMNS)
+        noises["Cor. 4.7"] = paper.gaussian_noise(sketch, COLUMNS, entry, **kind)
+    fresh = [balanced_count_sketch(n, HEIGHT, generator=generator).apply(A) for _ in range(runs)]
+    SA = torch.stack(fresh)
     for name, noise in noises.items():
-        level = noise.variance(sketch).sqrt()[:, None]
-        Y = SA + level * torch.randn(
-            runs, HEIGHT, COLUMNS, dtype=torch.float64, generator=generator
-        )
+        deviations = noise.variance(sketch).sqrt()
+        Y = SA + deviations[:, None] * torch.randn(SA.shape, **normals)
         spent = noise.guarantee(sketch, BOUND, delta=DELTA).epsilon
-        found[name] = psi(moments, top_directions(Y.mT @ Y, rank)), math.nan, spent
-    local = LocalRows(COLUMNS, BOUND, epsilon, DELTA)
-    local = local.sample_tally(moments, generator=generator, sample_shape=(runs,))["gram"]
-    found["local"] = psi(moments, top_directions(local, rank)), math.nan, epsilon
-    gram = GramRelease(n, COLUMNS, BOUND, epsilon, DELTA)
-    centrals = {
-        "MOD-SULQ, published": published_mod_sulq(n, COLUMNS, BOUND, epsilon, DELTA),
-        "MOD-SULQ, exact": ModSulq.calibrated(COLUMNS, BOUND, epsilon, DELTA),
-        "Gram": gram,
+        found[name] = of_gram(Y.mT @ Y), math.nan, spent
+    local = LocalRows(COLUMNS, BOUND, **kind).sample_tally(moments, **repeats)
+    found["local"] = of_gram(local["gram"]), math.nan, epsilon
+    curators = {
+        "MOD-SULQ, published": published_mod_sulq(n, COLUMNS, BOUND, **kind),
+        "MOD-SULQ, exact": ModSulq.calibrated(COLUMNS, BOUND, **kind),
+        "Gram": GramRelease(n, COLUMNS, BOUND, **kind),
     }
-    for name, mechanism in centrals.items():
-        noisy = mechanism.sample_estimate(moments, generator=generator, sample_shape=(runs,))
-        predicted = predicted_psi(moments, rank, float(noisy.gram_sigma.max()))  # one for all runs
-        found[name] = (
-            psi(moments, top_directions(noisy.gram, rank)),
-            predicted,
-            mechanism.guarantee.epsilon,
-        )
+    for name, mechanism in curators.items():
+        noisy = mechanism.sample_estimate(moments, **repeats)
+        # of all runs the same
+        sigma = float(noisy.gram_sigma.max())
+        predicted = predicted_psi(moments, rank, sigma)
+        found[name] = of_gram(noisy.gram), predicted, mechanism.guarantee.epsilon
     return found
 
 
@@ -102,9 +104,8 @@ def measure(config, report):
         for n in config.sizes:
             A = shortened(spectrum_rows(n, COLUMNS, k, generator=generator), BOUND)
             for epsilon in config.epsilons:
-                for name, (values, predicted, spent) in errors(
-                    A, k, epsilon, config.runs, generator
-                ).items():
+                found = errors(A, k, epsilon, config.runs, generator)
+                for name, (values, predicted, spent) in found.items():
                     report.row(
                         "low_rank",
                         n=n,

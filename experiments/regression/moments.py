@@ -27,7 +27,11 @@ from torchdp.randomness import keyed_generator
 from torchdp.regression import FrequencyMoments, SecureHistogram
 from torchdp.simulate import Experiment
 
-EPSILON, DELTA, TYPES, BOUND, ORDERS = 0.5, 1e-6, 64, 4.0, (1.0, 2.0, 3.0)
+EPSILON = 0.5
+DELTA = 1e-6
+TYPES = 64
+BOUND = 4.0  # D
+ORDERS = (1.0, 2.0, 3.0)  # k
 
 
 @dataclass(frozen=True)
@@ -39,6 +43,8 @@ class Config:
 def histograms(config, report, generator):
     """Root mean squared errors of a count."""
     W = workloads.identity(TYPES).dense()
+    kinds = (RandomizedResponse, SubsetSelection, OptimizedUnaryEncoding)
+    oracles = [LocalOracle(W, kind(TYPES, EPSILON)) for kind in kinds]
     for n in config.users:
         counts = torch.bincount(torch.randint(TYPES, (n,), generator=generator), minlength=TYPES)
         cells = {}
@@ -48,23 +54,20 @@ def histograms(config, report, generator):
                 counts, generator=generator, sample_shape=(config.runs,)
             )
             cells[f"{name}_predicted"] = histogram.worst_mse(n).sqrt()
-            cells[name] = (found.value - counts).square().mean().sqrt()
-        oracles = [
-            kind(TYPES, EPSILON)
-            for kind in (RandomizedResponse, SubsetSelection, OptimizedUnaryEncoding)
-        ]
-        local = min(
-            n * float(LocalOracle(W, oracle).predicted_mse(counts).mean().sqrt())
-            for oracle in oracles
-        )
-        report.row("histogram", n=n, **cells, best_local=local)
+            off = found.value - counts
+            cells[name] = off.square().mean().sqrt()
+        # an oracle's answers are shares
+        local = [n * oracle.predicted_mse(counts).mean().sqrt() for oracle in oracles]
+        report.row("histogram", n=n, **cells, best_local=min(local))
 
 
 def moments(config, report, generator):
     """Root mean squared errors over those predicted, of values in [-D, D]."""
     for n in config.users:
-        x = (2 * torch.rand(n, dtype=torch.float64, generator=generator) - 1) * BOUND
-        truth = torch.stack([x.abs().pow(k).sum() for k in ORDERS])
+        uniform = torch.rand(n, dtype=torch.float64, generator=generator)
+        x = (2 * uniform - 1) * BOUND
+        sizes = x.abs()
+        truth = torch.stack([sizes.pow(k).sum() for k in ORDERS])
         for delta in (DELTA, 0.0):
             release = FrequencyMoments(n, BOUND, ORDERS, EPSILON, delta)
             summary = release.summary(x)
@@ -72,17 +75,12 @@ def moments(config, report, generator):
                 summary, generator=generator, sample_shape=(config.runs,)
             )
             predicted = release.predicted_mse(summary).sqrt()
-            ratios = (found.value - truth).square().mean(0).sqrt() / predicted
+            squares = (found.value - truth).square()
+            ratios = squares.mean(0).sqrt() / predicted
             relative = predicted / truth
             for order, ratio, error in zip(ORDERS, ratios, relative, strict=True):
-                report.row(
-                    "moments",
-                    n=n,
-                    delta=delta,
-                    order=order,
-                    ratio=ratio,
-                    predicted_relative_error=error,
-                )
+                cells = {"ratio": ratio, "predicted_relative_error": error}
+                report.row("moments", n=n, delta=delta, order=order, **cells)
 
 
 def paper_deviation(bound, order, epsilon, delta):

@@ -7,14 +7,13 @@ from collections.abc import Sequence
 
 def draw_line(axes, n: Sequence[int], errors: Sequence[float], bars, *, label, colour, least=0.0):
     """Errors above ``least``; their bars do not leave the axes."""
-    points = [
-        (x, y, min(bar, 0.9 * y)) for x, y, bar in zip(n, errors, bars, strict=True) if y > least
-    ]
+    points = [point for point in zip(n, errors, bars, strict=True) if point[1] > least]
     if points:
         x, y, bar = zip(*points, strict=True)
-        axes.errorbar(
-            x, y, bar, label=label, color=colour, marker=".", markersize=4, capsize=1.5, linewidth=1
-        )
+        # on a logarithmic axis a bar down to 0 has no end
+        bar = [min(length, 0.9 * error) for length, error in zip(bar, y, strict=True)]
+        style = {"color": colour, "marker": ".", "markersize": 4, "linewidth": 1}
+        axes.errorbar(x, y, bar, label=label, capsize=1.5, **style)
 
 
 def draw_panel(axes, title, error):

@@ -21,6 +21,7 @@ Time: 80 seconds on one core; --smoke in seconds.
 """
 
 import math
+from contextlib import suppress
 from dataclasses import dataclass
 
 import torch
@@ -41,44 +42,43 @@ from torchdp.regression import (
 from torchdp.simulate import Experiment, columns, subplots
 from torchdp.sketching import balanced_count_sketch, entry_variance, paper
 
-DELTA, COLUMNS, HEIGHT, RIDGE = 1e-6, 10, 100, 10.0
-BOUND, LABEL = math.sqrt(COLUMNS), 1.0
+DELTA = 1e-6
+COLUMNS = 10
+HEIGHT = 100  # m, rows of the sketch
+RIDGE = 10.0
+# of rows with entries in [-1, 1], of labels, and of both together
+BOUND = math.sqrt(COLUMNS)
+LABEL = 1.0
 JOINT = math.hypot(BOUND, LABEL)
 NAMES = ("x = 0", "Cor. 4.7", "sketch", "paper exp.", "Gram", "central", "SSP", "AdaSSP", "local")
 
 
-def plain(Y):
-    """The published analysis of noisy rows: argmin |Y_A x - Y_b|^2 + lambda |x|^2."""
-    moments = Y.mT @ Y
-    return solve_ridge(moments[..., :-1, :-1], moments[..., :-1, -1], RIDGE)
+def plain(joint):
+    """The solution from joint second moments of rows and labels, not debiased."""
+    return solve_ridge(joint[..., :-1, :-1], joint[..., :-1, -1], RIDGE)
 
 
 def methods(moments: SecondMoments, SA, noises, epsilon, generator):
     """phi of every method: (runs,). SA: (runs, m, d + 1); noises: variances of an entry of each
     row, (m,).
     """
-    n, runs = moments.n, len(SA)
     kind = {"epsilon": epsilon, "delta": DELTA, "label_bound": LABEL}
+    repeats = {"generator": generator, "sample_shape": (len(SA),)}
     found = {"x = 0": torch.zeros(1, COLUMNS)}
     for name, variance in noises.items():
         noise = torch.randn(SA.shape, dtype=torch.float64, generator=generator)
-        found[name] = plain(SA + variance.sqrt()[:, None] * noise)
+        Y = SA + variance.sqrt()[:, None] * noise
+        found[name] = plain(Y.mT @ Y)
     for name, model in (("Gram", Model.LINEAR_TRANSFORM), ("central", Model.CENTRAL)):
-        release = GramRelease(n, COLUMNS, BOUND, model=model, **kind)
-        found[name] = adaptive_ridge(
-            release.sample_estimate(moments, generator=generator, sample_shape=(runs,)), RIDGE
-        )
+        release = GramRelease(moments.n, COLUMNS, BOUND, model=model, **kind)
+        found[name] = adaptive_ridge(release.sample_estimate(moments, **repeats), RIDGE)
     ssp = SufficientStatistics(COLUMNS, BOUND, LABEL, epsilon, DELTA)
-    noisy = ssp.sample_estimate(moments, generator=generator, sample_shape=(runs,))
+    noisy = ssp.sample_estimate(moments, **repeats)
     found["SSP"] = solve_ridge(noisy.gram, noisy.cross, RIDGE)
     ada = AdaSSP(COLUMNS, BOUND, LABEL, epsilon, DELTA)
-    found["AdaSSP"] = ada.solve(
-        ada.sample_estimate(moments, generator=generator, sample_shape=(runs,)), RIDGE
-    )
-    local = LocalRows(COLUMNS, BOUND, **kind).sample_tally(
-        moments, generator=generator, sample_shape=(runs,)
-    )["gram"]
-    found["local"] = solve_ridge(local[..., :-1, :-1], local[..., :-1, -1], RIDGE)
+    found["AdaSSP"] = ada.solve(ada.sample_estimate(moments, **repeats), RIDGE)
+    local = LocalRows(COLUMNS, BOUND, **kind)
+    found["local"] = plain(local.sample_tally(moments, **repeats)["gram"])
     return {name: phi(moments, found[name], RIDGE) for name in NAMES if name in found}
 
 
@@ -86,24 +86,20 @@ def sketches(A, b, epsilons: tuple[float, ...], runs, generator):
     """S [A b] for fresh balanced sketches, and for each epsilon the noises and the true epsilon of
     the paper's.
     """
-    rows, SA = torch.cat([A, b[:, None]], 1), []
+    rows = torch.cat([A, b[:, None]], 1)
+    SA = []
     for _ in range(runs):
         sketch = balanced_count_sketch(len(rows), HEIGHT, generator=generator)
         SA.append(sketch.apply(rows))
     noises, true = {}, {}
     for epsilon in epsilons:
-        exact = torch.full(
-            (HEIGHT,), entry_variance(JOINT, epsilon=epsilon, delta=DELTA), dtype=torch.float64
-        )
-        noises[epsilon] = {"sketch": exact}
-        experiment = paper.experiment_noise(sketch, epsilon=epsilon, delta=DELTA)
-        papers = {"paper exp.": experiment}
-        try:
-            papers["Cor. 4.7"] = paper.gaussian_noise(
-                sketch, COLUMNS + 1, 1.0, epsilon=epsilon, delta=DELTA
-            )
-        except ValueError:
-            pass  # undefined for so few clients
+        kind = {"epsilon": epsilon, "delta": DELTA}
+        exact = entry_variance(JOINT, **kind)
+        noises[epsilon] = {"sketch": torch.full((HEIGHT,), exact, dtype=torch.float64)}
+        papers = {"paper exp.": paper.experiment_noise(sketch, **kind)}
+        # undefined for few clients
+        with suppress(ValueError):
+            papers["Cor. 4.7"] = paper.gaussian_noise(sketch, COLUMNS + 1, 1.0, **kind)
         for name, noise in papers.items():
             noises[epsilon][name] = noise.variance(sketch)
             true[epsilon, name] = noise.guarantee(sketch, JOINT, delta=DELTA).epsilon
@@ -139,24 +135,24 @@ def record(report, table, n, epsilon, values, true):
 
 
 def one_size(config, report):
-    n, sets, runs = config.users, config.sets, config.runs
+    n = config.users
     generator = keyed_generator(b"regression table")
     collected = {epsilon: [] for epsilon in config.epsilons}
     spent = {}
-    for _ in range(sets):
+    for _ in range(config.sets):
         A, b = regression_rows(n, COLUMNS, 1.0, generator=generator)
         SA, noises, true = sketches(A, b, config.epsilons, config.sketches, generator)
-        SA, moments = SA.repeat(-(-runs // len(SA)), 1, 1), SecondMoments.of(A, b)
+        SA = SA.repeat(-(-config.runs // len(SA)), 1, 1)
+        moments = SecondMoments.of(A, b)
         spent |= true
         for epsilon, several in collected.items():
             several.append(methods(moments, SA, noises[epsilon], epsilon, generator))
     report.say(
-        f"phi, n = {n}, d = {COLUMNS}, m = {HEIGHT}, mean of {sets} data sets ({runs} runs each)"
+        f"phi, n = {n}, d = {COLUMNS}, m = {HEIGHT}, mean of {config.sets} data sets "
+        f"({config.runs} runs each)"
     )
     for epsilon, several in collected.items():
-        values = {
-            name: torch.cat([v[name] for v in several]) for name in NAMES if name in several[0]
-        }
+        values = {name: torch.cat([of_set[name] for of_set in several]) for name in several[0]}
         record(report, "phi", n, epsilon, values, spent)
 
 

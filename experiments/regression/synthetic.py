@@ -15,7 +15,9 @@ def spectrum_rows(clients, columns, rank, *, generator):
     values, vectors = torch.linalg.eigh(normal.mT @ normal)
     wanted = values.new_full((columns,), 1 / clients)
     wanted[-rank:] = math.sqrt(clients / rank)
-    return normal @ (vectors * (wanted / values.sqrt())) @ vectors.mT
+    # normal (normal^T normal)^(-1/2) has orthonormal columns
+    factors = wanted / values.sqrt()
+    return normal @ (vectors * factors) @ vectors.mT
 
 
 def regression_rows(clients, columns, spread, *, generator):

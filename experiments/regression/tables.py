@@ -52,7 +52,12 @@ from torchdp.regression import (
 from torchdp.simulate import Experiment
 from torchdp.sketching import entry_variance
 
-DELTA, HEIGHT, RIDGE, EPSILON_PHI, EPSILON_PSI = 1e-6, 100, 10.0, 0.03, 0.05
+DELTA = 1e-6
+HEIGHT = 100  # m, rows of the sketch
+RIDGE = 10.0
+LABEL = 1.0  # bound, of scaled labels
+EPSILON_PHI = 0.03
+EPSILON_PSI = 0.05
 CLIENTS = 1_000_000  # of tables whose rows are repeated
 
 
@@ -73,6 +78,16 @@ class Schema:
     rows: int
     rank: int
     zero_phi: float
+
+    @property
+    def synthetic(self):
+        """What the stand-in is called."""
+        return f"synthetic {self.name.partition(' ')[0]}"
+
+    @property
+    def bound(self):
+        """Of a row of columns in [-1, 1]."""
+        return math.sqrt(len(self.features))
 
 
 POWER = Schema("Power (UCI 235)", ";", 1, tuple(range(2, 8)), 8, 2_049_280, 3, 2.364)
@@ -136,38 +151,44 @@ def repeated(moments: SecondMoments, clients):
 
 def stand_in(schema):
     """Moments with the table's n, d and phi(0): made up otherwise."""
-    n, d = schema.rows, len(schema.features)
-    gram = n * 0.3 * torch.diag(1 / torch.arange(1, d + 1, dtype=torch.float64) ** 2)
+    n = schema.rows
+    d = len(schema.features)
+    spectrum = n * 0.3 / torch.arange(1, d + 1, dtype=torch.float64) ** 2
     square = 0.2 * n
     # c^T (A^T A + lambda I)^-1 c, spread like the spectrum
     explained = square * (1 - 1 / schema.zero_phi)
-    cross = (explained * gram.diagonal() / gram.trace() * (gram.diagonal() + RIDGE)).sqrt()
-    column = torch.cat([cross, torch.tensor([square], dtype=torch.float64)])
-    return SecondMoments(n, torch.cat([torch.cat([gram, cross[:, None]], 1), column[None]]))
+    cross = (explained * spectrum / spectrum.sum() * (spectrum + RIDGE)).sqrt()
+    matrix = torch.diag(torch.cat([spectrum, spectrum.new_tensor([square])]))
+    matrix[:-1, -1] = cross
+    matrix[-1, :-1] = cross
+    return SecondMoments(n, matrix)
 
 
-def normal_sketch(moments: SecondMoments, runs, generator):
-    """S [A b] for rows that are normal with these second moments: m rows N(0, M/m),
-    (runs, m, d + 1).
+def noisy_sketch(moments: SecondMoments, deviation, runs, generator):
+    """S A with noise, for rows that are normal with these second moments: (runs, m, d).
+
+    The m rows of S A are then N(0, M/m).
     """
+    shape = (runs, HEIGHT, moments.columns)
     values, vectors = torch.linalg.eigh(moments.matrix / HEIGHT)
-    root = values.clamp_min(0).sqrt()[:, None] * vectors.mT
-    return (
-        torch.randn(runs, HEIGHT, moments.columns, dtype=torch.float64, generator=generator) @ root
-    )
+    root = values.clamp_min(0).sqrt()
+    normal = torch.randn(shape, dtype=torch.float64, generator=generator)
+    SA = normal @ (root[:, None] * vectors.mT)
+    return SA + deviation * torch.randn(shape, dtype=torch.float64, generator=generator)
 
 
-def regression(moments: SecondMoments, bound, label, runs, generator):
+def regression(moments: SecondMoments, bound, runs, generator):
     """phi of each route and its standard error."""
-    d, kind = moments.columns - 1, {"epsilon": EPSILON_PHI, "delta": DELTA, "label_bound": label}
+    d = moments.columns - 1
+    kind = {"epsilon": EPSILON_PHI, "delta": DELTA, "label_bound": LABEL}
     repeats = {"generator": generator, "sample_shape": (runs,)}
     gram = GramRelease(moments.n, d, bound, **kind).sample_estimate(moments, **repeats)
     local = LocalRows(d, bound, **kind).sample_tally(moments, **repeats)["gram"]
-    ada = AdaSSP(d, bound, label, EPSILON_PHI, DELTA)
-    V = entry_variance(math.hypot(bound, label), epsilon=EPSILON_PHI, delta=DELTA)
-    SA = normal_sketch(moments, runs, generator)
-    Y = SA + math.sqrt(V) * torch.randn(SA.shape, dtype=SA.dtype, generator=generator)
-    noisy = debiased(Estimate(Y, torch.full_like(Y, math.sqrt(V)), moments.n))
+    ada = AdaSSP(d, bound, LABEL, EPSILON_PHI, DELTA)
+    variance = entry_variance(math.hypot(bound, LABEL), epsilon=EPSILON_PHI, delta=DELTA)
+    deviation = math.sqrt(variance)
+    Y = noisy_sketch(moments, deviation, runs, generator)
+    noisy = debiased(Estimate(Y, torch.full_like(Y, deviation), moments.n))
     solutions = {
         "0": torch.zeros(1, d),
         "local": solve_ridge(local[..., :-1, :-1], local[..., :-1, -1], RIDGE),
@@ -180,19 +201,20 @@ def regression(moments: SecondMoments, bound, label, runs, generator):
 
 def low_rank(moments: SecondMoments, rank, bound, runs, generator):
     """psi of each route and its standard error."""
-    features, d = SecondMoments(moments.n, moments.gram), moments.columns - 1
+    features = SecondMoments(moments.n, moments.gram)
+    d = features.columns
+    kind = {"epsilon": EPSILON_PSI, "delta": DELTA}
     repeats = {"generator": generator, "sample_shape": (runs,)}
-    V = entry_variance(bound, epsilon=EPSILON_PSI, delta=DELTA)
-    SA = normal_sketch(features, runs, generator)
-    Y = SA + math.sqrt(V) * torch.randn(SA.shape, dtype=SA.dtype, generator=generator)
-    gram = GramRelease(moments.n, d, bound, EPSILON_PSI, DELTA)
+    deviation = math.sqrt(entry_variance(bound, **kind))
+    Y = noisy_sketch(features, deviation, runs, generator)
+    local = LocalRows(d, bound, **kind)
+    gram = GramRelease(moments.n, d, bound, **kind)
+    mod_sulq = ModSulq.calibrated(d, bound, **kind)
     grams = {
-        "local": LocalRows(d, bound, EPSILON_PSI, DELTA).sample_tally(features, **repeats)["gram"],
+        "local": local.sample_tally(features, **repeats)["gram"],
         "sketch": Y.mT @ Y,
         "Gram": gram.sample_estimate(features, **repeats).gram,
-        "MOD-SULQ": ModSulq.calibrated(d, bound, EPSILON_PSI, DELTA)
-        .sample_estimate(features, **repeats)
-        .gram,
+        "MOD-SULQ": mod_sulq.sample_estimate(features, **repeats).gram,
     }
     return summary(
         {name: psi(features, top_directions(gram, rank)) for name, gram in grams.items()}
@@ -201,26 +223,23 @@ def low_rank(moments: SecondMoments, rank, bound, runs, generator):
 
 def summary(errors):
     """Mean of each route, and after all of them the standard errors."""
-    means = {name: float(found.mean()) for name, found in errors.items()}
+    means = {name: found.mean() for name, found in errors.items()}
     spread = {
-        name: float(found.std()) / math.sqrt(len(found))
+        f"{name} error": found.std() / math.sqrt(len(found))
         for name, found in errors.items()
         if len(found) > 1
     }
-    return means | {f"{name} error": value for name, value in spread.items()}
+    return means | spread
 
 
-def sources(config, out):
-    """(name, moments, row bound, label bound, rank, phi of the paper's Local) of every table."""
+def sources(config):
+    """(name, moments, bound of a row, rank, phi of the paper's Local) of every table."""
     from sklearn.datasets import load_diabetes, load_digits
 
-    samples = (
-        (("diabetes", load_diabetes(), 3), ("digits", load_digits(), 5)) if config.samples else ()
-    )
-    for name, data, rank in samples:
-        yield from scaled(
-            name, torch.as_tensor(data.data), torch.as_tensor(data.target * 1.0), rank
-        )
+    if config.samples:
+        for name, load, rank in (("diabetes", load_diabetes, 3), ("digits", load_digits, 5)):
+            rows, labels = load(return_X_y=True)
+            yield from scaled(name, torch.as_tensor(rows), torch.as_tensor(labels * 1.0), rank)
     for path in sorted(config.data.rglob("*.csv.gz")) if config.data else ():
         yield from scaled(path.name.removesuffix(".csv.gz"), *load_numbers(path), 3)
     for schema, names in FILES.items():
@@ -228,18 +247,19 @@ def sources(config, out):
         for path in found:
             yield from scaled(path.stem, *load_csv(path, schema), schema.rank, schema.zero_phi)
         if not found and config.stand_ins:
-            bound = math.sqrt(len(schema.features))
-            name = f"synthetic {schema.name.split()[0]}"
-            yield name, stand_in(schema), bound, 1.0, schema.rank, schema.zero_phi
+            yield schema.synthetic, stand_in(schema), schema.bound, schema.rank, schema.zero_phi
 
 
 def scaled(name, A, b, rank, paper=None):
     """A table as it is, and a small one with its rows repeated."""
-    A, b = scaled_columns(A), scaled_columns(b[:, None])[:, 0]
-    moments, bound = SecondMoments.of(A, b), float(torch.linalg.vector_norm(A, dim=1).max())
-    yield name, moments, bound, 1.0, rank, paper
+    A = scaled_columns(A)
+    moments = SecondMoments.of(A, scaled_columns(b[:, None])[:, 0])
+    norms = torch.linalg.vector_norm(A, dim=1)
+    bound = float(norms.max())
+    yield name, moments, bound, rank, paper
+    # published tables of clients are larger than these
     if 2 * moments.n <= CLIENTS:
-        yield f"{name}, rows repeated", repeated(moments, CLIENTS), bound, 1.0, rank, paper
+        yield f"{name}, rows repeated", repeated(moments, CLIENTS), bound, rank, paper
 
 
 @dataclass(frozen=True)
@@ -252,12 +272,13 @@ class Config:
 
 def measure(config, report):
     torch.set_num_threads(1)
-    generator, runs = keyed_generator(b"tables"), config.runs
+    generator = keyed_generator(b"tables")
+    runs = config.runs
     if config.data is not None and not config.data.is_dir():
         raise SystemExit(
             f"--data must be a folder with files of UCI, see --help; there is none at {config.data}"
         )
-    rows = list(sources(config, report.folder))
+    rows = list(sources(config))
     if not rows:
         raise SystemExit(
             "no table: give --data a folder with files of UCI, see --help, or leave out --no-samples"
@@ -265,13 +286,12 @@ def measure(config, report):
     report.say(
         f"phi, epsilon = {EPSILON_PHI}, lambda = {RIDGE:g} (paper's Table 8), mean of {runs} runs"
     )
-    for name, moments, bound, label, _, paper in rows:
+    for name, moments, bound, _, paper in rows:
         cells = {"table": name, "n": moments.n, "d": moments.columns - 1}
-        report.row(
-            "phi", **cells, **regression(moments, bound, label, runs, generator), paper_local=paper
-        )
+        found = regression(moments, bound, runs, generator)
+        report.row("phi", **cells, **found, paper_local=paper)
     report.say(f"\npsi, epsilon = {EPSILON_PSI} (paper's Table 7), mean of {runs} runs")
-    for name, moments, bound, _, rank, _ in rows:
+    for name, moments, bound, rank, _ in rows:
         cells = {"table": name, "n": moments.n, "d": moments.columns - 1, "k": rank}
         report.row("psi", **cells, **low_rank(moments, rank, bound, runs, generator))
 

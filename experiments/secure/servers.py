@@ -47,9 +47,13 @@ class Config:
     organisations: int = 4
 
 
-FULL, SMOKE = Config(), Config(20_000, 2, 2)
-COLUMNS, HEIGHT, COPIES, EPSILON, DELTA, RIDGE = 10, 100, 2, 0.5, 1e-6, 10.0
-WAIT = 600.0
+COLUMNS = 10
+HEIGHT = 100  # rows of the sketch
+COPIES = 2  # entries of a column of it that are not 0
+EPSILON = 0.5
+DELTA = 1e-6
+RIDGE = 10.0
+WAIT = 600.0  # seconds, for other processes
 Question = SecureSketch | SharedSum
 
 
@@ -57,33 +61,35 @@ def sketch(config):
     """A sketch of rows of norm 1, without the noise of one client in 200: no row holds more than an
     organisation.
     """
-    osnap = balanced_osnap(config.clients, HEIGHT, COPIES, generator=keyed_generator(b"sketch"))
-    x = torch.randn(
-        config.clients, COLUMNS, dtype=torch.float64, generator=keyed_generator(b"data")
-    )
-    coalition = AdaptiveCoalition(config.clients // 200)
-    return SecureSketch(osnap, COLUMNS, 1.0, EPSILON, DELTA, coalition=coalition), x / x.norm(
-        dim=1, keepdim=True
-    )
+    n = config.clients
+    osnap = balanced_osnap(n, HEIGHT, COPIES, generator=keyed_generator(b"sketch"))
+    x = torch.randn(n, COLUMNS, dtype=torch.float64, generator=keyed_generator(b"data"))
+    coalition = AdaptiveCoalition(n // 200)
+    question = SecureSketch(osnap, COLUMNS, 1.0, EPSILON, DELTA, coalition=coalition)
+    return question, x / x.norm(dim=1, keepdim=True)
 
 
 def gram(config):
     """Second moments of rows in [-1, 1]^10 and a label."""
+    n = config.clients
     generator = keyed_generator(b"gram")
-    rows = torch.rand(config.clients, COLUMNS, dtype=torch.float64, generator=generator) * 2 - 1
-    noise = 0.3 * torch.randn(config.clients, 1, dtype=torch.float64, generator=generator)
+    rows = torch.rand(n, COLUMNS, dtype=torch.float64, generator=generator) * 2 - 1
+    noise = 0.3 * torch.randn(n, 1, dtype=torch.float64, generator=generator)
     labels = (rows.sum(1, keepdim=True) / 5 + noise).clamp(-1, 1)
-    question = regression.GramRelease(
-        config.clients, COLUMNS, COLUMNS**0.5, EPSILON, DELTA, label_bound=1.0
-    )
+    question = regression.GramRelease(n, COLUMNS, COLUMNS**0.5, EPSILON, DELTA, label_bound=1.0)
     return question, torch.cat([rows, labels], 1)
 
 
 def sizes(config):
     """Clients of each organisation, no two alike."""
     whole = sum(range(1, config.organisations + 1))
-    found = [config.clients * i // whole for i in range(1, config.organisations)]
-    return {f"organisation-{i}": n for i, n in enumerate([*found, config.clients - sum(found)])}
+    counts = [config.clients * i // whole for i in range(1, config.organisations)]
+    counts.append(config.clients - sum(counts))
+    return {f"organisation-{i}": n for i, n in enumerate(counts)}
+
+
+def server_names(config):
+    return [f"server-{k}" for k in range(config.servers)]
 
 
 def play(name, folders: list[Path]):
@@ -92,33 +98,36 @@ def play(name, folders: list[Path]):
     """
     torch.set_num_threads(1)
     for folder in folders:
-        key, at, start = KeyFile(folder / f"{name}.key"), folder / "session", time.process_time()
+        key = KeyFile(folder / f"{name}.key")
+        session = folder / "session"
+        start = time.process_time()
         if name == "analyst":
-            found = secure.release(at, key, wait=WAIT)
+            found = secure.release(session, key, wait=WAIT)
             torch.save((found.value, found.standard_error, found.n), folder / "release.pt")
         elif name.startswith("server"):
-            secure.serve(at, key, wait=WAIT)
+            secure.serve(session, key, wait=WAIT)
         else:
-            secure.submit(
-                at,
-                key,
-                torch.load(folder / f"{name}.pt"),
-                noise=SeededNoise(int(name.split("-")[1])),
-            )
-        (folder / f"{name}.json").write_text(json.dumps(time.process_time() - start))
+            rows = torch.load(folder / f"{name}.pt")
+            _, seed = name.split("-")
+            # seeded, so that one process can draw the same noise
+            secure.submit(session, key, rows, noise=SeededNoise(int(seed)))
+        seconds = time.process_time() - start
+        (folder / f"{name}.json").write_text(json.dumps(seconds))
 
 
 def prepared(folder, question, x, config):
     """A session with everybody's key, and each organisation's rows."""
     folder.mkdir()
-    clients, servers = sizes(config), [f"server-{k}" for k in range(config.servers)]
+    clients = sizes(config)
+    servers = server_names(config)
     secure.new_keys(folder, *servers, *clients, "analyst")
 
     def party(name) -> secure.Party:
         return secure.Party(name, KeyFile(folder / f"{name}.key").public, clients.get(name, 0))
 
-    parties = (tuple(map(party, names)) for names in (servers, clients))
-    session = Session(question, *parties, party("analyst"))
+    session = Session(
+        question, tuple(map(party, servers)), tuple(map(party, clients)), party("analyst")
+    )
     secure.open_session(folder / "session", session)
     for party in session.parties:
         KeyFile(folder / f"{party.name}.key").join(session, session.fingerprint)
@@ -130,7 +139,7 @@ def prepared(folder, question, x, config):
 def played(config, folders: list[Path]):
     """All parties, each in its process."""
     context = multiprocessing.get_context("forkserver")  # imports once
-    names = [*(f"server-{k}" for k in range(config.servers)), *sizes(config), "analyst"]
+    names = [*server_names(config), *sizes(config), "analyst"]
     running = [context.Process(target=play, args=(name, folders)) for name in names]
     for process in running:
         process.start()
@@ -142,12 +151,14 @@ def played(config, folders: list[Path]):
 
 def alone(session, x):
     """The release by one process, from the same sources."""
-    question, sent = session.question, []
+    question = session.question
+    tallies = []
     for i, party in enumerate(session.organisations):
         first = session.first(party)
-        part = x[first : first + party.clients]
-        sent.append(question.tally(question.randomize(part, first=first, noise=SeededNoise(i))))
-    return question.analyse(question.add(*sent))
+        rows = x[first : first + party.clients]
+        messages = question.randomize(rows, first=first, noise=SeededNoise(i))
+        tallies.append(question.tally(messages))
+    return question.analyse(question.add(*tallies))
 
 
 def compare(kind, folder, session, x, report):
@@ -155,6 +166,7 @@ def compare(kind, folder, session, x, report):
     the release.
     """
     value, error, n = torch.load(folder / "release.pt")
+    # files between two roles are named after both
     files = {
         tuple(path.name.split(".")): path.stat().st_size
         for path in (folder / "session").glob("*.*.*")
@@ -163,7 +175,8 @@ def compare(kind, folder, session, x, report):
         through = sum(size for ends, size in files.items() if path.stem in ends) / 1e6
         seconds = json.loads(path.read_text())
         report.row("roles", question=kind, role=path.stem, cpu_seconds=seconds, megabytes=through)
-    here, question = alone(session, x), session.question
+    here = alone(session, x)
+    question = session.question
     report.say(session.sums.guarantee)
     z = (value - question.exact(question.summary(x))) / error
     report.row(
@@ -173,8 +186,13 @@ def compare(kind, folder, session, x, report):
         measured_over_predicted_variance=z.square().mean(),
         standard_error=(2 / z.numel()) ** 0.5,
     )
-    words, formula = payload(folder / "session", session), session.sums.payload_bytes
-    report.row("bytes", question=kind, words=words, formula=formula, files=sum(files.values()))
+    report.row(
+        "bytes",
+        question=kind,
+        words=payload(folder / "session", session),
+        formula=session.sums.payload_bytes,
+        files=sum(files.values()),
+    )
     return here
 
 
@@ -188,7 +206,8 @@ def payload(folder, session):
 
 def loss(question: regression.GramRelease, found, x, report):
     """Regression from the roles' release beside that from a curator's."""
-    moments, central = regression.SecondMoments.of(x), replace(question, model=Model.CENTRAL)
+    moments = regression.SecondMoments.of(x)
+    central = replace(question, model=Model.CENTRAL)
     curator = central.sample_estimate(moments, generator=keyed_generator(b"curator"))
     ratio = partial(regression.phi, moments, ridge=RIDGE)
     solve = partial(regression.adaptive_ridge, ridge=RIDGE)
@@ -200,19 +219,20 @@ def loss(question: regression.GramRelease, found, x, report):
 @on_host
 def measure(config, report):
     torch.set_num_threads(1)
-    asked = {"sketch": sketch(config), "gram": gram(config)}
-    with tempfile.TemporaryDirectory() as made:
-        folders = {kind: Path(made, kind) for kind in asked}
-        sessions = {kind: prepared(folders[kind], *asked[kind], config) for kind in asked}
-        played(config, list(folders.values()))
-        found = {
-            kind: compare(kind, folders[kind], sessions[kind], asked[kind][1], report)
-            for kind in asked
-        }
-    loss(asked["gram"][0], found["gram"], asked["gram"][1], report)
+    sketch_question, sketch_rows = sketch(config)
+    gram_question, gram_rows = gram(config)
+    with tempfile.TemporaryDirectory() as parent:
+        of_sketch = Path(parent, "sketch")
+        of_gram = Path(parent, "gram")
+        sketch_session = prepared(of_sketch, sketch_question, sketch_rows, config)
+        gram_session = prepared(of_gram, gram_question, gram_rows, config)
+        played(config, [of_sketch, of_gram])
+        compare("sketch", of_sketch, sketch_session, sketch_rows, report)
+        found = compare("gram", of_gram, gram_session, gram_rows, report)
+    loss(gram_question, found, gram_rows, report)
 
 
-EXPERIMENT = Experiment(measure, FULL, SMOKE)
+EXPERIMENT = Experiment(measure, Config(), Config(20_000, 2, 2))
 
 if __name__ == "__main__":
     EXPERIMENT.main()

@@ -83,19 +83,21 @@ def kinds(tables):
         yield f"PrivUnit {dim}", lambda e, dim=dim: PrivUnit(dim, e)
     if tables:
         prefix = workloads.prefix(64).dense()
-        drawn = lambda: torch.Generator().manual_seed(0)  # noqa: E731
-        yield (
-            "shifts for prefix sums 64",
-            lambda e: ShiftStrategy.tuned(prefix, e, generator=drawn()),
-        )
+
+        def shifts(epsilon):
+            generator = torch.Generator().manual_seed(0)
+            return ShiftStrategy.tuned(prefix, epsilon, generator=generator)
+
+        yield "shifts for prefix sums 64", shifts
 
 
 def closed(epsilon, n):
     """The closed form of Feldman, McMillan, Talwar (2023); epsilon where it says nothing."""
-    growth, log = math.expm1(epsilon), math.log(4 / DELTA)
+    growth = math.expm1(epsilon)
     if growth + 2 > n / (8 * math.log(2 / DELTA)):
         return epsilon
-    return min(epsilon, math.log1p(growth * (4 * math.sqrt(2 * log / ((growth + 2) * n)) + 4 / n)))
+    spread = 4 * math.sqrt(2 * math.log(4 / DELTA) / ((growth + 2) * n))
+    return min(epsilon, math.log1p(growth * (spread + 4 / n)))
 
 
 def clones(epsilon, n):
@@ -110,7 +112,9 @@ def epsilons(config, report):
             row = {str(n): of(local, n) for n in config.users}
             report.row("epsilons", local=local, randomizer=name, **row, seconds=0.0)
         for name, kind in kinds(config.tables):
-            client, row, longest = kind(local), {}, 0.0
+            client = kind(local)
+            row = {}
+            longest = 0.0
             for n in config.users:
                 start = time.process_time()
                 row[str(n)] = Amplified(client, n, DELTA).guarantee.epsilon
@@ -125,49 +129,41 @@ def histograms(n, epsilon, k):
     even = torch.ones(k, dtype=torch.float64)
     asked = workloads.identity(k)
     trusted = {"objective": Objective.MEAN, "trust": "curator", "prior": even}
-    for one in choose(asked, n, epsilon, DELTA, **trusted).candidates:
-        crowd, alone = one.protocol, math.inf
-        messages = getattr(crowd, "messages_per_user", 0.0)
-        if isinstance(crowd, Amplified):
-            messages, alone = 1.0, crowd.client.guarantee.epsilon
-        yield one.name, messages, alone, (n * one.error) ** 2
+    for candidate in choose(asked, n, epsilon, DELTA, **trusted).candidates:
+        protocol = candidate.protocol
+        # a curator's user sends no message
+        messages = getattr(protocol, "messages_per_user", 0.0)
+        local = math.inf
+        if isinstance(protocol, Amplified):
+            messages = 1.0
+            local = protocol.client.guarantee.epsilon
+        yield candidate.name, messages, local, (n * candidate.error) ** 2
 
 
 def vectors(n, epsilon, dim):
     """(protocol, messages of a user, local epsilon, E |error|^2 of the mean of n unit vectors)."""
-    crowd = Amplified.calibrated(lambda e: PrivUnit(dim, e), n, epsilon, DELTA)
-    yield "PrivUnit", 1.0, crowd.client.epsilon, crowd.client.squared_error(1.0) / n
-    for sums in (PoissonSum, BoundedSum):
-        # numbers from 0 to 4
-        law = sums.calibrated(n, epsilon, DELTA, Sensitivity(dim, change=16.0, largest=4.0))
-        noise = 4 * dim * float(law.variance(torch.tensor([n / 2]))) / 16 / n**2
-        yield (
-            sums.__name__,
-            dim * (law.messages_per_user + 3),
-            math.inf,
-            noise + 4 / 16 / n * dim / 4,
-        )
-    yield "a curator", 0.0, math.inf, dim * (gaussian_sigma(epsilon, DELTA, 2.0) / n) ** 2
+    client = Amplified.calibrated(lambda e: PrivUnit(dim, e), n, epsilon, DELTA).client
+    yield "PrivUnit", 1.0, client.epsilon, client.squared_error(1.0) / n
+    for kind in (PoissonSum, BoundedSum):
+        # numbers from 0 to 4 for coordinates from -1 to 1: half a unit is 1/4 in squares
+        sums = kind.calibrated(n, epsilon, DELTA, Sensitivity(dim, change=16.0, largest=4.0))
+        variance = float(sums.variance(torch.tensor([n / 2])))
+        noise = 4 * dim * variance / 16 / n**2
+        rounding = 4 / 16 / n * dim / 4
+        yield kind.__name__, dim * (sums.messages_per_user + 3), math.inf, noise + rounding
+    sigma = gaussian_sigma(epsilon, DELTA, 2.0) / n
+    yield "a curator", 0.0, math.inf, dim * sigma**2
 
 
 def measure(config, report):
     torch.set_num_threads(1)
     epsilons(config, report)
-    for n, epsilon, *sizes in config.choice:
-        for question, of, size in zip(
-            ("histogram", "mean"), (histograms, vectors), sizes, strict=True
-        ):
-            for name, messages, alone, error in of(n, epsilon, size):
-                facts = {"messages": messages, "local": alone, "error": error}
-                report.row(
-                    "choice",
-                    n=n,
-                    epsilon=epsilon,
-                    question=question,
-                    size=size,
-                    protocol=name,
-                    **facts,
-                )
+    for n, epsilon, types, dim in config.choice:
+        for question, ways, size in (("histogram", histograms, types), ("mean", vectors, dim)):
+            cells = {"n": n, "epsilon": epsilon, "question": question, "size": size}
+            for name, messages, local, error in ways(n, epsilon, size):
+                facts = {"messages": messages, "local": local, "error": error}
+                report.row("choice", **cells, protocol=name, **facts)
 
 
 EXPERIMENT = Experiment(

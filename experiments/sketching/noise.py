@@ -38,9 +38,13 @@ from torchdp.sketching import (
 )
 from torchdp.sketching.noise import DivisibleNoise
 
-DELTA, HEIGHT, COLUMNS = 1e-6, 100, 10
-EPSILONS, COPIES = (0.05, 0.1, 0.5), (1, 2, 5, 10)
-LOOSE, Z = 1e-3, 4.0  # delta of the Monte Carlo check; deviations that are flagged
+DELTA = 1e-6
+HEIGHT = 100  # m, rows of the sketch
+COLUMNS = 10
+EPSILONS = (0.05, 0.1, 0.5)
+COPIES = (1, 2, 5, 10)  # s
+LOOSE = 1e-3  # delta of the Monte Carlo check
+Z = 4.0  # deviations that are flagged
 
 
 def entries(users, report, generator):
@@ -49,21 +53,24 @@ def entries(users, report, generator):
     """
     sketches = [balanced_osnap(users, HEIGHT, s, generator=generator) for s in COPIES]
     for epsilon in EPSILONS:
-        least = entry_variance(math.sqrt(COLUMNS), epsilon=epsilon, delta=DELTA)
+        kind = {"epsilon": epsilon, "delta": DELTA}
+        least = entry_variance(math.sqrt(COLUMNS), **kind)
+        mu = 1 / gaussian_sigma(epsilon, DELTA)
         for sketch in sketches:
             s = sketch.copies
-            printed = paper.gaussian_noise(sketch, COLUMNS, 1.0, epsilon=epsilon, delta=DELTA)
+            printed = paper.gaussian_noise(sketch, COLUMNS, 1.0, **kind)
             variance = float(printed.variance(sketch).mean())
-            mu = 1 / gaussian_sigma(epsilon, DELTA)
+            ratio = variance / least
+            logarithm = math.log(1.25 * s * COLUMNS / DELTA)
             report.row(
                 "entries",
                 epsilon=epsilon,
                 exact=least,
                 s=s,
                 paper=variance,
-                ratio=variance / least,
-                deviations=math.sqrt(variance / least),
-                formula=s**3 * COLUMNS * math.log(1.25 * s * COLUMNS / DELTA) * (mu / epsilon) ** 2,
+                ratio=ratio,
+                deviations=math.sqrt(ratio),
+                formula=s**3 * COLUMNS * logarithm * (mu / epsilon) ** 2,
             )
 
 
@@ -97,8 +104,9 @@ def drawn_delta(noise: DivisibleNoise, sketch, covariance, client, draws, source
     shift = 2 * sketch.dense()[:, client]
     direction = torch.linalg.solve(covariance, shift)
     noisy = noise.sample_sum(sketch, draws, generator=source) / math.sqrt(sketch.copies)
+    # ln P/Q of two Gaussian distributions that differ by the shift
     loss = direction @ noisy.double() + float(direction @ shift) / 2
-    gain = (1 - (1 - loss).exp()).clamp_min(0)
+    gain = -torch.expm1(1 - loss).clamp_max(0)
     return float(gain.mean()), float(gain.std()) / math.sqrt(draws)
 
 
@@ -106,34 +114,30 @@ def monte_carlo(draws, report, generator):
     """The noise that the honest clients add together, and 10 % less, against the delta that it was
     calibrated to.
     """
-    several, single = (
-        balanced_osnap(60, 12, 3, generator=generator),
-        count_sketch(60, 3, generator=generator),
-    )
-    # ten from the thinnest row
-    gone = single.rows[0].eq(int(single.counts().argmin())).nonzero()[:10, 0]
+    target = {"epsilon": 1, "delta": LOOSE}
+    several = balanced_osnap(60, 12, 3, generator=generator)
+    single = count_sketch(60, 3, generator=generator)
+    # ten are corrupt, all of the thinnest row
+    thinnest = int(single.counts().argmin())
+    gone = (single.rows[0] == thinnest).nonzero()[:10, 0]
     honest = torch.ones(60, dtype=torch.bool)
     honest[gone] = False
     left = Sketch(single.rows[:, honest], single.signs[:, honest], single.height)
-    after = AdaptiveCoalition(10)
     # one sigma for all rows: sigma^2 = V max_i sum_c 1/h_j, j = rows[c, i]
-    thinnest = float((1 / several.counts())[several.rows].sum(0).max())
-    sigma = math.sqrt(entry_variance(1.0, epsilon=1, delta=LOOSE) * thinnest)
+    shares = 1 / several.counts()
+    largest = float(shares[several.rows].sum(0).max())
+    sigma = math.sqrt(entry_variance(1.0, **target) * largest)
+    each_row = GaussianNoise.calibrated(several, 1.0, **target)
+    corrupt = GaussianNoise.calibrated(single, 1.0, **target, coalition=AdaptiveCoalition(10))
     cases = (
-        (
-            "one sigma for each row, s = 3",
-            several,
-            GaussianNoise.calibrated(several, 1.0, epsilon=1, delta=LOOSE),
-        ),
+        ("one sigma for each row, s = 3", several, each_row),
         ("one sigma, s = 3", several, GaussianNoise(sigma)),
-        (
-            "ten corrupt in a row",
-            left,
-            GaussianNoise.calibrated(single, 1.0, epsilon=1, delta=LOOSE, coalition=after),
-        ),
+        ("ten corrupt in a row", left, corrupt),
     )
     for name, sketch, noise in cases:
-        client = int((sketch.dense().square() / noise.variance(sketch)[:, None]).sum(0).argmax())
+        # whose column moves the release most, in deviations
+        squares = sketch.dense().square() / noise.variance(sketch)[:, None]
+        client = int(squares.sum(0).argmax())
         for factor in (1.0, 0.9):
             used = type(noise)(factor * noise.sigma)
             covariance = used.variance(sketch).diag()

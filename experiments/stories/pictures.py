@@ -16,7 +16,6 @@ Time: three minutes on one core; --smoke, the survey alone, in ten.
 
 import contextlib
 import io
-import os
 import re
 import tempfile
 from dataclasses import dataclass
@@ -29,7 +28,8 @@ from torchdp import training
 from torchdp.simulate import Experiment, columns, subplots
 from torchdp.threads import on_host
 
-DOCS = Path(__file__).resolve().parents[2] / "docs"
+HERE = Path(__file__).resolve()
+DOCS = HERE.parents[2] / "docs"
 COLOURS = {"DP-SGD": "#D55E00", "best": "#0072B2", "no noise": "#009E73"}
 
 
@@ -42,16 +42,12 @@ class Config:
 def told(story):
     """The names that a story's blocks leave, run in an empty folder."""
     names = {"__name__": "__main__"}
-    here = Path.cwd()
+    text = (DOCS / f"story_{story}.md").read_text()
     with tempfile.TemporaryDirectory() as folder, contextlib.redirect_stdout(io.StringIO()):
-        os.chdir(folder)
-        try:
-            for block in re.findall(
-                r"```python\n(.*?)```", (DOCS / f"story_{story}.md").read_text(), re.DOTALL
-            ):
+        # a story writes files
+        with contextlib.chdir(folder):
+            for block in re.findall(r"```python\n(.*?)```", text, re.DOTALL):
                 exec(compile(block, story, "exec"), names)
-        finally:
-            os.chdir(here)
     return names
 
 
@@ -60,9 +56,9 @@ def survey(config, report):
     protocol, whole = story["protocol"], story["whole"]
     low, high = whole.interval(0.95)
     truth = protocol.exact(protocol.summary(story["step"]))
-    for at, value in enumerate(whole.value.tolist()):
-        ends = {"low": float(low[at]), "high": float(high[at])}
-        report.row("survey", score=25 * (at + 1), truth=float(truth[at]), private=value, **ends)
+    for at, value in enumerate(whole.value):
+        ends = {"low": low[at], "high": high[at]}
+        report.row("survey", score=25 * (at + 1), truth=truth[at], private=value, **ends)
     for n, error in story["plan"].items():
         report.row("plan", people=n, error=error)
 
@@ -73,10 +69,8 @@ def federated(config, report):
         epsilon: released.evaluate(story["grid"]) for epsilon, released in story["maps"].items()
     }
     for at, (x, y) in enumerate(story["grid"].tolist()):
-        report.row(
-            "federated", x=x, y=y, truth=float(story["truth"][at]),
-            **{f"epsilon_{epsilon}": float(values[at]) for epsilon, values in maps.items()},
-        )  # fmt: skip
+        private = {f"epsilon_{epsilon}": values[at] for epsilon, values in maps.items()}
+        report.row("federated", x=x, y=y, truth=story["truth"][at], **private)
 
 
 def learning(config, report):
@@ -104,9 +98,12 @@ def unprotected(story: dict[str, Any], seed):
     for _ in range(story["steps"]):
         users = torch.randint(people, (story["batch"],))
         optimizer.zero_grad()
-        torch.nn.functional.cross_entropy(model(x[users]), y[users]).backward()
+        loss = torch.nn.functional.cross_entropy(model(x[users]), y[users])
+        loss.backward()
         optimizer.step()
-    return float((model(x[people:]).argmax(1) == y[people:]).double().mean())
+    # who does not train is for testing
+    predicted = model(x[people:]).argmax(1)
+    return float((predicted == y[people:]).double().mean())
 
 
 STORIES = {"survey": survey, "federated": federated, "training": learning}
@@ -162,11 +159,14 @@ def drawn_maps(rows):
     names = {"truth": "truth", "epsilon_1.0": "epsilon = 1", "epsilon_0.1": "epsilon = 0.1"}
     figure, axes = subplots(3, size=(3.6, 3.4), wide=3, sharex=True, sharey=True)
     side = round(len(rows) ** 0.5)
-    top = max(float(row["truth"]) for row in rows)
     for axis, (name, title) in zip(axes, names.items(), strict=True):
-        values = torch.tensor([float(row[name]) for row in rows]).view(side, side).T
+        (values,) = columns(rows, name)
+        if name == "truth":
+            top = max(values)
+        # columns of a picture are x
+        pixels = torch.tensor(values).view(side, side).T
         picture = axis.imshow(
-            values, origin="lower", extent=(-1, 1, -1, 1), vmin=0, vmax=top, cmap="viridis"
+            pixels, origin="lower", extent=(-1, 1, -1, 1), vmin=0, vmax=top, cmap="viridis"
         )
         axis.set(title=title, xticks=(-1, 0, 1), yticks=(-1, 0, 1))
     figure.colorbar(picture, ax=axes, label="density", shrink=0.85)
@@ -177,15 +177,9 @@ def drawn_training(tables):
     figure, (left, right) = subplots(2, size=(5, 3.6))
     for epsilon, style in ((2.0, "-"), (8.0, "--")):
         for name in ("DP-SGD", "best"):
-            rows = [
-                row
-                for row in tables["training"]
-                if (row["plan"], row["epsilon"]) == (name, epsilon)
-            ]
-            step, error = columns(rows, "step", "error")
-            left.plot(
-                step, error, style, color=COLOURS[name], label=f"{name}, epsilon = {epsilon:g}"
-            )
+            step, error = columns(tables["training"], "step", "error", plan=name, epsilon=epsilon)
+            label = f"{name}, epsilon = {epsilon:g}"
+            left.plot(step, error, style, color=COLOURS[name], label=label)
     left.set(
         xlabel="step",
         ylabel="error, clipping bounds",
@@ -193,7 +187,7 @@ def drawn_training(tables):
     )
     left.legend(frameon=False)
     for at, name in enumerate(COLOURS):
-        found = [float(row["accuracy"]) for row in tables["accuracy"] if row["plan"] == name]
+        (found,) = columns(tables["accuracy"], "accuracy", plan=name)
         right.plot([at] * len(found), found, "o", color=COLOURS[name], alpha=0.6)
     right.set(
         xticks=range(3),
