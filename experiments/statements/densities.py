@@ -23,16 +23,18 @@ NODES, WEIGHTS = np.polynomial.hermite_e.hermegauss(120)
 def bounded_features(draw):
     d = draw.size(8)
     x, y = draw.matrix(2, d)
-    t = float(np.linalg.norm(x - y))
+    t = np.linalg.norm(x - y)
     if t < 4:  # the mean over the phase is cos(sqrt 2 <w, x - y>), w normal
-        mean = float(WEIGHTS @ np.cos(math.sqrt(2) * t * NODES)) / math.sqrt(2 * math.pi)
-        yield f"Gaussian, distance {t:.3g}", abs(mean - math.exp(-t * t)), 1e-6
+        waves = np.cos(math.sqrt(2) * t * NODES)
+        mean = WEIGHTS @ waves / math.sqrt(2 * math.pi)
+        bias = abs(mean - math.exp(-t * t))
+        yield f"Gaussian, distance {t:.3g}", bias, 1e-6
     x = x / max(1.0, np.linalg.norm(x))
     y = y / max(1.0, np.linalg.norm(y))
     signs = np.array(list(itertools.product([-1.0, 1.0], repeat=d)))
     f = signs @ x
     g = signs @ y
-    yield f"signs, d = {d}", abs(float((f * g).mean() - x @ y)), 1e-9
+    yield f"signs, d = {d}", abs((f * g).mean() - x @ y), 1e-9
     yield f"size of signs, d = {d}", largest(f), math.sqrt(d)
     yield f"size of coordinates, d = {d}", largest(x), 1.0
 
@@ -58,12 +60,13 @@ def density_error(draw):
         name = "Gaussian"
         R = math.sqrt(2)
         S = 1
-        truth = float(np.exp(-((x - y) ** 2).sum(1)).mean())
+        squares = ((x - y) ** 2).sum(1)
+        truth = np.exp(-squares).mean()
     else:
         name = "inner product"
         R = 1.0
         S = d
-        truth = float((x @ y).mean())
+        truth = (x @ y).mean()
     errors = []
     for _ in range(400):
         if fourier:  # random features, I of them
@@ -76,10 +79,10 @@ def density_error(draw):
             g = np.tile(y, repeats)
         # of (2 B - n) R: rounding to bits, and noise
         variances = (R * R - f * f).sum(0) + 4 * R * R * noise
-        bias = float((f @ g).mean()) / repeats - truth
-        errors.append(bias * bias + float(variances @ (g * g)) / (n * repeats) ** 2)
+        bias = (f @ g).mean() / repeats - truth
+        errors.append(bias * bias + (variances @ (g * g)) / (n * repeats) ** 2)
     bound = 16 * R**4 * S * (S + noise / n**2) / repeats
-    yield f"{name}, d = {d}, n = {n}, I = {repeats}", float(np.mean(errors)), bound
+    yield f"{name}, d = {d}, n = {n}, I = {repeats}", np.mean(errors), bound
 
 
 @wagner.grid(

@@ -53,13 +53,13 @@ def approximated(W, alpha):
 )
 def approximate_duality(draw, share=1.0):
     W = draw.sized(4, 5)
-    alpha = float(largest(W) * draw.pick(0.0, 0.1, 0.5, 0.9, 1.2))
+    alpha = largest(W) * draw.pick(0.0, 0.1, 0.5, 0.9, 1.2)
     at = f"{W.shape}, alpha = {alpha:.3g}"
     lower, upper = approximated(W, share * alpha)
     for U in (W, draw.rng.normal(size=W.shape), draw.matrix(*W.shape, later=1)):
         if U.any():
             most = float(gamma2_dual(torch.as_tensor(U)).upper)
-            gain = float((W * U).sum() - alpha * np.abs(U).sum())
+            gain = (W * U).sum() - alpha * np.abs(U).sum()
             yield f"weak {at}", gain / most, upper
     yield f"tight {at}", lower, approximated(W, alpha)[1]
 
@@ -74,7 +74,8 @@ def dual_norm(draw):
     if not U.any():
         return
     found = gamma2_dual(torch.as_tensor(U))
-    least = float((U * (found.left.numpy() @ found.right.numpy().T)).sum())
+    product = found.left.numpy() @ found.right.numpy().T
+    least = (U * product).sum()
     yield f"vectors {U.shape}", float(found.lower), least
     m, n = U.shape
     weights = [(found.row_weights.numpy(), found.column_weights.numpy())]
@@ -86,10 +87,11 @@ def dual_norm(draw):
         row_scale = np.sqrt(c[rows] / c.sum())[:, None]
         column_scale = np.sqrt(P[columns] / P.sum())
         scaled = nonzero / row_scale / column_scale
-        yield f"weak {U.shape}", least, float(np.linalg.norm(scaled, 2))
+        yield f"weak {U.shape}", least, np.linalg.norm(scaled, 2)
     yield f"strong {U.shape}", float(found.upper), least
     signs = np.array(list(itertools.product([-1.0, 1.0], repeat=m)))
-    yield f"signs {U.shape}", float(np.abs(signs @ U).sum(1).max()), least
+    sums = np.abs(signs @ U).sum(1)
+    yield f"signs {U.shape}", sums.max(), least
 
 
 @edmonds.grid(
@@ -101,7 +103,8 @@ def dual_norm(draw):
 def parities(d):
     x = np.array(list(itertools.product([-1.0, 1.0], repeat=d)))
     for w in range(d + 1):
-        W = np.array([x[:, list(S)].prod(1) for S in itertools.combinations(range(d), w)])
+        sets = itertools.combinations(range(d), w)
+        W = np.array([x[:, list(S)].prod(1) for S in sets])
         claimed = math.comb(d, w) ** 0.5 / 2
         power = (d / w) ** (w / 2) / 2 if w else 0.5
         yield f"d = {d}, w = {w}", claimed, approximated(W, 0.5)[1]
@@ -116,8 +119,8 @@ def least_largest(W, epsilon):
     variance = privunit_variance(len(right), epsilon)
     Z = np.random.default_rng(0).normal(size=(2000, left.shape[1]))
     errors = np.abs(Z @ left.T).max(1)
-    radius = float(np.linalg.norm(right, axis=0).max())
-    error = float(errors.mean()) * radius
+    radius = np.linalg.norm(right, axis=0).max()
+    error = errors.mean() * radius
     return gamma_of(W)[0], error * math.sqrt(variance)
 
 
@@ -182,7 +185,8 @@ def randomizer(epsilon, d):
     limit=5,
 )
 def randomizer_mended(epsilon, d):
-    yield f"epsilon = {epsilon:g}, d = {d}", PrivUnit(d, epsilon).subgaussian.psi2 * epsilon, 1.0
+    sigma = PrivUnit(d, epsilon).subgaussian.psi2
+    yield f"epsilon = {epsilon:g}, d = {d}", sigma * epsilon, 1.0
 
 
 @edmonds.check(
@@ -199,7 +203,7 @@ def learning(rng, count, grows=False):
         n = math.ceil(logarithm / alpha**2)
         # losses (1 - bias)/2 and (1 + bias)/2 are more than alpha apart
         bias = min(1.0, 1.0001 * alpha)
-        failing = float(binom.logcdf((n - 1) // 2, n, (1 + bias) / 2))
+        failing = binom.logcdf((n - 1) // 2, n, (1 + bias) / 2)
         # as a logarithm, since beta alone may be 1e-300
         excess = min(700.0, failing - math.log(beta))
         yield f"alpha = {alpha:g}, beta = {beta:g}", math.exp(excess), 1.0
@@ -246,7 +250,8 @@ BETAS = (0.1, 0.03, 0.01, 0.001, 1e-4)
 def estimating(beta, within=None):
     n = 2 * math.ceil(128 * math.log(8 / beta)) + 1
     bias = 2 * (within or beta)
-    failing = float(binom.cdf((n - 1) // 2, n, min(1.0, (1 + 1.0001 * bias) / 2)))
+    right = min(1.0, (1 + 1.0001 * bias) / 2)  # chance that one user is on the better side
+    failing = binom.cdf((n - 1) // 2, n, right)
     yield f"beta = {beta:g}, n = {n}", failing, beta
 
 
@@ -257,10 +262,11 @@ def noises(epsilon):
     yield "Laplace", 2 / epsilon**2
     values = np.arange(-4000, 4001)
     for mesh in (2, 5):  # a staircase on a finer lattice: constant on steps of the width, centred
-        weights = q ** np.floor((np.abs(values) + mesh / 2) / mesh)
+        steps = np.floor((np.abs(values) + mesh / 2) / mesh)
+        weights = q**steps
         weights /= weights.sum()
         if weights[0] < 1e-18:
-            yield f"staircase {mesh}", float(weights @ values**2) / mesh**2
+            yield f"staircase {mesh}", weights @ values**2 / mesh**2
 
 
 @edmonds.grid(
@@ -318,10 +324,10 @@ def additive(draw):
         if largest(lost - lost.mean(1, keepdims=True)) > 1e-9 * (1 + largest(W)):
             continue
         pairs = itertools.combinations(images.T, 2)
-        width = max(float(np.linalg.norm(a - b)) for a, b in pairs)
+        width = max(np.linalg.norm(a - b) for a, b in pairs)
         error = 0.0
         if width > 1e-12:
-            error = gaussian_sigma(epsilon, delta, width) * float(np.linalg.norm(A))
+            error = gaussian_sigma(epsilon, delta, width) * np.linalg.norm(A)
         yield f"{W.shape}, epsilon = {epsilon:g}, delta = {delta:g}", claimed, error
 
 
@@ -372,7 +378,8 @@ FEW = ((0.1, 1e-3, 1e-6), (1, 3, 1000))
 )
 def few_users(epsilon, factor, least=0.0):
     n = math.ceil(max(1.0, least * factor / epsilon))
-    noisy = 2 * math.sqrt(dict(noises(epsilon))["discrete Laplace"]) / n
+    variance = dict(noises(epsilon))["discrete Laplace"]
+    noisy = 2 * math.sqrt(variance) / n
     yield f"n = {n}, epsilon = {epsilon:g}", 1 / (epsilon * n), min(1.0, noisy)
 
 

@@ -56,7 +56,7 @@ def gaussian_error(draw):
     d = draw.pick(1, 2, 5, 64)
     A = np.diag(np.exp(draw.rng.normal(size=d))) if draw.i % 2 else draw.matrix(d, d)
     Z = 2 * draw.rng.normal(size=(2000, d)) @ A.T
-    square = float(np.mean([p_norm(z, p) ** 2 for z in Z]))
+    square = np.mean([p_norm(z, p) ** 2 for z in Z])
     bound = math.sqrt(min(p, math.log(2 * d))) * p_norm(np.linalg.norm(A, axis=1), p)
     yield f"d = {d}, p = {p:g}", math.sqrt(square), bound
 
@@ -89,7 +89,8 @@ def sensitivity(draw):
     distance = 0.0
     if A.shape[1]:
         changes = (K[:, None] - K).reshape(-1, K.shape[1]) / n
-        distance = np.linalg.norm(changes @ np.linalg.pinv(A).T, axis=1).max()
+        preimages = changes @ np.linalg.pinv(A).T
+        distance = np.linalg.norm(preimages, axis=1).max()
     yield f"{K.shape} p = {p:g}, n = {n}", distance, 2 / n
 
 
@@ -122,10 +123,12 @@ def calculus(draw):
     upper_l = gamma_p(L, p)[1]
     sums = (K[:, None] + L).reshape(-1, d)
     yield f"sum, d = {d}, p = {p:g}", gamma_p(sums, p)[0], upper_k + upper_l
-    yield f"inclusion, p = {p:g}", lower_k, gamma_p(np.concatenate([K, L]), p)[1]
+    union = np.concatenate([K, L])
+    yield f"inclusion, p = {p:g}", lower_k, gamma_p(union, p)[1]
     scaled = (0.0, gamma_p(t * K, p)[1])
     yield from sides(f"scaling by {t:.3g}, p = {p:g}", abs(t) * lower_k, scaled)
-    hull = np.concatenate([K, rng.dirichlet(np.ones(len(K)), 3) @ K])
+    inside = rng.dirichlet(np.ones(len(K)), 3) @ K
+    hull = np.concatenate([K, inside])
     yield f"hull, p = {p:g}", gamma_p(hull, p)[0], upper_k
 
 
@@ -139,7 +142,8 @@ def centred(draw):
     K = draw.sized(5, 4)
     both = symmetric(K)
     yield f"symmetric, p = {p:g}", gamma_p(both, p, False)[0], gamma_p(both, p)[1]
-    moved = symmetric(K + draw.rng.normal(size=K.shape[1]))
+    shift = draw.rng.normal(size=K.shape[1])
+    moved = symmetric(K + shift)
     yield f"any shift, p = {p:g}", gamma_p(K, p)[0], gamma_p(moved, p, False)[1]
 
 
@@ -173,8 +177,10 @@ def duality(draw, order: Callable[[float], float] = lambda p: p):
         P = draw.simplex(len(K)) + 1e-12
         yield f"weak, p = {p:g}", dual(K, P, rows, order(p)), upper
     yield f"strong, p = {p:g}", upper, lower
-    D = np.sqrt(np.ones(d) if p == 2 else draw.rng.dirichlet(np.ones(d)) ** (1 - 2 / p))
-    yield f"Lemma 27, p = {p:g}", gamma_p(K * D, 2.0)[0], upper
+    squares = np.ones(d)
+    if p > 2:
+        squares = draw.rng.dirichlet(squares) ** (1 - 2 / p)
+    yield f"Lemma 27, p = {p:g}", gamma_p(K * np.sqrt(squares), 2.0)[0], upper
 
 
 @nikolov.each(
@@ -188,11 +194,12 @@ def oracles(draw):
     images = (K + draw.rng.normal(size=3)) @ root
     products = images @ images.T
     squares = (images**2).sum(1)
-    yield f"pairs {K.shape}", float(products.max()), float(squares.max())
+    yield f"pairs {K.shape}", products.max(), squares.max()
     positive = products > 0  # alpha^2 = largest/product of the pair
     if positive.any():
         better = np.maximum.outer(squares, squares)
-        yield f"the better {K.shape}", float((products / better)[positive].max()), 1.0
+        ratios = products[positive] / better[positive]
+        yield f"the better {K.shape}", ratios.max(), 1.0
 
 
 @nikolov.each(
@@ -205,8 +212,9 @@ def jensen(draw):
     X = draw.sized(8, 6)
     P = draw.simplex(len(X))
     moved = X - P @ X
-    error = float(P @ [p_norm(x, p) ** 2 for x in moved])
-    yield f"{X.shape}, p = {p:g}", p_norm(np.sqrt(P @ moved**2), p) ** 2, error
+    error = P @ [p_norm(x, p) ** 2 for x in moved]
+    deviations = np.sqrt(P @ moved**2)
+    yield f"{X.shape}, p = {p:g}", p_norm(deviations, p) ** 2, error
 
 
 def private_pairs(draw, size):
@@ -237,7 +245,8 @@ def private_pairs(draw, size):
 def chi_squared(draw):
     bound = 4 * math.sinh(draw.epsilon / 2) ** 2
     for name, P, Q in private_pairs(draw, draw.size(8, 2)):
-        yield f"{name}, epsilon = {draw.epsilon:g}", float(((P - Q) ** 2 / Q).sum()), bound
+        divergence = ((P - Q) ** 2 / Q).sum()
+        yield f"{name}, epsilon = {draw.epsilon:g}", divergence, bound
 
 
 @nikolov.each(
@@ -254,7 +263,7 @@ def pure_bound(draw):
         channel = np.stack([P, Q])
         values = np.linalg.lstsq(channel, K, rcond=None)[0]
         if largest(channel @ values - K) <= 1e-8:  # unbiased
-            variance = min(float(P @ (values - 1) ** 2), float(Q @ (values + 1) ** 2))
+            variance = min(P @ (values - 1) ** 2, Q @ (values + 1) ** 2)
             yield f"{name}, epsilon = {epsilon:g}", 1 / math.sinh(epsilon / 2), math.sqrt(variance)
 
 
@@ -335,7 +344,8 @@ def stacked(draw):
     W = draw.matrix(draw.size(3), n)
     V = draw.matrix(draw.size(3), n, later=2)
     bound = product_norm(gamma_of(W, p)[1], gamma_of(V, p)[1], p)
-    yield f"{W.shape}, {V.shape}, p = {p:g}", gamma_of(np.concatenate([W, V]), p)[0], bound
+    lower, _ = gamma_of(np.concatenate([W, V]), p)
+    yield f"{W.shape}, {V.shape}, p = {p:g}", lower, bound
 
 
 @nikolov.each(
@@ -350,8 +360,10 @@ def projections(draw):
     K = draw.matrix(draw.size(6), d)
     cut = K * rng.integers(0, 2, d)
     yield f"coordinates, p = {p:g}", gamma_p(cut, p)[0], gamma_p(K, p)[1]
-    Q = np.linalg.qr(rng.normal(size=(d, d)))[0][:, : draw.size(d)]
-    yield f"orthogonal, d = {d}", gamma_p(K @ Q @ Q.T, 2.0)[0], gamma_p(K, 2.0)[1]
+    Q, _ = np.linalg.qr(rng.normal(size=(d, d)))
+    Q = Q[:, : draw.size(d)]
+    projected = K @ Q @ Q.T
+    yield f"orthogonal, d = {d}", gamma_p(projected, 2.0)[0], gamma_p(K, 2.0)[1]
 
 
 def words(d, ell, k):
@@ -407,7 +419,7 @@ def ball_upper(d, ell, p):
     if p == math.inf:
         return math.exp(max(sizes))
     powers = np.array(counts) + p * np.array(sizes)
-    return math.exp(float(np.logaddexp.reduce(powers)) / p)
+    return math.exp(np.logaddexp.reduce(powers) / p)
 
 
 def ball_lower(d, ell, p):
@@ -489,9 +501,7 @@ def even_upper(d, ell, p):
 
 def descended(size, starts, **options):
     """The least value from several starts, without gradients."""
-    return min(
-        float(minimize(size, start, method="Nelder-Mead", options=options).fun) for start in starts
-    )
+    return min(minimize(size, start, method="Nelder-Mead", options=options).fun for start in starts)
 
 
 @nikolov.grid(
@@ -558,7 +568,7 @@ def marginal_norm(d, ell, p):
             return math.log(top) / 2
         # divided by the largest, so that no power overflows
         powers = (variances / top) ** (p / 2)
-        return math.log(float(count @ powers)) / p + math.log(top) / 2
+        return math.log(count @ powers) / p + math.log(top) / 2
 
     starts = [np.linspace(first, last, len(ks)) for first, last in ((0, 0), (0, 2), (2, 0))]
     return math.exp(descended(size, starts, xatol=1e-9, fatol=1e-12, maxfev=20_000, maxiter=20_000))
@@ -593,7 +603,8 @@ def marginals(d, ell, p):
     slow=True,
 )
 def marginals_above(d, ell, p):
-    above = ((2 * d) ** (1 / p) * (1 + math.sqrt(d)) / 2) ** ell
+    one_way = (2 * d) ** (1 / p) * (1 + math.sqrt(d)) / 2
+    above = one_way**ell
     at = f"d = {d}, l = {ell}, p = {p:g}"
     yield at, marginal_norm(d, ell, p), above
     if d >= 6:
@@ -616,7 +627,8 @@ def traces(draw, sign=1.0):
     for p, q in itertools.combinations((1.0, 1.5, 2.0, 4.0, math.inf), 2):
         of_p = p_norm(diagonal, p)
         of_q = p_norm(diagonal, q)
-        yield f"d = {d}, p = {p:g}, q = {q:g}", of_p, d ** (sign * (1 / q - 1 / p)) * of_q
+        factor = d ** (sign * (1 / q - 1 / p))
+        yield f"d = {d}, p = {p:g}, q = {q:g}", of_p, factor * of_q
         yield f"the first inequality, d = {d}", of_q, of_p
 
 
@@ -657,7 +669,8 @@ SAMPLED = (EPSILONS, (1e-4, 0.01, 0.1, 0.5, 1.0), (1, 2, 100))
 def samples(epsilon, beta, n, rate: Callable[[float], float] = lambda epsilon: 6 * epsilon):
     """ln of the largest ratio of M(P^n) to M(Q^n), M: randomized response of n users' bits."""
     q = 1 / (1 + math.exp(epsilon))
-    spent = n * math.log(((1 - beta) * q + beta * (1 - q)) / q)
+    odds = ((1 - beta) * q + beta * (1 - q)) / q
+    spent = n * math.log(odds)
     yield f"epsilon = {epsilon:g}, beta = {beta:g}, n = {n}", spent, rate(epsilon) * n * beta
 
 

@@ -67,7 +67,8 @@ def linear_queries(draw):
 def linear_queries_need(epsilon):
     q = math.exp(-epsilon)  # n times the variance is q/(1 - q)^2
     lower = zeta_of(np.eye(2), 10**6, epsilon)[0]
-    yield f"epsilon = {epsilon:g}", (lower * (1 - q) / epsilon) ** 2, q
+    claimed = lower * (1 - q) / epsilon
+    yield f"epsilon = {epsilon:g}", claimed**2, q
 
 
 @ghazi.each(
@@ -85,7 +86,8 @@ def quadratic_forms(draw):
     if W.any():
         lower, _, norm, alpha = zeta_of(W, n, epsilon)
         variance = privunit_variance(k, epsilon / 2)  # of each of Lemma 11's two messages
-        error = alpha**2 + 2 * norm**2 * variance / n + k * (norm * variance / n) ** 2
+        product = k * (norm * variance / n) ** 2  # of the noise in both
+        error = alpha**2 + 2 * norm**2 * variance / n + product
         error = min(error, largest(W) ** 2)  # the answer 0: the paper's footnote 6
         bound = lower**2 * math.log(2 * k) / (epsilon**2 * n)
         yield f"k = {k}, n = {n}, epsilon = {epsilon:g}", error, bound
@@ -104,8 +106,8 @@ def reduction(draw):
     rounding = 1e-9 * (1 + largest(W))
     for j in range(k):
         mixed = (h + np.eye(k)[j]) / 2
-        difference = abs(2 * mixed @ W @ mixed - h @ W @ h / 2 - W[j, j] / 2 - W[j] @ h)
-        yield f"k = {k}", difference, rounding
+        recovered = 2 * mixed @ W @ mixed - h @ W @ h / 2 - W[j, j] / 2
+        yield f"k = {k}", abs(recovered - W[j] @ h), rounding
     a, b = draw.rng.normal(size=2)
     yield "errors", (2 * a + b / 2) ** 2, 8 * a * a + b * b / 2
 
@@ -123,7 +125,8 @@ def signs(k):
     limit=2,
 )
 def kernels(k):
-    yield f"Gini, k = {k}", gamma_of(1 - np.eye(k))[0], 1.0
+    gini = 1 - np.eye(k)
+    yield f"Gini, k = {k}", gamma_of(gini)[0], 1.0
     for m in (1, 2, 4):
         if k * m <= 64:
             claimed = (1 + math.log(k) / math.pi) * (1 + math.log(m) / math.pi)
@@ -219,7 +222,8 @@ def low_rank(draw):
     R = R / np.linalg.norm(R, axis=1).max()
     A = draw.rng.normal(size=(L.shape[1], draw.pick(1, 5, 60)))
     A /= math.sqrt(A.shape[1])
-    points = np.concatenate([np.zeros((1, L.shape[1])), L, R, -L, -R])
+    origin = np.zeros((1, L.shape[1]))
+    points = np.concatenate([origin, L, R, -L, -R])
     beta = distortion(differences(points), A)
     change = L @ A @ A.T @ R.T - L @ R.T
     yield f"entries {W.shape}", largest(change), beta
@@ -290,7 +294,8 @@ def projected(W, Y):
     columns = np.concatenate([W, -W], 1)
     # a heavy row more: the weights sum to 1
     heavy = 1e6 * (1 + largest(columns) + largest(Y))
-    rows = np.concatenate([columns, np.full((1, columns.shape[1]), heavy)])
+    heavy_row = np.full((1, columns.shape[1]), heavy)
+    rows = np.concatenate([columns, heavy_row])
     weights, _ = nnls(rows, np.append(Y, heavy), maxiter=10_000)
     return columns @ (weights / weights.sum())
 
@@ -320,7 +325,8 @@ def hull(draw, factor=1.0):
     else:
         Z = rng.normal(size=len(W)) * 10 ** rng.uniform(-2, 2)
     error = projected(W, exact + Z) - exact
-    yield f"{W.shape}", float((error**2).sum()) - 1e-6, factor * largest(Z @ W)
+    square = (error**2).sum() - 1e-6  # what the solver may be off by
+    yield f"{W.shape}", square, factor * largest(Z @ W)
 
 
 @ghazi.each(
@@ -329,13 +335,15 @@ def hull(draw, factor=1.0):
     "discrete distributions of 1 to 8 atoms, heavy tails, tau = 0 to beyond the largest",
 )
 def clipping(draw):
-    x = draw.rng.normal(size=8) * np.exp(2 * draw.rng.normal(size=8))
+    normals = draw.rng.normal(size=8)
+    x = normals * np.exp(2 * draw.rng.normal(size=8))
     P = draw.simplex(8)
     sizes = np.abs(x)
-    for tau in (0.0, 0.5, float(np.median(sizes)), 2 * float(sizes.max())):
-        lost = float(P @ (x - np.clip(x, -tau, tau)) ** 2)
-        beyond = float(P @ (sizes > tau))
-        yield f"tau = {tau:.3g}", lost, math.sqrt(float(P @ x**4) * beyond)
+    for tau in (0.0, 0.5, np.median(sizes), 2 * sizes.max()):
+        cut = x - np.clip(x, -tau, tau)
+        fourth = P @ x**4
+        tail = P @ (sizes > tau)
+        yield f"tau = {tau:.3g}", P @ cut**2, math.sqrt(fourth * tail)
 
 
 if __name__ == "__main__":

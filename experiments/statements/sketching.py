@@ -50,7 +50,8 @@ def laplace(draw):
     scale = np.abs(change).sum() / draw.epsilon
     outputs = draw.rng.normal(size=(200, len(change))) * 10
     if scale:
-        losses = (np.abs(outputs - change).sum(1) - np.abs(outputs).sum(1)) / scale
+        moved = np.abs(outputs - change).sum(1)
+        losses = (moved - np.abs(outputs).sum(1)) / scale
         yield f"epsilon = {draw.epsilon:g}", largest(losses), draw.epsilon
 
 
@@ -61,7 +62,7 @@ def crowded(m, n, gamma):
     # a rounding to the inside, so that a count at the limit is not lost
     highest = math.floor(mean * (1 + gamma) + 1e-9)
     lowest = math.ceil(mean * (1 - gamma) - 1e-9)
-    return float(count.sf(highest)), float(count.cdf(lowest - 1))
+    return count.sf(highest), count.cdf(lowest - 1)
 
 
 SIZES = ((2, 10), (2, 1000), (5, 5), (5, 200), (20, 400), (20, 2000), (100, 10_000), (100, 10**6))
@@ -159,8 +160,9 @@ def isotropic(m, scaled=False):
         if scaled:
             columns = columns / math.sqrt(s)
         mean = columns.mean(0)
-        diagonal = float((columns**2).sum(1).mean())  # 1 is meant
-        yield f"m = {m}, s = {s}", max(diagonal, 1 / diagonal) + abs(float(mean @ mean)), 1.0
+        diagonal = (columns**2).sum(1).mean()  # 1 is meant
+        factor = max(diagonal, 1 / diagonal)
+        yield f"m = {m}, s = {s}", factor + abs(mean @ mean), 1.0
 
 
 @burkhardt.each(
@@ -170,7 +172,8 @@ def isotropic(m, scaled=False):
 )
 def triangle(draw):
     for alpha in (1e-3, 0.1, 1.0, 10.0, 1e3):
-        a, b = draw.rng.normal(size=2) * np.exp(3 * draw.rng.normal(size=2))
+        normals = draw.rng.normal(size=2)
+        a, b = normals * np.exp(3 * draw.rng.normal(size=2))
         bound = alpha * a * a + (1 + 1 / alpha) * (a - b) ** 2
         yield f"alpha = {alpha:g}", abs(a * a - b * b), bound
 
@@ -199,7 +202,7 @@ ENTRIES = (1, 2, 10, 1000, 10**6)
 )
 def frobenius(entries, beta, added=0.0):
     bound = entries * (added - math.log(beta))
-    yield f"n d = {entries}, beta = {beta:g}", float(chi2.isf(beta, entries)), bound
+    yield f"n d = {entries}, beta = {beta:g}", chi2.isf(beta, entries), bound
 
 
 HEIGHTS = (1, 10, 100, 10**4, 10**6)
@@ -220,7 +223,7 @@ def bracket(m, tail, mean=1.0):
 )
 def sketched_noise(m, beta, mean=0.0):
     bound = bracket(m, 1 - math.log(beta), mean)
-    yield f"m = {m}, beta = {beta:g}", float(chi2.isf(beta, m)), bound
+    yield f"m = {m}, beta = {beta:g}", chi2.isf(beta, m), bound
 
 
 @burkhardt.check(
@@ -230,9 +233,10 @@ def sketched_noise(m, beta, mean=0.0):
 )
 def sketched_noise_mended(rng, count):
     yield from grid(sketched_noise, HEIGHTS, BETAS, mean=1.0)(rng, count)
+    tail = math.log(200)
     for m, rank in itertools.product((8, 100, 1000), (1, 2, 8)):
         norms = [np.linalg.norm(rng.normal(size=(m, rank)), 2) for _ in range(200)]
-        yield f"m = {m}, k = {rank}", float(max(norms)) ** 2, bracket(m, rank + math.log(200))
+        yield f"m = {m}, k = {rank}", max(norms) ** 2, bracket(m, rank + tail)
 
 
 if __name__ == "__main__":
