@@ -38,8 +38,9 @@ class Config:
 
 def nanoseconds(step, times, size, name="torch.randn"):
     """Of a step and a number."""
+    progress = tqdm(range(times), name, disable=None)
     begun = time.perf_counter()
-    for _ in tqdm(range(times), name, disable=None):
+    for _ in progress:
         step()
     return (time.perf_counter() - begun) / times / size * 1e9
 
