@@ -1,6 +1,4 @@
-"""Random features of n unit vectors rounded to bits and counted, beside the matrix product that
-they need at least.
-"""
+"""Random features of n unit vectors rounded to bits and counted, beside their matrix product."""
 
 from functools import partial
 
@@ -24,7 +22,8 @@ FAMILIES = {
 def at_once(x, w, b, generator):
     """All features in memory."""
     uniform = torch.rand(len(x), w.shape[1], device=x.device, generator=generator)
-    return ((1 + torch.addmm(b, x, w).cos_()) / 2 > uniform).sum(0)
+    chances = (1 + torch.addmm(b, x, w).cos_()) / 2
+    return (chances > uniform).sum(0)
 
 
 def by_numpy(x, w, b, rng):
@@ -32,23 +31,27 @@ def by_numpy(x, w, b, rng):
     total = np.zeros(w.shape[1], dtype=np.int64)
     for start in range(0, len(x), 4000):
         waves = np.cos(x[start : start + 4000] @ w + b)
-        total += (rng.random(waves.shape, dtype=np.float32) < np.float32(0.5) * (1 + waves)).sum(0)
+        uniform = rng.random(waves.shape, dtype=np.float32)
+        total += (uniform < np.float32(0.5) * (1 + waves)).sum(0)
     return total
 
 
 def ones(family, n, d):
     generator = keyed_generator(b"features", DEVICE)
-    features, draws = FAMILIES[family](d).draw(d, generator=generator), Simulated(generator)
-    x, w, b = unit_vectors(n, d), torch.randn(d, d, device=DEVICE), torch.zeros(d, device=DEVICE)
-    host = [each.cpu().numpy() for each in (x, w, b)]
+    features = FAMILIES[family](d).draw(d, generator=generator)
+    draws = Simulated(generator)
+    x = unit_vectors(n, d)
+    w = torch.randn(d, d, device=DEVICE)
+    b = torch.zeros(d, device=DEVICE)
+    host = [tensor.cpu().numpy() for tensor in (x, w, b)]
     floors = {"matrix product": lambda: [part @ w for part in x.split(PART)]}
-    peers = {
-        "torch, n x I at once": lambda: partial(at_once, x, w, b, generator),
-        "numpy": lambda: partial(by_numpy, *host, np.random.default_rng(0)),
-    }
-    return Work(
-        lambda: features.ones(x, draws, ()), n, floors, peers if family == "Fourier" else {}
-    )
+    peers = {}
+    if family == "Fourier":
+        peers = {
+            "torch, n x I at once": lambda: partial(at_once, x, w, b, generator),
+            "numpy": lambda: partial(by_numpy, *host, np.random.default_rng(0)),
+        }
+    return Work(lambda: features.ones(x, draws, ()), n, floors, peers)
 
 
 def cases(small):

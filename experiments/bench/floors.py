@@ -11,20 +11,20 @@ DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
 def words(n):
     """n words of 64 bits of a generator, written part by part."""
-    held, generator = (
-        torch.empty(2**16, dtype=torch.int64, device=DEVICE),
-        keyed_generator(b"floor", DEVICE),
-    )
-    return lambda: [
-        held[: min(len(held), n - first)].random_(generator=generator)
-        for first in range(0, n, len(held))
-    ]
+    part = torch.empty(2**16, dtype=torch.int64, device=DEVICE)
+    generator = keyed_generator(b"floor", DEVICE)
+
+    def written():
+        for first in range(0, n, len(part)):
+            part[: n - first].random_(generator=generator)
+
+    return written
 
 
 def normals(n, d, dtype=torch.float64):
     """n x d normals, made part by part and thrown away."""
-    generator, rows = keyed_generator(b"floor", DEVICE), max(1, 2**18 // d)
-    kind = {"dtype": dtype, "device": DEVICE, "generator": generator}
+    rows = max(1, 2**18 // d)
+    kind = {"dtype": dtype, "device": DEVICE, "generator": keyed_generator(b"floor", DEVICE)}
     return lambda: [torch.randn(min(rows, n - first), d, **kind) for first in range(0, n, rows)]
 
 

@@ -103,48 +103,36 @@ def rows(case, rounds=ROUNDS, memory_too=True, least=False):
     processes only ever add to a time, and seldom to all turns of a side.
     """
     work = case.make()
-    parts, kinds, absent = {"ours": Part(work.ours, work.units)}, {}, {}
+    parts = {"ours": Part(work.ours, work.units)}
+    kinds = {}
+    absent = {}
+
+    def add(name, kind, run):
+        parts[name] = run if isinstance(run, Part) else Part(run, work.units)
+        kinds[name] = kind
+
     for name, floor in work.floors.items():
-        parts[name], kinds[name] = (
-            floor if isinstance(floor, Part) else Part(floor, work.units),
-            "floor",
-        )
+        add(name, "floor", floor)
     for name, make in work.peers.items():
         try:
             peer = make()
         except ImportError as error:
             absent[name] = str(error.name)
             continue
-        parts[name], kinds[name] = (
-            peer if isinstance(peer, Part) else Part(peer, work.units),
-            "peer",
-        )
+        add(name, "peer", peer)
     found = turns(parts, rounds)
     ns = 1e9 * statistics.median(found["ours"])
     memory = grown(case.make) if memory_too and ns * work.units < 1e9 * BUDGET else None
+    common = {"case": case.name, "ns": ns, "MiB": memory}
     for name, kind in kinds.items():
         if least:
             times = min(found["ours"]) / min(found[name])
         else:
-            times = statistics.median(
-                a / b for a, b in zip(found["ours"], found[name], strict=True)
-            )
-        yield {
-            "case": case.name,
-            "ns": ns,
-            "MiB": memory,
-            "kind": kind,
-            "against": name,
-            "times": times,
-        }
+            pairs = zip(found["ours"], found[name], strict=True)
+            times = statistics.median(ours / theirs for ours, theirs in pairs)
+        yield {**common, "kind": kind, "against": name, "times": times}
     for name, package in absent.items():
-        yield {
-            "case": case.name,
-            "ns": ns,
-            "MiB": memory,
-            "kind": "absent",
-            "against": f"{name} ({package})",
-        }
+        yield {**common, "kind": "absent", "against": f"{name} ({package})"}
 
 
 def grown(make: Callable[[], Work]):
@@ -160,7 +148,8 @@ def grown(make: Callable[[], Work]):
     if not Path("/proc/self/clear_refs").exists():
         return None
     read, write = os.pipe()
-    if child := os.fork():
+    child = os.fork()
+    if child:
         os.close(write)
         with os.fdopen(read) as file:
             said = file.read()

@@ -50,9 +50,8 @@ class Storm(NamedTuple):
 
 def batch(index) -> tuple[str, Tally]:
     """Counts whose totals show a batch that is missing or counted twice."""
-    return str(index), Tally(
-        1 + index + index**2, {"reports": torch.tensor([1, index, index * index, 0])}
-    )
+    reports = torch.tensor([1, index, index**2, 0])
+    return str(index), Tally(1 + index + index**2, {"reports": reports})
 
 
 def storm(folder, threads, processes, batches, kills) -> Storm:
@@ -95,7 +94,8 @@ def storm(folder, threads, processes, batches, kills) -> Storm:
     lines = []
     listener = threading.Thread(target=lambda: lines.extend(os.fdopen(told, "rb")))
     listener.start()
-    draw, alive = random.Random(1), {start(process): process for process in range(processes)}
+    draw = random.Random(1)
+    alive = {start(process): process for process in range(processes)}
     try:
         for _ in range(kills):
             time.sleep(draw.random() * 0.1)
@@ -117,14 +117,9 @@ def storm(folder, threads, processes, batches, kills) -> Storm:
             f"{len(acknowledged - found.batches.keys())} batches were acknowledged and are lost"
         )
     totals = [batches, sum(range(batches)), sum(index * index for index in range(batches)), 0]
-    if (
-        len(found.batches) != batches
-        or found.tally["reports"].tolist() != totals
-        or found.n != sum(totals)
-    ):
-        raise RuntimeError(
-            f"{len(found.batches)} batches with totals {found.tally['reports'].tolist()}, not {totals}"
-        )
+    reports = found.tally["reports"].tolist()
+    if len(found.batches) != batches or reports != totals or found.n != sum(totals):
+        raise RuntimeError(f"{len(found.batches)} batches with totals {reports}, not {totals}")
     return Storm(len(acknowledged), len(lines), len(found.batches), path.stat().st_size)
 
 

@@ -176,7 +176,8 @@ def read(text):
 @contextmanager
 def planted(fault, copy) -> Iterator[None]:
     path = copy / fault.file
-    sound, at = path.read_bytes(), path.stat()
+    sound = path.read_bytes()
+    at = path.stat()
     changed = fault.code(copy)
     ast.parse(changed)
     path.write_text(changed)
@@ -191,33 +192,30 @@ class Copy:
     """A copy of the repository, and the process whose children run tests over it."""
 
     def __init__(self, folder):
-        self.root, self.printed = folder / "copy", folder / "printed"
+        self.root = folder / "copy"
+        self.printed = folder / "printed"
         shutil.copytree(ROOT, self.root, symlinks=True, ignore=LEFT_OUT)
+        environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+        environment.pop("PYTHONPATH", None)  # else the sound tree would be imported
         self.process = subprocess.Popen(
             [sys.executable, str(Path(__file__).with_name("preloaded.py"))],
-            stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=folder,
-            env={name: value for name, value in os.environ.items() if name != "PYTHONPATH"} | {"OMP_NUM_THREADS": "1"},
-        )  # fmt: skip
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            cwd=folder,
+            env=environment,
+        )
 
     def failed(self, tests: tuple[str, ...], seconds=1800.0):
         """The first test that fails over the copy, "" where none does. Raises RuntimeError where no
         test ran.
         """
-        options = [
-            "-q",
-            "-x",
-            "--tb=no",
-            "-rfE",
-            "-p",
-            "no:cacheprovider",
-            "-m",
-            "not slow and not gpu",
-        ]
-        arguments = [*options, *(f"tests/{name}" for name in tests)]
+        options = "-q -x --tb=no -rfE -p no:cacheprovider -m".split()
+        paths = [f"tests/{name}" for name in tests]
+        arguments = [*options, "not slow and not gpu", *paths]
         assert self.process.stdin and self.process.stdout
-        self.process.stdin.write(
-            json.dumps([str(self.root), str(self.printed), seconds, arguments]) + "\n"
-        )
+        line = json.dumps([str(self.root), str(self.printed), seconds, arguments])
+        self.process.stdin.write(line + "\n")
         self.process.stdin.flush()
         code = int(self.process.stdout.readline())
         if code == -1:
@@ -226,9 +224,9 @@ class Copy:
         seen = re.search(r"(?m)^(?:FAILED|ERROR) tests/(.+?)(?: - .*)?$", printed)
         if code == 4 and "found no collectors" in printed and " error" in printed:
             return f"{tests[0]} (does not load)"
-        if code not in (0, 1, 2) or (seen is None) != (
-            code == 0
-        ):  # passed, failed, or a module that does not load
+        passed = code == 0
+        # else failed, or a module that does not load
+        if code not in (0, 1, 2) or (seen is None) != passed:
             raise RuntimeError(f"{' '.join(tests)}: exit {code}, {printed[-3000:]}")
         return seen[1].partition("[")[0] if seen else ""
 
@@ -254,7 +252,8 @@ def measure(config, report):
         pool = stack.enter_context(ThreadPoolExecutor(config.at_once))
 
         def seen(tests: tuple[str, ...], fault: Fault | None = None):
-            copy, start = copies.get(), time.perf_counter()
+            copy = copies.get()
+            start = time.perf_counter()
             try:
                 with planted(fault, copy.root) if fault else nullcontext():
                     by = copy.failed(tests, SECONDS) if fault else copy.failed(tests)
@@ -264,7 +263,8 @@ def measure(config, report):
 
         tests = sorted({name for fault in left for name in fault.tests})
         sound = pool.map(lambda name: seen((name,))["killed_by"], tests if config.sound else ())
-        if broken := [name for name in sound if name != "nobody"]:
+        broken = [name for name in sound if name != "nobody"]
+        if broken:
             raise RuntimeError(f"these tests fail without any fault: {' '.join(map(str, broken))}")
         found = {fault: pool.submit(seen, fault.tests, fault) for fault in left}
         killed = Counter()

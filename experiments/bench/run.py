@@ -38,7 +38,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from harness import ROUNDS, Row
+from harness import Row
 
 from torchdp.simulate import Experiment
 from torchdp.simulate.report import read_table, write_table
@@ -48,10 +48,8 @@ BENCHES = ("oracles", "vectors", "features", "samplers", "secure")
 FALLEN = 1 / 0.8  # times as long beside the same floor or peer
 GATE = "calls"  # the bench of --quick
 SLOWER = 1.5  # of the gate
-SLOWER_ELSEWHERE = (
-    # where its table is of another processor, or of other versions: ratios differ, not that much
-    3.0
-)
+# where its table is of another processor, or of other versions: ratios differ, not that much
+SLOWER_ELSEWHERE = 3.0
 GATE_REPEATS = 5  # of a row of the gate above that, on a machine that may be busy
 COLUMNS = (
     "bench", "case", "ns", "MiB", "kind", "against", "times", "machine", "versions", "commit", "date",
@@ -69,34 +67,25 @@ class Config:
 
 def measured(bench, config, cases: Sequence[str] = ()):
     """A bench's rows from a fresh process."""
-    options = [
-        "--rounds",
-        "3" if config.short and not config.quick else str(ROUNDS),
-        *["--small"] * config.small,
-    ]
+    name = Path(bench).stem
+    command = [sys.executable, HERE / "harness.py", bench]
+    if config.small:
+        command.append("--small")
+    if config.short and not config.quick:
+        command += ["--rounds", "3"]
     env = {**os.environ, "PYTHONPATH": str(HERE.parents[1]), "OMP_NUM_THREADS": "1"}
     if config.quick:
-        options += ["--times-only", "--least"]
+        command += ["--times-only", "--least"]
         env["CUDA_VISIBLE_DEVICES"] = ""  # on a GPU time is the wall's, to which busy processes add
-    child = subprocess.run(
-        [sys.executable, HERE / "harness.py", bench, *options, *(["--cases", *cases] if cases else [])],
-        env=env, stdout=subprocess.PIPE, text=True,
-    )  # fmt: skip
-    found = [
-        {"bench": Path(bench).stem, **json.loads(line)}
-        for line in child.stdout.splitlines()
-        if line[:1] == "{"
-    ]
+    if cases:
+        command += ["--cases", *cases]
+    child = subprocess.run(command, env=env, stdout=subprocess.PIPE, text=True)
+    lines = [line for line in child.stdout.splitlines() if line.startswith("{")]
+    rows = [{"bench": name, **json.loads(line)} for line in lines]
     if child.returncode:
-        found.append(
-            {
-                "bench": Path(bench).stem,
-                "case": "",
-                "kind": "failed",
-                "against": f"exit {child.returncode}",
-            }
-        )
-    return found
+        why = f"exit {child.returncode}"
+        rows.append({"bench": name, "case": "", "kind": "failed", "against": why})
+    return rows
 
 
 def key(row) -> tuple[str, str, str]:
@@ -112,11 +101,8 @@ def fallen(rows: Sequence[Row], committed: Sequence[Row], again, most=FALLEN, re
     was = {key(row): row["times"] for row in committed if row.get("times")}
 
     def suspects() -> list[Row]:
-        return [
-            row
-            for row in rows
-            if row.get("times") and row["times"] > most * was.get(key(row), float("inf"))
-        ]
+        timed = [row for row in rows if row.get("times")]
+        return [row for row in timed if row["times"] > most * was.get(key(row), float("inf"))]
 
     for _ in range(repeats):
         cases = {}
@@ -136,11 +122,8 @@ def machine():
     if torch.cuda.is_available():
         return torch.cuda.get_device_name()
     try:
-        said = dict(
-            re.findall(
-                r"^(model name|cpu family|model)\s*: (.*)$", Path("/proc/cpuinfo").read_text(), re.M
-            )
-        )
+        text = Path("/proc/cpuinfo").read_text()
+        said = dict(re.findall(r"^(model name|cpu family|model)\s*: (.*)$", text, re.M))
         name = f"{said['model name']} {said['cpu family']}.{said['model']}"
     except (OSError, KeyError):
         name = platform.processor() or platform.machine()
@@ -173,22 +156,17 @@ def gate_limit(committed: Sequence[Row], here: Row):
 
 def measure(config, report):
     rows = []
-    stamp, path = (
-        where(),
-        HERE / "tables" / (re.sub(r"\W+", "-", machine()).strip("-").lower() + ".csv"),
-    )
-    if config.quick:
-        path = HERE / "tables" / f"{GATE}.csv"
+    stamp = where()
+    kind = re.sub(r"\W+", "-", stamp["machine"]).strip("-").lower()
+    path = HERE / "tables" / f"{GATE if config.quick else kind}.csv"
     for bench in (GATE,) if config.quick else config.only:
         for row in measured(bench, config):
             row |= stamp
             rows.append(row)
             report.row("table", **{name: row.get(name) for name in COLUMNS})
     committed = read_table(path) if path.exists() and not config.small else []
-    if (
-        not {row["bench"] for row in rows} <= {row["bench"] for row in committed}
-        and not config.small
-    ):
+    benches = {row["bench"] for row in rows}
+    if not config.small and not benches <= {row["bench"] for row in committed}:
         report.say(
             f"{path.name} lacks some of these benches: nothing to compare them with; --keep writes it"
         )
@@ -200,13 +178,14 @@ def measure(config, report):
                 f"{path.name} is of another processor or of other versions: a call may take {most} times its row"
             )
     repeats = GATE_REPEATS if config.quick else 2
-    lost = fallen(
-        rows, committed, lambda bench, cases: measured(bench, config, cases), most, repeats
-    )
+
+    def again(bench, cases):
+        return measured(bench, config, cases)
+
+    lost = fallen(rows, committed, again, most, repeats)
     report.write("table", [{name: row.get(name) for name in COLUMNS} for row in rows])
     if config.keep:
         path.parent.mkdir(exist_ok=True)
-        benches = {row["bench"] for row in rows}
         write_table(path, COLUMNS, [row for row in committed if row["bench"] not in benches] + rows)
     names = {key(row): row.get("times") for row in lost}
     for (bench, case, against), times in names.items():

@@ -19,38 +19,31 @@ FEW = 1000  # integers of a slow peer
 
 
 def rounded(users, sigma):
-    """Integers round(sigma g) from the system's cipher; torch's and numpy's normals are floats, and
-    not private.
-    """
-    normal, noise, size = RoundedNormal(sigma), Noise(DEVICE), (users, COLUMNS)
-    generator, rng = keyed_generator(b"samplers", DEVICE), np.random.default_rng(0)
-
-    def by_torch():
-        return torch.randn(size, dtype=torch.float64, device=DEVICE, generator=generator)
+    """Integers round(sigma g) from the system's cipher; torch's and numpy's are not private."""
+    normal = RoundedNormal(sigma)
+    noise = Noise(DEVICE)
+    size = (users, COLUMNS)
+    generator = keyed_generator(b"samplers", DEVICE)
+    rng = np.random.default_rng(0)
+    by_torch = partial(torch.randn, size, device=DEVICE, generator=generator)
 
     def by_opendp() -> Run | Part:
         dp = importlib.import_module("opendp.prelude")
         dp.enable_features("contrib")
         space = dp.vector_domain(dp.atom_domain(T=int)), dp.l2_distance(T=float)
-        release, zeros = dp.m.make_gaussian(*space, scale=sigma), [0] * FEW
-        return Part(lambda: release(zeros), FEW)
+        release = dp.m.make_gaussian(*space, scale=sigma)
+        return Part(partial(release, [0] * FEW), FEW)
 
     peers = {
-        "torch.randn, float64": lambda: by_torch,
-        "torch.randn, float32": lambda: (
-            lambda: torch.randn(size, device=DEVICE, generator=generator)
-        ),
-        "numpy, float64": lambda: lambda: rng.normal(size=size),
+        "torch.randn, float64": lambda: partial(by_torch, dtype=torch.float64),
+        "torch.randn, float32": lambda: by_torch,
+        "numpy, float64": lambda: partial(rng.normal, size=size),
         "opendp, integers": by_opendp,
-        "normals of the cipher, float64": lambda: lambda: noise.normal(size),
+        "normals of the cipher, float64": lambda: partial(noise.normal, size),
     }
     count = users * COLUMNS
-    return Work(
-        lambda: normal.draw(size, noise),
-        count,
-        {"a word in four draws": words(-(-count // 4))},
-        peers,
-    )
+    floors = {"a word in four draws": words(-(-count // 4))}
+    return Work(lambda: normal.draw(size, noise), count, floors, peers)
 
 
 def cases(small):

@@ -34,13 +34,15 @@ def protocol(clients, bits):
 
 def numpy_sums(A, protocol: SecureSketch):
     """The same work in numpy, all at once, from a generator that is no cipher."""
-    rng, ring = np.random.default_rng(), protocol.ring
+    rng = np.random.default_rng()
+    ring = protocol.ring
     kind = np.dtype(f"u{ring.bits // 8}")
-    rows, signs = protocol.sketch.rows[0].cpu().numpy(), protocol.sketch.signs[0].cpu().numpy()
-    noise = rng.standard_normal(A.shape) * (protocol.sigma.cpu().numpy() * ring.scale)[rows, None]
-    values = (
-        np.rint(noise).astype(np.int64) + (A.cpu().numpy() * ring.scale).astype(np.int64)
-    ) * signs[:, None]
+    rows = protocol.sketch.rows[0].cpu().numpy()
+    signs = protocol.sketch.signs[0].cpu().numpy()
+    sigma = protocol.sigma.cpu().numpy() * ring.scale
+    noise = np.rint(rng.standard_normal(A.shape) * sigma[rows, None])
+    numbers = (A.cpu().numpy() * ring.scale).astype(np.int64)
+    values = (noise.astype(np.int64) + numbers) * signs[:, None]
     shares = np.empty((SERVERS, *A.shape), kind)
     shares[:-1] = rng.integers(2**ring.bits, size=(SERVERS - 1, *A.shape), dtype=kind)
     shares[-1] = values.astype(kind) - shares[:-1].sum(0, dtype=kind)
@@ -60,7 +62,8 @@ def collect(clients, bits):
 
 def drawn(clients):
     A, whole = protocol(clients, 64)
-    summary, generator = whole.summary(A), keyed_generator(b"total", DEVICE)
+    summary = whole.summary(A)
+    generator = keyed_generator(b"total", DEVICE)
     floors = {"a normal number an entry": normals(HEIGHT, COLUMNS)}
     return Work(lambda: whole.sample_tally(summary, generator=generator), 1, floors)
 
@@ -68,19 +71,20 @@ def drawn(clients):
 def transform(clients, dtype):
     """One server's sums of its shares, part by part as they arrive."""
     sketch = balanced_osnap(clients, HEIGHT, 1, generator=keyed_generator(b"rows", DEVICE))
-    shares, sums = (
-        masks((1, clients, COLUMNS), dtype, SeededNoise(1, DEVICE)),
-        torch.zeros(HEIGHT, COLUMNS, dtype=dtype, device=DEVICE),
-    )
-    signs, step = sketch.signs[0][:, None].to(dtype), rows_at_once(160)
-    parts = list(zip(sketch.rows[0].split(step), shares[0].split(step), strict=True))
+    shares = masks((1, clients, COLUMNS), dtype, SeededNoise(1, DEVICE))
+    sums = torch.zeros(HEIGHT, COLUMNS, dtype=dtype, device=DEVICE)
+    rows = sketch.rows[0]
+    signs = sketch.signs[0][:, None].to(dtype)
+    step = rows_at_once(160)
+    parts = list(zip(rows.split(step), shares[0].split(step), strict=True))
 
     def added():
-        return [add_rows(sums, rows, own) for rows, own in parts]
+        return [add_rows(sums, own, part) for own, part in parts]
 
-    peers = {
-        "signs, index_add_": lambda: lambda: sums.index_add_(0, sketch.rows[0], shares[0] * signs)
-    }
+    def at_once():
+        return sums.index_add_(0, rows, shares[0] * signs)
+
+    peers = {"signs, index_add_": lambda: at_once}
     return Work(added, clients, {"one read": read(shares)}, peers)
 
 
@@ -91,11 +95,13 @@ def server(clients, most):
     sketch = balanced_osnap(clients, HEIGHT, 1, generator=keyed_generator(b"rows"))
     coalition = AdaptiveCoalition(absent=most)
     whole = SecureSketch(sketch, COLUMNS, COLUMNS**0.5, 0.5, 1e-6, entry=1.0, coalition=coalition)
-    session, key = whole.session(bytes(32)), bytes(range(32))
+    session = whole.session(bytes(32))
+    key = bytes(range(32))
     links = [Links({f"server {1 - k}": key, "analyst": key}) for k in range(2)]
     other = Server(whole, session, 1, links[1])
     keys = [key, other.issue(0, clients)]
-    shares, both = masks((1, clients, COLUMNS), torch.int64, SeededNoise(1)), [[], []]
+    shares = masks((1, clients, COLUMNS), torch.int64, SeededNoise(1))
+    both = [[], []]
     for first in range(0, clients, whole.at_once):
         part = shares[None, :, first : first + whole.at_once]
         sealed = client_frames(whole, session, part.repeat(2, 1, 1, 1), first, keys)

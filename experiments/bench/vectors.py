@@ -15,31 +15,33 @@ from torchdp.protocol import Crowd
 from torchdp.randomizers import PrivUnit
 from torchdp.randomness import keyed_generator
 
-EPSILON, TYPES = 1.0, 100
+EPSILON = 1.0
+TYPES = 100
 
 
 def collect(n, d, dtype):
     """Users by themselves."""
-    randomizer, x, noise = PrivUnit(d, EPSILON), unit_vectors(n, d, dtype), SeededNoise(1, DEVICE)
-    return Work(
-        lambda: randomizer.collect(x, noise=noise), n, {"float64 normals": normals(n, d + 1)}
-    )
+    randomizer = PrivUnit(d, EPSILON)
+    x = unit_vectors(n, d, dtype)
+    noise = SeededNoise(1, DEVICE)
+    floors = {"float64 normals": normals(n, d + 1)}
+    return Work(lambda: randomizer.collect(x, noise=noise), n, floors)
 
 
 def of_types(n, d):
     """Users in 100 types."""
-    randomizer, x, noise = PrivUnit(d, EPSILON), unit_vectors(TYPES, d), SeededNoise(1, DEVICE)
+    randomizer = PrivUnit(d, EPSILON)
+    x = unit_vectors(TYPES, d)
+    noise = SeededNoise(1, DEVICE)
     counts = torch.full((TYPES,), n // TYPES, device=DEVICE)
-    return Work(
-        lambda: randomizer.collect_crowd(x, counts, noise),
-        n,
-        {"float64 normals": normals(n, d + 1)},
-    )
+    floors = {"float64 normals": normals(n, d + 1)}
+    return Work(lambda: randomizer.collect_crowd(x, counts, noise), n, floors)
 
 
 def drawn(n, d):
     """The sum over n users at once, beside one normal vector for each of their types."""
-    randomizer, generator = PrivUnit(d, EPSILON), keyed_generator(b"vectors", DEVICE)
+    randomizer = PrivUnit(d, EPSILON)
+    generator = keyed_generator(b"vectors", DEVICE)
     crowd = Crowd(unit_vectors(TYPES, d), torch.full((TYPES,), n // TYPES, device=DEVICE))
     floors = {"a normal vector a type": normals(TYPES, d)}
     return Work(lambda: randomizer.sample_tally(crowd, generator=generator), 1, floors)

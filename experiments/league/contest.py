@@ -9,11 +9,10 @@ from torch import Tensor
 
 # by what is done afterwards ("": nothing): squared error, one for each trial
 Squares = dict[str, Tensor]
-CLOSE, CLEAR, AGAIN = (
-    1.5,
-    5.0,
-    4,
-)  # standard errors between which a rival is looked at again, in so many times the trials
+# standard errors between which a rival is looked at again, in so many times the trials
+CLOSE = 1.5
+CLEAR = 5.0
+AGAIN = 4
 
 
 @dataclass(frozen=True)
@@ -63,27 +62,31 @@ def shares(data, k):
     if data in ("independent", "related"):
         x = torch.linspace(-2, 2, math.isqrt(k), dtype=torch.float64)
         r = 0.6 if data == "related" else 0.0
-        h = torch.exp(
-            -(x[:, None].square() + x.square() - 2 * r * x[:, None] * x) / (2 - 2 * r * r)
-        ).flatten()
+        square = x[:, None].square() + x.square() - 2 * r * x[:, None] * x
+        h = torch.exp(-square / (2 - 2 * r * r)).flatten()
     elif data in ("30 % positive", "5 % positive"):
         positive = float(data.split()[0]) / 100
         x = (torch.arange(k // 2, dtype=torch.float64) + 0.5) / (k // 2)
-        negatives, positives = x * (1 - x).pow(2), x.pow(2) * (1 - x)  # Beta(2, 3) and (3, 2)
+        negatives = x * (1 - x).pow(2)  # Beta(2, 3)
+        positives = x.pow(2) * (1 - x)  # Beta(3, 2)
         h = torch.cat(
             [(1 - positive) * negatives / negatives.sum(), positive * positives / positives.sum()]
         )
     else:
         x = (torch.arange(k, dtype=torch.float64) + 0.5) / k
-        one, two = (torch.exp(-((x - at) / 0.06).square() / 2) for at in (0.25, 0.7))
-        h = {
-            "uniform": torch.ones_like(x),
-            "two peaks": one + 2 * two + 1e-3,
-            "skewed": 1 / (k * x + 0.5),
-            "one frequent": torch.where(
-                torch.arange(k) == k // 3, 49.0 * (k - 1), 1.0
-            ).double(),  # 98 % of all users
-        }[data]
+        if data == "uniform":
+            h = torch.ones_like(x)
+        elif data == "two peaks":
+            first = torch.exp(-((x - 0.25) / 0.06).square() / 2)
+            second = torch.exp(-((x - 0.7) / 0.06).square() / 2)
+            h = first + 2 * second + 1e-3
+        elif data == "skewed":
+            h = 1 / (k * x + 0.5)
+        elif data == "one frequent":
+            h = torch.ones_like(x)
+            h[k // 3] = 49.0 * (k - 1)  # 98 % of all users
+        else:
+            raise ValueError(f"no histogram is called {data}")
     return h / h.sum()
 
 
@@ -113,12 +116,13 @@ def contest(methods: list[Method], trials, preferred):
     many = {}
     rows = [_row(first, name, squares, 0.0) for name, squares in few.items()]
     for other in others:
-        theirs, ours = other.draw(trials), few
-        if any(
-            CLOSE < _lead(few, name, squares, ours_best) < CLEAR for name, squares in theirs.items()
-        ):
+        ours = few
+        theirs = other.draw(trials)
+        leads = [_lead(few, name, squares, ours_best) for name, squares in theirs.items()]
+        if any(CLOSE < lead < CLEAR for lead in leads):
             many = many or first.draw(AGAIN * trials)
-            theirs, ours = other.draw(AGAIN * trials), many
+            ours = many
+            theirs = other.draw(AGAIN * trials)
         for name, squares in theirs.items():
             rows.append(_row(other, name, squares, _lead(ours, name, squares, ours_best)))
     for row in rows:

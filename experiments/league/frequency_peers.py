@@ -55,36 +55,34 @@ class Asked:
         level a user.
         """
         leaves = np.pad(self.counts, (0, fan_out**height - self.k))
-        split = self.rng.multinomial(
-            leaves, np.full(height, 1 / height), (self.trials, len(leaves))
-        )
-        return [
-            split[:, :, level].reshape(self.trials, fan_out ** (level + 1), -1).sum(-1)
-            for level in range(height)
-        ]
+        chances = np.full(height, 1 / height)
+        split = self.rng.multinomial(leaves, chances, (self.trials, len(leaves)))
+        nodes = []
+        for level in range(height):
+            own = split[:, :, level].reshape(self.trials, fan_out ** (level + 1), -1)
+            nodes.append(own.sum(-1))
+        return nodes
 
 
 Peer = Callable[[Asked], np.ndarray]
 
 
 def direct(asked):
-    """k-RR (Warner 1965; Kairouz, Oh, Viswanath 2014): one's own type with e^epsilon times the
-    chance of another.
-    """
-    k, n = asked.k, asked.n
+    """k-RR (Warner 1965; Kairouz, Oh, Viswanath 2014): e^epsilon times likelier one's own type."""
+    k = asked.k
+    n = asked.n
     q = 1 / (asked.growth + k - 1)
     kept = asked.rng.binomial(asked.counts, 1 - k * q, (asked.trials, k))
-    reports = kept + asked.rng.multinomial(
-        n - kept.sum(1), np.full(k, 1 / k)
-    )  # the others' are uniform over all types
-    return (reports / n - q) / (1 - k * q)
+    # the others' reports are uniform over all types
+    uniform = asked.rng.multinomial(n - kept.sum(1), np.full(k, 1 / k))
+    return ((kept + uniform) / n - q) / (1 - k * q)
 
 
 def _bits(asked, own, other):
-    """From how many reports support each type, its own users' with chance own, others' with
-    ``other``.
-    """
-    counts, n, shape = asked.counts, asked.n, (asked.trials, asked.k)
+    """From how many reports support each type: its users' with chance own, others' with other."""
+    counts = asked.counts
+    n = asked.n
+    shape = (asked.trials, asked.k)
     support = asked.rng.binomial(counts, own, shape) + asked.rng.binomial(n - counts, other, shape)
     return (support / n - other) / (own - other)
 
@@ -116,22 +114,27 @@ def hadamard_response(asked):
     """HR (Acharya, Sun, Zhang 2019, any epsilon): B blocks of a Hadamard matrix of order b, two
     rows never alike.
     """
-    k, n, rng, growth = asked.k, asked.n, asked.rng, asked.growth
+    k = asked.k
+    n = asked.n
+    rng = asked.rng
+    growth = asked.growth
     types = np.arange(k)
     blocks = 2 ** max(0, math.ceil(math.log2(min(growth, 2 * k))) - 1)
     order = 2 ** math.ceil(math.log2(math.ceil(k / blocks) + 1))
-    half, outputs = order // 2, blocks * order
+    half = order // 2
+    outputs = blocks * order
+    block = types % blocks
     # row of a type in its block, never the constant one
     signs = hadamard(order)[types // blocks + 1]
-    inside = np.nonzero(signs > 0)[1].reshape(k, half) + (types % blocks * order)[:, None]
+    inside = np.nonzero(signs > 0)[1].reshape(k, half) + (block * order)[:, None]
     total = half * growth + outputs - half
     shares = np.empty((asked.trials, k))
-    for each in range(asked.trials):
+    for trial in range(asked.trials):
         own = rng.binomial(asked.counts, half * (growth - 1) / total)
-        seen = rng.multinomial(n - own.sum(), np.full(outputs, 1 / outputs))
-        np.add.at(seen, inside, rng.multinomial(own, np.full(half, 1 / half)))
-        block = seen.reshape(blocks, order).sum(1)[types % blocks]
-        shares[each] = (seen[inside].sum(1) - block / 2) / n
+        reports = rng.multinomial(n - own.sum(), np.full(outputs, 1 / outputs))
+        np.add.at(reports, inside, rng.multinomial(own, np.full(half, 1 / half)))
+        of_block = reports.reshape(blocks, order).sum(1)[block]
+        shares[trial] = (reports[inside].sum(1) - of_block / 2) / n
     return shares * 2 * total / (half * (growth - 1))
 
 
@@ -140,8 +143,10 @@ def subset_selection(asked):
     own.
     """
     oracle = SubsetSelection(asked.k, asked.epsilon)
-    given = {"generator": asked.generator(), "sample_shape": (asked.trials,)}
-    reports = oracle.sample_tally(torch.from_numpy(asked.counts), **given)["reports"].numpy()
+    counts = torch.from_numpy(asked.counts)
+    generator = asked.generator()
+    tally = oracle.sample_tally(counts, generator=generator, sample_shape=(asked.trials,))
+    reports = tally["reports"].numpy()
     w = oracle.subset
     likelier = w * asked.growth
     own = likelier / (likelier + asked.k - w)
@@ -158,12 +163,10 @@ def tree(fan_out):
 
     def peer(asked):
         height = max(1, math.ceil(round(math.log(asked.k, fan_out), 9)))
-        nodes = [
-            np.concatenate(
-                [optimized_unary(replace(asked, counts=each, trials=1)) for each in held]
-            )
-            for held in asked.levels(fan_out, height)
-        ]
+        nodes = []
+        for level in asked.levels(fan_out, height):
+            trials = [optimized_unary(replace(asked, counts=own, trials=1)) for own in level]
+            nodes.append(np.concatenate(trials))
         return consistent_tree(nodes, fan_out)[:, : asked.k]
 
     return peer
@@ -175,13 +178,16 @@ def consistent_tree(levels: list[np.ndarray], fan_out):
     """
     up = [levels[-1]]
     for height, own in enumerate(reversed(levels[:-1]), 2):
-        below, size = up[-1].reshape(len(own), -1, fan_out).sum(-1), float(fan_out) ** height
+        below = up[-1].reshape(len(own), -1, fan_out).sum(-1)
+        size = float(fan_out) ** height
+        # the weight by variance of a node's own estimate beside the sum of its children
         share = (size - size / fan_out) / (size - 1)
         up.append(share * own + (1 - share) * below)
     best = np.ones((len(levels[0]), 1))
     for own in reversed(up):
         children = own.reshape(len(own), -1, fan_out)
-        best = (children + (best - children.sum(-1))[:, :, None] / fan_out).reshape(len(own), -1)
+        missing = best - children.sum(-1)
+        best = (children + missing[:, :, None] / fan_out).reshape(len(own), -1)
     return best
 
 
@@ -193,10 +199,9 @@ def haar(asked):
     """
     shares = np.ones((asked.trials, 1))
     for held in asked.levels(2, max(1, math.ceil(math.log2(asked.k)))):
-        detail = np.stack([_signed(each.reshape(-1, 2), asked) for each in held])
-        shares = np.stack([(shares + detail) / 2, (shares - detail) / 2], -1).reshape(
-            asked.trials, -1
-        )
+        detail = np.stack([_signed(trial.reshape(-1, 2), asked) for trial in held])
+        halves = np.stack([(shares + detail) / 2, (shares - detail) / 2], -1)
+        shares = halves.reshape(asked.trials, -1)
     return shares[:, : asked.k]
 
 
@@ -204,13 +209,15 @@ def _signed(held, asked):
     """Left less right share of each node, (nodes,), from one bit of each user, held (nodes, 2), by
     HRR.
     """
-    nodes, n = len(held), max(1, int(held.sum()))
-    signs, sums = hadamard(nodes), np.zeros(nodes)
+    nodes = len(held)
+    n = max(1, int(held.sum()))
+    signs = hadamard(nodes)
+    sums = np.zeros(nodes)
     for side, sign in ((0, 1), (1, -1)):
         # (nodes, coefficients)
-        heard = asked.rng.multinomial(held[:, side], np.full(nodes, 1 / nodes))
-        wrong = asked.rng.binomial(heard, asked.flip)
-        sums += (sign * signs * (heard - 2 * wrong)).sum(0)
+        bits = asked.rng.multinomial(held[:, side], np.full(nodes, 1 / nodes))
+        wrong = asked.rng.binomial(bits, asked.flip)
+        sums += (sign * signs * (bits - 2 * wrong)).sum(0)
     return signs @ sums / (n * (1 - 2 * asked.flip))
 
 
@@ -226,15 +233,16 @@ def fourier(order):
         sets = np.nonzero((sizes > 0) & (sizes <= order))[0]
         signs = hadamard(asked.k)[sets]  # (sets, k)
         shares = np.empty((asked.trials, asked.k))
-        for each in range(asked.trials):
-            # (sets, k)
-            heard = asked.rng.multinomial(asked.counts, np.full(len(sets), 1 / len(sets))).T
-            positive, total = np.where(signs > 0, heard, 0).sum(1), heard.sum(1)
-            said = asked.rng.binomial(positive, 1 - asked.flip) + asked.rng.binomial(
-                total - positive, asked.flip
-            )
-            means = (2 * said / np.maximum(total, 1) - 1) / (1 - 2 * asked.flip)
-            shares[each] = (1 + means @ signs) / asked.k
+        chances = np.full(len(sets), 1 / len(sets))
+        flip = asked.flip
+        for trial in range(asked.trials):
+            users = asked.rng.multinomial(asked.counts, chances).T  # (sets, k)
+            total = users.sum(1)
+            positive = np.where(signs > 0, users, 0).sum(1)
+            kept = asked.rng.binomial(positive, 1 - flip)
+            flipped = asked.rng.binomial(total - positive, flip)
+            means = (2 * (kept + flipped) / np.maximum(total, 1) - 1) / (1 - 2 * flip)
+            shares[trial] = (1 + means @ signs) / asked.k
         return shares
 
     return peer

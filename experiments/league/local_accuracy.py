@@ -98,43 +98,47 @@ def measure(config, report):
     torch.set_num_threads(1)
     table = []
     for cell in cells(config):
-        start, single = time.process_time(), cell.task in pairwise_methods.STATISTICS
-        room = pairwise_methods if single else query_methods
-        methods, choice = room.methods(cell)
-        trials = (
-            5 * config.trials if single else config.trials if cell.k <= 256 else config.trials // 3
-        )
-        rows = contest(methods, trials, room.AFTERWARDS)
+        start = time.process_time()
+        if cell.task in pairwise_methods.STATISTICS:
+            kind = pairwise_methods
+            trials = 5 * config.trials
+        else:
+            kind = query_methods
+            trials = config.trials if cell.k <= 256 else config.trials // 3
+        methods, choice = kind.methods(cell)
+        rows = contest(methods, trials, kind.AFTERWARDS)
         table += [{**cell.key, **row} for row in rows]
         report.write("methods", table)
-        found = summary(rows)
+        row = summary(rows)
         seconds = time.process_time() - start
         report.row(
             "cells",
             **cell.key,
-            **found,
-            least=room.bound(cell),
+            **row,
+            least=kind.bound(cell),
             worst=choice.candidates[0].error,
             seconds=seconds,
         )
 
 
 def summary(rows):
-    """The chosen one, the least of ours and of the published, as they are and done something
-    afterwards.
-    """
-    plain, mended = (
-        [row for row in rows if bool(row["afterwards"]) is after] for after in (False, True)
-    )
+    """The chosen method, the best of ours and of the published, as they are and mended."""
+    plain = [row for row in rows if not row["afterwards"]]
+    mended = [row for row in rows if row["afterwards"]]
 
-    def least(among, side):
-        return min((row for row in among if row["side"] == side), key=lambda row: row["rmse"])
+    def best(rows, side):
+        return min((row for row in rows if row["side"] == side), key=lambda row: row["rmse"])
 
-    own, outside, after = least(plain, "own"), least(plain, "outside"), least(mended, "outside")
+    chosen = plain[0]
+    own = best(plain, "own")
+    outside = best(plain, "outside")
+    after = best(mended, "outside")
     ours = next(row for row in rows if row["main"])
     return {
-        "chosen": plain[0]["method"],
-        **{name: plain[0][name] for name in ("predicted", "rmse", "standard_error")},
+        "chosen": chosen["method"],
+        "predicted": chosen["predicted"],
+        "rmse": chosen["rmse"],
+        "standard_error": chosen["standard_error"],
         "own": own["method"],
         "own_rmse": own["rmse"],
         "outside": outside["method"],

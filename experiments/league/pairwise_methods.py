@@ -35,12 +35,17 @@ def chosen(task, k, n, epsilon):
 
 def binned(task, k, most):
     """At most so many bins of neighbours, on each side of a grid, for either label: (bins, k)."""
-    side = {"Kendall": math.isqrt(k), "AUC": k // 2}.get(task, k)
-    b = min(side, max(2, {"Kendall": math.isqrt(most), "AUC": most // 2}.get(task, most)))
-    one = peers.neighbours(side, b)
+
+    def side(types):
+        return {"Kendall": math.isqrt(types), "AUC": types // 2}.get(task, types)
+
+    b = min(side(k), max(2, side(most)))
+    bins = peers.neighbours(side(k), b)
     if task == "Kendall":
-        return f"{b} x {b} bins", np.kron(one, one)
-    return f"{b} bins", np.kron(np.eye(2), one) if task == "AUC" else one
+        return f"{b} x {b} bins", np.kron(bins, bins)
+    if task == "AUC":
+        bins = np.kron(np.eye(2), bins)
+    return f"{b} bins", bins
 
 
 def published(cell):
@@ -49,19 +54,15 @@ def published(cell):
     As many bins as Bell et al. (2020) take for smooth kernels, n^(1/4) epsilon^(1/2).
     """
     statistic, _ = chosen(cell.task, cell.k, cell.n, cell.epsilon)
-    kernels, offset = (
-        [statistic.kernel(form).cpu().numpy() for form in statistic.forms],
-        statistic.offset,
-    )
-    every = peers.unbiased(kernels, offset, np.arange(cell.k) // (cell.k // 2))
-    found = [(name, "", peer) for name, peer in every.items()]
+    kernels = [statistic.kernel(form).cpu().numpy() for form in statistic.forms]
+    offset = statistic.offset
+    labels = np.arange(cell.k) // (cell.k // 2)
+    for name, peer in peers.unbiased(kernels, offset, labels).items():
+        yield name, "", peer
     for name, peer in peers.plug_ins(kernels, offset).items():
-        found.append((name, "Norm-Sub", peer))
+        yield name, "Norm-Sub", peer
     for name, bins in rule(cell):
-        found.append(
-            ("randomized response", name, peers.randomized_response(kernels, offset, bins))
-        )
-    return found
+        yield "randomized response", name, peers.randomized_response(kernels, offset, bins)
 
 
 def rule(cell):
@@ -70,17 +71,18 @@ def rule(cell):
     """
     if cell.task == "Gini diversity":
         return []
-    name, bins = binned(cell.task, cell.k, round(cell.n**0.25 * cell.epsilon**0.5))
+    most = round(cell.n**0.25 * cell.epsilon**0.5)
+    name, bins = binned(cell.task, cell.k, most)
     return [(name, bins)] if len(bins) < cell.k else []
 
 
 def methods(cell):
-    """The chosen protocol, ours of least predicted error beside it on these data, and the published
-    ones.
-    """
+    """The chosen protocol, ours of least predicted error beside it, and the published ones."""
     statistic, choice = chosen(cell.task, cell.k, cell.n, cell.epsilon)
-    counts, generator = cell.counts, keyed_generator(cell.seed)
-    truth, rng = statistic.exact(counts), np.random.default_rng(list(cell.seed))
+    counts = cell.counts
+    truth = statistic.exact(counts)
+    generator = keyed_generator(cell.seed)
+    rng = np.random.default_rng(list(cell.seed))
     kernel = statistic.kernel(statistic.form)
     limits = statistic.limits or (float(kernel.min()), float(kernel.max()))
 
@@ -109,9 +111,8 @@ def methods(cell):
 
     def theirs(name, afterwards, peer: peers.Peer) -> Method:
         def draw(trials):
-            found = squares(
-                torch.as_tensor(peer(Asked(counts.cpu().numpy(), cell.epsilon, trials, rng)))
-            )
+            asked = Asked(counts.cpu().numpy(), cell.epsilon, trials, rng)
+            found = squares(torch.as_tensor(peer(asked)))
             return {afterwards: found["clipped"]} if afterwards else found
 
         return Method(name, "outside", draw)
@@ -162,8 +163,10 @@ def bound(cell):
     simple = statistic.bound(cell.n, cell.epsilon, h)
     if cell.k > BOUNDED or statistic.denominator is not None or simple < 1e-9:
         return simple
+    # to first order the statistic is twice the linear query f h
     query = statistic.kernel(statistic.form) @ h
-    return max(simple, math.sqrt(4 * strategy_lower_bound(query[None], cell.epsilon, h) / cell.n))
+    least = strategy_lower_bound(query[None], cell.epsilon, h)
+    return max(simple, math.sqrt(4 * least / cell.n))
 
 
 if __name__ == "__main__":

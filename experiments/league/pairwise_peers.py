@@ -36,8 +36,7 @@ def all_pairs(shares, f):
 
 
 def randomized_response(kernels, offset, bins):
-    """Bell, Bellet, Gascon, Kulkarni (2020), Algorithm 1: bins, k-RR, the kernel over pairs of
-    decoded reports.
+    """Bell, Bellet, Gascon, Kulkarni (2020), Algorithm 1: bins, k-RR, pairs of decoded reports.
 
     bins: (bins, k), which types a bin holds; the kernels' means over them stand for the types.
     """
@@ -45,10 +44,12 @@ def randomized_response(kernels, offset, bins):
     small = [even @ f @ even.T for f in kernels]
 
     def peer(asked):
-        n, b = asked.n, len(bins)
+        n = asked.n
+        b = len(bins)
         q = 1 / (asked.growth + b - 1)
         gain = 1 - b * q
-        shares = frequency.direct(replace(asked, counts=(bins @ asked.counts).astype(np.int64)))
+        counts = (bins @ asked.counts).astype(np.int64)
+        shares = frequency.direct(replace(asked, counts=counts))
         reports = (shares * gain + q) * n
         found = []
         for f in small:
@@ -66,7 +67,8 @@ def plug_in(kernels: list[np.ndarray], offset, histogram: Peer):
     """
 
     def peer(asked):
-        n, shares = asked.n, frequency.norm_sub(histogram(asked))
+        n = asked.n
+        shares = frequency.norm_sub(histogram(asked))
         found = [(n * all_pairs(shares, f) - f[0, 0]) / (n - 1) for f in kernels]
         return found[0] if len(found) == 1 else offset + divided(*found, 0.0)
 
@@ -83,12 +85,14 @@ def two_messages(f):
     sides = [factors.left.contiguous(), factors.right.mT.contiguous()]  # (k, r) each
 
     def peer(asked):
-        n, sums = asked.n, []
+        n = asked.n
+        sums = []
         for points in sides:
             radius = float(points.norm(dim=1).max()) * (1 + 1e-12)
             client = PrivUnit(points.shape[1], asked.epsilon / 2, radius)
-            given = {"generator": asked.generator(), "sample_shape": (asked.trials,)}
-            tally = client.sample_tally(Crowd(points, torch.from_numpy(asked.counts)), **given)
+            crowd = Crowd(points, torch.from_numpy(asked.counts))
+            generator = asked.generator()
+            tally = client.sample_tally(crowd, generator=generator, sample_shape=(asked.trials,))
             sums.append(tally["sum"].numpy())
         return ((sums[0] * sums[1]).sum(-1) / n - f[0, 0]) / (n - 1)
 

@@ -45,7 +45,8 @@ def mckenna(task, k, epsilon):
     """From random rows, 4k outputs, for the mean over queries and types; by our descent, which ends
     below theirs.
     """
-    W, generator = WORKLOADS[task](k).dense(), keyed_generator(b"random rows")
+    W = WORKLOADS[task](k).dense()
+    generator = keyed_generator(b"random rows")
     return StrategyMatrix.tuned(W, epsilon, torch.ones(k), generator=generator)
 
 
@@ -66,7 +67,8 @@ def methods(cell):
     """
     W, choice = chosen(cell.task, cell.k, cell.n, cell.epsilon)
     counts = cell.counts
-    truth, generator = counts.double() @ W.mT / cell.n, keyed_generator(cell.seed)
+    truth = counts.double() @ W.mT / cell.n
+    generator = keyed_generator(cell.seed)
     rng = np.random.default_rng(list(cell.seed))
 
     def squares(answers, histogram: Tensor | None, ours):
@@ -114,9 +116,8 @@ def consistent(W, answers):
     """The nearest answers that some histogram gives."""
     middle = W.mean(1)
     W = W - middle[:, None]
-    h, _ = nearest_histogram(
-        W.mT @ W, (answers - middle) @ W, 1e-7 * float(W.abs().max() ** 2) * len(W)
-    )
+    tol = 1e-7 * float(W.abs().max() ** 2) * len(W)
+    h, _ = nearest_histogram(W.mT @ W, (answers - middle) @ W, tol)
     return h @ W.mT + middle
 
 

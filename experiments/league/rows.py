@@ -1,6 +1,4 @@
-"""The league's rows: the same work at the same privacy, who does it, and how every answer is judged
-alike.
-"""
+"""The league's rows: the same work at the same privacy, who does it, and how answers are judged."""
 
 import math
 from collections.abc import Callable, Mapping
@@ -62,34 +60,45 @@ def frequency(subset=1, unary=False):
 
     def judge(answer, check: list | None, n, k, epsilon):
         truth = np.bincount(side.crowd(n, k), minlength=k) / n
-        raw = np.array(answer["raw"]) if "raw" in answer else None
-        cut = np.maximum(raw, 0) if raw is not None else np.array(answer["mended"])
+        error = None
+        if "raw" in answer:
+            raw = np.array(answer["raw"])
+            error = rms(raw - truth)
+            cut = np.maximum(raw, 0)
+        else:
+            cut = np.array(answer["mended"])
         seen = None
         if check is not None:
-            own, other = check[0] / n, sum(check[1:]) / (k - 1) / n
+            own = check[0] / n
+            other = sum(check[1:]) / (k - 1) / n
             odds = other / (1 - other) if unary else subset / (k - subset)
             seen = math.log(own / (1 - own) / odds)
-        error = None if raw is None else rms(raw - truth)
         return verdict(error, rms(cut / cut.sum() - truth), seen)
 
     return judge
 
 
-def log_share(x):
+def normal_share(x):
+    """Of a standard normal number at most x."""
     return 0.5 * math.erfc(-x / math.sqrt(2))
 
 
 def delta_of(sigma, epsilon):
     """Balle, Wang (2018), Theorem 8, at sensitivity 1."""
-    half, shift = 1 / (2 * sigma), epsilon * sigma
-    return log_share(half - shift) - math.exp(epsilon) * log_share(-half - shift)
+    half = 1 / (2 * sigma)
+    shift = epsilon * sigma
+    return normal_share(half - shift) - math.exp(epsilon) * normal_share(-half - shift)
 
 
 def calibration(sigma, check, epsilon, delta):
-    low, high = 1e-3, 1e6
+    low = 1e-3
+    high = 1e6
     for _ in range(200):
         middle = math.sqrt(low * high)
-        low, high = (middle, high) if delta_of(middle, epsilon) > delta else (low, middle)
+        if delta_of(middle, epsilon) > delta:
+            low = middle
+        else:
+            high = middle
     return verdict(sigma / high - 1, seen=delta_of(sigma, epsilon) / delta)
 
 
@@ -107,10 +116,15 @@ def strategy(worst):
     """
 
     def judge(C, check, n, epochs=1):
-        R, W = np.array(C), np.tri(n)
-        L, X, period = W @ np.linalg.pinv(R, rcond=1e-12), np.abs(R.T @ R), n // epochs
-        rows, moved = (L**2).sum(1), max(X[i::period, i::period].sum() for i in range(period))
-        error = math.sqrt(rows.max() if worst else rows.mean()) * math.sqrt(moved)
+        R = np.array(C)
+        W = np.tri(n)
+        L = W @ np.linalg.pinv(R, rcond=1e-12)
+        products = np.abs(R.T @ R)
+        period = n // epochs
+        moved = max(products[i::period, i::period].sum() for i in range(period))
+        variances = (L**2).sum(1)
+        variance = variances.max() if worst else variances.mean()
+        error = math.sqrt(variance) * math.sqrt(moved)
         return verdict(error, seen=float(np.abs(L @ R - W).max()))
 
     return judge
@@ -139,21 +153,22 @@ def cumulative(n, k, **settings):
 
 
 def poisson_delta(mean, epsilon, instances, step=1e-5):
-    """delta of so many counts of mean Poisson noise, each moved by one: losses on a grid, composed
-    by Fourier.
-    """
+    """delta of so many counts with Poisson noise, each moved by one: losses composed by Fourier."""
     reach = 12 * math.sqrt(mean)
     k = np.arange(max(1, int(mean - reach)), int(mean + reach))
-    logs = k * math.log(mean) - mean - np.array([math.lgamma(each + 1) for each in k])
-    grid, worst = np.zeros(2**21), 0.0
+    factorials = np.array([math.lgamma(count + 1) for count in k])
+    chances = np.exp(k * math.log(mean) - mean - factorials)
+    size = 2**21
+    # losses of the grid's cells: the upper half stands for negative ones
+    losses = step * ((np.arange(size) + size // 2) % size - size // 2)
+    gain = np.maximum(0, -np.expm1(epsilon - losses))
+    worst = 0.0
     for sign in (1, -1):  # the count one higher, or one lower
-        law = np.exp(logs)  # of the noise; its loss where the rival is the noise moved by one
         loss = sign * np.log((k + (sign > 0)) / mean)
-        grid[:] = 0
-        np.add.at(grid, np.round(loss / step).astype(int) % len(grid), law)
-        total = np.maximum(np.fft.irfft(np.fft.rfft(grid) ** instances, len(grid)), 0)
-        at = (np.arange(len(grid)) + len(grid) // 2) % len(grid) - len(grid) // 2
-        worst = max(worst, float((total * np.maximum(0, -np.expm1(epsilon - at * step))).sum()))
+        grid = np.zeros(size)
+        np.add.at(grid, np.round(loss / step).astype(int) % size, chances)
+        total = np.fft.irfft(np.fft.rfft(grid) ** instances, size)
+        worst = max(worst, float((np.maximum(total, 0) * gain).sum()))
     return worst
 
 
@@ -166,39 +181,44 @@ def clipped(total, check, n, d, hidden, classes, bound):
     """error: relative, of the sum of clipped gradients, by hand in float64; seen: the longest
     example alone.
     """
-    weights, x, y = side.network(n, d, hidden, classes)
-    x, (A, a, B, b) = x.astype(float), (each.astype(float) for each in weights)
+    parameters, x, y = side.network(n, d, hidden, classes)
+    A, a, B, b = [values.astype(float) for values in parameters]
+    x = x.astype(float)
     before = x @ A.T + a
     after = np.maximum(before, 0)
     logits = after @ B.T + b
     top = np.exp(logits - logits.max(1, keepdims=True))
+    # gradients of the loss by the outputs of both layers
     out = top / top.sum(1, keepdims=True) - np.eye(classes)[y]
     back = (out @ B) * (before > 0)
-    squares = (back**2).sum(1) * ((x**2).sum(1) + 1) + (out**2).sum(1) * ((after**2).sum(1) + 1)
-    scale = np.minimum(1, bound / np.sqrt(squares))[:, None]
-    parts = (
-        (scale * back).T @ x,
-        (scale * back).sum(0),
-        (scale * out).T @ after,
-        (scale * out).sum(0),
-    )
-    truth, found = np.concatenate([part.ravel() for part in parts]), np.array(total)
-    error = float(np.linalg.norm(found - truth) / np.linalg.norm(truth))
+    # an example's gradient of a layer is an outer product, with a 1 for the bias
+    first = (back**2).sum(1) * ((x**2).sum(1) + 1)
+    second = (out**2).sum(1) * ((after**2).sum(1) + 1)
+    scale = np.minimum(1, bound / np.sqrt(first + second))[:, None]
+    back = scale * back
+    out = scale * out
+    parts = (back.T @ x, back.sum(0), out.T @ after, out.sum(0))
+    truth = np.concatenate([part.ravel() for part in parts])
+    error = float(np.linalg.norm(np.array(total) - truth) / np.linalg.norm(truth))
     return verdict(error, seen=max(check) / bound)
 
 
 def consistent(found, check, n, size, sigma):
     """seen: by how much two of the answers differ on what both imply, of n."""
-    true, answers = side.marginals(n, size, sigma)[0], np.array(found)
-    one, two = answers[0].reshape(size, size), answers[1].reshape(size, size)
-    return verdict(rms(answers - true), seen=float(np.abs(one.sum(0) - two.sum(1)).max()) / n)
+    true, _ = side.marginals(n, size, sigma)
+    answers = np.array(found)
+    tables = answers.reshape(3, size, size)
+    difference = tables[0].sum(0) - tables[1].sum(1)
+    return verdict(rms(answers - true), seen=float(np.abs(difference).max()) / n)
 
 
 CROWD = {"n": 20_000, "k": 128, "epsilon": 1.0}
 FEW = {"n": 2_000, "k": 16}
-SHARES, TOTAL = "RMSE of 128 raw shares", {"epsilon": 1.0, "delta": 1e-6}
+TOTAL = {"epsilon": 1.0, "delta": 1e-6}
+SHARES = "RMSE of 128 raw shares"
 LOCAL = "nobody trusted; "
-FLOATS, WHOLE = LOCAL + "floating-point chances", LOCAL + "integer chances, system's cipher"
+FLOATS = LOCAL + "floating-point chances"
+WHOLE = LOCAL + "integer chances, system's cipher"
 FREQUENCY = {
     "seen": "epsilon",
     "promised": 1.0,

@@ -44,6 +44,7 @@ import shutil
 import statistics
 import subprocess
 import sys
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -54,11 +55,13 @@ from torchdp.simulate import Experiment
 ROOT = Path(__file__).resolve().parents[2]
 NUMBERS = ("error", "mended", "seconds", "MiB", "seen")  # of a turn
 FEW = {"error": 1e-6, "MiB": 10.0}  # what is less is not held against others
-OURS, LONGEST = "torchdp", 600  # seconds of a side's process
+OURS = "torchdp"
+LONGEST = 600  # seconds of a side's process
 THREADS = {
-    **dict.fromkeys(
-        ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "NUMBA_NUM_THREADS"), "1"
-    ),
+    "OMP_NUM_THREADS": "1",
+    "OPENBLAS_NUM_THREADS": "1",
+    "MKL_NUM_THREADS": "1",
+    "NUMBA_NUM_THREADS": "1",
     "XLA_FLAGS": "--xla_cpu_multi_thread_eigen=false intra_op_parallelism_threads=1",
 }
 
@@ -78,22 +81,25 @@ def script(name):
 
 
 def installed(peer, folder):
-    """The python of the peer's environment, made where it is missing. Raises OSError with pip's
-    last line.
-    """
-    home, python = folder.absolute() / peer, folder.absolute() / peer / "bin" / "python"
+    """Python of the peer's environment, made where it is missing. OSError: pip's last line."""
+    home = folder.absolute() / peer
+    python = home / "bin" / "python"
     done = home / "installed"
     wanted = "\n".join(PEERS[peer].installs)
     if not done.exists() or done.read_text() != wanted:
         subprocess.run([sys.executable, "-m", "venv", "--clear", home], check=True)
-        for what in PEERS[peer].installs:
-            pip = subprocess.run(
-                [python, "-m", "pip", "install", *what.split()], capture_output=True, text=True
-            )
+        for packages in PEERS[peer].installs:
+            command = [python, "-m", "pip", "install", *packages.split()]
+            pip = subprocess.run(command, capture_output=True, text=True)
             if pip.returncode:
-                raise OSError((pip.stderr.strip().splitlines() or ["pip failed"])[-1][:200])
+                raise OSError(last_line(pip.stderr, "pip failed"))
         done.write_text(wanted)
     return python
+
+
+def last_line(text, otherwise):
+    lines = text.strip().splitlines() or [otherwise]
+    return lines[-1][:200]
 
 
 def settings(row, config):
@@ -103,31 +109,22 @@ def settings(row, config):
 def answers(name, python, rows, config):
     """What a side's process says of these rows; a row of which it says nothing failed."""
     asked = [[row.name, settings(row, config), dict(row.warm)] for row in rows]
-    environment = {
-        **os.environ,
-        **THREADS,
-        "PYTHONPATH": str(ROOT) if name == OURS else "",
-    }
+    environment = {**os.environ, **THREADS, "PYTHONPATH": str(ROOT) if name == OURS else ""}
+    command = [python, script(name), json.dumps(asked)]
     try:
         child = subprocess.run(
-            [python, script(name), json.dumps(asked)],
-            env=environment,
-            capture_output=True,
-            text=True,
-            timeout=LONGEST,
+            command, env=environment, capture_output=True, text=True, timeout=LONGEST
         )
-        said, last = (
-            child.stdout,
-            (child.stderr.strip().splitlines() or [f"exit {child.returncode}"])[-1],
-        )
+        printed = child.stdout
+        why = last_line(child.stderr, f"exit {child.returncode}")
     except subprocess.TimeoutExpired as late:
-        said, last = (late.stdout or b"").decode(), f"more than {LONGEST} s"
-    found = {
-        each["row"]: each
-        for each in map(json.loads, filter(lambda line: line[:1] == "{", said.splitlines()))
-    }
+        printed = (late.stdout or b"").decode()
+        why = f"more than {LONGEST} s"
+    # packages print lines of their own
+    lines = [json.loads(line) for line in printed.splitlines() if line.startswith("{")]
+    answers_by_row = {line["row"]: line for line in lines}
     for row in rows:
-        yield row, found.get(row.name, {"failed": last[:200]})
+        yield row, answers_by_row.get(row.name, {"failed": why})
 
 
 def version():
@@ -136,9 +133,11 @@ def version():
 
 
 def measure(config, report):
-    pythons, failed = {OURS: Path(sys.executable)}, {}
+    pythons = {OURS: Path(sys.executable)}
+    failed = {}
     chosen = [row for row in ROWS if row.name in config.rows]
-    if unknown := {*config.only} - {*PEERS} | {*config.rows} - {row.name for row in ROWS}:
+    unknown = {*config.only} - {*PEERS} | {*config.rows} - {row.name for row in ROWS}
+    if unknown:
         raise ValueError(
             f"only and rows must name peers and rows of rows.py, not {sorted(unknown)}"
         )
@@ -157,29 +156,27 @@ def measure(config, report):
                     failed[name, row.name] = said["failed"]
                     continue
                 verdict = row.judge(said["answer"], said["check"], **settings(row, config))
-                each = {
-                    "row": row.name,
-                    "side": name,
-                    "turn": turn,
-                    "version": said["version"] or version(),
-                    "seconds": said["seconds"],
-                    "MiB": said["MiB"],
-                    **verdict,
-                    "load": os.getloadavg()[0],
-                }
-                turns.append(each)
-    table = [
-        line
-        for row in chosen
-        for line in summary(row, [each for each in turns if each["row"] == row.name])
-    ]
+                turns.append(
+                    {
+                        "row": row.name,
+                        "side": name,
+                        "turn": turn,
+                        "version": said["version"] or version(),
+                        "seconds": said["seconds"],
+                        "MiB": said["MiB"],
+                        **verdict,
+                        "load": os.getloadavg()[0],
+                    }
+                )
+    table = []
+    for row in chosen:
+        table += summary(row, [turn for turn in turns if turn["row"] == row.name])
     report.write("turns", turns)
     report.write("league", table)
-    missing = [f"{name}{f', {row}' if row else ''}: {why}" for (name, row), why in failed.items()]
-    (report.folder / "league.md").write_text(
-        page(table, missing, max(each["load"] for each in turns)), encoding="utf-8"
-    )
-    report.say((report.folder / "league.md").read_text())
+    missing = [f"{', '.join(filter(None, key))}: {why}" for key, why in failed.items()]
+    text = page(table, missing, max(turn["load"] for turn in turns))
+    (report.folder / "league.md").write_text(text, encoding="utf-8")
+    report.say(text)
     if config.keep:
         kept_as = ROOT / "experiments" / "bench" / "league_cpu"
         for kind in ("md", "csv"):
@@ -187,26 +184,34 @@ def measure(config, report):
 
 
 def summary(row, turns):
-    """A line for each side: medians of seconds and MiB, root mean squares of errors, the mean of
-    what was seen.
+    """A line for each side: medians of seconds and MiB, root mean squares of errors, mean of seen.
 
     steady: the error is the same in all turns.
     """
     for name, how in row.sides.items():
-        mine = [each for each in turns if each["side"] == name]
+        mine = [turn for turn in turns if turn["side"] == name]
         if not mine:
             continue
-        column = {key: [each[key] for each in mine if each[key] is not None] for key in NUMBERS}
-        steady = len(mine) > 1 and len(set(column["error"])) == 1
+        column = {key: [turn[key] for turn in mine if turn[key] is not None] for key in NUMBERS}
+        errors = column["error"]
+        same = len(set(errors)) == 1
         seen = statistics.fmean(column["seen"]) if column["seen"] else None
         yield {
-            "row": row.name, "what": row.error, "side": name, "version": mine[0]["version"],
-            "error": column["error"][0] if len(set(column["error"])) == 1 else average(column["error"]),
-            "steady": steady,
-            "mended": average(column["mended"]), "seconds": middle(column["seconds"]), "MiB": middle(column["MiB"]),
-            "turns": len(mine), "check": row.seen, "seen": seen,
-            "holds": None if seen is None else seen <= row.promised + row.slack, "how": how,
-        }  # fmt: skip
+            "row": row.name,
+            "what": row.error,
+            "side": name,
+            "version": mine[0]["version"],
+            "error": errors[0] if same else average(errors),
+            "steady": same and len(mine) > 1,
+            "mended": average(column["mended"]),
+            "seconds": middle(column["seconds"]),
+            "MiB": middle(column["MiB"]),
+            "turns": len(mine),
+            "check": row.seen,
+            "seen": seen,
+            "holds": None if seen is None else seen <= row.promised + row.slack,
+            "how": how,
+        }
 
 
 def middle(values: list[float]):
@@ -218,22 +223,19 @@ def average(values: list[float]):
 
 
 def losses(table):
-    """Where another side does better: an error that differs by more than chance, less time, half of
-    the memory.
-    """
+    """Where another side has a lower error than by chance, less time, or half of the memory."""
     ours = {line["row"]: line for line in table if line["side"] == OURS}
     for line in table:
         if line["side"] == OURS or line["row"] not in ours:
             continue
         own = ours[line["row"]]
-        for key, share in (
-            ("error", 0.9999 if own["steady"] else 0.9),
-            ("seconds", 1.0),
-            ("MiB", 0.5),
-        ):
-            theirs, mine = line[key], own[key]
+        shares = {"error": 0.9999 if own["steady"] else 0.9, "seconds": 1.0, "MiB": 0.5}
+        for key, share in shares.items():
+            theirs = line[key]
+            mine = own[key]
             if None not in (theirs, mine) and mine > FEW.get(key, 0.0) and theirs < share * mine:
-                yield f"{line['row']}, {key}: {line['side']} {theirs:.6g}, ours {mine:.6g} ({line['how']})"
+                numbers = f"{line['side']} {theirs:.6g}, ours {mine:.6g}"
+                yield f"{line['row']}, {key}: {numbers} ({line['how']})"
 
 
 def short(table):
@@ -254,8 +256,11 @@ def short(table):
 
 def page(table, missing, load):
     """The table in Markdown."""
-    cores, slacks = os.cpu_count() or 1, {row.name: row.slack for row in ROWS}
-    busy = f"load at most {load:.1f}{': loaded, compare ratios' if load > cores / 2 + 0.5 else ''}"
+    cores = os.cpu_count() or 1
+    slacks = {row.name: row.slack for row in ROWS}
+    busy = f"load at most {load:.1f}"
+    if load > cores / 2 + 0.5:
+        busy += ": loaded, compare ratios"
     turns = max(line["turns"] for line in table)
     lines = [
         "# League table", "",
@@ -270,7 +275,8 @@ def page(table, missing, load):
     for line in table:
         verdict = "not checked"
         if line["holds"] is not None:
-            seen = f"{line['seen']:.{1 - math.floor(math.log10(slacks[line['row']]))}f}"
+            digits = 1 - math.floor(math.log10(slacks[line["row"]]))
+            seen = f"{line['seen']:.{digits}f}"
             verdict = f"{line['check']} {seen}: {'holds' if line['holds'] else '**does not hold**'}"
         cells = [line["row"], line["what"]] if line["row"] != last else ["", ""]
         last = line["row"]
@@ -278,21 +284,16 @@ def page(table, missing, load):
         numbers = zip(NUMBERS[:4], (".6g", ".3g", ".3g", ".3g"), strict=True)
         cells += ["" if line[key] is None else format(line[key], form) for key, form in numbers]
         lines.append("| " + " | ".join([*cells, verdict, line["how"]]) + " |")
-    lines += [
-        "",
-        "Where another side does better than ours:",
-        "",
-        *[f"- {each}" for each in losses(table)],
-    ]
-    lines += [
-        "",
-        "What each was built for:",
-        "",
-        *[f"- {name}: {peer.purpose}" for name, peer in PEERS.items()],
-    ]
-    lines += ["", "Missing:", "", *[f"- {each}" for each in missing]]
-    lines += [f"- {name}: {why}" for name, why in ABSENT.items()]
+    purposes = [f"{name}: {peer.purpose}" for name, peer in PEERS.items()]
+    absent = [f"{name}: {why}" for name, why in ABSENT.items()]
+    lines += listed("Where another side does better than ours:", losses(table))
+    lines += listed("What each was built for:", purposes)
+    lines += listed("Missing:", missing + absent)
     return "\n".join(lines) + "\n"
+
+
+def listed(title, items: Iterable[str]):
+    return ["", title, "", *[f"- {item}" for item in items]]
 
 
 def processor():

@@ -14,6 +14,7 @@ import torch
 
 from torchdp.domains import FiniteSet, noise_shape
 from torchdp.factorization import factorize
+from torchdp.randomizers import PrivUnit
 
 EXPONENTS = (2.0, 2.5, 3.0, 4.0, 8.0, 64.0, math.inf)
 EPSILONS = (0.01, 0.1, 0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 32.0)
@@ -26,7 +27,7 @@ KINDS = {  # of statements that fail as printed
     "step": "of a proof: what the paper concludes stands",
     "degenerate": "it fails at an end of its range alone, or where a constant is meant to depend on a parameter",
 }
-Instances = Iterator[tuple[str, float]]
+Instances = Iterator[tuple[str, float, float]]  # where, the side that should be smaller, the other
 Source = Callable[[np.random.Generator, int], Instances]  # (rng, how many random instances)
 
 
@@ -35,8 +36,8 @@ class Check:
     """An inequality of a paper over its whole range of parameters.
 
     paper: a title's first word in docs/papers.md; row: how the row there begins. statement, scope:
-    what is claimed, and what was tried. instances(rng, count) yields where, and
-    (side that should be smaller)/(other side). limit: 1, or the constant that is granted where the
+    what is claimed, and what was tried. instances(rng, count) yields where, the side that should be
+    smaller, and the other side. limit: of their ratio, 1, or the constant that is granted where the
     paper's O() names none. kind: of what is known to fail as printed (KINDS, and
     docs/corrections.md); "" for what is to hold.
     """
@@ -56,21 +57,22 @@ class Check:
             # solvers that stop early: what they certify is recomputed here
             warnings.simplefilter("ignore")
             tried = list(self.instances(rng, count))
-        ratios = np.array([ratio for _, ratio in tried])
-        if np.isnan(ratios).any():
-            raise ArithmeticError(f"{self.row}: no number at {tried[np.isnan(ratios).argmax()][0]}")
+        ratios = np.array([ratio(small, large) for _, small, large in tried])
+        nan = np.isnan(ratios)
+        if nan.any():
+            raise ArithmeticError(f"{self.row}: no number at {tried[nan.argmax()][0]}")
         failures = int((ratios > self.limit * (1 + SLACK)).sum())
-        where, worst = tried[ratios.argmax()]
+        at = ratios.argmax()
         return {
             "paper": self.paper,
             "result": self.row,
             "statement": self.statement,
             "range": self.scope,
             "instances": len(tried),
-            "worst": worst,
+            "worst": float(ratios[at]),
             "limit": self.limit,
             "failures": failures,
-            "where": where,
+            "where": tried[at][0],
             "verdict": "holds" if not failures else "fails",
             "kind": self.kind,
         }
@@ -98,15 +100,19 @@ class Statements:
 
         return enter
 
-    def each(self, *said, limit=1.0, kind="", **changes) -> Callable[[Any], Any]:
-        return self.check(*said, limit, kind, lambda instances: each(instances, **changes))
+    def each(self, row, statement, scope, limit=1.0, kind="", **changes) -> Callable[[Any], Any]:
+        def source(instances):
+            return each(instances, **changes)
+
+        return self.check(row, statement, scope, limit, kind, source)
 
     def grid(
         self, row, statement, scope, *axes, limit=1.0, kind="", **changes
     ) -> Callable[[Any], Any]:
-        return self.check(
-            row, statement, scope, limit, kind, lambda points: grid(points, *axes, **changes)
-        )
+        def source(points):
+            return grid(points, *axes, **changes)
+
+        return self.check(row, statement, scope, limit, kind, source)
 
 
 def each(instances, least=0, **changes):
@@ -163,17 +169,23 @@ class Draw:
         """Signs, normals, integers with ties, non-negative, of rank one, badly scaled, with zero
         rows, in turn.
         """
-        rng, shape = self.rng, (rows, columns)
-        kinds = (
-            lambda: rng.choice([-1.0, 1.0], shape),
-            lambda: rng.normal(size=shape),
-            lambda: rng.integers(-2, 3, shape).astype(float),
-            lambda: rng.exponential(size=shape),
-            lambda: np.outer(rng.normal(size=rows), rng.normal(size=columns)),
-            lambda: rng.normal(size=shape) * np.exp(rng.normal(size=(rows, 1)) * 3),
-            lambda: rng.normal(size=shape) * rng.integers(0, 2, (rows, 1)),
-        )
-        return kinds[(self.i + later) % len(kinds)]()
+        rng = self.rng
+        shape = (rows, columns)
+        kind = (self.i + later) % 7
+        if kind == 0:
+            return rng.choice([-1.0, 1.0], shape)
+        if kind == 1:
+            return rng.normal(size=shape)
+        if kind == 2:
+            return rng.integers(-2, 3, shape).astype(float)
+        if kind == 3:
+            return rng.exponential(size=shape)
+        if kind == 4:
+            return np.outer(rng.normal(size=rows), rng.normal(size=columns))
+        normals = rng.normal(size=shape)
+        if kind == 5:
+            return normals * np.exp(rng.normal(size=(rows, 1)) * 3)
+        return normals * rng.integers(0, 2, (rows, 1))
 
     def sized(self, rows, columns, later=0):
         """A matrix of at most so many rows and columns."""
@@ -186,15 +198,33 @@ class Draw:
 
 def ratio(small, large):
     """small/large; 0 where both are rounding, inf where the larger side alone vanishes."""
-    tiny = 1e-12 * (1 + abs(small) + abs(large))
-    return 0.0 if small <= tiny else small / large if large > 1e-300 else math.inf
+    if small <= 1e-12 * (1 + abs(small) + abs(large)):
+        return 0.0
+    return small / large if large > 1e-300 else math.inf
+
+
+def worst(*sides: tuple[float, float]) -> tuple[float, float]:
+    """The sides (small, large) of the largest ratio."""
+    return max(sides, key=lambda pair: ratio(*pair))
+
+
+def largest(values):
+    """Absolute value of the largest entry; 0 of none."""
+    return float(np.abs(values).max(initial=0.0))
+
+
+def privunit_variance(d, epsilon):
+    """Of PrivUnit's unbiased report of a unit vector, summed over its d coordinates."""
+    return float(PrivUnit(d, epsilon).moments.variance)
 
 
 def p_norm(values, p):
-    top = float(np.abs(values).max(initial=0.0))
-    if top == 0:
-        return 0.0
-    return top if p == math.inf else top * float(((np.abs(values) / top) ** p).sum() ** (1 / p))
+    top = largest(values)
+    if top == 0 or p == math.inf:
+        return top
+    # divided by the largest, so that no power overflows
+    powers = (np.abs(values) / top) ** p
+    return top * float(powers.sum() ** (1 / p))
 
 
 def trace_norm(M):
@@ -203,12 +233,18 @@ def trace_norm(M):
 
 def size_of(left, right, p=math.inf):
     """What a factorization proves of gamma_(p) of its product."""
-    return p_norm(np.linalg.norm(left, axis=1), p) * float(np.linalg.norm(right, axis=0).max())
+    columns = np.linalg.norm(right, axis=0)
+    return p_norm(np.linalg.norm(left, axis=1), p) * float(columns.max())
 
 
 def row_scale(weights, p):
     """weights scaled to norm 1 in l_{p/(p-2)}: the squares of Theorem 26's D."""
-    order = math.inf if p == 2 else 1.0 if p == math.inf else p / (p - 2)
+    if p == 2:
+        order = math.inf
+    elif p == math.inf:
+        order = 1.0
+    else:
+        order = p / (p - 2)
     size = p_norm(weights, order)
     return weights / size if size else weights
 
@@ -219,7 +255,9 @@ def dual(points, weights, rows, p, shift=True):
     """
     P = weights / weights.sum()
     centred = points - P @ points if shift else points
-    return trace_norm(np.sqrt(row_scale(rows, p)) * centred * np.sqrt(P)[:, None])
+    D = np.sqrt(row_scale(rows, p))
+    # the root of D cov(P) D has the singular values of this matrix
+    return trace_norm(D * centred * np.sqrt(P)[:, None])
 
 
 def gamma_p(points, p, shift=True):
@@ -228,20 +266,23 @@ def gamma_p(points, p, shift=True):
     """
     points = np.unique(points + 0.0, axis=0)
     shape = noise_shape(FiniteSet(torch.as_tensor(points)), p, shift=shift, tol=SLACK / 5)
-    A, v = shape.root.numpy(), shape.centre.numpy()
+    A = shape.root.numpy()
+    v = shape.centre.numpy()
     if A.shape[1] == 0:
         return 0.0, 0.0
     u = (points - v) @ np.linalg.pinv(A).T
-    sticks = np.abs(u @ A.T + v - points).max()
-    if sticks > 1e-7 * (1e-300 + np.abs(points - v).max()):
+    sticks = largest(u @ A.T + v - points)
+    if sticks > 1e-7 * (1e-300 + largest(points - v)):
         raise ArithmeticError(f"the ellipsoid does not hold the set: {sticks:g}")
     upper = size_of(A, u.T, p)
-    support, weights, rows = shape.support.numpy(), shape.weights.numpy(), shape.row_weights.numpy()
+    support = shape.support.numpy()
     middle = (points.max(0) + points.min(0)) / 2
-    if shift and np.allclose(points, 2 * middle - points[::-1], atol=1e-12 * np.abs(points).max()):
+    rounding = 1e-12 * largest(points)
+    if shift and np.allclose(points, 2 * middle - points[::-1], atol=rounding):
         # symmetric: its measure may be made so
-        return dual(support - middle, weights, rows, p, False), upper
-    return dual(support, weights, rows, p, shift), upper
+        support = support - middle
+        shift = False
+    return dual(support, shape.weights.numpy(), shape.row_weights.numpy(), p, shift), upper
 
 
 def gamma_of(W, p=math.inf, shift=False):
@@ -249,11 +290,13 @@ def gamma_of(W, p=math.inf, shift=False):
     columns are types.
     """
     found = factorize(W, p, shift=shift, tol=SLACK / 5)
-    left, right = found.left.numpy(), found.right.numpy()
+    left = found.left.numpy()
+    right = found.right.numpy()
     moved = W if found.shift is None else W - found.shift.numpy()[:, None]
-    if np.abs(left @ right - moved).max() > 1e-7 * (1e-300 + np.abs(W).max()):
+    if largest(left @ right - moved) > 1e-7 * (1e-300 + largest(W)):
         raise ArithmeticError("the factors do not multiply to W")
-    rows, columns = found.row_weights.numpy(), found.column_weights.numpy()
+    rows = found.row_weights.numpy()
+    columns = found.column_weights.numpy()
     lower = dual(W.T, columns, rows, p, shift) if columns.sum() and rows.any() else 0.0
     return lower, size_of(left, right, p)
 

@@ -7,7 +7,7 @@ import numpy as np
 from density.bitsums import composition
 from scipy.stats import binom
 
-from statements.base import Statements, ratio
+from statements.base import Statements, largest
 from torchdp.shuffle import RandomizedResponseSum, delta_of
 
 wagner = Statements("Wagner")
@@ -23,15 +23,20 @@ NODES, WEIGHTS = np.polynomial.hermite_e.hermegauss(120)
 def bounded_features(draw):
     d = draw.size(8)
     x, y = draw.matrix(2, d)
-    t = float(np.linalg.norm(x - y))
+    t = np.linalg.norm(x - y)
     if t < 4:  # the mean over the phase is cos(sqrt 2 <w, x - y>), w normal
-        mean = float(WEIGHTS @ np.cos(math.sqrt(2) * t * NODES)) / math.sqrt(2 * math.pi)
-        yield f"Gaussian, distance {t:.3g}", ratio(abs(mean - math.exp(-t * t)), 1e-6)
-    x, y = x / max(1.0, np.linalg.norm(x)), y / max(1.0, np.linalg.norm(y))
+        waves = np.cos(math.sqrt(2) * t * NODES)
+        mean = WEIGHTS @ waves / math.sqrt(2 * math.pi)
+        bias = abs(mean - math.exp(-t * t))
+        yield f"Gaussian, distance {t:.3g}", bias, 1e-6
+    x = x / max(1.0, np.linalg.norm(x))
+    y = y / max(1.0, np.linalg.norm(y))
     signs = np.array(list(itertools.product([-1.0, 1.0], repeat=d)))
-    yield f"signs, d = {d}", ratio(abs(float(((signs @ x) * (signs @ y)).mean() - x @ y)), 1e-9)
-    yield f"size of signs, d = {d}", ratio(float(np.abs(signs @ x).max()), math.sqrt(d))
-    yield f"size of coordinates, d = {d}", ratio(float(np.abs(x).max()), 1.0)
+    f = signs @ x
+    g = signs @ y
+    yield f"signs, d = {d}", abs((f * g).mean() - x @ y), 1e-9
+    yield f"size of signs, d = {d}", largest(f), math.sqrt(d)
+    yield f"size of coordinates, d = {d}", largest(x), 1.0
 
 
 @wagner.each(
@@ -41,7 +46,8 @@ def bounded_features(draw):
     "400 draws",
 )
 def density_error(draw):
-    rng, d = draw.rng, draw.size(6)
+    rng = draw.rng
+    d = draw.size(6)
     n = draw.pick(1, 2, 20, 200)
     repeats = draw.pick(1, 8)
     x = rng.normal(size=(n, d)) * 10 ** rng.uniform(-2, 1)
@@ -49,30 +55,34 @@ def density_error(draw):
     y = x[0]
     flip = draw.pick(0.01, 0.25, 0.45)
     noise = n * flip * (1 - flip) / (1 - 2 * flip) ** 2  # E_Pi^2
+    fourier = draw.i % 2
+    if fourier:
+        name = "Gaussian"
+        R = math.sqrt(2)
+        S = 1
+        squares = ((x - y) ** 2).sum(1)
+        truth = np.exp(-squares).mean()
+    else:
+        name = "inner product"
+        R = 1.0
+        S = d
+        truth = (x @ y).mean()
     errors = []
     for _ in range(400):
-        if draw.i % 2:  # random Fourier features, I of them
-            w, b = (
-                math.sqrt(2) * rng.normal(size=(d, repeats)),
-                rng.uniform(0, 2 * math.pi, repeats),
-            )
-            f, g, R, S = (
-                math.sqrt(2) * np.cos(x @ w + b),
-                math.sqrt(2) * np.cos(y @ w + b),
-                math.sqrt(2),
-                1,
-            )
-            truth = float(np.exp(-((x - y) ** 2).sum(1)).mean())
+        if fourier:  # random features, I of them
+            w = R * rng.normal(size=(d, repeats))
+            phase = rng.uniform(0, 2 * math.pi, repeats)
+            f = R * np.cos(x @ w + phase)
+            g = R * np.cos(y @ w + phase)
         else:  # the coordinates themselves, I times
-            f, g, R, S = np.tile(x, repeats), np.tile(y, repeats), 1.0, d
-            truth = float((x @ y).mean())
+            f = np.tile(x, repeats)
+            g = np.tile(y, repeats)
         # of (2 B - n) R: rounding to bits, and noise
         variances = (R * R - f * f).sum(0) + 4 * R * R * noise
-        off = float((f @ g).mean()) / repeats - truth
-        errors.append(off * off + float(variances @ (g * g)) / (n * repeats) ** 2)
+        bias = (f @ g).mean() / repeats - truth
+        errors.append(bias * bias + (variances @ (g * g)) / (n * repeats) ** 2)
     bound = 16 * R**4 * S * (S + noise / n**2) / repeats
-    name = "Gaussian" if draw.i % 2 else "inner product"
-    yield f"{name}, d = {d}, n = {n}, I = {repeats}", ratio(float(np.mean(errors)), bound)
+    yield f"{name}, d = {d}, n = {n}, I = {repeats}", np.mean(errors), bound
 
 
 @wagner.grid(
@@ -90,13 +100,11 @@ def density_privacy(n, instances, flip):
         total, delta = composition(one, delta_of(protocol, one, 1), instances, slack)
         if delta < 1:
             spent = delta_of(protocol, total, instances)
-            yield f"n = {n}, I = {instances}, flip = {flip:g}, slack = {slack:g}", spent / delta
+            yield f"n = {n}, I = {instances}, flip = {flip:g}, slack = {slack:g}", spent, delta
 
 
 def shuffled(n, ones, flip, own):
-    """The distribution of the number of ones heard: ``ones`` of n - 1 others hold a one, the user
-    with chance own.
-    """
+    """Distribution of the reported ones: of n - 1 others ``ones`` hold a one, the user with own."""
     others = np.convolve(
         binom.pmf(np.arange(ones + 1), ones, 1 - flip),
         binom.pmf(np.arange(n - ones), n - 1 - ones, flip),
@@ -115,20 +123,18 @@ def shuffled(n, ones, flip, own):
     slow=True,
 )
 def support(n, flip, S):
-    def losses(one, other):
-        """ln P/Q, (ones among the others, heard): the user's chance of a one under P and under
-        Q.
-        """
-        shares = [[shuffled(n, ones, flip, own) for ones in range(n)] for own in (one, other)]
-        return np.log(np.divide(*shares))
+    def losses(p, q):
+        """ln P/Q, (ones among the others, reported): the user holds a one with chance p or q."""
+        P = [shuffled(n, ones, flip, p) for ones in range(n)]
+        Q = [shuffled(n, ones, flip, q) for ones in range(n)]
+        return np.log(np.divide(P, Q))
 
     # one coordinate leaves the support (1 -> 1/2), another enters it (1/2 -> 1)
-    out, into = losses(1.0, 0.5), losses(0.5, 1.0)
-    worst = float(np.abs(out[:, None, :, None] + into[:, None]).max())
-    yield (
-        f"n = {n}, flip = {flip:g}, S = {S}",
-        ratio(S * worst, S * float(np.abs(losses(1.0, 0.0)).max())),
-    )
+    leaves = losses(1.0, 0.5)
+    enters = losses(0.5, 1.0)
+    worst = largest(leaves[:, None, :, None] + enters[:, None])
+    one_bit = largest(losses(1.0, 0.0))
+    yield f"n = {n}, flip = {flip:g}, S = {S}", S * worst, S * one_bit
 
 
 if __name__ == "__main__":

@@ -13,8 +13,10 @@ from statements.base import (
     Draw,
     Statements,
     gamma_of,
-    ratio,
+    largest,
+    privunit_variance,
     size_of,
+    worst,
 )
 from torchdp.factorization import additive_noise_bound, approximate, factorize, gamma2_dual
 from torchdp.factorization.hard import least_noise_variance
@@ -28,12 +30,11 @@ WIDE = (*EPSILONS, 100.0, 1000.0, 1e4)
 
 
 def approximated(W, alpha):
-    """(lower, upper) of gamma_2(W; alpha), entries moved by at most alpha: recomputed, the lower by
-    Lemma 12 itself.
-    """
+    """(lower, upper) of gamma_2(W; alpha), recomputed, the lower one by Lemma 12 itself."""
     found = approximate(W, alpha, tol=2e-4)
-    left, right = found.left.numpy(), found.right.numpy()
-    if np.abs(left @ right - W).max() > alpha * (1 + 1e-7) + 1e-9 * np.abs(W).max():
+    left = found.left.numpy()
+    right = found.right.numpy()
+    if largest(left @ right - W) > alpha * (1 + 1e-7) + 1e-9 * largest(W):
         raise ArithmeticError("the approximation is further away than alpha")
     return float(found.certificate.lower), size_of(left, right)
 
@@ -52,14 +53,15 @@ def approximated(W, alpha):
 )
 def approximate_duality(draw, share=1.0):
     W = draw.sized(4, 5)
-    alpha = float(np.abs(W).max() * draw.pick(0.0, 0.1, 0.5, 0.9, 1.2))
+    alpha = largest(W) * draw.pick(0.0, 0.1, 0.5, 0.9, 1.2)
     at = f"{W.shape}, alpha = {alpha:.3g}"
     lower, upper = approximated(W, share * alpha)
     for U in (W, draw.rng.normal(size=W.shape), draw.matrix(*W.shape, later=1)):
         if U.any():
             most = float(gamma2_dual(torch.as_tensor(U)).upper)
-            yield f"weak {at}", ratio(float((W * U).sum() - alpha * np.abs(U).sum()) / most, upper)
-    yield f"tight {at}", ratio(lower, approximated(W, alpha)[1])
+            gain = (W * U).sum() - alpha * np.abs(U).sum()
+            yield f"weak {at}", gain / most, upper
+    yield f"tight {at}", lower, approximated(W, alpha)[1]
 
 
 @edmonds.each(
@@ -72,19 +74,24 @@ def dual_norm(draw):
     if not U.any():
         return
     found = gamma2_dual(torch.as_tensor(U))
-    least = float((U * (found.left.numpy() @ found.right.numpy().T)).sum())
-    yield f"vectors {U.shape}", ratio(float(found.lower), least)
+    product = found.left.numpy() @ found.right.numpy().T
+    least = (U * product).sum()
+    yield f"vectors {U.shape}", float(found.lower), least
+    m, n = U.shape
     weights = [(found.row_weights.numpy(), found.column_weights.numpy())]
-    weights += [
-        (draw.simplex(U.shape[0]) + 1e-9, draw.simplex(U.shape[1]) + 1e-9) for _ in range(5)
-    ]
+    weights += [(draw.simplex(m) + 1e-9, draw.simplex(n) + 1e-9) for _ in range(5)]
+    rows = U.any(1)
+    columns = U.any(0)
+    nonzero = U[rows][:, columns]  # where a row is 0 its weight may be 0 too
     for c, P in weights:
-        used, seen = U.any(1), U.any(0)
-        scaled = U[used][:, seen] / np.sqrt(c[used] / c.sum())[:, None] / np.sqrt(P[seen] / P.sum())
-        yield f"weak {U.shape}", ratio(least, float(np.linalg.norm(scaled, 2)))
-    yield f"strong {U.shape}", ratio(float(found.upper), least)
-    signs = itertools.product(*[[-1.0, 1.0]] * U.shape[0])
-    yield f"signs {U.shape}", ratio(max(float(np.abs(np.array(s) @ U).sum()) for s in signs), least)
+        row_scale = np.sqrt(c[rows] / c.sum())[:, None]
+        column_scale = np.sqrt(P[columns] / P.sum())
+        scaled = nonzero / row_scale / column_scale
+        yield f"weak {U.shape}", least, np.linalg.norm(scaled, 2)
+    yield f"strong {U.shape}", float(found.upper), least
+    signs = np.array(list(itertools.product([-1.0, 1.0], repeat=m)))
+    sums = np.abs(signs @ U).sum(1)
+    yield f"signs {U.shape}", sums.max(), least
 
 
 @edmonds.grid(
@@ -96,23 +103,25 @@ def dual_norm(draw):
 def parities(d):
     x = np.array(list(itertools.product([-1.0, 1.0], repeat=d)))
     for w in range(d + 1):
-        W = np.array([x[:, list(S)].prod(1) for S in itertools.combinations(range(d), w)])
+        sets = itertools.combinations(range(d), w)
+        W = np.array([x[:, list(S)].prod(1) for S in sets])
         claimed = math.comb(d, w) ** 0.5 / 2
-        yield f"d = {d}, w = {w}", ratio(claimed, approximated(W, 0.5)[1])
-        yield (
-            f"the binomial, d = {d}, w = {w}",
-            ratio((d / w) ** (w / 2) / 2 if w else 0.5, claimed),
-        )
+        power = (d / w) ** (w / 2) / 2 if w else 0.5
+        yield f"d = {d}, w = {w}", claimed, approximated(W, 0.5)[1]
+        yield f"the binomial, d = {d}, w = {w}", power, claimed
 
 
 def least_largest(W, epsilon):
     """(gamma_2(W), sqrt(n) E max error of the local factorization mechanism, of many users)."""
     factors = factorize(W, tol=2e-4)
-    left, right = factors.left.numpy(), factors.right.numpy()
-    variance = float(PrivUnit(right.shape[0], epsilon).moments.variance)
+    left = factors.left.numpy()
+    right = factors.right.numpy()
+    variance = privunit_variance(len(right), epsilon)
     Z = np.random.default_rng(0).normal(size=(2000, left.shape[1]))
-    largest = float(np.abs(Z @ left.T).max(1).mean()) * float(np.linalg.norm(right, axis=0).max())
-    return gamma_of(W)[0], largest * math.sqrt(variance)
+    errors = np.abs(Z @ left.T).max(1)
+    radius = np.linalg.norm(right, axis=0).max()
+    error = errors.mean() * radius
+    return gamma_of(W)[0], error * math.sqrt(variance)
 
 
 @edmonds.each(
@@ -131,13 +140,15 @@ def least_largest(W, epsilon):
     limit=16,
 )
 def local_users(draw, twice=2.0):
-    k, epsilon = draw.pick(1, 2, 3, 8, 64), draw.small_epsilon
+    k = draw.pick(1, 2, 3, 8, 64)
+    epsilon = draw.small_epsilon
     W = np.tri(k) if draw.i % 3 == 0 else draw.matrix(k, draw.size(8, 2))
     if W.any():
-        norm, largest = least_largest(W, epsilon)
+        norm, error = least_largest(W, epsilon)
         yield (
             f"k = {k}, epsilon = {epsilon:g}",
-            ratio((largest * epsilon) ** 2, norm**2 * math.log(twice * k)),
+            (error * epsilon) ** 2,
+            norm**2 * math.log(twice * k),
         )
 
 
@@ -160,8 +171,9 @@ def randomizer(epsilon, d):
     epsilon), some direction of Y - x has variance 1/(2 epsilon) - 1/d, at most sigma^2 ln 2 by
     Jensen's inequality.
     """
-    least = math.sqrt(max(0.0, 1 / (2 * epsilon) - 1 / d) / math.log(2))
-    yield f"epsilon = {epsilon:g}, d = {d}", ratio(least * epsilon, 1.0)
+    variance = max(0.0, 1 / (2 * epsilon) - 1 / d)
+    least = math.sqrt(variance / math.log(2))
+    yield f"epsilon = {epsilon:g}, d = {d}", least * epsilon, 1.0
 
 
 @edmonds.grid(
@@ -173,10 +185,8 @@ def randomizer(epsilon, d):
     limit=5,
 )
 def randomizer_mended(epsilon, d):
-    yield (
-        f"epsilon = {epsilon:g}, d = {d}",
-        ratio(PrivUnit(d, epsilon).subgaussian.psi2 * epsilon, 1.0),
-    )
+    sigma = PrivUnit(d, epsilon).subgaussian.psi2
+    yield f"epsilon = {epsilon:g}, d = {d}", sigma * epsilon, 1.0
 
 
 @edmonds.check(
@@ -189,11 +199,14 @@ def randomizer_mended(epsilon, d):
 def learning(rng, count, grows=False):
     for alpha, exponent in itertools.product((0.01, 0.1, 0.5), (1, 10, 50, 100, 300)):
         beta = 10.0**-exponent
-        n = math.ceil((100 * math.log(2) if not grows else 2 * math.log(2 / beta)) / alpha**2)
+        logarithm = 2 * math.log(2 / beta) if grows else 100 * math.log(2)
+        n = math.ceil(logarithm / alpha**2)
         # losses (1 - bias)/2 and (1 + bias)/2 are more than alpha apart
         bias = min(1.0, 1.0001 * alpha)
-        failing = float(binom.logcdf((n - 1) // 2, n, (1 + bias) / 2))
-        yield f"alpha = {alpha:g}, beta = {beta:g}", math.exp(min(700.0, failing - math.log(beta)))
+        failing = binom.logcdf((n - 1) // 2, n, (1 + bias) / 2)
+        # as a logarithm, since beta alone may be 1e-300
+        excess = min(700.0, failing - math.log(beta))
+        yield f"alpha = {alpha:g}, beta = {beta:g}", math.exp(excess), 1.0
 
 
 @edmonds.check(
@@ -207,15 +220,14 @@ def learning_mended(rng, count):
     for i in range(count):
         draw = Draw(rng, i)
         D = rng.choice([-1.0, 1.0], (draw.size(8), draw.size(8)))
-        epsilon, alpha = draw.small_epsilon, draw.pick(0.01, 0.1, 0.9)
+        k = len(D)
+        epsilon = draw.small_epsilon
+        alpha = draw.pick(0.01, 0.1, 0.9)
         beta = draw.pick(1e-9, 1e-3, 0.1, 0.9)
-        concepts = ConceptClass(tuple(map(str, range(len(D)))), (torch.as_tensor(D),))
+        concepts = ConceptClass(tuple(map(str, range(k))), (torch.as_tensor(D),))
         n = PrivateLearner.calibrated(concepts, epsilon=epsilon).samples(alpha, beta)
-        bound = gamma_of(D)[0] ** 2 * math.log(4 * len(D) / beta) / (epsilon * alpha) ** 2
-        yield (
-            f"{D.shape}, epsilon = {epsilon:g}, alpha = {alpha:g}, beta = {beta:g}",
-            ratio(n - 1, bound),
-        )
+        bound = gamma_of(D)[0] ** 2 * math.log(4 * k / beta) / (epsilon * alpha) ** 2
+        yield f"{D.shape}, epsilon = {epsilon:g}, alpha = {alpha:g}, beta = {beta:g}", n - 1, bound
 
 
 BETAS = (0.1, 0.03, 0.01, 0.001, 1e-4)
@@ -238,8 +250,9 @@ BETAS = (0.1, 0.03, 0.01, 0.001, 1e-4)
 def estimating(beta, within=None):
     n = 2 * math.ceil(128 * math.log(8 / beta)) + 1
     bias = 2 * (within or beta)
-    failing = float(binom.cdf((n - 1) // 2, n, min(1.0, (1 + 1.0001 * bias) / 2)))
-    yield f"beta = {beta:g}, n = {n}", failing / beta
+    right = min(1.0, (1 + 1.0001 * bias) / 2)  # chance that one user is on the better side
+    failing = binom.cdf((n - 1) // 2, n, right)
+    yield f"beta = {beta:g}, n = {n}", failing, beta
 
 
 def noises(epsilon):
@@ -249,10 +262,11 @@ def noises(epsilon):
     yield "Laplace", 2 / epsilon**2
     values = np.arange(-4000, 4001)
     for mesh in (2, 5):  # a staircase on a finer lattice: constant on steps of the width, centred
-        weights = q ** np.floor((np.abs(values) + mesh / 2) / mesh)
+        steps = np.floor((np.abs(values) + mesh / 2) / mesh)
+        weights = q**steps
         weights /= weights.sum()
         if weights[0] < 1e-18:
-            yield f"staircase {mesh}", float(weights @ values**2) / mesh**2
+            yield f"staircase {mesh}", weights @ values**2 / mesh**2
 
 
 @edmonds.grid(
@@ -268,7 +282,8 @@ def single_query(epsilon, width):
     for name, variance in noises(epsilon):
         yield (
             f"{name}, epsilon = {epsilon:g}, width = {width:g}",
-            width / epsilon / (variance * width**2),
+            width / epsilon,
+            variance * width**2,
         )
 
 
@@ -280,12 +295,13 @@ def single_query(epsilon, width):
 )
 def single_query_mended(epsilon):
     for name, variance in noises(epsilon):
-        yield f"{name}, epsilon = {epsilon:g}", least_noise_variance(epsilon) / variance
+        yield f"{name}, epsilon = {epsilon:g}", least_noise_variance(epsilon), variance
     for delta in (1e-12, 1e-4, 0.1):
         least = least_noise_variance(epsilon, delta)
         yield (
             f"Gaussian, epsilon = {epsilon:g}, delta = {delta:g}",
-            least / gaussian_sigma(epsilon, delta) ** 2,
+            least,
+            gaussian_sigma(epsilon, delta) ** 2,
         )
 
 
@@ -296,20 +312,23 @@ def single_query_mended(epsilon):
 )
 def additive(draw):
     W = draw.matrix(draw.size(4), draw.size(6, 2))
-    epsilon, delta, k = draw.epsilon, draw.pick(1e-9, 1e-3, 0.1), len(W)
+    k = len(W)
+    epsilon = draw.epsilon
+    delta = draw.pick(1e-9, 1e-3, 0.1)
     claimed = additive_noise_bound(gamma_of(W, 2.0, True)[0], epsilon, delta)
-    for A in (np.eye(k), draw.rng.normal(size=(k, k)), factorize(W, 2.0, shift=True).left.numpy()):
+    best = factorize(W, 2.0, shift=True).left.numpy()
+    for A in (np.eye(k), draw.rng.normal(size=(k, k)), best):
         images = np.linalg.pinv(A) @ W
-        off = A @ images - W
-        if np.abs(off - off.mean(1, keepdims=True)).max() > 1e-9 * (1 + np.abs(W).max()):
+        lost = A @ images - W
+        # what A loses of W has to be one and the same vector for all types
+        if largest(lost - lost.mean(1, keepdims=True)) > 1e-9 * (1 + largest(W)):
             continue
-        width = max(float(np.linalg.norm(a - b)) for a, b in itertools.product(images.T, images.T))
-        error = (
-            gaussian_sigma(epsilon, delta, width) * float(np.linalg.norm(A))
-            if width > 1e-12
-            else 0.0
-        )
-        yield f"{W.shape}, epsilon = {epsilon:g}, delta = {delta:g}", ratio(claimed, error)
+        pairs = itertools.combinations(images.T, 2)
+        width = max(np.linalg.norm(a - b) for a, b in pairs)
+        error = 0.0
+        if width > 1e-12:
+            error = gaussian_sigma(epsilon, delta, width) * np.linalg.norm(A)
+        yield f"{W.shape}, epsilon = {epsilon:g}, delta = {delta:g}", claimed, error
 
 
 WIDTHS = (0.0, 1e-6, 1e-3, 1.0)
@@ -336,7 +355,7 @@ def without_symmetry(epsilon, width, shifted=False):
     # gamma_F of one row: its largest entry, as it is or with the best shift
     norm = width / 2 if shifted else 1.0
     error = width * math.sqrt(dict(noises(epsilon))["discrete Laplace"])
-    yield f"epsilon = {epsilon:g}, t = {width:g}", ratio(norm / epsilon, error)
+    yield f"epsilon = {epsilon:g}, t = {width:g}", norm / epsilon, error
 
 
 FEW = ((0.1, 1e-3, 1e-6), (1, 3, 1000))
@@ -359,15 +378,17 @@ FEW = ((0.1, 1e-3, 1e-6), (1, 3, 1000))
 )
 def few_users(epsilon, factor, least=0.0):
     n = math.ceil(max(1.0, least * factor / epsilon))
-    noisy = 2 * math.sqrt(dict(noises(epsilon))["discrete Laplace"]) / n
-    yield f"n = {n}, epsilon = {epsilon:g}", 1 / (epsilon * n) / min(1.0, noisy)
+    variance = dict(noises(epsilon))["discrete Laplace"]
+    noisy = 2 * math.sqrt(variance) / n
+    yield f"n = {n}, epsilon = {epsilon:g}", 1 / (epsilon * n), min(1.0, noisy)
 
 
 @edmonds.each("Lemma 18", "gamma_2(W, -W) = gamma_2(W)", "W of 1 to 4 rows, 1 to 5 columns")
 def with_negative(draw):
     W = draw.sized(4, 5)
-    one, both = gamma_of(W), gamma_of(np.concatenate([W, -W], 1))
-    yield f"{W.shape}", max(ratio(one[0], both[1]), ratio(both[0], one[1]))
+    lower, upper = gamma_of(W)
+    both_lower, both_upper = gamma_of(np.concatenate([W, -W], 1))
+    yield f"{W.shape}", *worst((lower, both_upper), (both_lower, upper))
 
 
 if __name__ == "__main__":

@@ -17,13 +17,14 @@ from statements.base import (
     gamma_of,
     gamma_p,
     grid,
+    largest,
     p_norm,
-    ratio,
+    privunit_variance,
+    worst,
 )
 from torchdp.domains import FiniteSet, noise_shape
 from torchdp.mean import moment_norm
 from torchdp.privacy import gaussian_sigma
-from torchdp.randomizers import PrivUnit
 
 nikolov = Statements("Nikolov")
 
@@ -40,13 +41,8 @@ def vertices(d, *ends):
 def sides(name, claimed, bracket: tuple[float, float]):
     """An equation is two inequalities."""
     lower, upper = bracket
-    yield f"{name}, claimed too small", ratio(lower, claimed)
-    yield f"{name}, claimed too large", ratio(claimed, upper)
-
-
-def both_sides(*pairs: tuple[float, float]):
-    """The larger of several ratios."""
-    return max(ratio(*pair) for pair in pairs)
+    yield f"{name}, claimed too small", lower, claimed
+    yield f"{name}, claimed too large", claimed, upper
 
 
 @nikolov.each(
@@ -56,12 +52,13 @@ def both_sides(*pairs: tuple[float, float]):
     limit=2 * math.e**0.5,
 )
 def gaussian_error(draw):
-    d, p = draw.pick(1, 2, 5, 64), draw.p
+    p = draw.p
+    d = draw.pick(1, 2, 5, 64)
     A = np.diag(np.exp(draw.rng.normal(size=d))) if draw.i % 2 else draw.matrix(d, d)
     Z = 2 * draw.rng.normal(size=(2000, d)) @ A.T
-    size = math.sqrt(float(np.mean([p_norm(z, p) ** 2 for z in Z])))
+    square = np.mean([p_norm(z, p) ** 2 for z in Z])
     bound = math.sqrt(min(p, math.log(2 * d))) * p_norm(np.linalg.norm(A, axis=1), p)
-    yield f"d = {d}, p = {p:g}", ratio(size, bound)
+    yield f"d = {d}, p = {p:g}", math.sqrt(square), bound
 
 
 @nikolov.grid(
@@ -76,7 +73,7 @@ def calibrated(epsilon):
         delta = math.exp(-log)
         if epsilon <= log < 690 and delta < 1:
             moved = gaussian_sigma(epsilon, delta) * epsilon
-            yield f"epsilon = {epsilon:g}, delta = {delta:.3g}", ratio(moved, math.sqrt(log))
+            yield f"epsilon = {epsilon:g}, delta = {delta:.3g}", moved, math.sqrt(log)
 
 
 @nikolov.each(
@@ -85,12 +82,16 @@ def calibrated(epsilon):
     "finite sets of 1 to 8 points, d = 1 to 4; n = 1 to 1000; p = 2 to inf",
 )
 def sensitivity(draw):
-    K, p = draw.sized(8, 4), draw.p
+    p = draw.p
+    K = draw.sized(8, 4)
     n = int(10 ** draw.rng.integers(0, 4))
     A = noise_shape(FiniteSet(torch.as_tensor(K)), p).root.numpy()
-    moved = (K[:, None] - K).reshape(-1, K.shape[1]) / n
-    far = np.linalg.norm(moved @ np.linalg.pinv(A).T, axis=1).max() if A.shape[1] else 0.0
-    yield f"{K.shape} p = {p:g}, n = {n}", ratio(far, 2 / n)
+    distance = 0.0
+    if A.shape[1]:
+        changes = (K[:, None] - K).reshape(-1, K.shape[1]) / n
+        preimages = changes @ np.linalg.pinv(A).T
+        distance = np.linalg.norm(preimages, axis=1).max()
+    yield f"{K.shape} p = {p:g}, n = {n}", distance, 2 / n
 
 
 @nikolov.grid(
@@ -102,11 +103,8 @@ def sensitivity(draw):
     limit=2,
 )
 def local_error(epsilon, d):
-    variance = float(PrivUnit(d, epsilon).moments.variance)
-    yield (
-        f"d = {d}, epsilon = {epsilon:g}",
-        ratio(math.sqrt(variance / 2) * math.tanh(epsilon / 2), 1.0),
-    )
+    coordinate = math.sqrt(privunit_variance(d, epsilon) / 2)
+    yield f"d = {d}, epsilon = {epsilon:g}", coordinate * math.tanh(epsilon / 2), 1.0
 
 
 @nikolov.each(
@@ -115,20 +113,23 @@ def local_error(epsilon, d):
     "finite sets of 1 to 5 points, d = 1 to 4, also single points; p = 2 to inf",
 )
 def calculus(draw):
-    rng, d, p = draw.rng, draw.size(4), draw.p
+    rng = draw.rng
+    d = draw.size(4)
+    p = draw.p
     t = float(rng.normal() * 10.0 ** rng.integers(-3, 4))
-    K, L = draw.matrix(draw.size(5), d), draw.matrix(draw.size(5), d, later=1)
-    of_k, of_l = gamma_p(K, p), gamma_p(L, p)
-    yield (
-        f"sum, d = {d}, p = {p:g}",
-        ratio(gamma_p((K[:, None] + L).reshape(-1, d), p)[0], of_k[1] + of_l[1]),
-    )
-    yield f"inclusion, p = {p:g}", ratio(of_k[0], gamma_p(np.concatenate([K, L]), p)[1])
-    yield from sides(
-        f"scaling by {t:.3g}, p = {p:g}", abs(t) * of_k[0], (0.0, gamma_p(t * K, p)[1])
-    )
-    hull = np.concatenate([K, rng.dirichlet(np.ones(len(K)), 3) @ K])
-    yield f"hull, p = {p:g}", ratio(gamma_p(hull, p)[0], of_k[1])
+    K = draw.matrix(draw.size(5), d)
+    L = draw.matrix(draw.size(5), d, later=1)
+    lower_k, upper_k = gamma_p(K, p)
+    upper_l = gamma_p(L, p)[1]
+    sums = (K[:, None] + L).reshape(-1, d)
+    yield f"sum, d = {d}, p = {p:g}", gamma_p(sums, p)[0], upper_k + upper_l
+    union = np.concatenate([K, L])
+    yield f"inclusion, p = {p:g}", lower_k, gamma_p(union, p)[1]
+    scaled = (0.0, gamma_p(t * K, p)[1])
+    yield from sides(f"scaling by {t:.3g}, p = {p:g}", abs(t) * lower_k, scaled)
+    inside = rng.dirichlet(np.ones(len(K)), 3) @ K
+    hull = np.concatenate([K, inside])
+    yield f"hull, p = {p:g}", gamma_p(hull, p)[0], upper_k
 
 
 @nikolov.each(
@@ -137,13 +138,13 @@ def calculus(draw):
     "finite sets of 1 to 5 points, d = 1 to 4; p = 2 to inf",
 )
 def centred(draw):
-    p, K = draw.p, draw.sized(5, 4)
-    yield (
-        f"symmetric, p = {p:g}",
-        ratio(gamma_p(symmetric(K), p, False)[0], gamma_p(symmetric(K), p)[1]),
-    )
-    moved = K + draw.rng.normal(size=K.shape[1])
-    yield f"any shift, p = {p:g}", ratio(gamma_p(K, p)[0], gamma_p(symmetric(moved), p, False)[1])
+    p = draw.p
+    K = draw.sized(5, 4)
+    both = symmetric(K)
+    yield f"symmetric, p = {p:g}", gamma_p(both, p, False)[0], gamma_p(both, p)[1]
+    shift = draw.rng.normal(size=K.shape[1])
+    moved = symmetric(K + shift)
+    yield f"any shift, p = {p:g}", gamma_p(K, p)[0], gamma_p(moved, p, False)[1]
 
 
 @nikolov.each(
@@ -152,13 +153,13 @@ def centred(draw):
     "W of 1 to 5 rows and 1 to 6 columns; p = 2 to inf; two solvers",
 )
 def factorizations(draw):
-    p, W = draw.p, draw.sized(5, 6)
+    p = draw.p
+    W = draw.sized(5, 6)
     for name, K, shift in (("symmetric", symmetric(W.T), False), ("shifted", W.T, True)):
-        shape, factors = gamma_p(K, p), gamma_of(W, p, shift)
-        yield (
-            f"{name} {W.shape}, p = {p:g}",
-            both_sides((shape[0], factors[1]), (factors[0], shape[1])),
-        )
+        of_set = gamma_p(K, p)
+        of_matrix = gamma_of(W, p, shift)
+        pairs = (of_set[0], of_matrix[1]), (of_matrix[0], of_set[1])
+        yield f"{name} {W.shape}, p = {p:g}", *worst(*pairs)
 
 
 @nikolov.each(
@@ -167,15 +168,19 @@ def factorizations(draw):
     "finite sets of 1 to 6 points, d = 1 to 4, random D and P; p = 2 to inf",
 )
 def duality(draw, order: Callable[[float], float] = lambda p: p):
-    p, K = draw.p, draw.sized(6, 4)
+    p = draw.p
+    K = draw.sized(6, 4)
     d = K.shape[1]
     lower, upper = gamma_p(K, p)
     for _ in range(5):
-        rows, P = draw.simplex(d) + 1e-12, draw.simplex(len(K)) + 1e-12
-        yield f"weak, p = {p:g}", ratio(dual(K, P, rows, order(p)), upper)
-    yield f"strong, p = {p:g}", ratio(upper, lower)
-    D = np.sqrt(np.ones(d) if p == 2 else draw.rng.dirichlet(np.ones(d)) ** (1 - 2 / p))
-    yield f"Lemma 27, p = {p:g}", ratio(gamma_p(K * D, 2.0)[0], upper)
+        rows = draw.simplex(d) + 1e-12
+        P = draw.simplex(len(K)) + 1e-12
+        yield f"weak, p = {p:g}", dual(K, P, rows, order(p)), upper
+    yield f"strong, p = {p:g}", upper, lower
+    squares = np.ones(d)
+    if p > 2:
+        squares = draw.rng.dirichlet(squares) ** (1 - 2 / p)
+    yield f"Lemma 27, p = {p:g}", gamma_p(K * np.sqrt(squares), 2.0)[0], upper
 
 
 @nikolov.each(
@@ -184,14 +189,17 @@ def duality(draw, order: Callable[[float], float] = lambda p: p):
     "finite sets of 1 to 8 points, d = 1 to 4, every pair, singular M, shifts",
 )
 def oracles(draw):
-    K, root = draw.matrix(draw.size(8), 3), draw.matrix(3, 3, later=1)
+    K = draw.matrix(draw.size(8), 3)
+    root = draw.matrix(3, 3, later=1)
     images = (K + draw.rng.normal(size=3)) @ root
-    products, squares = images @ images.T, (images**2).sum(1)
-    yield f"pairs {K.shape}", ratio(float(products.max()), float(squares.max()))
+    products = images @ images.T
+    squares = (images**2).sum(1)
+    yield f"pairs {K.shape}", products.max(), squares.max()
     positive = products > 0  # alpha^2 = largest/product of the pair
     if positive.any():
         better = np.maximum.outer(squares, squares)
-        yield f"the better {K.shape}", ratio(float((products / better)[positive].max()), 1.0)
+        ratios = products[positive] / better[positive]
+        yield f"the better {K.shape}", ratios.max(), 1.0
 
 
 @nikolov.each(
@@ -200,31 +208,33 @@ def oracles(draw):
     "discrete distributions of 1 to 8 atoms in d = 1 to 6, heavy atoms; p = 2 to inf",
 )
 def jensen(draw):
-    p, X = draw.p, draw.sized(8, 6)
+    p = draw.p
+    X = draw.sized(8, 6)
     P = draw.simplex(len(X))
     moved = X - P @ X
-    error = float(P @ [p_norm(x, p) ** 2 for x in moved])
-    yield f"{X.shape}, p = {p:g}", ratio(p_norm(np.sqrt(P @ moved**2), p) ** 2, error)
+    error = P @ [p_norm(x, p) ** 2 for x in moved]
+    deviations = np.sqrt(P @ moved**2)
+    yield f"{X.shape}, p = {p:g}", p_norm(deviations, p) ** 2, error
 
 
 def private_pairs(draw, size):
-    """(name, (P, Q)): probabilities that differ by factors within e^+-epsilon: randomized response,
-    and random ones.
-    """
-    epsilon, rng = draw.epsilon, draw.rng
+    """(name, P, Q): probabilities within factors e^+-epsilon, of randomized response, and random."""
+    epsilon = draw.epsilon
     q = 1 / (1 + math.exp(epsilon))
     response = np.array([1 - q, q])
-    yield "response", (response, response[::-1])
+    yield "response", response, response[::-1]
     Q = draw.simplex(size) + 1e-9
-    high = rng.integers(0, 2, size).astype(float)
-    P = Q * np.exp(epsilon * (high - rng.random()))  # most at the ends
-    P, Q = P / P.sum(), Q / Q.sum()
-    spread = np.log(P / Q)
-    if np.abs(spread).max() > epsilon:
-        P = Q * np.exp(np.clip(spread, -epsilon, epsilon) * 0.5)
+    high = draw.rng.integers(0, 2, size).astype(float)
+    P = Q * np.exp(epsilon * (high - draw.rng.random()))  # most at the ends
+    P = P / P.sum()
+    Q = Q / Q.sum()
+    losses = np.log(P / Q)
+    if largest(losses) > epsilon:
+        # half of epsilon, since the sum that P is divided by moves all losses
+        P = Q * np.exp(np.clip(losses, -epsilon, epsilon) * 0.5)
         P /= P.sum()
-    if np.abs(np.log(P / Q)).max() <= epsilon * (1 + 1e-9):
-        yield "random", (P, Q)
+    if largest(np.log(P / Q)) <= epsilon * (1 + 1e-9):
+        yield "random", P, Q
 
 
 @nikolov.each(
@@ -234,8 +244,9 @@ def private_pairs(draw, size):
 )
 def chi_squared(draw):
     bound = 4 * math.sinh(draw.epsilon / 2) ** 2
-    for name, (P, Q) in private_pairs(draw, draw.size(8, 2)):
-        yield f"{name}, epsilon = {draw.epsilon:g}", ratio(float(((P - Q) ** 2 / Q).sum()), bound)
+    for name, P, Q in private_pairs(draw, draw.size(8, 2)):
+        divergence = ((P - Q) ** 2 / Q).sum()
+        yield f"{name}, epsilon = {draw.epsilon:g}", divergence, bound
 
 
 @nikolov.each(
@@ -244,18 +255,16 @@ def chi_squared(draw):
     "randomized response, which attains it, and unbiased channels of 2 to 6 outputs; epsilon = 0.01 to 32; n = 1",
 )
 def pure_bound(draw):
-    for name, (P, Q) in private_pairs(draw, draw.size(6, 2)):
-        if np.abs(P - Q).max() < 1e-12:
+    epsilon = draw.epsilon
+    K = np.array([1.0, -1.0])
+    for name, P, Q in private_pairs(draw, draw.size(6, 2)):
+        if largest(P - Q) < 1e-12:
             continue
         channel = np.stack([P, Q])
-        # unbiased for K = {1, -1}
-        solved = np.linalg.lstsq(channel, np.array([1.0, -1.0]), rcond=None)[0]
-        if np.abs(channel @ solved - [1.0, -1.0]).max() <= 1e-8:
-            error = math.sqrt(min(float(P @ (solved - 1) ** 2), float(Q @ (solved + 1) ** 2)))
-            yield (
-                f"{name}, epsilon = {draw.epsilon:g}",
-                ratio(1 / math.sinh(draw.epsilon / 2), error),
-            )
+        values = np.linalg.lstsq(channel, K, rcond=None)[0]
+        if largest(channel @ values - K) <= 1e-8:  # unbiased
+            variance = min(P @ (values - 1) ** 2, Q @ (values + 1) ** 2)
+            yield f"{name}, epsilon = {epsilon:g}", 1 / math.sinh(epsilon / 2), math.sqrt(variance)
 
 
 @nikolov.check(
@@ -269,17 +278,13 @@ def knows_one(rng, count):
         releases = [Counter({means[0]: 1 - delta}) for _ in means]
         for release, mean in zip(releases, means, strict=True):
             release[(mean - (1 - delta) * means[0]) / delta] += delta
-            yield (
-                f"bias, delta = {delta:g}",
-                ratio(abs(sum(y * w for y, w in release.items()) - mean), 1e-6),
-            )
+            expected = sum(y * w for y, w in release.items())
+            yield f"bias, delta = {delta:g}", abs(expected - mean), 1e-6
         for a, b in itertools.product(releases, releases):
-            far = sum(abs(a[y] - b[y]) for y in {*a, *b}) / 2
-            yield f"distance, delta = {delta:g}", ratio(far, delta)
-        yield (
-            "error on X_0",
-            ratio(sum(w * (y - means[0]) ** 2 for y, w in releases[0].items()), 1e-6),
-        )
+            variation = sum(abs(a[y] - b[y]) for y in {*a, *b}) / 2
+            yield f"distance, delta = {delta:g}", variation, delta
+        error = sum(w * (y - means[0]) ** 2 for y, w in releases[0].items())
+        yield "error on X_0", error, 1e-6
 
 
 def joined(sizes, p):
@@ -297,11 +302,15 @@ def product_norm(a, b, p):
     "finite sets of 1 to 4 points, d = 1 to 3, also single points; p = 2 to inf",
 )
 def products(draw, norm: Callable[..., float] = product_norm):
-    p, K, L = draw.p, draw.sized(4, 3), draw.sized(4, 3, later=3)
-    together = np.stack([np.concatenate(pair) for pair in itertools.product(K, L)])
-    of_k, of_l, both = gamma_p(K, p), gamma_p(L, p), gamma_p(together, p)
-    yield f"too small, p = {p:g}", ratio(both[0], norm(of_k[1], of_l[1], p))
-    yield f"too large, p = {p:g}", ratio(norm(of_k[0], of_l[0], p), both[1])
+    p = draw.p
+    K = draw.sized(4, 3)
+    L = draw.sized(4, 3, later=3)
+    product = np.stack([np.concatenate(pair) for pair in itertools.product(K, L)])
+    lower_k, upper_k = gamma_p(K, p)
+    lower_l, upper_l = gamma_p(L, p)
+    lower, upper = gamma_p(product, p)
+    yield f"too small, p = {p:g}", lower, norm(upper_k, upper_l, p)
+    yield f"too large, p = {p:g}", norm(lower_k, lower_l, p), upper
 
 
 @nikolov.each(
@@ -317,7 +326,8 @@ def products(draw, norm: Callable[..., float] = product_norm):
     "boxes of d = 1 to 5 by their vertices, sides from 0 to 1e3; p = 2 to inf; (26) as printed lacks the 1/2",
 )
 def boxes(draw, factor=0.5):
-    d, p = draw.size(5), draw.p
+    d = draw.size(5)
+    p = draw.p
     side = np.abs(draw.matrix(d, 1))[:, 0]
     bracket = gamma_p(vertices(d, 0.0, 1.0) * side, p)
     yield from sides(f"d = {d}, p = {p:g}", factor * joined(side, p), bracket)
@@ -329,10 +339,13 @@ def boxes(draw, factor=0.5):
     "W_1, W_2 of 1 to 3 rows and 1 to 5 columns; p = 2 to inf",
 )
 def stacked(draw):
-    p, n = draw.p, draw.size(5)
-    W, V = draw.matrix(draw.size(3), n), draw.matrix(draw.size(3), n, later=2)
-    both = product_norm(gamma_of(W, p)[1], gamma_of(V, p)[1], p)
-    yield f"{W.shape}, {V.shape}, p = {p:g}", ratio(gamma_of(np.concatenate([W, V]), p)[0], both)
+    p = draw.p
+    n = draw.size(5)
+    W = draw.matrix(draw.size(3), n)
+    V = draw.matrix(draw.size(3), n, later=2)
+    bound = product_norm(gamma_of(W, p)[1], gamma_of(V, p)[1], p)
+    lower, _ = gamma_of(np.concatenate([W, V]), p)
+    yield f"{W.shape}, {V.shape}, p = {p:g}", lower, bound
 
 
 @nikolov.each(
@@ -341,25 +354,26 @@ def stacked(draw):
     "finite sets of 1 to 6 points, d = 1 to 5; p = 2 to inf",
 )
 def projections(draw):
-    d, p, rng = draw.size(5), draw.p, draw.rng
+    rng = draw.rng
+    d = draw.size(5)
+    p = draw.p
     K = draw.matrix(draw.size(6), d)
-    yield (
-        f"coordinates, p = {p:g}",
-        ratio(gamma_p(K * rng.integers(0, 2, d), p)[0], gamma_p(K, p)[1]),
-    )
-    Q = np.linalg.qr(rng.normal(size=(d, d)))[0][:, : draw.size(d)]
-    yield f"orthogonal, d = {d}", ratio(gamma_p(K @ Q @ Q.T, 2.0)[0], gamma_p(K, 2.0)[1])
+    cut = K * rng.integers(0, 2, d)
+    yield f"coordinates, p = {p:g}", gamma_p(cut, p)[0], gamma_p(K, p)[1]
+    Q, _ = np.linalg.qr(rng.normal(size=(d, d)))
+    Q = Q[:, : draw.size(d)]
+    projected = K @ Q @ Q.T
+    yield f"orthogonal, d = {d}", gamma_p(projected, 2.0)[0], gamma_p(K, 2.0)[1]
 
 
 def words(d, ell, k):
-    """Words of length l over d letters in which exactly k given letters occur an odd number of
-    times.
-    """
-    signs = itertools.product(range(k + 1), range(d - k + 1))
-    total = sum(
-        (-1) ** i * math.comb(k, i) * math.comb(d - k, j) * (d - 2 * i - 2 * j) ** ell
-        for i, j in signs
-    )
+    """Words of length l over d letters in which k given letters alone occur an odd number of times."""
+    # the mean over x in {-1, 1}^d of (x_1 + ... + x_d)^l times the k letters' product; i of these
+    # and j of the other letters are -1
+    total = 0
+    for i, j in itertools.product(range(k + 1), range(d - k + 1)):
+        points = (-1) ** i * math.comb(k, i) * math.comb(d - k, j)
+        total += points * (d - 2 * i - 2 * j) ** ell
     return total // 2**d
 
 
@@ -372,8 +386,8 @@ def cube_tensors(d, ell, p):
     """
     Z = 0.0
     for k in range(1, min(d, ell) + 1):
-        many = words(d, ell, k)
-        Z += math.comb(d, k) * many ** (2 / (p + 2)) if many else 0.0
+        m = words(d, ell, k)
+        Z += math.comb(d, k) * m ** (2 / (p + 2)) if m else 0.0  # 0^0 at p = inf
     return Z ** (0.5 + 1 / p)
 
 
@@ -393,20 +407,19 @@ def ball_upper(d, ell, p):
     """
     if d == 1:
         return 1.0 if ell % 2 else 0.5
-    logs = []
+    counts = []  # logs of how many words of these letters there are, and of a standard deviation
+    sizes = []
     for parts in partitions(ell, ell):
         if len(parts) <= d:
             same = sum(math.lgamma(c + 1) for c in Counter(parts).values())
             kinds = math.lgamma(d + 1) - math.lgamma(d - len(parts) + 1) - same
             orders = math.lgamma(ell + 1) - sum(math.lgamma(a + 1) for a in parts)
-            # how many words, log of a standard deviation
-            logs.append((kinds + orders, -orders / 2))
-    count, size = np.array(logs).T
-    return (
-        math.exp(size.max())
-        if p == math.inf
-        else math.exp(float(np.logaddexp.reduce(count + p * size)) / p)
-    )
+            counts.append(kinds + orders)
+            sizes.append(-orders / 2)
+    if p == math.inf:
+        return math.exp(max(sizes))
+    powers = np.array(counts) + p * np.array(sizes)
+    return math.exp(np.logaddexp.reduce(powers) / p)
 
 
 def ball_lower(d, ell, p):
@@ -436,11 +449,9 @@ TENSORS = (DIMENSIONS, range(1, 9), EXPONENTS)
 )
 def cube(d, ell, p, least=1):
     if d >= least or ell % 2:
-        rate, exact = ell / p + ell / 2, cube_tensors(d, ell, p)
-        yield (
-            f"d = {d}, l = {ell}, p = {p:g}",
-            both_sides(((d / ell) ** rate, exact), (exact, d**rate)),
-        )
+        rate = ell / p + ell / 2
+        exact = cube_tensors(d, ell, p)
+        yield f"d = {d}, l = {ell}, p = {p:g}", *worst(((d / ell) ** rate, exact), (exact, d**rate))
 
 
 @nikolov.grid(
@@ -452,9 +463,10 @@ def cube(d, ell, p, least=1):
 )
 def cube_closed_form(size: tuple[int, int], p):
     d, ell = size
+    x = vertices(d, -1.0, 1.0)
     points = np.ones((2**d, 1))
     for _ in range(ell):
-        points = (points[:, :, None] * vertices(d, -1.0, 1.0)[:, None]).reshape(2**d, -1)
+        points = (points[:, :, None] * x[:, None]).reshape(2**d, -1)
     yield from sides(f"d = {d}, l = {ell}, p = {p:g}", cube_tensors(d, ell, p), gamma_p(points, p))
 
 
@@ -467,26 +479,29 @@ def cube_closed_form(size: tuple[int, int], p):
 )
 def ball(d, ell, p):
     upper = min(ball_upper(d, ell, p), even_upper(d, ell, p))
-    yield f"d = {d}, l = {ell}, p = {p:g}", ratio((d / ell) ** (ell / p), upper)
+    yield f"d = {d}, l = {ell}, p = {p:g}", (d / ell) ** (ell / p), upper
 
 
 def even_upper(d, ell, p):
-    """For d = l = 2 a better one: x x^T = t (I + a reflection)/2, t = ||x||^2, around a multiple of
-    I.
-    """
+    """A better one for d = l = 2: x x^T = ||x||^2 (I + a reflection)/2, around a multiple of I."""
     if (d, ell) != (2, 2):
         return math.inf
 
     def size(theta):
-        b, centre = math.exp(theta[0]), theta[1]
+        b = math.exp(theta[0])
+        centre = theta[1]
         # convex in r, so largest at an end
-        least = max((r - centre) ** 2 + (r / b) ** 2 for r in (0.0, 1.0))
-        # variances of x_1^2 and x_2^2, of x_1 x_2
-        on, off = least * (1 + b * b) / 4, least * b * b / 4
-        return math.sqrt(p_norm(np.array([on, on, off, off]), p / 2))
+        scale = max((r - centre) ** 2 + (r / b) ** 2 for r in (0.0, 1.0))
+        squares = scale * (1 + b * b) / 4  # variance of x_1^2 and of x_2^2
+        product = scale * b * b / 4  # of x_1 x_2
+        return math.sqrt(p_norm(np.array([squares, squares, product, product]), p / 2))
 
-    starts = itertools.product((-1.0, 0.0, 1.0, 3.0), (0.3, 0.5, 0.9))
-    return min(float(minimize(size, start, method="Nelder-Mead").fun) for start in starts)
+    return descended(size, itertools.product((-1.0, 0.0, 1.0, 3.0), (0.3, 0.5, 0.9)))
+
+
+def descended(size, starts, **options):
+    """The least value from several starts, without gradients."""
+    return min(minimize(size, start, method="Nelder-Mead", options=options).fun for start in starts)
 
 
 @nikolov.grid(
@@ -497,8 +512,8 @@ def even_upper(d, ell, p):
 )
 def ball_mended(d, ell, p):
     claimed = (d // ell) ** (ell / p + ell / 2) * d ** (-ell / 2)
-    yield f"lower, d = {d}, l = {ell}, p = {p:g}", ratio(claimed, ball_lower(d, ell, p))
-    yield f"upper, d = {d}, l = {ell}, p = {p:g}", ratio(ball_upper(d, ell, p), d ** (ell / p))
+    yield f"lower, d = {d}, l = {ell}, p = {p:g}", claimed, ball_lower(d, ell, p)
+    yield f"upper, d = {d}, l = {ell}, p = {p:g}", ball_upper(d, ell, p), d ** (ell / p)
 
 
 @nikolov.grid(
@@ -512,7 +527,7 @@ def ball_mended(d, ell, p):
 )
 def moments(ell, p):
     d = ell**3
-    yield f"d = {d}, l = {ell}, p = {p:g}", ratio((d / ell) ** (ell / p), ball_upper(d, ell, p))
+    yield f"d = {d}, l = {ell}, p = {p:g}", (d / ell) ** (ell / p), ball_upper(d, ell, p)
 
 
 @nikolov.grid(
@@ -525,10 +540,8 @@ def moments(ell, p):
 )
 def moments_mended(ell, times, p):
     d = ell * times
-    yield (
-        f"d = {d}, l = {ell}, p = {p:g}",
-        ratio(times ** (ell / p) * ell ** (-ell / 2), ball_lower(d, ell, p)),
-    )
+    claimed = times ** (ell / p) * ell ** (-ell / 2)
+    yield f"d = {d}, l = {ell}, p = {p:g}", claimed, ball_lower(d, ell, p)
 
 
 def surjections(ell, k):
@@ -553,13 +566,12 @@ def marginal_norm(d, ell, p):
         top = variances.max()
         if p == math.inf:
             return math.log(top) / 2
-        return math.log(float(count @ (variances / top) ** (p / 2))) / p + math.log(top) / 2
+        # divided by the largest, so that no power overflows
+        powers = (variances / top) ** (p / 2)
+        return math.log(count @ powers) / p + math.log(top) / 2
 
-    starts = (np.linspace(first, last, len(ks)) for first, last in ((0, 0), (0, 2), (2, 0)))
-    options = {"xatol": 1e-9, "fatol": 1e-12, "maxfev": 20_000, "maxiter": 20_000}
-    return math.exp(
-        min(minimize(size, start, method="Nelder-Mead", options=options).fun for start in starts)
-    )
+    starts = [np.linspace(first, last, len(ks)) for first, last in ((0, 0), (0, 2), (2, 0))]
+    return math.exp(descended(size, starts, xatol=1e-9, fatol=1e-12, maxfev=20_000, maxiter=20_000))
 
 
 @nikolov.grid(
@@ -572,12 +584,13 @@ def marginal_norm(d, ell, p):
     slow=True,
 )
 def marginals(d, ell, p):
-    exact, top = marginal_norm(d, ell, p), d ** (ell / 2 + ell / p)
+    exact = marginal_norm(d, ell, p)
+    top = d ** (ell / 2 + ell / p)
     if ell == 1:
         claimed = 2 ** (1 / p - 1) * top
-        yield f"l = 1, d = {d}, p = {p:g}", both_sides((claimed, exact), (exact, claimed))
+        yield f"l = 1, d = {d}, p = {p:g}", *worst((claimed, exact), (exact, claimed))
     bottom = top / (2 * math.sqrt(2) * ell) ** ell
-    yield f"d = {d}, l = {ell}, p = {p:g}", both_sides((bottom, exact), (exact, top))
+    yield f"d = {d}, l = {ell}, p = {p:g}", *worst((bottom, exact), (exact, top))
 
 
 @nikolov.grid(
@@ -590,11 +603,12 @@ def marginals(d, ell, p):
     slow=True,
 )
 def marginals_above(d, ell, p):
-    above = ((2 * d) ** (1 / p) * (1 + math.sqrt(d)) / 2) ** ell
+    one_way = (2 * d) ** (1 / p) * (1 + math.sqrt(d)) / 2
+    above = one_way**ell
     at = f"d = {d}, l = {ell}, p = {p:g}"
-    yield at, ratio(marginal_norm(d, ell, p), above)
+    yield at, marginal_norm(d, ell, p), above
     if d >= 6:
-        yield at, ratio(above, d ** (ell / 2 + ell / p))
+        yield at, above, d ** (ell / 2 + ell / p)
 
 
 @nikolov.each("Lemma 14", "the same with d^(1/p - 1/q)", "the same", sign=-1.0)
@@ -606,13 +620,16 @@ def marginals_above(d, ell, p):
 )
 def traces(draw, sign=1.0):
     d = 1 + draw.i % 6
-    diagonal = (
-        np.ones(d) if draw.i % 3 else draw.rng.exponential(size=d) * draw.rng.integers(0, 2, d)
-    )
+    if draw.i % 3:
+        diagonal = np.ones(d)
+    else:
+        diagonal = draw.rng.exponential(size=d) * draw.rng.integers(0, 2, d)
     for p, q in itertools.combinations((1.0, 1.5, 2.0, 4.0, math.inf), 2):
-        of_p, of_q = p_norm(diagonal, p), p_norm(diagonal, q)
-        yield f"d = {d}, p = {p:g}, q = {q:g}", ratio(of_p, d ** (sign * (1 / q - 1 / p)) * of_q)
-        yield f"the first inequality, d = {d}", ratio(of_q, of_p)
+        of_p = p_norm(diagonal, p)
+        of_q = p_norm(diagonal, q)
+        factor = d ** (sign * (1 / q - 1 / p))
+        yield f"d = {d}, p = {p:g}, q = {q:g}", of_p, factor * of_q
+        yield f"the first inequality, d = {d}", of_q, of_p
 
 
 ONE_WAY = ((1, 10, 1000, 10**6), (1, 4, 64))
@@ -636,7 +653,7 @@ ONE_WAY = ((1, 10, 1000, 10**6), (1, 4, 64))
 def marginal_error(n, d, rate: Callable[[float, int], float] = lambda epsilon, n: 1.0):
     sigma = gaussian_sigma(0.1, 1e-12, 2.0) / n
     claimed = d / (2 * math.sqrt(2)) * rate(0.1, n)
-    yield f"n = {n}, d = {d}, p = 2", ratio(claimed, sigma * marginal_norm(d, 1, 2.0))
+    yield f"n = {n}, d = {d}, p = 2", claimed, sigma * marginal_norm(d, 1, 2.0)
 
 
 SAMPLED = (EPSILONS, (1e-4, 0.01, 0.1, 0.5, 1.0), (1, 2, 100))
@@ -650,12 +667,11 @@ SAMPLED = (EPSILONS, (1e-4, 0.01, 0.1, 0.5, 1.0), (1, 2, 100))
     kind="range",
 )
 def samples(epsilon, beta, n, rate: Callable[[float], float] = lambda epsilon: 6 * epsilon):
-    """ln of the largest ratio of M(P^n) to M(Q^n): n bits through randomized response, sent by
-    users of P or of Q.
-    """
+    """ln of the largest ratio of M(P^n) to M(Q^n), M: randomized response of n users' bits."""
     q = 1 / (1 + math.exp(epsilon))
-    spent = n * math.log(((1 - beta) * q + beta * (1 - q)) / q)
-    yield f"epsilon = {epsilon:g}, beta = {beta:g}, n = {n}", ratio(spent, rate(epsilon) * n * beta)
+    odds = ((1 - beta) * q + beta * (1 - q)) / q
+    spent = n * math.log(odds)
+    yield f"epsilon = {epsilon:g}, beta = {beta:g}, n = {n}", spent, rate(epsilon) * n * beta
 
 
 @nikolov.check(

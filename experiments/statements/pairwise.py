@@ -6,22 +6,30 @@ import numpy as np
 import torch
 from scipy.optimize import nnls
 
-from statements.base import EPSILONS, SMALL, Statements, gamma_of, ratio, size_of
+from statements.base import (
+    EPSILONS,
+    SMALL,
+    Statements,
+    gamma_of,
+    largest,
+    privunit_variance,
+    size_of,
+    worst,
+)
 from statements.factorization import WIDE, approximated, randomizer, randomizer_mended
 from torchdp.factorization import factorize, zeta
-from torchdp.randomizers import PrivUnit
 
 ghazi = Statements("Ghazi")
 USERS = (1, 2, 10, 1000, 10**6)
 
 
 def zeta_of(W, n, epsilon):
-    """(lower, upper) of zeta(W, n), and gamma_2 and the largest error of the approximation behind
-    the upper bound.
-    """
+    """(lower, upper) of zeta(W, n); gamma_2 and largest error of the upper's approximation."""
     found = zeta(torch.as_tensor(W), n, epsilon, tol=2e-4)
-    left, right = found.left.numpy(), found.right.numpy()
-    norm, alpha = size_of(left, right), float(np.abs(left @ right - W).max())
+    left = found.left.numpy()
+    right = found.right.numpy()
+    norm = size_of(left, right)
+    alpha = largest(left @ right - W)
     return float(found.certificate.lower), norm + alpha * epsilon * math.sqrt(n), norm, alpha
 
 
@@ -33,11 +41,12 @@ def zeta_of(W, n, epsilon):
 )
 def linear_queries(draw):
     W = draw.sized(5, 5)
-    n, epsilon = draw.pick(*USERS), draw.small_epsilon
+    n = draw.pick(*USERS)
+    epsilon = draw.small_epsilon
     if W.any():
         lower, _, norm, alpha = zeta_of(W, n, epsilon)
-        error = norm**2 * float(PrivUnit(max(W.shape), epsilon).moments.variance) / n + alpha**2
-        yield f"{W.shape}, n = {n}, epsilon = {epsilon:g}", ratio(error * epsilon**2 * n, lower**2)
+        error = norm**2 * privunit_variance(max(W.shape), epsilon) / n + alpha**2
+        yield f"{W.shape}, n = {n}, epsilon = {epsilon:g}", error * epsilon**2 * n, lower**2
 
 
 @ghazi.grid(
@@ -57,10 +66,9 @@ def linear_queries(draw):
 )
 def linear_queries_need(epsilon):
     q = math.exp(-epsilon)  # n times the variance is q/(1 - q)^2
-    yield (
-        f"epsilon = {epsilon:g}",
-        (zeta_of(np.eye(2), 10**6, epsilon)[0] * (1 - q) / epsilon) ** 2 / q,
-    )
+    lower = zeta_of(np.eye(2), 10**6, epsilon)[0]
+    claimed = lower * (1 - q) / epsilon
+    yield f"epsilon = {epsilon:g}", claimed**2, q
 
 
 @ghazi.each(
@@ -73,15 +81,16 @@ def quadratic_forms(draw):
     k = draw.size(6)
     W = draw.matrix(k, k)
     W = (W + W.T) / 2
-    n, epsilon = draw.pick(10, 1000, 10**6), draw.pick(0.1, 0.5, 1.0)
+    n = draw.pick(10, 1000, 10**6)
+    epsilon = draw.pick(0.1, 0.5, 1.0)
     if W.any():
         lower, _, norm, alpha = zeta_of(W, n, epsilon)
-        # of each of Lemma 11's two messages
-        variance = float(PrivUnit(k, epsilon / 2).moments.variance)
-        error = alpha**2 + 2 * norm**2 * variance / n + k * (norm * variance / n) ** 2
-        error = min(error, float(np.abs(W).max()) ** 2)  # the answer 0: the paper's footnote 6
+        variance = privunit_variance(k, epsilon / 2)  # of each of Lemma 11's two messages
+        product = k * (norm * variance / n) ** 2  # of the noise in both
+        error = alpha**2 + 2 * norm**2 * variance / n + product
+        error = min(error, largest(W) ** 2)  # the answer 0: the paper's footnote 6
         bound = lower**2 * math.log(2 * k) / (epsilon**2 * n)
-        yield f"k = {k}, n = {n}, epsilon = {epsilon:g}", ratio(error, bound)
+        yield f"k = {k}, n = {n}, epsilon = {epsilon:g}", error, bound
 
 
 @ghazi.each(
@@ -92,17 +101,20 @@ def quadratic_forms(draw):
 def reduction(draw):
     k = draw.size(6)
     W = draw.matrix(k, k)
-    W, h = W + W.T, draw.simplex(k)
+    W = W + W.T
+    h = draw.simplex(k)
+    rounding = 1e-9 * (1 + largest(W))
     for j in range(k):
-        both = (h + np.eye(k)[j]) / 2
-        off = abs(2 * both @ W @ both - h @ W @ h / 2 - W[j, j] / 2 - W[j] @ h)
-        yield f"k = {k}", ratio(off, 1e-9 * (1 + float(np.abs(W).max())))
+        mixed = (h + np.eye(k)[j]) / 2
+        recovered = 2 * mixed @ W @ mixed - h @ W @ h / 2 - W[j, j] / 2
+        yield f"k = {k}", abs(recovered - W[j] @ h), rounding
     a, b = draw.rng.normal(size=2)
-    yield "errors", ratio((2 * a + b / 2) ** 2, 8 * a * a + b * b / 2)
+    yield "errors", (2 * a + b / 2) ** 2, 8 * a * a + b * b / 2
 
 
 def signs(k):
-    return np.sign(np.subtract.outer(np.arange(k), np.arange(k))).astype(float)
+    x = np.arange(k)
+    return np.sign(np.subtract.outer(x, x)).astype(float)
 
 
 @ghazi.grid(
@@ -113,14 +125,13 @@ def signs(k):
     limit=2,
 )
 def kernels(k):
-    yield f"Gini, k = {k}", ratio(gamma_of(1 - np.eye(k))[0], 1.0)
+    gini = 1 - np.eye(k)
+    yield f"Gini, k = {k}", gamma_of(gini)[0], 1.0
     for m in (1, 2, 4):
         if k * m <= 64:
             claimed = (1 + math.log(k) / math.pi) * (1 + math.log(m) / math.pi)
-            yield (
-                f"Kendall, k = {k}, m = {m}",
-                ratio(gamma_of(np.kron(signs(k), signs(m)))[0], claimed),
-            )
+            kendall = np.kron(signs(k), signs(m))
+            yield f"Kendall, k = {k}, m = {m}", gamma_of(kendall)[0], claimed
 
 
 ghazi.grid(
@@ -150,23 +161,31 @@ ghazi.grid(
 )
 def from_gamma_to_zeta(draw):
     W = draw.sized(5, 5)
-    n, epsilon, top = draw.pick(*USERS), draw.epsilon, float(np.abs(W).max())
+    n = draw.pick(*USERS)
+    epsilon = draw.epsilon
+    top = largest(W)
     if W.any():
         lower, upper, norm, alpha = zeta_of(W, n, epsilon)
-        at, unit = f"{W.shape}, n = {n}, epsilon = {epsilon:g}", epsilon * math.sqrt(n)
-        yield f"squares, {at}", ratio(norm**2 + (alpha * unit) ** 2, upper**2)
-        yield f"gamma_2, {at}", ratio(lower, gamma_of(W)[1])
-        yield f"the answer 0, {at}", ratio(lower, top * unit)
+        at = f"{W.shape}, n = {n}, epsilon = {epsilon:g}"
+        unit = epsilon * math.sqrt(n)
+        yield f"squares, {at}", norm**2 + (alpha * unit) ** 2, upper**2
+        yield f"gamma_2, {at}", lower, gamma_of(W)[1]
+        yield f"the answer 0, {at}", lower, top * unit
         other = float(draw.rng.random() * top)
-        yield f"any alpha, {at}", ratio(lower, approximated(W, other)[1] + other * unit)
+        yield f"any alpha, {at}", lower, approximated(W, other)[1] + other * unit
+
+
+def differences(points):
+    """Of every two points, (m^2, d)."""
+    return (points[:, None] - points).reshape(-1, points.shape[1])
 
 
 def distortion(pairs, A):
-    """By how much the map A changes the squares of the differences that are not 0, relative, at
-    most.
-    """
-    kept = pairs[np.linalg.norm(pairs, axis=1) > 1e-12]
-    return float(np.abs(((kept @ A) ** 2).sum(1) / (kept**2).sum(1) - 1).max(initial=0.0))
+    """Largest relative change under the map A of the squares of differences that are not 0."""
+    pairs = pairs[np.linalg.norm(pairs, axis=1) > 1e-12]
+    mapped = ((pairs @ A) ** 2).sum(1)
+    change = mapped / (pairs**2).sum(1) - 1
+    return largest(change)
 
 
 @ghazi.each(
@@ -175,16 +194,15 @@ def distortion(pairs, A):
     "m = 2 to 30 points of d = 1 to 40, beta = 0.2 to 0.99; the best of 30 Gaussian maps (existence)",
 )
 def projection(draw):
-    m, d, beta = draw.size(30, 2), draw.size(40), draw.pick(0.2, 0.5, 0.99)
-    points = draw.matrix(m, d)
-    pairs = (points[:, None] - points).reshape(-1, d)
+    m = draw.size(30, 2)
+    d = draw.size(40)
+    beta = draw.pick(0.2, 0.5, 0.99)
+    pairs = differences(draw.matrix(m, d))
     rank = max(1, math.ceil(8 * math.log(m) / beta**2))
     if pairs.any():
         maps = (draw.rng.normal(size=(d, rank)) / math.sqrt(rank) for _ in range(30))
-        yield (
-            f"m = {m}, d = {d}, beta = {beta:g}",
-            ratio(min(distortion(pairs, A) for A in maps), beta),
-        )
+        least = min(distortion(pairs, A) for A in maps)
+        yield f"m = {m}, d = {d}, beta = {beta:g}", least, beta
 
 
 @ghazi.each(
@@ -197,14 +215,19 @@ def low_rank(draw):
     if not W.any():
         return
     factors = factorize(W, tol=2e-4)
-    L, R = factors.left.numpy(), factors.right.numpy().T
-    L, R = L / np.linalg.norm(L, axis=1).max(), R / np.linalg.norm(R, axis=1).max()  # gamma_2 = 1
+    # scaled so that gamma_2 of the product is 1
+    L = factors.left.numpy()
+    L = L / np.linalg.norm(L, axis=1).max()
+    R = factors.right.numpy().T
+    R = R / np.linalg.norm(R, axis=1).max()
     A = draw.rng.normal(size=(L.shape[1], draw.pick(1, 5, 60)))
     A /= math.sqrt(A.shape[1])
-    points = np.concatenate([np.zeros((1, L.shape[1])), L, R, -L, -R])
-    beta = distortion((points[:, None] - points).reshape(-1, L.shape[1]), A)
-    yield f"entries {W.shape}", ratio(float(np.abs(L @ A @ A.T @ R.T - L @ R.T).max()), beta)
-    yield f"norm {W.shape}", ratio(size_of(L @ A, (R @ A).T), 1 + beta)
+    origin = np.zeros((1, L.shape[1]))
+    points = np.concatenate([origin, L, R, -L, -R])
+    beta = distortion(differences(points), A)
+    change = L @ A @ A.T @ R.T - L @ R.T
+    yield f"entries {W.shape}", largest(change), beta
+    yield f"norm {W.shape}", size_of(L @ A, (R @ A).T), 1 + beta
 
 
 @ghazi.each(
@@ -214,31 +237,32 @@ def low_rank(draw):
 )
 def calculus(draw):
     shape = draw.size(4), draw.size(4)
-    A, B = draw.matrix(*shape), draw.matrix(*shape, later=3)
-    of_a, of_b, both = gamma_of(A), gamma_of(B), gamma_of(np.kron(A, B))
-    yield f"sum {shape}", ratio(gamma_of(A + B)[0], of_a[1] + of_b[1])
-    yield (
-        f"product {shape}",
-        max(ratio(both[0], of_a[1] * of_b[1]), ratio(of_a[0] * of_b[0], both[1])),
-    )
+    A = draw.matrix(*shape)
+    B = draw.matrix(*shape, later=3)
+    lower_a, upper_a = gamma_of(A)
+    lower_b, upper_b = gamma_of(B)
+    lower, upper = gamma_of(np.kron(A, B))
+    yield f"sum {shape}", gamma_of(A + B)[0], upper_a + upper_b
+    yield f"product {shape}", *worst((lower, upper_a * upper_b), (lower_a * lower_b, upper))
 
 
 def lipschitz(draw):
-    """A kernel on [k] x [k] that is 1-Lipschitz in each argument: distances, waves, random slopes,
-    constants.
-    """
-    rng, k = draw.rng, draw.pick(1, 2, 3, 7, 16)
+    """1-Lipschitz in each argument, on [k] x [k]: distances, waves, random slopes, constants."""
+    rng = draw.rng
+    k = draw.pick(1, 2, 3, 7, 16)
     x = np.arange(k)
-    kinds = (
-        lambda: np.abs(np.subtract.outer(x, x)).astype(float),
-        lambda: np.sin(np.add.outer(x, x) + rng.random()),
-        lambda: np.add.outer(
-            np.cumsum(rng.choice([-1.0, 1.0], k)), np.cumsum(rng.choice([-1.0, 1.0], k))
-        ),
-        lambda: np.minimum.outer(x, x) * rng.choice([-1.0, 1.0]),
-        lambda: np.full((k, k), float(rng.normal() * 100)),
-    )
-    return kinds[draw.i % len(kinds)]()
+    kind = draw.i % 5
+    if kind == 0:
+        return np.abs(np.subtract.outer(x, x)).astype(float)
+    if kind == 1:
+        return np.sin(np.add.outer(x, x) + rng.random())
+    if kind == 2:
+        rows = np.cumsum(rng.choice([-1.0, 1.0], k))
+        columns = np.cumsum(rng.choice([-1.0, 1.0], k))
+        return np.add.outer(rows, columns)
+    if kind == 3:
+        return np.minimum.outer(x, x) * rng.choice([-1.0, 1.0])
+    return np.full((k, k), float(rng.normal() * 100))
 
 
 @ghazi.each(
@@ -260,16 +284,19 @@ def lipschitz(draw):
 def lipschitz_norm(draw, shifted=False):
     W = lipschitz(draw)
     k = len(W)
-    W = W - W[k // 2, k // 2] if shifted else W
-    yield f"k = {k}", ratio(gamma_of(W)[0], float(k))
+    if shifted:
+        W = W - W[k // 2, k // 2]
+    yield f"k = {k}", gamma_of(W)[0], float(k)
 
 
 def projected(W, Y):
     """The nearest point to Y of the hull of +-columns of W."""
     columns = np.concatenate([W, -W], 1)
-    heavy = 1e6 * (1 + np.abs(columns).max() + np.abs(Y).max())  # the weights sum to 1
-    summed = np.full((1, columns.shape[1]), heavy)
-    weights, _ = nnls(np.concatenate([columns, summed]), np.append(Y, heavy), maxiter=10_000)
+    # a heavy row more: the weights sum to 1
+    heavy = 1e6 * (1 + largest(columns) + largest(Y))
+    heavy_row = np.full((1, columns.shape[1]), heavy)
+    rows = np.concatenate([columns, heavy_row])
+    weights, _ = nnls(rows, np.append(Y, heavy), maxiter=10_000)
     return columns @ (weights / weights.sum())
 
 
@@ -288,15 +315,18 @@ def projected(W, Y):
     least=30,
 )
 def hull(draw, factor=1.0):
-    rng, W = draw.rng, draw.matrix(draw.size(3), draw.size(5, 2))
-    W = W / (float(np.abs(W).max()) or 1.0)
+    rng = draw.rng
+    W = draw.matrix(draw.size(3), draw.size(5, 2))
+    W = W / (largest(W) or 1.0)
     h = np.eye(W.shape[1])[0] if draw.i % 2 else draw.simplex(W.shape[1])
+    exact = W @ h
     if draw.i % 3:
-        Z = rng.uniform(0.5, 2) * (W[:, 1] - W @ h)
+        Z = rng.uniform(0.5, 2) * (W[:, 1] - exact)
     else:
         Z = rng.normal(size=len(W)) * 10 ** rng.uniform(-2, 2)
-    error = float(((projected(W, W @ h + Z) - W @ h) ** 2).sum())
-    yield f"{W.shape}", ratio(error - 1e-6, factor * float(np.abs(Z @ W).max()))
+    error = projected(W, exact + Z) - exact
+    square = (error**2).sum() - 1e-6  # what the solver may be off by
+    yield f"{W.shape}", square, factor * largest(Z @ W)
 
 
 @ghazi.each(
@@ -305,13 +335,15 @@ def hull(draw, factor=1.0):
     "discrete distributions of 1 to 8 atoms, heavy tails, tau = 0 to beyond the largest",
 )
 def clipping(draw):
-    x, P = draw.rng.normal(size=8) * np.exp(2 * draw.rng.normal(size=8)), draw.simplex(8)
-    for tau in (0.0, 0.5, float(np.median(np.abs(x))), 2 * float(np.abs(x).max())):
-        lost = float(P @ (x - np.clip(x, -tau, tau)) ** 2)
-        yield (
-            f"tau = {tau:.3g}",
-            ratio(lost, math.sqrt(float(P @ x**4) * float(P @ (np.abs(x) > tau)))),
-        )
+    normals = draw.rng.normal(size=8)
+    x = normals * np.exp(2 * draw.rng.normal(size=8))
+    P = draw.simplex(8)
+    sizes = np.abs(x)
+    for tau in (0.0, 0.5, np.median(sizes), 2 * sizes.max()):
+        cut = x - np.clip(x, -tau, tau)
+        fourth = P @ x**4
+        tail = P @ (sizes > tau)
+        yield f"tau = {tau:.3g}", P @ cut**2, math.sqrt(fourth * tail)
 
 
 if __name__ == "__main__":

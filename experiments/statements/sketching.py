@@ -9,7 +9,7 @@ import numpy as np
 from scipy.special import kve
 from scipy.stats import binom, chi2
 
-from statements.base import EPSILONS, SMALL, Statements, grid, ratio
+from statements.base import EPSILONS, SMALL, Statements, grid, largest
 from torchdp.privacy import gaussian_log_delta
 
 burkhardt = Statements("Burkhardt")
@@ -35,7 +35,8 @@ def gaussian(epsilon, delta):
     sigma = math.sqrt(2 * math.log(1.25 / delta)) / epsilon
     yield (
         f"epsilon = {epsilon:g}, delta = {delta:g}",
-        math.exp(gaussian_log_delta(sigma, epsilon)) / delta,
+        math.exp(gaussian_log_delta(sigma, epsilon)),
+        delta,
     )
 
 
@@ -49,28 +50,31 @@ def laplace(draw):
     scale = np.abs(change).sum() / draw.epsilon
     outputs = draw.rng.normal(size=(200, len(change))) * 10
     if scale:
-        losses = (np.abs(outputs - change).sum(1) - np.abs(outputs).sum(1)) / scale
-        yield f"epsilon = {draw.epsilon:g}", ratio(float(np.abs(losses).max()), draw.epsilon)
+        moved = np.abs(outputs - change).sum(1)
+        losses = (moved - np.abs(outputs).sum(1)) / scale
+        yield f"epsilon = {draw.epsilon:g}", largest(losses), draw.epsilon
 
 
 def crowded(m, n, gamma):
     """P of one given row's count being above (1 + gamma) n/m, and below (1 - gamma) n/m."""
-    mean, inside = n / m, binom(n, 1 / m)
-    above = float(inside.sf(math.floor(mean * (1 + gamma) + 1e-9)))
-    return above, float(inside.cdf(math.ceil(mean * (1 - gamma) - 1e-9) - 1))
+    mean = n / m
+    count = binom(n, 1 / m)
+    # a rounding to the inside, so that a count at the limit is not lost
+    highest = math.floor(mean * (1 + gamma) + 1e-9)
+    lowest = math.ceil(mean * (1 - gamma) - 1e-9)
+    return count.sf(highest), count.cdf(lowest - 1)
 
 
-ROWS = (
-    ((2, 10), (2, 1000), (5, 5), (5, 200), (20, 400), (20, 2000), (100, 10_000), (100, 10**6)),
-    (0.05, 0.3, 0.5, 0.9, 0.99),
-)
+SIZES = ((2, 10), (2, 1000), (5, 5), (5, 200), (20, 400), (20, 2000), (100, 10_000), (100, 10**6))
+GAMMAS = (0.05, 0.3, 0.5, 0.9, 0.99)
 
 
 @burkhardt.grid(
     "Lemma 4.5",
     "P(some row's count differs by more than gamma n/m) < 2 m exp(-gamma^2 n/(2 m)), two-sided as printed",
     "m = 2 to 100, n to 1e6, gamma = 0.05 to 0.99; one row alone, exact",
-    *ROWS,
+    SIZES,
+    GAMMAS,
     kind="false",
 )
 def counts(size: tuple[int, int], gamma):
@@ -78,39 +82,40 @@ def counts(size: tuple[int, int], gamma):
     bound = -gamma * gamma * n / (2 * m) + math.log(2 * m)
     at_least = sum(crowded(m, n, gamma))
     if at_least > 0 and bound > -700:
-        yield f"m = {m}, n = {n}, gamma = {gamma:g}", at_least / math.exp(bound)
+        yield f"m = {m}, n = {n}, gamma = {gamma:g}", at_least / math.exp(bound), 1.0
 
 
 @burkhardt.grid(
     "Lemma 4.5",
     "the lower side, which the privacy proof uses: m exp(-gamma^2 n/(2 m)); the upper with gamma^2/(2 + gamma)",
     "the same, the union over rows",
-    *ROWS,
+    SIZES,
+    GAMMAS,
 )
 def counts_mended(size: tuple[int, int], gamma):
     m, n = size
     above, below = crowded(m, n, gamma)
-    rate, at = gamma * gamma * n / m, f"m = {m}, n = {n}, gamma = {gamma:g}"
+    rate = gamma * gamma * n / m
+    at = f"m = {m}, n = {n}, gamma = {gamma:g}"
     if rate < 1000:
-        yield f"below, {at}", below / math.exp(-rate / 2)
-        yield f"above, {at}", above / math.exp(-rate / (2 + gamma))
+        yield f"below, {at}", below, math.exp(-rate / 2)
+        yield f"above, {at}", above, math.exp(-rate / (2 + gamma))
 
 
 def sums_of_gammas(x, shape):
-    """Log density, up to a constant, of the difference of two gamma variables of this shape and
-    scale 1.
-    """
+    """Log density, up to a constant, of the difference of two gamma variables of scale 1."""
     y = np.abs(x) + 1e-300
     return (shape - 0.5) * np.log(y) + np.log(kve(shape - 0.5, y)) - y
 
 
 def fewest_honest(n, m, corrupt):
-    """Honest clients of the row with the fewest, over all coalitions: n/m clients a row, by
-    enumeration.
-    """
+    """Honest clients of the row with the fewest, over all coalitions; n/m clients a row."""
     rows = np.arange(n) % m
-    coalitions = itertools.combinations(range(n), corrupt)
-    return min(min(np.bincount(np.delete(rows, list(bad)), minlength=m)) for bad in coalitions)
+    fewest = n
+    for coalition in itertools.combinations(range(n), corrupt):
+        honest = np.delete(rows, list(coalition))
+        fewest = min(fewest, np.bincount(honest, minlength=m).min())
+    return fewest
 
 
 @burkhardt.check(
@@ -122,17 +127,15 @@ def divided(rng, count, more=0.0):
     x = np.concatenate([np.linspace(-30, 30, 4001), 30 * rng.normal(size=200)])
     for (n, m), d in itertools.product(((4, 1), (4, 2), (6, 3), (8, 2), (12, 4)), (1, 3)):
         for corrupt in range(n // m):
-            honest, parts = fewest_honest(n, m, corrupt), n // m - corrupt + more
+            honest = fewest_honest(n, m, corrupt)
+            parts = n // m - corrupt + more
             at = f"n = {n}, m = {m}, t' = {corrupt}, d = {d}"
-            for epsilon, part in itertools.product(
-                (0.1, 1.0, 8.0), (honest, honest + 1, 4 * honest)
-            ):
+            present = (honest, honest + 1, 4 * honest)
+            for epsilon, part in itertools.product((0.1, 1.0, 8.0), present):
                 change = epsilon / d  # 2 eta over the scale 2 eta d/epsilon
-                losses = sums_of_gammas(x, part / parts) - sums_of_gammas(x + change, part / parts)
-                yield (
-                    f"{at}, epsilon = {epsilon:g}",
-                    ratio(d * float(np.abs(losses).max()), epsilon),
-                )
+                shape = part / parts
+                losses = sums_of_gammas(x, shape) - sums_of_gammas(x + change, shape)
+                yield f"{at}, epsilon = {epsilon:g}", d * largest(losses), epsilon
 
 
 @burkhardt.grid(
@@ -151,11 +154,15 @@ def divided(rng, count, more=0.0):
 )
 def isotropic(m, scaled=False):
     every = np.array(list(itertools.product((-1.0, 0.0, 1.0), repeat=m)))
+    sparsity = (every != 0).sum(1)
     for s in range(1, m + 1):
-        columns = every[(every != 0).sum(1) == s] / (math.sqrt(s) if scaled else 1.0)
+        columns = every[sparsity == s]
+        if scaled:
+            columns = columns / math.sqrt(s)
         mean = columns.mean(0)
-        diagonal = float((columns**2).sum(1).mean())  # 1 is meant
-        yield f"m = {m}, s = {s}", max(diagonal, 1 / diagonal) + abs(float(mean @ mean))
+        diagonal = (columns**2).sum(1).mean()  # 1 is meant
+        factor = max(diagonal, 1 / diagonal)
+        yield f"m = {m}, s = {s}", factor + abs(mean @ mean), 1.0
 
 
 @burkhardt.each(
@@ -165,11 +172,10 @@ def isotropic(m, scaled=False):
 )
 def triangle(draw):
     for alpha in (1e-3, 0.1, 1.0, 10.0, 1e3):
-        a, b = draw.rng.normal(size=2) * np.exp(3 * draw.rng.normal(size=2))
-        yield (
-            f"alpha = {alpha:g}",
-            ratio(abs(a * a - b * b), alpha * a * a + (1 + 1 / alpha) * (a - b) ** 2),
-        )
+        normals = draw.rng.normal(size=2)
+        a, b = normals * np.exp(3 * draw.rng.normal(size=2))
+        bound = alpha * a * a + (1 + 1 / alpha) * (a - b) ** 2
+        yield f"alpha = {alpha:g}", abs(a * a - b * b), bound
 
 
 BETAS = (1e-12, 1e-3, 0.1, 0.5, 0.9, 0.99, 0.9999)
@@ -196,7 +202,7 @@ ENTRIES = (1, 2, 10, 1000, 10**6)
 )
 def frobenius(entries, beta, added=0.0):
     bound = entries * (added - math.log(beta))
-    yield f"n d = {entries}, beta = {beta:g}", ratio(float(chi2.isf(beta, entries)), bound)
+    yield f"n d = {entries}, beta = {beta:g}", chi2.isf(beta, entries), bound
 
 
 HEIGHTS = (1, 10, 100, 10**4, 10**6)
@@ -216,10 +222,8 @@ def bracket(m, tail, mean=1.0):
     kind="false",
 )
 def sketched_noise(m, beta, mean=0.0):
-    yield (
-        f"m = {m}, beta = {beta:g}",
-        ratio(float(chi2.isf(beta, m)), bracket(m, 1 - math.log(beta), mean)),
-    )
+    bound = bracket(m, 1 - math.log(beta), mean)
+    yield f"m = {m}, beta = {beta:g}", chi2.isf(beta, m), bound
 
 
 @burkhardt.check(
@@ -229,9 +233,10 @@ def sketched_noise(m, beta, mean=0.0):
 )
 def sketched_noise_mended(rng, count):
     yield from grid(sketched_noise, HEIGHTS, BETAS, mean=1.0)(rng, count)
+    tail = math.log(200)
     for m, rank in itertools.product((8, 100, 1000), (1, 2, 8)):
-        largest = max(float(np.linalg.norm(rng.normal(size=(m, rank)), 2)) ** 2 for _ in range(200))
-        yield f"m = {m}, k = {rank}", largest / bracket(m, rank + math.log(200))
+        norms = [np.linalg.norm(rng.normal(size=(m, rank)), 2) for _ in range(200)]
+        yield f"m = {m}, k = {rank}", max(norms) ** 2, bracket(m, rank + tail)
 
 
 if __name__ == "__main__":

@@ -38,23 +38,33 @@ BERT = {
     "intermediate_size": 24,
 }
 GPT2 = {"vocab_size": 50, "n_embd": 16, "n_layer": 1, "n_head": 2, "n_positions": 32}
-LLAMA, EAGER = BERT | {"num_key_value_heads": 1}, {"attn_implementation": "eager"}
+DISTILBERT = {"vocab_size": 50, "dim": 16, "n_layers": 1, "n_heads": 2, "hidden_dim": 24}
+LLAMA = BERT | {"num_key_value_heads": 1}
+T5 = {
+    "vocab_size": 50,
+    "d_model": 16,
+    "d_kv": 8,
+    "d_ff": 24,
+    "num_layers": 1,
+    "num_heads": 2,
+    "decoder_start_token_id": 0,
+    "dropout_rate": 0.0,
+}
+VIT = {name: size for name, size in BERT.items() if name != "vocab_size"}
+VIT |= {"image_size": 8, "patch_size": 4}
+EAGER = {"attn_implementation": "eager"}
 MODELS = {  # class, sizes, what LoRA adapts
     "BERT": ("BertForSequenceClassification", BERT, ["query", "value"]),
     "RoBERTa": ("RobertaForSequenceClassification", BERT, ["query", "value"]),
-    "DistilBERT": ("DistilBertForSequenceClassification",
-                   {"vocab_size": 50, "dim": 16, "n_layers": 1, "n_heads": 2, "hidden_dim": 24}, ["q_lin", "v_lin"]),
+    "DistilBERT": ("DistilBertForSequenceClassification", DISTILBERT, ["q_lin", "v_lin"]),
     "GPT-2": ("GPT2LMHeadModel", GPT2, ["c_attn"]),
     "Llama": ("LlamaForCausalLM", LLAMA, ["q_proj", "v_proj"]),
     "Qwen2": ("Qwen2ForCausalLM", LLAMA, ["q_proj", "v_proj"]),
-    "T5": ("T5ForConditionalGeneration", {"vocab_size": 50, "d_model": 16, "d_kv": 8, "d_ff": 24, "num_layers": 1,
-                                          "num_heads": 2, "decoder_start_token_id": 0, "dropout_rate": 0.0},
-           ["q", "v"]),
-    "ViT": ("ViTForImageClassification", {name: size for name, size in BERT.items() if name != "vocab_size"}
-            | {"image_size": 8, "patch_size": 4}, ["q_proj", "v_proj"]),
+    "T5": ("T5ForConditionalGeneration", T5, ["q", "v"]),
+    "ViT": ("ViTForImageClassification", VIT, ["q_proj", "v_proj"]),
     "GPT-2, eager": ("GPT2LMHeadModel", GPT2 | EAGER, ["c_attn"]),
     "Llama, eager": ("LlamaForCausalLM", LLAMA | EAGER, ["q_proj", "v_proj"]),
-}  # fmt: skip
+}
 
 
 @dataclass(frozen=True)
@@ -73,8 +83,8 @@ class Logits(nn.Module):
         self.inner = inner
 
     def forward(self, **x):
-        found = self.inner(**x).logits
-        return found[:, -1] if found.ndim == 3 else found
+        logits = self.inner(**x).logits
+        return logits[:, -1] if logits.ndim == 3 else logits
 
 
 def task(name, adapted, masked) -> tuple[nn.Module, dict[str, Tensor], Tensor]:
@@ -82,8 +92,8 @@ def task(name, adapted, masked) -> tuple[nn.Module, dict[str, Tensor], Tensor]:
 
     kind, sizes, parts = MODELS[name]
     torch.manual_seed(0)
-    made = getattr(transformers, kind)
-    net = made(made.config_class(**sizes)).eval()
+    model = getattr(transformers, kind)
+    net = model(model.config_class(**sizes)).eval()
     if adapted:
         import peft
 
@@ -94,7 +104,8 @@ def task(name, adapted, masked) -> tuple[nn.Module, dict[str, Tensor], Tensor]:
     words = torch.randint(3, 50, (4, 7))
     x = {"pixel_values": torch.randn(4, 3, 8, 8)} if name == "ViT" else {"input_ids": words}
     if masked and name != "ViT":
-        x["attention_mask"] = (torch.arange(7) >= torch.tensor([0, 3, 0, 2])[:, None]).long()
+        padding = torch.tensor([0, 3, 0, 2])[:, None]
+        x["attention_mask"] = (torch.arange(7) >= padding).long()
     if name == "BERT" or name.startswith("GPT-2"):
         x["position_ids"] = torch.arange(7).expand(4, 7)
     if name == "T5":
@@ -104,18 +115,14 @@ def task(name, adapted, masked) -> tuple[nn.Module, dict[str, Tensor], Tensor]:
 
 def alone(net, x, y):
     """One example after another."""
-    total = torch.zeros(sum(p.numel() for p in trained(net)))
+    parameters = trained(net)
+    total = torch.zeros(sum(p.numel() for p in parameters))
     for i in range(len(y)):
-        one = F.cross_entropy(
-            net(**{name: value[i : i + 1] for name, value in x.items()}), y[i : i + 1]
-        )
-        g = torch.cat(
-            [
-                part.flatten()
-                for part in torch.autograd.grad(one, trained(net), materialize_grads=True)
-            ]
-        )
-        total += g * min(1.0, BOUND / float(g.norm()))
+        example = {name: value[i : i + 1] for name, value in x.items()}
+        loss = F.cross_entropy(net(**example), y[i : i + 1])
+        parts = torch.autograd.grad(loss, parameters, materialize_grads=True)
+        gradient = torch.cat([part.flatten() for part in parts])
+        total += gradient * min(1.0, BOUND / float(gradient.norm()))
     return total
 
 
@@ -127,11 +134,11 @@ def answer(way: Callable[..., Tensor], net, x, y, expected):
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            found = way(net, y, BOUND)(**x)
+            total = way(net, y, BOUND)(**x)
     except Exception as error:  # whatever it raises is the answer
         return type(error).__name__
-    off = float((found - expected).norm() / expected.norm())
-    return "equal" if off < 5e-5 else f"differs by {off:.1g}"
+    difference = float((total - expected).norm() / expected.norm())
+    return "equal" if difference < 5e-5 else f"differs by {difference:.1g}"
 
 
 def measure(config, report):
@@ -142,12 +149,10 @@ def measure(config, report):
             if isinstance(part, nn.Dropout):
                 part.p = 0.0
         expected = alone(net, x, y)
-        found = {
-            way: answer(call, copy.deepcopy(net), x, y, expected) for way, call in ways.items()
-        }
-        report.row(
-            "accepted", model=name, trained="LoRA" if adapted else "full", mask=masked, **found
-        )
+        row = {"model": name, "trained": "LoRA" if adapted else "full", "mask": masked}
+        for way, call in ways.items():
+            row[way] = answer(call, copy.deepcopy(net), x, y, expected)
+        report.row("accepted", **row)
 
 
 EXPERIMENT = Experiment(measure, Config(), Config(models=("BERT",)))

@@ -25,8 +25,9 @@ from torchdp.randomness import keyed_generator
 from torchdp.simulate import Experiment
 from torchdp.training import ONCE, CyclicPoisson, Iterates, choose, sensitivity
 
-DELTA, SURE = 1e-4, 0.999
-AT_ONCE = 2**15
+DELTA = 1e-4
+SURE = 0.999  # confidence of the attack's bound
+AT_ONCE = 2**15  # draws, so that memory does not grow with their number
 
 
 @dataclass(frozen=True)
@@ -36,38 +37,33 @@ class Config:
     draws: int = 1_000_000
 
 
-def ratios(plan, times, draws):
-    """Log likelihood ratios, user there over not, of outputs drawn with the user: their steps' rows
-    do not meet.
-    """
-    found, generator = [], keyed_generator(b"attack")
-    assert isinstance(plan.sampling, CyclicPoisson)
-    q, multiplier = (
-        plan.sampling.chance,
-        plan.sigma / plan.bound / sensitivity(plan.strategy, ONCE).value,
-    )
+def log_ratios(multiplier, q, times, draws):
+    """Of likelihoods, user there over not, of outputs drawn with the user: (draws,)."""
+    losses = []
+    generator = keyed_generator(b"attack")
     for start in range(0, draws, AT_ONCE):
-        shape = min(AT_ONCE, draws - start), times
+        shape = (min(AT_ONCE, draws - start), times)
         y = multiplier * torch.randn(shape, generator=generator, dtype=torch.float64)
         y += torch.rand(shape, generator=generator, dtype=torch.float64) < q
-        found.append(torch.log1p(q * torch.expm1((y - 0.5) / multiplier**2)).sum(1))
-    return torch.cat(found)
+        normal = (y - 0.5) / multiplier**2
+        # rows of the user's steps do not meet, so that the steps are independent
+        losses.append(torch.log1p(q * torch.expm1(normal)).sum(1))
+    return torch.cat(losses)
 
 
 def reached(losses):
-    """The largest epsilon at which coins of chance max(0, 1 - e^(epsilon - loss)) fall on 1 more
-    often than DELTA.
-    """
-    coins, low, high = (
-        torch.rand(len(losses), generator=keyed_generator(b"coins"), dtype=torch.float64),
-        0.0,
-        50.0,
-    )
+    """The largest epsilon whose coins, of chance max(0, 1 - e^(epsilon - loss)), exceed DELTA."""
+    n = len(losses)
+    coins = torch.rand(n, generator=keyed_generator(b"coins"), dtype=torch.float64)
+    low = 0.0
+    high = 50.0
     while high - low > 1e-4:
         middle = (low + high) / 2
         hits = int((coins < -torch.expm1(middle - losses)).sum())
-        sure = hits and betaincinv(hits, len(losses) - hits + 1, 1 - SURE) >= DELTA
-        low, high = (middle, high) if sure else (low, middle)
+        if hits and betaincinv(hits, n - hits + 1, 1 - SURE) >= DELTA:
+            low = middle
+        else:
+            high = middle
     return low
 
 
@@ -79,18 +75,23 @@ def measure(config, report):
             plan = one.protocol
             if not isinstance(plan.sampling, CyclicPoisson):
                 continue
-            times, q = plan.sampling.times(steps), plan.sampling.chance
+            times = plan.sampling.times(steps)
+            q = plan.sampling.chance
             multiplier = plan.sigma / plan.bound / sensitivity(plan.strategy, ONCE).value
-            event = dp_accounting.PoissonSampledDpEvent(
-                q, dp_accounting.GaussianDpEvent(multiplier)
-            )
-            theirs = dp_accounting.pld.PLDAccountant().compose(event, times).get_epsilon(DELTA)
-            ours = sampled_guarantee(multiplier, q, times, DELTA).epsilon
-            attack = reached(ratios(plan, times, config.draws))
+            normal = dp_accounting.GaussianDpEvent(multiplier)
+            event = dp_accounting.PoissonSampledDpEvent(q, normal)
+            accountant = dp_accounting.pld.PLDAccountant().compose(event, times)
             report.row(
-                "epsilons", at_1e_5=epsilon, plan=one.name, times=times, chance=q, multiplier=multiplier,
-                attack=attack, torchdp=ours, dp_accounting=theirs,
-            )  # fmt: skip
+                "epsilons",
+                at_1e_5=epsilon,
+                plan=one.name,
+                times=times,
+                chance=q,
+                multiplier=multiplier,
+                attack=reached(log_ratios(multiplier, q, times, config.draws)),
+                torchdp=sampled_guarantee(multiplier, q, times, DELTA).epsilon,
+                dp_accounting=accountant.get_epsilon(DELTA),
+            )
 
 
 EXPERIMENT = Experiment(measure, Config(), Config((12, 120, 20), (2.0,), 100_000))

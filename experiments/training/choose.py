@@ -22,6 +22,7 @@ Time: half an hour on one core, a third of it Opacus's; --smoke in 10 to 20 CPU-
 import sys
 import zlib
 from dataclasses import dataclass
+from itertools import product
 
 import torch
 from sklearn.datasets import load_breast_cancer, load_digits
@@ -34,6 +35,7 @@ from torchdp.threads import on_host
 from torchdp.training import Iterates, choose
 
 DELTA = 1e-5
+BATCH = 50  # of the tables
 
 
 @dataclass(frozen=True)
@@ -46,12 +48,9 @@ class Config:
 
 
 def table(name):
-    """Columns of mean 0 and length such that rows have norm about 1, and classes; in a fixed
-    order.
-    """
-    x, y = map(
-        torch.tensor, (load_digits if name == "digits" else load_breast_cancer)(return_X_y=True)
-    )
+    """Columns of mean 0 whose rows have norm about 1, and classes; in a fixed order."""
+    load = load_digits if name == "digits" else load_breast_cancer
+    x, y = map(torch.tensor, load(return_X_y=True))
     order = torch.randperm(len(x), device="cpu", generator=keyed_generator(b"split", "cpu"))
     x = x.double()[order]
     # public scales, as all methods get them
@@ -59,26 +58,33 @@ def table(name):
     return x.float(), y[order]
 
 
-def accuracy(plan, x, y, seed):
-    """On the rows after the users'."""
+def untrained(x, y):
+    """A linear model that is 0, and its optimizer."""
     model = nn.Linear(x.shape[1], int(y.max()) + 1)
     nn.init.zeros_(model.weight)
     nn.init.zeros_(model.bias)
-    run = plan.start(
-        model, nn.functional.cross_entropy, noise=SeededNoise(zlib.crc32(seed.encode()))
-    )
-    optimizer = torch.optim.SGD(model.parameters(), lr=4.0)
+    return model, torch.optim.SGD(model.parameters(), lr=4.0)
+
+
+def right(model, x, y):
+    """Share of the rows whose class the model says."""
+    return float((model(x).argmax(1) == y).double().mean())
+
+
+def accuracy(plan, x, y, seed):
+    """On the rows after the users'."""
+    model, optimizer = untrained(x, y)
+    noise = SeededNoise(zlib.crc32(seed.encode()))
+    run = plan.start(model, nn.functional.cross_entropy, noise=noise)
     for users in run:
         run.backward(x[users], y[users])
         optimizer.step()
-    return float((model(x[plan.users :]).argmax(1) == y[plan.users :]).double().mean())
+    return right(model, x[plan.users :], y[plan.users :])
 
 
 @on_host
 def opacus(x, y, users, epsilon, epochs, seed):
-    """Opacus's DP-SGD on the same rows, model and learning rate: Poisson batches, its own
-    accountant.
-    """
+    """Opacus's DP-SGD on the same rows and model: Poisson batches, its own accountant."""
     try:
         from opacus import PrivacyEngine
     except ImportError as error:
@@ -86,65 +92,66 @@ def opacus(x, y, users, epsilon, epochs, seed):
         return None
     x, y = x.cpu(), y.cpu()  # whose loader draws on the host
     torch.manual_seed(zlib.crc32(seed.encode()))
-    model = nn.Linear(x.shape[1], int(y.max()) + 1)
-    nn.init.zeros_(model.weight)
-    nn.init.zeros_(model.bias)
+    model, optimizer = untrained(x, y)
     data = torch.utils.data.TensorDataset(x[:users], y[:users])
     private, optimizer, loader = PrivacyEngine(accountant="prv").make_private_with_epsilon(
-        module=model, optimizer=torch.optim.SGD(model.parameters(), lr=4.0), max_grad_norm=1.0,
-        data_loader=torch.utils.data.DataLoader(data, batch_size=50),
-        target_epsilon=epsilon, target_delta=DELTA, epochs=epochs,
-    )  # fmt: skip
+        module=model,
+        optimizer=optimizer,
+        max_grad_norm=1.0,
+        data_loader=torch.utils.data.DataLoader(data, batch_size=BATCH),
+        target_epsilon=epsilon,
+        target_delta=DELTA,
+        epochs=epochs,
+    )
     for _ in range(epochs):
         for rows, classes in loader:
             optimizer.zero_grad()
             nn.functional.cross_entropy(private(rows), classes).backward()
             optimizer.step()
-    return float((model(x[users:]).argmax(1) == y[users:]).double().mean())
+    return right(model, x[users:], y[users:])
+
+
+def compare(config, report, name, epsilon, epochs):
+    """Accuracy of the chosen plan, of two others and of Opacus, on one table."""
+    x, y = table(name)
+    users = len(x) * 4 // 5 // BATCH * BATCH
+    seeds = [f"{name} {epsilon} {epochs} {seed}" for seed in range(config.seeds)]
+
+    def row(plan, error, runs):
+        runs = torch.tensor(runs)
+        report.row(
+            "accuracy",
+            table=name,
+            epsilon=epsilon,
+            epochs=epochs,
+            plan=plan,
+            error=error,
+            accuracy=runs.mean(),
+            standard_error=runs.std() / len(runs) ** 0.5,
+        )
+
+    steps = Iterates(epochs * users // BATCH)
+    first, *others = choose(steps, users, BATCH, epsilon=epsilon, delta=DELTA).candidates
+    plans = {one.name: one for one in (first, *others)}
+    rows = {"chosen: " + first.name: first}
+    rows |= {key: plans[key] for key in ("Poisson, independent noise", "fixed order")}
+    for key, one in rows.items():
+        row(key, one.error, [accuracy(one.protocol, x, y, key + seed) for seed in seeds])
+    theirs = [opacus(x, y, users, epsilon, epochs, seed) for seed in seeds]
+    if None not in theirs:
+        row("Opacus, DP-SGD", None, theirs)
 
 
 def measure(config, report):
     torch.set_num_threads(1)
-    for steps, users, batch in (map(int, cell.split(",")) for cell in config.cells):
-        for epsilon in config.epsilons:
-            choice = choose(Iterates(steps), users, batch, epsilon=epsilon, delta=DELTA)
-            for one in choice.candidates:
-                cell = {"steps": steps, "users": users, "batch": batch, "epsilon": epsilon}
-                report.row("errors", **cell, plan=one.name, error=one.error)
-    for name in config.tables:
-        x, y = table(name)
-        users = len(x) * 4 // 5 // 50 * 50
-        for epsilon in config.epsilons:
-            for epochs in config.epochs:
-                choice = choose(
-                    Iterates(epochs * users // 50), users, 50, epsilon=epsilon, delta=DELTA
-                )
-                plans = {one.name: one for one in choice.candidates}
-                rows = {"chosen: " + choice.candidates[0].name: choice.candidates[0]}
-                rows |= {key: plans[key] for key in ("Poisson, independent noise", "fixed order")}
-                cell = {"table": name, "epsilon": epsilon, "epochs": epochs}
-                seeds = [f"{name} {epsilon} {epochs} {seed}" for seed in range(config.seeds)]
-                runs = {
-                    key: [accuracy(one.protocol, x, y, key + s) for s in seeds]
-                    for key, one in rows.items()
-                }
-                theirs = [opacus(x, y, users, epsilon, epochs, seed) for seed in seeds]
-                runs["Opacus, DP-SGD"] = [found for found in theirs if found is not None]
-                for key, found in runs.items():
-                    if found:
-                        mean, spread = (
-                            torch.tensor(found).mean(),
-                            torch.tensor(found).std() / len(found) ** 0.5,
-                        )
-                        error = rows[key].error if key in rows else None
-                        report.row(
-                            "accuracy",
-                            **cell,
-                            plan=key,
-                            error=error,
-                            accuracy=mean,
-                            standard_error=spread,
-                        )
+    for cell, epsilon in product(config.cells, config.epsilons):
+        steps, users, batch = map(int, cell.split(","))
+        plans = choose(Iterates(steps), users, batch, epsilon=epsilon, delta=DELTA).candidates
+        for one in plans:
+            sizes = {"steps": steps, "users": users, "batch": batch}
+            report.row("errors", **sizes, epsilon=epsilon, plan=one.name, error=one.error)
+    for name, epsilon, epochs in product(config.tables, config.epsilons, config.epochs):
+        compare(config, report, name, epsilon, epochs)
 
 
 EXPERIMENT = Experiment(

@@ -48,7 +48,8 @@ class Config:
 
 
 BOUND = 1.0
-COPIES = 2**28  # float32 numbers
+COPIES = 2**28  # float32 numbers of the gradients that hooks hold
+STATUS = Path("/proc/self/status")
 
 
 class Block(nn.Module):
@@ -56,14 +57,19 @@ class Block(nn.Module):
 
     def __init__(self, size, heads):
         super().__init__()
-        self.heads, self.first, self.second = heads, nn.LayerNorm(size), nn.LayerNorm(size)
-        self.sides, self.out = nn.Linear(size, 3 * size), nn.Linear(size, size)
-        self.up, self.down = nn.Linear(size, 4 * size), nn.Linear(4 * size, size)
+        self.heads = heads
+        self.first = nn.LayerNorm(size)
+        self.second = nn.LayerNorm(size)
+        self.sides = nn.Linear(size, 3 * size)
+        self.out = nn.Linear(size, size)
+        self.up = nn.Linear(size, 4 * size)
+        self.down = nn.Linear(4 * size, size)
 
     def forward(self, x):
-        sides = self.sides(self.first(x)).unflatten(2, (3, self.heads, -1)).unbind(2)
-        found = F.scaled_dot_product_attention(*(side.transpose(1, 2) for side in sides))
-        x = x + self.out(found.transpose(1, 2).flatten(2))
+        sides = self.sides(self.first(x)).unflatten(2, (3, self.heads, -1))
+        q, k, v = sides.permute(2, 0, 3, 1, 4)
+        mixed = F.scaled_dot_product_attention(q, k, v)
+        x = x + self.out(mixed.transpose(1, 2).flatten(2))
         return x + self.down(F.gelu(self.up(self.second(x))))
 
 
@@ -74,30 +80,26 @@ class Blocks(nn.Module):
         super().__init__()
         self.first = nn.Embedding(words, size) if words else nn.Linear(8, size)
         self.blocks = nn.Sequential(*(Block(size, 4) for _ in range(blocks)))
-        self.norm, self.last = nn.LayerNorm(size), nn.Linear(size, 10)
+        self.norm = nn.LayerNorm(size)
+        self.last = nn.Linear(size, 10)
 
     def forward(self, x):
-        return self.last(self.norm(self.blocks(self.first(x))).mean(1))
+        h = self.norm(self.blocks(self.first(x)))
+        return self.last(h.mean(1))
 
 
 def layers(*sizes):
-    parts = [part for p, q in pairwise(sizes) for part in (nn.Linear(p, q), nn.ReLU())]
+    parts = []
+    for inputs, outputs in pairwise(sizes):
+        parts += [nn.Linear(inputs, outputs), nn.ReLU()]
     return nn.Sequential(*parts[:-1])
 
 
 def convolutions(channels, *more, groups, last):
-    first = nn.Conv2d(channels, more[0], 3, padding=1)
-    pairs = pairwise(more)
-    rest = [part for p, q in pairs for part in (nn.Conv2d(p, q, 3, stride=2), nn.ReLU())]
-    return nn.Sequential(
-        first,
-        nn.GroupNorm(groups, more[0]),
-        nn.ReLU(),
-        *rest,
-        last,
-        nn.Flatten(),
-        nn.LazyLinear(10),
-    )
+    parts = [nn.Conv2d(channels, more[0], 3, padding=1), nn.GroupNorm(groups, more[0]), nn.ReLU()]
+    for inputs, outputs in pairwise(more):
+        parts += [nn.Conv2d(inputs, outputs, 3, stride=2), nn.ReLU()]
+    return nn.Sequential(*parts, last, nn.Flatten(), nn.LazyLinear(10))
 
 
 def task(name) -> tuple[nn.Module, Tensor]:
@@ -111,13 +113,13 @@ def task(name) -> tuple[nn.Module, Tensor]:
     if name == "cnn":
         return convolutions(1, 16, 32, groups=4, last=nn.Identity()), torch.randn(128, 1, 8, 8)
     if name == "wide cnn":
-        return convolutions(3, 64, 128, 256, groups=8, last=nn.AdaptiveAvgPool2d(2)), torch.randn(
-            64, 3, 16, 16
-        )
+        net = convolutions(3, 64, 128, 256, groups=8, last=nn.AdaptiveAvgPool2d(2))
+        return net, torch.randn(64, 3, 16, 16)
     if name == "attention":
         return Blocks(32, 1), torch.randn(100, 8, 8)
-    size, words = (64, 1000) if name == "blocks" else (256, 5000)
-    return Blocks(size, 4, words), torch.randint(words, (64, 32))
+    if name == "blocks":
+        return Blocks(64, 4, 1000), torch.randint(1000, (64, 32))
+    return Blocks(256, 4, 5000), torch.randint(5000, (64, 32))
 
 
 def ways(net, x, y, memory) -> Iterator[tuple[str, Callable[[], Tensor | None]]]:
@@ -141,9 +143,11 @@ def opacus(net, x, y) -> Iterator[tuple[str, Callable[[], Tensor]]]:
 
 
 def largest():
-    """MiB that the process held at most since ``forget``."""
-    lines = STATUS.read_text().splitlines() if STATUS.exists() else []
-    return next((int(line.split()[1]) / 1024 for line in lines if line.startswith("VmHWM")), None)
+    """MiB that the process held at most since ``forget``; None elsewhere than on Linux."""
+    if not STATUS.exists():
+        return None
+    (line,) = (line for line in STATUS.read_text().splitlines() if line.startswith("VmHWM"))
+    return int(line.split()[1]) / 1024
 
 
 def forget():
@@ -152,40 +156,44 @@ def forget():
         Path("/proc/self/clear_refs").write_text("5")
 
 
-STATUS = Path("/proc/self/status")
-
-
 def measure(config, report):
     for name in config.models:
         net, x = task(name)
         net(x[:1])
         y = torch.randint(0, 10, (len(x),))
-        size, reference = sum(p.numel() for p in net.parameters()), None
-        each = list(ways(net, x, y, config.memory))
-        seconds = {way: [] for way, _ in each}
-        memory, differs = {}, {}
-        for way, run in each:
-            found = run()  # warm
-            reference = found if reference is None else reference
-            differs[way] = (
-                None if found is None else float((found - reference).norm() / reference.norm())
-            )
-            del found
+        runs = dict(ways(net, x, y, config.memory))
+        seconds = {way: [] for way in runs}
+        memory = {}
+        differs = {}
+        for way, run in runs.items():
+            total = run()  # warm
+            if way == "torchdp":
+                reference = total
+            differs[way] = None
+            if total is not None:
+                differs[way] = float((total - reference).norm() / reference.norm())
+            del total
             forget()
             before = largest()
             run()
             memory[way] = None if before is None else largest() - before
         end = time.process_time() + config.seconds
         while len(seconds["torchdp"]) < config.rounds or time.process_time() < end:
-            for way, run in each:
+            for way, run in runs.items():
                 begun = time.process_time()
                 run()
                 seconds[way].append(time.process_time() - begun)
-        for way, _ in each:
+        for way in runs:
             report.row(
-                "clipping", model=name, parameters=size, examples=len(x), way=way, seconds=min(seconds[way]),
-                memory=memory[way], differs=differs[way],
-            )  # fmt: skip
+                "clipping",
+                model=name,
+                parameters=sum(p.numel() for p in net.parameters()),
+                examples=len(x),
+                way=way,
+                seconds=min(seconds[way]),
+                memory=memory[way],
+                differs=differs[way],
+            )
 
 
 EXPERIMENT = Experiment(measure, Config(), Config(models=("linear", "cnn"), seconds=0.0, rounds=1))

@@ -1,6 +1,4 @@
-"""Opacus's own engine, one training at a time, on the models of lanes.py and from the same
-weights.
-"""
+"""Opacus's own engine, one training at a time, on the models and from the weights of lanes.py."""
 
 import warnings
 
@@ -11,16 +9,17 @@ from torch.utils.data import DataLoader, TensorDataset
 
 
 class Single(nn.Module):
-    """One seed's model: the layers are ``nn.Linear``, and the model's function the one that trains
-    lanes.
-    """
+    """One seed's model of ``nn.Linear`` layers, by the function that trains lanes."""
 
     def __init__(self, model, lanes, seed):
         super().__init__()
-        self.model, self.whole, self.layers = model, lanes.whole, nn.ModuleDict()
+        self.model = model
+        self.whole = lanes.whole
+        self.layers = nn.ModuleDict()
         for name, W in lanes.whole.items():
             bias = lanes.biased[name]
-            self.layers[name] = layer = nn.Linear(W.shape[-1] - bias, W.shape[-2], bias)
+            layer = nn.Linear(W.shape[-1] - bias, W.shape[-2], bias)
+            self.layers[name] = layer
             layer.weight.data = W[0, seed, :, : layer.in_features].clone()
             if bias:
                 layer.bias.data = W[0, seed, :, -1].clone()
@@ -37,12 +36,11 @@ def trained(
     model, x, y, update: type[torch.optim.Optimizer], given, seed,
     *, classes, batch, steps, noise
 ) :  # fmt: skip
-    """After so many steps of PrivacyEngine's loader and optimizer, clipped to 1; noise: its
-    multiplier.
-    """
+    """After so many steps of PrivacyEngine, clipped to 1; noise: its multiplier."""
     from opacus import PrivacyEngine
 
-    single = Single(model, Lanes(shapes(model, x.shape[-1], classes), 1, seed + 1), seed)
+    lanes = Lanes(shapes(model, x.shape[-1], classes), 1, seed + 1)
+    single = Single(model, lanes, seed)
     with warnings.catch_warnings(), torch.random.fork_rng():
         warnings.simplefilter("ignore")
         torch.manual_seed(seed)

@@ -69,8 +69,11 @@ DELTA = 1e-5
 BETAS = (0.9, 0.999)  # of PrivateAdam, as torch's
 EPS = 1e-8
 INDEPENDENT = "Poisson, independent noise"
-SGD, ADAM = (0.3, 1.0, 2.0, 4.0, 8.0), (0.003, 0.01, 0.03, 0.1, 0.3)
+SGD = (0.3, 1.0, 2.0, 4.0, 8.0)
+ADAM = (0.003, 0.01, 0.03, 0.1, 0.3)
 RATES = {"SGD": SGD, "momentum": tuple(rate / 10 for rate in SGD), "Adam": ADAM, "AdamW": ADAM}
+PLAIN = ("SGD", "momentum")
+DECAY = 0.01  # of AdamW's weights
 TIMES = {"text": 0.3, "short digits": 4.0}  # these rates
 BATCH = {"digits": 100, "short digits": 50, "breast cancer": 40, "text": 100, "agnews": 200}
 
@@ -99,8 +102,7 @@ SMOKE = Config(
 
 
 class PrivateAdam(torch.optim.Optimizer):
-    """Adam, and with ``weight_decay`` AdamW, that takes the public variance of the noise out of the
-    second moment.
+    """Adam, with ``weight_decay`` AdamW, that takes the noise's variance out of the second moment.
 
         m <- b1 m + (1 - b1) g,  v <- b2 v + (1 - b2) g^2,  u <- b2 u + (1 - b2) deviation^2
         x <- x - rate m' / (sqrt(max(v' - u', u')) + eps)
@@ -133,8 +135,9 @@ class PrivateAdam(torch.optim.Optimizer):
                 m = self.state[p]["m"].lerp_(p.grad, 1 - first)
                 v = self.state[p]["v"].mul_(second).addcmul_(p.grad, p.grad, value=1 - second)
                 sizes = (v / seen - least).clamp_min(least).sqrt() + EPS
-                p.mul_(1 - group["lr"] * group["weight_decay"])
-                p.add_(m / sizes, alpha=-group["lr"] / (1 - first**self.taken))
+                rate = group["lr"]
+                p.mul_(1 - rate * group["weight_decay"])
+                p.add_(m / sizes, alpha=-rate / (1 - first**self.taken))
 
 
 def optimizer(name, lanes, rates: tuple[float, ...], own):
@@ -143,11 +146,10 @@ def optimizer(name, lanes, rates: tuple[float, ...], own):
         {"params": list(each.values()), "lr": rate}
         for each, rate in zip(lanes.each, rates, strict=True)
     ]
-    if name in ("SGD", "momentum"):
+    if name in PLAIN:
         return torch.optim.SGD(groups, momentum=0.9 if name == "momentum" else 0.0)
-    decay = 0.01 if name == "AdamW" else 0.0
     adam = PrivateAdam if own else torch.optim.AdamW
-    return adam(groups, weight_decay=decay)
+    return adam(groups, weight_decay=DECAY if name == "AdamW" else 0.0)
 
 
 def batches(plan, tag) -> Iterator[list[int]]:
@@ -155,16 +157,15 @@ def batches(plan, tag) -> Iterator[list[int]]:
     if isinstance(plan.sampling, Participation):
         generator = keyed_generator(tag.encode())
         return iter(Batches(plan.sampling, plan.users, plan.batch, steps, generator=generator))
-    return iter(
-        SampledBatches(
-            plan.sampling, plan.users, steps, noise=SeededNoise(zlib.crc32(tag.encode()))
-        )
-    )
+    noise = SeededNoise(zlib.crc32(tag.encode()))
+    return iter(SampledBatches(plan.sampling, plan.users, steps, noise=noise))
 
 
 def rates_of(data, name) -> tuple[float, ...]:
-    plain = name in ("SGD", "momentum") or data == "text"
-    return tuple(rate * (TIMES.get(data, 1.0) if plain else 1.0) for rate in RATES[name])
+    # Adam's steps do not grow with the gradients; those of text need to be shorter all the same
+    scaled = name in PLAIN or data == "text"
+    factor = TIMES.get(data, 1.0) if scaled else 1.0
+    return tuple(rate * factor for rate in RATES[name])
 
 
 def learned(config, model):
@@ -178,24 +179,28 @@ def accuracies(plan, config, model, name, own):
     alike.
     """
     x, y, users = learned(config, model)
-    rates, forward = rates_of(source(config, model), name), FORWARD[model]
+    rates = rates_of(source(config, model), name)
+    forward = FORWARD[model]
     lanes = Lanes(shapes(model, x.shape[-1], int(y.max()) + 1), len(rates), config.seeds)
     update = optimizer(name, lanes, rates, own)
-    moved = [batches(plan, f"{model} {seed}") for seed in range(config.seeds)]
+    drawn = [batches(plan, f"{model} {seed}") for seed in range(config.seeds)]
     draws = SeededNoise(zlib.crc32(model.encode()))
     noise = CorrelatedNoise(plan.strategy, config.seeds * sum(lanes.sizes), plan.sigma, noise=draws)
     for deviation in tqdm(plan.deviations().tolist(), f"{model} {name}", leave=False, disable=None):
-        who = [next(each) for each in moved]
-        most = max(1, *map(len, who))
-        kept = torch.tensor([[1.0] * len(each) + [0.0] * (most - len(each)) for each in who])
-        index = torch.tensor([each + [0] * (most - len(each)) for each in who])
+        rows = [next(sampler) for sampler in drawn]
+        lengths = torch.tensor([len(own) for own in rows])
+        longest = max(1, *map(len, rows))
+        # shorter batches are filled up with row 0, which counts nothing
+        index = torch.tensor([own + [0] * (longest - len(own)) for own in rows])
+        kept = (torch.arange(longest) < lengths[:, None]).float()
         sums = lanes.clipped(forward, x[index], y[index], kept)
         # each seed its own
         z = noise(torch.zeros(noise.size)).view(config.seeds, -1).split(lanes.sizes, 1)
-        for part, k in zip(z, lanes.whole, strict=True):
-            means = (sums[k] + part.view(sums[k].shape[1:])) / plan.batch
-            for each, mean in zip(lanes.each, means, strict=True):
-                each[k].grad = mean
+        for part, layer in zip(z, lanes.whole, strict=True):
+            total = sums[layer]
+            means = (total + part.view(total.shape[1:])) / plan.batch
+            for weights, mean in zip(lanes.each, means, strict=True):
+                weights[layer].grad = mean
         if isinstance(update, PrivateAdam):
             update.deviation = deviation
         update.step()
@@ -203,52 +208,54 @@ def accuracies(plan, config, model, name, own):
 
 
 def by_engine(plan, config, model, name):
-    """As ``accuracies``, by Opacus's own loader, clipping, optimizer and noise, of the first seeds
-    alone.
-    """
+    """As ``accuracies``, by Opacus's own loader, clipping, optimizer and noise, of few seeds."""
     x, y, users = learned(config, model)
-    update = torch.optim.SGD if name in ("SGD", "momentum") else torch.optim.AdamW
-    rest = {
+    update = torch.optim.SGD if name in PLAIN else torch.optim.AdamW
+    options = {
+        "SGD": {},
         "momentum": {"momentum": 0.9},
         "Adam": {"weight_decay": 0.0},
-        "AdamW": {"weight_decay": 0.01},
-    }
-    asked = {
-        "classes": int(y.max()) + 1,
-        "batch": plan.batch,
-        "steps": plan.strategy.steps,
-        "noise": plan.sigma,
-    }
-    found = torch.zeros(len(RATES[name]), config.engine, dtype=torch.float64)
+        "AdamW": {"weight_decay": DECAY},
+    }[name]
+    right = torch.zeros(len(RATES[name]), config.engine, dtype=torch.float64)
     for i, rate in enumerate(rates_of(source(config, model), name)):
         for seed in range(config.engine):
-            given = {"lr": rate, **rest.get(name, {})}
-            net = trained(model, x[:users], y[:users], update, given, seed, **asked).eval()
+            net = trained(
+                model,
+                x[:users],
+                y[:users],
+                update,
+                {"lr": rate, **options},
+                seed,
+                classes=int(y.max()) + 1,
+                batch=plan.batch,
+                steps=plan.strategy.steps,
+                noise=plan.sigma,
+            ).eval()
             with torch.no_grad():
-                found[i, seed] = (net(x[users:]).argmax(-1) == y[users:]).double().mean()
-    return found
+                classes = net(x[users:]).argmax(-1)
+            right[i, seed] = (classes == y[users:]).double().mean()
+    return right
 
 
 def stored(folder, plan, config, model, name, way):
     """``accuracies``, or those that an earlier run wrote: a killed run goes on."""
-    own, engine = way == "ours" and name in ("Adam", "AdamW"), way == "engine"
-    said = repr(
-        (source(config, model), model, name, own, config.engine if engine else config.seeds)
-    ).encode()
-    path = (
-        folder
-        / "runs"
-        / f"{hashlib.sha256(plan.digest() + said + b'engine' * engine).hexdigest()[:16]}.pt"
-    )
+    engine = way == "engine"
+    own = way == "ours" and name not in PLAIN
+    seeds = config.engine if engine else config.seeds
+    key = repr((source(config, model), model, name, own, seeds)).encode()
+    digest = hashlib.sha256(plan.digest() + key + b"engine" * engine).hexdigest()
+    path = folder / "runs" / f"{digest[:16]}.pt"
     if not path.exists():
         path.parent.mkdir(exist_ok=True)
-        make = (
-            by_engine(plan, config, model, name)
-            if engine
-            else accuracies(plan, config, model, name, own)
-        )
-        torch.save(make, path.with_suffix(".part"))
-        path.with_suffix(".part").rename(path)
+        if engine:
+            right = by_engine(plan, config, model, name)
+        else:
+            right = accuracies(plan, config, model, name, own)
+        # written beside and moved, so that a killed run leaves no half of a file
+        part = path.with_suffix(".part")
+        torch.save(right, part)
+        part.rename(path)
     return torch.load(path, weights_only=True)
 
 
@@ -262,9 +269,12 @@ def opacus(plan, epsilon):
 
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        ask = {"target_epsilon": epsilon, "target_delta": DELTA, "accountant": "prv"}
         noise = get_noise_multiplier(
-            **ask, sample_rate=plan.batch / plan.users, steps=plan.strategy.steps
+            target_epsilon=epsilon,
+            target_delta=DELTA,
+            accountant="prv",
+            sample_rate=plan.batch / plan.users,
+            steps=plan.strategy.steps,
         )
     return replace(plan, sigma=noise)
 
@@ -277,51 +287,53 @@ def plans(users, batch, objective: Descent | Iterates, epsilon):
 
 
 def sides(config, model, name, steps, epsilon):
-    """Of each its plan, and who trains: with Adam as "ours" or "torch's", or Opacus's "engine";
-    DP-SGD first.
-    """
-    momentum = {"SGD": 0.0, "momentum": 0.9}.get(name)
-    users, batch = learned(config, model)[2], BATCH[source(config, model)]
-    chosen = plans(users, batch, Descent(steps, momentum or 0.0), epsilon)
-    flat = plans(users, batch, Iterates(steps, 0.9 if momentum is None else momentum), epsilon)
+    """(side, plan's name, plan, who trains: "ours", "torch's" or Opacus's "engine"); DP-SGD first."""
+    _, _, users = learned(config, model)
+    batch = BATCH[source(config, model)]
+    chosen = plans(users, batch, Descent(steps, 0.9 if name == "momentum" else 0.0), epsilon)
+    flat = plans(users, batch, Iterates(steps, 0.0 if name == "SGD" else 0.9), epsilon)
     independent = chosen[INDEPENDENT]
-    theirs = (INDEPENDENT, opacus(independent, epsilon))
-    found = {"DP-SGD": (INDEPENDENT, independent, "ours"), "Opacus's noise": (*theirs, "torch's")}
-    found |= {"Opacus": (*theirs, "engine")} if config.engine else {}
-    found |= {
-        "chosen": (*next(iter(chosen.items())), "ours"),
-        "chosen, flat": (*next(iter(flat.items())), "ours"),
-    }
-    return found
+    theirs = opacus(independent, epsilon)
+    yield "DP-SGD", INDEPENDENT, independent, "ours"
+    yield "Opacus's noise", INDEPENDENT, theirs, "torch's"
+    if config.engine:
+        yield "Opacus", INDEPENDENT, theirs, "engine"
+    yield "chosen", *next(iter(chosen.items())), "ours"
+    yield "chosen, flat", *next(iter(flat.items())), "ours"
 
 
 def measure(config, report):
     torch.set_num_threads(1)
-    for model, steps, name, epsilon in product(
-        config.models, config.steps, config.optimizers, config.epsilons
-    ):
-        rates, base = rates_of(source(config, model), name), None
-        cell = {
-            "data": source(config, model),
-            "model": model,
-            "optimizer": name,
-            "steps": steps,
-            "epsilon": epsilon,
-        }
-        for side, (plan_name, plan, way) in sides(config, model, name, steps, epsilon).items():
-            found = stored(report.folder, plan, config, model, name, way)
-            best = int(found.mean(1).argmax())
-            base = found[best] if base is None else base
-            row = {
-                "side": side,
-                "plan": plan_name,
-                "rate": rates[best],
-                "accuracy": found[best].mean(),
-            }
-            pairs = found[best] - base[: len(found[best])]
-            ahead, apart = pairs.mean(), pairs.std() / len(pairs) ** 0.5
-            row |= {"ahead": ahead, "apart": apart, "behind": -ahead / apart.clamp_min(1e-9)}
-            report.row("accuracy", **cell, seeds=len(pairs), **row)
+    every = product(config.models, config.steps, config.optimizers, config.epsilons)
+    for model, steps, name, epsilon in every:
+        table = source(config, model)
+        rates = rates_of(table, name)
+        base = None
+        for side, plan_name, plan, way in sides(config, model, name, steps, epsilon):
+            accuracy = stored(report.folder, plan, config, model, name, way)
+            best = int(accuracy.mean(1).argmax())
+            accuracy = accuracy[best]
+            if base is None:
+                base = accuracy
+            pairs = accuracy - base[: len(accuracy)]
+            ahead = pairs.mean()
+            error = pairs.std() / len(pairs) ** 0.5
+            report.row(
+                "accuracy",
+                data=table,
+                model=model,
+                optimizer=name,
+                steps=steps,
+                epsilon=epsilon,
+                seeds=len(pairs),
+                side=side,
+                plan=plan_name,
+                rate=rates[best],
+                accuracy=accuracy.mean(),
+                ahead=ahead,
+                apart=error,
+                behind=-ahead / error.clamp_min(1e-9),
+            )
 
 
 EXPERIMENT = Experiment(measure, Config(), SMOKE)

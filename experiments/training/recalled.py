@@ -1,5 +1,4 @@
-"""Buffers and noise that is drawn again: what few numbers of memory lack where users come back, and
-what closes it.
+"""Buffers and noise that is drawn again: what few numbers of memory lack where users come back.
 
 Paper: Dvijotham, McMahan, Pillutla, Steinke, Thakurta (2024), buffered strategies. Root mean square
 error of the
@@ -61,34 +60,27 @@ class Config:
 
 def peers(n, period, buffers) -> Iterator[tuple[str, Callable[[], Tensor]]]:
     """The first columns of others' Toeplitz matrices."""
-    times = -(-n // period)
+    user = {"min_sep": period, "max_participations": -(-n // period)}
     try:
         import jax
         from jax_privacy.matrix_factorization import buffered_toeplitz
 
-        given = {
-            "n": n,
-            "min_sep": period,
-            "max_participations": times,
-            "error": "mean",
-            "max_buffers": buffers,
-        }
-        jax.config.update("jax_enable_x64", True)
-        made = buffered_toeplitz.optimize
-        yield (
-            "jax-privacy, buffers",
-            lambda: torch.tensor(made(**given).toeplitz_coefs(n).tolist()).double(),
-        )
+        def by_jax_privacy():
+            jax.config.update("jax_enable_x64", True)
+            strategy = buffered_toeplitz.optimize(n=n, error="mean", max_buffers=buffers, **user)
+            return torch.tensor(strategy.toeplitz_coefs(n).tolist()).double()
+
+        yield "jax-privacy, buffers", by_jax_privacy
     except ImportError as error:
         print(f"left out, not installed: {error}", file=sys.stderr)
     try:
         from opake.dpftrl import blt_strategy
 
-        given = {"n_steps": n, "min_sep": period, "max_participations": times}
-        yield (
-            "opake, buffers",
-            lambda: blt_strategy(max_buffers=buffers).coefficients(**given).double().cpu(),
-        )
+        def by_opake():
+            strategy = blt_strategy(max_buffers=buffers)
+            return strategy.coefficients(n_steps=n, **user).double().cpu()
+
+        yield "opake, buffers", by_opake
     except ImportError as error:
         print(f"left out, not installed: {error}", file=sys.stderr)
 
@@ -99,7 +91,8 @@ def toeplitz_error(c, n, period):
 
     if not ((c.diff() <= 0).all() and (c >= 0).all()):
         return math.nan
-    moved = lfilter(c.cpu().numpy(), [1.0], (np.arange(n) % period == 0).astype(float))
+    participation = (np.arange(n) % period == 0).astype(float)
+    moved = lfilter(c.cpu().numpy(), [1.0], participation)
     rows = standard_errors(Iterates(n), BandedStrategy(c[None], n))
     return float(np.linalg.norm(moved) * rows.norm()) / math.sqrt(n)
 
@@ -116,35 +109,48 @@ def time_of_noise(C, n, size):
 
 def measure(config, report):
     torch.set_num_threads(1)
-    for n, period in (map(int, cell.split(",")) for cell in config.cells):
-        W, cell, unit = RunningSums(n), {"steps": n, "period": period}, math.sqrt(n)
-        lower, slack = passes_bound(W, period, -(-n // period), 2.0, 3e-4)
-        least = float(lower - slack) / unit
-        names = ("error", "above", "apart", "cpu_s", "ns")
+    for cell in config.cells:
+        n, period = map(int, cell.split(","))
+        one_cell(config, report, n, period)
+
+
+def one_cell(config, report, n, period):
+    W = RunningSums(n)
+    unit = math.sqrt(n)
+    lower, slack = passes_bound(W, period, -(-n // period), 2.0, 3e-4)
+    least = float(lower - slack) / unit
+
+    def row(strategy, error, above=None, apart=None, cpu_s=None, ns=None):
         report.row(
-            "recalled", **cell, strategy="at least", **{**dict.fromkeys(names), "error": least}
+            "recalled",
+            steps=n,
+            period=period,
+            strategy=strategy,
+            error=error,
+            above=above,
+            apart=apart,
+            cpu_s=cpu_s,
+            ns=ns,
         )
-        few = f"{config.buffers} buffers"
-        for name, reach in [(few, 0)] + [
-            (f"{few}, {most} earlier {'pass' if most == 1 else 'passes'} at most", most)
-            for most in config.passes
-        ]:
-            start = time.process_time()
-            if reach:
-                C, rows = recalled_passes(n, period, config.buffers, 2.0, reach)
-            else:
-                C, rows = buffered_passes(W, period, config.buffers, 2.0)
-            spent = time.process_time() - start
-            error = sensitivity(C, Epochs(period)).value * float(rows.norm()) / unit
-            far = sensitivity(C, Separated(period, n)).value if n <= config.searched else math.nan
-            row = {"error": error, "above": error / least - 1, "apart": far, "cpu_s": spent}
-            ns = time_of_noise(C, n, config.size) if n <= config.timed else math.nan
-            report.row("recalled", **cell, strategy=name, **row, ns=ns)
-        for name, make in peers(n, period, config.buffers) if config.peers else ():
-            start = time.process_time()
-            error = toeplitz_error(make(), n, period)
-            row = {"error": error, "above": error / least - 1, "cpu_s": time.process_time() - start}
-            report.row("recalled", **cell, strategy=name, **{**dict.fromkeys(names), **row})
+
+    row("at least", least)
+    for passes in (0, *config.passes):
+        name = f"{config.buffers} buffers"
+        start = time.process_time()
+        if passes:
+            name += f", {passes} earlier {'pass' if passes == 1 else 'passes'} at most"
+            C, rows = recalled_passes(n, period, config.buffers, 2.0, passes)
+        else:
+            C, rows = buffered_passes(W, period, config.buffers, 2.0)
+        seconds = time.process_time() - start
+        error = sensitivity(C, Epochs(period)).value * float(rows.norm()) / unit
+        apart = sensitivity(C, Separated(period, n)).value if n <= config.searched else math.nan
+        ns = time_of_noise(C, n, config.size) if n <= config.timed else math.nan
+        row(name, error, error / least - 1, apart, seconds, ns)
+    for name, make in peers(n, period, config.buffers) if config.peers else ():
+        start = time.process_time()
+        error = toeplitz_error(make(), n, period)
+        row(name, error, error / least - 1, cpu_s=time.process_time() - start)
 
 
 EXPERIMENT = Experiment(measure, Config(), Config(("24,8",), 2, (1,), size=64, peers=False))

@@ -80,35 +80,32 @@ def jax_privacy(n, user: Participation, p=2.0) -> Makers:
         top = jax.lax.stop_gradient(errors.max())
         return top * ((errors / top) ** 128).sum() ** (1 / 128)
 
+    def tensor(make):
+        return torch.tensor(np.asarray(make()), dtype=torch.float64)
+
     worst = jax.numpy.max
     if isinstance(user, Epochs):
         best = partial(dense.optimize, n, epochs=n // user.period)
         made = {"mean": best, "128-norm": partial(best, reduction_fn=power)}
-        made |= {"max": partial(best, reduction_fn=worst)} if n <= 128 else {}  # ten minutes at 512
+        if n <= 128:  # ten minutes at 512
+            made["max"] = partial(best, reduction_fn=worst)
     elif user == ONCE:
         best = partial(dense.optimize, n)
+        buffered = partial(buffered_toeplitz.optimize, n=n, error="max")
         made = {"dense, mean": best, "dense, max": partial(best, reduction_fn=worst)}
         made["dense, 128-norm"] = partial(best, reduction_fn=power)
-        made["buffered Toeplitz"] = lambda: buffered_toeplitz.optimize(
-            n=n, error="max"
-        ).materialize(n)
+        made["buffered Toeplitz"] = lambda: buffered().materialize(n)
     else:
         asked = {"bands": user.gap, "reduction_fn": jax.numpy.mean if p == 2 else worst}
         row = partial(toeplitz.optimize_banded_toeplitz, n, **asked)
-        columns = partial(banded.optimize, n, max_optimizer_steps=500, **asked)
+        asked["max_optimizer_steps"] = 500
+        columns = partial(banded.optimize, n, **asked)
         made = {"banded, column-normalised": lambda: columns().materialize()}
         made["banded Toeplitz"] = lambda: toeplitz.materialize_lower_triangular(row(), n)
         if n % user.gap == 0:
-            best = partial(
-                dense.optimize, n, epochs=n // user.gap, max_optimizer_steps=500, **asked
-            )
+            best = partial(dense.optimize, n, epochs=n // user.gap, **asked)
             made["dense banded"] = partial(best, equal_norm=True)
-    return {
-        f"jax-privacy, {name}": lambda make=make: torch.tensor(
-            np.asarray(make()), dtype=torch.float64
-        )
-        for name, make in made.items()
-    }
+    return {f"jax-privacy, {name}": partial(tensor, make) for name, make in made.items()}
 
 
 def opake(n, user: Separated) -> Makers:
@@ -120,12 +117,8 @@ def opake(n, user: Separated) -> Makers:
         return {}
 
     def toeplitz(strategy):
-        c = (
-            strategy.coefficients(n_steps=n, min_sep=user.gap, max_participations=user.times)
-            .double()
-            .cpu()
-        )
-        c = torch.nn.functional.pad(c, (0, n - len(c)))
+        c = strategy.coefficients(n_steps=n, min_sep=user.gap, max_participations=user.times)
+        c = torch.nn.functional.pad(c.double().cpu(), (0, n - len(c)))
         age = torch.arange(n)[:, None] - torch.arange(n)
         return c[age.clamp_min(0)].tril()
 
@@ -171,35 +164,36 @@ def together(report, table, cell, W, user: Participation, bounds, made: Makers):
 def separated(config, report, cell: dict[str, int]):
     """A row for each norm and strategy."""
     n, gap, times = cell.values()
-    W, user = Iterates(n).dense(), Separated(gap, times)
+    W = Iterates(n).dense()
+    user = Separated(gap, times)
     for norm in ("rms", "largest"):
-        p, unit = NORMS[norm], n**0.5 if norm == "rms" else 1.0
+        p = NORMS[norm]
+        unit = n**0.5 if norm == "rms" else 1.0
         start = time.process_time()
         found = factorization.factorize_separated(W, gap, times, p)
         own = time.process_time() - start
         least = found.certificate.lower / unit
-        report.row(
-            "separated",
-            **cell,
-            norm=norm,
-            strategy="at least",
-            error=least,
-            above=None,
-            cpu_seconds=None,
-        )
+        bound = {"error": least, "above": None, "cpu_seconds": None}
+        report.row("separated", **cell, norm=norm, strategy="at least", **bound)
         factors = {
             "torchdp, fixed epochs": partial(factorization.factorize_epochs, W, gap, p),
             "torchdp, one participation": partial(factorization.factorize, W, p),
         }
         made = {"torchdp": found.strategy.dense, **_causal(W, factors)}
         made["independent"] = partial(torch.eye, n, dtype=torch.float64)
-        made |= jax_privacy(n, user, p) | opake(n, user) if config.peers else {}
+        if config.peers:
+            made |= jax_privacy(n, user, p) | opake(n, user)
         for name, make in made.items():
             errors, seconds = judged(make, W, user)
-            above = errors[norm] / float(least) - 1
-            spent = own if name == "torchdp" else seconds
-            row = {"error": errors[norm], "above": above, "cpu_seconds": spent}
-            report.row("separated", **cell, norm=norm, strategy=name, **row)
+            report.row(
+                "separated",
+                **cell,
+                norm=norm,
+                strategy=name,
+                error=errors[norm],
+                above=errors[norm] / float(least) - 1,
+                cpu_seconds=own if name == "torchdp" else seconds,
+            )
 
 
 def measure(config, report):
@@ -210,21 +204,24 @@ def measure(config, report):
         bounds = {name: factorization.factorize(W, p, tol=tol) for name, p in NORMS.items()}
         made = for_once(W, tol, ("torchdp, gamma_2", "torchdp, gamma_F"))
         made |= _causal(W, {"square root": partial(factorization.square_root, n)})
-        made |= jax_privacy(n, ONCE) if config.peers else {}
+        if config.peers:
+            made |= jax_privacy(n, ONCE)
         together(report, "once", {"steps": n}, W, ONCE, bounds, made)
-    for steps, epochs in (map(int, cell.split(",")) for cell in config.epochs):
-        W, user = Iterates(steps).dense(), Epochs(steps // epochs)
-        best = {
-            name: partial(factorization.factorize_epochs, W, user.period, p, tol)
-            for name, p in NORMS.items()
-        }
+    for cell in config.epochs:
+        steps, epochs = map(int, cell.split(","))
+        W = Iterates(steps).dense()
+        user = Epochs(steps // epochs)
+        factorize = partial(factorization.factorize_epochs, W, user.period, tol=tol)
+        best = {name: partial(factorize, p=p) for name, p in NORMS.items()}
         ours = {"torchdp, largest error": best["largest"], "torchdp, root mean square": best["rms"]}
         names = "for one epoch, largest error", "for one epoch, root mean square"
         made = _causal(W, ours) | for_once(W, tol, names)
-        made |= jax_privacy(steps, user) if config.peers else {}
+        if config.peers:
+            made |= jax_privacy(steps, user)
         bounds = {name: make() for name, make in best.items()}
         together(report, "epochs", {"steps": steps, "epochs": epochs}, W, user, bounds, made)
-    for n, gap, times in (map(int, cell.split(",")) for cell in config.separated):
+    for cell in config.separated:
+        n, gap, times = map(int, cell.split(","))
         separated(config, report, {"steps": n, "gap": gap, "times": times})
 
 

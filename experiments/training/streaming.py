@@ -16,6 +16,7 @@ Time: 5 minutes; --smoke in seconds.
 import resource
 import time
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 import torch
@@ -35,47 +36,46 @@ class Config:
     measured: int = 5  # of each but the last, whose steps are all measured
 
 
+def nanoseconds(step, times, size, name="torch.randn"):
+    """Of a step and a number."""
+    progress = tqdm(range(times), name, disable=None)
+    begun = time.perf_counter()
+    for _ in progress:
+        step()
+    return (time.perf_counter() - begun) / times / size * 1e9
+
+
 def measure(config, report):
     gradient = torch.zeros(config.size)
     c = torch.as_tensor(banded_toeplitz(np.ones(config.steps, np.float32), 4, 2.0))
-    age = torch.arange(config.steps)[:, None] - torch.arange(config.steps)
-    banded = torch.where((age >= 0) & (age < 4), c[age.clamp(0, 3)], 0.0)
+    steps = torch.arange(config.steps)
+    age = steps[:, None] - steps
     strategies = {
         "independent": torch.eye(config.steps, dtype=torch.float64),
-        "4 bands": banded,
+        "4 bands": torch.where((age >= 0) & (age < 4), c[age.clamp(0, 3)], 0.0),
         "4 buffers": factorize_buffered(RunningSums(config.steps), 4, 2.0).strategy,
     }
-    begun = time.perf_counter()
-    for _ in range(config.measured):
-        gradient.normal_()
-    normals = (time.perf_counter() - begun) / config.measured / config.size * 1e9
-    report.row(
-        "streaming",
-        noise="torch.randn, float32",
-        steps=config.measured,
-        state_bytes=0,
-        ns=normals,
-        ratio=1.0,
-        peak_bytes=None,
-    )
-    for name, strategy in strategies.items():
-        noise = CorrelatedNoise(strategy.to(gradient.device), config.size, 1.0)
-        steps = config.steps if name == "4 buffers" else config.measured
-        begun = time.perf_counter()
-        for _ in tqdm(range(steps), name, disable=None):
-            noise(gradient)
-        spent = (time.perf_counter() - begun) / steps / config.size * 1e9
-        state = noise.secret_state()["past"].numel() * 4 / config.size
-        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 / config.size
+
+    def row(noise, steps, ns, state=0, peak=None):
         report.row(
             "streaming",
-            noise=name,
+            noise=noise,
             steps=steps,
             state_bytes=state,
-            ns=spent,
-            ratio=spent / normals,
+            ns=ns,
+            ratio=ns / normals,
             peak_bytes=peak,
         )
+
+    normals = nanoseconds(gradient.normal_, config.measured, config.size)
+    row("torch.randn, float32", config.measured, normals)
+    for name, strategy in strategies.items():
+        noise = CorrelatedNoise(strategy.to(gradient.device), config.size, 1.0)
+        times = config.steps if name == "4 buffers" else config.measured
+        ns = nanoseconds(partial(noise, gradient), times, config.size, name)
+        state = noise.secret_state()["past"].numel() * 4 / config.size
+        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 / config.size
+        row(name, times, ns, state, peak)
         del noise
 
 

@@ -9,11 +9,13 @@ import side
 
 def program(n):
     def work():
-        X, t = cp.Variable((2 * n, 2 * n), PSD=True), cp.Variable()
+        X = cp.Variable((2 * n, 2 * n), PSD=True)
+        t = cp.Variable()
         problem = cp.Problem(cp.Minimize(t), [X[:n, n:] == np.tri(n), cp.diag(X) <= t])
         problem.solve(solver="SCS", eps=1e-5, max_iters=20_000)
         values, vectors = np.linalg.eigh(X.value[n:, n:])
-        return (vectors * np.sqrt(np.maximum(values, 1e-12))).T
+        roots = np.sqrt(np.maximum(values, 1e-12))
+        return (vectors * roots).T
 
     return work
 

@@ -15,26 +15,32 @@ def sampled(multiplier, chance, times, delta):
 
 
 def bits(users, epsilon, delta, instances):
-    """Poisson noise, since nothing else here has the law of shuffled bits: each count against the
-    one moved by one.
-    """
+    """Poisson noise, the only one here with shuffled bits' distribution; a count moves by one."""
 
     def spent(mean):
-        k = np.arange(max(1, int(mean - 12 * mean**0.5)), int(mean + 12 * mean**0.5))
-        law = poisson.logpmf(k, mean)
-        one, other = (dict(zip((k + move).tolist(), law.tolist(), strict=True)) for move in (0, 1))
-        made = pld.from_two_probability_mass_functions(
-            one, other, pessimistic_estimate=True, symmetric=False
+        reach = 12 * mean**0.5
+        k = np.arange(max(1, int(mean - reach)), int(mean + reach))
+        logs = poisson.logpmf(k, mean).tolist()
+        losses = pld.from_two_probability_mass_functions(
+            dict(zip(k.tolist(), logs, strict=True)),
+            dict(zip((k + 1).tolist(), logs, strict=True)),
+            pessimistic_estimate=True,
+            symmetric=False,
         )
-        return made.self_compose(instances).get_delta_for_epsilon(epsilon)
+        return losses.self_compose(instances).get_delta_for_epsilon(epsilon)
 
     def work():
-        low, high = 2.0, 4.0
+        low = 2.0
+        high = 4.0
         while spent(high) > delta:
-            low, high = high, 4 * high
+            low = high
+            high *= 4
         while high > low * (1 + 1e-3):
             middle = (low * high) ** 0.5
-            low, high = (low, middle) if spent(middle) <= delta else (middle, high)
+            if spent(middle) <= delta:
+                high = middle
+            else:
+                low = middle
         return high**0.5
 
     return work

@@ -6,24 +6,36 @@ from multi_freq_ldpy.pure_frequency_oracles import GRR, SS, UE
 
 
 def randomized_response(n, k, epsilon):
+    def reports(x):
+        return [GRR.GRR_Client(value, k, epsilon) for value in x]
+
     x = side.crowd(n, k)
-    return lambda: {
-        "mended": GRR.GRR_Aggregator_MI([GRR.GRR_Client(v, k, epsilon) for v in x], k, epsilon)
-    }, lambda: np.bincount([GRR.GRR_Client(0, k, epsilon) for _ in range(n)], minlength=k)
+    return (
+        lambda: {"mended": GRR.GRR_Aggregator_MI(reports(x), k, epsilon)},
+        lambda: np.bincount(reports([0] * n), minlength=k),
+    )
 
 
 def unary_encoding(n, k, epsilon):
+    def reports(x):
+        return [UE.UE_Client(value, k, epsilon, True) for value in x]
+
     x = side.crowd(n, k)
-    return lambda: {
-        "mended": UE.UE_Aggregator_MI([UE.UE_Client(v, k, epsilon, True) for v in x], epsilon, True)
-    }, lambda: sum(UE.UE_Client(0, k, epsilon, True) for _ in range(n))
+    return (
+        lambda: {"mended": UE.UE_Aggregator_MI(reports(x), epsilon, True)},
+        lambda: sum(reports([0] * n)),
+    )
 
 
 def subset_selection(n, k, epsilon):
+    def reports(x):
+        return [SS.SS_Client(value, k, epsilon) for value in x]
+
     x = side.crowd(n, k)
-    return lambda: {
-        "mended": SS.SS_Aggregator_MI([SS.SS_Client(v, k, epsilon) for v in x], k, epsilon)
-    }, lambda: sum(np.bincount(SS.SS_Client(0, k, epsilon), minlength=k) for _ in range(n))
+    return (
+        lambda: {"mended": SS.SS_Aggregator_MI(reports(x), k, epsilon)},
+        lambda: np.bincount(np.concatenate(reports([0] * n)), minlength=k),
+    )
 
 
 if __name__ == "__main__":

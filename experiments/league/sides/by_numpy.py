@@ -7,7 +7,8 @@ import side
 
 
 def response(n, k, epsilon):
-    counts, rng = side.counts(n, k), np.random.default_rng()
+    counts = side.counts(n, k)
+    rng = np.random.default_rng()
     q = 1 / (math.exp(epsilon) + k - 1)
 
     def work():

@@ -5,6 +5,7 @@ layers.
 import numpy as np
 import side
 import torch
+from network import module
 from opacus.accountants import PRVAccountant
 from opacus.grad_sample import GradSampleModuleFastGradientClipping
 from opacus.optimizers.optimizer_fast_gradient_clipping import DPOptimizerFastGradientClipping
@@ -21,25 +22,18 @@ def sampled(multiplier, chance, times, delta):
 
 
 def step(n, d, hidden, classes, bound):
-    numbers, x, y = side.network(n, d, hidden, classes)
-    layers = torch.nn.Sequential(
-        torch.nn.Linear(d, hidden), torch.nn.ReLU(), torch.nn.Linear(hidden, classes)
-    )
-    for parameter, values in zip(layers.parameters(), numbers, strict=True):
-        parameter.data = torch.from_numpy(values)
-    x = torch.from_numpy(x)
-    y = torch.from_numpy(y)
+    layers, x, y = module(n, d, hidden, classes)
     model = GradSampleModuleFastGradientClipping(
         layers, max_grad_norm=bound, use_ghost_clipping=True, loss_reduction="sum"
     )
     plain = torch.optim.SGD(model.parameters(), lr=0.1)
-    options = {
-        "noise_multiplier": 1.0,
-        "max_grad_norm": bound,
-        "expected_batch_size": n,
-        "loss_reduction": "sum",
-    }
-    optimizer = DPOptimizerFastGradientClipping(plain, **options)
+    optimizer = DPOptimizerFastGradientClipping(
+        plain,
+        noise_multiplier=1.0,
+        max_grad_norm=bound,
+        expected_batch_size=n,
+        loss_reduction="sum",
+    )
     entropy = torch.nn.CrossEntropyLoss(reduction="sum")
     loss = DPLossFastGradientClipping(model, optimizer, entropy, loss_reduction="sum")
 

@@ -10,21 +10,24 @@ dp.enable_features("contrib")
 
 
 def randomized_response(n, k, epsilon):
-    x, own = side.crowd(n, k).tolist(), math.exp(epsilon) / (math.exp(epsilon) + k - 1)
+    x = side.crowd(n, k).tolist()
+    own = math.exp(epsilon) / (math.exp(epsilon) + k - 1)
     respond = dp.m.make_randomized_response(list(range(k)), own)
     other = (1 - own) / (k - 1)
 
-    def heard(values):
+    def reports(values):
         return np.bincount([respond(value) for value in values], minlength=k)
 
-    return (lambda: {"raw": (heard(x) / n - other) / (own - other)}), lambda: heard([0] * n)
+    def work():
+        return {"raw": (reports(x) / n - other) / (own - other)}
+
+    return work, lambda: reports([0] * n)
 
 
 def calibrated(space, d_in, epsilon, delta):
     def make(scale):
-        return dp.c.make_fix_delta(
-            dp.c.make_zCDP_to_approxDP(dp.m.make_gaussian(*space, scale=scale)), delta
-        )
+        noise = dp.m.make_gaussian(*space, scale=scale)
+        return dp.c.make_fix_delta(dp.c.make_zCDP_to_approxDP(noise), delta)
 
     return dp.binary_search_param(make, d_in, (epsilon, delta))
 

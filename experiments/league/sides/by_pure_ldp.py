@@ -12,20 +12,23 @@ from pure_ldp.frequency_oracles.unary_encoding import UEClient, UEServer
 
 def frequencies(client, server, support=None, **options):
     def row(n, k, epsilon):
-        x, same = side.crowd(n, k), {"index_mapper": lambda value: value}
+        x = side.crowd(n, k)
+        same = {"index_mapper": lambda value: value}
         asks = {"hash_funcs": None} if client is HadamardResponseClient else options
-        user, analyst = client(epsilon, k, **asks, **same), server(epsilon, k, **options, **same)
+        user = client(epsilon, k, **asks, **same)
+        analyst = server(epsilon, k, **options, **same)
 
         def work():
             analyst.reset()
             for value in x:
                 analyst.aggregate(user.privatise(value))
-            return {"raw": np.array(analyst.estimate_all(range(k), suppress_warnings=True)) / n}
+            counts = analyst.estimate_all(range(k), suppress_warnings=True)
+            return {"raw": np.array(counts) / n}
 
-        def heard():
+        def reports():
             return sum(support(user.privatise(0), k) for _ in range(n))
 
-        return (work, heard) if support else work
+        return (work, reports) if support else work
 
     return row
 

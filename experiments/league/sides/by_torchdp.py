@@ -3,6 +3,7 @@
 import numpy as np
 import side
 import torch
+from network import module
 
 from torchdp import privacy, queries, regression, shuffle, workloads
 from torchdp.factorization import factorize, factorize_epochs
@@ -22,19 +23,16 @@ from torchdp.training.clipping import Clipper
 
 def frequencies(kind):
     def row(n, k, epsilon):
-        x, alike, oracle = (
-            torch.from_numpy(side.crowd(n, k)),
-            torch.zeros(n, dtype=torch.long),
-            kind(k, epsilon),
-        )
+        x = torch.from_numpy(side.crowd(n, k))
+        oracle = kind(k, epsilon)
 
         def work():
             return {"raw": oracle.estimate(x, noise=Noise("cpu")).value}
 
-        def heard():
-            return oracle.collect(alike, noise=Noise("cpu"))["reports"]
+        def reports():
+            return oracle.collect(torch.zeros_like(x), noise=Noise("cpu"))["reports"]
 
-        return work if kind is HadamardResponse else (work, heard)
+        return work if kind is HadamardResponse else (work, reports)
 
     return row
 
@@ -71,24 +69,27 @@ def ridge(n, d, epsilon, delta):
 
 
 def response(n, k, epsilon):
-    oracle, counts = RandomizedResponse(k, epsilon), torch.from_numpy(side.counts(n, k))
+    oracle = RandomizedResponse(k, epsilon)
+    counts = torch.from_numpy(side.counts(n, k))
     generator = torch.Generator()
     generator.seed()
     return lambda: oracle.sample_estimate(counts, generator=generator, sample_shape=()).value
 
 
 def thresholds(n, k, epsilon):
-    x, asked = torch.from_numpy(side.crowd(n, k)), workloads.prefix(k)
+    x = torch.from_numpy(side.crowd(n, k))
+    W = workloads.prefix(k)
 
     def work():
-        best = queries.choose(asked, n, epsilon, objective=Objective.MEAN).best
+        best = queries.choose(W, n, epsilon, objective=Objective.MEAN).best
         return torch.stack([best.estimate(x, noise=Noise("cpu")).value for _ in range(10)])
 
     return work
 
 
 def vectors(n, d, epsilon):
-    x, randomizer = torch.from_numpy(side.spheres(n, d)), PrivUnit(d, epsilon)
+    x = torch.from_numpy(side.spheres(n, d))
+    randomizer = PrivUnit(d, epsilon)
     return lambda: randomizer.estimate(x, noise=Noise("cpu")).value
 
 
@@ -102,14 +103,7 @@ def bits(users, epsilon, delta, instances):
 
 
 def step(n, d, hidden, classes, bound):
-    numbers, x, y = side.network(n, d, hidden, classes)
-    layers = torch.nn.Sequential(
-        torch.nn.Linear(d, hidden), torch.nn.ReLU(), torch.nn.Linear(hidden, classes)
-    )
-    for parameter, values in zip(layers.parameters(), numbers, strict=True):
-        parameter.data = torch.from_numpy(values)
-    x, y = torch.from_numpy(x), torch.from_numpy(y)
-
+    layers, x, y = module(n, d, hidden, classes)
     clipper = Clipper(layers, torch.nn.functional.cross_entropy)
 
     def total(x, y):
@@ -123,10 +117,9 @@ def step(n, d, hidden, classes, bound):
 def consistent(n, size, sigma):
     _, noisy = side.marginals(n, size, sigma)
     cells = np.eye(size**3).reshape(size, size, size, -1)
-    asked = np.concatenate(
-        [cells.sum(({*range(3)} - {*pair}).pop()).reshape(size**2, -1) for pair in side.PAIRS]
-    )
-    W, answers = torch.from_numpy(asked), torch.from_numpy(noisy / n).flatten()
+    sums = [cells.sum(axis).reshape(size**2, -1) for axis in side.SUMMED]
+    W = torch.from_numpy(np.concatenate(sums))
+    answers = torch.from_numpy(noisy / n).flatten()
 
     def work():
         h, _ = nearest_histogram(W.mT @ W, answers @ W, 1e-9 * len(W))

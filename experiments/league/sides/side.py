@@ -49,18 +49,16 @@ def spheres(n, d):
 
 
 PAIRS = ((0, 1), (1, 2), (0, 2))  # attributes whose joint counts are asked
+SUMMED = (2, 0, 1)  # the attribute that a pair lacks
 
 
 def marginals(n, size, sigma):
-    """Counts of n people in all pairs of three attributes of so many values: true, and with noise;
-    (3, size^2).
-    """
+    """Counts of n people in all pairs of three attributes: true, and with noise; (3, size^2)."""
     rng = np.random.default_rng(4)
     chance = rng.gamma(0.3, size=(size, size, size))
     cells = rng.multinomial(n, (chance / chance.sum()).ravel()).reshape(size, size, size)
-    true = np.stack([cells.sum(({*range(3)} - {*pair}).pop()).ravel() for pair in PAIRS]).astype(
-        float
-    )
+    # an attribute outside of the pair is summed out
+    true = np.stack([cells.sum(axis).ravel() for axis in SUMMED]).astype(float)
     return true, true + sigma * rng.standard_normal(true.shape)
 
 
@@ -68,17 +66,18 @@ def network(n, d, hidden, classes):
     """Weights and biases of two layers, float32, and n examples with labels."""
     rng = np.random.default_rng(5)
     shapes = ((hidden, d), (hidden,), (classes, hidden), (classes,))
-    parameters = [
-        (rng.standard_normal(shape) / shape[-1] ** 0.5).astype(np.float32) for shape in shapes
-    ]
-    return parameters, rng.standard_normal((n, d)).astype(np.float32), rng.integers(classes, size=n)
+    parameters = []
+    for shape in shapes:
+        values = rng.standard_normal(shape) / shape[-1] ** 0.5
+        parameters.append(values.astype(np.float32))
+    x = rng.standard_normal((n, d)).astype(np.float32)
+    return parameters, x, rng.integers(classes, size=n)
 
 
 def measured(work: Callable[[], object]):
-    """Processor seconds of one call, MiB by which memory grew at its highest, and what it
-    returned.
-    """
-    before, marks = None, Path("/proc/self/clear_refs")
+    """Processor seconds of one call, MiB by which memory grew at most, and what it returned."""
+    before = None
+    marks = Path("/proc/self/clear_refs")
     if marks.exists():
         ctypes.CDLL(None).malloc_trim(0)  # what the allocator keeps for later would hide growth
         marks.write_text("5")  # the highest mark starts again from what is held now
@@ -105,9 +104,12 @@ def calls(made):
 
 def longest(total, x, y):
     """Norms of the sums of eight examples, each alone."""
-    return lambda: [
-        float(np.linalg.norm(total(x[i : i + 1], y[i : i + 1]).astype(float))) for i in range(8)
-    ]
+
+    def norms():
+        sums = [total(x[i : i + 1], y[i : i + 1]) for i in range(8)]
+        return [float(np.linalg.norm(gradient.astype(float))) for gradient in sums]
+
+    return norms
 
 
 def main(package, rows: dict[str, Callable]):
