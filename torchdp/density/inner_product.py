@@ -53,7 +53,7 @@ def random_signs(shape: tuple[int, ...], generator: torch.Generator) -> Tensor:
 @cache
 def _sylvester(size: int) -> Tensor:
     """H/sqrt(D)."""
-    return torch.from_numpy(hadamard(size).astype(np.float64) / math.sqrt(size))
+    return torch.from_numpy(hadamard(size, np.float64) / math.sqrt(size))
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,9 @@ H (d, N) the matrix of the form ||H z||^2, y (N,) the diagonal that bounds it.
 import math
 from collections.abc import Callable, Iterator
 
+import numpy as np
 import torch
+from scipy.linalg import hadamard
 from torch import Tensor
 
 from torchdp.factorization.certificates.certificate import conjugate, power_norm
@@ -157,12 +159,7 @@ def _best_split(h: Tensor, groups: Groups) -> tuple[Tensor, float]:
 def hadamard_signs(n: int) -> Tensor:
     """(2^k, n) entries +-1 whose columns are orthogonal, 2^k >= n: Sylvester's matrix, cut."""
     size = 1 << (n - 1).bit_length()
-    rows = torch.ones(1, 1, dtype=torch.float64)
-    while len(rows) < size:
-        upper = torch.cat([rows, rows], 1)
-        lower = torch.cat([rows, -rows], 1)
-        rows = torch.cat([upper, lower])
-    return rows[:, :n]
+    return torch.from_numpy(hadamard(size, np.float64))[:, :n]
 
 
 def rounded(directions: Tensor, radius: Tensor, groups: Groups, count: int) -> Tensor:

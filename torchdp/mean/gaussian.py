@@ -120,8 +120,7 @@ class MeanProtocol(PointsProtocol):
         # Normal noise: of a local mean's sums by the central limit.
         Z = Simulated(generator).normal((count, root.shape[1])) @ root.mT
         # Around any point, since <Z, point> is of mean 0; from this one h_K varies less.
-        centroid = self.domain.spanning().mean(0)
-        widths = self.domain.supports(Z, centroid)
+        widths = self.domain.supports(Z, self.domain.spanning().mean(0))
         square = float(widths.mean())
         plain = self.error(n, 2.0).floor
         if square >= plain**2:
@@ -135,8 +134,7 @@ class MeanProtocol(PointsProtocol):
         return self.validate_summary(summary).mean
 
     def predicted_mse(self, summary: Crowd) -> Tensor:
-        n = self.validate_summary(summary).n
-        return self.noise_root(n).square().sum(-1)
+        return self.noise_root(self.validate_summary(summary).n).square().sum(-1)
 
     def worst_mse(self, n: Users, objective: Objective = Objective.WORST) -> Tensor:
         """The same for all data."""
