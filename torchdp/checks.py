@@ -25,6 +25,7 @@ INTEGERS = (torch.int8, torch.uint8, torch.int16, torch.int32, torch.int64)
 def positive(name: str, value: float) -> float:
     """``value`` as a finite float > 0. Raises ValueError."""
     number = _number(name, value)
+    # "not within", here and below: NaN fails every comparison.
     if not 0 < number < math.inf:
         raise ValueError(f"{name} must be a finite number > 0, not {value!r}")
     return number
@@ -44,6 +45,7 @@ def squarable(name: str, value: float, power: int = 2) -> float:
     Raises ValueError.
     """
     number = positive(name, value)
+    # The power is then at most LARGEST^2, and that of the inverse at least its inverse.
     largest = LARGEST ** (2 / power)
     if not 1 / largest <= number <= largest:
         raise ValueError(
@@ -138,6 +140,7 @@ def shaped(
     wanted = [size for size in sizes if size is not ...]
     extra = len(actual) - len(wanted)
     fits = extra == 0 or (extra > 0 and ... in sizes)
+    # From the last size on: what ``...`` stands for comes first.
     for want, size in zip(reversed(wanted), reversed(actual), strict=False):
         if isinstance(want, str):
             fits = fits and size == known.setdefault(want, size) and (size > 0 or empty)
@@ -289,6 +292,7 @@ def read(*numbers: Tensor) -> list[float]:
     """Numbers, each a tensor () of one device, as floats: the device is waited for once."""
     if not numbers:
         return []
+    # Each read of a device waits for it: one for all.
     return torch.stack([number.double() for number in numbers]).tolist()
 
 
@@ -304,6 +308,7 @@ def ends(*values: Tensor) -> list[tuple[float, float]]:
 
 def finite(**values: Tensor) -> list[tuple[float, float]]:
     """``ends`` of these real tensors. Raises ValueError, by their names, for NaN and infinity."""
+    # The ends are NaN where one entry is.
     pairs = ends(*values.values())
     for name, (low, high) in zip(values, pairs, strict=True):
         if not (math.isfinite(low) and math.isfinite(high)):
@@ -348,36 +353,36 @@ def typed(name: str, value: object, *dtypes: torch.dtype, note: str = "") -> Ten
     raise TypeError(f"{name} must be a tensor of {kinds}{note}, not {actual}")
 
 
-def validated(made: object, *names: str) -> None:
+def validated(record: object, *names: str) -> None:
     """Computes these properties of an object, so that what they refuse is refused here.
 
     names: such as "a" or "a.b".
     """
     for name in names:
-        operator.attrgetter(name)(made)
+        operator.attrgetter(name)(record)
 
 
-def own(made: Any) -> None:
+def own(record: Any) -> None:
     """A frozen dataclass's tensors become copies.
 
     Whoever gave them may change theirs, and moves no guarantee.
     """
-    for field in dataclasses.fields(made):
-        value = getattr(made, field.name, None)
+    for field in dataclasses.fields(record):
+        value = getattr(record, field.name, None)
         if isinstance(value, Tensor):
-            object.__setattr__(made, field.name, value.clone())
+            object.__setattr__(record, field.name, value.clone())
         elif isinstance(value, tuple | list) and any(isinstance(part, Tensor) for part in value):
             parts = tuple(part.clone() if isinstance(part, Tensor) else part for part in value)
-            object.__setattr__(made, field.name, parts)
+            object.__setattr__(record, field.name, parts)
 
 
-def keep(made: Any, **checked: Callable[[str, Any], Any]) -> None:
+def keep(record: Any, **checked: Callable[[str, Any], Any]) -> None:
     """Each field named of a frozen dataclass becomes what its check returns.
 
     checked: called with the name and the value.
     """
     for name, check in checked.items():
-        object.__setattr__(made, name, check(name, getattr(made, name)))
+        object.__setattr__(record, name, check(name, getattr(record, name)))
 
 
 def dense(name: str, value: Tensor) -> Tensor:
@@ -491,6 +496,7 @@ def people(name: str, value: int | Tensor, least: int, most: int = MOST) -> int 
 
 def at(wrong: Tensor) -> str:
     """Where a batch is wrong, by its mask (*batch): the first index; "" of no batch."""
+    # The place alone: entries may be data.
     return f" at batch index {tuple(wrong.nonzero()[0].tolist())}" if wrong.ndim else ""
 
 
@@ -502,6 +508,7 @@ def users(name: str, value: Tensor, k: int, most: float = MOST) -> Tensor:
     if dense(name, value).dtype == torch.bool:
         raise TypeError(f"{name} must hold numbers of users, not {value.dtype}")
     value = shaped(name, real(name, value), ..., k)
+    # A row whose largest number is 0 has no users.
     entries, fullest = finite(**{name: value, f"rows of {name}": value.amax(-1)})
     if entries[0] < 0 or entries[1] > most or not fullest[0]:
         wrong = ((value < 0) | (value > most)).any(-1) | ~value.any(-1)

@@ -142,11 +142,13 @@ class Draws(ABC):
             root = 1 + z / (9 * own_d).sqrt()
             v = root.clamp_min(0) ** 3
             # v = 0 is refused: its logarithm is -inf
-            kept = -self.exponential(size) < z * z / 2 + own_d * (1 - v + v.log())
+            log_ratio = z * z / 2 + own_d * (1 - v + v.log())
+            kept = -self.exponential(size) < log_ratio
             result[where] = torch.where(kept, own_d * v, 0.0)
             where = where[~kept]
         low = (a < 1).nonzero()[:, 0]
-        result[low] *= (-self.exponential((len(low),)) / a[low]).exp()
+        exponents = -self.exponential((len(low),)) / a[low]
+        result[low] *= exponents.exp()
         return result.view(shape.shape)
 
     def binomial(self, counts: Tensor, probability: Tensor | float) -> Tensor:
@@ -256,10 +258,9 @@ class Simulated(Draws):
 
     def binomial(self, counts: Tensor, probability: Tensor | float) -> Tensor:
         chance = torch.as_tensor(probability, dtype=torch.float64, device=counts.device)
-        both = torch.broadcast_tensors(counts.double(), chance)
-        n = both[0].contiguous()
-        p = both[1].contiguous()
-        return torch.binomial(n, p, generator=self.generator).to(torch.int64)
+        n, p = torch.broadcast_tensors(counts.double(), chance)
+        hits = torch.binomial(n.contiguous(), p.contiguous(), generator=self.generator)
+        return hits.to(torch.int64)
 
     def _few(self, rate: Tensor) -> Tensor:
         return torch.poisson(rate, generator=self.generator).to(torch.int64)

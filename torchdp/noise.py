@@ -83,6 +83,7 @@ class SeededNoise(Noise):
             raise TypeError(f"seed must be an int, not {type(seed).__name__}")
         super().__init__(device)
         self.seed = seed
+        # Hashed, so that neighbouring seeds have unrelated keys.
         key = hashlib.shake_256(b"torchdp seeded noise %d" % seed).digest(32)
         self._stream = Stream(key_of(key, self.device))
         self._lock = threading.Lock()

@@ -94,7 +94,9 @@ class RoundedNormal:
     @property
     def variance(self) -> float:
         """Of the distribution: sigma^2 + step^2/12, where sigma is a step or more to 1e-7 of it."""
-        return self.step**2 * sum(apart**2 * guide.variance for apart, guide in self._pieces("cpu"))
+        return self.step**2 * sum(
+            stride**2 * guide.variance for stride, guide in self._pieces("cpu")
+        )
 
     def draw(self, shape: tuple[int, ...], draws: Draws) -> Tensor:
         """R/step, int64, on the device of ``draws``.
@@ -105,8 +107,8 @@ class RoundedNormal:
         out = torch.empty(math.prod(shape), dtype=torch.int64, device=draws.device)
         (_, first), *others = self._pieces(str(draws.device))
         first.fill(out, draws)
-        for apart, guide in others:
-            guide.fill(out, draws, apart)
+        for stride, guide in others:
+            guide.fill(out, draws, stride)
         return out.view(shape)
 
     def added(self, total: Tensor, draws: Draws, shape: tuple[int, ...] = ()) -> Tensor:
@@ -218,31 +220,31 @@ def _pieces(sigma: float, device: str) -> tuple[tuple[int, Guide], ...]:
     if sigma <= ONE_TABLE:
         return ((1, guide(rounded_normal, sigma, device)),)
     two = sigma <= PAIR
-    apart, fine, coarse = split(sigma, MOST_APART if two else PIECE)
+    stride, fine, coarse = split(sigma, MOST_APART if two else PIECE)
     rest = ((1, guide(discrete_normal, coarse, device)),) if two else _discrete(coarse, device)
-    return (1, guide(rounded_normal, fine, device)), *_spread(apart, rest)
+    return (1, guide(rounded_normal, fine, device)), *_spread(stride, rest)
 
 
 def _discrete(sigma: float, device: str) -> tuple[tuple[int, Guide], ...]:
     """Likewise, of a discrete normal."""
     if sigma <= 4 * PIECE:
         return ((1, guide(discrete_normal, sigma, device)),)
-    apart, fine, coarse = split(sigma, PIECE)
+    stride, fine, coarse = split(sigma, PIECE)
     rest = _discrete(coarse, device)
-    return (1, guide(discrete_normal, fine, device)), *_spread(apart, rest)
+    return (1, guide(discrete_normal, fine, device)), *_spread(stride, rest)
 
 
-def _spread(apart: int, pieces: tuple[tuple[int, Guide], ...]) -> list[tuple[int, Guide]]:
+def _spread(stride: int, pieces: tuple[tuple[int, Guide], ...]) -> list[tuple[int, Guide]]:
     """The pieces, their values so many times as far apart."""
-    return [(apart * distance, piece) for distance, piece in pieces]
+    return [(stride * distance, piece) for distance, piece in pieces]
 
 
 @functools.lru_cache(maxsize=128)
-def guide(law: Callable[[Any], Table], parameter: Hashable, device: str) -> Guide:
-    """Of ``law(parameter)``, on a device."""
+def guide(tabulate: Callable[[Any], Table], parameter: Hashable, device: str) -> Guide:
+    """Of ``tabulate(parameter)``, on a device."""
     if device == "cpu":
-        return Guide.of(law(parameter))
-    host = guide(law, parameter, "cpu")
+        return Guide.of(tabulate(parameter))
+    host = guide(tabulate, parameter, "cpu")
     return replace(
         host, high=host.high.to(device), low=host.low.to(device), cells=host.cells.to(device)
     )
@@ -250,10 +252,10 @@ def guide(law: Callable[[Any], Table], parameter: Hashable, device: str) -> Guid
 
 def split(sigma: float, most: int = MOST_APART) -> tuple[int, float, float]:
     """z up to ``most``, s, t with s = 2.25 z and s^2 + z^2 t^2 >= sigma^2, and hardly more."""
-    apart = min(math.ceil(sigma / PIECE), most)
-    fine = SMOOTH * apart
-    coarse = math.sqrt((sigma - fine) * (sigma + fine)) / apart
+    stride = min(math.ceil(sigma / PIECE), most)
+    fine = SMOOTH * stride
+    coarse = math.sqrt((sigma - fine) * (sigma + fine)) / stride
     # exactly: a sigma that rounding made smaller would promise too much
-    while Fraction(fine) ** 2 + apart**2 * Fraction(coarse) ** 2 < Fraction(sigma) ** 2:
+    while Fraction(fine) ** 2 + stride**2 * Fraction(coarse) ** 2 < Fraction(sigma) ** 2:
         coarse = math.nextafter(coarse, math.inf)
-    return apart, fine, coarse
+    return stride, fine, coarse

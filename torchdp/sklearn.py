@@ -66,10 +66,12 @@ class Curated(base.BaseEstimator):
         X = validate_data(self, X, *y, dtype=np.float64, **how)
         if y:
             X, labels = X
+        # torch warns of arrays that it must not write to.
         rows = torch.from_numpy(np.require(X, requirements=["C", "W"]))
         bound = checks.positive("bound", self.bound)
         _warn_beyond("rows", torch.linalg.vector_norm(rows, dim=-1), "bound", bound)
         noise = None
+        # What repeats hides nobody: for tests.
         if self.random_state is not None:
             seed = check_random_state(self.random_state).randint(2**31 - 1)
             noise = SeededNoise(int(seed))
@@ -118,6 +120,7 @@ class PrivateRidge(base.RegressorMixin, Curated):
         _warn_beyond("labels", labels.abs(), "label_bound", self.label_bound)
         constant = rows.new_full((len(rows), int(self.fit_intercept)), self.bound)
         rows = torch.cat([rows, constant, labels[:, None]], 1)
+        # The constant is as large as a row's norm may be: the two together have sqrt 2 of it.
         bound = self.bound * math.sqrt(1 + self.fit_intercept)
         self._released(rows, bound, self.label_bound, noise)
         weights = adaptive_ridge(self.moments_, self.alpha).numpy()

@@ -102,7 +102,8 @@ class RunningSums(Brief):
         stride = self.steps / steps
         rates = self.rates
         if rates is not None:
-            moments = (torch.arange(steps, device=rates.device) + 0.5) * self.steps / steps
+            longer = torch.arange(steps, device=rates.device)
+            moments = (longer + 0.5) * self.steps / steps
             rates = rates[moments.long()]  # those of the middles of the longer steps
         return replace(self, steps=steps, decay=self.decay**stride, rates=rates)
 
@@ -163,7 +164,8 @@ def all_ranges(k: int, *, device: Where = None) -> Workload:
 
 def sign(k: int, *, device: Where = None) -> Workload:
     """W[i, j] = sgn(i - j), of shape (k, k), antisymmetric: ties count nothing."""
-    return Workload("sign", (_differences(k, device).sign().double(),))
+    W = _differences(k, device).sign()
+    return Workload("sign", (W.double(),))
 
 
 def kendall(a: int, b: int, *, device: Where = None) -> Workload:
@@ -187,7 +189,8 @@ def auc(k: int, *, device: Where = None) -> Workload:
     Source: Ghazi et al. (2023), section 5 (AUC as Kendall's tau with a binary coordinate).
     """
     label = sign(2, device=device).factors[0] / 2
-    return Workload("auc", (label, *sign(k, device=device).factors))
+    scores = sign(k, device=device).factors
+    return Workload("auc", (label, *scores))
 
 
 def absolute_difference(k: int, *, spacing: float = 1.0, device: Where = None) -> Workload:
@@ -198,7 +201,8 @@ def absolute_difference(k: int, *, spacing: float = 1.0, device: Where = None) -
 
 def unequal(k: int, *, device: Where = None) -> Workload:
     """Gini's diversity index: W[i, j] = 1[i != j], of shape (k, k)."""
-    return Workload("unequal", ((_differences(k, device) != 0).double(),))
+    W = _differences(k, device) != 0
+    return Workload("unequal", (W.double(),))
 
 
 def parities(d: int, order: int, *, device: Where = None) -> Workload:
@@ -207,7 +211,8 @@ def parities(d: int, order: int, *, device: Where = None) -> Workload:
     Of shape (sets, 2^d).
     """
     sets, bits = _sets("parities", d, order, device)
-    return Workload("parities", (1 - 2 * (sets @ bits.T % 2),))
+    odd = sets @ bits.T % 2
+    return Workload("parities", (1 - 2 * odd,))
 
 
 def marginals(d: int, order: int, *, device: Where = None) -> Workload:

@@ -2,15 +2,16 @@
 to each entry.
 """
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 from laws import generator, uniform
 
 from torchdp.noise import SeededNoise
 from torchdp.pairwise import unequal
-from torchdp.protocol import Crowd, Tally
+from torchdp.protocol import Crowd, Protocol, Tally
 from torchdp.protocol.frames import grouped
-from torchdp.protocol.protocol import in_turn
 from torchdp.protocol.records import combined
 from torchdp.queries import LocalOracle
 from torchdp.randomizers import RandomizedResponse, SubsetSelection
@@ -20,12 +21,13 @@ def test_rows_go_to_their_own_group_in_their_order():
     groups, x = torch.randint(5, (100,), generator=generator()) * 2, torch.arange(100)
     heard = []
 
-    def collect(rows):
+    def collect(rows, draws):
         heard.append(rows)
         return Tally(len(rows), {"first": rows[0], "sum": rows.sum()})
 
     layout = {"first": ((), torch.int64), "sum": ((), torch.int64)}
-    tally = in_turn(collect, layout, x, groups, 11)
+    protocol = SimpleNamespace(layout=layout, collect_unchecked=collect)
+    tally = Protocol.collect_groups(protocol, x, groups, 11, None)
     assert torch.equal(tally["sum"], torch.zeros(11, dtype=torch.int64).index_add(0, groups, x))
     assert (
         all(torch.equal(rows, x[groups == 2 * at]) for at, rows in enumerate(heard))

@@ -193,6 +193,7 @@ def kernel_means(family: Family, x: Tensor, y: Tensor, *, counts: Tensor | None 
 def counted(features: Features, x: Tensor, steps: Tensor, draws: Draws) -> Tensor:
     """What users round to, floor u + Bernoulli(theta): (n, instances) int64."""
     whole, theta = _parts(features.share(x), steps)
+    # ``rounded`` takes the share s of the chance (1 + s)/2.
     return whole + rounded(2 * theta - 1, (), draws)
 
 
@@ -292,6 +293,7 @@ class OfFeatures(Protocol[Crowd]):
         n = alike(crowd.n)
         bound = self.features.bound
         total, squares = self.features.sums(crowd)
+        # A curator adds up the features themselves.
         if self.law.takes_numbers:
             rounding = torch.zeros_like(total)
         elif self.steps is None:
@@ -350,5 +352,6 @@ def moved(features: Features, steps: Tensor | None = None) -> Sensitivity:
         # A number that is zero is no fair coin.
         flips = features.instances
     slack = 2 * ERROR * most**0.5
+    # Chances in [0, 1] move by 1 at most, as floats too.
     change = min((gamma**0.5 + slack) ** 2, most)
     return Sensitivity(features.instances, change, flips, largest)

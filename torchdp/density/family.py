@@ -177,12 +177,14 @@ class Family(Brief, ABC):
     def _points(self, name: str, value: Tensor) -> Tensor:
         value = checks.precise(name, value)
         value = checks.shaped(name, value, ..., "n", self.dimension, empty=True)
+        # NaN would pass any comparison with the domain's ends.
         checks.finite(**{name: value})
         return value
 
 
 def in_ball(name: str, points: Tensor, radius: float, remedy: str) -> Tensor:
     """``points``, if none is farther than ``radius`` from 0, up to rounding. Raises ValueError."""
+    # In float64: SLACK allows for the rounding of the points, not of their norms.
     norms = torch.linalg.vector_norm(points.detach(), dim=-1, dtype=torch.float64)
     if radius < math.inf and len(points) and float(norms.max()) > radius * (1 + SLACK):
         raise ValueError(f"{name} must hold vectors of norm at most {radius:g}; {remedy}")
@@ -243,6 +245,7 @@ class Features(Brief, ABC):
 
     def gamma(self, steps: Tensor) -> float:
         """A bound of sum_j steps_j^2 (f(x)_j - f(x')_j)^2/(4 R^2); steps: (instances,) float64."""
+        # A chance moves by 1 at most, whatever the movement of all together.
         return min(float(steps.max()) ** 2 * self.movement, float(steps.square().sum()))
 
     def most(self, steps: Tensor) -> float:
@@ -305,6 +308,7 @@ class Features(Brief, ABC):
         shape = (2, *crowd.counts.shape[:-1], self.instances)
         total, squares = crowd.values.new_zeros(shape, dtype=torch.float64)
         for f, counts in self.of_crowd(crowd, self.f):
+            # A float32 sum of users loses them from 2^24 on.
             left = f.double()
             total += combined(counts.double(), left)
             squares += combined(counts.double(), left.square())
@@ -372,6 +376,7 @@ class SignFeatures(Features):
         positive = self.over(x)
         for part in self.parts(x):
             total += count(positive(part))
+        # Nothing is drawn: all repetitions have the same ones.
         return total.expand(*shape, self.instances)
 
 

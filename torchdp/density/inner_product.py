@@ -39,7 +39,9 @@ def rotate(x: Tensor, signs: Tensor) -> Tensor:
     signed = x * signs[..., :d].to(x)
     padded = torch.nn.functional.pad(signed, (0, size - d))
     matrix = padded.unflatten(-1, (rows, columns))
-    return (_sylvester(rows).to(x) @ matrix @ _sylvester(columns).to(x)).flatten(-2)
+    left = _sylvester(rows).to(x)
+    right = _sylvester(columns).to(x)
+    return (left @ matrix @ right).flatten(-2)
 
 
 def random_signs(shape: tuple[int, ...], generator: torch.Generator) -> Tensor:
@@ -51,7 +53,7 @@ def random_signs(shape: tuple[int, ...], generator: torch.Generator) -> Tensor:
 @cache
 def _sylvester(size: int) -> Tensor:
     """H/sqrt(D)."""
-    return torch.from_numpy(hadamard(size).astype(np.float64) / math.sqrt(size))
+    return torch.from_numpy(hadamard(size, np.float64) / math.sqrt(size))
 
 
 @dataclass(frozen=True)
@@ -215,12 +217,14 @@ class InnerProductRotated(InnerProductFamily):
 
     @property
     def bound(self) -> float:
+        # No coordinate is beyond 1: a rotation keeps the norm.
         return min(1.0, self.width / math.sqrt(self.coordinates))
 
     @property
     def bias(self) -> float:
         if self.bound == 1:
             return 0.0
+        # The integral of e^{-t^2/2} from w on.
         tail = math.sqrt(math.pi / 2) * math.erfc(self.width / math.sqrt(2))
         square = math.exp(-(self.width**2) / 2) - self.width * tail
         return 2 * math.sqrt(square)
@@ -244,6 +248,7 @@ class RotatedFeatures(Features):
     def most(self, steps: Tensor) -> float:
         """By Cauchy and Schwarz in each repetition, whose f has norm 1 at most."""
         lengths = steps.view(self.repetitions, -1).norm(dim=1)
+        # Vectors are admitted up to a norm of 1 + SLACK.
         largest = lengths.sum() * (1 + SLACK) / self.bound
         return min(float(steps.sum()), float(steps.sum() + largest) / 2)
 

@@ -178,6 +178,7 @@ class ShuffledKDE(OfFeatures, Shuffled[Crowd]):
     def messages_per_user(self) -> float:
         if self.steps is None:
             return super().messages_per_user
+        # The law counts the bit itself too, in whose place stand the steps.
         noise = self.law.messages_per_user - 1
         return self.features.most(self.steps) + self.instances * noise
 
@@ -207,6 +208,7 @@ def _checked(
     if steps is None:
         return None
     if not isinstance(steps, Tensor):
+        # Numbers of ones that are worth 1 each are bits.
         if steps == 1:
             return None
         steps = torch.tensor([float(steps)], dtype=torch.float64)
@@ -266,6 +268,7 @@ class CentralKDE(OfFeatures, CuratorProtocol[Crowd]):
         sigma = self.law.sigma
         if sigma == 0:
             return None
+        # Only sigma depends on the multiplier.
         return replace(_rounded(self.features, 1.0), sigma=sigma)
 
     @cached_property
@@ -322,6 +325,7 @@ class CentralKDE(OfFeatures, CuratorProtocol[Crowd]):
 def _rounded(features: Features, multiplier: float) -> RoundedSum:
     """A curator's sums of the chances, their noise ``multiplier`` times how far these move."""
     moves = moved(features)
+    # Chances lie in [0, 1]: the squared changes of ``flips`` of them add up to no more.
     distance = min(moves.change, moves.flips) ** 0.5
     return RoundedSum.least(multiplier, distance, moves.instances**0.5, moves.instances)
 
@@ -384,6 +388,7 @@ class SecureKDE(SharedSum[Crowd]):
         return self.few(self.features.family.validate(x))
 
     def client_input(self, x: Tensor) -> Tensor:
+        # Noise is for numbers in [-1, 1]: rounding must not lead out of them.
         return self.features.share(x).double().clamp_(-1, 1)
 
     def total(self, summary: Crowd) -> tuple[Tensor, Users]:
@@ -397,6 +402,7 @@ class SecureKDE(SharedSum[Crowd]):
         """Of the density at queries (q, d), these features given; it reads the users' vectors."""
         noise = self.predicted_mse(summary)
         crowd = self.features.crowd(summary)
+        # Clients add numbers: no feature is rounded to a bit.
         return density_mse(self.features, crowd, y, torch.zeros_like(noise), noise)
 
     def value(self, total: Tensor, n: Users) -> Tensor:

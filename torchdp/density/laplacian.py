@@ -116,7 +116,7 @@ class Grid:
 
         sizes = torch.bincount(dimension, minlength=d).tolist()
         pairs = zip(at.split(sizes), (row % repetitions).split(sizes), strict=True)
-        coordinates = tuple(Coordinate.of(each, changed, repetitions) for each, changed in pairs)
+        coordinates = tuple(Coordinate.of(floats, owner, repetitions) for floats, owner in pairs)
         negative = ((start + factor * first) < 0).sum(0) % 2
         return Tables(coordinates, _packed(negative == 0), repetitions)
 
@@ -248,6 +248,7 @@ class LaplacianSigns(Family):
         widths = -self.scale * (torch.log1p(-u[0]) + torch.log1p(-u[1]))
         keys = torch.empty((2, *shape), dtype=torch.int64, device=device)
         keys.random_(-(2**63), None, generator=generator)
+        # A point's place over a width of 0 is no number.
         return Grid(widths.clamp_min_(1e-12 * self.scale), u[2], keys)
 
 
@@ -306,6 +307,7 @@ class Exponential(Family):
         shape = (len(owner), self.dimension)
         normals = torch.randn(shape, dtype=torch.float64, device=device, generator=generator)
         uniform = torch.rand(len(owner), dtype=torch.float64, device=device, generator=generator)
+        # A normal vector divided by its length is uniform on the sphere.
         normals /= torch.linalg.vector_norm(normals, dim=-1, keepdim=True)
         return ParityFeatures(self, repetitions, normals, (2 * uniform - 1) * self.radius, owner)
 
@@ -313,6 +315,7 @@ class Exponential(Family):
         return in_ball(name, points, self.radius, "the radius; scale them, or state a larger one")
 
     def k(self, x: Tensor, y: Tensor) -> Tensor:
+        # |x|^2 + |y|^2 - 2 <x, y> would lose digits to cancellation.
         distances = torch.cdist(x, y, compute_mode="donot_use_mm_for_euclid_dist")
         return torch.exp(-distances / self.scale)
 

@@ -140,6 +140,7 @@ class ShuffledClasses(Brief):
     @cached_property
     def guarantee(self) -> Guarantee:
         """What both rounds promise together."""
+        # Given the reports a user is in one class: the worst of them counts, not their sum.
         parts = [kde.guarantee for kde in self.kdes]
         worst = max(parts, key=lambda part: part.epsilon)
         delta = max(part.delta for part in parts)
@@ -173,6 +174,7 @@ class ShuffledClasses(Brief):
                 f"x and reported must have one row for each user, not {len(vectors)} and "
                 f"{len(reported)}"
             )
+        # Users bring the noise: of fewer there would be less.
         expected = [kde.law.users for kde in self.kdes]
         if counts.tolist() != expected:
             raise ValueError(
@@ -249,12 +251,14 @@ def nearest_centre(densities: Density, y: Tensor) -> Tensor:
             f"densities must be of an inner product family, not {type(family).__name__}; use "
             "classify"
         )
+    # At the axes the mean of <x, y> is the mean vector, a coordinate at each.
     axes = torch.eye(family.dimension, dtype=torch.float64, device=densities.value.device)
     centres = densities.evaluate(axes)  # (*batch, classes, d)
     # E ||centre||^2 is ||m||^2 and the sum of the variances.
     noise = densities.standard_error_at(axes).square()
     squares = (centres.square() - noise).sum(-1)
     products = 2 * centres @ family.queries(y).to(centres).mT
+    # ||y||^2 is left out, the same for all classes.
     return (squares[..., None] - products).argmin(-2)
 
 

@@ -121,7 +121,8 @@ class ProductKernel(StationaryKernel):
         for side, period in zip(sides, periods, strict=True):
             far = period * multiples(FAR * self.scale, period)[1:]
             # Images on one side as if z_i = side, on the other as if z_i = 0.
-            images = float(self.one(far - side).sum() + self.one(far).sum())
+            from_side = self.one(far - side).sum()
+            images = float(from_side + self.one(far).sum())
             total *= 1 + images * (1 + MARGIN)
         return total - 1
 
@@ -142,8 +143,11 @@ class Gaussian(ProductKernel):
     def energy_of_one(self, period: float) -> float:
         """By the autocorrelation, a Gaussian of twice the variance, at multiples of the period."""
         far = multiples(FAR * self.scale, period) * period
-        half = float(self.one(far / math.sqrt(2)).sum())
-        return math.sqrt(math.pi / 2) * self.scale / period * (2 * half - 1)
+        autocorrelation = self.one(far / math.sqrt(2))
+        half = float(autocorrelation.sum())
+        # int k^2 over the period; ``half`` holds the multiple 0 and those of one side.
+        without_images = math.sqrt(math.pi / 2) * self.scale / period
+        return without_images * (2 * half - 1)
 
 
 class Laplacian(ProductKernel):
@@ -158,7 +162,8 @@ class Laplacian(ProductKernel):
     def energy_of_one(self, period: float) -> float:
         """By the autocorrelation (scale + |t|) e^(-|t|/scale)."""
         far = multiples(FAR * self.scale, period) * period
-        half = float(((self.scale + far) * self.one(far)).sum())
+        autocorrelation = (self.scale + far) * self.one(far)
+        half = float(autocorrelation.sum())
         return (2 * half - self.scale) / period
 
 
@@ -168,12 +173,14 @@ class ExponentialKernel(StationaryKernel):
     nearest: ClassVar[float] = 2.0
 
     def k(self, z: Tensor) -> Tensor:
-        return (-torch.linalg.vector_norm(z, dim=-1) / self.scale).exp()
+        distance = torch.linalg.vector_norm(z, dim=-1)
+        return (-distance / self.scale).exp()
 
     def transform(self, w: Tensor) -> Tensor:
         d = w.shape[-1]
         power = (d + 1) / 2
-        at_0 = 2**d * math.pi ** ((d - 1) / 2) * math.gamma(power) * self.scale**d
+        of_scale_1 = 2**d * math.pi ** ((d - 1) / 2) * math.gamma(power)
+        at_0 = of_scale_1 * self.scale**d
         squares = (w * self.scale).square().sum(-1)
         return at_0 / (1 + squares) ** power
 
@@ -203,7 +210,8 @@ class ExponentialKernel(StationaryKernel):
             k0 = torch.special.modified_bessel_k0(t)
             k1 = torch.special.modified_bessel_k1(t)
             # r^2 K_2(r)/2, which tends to 1 at 0
-            matern = torch.where(r > 0, t.square() * (k0 + 2 / t * k1) / 2, 1.0)
+            bessel = t.square() * (k0 + 2 / t * k1) / 2
+            matern = torch.where(r > 0, bessel, 1.0)
         else:
             square = math.pi
             matern = (1 + r + r.square() / 3) * (-r).exp()

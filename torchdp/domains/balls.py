@@ -295,7 +295,9 @@ class SchattenBall(Domain):
         start = torch.cat([leading, -leading, patterns[:16]])
         X = climb(self, start, B, centre)
         # ||B (x - c)|| <= the largest singular value times the largest Frobenius norm, and ||B c||
-        upper = (float(S[0]) * self.longest + float((B @ centre).norm())) ** 2
+        of_points = float(S[0]) * self.longest
+        of_centre = float((B @ centre).norm())
+        upper = (of_points + of_centre) ** 2
         return Maximum.among(torch.cat([X, patterns]), B, centre, upper)
 
     def spanning(self) -> Tensor:
@@ -318,14 +320,18 @@ class SchattenBall(Domain):
     def project(self, x: Tensor) -> Tensor:
         """Singular values moved to the nearest point of the l_q ball."""
         x = self._vectors(x)
+        # Ball and distance are invariant under rotations from both sides: singular vectors stay.
         U, S, Vh = torch.linalg.svd(self._matrices(x.double()), full_matrices=False)
         nearest = nearest_in_ball(S, S.new_tensor([self.radius]), self.q)
-        return ((U * nearest[..., None, :]) @ Vh).flatten(-2).to(x)
+        X = (U * nearest[..., None, :]) @ Vh
+        return X.flatten(-2).to(x)
 
     def extreme(self, directions: Tensor) -> Tensor:
+        # Von Neumann's trace inequality: the best X has the singular vectors of the direction.
         U, S, Vh = torch.linalg.svd(self._matrices(directions), full_matrices=False)
         farthest = longest(S, ((self.rank, self.q),))
-        return self.radius * ((U * farthest[..., None, :]) @ Vh).flatten(-2)
+        X = (U * farthest[..., None, :]) @ Vh
+        return self.radius * X.flatten(-2)
 
     def _matrices(self, x: Tensor) -> Tensor:
         """Vectors (..., rows columns) as matrices."""

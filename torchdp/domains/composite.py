@@ -73,21 +73,21 @@ def _coupled_bound(bases: list[Tensor], bounds: list[float], y: list[float]) -> 
     return top * sum(v * u for v, u in zip(y, bounds, strict=True))
 
 
-def signed_law(laws: list[Measure]) -> Measure:
+def signed_measure(marginals: list[Measure]) -> Measure:
     """A distribution of (z_1, ..., z_k) of given marginals up to sign, E z_i z_j^T = 0 for i != j.
 
     One quantile picks all blocks (sum_i n_i picks at most), and orthogonal signs, independent of
-    it, turn them. laws: the marginals of the blocks.
+    it, turn them. marginals: the marginals of the blocks.
     """
     # cut at the quantiles of all marginals: in between each block stays at one point
-    cumulated = torch.cat([weights.cumsum(0) for _, weights in laws])
+    cumulated = torch.cat([weights.cumsum(0) for _, weights in marginals])
     edges = cumulated.clamp(max=1.0).sort().values
     widths = torch.diff(edges, prepend=edges.new_zeros(1))
     kept = widths > 1e-15
     quantiles = (edges - widths / 2)[kept]
-    signs = hadamard_signs(len(laws)).to(widths)  # (h, k)
+    signs = hadamard_signs(len(marginals)).to(widths)  # (h, k)
     blocks = []
-    for (points, weights), sign in zip(laws, signs.mT, strict=True):
+    for (points, weights), sign in zip(marginals, signs.mT, strict=True):
         place = torch.searchsorted(weights.cumsum(0), quantiles).clamp(max=len(points) - 1)
         blocks.append(sign[:, None, None] * points[place])
     weights = (widths[kept] / len(signs)).expand(len(signs), -1)
@@ -100,23 +100,24 @@ def mirrored(points: Tensor, weights: Tensor, middle: Tensor) -> Measure:
     return both, torch.cat([weights, weights]) / 2
 
 
-def independent_law(laws: list[Measure]) -> Measure:
+def independent_measure(marginals: list[Measure]) -> Measure:
     """The distribution of independent blocks; where it has too many points, a sample of it."""
-    sizes = [len(weights) for _, weights in laws]
+    sizes = [len(weights) for _, weights in marginals]
     joint = torch.ones(1, dtype=torch.float64)
     if math.prod(sizes) <= MOST:
         # stack: cartesian_prod of a single range has one dimension
         ranges = torch.meshgrid(*map(torch.arange, sizes), indexing="ij")
         places = torch.stack(ranges).flatten(1)
-        for (_, weights), place in zip(laws, places, strict=True):
+        for (_, weights), place in zip(marginals, places, strict=True):
             joint = joint.to(weights) * weights[place.to(weights.device)]
     else:
         generator = keyed_generator(b"torchdp.mean.coupling.independent_law", "cpu")
-        draws = [torch.multinomial(w.cpu(), MOST, True, generator=generator) for _, w in laws]
+        draws = [torch.multinomial(w.cpu(), MOST, True, generator=generator) for _, w in marginals]
         places = torch.stack(draws)
         joint = joint.expand(MOST) / MOST
     blocks = [
-        points[place.to(points.device)] for (points, _), place in zip(laws, places, strict=True)
+        points[place.to(points.device)]
+        for (points, _), place in zip(marginals, places, strict=True)
     ]
     return torch.cat(blocks, -1), joint.to(blocks[0])
 
@@ -152,17 +153,12 @@ class Product(Domain):
         return sum(self.sizes)
 
     def corners(self, most: int) -> Tensor | None:
-        joint = None
+        joint = torch.zeros(1, 0, dtype=torch.float64)
         for part in self.parts:
             own = part.corners(most)
-            if own is None:
+            if own is None or len(own) * len(joint) > most:
                 return None
-            if joint is None:
-                joint = own
-            elif len(own) * len(joint) > most:
-                return None
-            else:
-                joint = paired(joint, own)
+            joint = paired(joint.to(own), own)
         return joint
 
     def balls(self) -> BallSum | None:
@@ -290,8 +286,8 @@ class Product(Domain):
                 measure = mirrored(*measure, part.middle)
             measures.append(measure)
         if middle is None:
-            return independent_law(measures)
-        points, weights = signed_law(measures)
+            return independent_measure(measures)
+        points, weights = signed_measure(measures)
         return middle + points, weights
 
 

@@ -211,7 +211,8 @@ class Domain(Brief, ABC):
         def extreme(directions: Tensor) -> Tensor:
             return self.extreme(directions) - centre
 
-        return (centre + nearest_by_corners(x.double() - centre, extreme)).to(x)
+        nearest = nearest_by_corners(x.double() - centre, extreme)
+        return (centre + nearest).to(x)
 
     def proposal(self, p: float, shift: bool, tol: float) -> Proposal | None:
         """An ellipsoid known from the structure of K, optimal or nearly; None: there is none."""
@@ -271,8 +272,8 @@ def climb(domain: Domain, points: Tensor, B: Tensor, centre: Tensor, steps: int 
     for _ in range(steps):
         z = points - centre
         following = domain.extreme(z @ B.mT @ B)
-        settled = bool((following - points).abs().max() <= FLAT * z.abs().max())
+        moved = (following - points).abs().max()
         points = following
-        if settled:
+        if moved <= FLAT * z.abs().max():
             break
     return points

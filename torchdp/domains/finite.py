@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from torchdp import checks
-from torchdp.domains.domain import EPS, FLAT, ROUNDED, Domain, Maximum, Proposal, slack
+from torchdp.domains.domain import FLAT, Domain, Maximum, Proposal, rounding, slack
 from torchdp.domains.noise_shape import on_points
 from torchdp.memory import rows_at_once
 from torchdp.randomness import keyed_generator
@@ -37,14 +37,17 @@ class Vertices(Domain):
         distinct = torch.unique(self.points, dim=0)
         mean = distinct[0] + (distinct - distinct[0]).mean(0)
         z = distinct - mean
-        room = FLAT * (distinct - mean).abs().amax(0) + ROUNDED * EPS * distinct.abs().amax(0)
+        rounded = rounding(distinct, distinct.abs().amax(0))
+        room = FLAT * z.abs().amax(0) + rounded
         generator = keyed_generator(b"torchdp.mean.finite.middle", "cpu")
         line = torch.randn(self.dimension, dtype=torch.float64, device="cpu", generator=generator)
         # Along a random line mirror images stand at opposite ends of the order.
         order = torch.argsort(z @ line.to(z))
-        unmatched = (z[order] + z[order.flip(0)]).abs() > room
+        mirrored = z[order.flip(0)]
+        unmatched = (z[order] + mirrored).abs() > room
         if bool(unmatched.any()):
             return None
+        # Symmetric about 0 but for rounding: exactly 0, which needs no shift.
         return torch.where(mean.abs() <= room / 8, 0.0, mean)
 
     def maximise(self, B: Tensor, centre: Tensor) -> Maximum:

@@ -141,7 +141,8 @@ def _nearest(target: Tensor, extreme: Callable[[Tensor], Tensor], near: float | 
     weights[:, 0] = 1.0
     active = weights > 0
     # a row sees no other
-    size = torch.maximum(corners.abs().amax(), target.abs().amax(-1)) * d**0.5 + 1e-300
+    largest = torch.maximum(corners.abs().amax(), target.abs().amax(-1))
+    size = largest * d**0.5 + 1e-300
     for _ in range(ROUNDS):
         used = int(active.any(0).nonzero()[-1]) + 1  # places are filled from the first on
         z = (corners[:, :used] - target[:, None, :]) / size[:, None, None]

@@ -44,7 +44,7 @@ class Enclosed:
         inverse: root^+, (r, d).
         upper: the l_p norm of root's row norms, inf where that is not proved.
         residual: how far spanning points stick out of v + range(root).
-        found: points (k, d) far out in the ellipsoid.
+        farthest: points (k, d) far out in the ellipsoid.
         overshoot: the largest squared norm of u among them in the ellipsoid that was given.
     """
 
@@ -52,7 +52,7 @@ class Enclosed:
     inverse: Tensor
     upper: float
     residual: float
-    found: Tensor
+    farthest: Tensor
     overshoot: float
 
 
@@ -109,17 +109,18 @@ def enclose(domain: Domain, basis: Tensor, root: Tensor, centre: Tensor, p: floa
     maximum = domain.maximise(axes.mT / S[:, None], centre)
     lengths = S * math.sqrt(maximum.upper)
     A = axes * lengths
-    residual = float((z - inside @ basis.mT).norm(dim=-1).max())
-    rounding = 1e-8 * float(z.norm(dim=-1).max()) + 64 * EPS * float(centre.norm())
+    outside = z - inside @ basis.mT
+    residual = float(outside.norm(dim=-1).max())
+    longest = float(z.norm(dim=-1).max())
     upper = math.inf
-    if residual <= rounding:
+    if residual <= 1e-8 * longest + 64 * EPS * float(centre.norm()):
         upper = float(torch.linalg.vector_norm(A.norm(dim=-1), ord=p))
     return Enclosed(
         root=A,
         inverse=axes.mT / lengths[:, None],
         upper=upper,
         residual=residual,
-        found=maximum.points,
+        farthest=maximum.points,
         overshoot=maximum.value,
     )
 
@@ -159,8 +160,10 @@ def on_points(
     centre = origin + W @ solution.primal_weights if middle is None else middle
     weights = solution.column_weights
     kept = weights > NOTHING * weights.max()
+    # W = left right: a point is left times a column of right, of this length at most.
+    radius = solution.right.norm(dim=-2).max()
     return Proposal(
-        root=solution.left * solution.right.norm(dim=-2).max(),
+        root=solution.left * radius,
         centre=centre,
         points=points[kept],
         weights=weights[kept],
@@ -180,12 +183,12 @@ def heavy(proposal: Proposal) -> Tensor:
     return proposal.points[order[carrying]]
 
 
-def merged(start: Tensor, proposal: Proposal, found: Tensor, middle: Tensor | None) -> Tensor:
-    """The next points: the first ones, those with weight and those found, without doublets.
+def merged(start: Tensor, proposal: Proposal, farthest: Tensor, middle: Tensor | None) -> Tensor:
+    """The next points: the first ones, those with weight and the farthest, without doublets.
 
     Of two mirror images about ``middle`` one is kept.
     """
-    points = torch.cat([start, heavy(proposal), found])
+    points = torch.cat([start, heavy(proposal), farthest])
     z = points - (points[0] if middle is None else middle)
     if middle is not None:
         # the sign of the first coordinate that is not 0
@@ -368,8 +371,8 @@ class _Search:
         before = self.proposal
         # An inexact oracle misses maxima near the points that carry weight: a few steps find them.
         climbed = climb(self.domain, heavy(before), self.latest.inverse, before.centre, steps=5)
-        found = torch.cat([self.latest.found, climbed])
-        points = merged(self.start, before, found, self.middle)
+        farthest = torch.cat([self.latest.farthest, climbed])
+        points = merged(self.start, before, farthest, self.middle)
         self.tolerance = max(self.finest, ROUGH * self._overshoot)
         if not self.exact:
             self.tolerance = max(self.tolerance, step / 4)

@@ -8,7 +8,9 @@ H (d, N) the matrix of the form ||H z||^2, y (N,) the diagonal that bounds it.
 import math
 from collections.abc import Callable, Iterator
 
+import numpy as np
 import torch
+from scipy.linalg import hadamard
 from torch import Tensor
 
 from torchdp.factorization.certificates.certificate import conjugate, power_norm
@@ -82,7 +84,8 @@ def _best_corners(H: Tensor) -> tuple[Tensor, float]:
     values = torch.addmm(squares, a, b.mT, alpha=2).flatten()
     best = values.topk(min(STARTS, len(values))).indices
     z = torch.cat([first[best // len(b)], last[best % len(b)]], -1)
-    return z, float((z @ H.mT).square().sum(-1).max())
+    squares = (z @ H.mT).square().sum(-1)
+    return z, float(squares.max())
 
 
 def _corners(n: int, free: int, like: Tensor) -> Tensor:
@@ -156,12 +159,7 @@ def _best_split(h: Tensor, groups: Groups) -> tuple[Tensor, float]:
 def hadamard_signs(n: int) -> Tensor:
     """(2^k, n) entries +-1 whose columns are orthogonal, 2^k >= n: Sylvester's matrix, cut."""
     size = 1 << (n - 1).bit_length()
-    rows = torch.ones(1, 1, dtype=torch.float64)
-    while len(rows) < size:
-        upper = torch.cat([rows, rows], 1)
-        lower = torch.cat([rows, -rows], 1)
-        rows = torch.cat([upper, lower])
-    return rows[:, :n]
+    return torch.from_numpy(hadamard(size, np.float64))[:, :n]
 
 
 def rounded(directions: Tensor, radius: Tensor, groups: Groups, count: int) -> Tensor:
@@ -184,7 +182,8 @@ def _program(H: Tensor, groups: Groups) -> tuple[Tensor, float]:
     # A rank at which the program in V has no local maxima but the global one (Barvinok, Pataki).
     rank = min(N, math.isqrt(2 * N) + 2)
     V = _normal(N, rank).to(H)
-    V = V * (longest(V.norm(dim=-1), groups) / V.norm(dim=-1))[:, None]
+    size = V.norm(dim=-1)
+    V = V * (longest(size, groups) / size)[:, None]
     previous = V
     upper = math.inf
     value = -math.inf
@@ -209,9 +208,14 @@ def _bound(H: Tensor, V: Tensor, groups: Groups) -> float:
     """The bound of :func:`maximise_image` at the y that V's gradient suggests."""
     size = (H.mT @ (H @ V)).norm(dim=-1)
     # above 0 wherever H is
-    y = torch.maximum(size / V.norm(dim=-1).clamp_min(TINY), 1e-9 * H.square().sum(0))
-    # all y of a block of order 2 count as its largest: they may as well be equal
-    y = _blockwise(y, groups, lambda block, q: block.max().expand_as(block) if q <= 2 else block)
+    radius = V.norm(dim=-1).clamp_min(TINY)
+    y = torch.maximum(size / radius, 1e-9 * H.square().sum(0))
+
+    def balanced(block: Tensor, q: float) -> Tensor:
+        # All y of a block of order 2 count as its largest: they may as well be equal.
+        return block.max().expand_as(block) if q <= 2 else block
+
+    y = _blockwise(y, groups, balanced)
     scaled = H * torch.where(y > 0, y.clamp_min(TINY).rsqrt(), 0.0)
     # lambda_max(H diag(y)^{-1} H^T), without forming it
     spectral = float(torch.linalg.matrix_norm(scaled, 2))

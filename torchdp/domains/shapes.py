@@ -129,7 +129,8 @@ class Encoding:
             points = torch.where(inside, points, self.domain.project(points))
         u = (points - self.centre) @ self.inverse.mT
         # whoever is admitted a little outside has no more influence than others
-        return u * (self.radius / u.norm(dim=-1, keepdim=True).clamp_min(1e-300)).clamp_max(1.0)
+        length = u.norm(dim=-1, keepdim=True).clamp_min(1e-300)
+        return u * (self.radius / length).clamp_max(1.0)
 
 
 def differences(domain: Domain) -> Domain:
@@ -252,9 +253,9 @@ class NormError:
         if self.p == 2 or self.floor == 0:
             return Measured(self.floor)
         covariance = self.root @ self.root.mT
-        off = (covariance - covariance.diagonal().diag()).abs().max()
-        independent = float(off) <= 1e-13 * float(covariance.abs().max())
-        exact = self.p == math.inf and independent
+        off = covariance - covariance.diagonal().diag()
+        independent = off.abs().max() <= 1e-13 * covariance.abs().max()
+        exact = self.p == math.inf and bool(independent)
         second = self._largest() if exact else self._monte_carlo()
         value = math.sqrt(second.value)
         return Measured(value, second.standard_error / (2 * value))
@@ -271,7 +272,8 @@ class NormError:
             t = low + (nodes + 1) * (PANEL / 2)
             log_tails = log_ndtr(-t[:, None] * top / deviations)
             log_within = np.log1p(-2 * np.exp(log_tails)).sum(1)
-            total += float(weights @ (2 * t * -np.expm1(log_within))) * (PANEL / 2)
+            integrand = 2 * t * -np.expm1(log_within)
+            total += float(weights @ integrand) * (PANEL / 2)
         return Measured(top**2 * total)
 
     def _monte_carlo(self) -> Measured:

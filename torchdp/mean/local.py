@@ -105,13 +105,16 @@ class LocalMean(MeanProtocol, Relay[Crowd, Tensor, BallRandomizer]):
         rows = self.shape.root.norm(dim=1)
         d = len(rows)
         scale = math.sqrt(self.client.subgaussian.proxy / n)
-        largest = scale * float(rows.max()) * math.sqrt(2 * math.log(2 * d) + 2)
+        of_largest = math.sqrt(2 * math.log(2 * d) + 2)
+        largest = scale * float(rows.max()) * of_largest
+        # From p = 2 on an l_p norm is no larger than the Euclidean one.
         euclidean = self.error(n, 2.0).floor
         if p == math.inf:
             return min(largest, euclidean)
         # p 2^{p/2} Gamma(p/2) = sqrt(2 pi) p E |g|^{p - 1}.
         moment = math.sqrt(2 * math.pi) * p * normal_moment(p - 1)
         by_moments = moment ** (1 / p) * scale * float(torch.linalg.vector_norm(rows, ord=p))
+        # ||Z||_p <= d^{1/p} max_i |Z_i|
         return min(by_moments, largest * d ** (1 / p), euclidean)
 
 
@@ -149,6 +152,7 @@ class LocalCovariance(Relay[Crowd, Tensor, BallRandomizer]):
             )
         d = self.domain.dimension
         client = check_client(self.client, d + triangular(d), self.radius(d))
+        # ``analyse`` adds v/(t^2 n) I, which is the noise of m m^T where Cov Y = v I alone.
         if client.moments.outer != 0:
             raise ValueError(
                 "client must have the same noise along the point as across it, such as PrivUnit"
@@ -192,20 +196,24 @@ class LocalCovariance(Relay[Crowd, Tensor, BallRandomizer]):
         """The users' own covariance, divisor n: (d, d)."""
         return self.validate_summary(summary).covariance
 
+    @property
+    def _identity(self) -> Tensor:
+        return torch.eye(self.domain.dimension).to(self.half)
+
     @cached_property
     def _lengths(self) -> Tensor:
         """e on the diagonal and 1 beside it, (d, d): the products' factors before ``svec``."""
-        d = self.domain.dimension
-        _, e_square, _ = self.weights(d)
-        return 1 + (math.sqrt(e_square) - 1) * torch.eye(d).to(self.half)
+        _, e_square, _ = self.weights(self.domain.dimension)
+        return 1 + (math.sqrt(e_square) - 1) * self._identity
 
     def client_input(self, x: Tensor) -> Tensor:
         """Numbers and products, (n, d + d (d + 1)/2)."""
-        d = self.domain.dimension
-        t_square, _, c = self.weights(d)
-        w = ((x.double() - self.domain.middle) / self.half).clamp(-1, 1)
+        t_square, _, c = self.weights(self.domain.dimension)
+        scaled = (x.double() - self.domain.middle) / self.half
+        # The radius holds in [-1, 1], which rounding may leave.
+        w = scaled.clamp(-1, 1)
         products = w[:, :, None] * w[:, None, :]
-        centred = products - c * torch.eye(d).to(w)
+        centred = products - c * self._identity
         return torch.cat([math.sqrt(t_square) * w, svec(centred * self._lengths)], 1)
 
     def analyse(self, tally: Tally) -> Covariance:
@@ -216,7 +224,7 @@ class LocalCovariance(Relay[Crowd, Tensor, BallRandomizer]):
         # What client_input did is undone: numbers over t, products over e or 1, plus c.
         m = mean[..., :d] / math.sqrt(t_square)
         centred = symmetric(mean[..., d:], d) / self._lengths
-        S = centred + c * torch.eye(d).to(mean)
+        S = centred + c * self._identity
         return self._noise(n).covariance(S, m, self.domain.middle, n)
 
     def predicted_mse(self, summary: Crowd) -> Tensor:
@@ -233,8 +241,8 @@ class LocalCovariance(Relay[Crowd, Tensor, BallRandomizer]):
     def _noise(self, n: Users) -> MomentNoise:
         t_square, e_square, _ = self.weights(self.domain.dimension)
         v = self.client.moments.variance / beside(n, 2)
-        identity = torch.eye(len(self.half)).to(self.half)
         # Of S in units of the half widths: 1/e^2 on the diagonal, 1/2 beside it.
-        entries = 0.5 + (1 / e_square - 0.5) * identity
-        variances = v * entries * (self.half * self.half[:, None]).square()
+        entries = 0.5 + (1 / e_square - 0.5) * self._identity
+        units = self.half * self.half[:, None]
+        variances = v * entries * units.square()
         return MomentNoise(torch.diag(self.half), variances, v / t_square)

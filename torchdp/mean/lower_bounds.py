@@ -60,6 +60,7 @@ def concentrated_lower_bound(gamma: float, n: int, rho: float) -> float:
     """
     n = checks.integer("n", n, 1)
     rho = checks.positive("rho", rho)
+    # e^{2 rho} overflows beyond: an infinite chi makes the bound 0, which holds.
     chi = math.sqrt(math.expm1(2 * rho)) if rho <= LARGEST / 2 else math.inf
     return _ratio(gamma, n * chi)
 
@@ -176,11 +177,13 @@ def distributional_lower_bound(floor: float, covariance: Tensor, n: int, p: floa
     matrix = checks.shaped("covariance", checks.one_matrix("covariance", covariance), "d", "d")
     rounding = ROUNDING * matrix.abs().max()
     asymmetry = (matrix - matrix.mT).abs().max()
+    # It reads one triangle: what is not symmetric shows in the asymmetry alone.
     least = torch.linalg.eigvalsh(matrix)[0]
     if bool((asymmetry > rounding) | (least < -len(matrix) * rounding)):
         raise ValueError("covariance must be symmetric and positive semidefinite")
     variances = matrix.diagonal().clamp_min(0) / checks.integer("n", n, 1)
     sampling = torch.linalg.vector_norm(variances.sqrt(), ord=p)
+    # (floor^p + sampling^p)^{1/p} is the p-norm of both, and the larger for p = inf.
     both = torch.stack([sampling.new_tensor(floor), sampling])
     return float(torch.linalg.vector_norm(both, ord=p))
 
@@ -208,6 +211,7 @@ def _approximate(gamma: float, n: int, epsilon: float, delta: float, widest: flo
     delta = checks.fraction("delta", delta)
     beta = math.sqrt(delta) / (1 - delta)
     factor = _sinh(epsilon) / math.sqrt(1 - delta)
+    # alpha = factor + beta
     return _ratio(gamma, n * (factor + beta * (1 + widest)))
 
 
@@ -263,6 +267,7 @@ def _trace(d: int, order: int) -> float:
         return float(order % 2)
     total = 0.0
     for k in range(2 - order % 2, order + 1, 2):
+        # Homogeneous polynomials of degree k less those that |x|^2 divides, of degree k - 2.
         harmonics = math.comb(d + k - 1, k)
         if k > 1:
             harmonics -= math.comb(d + k - 3, k - 2)

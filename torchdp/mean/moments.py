@@ -106,7 +106,8 @@ class GaussianMoments(GaussianRelease):
         G = self.shape.root @ self.shape.root.mT
         variances = torch.zeros((len(G),) * self.order).to(G)
         # An axis for each index: a factor of an entry is one gather of d or d^2 numbers.
-        indices = [torch.from_numpy(axis) for axis in np.ix_(*[np.arange(len(G))] * self.order)]
+        axes = np.ix_(*[np.arange(len(G))] * self.order)
+        indices = [torch.from_numpy(axis) for axis in axes]
         for columns in itertools.permutations(indices):
             entry = torch.ones_like(variances)
             for row, column in zip(indices, columns, strict=True):
@@ -229,7 +230,9 @@ class MomentNoise:
         # Squares of ``off`` are too large by those of its noise.
         mse = torch.maximum(self.mse(off) - 2 * self.of_square, self.own + self.of_square)
         mean = centre + off
-        of_mean = (self.nu * self.root.square().sum(1)[None])[..., 0, :]
+        # One row of a matrix, since nu may be (*batch, 1, 1).
+        row = self.root.square().sum(1)[None]
+        of_mean = (self.nu * row)[..., 0, :]
         error = Estimate(mean, of_mean.sqrt().expand_as(mean), n)
         return Covariance(value, mse.sqrt(), n, mean=error)
 
@@ -280,7 +283,8 @@ class GaussianCovariance(GaussianRelease):
         H = (trace**2 + float(eigenvalues.square().sum())) / 2
         C = 2 * g * (trace + g)
         # The derivative is 0 where H s^2 + C s/2 = C, s = t^2.
-        root = (-C / 2 + math.sqrt(C**2 / 4 + 4 * H * C)) / (2 * H)
+        discriminant = C**2 / 4 + 4 * H * C
+        root = (-C / 2 + math.sqrt(discriminant)) / (2 * H)
         return math.sqrt(min(2.0, root))
 
     @property
@@ -312,8 +316,9 @@ class GaussianCovariance(GaussianRelease):
         r = self.root.shape[1]
         blocks = (self._joint(u, counts) for u, counts in self.encoded(summary))
         noisy = self.sums.released(self.sums.blocks(blocks, summary.n), draws, shape)
-        second = symmetrised(noisy[..., : r * r].unflatten(-1, (r, r)), 2)
-        return Tally(summary.n, {"second": second, "first": noisy[..., r * r :] / self.mean_weight})
+        products, numbers = noisy.split([r * r, r], -1)
+        second = symmetrised(products.unflatten(-1, (r, r)), 2)
+        return Tally(summary.n, {"second": second, "first": numbers / self.mean_weight})
 
     def _joint(self, u: Tensor, counts: Tensor) -> Tensor:
         """The sum of (w w^T, t w), flat, of w = u / R."""
@@ -343,7 +348,8 @@ class GaussianCovariance(GaussianRelease):
         at_centre = noise.mse(torch.zeros_like(g))
         if objective is Objective.WORST:
             # |b_i| <= G_ii^{1/2}
-            return (at_centre + 4 * noise.nu * g[:, None] * g).amax((-2, -1))
+            cross = 4 * noise.nu * g[:, None] * g
+            return (at_centre + cross).amax((-2, -1))
         # b^T (tr(G) I + G) b <= ||G|| (tr G + ||G||)
         eigenvalues = torch.linalg.svdvals(self.root).square()
         trace = eigenvalues.sum()

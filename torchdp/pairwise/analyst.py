@@ -139,25 +139,20 @@ class PairwiseAnalyst(ABC):
         # Intervals are made later, so that values alone cost no decomposition.
         kept = tally.kept()
         mean = self.pairs_mean(tally, statistic.form)
-        common = partial(
-            Estimate,
-            n=n,
-            limits=statistic.limits or (-math.inf, math.inf),
-            population=partial(self._of_population, kept),
-        )
+        limits = statistic.limits or (-math.inf, math.inf)
+        population = partial(self._of_population, kept)
+        common = partial(Estimate, n=n, limits=limits, population=population)
         if statistic.denominator is None:
             slope = self.slope(tally.users())
-            return common(
-                mean,
-                self.plug_in_variance(tally, statistic.form).sqrt() * slope,
-                bias=slope * (self.approximation_bias(tally) + self.clipping_bias(tally)),
-                error=partial(self._error, kept),
-            )
+            deviation = self.plug_in_variance(tally, statistic.form).sqrt() * slope
+            bias = slope * (self.approximation_bias(tally) + self.clipping_bias(tally))
+            return common(mean, deviation, bias=bias, error=partial(self._error, kept))
         below = self.pairs_mean(tally, statistic.denominator)
         negligible = ZERO * statistic.size(statistic.denominator)
         below = torch.where(below.abs() > negligible, below, torch.nan)
         ratio = mean / below
         parts = self.ratio_error(tally, ratio, below)
+        # The curvature is Var(mean g)/(mean g)^2.
         _warn_of_small(parts.curvature)
         return common(
             statistic.offset + ratio,
@@ -196,8 +191,11 @@ class PairwiseAnalyst(ABC):
         balance = (variance.clamp_min(least) / curvature.clamp_min(least)).sqrt()
         both = self.plug_in_variance(tally, residual.plus(balance, g))
         most = (variance * curvature).sqrt()
-        covariance = ((both - variance) / balance - balance * curvature).div(2).clamp(-most, most)
-        scale = (self.slope(tally.users()) / below).square()[..., None]
+        twice = (both - variance) / balance - balance * curvature
+        # Cauchy-Schwarz, which a difference of estimates may break.
+        covariance = twice.div(2).clamp(-most, most)
+        slope = self.slope(tally.users()) / below
+        scale = slope.square()[..., None]
         return ErrorParts(
             variance=scale * variance[..., None],
             slope=-2 * scale * covariance[..., None],
@@ -317,7 +315,8 @@ class ChannelPairs(PairwiseAnalyst):
         """
         if form.diagonal is None:
             return torch.zeros_like(form.weights)
-        users = torch.as_tensor(n, dtype=torch.float64, device=form.weights.device)[..., None]
+        users = beside(n, 1)
+        # U = n/(n - 1) (V - mean f(x, x)/n) and V = (n - 1)/n (U + mean f(x, x)/(n - 1)).
         share = -1 / users if self.estimated_pairs is Pairs.ALL else 1 / (users - 1)
         return share * form.diagonal
 
@@ -365,6 +364,7 @@ class ChannelPairs(PairwiseAnalyst):
             return statistic.distortion + self._missed
         bins, bin_of = torch.unique(statistic.points, dim=0, return_inverse=True)
         difference = (exact.kernel(exact.form) - statistic.kernel(statistic.form)).abs()
+        # The largest difference in each two bins: over the types of the first, then of the second.
         rows = difference.new_zeros(len(bins), len(difference))
         rows.scatter_reduce_(0, bin_of[:, None].expand_as(difference), difference, "amax")
         most = difference.new_zeros(len(bins), len(bins))
@@ -379,8 +379,8 @@ class ChannelPairs(PairwiseAnalyst):
         tally = self.beside_forms(tally)
         n = tally.users()
         z = self.channel.mean(tally)
-        users = torch.as_tensor(n, dtype=torch.float64, device=z.device)[..., None]
-        slope_n = torch.as_tensor(self.slope(n), dtype=torch.float64, device=z.device)[..., None]
+        users = beside(n, 1)
+        slope_n = beside(self.slope(n), 1)
         # s^T J s enters the mean over distinct pairs n/(n - 1) times.
         factor = users / (users - 1) * slope_n if self.channel.distinct else slope_n
 

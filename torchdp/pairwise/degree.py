@@ -125,6 +125,7 @@ class DegreeStatistic(ShareFunction, Brief):
     def derivative(self, order: int, h: Tensor, n: Tensor) -> Tensor:
         """Of P_n, (b, k, ..., k): sum_l l!/(l - order)! n^l T_l(h, ..., h, ., ..., .)/(n)_m."""
         total = h.new_zeros(len(h), *[self.types] * order)
+        # A form in fewer vectors than the order has the derivative 0.
         for part in self.parts[max(0, order - 1) :]:
             axes = part.ndim
             factor = math.perm(axes, order) * self.share(axes, n)
@@ -259,7 +260,8 @@ class DegreeAnalyst(FunctionAnalyst):
         T = self.function.parts[-1].to(self.channel.workload)
         for axis in range(3):
             T = T - T.mean(axis, keepdim=True)
-        return T, torch.einsum("xab,aby->xy", self._covariance(torch.eye(k).to(T)), T)
+        per_user = self._covariance(torch.eye(k).to(T))
+        return T, torch.einsum("xab,aby->xy", per_user, T)
 
 
 def statistic_of_degree(
@@ -341,6 +343,7 @@ def triplet_comparisons(distances: Tensor, other: Tensor | None = None) -> Degre
     form.
     """
     d = checks.one_matrix("distances", distances)
+    # f(i, j, l); ``DegreeStatistic`` takes its mean over the orders of a triple.
     nearer = d[:, :, None] < d[:, None, :]
     if other is not None:
         e = checks.one_matrix("other", other).to(d)
@@ -409,12 +412,14 @@ def cycles(m: int) -> Iterator[tuple[Blocks, int]]:
     for blocks in _partitions(m, m):
         same = math.prod(math.factorial(times) for times in Counter(blocks).values())
         number = math.factorial(m) // (math.prod(blocks) * same)
+        # A cycle of b places has the sign (-1)^(b - 1), and their b - 1 add up to m - len(blocks).
         yield blocks, (-1) ** (m - len(blocks)) * number
 
 
 def _partitions(m: int, most: int) -> Iterator[Blocks]:
     if m == 0:
         yield ()
+    # Falling lengths, so that each partition comes once.
     for first in range(min(m, most), 0, -1):
         for rest in _partitions(m - first, first):
             yield (first, *rest)
@@ -432,6 +437,7 @@ def tied(kernel: Tensor, blocks: Blocks, vectors: Tensor | None = None) -> Tenso
         if vectors is None or length == 1:
             places += [axis] * length
             continue
+        # Each place is contracted with V_y; all of the block share the axis of y.
         for _ in range(length):
             place = len(blocks) + len(places)
             places.append(place)

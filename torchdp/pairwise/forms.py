@@ -32,8 +32,10 @@ SMALL_COORDINATE = 0.1
 # Of a kernel's size: differences that may come from factorizations, and means that may be 0.
 SAME = 1e-9
 ZERO = 1e-13
+EPS = torch.finfo(torch.float64).eps
 M = TypeVar("M", bound="Form | PairwiseForms")
 P = TypeVar("P", bound="PairwiseForms")
+# The difference of two such numbers is finite too.
 _finite = partial(checks.within, low=-1e300, high=1e300)
 
 
@@ -64,7 +66,7 @@ class Form(Brief):
 
     def plus(self, factor: Tensor | float, other: "Form") -> "Form":
         """f + factor g without a constant; factor: a number or (*batch)."""
-        times = torch.as_tensor(factor, dtype=torch.float64, device=self.weights.device)[..., None]
+        times = beside(factor, 1)
         weights = self.weights + times * other.weights
         if self.diagonal is None or other.diagonal is None:
             return Form(weights)
@@ -121,6 +123,7 @@ class PairwiseForms(Brief):
             )
         if (exact.denominator is None) is not (self.denominator is None):
             raise ValueError("approximates must be a mean for a mean, and a ratio for a ratio")
+        # ``distortion`` compares the forms alone: no other error may come with them.
         if exact.denominator is not None and self.denominator is not None:
             difference = exact.kernel(exact.denominator) - self.kernel(self.denominator)
             if bool(difference.abs().max() > SAME * exact.size(exact.denominator)):
@@ -179,17 +182,15 @@ class PairwiseForms(Brief):
 
     def size(self, form: Form) -> Tensor:
         """max_x sum_t abs(weights_t) u_xt^2 + abs(constant), at least max abs(f)."""
+        # Cauchy-Schwarz: abs(<u_x, J u_y>)^2 is at most the product of this sum at x and at y.
         squares = form.weights.abs() @ self.points.square().mT
         return squares.amax(-1) + abs(form.constant)
 
     def rounding(self, form: Form) -> Tensor:
         """By what values of f may differ from rounding: of the factorization, and of adding c."""
         size = self.size(form)
-        return SAME * (size - abs(form.constant)) + 16 * torch.finfo(torch.float64).eps * size
-
-    def longest(self, form: Form) -> Tensor:
-        """The largest norm of weights times u_x."""
-        return (self.points * form.weights[..., None, :]).norm(dim=-1).amax(-1)
+        of_factors = SAME * (size - abs(form.constant))
+        return of_factors + 16 * EPS * size
 
     @cached_property
     def wide(self) -> Self:
@@ -204,7 +205,9 @@ class PairwiseForms(Brief):
         diagonals = torch.stack([self.diagonal(form) for form in self.forms])
         centred = diagonals - diagonals.mean(-1, keepdim=True)
         columns = centred.view(-1, self.types).mT
-        scale = SMALL_COORDINATE * self.radius / float(columns.abs().max())
+        largest = float(columns.abs().max())
+        scale = SMALL_COORDINATE * self.radius / largest
+        # Each form reads its own column alone; the weight 1/scale undoes the column's scale.
         unit = torch.eye(columns.shape[1]).to(self.points) / scale
         forms = []
         for form, own in zip(self.forms, unit.view(*centred.shape[:-1], -1), strict=True):
@@ -224,7 +227,8 @@ class PairwiseForms(Brief):
         exact = self.approximates
         if exact is None:
             return 0.0
-        return float((exact.kernel(exact.form) - self.kernel(self.form)).abs().max())
+        difference = exact.kernel(exact.form) - self.kernel(self.form)
+        return float(difference.abs().max())
 
     def common_diagonal(self, form: Form) -> Tensor:
         """The value of f(x, x) where it is the same for every x. Raises ValueError where it is not.
@@ -254,8 +258,9 @@ class PairwiseForms(Brief):
         return [self._varies(form) for form in self.forms]
 
     def _varies(self, form: Form) -> bool:
-        diagonal = self.diagonal(form)
-        return bool((diagonal.amax(-1) - diagonal.amin(-1) > self.rounding(form)).any())
+        low, high = self.diagonal(form).aminmax(dim=-1)
+        varies = high - low > self.rounding(form)
+        return bool(varies.any())
 
     def mean(self, counts: Tensor, form: Form) -> Tensor:
         """Exact, not private: the mean of f over pairs of users.
@@ -344,4 +349,5 @@ def factorized(kernel: Tensor, tol: float = 1e-3) -> tuple[Tensor, Form]:
     """
     constant = free_constant(kernel, tol=tol).constant
     factors = signature_form(kernel + constant, tol)
+    # f = R^T J R - c: what was added to the kernel is the form's constant, which costs no noise.
     return factors.right.mT.contiguous(), Form(factors.signature, -constant)

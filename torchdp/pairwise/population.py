@@ -52,10 +52,12 @@ def tested(analyst: PairwiseAnalyst, tally: Tally, auc: Estimate) -> MannWhitney
     # u is n (n - 1) times the mean of f + g/2, n+ n- that of g.
     wins = replace(f.plus(0.5, g), constant=f.constant + g.constant / 2)
     u = pairs * analyst.pairs_mean(tally, wins)
-    error = analyst.plug_in_variance(tally, wins).sqrt() * pairs * analyst.slope(n)
+    deviation = analyst.plug_in_variance(tally, wins).sqrt()
+    error = deviation * pairs * analyst.slope(n)
     sizes = (pairs * analyst.pairs_mean(tally, g)).clamp(n - 1, most)
     sampling = ErrorParts.normal((n + 1) / (12 * sizes))
     z = auc.parts.joined(sampling).distance(auc.value - 0.5)
     # SciPy's normal tail keeps its digits far out.
-    tail = torch.from_numpy(np.asarray(ndtr(-z.cpu().numpy())))
-    return MannWhitney(auc, Estimate(u, error, n, limits=(0.0, most)), 2 * tail.to(u.device))
+    tail = np.asarray(ndtr(-z.cpu().numpy()))
+    p_value = 2 * torch.from_numpy(tail).to(u.device)
+    return MannWhitney(auc, Estimate(u, error, n, limits=(0.0, most)), p_value)

@@ -147,11 +147,15 @@ def auc(k: int, *, label_weight: float = 0.1, tol: float = 1e-3) -> PairwiseStat
     zero = base.points.new_zeros(1)
     sign = torch.ones_like(base.points[:, :1])
     sign[:k] = -1.0
+    points = torch.cat([base.points, sign * math.sqrt(square)], 1)
+    f = torch.cat([base.form.weights / 2, zero])
+    # The labels' coordinates multiply to square l l', of which g takes -l l'/4.
+    g = torch.cat([torch.zeros_like(base.form.weights), zero - 1 / (4 * square)])
     return PairwiseStatistic(
         "auc",
-        torch.cat([base.points, sign * math.sqrt(square)], 1),
-        Form(torch.cat([base.form.weights / 2, zero])),
-        Form(torch.cat([torch.zeros_like(base.form.weights), zero - 1 / (4 * square)]), 0.25),
+        points,
+        Form(f),
+        Form(g, 0.25),
         offset=0.5,
         limits=(0.0, 1.0),
         likely=class_histograms(k, (0.1, 0.5, 0.9)),
@@ -241,11 +245,13 @@ def ratio(
             f"above and below must have the same types, not {above.types} and {below.types}"
         )
     scale = math.sqrt(checks.positive("weight", weight)) * above.radius / below.radius
+    points = torch.cat([above.points, scale * below.points], 1)
     f = above.form.weights
+    # A form is of two coordinates: the square undoes the points' scale.
     g = below.form.weights / scale**2
     return PairwiseStatistic(
         name,
-        torch.cat([above.points, scale * below.points], 1),
+        points,
         Form(torch.cat([f, torch.zeros_like(g)]), above.form.constant),
         Form(torch.cat([torch.zeros_like(f), g]), below.form.constant),
         offset=offset,

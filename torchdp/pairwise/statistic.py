@@ -165,8 +165,8 @@ class PairwiseStatistic(PairwiseForms, Question):
         query = f @ h
         if exact.pairs is Pairs.ALL:
             query = (n - 1) / n * query + f.diagonal() / (2 * n)
-        constant = bool(query.max() - query.min() <= 1e-12 * f.abs().max())
-        if epsilon > MOST or constant:
+        low, high = query.aminmax()
+        if epsilon > MOST or high - low <= 1e-12 * f.abs().max():
             return 0.0
         return math.sqrt(4 * strategy_lower_bound(query[None], epsilon, h, program=False) / n)
 
@@ -188,14 +188,16 @@ class PairwiseStatistic(PairwiseForms, Question):
         even = _even(bin_of, bins)
         f = self.kernel(self.form)
         means = even @ f @ even.mT
-        missed = (f - means[bin_of[:, None], bin_of]).abs().mean()
+        of_bins = means[bin_of[:, None], bin_of]
+        missed = (f - of_bins).abs().mean()
         if bool(missed > ROUGH * (f - f.mean()).abs().mean()):
             return False
         if self.denominator is None:
             return True
         g = self.kernel(self.denominator)
         first = torch.searchsorted(bin_of, bin_of)  # type of the same bin
-        return bool((g - g[first]).abs().max() <= SAME * self.size(self.denominator))
+        difference = (g - g[first]).abs().max()
+        return bool(difference <= SAME * self.size(self.denominator))
 
 
 def merged(
@@ -239,8 +241,10 @@ def merged(
         if statistic.denominator is not None:
             kept = replace(near, approximates=None).exact(family * n) - statistic.offset
             whole = statistic.exact(family * n) - statistic.offset
+            # The least squares of whole - factor kept over the prior's histograms.
             factor = float(kept @ whole / (kept @ kept)) if bool(kept.any()) else 1.0
-            near = replace(near, form=Form(factor * near.form.weights, factor * near.form.constant))
+            form = Form(factor * near.form.weights, factor * near.form.constant)
+            near = replace(near, form=form)
     tuned = LocalOracle.tuned(small, n, epsilon, prior=binned, generator=generator)
     return LocalOracle.of(near, tuned.channel.client.repeated(bin_of))
 
@@ -252,7 +256,8 @@ def _bins(statistic: PairwiseStatistic, bins: int) -> Tensor:
 
 def _even(bin_of: Tensor, bins: int) -> Tensor:
     """What takes the mean over the types of each bin, (bins, k)."""
-    members = (torch.arange(bins, device=bin_of.device)[:, None] == bin_of).double()
+    labels = torch.arange(bins, device=bin_of.device)
+    members = (labels[:, None] == bin_of).double()
     return members / members.sum(1, keepdim=True)
 
 
@@ -269,10 +274,11 @@ def _on_bins(statistic: PairwiseStatistic, even: Tensor) -> PairwiseStatistic:
     if below is not None:
         padded = torch.cat([torch.zeros_like(numerator.weights), below.weights[~alone]])
         below = Form(padded, below.constant)
+    constant = numerator.constant + form.constant
     return replace(
         statistic,
         points=torch.cat([small, points[:, ~alone]], 1),
-        form=Form(weights, numerator.constant + form.constant),
+        form=Form(weights, constant),
         denominator=below,
         likely=None,
     )

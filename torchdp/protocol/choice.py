@@ -55,6 +55,7 @@ class Choice(Brief, Generic[T]):
     def __post_init__(self) -> None:
         if not self.candidates:
             raise ValueError("candidates must hold one protocol at least")
+        # Errors up to ``near`` share a rank, and sorting keeps the order of equal ones.
         near = min(candidate.error for candidate in self.candidates) * (1 + self.near)
         order = sorted(self.candidates, key=lambda candidate: _rank(max(candidate.error, near)))
         object.__setattr__(self, "candidates", tuple(order))
@@ -77,6 +78,7 @@ class Choice(Brief, Generic[T]):
     @property
     def _disagree(self) -> bool:
         """Whether another candidate than the first has less error on flat data."""
+        # With the first's own, so that it is not empty where that is known.
         flat = [other.flat for other in self.candidates if other.flat is not None]
         first = self.candidates[0].flat
         return first is not None and _rank(first) > _rank(min(flat))
@@ -94,7 +96,8 @@ class Choice(Brief, Generic[T]):
         least = "none known"
         if self.bound is not None:
             least = f"{self.bound:<10.6g}  for unbiased estimators"
-        return "\n".join([*lines, f"{'lower bound':<{width}}  {least}"])
+        lines.append(f"{'lower bound':<{width}}  {least}")
+        return "\n".join(lines)
 
     def _fields(self) -> dict[str, object]:
         best = self.candidates[0]
@@ -124,4 +127,5 @@ def _rank(error: float) -> float:
     """The logarithm of an error, rounded."""
     if error == 0:
         return -math.inf
+    # In steps of EQUAL, so that a search's tolerance does not order equal errors.
     return round(math.log(error) / EQUAL) if 0 < error < math.inf else math.inf

@@ -68,6 +68,7 @@ def joint_covariance(blocks: Sequence[Block], noise: Tensor, squares: float = 2.
         for columns, other_slope, other_bend in blocks:
             N = noise[..., rows, columns]
             linear.append(slope @ N @ other_slope.mT)
+            # T_ab = tr(J_a N J_b N) is 0 where either answer is linear.
             if bend is None or other_bend is None:
                 curved.append(torch.zeros_like(linear[-1]))
                 continue

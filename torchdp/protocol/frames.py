@@ -115,7 +115,8 @@ def framed(columns: Mapping[str, Tensor], names: Sequence[Any]) -> "pd.DataFrame
         stated = categories(named)
         return pd.Index(list(named)) if stated is None else stated.rename(named.name)
 
-    shape = tuple(next(iter(columns.values())).shape)
+    first = next(iter(columns.values()))
+    shape = tuple(first.shape)
     numbered = shape[: max(0, len(shape) - len(names))]
     levels = [*map(pd.RangeIndex, numbered), *map(labels, names)]
     sizes = tuple(map(len, levels))
@@ -170,6 +171,7 @@ def _types(x: Any, held: int, name: str) -> np.ndarray:
         raise ValueError(
             f"{name} must have categories for the {held} types that users may hold, not for {shown}"
         )
+    # Codes are those of the stated categories, which are public: not of the values that occur.
     codes = []
     for label, cells in columns.items():
         _refuse_missing(cells, label)
@@ -248,6 +250,7 @@ def grouped(
     if groups is None:
         return _batched(x, held)
     rows = rows_of(x, held)
+    # Stated categories are public, and one that nobody is in keeps its place.
     if size is None:
         size = types_in(groups)
     numbers = rows_of(groups, checks.MOST if size is None else size, "groups")

@@ -116,8 +116,11 @@ def deviate_and_saddlepoint(
     s_of = s[row]
     d = 1 - 2 * w * s_of
     K = part_sums(-torch.log(d) / 2 - w * s_of + 2 * g * s_of.square() / d, row, parts)
-    r = s.sign() * (2 * (s * x - K)).clamp_min(0).sqrt()
-    v = s * part_sums(2 * (w / d).square() + 4 * g / d**3, row, parts).sqrt()
+    # The saddlepoint maximises s x - K(s), which is 0 at s = 0: less is rounding.
+    rate = (s * x - K).clamp_min(0)
+    r = s.sign() * (2 * rate).sqrt()
+    bend = part_sums(2 * (w / d).square() + 4 * g / d**3, row, parts)
+    v = s * bend.sqrt()
 
     # Near the mean r and v vanish, and d tends to x + (third derivative of K at 0)/6.
     even = (r.abs() < EVEN) | (v.abs() < EVEN)
@@ -155,14 +158,17 @@ def _saddlepoint(
         low = torch.where(slope > x, low, p)
         high = torch.where(slope > x, p, high)
 
-        newton = p - (slope - x) / (bend / stretch.square()).clamp_min(TINY)
+        # ds/dp = 1/stretch^2
+        slope_of_p = (bend / stretch.square()).clamp_min(TINY)
+        newton = p - (slope - x) / slope_of_p
         middle = (low + high) / 2
         middle = torch.where(low.isinf(), 8 * high - 1, middle)
         middle = torch.where(high.isinf(), 8 * low + 1, middle)
         inside = (newton >= low) & (newton <= high) & (newton.abs() <= 8 * p.abs() + 1)
         new = torch.where(inside, newton, middle)
 
-        moves = going & ((new - p).abs() > NEAR * p.abs()) & (new.abs() < ENDLESS)
+        moved = (new - p).abs() > NEAR * p.abs()
+        moves = going & moved & (new.abs() < ENDLESS)
         p = torch.where(going, new, p)  # what is done stays as it is
         going = moves
         left = int(moves.sum())
@@ -279,8 +285,10 @@ class ErrorParts(Error):
         """
         sign = side[..., None]
         left, shift, square = self._quadratic(z, sign * self.step)
-        end = (square.clamp_min(0).sqrt() + sign * shift).clamp_min(0) / left + self.step
-        total = torch.where(left > 0, end, torch.inf).square().sum(-1).sqrt()
+        crossing = square.clamp_min(0).sqrt() + sign * shift
+        end = crossing.clamp_min(0) / left + self.step
+        end = torch.where(left > 0, end, torch.inf)
+        total = end.square().sum(-1).sqrt()
         return total.masked_fill(self.variance.isnan().any(-1), torch.nan)
 
     def gap(self, z: float | Tensor) -> tuple[Tensor, Tensor]:
@@ -365,17 +373,17 @@ class RatioError(Error):
         before = torch.zeros_like(start)
         excess_before = start
         u = start
-        found = torch.zeros_like(start, dtype=torch.bool)
+        settled = torch.zeros_like(start, dtype=torch.bool)
         for _ in range(SECANTS):
             excess = self.at(side * u).margin(z, side) - u
-            found = excess.abs() <= CLOSE * u
-            if bool((found | excess.isnan()).all()):
+            settled = excess.abs() <= CLOSE * u
+            if bool((settled | excess.isnan()).all()):
                 break
             slope = ((excess - excess_before) / (u - before)).nan_to_num(-1.0).clamp(-4.0, -0.2)
             before = u
             excess_before = excess
-            u = torch.where(found, u, (u - excess / slope).clamp_min(0))
-        return torch.where(found & widest.isfinite(), u, widest)
+            u = torch.where(settled, u, (u - excess / slope).clamp_min(0))
+        return torch.where(settled & widest.isfinite(), u, widest)
 
     def gap(self, z: float | Tensor) -> tuple[Tensor, Tensor]:
         return self.first.gap(z)

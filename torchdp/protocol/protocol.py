@@ -5,7 +5,7 @@ Verbs are final and check their arguments; a class writes the ones named ``*_unc
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, ClassVar, Generic, TypeVar, cast, final
 
 import torch
@@ -135,13 +135,20 @@ class Protocol(ABC, Generic[S]):
     def collect_groups(self, x: Tensor, groups: Tensor, size: int, draws: Draws) -> Tally:
         """``collect`` for each of ``size`` groups, unchecked: n (size,).
 
-        groups: the number of each user's, (n,). Here one group after the other.
+        groups: the number of each user's, (n,). Here one group after the other, its rows in their
+        order.
         """
-
-        def collect(rows: Tensor) -> Tally:
-            return self.collect_unchecked(rows, draws)
-
-        return in_turn(collect, self.layout, x, groups, size)
+        n = torch.bincount(groups, minlength=size)
+        # An empty group has no users to collect from, and a tally of 0.
+        parts = {}
+        for name, (shape, dtype) in self.layout.items():
+            parts[name] = x.new_zeros(size, *shape, dtype=dtype)
+        in_order = x[groups.argsort(stable=True)]
+        for group, rows in enumerate(in_order.split(n.tolist())):
+            if len(rows):
+                for name, part in self.collect_unchecked(rows, draws).parts.items():
+                    parts[name][group] = part
+        return Tally(n, parts)
 
     @abstractmethod
     def sample_unchecked(self, summary: S, draws: Simulated, shape: tuple[int, ...]) -> Tally:
@@ -223,6 +230,7 @@ class Protocol(ABC, Generic[S]):
 
         Raises TypeError, ValueError.
         """
+        # A generator's draws can be repeated: they are for simulation, and hide nobody.
         shape = checks.sample_shape(sample_shape)
         return self.sample_unchecked(self.validate_summary(summary), Simulated(generator), shape)
 
@@ -302,6 +310,7 @@ class MessageProtocol(Protocol[S], Generic[S, M]):
 
         Raises TypeError, ValueError.
         """
+        # Detached: what is sent must not carry the users' data in its graph.
         x = self.validate(rows_of(x, self.held)).detach()
         return self.randomize_unchecked(x, source(noise, x.device))
 
@@ -462,19 +471,3 @@ class Same(Relay[S, M, C]):
     def sample_unchecked(self, summary: S, draws: Simulated, shape: tuple[int, ...]) -> Tally:
         """At the client's cost."""
         return self.client.sample_unchecked(summary, draws, shape)
-
-
-def in_turn(
-    collect: Callable[[Tensor], Tally], layout: Layout, x: Tensor, groups: Tensor, size: int
-) -> Tally:
-    """``collect`` of each group's rows, in their order; the parts of an empty group are 0."""
-    n = torch.bincount(groups, minlength=size)
-    # An empty group has no users to run ``collect`` for, and a tally of 0.
-    parts = {}
-    for name, (shape, dtype) in layout.items():
-        parts[name] = x.new_zeros(size, *shape, dtype=dtype)
-    for group, rows in enumerate(x[groups.argsort(stable=True)].split(n.tolist())):
-        if len(rows):
-            for name, part in collect(rows).parts.items():
-                parts[name][group] = part
-    return Tally(n, parts)

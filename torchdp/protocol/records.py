@@ -102,6 +102,7 @@ def farthest(deviation: Any, scale: float = 0.0) -> Any:
     factor e each ``scale`` (Bernstein's bound: P(Z > (2 L)^(1/2) deviation + L scale) <= e^-L, here
     at L = 800).
     """
+    # (2 L)^(1/2) = 40, and 40 * 40 is more than L.
     return FARTHEST * (deviation + FARTHEST * scale)
 
 
@@ -194,6 +195,7 @@ class Crowd(Brief):
     @property
     def covariance(self) -> Tensor:
         """Of the users' values (m, d), divisor n: (d, d), float64."""
+        # Around the mean: sum x x^T - n m m^T cancels where the mean is large.
         centred = self.values.double() - self.mean[..., None, :]
         weighted = self.counts.double()[..., None] * centred
         return weighted.mT @ centred / beside(self.n, 2)
@@ -201,6 +203,7 @@ class Crowd(Brief):
     def mapped(self, change: Callable[[Tensor], Tensor]) -> "Crowd":
         """The same users, whose values are what ``change`` makes of rows (m, ...)."""
         leading = self.values.shape[: self.counts.ndim]
+        # ``change`` takes rows as users hold them, without a batch.
         values = change(self.values.flatten(0, len(leading) - 1))
         return Crowd(values.unflatten(0, leading), self.counts)
 
@@ -217,6 +220,7 @@ class Crowd(Brief):
         """
         crowd = checks.instance("summary", summary, Crowd)
         try:
+            # Detached: an estimate must not carry the users' data in its graph.
             crowd = crowd.mapped(lambda rows: validate(rows).detach())
         except (TypeError, ValueError) as error:
             raise type(error)(f"summary must hold values that users may have: {error}") from None
@@ -266,6 +270,7 @@ class Tally(Brief):
 
     def kept(self) -> "Tally":
         """A copy, for what is computed from it later."""
+        # The caller may go on adding to its tally in place.
         return Tally(self.n, {name: part.detach().clone() for name, part in self.parts.items()})
 
     def users(self, answer: int = 0) -> float | Tensor:
@@ -338,11 +343,13 @@ class Tally(Brief):
         low = torch.as_tensor(low, dtype=torch.float64, device=value.device)
         high = torch.as_tensor(high, dtype=torch.float64, device=value.device)
         behind = max(low.ndim, high.ndim) - n.ndim
+        # Limits are of one user at least; the parts of an empty group are 0.
         some = (n > 0).view(*n.shape, *[1] * behind)
         wrong = (value < low * some) | (value > high * some)
         if bool(wrong.any()):
             answer = math.prod(value.shape[value.ndim - behind :])
-            where = checks.at(wrong.reshape(-1, *n.shape, answer).any(-1).any(0))
+            rows = wrong.reshape(-1, *n.shape, answer).any(-1)
+            where = checks.at(rows.any(0))
             raise ValueError(
                 f"tally is not what so many users can have sent: {name} is too far off{where}"
             )
@@ -409,6 +416,7 @@ class Estimate(Brief):
             added: by sampling to the variance, (*batch, *answer).
             covariance: makes the whole one.
         """
+        # The noise is independent of who is sampled: the variances add up.
         return replace(
             self,
             standard_error=torch.hypot(self.standard_error, added.sqrt()),
@@ -516,11 +524,13 @@ class Estimate(Brief):
         """Names of columns, rows of numbers, and how many numbers there are beyond."""
         more = max(0, self.value.numel() - SHOWN)
         columns = {"value": self.value, "standard error": self.standard_error}
+        # Each interval is a search, and there would be one for every entry, shown or not.
         if not more:
             columns["low"], columns["high"] = self.interval()
         numbers = []
         for column in columns.values():
-            numbers.append(column.detach().expand(self.value.shape).flatten()[:SHOWN].tolist())
+            entries = column.detach().expand(self.value.shape).flatten()
+            numbers.append(entries[:SHOWN].tolist())
         return tuple(columns), list(zip(*numbers, strict=True)), more
 
 

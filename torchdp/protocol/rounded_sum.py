@@ -164,7 +164,8 @@ def exact_sums(columns: Tensor, counts: Tensor, step: float) -> Tensor:
 
     Raises ValueError where a sum is 2^62 steps or more.
     """
-    unit = math.ldexp(1.0, math.frexp(float(columns.abs().max()))[1] - BITS)
+    _, exponent = math.frexp(float(columns.abs().max()))
+    unit = math.ldexp(1.0, exponent - BITS)
     whole = (columns / unit).round().to(torch.int64)
     # Limbs of ``bits`` bits: k products of two of them add up to fewer than 2^53.
     bits = (MANTISSA - counts.shape[-1].bit_length()) // 2

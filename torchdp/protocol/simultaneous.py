@@ -58,7 +58,8 @@ def largest_deviate(covariance: Tensor, level: float) -> Tensor:
         return R.new_zeros(batch)
     if bool((R - R[:1]).abs().amax() <= ALIKE):
         R = R[:1]  # a batch of one noise for different numbers of users
-    z = torch.cat([_deviates(part, level) for part in R.split(rows_at_once(AT_ONCE * m))])
+    parts = R.split(rows_at_once(AT_ONCE * m))
+    z = torch.cat([_deviates(part, level) for part in parts])
     return z.expand(math.prod(batch)).reshape(batch)
 
 
@@ -82,13 +83,15 @@ def _deviates(R: Tensor, level: float) -> Tensor:
     # A root by eigenvectors, not Cholesky's: R may be singular.
     eigenvalues, vectors = torch.linalg.eigh(R.where(known[:, None, None], 0.0))
     eigenvalues = eigenvalues.clamp_min(0)
-    root = (vectors * eigenvalues.sqrt()[:, None, :]).flatten(0, 1)
+    root = vectors * eigenvalues.sqrt()[:, None, :]
+    rows = root.flatten(0, 1)
     generator = keyed_generator(b"torchdp.protocol.simultaneous", "cpu")
     largest = []
     for _ in range(DRAWS // AT_ONCE):
         normal = torch.randn(AT_ONCE, m, dtype=torch.float64, device="cpu", generator=generator)
-        Z = normal.to(R.device) @ root.mT
-        largest.append(Z.abs_().view(AT_ONCE, count, m).amax(-1))
+        Z = normal.to(R.device) @ rows.mT
+        sizes = Z.abs_().view(AT_ONCE, count, m)
+        largest.append(sizes.amax(-1))
     z = torch.cat(largest).mT.kthvalue(order, -1).values
     single = quantile(level)
     z = torch.minimum(z.clamp_min(single), bound)

@@ -39,6 +39,7 @@ class TypeProtocol(MessageProtocol[Tensor, Tensor]):
 
     @property
     def bits_per_user(self) -> int:
+        # Of the largest number, outputs - 1.
         return (self.outputs - 1).bit_length()
 
     def encode(self, messages: Tensor) -> bytes:
@@ -58,6 +59,7 @@ def from_messages(
     parts = {}
     for name, (size, dtype) in protocol.layout.items():
         parts[name] = torch.empty(*batch, *size, dtype=dtype, device=draws.device)
+    # In any order: a tally is the sum of messages, each of which hangs on its own user's type.
     for row in np.ndindex(batch):
         tally = protocol.collect_unchecked(types.repeat_interleave(crowds[row]), draws)
         for name, part in parts.items():
@@ -112,6 +114,7 @@ class InteractiveProtocol(Protocol[S]):
         """The rounds' tallies of one that was ``joined``."""
         parts: list[dict[str, Tensor]] = [{} for _ in range(self.rounds)]
         for name, part in tally.parts.items():
+            # The first dot: a part of a round of rounds has one in its own name.
             r, own = name.split(".", 1)
             parts[int(r)][own] = part
         return tuple(Tally(tally.n, own) for own in parts)

@@ -48,6 +48,7 @@ def choose_rounds(
     }
     candidates = list(chosen.candidates)
     for name, protocol in rounds.items():
-        error = math.sqrt(fmean(float(protocol.predicted_mse(h * n)) for h in family))
-        candidates.append(Candidate(name, protocol, error))
+        # Squared errors are averaged over the family, and the root is taken last.
+        squares = [float(protocol.predicted_mse(h * n)) for h in family]
+        candidates.append(Candidate(name, protocol, math.sqrt(fmean(squares))))
     return Choice(tuple(candidates))

@@ -148,7 +148,9 @@ class PairsInRounds(InteractiveProtocol[Tensor]):
             return following
         questions = self.questions(self.means(self.joined(heard)))
         numbers = self.schedule[index][1]
-        asked = tuple(questions[number - len(self.randomizers)] for number in numbers)
+        # Answers are numbered after all vectors.
+        vectors = len(self.randomizers)
+        asked = tuple(questions[number - vectors] for number in numbers)
         return replace(following, questions=asked)
 
     @property
@@ -227,7 +229,8 @@ class RoundsAnalyst(PairwiseAnalyst):
             return 0.0
         most: Tensor | float = 0.0
         for question in self.protocol.questions(self.protocol.means(tally)):
-            most = most + question.clipping(self.statistic.points).abs().amax(-1)
+            clipped = question.clipping(self.statistic.points).abs()
+            most = most + clipped.amax(-1)
         return most
 
     def mean_variance(self, counts: Tensor, form: Form) -> Tensor:
@@ -258,7 +261,9 @@ class RoundsAnalyst(PairwiseAnalyst):
             clipped = clipped + question.clipping(points) @ shares
             of_users = variance(response, question.shown(points)) @ shares
             answered = answered + question.half_width.square() * of_users / n
-        return (answered + clipped * (clipped + 2 * missed)).mean()
+        # (missed + clipped)^2 - missed^2 without the difference of two squares.
+        bias = clipped * (clipped + 2 * missed)
+        return (answered + bias).mean()
 
     def worst_variance(self, n: float | Tensor, form: Form) -> Tensor:
         """inf where questions clip: their bias depends on the data."""
@@ -289,6 +294,7 @@ class RoundsAnalyst(PairwiseAnalyst):
 def normals(points: Tensor, key: bytes, *batch: int) -> Tensor:
     """Standard normals in the place of vectors' noise, always the same ones: (*batch, draws, r)."""
     count = DRAWS if points.numel() <= LARGE else DRAWS // 4
+    # Fixed by the key: two protocols' predictions do not differ by their draws.
     Z = points.new_empty(*batch, count, points.shape[1])
     return Z.normal_(generator=keyed_generator(key, points.device))
 
@@ -320,10 +326,12 @@ def extremes(statistic: PairwiseStatistic) -> Extremes:
     kernel = statistic.kernel(form) - form.constant
     noise = (normals(points, b"interactive range") * form.weights) @ points.mT
     half_ranges = (noise.amax(1) - noise.amin(1)) / 2
+    ranges = kernel.amax(1) - kernel.amin(1)
+    turned = points * form.weights
     return Extremes(
-        half=float((kernel.amax(1) - kernel.amin(1)).max() / 2),
+        half=float(ranges.max() / 2),
         noise=float(half_ranges.square().mean().sqrt()),
         largest=float(kernel.abs().max()),
         own=float(kernel.diagonal().abs().max()),
-        longest=float(statistic.longest(form)),
+        longest=float(turned.norm(dim=1).max()),
     )

@@ -296,7 +296,8 @@ class Round(MessageProtocol[Tensor, Tensor]):
         n = single(self.check(tally).n)
         means = [message.value(tally[name] / n) for name, message in self.sent.items()]
         value = torch.cat(means, -1)
-        return Estimate(value, (self._largest / n).sqrt().expand_as(value), n)
+        error = (self._largest / n).sqrt()
+        return Estimate(value, error.expand_as(value), n)
 
     def exact(self, summary: Tensor) -> Tensor:
         counts = self._of_one(checks.users("summary", summary, self.held))
@@ -306,6 +307,7 @@ class Round(MessageProtocol[Tensor, Tensor]):
 
     def predicted_mse(self, summary: Tensor) -> Tensor:
         counts = self._of_one(checks.users("summary", summary, self.held))
+        # Users draw independently of each other: their variances add up.
         sums = [counts @ message.variance(message.shown) for message in self.sent.values()]
         return torch.cat(sums, -1) / counts.sum() ** 2
 
@@ -317,6 +319,7 @@ class Round(MessageProtocol[Tensor, Tensor]):
     def _largest(self) -> Tensor:
         """The largest variance of one user's message, that at the value 0."""
         largest = []
+        # Even and concave in the value (``variance``), so largest at 0.
         for message in self.sent.values():
             zero = torch.zeros_like(message.shown[..., :1, :])
             largest.append(message.variance(zero)[..., 0, :])

@@ -73,6 +73,7 @@ class ProjectedProtocol(PairsInRounds):
         checks.within("epsilon", epsilon, messages * SMALLEST_EPSILON, messages * LARGEST_EPSILON)
 
         def split(logits: np.ndarray) -> tuple[float, ...]:
+            # A logit for each share but the last, whose logit is 0: e^12 is the largest ratio of two.
             powers = np.exp(np.clip(np.append(logits, 0.0), -6, 6))
             # A little less than epsilon, so that rounding adds up to no more.
             budgets = epsilon * (1 - 1e-15) * powers / powers.sum()
@@ -86,6 +87,7 @@ class ProjectedProtocol(PairsInRounds):
             first = scale * searched_variance(statistic.dim, budgets[0])
             second = scale * searched_variance(statistic.dim, budgets[1])
             answers = [searched_worst_variance(budget) / n for budget in budgets[2:]]
+            # The logarithm makes the search's tolerance a relative one.
             return math.log(cls._bound(statistic, most, (first, first), second, answers))
 
         start = np.zeros(messages - 1)
@@ -108,7 +110,9 @@ class ProjectedProtocol(PairsInRounds):
         return tuple(ask(self.statistic.points, weights * vector, self.clip) for vector in vectors)
 
     def offset(self, means: tuple[Tensor, ...], n: float) -> Tensor:
-        return -(self.statistic.form.weights * means[1] * self.project(means[0])).sum(-1)
+        mu = self.project(means[0])
+        turned = self.statistic.form.weights * means[1]
+        return -(turned * mu).sum(-1)
 
     def project(self, mean: Tensor) -> Tensor:
         """mu, the point of the hull of the users' vectors that is nearest to a noisy mean."""
@@ -136,7 +140,9 @@ class ProjectedProtocol(PairsInRounds):
     ) -> float:
         """``worst`` by the variances of mean messages; first: variance and proxy of the first."""
         v, proxy = first
-        projected = statistic.radius * math.sqrt(2 * proxy * math.log(max(statistic.types, 2)))
+        # E ||s - mu||^2 is at most r v, that of no projection, and Theorem 19's for the hull.
+        log_types = math.log(max(statistic.types, 2))
+        projected = statistic.radius * math.sqrt(2 * proxy * log_types)
         largest = float(statistic.form.weights.square().max())
         bound = second * largest * min(statistic.dim * v, projected)
         # Half ranges of the kernel, and of the kernel and Y's noise.
@@ -152,7 +158,8 @@ class ProjectedProtocol(PairsInRounds):
         mean = counts.to(points) @ points / n
         first, second = [client.moments.variance / n for client in self.randomizers]
         mu = self.project(mean + first**0.5 * normals(points, b"projected prediction"))
-        return second * (form.weights * (mu - mean)).square().sum(-1).mean()
+        missed = form.weights * (mu - mean)
+        return second * missed.square().sum(-1).mean()
 
     def plug_in_published_variance(self, means: tuple[Tensor, ...], n: float, form: Form) -> Tensor:
         """v_Y ||J (Y - mu)||^2/n less what Y's own noise adds."""
@@ -193,7 +200,8 @@ class ThreeRound(ProjectedProtocol):
         """
         epsilon = checks.positive("epsilon", epsilon)
         form = one_kernel(statistic).form
-        largest = float((statistic.kernel(form) - form.constant).abs().max())
+        kernel = statistic.kernel(form) - form.constant
+        largest = float(kernel.abs().max())
         return cls(statistic, epsilon, (epsilon / 4,) * 4, clip=4 * largest)
 
 

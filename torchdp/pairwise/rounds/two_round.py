@@ -146,7 +146,8 @@ class TwoRound(PairsInRounds):
     def plug_in_published_variance(self, means: tuple[Tensor, ...], n: float, form: Form) -> Tensor:
         """Without the terms of the third and fourth moments, which vanish as n grows."""
         of_noise = self._v * form.weights.square().sum() / n
-        square = (form.weights * means[0]).square().sum(-1) - of_noise
+        turned = form.weights * means[0]
+        square = turned.square().sum(-1) - of_noise
         return self._variance(n**2 * square.clamp_min(0), n, self.weight)
 
     def worst(self, n: float, most: Extremes) -> float:
@@ -172,7 +173,8 @@ class TwoRound(PairsInRounds):
         slope = weights * (counts @ points)  # J s
         unit = points / self.statistic.radius
         higher = self._noise.beyond_normal(unit, slope, weights, 2 * (1 - weight), 1 - 2 * weight)
-        return self._variance(slope.square().sum(), n, weight) + counts @ higher / n**4
+        normal = self._variance(slope.square().sum(), n, weight)
+        return normal + counts @ higher / n**4
 
     def _variance(self, square: Tensor | float, n: Tensor | float, weight: float) -> Tensor:
         """For normal noise; ``square``: ||J s||^2, s the sum of the vectors."""
@@ -180,7 +182,8 @@ class TwoRound(PairsInRounds):
         q = 1 - 2 * weight
         squares = self.statistic.form.weights.square().sum()
         linear = p**2 * self._v * square / n**3
-        return linear + 2 * q**2 * self._v**2 * squares / n**2
+        quadratic = 2 * q**2 * self._v**2 * squares / n**2
+        return linear + quadratic
 
     def _worst(self, n: float, most: Extremes, weight: float) -> float:
         p = 2 * (1 - weight)
@@ -195,9 +198,11 @@ class TwoRound(PairsInRounds):
         mixed = self._noise.mixed_third
         # s^T J P J u is s^T J^2 u less (s^T J u) (u^T J u)
         third = abs(self._noise.third - 2 * mixed) * along * own
-        third += abs(mixed) * (along * across + 2 * most.longest**2 / radius)
+        size = along * across + 2 * most.longest**2 / radius
+        third += abs(mixed) * size
         higher = 2 * p * abs(q) * third / n**2 + float(fourth.amax()) / n**3
-        half_width = 2 * weight * (most.half + most.noise * (self._v / n) ** 0.5)
+        noise = most.noise * (self._v / n) ** 0.5
+        half_width = 2 * weight * (most.half + noise)
         # A response's variance is largest at the value 0.
         answers = half_width**2 * self.responses[0].moments.variance / n
         published = float(self._variance((most.longest * n) ** 2, n, weight))
