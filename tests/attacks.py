@@ -12,8 +12,11 @@ import torch
 from scipy.special import betaincinv
 
 SURE = 1e-9  # chance that a bound of a probability is wrong
-TAILS, VALUES = 40, 4096
-LEVELS, BITS = 20, 12  # powers of two below which a number may lie; low-order bits
+TAILS = 40
+VALUES = 4096
+# powers of two below which a number may lie; low-order bits
+LEVELS = 20
+BITS = 12
 
 
 def certified(here, there, times, delta):
@@ -79,7 +82,8 @@ def strongest(one, two, delta=0.0):
     """The most certain log ratio of all events, either way round, in any column of (times,) or
     (times, columns).
     """
-    found, times = -math.inf, len(one)
+    found = -math.inf
+    times = len(one)
     for columns in zip(one.reshape(times, -1).mT, two.reshape(times, -1).mT, strict=True):
         pairs = np.unique(events(*(column.contiguous() for column in columns)).numpy(), axis=0)
         likely = pairs[pairs.max(1) > 1]

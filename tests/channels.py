@@ -43,7 +43,8 @@ def counted(said, n):
     """For n users the number of words W in [0, 2^63) of which ``said`` is true, those below it: by
     asking 63 times.
     """
-    low, high = [0] * n, [2**63] * n
+    low = [0] * n
+    high = [2**63] * n
     for _ in range(63):
         middle = [(a + b) // 2 for a, b in zip(low, high, strict=True)]
         below = said(middle).tolist()
@@ -102,10 +103,12 @@ def channel(oracle):
             found.append(law)
         return found
     if isinstance(oracle, HadamardResponse):
-        size, low = oracle.outputs, Fraction(oracle.lost)
+        size = oracle.outputs
+        low = Fraction(oracle.lost)
         odd = [[bin((x + 1) & y).count("1") % 2 for y in range(size)] for x in range(k)]
         return [[(low if each else 1 - low) * 2 / size for each in row] for row in odd]
-    lost, off = Fraction(oracle.lost), Fraction(oracle.off)
+    lost = Fraction(oracle.lost)
+    off = Fraction(oracle.off)
     if isinstance(oracle, SubsetSelection):
         sets = list(itertools.combinations(range(k), oracle.subset))
         holding = math.comb(k - 1, oracle.subset - 1)
@@ -125,7 +128,8 @@ def channel(oracle):
 def area(randomizer):
     """The share of the cap beyond the threshold, by quadrature."""
     # acos(threshold)
-    power, edge = randomizer.cap.dim - 2, 2 * math.atan(math.exp(-randomizer.cap.rapidity))
+    power = randomizer.cap.dim - 2
+    edge = 2 * math.atan(math.exp(-randomizer.cap.rapidity))
     part, whole = (
         integrate.quad(lambda a: math.sin(a) ** power, 0, end, epsabs=0, epsrel=1e-13)[0]
         for end in (edge, math.pi)
@@ -138,7 +142,8 @@ def two_densities(randomizer):
     set's share.
     """
     law = randomizer.cap
-    chance, share = Fraction(law.chance, 2**63), Fraction(law.survival)
+    chance = Fraction(law.chance, 2**63)
+    share = Fraction(law.survival)
     truth = spent(chance / share / ((1 - chance) / (1 - share)))
     # the share is the one of this threshold
     assert float(share) == pytest.approx(area(randomizer), rel=1e-9)
@@ -159,7 +164,8 @@ def hockey_stick(randomizer):
     """The delta of two normals 2 radius apart at the stated epsilon, by quadrature of their
     densities.
     """
-    epsilon, shift = randomizer.epsilon, 2 * randomizer.radius / randomizer.sigma
+    epsilon = randomizer.epsilon
+    shift = 2 * randomizer.radius / randomizer.sigma
     edge = epsilon / shift + shift / 2  # beyond it the first density is e^epsilon times the second
     truth, _ = integrate.quad(
         lambda t: stats.norm.pdf(t - shift) - math.exp(epsilon) * stats.norm.pdf(t),

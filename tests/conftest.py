@@ -17,7 +17,8 @@ from torchdp.protocol.choice import Candidate
 from torchdp.randomizers import RandomizedResponse, StrategyMatrix
 from torchdp.randomizers.alphabet import shift_strategy
 
-CHOOSE, SHIFTS = queries.choose, shift_strategy.shifts
+CHOOSE = queries.choose
+SHIFTS = shift_strategy.shifts
 THREADS = os.environ.setdefault("OMP_NUM_THREADS", "1")  # of the processes that tests start too
 
 

@@ -96,10 +96,13 @@ class Contract:
     bad: ClassVar[list] = []  # data that must be refused
     # fields times what makes the guarantee wrong: the negative control
     weaker: ClassVar[dict] = {"epsilon": 1.1}
-    repeats, runs = 10_000, 200  # draws of sample_estimate; of collect
+    # draws of sample_estimate; of collect
+    repeats = 10_000
+    runs = 200
     slack = 0.0  # relative, of predicted_mse where it is to first order or from draws
     # in the last place, of answers of a batch and of intervals, which are searched for
-    units, ends = 32.0, 1024.0
+    units = 32.0
+    ends = 1024.0
     alike = False  # whether all that it takes are of one number of users
     grouped = 30  # runs of groups of users
     # whether a summary's draws are as many whatever is drawn, and each of its own words
@@ -130,7 +133,8 @@ class Contract:
         return cls.protocol.summary(cls.protocol.validate(cls.x))
 
     def test_guarantee_is_what_the_law_says(self):
-        loss, bound = self.loss(self.protocol), self.bound(self.protocol)
+        loss = self.loss(self.protocol)
+        bound = self.bound(self.protocol)
         assert loss <= bound * (1 + 1e-9)
         assert not self.protocol.guarantee.exact or loss >= bound * (1 - 1e-6)
 
@@ -161,7 +165,8 @@ class Contract:
         drawn = self.protocol.sample_tally(
             summary, generator=generator(), sample_shape=(self.repeats,)
         )
-        found, truth = self.protocol.analyse(drawn), self.protocol.exact(summary)
+        found = self.protocol.analyse(drawn)
+        truth = self.protocol.exact(summary)
         squares = (found.value - truth).square()
         predicted = self.protocol.predicted_mse(summary)
         assert predicted.shape == squares.shape[1:] and predicted.dtype == torch.float64
@@ -198,7 +203,8 @@ class Contract:
         """The most certain log ratio of events of what leaves, over what delta leaves of it; its
         guarantee.
         """
-        rows, promise = torch.unique(self.x, dim=0), self.protocol.guarantee
+        rows = torch.unique(self.x, dim=0)
+        promise = self.protocol.guarantee
         one, two = (self.released(row, seed, times) for seed, row in enumerate((rows[0], rows[-1])))
         return strongest(one, two, promise.delta), promise
 
@@ -231,11 +237,9 @@ class Contract:
         """Summaries of other users in other numbers, in one call: the same answers to 32 units in
         the last place.
         """
-        p, turns, near = (
-            self.protocol,
-            turns_of(summary, self.alike),
-            partial(self.near, self.units),
-        )
+        p = self.protocol
+        turns = turns_of(summary, self.alike)
+        near = partial(self.near, self.units)
         if isinstance(p, UNBATCHED):
             for verb in (p.predicted_mse, lambda one: p.sample_tally(one, generator=generator())):
                 with pytest.raises((TypeError, ValueError), match=r"summary|\bn must"):
@@ -251,7 +255,8 @@ class Contract:
         for objective in Objective:
             worst = p.worst_mse(torch.tensor([one.n for one in loop], dtype=torch.int64), objective)
             near(worst, (p.worst_mse(one.n, objective) for one in loop))
-        found, each = p.analyse(batch_of(loop, 1)), list(map(p.analyse, loop))
+        found = p.analyse(batch_of(loop, 1))
+        each = list(map(p.analyse, loop))
         near(found.value, (one.value for one in each), 1)
         near(found.standard_error, (one.standard_error for one in each), 1)
         for side in (0, 1):
@@ -285,16 +290,20 @@ class Contract:
         """Users of two groups, each like x, in a mixed order, and nobody of a third: each group's
         law is its own.
         """
-        p, n, apart = self.protocol, len(self.x), 1 if self.alike else 2
+        p = self.protocol
+        n = len(self.x)
+        apart = 1 if self.alike else 2
         order = torch.randperm(2 * n, generator=generator())
-        x, groups = torch.cat([self.x, self.x])[order], apart * (order >= n).long()
+        x = torch.cat([self.x, self.x])[order]
+        groups = apart * (order >= n).long()
         if isinstance(p, UNBATCHED):
             return
         noises = (SeededNoise(1000 + seed) for seed in range(self.grouped))
         runs = [p.collect(x, groups=groups, size=2 * apart, noise=noise) for noise in noises]
         for name, part in slow.items():
             heard = torch.stack([run[name] for run in runs])
-            one, two = heard[:, 0], heard[:, apart]
+            one = heard[:, 0]
+            two = heard[:, apart]
             assert one_law(one, part) and one_law(two, part) and not heard[:, 1:apart].any()
             assert not heard.is_floating_point() or not bool((one == two).all())
         if not self.alike:
@@ -302,7 +311,8 @@ class Contract:
             with pytest.raises(ValueError, match=r"at batch index \(1,\)"):
                 p.analyse(runs[0])
         kept = runs[0].at(runs[0].n > 0)
-        found, alone = p.analyse(kept), [p.analyse(kept.at(at)) for at in (0, 1)]
+        found = p.analyse(kept)
+        alone = [p.analyse(kept.at(at)) for at in (0, 1)]
         self.near(self.units, found.value, (one.value for one in alone))
         beside = p.estimate(torch.stack([self.x, self.x]), noise=SeededNoise(1))
         assert beside.n.tolist() == [n, n] and beside.value.shape == found.value.shape
@@ -317,7 +327,8 @@ class Contract:
                 torch.equal(found[name], part) for name, part in parts.items()
             ), kind
             if isinstance(p, MessageProtocol):
-                sent, again = (p.randomize(each, noise=SeededNoise(2)) for each in (x, rows))
+                sent = p.randomize(x, noise=SeededNoise(2))
+                again = p.randomize(rows, noise=SeededNoise(2))
                 assert all(
                     torch.equal(*both) for both in zip(tensors(sent), tensors(again), strict=True)
                 ), kind
@@ -361,7 +372,8 @@ class Contract:
         p = self.protocol
         odd = [None, "text", 3, torch.tensor(1.0), torch.zeros(3, 97), Crowd.of(torch.zeros(3, 97))]
         if isinstance(summary, Crowd):
-            values, counts = summary.values, summary.counts
+            values = summary.values
+            counts = summary.counts
             odd += [
                 Crowd(values, 0 * counts),
                 Crowd(values[:0], counts[:0]),
@@ -481,7 +493,8 @@ class MessageContract(Contract):
         """
         mixed = Amplified | Shuffled | SecureSums | SharedSum | SecureQueries
         if isinstance(channel_of(self.protocol), mixed):
-            x, noise = torch.cat([row[None], self.x[1:]]), SeededNoise(seed)
+            x = torch.cat([row[None], self.x[1:]])
+            noise = SeededNoise(seed)
             (name,) = self.protocol.layout
             totals = [
                 self.protocol.collect(x, noise=noise)[name].flatten()
@@ -511,11 +524,9 @@ class MessageContract(Contract):
             return self.protocol.tally(self.protocol.randomize(self.x, noise=SeededNoise(seed)))
 
         add, (one, two, three) = self.protocol.add, map(tally, range(3))
-        left, right, alone = (
-            add(add(one, two), three),
-            add(one, add(two, three)),
-            add(self.protocol.empty, one),
-        )
+        left = add(add(one, two), three)
+        right = add(one, add(two, three))
+        alone = add(self.protocol.empty, one)
         assert left.n == right.n == 3 * one.n and alone.n == one.n and add().n == 0
         for name, part in one.parts.items():
             torch.testing.assert_close(left[name], right[name])
@@ -556,7 +567,8 @@ class LocalContract(MessageContract):
         """What each user alone adds says what counts are: never negative or above n, and of what
         sum.
         """
-        users, p = enumerate(self.x), self.protocol
+        users = enumerate(self.x)
+        p = self.protocol
         sent = [p.tally(p.randomize(row[None], noise=SeededNoise(seed))) for seed, row in users]
         tally = p.add(*sent)
         for name, part in tally.parts.items():
@@ -564,7 +576,8 @@ class LocalContract(MessageContract):
             if part.is_floating_point() or not part.numel() or alone.min() < 0 or alone.max() > 1:
                 continue
             place = torch.zeros_like(part).flatten()
-            place[0], place[-1] = 1, -1
+            place[0] = 1
+            place[-1] = -1
             moved = place.view_as(part) * (tally.n + 1)  # the sum stays
             for wrong in (part + moved, part - moved, part * 0 - 1, part * 0 + tally.n + 1):
                 self.refuse(Tally(tally.n, {**tally.parts, name: wrong}))
@@ -576,7 +589,8 @@ class LocalContract(MessageContract):
                 )
 
     def test_tallies_of_one_user_and_of_very_many_are_taken(self, summary):
-        p, draws = self.protocol, generator(3)
+        p = self.protocol
+        draws = generator(3)
         for x in (self.x[:1], self.x[-1:], self.x[:1].expand(self.x.shape).contiguous()):
             heard = p.collect(x, noise=SeededNoise(2))
             p.check(p.add(heard, p.empty, heard))

@@ -22,7 +22,8 @@ class Probe(SeededNoise):
 
     def __init__(self, place=-1):
         super().__init__(0)
-        self.place, self.used = place, 0
+        self.place = place
+        self.used = 0
 
     def normal(self, shape, dtype=torch.float64):
         numbers = torch.zeros(math.prod(shape), dtype=dtype)
@@ -53,7 +54,8 @@ def furthest(release, data_sets):
         root = torch.stack(
             [release(data_sets[0], Probe(i)).flatten() - means[0] for i in range(probe.used)], 1
         )
-    inverse, most = torch.linalg.pinv(root, rtol=1e-6), 0.0
+    inverse = torch.linalg.pinv(root, rtol=1e-6)
+    most = 0.0
     for one, other in itertools.combinations(means, 2):
         u = inverse @ (one - other)
         missed = float((one - other - root @ u).norm())
@@ -70,7 +72,8 @@ def true_epsilon(apart, delta):
     """
 
     def beyond(epsilon):
-        log_first, log_second = (float(log_ndtr(s * apart / 2 - epsilon / apart)) for s in (1, -1))
+        log_first = float(log_ndtr(1 * apart / 2 - epsilon / apart))
+        log_second = float(log_ndtr(-1 * apart / 2 - epsilon / apart))
         return (
             math.log(-math.expm1(min(0.0, epsilon + log_second - log_first)) or 1e-300)
             + log_first

@@ -27,13 +27,12 @@ class Given(Noise):
 
     def __init__(self, words: Iterable[int]) -> None:
         super().__init__()
-        self.left, self.more = (
-            [word % 2**64 - (word % 2**64 >> 63 << 64) for word in words],
-            SeededNoise(0),
-        )
+        self.left = [word % 2**64 - (word % 2**64 >> 63 << 64) for word in words]
+        self.more = SeededNoise(0)
 
     def fill(self, words: Tensor) -> None:
-        first, self.left = self.left[: len(words)], self.left[len(words) :]
+        first = self.left[: len(words)]
+        self.left = self.left[len(words) :]
         words[: len(first)] = torch.tensor(first, dtype=torch.int64)
         if len(first) < len(words):
             self.more.fill(words[len(first) :])
@@ -127,12 +126,14 @@ def one_law(one: Tensor, two: Tensor, axes: int = 3) -> bool:
     """Do the rows of (a, ...) and (b, ...) come from one law? Along random axes and the first two
     entries.
     """
-    one, two = (part.double().reshape(len(part), -1) for part in (one, two))
+    one = one.double().reshape(len(one), -1)
+    two = two.double().reshape(len(two), -1)
     width = one.shape[1]
     along = [torch.randn(width, axes, dtype=torch.float64, generator=generator(2))]
     along.append(torch.eye(width, min(width, 2), dtype=torch.float64))
     for axis in torch.cat(along, 1).mT:
-        a, b = one @ axis, two @ axis
+        a = one @ axis
+        b = two @ axis
         a, b = rounded(torch.cat([a, b])).split([len(a), len(b)])
         z = float(
             (a.mean() - b.mean()) / (a.var() / len(a) + b.var() / len(b)).sqrt().clamp_min(1e-12)

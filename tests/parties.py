@@ -14,7 +14,9 @@ from torchdp import secure
 from torchdp.noise import SeededNoise
 
 # of a frame, the tag with its nonce: anybody can count them
-HEADER_BYTES, NONCE_BYTES, TAG_BYTES = 62, 12, 28
+HEADER_BYTES = 62
+NONCE_BYTES = 12
+TAG_BYTES = 28
 SIZES = {"north": 3, "south": 10, "east": 1, "west": 6}
 SERVERS = ("server-0", "server-1", "server-2")
 
@@ -43,7 +45,8 @@ class Parties:
     servers: tuple = SERVERS
 
     def __post_init__(self):
-        self.at, names = self.folder / "session", [*self.servers, *self.sizes, "analyst"]
+        self.at = self.folder / "session"
+        names = [*self.servers, *self.sizes, "analyst"]
         (self.folder / "keys").mkdir(parents=True)
         secure.new_keys(self.folder / "keys", *names)
         self.session = self.opened(self.question)
@@ -107,17 +110,26 @@ class Parties:
 
 def ladder(scalar, point):
     """X25519 of RFC 7748, section 5, in Python's integers."""
-    p, k = 2**255 - 19, int.from_bytes(scalar, "little")
+    p = 2**255 - 19
+    k = int.from_bytes(scalar, "little")
     k = (k & ~7 & (2**255 - 1)) | 2**254
     u = int.from_bytes(point, "little") & (2**255 - 1)
-    a, b, c, d = 1, 0, u, 1
+    a = 1
+    b = 0
+    c = u
+    d = 1
     for bit in reversed(range(255)):
         if k >> bit & 1:
             a, b, c, d = c, d, a, b
-        plus, minus = (a + b) ** 2, (a - b) ** 2
-        e, cross, other = plus - minus, (c - d) * (a + b), (c + d) * (a - b)
-        c, d = (cross + other) ** 2 % p, u * (cross - other) ** 2 % p
-        a, b = plus * minus % p, e * (plus + 121665 * e) % p
+        plus = (a + b) ** 2
+        minus = (a - b) ** 2
+        e = plus - minus
+        cross = (c - d) * (a + b)
+        other = (c + d) * (a - b)
+        c = (cross + other) ** 2 % p
+        d = u * (cross - other) ** 2 % p
+        a = plus * minus % p
+        b = e * (plus + 121665 * e) % p
         if k >> bit & 1:
             a, b, c, d = c, d, a, b
     return (a * pow(b, p - 2, p) % p).to_bytes(32, "little")
@@ -130,11 +142,9 @@ def hkdf(salt, secret, info):
 
 def opened(key, frame):
     """The words of a frame by code of its own, for whoever has the key. Raises InvalidTag."""
-    front, body, nonce = (
-        frame[:HEADER_BYTES],
-        frame[HEADER_BYTES:-NONCE_BYTES],
-        frame[-NONCE_BYTES:],
-    )
+    front = frame[:HEADER_BYTES]
+    body = frame[HEADER_BYTES:-NONCE_BYTES]
+    nonce = frame[-NONCE_BYTES:]
     cipher = ChaCha20Poly1305(hmac.digest(key, b"frame", "sha256"))
     return torch.frombuffer(bytearray(cipher.decrypt(nonce, body, front)), dtype=torch.int64)
 

@@ -191,10 +191,8 @@ def test_a_first_calibration_loads_no_algebra():
 def test_rooms_load_on_first_use_and_with_searches_nothing_heavy():
     """The first optimizer of torch.optim would load torch's compiler: three seconds."""
     first = {path.parent.name for path in ROOT.glob("torchdp/*/__init__.py")} - {"cli"}
-    first, rooms = (
-        sorted(first | {"kernels", "noise", "workloads"}),
-        sorted(set(MAY_IMPORT) - {"__main__", "sklearn"}),
-    )
+    first = sorted(first | {"kernels", "noise", "workloads"})
+    rooms = sorted(set(MAY_IMPORT) - {"__main__", "sklearn"})
     code = f"""
 import sys
 import torch

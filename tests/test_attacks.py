@@ -10,7 +10,10 @@ from torchdp.noise import SeededNoise
 from torchdp.privacy import Model, Neighbours, gaussian_guarantee
 from torchdp.randomizers import RandomizedResponse
 
-TIMES, SIGMA, DELTA = 2**13, 4.0, 1e-6  # as many as the battery takes
+# as many as the battery takes
+TIMES = 2**13
+SIGMA = 4.0
+DELTA = 1e-6
 PROMISE = gaussian_guarantee(SIGMA, DELTA, 1.0, Model.CENTRAL, Neighbours.REPLACE_ONE)
 
 

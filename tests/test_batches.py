@@ -51,7 +51,8 @@ def drawn(name, size=SIZE):
     batch = {}
     for i, (argument, (low, high)) in enumerate(ranges.items()):
         share = torch.rand(size, dtype=torch.float64, generator=generator(i))
-        share[2 * i], share[2 * i + 1] = 0.0, 1.0
+        share[2 * i] = 0.0
+        share[2 * i + 1] = 1.0
         logs = math.log(low) + share * math.log(high / low)
         batch[argument] = logs.exp().clamp(low, high)
         if argument in WHOLE:
@@ -122,8 +123,10 @@ def test_guarantee_the_least_flip_is_private_and_a_little_less_is_not(users):
 # Second moments of 2 x 3 sets of rows, the label last; solutions, spaces and regularizations for
 # each.
 ROWS = normal(2, 3, 40, 4)
-MATRIX, N = ROWS.mT @ ROWS, torch.tensor([[40, 50, 60], [70, 80, 90]])
-X, RIDGES = normal(2, 3, 3, seed=1), normal(2, 3, seed=3).abs()
+MATRIX = ROWS.mT @ ROWS
+N = torch.tensor([[40, 50, 60], [70, 80, 90]])
+X = normal(2, 3, 3, seed=1)
+RIDGES = normal(2, 3, seed=3).abs()
 SPACE = torch.linalg.qr(normal(2, 3, 4, 2, seed=2)).Q
 RELEASED = moment_vector(MATRIX + 5 * normal(2, 3, 4, 4, seed=4), True)
 OBJECTS = {
@@ -205,8 +208,10 @@ def test_many_kernels_of_one_tally_are_their_loop(name, ratio):
             protocol.exact(counts),
         ]
 
-    counts, n = torch.tensor([[10, 20, 30, 40, 500], [7, 0, 9, 100, 3]]), torch.tensor([50, 2000])
-    many, loop = of(...), [of((0, i)) for i in range(2)]
+    counts = torch.tensor([[10, 20, 30, 40, 500], [7, 0, 9, 100, 3]])
+    n = torch.tensor([50, 2000])
+    many = of(...)
+    loop = [of((0, i)) for i in range(2)]
     tally = many.sample_tally(counts, generator=generator(1), sample_shape=(3,))
     each = zip(answers(many), *map(answers, loop), strict=True)
     for found, *expected in each:

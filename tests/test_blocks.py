@@ -47,7 +47,8 @@ def found(text):
     """Blocks of a page as (language, code): fenced at any depth, "indented" where four spaces
     follow an empty line.
     """
-    lines, at = text.expandtabs(4).split("\n"), 0
+    lines = text.expandtabs(4).split("\n")
+    at = 0
     while at < len(lines):
         if fence := re.match(r"( *(?:> ?|[-*] )* *)(`{3,}|~{3,}) *([\w+-]*)", lines[at]):
             start = at = at + 1
@@ -75,8 +76,10 @@ def commands(block):
 def unrun(pages):
     """What no test runs, a line each."""
     for page, text in pages.items():
-        seen, inner = list(found(text)), page.removeprefix("docs/")
-        pythons, before = 0, ""
+        seen = list(found(text))
+        inner = page.removeprefix("docs/")
+        pythons = 0
+        before = ""
         for language, code in seen:
             what = f"{page}: {language or 'block'} {code.strip().splitlines()[:1]}"
             if not code.strip() or language == "math":  # a formula

@@ -147,5 +147,6 @@ def test_global_generator_is_untouched():
 
 @pytest.mark.gpu
 def test_keyed_generators_on_a_gpu_take_64_bits():
-    first, second = (randomness.keyed_generator(key, "cuda") for key in (b"a", b"b"))
+    first = randomness.keyed_generator(b"a", "cuda")
+    second = randomness.keyed_generator(b"b", "cuda")
     assert first.initial_seed() != second.initial_seed()

@@ -31,7 +31,8 @@ def cuda_normal(*shape):
 @pytest.mark.parametrize("p", [2.0, 3.0, float("inf")])
 def test_factorize_agrees_with_the_cpu(p, shift):
     W = cuda_normal(2, 9, 12)
-    there, here = (factorize(M, p, shift, tol=1e-6).certificate for M in (W, W.cpu()))
+    there = factorize(W, p, shift, tol=1e-06).certificate
+    here = factorize(W.cpu(), p, shift, tol=1e-06).certificate
     assert there.upper.is_cuda and there.gap.max() <= 1e-6
     torch.testing.assert_close(there.upper.cpu(), here.upper, rtol=3e-6, atol=0)
 
@@ -76,10 +77,8 @@ def test_pairwise_protocols(kind):
         "subsets": lambda: queries.LocalOracle.of(statistic, oracle),
     }[kind]()
     counts = torch.tensor([50, 0, 10, 300, 20, 5, 100, 15], device="cuda")
-    truth, types = (
-        float(statistic.exact(counts)),
-        torch.repeat_interleave(torch.arange(8, device="cuda"), counts),
-    )
+    truth = float(statistic.exact(counts))
+    types = torch.repeat_interleave(torch.arange(8, device="cuda"), counts)
 
     def squared_error(generator, size):
         drawn = protocol.sample_estimate(counts, generator=generator, sample_shape=(size,)).value

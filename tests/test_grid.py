@@ -67,13 +67,17 @@ def test_guarantee_a_sum_of_rounded_normals_is_never_easier_to_tell_apart_than_t
 
 
 def test_without_the_price_of_the_grid_the_claim_is_false():
-    sigma, h, shift, epsilon = 0.3, 7, 1, 0.5
+    sigma = 0.3
+    h = 7
+    shift = 1
+    epsilon = 0.5
     without = gaussian_delta(epsilon, shift / (math.sqrt(h) * sigma))
     assert hockey_stick(sum_of(rounded_normal(sigma), h), (shift,), epsilon) > 1.1 * without
 
 
 def test_guarantee_calibrated_noise_keeps_its_delta_on_every_grid():
-    epsilon, delta = 1.0, 1e-3
+    epsilon = 1.0
+    delta = 1e-3
     for f, h, distance in ((0, 1, 2.0), (0, 6, 2.0), (0, 60, 2.0), (1, 25, 3.0), (2, 60, 1.0)):
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # of what a coarse grid costs
@@ -87,7 +91,10 @@ def test_guarantee_calibrated_noise_keeps_its_delta_on_every_grid():
 
 
 def test_guarantee_two_columns_and_two_copies():
-    epsilon, delta, step, distance = 1.0, 1e-3, 0.5, 2.0
+    epsilon = 1.0
+    delta = 1e-3
+    step = 0.5
+    distance = 2.0
     mu = 1 / gaussian_sigma(epsilon, delta)
     shifts = [
         w
@@ -108,7 +115,8 @@ def test_guarantee_two_columns_and_two_copies():
 
 def test_the_cost_is_the_least_over_how_many_clients_are_used():
     for f, distance, columns in itertools.product((0, 2, 5), (0.5, 1.0, 7.3), (1, 10)):
-        honest, step = [1, 2, 9, 50, 3000], 2.0**-f
+        honest = [1, 2, 9, 50, 3000]
+        step = 2.0**-f
         cost = [row_cost(h, step, columns, distance) for h in honest]
         assert cost == sorted(cost, reverse=True)  # more honest clients never hurt
         for h, value in zip(honest, cost, strict=True):
@@ -140,7 +148,8 @@ def test_guarantee_a_client_of_many_units_is_hidden_in_sums_on_a_grid_coarser_th
     """A move of few units, less than one for each honest client: delta that of real numbers, and
     the variation.
     """
-    sigma, epsilon = 1.6, 0.5
+    sigma = 1.6
+    epsilon = 0.5
     law = sum_of(rounded_normal(sigma), h)
     for shift in (1, 2, 7):
         real = gaussian_delta(epsilon, shift / (math.sqrt(h) * sigma))
@@ -153,7 +162,8 @@ def test_truncation_and_the_sensitivity():
     assert grid_sensitivity(0.125, 1.5, 4) == 3.0
     assert grid_sensitivity(0.125, 1.5, 4, 1.0) == 1.0 + 2 / 8
     assert grid_sensitivity(0.125, 1.5, 4, 2.9) == 3.0
-    ring, g = Ring(32, 2), torch.Generator().manual_seed(0)
+    ring = Ring(32, 2)
+    g = torch.Generator().manual_seed(0)
     a = torch.nn.functional.normalize(
         torch.randn(20_000, 3, dtype=torch.float64, generator=g), dim=1
     )

@@ -25,7 +25,8 @@ class Given(Draws):
     """The words of a list, again and again: a test's way to put rare words in by hand."""
 
     def __init__(self, *words):
-        self.device, self.given = torch.device("cpu"), torch.tensor(words)
+        self.device = torch.device("cpu")
+        self.given = torch.tensor(words)
 
     def fill(self, words):
         words.copy_(self.given.repeat(-(-len(words) // len(self.given)))[: len(words)])
@@ -49,13 +50,12 @@ def test_a_stream_is_the_keystream_whole_blocks_a_call():
 
 def test_a_stream_goes_on_across_the_counter_of_the_library():
     key = chacha.system_key()
-    stream, expected = (
-        chacha.Stream(key),
-        chacha.reference.keystream(key, 2**32 - 2, 6).view(torch.int64),
-    )
+    stream = chacha.Stream(key)
+    expected = chacha.reference.keystream(key, 2**32 - 2, 6).view(torch.int64)
     if chacha.LIBRARY:
         stream._cipher._cipher = chacha.library._cipher(key, 2**32 - 2, 0, 0)
-    stream.used, found = 8 * (2**32 - 2), torch.empty(24, dtype=torch.int64)
+    stream.used = 8 * (2**32 - 2)
+    found = torch.empty(24, dtype=torch.int64)
     stream.fill(found)
     after = torch.empty(20, dtype=torch.int64)
     stream.fill(after)

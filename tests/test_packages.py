@@ -19,7 +19,8 @@ PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
 
 
 def test_platforms_are_those_of_the_project():
-    page, said = (ROOT / "docs/versions.md").read_text(), PROJECT["project"]["classifiers"]
+    page = (ROOT / "docs/versions.md").read_text()
+    said = PROJECT["project"]["classifiers"]
     pythons = [one.split(" :: ")[-1] for one in said if re.search(r"Python :: 3\.", one)]
     assert f"| Python | {pythons[0]} to {pythons[-1]} |" in page
     oldest = next(

@@ -19,7 +19,8 @@ from torchdp.noise import Noise, SeededNoise
 from torchdp.privacy import gaussian_log_delta
 from torchdp.rounded import RoundedNormal
 
-WHOLE, MASK = 2**128, 2**64 - 1
+WHOLE = 2**128
+MASK = 2**64 - 1
 SIGMAS = (1 / 16, 0.3, 1.0, 4.0, 16.3)
 
 
@@ -105,7 +106,8 @@ def test_variance_and_variation_are_those_of_the_table():
 @pytest.mark.parametrize("sigma", [4.0, 200.0])
 def test_equal_words_give_equal_integers(sigma, monkeypatch):
     """For other blocks, numbers of threads, and shapes."""
-    normal, threads = RoundedNormal(sigma), torch.get_num_threads()
+    normal = RoundedNormal(sigma)
+    threads = torch.get_num_threads()
     whole = normal.draw((100_001,), SeededNoise(2))
     try:
         for parts, count in ((64, 1), (4096, 2), (2**20, 3)):
@@ -270,7 +272,8 @@ def test_rounded_spends_no_more_than_the_gaussian(sigma):
 
 @pytest.mark.parametrize("step", [1.0, 2.0**-3])
 def test_what_is_added_is_what_is_drawn(step):
-    normal, total = RoundedNormal(5 * step, step), torch.tensor([3, -2, 0], dtype=torch.int64)
+    normal = RoundedNormal(5 * step, step)
+    total = torch.tensor([3, -2, 0], dtype=torch.int64)
     drawn = normal.draw((4, 3), SeededNoise(1))
     added = normal.added(total, SeededNoise(1), (4,))
     assert torch.equal(added.double(), total + step * drawn)

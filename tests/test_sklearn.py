@@ -14,7 +14,9 @@ from torchdp.sklearn import PrivateClassMeans, PrivatePCA, PrivateRidge
 # so little noise that scores are those of the data
 CLEAR = {"epsilon": 1e4, "bound": 10.0, "random_state": 1}
 BUDGET = {"epsilon": 0.5, "delta": 1e-5, "bound": 2.0, "random_state": 1}
-ACROSS, ALONG, SIXTY = [0.0, 2.0], [2.0, 0.0], [1.0, math.sqrt(3)]
+ACROSS = [0.0, 2.0]
+ALONG = [2.0, 0.0]
+SIXTY = [1.0, math.sqrt(3)]
 
 
 @pytest.mark.slow
@@ -55,7 +57,8 @@ def test_guarantee_a_replaced_row_moves_the_release_as_far_as_its_noise_is_made_
         return vars(estimator).get("moments_") or estimator.densities_
 
     assert estimator.fit(np.eye(4, 2), [0, 1, 0, 1]).guarantee_.epsilon <= 0.5
-    first, second = released(*one), released(*other)
+    first = released(*one)
+    second = released(*other)
     mu = 1 / privacy.gaussian_sigma(0.5, 1e-5)
     assert (
         0.99 * mu
@@ -120,7 +123,8 @@ def test_guarantee_what_is_not_released_is_the_same_for_neighbours(estimator):
     """
     X = np.random.default_rng(0).uniform(-1, 1, (400, 2))
     y = np.arange(400) % 3
-    other, labels = X.copy(), y.copy()
+    other = X.copy()
+    labels = y.copy()
     other[7] = -X[7] / 2
     if not isinstance(estimator, PrivateClassMeans) or estimator.label_epsilon is not None:
         labels[7] = 3
@@ -133,7 +137,8 @@ def test_guarantee_what_is_not_released_is_the_same_for_neighbours(estimator):
 
 
 def test_classes_are_stated_where_labels_are_private():
-    X, y = np.zeros((40, 2)), np.arange(40) % 2
+    X = np.zeros((40, 2))
+    y = np.arange(40) % 2
     with pytest.raises(ValueError, match="classes must state all labels"):
         PrivateClassMeans(**BUDGET, label_epsilon=1.0).fit(X, y)
     with pytest.raises(ValueError, match="y must hold labels that are in classes"):

@@ -200,7 +200,8 @@ def torch_draws(tree, of_the_global=False):
     """Names of torch's own draws that are called in the tree."""
     for call in ast.walk(tree):
         if isinstance(call, ast.Call) and isinstance(call.func, ast.Attribute):
-            owner, given = call.func.value, any(k.arg == "generator" for k in call.keywords)
+            owner = call.func.value
+            given = any(k.arg == "generator" for k in call.keywords)
             of_torch = (
                 isinstance(owner, ast.Name) and owner.id == "torch" and call.func.attr in TORCH
             )
@@ -212,7 +213,8 @@ def faults(code, room="mean"):
     """Sentences about what breaks the rule in one file's code."""
     tree, found = ast.parse(code), []
     for function in functions(tree):
-        taken, name = arguments(function), function.name
+        taken = arguments(function)
+        name = function.name
         public = not name.startswith("_")
         if len(taken & {"noise", "generator", "draws"}) > 1:
             found.append(f"{name} takes more than one source of randomness")

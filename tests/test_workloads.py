@@ -75,7 +75,8 @@ def test_marginal_tables(d, order):
 
 
 def test_kendall_and_auc_entries():
-    a, b = 3, 4
+    a = 3
+    b = 4
     types = list(itertools.product(range(a), range(b)))
     expected = loop(
         12, 12, lambda i, j: sgn(types[i][0] - types[j][0]) * sgn(types[i][1] - types[j][1])

@@ -29,7 +29,9 @@ import torch
 Run = Callable[[], object]
 Row = dict[str, Any]
 # turns at most; seconds of one turn at least, of a case's turns about
-ROUNDS, LEAST, BUDGET = 9, 0.005, 1.0
+ROUNDS = 9
+LEAST = 0.005
+BUDGET = 1.0
 
 
 @dataclass(frozen=True)

@@ -56,7 +56,8 @@ def batch(index) -> tuple[str, Tally]:
 
 def storm(folder, threads, processes, batches, kills) -> Storm:
     """Raises RuntimeError where a batch was acknowledged and is lost, or is counted twice."""
-    path, link = folder / "votes.db", folder / "link"
+    path = folder / "votes.db"
+    link = folder / "link"
     link.symlink_to(path)
     protocol = RandomizedResponse(4, 1.0)
     # before the forks: children take them over

@@ -51,7 +51,8 @@ class Config:
     sound: bool = True  # the tests are run without any fault first
 
 
-FULL, SMOKE = Config(), Config(match=r"randomized_response\.py: (off by one type|half of epsilon)")
+FULL = Config()
+SMOKE = Config(match=r"randomized_response\.py: (off by one type|half of epsilon)")
 
 
 parsed = lru_cache(maxsize=4)(ast.parse)  # faults of one file stand together

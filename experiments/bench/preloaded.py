@@ -24,7 +24,8 @@ def child(folder, printed, arguments):
     for stream in (1, 2):
         os.dup2(file, stream)
     os.chdir(folder)
-    os.environ["PYTHONPATH"], sys.dont_write_bytecode = folder, True
+    os.environ["PYTHONPATH"] = folder
+    sys.dont_write_bytecode = True
     sys.path.insert(0, folder)
     return int(pytest.main(arguments))
 

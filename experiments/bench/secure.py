@@ -19,7 +19,9 @@ from torchdp.secure import Links, SecureSketch, Server, client_frames
 from torchdp.secure.ring import masks
 from torchdp.sketching import AdaptiveCoalition, balanced_osnap
 
-COLUMNS, HEIGHT, SERVERS = 10, 100, 3
+COLUMNS = 10
+HEIGHT = 100
+SERVERS = 3
 
 
 def protocol(clients, bits):

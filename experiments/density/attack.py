@@ -38,7 +38,11 @@ from torchdp.shuffle import (
 )
 from torchdp.simulate import Experiment
 
-USERS, INSTANCES, EPSILON, DELTA, LESS = 1000, 64, 1.0, 1e-2, 0.9
+USERS = 1000
+INSTANCES = 64
+EPSILON = 1.0
+DELTA = 1e-2
+LESS = 0.9
 AT_ONCE = 20_000
 
 
@@ -58,7 +62,8 @@ def response_losses(protocol: RandomizedResponseSum, ones, bit):
     """ln P/Q where the user holds ``bit`` under P, with ``ones`` ones among the others; drawn by
     the protocol.
     """
-    n, p = protocol.users, protocol.flip
+    n = protocol.users
+    p = protocol.flip
     law = np.convolve(
         stats.binom.pmf(np.arange(n - ones), n - 1 - ones, p),
         stats.binom.pmf(np.arange(ones + 1), ones, 1 - p),
@@ -95,7 +100,9 @@ def correlated_losses(protocol: CorrelatedSum, bit):
     """ln P/Q at the numbers of "+1" and "-1", of which the protocol's own draws keep the difference
     alone.
     """
-    w, shape, ratio = protocol.ratio, protocol.flood_shape, protocol.flood_ratio
+    w = protocol.ratio
+    shape = protocol.flood_shape
+    ratio = protocol.flood_ratio
     mean = shape * ratio / (1 - ratio)
     counts = np.arange(int(mean + 60 * math.sqrt(mean / (1 - ratio)) + 40 / -math.log(w)))
     hidden = lfilter([1 - w * w], [1, -w * w], stats.nbinom.pmf(counts, shape, 1 - ratio))

@@ -27,7 +27,9 @@ from torchdp.simulate import Experiment
 from torchdp.threads import on_host
 
 PACKAGES = ("cvxpy", "matplotlib", "networkx", "numpy", "scipy", "sklearn", "sympy", "torch")
-TRAINING, QUERIES = 4000, 300  # paragraphs of each package
+# paragraphs of each package
+TRAINING = 4000
+QUERIES = 300
 
 
 @dataclass(frozen=True)
@@ -53,7 +55,8 @@ class Data:
         x = torch.cat([self.x, self.queries])
         labels = torch.cat([self.labels, self.truth])
         order = torch.randperm(len(x), generator=generator, device=generator.device)
-        train, query = order[: len(self.x)], order[len(self.x) :]
+        train = order[: len(self.x)]
+        query = order[len(self.x) :]
         return replace(
             self, x=x[train], labels=labels[train], queries=x[query], truth=labels[query]
         )
@@ -100,7 +103,8 @@ def digits(seed=0):
     images, labels = load_digits(return_X_y=True)
     x = unit(torch.tensor(images - 5.0, dtype=torch.float32))  # of 0..16
     order = torch.randperm(len(x), generator=torch.Generator().manual_seed(seed))
-    train, query = order[:1257], order[1257:]
+    train = order[:1257]
+    query = order[1257:]
     truth = torch.tensor(labels)
     return Data("digits", x[train], truth[train], x[query], truth[query], 10, 1e-5, divided=True)
 

@@ -49,7 +49,8 @@ def measure(config, report):
         labels = torch.arange(n) % len(embeddings.PACKAGES)
     else:
         stored = embeddings.documentation(config.folder / "documentation.npz")
-        x, labels = stored.x, stored.labels
+        x = stored.x
+        labels = stored.labels
         with np.load(config.folder / "documentation.npz") as file:
             vectors = torch.as_tensor(file["words"])
     response = RandomizedResponse(len(embeddings.PACKAGES), LABEL_EPSILON)

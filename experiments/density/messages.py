@@ -20,7 +20,8 @@ import torch
 from torchdp.density import Gaussian, InnerProduct, choose
 from torchdp.simulate import Experiment
 
-DELTA, MANY = 1e-5, 8192.0
+DELTA = 1e-5
+MANY = 8192.0
 KERNELS = {"inner product": InnerProduct, "Gaussian": lambda d: Gaussian(0.7)}
 
 

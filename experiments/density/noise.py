@@ -170,7 +170,8 @@ def worst(law: BitLaw, instances, change, epsilon, steps):
 
 def needed(law: BitLaw, instances, change, epsilon, steps):
     """The variance, over this law's, at which the worst pattern found meets delta."""
-    factor, step = 1.0, 0.98
+    factor = 1.0
+    step = 0.98
     here, pattern = worst(law, instances, change, epsilon, steps)
     # Newton's steps of ln delta against ln variance, the slope by a difference
     for _ in range(3):
@@ -180,7 +181,8 @@ def needed(law: BitLaw, instances, change, epsilon, steps):
         following = factor * min(1.1, max(0.8, change_of_factor))
         if abs(math.log(following / factor)) < 1e-4:
             break
-        factor, step = following, 0.99
+        factor = following
+        step = 0.99
         here, pattern = worst(rescaled(law, factor), instances, change, epsilon, steps)
     return factor, pattern
 

@@ -92,7 +92,8 @@ def instance(number):
     generator = keyed_generator(f"relaxation {number}".encode())
     kind = KINDS[number % 10]
     size = number // 10
-    short, long = 3 + size, 8 + 2 * size
+    short = 3 + size
+    long = 8 + 2 * size
     m = long if kind == "tall" else short
     n = long if kind == "wide" else short
     draw = partial(torch.randn, dtype=torch.float64, generator=generator)

@@ -59,7 +59,8 @@ def plain(W, tol, most):
     m, n = W.shape
     c = torch.full((m,), 1 / m, dtype=W.dtype)
     P = torch.full((n,), 1 / n, dtype=W.dtype)
-    lower, upper = 0.0, math.inf
+    lower = 0.0
+    upper = math.inf
     iteration = 0
     while iteration < most and upper > lower * (1 + tol):
         iteration += 1
@@ -218,7 +219,8 @@ def available(run):
 def judged(W, run, weights: tuple[Tensor, Tensor], p) -> tuple[float, Certificate, int | None]:
     """CPU seconds, certificate and iterations; ``weights`` are for solvers that return none."""
     # the quickest of several short runs
-    seconds, spent = math.inf, 0.0
+    seconds = math.inf
+    spent = 0.0
     while spent < SHORTEST:
         start = time.process_time()
         left, right, *rest = run(W)

@@ -53,7 +53,8 @@ from torchdp.shuffle import BoundedSum
 from torchdp.simulate import Experiment, columns
 from torchdp.simulate.report import read_table
 
-LEAST, LARGEST = 0.935, 0.965
+LEAST = 0.935
+LARGEST = 0.965
 NORMAL = 2 * 1.959964  # standard deviations: the width of an interval
 DELTA = 1e-6  # of shuffled sums
 ORACLES = {

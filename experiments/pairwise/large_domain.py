@@ -70,7 +70,8 @@ def measure(config, report):
             high=high,
             ratio=result.moments.mean / mse,
         )
-    two, one = measured[Twice], measured[LocalFactorization]
+    two = measured[Twice]
+    one = measured[LocalFactorization]
     ratio = two.mean / one.mean
     # by the delta method, of independent runs
     relative = math.hypot(two.standard_error / two.mean, one.standard_error / one.mean)

@@ -95,7 +95,8 @@ def hierarchical(k, counts, epsilon, trials, generator):
 
     Source: Bell, Bellet, Gascon, Kulkarni (2020), the AUC protocol, without pruning.
     """
-    negatives, positives = counts[:k], counts[k:]
+    negatives = counts[:k]
+    positives = counts[k:]
     below = negatives.double().cumsum(0) - negatives / 2
     pairs = below @ positives.double()
     truth = float(pairs / negatives.sum() / positives.sum())

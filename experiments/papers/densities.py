@@ -104,7 +104,8 @@ def messages(tables):
         )
 
 
-ORTHOGONAL, ROTATED = "Gaussian, orthogonal", "inner product, rotated"
+ORTHOGONAL = "Gaussian, orthogonal"
+ROTATED = "inner product, rotated"
 AGNEWS = ("--data", "agnews rows")
 REAL = {
     "smoke": ("--smoke", *AGNEWS),

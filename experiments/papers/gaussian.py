@@ -97,7 +97,8 @@ def local(tables):
         unit["measured"],
         unit["standard_error"],
     )
-    shaped, plain = found["central, shaped"], found["central, round"]
+    shaped = found["central, shaped"]
+    plain = found["central, round"]
     yield Finding.at_most(
         "Corollary 16",
         "shaped noise is better",

@@ -31,7 +31,8 @@ def separation(tables):
     rows = tables["predicted"]
     n = max(row["n"] for row in rows)
     sizes = sorted({row["k"] for row in rows})
-    least, largest = sizes[0], sizes[-1]
+    least = sizes[0]
+    largest = sizes[-1]
     last = {(row["protocol"], row["k"]): row["scaled_mse"] for row in where(rows, n=n)}
     # what is tuned to n gets to its leading error at larger n
     papers = "three-round (paper's constants)"
@@ -42,7 +43,8 @@ def separation(tables):
         )
         claim = "the leading error is free of gamma_2"
         yield Finding.as_printed("Theorem 24", claim, at + papers, 1.1, growth[papers])
-        alone, rounds = growth["one-message"], growth["two-round"]
+        alone = growth["one-message"]
+        rounds = growth["two-round"]
         yield Finding.at_most(
             "Theorem 6",
             "without rounds it is not",

@@ -27,7 +27,8 @@ def noise(tables):
 
 
 def moments(tables):
-    first, last = tables["histogram"][0], tables["histogram"][-1]
+    first = tables["histogram"][0]
+    last = tables["histogram"][-1]
     for name in ("Gaussian", "Laplace"):
         at = f"root mean squared error of a count at n = {last['n']:,} beside n = {first['n']:,}, {name} noise"
         claim = "frequencies at an error free of n"
@@ -61,7 +62,8 @@ def low_rank(tables):
     rows = tables["low_rank"]
     n = max(row["n"] for row in rows)
     for row in where(rows, n=n, method="paper exp., p = 1"):
-        k, epsilon = row["k"], row["epsilon"]
+        k = row["k"]
+        epsilon = row["epsilon"]
         (ours,) = where(rows, n=n, k=k, epsilon=epsilon, method="Gram")
         (theirs,) = where(rows, n=n, k=k, epsilon=epsilon, method="sketch")
         at = (
@@ -170,7 +172,8 @@ def servers(tables):
         1.0,
         float(row["identical"] in (True, "True")),
     )
-    at, error = "variance of the release over the predicted one", row["standard_error"]
+    at = "variance of the release over the predicted one"
+    error = row["standard_error"]
     yield Finding.equal(
         "Corollary 4.11",
         "noise by servers",

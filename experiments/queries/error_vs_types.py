@@ -54,7 +54,8 @@ def measure(config, report):
             ).candidates:
                 if candidate.name not in SHOWN:
                     continue
-                protocol, each = candidate.protocol, config.n * torch.eye(k, dtype=torch.int64)
+                protocol = candidate.protocol
+                each = config.n * torch.eye(k, dtype=torch.int64)
                 errors = protocol.predicted_mse(each).mean(-1)
                 counts = each[errors.argmax()]
                 found = protocol.sample_estimate(

@@ -46,11 +46,9 @@ def shapes(k):
     types.
     """
     x = (torch.arange(k, dtype=torch.float64) + 0.5) / k
-    spikes, one, zero = (
-        torch.zeros_like(x),
-        torch.full_like(x, 0.02 / k),
-        torch.exp(-(((x - 0.6) / 0.15) ** 2) / 2),
-    )
+    spikes = torch.zeros_like(x)
+    one = torch.full_like(x, 0.02 / k)
+    zero = torch.exp(-(((x - 0.6) / 0.15) ** 2) / 2)
     spikes[torch.randperm(k, generator=keyed_generator(b"spikes"))[:8]] = torch.arange(
         1, 9
     ).double()[: min(8, k)]
@@ -123,7 +121,9 @@ def nearest(W, unbiased):
 
 def answers(protocol: LocalOracle, name, tally):
     """Prefix sums by everything that reads these reports, (trials, k)."""
-    W, reports, client = protocol.workload, tally["reports"].double(), protocol.client
+    W = protocol.workload
+    reports = tally["reports"].double()
+    client = protocol.client
     fit = fitted(protocol, tally)
     if name == "chosen":
         return {"chosen, fitted": fit.value}
@@ -204,12 +204,11 @@ def measure(config, report):
             rows = []
             for shape, h in shapes(config.types).items():
                 counts = counted(h, n)
-                truth, row = W @ (counts.double() / n), {}
+                truth = W @ (counts.double() / n)
+                row = {}
                 for name, client in clients.items():
-                    protocol, generator = (
-                        LocalOracle(W, client),
-                        keyed_generator(f"{shape}/{n}/{epsilon}".encode()),
-                    )
+                    protocol = LocalOracle(W, client)
+                    generator = keyed_generator(f"{shape}/{n}/{epsilon}".encode())
                     tally = protocol.sample_tally(
                         counts, generator=generator, sample_shape=(config.trials,)
                     )

@@ -46,7 +46,8 @@ def table() -> tuple[torch.Tensor, torch.Tensor, list[str]]:
 
     data = load_breast_cancer()
     x = torch.as_tensor(data.data)
-    low, high = x.amin(0), x.amax(0)
+    low = x.amin(0)
+    high = x.amax(0)
     bins = ((x - low) / (high - low) * BINS).long().clamp_max(BINS - 1)
     return bins, 2 * torch.as_tensor(data.target) - 1, [str(name) for name in data.feature_names]
 

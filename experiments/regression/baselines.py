@@ -16,7 +16,7 @@ from torchdp import checks
 from torchdp.draws import Draws
 from torchdp.privacy import Guarantee, Model, Neighbours, gaussian_guarantee, gaussian_sigma
 from torchdp.protocol import CuratorProtocol, Layout, Limits, Objective, Tally, Users
-from torchdp.protocol.records import farthest, tensor_of
+from torchdp.protocol.records import noise_limit, tensor_of
 from torchdp.regression.errors import RowsProtocol, SecondMoments
 from torchdp.regression.gram import gram_sensitivity
 from torchdp.regression.ridge import solve_ridge
@@ -38,7 +38,7 @@ class CentralMoments(RowsProtocol, CuratorProtocol[SecondMoments]):
     def limits(self, n: Users) -> dict[str, Limits]:
         exact = n * self.bound * max(self.bound, self.label_bound or 0.0)
         largest = float(self.deviations().max())
-        return {"noisy": Limits.around(exact + farthest(largest))}
+        return {"noisy": Limits.around(exact + noise_limit(largest))}
 
     def release(self, summary: SecondMoments, draws: Draws, shape: tuple[int, ...]) -> Tally:
         exact = self.exact(summary)

@@ -37,7 +37,8 @@ from torchdp.regression import (
 )
 from torchdp.simulate import Experiment
 
-DELTA, RIDGE = 1e-6, 10.0
+DELTA = 1e-6
+RIDGE = 10.0
 SOLVE = {"adaptive_ridge": adaptive_ridge, "cautious_ridge": cautious_ridge}
 
 

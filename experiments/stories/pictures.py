@@ -53,7 +53,8 @@ def told(story):
 
 def survey(config, report):
     story = told("survey")
-    protocol, whole = story["protocol"], story["whole"]
+    protocol = story["protocol"]
+    whole = story["whole"]
     low, high = whole.interval(0.95)
     truth = protocol.exact(protocol.summary(story["step"]))
     for at, value in enumerate(whole.value):
@@ -91,7 +92,9 @@ def learning(config, report):
 
 def unprotected(story: dict[str, Any], seed):
     """The same model, batches of the same size, no clipping and no noise."""
-    x, y, people = story["x"], story["y"], story["people"]
+    x = story["x"]
+    y = story["y"]
+    people = story["people"]
     torch.manual_seed(seed)
     model = torch.nn.Linear(64, 10)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.4, momentum=0.9)

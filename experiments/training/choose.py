@@ -90,7 +90,9 @@ def opacus(x, y, users, epsilon, epochs, seed):
     except ImportError as error:
         print(f"left out, not installed: {error}", file=sys.stderr)
         return None
-    x, y = x.cpu(), y.cpu()  # whose loader draws on the host
+    # whose loader draws on the host
+    x = x.cpu()
+    y = y.cpu()
     torch.manual_seed(zlib.crc32(seed.encode()))
     model, optimizer = untrained(x, y)
     data = torch.utils.data.TensorDataset(x[:users], y[:users])

@@ -19,7 +19,8 @@ def estimate(capsys, brief):
             for word in words
             for part in (word.split() if isinstance(word, str) else [str(word)])
         ]
-        found, said = cli.main([command, *arguments]), capsys.readouterr()
+        found = cli.main([command, *arguments])
+        said = capsys.readouterr()
         ask.said = said
         assert found == code, said.err
         if code:

@@ -64,7 +64,8 @@ def truth(name, table):
         return roc_auc_score(table["label"], binned(table["score"], -4, 4, 8))
     pairs = USERS * (USERS - 1)
     if name == "kendall":
-        y, z = binned(table["score"], -4, 4, 4), binned(table["dose"], 0, 12, 4)
+        y = binned(table["score"], -4, 4, 4)
+        z = binned(table["dose"], 0, 12, 4)
         return (np.sign(y[:, None] - y) * np.sign(z[:, None] - z)).sum() / pairs
     if name == "gini-mean-difference":
         x = binned(table["dose"], 0, 12, 16) * 0.75

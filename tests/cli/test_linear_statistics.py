@@ -88,10 +88,8 @@ def test_mean_and_shares_are_near_the_truth(table, ask):
 
 
 def test_covariances_are_near_the_truth(tmp_path, ask, estimate):
-    path, rows = (
-        tmp_path / "two.csv",
-        [(dose, (dose + i % 5) / 2, i % 3) for i, dose in enumerate(DOSE)],
-    )
+    path = tmp_path / "two.csv"
+    rows = [(dose, (dose + i % 5) / 2, i % 3) for i, dose in enumerate(DOSE)]
     path.write_text("x,y,z\n" + "".join(f"{x},{y},{z}\n" for x, y, z in rows))
     words = "--statistic covariance --columns x y z --bounds x=0:8 y=0:6 z=-1:3"
     answers = ask(path, words)["answers"]
@@ -157,7 +155,8 @@ def test_rounding_at_random_adds_no_bias_and_its_noise_is_counted(quick):
     )
     # middles: most is added
     dose = torch.tensor([1.0, 1.0, 3.0, 5.0, 7.0], dtype=torch.float64).repeat(100)
-    asked, users = asking(options), pd.DataFrame({"dose": dose})
+    asked = asking(options)
+    users = pd.DataFrame({"dose": dose})
     axes = asked.axes()
     question = asked.question(axes)
     _, protocol = question.choose(500, Terms("local", 8.0))
@@ -182,7 +181,8 @@ def test_intervals_of_quantiles_cover():
     they do miss.
     """
     counts, shares = torch.tensor([300, 20, 10, 170, 5, 5, 400, 90]), [0.3, 0.5, 0.91]
-    W, read = workloads.prefix(8).dense(), quantiles_of(Bins(0.0, 8.0, 8), shares)
+    W = workloads.prefix(8).dense()
+    read = quantiles_of(Bins(0.0, 8.0, 8), shares)
     protocol = queries.LocalOracle(W[:-1], RandomizedResponse(8, 2.0))
     sample = protocol.sample_tally(
         counts, generator=keyed_generator(b"quantiles"), sample_shape=(150,)
@@ -207,7 +207,8 @@ def test_intervals_of_a_population_are_wider_by_its_sampling(table, ask, estimat
         "--statistic gini-diversity --columns town --categories Aachen,Bern,Como",
     )
     for each in words:
-        own, wide = ask(table, each), ask(table, each, "--population")
+        own = ask(table, each)
+        wide = ask(table, each, "--population")
         assert (
             own["error_of"] == "privacy noise" and "sampling from a population" in wide["error_of"]
         )
@@ -219,7 +220,8 @@ def test_intervals_of_a_population_are_wider_by_its_sampling(table, ask, estimat
             assert (
                 two["interval"][0] <= one["interval"][0] < one["interval"][1] <= two["interval"][1]
             )
-    share, noise = ask(table, TOWNS, "--population")["answers"][0], ask(table, TOWNS)["answers"][0]
+    share = ask(table, TOWNS, "--population")["answers"][0]
+    noise = ask(table, TOWNS)["answers"][0]
     sampling = share["estimate"] * (1 - share["estimate"]) / USERS
     assert share["predicted_rmse"] ** 2 == pytest.approx(
         noise["predicted_rmse"] ** 2 + sampling, rel=1e-9

@@ -63,10 +63,12 @@ TRUST = pytest.mark.parametrize("trust", ["local", "curator"])
 def test_concordance(trust, table, ask):
     path, rows = table
     cells = [(int(time / 2), int(score / 2), seen) for _, time, score, seen in rows]
-    good, comparable = 0.0, 0
+    good = 0.0
+    comparable = 0
     for (t, s, d), (u, r, e) in itertools.permutations(cells, 2):
         if d and (t < u or (t == u and not e)):
-            comparable, good = comparable + 1, good + (sign(s - r) + 1) / 2
+            comparable = comparable + 1
+            good = good + (sign(s - r) + 1) / 2
     near(ask(path, "concordance", "time seen score", 4, trust), good / comparable, 0.4)
 
 
@@ -152,7 +154,8 @@ def test_a_curator_answers_every_statistic_with_less_error(name, table, estimate
     model.
     """
     asked = "--csv", table[0], "--statistic", name, words_of(name), "--seed 1 --json --epsilon"
-    noiseless, curator = (estimate(*asked, epsilon) for epsilon in (600, 1))
+    noiseless = estimate(*asked, 600)
+    curator = estimate(*asked, 1)
     local = estimate(*asked, 1, "--trust local")
     assert "central" in curator["guarantee"] and curator["delta"] == 1e-4 and local["delta"] is None
     rows = (found.get("answers", [found]) for found in (noiseless, curator, local))
@@ -166,9 +169,9 @@ def test_a_curator_answers_every_statistic_with_less_error(name, table, estimate
 @pytest.mark.parametrize("name", ["mean", "gini-diversity", "covariance"])
 def test_a_shuffler_is_between_the_two(name, table, estimate):
     asked = "--csv", table[0], "--statistic", name, words_of(name), "--epsilon 1 --seed 1 --json"
-    local, mixed, curator = (
-        estimate(*asked, "--trust", trust) for trust in ("local", "shuffle", "curator")
-    )
+    local = estimate(*asked, "--trust", "local")
+    mixed = estimate(*asked, "--trust", "shuffle")
+    curator = estimate(*asked, "--trust", "curator")
     rows = (
         found.get("answers", [found])[-1]["predicted_rmse"] for found in (local, mixed, curator)
     )

@@ -72,7 +72,8 @@ def test_what_is_written_and_drawn_again(toy, tmp_path, capsys, monkeypatch):
     assert printed == [tmp_path / name for name in names]
     for row in table(tmp_path):
         assert 0.3 < float(row["ratio"]) < 3 and abs(float(row["z"])) < 5 and row["trials"] == "100"
-    stored, written = printed[0].read_bytes(), printed[1].read_bytes()
+    stored = printed[0].read_bytes()
+    written = printed[1].read_bytes()
     run(toy, "--smoke", "--out", tmp_path)  # nothing is left to measure
     assert printed[0].read_bytes() == stored
     for path in printed[1:]:

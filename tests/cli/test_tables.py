@@ -45,11 +45,9 @@ pytestmark = pytest.mark.usefixtures("quick")
 
 def messy(chance, columns):
     """A table's text."""
-    end, odd, bad = (
-        chance.choice(["\n", "\r\n", "\r"]),
-        chance.choice([0, 0.1, 0.3]),
-        chance.choice([0, 0, 0.02]),
-    )
+    end = chance.choice(["\n", "\r\n", "\r"])
+    odd = chance.choice([0, 0.1, 0.3])
+    bad = chance.choice([0, 0, 0.02])
     lines = [",".join(f" {name} " for name in "abc"[:columns])]
     for _ in range(chance.randrange(1, 12)):
         row = [chance.choice(MISSING if chance.random() < odd else NUMBERS) for _ in range(columns)]
@@ -86,11 +84,9 @@ def test_every_row_is_a_user_or_reported(columns, tmp_path, monkeypatch):
     nothing else is read.
     """
     monkeypatch.setattr(table, "ROWS", 3)
-    chance, path, seen = (
-        random.Random(columns),
-        tmp_path / "table",
-        dict.fromkeys(("whole", "part", "refused"), 0),
-    )
+    chance = random.Random(columns)
+    path = tmp_path / "table"
+    seen = dict.fromkeys(("whole", "part", "refused"), 0)
     for _ in range(100):
         text = messy(chance, columns)
         data = text.encode(chance.choice(["utf-8", "utf-8-sig"]))

@@ -49,7 +49,8 @@ class Votes(TypeProtocol):
         return Tally(len(messages), {"votes": torch.bincount(messages, minlength=self.k)})
 
     def analyse(self, tally):
-        votes, q = self.check(tally, 2)["votes"].double(), (1 - self.truth) / (self.k - 1)
+        votes = self.check(tally, 2)["votes"].double()
+        q = (1 - self.truth) / (self.k - 1)
         value = (votes / tally.n - q) / (self.truth - q)
         return Estimate(value, self.worst_mse(tally.n).sqrt().expand_as(value), tally.n)
 

@@ -42,7 +42,8 @@ def filled(protocol, prefix="batch ", seed=1):
 
 @pytest.mark.parametrize("protocol", KINDS)
 def test_the_estimate_is_that_of_all_messages_at_once(protocol):
-    total, batches = filled(protocol), parts(protocol)
+    total = filled(protocol)
+    batches = parts(protocol)
     at_once = protocol.analyse(protocol.add(*batches))
     assert total.n == total.estimate().n == len(TYPES) and len(total.batches) == len(batches) == 5
     torch.testing.assert_close(total.estimate().value, at_once.value)
@@ -87,7 +88,8 @@ def test_merging_is_adding_all_batches_in_any_order():
     empty = Collection.of(Votes(4, 1.0))  # counts: exact in any order
     singles = [empty.add(str(index), tally) for index, tally in enumerate(parts(empty.protocol))]
     total = empty.merge(*singles)
-    left, right = empty.merge(*singles[:2]), empty.merge(*singles[2:])
+    left = empty.merge(*singles[:2])
+    right = empty.merge(*singles[2:])
     for other in (left.merge(right), right.merge(left), empty.merge(*reversed(singles))):
         assert other.n == total.n and dict(other.batches) == dict(total.batches)
         assert torch.equal(other.tally["votes"], total.tally["votes"])
@@ -150,7 +152,8 @@ def test_what_is_kept_does_not_change_with_the_tensors_that_were_given():
 
 
 def test_groups_are_compared_and_shared_users_refused(tmp_path):
-    one, two = filled(Places(4, 1.0, POINTS)), filled(Places(4, 2.0, POINTS, "men"), "other ")
+    one = filled(Places(4, 1.0, POINTS))
+    two = filled(Places(4, 2.0, POINTS, "men"), "other ")
     found = compare(one, two)
     assert found.n == 120
     torch.testing.assert_close(found.value, one.estimate().value - two.estimate().value)
@@ -186,7 +189,8 @@ def test_groups_are_compared_and_shared_users_refused(tmp_path):
 
 
 def test_a_difference_of_biased_estimates_is_wider_and_stays_inside_the_limits():
-    value, error = torch.tensor(0.5).double(), torch.tensor(0.03).double()
+    value = torch.tensor(0.5).double()
+    error = torch.tensor(0.03).double()
     one = Estimate(value, error, 10, 0.02, limits=(0.0, 1.0), sampled=True)
     two = Estimate(value - 0.1, error * 4 / 3, 20, limits=(0.75, 1.0), sampled=True)
     found = differ(one, two)
@@ -204,7 +208,8 @@ def test_a_difference_of_biased_estimates_is_wider_and_stays_inside_the_limits()
 
 
 def test_a_difference_of_estimates_that_are_not_normal_has_their_wider_ends():
-    value, error = torch.tensor([0.5, 0.0]).double(), torch.tensor([0.03, 0.01]).double()
+    value = torch.tensor([0.5, 0.0]).double()
+    error = torch.tensor([0.03, 0.01]).double()
     one = Estimate(value, error, 10, stretch=laplace_stretch, sampled=True)
     two = Estimate(value - 0.1, error * 4 / 3, 20, sampled=True)
     found = pickle.loads(pickle.dumps(differ(one, two)))

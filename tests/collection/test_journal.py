@@ -81,9 +81,11 @@ def test_opened_again_it_is_the_same_to_the_bit(tmp_path):
 
 
 def test_two_objects_and_paths_see_each_other(tmp_path):
-    path, link = tmp_path / "votes.db", tmp_path / "link"
+    path = tmp_path / "votes.db"
+    link = tmp_path / "link"
     link.symlink_to(path)
-    one, two = Journal(path, PROTOCOL), Journal(link, PROTOCOL)
+    one = Journal(path, PROTOCOL)
+    two = Journal(link, PROTOCOL)
     for index in range(6):
         (two if index % 2 else one).add(*batch(index))
     same(one.collection, two.collection)
@@ -150,7 +152,8 @@ def similar():
 
 def test_other_processors_and_numbers_of_threads_go_on(tmp_path):
     """The last digits of a factorization change with both."""
-    path, protocol = tmp_path / "votes.db", similar()
+    path = tmp_path / "votes.db"
+    protocol = similar()
     Journal(path, protocol).add("a", batch(0)[1])
     plain = {"ATEN_CPU_CAPABILITY": "default", "MKL_ENABLE_INSTRUCTIONS": "SSE4_2"}
     for index, setting in enumerate([{"OMP_NUM_THREADS": "1", **plain}, {"OMP_NUM_THREADS": "2"}]):
@@ -189,18 +192,23 @@ def test_files_that_are_no_journal_are_left_alone(tmp_path):
 
 def test_damage_is_refused_and_nothing_silently_changed(tmp_path):
     """Bits turned, blocks of zeros, cuts and pages swapped: the same collection, or an error."""
-    whole, path = tmp_path / "whole.db", tmp_path / "cut.db"
-    before, draw, refused = filled(whole), random.Random(1), 0
+    whole = tmp_path / "whole.db"
+    path = tmp_path / "cut.db"
+    before = filled(whole)
+    draw = random.Random(1)
+    refused = 0
     data = whole.read_bytes()
     for trial in range(160):
-        damaged, at = bytearray(data), draw.randrange(len(data))
+        damaged = bytearray(data)
+        at = draw.randrange(len(data))
         if trial % 4 == 0:
             damaged = damaged[:at]
         elif trial % 4 == 1:
             damaged[at : at + 100] = bytes(len(damaged[at : at + 100]))
         elif trial % 4 == 2 and len(data) >= 8192:
             one, two = draw.sample(range(len(data) // 4096), 2)
-            a, b = slice(4096 * one, 4096 * one + 4096), slice(4096 * two, 4096 * two + 4096)
+            a = slice(4096 * one, 4096 * one + 4096)
+            b = slice(4096 * two, 4096 * two + 4096)
             damaged[a], damaged[b] = damaged[b], damaged[a]
         else:
             damaged[at] ^= 1 << draw.randrange(8)
@@ -248,7 +256,8 @@ def test_edited_files_are_refused(tmp_path, fault):
 def test_an_emptied_or_replaced_file_is_not_a_new_one(tmp_path):
     path = tmp_path / "votes.db"
     filled(path)
-    journal, older = Journal(path, PROTOCOL), path.read_bytes()
+    journal = Journal(path, PROTOCOL)
+    older = path.read_bytes()
     journal.add(*batch(4))
     path.write_bytes(older)
     with pytest.raises(ValueError, match=r"damaged \(row 5\)"):
@@ -270,7 +279,8 @@ def test_an_emptied_or_replaced_file_is_not_a_new_one(tmp_path):
 def test_a_failing_disk_is_reported_and_the_batch_not_counted(tmp_path, monkeypatch):
     path = tmp_path / "votes.db"
     before = filled(path, 1)
-    journal, busy = Journal(path, PROTOCOL), sqlite3.connect(path, isolation_level=None)
+    journal = Journal(path, PROTOCOL)
+    busy = sqlite3.connect(path, isolation_level=None)
     busy.execute("BEGIN IMMEDIATE")
     monkeypatch.setattr("torchdp.collection.journal.PATIENCE", 0.01)
     with pytest.raises(
@@ -298,7 +308,8 @@ def in_a_child(act):
 
 def test_a_full_disk_loses_nothing_that_was_acknowledged(tmp_path):
     resource = pytest.importorskip("resource")
-    path, said = tmp_path / "votes.db", tmp_path / "said"
+    path = tmp_path / "votes.db"
+    said = tmp_path / "said"
     journal = Journal(path, COUNTS)
     limit = path.stat().st_size + 8_000
 
@@ -330,7 +341,8 @@ def test_a_full_disk_loses_nothing_that_was_acknowledged(tmp_path):
 
 def test_a_fork_in_the_middle_of_another_threads_batch(tmp_path):
     path = tmp_path / "votes.db"
-    journal, stop = Journal(path, COUNTS), threading.Event()
+    journal = Journal(path, COUNTS)
+    stop = threading.Event()
 
     def work():
         index = 1000

@@ -11,7 +11,9 @@ from torchdp.queries import CentralFactorization, FactoredQueries, LocalOracle
 from torchdp.randomizers import OptimizedUnaryEncoding, RandomizedResponse
 from torchdp.randomness import keyed_generator
 
-N, TIMES, K = 4_000, 1_000, 4
+N = 4_000
+TIMES = 1_000
+K = 4
 PREFIX = workloads.prefix(K).dense()
 BOX = domains.Box(torch.zeros(1), torch.ones(1))
 PROTOCOLS = {

@@ -25,7 +25,8 @@ from torchdp.randomizers import (
 )
 from torchdp.workloads import prefix
 
-LOOKS, BEST = 400, 60
+LOOKS = 400
+BEST = 60
 
 
 def collected(protocol, tally):
@@ -40,7 +41,8 @@ def chance_of_a_miss(epsilon, types, half_widths):
     all held.
     """
     p = math.exp(epsilon) / (1 + math.exp(epsilon))
-    alive, ones = torch.ones(1, dtype=torch.float64), 0
+    alive = torch.ones(1, dtype=torch.float64)
+    ones = 0
     for n, held in enumerate(types, 1):
         ones += held
         chance = p if held else 1 - p
@@ -106,7 +108,9 @@ CASES = {
 def test_ends_are_those_of_the_mixture_for_every_protocol_and_journals_agree(name, tmp_path):
     protocol, x = CASES[name]
     found = collected(protocol, protocol.collect(x))
-    n, estimate, proxy = len(x), found.estimate(), protocol.variance_proxy
+    n = len(x)
+    estimate = found.estimate()
+    proxy = protocol.variance_proxy
     assert (
         proxy.shape == estimate.value.shape
         and (proxy >= protocol.predicted_mse(protocol.summary(x)) * n).all()

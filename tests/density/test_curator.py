@@ -69,7 +69,8 @@ def test_guarantee_of_the_curator_covers_what_vectors_move_and_half_the_noise_do
     assert gaussian_log_delta(sigma, 1.0, moved) <= math.log(1e-5)
     assert gaussian_log_delta(0.5 * sigma, 1.0, moved) > math.log(1e-5)
     servers = SecureKDE(features, 500, 1.0, 1e-5)
-    shown, most = servers.client_input(x), servers.shown
+    shown = servers.client_input(x)
+    most = servers.shown
     assert float(torch.pdist(shown).max()) <= most.l2 * (1 + 1e-12)
     assert float(torch.pdist(shown, 1).max()) <= most.l1 * (1 + 1e-12)
     assert (
@@ -79,7 +80,8 @@ def test_guarantee_of_the_curator_covers_what_vectors_move_and_half_the_noise_do
 
 
 def test_a_curator_adds_up_the_features_themselves():
-    x, y = points(40), points(5, seed=3)
+    x = points(40)
+    y = points(5, seed=3)
     for family, repetitions in FAMILIES:
         features = family.draw(repetitions, generator=generator())
         exact = CentralKDE(features, CentralGaussianSum(40, 0.0), 1e-5)

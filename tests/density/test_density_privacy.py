@@ -40,7 +40,8 @@ def releases(features, protocol, d, trials):
     for _ in range(trials):
         points = torch.randn(protocol.users + 1, d, dtype=torch.float64, generator=source)
         points = points / points.norm(dim=1, keepdim=True)
-        x, other = points[1:], points[1:].clone()
+        x = points[1:]
+        other = points[1:].clone()
         other[0] = points[0]
         yield view(features, protocol, x), view(features, protocol, other)
 
@@ -110,15 +111,15 @@ def test_guarantee_two_coordinates_that_are_coins_in_turn_cost_no_more_than_one_
     one = largest_curve(protocol.profiles(), epsilons)
     without_coins = 0.0
     for k, m in itertools.product(laws, laws):
-        coin, other_coin = sum(laws[k]) / 2, sum(laws[m]) / 2
+        coin = sum(laws[k]) / 2
+        other_coin = sum(laws[m]) / 2
         for a, b in itertools.product((0, 1), (0, 1)):
-            p, q = np.outer(laws[k][a], other_coin).ravel(), np.outer(coin, laws[m][b]).ravel()
+            p = np.outer(laws[k][a], other_coin).ravel()
+            q = np.outer(coin, laws[m][b]).ravel()
             found = np.array([hockey_stick(p, q, epsilon) for epsilon in epsilons])
             assert (found <= one + 1e-9).all()
-            p, q = (
-                np.outer(laws[k][a], laws[m][1 - b]).ravel(),
-                np.outer(laws[k][1 - a], laws[m][b]).ravel(),
-            )
+            p = np.outer(laws[k][a], laws[m][1 - b]).ravel()
+            q = np.outer(laws[k][1 - a], laws[m][b]).ravel()
             found = np.array([hockey_stick(p, q, epsilon) for epsilon in epsilons])
             without_coins = max(without_coins, float((found - one).max()))
     assert without_coins > 0.01  # two sure bits do cost more than one
@@ -155,7 +156,8 @@ def test_guarantee_of_a_calibrated_density_is_within_the_budget_and_uses_most_of
 
 def test_guarantee_of_rounded_coordinates_counts_how_far_their_probabilities_move():
     features = InnerProduct(3).draw(1, generator=generator())
-    protocol, delta = PoissonSum(1, 60.0), 1e-4
+    protocol = PoissonSum(1, 60.0)
+    delta = 1e-4
     guarantee = ShuffledKDE(features, protocol, delta).guarantee
     assert guarantee.epsilon < epsilon_of(protocol, delta, features.composed)
     noise = poisson_laws(60.0)[0]

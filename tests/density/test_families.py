@@ -22,7 +22,8 @@ from torchdp.density import (
 from torchdp.density.inner_product import rotate
 from torchdp.draws import Simulated
 
-D, TRIALS = 6, 20_000
+D = 6
+TRIALS = 20_000
 UNBIASED = [
     GaussianFourier(D, 1.3),
     GaussianSquareWave(D, 1.3),
@@ -44,10 +45,8 @@ EVERY = [
 def products(family, x, y, trials=TRIALS, seed=3):
     """<f_i(x_u), g_i(y_v)> of each repetition: (n, q, trials)."""
     features = family.draw(trials, generator=generator(seed))
-    left, right = (
-        features.left(x).unflatten(1, (trials, -1)),
-        features.right(y).unflatten(1, (trials, -1)),
-    )
+    left = features.left(x).unflatten(1, (trials, -1))
+    right = features.right(y).unflatten(1, (trials, -1))
     return torch.einsum("uij,vij->uvi", left, right)
 
 
@@ -57,7 +56,8 @@ def z_scores(samples, mean):
 
 @pytest.mark.parametrize("family", UNBIASED, ids=lambda family: type(family).__name__)
 def test_products_have_the_kernel_as_their_mean(family):
-    x, y = ball(4, D, 1), ball(3, D, 5)
+    x = ball(4, D, 1)
+    y = ball(3, D, 5)
     y[0] = x[0]  # kernels are 1 where points meet
     found = products(family, x, y)
     assert z_scores(found, family.kernel(x, y)).abs().max() < 4.5
@@ -67,9 +67,11 @@ def test_products_have_the_kernel_as_their_mean(family):
 @pytest.mark.parametrize("family", EVERY, ids=lambda family: type(family).__name__)
 def test_every_family_keeps_to_what_it_declares(family):
     d = family.dimension
-    x, y = ball(20, d, 1), ball(5, d, 5)
+    x = ball(20, d, 1)
+    y = ball(5, d, 5)
     features = family.draw(50, generator=generator())
-    left, right = features.left(x), features.right(y)
+    left = features.left(x)
+    right = features.right(y)
     assert left.shape == (20, features.instances) and right.shape == (5, features.instances)
     assert features.instances == 50 * family.coordinates
     assert float(left.abs().max()) <= family.bound * (1 + 1e-12)
@@ -109,10 +111,12 @@ def test_guarantee_the_stated_bias_bounds_the_exact_mean_over_every_sign():
 
 
 def test_guarantee_projection_raises_the_kernel_by_at_most_its_bias():
-    d, kept = 48, 8
+    d = 48
+    kept = 8
     family = Projected(d, GaussianFourier(kept, 1.0))
     assert family.bias == pytest.approx(2 / 8 * 56 / 63)
-    x, y = ball(1, d, 1), torch.zeros(1, d, dtype=torch.float64)
+    x = ball(1, d, 1)
+    y = torch.zeros(1, d, dtype=torch.float64)
     for scale in (0.5, 1.0, 1.8, 3.0):
         point = x / x.norm() * scale
         kernels = []

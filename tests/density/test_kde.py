@@ -38,7 +38,10 @@ from torchdp.shuffle import (
     RandomizedResponseSum,
 )
 
-D, DELTA, EASY = 5, 1e-6, 25.0  # where epsilon is not tested it is one that is certified at once
+# where epsilon is not tested it is one that is certified at once
+D = 5
+DELTA = 1e-6
+EASY = 25.0
 OFFERED = [
     GaussianFourier(D, 1.3),
     GaussianSquareWave(D, 1.3),
@@ -84,7 +87,8 @@ class KDEContract:
         raise NotImplementedError
 
     def loss(self, protocol):
-        epsilon, worst = self.protocol.guarantee.epsilon, 0.0
+        epsilon = self.protocol.guarantee.epsilon
+        worst = 0.0
         for angle in CIRCLE.tolist():
             views = []
             for turn in (0, math.pi):
@@ -162,7 +166,8 @@ class TestCentral(KDEContract, Unbiased, Contract):
 
     def loss(self, protocol):
         """Sums of (1 + x)/2 of opposite unit vectors are at distance 1."""
-        epsilon, m = self.protocol.guarantee.epsilon, 1 / protocol.law.sigma
+        epsilon = self.protocol.guarantee.epsilon
+        m = 1 / protocol.law.sigma
         return stats.norm.sf(epsilon / m - m / 2) - math.exp(epsilon) * stats.norm.sf(
             epsilon / m + m / 2
         )
@@ -173,7 +178,8 @@ class TestCentral(KDEContract, Unbiased, Contract):
 
 
 class TestSecure(Unbiased, MessageContract):
-    alike, repeats = True, 4000
+    alike = True
+    repeats = 4000
     protocol = SecureKDE(
         InnerProduct(2).draw(1, generator=generator()), N + 4, 1.0, 1e-3, corrupt=3, absent=5
     )
@@ -198,18 +204,21 @@ class TestSecure(Unbiased, MessageContract):
         torch.testing.assert_close(
             alone.predicted_mse(summary), curator.predicted_mse(summary), rtol=1e-5, atol=0
         )
-        y, found = ball(3, 2), alone.estimate(self.x, noise=SeededNoise(1))
+        y = ball(3, 2)
+        found = alone.estimate(self.x, noise=SeededNoise(1))
         torch.testing.assert_close(
             alone.density_mse(summary, y).total.sqrt(), found.standard_error_at(y)
         )
 
 
 def test_crowds_of_equal_vectors_have_the_law_of_their_members():
-    values, counts = ball(4, D), torch.tensor([3, 1, 9, 2])
+    values = ball(4, D)
+    counts = torch.tensor([3, 1, 9, 2])
     members = values.repeat_interleave(counts, 0)
     for family in FAMILIES:
         features = family.draw(2, generator=generator(2))
-        crowd, draws = Crowd(values, counts), Simulated(generator(3))
+        crowd = Crowd(values, counts)
+        draws = Simulated(generator(3))
         few, all_ = (
             crowd_counted(features, some, None, draws, (4000,)).double()
             for some in (crowd, Crowd.of(members))
@@ -229,7 +238,8 @@ def test_crowds_of_equal_vectors_have_the_law_of_their_members():
 
 @EACH
 def test_predicted_error_of_given_features_is_the_measured_one(family):
-    x, y = ball(7, D), ball(4, D, seed=5)
+    x = ball(7, D)
+    y = ball(4, D, seed=5)
     kde = shuffled(family.draw(3, generator=generator(2)), RandomizedResponseSum(7, 0.2))
     crowd = kde.summary(x)
     predicted = kde.density_mse(crowd, y)
@@ -254,7 +264,8 @@ SAVED = [*OFFERED, GaussianOrthogonal(D)]
 
 @pytest.mark.parametrize("family", SAVED, ids=lambda family: type(family).__name__)
 def test_guarantee_a_saved_release_answers_the_same_and_holds_nothing_else(family, tmp_path):
-    x, y = ball(8, D), ball(4, D, seed=5)
+    x = ball(8, D)
+    y = ball(4, D, seed=5)
     kde = shuffled(family.draw(3, generator=generator()), PoissonSum(8, 30.0))
     density = kde.sample_estimate(kde.summary(x), generator=generator(1), sample_shape=(2,))
     density.save(tmp_path / "density.pt")
@@ -300,7 +311,8 @@ class Silent(SeededNoise):
 
 def test_what_is_wrong_is_refused_before_anything_is_drawn():
     kde = shuffled(InnerProductRotated(D).draw(3, generator=generator()), PoissonSum(8, 30.0))
-    x, source = ball(8, D), generator(1)
+    x = ball(8, D)
+    source = generator(1)
     before = source.get_state()
     with pytest.raises(ValueError, match="1 to 8, not 9"):
         kde.collect(ball(9, D), noise=Silent(1))

@@ -19,7 +19,9 @@ from torchdp.density import (
 from torchdp.noise import SeededNoise
 from torchdp.shuffle import CentralGaussianSum, PoissonSum, RandomizedResponseSum
 
-D, CLASSES, DELTA = 8, 3, 1e-5
+D = 8
+CLASSES = 3
+DELTA = 1e-5
 
 
 def clusters(n, spread=0.15, seed=1):
@@ -43,7 +45,8 @@ def test_messages_and_aggregate_agree_for_every_class():
         class_counts(labels, CLASSES),
         lambda n: RandomizedResponseSum(n, 0.2),
     )
-    source, noise = generator(4), SeededNoise(4)
+    source = generator(4)
+    noise = SeededNoise(4)
     collected = torch.stack([learner.estimate((x, labels), noise=noise).value for _ in range(150)])
     sampled = learner.sample_estimate((x, labels), generator=source, sample_shape=(1000,)).value
     for c in range(CLASSES):
@@ -58,7 +61,8 @@ def test_nearest_centre_corrects_the_norms_for_the_noise():
     x, labels = clusters(60)
     # a small class: noisier, so its centre looks longer
     keep = (labels != 2) | (torch.arange(60) < 9)
-    x, labels = x[keep], labels[keep]
+    x = x[keep]
+    labels = labels[keep]
     counts = class_counts(labels, CLASSES)
     features = InnerProduct(D).draw(1, generator=generator())
     learner = classes_of(CentralKDE, features, counts, lambda n: CentralGaussianSum(n, 1.0))

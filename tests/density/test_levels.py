@@ -22,7 +22,8 @@ from torchdp.noise import SeededNoise
 from torchdp.protocol import Crowd
 from torchdp.shuffle import BoundedSum, PoissonSum
 
-D, DELTA = 4, 1e-4
+D = 4
+DELTA = 1e-4
 FAMILIES = [
     GaussianFourier(D, 1.3),
     GaussianSquareWave(D, 1.3),
@@ -56,7 +57,8 @@ def made(family, law, steps, repetitions=3):
     ],
 )
 def test_predicted_error_is_the_measured_one(family, law, steps):
-    x, y = ball(9), ball(3, seed=5)
+    x = ball(9)
+    y = ball(3, seed=5)
     kde = made(family, law, steps)
     crowd = kde.summary(x)
     predicted = kde.density_mse(crowd, y)
@@ -68,7 +70,8 @@ def test_predicted_error_is_the_measured_one(family, law, steps):
 
 @EACH
 def test_messages_and_sums_have_one_law(family):
-    kde, x = made(family, BoundedSum(9, 30.0), 4, 2), ball(9)
+    kde = made(family, BoundedSum(9, 30.0), 4, 2)
+    x = ball(9)
     heard = torch.stack(
         [kde.analyse(kde.collect(x, noise=SeededNoise(i))).value for i in range(250)]
     )
@@ -105,7 +108,8 @@ def test_more_steps_err_less_at_one_guarantee():
 
 
 def test_classes_and_messages_in_bytes():
-    family, labels = InnerProductRotated(D, 1.5), torch.arange(18) % 2
+    family = InnerProductRotated(D, 1.5)
+    labels = torch.arange(18) % 2
     features = family.draw(2, generator=generator(2))
     kdes = tuple(ShuffledKDE(features, BoundedSum(9, 30.0), DELTA, steps=4) for _ in range(2))
     found = ShuffledClasses(kdes).sample_estimate((ball(18), labels), generator=generator(1))

@@ -17,7 +17,9 @@ D = 8
 def points(cosine, d=D):
     x = torch.zeros(1, d, dtype=torch.float64)
     y = torch.zeros(1, d, dtype=torch.float64)
-    x[0, 0], y[0, 0], y[0, 1] = 1, cosine, math.sqrt(1 - cosine**2)
+    x[0, 0] = 1
+    y[0, 0] = cosine
+    y[0, 1] = math.sqrt(1 - cosine**2)
     return x, y
 
 

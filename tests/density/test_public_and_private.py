@@ -14,7 +14,8 @@ from torchdp.draws import Simulated
 from torchdp.noise import Noise, SeededNoise
 from torchdp.shuffle import PoissonSum
 
-N, SUMS = 500, 64
+N = 500
+SUMS = 64
 GUIDE = Path(__file__).parents[2] / "docs/densities.md"
 
 
@@ -48,7 +49,8 @@ def recovered(features):
 
 def stolen(kde, released, generator):
     """Which exact counts come out where the noise is what this generator draws next."""
-    law, zeros = kde.law, torch.zeros(SUMS, dtype=torch.int64)
+    law = kde.law
+    zeros = torch.zeros(SUMS, dtype=torch.int64)
     noise = law.decode(law.noised(zeros, Simulated(generator)), N)
     return (released.value / kde.features.bound + 1) / 2 * N - noise
 
@@ -88,7 +90,9 @@ def test_guarantee_the_guide_s_own_release_is_not_predicted_by_its_generator():
     before, line, _ = example.partition(wanted)
     names = {}
     exec(before + line, names)
-    kde, vectors, released = names["kde"], names["vectors"], names["released"]
+    kde = names["kde"]
+    vectors = names["vectors"]
+    released = names["released"]
     old = torch.Generator().set_state(names["generator"].get_state())
     crowd = kde.summary(vectors)
     law = kde.sample_estimate(crowd, generator=old).value
@@ -117,4 +121,5 @@ def test_guarantee_one_source_for_both_is_a_type_error(public):
         kde.collect(x, generator=generator)
 
 
-PRIVATE, LAW = {"collect", "randomize", "estimate"}, {"draw", "sample_tally", "sample_estimate"}
+PRIVATE = {"collect", "randomize", "estimate"}
+LAW = {"draw", "sample_tally", "sample_estimate"}

@@ -91,7 +91,9 @@ def test_fused_counts_have_the_law_of_the_plain_ones(family, monkeypatch):
     """The dispatch to counts from Philox words, here by their reference: sums of all repeats, by a
     two-sample test.
     """
-    x, features, shape = ball(40), family.draw(6, generator=generator()), (300,)
+    x = ball(40)
+    features = family.draw(6, generator=generator())
+    shape = (300,)
     plain = features.ones(x, Simulated(generator(1)), shape)
     by_kernel(monkeypatch, features)
     counted = features.ones(x, Simulated(generator(2)), shape)
@@ -102,7 +104,8 @@ def test_fused_counts_have_the_law_of_the_plain_ones(family, monkeypatch):
         assert torch.equal(counted, plain)
         return
     chances = (1 + features.left(x).double() / features.bound) / 2
-    mean, spread = chances.sum(0), (chances * (1 - chances)).sum(0).sqrt()
+    mean = chances.sum(0)
+    spread = (chances * (1 - chances)).sum(0).sqrt()
     for each in (plain, counted):
         assert ((each.double().mean(0) - mean) / spread).abs().max() < 4.5 / math.sqrt(300)
         scaled = (each.double() - mean).square().mean(0) / spread.square()

@@ -79,7 +79,8 @@ def test_movement_is_below_the_proved_bound(kind, d, count):
     equal ones.
     """
     features = Waves(kind(0.3), box(d)).features(count)
-    waves, draw = features.frequencies.numpy(), np.random.default_rng(d)
+    waves = features.frequencies.numpy()
+    draw = np.random.default_rng(d)
     for steps in (features.weights.abs().sqrt(), torch.full((count,), 0.7, dtype=SPACE)):
         gamma = features.gamma(steps.repeat_interleave(2))
         squares = steps.square().numpy()
@@ -150,9 +151,11 @@ def test_guarantee_all_sums_together_by_convolved_losses(scale, epsilon, most):
     assert isinstance(kde.law, PoissonSum)
     x = torch.tensor([[-1.0], [0.0], [1.0], [-0.4]], dtype=SPACE)
     numbers = ((1 + kde.features.share(x)) * kde.steps / 2).numpy()
-    width, top = 1e-3, int(kde.law.mean + 10 * math.sqrt(kde.law.mean) + 20)
+    width = 1e-3
+    top = int(kde.law.mean + 10 * math.sqrt(kde.law.mean) + 20)
     for i, j in ((0, 1), (1, 0), (0, 2), (2, 0), (3, 2)):
-        total, first = np.ones(1), 0
+        total = np.ones(1)
+        first = 0
         for u, v in zip(numbers[i], numbers[j], strict=True):
             P = mass_of(u, kde.law.mean, top)
             Q = mass_of(v, kde.law.mean, top)

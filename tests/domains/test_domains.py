@@ -24,7 +24,8 @@ from torchdp.domains.balls import BallSum
 from torchdp.domains.composite import LinearImage
 
 NEAR = 1e-6
-POINTS, OTHERS = normal(12, 4, seed=1), normal(6, 3, seed=2)
+POINTS = normal(12, 4, seed=1)
+OTHERS = normal(6, 3, seed=2)
 DOMAINS = {
     "points": FiniteSet(POINTS),
     "polytope": Polytope(POINTS),
@@ -165,7 +166,8 @@ def test_projection_on_points_is_the_nearest_of_them_and_float32_stays_float32()
 
 @pytest.mark.parametrize("seed", range(4))
 def test_polytope_membership_agrees_with_linear_programming(seed):
-    d, k = 1 + seed, 4 + 3 * seed
+    d = 1 + seed
+    k = 4 + 3 * seed
     domain = Polytope(normal(k, d, seed=seed))
     mixtures = normal(8, k, seed=seed + 50).softmax(-1) @ domain.points
     x = torch.cat([domain.points[:3], mixtures, 0.7 * normal(12, d, seed=seed + 99)])

@@ -28,7 +28,9 @@ def flat_set(seed):
 
     d = integer(2, 9)
     r = integer(1, d)
-    points, F, kind = normal(integer(r + 1, 3 * r + 6), r), normal(r, d), KINDS[seed % len(KINDS)]
+    points = normal(integer(r + 1, 3 * r + 6), r)
+    F = normal(r, d)
+    kind = KINDS[seed % len(KINDS)]
     if kind == "float32":
         return FiniteSet((points.float() @ F.float()).double())
     if kind == "far away":
@@ -53,7 +55,9 @@ def measured(domain, p, shift=True):
     lead astray.
     """
     shape = noise_shape(domain, p, shift=shift)
-    lower, upper, spanning = float(shape.certificate.lower), shape.upper, domain.spanning()
+    lower = float(shape.certificate.lower)
+    upper = shape.upper
+    spanning = domain.spanning()
     generator = torch.Generator().manual_seed(1)
     drawn = torch.randn(30, domain.dimension, dtype=torch.float64, generator=generator)
     points = torch.cat([spanning, domain.extreme(drawn)])

@@ -34,7 +34,8 @@ EPS = torch.finfo(torch.float64).eps
 
 
 ZERO = torch.zeros(3, dtype=torch.float64)
-ROOT, POINTS = normal(3, 3, seed=1), normal(7, 3, seed=2)
+ROOT = normal(3, 3, seed=1)
+POINTS = normal(7, 3, seed=2)
 SETS = {
     "points": FiniteSet(POINTS),
     "points about 0": FiniteSet(torch.cat([POINTS, -POINTS])),
@@ -130,7 +131,8 @@ def both(name, move):
     That is 1e-6, and 64 times what coordinates are rounded by over the set's least reach.
     """
     s, offset, turn = MOVES[move]
-    base, moved = placed(name, *STILL), placed(name, s, offset, turn)
+    base = placed(name, *STILL)
+    moved = placed(name, s, offset, turn)
     Q = TURN if turn else torch.eye(3, dtype=torch.float64)
     least = s * float(base.frame.axes.norm(dim=0).min())
     return (
@@ -162,8 +164,10 @@ def test_no_class_of_domains_is_missing_here():
 def test_membership_follows(name, move):
     base, moved, follow, s, bound = both(name, move)
     ends = base.extreme(normal(6, 3, seed=7))
-    centre, room = base.frame.centre, 10 * bound
-    inside, outside = ends, ends + room * (ends - centre)
+    centre = base.frame.centre
+    room = 10 * bound
+    inside = ends
+    outside = ends + room * (ends - centre)
     if type(SETS[name]) not in (FiniteSet, KroneckerProduct, Product):
         inside = torch.cat([ends, ends - room * (ends - centre)])
     assert bool(base.contains(inside).all()) and bool(moved.contains(follow(inside)).all())
@@ -184,7 +188,8 @@ def test_membership_follows(name, move):
 @cells
 def test_norm_support_and_shape_follow(name, move):
     base, moved, follow, s, bound = both(name, move)
-    slopes, size = normal(5, 3, seed=9), s * float(base.frame.axes.norm())
+    slopes = normal(5, 3, seed=9)
+    size = s * float(base.frame.axes.norm())
     turned = follow(slopes) - follow(ZERO)
     reach = moved.supports(turned / s, follow(base.frame.centre))
     torch.testing.assert_close(
@@ -192,7 +197,8 @@ def test_norm_support_and_shape_follow(name, move):
     )
     assert (base.middle is None) == (moved.middle is None)
     for make in (noise_shape, difference_shape):
-        one, two = shape(name, STILL, make), shape(name, MOVES[move], make)
+        one = shape(name, STILL, make)
+        two = shape(name, MOVES[move], make)
         gap = float(one.certificate.gap)
         assert two.upper == pytest.approx(s * one.upper, rel=bound + min(gap, 1e-4), abs=0)
         lower = s * float(one.certificate.lower)

@@ -39,7 +39,8 @@ def identity(d):
 
 LOW = normal(5, seed=1)
 HIGH = LOW + normal(5, seed=2).abs()
-ROOT, FLAT = normal(4, 4, seed=3), normal(5, 2, seed=4)
+ROOT = normal(4, 4, seed=3)
+FLAT = normal(5, 2, seed=4)
 AXES = normal(6, seed=5).abs()
 POINTS = normal(8, 3, seed=6)
 
@@ -91,7 +92,8 @@ CLOSED = {
 def test_certified_norm_is_the_closed_form(name, p):
     domain, exact = CLOSED[name]
     shape = noise_shape(domain, p)
-    lower, upper = float(shape.certificate.lower), shape.upper
+    lower = float(shape.certificate.lower)
+    upper = shape.upper
     assert lower <= exact(p) * (1 + 1e-9) and exact(p) <= upper * (1 + 1e-9)
     assert upper <= exact(p) * (1 + 1e-4)
     assert float(shape.certificate.gap) <= 1e-4
@@ -162,12 +164,11 @@ def test_guarantee_both_bounds_hold_for_any_ellipsoid_and_any_weights(name, p):
     domain = VARIED[name]
     best = noise_shape(domain, p).certificate
     for seed in range(3):
-        root, centre = (
-            normal(domain.dimension, domain.dimension, seed=seed),
-            normal(domain.dimension, seed=seed + 9),
-        )
+        root = normal(domain.dimension, domain.dimension, seed=seed)
+        centre = normal(domain.dimension, seed=seed + 9)
         points = domain.extreme(normal(6, domain.dimension, seed=seed))
-        weights, rows = normal(6, seed=seed).abs(), normal(domain.dimension, seed=seed).abs()
+        weights = normal(6, seed=seed).abs()
+        rows = normal(domain.dimension, seed=seed).abs()
         proposal = Proposal(root, centre, points, weights, rows)
         enclosed = enclose(domain, identity(domain.dimension), root, centre, p)
         assert float(best.lower) <= enclosed.upper
@@ -177,7 +178,8 @@ def test_guarantee_both_bounds_hold_for_any_ellipsoid_and_any_weights(name, p):
 
 
 def test_guarantee_an_ellipsoid_that_misses_a_direction_is_completed_and_one_beside_the_domain_proves_nothing():
-    flat, origin = torch.tensor([[1.0], [0.0]]).double(), torch.zeros(2).double()
+    flat = torch.tensor([[1.0], [0.0]]).double()
+    origin = torch.zeros(2).double()
     completed = enclose(lp_ball(2, 2.0), identity(2), flat, origin, 2.0)
     assert completed.upper >= 2**0.5
     assert float(torch.linalg.svdvals(completed.root)[-1]) >= 1
@@ -198,7 +200,8 @@ def test_guarantee_an_ellipsoid_that_misses_a_direction_is_completed_and_one_bes
 )
 def test_column_generation_from_the_oracle_alone_finds_what_closed_forms_know(plain, hidden, p):
     assert hidden.proposal(p, True, 1e-4) is None
-    exact, found = noise_shape(plain, p), noise_shape(hidden, p)
+    exact = noise_shape(plain, p)
+    found = noise_shape(hidden, p)
     assert float(found.certificate.lower) <= exact.upper * (1 + 1e-9)
     assert float(found.certificate.lower) >= exact.upper * (1 - 1e-3)
     assert found.upper <= exact.upper * max(1 + 1e-4, math.sqrt(plain.factor))
@@ -217,7 +220,8 @@ def test_products_without_symmetry_and_images_of_products(p):
     assert float(shape.certificate.gap) <= 1e-4
     summed = minkowski_sum([FiniteSet(POINTS), FiniteSet(normal(4, 3, seed=19))])
     every = FiniteSet((POINTS[:, None] + normal(4, 3, seed=19)).flatten(0, 1))
-    exact, found = noise_shape(every, p).upper, noise_shape(summed, p)
+    exact = noise_shape(every, p).upper
+    found = noise_shape(summed, p)
     assert float(found.certificate.lower) <= exact * (1 + 1e-9) and exact <= found.upper * (
         1 + 2e-4
     )

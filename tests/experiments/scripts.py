@@ -29,7 +29,8 @@ def loaded(name):
     afterwards.
     """
     path = FOLDER / name
-    before, threads = set(sys.modules), torch.get_num_threads()
+    before = set(sys.modules)
+    threads = torch.get_num_threads()
     sys.path.insert(0, str(path.parent))
     try:
         spec = importlib.util.spec_from_file_location(path.stem, path)

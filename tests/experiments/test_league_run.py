@@ -9,7 +9,9 @@ import numpy as np
 import pytest
 from scripts import loaded
 
-K, USERS, TRIALS = 13, 20_000, 400
+K = 13
+USERS = 20_000
+TRIALS = 400
 
 
 @pytest.fixture(scope="module")
@@ -54,12 +56,14 @@ def test_judges_see_what_is_wrong(league):
     lost a query.
     """
     rows = {row.name: row for row in league.ROWS}
-    n, k = 10**6, 16
+    n = 10**6
+    k = 16
     for name, row in rows.items():
         if row.seen != "epsilon":
             continue
         for epsilon in (1.0, 1.5):
-            subset, growth = (34 if name == "subset selection" else 1), math.exp(epsilon)
+            subset = 34 if name == "subset selection" else 1
+            growth = math.exp(epsilon)
             types = 128 if subset == 34 else k
             own = subset * growth / (subset * growth + types - subset)
             own, other = (0.5, 1 / (growth + 1)) if name == "unary encoding" else (own, 0.1)
@@ -132,7 +136,8 @@ def test_published_histograms_have_their_published_variance(peers):
     """Wang et al. (2017), Table 1: for rare types, times n. Negative control: of another
     epsilon.
     """
-    rng, growth = np.random.default_rng(6), math.e
+    rng = np.random.default_rng(6)
+    growth = math.e
     counts = np.zeros(32, dtype=np.int64)
     counts[0] = USERS
     variance = {
@@ -153,7 +158,8 @@ def test_published_histograms_have_their_published_variance(peers):
 
 
 def test_one_parity_a_user_is_unbiased_for_all_of_its_order(peers):
-    rng, signs = np.random.default_rng(7), peers.hadamard(16)
+    rng = np.random.default_rng(7)
+    signs = peers.hadamard(16)
     counts = rng.multinomial(USERS, rng.dirichlet(np.ones(16)))
     found = peers.fourier(2)(peers.Asked(counts, 1.0, TRIALS, rng)) @ signs
     sizes = np.array([each.bit_count() for each in range(16)])
@@ -164,8 +170,10 @@ def test_one_parity_a_user_is_unbiased_for_all_of_its_order(peers):
 
 def test_published_pairs_are_unbiased():
     with loaded("league/pairwise_peers.py") as peers:
-        rng, x = np.random.default_rng(10), np.arange(8.0)
-        f, counts = np.abs(x[:, None] - x), rng.multinomial(USERS, rng.dirichlet(np.ones(8)))
+        rng = np.random.default_rng(10)
+        x = np.arange(8.0)
+        f = np.abs(x[:, None] - x)
+        counts = rng.multinomial(USERS, rng.dirichlet(np.ones(8)))
         truth = counts @ f @ counts / (USERS * (USERS - 1))
         for peer in (peers.randomized_response([f], 0.0, np.eye(8)), peers.two_messages(f)):
             error = peer(peers.frequency.Asked(counts, 1.0, TRIALS, rng)) - truth

@@ -14,14 +14,14 @@ from torchdp.privacy import Model, gaussian_log_delta
 from torchdp.regression import SecondMoments
 
 with loaded("regression/baselines.py") as module:
-    AdaSSP, ModSulq, SufficientStatistics = (
-        module.AdaSSP,
-        module.ModSulq,
-        module.SufficientStatistics,
-    )
+    AdaSSP = module.AdaSSP
+    ModSulq = module.ModSulq
+    SufficientStatistics = module.SufficientStatistics
 
-EPSILON, DELTA = 0.5, 1e-5
-B, C = 1.5, 0.7
+EPSILON = 0.5
+DELTA = 1e-5
+B = 1.5
+C = 0.7
 
 
 def upper(x):
@@ -51,10 +51,8 @@ def test_guarantee_mod_sulq_exact_epsilon_of_its_sigma(d):
 
 
 def test_mod_sulq_adds_one_sigma_to_every_entry_of_the_upper_triangle():
-    mechanism, moments = (
-        ModSulq.calibrated(3, B, EPSILON, DELTA),
-        SecondMoments(100, torch.eye(3).double()),
-    )
+    mechanism = ModSulq.calibrated(3, B, EPSILON, DELTA)
+    moments = SecondMoments(100, torch.eye(3).double())
     noisy = mechanism.sample_estimate(moments, generator=generator(3), sample_shape=(10_000,))
     z = ((noisy.gram - moments.matrix).var(0) / mechanism.sigma**2 - 1) * math.sqrt(5000)
     assert float(z.abs().max()) < 5
@@ -82,7 +80,8 @@ def test_guarantee_adassp_epsilon_delta():
     rest = sphere(5, 2, B, seed=1)
 
     def release(x, y):
-        A, b = torch.cat([rest, x[None]]), torch.cat([torch.full((5,), C / 2), y[None]]).double()
+        A = torch.cat([rest, x[None]])
+        b = torch.cat([torch.full((5,), C / 2), y[None]]).double()
         gram = A.mT @ A
         parts = (
             torch.linalg.eigvalsh(gram)[:1],

@@ -69,9 +69,7 @@ def test_the_story_of_training_says_the_means_of_its_own_runs():
         ("no noise", "without noise"),
     ):
         runs = [row["accuracy"] for row in rows if row["plan"] == plan]
-        mean, error = (
-            100 * statistics.mean(runs),
-            100 * statistics.stdev(runs) / math.sqrt(len(runs)),
-        )
+        mean = 100 * statistics.mean(runs)
+        error = 100 * statistics.stdev(runs) / math.sqrt(len(runs))
         words = re.search(rf"({mean:.1f}) \+- ({error:.1f}) % {said}", story)
         assert words, (said, mean, error)

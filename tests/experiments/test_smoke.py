@@ -39,7 +39,8 @@ def _(tables):
 @claim("collection/level")
 def _(tables):
     rows = tables["level"]
-    first, alone = rows[:6], rows[6:]
+    first = rows[:6]
+    alone = rows[6:]
     rejected = sum(row["level"] for row in first) / len(first)
     assert rejected < 0.15 < sum(row["noise_alone"] for row in first) / len(first)
     assert all("alone" in row["statistic"] and row["level"] <= 0.1 for row in alone)

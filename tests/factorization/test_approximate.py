@@ -34,7 +34,9 @@ def semidefinite(W, alpha=None, price=None):
     """The same values from cvxpy, written from the definition."""
     cp = pytest.importorskip("cvxpy")
     m, n = W.shape
-    Z, t, error = cp.Variable((m + n, m + n), PSD=True), cp.Variable(), cp.Variable()
+    Z = cp.Variable((m + n, m + n), PSD=True)
+    t = cp.Variable()
+    error = cp.Variable()
     limits = [cp.diag(Z) <= t, cp.abs(Z[:m, m:] - W.numpy()) <= error]
     limits += [] if alpha is None else [error == alpha]
     problem = cp.Problem(cp.Minimize(t + (price or 0) * error), limits)
@@ -70,7 +72,8 @@ def test_zeta_agrees_with_the_semidefinite_program(W, price):
 
 @pytest.mark.parametrize("seed", range(3))
 def test_guarantee_certify_approximate_is_sound_for_any_factors_and_witness(seed):
-    W, alpha = normal(5, 7, seed=seed), 0.3
+    W = normal(5, 7, seed=seed)
+    alpha = 0.3
     good = approximate(W, alpha, tol=1e-4)
     truth = good.certificate
     weights = normal(5, seed=seed + 1).abs(), normal(7, seed=seed + 2).square()
@@ -90,8 +93,10 @@ def test_guarantee_certify_approximate_is_sound_for_any_factors_and_witness(seed
 
 
 def test_factors_that_miss_more_than_alpha_are_charged():
-    W, alpha = workloads.prefix(16).dense(), 0.1
-    good, loose = approximate(W, alpha), approximate(W, 0.3)
+    W = workloads.prefix(16).dense()
+    alpha = 0.1
+    good = approximate(W, alpha)
+    loose = approximate(W, 0.3)
     proof = good.witness, good.row_weights, good.column_weights
     naive = loose.norm
     charged = certify_approximate(W, alpha, loose.left, loose.right, *proof)
@@ -146,7 +151,8 @@ def test_guarantee_approximate_curve_is_convex_and_keeps_within_alpha():
     W = workloads.all_ranges(6).dense()
     alpha = torch.linspace(0, 1.2, 13, dtype=torch.float64)
     found = approximate(W, alpha)
-    lower, upper = found.certificate.lower, found.certificate.upper
+    lower = found.certificate.lower
+    upper = found.certificate.upper
     assert (lower <= upper * (1 + 1e-12)).all() and (found.certificate.gap <= 1e-3).all()
     assert (found.certificate.residual <= alpha + 1e-14).all()
     assert (lower[1:] <= upper[:-1] * (1 + 1e-12)).all()  # falls
@@ -178,7 +184,8 @@ def test_small_and_zero_matrices(W):
 
 
 def test_guarantee_zeta_is_least_over_alpha():
-    W, price = workloads.prefix(12).dense(), 1.7
+    W = workloads.prefix(12).dense()
+    price = 1.7
     both = zeta(torch.stack([W, 3 * W]), 1, price)  # 3 W at the same price: zeta is not of degree 1
     for scale, lower, upper in zip(
         (1, 3), both.certificate.lower, both.certificate.upper, strict=True
@@ -218,7 +225,8 @@ def test_guarantee_least_error_is_least_over_alpha(variance):
     found = least_error(W, variance)
     curve = prefix_curve()
     values = variance * curve.norm**2 + curve.certificate.residual**2
-    lower, upper = found.certificate.lower, found.certificate.upper
+    lower = found.certificate.lower
+    upper = found.certificate.upper
     assert lower <= values.min() and upper <= min(values.min(), lower) * (1 + 3e-3)
     torch.testing.assert_close(
         variance * found.norm**2 + found.certificate.residual**2, upper, rtol=1e-9, atol=0
@@ -254,7 +262,8 @@ def test_guarantee_distortion_and_norm_are_those_of_the_factors(reduce):
     scale = W.abs().amax((-2, -1))
     residual = found.certificate.residual
     assert (missed <= residual).all() and (residual <= missed + 1e-12 * scale).all()
-    rows, columns = found.left.norm(dim=-1).amax(-1), found.right.norm(dim=-2).amax(-1)
+    rows = found.left.norm(dim=-1).amax(-1)
+    columns = found.right.norm(dim=-2).amax(-1)
     torch.testing.assert_close(found.norm, rows * columns, rtol=1e-12, atol=0)
     torch.testing.assert_close(rows, columns, rtol=1e-12, atol=0)  # balanced
     assert residual[1] == 0 and found.norm[1] == 0
@@ -334,7 +343,9 @@ def test_truncation_never_raises_the_norm(rank):
 
 def test_projection_is_unbiased_with_the_variance_of_its_law():
     """Var (L A A^T R)_ij = (||L_i||^2 ||R_j||^2 + (W_ij)^2) / rank for Gaussian A."""
-    W, draws, rank = random(3, 4), 4000, 2
+    W = random(3, 4)
+    draws = 4000
+    rank = 2
     one = factorize(W)
     many = factorize(W.expand(draws, 3, 4))
     found = projected(many, rank)
@@ -368,7 +379,9 @@ def test_guarantee_jl_rank_holds_for_every_entry_and_norm():
     """Prefix sums 12, projected 500 times: within the failure probability, but not at a tenth of
     the rank.
     """
-    relative, failure, draws = 0.75, 0.1, 500
+    relative = 0.75
+    failure = 0.1
+    draws = 500
     W = workloads.prefix(12).dense()
     factorization = factorize(W.expand(draws, 12, 12))
     rank = jl_rank(12, 12, relative, failure=failure)
@@ -376,7 +389,8 @@ def test_guarantee_jl_rank_holds_for_every_entry_and_norm():
     A = random(draws, 12, rank) / math.sqrt(rank)
 
     def failures(A):
-        left, right = factorization.left @ A, A.mT @ factorization.right
+        left = factorization.left @ A
+        right = A.mT @ factorization.right
         norm = factorization.certificate.upper
         far = (W - left @ right).abs().amax((-2, -1)) > relative * norm
         grown = left.norm(dim=-1).amax(-1) * right.norm(dim=-2).amax(-1) > (1 + relative) * norm

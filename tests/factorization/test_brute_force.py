@@ -59,7 +59,9 @@ def singular_values(M):
         off = LONG(0)
         for i in range(M.shape[1]):
             for j in range(i + 1, M.shape[1]):
-                a, b, c = M[:, i] @ M[:, i], M[:, j] @ M[:, j], M[:, i] @ M[:, j]
+                a = M[:, i] @ M[:, i]
+                b = M[:, j] @ M[:, j]
+                c = M[:, i] @ M[:, j]
                 if abs(c) <= 1e-20 * np.sqrt(a * b) or c == 0:
                     continue
                 off = max(off, abs(c) / np.sqrt(a * b))
@@ -77,16 +79,22 @@ def singular_values(M):
 
 def upper(W, left, right, p, v=None):
     """What factors of W - v 1^T cost, what they miss charged."""
-    W, left, right = (np.asarray(x, dtype=LONG) for x in (W, left, right))
+    W = np.asarray(W, dtype=LONG)
+    left = np.asarray(left, dtype=LONG)
+    right = np.asarray(right, dtype=LONG)
     missing = W - left @ right - (0 if v is None else np.asarray(v, dtype=LONG)[:, None])
-    rows, others = (np.sqrt((x * x).sum(1)) for x in (left, missing))
+    rows = np.sqrt((left * left).sum(1))
+    others = np.sqrt((missing * missing).sum(1))
     return lp(rows, p) * np.sqrt((right * right).sum(0)).max() + lp(others, p)
 
 
 def lower(W, c, P, p, shift):
     """What weights of rows and columns prove."""
-    W, c, P = (np.asarray(x, dtype=LONG) for x in (W, c, P))
-    c, P = c / lp(c, {2: math.inf, math.inf: 1}.get(p) or p / (p - 2)), P / P.sum()
+    W = np.asarray(W, dtype=LONG)
+    c = np.asarray(c, dtype=LONG)
+    P = np.asarray(P, dtype=LONG)
+    c = c / lp(c, {2: math.inf, math.inf: 1}.get(p) or p / (p - 2))
+    P = P / P.sum()
     centred = W - (W @ P)[:, None] if shift else W
     return singular_values(np.sqrt(c)[:, None] * centred * np.sqrt(P)).sum()
 
@@ -96,13 +104,12 @@ def program(m, n, p, shift, alpha):
     """min ||a||_{p/2}, the squared error, over [[A, X], [X^T, B]] >= 0, diag A <= a, diag B <=
     1.
     """
-    W, Z, a, v = (
-        cp.Parameter((m, n)),
-        cp.Variable((m + n, m + n), PSD=True),
-        cp.Variable(m),
-        cp.Variable(m),
-    )
-    rows, columns = cp.diag(Z)[:m] <= a, cp.diag(Z)[m:] <= 1
+    W = cp.Parameter((m, n))
+    Z = cp.Variable((m + n, m + n), PSD=True)
+    a = cp.Variable(m)
+    v = cp.Variable(m)
+    rows = cp.diag(Z)[:m] <= a
+    columns = cp.diag(Z)[m:] <= 1
     X = Z[:m, m:] + (cp.reshape(v, (m, 1), order="C") @ np.ones((1, n)) if shift else 0)
     entries = cp.abs(X - W) <= alpha if alpha else X == W
     problem = cp.Problem(
@@ -116,12 +123,14 @@ def truth(index, p, shift, alpha=0.0):
     """(below, above) for the instance."""
     W = INSTANCES[index]
     problem, parameter, Z, v, rows, columns = program(*W.shape, p, shift, alpha)
-    size, m = np.abs(W).max(), len(W)
+    size = np.abs(W).max()
+    m = len(W)
     parameter.value = W / size
     problem.solve(solver=cp.CLARABEL)
     values, vectors = np.linalg.eigh(Z.value)
     root = vectors * np.sqrt(values.clip(0))
-    target, offset = W / size, v.value if shift else None
+    target = W / size
+    offset = v.value if shift else None
     if alpha:  # the program's own matrix, moved within alpha
         X = root[:m] @ root[m:].T
         target = W / size + np.clip(X - W / size, -alpha, alpha)
@@ -161,12 +170,11 @@ def test_guarantee_certificates_of_bad_factors_and_weights_are_true_as_well():
         (m, n), p = W.shape, (2, 3, math.inf)[index % 3]
         for shift in (False, True):
             below, above = truth(index, p, shift)
-            c, P, v = (
-                generator.random(m),
-                generator.random(n),
-                generator.normal(size=m) if shift else None,
-            )
-            left, right = generator.normal(size=(m, 2)), generator.normal(size=(2, n))
+            c = generator.random(m)
+            P = generator.random(n)
+            v = generator.normal(size=m) if shift else None
+            left = generator.normal(size=(m, 2))
+            right = generator.normal(size=(2, n))
             tensors = [torch.from_numpy(x) for x in (W, left, right, c, P)]
             found = certify(*tensors, p=p, shift=None if v is None else torch.from_numpy(v))
             assert found.lower <= above * ROOM and below <= found.upper * ROOM
@@ -185,8 +193,11 @@ def test_guarantee_approximate_and_dual_bounds_hold():
         _, above = truth(index, math.inf, False, alpha)
         assert found.certificate.lower <= above * ROOM <= found.certificate.upper * (1 + 1e-6)
         dual = gamma2_dual(torch.from_numpy(W), tol=1e-6)
-        c, P, unit = (np.asarray(x, dtype=LONG) for x in (dual.row_weights, dual.column_weights, W))
-        used, c = P > 1e-14, c / c.sum()
+        c = np.asarray(dual.row_weights, dtype=LONG)
+        P = np.asarray(dual.column_weights, dtype=LONG)
+        unit = np.asarray(W, dtype=LONG)
+        used = P > 1e-14
+        c = c / c.sum()
         needed = singular_values(unit[:, used] / np.sqrt(c)[:, None] / np.sqrt(P[used] / P.sum()))
         assert float(dual.upper) == pytest.approx(float(needed.max()), rel=1e-11)
         for other, X in enumerate(INSTANCES):  # <X, U> <= gamma_2(X) gamma_2*(U)
@@ -200,7 +211,8 @@ def largest_move(right, period):
     """What one user's gradients move at most: of each class by block ascent over unit vectors, from
     random starts.
     """
-    generator, best = np.random.default_rng(0), 0.0
+    generator = np.random.default_rng(0)
+    best = 0.0
     for i in range(min(period, right.shape[1])):
         R = np.asarray(right[:, i::period], dtype=LONG)
         for _ in range(4):
@@ -219,12 +231,15 @@ def epochs_judge(index, period, p):
     W = INSTANCES[index]
     n = W.shape[1]
     found = factorize_epochs(torch.from_numpy(W), period, p)
-    claimed, right, left = found.certificate, found.right.numpy(), found.left.numpy()
+    claimed = found.certificate
+    right = found.right.numpy()
+    left = found.left.numpy()
     rows = lp(np.sqrt((left.astype(LONG) ** 2).sum(1)), p)
     reached = largest_move(right, period)
     promised = float(claimed.upper / rows)
     assert 1 - 1e-6 <= reached / promised <= ROOM
-    X, y = cp.Variable((n, n), PSD=True), cp.Variable(n)
+    X = cp.Variable((n, n), PSD=True)
+    y = cp.Variable(n)
     own = [np.eye(n)[:, i::period] for i in range(min(period, n))]
     bounded = [cp.sum(E.T @ y) <= 1 for E in own] + [
         cp.diag(E.T @ y) - E.T @ X @ E >> 0 for E in own
@@ -279,7 +294,8 @@ def test_planted_faults_of_norms_shifts_and_epochs_are_caught(monkeypatch):
         planted.setattr(certificate, "scaled_weights", too_light)
         with pytest.raises((AssertionError, ArithmeticError, RuntimeWarning)):
             judge(1, 3, False)
-    W, truths = INSTANCES[3], truth(3, 2, True)
+    W = INSTANCES[3]
+    truths = truth(3, 2, True)
     assert lower(W, np.ones(3), np.ones(3), 2, False) > truths[1] * 1.5
     epochs_judge(1, 1, 2)
     for module in (epochs, returning_certificate):

@@ -20,7 +20,9 @@ random = partial(laws.normal, name=b"attacks")
 
 
 def test_scale_of_weights_is_free_and_zero_weights_prove_nothing():
-    W, c, P = normal(4, 5), normal(4).abs(), normal(5).abs()
+    W = normal(4, 5)
+    c = normal(4).abs()
+    P = normal(5).abs()
     one = certify(W, W, torch.eye(5), c, P)
     other = certify(W, W, torch.eye(5), 1e200 * c, 1e-200 * P)
     torch.testing.assert_close(one.lower, other.lower)
@@ -35,7 +37,9 @@ def test_extreme_exponents(p):
 
 
 def test_gap():
-    zero, one, two = torch.tensor(0.0), torch.tensor(1.0), torch.tensor(2.0)
+    zero = torch.tensor(0.0)
+    one = torch.tensor(1.0)
+    two = torch.tensor(2.0)
     bounds = torch.stack([two, one, zero, one]), torch.stack([one, one, zero, zero])
     certificate = Certificate(*bounds, zero, rounding=0.0)
     assert certificate.gap.tolist() == [1.0, 0.0, 0.0, math.inf]
@@ -79,10 +83,12 @@ def test_an_evaluator_that_errs_by_a_ten_millionth_is_refused(fault, monkeypatch
     """Negative control: the optimum of a permutation is known to 1e-15, so that any such error is a
     contradiction.
     """
-    eye, ones = torch.eye(8, dtype=torch.float64), torch.ones(8)
+    eye = torch.eye(8, dtype=torch.float64)
+    ones = torch.ones(8)
     W = eye if fault == "eigvalsh" else eye[[1, 2, 0, 3, 4, 5, 6, 7]]  # mirrored or not
     assert float(certify(W, W, eye, ones, ones).rounding) < 1e-13
-    right, factor = getattr(torch.linalg, fault), 1 - 1e-7 if fault == "vector_norm" else 1 + 1e-7
+    right = getattr(torch.linalg, fault)
+    factor = 1 - 1e-7 if fault == "vector_norm" else 1 + 1e-7
     monkeypatch.setattr(
         torch.linalg, fault, lambda *args, **kwargs: factor * right(*args, **kwargs)
     )
@@ -101,7 +107,8 @@ def test_guarantee_no_weights_prove_too_much(p, shift):
     W = random(6, 9)
     best = factorize(W, p, shift, tol=1e-8)
     other = factorize(random(6, 9, name=b"another matrix"), p, shift)
-    one_row, one_column = torch.eye(6).double()[0], torch.eye(9).double()[0]
+    one_row = torch.eye(6).double()[0]
+    one_column = torch.eye(9).double()[0]
     graded = 10.0 ** -torch.arange(0, 300, 34).double()  # nine weights over 272 decades
     for c, P in [
         (torch.ones(6), torch.ones(9)),
@@ -131,10 +138,12 @@ def test_subnormal_weights_keep_their_ratios():
 
 def test_the_largest_numbers():
     W = torch.tensor([[1.7e308, -1.7e308], [1.7e308, 1.7e308]], dtype=torch.float64)
-    eye, half = torch.eye(2).double(), torch.ones(2)
+    eye = torch.eye(2).double()
+    half = torch.ones(2)
     shifted = certify(W / 2, W / 2, eye, half, half, shift=torch.zeros(2))
     assert 0 < shifted.lower <= shifted.upper < math.inf
-    signs, weights = W / 1.7e308, (half / 2, torch.tensor([0.1, 0.9]))
+    signs = W / 1.7e308
+    weights = (half / 2, torch.tensor([0.1, 0.9]))
     torch.testing.assert_close(
         witness(W, *weights, shift=True), witness(signs, *weights, shift=True)
     )
@@ -142,7 +151,8 @@ def test_the_largest_numbers():
 
 
 def test_factors_that_overflow_prove_nothing_above():
-    W, huge = random(3, 4), torch.full((3, 3), 1e200, dtype=torch.float64)
+    W = random(3, 4)
+    huge = torch.full((3, 3), 1e200, dtype=torch.float64)
     for p in (2.0, 3.0, math.inf):
         for sign in (huge, torch.tensor([1.0, -1.0, 1.0]).double() * huge):  # inf, and inf - inf
             certificate = certify(
@@ -154,12 +164,10 @@ def test_factors_that_overflow_prove_nothing_above():
 
 def test_batches_broadcast_to_w_s():
     W = random(2, 3, 4, 5)
-    right, c, P, v = (
-        random(4, 5, name=b"r"),
-        torch.ones(3, 4),
-        torch.ones(2, 1, 5),
-        random(4, name=b"v"),
-    )
+    right = random(4, 5, name=b"r")
+    c = torch.ones(3, 4)
+    P = torch.ones(2, 1, 5)
+    v = random(4, name=b"v")
     w = random(3, 4, name=b"w").abs()
     left = (W - v[:, None]) @ torch.linalg.pinv(right)
     batch = certify(W, left, right, c, P, p=3, shift=v, error_weights=w)

@@ -123,7 +123,8 @@ def test_block_diagonal_matrices_have_the_l_p_norm_of_their_norms(p):
 
 @pytest.mark.parametrize("p", EXPONENTS)
 def test_product_domains_have_the_norm_of_lemma_60(p):
-    first, second = normal(2, 5), normal(3, 4, seed=1)
+    first = normal(2, 5)
+    second = normal(3, 4, seed=1)
     # every column of one above every other's
     pairs = torch.cat([first.repeat_interleave(4, 1), second.repeat(1, 5)])
     norms = torch.stack(
@@ -136,10 +137,8 @@ def test_product_domains_have_the_norm_of_lemma_60(p):
 
 @pytest.mark.parametrize("p", EXPONENTS)
 def test_boxes(p):
-    low, high = (
-        torch.tensor([-1.0, 0.0, 2.0, 5.0]).double(),
-        torch.tensor([0.0, 3.0, 2.5, 5.0]).double(),
-    )
+    low = torch.tensor([-1.0, 0.0, 2.0, 5.0]).double()
+    high = torch.tensor([0.0, 3.0, 2.5, 5.0]).double()
     corners = torch.cartesian_prod(*torch.stack([low, high], 1)).T
     value = gamma_box(low, high, p)
     assert inside(value, factorize(corners, p, True, tol=1e-7).certificate, 1e-7)
@@ -152,7 +151,8 @@ def test_boxes(p):
 
 @pytest.mark.parametrize("p", EXPONENTS)
 def test_ellipsoids_between_polygons(p):
-    A, N = normal(2, 2), 60
+    A = normal(2, 2)
+    N = 60
     angle = torch.arange(N, dtype=torch.float64) * (2 * math.pi / N)
     polygon = A @ torch.stack([angle.cos(), angle.sin()]) + normal(2, 1, seed=1)
     found = factorize(polygon, p, True, tol=1e-6).certificate
@@ -190,7 +190,8 @@ def test_its_noise_is_that_of_a_factorization(shift):
     columns = [
         made.noise(sets, unit, 1.0).flatten() for unit in torch.eye(count, dtype=torch.float64)
     ]
-    L, W = torch.stack(columns, 1), workloads.marginal_tables(5, 2).dense()
+    L = torch.stack(columns, 1)
+    W = workloads.marginal_tables(5, 2).dense()
     W = W - 0.25 if shift else W
     R = torch.linalg.pinv(L) @ W
     torch.testing.assert_close(L @ R, W)

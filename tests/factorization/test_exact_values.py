@@ -29,7 +29,8 @@ def brackets(W, value, *, p=math.inf, shift=False, within=1e-5):
     1e-8.
     """
     certificate = factorize(W, p, shift, tol=within).certificate
-    upper, lower = float(certificate.upper), float(certificate.lower)
+    upper = float(certificate.upper)
+    lower = float(certificate.lower)
     assert value * (1 - within) <= lower <= value * (1 + 1e-8)
     assert value * (1 - 1e-8) <= upper <= value * (1 + within)
 

@@ -119,7 +119,8 @@ def test_guarantee_factorize_reports_an_early_stop_and_is_still_true(n):
 
 @pytest.mark.parametrize(("p", "shift"), WEIGHTED)
 def test_factors_are_w_s_and_the_norm_is_the_weighted_one(p, shift):
-    W, w = random(6, 8), random(6, name=b"w").abs() + 0.1
+    W = random(6, 8)
+    w = random(6, name=b"w").abs() + 0.1
     found = factorize(W, p, shift, tol=1e-6, error_weights=w)
     product = (
         found.left @ found.right
@@ -137,7 +138,8 @@ def test_factors_are_w_s_and_the_norm_is_the_weighted_one(p, shift):
 
 @pytest.mark.parametrize(("p", "shift"), WEIGHTED)
 def test_guarantee_weighted_certificate_is_certify_s(p, shift):
-    W, w = random(6, 8), random(6, name=b"w").abs() + 0.1
+    W = random(6, 8)
+    w = random(6, name=b"w").abs() + 0.1
     found = factorize(W, p, shift, error_weights=w)
     factors = W, found.left, found.right, found.row_weights, found.column_weights
     again = certify(*factors, p=p, shift=found.shift, error_weights=w)
@@ -161,7 +163,8 @@ def test_guarantee_weighted_certificate_is_certify_s(p, shift):
 
 def test_kronecker_products_are_factored_whole_and_weighed_by_factors_where_weights_are_a_product():
     W = workloads.Workload("pair", workloads.prefix(3).factors + workloads.unequal(2).factors)
-    a, b = torch.tensor([1.0, 2.0, 3.0]).double(), torch.tensor([0.5, 1.0]).double()
+    a = torch.tensor([1.0, 2.0, 3.0]).double()
+    b = torch.tensor([0.5, 1.0]).double()
     whole = factorize(W, tol=1e-6, error_weights=torch.kron(a, b))
     factors = tuple(w[:, None] * f for w, f in zip((a, b), W.factors, strict=True))
     parts = factorize(workloads.Workload("weighed", factors), tol=1e-6)

@@ -93,7 +93,8 @@ def test_information_is_attained():
         assert math.isclose(coin.information(epsilon), math.tanh(epsilon / 2) ** 2, rel_tol=1e-9)
         assert most_information(coin, epsilon) > 0.9999 * coin.information(epsilon)
     for k in (3, 4, 6):
-        epsilon, histogram = math.log(k - 1), hard_instance(torch.eye(k))
+        epsilon = math.log(k - 1)
+        histogram = hard_instance(torch.eye(k))
         response = (torch.eye(k).double() * (math.exp(epsilon) - 1) + 1) / (
             math.exp(epsilon) + k - 1
         )
@@ -108,7 +109,8 @@ def test_information_is_attained():
 @pytest.mark.parametrize("name", SMALL)
 @pytest.mark.parametrize("reach", [1e-3, 0.1, 0.7, 20.0])
 def test_guarantee_directions_keep_distributions_and_move_the_query_at_rate_1(name, reach):
-    W, instance = SMALL[name], hard_instance(SMALL[name])
+    W = SMALL[name]
+    instance = hard_instance(SMALL[name])
     laws, half = instance.distributions(reach)
     used = instance.query_weights > 0
     ends = [laws + sign * half[:, None] * instance.directions for sign in (-1, 1)]
@@ -129,7 +131,8 @@ def bayes_risk(n: int, epsilon: float, half: float) -> tuple[float, float]:
     """
     t = (np.arange(1000) + 0.5) / 1000 * 2 - 1
     prior = np.cos(math.pi * t / 2) ** 2
-    t, prior = half * t, prior / prior.sum()
+    t = half * t
+    prior = prior / prior.sum()
     joint = prior * binom.pmf(np.arange(n + 1)[:, None], n, (1 + math.tanh(epsilon / 2) * t) / 2)
     posterior = joint / joint.sum(1, keepdims=True)
     mean = posterior @ t
@@ -143,7 +146,9 @@ def test_guarantee_samples_hold_for_the_best_estimate_of_randomized_response(n, 
     """Exact enumeration of the Bayes risks under the proof's prior: no estimate of n responses
     beats the bound.
     """
-    coin, slope, worst = hard_instance(COIN), math.tanh(epsilon / 2), np.zeros(2)
+    coin = hard_instance(COIN)
+    slope = math.tanh(epsilon / 2)
+    worst = np.zeros(2)
     for half in (0.3, 0.5, 0.7, 1.0):
         square, absolute = bayes_risk(n, epsilon, half)
         mean_inverse = float(_mean_inverse(torch.tensor(slope * half, dtype=torch.float64)))
@@ -175,7 +180,9 @@ def test_guarantee_samples_absolute_are_below_randomized_response(epsilon):
     """Its mean absolute error, exactly, at the worst mean: the bound for root mean squared error
     would be wrong.
     """
-    n, coin, slope = 3000, hard_instance(COIN), math.tanh(epsilon / 2)
+    n = 3000
+    coin = hard_instance(COIN)
+    slope = math.tanh(epsilon / 2)
     ones = np.arange(n + 1)
     worst = max(
         (binom.pmf(ones, n, (1 + slope * mean) / 2) * abs((2 * ones / n - 1) / slope - mean)).sum()
@@ -304,7 +311,9 @@ def test_guarantee_that_many_users_are_enough():
     """The mechanism's exact worst error over all laws on the types, from its exact covariance:
     attained to 1 %.
     """
-    W, epsilon, alpha = workloads.prefix(8).dense(), 1.0, 0.05
+    W = workloads.prefix(8).dense()
+    epsilon = 1.0
+    alpha = 0.05
     found = factorize(W, shift=True, tol=1e-6)
     variance = PrivUnit(8, epsilon).moments.variance
     n = sample_upper_bound(float(found.certificate.upper), variance, alpha, spread=1.0)
@@ -330,8 +339,10 @@ def best_lattice_noise(epsilon: float, delta: float, cells: int) -> float:
     """
     far = cells * (math.ceil(12 / epsilon) + 5)
     z = np.arange(-far, far + 1) / cells
-    k, ones = len(z), csr_matrix(np.ones((1, len(z))))
-    none, zero = csr_matrix((k, k)), csr_matrix((1, k))
+    k = len(z)
+    ones = csr_matrix(np.ones((1, len(z))))
+    none = csr_matrix((k, k))
+    zero = csr_matrix((1, k))
     shift = diags([math.exp(epsilon)], [-cells], shape=(k, k))
     # p(z) - e^epsilon p(z -+ 1) <= excess(z), and each excess adds up to at most delta
     rows = [[identity(k) - shift, -identity(k), none], [identity(k) - shift.T, none, -identity(k)]]
@@ -398,7 +409,8 @@ def test_guarantee_no_additive_mechanism_beats_the_bound(epsilon, delta):
             laplace = math.sqrt(2) * diameter / epsilon * size
             assert 0 < bound <= laplace
             if delta:
-                right, left = found.right.double(), found.left.double()
+                right = found.right.double()
+                left = found.left.double()
                 sigma = gaussian_sigma(epsilon, delta, float(torch.cdist(right.mT, right.mT).max()))
                 error = sigma * float(torch.linalg.vector_norm(left.norm(dim=1), ord=p))
                 assert bound <= error < 12 * bound

@@ -163,7 +163,8 @@ def by_layer(W):
     """
     cvxpylayers = pytest.importorskip("cvxpylayers.torch")
     m, n = W.shape
-    given, t = cp.Parameter((m, n)), cp.Variable()
+    given = cp.Parameter((m, n))
+    t = cp.Variable()
     Z = cp.Variable((m + n, m + n), PSD=True)
     problem = cp.Problem(cp.Minimize(t), [cp.diag(Z) <= t, Z[:m, m:] == given])
     layer = cvxpylayers.CvxpyLayer(problem, [given], [t, Z])
@@ -197,7 +198,8 @@ def test_gradient_of_the_value_is_the_witness(make):
 
 def with_zeros():
     U = normal(12, 15)
-    U[3], U[:, 4] = 0, 0
+    U[3] = 0
+    U[:, 4] = 0
     return U
 
 
@@ -262,13 +264,16 @@ def test_it_equals_the_sdp(seed):
 def test_guarantee_any_vectors_and_any_weights_are_bounds(seed):
     U = normal(7, 9, name=bytes([seed]))
     found = gamma2_dual(U)
-    left, right = normal(7, 3, name=b"left"), normal(9, 3, name=b"right")
-    rows, columns = normal(7, name=b"rows").abs(), normal(9, name=b"columns").square()
+    left = normal(7, 3, name=b"left")
+    right = normal(9, 3, name=b"right")
+    rows = normal(7, name=b"rows").abs()
+    columns = normal(9, name=b"columns").square()
     lower, upper = certify_dual(U, left, right, rows, columns)
     assert lower <= found.upper * (1 + 1e-12) and found.lower <= upper
     # negative controls: vectors longer than 1, weights that sum to more than 1
     assert (1.05 * found.left @ found.right.mT * U).sum() > found.upper
-    rows, columns = (1.1 * found.row_weights).sqrt(), found.column_weights.sqrt()
+    rows = (1.1 * found.row_weights).sqrt()
+    columns = found.column_weights.sqrt()
     cheated = torch.linalg.matrix_norm(U / rows[:, None] / columns, 2)
     assert cheated < found.lower
 
@@ -277,7 +282,8 @@ def test_scale_of_the_weights_is_free_and_a_missing_weight_proves_nothing():
     U = with_zeros()
     found = gamma2_dual(U)
     arguments = found.left, found.right
-    rows, columns = found.row_weights.clone(), found.column_weights.clone()
+    rows = found.row_weights.clone()
+    columns = found.column_weights.clone()
     torch.testing.assert_close(
         certify_dual(U, *arguments, 3e50 * rows, 1e-50 * columns)[1], found.upper
     )

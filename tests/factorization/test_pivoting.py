@@ -18,7 +18,8 @@ def by_all_supports(points, z):
     best = torch.inf
     for size in range(1, len(points) + 1):
         for support in itertools.combinations(range(len(points)), size):
-            P, ones = points[list(support)] - z, torch.ones(size, 1, dtype=torch.float64)
+            P = points[list(support)] - z
+            ones = torch.ones(size, 1, dtype=torch.float64)
             system = torch.cat(
                 [torch.cat([P @ P.T, ones], 1), torch.cat([ones.T, 0 * ones[:1]], 1)]
             )
@@ -34,7 +35,8 @@ def by_all_supports(points, z):
 )
 def test_it_is_the_best_of_all_supports(kind):
     for trial in range(12):
-        k, r = 2 + trial % 5, 1 + trial % 4
+        k = 2 + trial % 5
+        r = 1 + trial % 4
         points = drawn(f"{kind} {trial}", k, k if kind == "general" else r)
         if kind == "twins":
             points[k // 2 :] = points[: k - k // 2].clone()
@@ -49,7 +51,8 @@ def test_it_is_the_best_of_all_supports(kind):
             if kind == "inside"
             else drawn(f"z {trial}", r if kind != "general" else k) * 10.0 ** (trial % 5 - 2)
         )
-        centred, far = points - points.mean(0), z - points.mean(0)
+        centred = points - points.mean(0)
+        far = z - points.mean(0)
         size = float(centred.square().sum(1).max()) + float(far.square().sum())
         h, _ = nearest_histogram(centred @ centred.T, far @ centred.T, 1e-13 * size)
         assert bool((h >= 0).all()) and float(h.sum()) == pytest.approx(1, abs=1e-12)

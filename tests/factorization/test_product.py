@@ -44,7 +44,8 @@ def test_columns_encode_and_decode_are_the_dense_products():
     dense = product.dense()
     m, r, n = product.shape
     assert (m, r) == tuple(dense.left.shape) and n == dense.right.shape[1] == W.shape[1]
-    h, y = normal(2, 5, n, seed=3), normal(2, 5, r, seed=4)
+    h = normal(2, 5, n, seed=3)
+    y = normal(2, 5, r, seed=4)
     torch.testing.assert_close(product.encode(h), h @ dense.right.mT)
     torch.testing.assert_close(product.decode(y), y @ dense.left.mT)
     torch.testing.assert_close(product.decode(product.encode(h)), h @ W.dense().mT)
@@ -61,7 +62,9 @@ def test_quarter_of_a_million_types_without_their_matrix():
     cotangents = sum(abs(1 / math.tan((2 * j - 1) * math.pi / 1024)) for j in range(1, 513))
     assert float(product.certificate.upper) == pytest.approx((cotangents / 512) ** 2, rel=1e-9)
     assert product.certificate.gap <= 1e-9 and product.shape == (2**18, 2**18, 2**18)
-    x, y = 5 * 512 + 400, 300 * 512 + 3  # sgn(5 - 300) sgn(400 - 3) = -1
+    # sgn(5 - 300) sgn(400 - 3) = -1
+    x = 5 * 512 + 400
+    y = 300 * 512 + 3
     held = product.columns(torch.tensor([x, y]))
     assert held.norm(dim=1).max() <= product.sensitivity * (1 + 1e-12)
     answers = product.decode(held[1])
@@ -84,13 +87,15 @@ def test_product_follows_dtype_and_charges_for_it():
 
 def test_guarantee_kronecker_certificate_charges_factors_that_miss():
     """I (x) I from left = I / 2: the factors' value is 1/4, and what is missing makes up for it."""
-    eye, weights = torch.eye(3, dtype=torch.float64), torch.ones(3, dtype=torch.float64)
+    eye = torch.eye(3, dtype=torch.float64)
+    weights = torch.ones(3, dtype=torch.float64)
     half = certify(eye, eye / 2, eye, weights, weights)
     product = certify_kronecker([half, half])
     value = (eye / 2).norm(dim=1).max() ** 2
     assert value < 1 <= product.upper  # without the charge it would certify nonsense
     assert product.lower == pytest.approx(1)
-    both, ones = torch.kron(eye, eye), torch.ones(9).double()
+    both = torch.kron(eye, eye)
+    ones = torch.ones(9).double()
     dense = certify(both, both / 4, both, ones, ones)
     assert 0 < dense.residual <= product.residual
     # the product of the residuals is not a bound
@@ -172,7 +177,8 @@ KERNELS = [
 def test_guarantee_signature_form_of_kernels(kernel):
     W = kernel.dense()
     form = signature_form(kernel, tol=1e-5)
-    R, J = form.right, torch.diag(form.signature)
+    R = form.right
+    J = torch.diag(form.signature)
     torch.testing.assert_close(R.T @ J @ R, W, rtol=0, atol=1e-9 * float(W.abs().max()))
     torch.testing.assert_close(form.left @ R, W, rtol=0, atol=1e-9 * float(W.abs().max()))
     assert form.signature.abs().eq(1).all()

@@ -62,7 +62,8 @@ def test_relaxation_of_low_rank_and_of_zero():
 @pytest.mark.parametrize("scale", [1e-100, 1.0, 1e100])
 def test_units_of_W_do_not_change_the_parameters(scale):
     for make in (Relaxation, lambda W: LowRankRelaxation(W, 2)):
-        one, other = make(normal(4, 5)), make(normal(4, 5) * scale)
+        one = make(normal(4, 5))
+        other = make(normal(4, 5) * scale)
         for a, b in zip(one.parameters(), other.parameters(), strict=True):
             torch.testing.assert_close(a, b, rtol=1e-9, atol=1e-9)
         torch.testing.assert_close(
@@ -104,7 +105,8 @@ def test_directions_that_start_at_zero_can_still_grow():
 
 @pytest.mark.parametrize("make", MODULES)
 def test_state_dict_deepcopy_and_pickle(make):
-    module, fresh = shake(make()), make()
+    module = shake(make())
+    fresh = make()
     state = module.state_dict()
     assert all("." not in name for name in state)  # no wrapper in front of the names
     assert {name for name, _ in module.named_parameters()} <= set(state)
@@ -139,7 +141,8 @@ def test_a_module_keeps_its_own_copy_of_W_and_follows_its_dtype(make):
 
 @pytest.mark.parametrize("p", [2.0, 4.0, math.inf])
 def test_guarantee_smooth_log_norm_is_never_below_the_norm(p):
-    left, right = normal(3, 6, 4), normal(3, 4, 7, name=b"right")
+    left = normal(3, 6, 4)
+    right = normal(3, 4, 7, name=b"right")
     rows = left.norm(dim=-1)
     exact = (torch.linalg.vector_norm(rows, ord=p, dim=-1) * right.norm(dim=-2).amax(-1)).log()
     values = [smooth_log_norm(left, right, t, p) for t in (1.0, 4.0, 100.0, 1e4)]

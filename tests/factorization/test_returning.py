@@ -85,7 +85,8 @@ def test_the_gap_closes_and_columns_of_a_class_become_orthogonal(period, p):
 @pytest.mark.parametrize("steps", [12, 13])
 @pytest.mark.parametrize("p", [2.0, math.inf])
 def test_a_strategy_for_training_costs_what_the_certificate_says_and_one_user_attains_it(steps, p):
-    W, period = Iterates(steps, momentum=0.5).dense(), 4
+    W = Iterates(steps, momentum=0.5).dense()
+    period = 4
     found = factorize_epochs(W, period, p)
     C = causal_strategy(W, found)
     change = sensitivity(C, Epochs(period))
@@ -128,16 +129,19 @@ def test_a_class_whose_weight_all_but_vanishes_on_the_way_is_solved_too():
 
 
 def test_guarantee_bounds_are_true_for_any_factors_weights_and_directions():
-    W, period = normal(8, 7), 3
+    W = normal(8, 7)
+    period = 3
     best = factorize_epochs(W, period, tol=1e-7).certificate
     good = factorize_epochs(W, period, tol=1e-3)
     for seed in range(30):
         name = bytes([seed])
-        left, right = normal(8, 9, name=name), normal(9, 7, name=name + b"r")
+        left = normal(8, 9, name=name)
+        right = normal(9, 7, name=name + b"r")
         if seed % 2:
             left = W @ torch.linalg.pinv(right)
         if seed % 5 == 0:  # a good pair, cut short: what is missing is charged
-            left, right = good.left * (1 - 1e-3 * seed), good.right
+            left = good.left * (1 - 1e-3 * seed)
+            right = good.right
         row_weights = normal(8, name=name).abs()
         directions = normal(7, 2 + seed % 4)
         found = certify_epochs(W, left, right, row_weights, directions, period)
@@ -149,7 +153,8 @@ def test_guarantee_bounds_are_true_for_any_factors_weights_and_directions():
 def test_the_value_scales_and_the_dtype_follows(scale):
     W = normal(6, 5)
     found = factorize_epochs(W * scale, 2)
-    plain, scaled = factorize_epochs(W, 2).certificate, found.certificate
+    plain = factorize_epochs(W, 2).certificate
+    scaled = found.certificate
     largest = float(found.left.norm(dim=1).max())
     # the factors share the scale
     assert math.isclose(largest, float(scaled.upper) / largest, rel_tol=1e-6)
@@ -200,8 +205,10 @@ def test_the_banded_strategy_is_the_best_of_so_many_bands(n, gap, times, p):
     ],
 )
 def test_known_values_of_four_epochs(n, p, upper):
-    W, gap = workloads.prefix(n).dense(), n // 4
-    found, unit = factorize_separated(W, gap, 4, p), math.sqrt(n) if p == 2 else 1.0
+    W = workloads.prefix(n).dense()
+    gap = n // 4
+    found = factorize_separated(W, gap, 4, p)
+    unit = math.sqrt(n) if p == 2 else 1.0
     assert found.certificate.upper / unit <= upper and found.certificate.gap < 0.04
     torch.testing.assert_close(found.row_norms, standard_errors(W, found.strategy))
     assert sensitivity(found.strategy, Separated(gap, 4)).value == pytest.approx(1.0, rel=1e-9)

@@ -60,7 +60,8 @@ def test_the_rule_stays_between_its_stated_errors():
 @pytest.mark.parametrize("motion", MOTIONS)
 def test_bounds_meet_those_of_the_dense_matrix(n, p, motion):
     W = sums(n, *motion)
-    found, dense = factorize(W, p).certificate, factorize(W.dense(), p, tol=1e-5).certificate
+    found = factorize(W, p).certificate
+    dense = factorize(W.dense(), p, tol=1e-5).certificate
     assert found.closed(1e-3)
     assert found.lower <= dense.upper + dense.rounding
     assert dense.lower <= found.upper + found.rounding
@@ -69,7 +70,9 @@ def test_bounds_meet_those_of_the_dense_matrix(n, p, motion):
 @pytest.mark.parametrize("p", [2.0, 3.0, math.inf])
 @pytest.mark.parametrize("motion", MOTIONS[::2])
 def test_any_weights_give_bounds(p, motion):
-    W, c, P = sums(24, *motion), weights(24, 5), weights(24, 6)
+    W = sums(24, *motion)
+    c = weights(24, 5)
+    P = weights(24, 6)
     certificate, _, _ = certify_running(W, c, P, p, quadrature(W, c, P, 1e-6))
     least = factorize(W.dense(), p, tol=1e-6).certificate
     assert certificate.lower < least.lower and least.upper < certificate.upper
@@ -94,14 +97,16 @@ def sixty_digits(W, steps, leaks):
     """Sum of leaks x variances of x, by Kalman's filter and what is seen later, with subtractions,
     in mpmath.
     """
-    one, decay = mpf(1), mpf(W.decay)
+    one = mpf(1)
+    decay = mpf(W.decay)
     rates = [one] * W.steps if W.rates is None else [mpf(x) for x in W.rates.tolist()]
     sizes = [P * rate**2 for P, rate in zip(steps, rates, strict=True)]
     ahead = [mpf(0)]  # precision about x_t of what is seen from t + 1 on
     for size, leak in zip(sizes[:0:-1], leaks[:0:-1], strict=True):
         seen = ahead[-1] + leak
         ahead.append(decay**2 * (seen - seen**2 * size / (one + size * seen)))
-    a, found = mpf(0), mpf(0)
+    a = mpf(0)
+    found = mpf(0)
     for size, leak, later in zip(sizes, leaks, reversed(ahead), strict=True):
         a = decay**2 * a + size
         a = a / (one + leak * a)
@@ -128,7 +133,8 @@ class Units(SeededNoise):
     """
 
     def normal(self, shape, dtype=torch.float64):
-        start, self.used = getattr(self, "used", 0), getattr(self, "used", 0) + shape[0]
+        start = getattr(self, "used", 0)
+        self.used = getattr(self, "used", 0) + shape[0]
         return torch.eye(shape[1], dtype=dtype)[start : self.used]
 
 

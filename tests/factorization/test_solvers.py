@@ -147,8 +147,10 @@ def plain(W, p, shift, tol):
 )
 def test_the_certified_norm_is_that_of_the_whole_matrix(name, p, shift):
     W = MATRICES[name]
-    found, whole = factorize(W, p, shift, tol=1e-6), plain(W, p, shift, 1e-6)
-    certificate, rounding = found.certificate, 1e-12 * W.abs().amax((-2, -1))
+    found = factorize(W, p, shift, tol=1e-6)
+    whole = plain(W, p, shift, 1e-6)
+    certificate = found.certificate
+    rounding = 1e-12 * W.abs().amax((-2, -1))
     assert (certificate.upper <= certificate.lower * (1 + 1e-6) + rounding).all()
     assert (certificate.lower <= whole.upper * (1 + 1e-12) + rounding).all()
     assert (whole.lower <= certificate.upper * (1 + 1e-12) + rounding).all()

@@ -32,7 +32,8 @@ def test_a_batch_goes_as_one_by_one():
     W = normal(2, 3, 8, 6)
     W[0, 1], W[0, 2] = 0.0, W[0, 2, :, :3] @ W[0, 2, :3]
     W[1, 0, 2], W[1, 1] = 0.0, 1e200 * W[1, 1]
-    found, exact = train(W), factorize(W, tol=1e-6).certificate
+    found = train(W)
+    exact = factorize(W, tol=1e-6).certificate
     assert found.certificate.closed(1e-5).all() and overlap(found.certificate, exact)
     assert (found.certificate.residual <= 1e-12 * W.abs().amax((-2, -1)).clamp_min(1.0)).all()
     torch.testing.assert_close(found.sensitivity, found.certificate.upper.sqrt())
@@ -53,7 +54,8 @@ def test_a_structure_of_ones_own_with_parameters_shared_by_a_batch():
     class Shared(torch.nn.Module):
         def __init__(self, W):
             super().__init__()
-            self.W, self.logs = W, torch.nn.Parameter(torch.zeros(W.shape[-1], dtype=torch.float64))
+            self.W = W
+            self.logs = torch.nn.Parameter(torch.zeros(W.shape[-1], dtype=torch.float64))
 
         def forward(self):
             return self.W / self.logs.exp(), torch.diag(self.logs.exp()).expand(
@@ -116,7 +118,8 @@ OBJECTIVES = {
 
 def squared(name, a, b, W):
     """The objective's squared error, written again."""
-    a, b = a.detach(), b.detach()
+    a = a.detach()
+    b = b.detach()
     if name == "p = 4":
         return a.square().sum().sqrt() * b.max()
     if name == "mixed":
@@ -137,7 +140,8 @@ def program(name, W):
     cp = pytest.importorskip("cvxpy")
     m, n = W.shape
     Z = cp.Variable((m + n, m + n), PSD=True)
-    a, b = cp.diag(Z)[:m], cp.diag(Z)[m:]
+    a = cp.diag(Z)[:m]
+    b = cp.diag(Z)[m:]
     error = {
         "worst": lambda: cp.max(a),
         "p = 4": lambda: cp.pnorm(a, 2),
@@ -163,16 +167,19 @@ def test_guarantee_certify_objective_bounds_every_factorization(name):
     """Random multipliers never prove more than random factorizations attain; a wrong offset or
     slope would.
     """
-    objective, W = OBJECTIVES[name], normal(6, 5)
+    objective = OBJECTIVES[name]
+    W = normal(6, 5)
     least = math.inf
     for seed in range(20):
         T = torch.eye(5).double() + 0.3 * normal(5, 5, seed=seed, name=b"T")
-        left, right = torch.linalg.solve(T, W, left=False), T
+        left = torch.linalg.solve(T, W, left=False)
+        right = T
         value = squared(name, left.square().sum(1), right.square().sum(0), W)
         least = min(least, float(value) ** 0.5)
         columns = 3 if name == "groups" else 5
         rows = 1 if name == "p = 4" else 6
-        s, z = uniform(rows, seed=seed), uniform(columns, seed=seed + 50)
+        s = uniform(rows, seed=seed)
+        z = uniform(columns, seed=seed + 50)
         bounds = certify_objective(W, left, right, objective, s, z)
         assert float(bounds.upper) == pytest.approx(float(value) ** 0.5, rel=1e-9)
         assert bounds.lower <= least * (1 + 1e-9)
@@ -247,7 +254,8 @@ def test_closed_forms_of_structures():
 
 
 def test_a_product_of_relaxations():
-    A, B = workloads.prefix(3).dense(), workloads.prefix(2).dense()
+    A = workloads.prefix(3).dense()
+    B = workloads.prefix(2).dense()
     found = train(torch.kron(A, B), Mixed(0.5), lambda W: Product(Relaxation(A), Relaxation(B)))
     free = train(torch.kron(A, B), Mixed(0.5)).certificate
     assert found.certificate.residual <= 1e-12 and found.certificate.gap <= 0.01
@@ -261,9 +269,11 @@ def test_bands_for_users_who_come_back(p):
     """Two passes of three steps, three bands: against what users move by any signs, and the bound
     of epochs.
     """
-    W, groups = workloads.prefix(6).dense(), torch.eye(3).repeat(1, 2)
+    W = workloads.prefix(6).dense()
+    groups = torch.eye(3).repeat(1, 2)
     found = train(W, Groups(groups, p, apart=True), strategy(bands=3), tol=1e-4)
-    C, rows = found.right, torch.linalg.vector_norm(found.left.norm(dim=1), ord=p)
+    C = found.right
+    rows = torch.linalg.vector_norm(found.left.norm(dim=1), ord=p)
     moved = [float((C[:, i] + s * C[:, i + 3]).norm()) for i in range(3) for s in (-1, 0.5, 1)]
     assert float(rows) * max(moved) == pytest.approx(float(found.certificate.upper), rel=1e-9)
     best = factorize_epochs(W, 3, p, tol=1e-4).certificate

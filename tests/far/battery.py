@@ -89,7 +89,8 @@ class Side:
         return {"interval": self.protocol.estimate(self.x, noise=self.noise()).interval(0.9)}
 
     def summary(self):
-        made, here = self.summarised(), self.protocol
+        made = self.summarised()
+        here = self.protocol
         here.worst_mse(len(self.x))
         return {
             "summary": made,
@@ -98,7 +99,8 @@ class Side:
         }
 
     def sample(self):
-        made, draw = self.summarised(), self.protocol.sample_tally
+        made = self.summarised()
+        draw = self.protocol.sample_tally
         found = {
             f"sample_tally {shape}": draw(made, generator=self.generator(), sample_shape=shape)
             for shape in ((), (2, 3), (0,))
@@ -109,10 +111,12 @@ class Side:
         return found | {"sample_estimate": estimate}
 
     def batches(self):
-        here, made = self.protocol, self.summarised()
+        here = self.protocol
+        made = self.summarised()
         if isinstance(here, UNBATCHED):
             return {}
-        batch, beside = batch_of([made, made]), torch.stack([self.x, self.x])
+        batch = batch_of([made, made])
+        beside = torch.stack([self.x, self.x])
         groups = torch.arange(2, device=self.device).repeat_interleave(len(self.x))
         here.estimate(beside.flatten(0, 1), groups=groups, noise=self.noise())
         return {

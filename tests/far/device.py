@@ -288,7 +288,8 @@ def _empty(size, dtype=None, layout=None, device=None, pin_memory=None, memory_f
 
 
 def _copy_from(self, dst, non_blocking=False):
-    one, two = (t.inner if isinstance(t, Far) else t for t in (self, dst))
+    one = self.inner if isinstance(self, Far) else self
+    two = dst.inner if isinstance(dst, Far) else dst
     COUNTS.sync()
     two.copy_(one)
     return dst
@@ -298,7 +299,8 @@ def _copy_from(self, dst, non_blocking=False):
 def counted():
     """Counts what runs inside, with factories caught."""
     global COUNTS
-    before, COUNTS = COUNTS, Counts()
+    before = COUNTS
+    COUNTS = Counts()
     try:
         with Mode():
             yield COUNTS

@@ -81,7 +81,9 @@ class Remade:
     """
 
     def __init__(self, value, name, other):
-        self.value, self.name, self.other = value, name, other
+        self.value = value
+        self.name = name
+        self.other = other
 
     def __call__(self):
         return dataclasses.replace(self.value, **{self.name: self.other})
@@ -138,7 +140,8 @@ def own(error):
     trace = error.__traceback__
     while trace.tb_next is not None:
         trace = trace.tb_next
-    path, line = Path(trace.tb_frame.f_code.co_filename).resolve(), trace.tb_lineno
+    path = Path(trace.tb_frame.f_code.co_filename).resolve()
+    line = trace.tb_lineno
     if not any(path.is_relative_to(LIBRARY / part) for part in ("torchdp", "kernels")):
         return False
     return line in raised(path)

@@ -47,12 +47,14 @@ class Fresh:
     held = None  # the last folder, until the next call's
 
     def __init__(self, found):
-        self.found, self.session, self.keys = found, bytes(16), bytes(32)
+        self.found = found
+        self.session = bytes(16)
+        self.keys = bytes(32)
         Fresh.held = tempfile.TemporaryDirectory()
         self.folder = Path(Fresh.held.name, "folder")
-        self.path, self.store, self.kept = (
-            str(Path(Fresh.held.name, each)) for each in ("new", "store", "kept")
-        )
+        self.path = str(Path(Fresh.held.name, "new"))
+        self.store = str(Path(Fresh.held.name, "store"))
+        self.kept = str(Path(Fresh.held.name, "kept"))
 
     def links(self, party):
         return self.found["secure"].Links(
@@ -82,7 +84,8 @@ class Fresh:
 
     @property
     def frames(self):
-        secure, protocol = self.found["secure"], self.found["sum_of_five"]
+        secure = self.found["secure"]
+        protocol = self.found["sum_of_five"]
         shares = secure.share(
             protocol.randomize(self.found["rows"]).values, 2, noise=SeededNoise(1)
         )
@@ -117,7 +120,8 @@ class Fresh:
 
     def at(self, role):
         """A session's folder, as this role finds it when it is its turn; its keys lie in it."""
-        secure, folder = self.found["secure"], self.folder
+        secure = self.found["secure"]
+        folder = self.folder
         folder.mkdir()
         secure.new_keys(folder.parent, "north", "first", "second", "analyst")
         key = {

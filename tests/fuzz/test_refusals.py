@@ -28,7 +28,8 @@ def names():
 def calls(row, sets):
     """Each call of a row, one for each choice within <...; ...>."""
     row = re.sub(r"<([A-Z]+)(?=[;>])", lambda name: "<" + sets.get(name[1], name[1]), row)
-    fixed, choices = re.split(r"<[^<>]*;[^<>]*>", row), re.findall(r"<([^<>]*;[^<>]*)>", row)
+    fixed = re.split(r"<[^<>]*;[^<>]*>", row)
+    choices = re.findall(r"<([^<>]*;[^<>]*)>", row)
     for chosen in itertools.product(*(each.split("; ") for each in choices)):
         yield "".join(itertools.chain(*zip(fixed, (*chosen, ""), strict=True)))
 

@@ -88,10 +88,12 @@ class Users(dict):
     def __missing__(self, name):
         if name in SMALL:
             made, data = SMALL[name]
-            protocol, x = eval(made, known()), known()[data]
+            protocol = eval(made, known())
+            x = known()[data]
         else:
             entry = entries(name.split(".")[0])[name]
-            protocol, x = entry.protocol, entry.x
+            protocol = entry.protocol
+            x = entry.x
         tally = protocol.collect(x, noise=SeededNoise(1))
         found = {
             "protocol": protocol,
@@ -125,7 +127,8 @@ def kept():
     central = found["density"].CentralKDE.calibrated(found["features"], 5, 1.0, 1e-5)
     classes = found["density"].ShuffledClasses((central,) * 2)
     reported = (found["rows"].repeat(2, 1), torch.arange(10) // 5)
-    density, law = found["density"], found["shuffle"].CentralGaussianSum(5, 1.0)
+    density = found["density"]
+    law = found["shuffle"].CentralGaussianSum(5, 1.0)
     inner = density.InnerProduct(2).draw(1, generator=torch.Generator().manual_seed(1))
     products = density.ShuffledClasses((density.CentralKDE(inner, law, 1e-5),) * 2)
     rooms = ("rounded", "wire")

@@ -10,7 +10,9 @@ from laws import generator
 
 from torchdp.kernels import privunit
 
-SCALE, RADIUS = 0.7, 2.5  # of the mean of the messages
+# of the mean of the messages
+SCALE = 0.7
+RADIUS = 2.5
 
 
 def inputs(batch, dim, norm, dtype=torch.float64):
@@ -18,7 +20,8 @@ def inputs(batch, dim, norm, dtype=torch.float64):
     options = {"dtype": torch.float64, "generator": generator()}
     points = torch.randn((*batch, dim), **options)
     points *= norm * RADIUS / points.norm(dim=-1, keepdim=True)
-    normals, lift = torch.randn((*batch, dim), **options), torch.randn(batch, **options)
+    normals = torch.randn((*batch, dim), **options)
+    lift = torch.randn(batch, **options)
     uniform = torch.rand(batch, **options)
     rest = (math.pi * uniform).cos(), (math.pi * uniform).sin()
     return tuple(t.to(dtype) for t in (points, normals, lift, *rest))
@@ -29,7 +32,8 @@ def direct(points, normals, lift, along, across):
     last coordinate dropped, times the radius."""
     scaled = points / RADIUS
     height = (1 - scaled.square().sum(-1, keepdim=True)).clamp_min(0).sqrt()
-    u, g = torch.cat([scaled, height], -1), torch.cat([normals, lift[..., None]], -1)
+    u = torch.cat([scaled, height], -1)
+    g = torch.cat([normals, lift[..., None]], -1)
     projection = torch.eye(u.shape[-1], dtype=u.dtype) - u[..., :, None] * u[..., None, :]
     w = (projection @ g[..., None])[..., 0]
     w = across[..., None] * w / w.norm(dim=-1, keepdim=True)

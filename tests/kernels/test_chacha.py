@@ -44,7 +44,8 @@ def test_known_answers_of_rfc_8439(name):
     first, group, stream = (
         int.from_bytes(bytes.fromhex(nonce)[4 * k : 4 * k + 4], "little") for k in range(3)
     )
-    key, index = as_key(octets), torch.tensor([0, counter | first << 32])
+    key = as_key(octets)
+    index = torch.tensor([0, counter | first << 32])
     words = chacha.block(key, index, group, stream)
     assert words.shape == (2, 16) and words[1].numpy().tobytes() == bytes.fromhex(expected)
     assert chacha.keystream(
@@ -67,7 +68,8 @@ def test_every_path_on_a_cpu_gives_the_same_words(first, blocks, nonce):
 
 
 def test_another_index_group_stream_or_bit_of_the_key_is_another_block():
-    key, index = as_key(COUNTING), torch.arange(50)
+    key = as_key(COUNTING)
+    index = torch.arange(50)
     blocks = [chacha.block(key, index + 2**32 * high, group, stream) for high, group, stream in
               ((0, 0, 0), (1, 0, 0), (0, 1, 0), (0, 0, 1))]  # fmt: skip
     for bit in range(256):

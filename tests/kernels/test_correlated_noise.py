@@ -43,7 +43,8 @@ def step(
     numbers = torch.tensor([0.8, 1.7, -0.6, 0.3][: draws + 1], dtype=torch.float64, device=device)
     lags = torch.tensor([0, 2, 5][:draws], dtype=torch.int32, device=device)
     kept = state.to(device=device, dtype=dtype, copy=True)
-    out, now = torch.empty_like(total), Step(gains, gains[:running] / 3, numbers, lags, slots)
+    out = torch.empty_like(total)
+    now = Step(gains, gains[:running] / 3, numbers, lags, slots)
     form((out, kept), total, now, KEY.to(device), at, first)
     return out, kept
 
@@ -97,7 +98,8 @@ def test_what_is_written(slots, draws):
     if draws > 1:
         u -= 0.6 * reference.normals(KEY, 1, 0, 4)
     w = (u + (gains[:, None] * state).sum(0)) / 0.8
-    expected, running = state.clone(), 6 - sum(2 for slot in slots if slot >= 0)
+    expected = state.clone()
+    running = 6 - sum(2 for slot in slots if slot >= 0)
     expected[:running] += (gains[:running, None] / 3) * state[:running] + u
     for slot, row in zip(slots, (w, u), strict=True):
         if slot >= 0:
@@ -155,7 +157,8 @@ def test_both_forms_take_further_bits(device, monkeypatch):
         monkeypatch.setattr(reference, name, value)
     for name, value in (("SMALL", 2**62), ("MASK", 255)):
         monkeypatch.setattr(fused, name, fused.tl.constexpr(value))
-    wanted, found = step(past)[0], step(past, device=device, form=fused.add)[0]
+    wanted = step(past)[0]
+    found = step(past, device=device, form=fused.add)[0]
     torch.testing.assert_close(found.cpu(), wanted, rtol=1e-11, atol=1e-11)
     monkeypatch.setattr(reference, "COARSE", 0)
     assert not torch.allclose(step(past)[0], wanted, rtol=1e-6) and not torch.allclose(

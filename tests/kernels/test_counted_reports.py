@@ -46,7 +46,8 @@ def test_collecting_takes_the_fused_path_and_has_the_law_of_the_aggregate(fused)
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("k", [16, 1024])
 def test_collecting_on_a_gpu_counts_the_specifications_reports(kind, k):
-    oracle, n = kind(k, 1.0), 3001
+    oracle = kind(k, 1.0)
+    n = 3001
     x = torch.arange(n) ** 2 % k
     for dtype in (torch.int64, torch.int32, torch.int16):
         tally = oracle.collect(x.to("cuda", dtype), noise=SeededNoise(6, "cuda"))["reports"]

@@ -193,7 +193,8 @@ def test_threads_that_come_at_once_try_a_kernel_once(auto, monkeypatch):
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no fork")
 def test_a_child_that_is_forked_amid_another_threads_trial_tries_for_itself(auto, monkeypatch):
-    begun, ended = threading.Event(), threading.Event()
+    begun = threading.Event()
+    ended = threading.Event()
 
     def waits(*_):
         begun.set()
@@ -370,7 +371,8 @@ def test_a_callers_autocast_does_not_spoil_the_trial(auto, monkeypatch):
 
 def test_collect_by_either_form_gives_the_same_sum(device, monkeypatch):
     monkeypatch.setattr(Kernel, "_trial", lambda *_: None)
-    randomizer, points = PrivUnit(3, 2.0), torch.eye(3, dtype=torch.float64)[:2].to(device) / 2
+    randomizer = PrivUnit(3, 2.0)
+    points = torch.eye(3, dtype=torch.float64)[:2].to(device) / 2
     counts, found = torch.tensor([5, 8], device=device), []
     for chosen in ("fused", "reference"):
         monkeypatch.setenv("TORCHDP_KERNELS", chosen)

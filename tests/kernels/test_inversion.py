@@ -43,7 +43,8 @@ def exact_laws():
 
 def test_thresholds_are_the_tails_to_the_nearest_unit():
     for table, masses in exact_laws():
-        tail, tails = 1 - sum(masses), {}
+        tail = 1 - sum(masses)
+        tails = {}
         for k in range(len(masses) - 1, 0, -1):
             tail += masses[k]
             tails[k] = tail

@@ -66,7 +66,10 @@ def test_numbers_are_the_high_63_bits_of_two_words_of_each_users_own(n, first):
 
 def test_counts_are_those_of_single_reports_and_add_up(monkeypatch):
     monkeypatch.setattr(reference, "USERS_AT_ONCE", 37)
-    k, step, n, first = 5, 2**60, 100, 7
+    k = 5
+    step = 2**60
+    n = 100
+    first = 7
     x = torch.arange(n) ** 2 % k
     reports = [
         int(reference.report(reference.numbers(3, first + i, 1), x[i], k, step)) for i in range(n)

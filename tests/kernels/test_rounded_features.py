@@ -32,8 +32,10 @@ def test_turns_are_those_of_the_angle_even_where_it_is_large():
 
 @pytest.mark.parametrize("shift", [0.0, 0.1, 0.3, 0.5])
 def test_bits_are_one_as_often_as_the_cosine_says_in_every_wave_and_repeat(shift):
-    n, features = 20_000, 6
-    x, frequencies = torch.zeros(n, 1), torch.zeros(1, features)
+    n = 20_000
+    features = 6
+    x = torch.zeros(n, 1)
+    frequencies = torch.zeros(1, features)
     phases = torch.tensor([[shift], [shift + 0.05]]).repeat(1, features)
     counts = rounded_features.rounded_counts(x, frequencies, phases, key=5, repeats=2)
     chance = (1 + torch.cos(2 * math.pi * phases.double())).mT.flatten() / 2

@@ -35,7 +35,11 @@ def signed(value, bits):
 @pytest.mark.parametrize("bits", [32, 64])
 @pytest.mark.parametrize("first", [0, 5])
 def test_words_are_those_computed_one_by_one(bits, first):
-    n, s, d, m, scale = 7, 2, 3, 5, 2.0**10
+    n = 7
+    s = 2
+    d = 3
+    m = 5
+    scale = 2.0**10
     (A, rows, signs, units), key = problem(n, s, d, m), new_key()
     G = normals(key, first * s * d, n * s * d).view(n, s, d).tolist()
     found = secure_sketch.words(A, rows, signs, units, key, first, scale, DTYPES[bits])
@@ -50,7 +54,8 @@ def test_words_are_those_computed_one_by_one(bits, first):
     ("count", "m", "d"), [(0, 3, 2), (1, 1, 1), (2, 5, 3), (500, 7, 10), (64, 64, 1)]
 )
 def test_rows_add_up_modulo_the_ring_as_index_add_does(dtype, count, m, d):
-    g, info = torch.Generator().manual_seed(count), torch.iinfo(dtype)
+    g = torch.Generator().manual_seed(count)
+    info = torch.iinfo(dtype)
     places = torch.randint(m, (count,), generator=g)
     words = torch.empty(d, count, dtype=dtype).random_(info.min, None, generator=g).T
     table = torch.full((m, d), info.max, dtype=dtype)
@@ -72,7 +77,8 @@ def by_hand(key, entry, unit):
     """
     one, two = words64(key, entry // 8, 0, 0)[entry % 8 // 2 * 2 :][:2]
     further = words64(key, entry // 2, 0, 2)
-    radius, angle = (one >> 12) * 2**24 + (one % 2**12) * 2**12 + two % 2**12, two >> 12
+    radius = (one >> 12) * 2**24 + (one % 2**12) * 2**12 + two % 2**12
+    angle = two >> 12
     with mpmath.workdps(90):
         first, second = (
             mpmath.fsum(word * mpmath.mpf(2) ** (-64 * k) for k, word in enumerate(part, 1))
@@ -90,7 +96,8 @@ def test_guarantee_noise_is_rounded_without_error(unit, monkeypatch):
     """Floats that decide, and every entry in doubt, against arithmetic of 90 digits; the bound
     holds with room.
     """
-    key, n = new_key(5), 400
+    key = new_key(5)
+    n = 400
     units = torch.full((n,), unit, dtype=torch.float64)
     decided = reference.rounded_normals(key, 3, units)
     exact = [by_hand(key, 3 + e, unit) for e in range(n)]

@@ -46,13 +46,15 @@ def test_a_call_of_one_runs_fused_and_agrees(device, monkeypatch, call):
 
 
 def test_strided_tensors_are_refused_where_only_their_address_is_passed():
-    parts, cells = torch.zeros(64, dtype=torch.int16), torch.zeros(256, dtype=torch.int16)
+    parts = torch.zeros(64, dtype=torch.int16)
+    cells = torch.zeros(256, dtype=torch.int16)
     with pytest.raises(ValueError, match="out must be contiguous"):
         guided_draws.fill(torch.zeros(128, dtype=torch.int64)[::2], parts, cells)
     key = torch.zeros(8, dtype=torch.int32)
     one = torch.ones(1, dtype=torch.float64)
     lags = torch.zeros(1, dtype=torch.int32)
     now = Step(one, one, torch.ones(2, dtype=torch.float64), lags)
-    wide, state = torch.zeros(16, dtype=torch.float64), torch.zeros(1, 8, dtype=torch.float64)
+    wide = torch.zeros(16, dtype=torch.float64)
+    state = torch.zeros(1, 8, dtype=torch.float64)
     with pytest.raises(ValueError, match="total must be contiguous"):
         correlated_noise.add((wide[:8], state), wide[::2], now, key, 0, 0)

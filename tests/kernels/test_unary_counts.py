@@ -37,7 +37,8 @@ def test_a_bit_is_one_exactly_where_the_uniform_number_is_below_the_probability(
     number above.
     """
     count = Fraction(probability).denominator.bit_length() - 1
-    group, column = torch.arange(2)[:, None], torch.arange(3)
+    group = torch.arange(2)[:, None]
+    column = torch.arange(3)
     words = reference.words(5, group, column, probability)
     for user in (0, 1, 31, 32, 63):
         for v in range(3):
@@ -48,7 +49,9 @@ def test_a_bit_is_one_exactly_where_the_uniform_number_is_below_the_probability(
 @pytest.mark.parametrize("first", [0, 1, 31, 2**33 + 5])
 @pytest.mark.parametrize("n", [0, 1, 33, 70])
 def test_tallies_are_sums_of_messages_and_add_up(first, n, monkeypatch):
-    k, lost, off = 5, 0.4, 0.27
+    k = 5
+    lost = 0.4
+    off = 0.27
     monkeypatch.setattr(reference, "BITS_AT_ONCE", 100)
     x = torch.arange(n) ** 2 % k
     messages = reference.messages(x, k, lost, off, 3, first)
@@ -69,7 +72,9 @@ def test_tallies_are_sums_of_messages_and_add_up(first, n, monkeypatch):
 
 def test_an_own_bit_is_lost_exactly_where_its_uniform_number_is_below_the_chance():
     """The chance of a zero is what is drawn: that of a one may have no float64 but 1."""
-    n, k, lost = 64, 2, 0.3
+    n = 64
+    k = 2
+    lost = 0.3
     own = reference.messages(torch.zeros(n, dtype=torch.int64), k, lost, 0.0, 5, 0)[:, 0]
     below = [Fraction(digits_of(5, user, k, 60), 2**60) < Fraction(lost) for user in range(n)]
     assert own.tolist() == [int(not b) for b in below] and 0 < sum(below) < n

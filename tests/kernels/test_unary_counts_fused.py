@@ -11,7 +11,9 @@ triton = pytest.importorskip("triton")
 
 from torchdp.kernels.unary_counts import fused  # noqa: E402
 
-OUE, SUE, SURE = (0.5, 1 / (math.e + 1)), (0.3, 0.3), (1.0, 1 / (math.exp(350) + 1))
+OUE = (0.5, 1 / (math.e + 1))
+SUE = (0.3, 0.3)
+SURE = (1.0, 1 / (math.exp(350) + 1))
 
 
 @pytest.mark.parametrize("n", [1, 63])
@@ -42,7 +44,8 @@ def test_both_paths_give_the_same_tally_of_many_users(device, wide, k, key, chan
 
 
 def test_integers_of_any_width_and_any_stride_are_read(device, wide):
-    x, rest = (torch.arange(70) % 40).to(device), (65, 0.5, 0.25, 9)
+    x = (torch.arange(70) % 40).to(device)
+    rest = (65, 0.5, 0.25, 9)
     wanted = reference.tally(x, *rest)
     for dtype in (torch.int32, torch.int16, torch.uint8, torch.int8):
         assert torch.equal(fused.tally(x.to(dtype), *rest), wanted)

@@ -38,7 +38,8 @@ def test_a_message_is_a_function_of_the_key_and_the_user(dtype):
 
 def test_sums_are_those_of_the_messages_and_parts_add_up():
     points, draws = setting()
-    first, second = torch.tensor([3, 0, 0, 0]), torch.tensor([1, 0, 1, 3])
+    first = torch.tensor([3, 0, 0, 0])
+    second = torch.tensor([1, 0, 1, 3])
     capped = privunit.sums(points, COUNTS, *draws, 9, **LAW)
     torch.testing.assert_close(capped, privunit.messages(points, TYPES, *draws, 9, **LAW).sum(0))
     tail = privunit.sums(points, second, *(each[3:] for each in draws), 9, 3, **LAW)

@@ -14,7 +14,8 @@ CASES = [([1], 1), ([1], 19), ([63], 6), ([0, 1, 3, 0, 9], 19), ([130, 0, 70], 2
 
 def setting(counts, dim, dtype, device, seed=0):
     """(points, counts, (g0, T, sqrt(1 - T^2)))."""
-    generator, counts = torch.Generator().manual_seed(seed), torch.tensor(counts)
+    generator = torch.Generator().manual_seed(seed)
+    counts = torch.tensor(counts)
     points = torch.randn(len(counts), dim, dtype=torch.float64, generator=generator)
     points *= (
         2
@@ -33,7 +34,8 @@ def setting(counts, dim, dtype, device, seed=0):
 def test_sums_agree_to_rounding(device, counts, dim, dtype, monkeypatch):
     monkeypatch.setattr(privunit_fused, "STEPS", 1)  # so that few users pass the outer loop twice
     points, counts, draws = setting(counts, dim, dtype, device)
-    key, first = -(2**62) - 7, 2**33 + 5
+    key = -(2**62) - 7
+    first = 2**33 + 5
     bound = 200 * torch.finfo(dtype).eps * float(counts.sum())  # messages of a few units each
     ours = privunit_fused.sums(points, counts, *draws, key, first, **CAP)
     wanted = privunit.reference.sums(points, counts, *draws, key, first, **CAP)

@@ -35,7 +35,8 @@ def mean_instance(seed):
     def integer(low, high):
         return int(torch.randint(low, high, (1,), generator=generator))
 
-    d, kind = integer(1, 4), seed % 5
+    d = integer(1, 4)
+    kind = seed % 5
     points = torch.randn(
         integer(2, 8), d, dtype=torch.float64, generator=generator
     ) * 10.0 ** integer(-3, 4)
@@ -213,20 +214,20 @@ def test_guarantee_supports_of_products_reach_points_that_no_search_finds(kind):
     """x in [-1, 1]^2, y in [-3, 1] x [-2, 1]: the largest entry of x (x) y is at y = -3, behind a
     local maximum.
     """
-    left, low = lp_ball(2, math.inf), torch.tensor([-3.0, -2.0]).double()
+    left = lp_ball(2, math.inf)
+    low = torch.tensor([-3.0, -2.0]).double()
     right = Box(low, torch.ones(2).double())
     domain = KroneckerProduct(left, right)
     ends = [torch.cartesian_prod(*torch.stack([each.middle - r, each.middle + r], 1)) for each, r in (
         (left, 1.0), (right, (1 - low) / 2))]  # fmt: skip
     corners = torch.stack([torch.kron(x, y) for x in ends[0] for y in ends[1]])
     if kind == "parts":
-        domain, corners = (
-            Product((domain, lp_ball(1, 2.0))),
-            torch.cat([corners, corners[:, :1] / 3], 1),
-        )
+        domain = Product((domain, lp_ball(1, 2.0)))
+        corners = torch.cat([corners, corners[:, :1] / 3], 1)
     if kind == "image":
         mixed = torch.tensor([[1.0, 0, 0, 1], [0, 1, 1, 0], [1, 1, 0, 0], [0, 0, 1, 2]]).double()
-        domain, corners = linear_image(mixed, domain), corners @ mixed.mT
+        domain = linear_image(mixed, domain)
+        corners = corners @ mixed.mT
     g = torch.randn(
         40, domain.dimension, dtype=torch.float64, generator=torch.Generator().manual_seed(1)
     )

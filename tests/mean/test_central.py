@@ -168,7 +168,8 @@ def test_each_group_of_a_pass_has_the_sensitivity_and_the_noise_of_its_own():
     # so little noise that steps show
     release = GaussianMean(square, noise_shape(square, 2.0), 1e-3, 1e-5)
     n = 20_000
-    x, groups = uniform(n, 2), torch.randint(7, (n,), generator=generator(2))
+    x = uniform(n, 2)
+    groups = torch.randint(7, (n,), generator=generator(2))
     base = release.collect(x, groups=groups, size=8, noise=SeededNoise(1))["sum"]
     for user in (0, 2**13 - 1, 2**13, n - 1):
         other = x.clone()

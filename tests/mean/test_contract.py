@@ -42,7 +42,8 @@ class Curator(Unbiased, Contract):
 
 class TestGaussianMean(Curator):
     protocol = GaussianMean.calibrated(BOX, noise_shape(BOX, 2.0), epsilon=1.0, delta=1e-6)
-    x, far = LOW, CORNERS
+    x = LOW
+    far = CORNERS
 
     def truth(self):
         return self.x.mean(0)
@@ -54,7 +55,8 @@ class TestConcentratedMean(TestGaussianMean):
 
 class TestGaussianMoments(Curator):
     protocol = GaussianMoments.calibrated(BALL, SHAPE, order=3, epsilon=1.0, delta=1e-6)
-    x, far = IN_BALL, CIRCLE
+    x = IN_BALL
+    far = CIRCLE
 
     def truth(self):
         return torch.einsum("na,nb,nc->abc", self.x, self.x, self.x) / len(self.x)
@@ -62,7 +64,8 @@ class TestGaussianMoments(Curator):
 
 class TestGaussianCovariance(Curator):
     protocol = GaussianCovariance.calibrated(BALL, SHAPE, epsilon=2.0, delta=1e-6)
-    x, far = IN_BALL, CIRCLE
+    x = IN_BALL
+    far = CIRCLE
     honest = (0.7, 1.8)
 
     def truth(self):
@@ -79,9 +82,11 @@ class TestLocalMean(Unbiased, RelayContract):
 
 
 class TestLocalCovariance(Unbiased, RelayContract):
-    units, stacked = 64.0, False
+    units = 64.0
+    stacked = False
     protocol = LocalCovariance.calibrated(BOX, epsilon=4.0)
-    x, bad = LOW.repeat(5, 1), BAD
+    x = LOW.repeat(5, 1)
+    bad = BAD
     repeats = 2_500
 
     def truth(self):

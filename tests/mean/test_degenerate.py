@@ -56,7 +56,8 @@ POINTS = {
     "sum": minkowski_sum([POINT, FiniteSet(zeros(1, 2))]),
     "sum of an ellipsoid and a point": minkowski_sum([Ellipsoid(zeros(2, 1), HERE), POINT]),
 }
-START, END = vector(1.0, 1.0), vector(3.0, 5.0)
+START = vector(1.0, 1.0)
+END = vector(3.0, 5.0)
 HALF = (END - START) / 2
 SEGMENTS = {
     "two points": FiniteSet(torch.stack([START, END])),
@@ -134,7 +135,8 @@ def test_products_with_a_point():
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_guarantee_short_floats_come_no_further_out_of_a_domain_than_others(dtype):
     corners = torch.tensor([[0.0, 0.0], [1.0, 0.0], [0.0, 1.0]], dtype=torch.float64)
-    box, ball = Box(torch.full((2,), 0.25), torch.full((2,), 0.75)), lp_ball(2, 1.0)
+    box = Box(torch.full((2,), 0.25), torch.full((2,), 0.75))
+    ball = lp_ball(2, 1.0)
     for domain in (box, ball, Polytope(corners), FiniteSet(corners)):
         middle = domain.spanning().mean(0)
         x = torch.cat(

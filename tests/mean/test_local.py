@@ -86,7 +86,8 @@ def test_the_weights_are_within_one_per_cent_of_the_best(d):
     best = min(cost(d, square, own) for square, own in itertools.product(grid, grid))
     square, own, _ = LocalCovariance.weights(d)
     assert cost(d, square, own) <= 1.01 * best
-    protocol, n = LocalCovariance.calibrated(cube(d), epsilon=1.0), 10**12
+    protocol = LocalCovariance.calibrated(cube(d), epsilon=1.0)
+    n = 10**12
     crowd = Crowd(torch.full((1, d), 0.5, dtype=torch.float64), torch.tensor([n]))
     unit = PrivUnit(protocol.client.dim, 1.0).moments.variance
     assert float(protocol.predicted_mse(crowd).mean()) * n == pytest.approx(
@@ -98,7 +99,8 @@ def test_the_mean_comes_with_it_and_intervals_cover():
     box = Box(torch.tensor([0.0, -5.0]), torch.tensor([1.0, 15.0]))
     places = torch.rand(40, 2, dtype=torch.float64, generator=keyed_generator(b"x"))
     x = box.low + places**2 * (box.high - box.low)
-    protocol, crowd = LocalCovariance.calibrated(box, epsilon=2.0), Crowd(x, torch.full((40,), 200))
+    protocol = LocalCovariance.calibrated(box, epsilon=2.0)
+    crowd = Crowd(x, torch.full((40,), 200))
     found = protocol.sample_estimate(
         crowd, generator=keyed_generator(b"draws"), sample_shape=(3_000,)
     )

@@ -94,7 +94,8 @@ def test_guarantee_no_gaussian_noise_is_below_the_approximate_bound(domain, epsi
 
 def dominating_pair(epsilon, delta):
     """The least private pair of laws that is (epsilon, delta)-indistinguishable."""
-    high, low = math.exp(epsilon) / (1 + math.exp(epsilon)), 1 / (1 + math.exp(epsilon))
+    high = math.exp(epsilon) / (1 + math.exp(epsilon))
+    low = 1 / (1 + math.exp(epsilon))
     Q = np.array([delta, (1 - delta) * high, (1 - delta) * low, 0.0])
     return Q, Q[::-1]
 
@@ -176,8 +177,11 @@ def test_guarantee_the_best_mechanism_for_one_bit_errs_more_and_this_many_times_
     """A linear program over the laws on a grid for users 0 and 1, unbiased, (epsilon, delta)-close,
     least worst MSE.
     """
-    z, e = np.linspace(-9 / epsilon, 1 + 9 / epsilon, 400), math.exp(epsilon)
-    one, no, k = np.eye(len(z)), np.zeros(len(z)), len(z)
+    z = np.linspace(-9 / epsilon, 1 + 9 / epsilon, 400)
+    e = math.exp(epsilon)
+    one = np.eye(len(z))
+    no = np.zeros(len(z))
+    k = len(z)
     ones = no + 1
     rows = np.block([[one, -e * one, -one, 0 * one], [-e * one, one, 0 * one, -one]])
     sums = np.stack([np.concatenate(each) for each in ([no, no, ones, no], [no, no, no, ones])])
@@ -271,7 +275,9 @@ def test_guarantee_the_moments_norm_is_the_trace_of_a_designs_covariance(design,
 @pytest.mark.parametrize("order", [1, 2, 3, 4])
 @pytest.mark.parametrize("p", [2.0, 4.0, math.inf])
 def test_the_moments_norm_lies_between_the_bounds_that_the_papers_proof_gives(d, order, p):
-    low, high = (d // order) ** (order / p), d ** (order / p)  # Theorem 64
+    # Theorem 64
+    low = (d // order) ** (order / p)
+    high = d ** (order / p)
     assert moment_norm(d, order, p) <= high * (1 + 1e-9)
     if order == 1:
         assert moment_norm(d, 1, p) == pytest.approx(high)

@@ -58,7 +58,8 @@ def test_guarantee_no_replacement_moves_the_joint_release_further_than_the_noise
     first = torch.zeros(d, dtype=torch.float64)
     first[0] = 1
     worst = first.clone()  # at the angle of the proof: <w, v> = -t^2/2
-    worst[0], worst[1] = -t * t / 2, math.sqrt(1 - t**4 / 4)
+    worst[0] = -t * t / 2
+    worst[1] = math.sqrt(1 - t**4 / 4)
     x = torch.cat([in_ball(300, d), first[None], worst[None], -first[None]])
     flat = joint(x, t)
     allowed = mechanism.moment_noise(1) / mechanism.multiplier

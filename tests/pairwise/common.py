@@ -6,7 +6,8 @@ from torchdp.queries import LocalFactorization, LocalOracle, Twice
 from torchdp.randomizers import RandomizedResponse, SubsetSelection
 from torchdp.randomness import keyed_generator
 
-vectors, twice = LocalFactorization.of, Twice.of
+vectors = LocalFactorization.of
+twice = Twice.of
 
 
 def responses(question, epsilon):

@@ -71,7 +71,8 @@ def of_kernel(x, distinct=True):
 
 
 def auc(x):
-    negatives, positives = x[x < 2], x[x >= 2] - 2
+    negatives = x[x < 2]
+    positives = x[x >= 2] - 2
     return (
         (positives > negatives[:, None]).double() + (positives == negatives[:, None]) / 2
     ).mean()
@@ -205,7 +206,8 @@ def cell(question, channel, louder=1.0):
 @pytest.mark.parametrize("question", QUESTIONS)
 def test_every_question_through_every_channel(question, channel):
     """Its truth by a loop over users, no bias, the predicted error, and a bound of it."""
-    protocol, runs = cell(question, channel), 2_000
+    protocol = cell(question, channel)
+    runs = 2_000
     x = MANY.repeat(CHANNELS[channel].times)
     counts = protocol.summary(protocol.validate(x))
     truth = QUESTIONS[question][1](x)
@@ -229,7 +231,8 @@ def test_every_question_through_every_channel(question, channel):
 
 @pytest.mark.parametrize("channel", CHANNELS)
 def test_a_constant_kernel_gets_a_sentence(channel):
-    points, one = torch.zeros(4, 2, dtype=torch.float64), torch.ones(2, dtype=torch.float64)
+    points = torch.zeros(4, 2, dtype=torch.float64)
+    one = torch.ones(2, dtype=torch.float64)
     constant = pairwise.PairwiseStatistic("always 3", points, pairwise.Form(one, 3.0))
     with pytest.raises(
         ValueError, match="'always 3' is constant: its mean is 3 whatever users hold"
@@ -298,10 +301,14 @@ class TestTwoRound(Rounds, Contract):
 
 class TestThreeRound(Rounds, Contract):
     protocol = pairwise.ThreeRound(GINI, 12.0, (3.0, 4.0, 3.0, 2.0))
-    slack, repeats, runs, honest = 0.06, 2000, 100, (0.7, 1.8)
+    slack = 0.06
+    repeats = 2000
+    runs = 100
+    honest = (0.7, 1.8)
 
     def loss(self, protocol):
-        heard, total = (), 0.0
+        heard = ()
+        total = 0.0
         for _ in range(protocol.rounds):
             one = protocol.round(heard)
             total += sum(two_densities(each) for each in one.randomizers) + sum(
@@ -348,6 +355,7 @@ class TestRound(Pairwise, LocalContract):
         answers = []
         for question in self.protocol.questions:
             values = GINI.points[X] @ question.vector
-            low, high = question.center - question.half_width, question.center + question.half_width
+            low = question.center - question.half_width
+            high = question.center + question.half_width
             answers.append(values.clamp(low, high).mean())
         return torch.cat([mean, mean, torch.stack(answers)])

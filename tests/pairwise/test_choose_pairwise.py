@@ -12,7 +12,8 @@ from torchdp.simulate import Moments
 
 
 def test_guarantee_choice_is_the_least_of_its_table_and_prints_it(brief):
-    statistic, h = pairwise.unequal(3), torch.tensor([5.0, 1.0, 2.0])
+    statistic = pairwise.unequal(3)
+    h = torch.tensor([5.0, 1.0, 2.0])
     choice = choose(statistic, 1000, 1.0, prior=h)
     assert str(choice).splitlines()[1].startswith(choice.candidates[0].name)
     assert len(str(choice).splitlines()) == len(choice.candidates) + 2
@@ -28,10 +29,12 @@ def test_choice_without_a_prior_holds_for_data_near_any_single_type(brief):
     """A strategy made for some of the types alone errs several times more on the others than it is
     judged to.
     """
-    k, n = 5, 100_000
+    k = 5
+    n = 100_000
     statistic = pairwise.unequal(k)
     near = 0.98 * torch.eye(k, dtype=torch.float64) + 0.02 / k
-    choice, family = choose(statistic, n, 2.0), statistic.histograms
+    choice = choose(statistic, n, 2.0)
+    family = statistic.histograms
     assert max(mse(choice.best, h, n) for h in near) < 1.5 * choice.candidates[0].error ** 2
     assert len(pairwise.unequal(70).histograms) == 3 + 64
     some = family[[0, 1, 2, 3, 3 + k // 2, 2 + k]]
@@ -41,10 +44,8 @@ def test_choice_without_a_prior_holds_for_data_near_any_single_type(brief):
     assert max(mse(fitted, h, n) for h in near) > 3 * max(mse(fitted, h, n) for h in some)
 
 
-NEGATIVES, POSITIVES = (
-    torch.tensor([400, 300, 100, 50, 20, 10, 0, 3]),
-    torch.tensor([0, 10, 50, 150, 250, 300, 90, 1]),
-)
+NEGATIVES = torch.tensor([400, 300, 100, 50, 20, 10, 0, 3])
+POSITIVES = torch.tensor([0, 10, 50, 150, 250, 300, 90, 1])
 
 
 def auc_of(negatives, positives):
@@ -56,7 +57,8 @@ def test_auc_of_known_sizes_is_the_auc():
     statistic = pairwise.auc_of_sizes(8, int(NEGATIVES.sum()), int(POSITIVES.sum()))
     counts = torch.cat([NEGATIVES, POSITIVES])
     assert float(statistic.exact(counts)) == pytest.approx(auc_of(NEGATIVES, POSITIVES), rel=1e-9)
-    known, n = vectors(statistic, 1.0), int(counts.sum())
+    known = vectors(statistic, 1.0)
+    n = int(counts.sum())
     unknown = vectors(pairwise.auc(8), 1.0)
     assert mse(known, counts, n) < mse(unknown, counts, n)
     answer = known.sample_estimate(

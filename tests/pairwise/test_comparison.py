@@ -13,10 +13,8 @@ from torchdp.protocol import Tally
 from torchdp.randomness import keyed_generator
 
 STATISTIC = pairwise.unequal(6)
-FIRST, SECOND = (
-    torch.tensor([900, 500, 400, 100, 50, 50]),
-    torch.tensor([2400, 1200, 1000, 900, 500, 0]),
-)
+FIRST = torch.tensor([900, 500, 400, 100, 50, 50])
+SECOND = torch.tensor([2400, 1200, 1000, 900, 500, 0])
 TRIALS = 4_000
 POPULATIONS = 150  # each of whose estimates takes a linear program
 
@@ -27,7 +25,8 @@ def estimate(protocol, counts, key):
 
 @pytest.mark.parametrize("kind", [vectors, twice, responses])
 def test_intervals_of_differences_cover_whatever_the_two_budgets(kind):
-    one, two = kind(STATISTIC, 2.0), vectors(STATISTIC, 3.0)
+    one = kind(STATISTIC, 2.0)
+    two = vectors(STATISTIC, 3.0)
     found = difference(estimate(one, FIRST, b"first"), estimate(two, SECOND, b"second"))
     truth = STATISTIC.exact(FIRST) - STATISTIC.exact(SECOND)
     low, high = found.interval()
@@ -62,8 +61,11 @@ def test_p_values_are_uniform_without_a_difference_and_small_with_one():
 
 @pytest.mark.parametrize("statistic", [STATISTIC, pairwise.auc(3)], ids=lambda each: each.name)
 def test_a_population_interval_covers_the_population_and_a_users_interval_does_not(statistic):
-    shares, n, trials = torch.tensor([0.4, 0.3, 0.1, 0.1, 0.05, 0.05]).double(), 2000, 60
-    protocol, generator = vectors(statistic, 12.0), keyed_generator(b"p2")
+    shares = torch.tensor([0.4, 0.3, 0.1, 0.1, 0.05, 0.05]).double()
+    n = 2000
+    trials = 60
+    protocol = vectors(statistic, 12.0)
+    generator = keyed_generator(b"p2")
     truth = float(statistic.exact(shares * 1e9))
     drawn = []
     for _ in range(trials):
@@ -99,13 +101,15 @@ def test_the_sampling_variance_is_at_least_the_exact_one_and_near_it_where_point
     statistic,
 ):
     # messages almost without noise: what is left is the users' own U-statistic
-    f, n = statistic.kernel(statistic.form), 10_000
+    f = statistic.kernel(statistic.form)
+    n = 10_000
     for index in range(20):
         shares = torch.rand(6, dtype=torch.float64, generator=keyed_generator(bytes([index]))) ** (
             index % 7
         )
         counts = (shares / shares.sum() * n).round().long()
-        shares, m = counts.double() / counts.sum(), int(counts.sum())
+        shares = counts.double() / counts.sum()
+        m = int(counts.sum())
         mean = shares @ f @ shares
         first = shares @ (f @ shares - mean).square()
         exact = (4 * (m - 2) * first + 2 * (shares @ (f - mean).square() @ shares)) / (m * (m - 1))

@@ -23,15 +23,14 @@ def drawn(protocol, counts=COUNTS, trials=200):
 def test_guarantee_nearer_to_the_users_mean_vector():
     protocol = vectors(GINI, 1.0)
     tally = drawn(protocol)
-    found, z, truth = (
-        pairwise.consistent(protocol, tally),
-        protocol.channel.mean(tally),
-        COUNTS.double() @ GINI.points / 300,
-    )
+    found = pairwise.consistent(protocol, tally)
+    z = protocol.channel.mean(tally)
+    truth = COUNTS.double() @ GINI.points / 300
     assert bool((found.histogram >= 0).all())
     torch.testing.assert_close(found.histogram.sum(-1), torch.ones(200, dtype=torch.float64))
     near = found.histogram @ GINI.points
-    before, after = ((each - truth).norm(dim=1) for each in (z, near))
+    before = (z - truth).norm(dim=1)
+    after = (near - truth).norm(dim=1)
     assert bool((after <= before + 1e-4).all()) and float(before.mean()) > 1.2 * float(after.mean())
     others = torch.rand(100, 5, dtype=torch.float64, generator=keyed_generator(b"others"))
     others = others / others.sum(1, keepdim=True) @ GINI.points

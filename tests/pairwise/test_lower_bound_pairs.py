@@ -19,7 +19,8 @@ def test_guarantee_no_protocol_errs_less_on_average(pairs, epsilon):
     """All samples of n users from h, each with its chance; the exact error of unbiased protocols on
     each.
     """
-    unequal, h = pairwise.unequal(3), torch.tensor([0.5, 0.3, 0.2], dtype=torch.float64)
+    unequal = pairwise.unequal(3)
+    h = torch.tensor([0.5, 0.3, 0.2], dtype=torch.float64)
     statistic = PairwiseStatistic("unequal", unequal.points, unequal.form, pairs=pairs)
     for n in (2, 4):
         least = statistic.bound(n, epsilon, h)
@@ -40,7 +41,9 @@ def test_guarantee_no_protocol_errs_less_on_average(pairs, epsilon):
 
 def test_it_is_near_what_randomized_response_errs_on_two_types_of_many_users():
     """f_1 is one query of two types, which randomized response answers best."""
-    statistic, h, n = pairwise.unequal(2), torch.tensor([0.9, 0.1], dtype=torch.float64), 10**8
+    statistic = pairwise.unequal(2)
+    h = torch.tensor([0.9, 0.1], dtype=torch.float64)
+    n = 10**8
     for epsilon in (0.5, 2.0):
         error = math.sqrt(float(responses(statistic, epsilon).predicted_mse(h * n)))
         growth = math.tanh(epsilon / 2) ** 2  # under h reports tell less than under even shares
@@ -51,7 +54,8 @@ def test_it_is_near_what_randomized_response_errs_on_two_types_of_many_users():
 
 
 def test_ratios_and_merged_bins_count_as_what_is_asked(brief):
-    auc, n = pairwise.auc(8), 100_000
+    auc = pairwise.auc(8)
+    n = 100_000
     h = pairwise.class_histograms(8, 0.3)[1]
     choice = queries.choose(auc, n, 1.0, prior=h)
     assert auc.bound(n, 1.0, h) == choice.bound < choice.candidates[0].error < 4 * choice.bound

@@ -25,7 +25,8 @@ def generator(key=b"conversion"):
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_conversion_is_an_exact_map_of_the_answer_and_of_its_error(kind):
-    types, n = torch.tensor([0, 0, 2, 1, 2]), 5
+    types = torch.tensor([0, 0, 2, 1, 2])
+    n = 5
     distinct, every = (
         kind(replace(EVEN, pairs=pairs), 1.0).estimate(types, noise=SeededNoise.of(generator()))
         for pairs in (Pairs.DISTINCT, Pairs.ALL)

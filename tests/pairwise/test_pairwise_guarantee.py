@@ -64,8 +64,10 @@ def outputs(protocol):
 
 def log_density(protocol, z):
     """Log density of one message at each z for each type, against the uniform one: (outputs, k)."""
-    cap, inside = randomizer(protocol).cap, z @ lifted(protocol).mT
-    low, high = math.log(cap.low_density), math.log(cap.high_density)
+    cap = randomizer(protocol).cap
+    inside = z @ lifted(protocol).mT
+    low = math.log(cap.low_density)
+    high = math.log(cap.high_density)
     return low + (high - low) * (inside >= cap.threshold).double()
 
 
@@ -116,14 +118,16 @@ def test_guarantee_the_messages_are_those_of_the_randomizer(kind):
     """Same draws, same sum: sums are made type by type."""
     protocol = kind(pairwise.unequal(4), 2.0)
     x = torch.tensor([0, 1, 3, 3])
-    tally, noise = protocol.collect(x, noise=SeededNoise(1)), SeededNoise(1)
+    tally = protocol.collect(x, noise=SeededNoise(1))
+    noise = SeededNoise(1)
     for name in protocol.layout:
         messages = randomizer(protocol).randomize_unchecked(protocol.question.points[x], noise)
         torch.testing.assert_close(tally[name], messages.sum(0))
 
 
 def test_guarantee_the_two_messages_of_a_user_have_noise_of_their_own():
-    protocol, n = twice(pairwise.unequal(4), 2.0), 20_000
+    protocol = twice(pairwise.unequal(4), 2.0)
+    n = 20_000
     sent = protocol.randomize(torch.zeros(n, dtype=torch.int64), noise=SeededNoise(1))
     correlation = torch.corrcoef(sent.flatten(1).mT)
     assert float(correlation[:3, 3:].abs().max()) < 5 / n**0.5

@@ -153,7 +153,8 @@ def central_moments_on_the_circle(cap, a):
 
     The favoured arc lies around the angle arccos(a).
     """
-    middle, half = math.acos(a), math.acos(cap.threshold)
+    middle = math.acos(a)
+    half = math.acos(cap.threshold)
     arcs = [(middle - half, middle + half, cap.high_density)]
     arcs.append((middle + half, middle - half + 2 * math.pi, cap.low_density))
 
@@ -174,10 +175,12 @@ def central_moments_on_the_circle(cap, a):
 def test_one_vectors_variance_from_the_moments_of_the_sum(counts, epsilon):
     # one coordinate: S = sum Y, and the variance of w S^2 / n^2 + l S / n by adding up cumulants
     points = torch.tensor([[1.5], [-0.6], [0.0]], dtype=torch.float64)
-    weight, linear = -0.7, 0.4
+    weight = -0.7
+    linear = 0.4
     form = Form(torch.tensor([weight]).double(), 0.3)
     statistic = PairwiseStatistic("square", points, form, pairs=Pairs.ALL)
-    protocol, counts = vectors(statistic, epsilon), torch.tensor(counts)
+    protocol = vectors(statistic, epsilon)
+    counts = torch.tensor(counts)
     client, s, cumulants = protocol.channel.client, 0.0, [0.0, 0.0, 0.0]
     for x in points[:, 0].repeat_interleave(counts).tolist():
         second, third, fourth = central_moments_on_the_circle(client.cap, x / statistic.radius)
@@ -209,7 +212,8 @@ def geometric_difference(ratio, size=400):
 
 def of_bounded(law):
     """Sums of the users' shares, each uniform on either of two ranges."""
-    c, q = law.half_width, law.share
+    c = law.half_width
+    q = law.share
     one = np.full(2 * c + 3, q / (2 * c + 3))
     one[1:-1] += (1 - q) / (2 * c + 1)
     chances = np.ones(1)
@@ -237,7 +241,9 @@ NOISE = {
 
 def cumulants(values, chances):
     away = values - values @ chances
-    second, third, fourth = (away**power @ chances for power in (2, 3, 4))
+    second = away**2 @ chances
+    third = away**3 @ chances
+    fourth = away**4 @ chances
     return second, third, fourth - 3 * second**2
 
 
@@ -265,10 +271,8 @@ def test_forms_of_one_sum_by_enumeration(name):
         values, chances = of(law)
     noise = values - values @ chances
     z = 2 * (2 + noise) / 5
-    weights, linear = (
-        torch.tensor([0.7], dtype=torch.float64),
-        torch.tensor([-0.3], dtype=torch.float64),
-    )
+    weights = torch.tensor([0.7], dtype=torch.float64)
+    linear = torch.tensor([-0.3], dtype=torch.float64)
     exact = 0.7 * z**2 - 0.3 * z
     variance = (exact - exact @ chances) ** 2 @ chances
     found = channel.form_variance(counts, weights, linear)
@@ -283,13 +287,15 @@ def test_forms_of_one_sum_by_enumeration(name):
 @pytest.mark.parametrize("statistic", [pairwise.unequal(4), VARIED], ids=lambda each: each.name)
 @pytest.mark.parametrize("kind", [twice, vectors])
 def test_monte_carlo_finds_the_predicted_error(kind, statistic):
-    protocol, trials = kind(statistic, 1.0), 50_000
+    protocol = kind(statistic, 1.0)
+    trials = 50_000
     counts = torch.bincount(random_types(statistic.types, 8, "few"), minlength=statistic.types)
     key = keyed_generator(statistic.name.encode())
     error = protocol.sample_estimate(
         counts, generator=key, sample_shape=(trials,)
     ).value - protocol.exact(counts)
-    squared, predicted = Moments.of(error.square()), mse(protocol, counts, 8)
+    squared = Moments.of(error.square())
+    predicted = mse(protocol, counts, 8)
     assert abs(squared.z_score(predicted)) < 5 and squared.standard_error < 0.023 * predicted
     assert abs(Moments.of(error).z_score(0.0)) < 5
 

@@ -34,7 +34,8 @@ def test_squared_error_is_below_its_bound_and_below_that_without_projection(symm
     """
     points = normals("points", 30, 30).sign()
     hull = torch.cat([points, -points]) if symmetric else points
-    users, counts = PrivUnit(30, 1.0, 30**0.5), torch.tensor([n // 2, n - n // 2])
+    users = PrivUnit(30, 1.0, 30**0.5)
+    counts = torch.tensor([n // 2, n - n // 2])
     drawn = users.sample_tally(
         Crowd(points[3:5], counts), generator=keyed_generator(b"error"), sample_shape=(300,)
     )

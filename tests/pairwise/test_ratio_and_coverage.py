@@ -24,7 +24,9 @@ def test_a_strategy_for_the_auc_makes_half_the_error_and_says_so(brief):
     """Few users: the delta method alone is 15 % too low, and a planted wrong label share is
     seen.
     """
-    statistic, counts, n = pairwise.auc(8), auc_counts(8, 2_000), 2_000
+    statistic = pairwise.auc(8)
+    counts = auc_counts(8, 2_000)
+    n = 2_000
     prior = pairwise.class_histograms(8, 0.25)
     protocol = LocalOracle.tuned(
         statistic, n, 1.0, prior=prior, generator=keyed_generator(b"strategy"), steps=60

@@ -41,7 +41,9 @@ def test_concordance_of_censored_times():
     """Harrell's counting: of two, the earlier event; where times tie, the event before who was only
     last seen.
     """
-    types, good, comparable = random_types(2 * 4 * 3, 60, "concordance"), 0.0, 0
+    types = random_types(2 * 4 * 3, 60, "concordance")
+    good = 0.0
+    comparable = 0
     rows = [(each // 12, each // 3 % 4, each % 3) for each in types.tolist()]
     for (d, t, s), (e, u, r) in itertools.permutations(rows, 2):
         if d == 1 and (t < u or (t == u and e == 0)):
@@ -72,10 +74,8 @@ def collected(protocol, counts, key):
 
 
 def test_mann_whitney_is_that_of_scipy_where_there_is_no_noise(tmp_path):
-    labels, scores = (
-        random_types(2, 60, "labels"),
-        torch.randperm(64, generator=keyed_generator(b"scores"))[:60],
-    )
+    labels = random_types(2, 60, "labels")
+    scores = torch.randperm(64, generator=keyed_generator(b"scores"))[:60]
     protocol = responses(pairwise.auc(64), 30.0)
     found = pairwise.mann_whitney(collected(protocol, counted(labels * 64 + scores, 128), b"none"))
     kept = Journal(tmp_path / "kept.db", protocol)
@@ -115,13 +115,16 @@ def test_mann_whitney_keeps_its_level_and_sees_a_difference():
 
 
 def test_the_sum_of_ranks_has_its_predicted_error():
-    statistic, counts = pairwise.auc(3), torch.tensor([900, 500, 200, 200, 300, 500])
-    protocol, generator = responses(statistic, 3.0), keyed_generator(b"u")
+    statistic = pairwise.auc(3)
+    counts = torch.tensor([900, 500, 200, 200, 300, 500])
+    protocol = responses(statistic, 3.0)
+    generator = keyed_generator(b"u")
     tallies = [protocol.sample_tally(counts, generator=generator) for _ in range(60)]
     found = [
         pairwise.mann_whitney(Collection.of(protocol).add("all", tally)).u for tally in tallies
     ]
-    negatives, positives = counts[:3].tolist(), counts[3:].tolist()
+    negatives = counts[:3].tolist()
+    positives = counts[3:].tolist()
     truth = sum(
         a * b * (1.0 if j > i else 0.5 if i == j else 0.0)
         for (i, a), (j, b) in itertools.product(enumerate(negatives), enumerate(positives))

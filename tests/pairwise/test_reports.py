@@ -67,14 +67,16 @@ def said_is_sent(protocol):
     """What is heard are the oracle's reports of the users' types, and nothing else is kept of
     them.
     """
-    types, oracle = torch.tensor([0, 3, 3, 1]), protocol.channel.client
+    types = torch.tensor([0, 3, 3, 1])
+    oracle = protocol.channel.client
     tally = protocol.collect(types, noise=SeededNoise(1))
     sent = oracle.collect(types, noise=SeededNoise(1))
     assert set(tally.parts) == {"reports"} and torch.equal(tally["reports"], sent["reports"])
 
 
 def test_an_optimised_strategy_beats_the_messages_on_abs_difference(brief):
-    statistic, n = pairwise.absolute_difference(6, spacing=1 / 5), 10_000
+    statistic = pairwise.absolute_difference(6, spacing=1 / 5)
+    n = 10_000
     h = 1 / torch.arange(1, 7, dtype=torch.float64)
     found = LocalOracle.tuned(
         statistic, n, 1.0, prior=h, generator=keyed_generator(b"best"), steps=30
@@ -93,7 +95,8 @@ def test_merged_bins_are_unbiased_but_for_the_bias_they_state(brief):
     """Eight types in three bins: what is missed on average is what merging does to the kernel, no
     more and no less.
     """
-    statistic, h = pairwise.absolute_difference(8), torch.tensor([5.0, 1, 1, 3, 2, 0, 1, 7])
+    statistic = pairwise.absolute_difference(8)
+    h = torch.tensor([5.0, 1, 1, 3, 2, 0, 1, 7])
     found = pairwise.merged(statistic, 2_000, 1.0, 3, prior=h, generator=keyed_generator(b"bins"))
     counts = (h * 100).long()
     answer = found.sample_estimate(
@@ -125,12 +128,13 @@ def test_the_auc_of_many_scores_on_bins(brief):
     """A ratio: the form comes near, the classes' sizes stay as they are; bins across classes are
     refused.
     """
-    k, counts = (
-        12,
+    k = 12
+    counts = (
         torch.tensor([9, 8, 7, 6, 5, 4, 3, 2, 2, 1, 1, 1, 1, 1, 2, 2, 3, 4, 5, 5, 6, 6, 4, 3])
-        * 3_000,
+        * 3_000
     )
-    statistic, n = pairwise.auc(k), int(counts.sum())
+    statistic = pairwise.auc(k)
+    n = int(counts.sum())
     prior = pairwise.class_histograms(k, 0.4)
     found = pairwise.merged(
         statistic, n, 2.0, 6, prior=prior, generator=keyed_generator(b"auc bins")
@@ -147,14 +151,16 @@ def test_the_auc_of_many_scores_on_bins(brief):
 
 def test_intervals_of_strategies_hold_their_level_for_few_users(brief):
     """The variance at decoded counts cut off at 0, as a histogram, is far too small here."""
-    n, counts = 1_000, (1_000 / torch.arange(1, 11) / 2.929).round().long()
+    n = 1_000
+    counts = (1_000 / torch.arange(1, 11) / 2.929).round().long()
     counts[0] += n - counts.sum()
     statistic = pairwise.absolute_difference(10)
     protocol = LocalOracle.tuned(
         statistic, n, 1.0, prior=statistic.histograms, generator=keyed_generator(b"level"), steps=60
     )
     tally = protocol.sample_tally(counts, generator=keyed_generator(b"few"), sample_shape=(2_000,))
-    found, truth = protocol.analyse(tally), statistic.exact(counts)
+    found = protocol.analyse(tally)
+    truth = statistic.exact(counts)
     low, high = found.interval()
     covered = float(((low <= truth) & (truth <= high)).double().mean())
     assert 0.925 < covered < 0.975

@@ -100,9 +100,11 @@ def test_guarantee_the_rounds_add_up_to_epsilon(index, epsilon):
 @pytest.mark.parametrize("index", [0, 3, 5])
 def test_guarantee_the_messages_are_those_of_the_randomizers(index):
     """Same draws, same sum: vectors are summed type by type."""
-    protocol, heard = protocols(DIFFERENCE, 2.0)[index], ()
+    protocol = protocols(DIFFERENCE, 2.0)[index]
+    heard = ()
     for _ in range(protocol.rounds):
-        one, noise = protocol.round(heard), SeededNoise(1)
+        one = protocol.round(heard)
+        noise = SeededNoise(1)
         heard = (*heard, one.collect(TYPES, noise=SeededNoise(1)))
         expected = [
             each.randomize_unchecked(DIFFERENCE.points[TYPES], noise).sum(0)
@@ -117,7 +119,8 @@ def test_guarantee_the_messages_are_those_of_the_randomizers(index):
 
 def test_two_journals_carry_a_protocol_of_two_rounds(tmp_path):
     """Users come in batches in each round; the analyst reads both files."""
-    protocol, noise = TwoRound(DIFFERENCE, 2.0, 1.0), SeededNoise(4)
+    protocol = TwoRound(DIFFERENCE, 2.0, 1.0)
+    noise = SeededNoise(4)
     with pytest.raises(TypeError, match="in the local model, not TwoRound"):
         Journal(tmp_path / "all.db", protocol)
     heard = ()
@@ -161,7 +164,8 @@ def test_prediction_and_no_bias_by_monte_carlo(index, n, epsilon):
     protocol = protocols(SIGNS, epsilon)[index]
     trials = 6000 if index < 3 else 1500
     counts = torch.tensor([0, 1, n // 5, n // 5, 0, n - 2 * (n // 5) - 2, 0, 1])
-    truth, predicted = float(SIGNS.exact(counts)), mse(protocol, counts, n)
+    truth = float(SIGNS.exact(counts))
+    predicted = mse(protocol, counts, n)
     found = protocol.sample_estimate(
         counts, generator=keyed_generator(b"mse"), sample_shape=(trials,)
     )
@@ -177,8 +181,10 @@ def test_prediction_and_no_bias_by_monte_carlo(index, n, epsilon):
 
 
 def test_clipping_bias_is_bounded_by_what_is_published():
-    free, clipped = TwoRound(SIGNS, 6.0, 3.0), TwoRound(SIGNS, 6.0, 3.0, clip=0.5)
-    counts, n = torch.tensor([500, 0, 0, 0, 0, 0, 0, 0]), 500
+    free = TwoRound(SIGNS, 6.0, 3.0)
+    clipped = TwoRound(SIGNS, 6.0, 3.0, clip=0.5)
+    counts = torch.tensor([500, 0, 0, 0, 0, 0, 0, 0])
+    n = 500
     generator = keyed_generator(b"clip")
     tally = clipped.sample_tally(counts, generator=generator, sample_shape=(2000,))
     bound = clipped.analyst.clipping_bias(tally)
@@ -190,7 +196,8 @@ def test_clipping_bias_is_bounded_by_what_is_published():
     square = (clipped.analyse(tally).value - SIGNS.exact(counts)).square()
     assert float(square.mean()) == pytest.approx(mse(clipped, counts, n), rel=0.3)
     # clipping noise away counts too: few users, the paper's clip
-    statistic, few = signs(64), torch.zeros(64, dtype=torch.int64)
+    statistic = signs(64)
+    few = torch.zeros(64, dtype=torch.int64)
     few[5] = 300
     paper = ThreeRound.paper(statistic, 1.0)
     drawn = paper.sample_tally(few, generator=generator, sample_shape=(400,))
@@ -227,7 +234,8 @@ def test_leading_error_is_free_of_gamma_2(epsilon):
     # worst data, n -> infinity: 4 half_range^2 (variance of a response)/n, for every k; one message
     # pays gamma_2^2
     for k in (8, 64):
-        statistic, n = signs(k), 10**13
+        statistic = signs(k)
+        n = 10**13
         protocol = TwoRound.tuned(statistic, n, epsilon)
         limit = 4 * extremes(statistic).half ** 2 * scalar_response(epsilon).moments.variance / n
         assert limit <= float(protocol.worst_mse(n)) < 1.1 * limit
@@ -275,7 +283,8 @@ def test_what_rounds_do_not_answer_is_refused_before_anybody_is_asked():
 
 
 def test_errors_show_no_data():
-    secret, protocol = 987654, vectors(DIFFERENCE, 1.0)
+    secret = 987654
+    protocol = vectors(DIFFERENCE, 1.0)
     for use in (
         lambda: protocol.estimate(torch.tensor([1, secret])),
         lambda: protocol.sample_estimate(

@@ -59,7 +59,8 @@ def test_mixed_signatures_cover_too(kind, n):
         assert coverage(interval(answer.value, normal, 0.95), truth) < 0.92
 
 
-STATIONARY, TILTED = [[1.0, -2.0], [-2.0, 0.3]], [[0.0, 1.0], [1.0, 0.5]]
+STATIONARY = [[1.0, -2.0], [-2.0, 0.3]]
+TILTED = [[0.0, 1.0], [1.0, 0.5]]
 
 
 @pytest.mark.parametrize(
@@ -105,10 +106,8 @@ def test_a_truth_at_the_least_value_of_a_form_is_not_missed(client):
     """The linear error is 0 and the value of distinct pairs may lie below all that the form
     can be.
     """
-    statistic, counts = (
-        pairwise.from_kernel(torch.tensor([[0.0, 1], [1, 2 / 3]]).double()),
-        torch.tensor([75, 225]),
-    )
+    statistic = pairwise.from_kernel(torch.tensor([[0.0, 1], [1, 2 / 3]]).double())
+    counts = torch.tensor([75, 225])
     if client is None:
         statistic = dataclasses.replace(statistic, pairs=pairwise.Pairs.ALL)
     protocol = vectors(statistic, 2.0) if client is None else LocalOracle.of(statistic, client)
@@ -153,16 +152,19 @@ def test_intervals_of_ratios_are_the_smallest_that_hold_fiellers_set():
     """By a grid of what the ratio may be, for random forms with denominators near 0: no wider, and
     not the gap.
     """
-    generator, t = keyed_generator(b"gap"), torch.linspace(0, 1, 100_001, dtype=torch.float64)
+    generator = keyed_generator(b"gap")
+    t = torch.linspace(0, 1, 100_001, dtype=torch.float64)
     kinds = {"whole": 0, "to the gap": 0, "ordinary": 0}
     for _ in range(300):
         variance, correlation, curvature, value = torch.rand(
             4, generator=generator, dtype=torch.float64
         )
-        curvature, value = 0.6 * curvature, 3 * value - 1
+        curvature = 0.6 * curvature
+        value = 3 * value - 1
         slope = 2 * (2 * correlation - 1) * (variance * curvature).sqrt() * 0.99
         part = ErrorParts(variance[None], slope[None], curvature[None], 0 * slope[None])
-        u, square = t - value, 1.959964**2
+        u = t - value
+        square = 1.959964**2
         held = t[u.square() <= square * (variance + slope * u + curvature * u.square())]
         low, high = interval(value, part, 0.95, (0.0, 1.0))
         if not len(held):

@@ -74,7 +74,8 @@ def test_guarantee_gaussian_noise_composes_to_gaussian_noise(instances):
 
 def test_guarantee_pure_privacy_composes_to_the_optimal_bound():
     # Kairouz, Oh, Viswanath (2015), Theorem 3.3: binomial losses
-    instances, each = 30, 0.1
+    instances = 30
+    each = 0.1
     likely = 1 / (1 + math.exp(-each))
     for epsilon in (0.2, 1.0, 2.0):
         ones = range(instances + 1)
@@ -109,8 +110,11 @@ def tilted_delta(pmf, instances, epsilon):
     are lost.
     """
     pmf = pmf.to_dense_pmf()
-    p, step, first = pmf._probs, pmf._discretization, pmf._lower_loss
-    losses, index = (first + np.arange(len(p))) * step, np.arange(len(p))
+    p = pmf._probs
+    step = pmf._discretization
+    first = pmf._lower_loss
+    losses = (first + np.arange(len(p))) * step
+    index = np.arange(len(p))
 
     def law(tilt):
         weights = p * np.exp(tilt * (losses - losses[-1]))
@@ -128,7 +132,8 @@ def tilted_delta(pmf, instances, epsilon):
     composed = np.fft.irfft(np.fft.rfft(q, size) ** instances, size)
     start = round(instances * (q @ index)) - size // 2
     total = (instances * first + start + np.arange(size)) * step
-    composed, above = np.roll(composed, -start), total > epsilon
+    composed = np.roll(composed, -start)
+    above = total > epsilon
     kept = (
         composed[above]
         * np.exp(instances * log - tilt * total[above])

@@ -45,11 +45,10 @@ def test_guarantee_of_integers(protocol):
 
 
 def test_the_client_decides():
-    oracle, W = randomizers.HadamardResponse(4, 1.0), workloads.prefix(4)
-    statistic, factored = (
-        pairwise.unequal(4),
-        queries.FactoredQueries.of(W, factorization.factorize(W)),
-    )
+    oracle = randomizers.HadamardResponse(4, 1.0)
+    W = workloads.prefix(4)
+    statistic = pairwise.unequal(4)
+    factored = queries.FactoredQueries.of(W, factorization.factorize(W))
     function = queries.LocalOracle.of(queries.Spearman(2, 2), oracle)
     integer = [
         queries.LocalOracle(W, oracle),
@@ -67,7 +66,8 @@ def of(arithmetic):
 
 
 def test_together_they_speak_of_what_the_weakest_speaks_of():
-    whole, real = of(Arithmetic.INTEGER), of(Arithmetic.REAL)
+    whole = of(Arithmetic.INTEGER)
+    real = of(Arithmetic.REAL)
     assert compose([whole, whole]).arithmetic is Arithmetic.INTEGER
     assert compose([whole, real]).arithmetic is compose([real, whole]).arithmetic is Arithmetic.REAL
     rounded = of(Arithmetic.ROUNDED)

@@ -89,11 +89,10 @@ def worst(costs, limit, epsilon, steps):
         found = max(0.0, 1 - math.exp(epsilon - loss / 10))
         for each, cost in costs.items() if steps else ():
             if spent + cost <= limit * (1 + 1e-12):
-                likely, total = 1 / (1 + math.exp(-each / 10)), round(spent + cost, 12)
-                up, down = (
-                    value(loss + each, total, steps - 1),
-                    value(loss - each, total, steps - 1),
-                )
+                likely = 1 / (1 + math.exp(-each / 10))
+                total = round(spent + cost, 12)
+                up = value(loss + each, total, steps - 1)
+                down = value(loss - each, total, steps - 1)
                 found = max(found, likely * up + (1 - likely) * down)
         return found
 

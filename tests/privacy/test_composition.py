@@ -37,7 +37,8 @@ def normal(mu, delta=1e-7, neighbours=Neighbours.REPLACE_ONE):
 def gaussian_delta(mu, epsilon):
     """For any epsilon, negative ones too."""
     with mpmath.workdps(40):
-        mu, epsilon = mpmath.mpf(mu), mpmath.mpf(epsilon)
+        mu = mpmath.mpf(mu)
+        epsilon = mpmath.mpf(epsilon)
         low = mpmath.ncdf(-mu / 2 - epsilon / mu)
         return mpmath.ncdf(mu / 2 - epsilon / mu) - mpmath.exp(epsilon) * low
 
@@ -64,7 +65,8 @@ def test_guarantee_gaussian_noise_composes_to_gaussian_noise(mus):
 
 def test_gaussian_noise_beside_others_counts_once():
     parts = [normal(0.5), pure(0.7, 1e-6), normal(0.5), pure(0.2)]
-    total, together = compose(parts), compose([parts[0], parts[2]])
+    total = compose(parts)
+    together = compose([parts[0], parts[2]])
     assert total.epsilon == pytest.approx(together.epsilon + 0.9, rel=1e-14) and total.mu is None
     assert total.delta == pytest.approx(1.2e-6, rel=1e-12) and not total.exact
 
@@ -123,7 +125,8 @@ def rounded(mu, variation, delta=1e-6):
 
 @pytest.mark.parametrize("variation", [1e-30, 1e-21])
 def test_guarantee_composed_integers_pay_for_all_their_tables(variation):
-    parts, likely = [rounded(0.2, variation)] * 12, 1 / (1 + math.exp(-0.3))
+    parts = [rounded(0.2, variation)] * 12
+    likely = 1 / (1 + math.exp(-0.3))
     for total, each in (
         (compose(parts), 0.0),
         (compose(parts, 3e-6), 0.0),

@@ -26,7 +26,8 @@ DELTAS = [1e-30, 1e-15, 1e-12, 1e-9, 1e-6, 1e-3, 0.1, 0.5, 0.9, 0.9999]
 
 def exact_log_delta(sigma, epsilon, sensitivity=1.0):
     with mpmath.workdps(60):
-        ratio, epsilon = mpmath.mpf(sensitivity) / mpmath.mpf(sigma), mpmath.mpf(epsilon)
+        ratio = mpmath.mpf(sensitivity) / mpmath.mpf(sigma)
+        epsilon = mpmath.mpf(epsilon)
         below = mpmath.ncdf(ratio / 2 - epsilon / ratio)
         return mpmath.log(below - mpmath.exp(epsilon) * mpmath.ncdf(-ratio / 2 - epsilon / ratio))
 
@@ -97,10 +98,8 @@ def test_rounded_guarantee_pays_for_its_tables():
     where it can not.
     """
     kind = (Model.CENTRAL, Neighbours.REPLACE_ONE)
-    real, whole = (
-        gaussian_guarantee(4.0, 1e-6, 1.0, *kind),
-        gaussian_guarantee(4.0, 1e-6, 1.0, *kind, 1e-30),
-    )
+    real = gaussian_guarantee(4.0, 1e-6, 1.0, *kind)
+    whole = gaussian_guarantee(4.0, 1e-6, 1.0, *kind, 1e-30)
     assert (
         whole.arithmetic is Arithmetic.ROUNDED
         and not whole.exact
@@ -131,10 +130,8 @@ def test_one_number_is_the_batch_of_one_and_on_the_safe_side(epsilon):
         near = 1e-12 if delta < 0.9 else 1e-11
         sigma = gaussian_sigma(epsilon, delta)
         assert sigma == pytest.approx(of_batch(gaussian_sigma, epsilon, delta), rel=near, abs=0)
-        found, batched = (
-            gaussian_epsilon(1 / sigma, delta),
-            of_batch(gaussian_epsilon, 1 / sigma, delta),
-        )
+        found = gaussian_epsilon(1 / sigma, delta)
+        batched = of_batch(gaussian_epsilon, 1 / sigma, delta)
         assert found == pytest.approx(batched, rel=near, abs=1e-9 * (near > 1e-12))
         with mpmath.workdps(60):
             assert exact_log_delta(sigma, found) <= mpmath.log(delta)

@@ -56,7 +56,8 @@ def test_guarantee_rounding_is_paid_on_both_data_sets():
     """P(A) <= e^epsilon P'(A) + delta, of laws that are each within v of such a pair:
     (1 + e^epsilon) v more.
     """
-    real, v = guarantee(3.0, 1e-6, exact=False), 1e-8
+    real = guarantee(3.0, 1e-6, exact=False)
+    v = 1e-8
     least = 1e-6 + (1 + math.exp(3.0)) * v
     assert real.rounded(v, least * (1 + 1e-6)).variation == v
     with pytest.raises(ValueError, match=r"leaves .* which needs"):

@@ -27,11 +27,13 @@ from torchdp.randomness import keyed_generator
 
 GRID = [0.0013, 0.0107, 0.0399, 0.1, 1 / 3, math.log(2), 1.0, math.log(3), 2.7182, 4.1, 7.3]
 SEARCHED = ("TwoRound", "ThreeRound", "ShiftStrategy.tuned", "BitSums")  # a search for each epsilon
-W, BOX = workloads.prefix(4).dense(), domains.Box(-torch.ones(2).double(), torch.ones(2).double())
+W = workloads.prefix(4).dense()
+BOX = domains.Box(-torch.ones(2).double(), torch.ones(2).double())
 SHAPE = domains.noise_shape(BOX, 2.0)
 FEATURES = density.GaussianFourier(2, 1.0).draw(8, generator=keyed_generator(b"features"))
 EYE = torch.eye(4, dtype=torch.bool)
-UNEQUAL, ONES = pairwise.unequal(3), sketching.ones(5)
+UNEQUAL = pairwise.unequal(3)
+ONES = sketching.ones(5)
 PLAIN = queries.FactoredQueries.plain(W)
 
 

@@ -19,7 +19,8 @@ def curve(chance, multiplier, epsilon):
     """delta of one sum: the larger of the two directions, each a set of outcomes beyond one
     threshold.
     """
-    s, q = multiplier, chance
+    s = multiplier
+    q = chance
 
     def beyond(ratio):  # y at which the density with the user is ``ratio`` times that without
         return s * s * math.log((ratio - 1 + q) / q) + 0.5 if ratio > 1 - q else -math.inf
@@ -61,11 +62,10 @@ def losses(chance, times, multiplier, user, seed):
 def test_guarantee_an_attack_attains_what_is_promised_and_no_more(chance, times, multiplier):
     delta = 0.005
     epsilon = sampled_guarantee(multiplier, chance, times, delta).epsilon
-    with_user, without = (losses(chance, times, multiplier, user, 1) for user in (True, False))
-    removed, added = (
-        -np.expm1(np.minimum(epsilon - with_user, 0)),
-        -np.expm1(np.minimum(epsilon + without, 0)),
-    )
+    with_user = losses(chance, times, multiplier, True, 1)
+    without = losses(chance, times, multiplier, False, 1)
+    removed = -np.expm1(np.minimum(epsilon - with_user, 0))
+    added = -np.expm1(np.minimum(epsilon + without, 0))
     found = max((x.mean(), x.std() / len(x) ** 0.5) for x in (removed, added))
     assert found[0] <= delta + 4 * found[1]
     assert found[0] >= 0.98 * delta - 4 * found[1]

@@ -21,9 +21,9 @@ DEFINED, USED, MEASURED, KEPT, BATTERY, *OTHERS = re.findall(
 )
 NAMES = {"__name__": __name__}
 exec(compile(DEFINED + BATTERY, str(PAGE), "exec"), NAMES)
-PrivateCDF, TYPES, TestPrivateCDF = (
-    NAMES[name] for name in ("PrivateCDF", "TYPES", "TestPrivateCDF")
-)
+PrivateCDF = NAMES["PrivateCDF"]
+TYPES = NAMES["TYPES"]
+TestPrivateCDF = NAMES["TestPrivateCDF"]
 
 
 def lines(block):
@@ -39,7 +39,8 @@ def test_what_the_page_does_with_it(capsys, tmp_path, monkeypatch):
     names = dict(NAMES)
     exec(compile(USED + MEASURED + KEPT, str(PAGE), "exec"), names)
     assert "local differential privacy, epsilon = 1, over real numbers" in capsys.readouterr().out
-    again, protocol = Journal("ages.db", names["protocol"]).collection, names["protocol"]
+    again = Journal("ages.db", names["protocol"]).collection
+    protocol = names["protocol"]
     assert again.n == 8000 and list(again.batches) == ["day 0", "day 1", "day 2"]
     torch.testing.assert_close(again.estimate().value, names["journal"].estimate().value)
     assert again.tally["asked"].sum() == 8000

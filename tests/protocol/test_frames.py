@@ -97,7 +97,8 @@ def test_columns_of_categories_are_product_types_the_first_column_the_slowest():
 
 
 def test_a_domain_and_its_nearest_points_take_lists_arrays_and_tables():
-    box, table = Box([0, 0.5], [1.0, 2]), pd.DataFrame({"a": [0.2, 4.0], "b": [1, 1]})
+    box = Box([0, 0.5], [1.0, 2])
+    table = pd.DataFrame({"a": [0.2, 4.0], "b": [1, 1]})
     assert box.low.dtype == torch.float64 and box.high.tolist() == [1.0, 2.0]
     for rows in (table, table.to_numpy(), table.to_numpy().tolist()):
         assert box.project(rows).tolist() == [[0.2, 1.0], [1.0, 1.0]]
@@ -105,7 +106,8 @@ def test_a_domain_and_its_nearest_points_take_lists_arrays_and_tables():
 
 def test_every_verb_takes_a_table():
     """The same noise on the same rows: a table's answer is its tensor's."""
-    oracle, x = randomizers.RandomizedResponse(3, 1.0), torch.tensor(CELLS)
+    oracle = randomizers.RandomizedResponse(3, 1.0)
+    x = torch.tensor(CELLS)
     points = pd.DataFrame({"height": [0.1, 0.2, 0.9], "income": [0.5, 0.5, 0.0]})
     found = mean.GaussianMean.tuned(Box(torch.zeros(2), torch.ones(2)), rho=0.5, delta=1e-6)
     features = density.InnerProduct(2).draw(1, generator=torch.Generator().manual_seed(1))

@@ -12,13 +12,14 @@ from torchdp.noise import SeededNoise
 from torchdp.pairwise import unequal
 from torchdp.protocol import Crowd, Protocol, Tally
 from torchdp.protocol.frames import grouped
-from torchdp.protocol.records import combined
+from torchdp.protocol.records import weighted_sum
 from torchdp.queries import LocalOracle
 from torchdp.randomizers import RandomizedResponse, SubsetSelection
 
 
 def test_rows_go_to_their_own_group_in_their_order():
-    groups, x = torch.randint(5, (100,), generator=generator()) * 2, torch.arange(100)
+    groups = torch.randint(5, (100,), generator=generator()) * 2
+    x = torch.arange(100)
     heard = []
 
     def collect(rows, draws):
@@ -58,19 +59,22 @@ def test_one_user_in_a_group_and_nobody(protocol):
     """At an epsilon that hides nothing each group's answer is its own: in one pass, and one after
     the other.
     """
-    x, groups = torch.tensor([0, 1, 1, 3, 2, 1]), torch.tensor([4, 0, 2, 0, 2, 2])
+    x = torch.tensor([0, 1, 1, 3, 2, 1])
+    groups = torch.tensor([4, 0, 2, 0, 2, 2])
     tally = protocol.collect(x, groups=groups, size=6, noise=SeededNoise(1))
     assert tally.n.tolist() == [2, 0, 3, 0, 1, 0]
     for at in (0, 2, 4):
         alone = protocol.collect(x[groups == at], noise=SeededNoise(2))
         for name, part in alone.parts.items():
             torch.testing.assert_close(tally.at(at)[name], part, rtol=0.05, atol=0.5)
-    both, again = protocol.add(tally, tally), protocol.add(protocol.empty, tally)
+    both = protocol.add(tally, tally)
+    again = protocol.add(protocol.empty, tally)
     assert both.n.tolist() == (2 * tally.n).tolist() and torch.equal(again.n, tally.n)
 
 
 def test_a_crowd_of_a_batch_has_the_moments_of_each():
-    values, counts = uniform(2, 5, 3), torch.randint(1, 9, (2, 5), generator=generator())
+    values = uniform(2, 5, 3)
+    counts = torch.randint(1, 9, (2, 5), generator=generator())
     for crowd in (Crowd(values, counts), Crowd.shared(values[0], counts)):
         rows = crowd.rows.expand(2, 5, 3)
         for at in (0, 1):
@@ -82,11 +86,12 @@ def test_a_crowd_of_a_batch_has_the_moments_of_each():
 
 
 def test_sums_of_a_batch_behind_repetitions():
-    weights, rows = uniform(4, 2, 3, 5), uniform(2, 3, 5, 7, seed=1)
+    weights = uniform(4, 2, 3, 5)
+    rows = uniform(2, 3, 5, 7, seed=1)
     torch.testing.assert_close(
-        combined(weights, rows), torch.einsum("sabm,abmr->sabr", weights, rows)
+        weighted_sum(weights, rows), torch.einsum("sabm,abmr->sabr", weights, rows)
     )
-    torch.testing.assert_close(combined(weights, rows[0, 0]), weights @ rows[0, 0])
+    torch.testing.assert_close(weighted_sum(weights, rows[0, 0]), weights @ rows[0, 0])
 
 
 def test_a_tally_of_a_batch_is_judged_entry_by_entry():

@@ -21,7 +21,8 @@ Z = 1.959964
 
 
 def error_of(curved, linear):
-    curved, linear = (torch.as_tensor(each, dtype=torch.float64) for each in (curved, linear))
+    curved = torch.as_tensor(curved, dtype=torch.float64)
+    linear = torch.as_tensor(linear, dtype=torch.float64)
     none = torch.zeros(np.broadcast_shapes(curved.shape, linear.shape)[:-1], dtype=torch.float64)
     shape = (*none.shape, linear.shape[-1])
     return QuadraticError(
@@ -59,7 +60,8 @@ def inverted(x, w, ell):
     ],
 )
 def test_tails_are_those_of_the_inverted_characteristic_function(w, ell):
-    w, ell = np.array(w, dtype=float), np.array(ell, dtype=float)
+    w = np.array(w, dtype=float)
+    ell = np.array(ell, dtype=float)
     scale = np.sqrt((2 * w**2 + 4 * ell**2).sum())
     for x in scale * np.array([-2.0, -1.0, 0.5, 2.0, 3.0]):
         found = ndtr(-float(normal_deviate(torch.tensor(x), torch.tensor(w), torch.tensor(ell**2))))
@@ -111,7 +113,8 @@ UNEQUAL = [
 
 def covered(curved, linear, trials):
     """Share of the intervals at normal noise that hold sum 2 l e + w (e^2 - 1)."""
-    curved, linear = (torch.tensor(each, dtype=torch.float64) for each in (curved, linear))
+    curved = torch.tensor(curved, dtype=torch.float64)
+    linear = torch.tensor(linear, dtype=torch.float64)
     e = torch.randn(trials, len(curved), generator=generator(5), dtype=torch.float64)
     below, above = error_of(curved, linear + curved * e).margins(Z)
     off = (2 * linear * e + curved * (e.square() - 1)).sum(-1)
@@ -153,7 +156,8 @@ def test_the_gradient_is_as_long_as_without_noise_on_average():
 
 def test_a_known_offset_moves_the_range_with_the_estimate():
     """A form of one sign is at least 0: the lower end is never below, wherever the estimate is."""
-    point, one = torch.tensor([[0.3, -0.2]]).double(), torch.ones(1, 2, dtype=torch.float64)
+    point = torch.tensor([[0.3, -0.2]]).double()
+    one = torch.ones(1, 2, dtype=torch.float64)
     offset = torch.tensor([0.05]).double()
     error = QuadraticError.isotropic(point, one, 1.0, offset=offset)
     value = point.square().sum(-1) - 2 - offset
@@ -192,7 +196,8 @@ def fieller(variance, slope, curvature):
 
 
 def test_a_ratio_ends_where_its_own_margin_does_which_is_fiellers_end_for_normal_errors():
-    variance, z = torch.tensor([0.04, 0.04, 1.0, 0.04]), torch.tensor([1.0, Z, Z, 3.0]).double()
+    variance = torch.tensor([0.04, 0.04, 1.0, 0.04])
+    z = torch.tensor([1.0, Z, Z, 3.0]).double()
     parts, ratio = fieller(
         variance, torch.tensor([0.1, -0.1, 0.0, 0.05]), torch.tensor([0.01, 0.1, 0.2, 0.05])
     )

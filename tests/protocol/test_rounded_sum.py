@@ -61,7 +61,8 @@ def test_a_step_for_each_number_is_needed():
     """A user moves sums by more than its distance where rounding turns every number."""
     sums = RoundedSum.least(4.2, 2.0, 1.0, 100)
     half = torch.full((100,), 0.5 * sums.step, dtype=torch.float64)
-    still, moved = half * (1 - 1e-9), half * (1 + 1e-9)
+    still = half * (1 - 1e-9)
+    moved = half * (1 + 1e-9)
     apart = (whole(sums, moved[None]) - whole(sums, still[None])).double().norm() * sums.step
     assert apart == sums.step * math.sqrt(100) > 1e8 * (moved - still).norm()
 
@@ -82,10 +83,8 @@ def test_variation_covers_the_tables():
 
 
 def test_what_leaves_are_whole_steps_with_the_noise_that_is_stated():
-    sums, total = (
-        RoundedSum.least(2.0, 1.0, 1.0, 3),
-        torch.tensor([0.3, -0.2, 1e6], dtype=torch.float64),
-    )
+    sums = RoundedSum.least(2.0, 1.0, 1.0, 3)
+    total = torch.tensor([0.3, -0.2, 1e6], dtype=torch.float64)
     found = sums.released(sums.blocks([total], 10**7), SeededNoise(1), (20_000,))
     assert bool((found / sums.step == (found / sums.step).round()).all())
     assert torch.allclose(
@@ -103,14 +102,16 @@ def test_units_near_the_ends_of_floats(unit):
     total = torch.tensor([0.3, -0.2, 1e3], dtype=torch.float64) * unit
     found = sums.released(sums.blocks([total], 1000), SeededNoise(1)) / unit
     assert bool(((found - total / unit).abs() < 7 * sums.sigma / unit).all())
-    columns, step = torch.tensor([[unit, -unit / 3]], dtype=torch.float64), sums.step
+    columns = torch.tensor([[unit, -unit / 3]], dtype=torch.float64)
+    step = sums.step
     assert (
         abs(int(rounded_sum.exact_sums(columns, torch.tensor([9, 3]), step)) - 8 * unit / step) <= 1
     )
 
 
 def test_guarantee_pays_for_the_tables_or_speaks_of_real_numbers():
-    few, many = released_guarantee(1.0, 1e-6, 1), released_guarantee(1.0, 1e-6, 1000)
+    few = released_guarantee(1.0, 1e-6, 1)
+    many = released_guarantee(1.0, 1e-6, 1000)
     assert few.arithmetic is many.arithmetic is Arithmetic.ROUNDED
     assert many.variation == 1000 * few.variation and many.delta == few.delta == 1e-6
     assert released_guarantee(0.05, 1e-6, 10).arithmetic is Arithmetic.REAL

@@ -19,7 +19,10 @@ from torchdp.randomizers import RandomizedResponse, ShiftStrategy, SubsetSelecti
 from torchdp.randomizers.alphabet.frequency import TypeVariance, VarianceMatrix
 from torchdp.shuffle import Amplified, PoissonSum
 
-K, SHARE, EPSILON, DELTA = 64, 0.3, 2.0, 1e-3
+K = 64
+SHARE = 0.3
+EPSILON = 2.0
+DELTA = 1e-3
 USERS = 500  # by randomized response the noise of a share is a third of that of the frequent type
 NEAR = (0.8, 1.25)
 FIRST = torch.eye(K, dtype=torch.float64)[:1]

@@ -56,13 +56,15 @@ def test_decoding_ends_for_every_strategy_and_histogram(epsilon, outputs):
 
 def test_values_and_errors_are_those_of_weighted_least_squares():
     Q = strategy(5, 9, 1.0)
-    W, counts = workloads.prefix(5).dense(), torch.tensor([400, 0, 30, 500, 70])
+    W = workloads.prefix(5).dense()
+    counts = torch.tensor([400, 0, 30, 500, 70])
     tally = LocalOracle(W, Q, adapted=True).sample_tally(
         counts, generator=keyed_generator(b"a tally")
     )
     reports = tally["reports"]
     found = LocalOracle(W, Q, adapted=True).analyse(tally)
-    f, q = (reports / reports.sum()).double().numpy(), Q.matrix.numpy()
+    f = (reports / reports.sum()).double().numpy()
+    q = Q.matrix.numpy()
     plain = LocalOracle(torch.eye(5), Q).analyse(tally).value.numpy()
     shift = min(np.linspace(-2, 2, 400_001), key=lambda t: abs(np.maximum(plain - t, 0).sum() - 1))
     h = np.maximum(plain - shift, 0)
@@ -91,7 +93,8 @@ def test_it_errs_less_than_the_plain_decoder_and_as_predicted(shape, epsilon, n)
     counts = (h / h.sum() * n).round().long()
     W = workloads.prefix(k).dense()[:-1]
     Q = StrategyMatrix.tuned(W, epsilon, generator=keyed_generator(b"tuned"), steps=60)
-    plain, again = LocalOracle(W, Q), LocalOracle(W, Q, adapted=True)
+    plain = LocalOracle(W, Q)
+    again = LocalOracle(W, Q, adapted=True)
     _, once = squares(plain, counts)
     found, twice = squares(again, counts)  # of the same tallies
     apart = twice - once
@@ -110,7 +113,8 @@ def test_it_errs_less_than_the_plain_decoder_and_as_predicted(shape, epsilon, n)
 
 def test_parities_are_divided_by_how_many_were_asked(brief):
     """One parity a user: the share of those asked, as in InpHT, not of all users."""
-    k, n = 32, 20_000
+    k = 32
+    n = 20_000
     W = workloads.parities(5, 1).dense()
     best = choose(W, n, 1.0, objective=Objective.MEAN)
     chosen = next(one.protocol for one in best.candidates if one.name == "one parity a user")

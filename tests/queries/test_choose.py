@@ -172,7 +172,8 @@ def test_types_that_no_query_tells_apart_are_one():
 
 
 def test_fitted_answers_have_reports_of_their_own():
-    k, n = 8, 2_000
+    k = 8
+    n = 2_000
     prior = torch.softmax(-(((torch.arange(k) - 3) / 2.0) ** 2), 0).double()
     made = [
         choose(workloads.prefix(k), n, 1.0, objective=Objective.MEAN, unbiased=False, prior=one)
@@ -199,7 +200,8 @@ def test_a_prior_is_optimised_for():
     """Most users of one type: a strategy for such data errs less on them than one for the worst
     type.
     """
-    prefix, prior = workloads.prefix(16).dense(), torch.full((16,), 0.02)
+    prefix = workloads.prefix(16).dense()
+    prior = torch.full((16,), 0.02)
     prior[5] = 1.0
     choice = choose(prefix, 1_000, 4.0, objective=Objective.MEAN, prior=prior)
     by_name = {one.name: one.error for one in choice.candidates}
@@ -297,7 +299,8 @@ def test_who_trusts_a_curator_gets_one_unless_a_shuffler_has_clearly_less_error(
 def test_even_factors_are_least():
     """As found by the solver, and below the identity's by the mean; None where norms differ."""
     W = workloads.identity(6).dense()
-    even, found = FactoredQueries.even(W), factorize(W, math.inf, shift=True, tol=1e-4)
+    even = FactoredQueries.even(W)
+    found = factorize(W, math.inf, shift=True, tol=1e-4)
     product = float(even.left.norm(dim=1).max() * even.right.norm(dim=0).max())
     assert product == pytest.approx(5 / 6) and product <= float(found.certificate.upper) * (
         1 + 1e-9

@@ -84,7 +84,8 @@ class TestOfSigns(Queries, RelayContract):
 
 def pairs_of_types(k, epsilon):
     """One of all pairs of types, likelier one that holds the own: more outputs than types."""
-    low, pairs = math.exp(-epsilon), combinations(range(k), 2)
+    low = math.exp(-epsilon)
+    pairs = combinations(range(k), 2)
     rows = torch.tensor([[1.0 if x in two else low for x in range(k)] for two in pairs])
     return StrategyMatrix((rows / rows.sum(0)).double())
 
@@ -140,7 +141,8 @@ class TestShuffledQueries(Queries, Unbiased, MessageContract):
         noise = stats.poisson(protocol.law.mean).pmf(np.arange(128))
         views = np.array([1.0]), np.array([1.0])
         for bit in (1, 1, 0):
-            one, other = np.roll(noise, bit), np.roll(noise, 1 - bit)
+            one = np.roll(noise, bit)
+            other = np.roll(noise, 1 - bit)
             views = np.outer(views[0], one).ravel(), np.outer(views[1], other).ravel()
         return max(hockey_stick(*pair, 1.0) for pair in (views, views[::-1]))
 
@@ -289,7 +291,9 @@ def test_sums_of_very_many_users_are_exact():
         torch.rand(3, 5, dtype=torch.float64, generator=torch.Generator().manual_seed(1)) * 7 - 3
     )
     counts = torch.tensor([2**50, 1, 0, 2**33 + 5, 2**49 - 1])
-    step, unit = 2.0**-3, Fraction(2) ** -43  # the largest is in [2, 4)
+    # the largest is in [2, 4)
+    step = 2.0**-3
+    unit = Fraction(2) ** -43
     found = exact_sums(columns, counts, step)
     for row, each in zip(columns.tolist(), found.tolist(), strict=True):
         exact = sum(

@@ -33,7 +33,8 @@ from torchdp.randomizers import (
 )
 from torchdp.randomness import keyed_generator
 
-K, N = 16, 5_000
+K = 16
+N = 5_000
 PREFIX = workloads.prefix(K).dense()
 CLIENTS = {
     "response": RandomizedResponse(K, 2.0),
@@ -64,7 +65,8 @@ def test_distributions_are_those_that_reports_decode(client):
     torch.testing.assert_close(Q.sum(1), torch.ones(K, dtype=torch.float64), rtol=0, atol=1e-12)
     spent = float((Q.log().amax(0) - Q.log().amin(0)).max())
     assert spent == pytest.approx(client.guarantee.epsilon, abs=1e-9)
-    h, values = uneven(b"shares", 2, 3, K), uneven(b"values", 2, 3, len(Q.mT))
+    h = uneven(b"shares", 2, 3, K)
+    values = uneven(b"values", 2, 3, len(Q.mT))
     torch.testing.assert_close(client.mixed(h), h @ Q, rtol=1e-12, atol=1e-14)
     torch.testing.assert_close(client.gathered(values), values @ Q.mT, rtol=1e-12, atol=1e-14)
     decoded = client.totals(Tally(1, {"reports": Q}))
@@ -112,7 +114,8 @@ def test_a_fit_that_was_stopped_warns(monkeypatch):
 def test_guarantee_a_fit_lacks_at_most_its_gap(client):
     tally = client.sample_tally(smooth(), generator=keyed_generator(b"gap"))
     found = fitted(LocalOracle(PREFIX, client), tally, ordered=False)
-    reports, Q = tally["reports"].double(), client.laws(torch.arange(K)).mT
+    reports = tally["reports"].double()
+    Q = client.laws(torch.arange(K)).mT
     plain, gap = most_likely(client, reports[None], torch.full((1, K), 1 / K).double())
     lack = best(Q, reports) - float(reports @ (Q @ plain[0]).log())
     assert lack <= float(gap) + 1e-4
@@ -124,10 +127,8 @@ def test_a_single_step_moves_as_the_degrees_of_freedom_say():
     k = 6
     client = ShiftStrategy.square_wave(k, 2.0)
     Q = client.laws(torch.arange(k)).mT
-    S, h = (
-        convolved(torch.eye(k).double(), smoothers(k, Q.device)[3]),
-        torch.full((1, k), 1 / k, dtype=torch.float64),
-    )
+    S = convolved(torch.eye(k).double(), smoothers(k, Q.device)[3])
+    h = torch.full((1, k), 1 / k, dtype=torch.float64)
     f = (Q @ uneven(b"truth", k)).unsqueeze(0)
 
     def refitted(f: torch.Tensor) -> torch.Tensor:
@@ -136,7 +137,8 @@ def test_a_single_step_moves_as_the_degrees_of_freedom_say():
             found = (found * expected(client, f, found)[0]) @ S
         return found / found.sum(-1, keepdim=True)
 
-    at, step = refitted(f), 1e-6
+    at = refitted(f)
+    step = 1e-6
     p = at @ Q.mT
     e = step * torch.eye(len(Q)).double()
     moved = (refitted(f + e) - refitted(f - e)) / (2 * step)
@@ -173,7 +175,8 @@ def test_the_error_is_lower_than_that_of_the_nearest_answers(client):
         tally = protocol.sample_tally(
             counts, generator=keyed_generator(b"error"), sample_shape=(20,)
         )
-        found, answers = fitted(protocol, tally), protocol.analyse(tally).value
+        found = fitted(protocol, tally)
+        answers = protocol.analyse(tally).value
         nearest, _ = nearest_histogram(PREFIX.mT @ PREFIX, answers @ PREFIX, 1e-8)
         shares = counts.double() / counts.sum()
         for seen in (torch.eye(K).double(), PREFIX):
@@ -219,7 +222,8 @@ def test_no_answer_is_estimated_to_be_worse_than_the_unbiased_one(client, epsilo
     refused = []
     for some in counts:
         tally = protocol.sample_tally(some, generator=keyed_generator(b"risk"), sample_shape=(5,))
-        found, unbiased = fitted(protocol, tally), protocol.analyse(tally)
+        found = fitted(protocol, tally)
+        unbiased = protocol.analyse(tally)
         nearest, _ = nearest_histogram(PREFIX.mT @ PREFIX, unbiased.value @ PREFIX, 1e-10)
         consistent = (nearest @ PREFIX.mT - unbiased.value).square().sum(-1)
         distance = (found.value - unbiased.value).square().sum(-1)
@@ -236,7 +240,8 @@ def test_no_answer_is_estimated_to_be_worse_than_the_unbiased_one(client, epsilo
 @pytest.mark.parametrize("name", ["response", "Hadamard"])
 def test_reports_that_say_little_are_projected(name):
     """The fit by EM alone stays near even shares, from 64 types at epsilon 1."""
-    k, n = 64, 100_000
+    k = 64
+    n = 100_000
     kinds = {"response": RandomizedResponse, "Hadamard": HadamardResponse}
     x = (torch.arange(k).double() + 0.5) / k
     h = x**4 * (1 - x)
@@ -244,7 +249,8 @@ def test_reports_that_say_little_are_projected(name):
     W = workloads.prefix(k).dense()
     protocol = LocalOracle(W, kinds[name](k, 1.0))
     tally = protocol.sample_tally(counts, generator=keyed_generator(b"little"), sample_shape=(8,))
-    found, truth = fitted(protocol, tally), protocol.exact(counts)
+    found = fitted(protocol, tally)
+    truth = protocol.exact(counts)
     even = torch.full((8, k), 1 / k, dtype=torch.float64)
     reports = tally["reports"].double()
     likely = most_likely(protocol.client, reports, even)[0] @ W.mT
@@ -261,7 +267,8 @@ def test_even_shares_are_a_fit():
     protocol = LocalOracle(W, ShiftStrategy.square_wave(k, 1.0))
     counts = torch.full((k,), 200)
     tally = protocol.sample_tally(counts, generator=keyed_generator(b"even"), sample_shape=(8,))
-    found, truth = fitted(protocol, tally), protocol.exact(counts)
+    found = fitted(protocol, tally)
+    truth = protocol.exact(counts)
     assert float((found.value - truth).square().mean().sqrt()) < 0.01
     assert float(found.weights[:, 0].mean()) > 0.1
 
@@ -278,9 +285,11 @@ def test_noisy_vectors_are_fitted_in_the_metric_of_their_noise(protocol):
     tally = protocol.sample_tally(
         smooth(), generator=keyed_generator(b"vectors"), sample_shape=(30,)
     )
-    plain, found = (fitted(protocol, tally, ordered=ordered) for ordered in (False, True))
+    plain = fitted(protocol, tally, ordered=False)
+    found = fitted(protocol, tally, ordered=True)
     nearest = protocol.fits(tally, False)[0][-1, 0]
-    h, right = cp.Variable(K, nonneg=True), protocol.queries.right.numpy()
+    h = cp.Variable(K, nonneg=True)
+    right = protocol.queries.right.numpy()
     away = cp.sum_squares(right @ h - tally["sum"][0].numpy() / tally.n)
     cp.Problem(cp.Minimize(away), [cp.sum(h) == 1]).solve(solver=cp.CLARABEL)
     torch.testing.assert_close(
@@ -299,7 +308,8 @@ def test_noisy_vectors_are_fitted_in_the_metric_of_their_noise(protocol):
 def test_intervals_are_those_of_the_unbiased_estimate(client):
     protocol = LocalOracle(PREFIX, client)
     tally = client.sample_tally(smooth(), generator=keyed_generator(b"intervals"))
-    found, unbiased = FittedOracle(PREFIX, client).analyse(tally), protocol.analyse(tally)
+    found = FittedOracle(PREFIX, client).analyse(tally)
+    unbiased = protocol.analyse(tally)
     assert isinstance(found, Fit) and not torch.equal(found.value, unbiased.value)
     for one, two in zip(found.interval(0.9), found.unbiased.interval(0.9), strict=True):
         torch.testing.assert_close(one, two, rtol=0, atol=0)
@@ -316,7 +326,8 @@ def test_a_fit_of_many_types_is_that_of_few():
     )
     W = workloads.prefix(256).dense()
     tally = client.sample_tally(counts, generator=keyed_generator(b"many"), sample_shape=(2,))
-    found, truth = fitted(LocalOracle(W, client), tally), W @ counts.double() / counts.sum()
+    found = fitted(LocalOracle(W, client), tally)
+    truth = W @ counts.double() / counts.sum()
     dense = StrategyMatrix(client.laws(torch.arange(256)).mT)  # the same reports by matrix products
     again = fitted(LocalOracle(W, dense), tally)
     torch.testing.assert_close(found.value, again.value, rtol=0, atol=1e-3)

@@ -46,7 +46,8 @@ def two_messages(apart):
 
 
 def test_two_messages_are_multiplied_one_by_the_other():
-    channel, apart = Twice(QUERIES, 1.0), torch.tensor([0.5, -0.25], dtype=torch.float64)
+    channel = Twice(QUERIES, 1.0)
+    apart = torch.tensor([0.5, -0.25], dtype=torch.float64)
     expected = WEIGHTS @ (MEAN + apart).mul(MEAN - apart) + LINEAR @ MEAN
     torch.testing.assert_close(channel.form(two_messages(apart), WEIGHTS, LINEAR), expected)
 

@@ -39,7 +39,8 @@ def test_two_columns_with_ties_as_scipy_says(kind, truth):
 
 
 def test_distances_of_two_groups():
-    first, second = (TYPES[TYPES // 10 == group] % 10 for group in (0, 1))
+    first = TYPES[TYPES // 10 == 0] % 10
+    second = TYPES[TYPES // 10 == 1] % 10
     want = stats.energy_distance(first.numpy() * 0.5, second.numpy() * 0.5) ** 2
     assert float(EnergyDistance(10, spacing=0.5)(SHARES)) == pytest.approx(want, rel=1e-10)
 

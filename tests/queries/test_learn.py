@@ -70,7 +70,8 @@ def test_guarantee_samples_learn_with_the_stated_probability():
     concepts = thresholds(8)
     learner = PrivateLearner.calibrated(concepts, epsilon=3.0)
     n = learner.samples(0.3, 0.1)
-    good, noise = 0, SeededNoise(2)
+    good = 0
+    noise = SeededNoise(2)
     for trial in range(40):
         x, y = data(concepts, n, b"sample %d" % trial)
         found = learner.best(learner.estimate(labelled(x, y), noise=noise))

@@ -36,7 +36,8 @@ def test_guarantee_no_unbiased_candidate_errs_less(brief, objective, given):
 
 
 def test_one_query_and_the_worst_data_are_two_types_and_randomized_response():
-    W, n = torch.tensor([[0.0, 0.5, 4.0]], dtype=torch.float64), 50
+    W = torch.tensor([[0.0, 0.5, 4.0]], dtype=torch.float64)
+    n = 50
     two = torch.tensor([1.0, 0, 1])
     for epsilon in (1e-3, 1.0, 20.0):
         wanted = 2 / math.sinh(epsilon / 2) / math.sqrt(n)
@@ -49,7 +50,8 @@ def test_one_query_and_the_worst_data_are_two_types_and_randomized_response():
 
 
 def test_functions_by_their_slopes(brief):
-    function, n = queries.Spearman(3, 3), 2_000
+    function = queries.Spearman(3, 3)
+    n = 2_000
     h = torch.full((9,), 1 / 9, dtype=torch.float64)
     choice = queries.choose(function, n, 1.0, prior=h)
     assert 0 < function.bound(n, 1.0, h) <= choice.bound * (1 + 1e-12)

@@ -66,7 +66,8 @@ def test_the_worst_query_of_gamma_2_has_the_factorization_norm():
 
 def test_guarantee_half_width_holds_with_the_stated_probability():
     mechanism = LocalFactorization.calibrated(queries("gamma_2"), epsilon=2.0)
-    n, failure = int(COUNTS.sum()), 0.2
+    n = int(COUNTS.sum())
+    failure = 0.2
     h = mechanism.half_width(n, failure)
     drawn = mechanism.sample_estimate(
         COUNTS, generator=keyed_generator(b"half"), sample_shape=(2000,)
@@ -123,7 +124,8 @@ def test_servers_leave_out_what_truncation_does_and_nothing_else():
 @pytest.mark.parametrize("delta", [0.0, 1e-6])
 @pytest.mark.parametrize("W", [torch.eye(16).double(), workloads.prefix(32).dense()[:-1]], ids=len)
 def test_servers_answer_a_hundred_million_from_counts(W, delta):
-    n, k = 10**8, W.shape[1]
+    n = 10**8
+    k = W.shape[1]
     counts = torch.full((k,), n // k)
     protocol = SecureQueries(FactoredQueries.of(W, factorize(W, shift=True)), n, 1.0, delta)
     drawn = protocol.sample_estimate(

@@ -16,7 +16,9 @@ from torchdp.noise import SeededNoise
 from torchdp.privacy import Model, Neighbours, gaussian_guarantee
 from torchdp.rounded import RoundedNormal
 
-TIMES, SIGMA, DELTA = 2**20, 4.0, 1e-6
+TIMES = 2**20
+SIGMA = 4.0
+DELTA = 1e-6
 # of one coordinate
 ONE = gaussian_guarantee(SIGMA, DELTA, 1.0, Model.CENTRAL, Neighbours.REPLACE_ONE)
 
@@ -47,7 +49,8 @@ def best_set(one, two):
 
 @pytest.mark.parametrize("step", [1.0, 2.0**-6])
 def test_low_order_bits_of_what_is_released_do_not(step):
-    one, two = released(0, 1, step), released(1, 2, step)
+    one = released(0, 1, step)
+    two = released(1, 2, step)
     assert strongest(one, two, DELTA) <= ONE.epsilon
     # a hole of the support is seen
     assert strongest(released(0, 3, step), 2 * released(0, 4, step)) > ONE.epsilon

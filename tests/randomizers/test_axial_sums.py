@@ -52,15 +52,19 @@ def of_the_sum(law, n, s, r, change=1.0):
     m = law.dim - 1
     x, weights = np.polynomial.hermite_e.hermegauss(80)
     grid, steps = np.polynomial.legendre.leggauss(300)
-    low, high = np.sqrt(chi2.ppf(1e-20, m)), np.sqrt(chi2.isf(1e-25, m))
+    low = np.sqrt(chi2.ppf(1e-20, m))
+    high = np.sqrt(chi2.isf(1e-25, m))
     z = low + (grid + 1) / 2 * (high - low)
     density = steps * (high - low) * z * chi2.pdf(z * z, m)
     X, Z = (torch.from_numpy(each) for each in np.meshgrid(x, z, indexing="ij"))
-    u, a, b = (Z**2 - m) / math.sqrt(2 * m), torch.zeros_like(X), torch.zeros_like(X)
+    u = (Z**2 - m) / math.sqrt(2 * m)
+    a = torch.zeros_like(X)
+    b = torch.zeros_like(X)
     for k, (along, length) in enumerate(zip(*law._terms, strict=True)):
         if k < KEPT:
             share = n ** (-(k + 1) / 2) * (change if k == 0 else 1.0)
-            a, b = a + share * _value(along, X, u), b + share * _value(length, X, u)
+            a = a + share * _value(along, X, u)
+            b = b + share * _value(length, X, u)
     rho = (Z * (1 + b)).numpy()
     values = np.exp(s * (X + a).numpy()) * hyp0f1(m / 2, (r * rho) ** 2 / 4)
     return np.outer(weights / weights.sum(), density).ravel() @ values.ravel()

@@ -39,8 +39,10 @@ def at(norm, dim, radius=RADIUS):
 
 @every
 def test_float32_messages_are_those_of_float64_to_their_digits(make):
-    x, randomizer = at(0.6, 3, 1.0).float().expand(2000, 3), make(3, 2.5)
-    single, double = (said(randomizer, points, SeededNoise(4)) for points in (x, x.double()))
+    x = at(0.6, 3, 1.0).float().expand(2000, 3)
+    randomizer = make(3, 2.5)
+    single = said(randomizer, x, SeededNoise(4))
+    double = said(randomizer, x.double(), SeededNoise(4))
     assert double.dtype == torch.float64 and single.dtype == torch.float32
     torch.testing.assert_close(single.double(), double, rtol=1e-6, atol=0)
 
@@ -50,7 +52,8 @@ def test_points_a_rounding_outside_are_taken_as_on_the_sphere(make):
     randomizer = make(50, 1.0)
     x = torch.nn.functional.normalize(torch.randn(500, 50, generator=generator(13)), dim=-1)
     assert (x.double().norm(dim=-1) > 1).any()
-    near, same = (said(randomizer, points, SeededNoise(14)) for points in (x * (1 + 4e-7), x))
+    near = said(randomizer, x * (1 + 4e-07), SeededNoise(14))
+    same = said(randomizer, x, SeededNoise(14))
     torch.testing.assert_close(
         near, same, rtol=3e-3, atol=3e-3 + 2 * getattr(randomizer, "step", 0.0)
     )
@@ -138,7 +141,8 @@ def test_guarantee_sign_rounding_exactly_epsilon_ldp_in_the_sampler(planted, eps
 @pytest.mark.parametrize("epsilon", [0.01, 1.044, 4, 20])
 def test_moments_are_those_of_the_coin(epsilon):
     randomizer = DuchiJordanWainwright(1, epsilon, 1.5)
-    moments, size = randomizer.moments, 1.5 / math.tanh(epsilon / 2)
+    moments = randomizer.moments
+    size = 1.5 / math.tanh(epsilon / 2)
     for x in (0.0, 0.3, -0.9, 1.5):
         other = float(randomizer.disagreement(torch.tensor(abs(x) / 1.5, dtype=torch.float64)))
         p = torch.tensor([1 - other, other], dtype=torch.float64)

@@ -30,7 +30,8 @@ def cap(dim, g):
 def test_threshold_is_the_fixed_point(dim, epsilon):
     law = CapLaw(dim, epsilon)
     with mpmath.workdps(60):
-        g, tilt = mpmath.tanh(mpmath.mpf(law.rapidity)), mpmath.expm1(mpmath.mpf(epsilon))
+        g = mpmath.tanh(mpmath.mpf(law.rapidity))
+        tilt = mpmath.expm1(mpmath.mpf(epsilon))
         for _ in range(3):  # Newton's method for (e^epsilon - 1) w = g (1 + (e^epsilon - 1) s)
             s, w = cap(dim, g)
             g += (tilt * w - g * (1 + tilt * s)) / (1 + tilt * s)
@@ -50,9 +51,11 @@ def test_threshold_is_the_fixed_point(dim, epsilon):
 @pytest.mark.parametrize("epsilon", [0.01, 1, 20])
 def test_a_hundred_thousand_dimensions_have_the_constants_of_quadrature(epsilon):
     """betainc loses eleven digits here; a sum of the density with 30 digits does not."""
-    law, dim = CapLaw(100_001, epsilon), 100_001
+    law = CapLaw(100_001, epsilon)
+    dim = 100_001
     with mpmath.workdps(30):
-        g, root = mpmath.tanh(mpmath.mpf(law.rapidity)), mpmath.sqrt(dim)
+        g = mpmath.tanh(mpmath.mpf(law.rapidity))
+        root = mpmath.sqrt(dim)
         area = mpmath.beta(mpmath.mpf(1) / 2, mpmath.mpf(dim - 1) / 2)
         s = (
             mpmath.quad(
@@ -61,10 +64,8 @@ def test_a_hundred_thousand_dimensions_have_the_constants_of_quadrature(epsilon)
             )
             / area
         )
-        w, tilt = (
-            (1 - g * g) ** (mpmath.mpf(dim - 1) / 2) / ((dim - 1) * area),
-            mpmath.expm1(epsilon),
-        )
+        w = (1 - g * g) ** (mpmath.mpf(dim - 1) / 2) / ((dim - 1) * area)
+        tilt = mpmath.expm1(epsilon)
         assert abs(law.survival / s - 1) < 1e-13
         assert abs(tilt * w / (1 + tilt * s) / g - 1) < 1e-13
 
@@ -111,7 +112,8 @@ def test_extreme_uniforms_stay_on_their_side(planted, dim, epsilon):
     """Deterministic: the branch decides between the cap and its complement, whatever the second
     uniform.
     """
-    law, tiny = CapLaw(dim, epsilon), 2.0**-53
+    law = CapLaw(dim, epsilon)
+    tiny = 2.0**-53
     word = torch.tensor([0, law.chance - 1, law.chance, 2**63 - 1])[:, None]
     tail = torch.tensor([2.0**-126, tiny, 0.5, 1 - 1e-9, 1], dtype=torch.float64)
     words = torch.cat([word, word | -(2**63)])  # both ends of either part
@@ -119,7 +121,8 @@ def test_extreme_uniforms_stay_on_their_side(planted, dim, epsilon):
     assert t.isfinite().all() and (across >= 0).all() and (t.abs() <= 1).all()
     inside = (words & (2**63 - 1) < law.chance).expand_as(t)
     # Across the edge by rounding only: in the angle, where 1 - gamma keeps its digits.
-    angle, edge = torch.atan2(across, t), 2 * math.atan(math.exp(-law.rapidity))
+    angle = torch.atan2(across, t)
+    edge = 2 * math.atan(math.exp(-law.rapidity))
     assert (angle[inside] <= edge * (1 + 1e-9)).all() and (
         angle[~inside] >= edge * (1 - 1e-9)
     ).all()
@@ -159,7 +162,8 @@ def test_the_drawn_density_is_the_exact_one(p):
     """w(z) for normal z has density phi(z)/w'(z): within 1e-12 of the exact one at every z a draw
     can take.
     """
-    law, z = LogitBeta(p), torch.linspace(-9, 9, 20_001, dtype=torch.float64, requires_grad=True)
+    law = LogitBeta(p)
+    z = torch.linspace(-9, 9, 20_001, dtype=torch.float64, requires_grad=True)
     w = law.quantile(z)
     (slope,) = torch.autograd.grad(w.sum(), z)
     drawn = -z.detach().square() / 2 - math.log(2 * math.pi) / 2 - slope.log()
@@ -182,7 +186,8 @@ def test_quadrature_has_the_moments_of_the_beta_law(p):
         cut = ends[0] + middle * (ends[1] - ends[0])
         pieces = [law.quadrature(ends[0], cut), law.quadrature(cut, ends[1])]
         w, mass = (np.concatenate(parts) for parts in zip(*pieces, strict=True))
-        beta, expected = 1 / (1 + np.exp(-w)), 1.0
+        beta = 1 / (1 + np.exp(-w))
+        expected = 1.0
         for power in range(4):
             assert mass @ beta**power == pytest.approx(expected, rel=1e-11)
             expected *= (p + power) / (2 * p + power)

@@ -32,7 +32,8 @@ def test_collect_is_the_sum_of_the_messages_that_sample_makes_of_the_same_draws(
 ):
     """In one block and in many, whose edges cut through types."""
     monkeypatch.setattr(ball, "CPU_BLOCK", block)
-    randomizer, x = make(5), points(5, dtype)
+    randomizer = make(5)
+    x = points(5, dtype)
     users = x.repeat_interleave(COUNTS, 0)
     messages = randomizer.randomize_unchecked(users, SeededNoise(1))
     total = randomizer.collect_crowd(x, COUNTS, SeededNoise(1))["sum"]

@@ -100,7 +100,9 @@ def test_guarantee_oracles_are_exactly_epsilon_ldp(kind, k, epsilon):
     if kind in (OptimizedUnaryEncoding, SymmetricUnaryEncoding):
         assert math.log(odds(oracle.on) / odds(oracle.off)) == pytest.approx(epsilon, **near)
     if kind is SubsetSelection:
-        w, p, a = oracle.subset, oracle.on, oracle._bound
+        w = oracle.subset
+        p = oracle.on
+        a = oracle._bound
         ratio = p / math.comb(k - 1, w - 1) / ((1 - p) / math.comb(k - 1, w))
         assert math.log(ratio) == pytest.approx(epsilon, **near)
         # The sweep's two branches, uniform over all sets and over those that hold x, have the same
@@ -112,9 +114,11 @@ def test_guarantee_oracles_are_exactly_epsilon_ldp(kind, k, epsilon):
 @pytest.mark.parametrize(("k", "epsilon", "n"), [(37, 0.5, 5000), (50, 1.0, 10**9), (40, 3.0, 3)])
 def test_tables_of_subsets_taken_in_parts_keep_mean_and_covariance(monkeypatch, k, epsilon, n):
     monkeypatch.setattr(subset_selection, "CELLS", 20_000)
-    oracle, repeats = SubsetSelection(k, epsilon), 1000
+    oracle = SubsetSelection(k, epsilon)
+    repeats = 1000
     counts = torch.zeros(k, dtype=torch.int64)
-    counts[0], counts[-1] = n // 2, n - n // 2
+    counts[0] = n // 2
+    counts[-1] = n - n // 2
     drawn = oracle.sample_tally(counts, generator=generator(32), sample_shape=(repeats,))[
         "reports"
     ].double()
@@ -160,7 +164,8 @@ def law_of_the_tally(kind, k, epsilon, x):
     ],
 )
 def test_the_tally_that_is_sampled_has_the_joint_law_of_the_messages(kind, k, epsilon, x):
-    law, repeats = law_of_the_tally(kind, k, epsilon, x), 20_000
+    law = law_of_the_tally(kind, k, epsilon, x)
+    repeats = 20_000
     counts = torch.bincount(torch.tensor(x), minlength=k)
     drawn = kind(k, epsilon).sample_tally(counts, generator=generator(31), sample_shape=(repeats,))[
         "reports"
@@ -205,10 +210,8 @@ def largest_rate(decoded, law, W):
     """The largest 2 log E exp(t (<W_i, Y> - W_ix))/t^2 over a grid of t and all types,
     (queries,).
     """
-    answers, t = (
-        W @ decoded.mT,
-        torch.cat([torch.logspace(-3, 2, 400), -torch.logspace(-3, 2, 400)]).double(),
-    )
+    answers = W @ decoded.mT
+    t = torch.cat([torch.logspace(-3, 2, 400), -torch.logspace(-3, 2, 400)]).double()
     t = t[:, None] / answers.abs().amax(1)  # (rates, queries)
     rates = []
     for x in range(len(law)):
@@ -222,10 +225,8 @@ def largest_rate(decoded, law, W):
 def test_guarantee_variance_proxies_bound_the_moments_of_every_type(kind, k, epsilon):
     oracle = kind(k, epsilon)
     messages, law = written_out(kind, k, epsilon)
-    decoded, law = (
-        torch.stack([oracle.totals(oracle.tally(m)) for m in messages]),
-        torch.from_numpy(law),
-    )
+    decoded = torch.stack([oracle.totals(oracle.tally(m)) for m in messages])
+    law = torch.from_numpy(law)
     W = normal(6, k)
     for queries, proxies in (
         (W, oracle.workload_proxy(W)),
@@ -256,7 +257,8 @@ def test_subset_selection_takes_the_size_of_least_error():
 @pytest.mark.parametrize("kind", ORACLES)
 @pytest.mark.parametrize("epsilon", [0.4, 3])
 def test_messages_follow_the_law(kind, epsilon):
-    k, n = 4, 400_000
+    k = 4
+    n = 400_000
     messages, law = written_out(kind, k, epsilon)
     drawn = (
         kind(k, epsilon)
@@ -287,7 +289,8 @@ def make(kind, epsilon):
 @pytest.mark.parametrize("kind", [*ORACLES, StrategyMatrix])
 @pytest.mark.parametrize("users", [20, 10**12])
 def test_sums_have_the_stated_mean_and_covariance_at_any_number_of_users(kind, users):
-    oracle, repeats = make(kind, 1.0), 20_000
+    oracle = make(kind, 1.0)
+    repeats = 20_000
     held = torch.tensor([0, users // 3, 0, 0, users + 7])
     sums = oracle.totals(oracle.sample_tally(held, generator=generator(7), sample_shape=(repeats,)))
     covariance = sum(held[x] * oracle.covariance(x) for x in range(5))
@@ -307,7 +310,9 @@ def test_large_subsets_have_their_size_and_no_favourites(monkeypatch, at_once):
     value's and pair's.
     """
     monkeypatch.setattr("torchdp.randomizers.alphabet.subset_selection.AT_ONCE", at_once)
-    oracle, n, x = SubsetSelection(70, 0.3), 20_000, 66
+    oracle = SubsetSelection(70, 0.3)
+    n = 20_000
+    x = 66
     bits = unpack(oracle.randomize_unchecked(torch.full((n,), x), SeededNoise(3)))
     assert (bits.sum(1) == oracle.subset).all() and not bits[:, 70:].any()
     rates = bits[:, :70].double().mean(0)
@@ -359,7 +364,8 @@ def test_guarantee_randomized_response_exactly_epsilon_ldp_in_the_sampler(plante
 
     # least integer in [0, 2^63] with the condition, which stays true once it is
     def first(condition):
-        low, high = 0, 2**63
+        low = 0
+        high = 2**63
         while low < high:
             middle = (low + high) // 2
             low, high = (low, middle) if condition(middle) else (middle + 1, high)
@@ -367,7 +373,8 @@ def test_guarantee_randomized_response_exactly_epsilon_ldp_in_the_sampler(plante
 
     x = k - 1  # the reports below x come first, each on an interval
     edges = [first(lambda number, y=y: report(number, x) >= y) for y in (0, 1, k - 1)]
-    other, others = edges[1], edges[2]
+    other = edges[1]
+    others = edges[2]
     assert edges[0] == 0 and others == (k - 1) * other  # every other report has as many
     kept = 2**63 - others
     assert {report(number, x) for number in (others, others + other, 2**63 - 1)} == {x}
@@ -382,7 +389,9 @@ def test_guarantee_randomized_response_exactly_epsilon_ldp_in_the_sampler(plante
 
 def test_tiny_probabilities_of_another_value_are_not_rounded_away():
     """p - q is 1 - 1.7e-16 here, which float64 rounds by a third of the difference."""
-    randomizer, n, repeats = RandomizedResponse(2, 37.0), 10**14, 200_000
+    randomizer = RandomizedResponse(2, 37.0)
+    n = 10**14
+    repeats = 200_000
     reports = randomizer.sample_tally(
         torch.tensor([n, 0]), generator=generator(3), sample_shape=(repeats,)
     )["reports"]
@@ -398,7 +407,8 @@ def test_guarantee_holds_at_large_epsilon_where_p_rounds_to_one(kind, epsilon):
     infinite.
     """
     oracle = kind(8, epsilon)
-    lost, off = oracle.lost, oracle.off
+    lost = oracle.lost
+    off = oracle.off
     if kind is SubsetSelection:
         assert oracle.subset == 1
         largest = math.log1p(-lost) - math.log(lost) + math.log(7)

@@ -29,13 +29,12 @@ def nasty(dim, radius, rows):
     x[rows // 2 :] *= torch.rand(rows - rows // 2, 1, dtype=torch.float64, generator=generator(1))
     x[0] = 0
     x[1:7] = 0
-    x[1, 0], x[2, -1] = radius, -radius
-    x[3, 0], x[4, 0], x[5, 0], x[6, :] = (
-        radius * (1 - 2**-52),
-        radius * 2**-26,
-        radius * 2**-27,
-        0.25 * radius / dim,
-    )
+    x[1, 0] = radius
+    x[2, -1] = -radius
+    x[3, 0] = radius * (1 - 2**-52)
+    x[4, 0] = radius * 2**-26
+    x[5, 0] = radius * 2**-27
+    x[6, :] = 0.25 * radius / dim
     return x
 
 
@@ -145,7 +144,8 @@ def test_rows_in_doubt_are_decided_by_long_numbers(kind):
     """A word of few bits leaves its row in doubt: more words are read for it, and what it sends is
     their function.
     """
-    protocol, x = kind(9, 2.0, 2.5), nasty(9, 2.5, 12)
+    protocol = kind(9, 2.0, 2.5)
+    x = nasty(9, 2.5, 12)
     words = protocol.words(12, SeededNoise(4))
     usual = protocol.randomize(
         x, noise=Given(torch.cat([each.flatten() for each in words]).tolist())

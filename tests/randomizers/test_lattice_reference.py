@@ -40,7 +40,9 @@ class Given(Noise):
 
     def __init__(self, seed, block=None, place=0, word=0):
         super().__init__()
-        self.random, self.put, self.kept = random.Random(seed), (block, place, word), []
+        self.random = random.Random(seed)
+        self.put = (block, place, word)
+        self.kept = []
 
     def fill(self, words):
         own = [self.random.getrandbits(64) - 2**63 for _ in range(len(words))]
@@ -69,11 +71,13 @@ def cap(dim, share):
     """The angle within which a random point of the sphere in R^dim lies with this chance: a
     hypergeometric series.
     """
-    small, n = min(share, 1 - share), dim - 1
+    small = min(share, 1 - share)
+    n = dim - 1
     total = mp.beta(mp.mpf(n) / 2, mp.mpf(1) / 2)
     angle = mp.mpf(math.asin(math.sqrt(betaincinv(n / 2, 0.5, float(2 * small)))))
     for _ in range(6):
-        cosine, sine = mp.cos(angle), mp.sin(angle)
+        cosine = mp.cos(angle)
+        sine = mp.sin(angle)
         if cosine < 0.7:
             held = (
                 mp.mpf(1) / 2 - cosine * mp.hyp2f1(0.5, mp.mpf(3 - dim) / 2, 1.5, cosine**2) / total
@@ -88,7 +92,8 @@ def sent(protocol, x, kept):
     """N of one message, whole numbers, from its words; the fifth block, where there is one,
     continues the others.
     """
-    dim, pairs = protocol.dim, protocol.dim // 2 + 1
+    dim = protocol.dim
+    pairs = protocol.dim // 2 + 1
     ours = [[word] for block in (kept[0], kept[1], kept[3]) for word in block]
     more = kept[4] if len(kept) > 4 else []
     for place, word in enumerate(more):
@@ -112,12 +117,14 @@ def sent(protocol, x, kept):
         law = protocol.cap
         coin, number, bits = ours[-2][0], *long(ours[-1])
         near = mp.mpf(2 * (number % 2 ** (bits - 1)) + 1) / 2 ** (bits + 1)
-        outer, beyond = near if coin < 0 else 1 - near, coin % 2**63 < law.chance
+        outer = near if coin < 0 else 1 - near
+        beyond = coin % 2**63 < law.chance
         dot = mp.fsum(a * b for a, b in zip(G, u, strict=True))
         across = [g - dot * each for g, each in zip(G, u, strict=True)]
         side = 1 if beyond else -1
         angle = cap(dim + 1, outer * (law.survival if beyond else 1 - mp.mpf(law.survival)))
-        along, stretch = side * mp.sqrt(dim + 1) * mp.cos(angle), mp.sqrt(dim + 1) * mp.sin(angle)
+        along = side * mp.sqrt(dim + 1) * mp.cos(angle)
+        stretch = mp.sqrt(dim + 1) * mp.sin(angle)
         stretch /= mp.sqrt(mp.fsum(each**2 for each in across))
         V = [along * each + stretch * w for each, w in zip(u, across, strict=True)]
     bytes_ = b"".join((word % 2**64).to_bytes(8, "little") for word in kept[2])
@@ -147,7 +154,8 @@ KINDS = {"PrivUnit": PrivUnit, "Gaussian": functools.partial(GaussianVector, del
 @pytest.mark.parametrize(("dim", "epsilon"), [(1, 30.0), (2, 0.01), (3, 30.0), (7, 3.0)])
 def test_what_is_sent_is_the_mechanism_of_real_numbers_rounded(kind, dim, epsilon):
     protocol = KINDS[kind](dim, epsilon if kind == "Gaussian" else min(50.0, 1.7 * epsilon), 2.5)
-    doubt, others = 0, 0
+    doubt = 0
+    others = 0
     for number, x in enumerate(points(dim, 2.5)):
         for block, place, word in (
             (None, 0, 0),
@@ -156,7 +164,8 @@ def test_what_is_sent_is_the_mechanism_of_real_numbers_rounded(kind, dim, epsilo
         ):
             noise = Given(100 * dim + number, block, place, word)
             message = protocol.randomize(torch.tensor([x], dtype=torch.float64), noise=noise)
-            got, kept = [round(each / protocol.step) for each in message[0].tolist()], noise.kept
+            got = [round(each / protocol.step) for each in message[0].tolist()]
+            kept = noise.kept
             assert got == sent(protocol, x, kept)
             doubt += len(kept) > 4
             kept[2] = [word ^ 0x7FFF for word in kept[2]]

@@ -83,10 +83,8 @@ def test_gradients():
 
 
 def test_variances_are_those_of_the_strategy():
-    strategy, W = (
-        StrategyMatrix(module()().detach(), torch.arange(1.0, 6.0)),
-        workloads.prefix(5).dense(),
-    )
+    strategy = StrategyMatrix(module()().detach(), torch.arange(1.0, 6.0))
+    W = workloads.prefix(5).dense()
     found = answer_variances(strategy.matrix, W, torch.arange(1.0, 6.0))
     torch.testing.assert_close(found, strategy.workload_variance(W))
 
@@ -105,10 +103,12 @@ def test_guarantee_the_worst_query_gets_better_and_epsilon_is_kept(W):
 
 
 def test_the_worst_query_under_a_prior():
-    W, prior = workloads.prefix(6).dense(), torch.arange(1.0, 7.0).double() / 21
+    W = workloads.prefix(6).dense()
+    prior = torch.arange(1.0, 7.0).double() / 21
     start = StrategyMatrix.tuned(W, 1.0, prior, generator=keyed_generator(b"start"), steps=60)
     found = start.sharpened(W, prior, 60)
-    largest, before = (float((each.workload_variance(W) @ prior).max()) for each in (found, start))
+    largest = float((found.workload_variance(W) @ prior).max())
+    before = float((start.workload_variance(W) @ prior).max())
     assert found.epsilon <= start.epsilon and largest < 0.98 * before
 
 

@@ -30,11 +30,18 @@ def test_guarantee_privunit_exactly_epsilon_ldp(epsilon, dim):
     """On the sphere every ratio of densities is e^-epsilon, 1 or e^epsilon; what is dropped is
     post-processing.
     """
-    cap, rng = PrivUnit(dim, epsilon).cap, np.random.default_rng(dim)
-    x, other = random_ball(rng, 500, dim), random_ball(rng, 500, dim)
-    other[::4], other[1::4], other[2::4] = -x[::4], x[1::4] * (1 - 1e-15), 0  # adversarial pairs
-    u, v = lifted(x), lifted(other)
-    worst, wrong = 0.0, 0.0
+    cap = PrivUnit(dim, epsilon).cap
+    rng = np.random.default_rng(dim)
+    x = random_ball(rng, 500, dim)
+    other = random_ball(rng, 500, dim)
+    # adversarial pairs
+    other[::4] = -x[::4]
+    other[1::4] = x[1::4] * (1 - 1e-15)
+    other[2::4] = 0
+    u = lifted(x)
+    v = lifted(other)
+    worst = 0.0
+    wrong = 0.0
     outputs = [
         u,
         v,
@@ -88,7 +95,8 @@ def rejected(dim, epsilon, x, number, seed):
     """Messages by the definition: uniform points of the sphere, kept with probability density
     / c1.
     """
-    cap, rng = PrivUnit(dim, epsilon).cap, np.random.default_rng(seed)
+    cap = PrivUnit(dim, epsilon).cap
+    rng = np.random.default_rng(seed)
     found = []
     while sum(map(len, found)) < number:
         v = rng.standard_normal((200_000, dim + 1))
@@ -101,9 +109,11 @@ def rejected(dim, epsilon, x, number, seed):
 @pytest.mark.parametrize("dim", [1, 3, 16])
 @pytest.mark.parametrize("norm", [0.0, 0.7, 1.0])
 def test_messages_have_the_law_of_rejection_sampling(dim, norm):
-    epsilon, x = 3.0, np.arange(1.0, dim + 1)
+    epsilon = 3.0
+    x = np.arange(1.0, dim + 1)
     x *= norm / np.linalg.norm(x)
-    step, rng = PrivUnit(dim, epsilon).step, np.random.default_rng(3)
+    step = PrivUnit(dim, epsilon).step
+    rng = np.random.default_rng(3)
     slow = rejected(dim, epsilon, x, 30_000, 1)
     slow = np.floor(slow / step + rng.random(slow.shape)) * step
     fast, off = (

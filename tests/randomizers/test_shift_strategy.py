@@ -73,7 +73,8 @@ def test_tuned_for_thresholds_is_near_the_lower_bound_and_far_below_the_oracles(
 
 def posterior(oracle, W, users):
     """n tr(G P), P the posterior covariance of a rough histogram, matrices written out."""
-    k, Q = oracle.k, oracle.laws(torch.arange(oracle.k)).mT
+    k = oracle.k
+    Q = oracle.laws(torch.arange(oracle.k)).mT
     apart = (torch.arange(k)[:, None] - torch.arange(k)).abs().double() / k
     C = (torch.exp(-8 * apart) + 4 * torch.exp(-32 * apart)) / (2 * k**2)
     M = Q.mT @ (Q / Q.mean(1, keepdim=True))
@@ -83,9 +84,8 @@ def posterior(oracle, W, users):
 
 def test_tuned_for_fits_has_a_small_posterior_variance(users=1_000):
     W = centred(workloads.prefix(24))
-    fit, plain = (
-        ShiftStrategy.tuned(W, 1.0, generator=generator(), users=each) for each in (users, None)
-    )
+    fit = ShiftStrategy.tuned(W, 1.0, generator=generator(), users=users)
+    plain = ShiftStrategy.tuned(W, 1.0, generator=generator(), users=None)
     least = min(posterior(each, W, users) for each in (plain, ShiftStrategy.square_wave(24, 1.0)))
     assert posterior(fit, W, users) < 0.98 * least
     assert worst(fit, W) > worst(plain, W)
@@ -102,7 +102,8 @@ def test_a_torus_is_a_circle_of_places():
     """Types (i, j) of 2 x 3 on a torus of 3 x 4: all chances by hand, at differences of both
     remainders.
     """
-    ratio, patterns = math.exp(GRID.epsilon), GRID.patterns.tolist()
+    ratio = math.exp(GRID.epsilon)
+    patterns = GRID.patterns.tolist()
     for x, (i, j) in enumerate((i, j) for i in range(2) for j in range(3)):
         law = []
         for share, pattern in zip(GRID.shares.tolist(), patterns, strict=True):

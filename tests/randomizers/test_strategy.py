@@ -38,7 +38,8 @@ def test_guarantee_strategy_matrix_exactly_epsilon_ldp(epsilon):
 
 
 def test_randomized_response_as_a_matrix_is_randomized_response():
-    strategy, oracle = StrategyMatrix(response(6, 1.3)), RandomizedResponse(6, 1.3)
+    strategy = StrategyMatrix(response(6, 1.3))
+    oracle = RandomizedResponse(6, 1.3)
     W = normal(4, 6)
     torch.testing.assert_close(
         strategy.workload_variance(W), oracle.workload_variance(W), rtol=1e-11, atol=0
@@ -52,8 +53,10 @@ def test_randomized_response_as_a_matrix_is_randomized_response():
 @pytest.mark.parametrize("prior", [None, [0.1, 0.2, 0.3, 0.3, 0.1], [5.0, 1.0, 1.0, 1.0, 1.0]])
 def test_decoder_is_unbiased_and_of_least_variance_under_the_prior(prior):
     prior = None if prior is None else torch.tensor(prior, dtype=torch.float64)
-    strategy, W = StrategyMatrix(random_matrix(), prior), normal(3, 5)
-    V, Q = strategy.decoder(W), strategy.matrix
+    strategy = StrategyMatrix(random_matrix(), prior)
+    W = normal(3, 5)
+    V = strategy.decoder(W)
+    Q = strategy.matrix
     torch.testing.assert_close(V @ Q, W, rtol=0, atol=1e-11)
     by_hand = V.square() @ Q - W.square()
     torch.testing.assert_close(strategy.workload_variance(W), by_hand, rtol=1e-9, atol=1e-11)

@@ -99,8 +99,10 @@ def test_guarantee_strategy_lower_bound_is_at_most_the_least_variance(name, epsi
 
 def test_guarantee_strategy_lower_bound_holds_for_any_witness():
     """A witness that proves nothing gives a small bound, never a wrong one."""
-    k, epsilon = 5, 1.0
-    W, least = WORKLOADS["prefix"], optimum("prefix", epsilon)
+    k = 5
+    epsilon = 1.0
+    W = WORKLOADS["prefix"]
+    least = optimum("prefix", epsilon)
     normal = torch.randn(200, k, k, dtype=torch.float64, generator=generator(1))
     for i in range(0, 200, 4):
         Z, ones, zeros, mixed = normal[i : i + 4]
@@ -110,7 +112,8 @@ def test_guarantee_strategy_lower_bound_holds_for_any_witness():
     # believed.
     Q = tuned(W, epsilon, steps=100)
     M = Q.matrix.mT @ (Q.matrix / Q.law[:, None])
-    Z, none = W @ torch.linalg.inv(M), torch.zeros(k, k, dtype=torch.float64)
+    Z = W @ torch.linalg.inv(M)
+    none = torch.zeros(k, k, dtype=torch.float64)
     small = torch.full((k,), float((Z * W).sum()) / k / 10, dtype=torch.float64)
     assert certify_variance(W, epsilon, VarianceWitness(Z, small, none, none, none)) <= least
 
@@ -176,7 +179,8 @@ def test_a_prior_is_what_the_variance_is_small_for():
     prior = torch.tensor([0.6, 0.2, 0.1, 0.05, 0.05], dtype=torch.float64)
     asked = StrategyMatrix.tuned(W, 1.0, prior, generator=generator(), steps=100)
     even = StrategyMatrix(tuned(W, 1.0, steps=100).matrix, prior)
-    found, other = (float((s.workload_variance(W) @ prior).mean()) for s in (asked, even))
+    found = float((asked.workload_variance(W) @ prior).mean())
+    other = float((even.workload_variance(W) @ prior).mean())
     assert strategy_lower_bound(W, 1.0, prior) <= found * (1 + 1e-9) and found < 0.97 * other
 
 
@@ -246,7 +250,8 @@ def test_guarantee_no_random_strategy_is_below_it(epsilon):
     rng = np.random.default_rng(7)
     nearest = math.inf
     for trial in range(150):
-        k, queries = int(rng.integers(2, 6)), int(rng.integers(1, 9))
+        k = int(rng.integers(2, 6))
+        queries = int(rng.integers(1, 9))
         rows = np.where(rng.random((5 * k, k)) < 0.5, math.exp(-epsilon), 1.0)
         weights = (
             np.linalg.lstsq(rows.T, np.ones(k), rcond=None)[0] if trial % 2 else rng.random(5 * k)
@@ -288,7 +293,8 @@ def test_two_types_are_answered_by_randomized_response_and_no_better(epsilon):
 
 
 def test_it_holds_beside_the_program_and_beyond_it_with_a_prior():
-    W, prior = workloads.prefix(12).dense(), 1.0 / torch.arange(1, 13, dtype=torch.float64)
+    W = workloads.prefix(12).dense()
+    prior = 1.0 / torch.arange(1, 13, dtype=torch.float64)
     for epsilon in (0.5, 4.0):
         both = strategy_lower_bound(W, epsilon, prior)
         simple = strategy_lower_bound(W, epsilon, prior, program=False)
@@ -296,7 +302,8 @@ def test_it_holds_beside_the_program_and_beyond_it_with_a_prior():
             W, epsilon, prior, generator=keyed_generator(b"bound"), steps=80
         )
         assert 0 < simple <= both <= tuned.judged(W, prior / prior.sum(), Objective.MEAN)
-    large, h = workloads.prefix(80).dense(), 1.0 / torch.arange(1, 81, dtype=torch.float64)
+    large = workloads.prefix(80).dense()
+    h = 1.0 / torch.arange(1, 81, dtype=torch.float64)
     assert (
         strategy_lower_bound(large, 1.0, h)
         == strategy_lower_bound(large, 1.0, h, program=False)

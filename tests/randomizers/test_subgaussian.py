@@ -65,7 +65,8 @@ def seen_from(direction, dim, threshold, low, high):
     """<V, theta> for V uniform, times c1 where <V, u> >= threshold and c0 elsewhere;
     cos(theta, u) = direction.
     """
-    polar, edge = math.acos(direction), math.acos(threshold)
+    polar = math.acos(direction)
+    edge = math.acos(threshold)
     ends = [math.pi / 2 - abs(polar + s * edge) for s in (1, -1)]
     x, weights = sphere(
         dim, [e if abs(e) <= math.pi / 2 else math.copysign(math.pi, e) - e for e in ends]
@@ -82,7 +83,8 @@ def seen_from(direction, dim, threshold, low, high):
 @pytest.mark.parametrize("dim", [1, 2, 4, 16, 256])
 def test_privunit_holds_in_every_direction_and_is_attained(dim, epsilon):
     randomizer = PrivUnit(dim, epsilon, 2.0)
-    cap, bound = randomizer.cap, randomizer.subgaussian
+    cap = randomizer.cap
+    bound = randomizer.subgaussian
     squares, rates = [], []
     for direction in DIRECTIONS:
         x, weights = seen_from(direction, dim + 1, cap.threshold, cap.low_density, cap.high_density)
@@ -109,10 +111,12 @@ def test_the_constant_behind_the_pairwise_bounds(epsilon):
 @pytest.mark.parametrize("epsilon", [0.5, 1.0, 4, 20])
 def test_the_sign_holds_at_every_point_and_is_attained(epsilon):
     randomizer = DuchiJordanWainwright(1, epsilon, 2.0)
-    bound, size = randomizer.subgaussian, 2.0 / math.tanh(epsilon / 2)
+    bound = randomizer.subgaussian
+    size = 2.0 / math.tanh(epsilon / 2)
     squares, rates = [], []
     for x in np.linspace(-2, 2, 41) * (1 - 1e-9):
-        z, weights = np.array([size - x, -size - x]), np.array([size + x, size - x]) / (2 * size)
+        z = np.array([size - x, -size - x])
+        weights = np.array([size + x, size - x]) / (2 * size)
         squares.append(square_bound(z, weights, bound.psi2))
         rates.append(rate_bound(z, weights, bound.proxy))
     assert 1.998 < max(squares) < 2 + 1e-7

@@ -141,7 +141,8 @@ def ratio(oracle):
     if isinstance(oracle, RandomizedResponse):
         other = others(oracle)
         return Fraction(TOTAL - (k - 1) * other, other)
-    lost, off = Fraction(oracle.lost), Fraction(getattr(oracle, "off", 0.5))
+    lost = Fraction(oracle.lost)
+    off = Fraction(getattr(oracle, "off", 0.5))
     if isinstance(oracle, HadamardResponse):  # the K/2 indices of one sign are equally likely
         return (1 - lost) / lost
     if isinstance(oracle, SubsetSelection):
@@ -162,7 +163,8 @@ def test_guarantee_oracles_spend_no_more_than_they_say(kind):
         except ValueError as error:
             assert "is too small" in str(error) and epsilon < 2 * k * k * 2.0**-43
             continue
-        said, truth = oracle.guarantee.epsilon, ratio(oracle)
+        said = oracle.guarantee.epsilon
+        truth = ratio(oracle)
         assert said <= epsilon and truth <= power(said)
         largest = max(
             largest,

@@ -16,8 +16,11 @@ from torchdp.protocol import Tally
 from torchdp.regression import LocalRows
 from torchdp.regression.local import wishart
 
-ALPHA, EPSILON, DELTA = 1e-6, 0.5, 1e-5
-B, C = 1.5, 0.7
+ALPHA = 1e-6
+EPSILON = 0.5
+DELTA = 1e-5
+B = 1.5
+C = 0.7
 LABELLED = torch.cat([rows(40, 2, bound=B), rows(40, 1, seed=1, bound=C)], 1)
 
 
@@ -77,7 +80,8 @@ def test_guarantee_local_rows_exactly_epsilon_delta_ldp(label_bound):
 
 @pytest.mark.parametrize("n", [1, 3])
 def test_fewer_clients_than_columns_have_one_law_too(n):
-    local, x = LocalRows(2, 1.0, 20.0, 0.1, 0.5), 0.5 * rows(n, 3, bound=1.0)
+    local = LocalRows(2, 1.0, 20.0, 0.1, 0.5)
+    x = 0.5 * rows(n, 3, bound=1.0)
     single = torch.stack([local.collect(x, noise=SeededNoise(seed))["gram"] for seed in range(300)])
     together = local.sample_tally(local.summary(x), generator=generator(7), sample_shape=(5000,))[
         "gram"

@@ -10,7 +10,9 @@ from torchdp.regression.errors import least_squares
 
 @pytest.mark.parametrize("ridge", [0.0, 3.0])
 def test_phi_is_the_ratio_of_losses_on_the_rows(ridge):
-    A, b, x = normal(40, 3), normal(40, seed=1), normal(5, 2, 3, seed=2)
+    A = normal(40, 3)
+    b = normal(40, seed=1)
+    x = normal(5, 2, 3, seed=2)
     moments = SecondMoments.of(A, b)
     best = torch.linalg.solve(A.mT @ A + ridge * torch.eye(3), A.mT @ b)
 
@@ -35,7 +37,8 @@ def test_psi_is_the_excess_risk_on_the_rows(k):
 
 
 def test_moments_are_summed_in_parts_and_join(monkeypatch):
-    A, b = normal(50, 3).float(), normal(50, seed=1)
+    A = normal(50, 3).float()
+    b = normal(50, seed=1)
     whole = SecondMoments.of(A, b)
     monkeypatch.setattr("torchdp.memory.NUMBERS_AT_ONCE", 40)
     torch.testing.assert_close(SecondMoments.of(A, b).matrix, whole.matrix)

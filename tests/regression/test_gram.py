@@ -15,14 +15,17 @@ from torchdp.noise import SeededNoise
 from torchdp.privacy import Model, Neighbours
 from torchdp.regression import FrequencyMoments, GramRelease, SecondMoments, SecureHistogram
 
-EPSILON, DELTA = 0.5, 1e-5
+EPSILON = 0.5
+DELTA = 1e-5
 
 
 def neighbours(release):
     """Two clients at the largest distance, and many others: rows and, with labels, a last
     column.
     """
-    d, B, C = release.columns, release.bound, release.label_bound
+    d = release.columns
+    B = release.bound
+    C = release.label_bound
     A = B * torch.nn.functional.normalize(
         torch.randn(400, d, dtype=torch.float64, generator=generator(1)), dim=1
     )
@@ -34,7 +37,8 @@ def neighbours(release):
         return A
     labels = C * (2 * torch.rand(400, 1, dtype=torch.float64, generator=generator(3)) - 1)
     cosine = 0.5 if d > 1 else 1.0
-    A[1, 0], A[1, -1] = B * cosine, B * (math.sqrt(0.75) if d > 1 else 1.0)
+    A[1, 0] = B * cosine
+    A[1, -1] = B * (math.sqrt(0.75) if d > 1 else 1.0)
     labels[:2] = torch.tensor([[C], [-C]])
     return torch.cat([A, labels], 1)
 
@@ -135,7 +139,8 @@ def test_guarantee_servers_add_up_the_same_integers(release, x):
     """Messages to one process or to servers: bit for bit one release from one source; one process,
     and parts.
     """
-    servers, once = release.secure_sum(3), release.estimate(x, noise=SeededNoise(1))
+    servers = release.secure_sum(3)
+    once = release.estimate(x, noise=SeededNoise(1))
     sent = release.analyse(release.tally(release.randomize(x, noise=SeededNoise(1))))
     words = servers.tally(servers.randomize(release.rows(x), noise=SeededNoise(1)))
     found = release.released(servers.analyse(words))

@@ -57,7 +57,9 @@ def test_predicted_psi_of_the_gram_route_is_measured():
 
 def test_predicted_psi_of_a_sketch_is_measured():
     moments = moments_of([9e4, 6e4, 4e4, 30, 20, 10], 4096)
-    A, m, V = rows_of(moments, 2), 64, 100.0
+    A = rows_of(moments, 2)
+    m = 64
+    V = 100.0
     errors = []
     for seed in range(400):
         sketch = balanced_count_sketch(4096, m, generator=generator(seed))

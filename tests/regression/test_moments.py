@@ -14,7 +14,9 @@ from torchdp.protocol import Tally
 from torchdp.randomness import keyed_generator
 from torchdp.regression import FrequencyMoments, GramRelease, SecureHistogram
 
-ALPHA, EPSILON, DELTA = 1e-6, 0.5, 1e-5
+ALPHA = 1e-6
+EPSILON = 0.5
+DELTA = 1e-5
 NUMBERS = torch.linspace(-2, 2.5, 30, dtype=torch.float64)
 TYPES = torch.arange(4).repeat_interleave(torch.tensor([0, 1, 3, 26]))
 
@@ -84,10 +86,8 @@ def check(release, encoded, delta):
     """The largest distance among these encodings is the sensitivity, and the noise spends all the
     budget on it.
     """
-    distance, client = (
-        float(torch.pdist(encoded.double(), p=2 if delta else 1).max()),
-        release.client,
-    )
+    distance = float(torch.pdist(encoded.double(), p=2 if delta else 1).max())
+    client = release.client
     assert distance == pytest.approx(release.shown.l2 if delta else release.shown.l1, rel=1e-9)
     if delta:
         whole = 10 * float(client.sigma)  # of 100 clients
@@ -118,10 +118,8 @@ def test_guarantee_secure_histogram_spends_epsilon_delta(delta):
 @pytest.mark.parametrize("heard", [80, 79, 12])
 def test_sums_of_fewer_clients_than_the_noise_allows_are_refused(heard):
     gone = {"corrupt": 10, "absent": 20}
-    release, laplace = (
-        GramRelease(100, 3, 1.0, 1.0, 1e-6, **gone),
-        SecureHistogram(100, 6, 1.0, **gone),
-    )
+    release = GramRelease(100, 3, 1.0, 1.0, 1e-6, **gone)
+    laplace = SecureHistogram(100, 6, 1.0, **gone)
     tally = Tally(heard, {"words": torch.zeros(1, 6, dtype=torch.int64)})
     if heard >= 80:
         # standard deviation of a client's noise
@@ -165,7 +163,8 @@ def test_intervals_of_laplace_noise_cover(protocol, x):
     found = protocol.sample_estimate(
         summary, generator=keyed_generator(b"covered"), sample_shape=(20_000,)
     )
-    truth, at_once = protocol.exact(summary), 20_000 * found.value[0].numel()
+    truth = protocol.exact(summary)
+    at_once = 20_000 * found.value[0].numel()
     for level in (0.95, 0.99, 0.999):
         low, high = found.interval(level)
         outside = 1 - float(((low <= truth) & (truth <= high)).double().mean())

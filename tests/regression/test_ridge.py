@@ -25,7 +25,8 @@ from torchdp.regression.second_moment_noise import NoisyMoments
 from torchdp.sketching import balanced_count_sketch
 from torchdp.symmetric import svec
 
-D, RIDGE = 4, 10.0
+D = 4
+RIDGE = 10.0
 
 
 def problem(n=20000, seed=0):
@@ -139,7 +140,8 @@ def test_predictions_end_at_phi_of_zero():
 
 def test_debiased_moments_are_unbiased_and_their_levels_are_measured():
     A, b, _ = problem(n=64)
-    Z, V = 3 * joined(A, b), torch.linspace(0.5, 2, 64).double()
+    Z = 3 * joined(A, b)
+    V = torch.linspace(0.5, 2, 64).double()
     noise = torch.randn(20000, 64, D + 1, dtype=torch.float64, generator=generator(6))
     noisy = debiased(with_noise(Z + V.sqrt()[:, None] * noise, V))
     exact = SecondMoments.of(Z)

@@ -28,7 +28,8 @@ def found(d, C, tries=12):
     random = np.random.default_rng(0)
 
     def point(z):
-        x, other = z[:d], z[d : 2 * d]
+        x = z[:d]
+        other = z[d : 2 * d]
         x, other = (v * min(1.0, B / max(np.linalg.norm(v), 1e-9)) for v in (x, other))
         return x, C * math.sin(z[2 * d]), other, C * math.sin(z[2 * d + 1])
 
@@ -47,10 +48,12 @@ def test_joint_sensitivity_is_reached_and_never_exceeded(d, label_bound):
     release = GramRelease(400, d, B, 1.0, 1e-5, label_bound)
     stated = release.shown.l2
     x = torch.zeros(2, d + 1, dtype=torch.float64)
-    x[:, 0], x[:, -1] = B, label_bound
+    x[:, 0] = B
+    x[:, -1] = label_bound
     other = x.clone()
     other[0, :2] = torch.tensor([B / 2, B * math.sqrt(0.75)])
-    other[0, 0], other[0, -1] = B if d == 1 else B / 2, -label_bound
+    other[0, 0] = B if d == 1 else B / 2
+    other[0, -1] = -label_bound
     random = normal(400, d + 1, seed=d) * torch.tensor([2.0 * B] * d + [2.0 * label_bound])
 
     def moved(one, two):

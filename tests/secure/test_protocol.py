@@ -89,7 +89,8 @@ class TestSecureSketch(MessageContract):
 
 @pytest.mark.parametrize(("bits", "servers"), [(32, 2), (64, 5)])
 def test_the_servers_compute_the_integer_sketch_bit_for_bit(bits, servers):
-    p, A = protocol(bits=bits, servers=servers), rows(60, 3)
+    p = protocol(bits=bits, servers=servers)
+    A = rows(60, 3)
     words = p.randomize(A, noise=SeededNoise(1)).values
     assert words.shape == (2, 60, 3) and words.dtype == p.ring.dtype
     total = [[0] * 3 for _ in range(6)]
@@ -115,7 +116,8 @@ def test_guarantee_one_process_draws_one_noise_for_each_sum_as_wide_as_all_clien
     """
     coalition = AdaptiveCoalition(3, absent=2)
     p = SecureSketch(UNEVEN, 2, 1.0, 1.0, 1e-3, coalition=coalition, bits=bits, fraction_bits=14)
-    A, key = rows(24, 2), one_key(SeededNoise(1))
+    A = rows(24, 2)
+    key = one_key(SeededNoise(1))
     units = p.sigma * 2.0**14
     counts = torch.tensor([8, 8, 8, 0, 12, 12])
     variance = counts * units.square() + (counts - 1).clamp_min(0) / 12
@@ -135,17 +137,16 @@ def test_guarantee_one_process_draws_one_noise_for_each_sum_as_wide_as_all_clien
 
 @pytest.mark.filterwarnings("ignore:a grid of")
 def test_a_grid_that_is_too_coarse_for_one_noise_has_the_clients_own():
-    p, A = protocol(fraction_bits=2), rows(60, 3)
+    p = protocol(fraction_bits=2)
+    A = rows(60, 3)
     alone = p.tally(p.randomize(A, noise=SeededNoise(1)))
     assert torch.equal(p.collect(A, noise=SeededNoise(1))["words"], alone["words"])
 
 
 def test_messages_are_signed_truncated_values_plus_rounded_noise():
-    p, A, key = (
-        protocol(fraction_bits=20),
-        rows(60, 3),
-        SeededNoise(1).words((4,)).view(torch.int32),
-    )
+    p = protocol(fraction_bits=20)
+    A = rows(60, 3)
+    key = SeededNoise(1).words((4,)).view(torch.int32)
     # client by client
     noise = normals(key, 0, 360).view(60, 2, 3).transpose(0, 1) * p.sigma[p.sketch.rows][..., None]
     expected = p.sketch.signs[..., None] * ((A * 2**20).trunc() + (noise * 2**20).round()).long()
@@ -158,13 +159,12 @@ def test_messages_are_signed_truncated_values_plus_rounded_noise():
 @pytest.mark.gpu
 @pytest.mark.parametrize("bits", [32, 64])
 def test_a_gpu_collects_the_same_integers(bits):
-    here, A = protocol(n=600, bits=bits, fraction_bits=16), rows(600, 3)
+    here = protocol(n=600, bits=bits, fraction_bits=16)
+    A = rows(600, 3)
     sketch = Sketch(here.sketch.rows.cuda(), here.sketch.signs.cuda(), here.sketch.height)
     there = replace(here, sketch=sketch)
-    remote, local = (
-        there.collect(A.cuda(), noise=SeededNoise(3, "cuda")),
-        here.collect(A, noise=SeededNoise(3)),
-    )
+    remote = there.collect(A.cuda(), noise=SeededNoise(3, "cuda"))
+    local = here.collect(A, noise=SeededNoise(3))
     assert torch.equal(remote["words"].cpu(), local["words"])
     remote = there.randomize(A.cuda(), noise=SeededNoise(3, "cuda"))
     local = here.randomize(A, noise=SeededNoise(3))
@@ -206,7 +206,8 @@ def test_noise_is_as_wide_on_the_grid_as_it_is_rounded_without_error():
 
 @pytest.mark.filterwarnings("ignore:a grid of")
 def test_guarantee_no_client_is_told_apart_better_than_mu():
-    epsilon, delta = 0.7, 1e-6
+    epsilon = 0.7
+    delta = 1e-6
     for coalition in (AdaptiveCoalition(0), AdaptiveCoalition(3)):
         sketch = osnap(3000, 20, 3, generator=generator())
         for bits, f in ((64, 26), (32, 3), (32, 0)):
@@ -225,7 +226,8 @@ def test_guarantee_no_client_is_told_apart_better_than_mu():
                 total = 0.0
                 for c in range(3):
                     j = int(sketch.rows[c, i])
-                    h, sigma = int(coalition.honest(sketch)[j]), float(p.sigma[j])
+                    h = int(coalition.honest(sketch)[j])
+                    sigma = float(p.sigma[j])
                     # D = 2 * 1.5, d = 4
                     cost = min(9 / k + 4 * k / (4 * 4.0**f) for k in range(1, h + 1))
                     total += cost / sigma**2
@@ -298,7 +300,8 @@ def test_rows_further_apart_than_the_stated_sensitivity_are_refused():
 
 
 def test_the_same_numbers_in_other_types_are_the_same_session():
-    sketch, nonce = ones(9), bytes(range(32))
+    sketch = ones(9)
+    nonce = bytes(range(32))
     sessions = {
         SecureSketch(
             sketch,

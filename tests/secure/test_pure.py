@@ -24,7 +24,8 @@ MODULUS = 256
 
 def polya(part, rate, modulus=MODULUS):
     """NB(part, a) - NB(part, a) modulo the ring, a = e^-rate, by the recursion of its chances."""
-    a, length = math.exp(-rate), 40 * modulus
+    a = math.exp(-rate)
+    length = 40 * modulus
     chances = np.empty(length)
     chances[0] = (1 - a) ** part
     for k in range(1, length):
@@ -68,7 +69,8 @@ UNEVEN = Sketch(
 
 
 class TestPureSecureSketch(MessageContract):
-    repeats, runs = 4000, 100
+    repeats = 4000
+    runs = 100
     protocol = PureSecureSketch(
         UNEVEN, 2, 1.0, 1.0, servers=3, coalition=AdaptiveCoalition(2, absent=1), fraction_bits=4
     )
@@ -105,7 +107,8 @@ class TestPureSecureSketch(MessageContract):
 def test_guarantee_honest_shares_make_a_discrete_laplace_variable_and_one_less_does_not(honest):
     for epsilon, most in ((0.5, 4), (2.0, 3)):
         rate = epsilon / most
-        law, z = sum_of(polya(1 / honest, rate), honest), np.arange(MODULUS)
+        law = sum_of(polya(1 / honest, rate), honest)
+        z = np.arange(MODULUS)
         a = math.exp(-rate)
         wrapped = (1 - a) / (1 + a) * (a**z + a ** (MODULUS - z)) / (1 - a**MODULUS)
         assert np.abs(law / wrapped - 1).max() < 1e-10
@@ -158,7 +161,9 @@ def test_guarantee_distances_beyond_the_integers_of_floats_round_no_epsilon_up()
 
 
 def test_the_noise_of_one_client_has_the_law_of_a_share():
-    part, rate, size = 1 / 3, 0.4, 2**17
+    part = 1 / 3
+    rate = 0.4
+    size = 2**17
     found = discrete_laplace.add_shares(
         torch.zeros(size, dtype=torch.int64), part, rate, SeededNoise(1)
     )
@@ -181,7 +186,8 @@ def assert_law(counts, law):
     kept = law * counts.sum() > 20
     expected = np.append(law[kept], law[~kept].sum()) * counts.sum()
     seen = np.append(counts[kept], counts[~kept].sum())
-    statistic, cells = ((seen - expected) ** 2 / expected).sum(), len(expected) - 1
+    statistic = ((seen - expected) ** 2 / expected).sum()
+    cells = len(expected) - 1
     assert abs(statistic - cells) < 5 * math.sqrt(2 * cells)
 
 
@@ -204,13 +210,16 @@ def test_sizes_of_clusters_have_their_law_on_every_grid(rate):
 
 
 def test_what_floats_do_not_decide_is_decided_by_bits():
-    rate, octave, k = 0.3, 2, 5
+    rate = 0.3
+    octave = 2
+    k = 5
     chance = 4 / 5 * math.exp(-1.2)
     first = math.floor(chance * 2**63)
     assert discrete_laplace.exactly([first - 2**12, 0, 0, 0], octave, k, rate)
     assert not discrete_laplace.exactly([first + 2**12, 0, 0, 0], octave, k, rate)
     octaves = torch.arange(30)
-    words, sizes = SeededNoise(4).integers((30,)), (1 << octaves) + (1 << octaves) // 3
+    words = SeededNoise(4).integers((30,))
+    sizes = (1 << octaves) + (1 << octaves) // 3
     kept = discrete_laplace._kept(words, octaves, sizes, 1e-6, SeededNoise(5)).tolist()
     for w, j, size, found in zip(
         words.tolist(), octaves.tolist(), sizes.tolist(), kept, strict=True
@@ -222,10 +231,8 @@ def test_what_floats_do_not_decide_is_decided_by_bits():
 def test_no_sum_wraps_around_but_with_the_stated_chance():
     rate = 0.05
     for shares in (1, 2, 5):
-        law, z = (
-            sum_of(polya(1.0, rate, 2048), shares),
-            np.minimum(np.arange(2048), 2048 - np.arange(2048)),
-        )
+        law = sum_of(polya(1.0, rate, 2048), shares)
+        z = np.minimum(np.arange(2048), 2048 - np.arange(2048))
         for exponent in (2.0, 8.0):
             far = float(discrete_laplace.tail(torch.tensor([shares]), rate, exponent))
             assert law[z >= far].sum() <= 2 * math.exp(-exponent)

@@ -46,10 +46,10 @@ def parties(tmp_path):
     def parties(name="sketch", folder="one", absent=0):
         question, x = QUESTIONS[name]
         if absent:
-            question, x = (
-                SecureSketch(ones(20), 3, 1.0, 1.0, 1e-5, coalition=AdaptiveCoalition(0, absent)),
-                x,
+            question = SecureSketch(
+                ones(20), 3, 1.0, 1.0, 1e-5, coalition=AdaptiveCoalition(0, absent)
             )
+            x = x
         return Parties(question, x, tmp_path / folder)
 
     return parties
@@ -60,7 +60,8 @@ def test_parties_with_their_own_rows_and_keys_give_the_bits_of_one_process(parti
     found = parties(name)
     found.submit()
     found.serve()
-    released, alone = found.release(), found.alone()
+    released = found.release()
+    alone = found.alone()
     assert (
         torch.equal(released.value, alone.value)
         and type(released) is type(alone)
@@ -72,8 +73,11 @@ def test_parties_with_their_own_rows_and_keys_give_the_bits_of_one_process(parti
 
 
 def test_keys_are_those_of_the_rfcs_and_fit_one_link_in_one_session(parties):
-    found, base = parties(), (9).to_bytes(32, "little")
-    digest, north, server = found.session.digest, found.key("north"), found.key("server-1")
+    found = parties()
+    base = (9).to_bytes(32, "little")
+    digest = found.session.digest
+    north = found.key("north")
+    server = found.key("server-1")
     mine = north.key(digest, "server-1", server.public)
     assert mine == server.key(digest, "north", north.public)
     with contextlib.closing(sqlite3.connect(north.path)) as db:
@@ -91,7 +95,8 @@ def test_keys_are_those_of_the_rfcs_and_fit_one_link_in_one_session(parties):
 
 
 def test_a_key_file_is_its_owners_and_serves_one_session(parties, tmp_path):
-    found, other = parties(), parties(folder="other")
+    found = parties()
+    other = parties(folder="other")
     path = found.folder / "keys" / "north.key"
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
     with pytest.raises(FileExistsError):
@@ -140,7 +145,8 @@ def test_guarantee_every_role_refuses_a_session_that_its_person_did_not_accept(p
     weaker = dataclasses.replace(
         found.session, question=dataclasses.replace(found.question, epsilon=100.0)
     )
-    path, before = found.at / "session.json", None
+    path = found.at / "session.json"
+    before = None
     true = path.read_bytes()
     for wrong in (swapped.to_bytes(), weaker.to_bytes(), true + b" ", b"{}", b""):
         path.write_bytes(wrong)
@@ -238,7 +244,8 @@ def test_no_partys_files_open_anothers_frames(parties):
     for path in found.at.glob("*.*.*"):
         sender, receiver, _ = path.name.split(".")
         for holder in public:
-            key, opens = found.key(holder), 0
+            key = found.key(holder)
+            opens = 0
             for other in set(public) - {holder}:
                 link = key.key(found.session.digest, other, public[other])
                 try:
@@ -280,7 +287,9 @@ KINDS = ("truncated", "changed", "another server's", "another organisation's", "
 
 
 def test_spoiled_files_are_named_and_count_nothing_and_the_true_one_then_does(parties):
-    found, other, chance = parties(), parties(folder="other"), random.Random(0)
+    found = parties()
+    other = parties(folder="other")
+    chance = random.Random(0)
     found.submit(), other.submit()
     for kind, _ in itertools.product(KINDS, range(2)):
         path, true, _ = broken(kind, found, other, chance)

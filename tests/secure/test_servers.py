@@ -29,7 +29,8 @@ from torchdp.secure import (
 )
 from torchdp.sketching import AdaptiveCoalition, balanced_osnap, ones
 
-SECRET, SESSION_NONCE = bytes(range(32)), bytes(32)
+SECRET = bytes(range(32))
+SESSION_NONCE = bytes(32)
 
 
 def protocol(n=24, absent=3, **settings):
@@ -55,14 +56,14 @@ class Run:
     """
 
     def __init__(self, p, nonce=SESSION_NONCE, secret=SECRET, each=1):
-        self.protocol, self.session, self.each = p, p.session(nonce), each
+        self.protocol = p
+        self.session = p.session(nonce)
+        self.each = each
         self.links = links_of(p.servers, secret)
         self.A = torch.full((p.sketch.clients, p.columns), 0.1)
         words = p.randomize(self.A, noise=SeededNoise(1)).values
-        self.shares, self.firsts = (
-            share(words, p.servers, noise=SeededNoise(2)),
-            range(0, p.sketch.clients, each),
-        )
+        self.shares = share(words, p.servers, noise=SeededNoise(2))
+        self.firsts = range(0, p.sketch.clients, each)
         self.keys = [[os.urandom(32) for _ in range(p.servers)] for _ in self.firsts]
         self.frames = [self.sent(i, keys) for i, keys in zip(self.firsts, self.keys, strict=True)]
 
@@ -128,9 +129,11 @@ def test_words_on_the_links_are_as_many_as_the_formula_says():
 
 
 def test_three_thousand_attacks_in_transit_are_all_found():
-    run, other = Run(protocol()), Run(protocol(), nonce=bytes(range(1, 33)))
+    run = Run(protocol())
+    other = Run(protocol(), nonce=bytes(range(1, 33)))
     stranger = Run(protocol(), secret=os.urandom(32))
-    chance, found = random.Random(0), 0
+    chance = random.Random(0)
+    found = 0
     target = run.fed(without={(i, 1) for i in range(24)})[1]  # a server whom nobody has reached yet
     full = run.fed()[1]
     for _ in range(1200):  # changed on its way
@@ -187,8 +190,10 @@ def test_a_server_whom_nobody_may_miss_holds_its_sums_alone():
 
 
 def test_attacks_on_roll_calls_and_sums_are_found():
-    run, other = Run(protocol()), Run(protocol(), nonce=bytes(range(1, 33)))
-    servers, chance = run.fed(), random.Random(2)
+    run = Run(protocol())
+    other = Run(protocol(), nonce=bytes(range(1, 33)))
+    servers = run.fed()
+    chance = random.Random(2)
     call = servers[0].roll_call(1)
     for wrong in (
         other.fed()[0].roll_call(1),
@@ -237,7 +242,8 @@ def test_attacks_on_roll_calls_and_sums_are_found():
 
 def test_sums_over_different_clients_are_not_put_together():
     run = Run(protocol())
-    first, second = agreed(run.fed()), agreed(run.fed(without={(5, 0)}))
+    first = agreed(run.fed())
+    second = agreed(run.fed(without={(5, 0)}))
     with pytest.raises(FrameError, match="same clients"):
         reveal_frames(
             run.protocol, run.session, [first[0], second[1], first[2]], run.links["analyst"]
@@ -260,7 +266,8 @@ def test_a_fast_server_does_not_close_a_slow_ones_doors():
     afterwards.
     """
     run = Run(protocol())
-    servers, full = run.servers(), run.fed()
+    servers = run.servers()
+    full = run.fed()
     for i in range(24):
         for k in (0, 2):
             servers[k].receive(run.frames[i][k])
@@ -285,7 +292,8 @@ def test_outside_the_model_a_server_that_lies_about_its_sum_is_believed():
     run = Run(protocol())
     sums = agreed(run.fed())
     honest = reveal_frames(run.protocol, run.session, sums, run.links["analyst"]).value
-    servers, own = run.servers(), run.shares[:, :, 5:6].clone()
+    servers = run.servers()
+    own = run.shares[:, :, 5:6].clone()
     own[1, 0] += 2**run.protocol.ring.fraction_bits
     lies = client_frames(run.protocol, run.session, own, 5, run.keys[5])
     for i, frames in enumerate(run.frames):
@@ -344,7 +352,8 @@ def test_one_client_can_not_speak_for_another():
 
 def test_a_server_opens_frames_of_the_clients_it_issued_a_key_to_and_of_nobody_else():
     run = Run(protocol(), each=8)
-    p, keys = run.protocol, run.keys
+    p = run.protocol
+    keys = run.keys
     server = Server(p, run.session, 0, run.links["server 0"])
     # its key is the right one, but no client is known here yet
     for first, count in ((0, 8), (3, 2)):
@@ -393,7 +402,8 @@ def test_drop_outs_leave_the_noise_that_colluders_were_counted_for():
         p = SecureSketch(
             ones(30), 1, 1.0, 1.0, 1e-6, coalition=AdaptiveCoalition(10, absent=absent)
         )
-        exact, run = gaussian_log_delta(float(p.sigma[0]) * math.sqrt(10), 1.0, 2.0), Run(p)
+        exact = gaussian_log_delta(float(p.sigma[0]) * math.sqrt(10), 1.0, 2.0)
+        run = Run(p)
         assert (exact <= math.log(1e-6) + 1e-9) is (absent == 10)
         for gone in (10, 11):
             servers = run.fed(without={(i, i % 2) for i in range(gone)})

@@ -39,10 +39,12 @@ def response_view(bits, flip):
 
 @pytest.mark.parametrize("epsilon", [0.2, 1.0, 2.0])
 def test_guarantee_two_instances_of_response_cover_all_databases(epsilon):
-    users, flip = 4, 0.25
+    users = 4
+    flip = 0.25
     pairs = []
     for others in itertools.product((0, 1), repeat=users - 1):
-        one, zero = response_view((1, *others), flip), response_view((0, *others), flip)
+        one = response_view((1, *others), flip)
+        zero = response_view((0, *others), flip)
         pairs += [(one, zero), (zero, one)]
     worst = 0.0
     for (p, q), (s, t) in itertools.product(
@@ -60,7 +62,8 @@ def test_guarantee_two_instances_of_response_cover_all_databases(epsilon):
 @pytest.mark.parametrize("epsilon", [0.2, 1.0])
 def test_guarantee_three_instances_of_poisson_cover_all_directions(epsilon):
     law = stats.poisson(4.0).pmf(np.arange(40))
-    one, zero = np.append(0, law), np.append(law, 0)
+    one = np.append(0, law)
+    zero = np.append(law, 0)
     worst = 0.0
     for directions in itertools.product(((one, zero), (zero, one)), repeat=3):
         p, q = (np.einsum("i,j,k->ijk", *side) for side in zip(*directions, strict=True))
@@ -70,7 +73,8 @@ def test_guarantee_three_instances_of_poisson_cover_all_directions(epsilon):
 
 @pytest.mark.parametrize("instances", [1, 7, 768])
 def test_guarantee_central_gaussian_is_exact(instances):
-    protocol, distance = CentralGaussianSum(10, 3.0 * math.sqrt(instances)), math.sqrt(instances)
+    protocol = CentralGaussianSum(10, 3.0 * math.sqrt(instances))
+    distance = math.sqrt(instances)
     exact = gaussian_log_delta(protocol.sigma, 1.0, distance)
     assert math.log(delta_of(protocol, 1.0, instances)) == pytest.approx(exact, rel=1e-12)
 

@@ -35,7 +35,8 @@ from torchdp.randomizers import (
 from torchdp.shuffle import Amplified
 from torchdp.shuffle.amplified import blanket_delta, positive_part
 
-N, DELTA = 40, 1e-3
+N = 40
+DELTA = 1e-3
 TYPES = torch.arange(N) ** 2 % 3
 KINDS = {
     "RandomizedResponse": lambda e: RandomizedResponse(64, e),
@@ -54,7 +55,8 @@ KINDS = {
 
 def least(divergence, delta):
     """The epsilon at which this divergence falls to delta."""
-    low, high = 0.0, 20.0
+    low = 0.0
+    high = 20.0
     for _ in range(60):
         middle = (low + high) / 2
         low, high = (middle, high) if divergence(middle) > delta else (low, middle)
@@ -65,7 +67,8 @@ def of_two_types(client, n):
     """(law, law) of the counts of types 0 and 1 where all others hold type 2 of three, and one user
     0 or 1.
     """
-    p, q = client.p, client.q
+    p = client.p
+    q = client.q
     a, b = np.indices((n + 1, n + 1))
     others = multinomial.pmf(np.stack([a, b, n - 1 - a - b], -1), n - 1, [q, q, p])
     up = [np.roll(others, 1, axis) for axis in (0, 1)]
@@ -107,7 +110,8 @@ class TestAmplifiedVectors(Unbiased, CrowdContract):
     bad: ClassVar = [torch.ones(3, 2), torch.full((3, 1), 1.5), torch.ones(3)]
 
     def divergence(self, protocol, epsilon):
-        flip, n = 1 / (1 + math.exp(protocol.client.epsilon)), protocol.users
+        flip = 1 / (1 + math.exp(protocol.client.epsilon))
+        n = protocol.users
         others = binom.pmf(np.arange(n + 1), n - 1, flip)
         one, zero = ((1 - q) * others + q * np.roll(others, 1) for q in (flip, 1 - flip))
         return max(hockey_stick(one, zero, epsilon), hockey_stick(zero, one, epsilon))
@@ -118,8 +122,10 @@ class TestAmplifiedVectors(Unbiased, CrowdContract):
 
 def by_counts(blanket, epsilon, n):
     """(1/n) E (Z_1 + ... + Z_n)_+ over all ways that n users fall on the five values of Z."""
-    r, both = math.exp(blanket.epsilon), blanket.both
-    alone, e = blanket.member - both, math.exp(epsilon)
+    r = math.exp(blanket.epsilon)
+    both = blanket.both
+    alone = blanket.member - both
+    e = math.exp(epsilon)
     rest = (r - 1) * blanket.member
     mass = np.array([alone, alone, both, max(1 - rest - 2 * alone - both, 0.0), rest])
     value = np.array([r - e, 1 - r * e, r * (1 - e), 1 - e, 0.0])
@@ -131,11 +137,14 @@ def by_binomials(local, epsilon, n):
     """The same where sets share nothing and fill all: K ~ Binomial(n, 2 q) bits, Binomial(K, 1/2)
     of them the one's.
     """
-    e, E = math.exp(local), math.exp(epsilon)
-    other, step = 1 - e * E, (e - E) - (1 - e * E)
+    e = math.exp(local)
+    E = math.exp(epsilon)
+    other = 1 - e * E
+    step = (e - E) - (1 - e * E)
     K = np.arange(1, n + 1)
     weight = binom.pmf(K, n, 2 / (e + 1))
-    K, weight = K[weight > 1e-40], weight[weight > 1e-40]
+    K = K[weight > 1e-40]
+    weight = weight[weight > 1e-40]
     first = np.floor(-other * K / step)
     part = other * K * binom.sf(first, K, 0.5) + step * K / 2 * binom.sf(first - 1, K - 1, 0.5)
     return float(weight @ np.maximum(part, 0)) / n
@@ -202,11 +211,9 @@ def test_tables_and_closed_forms_agree():
     def sets(client):
         return [set(each) for each in itertools.combinations(range(client.k), client.subset)]
 
-    response, subsets, hadamard = (
-        RandomizedResponse(5, 1.3),
-        SubsetSelection(6, 0.4),
-        HadamardResponse(5, 0.7),
-    )
+    response = RandomizedResponse(5, 1.3)
+    subsets = SubsetSelection(6, 0.4)
+    hadamard = HadamardResponse(5, 0.7)
     odd = [[bin((x + 1) & y).count("1") % 2 for y in range(hadamard.outputs)] for x in range(5)]
     circle = ShiftStrategy(
         torch.tensor([[1, 0, 0, 0, 0], [1, 1, 0, 1, 0]], dtype=torch.bool), torch.ones(2), 5, 1.1
@@ -235,7 +242,8 @@ def test_guarantee_caps_of_opposite_points_are_what_the_ball_shares_least():
     """Shares of a cap by scipy; its chance is e^epsilon that share over all."""
     client = PrivUnit(32, 2.0)
     share = betainc(16, 16, (1 - client.cap.threshold) / 2)
-    blanket, large = client.blanket, math.exp(2.0) * share / (1 + math.expm1(2.0) * share)
+    blanket = client.blanket
+    large = math.exp(2.0) * share / (1 + math.expm1(2.0) * share)
     assert math.isclose(blanket.member * math.exp(2.0), large, rel_tol=1e-9) and blanket.both == 0
     assert share < 0.5  # so that opposite ones are apart
 
@@ -254,7 +262,8 @@ def test_guarantee_two_types_take_the_exact_pairs():
 
 def test_guarantee_composed_curves_are_never_below_one_use():
     crowd = Amplified(RandomizedResponse(64, 4.0), 10**4, 1e-6)
-    once, loss = crowd.guarantee.epsilon, crowd.distribution(16)
+    once = crowd.guarantee.epsilon
+    loss = crowd.distribution(16)
     assert once * (1 - 1e-3) < loss.get_epsilon_for_delta(1e-6) < once * 1.01
     many = loss.self_compose(16).get_epsilon_for_delta(1e-6)
     assert 4 * once < many < 5 * once  # of 16 by adding up

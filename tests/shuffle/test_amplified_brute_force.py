@@ -158,7 +158,8 @@ def test_guarantee_no_amplified_delta_of_up_to_six_users_is_below_the_enumerated
 @pytest.mark.parametrize("made", [response, subsets, symmetric])
 def test_a_wrong_constant_is_below_the_enumerated_truth(made):
     client, laws = made(3 if made is not symmetric else 2, 1.0)
-    truth, right = truths(laws, 4, [0.3])[0], client.blanket
+    truth = truths(laws, 4, [0.3])[0]
+    right = client.blanket
     less = Blanket(0.8, right.member, right.both)
     assert blanket_delta(right, 0.3, 4) >= truth > blanket_delta(less, 0.3, 4)
     assert truth > blanket_delta(right, 0.3, 12)
@@ -169,7 +170,8 @@ def test_what_only_a_third_value_makes_likely_hides_nobody(n):
     """c is the least chance over all values: over the two that are told apart it would be too
     large.
     """
-    epsilon, truth = 0.2, truths(THIRD, n, [0.2])[0]
+    epsilon = 0.2
+    truth = truths(THIRD, n, [0.2])[0]
     two = Blanket.of_table(torch.from_numpy(THIRD[:2]), math.log(2))
     whole = Blanket.of_table(torch.from_numpy(THIRD), math.log(12))
     assert blanket_delta(two, epsilon, n) < truth <= blanket_delta(whole, epsilon, n)
@@ -191,7 +193,8 @@ def test_two_uses_together_are_no_worse_than_composed():
 def variation_ratio(k, epsilon, n, at):
     """The published pair: (A + D1, C - A + D2), C ~ Binomial(n - 1, 2 q), A ~ Binomial(C, 1/2)."""
     q = 1 / (math.exp(epsilon) + k - 1)
-    p, law = q * math.exp(epsilon), np.zeros((2, n + 1, n + 1))
+    p = q * math.exp(epsilon)
+    law = np.zeros((2, n + 1, n + 1))
     for a, b in itertools.product(range(n), range(n)):
         if a + b <= n - 1:
             ways = (

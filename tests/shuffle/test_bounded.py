@@ -13,7 +13,8 @@ CASES = [(1, 0.4), (5, 0.9), (5, 4.0), (12, 8.0), (40, 7.5)]
 @pytest.mark.parametrize(("users", "deviation"), CASES)
 def test_the_law_of_the_noise(users, deviation):
     law = BoundedSum(users, deviation)
-    values, chances = np.arange(len(law.chances)), law.chances
+    values = np.arange(len(law.chances))
+    chances = law.chances
     assert chances.sum() == pytest.approx(1) and (chances > 0).all()
     assert values @ chances == pytest.approx(law.half_width + 1)
     assert users * (((values - law.half_width - 1) ** 2) @ chances) == pytest.approx(deviation**2)

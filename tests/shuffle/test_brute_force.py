@@ -24,7 +24,9 @@ from torchdp.shuffle import (
 )
 
 # random instances of each protocol; counts of one kind, and of each of two kinds
-INSTANCES, SIZE, FLAT = 14, 80, 26
+INSTANCES = 14
+SIZE = 80
+FLAT = 26
 SEED = 20
 
 
@@ -61,8 +63,10 @@ def poisson_noise(rng):
 
 
 def correlated_noise(rng):
-    users, ratio = int(rng.integers(1, 4)), float(rng.uniform(0.1, 0.5))
-    shape, flood = float(rng.uniform(0.5, 4)), float(rng.uniform(0.1, 0.5))
+    users = int(rng.integers(1, 4))
+    ratio = float(rng.uniform(0.1, 0.5))
+    shape = float(rng.uniform(0.5, 4))
+    flood = float(rng.uniform(0.1, 0.5))
     laws = negative_binomial(1 / users, ratio, FLAT), negative_binomial(shape / users, flood, FLAT)
     law = pairs_of_noise(*laws)
     return CorrelatedSum(users, ratio, shape, flood), [law, shifted(law, 1, 0)]
@@ -145,7 +149,8 @@ def test_guarantee_no_certified_delta_of_rounded_bits_is_below_the_enumerated_on
         protocol, laws = poisson_noise(rng)
         absent = int(rng.integers(0, protocol.users))
         q, other = rng.random((2, 2)) if trial % 3 else np.array([[0.0, 1.0], [1.0, 0.0]])
-        change, epsilon = float(((q - other) ** 2).sum()), float(rng.uniform(0, 1.5))
+        change = float(((q - other) ** 2).sum())
+        epsilon = float(rng.uniform(0, 1.5))
         (one, zero), *_ = neighbours(protocol.users - absent, laws)[::-1]
         views = [[(1 - c) * zero + c * one for c in chances] for chances in (q, other)]
         truth = hockey_stick(*(np.outer(*view) for view in views), epsilon)

@@ -26,7 +26,8 @@ KINDS = [
     CentralGaussianSum,
 ]
 # users, epsilon, delta, instances, absent
-MANY, ABSENT = (1000, 2.0, 1e-5, 16, 0), (300, 0.5, 1e-4, 3, 30)
+MANY = (1000, 2.0, 1e-5, 16, 0)
+ABSENT = (300, 0.5, 1e-4, 3, 30)
 
 
 @functools.cache
@@ -36,7 +37,8 @@ def calibrated(kind, setting):
 
 def less_noise(protocol, by):
     """The same protocol with ``by`` less noise, relative in the RMSE."""
-    n, rest = protocol.users, 1 - by
+    n = protocol.users
+    rest = 1 - by
     match protocol:
         case RandomizedResponseSum(flip=p):
             noise = rest**2 * n * p * (1 - p) / (1 - 2 * p) ** 2
@@ -123,7 +125,8 @@ def test_a_delta_below_what_movement_is_followed_to_is_paid_by_flips(kind):
 
 @pytest.mark.parametrize("kind", [RandomizedResponseSum, BoundedSum])
 def test_flips_are_counted_where_they_ask_for_less_than_little_movement(kind):
-    little, flips = (kind.calibrated(3, 6.0, 1e-10, each) for each in (Sensitivity(1, 0.2), 1))
+    little = kind.calibrated(3, 6.0, 1e-10, Sensitivity(1, 0.2))
+    flips = kind.calibrated(3, 6.0, 1e-10, 1)
     assert little.rmse <= 1.001 * flips.rmse
     assert delta_of(little, 6.0, Sensitivity(1, change=0.2)) <= 1e-10
 

@@ -21,7 +21,8 @@ SETTINGS = [(0.4, 2.0, 0.5), (0.6, 0.7, 0.6), (0.2, 6.0, 0.4)]
 @functools.cache
 def user_law(protocol, bit):
     """Pr[(u, v)] of the numbers of "+1" and "-1" that one user sends."""
-    n, counts = protocol.users, np.arange(SIZE)
+    n = protocol.users
+    counts = np.arange(SIZE)
     noise = stats.nbinom(1 / n, 1 - protocol.ratio).pmf(counts)
     flood = stats.nbinom(protocol.flood_shape / n, 1 - protocol.flood_ratio).pmf(counts)
     law = np.zeros((SIZE, SIZE))
@@ -42,7 +43,8 @@ def view(protocol, bits):
 @pytest.mark.parametrize("others", [(), (0,), (1,)])
 def test_guarantee_the_profiles_are_the_pairs_of_neighbours(setting, others):
     protocol = CorrelatedSum(1 + len(others), *setting)
-    zero, one = (view(protocol, (bit, *others)) for bit in (0, 1))
+    zero = view(protocol, (0, *others))
+    one = view(protocol, (1, *others))
     assert zero.sum() > 1 - 1e-9
     for profile, truth in zip(
         protocol.profiles(),
@@ -57,7 +59,8 @@ def test_guarantee_the_profiles_are_the_pairs_of_neighbours(setting, others):
 def test_guarantee_absent_users_are_covered(setting):
     protocol = CorrelatedSum(3, *setting)
     for present in ((), (1,)):
-        zero, one = (view(protocol, (bit, *present)) for bit in (0, 1))
+        zero = view(protocol, (0, *present))
+        one = view(protocol, (1, *present))
         bounds = [profile(EPSILONS) for profile in protocol.profiles(absent=2 - len(present))]
         truth = hockey_sticks(one, zero, EPSILONS), hockey_sticks(zero, one, EPSILONS)
         assert (bounds[0] >= truth[0] - 1e-9).all() and (bounds[1] >= truth[1] - 1e-9).all()
@@ -68,7 +71,8 @@ def test_guarantee_absent_users_are_covered(setting):
 @pytest.mark.parametrize("setting", SETTINGS)
 def test_guarantee_from_one_to_zero_the_protocol_is_pure(setting):
     protocol = CorrelatedSum(2, *setting)
-    zero, one = view(protocol, (0, 1)), view(protocol, (1, 1))
+    zero = view(protocol, (0, 1))
+    one = view(protocol, (1, 1))
     held = one > 1e-300
     epsilon = -math.log(protocol.ratio)
     assert (np.log(one[held]) - np.log(zero[held])).max() <= epsilon + 1e-6
@@ -96,18 +100,18 @@ def pvalue(law, plus, minus):
     seen = np.zeros((2000, 2000))
     np.add.at(seen, (plus, minus), 1)
     common = law * len(plus) > 10
-    expected, found = law[common] * len(plus), seen[:SIZE, :SIZE][common]
-    expected, found = (
-        np.append(expected, len(plus) - expected.sum()),
-        np.append(found, len(plus) - found.sum()),
-    )
+    expected = law[common] * len(plus)
+    found = seen[:SIZE, :SIZE][common]
+    expected = np.append(expected, len(plus) - expected.sum())
+    found = np.append(found, len(plus) - found.sum())
     return stats.chi2.sf(((found - expected) ** 2 / expected).sum(), len(found) - 1)
 
 
 @pytest.mark.parametrize("setting", SETTINGS[:2])
 @pytest.mark.parametrize("bits", [(1,), (0, 1)])
 def test_messages_have_the_law_that_is_written_out(setting, bits):
-    protocol, instances = CorrelatedSum(2, *setting), 40_000
+    protocol = CorrelatedSum(2, *setting)
+    instances = 40_000
     rows = torch.tensor(bits, dtype=torch.bool)[:, None].expand(-1, instances)
     sent = protocol.randomize_unchecked(rows, SeededNoise(0))
     plus, minus = (

@@ -71,11 +71,9 @@ def test_guarantee_one_type_profiles_are_exact_for_every_database(users, kind):
     counts = np.arange(80)
     shape, ratio = (2.5, 0.4) if kind == "negative binomial" else (0.7, 0.6)
     if kind == "poisson":
-        law, profiles, more = (
-            stats.poisson(3.0 / users),
-            one_type_profiles(poisson_law(3.0)),
-            one_type_profiles(poisson_law(3.6)),
-        )
+        law = stats.poisson(3.0 / users)
+        profiles = one_type_profiles(poisson_law(3.0))
+        more = one_type_profiles(poisson_law(3.6))
     else:
         law = stats.nbinom(shape / users, 1 - ratio)
         profiles = one_type_profiles(negative_binomial_law(shape, ratio))
@@ -92,10 +90,8 @@ def test_guarantee_one_type_profiles_are_exact_for_every_database(users, kind):
 def correlated_view(bit, shape, ratio, flood_shape, flood_ratio, size=110):
     counts = np.arange(size)
     noise = stats.nbinom(shape, 1 - ratio).pmf(counts)
-    law, flood = (
-        np.zeros((size, size)),
-        np.diag(stats.nbinom(flood_shape, 1 - flood_ratio).pmf(counts)),
-    )
+    law = np.zeros((size, size))
+    flood = np.diag(stats.nbinom(flood_shape, 1 - flood_ratio).pmf(counts))
     law[bit:] = np.outer(noise[: size - bit], noise)
     return np.maximum(fftconvolve(law, flood)[:size, :size], 0.0)
 
@@ -106,7 +102,8 @@ FLOODS = [(2.0, 0.5), (6.0, 0.3), (0.7, 0.6)]
 @pytest.mark.parametrize("flood", FLOODS)
 @pytest.mark.parametrize("ratio", [0.3, 0.6])
 def test_guarantee_correlated_profiles_are_exact(ratio, flood):
-    zero, one = (correlated_view(bit, 1.0, ratio, *flood) for bit in (0, 1))
+    zero = correlated_view(0, 1.0, ratio, *flood)
+    one = correlated_view(1, 1.0, ratio, *flood)
     for profile, pair in zip(
         correlated_profiles(ratio, *flood), ((one, zero), (zero, one)), strict=True
     ):
@@ -118,7 +115,8 @@ def test_guarantee_correlated_profiles_are_exact(ratio, flood):
 @pytest.mark.parametrize("flood", FLOODS)
 @pytest.mark.parametrize("shape", [0.3, 0.9])
 def test_guarantee_correlated_profiles_cover_less_than_all_the_noise(shape, flood):
-    zero, one = (correlated_view(bit, shape, 0.5, *flood) for bit in (0, 1))
+    zero = correlated_view(0, shape, 0.5, *flood)
+    one = correlated_view(1, shape, 0.5, *flood)
     for profile, pair in zip(
         correlated_profiles(0.5, *flood, shape=shape), ((one, zero), (zero, one)), strict=True
     ):
@@ -132,7 +130,8 @@ def test_guarantee_correlated_profiles_cover_less_than_all_the_noise(shape, floo
 
 
 def test_a_flood_that_is_too_small_is_caught():
-    zero, one = (correlated_view(bit, 1.0, 0.5, 1.0, 0.3) for bit in (0, 1))
+    zero = correlated_view(0, 1.0, 0.5, 1.0, 0.3)
+    one = correlated_view(1, 1.0, 0.5, 1.0, 0.3)
     truth = hockey_stick(zero, one)
     promised = correlated_profiles(0.5, 2.0, 0.3)[1](EPSILONS)
     unlimited = unlimited_flood_profiles(0.5)[1](EPSILONS)
@@ -164,7 +163,8 @@ def response_exact(users, flip, ones):
         stats.binom.pmf(np.arange(users - ones), users - 1 - ones, flip),
         stats.binom.pmf(np.arange(ones + 1), ones, 1 - flip),
     )
-    one, zero = np.convolve(f, [flip, 1 - flip]), np.convolve(f, [1 - flip, flip])
+    one = np.convolve(f, [flip, 1 - flip])
+    zero = np.convolve(f, [1 - flip, flip])
     return np.maximum(hockey_stick(one, zero), hockey_stick(zero, one))
 
 
@@ -189,26 +189,33 @@ def test_guarantee_response_covers_every_number_of_ones(users, flip):
 def test_the_start_of_the_ratios_is_forgotten(others, p, share):
     # the shrinking that ``_laws`` counts on, between the ends of its rows and the counts that
     # matter
-    q, variance, k = 1 - p, others * p * (1 - p), int(share * others)
+    q = 1 - p
+    variance = others * p * (1 - p)
+    k = int(share * others)
     mean = others * p + k * (q - p)
 
     def reach(log):  # Bernstein: outside with probability at most e^-log
         return log / 3 + math.sqrt((log / 3) ** 2 + 2 * log * variance)
 
-    top, core = mean + reach(2 * _OUTSIDE), mean + reach(_OUTSIDE)
+    top = mean + reach(2 * _OUTSIDE)
+    core = mean + reach(_OUTSIDE)
     y = np.arange(math.ceil(core), math.floor(top))
     factors = 1 + (p * p + q * q) * (y - mean) / (p * q * (y + 1))
     assert top >= others or np.log(factors).sum() >= 40
 
 
 def test_response_far_out_keeps_its_digits():
-    users, p, k, y = 400, mpmath.mpf(1) / 16, 100, mpmath
+    users = 400
+    p = mpmath.mpf(1) / 16
+    k = 100
+    y = mpmath
     with mpmath.workdps(50):
 
         def binomial(n, q):
             return [y.binomial(n, i) * q**i * (1 - q) ** (n - i) for i in range(n + 1)]
 
-        first, second = binomial(users - 1 - k, p), binomial(k, 1 - p)
+        first = binomial(users - 1 - k, p)
+        second = binomial(k, 1 - p)
         f = [y.mpf(0)] * (users + 1)
         for i, a in enumerate(first):
             for j, b in enumerate(second):
@@ -271,7 +278,8 @@ def test_every_curve_falls_is_convex_and_reverses():
 
 
 def test_a_pair_written_out():
-    masses, losses = np.array([0.5, 0.3]), np.array([-1.0, 2.0])
+    masses = np.array([0.5, 0.3])
+    losses = np.array([-1.0, 2.0])
     curve = pair_profile(masses, losses, 0.2)(np.array([-9.0, 0.0, 3.0]))
     expected = [
         0.2 + 0.5 * (1 - math.exp(-8)) + 0.3 * (1 - math.exp(-11)),
@@ -314,7 +322,8 @@ def test_guarantee_a_law_told_by_blocks_hides_no_less_and_costs_little(law):
         (law.mass[1:], law.mass[:-1], a, b, -1),
         (law.mass[:-1], law.mass[1:], b, a, 1),
     ):
-        exact, ours = hockey_stick(p, q, epsilons), hockey_stick(few, of, epsilons)
+        exact = hockey_stick(p, q, epsilons)
+        ours = hockey_stick(few, of, epsilons)
         assert (ours >= exact - 1e-13).all()
         assert (ours <= exact * 1.001 + 1e-13).all()
         for power in (3.0, 40.0, -2.0, -39.0):

@@ -44,16 +44,19 @@ def test_known_noise(kind, users, instances, change, epsilon, levels, variance):
 
 def shifted(mass, u):
     """The law of floor u + Bernoulli(u - floor u) + D on one array for all u up to 4."""
-    whole, out = int(u), np.zeros(len(mass) + 6)
+    whole = int(u)
+    out = np.zeros(len(mass) + 6)
     for k, chance in ((whole, 1 - (u - whole)), (whole + 1, u - whole)):
         out[k : k + len(mass)] += chance * mass
     return out
 
 
 def exact(pairs, epsilon):
-    P, Q = (np.array([1.0]), np.array([1.0]))
+    P = np.array([1.0])
+    Q = np.array([1.0])
     for p, q in pairs:
-        P, Q = np.multiply.outer(P, p).ravel(), np.multiply.outer(Q, q).ravel()
+        P = np.multiply.outer(P, p).ravel()
+        Q = np.multiply.outer(Q, q).ravel()
     return float(np.maximum(P - math.exp(epsilon) * Q, 0).sum())
 
 
@@ -91,7 +94,8 @@ def test_guarantee_no_pair_of_100_000_in_two_coordinates_is_told_apart_better(na
     that is no less.
     """
     law, mass = MASSES[name]
-    pairs, violated = 0, 0
+    pairs = 0
+    violated = 0
     for levels, steps in ((1, 12), (2, 12), (3, 8)):
         values = np.linspace(0, levels, levels * steps + 1)
         laws = np.stack([shifted(mass, u) for u in values])
@@ -111,10 +115,8 @@ def test_guarantee_no_pair_of_100_000_in_two_coordinates_is_told_apart_better(na
                     (values[i] - values[first]) ** 2 + (values[j] - values[second]) ** 2
                 ) / levels**2
                 bound = bounds[np.searchsorted(marks, change - 1e-12)]
-                pairs, violated = (
-                    pairs + len(found),
-                    violated + int((found > bound * (1 + 1e-9)).sum()),
-                )
+                pairs = pairs + len(found)
+                violated = violated + int((found > bound * (1 + 1e-9)).sum())
     assert pairs > 100_000 and violated == 0
 
 
@@ -146,11 +148,14 @@ def test_guarantee_the_worst_pattern_found_is_below_and_near(name, epsilon, chan
     )
 
     def worst(law):
-        mass, found = law.noise_law().mass, 0.0
-        base, one = shifted(mass, 0.0), shifted(mass, 1.0)
+        mass = law.noise_law().mass
+        found = 0.0
+        base = shifted(mass, 0.0)
+        one = shifted(mass, 1.0)
         for t in (0.25, 0.5, 0.75, 0.9, 1.0):
             times = min(64, int(change / t**2))
-            up, down = shifted(mass, t), shifted(mass, 1 - t)
+            up = shifted(mass, t)
+            down = shifted(mass, 1 - t)
             for P, Q in ((base, up), (one, down)):
                 found = max(found, composed(P, Q, times, epsilon))
         return found
@@ -197,11 +202,15 @@ def test_moduli_are_those_of_the_pairs(turned, up, levels):
     nothing is lost.
     """
     mass = stats.poisson.pmf(np.arange(25), 5.0)
-    cut, x, a, step = Cut(mass[3:20], 0.01, 0.0), np.linspace(0.1, levels, 7 * levels), 1.7, 0.9
+    cut = Cut(mass[3:20], 0.01, 0.0)
+    x = np.linspace(0.1, levels, 7 * levels)
+    a = 1.7
+    step = 0.9
     found = list(Move.of_noise(cut, x, turned, up).moduli(a, step, 3))
     base = np.concatenate([cut.mass[::-1] if turned else cut.mass, np.zeros(6)])
     for i, distance in enumerate(x):
-        k, theta = int(distance), distance - int(distance)
+        k = int(distance)
+        theta = distance - int(distance)
         moved = shifted(base[:-6], distance)
         P, Q = (moved, base) if up else (base.copy(), moved.copy())
         if not up:  # the part theta of the lowest outcome that Q reaches is lost

@@ -27,11 +27,13 @@ def view(protocol, bits):
 @pytest.mark.parametrize("mean", [0.5, 20.0])
 @pytest.mark.parametrize(("users", "absent"), [(1, 0), (2, 0), (3, 0), (3, 1), (4, 3)])
 def test_guarantee_the_profiles_are_the_pairs_of_neighbours(mean, users, absent):
-    protocol, present = PoissonSum(users, mean), users - absent
+    protocol = PoissonSum(users, mean)
+    present = users - absent
     rise, fall = protocol.profiles(absent)
     for ones in range(present):  # among the others
         others = (1,) * ones + (0,) * (present - 1 - ones)
-        zero, one = (view(protocol, (bit, *others)) for bit in (0, 1))
+        zero = view(protocol, (0, *others))
+        one = view(protocol, (1, *others))
         for profile, truth in (
             (rise, hockey_sticks(one, zero, EPSILONS)),
             (fall, hockey_sticks(zero, one, EPSILONS)),

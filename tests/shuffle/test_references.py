@@ -17,7 +17,8 @@ from torchdp.shuffle import CentralGaussianSum
 def test_guarantee_the_curator_s_profile_is_the_gaussian_pair(sigma):
     (profile,) = CentralGaussianSum(10, sigma).profiles(absent=4)
     y, width = np.linspace(-14 * sigma, 1 + 14 * sigma, 400_001, retstep=True)
-    p, q = stats.norm.pdf(y, 1, sigma), stats.norm.pdf(y, 0, sigma)
+    p = stats.norm.pdf(y, 1, sigma)
+    q = stats.norm.pdf(y, 0, sigma)
     for epsilon in (-1.0, 0.0, 0.01, 0.5, 3.0):
         truth = np.maximum(0, p - math.exp(epsilon) * q).sum() * width
         assert profile(np.array([epsilon]))[0] == pytest.approx(truth, rel=1e-5, abs=1e-9)
@@ -26,7 +27,8 @@ def test_guarantee_the_curator_s_profile_is_the_gaussian_pair(sigma):
 
 
 def test_the_curator_adds_one_normal_number_to_each_sum():
-    law, ones = CentralGaussianSum(50, 3.0), torch.arange(20_000) % 50
+    law = CentralGaussianSum(50, 3.0)
+    ones = torch.arange(20_000) % 50
     for draws in (Simulated(generator(1)), SeededNoise(2)):
         error = (law.noised(ones, draws) - ones) / 3
         assert stats.kstest(error.numpy(), "norm").pvalue > 1e-6

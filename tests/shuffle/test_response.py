@@ -28,7 +28,8 @@ def worst(users, flip):
     """The largest curve over all neighbours."""
     curves = []
     for others in itertools.product([0, 1], repeat=users - 1):
-        zero, one = (count_law((bit, *others), flip) for bit in (0, 1))
+        zero = count_law((0, *others), flip)
+        one = count_law((1, *others), flip)
         curves += [hockey_sticks(zero, one, EPSILONS), hockey_sticks(one, zero, EPSILONS)]
     return np.max(curves, axis=0)
 

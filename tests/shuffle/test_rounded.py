@@ -37,7 +37,8 @@ def rounded(mean, q):
 
 def profile(mean, q, other):
     """The curve of one coordinate, exactly."""
-    P, Q = rounded(mean, q), rounded(mean, other)
+    P = rounded(mean, q)
+    Q = rounded(mean, other)
     both = (P > 1e-200) & (Q > 1e-200)
     return pair_profile(P[both], np.log(P[both] / Q[both]), float(P[~both].sum()))
 
@@ -82,7 +83,9 @@ def test_guarantee_rounded_vectors_are_private_by_exact_composition(instances, c
 @pytest.mark.parametrize("seed", range(6))
 def test_guarantee_rounded_delta_covers_unequal_changes_by_enumeration(seed):
     """Two coordinates, every pair of outcomes."""
-    rng, mean, epsilon = np.random.default_rng(seed), 9.0, 0.7
+    rng = np.random.default_rng(seed)
+    mean = 9.0
+    epsilon = 0.7
     q, other = rng.random((2, 2))
     certified = delta_of(
         PoissonSum(50, mean), epsilon, Sensitivity(2, float(((q - other) ** 2).sum()))

@@ -21,7 +21,9 @@ from torchdp.shuffle import (
     ShuffledMessages,
 )
 
-N, DELTA, SIZE = 30, 1e-3, 128
+N = 30
+DELTA = 1e-3
+SIZE = 128
 AT_ONCE = 2**16
 X = torch.arange(2 * N).view(N, 2) % 7 < torch.tensor([2, 5])
 
@@ -33,9 +35,11 @@ def only(law):
 
 def hockey_stick(p, q, epsilon, instances):
     kept = p + q > 1e-10
-    p, q = p[kept], q[kept]
+    p = p[kept]
+    q = q[kept]
     if instances == 2:
-        p, q = np.outer(p, p).ravel(), np.outer(q, q).ravel()
+        p = np.outer(p, p).ravel()
+        q = np.outer(q, q).ravel()
     return float(np.maximum(p - math.exp(epsilon) * q, 0).sum())
 
 
@@ -52,7 +56,8 @@ class SumsContract:
         raise NotImplementedError
 
     def loss(self, protocol):
-        epsilon, worst = self.protocol.guarantee.epsilon, 0.0
+        epsilon = self.protocol.guarantee.epsilon
+        worst = 0.0
         each = [np.fft.rfft2(self.user(protocol.law, bit)) for bit in (0, 1)]
         for ones in (0, N // 2, N - 1):  # among the others
             others = each[1] ** ones * each[0] ** (N - 1 - ones)
@@ -68,7 +73,8 @@ class SumsContract:
         """Totals where the first user holds this bit: as many instances as releases, some at a
         time.
         """
-        noise, found = SeededNoise(seed), []
+        noise = SeededNoise(seed)
+        found = []
         for start in range(0, times, AT_ONCE):
             many = dataclasses.replace(self.protocol, instances=min(AT_ONCE, times - start))
             x = self.x[:, :1].repeat(1, many.instances)
@@ -150,7 +156,8 @@ def holders(ones, instances, n=5):
 
 @BY_NAME
 def test_absent_users_leave_no_bias_and_are_asked_for(law):
-    sums, bits = BitSums(law, 20_000, DELTA, absent=2), holders(2, 20_000)[:3]
+    sums = BitSums(law, 20_000, DELTA, absent=2)
+    bits = holders(2, 20_000)[:3]
     found = sums.estimate(bits, noise=SeededNoise(7))
     error = found.value - bits.sum(0)
     assert found.n == 3 and abs(error.mean()) < 5 * error.std() / math.sqrt(20_000)

@@ -73,7 +73,8 @@ def test_guarantee_rates_are_no_less_than_the_accounted_ones(cells, places, mean
 
 @pytest.mark.parametrize("flip", [1e-12, 0.1, 1 / 3, 0.49])
 def test_guarantee_no_fewer_bits_are_flipped_than_is_accounted_for(flip):
-    law, bits = RandomizedResponseSum(4, flip), torch.tensor([[True]])
+    law = RandomizedResponseSum(4, flip)
+    bits = torch.tensor([[True]])
     edge = math.ceil(Fraction(flip) * 2**63)
     assert edge >= Fraction(flip) * 2**63 > edge - 1
     assert law.randomize_unchecked(bits, Planted(edge - 1)).content.tolist() == [0]
@@ -83,7 +84,8 @@ def test_guarantee_no_fewer_bits_are_flipped_than_is_accounted_for(flip):
 @pytest.mark.parametrize("deviation", [0.1, 1.0, 7.7])
 def test_guarantee_bounded_shares_have_the_accounted_chances(deviation):
     law = BoundedSum(9, deviation)
-    q, c = Fraction(law.share), law.half_width
+    q = Fraction(law.share)
+    c = law.half_width
     assert (q * 2**53).denominator == 1 and 0 <= q <= 1
     for value, chance in enumerate(law.chances.tolist()):
         wanted = q / (2 * c + 3) + (1 - q) / (2 * c + 1) * (0 < value < 2 * c + 2)

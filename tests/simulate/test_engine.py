@@ -146,7 +146,8 @@ def test_known_answer():
 
 
 def test_count_zero_and_one():
-    empty, one = Moments.of(torch.empty(0)), Moments.of(torch.tensor([3.0]))
+    empty = Moments.of(torch.empty(0))
+    one = Moments.of(torch.tensor([3.0]))
     assert (empty.count, empty.m2, math.isnan(empty.mean)) == (0, 0.0, True)
     assert one == Moments(1, 3.0, 0.0, 3.0, 3.0)
     for moments in (empty, one):

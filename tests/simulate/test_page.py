@@ -72,7 +72,8 @@ def test_cells_cannot_break_out(tmp_path):
 def test_a_page_without_matplotlib(store, tmp_path, monkeypatch, capsys):
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     assert cli.main(["report", str(store)]) == 0
-    said, text = capsys.readouterr(), store.with_name("report.md").read_text()
+    said = capsys.readouterr()
+    text = store.with_name("report.md").read_text()
     assert (
         "pip install matplotlib" in said.err
         and said.err.count("\n") == 1

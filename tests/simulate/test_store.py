@@ -65,7 +65,8 @@ def test_round_trip_is_exact(tmp_path):
 
 
 def test_truncation_at_every_byte_loses_at_most_the_torn_record(tmp_path):
-    path, whole = tmp_path / "store.jsonl", tmp_path / "whole.jsonl"
+    path = tmp_path / "store.jsonl"
+    whole = tmp_path / "whole.jsonl"
     records = filled(whole)
     data = whole.read_bytes()
     ends = [i + 1 for i, byte in enumerate(data) if byte == 10]
@@ -201,7 +202,8 @@ def test_shards_merge_to_the_rows_of_one(tmp_path, expected):
         rows = sweep(trials.make_trial, GRID, store=part, shard=(shard, 3), **SETTINGS)
         assert [row.moments.count for row in rows] == [100 if shard < 2 else 50] * 4
         assert len(block_lines(part)) == 4
-    merged, catted = tmp_path / "merged.jsonl", tmp_path / "catted.jsonl"
+    merged = tmp_path / "merged.jsonl"
+    catted = tmp_path / "catted.jsonl"
     assert merge(parts, merged) == 12 and merge(parts, merged) == 0
     catted.write_bytes(b"".join(part.read_bytes() for part in parts))
     for store in (merged, catted):
@@ -211,7 +213,8 @@ def test_shards_merge_to_the_rows_of_one(tmp_path, expected):
 
 
 def test_stores_that_contradict_each_other_do_not_merge(tmp_path):
-    ours, theirs = tmp_path / "a.jsonl", tmp_path / "b.jsonl"
+    ours = tmp_path / "a.jsonl"
+    theirs = tmp_path / "b.jsonl"
     for store, scale in ((ours, 1.0), (theirs, 2.0)):
 
         def make(config, scale=scale):

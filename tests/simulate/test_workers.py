@@ -100,7 +100,9 @@ def test_an_exception_names_its_block_and_device_once(tmp_path, expected, capfd,
 
 def test_workers_have_the_bits_of_one_thread_and_the_default_dtype_of_this_process():
     """A function inside a function is sent too."""
-    threads, dtype, scale = torch.get_num_threads(), torch.get_default_dtype(), 2.0
+    threads = torch.get_num_threads()
+    dtype = torch.get_default_dtype()
+    scale = 2.0
     once = partial(
         run, lambda generator, size: scale * trials.large_sum(generator, size), 2, 5, block_size=1
     )
@@ -117,7 +119,8 @@ def test_workers_have_the_bits_of_one_thread_and_the_default_dtype_of_this_proce
 
 
 def test_what_cannot_be_sent_is_refused_before_any_work(tmp_path):
-    store, bad = tmp_path / "folder" / "store.jsonl", partial(trials.slow, threading.Lock())
+    store = tmp_path / "folder" / "store.jsonl"
+    bad = partial(trials.slow, threading.Lock())
     with pytest.raises(
         TypeError, match=r"make_trial cannot be sent to workers.*functions and values"
     ):

@@ -19,7 +19,9 @@ from torchdp.sketching import (
     rademacher,
 )
 
-SEED, INSTANCES, ROUNDING = 1, 25, 1e-9
+SEED = 1
+INSTANCES = 25
+ROUNDING = 1e-9
 
 
 def below(x):
@@ -48,8 +50,11 @@ def distances(sketch, client, gone, sigma):
     """mu of one client at distance 1 (rows of the sum, factor s^-1/2 left out), the noise of
     ``gone`` taken away.
     """
-    rows, signs, m = sketch.rows.numpy(), sketch.signs.numpy().astype(float), sketch.height
-    shift, covariance = np.zeros(m), np.zeros((m, m))
+    rows = sketch.rows.numpy()
+    signs = sketch.signs.numpy().astype(float)
+    m = sketch.height
+    shift = np.zeros(m)
+    covariance = np.zeros((m, m))
     for i in range(rows.shape[1]):
         column = np.zeros(m)
         column[rows[:, i]] = signs[:, i]
@@ -63,10 +68,14 @@ def distances(sketch, client, gone, sigma):
 def coalitions(chance, fault):
     """delta of each kind of noise against all coalitions: enumerated, over that claimed."""
     for _ in range(INSTANCES):
-        n, m, s = int(chance.integers(4, 8)), int(chance.integers(1, 4)), int(chance.integers(1, 4))
-        s, members = min(s, m), int(chance.integers(0, 3))
+        n = int(chance.integers(4, 8))
+        m = int(chance.integers(1, 4))
+        s = int(chance.integers(1, 4))
+        s = min(s, m)
+        members = int(chance.integers(0, 3))
         sketch = random_sketch(chance, n, m, s, chance.integers(2))
-        s, away = sketch.copies, int(chance.integers(0, members + 1))
+        s = sketch.copies
+        away = int(chance.integers(0, members + 1))
         settings = {
             "coalition": AdaptiveCoalition(members - away, absent=away),
             "epsilon": chance.uniform(0.1, 3),
@@ -100,25 +109,23 @@ def shared(chance, fault):
     for _ in range(INSTANCES):
         n = int(chance.integers(2, 60))
         corrupt = int(chance.integers(0, n))
-        absent, delta = int(chance.integers(0, n - corrupt)), 10 ** chance.uniform(-6, -2)
+        absent = int(chance.integers(0, n - corrupt))
+        delta = 10 ** chance.uniform(-6, -2)
         gone = {"corrupt": corrupt, "absent": absent}
         release = regression.SecureHistogram(n, 2, chance.uniform(0.1, 3), delta, **gone)
         left = float(release.client.variance.sqrt()) * math.sqrt(n - corrupt - absent) / fault
         yield "SharedSum", gaussian_delta(math.sqrt(2) / left, release.epsilon), delta
     for _ in range(INSTANCES // 2):
-        n, bound, members = (
-            int(chance.integers(2, 7)),
-            int(chance.integers(1, 3)),
-            int(chance.integers(0, 2)),
-        )
-        epsilon, grid = (
-            chance.uniform(0.5, 3),
-            {"coalition": AdaptiveCoalition(members), "fraction_bits": 0},
-        )
+        n = int(chance.integers(2, 7))
+        bound = int(chance.integers(1, 3))
+        members = int(chance.integers(0, 2))
+        epsilon = chance.uniform(0.5, 3)
+        grid = {"coalition": AdaptiveCoalition(members), "fraction_bits": 0}
         pure = PureSecureSketch(sketching.ones(n), 1, float(bound), epsilon, **grid)
         ratio = math.exp(-pure.rate * fault**2)
         for heard in range(n - members, n + 1):  # as many differences as there are honest clients
-            r, size = heard * pure.part, 400
+            r = heard * pure.part
+            size = 400
             k = np.arange(size)
             log = [
                 math.lgamma(j + r) - math.lgamma(r) - math.lgamma(j + 1) + j * math.log(ratio)

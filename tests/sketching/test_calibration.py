@@ -23,7 +23,9 @@ from torchdp.sketching import (
 )
 from torchdp.sketching.coalition import EVERYBODY
 
-EPSILON, DELTA, BOUND = 0.7, 1e-5, 1.3
+EPSILON = 0.7
+DELTA = 1e-5
+BOUND = 1.3
 MU = 1 / gaussian_sigma(EPSILON, DELTA)
 
 
@@ -41,7 +43,9 @@ def written_out_mu(noise, sketch, corrupt=(), bound=BOUND):
 def written_out_mus(noise, sketch, corrupt=(), bound=BOUND):
     """For each honest client, from the map of every honest number drawn to the entries of one
     column of the release: the root of difference^T covariance^-1 difference."""
-    n, s, m = sketch.clients, sketch.copies, sketch.height
+    n = sketch.clients
+    s = sketch.copies
+    m = sketch.height
     honest = [i for i in range(n) if i not in corrupt]
     source = torch.zeros(m, s, n, dtype=torch.float64)
     for c, i in itertools.product(range(s), honest):
@@ -49,7 +53,8 @@ def written_out_mus(noise, sketch, corrupt=(), bound=BOUND):
         source[sketch.rows[c, i], c, i] = float(sketch.signs[c, i]) * sigma / math.sqrt(s)
     source = source.flatten(1)
     used = sketch.counts() > 0
-    covariance, S = (source @ source.mT)[used][:, used], sketch.dense()[used]
+    covariance = (source @ source.mT)[used][:, used]
+    S = sketch.dense()[used]
     difference = 2 * bound * S[:, honest]
     return (difference * torch.linalg.solve(covariance, difference)).sum(0).sqrt()
 
@@ -86,7 +91,8 @@ def test_guarantee_of_gaussian_noise_is_exact_where_everybody_is_honest(sketch):
 def test_guarantee_holds_against_every_adaptive_coalition(make):
     """All pairs of clients; with one copy the worst of them attains the bound."""
     sizes = (14, 3) if make is count_sketch else (14, 4, 2)
-    sketch, coalition = make(*sizes, generator=generator(6)), AdaptiveCoalition(2)
+    sketch = make(*sizes, generator=generator(6))
+    coalition = AdaptiveCoalition(2)
     noise = rows(sketch, coalition=coalition)
     mus = [written_out_mu(noise, sketch, pair) for pair in itertools.combinations(range(14), 2)]
     assert max(mus) <= MU * (1 + 1e-9)
@@ -147,13 +153,13 @@ def test_guarantee_of_laplace_noise_is_pure_and_exact(corrupt, copies):
     noise = LaplaceNoise.calibrated(sketch, BOUND, epsilon=EPSILON, coalition=coalition)
     promise = noise.guarantee(sketch, BOUND, coalition=coalition)
     assert promise.exact and promise.delta == 0 and promise.epsilon == pytest.approx(EPSILON)
-    x, honest = np.linspace(-60, 60, 4801) * noise.scale + 1e-9, int(sketch.counts()[0]) - corrupt
+    x = np.linspace(-60, 60, 4801) * noise.scale + 1e-9
+    honest = int(sketch.counts()[0]) - corrupt
     worst = []
     for held in range(honest, int(sketch.counts()[0]) + 1):
         shares = held / float(noise.parts[0])
-        here, there = (
-            laplace_sum_density(x - shift, shares, noise.scale) for shift in (BOUND, -BOUND)
-        )
+        here = laplace_sum_density(x - BOUND, shares, noise.scale)
+        there = laplace_sum_density(x - -BOUND, shares, noise.scale)
         worst.append(copies * float(np.log(here / there).max()))
     assert max(worst) <= EPSILON * (1 + 1e-9) and worst[0] == pytest.approx(EPSILON, rel=1e-6)
     fewer = laplace_sum_density(x - BOUND, 0.5, noise.scale) / laplace_sum_density(

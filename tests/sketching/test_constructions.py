@@ -23,7 +23,10 @@ RANDOM = [osnap, balanced_osnap, dense_sketch]
 @pytest.mark.parametrize("make", RANDOM)
 def test_columns_have_unit_norm_and_the_product_is_the_identity_on_average(make):
     """Off the diagonal of S^T S the mean is 0; it is not for the sizes alone."""
-    n, m, s, draws = 6, 4, 2, 600
+    n = 6
+    m = 4
+    s = 2
+    draws = 600
     total = torch.zeros(n, n).double()
     unsigned = torch.zeros(n, n).double()
     for seed in range(draws):
@@ -39,7 +42,9 @@ def test_columns_have_unit_norm_and_the_product_is_the_identity_on_average(make)
 
 def test_every_copy_is_uniform_whatever_the_others_are():
     """The rows of one copy are uniform over all, the set of a column's rows over all sets."""
-    n, m, s = 60_000, 6, 3
+    n = 60_000
+    m = 6
+    s = 3
     sketch = osnap(n, m, s, generator=generator(1))
     for rows in (*sketch.rows, *count_sketch(n, m, generator=generator(1)).rows):
         assert stats.chisquare(torch.bincount(rows, minlength=m)).pvalue > ALPHA
@@ -82,7 +87,9 @@ def test_an_embedding_of_the_height_of_theory_has_small_distortion(make, s):
     """m = 60 r rows for r = 5 columns: singular values as those of a Gaussian matrix, 1 -+
     sqrt(r/m), and 10 % more; the coordinates of a few clients, the hard case of sparse sketches,
     meet in few of several copies."""
-    n, r, m = 4000, 5, 300
+    n = 4000
+    r = 5
+    m = 300
     basis = torch.randn(n, r, dtype=torch.float64, generator=generator(1))
     for seed in range(5):
         sketch = make(n, m, s, generator=generator(seed))

@@ -56,7 +56,9 @@ def test_corollary_4_7_adds_s3_d_log_times_the_least_variance(epsilon):
     """d = 10, m = 100, entries in [-1, 1]: the ratio of variances, from the noise itself and in
     closed form.
     """
-    d, n, mu = 10, 100_000, 1 / gaussian_sigma(epsilon, DELTA)
+    d = 10
+    n = 100_000
+    mu = 1 / gaussian_sigma(epsilon, DELTA)
     least = entry_variance(math.sqrt(d), epsilon=epsilon, delta=DELTA)
     for s, stated in zip((1, 2, 5, 10), RATIOS[epsilon], strict=True):
         sketch = balanced_osnap(n, 100, s, generator=generator())
@@ -77,7 +79,9 @@ def test_corollary_4_7_is_undefined_where_its_own_rule_lets_it_pass_and_exact_no
     """n = 16,580 > 8 m ln(d m/delta) = 16,579: the logarithm's argument is negative for several
     copies.
     """
-    d, m, n = 10, 100, 16_580
+    d = 10
+    m = 100
+    n = 16_580
     assert n > 8 * m * math.log(d * m / DELTA)
     paper.gaussian_noise(osnap(n, m, 1, generator=generator()), d, 1.0, epsilon=0.5, delta=DELTA)
     for s in (5, 10):
@@ -89,7 +93,11 @@ def test_corollary_4_7_is_undefined_where_its_own_rule_lets_it_pass_and_exact_no
 
 
 def test_corollary_4_10_promises_m_times_what_it_needs():
-    m, n, eta, d, epsilon = 10, 1000, 1.0, 3, 0.5
+    m = 10
+    n = 1000
+    eta = 1.0
+    d = 3
+    epsilon = 0.5
     sketch = rademacher(n, m, generator=generator())
     noise = paper.laplace_noise(sketch, d, eta, epsilon=epsilon)
     promise = noise.guarantee(sketch, eta * d)

@@ -27,7 +27,8 @@ SKETCHES = [
 
 @pytest.mark.parametrize("sketch", SKETCHES)
 def test_every_way_of_applying_a_sketch_is_the_matrix_product(sketch):
-    S, A = written_out(sketch), normal(2, sketch.clients, 4)
+    S = written_out(sketch)
+    A = normal(2, sketch.clients, 4)
     torch.testing.assert_close(sketch.dense(), S)
     torch.testing.assert_close(sketch.apply(A), S @ A)
     torch.testing.assert_close(sketch.sums(A), math.sqrt(sketch.copies) * S @ A)

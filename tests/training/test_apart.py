@@ -33,7 +33,9 @@ class Mixes(nn.Module):
 
     def __init__(self, mix):
         super().__init__()
-        self.first, self.last, self.mix = nn.Linear(6, 8), nn.Linear(8, 3), mix
+        self.first = nn.Linear(6, 8)
+        self.last = nn.Linear(8, 3)
+        self.mix = mix
         filled(self, 0.5)
 
     def forward(self, x):

@@ -17,7 +17,11 @@ from torchdp.randomness import keyed_generator
 from torchdp.training import AdaptiveBound, Iterates, Plan, Separated, choose, clip_and_sum
 from torchdp.training.sums import group_bounds
 
-STEPS, USERS, SIZE, LIMIT, SHARE = 8, 60, 3, 0.7, 0.3
+STEPS = 8
+USERS = 60
+SIZE = 3
+LIMIT = 0.7
+SHARE = 0.3
 NORMS = torch.logspace(-3, 3, USERS, dtype=torch.float64)
 DIRECTIONS = nn.functional.normalize(
     torch.randn(USERS, SIZE, generator=keyed_generator(b"rows")).double(), dim=1
@@ -105,7 +109,8 @@ def row_sum(plan, bound, x, users, way, *sizes, **options):
 @pytest.mark.parametrize("bound", [1e-5, 0.7, 1e5])
 def test_guarantee_a_user_moves_gradient_and_count_together_by_the_plans_bound(plans, bound, way):
     """Whatever the clipping bound is: the count's share is taken from the gradient's."""
-    x, plan = X, plans["own"]
+    x = X
+    plan = plans["own"]
     whole = row_sum(plan, bound, x, ALL, way)[0]
     for one in range(0, USERS, 12):
         other = row_sum(plan, bound, x, [u for u in ALL if u != one], way)[0]
@@ -148,7 +153,8 @@ def test_guarantee_rows_are_scaled_by_what_they_were_clipped_to(plans, monkeypat
 
 
 def test_after_a_kill_within_a_step_the_bound_is_that_step_s_own(plans, tmp_path):
-    plan, path = plans["fixed order"], tmp_path / "ledger"
+    plan = plans["fixed order"]
+    path = tmp_path / "ledger"
     run = plan.start(model(), linear, ledger=path)
     secret = run.secret_state()
     for users in run:
@@ -217,7 +223,8 @@ def test_the_bound_finds_the_quantile_of_norms(quantile, start):
     assert abs(float(rank) - quantile) < 0.1
 
 
-SIZES, GROUP_USERS = (3, 2), 12
+SIZES = (3, 2)
+GROUP_USERS = 12
 RAW = torch.randn(GROUP_USERS, sum(SIZES), generator=keyed_generator(b"groups")).double()
 SCALES = torch.logspace(-3, 3, GROUP_USERS, dtype=torch.float64)[:, None]
 # one part is short where the other is long; the last user's not
@@ -264,7 +271,8 @@ def test_guarantee_a_user_moves_all_groups_together_by_the_plan_s_bound(
 def test_parts_are_clipped_one_by_one_and_an_example_is_within_where_all_are(grouped, way):
     for plan, at in ((grouped["fixed bound"], 1.0), (grouped["adaptive bound"], 10.0)):
         found = grouped_sum(plan, EVERYBODY, way, SHARES, at)
-        clipped, within = [], []
+        clipped = []
+        within = []
         for part, share in zip(GROUPED.split(SIZES, 1), SHARES.values(), strict=True):
             shortened = share * at * LIMIT / part.norm(dim=1)
             clipped.append((part * shortened.clamp_max(1)[:, None]).sum(0))
@@ -300,7 +308,8 @@ def test_every_route_clips_the_groups_of_single_examples(routes, at_once):
         nn.Linear(300, 4),
     )
     net[3].bias.requires_grad_(False)
-    x, y = torch.randint(9, (11, 5)), torch.randint(4, (11,))
+    x = torch.randint(9, (11, 5))
+    y = torch.randint(4, (11,))
     groups, bound = {"": 1.0, "3": 0.5, "5": 2.0, "5.bias": 0.1}, 0.05
     found = clip_and_sum(
         net, nn.functional.cross_entropy, x, y, bound, groups=groups, routes=routes, at_once=at_once

@@ -112,13 +112,15 @@ class InPlace(Stateful):
 
 class Attribute(Stateful):
     def remember(self, x):
-        before, self.box["a"][0] = self.box["a"][0], plain(x)
+        before = self.box["a"][0]
+        self.box["a"][0] = plain(x)
         return before
 
 
 class OfTheClass(Stateful):
     def remember(self, x):
-        before, OfTheClass.factor = OfTheClass.factor, plain(x)
+        before = OfTheClass.factor
+        OfTheClass.factor = plain(x)
         return before
 
 
@@ -126,7 +128,8 @@ class Loss:
     before = 1.0
 
     def __call__(self, output, target):
-        factor, self.before = self.before, plain(output)
+        factor = self.before
+        self.before = plain(output)
         return factor * cross_entropy(output, target)
 
 
@@ -180,7 +183,8 @@ class Drops(nn.Module):
 
     def __init__(self, inner, shown):
         super().__init__()
-        self.inner, self.drop = inner, nn.Dropout(0.5) if shown else None
+        self.inner = inner
+        self.drop = nn.Dropout(0.5) if shown else None
 
     def forward(self, x):
         out = self.inner(x[:, None])
@@ -191,7 +195,9 @@ class Drops(nn.Module):
 @pytest.mark.parametrize("inner", [nn.Linear(4, 3), nn.GRU(4, 3, batch_first=True)])
 @pytest.mark.parametrize("shown", [True, False])
 def test_dropout_draws_a_mask_for_each_example_and_leaves_torch_s_generator(inner, shown):
-    net, x, y = Drops(inner, shown), torch.ones(200, 4), torch.zeros(200, 3)
+    net = Drops(inner, shown)
+    x = torch.ones(200, 4)
+    y = torch.zeros(200, 3)
     before = torch.get_rng_state()
     with pytest.raises(ValueError, match=r"draws dropout .* pass dropout="):
         clip_and_sum(net, mse_loss, x[:3], y[:3], 1.0)
@@ -254,9 +260,11 @@ def test_guarantee_a_second_example_changes_nothing_of_the_first_one():
     """Whose terms cancel: norms of factors are upper bounds, and would be taken for two examples
     and not for one.
     """
-    net, u = nn.Linear(64, 64, bias=False), torch.randn(64, generator=keyed_generator(b"second"))
+    net = nn.Linear(64, 64, bias=False)
+    u = torch.randn(64, generator=keyed_generator(b"second"))
     first = torch.stack([u, u * (1 + 1e-7)])
-    x, y = torch.stack([first, torch.stack([0 * u, 1e8 * (first[0] - first[1])])]), torch.zeros(2)
+    x = torch.stack([first, torch.stack([0 * u, 1e8 * (first[0] - first[1])])])
+    y = torch.zeros(2)
     one, two = (
         clip_and_sum(net, lambda o, t: 100 * (o[:, 0] - o[:, 1]).sum(1), x[:n], y[:n], 1e-6)
         for n in (1, 2)

@@ -81,7 +81,8 @@ def whole_run(net, x, adaptive, *, noise, steps=6):
     plan = choose(Iterates(8), 12, 3, epsilon=1.0, delta=1e-3).candidates[-1].protocol
     plan = plan.adapted(AdaptiveBound(quantile=0.4)) if adaptive else plan
     run, seen, users = plan.start(net, mse_loss, noise=noise), [], []
-    secret, state = run.secret_state(), None
+    secret = run.secret_state()
+    state = None
     for who in run:
         run.backward(x[who], x[who, :1])
         seen.append(torch.cat([p.grad.flatten() for p in net.parameters()]))

@@ -28,8 +28,10 @@ class Words(nn.Module):
 
     def __init__(self, tied=False, rate=0.0, padding=0):
         super().__init__()
-        self.table, self.inner = nn.Embedding(300, 64, padding_idx=padding), nn.Linear(64, 64)
-        self.norm, self.drop = nn.LayerNorm(64), nn.Dropout(rate)
+        self.table = nn.Embedding(300, 64, padding_idx=padding)
+        self.inner = nn.Linear(64, 64)
+        self.norm = nn.LayerNorm(64)
+        self.drop = nn.Dropout(rate)
         self.last = self.table if tied else nn.Linear(64, 80, bias=False)
 
     def forward(self, words):
@@ -44,7 +46,8 @@ class Also(nn.Module):
 
     def __init__(self, use):
         super().__init__()
-        self.inner, self.use = nn.Linear(96, 64), use
+        self.inner = nn.Linear(96, 64)
+        self.use = use
 
     def forward(self, x):
         return self.inner(x) + self.use(self.inner.weight, x)
@@ -55,7 +58,8 @@ class Calls(nn.Module):
 
     def __init__(self, call, layer=None):
         super().__init__()
-        self.inner, self.call = layer or nn.Linear(96, 64), call
+        self.inner = layer or nn.Linear(96, 64)
+        self.call = call
 
     def forward(self, x):
         return self.call(self.inner, x)
@@ -64,7 +68,8 @@ class Calls(nn.Module):
 class Pair(nn.Module):
     def __init__(self):
         super().__init__()
-        self.one, self.two = nn.Linear(96, 64), nn.Linear(96, 64, bias=False)
+        self.one = nn.Linear(96, 64)
+        self.two = nn.Linear(96, 64, bias=False)
 
     def forward(self, left, right):
         return self.one(left) * self.two(right)
@@ -109,7 +114,8 @@ class Sums(nn.Module):
 
     def __init__(self, shape, call):
         super().__init__()
-        self.p, self.call = nn.Parameter(torch.zeros(shape)), call
+        self.p = nn.Parameter(torch.zeros(shape))
+        self.call = call
 
     def forward(self, x):
         return self.call(self.p, x).reshape(len(x), -1)
@@ -205,7 +211,8 @@ def test_sums_are_those_of_whole_gradients_and_which_route_is_taken(name):
     norms = [float(whole(net, squares, one(x, i), y[i : i + 1], 1e9).norm()) for i in range(N)]
     sums = Clipper(net, squares)
     for at_once, bound in ((4, sorted(norms)[N // 2]), (100, 1e3)):  # some are clipped; none is
-        found, plain = sums(x, y, bound, at_once=at_once)[0], whole(net, squares, x, y, bound)
+        found = sums(x, y, bound, at_once=at_once)[0]
+        plain = whole(net, squares, x, y, bound)
         tolerance = {torch.bfloat16: 1e-2, torch.float32: 2 * SLACK, torch.float64: 1e-12}[y.dtype]
         tolerance = 1e-2 if name == "autocast" else tolerance
         assert float((found - plain).norm() / plain.norm()) < tolerance
@@ -294,7 +301,8 @@ def cancelling(n=8):
 def test_guarantee_terms_that_cancel_keep_the_bound():
     """Norms of nothing but the terms' products would let one example through at any length."""
     words, sizes = cancelling()
-    net, y = Scaled(), torch.zeros(8)
+    net = Scaled()
+    y = torch.zeros(8)
     x, rest = {"words": words, "sizes": sizes}, {"words": words[1:], "sizes": sizes[1:]}
     total = clip_and_sum(net, lambda out, y: out, x, y, 1.0, routes=("factors",))
     others = clip_and_sum(net, lambda out, y: out, rest, y[1:], 1.0)
@@ -304,21 +312,26 @@ def test_guarantee_terms_that_cancel_keep_the_bound():
 def test_guarantee_norms_are_never_too_small_and_close_where_little_cancels():
     g = keyed_generator(b"norms")
     for terms in (1, 2, 5):
-        a, b = (torch.randn(200, terms, size, generator=g).double() for size in (7, 9))
+        a = torch.randn(200, terms, 7, generator=g).double()
+        b = torch.randn(200, terms, 9, generator=g).double()
         # of the first term, when the others have taken the rest
         for left in (1.0, 1e-3, 1e-6, 1e-9):
             if terms > 1:
-                a[:, 1], b[:, 1] = a[:, 0], -b[:, 0] * (1 - left)
+                a[:, 1] = a[:, 0]
+                b[:, 1] = -b[:, 0] * (1 - left)
                 b[:, 2:] = 0
-            exact, found = torch.linalg.matrix_norm(b.mT @ a), factors.Products(a, b).norms()
+            exact = torch.linalg.matrix_norm(b.mT @ a)
+            found = factors.Products(a, b).norms()
             assert (found >= exact * (1 - 1e-13)).all()
             if left > 1e-4:
                 assert (found <= exact * (1 + 1e-4)).all()
 
 
 def test_guarantee_factors_whose_squares_are_no_numbers():
-    net, y = nn.Linear(96, 64, bias=False).double(), torch.zeros(1).double()
-    x, bound = torch.full((1, 96), 1e-165, dtype=torch.float64), 1e-30
+    net = nn.Linear(96, 64, bias=False).double()
+    y = torch.zeros(1).double()
+    x = torch.full((1, 96), 1e-165, dtype=torch.float64)
+    bound = 1e-30
     total = clip_and_sum(net, lambda out, y: 1e150 * out.sum(), x, y, bound)
     assert float(total.norm() / bound) == pytest.approx(1, abs=1e-5)
 

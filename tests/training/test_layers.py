@@ -46,7 +46,9 @@ MAKERS = [*(lambda family=family: feature_layer(family) for family in FAMILIES),
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_a_feature_layer_is_the_features(family):
-    features, layer, x = family.draw(7, generator=generator()), feature_layer(family), points(6, 5)
+    features = family.draw(7, generator=generator())
+    layer = feature_layer(family)
+    x = points(6, 5)
     torch.testing.assert_close(layer(x), features.left(x) / 7**0.5, rtol=0, atol=1e-14)
     torch.testing.assert_close(layer.queries(x), features.right(x) / 7**0.5, rtol=0, atol=1e-14)
     torch.testing.assert_close(layer(x.view(2, 3, 5)).view(6, -1), layer(x))
@@ -55,18 +57,17 @@ def test_a_feature_layer_is_the_features(family):
 
 @pytest.mark.parametrize("shape", [(5,), (3, 5), (2, 3, 5), (0, 5)])
 def test_a_sketch_layer_is_the_sketch(shape):
-    sketch, layer, x = (
-        sketching.osnap(5, 4, 2, generator=generator()),
-        sketch_layer(),
-        points(*shape),
-    )
+    sketch = sketching.osnap(5, 4, 2, generator=generator())
+    layer = sketch_layer()
+    x = points(*shape)
     torch.testing.assert_close(layer(x), x @ sketch.dense().mT)
     assert layer(x.float()).dtype == torch.float32
 
 
 @pytest.mark.parametrize("make", MAKERS)
 def test_state_dict_deepcopy_pickle_and_to(make):
-    layer, x = make(), points(4, 5)
+    layer = make()
+    x = points(4, 5)
     fresh = make()
     for buffer in fresh.buffers():
         buffer.zero_()
@@ -82,7 +83,8 @@ def test_state_dict_deepcopy_pickle_and_to(make):
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("make", MAKERS)
 def test_vmap_and_autocast(make):
-    layer, x = make(), points(4, 5)
+    layer = make()
+    x = points(4, 5)
     torch.testing.assert_close(torch.func.vmap(layer)(x), layer(x), rtol=0, atol=1e-14)
     with torch.autocast("cpu", dtype=torch.bfloat16):
         assert torch.equal(layer(x.float()), layer(x.float()).float())
@@ -94,7 +96,8 @@ def test_vmap_and_autocast(make):
 @pytest.mark.parametrize("make", [MAKERS[0], MAKERS[4]])
 def test_compile_in_one_graph(make):
     torch._dynamo.reset()
-    layer, x = make(), points(4, 5).requires_grad_()
+    layer = make()
+    x = points(4, 5).requires_grad_()
     compiled = torch.compile(layer, backend="aot_eager", fullgraph=True)
     torch.testing.assert_close(compiled(x), layer(x), rtol=0, atol=1e-12)
     weights = torch.randn(compiled(x).shape, dtype=x.dtype, generator=generator())

@@ -70,7 +70,9 @@ def trainer(*callbacks, **options):
 @KINDS
 @pytest.mark.parametrize("workers", [0, 1])
 def test_each_step_is_that_of_our_own_loop(kind, workers):
-    hand, net, seen = Net(), Net(), Seen()
+    hand = Net()
+    net = Net()
+    seen = Seen()
     expected = by_hand(plans()[kind], hand, cross_entropy, hand.configure_optimizers(), DATA, tuple)
     run = plans()[kind].start(net, cross_entropy, noise=SeededNoise(1))
     ours = trainer(seen)
@@ -81,19 +83,24 @@ def test_each_step_is_that_of_our_own_loop(kind, workers):
 
 @pytest.mark.parametrize("stop", [2, 4, 5])
 def test_a_checkpoint_and_the_ledger_go_on_with_the_run(stop, tmp_path):
-    plan, hand = plans()["ordered"], Net()
+    plan = plans()["ordered"]
+    hand = Net()
     expected = by_hand(plan, hand, cross_entropy, hand.configure_optimizers(), DATA, tuple)
-    net, ledger, secret = Net(), tmp_path / "ledger", tmp_path / "secret"
+    net = Net()
+    ledger = tmp_path / "ledger"
+    secret = tmp_path / "secret"
     run = plan.start(net, cross_entropy, noise=SeededNoise(1), ledger=ledger)
     torch.save(run.secret_state(), secret)
     kept = ModelCheckpoint(
         tmp_path / "kept", every_n_train_steps=1, save_top_k=-1, filename="{step}"
     )
     trainer(kept, max_steps=stop, enable_checkpointing=True).fit(net, Passes(run, DATA))
-    last, key = tmp_path / "kept" / f"step={stop}.ckpt", run.secret_state()["key"]
+    last = tmp_path / "kept" / f"step={stop}.ckpt"
+    key = run.secret_state()["key"]
     assert run.step == stop and holds(secret, key) and not holds(tmp_path / "kept", key)
     for lost in (0, 1):  # of a kill between the last checkpoint and the last step
-        net, seen = Net(), Seen()
+        net = Net()
+        seen = Seen()
         run = plan.resume(net, cross_entropy, torch.load(secret), ledger=ledger, step=stop + lost)
         trainer(seen).fit(net, Passes(run, DATA), ckpt_path=last)
         assert len(seen.parameters) == STEPS - stop - lost and run.step == STEPS
@@ -112,7 +119,10 @@ def test_a_checkpoint_and_the_ledger_go_on_with_the_run(stop, tmp_path):
 
 
 def test_clipping_of_the_private_gradient_is_lightnings():
-    plan, hand, net, seen = plans()["ordered"], Net(), Net(), Seen()
+    plan = plans()["ordered"]
+    hand = Net()
+    net = Net()
+    seen = Seen()
     optimizer = torch.optim.Adam(hand.parameters(), 0.05)
     optimizer.register_step_pre_hook(
         lambda *_: nn.utils.clip_grad_norm_(hand.parameters(), 0.1) and None
@@ -153,7 +163,8 @@ def test_guarantee_what_would_break_a_run_is_refused_before_a_step_is_spent(
     module, options, message
 ):
     net = module()
-    run, before = plans()["ordered"].start(net, cross_entropy), flat(net)
+    run = plans()["ordered"].start(net, cross_entropy)
+    before = flat(net)
     options = {
         name: value() if isinstance(value, type) else value for name, value in options.items()
     }

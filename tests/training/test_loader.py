@@ -19,7 +19,8 @@ from torchdp.noise import SeededNoise
 from torchdp.privacy import Model, Neighbours, gaussian_guarantee
 from torchdp.training import ONCE, CyclicPoisson, Epochs, Iterates, Passes, Separated, choose
 
-USERS, RULE = 30, Separated(3, 2)
+USERS = 30
+RULE = Separated(3, 2)
 # three or more steps apart, twice at most
 BATCHES = [[i, i + 10, i + 20] for i in (0, 1, 2, 3, 0, 1, 2, 4)]
 
@@ -211,7 +212,8 @@ def test_a_step_must_be_used_up_and_by_no_more_than_its_rows(plans):
 
 
 def test_rows_that_a_loader_left_unread_are_of_no_later_step(plans):
-    run, expected = started(plans["ordered"]), whole(plans["ordered"])
+    run = started(plans["ordered"])
+    expected = whole(plans["ordered"])
     seen = []
     for step in run.loader(TensorDataset(X, 2 * X), max_rows=4):
         # read otherwise: the loader's own parts stay unread
@@ -236,8 +238,10 @@ def test_guarantee_a_part_counts_once_whatever_interrupts_it(plans, monkeypatch)
     """Before it is counted the same rows may come again; when the noise is drawn the step is
     over.
     """
-    run, expected = started(plans["ordered"]), whole(plans["ordered"])
-    clip, forward = run._clipper, run.noise.forward
+    run = started(plans["ordered"])
+    expected = whole(plans["ordered"])
+    clip = run._clipper
+    forward = run.noise.forward
 
     def interrupted(*arguments, **options):
         (clip if options else forward)(*arguments, **options)
@@ -261,7 +265,8 @@ def test_guarantee_a_part_counts_once_whatever_interrupts_it(plans, monkeypatch)
 
 
 def test_threads_share_the_parts_of_a_step(plans):
-    run, expected = started(plans["ordered"]), whole(plans["ordered"])
+    run = started(plans["ordered"])
+    expected = whole(plans["ordered"])
     users = next(iter(run))
     barrier = threading.Barrier(14)
 
@@ -280,8 +285,10 @@ def test_threads_share_the_parts_of_a_step(plans):
 
 def test_a_run_that_is_killed_amid_a_step_takes_it_again(plans, tmp_path):
     plan = plans["independent"]
-    run, expected = started(plan, ledger=tmp_path / "ledger"), whole(plan)
-    secret, steps = run.secret_state(), run.loader(TensorDataset(X, 2 * X), max_rows=4)
+    run = started(plan, ledger=tmp_path / "ledger")
+    expected = whole(plan)
+    secret = run.secret_state()
+    steps = run.loader(TensorDataset(X, 2 * X), max_rows=4)
     for x, y in next(steps):
         run.backward(x, y)
     run.backward(*next(next(steps)))
@@ -314,7 +321,9 @@ def test_guarantee_no_user_of_the_rule_moves_further_than_the_noise_is_made_for(
     for one in choose(
         Iterates(STEPS), USERS, 3, epsilon=1.0, delta=1e-4, participation=rule
     ).candidates:
-        plan, C, worst = one.protocol, one.protocol.strategy.dense(), 0.0
+        plan = one.protocol
+        C = one.protocol.strategy.dense()
+        worst = 0.0
         for chosen in map(list, permitted(rule, STEPS)):
             alike = C[:, chosen].sum(1).norm()
             in_turns = (C[:, chosen[0::2]].sum(1) - C[:, chosen[1::2]].sum(1)).norm()
@@ -334,7 +343,8 @@ def test_guarantee_no_user_of_the_rule_moves_further_than_the_noise_is_made_for(
 
 
 def test_guarantee_who_comes_too_soon_or_too_often_is_refused_also_after_a_kill(choice, tmp_path):
-    plan, path = choice.best, tmp_path / "ledger"
+    plan = choice.best
+    path = tmp_path / "ledger"
     run = started(plan, ledger=path)
     begun = list(admitted(run, BATCHES[:5]))
     torch.save(run.secret_state(), tmp_path / "secret")

@@ -13,7 +13,8 @@ from torchdp.randomness import keyed_generator
 from torchdp.training import clip_and_sum
 from torchdp.training.clipping import ROUTES, Clipper
 
-N, BOUND = 24, 0.7
+N = 24
+BOUND = 0.7
 X = torch.randn(N, 8, generator=keyed_generator(b"losses"))
 Y = torch.arange(N) % 3
 WEIGHTS = torch.tensor([1.0, 20.0, 3.0])
@@ -24,7 +25,8 @@ class Headed(nn.Module):
 
     def __init__(self, width=16):
         super().__init__()
-        self.body, self.head = nn.Linear(8, width), nn.Linear(width, 3)
+        self.body = nn.Linear(8, width)
+        self.head = nn.Linear(width, 3)
         self.temperature = nn.Parameter(torch.ones(()))
 
     def forward(self, x):
@@ -45,7 +47,8 @@ class Centres(nn.Module):
 class Cell(nn.Module):
     def __init__(self):
         super().__init__()
-        self.cell, self.last = nn.GRUCell(8, 5), nn.Linear(5, 3)
+        self.cell = nn.GRUCell(8, 5)
+        self.last = nn.Linear(5, 3)
 
     def forward(self, x):
         return self.last(self.cell(x))
@@ -54,7 +57,8 @@ class Cell(nn.Module):
 class Checkpointed(nn.Module):
     def __init__(self):
         super().__init__()
-        self.inner, self.last = nn.Linear(8, 8), nn.Linear(8, 3)
+        self.inner = nn.Linear(8, 8)
+        self.last = nn.Linear(8, 3)
 
     def forward(self, x):
         return self.last(checkpoint(self.inner, x, use_reentrant=False).tanh())
@@ -172,7 +176,8 @@ UNREACHED = {"idle": (Idle, ROUTES, "idle"), "experts": (Experts, ("loop",), "ex
 )
 def test_a_parameter_that_no_example_reaches_is_refused_by_name_or_accepted_by_name(name, route):
     make, _, idle = UNREACHED[name]
-    net, x = make(), torch.linspace(-2, 2, N)[:, None] * X.abs()
+    net = make()
+    x = torch.linspace(-2, 2, N)[:, None] * X.abs()
     options, message = (
         {"routes": (route,)},
         rf"reaches, {idle}.weight, {idle}.bias, .*requires_grad_\(False\)",
@@ -212,7 +217,8 @@ class Inner(nn.Linear):
 
     def __init__(self, loss, reads=False):
         super().__init__(8, 3)
-        self.inner, self.reads = loss, reads
+        self.inner = loss
+        self.reads = reads
 
     def forward(self, x, labels):
         # vmap does not serve this, nor do factors
@@ -310,7 +316,8 @@ def test_guarantee_a_loss_that_is_not_of_one_example_is_refused_with_the_cure(na
 
 def test_class_weights_are_refused_in_whatever_batch_they_first_differ():
     """A batch of one class has no weighted mean: the next one has."""
-    net, loss = linear(), table
+    net = linear()
+    loss = table
     same = torch.zeros(N, dtype=torch.int64)
     assert error(clip_and_sum(net, loss, X, same, BOUND), brute(net, loss, X, same, BOUND)) < 5e-5
     for at_once in (256, 6):
@@ -382,7 +389,8 @@ def task(name, form):
     """Inputs, targets and the loss: with a mask, without, or with labels inside of the call, fewer
     of some rows.
     """
-    words, y = torch.randint(3, 50, (4, 7), generator=keyed_generator(b"words")), Y[:4]
+    words = torch.randint(3, 50, (4, 7), generator=keyed_generator(b"words"))
+    y = Y[:4]
     x = {"pixel_values": torch.randn(4, 3, 8, 8, generator=keyed_generator(b"pixels"))} if name == "vit" else {
         "input_ids": words
     }  # fmt: skip

@@ -267,7 +267,9 @@ def test_guarantee_an_example_moves_no_later_sum_by_what_attributes_hold(name, r
     sums, outputs = [], []
     for factor in (1.0, 100.0):
         net = Net(kept(REMEMBERS[name]))
-        net.seen, net.past, net.named = torch.zeros(()), [], {}
+        net.seen = torch.zeros(())
+        net.past = []
+        net.named = {}
         clipper = Clipper(net, F.cross_entropy, routes=routes)
         clipper(*batch(9), BOUND)
         x, y = batch(9, b"far")

@@ -26,7 +26,8 @@ from torchdp.training import (
     standard_errors,
 )
 
-STEPS, SIZE = 8, 5
+STEPS = 8
+SIZE = 5
 W = workloads.prefix(STEPS).dense()
 FACTORS = [
     factorization.factorize(W, tol=1e-4),
@@ -78,7 +79,9 @@ def test_guarantee_all_outputs_together_are_private(pattern, neighbours):
     """Every set of steps of one user: the exact delta of the outputs' two normal laws, from their
     covariance.
     """
-    bound, epsilon, delta = 0.7, 1.3, 1e-5
+    bound = 0.7
+    epsilon = 1.3
+    delta = 1e-5
     budget = {"bound": bound, "epsilon": epsilon, "delta": delta}
     noise = calibrated_noise(DENSE, SIZE, **budget, participation=pattern, neighbours=neighbours)
     outputs = float(noise.sigma) ** 2 * W @ torch.linalg.inv(DENSE.mT @ DENSE) @ W.mT
@@ -106,7 +109,8 @@ def test_guarantee_all_outputs_together_are_private(pattern, neighbours):
 
 
 def test_the_state_dict_holds_no_secret_and_alone_draws_no_noise():
-    noise, parent = make(), torch.nn.ModuleDict({"noise": make(noise=SeededNoise(2))})
+    noise = make()
+    parent = torch.nn.ModuleDict({"noise": make(noise=SeededNoise(2))})
     state = noise.secret_state()
     run(noise, 3)
     assert noise.state_dict() == {"_extra_state": {"step": 3}}
@@ -126,7 +130,8 @@ def test_the_state_dict_holds_no_secret_and_alone_draws_no_noise():
 
 def test_a_stream_does_not_go_back():
     noise = make()
-    before, public = noise.secret_state(), noise.state_dict()
+    before = noise.secret_state()
+    public = noise.state_dict()
     run(noise, 2)
     with pytest.raises(ValueError, match="its noise would repeat"):
         noise.load_secret_state(before)
@@ -174,7 +179,8 @@ def test_a_forked_child_draws_nothing():
 
 
 def test_threads_take_turns():
-    noise, zero = make(DENSE), torch.zeros(SIZE, dtype=torch.float64)
+    noise = make(DENSE)
+    zero = torch.zeros(SIZE, dtype=torch.float64)
     with ThreadPoolExecutor(4) as pool:
         outputs = list(pool.map(lambda _: noise(zero), range(STEPS)))
     expected = run(make(DENSE))
@@ -190,7 +196,8 @@ def test_another_key_is_another_stream_and_steps_do_not_repeat():
 
 
 def test_casts_and_autocast_move_no_number():
-    noise, parent = make(), torch.nn.ModuleList([make()])
+    noise = make()
+    parent = torch.nn.ModuleList([make()])
     parent.half().float().bfloat16().to(torch.float16).to_empty(device="cpu")
     assert torch.equal(noise.strategy.dense(), parent[0].strategy.dense())
     assert torch.equal(run(parent[0]), run(noise)) and parent[0].sigma == noise.sigma
@@ -222,7 +229,8 @@ def test_what_would_repeat_a_step_is_refused_in_words(record):
 
 @pytest.mark.filterwarnings("ignore")
 def test_compiled_noise_is_the_same_noise_and_no_part_of_it_is_compiled():
-    noise, operations = make(BANDED), set()
+    noise = make(BANDED)
+    operations = set()
 
     def backend(graph, _):
         operations.update(
@@ -266,6 +274,7 @@ def test_guarantee_outputs_are_sums_plus_noise():
     totals = torch.randn(
         STEPS, SIZE, dtype=torch.float64, generator=torch.Generator().manual_seed(1)
     )
-    one, other = make(), make()
+    one = make()
+    other = make()
     outputs = torch.stack([one(total) for total in totals])
     torch.testing.assert_close(outputs - totals, run(other), rtol=0, atol=1e-12)

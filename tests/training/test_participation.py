@@ -61,7 +61,8 @@ def test_signs_that_fit_are_found_and_signs_that_do_not_are_a_bound_that_says_so
 
 def test_rounding_below_zero_leaves_it_exact():
     C = torch.eye(STEPS, dtype=torch.float64)
-    C[0, 3], C[0, 1] = -1e-15, -0.5
+    C[0, 3] = -1e-15
+    C[0, 1] = -0.5
     assert sensitivity(C, Epochs(3)).exact and sensitivity(C, Epochs(1)).exact
 
 
@@ -123,7 +124,8 @@ def compare(count):
     """
     seen = Counter()
     for C, rule in instances(count):
-        found, rows = sensitivity(C, rule), users(rule, C.shape[1])
+        found = sensitivity(C, rule)
+        rows = users(rule, C.shape[1])
         truth = float((rows @ C.mT).norm(dim=1).max())
         attained = math.isclose(found.value, truth, rel_tol=1e-9)
         assert found.value >= truth and found.attained <= truth * (1 + 1e-12)
@@ -158,9 +160,11 @@ def test_guarantee_accepted_batches_keep_the_rule_and_refused_ones_break_it(rule
     """Random batches of 6 users: the check refuses exactly those after which some user's steps
     break the rule.
     """
-    g, refused = keyed_generator(b"attendance"), 0
+    g = keyed_generator(b"attendance")
+    refused = 0
     for _ in range(30):
-        attendance, steps = ParticipationLog(rule, 6), {user: [] for user in range(6)}
+        attendance = ParticipationLog(rule, 6)
+        steps = {user: [] for user in range(6)}
         while attendance.step < 9:
             batch = torch.randperm(6, generator=g)[: int(torch.randint(0, 4, (), generator=g))]
             breaks = any(
@@ -197,7 +201,8 @@ def test_guarantee_batches_keep_the_rule_or_are_refused(rule):
 
 
 def test_a_loader_goes_on_with_the_order_and_a_shuffled_one_is_refused():
-    data, attendance = TensorDataset(torch.arange(150)), ParticipationLog(Epochs(30), 150)
+    data = TensorDataset(torch.arange(150))
+    attendance = ParticipationLog(Epochs(30), 150)
     kept = Batches(Epochs(30), 150, 5, 60, generator=keyed_generator(b"kept"))
     loader = DataLoader(data, batch_sampler=kept)
     for (batch,) in loader:

@@ -43,7 +43,8 @@ def losses(C, chances, sigma, groups, user, count=100_000):
     """Likelihood ratios of the outputs C G + Z of a user of group 0, worth 1 in each of the steps
     that take them.
     """
-    rng, n = np.random.default_rng(7), len(C)
+    rng = np.random.default_rng(7)
+    n = len(C)
     steps = np.arange(0, n, groups)
     y = sigma * rng.standard_normal((count, n))
     if user:
@@ -69,7 +70,9 @@ BANDED = BANDED[::-1, ::-1].T / np.linalg.norm(BANDED[::-1, ::-1].T, axis=0)
 
 def test_guarantee_an_attack_on_all_steps_attains_it_and_no_more():
     assert not np.triu(BANDED, 1).any() and not np.tril(BANDED, -2).any()
-    sampling, sigma, delta = CyclicPoisson(2, 0.3), 0.9, 0.01
+    sampling = CyclicPoisson(2, 0.3)
+    sigma = 0.9
+    delta = 0.01
     found = sampling.guarantee(torch.from_numpy(BANDED.copy()), sigma, 1.0, delta)
     with_user = losses(BANDED, 0.3, sigma, 2, True)
     removed = lost(found.epsilon, with_user)
@@ -103,10 +106,8 @@ def test_guarantee_a_chance_is_rounded_down_and_by_no_more_than_a_word(monkeypat
     """floor(2^63 chance) of the 2^63 words take part: the last that does, and the first that does
     not.
     """
-    batches, words = (
-        SampledBatches(CyclicPoisson(1, chance), 2, 1),
-        math.floor(Fraction(chance) * 2**63),
-    )
+    batches = SampledBatches(CyclicPoisson(1, chance), 2, 1)
+    words = math.floor(Fraction(chance) * 2**63)
     monkeypatch.setattr(
         SeededNoise, "integers", lambda draws, shape: torch.tensor([words - 1, words])
     )
@@ -124,7 +125,8 @@ def test_nothing_chosen_is_behind_independent_noise(epsilon, p):
     }  # fmt: skip
     assert choice.candidates[0].error <= named["Poisson, independent noise"].error
     for one in choice.candidates:
-        plan, W = one.protocol, Iterates(24, momentum=0.5).dense()
+        plan = one.protocol
+        W = Iterates(24, momentum=0.5).dense()
         assert 0.999 * epsilon < plan.guarantee.epsilon <= epsilon and plan.guarantee.delta == 1e-5
         errors = plan.sigma * standard_errors(W, plan.strategy)
         torch.testing.assert_close(plan.standard_errors, errors)
@@ -188,7 +190,9 @@ def test_long_runs_have_strategies_of_one_row(monkeypatch):
 
 @pytest.mark.parametrize("place", [0, -1])
 def test_a_run_adds_the_plans_noise_to_what_is_clipped(place):
-    model, x, y = nn.Linear(1, 1), X, 2 * X
+    model = nn.Linear(1, 1)
+    x = X
+    y = 2 * X
     choice = choose(Iterates(6), 60, 20, epsilon=1.0, delta=1e-4)
     plan = sorted(choice.candidates, key=lambda one: one.name)[place].protocol
     run, steps, changes = plan.start(model, squares, noise=SeededNoise(3)), 0, []
@@ -209,7 +213,8 @@ def test_a_run_adds_the_plans_noise_to_what_is_clipped(place):
 
 
 def test_guarantee_a_user_s_steps_are_rounded_up():
-    sampling, eye = CyclicPoisson(2, 0.3), torch.eye(5, dtype=torch.float64)
+    sampling = CyclicPoisson(2, 0.3)
+    eye = torch.eye(5, dtype=torch.float64)
     # of who is in the first group
     assert [sampling.times(steps) for steps in (1, 2, 3, 4, 5)] == [1, 1, 2, 2, 3]
     found = sampling.guarantee(eye, 1.0, 1.0, 1e-3).epsilon
@@ -222,7 +227,8 @@ def test_guarantee_a_user_s_steps_are_rounded_up():
 def test_a_run_says_what_noise_is_in_a_gradient_also_when_it_is_resumed(place):
     choice = choose(Iterates(8, 0.5), 60, 15, epsilon=1.0, delta=1e-4)
     plan = sorted(choice.candidates, key=lambda one: one.name)[place].protocol
-    net, loss = nn.Linear(1, 1), nn.functional.mse_loss
+    net = nn.Linear(1, 1)
+    loss = nn.functional.mse_loss
     run = plan.start(net, loss, noise=SeededNoise(1))
     secret = run.secret_state()
     assert run.deviation == 0
@@ -244,7 +250,8 @@ def test_curved_losses_are_weighed_as_they_are_written_down():
     choice = choose(Descent(6), 60, 10, epsilon=4.0, delta=1e-5)
     for one in choice.candidates:
         C = one.protocol.strategy
-        noise, total = torch.linalg.inv(C.dense()), torch.zeros(6, dtype=torch.float64)
+        noise = torch.linalg.inv(C.dense())
+        total = torch.zeros(6, dtype=torch.float64)
         for c in (1.0, 0.5, 0.25):
             x = torch.zeros(6, dtype=torch.float64)
             for t in range(6):
@@ -261,7 +268,8 @@ def test_single_steps_are_noisiest_under_plans_that_a_flat_loss_prefers(epsilon)
     does not see.
     """
     ask = {"users": 1500, "batch": 100, "epsilon": epsilon, "delta": 1e-5}
-    flat, curved = (choose(W, **ask) for W in (Iterates(20, 0.9), Descent(20)))
+    flat = choose(Iterates(20, 0.9), **ask)
+    curved = choose(Descent(20), **ask)
     assert curved.candidates[0].name == "Poisson, independent noise" != flat.candidates[0].name
     own = [float(one.best.deviations().square().mean().sqrt()) for one in (flat, curved)]
     assert own[0] > 1.5 * own[1]
@@ -356,7 +364,9 @@ def test_guarantee_a_file_of_others_runs_nothing_and_promises_what_its_noise_giv
                 Plan.load(path)
     plan.save(path)
     fields = torch.load(path)
-    C, promised, none = fields["strategy"], fields["guarantee"], torch.full((8,), math.nan)
+    C = fields["strategy"]
+    promised = fields["guarantee"]
+    none = torch.full((8,), math.nan)
     for change in (
         {"sigma": -1.0}, {"sigma": math.nan}, {"users": 0}, {"batch": 61}, {"more": 1},
         {"sampling": {"made": "torchdp.training:Plan", "of": {}}},

@@ -123,7 +123,8 @@ def test_a_line_that_a_kill_cut_short_does_not_swallow_the_next(plans, tmp_path)
 
 
 def test_guarantee_two_runs_with_one_ledger_never_release_one_step_twice(plans, tmp_path):
-    plan, path = plans["ordered"], tmp_path / "ledger"
+    plan = plans["ordered"]
+    path = tmp_path / "ledger"
     runs = [plan.start(model(), squares, ledger=path)]
     runs += [plan.resume(model(), squares, runs[0].secret_state(), ledger=path) for _ in range(2)]
     batches, out = [iter(run) for run in runs], []
@@ -147,7 +148,8 @@ def test_guarantee_a_batch_serves_one_step_whatever_interrupts_copies_or_compete
     plans, kind, monkeypatch
 ):
     run = plans[kind].start(model(), squares)
-    batches, noise = iter(run), run.noise.forward
+    batches = iter(run)
+    noise = run.noise.forward
     users = next(batches)
     g = [torch.zeros(len(users), *p.shape) for p in run.module.parameters()]
 
@@ -166,7 +168,8 @@ def test_guarantee_a_batch_serves_one_step_whatever_interrupts_copies_or_compete
         run.release(g)
     users = next(batches)
     for step in (2, 4):  # as an interrupt could leave them before the batch is out
-        run.batches.step, run._waiting = step, Waiting()
+        run.batches.step = step
+        run._waiting = Waiting()
         assert torch.equal(next(iter(run)), users) and run.batches.step == 2
     g = [torch.zeros(len(users), *p.shape) for p in run.module.parameters()]
 
@@ -217,7 +220,8 @@ def test_a_secret_state_of_another_plan_is_refused(plans):
     plan = plans["banded"]
     secret = plan.start(model(), squares).secret_state()
     # the same bytes
-    once, diagonal = (BandedStrategy(torch.ones(shape).double(), 8) for shape in ((1, 8), (8, 1)))
+    once = BandedStrategy(torch.ones((1, 8)).double(), 8)
+    diagonal = BandedStrategy(torch.ones((8, 1)).double(), 8)
     assert replace(plan, strategy=once).digest() != replace(plan, strategy=diagonal).digest()
     for other in (replace(plan, sigma=2 * plan.sigma), plans["ordered"], replace(plan, users=61)):
         with pytest.raises(ValueError, match="secret is of another plan"):
@@ -321,7 +325,8 @@ def check(plan, place, start, told):
         int(line.split()[0]) for line in (place / "ledger").read_text().splitlines()[1:] if line
     ]
     assert len(set(steps)) == len(steps) and max(steps, default=-1) < max(known, default=0)
-    whole, out = plan.resume(net(), squares, start, step=0), {step: rest for step, *rest in told}
+    whole = plan.resume(net(), squares, start, step=0)
+    out = {step: rest for step, *rest in told}
     for users in whole:
         step = whole.step
         whole.release([torch.zeros(len(users), 1, 1), torch.zeros(len(users), 1)])
@@ -338,11 +343,15 @@ def check(plan, place, start, told):
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork")
 @KINDS
 def test_guarantee_no_step_is_out_twice_after_any_kill(plans, kind, tmp_path):
-    plan, generator, kills, outs = plans[kind], np.random.default_rng(len(kind)), 0, 0
+    plan = plans[kind]
+    generator = np.random.default_rng(len(kind))
+    kills = 0
+    outs = 0
     for number in itertools.count():
         start, told, lives = killed(plan, tmp_path / str(number), generator)
         check(plan, tmp_path / str(number), start, told)
-        kills, outs = kills + lives, outs + len(told)
+        kills = kills + lives
+        outs = outs + len(told)
         if kills >= 80:
             break
     assert outs > 20
@@ -352,18 +361,19 @@ def attack(plan, seed, canary):
     """The ln likelihood ratio of user 0, who is there or not, by what one run releases and what is
     public.
     """
-    steps, run = (
-        plan.strategy.steps,
-        plan.start(nn.Linear(1, 1, bias=False), squares, noise=SeededNoise(seed)),
-    )
+    steps = plan.strategy.steps
+    run = plan.start(nn.Linear(1, 1, bias=False), squares, noise=SeededNoise(seed))
     attended, out = np.zeros(steps), []
     for users in run:
         attended[run.step] = 0 in users
         run.release([(1.5 * plan.bound * (users == 0) * canary)[:, None, None]])  # is clipped
         out.append(float(run.module.weight.grad) * plan.batch)
-    sets, chances = attended[None], np.ones(1)  # a fixed order is public
+    # a fixed order is public
+    sets = attended[None]
+    chances = np.ones(1)
     if isinstance(plan.sampling, CyclicPoisson):
-        q, groups = plan.sampling.chance, plan.sampling.groups
+        q = plan.sampling.chance
+        groups = plan.sampling.groups
         sets = np.array(list(itertools.product((0.0, 1.0), repeat=steps)))
         own = np.array([np.arange(steps) % groups == group for group in range(groups)])
         each = np.where(own, np.where(sets[:, None] > 0, q, 1 - q), sets[:, None] == 0)
@@ -382,7 +392,8 @@ def shown(plan, runs):
     seen = np.array([[attack(plan, 2 * i + there, there) for i in range(runs)] for there in (0, 1)])
     cut = plan.guarantee.epsilon
     away, there = (seen > cut).sum(1)
-    low, high = beta.ppf(1e-4, there, runs - there + 1), beta.ppf(1 - 1e-4, away + 1, runs - away)
+    low = beta.ppf(1e-4, there, runs - there + 1)
+    high = beta.ppf(1 - 1e-4, away + 1, runs - away)
     return math.log(max(low - plan.guarantee.delta, 1e-9) / high), (
         there - math.exp(cut) * away
     ) / runs

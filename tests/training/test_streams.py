@@ -42,11 +42,11 @@ from torchdp.training import (
     stream,
 )
 
-SIZE, SIGMA, CPU = 7, 1.5, torch.device("cpu")
-ZERO, SECOND = (
-    torch.zeros(SIZE, dtype=torch.float64),
-    torch.tensor([[1.0, 0.5, 0.2]], dtype=torch.float64),
-)
+SIZE = 7
+SIGMA = 1.5
+CPU = torch.device("cpu")
+ZERO = torch.zeros(SIZE, dtype=torch.float64)
+SECOND = torch.tensor([[1.0, 0.5, 0.2]], dtype=torch.float64)
 
 
 @dataclass(frozen=True)
@@ -142,7 +142,8 @@ def run(noise, steps=None):
 
 def exact(C):
     """C in fractions: its inverse by the recurrence as it is written, on unit vectors, inverted."""
-    tables, n = C.recurrence, C.steps
+    tables = C.recurrence
+    n = C.steps
 
     def at(name, t):
         table = getattr(tables, name)
@@ -151,7 +152,9 @@ def exact(C):
     gains, decays = ([Fraction(x) for x in y.tolist()] for y in (tables.gains, tables.decays))
     backward = [[Fraction(0)] * n for _ in range(n)]
     for column in range(n):
-        s, us, ws = [Fraction(0)] * len(gains), [], []
+        s = [Fraction(0)] * len(gains)
+        us = []
+        ws = []
         for t in range(n):
             u = sum(
                 (
@@ -181,7 +184,8 @@ def test_guarantee_noise_has_the_law_of_its_strategy(make, memory):
     to its rounding.
     """
     C = make(6)
-    key, matrix = chacha.key_of(SeededNoise(1).words((4,)).numpy().tobytes(), CPU), C.dense()
+    key = chacha.key_of(SeededNoise(1).words((4,)).numpy().tobytes(), CPU)
+    matrix = C.dense()
     z = torch.stack([reference.normals(key, t, 0, SIZE) for t in range(6)])
     drawn = run(noise_of(C))
     torch.testing.assert_close(matrix @ drawn, SIGMA * z, rtol=1e-11, atol=1e-11)
@@ -190,7 +194,8 @@ def test_guarantee_noise_has_the_law_of_its_strategy(make, memory):
     torch.testing.assert_close(
         run(noise_of(C, dtype=torch.float32)).double(), drawn, rtol=1e-4, atol=1e-4
     )
-    truth, rounding = exact(C), C.recurrence.dense()[1]
+    truth = exact(C)
+    rounding = C.recurrence.dense()[1]
     for column in range(6):
         off = sum((Fraction(float(matrix[t, column])) - truth[t][column]) ** 2 for t in range(6))
         assert off <= Fraction(float(rounding[column])) ** 2
@@ -219,7 +224,8 @@ def test_guarantee_rounding_of_terms_that_cancel_is_in_the_sensitivity_and_hides
         )
         assert off <= Fraction(float(rounding[column])) ** 2
     user = [sum(truth[t - i] for i in range(0, t + 1, 20)) for t in range(n)]
-    moved, found = sum(x * x for x in user), sensitivity(C, Epochs(20))
+    moved = sum(x * x for x in user)
+    found = sensitivity(C, Epochs(20))
     assert found.exact and moved <= Fraction(found.value) ** 2 <= moved * (1 + Fraction(1, 10**8))
     V = torch.linalg.inv(matrix)
     bound = off_by(torch.eye(n).double(), V, V.abs(), torch.eye(n).double(), 1.001 * matrix)
@@ -281,7 +287,9 @@ def test_parts_hold_the_numbers_of_the_whole(make, memory, cuts, monkeypatch):
 
 @ALL
 def test_the_secret_state_resumes_the_stream_and_skipped_steps_are_spent(make, memory):
-    whole, noise, late = run(noise_of(make(6))), noise_of(make(6)), noise_of(make(6))
+    whole = run(noise_of(make(6)))
+    noise = noise_of(make(6))
+    late = noise_of(make(6))
     for stop in (0, 1, 4):
         run(noise, stop - noise.step) if stop else None
         public, secret = stored((noise.state_dict(), noise.secret_state()))
@@ -341,10 +349,12 @@ def test_an_interrupted_step_is_spent_or_not_begun(name, drawn, monkeypatch):
     The noise keeps its distribution, and none is seen twice. The numbers are made four and three at a time.
     """
     monkeypatch.setattr(stream, "AT_ONCE", 4)
-    C, given = STRATEGIES[name][0](5), iter(range(10**6))
+    C = STRATEGIES[name][0](5)
+    given = iter(range(10**6))
     expected = run(noise_of(C))
     for line in itertools.count():
-        noise, seen = noise_of(C), []
+        noise = noise_of(C)
+        seen = []
 
         def draw(noise=noise):
             with pytest.raises(RuntimeError, match="while it was drawing"):
@@ -369,7 +379,8 @@ def test_an_interrupted_load_leaves_one_state_or_the_other():
     C = STRATEGIES["falling row"][0](6)
     parent = noise_of(C)
     run(parent, 3)
-    state, following = parent.secret_state(), run(parent, 1)[0]
+    state = parent.secret_state()
+    following = run(parent, 1)[0]
     for line in itertools.count():
         noise = noise_of(C, 2)
         stopped = interrupted((line,), lambda noise=noise: noise.load_secret_state(state))
@@ -386,7 +397,8 @@ def test_an_interrupted_load_leaves_one_state_or_the_other():
 
 
 def test_no_state_is_loaded_in_the_midst_of_a_step(monkeypatch):
-    C, add = STRATEGIES["falling row"][0](6), stream.correlated_noise.add
+    C = STRATEGIES["falling row"][0](6)
+    add = stream.correlated_noise.add
     other = noise_of(C, 2)
     state = noise_of(C).secret_state()
 
@@ -432,7 +444,8 @@ def test_a_shard_that_is_all_of_a_gradient_is_compared_with_no_other(monkeypatch
 
 
 def test_guarantee_a_million_steps_need_no_matrix():
-    n, few = 10**6, buffered(3)
+    n = 10**6
+    few = buffered(3)
     ones = torch.ones(n, dtype=torch.float64)
     for C in (
         BandedStrategy(torch.tensor([[1.0, 0.5, 0.3]]), n),
@@ -479,7 +492,8 @@ def test_a_strategy_whose_tables_are_of_other_steps_is_refused(monkeypatch):
 
 def test_tables_are_copies_and_their_digest_names_the_law():
     """Who changes a tensor that a strategy was made of changes no noise and no guarantee."""
-    feeds, one = torch.ones(1, 2, dtype=torch.float64), torch.ones(1)
+    feeds = torch.ones(1, 2, dtype=torch.float64)
+    one = torch.ones(1)
     C = Tabulated(Recurrence(3, one, feeds, (0, 1)))
     before = C.recurrence.digest()
     feeds[0, 1] = 9.0

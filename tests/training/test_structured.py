@@ -29,7 +29,8 @@ def test_iterates_are_the_parameters_of_gradient_descent(momentum, decay, rates)
             optimizer.step()
             yield float(x.detach())
 
-    W, unmoved = Iterates(4, momentum, decay, rates), torch.tensor([*path(0 * gradients)])
+    W = Iterates(4, momentum, decay, rates)
+    unmoved = torch.tensor([*path(0 * gradients)])
     torch.testing.assert_close(
         unmoved - W.dense() @ gradients, torch.tensor([*path(gradients)]), check_dtype=False
     )
@@ -108,13 +109,12 @@ def test_a_fixed_order_of_long_passes_has_buffers(W, monkeypatch):
 
 
 def test_guarantee_rounding_of_a_formed_inverse_is_bounded_and_refused_where_it_hides_a_user():
-    n, generator = 30, torch.Generator().manual_seed(0)
+    n = 30
+    generator = torch.Generator().manual_seed(0)
     powers = torch.stack([torch.full((n,), 3.0**m, dtype=torch.float64) for m in range(1, n)])
-    pole, zero, ones = (
-        torch.tensor([0.9]).double(),
-        torch.tensor([0.4]).double(),
-        torch.ones(n).double(),
-    )
+    pole = torch.tensor([0.9]).double()
+    zero = torch.tensor([0.4]).double()
+    ones = torch.ones(n).double()
     for _ in range(6):
         before = torch.rand(n, generator=generator, dtype=torch.float64) + 0.5
         C = RecalledStrategy(BufferedStrategy(pole, zero, before, ones), 1, powers)

@@ -73,7 +73,8 @@ def hand(plan, lora=False):
     [("ordered", False), ("independent", False), ("banded", False), ("banded", True)],
 )
 def test_each_step_is_that_of_our_own_loop(kind, lora, tmp_path):
-    net, seen = model(lora), Seen()
+    net = model(lora)
+    seen = Seen()
     run = plans()[kind].start(net, own_loss, noise=SeededNoise(1))
     ours = PrivateTrainer(run, arguments(tmp_path), train_dataset=Rows(), callbacks=[seen])
     ours.train()
@@ -92,7 +93,9 @@ class Killed(TrainerCallback):
 
 @pytest.mark.parametrize(("stop", "lora"), [(3, True), (4, False)])
 def test_a_checkpoint_and_the_ledger_go_on_with_the_run(stop, lora, tmp_path):
-    plan, ledger, secret = plans()["ordered"], tmp_path / "ledger", tmp_path / "secret"
+    plan = plans()["ordered"]
+    ledger = tmp_path / "ledger"
+    secret = tmp_path / "secret"
     given = dict(
         optim="adamw_torch", lr_scheduler_type="linear", save_strategy="steps", save_steps=1
     )
@@ -109,7 +112,8 @@ def test_a_checkpoint_and_the_ledger_go_on_with_the_run(stop, lora, tmp_path):
     torch.save(run.secret_state(), secret)
     with pytest.raises(KeyboardInterrupt):
         trained(run, Killed(stop))
-    last, key = tmp_path / "kept" / f"checkpoint-{stop}", run.secret_state()["key"]
+    last = tmp_path / "kept" / f"checkpoint-{stop}"
+    key = run.secret_state()["key"]
     assert run.step == stop and holds(secret, key) and not holds(tmp_path / "kept", key)
     # of a kill between the last checkpoint and the last step
     for lost in (0, 1) if lora else (0,):
@@ -179,7 +183,8 @@ def test_guarantee_what_would_break_a_run_is_refused_before_a_step_is_spent(
 
 
 def test_several_devices_are_refused(tmp_path, monkeypatch):
-    args, run = arguments(tmp_path), plans()["ordered"].start(model(), own_loss)
+    args = arguments(tmp_path)
+    run = plans()["ordered"].start(model(), own_loss)
     monkeypatch.setattr(type(args), "parallel_mode", type(args.parallel_mode).DISTRIBUTED)
     with pytest.raises(ValueError, match="parallel_mode must be 'not_parallel'"):
         PrivateTrainer(run, args, train_dataset=Rows())

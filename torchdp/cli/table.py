@@ -413,7 +413,8 @@ def bounded(
 
 def range_of(users: "pd.DataFrame", name: str) -> tuple[float, float]:
     """Least and largest number of a column. Raises ValueError where these are one."""
-    low, high = float(users[name].min()), float(users[name].max())
+    low = float(users[name].min())
+    high = float(users[name].max())
     if not low < high or not math.isfinite(high - low):
         raise ValueError(
             f"column {name!r} is constant: it gives no bounds; "

@@ -22,7 +22,7 @@ from torchdp.description import described, made
 from torchdp.draws import Draws, Simulated
 from torchdp.privacy import Guarantee
 from torchdp.protocol import Crowd, Estimate, Objective, Protocol, Tally, Users
-from torchdp.protocol.records import alike, combined, tensor_of
+from torchdp.protocol.records import alike, tensor_of, weighted_sum
 from torchdp.shuffle import BitLaw
 from torchdp.shuffle.search import Sensitivity
 
@@ -232,7 +232,7 @@ def rounding_variances(features: Features, crowd: Crowd, steps: Tensor) -> Tenso
     total = crowd.values.new_zeros(shape, dtype=torch.float64)
     for share, counts in features.of_crowd(crowd, features.share):
         _, theta = _parts(share, steps)
-        total += combined(counts.double(), theta * (1 - theta))
+        total += weighted_sum(counts.double(), theta * (1 - theta))
     return total * (2 * features.bound / steps.to(total)) ** 2
 
 

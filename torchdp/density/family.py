@@ -20,7 +20,7 @@ from torchdp.draws import Draws, Simulated
 from torchdp.kernels.dispatch import keyed
 from torchdp.kernels.rounded_features import positive_counts, rounded_counts
 from torchdp.protocol import Crowd
-from torchdp.protocol.records import beside, combined
+from torchdp.protocol.records import broadcast_users, weighted_sum
 
 # Numbers held in memory for each array over users, whatever their number.
 NUMBERS_AT_ONCE = 2**20
@@ -310,8 +310,8 @@ class Features(Brief, ABC):
         for f, counts in self.of_crowd(crowd, self.f):
             # A float32 sum of users loses them from 2^24 on.
             left = f.double()
-            total += combined(counts.double(), left)
-            squares += combined(counts.double(), left.square())
+            total += weighted_sum(counts.double(), left)
+            squares += weighted_sum(counts.double(), left.square())
         return total, squares
 
     def crowd(self, summary: Crowd) -> Crowd:
@@ -320,7 +320,7 @@ class Features(Brief, ABC):
 
     def means(self, crowd: Crowd) -> Tensor:
         """Of f_i(x)_j over the users, (*batch, instances) float64, unchecked."""
-        return self.sums(crowd)[0] / beside(crowd.n, 1)
+        return self.sums(crowd)[0] / broadcast_users(crowd.n, 1)
 
     def of_crowd(
         self, crowd: Crowd, of: Callable[[Tensor], Tensor], times: int = 1

@@ -27,7 +27,7 @@ from torchdp.draws import Draws, Simulated
 from torchdp.privacy import Guarantee, Model, Neighbours, gaussian_sigma
 from torchdp.privacy.gaussian import ROUNDED
 from torchdp.protocol import Crowd, CuratorProtocol, Layout, Limits, Tally, Users
-from torchdp.protocol.records import alike, beside, combined
+from torchdp.protocol.records import alike, broadcast_users, weighted_sum
 from torchdp.protocol.rounded_sum import RoundedSum, in_blocks, released_guarantee
 from torchdp.secure.shared_sum import SharedSum, Shown
 from torchdp.shuffle import CentralGaussianSum
@@ -304,7 +304,7 @@ class CentralKDE(OfFeatures, CuratorProtocol[Crowd]):
     def release(self, summary: Crowd, draws: Draws, shape: tuple[int, ...]) -> Tally:
         if self.sums is None:
             sums, _ = self.features.sums(summary)
-            total = (beside(summary.n, 1) + sums / self.features.bound) / 2
+            total = (broadcast_users(summary.n, 1) + sums / self.features.bound) / 2
             noisy = self.law.noised(total.expand(*shape, *total.shape), draws)
             return Tally(summary.n, {"total": noisy})
 
@@ -314,7 +314,7 @@ class CentralKDE(OfFeatures, CuratorProtocol[Crowd]):
             return (1 + share.double().clamp_(-1, 1)) / 2
 
         blocks = in_blocks(summary.rows, summary.counts, self.features.at_once)
-        parts = (combined(counts, chances(x)) for x, counts in blocks)
+        parts = (weighted_sum(counts, chances(x)) for x, counts in blocks)
         whole = self.sums.blocks(parts, summary.n)
         return Tally(summary.n, {"total": self.sums.released(whole, draws, shape)})
 
@@ -406,10 +406,10 @@ class SecureKDE(SharedSum[Crowd]):
         return density_mse(self.features, crowd, y, torch.zeros_like(noise), noise)
 
     def value(self, total: Tensor, n: Users) -> Tensor:
-        return super().value(total, n) / beside(n, 1)
+        return super().value(total, n) / broadcast_users(n, 1)
 
     def variances(self, n: Users) -> Tensor:
-        return super().variances(n) / beside(n, 1) ** 2
+        return super().variances(n) / broadcast_users(n, 1) ** 2
 
     def estimated(self, value: Tensor, error: Tensor, n: Users) -> Density:
         bound = self.features.bound

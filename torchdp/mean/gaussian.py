@@ -32,7 +32,7 @@ from torchdp.protocol import (
     Tally,
     Users,
 )
-from torchdp.protocol.records import beside, combined
+from torchdp.protocol.records import broadcast_users, weighted_sum
 from torchdp.protocol.rounded_sum import BLOCK, RoundedSum, in_blocks, released_guarantee
 from torchdp.randomness import keyed_generator
 
@@ -297,7 +297,7 @@ class GaussianMean(GaussianRelease, MeanProtocol):
 
     def noise_root(self, n: Users) -> Tensor:
         """B = (sigma/n) A, sigma the deviation of ``sums``."""
-        return self.sums.sigma / beside(checks.people("n", n, 1), 2) * self.shape.root
+        return self.sums.sigma / broadcast_users(checks.people("n", n, 1), 2) * self.shape.root
 
     def collect_groups(self, x: Tensor, groups: Tensor, size: int, draws: Draws) -> Tally:
         """In one pass; the sum of each group is a ``RoundedSum`` of its own."""
@@ -312,6 +312,6 @@ class GaussianMean(GaussianRelease, MeanProtocol):
         return Tally(n, {"sum": noisy * (n > 0)[:, None]})
 
     def release(self, summary: Crowd, draws: Draws, shape: tuple[int, ...]) -> Tally:
-        sums = (combined(counts, u) for u, counts in self.encoded(summary))
+        sums = (weighted_sum(counts, u) for u, counts in self.encoded(summary))
         noisy = self.sums.released(self.sums.blocks(sums, summary.n), draws, shape)
         return Tally(summary.n, {"sum": noisy})

@@ -18,7 +18,7 @@ from torchdp.domains.shapes import encoding, least_error_shape, normal_moment
 from torchdp.mean.gaussian import MeanProtocol
 from torchdp.mean.moments import Covariance, MomentNoise
 from torchdp.protocol import Crowd, Objective, Relay, Tally, Users
-from torchdp.protocol.records import beside
+from torchdp.protocol.records import broadcast_users
 from torchdp.randomizers import PrivUnit
 from torchdp.randomizers.ball.ball import BallRandomizer, check_client
 from torchdp.symmetric import svec, symmetric, triangular
@@ -84,7 +84,7 @@ class LocalMean(MeanProtocol, Relay[Crowd, Tensor, BallRandomizer]):
     def noise_root(self, n: Users) -> Tensor:
         """B = (v / n)^{1/2} A; Cov(estimate) is below B B^T where the client is not isotropic."""
         v = self.client.moments.variance
-        return (v / beside(checks.people("n", n, 1), 2)) ** 0.5 * self.shape.root
+        return (v / broadcast_users(checks.people("n", n, 1), 2)) ** 0.5 * self.shape.root
 
     @property
     def variance_proxy(self) -> Tensor:
@@ -240,7 +240,7 @@ class LocalCovariance(Relay[Crowd, Tensor, BallRandomizer]):
 
     def _noise(self, n: Users) -> MomentNoise:
         t_square, e_square, _ = self.weights(self.domain.dimension)
-        v = self.client.moments.variance / beside(n, 2)
+        v = self.client.moments.variance / broadcast_users(n, 2)
         # Of S in units of the half widths: 1/e^2 on the diagonal, 1/2 beside it.
         entries = 0.5 + (1 / e_square - 0.5) * self._identity
         units = self.half * self.half[:, None]

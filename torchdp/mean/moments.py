@@ -18,7 +18,7 @@ from torchdp.domains.shapes import Encoding, encoding
 from torchdp.draws import Draws
 from torchdp.mean.gaussian import GaussianRelease
 from torchdp.protocol import Crowd, Estimate, Layout, Limits, Objective, Tally, Users
-from torchdp.protocol.records import beside, combined
+from torchdp.protocol.records import broadcast_users, weighted_sum
 from torchdp.protocol.rounded_sum import RoundedSum
 from torchdp.simplex import onto_simplex
 from torchdp.symmetric import symmetrised
@@ -113,7 +113,7 @@ class GaussianMoments(GaussianRelease):
             for row, column in zip(indices, columns, strict=True):
                 entry *= G[row, column]
             variances += entry
-        scale = self.sums.sigma / beside(checks.people("n", n, 1), self.order)
+        scale = self.sums.sigma / broadcast_users(checks.people("n", n, 1), self.order)
         return scale * (variances / math.factorial(self.order)).clamp_min(0).sqrt()
 
     def release(self, summary: Crowd, draws: Draws, shape: tuple[int, ...]) -> Tally:
@@ -133,7 +133,7 @@ class GaussianMoments(GaussianRelease):
     def exact(self, summary: Crowd) -> Tensor:
         crowd = self.validate_summary(summary)
         total = tensor_sum(crowd.rows.double(), self.order, crowd.counts.double())
-        return total / beside(crowd.n, self.order)
+        return total / broadcast_users(crowd.n, self.order)
 
     def predicted_mse(self, summary: Crowd) -> Tensor:
         return self.deviations(self.validate_summary(summary).n).square()
@@ -184,7 +184,7 @@ class Covariance(Estimate):
     mean: Estimate = field(kw_only=True)
 
     def __post_init__(self) -> None:
-        variance = self.value.diagonal(dim1=-2, dim2=-1).clamp_min(0) / beside(self.n, 1)
+        variance = self.value.diagonal(dim1=-2, dim2=-1).clamp_min(0) / broadcast_users(self.n, 1)
         known = replace(self.mean, population=partial(self.mean.with_sampling, variance))
         object.__setattr__(self, "mean", known)
 
@@ -310,7 +310,7 @@ class GaussianCovariance(GaussianRelease):
 
         answer: dimensions behind those of a batch.
         """
-        return self.sums.sigma / beside(checks.people("n", n, 1), answer)
+        return self.sums.sigma / broadcast_users(checks.people("n", n, 1), answer)
 
     def release(self, summary: Crowd, draws: Draws, shape: tuple[int, ...]) -> Tally:
         r = self.root.shape[1]
@@ -324,7 +324,7 @@ class GaussianCovariance(GaussianRelease):
         """The sum of (w w^T, t w), flat, of w = u / R."""
         w = u / (self.encoding.radius or 1.0)
         second = tensor_sum(w, 2, counts).flatten(-2)
-        return torch.cat([second, self.mean_weight * combined(counts, w)], -1)
+        return torch.cat([second, self.mean_weight * weighted_sum(counts, w)], -1)
 
     def analyse(self, tally: Tally) -> Covariance:
         n = self.check(tally).n

@@ -19,7 +19,7 @@ from torchdp import checks
 from torchdp.pairwise.forms import ZERO, Form, Pairs, PairwiseForms, one_kernel
 from torchdp.protocol import Estimate, Objective, Tally, Users
 from torchdp.protocol.interval import Error, ErrorParts, RatioError, largest_variance
-from torchdp.protocol.records import beside, tensor_of
+from torchdp.protocol.records import broadcast_users, tensor_of
 from torchdp.queries.channel import Channel, nearest
 from torchdp.simplex import onto_simplex
 
@@ -239,7 +239,7 @@ class PairwiseAnalyst(ABC):
         batch = n.shape if isinstance(n, Tensor) else ()
         worst = torch.tensor(math.inf, dtype=torch.float64)  # a ratio's classes may be empty
         if statistic.denominator is None:
-            users = beside(n, len(statistic.answer))
+            users = broadcast_users(n, len(statistic.answer))
             variance = self.worst_variance(users, statistic.form)
             worst = (variance + statistic.distortion**2) * self.slope(users) ** 2
         return objective.of(worst.expand((*batch, *statistic.answer)), len(batch))
@@ -315,7 +315,7 @@ class ChannelPairs(PairwiseAnalyst):
         """
         if form.diagonal is None:
             return torch.zeros_like(form.weights)
-        users = beside(n, 1)
+        users = broadcast_users(n, 1)
         # U = n/(n - 1) (V - mean f(x, x)/n) and V = (n - 1)/n (U + mean f(x, x)/(n - 1)).
         share = -1 / users if self.estimated_pairs is Pairs.ALL else 1 / (users - 1)
         return share * form.diagonal
@@ -379,8 +379,8 @@ class ChannelPairs(PairwiseAnalyst):
         tally = self.beside_forms(tally)
         n = tally.users()
         z = self.channel.mean(tally)
-        users = beside(n, 1)
-        slope_n = beside(self.slope(n), 1)
+        users = broadcast_users(n, 1)
+        slope_n = broadcast_users(self.slope(n), 1)
         # s^T J s enters the mean over distinct pairs n/(n - 1) times.
         factor = users / (users - 1) * slope_n if self.channel.distinct else slope_n
 

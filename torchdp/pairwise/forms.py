@@ -16,7 +16,7 @@ from torch import Tensor
 from torchdp import checks
 from torchdp.brief import Brief
 from torchdp.factorization import free_constant, signature_form
-from torchdp.protocol.records import beside
+from torchdp.protocol.records import broadcast_users
 from torchdp.queries.channel import histograms_of
 
 
@@ -66,7 +66,7 @@ class Form(Brief):
 
     def plus(self, factor: Tensor | float, other: "Form") -> "Form":
         """f + factor g without a constant; factor: a number or (*batch)."""
-        times = beside(factor, 1)
+        times = broadcast_users(factor, 1)
         weights = self.weights + times * other.weights
         if self.diagonal is None or other.diagonal is None:
             return Form(weights)
@@ -174,11 +174,11 @@ class PairwiseForms(Brief):
     def kernel(self, form: Form) -> Tensor:
         """The matrix f(x, y) of a form: (k, k), or (*batch, k, k) for weights (*batch, r)."""
         products = (self.points * form.weights[..., None, :]) @ self.points.mT
-        return products + beside(form.constant, 2)
+        return products + broadcast_users(form.constant, 2)
 
     def diagonal(self, form: Form) -> Tensor:
         """f(x, x), (*answer, k)."""
-        return form.weights @ self.points.square().mT + beside(form.constant, 1)
+        return form.weights @ self.points.square().mT + broadcast_users(form.constant, 1)
 
     def size(self, form: Form) -> Tensor:
         """max_x sum_t abs(weights_t) u_xt^2 + abs(constant), at least max abs(f)."""

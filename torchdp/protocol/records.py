@@ -36,7 +36,7 @@ Users = int | Tensor
 """How many: n of one tally; of a batch of tallies (*batch), int64."""
 
 
-def beside(n: float | Tensor, answer: int = 0) -> float | Tensor:
+def broadcast_users(n: float | Tensor, answer: int = 0) -> float | Tensor:
     """n beside numbers of ``answer`` dimensions behind the batch, float64: (*batch, 1, ...)."""
     return n.double().view(*n.shape, *[1] * answer) if isinstance(n, Tensor) else float(n)
 
@@ -46,7 +46,7 @@ def users_of(counts: Tensor) -> Users:
     return counts.sum(-1) if counts.ndim > 1 else int(counts.sum())
 
 
-def combined(weights: Tensor, rows: Tensor) -> Tensor:
+def weighted_sum(weights: Tensor, rows: Tensor) -> Tensor:
     """sum_x weights_x rows_x.
 
     Args:
@@ -95,7 +95,7 @@ def single(n: Users) -> int:
     return n
 
 
-def farthest(deviation: Any, scale: float = 0.0) -> Any:
+def noise_limit(deviation: Any, scale: float = 0.0) -> Any:
     """What a number's noise stays below, but with a chance of 1e-300: 40 (deviation + 40 scale).
 
     For noise whose tails fall like those of a normal variable up to some deviations, then by a
@@ -132,12 +132,12 @@ class Limits(Brief):
         """
         if not part.numel():
             return []
-        low: Any = beside(self.low, answer)
-        high: Any = beside(self.high, answer)
+        low: Any = broadcast_users(self.low, answer)
+        high: Any = broadcast_users(self.high, answer)
         rounding = ROUNDING * (abs(low) + abs(high)) if part.is_floating_point() else 0.0
         ranges = [(name, part, low - rounding, high + rounding)]
         if self.total is not None:
-            total: Any = beside(self.total, answer - 1)
+            total: Any = broadcast_users(self.total, answer - 1)
             sums = part.sum(-1, dtype=torch.float64)
             ranges.append((f"the sum of {name}", sums, total * (1 - ADDED), total * (1 + ADDED)))
         return ranges
@@ -189,8 +189,8 @@ class Crowd(Brief):
         row = self.values.shape[self.counts.ndim :]
         rows = self.rows.double()
         columns = rows.flatten(-len(row)) if row else rows[..., None]
-        sums = combined(self.counts.double(), columns)
-        return sums.view(*self.counts.shape[:-1], *row) / beside(self.n, len(row))
+        sums = weighted_sum(self.counts.double(), columns)
+        return sums.view(*self.counts.shape[:-1], *row) / broadcast_users(self.n, len(row))
 
     @property
     def covariance(self) -> Tensor:
@@ -198,7 +198,7 @@ class Crowd(Brief):
         # Around the mean: sum x x^T - n m m^T cancels where the mean is large.
         centred = self.values.double() - self.mean[..., None, :]
         weighted = self.counts.double()[..., None] * centred
-        return weighted.mT @ centred / beside(self.n, 2)
+        return weighted.mT @ centred / broadcast_users(self.n, 2)
 
     def mapped(self, change: Callable[[Tensor], Tensor]) -> "Crowd":
         """The same users, whose values are what ``change`` makes of rows (m, ...)."""
@@ -275,7 +275,7 @@ class Tally(Brief):
 
     def users(self, answer: int = 0) -> float | Tensor:
         """n beside numbers that have ``answer`` dimensions behind the batch."""
-        return beside(self.n, answer)
+        return broadcast_users(self.n, answer)
 
     def at(self, index: Any) -> "Tally":
         """Those of a batch that ``index`` chooses, as of n: ``tally.at(tally.n > 0)``.

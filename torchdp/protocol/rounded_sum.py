@@ -18,7 +18,7 @@ from torchdp.draws import Draws
 from torchdp.grid import moved
 from torchdp.privacy import Guarantee, Model, Neighbours, gaussian_guarantee
 from torchdp.privacy.gaussian import ROUNDED
-from torchdp.protocol.records import Limits, Users, farthest, tensor_of
+from torchdp.protocol.records import Limits, Users, noise_limit, tensor_of
 from torchdp.rounded import RoundedNormal
 
 # Users whose vectors floats add up, and of the norm twice the rounding errors of such a sum.
@@ -108,7 +108,7 @@ class RoundedSum:
 
     def limits(self, n: Users) -> Limits:
         """What a number of Y can be for n users."""
-        return Limits.around(n * (self.norm + self.step) + farthest(self.sigma))
+        return Limits.around(n * (self.norm + self.step) + noise_limit(self.sigma))
 
     @property
     def sensitivity(self) -> float:

@@ -18,7 +18,7 @@ from torchdp.draws import Draws, Simulated
 from torchdp.privacy import Guarantee, Model, Neighbours, gaussian_sigma
 from torchdp.privacy.gaussian import ROUNDED, SOURCE
 from torchdp.protocol import CuratorProtocol, Layout, Limits, Tally, Users
-from torchdp.protocol.records import alike, farthest, tensor_of, users_of
+from torchdp.protocol.records import alike, noise_limit, tensor_of, users_of
 from torchdp.protocol.rounded_sum import VARIATION, RoundedSum, exact_sums
 from torchdp.queries.channel import Question
 from torchdp.queries.protocol import FactoredProtocol, FactoredQueries, squared_distances
@@ -204,7 +204,7 @@ class CentralLaplace(FactoredProtocol, CuratorProtocol[Tensor]):
 
     def limits(self, n: Users) -> dict[str, Limits]:
         reach = float(self.queries.right.abs().max()) * n
-        noise = farthest(math.sqrt(self.noise), 1 / self.rate)
+        noise = noise_limit(math.sqrt(self.noise), 1 / self.rate)
         return {"sum": Limits(-reach - noise, reach + noise)}
 
     def validate_summary(self, summary: Tensor) -> Tensor:

@@ -21,7 +21,7 @@ from torchdp import checks
 from torchdp.factorization.solvers.pivoting import nearest_histogram
 from torchdp.protocol import Estimate, Objective, Protocol, Tally, Users
 from torchdp.protocol.interval import Error, Range
-from torchdp.protocol.records import beside
+from torchdp.protocol.records import broadcast_users
 
 Fits = tuple[Tensor, Tensor, Tensor, Tensor]
 """Histograms (fits, b, k), half of what their estimated risks are below that of the unbiased
@@ -199,7 +199,7 @@ class Channel(Protocol[Tensor]):
         Raises TypeError, ValueError.
         """
         checks.instance("objective", objective, Objective)
-        users = beside(checks.people("n", n, 1), 2)
+        users = broadcast_users(checks.people("n", n, 1), 2)
         mse = self.bias.square() + self.variance / users**self.power
         if objective is Objective.WORST:
             return mse.amax((-2, -1))

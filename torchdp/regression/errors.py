@@ -12,7 +12,7 @@ from torchdp import checks
 from torchdp.brief import Brief
 from torchdp.memory import rows_at_once
 from torchdp.protocol import Protocol, Users
-from torchdp.protocol.records import beside, tensor_of
+from torchdp.protocol.records import broadcast_users, tensor_of
 from torchdp.regression.second_moment_noise import moment_vector
 from torchdp.symmetric import triangular
 
@@ -194,7 +194,7 @@ def psi(moments: SecondMoments, directions: Tensor) -> Tensor:
         raise ValueError("directions must have orthonormal columns; see torch.linalg.qr")
     largest = torch.linalg.eigvalsh(moments.matrix)[..., -k:].sum(-1)
     explained = ((moments.matrix @ X) * X).sum((-2, -1))
-    return (largest - explained) / beside(moments.n)
+    return (largest - explained) / broadcast_users(moments.n)
 
 
 class RowsProtocol(Protocol[SecondMoments]):
@@ -289,7 +289,7 @@ def within(
             f"not of {moments.columns}"
         )
     squares = moments.matrix.diagonal(dim1=-2, dim2=-1)
-    n = beside(moments.n) * (1 + ROUNDING)
+    n = broadcast_users(moments.n) * (1 + ROUNDING)
     too_long = squares[..., :columns].sum(-1) > n * bound**2
     if bool(too_long.any()):
         where = checks.at(too_long)

@@ -11,7 +11,7 @@ from torch import Tensor
 from torchdp import checks
 from torchdp.draws import Draws, Simulated
 from torchdp.protocol import Layout, Limits, Objective, Relay, Tally, Users
-from torchdp.protocol.records import ROUNDING, beside, tensor_of
+from torchdp.protocol.records import ROUNDING, broadcast_users, tensor_of
 from torchdp.randomizers import GaussianVector
 from torchdp.regression.errors import RowsProtocol, SecondMoments
 from torchdp.regression.second_moment_noise import NoisyMoments, from_noisy_rows, product_variances
@@ -140,13 +140,15 @@ class LocalRows(RowsProtocol, Relay[SecondMoments, Tensor, GaussianVector]):
         else:
             squares[:d] = self.bound**2 / d
         squares[d:] = (self.label_bound or 0.0) ** 2
-        errors = self._mse(beside(n, 1) * squares, n)
+        errors = self._mse(broadcast_users(n, 1) * squares, n)
         return objective.of(errors, errors.ndim - 1)
 
     def _mse(self, diagonal: Tensor, n: Users) -> Tensor:
         """Of n rows whose second moments have this diagonal."""
         variance = self.sigma**2
-        return product_variances(diagonal, beside(n, 1) * self.sigma**4, variance, self.labelled)
+        return product_variances(
+            diagonal, broadcast_users(n, 1) * self.sigma**4, variance, self.labelled
+        )
 
 
 def wishart(degrees: Tensor, d: int, shape: Sequence[int], draws: Draws) -> Tensor:

@@ -9,7 +9,7 @@ from torch import Tensor
 from torchdp import checks
 from torchdp.memory import rows_at_once
 from torchdp.protocol import Limits, Tally, Users
-from torchdp.protocol.records import beside, tensor_of, users_of
+from torchdp.protocol.records import broadcast_users, tensor_of, users_of
 from torchdp.secure.shared_sum import SharedSum, Shown
 
 # of ten: D^k and its square are floats, with room for sums
@@ -185,5 +185,5 @@ class SecureHistogram(SharedSum[Tensor]):
         return super().variances(n) * (1 - 1 / self.types)
 
     def value(self, total: Tensor, n: Users) -> Tensor:
-        missing = beside(n, 1) - total.sum(-1, keepdim=True)
+        missing = broadcast_users(n, 1) - total.sum(-1, keepdim=True)
         return total + missing / self.types

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from torchdp import checks
 from torchdp.batch import Numbers, each
-from torchdp.protocol.records import beside
+from torchdp.protocol.records import broadcast_users
 from torchdp.regression.errors import SecondMoments, checked, least_loss, least_squares, level, loss
 from torchdp.regression.second_moment_noise import NoisyMoments
 
@@ -270,7 +270,7 @@ def random_psi(moments: SecondMoments, rank: int) -> Tensor:
     rank = checks.integer("rank", rank, 1, checked(moments).columns)
     values = torch.linalg.eigvalsh(moments.matrix)
     kept = rank / moments.columns * values.sum(-1)
-    return (values[..., -rank:].sum(-1) - kept) / beside(moments.n)
+    return (values[..., -rank:].sum(-1) - kept) / broadcast_users(moments.n)
 
 
 def _perturbed(moments: SecondMoments, rank: int, variances: Tensor) -> Tensor:
@@ -284,4 +284,4 @@ def _perturbed(moments: SecondMoments, rank: int, variances: Tensor) -> Tensor:
     turning = variances[..., :rank, rank:]
     # where no noise turns them, directions of one eigenvalue cost nothing
     terms = torch.where(turning > 0, turning / gaps, 0.0).sum((-2, -1))
-    return torch.minimum(terms / beside(moments.n), psi_of_random)
+    return torch.minimum(terms / broadcast_users(moments.n), psi_of_random)

@@ -251,7 +251,9 @@ def sum_header(
     protocol: SecureSums, session: bytes, server: int, agreed: bytes, heard: int
 ) -> Header:
     """The header of a server's sums over the clients named by ``agreed``, so many."""
-    bits, columns, height = protocol.bits, protocol.columns, protocol.sketch.height
+    bits = protocol.bits
+    columns = protocol.columns
+    height = protocol.sketch.height
     return Header(session, agreed, Kind.SUM, bits, server, ANALYST, 1, columns, heard, height)
 
 

@@ -13,7 +13,7 @@ from torchdp.noise import Noise
 from torchdp.protocol import Estimate, Objective, Tally, Users
 from torchdp.protocol.frames import Rows, rows_of
 from torchdp.protocol.protocol import Protocol, Relay, S
-from torchdp.protocol.records import beside, tensor_of
+from torchdp.protocol.records import broadcast_users, tensor_of
 from torchdp.secure.protocol import SecureSketch
 from torchdp.secure.pure import PureSecureSketch
 from torchdp.secure.sums import SecureSums, Words
@@ -202,7 +202,7 @@ class SharedSum(Relay[S, Words, SecureSums]):
         """
         n = checks.people("n", n, 0, self.clients)
         variance = self.client.variance.to(tensor_of(n).device)
-        return beside(n, 1) * variance * self.scales.to(variance).square()
+        return broadcast_users(n, 1) * variance * self.scales.to(variance).square()
 
     def estimated(self, value: Tensor, error: Tensor, n: Users) -> Estimate:
         """These numbers as this protocol's kind of estimate."""

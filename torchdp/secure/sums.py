@@ -26,7 +26,7 @@ from torchdp.kernels import secure_sketch
 from torchdp.noise import Noise, source
 from torchdp.protocol import Estimate, Layout, Limits, MessageProtocol, Objective, Tally, Users
 from torchdp.protocol.frames import Rows, rows_of
-from torchdp.protocol.records import beside, tensor_of
+from torchdp.protocol.records import broadcast_users, tensor_of
 from torchdp.secure.ring import Ring
 from torchdp.sketching.coalition import EVERYBODY, AdaptiveCoalition
 from torchdp.sketching.sketch import Sketch
@@ -261,7 +261,7 @@ class SecureSums(MessageProtocol[Tensor, Words]):
         return {"words": ((self.sketch.height, self.columns), self.ring.dtype)}
 
     def limits(self, n: Users) -> dict[str, Limits]:
-        crowds = beside(n) / self.sketch.clients  # added tallies may be of more than one
+        crowds = broadcast_users(n) / self.sketch.clients  # added tallies may be of more than one
         crowds = crowds.clamp_min(1) if isinstance(crowds, Tensor) else max(1.0, crowds)
         return {"words": Limits.around(crowds * self._farthest(self.ring) * self.ring.scale)}
 

@@ -11,7 +11,7 @@ from torchdp import checks
 from torchdp import discrete_laplace as laplace
 from torchdp.draws import Draws
 from torchdp.privacy.accounting import Profile
-from torchdp.protocol.records import Limits, farthest
+from torchdp.protocol.records import Limits, noise_limit
 from torchdp.shuffle.count_laws import (
     MOST_RATE,
     MOST_RATIO,
@@ -117,7 +117,7 @@ class CorrelatedSum(MessageLaw):
     def limits(self, n: int, most: float = 1.0) -> Limits:
         """Of n bits and a difference of two NB(n/users, ratio)."""
         deviation = math.sqrt(2 * n / self.users * self.ratio) / (1 - self.ratio)
-        noise = farthest(deviation, 1 / (1 - self.ratio))
+        noise = noise_limit(deviation, 1 / (1 - self.ratio))
         return Limits(-noise, n + noise)
 
     def variance(self, ones: Tensor) -> Tensor:

@@ -18,7 +18,7 @@ from torchdp.draws import Draws
 from torchdp.privacy import gaussian_epsilon, gaussian_log_delta, gaussian_sigma
 from torchdp.privacy.accounting import Profile, composed_delta, composed_epsilon
 from torchdp.privacy.composition import gaussian_profile
-from torchdp.protocol.records import Limits, farthest
+from torchdp.protocol.records import Limits, noise_limit
 from torchdp.shuffle.search import Sensitivity, Target
 
 # Whole numbers up to here are exact in float64.
@@ -302,7 +302,7 @@ class CentralGaussianSum(BitLaw):
         return total.double()
 
     def limits(self, n: int, most: float = 1.0) -> Limits:
-        noise = farthest(self.sigma)
+        noise = noise_limit(self.sigma)
         return Limits(-noise, n + noise)
 
     def variance(self, ones: Tensor) -> Tensor:

@@ -16,7 +16,7 @@ from torch import Tensor
 from torchdp import checks
 from torchdp.draws import Draws
 from torchdp.privacy.accounting import Profile
-from torchdp.protocol.records import Limits, farthest
+from torchdp.protocol.records import Limits, noise_limit
 from torchdp.shuffle.count_laws import (
     FAR,
     CountLaw,
@@ -108,7 +108,7 @@ class OneTypeSum(MessageLaw):
     def limits(self, n: int, most: float = 1.0) -> Limits:
         mean = self.noise_mean * (n / self.users)
         variance = self.noise_variance * (n / self.users)
-        noise = farthest(math.sqrt(variance), max(1.0, variance / mean))
+        noise = noise_limit(math.sqrt(variance), max(1.0, variance / mean))
         return Limits(0, most * n + mean + noise)
 
     def variance(self, ones: Tensor) -> Tensor:
@@ -230,7 +230,8 @@ class BoundedSum(OneTypeSum):
     @cached_property
     def chances(self) -> np.ndarray:
         """Of the values 0, ..., 2 (c + 1) of one share."""
-        c, q = self.half_width, self.share
+        c = self.half_width
+        q = self.share
         chances = np.full(2 * c + 3, q / (2 * c + 3))
         chances[1:-1] += (1 - q) / (2 * c + 1)
         return chances

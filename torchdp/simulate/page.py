@@ -325,7 +325,8 @@ def _cells(row: Row, keys: Sequence[str], more: Sequence[str]) -> list[object]:
     cells += [values.get("ratio", math.nan), values.get("z", math.nan)]
     for name in more:
         if name in values:
-            low, high = values[f"{name}_low"], values[f"{name}_high"]
+            low = values[f"{name}_low"]
+            high = values[f"{name}_high"]
             cells.append(f"{values[name]:.4g} ({low:.4g} to {high:.4g})")
         else:
             cells.append("")

@@ -184,7 +184,8 @@ class CorrelatedNoise(nn.Module):
 
     @torch.no_grad()
     def _next(self, total: Tensor) -> Tensor:
-        size, device = self._stream.size, self._stream.device
+        size = self._stream.size
+        device = self._stream.device
         if checks.instance("total", total, Tensor).shape != (size,):
             raise ValueError(f"total must be a tensor of shape ({size},), one flat gradient")
         if _recorded(total):

@@ -154,7 +154,8 @@ class BitVectorOracle(FrequencyOracle):
     @property
     def guarantee(self) -> Guarantee:
         """log p (1 - q)/(q (1 - p)) of the chances drawn."""
-        lost, off = Fraction(self.lost), Fraction(self.off)
+        lost = Fraction(self.lost)
+        off = Fraction(self.off)
         drawn = stated(self.epsilon, logarithm((1 - lost) * (1 - off) / (lost * off)))
         return exact_local(drawn, self.source)
 

@@ -18,7 +18,7 @@ from scipy.linalg import solve_triangular
 from torch import Tensor
 
 from torchdp.draws import Draws
-from torchdp.protocol.records import combined
+from torchdp.protocol.records import weighted_sum
 from torchdp.randomizers.ball.sphere import coordinate_size, uniform_coordinate
 
 # Powers of n^{-1/2} that are computed, and used: the others say how far off these are.
@@ -262,7 +262,7 @@ def directed(axes: Tensor, sums: Sums, draws: Draws) -> Tensor:
     repetitions = math.prod(shape) // math.prod(batch)
     along = sums[0].reshape(repetitions, *batch, m)
     across = sums[1].reshape(repetitions, *batch, m)
-    total = combined(along, axes)
+    total = weighted_sum(along, axes)
     at_once = max(1, NUMBERS_AT_ONCE // max(1, math.prod(shape) * dim))
     for u, rho in zip(axes.split(at_once, -2), across.split(at_once, -1), strict=True):
         normals = draws.normal((repetitions, *u.shape))

@@ -28,7 +28,7 @@ from torchdp.protocol import (
     Tally,
     Users,
 )
-from torchdp.protocol.records import beside, combined, farthest
+from torchdp.protocol.records import broadcast_users, noise_limit, weighted_sum
 from torchdp.randomizers.alphabet.chances import at_least, exponential
 from torchdp.randomizers.base import ball_epsilon, exact_local, user_counts
 from torchdp.root import TOLERANCE, least
@@ -190,7 +190,7 @@ class BallRandomizer(MessageProtocol[Crowd, Tensor]):
     def entry_limit(self) -> float:
         """What no entry of a message exceeds in size, but with a chance of 1e-300."""
         variance = self.moments.variance + max(self.moments.outer, 0) * self.radius**2
-        return self.radius + farthest(math.sqrt(variance))
+        return self.radius + noise_limit(math.sqrt(variance))
 
     def limits(self, n: Users) -> dict[str, Limits]:
         return {"sum": Limits.around(n * self.entry_limit)}
@@ -253,7 +253,8 @@ class BallRandomizer(MessageProtocol[Crowd, Tensor]):
         n, least = map(int, checks.read(counts.sum(), counts.amin()))
         if not least:
             held = counts.nonzero()[:, 0]
-            points, counts = points[held], counts[held]
+            points = points[held]
+            counts = counts[held]
         return Tally(n, {"sum": self._collect(points, counts, draws)})
 
     def sample_unchecked(self, summary: Crowd, draws: Simulated, shape: tuple[int, ...]) -> Tally:
@@ -279,8 +280,8 @@ class BallRandomizer(MessageProtocol[Crowd, Tensor]):
         """(variance + outer mean(x_i^2))/n."""
         summary = self.validate_summary(summary)
         counts = summary.counts.double()
-        n = beside(summary.n, 1)
-        squares = combined(counts, summary.rows.double().square()) / n
+        n = broadcast_users(summary.n, 1)
+        squares = weighted_sum(counts, summary.rows.double().square()) / n
         return (self.moments.variance + self.moments.outer * squares) / n
 
     def worst_mse(self, n: Users, objective: Objective = Objective.WORST) -> Tensor:
@@ -291,7 +292,7 @@ class BallRandomizer(MessageProtocol[Crowd, Tensor]):
         worst = checks.instance("objective", objective, Objective) is Objective.WORST
         square = self.radius**2 / (1 if worst else self.dim)
         mse = self.moments.variance + max(self.moments.outer, 0.0) * square
-        return torch.as_tensor(mse / beside(checks.people("n", n, 1)), dtype=torch.float64)
+        return torch.as_tensor(mse / broadcast_users(checks.people("n", n, 1)), dtype=torch.float64)
 
     def encode(self, messages: Tensor) -> bytes:
         return wire.pack_vectors(messages, self.bits_per_user // 64)

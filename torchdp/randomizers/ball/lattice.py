@@ -22,7 +22,7 @@ from torchdp.kernels.normals.exact import arithmetic, joined, two_normals
 from torchdp.privacy import Guarantee, gaussian_sigma
 from torchdp.privacy.gaussian import ROUNDED
 from torchdp.protocol import Tally
-from torchdp.protocol.records import combined
+from torchdp.protocol.records import weighted_sum
 from torchdp.randomizers.ball.ball import BallMoments, BallRandomizer, SubGaussian, rows_at_once
 from torchdp.randomizers.base import real_local
 
@@ -440,4 +440,4 @@ class GaussianVector(LatticeRandomizer):
         deviation = math.sqrt(self.moments.variance) / self.radius
         normal = draws.normal((*shape, *counts.shape[:-1], self.dim))
         scale = users.sum(-1, keepdim=True).sqrt() * deviation
-        return combined(users, points) + normal * scale
+        return weighted_sum(users, points) + normal * scale
