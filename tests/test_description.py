@@ -193,7 +193,7 @@ for name in ("torchdp.sklearn:PrivateRidge", "torchdp.training.transformers:Trai
              "torchdp.sklearn:base.BaseEstimator", "os:system", "torchdp.training.lightning:Callback"):
     for root in (secure.Session, Density, Plan):
         try:
-            made({"made": name, "of": {}}, root, rooms=sys.modules[root.__module__].ROOMS)
+            made({"made": name, "of": {}}, root, rooms=sys.modules[root.__module__].PACKAGES)
         except ValueError:
             continue
         raise SystemExit(f"{name} was made")

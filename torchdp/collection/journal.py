@@ -29,7 +29,7 @@ from torchdp.protocol import Estimate, MessageProtocol, Tally
 
 FORMAT = "torchdp.journal/1"
 # packages whose classes a protocol is made of, beside those of a protocol that is given
-ROOMS = (
+PACKAGES = (
     "torchdp.density",
     "torchdp.domains",
     "torchdp.factorization",
@@ -218,7 +218,7 @@ class Journal(Brief):
                     "protocol and use journal.protocol"
                 )
         try:
-            return Collection.of(made(stored, MessageProtocol, classes, device, ROOMS))
+            return Collection.of(made(stored, MessageProtocol, classes, device, PACKAGES))
         except TypeError as error:
             raise ValueError(
                 f"{self.path}: another version of torchdp wrote its protocol ({error})"
@@ -319,7 +319,7 @@ class Journal(Brief):
 def _renewed(stored: Any, classes: dict[str, type]) -> Any:
     """The description that this version gives of what is stored, where it can be made."""
     try:
-        return described(made(stored, MessageProtocol, classes, rooms=ROOMS))
+        return described(made(stored, MessageProtocol, classes, rooms=PACKAGES))
     except (TypeError, ValueError):
         return stored
 
@@ -331,7 +331,7 @@ def _begin(db: sqlite3.Connection, protocol: MessageProtocol[Any, Any]) -> None:
     """
     classes: dict[str, type] = {}
     written = described(protocol, classes)
-    again = made(written, MessageProtocol, classes, rooms=ROOMS)
+    again = made(written, MessageProtocol, classes, rooms=PACKAGES)
     if difference(written, described(again)) is not None:
         raise TypeError(
             f"protocol must be made from its fields alone, as {type(protocol).__name__} is not"

@@ -171,9 +171,10 @@ def check_labels(labels: Tensor, x: Tensor) -> Tensor:
 def thresholds(k: int) -> ConceptClass:
     """c_t(x) = +1 where x >= t, -1 below, on [0, k), for t = 0, ..., k - 1, and their negatives."""
     k = checks.integer("k", k, 2)
+    table = _threshold_table(k)  # it refuses what is too large before any name is made
     names = [f"x >= {t}" for t in range(k)]
     names += [f"x < {t}" for t in range(1, k)]
-    return ConceptClass(tuple(names), (_threshold_table(k),))
+    return ConceptClass(tuple(names), (table,))
 
 
 def parities(d: int, order: int) -> ConceptClass:

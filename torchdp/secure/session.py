@@ -18,7 +18,7 @@ from torchdp.secure.sums import SecureSums
 
 ANALYST = "analyst"
 # packages whose classes a session is made of
-ROOMS = (
+PACKAGES = (
     "torchdp.density",
     "torchdp.privacy",
     "torchdp.regression",
@@ -202,7 +202,7 @@ class Session(Brief):
     def from_bytes(data: bytes) -> "Session":
         """What ``to_bytes`` wrote. Raises FrameError for anything else."""
         try:
-            session = made(json.loads(data), Session, rooms=ROOMS)
+            session = made(json.loads(data), Session, rooms=PACKAGES)
             checks.instance("session", session, Session)
             # what is accepted is what everybody's digest is of
             if session.to_bytes() != data:

@@ -23,6 +23,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from torchdp import checks
 from torchdp.draws import Draws
 from torchdp.kernels import inversion
 from torchdp.kernels.inversion import Table
@@ -338,6 +339,11 @@ def unlimited_flood_profiles(ratio: float, *, shape: float = 1.0) -> tuple[Profi
 
 def _sides(w: float, shape: float, up: Profile, down: Profile) -> tuple[Profile, Profile]:
     """The pairs of ``correlated_profiles`` from the flood's own pair in both directions."""
+    # The bound holds for no larger shape.
+    if checks.positive("shape", shape) > 1:
+        raise ValueError(
+            f"shape must be at most 1, not {shape!r}; more noise than NB(1, ratio) hides no less"
+        )
     if shape == 1:
         small = np.array([w / (1 + w)])
         large = np.array([1 / (1 + w)])
