@@ -311,8 +311,8 @@ class SecureSums(MessageProtocol[Tensor, Words]):
                 f"x holds an entry above entry = {self.entry} in size; clip them, in float64"
             )
         if self.sensitivity is not None:
-            # From one row alone, in linear time: all that is refused is wrong, not all that is wrong
-            # is refused.
+            # From one row alone, in linear time: what it refuses is wrong, but it does not see all
+            # that is.
             distances = torch.linalg.vector_norm(rows - one, self.NORM, 1)
             if bool((distances > self.sensitivity * (1 + SLACK)).any()):
                 raise ValueError(
