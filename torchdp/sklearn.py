@@ -158,6 +158,7 @@ class PrivatePCA(base.ClassNamePrefixFeaturesOutMixin, base.TransformerMixin, Cu
         rows, _, noise = self._given(X)
         self._released(rows, self.bound, None, noise)
         self.components_ = top_directions(self.moments_.gram, self.n_components).mT.numpy()
+        # By this the mixin numbers the names of the columns.
         self._n_features_out = self.n_components
         return self
 
@@ -204,11 +205,13 @@ class PrivateClassMeans(base.ClassifierMixin, Curated):
         response = None
         if self.label_epsilon is not None:
             response = RandomizedResponse(len(self.classes_), self.label_epsilon)
+            # First of all: what follows, the sizes of classes too, sees only these.
             labels = response.randomize(labels, noise=noise)
         features = InnerProduct(rows.shape[1]).draw(1, generator=torch.Generator())  # draws nothing
         counts = class_counts(labels, len(self.classes_)).tolist()
         kdes = tuple(CentralKDE.calibrated(features, n, self.epsilon, self.delta) for n in counts)
         classes = ShuffledClasses(kdes, response)
+        # Rows in units of the bound have norm 1 at most.
         self.densities_ = classes.estimate((rows / self.bound, labels), noise=noise)
         self.guarantee_ = classes.guarantee
         return self
