@@ -17,8 +17,10 @@ from torchdp import checks
 from torchdp.brief import Brief
 
 Where: TypeAlias = torch.device | str | None
-MOST_BITS = 32  # 2^d types, d numbers for each
-COPIES = 3  # of a matrix, while it is made
+# 2^d types, d numbers for each
+MOST_BITS = 32
+# of a matrix, while it is made
+COPIES = 3
 REMEDY = "take factorization.MarginalFactorization(d, order), which is never formed"
 
 
@@ -120,6 +122,7 @@ class RunningSums(Brief):
         inner = (self.momentum**age).tril()
         if self.rates is not None:
             return outer @ (self.rates[:, None] * inner)
+        # Without momentum the inner matrix is the identity.
         return outer @ inner if self.momentum else outer
 
 
@@ -156,6 +159,7 @@ def all_ranges(k: int, *, device: Where = None) -> Workload:
     """All ranges: one row 1[a <= j <= b] for each 0 <= a <= b < k, of shape (k (k + 1) / 2, k)."""
     k = checks.integer("k", k, 1)
     checks.fits("all_ranges", k * (k + 1) // 2, k, copies=COPIES)
+    # Row and column of an upper triangle are the ends of a range.
     low, high = torch.triu_indices(k, k, device=device)[..., None]
     types = torch.arange(k, device=device)
     W = (low <= types) & (types <= high)
@@ -188,6 +192,7 @@ def auc(k: int, *, device: Where = None) -> Workload:
     AUC.
     Source: Ghazi et al. (2023), section 5 (AUC as Kendall's tau with a binary coordinate).
     """
+    # sgn(y - y') is y - y' for labels 0 and 1.
     label = sign(2, device=device).factors[0] / 2
     scores = sign(k, device=device).factors
     return Workload("auc", (label, *scores))
