@@ -1,4 +1,5 @@
 """Numbers in batches: functions of tensors, of which one number is the batch of one.
+
 A formula that is often asked for one number is written over ``functions(x)``: torch's for a tensor,
 for a float those of ``math`` and ``scipy.special``, which take a hundredth of the time. There is
 one formula, and no branch in it.
@@ -31,8 +32,9 @@ AT_ONCE = 2**16
 
 
 class Entrywise(Protocol):
-    """Takes numbers, or batches that broadcast; returns a float where all are numbers, else a
-    float64 tensor.
+    """Takes numbers, or batches that broadcast.
+
+    Returns a float where all are numbers, else a float64 tensor.
     """
 
     @overload
