@@ -38,11 +38,10 @@ class Difference(Estimate):
 
     @property
     def p_value(self) -> Tensor:
-        """Two-sided, of the hypothesis that the populations' difference is 0: ``interval(1 - p)``
-        ends at 0.
+        """Two-sided, of the hypothesis that the populations' difference is 0.
 
-        Of each answer by itself: the least of several is no p-value, ``any`` is. Raises
-        AttributeError for a difference of these users.
+        ``interval(1 - p)`` ends at 0. Of each answer by itself: the least of several is no p-value,
+        ``any`` is. Raises AttributeError for a difference of these users.
         """
         if not self.sampled:
             raise AttributeError(
