@@ -38,6 +38,7 @@ def process() -> tuple[int, int]:
 
 class Noise(Draws):
     """ChaCha20 under 256 bits of the operating system's: no word is repeated, or of two threads.
+
     Each thread has its own key, drawn at its first use; so has a forked child. A key makes 2^26
     words, or those of one larger call, and is forgotten. A copy or a pickle would repeat its words:
     both raise TypeError. On a GPU the words are the cipher's too; fused kernels, which draw from
