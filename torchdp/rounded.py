@@ -49,11 +49,11 @@ BUMPS = 2.0**-135
 
 @dataclass(frozen=True)
 class RoundedNormal:
-    """R = step round(sigma g / step), g standard normal: P(R >= j step) = P(g >= (j - 1/2)
-    step/sigma).
+    """R = step round(sigma g / step), g standard normal.
 
-    X + R = step round((X + sigma g)/step) for X in step Z: a function of the Gaussian mechanism
-    (``torchdp.grid``, 2). step: a power of two; sigma: from 1/16 to 2^28 steps. Raises ValueError.
+    P(R >= j step) = P(g >= (j - 1/2) step/sigma). X + R = step round((X + sigma g)/step) for X in
+    step Z: a function of the Gaussian mechanism (``torchdp.grid``, 2). step: a power of two; sigma:
+    from 1/16 to 2^28 steps. Raises ValueError.
 
     Beyond 2048 steps R = round(s g) + z K, K discrete normal, P(K = k) in proportion to
     e^(-k^2/(2 t^2)), and s^2 + z^2 t^2 = sigma^2, rounded up by 1e-14 at most: X + R =
