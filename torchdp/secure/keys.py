@@ -166,8 +166,9 @@ class KeyFile:
             db.execute("UPDATE party SET session = ?", (session.digest,))
 
     def key(self, session: bytes, other: str, public: str) -> bytes:
-        """The key of the link with another party in the session that was joined. Raises ValueError
-        for another.
+        """The key of the link with another party in the session that was joined.
+
+        Raises ValueError for another session.
         """
         self.check_joined(session)
         return agreed_key(self._secret, bytes.fromhex(public), session, self.name, other)
@@ -192,11 +193,10 @@ class KeyFile:
         return found[0] if found else None
 
     def once(self, what: str, make: Callable[[], bytes]) -> bytes:
-        """What ``make`` returns, on the disk before it is returned; ever after the same bytes,
-        without ``make``.
+        """What ``make`` returns, on the disk before it is returned.
 
-        Whoever is killed inside has done nothing; two processes wait for each other, and do it
-        once.
+        Ever after it is the same bytes, without ``make``. Whoever is killed inside has done
+        nothing; two processes wait for each other, and do it once.
         """
         with self._transaction("IMMEDIATE") as db:
             found = db.execute("SELECT data FROM done WHERE what = ?", (what,)).fetchone()
