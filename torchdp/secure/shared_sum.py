@@ -71,14 +71,13 @@ class Shown:
 
 
 class SharedSum(Relay[S, Words, SecureSums]):
-    """The sum of what clients show, ``client_input(x)``, as integers under their noise: ``client``
-    says how.
+    """The sum of what clients show, ``client_input(x)``, as integers under their noise.
 
-    What is estimated is the sum times ``scales``. Messages are :class:`Words`; the servers of
-    ``secure_sum``, in one process or as roles of their own, add up shares of the same integers. Up
-    to ``clients`` users take part; an analysis of fewer than clients - absent of them is refused.
-    Numbers are truncated to the grid of ``client.ring``, which moves a sum of n by less than n
-    units.
+    How they are drawn and added up says ``client``. What is estimated is the sum times ``scales``.
+    Messages are :class:`Words`; the servers of ``secure_sum``, in one process or as roles of their
+    own, add up shares of the same integers. Up to ``clients`` users take part; an analysis of fewer
+    than clients - absent of them is refused. Numbers are truncated to the grid of ``client.ring``,
+    which moves a sum of n by less than n units.
 
     Noise: (epsilon, delta) as for :class:`SecureSketch`; where delta is 0,
     :class:`PureSecureSketch`. corrupt: clients who know their own noise and collude with the
