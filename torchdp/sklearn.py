@@ -170,6 +170,7 @@ class PrivatePCA(base.ClassNamePrefixFeaturesOutMixin, base.TransformerMixin, Cu
 @dataclass(eq=False, repr=False, kw_only=True)
 class PrivateClassMeans(base.ClassifierMixin, Curated):
     """The class whose mean is nearest, from one noisy mean of each class.
+
     Args:
         classes: all labels that there can be, public; needed with ``label_epsilon``. Others in y
             are refused. None: those of y.
