@@ -178,7 +178,7 @@ def serve(folder: str | os.PathLike[str], key: KeyFile, *, wait: float = 0.0) ->
         for k, other in enumerate(session.servers):
             if other != own:
                 put(folder / f"{own.name}.{other.name}.roll", server.roll_call(k))
-        # All own rolls are out by now: else two servers could wait for each other for ever.
+        # All own rolls are out by now: no two servers wait for each other's.
         others = [other for other in session.servers if other != own]
         rolls = [folder / f"{other.name}.{own.name}.roll" for other in others]
         for data in _arrived(rolls, until):
