@@ -16,7 +16,7 @@ from torchdp.secure.servers import Links, Server
 from torchdp.secure.shared_sum import SharedSum
 from torchdp.secure.sums import SecureSums
 
-# the name of the analyst's end among a server's links
+# the analyst's end among a server's links, and in the names of files
 ANALYST = "analyst"
 # packages whose classes a session is made of
 ROOMS = (
