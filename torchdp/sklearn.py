@@ -126,6 +126,7 @@ class PrivateRidge(base.RegressorMixin, Curated):
         weights = adaptive_ridge(self.moments_, self.alpha).numpy()
         d = self.n_features_in_
         self.coef_ = weights[:d]
+        # The column was ``bound``, not 1; without one the sum is empty, and 0.
         self.intercept_ = float(weights[d:].sum() * self.bound)
         return self
 
@@ -219,6 +220,7 @@ class PrivateClassMeans(base.ClassifierMixin, Curated):
 
     def predict(self, X: Any) -> np.ndarray:
         """(n, d) -> (n,), of ``classes_``."""
+        # In the unit in which the means were released.
         rows = torch.from_numpy(self._checked(X) / self.bound)
         return self.classes_[nearest_centre(self.densities_, rows).numpy()]
 
