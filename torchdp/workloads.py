@@ -107,6 +107,7 @@ class RunningSums(Brief):
             longer = torch.arange(steps, device=rates.device)
             moments = (longer + 0.5) * self.steps / steps
             rates = rates[moments.long()]  # those of the middles of the longer steps
+        # A longer step decays by as much as the steps that it stands for.
         return replace(self, steps=steps, decay=self.decay**stride, rates=rates)
 
     @property
@@ -216,6 +217,7 @@ def parities(d: int, order: int, *, device: Where = None) -> Workload:
     Of shape (sets, 2^d).
     """
     sets, bits = _sets("parities", d, order, device)
+    # Floats, which are exact here: sums of at most d ones.
     odd = sets @ bits.T % 2
     return Workload("parities", (1 - 2 * odd,))
 
@@ -265,6 +267,7 @@ def _sets(
     number = sum(math.comb(d, i) for i in range(min(order, d) + 1))
     checks.fits(name, number, 2**d, copies=COPIES, remedy=remedy)
     bits = _bits(d, device)
+    # Sets are coded as types are: those of few bits are rows of the same table.
     return bits[bits.sum(1) <= order], bits
 
 
