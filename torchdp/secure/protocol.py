@@ -250,7 +250,7 @@ class SecureSketch(SecureSums):
         where that is more than 3e-11: two clients below 64 units.
         """
         units = (self.sigma * self.ring.scale).to(words.device)
-        # An error 1e-3/(c sigma^4) up to that of two clients at COARSEST; the noise of one is no sum.
+        # An error 1e-3/(c sigma^4) up to that of two clients at COARSEST; one is no sum.
         too_coarse = (words > 1) & (words * units**4 < 2 * COARSEST**4)
         if bool(too_coarse.any()):
             return None
