@@ -43,7 +43,8 @@ __all__ = [
 ]  # fmt: skip
 
 
-OPTIONAL = ("sklearn",)  # need a package of their own: ``from torchdp import *`` goes without them
+# These need a package of their own: ``from torchdp import *`` goes without them.
+OPTIONAL = ("sklearn",)
 
 
 def __getattr__(name: str) -> ModuleType:

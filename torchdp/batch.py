@@ -1,4 +1,5 @@
 """Numbers in batches: functions of tensors, of which one number is the batch of one.
+
 A formula that is often asked for one number is written over ``functions(x)``: torch's for a tensor,
 for a float those of ``math`` and ``scipy.special``, which take a hundredth of the time. There is
 one formula, and no branch in it.
@@ -20,15 +21,20 @@ from torchdp import checks
 
 # of a name and one number; passes what lies between two numbers that it passes
 Check = Callable[..., float]
-Numbers = Any  # in a signature: a number, or a batch of them
-MANY = (Tensor, np.ndarray, list, tuple)  # what a batch may be given as
-KEPT = 2**10  # answers to numbers that are not computed again
-AT_ONCE = 2**16  # entries of a batch
+# in a signature: a number, or a batch of them
+Numbers = Any
+# what a batch may be given as
+MANY = (Tensor, np.ndarray, list, tuple)
+# answers to numbers that are not computed again: calibrations ask for the same ones
+KEPT = 2**10
+# entries of a batch: the many temporaries of a formula are of this size, not of the batch's
+AT_ONCE = 2**16
 
 
 class Entrywise(Protocol):
-    """Takes numbers, or batches that broadcast; returns a float where all are numbers, else a
-    float64 tensor.
+    """Takes numbers, or batches that broadcast.
+
+    Returns a float where all are numbers, else a float64 tensor.
     """
 
     @overload
@@ -66,12 +72,14 @@ def entrywise(
             parts = zip(*(entry.split(at_once) for entry in flat), strict=True)
             answers = [function(**dict(zip(checked, part, strict=True))) for part in parts]
             answer = torch.cat(answers).view(shape)
+            # One question to the device, after all parts are under way.
             missing = answer.isnan()
             if bool(missing.any()):
                 index = missing.nonzero()[0].tolist()
                 raise ValueError(f"{names}: no answer is found at index {index}")
             return answer
 
+        # typed: 1, 1.0 and True are equal, but a check may take one of them alone.
         @lru_cache(KEPT, typed=True)
         def of_numbers(*values: Any) -> float:
             if not of_floats:
@@ -117,6 +125,7 @@ def _broadcast(names: str, entries: list[Tensor]) -> tuple[tuple[int, ...], list
         shape = np.broadcast_shapes(*shapes)
     except ValueError as error:
         raise ValueError(f"{names} must have shapes that broadcast, not {shapes}") from error
+    # Numbers lie on the CPU: where a tensor is elsewhere, they go to it.
     devices = [entry.device for entry in entries if entry.device.type != "cpu"]
     device = devices[0] if devices else torch.device("cpu")
     return shape, [entry.to(device).expand(shape).reshape(-1) for entry in entries]
@@ -143,6 +152,7 @@ def each(check: Check, name: str, value: Any) -> Tensor:
         for end in checks.ends(entries)[0] if entries.numel() else ():
             check(name, end)
     except ValueError:
+        # One by one only now, to name the first that is refused.
         for index in itertools.product(*map(range, entries.shape)):
             check(f"{name}{list(index)}" if index else name, float(entries[index]))
     return entries
@@ -150,6 +160,7 @@ def each(check: Check, name: str, value: Any) -> Tensor:
 
 def chosen(condition: Tensor, yes: Callable[[], Tensor], no: Callable[[], Tensor]) -> Tensor:
     """``torch.where(condition, yes(), no())``; on a CPU without the one that no entry chooses."""
+    # Elsewhere the host would have to wait for the device's answer to the question.
     if condition.device.type == "cpu":
         if bool(condition.all()):
             return yes()
@@ -163,6 +174,7 @@ def added(terms: Tensor) -> Tensor:
 
     Halves are added to halves.
     """
+    # torch.sum orders terms by the shape: an entry's bits would depend on its batch.
     while len(terms) > 1:
         half = len(terms) // 2
         odd = terms[2 * half :]
@@ -216,6 +228,7 @@ class OfFloats:
 
     @staticmethod
     def clip(x: float, low: float | None = None, high: float | None = None) -> float:
+        # Comparisons with NaN are false: it comes back as it is, as from torch.clamp.
         if low is not None and x < low:
             return low
         return high if high is not None and x > high else x

@@ -9,9 +9,12 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-WIDE = 200  # characters of an object
-NAMED = 40  # characters of a string in it
-FEW = 4  # items of a sequence
+# characters of an object
+WIDE = 200
+# characters of a string in it
+NAMED = 40
+# items of a sequence that are printed, not counted
+FEW = 4
 
 
 class Brief:

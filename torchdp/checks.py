@@ -16,8 +16,10 @@ from torch import Tensor
 
 from torchdp.memory import numbers_that_fit
 
-LARGEST = 1e150  # the square of a number up to here is finite, the square of its inverse is no zero
-MOST = 2**53  # whole numbers up to here are exact in float64
+# The square of a number up to here is finite, the square of its inverse is no zero.
+LARGEST = 1e150
+# Whole numbers up to here are exact in float64.
+MOST = 2**53
 FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 INTEGERS = (torch.int8, torch.uint8, torch.int16, torch.int32, torch.int64)
 
@@ -82,6 +84,7 @@ def below_one(name: str, value: float) -> float:
 
 def integer(name: str, value: int | Tensor, least: int, most: int = MOST) -> int:
     """``value`` as an int in [least, most]. Raises ValueError."""
+    # __index__ is what whole numbers have: 3.0, or a text of digits, is a mistake.
     number = None
     if not isinstance(value, bool):
         # RuntimeError: a tensor with several entries
@@ -114,6 +117,7 @@ def fits(
         copies: of its size that the call holds at the same time.
         remedy: what to do instead.
     """
+    # Of Python's integers, so that the product does not wrap around.
     numbers = math.prod(sizes)
     largest = numbers_that_fit(copies) if most is None else most
     if numbers > largest:
@@ -179,6 +183,7 @@ def several(name: str, value: object, kind: type[T]) -> list[T]:
 
 def each_of(name: str, value: object, kind: type[T] | tuple[type[T], ...]) -> list[T]:
     """``value``, a sequence of such objects, if only an empty one, as a list. Raises TypeError."""
+    # A str is a sequence too, of its characters.
     if isinstance(value, str | Tensor) or not isinstance(value, Sequence):
         raise TypeError(f"{name} must be a sequence of {_named(kind)}, not {type(value).__name__}")
     return [instance(f"each of {name}", part, kind) for part in value]
@@ -257,6 +262,7 @@ def as_tensor(name: str, value: Any) -> Tensor:
     if isinstance(value, Tensor):
         return value
     try:
+        # A copy, since torch takes no negative strides and warns of memory not to be written to.
         return torch.from_numpy(np.array(value, order="C"))
     except (TypeError, ValueError) as error:
         raise TypeError(
@@ -382,6 +388,7 @@ def keep(record: Any, **checked: Callable[[str, Any], Any]) -> None:
     checked: called with the name and the value.
     """
     for name, check in checked.items():
+        # The record is frozen: object's own __setattr__ writes to it, before anybody else has it.
         object.__setattr__(record, name, check(name, getattr(record, name)))
 
 
@@ -422,6 +429,7 @@ def whole_below(name: str, value: Tensor, k: int) -> Tensor:
     """``value`` itself, integers of any width in [0, k). Raises TypeError, ValueError."""
     value = integers(name, value)
     if value.numel():
+        # Both ends at once: each read waits for the device.
         least, most = torch.stack(value.aminmax()).tolist()
         if least < 0 or most >= k:
             raise ValueError(
@@ -459,6 +467,7 @@ def counts(name: str, value: Tensor, k: int, most: int = MOST, fewest: int = 0) 
                 f"{name} must hold a batch of at least one, not shape {tuple(value.shape)}"
             )
         return value.to(torch.int64)
+    # In float64: a sum of int64 could wrap around to a number that passes.
     totals = value.detach().sum(-1, dtype=torch.float64)
     # all that is looked at, in one question to the device
     least, largest = value.detach().aminmax()
@@ -466,6 +475,7 @@ def counts(name: str, value: Tensor, k: int, most: int = MOST, fewest: int = 0) 
     if value.is_floating_point():
         numbers.append((value != value.round()).any())
     low, high, smallest, total, *broken = read(*numbers)
+    # The difference is no number where one end is infinite or NaN.
     if not math.isfinite(high - low) or any(broken):
         wrong = ((value != value.round()) | ~value.isfinite()).any(-1)
         raise ValueError(f"{name} must hold whole numbers of users{at(wrong)}")
@@ -526,6 +536,7 @@ def shares(name: str, value: Tensor, k: int, positive: bool = False) -> Tensor:
     """
     value = real(name, value).double()
     ((low, high),) = finite(**{name: value})
+    # high = 0 means that all are, and no factor makes them add up to 1.
     if value.shape != (k,) or low < 0 or not high or (positive and not low):
         kind = "positive" if positive else "not negative, with a positive sum"
         raise ValueError(f"{name} must be ({k},), {kind}, not of shape {tuple(value.shape)}")

@@ -7,10 +7,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
-FIRST = 0.1  # length of the first step
-SHORTEST = 1e-9  # of a step; a shorter one is given up
-ARMIJO = 1e-4  # share of the slope by which a step must fall
-CURVED = 1e-12  # cosine of a move and a change of the gradient that say something
+# length of the first step, as nothing is known of the curvature
+FIRST = 0.1
+# of a step; a shorter one is given up
+SHORTEST = 1e-9
+# share of the slope by which a step must fall
+ARMIJO = 1e-4
+# cosine of a move and a change of the gradient that say something
+CURVED = 1e-12
+# A gradient of 0 has this length where it is divided by.
 TINY = 1e-300
 
 
@@ -36,6 +41,7 @@ class Adam:
         gradients = torch.autograd.grad(loss, self.parameters, allow_unused=True)
         self.count += 1
         b1, b2 = self.betas
+        # Both moments start at 0: what that takes off their means is divided out.
         mean_scale = rate / (1 - b1**self.count)
         deviation_scale = math.sqrt(1 - b2**self.count)
         with torch.no_grad():
@@ -93,6 +99,7 @@ class LBFGS:
         x = torch.where(good[:, None], x, self.x)
         gradient = torch.where(good[:, None], gradient, self.gradient)
         self._remember(x - self.x, gradient - self.gradient)
+        # inf: whoever stops when values no longer fall must wait for the shorter step.
         fell = torch.where(good, self.value - value, torch.where(stuck, 0.0, math.inf))
         self.x = x
         self.value = torch.where(good, value, self.value)
@@ -101,22 +108,27 @@ class LBFGS:
 
     def _shortened(self, value: Tensor, slope: Tensor) -> Tensor:
         """A shorter step: to the least of the parabola through value, slope and the new value."""
+        # The parabola's second coefficient times the length's square.
         bend = value - self.value - slope * self.length
         least = -slope * self.length.square() / (2 * bend)
+        # A value that is no number says nothing of the curvature: cut by most.
         least = torch.where(least.isfinite(), least, 0.0)
         return torch.clamp(least, 0.1 * self.length, 0.5 * self.length)
 
     def _look(self, x: Tensor) -> tuple[Tensor, Tensor]:
         x = x.detach().requires_grad_()
         value = self.loss(x)
+        # Each value is of its own point, so the sum's gradient holds everybody's.
         (gradient,) = torch.autograd.grad(value.sum(), x)
         return value.detach(), gradient
 
     def _remember(self, move: Tensor, change: Tensor) -> None:
         product = (move * change).sum(-1)
         square = change.square().sum(-1)
+        # Without positive curvature the inverse Hessian would not stay positive definite.
         kept = product > CURVED * square.sqrt() * move.norm(dim=-1)
         self.unit = torch.where(kept, product / square, self.unit)  # the inverse curvature
+        # At 0 a pair has no effect in the recursion, while the batch keeps one list.
         inverse = torch.where(kept, 1 / product, 0.0)
         self.pairs = [*self.pairs[1 - self.memory :], (move, change, inverse)]
 

@@ -22,7 +22,8 @@ from torch import Tensor
 
 HERE = Path(__file__).parent
 
-ROUNDING = 1e-6  # of a tensor's largest entry: what other hardware may change, far below any noise
+# of a tensor's largest entry: what other hardware may change, far below any noise
+ROUNDING = 1e-6
 
 
 def described(value: object, classes: dict[str, type] | None = None, name: str = "protocol") -> Any:
@@ -52,10 +53,12 @@ def described(value: object, classes: dict[str, type] | None = None, name: str =
             "shape": list(value.shape),
             "data": base64.b64encode(raw.numpy().tobytes()).decode(),
         }
+    # Before numbers and texts: members of an IntEnum or a StrEnum are these too.
     if isinstance(value, Enum):
         return {"enum": named(type(value)), "name": value.name}
     if isinstance(value, bool | int | str | None):
         return value
+    # To the bit; and JSON has no infinity.
     if isinstance(value, float):
         return {"float": value.hex()}
     if isinstance(value, tuple):
@@ -136,6 +139,7 @@ def difference(one: Any, other: Any, name: str = "protocol") -> str | None:
         places = range(len(one))
         return _first((one[at], other[at], f"{name}[{at}]") for at in places)
     if not (isinstance(one, dict) and isinstance(other, dict) and one.keys() == other.keys()):
+        # 1, 1.0 and True are equal, but do not make the same protocol.
         return None if type(one) is type(other) and one == other else name
     if "made" in one and one["made"] == other["made"] and one["of"].keys() == other["of"].keys():
         return _first((one["of"][key], other["of"][key], f"{name}.{key}") for key in one["of"])
@@ -173,9 +177,11 @@ def _tensor_difference(one: Mapping[str, Any], other: Mapping[str, Any], name: s
         return f"{name} (of shape {one['shape']} and {other['shape']})"
     a = made(one, Tensor)
     b = made(other, Tensor)
+    # Integers are not rounded, and equal descriptions did not come here.
     if not a.is_floating_point():
         return name
     distance = (a - b).abs().max()
+    # Infinite where only zeros were, NaN where one entry is: both count as different.
     share = float(distance / a.abs().max())
     return None if share <= ROUNDING else f"{name} (by {share:.1e} of its largest entry)"
 
@@ -219,6 +225,7 @@ def _annotations(kind: type, known: bool) -> dict[str, Any]:
     try:
         return get_type_hints(kind)
     except NameError:
+        # Names that are imported for a type checker alone do not exist at run time.
         if known:
             return {field.name: Any for field in fields(kind)}
         raise ValueError(f"{kind.__qualname__} has a field of no known type") from None

@@ -18,13 +18,20 @@ from torchdp.kernels import inversion
 from torchdp.kernels.normals.exact import arithmetic, joined
 from torchdp.rounded import guide
 
-LEAST_RATE = 2.0**-54  # sizes stay below 2^62
-CUT = 160.0  # sizes of 2^J or more are left out, rate 2^J >= 160: below 2^-220 of the distribution
-NEAR = 2.0**-40  # floats decide where they are further apart than that
-MOST_MEAN = 2.0**14  # of one draw of a table: below 2^12 thresholds
-SURELY = 1 + 2.0**-50  # means are rounded up: more noise of one kind is no less private
-OF_A_TABLE = 2.0**-113  # total variation distance of a draw of a table from its distribution
-OF_A_SIZE = 2.0**-219  # and of a draw of a cluster's size
+# Sizes stay below 2^62.
+LEAST_RATE = 2.0**-54
+# Sizes of 2^J or more are left out, rate 2^J >= 160: below 2^-220 of the distribution.
+CUT = 160.0
+# Floats decide where they are further apart than that.
+NEAR = 2.0**-40
+# of one draw of a table: below 2^12 thresholds
+MOST_MEAN = 2.0**14
+# Means are rounded up: more noise of one kind is no less private.
+SURELY = 1 + 2.0**-50
+# total variation distance of a draw of a table from its distribution
+OF_A_TABLE = 2.0**-113
+# and of a draw of a cluster's size
+OF_A_SIZE = 2.0**-219
 
 
 def variance(rate: float) -> float:
@@ -120,7 +127,8 @@ def _kept(first: Tensor, octave: Tensor, k: Tensor, rate: float, draws: Draws) -
     """Whether a uniform number, whose first 63 bits are given, lies below the probability."""
     chance = torch.exp(-rate * (k - 1).double()) * (1 << octave).double() / k.double()
     above = (first.double() + 0.5) * 2.0**-63 - chance
-    kept = above < 0  # by floats; where they are too near to 0, exactly
+    # By floats; where they are too near to 0, exactly.
+    kept = above < 0
     for at in (above.abs() < NEAR).nonzero()[:, 0].cpu().tolist():  # once in 2^39
         words = [int(first[at]), *draws.words((3,)).tolist()]
         kept[at] = exactly(words, int(octave[at]), int(k[at]), rate)

@@ -13,12 +13,18 @@ from torch import Tensor
 
 from torchdp import checks
 
-AT_ONCE = 2**14  # pairs of normals: what the nearest cache holds
-AT_ONCE_THERE = 2**22  # on a GPU, where each part costs a launch
-FEW = 50.0  # rates up to here: torch.poisson is exact on a GPU below 64 only
-SMALL_CROWD = 16  # trials counted one by one
-COARSE = 2**32  # an integer of 63 bits below this takes 63 further bits where its logarithm matters
-RARE = 8  # of 2^23 integers more than so many are below COARSE once in 2^90 times
+# pairs of normals: what the nearest cache holds
+AT_ONCE = 2**14
+# on a GPU, where each part costs a launch
+AT_ONCE_THERE = 2**22
+# rates up to here: torch.poisson is exact on a GPU below 64 only
+FEW = 50.0
+# trials counted one by one
+SMALL_CROWD = 16
+# An integer of 63 bits below this takes 63 further bits where its logarithm matters.
+COARSE = 2**32
+# Of 2^23 integers more than so many are below COARSE once in 2^90 times.
+RARE = 8
 MOST = 2**63 - 1
 
 
@@ -75,6 +81,7 @@ class Draws(ABC):
 
     def uniform(self, shape: tuple[int, ...]) -> Tensor:
         """float64 in [0, 1), multiples of 2^-53."""
+        # 53 bits are all that a float64 holds: with more, a number could be rounded up to 1.
         top = self.words(shape).bitwise_right_shift_(11).bitwise_and_(2**53 - 1)
         return top.double().mul_(2.0**-53)
 
@@ -94,6 +101,7 @@ class Draws(ABC):
         Source: Box, Muller (1958).
         """
         count = math.prod(shape)
+        # Normals come in pairs, of which an odd number leaves one unused.
         half = (count + 1) // 2
         numbers = torch.empty(2 * half, dtype=torch.float64, device=self.device)
         cosines = numbers[:half].split(self._at_once)
@@ -101,6 +109,7 @@ class Draws(ABC):
         for first, second in zip(cosines, sines, strict=True):
             self._logarithms(first)
             radius = first.mul_(-2).sqrt_()
+            # Signed words: angles in [-pi, pi], which is one full turn as well.
             turns = self.words((len(second),)).double()
             angle = turns.mul_(2 * math.pi * 2.0**-64)
             torch.mul(radius, angle.sin(), out=second)

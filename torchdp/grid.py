@@ -60,8 +60,10 @@ import math
 
 from torchdp import checks
 
-LEAST_UNITS = 0.5  # deviation of a client's noise, in grid units, from which the proof holds
-SERIES = 2.1  # of the proof: bounds the sums over m
+# deviation of a client's noise, in grid units, from which the proof holds
+LEAST_UNITS = 0.5
+# of the proof: bounds the sums over m
+SERIES = 2.1
 
 
 def moved(distance: float, step: float, size: int) -> float:
@@ -78,6 +80,7 @@ def grid_sensitivity(
     says. Raises ValueError.
     """
     bound = checks.squarable("bound", bound)
+    # Toward 0 no norm grows, so that two rows are no further apart than two bounds.
     if sensitivity is None:
         return 2 * bound
     return min(2 * bound, moved(sensitivity, step, columns))
@@ -88,6 +91,7 @@ def row_cost(honest: int, step: float, columns: int, distance: float) -> float:
 
     What one copy in a row of h honest pairs adds to mu^2 sigma_j^2.
     """
+    # The cost is least at k = 2 D/(step sqrt d); any k in [1, h] is proved, so the floor will do.
     best = math.floor(2 * distance / step / math.sqrt(columns))
     k = min(honest, max(1, best))
     return distance**2 / k + columns * k * step**2 / 4

@@ -3,11 +3,14 @@
 import os
 from pathlib import Path
 
-NUMBERS_AT_ONCE = 2**22  # 32 MB of float64
-NUMBER = 8  # bytes of float64
+# 32 MB of float64
+NUMBERS_AT_ONCE = 2**22
+# bytes of float64
+NUMBER = 8
 # Of what is free, for one tensor and its copies: others use the machine too.
 SHARE = 0.25
-UNKNOWN = 2**34  # bytes that are taken to be free where the system does not say
+# bytes that are taken to be free where the system does not say
+UNKNOWN = 2**34
 
 
 def rows_at_once(width: int) -> int:

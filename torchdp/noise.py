@@ -16,8 +16,10 @@ from torch import Tensor
 from torchdp.draws import Draws, Simulated
 from torchdp.kernels.chacha import Stream, key_of, system_key
 
-LONGEST = 2**26  # words under one key of the system's
-_forks = 0  # a child may get the number of a process that is gone: forks are counted too
+# words under one key of the system's
+LONGEST = 2**26
+# A child may get the number of a process that is gone: forks are counted too.
+_forks = 0
 
 
 def _forked() -> None:
@@ -36,6 +38,7 @@ def process() -> tuple[int, int]:
 
 class Noise(Draws):
     """ChaCha20 under 256 bits of the operating system's: no word is repeated, or of two threads.
+
     Each thread has its own key, drawn at its first use; so has a forked child. A key makes 2^26
     words, or those of one larger call, and is forgotten. A copy or a pickle would repeat its words:
     both raise TypeError. On a GPU the words are the cipher's too; fused kernels, which draw from
@@ -52,6 +55,7 @@ class Noise(Draws):
 
     def fill(self, words: Tensor) -> None:
         own = self._own
+        # A forked child has its parent's stream in memory, and must not read a word of it.
         if getattr(own, "process", None) != process() or own.stream.used + words.numel() > LONGEST:
             own.stream = Stream(system_key(self.device))
             own.process = process()
@@ -93,10 +97,12 @@ class SeededNoise(Noise):
     def of(generator: torch.Generator) -> "SeededNoise":
         """A seed of 256 bits from a generator, on its device: users' messages in a simulation."""
         draws = Simulated(generator)
+        # 256 bits, as many as the cipher's key has.
         words = draws.words((4,)).cpu().numpy().tobytes()
         return SeededNoise(int.from_bytes(words, "little"), draws.device)
 
     def fill(self, words: Tensor) -> None:
+        # Checked at each call: the fork copies the object without calling it.
         if self._process != process():
             raise RuntimeError(
                 "this SeededNoise was made before a fork; make one with another seed in the child"

@@ -26,6 +26,7 @@ def keyed_generator(key: bytes, device: torch.device | str | None = None) -> tor
     device = torch.get_default_device() if device is None else torch.device(device)
     generator = torch.Generator(device)
     material = hashlib.shake_256(key).digest(4 * _WORDS)
+    # A GPU's counter is keyed by a seed of 64 bits, and holds no more.
     if device.type != "cpu":
         return generator.manual_seed(int.from_bytes(material[:8], "little", signed=True))
     state = generator.manual_seed(1).get_state()

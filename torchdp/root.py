@@ -14,14 +14,22 @@ from torch import Tensor
 
 Number = TypeVar("Number", float, Tensor)
 
-TOLERANCE = 2.0**-46  # of x, absolute; x is a logarithm where the answer shall be relative
-ULPS = 2.0**-51  # of |x|: two floats so near are not told apart further
-ASKED = 4  # rounds between two questions to a device; a CPU is asked each round
-OUTWARD = 60  # steps that look for the other side,
-SHORTEST = 1.5  # and how one grows to the next, at least
-LARGEST = 4.0  # and at most
+# of x, absolute; x is a logarithm where the answer shall be relative
+TOLERANCE = 2.0**-46
+# of |x|: two floats so near are not told apart further
+ULPS = 2.0**-51
+# rounds between two questions to a device; a CPU is asked each round
+ASKED = 4
+# steps that look for the other side
+OUTWARD = 60
+# how one such step grows to the next, at least
+SHORTEST = 1.5
+# and at most
+LARGEST = 4.0
+# Bisection alone makes a bracket 2^200 times shorter in so many.
 ROUNDS = 200
-TINY = 1e-300  # a number below it is 0 to a logarithm
+# A number below it is 0 to a logarithm.
+TINY = 1e-300
 
 
 def root(
@@ -65,6 +73,7 @@ def root(
     ends = list(torch.broadcast_tensors(*float64))
 
     def f(x: Tensor) -> Tensor:
+        # NaN counts as unsafe: no answer is where the function has no value.
         return function(x).nan_to_num(math.inf, math.inf, -math.inf)
 
     values = [f(end) for end in ends]
@@ -120,6 +129,7 @@ def least(
 
     def excess(log_x: float) -> float:
         x = math.exp(log_x)
+        # Unsafe whatever ``found`` says, so it is not asked.
         if x < floor:
             return math.inf
         return math.log(max(found(x), TINY) / target)
@@ -170,7 +180,8 @@ def _narrowed(
     b, fb, a, fa = _enclosed(f, where, ends, values, grow, longest)
     every = ASKED if isinstance(a, Tensor) and a.device.type != "cpu" else 1
     enclosed = (fb > 0) & (fa <= 0)
-    unenclosed = where(fb <= 0, b, math.nan)  # the answer where no root is enclosed
+    # The answer where no root is enclosed.
+    unenclosed = where(fb <= 0, b, math.nan)
     c = b
     fc = fb
     t = 0.5
@@ -181,6 +192,7 @@ def _narrowed(
         open_ = enclosed & (share < 1)
         if turn % every == 0 and not bool(open_.any()):
             break
+        # Half the tolerance from both ends, so that the far end comes in too.
         short = where(share * push < 1, share * push, 1.0) / 2
         inner = where(t > short, where(t < 1 - short, t, 1 - short), short)
         # where rounding hides the root the next such step is longer
@@ -225,7 +237,8 @@ def _enclosed(
                 break
             x = where(wrong, ends[end] + sign * step, ends[end])
             fx = f(x)
-            growth = 1.1 * fx / (values[end] - fx)  # not finite where nothing falls
+            # The secant's step and a tenth; not finite where nothing falls.
+            growth = 1.1 * fx / (values[end] - fx)
             growth = where((growth > SHORTEST) & (growth < math.inf), growth, SHORTEST)
             step = step * where(growth < LARGEST, growth, LARGEST)
             step = where(step < longest, step, longest)

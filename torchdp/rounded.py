@@ -20,29 +20,40 @@ from torchdp.kernels.guided_draws import OPEN
 from torchdp.kernels.inversion import Table, discrete_normal, rounded_normal
 from torchdp.kernels.inversion.tables import WIDEST as ONE_TABLE
 
-AT_ONCE = 2**16  # draws whose words and cells stay in a nearby cache
-AT_ONCE_THERE = 2**24  # on a GPU, where each part costs launches and a wait
+# draws whose words and cells stay in a nearby cache
+AT_ONCE = 2**16
+# on a GPU, where each part costs launches and a wait
+AT_ONCE_THERE = 2**24
 # Bits of a draw's first part, and those of them that choose a cell of the guide.
 SHORT = (16, 16)
 LONG = (32, 20)
-MANY = 2048  # thresholds from which on the first part is LONG: 1 cell in 32 is open at most
-FINE = 256  # steps of sigma where the step is free
+# thresholds from which on the first part is LONG: 1 cell in 32 is open at most
+MANY = 2048
+# steps of sigma where the step is free
+FINE = 256
+# the sign bit alone: flipping it turns unsigned order into signed order
 LOWEST = -(2**63)
-WIDEST = 2.0**28  # steps of sigma
-PAIR = 2.0**20  # steps of sigma in two pieces; beyond, four or five with small tables
-PIECE = 64  # about the coarse piece's sigma
-MOST_APART = 900  # the largest distance of its values
-SMOOTH = 2.25  # sigma of the fine piece over the distance of the coarse one's values
-BUMPS = 2.0**-135  # total variation distance of their sum from a normal
+# steps of sigma
+WIDEST = 2.0**28
+# steps of sigma in two pieces; beyond, four or five with small tables
+PAIR = 2.0**20
+# about the coarse piece's sigma
+PIECE = 64
+# the largest distance of its values
+MOST_APART = 900
+# sigma of the fine piece over the distance of the coarse one's values
+SMOOTH = 2.25
+# total variation distance of their sum from a normal
+BUMPS = 2.0**-135
 
 
 @dataclass(frozen=True)
 class RoundedNormal:
-    """R = step round(sigma g / step), g standard normal: P(R >= j step) = P(g >= (j - 1/2)
-    step/sigma).
+    """R = step round(sigma g / step), g standard normal.
 
-    X + R = step round((X + sigma g)/step) for X in step Z: a function of the Gaussian mechanism
-    (``torchdp.grid``, 2). step: a power of two; sigma: from 1/16 to 2^28 steps. Raises ValueError.
+    P(R >= j step) = P(g >= (j - 1/2) step/sigma). X + R = step round((X + sigma g)/step) for X in
+    step Z: a function of the Gaussian mechanism (``torchdp.grid``, 2). step: a power of two; sigma:
+    from 1/16 to 2^28 steps. Raises ValueError.
 
     Beyond 2048 steps R = round(s g) + z K, K discrete normal, P(K = k) in proportion to
     e^(-k^2/(2 t^2)), and s^2 + z^2 t^2 = sigma^2, rounded up by 1e-14 at most: X + R =
@@ -79,6 +90,7 @@ class RoundedNormal:
         Rounding costs 5e-6 of the variance. sigma: up to 2^28. Raises ValueError.
         """
         sigma = checks.positive("sigma", sigma)
+        # The largest power of two of which sigma has more than 128, but 1 at most.
         exponent = math.ceil(math.log2(sigma / FINE))
         return RoundedNormal(sigma, 2.0 ** min(0, exponent))
 
@@ -254,6 +266,7 @@ def split(sigma: float, most: int = MOST_APART) -> tuple[int, float, float]:
     """z up to ``most``, s, t with s = 2.25 z and s^2 + z^2 t^2 >= sigma^2, and hardly more."""
     stride = min(math.ceil(sigma / PIECE), most)
     fine = SMOOTH * stride
+    # sigma^2 - fine^2 as a product, which loses no digits where the two are near.
     coarse = math.sqrt((sigma - fine) * (sigma + fine)) / stride
     # exactly: a sigma that rounding made smaller would promise too much
     while Fraction(fine) ** 2 + stride**2 * Fraction(coarse) ** 2 < Fraction(sigma) ** 2:

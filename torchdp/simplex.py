@@ -18,4 +18,5 @@ def onto_simplex(x: Tensor) -> Tensor:
     support = (descending > shifts).sum(-1, keepdim=True)
     t = shifts.gather(-1, (support - 1).clamp_min(0))
     kept = (x - t).clamp_min(0)
+    # The sum is 1 but for rounding, which is divided out.
     return kept / kept.sum(-1, keepdim=True)

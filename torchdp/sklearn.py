@@ -126,6 +126,7 @@ class PrivateRidge(base.RegressorMixin, Curated):
         weights = adaptive_ridge(self.moments_, self.alpha).numpy()
         d = self.n_features_in_
         self.coef_ = weights[:d]
+        # The column was ``bound``, not 1; without one the sum is empty, and 0.
         self.intercept_ = float(weights[d:].sum() * self.bound)
         return self
 
@@ -158,6 +159,7 @@ class PrivatePCA(base.ClassNamePrefixFeaturesOutMixin, base.TransformerMixin, Cu
         rows, _, noise = self._given(X)
         self._released(rows, self.bound, None, noise)
         self.components_ = top_directions(self.moments_.gram, self.n_components).mT.numpy()
+        # By this the mixin numbers the names of the columns.
         self._n_features_out = self.n_components
         return self
 
@@ -169,6 +171,7 @@ class PrivatePCA(base.ClassNamePrefixFeaturesOutMixin, base.TransformerMixin, Cu
 @dataclass(eq=False, repr=False, kw_only=True)
 class PrivateClassMeans(base.ClassifierMixin, Curated):
     """The class whose mean is nearest, from one noisy mean of each class.
+
     Args:
         classes: all labels that there can be, public; needed with ``label_epsilon``. Others in y
             are refused. None: those of y.
@@ -204,17 +207,20 @@ class PrivateClassMeans(base.ClassifierMixin, Curated):
         response = None
         if self.label_epsilon is not None:
             response = RandomizedResponse(len(self.classes_), self.label_epsilon)
+            # First of all: what follows, the sizes of classes too, sees only these.
             labels = response.randomize(labels, noise=noise)
         features = InnerProduct(rows.shape[1]).draw(1, generator=torch.Generator())  # draws nothing
         counts = class_counts(labels, len(self.classes_)).tolist()
         kdes = tuple(CentralKDE.calibrated(features, n, self.epsilon, self.delta) for n in counts)
         classes = ShuffledClasses(kdes, response)
+        # Rows in units of the bound have norm 1 at most.
         self.densities_ = classes.estimate((rows / self.bound, labels), noise=noise)
         self.guarantee_ = classes.guarantee
         return self
 
     def predict(self, X: Any) -> np.ndarray:
         """(n, d) -> (n,), of ``classes_``."""
+        # In the unit in which the means were released.
         rows = torch.from_numpy(self._checked(X) / self.bound)
         return self.classes_[nearest_centre(self.densities_, rows).numpy()]
 

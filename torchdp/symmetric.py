@@ -13,6 +13,7 @@ def svec(matrices: Tensor) -> Tensor:
     (..., d, d) -> (..., d (d + 1) / 2).
     """
     i, j = triangle(matrices.shape[-1], matrices.device)
+    # With sqrt 2 the inner product of two vectors is that of the matrices, trace(A B).
     return matrices[..., i, j] * off_diagonal(i, j, math.sqrt(2), matrices)
 
 

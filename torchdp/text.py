@@ -5,7 +5,8 @@ import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
-CLOSED = 141  # 128 + SIGPIPE: what a shell calls a command whose reader has left
+# 128 + SIGPIPE: what a shell calls a command whose reader has left
+CLOSED = 141
 
 
 def number(text: str) -> float:
@@ -23,6 +24,7 @@ def integer(text: str) -> int:
 
 def shown(text: object) -> str:
     """``text`` on one line: escape codes, line breaks, marks of direction and the like escaped."""
+    # A terminal obeys control codes: a name in a file could hide or forge what it shows.
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in str(text))
 
 

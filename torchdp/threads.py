@@ -9,7 +9,8 @@ from typing import ParamSpec, TypeVar
 import torch
 from torch import Tensor
 
-SMALL = 512  # rows and columns of matrices whose decompositions gain little from a second thread
+# rows and columns of matrices whose decompositions gain little from a second thread
+SMALL = 512
 P = ParamSpec("P")
 T = TypeVar("T")
 _LOCK = threading.Lock()
@@ -60,6 +61,7 @@ def on_host(function: Callable[P, T]) -> Callable[P, T]:
 
 def _set_here(count: int) -> None:
     """This thread's number of threads, and not that of threads to come."""
+    # Reading and putting back what new threads begin with must not interleave.
     with _LOCK:
         others = _elsewhere(torch.get_num_threads)
         torch.set_num_threads(count)
@@ -69,5 +71,6 @@ def _set_here(count: int) -> None:
 
 def _elsewhere(function: Callable[[], T]) -> T:
     """What a thread that has not used torch yet returns."""
+    # A new one each time: a thread that has used torch keeps the number with which it began.
     with ThreadPoolExecutor(1) as fresh:
         return fresh.submit(function).result()

@@ -65,6 +65,7 @@ def pack_vectors(values: Tensor, *dim: int) -> bytes:
     sizes = [checks.integer("dim", size, 1) for size in dim]
     values = checks.floating("messages", values).detach().double()
     checks.shaped("messages", values, "n", *sizes, empty=True)
+    # The bits of each float as they are: nothing is rounded on the way.
     return pack(values.flatten().view(torch.int64), 64)
 
 

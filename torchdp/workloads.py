@@ -17,8 +17,10 @@ from torchdp import checks
 from torchdp.brief import Brief
 
 Where: TypeAlias = torch.device | str | None
-MOST_BITS = 32  # 2^d types, d numbers for each
-COPIES = 3  # of a matrix, while it is made
+# 2^d types, d numbers for each
+MOST_BITS = 32
+# of a matrix, while it is made
+COPIES = 3
 REMEDY = "take factorization.MarginalFactorization(d, order), which is never formed"
 
 
@@ -105,6 +107,7 @@ class RunningSums(Brief):
             longer = torch.arange(steps, device=rates.device)
             moments = (longer + 0.5) * self.steps / steps
             rates = rates[moments.long()]  # those of the middles of the longer steps
+        # A longer step decays by as much as the steps that it stands for.
         return replace(self, steps=steps, decay=self.decay**stride, rates=rates)
 
     @property
@@ -120,6 +123,7 @@ class RunningSums(Brief):
         inner = (self.momentum**age).tril()
         if self.rates is not None:
             return outer @ (self.rates[:, None] * inner)
+        # Without momentum the inner matrix is the identity.
         return outer @ inner if self.momentum else outer
 
 
@@ -156,6 +160,7 @@ def all_ranges(k: int, *, device: Where = None) -> Workload:
     """All ranges: one row 1[a <= j <= b] for each 0 <= a <= b < k, of shape (k (k + 1) / 2, k)."""
     k = checks.integer("k", k, 1)
     checks.fits("all_ranges", k * (k + 1) // 2, k, copies=COPIES)
+    # Row and column of an upper triangle are the ends of a range.
     low, high = torch.triu_indices(k, k, device=device)[..., None]
     types = torch.arange(k, device=device)
     W = (low <= types) & (types <= high)
@@ -188,6 +193,7 @@ def auc(k: int, *, device: Where = None) -> Workload:
     AUC.
     Source: Ghazi et al. (2023), section 5 (AUC as Kendall's tau with a binary coordinate).
     """
+    # sgn(y - y') is y - y' for labels 0 and 1.
     label = sign(2, device=device).factors[0] / 2
     scores = sign(k, device=device).factors
     return Workload("auc", (label, *scores))
@@ -211,6 +217,7 @@ def parities(d: int, order: int, *, device: Where = None) -> Workload:
     Of shape (sets, 2^d).
     """
     sets, bits = _sets("parities", d, order, device)
+    # Floats, which are exact here: sums of at most d ones.
     odd = sets @ bits.T % 2
     return Workload("parities", (1 - 2 * odd,))
 
@@ -260,6 +267,7 @@ def _sets(
     number = sum(math.comb(d, i) for i in range(min(order, d) + 1))
     checks.fits(name, number, 2**d, copies=COPIES, remedy=remedy)
     bits = _bits(d, device)
+    # Sets are coded as types are: those of few bits are rows of the same table.
     return bits[bits.sum(1) <= order], bits
 
 

@@ -44,17 +44,20 @@ class Batches(Mapping[str, str]):
             self._right.pop()
             longer._shared = self._shared
         except IndexError:
+            # Only as far as this mapping goes: what the first continuation appended is not its.
             longer._shared = dict(list(self._shared.items())[: self._size])
         longer._append(fresh)
         return longer
 
     def __getitem__(self, name: str) -> str:
         number, text = self._shared[name]
+        # An entry of a longer mapping with which the dictionary is shared.
         if number >= self._size:
             raise KeyError(name)
         return text
 
     def __iter__(self) -> Iterator[str]:
+        # A list first: another thread may append while somebody iterates.
         return iter(list(self._shared)[: self._size])
 
     def __len__(self) -> int:
@@ -203,10 +206,12 @@ class Collection(Brief):
         best = checks.integer("best", best, 1)
         proxy = self.protocol.variance_proxy
         found = self.estimate()
-        # 2 log(1/a)
+        # 2 log(1/a): each of the k entries has a k-th of the chance to miss, by a union bound.
         twice = -2 * math.log(miss / max(1, found.value.numel()))
         r = best / (math.log1p(twice) + twice)
+        # log((n + r)/(r a^2)) = log(1 + n/r) + 2 log(1/a)
         variance = proxy.to(found.value.device) * (self.n + r) * (math.log1p(self.n / r) + twice)
+        # A bias is no random error: it is added in full.
         half = variance.sqrt() / self.n + found.bias
         low = (found.centre - half).clamp(*found.limits)
         high = (found.centre + half).clamp(*found.limits)

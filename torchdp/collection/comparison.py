@@ -38,11 +38,10 @@ class Difference(Estimate):
 
     @property
     def p_value(self) -> Tensor:
-        """Two-sided, of the hypothesis that the populations' difference is 0: ``interval(1 - p)``
-        ends at 0.
+        """Two-sided, of the hypothesis that the populations' difference is 0.
 
-        Of each answer by itself: the least of several is no p-value, ``any`` is. Raises
-        AttributeError for a difference of these users.
+        ``interval(1 - p)`` ends at 0. Of each answer by itself: the least of several is no p-value,
+        ``any`` is. Raises AttributeError for a difference of these users.
         """
         if not self.sampled:
             raise AttributeError(
@@ -53,6 +52,7 @@ class Difference(Estimate):
 
     @on_host
     def _p_value(self) -> Tensor:
+        # The least z whose interval, widened by the bias, holds 0: p is the chance beyond it.
         z = self.parts.distance(self.value, self.bias).cpu()
         normal = torch.as_tensor(2 * ndtr(-z.numpy()), dtype=torch.float64)
         p = normal if self.stretch is None else _tails(z, self.stretch)
@@ -92,6 +92,7 @@ def difference(first: Estimate, second: Estimate) -> Difference:
     other_low, other_high = second.limits
     variance = first.standard_error.square() + second.standard_error.square()
     stretches = [stretch for stretch in (first.stretch, second.stretch) if stretch is not None]
+    # Known only where both are: else ``any`` falls back on Sidak's inequality.
     covariance = None
     if first.covariance is not None and second.covariance is not None:
         covariance = partial(_sum, first.covariance, second.covariance)
@@ -137,6 +138,7 @@ def _largest(covariance: Tensor, least: Tensor) -> Tensor:
     # A root by eigenvectors: a covariance may be singular.
     values, vectors = torch.linalg.eigh(R)
     roots = vectors * values.clamp_min(0).sqrt()[:, None]
+    # A fixed stream: equal estimates have equal p-values at every call.
     generator = keyed_generator(b"torchdp.collection.any")
     normal = torch.randn(DRAWS, m, dtype=torch.float64, generator=generator)
     uniform = torch.rand(DRAWS, dtype=torch.float64, generator=generator)
@@ -189,6 +191,7 @@ def _tails(z: Tensor, stretch: Stretch) -> Tensor:
     ends.append(torch.zeros_like(z))
     table = torch.stack(ends)
     logs = torch.cat([TAILS.log(), TAILS.new_zeros(1)])
+    # Ends fall as p rises, so that those which are not below z come first.
     place = (table >= z).sum(0).clamp(1, len(TAILS))
     above = table.gather(0, (place - 1)[None])[0]
     below = table.gather(0, place[None])[0]
@@ -210,6 +213,7 @@ def compare(first: Collection | Journal, second: Collection | Journal) -> Differ
         raise ValueError(
             "first and second must estimate the same thing: their protocols have different subjects"
         )
+    # By name and content: both groups may have a batch of the name "monday".
     shared = first.batches.items() & second.batches.items()
     if shared:
         raise ValueError(

@@ -164,6 +164,7 @@ class Journal(Brief):
         checks.instance("other", other, Collection)
         with _turn:
             with self._transaction("IMMEDIATE") as db:
+                # The write lock is held: the chain ends where it is read to, until the commit.
                 before = self._read(db)
                 merged = before.merge(other)
                 if merged is before:
@@ -189,6 +190,7 @@ class Journal(Brief):
 
     def _checked_header(self, db: sqlite3.Connection) -> tuple[str, bytes, bytes]:
         """(format, protocol, checksum of both: the start of the chain)."""
+        # As text and in order: a file with another index or trigger is not read either.
         if [sql for (sql,) in db.execute("SELECT sql FROM sqlite_master")] != TABLES:
             raise ValueError(f"{self.path} is not a journal, or damaged: its tables are others")
         headers = db.execute("SELECT * FROM header").fetchall()
@@ -255,6 +257,7 @@ class Journal(Brief):
         start = 0
         for name, (shape, dtype) in sorted(self.protocol.layout.items()):
             end = start + math.prod(shape) * dtype.itemsize
+            # A bytearray: torch warns of memory that must not be written to.
             values = torch.frombuffer(bytearray(data[start:end]), dtype=dtype)
             parts[name] = values.view(shape)
             start = end
@@ -302,6 +305,7 @@ class Journal(Brief):
         try:
             yield
         except sqlite3.Error as error:
+            # SQLite's extended codes keep the primary one in the low byte.
             code = CODES.get(getattr(error, "sqlite_errorcode", -1) & 0xFF)
             if code is None:
                 raise ValueError(
@@ -309,6 +313,7 @@ class Journal(Brief):
                 ) from error
             raise OSError(code, f"{error}; {KEPT}", str(self.path)) from error
         except OSError as error:
+            # An inner call has named the path already.
             if KEPT in str(error):
                 raise
             raise OSError(
@@ -331,6 +336,7 @@ def _begin(db: sqlite3.Connection, protocol: MessageProtocol[Any, Any]) -> None:
     """
     classes: dict[str, type] = {}
     written = described(protocol, classes)
+    # Made again at once: a protocol that could not be read later would cost its batches.
     again = made(written, MessageProtocol, classes, rooms=PACKAGES)
     if difference(written, described(again)) is not None:
         raise TypeError(
@@ -359,6 +365,7 @@ def _make_folder(folder: Path) -> None:
     """Makes the folder and those above it; their names are on the disk."""
     missing = [parent for parent in (folder, *folder.parents) if not parent.exists()]
     folder.mkdir(parents=True, exist_ok=True)
+    # A new folder is an entry of the one above it: that is what has to be on the disk.
     if os.name != "posix":
         return
     for made_now in missing:

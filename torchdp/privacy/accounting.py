@@ -29,12 +29,18 @@ if TYPE_CHECKING:
 
 Profile = Callable[[np.ndarray], np.ndarray]
 """A privacy curve: delta at each epsilon, float64 arrays of one shape."""
-_CUT = 1e-13  # tails left out of a composition; counted as lost privacy
-_LARGEST = 700.0  # e^epsilon stays finite
-_STEPS = 16  # grid steps within the total variation of one instance: 40 in a deviation of its loss
-_MOST_POINTS = 1 << 17  # of one instance, on either side
-_TIGHT = 0.01  # how far above the worst mixture of directions the certified value may lie
-_REACH = 400  # epsilons at which a curve is looked at, evenly spaced in their logarithms
+# of the tails that a composition leaves out: they are counted as lost privacy
+_CUT = 1e-13
+# e to this power is a float, and beyond it curves are taken to be flat
+_LARGEST = 700.0
+# grid steps within the total variation of one instance: 40 in a deviation of its loss
+_STEPS = 16
+# of one instance, on either side: what a transform of a grid costs is bounded
+_MOST_POINTS = 1 << 17
+# how far above the worst mixture of directions the certified value may lie
+_TIGHT = 0.01
+# epsilons at which a curve is looked at, evenly spaced in their logarithms
+_REACH = 400
 
 
 def rounding(instances: int) -> float:
@@ -71,6 +77,7 @@ def composed_delta(profiles: Sequence[Profile], instances: int, epsilon: float) 
     here, lost = largest_curve(profiles, np.array([epsilon, _LARGEST]))
     if instances == 1:
         return float(here)
+    # A loss that is infinite with certainty: there is no finite part to compose.
     if lost == 1:
         return 1.0
     return min(
@@ -102,6 +109,7 @@ def composed_epsilon(profiles: Sequence[Profile], instances: int, delta: float) 
         return 0.0
     # the curve falls: keep the end that is certified
     while high - low > 1e-12 * high:
+        # 64 parts a round: one call on an array costs little more than one on a number.
         points = np.linspace(low, high, 65)
         first = int(np.argmax(largest_curve(profiles, points) <= delta))
         low = points[first - 1]
@@ -121,6 +129,7 @@ def mixed_epsilon(parts: "Sequence[tuple[Profile, int]]", delta: float) -> float
     scales = [_scale([profile], _count([profile], times)) for profile, times in parts]
     finest = min(step for step, _ in scales)
     farthest = max(end for _, end in scales)
+    # One grid for all, as fine as the finest needs, as long as the most points allow.
     step = max(finest, farthest / _MOST_POINTS)
     losses = []
     for (profile, times), (_, end) in zip(parts, scales, strict=True):
@@ -153,6 +162,7 @@ def _connected(step: float, nodes: np.ndarray, curve: np.ndarray) -> "PLDPmf":
     """The least loss distribution with a curve nowhere below this one, given at step * nodes."""
     with checks.needing("composition of several instances", "dp-accounting"):
         from dp_accounting.pld.pld_pmf import create_pmf_pessimistic_connect_dots as connect
+    # The true curve falls, so the running minimum of values above it is still above it.
     return connect(step, nodes, np.minimum.accumulate(curve))
 
 
@@ -179,6 +189,7 @@ def _worst(
         return losses[which].self_compose(times, _CUT).to_dense_pmf()
 
     def bound(low: int, high: int) -> float:
+        # Nothing lies between neighbours: both ends are mixtures that occur.
         if high - low == 1:
             return max(bound(low, low), bound(high, high))
         parts = [(0, low), (1, instances - high), (2, high - low)]
@@ -215,6 +226,7 @@ def _scale(profiles: Sequence[Profile], instances: int) -> tuple[float, float]:
     flat = curve - curve[-1] <= max(1e-3 * curve[-1], 1e-14 / instances)
     low = gained <= max(1e-7 * curve[0], 1e-12)
     end = reach[max(int(np.argmax(flat)), int(np.argmax(low)))]
+    # curve[0], at epsilon 0, is the total variation of one instance.
     return max(min(0.01, curve[0] / _STEPS), end / _MOST_POINTS, 1e-10), end
 
 

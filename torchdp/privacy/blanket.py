@@ -55,6 +55,7 @@ class Blanket:
         checks.keep(self, epsilon=checks.positive, member=checks.fraction, both=checks.non_negative)
         if self.both > self.member:
             raise ValueError(f"both must be at most member = {self.member!r}, not {self.both!r}")
+        # In logarithms, since e^epsilon alone may be no float.
         if self.epsilon + math.log(self.member) > ROUNDING:
             raise ValueError(
                 f"member must be at most e^-epsilon = {math.exp(-self.epsilon):.6g}, not "
@@ -78,7 +79,9 @@ class Blanket:
             always: of what lies in every set: there c is large, and tells nothing.
             bit: see the class.
         """
+        # Chances low and e^epsilon low, on 1 - share and share of the measure, add up to 1.
         low = 1 / (1 + share * math.expm1(min(epsilon, 700.0)))
+        # Two sets of measure ``share`` in a whole of 1 have at least 2 share - 1 in common.
         shared = max(both, 2 * share - 1)
         return Blanket(epsilon, low * (share - always), low * max(shared - always, 0.0), bit)
 
@@ -106,7 +109,9 @@ class Blanket:
         least = laws.amin(0)
         excess = laws - least  # c (W - 1)
         growth = math.expm1(epsilon)
+        # The lemma's coins fall on r with chances (W - 1)/(r - 1), each by itself: summed over c.
         shared = (excess / least) @ excess.mT / growth**2
+        # The pair whose large sets meet least is the worst, (b); a row is no pair with itself.
         both = float(shared.fill_diagonal_(math.inf).min())
         member = float(excess.sum(1).max()) / growth
         return Blanket(epsilon, member, min(max(both, 0.0), member))

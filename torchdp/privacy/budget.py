@@ -27,7 +27,8 @@ from torchdp.brief import Brief
 from torchdp.privacy.gaussian import ROUNDED, gaussian_epsilon
 from torchdp.privacy.guarantee import Arithmetic, Guarantee, alike, weakest_arithmetic
 
-_WHOLE = 1 + Fraction(1, 10**9)  # three thirds of a limit fit into it
+# Three thirds of a limit fit into it, whatever their floats are rounded to.
+_WHOLE = 1 + Fraction(1, 10**9)
 
 
 class Budget(Brief):
@@ -68,6 +69,7 @@ class Budget(Brief):
         self.limit = limit
         if limit.mu is not None:
             epsilon = self._curve(limit.mu, limit.variation)
+            # mu is what is spent: an epsilon that does not follow from it would be exceeded.
             if epsilon > limit.epsilon * (1 + 1e-9):
                 raise ValueError(
                     f"limit must follow from its mu = {limit.mu:g}, whose epsilon is larger: "
@@ -75,6 +77,7 @@ class Budget(Brief):
                 )
         self._lock = threading.Lock()
         self._limits = self._costs(limit)
+        # Fractions: float sums of many small costs could be rounded below what was spent.
         self._spent = [Fraction(0)] * len(self._limits)
 
     def spend(self, guarantee: Guarantee) -> Guarantee:
@@ -84,12 +87,14 @@ class Budget(Brief):
         arithmetic are not the limit's; TypeError.
         """
         alike([self.limit, guarantee])
+        # What holds of real numbers only must not be let pass by a limit of integers.
         if weakest_arithmetic([self.limit, guarantee]) is not self.limit.arithmetic:
             raise ValueError(
                 "guarantee must have the kind of privacy that the limit has, "
                 f"{self.limit.arithmetic}: {guarantee}"
             )
         costs = self._costs(guarantee)
+        # Compared and taken in one step: two threads can not both get what is left.
         with self._lock:
             spent = [before + cost for before, cost in zip(self._spent, costs, strict=True)]
             if any(total > most * _WHOLE for total, most in zip(spent, self._limits, strict=True)):

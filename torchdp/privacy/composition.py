@@ -60,6 +60,7 @@ def compose(guarantees: Iterable[Guarantee], delta: float | None = None) -> Guar
             how = "Gaussian noise as one, Dong, Roth, Su (2022), Corollary 3.3; " + how
     else:
         delta = checks.fraction("delta", delta)
+        # Basic composition promises nothing at a delta below the parts' own.
         if total > delta:
             epsilon = math.inf
         epsilon = min(epsilon, _certified(others, mu, variation, delta))
@@ -91,6 +92,7 @@ def _added(
     plain = math.fsum(g.epsilon for g in others)
     gaussian = math.fsum(g.epsilon for g in normal)
     kept = math.fsum(g.delta for g in normal)
+    # At the delta that they have together, as one mechanism they mostly need less epsilon.
     if len(normal) > 1 and 0 < kept < 1:
         gaussian = min(gaussian, gaussian_epsilon(mu, kept, variation))
     return plain + gaussian, delta
@@ -99,15 +101,18 @@ def _added(
 def _certified(others: list[Guarantee], mu: float, variation: float, delta: float) -> float:
     """The least epsilon at ``delta``: the others' own on a Gaussian curve, or by distributions."""
     plain = math.fsum(g.epsilon for g in others)
+    # The others keep their own deltas; what is left is for Gaussian noise alone.
     left = delta - math.fsum(g.delta for g in others)
     least = plain + gaussian_epsilon(mu, left, variation) if left > 0 else math.inf
     if not others or mu > 1e3 or any(g.epsilon > 700.0 for g in others):
         return least
+    # Parts of equal promises have one worst curve, composed as often as it occurs.
     counted = Counter((g.epsilon, g.delta) for g in others)
     parts = [(_worst(*promise), times) for promise, times in counted.items()]
     if mu:
         parts.append((gaussian_profile(1 / mu), 1))
     epsilon = mixed_epsilon(parts, delta * ROUNDED if variation else delta)
+    # The distributions had ROUNDED of delta: what was kept must pay for the variation.
     if (1 + math.exp(min(epsilon, 700.0))) * variation > delta * (1 - ROUNDED):
         return least
     return min(least, epsilon)
@@ -135,6 +140,7 @@ def pure_profile(epsilon: float) -> Profile:
 
     def profile(epsilons: np.ndarray) -> np.ndarray:
         x = np.minimum(epsilons, 700.0)
+        # The fraction divided by e^epsilon above and below, which then does not overflow.
         middle = -np.expm1(x - epsilon) / (1 + math.exp(-epsilon)) * (1 + _ROUNDING)
         return np.clip(np.maximum(-np.expm1(x), middle), 0.0, 1.0)
 
@@ -155,7 +161,9 @@ def gaussian_profile(sigma: float) -> Profile:
         x = np.minimum(epsilons, 700.0)
         above = log_ndtr(m / 2 - x / m)
         below = log_ndtr(-m / 2 - x / m)
+        # Phi(a) (1 - e^(x + log Phi(b) - log Phi(a))): Phi(b) underflows before its product does.
         curve = -np.exp(above) * np.expm1(np.minimum(x + below - above, 0.0))
+        # Upward, by what the difference may have lost: the curve must not lie below the truth.
         return np.minimum(curve * (1 + _ROUNDING) + _CANCELLATION * np.exp(above), 1.0)
 
     return profile

@@ -16,17 +16,22 @@ SOURCE = "Balle, Wang (2018), Theorem 8"
 # log delta is evaluated to better than this (tests compare with 60 digits): calibration stays on
 # the safe side.
 ROUNDING = 1e-10
-SAFE = 1e-11  # of sigma: an epsilon found from it, to rounding, is not above the one asked for
+# of sigma: an epsilon found from it, to rounding, is not above the one asked for
+SAFE = 1e-11
 # the share of delta that the real mechanism may spend whose integers are released
 ROUNDED = 1 - 2.0**-40
-LARGEST = 1e6  # epsilons above promise nothing, and their noise would be lost to rounding
+# epsilons above promise nothing, and their noise would be lost to rounding
+LARGEST = 1e6
 # of an integral over [0, 1], by Gauss and Legendre
 _POINTS, _MASSES = np.polynomial.legendre.leggauss(8)
 NODES = (_POINTS + 1) / 2
 WEIGHTS = _MASSES / 2
-STEPS = 3  # of Halley's method, which then is right to rounding for nearly all
-TOLERANCE = 2.0**-43  # of the logarithm of epsilon
-OF_SIGMA = 2.0**-38  # of the logarithm of sigma
+# of Halley's method, which then is right to rounding for nearly all
+STEPS = 3
+# of the logarithm of epsilon
+TOLERANCE = 2.0**-43
+# of the logarithm of sigma
+OF_SIGMA = 2.0**-38
 
 
 @entrywise(
@@ -53,6 +58,7 @@ def log_delta(ratio: Numbers, epsilon: Numbers) -> Numbers:
     Each entry by itself, with the same bits in any batch.
     """
     on = functions(ratio)
+    # Finite: an infinite a times its Mills ratio, 0, would be no number.
     a = on.clip(epsilon / ratio - ratio / 2, None, 1e160)
     b = a + ratio
 
@@ -135,6 +141,7 @@ def gaussian_sigma(epsilon: Numbers, delta: Numbers, sensitivity: Numbers = 1.0)
 
 def _halley(step: Numbers, bend: Numbers) -> Numbers:
     """Newton's step f/f' made one of third order; bend: f''/f'."""
+    # Far from the root the bend may be anything: within a factor 2 of Newton's own step.
     return step / functions(step).clip(1 - step * bend / 2, 0.5, 2.0)
 
 
@@ -205,7 +212,9 @@ def gaussian_epsilon(mu: Numbers, delta: Numbers, variation: Numbers = 0.0) -> N
     """
     on = functions(mu)
     target = _kept(on.where(variation > 0, delta * ROUNDED, delta))
+    # No division by mu = 0; beyond 1e3 the answer is infinite in the end.
     ratio = on.clip(mu, 5e-324, 1e3)
+    # Where delta is enough at epsilon = 0, log epsilon has no root.
     free = log_delta(ratio, 0 * ratio) <= target
     # From too large an epsilon, at which Phi(-a) is small enough by itself.
     near = ratio * on.sqrt(-2 * target) + ratio * ratio / 2

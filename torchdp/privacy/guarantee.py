@@ -118,6 +118,7 @@ class Guarantee(Brief):
             "variation", variation
         )
         left = checks.fraction("delta", delta) - self.delta
+        # A margin for the rounding of both sides; "not": NaN fails every comparison.
         if not added * (1 + 1e-9) <= left:
             raise ValueError(
                 f"delta = {delta:g} leaves {left:g} for the tables' distance from it, which needs "
@@ -159,6 +160,7 @@ class Guarantee(Brief):
             return dp_event.NoOpDpEvent()
         if self.mu is not None:
             return dp_event.GaussianDpEvent((2 if replaced else 1) / self.mu)
+        # Uniform with this chance p, else the truth: the ratio (2 - p)/p is e^epsilon.
         if self.pure and replaced:
             return dp_event.RandomizedResponseDpEvent(2 / (1 + math.exp(self.epsilon)), 2)
         raise ValueError(
@@ -169,6 +171,7 @@ class Guarantee(Brief):
 def weakest_arithmetic(guarantees: Iterable[Guarantee]) -> Arithmetic:
     """That of all of them together: REAL where one is, else ROUNDED where one is."""
     kinds = {guarantee.arithmetic for guarantee in guarantees}
+    # The members stand in order, from the strongest promise to the weakest.
     return max(kinds, key=list(Arithmetic).index, default=Arithmetic.REAL)
 
 

@@ -99,6 +99,7 @@ def _multiplier(epsilon: float, delta: float, chance: float, times: float) -> fl
         coarse = partial(found, coarser=COARSER)
         guess = least(coarse, epsilon, every * math.exp(-0.5), every, TOLERANCE, floor=floor)
         width = NEAR
+    # Sums over all users need the most noise, so no bracket goes beyond.
     high = min(guess * math.exp(width), every)
     low = min(guess * math.exp(-width), high * math.exp(-NEAR))
     return least(found, epsilon, low, high, TOLERANCE / 40, floor=floor)
@@ -118,6 +119,7 @@ def _epsilon(
     Each sum is a mixture of those over fewer and more users.
     """
     every = gaussian_epsilon(math.sqrt(times) / multiplier, delta)
+    # Losses so large are not followed: no grid that can be composed reaches them.
     hopeless = every == math.inf and (
         multiplier < SMALL or times * _loss(chance, multiplier) > LOST
     )
@@ -148,5 +150,6 @@ def _loss(chance: float, multiplier: float) -> float:
 def _step(chance: float, multiplier: float) -> float:
     """The width of the grid: a part of one sum's loss, at most MOST steps up to ten deviations."""
     largest = (20 * multiplier + 1) / (2 * multiplier**2)
+    # The logarithm is below ``largest``, which stands for it where e^largest overflows.
     top = math.log1p(chance * math.expm1(largest)) if largest < 700 else largest
     return max(min(STEP, FINE * chance / multiplier), top / MOST)

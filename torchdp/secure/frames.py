@@ -27,9 +27,11 @@ from torch import Tensor
 from torchdp import checks
 from torchdp.secure.ring import WORDS
 
+# of ChaCha20-Poly1305, as RFC 8439 fixes it
 NONCE_BYTES = 12
 # behind the words
 TAG_BYTES = 16 + NONCE_BYTES
+# The fields of a header, unpadded and little-endian: one header, one string of bytes anywhere.
 _FORMAT = struct.Struct("<16s16sBBHHIIQQ")
 HEADER_BYTES = _FORMAT.size
 # receiver of the sums; servers are numbered from 0, clients sign with their own numbers
@@ -98,8 +100,10 @@ def seal(key: bytes, header: Header, words: Tensor) -> bytes:
             f"words must have shape {header.shape} and {WORDS[header.bits]}, "
             f"not {tuple(words.shape)}, {words.dtype}"
         )
+    # The header fixes the words' size, not their order of bytes.
     little_endian = words.detach().cpu().contiguous().numpy().astype(f"<i{header.bits // 8}")
     front = header.pack()
+    # Random, not counted: a sender that was killed and started again has no count.
     nonce = os.urandom(NONCE_BYTES)
     return front + _cipher(key).encrypt(nonce, little_endian.tobytes(), front) + nonce
 
@@ -117,6 +121,7 @@ def header_of(frame: bytes) -> Header:
 def unseal(key: bytes, header: Header, frame: bytes) -> Tensor:
     """The words of the frame that ``seal`` made with this key and header. Raises FrameError."""
     front = frame[:HEADER_BYTES]
+    # What is due decides, not what the frame claims; the tag then covers the same header.
     if len(frame) != header.frame_bytes or front != header.pack():
         raise FrameError(
             "a frame is not the one due here: another session, sender, receiver, shape or ring"
@@ -128,6 +133,7 @@ def unseal(key: bytes, header: Header, frame: bytes) -> Tensor:
         raise FrameError(
             "a frame's tag does not fit: it was changed on its way, or made by others"
         ) from None
+    # astype copies below: memory of bytes can not be written to.
     words = np.frombuffer(opened, dtype=f"<i{header.bits // 8}")
     return torch.from_numpy(words.astype(f"=i{header.bits // 8}")).view(header.shape)
 
@@ -140,6 +146,7 @@ def _cipher(key: bytes) -> ChaCha20Poly1305:
 def pack_set(members: Tensor, bits: int) -> Tensor:
     """A set of clients, (n,) bool, in words of this many bits: (1, ceil(n / bits), 1)."""
     packed = np.packbits(members.cpu().numpy())
+    # Whole words of the ring, so that a roll call is sealed like any other frame.
     packed = np.pad(packed, (0, -len(packed) % (bits // 8)))
     return torch.from_numpy(packed).view(WORDS[bits]).view(1, -1, 1)
 

@@ -30,7 +30,9 @@ from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
 from torchdp import checks
 
+# of an X25519 secret key, and of what HKDF derives for a link
 KEY_BYTES = 32
+# No dots or capitals: dots separate names in files, and some disks do not tell capitals apart.
 NAME = re.compile(r"[a-z0-9][a-z0-9-]{0,63}")
 # 32 bytes
 HEXADECIMAL = re.compile(r"[0-9a-f]{64}")
@@ -40,6 +42,7 @@ OWNER_ONLY = 0o600
 OTHERS = 0o077
 # a commit outlives a power failure
 SETTINGS = ("synchronous = EXTRA", "fullfsync = ON")
+# ``session`` is NULL until the key has joined one
 TABLES = [
     "CREATE TABLE party (name TEXT NOT NULL, secret BLOB NOT NULL, session BLOB)",
     "CREATE TABLE done (what TEXT PRIMARY KEY, data BLOB NOT NULL)",
@@ -60,9 +63,11 @@ def agreed_key(secret: bytes, public: bytes, session: bytes, one: str, other: st
     """
     own = X25519PrivateKey.from_private_bytes(secret)
     try:
+        # Points of small order are refused: what they make, anybody knows.
         shared = own.exchange(X25519PublicKey.from_public_bytes(public))
     except ValueError as error:
         raise ValueError(f"the public key of {one} or {other} is none of X25519: {error}") from None
+    # Sorted, so that both ends derive one key; names bind it to this pair of parties.
     info = f"torchdp secure link: {' and '.join(sorted((one, other)))}".encode()
     return HKDF(algorithm=SHA256(), length=KEY_BYTES, salt=session, info=info).derive(shared)
 
@@ -86,6 +91,7 @@ class KeyFile:
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self.path = checks.path("path", path).absolute()
+        # Not repaired: who could read the file may hold the key already.
         if os.name == "posix" and self.path.stat().st_mode & OTHERS:
             raise ValueError(
                 f"{self.path} may be read by others: make a new key, whose file has mode 600"
@@ -150,6 +156,7 @@ class KeyFile:
             )
         session.party(self, session.parties)
         with self._transaction("IMMEDIATE") as db:
+            # The write lock is held since BEGIN IMMEDIATE: two joins can not both find NULL.
             before = db.execute("SELECT session FROM party").fetchone()[0]
             if before not in (None, session.digest):
                 raise ValueError(
@@ -159,8 +166,9 @@ class KeyFile:
             db.execute("UPDATE party SET session = ?", (session.digest,))
 
     def key(self, session: bytes, other: str, public: str) -> bytes:
-        """The key of the link with another party in the session that was joined. Raises ValueError
-        for another.
+        """The key of the link with another party in the session that was joined.
+
+        Raises ValueError for another session.
         """
         self.check_joined(session)
         return agreed_key(self._secret, bytes.fromhex(public), session, self.name, other)
@@ -185,11 +193,10 @@ class KeyFile:
         return found[0] if found else None
 
     def once(self, what: str, make: Callable[[], bytes]) -> bytes:
-        """What ``make`` returns, on the disk before it is returned; ever after the same bytes,
-        without ``make``.
+        """What ``make`` returns, on the disk before it is returned.
 
-        Whoever is killed inside has done nothing; two processes wait for each other, and do it
-        once.
+        Ever after it is the same bytes, without ``make``. Whoever is killed inside has done
+        nothing; two processes wait for each other, and do it once.
         """
         with self._transaction("IMMEDIATE") as db:
             found = db.execute("SELECT data FROM done WHERE what = ?", (what,)).fetchone()
@@ -202,6 +209,7 @@ class KeyFile:
     @contextmanager
     def _transaction(self, kind: str) -> Iterator[sqlite3.Connection]:
         """What is not committed at the end is rolled back. Raises OSError, ValueError."""
+        # mode=rw: a file that is gone is an error, not an empty one made in its place.
         uri = f"{self.path.as_uri()}?mode=rw"
         try:
             connection = sqlite3.connect(uri, timeout=PATIENCE, isolation_level=None, uri=True)
@@ -211,6 +219,7 @@ class KeyFile:
                 db.execute(f"BEGIN {kind}")
                 yield db
                 db.execute("COMMIT")
+        # A subclass, so first: a lock or a full disk is no damage.
         except sqlite3.OperationalError as error:
             raise OSError(f"{self.path} can not be used now: {error}") from error
         except sqlite3.Error as error:

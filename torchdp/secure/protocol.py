@@ -121,6 +121,7 @@ class SecureSketch(SecureSums):
         )
         if self.sketch.device.type != "cpu":
             return replace(smooth, delta=self.delta)
+        # Total variation adds up over independent draws: every word that clients draw counts.
         words = self.sketch.clients * self.sketch.copies * self.columns
         return smooth.leaving(words * VARIATION, self.delta)
 
@@ -132,6 +133,7 @@ class SecureSketch(SecureSums):
     @property
     def grid_factor(self) -> float:
         rounding = 1 / (12 * self.ring.scale**2)
+        # ``_apart`` is the distance of real rows: the wider one of truncated rows is a cost too.
         pairs = zip(self._calibrated[0], self._ideal(self._apart), strict=True)
         return max((sigma**2 + rounding) / least**2 for sigma, least in pairs)
 
@@ -176,9 +178,12 @@ class SecureSketch(SecureSums):
             variation = max(variation, grid_variation(honest, sigma * ring.scale))
         # of all entries that one client moves
         variation *= copies * self.columns
+        # ROUNDED keeps 2^-40 of delta: a quarter of it may go here, and LEFT keeps another for the
+        # tables from which noise is drawn.
         cost = (1 + math.exp(min(self.epsilon, LARGEST_EXPONENT))) * variation
         if cost > self.delta * (1 - ROUNDED) / 4:
             return on_any_grid, 0.0
+        # A mu that holds without a variation is worth a little noise, but not more than GAINED.
         for sigma, least in zip(on_any_grid, ideal, strict=True):
             if sigma > least * (1 + GAINED):
                 return ideal, variation
@@ -186,6 +191,7 @@ class SecureSketch(SecureSums):
 
     def _farthest(self, ring: Ring) -> float:
         sigmas = self._noise(ring)[0]
+        # VARIATION is proved up to SURE units: a ring in which noise is wider is not chosen.
         if max(sigmas) * ring.scale > SURE:
             return math.inf
         step = 1 / ring.scale
@@ -219,6 +225,7 @@ class SecureSketch(SecureSums):
         if units is None:
             return super().gathered(clients, parts, draws)
         tally = self.added(self.exact_words(parts), draws.device)
+        # One deviation for each row; its columns have independent noise of that size.
         entries = units.repeat_interleave(self.columns)
         noise = secure_sketch.rounded_normals(one_key(draws), 0, entries)
         sums = tally["words"]
@@ -243,9 +250,11 @@ class SecureSketch(SecureSums):
         where that is more than 3e-11: two clients below 64 units.
         """
         units = (self.sigma * self.ring.scale).to(words.device)
+        # An error 1e-3/(c sigma^4) up to that of two clients at COARSEST; one is no sum.
         too_coarse = (words > 1) & (words * units**4 < 2 * COARSEST**4)
         if bool(too_coarse.any()):
             return None
+        # c - 1 roundings become variance, 1/12 each; the last is that of the sum itself.
         return (words * units**2 + (words - 1).clamp_min(0) / 12).sqrt()
 
 

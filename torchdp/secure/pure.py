@@ -77,16 +77,19 @@ class PureSecureSketch(SecureSums):
     @cached_property
     def part(self) -> float:
         """1/h, the part of a discrete Laplace variable in each word; rounded up."""
+        # The row with the fewest pairs decides for all: a larger part only adds noise elsewhere.
         h = self._used[0] - self.coalition.missing
         return math.nextafter(1 / h, 1.0)
 
     def distance(self, ring: Ring) -> int:
         """D, the largest l_1 distance of rows that ``rows`` lets pass, in units; at least 1."""
+        # By the triangle inequality: truncation toward 0 lengthens no row.
         D = 2 * self._longest(ring)
         if self.sensitivity is not None:
             stated = Fraction(self.sensitivity) * Fraction(1 + 2 * SLACK) * 2**ring.fraction_bits
             # truncation moves each column by less than a unit
             D = min(D, math.ceil(stated + self.columns) - 1)
+        # D = 0, where all rows are truncated to 0, would divide by zero in the rate.
         return max(1, D)
 
     @property
@@ -102,6 +105,7 @@ class PureSecureSketch(SecureSums):
 
     @property
     def grid_factor(self) -> float:
+        # Laplace noise on real numbers has scale s D/epsilon and variance 2 scale^2.
         scale = self.sketch.copies * self._apart / self.epsilon
         return laplace.variance(self.rate) / (2 * (scale * self.ring.scale) ** 2)
 
@@ -130,6 +134,7 @@ class PureSecureSketch(SecureSums):
     def randomize_unchecked(self, x: Tensor, draws: Draws, first: int = 0) -> Words:
         ring = self.ring
         shape = (self.sketch.copies, len(x), self.columns)
+        # In 64 bits to the end: the reduction to 32 is a homomorphism, so it may come last.
         noise = torch.zeros(math.prod(shape), dtype=torch.int64, device=x.device)
         words = laplace.add_shares(noise, self.part, self.rate, draws).view(shape)
         words += ring.to_words(x).long()
@@ -155,11 +160,13 @@ class PureSecureSketch(SecureSums):
 
     def _rate(self, ring: Ring) -> float:
         """log(1/a) = epsilon/(s D), rounded down: more noise."""
+        # One rounding of an exact quotient, and a float down: never above the true rate.
         exact = Fraction(self.epsilon) / (self.sketch.copies * self.distance(ring))
         return math.nextafter(float(exact), 0.0)
 
     def _farthest(self, ring: Ring) -> float:
         rate = self._rate(ring)
+        # Sizes of clusters are drawn below 2^62 only down to this rate: the grid is too fine.
         if rate < laplace.LEAST_RATE:
             return math.inf
         counts = torch.tensor(self._used, dtype=torch.float64)

@@ -10,6 +10,7 @@ from torchdp import checks
 from torchdp.draws import Draws
 from torchdp.noise import Noise, source
 
+# Signed, since torch adds these modulo 2^bits and has few operations for unsigned integers.
 WORDS = {32: torch.int32, 64: torch.int64}
 # standard deviations of noise for which there is room: beyond it lies 1.5e-23 of the mass
 TAIL = 10.0
@@ -51,6 +52,7 @@ class Ring:
 
         Raises ValueError for entries that are not finite or do not fit, TypeError.
         """
+        # A power of two scales a float without error: truncation is the only rounding.
         scaled = checks.real("values", values).double() * self.scale
         largest = 2.0 ** (self.bits - 1)
         # NaN is not
@@ -125,4 +127,5 @@ def reconstruct(shares: Tensor) -> Tensor:
         raise ValueError(
             f"shares must have shape (servers, ...) with servers >= 2, not {tuple(shares.shape)}"
         )
+    # Without the type torch adds int32 in int64, which would not wrap around at 2^31.
     return shares.sum(0, dtype=shares.dtype)

@@ -107,6 +107,7 @@ def submit(
     keys = session.client_keys(key)
     paths = [folder / f"{own.name}.{server.name}.frames" for server in session.servers]
 
+    # Other names until the digests are committed: no server reads frames that may be redrawn.
     def make() -> bytes:
         partial = [_partial(path) for path in paths]
         return json.dumps(_write_frames(session, own, keys, rows, noise, partial)).encode()
@@ -128,6 +129,7 @@ def _write_frames(
     sums = session.sums
     draws = source(noise, rows.device)
     for path in paths:
+        # A killed run may have left frames here, of noise that is now drawn anew.
         path.write_bytes(b"")
     for words in sums.spoken(rows.split(sums.at_once), draws, session.first(own)):
         shares = share(words.values, sums.servers)  # masks add up to nothing; they are never seeded
@@ -135,6 +137,7 @@ def _write_frames(
         for path, frame in zip(paths, frames, strict=True):
             with path.open("ab") as file:
                 file.write(frame)
+    # On the disk before the digests are committed: else a power failure could leave these alone.
     for path in (*paths, paths[0].parent):
         _to_disk(path)
     return [_digest(path) for path in paths]
@@ -142,6 +145,7 @@ def _write_frames(
 
 def _deliver(path: Path, digest: str) -> None:
     """Give a finished file its name, once. Raises FrameError where it is neither here nor there."""
+    # A run before this one may have given the file its name already.
     for found in (_partial(path), path):
         if found.exists() and _digest(found) == digest:
             os.replace(found, path)
@@ -167,12 +171,14 @@ def serve(folder: str | os.PathLike[str], key: KeyFile, *, wait: float = 0.0) ->
     server = session.server(key)
     own = session.party(key, session.servers)
     sum_file = folder / f"{own.name}.{ANALYST}.sum"
+    # A sum that was committed leaves again as it is, whatever the folder holds by now.
     out = key.done("sum")
     if out is None:
         _close(folder, session, server, own, key, until)
         for k, other in enumerate(session.servers):
             if other != own:
                 put(folder / f"{own.name}.{other.name}.roll", server.roll_call(k))
+        # All own rolls are out by now: no two servers wait for each other's.
         others = [other for other in session.servers if other != own]
         rolls = [folder / f"{other.name}.{own.name}.roll" for other in others]
         for data in _arrived(rolls, until):
@@ -201,6 +207,7 @@ def _close(
     received = {party.name: 0 for party in files}
     while True:
         for party, path in files.items():
+            # From where the last look ended: a file may grow while it is copied into the folder.
             received[party.name] = _hear(path, server, received[party.name])
         missing = [party.name for party in files if not _whole(session, server, party)]
         if not missing or time.monotonic() >= until:
@@ -213,11 +220,13 @@ def _close(
             f"absent = {session.sums.coalition.absent} may be; "
             "nothing was closed: call again when their files are there"
         )
+    # How far each file was read, and a digest of that: after a kill just this is added again.
     counted = {}
     for party, path in files.items():
         size = received[party.name]
         counted[path.name] = [size, _digest(path, size)]
     data = json.dumps(counted).encode()
+    # The first commit wins; this process may have added other frames, and must not go on.
     if key.once("heard", lambda: data) != data:
         raise FrameError("another process of this server closed its doors meanwhile; call again")
 
@@ -236,6 +245,7 @@ def _hear_again(folder: Path, server: Server, closed: bytes) -> None:
 
 def _hear(path: Path, server: Server, start: int) -> int:
     """Count the frames of a file from there on; returns where the first uncounted one begins."""
+    # Read once: what is appended meanwhile waits for the next look.
     size = path.stat().st_size if path.exists() else 0
     try:
         for frame in _frames(path, start, size):
@@ -260,6 +270,7 @@ def _frames(path: Path, start: int, end: int) -> Iterator[bytes]:
         while start < end:
             front = file.read(HEADER_BYTES + TAG_BYTES)
             length = header_of(front).frame_bytes
+            # The length is a claim of an unverified header: it must not decide what is allocated.
             if length > end - start:
                 raise FrameError("it ends before its last frame does")
             yield front + file.read(length - len(front))
@@ -293,6 +304,7 @@ def _arrived(paths: list[Path], until: float) -> Iterator[bytes]:
 
 def put(path: Path, data: bytes) -> None:
     """Write a file that is seen whole or not at all, and is on the disk. Raises OSError."""
+    # Renamed only when it is whole and on the disk; the folder's entry is synchronised last.
     _partial(path).write_bytes(data)
     _to_disk(_partial(path))
     os.replace(_partial(path), path)
@@ -304,6 +316,7 @@ def _partial(path: Path) -> Path:
 
 
 def _to_disk(path: Path) -> None:
+    # Only POSIX opens a folder to synchronise its entries.
     if path.is_dir() and os.name != "posix":
         return
     descriptor = os.open(path, os.O_RDONLY)
@@ -316,6 +329,7 @@ def _to_disk(path: Path) -> None:
 def _digest(path: Path, size: int | None = None) -> str:
     """SHA-256 of a file, or of so many bytes of it; where these are none, there may be no file."""
     digest = hashlib.sha256()
+    # More than any file holds.
     left = 2**62 if size is None else size
     if not left:
         return digest.hexdigest()

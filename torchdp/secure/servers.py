@@ -80,6 +80,7 @@ class Server:
         sketch = protocol.sketch
         dtype = protocol.ring.dtype
         self._sums = torch.zeros(protocol.layout["words"][0], dtype=dtype)
+        # Shares are kept only where a client may have to be taken out again.
         kept = sketch.clients if protocol.coalition.absent else 0
         self._words = torch.empty(protocol.sketch.copies, kept, protocol.columns, dtype=dtype)
         self._seen = torch.zeros(sketch.clients, dtype=torch.bool)
@@ -95,6 +96,7 @@ class Server:
     @property
     def seen(self) -> Tensor:
         """The clients whose shares are here: (n,) bool."""
+        # A copy: nobody marks a client as heard but ``receive``.
         return self._seen.clone()
 
     def issue(self, first: int, count: int = 1) -> bytes:
@@ -114,6 +116,7 @@ class Server:
         """
         first = checks.integer("first", first, 0, len(self._groups) - 1)
         count = checks.integer("count", count, 1, len(self._groups) - first)
+        # Whoever held a second key for a client could speak in that client's place.
         if self._groups[first : first + count, 1].any():
             raise ValueError(
                 f"first = {first}, count = {count}: one of these clients has a key already; "
@@ -125,11 +128,13 @@ class Server:
     def receive(self, frame: bytes) -> None:
         """Add the shares of one client, or of several who hold one key. Raises FrameError."""
         claim = header_of(frame)
+        # Nothing of the claim is verified yet: it says which key to try, and the tag covers it.
         expected = message_header(
             self.protocol, self.session, self.number, claim.first, claim.count
         )
         if not 0 < claim.count <= len(self._seen) - claim.first:
             raise FrameError(f"a frame is of clients beyond the {len(self._seen)} of the sketch")
+        # Clients who were not enrolled have a group of none, into which no frame fits.
         first, count = self._groups[claim.first].tolist()
         if claim.first + claim.count > first + count:
             raise FrameError(
@@ -141,6 +146,7 @@ class Server:
             raise FrameError("a frame came after the servers had begun to agree on the clients")
         if bool(self._seen[part].any()):
             raise FrameError("a frame repeats a client who is already here")
+        # All refusals lie above: a frame counts whole or not at all.
         self.protocol.place(self._sums, part, words)
         if self._words.numel():
             self._words[:, part] = words
@@ -148,6 +154,7 @@ class Server:
 
     def roll_call(self, other: int) -> bytes:
         """The frame that tells another server which clients are here; no more are let in."""
+        # Before the roll is read: a client let in later would be in the sum of this server alone.
         self._closed = True
         header = roll_header(self.protocol, self.session, self.number, other)
         roll = pack_set(self._seen, self.protocol.bits)
@@ -159,6 +166,7 @@ class Server:
         This server may still be hearing clients; its own roll call closes the doors. Raises
         FrameError.
         """
+        # The claimed sender picks the link; no other party makes a frame that opens there.
         other = header_of(frame).sender
         expected = roll_header(self.protocol, self.session, other, self.number)
         roll = unseal(self._links[f"server {other}"], expected, frame)
@@ -182,6 +190,7 @@ class Server:
             raise FrameError(f"{len(self._rolls)} of {due} roll calls are in; wait for the others")
         if not self._closed:
             raise FrameError("this server has made no roll call yet; the others wait for it")
+        # Only of clients whom every server heard do the masks add up to nothing.
         agreed = torch.stack([self._seen, *self._rolls.values()]).all(0)
         missing = int((~agreed).sum())
         most = self.protocol.coalition.absent
@@ -191,6 +200,7 @@ class Server:
                 f"absent = {most} drop out: nothing is released; start a new session with those "
                 "who are there"
             )
+        # Before the frame exists: an error further down must not permit another sum.
         self._published = True
         gone = self._seen & ~agreed
         if gone.any():
@@ -211,10 +221,12 @@ def reveal_frames(
     agreed: tuple[bytes, int] | None = None
     for frame in checks.instance("frames", frames, (Sequence, Iterator)):
         claim = header_of(frame)
+        # Set and number are as claimed: the tag covers them, and all servers must claim the same.
         expected = sum_header(protocol, _session(session), claim.sender, claim.agreed, claim.first)
         words = unseal(links[f"server {claim.sender}"], expected, frame)
         if claim.sender in sums:
             raise FrameError(f"server {claim.sender} is here twice")
+        # A client in one sum and not in another leaves a mask in the total, uniform noise.
         if agreed not in (None, (claim.agreed, claim.first)):
             raise FrameError("the servers did not add up the same clients")
         agreed = (claim.agreed, claim.first)

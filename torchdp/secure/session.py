@@ -16,6 +16,7 @@ from torchdp.secure.servers import Links, Server
 from torchdp.secure.shared_sum import SharedSum
 from torchdp.secure.sums import SecureSums
 
+# the analyst's end among a server's links, and in the names of files
 ANALYST = "analyst"
 # packages whose classes a session is made of
 PACKAGES = (
@@ -87,6 +88,7 @@ class Session(Brief):
             object.__setattr__(self, name, tuple(checks.each_of(name, getattr(self, name), kind)))
         checks.instance("analyst", self.analyst, Party)
         for part in ("name", "public"):
+            # One party in the place of two servers would hold all shares, and so the words.
             if len({getattr(party, part) for party in self.parties}) < len(self.parties):
                 raise ValueError(f"two parties have the same {part}; each needs a key of its own")
         if not HEXADECIMAL.fullmatch(checks.instance("nonce", self.nonce, str)):
@@ -107,6 +109,7 @@ class Session(Brief):
                 "corrupt, which leaves too few; state corrupt, 0 where organisations may know more "
                 f"of each other: {error}"
             ) from None
+        # Kept with the colluders counted: the digest, and everybody's noise, are of this question.
         object.__setattr__(self, "question", question)
 
     @property
@@ -150,6 +153,7 @@ class Session(Brief):
     @property
     def name(self) -> bytes:
         """The 16 bytes in the header of each frame."""
+        # The digest covers the session's nonce, so it is one itself.
         return self.sums.session(self.digest)
 
     def first(self, organisation: Party) -> int:
@@ -160,6 +164,7 @@ class Session(Brief):
     def party(self, key: KeyFile, among: tuple[Party, ...]) -> Party:
         """Whose key this is. Raises ValueError where none of these has it."""
         for party in among:
+            # The name enters each link's key: under another one no frame of the others would open.
             if (party.name, party.public) == (key.name, key.public):
                 return party
         names = ", ".join(party.name for party in among)
@@ -196,6 +201,7 @@ class Session(Brief):
 
     def to_bytes(self) -> bytes:
         """The session's file content; the same bytes for equal sessions."""
+        # Sorted keys, and floats in hexadecimal: equal sessions have equal digests.
         return json.dumps(described(self, {}, "session"), sort_keys=True, indent=1).encode()
 
     @staticmethod
@@ -208,6 +214,7 @@ class Session(Brief):
             if session.to_bytes() != data:
                 raise ValueError("a session has other bytes")
             return session
+        # The bytes may be anybody's, nested without end too: whatever fails is the file's fault.
         except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
             raise FrameError(
                 f"this is no session of this version of torchdp, or was changed: {error}"

@@ -57,25 +57,27 @@ class Shown:
                 f"corrupt + absent = {coalition.missing} must be less than the {clients} clients: "
                 "somebody's noise has to count"
             )
+        # One row of +1: nothing is sketched, the sum is the release.
         sketch = ones(clients)
         given: dict[str, Any] = {"coalition": coalition, "entry": self.entry}
+        # Gaussian noise hides l_2 distances and needs a delta; Laplace noise l_1, without one.
         if checks.non_negative("delta", delta) > 0:
             return SecureSketch(
                 sketch, self.words, self.norm, epsilon, delta, sensitivity=self.l2, **given
             )
+        # |v|_1 is at most d times the largest entry and, by Cauchy and Schwarz, sqrt(d) |v|_2.
         longest = min(self.words * self.entry, self.words**0.5 * self.norm)
         return PureSecureSketch(sketch, self.words, longest, epsilon, sensitivity=self.l1, **given)
 
 
 class SharedSum(Relay[S, Words, SecureSums]):
-    """The sum of what clients show, ``client_input(x)``, as integers under their noise: ``client``
-    says how.
+    """The sum of what clients show, ``client_input(x)``, as integers under their noise.
 
-    What is estimated is the sum times ``scales``. Messages are :class:`Words`; the servers of
-    ``secure_sum``, in one process or as roles of their own, add up shares of the same integers. Up
-    to ``clients`` users take part; an analysis of fewer than clients - absent of them is refused.
-    Numbers are truncated to the grid of ``client.ring``, which moves a sum of n by less than n
-    units.
+    How they are drawn and added up says ``client``. What is estimated is the sum times ``scales``.
+    Messages are :class:`Words`; the servers of ``secure_sum``, in one process or as roles of their
+    own, add up shares of the same integers. Up to ``clients`` users take part; an analysis of fewer
+    than clients - absent of them is refused. Numbers are truncated to the grid of ``client.ring``,
+    which moves a sum of n by less than n units.
 
     Noise: (epsilon, delta) as for :class:`SecureSketch`; where delta is 0,
     :class:`PureSecureSketch`. corrupt: clients who know their own noise and collude with the
@@ -147,6 +149,7 @@ class SharedSum(Relay[S, Words, SecureSums]):
 
         Raises TypeError, ValueError.
         """
+        # Checked as the question's own input, before it is turned into what clients show.
         held = self.validate(rows_of(x, self.held))
         return self.client_input(held.detach())
 
@@ -176,6 +179,7 @@ class SharedSum(Relay[S, Words, SecureSums]):
 
     def sample_unchecked(self, summary: S, draws: Simulated, shape: tuple[int, ...]) -> Tally:
         total, n = self.total(summary)
+        # Rounded once, where each of n clients truncates: at most n units apart.
         exact = (total.double() * self.client.ring.scale).round().long()
         whole = exact[..., None, :]  # the sketch of a plain sum has one row
         noise = self.client.noise_of(tensor_of(n)[..., None], (*shape, *whole.shape), draws)
@@ -187,6 +191,7 @@ class SharedSum(Relay[S, Words, SecureSums]):
 
     def released(self, found: Estimate) -> Estimate:
         """This protocol's estimate from that of its ``secure_sum``: ``analyse`` of its words."""
+        # The sketch of a plain sum has one row.
         value = self.value(found.value[..., 0, :], found.n)
         errors = self.variances(found.n).sqrt().to(value)
         return self.estimated(value, errors.expand_as(value), found.n)
@@ -201,6 +206,7 @@ class SharedSum(Relay[S, Words, SecureSums]):
         Raises ValueError.
         """
         n = checks.people("n", n, 0, self.clients)
+        # Each client who was heard added independent noise of this variance, in each word.
         variance = self.client.variance.to(tensor_of(n).device)
         return broadcast_users(n, 1) * variance * self.scales.to(variance).square()
 
@@ -214,6 +220,7 @@ class SharedSum(Relay[S, Words, SecureSums]):
         return self.variances(clients).to(total.device)
 
     def worst_mse(self, n: Users, objective: Objective = Objective.WORST) -> Tensor:
+        # Alike for all data, so that the worst is any.
         variances = self.variances(checks.people("n", n, 1))
         checks.instance("objective", objective, Objective)
         return objective.of(variances, variances.ndim - 1)

@@ -86,6 +86,7 @@ class SecureSums(MessageProtocol[Tensor, Words]):
         # 1 and 1.0: one session
         checks.keep(self, **dict.fromkeys(("bound", "epsilon", *given), checks.positive))
         bits = partial(checks.integer, least=32, most=64)
+        # A header numbers servers in 16 bits and keeps 0xFFFF for the analyst: far from both.
         servers = partial(checks.integer, least=2, most=2**15 - 1)
         checks.keep(self, bits=bits, columns=checks.count, servers=servers)
         if self.entry is not None and self.entry > self.bound:
@@ -102,6 +103,8 @@ class SecureSums(MessageProtocol[Tensor, Words]):
         step = 1 / self.ring.scale
         for name in ("bound", "sensitivity", "entry"):
             value = getattr(self, name)
+            # Truncation toward 0 leaves of a row below one step, or of what tells two rows apart,
+            # nothing but an artefact of rounding.
             if value is not None and value < step:
                 raise ValueError(
                     f"{name} = {value:g} is below {step:.3g}, the step of "
@@ -109,6 +112,7 @@ class SecureSums(MessageProtocol[Tensor, Words]):
                     f"rounding and its noise swallow the data; {self._finer}"
                 )
         if self.grid_factor > WASTE:
+            # The caller's line: above are two __post_init__ and the dataclass's __init__.
             warnings.warn(
                 f"a grid of {self.ring.fraction_bits} fraction bits in bits = {self.bits} makes the "
                 f"variance of the noise {self.grid_factor:.3g} times the least; {self._finer}",
@@ -191,6 +195,8 @@ class SecureSums(MessageProtocol[Tensor, Words]):
 
     def _wraps(self, fraction_bits: int) -> bool:
         """Whether a sum may wrap around in the ring of so many fraction bits."""
+        # Two's complement ends at 2^(bits - 1): what gets there comes back with the other sign.
+        # Noise that can not be drawn has an infinite distance, and counts as wrapping around.
         ring = Ring(self.bits, fraction_bits)
         return self._farthest(ring) * ring.scale >= 2.0 ** (self.bits - 1)
 
@@ -235,8 +241,10 @@ class SecureSums(MessageProtocol[Tensor, Words]):
     def digest(self) -> bytes:
         """32 bytes that name everything the parties must agree upon."""
         public = [getattr(self, field.name) for field in fields(self) if field.name != "sketch"]
+        # The ring follows from floats: a party that rounds to another one must have another digest.
         text = repr((type(self).__name__, public, self.ring, self.sketch.height))
         result = hashlib.sha256(text.encode())
+        # Shares that two servers add into different rows are noise: the matrix counts to the bit.
         for array in (self.sketch.rows, self.sketch.signs):
             result.update(array.cpu().contiguous().numpy().data)
         return result.digest()
@@ -247,6 +255,7 @@ class SecureSums(MessageProtocol[Tensor, Words]):
         nonce: 16 bytes or more, public, never used twice, such as os.urandom(32).
         Raises ValueError.
         """
+        # In two runs of one name a frame of one would be taken for a frame of the other.
         if not isinstance(nonce, bytes) or len(nonce) < 16:
             raise ValueError("nonce must be at least 16 bytes, such as os.urandom(32)")
         return hashlib.sha256(self.digest + nonce).digest()[:16]
@@ -284,6 +293,7 @@ class SecureSums(MessageProtocol[Tensor, Words]):
             raise ValueError(
                 f"x is on {x.device}, the sketch on {self.sketch.device}; move one of them"
             )
+        # In parts: a float64 copy of all rows may be larger than the rows.
         for part in x.split(max(1, WORDS_AT_ONCE // self.columns)):
             self._check_rows(part.double(), x[0].double())
         return x
@@ -301,6 +311,8 @@ class SecureSums(MessageProtocol[Tensor, Words]):
                 f"x holds an entry above entry = {self.entry} in size; clip them, in float64"
             )
         if self.sensitivity is not None:
+            # From one row alone, in linear time: what it refuses is wrong, but it does not see all
+            # that is.
             distances = torch.linalg.vector_norm(rows - one, self.NORM, 1)
             if bool((distances > self.sensitivity * (1 + SLACK)).any()):
                 raise ValueError(
@@ -328,6 +340,7 @@ class SecureSums(MessageProtocol[Tensor, Words]):
         """Signed integers of clients 0, 1, ..., without noise."""
         first = 0
         for rows in parts:
+            # to_words keeps |q| below 2^(bits - 1), so that no sign overflows.
             signs = self.sketch.signs[:, first : first + len(rows)].to(rows.device)
             yield Words(first, self.ring.to_words(rows) * signs[..., None])
             first += len(rows)
@@ -447,12 +460,14 @@ class SecureSums(MessageProtocol[Tensor, Words]):
         numbers = tensor_of(self.check(tally).n)
         fewest = int(numbers.min())
         most = int(numbers.max())
+        # With more clients gone, some row may hold less honest noise than the guarantee counts on.
         if not clients - absent <= fewest <= most <= clients:
             heard = fewest if fewest < clients - absent else most
             raise ValueError(
                 f"tally is of {heard} clients; the noise was calibrated to {clients}, of whom "
                 f"absent = {absent} may drop out: start again with those who are there"
             )
+        # The total is sqrt(s) 2^f Y: to_reals takes off 2^f.
         value = self.ring.to_reals(tally["words"]) / math.sqrt(self.sketch.copies)
         errors = self.row_variance.sqrt()[:, None]
         return Estimate(value, errors.expand_as(value), tally.n, stretch=self.stretch)
@@ -478,12 +493,14 @@ class SecureSums(MessageProtocol[Tensor, Words]):
     def encode(self, messages: Words) -> bytes:
         """Words before they are shared out, client by client, behind the first client's number."""
         self.tally(messages)
+        # (s, k, d) to (k, s, d): what one client would send alone lies together.
         words = messages.values.transpose(0, 1).flatten()
         return messages.first.to_bytes(FIRST_BYTES, "little") + wire.pack(words, self.bits)
 
     def decode(self, data: bytes) -> Words:
         client_bytes = self.sketch.copies * self.columns * self.bits // 8
         checks.instance("data", data, bytes)
+        # Data that are too short for the number itself give a negative count, refused below.
         clients, rest = divmod(len(data) - FIRST_BYTES, client_bytes)
         first = int.from_bytes(data[:FIRST_BYTES], "little")
         if rest or clients < 1 or first + clients > self.sketch.clients:
