@@ -40,6 +40,7 @@ def maximise_on_sphere(G: Tensor, g: Tensor) -> tuple[Tensor, float]:
     Source: Moré, Sorensen (1983).
     """
     values, Q = torch.linalg.eigh(G.mT @ G)
+    # Of a Gram matrix: what is below 0 is rounding.
     values = values.clamp_min(0)
     b = Q.mT @ (G.mT @ g)
     top = float(values[-1])
@@ -159,10 +160,12 @@ class BallImage(Domain):
             F = torch.cat([F, m[:, None]], 1)
             groups = (*groups, (1, math.inf))
         y, c = split(F.square(), p, groups)
+        # A column of zeros has y = 0, and stays zero whatever divides it.
         root = F * torch.where(y > 0, y, 1.0).rsqrt()
         z, weights = _dual_measure(c.sqrt()[:, None] * F, groups)
         z = moved_inside(z, groups)
         if lifted:
+            # The last entry is the sign of m: turned by it, the point m + F z lies in the set.
             z = z[:, :-1] * z[:, -1:]
             F = F[:, :-1]
         centre = m if shift else torch.zeros_like(m)
@@ -196,5 +199,6 @@ def _spectrum(Z: Tensor, diagonal: bool) -> tuple[Tensor, Tensor]:
     if diagonal:
         return torch.eye(len(Z)).to(Z), Z.diagonal()
     values, vectors = torch.linalg.eigh(Z)
+    # Smaller eigenvalues are rounding, and may be negative: no weights.
     kept = values > 1e-14 * values[-1]
     return vectors.mT[kept], values[kept]

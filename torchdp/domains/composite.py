@@ -44,7 +44,10 @@ def couple(B: Tensor, sizes: list[int], most: list[float]) -> float:
             bounds.append(bound)
     if not bases:
         return 0.0
+    # Every y > 0 gives a proved bound: this one stands whatever the climb below does.
     best = _coupled_bound(bases, bounds, [1.0] * len(bases))
+    # The dual sees V V^T by one number a block and its trace: a solution of so low a rank exists
+    # (Barvinok, Pataki).
     rank = math.isqrt(2 * len(bases)) + 2
     generator = keyed_generator(b"torchdp.mean.coupling.couple", "cpu")
     V = torch.randn(len(B), rank, dtype=torch.float64, device="cpu", generator=generator).to(B)
@@ -52,9 +55,11 @@ def couple(B: Tensor, sizes: list[int], most: list[float]) -> float:
     for sweep in range(SWEEPS):
         pulls = [Q.mT @ V for Q in bases]
         lengths = [float(pull.norm()) for pull in pulls]
+        # V has lost a block, whose scale would divide by 0: the best bound so far is kept.
         if min(lengths) <= TINY:
             break
         if sweep % 20 == 19:  # a bound costs as much as a few sweeps
+            # y_i minimises u_i y_i + ||Q_i^T V||^2 / y_i, the part of block i in the Lagrangian.
             y = [length / math.sqrt(u) for length, u in zip(lengths, bounds, strict=True)]
             bound = _coupled_bound(bases, bounds, y)
             best = min(best, bound)
@@ -69,6 +74,7 @@ def couple(B: Tensor, sizes: list[int], most: list[float]) -> float:
 def _coupled_bound(bases: list[Tensor], bounds: list[float], y: list[float]) -> float:
     """sum_i y_i u_i lambda_max(sum_i Q_i Q_i^T / y_i), u_i the bounds."""
     scaled = torch.cat([Q / math.sqrt(v) for Q, v in zip(bases, y, strict=True)], 1)
+    # lambda_max as a squared singular value: the d x d sum is never formed.
     top = float(torch.linalg.matrix_norm(scaled, 2)) ** 2
     return top * sum(v * u for v, u in zip(y, bounds, strict=True))
 
@@ -83,7 +89,9 @@ def signed_measure(marginals: list[Measure]) -> Measure:
     cumulated = torch.cat([weights.cumsum(0) for _, weights in marginals])
     edges = cumulated.clamp(max=1.0).sort().values
     widths = torch.diff(edges, prepend=edges.new_zeros(1))
+    # Slivers this thin come from the rounding of the cumulated weights.
     kept = widths > 1e-15
+    # Midpoints: at an edge itself rounding would decide at which point a block stays.
     quantiles = (edges - widths / 2)[kept]
     signs = hadamard_signs(len(marginals)).to(widths)  # (h, k)
     blocks = []
@@ -111,6 +119,7 @@ def independent_measure(marginals: list[Measure]) -> Measure:
         for (_, weights), place in zip(marginals, places, strict=True):
             joint = joint.to(weights) * weights[place.to(weights.device)]
     else:
+        # Any distribution on the product proves a lower bound: a sample costs tightness alone.
         generator = keyed_generator(b"torchdp.mean.coupling.independent_law", "cpu")
         draws = [torch.multinomial(w.cpu(), MOST, True, generator=generator) for _, w in marginals]
         places = torch.stack(draws)
@@ -183,6 +192,7 @@ class Product(Domain):
         worst = max(part.factor for part in self.parts)
         if len(self.parts) == 1:
             return worst
+        # The loss of k is proved for sets symmetric about the centre; elsewhere nothing is.
         return math.inf if self.middle is None else len(self.parts) * worst
 
     @property
@@ -236,6 +246,7 @@ class Product(Domain):
         roots = []
         rows = []
         for shape, own_t, own_tilt in zip(shapes, t, tilt, strict=True):
+            # A part of a single point has t = 0, and no axes to divide.
             roots.append(shape.root / math.sqrt(own_t or 1.0))
             rows.append(own_tilt * _unit(shape, p))
         points, weights = self._dual_measure(shapes, shift)
@@ -336,6 +347,7 @@ class LinearImage(Domain):
         start = self.domain.spanning().mean(0) if middle is None else middle
         # w near the middle: a bound about a far point of a flat image would be a loose one
         w = start + torch.linalg.pinv(pulled) @ (B @ (centre - F @ start))
+        # What w leaves of B v is orthogonal to the range of B F, so that the squares add.
         rest = float((B @ (centre - F @ w)).square().sum())
         maximum = self.domain.maximise(pulled, w)
         points = maximum.points @ F.mT

@@ -90,6 +90,7 @@ class Maximum:
         values = ((points - centre) @ B.mT).square().sum(-1)
         order = torch.argsort(values, descending=True)[: max(most, points.shape[1])]
         value = float(values[order[0]])
+        # A bound below the value that was found is off by rounding.
         return Maximum(points[order], value, max(upper, value))
 
 
@@ -211,6 +212,7 @@ class Domain(Brief, ABC):
         def extreme(directions: Tensor) -> Tensor:
             return self.extreme(directions) - centre
 
+        # About the centre: far from 0 the distances of points would lose digits.
         nearest = nearest_by_corners(x.double() - centre, extreme)
         return (centre + nearest).to(x)
 
@@ -271,6 +273,7 @@ def climb(domain: Domain, points: Tensor, B: Tensor, centre: Tensor, steps: int 
     """Points (k, d) of K moved uphill on ||B (x - centre)||^2: each to the best of the slope."""
     for _ in range(steps):
         z = points - centre
+        # A convex form lies above its tangents: the best point of the slope does not lose.
         following = domain.extreme(z @ B.mT @ B)
         moved = (following - points).abs().max()
         points = following

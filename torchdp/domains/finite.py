@@ -35,6 +35,7 @@ class Vertices(Domain):
     def middle(self) -> Tensor | None:
         """The mean of the distinct points where each has its mirror image, else None."""
         distinct = torch.unique(self.points, dim=0)
+        # About one of the points: far from 0 a plain mean rounds off the set's own size.
         mean = distinct[0] + (distinct - distinct[0]).mean(0)
         z = distinct - mean
         rounded = rounding(distinct, distinct.abs().amax(0))

@@ -65,6 +65,7 @@ class KroneckerProduct(Domain):
             inverses.append(vectors / deviations)
         # B^T B <= scale^2 (M (x) N): with M = R^T R and N likewise, the largest ratio of the forms
         scale = float(torch.linalg.matrix_norm(B @ torch.kron(*inverses), 2))
+        # The form factors about 0 alone: the centre enters below by the triangle inequality.
         origin = torch.zeros_like(centre)
         left = self.left.maximise(roots[0], origin[: self.left.dimension])
         right = self.right.maximise(roots[1], origin[: self.right.dimension])
@@ -114,11 +115,13 @@ class KroneckerProduct(Domain):
         U, S, Vh = torch.linalg.svd(self._matrices(x.double()))
         size = float(self.spanning().norm(dim=-1).max())
         first = S[..., :1]
+        # Zero has no singular direction, and sets that hold t x for t in [0, 1] hold it.
         inside = S[..., 0] <= 1e-12 * size
         for sign in (1.0, -1.0):  # s u (x) v is also s (-u) (x) (-v)
             u = sign * U[..., :, 0]
             v = sign * Vh[..., 0, :]
             reach = self._reach(u)
+            # Shrunk by the slack: the SVD must not round a product of the boundary out of L.
             y = (1 - slack(x)) * first / reach.clamp_min(1e-300) * v
             inside = inside | ((reach[..., 0] > 0) & self.right.contains(y))
         rest = S[..., 1:2].sum(-1)  # the second singular value, 0 where there is none
@@ -127,6 +130,7 @@ class KroneckerProduct(Domain):
     def _reach(self, u: Tensor) -> Tensor:
         """The largest a, (..., 1), with a u in K, by bisection of membership."""
 
+        # ``between`` takes a falling function: in -a the vector goes from outside to inside.
         def outside(minus_a: Tensor) -> Tensor:
             return 0.5 - self.left.contains(-minus_a * u)[..., None].double()
 
@@ -161,6 +165,7 @@ class KroneckerProduct(Domain):
         U, S, Vh = torch.linalg.svd(rearranged, full_matrices=False)
         A = U[:, 0].reshape(m, m)
         B = S[0] * Vh[0].reshape(n, n)
+        # The decomposition leaves a common sign of A and B open; both are to be semidefinite.
         sign = 1.0 if float(A.trace()) >= 0 else -1.0
         return sign * (A + A.mT) / 2, sign * (B + B.mT) / 2
 

@@ -55,6 +55,7 @@ def _shrunk(size: Tensor, a: Tensor, q: float, t: Tensor) -> Tensor:
     if q == 2:
         return size / (1 + t / a**2)
     price = t * a**-q
+    # Newton's method wants a power above 1: below q = 2 the unknown is u = z^{q-1}.
     if q > 2:
         return _root_of_sum(price, torch.ones_like(price), q - 1, size)
     power = 1 / (q - 1)
@@ -66,6 +67,7 @@ def _root_of_sum(first: Tensor, second: Tensor, power: float, size: Tensor) -> T
 
     It starts above the root of a convex function, so that it falls to it.
     """
+    # Neither term exceeds ``size`` at the root: both quotients lie above it.
     u = torch.minimum((size / first) ** (1 / power), size / second.clamp_min(TINY))
     for _ in range(NEWTON):
         slope = power * first * u ** (power - 1) + second
@@ -83,6 +85,7 @@ def nearest_in_ellipsoid(x: Tensor, root: Tensor) -> Tensor:
     """
     if not root.any():
         return torch.zeros_like(x)
+    # The nearest point lies in the span of the axes: what x has beyond it drops out.
     U, S = span(root.double())
     along = x.double() @ U
 
@@ -100,6 +103,7 @@ def nearest_in_ellipsoid(x: Tensor, root: Tensor) -> Tensor:
 def span(root: Tensor) -> tuple[Tensor, Tensor]:
     """Axes (d, k) and their lengths (k,) of {root u: ||u||_2 <= 1}, without the flat ones."""
     U, S, _ = torch.linalg.svd(root, full_matrices=False)
+    # Shorter axes are rounding of the decomposition, and are divided by.
     kept = S > 1e-12 * S[0]
     return U[:, kept], S[kept]
 
@@ -136,6 +140,7 @@ def _nearest(target: Tensor, extreme: Callable[[Tensor], Tensor], near: float | 
     n, d = target.shape
     result = torch.empty_like(target)
     left = torch.arange(n, device=target.device)
+    # Places not in use repeat the first corner: of weight 0, they need only be finite.
     corners = extreme(target)[:, None, :].repeat(1, d + 2, 1)
     weights = torch.zeros_like(corners[..., 0])
     weights[:, 0] = 1.0
@@ -160,6 +165,7 @@ def _nearest(target: Tensor, extreme: Callable[[Tensor], Tensor], near: float | 
             going &= (distance > near) & ~separated
         if not bool(going.any()):
             break
+        # Copying the rows that go on pays only once enough of them are done.
         if int(going.sum()) <= KEPT * len(left):
             result[left[~going]] = y[~going]
             left = left[going]
@@ -172,6 +178,7 @@ def _nearest(target: Tensor, extreme: Callable[[Tensor], Tensor], near: float | 
             more = more[going]
         free = (~active).to(torch.uint8).argmax(-1)
         rows = torch.arange(len(left), device=target.device)
+        # argmax is 0 where no place is free: an active corner must not be overwritten.
         more = more & ~active[rows, free]
         corners[rows[more], free[more]] = new[more]
         active[rows[more], free[more]] = True
@@ -194,6 +201,7 @@ def _mixed(z: Tensor, weights: Tensor, active: Tensor) -> tuple[Tensor, Tensor, 
     until_zero = weights / (weights - aim).clamp_min(1e-300)
     share = torch.where(aim < 0, until_zero, torch.inf).amin(-1).clamp(max=1.0)
     moved = weights + share[:, None] * (aim - weights)
+    # The corner that stops the step ends at 0 only up to rounding.
     dropped = active & ~inside[:, None] & (moved <= 1e-14)
     return torch.where(dropped, 0.0, moved), active & ~dropped, inside
 
@@ -203,6 +211,7 @@ def _affine(z: Tensor, active: Tensor) -> Tensor:
     mask = active.to(z)
     # + 1 1^T leaves the solution as it is
     gram = (z @ z.mT + 1.0) * mask[:, :, None] * mask[:, None, :]
+    # Ones in the inactive places and a ridge keep affinely dependent corners solvable.
     gram = gram + torch.diag_embed(1 - mask + RIDGE)
     u = torch.linalg.solve_ex(gram, mask[..., None])[0][..., 0] * mask
     return u / u.sum(-1, keepdim=True)

@@ -137,6 +137,7 @@ def dual_value(domain: Domain, proposal: Proposal, p: float, shift: bool) -> flo
     if not bool(row_weights.any()):
         return 0.0
     P = proposal.weights / proposal.weights.sum()
+    # Scaled first: near p = 2 the norm is of a high order, whose powers would underflow.
     c = row_weights / row_weights.max()
     c = c / torch.linalg.vector_norm(c, ord=conjugate(p))
     z = proposal.points
@@ -373,6 +374,7 @@ class _Search:
         climbed = climb(self.domain, heavy(before), self.latest.inverse, before.centre, steps=5)
         farthest = torch.cat([self.latest.farthest, climbed])
         points = merged(self.start, before, farthest, self.middle)
+        # As finely as points stick out: a better fit to the old points alone would be lost.
         self.tolerance = max(self.finest, ROUGH * self._overshoot)
         if not self.exact:
             self.tolerance = max(self.tolerance, step / 4)
@@ -394,6 +396,7 @@ class _Search:
         """With its certificate."""
         dual = self.dual
         scalar = self.start.new_tensor
+        # The two bounds may stem from different rounds: each is proved by itself.
         certificate = Certificate(
             scalar(self.best.upper),
             scalar(self.lower),

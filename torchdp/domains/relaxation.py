@@ -84,6 +84,7 @@ def _best_corners(H: Tensor) -> tuple[Tensor, float]:
     values = torch.addmm(squares, a, b.mT, alpha=2).flatten()
     best = values.topk(min(STARTS, len(values))).indices
     z = torch.cat([first[best // len(b)], last[best % len(b)]], -1)
+    # The expanded squares above lose digits: the maximum is taken again from the corners.
     squares = (z @ H.mT).square().sum(-1)
     return z, float(squares.max())
 
@@ -109,6 +110,7 @@ def split(S: Tensor, p: float, groups: Groups) -> tuple[Tensor, Tensor]:
 
     Returns: y (N,), sum_b ||y_b||_{q_b/(q_b-2)} = 1, and c (d,), ||c||_{p/(p-2)} = 1.
     """
+    # With s of sum 1, c = s^{1/r} has norm 1 in l_r, r = p/(p-2): no other scaling is needed.
     exponent = 1 / conjugate(p)
     s = torch.full_like(S[:, 0], 1 / S.shape[0])
     upper = math.inf
@@ -146,6 +148,7 @@ def _best_split(h: Tensor, groups: Groups) -> tuple[Tensor, float]:
     roots = []
     for block, q in _blocks(h, groups):
         r = dual_order(q)
+        # y is scaled to its norm afterwards: powers of ratios keep small blocks from underflow.
         ratio = block / block.max().clamp_min(TINY)
         y = ratio ** (0.0 if r == math.inf else 1 / (r + 1))
         y = torch.where(block > 0, y, 0.0)
@@ -197,6 +200,7 @@ def _program(H: Tensor, groups: Groups) -> tuple[Tensor, float]:
         new_value = float((H @ V).square().sum())
         since = 0 if new_value < value else since + 1  # momentum restarts where it falls
         value = new_value
+        # A bound takes a spectral norm, dearer than a sweep.
         if sweep % 10 == 9:
             upper = min(upper, _bound(H, V, groups))
             if upper <= value * (1 + SOLVED):
@@ -244,6 +248,7 @@ def _flipped(H: Tensor, z: Tensor) -> Tensor:
     for _ in range(10 * H.shape[1]):
         gain = squares - z * ((z @ H.mT) @ H)  # a quarter of what flipping z_j adds
         largest, column = gain.max(-1)
+        # Gains of the size of rounding would flip the same sign back and forth.
         flips = largest > 1e-12 * squares.sum()
         if not bool(flips.any()):
             break
@@ -259,6 +264,7 @@ def _normal(rows: int, columns: int) -> Tensor:
 
 
 def _signs(x: Tensor) -> Tensor:
+    # Not ``sign``: a corner has no entry 0.
     return torch.where(x < 0, -1.0, torch.ones_like(x))
 
 

@@ -80,6 +80,7 @@ class Encoding:
         """A proved upper bound on ||A^+ (x - c)|| over the domain."""
         if not self.inverse.any():
             return 0.0  # a single point
+        # The oracle and the root round: the radius that privacy rests on is no smaller.
         return math.sqrt(max(self._furthest.upper, 0.0)) * (1 + 1e-12)
 
     @cached_property
@@ -271,6 +272,7 @@ class NormError:
         for low in np.arange(0.0, 10.0 + math.sqrt(2 * math.log(len(deviations))), PANEL):
             t = low + (nodes + 1) * (PANEL / 2)
             log_tails = log_ndtr(-t[:, None] * top / deviations)
+            # By logarithms: far out 1 - P(max <= t) would cancel to 0.
             log_within = np.log1p(-2 * np.exp(log_tails)).sum(1)
             integrand = 2 * t * -np.expm1(log_within)
             total += float(weights @ integrand) * (PANEL / 2)
@@ -283,6 +285,7 @@ class NormError:
         parts = [
             self._drawn(min(rows, DRAWS - start), generator) for start in range(0, DRAWS, rows)
         ]
+        # In units of the floor E ||Z||_p^p is E |g|^p, the mean of the control variate.
         norms = torch.cat(parts) / self.floor
         values = norms.square()
         if self.p < math.inf:
@@ -305,6 +308,7 @@ class NormError:
 
 def difference_shape(domain: Domain, p: float, *, tol: float = 1e-4) -> NoiseShape:
     """The shape of noise for K - K: the least that protects the replacement of one user's point.
+
     Replacing x by y moves n times the mean by y - x, so the curator's noise needs an ellipsoid
     around K - K and none around K. Its norm is Gamma_p(K - K) <= 2 Gamma_p(K), with equality for a
     K that is symmetric about a point (there :func:`noise_shape` is the answer); for the corners of
@@ -337,6 +341,7 @@ def difference_shape(domain: Domain, p: float, *, tol: float = 1e-4) -> NoiseSha
 
 def least_error_shape(domain: Domain, p: float, *, local: bool = False) -> NoiseShape:
     """The shape of least (E ||Z||_p^2)^{1/2} among those optimal for exponents q from 2 to p.
+
     Gamma_p is the l_p norm of the deviations, a lower bound of that error; for p = inf it does not
     see that many equal deviations have a larger maximum than few. On a box with sides 1, 2, ...,
     128 the shape for q = 4 has 26 % less error in l_inf than the one for q = inf. The result's own

@@ -123,6 +123,7 @@ class MeanProtocol(PointsProtocol):
         widths = self.domain.supports(Z, self.domain.spanning().mean(0))
         square = float(widths.mean())
         plain = self.error(n, 2.0).floor
+        # The projection on a convex set that holds the mean is no further from it than m + Z.
         if square >= plain**2:
             return Measured(plain)
         error = math.sqrt(square)
@@ -160,6 +161,7 @@ class MeanProtocol(PointsProtocol):
         origin = torch.zeros_like(axes[0])
         high = self.domain.supports(axes, origin).to(estimate.value)
         low = -self.domain.supports(-axes, origin).to(estimate.value)
+        # A noisy mean may lie outside, where the bound would be negative.
         m = estimate.value.clamp(low, high)
         return estimate.with_sampling((high - m) * (m - low) / n)
 
@@ -309,6 +311,7 @@ class GaussianMean(GaussianRelease, MeanProtocol):
             (zero.index_add(0, group, self.encoding(points)) for points, group in blocks), n
         )
         noisy = self.sums.released(whole, draws)
+        # A group of nobody has nothing to hide: how many users a group has is public.
         return Tally(n, {"sum": noisy * (n > 0)[:, None]})
 
     def release(self, summary: Crowd, draws: Draws, shape: tuple[int, ...]) -> Tally:

@@ -114,6 +114,7 @@ class GaussianMoments(GaussianRelease):
                 entry *= G[row, column]
             variances += entry
         scale = self.sums.sigma / broadcast_users(checks.people("n", n, 1), self.order)
+        # Permanents of Gram matrices are not negative: less is rounding.
         return scale * (variances / math.factorial(self.order)).clamp_min(0).sqrt()
 
     def release(self, summary: Crowd, draws: Draws, shape: tuple[int, ...]) -> Tally:
@@ -184,6 +185,7 @@ class Covariance(Estimate):
     mean: Estimate = field(kw_only=True)
 
     def __post_init__(self) -> None:
+        # An unbiased variance may fall below 0, of which there is no sampling error.
         variance = self.value.diagonal(dim1=-2, dim2=-1).clamp_min(0) / broadcast_users(self.n, 1)
         known = replace(self.mean, population=partial(self.mean.with_sampling, variance))
         object.__setattr__(self, "mean", known)
@@ -275,6 +277,7 @@ class GaussianCovariance(GaussianRelease):
         H = (tr(G)^2 + tr(G^2))/2, C = 2 g (tr G + g), g = ||G||, G = B B^T. At most 2^{1/2}, beyond
         which more weight on the mean makes its own noise larger.
         """
+        # Those of G as squares of B's singular values: none falls below 0 by rounding.
         eigenvalues = torch.linalg.svdvals(self.root).square()
         if not eigenvalues.any():
             return math.sqrt(2)  # a single point: there is no noise
@@ -294,6 +297,7 @@ class GaussianCovariance(GaussianRelease):
 
     def limits(self, n: Users) -> dict[str, Limits]:
         limits = super().limits(n)
+        # t times the mean's numbers is what gets the noise; a tally holds them divided by t.
         limits["first"] = Limits.around(limits["first"].high / self.mean_weight)
         return limits
 
@@ -322,6 +326,7 @@ class GaussianCovariance(GaussianRelease):
 
     def _joint(self, u: Tensor, counts: Tensor) -> Tensor:
         """The sum of (w w^T, t w), flat, of w = u / R."""
+        # A radius of 0 is that of a single point, where u is 0 as well.
         w = u / (self.encoding.radius or 1.0)
         second = tensor_sum(w, 2, counts).flatten(-2)
         return torch.cat([second, self.mean_weight * weighted_sum(counts, w)], -1)
@@ -394,5 +399,6 @@ def _spectrum(matrix: Tensor) -> tuple[Tensor, Tensor]:
     matrix = checks.shaped("matrix", checks.matrix("matrix", matrix, checks.LARGEST), ..., "d", "d")
     if matrix.dtype not in (torch.float32, torch.float64):
         matrix = matrix.float()
+    # eigh reads one triangle alone: the mean of both is the nearest symmetric matrix.
     values, vectors = torch.linalg.eigh((matrix + matrix.mT) / 2)
     return values, vectors

@@ -148,6 +148,7 @@ class PairwiseAnalyst(ABC):
             bias = slope * (self.approximation_bias(tally) + self.clipping_bias(tally))
             return common(mean, deviation, bias=bias, error=partial(self._error, kept))
         below = self.pairs_mean(tally, statistic.denominator)
+        # Where it is 0 up to rounding a quotient would show the size of the rounding alone.
         negligible = ZERO * statistic.size(statistic.denominator)
         below = torch.where(below.abs() > negligible, below, torch.nan)
         ratio = mean / below
@@ -346,6 +347,7 @@ class ChannelPairs(PairwiseAnalyst):
         """What the channel's bias b adds to the form: sum abs(w) (2 max abs(u) abs(b) + b^2)."""
         size = self.statistic.points.abs().amax(0)
         missed = self.channel.bias.abs().amax(1)
+        # Exact factors miss by rounding alone: no bias to widen intervals by.
         if bool((missed <= ROUNDED * size.max()).all()):
             return 0.0
         return self.statistic.form.weights.abs() @ (2 * size * missed + missed.square())
@@ -369,6 +371,7 @@ class ChannelPairs(PairwiseAnalyst):
         rows.scatter_reduce_(0, bin_of[:, None].expand_as(difference), difference, "amax")
         most = difference.new_zeros(len(bins), len(bins))
         most.scatter_reduce_(1, bin_of.expand_as(rows), rows, "amax")
+        # Decoded shares may be negative: a bound by sizes needs weights that are not.
         of_types = onto_simplex(shares)
         h = of_types.new_zeros(*of_types.shape[:-1], len(bins)).index_add_(-1, bin_of, of_types)
         return ((h @ most) * h).sum(-1)

@@ -178,6 +178,7 @@ class DegreeAnalyst(FunctionAnalyst):
     def _shares(self, summary: Tensor) -> tuple[Tensor, Tensor]:
         h, n = super()._shares(summary)
         least = self.function.degree
+        # Predictions are for real numbers of users, which add up to m only up to rounding.
         missing = n[..., 0] < least * (1 - 1e-9)
         if bool(missing.any()):
             raise ValueError(f"summary must add up to at least {least} users{checks.at(missing)}")
@@ -394,8 +395,10 @@ class VolumeUnderSurface(ShareFunction):
     def __call__(self, h: Tensor) -> Tensor:
         classes = h.view(3, self.k)
         low, middle, high = classes / classes.sum(1, keepdim=True)
+        # Half of the own score: of two equal scores each order counts one half.
         below = low.cumsum(0) - low / 2
         above = high.sum() - high.cumsum(0) + high / 2
+        # Three equal scores count 1/6, and not the 1/4 of two halves: 1/12 comes off.
         return (middle * below * above).sum() - (low * middle * high).sum() / 12
 
 

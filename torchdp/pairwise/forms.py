@@ -283,6 +283,7 @@ class PairwiseForms(Brief):
         """The mean of a ratio's denominator, as ``mean``. Raises ValueError where it is 0."""
         form = self.forms[-1]
         mean = self.mean(counts, form)
+        # A class without users leaves the rounding of the form, and not 0.
         empty = mean.abs() <= ZERO * self.size(form)
         if bool(empty.any()):
             raise ValueError(
@@ -297,6 +298,7 @@ class PairwiseForms(Brief):
         Raises TypeError, ValueError.
         """
         counts = checks.users("summary", counts, self.types).to(self.points.device)
+        # Predictions are for real numbers of users, which add up only up to rounding.
         missing = counts.sum(-1) < least * (1 - 1e-9)
         if bool(missing.any()):
             raise ValueError(f"summary must add up to at least {least} users{checks.at(missing)}")

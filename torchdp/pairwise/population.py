@@ -54,6 +54,7 @@ def tested(analyst: PairwiseAnalyst, tally: Tally, auc: Estimate) -> MannWhitney
     u = pairs * analyst.pairs_mean(tally, wins)
     deviation = analyst.plug_in_variance(tally, wins).sqrt()
     error = deviation * pairs * analyst.slope(n)
+    # Both classes have a user: n+ n- is n - 1 at least, whatever the noise says.
     sizes = (pairs * analyst.pairs_mean(tally, g)).clamp(n - 1, most)
     sampling = ErrorParts.normal((n + 1) / (12 * sizes))
     z = auc.parts.joined(sampling).distance(auc.value - 0.5)

@@ -317,5 +317,6 @@ def concordance(times: int, scores: int, *, tol: float = 1e-3) -> PairwiseStatis
     first = seen[:, None] * (before | tied)  # x had the event before y's time
     concordant = first * (score[:, None] - score).sign()
     f = from_kernel((concordant + concordant.mT) / 2, tol=tol)
+    # Of two users at most one comes first: the sum is 0 or 1.
     g = from_kernel(first + first.mT, tol=tol)
     return ratio(f, g, offset=0.5, limits=(0.0, 1.0), name="concordance index")

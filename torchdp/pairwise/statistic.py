@@ -129,6 +129,7 @@ class PairwiseStatistic(PairwiseForms, Question):
             raise ValueError(
                 "prior must hold histograms whose denominator is not 0: no class empty"
             )
+        # A ratio of unknown range counts as one of range 1.
         low, high = self.limits or (-0.5, 0.5)
         weights = (J - (above / below)[:, None] * g.weights) / below[:, None]
         doubt = g.weights / below[:, None] * UNKNOWN * (high - low)

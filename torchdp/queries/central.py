@@ -99,6 +99,7 @@ class CentralFactorization(FactoredProtocol, CuratorProtocol[Tensor]):
 
     @cached_property
     def guarantee(self) -> Guarantee:
+        # Where all columns of R are the same there is no noise, and nothing to hide.
         mu = 1 / self._multiplier if self.sigma else 0.0
         kept = self.delta * ROUNDED
         real = Guarantee(
@@ -183,6 +184,7 @@ class CentralLaplace(FactoredProtocol, CuratorProtocol[Tensor]):
     @property
     def rate(self) -> float:
         """epsilon/D, rounded down."""
+        # A smaller rate is wider noise: rounding is to the private side.
         return math.nextafter(self.epsilon / self.distance, 0.0)
 
     @cached_property
@@ -222,6 +224,7 @@ class CentralLaplace(FactoredProtocol, CuratorProtocol[Tensor]):
         return counts
 
     def release(self, summary: Tensor, draws: Draws, shape: tuple[int, ...]) -> Tally:
+        # Exact: no partial sum of 2^33 users and counts of 2^20 is beyond 2^53.
         exact = (summary.double() @ self.queries.right.mT).long()
         # Each of the releases draws noise of its own, in place.
         sums = exact.expand(*shape, *exact.shape).clone(memory_format=torch.contiguous_format)

@@ -311,6 +311,7 @@ class _Problem:
         elif self.histograms is not None:
             bounds = [self.question.bound(n, epsilon, h) for h in self.histograms]
         known = [bound**2 for bound in bounds if bound is not None]
+        # A mean over some of the histograms alone is no bound of that over all.
         return math.sqrt(fmean(known)) if len(known) == len(bounds) else None
 
     def judged(self, named: list[Named]) -> tuple[Candidate[Any], ...]:
@@ -423,6 +424,7 @@ def _reports(problem: _Problem) -> list[Named]:
         return named
     if not problem.search or not SMALLEST_EPSILON <= epsilon <= LARGEST_EPSILON:
         return named
+    # Under a fixed key: a choice repeats itself exactly.
     generator = keyed_generator(b"choose", problem.W.device)
     n = problem.n
     histograms = problem.histograms

@@ -254,8 +254,7 @@ class FittedOracle(OracleQueries):
         return objective.of(ranges.square()).expand(users.shape)
 
     def predicted_mse(self, summary: Tensor) -> Tensor:
-        """Of each query, (*batch, m), in ``DRAWS`` simulated tallies of the nearest whole numbers
-        of users.
+        """Of each query, (*batch, m), in ``DRAWS`` simulated tallies of the nearest whole counts.
 
         Its own relative standard error is about (2/DRAWS)^(1/2). Raises TypeError, ValueError.
         """

@@ -72,6 +72,7 @@ class ShareFunction(Question):
         first, second = self.derivatives(h, torch.full_like(h[:, :1], n))
         curvature = (second @ (covariance / n) @ second).mean(0)
         values, vectors = torch.linalg.eigh(curvature)
+        # D C D is semidefinite: eigenvalues below 0 are rounding.
         root = (vectors * values.clamp_min(0).sqrt()).mT / math.sqrt(2)
         return torch.cat([first / math.sqrt(len(h)), root])
 
@@ -128,7 +129,9 @@ class FunctionAnalyst:
         h = self._shares_of(tally)
         plain, linear, square, trace = self._expanded(h, n, sampling)
         value = self._corrected(tally, h, plain - trace / 2)
+        # linear less square may fall below 0 by noise: the part of second order is left.
         variance = torch.maximum(linear - square / 2, square / 2)
+        # One sum shows what is infinite or NaN in either.
         known = (value + variance).isfinite()
         if not bool(known.all()):
             # One more user, spread evenly: g is defined inside of the histograms.

@@ -390,6 +390,7 @@ class PrivateLearner(Relay[Crowd, Tensor, BallRandomizer]):
     def variance(self) -> Tensor:
         """n times the variance of each loss estimate, at its largest over records: (concepts,)."""
         moments = self.client.moments
+        # Less noise along a code is no gain for a reader across it: only more of it counts.
         message = moments.variance + max(0.0, moments.outer) * self.client.radius**2
         return message * self._squared_norms / 4
 

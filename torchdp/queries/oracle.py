@@ -131,6 +131,7 @@ class AdaptedDecoder:
         for part in h.reshape(-1, h.shape[-1]).split(self._at_once):
             weights = self._weights(part @ self.client.matrix.mT)
             variance = self._second(weights) - part @ squares
+            # A variance as a difference of squares: less than 0 is rounding.
             variances.append(variance.clamp_min(0))
         return torch.cat(variances).view(*h.shape[:-1], -1)
 
@@ -271,6 +272,7 @@ class OracleQueries(Channel, Relay[Tensor, Tensor, FrequencyOracle]):
         """What each listed message adds to the answers, but for W's means, (outputs, r)."""
         if isinstance(self.client, StrategyOracle):
             return self.client.decoder(self._centred).mT
+        # A tally for each message, of one user who has sent it.
         n = torch.ones(self.client.outputs, dtype=torch.int64, device=self.workload.device)
         return self.client.answers(Tally(n, {"reports": torch.diag(n)}), self._centred)
 
@@ -430,6 +432,7 @@ class OracleQueries(Channel, Relay[Tensor, Tensor, FrequencyOracle]):
             found, freedoms, gap = likelihood.fits(client, reports, ordered)
             return found, *likelihood.advantages(client, reports, found, freedoms), gap
         shares = client.totals(tally) / tally.users(1)
+        # A projection weighs all entries alike: by their mean variance under even shares.
         even = torch.full_like(shares[:1], 1 / client.k)
         noise = client.variance.under(even).mean()
         gram = client.identity.to(shares) / noise

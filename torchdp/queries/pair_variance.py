@@ -103,7 +103,9 @@ def noise_moments(randomizer: PrivUnit) -> NoiseMoments:
     # E (C + a)^4, and with it E b^4 = E (norm - (C + a)^2)^2.
     fourth_about_zero = C**4 + 6 * C**2 * v + 4 * C * third + fourth
     orthogonal = 3 * (norm**2 - 2 * norm * (C**2 + v) + fourth_about_zero)
+    # w is uniform on a sphere of R^{D-1}, where E <w, e>^4 = 3/((D - 1)(D + 1)).
     across_fourth = orthogonal / ((D - 1) * (D + 1))
+    # E a b^2 and E a^2 b^2, each shared evenly by the D - 1 directions across u.
     mixed_third = (-2 * C * v - third) / (D - 1)
     mixed_fourth = ((norm - C**2) * v - 2 * C * third - fourth) / (D - 1)
     return NoiseMoments(v, third, mixed_third, fourth, mixed_fourth, across_fourth)
@@ -130,6 +132,7 @@ def pairs_variance(
         every = torch.einsum("...s,...st,...t->...", weights, total.square(), weights)
         squares = covariances.square()
         same = torch.einsum("...x,...s,xst,...t->...", counts, weights, squares, weights)
+        # Pairs of different users: all pairs less those of a user with itself.
         return (4 * first + 2 * (every - same)) / (n * (n - 1)) ** 2
 
     return in_parts(part, counts, weights, linear, points.shape[1] * max(points.shape))

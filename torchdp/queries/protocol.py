@@ -128,6 +128,7 @@ class FactoredQueries(Brief):
         """left = W, right = I - 1 1^T / k: a user sends its centred indicator."""
         W = dense(workload)
         k = W.shape[1]
+        # Centred: what all indicators have in common is known, and would add to their norm alone.
         right = torch.eye(k).to(W) - 1 / k
         return cls(W, W, right, W.mean(1))
 
@@ -135,6 +136,7 @@ class FactoredQueries(Brief):
     def plain(cls, workload: Tensor | Workload) -> "FactoredQueries":
         """left = I, right = W less the middle of each row: users send all their answers."""
         W = dense(workload)
+        # Constants cost no noise: from the middle of its range each answer is smallest.
         middle = (W.amax(1) + W.amin(1)) / 2
         return cls(W, torch.eye(len(W)).to(W), W - middle[:, None], middle)
 
@@ -170,6 +172,7 @@ class FactoredQueries(Brief):
         W = dense(workload)
         shift = W.mean(1)
         U, singular, V = torch.linalg.svd(W - shift[:, None], full_matrices=False)
+        # Directions of the size of rounding would get noise of their own and tell nothing.
         kept = singular > EVEN * singular.max()
         if not bool(kept.any()):
             return None
@@ -329,6 +332,7 @@ class FactoredProtocol(Channel):
         """The slope at z is noisy itself, so that its square is too large by 4 tr(J Cov J Cov)."""
         slope = 2 * weights * self.mean(tally) + linear
         straight, curved = self._variances(slope, weights, tally.users())
+        # An unbiased square may fall below 0: the part of second order is left.
         return (straight - 4 * curved).clamp_min(0) + self.squares * curved
 
     def form_errors(self, tally: Tally) -> Callable[[Tensor, Tensor, Tensor], QuadraticError]:

@@ -205,6 +205,7 @@ def _correlation(table: Tensor, y: Tensor, z: Tensor) -> Tensor:
     """Of the values y (a,) and z (b,) under the joint shares (a, b)."""
     rows = table.sum(1)
     columns = table.sum(0)
+    # Centred first: E y z less the product of the means would cancel.
     y = y - rows @ y
     z = z - columns @ z
     covariance = y @ table @ z

@@ -71,6 +71,7 @@ class Twice(FactoredProtocol, MessageProtocol[Tensor, Tensor]):
 
     def third(self, counts: Tensor, T: Tensor) -> Tensor:
         unit = self.queries.right.mT / self.randomizer.radius
+        # Two independent noises, each halved: 2/8 of one message's third cumulant.
         return counts @ noise_moments(self.randomizer).third_of(unit, self.queries.left, T) / 4
 
     def heard(self, tally: Tally) -> Tensor:

@@ -66,6 +66,7 @@ def bernoulli_words(shape: tuple[int, ...], probability: float, draws: Draws) ->
                 break
     if where is not None:
         result[where] = words
+    # Undecided to the end: the number is not below the probability, and the bit stays 0.
     return result.view(shape)
 
 
@@ -107,6 +108,8 @@ def unpack(words: Tensor) -> Tensor:
 
 def popcount(words: Tensor) -> Tensor:
     """Number of set bits of each word."""
+    # Counts in fields of 2, 4, 8 bits; the product then adds the eight bytes in the highest one.
+    # It is at most 64: the sign bit stays clear, and the arithmetic shift is harmless.
     words = words - ((words >> 1) & 0x5555555555555555)
     words = (words & 0x3333333333333333) + ((words >> 2) & 0x3333333333333333)
     words = (words + (words >> 4)) & 0x0F0F0F0F0F0F0F0F
@@ -118,6 +121,7 @@ def halved(counts: Tensor, draws: Draws) -> Tensor:
     flat = counts.reshape(-1)
     result = torch.empty_like(flat)
     for some, crowd in zip(result.split(CACHED), flat.split(CACHED), strict=True):
+        # At most 63 coins: an int64 has no shift by 64. Larger crowds are drawn again below.
         coins = (1 << crowd.clamp_max(WORD - 1)) - 1
         heads = draws.words(tuple(crowd.shape)).bitwise_and_(coins)
         some.copy_(popcount(heads))
@@ -138,9 +142,11 @@ def multinomial(counts: Tensor, laws: Tensor, draws: Draws) -> Tensor:
         draws: of the splits.
     """
     m = laws.shape[-1]
+    # Types that nobody holds cost no binomials.
     held = counts.reshape(-1, counts.shape[-1]).any(0)
     counts = counts[..., held]
     laws = laws[held]
+    # A full binary tree of outcomes: those that pad it have no chance.
     padded = 1 << (m - 1).bit_length()
     levels = [torch.nn.functional.pad(laws.double(), (0, padded - m))]
     while levels[-1].shape[-1] > 1:
@@ -153,6 +159,7 @@ def multinomial(counts: Tensor, laws: Tensor, draws: Draws) -> Tensor:
         for level in reversed(levels[:-1]):
             left = level[..., 0::2]
             right = level[..., 1::2]
+            # Exactly 1 where the right half is empty: nobody reaches an outcome of the padding.
             share = torch.where(right > 0, left / (left + right), 1.0)
             first = draws.binomial(crowds, share)
             crowds = torch.stack([first, crowds - first], -1).flatten(-2)
@@ -186,6 +193,7 @@ def without_replacement(crowds: Tensor, sizes: Tensor, draws: Draws) -> Tensor:
         share = torch.where(many, share, 0.0)
         some = draws.binomial(source, share[..., None])
         uniform = draws.uniform(tuple(total.shape))
+        # The product may round up to the total, which is nobody.
         person = torch.minimum((uniform * total).long(), total - 1)
         crowd = torch.searchsorted(source.cumsum(-1), person[..., None], right=True)
         single = torch.zeros_like(source).scatter_(-1, crowd, 1)

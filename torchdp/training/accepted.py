@@ -81,6 +81,7 @@ class Beside:
         """What is at each place; far away by ``factor``."""
 
         def placed(x: Tensor) -> Tensor:
+            # A list of places copies: the caller's examples stay as they are.
             x = x[self.sources]
             if x.is_floating_point():
                 x[self.far] *= factor
@@ -159,6 +160,7 @@ def _moved(a: Tensor, b: Tensor, n: int, kept: list[int], tolerance: float) -> l
             off = (other - mine).abs().amax(1)
             # Rounding of numbers that cancel is of the largest ones.
             rounding = torch.finfo(torch.float32).eps * size.nan_to_num(posinf=0.0).amax()
+            # ``~(<=)``: where the other batch turns a finite number into NaN, it has moved.
             moved = size.isfinite() & ~(off <= tolerance * size + rounding)
             flags.append(moved.any())
     return [torch.stack(flags).all()] if flags else []
@@ -196,6 +198,7 @@ def trainable(module: nn.Module, loss: object, masks: bool) -> dict[str, Tensor]
         )
     if not parameters:
         raise ValueError("module must have a parameter that requires a gradient")
+    # The loss may hold the module, or share its parameters under other names.
     own = {id(p) for p in module.parameters()}
     for name, p in own_loss.named_parameters():
         if p.requires_grad and id(p) not in own:

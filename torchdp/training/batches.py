@@ -223,6 +223,7 @@ class SampledBatches(PlannedBatches):
 
     def _users(self, step: int) -> list[int]:
         members = (self._group == step % self.sampling.groups).nonzero()[:, 0]
+        # At a chance of 1 everyone comes, and 2^63 is no int64.
         if self.sampling.chance < 1:
             # 63 bits of a word below chance 2^63, rounded down: no more than the chance.
             words = self._draws(step).integers((len(members),))
@@ -289,6 +290,7 @@ class PrefetchSampler(Sampler[list[int]]):
     ) -> None:
         self.counts: deque[tuple[int, int]] = deque()
         self.max_rows = None if max_rows is None else checks.integer("max_rows", max_rows, 1)
+        # A copy: reading ahead must not move the step of the batches that are handed out.
         self._batches = copy.copy(batches)
         self._rank = rank
         self._ranks = ranks

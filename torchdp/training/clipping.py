@@ -140,6 +140,7 @@ class Clipper:
         self.balance = _unless(sums.balance, findings)
         # Only now: a call that raised vouches for no other, nor does a batch of nobody.
         if len(targets):
+            # One example alone meets no other: it brings the next check no nearer.
             known.calls += len(targets) > 1
             self._known[key] = self._last = known
         if not losses:
@@ -163,6 +164,7 @@ class Clipper:
         findings: list[_Finding] = []
         reached: set[str] = set()
         if fresh:
+            # Before other examples are seen: what a module remembers of them moves this loss.
             before, captured = passes.value(*first, seed or 0)
             reached.update(captured)
         if due(known.calls) and len(targets) > 1:

@@ -100,6 +100,7 @@ class SketchLayer(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """(..., n) -> (..., m), in x's dtype."""
+        # s signs of 1/s^{1/2} give each column length 1.
         entries = (self.signs / math.sqrt(len(self.signs))).to(x)
         rows = _rows(x, self.rows.shape[1])
         # Column j of S has the entries signs[:, j] in the rows self.rows[:, j].

@@ -276,6 +276,7 @@ def noise_guarantee(
     moved = _scaled(C, bound, participation, neighbours)
     guarantee = gaussian_guarantee(sigma, delta, moved.value, Model.CENTRAL, neighbours)
     source = f"{guarantee.source}; Denisov et al. (2022), Theorem 2.1"
+    # The curve is exact for what a user moves, which may itself be a bound.
     return replace(guarantee, exact=guarantee.exact and moved.exact, source=source)
 
 

@@ -64,8 +64,7 @@ class Participation(ABC):
 
 @dataclass(frozen=True)
 class Epochs(Participation):
-    """A user takes part in steps i, i + period, i + 2 period, ..., or some of them, for one i <
-    period.
+    """A user takes part in steps i, i + period, ..., or some of them, for one i < period.
 
     Args:
         period: steps of an epoch, at least 1, where every epoch goes through the batches in one
@@ -288,6 +287,7 @@ def sensitivity(strategy: Tensor | StreamStrategy, participation: Participation)
     checks.shaped("strategy", C, "r", "steps")
     rows, steps = C.shape
     size = float(C.abs().max()) or 1.0
+    # Entries of at most 1: squares of very small or large ones are no numbers.
     unit = C / size
     gram = unit.mT @ unit
     bound, sets = participation.worst(gram.abs())

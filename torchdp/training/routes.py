@@ -59,6 +59,7 @@ def by_factors(passes: Passes, x: Inputs, y: Tensor) -> Gradients:
         mixed = meet(passes, x, record.n)
         if mixed is not None and mixed.any():
             raise ValueError(MEETS)
+    # A program that no example has vouched for is checked again at its next use.
     if _checked(passes, x, y, gradients, record):
         uses[program] = times + 1
     return gradients
@@ -149,6 +150,7 @@ def _hold(gradients: Gradients, place: int, wanted: dict[str, Tensor], tolerance
         with torch.autocast(g.device.type, enabled=False):
             mine = 0.0 if form is None else form.pick(slice(place, place + 1)).whole()
             off = float((g - mine).double().norm())
+        # ``not <=``: NaN is refused as well.
         if not off <= tolerance * size:
             raise Untaken(
                 f"{name} has another gradient than for an example alone, by {off:.1g} of {size:.1g}"
@@ -306,6 +308,7 @@ def _derived(source: Tensor, parameters: list[Tensor], rows: Tensor) -> list[Ten
     cotangents = rows.reshape(-1, *source.shape).to(source.dtype)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
+        # The graph is kept: several uses may be of parts of one sum of parameters.
         gradients = torch.autograd.grad(
             source,
             parameters,

@@ -174,6 +174,7 @@ def by_example(n: int, source: Tensor, kept: tuple[Tensor, ...], f: Any) -> Any:
 
     def derivative(g: Tensor, *x: Tensor) -> Tensor:
         batch = [row[None] for row in x]
+        # Under vmap this call sees one example: what comes of it is a function of that one.
         pullback = vjp(lambda w: f(w, *batch), source.detach())[1]
         return pullback(g[None])[0]
 
@@ -211,6 +212,7 @@ def spread(r: Record, z: Tensor, ndim: int) -> Tensor | None:
     leaf = z.detach().reshape((1,) * (ndim - z.ndim) + tuple(z.shape))
     if z.ndim > ndim or (ndim and len(leaf) != 1):
         return None
+    # The parameter's own gradient adds up all examples; that of row i is example i's.
     leaf = leaf.expand(r.n, *leaf.shape[1:]).requires_grad_()
     r.claim(z, leaf, lambda g: Rows(rows_of(g, r.n)))
     return leaf
@@ -251,6 +253,7 @@ def cat(r: Record, call: Call) -> Any:
     given = call.named()
     parts = given["tensors"]
     dim = given.get("dim", 0)
+    # Along dimension 0 rows would no longer be examples.
     if any(not t.ndim or len(t) != r.n for t in parts) or dim % parts[0].ndim == 0:
         return None
     return call.func([diagonal(r, t) if r.of_weights(t) else t for t in parts], dim)

@@ -26,8 +26,9 @@ from torchdp.training.sums import clipped_rows, set_gradients
 
 
 class Run(Steps):
-    """The steps of a :class:`Plan`, each once and in order. Made by :meth:`Plan.start` and
-    :meth:`Plan.resume`.
+    """The steps of a :class:`Plan`, each once and in order.
+
+    Made by :meth:`Plan.start` and :meth:`Plan.resume`.
 
         for users in run:  # who is in this step
             run.backward(inputs[users], targets[users])  # private gradients in ``.grad``
@@ -294,10 +295,13 @@ class Run(Steps):
                 private = replicas.joined(private, self._chunk, self._whole)
             if plan.adaptive:
                 self._unit = plan.adaptive.unit(self.bound, plan.bound)
+                # With its noise: the next bound is a function of outputs alone.
                 number = float(private[-1])
                 private = private[:-1] * self._unit
                 self._bound = plan.adaptive.following(number, self.bound, plan.bound, plan.batch)
+                # No resumed run gets this output again: the bound that follows from it is kept.
                 self._ledger.record(self.step, self.bound)
+        # By the plan's size: how many users were in this batch is not private.
         set_gradients(self.module, private / plan.batch)
 
     def __reduce_ex__(self, protocol: object) -> NoReturn:

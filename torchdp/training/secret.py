@@ -130,6 +130,7 @@ class Ledger:
             # A new line first: one that was cut short stays what it is.
             line = f"\n{step} {self._self}"
             if bound is not None:
+                # By repr: what is read back is the same float.
                 line = f"\n{step} {bound!r} {self._self}"
             with path.open("ab") as file:
                 file.write(line.encode())

@@ -110,9 +110,11 @@ class Iterates(Brief):
             return 1.0, RunningSums(self.steps, 1.0, self.momentum, self.rates)
         rate = float(self.rates[0])
         loss = rate * self.weight_decay
+        # (1 + momentum - loss)^2 - 4 momentum, without its cancellation near momentum 1.
         discriminant = (1 - self.momentum) ** 2 - loss * (2 * (1 + self.momentum) - loss)
         if loss >= 1 or discriminant < 0:
             return None
+        # The larger root, (1 + momentum - loss + discriminant^{1/2})/2, as a distance from 1.
         decay = 1 - (1 - self.momentum + loss - math.sqrt(discriminant)) / 2
         return rate, RunningSums(self.steps, decay, self.momentum / decay)
 
@@ -228,6 +230,7 @@ def causal_strategy(W: Tensor, factorization: Factorization | Tensor) -> Tensor:
         )
     T = torch.linalg.qr(left.mT, mode="r").R.mT
     size = T.diagonal().abs()
+    # ``not >``: NaN is refused as well.
     if not size.min() > SINGULAR * size.max():
         raise ValueError(
             "left must have full row rank: some answers would have no noise; add rows to right"

@@ -122,11 +122,14 @@ class Stream:
                 raise RuntimeError(
                     f"all {t} steps of the strategy are spent; make one for more steps"
                 )
+            # Before any noise is drawn: a sum that is refused on the CPU spends no step.
             self._judge(total, self._deviations[min(t, len(self._deviations) - 1)])
             if self._several:
+                # One noise on several sums would publish their difference without noise.
                 digest = hashlib.sha256(self._key + self._digest).digest()
                 replicas.check_agree(t, digest, total[:0] if self._sharded else total)
             private = self._advance(t, total)
+        # The host learns of a refusal on a GPU later: until then the output itself is NaN.
         return private if self._refused is None else torch.where(self._refused, torch.nan, private)
 
     def skip(self, step: int) -> None:
@@ -134,6 +137,7 @@ class Stream:
         with self._lock:
             self._finish()
             checks.integer("step", step, self.step, self.steps)
+            # Later noise is made of the past; without one nothing needs to be drawn.
             while len(self._past) and self.step < step:
                 self._advance(self.step)
             self._at = _At(step)
@@ -262,6 +266,7 @@ class Stream:
         out = torch.empty(size, dtype=self.dtype, device=self.device)
         place = self._at.place
         while place < self.size:
+            # Before the past changes: an interrupt must find these numbers in doubt, not made.
             self._at = _At(t, place, False)
             part = self._part(place)
             if total is None:
@@ -295,6 +300,7 @@ class Stream:
         """
         self._refuse_midst(sys._getframe(1).f_back)
         t, place, sure = self._at
+        # Without a past nothing is half done, and the step that was begun counts as spent.
         if not len(self._past):
             self._at = _At(self.step)
         elif not sure:
@@ -309,6 +315,7 @@ class Stream:
 
     def _refuse_midst(self, frame: FrameType | None) -> None:
         """Raises RuntimeError where a function of this stream called ``frame``, or is it."""
+        # The lock lets its own thread in again: a signal handler that draws is found here.
         while frame is not None:
             if frame.f_code.co_filename == __file__ and frame.f_locals.get("self") is self:
                 raise RuntimeError(REPEATED)
@@ -335,6 +342,7 @@ class Stream:
         running = len(C.gains)
         p = C.of_w.shape[1]
         q = C.of_u.shape[1]
+        # Coefficients come by lag: turned to where w_s is, at s modulo the ring's length.
         rings = [row(x, t).flip(0).roll(t % max(1, x.shape[1])) for x in (C.of_w, C.of_u)]
         slot_of_w = running + t % p if p else -1
         slot_of_u = running + p + t % q if q else -1
@@ -372,6 +380,7 @@ def _has_digits(dtype: torch.dtype, sigma: float, C: Recurrence) -> None:
     """Raises TypeError, ValueError unless each step's noise is of numbers with all their digits."""
     if dtype not in (torch.float32, torch.float64):
         raise TypeError(f"noise must be float32 or float64, not {dtype}: fewer digits show through")
+    # Far from either end: subnormal numbers have fewer digits, and sums may overflow.
     low = 1e6 * torch.finfo(dtype).tiny
     high = 1e-6 * torch.finfo(dtype).max
     diagonal = 1 / C.deviations

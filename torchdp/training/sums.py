@@ -147,6 +147,7 @@ def _scales(forms: Sequence[Form], bound: float) -> Tensor:
         torch.linalg.vector_norm(torch.stack(lengths), dim=0) if len(lengths) > 1 else lengths[0]
     )
     infos = [torch.finfo(form.rows.dtype) for form in forms]
+    # Norm, quotient and product round: those that are clipped end a little below the bound.
     shorter = 1 - 2 * max(info.eps for info in infos)
     tiny = max(info.tiny for info in infos)
     scales = (bound / norms).clamp_max(1 / shorter) * shorter
@@ -172,6 +173,7 @@ def _row_norms(rows: Sequence[Tensor], bound: float) -> list[Tensor]:
     far = ~norms.isfinite()
     if far.any():
         norms[far] = torch.stack([Rows(part[far]).norms() for part in rows]).norm(dim=0)
+    # Too short a norm would let an example pass that is longer than the bound.
     return [norms * (1 + SLACK)]
 
 

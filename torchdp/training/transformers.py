@@ -130,6 +130,7 @@ class PrivateTrainer(Trainer):
         run.noise.to(rows.device)
         with self.compute_loss_context_manager():
             loss = run.backward(inputs, rows)
+        # The Trainer logs what is returned, and the loss itself is not private.
         return loss.detach() if self.show_loss else torch.full_like(loss, math.nan)
 
     def floating_point_ops(self, inputs: Any) -> int:

@@ -1,5 +1,4 @@
-"""Protocols in rounds: noisy vectors first, then answers to public questions about one's own
-vector.
+"""Protocols in rounds: noisy vectors first, then answers to public questions about them.
 
 >>> import torch
 >>> from torchdp.pairwise import TwoRound, unequal

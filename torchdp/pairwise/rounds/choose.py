@@ -41,6 +41,7 @@ def choose_rounds(
     mean = None
     if prior is not None:
         family = histograms_of(prior, statistic.types)
+        # Budgets and weight are tuned for one histogram; the error is that over all of them.
         mean = family.mean(0)
     rounds = {
         "two rounds": TwoRound.tuned(statistic, n, epsilon, prior=mean),

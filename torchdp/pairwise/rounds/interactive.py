@@ -229,6 +229,7 @@ class RoundsAnalyst(PairwiseAnalyst):
             return 0.0
         most: Tensor | float = 0.0
         for question in self.protocol.questions(self.protocol.means(tally)):
+            # By the worst type of each question: no users' data are clipped more on average.
             clipped = question.clipping(self.statistic.points).abs()
             most = most + clipped.amax(-1)
         return most

@@ -109,8 +109,7 @@ class Question:
 
 
 def ask(points: Tensor, vector: Tensor, clip: float) -> Question:
-    """The question about ``vector`` that clips no type, unless half the range of its values is
-    above ``clip``.
+    """The question about ``vector``, which clips where half its values' range is above ``clip``.
 
     The range over all types is known to everyone, so knowing it costs no privacy and clipping is
     never needed; it can still pay, because a message's variance grows with half_width^2.
@@ -296,6 +295,7 @@ class Round(MessageProtocol[Tensor, Tensor]):
         n = single(self.check(tally).n)
         means = [message.value(tally[name] / n) for name, message in self.sent.items()]
         value = torch.cat(means, -1)
+        # The data are not known: the standard error is that of the worst ones.
         error = (self._largest / n).sqrt()
         return Estimate(value, error.expand_as(value), n)
 

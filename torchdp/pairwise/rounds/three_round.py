@@ -53,6 +53,7 @@ class ProjectedProtocol(PairsInRounds):
                 f"not {len(budgets)}"
             )
         total = math.fsum(budgets)
+        # Shares of epsilon add up to it only up to rounding.
         if total > self.epsilon * (1 + 1e-12):
             raise ValueError(
                 f"budgets must add up to at most epsilon = {self.epsilon:g}, not {total:g}"
@@ -81,6 +82,7 @@ class ProjectedProtocol(PairsInRounds):
 
         def log_bound(logits: np.ndarray) -> float:
             budgets = split(logits)
+            # No randomizer has such a budget: the search turns back.
             if min(budgets) < SMALLEST_EPSILON or max(budgets) > LARGEST_EPSILON:
                 return math.inf
             scale = statistic.radius**2 / n

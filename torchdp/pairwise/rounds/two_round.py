@@ -29,8 +29,7 @@ LIGHTEST = 1e-6
 
 @dataclass(frozen=True)
 class TwoRound(PairsInRounds):
-    """Round one: b = s + Z, a noisy mean vector. Round two: each user's <u_x, 2 t J b>, t the
-    ``weight``.
+    """Round one: b = s + Z, a noisy mean vector. Round two: each user's <u_x, 2 t J b>.
 
     With a the mean answer the estimate is a + (1 - 2t)(b^T J b - v tr J/n), whose error is
     2 (1 - t) s^T J Z + (1 - 2t)(Z^T J Z - v tr J/n) + the answers' noise. At t = 1 the first term
@@ -99,12 +98,14 @@ class TwoRound(PairsInRounds):
             high = error(1.0)
             # The minimum of the parabola through three weights: errors are nearly quadratic.
             bend = low - 2 * error(0.75) + high
+            # Without a minimum inside t = 1 is proposed, where the first term is gone.
             best = 0.75 - 0.25 * (high - low) / (2 * bend) if bend > 0 else 1.0
             weight = min(max(best, LIGHTEST), 1.0)
             return error(weight), weight
 
         errors = [least(share)[0] for share in grid]
         best = int(np.argmin(errors))
+        # The grid keeps the search out of other local minima.
         bounds = grid[max(best - 1, 0)], grid[min(best + 1, len(grid) - 1)]
         between = minimize_scalar(
             lambda share: least(share)[0], bounds=bounds, method="bounded", options={"xatol": 1e-3}
@@ -136,6 +137,7 @@ class TwoRound(PairsInRounds):
 
     def offset(self, means: tuple[Tensor, ...], n: float) -> Tensor:
         weights = self.statistic.form.weights
+        # E Z^T J Z = v tr J/n: left in the square of b it would be a bias.
         of_noise = self._v * weights.sum() / n
         square = (weights * means[0].square()).sum(-1)
         return (1 - 2 * self.weight) * (square - of_noise)
@@ -147,6 +149,7 @@ class TwoRound(PairsInRounds):
         """Without the terms of the third and fourth moments, which vanish as n grows."""
         of_noise = self._v * form.weights.square().sum() / n
         turned = form.weights * means[0]
+        # ||J b||^2 holds the noise's own part, which comes off on average.
         square = turned.square().sum(-1) - of_noise
         return self._variance(n**2 * square.clamp_min(0), n, self.weight)
 

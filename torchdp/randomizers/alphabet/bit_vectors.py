@@ -49,8 +49,7 @@ from torchdp.randomizers.draws import (
 
 @dataclass(frozen=True)
 class BitVectorOracle(FrequencyOracle):
-    """The message b in {0, 1}^k has P(b_x = 1) = p for the user's own x and q for every other
-    value.
+    """A message b in {0, 1}^k: P(b_x = 1) = p for the user's own x, q for every other value.
 
     The bits are independent unless a class says otherwise. A class says ``lost``, ``off`` and its
     ``source``. Decoded: Y = (b - q 1)/(p - q). Messages are packed: bit v is bit v % 64 of the
@@ -143,6 +142,7 @@ class BitVectorOracle(FrequencyOracle):
     def _others(self, users: int, chance: float, draws: Draws) -> Tensor:
         """Independent bits, each 1 with this chance: (users, words), none beyond the k-th."""
         words = bernoulli_words((users, self.words), chance, draws)
+        # ``checked`` refuses bits beyond the k-th: a message may carry none.
         if self.k % WORD:
             words[:, -1] &= (1 << self.k % WORD) - 1
         return words
@@ -154,6 +154,7 @@ class BitVectorOracle(FrequencyOracle):
     @property
     def guarantee(self) -> Guarantee:
         """log p (1 - q)/(q (1 - p)) of the chances drawn."""
+        # Exact fractions of the floats that are drawn: epsilon is that of the coins themselves.
         lost = Fraction(self.lost)
         off = Fraction(self.off)
         drawn = stated(self.epsilon, logarithm((1 - lost) * (1 - off) / (lost * off)))
@@ -210,6 +211,7 @@ class BitVectorOracle(FrequencyOracle):
         low, high = squares.new_tensor([[-self.off], [1 - self.off]]) / self.gap
         other = bounded_proxy(low, high, squares.new_tensor([[0.0]]))
         own = bounded_proxy(low, high, squares.new_tensor([[1.0]]))
+        # The own bit takes the place of one of the others: the worst type gains most by that.
         return squares.sum(-1) * other + (squares * (own - other)).amax(-1)
 
     @property
@@ -225,6 +227,7 @@ class BitVectorOracle(FrequencyOracle):
     def randomize_unchecked(self, x: Tensor, draws: Draws) -> Tensor:
         """One packed message for each user: int64 (*x.shape, ceil(k/64))."""
         own = x.flatten().long()
+        # All places are drawn alike, and the own one overwritten: no draw depends on x.
         words = self._others(len(own), self.off, draws)
         put_bit(words, own, self._own(len(own), draws))
         return words.view(*x.shape, self.words)
@@ -311,6 +314,7 @@ def least_off(epsilon: float, growth: Fraction) -> float:
 
     Raises ValueError.
     """
+    # A larger q only lowers (1 - q)/q: rounding up is the private side.
     off = at_least(1 / (growth + 1))
     gap = 1 - 2 * Fraction(off)  # p - q for p = 1 - q, twice it for p = 1/2
     told_apart(epsilon, gap, (growth - 1) / (growth + 1))

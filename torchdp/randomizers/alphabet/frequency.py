@@ -115,6 +115,7 @@ class TypeVariance(ABC):
             curvature=-sampled * per_user[..., None],
             step=half_step[..., None],
         )
+        # Estimated squares less t^2 may fall below 0: the standard error is then 0.
         square = (known - sampled * possible.square()) / n
         return Estimate(
             value,
@@ -255,6 +256,7 @@ class FrequencyOracle(MessageProtocol[Tensor, Tensor]):
     @property
     def variance_proxy(self) -> Tensor:
         """(k,)."""
+        # Types that are alike have one proxy.
         different = 1 if isinstance(self.variance, AlikeVariance) else self.k
         return self.workload_proxy(self.identity[:different]).expand(self.k)
 
@@ -425,6 +427,7 @@ class StrategyOracle(FrequencyOracle):
         types = torch.tensor([self._type(x)], dtype=torch.int64, device=self.device)
         distribution = self.laws(types)[0]
         V = self.decoder(self.identity)
+        # Centred before it is squared: E Y Y^T less e_x e_x^T would cancel.
         centred = V - (V @ distribution)[:, None]
         return (centred * distribution) @ centred.mT
 
@@ -439,6 +442,7 @@ class StrategyOracle(FrequencyOracle):
         queries = W.reshape(-1, self.k)
         parts = queries.split(rows_at_once(4 * self.outputs))
         second = [self.gathered(self.decoder(rows).square()) for rows in parts]
+        # V Q = W: the mean of <W_i, Y> is W_ix, whose square comes off.
         return torch.cat(second).view(W.shape) - W.square()
 
     def workload_proxy(self, W: Tensor) -> Tensor:
@@ -494,6 +498,7 @@ def bounded_proxy(low: Tensor, high: Tensor, means: Tensor) -> Tensor:
     """
     width = (high - low).clamp_min(TINY)
     twice_from_middle = (low + high)[:, None] - 2 * means
+    # Beyond +-1 is rounding; at +-1 the variable is constant, and the share is 0.
     d = (twice_from_middle / width[:, None]).clamp(-1, 1)
     share = torch.where(d.abs() < SERIES, 1 - d.square() / 3, d / torch.atanh(d))
     return width.square() / 4 * share.amax(-1)

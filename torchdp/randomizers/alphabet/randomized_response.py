@@ -84,6 +84,7 @@ class RandomizedResponse(StrategyOracle):
     @property
     def variance(self) -> AlikeVariance:
         square = self._kept**2
+        # 1 - p as (1 - (p - q)) - q: near p = 1 the plain difference has no digits.
         own = self.p * (self._uniform - self.q) / square
         other = self.q * (1 - self.q) / square
         return AlikeVariance(self.k, own, other, 1 / self._kept)
@@ -146,6 +147,7 @@ class RandomizedResponse(StrategyOracle):
     @cached_property
     def _step(self) -> int:
         """Of the 2^63 integers, those that lead to each other value."""
+        # Rounded up: a larger chance of the other values is the private side.
         return math.ceil(TOTAL / (exponential(self.epsilon) + self.k - 1))
 
     @property
@@ -202,11 +204,13 @@ class HadamardResponse(StrategyOracle):
     @property
     def outputs(self) -> int:
         """K."""
+        # A power of two above k: row 0 of H is constant, tells nothing, and stands for no type.
         return 1 << self.k.bit_length()
 
     @cached_property
     def lost(self) -> float:
         """P(H[x + 1, y] = -1)."""
+        # Rounded up: more lies are the private side.
         return at_least(1 / (exponential(self.epsilon) + 1))
 
     @property
@@ -277,6 +281,7 @@ class HadamardResponse(StrategyOracle):
             lower = zero[:, :, 0] + zero[:, :, 1]
             upper = one[:, :, 0] + one[:, :, 1].flip(-1)
             crowds = torch.stack([lower, upper], 2).flatten(1, 2)
+        # No digits of a are left, and the parity of none is 0: the other column is empty.
         return crowds[..., 0, 0]
 
 

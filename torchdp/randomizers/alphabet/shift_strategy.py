@@ -104,6 +104,7 @@ class ShiftStrategy(StrategyOracle):
         numbers, epsilon = _whole(shares.tolist(), sizes.tolist(), circle, self.epsilon)
         table = torch.tensor(numbers, dtype=torch.int64, device=patterns.device)
         chances = table.view(2, -1).double() / TOTAL
+        # The decoder must invert what is drawn: the shares are those of the rounded integers.
         shares = chances.sum(0)
         object.__setattr__(self, "epsilon", epsilon)
         object.__setattr__(self, "table", table)
@@ -272,11 +273,13 @@ class ShiftStrategy(StrategyOracle):
     @cached_property
     def _triangle(self) -> Tensor:
         """The Cholesky factor of M, (k, k)."""
+        # M_xy depends on the distance of x and y alone: it is an autocorrelation on the circle.
         power = self._transform.abs().square() * self._weights[:, None]
         column = torch.fft.irfft(power.sum(0), n=self.circle)
         distance = (self._place[:, None] - self._place) % self.circle
         triangle, failed = torch.linalg.cholesky_ex(column[distance])
         pivots = triangle.diagonal().square()
+        # A pivot of the size of rounding passes the factorisation, and the decoder divides by it.
         if bool(failed) or bool(pivots.min() <= SINGULAR * pivots.max()):
             raise ValueError(
                 "patterns must tell all types apart; take more of them, or less regular ones"
@@ -290,6 +293,7 @@ class ShiftStrategy(StrategyOracle):
         shifts: neither depends on x.
         """
         number = draws.integers(tuple(x.shape))
+        # The last boundary, 2^63, is no int64: it is left out.
         cell = torch.searchsorted(self.table.cumsum(0)[:-1], number, right=True)  # of 2 B
         place = torch.empty_like(number)
         for i, held in enumerate(torch.cat([self.patterns, ~self.patterns])):
@@ -351,10 +355,12 @@ def _whole(
     growth = exponential(epsilon)
     totals = [math.floor(share * TOTAL) for share in shares]
     largest = totals.index(max(totals))
+    # What the floors leave goes to the heaviest pattern, whose share it changes least.
     totals[largest] += TOTAL - sum(totals)
     inside = []
     outside = []
     for total, size in zip(totals, sizes, strict=True):
+        # Rounded up: more chance outside of the pattern only lowers the ratio.
         rest = math.ceil(total * (circle - size) / (growth * size + circle - size))
         inside.append(total - rest)
         outside.append(rest)

@@ -104,8 +104,10 @@ def _by_singular_values(W: Tensor, epsilon: float, prior: Tensor) -> float:
     queries, k = W.shape
     W = (W - (W @ prior)[:, None]) * prior.sqrt()
     if queries > k:
+        # R has the singular values of W, and no more than k rows.
         W = torch.linalg.qr(W, mode="r").R
     s = torch.linalg.svdvals(W)
+    # Rounded down: the bound grows with each singular value, so that it still holds.
     s = (s - ROUNDING * k * s[0]).clamp_min(0)
     total = math.sinh(epsilon / 2) ** 2
     most = math.tanh(epsilon / 2) ** 2
@@ -118,6 +120,7 @@ def _by_singular_values(W: Tensor, epsilon: float, prior: Tensor) -> float:
     c = float(left[free[0]] / rest[free[0]])
     at_most = s.square() / total + most / c**2
     terms = torch.where(c * s > most, at_most, 2 * s / c - s.square())
+    # Rounding is charged to what is taken off: the bound only becomes smaller.
     bound = float(terms.sum()) - total / c**2 * (1 + ROUNDING * k)
     return max(0.0, bound) / queries
 
@@ -196,6 +199,7 @@ def certify_variance(
     W = W - (W @ prior)[:, None]
     t, rest, lift = _forms(k, low)
     image = witness.Z @ lift
+    # A solver's multipliers may be a little negative: any that are not prove a bound.
     ones = witness.ones.clamp_min(0)
     zeros = witness.zeros.clamp_min(0)
     diagonal = torch.eye(k, dtype=torch.bool)
@@ -206,6 +210,7 @@ def certify_variance(
     slack = (slack + slack.mT) / 2
     smallest = float(torch.linalg.eigvalsh(slack)[0])
     lacking = max(0.0, -smallest)
+    # The eigenvalue itself is rounded: that much more is made up for.
     lacking += ROUNDING * (k + 1) * float(slack.abs().max())
     # |(1, t)|^2 = 1 + T for T = sum t, <1, u> = k low + (1 - low) T, and <prior, u> >= low +
     # (1 - low) T min prior.

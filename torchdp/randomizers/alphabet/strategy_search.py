@@ -64,6 +64,7 @@ def gram_root(W: Tensor) -> Tensor:
     W = W / math.sqrt(len(W))
     gram = W.mT @ W
     diagonal = gram.diagonal()
+    # Through the view, in place: with the floor the factor exists also for a W of low rank.
     diagonal += FLOOR * diagonal.mean()
     return torch.linalg.cholesky(gram).mT
 

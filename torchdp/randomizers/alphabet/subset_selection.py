@@ -170,8 +170,10 @@ def _hypergeometric(r: Tensor, s: int, h: int) -> tuple[Tensor, list[Tensor]]:
     # The ratio of the chances of j + 1 and j picks.
     up = (h - j) * (r[:, None] - j)
     down = (j + 1) * (s - h - r[:, None] + j + 1)
+    # Past the last pick a ratio of 1 keeps the cumulated logarithms finite.
     ratio = torch.where(j < high[:, None], up.double() / down.double(), 1.0)
     logs = torch.nn.functional.pad(ratio.log_()[:, :-1].cumsum(1), (1, 0))
+    # Only shares of chances are drawn: with a largest of 1 their products stay in range.
     logs = logs - logs.amax(1, keepdim=True)
     chances = torch.where(j <= high[:, None], logs, -torch.inf).exp_()
     sums = [_pad(chances, 1 << (width - 1).bit_length())]
@@ -195,6 +197,7 @@ def _descended(
         share = torch.where(second > 0, first / (first + second), 1.0)
         picked = draws.binomial(users, share)
         both = torch.stack([picked, users - picked], -1).flatten()
+        # Halves without users are dropped: no level holds more rows than there are users.
         kept = both.nonzero()[:, 0]
         users = both[kept]
         parent = kept // 2
@@ -259,6 +262,7 @@ class SubsetSelection(BitVectorOracle):
     def lost(self) -> float:
         """1 - p."""
         w = self.subset
+        # Rounded up: a set that misses the own value more often is the private side.
         return at_least((self.k - w) / (w * exponential(self.epsilon) + self.k - w))
 
     @cached_property
@@ -273,6 +277,7 @@ class SubsetSelection(BitVectorOracle):
 
     @property
     def _gap_exactly(self) -> Fraction:
+        # As a fraction: the difference of the floats p and q cancels where epsilon is small.
         return (self.k - self.subset - self.k * Fraction(self.lost)) / (self.k - 1)
 
     @cached_property
@@ -383,6 +388,7 @@ class SubsetSelection(BitVectorOracle):
             if many:
                 row = row.repeat_interleave(missing)
             value = draws.below(self.k - 1, (len(row),))
+            # One of k - 1 numbers, then past the own value: uniform among the others.
             value += value >= own[rows][row]
             held_before = words[rows[row], value // WORD] >> value % WORD & 1
             fresh = held_before == 0
@@ -421,8 +427,7 @@ class SubsetSelection(BitVectorOracle):
         return words
 
     def _reports(self, counts: Tensor, draws: Draws) -> Tensor:
-        """The tally, exactly in distribution: O(k log k) binomials for each repetition, whatever w
-        and the users.
+        """Exactly in distribution: O(k log k) binomials a repetition, whatever w and the users.
 
         A subset is, with probability a, uniform among those that hold x, and otherwise uniform
         among all w-subsets (a chosen so that the ratio is e^epsilon).
@@ -451,6 +456,7 @@ def subset_error(k: int, w: int, epsilon: float) -> float:
     rest = (k - w) * math.exp(-epsilon)
     p = w / (w + rest)
     q = (w - p) / (k - 1)
+    # p - q by expm1: the difference itself has no digits where epsilon is small.
     gap = w * (k - w) * -math.expm1(-epsilon) / ((w + rest) * (k - 1))
     if gap**2 == 0:
         return math.inf

@@ -87,6 +87,7 @@ class AxialSums:
         for order in range(KEPT, ORDERS):
             of_length = math.sqrt(2 * self.across) * self._size(length[order])
             error = math.hypot(self._size(along[order]), of_length) / CLOSE
+            # This term goes with n^{-(order + 1)/2}: it is below CLOSE from so many points on.
             points = max(points, math.ceil(error ** (2 / (order + 1))))
         return points
 
@@ -139,6 +140,7 @@ class AxialSums:
             a = root * (a + _value(along[k], x, u))
             b = root * (b + _value(length[k], x, u))
         total = n * mean + spread * n.sqrt() * (x + a)
+        # A length, whatever the expansion says in the far tail of u.
         return total, (n * v * q).sqrt() * (1 + b).abs()
 
     @cached_property
@@ -266,6 +268,7 @@ def directed(axes: Tensor, sums: Sums, draws: Draws) -> Tensor:
     at_once = max(1, NUMBERS_AT_ONCE // max(1, math.prod(shape) * dim))
     for u, rho in zip(axes.split(at_once, -2), across.split(at_once, -1), strict=True):
         normals = draws.normal((repetitions, *u.shape))
+        # What is left of a normal vector has a uniform direction across u.
         normals -= (normals * u).sum(-1, keepdim=True) * u
         lengths = torch.linalg.vector_norm(normals, dim=-1).clamp_min(TINY)
         total += torch.einsum("...m,...md->...d", rho / lengths, normals)
@@ -279,6 +282,7 @@ def add(dim: int, first: Sums, second: Sums, draws: Draws) -> Sums:
     normals = draws.normal(tuple(rho.shape))
     cosine = uniform_coordinate(max(dim - 1, 1), normals)[0]  # <w, w'>
     square = rho * rho + other * other + 2 * rho * other * cosine
+    # Opposite steps of one length cancel: rounding may leave less than 0.
     return along + other_along, square.clamp_min(0).sqrt()
 
 

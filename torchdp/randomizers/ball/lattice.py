@@ -290,6 +290,7 @@ class LatticeRandomizer(BallRandomizer):
         cosines = []
         sines = []
         for radius, angle in zip(long[:pairs], long[pairs : 2 * pairs], strict=True):
+            # As in float64 the word is signed, and its size is what counts.
             signed = radius - (radius >> 255 << 256)
             uniform = context.ldexp(abs(2 * signed + 1), -256)
             turn = context.ldexp(2 * angle + 1, -256)
@@ -312,6 +313,7 @@ class LatticeRandomizer(BallRandomizer):
         """
         total = torch.zeros(self.dim, dtype=torch.int64, device=self._checked(messages).device)
         for some in messages.split(rows_at_once(messages, self.dim)):
+            # Whole numbers: no rounding shows in the sum which messages came together.
             total += self._integers(some).sum(0)
         return Tally(len(messages), {"sum": total.double() * self.step})
 

@@ -187,6 +187,7 @@ class PrivUnit(LatticeRandomizer):
 
     def _sums(self, points: Tensor, counts: Tensor, shape: tuple[int, ...], draws: Draws) -> Tensor:
         dim = self.dim + 1
+        # Types that nobody holds need no normals.
         held = (counts > 0).reshape(-1, counts.shape[-1]).any(0)
         users = counts[..., held]
         points = points[..., held, :]
@@ -203,6 +204,7 @@ class PrivUnit(LatticeRandomizer):
         cap_sums = self._cap_sums.sums(inside, on_cap, draws)
         other_sums = uniform_sums(dim).sums(users - inside, anywhere, draws)
         sums = add(dim, cap_sums, other_sums, draws)
+        # The lifted coordinate of points on the sphere is 0: rounding may turn its square negative.
         square = 1 - points.square().sum(-1, keepdim=True)
         axes = torch.cat([points, square.clamp_min(0).sqrt()], -1)
         return directed(axes, sums, draws)[..., :-1] / self.cap.threshold
