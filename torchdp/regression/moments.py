@@ -182,8 +182,10 @@ class SecureHistogram(SharedSum[Tensor]):
 
     def variances(self, n: Users) -> Tensor:
         """A share 1 - 1/k of the noise's."""
+        # Independent noise in k counts, less its own mean, has 1 - 1/k of its variance.
         return super().variances(n) * (1 - 1 / self.types)
 
     def value(self, total: Tensor, n: Users) -> Tensor:
+        # What the counts lack of the public n is the sum of the noise: its mean is taken off each.
         missing = broadcast_users(n, 1) - total.sum(-1, keepdim=True)
         return total + missing / self.types
