@@ -53,6 +53,7 @@ class Report(Brief):
         self.folder.mkdir(parents=True, exist_ok=True)
         name = torch.cuda.get_device_name(self.device) if self.device.type == "cuda" else ""
         run = {**facts(), "device": str(self.device), "device_name": name}
+        # At the start: a run that dies is on record as well.
         with open(self.folder / "runs.jsonl", "a", encoding="utf-8") as file:
             file.write(json.dumps(run) + "\n")
 
@@ -82,14 +83,18 @@ class Report(Brief):
         """
         checks.instance("key", key, Mapping)
         checks.function("measure", measure)
+        # Read once, before the first new row replaces the file.
         if table not in self._known:
             path = self._path(table)
             self._known[table] = read_table(path) if path.exists() else []
         for row in self._known[table]:
+            # As texts, which is all that a CSV file keeps of a value.
             if all(_text(row.get(name)) == _text(value) for name, value in key.items()):
                 self._print(table, row)
                 return row
         cells = _plain({**key, **measure()})
+        # The new file begins with all that an earlier run wrote, so that a second kill loses
+        # nothing.
         self._add(table, cells, self._known[table])
         return cells
 
@@ -109,6 +114,7 @@ class Report(Brief):
             raise ValueError(
                 f"rows of table {table!r} must have cells {self._columns[table]}, not {names}"
             )
+        # Closed after each row: a kill loses at most the one under way.
         with open(path, "a", newline="", encoding="utf-8") as file:
             csv.writer(file).writerow(cells.values())
         self._print(table, cells)
@@ -170,6 +176,7 @@ def read_table(path: str | os.PathLike[str]) -> Rows:
 
 
 def _value(cell: str) -> object:
+    # Integers first: a float loses their digits beyond 2^53.
     for kind in (integer, number):
         with suppress(ValueError):
             return kind(cell)
@@ -180,6 +187,7 @@ def columns(rows: Iterable[Mapping[str, Any]], /, *names: str, **where: object) 
     """These columns of the rows whose cells equal ``where``: one list for each name. Raises
     TypeError, ValueError.
     """
+    # An iterator could be read once, and rows are read for each name.
     given = list(rows) if isinstance(rows, Iterator) else rows
     rows = checks.each_of("rows", given, Mapping)
     for name in (*names, *where):
@@ -213,6 +221,8 @@ class Experiment(Brief, Generic[C]):
         names none.
         """
         report = Report(folder, device)
+        # A torch.device as a context intercepts every call of torch; the CPU, torch's own default,
+        # needs none.
         with nullcontext() if report.device.type == "cpu" else report.device:
             self.measure(config, report)
         return self.drawn(folder)
@@ -256,6 +266,8 @@ class Experiment(Brief, Generic[C]):
         config = self.smoke if options.smoke else self.full
         chosen = {}
         for field in fields(config):  # type: ignore[arg-type]
+            # An option that is not given is absent, so that it does not put full sizes into a smoke
+            # run.
             value = getattr(options, field.name, None)
             if value is not None:
                 chosen[field.name] = tuple(value) if isinstance(value, list) else value
@@ -268,6 +280,7 @@ def add_options(parser: argparse.ArgumentParser, config: Any) -> None:
     for field in fields(config):
         default = getattr(config, field.name)
         shown = " ".join(map(str, default)) if isinstance(default, tuple) else str(default)
+        # argparse formats help by %.
         words = f"default: {shown}".replace("%", "%%")
         settings: dict[str, Any] = {"default": argparse.SUPPRESS, "help": words}
         kind = kinds[field.name]
