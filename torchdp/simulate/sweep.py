@@ -122,6 +122,7 @@ def sweep(
     work.finish(records, trials, progress)
     if asked.shard is None:
         return [run.row() for run in runs]
+    # A shard's blocks have gaps, at which merging in order ends: here all that are stored count.
     stored = [reader.runs[run.key] for run in runs if run.key in reader.runs]
     return [_row(_longest(run)) for run in stored]
 
@@ -130,6 +131,7 @@ def _grid(runs: Sequence[ConfigRun], reader: Reader) -> dict[str, object]:
     """The configurations, written once into a store, and their digest."""
     configs = [run.config for run in runs]
     name = digest({"grid": [canonical(config) for config in configs]})
+    # A sweep that is begun often writes its grid once.
     known = {begun.facts.get("grid_digest") for begun in reader.starts.values()}
     if name in known:
         return {"grid_digest": name}
@@ -172,14 +174,17 @@ class _Runner:
         block = job.block
         config = dict(block.config)
         if self.trial is None or self.run != job.run:
-            self.trial = None  # two at once might not fit into memory
+            # Two trials at once might not fit into memory.
+            self.trial = None
             self.trial = _open(self.make_trial, config)
             self.run = job.run
         trial = self.trial
+        # Before the block is run: a trial that has changed costs no work.
         same_facts(config, [*job.facts, trial.facts])
         part = run_block(trial.sample, block, device)
         name = str(device)
         if device.type == "cuda":
+            # The model, on which bits depend, not which of several devices it was.
             name = f"cuda ({torch.cuda.get_device_name(device)})"
         return Record(
             seed=block.seed,
@@ -195,12 +200,14 @@ class _Runner:
 
 
 def _open(make_trial: MakeTrial, config: dict[str, Any]) -> Trial:
+    # A copy: what a trial does to its configuration must not reach the record.
     returned = make_trial(copy.deepcopy(config))
     trial = returned if isinstance(returned, Trial) else Trial(returned)
     if not callable(trial.sample):
         raise TypeError(
             f"make_trial must return a Trial or a callable, not {type(trial.sample).__name__}"
         )
+    # Facts as the store gives them back, to be compared with those.
     return Trial(trial.sample, json.loads(canonical(trial.facts, "facts")))
 
 
