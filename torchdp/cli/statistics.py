@@ -1,6 +1,4 @@
-"""The table of statistics: what each asks of its columns, and the question that it makes of
-them.
-"""
+"""The table of statistics: what each asks of its columns, and the question made of them."""
 
 import argparse
 import math
@@ -41,12 +39,12 @@ Make = Callable[[list[Axis], argparse.Namespace], Question]
 
 @dataclass(frozen=True)
 class Kind:
-    """A statistic. roles: what its columns hold, "number", "label" (one of two) or "category";
-    bins: of a number.
+    """A statistic.
 
+    roles: what its columns hold, "number", "label" (one of two) or "category"; bins: of a number.
     make: the question of the axes. finer: times as many bins for a curator who asks nothing else.
-    rounded: a number becomes an edge beside it, at random. whole: numbers as they are,
-    of as many columns as there are.
+    rounded: a number becomes an edge beside it, at random. whole: numbers as they are, of as many
+    columns as there are.
     """
 
     roles: tuple[str, ...]
@@ -352,9 +350,7 @@ class Asking:
 
 
 def asking(options: argparse.Namespace) -> Asking:
-    """What the options ask. Raises ValueError that names an option which is missing, or has no
-    meaning here.
-    """
+    """What the options ask. Raises ValueError naming one that is missing or has no meaning."""
     names = options.statistic
     columns = options.columns
     kinds = tuple(KINDS[name] for name in names)
