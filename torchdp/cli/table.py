@@ -95,11 +95,11 @@ class Axis:
 def read_parts(
     path: str, names: Sequence[str], delimiter: str, encoding: str
 ) -> Iterator["pd.DataFrame"]:
-    """These columns as text, part by part, rows numbered from 1; a blank line is a row of empty
-    cells.
+    """These columns as text, part by part, rows numbered from 1.
 
-    A file packed by gzip is read as what it holds. Raises ValueError (empty or damaged file,
-    missing column, a row of another length than the header), OSError.
+    A blank line is a row of empty cells. A file packed by gzip is read as what it holds. Raises
+    ValueError (empty or damaged file, missing column, a row of another length than the header),
+    OSError.
     """
     import pandas as pd
 
@@ -196,9 +196,7 @@ def places(path: str, header: Sequence[str], names: Sequence[str], delimiter: st
 
 
 def numbers(name: str, decimal: str, cells: "pd.Series[str]") -> np.ndarray:
-    """The cells as float64, NaN where one is missing. Raises ValueError that names the row of any
-    other text.
-    """
+    """The cells as float64, NaN where missing. Raises ValueError that names another text's row."""
     text = "".join(cells)
     # float also reads underscores and the digits of other scripts
     if decimal == "." and "_" not in text and text.isascii():
