@@ -1,6 +1,4 @@
-"""What made a number: the script that defines its trial, and the command, place and versions of a
-run.
-"""
+"""What made a number: its trial's script, and the command, place and versions of a run."""
 
 import functools
 import hashlib
