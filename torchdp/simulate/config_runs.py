@@ -43,8 +43,7 @@ class Row(Measured):
 
 
 class OtherCode(Enum):
-    """What a sweep does with a configuration of which the store holds blocks by other code, and
-    none by its own.
+    """What a sweep does with a configuration whose stored blocks are all by other code.
 
     REFUSE: raises ValueError, before any work. KEEP: takes the stored blocks of one other code
     where they are all that was asked for, and measures the rest anew. AGAIN: measures anew. Blocks
