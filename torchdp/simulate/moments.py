@@ -105,9 +105,7 @@ class Moments:
         return half / abs(self.mean)
 
     def z_score(self, predicted: float) -> float:
-        """(mean - predicted) / standard_error; NaN for fewer than two samples. Raises ValueError
-        for no number.
-        """
+        """(mean - predicted)/standard_error; NaN for fewer than two samples. Raises ValueError."""
         difference = self.mean - within("predicted", predicted, -math.inf, math.inf)
         # Equal samples: any difference is beyond all quantiles, none is no evidence.
         if self.standard_error == 0:
@@ -120,10 +118,10 @@ class Moments:
 
 
 def merge(a: Moments, b: Moments) -> Moments:
-    """The moments of both samples together; not associative in the last bit, so merge in a fixed
-    order.
+    """The moments of both samples together.
 
-    Raises TypeError for anything but Moments.
+    Not associative in the last bit, so merge in a fixed order. Raises TypeError for anything but
+    Moments.
 
     With d = b.mean - a.mean: mean = a.mean + d b.count / count, m2 = a.m2 + b.m2 + d^2 a.count
     b.count / count.
@@ -155,9 +153,7 @@ def merge_all(a: Mapping[str, Moments], b: Mapping[str, Moments]) -> Mapping[str
 
 
 def same_numbers(a: Mapping[str, Moments], b: Mapping[str, Moments]) -> None:
-    """Raises ValueError where two blocks of a trial measure different numbers, unless one measures
-    none.
-    """
+    """Raises ValueError where two blocks measure different numbers; the first may have none."""
     if a and list(a) != list(b):
         raise ValueError(
             f"a trial must measure the same numbers in each block, not {list(a)} and then {list(b)}"
