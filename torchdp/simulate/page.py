@@ -1,6 +1,4 @@
-"""One page that a person reads: of a store, self-contained HTML and Markdown, from the store
-alone.
-"""
+"""One page that a person reads: self-contained HTML and Markdown, from a store alone."""
 
 import hashlib
 import html
@@ -44,10 +42,10 @@ footer{font-size:13px;color:#555;border-top:1px solid #ddd;margin-top:2em}.bad{c
 
 
 class Page:
-    """Paragraphs, tables and figures, written as HTML with everything inside and as Markdown
-    without the figures.
+    """Paragraphs, tables and figures, as HTML and as Markdown.
 
-    All text is escaped here, for both, and nowhere else.
+    The HTML has everything inside, the Markdown lacks the figures. All text is escaped here, for
+    both, and nowhere else.
     """
 
     def __init__(self, title: str) -> None:
@@ -131,8 +129,7 @@ class _State(NamedTuple):
 def write_page(
     store: str | os.PathLike[str], path: str | os.PathLike[str], title: str = ""
 ) -> list[Path]:
-    """What ``store`` holds of its last sweep, at ``path`` (HTML) and beside it (Markdown); returns
-    both.
+    """``store``'s last sweep at ``path`` (HTML) and beside it (Markdown); returns both paths.
 
     Error against each number of the configurations that varies, with 95 % intervals, predicted
     lines and slopes; measured over predicted; the table; failures; how it was made. Without
@@ -194,10 +191,10 @@ def _states(reader: Reader, last: Start) -> list[_State]:
 
 
 def digest_of(rows: Sequence[Row]) -> str:
-    """Sixteen letters that tell results apart: SHA-256 of each row's configuration, seed, block
-    size and metrics.
+    """Sixteen letters that tell results apart.
 
-    Rows in any order give the same; wall time, devices, hosts and code do not enter.
+    SHA-256 of each row's configuration, seed, block size and metrics. Rows in any order give the
+    same; wall time, devices, hosts and code do not enter.
     """
     lines = []
     for row in checks.each_of("rows", rows, Row):
@@ -266,8 +263,9 @@ class _View(NamedTuple):
 
 
 def _views(rows: Sequence[Row]) -> list[_View]:
-    """What to draw: each number that varies on x, words (or what varies most) as lines, one figure
-    for the rest.
+    """What to draw.
+
+    Each number that varies on x, words (or what varies most) as lines, one figure for the rest.
     """
     values = {key: {_of(row, [key]) for row in rows} for key in keys_of(row.config for row in rows)}
     varying = [key for key in values if len(values[key]) > 1]
