@@ -41,10 +41,9 @@ _MEASURED = "trials mse mse_low mse_high rmse predicted_mse ratio z seconds code
 def subplots(
     count: int = 1, *, size: tuple[float, float] = (7, 4), wide: int = 2, **options: Any
 ) -> tuple["Figure", list["Axes"]]:
-    """A figure and ``count`` axes of this size in inches, ``wide`` beside each other. options: of
-    ``Figure.subplots``.
+    """A figure and ``count`` axes of this size in inches, ``wide`` beside each other.
 
-    Raises ImportError where matplotlib is not installed.
+    options: of ``Figure.subplots``. Raises ImportError where matplotlib is not installed.
     """
     with checks.needing("a figure", "matplotlib"):
         from matplotlib.figure import Figure
@@ -134,8 +133,7 @@ def error_curves(
 
 
 def ratio_strip(rows: Sequence[Row], title: str) -> "Figure":
-    """Measured over predicted mean squared error of each row that has a prediction, with its 95 %
-    interval.
+    """Measured over predicted mean squared error of each row with a prediction, and 95 % intervals.
 
     Rows in order from left to right on a linear axis around 1: the picture most sensitive to a
     wrong formula. Raises ImportError where matplotlib is not installed, TypeError, ValueError where
@@ -160,9 +158,7 @@ def ratio_strip(rows: Sequence[Row], title: str) -> "Figure":
 def _points(
     rows: Sequence[Row], x: str, lines: str | None, panels: str | None, number: str | None
 ) -> "pandas.DataFrame":
-    """A point for each row: panel, line, x, the middle with its interval's ends, and what was
-    predicted.
-    """
+    """A point for each row: panel, line, x, middle, its interval's ends, what was predicted."""
     if not rows:
         raise ValueError("rows is empty; there is nothing to draw")
     for row in rows:
@@ -223,8 +219,7 @@ def _bars(axes: "Axes", points: "pandas.DataFrame", place: int, **options: Any) 
 
 
 def write_csv(rows: Sequence[Row], path: str | os.PathLike[str]) -> None:
-    """One line per row: its configuration, then what was measured and how it compares with the
-    prediction.
+    """One line per row: its configuration, what was measured, the comparison with predictions.
 
     mse = mean of the samples with its 95 % interval mse_low, mse_high; rmse = sqrt(mse);
     ratio = mse / predicted_mse; z = (mse - predicted_mse) / standard error. Empty cells where there
@@ -250,9 +245,7 @@ def write_csv(rows: Sequence[Row], path: str | os.PathLike[str]) -> None:
 
 
 def measured(row: Row) -> dict[str, Any]:
-    """What a table says of a row beside its configuration: ``write_csv``'s columns, without what
-    there is not.
-    """
+    """What a table says of a row beside its configuration: ``write_csv``'s columns that exist."""
     moments = row.moments
     cells: dict[str, Any] = {
         "trials": moments.count,
