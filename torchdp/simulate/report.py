@@ -1,5 +1,4 @@
-"""An experiment: a frozen configuration, the tables that are measured with it, and how these are
-drawn.
+"""An experiment: a frozen configuration, the tables measured with it, and how these are drawn.
 
 Each row is printed and written to a CSV file at once, and read back for figures.
 """
@@ -35,8 +34,7 @@ C = TypeVar("C")  # a frozen dataclass: its fields are the command's options
 
 
 class Report(Brief):
-    """Where an experiment says what it finds: ``folder/<table>.csv``, with every digit, and the
-    terminal.
+    """Where an experiment says what it finds: ``folder/<table>.csv``, all digits, and the terminal.
 
     device: where its tensors are. ``folder/runs.jsonl`` gets a line for each run: device, command,
     versions, time.
@@ -78,9 +76,7 @@ class Report(Brief):
     def once(
         self, table: str, key: Mapping[str, object], measure: Callable[[], Mapping[str, object]]
     ) -> dict[str, Any]:
-        """``row(table, **key, **measure())``, or the row that an earlier run wrote: a killed run
-        goes on.
-        """
+        """``row(table, **key, **measure())``, or an earlier run's row: killed runs go on."""
         checks.instance("key", key, Mapping)
         checks.function("measure", measure)
         # Read once, before the first new row replaces the file.
@@ -157,9 +153,7 @@ def _text(value: object) -> str:
 def write_table(
     path: str | os.PathLike[str], columns: Sequence[str], rows: Iterable[Mapping[str, Any]]
 ) -> None:
-    """A CSV file with a header; a float keeps every digit, None and what a row lacks are empty
-    cells.
-    """
+    """A CSV file with a header; floats keep all digits, None and what a row lacks are empty."""
     with open(path, "w", newline="", encoding="utf-8") as file:
         writer = csv.DictWriter(file, columns, extrasaction="ignore")
         writer.writeheader()
@@ -184,8 +178,9 @@ def _value(cell: str) -> object:
 
 
 def columns(rows: Iterable[Mapping[str, Any]], /, *names: str, **where: object) -> list[list[Any]]:
-    """These columns of the rows whose cells equal ``where``: one list for each name. Raises
-    TypeError, ValueError.
+    """These columns of the rows whose cells equal ``where``: one list for each name.
+
+    Raises TypeError, ValueError.
     """
     # An iterator could be read once, and rows are read for each name.
     given = list(rows) if isinstance(rows, Iterator) else rows
@@ -201,8 +196,7 @@ def columns(rows: Iterable[Mapping[str, Any]], /, *names: str, **where: object) 
 
 @dataclass(frozen=True)
 class Experiment(Brief, Generic[C]):
-    """A script under ``experiments/``: its module's docstring is the recipe, ``main()`` its
-    command.
+    """A script under ``experiments/``: its docstring is the recipe, ``main()`` its command.
 
     measure: ``measure(config, report)`` computes and reports rows.
     full, smoke: configurations; with the second it takes under a minute of a CPU, mostly seconds.
@@ -300,8 +294,7 @@ def add_options(parser: argparse.ArgumentParser, config: Any) -> None:
 
 @dataclass(frozen=True)
 class Sweep(Brief):
-    """A grid, what one trial of it is, and how its rows are drawn: what a script hands to
-    ``torchdp sweep``.
+    """A grid, its trials and how rows are drawn: what a script hands to ``torchdp sweep``.
 
     name: of the results' folder. grid, make_trial, trials, block_size: as in
     :func:`torchdp.simulate.sweep`. draw: ``draw(rows, folder)`` writes figures beside those of the
