@@ -37,11 +37,11 @@ class RunKey(NamedTuple):
 
 @dataclass(frozen=True)
 class Record(Measured):
-    """One finished block. ``moments.count`` is the number of samples in it; ``seconds`` is wall
-    time.
+    """One finished block.
 
-    code: what made it, see ``torchdp.simulate.code.code_of``. start: the number of the sweep that
-    ran it; at: when it was done, in seconds since 1970.
+    ``moments.count`` is the number of samples in it; ``seconds`` is wall time. code: what made it,
+    see ``torchdp.simulate.code.code_of``. start: the number of the sweep that ran it; at: when it
+    was done, in seconds since 1970.
     """
 
     seed: int
@@ -162,8 +162,9 @@ class Reader:
         self._place = 0  # bytes that were read
 
     def read(self, last: bool = False) -> list[Record]:
-        """The blocks that are new since the last call. last: a line that only lacks its newline
-        counts too.
+        """The blocks that are new since the last call.
+
+        last: a line that only lacks its newline counts too.
 
         Raises:
             OSError: the file cannot be read.
@@ -293,11 +294,10 @@ def _dumps(body: dict[str, Any]) -> bytes:
 
 
 class Claims:
-    """A lock on one byte of a file beside the store for each block in work; the system frees a dead
-    process's locks.
+    """A lock on one byte of a file beside the store for each block in work.
 
-    Where the file system has no locks, every claim is granted: blocks may then be run twice, to the
-    same bits.
+    The system frees a dead process's locks. Where the file system has no locks, every claim is
+    granted: blocks may then be run twice, to the same bits.
     """
 
     def __init__(self, store: str | os.PathLike[str]) -> None:
