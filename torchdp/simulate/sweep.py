@@ -65,8 +65,7 @@ def sweep(
     on_error: OnError = OnError.RAISE,
     progress: bool | None = None,
 ) -> list[Row]:
-    """One row per configuration, in the order of ``grid``; blocks found in ``store`` are not run
-    again.
+    """One row per configuration, in the order of ``grid``; blocks in ``store`` are not run again.
 
     Each finished block is on the disk before whoever ran it starts the next. On one model of device
     and one version of torch the moments are bit-identical however often the sweep was killed, in
@@ -139,8 +138,7 @@ def _grid(runs: Sequence[ConfigRun], reader: Reader) -> dict[str, object]:
 
 
 def read(store: str | os.PathLike[str]) -> list[Row]:
-    """One row per (configuration, seed, block size, code) in ``store``, in order of first
-    appearance.
+    """One row per (configuration, seed, block size, code) in ``store``, in order of appearance.
 
     All stored blocks count: also those past the boundary at which a sweep with a target would stop.
     Where a block was stored with two lengths, the longer one counts.
