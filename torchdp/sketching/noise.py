@@ -173,8 +173,9 @@ def _distance(sketch: Sketch, honest: Tensor, sigma: Tensor) -> float:
 
 @dataclass(frozen=True, eq=False)
 class LaplaceNoise(DivisibleNoise):
-    """Gamma(1/parts_j, scale) - Gamma(1/parts_j, scale) in each entry: parts_j of them make a
-    Laplace(scale).
+    """Gamma(1/parts_j, scale) - Gamma(1/parts_j, scale) in each entry.
+
+    parts_j of them make a Laplace(scale).
 
     scale: b. parts: (m,), the honest (client, copy) pairs that a row holds at least. Raises
     ValueError, TypeError.
@@ -200,11 +201,10 @@ class LaplaceNoise(DivisibleNoise):
     def calibrated(
         sketch: Sketch, bound: float, *, epsilon: float, coalition: AdaptiveCoalition = EVERYBODY
     ) -> "LaplaceNoise":
-        """Scale 2 s B_1/epsilon in each row; an entry of the release has variance 8 s
-        B_1^2/epsilon^2.
+        """Scale 2 s B_1/epsilon in each row.
 
-        bound: B_1, the largest l_1 norm of a client's row. One copy is best. Raises ValueError,
-        TypeError.
+        An entry of the release has variance 8 s B_1^2/epsilon^2. bound: B_1, the largest l_1 norm
+        of a client's row. One copy is best. Raises ValueError, TypeError.
 
         Guarantees: pure epsilon, exactly.
         """
