@@ -41,6 +41,7 @@ STATISTICS = {
     "quantiles": "one number",
     "spearman": "two numbers",
 }
+# Of commands that have no module of their own name.
 MODULES = {"merge": "sweep", "plan": "estimate", "report": "sweep"}
 TRUST = ("local", "shuffle", "curator")
 PROTOCOLS = ("one-message", "randomized-response", "two-message")
