@@ -185,6 +185,7 @@ def _stored(store: Path, experiment: Sweep, seed: int, code: str) -> list[Row]:
     for row in simulate.read(store):
         key = canonical(row.config)
         same = (row.seed, row.block_size) == (seed, experiment.block_size)
+        # A row of the present code is not replaced; of others the last one stays.
         if same and key in wanted and (key not in stored or stored[key].code != code):
             stored[key] = row
     if not stored:
