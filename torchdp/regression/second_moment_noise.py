@@ -59,6 +59,7 @@ class NoisyMoments(Estimate):
         Where the noise is isotropic on symmetric matrices, it deviates by this on the diagonal and
         by 1/sqrt 2 of it elsewhere.
         """
+        # svec is an isometry, in which isotropic noise has one standard error everywhere.
         return _level(self.standard_error[..., : triangular(self.columns)])
 
     @property
@@ -126,6 +127,7 @@ def debiased(sketched: Estimate, *, labelled: bool = True) -> NoisyMoments:
         )
     V = errors[..., 0].double().square()  # (*batch, m)
     identity = torch.eye(Y.shape[-1]).to(Y)
+    # E N^T N = sum_j V_j I: the entries of N are independent, of mean 0.
     matrix = Y.mT @ Y - V.sum(-1)[..., None, None] * identity
     return from_noisy_rows(matrix, V.square().sum(-1), V.mean(-1), labelled, sketched.n)
 
