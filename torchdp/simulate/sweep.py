@@ -113,6 +113,7 @@ def sweep(
     asked = Asked(trials, seed, block_size, target_relative_ci, shard)
     code = code_of(make_trial)
     reader = load(store) if os.path.exists(store) else Reader(store)
+    # Refuses before any work: two configurations alike, blocks of other code, facts that differ.
     runs = runs_of(grid, asked, store, code, other_code, reader.runs)
     begun = start({**asked.facts(), **_grid(runs, reader), "code": code})
     work = Work(runs, store, reader, begun, on_error)
