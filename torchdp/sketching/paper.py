@@ -107,5 +107,6 @@ def experiment_noise(sketch: Sketch, *, epsilon: float, delta: float) -> Gaussia
     epsilon = checks.squarable("epsilon", epsilon)
     delta = checks.fraction("delta", delta)
     clients = checks.instance("sketch", sketch, Sketch).clients
+    # The textbook's variance at sensitivity 1, over n clients.
     variance = 2 * math.log(1.25 / delta) / (epsilon**2 * clients)
     return GaussianNoise(math.sqrt(variance))
