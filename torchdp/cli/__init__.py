@@ -19,6 +19,8 @@ from importlib import import_module
 
 from torchdp.text import integer, number, say, until_closed
 
+# What each takes as columns, and the choices of options: written out here, since the modules that
+# answer import torch, and --help must be instant.
 STATISTICS = {
     "auc": "SCORE LABEL",
     "concordance": "TIME EVENT SCORE",
@@ -39,6 +41,7 @@ STATISTICS = {
     "quantiles": "one number",
     "spearman": "two numbers",
 }
+# Of commands that have no module of their own name.
 MODULES = {"merge": "sweep", "plan": "estimate", "report": "sweep"}
 TRUST = ("local", "shuffle", "curator")
 PROTOCOLS = ("one-message", "randomized-response", "two-message")
@@ -50,6 +53,7 @@ def parser() -> argparse.ArgumentParser:
     top = argparse.ArgumentParser(
         prog="torchdp", description="Differentially private mechanisms in PyTorch."
     )
+    # Imported already, as the package that this module is in.
     version = sys.modules["torchdp"].__version__
     top.add_argument("--version", action="version", version=f"torchdp {version}")
     commands = top.add_subparsers(dest="command", required=True, metavar="COMMAND")
@@ -73,6 +77,7 @@ def _estimate(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -
         "its user would, before anything is computed.",
     )
     add = estimate.add_argument
+    # Not required of argparse, whose refusal would not name the command that needs no table.
     add("--csv", metavar="FILE", help="a table with a header; a row is a user; - reads stdin")
     _question(estimate)
     add(
@@ -111,6 +116,7 @@ def _plan(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> No
         help="in the statistic's unit (quantiles, histogram: in shares of users)",
     )
     add("--users", type=integer, metavar="N")
+    # The two that asking reads of either command, and that have no meaning without a table.
     plan.set_defaults(bounds_from_data=False, population=False)
 
 
@@ -281,12 +287,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
     command = "torchdp"
     try:
         with until_closed(), warnings.catch_warnings():
-            warnings.simplefilter("ignore", DeprecationWarning)  # others' own
+            # Of the libraries below: who runs a command can do nothing about them.
+            warnings.simplefilter("ignore", DeprecationWarning)
+            # One line, without the file and the line of source that Python adds.
             warnings.showwarning = lambda message, *where: say(f"{command}: {message}", error=True)
+            # In here, since --help writes too, and its reader may leave early.
             options = parser().parse_args(arguments)
             command = f"torchdp {options.command}"
             module = import_module(f"torchdp.cli.{MODULES.get(options.command, options.command)}")
             return int(getattr(module, options.command)(options))
+    # What bad input raises, and what is lacking here. Anything else is a fault of ours: its
+    # traceback is wanted.
     except (ValueError, TypeError, OSError, ImportError, MemoryError) as error:
         said = str(error)
         if isinstance(error, OSError) and error.filename is not None:
@@ -295,6 +306,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 2
     except KeyboardInterrupt as stop:
         number = signal.SIGINT
+        # ``stopped_cleanly`` raises it with the signal that came; Ctrl-C brings none.
         if stop.args and isinstance(stop.args[0], signal.Signals):
             number = stop.args[0]
         by = f" by {number.name}" if number != signal.SIGINT else ""

@@ -14,6 +14,7 @@ from torchdp.kernels.dispatch import Kernel, mode
 from torchdp.kernels.dispatch.every import KERNELS
 from torchdp.text import aligned, say
 
+# Those whose versions decide what runs, to be named in a report of a fault.
 PACKAGES = (
     "torch numpy scipy pandas tqdm dp-accounting cryptography triton cvxpy cvxpylayers matplotlib "
     "scikit-learn dask"
@@ -23,12 +24,15 @@ ON_CPU = "fused kernels need a CUDA device; --interpret tries them in Triton's i
 
 def doctor(options: argparse.Namespace) -> int:
     """Prints the report; the exit code is 1 where a kernel that was tried is switched off."""
-    mode()  # a bad TORCHDP_KERNELS is said at once
+    # First, so that a bad TORCHDP_KERNELS is said at once.
+    mode()
     device = _device(options)
     if options.interpret:
-        os.environ["TRITON_INTERPRET"] = "1"  # read when a kernel is defined; none is yet
+        # Read when a kernel is defined, and none is yet.
+        os.environ["TRITON_INTERPRET"] = "1"
     say(*installed(), *machine())
     faults = {kernel: fault(kernel, device, options.interpret) for kernel in KERNELS}
+    # Each once, under a number: one cause often switches off every kernel.
     reasons = [reason for reason in dict.fromkeys(faults.values()) if reason]
     rows = [("kernel", "form")]
     for kernel, reason in faults.items():
@@ -39,6 +43,7 @@ def doctor(options: argparse.Namespace) -> int:
     say(*aligned(rows))
     for number, reason in enumerate(reasons, 1):
         say(f"[{number}] {reason}")
+    # No CUDA device is no fault of a kernel, which was then not tried.
     return int(any(reason != ON_CPU for reason in reasons))
 
 
@@ -58,6 +63,7 @@ def installed() -> list[str]:
     absent = []
     for name in PACKAGES:
         try:
+            # Metadata: importing them all would take seconds, and fail where one is broken.
             here.append(f"{name} {metadata.version(name)}")
         except metadata.PackageNotFoundError:
             absent.append(name)

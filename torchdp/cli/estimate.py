@@ -19,12 +19,19 @@ from torchdp.protocol import MessageProtocol
 from torchdp.protocol.records import single
 from torchdp.text import aligned, say, shown
 
-FIRST = 10_000  # users for whom a plan's first protocol is chosen
-ROUNDS = 4  # of choosing a protocol for the users that the last one needs
-MOST = 2**50  # users of a plan
-SETTLED = 1.25  # times as many users: no other protocol would be chosen
-MOST_SHARE = 0.5  # an error of shares that says nothing
-SLOWER = 1.02  # times as many users where those of a plan are not enough
+# Users for whom a plan's first protocol is chosen: a guess, which the rounds below correct.
+FIRST = 10_000
+# Of choosing a protocol for the users that the last one needs: the choice may go back and forth
+# between two of them for ever.
+ROUNDS = 4
+# Users of a plan: more than there are people, and below 2^53, so that n is exact as a float.
+MOST = 2**50
+# Times as many users: so near, no other protocol would be chosen.
+SETTLED = 1.25
+# An error of shares that says nothing: the guess 1/2 has no larger one.
+MOST_SHARE = 0.5
+# Times as many users where those of a plan are not enough: so far it may end above the least.
+SLOWER = 1.02
 TRUSTED = {
     "local": "nobody: each row is randomized as its user would, before anything is computed",
     "shuffle": "a shuffler: it must hide who sent which message; "
@@ -67,6 +74,7 @@ def estimate(options: argparse.Namespace) -> int:
     The answer depends on the rows through what the protocol releases and their number alone (unless
     --bounds-from-data is given); an error about a cell names its row, never its value.
     """
+    # Options are refused before the table is read.
     terms = terms_of(options, options.trust)
     if 1 < options.level < 100:
         raise ValueError(
@@ -78,12 +86,16 @@ def estimate(options: argparse.Namespace) -> int:
             "--csv FILE is needed: the table to estimate from; "
             "torchdp plan makes a plan without one"
         )
+    # None is a cipher keyed by the system. Noise from a stated seed can be drawn again, and taken
+    # off.
     noise = None
     if options.seed is not None:
         noise = SeededNoise(checks.integer("--seed", options.seed, 0))
     question, parts, notes = ask(options, noise)
     users = sum(len(types) for _, types in parts)
+    # Groups share no users, so that each user spends one (epsilon, delta), stated for all.
     terms = replace(terms, delta=terms.delta_of(users))
+    # By numbers of users alone: a choice that looked at their rows would cost privacy.
     name, protocol = question.choose(users // len(parts), terms)
     groups = []
     for group, types in parts:
@@ -127,7 +139,8 @@ def ask(
     """
     asked = asking(options)
     if not options.bounds_from_data:
-        asked.axes()  # refuses what lacks bounds, before the table is read
+        # Refuses what lacks bounds, before the table is read.
+        asked.axes()
     notes: list[str] = []
     users = read_users(options, asked.labels, notes, asked.since)
     axes = asked.axes(users)
@@ -160,6 +173,7 @@ def _answers(
     noise: Noise | None,
     options: argparse.Namespace,
 ) -> tuple[list[Answer], float | None]:
+    # Recorded, to be said once and in the words of this command.
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         tally = protocol.collect(types, noise=noise)
@@ -171,6 +185,7 @@ def _answers(
         raise ValueError(
             "the messages give no finite estimate: one class looks empty, or --epsilon is too small"
         )
+    # Read off the messages, which costs no further privacy.
     shares = question.shares(protocol, tally) if options.trust == "local" else None
     if shares is None:
         return answers, None
@@ -230,6 +245,7 @@ def _asked(name: str, protocol: Asked, terms: Terms) -> dict[str, Any]:
     bits = protocol.bits_per_user if isinstance(protocol, MessageProtocol) else None
     spent = f"epsilon = {guarantee.epsilon:g}"
     stated = f"epsilon = {terms.epsilon:g}"
+    # A protocol may spend less than it was given: then both are said.
     if spent != stated:
         before, _, after = said.partition(spent)
         said = f"{before.removesuffix('exactly ')}{stated} (spent: {guarantee.epsilon:g}){after}"
@@ -284,6 +300,7 @@ def plan(options: argparse.Namespace) -> int:
     plans = []
     for trust in (options.trust,) if options.trust else TRUSTED:
         terms = terms_of(options, trust)
+        # How many bins are asked depends on who is trusted: each plan has its own question.
         asked = asking(argparse.Namespace(**{**vars(options), "trust": trust}))
         question = asked.question(asked.axes())
         unit = question.planned or question.unit
@@ -337,7 +354,8 @@ def _least(
             f"it must be below {MOST_SHARE:g}, such as 0.02, not {error:g}"
         )
     n = FIRST
-    for _ in range(ROUNDS):  # the best protocol depends on n
+    # The best protocol depends on n, and n on the protocol.
+    for _ in range(ROUNDS):
         name, protocol = question.choose(n, terms)
         last = n
         n = least_users(question, protocol, error)
@@ -355,6 +373,7 @@ def _least(
 def least_users(question: Question, protocol: Asked, error: float) -> int:
     """By bisection: errors fall with n. Raises ValueError where no number of users is enough."""
     numbers = range(question.least, MOST + 1)
+    # A range of 2^50 numbers takes no memory, and some fifty of them are looked at.
     place = bisect_left(numbers, True, key=lambda n: question.error(protocol, n) <= error)
     if place == len(numbers):
         raise ValueError(

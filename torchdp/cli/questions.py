@@ -20,8 +20,10 @@ from torchdp.protocol import Crowd, Estimate, Objective, Protocol, Tally
 from torchdp.queries.choose import LARGEST_STRATEGY
 from torchdp.shuffle import Amplified
 
-DIAGONAL = 33  # points at which the users of a covariance's plan stand
-RESOLUTION = 1e-12  # of shares, below which a bin of a fitted histogram is empty
+# Points at which the users of a covariance's plan stand: there all columns rise together.
+DIAGONAL = 33
+# Of shares: what a fitted bin holds below it is rounding, and counts as this much.
+RESOLUTION = 1e-12
 Asked = Protocol[Any]
 Read = Callable[[Tensor, Tensor, Tensor, Tensor], "list[Answer]"]
 """Of values, errors and the ends of intervals, (answers,) each, what is printed."""
@@ -59,6 +61,8 @@ class Terms:
         """Of n users: the largest power of ten that is at most 1/(10 n); None for "local"."""
         if self.local or self.delta is not None:
             return self.delta
+        # k digits of 10 n - 1 say 10 n <= 10^k. A logarithm could round to the wrong side of a
+        # power.
         return float(f"1e-{len(str(10 * n - 1))}")
 
     def choose(self, question: queries.Question, n: int, objective: Objective) -> tuple[str, Asked]:
@@ -202,6 +206,7 @@ class OfTypes(Question):
     ) -> list[Answer]:
         """The answers of values, errors and intervals' ends that ``analyst`` read off a tally."""
         if self.fits:
+            # The estimates alone are fitted: errors and intervals are of the unbiased answers.
             value = queries.fitted(analyst, tally, ordered=self.ordered).value
         if self.read is not None:
             return self.read(value.flatten(), error.flatten(), low.flatten(), high.flatten())
@@ -214,6 +219,7 @@ class OfTypes(Question):
         analyst = _analyst(protocol)
         if self.linear:
             worst = analyst.worst_mse(max(1, math.floor(n)), self.objective)
+            # Users round independently: a mean of n has 1/n of one rounding's variance.
             return [(self.title, math.sqrt(float(worst) + self.spread / n))]
         family = cast(Tensor, self.asked.histograms)
         with warnings.catch_warnings(action="ignore"):
@@ -269,6 +275,7 @@ class Together(Question):
         estimate = cast(queries.Answers, _asked(analyst.analyse(tally), population))
         sizes = [part.value.numel() for part in estimate.each]
         printed = 0
+        # Quantiles ask for every bin's share and print a few numbers: these alone are counted.
         if any(part.fits for part in self.parts):
             printed = sum(part.fits or size for part, size in zip(self.parts, sizes, strict=True))
         low, high = _together(estimate, level, printed)
@@ -311,6 +318,8 @@ class OfCovariance(Question):
             return "numbers and products", cast(Asked, protocol)
         delta = cast(float, terms.delta_of(n))
         if terms.trust == "shuffle":
+            # The local epsilon may be larger, up to what n shuffled messages amplify to the stated
+            # one.
             mixed = Amplified.calibrated(
                 lambda epsilon: mean.LocalCovariance.calibrated(box, epsilon=epsilon),
                 n,
@@ -342,7 +351,8 @@ class OfCovariance(Question):
         i, j = torch.triu_indices(len(self.axes), len(self.axes))
         entries = Estimate(covariance.value[i, j], covariance.standard_error[i, j], covariance.n)
         low, high = entries.together(level)
-        low = torch.where(i == j, low.clamp_min(0), low)  # variances
+        # On the diagonal stand variances, which are not negative.
+        low = torch.where(i == j, low.clamp_min(0), low)
         pairs = combinations_with_replacement(self.axes, 2)
         read = each_answer([f"{x.name}, {y.name}" for x, y in pairs])
         return read(entries.value, entries.standard_error, low, high)
@@ -389,7 +399,8 @@ def _together(estimate: Estimate, level: float, printed: int) -> tuple[Tensor, T
     """Ends that hold all at once; printed: so many, not known beforehand, of them; 0: all."""
     if not printed:
         return estimate.together(level)
-    return estimate.interval(1 - (1 - level) / printed)  # Bonferroni
+    # Bonferroni, which holds for any dependence between answers.
+    return estimate.interval(1 - (1 - level) / printed)
 
 
 def _rmse(estimate: Estimate) -> Tensor:
@@ -424,19 +435,23 @@ def quantiles_of(bins: Bins, shares: list[float]) -> Read:
     def read(value: Tensor, error: Tensor, low: Tensor, high: Tensor) -> list[Answer]:
         zero = torch.zeros(1).double()
         one = torch.ones(1).double()
+        # The shares up to the lowest and the highest edge are 0 and 1, without error.
         error = torch.cat([zero, error, zero])
         below = torch.cat([zero, low])  # of the share up to each bin's lower end, at least
         above = torch.cat([high, one])  # of that up to its upper end, at most
+        # A distribution function does not fall, and what is fitted may by rounding.
         fit = torch.cat([zero, value, one]).cummax(0).values
         answers = []
         for share in shares:
             place = int((fit[1:] >= share - RESOLUTION).nonzero()[0])
             possible = ((above >= share) & (below <= share)).nonzero()[:, 0]
+            # Noise may exclude every bin: then the fitted one is told.
             first = int(possible[0]) if len(possible) else place
             last = int(possible[-1]) if len(possible) else place
             low_end = bins.edges[first]
             high_end = bins.edges[last + 1]
             mass = max(float(fit[place + 1] - fit[place]), RESOLUTION)
+            # Where in the bin the straight line of the distribution function meets the share.
             inside = min(1.0, max(0.0, (share - float(fit[place])) / mass))
             quantile = bins.edges[place] + inside * bins.width
             quantile = min(max(quantile, low_end), high_end)

@@ -31,7 +31,8 @@ def secure(options: argparse.Namespace) -> int:
             say(f"{secret} stays here, as secret as the data; {path} goes to everybody")
         return 0
     if options.role == "open":
-        with warnings.catch_warnings(action="ignore"):  # _show says it
+        # ``_show`` says it, in a line of its own.
+        with warnings.catch_warnings(action="ignore"):
             roles.open_session(options.folder, _session(options))
     if options.role in ("open", "show"):
         _show(roles.read_session(options.folder))
@@ -65,6 +66,7 @@ def _session(options: argparse.Namespace) -> roles.Session:
     """What the options ask, of whom. Raises ValueError, OSError."""
     organisations = []
     for text in options.organisations:
+        # From the right: a path may hold =, a number none.
         path, _, clients = text.rpartition("=")
         try:
             organisations.append(_party(path, integer(clients)))
@@ -73,6 +75,7 @@ def _session(options: argparse.Namespace) -> roles.Session:
                 f"--organisations {text!r} must read NAME.pub=CLIENTS: {error}"
             ) from None
     question = _question(options, sum(party.clients for party in organisations))
+    # Part of the session that all parties accept: every organisation sums the same columns.
     names = list(options.columns)
     if options.label is not None:
         names.append(options.label)
@@ -114,6 +117,7 @@ def _question(options: argparse.Namespace, n: int) -> SecureSums | roles.SharedS
         return GramRelease(n, len(columns), options.bound, *budget, options.label_bound, **gone)
     coalition = AdaptiveCoalition(**gone)
     sums = (ones(n), len(columns), options.bound)
+    # Without a delta only discrete Laplace noise has a guarantee.
     if options.delta == 0:
         return roles.PureSecureSketch(*sums, options.epsilon, coalition=coalition)
     return roles.SecureSketch(*sums, *budget, coalition=coalition)
@@ -127,6 +131,8 @@ def _table(path: str, session: roles.Session) -> Tensor:
         column, *categories = columns
         columns = [column]
         labels = {column: categories}
+    # Read in one way by all: rows that one organisation drops, or a decimal comma, would make sums
+    # of different things.
     how = argparse.Namespace(
         csv=path,
         columns=columns,
@@ -150,6 +156,7 @@ def _show(session: roles.Session) -> None:
     if session.exposed is not None:
         say(f"torchdp secure: {session.exposed}", error=True)
     names = [field.name for field in fields(question)]  # type: ignore[arg-type]
+    # The sketch is left out: it holds a row and a sign for each client.
     asked = [f"{name} = {getattr(question, name)}" for name in names if name != "sketch"]
     rows = [(party.name, f"{party.clients} clients") for party in session.organisations]
     rows += [(party.name, "server") for party in session.servers]

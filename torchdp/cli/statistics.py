@@ -1,6 +1,4 @@
-"""The table of statistics: what each asks of its columns, and the question that it makes of
-them.
-"""
+"""The table of statistics: what each asks of its columns, and the question made of them."""
 
 import argparse
 import math
@@ -28,9 +26,12 @@ from torchdp.protocol import Objective
 if TYPE_CHECKING:
     import pandas as pd
 
-BANDWIDTH = 0.2  # of a discrepancy's kernel, in shares of the column's range
+# Of a discrepancy's kernel, in shares of the column's range: one fitted to the data would have to
+# be paid for.
+BANDWIDTH = 0.2
 SHARE = "of users"
-SHARP = 2.0  # epsilon above which a mean takes finer steps
+# Epsilon above which a mean takes finer steps: noise no longer hides what rounding adds.
+SHARP = 2.0
 # steps of a mean: the finer, the less rounding adds, the more noise
 FINE = {"local": 8, "shuffle": 32, "curator": 64}
 Make = Callable[[list[Axis], argparse.Namespace], Question]
@@ -38,12 +39,12 @@ Make = Callable[[list[Axis], argparse.Namespace], Question]
 
 @dataclass(frozen=True)
 class Kind:
-    """A statistic. roles: what its columns hold, "number", "label" (one of two) or "category";
-    bins: of a number.
+    """A statistic.
 
+    roles: what its columns hold, "number", "label" (one of two) or "category"; bins: of a number.
     make: the question of the axes. finer: times as many bins for a curator who asks nothing else.
-    rounded: a number becomes an edge beside it, at random. whole: numbers as they are,
-    of as many columns as there are.
+    rounded: a number becomes an edge beside it, at random. whole: numbers as they are, of as many
+    columns as there are.
     """
 
     roles: tuple[str, ...]
@@ -61,13 +62,15 @@ def _mean(axes: list[Axis], options: argparse.Namespace) -> OfTypes:
     title = f"mean of {axes[0].name}"
     if len(options.statistic) > 1:
         words = _words(BINS + ": each number counts as its bin's middle", axes)
+        # All share one coding of the users, into bins: a number's own place in its bin is lost.
         middles = (edges[:, 1:] + edges[:, :-1]) / 2
         return OfTypes(title, words, queries.Linear(middles), read, Objective.WORST)
     words = (
         f"each user rounds at random to one of {bins.count + 1} numbers {bins.width:g} apart: "
         "this adds no bias"
     )
-    spread = bins.width**2 / 4  # the largest variance of rounding to two numbers so far apart
+    # Rounding to two numbers w apart has variance p (1 - p) w^2, which is at most w^2/4.
+    spread = bins.width**2 / 4
     return OfTypes(title, words, queries.Linear(edges), read, Objective.WORST, spread)
 
 
@@ -86,6 +89,7 @@ def _quantiles(name: str) -> Make:
         given = options.quantiles if name == "quantiles" else [0.5]
         shares = [checks.fraction("--quantiles", share) for share in given]
         words = _words(BINS + ": an interval ends where bins do", axes)
+        # The last prefix sum is 1 whatever the data, and is not asked.
         W = queries.Linear(workloads.prefix(bins.count).dense()[:-1])
         read = quantiles_of(bins, shares)
         return OfTypes(f"{name} of {axes[0].name}", words, W, read, planned=SHARE, fits=len(shares))
@@ -95,6 +99,7 @@ def _quantiles(name: str) -> Make:
 
 def _gini(axis: Axis) -> PairwiseStatistic:
     bins = _bins(axis)
+    # The coefficient divides by the mean, which bins from 0 on keep above 0.
     if bins.low < 0:
         raise ValueError(
             f"--statistic gini needs --bounds {axis.name}=LOW:HIGH of at least 0, not {bins.low:g}"
@@ -163,6 +168,8 @@ KINDS["concordance"] = Kind(
     ),
     bins=5,
 )
+# 8 x 8 bins are 64 types, the most for which ``queries.choose`` optimises a strategy where a
+# question is not linear.
 KINDS["correlation"] = Kind(TWO, _of_two("correlation", queries.Correlation), bins=8)
 KINDS["covariance"] = Kind(TWO, _covariance, bins=1, whole=True)
 KINDS["energy-distance"] = Kind(
@@ -273,6 +280,7 @@ class Asking:
     def bins(self) -> int:
         """Of each number. Raises ValueError."""
         stated = [kind.bins for kind in self.kinds if not kind.rounded]
+        # Several share one coding, that of the coarsest.
         usual = min(stated, default=FINE[self.options.trust])
         if self.rounded and self.options.trust == "local" and self.options.epsilon > SHARP:
             usual *= 2
@@ -281,6 +289,7 @@ class Asking:
         labels = math.prod(map(len, self.labels.values()))
         numbers = len(self.options.columns) - len(self.labels)
         # labels * most^numbers <= MOST_TYPES, a root that .5 keeps from falling below a whole one
+        # Numbers that are rounded to edges have one type more than bins.
         most = int((MOST_TYPES // labels + 0.5) ** (1 / numbers)) - self.rounded
         if self.options.bins is None:
             return min(usual, most)
@@ -295,7 +304,8 @@ class Asking:
         if len(self.kinds) == 1:
             question = self.kinds[0].make(axes, self.options)
             return replace(question, words="; ".join([question.words, *dates]))
-        order = sorted(axes, key=_is_number)  # as ``coded``
+        # As ``coded``, labels first: False sorts before True.
+        order = sorted(axes, key=_is_number)
         counts = [torch.arange(axis.count) for axis in order]
         digits = torch.cartesian_prod(*counts).view(-1, len(axes))  # of each type
         place = {axis.name: digits[:, i] for i, axis in enumerate(order)}
@@ -331,6 +341,7 @@ class Asking:
             if axis.bins is None:
                 types = types * axis.count + column.long()
             elif self.rounded:
+                # A part of what a user does, and so drawn as noise is.
                 uniform = source(noise, column.device).uniform((len(users),))
                 types = types * (axis.count + 1) + axis.bins.rounded(column, uniform)
             else:
@@ -339,9 +350,7 @@ class Asking:
 
 
 def asking(options: argparse.Namespace) -> Asking:
-    """What the options ask. Raises ValueError that names an option which is missing, or has no
-    meaning here.
-    """
+    """What the options ask. Raises ValueError naming one that is missing or has no meaning."""
     names = options.statistic
     columns = options.columns
     kinds = tuple(KINDS[name] for name in names)
@@ -404,6 +413,7 @@ def _labels(role: str, options: argparse.Namespace) -> tuple[str, ...]:
             raise ValueError(
                 f"--positive and --negative must differ, not both be {options.positive!r}"
             )
+        # The positive label is the second, number 1.
         return options.negative, options.positive
     categories = tuple(category.strip() for category in options.categories.split(","))
     if len(set(categories)) != len(categories) or len(categories) < 2:

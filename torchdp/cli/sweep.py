@@ -27,6 +27,8 @@ from torchdp.simulate.sweep import MakeTrial
 from torchdp.simulate.workers import STOPS
 from torchdp.text import integer, say
 
+# The first that is set counts: a task of a SLURM array has SLURM_PROCID as well, its rank inside of
+# that task.
 RANKS = (  # the number of this process among its kin, their count, their first number
     ("SLURM_ARRAY_TASK_ID", "SLURM_ARRAY_TASK_COUNT", "SLURM_ARRAY_TASK_MIN"),
     ("RANK", "WORLD_SIZE", ""),
@@ -36,9 +38,11 @@ RANKS = (  # the number of this process among its kin, their count, their first 
 
 def sweep(options: argparse.Namespace) -> int:
     """Measures what the store lacks; writes the table and the figures from the store's rows."""
-    _loaded.cache_clear()  # the script may have been edited
+    # The script may have been edited since this process ran it last.
+    _loaded.cache_clear()
     script = Script(str(Path(options.experiment).resolve()), options.smoke)
     experiment = _loaded(script.path, script.smoke)
+    # Before hours of work, not after them.
     missing = [name for name in experiment.needs if find_spec(name) is None]
     if missing and not options.measure_only:
         names = " ".join(missing)
@@ -68,6 +72,7 @@ def sweep(options: argparse.Namespace) -> int:
     if not good:
         raise ValueError(f"every configuration failed; the first with {failed[0].error}")
     table = folder / "results.csv"
+    # Failed rows too: the table says why, the figures below leave them out.
     write_csv(rows, table)
     drawn: list[Path] = []
     if not options.measure_only:
@@ -85,6 +90,7 @@ def places(device: str | None, devices: str | None, cluster: str | None) -> dict
     if devices is not None:
         return {"devices": devices.split(",")}
     count = torch.cuda.device_count()
+    # A single device needs no worker: its trials run in this process.
     if count > 1 and device is None and cluster is None:
         return {"devices": [f"cuda:{index}" for index in range(count)]}
     return {"device": checks.device_or_best("--device", device)}
@@ -125,7 +131,8 @@ def stopped_cleanly() -> Iterator[None]:
         raise KeyboardInterrupt(signal.Signals(number))
 
     before = {}
-    if threading.current_thread() is threading.main_thread():  # no other may set them
+    # Python lets no other thread set handlers.
+    if threading.current_thread() is threading.main_thread():
         before = {number: signal.signal(number, stop) for number in STOPS}
     try:
         yield
@@ -150,6 +157,7 @@ def shard(text: str | None) -> tuple[int, int] | None:
             raise ValueError(f"--shard env found none of {ranks} in the environment")
     with suppress(ValueError):
         index, count = map(integer, text.split("/"))
+        # An array's numbers may begin anywhere.
         index -= integer(first)
         if 0 <= index < count:
             return index, count
@@ -177,6 +185,7 @@ def _stored(store: Path, experiment: Sweep, seed: int, code: str) -> list[Row]:
     for row in simulate.read(store):
         key = canonical(row.config)
         same = (row.seed, row.block_size) == (seed, experiment.block_size)
+        # A row of the present code is not replaced; of others the last one stays.
         if same and key in wanted and (key not in stored or stored[key].code != code):
             stored[key] = row
     if not stored:
@@ -204,6 +213,7 @@ def explained(path: str) -> Iterator[None]:
     except Exception as error:
         here = str(Path(path).resolve())
         frames = extract_tb(error.__traceback__)
+        # The last of them is the innermost line of the script: deeper frames are of what it calls.
         lines = [frame.lineno for frame in frames if frame.filename == here]
         at = f", line {lines[-1]}" if lines else ""
         raise ValueError(f"{path}{at}: {type(error).__name__}: {error}") from error

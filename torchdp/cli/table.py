@@ -26,13 +26,19 @@ from torchdp.text import number
 if TYPE_CHECKING:
     import pandas as pd
 
+# A matrix of types by types takes 128 MiB of float64 at so many.
 MOST_TYPES = 4096
-MISSING = {"", "na", "n/a", "nan", "null", "none", "-", ".", "?"}  # in small letters
-WIDEST = 1e60  # squares of squares of widths stay floating-point numbers
-ROWS = 2**16  # at a time
-SWAPPED = str.maketrans(".,", ",.")  # of a decimal comma; a point between thousands stays wrong
+# In small letters, as cells are before they are compared.
+MISSING = {"", "na", "n/a", "nan", "null", "none", "-", ".", "?"}
+# So that squares of squares of widths stay floating-point numbers.
+WIDEST = 1e60
+# Read at a time: text takes many times the memory of the numbers that are kept.
+ROWS = 2**16
+# Of a decimal comma. A point between thousands becomes a comma, and so stays wrong.
+SWAPPED = str.maketrans(".,", ",.")
 SEEN = "how many take part is not protected"
-YEARS = 1700, 2200  # of dates: pandas holds each nanosecond of these
+# Of dates: within 1678 to 2261, the whole years that pandas holds to the nanosecond.
+YEARS = 1700, 2200
 
 
 @dataclass(frozen=True)
@@ -49,10 +55,12 @@ class Bins:
 
     @property
     def edges(self) -> list[float]:
+        # The last edge is ``high`` itself, which count * width could miss by rounding.
         return [self.low + i * self.width for i in range(self.count)] + [self.high]
 
     def place(self, values: Tensor) -> Tensor:
         """The bin of each value between the bounds, int64."""
+        # ``high`` lies in the last bin, as what rounding carries up to it does.
         return ((values - self.low) / self.width).long().clamp(0, self.count - 1)
 
     def rounded(self, values: Tensor, uniform: Tensor) -> Tensor:
@@ -87,11 +95,11 @@ class Axis:
 def read_parts(
     path: str, names: Sequence[str], delimiter: str, encoding: str
 ) -> Iterator["pd.DataFrame"]:
-    """These columns as text, part by part, rows numbered from 1; a blank line is a row of empty
-    cells.
+    """These columns as text, part by part, rows numbered from 1.
 
-    A file packed by gzip is read as what it holds. Raises ValueError (empty or damaged file,
-    missing column, a row of another length than the header), OSError.
+    A blank line is a row of empty cells. A file packed by gzip is read as what it holds. Raises
+    ValueError (empty or damaged file, missing column, a row of another length than the header),
+    OSError.
     """
     import pandas as pd
 
@@ -103,10 +111,14 @@ def read_parts(
         )
     encoding = _known_encoding(encoding)
     how: dict[str, Any] = {"sep": delimiter, "encoding": encoding, "chunksize": ROWS}
+    # As text: pandas must guess neither types nor what is missing, nor drop blank lines, which are
+    # numbered too.
     how |= {"header": None, "dtype": object, "na_filter": False, "skip_blank_lines": False}
     try:
         with open(path, "rb") as raw:
-            file = raw if raw.seekable() else io.BytesIO(raw.read())  # a pipe
+            # A pipe is kept: it cannot be read again, which gzip's mark and short rows need.
+            file = raw if raw.seekable() else io.BytesIO(raw.read())
+            # Told by its first bytes, since stdin has no name.
             how["compression"] = "gzip" if file.read(2) == b"\x1f\x8b" else None
             file.seek(0)
             short = False
@@ -152,6 +164,7 @@ def _known_encoding(encoding: str) -> str:
 
 def _refuse_short(path: str, part: "pd.DataFrame", width: int) -> None:
     cells = part.count(axis=1)
+    # A blank line, of no cells, is a row whose cells are missing.
     lacking = cells[(cells > 0) & (cells < width)]
     if len(lacking):
         row = lacking.index[0]
@@ -183,9 +196,7 @@ def places(path: str, header: Sequence[str], names: Sequence[str], delimiter: st
 
 
 def numbers(name: str, decimal: str, cells: "pd.Series[str]") -> np.ndarray:
-    """The cells as float64, NaN where one is missing. Raises ValueError that names the row of any
-    other text.
-    """
+    """The cells as float64, NaN where missing. Raises ValueError that names another text's row."""
     text = "".join(cells)
     # float also reads underscores and the digits of other scripts
     if decimal == "." and "_" not in text and text.isascii():
@@ -194,9 +205,11 @@ def numbers(name: str, decimal: str, cells: "pd.Series[str]") -> np.ndarray:
             if np.isfinite(quick).all():
                 return quick
     values = []
+    # The slow way, which reads white space and missing cells, and knows the row to name.
     for row, cell in cells.str.strip().items():
         value = math.nan if cell.lower() in MISSING else _finite(cell, decimal)
         if value is None:
+            # By the kind of its text: the cell itself is not shown.
             remedy = _remedy(name, cell, decimal)
             raise ValueError(f"column {name!r}, row {row}: not a finite number; {remedy}")
         values.append(value)
@@ -232,6 +245,7 @@ def days(name: str, first: date, cells: "pd.Series[str]") -> "pd.Series[float]":
     import pandas as pd
 
     stated = texts(cells)
+    # Coerced, as the error of pandas would show the cell.
     times = pd.to_datetime(stated, format="ISO8601", errors="coerce", utc=True)
     other = times.isna() & stated.notna()
     if other.any():
@@ -260,6 +274,7 @@ def ends(interval: str) -> tuple[float, float, date | None]:
         first, last = map(date.fromisoformat, interval.split(":"))
         if not YEARS[0] <= first.year <= last.year <= YEARS[1]:
             raise ValueError("a year that pandas may not hold") from None
+        # To the end of the last day, in which a time may lie.
         return 0.0, (last - first).days + 1.0, first
 
 
@@ -270,6 +285,7 @@ def parse_bounds(
     bounds: dict[str, tuple[float, float]] = {}
     since: dict[str, date] = {}
     for text in texts:
+        # From the right, as a column's name may hold =.
         name, equals, interval = text.rpartition("=")
         try:
             low, high, first = ends(interval)

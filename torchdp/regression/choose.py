@@ -33,7 +33,8 @@ from torchdp.sketching.noise import entry_variance
 from torchdp.threads import one_thread
 
 Release = GramRelease | SecureSketch | LocalRows
-DRAWN = 64  # releases that an error is measured by
+# Releases that an error is the mean of: an eighth of one release's deviation is left.
+DRAWN = 64
 
 
 @one_thread
@@ -75,12 +76,15 @@ def choose_regression(
     def sketch_error(height: int, V: float) -> float:
         return float(predicted_phi_of_sketch(moments, ridge, height, V))
 
+    # The prediction divides by m - d - 1, where the columns are d + 1: the first height it takes.
     least = checked(moments).columns + 1
     label_bound = checks.positive("label_bound", label_bound)  # here None is no bound
     routes = _routes(moments, sketch_error, least, bound, label_bound, epsilon, delta, generator)
     candidates = []
     for route in routes:
         if isinstance(route.protocol, SecureSketch):
+            # A sketch depends on more of the rows than their moments: normal rows stand in for
+            # them.
             noisy = _normal_sketch(moments, route.protocol, generator)
         else:
             released = route.protocol.sample_estimate(
@@ -101,7 +105,10 @@ def _normal_sketch(
     height = secure.sketch.height
     V = entry_variance(secure.bound, epsilon=secure.epsilon, delta=secure.delta)
     sigma = math.sqrt(V)
+    # With one copy a row of S [A b] is a signed sum of n/m clients' rows: mean 0, second moments
+    # M/m.
     values, vectors = torch.linalg.eigh(moments.matrix / height)
+    # Rounding can leave the eigenvalues of a singular M below 0.
     root = values.clamp_min(0).sqrt()[:, None] * vectors.mT
     draws = Simulated(generator)
     Z = draws.normal((DRAWN, height, moments.columns)) @ root
@@ -146,6 +153,7 @@ def choose_low_rank(
     for route in _routes(moments, sketch_error, rank + 1, bound, None, epsilon, delta, generator):
         protocol = route.protocol
         if isinstance(protocol, SecureSketch):
+            # Its error was predicted when its height was chosen.
             candidates.append(route)
             continue
         if isinstance(protocol, GramRelease):
@@ -187,17 +195,22 @@ def _routes(
     n = single(moments.n)
     d = moments.columns - (label_bound is not None)
     gram = GramRelease(n, d, bound, epsilon, delta, label_bound=label_bound)
+    # After GramRelease, which checks the bounds. Rows that clipping would change are other data.
     within(moments, d, bound, label_bound)
+    # Sketches and local noise hide a row and its label as one vector.
     longest = math.hypot(bound, label_bound or 0.0)
     V = entry_variance(longest, epsilon=epsilon, delta=delta)
+    # Doubled each time: log2 n predictions in place of n.
     heights = [least]
     while heights[-1] * 2 <= n:
         heights.append(heights[-1] * 2)
+    # Pairs: of equal errors, such as those that end at x = 0, the smallest sketch is taken.
     error, height = min((sketch_error(height, V), height) for height in heights)
     sketch = balanced_count_sketch(n, height, generator=generator)
     secure = SecureSketch(sketch, moments.columns, longest, epsilon, delta)
     # noise on the diagonal is sqrt 2 as large as elsewhere
     gram_noise = gram.gram_sigma / math.sqrt(2)
+    # N^T N alone, N the noise in m rows, has variance m V^2 off the diagonal.
     sketch_noise = math.sqrt(height) * V
     entry = "words; noise of an entry of A^T A:"
     ratio = f"{sketch_noise / gram_noise:.3g} times gram's"
@@ -210,6 +223,7 @@ def _routes(
         local = LocalRows(d, bound, epsilon, delta, label_bound)
     except ValueError:  # the other routes have checked all arguments
         return routes
+    # The same of n rows, each entry of variance sigma^2.
     local_noise = math.sqrt(n) * local.sigma**2
     local_note = f"{local.size} {entry} at least {local_noise:.3g}; no servers to trust"
     routes.append(Candidate("local", local, 0.0, local_note))

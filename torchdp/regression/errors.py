@@ -49,7 +49,9 @@ class SecondMoments(Brief):
         lopsided = (matrix - matrix.mT).abs().amax((-2, -1)) > rounding
         if bool(lopsided.any()):
             raise ValueError(f"matrix must be symmetric{checks.at(lopsided)}; pass A^T A")
+        # eigh reads one triangle alone: both are made equal, so that it does not matter which.
         matrix = (matrix + matrix.mT) / 2
+        # Errors of one rounding in each entry move an eigenvalue by at most d of them.
         negative = torch.linalg.eigvalsh(matrix)[..., 0] < -d * rounding
         if bool(negative.any()):
             raise ValueError(
@@ -64,6 +66,8 @@ class SecondMoments(Brief):
         d = A.shape[1]
         total = torch.zeros(d, d, dtype=torch.float64, device=A.device)
         for part in A.split(rows_at_once(d)):
+            # Part by part: a float64 copy of the whole table would take twice its memory in
+            # float32.
             part = part.double()
             total.addmm_(part.mT, part)
         return SecondMoments(len(A), total)
@@ -129,6 +133,7 @@ def loss(moments: SecondMoments, x: Tensor, ridge: float) -> Tensor:
     x = checks.shaped("x", checks.floating("x", x), ..., columns).to(moments.matrix)
     ridge = checks.non_negative("ridge", ridge)
     product = (moments.gram @ x[..., None])[..., 0]
+    # x^T G x - 2 c^T x + b^T b cancels where the fit is nearly perfect; least_loss refuses that.
     quadratic = ((product - 2 * moments.cross) * x).sum(-1)
     return quadratic + moments.label_square + ridge * x.square().sum(-1)
 
@@ -143,6 +148,7 @@ def least_squares(moments: SecondMoments, ridge: float) -> Tensor:
         raise ValueError("moments must hold at least one column beside the label")
     values, vectors = torch.linalg.eigh(moments.gram)
     values = values.clamp_min(0) + ridge
+    # The pseudo-inverse: x gets nothing in directions in which no row extends. eigh sorts upwards.
     inverse = torch.where(values > ZERO * values[..., -1:], 1 / values, 0.0)
     rotated = vectors.mT @ moments.cross[..., None]
     return (vectors @ (inverse[..., None] * rotated))[..., 0]
@@ -189,9 +195,11 @@ def psi(moments: SecondMoments, directions: Tensor) -> Tensor:
     """
     X = checks.matrix("directions", directions).to(checked(moments).matrix)
     k = checks.shaped("directions", X, ..., moments.columns, "k").shape[-1]
+    # Longer columns would explain more than there is, and make psi negative.
     deviation = X.mT @ X - torch.eye(k).to(X)
     if float(deviation.abs().amax()) > ORTHONORMAL:
         raise ValueError("directions must have orthonormal columns; see torch.linalg.qr")
+    # Ky Fan: no k orthonormal directions explain more than the k largest eigenvalues.
     largest = torch.linalg.eigvalsh(moments.matrix)[..., -k:].sum(-1)
     explained = ((moments.matrix @ X) * X).sum((-2, -1))
     return (largest - explained) / broadcast_users(moments.n)
@@ -214,6 +222,7 @@ class RowsProtocol(Protocol[SecondMoments]):
         Raises TypeError, ValueError.
         """
         checks.integer("columns", self.columns, 1)
+        # The noise of products is in proportion to B^2, and its variance to B^4.
         checks.squarable("bound", self.bound, 4)
         if self.label_bound is not None:
             checks.squarable("label_bound", self.label_bound, 4)
@@ -249,6 +258,7 @@ class RowsProtocol(Protocol[SecondMoments]):
     def summary(self, x: Tensor) -> SecondMoments:
         """The second moments of [A b], clipped."""
         parts = x.split(rows_at_once(x.shape[1]))
+        # Clipped part by part: no second table is held.
         moments = [SecondMoments.of(self.clipped(part)) for part in parts]
         return sum(moments[1:], moments[0])
 
@@ -267,6 +277,7 @@ def shortened(rows: Tensor, bound: float) -> Tensor:
     # float32 could leave a row longer than the bound
     rows = rows.double()
     norms = torch.linalg.vector_norm(rows, dim=-1, keepdim=True)
+    # Divided by max(1, |x|/B): short rows stay as they are, and a row of zeros makes no 0/0.
     return rows / (norms / bound).clamp_min(1)
 
 
@@ -290,6 +301,7 @@ def within(
         )
     squares = moments.matrix.diagonal(dim1=-2, dim2=-1)
     n = broadcast_users(moments.n) * (1 + ROUNDING)
+    # tr A^T A = sum_i |a_i|^2 <= n B^2.
     too_long = squares[..., :columns].sum(-1) > n * bound**2
     if bool(too_long.any()):
         where = checks.at(too_long)

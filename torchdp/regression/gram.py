@@ -40,6 +40,7 @@ def gram_sensitivity(bound: float, columns: int) -> float:
     """
     bound = checks.squarable("bound", bound, 4)
     columns = checks.integer("columns", columns, 1)
+    # a^4 + a'^4 - 2 (x . x')^2 is largest for orthogonal rows of norm B, which one column has not.
     return bound**2 * (math.sqrt(2) if columns > 1 else 1.0)
 
 
@@ -96,6 +97,7 @@ class GramRelease(RowsProtocol, SharedSum[SecondMoments]):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        # delta = 0 would mean discrete Laplace noise, for an l_1 distance that is not derived here.
         checks.fraction("delta", self.delta)
         curator = self.model is Model.CENTRAL and not self.corrupt and not self.absent
         if not curator and self.model is not Model.LINEAR_TRANSFORM:
@@ -106,11 +108,13 @@ class GramRelease(RowsProtocol, SharedSum[SecondMoments]):
 
     @property
     def guarantee(self) -> Guarantee:
+        # A curator who adds this noise has the same law: what differs is who is trusted.
         return replace(self.client.guarantee, model=self.model)
 
     @property
     def shown(self) -> Shown:
         if not self.labelled:
+            # |svec(x x^T)| = |x|^2 <= 1, in units of the bound.
             return Shown(self.width, 1.0, 1.0, gram_sensitivity(1.0, self.columns))
         # |svec(x x^T)|^2 + |y x|^2 <= 1 + 1, in units of the bounds
         return Shown(self.width, math.sqrt(2), 1.0, joint_sensitivity(1.0, self.columns))

@@ -70,6 +70,7 @@ class LocalRows(RowsProtocol, Relay[SecondMoments, Tensor, GaussianVector]):
         return {"gram": ((self.size, self.size), torch.float64)}
 
     def limits(self, n: Users) -> dict[str, Limits]:
+        # Each of n products of two entries is at most the square of the largest entry.
         return {"gram": Limits.around(n * self.client.entry_limit**2)}
 
     def impossible(self, tally: Tally) -> str | None:
@@ -88,6 +89,7 @@ class LocalRows(RowsProtocol, Relay[SecondMoments, Tensor, GaussianVector]):
         return self.clipped(x)
 
     def tally(self, messages: Tensor) -> Tally:
+        # n sigma^2 is subtracted later, and float32 sums would lose what it leaves.
         messages = checks.floating("messages", messages).double()
         checks.shaped("messages", messages, "n", self.size, empty=True)
         return Tally(len(messages), {"gram": messages.mT @ messages})
@@ -109,6 +111,7 @@ class LocalRows(RowsProtocol, Relay[SecondMoments, Tensor, GaussianVector]):
         kept = torch.arange(d - 1, -1, -1, device=n.device) < n[..., None]
         noisy = R + self.sigma * draws.normal((*shape, *R.shape))
         rotated = noisy * kept[..., None]
+        # n - min(n, d) degrees of freedom: the users that the rotation leaves with noise alone.
         W = wishart((n - d).clamp_min(0), d, (*shape, *n.shape), draws)
         return Tally(summary.n, {"gram": rotated.mT @ rotated + self.sigma**2 * W})
 
@@ -116,6 +119,7 @@ class LocalRows(RowsProtocol, Relay[SecondMoments, Tensor, GaussianVector]):
         """Standard errors are of products with the noise, rows' squares taken from the tally."""
         total = self.check(tally)["gram"]
         variance = self.sigma**2
+        # Unbiased, and so perhaps indefinite: whoever solves with it regularizes.
         matrix = total - tally.users(2) * variance * torch.eye(self.size).to(total)
         variances = total.new_full(total.shape[:-2], variance)
         squares = tally.users() * variances**2
@@ -136,8 +140,10 @@ class LocalRows(RowsProtocol, Relay[SecondMoments, Tensor, GaussianVector]):
         d = self.columns
         squares = torch.zeros(self.size, dtype=torch.float64, device=tensor_of(n).device)
         if objective is Objective.WORST:
+            # Errors grow with M_ii + M_jj: rows along one axis make both n B^2 where i = j.
             squares[0] = self.bound**2
         else:
+            # The mean depends on the trace alone: any rows of length B will do.
             squares[:d] = self.bound**2 / d
         squares[d:] = (self.label_bound or 0.0) ** 2
         errors = self._mse(broadcast_users(n, 1) * squares, n)
@@ -159,7 +165,9 @@ def wishart(degrees: Tensor, d: int, shape: Sequence[int], draws: Draws) -> Tens
     it; below as many rows as G has T is 0.
     """
     left = degrees[..., None] - torch.arange(d, device=degrees.device)
+    # Rows of T below those of G are set to 0 at the end; 1 keeps their Gamma defined until then.
     half = left.clamp_min(1).double() / 2
+    # The square of chi with q degrees of freedom is 2 Gamma(q/2).
     chi = (2 * draws.gamma(half.expand(*shape, d))).sqrt()
     full = draws.normal((*shape, d, d)).triu(1) + torch.diag_embed(chi)
     T = full * (left > 0)[..., None]

@@ -58,6 +58,7 @@ class FrequencyMoments(SharedSum[Tally]):
         orders = tuple(checks.positive("orders", order) for order in orders)
         if not orders or len(set(orders)) < len(orders):
             raise ValueError("orders must hold at least one number, none twice")
+        # D^k = 10^(k log10 D): of a D below 1 its inverse must be a float as well.
         if max(orders) * abs(math.log10(self.bound)) > LARGEST_POWER:
             raise ValueError(
                 f"bound = {self.bound:g} to the power of orders up to {max(orders):g} has a square "
@@ -69,6 +70,7 @@ class FrequencyMoments(SharedSum[Tally]):
     @property
     def shown(self) -> Shown:
         r = len(self.orders)
+        # Of r numbers in [0, 1] none moves by more than 1, and from 0 to D all of them do.
         return Shown(r, math.sqrt(r), 1.0, math.sqrt(r), float(r))
 
     @property
@@ -86,6 +88,7 @@ class FrequencyMoments(SharedSum[Tally]):
 
     def client_input(self, x: Tensor) -> Tensor:
         orders = torch.tensor(self.orders, dtype=torch.float64, device=x.device)
+        # Divided before the power is taken: abs(x)^k may overflow, (abs(x)/D)^k lies in [0, 1].
         sizes = (x.detach().double().abs() / self.bound).clamp_max(1)
         return sizes[:, None] ** orders
 
@@ -148,6 +151,7 @@ class SecureHistogram(SharedSum[Tensor]):
 
     @property
     def shown(self) -> Shown:
+        # Two indicators differ by 1 in two places.
         return Shown(self.types, 1.0, 1.0, math.sqrt(2), 2.0)
 
     @property
@@ -182,8 +186,10 @@ class SecureHistogram(SharedSum[Tensor]):
 
     def variances(self, n: Users) -> Tensor:
         """A share 1 - 1/k of the noise's."""
+        # Independent noise in k counts, less its own mean, has 1 - 1/k of its variance.
         return super().variances(n) * (1 - 1 / self.types)
 
     def value(self, total: Tensor, n: Users) -> Tensor:
+        # What the counts lack of the public n is the sum of the noise: its mean is taken off each.
         missing = broadcast_users(n, 1) - total.sum(-1, keepdim=True)
         return total + missing / self.types

@@ -50,6 +50,7 @@ def solve_ridge(gram: Tensor, cross: Tensor, ridge: Numbers) -> Tensor:
     ridges = each(checks.non_negative, "ridge", ridge).to(G)
     identity = torch.eye(G.shape[-1]).to(G)
     shifted = G + ridges[..., None, None] * identity
+    # By LU, not Cholesky: noise may have made the matrix indefinite.
     solution, info = torch.linalg.solve_ex(shifted, c[..., None])
     if bool(info.any()):
         raise ValueError(
@@ -79,6 +80,7 @@ def adaptive_ridge(noisy: NoisyMoments, ridge: float) -> Tensor:
     ridge = checks.non_negative("ridge", ridge)
     values, vectors = torch.linalg.eigh(G)
     u = _multiplied(vectors.mT, c)
+    # Above 0 even where the whole release is 0, so that some t is usable.
     scale = values.abs().amax(-1).clamp_min(torch.finfo(torch.float64).tiny)
     # from here on G + t I is not indefinite
     least = (-values[..., 0]).clamp_min(ridge)
@@ -87,6 +89,7 @@ def adaptive_ridge(noisy: NoisyMoments, ridge: float) -> Tensor:
     extra = torch.cat([steps.new_zeros(1), steps])
     t = least[..., None] + scale[..., None] * extra  # (*batch, steps)
     risk = estimated_loss(values, u, t, ridge, noisy)
+    # Unusable t have the risk inf: where all have, x = 0 is taken below.
     best = risk.argmin(-1, keepdim=True)
     x = u / (values + t.gather(-1, best))
     # x = 0 has the estimate 0
@@ -157,6 +160,7 @@ def estimated_loss(
     """
     h = values[..., None, :] + t[..., None]  # (*batch, steps, d)
     usable = h.amin(-1) > SINGULAR * values.abs().amax(-1, keepdim=True)
+    # 1 stands in for what is not positive: no infinity and no NaN enters the sums.
     h = torch.where(usable[..., None], h, 1.0)
     x = u[..., None, :] / h
     squares = x.square()
@@ -196,11 +200,13 @@ def predicted_phi_of_sketch(
     least = least_loss(moments, ridge)
     phi_of_zero = moments.label_square / least
     d = x.shape[-1]
+    # The mean of an inverse Wishart matrix is infinite from here down.
     if m <= d + 1:
         return phi_of_zero
     values, vectors = torch.linalg.eigh(moments.gram)
     values = values.clamp_min(0)
     R = loss(moments, x, 0.0)
+    # From here on x is in the eigenbasis.
     x = _multiplied(vectors.mT, x)
     squares = x.square()
     norm = 1 + squares.sum(-1, keepdim=True)
@@ -229,7 +235,9 @@ def top_directions(gram: Tensor, rank: int) -> Tensor:
     gram = checks.matrix("gram", gram)
     checks.shaped("gram", gram, ..., "d", "d", note=", Y^T Y of a sketch Y")
     rank = checks.integer("rank", rank, 1, gram.shape[-1])
+    # eigh takes no half precision.
     gram = gram.to(torch.promote_types(gram.dtype, torch.float32))
+    # It reads one triangle alone, and what the other one tells would be lost.
     vectors = torch.linalg.eigh((gram + gram.mT) / 2).eigenvectors
     return vectors[..., -rank:].flip(-1)
 
@@ -280,6 +288,8 @@ def _perturbed(moments: SecondMoments, rank: int, variances: Tensor) -> Tensor:
     """
     psi_of_random = random_psi(moments, rank)
     values = torch.linalg.eigvalsh(moments.matrix).flip(-1)
+    # A gap of 0 makes the sum infinite, where first order says nothing: the random space's is
+    # taken.
     gaps = values[..., :rank, None] - values[..., None, rank:]
     turning = variances[..., :rank, rank:]
     # where no noise turns them, directions of one eigenvalue cost nothing

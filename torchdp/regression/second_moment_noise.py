@@ -59,6 +59,7 @@ class NoisyMoments(Estimate):
         Where the noise is isotropic on symmetric matrices, it deviates by this on the diagonal and
         by 1/sqrt 2 of it elsewhere.
         """
+        # svec is an isometry, in which isotropic noise has one standard error everywhere.
         return _level(self.standard_error[..., : triangular(self.columns)])
 
     @property
@@ -91,6 +92,7 @@ def vectorized(rows: Tensor, labelled: bool = False) -> Tensor:
         column = torch.arange(d, device=rows.device)
         i = torch.cat([i, column])
         j = torch.cat([j, torch.full_like(column, d)])
+        # y x is shown once, not in two triangles: no sqrt 2.
         factor = torch.cat([factor, factor.new_ones(d)])
     # A column is one run of the memory: rows are picked there several times as fast.
     columns = rows.movedim(-1, 0).contiguous()
@@ -118,12 +120,14 @@ def debiased(sketched: Estimate, *, labelled: bool = True) -> NoisyMoments:
     checks.instance("labelled", labelled, bool)
     Y = checks.matrix("sketched", sketched.value).double()
     errors = sketched.standard_error
+    # Where noise differs along a row, its mean square is no multiple of I, and V_j I is subtracted.
     if errors.shape != Y.shape or bool(((errors < 0) | (errors != errors[..., :1])).any()):
         raise ValueError(
             "sketched must have one standard error >= 0 for each row of value, as SecureSketch's has"
         )
     V = errors[..., 0].double().square()  # (*batch, m)
     identity = torch.eye(Y.shape[-1]).to(Y)
+    # E N^T N = sum_j V_j I: the entries of N are independent, of mean 0.
     matrix = Y.mT @ Y - V.sum(-1)[..., None, None] * identity
     return from_noisy_rows(matrix, V.square().sum(-1), V.mean(-1), labelled, sketched.n)
 
@@ -141,6 +145,7 @@ def from_noisy_rows(
         n: users.
     """
     d = matrix.shape[-1] - labelled
+    # Noise can push an estimate of M_jj below 0, and a variance with it.
     diagonal = matrix.diagonal(dim1=-2, dim2=-1).clamp_min(0)
     variances = product_variances(diagonal, squares[..., None], variance[..., None], labelled)
     return NoisyMoments(moment_vector(matrix, labelled), variances.sqrt(), n, columns=d)
@@ -170,6 +175,7 @@ def product_variances(
     """
     d = diagonal.shape[-1] - labelled
     i, j = triangle(d, diagonal.device)
+    # Twice: off the diagonal by svec's sqrt 2, on it since squares vary twice as much as products.
     gram = 2 * squares + 2 * variance * (diagonal[..., i] + diagonal[..., j])
     if not labelled:
         return gram

@@ -1,5 +1,4 @@
-"""Monte Carlo with error bars over any callable, sweeps that resume, and the scripts under
-``experiments/``.
+"""Monte Carlo with error bars over any callable, sweeps that resume, scripts of experiments.
 
     >>> import torch
     >>> from torchdp.simulate import run

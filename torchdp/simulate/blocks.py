@@ -17,9 +17,12 @@ from torchdp.simulate.moments import Measured, Moments, merge_all, same_numbers
 from torchdp.simulate.streams import block_generator, canonical
 from torchdp.simulate.workers import Jobs, answers
 
-MANY = 10**15  # trials, where no number is set
-PLAIN = "value"  # the name of a number that has none
-NO_MEMORY = "can't allocate memory"  # what torch says on a CPU
+# Trials where no number is set: more than anybody runs, yet a number that sizes are computed of.
+MANY = 10**15
+# The name of a number that has none, as stores and tables show it.
+PLAIN = "value"
+# On a CPU torch raises a plain RuntimeError, which its words alone tell from a trial's own.
+NO_MEMORY = "can't allocate memory"
 Samples = Tensor | Mapping[str, Tensor] | tuple[Tensor, ...]
 Sampler = Callable[[torch.Generator, int], Samples]
 """``sampler(generator, size)``: ``size`` independent samples, drawn from ``generator`` alone.
@@ -61,6 +64,7 @@ def run_block(trial: Sampler, block: Block, device: torch.device) -> Part:
     """
     start = time.perf_counter()
     samples: Samples | None = None
+    # A generator of its own for each try: the second draws what the first was to draw.
     for again in (False, True):
         try:
             samples = trial(block.generator(device), block.size)
@@ -75,8 +79,10 @@ def run_block(trial: Sampler, block: Block, device: torch.device) -> Part:
                     "take a smaller block_size (with a store of its own) or fewer workers; "
                     "finished blocks are kept"
                 ) from None
-        gc.collect()  # outside the handler, whose traceback keeps the trial's tensors
+        # Outside of the handler, whose traceback keeps the trial's tensors alive.
+        gc.collect()
         if device.type == "cuda":
+            # What was freed stays in torch's cache, in pieces that a large tensor may not fit into.
             torch.cuda.empty_cache()
     metrics: dict[str, Moments] = {}
     for name, values in _named(samples, block).items():
@@ -148,10 +154,12 @@ class Gathering(Measured, Generic[F]):
         self.seconds = 0.0
         self._target = target
         self._back = dict(known)
+        # The same blocks twice: _due in the order in which they count, _out as they are run.
         self._due = block_sizes(trials, block_size)
         self._next = next(self._due, None)
         self._out = self._unknown(block_sizes(trials, block_size), shard, known)
         self._known: Mapping[str, Moments] = {}  # of a block that is there
+        # All that is stored, also beyond the target: a trial that has changed must not go unseen.
         for block in known.values():
             self.check(block)
         self._merge()
@@ -162,6 +170,7 @@ class Gathering(Measured, Generic[F]):
     ) -> Iterator[tuple[int, int]]:
         own, count = shard
         for key in keys:
+            # Every count-th block, so that shards are equally long to within one block.
             if key[0] % count == own and key not in known:
                 yield key
 
@@ -177,6 +186,7 @@ class Gathering(Measured, Generic[F]):
     def take_back(self, index: int, size: int, block: F) -> None:
         """Merges ``block`` as soon as all blocks before it are there; once."""
         self.check(block)
+        # What is merged already, or comes after the end, is dropped: a block counts once.
         if self._next is not None and index >= self._next[0]:
             self._back[index, size] = block
             self._merge()
@@ -196,11 +206,14 @@ class Gathering(Measured, Generic[F]):
         return self._target is not None and self.moments.relative_half_width(0.95) <= self._target
 
     def _merge(self) -> None:
+        # In order, whoever was first: merging is not associative in the last bit, and where a
+        # target stops must not depend on who was fast.
         while self._next in self._back:
             block = self._back.pop(self._next)
             self.metrics = merge_all(self.metrics, block.metrics)
             self.blocks += 1
             self.seconds += block.seconds
+            # The target is looked at on every boundary, so that blocks run ahead change nothing.
             self._next = None if self.reached else next(self._due, None)
 
 
@@ -246,6 +259,7 @@ def _shard(shard: object) -> tuple[int, int] | None:
         return None
     if not isinstance(shard, tuple) or len(shard) != 2:
         raise TypeError(f"shard must be a pair (i, n) such as (0, 4), not {shard!r}")
+    # The number of shards first: the index lies below it.
     count = integer("shard[1]", shard[1], 1)
     index = integer("shard[0]", shard[0], 0, count - 1)
     return index, count
@@ -320,6 +334,7 @@ def run(
     """
     function("trial", trial)
     given = {} if config is None else config
+    # Refuses, before any work, a configuration that no stream can be named after.
     canonical(given)
     asked = Asked(trials, seed, block_size, target_relative_ci)
     blocks: Gathering[Part] = asked.gathering({})
@@ -330,9 +345,11 @@ def run(
             return None if key is None else Block(asked.seed, given, *key)
 
     parts = answers("trial", partial(run_block, trial), Blocks(), device, devices, executor)
+    # However this is left, at a target or by an error, closing ends the workers.
     with progress_bar(trials, progress) as bar, closing(parts):
         for block, part in parts:
             blocks.take_back(block.index, block.size, part)
+            # Merged samples alone: others may never count.
             bar.update(blocks.moments.count - bar.n)
             if blocks.finished:
                 break
@@ -346,5 +363,6 @@ def progress_bar(total: int | None, progress: bool | None) -> tqdm:
         total=total,
         unit="trial",
         unit_scale=True,
+        # tqdm's None: silent where its file is no terminal.
         disable=None if progress is None else not progress,
     )

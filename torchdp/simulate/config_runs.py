@@ -17,8 +17,11 @@ from torchdp.simulate.store import Claims, Failure, Reader, Record, Run, RunKey,
 from torchdp.simulate.streams import canonical, digest
 from torchdp.simulate.workers import Jobs
 
-PAUSE = 0.2  # seconds between looks at a store whose last blocks others run
-ROUNDING = 1e-9  # of facts, relative: another number of threads changes last digits
+# Seconds between looks at a store whose last blocks others run: a look at a file that has not grown
+# reads nothing.
+PAUSE = 0.2
+# Of facts, relative: another number of threads changes the last digits of what is computed.
+ROUNDING = 1e-9
 
 
 @dataclass(frozen=True)
@@ -40,8 +43,7 @@ class Row(Measured):
 
 
 class OtherCode(Enum):
-    """What a sweep does with a configuration of which the store holds blocks by other code, and
-    none by its own.
+    """What a sweep does with a configuration whose stored blocks are all by other code.
 
     REFUSE: raises ValueError, before any work. KEEP: takes the stored blocks of one other code
     where they are all that was asked for, and measures the rest anew. AGAIN: measures anew. Blocks
@@ -67,6 +69,7 @@ class ConfigRun:
     config: dict[str, Any]
     key: RunKey
     blocks: Gathering[Record]
+    # Lists, since the record is frozen, and its first block's facts, or an error, come later.
     facts: list[dict[str, Any]]
     error: list[str] = field(default_factory=list)
 
@@ -105,7 +108,9 @@ def runs_of(
     """What is known of each configuration, by which code."""
     configs: dict[str, dict[str, Any]] = {}
     for config in grid:
+        # As the store gives it back, and no longer the caller's to change.
         copied = json.loads(canonical(config))
+        # Two alike would draw the same numbers, and each block would count for both.
         if digest(copied) in configs:
             raise ValueError(f"grid holds {copied} twice")
         configs[digest(copied)] = copied
@@ -128,6 +133,7 @@ def runs_of(
                 )
             if other_code is OtherCode.KEEP:
                 complete = [other for other in codes if asked.gathering(codes[other]).finished]
+                # Of several the one that came last into the store.
                 chosen = complete[-1] if complete else code
         runs.append(ConfigRun.known(config, asked, chosen, known))
     return runs
@@ -182,6 +188,7 @@ class Work(Jobs[Job]):
         self._on_error = on_error
         self._open = {index for index, run in enumerate(runs) if not run.blocks.finished}
         self._run_of = {run.key: index for index, run in enumerate(runs)}
+        # One for all workers: a configuration is begun by one of them, which then stays with it.
         self._fresh = iter(range(len(runs)))
         self._elsewhere: deque[Job] = deque()  # in another process's hands
 
@@ -194,7 +201,8 @@ class Work(Jobs[Job]):
         """Takes records until every run is finished."""
         if not self._open:
             return
-        append(self._store, self._begun)  # before an hour of work, not after it
+        # Before an hour of work, not after it: a store that cannot be written to is found out here.
+        append(self._store, self._begun)
         self._claims = Claims(self._store)
         total = None if trials is None else trials * len(self._runs)
         with progress_bar(total, progress) as bar, closing(self._claims), closing(records):
@@ -211,8 +219,10 @@ class Work(Jobs[Job]):
             run = self._runs[index]
             for block, size in iter(run.blocks.hand_out, None):
                 job = Job(index, Block(run.key.seed, run.config, block, size), run.facts[:])
+                # A block in another process's hands is put aside, not waited for.
                 if self._claimed(job):
                     return job
+        # Once round: what is refused again goes to the end of the queue.
         for _ in range(len(self._elsewhere)):
             job = self._elsewhere.popleft()
             if self._claimed(job):
@@ -222,6 +232,8 @@ class Work(Jobs[Job]):
     def wait(self) -> bool:
         if not self._elsewhere or not self._open:
             return False
+        # The other process may store its block, or die: then its lock is free, and ``next`` takes
+        # it.
         time.sleep(PAUSE)
         self._look()
         return True
@@ -231,7 +243,8 @@ class Work(Jobs[Job]):
         text = f"{type(error).__name__}: {error}"
         failure = Failure(list(run.key), run.config, text, self._begun.start, time.time())
         self._claims.free(self._name(job))
-        with suppress(OSError):  # the store may be what failed
+        # The store may be what failed: a second error must not hide the first.
+        with suppress(OSError):
             append(self._store, failure)
         if self._on_error is OnError.RAISE:
             return False
@@ -268,6 +281,7 @@ class Work(Jobs[Job]):
         """Takes what other sweeps have stored."""
         for record in self._reader.read():
             index = self._run_of.get(record.key)
+            # A store may hold other grids, seeds and codes as well.
             if index is not None:
                 self._merge(index, record)
 
@@ -282,6 +296,7 @@ class Work(Jobs[Job]):
             return
         if not run.facts:
             run.facts.append(record.facts)
+        # On the disk before the lock is free: whoever takes it next finds the block there.
         append(self._store, record)
         self._reader.insert(record)
         self._claims.free(self._name(job))

@@ -15,7 +15,8 @@ from torch import Tensor
 from torchdp.brief import Brief
 from torchdp.checks import floating, fraction, instance, within
 
-_FAN_IN = 1024  # numbers in one sum of the tree
+# Numbers in one sum of the tree. Fixed, since the shape of the tree decides how sums are rounded.
+_FAN_IN = 1024
 
 
 @dataclass(frozen=True)
@@ -53,7 +54,9 @@ class Moments:
         if count == 0:
             return cls(share=share)
         mean = _sum(values) / count
+        # A second pass: sum x^2 - n mean^2 cancels where the mean is large beside the deviation.
         m2 = _sum((values - mean).square())
+        # The samples are finite, so that only a sum or a square can have overflowed.
         if not math.isfinite(m2):
             raise ValueError(
                 "samples are too large: the sum of their squares overflows float64; rescale them"
@@ -75,6 +78,7 @@ class Moments:
 
         Source: Clopper, Pearson (1934), for shares.
         """
+        # The normal interval has width 0 where all trials, or none, are hits.
         if self.share:
             return self._exact(fraction("level", level))
         half = self._half_width(level)
@@ -87,6 +91,8 @@ class Moments:
         tail = (1 - level) / 2
         hits = round(self.mean * self.count) if self.count else 0
         misses = self.count - hits
+        # P(Binomial(count, p) >= hits) is a regularized incomplete beta function of p, inverted
+        # here; without hits, or without misses, there is nothing to invert.
         low = betaincinv(hits, misses + 1, tail) if hits else 0.0
         high = betaincinv(hits + 1, misses, 1 - tail) if misses else 1.0
         return float(low), float(high)
@@ -99,10 +105,9 @@ class Moments:
         return half / abs(self.mean)
 
     def z_score(self, predicted: float) -> float:
-        """(mean - predicted) / standard_error; NaN for fewer than two samples. Raises ValueError
-        for no number.
-        """
+        """(mean - predicted)/standard_error; NaN for fewer than two samples. Raises ValueError."""
         difference = self.mean - within("predicted", predicted, -math.inf, math.inf)
+        # Equal samples: any difference is beyond all quantiles, none is no evidence.
         if self.standard_error == 0:
             return math.copysign(math.inf, difference) if difference else 0.0
         return difference / self.standard_error if self.count > 1 else math.nan
@@ -113,10 +118,10 @@ class Moments:
 
 
 def merge(a: Moments, b: Moments) -> Moments:
-    """The moments of both samples together; not associative in the last bit, so merge in a fixed
-    order.
+    """The moments of both samples together.
 
-    Raises TypeError for anything but Moments.
+    Not associative in the last bit, so merge in a fixed order. Raises TypeError for anything but
+    Moments.
 
     With d = b.mean - a.mean: mean = a.mean + d b.count / count, m2 = a.m2 + b.m2 + d^2 a.count
     b.count / count.
@@ -125,6 +130,7 @@ def merge(a: Moments, b: Moments) -> Moments:
     """
     instance("a", a, Moments)
     instance("b", b, Moments)
+    # The mean of no samples is NaN, which must not spread.
     if a.count == 0:
         return b
     if b.count == 0:
@@ -132,6 +138,7 @@ def merge(a: Moments, b: Moments) -> Moments:
     count = a.count + b.count
     difference = b.mean - a.mean
     weight = b.count / count
+    # A correction of one mean: count * mean and back would round a large mean twice.
     mean = a.mean + difference * weight
     m2 = a.m2 + b.m2 + difference * difference * (a.count * weight)
     minimum = min(a.minimum, b.minimum)
@@ -146,9 +153,7 @@ def merge_all(a: Mapping[str, Moments], b: Mapping[str, Moments]) -> Mapping[str
 
 
 def same_numbers(a: Mapping[str, Moments], b: Mapping[str, Moments]) -> None:
-    """Raises ValueError where two blocks of a trial measure different numbers, unless one measures
-    none.
-    """
+    """Raises ValueError where two blocks measure different numbers; the first may have none."""
     if a and list(a) != list(b):
         raise ValueError(
             f"a trial must measure the same numbers in each block, not {list(a)} and then {list(b)}"
@@ -169,6 +174,7 @@ class Measured(Brief):
 
 def _sum(values: Tensor) -> float:
     while values.numel() > 1:
+        # Zeros fill the last row, and change no sum.
         lacking = -values.numel() % _FAN_IN
         rows = torch.nn.functional.pad(values, (0, lacking)).view(-1, _FAN_IN)
         # One output a row: torch never splits a row between threads, so no bit depends on these.

@@ -1,6 +1,4 @@
-"""One page that a person reads: of a store, self-contained HTML and Markdown, from the store
-alone.
-"""
+"""One page that a person reads: self-contained HTML and Markdown, from a store alone."""
 
 import hashlib
 import html
@@ -31,10 +29,12 @@ if TYPE_CHECKING:
 
 # lines of one figure, if the configurations have them
 COMPARED = ("mechanism", "protocol", "method")
-MOST = 12  # figures of one kind
+# Figures of one kind: a page with one for each value of many keys is not read.
+MOST = 12
 # z-scores of right formulas: the expected largest of many, and how far beyond it is suspicious
 SUSPICIOUS = 1.5
 NO_FIGURES = "no figures: these need matplotlib (pip install matplotlib)"
+# Inside of the page, so that it can be sent alone.
 _STYLE = """body{font:16px/1.5 system-ui,sans-serif;max-width:62em;margin:2em auto;padding:0 1em;color:#222}
 table{border-collapse:collapse;font-size:14px;margin:1em 0}td,th{padding:.25em .7em;border-bottom:1px solid #ddd;
 text-align:right;font-variant-numeric:tabular-nums}td.word,th.word{text-align:left}svg{max-width:100%;height:auto}
@@ -42,10 +42,10 @@ footer{font-size:13px;color:#555;border-top:1px solid #ddd;margin-top:2em}.bad{c
 
 
 class Page:
-    """Paragraphs, tables and figures, written as HTML with everything inside and as Markdown
-    without the figures.
+    """Paragraphs, tables and figures, as HTML and as Markdown.
 
-    All text is escaped here, for both, and nowhere else.
+    The HTML has everything inside, the Markdown lacks the figures. All text is escaped here, for
+    both, and nowhere else.
     """
 
     def __init__(self, title: str) -> None:
@@ -70,6 +70,7 @@ class Page:
         words = [
             all(isinstance(cell, str) for cell in column) for column in zip(*rows, strict=True)
         ]
+        # Without rows there are no columns to look at, and a header is words.
         words = words or [True] * len(columns)
         kinds = [' class="word"' if of_words else "" for of_words in words]
         cells = [[_cell(cell) for cell in row] for row in rows]
@@ -92,6 +93,7 @@ class Page:
 
     def figure(self, figure: "Figure", caption: str) -> None:
         file = io.StringIO()
+        # No date in a figure: the page says when each sweep was started.
         figure.savefig(file, format="svg", metadata={"Date": None})
         drawn = file.getvalue()
         picture = drawn[drawn.index("<svg") :]  # without the head of an XML file
@@ -127,8 +129,7 @@ class _State(NamedTuple):
 def write_page(
     store: str | os.PathLike[str], path: str | os.PathLike[str], title: str = ""
 ) -> list[Path]:
-    """What ``store`` holds of its last sweep, at ``path`` (HTML) and beside it (Markdown); returns
-    both.
+    """``store``'s last sweep at ``path`` (HTML) and beside it (Markdown); returns both paths.
 
     Error against each number of the configurations that varies, with 95 % intervals, predicted
     lines and slopes; measured over predicted; the table; failures; how it was made. Without
@@ -143,6 +144,7 @@ def write_page(
         raise ValueError(
             f"{os.fspath(store)} does not say which sweep it is of; run torchdp sweep on it"
         )
+    # A store may hold sweeps of several grids.
     last = max(starts, key=lambda start: start.facts["at"])
     states = _states(reader, last)
     page = Page(title or f"Sweep {Path(store).parent.name or Path(store).name}")
@@ -171,12 +173,14 @@ def _states(reader: Reader, last: Start) -> list[_State]:
     errors = {
         tuple(failure.key): failure.error
         for failure in reader.failures
+        # What failed in an earlier sweep may have been mended since.
         if failure.start == last.start
     }
     states = []
     for config in grid:
         run = ConfigRun.known(config, asked, facts["code"], reader.runs)
         row = run.row()
+        # First of the three: what failed here may have been finished by another sweep since.
         if run.blocks.finished:
             states.append(_State(row, "done"))
         elif run.key in errors:
@@ -187,10 +191,10 @@ def _states(reader: Reader, last: Start) -> list[_State]:
 
 
 def digest_of(rows: Sequence[Row]) -> str:
-    """Sixteen letters that tell results apart: SHA-256 of each row's configuration, seed, block
-    size and metrics.
+    """Sixteen letters that tell results apart.
 
-    Rows in any order give the same; wall time, devices, hosts and code do not enter.
+    SHA-256 of each row's configuration, seed, block size and metrics. Rows in any order give the
+    same; wall time, devices, hosts and code do not enter.
     """
     lines = []
     for row in checks.each_of("rows", rows, Row):
@@ -259,11 +263,13 @@ class _View(NamedTuple):
 
 
 def _views(rows: Sequence[Row]) -> list[_View]:
-    """What to draw: each number that varies on x, words (or what varies most) as lines, one figure
-    for the rest.
+    """What to draw.
+
+    Each number that varies on x, words (or what varies most) as lines, one figure for the rest.
     """
     values = {key: {_of(row, [key]) for row in rows} for key in keys_of(row.config for row in rows)}
     varying = [key for key in values if len(values[key]) > 1]
+    # x is drawn on a log axis, which has no place for 0.
     numbers = [key for key in varying if all(_positive(row.config.get(key)) for row in rows)]
     views = []
     for x in numbers:
@@ -274,10 +280,12 @@ def _views(rows: Sequence[Row]) -> list[_View]:
             rest.remove(lines)
         groups: dict[str, list[Row]] = {}
         for row in rows:
+            # The axis of errors is a log axis too.
             if row.moments.mean > 0:
                 groups.setdefault(_of(row, rest), []).append(row)
         for part in list(groups.values())[:MOST]:
             fixed = ", ".join(f"{word(key)} {part[0].config.get(key)}" for key in rest)
+            # One point is no curve.
             if len({row.config[x] for row in part}) > 1:
                 views.append(_View(x, lines, fixed, part))
     return views
@@ -320,7 +328,8 @@ def _cells(row: Row, keys: Sequence[str], more: Sequence[str]) -> list[object]:
     for name in ("mse", "mse_low", "mse_high", "predicted_mse"):
         square = values.get(name, math.nan)
         if name == "mse_low":
-            square = max(square, 0.0)  # a normal interval may begin below what a square can be
+            # A normal interval may begin below what a square can be.
+            square = max(square, 0.0)
         cells.append(math.sqrt(square) if square >= 0 else math.nan)
     cells += [values.get("ratio", math.nan), values.get("z", math.nan)]
     for name in more:
@@ -345,6 +354,7 @@ def _made(page: Page, last: Start, starts: Sequence[Start]) -> None:
     versions = ["package", "torch", "python", "git", "cpu"]
     for name in versions:
         seen = sorted({str(start.facts.get(name, "")) for start in starts})
+        # Blocks of several machines or versions need not agree in the last bits.
         if len(seen) > 1:
             values = ", ".join(map(repr, seen))
             page.say(f"Its sweeps ran with several values of {name}: {values}.", bad=True)
@@ -383,4 +393,5 @@ def _safe(text: str) -> str:
 
 def _marked(text: str) -> str:
     """As Markdown, on one line, none of it markup."""
+    # html.escape first: Markdown passes HTML on. Quotes are markup in attributes alone.
     return re.sub(r"([\\`*\[\]|])", r"\\\1", html.escape(shown(text), quote=False))

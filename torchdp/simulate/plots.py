@@ -41,10 +41,9 @@ _MEASURED = "trials mse mse_low mse_high rmse predicted_mse ratio z seconds code
 def subplots(
     count: int = 1, *, size: tuple[float, float] = (7, 4), wide: int = 2, **options: Any
 ) -> tuple["Figure", list["Axes"]]:
-    """A figure and ``count`` axes of this size in inches, ``wide`` beside each other. options: of
-    ``Figure.subplots``.
+    """A figure and ``count`` axes of this size in inches, ``wide`` beside each other.
 
-    Raises ImportError where matplotlib is not installed.
+    options: of ``Figure.subplots``. Raises ImportError where matplotlib is not installed.
     """
     with checks.needing("a figure", "matplotlib"):
         from matplotlib.figure import Figure
@@ -60,6 +59,7 @@ def subplots(
     axes = list(grid.flat)
     for place, panel in enumerate(axes):
         panel.set_prop_cycle(color=_COLOURS)
+        # The last line of the grid may have places to spare.
         panel.set_visible(place < count)
     return figure, axes[:count]
 
@@ -110,6 +110,7 @@ def error_curves(
             curve = of_line.sort_values("x")
             label = "measured" if lines is None else f"{word(lines)}={line}"
             if number is None and len(curve) > 1:
+                # On log-log axes a power law is a straight line, whose slope is the exponent.
                 slope = np.polyfit(np.log(curve["x"]), np.log(curve["middle"]), 1)[0]
                 label += f", slope {slope:.2f}"
             bars = _bars(axes, curve, place, label=_verbatim(label))
@@ -132,8 +133,7 @@ def error_curves(
 
 
 def ratio_strip(rows: Sequence[Row], title: str) -> "Figure":
-    """Measured over predicted mean squared error of each row that has a prediction, with its 95 %
-    interval.
+    """Measured over predicted mean squared error of each row with a prediction, and 95 % intervals.
 
     Rows in order from left to right on a linear axis around 1: the picture most sensitive to a
     wrong formula. Raises ImportError where matplotlib is not installed, TypeError, ValueError where
@@ -145,6 +145,7 @@ def ratio_strip(rows: Sequence[Row], title: str) -> "Figure":
     if not known:
         raise ValueError("no row has a predicted_mse; there is nothing to compare")
     predicted = [row.facts["predicted_mse"] for row in known]
+    # A prediction has no error of its own: the interval is divided as the mean is.
     points = _middle_and_ends([row.moments for row in known]).div(predicted, axis=0)
     points["x"] = range(len(known))
     figure, (axes,) = subplots(size=(8, 3))
@@ -157,9 +158,7 @@ def ratio_strip(rows: Sequence[Row], title: str) -> "Figure":
 def _points(
     rows: Sequence[Row], x: str, lines: str | None, panels: str | None, number: str | None
 ) -> "pandas.DataFrame":
-    """A point for each row: panel, line, x, the middle with its interval's ends, and what was
-    predicted.
-    """
+    """A point for each row: panel, line, x, middle, its interval's ends, what was predicted."""
     if not rows:
         raise ValueError("rows is empty; there is nothing to draw")
     for row in rows:
@@ -177,6 +176,7 @@ def _points(
     if number is None:
         points = _middle_and_ends([row.moments for row in rows])
         points["predicted"] = [row.facts.get("predicted_mse", math.nan) for row in rows]
+        # The normal interval of a mean of squares may begin below 0.
         points = np.sqrt(points.clip(lower=0))
     else:
         points = _middle_and_ends([row.metrics[number] for row in rows])
@@ -184,6 +184,7 @@ def _points(
     points["panel"] = [str(row.config.get(panels)) if panels else "" for row in rows]
     points["line"] = [str(row.config[lines]) if lines else "" for row in rows]
     points["x"] = [float(row.config[x]) for row in rows]
+    # A line through both would look like a jump.
     for twice in points[points.duplicated(["panel", "line", "x"])].itertuples():
         raise ValueError(
             f"two rows at {x}={twice.x:g} on the line {lines}={twice.line}; select the rows first"
@@ -202,7 +203,8 @@ def _bars(axes: "Axes", points: "pandas.DataFrame", place: int, **options: Any) 
     """Points with their intervals, from left to right; a line's marker tells it apart in grey."""
     ends = points[["low", "high"]].to_numpy().T  # (2, points)
     lengths = np.abs(ends - points["middle"].to_numpy())
-    lengths[~np.isfinite(lengths)] = 0.0  # of one sample, whose interval is the whole line
+    # Of one sample, whose interval is the whole line.
+    lengths[~np.isfinite(lengths)] = 0.0
     return axes.errorbar(
         points["x"],
         points["middle"],
@@ -217,8 +219,7 @@ def _bars(axes: "Axes", points: "pandas.DataFrame", place: int, **options: Any) 
 
 
 def write_csv(rows: Sequence[Row], path: str | os.PathLike[str]) -> None:
-    """One line per row: its configuration, then what was measured and how it compares with the
-    prediction.
+    """One line per row: its configuration, what was measured, the comparison with predictions.
 
     mse = mean of the samples with its 95 % interval mse_low, mse_high; rmse = sqrt(mse);
     ratio = mse / predicted_mse; z = (mse - predicted_mse) / standard error. Empty cells where there
@@ -235,6 +236,7 @@ def write_csv(rows: Sequence[Row], path: str | os.PathLike[str]) -> None:
     cells = [measured(row) for row in rows]
     keys = keys_of(row.config for row in rows)
     names = keys_of([_MEASURED, *cells])
+    # What was measured would replace a configuration's value of the same name.
     clash = sorted(set(keys) & set(names))
     if clash:
         raise ValueError(f"config keys {clash} are names of measured columns; rename them")
@@ -243,9 +245,7 @@ def write_csv(rows: Sequence[Row], path: str | os.PathLike[str]) -> None:
 
 
 def measured(row: Row) -> dict[str, Any]:
-    """What a table says of a row beside its configuration: ``write_csv``'s columns, without what
-    there is not.
-    """
+    """What a table says of a row beside its configuration: ``write_csv``'s columns that exist."""
     moments = row.moments
     cells: dict[str, Any] = {
         "trials": moments.count,
@@ -257,6 +257,7 @@ def measured(row: Row) -> dict[str, Any]:
         return cells
     cells["mse"] = moments.mean
     cells["mse_low"], cells["mse_high"] = moments.interval()
+    # Samples need not be squares: a negative mean has no root.
     cells["rmse"] = math.sqrt(moments.mean) if moments.mean >= 0 else math.nan
     for name in others([row]):
         cells[name] = row.metrics[name].mean
@@ -271,6 +272,7 @@ def measured(row: Row) -> dict[str, Any]:
 
 def others(rows: Sequence[Row]) -> list[str]:
     """Names of what is measured beside each row's first number."""
+    # A row without samples does not know its numbers.
     return keys_of(list(row.metrics)[1:] for row in rows if row.moments.count)
 
 

@@ -1,5 +1,4 @@
-"""An experiment: a frozen configuration, the tables that are measured with it, and how these are
-drawn.
+"""An experiment: a frozen configuration, the tables measured with it, and how these are drawn.
 
 Each row is printed and written to a CSV file at once, and read back for figures.
 """
@@ -35,8 +34,7 @@ C = TypeVar("C")  # a frozen dataclass: its fields are the command's options
 
 
 class Report(Brief):
-    """Where an experiment says what it finds: ``folder/<table>.csv``, with every digit, and the
-    terminal.
+    """Where an experiment says what it finds: ``folder/<table>.csv``, all digits, and the terminal.
 
     device: where its tensors are. ``folder/runs.jsonl`` gets a line for each run: device, command,
     versions, time.
@@ -53,6 +51,7 @@ class Report(Brief):
         self.folder.mkdir(parents=True, exist_ok=True)
         name = torch.cuda.get_device_name(self.device) if self.device.type == "cuda" else ""
         run = {**facts(), "device": str(self.device), "device_name": name}
+        # At the start: a run that dies is on record as well.
         with open(self.folder / "runs.jsonl", "a", encoding="utf-8") as file:
             file.write(json.dumps(run) + "\n")
 
@@ -77,19 +76,21 @@ class Report(Brief):
     def once(
         self, table: str, key: Mapping[str, object], measure: Callable[[], Mapping[str, object]]
     ) -> dict[str, Any]:
-        """``row(table, **key, **measure())``, or the row that an earlier run wrote: a killed run
-        goes on.
-        """
+        """``row(table, **key, **measure())``, or an earlier run's row: killed runs go on."""
         checks.instance("key", key, Mapping)
         checks.function("measure", measure)
+        # Read once, before the first new row replaces the file.
         if table not in self._known:
             path = self._path(table)
             self._known[table] = read_table(path) if path.exists() else []
         for row in self._known[table]:
+            # As texts, which is all that a CSV file keeps of a value.
             if all(_text(row.get(name)) == _text(value) for name, value in key.items()):
                 self._print(table, row)
                 return row
         cells = _plain({**key, **measure()})
+        # The new file begins with all that an earlier run wrote, so that a second kill loses
+        # nothing.
         self._add(table, cells, self._known[table])
         return cells
 
@@ -109,6 +110,7 @@ class Report(Brief):
             raise ValueError(
                 f"rows of table {table!r} must have cells {self._columns[table]}, not {names}"
             )
+        # Closed after each row: a kill loses at most the one under way.
         with open(path, "a", newline="", encoding="utf-8") as file:
             csv.writer(file).writerow(cells.values())
         self._print(table, cells)
@@ -151,9 +153,7 @@ def _text(value: object) -> str:
 def write_table(
     path: str | os.PathLike[str], columns: Sequence[str], rows: Iterable[Mapping[str, Any]]
 ) -> None:
-    """A CSV file with a header; a float keeps every digit, None and what a row lacks are empty
-    cells.
-    """
+    """A CSV file with a header; floats keep all digits, None and what a row lacks are empty."""
     with open(path, "w", newline="", encoding="utf-8") as file:
         writer = csv.DictWriter(file, columns, extrasaction="ignore")
         writer.writeheader()
@@ -170,6 +170,7 @@ def read_table(path: str | os.PathLike[str]) -> Rows:
 
 
 def _value(cell: str) -> object:
+    # Integers first: a float loses their digits beyond 2^53.
     for kind in (integer, number):
         with suppress(ValueError):
             return kind(cell)
@@ -177,9 +178,11 @@ def _value(cell: str) -> object:
 
 
 def columns(rows: Iterable[Mapping[str, Any]], /, *names: str, **where: object) -> list[list[Any]]:
-    """These columns of the rows whose cells equal ``where``: one list for each name. Raises
-    TypeError, ValueError.
+    """These columns of the rows whose cells equal ``where``: one list for each name.
+
+    Raises TypeError, ValueError.
     """
+    # An iterator could be read once, and rows are read for each name.
     given = list(rows) if isinstance(rows, Iterator) else rows
     rows = checks.each_of("rows", given, Mapping)
     for name in (*names, *where):
@@ -193,8 +196,7 @@ def columns(rows: Iterable[Mapping[str, Any]], /, *names: str, **where: object) 
 
 @dataclass(frozen=True)
 class Experiment(Brief, Generic[C]):
-    """A script under ``experiments/``: its module's docstring is the recipe, ``main()`` its
-    command.
+    """A script under ``experiments/``: its docstring is the recipe, ``main()`` its command.
 
     measure: ``measure(config, report)`` computes and reports rows.
     full, smoke: configurations; with the second it takes under a minute of a CPU, mostly seconds.
@@ -213,6 +215,8 @@ class Experiment(Brief, Generic[C]):
         names none.
         """
         report = Report(folder, device)
+        # A torch.device as a context intercepts every call of torch; the CPU, torch's own default,
+        # needs none.
         with nullcontext() if report.device.type == "cpu" else report.device:
             self.measure(config, report)
         return self.drawn(folder)
@@ -256,6 +260,8 @@ class Experiment(Brief, Generic[C]):
         config = self.smoke if options.smoke else self.full
         chosen = {}
         for field in fields(config):  # type: ignore[arg-type]
+            # An option that is not given is absent, so that it does not put full sizes into a smoke
+            # run.
             value = getattr(options, field.name, None)
             if value is not None:
                 chosen[field.name] = tuple(value) if isinstance(value, list) else value
@@ -268,6 +274,7 @@ def add_options(parser: argparse.ArgumentParser, config: Any) -> None:
     for field in fields(config):
         default = getattr(config, field.name)
         shown = " ".join(map(str, default)) if isinstance(default, tuple) else str(default)
+        # argparse formats help by %.
         words = f"default: {shown}".replace("%", "%%")
         settings: dict[str, Any] = {"default": argparse.SUPPRESS, "help": words}
         kind = kinds[field.name]
@@ -287,8 +294,7 @@ def add_options(parser: argparse.ArgumentParser, config: Any) -> None:
 
 @dataclass(frozen=True)
 class Sweep(Brief):
-    """A grid, what one trial of it is, and how its rows are drawn: what a script hands to
-    ``torchdp sweep``.
+    """A grid, its trials and how rows are drawn: what a script hands to ``torchdp sweep``.
 
     name: of the results' folder. grid, make_trial, trials, block_size: as in
     :func:`torchdp.simulate.sweep`. draw: ``draw(rows, folder)`` writes figures beside those of the

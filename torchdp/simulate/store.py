@@ -22,6 +22,7 @@ from torchdp import checks
 from torchdp.simulate.moments import Measured, Moments
 from torchdp.simulate.streams import digest
 
+# Changes with what a line holds: lines of another format are skipped, not guessed at.
 FORMAT = "torchdp.simulate.store/4"
 
 
@@ -36,11 +37,11 @@ class RunKey(NamedTuple):
 
 @dataclass(frozen=True)
 class Record(Measured):
-    """One finished block. ``moments.count`` is the number of samples in it; ``seconds`` is wall
-    time.
+    """One finished block.
 
-    code: what made it, see ``torchdp.simulate.code.code_of``. start: the number of the sweep that
-    ran it; at: when it was done, in seconds since 1970.
+    ``moments.count`` is the number of samples in it; ``seconds`` is wall time. code: what made it,
+    see ``torchdp.simulate.code.code_of``. start: the number of the sweep that ran it; at: when it
+    was done, in seconds since 1970.
     """
 
     seed: int
@@ -69,6 +70,7 @@ class Record(Measured):
 
     @staticmethod
     def of(body: dict[str, Any]) -> "Record":
+        # Not read but computed anew; ``decode`` then compares the bytes.
         body.pop("digest")
         metrics = {name: Moments(*numbers) for name, *numbers in body.pop("metrics")}
         return Record(metrics=metrics, **body)
@@ -125,12 +127,15 @@ def append(path: str | os.PathLike[str], record: Line) -> None:
         try:
             size = os.fstat(descriptor).st_size
             if size and os.pread(descriptor, 1, size - 1) != b"\n":
-                data = b"\n" + data  # a torn last line must not swallow this record
+                # A torn last line, of a writer that was killed, must not swallow this record.
+                data = b"\n" + data
+            # In one write, which O_APPEND puts behind all others' in one piece.
             written = os.write(descriptor, data)
             if written < len(data):
                 raise OSError(
                     errno.ENOSPC, f"only {written} of {len(data)} bytes fitted; is the disk full?"
                 )
+            # Before the next block begins: a power failure costs the block in work alone.
             os.fsync(descriptor)
         finally:
             os.close(descriptor)
@@ -157,8 +162,9 @@ class Reader:
         self._place = 0  # bytes that were read
 
     def read(self, last: bool = False) -> list[Record]:
-        """The blocks that are new since the last call. last: a line that only lacks its newline
-        counts too.
+        """The blocks that are new since the last call.
+
+        last: a line that only lacks its newline counts too.
 
         Raises:
             OSError: the file cannot be read.
@@ -170,6 +176,8 @@ class Reader:
         with open(self._path, "rb") as file:
             file.seek(self._place)
             for line in file:
+                # Somebody may be writing it: the place stays before it, and the next call reads it
+                # again.
                 if not line.endswith(b"\n") and not last:
                     break
                 self._place += len(line)
@@ -193,6 +201,8 @@ class Reader:
             return True
         run = self.runs.setdefault(line.key, {})
         first = run.setdefault((line.block, line.moments.count), line)
+        # A block is a function of its key, up to the bits in which machines differ: these never
+        # mix.
         if first.metrics != line.metrics:
             raise ValueError(
                 f"{os.fspath(self._path)} holds block {line.block} of seed {line.seed}, "
@@ -249,6 +259,7 @@ def merge(stores: Sequence[str | os.PathLike[str]], into: str | os.PathLike[str]
                 f"{os.fspath(path)} holds no line of a sweep's store; name a results.jsonl"
             )
         lines += held
+    # All lines are compared before the first one is written.
     added = [line for line in lines if target.insert(line)]
     for line in added:
         append(into, line)
@@ -258,6 +269,7 @@ def merge(stores: Sequence[str | os.PathLike[str]], into: str | os.PathLike[str]
 def encode(line: Line) -> bytes:
     """The bytes of ``line`` and a newline. Raises TypeError, ValueError for no finite JSON."""
     body = {"format": FORMAT, **line.body()}
+    # Of the body without it, with sorted keys: one content has one spelling.
     checksum = f"{zlib.crc32(_dumps(body)):08x}"
     return _dumps({**body, "crc32": checksum}) + b"\n"
 
@@ -272,6 +284,7 @@ def decode(line: bytes) -> Line | None:
         content = _KINDS[body.pop("kind")](body)
         # Damage that is JSON too, or another spelling of the same, does not give the same bytes.
         return content if encode(content) == line + b"\n" else None
+    # Damage may parse to anything; deep brackets exhaust the stack.
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
         return None
 
@@ -281,23 +294,25 @@ def _dumps(body: dict[str, Any]) -> bytes:
 
 
 class Claims:
-    """A lock on one byte of a file beside the store for each block in work; the system frees a dead
-    process's locks.
+    """A lock on one byte of a file beside the store for each block in work.
 
-    Where the file system has no locks, every claim is granted: blocks may then be run twice, to the
-    same bits.
+    The system frees a dead process's locks. Where the file system has no locks, every claim is
+    granted: blocks may then be run twice, to the same bits.
     """
 
     def __init__(self, store: str | os.PathLike[str]) -> None:
         self._file: int | None = None
         with suppress(OSError):
+            # Sweeps that reach one store by several links must meet at one file.
             self._file = os.open(os.path.realpath(store) + ".claims", os.O_RDWR | os.O_CREAT, 0o644)
 
     def take(self, name: str) -> bool:
         """Whether the block is ours now, or was: False where another process works on it."""
         if self._file is not None:
             try:
+                # A byte may lie beyond the end of the file: it is locked, never written.
                 fcntl.lockf(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, _place(name))
+            # EAGAIN or EACCES, as the system likes: another process holds the lock.
             except (BlockingIOError, PermissionError):
                 return False
             except OSError:
@@ -311,6 +326,7 @@ class Claims:
 
     def close(self) -> None:
         if self._file is not None:
+            # Closing it frees all of this process's locks.
             os.close(self._file)
             self._file = None
 

@@ -10,7 +10,9 @@ import torch
 from torchdp.checks import integer
 from torchdp.randomness import keyed_generator
 
-STREAM = "torchdp.simulate/1"  # enters every seed
+# Enters every seed: where streams are made in another way its number rises, and no old block is
+# taken for a new one.
+STREAM = "torchdp.simulate/1"
 
 
 def canonical(config: Mapping[str, object], name: str = "config") -> str:
@@ -28,6 +30,7 @@ def canonical(config: Mapping[str, object], name: str = "config") -> str:
         if not isinstance(key, str):
             raise TypeError(f"{name} must have str keys, not {key!r}")
         _check(f"{name}[{key!r}]", value)
+    # JSON writes 1, 1.0 and true in three ways, so that they stay three values.
     return json.dumps(dict(config), sort_keys=True, separators=(",", ":"))
 
 
@@ -61,6 +64,7 @@ def block_generator(
 
 
 def _check(name: str, value: object) -> None:
+    # No tuples: JSON gives them back as lists, and what is stored would not be what was asked.
     if isinstance(value, list):
         for index, item in enumerate(value):
             _check(f"{name}[{index}]", item)

@@ -65,8 +65,7 @@ def sweep(
     on_error: OnError = OnError.RAISE,
     progress: bool | None = None,
 ) -> list[Row]:
-    """One row per configuration, in the order of ``grid``; blocks found in ``store`` are not run
-    again.
+    """One row per configuration, in the order of ``grid``; blocks in ``store`` are not run again.
 
     Each finished block is on the disk before whoever ran it starts the next. On one model of device
     and one version of torch the moments are bit-identical however often the sweep was killed, in
@@ -114,6 +113,7 @@ def sweep(
     asked = Asked(trials, seed, block_size, target_relative_ci, shard)
     code = code_of(make_trial)
     reader = load(store) if os.path.exists(store) else Reader(store)
+    # Refuses before any work: two configurations alike, blocks of other code, facts that differ.
     runs = runs_of(grid, asked, store, code, other_code, reader.runs)
     begun = start({**asked.facts(), **_grid(runs, reader), "code": code})
     work = Work(runs, store, reader, begun, on_error)
@@ -122,6 +122,7 @@ def sweep(
     work.finish(records, trials, progress)
     if asked.shard is None:
         return [run.row() for run in runs]
+    # A shard's blocks have gaps, at which merging in order ends: here all that are stored count.
     stored = [reader.runs[run.key] for run in runs if run.key in reader.runs]
     return [_row(_longest(run)) for run in stored]
 
@@ -130,6 +131,7 @@ def _grid(runs: Sequence[ConfigRun], reader: Reader) -> dict[str, object]:
     """The configurations, written once into a store, and their digest."""
     configs = [run.config for run in runs]
     name = digest({"grid": [canonical(config) for config in configs]})
+    # A sweep that is begun often writes its grid once.
     known = {begun.facts.get("grid_digest") for begun in reader.starts.values()}
     if name in known:
         return {"grid_digest": name}
@@ -137,8 +139,7 @@ def _grid(runs: Sequence[ConfigRun], reader: Reader) -> dict[str, object]:
 
 
 def read(store: str | os.PathLike[str]) -> list[Row]:
-    """One row per (configuration, seed, block size, code) in ``store``, in order of first
-    appearance.
+    """One row per (configuration, seed, block size, code) in ``store``, in order of appearance.
 
     All stored blocks count: also those past the boundary at which a sweep with a target would stop.
     Where a block was stored with two lengths, the longer one counts.
@@ -172,14 +173,17 @@ class _Runner:
         block = job.block
         config = dict(block.config)
         if self.trial is None or self.run != job.run:
-            self.trial = None  # two at once might not fit into memory
+            # Two trials at once might not fit into memory.
+            self.trial = None
             self.trial = _open(self.make_trial, config)
             self.run = job.run
         trial = self.trial
+        # Before the block is run: a trial that has changed costs no work.
         same_facts(config, [*job.facts, trial.facts])
         part = run_block(trial.sample, block, device)
         name = str(device)
         if device.type == "cuda":
+            # The model, on which bits depend, not which of several devices it was.
             name = f"cuda ({torch.cuda.get_device_name(device)})"
         return Record(
             seed=block.seed,
@@ -195,12 +199,14 @@ class _Runner:
 
 
 def _open(make_trial: MakeTrial, config: dict[str, Any]) -> Trial:
+    # A copy: what a trial does to its configuration must not reach the record.
     returned = make_trial(copy.deepcopy(config))
     trial = returned if isinstance(returned, Trial) else Trial(returned)
     if not callable(trial.sample):
         raise TypeError(
             f"make_trial must return a Trial or a callable, not {type(trial.sample).__name__}"
         )
+    # Facts as the store gives them back, to be compared with those.
     return Trial(trial.sample, json.loads(canonical(trial.facts, "facts")))
 
 

@@ -30,7 +30,8 @@ from torchdp import checks
 J = TypeVar("J")
 A = TypeVar("A")
 Device = torch.device | str
-DEATHS = 2  # of workers in one job, after which it has failed
+# Of workers in one job, after which it has failed: one death may be another program's doing.
+DEATHS = 2
 # of a cluster to all processes: it is for the parent, as Ctrl-C is
 STOPS = (signal.SIGTERM, signal.SIGUSR1)
 DIED = (
@@ -94,6 +95,7 @@ def answers(
         work, torch.get_default_dtype(), torch.get_float32_matmul_precision(), _here_and_now()
     )
     try:
+        # pickle knows functions by name alone; a trial may be a lambda, or stand in a notebook.
         sent = cloudpickle.dumps(order)
     except Exception as error:
         raise TypeError(
@@ -123,7 +125,8 @@ def one_kind(devices: Sequence[Device]) -> list[torch.device]:
     if kinds == {"meta"}:
         raise ValueError("devices must hold data, not be 'meta'")
     if kinds == {"cuda"}:
-        here = torch.cuda.device_count()  # makes no CUDA context
+        # Counting makes no CUDA context here, which would take memory from the workers.
+        here = torch.cuda.device_count()
         found = [torch.device("cuda", device.index or 0) for device in found]
         if max(device.index for device in found) >= here:
             raise ValueError(
@@ -148,6 +151,7 @@ def _here(
             if not jobs.failed(job, error):
                 raise
         else:
+            # Outside of the try: what the reader of the answers throws in is not the job's error.
             yield job, answer
 
 
@@ -160,7 +164,9 @@ class _Process:
         self.replace()
 
     def replace(self) -> None:
-        spawn = multiprocessing.get_context("spawn")  # CUDA does not survive a fork
+        # CUDA does not survive a fork.
+        spawn = multiprocessing.get_context("spawn")
+        # The end that writes stays here: however this process dies, the worker's read then ends.
         theirs, self._lifeline = spawn.Pipe(duplex=False)
         self._executor = ProcessPoolExecutor(1, spawn, _begin, (self._sent, theirs))
 
@@ -169,6 +175,7 @@ class _Process:
 
     def submit(self, job: Any) -> Future[Any]:
         try:
+            # Empty: the process was given the order when it began.
             return self._executor.submit(do, b"", str(self.device), job)
         except BrokenExecutor:  # it was killed between two jobs
             self.replace()
@@ -184,6 +191,7 @@ class _Given:
 
     def __init__(self, executor: Any, device: torch.device, sent: bytes) -> None:
         if hasattr(executor, "get_executor"):  # a client of Dask
+            # Else Dask answers a call with the result of an equal one.
             executor = executor.get_executor(pure=False)
         if not isinstance(executor, Executor):
             raise TypeError(
@@ -233,6 +241,7 @@ def _spread(
             for place in places:
                 under_way = sum(task.place is place for task in busy.values())
                 for _ in range(place.width() - under_way):
+                    # First what a dead worker had: blocks behind it cannot be merged before it.
                     if again:
                         died = again.popleft()
                         task = _Busy(place, died.job, died.deaths)
@@ -248,11 +257,13 @@ def _spread(
                     continue
                 return
             ended = wait(busy, return_when=FIRST_COMPLETED).done
-            for future in [future for future in busy if future in ended]:  # in order
+            # In the order of submission; that of a set differs from run to run.
+            for future in [future for future in busy if future in ended]:
                 task = busy.pop(future)
                 try:
                     answer = future.result()
                 except BrokenExecutor:
+                    # The job is not blamed yet: the system may have chosen this process by chance.
                     task.place.replace()
                     task.deaths += 1
                     if task.deaths < DEATHS:
@@ -293,6 +304,8 @@ def _here_and_now() -> tuple[str, int]:
 
 def _begin(sent: bytes, lifeline: Connection) -> None:
     """A process of our own begins: it keeps the order, and ends with its parent's pipe."""
+    # A terminal sends Ctrl-C to all processes of a group: the parent decides, and its pipe ends
+    # this one.
     for number in (signal.SIGINT, *STOPS):
         signal.signal(number, signal.SIG_IGN)
     _held.given = sent
@@ -302,6 +315,7 @@ def _begin(sent: bytes, lifeline: Connection) -> None:
 def _end_with_parent(lifeline: Connection) -> None:
     with suppress(EOFError, OSError):
         lifeline.recv_bytes()
+    # Not by an exception, which no computation of the main thread would notice.
     os._exit(1)
 
 
@@ -310,8 +324,10 @@ def do(sent: bytes, device_name: str, job: Any) -> Any:
     device = torch.device(device_name)
     try:
         return _opened(sent or _held.given, device).work(job, device)
+    # sys.exit in a trial would end the worker as if the system had killed it.
     except (Exception, SystemExit) as error:
         known = (TypeError, ValueError, OSError, MemoryError)
+        # A class of the script's own may not unpickle in the parent.
         kind = next((kind for kind in known if isinstance(error, kind)), RuntimeError)
         text = str(error) if type(error) is kind else f"{type(error).__name__}: {error}"
         where = f"on {device}" if str(job) in text else f"{job}, on {device}"
@@ -321,7 +337,8 @@ def do(sent: bytes, device_name: str, job: Any) -> Any:
 def _opened(sent: bytes, device: torch.device) -> _Order:
     """The order, opened once in each thread."""
     if getattr(_held, "sent", None) != sent:
-        _held.order = None  # two at once might not fit into memory
+        # Two orders at once might not fit into memory.
+        _held.order = None
         order = pickle.loads(sent)
         if order.process != _here_and_now():
             # or the last bits of some operations would depend on the number of workers
@@ -331,6 +348,7 @@ def _opened(sent: bytes, device: torch.device) -> _Order:
         if device.type == "cuda":
             torch.cuda.set_device(device)
         _held.order = order
+        # Last: an order that failed to open does not count as open.
         _held.sent = sent
     opened: _Order = _held.order
     return opened

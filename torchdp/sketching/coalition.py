@@ -40,6 +40,7 @@ class AdaptiveCoalition:
     @property
     def missing(self) -> int:
         """t' = corrupt + absent."""
+        # Outside of a session nobody is known to speak for several clients: None counts as 0.
         return (self.corrupt or 0) + self.absent
 
     def honest(self, sketch: Sketch) -> Tensor:
@@ -55,7 +56,10 @@ class AdaptiveCoalition:
                 f"not {self.missing}"
             )
         counts = sketch.counts()
+        # A client's rows are distinct over the copies, so that it has at most one pair in each row:
+        # t' clients take at most t' pairs away from a row.
         honest = (counts - self.missing).clamp_min(0)
+        # The coalition may know all the noise of such a row, and subtract it.
         if bool(((counts > 0) & (honest == 0)).any()):
             raise ValueError(
                 "some used row of the sketch may have no honest client: take fewer rows, "
@@ -65,6 +69,9 @@ class AdaptiveCoalition:
 
     def exact(self, sketch: Sketch) -> bool:
         """Whether some coalition of this kind attains the bounds."""
+        # With one copy the coalition can sit in the row of the client it is after, and leaves h_j
+        # there. With several, each row of that client would have to lose t' clients, always the
+        # same ones.
         return self.missing == 0 or checks.instance("sketch", sketch, Sketch).copies == 1
 
 

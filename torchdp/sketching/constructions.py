@@ -22,8 +22,11 @@ def osnap(clients: int, height: int, copies: int, *, generator: torch.Generator)
     for c in range(s):  # Floyd (1987): a uniform subset, one random number for each member
         last = m - s + c
         pick = torch.randint(last + 1, (n,), generator=generator, device=device)
+        # ``last`` is above all earlier picks, so it is free wherever ``pick`` is not.
         taken = (rows[:c] == pick).any(0)
         rows[c] = torch.where(taken, last, pick)
+    # Floyd's picks are not uniform one by one: the last one is m - 1 with probability s/m. In
+    # random order the row of every copy is.
     order = torch.rand(s, n, generator=generator, device=device).argsort(0)
     return Sketch(rows.gather(0, order), _signs(s, n, generator), m)
 
@@ -42,7 +45,10 @@ def balanced_osnap(clients: int, height: int, copies: int, *, generator: torch.G
         raise ValueError(f"height must be a multiple of copies = {s}, such as {m - m % s}, not {m}")
     block = m // s
     device = checks.random_source(generator).device
+    # In float32, which has 24 random bits, keys of 10^5 clients would tie, and ties are not
+    # shuffled.
     keys = torch.rand(s, n, generator=generator, dtype=torch.float64, device=device)
+    # Copy c owns the c-th block of rows, so that a client's rows are distinct by construction.
     first = torch.arange(s, device=device)[:, None] * block
     return Sketch(keys.argsort(1) % block + first, _signs(s, n, generator), m)
 

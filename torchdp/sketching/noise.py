@@ -22,6 +22,7 @@ from torchdp.privacy import Guarantee, Model, Neighbours, gaussian_guarantee, ga
 from torchdp.sketching.coalition import EVERYBODY, AdaptiveCoalition
 from torchdp.sketching.sketch import Sketch
 
+# Replacement, since the sketch is drawn for n clients: n is public.
 KIND = Model.LINEAR_TRANSFORM, Neighbours.REPLACE_ONE
 
 
@@ -84,6 +85,7 @@ class GaussianNoise(DivisibleNoise):
     sigma: Tensor | float
 
     def __post_init__(self) -> None:
+        # A copy: whoever changed sigma afterwards would move a guarantee that was given.
         checks.own(self)
         if isinstance(self.sigma, Tensor):
             sigma = checks.floating("sigma", self.sigma).double()
@@ -116,16 +118,21 @@ class GaussianNoise(DivisibleNoise):
         Source: mu_i^2 = 4 B^2 sum_c 1/(h_j sigma_j^2) = mu*^2 for every client.
         """
         honest = checks.instance("coalition", coalition, AdaptiveCoalition).honest(sketch)
+        # With sigma_j in proportion to h_j^-1/2 all h_j sigma_j^2 are one number, so that every
+        # client has the same mu_i, and none has more noise than it needs.
         shape = honest.clamp_min(1).double().rsqrt()
+        # Rows of norm up to B are at most 2 B apart, which a_i' = -a_i attains.
         distance = 2 * checks.squarable("bound", bound) * _distance(sketch, honest, shape)
         return GaussianNoise(gaussian_sigma(epsilon, delta, distance) * shape)
 
     def sums_of(self, sketch: Sketch, shape: tuple[int, ...], draws: Draws) -> Tensor:
+        # All c_j pairs add noise to the sum; that fewer are relied on is the guarantee's business.
         deviations = sketch.counts().sqrt() * self._rows(sketch)
         return draws.normal(shape) * deviations[:, None]
 
     def variance(self, sketch: Sketch) -> Tensor:
         checks.instance("sketch", sketch, Sketch)
+        # The release is the sums over sqrt(s).
         return sketch.counts() * self._rows(sketch) ** 2 / sketch.copies
 
     def guarantee(
@@ -140,7 +147,10 @@ class GaussianNoise(DivisibleNoise):
         honest = checks.instance("coalition", coalition, AdaptiveCoalition).honest(sketch)
         sigma = self._rows(sketch)
         distance = 2 * checks.squarable("bound", bound) * _distance(sketch, honest, sigma)
+        # The distance is in standard deviations of the noise: sigma is 1.
         promise = gaussian_guarantee(1.0, delta, distance, *KIND)
+        # The Gaussian tradeoff is exact, but no coalition may reach the counts h_j in all rows at
+        # once.
         return replace(promise, exact=promise.exact and coalition.exact(sketch))
 
     def _rows(self, sketch: Sketch) -> Tensor:
@@ -155,14 +165,17 @@ def _distance(sketch: Sketch, honest: Tensor, sigma: Tensor) -> float:
 
     In deviations, of clients' rows that are 1 apart. honest, sigma: (m,).
     """
+    # An empty row has h_j = 0 and nobody whom it could betray: its infinite loss is taken out.
     loss = torch.where(sketch.counts() > 0, 1 / (honest * sigma.square()), 0.0)
+    # Where all clients have the same column, as in a plain sum, kinds is that one column.
     return math.sqrt(float(loss[sketch.kinds].sum(0).max()))
 
 
 @dataclass(frozen=True, eq=False)
 class LaplaceNoise(DivisibleNoise):
-    """Gamma(1/parts_j, scale) - Gamma(1/parts_j, scale) in each entry: parts_j of them make a
-    Laplace(scale).
+    """Gamma(1/parts_j, scale) - Gamma(1/parts_j, scale) in each entry.
+
+    parts_j of them make a Laplace(scale).
 
     scale: b. parts: (m,), the honest (client, copy) pairs that a row holds at least. Raises
     ValueError, TypeError.
@@ -188,26 +201,29 @@ class LaplaceNoise(DivisibleNoise):
     def calibrated(
         sketch: Sketch, bound: float, *, epsilon: float, coalition: AdaptiveCoalition = EVERYBODY
     ) -> "LaplaceNoise":
-        """Scale 2 s B_1/epsilon in each row; an entry of the release has variance 8 s
-        B_1^2/epsilon^2.
+        """Scale 2 s B_1/epsilon in each row.
 
-        bound: B_1, the largest l_1 norm of a client's row. One copy is best. Raises ValueError,
-        TypeError.
+        An entry of the release has variance 8 s B_1^2/epsilon^2. bound: B_1, the largest l_1 norm
+        of a client's row. One copy is best. Raises ValueError, TypeError.
 
         Guarantees: pure epsilon, exactly.
         """
         honest = checks.instance("coalition", coalition, AdaptiveCoalition).honest(sketch)
         sensitivity = 2 * sketch.copies * checks.squarable("bound", bound)
         scale = sensitivity / checks.squarable("epsilon", epsilon)
+        # An empty row has no pairs and gets no noise: 1 only keeps the division of its 0 pairs
+        # defined.
         return LaplaceNoise(scale, honest.clamp_min(1))
 
     def sums_of(self, sketch: Sketch, shape: tuple[int, ...], draws: Draws) -> Tensor:
+        # Gamma laws of one scale add up: c_j shares of Gamma(1/parts_j) are Gamma(c_j/parts_j).
         shares = sketch.counts() / _row_parts(self.parts, sketch)
         first, second = draws.gamma(shares[:, None].expand(2, *shape))
         return self.scale * (first - second)
 
     def variance(self, sketch: Sketch) -> Tensor:
         checks.instance("sketch", sketch, Sketch)
+        # A row holds c_j/parts_j Laplaces, each of variance 2 b^2.
         wholes = 2 * self.scale**2 * sketch.counts() / _row_parts(self.parts, sketch)
         return wholes / sketch.copies
 
@@ -217,6 +233,8 @@ class LaplaceNoise(DivisibleNoise):
         """What S A plus this noise promises to each honest client. Raises TypeError, ValueError."""
         honest = checks.instance("coalition", coalition, AdaptiveCoalition).honest(sketch)
         epsilon = 2 * sketch.copies * checks.squarable("bound", bound) / self.scale
+        # Less than one Laplace, the share k < 1, has tails x^(k - 1) exp(-x/b), whose ratios exceed
+        # exp(2 B_1/b): no such epsilon holds.
         too_few = _row_parts(self.parts, sketch) > honest
         if bool(too_few[sketch.counts() > 0].any()):
             raise ValueError(

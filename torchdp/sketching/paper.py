@@ -86,6 +86,7 @@ def laplace_noise(
     m = checks.instance("sketch", sketch, Sketch).height
     if sketch.copies != m:
         raise ValueError(f"the sketch must be dense, copies = height = {m}, not {sketch.copies}")
+    # As printed; in truth each row of a dense sketch holds all n clients, m times as many.
     each_row = sketch.clients / m
     honest = each_row - checks.integer("corrupt", corrupt, 0)
     if honest < 1:
@@ -106,5 +107,6 @@ def experiment_noise(sketch: Sketch, *, epsilon: float, delta: float) -> Gaussia
     epsilon = checks.squarable("epsilon", epsilon)
     delta = checks.fraction("delta", delta)
     clients = checks.instance("sketch", sketch, Sketch).clients
+    # The textbook's variance at sensitivity 1, over n clients.
     variance = 2 * math.log(1.25 / delta) / (epsilon**2 * clients)
     return GaussianNoise(math.sqrt(variance))

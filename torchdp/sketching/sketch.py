@@ -43,9 +43,13 @@ class Sketch(Brief):
         if rows.stride(1) == signs.stride(1) == 0:
             rows = rows[:, :1]
             signs = signs[:, :1]
+        # Copied before it is checked: a tensor that its owner changes later would undo the checks,
+        # and the calibrations that have read it.
         rows = checks.indices("rows", rows.clone(), self.height)
         if not (signs.abs() == 1).all():
             raise ValueError("signs must hold +1 and -1 alone")
+        # A client twice in one row would move it twice as far, and calibrations count each pair
+        # alone.
         if (rows.sort(0).values.diff(dim=0) == 0).any():
             raise ValueError("rows must be distinct over the copies of one client")
         object.__setattr__(self, "rows", rows.expand(shape))
@@ -74,6 +78,7 @@ class Sketch(Brief):
     def _counts(self) -> Tensor:
         kinds = self.kinds
         clients_of_a_kind = self.clients // kinds.shape[1]
+        # Where one column is stored, it stands for all n clients.
         return torch.bincount(kinds.flatten(), minlength=self.height) * clients_of_a_kind
 
     @property
@@ -102,6 +107,7 @@ class Sketch(Brief):
             )
         # clients of sign + go into the first m rows of a table, the others below
         table = values.new_zeros(*values.shape[:-2], 2 * self.height, values.shape[-1])
+        # One copy at a time: all of them together would hold s n d numbers.
         for slots in self._slots:
             table.index_add_(-2, slots, values)
         positive, negative = table.chunk(2, -2)
