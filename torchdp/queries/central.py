@@ -197,6 +197,8 @@ class CentralLaplace(FactoredProtocol, CuratorProtocol[Tensor]):
         # What events gain by a distance in variation on either side of the inequality.
         cost = (1 + math.exp(self.epsilon)) * variation
         if cost >= 0.5:
+            # At so large an epsilon nothing is known of the integers drawn: the promise is one of
+            # real numbers, as its arithmetic says.
             return pure
         return pure.rounded(variation, cost * (1 + 1e-6))
 

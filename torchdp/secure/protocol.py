@@ -163,7 +163,7 @@ class SecureSketch(SecureSums):
     def _noise(self, ring: Ring) -> tuple[list[float], float]:
         """A client's sigma in these rows on this grid, and the error in it.
 
-        The sigma of real numbers, where its error costs 2^-41 of delta at most and it is less than
+        The sigma of real numbers, where its error costs 2^-42 of delta at most and it is less than
         ``grid_sigma``, which has none.
         """
         step = 1 / ring.scale
