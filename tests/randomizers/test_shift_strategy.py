@@ -10,6 +10,7 @@ from channels import channel, spent_by
 from laws import generator
 
 from torchdp import workloads
+from torchdp.noise import SeededNoise
 from torchdp.randomizers import ShiftStrategy, StrategyMatrix, SubsetSelection, strategy_lower_bound
 from torchdp.randomizers.alphabet.translates import flips
 from torchdp.randomness import keyed_generator
@@ -121,6 +122,17 @@ def test_a_torus_is_a_circle_of_places():
     torch.testing.assert_close(
         torch.tensor([[float(c) for c in law] for law in exact]).mT.double(), Q
     )
+
+
+def test_messages_of_a_grid_follow_its_chances():
+    """Outputs of the users of each type beside its row of the table, as z-scores."""
+    users = 20_000
+    for x in range(6):
+        messages = GRID.randomize(torch.full((users,), x), noise=SeededNoise(x))
+        counts = messages.bincount(minlength=GRID.outputs)
+        chances = GRID.laws(torch.tensor([x]))[0]
+        z = (counts - users * chances) / (users * chances * (1 - chances)).sqrt()
+        assert float(z.abs().max()) < 4.5
 
 
 def test_tuned_for_a_grid_is_nearer_the_bound_than_on_a_line():
