@@ -85,7 +85,6 @@ def test_intervals_of_what_is_chosen_hold_near_a_forms_stationary_point(
     assert coverage(interval(found.value, normal, 0.95), protocol.exact(counts)) < 0.89  # control
 
 
-@pytest.mark.slow
 def test_intervals_of_ratios_hold_there_too():
     """Fieller's, of the plug-in variance, held 0.79 of the truths."""
     kernels = (torch.tensor(each).double() for each in (STATIONARY, [[1.0, 0.9], [0.9, 1.0]]))
