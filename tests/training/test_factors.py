@@ -309,6 +309,20 @@ def test_guarantee_terms_that_cancel_keep_the_bound():
     assert float((total - others).double().norm()) <= 1 + 1e-6
 
 
+def test_guarantee_several_terms_that_cancel_are_added_up_in_float64():
+    """The sum is 2^-18 of its terms, of which float32 leaves six bits."""
+    half = torch.randn(1, 4, 64, generator=keyed_generator(b"terms"))
+    words = torch.cat([half, half * (1 + 2.0**-18)], 1)
+    sizes = torch.cat([torch.ones(1, 4), -torch.ones(1, 4)], 1)
+    x = {"words": words, "sizes": sizes}
+    net = Scaled()
+    total = clip_and_sum(net, lambda out, y: out, x, torch.zeros(1), 1e-6, routes=("factors",))
+    exact = (words.double() * sizes[..., None]).sum(1)
+    weight = total[: net.inner.weight.numel()].view_as(net.inner.weight).double()
+    direction = exact.expand_as(weight) / exact.expand_as(weight).norm()
+    torch.testing.assert_close(weight / weight.norm(), direction, rtol=0, atol=1e-5)
+
+
 def test_guarantee_norms_are_never_too_small_and_close_where_little_cancels():
     g = keyed_generator(b"norms")
     for terms in (1, 2, 5):
