@@ -2,7 +2,7 @@
 ``python docs/mechanisms.py``.
 
 A row for each protocol of each entry of the battery (``tests/contract.py``), and for each other
-public name whose docstring has a ``Guarantees:`` line, with the tests of its room that are named
+public name whose docstring has a ``Guarantees:`` line, with the tests of its package that are named
 for a guarantee and reach that name.
 """
 

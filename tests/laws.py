@@ -123,7 +123,7 @@ def overlap(one: Any, two: Any, room: float = 1e-12) -> bool:
 
 
 def one_law(one: Tensor, two: Tensor, axes: int = 3) -> bool:
-    """Do the rows of (a, ...) and (b, ...) come from one law? Along random axes and the first two
+    """Do the rows of (a, ...) and (b, ...) come from one distribution? Along random axes and the first two
     entries.
     """
     one = one.double().reshape(len(one), -1)

@@ -1,4 +1,4 @@
-"""Who errs least? What ``choose`` returns beside our other candidates, published methods and lower
+"""Which error is lowest? What ``choose`` returns beside our other candidates, published methods and lower
 bounds.
 
 Papers: Kairouz, Oh, Viswanath (2014); Wang, Blocki, Li, Jha (2017); Ye, Barg (2018); Acharya, Sun,

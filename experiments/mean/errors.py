@@ -11,7 +11,7 @@ costs (e - 1)^{1/2} =
     GaussianMean.tuned: in no row does another shape err less, beyond a thousandth. Measured /
     predicted is 1 within 0.03. Pure noise of an ellipsoid: at epsilon = 1, 2.3 to 3.2 times its
     lower bound. CoinPress (Biswas, Dong, Kamath, Ullman 2020), of as many users for each point,
-    told the ball around the domain and the points' largest deviation, errs more than the default in
+    told the ball around the domain and the points' largest deviation, has more error than the default in
     every row (``over_default``).
 Output: results/mean/errors/errors.csv, boxes.csv, pure.csv, coinpress.csv, errors.png; printed:
     ``experiments/bench/means_cpu.txt``.

@@ -10,8 +10,8 @@ repeated to 20,000 and
 Command:  python experiments/regression/contest.py
 Expected: mean phi of ``runs`` releases, delta = 1e-6, lambda = 10. "chosen" is what
 ``choose_regression`` puts first
-    for the table's own moments; in no row it errs more than AdaSSP (a curator's, with the same
-    rows) or SSP. Where noise hides everything that is a sketch, whose solution is 0 for all that it
+    for the table's own moments; in no row its error exceeds that of AdaSSP (a curator's, with the
+    same rows) or SSP. Where noise hides everything that is a sketch, whose solution is 0 for all that it
     shows: "zero" is phi(0).
 Output: results/regression/contest/contest.csv; printed: ``experiments/bench/regression_cpu.txt``.
 Artifact: Wang (2018) | Algorithm 2

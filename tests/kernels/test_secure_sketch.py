@@ -94,7 +94,7 @@ def by_hand(key, entry, unit):
 )
 def test_guarantee_noise_is_rounded_without_error(unit, monkeypatch):
     """Floats that decide, and every entry in doubt, against arithmetic of 90 digits; the bound
-    holds with room.
+    holds with a margin.
     """
     key = new_key(5)
     n = 400

@@ -1,6 +1,4 @@
-"""Moment tensors and covariance: what one user moves, the law of the noise, no bias, and the biased
-projection.
-"""
+"""Moment tensors and covariance: what one user moves, the noise, no bias, the biased projection."""
 
 import math
 

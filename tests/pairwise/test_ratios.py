@@ -93,7 +93,7 @@ def test_mann_whitney_is_that_of_scipy_where_there_is_no_noise(tmp_path):
 
 
 def test_mann_whitney_keeps_its_level_and_sees_a_difference():
-    """Users drawn anew each time, from one law or from two."""
+    """Users drawn anew each time, from one distribution or from two."""
     protocol = responses(pairwise.auc(4), 2.0)
     generator, p_values = keyed_generator(b"level"), {}
     for name, runs, shift in (("one law", 80, [1, 1, 1, 1]), ("two laws", 15, [1, 2, 3, 4])):

@@ -12,7 +12,7 @@ SIZE = 400
 
 
 def share(protocol):
-    """The law of the noise messages of one user."""
+    """The distribution of the noise messages of one user."""
     return stats.poisson(protocol.mean / protocol.users).pmf(np.arange(SIZE))
 
 
