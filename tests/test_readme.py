@@ -91,7 +91,9 @@ TOLD = {  # pages whose blocks follow one another: what all of them print
     r"1713 users, beta = 0\.01[^\n]*0\.20\d+\n2303 users[^\n]*0\.46\d+\n"
     r"Lemma 3\.3[^\n]* 0\.00336\d* [\s\S]*true epsilon 0\.5403\d* for 0\.5\n[^\n]* 689\d+\.\d+\n[\s\S]*argument -"
     r"[\s\S]*p is d\^4 alpha\^-6\n3 1 100 100000 24\.024\n[\s\S]* 80\.016\n[\s\S]*"
-    r"mean 1/2 of 1\n[\s\S]*: 3 3\nepsilon_0 [^\n]* 0\.98925\d+\n",
+    r"mean 1/2 of 1\n[\s\S]*: 3 3\nepsilon_0 [^\n]* 0\.98925\d+\n[\s\S]*"
+    r"k = 16 users 400 MSE: public signs 0\.1\d* unary 0\.00\d*\n[^\n]*signs 0\.1\d* unary 0\.[789]\d*\n"
+    r"w\^2 at least 67\.\d+ and r sigma\^2 of noise 649\d\.\d+\n",
     "sums.md": r"tensor\(1\.00\d+,[\s\S]*at most epsilon = 0\.5, delta = 1e-06\ntensor\(\[",
     "relaxation.md": r"tensor\(1\.70[\s\S]*median 0\.0[1-4]\d* 0\.0[5-9]\d*\n[\s\S]*1329336000 tensor\(1771\.31[\s\S]*"
     r"torch\.Size\(\[2, 8\]\) \d+\.\d+\n",
