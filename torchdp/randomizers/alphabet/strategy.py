@@ -336,7 +336,8 @@ class StrategyMatrix(StrategyOracle):
         k = W.shape[1]
         outputs = checks.integer("outputs", 4 * k if outputs is None else outputs, 2 * k)
         checks.fits("outputs", outputs, k)
-        usual = USUAL_STEPS if _is_small(W) else FEW_STEPS
+        small = _is_small(W)
+        usual = USUAL_STEPS if small else FEW_STEPS
         steps = checks.integer("steps", usual if steps is None else steps, 0)
         checks.instance("objective", objective, Objective)
         generator = checks.random_source(generator, W.device)
@@ -349,7 +350,7 @@ class StrategyMatrix(StrategyOracle):
         root = gram_root(W)
         # For the worst type each descent would sharpen its smooth maximum anew.
         descents = 1 if prior is None else DESCENTS
-        for logits in _starts(W, epsilon, outputs, generator):
+        for logits in _starts(W, epsilon, outputs, small, generator):
             even = torch.full_like(logits, 1 / len(logits))
             module = LearnedStrategy(even, epsilon)
             module.logits.data = logits
@@ -516,10 +517,10 @@ class StrategyMatrix(StrategyOracle):
         return self.answers(tally, self.identity)
 
 
-def _starts(W: Tensor, epsilon: float, outputs: int, generator: torch.Generator) -> list[Tensor]:
+def _starts(
+    W: Tensor, epsilon: float, outputs: int, small: bool, generator: torch.Generator
+) -> list[Tensor]:
     """Logits of rows where the descents for W begin, (outputs at most, k) each."""
-    k = W.shape[1]
-    small = _is_small(W)
     starts = []
     if not small:
         rows = ShiftStrategy.tuned(W, epsilon, generator=generator).rows[:outputs]
@@ -527,7 +528,7 @@ def _starts(W: Tensor, epsilon: float, outputs: int, generator: torch.Generator)
         noise = torch.randn(rows.shape, dtype=W.dtype, device=W.device, generator=generator)
         starts.append(5 * rows.double() - 2.5 + 0.2 * noise)
     if small or epsilon > SHARP:
-        starts.append(random_subsets(k, outputs, epsilon, generator))
+        starts.append(random_subsets(W.shape[1], outputs, epsilon, generator))
     return starts
 
 
