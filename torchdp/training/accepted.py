@@ -42,10 +42,6 @@ FAR = 1e3
 MOVES = 2.0**-7
 MOVES_HALF = torch.finfo(torch.bfloat16).eps ** 0.5
 
-# Numbers of examples that are no multiple of one another: where n divides none of the sizes that a
-# pass has made, a dimension that n divides is the batch's.
-PRIMES = (5, 7, 11, 13, 17, 19, 23, 29, 31, 37, 41, 43, 47)
-
 # Not torch's or Python's seeded ones: a module must not know which examples are looked at.
 SYSTEM = random.SystemRandom()
 
@@ -70,13 +66,6 @@ class Beside:
             sources[place] = rows[i % len(rows)]
         return Beside([sources[place] for place in range(len(sources))], kept, far)
 
-    @staticmethod
-    def drawn(rows: list[int], n: int) -> "Beside":
-        """At places that are drawn, each second copy far; len(rows) < n."""
-        order = SYSTEM.sample(range(n), n)
-        count = len(rows)
-        return Beside.of(rows, order[:count], order[count:], order[count::2])
-
     def batch(self, x: Inputs, factor: float) -> Inputs:
         """What is at each place; far away by ``factor``."""
 
@@ -94,14 +83,6 @@ def factors(device: torch.device) -> tuple[float, ...]:
     """By which others are far away; the first one that the module takes counts."""
     # An index out of range would stop a GPU.
     return (FAR, 1.0) if device.type == "cpu" else (1.0,)
-
-
-def prime(n: int, sizes: set[int]) -> int:
-    """A number of examples, about n or FEW, that divides none of these sizes; n if there is none."""
-    for p in PRIMES:
-        if p >= min(n, FEW) and not any(size and size % p == 0 for size in sizes):
-            return p
-    return n
 
 
 def meet(passes: Passes, x: Inputs, n: int) -> Tensor | None:

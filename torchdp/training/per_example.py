@@ -7,7 +7,7 @@ behind in an attribute: an example's gradient would depend on others.
 import math
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager
 from copy import copy
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -20,7 +20,7 @@ from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
 
 from torchdp import checks
 from torchdp.training.factors import Form
-from torchdp.training.record import Means, Refused, Still, traced
+from torchdp.training.record import Means, Program, Refused, Still, traced
 
 Inputs = Tensor | Mapping[str, Tensor]
 DRAWS = "module draws dropout from torch's global generator; pass dropout=, or call .eval() on it"
@@ -98,12 +98,13 @@ class Both(nn.Module):
 class Known:
     """What batches of some shapes have shown.
 
-    Routes that are left, why others are not, and programs that were checked.
+    Routes that are left, why others are not, and programs that were followed.
     """
 
     routes: list[str]
     reasons: list[str] = field(default_factory=list)
-    programs: dict[int, int] = field(default_factory=dict)  # how often each was used
+    programs: set[tuple[int, int]] = field(default_factory=set)  # numbers of examples, and hashes
+    templates: list[Program] = field(default_factory=list)  # in which examples are apart
     inside: bool = False  # the loss is in the module's call
     calls: int = 0  # with several examples
     reached: list[str] | None = None  # parameters that the loss reaches
@@ -289,9 +290,9 @@ class Passes:
 
     @contextmanager
     def plainly(self) -> Iterator[None]:
-        """Without dropout where it has masks, and without autocast."""
-        still = Still() if self.seeded else nullcontext()
-        with still, torch.autocast(self.device.type, enabled=False):
+        """Without draws where examples have their own, and without autocast."""
+        still = Still(plain=True)
+        with still, masks(None, self.device), torch.autocast(self.device.type, enabled=False):
             yield
 
     def value(self, x: Inputs, y: Tensor, seed: int) -> tuple[Tensor, list[str]]:

@@ -9,7 +9,7 @@ import inspect
 import sys
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -29,6 +29,8 @@ MEANS = (
 )
 MIXES = "module mixes examples by batch normalisation; use GroupNorm, or call .eval() on it"
 DROPS = {F.dropout, F.dropout1d, F.dropout2d, F.dropout3d, F.alpha_dropout, F.feature_alpha_dropout}
+DRAWN = {torch.rand, torch.randn, torch.rand_like, torch.randn_like, torch.normal}
+DRAWN |= {Tensor.normal_, Tensor.uniform_, Tensor.exponential_}
 CONVOLUTION = ("input", "weight", "bias", "stride", "padding", "dilation", "groups")
 
 # Of functions whose signature Python does not know.
@@ -181,14 +183,29 @@ class Means(Watching):
 
 
 class Still(Watching):
-    """Dropout is off, whatever flags say."""
+    """Dropout is off, whatever flags say; what else is drawn is 0.
+
+    plain: whether autocast is off, too, also what the module has switched on itself.
+    """
+
+    def __init__(self, plain: bool = False) -> None:
+        super().__init__()
+        self.plain = plain
 
     def called(self, call: Call) -> Any:
         if call.func in DROPS:
             return call.named()["input"]
         if call.func is F.scaled_dot_product_attention:
-            return call.func(**call.named() | {"dropout_p": 0.0})
-        return call.run()
+            call = Call(call.func, (), call.named() | {"dropout_p": 0.0})
+        out = self._run(call)
+        return out.detach().zero_() if call.func in DRAWN else out
+
+    def _run(self, call: Call) -> Any:
+        kinds = {t.device.type for t in tensors(call)} if self.plain else ()
+        with ExitStack() as stack:
+            for kind in kinds:
+                stack.enter_context(torch.autocast(kind, enabled=False))
+            return call.run()
 
 
 @dataclass(frozen=True)
@@ -203,6 +220,22 @@ class Claim:
     form: Callable[[Tensor], Form]
 
 
+class Program(NamedTuple):
+    """Operations of a pass of n examples, where n divides no number that does not count them."""
+
+    n: int
+    steps: list[Any]
+
+    def at(self, n: int) -> list[Any]:
+        """Those of a pass of another number of examples."""
+        return [self._scaled(step, n) for step in self.steps]
+
+    def _scaled(self, value: Any, n: int) -> Any:
+        if isinstance(value, tuple):
+            return tuple(self._scaled(part, n) for part in value)
+        return value // self.n * n if type(value) is int and value % self.n == 0 else value
+
+
 Rule = Callable[["Record", Call], Any]
 
 
@@ -212,8 +245,7 @@ class Record(Watching):
     Where they meet in a call with a rule, a leaf stands in for the parameter, so that no path to
     the parameter is left, and the use is claimed. A use without a rule keeps its path, and the
     parameter then has a gradient of its own: none is left out. Python does not read data: bool() of
-    it is always False, other ways raise :class:`Untaken`, as does a number that several examples'
-    numbers were made into, for instance a maximum over the batch.
+    it is always False, other ways raise :class:`Untaken`.
 
     Args:
         parameters: the leaves.
@@ -221,17 +253,25 @@ class Record(Watching):
         rules: by function.
         inside: whether the module's call has the loss in it, whose means are taken for each
             example.
+        apart: where the pass is followed (:class:`~torchdp.training.track.Track`), whether
+            dimension 0 of a tensor has each example's own part.
     """
 
     def __init__(
-        self, parameters: Mapping[str, Tensor], n: int, rules: Mapping[Any, Rule], inside: bool
+        self,
+        parameters: Mapping[str, Tensor],
+        n: int,
+        rules: Mapping[Any, Rule],
+        inside: bool,
+        apart: Callable[[Tensor], bool] | None = None,
     ) -> None:
         super().__init__()
         self.n = n
         self.rules = rules
         self.inside = inside
+        self.apart = apart
         self.claims: list[Claim] = []
-        self.program: list[Any] = [n == 1]
+        self.program: list[Any] = []
         self.reduced = False  # whether the loss was seen inside of the module
         self.asked = False  # whether Python asked for bool() of data
         self.sizes = set[int]()  # of tensors of data
@@ -258,6 +298,8 @@ class Record(Watching):
         """Whether dimension 0 has each example's part in order; rows: one row for each."""
         if not self.of_data(x) or x.ndim == 0 or len(x) == 0:
             return False
+        if self.apart is not None and not self.apart(x):
+            return False
         return len(x) == self.n if rows else len(x) % self.n == 0
 
     def alias(self, source: Any) -> Any:
@@ -271,9 +313,15 @@ class Record(Watching):
 
     def keep(self, x: Tensor) -> Tensor:
         """An input that a claim needs later; :meth:`finished` sees whether it was written over."""
+        self.own(x)
         x = x.detach()
         self._held.append((x, x._version))
         return x
+
+    def own(self, x: Tensor) -> None:
+        """Raises Untaken where a part of a gradient is seen to be of several examples."""
+        if self.apart is not None and not self.apart(x):
+            raise Untaken("examples meet")
 
     def claim(self, source: Any, out: Tensor, form: Callable[[Tensor], Form]) -> None:
         """Claims the use where ``source`` is of parameters.
@@ -283,10 +331,11 @@ class Record(Watching):
         if self.of_weights(source) and source.requires_grad and out.requires_grad:
             at = out if out.is_leaf else get_gradient_edge(out)
             self.claims.append(Claim(source, at, form))
+            self.program.append(form.__code__)
 
     def functions(self) -> list[Any]:
         """The program without its numbers, which are others in another precision."""
-        return [call[0] for call in self.program[1:]]
+        return [step[0] for step in self.program if isinstance(step, tuple)]
 
     def finished(self) -> None:
         """Raises Untaken where a kept input is not what it was."""
@@ -373,18 +422,13 @@ class Record(Watching):
                 )
 
     def _made(self, t: Tensor, kind: str | None, call: Call) -> Any:
-        """Marks what a call has made; its shape, for the program.
-
-        Raises Untaken where examples' numbers are made into one.
-        """
+        """Marks what a call has made; its shape, for the program."""
         if kind is DATA:
             self.sizes.update(t.shape)
         if kind is DATA and t.is_floating_point():
             self.coarsest = max(self.coarsest, torch.finfo(t.dtype).eps)
-            counts_examples = any(size and size % self.n == 0 for size in t.shape)
-            if self.n > 1 and t.numel() and not counts_examples:
-                reason = Inside if call.func is F.cross_entropy else Untaken
-                raise reason(f"{call.name} makes one number of several examples'")
+            if call.func is F.cross_entropy and not t.ndim and self.n > 1:
+                raise Inside("the loss is in the module's call")
         if kind is not None and (kind is not WEIGHTS or t.requires_grad):
             self._mark(t, kind)
         return self._numbers(tuple(t.shape))
@@ -394,20 +438,19 @@ class Record(Watching):
 
     def _kind(self, t: Any) -> str | None:
         mark = getattr(t, "_torchdp", None)
-        return mark[1] if mark is not None and mark[0] is self._own else None
+        if mark is None:
+            return None
+        if mark[0] is not self._own and mark[1] is DATA:
+            raise Untaken("a tensor of another pass is kept")
+        return mark[1] if mark[0] is self._own else None
 
     def _numbers(self, value: Any) -> Any:
-        """A call's arguments but for the tensors' numbers.
-
-        Whole numbers that n divides are counted in n: the program is one for every n.
-        """
+        """A call's arguments but for the tensors' numbers."""
         if isinstance(value, Tensor):
-            return ("tensor", value._torchdp[2]) if self._kind(value) else "tensor"  # type: ignore[attr-defined]
+            return ("tensor", str(value._torchdp[2])) if self._kind(value) else "tensor"  # type: ignore[attr-defined]
         if isinstance(value, tuple | list):
             return tuple(self._numbers(part) for part in value)
         if isinstance(value, slice):
             return self._numbers(("slice", value.start, value.stop, value.step))
-        if type(value) is int and value and self.n > 1 and value % self.n == 0:
-            return "n", value // self.n
         plain = isinstance(value, int | float | str | type(None) | torch.dtype)
         return (type(value), value) if plain else type(value)

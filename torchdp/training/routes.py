@@ -5,7 +5,7 @@ In one pass of the batch, uses of parameters recorded, and each new program chec
 """
 
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import torch
@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.func import grad, vmap
 from torch.nn import functional as F
 
-from torchdp.training.accepted import MEETS, SYSTEM, Beside, OwnRules, factors, meet, prime
+from torchdp.training.accepted import SYSTEM, OwnRules
 from torchdp.training.factors import Form, Rows, joined
 from torchdp.training.per_example import (
     DRAWS,
@@ -25,15 +25,16 @@ from torchdp.training.per_example import (
     due,
     flat,
     mapped,
+    masks,
     short,
 )
-from torchdp.training.record import Inside, Record, Refused, Untaken
+from torchdp.training.record import Inside, Program, Record, Refused, Untaken
 from torchdp.training.rules import RULES
+from torchdp.training.track import MOST, Track, prime
 
-# Examples that a new program is checked by; more where Python asked for bool() of data, since rows
-# may answer otherwise than all batches do.
-CHECKED = 3
-CHECKED_ASKED = 12
+# Examples that a program is checked by: what depends on the place in a batch, or on their number,
+# shows there.
+CHECKED = 13
 
 # Of an example's gradient: what a program's may differ by. A factor of the precision that the
 # pass was computed in, and a floor.
@@ -44,25 +45,58 @@ LEAST_TOLERANCE = 1e-9
 def by_factors(passes: Passes, x: Inputs, y: Tensor) -> Gradients:
     """All examples at once.
 
-    What a new program of operations finds is checked against examples alone before its use. And
-    again at its 16th, 32nd, 64th use and so on: parameters that were 0 at first may hide what they
-    multiply.
+    A new program of operations is followed once, which shows that examples are apart in it. What it
+    finds is checked against examples alone: that it is the gradient, and depends neither on places
+    nor on the number of examples.
     """
     gradients, record = recorded(passes, x, y)
-    program = hash(tuple(record.program))
-    uses = passes.known.programs
-    times = uses.get(program, 0)
-    if not due(times):
-        uses[program] = times + 1
+    known = passes.known
+    program = record.n, hash(tuple(record.program))
+    if program in known.programs:
+        if known.calls and due(known.calls):
+            _checked(passes, x, y, gradients, record)
         return gradients
-    if passes.known.calls and record.n > 1:
-        mixed = meet(passes, x, record.n)
-        if mixed is not None and mixed.any():
-            raise ValueError(MEETS)
-    # A program that no example has vouched for is checked again at its next use.
-    if _checked(passes, x, y, gradients, record):
-        uses[program] = times + 1
+    if not any(template.at(record.n) == record.program for template in known.templates):
+        template = _followed(passes, x, y, record)
+        # A program that no example has vouched for is new at its next use.
+        if not _checked(passes, x, y, gradients, record):
+            return gradients
+        if template is not None:
+            known.templates.append(template)
+    known.programs.add(program)
     return gradients
+
+
+def _followed(passes: Passes, x: Inputs, y: Tensor, record: Record) -> Program | None:
+    """Sees that all that gradients are made of is each example's own. Raises Untaken.
+
+    In a pass of so many examples, the batch's over again, that their number divides no size that
+    the batch's pass has made: what the number divides counts examples then, and the program, which
+    is returned, is that of any number. Else in one of as many as the batch's, for which alone it
+    stands.
+    """
+    n = record.n
+    if n == 1:
+        return None
+    reason = Untaken("there are too many examples to follow a pass of this number alone")
+    for count in (prime(n, record.sizes), n):
+        if count > MOST:
+            continue
+        track = Track(count)
+        places = torch.arange(count, device=y.device) % n
+        try:
+            with masks(None, y.device), track.following():
+                batch = mapped(lambda value: track.rows(value[places]), x)
+                _, again = recorded(passes, batch, track.rows(y[places]), track.apart)
+        except Untaken as error:
+            meeting = "" if track.first is None else f"; examples meet in {track.first}"
+            reason = Untaken(f"{error}{meeting}")
+            continue
+        program = Program(count, again.program)
+        if program.at(n) == record.program:
+            return None if count == n else program
+        reason = Untaken("of another number of examples it is another program")
+    raise reason
 
 
 def _checked(passes: Passes, x: Inputs, y: Tensor, gradients: Gradients, record: Record) -> bool:
@@ -90,15 +124,8 @@ def _checked(passes: Passes, x: Inputs, y: Tensor, gradients: Gradients, record:
     if record.coarsest > torch.finfo(torch.float32).eps:
         raise Untaken("it computes in half precision, which is too coarse to be checked")
     tolerance = max(LEAST_TOLERANCE, TOLERANCE * record.coarsest)
-    some = CHECKED_ASKED if record.asked else CHECKED
-    rows = SYSTEM.sample(places, min(some, len(places)))
-    wanted = {i: _one_alone(alone, x, y, i) for i in rows}
-    for i in rows:
-        _hold(gradients, i, wanted[i], tolerance)
-    if record.n > 1:
-        beside, others = _foreign(alone, x, y, rows[: min(CHECKED, record.n - 1)], record)
-        for place in beside.kept:
-            _hold(others, place, wanted[beside.sources[place]], tolerance)
+    for i in SYSTEM.sample(places, min(CHECKED, len(places))):
+        _hold(gradients, i, _one_alone(alone, x, y, i), tolerance)
     return True
 
 
@@ -111,35 +138,6 @@ def _one_alone(passes: Passes, x: Inputs, y: Tensor, i: int) -> dict[str, Tensor
         leaves = list(passes.leaves.values())
         gradients = torch.autograd.grad(total.sum(), leaves, materialize_grads=True)
     return {name: flat(g[None]) for name, g in zip(passes.leaves, gradients, strict=True)}
-
-
-def _foreign(
-    passes: Passes, x: Inputs, y: Tensor, rows: list[int], record: Record
-) -> tuple[Beside, Gradients]:
-    """What a pass finds of a few examples beside foreign ones.
-
-    Their number divides no size that the pass has made: a result of which one dimension is no
-    multiple of it has lost the batch's, where an accident of sizes hides it else. Raises Untaken
-    where it is another program.
-    """
-    reason = Untaken("beside other examples it is another program")
-    # A loop over examples has another program for each number.
-    for n in (prime(record.n, record.sizes), record.n):
-        for factor in factors(y.device):
-            beside = Beside.drawn(rows, n)
-            try:
-                with passes.plainly():
-                    batch = beside.batch(x, factor)
-                    gradients, again = recorded(passes, batch, y[beside.sources])
-            except Untaken as error:
-                reason = error
-                continue
-            if again.functions() == record.functions():
-                return beside, gradients
-            break
-        else:
-            raise reason
-    raise reason
 
 
 def _hold(gradients: Gradients, place: int, wanted: dict[str, Tensor], tolerance: float) -> None:
@@ -157,11 +155,16 @@ def _hold(gradients: Gradients, place: int, wanted: dict[str, Tensor], tolerance
             )
 
 
-def recorded(passes: Passes, x: Inputs, y: Tensor) -> tuple[Gradients, Record]:
-    """What a pass of the batch finds, unchecked, and its record. Raises Untaken."""
+def recorded(
+    passes: Passes, x: Inputs, y: Tensor, apart: Callable[[Tensor], bool] | None = None
+) -> tuple[Gradients, Record]:
+    """What a pass of the batch finds, unchecked, and its record; apart: as of :class:`Record`.
+
+    Raises Untaken.
+    """
     known = passes.known
     # Where the loss is inside of the module is seen by its failing, once for these shapes.
-    record = Record(passes.leaves, len(y), RULES, known.inside)
+    record = Record(passes.leaves, len(y), RULES, known.inside, apart)
     try:
         with passes.unset():
             return _pass(passes, record, x, y), record
@@ -169,7 +172,7 @@ def recorded(passes: Passes, x: Inputs, y: Tensor) -> tuple[Gradients, Record]:
         if known.inside:
             raise
         known.inside = True
-        return recorded(passes, x, y)
+        return recorded(passes, x, y, apart)
     except (Refused, torch.OutOfMemoryError):
         raise
     except Exception as error:  # of whatever kind: the next route shows if it is the module's own
@@ -215,7 +218,10 @@ def _losses(passes: Passes, record: Record, total: Tensor, output: Output, y: Te
         if losses is not None:
             return _Losses(losses, [losses], [torch.ones_like(losses)], {})
     losses, down, rows = _losses_by_vmap(passes, output, y)
-    mixes = passes.mixes(losses, tensors, output, y) if n > 1 else None
+    for g in rows.values():
+        record.own(g)
+    compares = n > 1 and record.apart is None
+    mixes = passes.mixes(losses, tensors, output, y) if compares else None
     return _Losses(losses, live, down, rows, mixes)
 
 
@@ -285,6 +291,7 @@ def _forms(passes: Passes, record: Record, losses: _Losses) -> dict[str, Form]:
     size = 0
     for claim, g in zip(claims, gradients, strict=False):
         if g is not None:
+            record.own(g)
             key = id(claim.source)
             sources[key] = claim.source
             uses.setdefault(key, []).append(claim.form(g))
