@@ -23,18 +23,20 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT / "experiments/papers"))
 from papers_base import LEGEND, Finding, Paper, Part, load  # noqa: E402
 
-PAGE, WHERE, RUNS = (
-    ROOT / "docs/papers.md",
-    ROOT / "docs/papers.csv",
-    ROOT / "experiments/papers/laptop",
-)
+PAGE = ROOT / "docs/papers.md"
+WHERE = ROOT / "docs/papers.csv"
+RESULTS = ROOT / "docs/results.csv"
+RUNS = ROOT / "experiments/papers/laptop"
 NAMES = ("pairwise", "factorization", "gaussian", "sketching", "densities")
 HEAD = """# The five papers, result by result
 
 For each paper two tables. The first has a row for every claim that a program can look at: the
 paper's number or limit, ours with its standard error, and the verdict. The second has a row for
 every figure, table, theorem and algorithm: its code, its test, and what the first table says of it.
-What differs from the paper is in [corrections](corrections.md).
+What differs from the paper is in [corrections](corrections.md), each with its quotation.
+[results.csv](results.csv) has a row for every numbered result, with its own verdict or "not looked at":
+
+{results}
 
 `python3 run.py paper NAME` (`pairwise`, `factorization`, `gaussian`, `sketching`, `densities`) runs
 every script that belongs to a paper and writes the first table, `results/papers/NAME/claims.csv`,
@@ -77,8 +79,8 @@ TAIL = """## Gaps
   embeddings of Wagner. The scripts read them where they are given (`--data`, `--folder`); what is
   looked at here are other tables of UCI, digits, and the test rows of AG News as vectors of the
   paper's model.
-- **Statements that exist without a number to compute**: Edmonds et al., Lemma 29 and Corollary 31; Ghazi et al., the
-  remark on other models and the two open questions.
+- **Not looked at**: what [results.csv](results.csv) says so of, among them Edmonds et al., Lemma
+  29 and Corollary 31, and Ghazi et al., the remark on other models and the two open questions.
 - **Not run**: the bit sums "Pure" of Wagner, Figures 1 and 4 to 8 (their noise and flood are enumerated in
   `tests/experiments/test_bitsums.py`), and there randomized response and the local model at `laptop`; the local and SSP
   curves of Burkhardt et al., Figure 3, for each epsilon.
@@ -245,9 +247,18 @@ def page() -> str:
     parts = (text for name in NAMES for text in section(load(ROOT / "experiments/papers", name)))
     uci, agnews = "\n".join(tables_of_uci()), "\n".join(accuracies())
     legend = "\n".join([titles("verdict, meaning"), *(line(*pair) for pair in LEGEND.items())])
-    return "\n".join(
-        [HEAD.format(legend=legend), *parts, REAL.format(uci=uci, agnews=agnews), TAIL]
-    )
+    head = HEAD.format(legend=legend, results="\n".join(results()))
+    return "\n".join([head, *parts, REAL.format(uci=uci, agnews=agnews), TAIL])
+
+
+def results() -> Iterator[str]:
+    """How many of each paper's numbered results have which verdict of docs/results.csv."""
+    with RESULTS.open(encoding="utf-8") as file:
+        counts = Counter((row["paper"], row["verdict"]) for row in csv.DictReader(file))
+    verdicts = sorted({verdict for _, verdict in counts})
+    yield titles(", ".join(["paper", *verdicts]))
+    for name in NAMES:
+        yield line(name, *(str(counts[name, verdict]) for verdict in verdicts))
 
 
 class Read(Mapping[str, Rows]):

@@ -50,6 +50,9 @@ bound with a constant on those instances: what holds there is not proved by it. 
 
 """
 HEAD += "".join(f"- *{kind}*: {said};\n" for kind, said in KINDS.items())
+COLUMNS = """
+| result | statement | range | instances | worst | limit | failures | verdict | kind |
+|---|---|---|---|---|---|---|---|---|"""
 
 
 @dataclass(frozen=True)
@@ -72,34 +75,29 @@ def measure(config, report):
     for each in chosen(config):
         rows.append(each.run(config.instances, config.seed))
         report.row("theorems", **rows[-1])
-    failing = [row["statement"] for row in rows if row["verdict"] == "fails"]
-    tried = sum(int(str(row["instances"])) for row in rows)
-    report.say(f"\n{len(rows)} statements, {tried} instances, {len(failing)} fail as printed")
+    failing = sum(row["verdict"] == "fails" for row in rows)
+    tried = sum(row["instances"] for row in rows)
+    report.say(f"\n{len(rows)} statements, {tried} instances, {failing} fail as printed")
     if config.page:
         config.page.write_text(page(rows))
 
 
 def page(rows: Sequence[Mapping[str, object]]):
-    titles = "result, statement, range, instances, worst, limit, failures, verdict, kind".split(
-        ", "
-    )
-    lines = [HEAD, "| " + " | ".join(titles) + " |", "|" + "---|" * len(titles)]
+    lines = [HEAD + COLUMNS]
     for row in rows:
         at = f" at {row['where']}" if row["failures"] else ""
-        worst, limit = (f"{float(str(row[name])):.4g}" for name in ("worst", "limit"))
-        said = (
+        cells = (
             f"{row['paper']}: {row['result']}",
             row["statement"],
             row["range"],
             row["instances"],
-            worst + at,
-            limit,
+            f"{row['worst']:.4g}{at}",
+            f"{row['limit']:.4g}",
+            row["failures"],
         )
-        cells = [
-            str(cell).replace("|", "\\|").replace("*", "\\*") for cell in (*said, row["failures"])
-        ]
-        verdict = f"**{row['verdict']}**" if at else str(row["verdict"])
-        lines.append("| " + " | ".join([*cells, verdict, str(row["kind"])]) + " |")
+        escaped = [str(cell).replace("|", "\\|").replace("*", "\\*") for cell in cells]
+        verdict = f"**{row['verdict']}**" if at else row["verdict"]
+        lines.append(f"| {' | '.join(escaped)} | {verdict} | {row['kind']} |")
     return "\n".join(lines) + "\n"
 
 

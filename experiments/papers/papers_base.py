@@ -14,8 +14,17 @@ from torchdp.simulate.report import Rows, read_table
 
 T = TypeVar("T")
 Scale = Literal["smoke", "laptop", "full"]
+# of the paper: the first five; of this package: "holds", "broken", "compared"
 Verdict = Literal[
-    "agrees", "corrected", "beaten", "behind", "differs", "broken", "compared", "not checkable"
+    "agrees",
+    "corrected",
+    "beaten",
+    "behind",
+    "differs",
+    "holds",
+    "broken",
+    "compared",
+    "not checkable",
 ]
 Tables = Mapping[str, Rows]
 SIGMAS = 4.0  # standard errors within which two numbers agree
@@ -23,12 +32,14 @@ SLACK = 1e-3  # relative: of an inequality or a comparison
 # relative: what 4 standard errors may grant; with more, what is wrong would agree as well
 NOISY = 0.25
 LEGEND: Mapping[Verdict, str] = {
-    "agrees": "the number equals the paper's, or the inequality holds, up to what is granted",
+    "agrees": "the number equals the paper's, or its inequality holds, up to what is granted",
     "corrected": "an inequality fails as the paper prints it, at an instance that docs/corrections.md names",
     "beaten": "our error is smaller than that of the paper's method, run here at the same guarantee",
     "behind": "our error is larger than that of the paper's method",
     "differs": "the number is not the paper's: the command ends with 1",
-    "broken": "a promise of this package does not hold: the command ends with 1",
+    "holds": "a promise of this package holds, up to what is granted",
+    "broken": "a promise of this package does not hold, or an inequality of the paper fails that is not known to: "
+    "the command ends with 1",
     "compared": "two numbers of this package, neither of which the paper prints: no verdict on the paper",
     "not checkable": "no number to compute, no data at hand, or 4 standard errors are above a quarter of it",
 }
@@ -54,7 +65,9 @@ class Finding:
     granted: float | None = None
 
     def __post_init__(self):
-        if self.verdict == "agrees" and SIGMAS * (self.error or 0) > NOISY * abs(self.paper or 0):
+        if self.verdict in ("agrees", "holds") and SIGMAS * (self.error or 0) > NOISY * abs(
+            self.paper or 0
+        ):
             object.__setattr__(self, "verdict", "not checkable")
 
     @staticmethod
@@ -67,22 +80,22 @@ class Finding:
 
     @staticmethod
     def at_most(result, claim, measure, limit, ours, error=None):
-        """A promise of this package: agrees where it holds up to a thousandth or 4 standard errors,
-        else broken.
-        """
+        """A promise of this package: holds up to a thousandth or 4 standard errors, else broken."""
         holds = ours <= limit + _margin(limit, error)  # not for nan
         return Finding(
-            result, claim, measure, limit, ours, error, "agrees" if holds else "broken", SLACK
+            result, claim, measure, limit, ours, error, "holds" if holds else "broken", SLACK
         )
 
     @staticmethod
-    def as_printed(result, claim, measure, limit, ours, error=None):
-        """An inequality of the paper: agrees where it holds, else corrected, as docs/corrections.md
-        explains.
+    def as_printed(result, claim, measure, limit, ours, error=None, known=True):
+        """An inequality of the paper: agrees where it holds, else corrected.
+
+        known: whether docs/corrections.md explains how it fails; else its failure is our mistake.
         """
         found = Finding.at_most(result, claim, measure, limit, ours, error)
         fails = "differs" if math.isnan(ours) else "corrected"
-        return replace(found, verdict=fails) if found.verdict == "broken" else found
+        verdicts = {"holds": "agrees", "broken": fails if known else "broken"}
+        return replace(found, verdict=verdicts.get(found.verdict, found.verdict))
 
     @staticmethod
     def lower(result, claim, measure, paper, ours, error=None):
@@ -221,8 +234,14 @@ def theorems(author):
             at = f"{row['range']}; {row['instances']} instances, the largest ratio of the two sides"
             if row["kind"]:
                 at = f"{at}, at {row['where']}; kind: {row['kind']}"
-            judged = Finding.as_printed if row["kind"] else Finding.at_most
-            yield judged(row["result"], row["statement"], at, row["limit"], row["worst"])
+            yield Finding.as_printed(
+                row["result"],
+                row["statement"],
+                at,
+                row["limit"],
+                row["worst"],
+                known=bool(row["kind"]),
+            )
 
     match = ("--match", author)
     return Part("theorems.py", judge, smoke=("--smoke", *match), laptop=match, full=match)

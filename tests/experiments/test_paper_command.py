@@ -102,12 +102,14 @@ def test_a_broken_promise_of_ours_ends_with_one_and_a_misprint_of_the_paper_does
     [
         (Finding.equal("", "", "", 1.0, 1.039, 0.01), "agrees"),
         (Finding.equal("", "", "", 1.0, 1.05, 0.01), "differs"),
-        (Finding.at_most("", "", "", 1.0, 1.0005), "agrees"),
+        (Finding.at_most("", "", "", 1.0, 1.0005), "holds"),
         (Finding.at_most("", "", "", 1.0, 1.05), "broken"),
-        (Finding.at_most("", "", "", 1.0, 1.05, 0.02), "agrees"),
+        (Finding.at_most("", "", "", 1.0, 1.05, 0.02), "holds"),
         (Finding.at_most("", "", "", 1.0, 0.9, 0.1), "not checkable"),  # 1.4 would agree as well
         (Finding.at_most("", "", "", 1.0, math.nan), "broken"),
         (Finding.as_printed("", "", "", 1.0, 1.05), "corrected"),
+        (Finding.as_printed("", "", "", 1.0, 0.9), "agrees"),
+        (Finding.as_printed("", "", "", 1.0, 1.05, known=False), "broken"),
         (Finding.compared("", "", "", 1.0, 7.0), "compared"),
         (Finding.lower("", "", "", 1.0, 0.9, 0.01), "beaten"),
         (Finding.lower("", "", "", 1.0, 1.2, 0.01), "behind"),

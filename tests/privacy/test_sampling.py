@@ -142,3 +142,15 @@ def test_sums_whose_noise_would_not_hide_all_users_are_followed():
     """
     found = sampled_guarantee(1.0, 1e-3, 1_100_000, 1e-6).epsilon
     assert sampled_guarantee(1.0, 1e-3, 900_000, 1e-6).epsilon < found < 7.5
+
+
+@pytest.mark.parametrize(
+    ("chance", "times"), [(0.01, 1000), (50 / 1500, 120), (1024 / 1e6, 2929), (0.001, 5000)]
+)
+def test_at_small_epsilon_noise_is_within_a_thousandth_of_a_fine_grid_s(chance, times):
+    """A thousandth less noise has epsilon above .1 by dp_accounting at a twentieth of the grid."""
+    found = sampled_multiplier(0.1, 1e-5, chance, times)
+    less = privacy_loss_distribution.from_gaussian_mechanism(
+        found / 1.001, sampling_prob=chance, value_discretization_interval=0.01 * chance / found
+    )
+    assert less.self_compose(times).get_epsilon_for_delta(1e-5) > 0.1

@@ -154,6 +154,56 @@ def test_guarantee_first_steps_spend_no_more_than_all():
         plan.spent(9)
 
 
+@pytest.mark.parametrize("rule", [None, Separated(4, 2)])
+def test_guarantee_a_noise_multiplier_is_dp_sgd_s_and_no_other_plan_spends_more(rule):
+    ask = {"users": 60, "batch": 15, "delta": 1e-3, "bound": 0.5, "participation": rule}
+    choice = choose(Descent(8, 0.9), noise_multiplier=1.3, **ask)
+    named = {one.name.removeprefix("Poisson, "): one.protocol for one in choice.candidates}
+    plan = named["independent noise"]
+    assert plan.sigma == 0.65 and plan.strategy.bands == 1
+    assert plan.computed(8).epsilon == plan.guarantee.epsilon
+    for other in named.values():
+        assert 0.999 * plan.guarantee.epsilon < other.computed(8).epsilon
+        assert other.guarantee.epsilon <= plan.guarantee.epsilon * (1 + 1e-12)
+    for wrong in ({}, {"epsilon": 1.0, "noise_multiplier": 1.0}):
+        with pytest.raises(TypeError, match="one of epsilon= and noise_multiplier="):
+            choose(Descent(8), **wrong, **ask)
+    with pytest.raises(ValueError, match="noise_multiplier"):
+        choose(Descent(8), noise_multiplier=0.0, **ask)
+
+
+def test_memory_is_passed_on_to_clipping(plans, monkeypatch):
+    seen = []
+    clipping = sys.modules[clip_and_sum.__module__]
+    pieces = clipping._pieces
+    monkeypatch.setattr(clipping, "_pieces", lambda *given: seen.append(given[3]) or pieces(*given))
+    grads = []
+    for options in ({}, {"memory": 1}):
+        torch.manual_seed(0)
+        run = plans["Poisson"].start(nn.Linear(1, 1), squares, noise=SeededNoise(1), **options)
+        users = next(iter(run))
+        run.backward(X[users], X[users])
+        grads.append(torch.cat([p.grad.flatten() for p in run.module.parameters()]))
+    torch.testing.assert_close(*grads)
+    assert seen == [clipping.MEMORY, 1]
+    with pytest.raises(ValueError, match="memory must be"):
+        plans["Poisson"].start(nn.Linear(1, 1), squares, memory=0)
+
+
+def test_each_process_of_a_group_has_a_ledger_of_its_own(plans, monkeypatch, tmp_path):
+    """A larger group goes on as well: a process that had no ledger makes one."""
+    plan = plans["Poisson"]
+    run = plan.start(nn.Linear(1, 1), squares, ledger=tmp_path / "steps")
+    secret = run.secret_state()
+    monkeypatch.setattr(sys.modules[type(run).__module__].replicas, "place", lambda: (1, 2))
+    plan.resume(nn.Linear(1, 1), squares, secret, ledger=tmp_path / "steps")
+    plan.resume(nn.Linear(1, 1), squares, secret, ledger=tmp_path / "steps")
+    kept = {path.name: path.read_text() for path in tmp_path.iterdir()}
+    assert kept.keys() == {"steps", "steps.1"} and kept["steps"] == kept["steps.1"]
+    with pytest.raises(FileExistsError):
+        plan.start(nn.Linear(1, 1), squares, ledger=tmp_path / "steps")
+
+
 def test_known_errors_of_120_steps():
     """50 of 1,500 users a step, epsilon = 2: correlation and sampling together beat either."""
     choice = choose(Iterates(120), 1500, 50, epsilon=2.0, delta=1e-5)

@@ -90,7 +90,7 @@ class Maximum:
         values = ((points - centre) @ B.mT).square().sum(-1)
         order = torch.argsort(values, descending=True)[: max(most, points.shape[1])]
         value = float(values[order[0]])
-        # A bound below the value that was found is off by rounding.
+        # An upper bound below the attained value is so by rounding alone.
         return Maximum(points[order], value, max(upper, value))
 
 

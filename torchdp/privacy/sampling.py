@@ -15,6 +15,9 @@ from torchdp.root import TINY, least
 
 STEP = 1e-3  # of the grid of privacy losses, at most
 FINE = 0.25  # likewise, in chance / multiplier
+# A large multiplier has small losses, which the grid's width adds to: finer by its square, but by no
+# more than this, at which noise at epsilon = .1 is within 1e-3 of that of a fine grid.
+FINER = 2.5
 MOST = 1e5  # steps of one sum's loss
 LEAST = 5.0  # powers of e below what one sum over all needs, where the search for less noise ends
 TOLERANCE = 1e-4  # relative: noise is at most so much more than what the target needs
@@ -152,4 +155,5 @@ def _step(chance: float, multiplier: float) -> float:
     largest = (20 * multiplier + 1) / (2 * multiplier**2)
     # The logarithm is below ``largest``, which stands for it where e^largest overflows.
     top = math.log1p(chance * math.expm1(largest)) if largest < 700 else largest
-    return max(min(STEP, FINE * chance / multiplier), top / MOST)
+    finer = min(max(multiplier * multiplier, 1.0), FINER)
+    return max(min(STEP, FINE * chance / (multiplier * finer)), top / MOST)

@@ -78,6 +78,9 @@ LAWS: tuple[type[MessageLaw], ...] = (
     RandomizedResponseSum,
 )
 
+# Of error over a question's own histograms: so much more is worth less error on most of them.
+TYPICAL = 0.05
+
 # Of error: so much more is worth a curator, who is trusted in any case, in the place of a shuffler.
 CLOSE = 0.05
 
@@ -141,7 +144,9 @@ def choose(
     matrix is decoded for the data that its reports show (``LocalOracle(..., adapted=True)``).
     Without a prior, among those with error at most half a percent more than the best on the worst
     data, that comes first which gains more where few types are frequent (shares like 1/(x + 1),
-    from either end) than it loses there. The choice's ``bound`` is :func:`lower_bound`, up to 1,024
+    from either end) than it loses there. Of other questions, without a prior, that comes first of
+    those within 5 % of the least error over the question's histograms whose errors on them have the
+    least geometric mean. The choice's ``bound`` is :func:`lower_bound`, up to 1,024
     types.
 
     Args:
@@ -337,7 +342,11 @@ class _Problem:
         return tuple(candidates)
 
     def _judged_on(self, histograms: Tensor, named: list[Named]) -> tuple[Candidate[Any], ...]:
-        """By the mean over the histograms; of answers of several units over the least of any."""
+        """By the mean over the histograms; of answers of several units over the least of any.
+
+        In the order of the geometric mean over them, to which data where errors are large count no
+        more than others.
+        """
         with warnings.catch_warnings():
             if self.quiet:
                 warnings.simplefilter("ignore")
@@ -349,10 +358,15 @@ class _Problem:
             # An answer that some channel tells without noise, being constant, does not count.
             units = torch.where(units > NOISELESS * means.amax(0), units, torch.inf)
         candidates = []
+        typical = []
         for (name, protocol, note), mse in zip(named, mses, strict=True):
-            mean = self.objective.of(mse / units, 1).mean()
-            candidates.append(Candidate(name, protocol, math.sqrt(float(mean)), note))
-        return tuple(candidates)
+            errors = self.objective.of(mse / units, 1)  # of each histogram
+            error = math.sqrt(float(errors.mean()))
+            candidates.append(Candidate(name, protocol, error, note))
+            typical.append(float(errors.log().mean()))
+        # Rounded, so that equal ones stay as they were named.
+        order = sorted(range(len(named)), key=lambda at: round(typical[at], 6))
+        return tuple(candidates[at] for at in order)
 
     def summed(
         self, gaussian: Callable[..., Channel], laplace: Callable[..., Channel], note: str
@@ -379,7 +393,8 @@ def _local(problem: _Problem) -> Choice[Any]:
     if problem.linear and problem.histograms is None:
         ordered = near_first(candidates, problem.W, problem.n, problem.objective)
         return Choice(ordered, problem.bound, NEAR)
-    return Choice(candidates, problem.bound)
+    # Where the data are told, the error on these alone counts.
+    return Choice(candidates, problem.bound, TYPICAL if problem.quiet else 0.0)
 
 
 def _varied(W: Tensor) -> Tensor:

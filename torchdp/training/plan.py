@@ -26,9 +26,10 @@ PACKAGES = ("torchdp.training", "torchdp.factorization", "torchdp.privacy")
 
 
 class Clipping(TypedDict, total=False):
-    """How a run clips, as :func:`clip_and_sum` does; at_once None for its own number."""
+    """How a run clips, as :func:`clip_and_sum` does; None for its own number."""
 
     at_once: int | None
+    memory: int | None
     routes: Sequence[str]
     unused: Sequence[str]
     groups: Mapping[str, float] | None
@@ -64,8 +65,9 @@ class Plan(Mechanism):
             noise: 256 bits of which sampling and noise are a function come from here, for None from
                 the system.
             ledger: a file that does not exist yet; it records each step before its gradient is
-                released.
-            clipping: at_once, routes, unused and groups of :func:`clip_and_sum`.
+                released. In a group of processes each has its own: process k > 0 adds ".k" to the
+                name.
+            clipping: at_once, memory, routes, unused and groups of :func:`clip_and_sum`.
 
         Raises TypeError, ValueError.
         """

@@ -70,6 +70,7 @@ class Run(Steps):
         step: int | Mapping[str, Any] = 0,
         ledger: str | Path | None = None,
         at_once: int | None = None,
+        memory: int | None = None,
         **clipping: Any,
     ) -> None:
         self.module = checks.instance("module", module, nn.Module)
@@ -78,6 +79,8 @@ class Run(Steps):
         self._options: dict[str, int] = {}
         if at_once is not None:
             self._options["at_once"] = checks.integer("at_once", at_once, 1)
+        if memory is not None:
+            self._options["memory"] = checks.integer("memory", memory, 1)
         parameters = [p for p in module.parameters() if p.requires_grad]
         if not parameters:
             raise ValueError("module must have a parameter that requires a gradient")
@@ -115,7 +118,13 @@ class Run(Steps):
             self.noise.load_secret_state(self.noise.secret_state() | kept)
 
         name = self._secret.digest(b"ledger" + plan.digest()).hex()
-        self._ledger = Ledger(None if ledger is None else Path(ledger), name, past is None)
+        path = None if ledger is None else Path(ledger)
+        fresh = past is None
+        if path is not None and rank:
+            path = path.with_name(f"{path.name}.{rank}")
+            # A group may be larger than that of before; of all ledgers the latest step counts.
+            fresh = fresh or not path.exists()
+        self._ledger = Ledger(path, name, fresh)
         given = step if isinstance(step, Mapping) else {"step": step}
         step, bound = self._latest(plan, given, past)
         self.noise.skip(step)

@@ -144,8 +144,7 @@ class Ledger:
         if self._lost:
             raise RuntimeError(
                 f"ledger {path.name}: another run has spent step {step}, and one noise would serve "
-                "two sums; let one run alone go on; in a group give each process a ledger of its "
-                "own"
+                "two sums; let one run alone go on"
             )
 
     def _news(self, path: Path) -> list[str]:

@@ -28,6 +28,7 @@ from torchdp.randomizers.alphabet.strategy_search import (
     random_subsets,
     strategy_problem,
 )
+from torchdp.randomizers.alphabet.translates import parity_weights
 from torchdp.randomizers.base import exact_local
 
 # A column sum further from 1 is taken for a mistake.
@@ -49,6 +50,9 @@ FARTHER = 20.0
 SMALL = 40
 USUAL_STEPS = 700
 FEW_STEPS = 300
+
+# The same for queries of parities: 2 to 4 % less error than from shifts at the same cost.
+SMALL_OF_PARITIES = 64
 
 # Under a prior: descents one after the other, each from the last one's rows, which are moved to the
 # ends of their range: one per cent less error.
@@ -320,7 +324,9 @@ class StrategyMatrix(StrategyOracle):
 
         A :class:`LearnedStrategy` descends from random subsets of types, beyond 40 types from the
         rows of ``ShiftStrategy.tuned`` and above epsilon = 2.5 from both; under a prior three times
-        in turn. Randomized and Hadamard response stand as candidates beside the outcome.
+        in turn. For queries that are sums of parities or tables of marginals 64 types take the
+        place of 40: their types have no order that shifts could follow. Randomized and Hadamard
+        response stand as candidates beside the outcome.
 
         Raises TypeError, ValueError.
         Guarantees: at most epsilon-LDP, ``epsilon`` measured on the matrix returned.
@@ -330,7 +336,8 @@ class StrategyMatrix(StrategyOracle):
         k = W.shape[1]
         outputs = checks.integer("outputs", 4 * k if outputs is None else outputs, 2 * k)
         checks.fits("outputs", outputs, k)
-        usual = USUAL_STEPS if k <= SMALL else FEW_STEPS
+        small = _is_small(W)
+        usual = USUAL_STEPS if small else FEW_STEPS
         steps = checks.integer("steps", usual if steps is None else steps, 0)
         checks.instance("objective", objective, Objective)
         generator = checks.random_source(generator, W.device)
@@ -343,7 +350,7 @@ class StrategyMatrix(StrategyOracle):
         root = gram_root(W)
         # For the worst type each descent would sharpen its smooth maximum anew.
         descents = 1 if prior is None else DESCENTS
-        for logits in _starts(W, epsilon, outputs, generator):
+        for logits in _starts(W, epsilon, outputs, small, generator):
             even = torch.full_like(logits, 1 / len(logits))
             module = LearnedStrategy(even, epsilon)
             module.logits.data = logits
@@ -510,15 +517,24 @@ class StrategyMatrix(StrategyOracle):
         return self.answers(tally, self.identity)
 
 
-def _starts(W: Tensor, epsilon: float, outputs: int, generator: torch.Generator) -> list[Tensor]:
+def _starts(
+    W: Tensor, epsilon: float, outputs: int, small: bool, generator: torch.Generator
+) -> list[Tensor]:
     """Logits of rows where the descents for W begin, (outputs at most, k) each."""
-    k = W.shape[1]
     starts = []
-    if k > SMALL:
+    if not small:
         rows = ShiftStrategy.tuned(W, epsilon, generator=generator).rows[:outputs]
         # Equal rows would stay equal.
         noise = torch.randn(rows.shape, dtype=W.dtype, device=W.device, generator=generator)
         starts.append(5 * rows.double() - 2.5 + 0.2 * noise)
-    if k <= SMALL or epsilon > SHARP:
-        starts.append(random_subsets(k, outputs, epsilon, generator))
+    if small or epsilon > SHARP:
+        starts.append(random_subsets(W.shape[1], outputs, epsilon, generator))
     return starts
+
+
+def _is_small(W: Tensor) -> bool:
+    """Whether a descent for W begins at random subsets and takes its time."""
+    k = W.shape[1]
+    if k <= SMALL:
+        return True
+    return k <= SMALL_OF_PARITIES and parity_weights(W) is not None

@@ -219,6 +219,22 @@ class BitStrings(Group):
         return self.even(logits, count)
 
 
+def parity_weights(W: Tensor) -> Tensor | None:
+    """The eigenvalues of W^T W / m, one a parity, (k,); None where these are no eigenvectors.
+
+    W: (m, k). Sums of parities and tables of marginals have them: all types are alike then, and no
+    order of them means anything.
+    """
+    m, k = W.shape
+    if k & (k - 1):
+        return None
+    gram = walsh_hadamard(walsh_hadamard(W.mT @ W / m).mT) / k
+    weights = gram.diagonal()
+    if float((gram - weights.diag()).abs().max()) > DIAGONAL * float(weights.max()):
+        return None
+    return weights
+
+
 def flips(W: Tensor, epsilon: float, generator: torch.Generator) -> Tensor | None:
     """A matrix Q of small variance, (outputs, k), at most 4 k outputs; None: G is not diagonal.
 
@@ -229,10 +245,9 @@ def flips(W: Tensor, epsilon: float, generator: torch.Generator) -> Tensor | Non
         epsilon: of Q.
         generator: of the starts.
     """
-    m, k = W.shape
-    gram = walsh_hadamard(walsh_hadamard(W.mT @ W / m).mT) / k
-    needed = gram.diagonal()
-    if float((gram - needed.diag()).abs().max()) > DIAGONAL * float(needed.max()):
+    k = W.shape[1]
+    needed = parity_weights(W)
+    if needed is None:
         return None
     group = BitStrings(math.exp(-epsilon), generator, needed[1:] + FLOOR * needed.mean())
     patterns, shares = group.rounded(group.best(group.starts(STARTS), STEPS))
