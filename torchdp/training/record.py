@@ -11,7 +11,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -20,6 +20,9 @@ from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
 from torchdp.training.factors import Form
+
+if TYPE_CHECKING:
+    from torchdp.training.track import Track
 
 MEANS = (
     "the loss of several examples must be the mean or the sum of their own losses, or list them, "
@@ -253,8 +256,7 @@ class Record(Watching):
         rules: by function.
         inside: whether the module's call has the loss in it, whose means are taken for each
             example.
-        apart: where the pass is followed (:class:`~torchdp.training.track.Track`), whether
-            dimension 0 of a tensor has each example's own part.
+        track: follows the pass, where that is asked.
     """
 
     def __init__(
@@ -263,13 +265,13 @@ class Record(Watching):
         n: int,
         rules: Mapping[Any, Rule],
         inside: bool,
-        apart: Callable[[Tensor], bool] | None = None,
+        track: "Track | None" = None,
     ) -> None:
         super().__init__()
         self.n = n
         self.rules = rules
         self.inside = inside
-        self.apart = apart
+        self.track = track
         self.claims: list[Claim] = []
         self.program: list[Any] = []
         self.reduced = False  # whether the loss was seen inside of the module
@@ -298,9 +300,10 @@ class Record(Watching):
         """Whether dimension 0 has each example's part in order; rows: one row for each."""
         if not self.of_data(x) or x.ndim == 0 or len(x) == 0:
             return False
-        if self.apart is not None and not self.apart(x):
+        if len(x) != self.n if rows else len(x) % self.n:
             return False
-        return len(x) == self.n if rows else len(x) % self.n == 0
+        self.own(x)
+        return True
 
     def alias(self, source: Any) -> Any:
         """A leaf in place of a tensor of parameters; anything else as it is."""
@@ -313,15 +316,19 @@ class Record(Watching):
 
     def keep(self, x: Tensor) -> Tensor:
         """An input that a claim needs later; :meth:`finished` sees whether it was written over."""
-        self.own(x)
         x = x.detach()
         self._held.append((x, x._version))
         return x
 
     def own(self, x: Tensor) -> None:
         """Raises Untaken where a part of a gradient is seen to be of several examples."""
-        if self.apart is not None and not self.apart(x):
-            raise Untaken("examples meet")
+        if self.track is not None and not self.track.apart(x):
+            raise Untaken(self.track.where(x))
+
+    def constants(self, *values: Any) -> None:
+        """Raises Untaken where a tensor that all examples share is seen to be of some of them."""
+        if self.track is not None and any(self.track.own(t) is not None for t in values):
+            raise Untaken("what all examples share is made of some of them")
 
     def claim(self, source: Any, out: Tensor, form: Callable[[Tensor], Form]) -> None:
         """Claims the use where ``source`` is of parameters.
@@ -329,6 +336,7 @@ class Record(Watching):
         out: the output, or the leaf whose own gradient has the rows.
         """
         if self.of_weights(source) and source.requires_grad and out.requires_grad:
+            self.constants(source)
             at = out if out.is_leaf else get_gradient_edge(out)
             self.claims.append(Claim(source, at, form))
             self.program.append(form.__code__)
@@ -338,9 +346,11 @@ class Record(Watching):
         return [step[0] for step in self.program if isinstance(step, tuple)]
 
     def finished(self) -> None:
-        """Raises Untaken where a kept input is not what it was."""
-        if any(x._version != version for x, version in self._held):
-            raise Untaken("an input of a layer is written over")
+        """Raises Untaken where a kept input is not what it was, or of several examples."""
+        for x, version in self._held:
+            if x._version != version:
+                raise Untaken("an input of a layer is written over")
+            self.own(x)
 
     def called(self, call: Call) -> Any:
         given = list(tensors(call))

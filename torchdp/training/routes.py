@@ -5,7 +5,7 @@ In one pass of the batch, uses of parameters recorded, and each new program chec
 """
 
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import torch
@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.func import grad, vmap
 from torch.nn import functional as F
 
-from torchdp.training.accepted import SYSTEM, OwnRules
+from torchdp.training.accepted import MEETS, SYSTEM, OwnRules, meet
 from torchdp.training.factors import Form, Rows, joined
 from torchdp.training.per_example import (
     DRAWS,
@@ -32,9 +32,10 @@ from torchdp.training.record import Inside, Program, Record, Refused, Untaken
 from torchdp.training.rules import RULES
 from torchdp.training.track import MOST, Track, prime
 
-# Examples that a program is checked by: what depends on the place in a batch, or on their number,
-# shows there.
-CHECKED = 13
+# Examples that a program is checked by; more where Python asked for bool() of data, since rows may
+# answer otherwise than all batches do.
+CHECKED = 3
+CHECKED_ASKED = 12
 
 # Of an example's gradient: what a program's may differ by. A factor of the precision that the
 # pass was computed in, and a floor.
@@ -56,6 +57,10 @@ def by_factors(passes: Passes, x: Inputs, y: Tensor) -> Gradients:
         if known.calls and due(known.calls):
             _checked(passes, x, y, gradients, record)
         return gradients
+    if known.calls and record.n > 1:
+        mixed = meet(passes, x, record.n)
+        if mixed is not None and mixed.any():
+            raise ValueError(MEETS)
     if not any(template.at(record.n) == record.program for template in known.templates):
         template = _followed(passes, x, y, record)
         # A program that no example has vouched for is new at its next use.
@@ -87,10 +92,9 @@ def _followed(passes: Passes, x: Inputs, y: Tensor, record: Record) -> Program |
         try:
             with masks(None, y.device), track.following():
                 batch = mapped(lambda value: track.rows(value[places]), x)
-                _, again = recorded(passes, batch, track.rows(y[places]), track.apart)
+                _, again = recorded(passes, batch, track.rows(y[places]), track)
         except Untaken as error:
-            meeting = "" if track.first is None else f"; examples meet in {track.first}"
-            reason = Untaken(f"{error}{meeting}")
+            reason = error
             continue
         program = Program(count, again.program)
         if program.at(n) == record.program:
@@ -124,7 +128,8 @@ def _checked(passes: Passes, x: Inputs, y: Tensor, gradients: Gradients, record:
     if record.coarsest > torch.finfo(torch.float32).eps:
         raise Untaken("it computes in half precision, which is too coarse to be checked")
     tolerance = max(LEAST_TOLERANCE, TOLERANCE * record.coarsest)
-    for i in SYSTEM.sample(places, min(CHECKED, len(places))):
+    some = CHECKED_ASKED if record.asked else CHECKED
+    for i in SYSTEM.sample(places, min(some, len(places))):
         _hold(gradients, i, _one_alone(alone, x, y, i), tolerance)
     return True
 
@@ -156,15 +161,15 @@ def _hold(gradients: Gradients, place: int, wanted: dict[str, Tensor], tolerance
 
 
 def recorded(
-    passes: Passes, x: Inputs, y: Tensor, apart: Callable[[Tensor], bool] | None = None
+    passes: Passes, x: Inputs, y: Tensor, track: Track | None = None
 ) -> tuple[Gradients, Record]:
-    """What a pass of the batch finds, unchecked, and its record; apart: as of :class:`Record`.
+    """What a pass of the batch finds, unchecked, and its record; track: as of :class:`Record`.
 
     Raises Untaken.
     """
     known = passes.known
     # Where the loss is inside of the module is seen by its failing, once for these shapes.
-    record = Record(passes.leaves, len(y), RULES, known.inside, apart)
+    record = Record(passes.leaves, len(y), RULES, known.inside, track)
     try:
         with passes.unset():
             return _pass(passes, record, x, y), record
@@ -172,7 +177,7 @@ def recorded(
         if known.inside:
             raise
         known.inside = True
-        return recorded(passes, x, y, apart)
+        return recorded(passes, x, y, track)
     except (Refused, torch.OutOfMemoryError):
         raise
     except Exception as error:  # of whatever kind: the next route shows if it is the module's own
@@ -220,7 +225,7 @@ def _losses(passes: Passes, record: Record, total: Tensor, output: Output, y: Te
     losses, down, rows = _losses_by_vmap(passes, output, y)
     for g in rows.values():
         record.own(g)
-    compares = n > 1 and record.apart is None
+    compares = n > 1 and record.track is None
     mixes = passes.mixes(losses, tensors, output, y) if compares else None
     return _Losses(losses, live, down, rows, mixes)
 
@@ -289,9 +294,12 @@ def _forms(passes: Passes, record: Record, losses: _Losses) -> dict[str, Form]:
     sources: dict[int, Tensor] = {}
     uses: dict[int, list[Form]] = {}
     size = 0
+    # Of hooks, too, which run in the backward pass.
+    record.finished()
     for claim, g in zip(claims, gradients, strict=False):
         if g is not None:
             record.own(g)
+            record.constants(claim.source)
             key = id(claim.source)
             sources[key] = claim.source
             uses.setdefault(key, []).append(claim.form(g))

@@ -114,6 +114,8 @@ def norm(r: Record, call: Call) -> Any:
         return None
     affine = {name: r.alias(given.pop(name)) for name in ("weight", "bias") if name in given}
     out = call.func(**given | affine)
+    given["input"] = None
+    r.constants(*given.values())  # statistics among them
     given["input"] = r.keep(x)
 
     def added(g: Tensor, source: Any) -> Form:
@@ -193,6 +195,7 @@ def by_rows(r: Record, call: Call) -> Any:
         raise Untaken(f"{call.name} returns no row for each example")
     kept = tuple(r.keep(args[i]) for i in places)
     constants = [t.detach() if isinstance(t, Tensor) else t for t in args]
+    r.constants(*(t for t in args if not r.of_data(t)))
     for j, t in enumerate(args):
         if r.of_weights(t):
 

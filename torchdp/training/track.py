@@ -13,13 +13,12 @@ are a tensor's pairs, (2, *shape).
 
 import functools
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
-from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from torchdp.training.record import Call, Untaken, Watching, tensors
@@ -66,6 +65,10 @@ BATCHED = (
     "upsample_bilinear2d_backward reflection_pad1d reflection_pad2d reflection_pad2d_backward "
     "replication_pad2d"
 ).split()
+ATTENTION = (
+    "_scaled_dot_product_flash_attention_for_cpu _scaled_dot_product_flash_attention "
+    "_scaled_dot_product_efficient_attention _scaled_dot_product_cudnn_attention"
+).split()
 # Of all dimensions but ``normalized_shape``.
 NORMED = "native_layer_norm native_layer_norm_backward _fused_rms_norm".split()
 STATISTICS = (
@@ -81,6 +84,9 @@ SHAPED = (
 ).split()
 # Arguments that all examples share.
 SHARED = {"weight", "bias", "running_mean", "running_var"}
+# Results of fused attention that hold no numbers of the examples: counters, and lengths.
+MASKS = {"attn_mask", "attn_bias"}
+COUNTERS = {"philox_seed", "philox_offset", "rng_state", "unused", "cum_seq_q", "cum_seq_k"}
 READS = {torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape}
 
 Own = Tensor | None  # None: of no example
@@ -173,7 +179,8 @@ class Track(TorchDispatchMode):
     def __init__(self, n: int) -> None:
         super().__init__()
         self.n = n
-        self.first: str | None = None  # operation in which examples met first
+        # The operation in which the examples of a storage's numbers met.
+        self._met: dict[int, str] = {}
         self._shadows: dict[int, tuple[Tensor, int]] = {}
         # Storages made in this pass, held so that no other one takes their address.
         self._born: dict[int, Any] = {}
@@ -182,12 +189,8 @@ class Track(TorchDispatchMode):
 
     @contextmanager
     def following(self) -> Iterator[None]:
-        """Fused attention and cuDNN's operations are left out: theirs have no rules here."""
-        with ExitStack() as stack:
-            stack.enter_context(sdpa_kernel(SDPBackend.MATH))
-            stack.enter_context(torch.backends.cudnn.flags(enabled=False))
-            stack.enter_context(OneHot())
-            stack.enter_context(self)
+        """cuDNN's operations are left out: theirs have no rules here."""
+        with torch.backends.cudnn.flags(enabled=False), OneHot(), self:
             yield
 
     def own(self, t: Any) -> Own:
@@ -216,6 +219,10 @@ class Track(TorchDispatchMode):
         own = own.reshape(2, self.n, -1)
         i = torch.arange(self.n, device=own.device)[:, None]
         return bool(((own[0] <= self.n - i) & (own[1] <= 1 + i)).all())
+
+    def where(self, t: Tensor) -> str:
+        """In which operation the examples of a tensor met."""
+        return f"examples meet in {self._met.get(key(t), 'what moves them about')}"
 
     def fixed(self, t: Tensor) -> bool:
         """Whether the next pass has the same numbers there."""
@@ -294,8 +301,9 @@ class Track(TorchDispatchMode):
         several = found if isinstance(found, list) else [found] * len(targets)
         for t, own in zip(targets, several, strict=True):
             self._set(t, self._fitted(own, t), writes)
-            if self.first is None and own is not None and (own.sum(0) > self.n + 1).any():
-                self.first = name
+            if own is not None and (own.sum(0) > self.n + 1).any():
+                before = [self._met[key(other)] for other in sources if key(other) in self._met]
+                self._met.setdefault(key(t), before[0] if before else name)
 
     def _fitted(self, own: Own, t: Tensor) -> Own:
         """Broadcast to the tensor; joined whole where the shapes do not fit."""
@@ -425,6 +433,17 @@ def _batched(
     return _led_by(owns, out, 1, "backward" in func.overloadpacket.__name__)
 
 
+def _attended(
+    track: Track, func: Any, call: dict[str, Any], owns: Owns, out: list[Tensor]
+) -> list[Own]:
+    """Fused attention: of the first dimension each number is by itself, forward and backward."""
+    # A mask of fewer dimensions has others first.
+    masks = {name: own for name, own in owns.items() if name in MASKS and own.ndim <= out[0].ndim}
+    low = _led_by({k: own for k, own in owns.items() if k not in COUNTERS | masks.keys()}, out, 1)
+    shared = whole(masks.values())
+    return [meet(own, shared) for own in low]
+
+
 def _normed(
     track: Track, func: Any, call: dict[str, Any], owns: Owns, out: list[Tensor]
 ) -> list[Own]:
@@ -432,7 +451,9 @@ def _normed(
     return _led_by(owns, out, count, "backward" in func.overloadpacket.__name__)
 
 
-def _led_by(owns: Owns, out: list[Tensor], count: int, backward: bool) -> list[Own]:
+def _led_by(
+    owns: Owns, out: list[Tensor], count: int, backward: bool = False
+) -> list[Own]:
     """Along ``count`` leading dimensions each number is by itself, the rest meets.
 
     backward: of the first result alone, while the others are of weights.
@@ -491,7 +512,9 @@ def _entropy(
         if g is not None and g.ndim > 1:
             g = g.unsqueeze(dim)
         lines = None if target is None else target.unsqueeze(dim)
-        return meet(g, lines, whole([owns.get("total_weight")]), shared)
+        # Without a reduction the weights' total is not used.
+        divisor = whole([owns.get("total_weight")]) if call["reduction"] else None
+        return meet(g, lines, divisor, shared)
     if call["reduction"]:
         return whole(owns.values())
     x = along(owns.get("self"), dim - 1)
@@ -545,6 +568,7 @@ RULES |= dict.fromkeys(SCANNED, _scanned)
 RULES |= dict.fromkeys(SCATTERED, _scattered)
 RULES |= dict.fromkeys(PRODUCTS, _product)
 RULES |= dict.fromkeys(BATCHED, _batched)
+RULES |= {f"{name}{end}": _attended for name in ATTENTION for end in ("", "_backward")}
 RULES |= dict.fromkeys(NORMED, _normed)
 RULES |= dict.fromkeys(STATISTICS, _by_statistics)
 RULES |= dict.fromkeys(ENTROPIES, _entropy)
