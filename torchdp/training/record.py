@@ -45,6 +45,7 @@ ARGUMENTS: dict[Any, tuple[str, ...]] = {
     F.scaled_dot_product_attention: (
         "query", "key", "value", "attn_mask", "dropout_p", "is_causal", "scale", "enable_gqa"
     ),
+    F.one_hot: ("classes", "num_classes"),
     torch.cat: ("tensors", "dim"),
 }  # fmt: skip
 
