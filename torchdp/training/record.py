@@ -49,6 +49,9 @@ ARGUMENTS: dict[Any, tuple[str, ...]] = {
     torch.cat: ("tensors", "dim"),
 }  # fmt: skip
 
+# How often a pass may ask for bool() of data: a loop that ends by the data would not end.
+MOST_ASKED = 1000
+
 # Marks of tensors, see Notation.
 DATA = "data"
 WEIGHTS = "weights"
@@ -129,6 +132,17 @@ def tensors(value: Any) -> Iterator[Tensor]:
     elif isinstance(value, list | tuple | dict):
         for part in value.values() if isinstance(value, dict) else value:
             yield from tensors(part)
+
+
+def backward(
+    outputs: list[Tensor], gradients: list[Tensor], places: list[Any]
+) -> tuple[Tensor | None, ...]:
+    """torch.autograd.grad, which is no call that modes of functions see.
+
+    They would be off while it runs: in it checkpointing runs calls of the module again.
+    """
+    run = torch.autograd.Variable._execution_engine.run_backward
+    return run(tuple(outputs), tuple(gradients), False, False, tuple(places), True, False)
 
 
 def own_means(n: int, given: dict[str, Any]) -> Tensor:
@@ -276,9 +290,10 @@ class Record(Watching):
         self.claims: list[Claim] = []
         self.program: list[Any] = []
         self.reduced = False  # whether the loss was seen inside of the module
-        self.asked = False  # whether Python asked for bool() of data
+        self.asked = 0  # how often Python asked for bool() of data
         self.sizes = set[int]()  # of tensors of data
         self.coarsest = 0.0  # precision that numbers of data were computed in
+        self._replayed = False
         self._parameters = {id(p) for p in parameters.values()}
         self._aliases: dict[int, tuple[Tensor, Tensor]] = {}
         self._held: list[tuple[Tensor, int]] = []
@@ -318,6 +333,8 @@ class Record(Watching):
     def keep(self, x: Tensor) -> Tensor:
         """An input that a claim needs later; :meth:`finished` sees whether it was written over."""
         x = x.detach()
+        if self._replayed:
+            return x
         self._held.append((x, x._version))
         return x
 
@@ -336,11 +353,24 @@ class Record(Watching):
 
         out: the output, or the leaf whose own gradient has the rows.
         """
-        if self.of_weights(source) and source.requires_grad and out.requires_grad:
+        used = self.of_weights(source) and source.requires_grad and out.requires_grad
+        if used and not self._replayed:
             self.constants(source)
             at = out if out.is_leaf else get_gradient_edge(out)
             self.claims.append(Claim(source, at, form))
             self.program.append(form.__code__)
+
+    def backward(
+        self, outputs: list[Tensor], gradients: list[Tensor], places: list[Any]
+    ) -> tuple[Tensor | None, ...]:
+        """The gradients at these places, None where nothing reaches one.
+
+        What Python does meanwhile is recorded, too: custom functions, hooks, and checkpointing, which
+        runs calls again on the leaves that stood in for parameters.
+        """
+        self._replayed = True
+        with self:
+            return backward(outputs, gradients, places)
 
     def functions(self) -> list[Any]:
         """The program without its numbers, which are others in another precision."""
@@ -365,7 +395,9 @@ class Record(Watching):
         if kind is not None:
             if call.func is Tensor.__bool__:
                 # One answer for all batches: control flow is no function of the data.
-                self.asked = True
+                self.asked += 1
+                if self.asked > MOST_ASKED:
+                    raise Untaken("Python asks for bool() of data in a loop")
                 return False
             self._refuse(call)
         # An attribute, as .mT or .shape: what is no other tensor needs no mark.
@@ -374,7 +406,8 @@ class Record(Watching):
             if out is call.args[0] or not isinstance(out, Tensor):
                 return out
         else:
-            self._foreign(call, given, kinds)
+            if not self._replayed:
+                self._foreign(call, given, kinds)
             out = self._sum_of_losses(call)
             if out is not None:
                 kind = TOTAL
@@ -388,7 +421,9 @@ class Record(Watching):
         written = [call.args[0]] if call.func is Tensor.__setitem__ else []
         shapes = [self._made(t, kind, call) for t in [*tensors(out), *written]]
         arguments = self._numbers((call.args, tuple(call.kwargs.items())))
-        self.program.append((call.func, arguments, tuple(shapes)))
+        # What neither takes nor makes a tensor, as torch.device, computes nothing.
+        if given or shapes:
+            self.program.append((call.func, arguments, tuple(shapes)))
         return out
 
     def _sum_of_losses(self, call: Call) -> Tensor | None:

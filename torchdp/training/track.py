@@ -233,8 +233,8 @@ class Track(TorchDispatchMode):
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
         kwargs = kwargs or {}
-        out = func(*args, **kwargs)
         with torch._C.DisableTorchFunction():
+            out = func(*args, **kwargs)
             self._follow(func, args, kwargs, out)
         return out
 
