@@ -32,6 +32,7 @@ MEANS = (
 )
 MIXES = "module mixes examples by batch normalisation; use GroupNorm, or call .eval() on it"
 DROPS = {F.dropout, F.dropout1d, F.dropout2d, F.dropout3d, F.alpha_dropout, F.feature_alpha_dropout}
+RECURRENT = {torch._VF.lstm, torch._VF.gru, torch._VF.rnn_tanh, torch._VF.rnn_relu}
 DRAWN = {torch.rand, torch.randn, torch.rand_like, torch.randn_like, torch.normal}
 DRAWN |= {Tensor.normal_, Tensor.uniform_, Tensor.exponential_}
 CONVOLUTION = ("input", "weight", "bias", "stride", "padding", "dilation", "groups")
@@ -213,6 +214,11 @@ class Still(Watching):
     def called(self, call: Call) -> Any:
         if call.func in DROPS:
             return call.named()["input"]
+        if call.func in RECURRENT:
+            args = list(call.args)
+            # Packed sequences have their lengths before the weights.
+            args[6 if isinstance(args[2], Tensor) else 5] = 0.0
+            call = Call(call.func, tuple(args), {})
         if call.func is F.scaled_dot_product_attention:
             call = Call(call.func, (), call.named() | {"dropout_p": 0.0})
         out = self._run(call)
@@ -340,8 +346,12 @@ class Record(Watching):
 
     def own(self, x: Tensor) -> None:
         """Raises Untaken where a part of a gradient is seen to be of several examples."""
-        if self.track is not None and not self.track.apart(x):
-            raise Untaken(self.track.where(x))
+        if self.track is None:
+            return
+        # A rule may run with this mode on.
+        with torch._C.DisableTorchFunction():
+            if not self.track.apart(x):
+                raise Untaken(self.track.where(x))
 
     def constants(self, *values: Any) -> None:
         """Raises Untaken where a tensor that all examples share is seen to be of some of them."""
