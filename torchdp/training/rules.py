@@ -208,7 +208,7 @@ def by_rows(r: Record, call: Call) -> Any:
     # The data among the arguments; the others are the same for all examples.
     places = [i for i, t in enumerate(args) if r.of_data(t)]
     options = call.kwargs
-    if any(tensors(options)) or any(not r.fits(args[i], rows=True) for i in places):
+    if list(tensors(options)) or any(not r.fits(args[i], rows=True) for i in places):
         return None
     out = call.func(*map(r.alias, args), **options)
     if not isinstance(out, Tensor) or not out.ndim or len(out) != r.n:
