@@ -7,7 +7,7 @@ behind in an attribute: an example's gradient would depend on others.
 import math
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from copy import copy
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -272,10 +272,9 @@ class Passes:
         return any(map(_half, given)) or torch.is_autocast_enabled(given[0].device.type)
 
     @contextmanager
-    def plainly(self) -> Iterator[None]:
-        """Without draws where examples have their own, and without autocast."""
-        still = Still(plain=True)
-        with still, masks(None, self.device), torch.autocast(self.device.type, enabled=False):
+    def still(self) -> Iterator[None]:
+        """Nothing is drawn, where examples have draws of their own."""
+        with Still() if self.seeded else nullcontext(), masks(None, self.device):
             yield
 
     def value(self, x: Inputs, y: Tensor, seed: int) -> tuple[Tensor, list[str]]:

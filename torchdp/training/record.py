@@ -9,7 +9,7 @@ import inspect
 import sys
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, ExitStack, nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -202,14 +202,7 @@ class Means(Watching):
 
 
 class Still(Watching):
-    """Dropout is off, whatever flags say; what else is drawn is 0.
-
-    plain: whether autocast is off, too, also what the module has switched on itself.
-    """
-
-    def __init__(self, plain: bool = False) -> None:
-        super().__init__()
-        self.plain = plain
+    """Dropout is off, whatever flags say; what else is drawn is 0."""
 
     def called(self, call: Call) -> Any:
         if call.func in DROPS:
@@ -218,18 +211,11 @@ class Still(Watching):
             args = list(call.args)
             # Packed sequences have their lengths before the weights.
             args[6 if isinstance(args[2], Tensor) else 5] = 0.0
-            call = Call(call.func, tuple(args), {})
+            return call.func(*args)
         if call.func is F.scaled_dot_product_attention:
-            call = Call(call.func, (), call.named() | {"dropout_p": 0.0})
-        out = self._run(call)
+            return call.func(**call.named() | {"dropout_p": 0.0})
+        out = call.run()
         return out.detach().zero_() if call.func in DRAWN else out
-
-    def _run(self, call: Call) -> Any:
-        kinds = {t.device.type for t in tensors(call)} if self.plain else ()
-        with ExitStack() as stack:
-            for kind in kinds:
-                stack.enter_context(torch.autocast(kind, enabled=False))
-            return call.run()
 
 
 @dataclass(frozen=True)

@@ -115,13 +115,12 @@ def _checked(passes: Passes, x: Inputs, y: Tensor, gradients: Gradients, record:
     places = (norms.isfinite() & (norms > 0)).nonzero()[:, 0].tolist()
     if not places:
         return False
-    # Without draws and autocast it is the same program, and its numbers are comparable.
-    if passes.seeded or record.coarsest > torch.finfo(torch.float32).eps:
+    if passes.seeded:
         program = record.functions()
-        with passes.plainly():
+        with passes.still():
             gradients, record = recorded(passes, x, y)
         if record.functions() != program:
-            raise Untaken("without autocast, or without dropout, it is another program")
+            raise Untaken("without draws it is another program")
     # The square root of a square root: what half precision leaves of a deep module's gradient.
     tolerance = max(LEAST_TOLERANCE, min(TOLERANCE * record.coarsest, record.coarsest**0.25))
     some = CHECKED_ASKED if record.asked else CHECKED
@@ -134,7 +133,7 @@ def _one_alone(passes: Passes, x: Inputs, y: Tensor, i: int) -> dict[str, Tensor
     """The gradient of one example by plain autograd, in each parameter (1, size)."""
     cudnn = torch.backends.cudnn
     # Convolutions of a GPU without short products.
-    with passes.plainly(), cudnn.flags(enabled=cudnn.enabled, allow_tf32=False):
+    with passes.still(), cudnn.flags(enabled=cudnn.enabled, allow_tf32=False):
         total, _ = passes.plain(*cut(x, y, slice(i, i + 1)))
         total = total.sum()
         found = backward([total], [torch.ones_like(total)], list(passes.leaves.values()))
