@@ -32,12 +32,12 @@ PRIMES = (13, 17, 19, 23, 29, 31, 37, 41, 43, 47)
 # Names of operations, beside those that torch tags as pointwise: each number of the result is made
 # of the numbers at its own place, broadcast; of all numbers where the result is one.
 ELEMENTWISE = (
-    "_to_copy native_dropout native_dropout_backward bernoulli tril triu fill masked_fill where "
+    "_to_copy native_dropout native_dropout_backward tril triu fill masked_fill where "
     "mse_loss mse_loss_backward smooth_l1_loss smooth_l1_loss_backward huber_loss "
     "huber_loss_backward binary_cross_entropy binary_cross_entropy_backward hardtanh "
     "hardtanh_backward log_sigmoid_forward log_sigmoid_backward elu_backward leaky_relu_backward "
     "hardswish hardswish_backward hardsigmoid hardsigmoid_backward softplus_backward "
-    "softshrink_backward mish_backward _prelu_kernel sgn complex isclose"
+    "softshrink_backward mish_backward _prelu_kernel sgn complex"
 ).split()
 # Numbers change their places, by no other numbers than whole ones of the call.
 MOVED = (
@@ -47,7 +47,7 @@ MOVED = (
 # ``dim`` goes, or all dimensions.
 REDUCED = (
     "sum mean amax amin max min var std var_mean std_mean prod any all argmax argmin logsumexp "
-    "linalg_vector_norm norm nansum median aminmax count_nonzero kthvalue"
+    "linalg_vector_norm nansum median aminmax count_nonzero kthvalue"
 ).split()
 # Numbers meet along ``dim``, which stays.
 SCANNED = (
@@ -60,7 +60,7 @@ PRODUCTS = "mm bmm addmm baddbmm mv addmv".split()
 BATCHED = (
     "convolution convolution_backward native_group_norm native_group_norm_backward im2col col2im "
     "grid_sampler_2d max_pool2d_with_indices max_pool2d_with_indices_backward avg_pool2d "
-    "avg_pool2d_backward _adaptive_avg_pool2d _adaptive_avg_pool2d_backward avg_pool1d "
+    "avg_pool2d_backward _adaptive_avg_pool2d _adaptive_avg_pool2d_backward "
     "adaptive_max_pool2d upsample_nearest2d upsample_nearest2d_backward upsample_bilinear2d "
     "upsample_bilinear2d_backward reflection_pad1d reflection_pad2d reflection_pad2d_backward "
     "replication_pad2d"
@@ -70,11 +70,10 @@ ATTENTION = (
     "_scaled_dot_product_efficient_attention _scaled_dot_product_cudnn_attention"
 ).split()
 # Of all dimensions but ``normalized_shape``.
-NORMED = "native_layer_norm native_layer_norm_backward _fused_rms_norm".split()
-STATISTICS = (
-    "native_batch_norm _native_batch_norm_legit _native_batch_norm_legit_no_training "
-    "native_batch_norm_backward"
+NORMED = (
+    "native_layer_norm native_layer_norm_backward _fused_rms_norm _fused_rms_norm_backward"
 ).split()
+STATISTICS = "native_batch_norm native_batch_norm_backward".split()
 ENTROPIES = "nll_loss_forward nll_loss2d_forward nll_loss_backward nll_loss2d_backward".split()
 # Of the first argument the shape alone is used.
 SHAPED = (
@@ -382,7 +381,7 @@ def _reduced(
 
 def _scanned(track: Track, func: Any, call: dict[str, Any], owns: Owns, out: list[Tensor]) -> Own:
     dim = call.get("dim")
-    return along(meet(*owns.values()), -1 if dim is None else dim)
+    return meet(*(along(own, -1 if dim is None else dim) for own in owns.values()))
 
 
 def _scattered(track: Track, func: Any, call: dict[str, Any], owns: Owns, out: list[Tensor]) -> Own:
@@ -487,7 +486,7 @@ def _by_statistics(
     given = call["input"]
     own = [owns.get("input"), owns.get("grad_out")]
     rest = whole(value for name, value in owns.items() if name not in ("input", "grad_out"))
-    trains = call.get("training", call.get("train", name == "_native_batch_norm_legit"))
+    trains = call.get("training", call.get("train"))
     if not trains:
         return [meet(*own, rest), *[whole(owns.values())] * (len(out) - 1)]
     saved = [owns.get(name) for name in ("save_mean", "save_invstd")]
@@ -547,7 +546,7 @@ def _indexed(track: Track, func: Any, call: dict[str, Any], owns: Owns, out: lis
     own = owns.get("self")
     if own is not None and chosen:
         own = along(own, chosen).expand(2, *x.shape)
-    if name in ("index", "_unsafe_index", "index_select"):
+    if name in ("index", "index_select"):
         taken = None if own is None else own.reshape(2, -1)[:, places.flatten()]
         return meet(None if taken is None else taken.reshape(2, *places.shape), mine)
     new = meet(owns.get("values"), mine)
@@ -572,6 +571,4 @@ RULES |= {f"{name}{end}": _attended for name in ATTENTION for end in ("", "_back
 RULES |= dict.fromkeys(NORMED, _normed)
 RULES |= dict.fromkeys(STATISTICS, _by_statistics)
 RULES |= dict.fromkeys(ENTROPIES, _entropy)
-RULES |= dict.fromkeys(
-    ("index", "_unsafe_index", "index_put", "_unsafe_index_put", "index_select"), _indexed
-)
+RULES |= dict.fromkeys(("index", "index_put", "index_select"), _indexed)
