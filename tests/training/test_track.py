@@ -13,7 +13,7 @@ from torch.utils._pytree import tree_map
 
 from torchdp.randomness import keyed_generator
 from torchdp.training import track
-from torchdp.training.record import Untaken, tensors
+from torchdp.training.calls import Untaken, tensors
 
 N = 5
 ALL = object()

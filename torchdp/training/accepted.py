@@ -1,7 +1,7 @@
 """Modules, losses and examples of which each example has a gradient of its own.
 
-Others are refused by name. Whether a module's examples meet is seen by what it makes of some of
-them beside others that are foreign to them. Not by examples alone: these draw other numbers, and
+Others are refused by name. Whether a module trains as the function that it is shows in what it
+makes of some examples beside others that are foreign to them. Not by examples alone: these draw other numbers, and
 what is rare in a batch (near neighbours, an expert that is full, numbers above a threshold) does
 not occur. The foreign ones are made of the examples that are looked at: copies, and copies with
 numbers ``FAR`` times as large. Which examples are looked at, and where they are in the batch, is
@@ -19,8 +19,9 @@ from torch._functorch.autograd_function import custom_function_call
 from torch.autograd import Function
 
 from torchdp import checks
+from torchdp.training.calls import Call, Untaken, Watching
 from torchdp.training.per_example import DRAWS, FEW, Inputs, Output, Passes, mapped, masks
-from torchdp.training.record import MIXES, Call, Untaken, Watching
+from torchdp.training.record import MIXES
 from torchdp.training.sums import holds
 
 # An example's gradient would depend on the others.

@@ -4,25 +4,20 @@ Notation: n examples; a tensor is of data, or of weights (made of parameters alo
 (the sum of the examples' losses).
 """
 
-import functools
-import inspect
 import sys
-from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 from torch.autograd.graph import get_gradient_edge
 from torch.nn import functional as F
-from torch.overrides import TorchFunctionMode
 
+from torchdp.training.calls import Call, Untaken, Watching, tensors
 from torchdp.training.factors import Form
-
-if TYPE_CHECKING:
-    from torchdp.training.track import Track
+from torchdp.training.track import Track
 
 MEANS = (
     "the loss of several examples must be the mean or the sum of their own losses, or list them, "
@@ -35,20 +30,6 @@ DROPS = {F.dropout, F.dropout1d, F.dropout2d, F.dropout3d, F.alpha_dropout, F.fe
 RECURRENT = {torch._VF.lstm, torch._VF.gru, torch._VF.rnn_tanh, torch._VF.rnn_relu}
 DRAWN = {torch.rand, torch.randn, torch.rand_like, torch.randn_like, torch.normal}
 DRAWN |= {Tensor.normal_, Tensor.uniform_, Tensor.exponential_}
-CONVOLUTION = ("input", "weight", "bias", "stride", "padding", "dilation", "groups")
-
-# Of functions whose signature Python does not know.
-ARGUMENTS: dict[Any, tuple[str, ...]] = {
-    F.linear: ("input", "weight", "bias"),
-    F.conv1d: CONVOLUTION,
-    F.conv2d: CONVOLUTION,
-    F.conv3d: CONVOLUTION,
-    F.scaled_dot_product_attention: (
-        "query", "key", "value", "attn_mask", "dropout_p", "is_causal", "scale", "enable_gqa"
-    ),
-    F.one_hot: ("classes", "num_classes"),
-    torch.cat: ("tensors", "dim"),
-}  # fmt: skip
 
 # How often a pass may ask for bool() of data: a loop that ends by the data would not end.
 MOST_ASKED = 1000
@@ -73,40 +54,12 @@ READS |= {Tensor.data.__set__, Tensor.__cuda_array_interface__.__get__}  # type:
 DIFFERENTIATE = {torch.autograd.grad, torch.autograd.backward, torch._VF._make_dual}
 
 
-class Untaken(BaseException):
-    """Why a route does not serve: no Exception, since no module's ``except`` is to catch it."""
-
-
 class Refused(ValueError):
     """What no route may serve: no other one is tried."""
 
 
 class Inside(Untaken):
     """The loss is in the module's call."""
-
-
-class Call(NamedTuple):
-    """A call of one of torch's functions."""
-
-    func: Any
-    args: tuple[Any, ...]
-    kwargs: dict[str, Any]
-
-    @property
-    def name(self) -> str:
-        return getattr(self.func, "__name__", str(self.func))
-
-    def run(self) -> Any:
-        return self.func(*self.args, **self.kwargs)
-
-    def named(self) -> dict[str, Any]:
-        """The arguments that the call gives, by name."""
-        return dict(zip(_arguments(self.func), self.args, strict=False)) | self.kwargs
-
-
-@functools.cache
-def _arguments(func: Any) -> tuple[str, ...]:
-    return ARGUMENTS.get(func) or tuple(inspect.signature(func).parameters)
 
 
 def eager() -> AbstractContextManager[object]:
@@ -124,15 +77,6 @@ def _stance(stance: str, backend: str | None) -> AbstractContextManager[object]:
     if "torch._dynamo" not in sys.modules:
         return nullcontext()
     return torch.compiler.set_stance(stance, force_backend=backend)
-
-
-def tensors(value: Any) -> Iterator[Tensor]:
-    """Those that lists, tuples and dicts hold, to any depth."""
-    if isinstance(value, Tensor):
-        yield value
-    elif isinstance(value, list | tuple | dict):
-        for part in value.values() if isinstance(value, dict) else value:
-            yield from tensors(part)
 
 
 def backward(
@@ -157,23 +101,6 @@ def own_means(n: int, given: dict[str, Any]) -> Tensor:
     if not target.is_floating_point():
         counted = (target != given.get("ignore_index", -100)).reshape(n, -1)
     return entropies.sum(1) / counted.sum(1)
-
-
-class Watching(TorchFunctionMode, ABC):
-    """Sees the calls of torch's functions."""
-
-    def __torch_function__(
-        self,
-        func: Any,
-        types: Any,
-        args: tuple[Any, ...] = (),
-        kwargs: dict[str, Any] | None = None,
-    ) -> Any:
-        return self.called(Call(func, args, kwargs or {}))
-
-    @abstractmethod
-    def called(self, call: Call) -> Any:
-        """What the call returns."""
 
 
 class Means(Watching):
@@ -272,7 +199,7 @@ class Record(Watching):
         n: int,
         rules: Mapping[Any, Rule],
         inside: bool,
-        track: "Track | None" = None,
+        track: Track | None = None,
     ) -> None:
         super().__init__()
         self.n = n

@@ -1,6 +1,6 @@
 """Each example's own gradients, by three routes.
 
-In one pass of the batch, uses of parameters recorded, and each new program checked
+In one pass of the batch, uses of parameters recorded, and each new program followed
 (``by_factors``); on the other two each example alone, as torch runs it (``by_vmap``, ``by_loop``).
 """
 
@@ -14,6 +14,7 @@ from torch.func import grad, vmap
 from torch.nn import functional as F
 
 from torchdp.training.accepted import MEETS, SYSTEM, OwnRules, meet
+from torchdp.training.calls import Untaken
 from torchdp.training.factors import Form, Rows, joined
 from torchdp.training.per_example import (
     DRAWS,
@@ -28,7 +29,7 @@ from torchdp.training.per_example import (
     masks,
     short,
 )
-from torchdp.training.record import Inside, Program, Record, Refused, Untaken, backward
+from torchdp.training.record import Inside, Program, Record, Refused, backward
 from torchdp.training.rules import RULES
 from torchdp.training.track import MOST, Track, prime
 
@@ -83,24 +84,35 @@ def _followed(passes: Passes, x: Inputs, y: Tensor, record: Record) -> Program |
     n = record.n
     if n == 1:
         return None
-    reason = Untaken("there are too many examples to follow a pass of this number alone")
-    for count in (prime(n, record.sizes), n):
-        if count > MOST:
-            continue
-        track = Track(count)
-        places = torch.arange(count, device=y.device) % n
-        try:
-            with masks(None, y.device), track.following():
-                batch = mapped(lambda value: track.rows(value[places]), x)
-                _, again = recorded(passes, batch, track.rows(y[places]), track)
-        except Untaken as error:
-            reason = error
-            continue
-        program = Program(count, again.program)
+    own = prime(n, record.sizes)
+    try:
+        program = _program(passes, x, y, own)
         if program.at(n) == record.program:
-            return None if count == n else program
-        reason = Untaken("of another number of examples it is another program")
-    raise reason
+            return program
+    except Untaken as error:
+        if own == n:
+            raise
+        reason = str(error)
+    else:
+        reason = f"of {own} examples it is another program"
+    if n > MOST:
+        raise Untaken(f"{reason}, and {n} are too many to be followed")
+    if _program(passes, x, y, n).steps != record.program:
+        raise Untaken("it is another program each time")
+    return None
+
+
+def _program(passes: Passes, x: Inputs, y: Tensor, count: int) -> Program:
+    """That of a pass of so many of the examples, over again, which is followed. Raises Untaken."""
+    places = torch.arange(count, device=y.device) % len(y)
+    track = Track(count)
+
+    def rows(value: Tensor) -> Tensor:
+        return track.rows(value[places])
+
+    with masks(None, y.device), track.following():
+        _, record = recorded(passes, mapped(rows, x), rows(y), track)
+    return Program(count, record.program)
 
 
 def _checked(passes: Passes, x: Inputs, y: Tensor, gradients: Gradients, record: Record) -> bool:

@@ -15,8 +15,9 @@ from torch import Tensor
 from torch.func import vjp, vmap
 from torch.nn import functional as F
 
+from torchdp.training.calls import Call, Untaken, tensors
 from torchdp.training.factors import Form, Products, Rows, Words
-from torchdp.training.record import Call, Record, Rule, Untaken, tensors
+from torchdp.training.record import Record, Rule
 
 # Whose channels are dimension 1, and of the others the last ones.
 CHANNELS = (F.group_norm, F.batch_norm, F.instance_norm)

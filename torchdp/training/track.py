@@ -21,7 +21,7 @@ from torch import Tensor
 from torch.nn import functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from torchdp.training.record import Call, Untaken, Watching, tensors
+from torchdp.training.calls import Call, Untaken, Watching, tensors
 
 # Examples that an int8 can count.
 MOST = 126
@@ -306,13 +306,12 @@ class Track(TorchDispatchMode):
 
     def _fitted(self, own: Own, t: Tensor) -> Own:
         """Broadcast to the tensor; joined whole where the shapes do not fit."""
-        if own is None:
-            return None
-        lead = t.ndim + 1 - own.ndim
-        sizes = zip(own.shape[1:], t.shape[max(lead, 0) :], strict=False)
-        if lead < 0 or any(a not in (1, b) for a, b in sizes):
-            own = whole([own])
-        return _led(own, t.ndim + 1).expand(2, *t.shape)
+        if own is not None:
+            lead = t.ndim + 1 - own.ndim
+            sizes = zip(own.shape[1:], t.shape[max(lead, 0) :], strict=False)
+            if lead < 0 or any(a not in (1, b) for a, b in sizes):
+                own = whole([own])
+        return None if own is None else _led(own, t.ndim + 1).expand(2, *t.shape)
 
 
 @functools.cache
@@ -450,9 +449,7 @@ def _normed(
     return _led_by(owns, out, count, "backward" in func.overloadpacket.__name__)
 
 
-def _led_by(
-    owns: Owns, out: list[Tensor], count: int, backward: bool = False
-) -> list[Own]:
+def _led_by(owns: Owns, out: list[Tensor], count: int, backward: bool = False) -> list[Own]:
     """Along ``count`` leading dimensions each number is by itself, the rest meets.
 
     backward: of the first result alone, while the others are of weights.
@@ -482,7 +479,6 @@ def _by_statistics(
 
     As an instance normalisation does, whose examples are channels of one.
     """
-    name = func.overloadpacket.__name__
     given = call["input"]
     own = [owns.get("input"), owns.get("grad_out")]
     rest = whole(value for name, value in owns.items() if name not in ("input", "grad_out"))
@@ -544,8 +540,10 @@ def _indexed(track: Track, func: Any, call: dict[str, Any], owns: Owns, out: lis
         mine = _led(mine, wide + 1)
         mine = mine.reshape(*mine.shape, *[1] * after)
     own = owns.get("self")
-    if own is not None and chosen:
-        own = along(own, chosen).expand(2, *x.shape)
+    if chosen:
+        own = along(own, chosen)
+    if own is not None:
+        own = own.expand(2, *x.shape)
     if name in ("index", "index_select"):
         taken = None if own is None else own.reshape(2, -1)[:, places.flatten()]
         return meet(None if taken is None else taken.reshape(2, *places.shape), mine)
