@@ -387,6 +387,15 @@ def test_files_hold_format_and_version_and_an_old_one_is_refused_with_both(plans
         Plan.load(tmp_path / "plan")
 
 
+def test_a_file_of_version_1_is_read_as_it_was_written():
+    """Written when version 1 was new, and kept: runs in the midst of training depend on it."""
+    plan = Plan.load(Path(__file__).parent / "files" / "plan_version_1.pt")
+    assert 1.9999 < plan.guarantee.epsilon <= 2.0
+    assert (plan.users, plan.batch, plan.strategy.steps) == (60, 20, 6)
+    assert plan.sampling == CyclicPoisson(groups=2, chance=2 / 3)
+    assert "standard deviation 2.59209 over a strategy of 2 bands" in str(plan)
+
+
 class Planted:
     ran = False
 
