@@ -240,7 +240,8 @@ FAR_ALONE = {
 def test_guarantee_what_the_batch_says_to_python_or_in_one_number_moves_no_other_example(route):
     """The program is one for all batches, and no example that was looked at is so far."""
     sums = Clipper(Mixes(FAR_ALONE[route]), cross_entropy)
-    assert 0.5 < most(sums, 1e6, range(5, 7)) <= 1 + 1e-5 and sums.route.startswith(route)
+    assert 0.5 < most(sums, 1e6, range(5, 7)) <= 1 + 1e-5
+    assert sums.route.startswith(route)
 
 
 def test_branches_on_data_that_some_checked_example_takes_are_left_to_other_routes():
@@ -250,7 +251,8 @@ def test_branches_on_data_that_some_checked_example_takes_are_left_to_other_rout
     )
     (x, y) = batch(9, b"if")
     sums(x, y, BOUND)
-    assert sums.route.startswith("loop") and "bool" not in sums.route.split(";")[0]
+    assert sums.route.startswith("loop")
+    assert "bool" not in sums.route.split(";")[0]
 
 
 @pytest.mark.parametrize("routes", [("vmap",), ("factors",)])
