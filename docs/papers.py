@@ -81,9 +81,8 @@ TAIL = """## Gaps
   paper's model.
 - **Not looked at**: what [results.csv](results.csv) says so of, among them Edmonds et al., Lemma
   29 and Corollary 31, and Ghazi et al., the remark on other models and the two open questions.
-- **Not run**: the bit sums "Pure" of Wagner, Figures 1 and 4 to 8 (their noise and flood are enumerated in
-  `tests/experiments/test_bitsums.py`), and there randomized response and the local model at `laptop`; the local and SSP
-  curves of Burkhardt et al., Figure 3, for each epsilon.
+- **Not run as printed**: of Wagner's "Pure" the flood, which changes no estimate, is ours
+  (`experiments/density/bitsums.py`), and shorter; the local and SSP curves of Burkhardt et al., Figure 3, for each epsilon.
 - **Seconds on other machines**: Tables 3 to 5 of Burkhardt et al. were measured by others
   elsewhere. GPU figures: not yet measured.
 """
