@@ -80,7 +80,7 @@ TAIL = """## Gaps
   looked at here are other tables of UCI, digits, and the test rows of AG News as vectors of the
   paper's model.
 - **Not looked at**: what [results.csv](results.csv) says so of, among them Edmonds et al., Lemma
-  29 and Corollary 31, and Ghazi et al., the remark on other models and the two open questions.
+  29 and Corollary 31, and Ghazi et al., the two open questions.
 - **Not run as printed**: of Wagner's "Pure" the flood, which changes no estimate, is ours
   (`experiments/density/bitsums.py`), and shorter. SSP and an exact local mechanism stand in Figure 3 of Burkhardt et al.
   where rows are cut: other rows have no bound to calibrate to.
