@@ -82,8 +82,8 @@ TAIL = """## Gaps
 - **Not looked at**: what [results.csv](results.csv) says so of, among them Edmonds et al., Lemma
   29 and Corollary 31, and Ghazi et al., the two open questions.
 - **Not run as printed**: of Wagner's "Pure" the flood, which changes no estimate, is ours
-  (`experiments/density/bitsums.py`), and shorter. SSP and an exact local mechanism stand in Figure 3 of Burkhardt et al.
-  where rows are cut: other rows have no bound to calibrate to.
+  (`experiments/density/bitsums.py`), and shorter. SSP and an exact local mechanism stand in Figure 3 of
+  Burkhardt et al. where rows are cut: other rows have no bound to calibrate to.
 - **Seconds on other machines**: Tables 3 to 5 of Burkhardt et al. were measured by others
   elsewhere. GPU figures: not yet measured.
 """

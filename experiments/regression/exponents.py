@@ -9,6 +9,8 @@ Data: "spectrum": d = 50, k singular values sqrt(n/k), the others 1/n; "cut": A 
 x ~ N(0, n), all
     cut to [-1, 1]; "whole": the same, not cut (how the paper scales is not said). Sums: m = 100, or
     all rows as they are, without a sketch. lambda, epsilon as in the figures.
+    Marked as the paper's is the panel in which what it says of the figure holds; p = 0 is its local
+    model. On cut rows, whose norm has a bound, "SSP" and "local" have the exact guarantee.
 What: below 4e7 the rows are drawn, added up in buckets and forgotten; beyond, a bucket's sum is
 normal with the moments
     of the last size, which costs the same at every n. The noise of all rows is a shift within A's
