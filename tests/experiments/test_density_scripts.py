@@ -1,14 +1,20 @@
 """What the density scripts share, and what they repeat of the paper."""
 
+import math
 from types import SimpleNamespace
 
 import pytest
 from scripts import FOLDER, loaded
 
+from torchdp.privacy.accounting import composed_delta
+from torchdp.privacy.composition import pure_profile
+from torchdp.randomness import keyed_generator
 from torchdp.simulate.report import read_table
 
 with loaded("density/error.py") as error:
     Config = error.Config
+    protocol = error.protocol
+    kernel = error.KERNELS["Gaussian"]
 
 # of ten times each column
 SUMS = {
@@ -37,6 +43,16 @@ def test_protocols_and_epsilons_share_the_random_features():
     other = Config(kernels=("Gaussian",), protocols=protocols[:1], epsilons=(1.0,), draws=3)
     error.measure(other, report)
     assert float(rows[-1]["feature"]) != pytest.approx(float(rows[0]["feature"]), rel=1e-3)
+
+
+def test_guarantee_local_needs_no_shuffler():
+    """Each user's own bits compose to the target, by the profile of randomized response alone."""
+    features = kernel(64, keyed_generator(b"local"))
+    kde = protocol("local", features, 125, 1.0, 1e-5)
+    own = math.log((1 - kde.law.flip) / kde.law.flip)
+    for each, sign in ((own, 1), (1.001 * own, -1)):
+        composed = composed_delta([pure_profile(each)], features.composed, 1.0)
+        assert sign * (1e-5 - composed) >= 0
 
 
 def test_the_papers_accuracies():
