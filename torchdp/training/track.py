@@ -228,6 +228,12 @@ class Track(TorchDispatchMode):
         place = key(t)
         return place in self._born and place not in self._loose and place not in self._shadows
 
+    def read(self, given: list[Tensor], name: str) -> None:
+        """Python reads these, by a call of this name, and may write over them, as by numpy."""
+        if any(self.own(t) is not None for t in given):
+            raise Untaken(f"Python reads numbers of the examples, by {name}")
+        self._loose |= set(map(key, given))
+
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
@@ -527,7 +533,8 @@ def _indexed(track: Track, func: Any, call: dict[str, Any], owns: Owns, out: lis
         indices = list(call["indices"])
     used = [d for d, t in enumerate(indices) if t is not None]
     chosen = [d for d in used if not track.fixed(indices[d])]
-    if any(indices[d].dtype in (torch.bool, torch.uint8) for d in chosen):
+    # A mask may be of several dimensions: which ones the others are of is not counted here.
+    if chosen and any(indices[d].dtype in (torch.bool, torch.uint8) for d in used):
         raise Untaken("rows are picked by a mask")
     # The place in x of each number that is taken or put.
     places = torch.arange(x.numel(), device=x.device).reshape(x.shape)
