@@ -454,3 +454,27 @@ def test_routes_that_serve_no_module_are_refused_with_the_reasons(routes):
         clip_and_sum(
             Mixes(MIXES["item"][0]), cross_entropy, *batch(5, b"few"), BOUND, routes=routes
         )
+
+
+def test_whole_numbers_that_count_no_examples_keep_the_fast_route():
+    """13 and 26 are numbers of the module; its program is followed once, for batches of any size."""
+    sums = Clipper(Mixes(lambda z, x: z.clamp(-13, 26)), cross_entropy, routes=("factors",))
+    for n in (7, 200):
+        sums(*batch(n, b"whole"), BOUND)
+    assert len(next(iter(sums._known.values())).templates) == 1
+
+
+def test_guarantee_no_more_examples_are_followed_than_can_be_counted():
+    """Shapes of all sizes leave no number of examples but the batch's own."""
+
+    def use(z, x):
+        for size in range(1, 48):
+            z = z + 0 * x.repeat(1, 8)[:, :size].sum(1, keepdim=True)
+        if len(x) > 150:
+            z = torch.cat([z[:1], z[1:60] + torch.relu(x[0] - FAR).sum(), z[60:]])
+        return z
+
+    sums = Clipper(Mixes(use), cross_entropy, routes=("factors",))
+    sums(*batch(100, b"many"), BOUND)
+    with pytest.raises(ValueError, match="200 examples are too many"):
+        sums(*batch(200, b"many"), BOUND)

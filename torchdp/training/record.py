@@ -211,7 +211,7 @@ class Record(Watching):
         self.program: list[Any] = []
         self.reduced = False  # whether the loss was seen inside of the module
         self.asked = 0  # how often Python asked for bool() of data
-        self.sizes = set[int]()  # of tensors of data
+        self.sizes = set[int]()  # whole numbers of the program, shapes among them
         self.coarsest = 0.0  # precision that numbers of data were computed in
         self._replayed = False
         self._parameters = {id(p) for p in parameters.values()}
@@ -401,8 +401,6 @@ class Record(Watching):
 
     def _made(self, t: Tensor, kind: str | None, call: Call) -> Any:
         """Marks what a call has made; its shape, for the program."""
-        if kind is DATA:
-            self.sizes.update(t.shape)
         if kind is DATA and t.is_floating_point():
             self.coarsest = max(self.coarsest, torch.finfo(t.dtype).eps)
             if call.func is F.cross_entropy and not t.ndim and self.n > 1:
@@ -436,6 +434,8 @@ class Record(Watching):
             return tuple(self.numbers(part) for part in value)
         if isinstance(value, slice):
             return self.numbers(("slice", value.start, value.stop, value.step))
+        if type(value) is int:
+            self.sizes.add(value)
         plain = isinstance(value, int | float | complex | str | type(None) | torch.dtype)
         # Python's hashes of -1 and -2 are one.
         return (type(value), value, value == -1) if plain else type(value)
