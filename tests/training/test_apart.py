@@ -471,7 +471,9 @@ def test_guarantee_no_more_examples_are_followed_than_can_be_counted():
         for size in range(1, 48):
             z = z + 0 * x.repeat(1, 8)[:, :size].sum(1, keepdim=True)
         if len(x) > 150:
-            z = torch.cat([z[:1], z[1:60] + torch.relu(x[0] - FAR).sum(), z[60:]])
+            first = torch.relu(x[0] - FAR).sum()
+            slopes = torch.cat([torch.ones(1, 1), first.expand(59, 1), torch.ones(len(x) - 60, 1)])
+            z = z.detach() + (z - z.detach()) * slopes
         return z
 
     sums = Clipper(Mixes(use), cross_entropy, routes=("factors",))
