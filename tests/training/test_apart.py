@@ -2,6 +2,7 @@
 example moves the sum.
 """
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -163,6 +164,205 @@ def test_guarantee_an_index_that_the_next_pass_may_have_otherwise_chooses_anythi
         Clipper(net, cross_entropy, routes=("factors",))(*batch(7, b"index"), BOUND)
 
 
+def by_other_constant(z, x, late):
+    places = torch.arange(len(z))
+    return z + z[[places, places.flip(0)][late]]
+
+
+def by_numpy_in_place(z, x, late):
+    places = torch.arange(len(z))
+    if late:
+        places.numpy()[:] = np.arange(len(z))[::-1]
+    return z + z[places]
+
+
+LATER = {  # what a module does from some batch on, by calls that look as before
+    "sizes whose hashes are one": lambda z, x, late: z + z.softmax([-1, -2][late]),
+    "another constant of the pass": by_other_constant,
+    "numbers of numpy": lambda z, x, late: z + z.roll(np.int64(late), 0),
+    "written by numpy": by_numpy_in_place,
+}
+
+
+@pytest.mark.parametrize("name", LATER)
+def test_guarantee_a_program_that_differs_in_a_constant_is_another_one(name):
+    late = []
+    net = Mixes(lambda z, x: LATER[name](z, x, len(late)))
+    sums = Clipper(net, cross_entropy, routes=("factors",))
+    with pytest.raises(ValueError, match=r"module mixes examples|examples meet in"):
+        for _ in range(2):
+            sums(*batch(7, b"later"), BOUND)
+            late.append(True)
+
+
+class Returns(Mixes):
+    """One of two tensors that both are made in each call."""
+
+    late = False
+
+    def forward(self, x):
+        z = super().forward(x)
+        return [z, z - z.mean(0)][self.late]
+
+
+def test_guarantee_what_a_module_returns_is_part_of_the_program():
+    net = Returns(lambda z, x: z)
+    sums = Clipper(net, cross_entropy, routes=("factors",))
+    sums(*batch(7, b"returns"), BOUND)
+    net.late = True
+    with pytest.raises(ValueError, match="module mixes examples"):
+        sums(*batch(7, b"returns"), BOUND)
+
+
+class NumpyBackward(torch.autograd.Function):
+    """The gradients of all are made shorter where one of them is long."""
+
+    @staticmethod
+    def forward(ctx, z):
+        return z * 1.0
+
+    @staticmethod
+    def backward(ctx, g):
+        numbers = g.numpy()
+        return torch.from_numpy(numbers * np.minimum(1.0, 1e6 / np.abs(numbers).max()))
+
+
+def hidden(z, x):
+    """What is written through a view has no mark."""
+    copy = torch.zeros(len(x), 6)
+    copy.view(-1).copy_(x.flatten())
+    largest = torch.from_numpy(np.abs(copy.numpy()).max(keepdims=True))
+    return z.detach() + (z - z.detach()) / largest.clamp_min(1e6)
+
+
+@pytest.mark.parametrize("use", [lambda z, x: NumpyBackward.apply(z), hidden])
+def test_guarantee_numbers_without_a_mark_are_not_read(use):
+    with pytest.raises(ValueError, match="Python reads numbers of the examples, by numpy"):
+        Clipper(Mixes(use), cross_entropy, routes=("factors",))(*batch(7, b"read"), BOUND)
+
+
+def saved(z, x):
+    def pack(t):
+        return t.detach().numpy() / max(np.abs(t.detach().numpy()).max(), 1e6)
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, torch.from_numpy):
+        return z.sigmoid()
+
+
+@torch.jit.script
+def scripted(x: torch.Tensor) -> torch.Tensor:
+    return torch.relu(x.roll(1, 0) if x.size(0) > 20 else x)
+
+
+UNSEEN = {
+    "hooks": saved,
+    "script": lambda z, x: z * (1 + scripted(x.detach()).sum(1, keepdim=True)),
+}
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("name", UNSEEN)
+def test_guarantee_what_is_computed_where_no_call_is_seen_is_refused(name):
+    with pytest.raises(
+        ValueError, match=r"factors: .*(hooks of the module's own|history is no call)"
+    ):
+        Clipper(Mixes(UNSEEN[name]), cross_entropy, routes=("factors",))(*batch(7, b"no"), BOUND)
+
+
+class OwnRule(torch.autograd.Function):
+    """Its rule for vmap mixes in batches of more than 20."""
+
+    @staticmethod
+    def forward(z):
+        return z * 1.0
+
+    @staticmethod
+    def setup_context(ctx, inputs, output):
+        pass
+
+    @staticmethod
+    def backward(ctx, g):
+        return g
+
+    @staticmethod
+    def vmap(info, dims, z):
+        return OwnRule.apply(z + z.flip(0) * (info.batch_size > 20)), 0
+
+
+def test_guarantee_no_rule_of_a_losss_own_for_vmap_is_taken():
+    def loss(z, y):
+        return cross_entropy(OwnRule.apply(z), y)
+
+    with pytest.raises(ValueError, match="a rule of its own for vmap"):
+        Clipper(Mixes(lambda z, x: z), loss, routes=("factors",))(*batch(7, b"rule"), BOUND)
+
+
+def test_guarantee_the_loss_may_turn_to_another_output_whose_gradients_mix():
+    """Gradients of zeros mix nothing: each output is followed as if the loss used all of them."""
+    used = []
+
+    class Both(Mixes):
+        def forward(self, x):
+            z = super().forward(x)
+            return z, Hooked.apply(z)
+
+    def loss(out, y):
+        return cross_entropy(out[len(used)], y)
+
+    with pytest.raises(ValueError, match="examples meet in"):
+        Clipper(Both(lambda z, x: z), loss, routes=("factors",))(*batch(7, b"heads"), BOUND)
+
+
+class Hooked(torch.autograd.Function):
+    """Mixes in its backward pass alone."""
+
+    @staticmethod
+    def forward(ctx, z):
+        return z * 1.0
+
+    @staticmethod
+    def backward(ctx, g):
+        return g + g.roll(1, 0)
+
+
+class Rare(nn.Module):
+    """Words out of the vocabulary are asked for, and so is a rare kind of row."""
+
+    def __init__(self):
+        super().__init__()
+        self.words, self.last = nn.Embedding(50, 8), nn.Linear(8, 3)
+        filled(self, 0.5)
+
+    def forward(self, words):
+        if bool((words >= 50).any()):
+            words = words.clamp(max=49)
+        z = self.words(words).mean(1)
+        return self.last(-z if bool((words == 7).all(1).any()) else z)
+
+
+def test_guarantee_an_example_at_which_the_fast_route_fails_changes_no_other_ones_branches():
+    """On the loop the rare rows, all but one, would take the branch that they do not take here."""
+    sums, (_, y) = Clipper(Rare(), cross_entropy), batch(9, b"words")
+    words = torch.arange(8, 17)[:, None]
+    sums(words, y, BOUND)
+    words[:-1] = 7
+    sums(words, y, BOUND)
+    words[-1] = 50
+    with pytest.raises(ValueError, match=r"which is False here, and fails now.*IndexError"):
+        sums(words, y, BOUND)
+
+
+def test_a_clipper_without_a_route_says_so_at_each_batch():
+    net = Mixes(lambda z, x: z * (x.sum().item() if net.late else 1.0))
+    net.late = False
+    sums = Clipper(net, cross_entropy, routes=("factors",))
+    sums(*batch(7, b"again"), BOUND)
+    net.late = True
+    for _ in range(2):
+        with pytest.raises(ValueError, match=r"none of the routes; factors: .*item"):
+            sums(*batch(7, b"again"), BOUND)
+
+
 def test_guarantee_what_python_keeps_of_the_examples_is_not_written_past_the_record():
     past = torch.ones(())
 
@@ -261,3 +461,29 @@ def test_routes_that_serve_no_module_are_refused_with_the_reasons(routes):
         clip_and_sum(
             Mixes(MIXES["item"][0]), cross_entropy, *batch(5, b"few"), BOUND, routes=routes
         )
+
+
+def test_whole_numbers_that_count_no_examples_keep_the_fast_route():
+    """13 and 26 are numbers of the module; its program is followed once, for batches of any size."""
+    sums = Clipper(Mixes(lambda z, x: z.clamp(-13, 26)), cross_entropy, routes=("factors",))
+    for n in (7, 200):
+        sums(*batch(n, b"whole"), BOUND)
+    assert len(next(iter(sums._known.values())).templates) == 1
+
+
+def test_guarantee_no_more_examples_are_followed_than_can_be_counted():
+    """Shapes of all sizes leave no number of examples but the batch's own."""
+
+    def use(z, x):
+        for size in range(1, 48):
+            z = z + 0 * x.repeat(1, 8)[:, :size].sum(1, keepdim=True)
+        if len(x) > 150:
+            first = torch.relu(x[0] - FAR).sum()
+            slopes = torch.cat([torch.ones(1, 1), first.expand(59, 1), torch.ones(len(x) - 60, 1)])
+            z = z.detach() + (z - z.detach()) * slopes
+        return z
+
+    sums = Clipper(Mixes(use), cross_entropy, routes=("factors",))
+    sums(*batch(100, b"many"), BOUND)
+    with pytest.raises(ValueError, match="200 examples are too many"):
+        sums(*batch(200, b"many"), BOUND)

@@ -113,11 +113,13 @@ class Known:
 
     def next(self, reason: str) -> None:
         """Raises ValueError where no route is left."""
-        self.reasons.append(f"{self.routes.pop(0)}: {reason}")
-        if not self.routes:
+        reasons = [*self.reasons, f"{self.routes[0]}: {reason}"]
+        if len(self.routes) == 1:
             raise ValueError(
-                "module and loss are served by none of the routes; " + "; ".join(self.reasons)
+                "module and loss are served by none of the routes; " + "; ".join(reasons)
             )
+        self.routes.pop(0)
+        self.reasons = reasons
 
 
 class Passes:

@@ -10,6 +10,7 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.autograd.graph import get_gradient_edge
@@ -210,7 +211,7 @@ class Record(Watching):
         self.program: list[Any] = []
         self.reduced = False  # whether the loss was seen inside of the module
         self.asked = 0  # how often Python asked for bool() of data
-        self.sizes = set[int]()  # of tensors of data
+        self.sizes = set[int]()  # whole numbers of the program, shapes among them
         self.coarsest = 0.0  # precision that numbers of data were computed in
         self._replayed = False
         self._parameters = {id(p) for p in parameters.values()}
@@ -323,6 +324,9 @@ class Record(Watching):
                     raise Untaken("Python asks for bool() of data in a loop")
                 return False
             self._refuse(call)
+        if self.track is not None and call.func in READS:
+            # What has no mark may be of data: written through views, or of the backward pass.
+            self.track.read(given, call.name)
         # An attribute, as .mT or .shape: what is no other tensor needs no mark.
         if call.name == "__get__":
             out = call.run()
@@ -343,7 +347,7 @@ class Record(Watching):
         # x[i] = y returns nothing, and x is then of data where y is.
         written = [call.args[0]] if call.func is Tensor.__setitem__ else []
         shapes = [self._made(t, kind, call) for t in [*tensors(out), *written]]
-        arguments = self._numbers((call.args, tuple(call.kwargs.items())))
+        arguments = self.numbers((call.args, tuple(call.kwargs.items())))
         # What neither takes nor makes a tensor, as torch.device, computes nothing.
         if given or shapes:
             self.program.append((call.func, arguments, tuple(shapes)))
@@ -384,25 +388,28 @@ class Record(Watching):
         # Inside of these a call is seen on wrapped tensors, whose marks are lost.
         if torch._C._functorch.maybe_current_level() is not None:
             raise Untaken("the module calls transforms of torch.func")
+        hooks = torch._C._autograd._top_saved_tensors_default_hooks(True)
+        # They run inside of torch's calls, where none is seen.
+        if hooks is not None and not hooks[0].__module__.startswith("torch."):
+            raise Untaken("hooks of the module's own save tensors")
         for t, kind in zip(given, kinds, strict=True):
-            if kind is None and t.requires_grad and id(t) not in self._parameters:
+            unseen = self.track is not None and not self._seen(t) and self.track.own(t) is not None
+            if unseen or (kind is None and t.requires_grad and id(t) not in self._parameters):
                 raise Untaken(
                     f"{call.name} is given a tensor whose history is no call of torch's functions"
                 )
 
     def _made(self, t: Tensor, kind: str | None, call: Call) -> Any:
         """Marks what a call has made; its shape, for the program."""
-        if kind is DATA:
-            self.sizes.update(t.shape)
         if kind is DATA and t.is_floating_point():
             self.coarsest = max(self.coarsest, torch.finfo(t.dtype).eps)
             if call.func is F.cross_entropy and not t.ndim and self.n > 1:
                 raise Inside("the loss is in the module's call")
-        if kind is not None and (kind is not WEIGHTS or t.requires_grad):
-            self._mark(t, kind)
-        return self._numbers(tuple(t.shape))
+        # Constants, too: by which of them a call is given a program is another one.
+        self._mark(t, kind if kind is not WEIGHTS or t.requires_grad else None)
+        return self.numbers(tuple(t.shape))
 
-    def _mark(self, t: Tensor, kind: str) -> None:
+    def _mark(self, t: Tensor, kind: str | None) -> None:
         t._torchdp = self._own, kind, len(self.program)  # type: ignore[attr-defined]
 
     def _kind(self, t: Any) -> str | None:
@@ -413,13 +420,22 @@ class Record(Watching):
             raise Untaken("a tensor of another pass is kept")
         return mark[1] if mark[0] is self._own else None
 
-    def _numbers(self, value: Any) -> Any:
+    def _seen(self, t: Tensor) -> bool:
+        """Whether a call of this pass has made it."""
+        return getattr(t, "_torchdp", (None,))[0] is self._own
+
+    def numbers(self, value: Any) -> Any:
         """A call's arguments but for the tensors' numbers."""
         if isinstance(value, Tensor):
-            return ("tensor", str(value._torchdp[2])) if self._kind(value) else "tensor"  # type: ignore[attr-defined]
+            return ("tensor", str(value._torchdp[2])) if self._seen(value) else "tensor"  # type: ignore[attr-defined]
+        if isinstance(value, np.generic):
+            value = value.item()
         if isinstance(value, tuple | list):
-            return tuple(self._numbers(part) for part in value)
+            return tuple(self.numbers(part) for part in value)
         if isinstance(value, slice):
-            return self._numbers(("slice", value.start, value.stop, value.step))
-        plain = isinstance(value, int | float | str | type(None) | torch.dtype)
-        return (type(value), value) if plain else type(value)
+            return self.numbers(("slice", value.start, value.stop, value.step))
+        if type(value) is int:
+            self.sizes.add(value)
+        plain = isinstance(value, int | float | complex | str | type(None) | torch.dtype)
+        # Python's hashes of -1 and -2 are one.
+        return (type(value), value, value == -1) if plain else type(value)

@@ -44,6 +44,13 @@ TOLERANCE = 2.0**10
 LEAST_TOLERANCE = 1e-9
 
 
+# Why a batch has no sum.
+RAISES = (
+    "module asks for bool() of examples' numbers, which is False here, and fails now: check the "
+    "batch, choose by torch.where and not by bool(), or pass routes=('vmap', 'loop'); "
+)
+
+
 def by_factors(passes: Passes, x: Inputs, y: Tensor) -> Gradients:
     """All examples at once.
 
@@ -191,6 +198,9 @@ def recorded(
     except (Refused, torch.OutOfMemoryError):
         raise
     except Exception as error:  # of whatever kind: the next route shows if it is the module's own
+        # By another route the branches of all other examples would change with this one's.
+        if record.asked and known.calls:
+            raise Refused(f"{RAISES}{short(error)}") from error
         raise Untaken(short(error)) from error
 
 
@@ -212,7 +222,10 @@ def _pass(passes: Passes, record: Record, x: Inputs, y: Tensor) -> Gradients:
     labels = record.data(y) if record.inside else None
     total, returned = passes.on_copies(mapped(record.data, x), labels, record)
     record.finished()
-    losses = _losses(passes, record, total, Output.of(returned), y)
+    output = Output.of(returned)
+    # Which of the pass's tensors these are is part of the program.
+    record.program.append(("returned", record.numbers([total, *output.tensors])))
+    losses = _losses(passes, record, total, output, y)
     with torch.autocast(y.device.type, enabled=False):
         forms = _forms(passes, record, losses)
     return Gradients(forms, losses.losses.detach(), losses.mixes)
@@ -228,11 +241,17 @@ def _losses(passes: Passes, record: Record, total: Tensor, output: Output, y: Te
     live = [t for t in tensors if t.requires_grad]
     if not live or any(not t.ndim or len(t) != n for t in tensors):
         raise Untaken("what the module returns has no row for each example")
+    # Whatever a later loss makes of them.
+    for t in tensors:
+        record.own(t)
     if len(output.leaves) == len(live) == 1:
         losses = closed(passes.both.loss, live[0], y)
         if losses is not None:
             return _Losses(losses, [losses], [torch.ones_like(losses)], {})
     losses, down, rows = _losses_by_vmap(passes, output, y)
+    if record.track is not None:
+        # Also of tensors that this loss leaves out, where gradients are 0.
+        down = list(map(record.track.rows, down))
     for g in rows.values():
         record.own(g)
     compares = n > 1 and record.track is None
@@ -264,7 +283,9 @@ def _losses_by_vmap(
     own = {name: passes.leaves[name].detach() for name in known.reached}
     gradient = grad(loss, argnums=(0, 1), has_aux=True)
     mapping = vmap(gradient, (None, 0, 0, 0), randomness=passes.randomness)
-    (rows, down), losses = mapping(own, outs, others, y)
+    # A custom function's own rule for vmap sees all examples together.
+    with OwnRules():
+        (rows, down), losses = mapping(own, outs, others, y)
     if passes.captured(losses):
         raise Untaken("the loss holds parameters by themselves, or others than before")
     return losses.detach(), down, rows

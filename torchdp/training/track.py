@@ -37,7 +37,8 @@ ELEMENTWISE = (
     "huber_loss_backward binary_cross_entropy binary_cross_entropy_backward hardtanh "
     "hardtanh_backward log_sigmoid_forward log_sigmoid_backward elu_backward leaky_relu_backward "
     "hardswish hardswish_backward hardsigmoid hardsigmoid_backward softplus_backward "
-    "softshrink_backward mish_backward _prelu_kernel sgn complex"
+    "softshrink_backward hardshrink_backward mish_backward _prelu_kernel _prelu_kernel_backward sgn "
+    "complex polar"
 ).split()
 # Numbers change their places, by no other numbers than whole ones of the call.
 MOVED = (
@@ -47,12 +48,13 @@ MOVED = (
 # ``dim`` goes, or all dimensions.
 REDUCED = (
     "sum mean amax amin max min var std var_mean std_mean prod any all argmax argmin logsumexp "
-    "linalg_vector_norm nansum median aminmax count_nonzero kthvalue"
+    "linalg_vector_norm norm nansum median aminmax count_nonzero kthvalue"
 ).split()
 # Numbers meet along ``dim``, which stays.
 SCANNED = (
     "_softmax _safe_softmax _log_softmax _softmax_backward_data _log_softmax_backward_data cumsum "
-    "cumprod logcumsumexp cummax cummin sort topk glu glu_backward _fft_r2c _fft_c2c _fft_c2r"
+    "cumprod logcumsumexp cummax cummin sort topk glu glu_backward linalg_cross _fft_r2c _fft_c2c "
+    "_fft_c2r"
 ).split()
 SCATTERED = "gather scatter scatter_add scatter_reduce index_add".split()
 PRODUCTS = "mm bmm addmm baddbmm mv addmv".split()
@@ -60,10 +62,13 @@ PRODUCTS = "mm bmm addmm baddbmm mv addmv".split()
 BATCHED = (
     "convolution convolution_backward native_group_norm native_group_norm_backward im2col col2im "
     "grid_sampler_2d max_pool2d_with_indices max_pool2d_with_indices_backward avg_pool2d "
-    "avg_pool2d_backward _adaptive_avg_pool2d _adaptive_avg_pool2d_backward "
-    "adaptive_max_pool2d upsample_nearest2d upsample_nearest2d_backward upsample_bilinear2d "
-    "upsample_bilinear2d_backward reflection_pad1d reflection_pad2d reflection_pad2d_backward "
-    "replication_pad2d"
+    "avg_pool2d_backward max_pool3d_with_indices max_pool3d_with_indices_backward avg_pool3d "
+    "avg_pool3d_backward _adaptive_avg_pool2d _adaptive_avg_pool2d_backward adaptive_max_pool2d "
+    "adaptive_max_pool2d_backward upsample_nearest1d upsample_nearest1d_backward upsample_linear1d "
+    "upsample_linear1d_backward upsample_nearest2d upsample_nearest2d_backward upsample_bilinear2d "
+    "upsample_bilinear2d_backward upsample_bicubic2d upsample_bicubic2d_backward reflection_pad1d "
+    "reflection_pad1d_backward reflection_pad2d reflection_pad2d_backward replication_pad1d "
+    "replication_pad1d_backward replication_pad2d replication_pad2d_backward"
 ).split()
 ATTENTION = (
     "_scaled_dot_product_flash_attention_for_cpu _scaled_dot_product_flash_attention "
@@ -177,6 +182,8 @@ class Track(TorchDispatchMode):
 
     def __init__(self, n: int) -> None:
         super().__init__()
+        if n > MOST:
+            raise Untaken(f"{n} examples are too many to be followed")
         self.n = n
         # The operation in which the examples of a storage's numbers met.
         self._met: dict[int, str] = {}
@@ -227,6 +234,12 @@ class Track(TorchDispatchMode):
         """Whether the next pass has the same numbers there."""
         place = key(t)
         return place in self._born and place not in self._loose and place not in self._shadows
+
+    def read(self, given: list[Tensor], name: str) -> None:
+        """Python reads these, by a call of this name, and may write over them, as by numpy."""
+        if any(self.own(t) is not None for t in given):
+            raise Untaken(f"Python reads numbers of the examples, by {name}")
+        self._loose |= set(map(key, given))
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
@@ -527,7 +540,8 @@ def _indexed(track: Track, func: Any, call: dict[str, Any], owns: Owns, out: lis
         indices = list(call["indices"])
     used = [d for d, t in enumerate(indices) if t is not None]
     chosen = [d for d in used if not track.fixed(indices[d])]
-    if any(indices[d].dtype in (torch.bool, torch.uint8) for d in chosen):
+    # A mask may be of several dimensions: which ones the others are of is not counted here.
+    if chosen and any(indices[d].dtype in (torch.bool, torch.uint8) for d in used):
         raise Untaken("rows are picked by a mask")
     # The place in x of each number that is taken or put.
     places = torch.arange(x.numel(), device=x.device).reshape(x.shape)
