@@ -404,7 +404,9 @@ def choose(
     delta = checks.fraction("delta", delta)
     question = Question(users, epsilon, delta, absent, most)
     mean = checks.instance("objective", objective, Objective) is Objective.MEAN
-    generator = checks.random_source(_same() if generator is None else generator)
+    generator = checks.random_source(
+        keyed_generator(b"density") if generator is None else generator
+    )
     limit = math.sqrt(2) * question.sigma / users
     with torch.device("cpu"):  # what is new is small; features are where the generator is
         tried = list(plans(kernel, box, dimension, limit, mean, generator))
@@ -420,10 +422,6 @@ def choose(
     if classes is None:
         return Choice((Candidate(name, kde, design.error, note),))
     return Choice((Candidate(name, ShuffledClasses.like(kde, classes), design.error, note),))
-
-
-def _same() -> torch.Generator:
-    return keyed_generator(b"density")
 
 
 def _certified(tried: list[Plan], question: Question) -> tuple[Design, ShuffledKDE]:

@@ -19,7 +19,7 @@ from torchdp import checks
 from torchdp.brief import Brief
 from torchdp.density.family import NUMBERS_AT_ONCE, Family, Features, rounded
 from torchdp.description import described, made
-from torchdp.draws import Draws, Simulated
+from torchdp.draws import Draws, Shape, Simulated
 from torchdp.privacy import Guarantee
 from torchdp.protocol import Crowd, Estimate, Objective, Protocol, Tally, Users
 from torchdp.protocol.records import alike, tensor_of, weighted_sum
@@ -198,7 +198,7 @@ def counted(features: Features, x: Tensor, steps: Tensor, draws: Draws) -> Tenso
 
 
 def crowd_counted(
-    features: Features, crowd: Crowd, steps: Tensor | None, draws: Simulated, shape: tuple[int, ...]
+    features: Features, crowd: Crowd, steps: Tensor | None, draws: Simulated, shape: Shape
 ) -> Tensor:
     """Sums of all users' counts, (*shape, *batch, instances) int64, unchecked.
 

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from torchdp import checks
 from torchdp.domains.shapes import Encoding, encoding
-from torchdp.draws import Draws
+from torchdp.draws import Draws, Shape
 from torchdp.mean.gaussian import GaussianRelease
 from torchdp.protocol import Crowd, Estimate, Layout, Limits, Objective, Tally, Users
 from torchdp.protocol.records import broadcast_users, weighted_sum
@@ -117,7 +117,7 @@ class GaussianMoments(GaussianRelease):
         # Permanents of Gram matrices are not negative: less is rounding.
         return scale * (variances / math.factorial(self.order)).clamp_min(0).sqrt()
 
-    def release(self, summary: Crowd, draws: Draws, shape: tuple[int, ...]) -> Tally:
+    def release(self, summary: Crowd, draws: Draws, shape: Shape) -> Tally:
         blocks = (
             tensor_sum(u, self.order, c).flatten(-self.order) for u, c in self.encoded(summary)
         )
@@ -315,7 +315,7 @@ class GaussianCovariance(GaussianRelease):
         """
         return self.sums.sigma / broadcast_users(checks.people("n", n, 1), answer)
 
-    def release(self, summary: Crowd, draws: Draws, shape: tuple[int, ...]) -> Tally:
+    def release(self, summary: Crowd, draws: Draws, shape: Shape) -> Tally:
         r = self.root.shape[1]
         blocks = (self._joint(u, counts) for u, counts in self.encoded(summary))
         noisy = self.sums.released(self.sums.blocks(blocks, summary.n), draws, shape)

@@ -53,7 +53,8 @@ class PairwiseAnalyst(ABC):
         statistic = self.statistic
         statistic.refuse_constant()
         if statistic.pairs is not self.estimated_pairs and statistic.form.diagonal is None:
-            checks.validated(statistic, "common_diagonals")
+            for form in statistic.forms:
+                statistic.common_diagonal(form)
 
     @abstractmethod
     def check(self, tally: Tally, least: int = 1) -> Tally:

@@ -200,7 +200,7 @@ class PairwiseForms(Brief):
         beside the others, because their share of the answer falls like 1/n.
         """
         # One that approximates has the diagonal of the other statistic.
-        if self.approximates is not None or not any(self._varying):
+        if self.approximates is not None or not any(map(self._varies, self.forms)):
             return self
         diagonals = torch.stack([self.diagonal(form) for form in self.forms])
         centred = diagonals - diagonals.mean(-1, keepdim=True)
@@ -247,17 +247,8 @@ class PairwiseForms(Brief):
             )
         return self.diagonal(form).mean(-1)
 
-    @cached_property
-    def common_diagonals(self) -> list[Tensor]:
-        """``common_diagonal`` of each of its forms. Raises ValueError."""
-        return [self.common_diagonal(form) for form in self.forms]
-
-    @cached_property
-    def _varying(self) -> list[bool]:
-        """Whether f(x, x) depends on x, of each of its forms."""
-        return [self._varies(form) for form in self.forms]
-
     def _varies(self, form: Form) -> bool:
+        """Whether f(x, x) depends on x."""
         low, high = self.diagonal(form).aminmax(dim=-1)
         varies = high - low > self.rounding(form)
         return bool(varies.any())

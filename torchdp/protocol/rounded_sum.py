@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from torchdp import checks
-from torchdp.draws import Draws
+from torchdp.draws import Draws, Shape
 from torchdp.grid import moved
 from torchdp.privacy import Guarantee, Model, Neighbours, gaussian_guarantee
 from torchdp.privacy.gaussian import ROUNDED
@@ -138,7 +138,7 @@ class RoundedSum:
     def _steps(self, total: Tensor) -> Tensor:
         return (total / self.step).round_().to(torch.int64)
 
-    def released(self, whole: Tensor, draws: Draws, shape: tuple[int, ...] = ()) -> Tensor:
+    def released(self, whole: Tensor, draws: Draws, shape: Shape = ()) -> Tensor:
         """Y, (*shape, *batch, size) float64, of whole steps (*batch, size)."""
         if not self.sigma:
             return (whole.double() * self.step).expand(*shape, *whole.shape)

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from torchdp import checks
 from torchdp import discrete_laplace as laplace
-from torchdp.draws import Draws, Simulated
+from torchdp.draws import Draws, Shape, Simulated
 from torchdp.privacy import Guarantee, Model, Neighbours, gaussian_sigma
 from torchdp.privacy.gaussian import ROUNDED, SOURCE
 from torchdp.protocol import CuratorProtocol, Layout, Limits, Tally, Users
@@ -23,7 +23,7 @@ from torchdp.protocol.rounded_sum import VARIATION, RoundedSum, exact_sums
 from torchdp.queries.channel import Question
 from torchdp.queries.protocol import FactoredProtocol, FactoredQueries, squared_distances
 from torchdp.queries.release import through
-from torchdp.shuffle.laws import MessageLaw
+from torchdp.shuffle.laws import MessageLaw, message_law
 from torchdp.shuffle.search import Sensitivity
 from torchdp.shuffle.sums import Shuffled
 from torchdp.workloads import Workload
@@ -114,7 +114,7 @@ class CentralFactorization(FactoredProtocol, CuratorProtocol[Tensor]):
     def limits(self, n: Users) -> dict[str, Limits]:
         return {"sum": self.sums.limits(n)}
 
-    def release(self, summary: Tensor, draws: Draws, shape: tuple[int, ...]) -> Tally:
+    def release(self, summary: Tensor, draws: Draws, shape: Shape) -> Tally:
         whole = exact_sums(self.queries.right, summary, self.sums.step)
         return Tally(users_of(summary), {"sum": self.sums.released(whole, draws, shape)})
 
@@ -225,7 +225,7 @@ class CentralLaplace(FactoredProtocol, CuratorProtocol[Tensor]):
             )
         return counts
 
-    def release(self, summary: Tensor, draws: Draws, shape: tuple[int, ...]) -> Tally:
+    def release(self, summary: Tensor, draws: Draws, shape: Shape) -> Tally:
         # Exact: no partial sum of 2^33 users and counts of 2^20 is beyond 2^53.
         exact = (summary.double() @ self.queries.right.mT).long()
         # Each of the releases draws noise of its own, in place.
@@ -324,10 +324,7 @@ class ShuffledQueries(FactoredProtocol, Shuffled[Tensor]):
 
         Raises TypeError, ValueError.
         """
-        if not (isinstance(kind, type) and issubclass(kind, MessageLaw)):
-            raise TypeError(
-                f"kind must be a subclass of MessageLaw, such as BoundedSum, not {kind!r}"
-            )
+        message_law(kind)
         if isinstance(workload, FactoredQueries):
             queries = workload
         else:
@@ -373,7 +370,7 @@ class ShuffledQueries(FactoredProtocol, Shuffled[Tensor]):
     def bits(self, x: Tensor, draws: Draws) -> Tensor:
         return self.queries.right.mT[x].bool()
 
-    def sample_unchecked(self, summary: Tensor, draws: Simulated, shape: tuple[int, ...]) -> Tally:
+    def sample_unchecked(self, summary: Tensor, draws: Simulated, shape: Shape) -> Tally:
         """All ``law.users`` send. O(k instances), whatever their number."""
         sums = summary.double() @ self.queries.right.mT
         ones = sums.round().long()

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from torchdp import checks
-from torchdp.draws import Draws, Simulated
+from torchdp.draws import Draws, Shape, Simulated
 from torchdp.memory import rows_at_once
 from torchdp.privacy import Guarantee
 from torchdp.protocol import Crowd, Estimate, Relay, Tally
@@ -449,7 +449,7 @@ class OracleQueries(Channel, Relay[Tensor, Tensor, FrequencyOracle]):
     def collect_unchecked(self, x: Tensor, draws: Draws) -> Tally:
         return self.client.collect_unchecked(x, draws)
 
-    def sample_unchecked(self, summary: Tensor, draws: Simulated, shape: tuple[int, ...]) -> Tally:
+    def sample_unchecked(self, summary: Tensor, draws: Simulated, shape: Shape) -> Tally:
         return self.client.sample_unchecked(summary, draws, shape)
 
 
@@ -634,18 +634,12 @@ class LocalOracle(OracleQueries):
     def _of_messages(self, tally: Tally) -> Tensor:
         """Covariance of one user's decoded message, (*batch, m, m), as messages came."""
         f = frequencies(tally)
-        V = self.decoded(tally)
+        # V, what each message adds to the answers but for W's means: (m, outputs).
+        V = self.decoded_messages.mT
+        if self._adapted is not None:
+            V = self._adapted.decoders(tally)
         centred = V - V @ f[..., None]
         return (centred * f[..., None, :]) @ centred.mT
-
-    def decoded(self, tally: Tally) -> Tensor:
-        """V, what each message adds to the answers but for W's means: (m, outputs).
-
-        (*batch, m, outputs) where the decoder is adapted to the tally.
-        """
-        if self._adapted is not None:
-            return self._adapted.decoders(tally)
-        return self.decoded_messages.mT
 
 
 def decoding(workload: Tensor, client: FrequencyOracle) -> LocalOracle:
@@ -713,7 +707,7 @@ class LocalFactorization(FactoredProtocol, Relay[Tensor, Tensor, BallRandomizer]
     def collect_unchecked(self, x: Tensor, draws: Draws) -> Tally:
         return self.client.collect_crowd(self.queries.right.mT, self.summary(x), draws)
 
-    def sample_unchecked(self, summary: Tensor, draws: Simulated, shape: tuple[int, ...]) -> Tally:
+    def sample_unchecked(self, summary: Tensor, draws: Simulated, shape: Shape) -> Tally:
         crowd = Crowd.shared(self.queries.right.mT, summary)
         return self.client.sample_unchecked(crowd, draws, shape)
 

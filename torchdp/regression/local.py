@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from torchdp import checks
-from torchdp.draws import Draws, Simulated
+from torchdp.draws import Draws, Shape, Simulated
 from torchdp.protocol import Layout, Limits, Objective, Relay, Tally, Users
 from torchdp.protocol.records import ROUNDING, broadcast_users, tensor_of
 from torchdp.randomizers import GaussianVector
@@ -94,9 +94,7 @@ class LocalRows(RowsProtocol, Relay[SecondMoments, Tensor, GaussianVector]):
         checks.shaped("messages", messages, "n", self.size, empty=True)
         return Tally(len(messages), {"gram": messages.mT @ messages})
 
-    def sample_unchecked(
-        self, summary: SecondMoments, draws: Simulated, shape: tuple[int, ...]
-    ) -> Tally:
+    def sample_unchecked(self, summary: SecondMoments, draws: Simulated, shape: Shape) -> Tally:
         """O(d^3) a repetition, whatever n.
 
         With [A b] = Q R, Q^T E and the rest of E are independent: Z^T Z = (R + G)^T (R + G) + W, G

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from torchdp import checks
-from torchdp.draws import Draws
+from torchdp.draws import Draws, Shape
 from torchdp.grid import grid_sensitivity, grid_sigma, grid_variation
 from torchdp.kernels import secure_sketch
 from torchdp.kernels.secure_sketch import SURE, VARIATION
@@ -232,7 +232,7 @@ class SecureSketch(SecureSums):
         sums += noise.view_as(sums).to(sums.dtype)
         return tally
 
-    def noise_of(self, words: Tensor, shape: tuple[int, ...], draws: Draws) -> Tensor:
+    def noise_of(self, words: Tensor, shape: Shape, draws: Draws) -> Tensor:
         """As one number, however many words. Raises ValueError where the grid is too coarse."""
         units = self._together(words.to(draws.device))
         if units is None:

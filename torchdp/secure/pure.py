@@ -15,7 +15,7 @@ from torch import Tensor
 
 from torchdp import checks
 from torchdp import discrete_laplace as laplace
-from torchdp.draws import Draws
+from torchdp.draws import Draws, Shape
 from torchdp.privacy import Guarantee, Model, Neighbours
 from torchdp.protocol.interval import laplace_stretch
 from torchdp.secure.ring import Ring
@@ -141,7 +141,7 @@ class PureSecureSketch(SecureSums):
         signs = self.sketch.signs[:, first : first + len(x)].to(x.device)
         return Words(first, words.mul_(signs[..., None]).to(ring.dtype))
 
-    def noise_of(self, words: Tensor, shape: tuple[int, ...], draws: Draws) -> Tensor:
+    def noise_of(self, words: Tensor, shape: Shape, draws: Draws) -> Tensor:
         shares = words.to(draws.device).double() * self.part
         return laplace.sample_sums(shares[..., None].expand(shape), self.rate, draws)
 

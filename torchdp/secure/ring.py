@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from torchdp import checks
-from torchdp.draws import Draws
+from torchdp.draws import Draws, Shape
 from torchdp.noise import Noise, source
 
 # Signed, since torch adds these modulo 2^bits and has few operations for unsigned integers.
@@ -109,7 +109,7 @@ def share(words: Tensor, servers: int, *, noise: Noise | None = None) -> Tensor:
     return shares
 
 
-def masks(shape: tuple[int, ...], dtype: torch.dtype, draws: Draws) -> Tensor:
+def masks(shape: Shape, dtype: torch.dtype, draws: Draws) -> Tensor:
     """Words uniform on all 2^bits, int32 or int64; two of 32 bits from each of 64."""
     count = math.prod(shape)
     # of 64 bits, rounded up

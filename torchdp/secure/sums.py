@@ -21,7 +21,7 @@ from torch import Tensor
 
 from torchdp import checks, wire
 from torchdp.brief import Brief
-from torchdp.draws import Draws, Simulated
+from torchdp.draws import Draws, Shape, Simulated
 from torchdp.kernels import secure_sketch
 from torchdp.noise import Noise, source
 from torchdp.protocol import Estimate, Layout, Limits, MessageProtocol, Objective, Tally, Users
@@ -65,6 +65,7 @@ class SecureSums(MessageProtocol[Tensor, Words]):
     Raises TypeError, ValueError before anything is drawn.
     """
 
+    takes_groups = False  # a sum has servers and keys of its own
     NORM: ClassVar[int] = 2  # of a row, that ``bound`` and ``sensitivity`` are of
 
     sketch: Sketch
@@ -387,13 +388,13 @@ class SecureSums(MessageProtocol[Tensor, Words]):
             first += len(rows)
 
     @abstractmethod
-    def noise_of(self, words: Tensor, shape: tuple[int, ...], draws: Draws) -> Tensor:
+    def noise_of(self, words: Tensor, shape: Shape, draws: Draws) -> Tensor:
         """Noise of sums, int64 of this shape, (..., *batch, m, d); unchecked.
 
         words: how many each sum is of, (*batch, m).
         """
 
-    def sample_unchecked(self, summary: Tensor, draws: Simulated, shape: tuple[int, ...]) -> Tally:
+    def sample_unchecked(self, summary: Tensor, draws: Simulated, shape: Shape) -> Tally:
         noise = self.noise_of(self.sketch.counts(), (*shape, *summary.shape), draws)
         return Tally(self.sketch.clients, {"words": (summary + noise).to(self.ring.dtype)})
 
@@ -436,11 +437,6 @@ class SecureSums(MessageProtocol[Tensor, Words]):
         checks.shaped("messages", words, self.sketch.copies, "clients", self.columns, empty=True)
         checks.integer("messages.first", messages.first, 0, self.sketch.clients - words.shape[1])
         return self.added([messages], words.device)
-
-    def collect_groups(self, x: Tensor, groups: Tensor, size: int, draws: Draws) -> Tally:
-        raise ValueError(
-            "x must be of the clients of one sum, which has servers and keys of its own"
-        )
 
     def collect_unchecked(self, x: Tensor, draws: Draws) -> Tally:
         return self.gathered(len(x), x.split(self.at_once), draws)

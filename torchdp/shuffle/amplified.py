@@ -241,8 +241,7 @@ class Amplified(Same[Any, Any, MessageProtocol[Any, Any]]):
                 "blanket of its own, such as Blanket.unknown(epsilon)"
             )
         checks.keep(self, users=partial(checks.integer, least=1), delta=checks.fraction)
-        if not 0 <= checks.integer("absent", self.absent, 0) < self.users:
-            raise ValueError(f"absent must be below users = {self.users}, not {self.absent}")
+        checks.integer("absent", self.absent, 0, self.users - 1)
         if self.epsilon is not None:
             checks.keep(self, epsilon=checks.positive)
             checks.validated(self, "guarantee")

@@ -212,12 +212,7 @@ class BitLaw(ABC):
     @final
     def present(self, absent: int) -> int:
         """Users whose noise counts, at least one. Raises ValueError."""
-        absent = checks.integer("absent", absent, 0)
-        if absent >= self.users:
-            raise ValueError(
-                f"absent must be below the number of users, {self.users}, not {absent}"
-            )
-        return self.users - absent
+        return self.users - checks.integer("absent", absent, 0, self.users - 1)
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from torchdp import checks, wire
-from torchdp.draws import Draws, Simulated
+from torchdp.draws import Draws, Shape, Simulated
 from torchdp.privacy import Arithmetic, Guarantee, Model, Neighbours
 from torchdp.privacy.gaussian import ROUNDED
 from torchdp.protocol import Estimate, Layout, Limits, MessageProtocol, Objective, Tally, Users
@@ -202,11 +202,10 @@ class Shuffled(MessageProtocol[S, ShuffledMessages]):
     def randomize_unchecked(self, x: Tensor, draws: Draws) -> ShuffledMessages:
         return self.law.randomize_unchecked(self.bits(x, draws), draws)
 
-    def collect_unchecked(self, x: Tensor, draws: Draws) -> Tally:
-        # Users in parts whose messages fit into memory.
-        at_once = max(1, int(MESSAGES_AT_ONCE / self.messages_per_user))
-        parts = x.split(at_once)
-        return self.add(*(self.tally(self.randomize_unchecked(part, draws)) for part in parts))
+    @property
+    def users_at_once(self) -> int:  # type: ignore[override]
+        """Those whose messages fit into memory."""
+        return max(1, int(MESSAGES_AT_ONCE / self.messages_per_user))
 
     @property
     def layout(self) -> Layout:
@@ -344,7 +343,7 @@ class BitSums(Shuffled[Tensor]):
     def bits(self, x: Tensor, draws: Draws) -> Tensor:
         return x
 
-    def sample_unchecked(self, summary: Tensor, draws: Simulated, shape: tuple[int, ...]) -> Tally:
+    def sample_unchecked(self, summary: Tensor, draws: Simulated, shape: Shape) -> Tally:
         """All ``law.users`` send. O(instances), whatever their number."""
         total = self.law.noised(summary.expand(*shape, *summary.shape), draws)
         batch = summary.shape[:-1]
