@@ -183,7 +183,7 @@ def kernel_means(family: Family, x: Tensor, y: Tensor, *, counts: Tensor | None 
         weights = torch.ones_like(x[:, 0])
     else:
         weights = checks.counts("counts", counts, len(x))
-    total = torch.zeros(len(y), dtype=torch.float64, device=x.device)
+    total = x.new_zeros(len(y), dtype=torch.float64)
     size = max(1, NUMBERS_AT_ONCE // max(1, len(y)))
     for part, weight in zip(x.split(size), weights.double().split(size), strict=True):
         total += weight @ family.k(part, y.to(part)).double()
@@ -242,7 +242,7 @@ def _parts(share: Tensor, steps: Tensor) -> tuple[Tensor, Tensor]:
     doubled = (1 + share.double()).clamp_(0, 2)
     u = doubled * (steps.to(share.device) / 2)
     whole = u.floor()
-    return whole.to(torch.int64), u - whole
+    return whole.long(), u - whole
 
 
 class OfFeatures(Protocol[Crowd]):

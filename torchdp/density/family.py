@@ -57,7 +57,7 @@ def count(bits: Tensor) -> Tensor:
     """Ones over the last dimension but one: (..., n, instances) bool -> (..., instances) int64."""
     # Sums of bytes in int32 take less time than in int64, and hold 2^31 users.
     total = bits.view(torch.uint8).sum(-2, dtype=torch.int32)
-    return total.to(torch.int64)
+    return total.long()
 
 
 def fused(x: Tensor) -> bool:
@@ -341,7 +341,7 @@ class Features(Brief, ABC):
 
     def ones(self, x: Tensor, draws: Simulated, shape: Shape) -> Tensor:
         """Users who round to a one, part by part: (n, d) -> (*shape, instances) int64, unchecked."""
-        total = torch.zeros(*shape, self.instances, dtype=torch.int64, device=x.device)
+        total = x.new_zeros(*shape, self.instances, dtype=torch.int64)
         for part in self.parts(x, math.prod(shape)):
             total += count(rounded(self.share(part), shape, draws))
         return total
@@ -372,7 +372,7 @@ class SignFeatures(Features):
         return self.positive(x)
 
     def ones(self, x: Tensor, draws: Simulated, shape: Shape) -> Tensor:
-        total = torch.zeros(self.instances, dtype=torch.int64, device=x.device)
+        total = x.new_zeros(self.instances, dtype=torch.int64)
         positive = self.over(x)
         for part in self.parts(x):
             total += count(positive(part))

@@ -196,7 +196,7 @@ class GaussianOrthogonal(GaussianKernel):
         )
         q, r = torch.linalg.qr(normal)
         # The signs make q Haar distributed.
-        signs = r.diagonal(dim1=-2, dim2=-1).sign()
+        signs = torch.linalg.diagonal(r).sign()
         haar = q * signs[:, None]
         directions = haar.transpose(0, 1).flatten(1)[:, :repetitions]
         halves = normal.new_full((repetitions,), d / 2)

@@ -139,7 +139,7 @@ class ProjectedFeatures(Features):
         return self.inner.bits(self.project(x), draws)
 
     def ones(self, x: Tensor, draws: Simulated, shape: Shape) -> Tensor:
-        total = torch.zeros(*shape, self.instances, dtype=torch.int64, device=x.device)
+        total = x.new_zeros(*shape, self.instances, dtype=torch.int64)
         for part in self.parts(x):
             total += self.inner.ones(self.project(part), draws, shape)
         return total

@@ -66,7 +66,7 @@ class GaussianMoments(GaussianRelease):
                 f"order {MOST_ORDER} "
                 f"and {MOST_ENTRIES} entries"
             )
-        if bool(self.shape.centre.any()):
+        if self.shape.centre.any():
             raise ValueError("shape must be around the origin: noise_shape(domain, p, shift=False)")
         super().__post_init__()
 
@@ -185,7 +185,7 @@ class Covariance(Estimate):
 
     def __post_init__(self) -> None:
         # An unbiased variance may fall below 0, of which there is no sampling error.
-        variance = self.value.diagonal(dim1=-2, dim2=-1).clamp_min(0) / broadcast_users(self.n, 1)
+        variance = torch.linalg.diagonal(self.value).clamp_min(0) / broadcast_users(self.n, 1)
         known = replace(self.mean, population=partial(self.mean.with_sampling, variance))
         object.__setattr__(self, "mean", known)
 

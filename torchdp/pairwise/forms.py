@@ -126,7 +126,7 @@ class PairwiseForms(Brief):
         # ``distortion`` compares the forms alone: no other error may come with them.
         if exact.denominator is not None and self.denominator is not None:
             difference = exact.kernel(exact.denominator) - self.kernel(self.denominator)
-            if bool(difference.abs().max() > SAME * exact.size(exact.denominator)):
+            if difference.abs().max() > SAME * exact.size(exact.denominator):
                 raise ValueError(
                     "approximates must have the same denominator: only the form may come near"
                 )
@@ -276,7 +276,7 @@ class PairwiseForms(Brief):
         mean = self.mean(counts, form)
         # A class without users leaves the rounding of the form, and not 0.
         empty = mean.abs() <= ZERO * self.size(form)
-        if bool(empty.any()):
+        if empty.any():
             raise ValueError(
                 "summary makes the statistic's denominator 0 (one class is "
                 f"empty){checks.at(empty)}"
@@ -291,7 +291,7 @@ class PairwiseForms(Brief):
         counts = checks.users("summary", counts, self.types).to(self.points.device)
         # Predictions are for real numbers of users, which add up only up to rounding.
         missing = counts.sum(-1) < least * (1 - 1e-9)
-        if bool(missing.any()):
+        if missing.any():
             raise ValueError(f"summary must add up to at least {least} users{checks.at(missing)}")
         return counts.reshape(*counts.shape[:-1], *[1] * len(self.answer), self.types)
 

@@ -121,7 +121,7 @@ class PairwiseStatistic(PairwiseForms, Question):
             return J, (J * means) @ centred.mT / share
         above = means.square() @ J + self.form.constant
         below = means.square() @ g.weights + g.constant
-        if bool((below.abs() <= SAME * self.size(g)).any()):
+        if (below.abs() <= SAME * self.size(g)).any():
             raise ValueError(
                 "prior must hold histograms whose denominator is not 0: no class empty"
             )
@@ -186,7 +186,7 @@ class PairwiseStatistic(PairwiseForms, Question):
         means = even @ f @ even.mT
         of_bins = means[bin_of[:, None], bin_of]
         missed = (f - of_bins).abs().mean()
-        if bool(missed > ROUGH * (f - f.mean()).abs().mean()):
+        if missed > ROUGH * (f - f.mean()).abs().mean():
             return False
         if self.denominator is None:
             return True
@@ -238,7 +238,7 @@ def merged(
             kept = replace(near, approximates=None).exact(family * n) - statistic.offset
             whole = statistic.exact(family * n) - statistic.offset
             # The least squares of whole - factor kept over the prior's histograms.
-            factor = float(kept @ whole / (kept @ kept)) if bool(kept.any()) else 1.0
+            factor = float(kept @ whole / (kept @ kept)) if kept.any() else 1.0
             form = Form(factor * near.form.weights, factor * near.form.constant)
             near = replace(near, form=form)
     tuned = LocalOracle.tuned(small, n, epsilon, prior=binned, generator=generator)

@@ -192,9 +192,10 @@ class Error(ABC):
         below, above = self.margin(z.to(total.device), sides)
         return below, above
 
-    @abstractmethod
     def gap(self, z: float | Tensor) -> tuple[Tensor, Tensor]:
         """The ends of what the set of truths leaves out, from the estimate; NaN where nothing."""
+        none = torch.full_like(self.total, torch.nan)
+        return none, none
 
     def distance(self, value: Tensor, bias: Tensor | float = 0.0) -> Tensor:
         """The least z whose interval, widened by ``bias``, holds 0; inf where none up to 40 does.
@@ -363,7 +364,7 @@ class RatioError(Error):
         for _ in range(SECANTS):
             excess = self.at(side * u).margin(z, side) - u
             settled = excess.abs() <= CLOSE * u
-            if bool((settled | excess.isnan()).all()):
+            if (settled | excess.isnan()).all():
                 break
             slope = ((excess - excess_before) / (u - before)).nan_to_num(-1.0).clamp(-4.0, -0.2)
             before = u

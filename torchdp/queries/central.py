@@ -153,7 +153,7 @@ class CentralLaplace(FactoredProtocol, CuratorProtocol[Tensor]):
     def __post_init__(self) -> None:
         right = checks.instance("queries", self.queries, FactoredQueries).right
         checks.keep(self, epsilon=checks.positive)
-        if bool((right != right.round()).any()) or float(right.abs().max()) > LARGEST_COUNT:
+        if (right != right.round()).any() or float(right.abs().max()) > LARGEST_COUNT:
             raise ValueError(
                 f"queries.right must hold whole numbers up to {LARGEST_COUNT}: what users add to "
                 "sums"
@@ -177,7 +177,7 @@ class CentralLaplace(FactoredProtocol, CuratorProtocol[Tensor]):
     def distance(self) -> int:
         """D, a whole number."""
         right = self.queries.right
-        if bool(((right == 0) | (right == 1)).all()):  # then both norms are one
+        if ((right == 0) | (right == 1)).all():  # then both norms are one
             return int(squared_distances(right).max())
         return int(torch.cdist(right.mT, right.mT, p=1).max())
 
@@ -218,7 +218,7 @@ class CentralLaplace(FactoredProtocol, CuratorProtocol[Tensor]):
         """
         counts = super().validate_summary(summary)
         too_many = tensor_of(users_of(counts)) > MOST_USERS
-        if bool(too_many.any()):
+        if too_many.any():
             raise ValueError(
                 f"summary must count at most 2^33 users{checks.at(too_many)}: sums would not be "
                 "exact"
@@ -283,7 +283,7 @@ class ShuffledQueries(FactoredProtocol, Shuffled[Tensor]):
 
     def __post_init__(self) -> None:
         right = checks.instance("queries", self.queries, FactoredQueries).right
-        if not bool(((right == 0) | (right == 1)).all()) or not bool(right.any()):
+        if not ((right == 0) | (right == 1)).all() or not right.any():
             raise ValueError("queries.right must hold zeros and ones: a user sends bits")
         object.__setattr__(self, "instances", len(right))
         law = checks.instance("law", self.law, MessageLaw)
@@ -361,7 +361,7 @@ class ShuffledQueries(FactoredProtocol, Shuffled[Tensor]):
         """Counts (*batch, k) of ``law.users`` users. Raises TypeError, ValueError."""
         counts = super().validate_summary(summary)
         wrong = tensor_of(users_of(counts)) != self.law.users
-        if bool(wrong.any()):
+        if wrong.any():
             raise ValueError(
                 f"summary must be of {self.law.users} users, as calibrated{checks.at(wrong)}"
             )

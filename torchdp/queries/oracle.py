@@ -21,6 +21,7 @@ from torchdp.memory import rows_at_once
 from torchdp.privacy import Guarantee
 from torchdp.protocol import Crowd, Estimate, Relay, Tally
 from torchdp.protocol.interval import Error
+from torchdp.protocol.protocol import Same
 from torchdp.protocol.quadratic import QuadraticError, coordinates
 from torchdp.queries import likelihood
 from torchdp.queries.channel import Channel, Fits, Question, histograms_of
@@ -182,7 +183,7 @@ class AdaptedDecoder:
 
 
 @dataclass(frozen=True, eq=False)
-class OracleQueries(Channel, Relay[Tensor, Tensor, FrequencyOracle]):
+class OracleQueries(Channel, Same[Tensor, Tensor, FrequencyOracle]):
     """Each user reports its type through a frequency oracle; a class adds the decoder of reports.
 
     A constant shift of a query's row changes its answer by a known amount, but also the noise of an
@@ -273,7 +274,7 @@ class OracleQueries(Channel, Relay[Tensor, Tensor, FrequencyOracle]):
         if isinstance(self.client, StrategyOracle):
             return self.client.decoder(self._centred).mT
         # A tally for each message, of one user who has sent it.
-        n = torch.ones(self.client.outputs, dtype=torch.int64, device=self.workload.device)
+        n = self.workload.new_ones(self.client.outputs, dtype=torch.int64)
         return self.client.answers(Tally(n, {"reports": torch.diag(n)}), self._centred)
 
     def noise(self, counts: Tensor) -> Tensor:
@@ -446,12 +447,6 @@ class OracleQueries(Channel, Relay[Tensor, Tensor, FrequencyOracle]):
         scores = client.k - freedoms - n * distances.sum(-1) / 2
         return found, scores, freedoms / client.k, gap
 
-    def collect_unchecked(self, x: Tensor, draws: Draws) -> Tally:
-        return self.client.collect_unchecked(x, draws)
-
-    def sample_unchecked(self, summary: Tensor, draws: Simulated, shape: Shape) -> Tally:
-        return self.client.sample_unchecked(summary, draws, shape)
-
 
 @dataclass(frozen=True, eq=False)
 class LocalOracle(OracleQueries):
@@ -547,7 +542,7 @@ class LocalOracle(OracleQueries):
         for again in range(ROUNDS):
             aims = question.aims(n, family, covariance)
             centred = aims - aims.mean(1, keepdim=True)
-            if not bool((centred.abs() > CONSTANT * aims.abs().max()).any()):
+            if not (centred.abs() > CONSTANT * aims.abs().max()).any():
                 raise ValueError("question must not be constant near the prior")
             # The aims after the first round are near those before.
             effort = steps // 3 if again and prior is None else steps
@@ -627,7 +622,7 @@ class LocalOracle(OracleQueries):
     def _joint(self, tally: Tally, error: Tensor) -> Tensor:
         """Of answers with these standard errors, by the correlations at the nearest histogram."""
         noise = self.plausible(tally) if self._adapted is None else self._of_messages(tally)
-        deviation = noise.diagonal(dim1=-2, dim2=-1).clamp_min(TINY).sqrt()
+        deviation = torch.linalg.diagonal(noise).clamp_min(TINY).sqrt()
         scale = error / deviation
         return noise * scale[..., None] * scale[..., None, :]
 

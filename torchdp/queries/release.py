@@ -31,7 +31,25 @@ CONSTANT = 1e-12
 EVEN = 1 / 8
 
 
-class Release(Protocol[Tensor], Generic[Q]):
+class Analysed(Protocol[Tensor]):
+    """Its answers are those of ``analyst``, which reads them off a tally."""
+
+    analyst: Any
+
+    def analyse(self, tally: Tally) -> Estimate:
+        return self.analyst.analyse(tally)
+
+    def exact(self, summary: Tensor) -> Tensor:
+        return self.analyst.exact(summary)
+
+    def predicted_mse(self, summary: Tensor) -> Tensor:
+        return self.analyst.predicted_mse(summary)
+
+    def worst_unchecked(self, n: Users, objective: Objective) -> Tensor:
+        return self.analyst.worst_mse(n, objective)
+
+
+class Release(Analysed, Generic[Q]):
     """A question's answers: the channel's messages and privacy, the question's analyst.
 
     question: what is asked; channel: of the question's ``queries``, or a wider one that tells them
@@ -50,18 +68,6 @@ class Release(Protocol[Tensor], Generic[Q]):
     def subject(self) -> Q:
         """What is asked: answers to the same question may be compared."""
         return self.question
-
-    def analyse(self, tally: Tally) -> Estimate:
-        return self.analyst.analyse(tally)
-
-    def exact(self, summary: Tensor) -> Tensor:
-        return self.analyst.exact(summary)
-
-    def predicted_mse(self, summary: Tensor) -> Tensor:
-        return self.analyst.predicted_mse(summary)
-
-    def worst_unchecked(self, n: Users, objective: Objective) -> Tensor:
-        return self.analyst.worst_mse(n, objective)
 
 
 @dataclass(frozen=True, eq=False)
@@ -231,7 +237,7 @@ class Several(Question, Brief):
             queries = question.aims(n, family, covariance[rows, rows])
             centred = queries - queries.mean(1, keepdim=True)
             size = centred.norm()
-            if bool(size > CONSTANT * queries.norm()):
+            if size > CONSTANT * queries.norm():
                 aims.append(centred / size)
             else:
                 # A question whose answer is known takes no part.

@@ -160,7 +160,7 @@ class SecureQueries(FactoredProtocol, Relay[Tensor, Words, SecureSums]):
 
         Raises ValueError for an estimate of other noise.
         """
-        if bool((found.standard_error != self.client.row_variance.sqrt()).any()):
+        if (found.standard_error != self.client.row_variance.sqrt()).any():
             raise ValueError(
                 "found must be of this client and its noise: state corrupt as the session counts it"
             )

@@ -75,13 +75,13 @@ class LocalRows(RowsProtocol, Relay[SecondMoments, Tensor, GaussianVector]):
 
     def impossible(self, tally: Tally) -> str | None:
         gram = tally["gram"]
-        squares = gram.diagonal(dim1=-2, dim2=-1)
+        squares = torch.linalg.diagonal(gram)
         products = squares[..., :, None] * squares[..., None, :]
         rounding = ROUNDING * squares.sum(-1)[..., None, None]
         lopsided = (gram - gram.mT).abs() > rounding
         # Cauchy and Schwarz: |Z_i . Z_j|^2 <= |Z_i|^2 |Z_j|^2
         too_large = gram.square() > products + rounding.square()
-        if bool((lopsided | too_large).any() | (squares < 0).any()):
+        if (lopsided | too_large).any() | (squares < 0).any():
             return "gram holds no products of rows"
         return None
 
@@ -126,7 +126,7 @@ class LocalRows(RowsProtocol, Relay[SecondMoments, Tensor, GaussianVector]):
     def predicted_mse(self, summary: SecondMoments) -> Tensor:
         """n sigma^4 + sigma^2 (M_ii + M_jj) for entry (i, j) of M, twice that in svec."""
         matrix = self.validate_summary(summary).matrix
-        return self._mse(matrix.diagonal(dim1=-2, dim2=-1), summary.n)
+        return self._mse(torch.linalg.diagonal(matrix), summary.n)
 
     def worst_unchecked(self, n: Users, objective: Objective) -> Tensor:
         """Exact. The worst entry: all rows along one axis; the mean: all at their bound.

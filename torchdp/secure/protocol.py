@@ -252,7 +252,7 @@ class SecureSketch(SecureSums):
         units = (self.sigma * self.ring.scale).to(words.device)
         # An error 1e-3/(c sigma^4) up to that of two clients at COARSEST; one is no sum.
         too_coarse = (words > 1) & (words * units**4 < 2 * COARSEST**4)
-        if bool(too_coarse.any()):
+        if too_coarse.any():
             return None
         # c - 1 roundings become variance, 1/12 each; the last is that of the sum itself.
         return (words * units**2 + (words - 1).clamp_min(0) / 12).sqrt()

@@ -135,7 +135,7 @@ class PureSecureSketch(SecureSums):
         ring = self.ring
         shape = (self.sketch.copies, len(x), self.columns)
         # In 64 bits to the end: the reduction to 32 is a homomorphism, so it may come last.
-        noise = torch.zeros(math.prod(shape), dtype=torch.int64, device=x.device)
+        noise = x.new_zeros(math.prod(shape), dtype=torch.int64)
         words = laplace.add_shares(noise, self.part, self.rate, draws).view(shape)
         words += ring.to_words(x).long()
         signs = self.sketch.signs[:, first : first + len(x)].to(x.device)
@@ -153,7 +153,7 @@ class PureSecureSketch(SecureSums):
         super()._check_rows(rows, one)
         # exact, where float norms are rounded
         norms = self.ring.to_words(rows).long().abs().sum(1)
-        if bool((norms > self._longest(self.ring)).any()):
+        if (norms > self._longest(self.ring)).any():
             raise ValueError(
                 f"x holds a row of l_1 norm above bound = {self.bound}; clip rows, in float64"
             )

@@ -144,7 +144,7 @@ class Server:
         part = slice(claim.first, claim.first + claim.count)
         if self._closed:
             raise FrameError("a frame came after the servers had begun to agree on the clients")
-        if bool(self._seen[part].any()):
+        if self._seen[part].any():
             raise FrameError("a frame repeats a client who is already here")
         # All refusals lie above: a frame counts whole or not at all.
         self.protocol.place(self._sums, part, words)

@@ -302,12 +302,12 @@ class SecureSums(MessageProtocol[Tensor, Words]):
     def _check_rows(self, rows: Tensor, one: Tensor) -> None:
         norms = torch.linalg.vector_norm(rows, self.NORM, 1)
         # NaN is not
-        if not bool((norms <= self.bound * (1 + SLACK)).all()):
+        if not (norms <= self.bound * (1 + SLACK)).all():
             checks.floating("x", rows)
             raise ValueError(
                 f"x holds a row of l_{self.NORM} norm above bound = {self.bound}; clip in float64"
             )
-        if self.entry is not None and bool((rows.abs() > self.entry * (1 + SLACK)).any()):
+        if self.entry is not None and (rows.abs() > self.entry * (1 + SLACK)).any():
             raise ValueError(
                 f"x holds an entry above entry = {self.entry} in size; clip them, in float64"
             )
@@ -315,7 +315,7 @@ class SecureSums(MessageProtocol[Tensor, Words]):
             # From one row alone, in linear time: what it refuses is wrong, but it does not see all
             # that is.
             distances = torch.linalg.vector_norm(rows - one, self.NORM, 1)
-            if bool((distances > self.sensitivity * (1 + SLACK)).any()):
+            if (distances > self.sensitivity * (1 + SLACK)).any():
                 raise ValueError(
                     f"x holds rows more than sensitivity = {self.sensitivity} apart: the noise "
                     "would not hide a client who may hold either; state the largest distance"
@@ -355,7 +355,7 @@ class SecureSums(MessageProtocol[Tensor, Words]):
         checks.shaped("summary", summary, *self.layout["words"][0])
         entry = self._largest * (1 + SLACK) * self.ring.scale
         largest = self.sketch.counts() * entry
-        if bool((summary.double().abs() > largest[:, None]).any()):
+        if (summary.double().abs() > largest[:, None]).any():
             raise ValueError(
                 "summary holds a sum beyond what its row's clients can hold; make it by summary(x)"
             )

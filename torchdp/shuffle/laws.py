@@ -87,7 +87,7 @@ class ShuffledMessages(Brief):
         kind = (self.instance.long() - first) * width + self.content - least
         counts = torch.bincount(kind)
         kinds = torch.arange(len(counts), device=counts.device)
-        instance = (kinds // width + first).to(torch.int32).repeat_interleave(counts)
+        instance = (kinds // width + first).int().repeat_interleave(counts)
         content = (kinds % width + least).to(torch.int8).repeat_interleave(counts)
         return ShuffledMessages(self.n, instance, content)
 

@@ -25,9 +25,8 @@ from torchdp.protocol import Estimate, Layout, Limits, MessageProtocol, Objectiv
 from torchdp.protocol.interval import laplace_stretch
 from torchdp.protocol.protocol import S
 from torchdp.protocol.records import alike, tensor_of
-from torchdp.root import least
 from torchdp.shuffle.laws import BitLaw, MessageLaw, ShuffledMessages, message_law
-from torchdp.shuffle.search import LARGEST, LEAST, TOLERANCE, Sensitivity
+from torchdp.shuffle.search import LARGEST, Sensitivity, least_epsilon
 from torchdp.threads import on_host
 
 # Messages that are held in memory while users speak.
@@ -89,10 +88,7 @@ def epsilon_of(law: BitLaw, delta: float, instances: int | Sensitivity, absent: 
     if not moves.moves:
         return most
     # Movement is searched below what flips need.
-    top = min(most, LARGEST) if most > LEAST else LEAST
-    moved = partial(law.moved_delta, moves=moves, absent=absent)
-    found = least(moved, delta, top / math.e, top, TOLERANCE, (True, False), floor=LEAST)
-    return most if math.isnan(found) else min(most, found)
+    return least_epsilon(partial(law.moved_delta, moves=moves, absent=absent), delta, most)
 
 
 def promise(
@@ -240,7 +236,7 @@ class Shuffled(MessageProtocol[S, ShuffledMessages]):
         self.law.refuse(torch.bincount(instance, minlength=self.instances), messages.n)
         # The doubles are whole numbers.
         total = torch.bincount(instance, weights=content.double(), minlength=self.instances)
-        return Tally(messages.n, {"total": total.to(torch.int64)})
+        return Tally(messages.n, {"total": total.long()})
 
     def _kinds(self, device: torch.device | str) -> Tensor:
         return torch.tensor(self.law.contents, dtype=torch.int8, device=device)
@@ -277,7 +273,7 @@ class Shuffled(MessageProtocol[S, ShuffledMessages]):
         word = wire.unpack(data[head:], self.bits_per_message)
         kinds = self._kinds("cpu")
         instance = checks.indices("data", word // len(kinds), self.instances)
-        return ShuffledMessages(n, instance.to(torch.int32), kinds[word % len(kinds)])
+        return ShuffledMessages(n, instance.int(), kinds[word % len(kinds)])
 
 
 @dataclass(frozen=True)
@@ -386,7 +382,7 @@ class BitSums(Shuffled[Tensor]):
     def validate_summary(self, summary: Tensor) -> Tensor:
         """``summary``, whole numbers, (*batch, instances) int64. Raises TypeError, ValueError."""
         ones = checks.counts("summary", summary, self.instances)
-        if bool((ones > self.law.users).any()):
+        if (ones > self.law.users).any():
             raise ValueError(
                 f"summary must lie in [0, {self.law.users}], the number of users; it does not"
             )
