@@ -404,9 +404,7 @@ def choose(
     delta = checks.fraction("delta", delta)
     question = Question(users, epsilon, delta, absent, most)
     mean = checks.instance("objective", objective, Objective) is Objective.MEAN
-    generator = checks.random_source(
-        keyed_generator(b"density") if generator is None else generator
-    )
+    generator = checks.random_source(_same() if generator is None else generator)
     limit = math.sqrt(2) * question.sigma / users
     with torch.device("cpu"):  # what is new is small; features are where the generator is
         tried = list(plans(kernel, box, dimension, limit, mean, generator))
@@ -422,6 +420,10 @@ def choose(
     if classes is None:
         return Choice((Candidate(name, kde, design.error, note),))
     return Choice((Candidate(name, ShuffledClasses.like(kde, classes), design.error, note),))
+
+
+def _same() -> torch.Generator:
+    return keyed_generator(b"density")
 
 
 def _certified(tried: list[Plan], question: Question) -> tuple[Design, ShuffledKDE]:
@@ -461,9 +463,8 @@ def _certified(tried: list[Plan], question: Question) -> tuple[Design, ShuffledK
         factors[best.law] = MORE * float(variance / fitted)
     if not kept:
         raise ValueError(
-            f"most_messages = {question.most:g} leaves no density of {question.n} users at "
-            f"epsilon = {question.epsilon:g}; allow more of them, or ask for a larger epsilon or "
-            "delta"
+            f"most_messages = {question.most:g} leaves no density of {question.n} users at epsilon "
+            f"= {question.epsilon:g}; allow more of them, or ask for a larger epsilon or delta"
         )
     return min(kept, key=lambda pair: pair[0].error)
 

@@ -63,8 +63,7 @@ class GaussianMoments(GaussianRelease):
         if self.order > MOST_ORDER or self.domain.dimension**self.order > MOST_ENTRIES:
             raise ValueError(
                 f"order {self.order} in dimension {self.domain.dimension} is too large: at most "
-                f"order {MOST_ORDER} "
-                f"and {MOST_ENTRIES} entries"
+                f"order {MOST_ORDER} and {MOST_ENTRIES} entries"
             )
         if self.shape.centre.any():
             raise ValueError("shape must be around the origin: noise_shape(domain, p, shift=False)")

@@ -240,10 +240,8 @@ class PairwiseForms(Brief):
         if self._varies(form):
             raise ValueError(
                 f"the kernel of {self.name!r} has a diagonal f(x, x) that depends on x, so this "
-                "protocol cannot "
-                f"turn its answer into the mean over pairs {self.pairs.value!r}; use the other "
-                "value of Pairs, or "
-                "a channel, such as queries.LocalOracle"
+                f"protocol cannot turn its answer into the mean over pairs {self.pairs.value!r}; "
+                "use the other value of Pairs, or a channel, such as queries.LocalOracle"
             )
         return self.diagonal(form).mean(-1)
 
