@@ -95,7 +95,7 @@ class Density(Estimate):
         variances = torch.cat([squares @ right.square().mT for right in self._rights(y)], -1)
         return variances.sqrt() / self.features.repetitions
 
-    def save(self, path: str | os.PathLike[str]) -> None:
+    def save(self, path: checks.StrPath) -> None:
         """Everything above, into one file.
 
         Raises OSError; TypeError for an error that is a function (SecureKDE's).
@@ -104,7 +104,7 @@ class Density(Estimate):
         checks.path("path", path).write_text(text, encoding="ascii")
 
     @staticmethod
-    def load(path: str | os.PathLike[str]) -> "Density":
+    def load(path: checks.StrPath) -> "Density":
         """What ``save`` wrote, on the CPU.
 
         No code of the file is run: only classes of this package are made. Raises OSError,

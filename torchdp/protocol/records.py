@@ -16,7 +16,7 @@ from torch import Tensor
 from torchdp import checks
 from torchdp.brief import Brief, html_table
 from torchdp.protocol.frames import framed
-from torchdp.protocol.interval import Error, ErrorParts, Range, ends, quantile
+from torchdp.protocol.interval import Ends, Error, ErrorParts, Range, ends, quantile
 from torchdp.protocol.simultaneous import MOST_CORRELATED, largest_deviate, sidak
 
 if TYPE_CHECKING:
@@ -437,7 +437,7 @@ class Estimate(Brief):
             return ErrorParts.normal(self.standard_error.square())
         return self.error() if callable(self.error) else self.error
 
-    def interval(self, level: float = 0.95) -> tuple[Tensor, Tensor]:
+    def interval(self, level: float = 0.95) -> Ends:
         """(low, high): the error's ends at this level, widened by bias; see :class:`ErrorParts`.
 
         Raises ValueError.
@@ -445,11 +445,11 @@ class Estimate(Brief):
         z = quantile(level)
         return self.ends(z if self.stretch is None else z * self.stretch(level))
 
-    def ends(self, z: float | Tensor) -> tuple[Tensor, Tensor]:
+    def ends(self, z: float | Tensor) -> Ends:
         """(low, high) at z standard errors, a number or like the value."""
         return ends(self.centre, self.parts, z, self.limits, self.bias)
 
-    def together(self, level: float = 0.95) -> tuple[Tensor, Tensor]:
+    def together(self, level: float = 0.95) -> Ends:
         """(low, high), as ``interval``, that hold all m truths of the last dimension at once at
         this level.
 

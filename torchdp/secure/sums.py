@@ -257,9 +257,7 @@ class SecureSums(MessageProtocol[Tensor, Words]):
         Raises ValueError.
         """
         # In two runs of one name a frame of one would be taken for a frame of the other.
-        if not isinstance(nonce, bytes) or len(nonce) < 16:
-            raise ValueError("nonce must be at least 16 bytes, such as os.urandom(32)")
-        return hashlib.sha256(self.digest + nonce).digest()[:16]
+        return hashlib.sha256(self.digest + checked_key("nonce", nonce)).digest()[:16]
 
     @property
     def at_once(self) -> int:
@@ -507,3 +505,10 @@ class SecureSums(MessageProtocol[Tensor, Words]):
         words = wire.unpack(data[FIRST_BYTES:], self.bits, 1).to(self.ring.dtype)
         values = words.view(clients, self.sketch.copies, self.columns).transpose(0, 1)
         return Words(first, values.to(self.sketch.device))
+
+
+def checked_key(name: str, key: bytes) -> bytes:
+    """``key``, if it is long enough. Raises ValueError."""
+    if not isinstance(key, bytes) or len(key) < 16:
+        raise ValueError(f"{name} must be at least 16 random bytes, such as os.urandom(32)")
+    return key
