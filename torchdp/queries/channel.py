@@ -173,7 +173,7 @@ class Channel(Protocol[Tensor]):
 
         Raises TypeError, ValueError.
         """
-        return super().validate(x).to(self.workload.device, torch.int64)
+        return super().validate(x).to(self.workload.device)
 
     def validate_summary(self, summary: Tensor) -> Tensor:
         """Counts (*batch, k) of whole users, one at least, on the workload's device.

@@ -21,7 +21,6 @@ from torchdp.memory import rows_at_once
 from torchdp.privacy import Guarantee
 from torchdp.protocol import Crowd, Estimate, Relay, Tally
 from torchdp.protocol.interval import Error
-from torchdp.protocol.protocol import Same
 from torchdp.protocol.quadratic import QuadraticError, coordinates
 from torchdp.queries import likelihood
 from torchdp.queries.channel import Channel, Fits, Question, histograms_of
@@ -183,7 +182,7 @@ class AdaptedDecoder:
 
 
 @dataclass(frozen=True, eq=False)
-class OracleQueries(Channel, Same[Tensor, Tensor, FrequencyOracle]):
+class OracleQueries(Channel, Relay[Tensor, Tensor, FrequencyOracle]):
     """Each user reports its type through a frequency oracle; a class adds the decoder of reports.
 
     A constant shift of a query's row changes its answer by a known amount, but also the noise of an
@@ -446,6 +445,12 @@ class OracleQueries(Channel, Same[Tensor, Tensor, FrequencyOracle]):
         distances = (found - shares).square() / client.variance.under(found).clamp_min(TINY)
         scores = client.k - freedoms - n * distances.sum(-1) / 2
         return found, scores, freedoms / client.k, gap
+
+    def collect_unchecked(self, x: Tensor, draws: Draws) -> Tally:
+        return self.client.collect_unchecked(x, draws)
+
+    def sample_unchecked(self, summary: Tensor, draws: Simulated, shape: Shape) -> Tally:
+        return self.client.sample_unchecked(summary, draws, shape)
 
 
 @dataclass(frozen=True, eq=False)

@@ -31,25 +31,7 @@ CONSTANT = 1e-12
 EVEN = 1 / 8
 
 
-class Analysed(Protocol[Tensor]):
-    """Its answers are those of ``analyst``, which reads them off a tally."""
-
-    analyst: Any
-
-    def analyse(self, tally: Tally) -> Estimate:
-        return self.analyst.analyse(tally)
-
-    def exact(self, summary: Tensor) -> Tensor:
-        return self.analyst.exact(summary)
-
-    def predicted_mse(self, summary: Tensor) -> Tensor:
-        return self.analyst.predicted_mse(summary)
-
-    def worst_unchecked(self, n: Users, objective: Objective) -> Tensor:
-        return self.analyst.worst_mse(n, objective)
-
-
-class Release(Analysed, Generic[Q]):
+class Release(Protocol[Tensor], Generic[Q]):
     """A question's answers: the channel's messages and privacy, the question's analyst.
 
     question: what is asked; channel: of the question's ``queries``, or a wider one that tells them
@@ -68,6 +50,18 @@ class Release(Analysed, Generic[Q]):
     def subject(self) -> Q:
         """What is asked: answers to the same question may be compared."""
         return self.question
+
+    def analyse(self, tally: Tally) -> Estimate:
+        return self.analyst.analyse(tally)
+
+    def exact(self, summary: Tensor) -> Tensor:
+        return self.analyst.exact(summary)
+
+    def predicted_mse(self, summary: Tensor) -> Tensor:
+        return self.analyst.predicted_mse(summary)
+
+    def worst_unchecked(self, n: Users, objective: Objective) -> Tensor:
+        return self.analyst.worst_mse(n, objective)
 
 
 @dataclass(frozen=True, eq=False)

@@ -16,10 +16,9 @@ from torchdp.pairwise.forms import Form, Pairs, one_kernel
 from torchdp.pairwise.rounds.round import Question, Round, variance
 from torchdp.pairwise.statistic import PairwiseStatistic
 from torchdp.privacy import Guarantee, compose
-from torchdp.protocol import InteractiveProtocol, Layout, Limits, Tally, Users
+from torchdp.protocol import Estimate, InteractiveProtocol, Layout, Limits, Objective, Tally, Users
 from torchdp.protocol.records import single, users_of
 from torchdp.protocol.types import of_rounds
-from torchdp.queries.release import Analysed
 from torchdp.randomizers import PrivUnit
 from torchdp.randomizers.ball.ball import BallRandomizer
 from torchdp.randomness import keyed_generator
@@ -33,7 +32,7 @@ Numbers = tuple[int, ...]
 
 
 @dataclass(frozen=True)
-class PairsInRounds(Analysed, InteractiveProtocol[Tensor]):
+class PairsInRounds(InteractiveProtocol[Tensor]):
     """Noisy vectors, then answers to questions about them: for means; a ratio (AUC) is refused.
 
     Every question is a function of the vectors before it. Part i of round r is r.vectori or
@@ -182,6 +181,18 @@ class PairsInRounds(Analysed, InteractiveProtocol[Tensor]):
         counts = super().validate_summary(summary).to(self.statistic.points.device)
         single(users_of(counts))
         return counts
+
+    def analyse(self, tally: Tally) -> Estimate:
+        return self.analyst.analyse(tally)
+
+    def exact(self, summary: Tensor) -> Tensor:
+        return self.statistic.exact(summary)
+
+    def predicted_mse(self, summary: Tensor) -> Tensor:
+        return self.analyst.predicted_mse(summary)
+
+    def worst_unchecked(self, n: Users, objective: Objective) -> Tensor:
+        return self.analyst.worst_mse(n, objective)
 
 
 @dataclass(frozen=True, eq=False)
