@@ -20,6 +20,8 @@ from torchdp.memory import numbers_that_fit
 LARGEST = 1e150
 # Whole numbers up to here are exact in float64.
 MOST = 2**53
+StrPath = str | os.PathLike[str]
+"""The name of a file or folder."""
 FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 INTEGERS = (torch.int8, torch.uint8, torch.int16, torch.int32, torch.int64)
 

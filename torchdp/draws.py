@@ -26,6 +26,8 @@ COARSE = 2**32
 # Of 2^23 integers more than so many are below COARSE once in 2^90 times.
 RARE = 8
 MOST = 2**63 - 1
+Shape = tuple[int, ...]
+"""Sizes of a tensor's dimensions; of draws, how many there are."""
 
 
 class Draws(ABC):
@@ -51,17 +53,17 @@ class Draws(ABC):
         """Drawn before the host looks who needs more: on a GPU that costs more than a few words."""
         return 1 if self.device.type == "cpu" else 8
 
-    def words(self, shape: tuple[int, ...]) -> Tensor:
+    def words(self, shape: Shape) -> Tensor:
         """int64, uniform on all 2^64."""
         out = torch.empty(math.prod(shape), dtype=torch.int64, device=self.device)
         self.fill(out)
         return out.view(shape)
 
-    def integers(self, shape: tuple[int, ...]) -> Tensor:
+    def integers(self, shape: Shape) -> Tensor:
         """int64, uniform on [0, 2^63)."""
         return self.words(shape).bitwise_and_(MOST)
 
-    def below(self, bound: int, shape: tuple[int, ...]) -> Tensor:
+    def below(self, bound: int, shape: Shape) -> Tensor:
         """int64, uniform on [0, bound), 1 <= bound < 2^63."""
         last = 2**63 // bound * bound  # integers past the last whole multiple are drawn again
         value = self.integers(shape).flatten()
@@ -79,13 +81,13 @@ class Draws(ABC):
         """
         return self.words((size,)).argsort()
 
-    def uniform(self, shape: tuple[int, ...]) -> Tensor:
+    def uniform(self, shape: Shape) -> Tensor:
         """float64 in [0, 1), multiples of 2^-53."""
         # 53 bits are all that a float64 holds: with more, a number could be rounded up to 1.
         top = self.words(shape).bitwise_right_shift_(11).bitwise_and_(2**53 - 1)
         return top.double().mul_(2.0**-53)
 
-    def exponential(self, shape: tuple[int, ...]) -> Tensor:
+    def exponential(self, shape: Shape) -> Tensor:
         """Exponential of mean 1, float64: -log U, U to 126 bits where it is small; up to 87.3."""
         size = math.prod(shape)
         numbers = torch.empty(size, dtype=torch.float64, device=self.device)
@@ -93,7 +95,7 @@ class Draws(ABC):
             self._logarithms(part)
         return numbers.neg_().view(shape)
 
-    def normal(self, shape: tuple[int, ...], dtype: torch.dtype = torch.float64) -> Tensor:
+    def normal(self, shape: Shape, dtype: torch.dtype = torch.float64) -> Tensor:
         """Standard normals, made in float64 and then rounded to ``dtype``; in size up to 13.2.
 
         (r cos a, r sin a) with r = sqrt(-2 log U), U to 126 bits where it is small, and the angle a
@@ -255,11 +257,11 @@ class Simulated(Draws):
     def kernel_key(self) -> int:
         return int(self.words(()))
 
-    def integers(self, shape: tuple[int, ...]) -> Tensor:
+    def integers(self, shape: Shape) -> Tensor:
         out = torch.empty(shape, dtype=torch.int64, device=self.device)
         return out.random_(generator=self.generator)
 
-    def uniform(self, shape: tuple[int, ...]) -> Tensor:
+    def uniform(self, shape: Shape) -> Tensor:
         return torch.rand(shape, dtype=torch.float64, device=self.device, generator=self.generator)
 
     def gamma(self, shape: Tensor) -> Tensor:

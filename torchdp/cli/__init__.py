@@ -69,10 +69,9 @@ def _estimate(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -
         "estimate",
         help="statistics of your own table, under differential privacy",
         description="Prints what may be published of a table of everybody's rows. Whoever holds "
-        "such a table is the "
-        "curator (--trust curator): noise protects the output alone. With --trust local every "
-        "row is randomized as "
-        "its user would, before anything is computed.",
+        "such a table is the curator (--trust curator): noise protects the output "
+        "alone. With --trust local every row is randomized as its user would, before "
+        "anything is computed.",
     )
     add = estimate.add_argument
     # Not required of argparse, whose refusal would not name the command that needs no table.
@@ -142,9 +141,8 @@ def _question(command: argparse.ArgumentParser) -> None:
         nargs="+",
         default=[],
         metavar="NAME=LOW:HIGH",
-        help="public range of each numeric column, known without looking at the data; of dates "
-        "two days, such as "
-        "2024-01-01:2024-12-31: they are counted in days from the first",
+        help="public range of each numeric column, known without looking at the data; of dates two "
+        "days, such as 2024-01-01:2024-12-31: they are counted in days from the first",
     )
     add("--bins", type=integer, help="equal bins for each number (default: 32, or fewer)")
     add("--categories", metavar="A,B,...", help="the public list of a column's categories")
@@ -157,10 +155,9 @@ def _question(command: argparse.ArgumentParser) -> None:
         "--protocol",
         choices=("auto", "best", *PROTOCOLS),
         default="auto",
-        help="auto: the least predicted error, blind to the data, in a few seconds; best: of "
-        "more than 64 types also "
-        "protocols that are optimised for the statistic, up to half a minute; the others: "
-        "--trust local",
+        help="auto: the least predicted error, blind to the data, in a few seconds; best: of more "
+        "than 64 types also protocols that are optimised for the statistic, up to half a "
+        "minute; the others: --trust local",
     )
     add("--json", action="store_true", help="print one JSON object")
 
@@ -223,9 +220,8 @@ def _sweep(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> N
         "--shard",
         metavar="I/N",
         help="measure every N-th block, from block I on (0/4 ... 3/4), into this folder's store; "
-        "or env: as the "
-        "array of SLURM, or torchrun's rank, says. Then: torchdp merge. Sweeps on one folder "
-        "need no shards",
+        "or env: as the array of SLURM, or torchrun's rank, says. Then: torchdp merge. Sweeps "
+        "on one folder need no shards",
     )
     add("--smoke", action="store_true", help="a small grid, in seconds")
     add(
@@ -233,9 +229,8 @@ def _sweep(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> N
         choices=("refuse", "keep", "again"),
         default="refuse",
         help="blocks stored by another version of the script, torchdp or torch: refuse to go on "
-        "(default); keep the "
-        "configurations that are complete and measure the rest; measure all again. They are "
-        "never merged",
+        "(default); keep the configurations that are complete and measure the rest; measure "
+        "all again. They are never merged",
     )
     add("--stop-on-error", action="store_true", help="let one bad configuration stop the others")
     only = sweep.add_mutually_exclusive_group()

@@ -238,7 +238,7 @@ class OfTypes(Question):
         """None of quantiles, whose error is in another unit than the bound."""
         if isinstance(self.asked, PairwiseStatistic):
             fit = pairwise.consistent(protocol, tally)
-            return None if bool(fit.value.isnan().any()) else fit.histogram
+            return None if fit.value.isnan().any() else fit.histogram
         if self.fits:
             return None
         channel = cast(queries.Channel, getattr(protocol, "channel", protocol))

@@ -365,9 +365,8 @@ def _places(name: str, labels: Sequence[str], cells: "pd.Series[str]") -> "pd.Se
     other = place.isna() & cells.notna()
     if other.any():
         raise ValueError(
-            f"column {name!r}, row {other.idxmax()}: none of the stated values "
-            f"{', '.join(labels)} ({int(other.sum())} such rows); "
-            "state its value too, or correct or leave out the rows"
+            f"column {name!r}, row {other.idxmax()}: none of the stated values {', '.join(labels)} "
+            f"({int(other.sum())} such rows); state its value too, or correct or leave out the rows"
         )
     return place.astype(float)
 
@@ -382,9 +381,8 @@ def _without_missing(users: "pd.DataFrame", policy: str, notes: list[str]) -> "p
     if policy == "refuse":
         name = absent.any().idxmax()
         raise ValueError(
-            f"column {name!r}, row {absent[name].idxmax()}: "
-            f"the cell is missing ({count} such rows); "
-            "--missing drop leaves them out"
+            f"column {name!r}, row {absent[name].idxmax()}: the cell is missing ({count} such "
+            "rows); --missing drop leaves them out"
         )
     if count == len(users):
         raise ValueError(

@@ -463,9 +463,8 @@ def _certified(tried: list[Plan], question: Question) -> tuple[Design, ShuffledK
         factors[best.law] = MORE * float(variance / fitted)
     if not kept:
         raise ValueError(
-            f"most_messages = {question.most:g} leaves no density of {question.n} users at "
-            f"epsilon = {question.epsilon:g}; allow more of them, or ask for a larger epsilon or "
-            "delta"
+            f"most_messages = {question.most:g} leaves no density of {question.n} users at epsilon "
+            f"= {question.epsilon:g}; allow more of them, or ask for a larger epsilon or delta"
         )
     return min(kept, key=lambda pair: pair[0].error)
 

@@ -19,7 +19,7 @@ from torchdp import checks
 from torchdp.brief import Brief
 from torchdp.density.family import NUMBERS_AT_ONCE, Family, Features, rounded
 from torchdp.description import described, made
-from torchdp.draws import Draws, Simulated
+from torchdp.draws import Draws, Shape, Simulated
 from torchdp.privacy import Guarantee
 from torchdp.protocol import Crowd, Estimate, Objective, Protocol, Tally, Users
 from torchdp.protocol.records import alike, tensor_of, weighted_sum
@@ -95,7 +95,7 @@ class Density(Estimate):
         variances = torch.cat([squares @ right.square().mT for right in self._rights(y)], -1)
         return variances.sqrt() / self.features.repetitions
 
-    def save(self, path: str | os.PathLike[str]) -> None:
+    def save(self, path: checks.StrPath) -> None:
         """Everything above, into one file.
 
         Raises OSError; TypeError for an error that is a function (SecureKDE's).
@@ -104,7 +104,7 @@ class Density(Estimate):
         checks.path("path", path).write_text(text, encoding="ascii")
 
     @staticmethod
-    def load(path: str | os.PathLike[str]) -> "Density":
+    def load(path: checks.StrPath) -> "Density":
         """What ``save`` wrote, on the CPU.
 
         No code of the file is run: only classes of this package are made. Raises OSError,
@@ -183,7 +183,7 @@ def kernel_means(family: Family, x: Tensor, y: Tensor, *, counts: Tensor | None 
         weights = torch.ones_like(x[:, 0])
     else:
         weights = checks.counts("counts", counts, len(x))
-    total = torch.zeros(len(y), dtype=torch.float64, device=x.device)
+    total = x.new_zeros(len(y), dtype=torch.float64)
     size = max(1, NUMBERS_AT_ONCE // max(1, len(y)))
     for part, weight in zip(x.split(size), weights.double().split(size), strict=True):
         total += weight @ family.k(part, y.to(part)).double()
@@ -198,7 +198,7 @@ def counted(features: Features, x: Tensor, steps: Tensor, draws: Draws) -> Tenso
 
 
 def crowd_counted(
-    features: Features, crowd: Crowd, steps: Tensor | None, draws: Simulated, shape: tuple[int, ...]
+    features: Features, crowd: Crowd, steps: Tensor | None, draws: Simulated, shape: Shape
 ) -> Tensor:
     """Sums of all users' counts, (*shape, *batch, instances) int64, unchecked.
 
@@ -242,7 +242,7 @@ def _parts(share: Tensor, steps: Tensor) -> tuple[Tensor, Tensor]:
     doubled = (1 + share.double()).clamp_(0, 2)
     u = doubled * (steps.to(share.device) / 2)
     whole = u.floor()
-    return whole.to(torch.int64), u - whole
+    return whole.long(), u - whole
 
 
 class OfFeatures(Protocol[Crowd]):

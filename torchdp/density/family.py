@@ -16,7 +16,7 @@ from torch import Tensor
 
 from torchdp import checks
 from torchdp.brief import Brief
-from torchdp.draws import Draws, Simulated
+from torchdp.draws import Draws, Shape, Simulated
 from torchdp.kernels.dispatch import keyed
 from torchdp.kernels.rounded_features import positive_counts, rounded_counts
 from torchdp.protocol import Crowd
@@ -31,7 +31,7 @@ SLACK = 1e-6
 TURN = 2 * torch.pi
 
 
-def rounded(shares: Tensor, shape: tuple[int, ...], draws: Draws) -> Tensor:
+def rounded(shares: Tensor, shape: Shape, draws: Draws) -> Tensor:
     """Bernoulli((1 + s)/2) for each share s, ``shape`` times: (...) -> (*shape, ...) bool.
 
     A random byte decides against the first 8 bits of the chance; where they tie, once in 256, 53
@@ -57,7 +57,7 @@ def count(bits: Tensor) -> Tensor:
     """Ones over the last dimension but one: (..., n, instances) bool -> (..., instances) int64."""
     # Sums of bytes in int32 take less time than in int64, and hold 2^31 users.
     total = bits.view(torch.uint8).sum(-2, dtype=torch.int32)
-    return total.to(torch.int64)
+    return total.long()
 
 
 def fused(x: Tensor) -> bool:
@@ -66,7 +66,7 @@ def fused(x: Tensor) -> bool:
 
 
 def fused_ones(
-    x: Tensor, frequencies: Tensor, phases: Tensor, draws: Simulated, shape: tuple[int, ...]
+    x: Tensor, frequencies: Tensor, phases: Tensor, draws: Simulated, shape: Shape
 ) -> Tensor:
     """Ones of rounded cosines: frequencies (d, I), phases (waves, I) -> (*shape, I waves) int64."""
     counts = rounded_counts(
@@ -88,7 +88,7 @@ def _turns(x: Tensor, radians: Tensor) -> Tensor:
     return (radians.to(x.device) / TURN).to(x.dtype)
 
 
-def _bytes(sizes: tuple[int, ...], draws: Draws) -> Tensor:
+def _bytes(sizes: Shape, draws: Draws) -> Tensor:
     """Uniform int8, eight for each random word."""
     number = math.prod(sizes)
     words = draws.words((-(-number // 8),))
@@ -339,9 +339,9 @@ class Features(Brief, ABC):
             rows = of(x.flatten(0, -2))
             yield rows.view(*x.shape[:-1], -1), counts
 
-    def ones(self, x: Tensor, draws: Simulated, shape: tuple[int, ...]) -> Tensor:
+    def ones(self, x: Tensor, draws: Simulated, shape: Shape) -> Tensor:
         """Users who round to a one, part by part: (n, d) -> (*shape, instances) int64, unchecked."""
-        total = torch.zeros(*shape, self.instances, dtype=torch.int64, device=x.device)
+        total = x.new_zeros(*shape, self.instances, dtype=torch.int64)
         for part in self.parts(x, math.prod(shape)):
             total += count(rounded(self.share(part), shape, draws))
         return total
@@ -371,8 +371,8 @@ class SignFeatures(Features):
     def bits(self, x: Tensor, draws: Draws) -> Tensor:
         return self.positive(x)
 
-    def ones(self, x: Tensor, draws: Simulated, shape: tuple[int, ...]) -> Tensor:
-        total = torch.zeros(self.instances, dtype=torch.int64, device=x.device)
+    def ones(self, x: Tensor, draws: Simulated, shape: Shape) -> Tensor:
+        total = x.new_zeros(self.instances, dtype=torch.int64)
         positive = self.over(x)
         for part in self.parts(x):
             total += count(positive(part))

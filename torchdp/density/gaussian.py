@@ -20,7 +20,7 @@ from torchdp.density.family import (
     fused_positive,
     in_ball,
 )
-from torchdp.draws import Simulated
+from torchdp.draws import Shape, Simulated
 from torchdp.root import between
 
 # Multipliers that are tried at once, and how often, ever closer to the best.
@@ -91,7 +91,7 @@ class FourierFeatures(Features):
     def share(self, x: Tensor) -> Tensor:
         return waves(x, self.frequencies, self.phases)
 
-    def ones(self, x: Tensor, draws: Simulated, shape: tuple[int, ...]) -> Tensor:
+    def ones(self, x: Tensor, draws: Simulated, shape: Shape) -> Tensor:
         if not fused(x):
             return super().ones(x, draws, shape)
         return fused_ones(x, self.frequencies, self.phases[None], draws, shape)
@@ -131,7 +131,7 @@ class SquareWaveFeatures(SignFeatures):
         # The cosine is positive within a quarter of a turn from a whole one.
         return turns.sub_(turns.round()).abs_() < 0.25
 
-    def ones(self, x: Tensor, draws: Simulated, shape: tuple[int, ...]) -> Tensor:
+    def ones(self, x: Tensor, draws: Simulated, shape: Shape) -> Tensor:
         if not fused(x):
             return super().ones(x, draws, shape)
         count = fused_positive(x, self.frequencies, self.phases[None])
@@ -196,7 +196,7 @@ class GaussianOrthogonal(GaussianKernel):
         )
         q, r = torch.linalg.qr(normal)
         # The signs make q Haar distributed.
-        signs = r.diagonal(dim1=-2, dim2=-1).sign()
+        signs = torch.linalg.diagonal(r).sign()
         haar = q * signs[:, None]
         directions = haar.transpose(0, 1).flatten(1)[:, :repetitions]
         halves = normal.new_full((repetitions,), d / 2)
@@ -261,7 +261,7 @@ class OrthogonalFeatures(CircleFeatures):
         """In float64 where angles bound the movement."""
         return self.f(x if math.isinf(self.family.radius) else x.double())
 
-    def ones(self, x: Tensor, draws: Simulated, shape: tuple[int, ...]) -> Tensor:
+    def ones(self, x: Tensor, draws: Simulated, shape: Shape) -> Tensor:
         if not fused(x):
             return super().ones(x, draws, shape)
         # sin t = cos(t - pi/2)

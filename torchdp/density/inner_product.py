@@ -16,7 +16,7 @@ from torch import Tensor
 from torchdp import checks
 from torchdp.density.family import SLACK, Family, Features, drawn, in_ball
 from torchdp.density.gaussian import GaussianFourier, GaussianSquareWave
-from torchdp.draws import Draws, Simulated
+from torchdp.draws import Draws, Shape, Simulated
 
 
 def power_of_two(size: int) -> int:
@@ -44,7 +44,7 @@ def rotate(x: Tensor, signs: Tensor) -> Tensor:
     return (left @ matrix @ right).flatten(-2)
 
 
-def random_signs(shape: tuple[int, ...], generator: torch.Generator) -> Tensor:
+def random_signs(shape: Shape, generator: torch.Generator) -> Tensor:
     """Fair signs +-1, float64."""
     bits = torch.randint(0, 2, shape, device=generator.device, generator=generator)
     return 2 * bits.double() - 1
@@ -138,8 +138,8 @@ class ProjectedFeatures(Features):
     def bits(self, x: Tensor, draws: Draws) -> Tensor:
         return self.inner.bits(self.project(x), draws)
 
-    def ones(self, x: Tensor, draws: Simulated, shape: tuple[int, ...]) -> Tensor:
-        total = torch.zeros(*shape, self.instances, dtype=torch.int64, device=x.device)
+    def ones(self, x: Tensor, draws: Simulated, shape: Shape) -> Tensor:
+        total = x.new_zeros(*shape, self.instances, dtype=torch.int64)
         for part in self.parts(x):
             total += self.inner.ones(self.project(part), draws, shape)
         return total

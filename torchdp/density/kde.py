@@ -23,7 +23,7 @@ from torchdp.density.density import (
     worth,
 )
 from torchdp.density.family import Features
-from torchdp.draws import Draws, Simulated
+from torchdp.draws import Draws, Shape, Simulated
 from torchdp.privacy import Guarantee, Model, Neighbours, gaussian_sigma
 from torchdp.privacy.gaussian import ROUNDED
 from torchdp.protocol import Crowd, CuratorProtocol, Layout, Limits, Tally, Users
@@ -184,9 +184,10 @@ class ShuffledKDE(OfFeatures, Shuffled[Crowd]):
 
     def collect_unchecked(self, x: Tensor, draws: Draws) -> Tally:
         parts = self.features.parts(x)
-        return self.add(*(Shuffled.collect_unchecked(self, part, draws) for part in parts))
+        collect = super().collect_unchecked
+        return self.add(*(collect(part, draws) for part in parts))
 
-    def sample_unchecked(self, summary: Crowd, draws: Simulated, shape: tuple[int, ...]) -> Tally:
+    def sample_unchecked(self, summary: Crowd, draws: Simulated, shape: Shape) -> Tally:
         """All ``law.users`` send."""
         ones = crowd_counted(self.features, summary, self.steps, draws, shape)
         return Tally(summary.n, {"total": self.law.noised(ones, draws)})
@@ -301,7 +302,7 @@ class CentralKDE(OfFeatures, CuratorProtocol[Crowd]):
             )
         return x
 
-    def release(self, summary: Crowd, draws: Draws, shape: tuple[int, ...]) -> Tally:
+    def release(self, summary: Crowd, draws: Draws, shape: Shape) -> Tally:
         if self.sums is None:
             sums, _ = self.features.sums(summary)
             total = (broadcast_users(summary.n, 1) + sums / self.features.bound) / 2

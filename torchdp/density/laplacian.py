@@ -52,11 +52,11 @@ class Grid:
         repetitions = self.widths.shape[1]
         widths = self.widths.to(x)
         offsets = self.offsets.to(x)
-        result = torch.zeros(len(x), repetitions, dtype=torch.int64, device=x.device)
+        result = x.new_zeros(len(x), repetitions, dtype=torch.int64)
         rows = max(1, NUMBERS_AT_ONCE // repetitions)
         for part, total in zip(x.detach().split(rows), result.split(rows), strict=True):
             for j, column in enumerate(part.mT):
-                bins = _floor(column[:, None], widths[j], offsets[j]).to(torch.int64)
+                bins = _floor(column[:, None], widths[j], offsets[j]).long()
                 total ^= bins.mul_(factor[j]).add_(first[j])
         return result
 
@@ -87,7 +87,7 @@ class Grid:
         fits = boundaries * row_bytes <= MOST_BYTES
         if not (finite and saves and fits):
             return self._plain
-        return self._tables(low, high, first.to(torch.int64), last.to(torch.int64)).read
+        return self._tables(low, high, first.long(), last.long()).read
 
     def _plain(self, x: Tensor) -> Tensor:
         return self.hash(x) >= 0
@@ -139,7 +139,7 @@ class Coordinate:
         boundaries, order = at.sort()
         changed = changed[order]
         size = (len(at) + 1, -(-repetitions // BYTE))
-        rows = torch.zeros(size, dtype=torch.uint8, device=at.device)
+        rows = at.new_zeros(size, dtype=torch.uint8)
         place = torch.arange(1, len(at) + 1, device=at.device)
         rows[place, changed // BYTE] = (1 << changed % BYTE).to(torch.uint8)
         # The xor of all rows up to each, over steps that double.
@@ -197,7 +197,7 @@ def _least(low: Tensor, high: Tensor, number: Tensor, widths: Tensor, offsets: T
         # Their mean, without an overflow.
         middle = (below >> 1) + (above >> 1) + (below & above & 1)
         bins = _floor(turned(middle).view(low.dtype), widths, offsets)
-        reached = bins.to(torch.int64) >= number
+        reached = bins.long() >= number
         above = torch.where(reached, middle, above)
         below = torch.where(reached, below, middle)
     return turned(above).view(low.dtype)
@@ -340,6 +340,6 @@ class ParityFeatures(SignFeatures):
 
     def positive(self, x: Tensor) -> Tensor:
         above = x @ self.normals.to(x).mT > self.thresholds.to(x)
-        total = torch.zeros(len(x), self.repetitions, dtype=torch.int32, device=x.device)
-        total.index_add_(1, self.owner.to(x.device), above.to(torch.int32))
+        total = x.new_zeros(len(x), self.repetitions, dtype=torch.int32)
+        total.index_add_(1, self.owner.to(x.device), above.int())
         return total % 2 == 0

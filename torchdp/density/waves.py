@@ -425,7 +425,7 @@ def lattice(family: Waves, periods: list[float]) -> Lattice:
     volume = math.prod(periods)
     frequencies = places * (2 * math.pi / torch.tensor(periods, dtype=torch.float64))
     c = kernel.transform(frequencies) / volume
-    if bool((c < 0).any()):  # the movement's bound needs it
+    if (c < 0).any():  # the movement's bound needs it
         raise ValueError(f"the transform of {type(kernel).__name__} must be nowhere negative")
     constant = float(c[0])
     C = 2 * c[1:]

@@ -17,7 +17,7 @@ from torchdp import checks
 from torchdp.domains.domain import Domain
 from torchdp.domains.noise_shape import NoiseShape
 from torchdp.domains.shapes import Encoding, Measured, NormError, encoding, least_error_shape
-from torchdp.draws import Draws, Simulated
+from torchdp.draws import Draws, Shape, Simulated
 from torchdp.memory import rows_at_once
 from torchdp.privacy import Guarantee, gaussian_sigma
 from torchdp.privacy.gaussian import ROUNDED
@@ -313,7 +313,7 @@ class GaussianMean(GaussianRelease, MeanProtocol):
         # A group of nobody has nothing to hide: how many users a group has is public.
         return Tally(n, {"sum": noisy * (n > 0)[:, None]})
 
-    def release(self, summary: Crowd, draws: Draws, shape: tuple[int, ...]) -> Tally:
+    def release(self, summary: Crowd, draws: Draws, shape: Shape) -> Tally:
         sums = (weighted_sum(counts, u) for u, counts in self.encoded(summary))
         noisy = self.sums.released(self.sums.blocks(sums, summary.n), draws, shape)
         return Tally(summary.n, {"sum": noisy})

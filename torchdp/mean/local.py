@@ -146,7 +146,7 @@ class LocalCovariance(Relay[Crowd, Tensor, BallRandomizer]):
 
     def __post_init__(self) -> None:
         checks.instance("domain", self.domain, Box)
-        if not bool((self.half > 0).all()):
+        if not (self.half > 0).all():
             raise ValueError(
                 "domain must be wider than 0 in every coordinate: leave out numbers that are known"
             )

@@ -179,7 +179,7 @@ def distributional_lower_bound(floor: float, covariance: Tensor, n: int, p: floa
     asymmetry = (matrix - matrix.mT).abs().max()
     # It reads one triangle: what is not symmetric shows in the asymmetry alone.
     least = torch.linalg.eigvalsh(matrix)[0]
-    if bool((asymmetry > rounding) | (least < -len(matrix) * rounding)):
+    if (asymmetry > rounding) | (least < -len(matrix) * rounding):
         raise ValueError("covariance must be symmetric and positive semidefinite")
     variances = matrix.diagonal().clamp_min(0) / checks.integer("n", n, 1)
     sampling = torch.linalg.vector_norm(variances.sqrt(), ord=p)

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from torchdp import checks
 from torchdp.domains.shapes import Encoding, encoding
-from torchdp.draws import Draws
+from torchdp.draws import Draws, Shape
 from torchdp.mean.gaussian import GaussianRelease
 from torchdp.protocol import Crowd, Estimate, Layout, Limits, Objective, Tally, Users
 from torchdp.protocol.records import broadcast_users, weighted_sum
@@ -63,10 +63,9 @@ class GaussianMoments(GaussianRelease):
         if self.order > MOST_ORDER or self.domain.dimension**self.order > MOST_ENTRIES:
             raise ValueError(
                 f"order {self.order} in dimension {self.domain.dimension} is too large: at most "
-                f"order {MOST_ORDER} "
-                f"and {MOST_ENTRIES} entries"
+                f"order {MOST_ORDER} and {MOST_ENTRIES} entries"
             )
-        if bool(self.shape.centre.any()):
+        if self.shape.centre.any():
             raise ValueError("shape must be around the origin: noise_shape(domain, p, shift=False)")
         super().__post_init__()
 
@@ -117,7 +116,7 @@ class GaussianMoments(GaussianRelease):
         # Permanents of Gram matrices are not negative: less is rounding.
         return scale * (variances / math.factorial(self.order)).clamp_min(0).sqrt()
 
-    def release(self, summary: Crowd, draws: Draws, shape: tuple[int, ...]) -> Tally:
+    def release(self, summary: Crowd, draws: Draws, shape: Shape) -> Tally:
         blocks = (
             tensor_sum(u, self.order, c).flatten(-self.order) for u, c in self.encoded(summary)
         )
@@ -185,7 +184,7 @@ class Covariance(Estimate):
 
     def __post_init__(self) -> None:
         # An unbiased variance may fall below 0, of which there is no sampling error.
-        variance = self.value.diagonal(dim1=-2, dim2=-1).clamp_min(0) / broadcast_users(self.n, 1)
+        variance = torch.linalg.diagonal(self.value).clamp_min(0) / broadcast_users(self.n, 1)
         known = replace(self.mean, population=partial(self.mean.with_sampling, variance))
         object.__setattr__(self, "mean", known)
 
@@ -315,7 +314,7 @@ class GaussianCovariance(GaussianRelease):
         """
         return self.sums.sigma / broadcast_users(checks.people("n", n, 1), answer)
 
-    def release(self, summary: Crowd, draws: Draws, shape: tuple[int, ...]) -> Tally:
+    def release(self, summary: Crowd, draws: Draws, shape: Shape) -> Tally:
         r = self.root.shape[1]
         blocks = (self._joint(u, counts) for u, counts in self.encoded(summary))
         noisy = self.sums.released(self.sums.blocks(blocks, summary.n), draws, shape)

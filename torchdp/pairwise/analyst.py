@@ -53,7 +53,8 @@ class PairwiseAnalyst(ABC):
         statistic = self.statistic
         statistic.refuse_constant()
         if statistic.pairs is not self.estimated_pairs and statistic.form.diagonal is None:
-            checks.validated(statistic, "common_diagonals")
+            for form in statistic.forms:
+                statistic.common_diagonal(form)
 
     @abstractmethod
     def check(self, tally: Tally, least: int = 1) -> Tally:
@@ -295,7 +296,7 @@ class ChannelPairs(PairwiseAnalyst):
                 "...)"
             )
         missed = self.channel.bias.abs().max()
-        if bool(missed > MOST_MISSED * self.statistic.points.abs().max()):
+        if missed > MOST_MISSED * self.statistic.points.abs().max():
             raise ValueError(
                 "channel must be of exact factors for a question of pairs; they miss up to "
                 f"{missed:g}"
@@ -347,7 +348,7 @@ class ChannelPairs(PairwiseAnalyst):
         size = self.statistic.points.abs().amax(0)
         missed = self.channel.bias.abs().amax(1)
         # Exact factors miss by rounding alone: no bias to widen intervals by.
-        if bool((missed <= ROUNDED * size.max()).all()):
+        if (missed <= ROUNDED * size.max()).all():
             return 0.0
         return self.statistic.form.weights.abs() @ (2 * size * missed + missed.square())
 
@@ -412,7 +413,7 @@ class ChannelPairs(PairwiseAnalyst):
 
 def _warn_of_small(squared_error: Tensor) -> None:
     """Warns where the denominator's relative variance is above ``SMALL``."""
-    if bool((squared_error > SMALL).any()):
+    if (squared_error > SMALL).any():
         warnings.warn(
             "the denominator is less than four standard errors from 0 (one class is rare for so "
             "few users and so small an epsilon): the ratio may be far off and its standard error "

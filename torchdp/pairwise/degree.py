@@ -180,7 +180,7 @@ class DegreeAnalyst(FunctionAnalyst):
         least = self.function.degree
         # Predictions are for real numbers of users, which add up to m only up to rounding.
         missing = n[..., 0] < least * (1 - 1e-9)
-        if bool(missing.any()):
+        if missing.any():
             raise ValueError(f"summary must add up to at least {least} users{checks.at(missing)}")
         return h, n
 

@@ -126,7 +126,7 @@ class PairwiseForms(Brief):
         # ``distortion`` compares the forms alone: no other error may come with them.
         if exact.denominator is not None and self.denominator is not None:
             difference = exact.kernel(exact.denominator) - self.kernel(self.denominator)
-            if bool(difference.abs().max() > SAME * exact.size(exact.denominator)):
+            if difference.abs().max() > SAME * exact.size(exact.denominator):
                 raise ValueError(
                     "approximates must have the same denominator: only the form may come near"
                 )
@@ -200,7 +200,7 @@ class PairwiseForms(Brief):
         beside the others, because their share of the answer falls like 1/n.
         """
         # One that approximates has the diagonal of the other statistic.
-        if self.approximates is not None or not any(self._varying):
+        if self.approximates is not None or not any(map(self._varies, self.forms)):
             return self
         diagonals = torch.stack([self.diagonal(form) for form in self.forms])
         centred = diagonals - diagonals.mean(-1, keepdim=True)
@@ -240,24 +240,13 @@ class PairwiseForms(Brief):
         if self._varies(form):
             raise ValueError(
                 f"the kernel of {self.name!r} has a diagonal f(x, x) that depends on x, so this "
-                "protocol cannot "
-                f"turn its answer into the mean over pairs {self.pairs.value!r}; use the other "
-                "value of Pairs, or "
-                "a channel, such as queries.LocalOracle"
+                f"protocol cannot turn its answer into the mean over pairs {self.pairs.value!r}; "
+                "use the other value of Pairs, or a channel, such as queries.LocalOracle"
             )
         return self.diagonal(form).mean(-1)
 
-    @cached_property
-    def common_diagonals(self) -> list[Tensor]:
-        """``common_diagonal`` of each of its forms. Raises ValueError."""
-        return [self.common_diagonal(form) for form in self.forms]
-
-    @cached_property
-    def _varying(self) -> list[bool]:
-        """Whether f(x, x) depends on x, of each of its forms."""
-        return [self._varies(form) for form in self.forms]
-
     def _varies(self, form: Form) -> bool:
+        """Whether f(x, x) depends on x."""
         low, high = self.diagonal(form).aminmax(dim=-1)
         varies = high - low > self.rounding(form)
         return bool(varies.any())
@@ -285,7 +274,7 @@ class PairwiseForms(Brief):
         mean = self.mean(counts, form)
         # A class without users leaves the rounding of the form, and not 0.
         empty = mean.abs() <= ZERO * self.size(form)
-        if bool(empty.any()):
+        if empty.any():
             raise ValueError(
                 "summary makes the statistic's denominator 0 (one class is "
                 f"empty){checks.at(empty)}"
@@ -300,7 +289,7 @@ class PairwiseForms(Brief):
         counts = checks.users("summary", counts, self.types).to(self.points.device)
         # Predictions are for real numbers of users, which add up only up to rounding.
         missing = counts.sum(-1) < least * (1 - 1e-9)
-        if bool(missing.any()):
+        if missing.any():
             raise ValueError(f"summary must add up to at least {least} users{checks.at(missing)}")
         return counts.reshape(*counts.shape[:-1], *[1] * len(self.answer), self.types)
 

@@ -14,15 +14,11 @@ from torch import Tensor
 from torchdp import checks
 from torchdp.pairwise.analyst import ChannelPairs
 from torchdp.pairwise.forms import SAME, Form, Pairs, PairwiseForms, factorized, one_kernel
-from torchdp.queries import LocalOracle
+from torchdp.queries import LocalOracle, lower_bound
 from torchdp.queries.channel import Channel, Question, histograms_of
-from torchdp.randomizers import strategy_lower_bound
 
 # Histograms of a single type that a choice is judged by.
 MOST_SINGLE = 64
-# An epsilon whose bound holds for less too, and one beyond which the bound is put at 0.
-LEAST = 1e-6
-MOST = 700.0
 # Of the range of a ratio: its standard deviation when the strategy is made.
 UNKNOWN = 0.2
 # The mean deviation of a kernel from its means over bins, at most, as a share of its own.
@@ -125,7 +121,7 @@ class PairwiseStatistic(PairwiseForms, Question):
             return J, (J * means) @ centred.mT / share
         above = means.square() @ J + self.form.constant
         below = means.square() @ g.weights + g.constant
-        if bool((below.abs() <= SAME * self.size(g)).any()):
+        if (below.abs() <= SAME * self.size(g)).any():
             raise ValueError(
                 "prior must hold histograms whose denominator is not 0: no class empty"
             )
@@ -155,7 +151,6 @@ class PairwiseStatistic(PairwiseForms, Question):
         Source: Hoeffding (1948), section 5; see ``strategy_lower_bound``.
         """
         n = checks.integer("n", n, 2)
-        epsilon = max(checks.positive("epsilon", epsilon), LEAST)
         exact = one_kernel(self).approximates or self
         h = checks.shares("histogram", histogram, exact.types).to(exact.points)
         f = exact.kernel(exact.form)
@@ -167,9 +162,9 @@ class PairwiseStatistic(PairwiseForms, Question):
         if exact.pairs is Pairs.ALL:
             query = (n - 1) / n * query + f.diagonal() / (2 * n)
         low, high = query.aminmax()
-        if epsilon > MOST or high - low <= 1e-12 * f.abs().max():
+        if high - low <= 1e-12 * f.abs().max():
             return 0.0
-        return math.sqrt(4 * strategy_lower_bound(query[None], epsilon, h, program=False) / n)
+        return 2 * lower_bound(query[None], n, epsilon, prior=histogram)
 
     def coarser(
         self, n: int, epsilon: float, family: Tensor | None, generator: torch.Generator
@@ -191,7 +186,7 @@ class PairwiseStatistic(PairwiseForms, Question):
         means = even @ f @ even.mT
         of_bins = means[bin_of[:, None], bin_of]
         missed = (f - of_bins).abs().mean()
-        if bool(missed > ROUGH * (f - f.mean()).abs().mean()):
+        if missed > ROUGH * (f - f.mean()).abs().mean():
             return False
         if self.denominator is None:
             return True
@@ -243,7 +238,7 @@ def merged(
             kept = replace(near, approximates=None).exact(family * n) - statistic.offset
             whole = statistic.exact(family * n) - statistic.offset
             # The least squares of whole - factor kept over the prior's histograms.
-            factor = float(kept @ whole / (kept @ kept)) if bool(kept.any()) else 1.0
+            factor = float(kept @ whole / (kept @ kept)) if kept.any() else 1.0
             form = Form(factor * near.form.weights, factor * near.form.constant)
             near = replace(near, form=form)
     tuned = LocalOracle.tuned(small, n, epsilon, prior=binned, generator=generator)

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from torchdp import checks
+from torchdp.draws import Shape
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
 Rows: TypeAlias = Union[Tensor, np.ndarray, Sequence[Any], "pd.Series", "pd.DataFrame"]
 """Users' data: a row for each."""
 
-Held: TypeAlias = int | tuple[int, ...]
+Held: TypeAlias = int | Shape
 """What one user holds: one of so many types, or numbers of this shape."""
 
 # Kinds of a column's dtype, and the dtypes that they become.
@@ -234,7 +235,7 @@ def _made(dtype: Any, name: str) -> str:
 
 def grouped(
     x: Rows, held: Held, groups: Rows | None, size: int | None
-) -> tuple[Tensor, Tensor | None, tuple[int, ...]]:
+) -> tuple[Tensor, Tensor | None, Shape]:
     """Rows of users, the group of each, and the batch that the groups make; None, () of one group.
 
     Args:
@@ -263,7 +264,7 @@ def grouped(
     return rows, checks.indices("groups", numbers, checks.integer("size", size, 1)), (size,)
 
 
-def _batched(x: Rows, held: Held) -> tuple[Tensor, Tensor | None, tuple[int, ...]]:
+def _batched(x: Rows, held: Held) -> tuple[Tensor, Tensor | None, Shape]:
     rows = rows_of(x, held)
     own = 0 if isinstance(held, int) else len(held)
     batch = tuple(rows.shape[: max(0, rows.ndim - 1 - own)])

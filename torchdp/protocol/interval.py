@@ -23,6 +23,8 @@ from torchdp.root import root
 
 Range = tuple[Any, Any]
 """What a truth can be, numbers or (*answer)."""
+Ends = tuple[Tensor, Tensor]
+"""The lower and the upper one, (*batch) each."""
 
 # Standard errors: a normal variable is beyond them with probability below 1e-300.
 LARGEST = 40.0
@@ -184,7 +186,7 @@ class Error(ABC):
             side: -1 for the lower end, 1 for the upper one, broadcast against the batch.
         """
 
-    def margins(self, z: float | Tensor) -> tuple[Tensor, Tensor]:
+    def margins(self, z: float | Tensor) -> Ends:
         """The margins below and above the estimate, (*batch) each."""
         z = torch.as_tensor(z, dtype=torch.float64)
         total = self.total
@@ -192,9 +194,10 @@ class Error(ABC):
         below, above = self.margin(z.to(total.device), sides)
         return below, above
 
-    @abstractmethod
-    def gap(self, z: float | Tensor) -> tuple[Tensor, Tensor]:
+    def gap(self, z: float | Tensor) -> Ends:
         """The ends of what the set of truths leaves out, from the estimate; NaN where nothing."""
+        none = torch.full_like(self.total, torch.nan)
+        return none, none
 
     def distance(self, value: Tensor, bias: Tensor | float = 0.0) -> Tensor:
         """The least z whose interval, widened by ``bias``, holds 0; inf where none up to 40 does.
@@ -277,7 +280,7 @@ class ErrorParts(Error):
         total = end.square().sum(-1).sqrt()
         return total.masked_fill(self.variance.isnan().any(-1), torch.nan)
 
-    def gap(self, z: float | Tensor) -> tuple[Tensor, Tensor]:
+    def gap(self, z: float | Tensor) -> Ends:
         """The ends of what Fieller's set leaves out, from the estimate, (*batch) each.
 
         The set goes on beyond them where z^2 curvature > 1 (a denominator that may be 0): no u
@@ -363,7 +366,7 @@ class RatioError(Error):
         for _ in range(SECANTS):
             excess = self.at(side * u).margin(z, side) - u
             settled = excess.abs() <= CLOSE * u
-            if bool((settled | excess.isnan()).all()):
+            if (settled | excess.isnan()).all():
                 break
             slope = ((excess - excess_before) / (u - before)).nan_to_num(-1.0).clamp(-4.0, -0.2)
             before = u
@@ -371,7 +374,7 @@ class RatioError(Error):
             u = torch.where(settled, u, (u - excess / slope).clamp_min(0))
         return torch.where(settled & widest.isfinite(), u, widest)
 
-    def gap(self, z: float | Tensor) -> tuple[Tensor, Tensor]:
+    def gap(self, z: float | Tensor) -> Ends:
         return self.first.gap(z)
 
     def distance(self, value: Tensor, bias: Tensor | float = 0.0) -> Tensor:
@@ -413,7 +416,7 @@ def ends(
     z: float | Tensor,
     limits: Range = (-torch.inf, torch.inf),
     bias: Tensor | float = 0.0,
-) -> tuple[Tensor, Tensor]:
+) -> Ends:
     """Lower and upper end at z standard errors, (*batch) each.
 
     Args:

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from torchdp import checks
 from torchdp.brief import Brief, keep_repr
-from torchdp.draws import Draws, Simulated
+from torchdp.draws import Draws, Shape, Simulated
 from torchdp.memory import rows_at_once
 from torchdp.noise import Noise, source
 from torchdp.privacy import Guarantee
@@ -151,7 +151,7 @@ class Protocol(ABC, Generic[S]):
         return Tally(n, parts)
 
     @abstractmethod
-    def sample_unchecked(self, summary: S, draws: Simulated, shape: tuple[int, ...]) -> Tally:
+    def sample_unchecked(self, summary: S, draws: Simulated, shape: Shape) -> Tally:
         """``sample_tally``, unchecked."""
 
     @abstractmethod
@@ -266,7 +266,7 @@ class CuratorProtocol(Protocol[S]):
     """Collecting is the summary, released once. Nothing is sent, and tallies do not add."""
 
     @abstractmethod
-    def release(self, summary: S, draws: Draws, shape: tuple[int, ...]) -> Tally:
+    def release(self, summary: S, draws: Draws, shape: Shape) -> Tally:
         """The summary under its noise, ``shape`` times over."""
 
     @final
@@ -274,7 +274,7 @@ class CuratorProtocol(Protocol[S]):
         return self.release(self.summary(x), draws, ())
 
     @final
-    def sample_unchecked(self, summary: S, draws: Simulated, shape: tuple[int, ...]) -> Tally:
+    def sample_unchecked(self, summary: S, draws: Simulated, shape: Shape) -> Tally:
         return self.release(summary, draws, shape)
 
 
@@ -448,7 +448,7 @@ class Relay(MessageProtocol[S, M], Generic[S, M, C]):
             tallies.append(self.client.collect_groups(self.client_input(part), own, size, draws))
         return self.add(*tallies)
 
-    def sample_unchecked(self, summary: S, draws: Simulated, shape: tuple[int, ...]) -> Tally:
+    def sample_unchecked(self, summary: S, draws: Simulated, shape: Shape) -> Tally:
         crowd = checks.instance("summary", summary, Crowd)
         return self.client.sample_unchecked(crowd.mapped(self.client_input), draws, shape)
 
@@ -472,6 +472,6 @@ class Same(Relay[S, M, C]):
     def collect_unchecked(self, x: Tensor, draws: Draws) -> Tally:
         return self.client.collect_unchecked(x, draws)
 
-    def sample_unchecked(self, summary: S, draws: Simulated, shape: tuple[int, ...]) -> Tally:
+    def sample_unchecked(self, summary: S, draws: Simulated, shape: Shape) -> Tally:
         """At the client's cost."""
         return self.client.sample_unchecked(summary, draws, shape)

@@ -16,7 +16,7 @@ from torch import Tensor
 from torchdp import checks
 from torchdp.brief import Brief, html_table
 from torchdp.protocol.frames import framed
-from torchdp.protocol.interval import Error, ErrorParts, Range, ends, quantile
+from torchdp.protocol.interval import Ends, Error, ErrorParts, Range, ends, quantile
 from torchdp.protocol.simultaneous import MOST_CORRELATED, largest_deviate, sidak
 
 if TYPE_CHECKING:
@@ -70,14 +70,14 @@ def weighted_sum(weights: Tensor, rows: Tensor) -> Tensor:
 def tensor_of(n: Users) -> Tensor:
     """n as int64: () of one tally, on the CPU."""
     if isinstance(n, Tensor):
-        return n.to(torch.int64)
+        return n.long()
     return torch.tensor(n, dtype=torch.int64, device="cpu")
 
 
 def alike(n: Users) -> int:
     """n where a batch has one number of users, for calls that need it. Raises ValueError."""
     least, most = tensor_of(n).aminmax()
-    if bool(least != most):
+    if least != most:
         raise ValueError(
             f"n must be the same in all of a batch, not {least} to {most}: this call is made for "
             "one"
@@ -225,14 +225,14 @@ class Crowd(Brief):
         except (TypeError, ValueError) as error:
             raise type(error)(f"summary must hold values that users may have: {error}") from None
         empty = tensor_of(crowd.n) < 1
-        if bool(empty.any()):
+        if empty.any():
             raise ValueError(f"summary must count at least one user{checks.at(empty)}")
         return crowd
 
     @staticmethod
     def of(x: Tensor) -> "Crowd":
         """Each row by itself."""
-        return Crowd(x.detach(), torch.ones(len(x), dtype=torch.int64, device=x.device))
+        return Crowd(x.detach(), x.new_ones(len(x), dtype=torch.int64))
 
 
 @dataclass(frozen=True, eq=False)
@@ -346,7 +346,7 @@ class Tally(Brief):
         # Limits are of one user at least; the parts of an empty group are 0.
         some = (n > 0).view(*n.shape, *[1] * behind)
         wrong = (value < low * some) | (value > high * some)
-        if bool(wrong.any()):
+        if wrong.any():
             answer = math.prod(value.shape[value.ndim - behind :])
             rows = wrong.reshape(-1, *n.shape, answer).any(-1)
             where = checks.at(rows.any(0))
@@ -437,7 +437,7 @@ class Estimate(Brief):
             return ErrorParts.normal(self.standard_error.square())
         return self.error() if callable(self.error) else self.error
 
-    def interval(self, level: float = 0.95) -> tuple[Tensor, Tensor]:
+    def interval(self, level: float = 0.95) -> Ends:
         """(low, high): the error's ends at this level, widened by bias; see :class:`ErrorParts`.
 
         Raises ValueError.
@@ -445,11 +445,11 @@ class Estimate(Brief):
         z = quantile(level)
         return self.ends(z if self.stretch is None else z * self.stretch(level))
 
-    def ends(self, z: float | Tensor) -> tuple[Tensor, Tensor]:
+    def ends(self, z: float | Tensor) -> Ends:
         """(low, high) at z standard errors, a number or like the value."""
         return ends(self.centre, self.parts, z, self.limits, self.bias)
 
-    def together(self, level: float = 0.95) -> tuple[Tensor, Tensor]:
+    def together(self, level: float = 0.95) -> Ends:
         """(low, high), as ``interval``, that hold all m truths of the last dimension at once at
         this level.
 

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from torchdp import checks
-from torchdp.draws import Draws
+from torchdp.draws import Draws, Shape
 from torchdp.grid import moved
 from torchdp.privacy import Guarantee, Model, Neighbours, gaussian_guarantee
 from torchdp.privacy.gaussian import ROUNDED
@@ -136,9 +136,9 @@ class RoundedSum:
         return reduce(torch.add, map(self._steps, sums))
 
     def _steps(self, total: Tensor) -> Tensor:
-        return (total / self.step).round_().to(torch.int64)
+        return (total / self.step).round_().long()
 
-    def released(self, whole: Tensor, draws: Draws, shape: tuple[int, ...] = ()) -> Tensor:
+    def released(self, whole: Tensor, draws: Draws, shape: Shape = ()) -> Tensor:
         """Y, (*shape, *batch, size) float64, of whole steps (*batch, size)."""
         if not self.sigma:
             return (whole.double() * self.step).expand(*shape, *whole.shape)
@@ -166,14 +166,14 @@ def exact_sums(columns: Tensor, counts: Tensor, step: float) -> Tensor:
     """
     _, exponent = math.frexp(float(columns.abs().max()))
     unit = math.ldexp(1.0, exponent - BITS)
-    whole = (columns / unit).round().to(torch.int64)
+    whole = (columns / unit).round().long()
     # Limbs of ``bits`` bits: k products of two of them add up to fewer than 2^53.
     bits = (MANTISSA - counts.shape[-1].bit_length()) // 2
     totals = np.zeros(len(columns) * counts[..., 0].numel(), object)  # of Python's integers
     for i in range(math.ceil((BITS + 1) / bits)):
         for j in range(math.ceil(63 / bits)):
             products = _limb(counts, j, bits) @ _limb(whole, i, bits).mT
-            exact = products.flatten().to(torch.int64).cpu().numpy()
+            exact = products.flatten().long().cpu().numpy()
             totals += exact.astype(object) << bits * (i + j)
     ratio = Fraction(unit) / Fraction(step)
     steps = [round(total * ratio) for total in totals]

@@ -56,7 +56,7 @@ def largest_deviate(covariance: Tensor, level: float) -> Tensor:
     R = _correlations(covariance.double()).reshape(-1, m, m)
     if not len(R):
         return R.new_zeros(batch)
-    if bool((R - R[:1]).abs().amax() <= ALIKE):
+    if (R - R[:1]).abs().amax() <= ALIKE:
         R = R[:1]  # a batch of one noise for different numbers of users
     parts = R.split(rows_at_once(AT_ONCE * m))
     z = torch.cat([_deviates(part, level) for part in parts])
@@ -65,7 +65,7 @@ def largest_deviate(covariance: Tensor, level: float) -> Tensor:
 
 def _correlations(covariance: Tensor) -> Tensor:
     """R, 0 where there is no variance; NaN where a number is not finite or a variance below 0."""
-    deviation = covariance.diagonal(dim1=-2, dim2=-1).sqrt()
+    deviation = torch.linalg.diagonal(covariance).sqrt()
     inverse = torch.where(deviation == 0, 0.0, 1 / deviation)
     # Not by the product of the two, which may be too large or too small for a float.
     return covariance * inverse[..., None] * inverse[..., None, :]
@@ -75,7 +75,7 @@ def _deviates(R: Tensor, level: float) -> Tensor:
     """z of correlations (c, m, m), by draws that are the same for each."""
     count, m, _ = R.shape
     known = R.isfinite().all(-1).all(-1)
-    varying = (R.diagonal(dim1=-2, dim2=-1) > 0).sum(-1)
+    varying = (torch.linalg.diagonal(R) > 0).sum(-1)
     bound = sidak(level, torch.where(known, varying, m))
     order = _order(level)
     if order > DRAWS:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from torchdp import checks, wire
-from torchdp.draws import Draws, Simulated
+from torchdp.draws import Draws, Shape, Simulated
 from torchdp.protocol.protocol import MessageProtocol, Protocol, S
 from torchdp.protocol.records import Tally, users_of
 
@@ -33,7 +33,7 @@ class TypeProtocol(MessageProtocol[Tensor, Tensor]):
     def outputs(self) -> int:
         """How many messages there are."""
 
-    def sample_unchecked(self, summary: Tensor, draws: Simulated, shape: tuple[int, ...]) -> Tally:
+    def sample_unchecked(self, summary: Tensor, draws: Simulated, shape: Shape) -> Tally:
         """From messages, O(n) each time: for who knows no shorter way."""
         return from_messages(self, summary, draws, shape)
 
@@ -50,7 +50,7 @@ class TypeProtocol(MessageProtocol[Tensor, Tensor]):
 
 
 def from_messages(
-    protocol: MessageProtocol[Any, Any], counts: Tensor, draws: Simulated, shape: tuple[int, ...]
+    protocol: MessageProtocol[Any, Any], counts: Tensor, draws: Simulated, shape: Shape
 ) -> Tally:
     """``sample_tally`` from what users of these types say, counts (*batch, k): O(n) each time."""
     types = torch.arange(counts.shape[-1], device=counts.device)
@@ -89,7 +89,7 @@ class InteractiveProtocol(Protocol[S]):
         return self.joined(tallies)
 
     @final
-    def sample_unchecked(self, summary: S, draws: Simulated, shape: tuple[int, ...]) -> Tally:
+    def sample_unchecked(self, summary: S, draws: Simulated, shape: Shape) -> Tally:
         tallies: tuple[Tally, ...] = ()
         for _ in range(self.rounds):
             following = self.round(tallies)

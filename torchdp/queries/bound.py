@@ -41,7 +41,7 @@ def lower_bound(
     objective = checks.instance("objective", objective, Objective)
     h = None if prior is None else checks.shares("prior", prior, W.shape[1]).to(W)
     # A query that is the same for all types is known without any report.
-    if epsilon > MOST or not bool((W != W[:, :1]).any()):
+    if epsilon > MOST or not (W != W[:, :1]).any():
         return 0.0
     variance = strategy_lower_bound(W, epsilon, h, program=False)
     if objective is Objective.WORST:

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from torchdp import checks
 from torchdp import discrete_laplace as laplace
-from torchdp.draws import Draws, Simulated
+from torchdp.draws import Draws, Shape, Simulated
 from torchdp.privacy import Guarantee, Model, Neighbours, gaussian_sigma
 from torchdp.privacy.gaussian import ROUNDED, SOURCE
 from torchdp.protocol import CuratorProtocol, Layout, Limits, Tally, Users
@@ -23,7 +23,7 @@ from torchdp.protocol.rounded_sum import VARIATION, RoundedSum, exact_sums
 from torchdp.queries.channel import Question
 from torchdp.queries.protocol import FactoredProtocol, FactoredQueries, squared_distances
 from torchdp.queries.release import through
-from torchdp.shuffle.laws import MessageLaw
+from torchdp.shuffle.laws import MessageLaw, message_law
 from torchdp.shuffle.search import Sensitivity
 from torchdp.shuffle.sums import Shuffled
 from torchdp.workloads import Workload
@@ -114,7 +114,7 @@ class CentralFactorization(FactoredProtocol, CuratorProtocol[Tensor]):
     def limits(self, n: Users) -> dict[str, Limits]:
         return {"sum": self.sums.limits(n)}
 
-    def release(self, summary: Tensor, draws: Draws, shape: tuple[int, ...]) -> Tally:
+    def release(self, summary: Tensor, draws: Draws, shape: Shape) -> Tally:
         whole = exact_sums(self.queries.right, summary, self.sums.step)
         return Tally(users_of(summary), {"sum": self.sums.released(whole, draws, shape)})
 
@@ -153,7 +153,7 @@ class CentralLaplace(FactoredProtocol, CuratorProtocol[Tensor]):
     def __post_init__(self) -> None:
         right = checks.instance("queries", self.queries, FactoredQueries).right
         checks.keep(self, epsilon=checks.positive)
-        if bool((right != right.round()).any()) or float(right.abs().max()) > LARGEST_COUNT:
+        if (right != right.round()).any() or float(right.abs().max()) > LARGEST_COUNT:
             raise ValueError(
                 f"queries.right must hold whole numbers up to {LARGEST_COUNT}: what users add to "
                 "sums"
@@ -177,7 +177,7 @@ class CentralLaplace(FactoredProtocol, CuratorProtocol[Tensor]):
     def distance(self) -> int:
         """D, a whole number."""
         right = self.queries.right
-        if bool(((right == 0) | (right == 1)).all()):  # then both norms are one
+        if ((right == 0) | (right == 1)).all():  # then both norms are one
             return int(squared_distances(right).max())
         return int(torch.cdist(right.mT, right.mT, p=1).max())
 
@@ -218,14 +218,14 @@ class CentralLaplace(FactoredProtocol, CuratorProtocol[Tensor]):
         """
         counts = super().validate_summary(summary)
         too_many = tensor_of(users_of(counts)) > MOST_USERS
-        if bool(too_many.any()):
+        if too_many.any():
             raise ValueError(
                 f"summary must count at most 2^33 users{checks.at(too_many)}: sums would not be "
                 "exact"
             )
         return counts
 
-    def release(self, summary: Tensor, draws: Draws, shape: tuple[int, ...]) -> Tally:
+    def release(self, summary: Tensor, draws: Draws, shape: Shape) -> Tally:
         # Exact: no partial sum of 2^33 users and counts of 2^20 is beyond 2^53.
         exact = (summary.double() @ self.queries.right.mT).long()
         # Each of the releases draws noise of its own, in place.
@@ -283,7 +283,7 @@ class ShuffledQueries(FactoredProtocol, Shuffled[Tensor]):
 
     def __post_init__(self) -> None:
         right = checks.instance("queries", self.queries, FactoredQueries).right
-        if not bool(((right == 0) | (right == 1)).all()) or not bool(right.any()):
+        if not ((right == 0) | (right == 1)).all() or not right.any():
             raise ValueError("queries.right must hold zeros and ones: a user sends bits")
         object.__setattr__(self, "instances", len(right))
         law = checks.instance("law", self.law, MessageLaw)
@@ -324,10 +324,7 @@ class ShuffledQueries(FactoredProtocol, Shuffled[Tensor]):
 
         Raises TypeError, ValueError.
         """
-        if not (isinstance(kind, type) and issubclass(kind, MessageLaw)):
-            raise TypeError(
-                f"kind must be a subclass of MessageLaw, such as BoundedSum, not {kind!r}"
-            )
+        message_law(kind)
         if isinstance(workload, FactoredQueries):
             queries = workload
         else:
@@ -364,7 +361,7 @@ class ShuffledQueries(FactoredProtocol, Shuffled[Tensor]):
         """Counts (*batch, k) of ``law.users`` users. Raises TypeError, ValueError."""
         counts = super().validate_summary(summary)
         wrong = tensor_of(users_of(counts)) != self.law.users
-        if bool(wrong.any()):
+        if wrong.any():
             raise ValueError(
                 f"summary must be of {self.law.users} users, as calibrated{checks.at(wrong)}"
             )
@@ -373,7 +370,7 @@ class ShuffledQueries(FactoredProtocol, Shuffled[Tensor]):
     def bits(self, x: Tensor, draws: Draws) -> Tensor:
         return self.queries.right.mT[x].bool()
 
-    def sample_unchecked(self, summary: Tensor, draws: Simulated, shape: tuple[int, ...]) -> Tally:
+    def sample_unchecked(self, summary: Tensor, draws: Simulated, shape: Shape) -> Tally:
         """All ``law.users`` send. O(k instances), whatever their number."""
         sums = summary.double() @ self.queries.right.mT
         ones = sums.round().long()

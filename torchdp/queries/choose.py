@@ -407,7 +407,7 @@ def _vectors(problem: _Problem, reports: list[Named]) -> list[Named]:
     W = problem.W
     epsilon = problem.epsilon
     if not problem.linear:
-        if not bool(_varied(W).any()):
+        if not _varied(W).any():
             return []
         return [Named("vectors, PrivUnit", problem.by_vectors(epsilon))]
     least = math.inf
@@ -455,7 +455,7 @@ def _crowds(problem: _Problem) -> Iterator[Named]:
     kinds: dict[str, Callable[[float], Any]] = {}
     if problem.linear:
         kinds["gamma_2, PrivUnit"] = problem.by_vectors
-    elif bool(_varied(problem.W).any()):
+    elif _varied(problem.W).any():
         kinds["vectors, PrivUnit"] = problem.by_vectors
     if problem.question.types > 1:
         kinds |= {kind.__name__: partial(problem.by_oracle, kind) for kind in KINDS}
@@ -486,7 +486,7 @@ def _encoders(W: Tensor) -> Iterable[NamedFactors]:
     tried = [("sums of a binary tree", FactoredQueries.tree(W).right)]
     low = W.amin(1, keepdim=True)
     high = W.amax(1, keepdim=True)
-    if bool(((W == low) | (W == high)).all()):
+    if ((W == low) | (W == high)).all():
         tried.append(("sums of the answers", (W > low).to(W)))
     for name, rows in tried:
         bits = rows[_varied(rows)]  # other rows are public
@@ -508,7 +508,7 @@ def _whole(W: Tensor) -> Iterable[NamedFactors]:
     counts = rows / least
     most = counts.max()
     rounding = (counts - counts.round()).abs().max()
-    if bool(rounding <= ROUNDED * most) and 1 < float(most) <= MOST_STEPS:
+    if rounding <= ROUNDED * most and 1 < float(most) <= MOST_STEPS:
         yield "whole answers", FactoredQueries.spanned(W, counts.round())
 
 

@@ -84,7 +84,7 @@ def strategies(
     worst: whether the error is that of the worst query on the worst data. prior: (k,), or None for
     the worst data.
     """
-    if not SMALLEST_EPSILON <= epsilon <= LARGEST_EPSILON or bool((W == W[:, :1]).all()):
+    if not SMALLEST_EPSILON <= epsilon <= LARGEST_EPSILON or (W == W[:, :1]).all():
         return []
     found = _parities(W, epsilon)
     if not search:

@@ -175,7 +175,7 @@ def _fitted(protocol: Channel, tally: Tally, ordered: bool) -> Fit:
     weights[-1] += 1 - kept
 
     used = weights[-1] > 0
-    if bool(used.any()):
+    if used.any():
         fits[-1, used] = _consistent(W, u[used], fits[-1, used])
     h = (weights[..., None] * fits).sum(0).view(*batch, k)
     own = {each.name: getattr(unbiased, each.name) for each in fields(Estimate)}

@@ -133,7 +133,7 @@ class FunctionAnalyst:
         variance = torch.maximum(linear - square / 2, square / 2)
         # One sum shows what is infinite or NaN in either.
         known = (value + variance).isfinite()
-        if not bool(known.all()):
+        if not known.all():
             # One more user, spread evenly: g is defined inside of the histograms.
             inside = (onto_simplex(h) * n + 1 / self.function.types) / (n + 1)
             value = torch.where(known, value, self._of_users(inside, n))
@@ -143,7 +143,7 @@ class FunctionAnalyst:
                 "histogram near them"
             )
         low, high = self.function.limits
-        if bool(((value < low) | (value > high)).any()):
+        if ((value < low) | (value > high)).any():
             _warn(f"the value lies outside of [{low:g}, {high:g}], what the function can be")
         return Estimate(
             value,
@@ -218,7 +218,7 @@ class FunctionAnalyst:
             value = self.function.of_users(part.h, part.n)
             linear = part.d[:, None] @ part.C @ part.d[:, :, None]
             square = (DC * DC.mT).sum((-2, -1))
-            trace = DC.diagonal(dim1=-2, dim2=-1).sum(-1)
+            trace = torch.linalg.diagonal(DC).sum(-1)
             rows.append(torch.stack([value, linear.flatten(), square, trace]))
         return torch.cat(rows, 1).view(4, *h.shape[:-1]).unbind()
 

@@ -57,7 +57,7 @@ class ConceptClass(Brief):
         tables = []
         for table in checks.instance("tables", self.tables, (tuple, list)):
             signs = checks.matrix("tables", table).detach().double()
-            if signs.ndim != 2 or not bool((signs.abs() == 1).all()):
+            if signs.ndim != 2 or not (signs.abs() == 1).all():
                 raise ValueError(SIGNS)
             tables.append(signs)
         if not tables:
@@ -163,7 +163,7 @@ class ConceptClass(Brief):
 def check_labels(labels: Tensor, x: Tensor) -> Tensor:
     """``labels``, +1 or -1 for each of the records x, as float64. Raises TypeError, ValueError."""
     labels = checks.real("labels", labels).double()
-    if labels.shape != x.shape[:1] or not bool((labels.abs() == 1).all()):
+    if labels.shape != x.shape[:1] or not (labels.abs() == 1).all():
         raise ValueError(f"labels must be +1 or -1, of shape ({len(x)},)")
     return labels
 
@@ -325,7 +325,7 @@ class PrivateLearner(Relay[Crowd, Tensor, BallRandomizer]):
         wanted = ": a record and its label, +1 or -1"
         x = checks.shaped("x", checks.integers("x", x), "n", *self.held, note=wanted)
         labels = x[:, -1:]
-        if not bool((labels.abs() == 1).all()):
+        if not (labels.abs() == 1).all():
             raise ValueError(f"x must hold rows{wanted}; some label is neither")
         records = self.concepts.records(x[:, :-1], "x")
         return torch.cat([records, labels.long()], 1)

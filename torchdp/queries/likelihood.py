@@ -65,7 +65,7 @@ def fits(client: FrequencyOracle, reports: Tensor, ordered: bool) -> tuple[Tenso
     Each starts from the smoother. reports: (b, outputs).
     """
     k = client.k
-    h = torch.full((len(reports), k), 1 / k, dtype=torch.float64, device=reports.device)
+    h = reports.new_full((len(reports), k), 1 / k)
     histograms = []
     if ordered:
         for kernel in smoothers(k, reports.device):
@@ -113,7 +113,7 @@ def most_likely(client: FrequencyOracle, reports: Tensor, start: Tensor) -> tupl
         best[open_rows] = h
         lack[open_rows] = gap
         wide = gap > GAP
-        if not bool(wide.any()):
+        if not wide.any():
             break
         open_rows = open_rows[wide]
         f = f[wide]
@@ -184,7 +184,7 @@ def smoothed(client: FrequencyOracle, reports: Tensor, kernel: Tensor, start: Te
         ratio, value = expected(client, f, h)
         found[moving_rows] = h
         moving = n * (value - before).abs() >= STILL
-        if not bool(moving.any()):
+        if not moving.any():
             break
         moving_rows = moving_rows[moving]
         n = n[moving]
@@ -246,7 +246,7 @@ def freedom(Q: Tensor, h: Tensor, S: Tensor) -> Tensor:
 
 def _trace(A: Tensor) -> Tensor:
     """Of matrices (*batch, k, k): (*batch)."""
-    return A.diagonal(dim1=-2, dim2=-1).sum(-1)
+    return torch.linalg.diagonal(A).sum(-1)
 
 
 def advantages(
@@ -276,7 +276,7 @@ def advantages(
             H = (part @ groups.mT)[:, None]
             V = M - (M * H) @ M
             g = (f / p) @ Q - 1
-            level = 1 / users + ROUNDING * M.diagonal(dim1=-2, dim2=-1)
+            level = 1 / users + ROUNDING * torch.linalg.diagonal(M)
             system = V + level.diag_embed()
             # One decomposition for the rank, tr((V + I/n)^-1 V), and for the distance.
             solved = torch.linalg.solve(system, torch.cat([V, g[..., None]], -1))

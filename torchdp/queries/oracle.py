@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from torchdp import checks
-from torchdp.draws import Draws, Simulated
+from torchdp.draws import Draws, Shape, Simulated
 from torchdp.memory import rows_at_once
 from torchdp.privacy import Guarantee
 from torchdp.protocol import Crowd, Estimate, Relay, Tally
@@ -273,7 +273,7 @@ class OracleQueries(Channel, Relay[Tensor, Tensor, FrequencyOracle]):
         if isinstance(self.client, StrategyOracle):
             return self.client.decoder(self._centred).mT
         # A tally for each message, of one user who has sent it.
-        n = torch.ones(self.client.outputs, dtype=torch.int64, device=self.workload.device)
+        n = self.workload.new_ones(self.client.outputs, dtype=torch.int64)
         return self.client.answers(Tally(n, {"reports": torch.diag(n)}), self._centred)
 
     def noise(self, counts: Tensor) -> Tensor:
@@ -449,7 +449,7 @@ class OracleQueries(Channel, Relay[Tensor, Tensor, FrequencyOracle]):
     def collect_unchecked(self, x: Tensor, draws: Draws) -> Tally:
         return self.client.collect_unchecked(x, draws)
 
-    def sample_unchecked(self, summary: Tensor, draws: Simulated, shape: tuple[int, ...]) -> Tally:
+    def sample_unchecked(self, summary: Tensor, draws: Simulated, shape: Shape) -> Tally:
         return self.client.sample_unchecked(summary, draws, shape)
 
 
@@ -547,7 +547,7 @@ class LocalOracle(OracleQueries):
         for again in range(ROUNDS):
             aims = question.aims(n, family, covariance)
             centred = aims - aims.mean(1, keepdim=True)
-            if not bool((centred.abs() > CONSTANT * aims.abs().max()).any()):
+            if not (centred.abs() > CONSTANT * aims.abs().max()).any():
                 raise ValueError("question must not be constant near the prior")
             # The aims after the first round are near those before.
             effort = steps // 3 if again and prior is None else steps
@@ -627,25 +627,19 @@ class LocalOracle(OracleQueries):
     def _joint(self, tally: Tally, error: Tensor) -> Tensor:
         """Of answers with these standard errors, by the correlations at the nearest histogram."""
         noise = self.plausible(tally) if self._adapted is None else self._of_messages(tally)
-        deviation = noise.diagonal(dim1=-2, dim2=-1).clamp_min(TINY).sqrt()
+        deviation = torch.linalg.diagonal(noise).clamp_min(TINY).sqrt()
         scale = error / deviation
         return noise * scale[..., None] * scale[..., None, :]
 
     def _of_messages(self, tally: Tally) -> Tensor:
         """Covariance of one user's decoded message, (*batch, m, m), as messages came."""
         f = frequencies(tally)
-        V = self.decoded(tally)
+        # V, what each message adds to the answers but for W's means: (m, outputs).
+        V = self.decoded_messages.mT
+        if self._adapted is not None:
+            V = self._adapted.decoders(tally)
         centred = V - V @ f[..., None]
         return (centred * f[..., None, :]) @ centred.mT
-
-    def decoded(self, tally: Tally) -> Tensor:
-        """V, what each message adds to the answers but for W's means: (m, outputs).
-
-        (*batch, m, outputs) where the decoder is adapted to the tally.
-        """
-        if self._adapted is not None:
-            return self._adapted.decoders(tally)
-        return self.decoded_messages.mT
 
 
 def decoding(workload: Tensor, client: FrequencyOracle) -> LocalOracle:
@@ -713,7 +707,7 @@ class LocalFactorization(FactoredProtocol, Relay[Tensor, Tensor, BallRandomizer]
     def collect_unchecked(self, x: Tensor, draws: Draws) -> Tally:
         return self.client.collect_crowd(self.queries.right.mT, self.summary(x), draws)
 
-    def sample_unchecked(self, summary: Tensor, draws: Simulated, shape: tuple[int, ...]) -> Tally:
+    def sample_unchecked(self, summary: Tensor, draws: Simulated, shape: Shape) -> Tally:
         crowd = Crowd.shared(self.queries.right.mT, summary)
         return self.client.sample_unchecked(crowd, draws, shape)
 

@@ -161,7 +161,7 @@ def symmetric_variance(
         column = (others[..., None, :] @ centred)[..., 0, :]
         squares = others.square().sum(-1, keepdim=True) - 2 * column
         squares = squares + centred.square().sum(-2)
-        at_own = others - centred.diagonal(dim1=-2, dim2=-1)
+        at_own = others - torch.linalg.diagonal(centred)
         first = (counts * (flat * squares + own * at_own.square())).sum(-1)
 
         squared_kernel = (centred - centred.mean(-1, keepdim=True)).square()
@@ -169,7 +169,7 @@ def symmetric_variance(
         spread = flat * n[..., None] + own * counts
         every = (spread * (squared_kernel @ spread[..., None])[..., 0]).sum(-1)
         rows = flat * squared_kernel.sum(-1)
-        diagonal = squared_kernel.diagonal(dim1=-2, dim2=-1)
+        diagonal = torch.linalg.diagonal(squared_kernel)
         pairs = own * counts * (2 * rows + own * diagonal)
         same = flat * n * rows.sum(-1) + pairs.sum(-1)
         return (4 * first + 2 * (every - same)) / (n * (n - 1)) ** 2

@@ -155,7 +155,7 @@ class FactoredQueries(Brief):
             R = checks.one_matrix("bits", bits).to(W)
             left = left @ torch.linalg.pinv(R - R.mean(1, keepdim=True))
         queries = cls(W, left, R, (W - left @ R).mean(1))
-        if bool(queries.bias.abs().max() > EVEN * W.abs().max()):
+        if queries.bias.abs().max() > EVEN * W.abs().max():
             raise ValueError("bits must have rows that span the queries, up to constants")
         return queries
 
@@ -174,7 +174,7 @@ class FactoredQueries(Brief):
         U, singular, V = torch.linalg.svd(W - shift[:, None], full_matrices=False)
         # Directions of the size of rounding would get noise of their own and tell nothing.
         kept = singular > EVEN * singular.max()
-        if not bool(kept.any()):
+        if not kept.any():
             return None
         root = singular[kept].sqrt()
         left = U[:, kept] * root

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from torchdp import checks
 from torchdp.brief import Brief
-from torchdp.draws import Draws
+from torchdp.draws import Draws, Shape
 from torchdp.privacy import Guarantee
 from torchdp.protocol import CuratorProtocol, Estimate, Layout, Limits, Objective, Tally, Users
 from torchdp.protocol.expansion import Block, joint_covariance
@@ -113,7 +113,7 @@ class CentralRelease(Release[Q], CuratorProtocol[Tensor]):
     def validate_summary(self, summary: Tensor) -> Tensor:
         return self.channel.validate_summary(summary)
 
-    def release(self, summary: Tensor, draws: Draws, shape: tuple[int, ...]) -> Tally:
+    def release(self, summary: Tensor, draws: Draws, shape: Shape) -> Tally:
         return cast(CuratorProtocol[Tensor], self.channel).release(summary, draws, shape)
 
 
@@ -231,7 +231,7 @@ class Several(Question, Brief):
             queries = question.aims(n, family, covariance[rows, rows])
             centred = queries - queries.mean(1, keepdim=True)
             size = centred.norm()
-            if bool(size > CONSTANT * queries.norm()):
+            if size > CONSTANT * queries.norm():
                 aims.append(centred / size)
             else:
                 # A question whose answer is known takes no part.

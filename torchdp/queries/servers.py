@@ -12,7 +12,7 @@ from torch import Tensor
 
 from torchdp import checks
 from torchdp import discrete_laplace as laplace
-from torchdp.draws import Simulated
+from torchdp.draws import Shape, Simulated
 from torchdp.protocol import Estimate, Tally
 from torchdp.protocol.protocol import Protocol, Relay
 from torchdp.protocol.records import users_of
@@ -141,7 +141,7 @@ class SecureQueries(FactoredProtocol, Relay[Tensor, Words, SecureSums]):
 
     collect_groups = Protocol.collect_groups  # one sum after the other
 
-    def sample_unchecked(self, summary: Tensor, draws: Simulated, shape: tuple[int, ...]) -> Tally:
+    def sample_unchecked(self, summary: Tensor, draws: Simulated, shape: Shape) -> Tally:
         """O(k r), whatever n: weighted sums of integers, and the noise of n clients."""
         columns = self.client.ring.to_words(self.queries.right.mT)
         # GPUs multiply no matrices of integers.
@@ -160,7 +160,7 @@ class SecureQueries(FactoredProtocol, Relay[Tensor, Words, SecureSums]):
 
         Raises ValueError for an estimate of other noise.
         """
-        if bool((found.standard_error != self.client.row_variance.sqrt()).any()):
+        if (found.standard_error != self.client.row_variance.sqrt()).any():
             raise ValueError(
                 "found must be of this client and its noise: state corrupt as the session counts it"
             )

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from torchdp import checks
-from torchdp.draws import Draws, Simulated
+from torchdp.draws import Draws, Shape, Simulated
 from torchdp.privacy import Guarantee, compose
 from torchdp.protocol import Crowd, Layout, Limits, MessageProtocol, Tally, Users
 from torchdp.protocol.quadratic import QuadraticError
@@ -108,7 +108,7 @@ class Twice(FactoredProtocol, MessageProtocol[Tensor, Tensor]):
         collect = self.randomizer.collect_crowd
         return Tally(len(x), {name: collect(vectors, counts, draws)["sum"] for name in self.layout})
 
-    def sample_unchecked(self, summary: Tensor, draws: Simulated, shape: tuple[int, ...]) -> Tally:
+    def sample_unchecked(self, summary: Tensor, draws: Simulated, shape: Shape) -> Tally:
         crowd = Crowd.shared(self.queries.right.mT, summary)
         sample = self.randomizer.sample_unchecked
         return Tally(crowd.n, {name: sample(crowd, draws, shape)["sum"] for name in self.layout})

@@ -47,13 +47,13 @@ class SecondMoments(Brief):
         d = checks.shaped("matrix", matrix, *tensor_of(self.n).shape, "d", "d").shape[-1]
         rounding = ROUNDING * matrix.abs().amax((-2, -1))
         lopsided = (matrix - matrix.mT).abs().amax((-2, -1)) > rounding
-        if bool(lopsided.any()):
+        if lopsided.any():
             raise ValueError(f"matrix must be symmetric{checks.at(lopsided)}; pass A^T A")
         # eigh reads one triangle alone: both are made equal, so that it does not matter which.
         matrix = (matrix + matrix.mT) / 2
         # Errors of one rounding in each entry move an eigenvalue by at most d of them.
         negative = torch.linalg.eigvalsh(matrix)[..., 0] < -d * rounding
-        if bool(negative.any()):
+        if negative.any():
             raise ValueError(
                 f"matrix must be positive semidefinite{checks.at(negative)}; pass A^T A"
             )
@@ -64,7 +64,7 @@ class SecondMoments(Brief):
         """Those of rows (n, d), with labels (n,) as a last column. Raises TypeError, ValueError."""
         A = joined(A, labels)
         d = A.shape[1]
-        total = torch.zeros(d, d, dtype=torch.float64, device=A.device)
+        total = A.new_zeros(d, d, dtype=torch.float64)
         for part in A.split(rows_at_once(d)):
             # Part by part: a float64 copy of the whole table would take twice its memory in
             # float32.
@@ -172,7 +172,7 @@ def least_loss(moments: SecondMoments, ridge: float) -> Tensor:
     least = loss(moments, least_squares(moments, ridge), ridge)
     # so that NaN is refused
     zero = ~(least > ZERO * moments.label_square)
-    if bool(zero.any()):
+    if zero.any():
         raise ValueError(
             f"the least loss is zero to rounding, so phi is undefined{checks.at(zero)}; "
             "use loss, or a ridge > 0 and labels not all 0"
@@ -299,16 +299,16 @@ def within(
             f"{name} must be of rows of {width} columns (a label last, where label_bound is given), "
             f"not of {moments.columns}"
         )
-    squares = moments.matrix.diagonal(dim1=-2, dim2=-1)
+    squares = torch.linalg.diagonal(moments.matrix)
     n = broadcast_users(moments.n) * (1 + ROUNDING)
     # tr A^T A = sum_i |a_i|^2 <= n B^2.
     too_long = squares[..., :columns].sum(-1) > n * bound**2
-    if bool(too_long.any()):
+    if too_long.any():
         where = checks.at(too_long)
         raise ValueError(f"{name} are of rows longer than bound = {bound}{where}; shorten them")
     if label_bound is None:
         return
     too_large = squares[..., -1] > n * label_bound**2
-    if bool(too_large.any()):
+    if too_large.any():
         where = checks.at(too_large)
         raise ValueError(f"{name} are of labels above label_bound = {label_bound}{where}; cut them")

@@ -33,26 +33,18 @@ from torchdp.secure.shared_sum import SharedSum, Shown
 from torchdp.symmetric import triangular
 
 
-def gram_sensitivity(bound: float, columns: int) -> float:
+def gram_sensitivity(bound: float, columns: int, labelled: bool = False) -> float:
     """Largest |x x^T - x' x'^T|_F over |x|, |x'| <= B: sqrt 2 B^2, and B^2 with one column.
 
-    Raises ValueError.
+    labelled: of (x x^T, y x) from (x' x'^T, y' x'), for abs(y), abs(y') <= B: 3 B^2/sqrt 2, 2 B^2
+    with one column. Attained; derived at the top of this module. Raises ValueError.
     """
     bound = checks.squarable("bound", bound, 4)
     columns = checks.integer("columns", columns, 1)
+    if labelled:
+        return bound**2 * (3 / math.sqrt(2) if columns > 1 else 2.0)
     # a^4 + a'^4 - 2 (x . x')^2 is largest for orthogonal rows of norm B, which one column has not.
     return bound**2 * (math.sqrt(2) if columns > 1 else 1.0)
-
-
-def joint_sensitivity(bound: float, columns: int) -> float:
-    """Largest distance of (x x^T, y x) from (x' x'^T, y' x'): 3 B^2/sqrt 2, 2 B^2 with one column.
-
-    For |x|, |x'|, abs(y), abs(y') <= B. Attained; derived at the top of this module. Raises
-    ValueError.
-    """
-    bound = checks.squarable("bound", bound, 4)
-    columns = checks.integer("columns", columns, 1)
-    return bound**2 * (3 / math.sqrt(2) if columns > 1 else 2.0)
 
 
 @dataclass(frozen=True)
@@ -82,7 +74,7 @@ class GramRelease(RowsProtocol, SharedSum[SecondMoments]):
     model: that of
         :class:`SecureSketch` on a plain sum, at the exact sensitivity before rounding.
     Source: Dwork, Talwar, Thakurta, Zhang (2014), Algorithm 1; Balle, Wang (2018), Theorem 8;
-    joint_sensitivity.
+    gram_sensitivity.
     """
 
     clients: int
@@ -113,11 +105,10 @@ class GramRelease(RowsProtocol, SharedSum[SecondMoments]):
 
     @property
     def shown(self) -> Shown:
-        if not self.labelled:
-            # |svec(x x^T)| = |x|^2 <= 1, in units of the bound.
-            return Shown(self.width, 1.0, 1.0, gram_sensitivity(1.0, self.columns))
-        # |svec(x x^T)|^2 + |y x|^2 <= 1 + 1, in units of the bounds
-        return Shown(self.width, math.sqrt(2), 1.0, joint_sensitivity(1.0, self.columns))
+        # |svec(x x^T)|^2 = |x|^4 <= 1, with labels + |y x|^2 <= 1, in units of the bounds.
+        norm = math.sqrt(1 + self.labelled)
+        distance = gram_sensitivity(1.0, self.columns, self.labelled)
+        return Shown(self.width, norm, 1.0, distance)
 
     @property
     def gram_sigma(self) -> float:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from torchdp import checks
-from torchdp.draws import Draws, Simulated
+from torchdp.draws import Draws, Shape, Simulated
 from torchdp.protocol import Layout, Limits, Objective, Relay, Tally, Users
 from torchdp.protocol.records import ROUNDING, broadcast_users, tensor_of
 from torchdp.randomizers import GaussianVector
@@ -75,13 +75,13 @@ class LocalRows(RowsProtocol, Relay[SecondMoments, Tensor, GaussianVector]):
 
     def impossible(self, tally: Tally) -> str | None:
         gram = tally["gram"]
-        squares = gram.diagonal(dim1=-2, dim2=-1)
+        squares = torch.linalg.diagonal(gram)
         products = squares[..., :, None] * squares[..., None, :]
         rounding = ROUNDING * squares.sum(-1)[..., None, None]
         lopsided = (gram - gram.mT).abs() > rounding
         # Cauchy and Schwarz: |Z_i . Z_j|^2 <= |Z_i|^2 |Z_j|^2
         too_large = gram.square() > products + rounding.square()
-        if bool((lopsided | too_large).any() | (squares < 0).any()):
+        if (lopsided | too_large).any() | (squares < 0).any():
             return "gram holds no products of rows"
         return None
 
@@ -94,9 +94,7 @@ class LocalRows(RowsProtocol, Relay[SecondMoments, Tensor, GaussianVector]):
         checks.shaped("messages", messages, "n", self.size, empty=True)
         return Tally(len(messages), {"gram": messages.mT @ messages})
 
-    def sample_unchecked(
-        self, summary: SecondMoments, draws: Simulated, shape: tuple[int, ...]
-    ) -> Tally:
+    def sample_unchecked(self, summary: SecondMoments, draws: Simulated, shape: Shape) -> Tally:
         """O(d^3) a repetition, whatever n.
 
         With [A b] = Q R, Q^T E and the rest of E are independent: Z^T Z = (R + G)^T (R + G) + W, G
@@ -128,7 +126,7 @@ class LocalRows(RowsProtocol, Relay[SecondMoments, Tensor, GaussianVector]):
     def predicted_mse(self, summary: SecondMoments) -> Tensor:
         """n sigma^4 + sigma^2 (M_ii + M_jj) for entry (i, j) of M, twice that in svec."""
         matrix = self.validate_summary(summary).matrix
-        return self._mse(matrix.diagonal(dim1=-2, dim2=-1), summary.n)
+        return self._mse(torch.linalg.diagonal(matrix), summary.n)
 
     def worst_unchecked(self, n: Users, objective: Objective) -> Tensor:
         """Exact. The worst entry: all rows along one axis; the mean: all at their bound.

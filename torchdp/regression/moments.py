@@ -87,7 +87,7 @@ class FrequencyMoments(SharedSum[Tally]):
         return self.few(checks.floating("x", super().validate(x)))
 
     def client_input(self, x: Tensor) -> Tensor:
-        orders = torch.tensor(self.orders, dtype=torch.float64, device=x.device)
+        orders = x.new_tensor(self.orders, dtype=torch.float64)
         # Divided before the power is taken: abs(x)^k may overflow, (abs(x)/D)^k lies in [0, 1].
         sizes = (x.detach().double().abs() / self.bound).clamp_max(1)
         return sizes[:, None] ** orders

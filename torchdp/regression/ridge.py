@@ -52,7 +52,7 @@ def solve_ridge(gram: Tensor, cross: Tensor, ridge: Numbers) -> Tensor:
     shifted = G + ridges[..., None, None] * identity
     # By LU, not Cholesky: noise may have made the matrix indefinite.
     solution, info = torch.linalg.solve_ex(shifted, c[..., None])
-    if bool(info.any()):
+    if info.any():
         raise ValueError(
             f"gram + ridge I is singular{checks.at(info > 0)}; take a ridge > 0, or adaptive_ridge"
         )

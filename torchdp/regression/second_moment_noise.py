@@ -121,7 +121,7 @@ def debiased(sketched: Estimate, *, labelled: bool = True) -> NoisyMoments:
     Y = checks.matrix("sketched", sketched.value).double()
     errors = sketched.standard_error
     # Where noise differs along a row, its mean square is no multiple of I, and V_j I is subtracted.
-    if errors.shape != Y.shape or bool(((errors < 0) | (errors != errors[..., :1])).any()):
+    if errors.shape != Y.shape or ((errors < 0) | (errors != errors[..., :1])).any():
         raise ValueError(
             "sketched must have one standard error >= 0 for each row of value, as SecureSketch's has"
         )
@@ -146,7 +146,7 @@ def from_noisy_rows(
     """
     d = matrix.shape[-1] - labelled
     # Noise can push an estimate of M_jj below 0, and a variance with it.
-    diagonal = matrix.diagonal(dim1=-2, dim2=-1).clamp_min(0)
+    diagonal = torch.linalg.diagonal(matrix).clamp_min(0)
     variances = product_variances(diagonal, squares[..., None], variance[..., None], labelled)
     return NoisyMoments(moment_vector(matrix, labelled), variances.sqrt(), n, columns=d)
 

@@ -89,7 +89,7 @@ class KeyFile:
     or it is damaged.
     """
 
-    def __init__(self, path: str | os.PathLike[str]) -> None:
+    def __init__(self, path: checks.StrPath) -> None:
         self.path = checks.path("path", path).absolute()
         # Not repaired: who could read the file may hold the key already.
         if os.name == "posix" and self.path.stat().st_mode & OTHERS:
@@ -103,7 +103,7 @@ class KeyFile:
         self.name, self._secret = rows[0]
 
     @staticmethod
-    def made(path: str | os.PathLike[str], name: str) -> "KeyFile":
+    def made(path: checks.StrPath, name: str) -> "KeyFile":
         """A new file, which must not be there, with a new key from the system.
 
         Raises OSError, ValueError.
@@ -227,7 +227,7 @@ class KeyFile:
             raise ValueError(f"{self.path} is no key file, or damaged: {error}") from error
 
 
-def new_keys(folder: str | os.PathLike[str], *names: str) -> list[Path]:
+def new_keys(folder: checks.StrPath, *names: str) -> list[Path]:
     """A new key file ``NAME.key`` for each name, and ``NAME.pub``, to be sent to everybody.
 
     Returns the latter. Raises OSError, ValueError; FileExistsError where a key is there already.

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from torchdp import checks
-from torchdp.draws import Draws
+from torchdp.draws import Draws, Shape
 from torchdp.grid import grid_sensitivity, grid_sigma, grid_variation
 from torchdp.kernels import secure_sketch
 from torchdp.kernels.secure_sketch import SURE, VARIATION
@@ -232,7 +232,7 @@ class SecureSketch(SecureSums):
         sums += noise.view_as(sums).to(sums.dtype)
         return tally
 
-    def noise_of(self, words: Tensor, shape: tuple[int, ...], draws: Draws) -> Tensor:
+    def noise_of(self, words: Tensor, shape: Shape, draws: Draws) -> Tensor:
         """As one number, however many words. Raises ValueError where the grid is too coarse."""
         units = self._together(words.to(draws.device))
         if units is None:
@@ -252,7 +252,7 @@ class SecureSketch(SecureSums):
         units = (self.sigma * self.ring.scale).to(words.device)
         # An error 1e-3/(c sigma^4) up to that of two clients at COARSEST; one is no sum.
         too_coarse = (words > 1) & (words * units**4 < 2 * COARSEST**4)
-        if bool(too_coarse.any()):
+        if too_coarse.any():
             return None
         # c - 1 roundings become variance, 1/12 each; the last is that of the sum itself.
         return (words * units**2 + (words - 1).clamp_min(0) / 12).sqrt()

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from torchdp import checks
 from torchdp import discrete_laplace as laplace
-from torchdp.draws import Draws
+from torchdp.draws import Draws, Shape
 from torchdp.privacy import Guarantee, Model, Neighbours
 from torchdp.protocol.interval import laplace_stretch
 from torchdp.secure.ring import Ring
@@ -135,13 +135,13 @@ class PureSecureSketch(SecureSums):
         ring = self.ring
         shape = (self.sketch.copies, len(x), self.columns)
         # In 64 bits to the end: the reduction to 32 is a homomorphism, so it may come last.
-        noise = torch.zeros(math.prod(shape), dtype=torch.int64, device=x.device)
+        noise = x.new_zeros(math.prod(shape), dtype=torch.int64)
         words = laplace.add_shares(noise, self.part, self.rate, draws).view(shape)
         words += ring.to_words(x).long()
         signs = self.sketch.signs[:, first : first + len(x)].to(x.device)
         return Words(first, words.mul_(signs[..., None]).to(ring.dtype))
 
-    def noise_of(self, words: Tensor, shape: tuple[int, ...], draws: Draws) -> Tensor:
+    def noise_of(self, words: Tensor, shape: Shape, draws: Draws) -> Tensor:
         shares = words.to(draws.device).double() * self.part
         return laplace.sample_sums(shares[..., None].expand(shape), self.rate, draws)
 
@@ -153,7 +153,7 @@ class PureSecureSketch(SecureSums):
         super()._check_rows(rows, one)
         # exact, where float norms are rounded
         norms = self.ring.to_words(rows).long().abs().sum(1)
-        if bool((norms > self._longest(self.ring)).any()):
+        if (norms > self._longest(self.ring)).any():
             raise ValueError(
                 f"x holds a row of l_1 norm above bound = {self.bound}; clip rows, in float64"
             )

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from torchdp import checks
-from torchdp.draws import Draws
+from torchdp.draws import Draws, Shape
 from torchdp.noise import Noise, source
 
 # Signed, since torch adds these modulo 2^bits and has few operations for unsigned integers.
@@ -56,13 +56,13 @@ class Ring:
         scaled = checks.real("values", values).double() * self.scale
         largest = 2.0 ** (self.bits - 1)
         # NaN is not
-        if not bool((scaled.detach().abs() < largest).all()):
+        if not (scaled.detach().abs() < largest).all():
             raise ValueError(
                 f"values must be finite and fit {self.bits} bits with {self.fraction_bits} "
                 f"fraction bits: below 2^{self.bits - 1 - self.fraction_bits} in size; "
                 "remove NaN, or use fewer fraction bits"
             )
-        return scaled.to(torch.int64).to(self.dtype)  # toward zero
+        return scaled.long().to(self.dtype)  # toward zero
 
     def to_reals(self, words: Tensor) -> Tensor:
         """The numbers that these words stand for: float64, any shape. Raises TypeError."""
@@ -100,7 +100,7 @@ def share(words: Tensor, servers: int, *, noise: Noise | None = None) -> Tensor:
     """
     checks.typed("words", words, *WORDS.values(), note=", as Ring.to_words returns it")
     checks.fits("the shares", checks.integer("servers", servers, 2), words.numel())
-    shares = torch.empty((servers, *words.shape), dtype=words.dtype, device=words.device)
+    shares = words.new_empty((servers, *words.shape))
     shares[:-1] = masks(shares[:-1].shape, words.dtype, source(noise, words.device))
     # in place, without a copy of the words
     torch.sub(words, shares[0], out=shares[-1])
@@ -109,7 +109,7 @@ def share(words: Tensor, servers: int, *, noise: Noise | None = None) -> Tensor:
     return shares
 
 
-def masks(shape: tuple[int, ...], dtype: torch.dtype, draws: Draws) -> Tensor:
+def masks(shape: Shape, dtype: torch.dtype, draws: Draws) -> Tensor:
     """Words uniform on all 2^bits, int32 or int64; two of 32 bits from each of 64."""
     count = math.prod(shape)
     # of 64 bits, rounded up

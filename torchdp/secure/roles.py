@@ -48,7 +48,7 @@ PAUSE = 0.1
 CHUNK = 2**20
 
 
-def open_session(folder: str | os.PathLike[str], session: Session) -> None:
+def open_session(folder: checks.StrPath, session: Session) -> None:
     """Write the session's file into an empty folder, which is made. Raises OSError, ValueError.
 
     Warns where the question counts fewer ``corrupt`` clients than the largest organisation has
@@ -65,12 +65,12 @@ def open_session(folder: str | os.PathLike[str], session: Session) -> None:
         warnings.warn(session.exposed, stacklevel=2)
 
 
-def read_session(folder: str | os.PathLike[str]) -> Session:
+def read_session(folder: checks.StrPath) -> Session:
     """The session of a folder. Raises OSError, FrameError."""
     return Session.from_bytes((checks.path("folder", folder) / SESSION_FILE).read_bytes())
 
 
-def joined_session(folder: str | os.PathLike[str], key: KeyFile) -> Session:
+def joined_session(folder: checks.StrPath, key: KeyFile) -> Session:
     """The session of a folder, if it is the one that this key joined.
 
     Before that is known, nothing in the file is read.
@@ -81,9 +81,7 @@ def joined_session(folder: str | os.PathLike[str], key: KeyFile) -> Session:
     return Session.from_bytes(data)
 
 
-def submit(
-    folder: str | os.PathLike[str], key: KeyFile, x: Rows, *, noise: Noise | None = None
-) -> Session:
+def submit(folder: checks.StrPath, key: KeyFile, x: Rows, *, noise: Noise | None = None) -> Session:
     """An organisation's part: round its clients' rows, add their noise, share out.
 
     One file of frames for each server. Called again, as after a kill, it sends the same frames
@@ -156,7 +154,7 @@ def _deliver(path: Path, digest: str) -> None:
     )
 
 
-def serve(folder: str | os.PathLike[str], key: KeyFile, *, wait: float = 0.0) -> Session:
+def serve(folder: checks.StrPath, key: KeyFile, *, wait: float = 0.0) -> Session:
     """A server's role: receive, close, agree with the others on who was received, publish the sum.
 
     The doors close when all clients were heard, or after ``wait`` seconds if no more are missing
@@ -277,7 +275,7 @@ def _frames(path: Path, start: int, end: int) -> Iterator[bytes]:
             start += length
 
 
-def release(folder: str | os.PathLike[str], key: KeyFile, *, wait: float = 0.0) -> Estimate:
+def release(folder: checks.StrPath, key: KeyFile, *, wait: float = 0.0) -> Estimate:
     """The analyst's part: the question's estimate from the sums of all servers.
 
     Raises TimeoutError where a server's sum is not there after ``wait`` seconds, FrameError,

@@ -23,16 +23,9 @@ from torchdp.secure.frames import (
     unseal,
 )
 from torchdp.secure.ring import reconstruct
-from torchdp.secure.sums import SecureSums
+from torchdp.secure.sums import SecureSums, checked_key
 
 SESSION_BYTES = 16
-
-
-def checked_key(name: str, key: bytes) -> bytes:
-    """``key``, if it is long enough. Raises ValueError."""
-    if not isinstance(key, bytes) or len(key) < 16:
-        raise ValueError(f"{name} must be at least 16 random bytes, such as os.urandom(32)")
-    return key
 
 
 class Links:
@@ -144,7 +137,7 @@ class Server:
         part = slice(claim.first, claim.first + claim.count)
         if self._closed:
             raise FrameError("a frame came after the servers had begun to agree on the clients")
-        if bool(self._seen[part].any()):
+        if self._seen[part].any():
             raise FrameError("a frame repeats a client who is already here")
         # All refusals lie above: a frame counts whole or not at all.
         self.protocol.place(self._sums, part, words)

@@ -8,7 +8,7 @@ from typing import Any, cast
 from torch import Tensor
 
 from torchdp import checks
-from torchdp.draws import Draws, Simulated
+from torchdp.draws import Draws, Shape, Simulated
 from torchdp.noise import Noise
 from torchdp.protocol import Estimate, Objective, Tally, Users
 from torchdp.protocol.frames import Rows, rows_of
@@ -170,14 +170,13 @@ class SharedSum(Relay[S, Words, SecureSums]):
         rows = map(self.client_input, x.split(self.client.at_once))
         return self.client.gathered(len(x), rows, draws)
 
-    def collect_groups(self, x: Tensor, groups: Tensor, size: int, draws: Draws) -> Tally:
-        return Protocol.collect_groups(self, x, groups, size, draws)  # one sum after the other
+    collect_groups = Protocol.collect_groups  # one sum after the other
 
     def validate_summary(self, summary: S) -> S:
         self.total(summary)  # refuses what no clients can have
         return summary
 
-    def sample_unchecked(self, summary: S, draws: Simulated, shape: tuple[int, ...]) -> Tally:
+    def sample_unchecked(self, summary: S, draws: Simulated, shape: Shape) -> Tally:
         total, n = self.total(summary)
         # Rounded once, where each of n clients truncates: at most n units apart.
         exact = (total.double() * self.client.ring.scale).round().long()

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from torchdp import checks, wire
 from torchdp.brief import Brief
-from torchdp.draws import Draws, Simulated
+from torchdp.draws import Draws, Shape, Simulated
 from torchdp.kernels import secure_sketch
 from torchdp.noise import Noise, source
 from torchdp.protocol import Estimate, Layout, Limits, MessageProtocol, Objective, Tally, Users
@@ -65,6 +65,7 @@ class SecureSums(MessageProtocol[Tensor, Words]):
     Raises TypeError, ValueError before anything is drawn.
     """
 
+    takes_groups = False  # a sum has servers and keys of its own
     NORM: ClassVar[int] = 2  # of a row, that ``bound`` and ``sensitivity`` are of
 
     sketch: Sketch
@@ -256,9 +257,7 @@ class SecureSums(MessageProtocol[Tensor, Words]):
         Raises ValueError.
         """
         # In two runs of one name a frame of one would be taken for a frame of the other.
-        if not isinstance(nonce, bytes) or len(nonce) < 16:
-            raise ValueError("nonce must be at least 16 bytes, such as os.urandom(32)")
-        return hashlib.sha256(self.digest + nonce).digest()[:16]
+        return hashlib.sha256(self.digest + checked_key("nonce", nonce)).digest()[:16]
 
     @property
     def at_once(self) -> int:
@@ -301,12 +300,12 @@ class SecureSums(MessageProtocol[Tensor, Words]):
     def _check_rows(self, rows: Tensor, one: Tensor) -> None:
         norms = torch.linalg.vector_norm(rows, self.NORM, 1)
         # NaN is not
-        if not bool((norms <= self.bound * (1 + SLACK)).all()):
+        if not (norms <= self.bound * (1 + SLACK)).all():
             checks.floating("x", rows)
             raise ValueError(
                 f"x holds a row of l_{self.NORM} norm above bound = {self.bound}; clip in float64"
             )
-        if self.entry is not None and bool((rows.abs() > self.entry * (1 + SLACK)).any()):
+        if self.entry is not None and (rows.abs() > self.entry * (1 + SLACK)).any():
             raise ValueError(
                 f"x holds an entry above entry = {self.entry} in size; clip them, in float64"
             )
@@ -314,7 +313,7 @@ class SecureSums(MessageProtocol[Tensor, Words]):
             # From one row alone, in linear time: what it refuses is wrong, but it does not see all
             # that is.
             distances = torch.linalg.vector_norm(rows - one, self.NORM, 1)
-            if bool((distances > self.sensitivity * (1 + SLACK)).any()):
+            if (distances > self.sensitivity * (1 + SLACK)).any():
                 raise ValueError(
                     f"x holds rows more than sensitivity = {self.sensitivity} apart: the noise "
                     "would not hide a client who may hold either; state the largest distance"
@@ -354,7 +353,7 @@ class SecureSums(MessageProtocol[Tensor, Words]):
         checks.shaped("summary", summary, *self.layout["words"][0])
         entry = self._largest * (1 + SLACK) * self.ring.scale
         largest = self.sketch.counts() * entry
-        if bool((summary.double().abs() > largest[:, None]).any()):
+        if (summary.double().abs() > largest[:, None]).any():
             raise ValueError(
                 "summary holds a sum beyond what its row's clients can hold; make it by summary(x)"
             )
@@ -387,13 +386,13 @@ class SecureSums(MessageProtocol[Tensor, Words]):
             first += len(rows)
 
     @abstractmethod
-    def noise_of(self, words: Tensor, shape: tuple[int, ...], draws: Draws) -> Tensor:
+    def noise_of(self, words: Tensor, shape: Shape, draws: Draws) -> Tensor:
         """Noise of sums, int64 of this shape, (..., *batch, m, d); unchecked.
 
         words: how many each sum is of, (*batch, m).
         """
 
-    def sample_unchecked(self, summary: Tensor, draws: Simulated, shape: tuple[int, ...]) -> Tally:
+    def sample_unchecked(self, summary: Tensor, draws: Simulated, shape: Shape) -> Tally:
         noise = self.noise_of(self.sketch.counts(), (*shape, *summary.shape), draws)
         return Tally(self.sketch.clients, {"words": (summary + noise).to(self.ring.dtype)})
 
@@ -436,11 +435,6 @@ class SecureSums(MessageProtocol[Tensor, Words]):
         checks.shaped("messages", words, self.sketch.copies, "clients", self.columns, empty=True)
         checks.integer("messages.first", messages.first, 0, self.sketch.clients - words.shape[1])
         return self.added([messages], words.device)
-
-    def collect_groups(self, x: Tensor, groups: Tensor, size: int, draws: Draws) -> Tally:
-        raise ValueError(
-            "x must be of the clients of one sum, which has servers and keys of its own"
-        )
 
     def collect_unchecked(self, x: Tensor, draws: Draws) -> Tally:
         return self.gathered(len(x), x.split(self.at_once), draws)
@@ -511,3 +505,10 @@ class SecureSums(MessageProtocol[Tensor, Words]):
         words = wire.unpack(data[FIRST_BYTES:], self.bits, 1).to(self.ring.dtype)
         values = words.view(clients, self.sketch.copies, self.columns).transpose(0, 1)
         return Words(first, values.to(self.sketch.device))
+
+
+def checked_key(name: str, key: bytes) -> bytes:
+    """``key``, if it is long enough. Raises ValueError."""
+    if not isinstance(key, bytes) or len(key) < 16:
+        raise ValueError(f"{name} must be at least 16 random bytes, such as os.urandom(32)")
+    return key

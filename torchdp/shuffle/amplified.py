@@ -48,6 +48,7 @@ from torchdp.protocol.records import tensor_of
 from torchdp.root import least
 from torchdp.shuffle.count_laws import Array
 from torchdp.shuffle.response import response_profile
+from torchdp.shuffle.search import least_epsilon
 
 if TYPE_CHECKING:
     from dp_accounting.pld.privacy_loss_distribution import PrivacyLossDistribution
@@ -89,10 +90,6 @@ LARGEST = 30.0
 # e^epsilon is a finite float64 up to here.
 LARGEST_EXPONENT = 700.0
 
-# The least epsilon that a search returns but 0, and its relative accuracy.
-LEAST = 1e-9
-TOLERANCE = 1e-4
-
 
 def blanket_delta(blanket: Blanket, epsilon: float, n: int) -> float:
     """A delta at ``epsilon`` >= 0 of n users who run one randomizer of this blanket, unchecked.
@@ -111,14 +108,6 @@ def blanket_delta(blanket: Blanket, epsilon: float, n: int) -> float:
     if crowd < 0:  # no bound of what is not below 0, so nothing is said of a crowd
         return min(1.0, alone)
     return min(1.0, alone, crowd)
-
-
-def least_epsilon(delta_at: Callable[[float], float], delta: float, most: float) -> float:
-    """The least epsilon in [0, most] with delta_at(epsilon) <= delta, to 1e-4; safe at ``most``."""
-    if delta_at(0.0) <= delta:
-        return 0.0
-    found = least(delta_at, delta, most / math.e, most, TOLERANCE, (True, False), floor=LEAST)
-    return most if math.isnan(found) else min(most, found)
 
 
 def _values(blanket: Blanket, epsilon: float) -> tuple[Array, Array]:
@@ -241,8 +230,7 @@ class Amplified(Same[Any, Any, MessageProtocol[Any, Any]]):
                 "blanket of its own, such as Blanket.unknown(epsilon)"
             )
         checks.keep(self, users=partial(checks.integer, least=1), delta=checks.fraction)
-        if not 0 <= checks.integer("absent", self.absent, 0) < self.users:
-            raise ValueError(f"absent must be below users = {self.users}, not {self.absent}")
+        checks.integer("absent", self.absent, 0, self.users - 1)
         if self.epsilon is not None:
             checks.keep(self, epsilon=checks.positive)
             checks.validated(self, "guarantee")
@@ -292,7 +280,9 @@ class Amplified(Same[Any, Any, MessageProtocol[Any, Any]]):
         local = self.client.guarantee
         epsilon = self.epsilon
         if epsilon is None:
-            epsilon = least_epsilon(self.delta_at, self._kept, local.epsilon)
+            epsilon = 0.0
+            if self.delta_at(0.0) > self._kept:
+                epsilon = least_epsilon(self.delta_at, self._kept, local.epsilon)
         elif self.delta_at(epsilon) > self._kept:
             raise ValueError(
                 f"(epsilon, delta) = ({epsilon:g}, {self.delta:g}) is not certified for this "
@@ -386,7 +376,7 @@ class Amplified(Same[Any, Any, MessageProtocol[Any, Any]]):
     def whole(self, tally: Tally) -> Tally:
         """``tally``, if of the users that the guarantee counts on. Raises TypeError, ValueError."""
         too_small = tensor_of(self.check(tally).n) < self._present
-        if bool(too_small.any()):
+        if too_small.any():
             raise ValueError(
                 f"tally must be of at least {self._present} users, whose messages hide each "
                 f"other{checks.at(too_small)}"

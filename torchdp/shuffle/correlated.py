@@ -94,7 +94,7 @@ class CorrelatedSum(MessageLaw):
         users, instances = bits.shape
         share = 1 / self.users
         # Each user's Z are NB(share, ratio): those of all add up to NB(1, ratio).
-        true = bits.nonzero()[:, 1].to(torch.int32)
+        true = bits.nonzero()[:, 1].int()
         above = scattered_negative_binomial(users, instances, share, self.ratio, draws)
         below = scattered_negative_binomial(users, instances, share, self.ratio, draws)
         flood = scattered_negative_binomial(

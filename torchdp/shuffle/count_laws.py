@@ -203,10 +203,10 @@ def scattered_poisson(cells: int, places: int, mean: float, draws: Draws) -> Ten
     """
     rate = cells * places * mean * SURELY
     if rate == 0:
-        return draws.below(places, (0,)).to(torch.int32)
+        return draws.below(places, (0,)).int()
     pieces = max(1, math.ceil(rate / MOST_RATE))
     total = tabulated(pieces, inversion.poisson, rate / pieces, draws).sum()
-    return draws.below(places, (int(total),)).to(torch.int32)
+    return draws.below(places, (int(total),)).int()
 
 
 def variation_of(users: int, points: float) -> float:
@@ -246,7 +246,7 @@ def logarithmic(size: int, ratio: float, draws: Draws) -> Tensor:
         return tabulated(size, inversion.logarithmic, ratio, draws).add_(1)
     u = 1 - draws.uniform((size,))
     log_q = torch.log1p(-torch.exp(u * math.log1p(-ratio)))
-    return 1 + (draws.exponential((size,)) / -log_q).floor().to(torch.int64)
+    return 1 + (draws.exponential((size,)) / -log_q).floor().long()
 
 
 def pair_profile(masses: Array, losses: Array, lost: float) -> Profile:

@@ -87,7 +87,7 @@ class ShuffledMessages(Brief):
         kind = (self.instance.long() - first) * width + self.content - least
         counts = torch.bincount(kind)
         kinds = torch.arange(len(counts), device=counts.device)
-        instance = (kinds // width + first).to(torch.int32).repeat_interleave(counts)
+        instance = (kinds // width + first).int().repeat_interleave(counts)
         content = (kinds % width + least).to(torch.int8).repeat_interleave(counts)
         return ShuffledMessages(self.n, instance, content)
 
@@ -212,12 +212,7 @@ class BitLaw(ABC):
     @final
     def present(self, absent: int) -> int:
         """Users whose noise counts, at least one. Raises ValueError."""
-        absent = checks.integer("absent", absent, 0)
-        if absent >= self.users:
-            raise ValueError(
-                f"absent must be below the number of users, {self.users}, not {absent}"
-            )
-        return self.users - absent
+        return self.users - checks.integer("absent", absent, 0, self.users - 1)
 
 
 @dataclass(frozen=True)

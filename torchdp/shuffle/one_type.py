@@ -91,7 +91,7 @@ class OneTypeSum(MessageLaw):
         """x + Z messages of each user in each instance."""
         users, instances = bits.shape
         if bits.dtype == torch.bool:
-            true = bits.nonzero()[:, 1].to(torch.int32)
+            true = bits.nonzero()[:, 1].int()
         else:
             true = _repeated(bits)
         instance = torch.cat([true, self.scattered(users, instances, draws)])

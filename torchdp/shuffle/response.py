@@ -264,11 +264,14 @@ def _distributions(others: int, p: float | Array, ones: Array) -> tuple[Array, A
     weighted = (others - ones) * p * p + ones * q * q
     y = bottom + np.arange(width)[:, None]
     slope = (squares * y - weighted) / (p * q)  # D(y)/(p q)
-    down = _downwards(y, slope, others - y + 1)
-    up = _upwards(y, slope, others - y + 1)
-    counts = bottom[:, None] + np.arange(width)
-    y0 = weighted / squares
-    rising = np.where(counts >= y0[:, None], down, up)
+    remaining = others - y + 1
+    up = np.zeros(slope.shape)
+    with np.errstate(all="ignore"):
+        # f(y - 1)/f(y) from the top of the range down, to be trusted where y >= y0.
+        down = _followed(((y + 1) / remaining)[::-1], (slope / remaining)[::-1])[::-1]
+        # The same from the bottom up, to be trusted where y < y0.
+        up[1:] = 1 / _followed(remaining / (y + 1), -slope / (y + 1))[:-1]
+    rising = np.where(y >= weighted / squares, down, up).T.copy()  # each row in one piece
     rising[:, 0] = 0.0
     logs = np.zeros_like(rising)
     np.cumsum(-np.log(rising[:, 1:]), axis=1, out=logs[:, 1:])
@@ -294,32 +297,15 @@ def _width(others: int, p: float | Array) -> int:
     return width
 
 
-def _downwards(y: Array, slope: Array, remaining: Array) -> Array:
-    """f(y - 1)/f(y) from the top of the range down: (rows, width), to be trusted where y >= y0."""
-    back = (y + 1) / remaining
-    forth = slope / remaining
-    ratios = np.empty(slope.shape)
-    above = np.zeros(slope.shape[1])  # f(y + 1)/f(y)
-    with np.errstate(all="ignore"):
-        for i in reversed(range(len(ratios))):
-            np.multiply(back[i], above, out=above)
-            np.add(above, forth[i], out=ratios[i])
-            np.reciprocal(ratios[i], out=above)
-    return ratios.T
-
-
-def _upwards(y: Array, slope: Array, remaining: Array) -> Array:
-    """f(y - 1)/f(y) from the bottom of the range up: (rows, width), to be trusted where y < y0."""
-    back = remaining / (y + 1)
-    forth = -slope / (y + 1)
-    ratios = np.zeros(slope.shape)
-    with np.errstate(all="ignore"):
-        for i in range(len(ratios) - 1):
-            ratio = ratios[i + 1]
-            np.multiply(back[i], ratios[i], out=ratio)
-            np.add(ratio, forth[i], out=ratio)
-            np.reciprocal(ratio, out=ratio)
-    return ratios.T
+def _followed(back: Array, forth: Array) -> Array:
+    """t_i = back_i/t_{i-1} + forth_i, row by row, from t_0 = forth_0 on; 1/t_i may be infinite."""
+    ratios = np.empty(forth.shape)
+    inverse = np.zeros(forth.shape[1])
+    for i in range(len(ratios)):
+        np.multiply(back[i], inverse, out=inverse)
+        np.add(inverse, forth[i], out=ratios[i])
+        np.reciprocal(ratios[i], out=inverse)
+    return ratios
 
 
 @dataclass(frozen=True)

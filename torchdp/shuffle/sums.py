@@ -18,16 +18,15 @@ import torch
 from torch import Tensor
 
 from torchdp import checks, wire
-from torchdp.draws import Draws, Simulated
+from torchdp.draws import Draws, Shape, Simulated
 from torchdp.privacy import Arithmetic, Guarantee, Model, Neighbours
 from torchdp.privacy.gaussian import ROUNDED
 from torchdp.protocol import Estimate, Layout, Limits, MessageProtocol, Objective, Tally, Users
 from torchdp.protocol.interval import laplace_stretch
 from torchdp.protocol.protocol import S
 from torchdp.protocol.records import alike, tensor_of
-from torchdp.root import least
 from torchdp.shuffle.laws import BitLaw, MessageLaw, ShuffledMessages, message_law
-from torchdp.shuffle.search import LARGEST, LEAST, TOLERANCE, Sensitivity
+from torchdp.shuffle.search import LARGEST, Sensitivity, least_epsilon
 from torchdp.threads import on_host
 
 # Messages that are held in memory while users speak.
@@ -89,10 +88,7 @@ def epsilon_of(law: BitLaw, delta: float, instances: int | Sensitivity, absent: 
     if not moves.moves:
         return most
     # Movement is searched below what flips need.
-    top = min(most, LARGEST) if most > LEAST else LEAST
-    moved = partial(law.moved_delta, moves=moves, absent=absent)
-    found = least(moved, delta, top / math.e, top, TOLERANCE, (True, False), floor=LEAST)
-    return most if math.isnan(found) else min(most, found)
+    return least_epsilon(partial(law.moved_delta, moves=moves, absent=absent), delta, most)
 
 
 def promise(
@@ -202,11 +198,10 @@ class Shuffled(MessageProtocol[S, ShuffledMessages]):
     def randomize_unchecked(self, x: Tensor, draws: Draws) -> ShuffledMessages:
         return self.law.randomize_unchecked(self.bits(x, draws), draws)
 
-    def collect_unchecked(self, x: Tensor, draws: Draws) -> Tally:
-        # Users in parts whose messages fit into memory.
-        at_once = max(1, int(MESSAGES_AT_ONCE / self.messages_per_user))
-        parts = x.split(at_once)
-        return self.add(*(self.tally(self.randomize_unchecked(part, draws)) for part in parts))
+    @property
+    def users_at_once(self) -> int:  # type: ignore[override]
+        """Those whose messages fit into memory."""
+        return max(1, int(MESSAGES_AT_ONCE / self.messages_per_user))
 
     @property
     def layout(self) -> Layout:
@@ -241,7 +236,7 @@ class Shuffled(MessageProtocol[S, ShuffledMessages]):
         self.law.refuse(torch.bincount(instance, minlength=self.instances), messages.n)
         # The doubles are whole numbers.
         total = torch.bincount(instance, weights=content.double(), minlength=self.instances)
-        return Tally(messages.n, {"total": total.to(torch.int64)})
+        return Tally(messages.n, {"total": total.long()})
 
     def _kinds(self, device: torch.device | str) -> Tensor:
         return torch.tensor(self.law.contents, dtype=torch.int8, device=device)
@@ -278,7 +273,7 @@ class Shuffled(MessageProtocol[S, ShuffledMessages]):
         word = wire.unpack(data[head:], self.bits_per_message)
         kinds = self._kinds("cpu")
         instance = checks.indices("data", word // len(kinds), self.instances)
-        return ShuffledMessages(n, instance.to(torch.int32), kinds[word % len(kinds)])
+        return ShuffledMessages(n, instance.int(), kinds[word % len(kinds)])
 
 
 @dataclass(frozen=True)
@@ -344,7 +339,7 @@ class BitSums(Shuffled[Tensor]):
     def bits(self, x: Tensor, draws: Draws) -> Tensor:
         return x
 
-    def sample_unchecked(self, summary: Tensor, draws: Simulated, shape: tuple[int, ...]) -> Tally:
+    def sample_unchecked(self, summary: Tensor, draws: Simulated, shape: Shape) -> Tally:
         """All ``law.users`` send. O(instances), whatever their number."""
         total = self.law.noised(summary.expand(*shape, *summary.shape), draws)
         batch = summary.shape[:-1]
@@ -387,7 +382,7 @@ class BitSums(Shuffled[Tensor]):
     def validate_summary(self, summary: Tensor) -> Tensor:
         """``summary``, whole numbers, (*batch, instances) int64. Raises TypeError, ValueError."""
         ones = checks.counts("summary", summary, self.instances)
-        if bool((ones > self.law.users).any()):
+        if (ones > self.law.users).any():
             raise ValueError(
                 f"summary must lie in [0, {self.law.users}], the number of users; it does not"
             )

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from torchdp import checks, wire
-from torchdp.draws import Draws, Simulated
+from torchdp.draws import Draws, Shape, Simulated
 from torchdp.privacy import Guarantee, compose
 from torchdp.protocol import (
     Crowd,
@@ -275,7 +275,7 @@ class Round(MessageProtocol[Tensor, Tensor]):
             sums[name] = message.client.collect_crowd(message.shown, counts, draws)["sum"]
         return Tally(len(x), sums)
 
-    def sample_unchecked(self, summary: Tensor, draws: Simulated, shape: tuple[int, ...]) -> Tally:
+    def sample_unchecked(self, summary: Tensor, draws: Simulated, shape: Shape) -> Tally:
         """At the cost of the randomizers' own sums."""
         of_questions = [question.center.shape for question in self.questions]
         batch = (*shape, *np.broadcast_shapes(*of_questions))
