@@ -41,7 +41,7 @@ def test_guarantee_one_user_moves_whole_steps_by_the_sensitivity_at_most(size, u
         # of one sign they add up, of both they cancel
         if seed % 2:
             vectors = vectors.abs()
-        # a hair inside of the ball of radius 1
+        # just inside of the ball of radius 1
         vectors *= 1 - 1e-13
         place = users // 2
         for other in (

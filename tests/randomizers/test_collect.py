@@ -21,7 +21,7 @@ def points(dim, dtype=torch.float64):
     """Six points: the centre, inside, on the sphere."""
     x = normal(6, dim, seed=9)
     norms = float64([[1.5], [1.5], [0], [0.4], [1], [1.5]])
-    # a hair inside of the sphere, so that float32 does not round a point out of it
+    # just inside of the sphere, so that float32 does not round a point out of it
     directions = x / x.norm(dim=1, keepdim=True)
     return (directions * norms * (1 - 1e-6)).to(dtype)
 
