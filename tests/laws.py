@@ -58,14 +58,27 @@ def generator(seed: int = 0, device: str = "cpu") -> torch.Generator:
     return torch.Generator(device).manual_seed(seed)
 
 
+def sampled(runs: int, key: int | bytes) -> dict[str, Any]:
+    """Arguments of ``sample_estimate``: so many runs, the same for the same seed, or name."""
+    source = generator(key) if isinstance(key, int) else keyed_generator(key)
+    return {"generator": source, "sample_shape": (runs,)}
+
+
+def float64(values: Any) -> Tensor:
+    """A tensor of these numbers in double precision, whatever the default is."""
+    return torch.tensor(values, dtype=torch.float64)
+
+
 def normal(*shape: int, seed: int = 0, name: bytes | None = None) -> Tensor:
     """Standard normals in float64, the same for the same seed, or name."""
     source = generator(seed) if name is None else keyed_generator(name)
     return torch.randn(*shape, dtype=torch.float64, generator=source)
 
 
-def uniform(*shape: int, seed: int = 0) -> Tensor:
-    return torch.rand(*shape, dtype=torch.float64, generator=generator(seed))
+def uniform(*shape: int, seed: int = 0, name: bytes | None = None) -> Tensor:
+    """Uniform numbers in float64, the same for the same seed, or name."""
+    source = generator(seed) if name is None else keyed_generator(name)
+    return torch.rand(*shape, dtype=torch.float64, generator=source)
 
 
 def ball(n: int, d: int, seed: int = 1) -> Tensor:
@@ -73,6 +86,22 @@ def ball(n: int, d: int, seed: int = 1) -> Tensor:
     return torch.nn.functional.normalize(normal(n, d, seed=seed), dim=1) * uniform(
         n, 1, seed=seed + 1
     )
+
+
+def counts_of(weights: Tensor, n: float) -> Tensor:
+    """How many users hold each type, about n of them in all, their shares as these weights."""
+    return (weights / weights.sum() * n).round().long()
+
+
+def coverage(interval: tuple[Tensor, Tensor], truth: Tensor | float) -> float:
+    """The share of intervals that hold the truth."""
+    low, high = interval
+    return float(((low <= truth) & (truth <= high)).double().mean())
+
+
+def log_ratio(rows: Tensor) -> float:
+    """The largest log ratio within a row: the epsilon that a matrix (outputs, types) spends."""
+    return float((rows.amax(1) / rows.amin(1)).log().max())
 
 
 def hockey_stick(p: np.ndarray, q: np.ndarray, epsilon: float) -> float:

@@ -6,6 +6,7 @@ import math
 from dataclasses import dataclass
 
 import torch
+from laws import float64
 
 from torchdp import checks
 from torchdp.privacy import Guarantee, Model, Neighbours
@@ -26,7 +27,12 @@ class Votes(TypeProtocol):
     @property
     def guarantee(self):
         return Guarantee(
-            self.epsilon, 0.0, Model.LOCAL, Neighbours.REPLACE_ONE, True, "Warner (1965)"
+            self.epsilon,
+            0.0,
+            Model.LOCAL,
+            Neighbours.REPLACE_ONE,
+            True,
+            "Warner (1965)",
         )
 
     @property
@@ -46,23 +52,29 @@ class Votes(TypeProtocol):
 
     def tally(self, messages):
         messages = checks.indices("messages", messages, self.k)
-        return Tally(len(messages), {"votes": torch.bincount(messages, minlength=self.k)})
+        return Tally(
+            len(messages),
+            {"votes": torch.bincount(messages, minlength=self.k)},
+        )
 
     def analyse(self, tally):
         votes = self.check(tally, 2)["votes"].double()
         q = (1 - self.truth) / (self.k - 1)
         value = (votes / tally.n - q) / (self.truth - q)
-        return Estimate(value, self.worst_mse(tally.n).sqrt().expand_as(value), tally.n)
+        error = self.worst_mse(tally.n).sqrt()
+        return Estimate(value, error.expand_as(value), tally.n)
 
     def exact(self, summary):
         return summary.double() / summary.sum()
 
     def predicted_mse(self, summary):
-        return self.worst_mse(int(summary.sum())).expand(self.k)
+        n = int(summary.sum())
+        return self.worst_mse(n).expand(self.k)
 
     def worst_unchecked(self, n, objective):
         q = (1 - self.truth) / (self.k - 1)
-        return torch.tensor(0.25 / (self.truth - q) ** 2 / n, dtype=torch.float64)
+        variance = 0.25 / (self.truth - q) ** 2
+        return float64(variance / n)
 
 
 @dataclass(frozen=True)
@@ -71,18 +83,21 @@ class Places(Votes):
     is its mean.
     """
 
-    places: torch.Tensor  # (k, r)
+    # (k, r)
+    places: torch.Tensor
     words: str = ""
 
     @property
     def layout(self):
-        return {"place": ((self.places.shape[1],), torch.float64), "square": ((), torch.float64)}
+        place = ((self.places.shape[1],), torch.float64)
+        return {"place": place, "square": ((), torch.float64)}
 
     def limits(self, n):
         size = float(self.places.abs().max())
+        squares = n * self.places.shape[1] * size**2
         return {
             "place": Limits.around(n * size),
-            "square": Limits(0.0, n * self.places.shape[1] * size**2),
+            "square": Limits(0.0, squares),
         }
 
     @property
@@ -91,8 +106,13 @@ class Places(Votes):
 
     def tally(self, messages):
         there = self.places[checks.indices("messages", messages, self.k)]
-        return Tally(len(messages), {"place": there.sum(0), "square": there.square().sum()})
+        square = there.square().sum()
+        return Tally(len(messages), {"place": there.sum(0), "square": square})
 
     def analyse(self, tally):
         value = self.check(tally, 2)["place"] / tally.n
-        return Estimate(value, torch.full_like(value, 1 / math.sqrt(tally.n)), tally.n)
+        return Estimate(
+            value,
+            torch.full_like(value, 1 / math.sqrt(tally.n)),
+            tally.n,
+        )

@@ -23,7 +23,12 @@ from torchdp.protocol import Tally
 
 ROOT = Path(torchdp.__file__).parents[1]
 POINTS = torch.tensor(
-    [[0.1, 0.2, -1 / 3], [1.5, 0.0, 1.0], [0.3, 0.3, 2.0], [-1.0, 0.0, 0.25]]
+    [
+        [0.1, 0.2, -1 / 3],
+        [1.5, 0.0, 1.0],
+        [0.3, 0.3, 2.0],
+        [-1.0, 0.0, 0.25],
+    ]
 ).double()
 PROTOCOL = Places(4, 1.0, POINTS)
 COUNTS = Votes(4, 1.0)
@@ -31,13 +36,13 @@ COUNTS = Votes(4, 1.0)
 
 def batch(index):
     place = torch.tensor([0.1, 0.2, -1 / 3]).double() * (index + 1) + 1e-17
-    return f"batch {index}", Tally(3, {"square": place.square().sum(), "place": place})
+    square = place.square().sum()
+    return f"batch {index}", Tally(3, {"square": square, "place": place})
 
 
 def count(index):
-    return f"batch {index}", Tally(
-        1 + index + index**2, {"votes": torch.tensor([1, index, index * index, 0])}
-    )
+    votes = torch.tensor([1, index, index * index, 0])
+    return f"batch {index}", Tally(1 + index + index**2, {"votes": votes})
 
 
 def filled(path, batches=4):
@@ -48,7 +53,8 @@ def filled(path, batches=4):
 
 
 def same(one, two):
-    assert dict(one.batches) == dict(two.batches) and one.n == two.n
+    assert dict(one.batches) == dict(two.batches)
+    assert one.n == two.n
     assert all(torch.equal(one.tally[name], two.tally[name]) for name in two.tally.parts)
 
 
@@ -59,8 +65,15 @@ def load(path, protocol=PROTOCOL):
 
 def child(script, *arguments, **environment):
     command = [sys.executable, "-c", script, *map(str, arguments)]
-    given = {**os.environ, "PYTHONPATH": f"{ROOT}:{Path(__file__).parents[1]}", **environment}
-    done = subprocess.run(command, capture_output=True, text=True, timeout=300, env=given)
+    path = f"{ROOT}:{Path(__file__).parents[1]}"
+    given = {**os.environ, "PYTHONPATH": path, **environment}
+    done = subprocess.run(
+        command,
+        capture_output=True,
+        text=True,
+        timeout=300,
+        env=given,
+    )
     assert done.returncode == 0, done.stderr
     return done.stdout
 
@@ -71,13 +84,18 @@ def test_opened_again_it_is_the_same_to_the_bit(tmp_path):
     journal = Journal(path, PROTOCOL)
     same(journal.collection, before)
     size = path.stat().st_size
-    assert journal.add(*batch(2)) is journal.collection and path.stat().st_size == size  # a retry
+    assert journal.add(*batch(2)) is journal.collection
+    # a retry
+    assert path.stat().st_size == size
     journal.add(*batch(9))
     assert journal.estimate().n == 15
     same(load(path, PROTOCOL), journal.collection)
     with pytest.raises(ValueError, match="came before with other content"):
         journal.add("batch 9", batch(8)[1])
-    same(pickle.loads(pickle.dumps(journal)).collection, journal.collection)
+    same(
+        pickle.loads(pickle.dumps(journal)).collection,
+        journal.collection,
+    )
 
 
 def test_two_objects_and_paths_see_each_other(tmp_path):
@@ -109,9 +127,11 @@ def test_it_holds_tallies_names_and_the_protocol_alone(tmp_path):
     db.close()
     for index, (number, names, n, data) in enumerate(rows):
         name, given = batch(index)
-        assert (number, n) == (index + 1, given.n)
+        assert number == index + 1
+        assert n == given.n
         assert data == given["place"].numpy().tobytes() + given["square"].numpy().tobytes()
-        assert names.startswith(f'{{"{name}": "') and len(names) == len(name) + 72
+        assert names.startswith(f'{{"{name}": "')
+        assert len(names) == len(name) + 72
 
 
 def test_another_protocol_is_refused_and_that_of_the_file_can_be_used(tmp_path):
@@ -129,8 +149,10 @@ def test_another_protocol_is_refused_and_that_of_the_file_can_be_used(tmp_path):
             Journal(path, other)
     same(load(path), before)
     rounded = Places(4, 1.0, POINTS * (1 + 1e-12))
-    journal = Journal(path, rounded)  # as another processor might make it
-    assert torch.equal(journal.protocol.places, POINTS) and not torch.equal(rounded.places, POINTS)
+    # as another processor might make it
+    journal = Journal(path, rounded)
+    assert torch.equal(journal.protocol.places, POINTS)
+    assert not torch.equal(rounded.places, POINTS)
     assert journal.merge(Collection.of(rounded).add(*batch(4))).n == 15
 
 
@@ -146,8 +168,10 @@ print(journal.add(sys.argv[2], batch(1)[1]).n, float(journal.estimate().value[0]
 def similar():
     """Points whose last digits depend on the processor."""
     x = torch.arange(3).double()
-    values, vectors = torch.linalg.eigh((x[:, None] - x).abs().sqrt())
-    return Places(4, 1.0, torch.cat([vectors * values, POINTS[:1]]).abs())
+    distance = (x[:, None] - x).abs()
+    values, vectors = torch.linalg.eigh(distance.sqrt())
+    points = torch.cat([vectors * values, POINTS[:1]])
+    return Places(4, 1.0, points.abs())
 
 
 def test_other_processors_and_numbers_of_threads_go_on(tmp_path):
@@ -155,7 +179,10 @@ def test_other_processors_and_numbers_of_threads_go_on(tmp_path):
     path = tmp_path / "votes.db"
     protocol = similar()
     Journal(path, protocol).add("a", batch(0)[1])
-    plain = {"ATEN_CPU_CAPABILITY": "default", "MKL_ENABLE_INSTRUCTIONS": "SSE4_2"}
+    plain = {
+        "ATEN_CPU_CAPABILITY": "default",
+        "MKL_ENABLE_INSTRUCTIONS": "SSE4_2",
+    }
     for index, setting in enumerate([{"OMP_NUM_THREADS": "1", **plain}, {"OMP_NUM_THREADS": "2"}]):
         n, value = child(SIMILAR, path, index, **setting).split()
         assert int(n) == 6 + 3 * index
@@ -219,7 +246,8 @@ def test_damage_is_refused_and_nothing_silently_changed(tmp_path):
             assert "cut.db" in str(error)
             refused += 1
         assert path.read_bytes() == damaged
-    assert refused > 60  # the rest hit bytes that hold nothing
+    # the rest hit bytes that hold nothing
+    assert refused > 60
 
 
 @pytest.mark.parametrize(
@@ -271,7 +299,8 @@ def test_an_emptied_or_replaced_file_is_not_a_new_one(tmp_path):
         journal.add(*batch(5))
     path.write_bytes(b"")
     with pytest.raises(
-        ValueError, match=r"it is empty, but votes\.db-journal says that batches were written"
+        ValueError,
+        match=r"it is empty, but votes\.db-journal says that batches were written",
     ):
         Journal(path, PROTOCOL)
 
@@ -284,7 +313,8 @@ def test_a_failing_disk_is_reported_and_the_batch_not_counted(tmp_path, monkeypa
     busy.execute("BEGIN IMMEDIATE")
     monkeypatch.setattr("torchdp.collection.journal.PATIENCE", 0.01)
     with pytest.raises(
-        TimeoutError, match=r"database is locked; batches already counted in it are kept.*votes\.db"
+        TimeoutError,
+        match=r"database is locked; batches already counted in it are kept.*votes\.db",
     ):
         journal.add(*batch(1))
     same(load(path), before)
@@ -322,21 +352,20 @@ def test_a_full_disk_loses_nothing_that_was_acknowledged(tmp_path):
                 told += 1
         except OSError as error:
             resource.setrlimit(
-                resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY)
+                resource.RLIMIT_FSIZE,
+                (resource.RLIM_INFINITY, resource.RLIM_INFINITY),
             )
             before = len(journal.collection.batches)
-            said.write_text(
-                f"{told} {before} {len(journal.add(*count(told)).batches)} {error.errno} {error}"
-            )
+            after = len(journal.add(*count(told)).batches)
+            said.write_text(f"{told} {before} {after} {error.errno} {error}")
 
     assert in_a_child(fill) == 0
     told, before, after, code, complaint = said.read_text().split(maxsplit=4)
-    assert int(code) in (errno.ENOSPC, errno.EIO) and str(path) in complaint
+    assert int(code) in (errno.ENOSPC, errno.EIO)
+    assert str(path) in complaint
     assert "already counted in it are kept" in complaint
-    assert (
-        int(told) == int(before) == int(after) - 1 == len(load(path, COUNTS).batches) - 1
-        and int(told) > 5
-    )
+    assert int(told) == int(before) == int(after) - 1 == len(load(path, COUNTS).batches) - 1
+    assert int(told) > 5
 
 
 def test_a_fork_in_the_middle_of_another_threads_batch(tmp_path):
@@ -349,7 +378,8 @@ def test_a_fork_in_the_middle_of_another_threads_batch(tmp_path):
         while not stop.is_set():
             journal.add(*count(index))
             index += 1
-            stop.wait(0.003)  # a lock of the system is not fair
+            # a lock of the system is not fair
+            stop.wait(0.003)
 
     thread = threading.Thread(target=work)
     thread.start()
@@ -360,4 +390,5 @@ def test_a_fork_in_the_middle_of_another_threads_batch(tmp_path):
         stop.set()
         thread.join()
     names = set(load(path, COUNTS).batches)
-    assert {f"batch {index}" for index in range(5)} <= names and "batch 1000" in names
+    assert {f"batch {index}" for index in range(5)} <= names
+    assert "batch 1000" in names

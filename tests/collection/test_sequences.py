@@ -15,7 +15,11 @@ from torchdp.collection import Collection, Journal
 from torchdp.domains import Box
 from torchdp.mean import LocalMean
 from torchdp.protocol import Tally
-from torchdp.queries import FactoredQueries, LocalFactorization, LocalOracle
+from torchdp.queries import (
+    FactoredQueries,
+    LocalFactorization,
+    LocalOracle,
+)
 from torchdp.randomizers import (
     HadamardResponse,
     PrivUnit,
@@ -25,7 +29,9 @@ from torchdp.randomizers import (
 )
 from torchdp.workloads import prefix
 
+# users, after each of whom the interval is read
 LOOKS = 400
+# the number of users at which it is to be shortest
 BEST = 60
 
 
@@ -46,11 +52,12 @@ def chance_of_a_miss(epsilon, types, half_widths):
     for n, held in enumerate(types, 1):
         ones += held
         chance = p if held else 1 - p
-        alive = torch.nn.functional.pad(alive * (1 - chance), (0, 1)) + torch.nn.functional.pad(
-            alive * chance, (1, 0)
-        )
-        value = (torch.arange(n + 1).double() / n - (1 - p)) / (2 * p - 1)
-        alive = alive * ((value - ones / n).abs() <= half_widths[n])
+        of_zero = torch.nn.functional.pad(alive * (1 - chance), (0, 1))
+        alive = of_zero + torch.nn.functional.pad(alive * chance, (1, 0))
+        shares = torch.arange(n + 1).double() / n
+        value = (shares - (1 - p)) / (2 * p - 1)
+        covered = (value - ones / n).abs() <= half_widths[n]
+        alive = alive * covered
     return 1 - float(alive.sum())
 
 
@@ -66,9 +73,8 @@ def half_widths(epsilon, level):
     protocol = Unlimited(2, epsilon)
     widths = {}
     for n in range(1, LOOKS + 1):
-        low, high = collected(protocol, Tally(n, {"reports": torch.tensor([n, 0])})).sequence(
-            level, best=BEST
-        )
+        tally = Tally(n, {"reports": torch.tensor([n, 0])})
+        low, high = collected(protocol, tally).sequence(level, best=BEST)
         widths[n] = float(high[0] - low[0]) / 2
     return widths
 
@@ -76,31 +82,46 @@ def half_widths(epsilon, level):
 @pytest.mark.parametrize("epsilon", [0.5, 1.0, 4.0])
 @pytest.mark.parametrize("share", [0.0, 0.3, 0.5])
 def test_guarantee_all_intervals_hold_at_once_by_recursion(epsilon, share):
-    types = [int(each < share) for each in torch.rand(LOOKS, generator=generator(3)).tolist()]
+    uniforms = torch.rand(LOOKS, generator=generator(3))
+    types = (uniforms < share).int().tolist()
     widths = half_widths(epsilon, 0.95)
     missed = chance_of_a_miss(epsilon, types, widths)
-    assert missed <= 0.025  # one bit's two shares miss together: half of the union bound's .05
+    # one bit's two shares miss together: half of the union bound's .05
+    assert missed <= 0.025
     assert chance_of_a_miss(
         epsilon, types, {n: 0.7 * each for n, each in widths.items()}
     ) > 0.06 * (epsilon < 2)
     p = math.exp(epsilon) / (1 + math.exp(epsilon))
+    # of one decoded bit
     deviation = math.sqrt(p * (1 - p)) / (2 * p - 1)
     fixed = {n: float(ndtri(0.975)) * deviation / math.sqrt(n) for n in widths}
-    assert chance_of_a_miss(epsilon, types, fixed) > 0.3  # control: read at all times these miss
+    # control: read at all times these miss
+    assert chance_of_a_miss(epsilon, types, fixed) > 0.3
 
 
-TYPES = torch.arange(6_000)  # so many that no end is beyond what answers can be
+# so many that no end is beyond what answers can be
+TYPES = torch.arange(6_000)
 MATRIX = (torch.ones(4, 3) + 2 * torch.eye(4, 3)).double()
 FACTORS = FactoredQueries.plain(prefix(4))
-UNIT = Box(-torch.ones(2).double(), torch.ones(2).double())
+ONES = torch.ones(2).double()
+UNIT = Box(-ONES, ONES)
 CASES = {
     "reports": (SubsetSelection(5, 1.0), TYPES % 5),
     "bits": (HadamardResponse(5, 2.0), TYPES % 5),
     "matrix": (StrategyMatrix(MATRIX / MATRIX.sum(0)), TYPES % 3),
-    "queries of reports": (LocalOracle(prefix(5), RandomizedResponse(5, 1.0)), TYPES % 5),
-    "queries of vectors": (LocalFactorization.calibrated(FACTORS, epsilon=1.0), TYPES % 4),
+    "queries of reports": (
+        LocalOracle(prefix(5), RandomizedResponse(5, 1.0)),
+        TYPES % 5,
+    ),
+    "queries of vectors": (
+        LocalFactorization.calibrated(FACTORS, epsilon=1.0),
+        TYPES % 4,
+    ),
     "vectors": (PrivUnit(3, 1.0), torch.eye(3).double().repeat(20, 1)),
-    "a mean": (LocalMean.tuned(UNIT, epsilon=1.0), UNIT.spanning().repeat(20, 1)),
+    "a mean": (
+        LocalMean.tuned(UNIT, epsilon=1.0),
+        UNIT.spanning().repeat(20, 1),
+    ),
 }
 
 
@@ -111,22 +132,30 @@ def test_ends_are_those_of_the_mixture_for_every_protocol_and_journals_agree(nam
     n = len(x)
     estimate = found.estimate()
     proxy = protocol.variance_proxy
-    assert (
-        proxy.shape == estimate.value.shape
-        and (proxy >= protocol.predicted_mse(protocol.summary(x)) * n).all()
-    )
+    assert proxy.shape == estimate.value.shape
+    assert (proxy >= protocol.predicted_mse(protocol.summary(x)) * n).all()
     low, high = found.sequence(0.9, best=50)
+    # a union bound over the answers
     a = 0.1 / len(proxy)
-    r = 50 / (math.log(1 - 2 * math.log(a)) - 2 * math.log(a))
+    log = math.log(a)
+    r = 50 / (math.log(1 - 2 * log) - 2 * log)
     # the mean of exp(t S - t^2 v n/2) over t of variance 1/(v r), at its end
     S = (high - estimate.value) * n
-    mixture = math.sqrt(r / (n + r)) * (S.square() / (2 * proxy * (n + r))).exp()
-    unknown = high > low  # the last prefix sum is that of all users
+    exponents = S.square() / (2 * proxy * (n + r))
+    mixture = math.sqrt(r / (n + r)) * exponents.exp()
+    # the last prefix sum is that of all users
+    unknown = high > low
     torch.testing.assert_close(
-        mixture[unknown], torch.full_like(mixture, 1 / a)[unknown], rtol=1e-9, atol=0
+        mixture[unknown],
+        torch.full_like(mixture, 1 / a)[unknown],
+        rtol=1e-9,
+        atol=0,
     )
     assert unknown.sum() >= len(proxy) - 1
-    torch.testing.assert_close((high - estimate.value)[unknown], (estimate.value - low)[unknown])
+    torch.testing.assert_close(
+        (high - estimate.value)[unknown],
+        (estimate.value - low)[unknown],
+    )
     journal = Journal(tmp_path / "journal", protocol)
     journal.merge(found)
     for mine, kept in zip((low, high), journal.sequence(0.9, best=50), strict=True):

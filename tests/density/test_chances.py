@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from laws import generator
+from laws import generator, normal
 
 from torchdp.density import (
     GaussianFourier,
@@ -31,7 +31,7 @@ def test_guarantee_chances_move_by_change_at_most(family, dtype):
     """
     features = family.draw(6, generator=generator(1))
     change = moved(features).change
-    x = torch.randn(60, D, dtype=torch.float64, generator=generator(2))
+    x = normal(60, D, seed=2)
     for name in ("signs", "frequencies"):
         known = getattr(features, name, x)
         x = torch.cat([x, known.mT if len(known) == D else known[:, :D]])
@@ -47,7 +47,8 @@ def test_cosines_are_right_to_the_stated_error_at_the_angle_they_are_given():
         angles = torch.randn(20_000, generator=generator(3)) * scale
         for function in (torch.cos, torch.sin):
             off = function(angles).double() - function(angles.double())
-            assert float(off.abs().max()) <= 2 * ERROR / 4  # a quarter of the room
+            # a quarter of the room
+            assert float(off.abs().max()) <= 2 * ERROR / 4
 
 
 def test_sums_of_products_are_taken_in_float64():
@@ -56,4 +57,5 @@ def test_sums_of_products_are_taken_in_float64():
     exact = features.share(x.double())
     assert torch.equal(features.share(x), exact)
     single = features.f(x).double() / features.bound
-    assert float((single - exact).abs().max()) > 1e-9  # what float32 would have done
+    # what float32 would have done
+    assert float((single - exact).abs().max()) > 1e-9

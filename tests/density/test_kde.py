@@ -10,7 +10,14 @@ import pytest
 import torch
 from buckets import LaplacianBuckets
 from contract import Contract, MessageContract, Unbiased
-from laws import ball, bits_law, generator, z_scores
+from laws import (
+    ball,
+    bits_law,
+    float64,
+    generator,
+    hockey_stick,
+    z_scores,
+)
 from scipy import stats
 
 from torchdp.density import (
@@ -68,7 +75,8 @@ class KDEContract:
     """Neighbours: one user's vector of the plane replaced by its opposite, in every direction."""
 
     alike = True
-    less: ClassVar  # a law of less noise
+    # a law of less noise
+    less: ClassVar
     x = ball(N, 2).float().double()
     bad: ClassVar = [
         ball(N, D),
@@ -92,22 +100,26 @@ class KDEContract:
         for angle in CIRCLE.tolist():
             views = []
             for turn in (0, math.pi):
-                one = torch.tensor(
-                    [[math.cos(angle + turn), math.sin(angle + turn)]], dtype=torch.float64
+                # a user at this angle, and at the opposite one
+                one = float64(
+                    [
+                        [
+                            math.cos(angle + turn),
+                            math.sin(angle + turn),
+                        ]
+                    ]
                 )
-                views.append(
-                    self.view(protocol.features, protocol.law, torch.cat([one, self.x[1:]]))
-                )
-            worst = max(worst, float(np.maximum(views[0] - math.exp(epsilon) * views[1], 0).sum()))
+                x = torch.cat([one, self.x[1:]])
+                views.append(self.view(protocol.features, protocol.law, x))
+            worst = max(worst, hockey_stick(*views, epsilon))
         return worst
 
     def bound(self, protocol):
         return protocol.delta
 
     def truth(self):
-        return torch.tensor(
-            [sum(column) / N for column in zip(*self.x.tolist(), strict=True)]
-        ).double()
+        columns = zip(*self.x.tolist(), strict=True)
+        return torch.tensor([sum(column) / N for column in columns]).double()
 
     def test_a_wrong_constant_breaks_the_guarantee(self):
         assert self.loss(dataclasses.replace(self.protocol, law=self.less)) > self.bound(
@@ -118,7 +130,9 @@ class KDEContract:
 class TestInnerProduct(KDEContract, Unbiased, MessageContract):
     stacked = False
     protocol = ShuffledKDE(
-        InnerProduct(2).draw(1, generator=generator()), PoissonSum(N, 60.0), 1e-3
+        InnerProduct(2).draw(1, generator=generator()),
+        PoissonSum(N, 60.0),
+        1e-3,
     )
     less = PoissonSum(N, 30.0)
 
@@ -150,16 +164,21 @@ class TestSquareWave(KDEContract, Unbiased, MessageContract):
         return np.where(np.cos(angles) > 0, 1.0, -1.0)
 
     def view(self, features, law, vectors):
-        arrive = (1 + self.signs(features, vectors)) / 2 * (1 - 2 * law.flip) + law.flip
-        return reduce(np.multiply.outer, [bits_law(column) for column in arrive.T]).ravel()
+        ones = (1 + self.signs(features, vectors)) / 2
+        arrive = ones * (1 - 2 * law.flip) + law.flip
+        laws = [bits_law(column) for column in arrive.T]
+        return reduce(np.multiply.outer, laws).ravel()
 
     def truth(self):
-        return torch.from_numpy(self.signs(self.protocol.features, self.x).mean(0))
+        signs = self.signs(self.protocol.features, self.x)
+        return torch.from_numpy(signs.mean(0))
 
 
 class TestCentral(KDEContract, Unbiased, Contract):
     protocol = CentralKDE(
-        InnerProduct(2).draw(1, generator=generator()), CentralGaussianSum(N, 2.0), 1e-3
+        InnerProduct(2).draw(1, generator=generator()),
+        CentralGaussianSum(N, 2.0),
+        1e-3,
     )
     less = CentralGaussianSum(N, 1.95)
     bad: ClassVar = [*KDEContract.bad, ball(N - 1, 2)]
@@ -181,15 +200,22 @@ class TestSecure(Unbiased, MessageContract):
     alike = True
     repeats = 4000
     protocol = SecureKDE(
-        InnerProduct(2).draw(1, generator=generator()), N + 4, 1.0, 1e-3, corrupt=3, absent=5
+        InnerProduct(2).draw(1, generator=generator()),
+        N + 4,
+        1.0,
+        1e-3,
+        corrupt=3,
+        absent=5,
     )
-    x, bad = KDEContract.x, [*KDEContract.bad[:5], ball(N + 5, 2)]
+    x = KDEContract.x
+    bad: ClassVar = [*KDEContract.bad[:5], ball(N + 5, 2)]
     truth = KDEContract.truth
 
     def loss(self, protocol):
         """Opposite unit vectors are at distance 2; eight honest clients are there."""
         shown = protocol.client_input(torch.tensor([[0.0, 1.0], [0.0, -1.0]]))
-        mu = float((shown[0] - shown[1]).norm() / (8 * protocol.client.variance).sqrt())
+        distance = (shown[0] - shown[1]).norm()
+        mu = float(distance / (8 * protocol.client.variance).sqrt())
         epsilon = self.protocol.epsilon
         return stats.norm.sf(epsilon / mu - mu / 2) - math.exp(epsilon) * stats.norm.sf(
             epsilon / mu + mu / 2
@@ -202,13 +228,15 @@ class TestSecure(Unbiased, MessageContract):
         alone = SecureKDE(self.protocol.features, N, 1.0, 1e-3)
         curator = CentralKDE.calibrated(alone.features, N, 1.0, 1e-3)
         torch.testing.assert_close(
-            alone.predicted_mse(summary), curator.predicted_mse(summary), rtol=1e-5, atol=0
+            alone.predicted_mse(summary),
+            curator.predicted_mse(summary),
+            rtol=1e-5,
+            atol=0,
         )
         y = ball(3, 2)
         found = alone.estimate(self.x, noise=SeededNoise(1))
-        torch.testing.assert_close(
-            alone.density_mse(summary, y).total.sqrt(), found.standard_error_at(y)
-        )
+        predicted = alone.density_mse(summary, y).total
+        torch.testing.assert_close(predicted.sqrt(), found.standard_error_at(y))
 
 
 def test_crowds_of_equal_vectors_have_the_law_of_their_members():
@@ -232,7 +260,8 @@ def test_crowds_of_equal_vectors_have_the_law_of_their_members():
         torch.testing.assert_close(released.value, kde.exact(crowd))
         y = ball(3, D, seed=5)
         torch.testing.assert_close(
-            kde.density_mse(crowd, y).total, kde.density_mse(Crowd.of(members), y).total
+            kde.density_mse(crowd, y).total,
+            kde.density_mse(Crowd.of(members), y).total,
         )
 
 
@@ -240,10 +269,17 @@ def test_crowds_of_equal_vectors_have_the_law_of_their_members():
 def test_predicted_error_of_given_features_is_the_measured_one(family):
     x = ball(7, D)
     y = ball(4, D, seed=5)
-    kde = shuffled(family.draw(3, generator=generator(2)), RandomizedResponseSum(7, 0.2))
+    kde = shuffled(
+        family.draw(3, generator=generator(2)),
+        RandomizedResponseSum(7, 0.2),
+    )
     crowd = kde.summary(x)
     predicted = kde.density_mse(crowd, y)
-    density = kde.sample_estimate(crowd, generator=generator(3), sample_shape=(10_000,))
+    density = kde.sample_estimate(
+        crowd,
+        generator=generator(3),
+        sample_shape=(10_000,),
+    )
     off = density.evaluate(y) - kernel_means(family, x, y)
     measured = off.square()
     assert z_scores(measured, predicted.total).abs().max() < 4.5
@@ -267,24 +303,34 @@ def test_guarantee_a_saved_release_answers_the_same_and_holds_nothing_else(famil
     x = ball(8, D)
     y = ball(4, D, seed=5)
     kde = shuffled(family.draw(3, generator=generator()), PoissonSum(8, 30.0))
-    density = kde.sample_estimate(kde.summary(x), generator=generator(1), sample_shape=(2,))
+    density = kde.sample_estimate(
+        kde.summary(x),
+        generator=generator(1),
+        sample_shape=(2,),
+    )
     density.save(tmp_path / "density.pt")
     loaded = Density.load(tmp_path / "density.pt")
     torch.testing.assert_close(loaded.evaluate(y), density.evaluate(y), rtol=1e-12, atol=1e-12)
     torch.testing.assert_close(
-        loaded.standard_error_at(y), density.standard_error_at(y), rtol=1e-12, atol=0
+        loaded.standard_error_at(y),
+        density.standard_error_at(y),
+        rtol=1e-12,
+        atol=0,
     )
-    assert (
-        loaded.guarantee == density.guarantee
-        and loaded.features.family == family
-        and loaded.stretch is None
+    assert loaded.guarantee == density.guarantee
+    assert loaded.features.family == family
+    assert loaded.stretch is None
+    assert loaded.population is loaded.covariance is None
+    assert not loaded.sampled
+    fields = (
+        "features value n standard_error bias error limits stretch guarantee"
+        " sampled covariance population"
     )
-    assert loaded.population is loaded.covariance is None and not loaded.sampled
-    fields = "features value n standard_error bias error limits stretch guarantee sampled covariance population"
     assert set(vars(loaded)) == set(fields.split())
     # nothing but the means depends on the data
     other = kde.sample_estimate(kde.summary(ball(8, D, seed=77)), generator=generator(1))
-    assert torch.equal(other.standard_error, density.standard_error[0]) and other.n == density.n
+    assert torch.equal(other.standard_error, density.standard_error[0])
+    assert other.n == density.n
 
 
 def test_a_file_that_holds_something_else_is_refused(tmp_path):
@@ -310,7 +356,10 @@ class Silent(SeededNoise):
 
 
 def test_what_is_wrong_is_refused_before_anything_is_drawn():
-    kde = shuffled(InnerProductRotated(D).draw(3, generator=generator()), PoissonSum(8, 30.0))
+    kde = shuffled(
+        InnerProductRotated(D).draw(3, generator=generator()),
+        PoissonSum(8, 30.0),
+    )
     x = ball(8, D)
     source = generator(1)
     before = source.get_state()
@@ -318,8 +367,12 @@ def test_what_is_wrong_is_refused_before_anything_is_drawn():
         kde.collect(ball(9, D), noise=Silent(1))
     with pytest.raises(ValueError, match="tally must be of 8 users"):
         kde.estimate(x[:7])
-    for wrong, match in ((x[:7], "of 8 users, as calibrated, not 7"), (3 * x, "norm at most 1")):
+    for wrong, match in (
+        (x[:7], "of 8 users, as calibrated, not 7"),
+        (3 * x, "norm at most 1"),
+    ):
         with pytest.raises(ValueError, match=match):
             kde.sample_estimate(Crowd.of(wrong), generator=source)
     assert torch.equal(source.get_state(), before)
-    kde.estimate(x * (1 + 1e-7) / x.norm(dim=1, keepdim=True))  # unit up to rounding
+    # unit up to rounding
+    kde.estimate(x * (1 + 1e-7) / x.norm(dim=1, keepdim=True))

@@ -25,7 +25,8 @@ def untempered(words):
     x ^= x >> np.uint64(18)
     x ^= (x << np.uint64(15)) & np.uint64(0xEFC60000)
     y = x.copy()
-    for _ in range(4):  # seven more bits are right each time
+    # seven more bits are right each time
+    for _ in range(4):
         y = x ^ ((y << np.uint64(7)) & np.uint64(0x9D2C5680))
     z = y.copy()
     for _ in range(2):
@@ -37,12 +38,15 @@ def recovered(features):
     """A generator in the state that drew these public features, from nothing but their last 312
     keys.
     """
-    keys = features.grid.keys.flatten()[-312:].numpy().view(np.uint64)
-    outputs = np.stack([keys >> np.uint64(32), keys & np.uint64(0xFFFFFFFF)], 1).flatten()
+    keys = features.grid.keys.flatten()[-312:]
+    # each key is two outputs of the Mersenne twister
+    keys = keys.numpy().view(np.uint64)
+    outputs = np.stack([keys >> np.uint64(32), keys & np.uint64(0xFFFFFFFF)], 1)
     generator = torch.Generator()
     state = generator.get_state().numpy()
-    state[8:12].view(np.int32)[0] = 1  # the next draw starts a new round of 624
-    state[24 : 24 + 8 * 624].view(np.uint64)[:] = untempered(outputs)
+    # the next draw starts a new round of 624
+    state[8:12].view(np.int32)[0] = 1
+    state[24 : 24 + 8 * 624].view(np.uint64)[:] = untempered(outputs.flatten())
     generator.set_state(torch.from_numpy(state))
     return generator
 
@@ -52,7 +56,8 @@ def stolen(kde, released, generator):
     law = kde.law
     zeros = torch.zeros(SUMS, dtype=torch.int64)
     noise = law.decode(law.noised(zeros, Simulated(generator)), N)
-    return (released.value / kde.features.bound + 1) / 2 * N - noise
+    ones = (released.value / kde.features.bound + 1) / 2
+    return ones * N - noise
 
 
 @pytest.fixture(scope="module")
@@ -60,25 +65,34 @@ def public():
     x = torch.randn(N, 8, generator=torch.Generator().manual_seed(1))
     generator = torch.Generator().manual_seed(2)
     features = LaplacianSigns(8).draw(SUMS, generator=generator)
-    return x, ShuffledKDE(features, PoissonSum(N, 4000.0), 1e-6, epsilon=4.0), generator
+    return (
+        x,
+        ShuffledKDE(features, PoissonSum(N, 4000.0), 1e-6, epsilon=4.0),
+        generator,
+    )
 
 
 def test_the_attack_recovers_every_count_where_one_generator_draws_both(public):
     x, kde, generator = public
-    released = kde.sample_estimate(
-        kde.summary(x), generator=generator
-    )  # the law of a release, in the place of one: never for real data
+    # the law of a release, in the place of one: never for real data
+    released = kde.sample_estimate(kde.summary(x), generator=generator)
     exact = kde.features.ones(x, Simulated(torch.Generator()), ())
-    assert torch.equal(stolen(kde, released, recovered(kde.features)).round().long(), exact)
+    assert torch.equal(
+        stolen(kde, released, recovered(kde.features)).round().long(),
+        exact,
+    )
 
 
 def test_guarantee_the_attack_on_public_features_learns_nothing_of_collected_noise(public):
     x, kde, _ = public
     released = kde.estimate(x)
     exact = kde.features.ones(x, Simulated(torch.Generator()), ()).double()
+    # what an attacker who knows all public draws reads of the counts
     off = stolen(kde, released, recovered(kde.features)) - exact
-    assert int((off.abs() < 0.5).sum()) < 8  # each by chance, once in 200
-    assert 0.5 < float(off.square().mean()) / (2 * kde.law.mean) < 1.7  # two independent noises
+    # each by chance, once in 200
+    assert int((off.abs() < 0.5).sum()) < 8
+    # two independent noises
+    assert 0.5 < float(off.square().mean()) / (2 * kde.law.mean) < 1.7
 
 
 def test_guarantee_the_guide_s_own_release_is_not_predicted_by_its_generator():
@@ -97,15 +111,14 @@ def test_guarantee_the_guide_s_own_release_is_not_predicted_by_its_generator():
     crowd = kde.summary(vectors)
     law = kde.sample_estimate(crowd, generator=old).value
     assert not torch.isclose(law, released.value, atol=0.5 / len(vectors), rtol=0).all()
-    noise = law - released.value  # rounding and noise of two releases, independent
-    variance = float(
-        kde.sample_estimate(crowd, generator=old, sample_shape=(50,)).value.var(0).mean()
-    )
+    # rounding and noise of two releases, independent
+    noise = law - released.value
+    drawn = kde.sample_estimate(crowd, generator=old, sample_shape=(50,)).value
+    variance = float(drawn.var(0).mean())
     assert 0.6 < float(noise.square().mean()) / (2 * variance) < 1.5
     again = torch.Generator().set_state(names["generator"].get_state())
-    assert torch.equal(
-        kde.sample_estimate(crowd, generator=again).value, law
-    )  # and one generator would repeat it all
+    # and one generator would repeat it all
+    assert torch.equal(kde.sample_estimate(crowd, generator=again).value, law)
 
 
 def test_guarantee_one_source_for_both_is_a_type_error(public):

@@ -17,16 +17,23 @@ from torchdp.draws import Simulated
 from torchdp.noise import SeededNoise
 
 D = 5
-FAMILIES = [GaussianFourier(D, 1.3), GaussianSquareWave(D, 1.3), GaussianOrthogonal(D, 1.3)]
+FAMILIES = [
+    GaussianFourier(D, 1.3),
+    GaussianSquareWave(D, 1.3),
+    GaussianOrthogonal(D, 1.3),
+]
 
 
 class Words:
     """Stands for the noise: all bytes once for each share, and given uniforms where they tie."""
 
     def __init__(self, monkeypatch, shares, uniform):
-        byte = torch.arange(-128, 128, dtype=torch.int8)[:, None].expand(256, shares)
+        # every byte in turn: all that a word can say
+        levels = torch.arange(-128, 128, dtype=torch.int8)
+        byte = levels[:, None].expand(256, shares)
         monkeypatch.setattr(
-            "torchdp.density.family._bytes", lambda sizes, source: byte.contiguous()
+            "torchdp.density.family._bytes",
+            lambda sizes, source: byte.contiguous(),
         )
         monkeypatch.setattr(
             SeededNoise,
@@ -59,13 +66,17 @@ def test_bytes_and_ties_add_up_to_the_chance_to_the_last_bit(dtype, monkeypatch)
         Words(monkeypatch, len(shares), uniform)
         ones = rounded(shares, (256,), SeededNoise(0)).sum(0)
         exact = 128 * (1 + shares.double())
-        assert torch.equal(ones, torch.ceil(exact - uniform).clamp_min(0).to(ones.dtype))
+        assert torch.equal(
+            ones,
+            torch.ceil(exact - uniform).clamp_min(0).to(ones.dtype),
+        )
 
 
 def test_neighbouring_bits_are_independent():
     """Eight come from one word."""
     n = 1 << 15
-    bits = rounded(torch.zeros(n, 8), (), SeededNoise(1)).double() - 0.5
+    bits = rounded(torch.zeros(n, 8), (), SeededNoise(1))
+    bits = bits.double() - 0.5
     products = (bits.mT @ bits) / (0.25 * math.sqrt(n))
     assert products.fill_diagonal_(0).abs().max() < 4.5
 
@@ -73,7 +84,8 @@ def test_neighbouring_bits_are_independent():
 def test_shares_outside_count_as_the_nearest_end():
     shares = torch.tensor([1 + 1e-6, 1.5, -1 - 1e-6, -1.5])
     bits = rounded(shares, (2000,), SeededNoise(0))
-    assert bits[:, :2].all() and not bits[:, 2:].any()
+    assert bits[:, :2].all()
+    assert not bits[:, 2:].any()
 
 
 def by_kernel(monkeypatch, features):
@@ -97,18 +109,21 @@ def test_fused_counts_have_the_law_of_the_plain_ones(family, monkeypatch):
     plain = features.ones(x, Simulated(generator(1)), shape)
     by_kernel(monkeypatch, features)
     counted = features.ones(x, Simulated(generator(2)), shape)
-    assert (
-        counted.shape == plain.shape == (300, features.instances) and counted.dtype == torch.int64
-    )
+    assert counted.shape == plain.shape == (300, features.instances)
+    assert counted.dtype == torch.int64
     if family.bound == 1 and features.rounding == 0:
         assert torch.equal(counted, plain)
         return
-    chances = (1 + features.left(x).double() / features.bound) / 2
+    shares = features.left(x).double() / features.bound
+    chances = (1 + shares) / 2
     mean = chances.sum(0)
-    spread = (chances * (1 - chances)).sum(0).sqrt()
+    variance = (chances * (1 - chances)).sum(0)
+    spread = variance.sqrt()
     for each in (plain, counted):
-        assert ((each.double().mean(0) - mean) / spread).abs().max() < 4.5 / math.sqrt(300)
-        scaled = (each.double() - mean).square().mean(0) / spread.square()
+        z = (each.double().mean(0) - mean) / spread
+        assert z.abs().max() < 4.5 / math.sqrt(300)
+        squares = (each.double() - mean).square()
+        scaled = squares.mean(0) / variance
         assert (scaled - 1).abs().max() < 4.5 * math.sqrt(2 / 300)
     assert not torch.equal(counted[0], counted[1])
     again = features.ones(x, Simulated(generator(2)), shape)
@@ -121,7 +136,8 @@ def test_guarantee_holds_where_an_angle_overflows(dtype):
     features = GaussianOrthogonal(D, 1e-3).draw(6, generator=generator())
     largest = torch.finfo(dtype).max
     x = torch.tensor([[1.0] * D, [-1.0] * D, [1, -1, 1, -1, 1]], dtype=dtype) * largest
-    circle = features.left(x).unflatten(1, (6, 2)).square().sum(-1)
+    waves = features.left(x).unflatten(1, (6, 2))
+    circle = waves.square().sum(-1)
     assert (circle - 1).abs().max() < 1e-6
     # all cosines are 1
     assert int(features.ones(x, Simulated(generator()), ())[::2].sum()) == 3 * 6

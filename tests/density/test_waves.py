@@ -58,17 +58,17 @@ def test_errors_are_below_the_proved_bounds(kind, d, count, scale):
     corners = torch.stack([box(d)[0], box(d)[1], box(d).mean(0)])
     users = torch.cat([corners, inside(30, d, 1)])
     queries = torch.cat([corners, inside(2000, d, 2)])
+    # what finitely many waves miss of the kernel, at any pair
     off = summed(features, users, queries) - family.kernel(users, queries)
     assert off.abs().max() <= features.worst + 1e-12
     ends = zip(*box(d).tolist(), strict=True)
-    line = [
-        low + (high - low) * (torch.arange(m := {1: 4000, 2: 150, 3: 36}[d]) + 0.5) / m
-        for low, high in ends
-    ]
+    # midpoints, fewer a side in more dimensions
+    m = {1: 4000, 2: 150, 3: 36}[d]
+    midpoints = (torch.arange(m) + 0.5) / m
+    line = [low + (high - low) * midpoints for low, high in ends]
     grid = torch.cartesian_prod(*line).view(-1, d).double()
-    found = (
-        (summed(features, users[:6], grid) - family.kernel(users[:6], grid)).square().mean(1).sqrt()
-    )
+    off = summed(features, users[:6], grid) - family.kernel(users[:6], grid)
+    found = off.square().mean(1).sqrt()
     assert found.max() <= features.average * (1.0 if d == 1 else 1.08) + 1e-9
 
 
@@ -81,18 +81,21 @@ def test_movement_is_below_the_proved_bound(kind, d, count):
     features = Waves(kind(0.3), box(d)).features(count)
     waves = features.frequencies.numpy()
     draw = np.random.default_rng(d)
-    for steps in (features.weights.abs().sqrt(), torch.full((count,), 0.7, dtype=SPACE)):
+    for steps in (
+        features.weights.abs().sqrt(),
+        torch.full((count,), 0.7, dtype=SPACE),
+    ):
         gamma = features.gamma(steps.repeat_interleave(2))
         squares = steps.square().numpy()
 
         def found(z, squares=squares):
-            return -float(squares @ np.sin(z @ waves / 2) ** 2)
+            sines = np.sin(z @ waves / 2)
+            return -float(squares @ sines**2)
 
         starts = draw.uniform(-2, 2, (4, d))
-        most = max(
-            -minimize(found, start, method="Nelder-Mead", options={"maxiter": 200}).fun
-            for start in starts
-        )
+        options = {"maxiter": 200}
+        descents = [minimize(found, z, method="Nelder-Mead", options=options) for z in starts]
+        most = max(-descent.fun for descent in descents)
         assert 0.3 * gamma < most <= gamma * (1 + 1e-9)
         x = inside(200, d, 3)
         share = features.share(x) * steps.repeat_interleave(2) / 2
@@ -109,14 +112,19 @@ def mass_of(u, mean, top):
 
 def worst_delta(step, epsilon, mean, seed=1):
     """Of one wave, whose two sums are enumerated, over pairs of angles."""
-    top = int(mean + 12 * math.sqrt(mean) + 30)
+    # twelve deviations: what lies beyond is below any delta asked for
+    top = int(mean + 12 * mean**0.5 + 30)
     draws = np.random.default_rng(seed).uniform(0, 2 * math.pi, 12)
     quarters = [math.pi / 4 * i for i in (0, 1, 2, 4, 5)]
 
     def mass(angle):
-        cosines = mass_of(step * (1 + math.cos(angle)) / 2, mean, top)
-        sines = mass_of(step * (1 + math.sin(angle)) / 2, mean, top)
-        return np.multiply.outer(cosines, sines).ravel()
+        cosine = (1 + math.cos(angle)) / 2
+        sine = (1 + math.sin(angle)) / 2
+        masses = (
+            mass_of(step * cosine, mean, top),
+            mass_of(step * sine, mean, top),
+        )
+        return np.multiply.outer(*masses).ravel()
 
     # The farthest pairs of points of the circle.
     angles = [*quarters, *draws]
@@ -125,11 +133,24 @@ def worst_delta(step, epsilon, mean, seed=1):
 
 @pytest.mark.parametrize(
     ("step", "epsilon", "delta"),
-    [(0.3, 0.5, 1e-3), (1.0, 0.5, 1e-3), (2.5, 0.5, 1e-3), (0.7, 3.0, 1e-4), (1.6, 3.0, 1e-4)],
+    [
+        (0.3, 0.5, 1e-3),
+        (1.0, 0.5, 1e-3),
+        (2.5, 0.5, 1e-3),
+        (0.7, 3.0, 1e-4),
+        (1.6, 3.0, 1e-4),
+    ],
 )
 def test_guarantee_one_wave_with_a_real_step_by_enumeration(step, epsilon, delta):
     features = Waves(Gaussian(2.0), box(1)).features(1)
-    kde = ShuffledKDE.calibrated(features, PoissonSum, 1, epsilon, delta, steps=step)
+    kde = ShuffledKDE.calibrated(
+        features,
+        PoissonSum,
+        1,
+        epsilon,
+        delta,
+        steps=step,
+    )
     assert worst_delta(step, epsilon, kde.law.mean) <= delta
 
 
@@ -137,7 +158,11 @@ def test_half_the_movement_fails_the_enumeration(monkeypatch):
     """As above with a Gamma that is a half."""
     features = Waves(Gaussian(2.0), box(1)).features(1)
     gamma = type(features).gamma
-    monkeypatch.setattr(type(features), "gamma", lambda self, steps: gamma(self, steps) / 2)
+    monkeypatch.setattr(
+        type(features),
+        "gamma",
+        lambda self, steps: gamma(self, steps) / 2,
+    )
     kde = ShuffledKDE.calibrated(features, PoissonSum, 1, 0.5, 1e-3, steps=2.5)
     assert worst_delta(2.5, 0.5, kde.law.mean) > 1e-3
 
@@ -146,13 +171,19 @@ def test_half_the_movement_fails_the_enumeration(monkeypatch):
 def test_guarantee_all_sums_together_by_convolved_losses(scale, epsilon, most):
     """The whole release for pairs of points: the losses of all sums, rounded down, convolved."""
     kde = choose(
-        Gaussian(scale), n=2000, epsilon=epsilon, delta=1e-4, box=box(1), most_messages=most
+        Gaussian(scale),
+        n=2000,
+        epsilon=epsilon,
+        delta=1e-4,
+        box=box(1),
+        most_messages=most,
     ).best
     assert isinstance(kde.law, PoissonSum)
     x = torch.tensor([[-1.0], [0.0], [1.0], [-0.4]], dtype=SPACE)
-    numbers = ((1 + kde.features.share(x)) * kde.steps / 2).numpy()
+    shares = (1 + kde.features.share(x)) / 2
+    numbers = (shares * kde.steps).numpy()
     width = 1e-3
-    top = int(kde.law.mean + 10 * math.sqrt(kde.law.mean) + 20)
+    top = int(kde.law.mean + 10 * kde.law.mean**0.5 + 20)
     for i, j in ((0, 1), (1, 0), (0, 2), (2, 0), (3, 2)):
         total = np.ones(1)
         first = 0
@@ -160,7 +191,8 @@ def test_guarantee_all_sums_together_by_convolved_losses(scale, epsilon, most):
             P = mass_of(u, kde.law.mean, top)
             Q = mass_of(v, kde.law.mean, top)
             both = (P > 1e-25) & (Q > 1e-25)
-            loss = np.floor(np.log(P[both] / Q[both]) / width).astype(int)
+            losses = np.log(P[both] / Q[both]) / width
+            loss = np.floor(losses).astype(int)
             total = np.convolve(total, np.bincount(loss - loss.min(), weights=P[both]))
             first += int(loss.min())
         losses = (np.arange(len(total)) + first) * width
@@ -177,7 +209,14 @@ def test_guarantee_all_sums_together_by_convolved_losses(scale, epsilon, most):
 )
 def test_predicted_errors_are_those_of_the_users(kernel, d, epsilon, most):
     """Rounding and noise within 1 % of what these users have; the messages that are said."""
-    choice = choose(kernel, n=3000, epsilon=epsilon, delta=1e-5, box=box(d), most_messages=most)
+    choice = choose(
+        kernel,
+        n=3000,
+        epsilon=epsilon,
+        delta=1e-5,
+        box=box(d),
+        most_messages=most,
+    )
     (candidate,) = choice.candidates
     kde = choice.best
     x = inside(3000, d, 4)
@@ -187,14 +226,21 @@ def test_predicted_errors_are_those_of_the_users(kernel, d, epsilon, most):
     assert float((exact.rounding + exact.privacy).mean().sqrt()) == pytest.approx(noise, rel=0.01)
     assert kde.guarantee.epsilon == epsilon
     assert kde.guarantee.delta == 1e-5
-    numbers = ((1 + kde.features.share(x)) * kde.steps / 2).sum(1).max()
+    shares = (1 + kde.features.share(x)) / 2
+    numbers = (shares * kde.steps).sum(1).max()
     added = kde.instances * kde.law.noise_mean / 3000
     assert float(numbers) + added <= kde.messages_per_user * (1 + 1e-9)
     assert kde.messages_per_user <= most
 
 
 def test_absent_users_cost_noise_and_other_objectives_more_waves():
-    asked = {"n": 500, "epsilon": 1.0, "delta": 1e-5, "box": box(1), "most_messages": 50}
+    asked = {
+        "n": 500,
+        "epsilon": 1.0,
+        "delta": 1e-5,
+        "box": box(1),
+        "most_messages": 50,
+    }
     kde = choose(Gaussian(0.4), absent=250, **asked).best
     gamma = moved(kde.features, kde.steps).change
     assert kde.law.noise_variance / 2 >= gaussian_sigma(1.0, 1e-5) ** 2 * gamma
@@ -208,18 +254,30 @@ def test_absent_users_cost_noise_and_other_objectives_more_waves():
 def test_classes_of_unequal_sizes_take_the_noise_of_the_smallest():
     counts = torch.tensor([60, 75, 200, 900])
     found = choose(
-        InnerProduct(8), epsilon=2.0, delta=1e-5, classes=counts, absent=6, most_messages=100
+        InnerProduct(8),
+        epsilon=2.0,
+        delta=1e-5,
+        classes=counts,
+        absent=6,
+        most_messages=100,
     ).best
-    assert isinstance(found, ShuffledClasses) and found.guarantee.epsilon == 2.0
-    assert [kde.law.users for kde in found.kdes] == counts.tolist() and all(
-        kde.absent == 6 for kde in found.kdes
-    )
+    assert isinstance(found, ShuffledClasses)
+    assert found.guarantee.epsilon == 2.0
+    assert [kde.law.users for kde in found.kdes] == counts.tolist()
+    assert all(kde.absent == 6 for kde in found.kdes)
     present = [kde.law.noise_variance * (1 - 6 / kde.law.users) for kde in found.kdes]
     assert max(present) <= 1.01 * min(present)
 
 
 def test_choices_beyond_the_box_are_of_random_waves():
-    choice = choose(Gaussian(1.0), n=5000, epsilon=1.0, delta=1e-6, dimension=6, most_messages=200)
+    choice = choose(
+        Gaussian(1.0),
+        n=5000,
+        epsilon=1.0,
+        delta=1e-6,
+        dimension=6,
+        most_messages=200,
+    )
     kde = choice.best
     assert isinstance(kde.features.family, GaussianOrthogonal)
     assert kde.messages_per_user <= 200
@@ -240,5 +298,8 @@ def test_a_kernel_whose_transform_is_negative_somewhere_is_refused():
         def energy_of_one(self, period):
             return 2 * self.scale / period
 
-    with pytest.raises(ValueError, match="the transform of TopHat must be nowhere negative"):
+    with pytest.raises(
+        ValueError,
+        match="the transform of TopHat must be nowhere negative",
+    ):
         Waves(TopHat(0.3), box(1)).features(16)

@@ -7,7 +7,7 @@ import numpy as np
 import torch
 from contract import Contract, RelayContract, Unbiased
 from gaussians import collected, furthest, neighbours, true_epsilon
-from laws import generator
+from laws import uniform
 
 from torchdp.domains import Box, lp_ball, noise_shape
 from torchdp.mean import (
@@ -20,16 +20,18 @@ from torchdp.mean import (
 
 BOX = Box(torch.tensor([0.0, -1.0]), torch.tensor([1.0, 15.0]))
 CORNERS = torch.cartesian_prod(*torch.stack([BOX.low, BOX.high], 1))
-LOW = (
-    BOX.low
-    + torch.rand(10, 2, dtype=torch.float64, generator=generator(1)) * (BOX.high - BOX.low) / 4
-)
+LOW = BOX.low + uniform(10, 2, seed=1) * (BOX.high - BOX.low) / 4
 BALL = lp_ball(2, 2.0, 3.0)
 ANGLES = torch.arange(24, dtype=torch.float64) * math.tau / 24
 CIRCLE = 3 * torch.stack([ANGLES.cos(), ANGLES.sin()], 1)
 IN_BALL = torch.cat([CIRCLE[:8], CIRCLE[3:9] / 2])
 SHAPE = noise_shape(BALL, 2.0)
-BAD = [torch.full((2, 2), 99.0), torch.zeros(2), torch.zeros(2, 3), torch.tensor([[math.nan, 0.0]])]
+BAD = [
+    torch.full((2, 2), 99.0),
+    torch.zeros(2),
+    torch.zeros(2, 3),
+    torch.tensor([[math.nan, 0.0]]),
+]
 
 
 class Curator(Unbiased, Contract):
@@ -37,11 +39,19 @@ class Curator(Unbiased, Contract):
     bad = BAD
 
     def loss(self, protocol):
-        return true_epsilon(furthest(collected(protocol), neighbours(self.far)), protocol.delta)
+        return true_epsilon(
+            furthest(collected(protocol), neighbours(self.far)),
+            protocol.delta,
+        )
 
 
 class TestGaussianMean(Curator):
-    protocol = GaussianMean.calibrated(BOX, noise_shape(BOX, 2.0), epsilon=1.0, delta=1e-6)
+    protocol = GaussianMean.calibrated(
+        BOX,
+        noise_shape(BOX, 2.0),
+        epsilon=1.0,
+        delta=1e-6,
+    )
     x = LOW
     far = CORNERS
 
@@ -50,11 +60,22 @@ class TestGaussianMean(Curator):
 
 
 class TestConcentratedMean(TestGaussianMean):
-    protocol = GaussianMean.calibrated(BOX, noise_shape(BOX, math.inf), rho=0.1, delta=1e-5)
+    protocol = GaussianMean.calibrated(
+        BOX,
+        noise_shape(BOX, math.inf),
+        rho=0.1,
+        delta=1e-5,
+    )
 
 
 class TestGaussianMoments(Curator):
-    protocol = GaussianMoments.calibrated(BALL, SHAPE, order=3, epsilon=1.0, delta=1e-6)
+    protocol = GaussianMoments.calibrated(
+        BALL,
+        SHAPE,
+        order=3,
+        epsilon=1.0,
+        delta=1e-6,
+    )
     x = IN_BALL
     far = CIRCLE
 
@@ -63,13 +84,19 @@ class TestGaussianMoments(Curator):
 
 
 class TestGaussianCovariance(Curator):
-    protocol = GaussianCovariance.calibrated(BALL, SHAPE, epsilon=2.0, delta=1e-6)
+    protocol = GaussianCovariance.calibrated(
+        BALL,
+        SHAPE,
+        epsilon=2.0,
+        delta=1e-6,
+    )
     x = IN_BALL
     far = CIRCLE
     honest = (0.7, 1.8)
 
     def truth(self):
-        return torch.cov(self.x.mT, correction=0)
+        covariance = np.cov(self.x.numpy().T, bias=True)
+        return torch.from_numpy(covariance)
 
 
 class TestLocalMean(Unbiased, RelayContract):
@@ -90,14 +117,17 @@ class TestLocalCovariance(Unbiased, RelayContract):
     repeats = 2_500
 
     def truth(self):
-        return torch.from_numpy(np.cov(self.x.numpy().T, bias=True))
+        covariance = np.cov(self.x.numpy().T, bias=True)
+        return torch.from_numpy(covariance)
 
 
 class TestLocalVariance(TestLocalCovariance):
     protocol = LocalCovariance.calibrated(
         Box(torch.tensor([-3.0]), torch.tensor([5.0])), epsilon=1.0
     )
-    x = torch.linspace(-3, 5, 50).double()[:, None] ** 2 / 5
+    x = torch.linspace(-3, 5, 50).double()
+    x = x[:, None] ** 2 / 5
 
     def truth(self):
-        return torch.from_numpy(np.cov(self.x.numpy().T, bias=True)).reshape(1, 1)
+        covariance = np.cov(self.x.numpy().T, bias=True)
+        return torch.from_numpy(covariance).reshape(1, 1)

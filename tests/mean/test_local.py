@@ -5,22 +5,21 @@ import math
 
 import pytest
 import torch
-from laws import generator
+from laws import float64, sampled, uniform
 
 from torchdp.domains import Box, FiniteSet, lp_ball, noise_shape
 from torchdp.mean import LocalCovariance, LocalMean
 from torchdp.privacy import Model
 from torchdp.protocol import Crowd
 from torchdp.randomizers import PrivUnit
-from torchdp.randomness import keyed_generator
 
 
 def box(*sides):
-    high = torch.tensor(sides, dtype=torch.float64)
+    high = float64(sides)
     return Box(torch.zeros_like(high), high)
 
 
-POINTS = FiniteSet(torch.rand(8, 3, dtype=torch.float64, generator=generator(3)) + 5)
+POINTS = FiniteSet(uniform(8, 3, seed=3) + 5)
 DOMAINS = [box(1.0, 4.0, 16.0), POINTS, lp_ball(3, 2.0, 5.0)]
 
 
@@ -28,7 +27,8 @@ DOMAINS = [box(1.0, 4.0, 16.0), POINTS, lp_ball(3, 2.0, 5.0)]
 def test_guarantee_every_user_has_the_randomizers(domain):
     mechanism = LocalMean.calibrated(domain, noise_shape(domain, 2.0), epsilon=1.3)
     assert mechanism.guarantee == mechanism.client.guarantee
-    assert mechanism.guarantee.epsilon == 1.3 and mechanism.guarantee.delta < 2**-128
+    assert mechanism.guarantee.epsilon == 1.3
+    assert mechanism.guarantee.delta < 2**-128
     assert mechanism.guarantee.model is Model.LOCAL
     # what a user sends is the randomizer's message for a point of its ball, whatever the point of
     # the domain
@@ -43,14 +43,18 @@ def test_guarantee_the_bound_holds_also_for_few_users(p, n):
     mechanism = LocalMean.calibrated(domain, noise_shape(domain, p), epsilon=1.0)
     corner = domain.high[None]
     crowd = Crowd(corner, torch.tensor([n]))
-    drawn = mechanism.sample_estimate(crowd, generator=generator(10), sample_shape=(4_000,))
+    drawn = mechanism.sample_estimate(crowd, **sampled(4_000, 10))
     squares = torch.linalg.vector_norm(drawn.value - corner, ord=p, dim=1).square()
-    worst = float(squares.mean() - 5 * squares.std() / math.sqrt(4_000))
-    assert math.sqrt(worst) <= mechanism.error_bound(n) <= 4 * mechanism.error(n).floor
+    # five standard errors of the Monte Carlo below its mean
+    worst = squares.mean() - 5 * squares.std() / math.sqrt(4_000)
+    assert float(worst.sqrt()) <= mechanism.error_bound(n) <= 4 * mechanism.error(n).floor
 
 
 def cube(d):
-    return Box(-torch.ones(d, dtype=torch.float64), torch.ones(d, dtype=torch.float64))
+    return Box(
+        -torch.ones(d, dtype=torch.float64),
+        torch.ones(d, dtype=torch.float64),
+    )
 
 
 @pytest.mark.parametrize("d", [1, 2, 3, 5])
@@ -59,8 +63,9 @@ def test_nothing_that_users_show_leaves_the_ball(d):
     too large.
     """
     protocol = LocalCovariance.calibrated(cube(d), epsilon=1.0)
-    corners = torch.cartesian_prod(*[torch.tensor([-1.0, 0.0, 0.5, 1.0])] * d).view(-1, d).double()
-    inside = 2 * torch.rand(2_000, d, dtype=torch.float64, generator=keyed_generator(b"cube")) - 1
+    levels = float64([-1.0, 0.0, 0.5, 1.0])
+    corners = torch.cartesian_prod(*[levels] * d).view(-1, d)
+    inside = 2 * uniform(2_000, d, name=b"cube") - 1
     norms = protocol.client_input(torch.cat([corners, inside])).norm(dim=1)
     assert float(norms.max()) == pytest.approx(LocalCovariance.radius(d), rel=1e-9)
     assert (
@@ -76,17 +81,21 @@ def cost(d, square, own):
     """
     q = square + d - 1
     c = min(1.0, 0.5 + q / (2 * own))
-    radius = max(own * d * c**2, d * (q + own * (1 - c) ** 2))
-    return radius * (d / own + (d * d - d) / 2 + (d * d + d) / (2 * square)) / d**2
+    at_end = own * d * c**2
+    radius = max(at_end, d * (q + own * (1 - c) ** 2))
+    entries = d / own + (d * d - d) / 2 + (d * d + d) / (2 * square)
+    return radius * entries / d**2
 
 
 @pytest.mark.parametrize("d", [1, 2, 3, 4, 6, 10, 20])
 def test_the_weights_are_within_one_per_cent_of_the_best(d):
+    # from a tenth to some three hundred, in steps of 12 per cent
     grid = [10 ** (i / 20) for i in range(-20, 50)]
     best = min(cost(d, square, own) for square, own in itertools.product(grid, grid))
     square, own, _ = LocalCovariance.weights(d)
     assert cost(d, square, own) <= 1.01 * best
     protocol = LocalCovariance.calibrated(cube(d), epsilon=1.0)
+    # so many users that the leading term is left
     n = 10**12
     crowd = Crowd(torch.full((1, d), 0.5, dtype=torch.float64), torch.tensor([n]))
     unit = PrivUnit(protocol.client.dim, 1.0).moments.variance
@@ -97,16 +106,20 @@ def test_the_weights_are_within_one_per_cent_of_the_best(d):
 
 def test_the_mean_comes_with_it_and_intervals_cover():
     box = Box(torch.tensor([0.0, -5.0]), torch.tensor([1.0, 15.0]))
-    places = torch.rand(40, 2, dtype=torch.float64, generator=keyed_generator(b"x"))
+    # squared: most points near the lower corner
+    places = uniform(40, 2, name=b"x")
     x = box.low + places**2 * (box.high - box.low)
     protocol = LocalCovariance.calibrated(box, epsilon=2.0)
     crowd = Crowd(x, torch.full((40,), 200))
-    found = protocol.sample_estimate(
-        crowd, generator=keyed_generator(b"draws"), sample_shape=(3_000,)
-    )
-    for estimate, truth in ((found, protocol.exact(crowd)), (found.mean, x.mean(0))):
+    found = protocol.sample_estimate(crowd, **sampled(3_000, b"draws"))
+    for estimate, truth in (
+        (found, protocol.exact(crowd)),
+        (found.mean, x.mean(0)),
+    ):
         low, high = estimate.interval()
-        covered = ((low <= truth) & (truth <= high)).double().mean(0)
+        held = (low <= truth) & (truth <= high)
+        covered = held.double().mean(0)
         assert bool(((covered > 0.935) & (covered < 0.965)).all())
-    squares = (found.mean.value - x.mean(0)).square().mean(0)
-    torch.testing.assert_close(squares, found.mean.standard_error[0].square(), rtol=0.12, atol=0)
+    mean = found.mean
+    squares = (mean.value - x.mean(0)).square().mean(0)
+    torch.testing.assert_close(squares, mean.standard_error[0].square(), rtol=0.12, atol=0)

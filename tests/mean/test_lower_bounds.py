@@ -6,11 +6,17 @@ import math
 import numpy as np
 import pytest
 import torch
-from laws import generator
+from laws import float64, uniform
 from scipy import stats
 from scipy.optimize import linprog
 
-from torchdp.domains import Box, FiniteSet, difference_shape, lp_ball, noise_shape
+from torchdp.domains import (
+    Box,
+    FiniteSet,
+    difference_shape,
+    lp_ball,
+    noise_shape,
+)
 from torchdp.mean import (
     GaussianMean,
     LocalMean,
@@ -21,10 +27,12 @@ from torchdp.mean import (
     moment_norm,
     pure_lower_bound,
 )
-from torchdp.mean.lower_bounds import distributional_approximate_lower_bound
+from torchdp.mean.lower_bounds import (
+    distributional_approximate_lower_bound,
+)
 
 BOX = Box(torch.zeros(3), torch.tensor([1.0, 4.0, 16.0]))
-POINTS = FiniteSet(torch.rand(9, 4, dtype=torch.float64, generator=generator(3)))
+POINTS = FiniteSet(uniform(9, 4, seed=3))
 DOMAINS = [BOX, POINTS, FiniteSet(torch.eye(4)), lp_ball(3, 2.0)]
 NAMES = ["box", "points", "simplex", "ball"]
 
@@ -33,10 +41,12 @@ def randomized_response(epsilon):
     """Mean and deviation of the unbiased answer about one bit: message and the probability of each,
     by type.
     """
+    # the chance of telling the truth
     keep = math.exp(epsilon) / (1 + math.exp(epsilon))
     law = np.array([[keep, 1 - keep], [1 - keep, keep]])
     answers = np.linalg.solve(law, np.array([0.0, 1.0]))
-    return law, answers, math.sqrt(law[0] @ answers**2 - (law[0] @ answers) ** 2)
+    variance = law[0] @ answers**2 - (law[0] @ answers) ** 2
+    return law, answers, math.sqrt(variance)
 
 
 @pytest.mark.parametrize("epsilon", [0.01, 0.5, 1, 3])
@@ -45,7 +55,8 @@ def test_guarantee_randomized_response_attains_the_pure_and_the_local_bound(epsi
     _, _, deviation = randomized_response(epsilon)
     assert deviation == pytest.approx(pure_lower_bound(1.0, 1, epsilon), rel=1e-9)
     assert deviation == pytest.approx(local_lower_bound(1.0, 1, epsilon), rel=1e-9)
-    assert deviation < pure_lower_bound(1.01, 1, epsilon)  # no larger constant would be true
+    # no larger constant would be true
+    assert deviation < pure_lower_bound(1.01, 1, epsilon)
     assert deviation / 10 == pytest.approx(local_lower_bound(1.0, 100, epsilon), rel=1e-9)
 
 
@@ -69,7 +80,8 @@ def test_gaussian_noise_on_the_differences_is_optimal_for_little_budget(domain):
     for rho in (1e-4, 0.5):
         error = GaussianMean.calibrated(domain, shape, rho=rho, delta=1e-6).error(5).floor
         ratio = error / concentrated_lower_bound(worst, 5, rho)
-        assert ratio == pytest.approx(math.sqrt(math.expm1(2 * rho) / (2 * rho)), rel=1e-3)
+        wanted = math.sqrt(math.expm1(2 * rho) / (2 * rho))
+        assert ratio == pytest.approx(wanted, rel=1e-3)
 
 
 @pytest.mark.parametrize("domain", DOMAINS, ids=NAMES)
@@ -87,7 +99,11 @@ def test_guarantee_no_gaussian_noise_is_below_the_approximate_bound(domain, epsi
     shape = noise_shape(domain, 2.0)
     error = GaussianMean.calibrated(domain, shape, epsilon=epsilon, delta=delta).error(5).floor
     bound = approximate_lower_bound(
-        float(shape.certificate.lower), 5, epsilon, delta, domain.dimension
+        float(shape.certificate.lower),
+        5,
+        epsilon,
+        delta,
+        domain.dimension,
     )
     assert bound <= error
 
@@ -127,9 +143,14 @@ def test_guarantee_no_unbiased_answers_from_the_dominating_pair_beat_the_trade_o
 
 def hard_coded(x, known, delta):
     """The mechanism that knows the answer for one data set: (outputs, probabilities) on data x."""
-    return np.array([known.mean(), (x.mean() - (1 - delta) * known.mean()) / delta]), np.array(
-        [1 - delta, delta]
-    )
+    # chosen so that both together are unbiased
+    rare = (x.mean() - (1 - delta) * known.mean()) / delta
+    return np.array([known.mean(), rare]), np.array([1 - delta, delta])
+
+
+def mass_at(value, outputs, law):
+    """The probability of this value, to nine digits."""
+    return law[np.round(outputs, 9) == value].sum()
 
 
 @pytest.mark.parametrize("delta", [1e-4, 0.1])
@@ -138,26 +159,26 @@ def test_a_mechanism_may_know_one_data_set_and_its_neighbours_pay(delta):
     everything = [np.array(x, dtype=float) for x in itertools.product([0, 1], repeat=3)]
     for x in everything:
         outputs, law = hard_coded(x, known, delta)
-        assert law @ outputs == pytest.approx(x.mean(), abs=1e-12)  # unbiased
+        # unbiased
+        assert law @ outputs == pytest.approx(x.mean(), abs=1e-12)
         for y in everything:
             # (0, delta)-DP: laws at most delta apart in total variation
             if np.abs(x - y).sum() == 1:
                 other, other_law = hard_coded(y, known, delta)
                 values = {round(v, 9) for v in (*outputs, *other)}
                 apart = sum(
-                    abs(
-                        law[np.round(outputs, 9) == v].sum()
-                        - other_law[np.round(other, 9) == v].sum()
-                    )
-                    for v in values
+                    abs(mass_at(v, outputs, law) - mass_at(v, other, other_law)) for v in values
                 )
                 assert apart / 2 <= delta + 1e-12
     outputs, law = hard_coded(known, known, delta)
-    assert deviation(law, outputs) == pytest.approx(0, abs=1e-7)  # no error where it knows
+    # no error where it knows
+    assert deviation(law, outputs) == pytest.approx(0, abs=1e-7)
     # So no bound holds on every data set alone; with its neighbours there is one, and it is nearly
     # attained.
-    beside = [y for y in everything if np.abs(y - known).sum() == 1]
-    worst = max(deviation(*reversed(hard_coded(y, known, delta))) for y in beside)
+    distances = [np.abs(y - known).sum() for y in everything]
+    beside = [y for y, apart in zip(everything, distances, strict=True) if apart == 1]
+    mechanisms = [hard_coded(y, known, delta) for y in beside]
+    worst = max(deviation(law, outputs) for outputs, law in mechanisms)
     beta = math.sqrt(delta) / (1 - delta)
     assert (
         1 <= beta * worst * 3 <= 1.2
@@ -169,7 +190,12 @@ def test_a_mechanism_may_know_one_data_set_and_its_neighbours_pay(delta):
 
 @pytest.mark.parametrize(
     ("epsilon", "delta", "loose"),
-    [(1.0, 1e-6, 2.0), (1.0, 0.01, 2.34), (0.3, 0.01, 2.78), (1.0, 0.1, 2.8)],
+    [
+        (1.0, 1e-6, 2.0),
+        (1.0, 0.01, 2.34),
+        (0.3, 0.01, 2.78),
+        (1.0, 0.1, 2.8),
+    ],
 )
 def test_guarantee_the_best_mechanism_for_one_bit_errs_more_and_this_many_times_as_much(
     epsilon, delta, loose
@@ -177,23 +203,36 @@ def test_guarantee_the_best_mechanism_for_one_bit_errs_more_and_this_many_times_
     """A linear program over the laws on a grid for users 0 and 1, unbiased, (epsilon, delta)-close,
     least worst MSE.
     """
+    # outputs far beyond 0 and 1, as noise of this epsilon reaches
     z = np.linspace(-9 / epsilon, 1 + 9 / epsilon, 400)
     e = math.exp(epsilon)
     one = np.eye(len(z))
     no = np.zeros(len(z))
     k = len(z)
     ones = no + 1
-    rows = np.block([[one, -e * one, -one, 0 * one], [-e * one, one, 0 * one, -one]])
-    sums = np.stack([np.concatenate(each) for each in ([no, no, ones, no], [no, no, no, ones])])
-    errors = np.stack(
-        [np.concatenate(each) for each in ([z**2, no, no, no], [no, (z - 1) ** 2, no, no])]
-    )
-    fixed = [[ones, no, no, no], [no, ones, no, no], [z, no, no, no], [no, z, no, no]]
+    # each output is e^epsilon times as likely at most, but for a slack
+    none = 0 * one
+    rows = np.block([[one, -e * one, -one, none], [-e * one, one, none, -one]])
+    # the slacks add up to delta on either side
+    of_first = np.concatenate([no, no, ones, no])
+    sums = np.stack([of_first, np.concatenate([no, no, no, ones])])
+    of_zero = np.concatenate([z**2, no, no, no])
+    of_one = np.concatenate([no, (z - 1) ** 2, no, no])
+    errors = np.stack([of_zero, of_one])
+    fixed = [
+        [ones, no, no, no],
+        [no, ones, no, no],
+        [z, no, no, no],
+        [no, z, no, no],
+    ]
+    # the last variable is the larger of the two mean squared errors, and is minimised
+    last = np.r_[np.zeros(2 * k + 2), -1, -1]
+    equal = [np.r_[np.concatenate(each), 0.0] for each in fixed]
     found = linprog(
         np.r_[np.zeros(4 * k), 1.0],
-        A_ub=np.c_[np.r_[rows, sums, errors], np.r_[np.zeros(2 * k + 2), -1, -1]],
+        A_ub=np.c_[np.r_[rows, sums, errors], last],
         b_ub=np.r_[np.zeros(2 * k), delta, delta, 0, 0],
-        A_eq=np.stack([np.r_[np.concatenate(each), 0.0] for each in fixed]),
+        A_eq=np.stack(equal),
         b_eq=[1, 1, 0, 1],
     )
     bound = approximate_lower_bound(0.5, 1, epsilon, delta, 1)
@@ -205,7 +244,8 @@ def test_the_approximate_bound_tends_to_the_pure_one():
     assert approximate_lower_bound(2.0, 10, 0.7, 1e-300, 50) == pytest.approx(pure)
     values = [approximate_lower_bound(2.0, 10, 0.7, delta, 50) for delta in (1e-12, 1e-6, 1e-3)]
     assert pure > values[0] > values[1] > values[2] > 0
-    assert values[0] > 0.999 * pure  # delta far below epsilon^2/d costs nothing, whatever n
+    # delta far below epsilon^2/d costs nothing, whatever n
+    assert values[0] > 0.999 * pure
 
 
 @pytest.mark.parametrize("share", [0.0, 0.3, 0.5])
@@ -239,15 +279,17 @@ def test_guarantee_for_samples_a_nearby_law_pays_too(n, delta):
 
 
 def icosahedron():
+    # twelve points in even directions: moments up to the fifth are those of the sphere
     golden = (1 + math.sqrt(5)) / 2
     points = [(0, a, b * golden) for a in (-1, 1) for b in (-1, 1)]
     points = [tuple(np.roll(point, k)) for point in points for k in range(3)]
-    points = torch.tensor(points, dtype=torch.float64)
+    points = float64(points)
     return points / points.norm(dim=1, keepdim=True)
 
 
 def circle(count):
-    angles = torch.arange(count, dtype=torch.float64) * 2 * math.pi / count
+    turns = torch.arange(count, dtype=torch.float64) / count
+    angles = 2 * math.pi * turns
     return torch.stack([angles.cos(), angles.sin()], 1)
 
 
@@ -259,12 +301,14 @@ def tensors(x, order):
 
 
 @pytest.mark.parametrize(
-    ("design", "order"), [(circle(12), k) for k in (1, 2, 3, 4)] + [(icosahedron(), 2)]
+    ("design", "order"),
+    [(circle(12), k) for k in (1, 2, 3, 4)] + [(icosahedron(), 2)],
 )
 def test_guarantee_the_moments_norm_is_the_trace_of_a_designs_covariance(design, order):
     flat = tensors(design, order)
     flat = flat - flat.mean(0)
-    value = float(torch.linalg.svdvals(flat / math.sqrt(len(design))).sum())
+    singular = torch.linalg.svdvals(flat / math.sqrt(len(design)))
+    value = float(singular.sum())
     assert moment_norm(design.shape[1], order) == pytest.approx(value, rel=1e-9)
     # and so below the norm of the ball's tensors, found on the same points
     upper = noise_shape(FiniteSet(tensors(design, order)), 2.0).certificate.upper
@@ -287,8 +331,18 @@ def test_the_moments_norm_lies_between_the_bounds_that_the_papers_proof_gives(d,
 
 
 def test_losses_without_limit_bound_nothing():
-    for bound in (concentrated_lower_bound, pure_lower_bound, local_lower_bound):
+    for bound in (
+        concentrated_lower_bound,
+        pure_lower_bound,
+        local_lower_bound,
+    ):
         assert (
-            0 < bound(1.0, 10, 600.0 if bound is not concentrated_lower_bound else 300.0) < 1e-100
+            0
+            < bound(
+                1.0,
+                10,
+                600.0 if bound is not concentrated_lower_bound else 300.0,
+            )
+            < 1e-100
         )
         assert bound(1.0, 10, 1e30) == 0

@@ -4,7 +4,7 @@ import math
 
 import pytest
 import torch
-from laws import generator, uniform
+from laws import float64, normal, sampled, uniform
 
 from torchdp.domains import (
     Box,
@@ -24,11 +24,10 @@ from torchdp.mean import GaussianMean, LocalMean
 
 SIMPLEX = FiniteSet(torch.eye(4, dtype=torch.float64))
 BOX = Box(torch.zeros(3), torch.tensor([1.0, 4.0, 16.0]))
-PARTS = Product((FiniteSet(torch.eye(3, dtype=torch.float64)), BOX))
-BOTH = Product((FiniteSet(torch.eye(3, dtype=torch.float64)), lp_ball(2, 2.0, 3.0)))
-TRIANGLE = Polytope(
-    torch.tensor([[0.0, 0, 0], [1.0, 0, 0], [0, 2.0, 0], [0, 0, 1.0]], dtype=torch.float64)
-)
+CORNERS = FiniteSet(torch.eye(3, dtype=torch.float64))
+PARTS = Product((CORNERS, BOX))
+BOTH = Product((CORNERS, lp_ball(2, 2.0, 3.0)))
+TRIANGLE = Polytope(float64([[0.0, 0, 0], [1.0, 0, 0], [0, 2.0, 0], [0, 0, 1.0]]))
 SUM = minkowski_sum([TRIANGLE, Zonotope(uniform(3, 2, seed=1), torch.zeros(3))])
 ROUND = minkowski_sum([TRIANGLE, lp_ball(3, 2.0, 0.5)])
 DOMAINS = {
@@ -42,7 +41,7 @@ DOMAINS = {
 
 
 def points_of(domain, count=400):
-    directions = torch.randn(count, domain.dimension, dtype=torch.float64, generator=generator(3))
+    directions = normal(count, domain.dimension, seed=3)
     return domain.extreme(directions)
 
 
@@ -53,7 +52,8 @@ def test_guarantee_no_two_points_are_further_apart_than_the_diameter_and_it_is_n
         u = own(points_of(domain))
         apart = float(torch.cdist(u, u).max())
         assert apart <= own.diameter * (1 + 1e-12)
-        assert apart >= 0.8 * own.diameter  # of a sum the oracle knows a bound
+        # of a sum the oracle knows a bound
+        assert apart >= 0.8 * own.diameter
         assert own.diameter <= 2 * own.radius
 
 
@@ -61,9 +61,10 @@ def test_guarantee_no_two_points_are_further_apart_than_the_diameter_and_it_is_n
 def test_differences_are_of_two_points(domain):
     apart = differences(domain)
     assert apart.symmetric
-    g = torch.randn(50, domain.dimension, dtype=torch.float64, generator=generator(4))
-    widths = ((domain.extreme(g) - domain.extreme(-g)) * g).sum(1)
-    torch.testing.assert_close((apart.extreme(g) * g).sum(1), widths)
+    g = normal(50, domain.dimension, seed=4)
+    width = domain.extreme(g) - domain.extreme(-g)
+    farthest = apart.extreme(g)
+    torch.testing.assert_close((farthest * g).sum(1), (width * g).sum(1))
 
 
 @pytest.mark.parametrize(
@@ -75,7 +76,12 @@ def test_differences_are_of_two_points(domain):
 )
 def test_guarantee_the_shape_of_least_error_is_never_worse_than_others(name, p):
     domain = DOMAINS[name]
-    least = GaussianMean.calibrated(domain, least_error_shape(domain, p), rho=0.5, delta=1e-6)
+    least = GaussianMean.calibrated(
+        domain,
+        least_error_shape(domain, p),
+        rho=0.5,
+        delta=1e-6,
+    )
     best = least.error(10, p).root_mean_square
     for make in (noise_shape, difference_shape, round_shape):
         other = (
@@ -107,9 +113,7 @@ def test_guarantee_projected_answers_err_by_no_more_than_the_bound(name, n):
     domain = DOMAINS[name]
     protocol = GaussianMean.tuned(domain, rho=0.5, delta=1e-6)
     x = domain.spanning()[torch.arange(n) % len(domain.spanning())]
-    found = protocol.sample_estimate(
-        protocol.summary(x), generator=generator(5), sample_shape=(300,)
-    )
+    found = protocol.sample_estimate(protocol.summary(x), **sampled(300, 5))
     z = protocol.projected(found)
     mean = x.mean(0)
     assert bool(domain.hull.contains(z).all())

@@ -21,7 +21,8 @@ def subsets(question, epsilon):
 def mse(protocol, h, n):
     """The predicted mean squared error of n users with these shares, a float."""
     h = h.double()
-    return float(protocol.predicted_mse(h / h.sum() * n))
+    counts = h / h.sum() * n
+    return float(protocol.predicted_mse(counts))
 
 
 def sign(x):

@@ -17,9 +17,14 @@ import pytest
 import torch
 from channels import channel as messages
 from channels import nested, spent_by, two_densities
-from contract import Contract, LocalContract, MessageContract, channel_of
+from contract import (
+    Contract,
+    LocalContract,
+    MessageContract,
+    channel_of,
+)
 from gaussians import collected, furthest, neighbours, true_epsilon
-from laws import generator, hockey_stick, z_scores
+from laws import float64, hockey_stick, sampled, z_scores
 from scipy import stats
 
 from torchdp import pairwise, queries, workloads
@@ -44,22 +49,27 @@ from torchdp.randomizers import (
 from torchdp.shuffle import BoundedSum, CorrelatedSum, PoissonSum
 
 GINI = pairwise.absolute_difference(4)
+# uneven shares, and every type is held
 X = torch.tensor([0] * 4 + [1] * 2 + [2] * 6 + [3] * 12)
 MANY = X.repeat(8)
 DELTA = 1e-3
 KERNEL = torch.tensor(
-    [[1.0, 0.5, -1.0, 2.0], [0.5, -2.0, 1.0, 0.0], [-1.0, 1.0, 3.0, 1.0], [2.0, 0.0, 1.0, 0.5]]
+    [
+        [1.0, 0.5, -1.0, 2.0],
+        [0.5, -2.0, 1.0, 0.0],
+        [-1.0, 1.0, 3.0, 1.0],
+        [2.0, 0.0, 1.0, 0.5],
+    ]
 )
 
 
 def over_pairs(f, distinct=True):
     """Mean of the matrix f of pairs of users."""
     n = len(f)
-    return (
-        (f.double().sum() - f.double().diagonal().sum()) / (n * (n - 1))
-        if distinct
-        else f.double().mean()
-    )
+    f = f.double()
+    if not distinct:
+        return f.mean()
+    return (f.sum() - f.diagonal().sum()) / (n * (n - 1))
 
 
 def apart(x):
@@ -73,25 +83,31 @@ def of_kernel(x, distinct=True):
 def auc(x):
     negatives = x[x < 2]
     positives = x[x >= 2] - 2
-    return (
-        (positives > negatives[:, None]).double() + (positives == negatives[:, None]) / 2
-    ).mean()
+    above = (positives > negatives[:, None]).double()
+    ties = (positives == negatives[:, None]).double()
+    return (above + ties / 2).mean()
 
 
 def shares(x):
-    return torch.stack([(x <= i).double().mean() for i in range(3)])
+    # of the users below each of three thresholds
+    return (x <= torch.arange(3)[:, None]).double().mean(1)
 
 
 def spearman(x):
-    return torch.tensor(stats.spearmanr(x // 2, x % 2).statistic, dtype=torch.float64)
+    return float64(stats.spearmanr(x // 2, x % 2).statistic)
 
 
-LINEAR = queries.Linear(workloads.prefix(4).dense()[:3])
+THRESHOLDS = workloads.prefix(4).dense()[:3]
+LINEAR = queries.Linear(THRESHOLDS)
 SEVERAL = queries.Several((GINI, LINEAR))
-QUESTIONS = {  # what is asked, its truth
+# what is asked, its truth
+QUESTIONS = {
     "gini": (GINI, apart),
     "distinct": (pairwise.from_kernel(KERNEL), of_kernel),
-    "all": (pairwise.from_kernel(KERNEL, pairs=Pairs.ALL), partial(of_kernel, distinct=False)),
+    "all": (
+        pairwise.from_kernel(KERNEL, pairs=Pairs.ALL),
+        partial(of_kernel, distinct=False),
+    ),
     "auc": (pairwise.auc(2), auc),
     "ratio": (
         pairwise.gini(4, low=1.0, high=4.0),
@@ -99,13 +115,18 @@ QUESTIONS = {  # what is asked, its truth
     ),
     "spearman": (queries.Spearman(2, 2), spearman),
     "linear": (LINEAR, shares),
-    "several": (SEVERAL, lambda x: torch.cat([apart(x)[None], shares(x)])),
+    "several": (
+        SEVERAL,
+        lambda x: torch.cat([apart(x)[None], shares(x)]),
+    ),
 }
+# functions of means, predicted to second order: more slack
 SECOND_ORDER = {"auc", "ratio", "spearman"}
 
 
 def by_poisson(channel):
     """Types that differ in two sums, each Poisson or one more: the larger delta at epsilon 1."""
+    # of one sum, where the user adds nothing; one more where the bit is set
     zero = stats.poisson(channel.law.mean).pmf(np.arange(150))
     one = np.roll(zero, 1)
     return hockey_stick(np.outer(one, zero).ravel(), np.outer(zero, one).ravel(), 1.0)
@@ -124,14 +145,19 @@ def from_oracle(channel):
 
 
 def gaussian(channel):
-    return true_epsilon(furthest(collected(channel), neighbours(torch.arange(4))), channel.delta)
+    return true_epsilon(
+        furthest(collected(channel), neighbours(torch.arange(4))),
+        channel.delta,
+    )
 
 
 def discrete_laplace(channel):
     """The largest log ratio of two types' chances, of sums of whole numbers."""
-    rate = 2 * math.asinh(1 / math.sqrt(2 * channel.noise))  # of variance 1/(2 sinh^2(rate/2))
+    # the variance is 1/(2 sinh^2(rate/2))
+    rate = 2 * math.asinh((2 * channel.noise) ** -0.5)
     rows = channel.queries.right.mT
-    return rate * max(float((a - b).abs().sum()) for a, b in itertools.combinations(rows, 2))
+    pairs = itertools.combinations(rows, 2)
+    return rate * max(float((a - b).abs().sum()) for a, b in pairs)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -144,12 +170,17 @@ class Row:
     loss: Callable | None
     contract: type = LocalContract
     epsilon: float = 4.0
-    times: int = 1  # so many users like MANY in the grid
+    # so many users like MANY in the grid
+    times: int = 1
     own: dict[str, Any] = dataclasses.field(default_factory=dict)
 
 
 RAGGED = {"stacked": False}
-SHUFFLED = {"alike": True, "bound": lambda self, protocol: protocol.guarantee.delta, "louder": 1.3}
+SHUFFLED = {
+    "alike": True,
+    "bound": lambda self, protocol: protocol.guarantee.delta,
+    "louder": 1.3,
+}
 CHANNELS = {
     "responses": Row(local(RandomizedResponse), from_oracle),
     "subsets": Row(local(SubsetSelection), from_oracle, own=RAGGED),
@@ -157,12 +188,22 @@ CHANNELS = {
     "hadamard": Row(local(HadamardResponse), from_oracle, times=8, own=RAGGED),
     "strategy": Row(local(nested), from_oracle, times=8),
     "vectors": Row(
-        LocalFactorization.of, lambda channel: two_densities(channel.client), epsilon=8.0
+        LocalFactorization.of,
+        lambda channel: two_densities(channel.client),
+        epsilon=8.0,
     ),
     "twice": Row(
-        queries.Twice.of, lambda channel: 2 * two_densities(channel.randomizer), epsilon=16.0
+        queries.Twice.of,
+        lambda channel: 2 * two_densities(channel.randomizer),
+        epsilon=16.0,
     ),
-    "poisson": Row(shuffled(PoissonSum), by_poisson, MessageContract, 1.0, own=SHUFFLED),
+    "poisson": Row(
+        shuffled(PoissonSum),
+        by_poisson,
+        MessageContract,
+        1.0,
+        own=SHUFFLED,
+    ),
     "correlated": Row(shuffled(CorrelatedSum), None, MessageContract, 1.0),
     "bounded": Row(shuffled(BoundedSum), None, MessageContract, 1.0),
     "servers": Row(
@@ -212,7 +253,7 @@ def test_every_question_through_every_channel(question, channel):
     counts = protocol.summary(protocol.validate(x))
     truth = QUESTIONS[question][1](x)
     torch.testing.assert_close(protocol.exact(counts), truth, rtol=1e-6, atol=1e-9)
-    found = protocol.sample_estimate(counts, generator=generator(1), sample_shape=(runs,))
+    found = protocol.sample_estimate(counts, **sampled(runs, 1))
     slack = 0.15 if question in SECOND_ORDER else 0.01
     predicted = protocol.predicted_mse(counts)
     error = found.value - truth
@@ -222,7 +263,8 @@ def test_every_question_through_every_channel(question, channel):
     noise = z_scores(squares, predicted)
     allowed = 5 + slack * predicted / (squares.std(0) / math.sqrt(runs))
     assert bool((noise.abs() < allowed).all()), noise
-    ratio = found.standard_error.square().mean(0) / squares.mean(0)
+    stated = found.standard_error.square().mean(0)
+    ratio = stated / squares.mean(0)
     assert bool(((0.7 < ratio) & (ratio < 1.4)).all()), ratio
     worst = protocol.worst_mse(len(x))
     assert float(Objective.WORST.of(predicted)) <= float(worst) * (1 + 1e-9)
@@ -235,14 +277,20 @@ def test_a_constant_kernel_gets_a_sentence(channel):
     one = torch.ones(2, dtype=torch.float64)
     constant = pairwise.PairwiseStatistic("always 3", points, pairwise.Form(one, 3.0))
     with pytest.raises(
-        ValueError, match="'always 3' is constant: its mean is 3 whatever users hold"
+        ValueError,
+        match="'always 3' is constant: its mean is 3 whatever users hold",
     ):
         CHANNELS[channel].of(constant, 1.0)
 
 
 class Pairwise:
     x = X
-    bad: ClassVar = [torch.tensor([4]), torch.tensor([-1]), torch.tensor([0.5]), X[None]]
+    bad: ClassVar = [
+        torch.tensor([4]),
+        torch.tensor([-1]),
+        torch.tensor([0.5]),
+        X[None],
+    ]
 
     def truth(self):
         return apart(self.x)
@@ -250,7 +298,8 @@ class Pairwise:
 
 class Cell(Pairwise):
     x = MANY
-    louder = 1.1  # times epsilon: what breaks the guarantee
+    # times epsilon: what breaks the guarantee
+    louder = 1.1
     bad: ClassVar = [*Pairwise.bad[:3], MANY[None]]
 
     def truth(self):
@@ -268,12 +317,24 @@ class Cell(Pairwise):
 def battery(question, channel):
     """The battery's class of a cell."""
     row = CHANNELS[channel]
-    own = {"question": question, "channel": channel, "protocol": cell(question, channel), **row.own}
+    own = {
+        "question": question,
+        "channel": channel,
+        "protocol": cell(question, channel),
+        **row.own,
+    }
     own["slack"] = 0.15 if question in SECOND_ORDER else 0.01
-    return type(f"Test{question.title()}{channel.title()}", (Cell, row.contract), own)
+    return type(
+        f"Test{question.title()}{channel.title()}",
+        (Cell, row.contract),
+        own,
+    )
 
 
-globals().update({kind.__name__: kind for kind in (battery(*each) for each in BATTERY)})
+for each in BATTERY:
+    kind = battery(*each)
+    globals()[kind.__name__] = kind
+del kind
 
 
 def scalar(response):
@@ -289,7 +350,8 @@ class Rounds(Pairwise):
 
 class TestTwoRound(Rounds, Contract):
     protocol = pairwise.TwoRound(GINI, 8.0, 4.0, 0.8)
-    slack = 0.03  # from 256 draws
+    # from 256 draws
+    slack = 0.03
 
     def loss(self, protocol):
         first = protocol.round(())
@@ -329,14 +391,9 @@ class TestProjectedTwoRound(TestThreeRound):
 class TestRound(Pairwise, LocalContract):
     """Two vectors and two answers, one of a question that clips, one of each response."""
 
-    protocol = Round(
-        GINI.points,
-        (3.0, 2.0),
-        tuple(
-            pairwise.rounds.round.ask(GINI.points, GINI.points[1] * c, 0.5 * c) for c in (1.0, 3.0)
-        ),
-        (1.0, 3.0),
-    )
+    narrow = pairwise.rounds.round.ask(GINI.points, GINI.points[1], 0.5)
+    wide = pairwise.rounds.round.ask(GINI.points, GINI.points[1] * 3, 1.5)
+    protocol = Round(GINI.points, (3.0, 2.0), (narrow, wide), (1.0, 3.0))
 
     def loss(self, protocol):
         return sum(two_densities(each) for each in protocol.randomizers) + sum(

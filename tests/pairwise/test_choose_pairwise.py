@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from laws import generator, sampled
 
 from pairwise.common import mse, vectors
 from torchdp import pairwise
@@ -32,14 +33,21 @@ def test_choice_without_a_prior_holds_for_data_near_any_single_type(brief):
     k = 5
     n = 100_000
     statistic = pairwise.unequal(k)
+    # data of nearly one type: what a strategy for few types neglects
     near = 0.98 * torch.eye(k, dtype=torch.float64) + 0.02 / k
     choice = choose(statistic, n, 2.0)
     family = statistic.histograms
     assert max(mse(choice.best, h, n) for h in near) < 1.5 * choice.candidates[0].error ** 2
     assert len(pairwise.unequal(70).histograms) == 3 + 64
+    # those families without the remaining single types
     some = family[[0, 1, 2, 3, 3 + k // 2, 2 + k]]
     fitted = LocalOracle.tuned(
-        statistic, n, 2.0, prior=some, generator=keyed_generator(b"choose"), steps=100
+        statistic,
+        n,
+        2.0,
+        prior=some,
+        generator=keyed_generator(b"choose"),
+        steps=100,
     )
     assert max(mse(fitted, h, n) for h in near) > 3 * max(mse(fitted, h, n) for h in some)
 
@@ -49,8 +57,11 @@ POSITIVES = torch.tensor([0, 10, 50, 150, 250, 300, 90, 1])
 
 
 def auc_of(negatives, positives):
-    less = torch.ones(8, 8, dtype=torch.float64).triu(1) + torch.eye(8) / 2
-    return float(negatives.double() @ less @ positives.double() / negatives.sum() / positives.sum())
+    # the share of pairs in order, ties one half
+    less = torch.ones(8, 8).double().triu(1) + torch.eye(8) / 2
+    negatives = negatives.double() / negatives.sum()
+    positives = positives.double() / positives.sum()
+    return float(negatives @ less @ positives)
 
 
 def test_auc_of_known_sizes_is_the_auc():
@@ -61,16 +72,15 @@ def test_auc_of_known_sizes_is_the_auc():
     n = int(counts.sum())
     unknown = vectors(pairwise.auc(8), 1.0)
     assert mse(known, counts, n) < mse(unknown, counts, n)
-    answer = known.sample_estimate(
-        counts, generator=keyed_generator(b"sizes"), sample_shape=(20_000,)
-    )
+    answer = known.sample_estimate(counts, **sampled(20_000, b"sizes"))
     squared = Moments.of((answer.value - auc_of(NEGATIVES, POSITIVES)).square())
     assert abs(squared.z_score(mse(known, counts, n))) < 5
 
 
 def test_a_second_round_is_chosen_where_it_is_worth_it():
     """Random signs of many users; measured as predicted. One round is the default."""
-    signs = torch.randint(2, (16, 16), generator=torch.Generator().manual_seed(0)).double() * 2 - 1
+    bits = torch.randint(2, (16, 16), generator=generator())
+    signs = bits.double() * 2 - 1
     statistic = pairwise.from_kernel(signs.triu() + signs.triu(1).mT, pairs=Pairs.ALL)
     two = pairwise.choose_rounds(statistic, 10**6, 1.0, search=False)
     one = choose(statistic, 10**6, 1.0, search=False)
@@ -81,7 +91,8 @@ def test_a_second_round_is_chosen_where_it_is_worth_it():
     }
     assert two.candidates[0].error < 0.6 * one.candidates[0].error
     counts = torch.full((16,), 62_500)
-    generator = keyed_generator(b"second round")
-    drawn = two.best.sample_estimate(counts, generator=generator, sample_shape=(400,)).value
-    moments = Moments.of((drawn - float(statistic.exact(counts))).square())
+    key = keyed_generator(b"second round")
+    drawn = two.best.sample_estimate(counts, generator=key, sample_shape=(400,))
+    error = drawn.value - statistic.exact(counts)
+    moments = Moments.of(error.square())
     assert abs(moments.z_score(mse(two.best, counts, 10**6))) < 5

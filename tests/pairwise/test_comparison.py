@@ -4,6 +4,7 @@ are not shared.
 
 import pytest
 import torch
+from laws import counts_of, coverage, uniform
 from scipy.stats import kstest
 
 from pairwise.common import mse, responses, twice, vectors
@@ -15,12 +16,18 @@ from torchdp.randomness import keyed_generator
 STATISTIC = pairwise.unequal(6)
 FIRST = torch.tensor([900, 500, 400, 100, 50, 50])
 SECOND = torch.tensor([2400, 1200, 1000, 900, 500, 0])
+# a coverage of .95 is known to .0034: the test's ends are four deviations away
 TRIALS = 4_000
-POPULATIONS = 150  # each of whose estimates takes a linear program
+# each of whose estimates takes a linear program
+POPULATIONS = 150
 
 
 def estimate(protocol, counts, key):
-    return protocol.sample_estimate(counts, generator=keyed_generator(key), sample_shape=(TRIALS,))
+    return protocol.sample_estimate(
+        counts,
+        generator=keyed_generator(key),
+        sample_shape=(TRIALS,),
+    )
 
 
 @pytest.mark.parametrize("kind", [vectors, twice, responses])
@@ -29,10 +36,10 @@ def test_intervals_of_differences_cover_whatever_the_two_budgets(kind):
     two = vectors(STATISTIC, 3.0)
     found = difference(estimate(one, FIRST, b"first"), estimate(two, SECOND, b"second"))
     truth = STATISTIC.exact(FIRST) - STATISTIC.exact(SECOND)
-    low, high = found.interval()
-    assert 0.935 < float(((low <= truth) & (truth <= high)).double().mean()) < 0.965
     predicted = mse(one, FIRST, 2000) + mse(two, SECOND, 6000)
-    assert float((found.value - truth).square().mean()) == pytest.approx(predicted, rel=0.1)
+    assert 0.935 < coverage(found.interval(), truth) < 0.965
+    square = (found.value - truth).square()
+    assert float(square.mean()) == pytest.approx(predicted, rel=0.1)
     assert float(found.standard_error.square().mean()) == pytest.approx(predicted, rel=0.1)
 
 
@@ -40,7 +47,12 @@ def in_population(protocol, counts, key):
     """Of users who are drawn anew each time."""
     generator = keyed_generator(b"users" + key)
     shares = (counts / counts.sum()).expand(POPULATIONS, -1)
-    users = torch.multinomial(shares, int(counts.sum()), replacement=True, generator=generator)
+    users = torch.multinomial(
+        shares,
+        int(counts.sum()),
+        replacement=True,
+        generator=generator,
+    )
     drawn = torch.zeros(POPULATIONS, len(counts), dtype=torch.int64)
     drawn.scatter_add_(1, users, torch.ones_like(users))
     return protocol.sample_estimate(drawn, generator=generator).of_population()
@@ -59,7 +71,11 @@ def test_p_values_are_uniform_without_a_difference_and_small_with_one():
     torch.testing.assert_close(difference(two, one).p_value, same.p_value)
 
 
-@pytest.mark.parametrize("statistic", [STATISTIC, pairwise.auc(3)], ids=lambda each: each.name)
+@pytest.mark.parametrize(
+    "statistic",
+    [STATISTIC, pairwise.auc(3)],
+    ids=lambda each: each.name,
+)
 def test_a_population_interval_covers_the_population_and_a_users_interval_does_not(statistic):
     shares = torch.tensor([0.4, 0.3, 0.1, 0.1, 0.05, 0.05]).double()
     n = 2000
@@ -70,7 +86,8 @@ def test_a_population_interval_covers_the_population_and_a_users_interval_does_n
     drawn = []
     for _ in range(trials):
         counts = torch.bincount(
-            torch.multinomial(shares, n, True, generator=generator), minlength=6
+            torch.multinomial(shares, n, True, generator=generator),
+            minlength=6,
         )
         tally = protocol.sample_tally(counts, generator=generator)
         found = protocol.analyse(tally).of_population()
@@ -89,13 +106,17 @@ def test_a_population_interval_covers_the_population_and_a_users_interval_does_n
     users = (low <= truth) & (truth <= high)
     # control: this one speaks of the users, whose own mean is off
     assert users.double().mean() < 0.9
-    assert (
-        0.65 < float(stated.mean() / actual.mean()) < 1.6
-    )  # the bound by the kernel's range was 4 times too wide and more
+    # the bound by the kernel's range was 4 times too wide and more
+    assert 0.65 < float(stated.mean() / actual.mean()) < 1.6
 
 
 @pytest.mark.parametrize(
-    "statistic", [STATISTIC, pairwise.absolute_difference(6), pairwise.kendall(2, 3)]
+    "statistic",
+    [
+        STATISTIC,
+        pairwise.absolute_difference(6),
+        pairwise.kendall(2, 3),
+    ],
 )
 def test_the_sampling_variance_is_at_least_the_exact_one_and_near_it_where_points_tell_histograms_apart(
     statistic,
@@ -104,21 +125,23 @@ def test_the_sampling_variance_is_at_least_the_exact_one_and_near_it_where_point
     f = statistic.kernel(statistic.form)
     n = 10_000
     for index in range(20):
-        shares = torch.rand(6, dtype=torch.float64, generator=keyed_generator(bytes([index]))) ** (
-            index % 7
-        )
-        counts = (shares / shares.sum() * n).round().long()
+        shares = uniform(6, name=bytes([index])) ** (index % 7)
+        counts = counts_of(shares, n)
         shares = counts.double() / counts.sum()
+        # counts are rounded: not n users, but nearly
         m = int(counts.sum())
         mean = shares @ f @ shares
         first = shares @ (f @ shares - mean).square()
-        exact = (4 * (m - 2) * first + 2 * (shares @ (f - mean).square() @ shares)) / (m * (m - 1))
+        second = shares @ (f - mean).square() @ shares
+        # Hoeffding's decomposition of the variance of a mean over pairs
+        exact = (4 * (m - 2) * first + 2 * second) / (m * (m - 1))
         tally = Tally(m, {"sum": counts.double() @ statistic.points})
         heard = Collection.of(vectors(statistic, 50.0)).add("all", tally)
-        own = float(
-            heard.estimate().of_population().standard_error.square()
-            - heard.estimate().standard_error.square()
-        )
+        found = heard.estimate()
+        total = found.of_population().standard_error.square()
+        own = float(total - found.standard_error.square())
         assert own >= float(exact) * (1 - 1e-3)
         if statistic.name != "kendall":
-            assert own <= float(exact) * 1.3 + 2 * float(f.max() - f.min()) ** 2 / m**2
+            # a Kendall kernel's points do not tell all histograms apart
+            reach = float(f.max() - f.min())
+            assert own <= float(exact) * 1.3 + 2 * reach**2 / m**2

@@ -7,6 +7,7 @@ import math
 
 import pytest
 import torch
+from laws import coverage, float64, normal, uniform
 from scipy import stats
 
 from torchdp import pairwise, queries, shuffle
@@ -37,19 +38,22 @@ pytestmark = [
     pytest.mark.usefixtures("brief"),
     pytest.mark.filterwarnings("ignore:the value lies outside"),
 ]
-SHARES = torch.tensor([0.4, 0.3, 0.2, 0.1], dtype=torch.float64)
+SHARES = float64([0.4, 0.3, 0.2, 0.1])
+# messages of several bits, whose joint chances enter
 BITS = (SubsetSelection, OptimizedUnaryEncoding, SymmetricUnaryEncoding)
 
 
 def kernel(k, m):
-    return torch.randn((k,) * m, dtype=torch.float64, generator=keyed_generator(b"kernel"))
+    return normal((k,) * m, name=b"kernel")
 
 
 def strategy(k, epsilon):
     """One that treats types differently."""
     rows = RandomizedResponse(k, epsilon / 2).laws(torch.arange(k)).mT
+    # uneven, so that no symmetry hides a mistake
     weights = torch.arange(1, k + 1).double()
-    return StrategyMatrix(rows * weights[:, None] / (rows * weights[:, None]).sum(0))
+    rows = rows * weights[:, None]
+    return StrategyMatrix(rows / rows.sum(0))
 
 
 def by_loops(f, types):
@@ -65,7 +69,9 @@ def test_exact_is_the_mean_over_tuples_of_different_users(m):
     statistic = pairwise.statistic_of_degree(f, m)
     protocol = LocalOracle.of(statistic, RandomizedResponse(3, 1.0))
     counts = torch.tensor([[3, 2, 1], [0, 5, 0], [1, 2, 3]])
-    want = [by_loops(f, torch.arange(3).repeat_interleave(row).tolist()) for row in counts]
+    types = torch.arange(3)
+    users = [types.repeat_interleave(row).tolist() for row in counts]
+    want = [by_loops(f, each) for each in users]
     assert protocol.exact(counts).tolist() == pytest.approx(want, rel=1e-9)
     same = pairwise.statistic_of_degree(lambda *types: f[types], m, types=3)
     assert torch.equal(same.kernel, statistic.kernel)
@@ -75,13 +81,17 @@ def test_exact_is_the_mean_over_tuples_of_different_users(m):
 def test_slopes_are_the_derivatives(m):
     statistic = pairwise.statistic_of_degree(kernel(4, m), m)
     n = torch.full((1, 1), 7.0, dtype=torch.float64)
-    value = torch.func.vmap(lambda h: statistic.of_users(h[None], n)[0])
+
+    def value(h):
+        return statistic.of_users(h[None], n)[0]
+
     first, second = statistic.derivatives(SHARES[None], n)
-    torch.testing.assert_close(first[0], torch.func.grad(lambda h: value(h[None])[0])(SHARES))
-    hessian = torch.func.hessian(lambda h: value(h[None])[0])
+    torch.testing.assert_close(first[0], torch.func.grad(value)(SHARES))
+    hessian = torch.func.hessian(value)
     torch.testing.assert_close(second[0], hessian(SHARES))
     torch.testing.assert_close(
-        statistic.derivative(3, SHARES[None], n)[0], torch.func.jacfwd(hessian)(SHARES)
+        statistic.derivative(3, SHARES[None], n)[0],
+        torch.func.jacfwd(hessian)(SHARES),
     )
 
 
@@ -94,28 +104,41 @@ def all_messages(client):
     if isinstance(client, SubsetSelection):
         w = client.subset
         sets = sets[sets.sum(1) == w]
+        # one set of size w, for a type that is not in it
         without = client.lost / math.comb(k - 1, w)
-        return sets, without + (client.on / math.comb(k - 1, w - 1) - without) * sets.mT.double()
-    on = client.off + client.gap * torch.eye(k, dtype=torch.float64)[:, None]
+        own = client.on / math.comb(k - 1, w - 1)
+        return sets, without + (own - without) * sets.mT.double()
+    own = torch.eye(k, dtype=torch.float64)[:, None]
+    on = client.off + client.gap * own
     return sets, torch.where(sets == 1, on, 1 - on).prod(-1)
+
+
+def summed(messages, indices):
+    """Tallies of users whose messages have these indices, (outcomes, users)."""
+    return Tally(indices.shape[1], {"reports": messages[indices].sum(1)})
 
 
 LISTED = [(kind, m) for kind in (RandomizedResponse, HadamardResponse, strategy) for m in (2, 3, 4)]
 
 
-@pytest.mark.parametrize(("kind", "m"), [*LISTED, *((kind, m) for kind in BITS for m in (2, 3))])
+@pytest.mark.parametrize(
+    ("kind", "m"),
+    [*LISTED, *((kind, m) for kind in BITS for m in (2, 3))],
+)
 @pytest.mark.parametrize("k", [2, 3])
 def test_guarantee_no_bias_whatever_the_types(kind, m, k):
     """Over all messages of all users, weighted with their chances."""
     client = kind(k, 1.0)
     protocol = LocalOracle.of(pairwise.statistic_of_degree(kernel(k, m), m), client)
     messages, chances = all_messages(client)
+    # at least as many users as the kernel has arguments
     n = max(m, 3)
     indices = torch.tensor(list(itertools.product(range(len(messages)), repeat=n)))
-    value = protocol.analyse(Tally(n, {"reports": messages[indices].sum(1)})).value
+    value = protocol.analyse(summed(messages, indices)).value
     for types in itertools.combinations_with_replacement(range(k), n):
-        weight = chances[torch.tensor(types), indices].prod(1)
-        counts = torch.bincount(torch.tensor(types), minlength=k)
+        types = torch.tensor(types)
+        weight = chances[types, indices].prod(1)
+        counts = torch.bincount(types, minlength=k)
         assert float(weight @ value) == pytest.approx(float(protocol.exact(counts)), abs=1e-9)
 
 
@@ -123,10 +146,9 @@ def test_chances_of_bits_that_are_set_together():
     client = SubsetSelection(6, 0.1)
     assert client.subset == 3
     sets, chances = all_messages(client)
-    held = [
-        float(chances[0] @ sets[:, at].double().prod(1))
-        for at in ([0, 1], [0, 1, 2], [1, 2], [1, 2, 3])
-    ]
+    sets = sets.double()
+    together = ([0, 1], [0, 1, 2], [1, 2], [1, 2, 3])
+    held = [float(chances[0] @ sets[:, at].prod(1)) for at in together]
     assert client.together == pytest.approx(held, rel=1e-9)
 
 
@@ -141,24 +163,26 @@ def test_second_order_alone_has_a_bias():
     protocol = LocalOracle.of(Plain(kernel(2, 3)), client)
     messages, chances = all_messages(client)
     indices = torch.tensor(list(itertools.product(range(2), repeat=10)))
-    value = protocol.analyse(Tally(10, {"reports": messages[indices].sum(1)})).value
+    value = protocol.analyse(summed(messages, indices)).value
     counts = torch.tensor([7, 3])
-    weight = chances[torch.arange(2).repeat_interleave(counts), indices].prod(1)
+    types = torch.arange(2).repeat_interleave(counts)
+    weight = chances[types, indices].prod(1)
     assert abs(float(weight @ value - protocol.exact(counts))) > 0.01
 
 
 def test_third_moment_of_a_ball_message():
     client = PrivUnit(4, 1.0, 1.2)
     T = pairwise.statistic_of_degree(kernel(4, 3), 3).kernel
-    point = torch.tensor([[0.7, 0.1, -0.3, 0.5]], dtype=torch.float64)
+    point = float64([[0.7, 0.1, -0.3, 0.5]])
     messages = client.randomize(point.expand(200_000, 4), noise=SeededNoise(3, "cpu"))
     z = messages - point
     cubes = torch.einsum("abc,na,nb,nc->n", T, z, z, z)
-    predicted = float(
-        noise_moments(client).third_of(point / client.radius, torch.eye(4).double(), T)
-    )
+    identity = torch.eye(4).double()
+    unit = point / client.radius
+    predicted = float(noise_moments(client).third_of(unit, identity, T))
     assert abs(Moments.of(cubes).z_score(predicted)) < 4
-    assert abs(Moments.of(cubes).z_score(0.0)) > 10  # it is seen
+    # it is seen
+    assert abs(Moments.of(cubes).z_score(0.0)) > 10
 
 
 CHANNELS = {
@@ -176,7 +200,9 @@ CHANNELS = {
 def errors(protocol, n, trials, key):
     counts = (SHARES * n).round().long()
     found = protocol.sample_estimate(
-        counts, generator=keyed_generator(key.encode()), sample_shape=(trials,)
+        counts,
+        generator=keyed_generator(key.encode()),
+        sample_shape=(trials,),
     )
     return counts, found, found.value - protocol.exact(counts)
 
@@ -188,7 +214,8 @@ def test_no_bias_of_few_users(name):
     counts, _, error = errors(protocol, 50, 20_000, name)
     assert abs(Moments.of(error).z_score(0.0)) < 4
     predicted = float(protocol.predicted_mse(counts))
-    if name == "gaussian":  # exact for normal noise
+    # exact for normal noise
+    if name == "gaussian":
         assert abs(Moments.of(error.square()).z_score(predicted)) < 4
     assert float(error.square().mean()) == pytest.approx(predicted, rel=0.1)
 
@@ -202,10 +229,11 @@ def test_errors_are_the_predicted_ones_and_intervals_cover(name, m):
     predicted = float(protocol.predicted_mse(counts))
     assert abs(Moments.of(error.square()).z_score(predicted)) < 4
     assert abs(Moments.of(error).z_score(0.0)) < 4
-    low, high = found.interval()
     truth = protocol.exact(counts)
-    assert 0.92 < float(((low <= truth) & (truth <= high)).double().mean()) < 0.975
-    assert float(found.standard_error.square().mean()) == pytest.approx(predicted, rel=0.1)
+    assert 0.92 < coverage(found.interval(), truth) < 0.975
+    stated = found.standard_error.square()
+    assert float(stated.mean()) == pytest.approx(predicted, rel=0.1)
+    # the users' own sampling is added
     wider = found.of_population()
     torch.testing.assert_close(wider.value, found.value)
     assert float(wider.standard_error.mean()) > float(found.standard_error.mean())
@@ -221,13 +249,15 @@ def test_third_central_moment_is_scipys_k_statistic():
 
 @pytest.mark.parametrize("both", [False, True])
 def test_triplets_by_loops(both):
-    d = torch.rand(5, 5, dtype=torch.float64, generator=keyed_generator(b"d")).mul(4).round()
-    e = torch.rand(5, 5, dtype=torch.float64, generator=keyed_generator(b"e"))
+    # in whole steps, so that there are ties
+    d = uniform(5, 5, name=b"d").mul(4).round()
+    e = uniform(5, 5, name=b"e")
     types = [0, 1, 1, 2, 3, 4, 4]
-    held = [
-        bool(d[i, j] < d[i, ell]) and (not both or bool(e[i, j] < e[i, ell]))
-        for i, j, ell in itertools.permutations(types, 3)
-    ]
+    triplets = list(itertools.permutations(types, 3))
+    held = [bool(d[i, j] < d[i, ell]) for i, j, ell in triplets]
+    if both:
+        also = [bool(e[i, j] < e[i, ell]) for i, j, ell in triplets]
+        held = [a and b for a, b in zip(held, also, strict=True)]
     statistic = pairwise.triplet_comparisons(d, e if both else None)
     found = LocalOracle.of(statistic, RandomizedResponse(5, 1.0)).exact(
         torch.tensor([1, 2, 1, 1, 2])
@@ -239,7 +269,8 @@ def test_volume_by_loops():
     """Ties broken at random: each order of equal scores alike."""
     k = 4
     types = torch.randint(3 * k, (30,), generator=keyed_generator(b"volume"))
-    classes = [[int(t) % k for t in types if int(t) // k == each] for each in range(3)]
+    listed = types.tolist()
+    classes = [[t % k for t in listed if t // k == each] for each in range(3)]
     chance = {
         (True, True, False, False): 1.0,
         (False, True, True, False): 0.5,
@@ -275,28 +306,44 @@ def test_the_bound_is_below_every_oracle_and_near_the_best():
 def test_it_is_chosen_for_whoever_is_trusted(trust):
     delta = None if trust == "local" else 1e-6
     choice = queries.choose(
-        pairwise.third_central_moment(4), 3_000, 1.0, delta, trust=trust, search=False
+        pairwise.third_central_moment(4),
+        3_000,
+        1.0,
+        delta,
+        trust=trust,
+        search=False,
     )
     counts, _, error = errors(choice.best, 3_000, 2_000, trust)
-    assert abs(Moments.of(error.square()).z_score(float(choice.best.predicted_mse(counts)))) < 4
+    predicted = float(choice.best.predicted_mse(counts))
+    assert abs(Moments.of(error.square()).z_score(predicted)) < 4
 
 
 def test_several_questions_have_a_joint_covariance():
-    asked = queries.Several((pairwise.absolute_difference(4), pairwise.third_central_moment(4)))
+    asked = queries.Several(
+        (
+            pairwise.absolute_difference(4),
+            pairwise.third_central_moment(4),
+        )
+    )
     protocol = LocalOracle.of(asked, SubsetSelection(4, 1.0))
     _, found, error = errors(protocol, 20_000, 400, "several")
     said = found.covariance().mean(0)
     product = (error - error.mean(0)).prod(1)
     assert abs(Moments.of(product).z_score(float(said[0, 1]))) < 4
     low, high = found.together(0.95)
-    truth = protocol.exact((SHARES * 20_000).round().long())
-    assert 0.92 < float(((low <= truth) & (truth <= high)).all(-1).double().mean()) < 0.985
+    counts = (SHARES * 20_000).round().long()
+    truth = protocol.exact(counts)
+    inside = ((low <= truth) & (truth <= high)).all(-1)
+    assert 0.92 < float(inside.double().mean()) < 0.985
 
 
 def test_refusals():
     with pytest.raises(ValueError, match=r"kernel must be of shape \(k,\) \* m, k >= 2"):
         pairwise.statistic_of_degree(torch.ones(3, 3, 2), 3)
-    with pytest.raises(ValueError, match=r"kernel must be of shape \(k,\) \* 3, not \(2, 2\)"):
+    with pytest.raises(
+        ValueError,
+        match=r"kernel must be of shape \(k,\) \* 3, not \(2, 2\)",
+    ):
         pairwise.statistic_of_degree(torch.ones(2, 2), 3)
     with pytest.raises(ValueError, match="kernel"):
         pairwise.statistic_of_degree(torch.full((2, 2, 2), torch.nan), 3)

@@ -2,15 +2,15 @@
 
 import pytest
 import torch
+from laws import counts_of, sampled
 
 from pairwise.common import mse, responses, subsets, twice, vectors
 from torchdp import pairwise
-from torchdp.randomness import keyed_generator
 
 
 def zipf(k, n):
     weights = 1 / torch.arange(1, k + 1, dtype=torch.float64)
-    return (weights / weights.sum() * n).round().long()
+    return counts_of(weights, n)
 
 
 @pytest.mark.parametrize("n", [10**9, 10**10, 10**12])
@@ -25,14 +25,17 @@ def test_a_billion_users_and_more(kind, n):
         counts = zipf(16, n).flip(0) if statistic.name == "auc" else zipf(16, n)
         protocol = kind(statistic, 2.0)
         total = int(counts.sum())
-        answer = protocol.sample_estimate(
-            counts, generator=keyed_generator(b"many"), sample_shape=(100,)
-        )
+        answer = protocol.sample_estimate(counts, **sampled(100, b"many"))
         rmse = mse(protocol, counts, total) ** 0.5
-        assert answer.n == total and total > 0.99 * n
+        assert answer.n == total
+        assert total > 0.99 * n
         assert 0 < rmse < 1e-3
         torch.testing.assert_close(
-            answer.standard_error, torch.full_like(answer.value, rmse), rtol=0.1, atol=0
+            answer.standard_error,
+            torch.full_like(answer.value, rmse),
+            rtol=0.1,
+            atol=0,
         )
         error = (answer.value - statistic.exact(counts)) / rmse
-        assert float(error.abs().max()) < 6 and 0.5 < float(error.square().mean()) < 2
+        assert float(error.abs().max()) < 6
+        assert 0.5 < float(error.square().mean()) < 2

@@ -7,6 +7,7 @@ import math
 
 import pytest
 import torch
+from laws import float64
 
 from pairwise.common import responses, vectors
 from torchdp import pairwise, queries
@@ -20,8 +21,13 @@ def test_guarantee_no_protocol_errs_less_on_average(pairs, epsilon):
     each.
     """
     unequal = pairwise.unequal(3)
-    h = torch.tensor([0.5, 0.3, 0.2], dtype=torch.float64)
-    statistic = PairwiseStatistic("unequal", unequal.points, unequal.form, pairs=pairs)
+    h = float64([0.5, 0.3, 0.2])
+    statistic = PairwiseStatistic(
+        "unequal",
+        unequal.points,
+        unequal.form,
+        pairs=pairs,
+    )
     for n in (2, 4):
         least = statistic.bound(n, epsilon, h)
         for protocol in (
@@ -31,9 +37,8 @@ def test_guarantee_no_protocol_errs_less_on_average(pairs, epsilon):
             mean = 0.0
             for users in itertools.combinations_with_replacement(range(3), n):
                 counts = torch.bincount(torch.tensor(users), minlength=3).double()
-                chance = math.factorial(n) * math.prod(
-                    h[x] ** c / math.factorial(int(c)) for x, c in enumerate(counts)
-                )
+                rates = [h[x] ** c / math.factorial(int(c)) for x, c in enumerate(counts)]
+                chance = math.factorial(n) * math.prod(rates)
                 mean += float(chance * protocol.predicted_mse(counts))
             assert least <= math.sqrt(mean)
     assert least > 0
@@ -42,14 +47,16 @@ def test_guarantee_no_protocol_errs_less_on_average(pairs, epsilon):
 def test_it_is_near_what_randomized_response_errs_on_two_types_of_many_users():
     """f_1 is one query of two types, which randomized response answers best."""
     statistic = pairwise.unequal(2)
-    h = torch.tensor([0.9, 0.1], dtype=torch.float64)
+    h = float64([0.9, 0.1])
     n = 10**8
     for epsilon in (0.5, 2.0):
         error = math.sqrt(float(responses(statistic, epsilon).predicted_mse(h * n)))
-        growth = math.tanh(epsilon / 2) ** 2  # under h reports tell less than under even shares
+        # under h reports tell less than under even shares
+        growth = math.tanh(epsilon / 2) ** 2
         assert 0.4 * error < statistic.bound(n, epsilon, h) <= error
         assert growth < 1
-    assert statistic.bound(n, 1.0, torch.ones(2)) == 0  # even shares: f_1 is constant
+    # even shares: f_1 is constant
+    assert statistic.bound(n, 1.0, torch.ones(2)) == 0
     assert statistic.bound(n, 1e4, h) == 0
 
 

@@ -15,7 +15,8 @@ from torchdp.randomness import keyed_generator
 
 KINDS = [twice, vectors, responses, subsets]
 EVEN = pairwise.from_kernel(
-    torch.tensor([[2.0, 0.5, 1.0], [0.5, 2.0, -1.0], [1.0, -1.0, 2.0]]), name="even"
+    torch.tensor([[2.0, 0.5, 1.0], [0.5, 2.0, -1.0], [1.0, -1.0, 2.0]]),
+    name="even",
 )
 
 
@@ -27,10 +28,12 @@ def generator(key=b"conversion"):
 def test_conversion_is_an_exact_map_of_the_answer_and_of_its_error(kind):
     types = torch.tensor([0, 0, 2, 1, 2])
     n = 5
-    distinct, every = (
-        kind(replace(EVEN, pairs=pairs), 1.0).estimate(types, noise=SeededNoise.of(generator()))
-        for pairs in (Pairs.DISTINCT, Pairs.ALL)
-    )
+    found = {}
+    for pairs in Pairs:
+        protocol = kind(replace(EVEN, pairs=pairs), 1.0)
+        found[pairs] = protocol.estimate(types, noise=SeededNoise.of(generator()))
+    distinct = found[Pairs.DISTINCT]
+    every = found[Pairs.ALL]
     torch.testing.assert_close(n**2 * every.value, n * (n - 1) * distinct.value + n * 2.0)
     torch.testing.assert_close(every.standard_error, distinct.standard_error * (n - 1) / n)
     histogram = torch.tensor([0.3, 0.1, 0.6])

@@ -8,6 +8,7 @@ from functools import cached_property
 
 import pytest
 import torch
+from laws import normal
 from pairs import from_factors
 
 from pairwise.common import twice, vectors
@@ -17,7 +18,6 @@ from torchdp.pairwise import Pairs
 from torchdp.privacy import Model, Neighbours
 from torchdp.queries import Twice, through
 from torchdp.randomizers import PrivUnit
-from torchdp.randomness import keyed_generator
 
 STATISTICS = [
     pairwise.absolute_difference(2),
@@ -48,15 +48,16 @@ def randomizer(protocol):
 def lifted(protocol):
     """The k points on the sphere of one more dimension, (k, r + 1)."""
     points = protocol.question.points / protocol.question.radius
-    return torch.cat([points, (1 - points.square().sum(1, keepdim=True)).clamp_min(0).sqrt()], 1)
+    rest = 1 - points.square().sum(1, keepdim=True)
+    return torch.cat([points, rest.clamp_min(0).sqrt()], 1)
 
 
 def outputs(protocol):
     """Messages of the lifted sphere: random ones, and those that tell two types apart best."""
     u = lifted(protocol)
-    random = torch.randn(
-        500, u.shape[1], dtype=torch.float64, generator=keyed_generator(b"outputs")
-    )
+    # directions that no type prefers
+    random = normal(500, u.shape[1], name=b"outputs")
+    # from one type to another: where their densities differ most
     apart = (u[:, None] - u).flatten(0, 1)
     found = torch.cat([random, u, apart])
     return found / found.norm(dim=1, keepdim=True).clamp_min(1e-300)
@@ -68,13 +69,15 @@ def log_density(protocol, z):
     inside = z @ lifted(protocol).mT
     low = math.log(cap.low_density)
     high = math.log(cap.high_density)
-    return low + (high - low) * (inside >= cap.threshold).double()
+    favoured = (inside >= cap.threshold).double()
+    return low + (high - low) * favoured
 
 
 def worst(protocol):
     """Largest log ratio between two types of one message's density, over the outputs."""
     density = log_density(protocol, outputs(protocol))
-    return float((density.amax(1) - density.amin(1)).max())
+    ratios = density.amax(1) - density.amin(1)
+    return float(ratios.max())
 
 
 @pytest.mark.parametrize("epsilon", EPSILONS)
@@ -83,21 +86,27 @@ def test_guarantee_two_message(statistic, epsilon):
     statistic = replace(statistic, pairs=Pairs.ALL)
     protocol = twice(statistic, epsilon)
     promised = protocol.guarantee
-    assert (
-        promised.epsilon == pytest.approx(epsilon, rel=1e-15)
-        and promised.delta < 2**-128
-        and not promised.exact
-    )
-    assert (promised.model, promised.neighbours) == (Model.LOCAL, Neighbours.REPLACE_ONE)
+    assert promised.epsilon == pytest.approx(epsilon, rel=1e-15)
+    assert promised.delta < 2**-128
+    assert not promised.exact
+    assert promised.model == Model.LOCAL
+    assert promised.neighbours == Neighbours.REPLACE_ONE
     assert randomizer(protocol).epsilon == epsilon / 2
     assert protocol.bits_per_user == 2 * 16 * statistic.dim
     assert 0 < worst(protocol) <= epsilon / 2 * (1 + 1e-12)
     # both messages at once: their log densities add up, whatever pair of outputs
     density = log_density(protocol, outputs(protocol))
     both = density[:, None] + density[torch.arange(0, len(density), 7)]
-    assert float((both.amax(-1) - both.amin(-1)).max()) <= epsilon * (1 + 1e-12)
+    ratios = both.amax(-1) - both.amin(-1)
+    assert float(ratios.max()) <= epsilon * (1 + 1e-12)
     assert (
-        2 * worst(through(statistic, ForgetsToHalve(protocol.channel.queries, epsilon)))
+        2
+        * worst(
+            through(
+                statistic,
+                ForgetsToHalve(protocol.channel.queries, epsilon),
+            )
+        )
         > epsilon * 1.9
     )
 
@@ -108,7 +117,9 @@ def test_guarantee_one_message(statistic, epsilon):
     protocol = vectors(replace(statistic, pairs=Pairs.ALL), epsilon)
     promised = protocol.guarantee
     assert promised.epsilon == randomizer(protocol).epsilon == epsilon
-    assert promised.delta < 2**-128 and not promised.exact and promised.model is Model.LOCAL
+    assert promised.delta < 2**-128
+    assert not promised.exact
+    assert promised.model is Model.LOCAL
     assert protocol.bits_per_user == 16 * statistic.dim
     assert 0.9 * epsilon < worst(protocol) <= epsilon * (1 + 1e-12)
 
@@ -132,4 +143,5 @@ def test_guarantee_the_two_messages_of_a_user_have_noise_of_their_own():
     correlation = torch.corrcoef(sent.flatten(1).mT)
     assert float(correlation[:3, 3:].abs().max()) < 5 / n**0.5
     # the control
-    assert float(torch.corrcoef(sent[:, [0, 0]].flatten(1).mT)[:3, 3:].abs().max()) > 0.99
+    same = torch.corrcoef(sent[:, [0, 0]].flatten(1).mT)
+    assert float(same[:3, 3:].abs().max()) > 0.99

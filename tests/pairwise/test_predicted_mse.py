@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 from channels import channel as messages
+from laws import float64, normal, uniform
 from pairs import from_factors
 from scipy import stats
 from scipy.integrate import quad
@@ -45,12 +46,14 @@ from torchdp.shuffle import (
 )
 from torchdp.simulate import Moments
 
-VARIED = from_factors(  # its diagonal f(x, x) is 1, 4, -2
+# its diagonal f(x, x) is 1, 4, -2
+VARIED = from_factors(
     torch.tensor([[1.0, 0.0], [1.0, 2.0], [1.0, -3.0]]),
     torch.tensor([[1.0, 0.0, 1.0], [0.0, 2.0, 1.0]]),
 )
 PAIR = from_factors(torch.tensor([[1.0], [-0.4]]), torch.tensor([[0.5, 1.0]]))
-SEVERAL = Several((VARIED, Linear(torch.tensor([[1.0, 0.0, 0.0], [0.5, 2.0, -1.0]]))))
+LINEAR = Linear(torch.tensor([[1.0, 0.0, 0.0], [0.5, 2.0, -1.0]]))
+SEVERAL = Several((VARIED, LINEAR))
 QUESTIONS = {
     "differences": pairwise.absolute_difference(3, spacing=0.5),
     "varied": VARIED,
@@ -64,20 +67,20 @@ SETS = [SubsetSelection, OptimizedUnaryEncoding, SymmetricUnaryEncoding]
 
 def uneven(k, epsilon):
     """A strategy of 2k outputs without any symmetry."""
-    logits = torch.rand(2 * k, k, dtype=torch.float64, generator=keyed_generator(b"uneven"))
+    # no two rows or columns alike
+    logits = uniform(2 * k, k, name=b"uneven")
     matrix = (logits * epsilon / 2).exp()
     return StrategyMatrix(matrix / matrix.sum(0), torch.arange(1.0, k + 1).double())
 
 
 def enumerated(question, oracle, counts):
     """Estimates of all that the users may send, with their chances."""
-    law = torch.tensor(
-        [[float(chance) for chance in row] for row in messages(oracle)], dtype=torch.float64
-    )
+    law = float64([[float(chance) for chance in row] for row in messages(oracle)])
     k = oracle.k
     if isinstance(oracle, SubsetSelection):
         sets = itertools.combinations(range(k), oracle.subset)
-        rows = torch.stack([torch.eye(k, dtype=torch.int64)[list(each)].sum(0) for each in sets])
+        types = torch.eye(k, dtype=torch.int64)
+        rows = torch.stack([types[list(each)].sum(0) for each in sets])
     elif isinstance(oracle, OptimizedUnaryEncoding | SymmetricUnaryEncoding):
         rows = torch.tensor(list(itertools.product((0, 1), repeat=k)))
     else:
@@ -85,9 +88,8 @@ def enumerated(question, oracle, counts):
     users = torch.arange(k).repeat_interleave(counts)
     sent = torch.tensor(list(itertools.product(range(len(rows)), repeat=len(users))))
     chance = law[users, sent].prod(1)
-    found = LocalOracle.of(question, oracle).analyse(
-        Tally(len(users), {"reports": rows[sent].sum(1)})
-    )
+    tally = Tally(len(users), {"reports": rows[sent].sum(1)})
+    found = LocalOracle.of(question, oracle).analyse(tally)
     return found.value, chance
 
 
@@ -111,7 +113,12 @@ def test_reports_by_enumeration_of_all_messages(name, kind, counts):
         protocol = LocalOracle.of(question, kind(question.types, epsilon))
         mean, variance = moments_of(*enumerated(question, protocol.channel.client, counts))
         torch.testing.assert_close(mean, protocol.exact(counts), rtol=1e-9, atol=1e-9)
-        torch.testing.assert_close(variance, protocol.predicted_mse(counts), rtol=1e-9, atol=1e-12)
+        torch.testing.assert_close(
+            variance,
+            protocol.predicted_mse(counts),
+            rtol=1e-9,
+            atol=1e-12,
+        )
 
 
 @pytest.mark.parametrize("counts", [[1, 1, 0], [0, 2, 1], [1, 1, 2]])
@@ -132,18 +139,32 @@ def test_sets_by_enumeration_of_all_messages(kind, counts):
 
 @pytest.mark.parametrize("kind", [RandomizedResponse, *SETS])
 def test_symmetric_variance_is_the_general_one(kind):
-    linear = torch.randn(2, 6, dtype=torch.float64, generator=keyed_generator(b"linear"))
-    for statistic in (pairwise.absolute_difference(2), pairwise.absolute_difference(5), VARIED):
+    linear = normal(2, 6, name=b"linear")
+    for statistic in (
+        pairwise.absolute_difference(2),
+        pairwise.absolute_difference(5),
+        VARIED,
+    ):
         k, r = statistic.points.shape
         channel = LocalOracle.of(statistic, kind(k, 2.0)).channel
         side = (torch.eye(k, dtype=torch.float64) - 1 / k) @ channel.points
-        covariances = torch.stack([side.mT @ channel.client.covariance(x) @ side for x in range(k)])
+        covariances = [side.mT @ channel.client.covariance(x) @ side for x in range(k)]
+        covariances = torch.stack(covariances)
         counts = torch.arange(k).double() + 1.5
         form = statistic.form.weights
         for part in (linear[0, :r], 0 * form):
-            want = pairs_variance(channel.points, covariances, counts, form, part)
+            want = pairs_variance(
+                channel.points,
+                covariances,
+                counts,
+                form,
+                part,
+            )
             torch.testing.assert_close(
-                channel.form_variance(counts, form, part), want, rtol=1e-10, atol=0
+                channel.form_variance(counts, form, part),
+                want,
+                rtol=1e-10,
+                atol=0,
             )
 
 
@@ -155,12 +176,14 @@ def central_moments_on_the_circle(cap, a):
     """
     middle = math.acos(a)
     half = math.acos(cap.threshold)
+    # the favoured arc, and the rest of the circle
     arcs = [(middle - half, middle + half, cap.high_density)]
     arcs.append((middle + half, middle - half + 2 * math.pi, cap.low_density))
 
     def moment(order, mean):
         def f(angle):
-            return (math.cos(angle) / cap.threshold - mean) ** order / (2 * math.pi)
+            value = math.cos(angle) / cap.threshold
+            return (value - mean) ** order / (2 * math.pi)
 
         return sum(density * quad(f, start, stop)[0] for start, stop, density in arcs)
 
@@ -170,35 +193,42 @@ def central_moments_on_the_circle(cap, a):
 
 @pytest.mark.parametrize("epsilon", [0.5, 2.0, 8.0])
 @pytest.mark.parametrize(
-    "counts", [[1, 1, 0], [2, 0, 0], [0, 1, 1], [1, 1, 1], [0, 3, 0], [0, 1, 2]]
+    "counts",
+    [[1, 1, 0], [2, 0, 0], [0, 1, 1], [1, 1, 1], [0, 3, 0], [0, 1, 2]],
 )
 def test_one_vectors_variance_from_the_moments_of_the_sum(counts, epsilon):
     # one coordinate: S = sum Y, and the variance of w S^2 / n^2 + l S / n by adding up cumulants
-    points = torch.tensor([[1.5], [-0.6], [0.0]], dtype=torch.float64)
+    points = float64([[1.5], [-0.6], [0.0]])
     weight = -0.7
     linear = 0.4
     form = Form(torch.tensor([weight]).double(), 0.3)
     statistic = PairwiseStatistic("square", points, form, pairs=Pairs.ALL)
     protocol = vectors(statistic, epsilon)
     counts = torch.tensor(counts)
-    client, s, cumulants = protocol.channel.client, 0.0, [0.0, 0.0, 0.0]
+    client = protocol.channel.client
+    s = 0.0
+    cumulants = [0.0, 0.0, 0.0]
     for x in points[:, 0].repeat_interleave(counts).tolist():
         second, third, fourth = central_moments_on_the_circle(client.cap, x / statistic.radius)
-        second += (client.step / statistic.radius) ** 2 / 6  # rounded
+        # rounded
+        second += (client.step / statistic.radius) ** 2 / 6
         for i, value in enumerate((second, third, fourth - 3 * second**2)):
             cumulants[i] += statistic.radius ** (i + 2) * value
         s += x
     two, three, four = cumulants
     n = int(counts.sum())
-    squares = (4 * s**2 * two + 4 * s * three + four + 2 * two**2) / n**4
+    # the variance of S^2, S of mean s, by its cumulants
+    squares = 4 * s**2 * two + 4 * s * three + four + 2 * two**2
     shared = (three + 2 * s * two) / n**3
-    expected = weight**2 * squares
-    near = {"rel": 1e-5}  # of the fourth moment, rounding's part
+    expected = weight**2 * squares / n**4
+    # of the fourth moment, rounding's part
+    near = {"rel": 1e-5}
     assert float(protocol.predicted_mse(counts)) == pytest.approx(expected, **near)
-    along = torch.tensor([linear], dtype=torch.float64)
+    along = float64([linear])
     got = protocol.channel.form_variance(counts.double(), form.weights, along)
     assert float(got) == pytest.approx(
-        expected + 2 * weight * linear * shared + linear**2 * two / n**2, **near
+        expected + 2 * weight * linear * shared + linear**2 * two / n**2,
+        **near,
     )
 
 
@@ -232,10 +262,19 @@ def of_flips(law, ones):
 
 COUNTS = np.arange(400)
 NOISE = {
-    "Poisson": (PoissonSum(5, 3.0), lambda law: (COUNTS, stats.poisson(3.0).pmf(COUNTS))),
+    "Poisson": (
+        PoissonSum(5, 3.0),
+        lambda law: (COUNTS, stats.poisson(3.0).pmf(COUNTS)),
+    ),
     "bounded": (BoundedSum(5, 2.3), of_bounded),
-    "correlated": (CorrelatedSum(5, 0.6, 3.0, 0.5), lambda law: geometric_difference(0.6)),
-    "responses": (RandomizedResponseSum(7, 0.2), lambda law: of_flips(law, 2)),
+    "correlated": (
+        CorrelatedSum(5, 0.6, 3.0, 0.5),
+        lambda law: geometric_difference(0.6),
+    ),
+    "responses": (
+        RandomizedResponseSum(7, 0.2),
+        lambda law: of_flips(law, 2),
+    ),
 }
 
 
@@ -261,7 +300,7 @@ def test_cumulants_of_noise_by_enumeration(name):
 def test_forms_of_one_sum_by_enumeration(name):
     """w z^2 + l z of the share z of a bit, with skewed and with heavy noise."""
     bits = FactoredQueries.spanned(torch.tensor([[0.0, 2.0]]), torch.tensor([[0.0, 1.0]]))
-    counts = torch.tensor([3.0, 2.0], dtype=torch.float64)
+    counts = float64([3.0, 2.0])
     if name == "laplace":
         channel = CentralLaplace(bits, 0.8)
         values, chances = geometric_difference(math.exp(-0.8))
@@ -269,10 +308,11 @@ def test_forms_of_one_sum_by_enumeration(name):
         law, of = NOISE[name]
         channel = ShuffledQueries(bits, law, 0.999)
         values, chances = of(law)
+    # centred, as estimates are
     noise = values - values @ chances
     z = 2 * (2 + noise) / 5
-    weights = torch.tensor([0.7], dtype=torch.float64)
-    linear = torch.tensor([-0.3], dtype=torch.float64)
+    weights = float64([0.7])
+    linear = float64([-0.3])
     exact = 0.7 * z**2 - 0.3 * z
     variance = (exact - exact @ chances) ** 2 @ chances
     found = channel.form_variance(counts, weights, linear)
@@ -284,19 +324,27 @@ def test_forms_of_one_sum_by_enumeration(name):
 # ---- by Monte Carlo: few users, so that third and fourth moments count
 
 
-@pytest.mark.parametrize("statistic", [pairwise.unequal(4), VARIED], ids=lambda each: each.name)
+@pytest.mark.parametrize(
+    "statistic",
+    [pairwise.unequal(4), VARIED],
+    ids=lambda each: each.name,
+)
 @pytest.mark.parametrize("kind", [twice, vectors])
 def test_monte_carlo_finds_the_predicted_error(kind, statistic):
     protocol = kind(statistic, 1.0)
     trials = 50_000
-    counts = torch.bincount(random_types(statistic.types, 8, "few"), minlength=statistic.types)
+    counts = torch.bincount(
+        random_types(statistic.types, 8, "few"),
+        minlength=statistic.types,
+    )
     key = keyed_generator(statistic.name.encode())
     error = protocol.sample_estimate(
         counts, generator=key, sample_shape=(trials,)
     ).value - protocol.exact(counts)
     squared = Moments.of(error.square())
     predicted = mse(protocol, counts, 8)
-    assert abs(squared.z_score(predicted)) < 5 and squared.standard_error < 0.023 * predicted
+    assert abs(squared.z_score(predicted)) < 5
+    assert squared.standard_error < 0.023 * predicted
     assert abs(Moments.of(error).z_score(0.0)) < 5
 
 
@@ -305,11 +353,21 @@ def test_monte_carlo_finds_the_predicted_error(kind, statistic):
 
 def test_guarantee_every_sum_that_differs_is_counted():
     """Types 0 and 3 differ in all three thresholds, and in two of four sums of one type each."""
-    thresholds = (torch.arange(4) > torch.arange(3)[:, None]).double()
+    thresholds = torch.arange(4) > torch.arange(3)[:, None]
     gini = pairwise.absolute_difference(4)
-    many = ShuffledQueries.of(gini, PoissonSum, 24, 1.0, 1e-6, bits=thresholds)
+    many = ShuffledQueries.of(
+        gini,
+        PoissonSum,
+        24,
+        1.0,
+        1e-6,
+        bits=thresholds.double(),
+    )
     few = ShuffledQueries.of(gini, PoissonSum, 24, 1.0, 1e-6)
-    assert (many.channel.sensitivity.flips, few.channel.sensitivity.flips) == (3, 2)
+    assert many.channel.sensitivity.flips == 3
+    assert few.channel.sensitivity.flips == 2
     assert many.channel.law.mean > few.channel.law.mean
     promised = many.guarantee
-    assert (promised.model, promised.epsilon) == (Model.SHUFFLE, 1.0) and promised.delta <= 1e-6
+    assert promised.model == Model.SHUFFLE
+    assert promised.epsilon == 1.0
+    assert promised.delta <= 1e-6

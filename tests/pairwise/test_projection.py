@@ -4,16 +4,16 @@ import math
 
 import pytest
 import torch
+from laws import normal, sampled
 
 from torchdp.protocol import Crowd
 from torchdp.queries.channel import nearest
 from torchdp.randomizers import PrivUnit
-from torchdp.randomness import keyed_generator
 from torchdp.simplex import onto_simplex
 
 
 def normals(key, *shape):
-    return torch.randn(*shape, dtype=torch.float64, generator=keyed_generator(key.encode()))
+    return normal(*shape, name=key.encode())
 
 
 def test_the_simplex_projection_meets_its_optimality_conditions():
@@ -36,13 +36,13 @@ def test_squared_error_is_below_its_bound_and_below_that_without_projection(symm
     hull = torch.cat([points, -points]) if symmetric else points
     users = PrivUnit(30, 1.0, 30**0.5)
     counts = torch.tensor([n // 2, n - n // 2])
-    drawn = users.sample_tally(
-        Crowd(points[3:5], counts), generator=keyed_generator(b"error"), sample_shape=(300,)
-    )
+    drawn = users.sample_tally(Crowd(points[3:5], counts), **sampled(300, b"error"))
     found = nearest(hull, drawn["sum"] / n, 1e-9) @ hull
-    error = (found - (points[3] + points[4]) / 2).square().sum(-1)
+    truth = (points[3] + points[4]) / 2
+    error = (found - truth).square().sum(-1)
     slack = 5 * float(error.std()) / 300**0.5
     unprojected = 30 * users.moments.variance / n
-    bound = min(unprojected, (30 * 2 * users.subgaussian.proxy * math.log(len(hull)) / n) ** 0.5)
+    entropy = math.log(len(hull)) / n
+    bound = min(unprojected, (30 * 2 * users.subgaussian.proxy * entropy) ** 0.5)
     assert float(error.mean()) + slack < bound
     assert float(error.mean()) + slack < 0.8 * unprojected

@@ -8,13 +8,19 @@ from dataclasses import dataclass
 import pytest
 import torch
 from contract import never_sent
+from laws import log_ratio, normal, sampled
 from pairs import from_factors
 
 from pairwise.common import mse, vectors
 from torchdp import pairwise
 from torchdp.collection import Journal
 from torchdp.noise import SeededNoise
-from torchdp.pairwise import Pairs, ProjectedTwoRound, ThreeRound, TwoRound
+from torchdp.pairwise import (
+    Pairs,
+    ProjectedTwoRound,
+    ThreeRound,
+    TwoRound,
+)
 from torchdp.pairwise.rounds.interactive import extremes
 from torchdp.pairwise.rounds.round import (
     Question,
@@ -29,14 +35,17 @@ from torchdp.randomness import keyed_generator
 
 
 def signs(k):
-    upper = (
-        torch.randn(k, k, dtype=torch.float64, generator=keyed_generator(b"signs")).sign().triu()
+    upper = normal(k, k, name=b"signs").sign().triu()
+    return pairwise.from_kernel(
+        upper + upper.triu(1).mT,
+        tol=1e-2,
+        pairs=Pairs.ALL,
     )
-    return pairwise.from_kernel(upper + upper.triu(1).mT, tol=1e-2, pairs=Pairs.ALL)
 
 
 SIGNS = signs(8)
-DIFFERENCE = pairwise.absolute_difference(4)  # over distinct pairs, with a constant
+# over distinct pairs, with a constant
+DIFFERENCE = pairwise.absolute_difference(4)
 COUNTS = torch.tensor([0, 1, 3, 20])
 TYPES = torch.arange(4).repeat_interleave(COUNTS)
 
@@ -48,9 +57,20 @@ def protocols(statistic, epsilon):
         TwoRound(statistic, epsilon, 0.5 * epsilon, 0.5),
         ThreeRound.paper(statistic, epsilon),
         ThreeRound(
-            statistic, epsilon, (0.1 * epsilon, 0.2 * epsilon, 0.3 * epsilon, 0.4 * epsilon)
+            statistic,
+            epsilon,
+            (
+                0.1 * epsilon,
+                0.2 * epsilon,
+                0.3 * epsilon,
+                0.4 * epsilon,
+            ),
         ),
-        ProjectedTwoRound(statistic, epsilon, (0.2 * epsilon, 0.3 * epsilon, 0.5 * epsilon)),
+        ProjectedTwoRound(
+            statistic,
+            epsilon,
+            (0.2 * epsilon, 0.3 * epsilon, 0.5 * epsilon),
+        ),
     ]
 
 
@@ -68,10 +88,15 @@ class ForgetsRoundOne(TwoRound):
 
 def played(protocol, counts):
     """The rounds' protocols and tallies."""
-    rounds, heard, draws = [], (), keyed_generator(b"transcript")
+    rounds = []
+    heard = ()
+    draws = keyed_generator(b"transcript")
     for _ in range(protocol.rounds):
         rounds.append(protocol.round(heard))
-        heard = (*heard, rounds[-1].sample_tally(counts, generator=draws))
+        heard = (
+            *heard,
+            rounds[-1].sample_tally(counts, generator=draws),
+        )
     return rounds, heard
 
 
@@ -81,10 +106,15 @@ def test_guarantee_the_rounds_add_up_to_epsilon(index, epsilon):
     protocol = protocols(SIGNS, epsilon)[index]
     rounds, heard = played(protocol, torch.full((8,), 5))
     assert len(rounds) == (3 if isinstance(protocol, ThreeRound) else 2)
-    for promised in (protocol.guarantee, compose([each.guarantee for each in rounds])):
-        assert promised.epsilon == pytest.approx(epsilon, rel=1e-14) and promised.delta < 2**-128
+    for promised in (
+        protocol.guarantee,
+        compose([each.guarantee for each in rounds]),
+    ):
+        assert promised.epsilon == pytest.approx(epsilon, rel=1e-14)
+        assert promised.delta < 2**-128
         assert promised.model is Model.LOCAL
-    assert rounds[0].questions == () and all(each.questions for each in rounds[1:])
+    assert rounds[0].questions == ()
+    assert all(each.questions for each in rounds[1:])
     # all that arrives, and no more
     assert set(protocol.joined(heard).parts) == set(protocol.layout)
     # the randomizers that are run are those of the promises
@@ -106,10 +136,8 @@ def test_guarantee_the_messages_are_those_of_the_randomizers(index):
         one = protocol.round(heard)
         noise = SeededNoise(1)
         heard = (*heard, one.collect(TYPES, noise=SeededNoise(1)))
-        expected = [
-            each.randomize_unchecked(DIFFERENCE.points[TYPES], noise).sum(0)
-            for each in one.randomizers
-        ]
+        points = DIFFERENCE.points[TYPES]
+        expected = [each.randomize_unchecked(points, noise).sum(0) for each in one.randomizers]
         for question, response in zip(one.questions, one.responses, strict=True):
             values = question.shown(DIFFERENCE.points)[TYPES, None]
             expected.append(response.randomize_unchecked(values, noise).sum(0))
@@ -131,28 +159,42 @@ def test_two_journals_carry_a_protocol_of_two_rounds(tmp_path):
             users = Journal(tmp_path / f"round {number}.db").protocol
             sent = users.decode(users.encode(users.randomize(x, noise=noise)))
             journal.add(str(batch), users.tally(sent))
-        heard = (*heard, Journal(tmp_path / f"round {number}.db").collection.tally)
+        read = Journal(tmp_path / f"round {number}.db")
+        heard = (*heard, read.collection.tally)
     found = protocol.analyse(protocol.joined(heard))
-    assert found.n == len(TYPES) and bool(found.value.isfinite())
+    assert found.n == len(TYPES)
+    assert bool(found.value.isfinite())
     later = Journal(tmp_path / "round 1.db").protocol
-    assert torch.equal(later.questions[0].vector, protocol.round(heard[:1]).questions[0].vector)
-    other = protocol.round((protocol.round(()).collect(TYPES, noise=noise),))
-    with pytest.raises(ValueError, match="belongs to another protocol"):  # another question
+    assert torch.equal(
+        later.questions[0].vector,
+        protocol.round(heard[:1]).questions[0].vector,
+    )
+    # another question follows from other messages
+    first = protocol.round(()).collect(TYPES, noise=noise)
+    other = protocol.round((first,))
+    with pytest.raises(ValueError, match="belongs to another protocol"):
         Journal(tmp_path / "round 1.db", other)
 
 
 def test_guarantee_answers_stay_in_range_whatever_is_published():
     # a hostile or noisy question cannot make a user feed more than [-1, 1]
     points = SIGNS.points
-    normal = torch.randn(20, 8, dtype=torch.float64, generator=keyed_generator(b"hostile"))
+    normal = torch.randn(
+        20,
+        8,
+        dtype=torch.float64,
+        generator=keyed_generator(b"hostile"),
+    )
     for width in (0.0, 1e-9, 1.0, 1e9):
         question = Question(
-            1e6 * normal, torch.full((20,), -3.0).double(), torch.full((20,), width).double()
+            1e6 * normal,
+            torch.full((20,), -3.0).double(),
+            torch.full((20,), width).double(),
         )
         shown = question.shown(points)
         assert float(shown.abs().max()) <= 1
         plus = (1 + shown * math.tanh(0.5)) / 2
-        assert float((plus.amax(1) / plus.amin(1)).log().max()) <= 1 + 1e-12
+        assert log_ratio(plus) <= 1 + 1e-12
 
 
 # ---- both paths, bias, error
@@ -162,21 +204,23 @@ def test_guarantee_answers_stay_in_range_whatever_is_published():
 @pytest.mark.parametrize(("n", "epsilon"), [(400, 5.0), (10**6, 1.0)])
 def test_prediction_and_no_bias_by_monte_carlo(index, n, epsilon):
     protocol = protocols(SIGNS, epsilon)[index]
+    # those of three rounds or with a projection take longer
     trials = 6000 if index < 3 else 1500
-    counts = torch.tensor([0, 1, n // 5, n // 5, 0, n - 2 * (n // 5) - 2, 0, 1])
+    fifth = n // 5
+    counts = torch.tensor([0, 1, fifth, fifth, 0, n - 2 * fifth - 2, 0, 1])
     truth = float(SIGNS.exact(counts))
     predicted = mse(protocol, counts, n)
-    found = protocol.sample_estimate(
-        counts, generator=keyed_generator(b"mse"), sample_shape=(trials,)
-    )
+    found = protocol.sample_estimate(counts, **sampled(trials, b"mse"))
     error = found.value - truth
     assert abs(float(error.mean() / error.std())) * trials**0.5 < 4.5
     square = error.square()
     # beside the Monte Carlo error, that of a prediction by 256 draws: below 3 %, where the
     # projection enters 6 %
-    allowed = 4.5 * float(square.std()) / trials**0.5 + (0.03 if index < 3 else 0.06) * predicted
+    approximate = 0.03 if index < 3 else 0.06
+    allowed = 4.5 * float(square.std()) / trials**0.5 + approximate * predicted
     assert abs(float(square.mean()) - predicted) < allowed
-    estimated = float(found.standard_error.square().mean()) / predicted
+    stated = found.standard_error.square()
+    estimated = float(stated.mean()) / predicted
     assert 0.85 < estimated < (1.25 if n > 1000 else 8)
 
 
@@ -186,14 +230,21 @@ def test_clipping_bias_is_bounded_by_what_is_published():
     counts = torch.tensor([500, 0, 0, 0, 0, 0, 0, 0])
     n = 500
     generator = keyed_generator(b"clip")
-    tally = clipped.sample_tally(counts, generator=generator, sample_shape=(2000,))
+    tally = clipped.sample_tally(
+        counts,
+        generator=generator,
+        sample_shape=(2000,),
+    )
     bound = clipped.analyst.clipping_bias(tally)
-    assert free.analyst.clipping_bias(tally) == 0 and clipped.worst_mse(n) == math.inf
-    bias = float((clipped.analyse(tally).value - SIGNS.exact(counts)).mean())
+    assert free.analyst.clipping_bias(tally) == 0
+    assert clipped.worst_mse(n) == math.inf
+    found = clipped.analyse(tally)
+    error = found.value - SIGNS.exact(counts)
+    bias = float(error.mean())
     assert 0.1 < abs(bias) <= float(bound.max())
-    torch.testing.assert_close(clipped.analyse(tally).bias, bound)
+    torch.testing.assert_close(found.bias, bound)
     # the prediction counts the bias
-    square = (clipped.analyse(tally).value - SIGNS.exact(counts)).square()
+    square = error.square()
     assert float(square.mean()) == pytest.approx(mse(clipped, counts, n), rel=0.3)
     # clipping noise away counts too: few users, the paper's clip
     statistic = signs(64)
@@ -202,8 +253,8 @@ def test_clipping_bias_is_bounded_by_what_is_published():
     paper = ThreeRound.paper(statistic, 1.0)
     drawn = paper.sample_tally(few, generator=generator, sample_shape=(400,))
     assert float(paper.analyst.clipping_bias(drawn).min()) > 1
-    square = (paper.analyse(drawn).value - statistic.exact(few)).square()
-    assert float(square.mean()) == pytest.approx(mse(paper, few, 300), rel=0.3)
+    error = paper.analyse(drawn).value - statistic.exact(few)
+    assert float(error.square().mean()) == pytest.approx(mse(paper, few, 300), rel=0.3)
     # where n is large enough the paper's clip, four times the largest entry, never acts
     paper = ThreeRound.paper(SIGNS, 1.0)
     large = torch.full((8,), 10**6)
@@ -217,11 +268,19 @@ def test_clipping_bias_is_bounded_by_what_is_published():
 def test_chosen_split_is_the_best_of_a_grid_and_no_worse_than_one_message():
     for n in (300, 3000, 10**5):
         for histogram in (torch.ones(8), torch.eye(8)[0]):
-            chosen = mse(TwoRound.tuned(SIGNS, n, 1.0, prior=histogram), histogram, n)
+            chosen = mse(
+                TwoRound.tuned(SIGNS, n, 1.0, prior=histogram),
+                histogram,
+                n,
+            )
             assert chosen < 1.02 * mse(vectors(SIGNS, 1.0), histogram, n)
             for first in (0.1, 0.3, 0.5, 0.7, 0.9):
                 for weight in (0.1, 0.5, 0.8, 1.0):
-                    assert chosen < 1.005 * mse(TwoRound(SIGNS, 1.0, first, weight), histogram, n)
+                    assert chosen < 1.005 * mse(
+                        TwoRound(SIGNS, 1.0, first, weight),
+                        histogram,
+                        n,
+                    )
         worst = TwoRound.tuned(SIGNS, n, 1.0)
         others = [float(TwoRound(SIGNS, 1.0, first).worst_mse(n)) for first in (0.1, 0.3, 0.6)]
         assert float(worst.worst_mse(n)) <= 1.005 * min(others)
@@ -235,9 +294,11 @@ def test_leading_error_is_free_of_gamma_2(epsilon):
     # pays gamma_2^2
     for k in (8, 64):
         statistic = signs(k)
+        # so many users that only the leading term is left
         n = 10**13
         protocol = TwoRound.tuned(statistic, n, epsilon)
-        limit = 4 * extremes(statistic).half ** 2 * scalar_response(epsilon).moments.variance / n
+        noise = scalar_response(epsilon).moments.variance
+        limit = 4 * extremes(statistic).half ** 2 * noise / n
         assert limit <= float(protocol.worst_mse(n)) < 1.1 * limit
         projected = ProjectedTwoRound.tuned(statistic, n, epsilon)
         point = torch.eye(k)[0]
@@ -260,6 +321,7 @@ def test_every_budget_the_randomizers_take_can_be_split(kind):
 def test_a_first_round_that_no_users_can_have_sent_is_not_followed():
     protocol = TwoRound(DIFFERENCE, 2.0, 1.0)
     tally = protocol.collect(TYPES, noise=SeededNoise(1))
+    # tallies that the battery knows to be impossible
     for wrong in never_sent(tally):
         if wrong.n and not torch.equal(wrong["0.vector0"], tally["0.vector0"]):
             with pytest.raises(ValueError, match=r"can have sent|must be|NaN"):
@@ -288,7 +350,8 @@ def test_errors_show_no_data():
     for use in (
         lambda: protocol.estimate(torch.tensor([1, secret])),
         lambda: protocol.sample_estimate(
-            torch.tensor([secret, -secret, 0, 0]), generator=keyed_generator(b"bad")
+            torch.tensor([secret, -secret, 0, 0]),
+            generator=keyed_generator(b"bad"),
         ),
         lambda: protocol.predicted_mse(torch.tensor([secret, -1.0, 0, 0])),
     ):
@@ -299,19 +362,38 @@ def test_errors_show_no_data():
 
 def test_constant_kernel_asks_nothing():
     statistic = from_factors(torch.zeros(3, 1), torch.zeros(1, 3))
+    one = torch.ones(1).double()
+    form = pairwise.Form(one)
     same = pairwise.PairwiseStatistic(
-        "same", torch.ones(3, 1).double(), pairwise.Form(torch.ones(1).double()), pairs=Pairs.ALL
+        "same",
+        one.expand(3, 1),
+        form,
+        pairs=Pairs.ALL,
     )
-    found = TwoRound(same, 1.0, 0.5).estimate(torch.tensor([0, 1, 2]), noise=SeededNoise(1))
+    users = torch.tensor([0, 1, 2])
+    found = TwoRound(same, 1.0, 0.5).estimate(users, noise=SeededNoise(1))
     assert bool(torch.isfinite(found.value))
     assert statistic.radius == 0
-    with pytest.raises(ValueError, match="is constant: its mean is 0 whatever users hold"):
+    with pytest.raises(
+        ValueError,
+        match="is constant: its mean is 0 whatever users hold",
+    ):
         TwoRound(statistic, 1.0, 0.5)
 
 
 @pytest.mark.parametrize("dim", [1, 2, 16, 300])
 def test_the_variance_of_searches_is_that_of_the_randomizer(dim):
-    for epsilon in (1e-6, 3.3e-5, 0.011, 0.9, 1.044, 1.7, 6.1, 23.0, 50.0):
+    for epsilon in (
+        1e-6,
+        3.3e-5,
+        0.011,
+        0.9,
+        1.044,
+        1.7,
+        6.1,
+        23.0,
+        50.0,
+    ):
         exact = float(PrivUnit.unit_variance(dim, epsilon))
         assert searched_variance(dim, epsilon) == pytest.approx(exact, rel=1e-6)
         assert searched_worst_variance(epsilon) == pytest.approx(

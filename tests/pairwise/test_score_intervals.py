@@ -8,6 +8,7 @@ import warnings
 import pytest
 import torch
 from channels import nested
+from laws import counts_of, coverage, sampled
 
 from pairwise.common import mse, responses, twice, vectors
 from torchdp import pairwise
@@ -17,16 +18,8 @@ from torchdp.randomizers import RandomizedResponse, SubsetSelection
 from torchdp.randomness import keyed_generator
 
 STATISTICS = [pairwise.unequal(16), pairwise.absolute_difference(16)]
+# a few frequent types and many rare ones
 ZIPF = 1 / torch.arange(1, 17).double()
-
-
-def counts_of(weights, n):
-    return (weights / weights.sum() * n).round().long()
-
-
-def coverage(interval, truth):
-    low, high = interval
-    return float(((low <= truth) & (truth <= high)).double().mean())
 
 
 @pytest.mark.parametrize("n", [300, 3000])
@@ -34,27 +27,28 @@ def coverage(interval, truth):
 @pytest.mark.parametrize("statistic", STATISTICS, ids=lambda each: each.name)
 def test_they_cover_with_a_few_hundred_users(statistic, kind, n):
     counts = counts_of(ZIPF, n)
-    answer = kind(statistic, 1.0).sample_estimate(
-        counts, generator=keyed_generator(b"few"), sample_shape=(1_500,)
-    )
+    answer = kind(statistic, 1.0).sample_estimate(counts, **sampled(1_500, b"few"))
     assert 0.93 < coverage(answer.interval(), statistic.exact(counts)) < 0.98
 
 
 def square_root(k):
     x = torch.arange(k).double()
-    return pairwise.from_kernel((x[:, None] - x).abs().sqrt())
+    distance = (x[:, None] - x).abs()
+    return pairwise.from_kernel(distance.sqrt())
 
 
 @pytest.mark.parametrize("kind", [vectors, twice])
 @pytest.mark.parametrize("n", [300, 1000])
 def test_mixed_signatures_cover_too(kind, n):
-    statistic = square_root(5)  # one weight +1, four of -1
+    # one weight +1, four of -1
+    statistic = square_root(5)
     answer = kind(statistic, 1.0).sample_estimate(
-        counts_of(torch.ones(5), n), generator=keyed_generator(b"mixed"), sample_shape=(2_000,)
+        counts_of(torch.ones(5), n), **sampled(2_000, b"mixed")
     )
     truth = statistic.exact(counts_of(torch.ones(5), n))
     assert coverage(answer.interval(), truth) > 0.94
-    if (kind, n) == (vectors, 1000):  # control: one normal part is not enough
+    # control: one normal part is not enough
+    if (kind, n) == (vectors, 1000):
         normal = ErrorParts.normal(answer.standard_error.square())
         assert coverage(ends(answer.value, normal, quantile(0.95)), truth) < 0.92
 
@@ -75,16 +69,15 @@ TILTED = [[0.0, 1.0], [1.0, 0.5]]
 def test_intervals_of_what_is_chosen_hold_near_a_forms_stationary_point(
     brief, kernel, epsilon, n, share
 ):
-    protocol = choose(pairwise.from_kernel(torch.tensor(kernel).double()), n, epsilon).best
+    kernel = torch.tensor(kernel).double()
+    protocol = choose(pairwise.from_kernel(kernel), n, epsilon).best
     counts = torch.tensor([int(share * n), n - int(share * n)])
-    found = protocol.sample_estimate(
-        counts, generator=keyed_generator(b"near"), sample_shape=(1_500,)
-    )
+    found = protocol.sample_estimate(counts, **sampled(1_500, b"near"))
     assert 0.935 < coverage(found.interval(), protocol.exact(counts)) < 0.965
     normal = ErrorParts.normal(found.standard_error.square())
-    assert (
-        coverage(ends(found.value, normal, quantile(0.95)), protocol.exact(counts)) < 0.89
-    )  # control
+    # control
+    by_normal = ends(found.value, normal, quantile(0.95))
+    assert coverage(by_normal, protocol.exact(counts)) < 0.89
 
 
 def test_intervals_of_ratios_hold_there_too():
@@ -92,32 +85,33 @@ def test_intervals_of_ratios_hold_there_too():
     kernels = (torch.tensor(each).double() for each in (STATIONARY, [[1.0, 0.9], [0.9, 1.0]]))
     protocol = responses(pairwise.ratio(*map(pairwise.from_kernel, kernels)), 1.0)
     counts = torch.tensor([1200, 1800])
-    found = protocol.sample_estimate(
-        counts, generator=keyed_generator(b"ratio"), sample_shape=(800,)
-    )
+    found = protocol.sample_estimate(counts, **sampled(800, b"ratio"))
     assert 0.94 < coverage(found.interval(), protocol.exact(counts)) < 0.99
     # control
-    assert (
-        coverage(ends(found.value, found.parts.first, quantile(0.95)), protocol.exact(counts))
-        < 0.89
-    )
+    of_first = ends(found.value, found.parts.first, quantile(0.95))
+    assert coverage(of_first, protocol.exact(counts)) < 0.89
 
 
 @pytest.mark.parametrize(
-    "client", [None, RandomizedResponse(2, 2.0), SubsetSelection(2, 2.0), nested(2, 2.0)]
+    "client",
+    [
+        None,
+        RandomizedResponse(2, 2.0),
+        SubsetSelection(2, 2.0),
+        nested(2, 2.0),
+    ],
 )
 def test_a_truth_at_the_least_value_of_a_form_is_not_missed(client):
     """The linear error is 0 and the value of distinct pairs may lie below all that the form
     can be.
     """
-    statistic = pairwise.from_kernel(torch.tensor([[0.0, 1], [1, 2 / 3]]).double())
+    kernel = torch.tensor([[0.0, 1], [1, 2 / 3]])
+    statistic = pairwise.from_kernel(kernel.double())
     counts = torch.tensor([75, 225])
     if client is None:
         statistic = dataclasses.replace(statistic, pairs=pairwise.Pairs.ALL)
     protocol = vectors(statistic, 2.0) if client is None else LocalOracle.of(statistic, client)
-    found = protocol.sample_estimate(
-        counts, generator=keyed_generator(b"least"), sample_shape=(400,)
-    )
+    found = protocol.sample_estimate(counts, **sampled(400, b"least"))
     assert coverage(found.interval(), protocol.exact(counts)) > 0.93
 
 
@@ -126,9 +120,13 @@ def test_a_truth_at_the_least_value_of_a_form_is_not_missed(client):
 @pytest.mark.parametrize(("n", "whole"), [(10**6, 0.2), (10**8, 0.0)])
 def test_a_rare_class_warns_and_its_interval_stays_in_the_unit_interval_and_covers(n, whole):
     statistic = pairwise.auc(8)
-    counts = counts_of(torch.cat([99 * ZIPF[:8] / ZIPF[:8].sum(), torch.ones(8) / 8]), n)
+    common = 99 * ZIPF[:8] / ZIPF[:8].sum()
+    counts = counts_of(torch.cat([common, torch.ones(8) / 8]), n)
     protocol = vectors(statistic, 1.0)
-    draw = {"generator": keyed_generator(b"rare"), "sample_shape": (500,)}
+    draw = {
+        "generator": keyed_generator(b"rare"),
+        "sample_shape": (500,),
+    }
     truth = statistic.exact(counts)
     if not whole:
         with warnings.catch_warnings():
@@ -137,19 +135,24 @@ def test_a_rare_class_warns_and_its_interval_stays_in_the_unit_interval_and_cove
             mse(protocol, counts, n)
     else:
         with pytest.warns(
-            UserWarning, match="denominator is less than four standard errors from 0"
+            UserWarning,
+            match="denominator is less than four standard errors from 0",
         ):
             answer = protocol.sample_estimate(counts, **draw)
         with pytest.warns(
-            UserWarning, match="denominator is less than four standard errors from 0"
+            UserWarning,
+            match="denominator is less than four standard errors from 0",
         ):
             mse(protocol, counts, n)
         # the values do leave it
-        assert float(((answer.value < 0) | (answer.value > 1)).double().mean()) > 0.05
+        outside = (answer.value < 0) | (answer.value > 1)
+        assert float(outside.double().mean()) > 0.05
     low, high = answer.interval()
-    assert float(low.min()) >= 0 and float(high.max()) <= 1
+    assert float(low.min()) >= 0
+    assert float(high.max()) <= 1
     assert 0.93 < coverage((low, high), truth) < 0.985
-    assert abs(float(((low == 0) & (high == 1)).double().mean()) - whole) < 0.1
+    share = ((low == 0) & (high == 1)).double().mean()
+    assert abs(float(share) - whole) < 0.1
 
 
 def test_intervals_of_ratios_are_the_smallest_that_hold_fiellers_set():
@@ -165,18 +168,27 @@ def test_intervals_of_ratios_are_the_smallest_that_hold_fiellers_set():
         )
         curvature = 0.6 * curvature
         value = 3 * value - 1
+        # within what a covariance allows
         slope = 2 * (2 * correlation - 1) * (variance * curvature).sqrt() * 0.99
-        part = ErrorParts(variance[None], slope[None], curvature[None], 0 * slope[None])
+        part = ErrorParts(
+            variance[None],
+            slope[None],
+            curvature[None],
+            0 * slope[None],
+        )
         u = t - value
         square = 1.959964**2
-        held = t[u.square() <= square * (variance + slope * u + curvature * u.square())]
+        deviation = variance + slope * u + curvature * u.square()
+        held = t[u.square() <= square * deviation]
         low, high = ends(value, part, quantile(0.95), (0.0, 1.0))
         if not len(held):
-            continue  # the gap is the whole range, or the set lies beyond
+            # the gap is the whole range, or the set lies beyond
+            continue
         assert float(low) == pytest.approx(float(held[0]), abs=2e-5)
         assert float(high) == pytest.approx(float(held[-1]), abs=2e-5)
         bounded = square * float(curvature) < 1
         kinds["ordinary" if bounded else "whole" if high - low == 1 else "to the gap"] += 1
+    # all three cases were met
     assert min(kinds.values()) >= 20
 
 
@@ -185,6 +197,6 @@ def test_intervals_of_many_curved_directions_are_no_wider_than_their_level():
     kernel = torch.randn(8, 8, generator=keyed_generator(b"random"), dtype=torch.float64)
     protocol = responses(pairwise.from_kernel(kernel + kernel.mT), 0.5)
     counts = torch.full((8,), 375)
-    found = protocol.sample_estimate(counts, generator=keyed_generator(b"m"), sample_shape=(2000,))
-    (low, high), truth = found.interval(0.95), protocol.exact(counts)
-    assert 0.94 < float(((low <= truth) & (truth <= high)).double().mean()) < 0.975
+    found = protocol.sample_estimate(counts, **sampled(2000, b"m"))
+    truth = protocol.exact(counts)
+    assert 0.94 < coverage(found.interval(0.95), truth) < 0.975

@@ -17,7 +17,8 @@ def nodes(dimension, count):
     """
     x, w = np.polynomial.hermite_e.hermegauss(count)
     points = torch.tensor(list(product(x, repeat=dimension)), dtype=F64)
-    weights = torch.tensor(list(product(w / w.sum(), repeat=dimension)), dtype=F64).prod(-1)
+    weights = w / w.sum()
+    weights = torch.tensor(list(product(weights, repeat=dimension)), dtype=F64).prod(-1)
     return points, weights
 
 
@@ -38,12 +39,18 @@ N = ROOT @ ROOT.mT
 
 
 def told(slope, bend, noise, squares=2.0):
-    return joint_covariance([(slice(0, slope.shape[-1]), slope, bend)], noise, squares)
+    part = (slice(0, slope.shape[-1]), slope, bend)
+    return joint_covariance([part], noise, squares)
 
 
 def of_squares(z, squares=2.0):
     slope = 2 * (FORMS @ z[:, None, :, None])[..., 0]
-    return told(slope, FORMS.expand(len(z), 2, 3, 3), N.expand(len(z), 3, 3), squares)
+    return told(
+        slope,
+        FORMS.expand(len(z), 2, 3, 3),
+        N.expand(len(z), 3, 3),
+        squares,
+    )
 
 
 def test_guarantee_the_covariance_of_squares_is_unbiased():
@@ -52,7 +59,8 @@ def test_guarantee_the_covariance_of_squares_is_unbiased():
     truth = covariance_of(torch.einsum("pi,aij,pj->pa", z, FORMS, z), weights)
     mean = (weights[:, None, None] * of_squares(z)).sum(0)
     torch.testing.assert_close(mean, truth, rtol=1e-11, atol=1e-11)
-    naive = (weights[:, None, None] * of_squares(z, 6.0)).sum(0)  # with the slope's own noise, 4 T
+    # with the slope's own noise, 4 T
+    naive = (weights[:, None, None] * of_squares(z, 6.0)).sum(0)
     assert float((naive / truth - 1).abs().amin()) > 1e-3
 
 
@@ -74,11 +82,11 @@ def smooth(sigma, corrected):
     z = 1.2 + sigma * e[:, 0]
     half = z.exp()[:, None] / 2
     values = z.exp()[:, None] - corrected * sigma**2 * half
+    # known and the same for all
     noise = torch.full((len(z), 1, 1), sigma**2, dtype=F64)
     found = told(z.exp()[:, None, None], half[..., None, None], noise)
-    return float(
-        ((weights[:, None, None] * found).sum(0) - covariance_of(values, weights)) / sigma**2
-    )
+    mean = (weights[:, None, None] * found).sum(0)
+    return float((mean - covariance_of(values, weights)) / sigma**2)
 
 
 def test_of_smooth_functions_the_covariance_holds_to_second_order():
@@ -92,7 +100,11 @@ def test_of_smooth_functions_the_covariance_holds_to_second_order():
 def of_a_batch(scale=1.0):
     """A batch (2, 3) of 4 answers in 5 coordinates: slope, bend, noise."""
     half = normal(2, 3, 5, 5, seed=6)
-    return scale * normal(2, 3, 4, 5, seed=3), symmetric(2, 3, 4, 5, 5, seed=7), half @ half.mT
+    return (
+        scale * normal(2, 3, 4, 5, seed=3),
+        symmetric(2, 3, 4, 5, 5, seed=7),
+        half @ half.mT,
+    )
 
 
 def test_answers_of_blocks_are_those_of_all_coordinates():
@@ -114,9 +126,11 @@ def test_answers_of_blocks_are_those_of_all_coordinates():
         (ends, slope[..., 3:, ends], None),
     ]
     torch.testing.assert_close(joint_covariance(blocks, noise), whole)
-    i = (1, 2)  # by the definition
+    # by the definition
+    i = (1, 2)
     J = bend[i]
-    T = torch.stack([torch.stack([(a @ noise[i] @ b @ noise[i]).trace() for b in J]) for a in J])
+    rows = [[(a @ noise[i] @ b @ noise[i]).trace() for b in J] for a in J]
+    T = torch.tensor(rows, dtype=F64)
     by_hand = (slope * mask)[i] @ noise[i] @ (slope * mask)[i].mT - 2 * T
     torch.testing.assert_close(whole[i], by_hand)
 

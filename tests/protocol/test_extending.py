@@ -15,7 +15,8 @@ from torchdp.collection import Journal
 from torchdp.noise import SeededNoise
 from torchdp.protocol import Tally
 
-PAGE = Path(__file__).resolve().parents[2] / "docs/extending.md"
+ROOT = Path(__file__).resolve().parents[2]
+PAGE = ROOT / "docs/extending.md"
 DEFINED, USED, MEASURED, KEPT, BATTERY, *OTHERS = re.findall(
     r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL
 )
@@ -31,7 +32,8 @@ def lines(block):
 
 
 def test_it_is_short_and_its_battery_shorter():
-    assert lines(DEFINED) <= 70 and lines(BATTERY) <= 20
+    assert lines(DEFINED) <= 70
+    assert lines(BATTERY) <= 20
 
 
 def test_what_the_page_does_with_it(capsys, tmp_path, monkeypatch):
@@ -41,7 +43,8 @@ def test_what_the_page_does_with_it(capsys, tmp_path, monkeypatch):
     assert "local differential privacy, epsilon = 1, over real numbers" in capsys.readouterr().out
     again = Journal("ages.db", names["protocol"]).collection
     protocol = names["protocol"]
-    assert again.n == 8000 and list(again.batches) == ["day 0", "day 1", "day 2"]
+    assert again.n == 8000
+    assert list(again.batches) == ["day 0", "day 1", "day 2"]
     torch.testing.assert_close(again.estimate().value, names["journal"].estimate().value)
     assert again.tally["asked"].sum() == 8000
     with pytest.raises(ValueError, match=r"another protocol: protocol\.epsilon differs"):
@@ -53,16 +56,29 @@ CHANNEL, QUESTION, *APART = OTHERS
 
 @pytest.mark.parametrize(
     "block",
-    [CHANNEL + QUESTION, *APART],  # the question goes through the new channel
-    ids=["channel and question", "design", "two chances", "family", "workload", "domain"],
+    # the question goes through the new channel
+    [CHANNEL + QUESTION, *APART],
+    ids=[
+        "channel and question",
+        "design",
+        "two chances",
+        "family",
+        "workload",
+        "domain",
+    ],
 )
 def test_what_else_is_added_works(block, capsys):
     exec(
-        compile(DEFINED + "from torch import Tensor\n" + block, str(PAGE), "exec"),
+        compile(
+            DEFINED + "from torch import Tensor\n" + block,
+            str(PAGE),
+            "exec",
+        ),
         {"__name__": __name__},
     )
     printed = capsys.readouterr().out
-    assert printed and "False" not in printed
+    assert printed
+    assert "False" not in printed
 
 
 class TooSure(PrivateCDF):
@@ -119,13 +135,11 @@ def test_the_battery_sees_a_planted_fault(fault, seen_by):
     entry.protocol = protocol = fault(6, 3.0)
     summary = protocol.summary(TYPES)
     each = [protocol.collect(TYPES, noise=SeededNoise(seed)) for seed in range(entry.runs)]
+    parts = {name: torch.stack([t[name] for t in each]) for name in each[0].parts}
     given = {
         "test_guarantee_is_what_the_law_says": (),
         "test_predicted_mse": (summary,),
-        "test_two_paths_one_law": (
-            {name: torch.stack([t[name] for t in each]) for name in each[0].parts},
-            summary,
-        ),
+        "test_two_paths_one_law": (parts, summary),
     }
     with pytest.raises(AssertionError):
         getattr(entry, seen_by)(*given[seen_by])
@@ -133,6 +147,7 @@ def test_the_battery_sees_a_planted_fault(fault, seen_by):
 
 def test_the_median_is_a_function_of_the_estimate():
     found = PrivateCDF(6, 4.0).sample_estimate(
-        torch.tensor([0, 0, 900, 200, 0, 100]) * 100, generator=generator()
+        torch.tensor([0, 0, 900, 200, 0, 100]) * 100,
+        generator=generator(),
     )
     assert int((found.value < 0.5).sum()) == 2

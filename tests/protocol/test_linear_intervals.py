@@ -21,6 +21,7 @@ from torchdp.randomizers import (
     SubsetSelection,
 )
 
+# of the level .95, two-sided
 Z = 1.959964
 LEAST = 0.945
 
@@ -33,19 +34,23 @@ def ends(protocol, n, tied=True):
     reports = torch.stack([ones, n - ones], -1)
     found = protocol.analyse(Tally(torch.full((n + 1,), n), {"reports": reports}))
     if not tied:
-        found = replace(found, error=replace(found.parts, step=0 * found.parts.step))
+        # control: without the step of whole numbers
+        smooth = replace(found.parts, step=0 * found.parts.step)
+        found = replace(found, error=smooth)
     low, high = found.interval()
     return low[:, 0].numpy(), high[:, 0].numpy()
 
 
 def covered(protocol, n, own, tied=True):
     """The exact coverage where so many of n users are of the first type."""
+    # the chance of telling the truth
     kept = math.exp(protocol.epsilon) / (1 + math.exp(protocol.epsilon))
     first = binom.pmf(np.arange(own + 1), own, kept)
     others = binom.pmf(np.arange(n - own + 1), n - own, 1 - kept)
     low, high = ends(protocol, n, tied)
     holds = (low <= own / n + 1e-12) & (own / n <= high + 1e-12)
-    return float(np.convolve(first, others)[holds].sum())
+    chances = np.convolve(first, others)
+    return float(chances[holds].sum())
 
 
 @pytest.mark.parametrize("epsilon", [0.5, 1.0, 2.0, 4.0, 6.0, 8.0])
@@ -61,7 +66,13 @@ def test_without_half_a_step_it_is_not():
 
 
 @pytest.mark.parametrize(
-    "kind", [RandomizedResponse, SubsetSelection, OptimizedUnaryEncoding, HadamardResponse]
+    "kind",
+    [
+        RandomizedResponse,
+        SubsetSelection,
+        OptimizedUnaryEncoding,
+        HadamardResponse,
+    ],
 )
 def test_an_end_is_where_the_value_is_z_deviations_and_half_a_step_away(kind):
     """The deviation is that of users of the share at the end, as the oracle itself tells it."""
@@ -73,9 +84,11 @@ def test_an_end_is_where_the_value_is_z_deviations_and_half_a_step_away(kind):
     half = float(found.parts.step[0, 0])
     for end in (float(low[0]), float(high[0])):
         assert 0 < end < 1
+        # all other users spread evenly over the other types
         others = (1 - end) / 15 * n
         users = torch.tensor([end * n] + [others] * 15)
-        deviation = float(oracle.predicted_mse(users)[0].sqrt())
+        predicted = oracle.predicted_mse(users)[0]
+        deviation = float(predicted.sqrt())
         assert abs(float(found.value[0]) - end) == pytest.approx(Z * deviation + half, rel=1e-6)
 
 
@@ -92,13 +105,20 @@ def test_margins_solve_their_equation(step, curvature):
 
 def test_no_interval_leaves_what_answers_can_be():
     W = torch.tensor([[1.0, 0, 0], [-1, 2, 5], [3, 3, 3]]).double()
+    # one user at an epsilon that says nothing: values far outside
     few = Tally(1, {"reports": torch.tensor([0, 1, 0])})
     local = LocalOracle(W, RandomizedResponse(3, 0.001)).analyse(few)
     central = CentralLaplace(FactoredQueries.spanned(W), 0.001)
     curator = central.sample_estimate(torch.tensor([1, 1, 1]), generator=generator(2))
-    for found in (local, local.of_population(), curator, curator.of_population()):
+    for found in (
+        local,
+        local.of_population(),
+        curator,
+        curator.of_population(),
+    ):
         for low, high in (found.interval(), found.together()):
-            assert bool((low >= W.amin(1)).all()) and bool((high <= W.amax(1)).all())
+            assert bool((low >= W.amin(1)).all())
+            assert bool((high <= W.amax(1)).all())
             assert bool((low <= high).all())
 
 
@@ -108,9 +128,11 @@ def test_a_sample_of_two_types_is_covered_exactly(n):
     oracle = RandomizedResponse(2, 3.0)
     ones = torch.arange(n + 1)
     reports = torch.stack([ones, n - ones], -1)
-    found = oracle.analyse(Tally(torch.full((n + 1,), n), {"reports": reports})).of_population()
+    tally = Tally(torch.full((n + 1,), n), {"reports": reports})
+    found = oracle.analyse(tally).of_population()
     low, high = (end[:, 0].numpy() for end in found.interval())
     kept = math.exp(3) / (1 + math.exp(3))
     for share in np.linspace(0, 1, 101):
+        # of this many reports of the first type, whatever the sample
         chance = binom.pmf(ones.numpy(), n, share * kept + (1 - share) * (1 - kept))
         assert chance[(low <= share + 1e-12) & (share <= high + 1e-12)].sum() > LEAST

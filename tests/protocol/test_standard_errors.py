@@ -10,20 +10,28 @@ import pytest
 import torch
 from channels import nested
 from contract import channel_of, entries
-from laws import generator
+from laws import coverage, generator
 
 from torchdp import pairwise, queries, randomizers
 from torchdp.pairwise import Pairs
 from torchdp.queries import LocalOracle
-from torchdp.randomizers import RandomizedResponse, ShiftStrategy, SubsetSelection
-from torchdp.randomizers.alphabet.frequency import TypeVariance, VarianceMatrix
+from torchdp.randomizers import (
+    RandomizedResponse,
+    ShiftStrategy,
+    SubsetSelection,
+)
+from torchdp.randomizers.alphabet.frequency import (
+    TypeVariance,
+    VarianceMatrix,
+)
 from torchdp.shuffle import Amplified, PoissonSum
 
 K = 64
 SHARE = 0.3
 EPSILON = 2.0
 DELTA = 1e-3
-USERS = 500  # by randomized response the noise of a share is a third of that of the frequent type
+# by randomized response the noise of a share is a third of that of the frequent type
+USERS = 500
 NEAR = (0.8, 1.25)
 FIRST = torch.eye(K, dtype=torch.float64)[:1]
 
@@ -32,6 +40,7 @@ def crowd(n=USERS, k=K):
     """Counts of n users, a share of them of type 0, the others spread evenly."""
     counts = torch.full((k,), int(n * (1 - SHARE) / (k - 1)), dtype=torch.int64)
     counts[0] = round(n * SHARE)
+    # what rounding left
     counts[1] += n - counts.sum()
     return counts
 
@@ -47,7 +56,12 @@ class FirstShare(queries.ShareFunction):
 
 
 STATISTIC = pairwise.unequal(K)
-EVERY = pairwise.PairwiseStatistic("all", STATISTIC.points, STATISTIC.form, pairs=Pairs.ALL)
+EVERY = pairwise.PairwiseStatistic(
+    "all",
+    STATISTIC.points,
+    STATISTIC.form,
+    pairs=Pairs.ALL,
+)
 FACTORS = queries.FactoredQueries.plain(FIRST)
 MADE = {
     "randomized response": lambda: RandomizedResponse(K, EPSILON),
@@ -89,9 +103,15 @@ def ratio(protocol, summary, times=200):
     """Mean squared standard error of what is said of the first type over the squared error that is
     predicted.
     """
-    found = protocol.sample_estimate(summary, generator=generator(), sample_shape=(times,))
-    squares = found.standard_error.square().reshape(times, -1)[:, 0]
-    return float(squares.mean() / protocol.predicted_mse(summary).flatten()[0])
+    found = protocol.sample_estimate(
+        summary,
+        generator=generator(),
+        sample_shape=(times,),
+    )
+    squares = found.standard_error.square()
+    squares = squares.reshape(times, -1)[:, 0]
+    predicted = protocol.predicted_mse(summary).flatten()
+    return float(squares.mean() / predicted[0])
 
 
 @pytest.mark.parametrize("name", MADE)
@@ -99,7 +119,8 @@ def test_of_one_frequent_type_of_many(name):
     protocol = made(name)
     summary = crowd(k=getattr(protocol, "k", K))
     if name == "adaptive queries":
-        summary = 16 * summary  # its decoder follows the reports of few users
+        # its decoder follows the reports of few users
+        summary = 16 * summary
     assert NEAR[0] < ratio(protocol, summary) < NEAR[1]
 
 
@@ -110,9 +131,8 @@ def test_every_protocol_that_answers_about_types_is_here():
         pairwise.rounds.Round,
     }
     battery = entries("queries", "randomizers", "pairwise", "shuffle").values()
-    missing = {
-        type(channel_of(each.protocol)) for each in battery if isinstance(each.protocol.held, int)
-    } - kinds
+    asked = [each.protocol for each in battery if isinstance(each.protocol.held, int)]
+    missing = {type(channel_of(protocol)) for protocol in asked} - kinds
     assert not missing
 
 
@@ -122,7 +142,10 @@ def cut_off(shares):
     return positive / positive.sum(-1, keepdim=True)
 
 
-@pytest.mark.parametrize("name", ["randomized response", "queries", "amplified", "a function"])
+@pytest.mark.parametrize(
+    "name",
+    ["randomized response", "queries", "amplified", "a function"],
+)
 def test_a_histogram_that_is_cut_off_is_seen(name, monkeypatch):
     plug_in = TypeVariance.plug_in
 
@@ -149,10 +172,13 @@ def test_intervals_of_a_frequent_type_cover(cell):
     counts = torch.full((k,), int(users * (1 - share) / (k - 1)), dtype=torch.int64)
     counts[0] = 0
     counts[0] = users - counts.sum()
-    protocol = LocalOracle(torch.eye(k, dtype=torch.float64)[:1], RandomizedResponse(k, epsilon))
+    protocol = LocalOracle(
+        torch.eye(k, dtype=torch.float64)[:1],
+        RandomizedResponse(k, epsilon),
+    )
     low, high = protocol.sample_estimate(
         counts, generator=generator(), sample_shape=(2_000,)
     ).interval()
     truth = protocol.exact(counts)
-    covered = float(((low <= truth) & (truth <= high)).double().mean())
+    covered = coverage((low, high), truth)
     assert 0.93 - 3 * math.sqrt(0.93 * 0.07 / 2_000) < covered < 0.97

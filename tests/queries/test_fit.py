@@ -8,6 +8,7 @@ import warnings
 import pytest
 import torch
 from channels import nested
+from laws import counts_of, float64, sampled, uniform
 
 from torchdp import workloads
 from torchdp.collection.comparison import difference
@@ -22,7 +23,13 @@ from torchdp.queries import (
     LocalOracle,
     fitted,
 )
-from torchdp.queries.likelihood import convolved, expected, freedom, most_likely, smoothers
+from torchdp.queries.likelihood import (
+    convolved,
+    expected,
+    freedom,
+    most_likely,
+    smoothers,
+)
 from torchdp.randomizers import (
     HadamardResponse,
     OptimizedUnaryEncoding,
@@ -50,20 +57,26 @@ listed = pytest.mark.parametrize("client", LISTED.values(), ids=LISTED)
 
 
 def uneven(seed: bytes, *shape: int) -> torch.Tensor:
-    h = torch.rand(*shape, dtype=torch.float64, generator=keyed_generator(seed)) ** 4
+    h = uniform(*shape, name=seed) ** 4
     return h / h.sum(-1, keepdim=True)
 
 
 def smooth(k: int = K) -> torch.Tensor:
     x = (torch.arange(k) + 0.5) / k
-    return (N * torch.softmax(-(((x - 0.4) / 0.2) ** 2), 0)).round().long()
+    exponents = -(((x - 0.4) / 0.2) ** 2)
+    return (N * torch.softmax(exponents, 0)).round().long()
+
+
+def mean_square(error: torch.Tensor) -> float:
+    return float(error.square().mean())
 
 
 @listed
 def test_distributions_are_those_that_reports_decode(client):
     Q = client.laws(torch.arange(K))
     torch.testing.assert_close(Q.sum(1), torch.ones(K, dtype=torch.float64), rtol=0, atol=1e-12)
-    spent = float((Q.log().amax(0) - Q.log().amin(0)).max())
+    logs = Q.log()
+    spent = float((logs.amax(0) - logs.amin(0)).max())
     assert spent == pytest.approx(client.guarantee.epsilon, abs=1e-9)
     h = uneven(b"shares", 2, 3, K)
     values = uneven(b"values", 2, 3, len(Q.mT))
@@ -77,12 +90,12 @@ def test_distributions_are_those_that_reports_decode(client):
 def test_square_wave_is_what_was_published(width):
     client = ShiftStrategy.square_wave(9, 1.5, width)
     Q = client.laws(torch.arange(9)).mT  # (outputs, types)
+    # reports lie on a circle, whose ends are neighbours
+    circle = len(Q)
     near = [
-        [min((y - x) % len(Q), (x - y) % len(Q)) <= width for x in range(9)] for y in range(len(Q))
+        [min((y - x) % circle, (x - y) % circle) <= width for x in range(9)] for y in range(circle)
     ]
-    law = torch.tensor(
-        [[math.exp(1.5 * each) for each in row] for row in near], dtype=torch.float64
-    )
+    law = float64([[math.exp(1.5 * each) for each in row] for row in near])
     torch.testing.assert_close(Q, law / law.sum(0), rtol=1e-12, atol=0)
     assert client.guarantee.epsilon <= 1.5
 
@@ -91,7 +104,8 @@ def best(Q: torch.Tensor, reports: torch.Tensor) -> float:
     """The largest log likelihood of a histogram, by a solver of other people."""
     cp = pytest.importorskip("cvxpy")
     x = cp.Variable(Q.shape[1], nonneg=True)
-    problem = cp.Problem(cp.Maximize(reports.numpy() @ cp.log(Q.numpy() @ x)), [cp.sum(x) == 1])
+    likelihood = reports.numpy() @ cp.log(Q.numpy() @ x)
+    problem = cp.Problem(cp.Maximize(likelihood), [cp.sum(x) == 1])
     problem.solve(solver=cp.CLARABEL)
     return problem.value
 
@@ -105,7 +119,8 @@ def test_a_fit_that_was_stopped_warns(monkeypatch):
     monkeypatch.setattr("torchdp.queries.likelihood.PRODUCTS", 3)
     monkeypatch.setattr("torchdp.queries.fit.OPEN", 0.2)
     with pytest.warns(
-        UserWarning, match=r"may be likelier by .* nats \(gap\); ask for fewer types"
+        UserWarning,
+        match=r"may be likelier by .* nats \(gap\); ask for fewer types",
     ):
         assert float(fitted(protocol, tally).gap) > 0.2
 
@@ -117,7 +132,8 @@ def test_guarantee_a_fit_lacks_at_most_its_gap(client):
     reports = tally["reports"].double()
     Q = client.laws(torch.arange(K)).mT
     plain, gap = most_likely(client, reports[None], torch.full((1, K), 1 / K).double())
-    lack = best(Q, reports) - float(reports @ (Q @ plain[0]).log())
+    reached = reports @ (Q @ plain[0]).log()
+    lack = best(Q, reports) - float(reached)
     assert lack <= float(gap) + 1e-4
     assert float(found.gap) <= 0.1
 
@@ -133,20 +149,25 @@ def test_a_single_step_moves_as_the_degrees_of_freedom_say():
 
     def refitted(f: torch.Tensor) -> torch.Tensor:
         found = h
+        # to the fixed point, from even shares
         for _ in range(4000):
             found = (found * expected(client, f, found)[0]) @ S
         return found / found.sum(-1, keepdim=True)
 
     at = refitted(f)
+    # central differences are right to the square of the step
     step = 1e-6
     p = at @ Q.mT
     e = step * torch.eye(len(Q)).double()
     moved = (refitted(f + e) - refitted(f - e)) / (2 * step)
-    spread = torch.diag(p[0]) - (Q * at) @ Q.mT  # of one user's reports, types fixed
+    # of one user's reports, types fixed
+    spread = torch.diag(p[0]) - (Q * at) @ Q.mT
     M = Q.mT @ (Q / p.mT)
-    decoder = torch.linalg.solve(M, Q.mT / p)  # of least variance
+    # of least variance
+    decoder = torch.linalg.solve(M, Q.mT / p)
     A = torch.linalg.pinv(decoder @ spread @ decoder.mT, rtol=1e-9)
-    traced = float((A @ moved.mT @ spread @ decoder.mT).trace())
+    product = A @ moved.mT @ spread @ decoder.mT
+    traced = float(product.trace())
     assert float(freedom(Q, at, S)) == pytest.approx(traced, rel=0.1, abs=0.05)
 
 
@@ -154,12 +175,17 @@ def test_a_single_step_moves_as_the_degrees_of_freedom_say():
 def test_a_batch_is_its_loop(client):
     protocol = LocalOracle(PREFIX, client)
     tally = protocol.sample_tally(
-        smooth(), generator=keyed_generator(b"batch"), sample_shape=(2, 2)
+        smooth(),
+        generator=keyed_generator(b"batch"),
+        sample_shape=(2, 2),
     )
     found = fitted(protocol, tally)
     assert found.value.shape == (2, 2, K)
     for place in ((0, 1), (1, 0)):
-        alone = fitted(protocol, Tally(tally.n, {"reports": tally["reports"][place]}))
+        alone = fitted(
+            protocol,
+            Tally(tally.n, {"reports": tally["reports"][place]}),
+        )
         torch.testing.assert_close(found.value[place], alone.value, rtol=0, atol=1e-9)
         assert alone.weights.sum() == pytest.approx(1)
         assert alone.gap.shape == ()
@@ -170,19 +196,21 @@ def test_the_error_is_lower_than_that_of_the_nearest_answers(client):
     """In geometric mean over a smooth shape, an even one and an uneven one; a single shape may
     lose.
     """
-    protocol, ratios = LocalOracle(PREFIX, client), []
-    for counts in (smooth(), torch.full((K,), N // K), (N * uneven(b"shape", K)).round().long()):
-        tally = protocol.sample_tally(
-            counts, generator=keyed_generator(b"error"), sample_shape=(20,)
-        )
+    protocol = LocalOracle(PREFIX, client)
+    ratios = []
+    for counts in (
+        smooth(),
+        torch.full((K,), N // K),
+        (N * uneven(b"shape", K)).round().long(),
+    ):
+        tally = protocol.sample_tally(counts, **sampled(20, b"error"))
         found = fitted(protocol, tally)
         answers = protocol.analyse(tally).value
         nearest, _ = nearest_histogram(PREFIX.mT @ PREFIX, answers @ PREFIX, 1e-8)
         shares = counts.double() / counts.sum()
         for seen in (torch.eye(K).double(), PREFIX):
-            mine, theirs = (
-                float(((h - shares) @ seen.mT).square().mean()) for h in (found.histogram, nearest)
-            )
+            mine = mean_square((found.histogram - shares) @ seen.mT)
+            theirs = mean_square((nearest - shares) @ seen.mT)
             ratios.append(math.log(mine / theirs) / 2)
     assert sum(ratios) / len(ratios) < math.log(0.9)
 
@@ -218,17 +246,18 @@ def test_no_answer_is_estimated_to_be_worse_than_the_unbiased_one(client, epsilo
     consistency adds.
     """
     protocol = LocalOracle(PREFIX, client(epsilon))
-    counts = torch.stack([smooth(), (N * uneven(b"risk", K)).round().long()])
+    rough = (N * uneven(b"risk", K)).round().long()
     refused = []
-    for some in counts:
-        tally = protocol.sample_tally(some, generator=keyed_generator(b"risk"), sample_shape=(5,))
+    for some in (smooth(), rough):
+        tally = protocol.sample_tally(some, **sampled(5, b"risk"))
         found = fitted(protocol, tally)
         unbiased = protocol.analyse(tally)
         nearest, _ = nearest_histogram(PREFIX.mT @ PREFIX, unbiased.value @ PREFIX, 1e-10)
-        consistent = (nearest @ PREFIX.mT - unbiased.value).square().sum(-1)
-        distance = (found.value - unbiased.value).square().sum(-1)
+        moved = nearest @ PREFIX.mT - unbiased.value
+        consistent = moved.norm(dim=-1)
+        distance = (found.value - unbiased.value).norm(dim=-1)
         variance = unbiased.standard_error.square().sum(-1)
-        assert bool((distance.sqrt() <= (2 * variance).sqrt() + consistent.sqrt() + 1e-6).all())
+        assert bool((distance <= (2 * variance).sqrt() + consistent + 1e-6).all())
         scores = protocol.fits(tally, True)[1]
         weights = found.weights[..., :-1].mT
         assert bool((weights[scores < 0] == 0).all())
@@ -242,23 +271,25 @@ def test_reports_that_say_little_are_projected(name):
     """The fit by EM alone stays near even shares, from 64 types at epsilon 1."""
     k = 64
     n = 100_000
-    kinds = {"response": RandomizedResponse, "Hadamard": HadamardResponse}
-    x = (torch.arange(k).double() + 0.5) / k
+    kinds = {
+        "response": RandomizedResponse,
+        "Hadamard": HadamardResponse,
+    }
+    x = torch.arange(0.5, k).double() / k
+    # most users near one end
     h = x**4 * (1 - x)
-    counts = (n * h / h.sum()).round().long()
+    counts = counts_of(h, n)
     W = workloads.prefix(k).dense()
     protocol = LocalOracle(W, kinds[name](k, 1.0))
-    tally = protocol.sample_tally(counts, generator=keyed_generator(b"little"), sample_shape=(8,))
+    tally = protocol.sample_tally(counts, **sampled(8, b"little"))
     found = fitted(protocol, tally)
     truth = protocol.exact(counts)
     even = torch.full((8, k), 1 / k, dtype=torch.float64)
     reports = tally["reports"].double()
     likely = most_likely(protocol.client, reports, even)[0] @ W.mT
-    errors = [
-        float((each - truth).square().mean().sqrt())
-        for each in (found.value, found.unbiased.value, likely)
-    ]
-    assert errors[0] < errors[1] and errors[0] < errors[2]
+    errors = [mean_square(each - truth) for each in (found.value, found.unbiased.value, likely)]
+    assert errors[0] < errors[1]
+    assert errors[0] < errors[2]
 
 
 def test_even_shares_are_a_fit():
@@ -266,7 +297,7 @@ def test_even_shares_are_a_fit():
     W = workloads.prefix(k).dense()
     protocol = LocalOracle(W, ShiftStrategy.square_wave(k, 1.0))
     counts = torch.full((k,), 200)
-    tally = protocol.sample_tally(counts, generator=keyed_generator(b"even"), sample_shape=(8,))
+    tally = protocol.sample_tally(counts, **sampled(8, b"even"))
     found = fitted(protocol, tally)
     truth = protocol.exact(counts)
     assert float((found.value - truth).square().mean().sqrt()) < 0.01
@@ -282,26 +313,30 @@ VECTORS = {
 @pytest.mark.parametrize("protocol", VECTORS.values(), ids=VECTORS)
 def test_noisy_vectors_are_fitted_in_the_metric_of_their_noise(protocol):
     cp = pytest.importorskip("cvxpy")
-    tally = protocol.sample_tally(
-        smooth(), generator=keyed_generator(b"vectors"), sample_shape=(30,)
-    )
+    tally = protocol.sample_tally(smooth(), **sampled(30, b"vectors"))
     plain = fitted(protocol, tally, ordered=False)
     found = fitted(protocol, tally, ordered=True)
     nearest = protocol.fits(tally, False)[0][-1, 0]
     h = cp.Variable(K, nonneg=True)
     right = protocol.queries.right.numpy()
-    away = cp.sum_squares(right @ h - tally["sum"][0].numpy() / tally.n)
-    cp.Problem(cp.Minimize(away), [cp.sum(h) == 1]).solve(solver=cp.CLARABEL)
+    means = tally["sum"][0].numpy() / tally.n
+    away = cp.sum_squares(right @ h - means)
+    problem = cp.Problem(cp.Minimize(away), [cp.sum(h) == 1])
+    problem.solve(solver=cp.CLARABEL)
     torch.testing.assert_close(
-        torch.from_numpy(h.value) @ PREFIX.mT, nearest @ PREFIX.mT, rtol=0, atol=2e-4
+        torch.from_numpy(h.value) @ PREFIX.mT,
+        nearest @ PREFIX.mT,
+        rtol=0,
+        atol=2e-4,
     )
-    truth = PREFIX @ (smooth() / smooth().sum()).double()
-    errors = [
-        float((each - truth).square().mean())
-        for each in (found.value, plain.value, plain.unbiased.value)
-    ]
-    assert errors[0] < 0.6 * errors[2] and errors[1] < errors[2]
-    assert found.weights.shape[1] > 4 and plain.weights.shape == (30, 2)
+    counts = smooth().double()
+    truth = PREFIX @ counts / counts.sum()
+    fits = (found.value, plain.value, plain.unbiased.value)
+    errors = [mean_square(each - truth) for each in fits]
+    assert errors[0] < 0.6 * errors[2]
+    assert errors[1] < errors[2]
+    assert found.weights.shape[1] > 4
+    assert plain.weights.shape == (30, 2)
 
 
 @clients
@@ -310,29 +345,32 @@ def test_intervals_are_those_of_the_unbiased_estimate(client):
     tally = client.sample_tally(smooth(), generator=keyed_generator(b"intervals"))
     found = FittedOracle(PREFIX, client).analyse(tally)
     unbiased = protocol.analyse(tally)
-    assert isinstance(found, Fit) and not torch.equal(found.value, unbiased.value)
+    assert isinstance(found, Fit)
+    assert not torch.equal(found.value, unbiased.value)
     for one, two in zip(found.interval(0.9), found.unbiased.interval(0.9), strict=True):
         torch.testing.assert_close(one, two, rtol=0, atol=0)
     torch.testing.assert_close(found.centre, found.unbiased.value, rtol=0, atol=0)
-    torch.testing.assert_close(difference(found, found).value, torch.zeros(K, dtype=torch.float64))
+    torch.testing.assert_close(
+        difference(found, found).value,
+        torch.zeros(K, dtype=torch.float64),
+    )
     assert float((found.unbiased.value - unbiased.value).abs().max()) < 0.2
 
 
 def test_a_fit_of_many_types_is_that_of_few():
     """Of merged types whose reports are known; the strengths are shares of the interval."""
     client = ShiftStrategy.square_wave(256, 2.0)
-    counts = (
-        (20_000 * torch.softmax(-(((torch.arange(256) / 256 - 0.4) / 0.2) ** 2), 0)).round().long()
-    )
+    exponents = -(((torch.arange(256) / 256 - 0.4) / 0.2) ** 2)
+    counts = (20_000 * torch.softmax(exponents, 0)).round().long()
     W = workloads.prefix(256).dense()
-    tally = client.sample_tally(counts, generator=keyed_generator(b"many"), sample_shape=(2,))
+    tally = client.sample_tally(counts, **sampled(2, b"many"))
     found = fitted(LocalOracle(W, client), tally)
     truth = W @ counts.double() / counts.sum()
-    dense = StrategyMatrix(client.laws(torch.arange(256)).mT)  # the same reports by matrix products
+    # the same reports by matrix products
+    dense = StrategyMatrix(client.laws(torch.arange(256)).mT)
     again = fitted(LocalOracle(W, dense), tally)
     torch.testing.assert_close(found.value, again.value, rtol=0, atol=1e-3)
-    errors = [float((each - truth).square().mean()) for each in (found.value, found.unbiased.value)]
-    assert errors[0] < 0.5 * errors[1]
+    assert mean_square(found.value - truth) < 0.5 * mean_square(found.unbiased.value - truth)
 
 
 def test_degenerate_reports():
@@ -341,7 +379,9 @@ def test_degenerate_reports():
     reports[3] = 1000
     for ordered in (False, True):
         found = fitted(
-            LocalOracle(PREFIX, client), Tally(1000, {"reports": reports}), ordered=ordered
+            LocalOracle(PREFIX, client),
+            Tally(1000, {"reports": reports}),
+            ordered=ordered,
         )
         assert float(found.histogram[3]) > 0.99
     two = LocalOracle(torch.eye(2).double(), RandomizedResponse(2, 1.0))

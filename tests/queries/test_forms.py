@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from laws import float64
 
 from torchdp import pairwise
 from torchdp.protocol import Tally
@@ -15,10 +16,11 @@ from torchdp.queries import (
     Twice,
 )
 
-POINTS = torch.tensor([[0.0, 1.0], [1.0, 1.0], [2.0, -1.0]], dtype=torch.float64)
-WEIGHTS = torch.tensor([2.0, -1.0], dtype=torch.float64)
-LINEAR = torch.tensor([0.5, 3.0], dtype=torch.float64)
-MEAN = torch.tensor([0.75, 0.25], dtype=torch.float64)  # of the users' vectors
+POINTS = float64([[0.0, 1.0], [1.0, 1.0], [2.0, -1.0]])
+WEIGHTS = float64([2.0, -1.0])
+LINEAR = float64([0.5, 3.0])
+# of the users' vectors
+MEAN = float64([0.75, 0.25])
 N = 4
 QUERIES = FactoredQueries.vectors(POINTS)
 
@@ -47,7 +49,7 @@ def two_messages(apart):
 
 def test_two_messages_are_multiplied_one_by_the_other():
     channel = Twice(QUERIES, 1.0)
-    apart = torch.tensor([0.5, -0.25], dtype=torch.float64)
+    apart = float64([0.5, -0.25])
     expected = WEIGHTS @ (MEAN + apart).mul(MEAN - apart) + LINEAR @ MEAN
     torch.testing.assert_close(channel.form(two_messages(apart), WEIGHTS, LINEAR), expected)
 
@@ -70,9 +72,10 @@ def test_a_square_under_the_clients_laplace_noise_has_its_fourth_moment():
     """Var e^2 = E e^4 - v^2 = 5 v^2 for Laplace noise, which a fine grid is near; 2 v^2 for normal
     noise.
     """
-    W = torch.tensor([[-1.0, 1.0]], dtype=torch.float64)
+    W = float64([[-1.0, 1.0]])
     one = torch.ones(1, dtype=torch.float64)
-    counts = torch.tensor([5.0, 5.0], dtype=torch.float64)  # of mean 0: no slope
+    # of mean 0: no slope
+    counts = float64([5.0, 5.0])
     for delta, factor in ((0.0, 5.0), (1e-6, 2.0)):
         channel = SecureQueries(FactoredQueries.plain(W), 10, 1.0, delta)
         v = float(channel.covariance(counts))

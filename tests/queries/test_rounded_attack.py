@@ -16,16 +16,24 @@ from torchdp.noise import SeededNoise
 from torchdp.privacy import Model, Neighbours, gaussian_guarantee
 from torchdp.rounded import RoundedNormal
 
+# so many releases that what delta allows is one of them
 TIMES = 2**20
 SIGMA = 4.0
 DELTA = 1e-6
 # of one coordinate
-ONE = gaussian_guarantee(SIGMA, DELTA, 1.0, Model.CENTRAL, Neighbours.REPLACE_ONE)
+ONE = gaussian_guarantee(
+    SIGMA,
+    DELTA,
+    1.0,
+    Model.CENTRAL,
+    Neighbours.REPLACE_ONE,
+)
 
 
 def released(moved, seed, step=1.0):
     counts = torch.full((TIMES,), moved)
-    return (RoundedNormal(SIGMA, step).added(counts, SeededNoise(seed), ()) / step).long()
+    sums = RoundedNormal(SIGMA, step).added(counts, SeededNoise(seed), ())
+    return (sums / step).long()
 
 
 def best_set(one, two):
@@ -34,17 +42,16 @@ def best_set(one, two):
     """
     shift = int(min(one.min(), two.min()))
     size = int(max(one.max(), two.max())) - shift + 1
-    halves = [
-        [
-            torch.bincount(each[part::2] - shift, minlength=size).double() * (2 / TIMES)
-            for each in (one, two)
-        ]
-        for part in (0, 1)
-    ]
+
+    def shares(each, part):
+        return torch.bincount(each[part::2] - shift, minlength=size).double() * (2 / TIMES)
+
+    halves = [[shares(each, part) for each in (one, two)] for part in (0, 1)]
     grown = math.exp(ONE.epsilon)
     chosen = halves[0][0] > grown * halves[0][1]
     p, q = (float(each[chosen].sum()) for each in halves[1])
-    return p - grown * q, math.sqrt((p + grown**2 * q) * 2 / TIMES)
+    variance = (p + grown**2 * q) * 2 / TIMES
+    return p - grown * q, math.sqrt(variance)
 
 
 @pytest.mark.parametrize("step", [1.0, 2.0**-6])

@@ -4,7 +4,7 @@ each question alone.
 
 import pytest
 import torch
-from laws import generator
+from laws import float64, generator
 
 from torchdp import pairwise, queries
 from torchdp.queries import Linear, LocalOracle, Several
@@ -21,20 +21,27 @@ def test_each_answer_is_that_of_its_question_alone():
     tally = together.sample_tally(COUNTS, generator=generator(1))
     found = together.analyse(tally)
     alone = [LocalOracle.of(one, SubsetSelection(6, 1.0)).analyse(tally) for one in (MEAN, GINI)]
-    torch.testing.assert_close(
-        found.value, torch.stack([each.value.flatten()[0] for each in alone])
-    )
+    values = [each.value.flatten()[0] for each in alone]
+    torch.testing.assert_close(found.value, torch.stack(values))
     for ends, first, second in zip(
-        found.interval(), *(each.interval() for each in alone), strict=True
+        found.interval(),
+        *(each.interval() for each in alone),
+        strict=True,
     ):
-        torch.testing.assert_close(ends, torch.stack([first.flatten()[0], second.flatten()[0]]))
+        both = [first.flatten()[0], second.flatten()[0]]
+        torch.testing.assert_close(ends, torch.stack(both))
     assert found.covariance().shape == (2, 2)
 
 
 def test_a_strategy_is_made_for_several_questions_of_which_one_is_known():
     asked = Several((ONES, MEAN, GINI))
     made = LocalOracle.tuned(
-        asked, 1000, 1.0, prior=asked.histograms, generator=generator(2), steps=30
+        asked,
+        1000,
+        1.0,
+        prior=asked.histograms,
+        generator=generator(2),
+        steps=30,
     )
     found = made.predicted_mse(COUNTS)
     plain = LocalOracle.of(asked, SubsetSelection(6, 1.0)).predicted_mse(COUNTS)
@@ -56,7 +63,7 @@ def test_noise_on_whole_steps_is_the_least_for_one_mean():
         assert best[0].error == pytest.approx(0.3 * 15 * 2**0.5 / 1000, rel=2e-3)
         sums = next(one for one in best if one.name == "sums, discrete Laplace")
         assert 2.4 < sums.error / best[0].error < 2.5
-    odd = torch.tensor([[0.0, 1.0, 2**0.5]], dtype=torch.float64)
+    odd = float64([[0.0, 1.0, 2**0.5]])
     names = [
         one.name
         for one in queries.choose(odd, 1000, 1.0, 1e-6, trust="curator", search=False).candidates
@@ -78,7 +85,11 @@ def test_noise_on_whole_steps_is_the_least_for_one_mean():
             {"trust": "servers"},
             "question must be of two types at least",
         ),
-        ((GINI, 10, 1.0), {"trust": ["local"]}, "trust must be a str, not list"),
+        (
+            (GINI, 10, 1.0),
+            {"trust": ["local"]},
+            "trust must be a str, not list",
+        ),
     ],
 )
 def test_what_a_choice_can_not_answer_is_said(arguments, options, message):

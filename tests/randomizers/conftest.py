@@ -14,7 +14,11 @@ class Planted(Simulated):
     def __init__(self, seed=0, **given):
         super().__init__(torch.Generator().manual_seed(seed))
         for name, value in given.items():
-            setattr(self, name, lambda shape, value=value: value.expand(shape).clone())
+            setattr(
+                self,
+                name,
+                lambda shape, value=value: value.expand(shape).clone(),
+            )
 
 
 @pytest.fixture

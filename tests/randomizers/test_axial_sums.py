@@ -7,12 +7,18 @@ import math
 import numpy as np
 import pytest
 import torch
+from laws import float64
 from scipy.special import hyp0f1
 from scipy.stats import chi2
 
 from torchdp.draws import Simulated
 from torchdp.randomizers import PrivUnit
-from torchdp.randomizers.ball.axial_sums import CLOSE, KEPT, _value, uniform_sums
+from torchdp.randomizers.ball.axial_sums import (
+    CLOSE,
+    KEPT,
+    _value,
+    uniform_sums,
+)
 
 LAWS = {
     "cap, circle": PrivUnit(1, 1.0)._cap_sums,
@@ -40,8 +46,11 @@ POINTS = [
 def of_one_point(law, n, s, r):
     """E exp(s a + r y)^n, a and y those of one point, from its nodes."""
     mean, spread, across = law.moments
-    square = (1 - law.t**2) * (r / math.sqrt(across * n)) ** 2 / 4
-    one = np.exp(s * (law.t - mean) / spread / math.sqrt(n)) * hyp0f1((law.dim - 1) / 2, square)
+    rate = r / math.sqrt(across * n)
+    square = (1 - law.t**2) * rate**2 / 4
+    standardised = (law.t - mean) / spread
+    along = np.exp(s * standardised / math.sqrt(n))
+    one = along * hyp0f1((law.dim - 1) / 2, square)
     return (law.weights @ one / law.weights.sum()) ** n
 
 
@@ -49,9 +58,11 @@ def of_the_sum(law, n, s, r, change=1.0):
     """The same of (A, rho) as they are drawn, by quadrature over x and q; ``change``: of the first
     term.
     """
+    # the coordinates across, of whose sum of squares q is the size
     m = law.dim - 1
     x, weights = np.polynomial.hermite_e.hermegauss(80)
     grid, steps = np.polynomial.legendre.leggauss(300)
+    # beyond these ends chi-square holds less than the digits of the comparison
     low = np.sqrt(chi2.ppf(1e-20, m))
     high = np.sqrt(chi2.isf(1e-25, m))
     z = low + (grid + 1) / 2 * (high - low)
@@ -66,8 +77,10 @@ def of_the_sum(law, n, s, r, change=1.0):
             a = a + share * _value(along, X, u)
             b = b + share * _value(length, X, u)
     rho = (Z * (1 + b)).numpy()
-    values = np.exp(s * (X + a).numpy()) * hyp0f1(m / 2, (r * rho) ** 2 / 4)
-    return np.outer(weights / weights.sum(), density).ravel() @ values.ravel()
+    along = (X + a).numpy()
+    values = np.exp(s * along) * hyp0f1(m / 2, (r * rho) ** 2 / 4)
+    masses = np.outer(weights / weights.sum(), density)
+    return masses.ravel() @ values.ravel()
 
 
 @pytest.mark.parametrize("name", LAWS)
@@ -76,12 +89,15 @@ def test_the_transform_of_a_sum_drawn_at_once_is_that_of_its_points(name):
     n = law.least
     for s, r in POINTS:
         exact = of_one_point(law, n, s, r)
-        assert abs(of_the_sum(law, n, s, r) - exact) <= 3 * CLOSE * max(1, abs(exact)) ** 2
+        scale = max(1, abs(exact)) ** 2
+        assert abs(of_the_sum(law, n, s, r) - exact) <= 3 * CLOSE * scale
         assert (
             abs(of_the_sum(law, 4 * n, s, r) - of_one_point(law, 4 * n, s, r))
             <= CLOSE * max(1, abs(exact)) ** 2
         )
-    if not name.startswith("uniform"):  # whose points are symmetric: the first term is 0
+    # whose points are symmetric: the first term is 0
+    if not name.startswith("uniform"):
+        # control: the first correction .001 off
         wrong = max(
             abs(of_the_sum(law, n, s, r, 0.999) - of_one_point(law, n, s, r)) for s, r in POINTS
         )
@@ -98,7 +114,7 @@ def test_the_cost_of_a_sum_does_not_grow_with_the_users(kind):
             return super().words(shape)
 
     found = []
-    x = torch.tensor([[0.1, 0.2, 0.3], [0.0, -0.5, 0.5]], dtype=torch.float64)[:, : kind.dim]
+    x = float64([[0.1, 0.2, 0.3], [0.0, -0.5, 0.5]])[:, : kind.dim]
     for n in (10**5, 10**8, 10**11):
         draws = Counted(torch.Generator().manual_seed(0))
         kind._sums(x, torch.tensor([n, 2 * n]), (4,), draws)
@@ -110,4 +126,5 @@ def test_the_cost_of_a_sum_does_not_grow_with_the_users(kind):
 @pytest.mark.parametrize("dim", [1, 2, 16, 1000])
 def test_few_points_are_enough_whatever_epsilon(dim, epsilon):
     """The two parts of a user's noise are hardly skewed, however rare one of them is."""
-    assert PrivUnit(dim, epsilon)._cap_sums.least < 60 and uniform_sums(dim + 1).least < 40
+    assert PrivUnit(dim, epsilon)._cap_sums.least < 60
+    assert uniform_sums(dim + 1).least < 40

@@ -5,9 +5,15 @@ from typing import ClassVar
 
 import pytest
 import torch
-from channels import channel, hockey_stick, signs, spent_by, two_densities
+from channels import (
+    channel,
+    hockey_stick,
+    signs,
+    spent_by,
+    two_densities,
+)
 from contract import LocalContract, Unbiased
-from laws import generator
+from laws import float64, generator, uniform
 
 from torchdp.draws import Simulated
 from torchdp.noise import SeededNoise
@@ -40,6 +46,7 @@ POINTS = torch.tensor([[1.0, 0.0], [0.0, 0.0], [0.3, -0.4]])
 DRAWS = {
     "cap": lambda g: CapLaw(3, 1.0).draw((50,), Simulated(g))[0],
     "privunit float32": lambda g: PrivUnit(2, 4.0).randomize_unchecked(POINTS, SeededNoise.of(g)),
+    # a tally of 10^13 users, where eight digits would lose the law
     "privunit sum": lambda g: PrivUnit(2, 0.5).sample_tally(
         Crowd(POINTS, COUNTS), generator=g, sample_shape=(5,)
     )["sum"],
@@ -56,7 +63,8 @@ class UnbiasedContract(Unbiased, LocalContract):
     def test_messages_are_unbiased(self, slow):
         total = {name: part.sum(0) for name, part in slow.items()}
         together = self.protocol.analyse(Tally(self.runs * len(self.x), total))
-        assert float(((together.value - self.truth()) / together.standard_error).abs().max()) < 5
+        z = (together.value - self.truth()) / together.standard_error
+        assert float(z.abs().max()) < 5
 
 
 class OracleContract(UnbiasedContract):
@@ -77,7 +85,7 @@ class OracleContract(UnbiasedContract):
 
     def truth(self):
         held = self.x.tolist()
-        return torch.tensor([held.count(t) / len(held) for t in range(5)], dtype=torch.float64)
+        return float64([held.count(t) / len(held) for t in range(5)])
 
 
 class TestRandomizedResponse(OracleContract):
@@ -102,7 +110,7 @@ class TestSymmetricUnaryEncoding(OracleContract):
 
 
 def uneven(power):
-    rows = torch.rand(7, 5, dtype=torch.float64, generator=generator(3)).add(0.3) ** power
+    rows = uniform(7, 5, seed=3).add(0.3) ** power
     return rows / rows.sum(0)
 
 
@@ -123,33 +131,45 @@ class TestShiftStrategy(OracleContract):
     )
 
 
-class TestShiftsOnATorus(OracleContract):  # of sides 3 and 4, five types of 2 x 3
+# of sides 3 and 4, five types of 2 x 3
+class TestShiftsOnATorus(OracleContract):
     protocol = ShiftStrategy(
         torch.arange(24).view(2, 12) % 7 < torch.tensor([[2], [4]]),
-        torch.tensor([2.0, 1.0]),
-        5,
-        1.0,
-        torch.tensor([0, 9, 6, 4, 1]),
+        shares=torch.tensor([2.0, 1.0]),
+        k=5,
+        epsilon=1.0,
+        place=torch.tensor([0, 9, 6, 4, 1]),
     )
 
 
 def unfit(x):
-    return [2 * x, x[:, :-1], x[0], x * math.nan, x.half(), x.to(torch.complex64)]
+    return [
+        2 * x,
+        x[:, :-1],
+        x[0],
+        x * math.nan,
+        x.half(),
+        x.to(torch.complex64),
+    ]
 
 
 class BallContract(UnbiasedContract):
     """Users at the centre, inside and on the sphere of radius 2."""
 
-    x = torch.tensor(
-        [[0.0, 0.0, 0.0], [0.4, -0.8, 0.2], [1.2, 0.0, 1.6], [0.0, 2.0, 0.0]], dtype=torch.float64
+    x = float64(
+        [
+            [0.0, 0.0, 0.0],
+            [0.4, -0.8, 0.2],
+            [1.2, 0.0, 1.6],
+            [0.0, 2.0, 0.0],
+        ]
     ).repeat(6, 1)
     bad: ClassVar = unfit(x)
     repeats = 4000
 
     def truth(self):
-        return torch.tensor(
-            [sum(column) / len(column) for column in self.x.mT.tolist()], dtype=torch.float64
-        )
+        held = self.x.mT.tolist()
+        return float64([sum(column) / len(column) for column in held])
 
 
 class TestPrivUnit(BallContract):
@@ -166,7 +186,7 @@ class TestPrivUnit(BallContract):
 class TestDuchiJordanWainwright(BallContract):
     stacked = False
     protocol = DuchiJordanWainwright(1, 1.0, 2.0)
-    x = torch.tensor([[0.0], [0.4], [-1.6], [2.0]], dtype=torch.float64).repeat(6, 1)
+    x = float64([[0.0], [0.4], [-1.6], [2.0]]).repeat(6, 1)
     bad: ClassVar = unfit(x)
     loss = staticmethod(signs)
 
@@ -177,7 +197,8 @@ class TestGaussianVector(BallContract):
     loss = staticmethod(hockey_stick)
 
     def bound(self, protocol):
-        return protocol.guarantee.delta * (1 + 1e-7)  # sigma is known to 1e-8
+        # sigma is known to 1e-8
+        return protocol.guarantee.delta * (1 + 1e-7)
 
 
 def test_messages_of_many_types_travel():
@@ -189,15 +210,18 @@ def test_messages_of_many_types_travel():
     ):
         sent = oracle.randomize(torch.arange(50))
         data = oracle.encode(sent)
-        assert torch.equal(oracle.decode(data), sent) and len(data) == 50 * math.ceil(
-            oracle.bits_per_user / 8
-        )
+        assert torch.equal(oracle.decode(data), sent)
+        assert len(data) == 50 * math.ceil(oracle.bits_per_user / 8)
     assert SubsetSelection(200, 3.5).bits_per_user == math.ceil(math.log2(math.comb(200, 6)))
 
 
 @pytest.mark.parametrize(
     "oracle",
-    [RandomizedResponse(5, 40.0), SubsetSelection(5, 40.0), SymmetricUnaryEncoding(5, 80.0)],
+    [
+        RandomizedResponse(5, 40.0),
+        SubsetSelection(5, 40.0),
+        SymmetricUnaryEncoding(5, 80.0),
+    ],
 )
 def test_no_user_is_lost_between_parts(oracle, monkeypatch):
     """Where hardly any noise is left, users heard eight at a time are all there."""
@@ -208,9 +232,16 @@ def test_no_user_is_lost_between_parts(oracle, monkeypatch):
     torch.testing.assert_close(oracle.estimate(x).value, shares, rtol=0, atol=1e-6)
 
 
-@pytest.mark.parametrize("oracle", [OptimizedUnaryEncoding(3, 1.0), SymmetricUnaryEncoding(3, 1.0)])
+@pytest.mark.parametrize(
+    "oracle",
+    [
+        OptimizedUnaryEncoding(3, 1.0),
+        SymmetricUnaryEncoding(3, 1.0),
+    ],
+)
 def test_one_user_without_a_bit_has_a_standard_error(oracle):
-    found = oracle.analyse(Tally(1, {"reports": torch.zeros(3, dtype=torch.int64)}))
+    silent = torch.zeros(3, dtype=torch.int64)
+    found = oracle.analyse(Tally(1, {"reports": silent}))
     flat = oracle.predicted_mse(torch.ones(3) / 3).sqrt()
     torch.testing.assert_close(found.standard_error, flat, rtol=0.1, atol=0)
 
@@ -220,7 +251,8 @@ def test_one_user_without_a_bit_has_a_standard_error(oracle):
 def test_extreme_budgets_give_finite_variances(kind, epsilon):
     oracle = kind(5, epsilon)
     variance = oracle.workload_variance(torch.eye(5))
-    assert torch.isfinite(variance).all() and (variance >= 0).all()
+    assert torch.isfinite(variance).all()
+    assert (variance >= 0).all()
     assert (
         oracle.sample_estimate(torch.full((5,), 10), generator=generator(3)).value.isfinite().all()
     )
@@ -230,7 +262,8 @@ def test_messages_of_the_errors_hold_no_data():
     secret = 1.23456789
     with pytest.raises(ValueError) as error:
         PrivUnit(3, 1.0, 2.0).randomize(torch.full((1, 3), secret * 2))
-    assert "1.2345" not in str(error.value) and "2.469" not in str(error.value)
+    assert "1.2345" not in str(error.value)
+    assert "2.469" not in str(error.value)
 
 
 @pytest.mark.parametrize("draw", DRAWS.values(), ids=DRAWS.keys())

@@ -4,7 +4,7 @@ at once.
 
 import pytest
 import torch
-from laws import generator
+from laws import float64, normal
 
 from torchdp.noise import SeededNoise
 from torchdp.randomizers import GaussianVector, PrivUnit
@@ -19,9 +19,11 @@ KINDS = [
 
 def points(dim, dtype=torch.float64):
     """Six points: the centre, inside, on the sphere."""
-    x = torch.randn(6, dim, dtype=torch.float64, generator=generator(9))
-    norms = torch.tensor([[1.5], [1.5], [0], [0.4], [1], [1.5]], dtype=torch.float64)
-    return (x * norms / x.norm(dim=1, keepdim=True) * (1 - 1e-6)).to(dtype)
+    x = normal(6, dim, seed=9)
+    norms = float64([[1.5], [1.5], [0], [0.4], [1], [1.5]])
+    # just inside of the sphere, so that float32 does not round a point out of it
+    directions = x / x.norm(dim=1, keepdim=True)
+    return (directions * norms * (1 - 1e-6)).to(dtype)
 
 
 @pytest.mark.parametrize("make", KINDS)
@@ -37,8 +39,10 @@ def test_collect_is_the_sum_of_the_messages_that_sample_makes_of_the_same_draws(
     users = x.repeat_interleave(COUNTS, 0)
     messages = randomizer.randomize_unchecked(users, SeededNoise(1))
     total = randomizer.collect_crowd(x, COUNTS, SeededNoise(1))["sum"]
-    assert total.dtype == torch.float64 and total.shape == (5,)
-    rounding = 100 * torch.finfo(dtype).eps * float(messages.abs().sum())
+    assert total.dtype == torch.float64
+    assert total.shape == (5,)
+    size = float(messages.abs().sum())
+    rounding = 100 * torch.finfo(dtype).eps * size
     torch.testing.assert_close(total, messages.double().sum(0), rtol=0, atol=rounding)
     other = randomizer.collect_crowd(x, COUNTS, SeededNoise(2))["sum"]
     assert not torch.allclose(other, total, rtol=0, atol=rounding)

@@ -36,6 +36,9 @@ def test_bernoulli_bits_compare_a_uniform_number_with_the_probability_digit_by_d
 def test_column_counts_add_up_the_bits(rows):
     words = seeded(4).words((rows, 3))
     assert torch.equal(draws.column_counts(words), draws.unpack(words).sum(0))
-    assert torch.equal(draws.popcount(words), draws.unpack(words).unflatten(-1, (3, 64)).sum(-1))
+    assert torch.equal(
+        draws.popcount(words),
+        draws.unpack(words).unflatten(-1, (3, 64)).sum(-1),
+    )
     every = torch.full((rows, 1), -1)
     assert (draws.column_counts(every) == rows).all()

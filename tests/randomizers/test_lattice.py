@@ -8,15 +8,20 @@ import math
 import mpmath
 import pytest
 import torch
-from laws import Given, generator, normal
+from laws import Given, generator, normal, uniform
 
 from torchdp.noise import SeededNoise
 from torchdp.randomizers import GaussianVector, PrivUnit
 from torchdp.randomizers.ball.lattice import Words, on_lattice
 from torchdp.randomizers.ball.sphere import CapLaw
 
-KINDS = dict(PrivUnit=PrivUnit, GaussianVector=functools.partial(GaussianVector, delta=1e-6))
+# delta well below what a bug of the arithmetic would add
+KINDS = dict(
+    PrivUnit=PrivUnit,
+    GaussianVector=functools.partial(GaussianVector, delta=1e-6),
+)
 every = pytest.mark.parametrize("kind", KINDS.values(), ids=KINDS)
+# few and many dimensions, hardly any noise and much
 SIZES = [(1, 1.0), (2, 0.1), (3, 30.0), (8, 20.0), (9, 8.0), (64, 4.0)]
 
 
@@ -26,7 +31,7 @@ def nasty(dim, radius, rows):
     """
     x = normal(rows, dim, seed=dim)
     x *= radius / x.norm(dim=1, keepdim=True)
-    x[rows // 2 :] *= torch.rand(rows - rows // 2, 1, dtype=torch.float64, generator=generator(1))
+    x[rows // 2 :] *= uniform(rows - rows // 2, 1, seed=1)
     x[0] = 0
     x[1:7] = 0
     x[1, 0] = radius
@@ -38,6 +43,11 @@ def nasty(dim, radius, rows):
     return x
 
 
+def in_order(*words):
+    """A noise that gives these words one after the other, and words of a seed then."""
+    return Given(torch.cat([each.flatten() for each in words]).tolist())
+
+
 def both(protocol, rows, words=None, seed=3):
     """Float and long answers before the floor, and the bound, of ``rows`` messages at nasty points;
     what users send.
@@ -45,24 +55,29 @@ def both(protocol, rows, words=None, seed=3):
     noise = SeededNoise(seed)
     words = protocol.words(rows, noise) if words is None else words
     x = nasty(protocol.dim, protocol.radius, rows)
-    x[7:] *= 1 - 2**-20  # no rounding to the lattice leaves the ball
+    # no rounding to the lattice leaves the ball
+    x[7:] *= 1 - 2**-20
+    # the lattice of points on which users' vectors are put
     whole = (x * (2**26 / protocol.radius)).round()
     t, bound = protocol.shifted(whole, whole.square().sum(-1), words)
-    more = protocol.further(1, noise).expand(rows, -1, -1)  # whichever rows ask for it
+    # whichever rows ask for it
+    more = protocol.further(1, noise).expand(rows, -1, -1)
     long = [
         protocol.exactly(point, type(words)(*own), more[0])
         for point, *own in zip(whole.tolist(), *words, strict=True)
     ]
-    given = Given(torch.cat([each.flatten() for each in (*words, more)]).tolist())
+    given = in_order(*words, more)
     sent = protocol.randomize(x, noise=given) / protocol.step
     return t, bound, long, sent.round().long()
 
 
 def differ(protocol, long, sent):
     """How many of the whole numbers that users send are not those of the long ones."""
+    # numbers of this many bits are clamped to what they hold
     most = 2 ** (protocol.bits_per_user // protocol.dim - 1)
-    exact = [[max(-most, min(most - 1, int(one.context.nint(one)))) for one in row] for row in long]
-    return int((sent != torch.tensor(exact)).sum())
+    nearest = [[int(one.context.nint(one)) for one in row] for row in long]
+    exact = torch.tensor(nearest).clamp(-most, most - 1)
+    return int((sent != exact).sum())
 
 
 def compared(t, bound, long):
@@ -79,7 +94,8 @@ def compared(t, bound, long):
 def test_floats_decide_as_long_numbers_do(kind, dim, epsilon):
     protocol = kind(dim, epsilon, 2.5)
     *found, long, sent = both(protocol, 40 if dim < 20 else 12)
-    assert differ(protocol, long, sent) == 0 and compared(*found, long) < 1 / 4
+    assert differ(protocol, long, sent) == 0
+    assert compared(*found, long) < 1 / 4
 
 
 @every
@@ -89,14 +105,30 @@ def test_the_bound_is_not_idle(kind):
     """
     protocol = kind(8, 2.0)
     t, bound, long, sent = both(protocol, 40)
-    assert float(bound[7:].max()) < 2**-25 and differ(protocol, long[1:] + long[:1], sent) > 250
+    # the seven points by hand may be rounded out of the ball
+    assert float(bound[7:].max()) < 2**-25
+    assert differ(protocol, long[1:] + long[:1], sent) > 250
     assert compared(t + 2**-24, bound, long) > 1
     assert compared(t.float().double(), bound, long) > 1
 
 
 @every
 @pytest.mark.parametrize(
-    "word", [0, 1, 2**10, 2**15, 2**30, 2**40, 2**53, 2**62, 2**63 - 1, 2**63 - 2**11, -1, -(2**63)]
+    "word",
+    [
+        0,
+        1,
+        2**10,
+        2**15,
+        2**30,
+        2**40,
+        2**53,
+        2**62,
+        2**63 - 1,
+        2**63 - 2**11,
+        -1,
+        -(2**63),
+    ],
 )
 def test_words_put_in_by_hand(kind, word):
     """Whatever the words: long numbers agree within the bound, or there is no bound and they
@@ -107,7 +139,8 @@ def test_words_put_in_by_hand(kind, word):
         for place in range(4):
             words = protocol.words(9, SeededNoise(place))
             part = words[place]
-            part[:, : max(1, part.shape[1] // 2)] = word
+            half = max(1, part.shape[1] // 2)
+            part[:, :half] = word
             t, bound, long, sent = both(protocol, 9, words)
             assert compared(t.nan_to_num(math.inf).clamp(-1e9, 1e9), bound, long) < 1 / 4
             assert differ(protocol, long, sent) == 0
@@ -123,10 +156,12 @@ def test_a_radius_of_zero_has_no_bound(kind, word):
     """
     protocol = kind(5, 1.0)
     words = protocol.words(3, SeededNoise(1))
+    # the second row's word of a radius
     words.radii[1, 2] = word
     whole, squares = on_lattice(nasty(5, 1.0, 8)[:3], 1.0)
     bound = protocol.shifted(whole, squares, words)[1]
-    assert bool((~(bound < 0.5))[1]) and bool((bound[[0, 2]] < 0.5).all())
+    assert bool((~(bound < 0.5))[1])
+    assert bool((bound[[0, 2]] < 0.5).all())
 
 
 @every
@@ -134,7 +169,8 @@ def test_no_tail_ends(kind):
     """Floats of 53 bits end at 8.6; a pair of normals goes on as long as its words do."""
     protocol = kind(2, 1.0)
     # along the first axis
-    far = protocol.randomize(torch.zeros(1, 2).double(), noise=Given([0] * 100))[0]
+    centre = torch.zeros(1, 2).double()
+    far = protocol.randomize(centre, noise=Given([0] * 100))[0]
     # its vectors have one length
     assert kind is PrivUnit or float(far[0] / protocol.step) * protocol.grid > 18
 
@@ -147,11 +183,11 @@ def test_rows_in_doubt_are_decided_by_long_numbers(kind):
     protocol = kind(9, 2.0, 2.5)
     x = nasty(9, 2.5, 12)
     words = protocol.words(12, SeededNoise(4))
-    usual = protocol.randomize(
-        x, noise=Given(torch.cat([each.flatten() for each in words]).tolist())
-    )
+    usual = protocol.randomize(x, noise=in_order(*words))
+    # the fourth and the ninth row
     words.radii[[3, 8], 2] = 0
-    first, sent = torch.cat([each.flatten() for each in words]).tolist(), []
+    first = in_order(*words).left
+    sent = []
     for further in (0, -1):
         given = Given([*first, *[further] * 500])
         sent.append(protocol.randomize(x, noise=given))
@@ -167,7 +203,8 @@ def test_guarantee_no_zero_has_a_sign(kind):
     """
     for dtype in (torch.float64, torch.float32):
         sent = kind(8, 1.0).randomize_unchecked(torch.zeros(2000, 8, dtype=dtype), SeededNoise(1))
-        assert int((sent == 0).sum()) > 5 and not sent[sent == 0].signbit().any()
+        assert int((sent == 0).sum()) > 5
+        assert not sent[sent == 0].signbit().any()
 
 
 @pytest.mark.parametrize("radius", [1e-40, 1e-36, 1e34, 1e39])
@@ -175,7 +212,10 @@ def test_messages_that_float32_does_not_hold(radius):
     protocol = PrivUnit(2, 1.0, radius)
     sent = protocol.randomize(torch.zeros(9, 2, dtype=torch.float32), noise=SeededNoise(1))
     torch.testing.assert_close(
-        protocol.decode(protocol.encode(sent)), sent.double(), rtol=1e-7, atol=0
+        protocol.decode(protocol.encode(sent)),
+        sent.double(),
+        rtol=1e-7,
+        atol=0,
     )
     assert len(sent.unique()) == 18
 
@@ -183,10 +223,8 @@ def test_messages_that_float32_does_not_hold(radius):
 @every
 def test_equal_words_send_equal_bits_in_other_blocks_and_threads(kind):
     protocol = kind(33, 2.0, 2.5)
-    (whole, squares), words = (
-        on_lattice(nasty(33, 2.5, 64), 2.5),
-        protocol.words(64, SeededNoise(1)),
-    )
+    whole, squares = on_lattice(nasty(33, 2.5, 64), 2.5)
+    words = protocol.words(64, SeededNoise(1))
     together = protocol.shifted(whole, squares, words)[0].round()
     for size in (1, 7, 64):
         parts = zip(
@@ -195,7 +233,8 @@ def test_equal_words_send_equal_bits_in_other_blocks_and_threads(kind):
             *(each.split(size) for each in words),
             strict=True,
         )
-        apart = [protocol.shifted(x, square, Words(*own))[0].round() for x, square, *own in parts]
+        found = [protocol.shifted(x, square, Words(*own)) for x, square, *own in parts]
+        apart = [t.round() for t, _ in found]
         assert torch.equal(together, torch.cat(apart))
     threads = torch.get_num_threads()
     torch.set_num_threads(2)
@@ -213,8 +252,10 @@ def test_guarantee_points_on_the_lattice_are_in_the_ball_without_error(dim):
     rows = [[int(each) for each in row] for row in whole.tolist()]
     assert torch.equal(whole, whole.round())
     exact = [sum(each * each for each in row) for row in rows]
-    assert exact == squares.tolist() and max(exact) <= 2**52
-    inside = x / (x.norm(dim=1, keepdim=True) / radius).clamp_min(1) / radius
+    assert exact == squares.tolist()
+    assert max(exact) <= 2**52
+    outside = (x.norm(dim=1, keepdim=True) / radius).clamp_min(1)
+    inside = x / outside / radius
     assert float((whole / 2**26 - inside).abs().max()) <= 2**-25
 
 
@@ -242,15 +283,15 @@ def test_guarantee_what_arithmetic_adds_to_delta(dim, epsilon):
     protocol = PrivUnit(dim, epsilon)
     promise = protocol.guarantee
     assert promise.delta >= (1 + math.exp(epsilon)) * protocol.variation
-    assert (
-        promise.delta < 2**-128
-        and promise.variation == protocol.variation
-        and promise.epsilon == epsilon
-    )
-    error = 2 * (2 * math.sqrt(dim + 1) + 2) / protocol.grid * 2.0**-255
+    assert promise.delta < 2**-128
+    assert promise.variation == protocol.variation
+    assert promise.epsilon == epsilon
+    reach = 2 * math.sqrt(dim + 1) + 2
+    error = 2 * reach / protocol.grid * 2.0**-255
     # E min(1, 2 dim error/U), U uniform
     steps = torch.logspace(-80, 0, 20001, base=10, dtype=torch.float64)
-    mean = torch.trapezoid((2 * dim * error / steps).clamp_max(1), steps)
+    doubtful = (2 * dim * error / steps).clamp_max(1)
+    mean = torch.trapezoid(doubtful, steps)
     assert float(mean) * (dim + 3) == pytest.approx(protocol.variation, rel=1e-4)
 
 
@@ -264,6 +305,7 @@ def test_messages_are_whole_multiples_and_travel_in_few_bits(kind):
         assert len(protocol.encode(sent)) == 30 * 10 == 30 * protocol.bits_per_user // 8
         near = sent.double() / protocol.step
         torch.testing.assert_close(near, near.round(), rtol=0, atol=1e-3)
+    # sums of whole numbers do not depend on the order
     order = torch.randperm(30, generator=generator())
     assert torch.equal(protocol.tally(sent)["sum"], protocol.tally(sent[order])["sum"])
     for wrong in (sent + 0.3 * protocol.step, sent * 1e4):
@@ -275,17 +317,33 @@ def test_messages_are_whole_multiples_and_travel_in_few_bits(kind):
         protocol.decode(b"ab")
 
 
-@pytest.mark.parametrize(("dim", "epsilon"), [(1, 20.0), (1, 50.0), (2, 50.0), (16, 8.0)])
+@pytest.mark.parametrize(
+    ("dim", "epsilon"),
+    [
+        (1, 20.0),
+        (1, 50.0),
+        (2, 50.0),
+        (16, 8.0),
+    ],
+)
 def test_the_lattice_is_finer_than_the_noise(dim, epsilon):
     """On small spheres at large epsilon the noise is far below the message: more bits, and a share
     of 1e-5 at most.
     """
     protocol = PrivUnit(dim, epsilon)
     noise = protocol.moments.variance - protocol.step**2 / 6
-    assert protocol.step**2 / 6 < 1e-5 * noise and protocol.bits_per_user in (16 * dim, 32 * dim)
-    for dtype in (torch.float64, torch.float32):  # whose digits are fewer than a number's 32 bits
+    assert protocol.step**2 / 6 < 1e-5 * noise
+    assert protocol.bits_per_user in (16 * dim, 32 * dim)
+    # whose digits are fewer than a number's 32 bits
+    for dtype in (
+        torch.float64,
+        torch.float32,
+    ):
         sent = protocol.randomize(nasty(dim, 1.0, 40).to(dtype), noise=SeededNoise(2))
         torch.testing.assert_close(
-            protocol.decode(protocol.encode(sent)), sent.double(), rtol=1e-7, atol=0
+            protocol.decode(protocol.encode(sent)),
+            sent.double(),
+            rtol=1e-7,
+            atol=0,
         )
         assert protocol.tally(sent).n == 40

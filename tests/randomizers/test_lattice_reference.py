@@ -11,6 +11,7 @@ import random
 
 import pytest
 import torch
+from laws import float64
 from mpmath import MPContext
 from scipy.special import betaincinv
 
@@ -19,6 +20,7 @@ from torchdp.randomizers import GaussianVector, PrivUnit
 
 mp = MPContext()
 mp.dps = 60
+# words at the ends of what 64 bits hold, and around the sign
 ENDS = (
     0,
     1,
@@ -60,8 +62,10 @@ def long(words):
 
 def pair(radius, angle):
     number, bits = long(radius)
-    size = abs(2 * (number - (number >= 2 ** (bits - 1)) * 2**bits) + 1)
-    r = mp.sqrt(-2 * mp.log(mp.mpf(size) / 2**bits))
+    signed = number - (number >= 2 ** (bits - 1)) * 2**bits
+    size = abs(2 * signed + 1)
+    uniform = mp.mpf(size) / 2**bits
+    r = mp.sqrt(-2 * mp.log(uniform))
     number, bits = long(angle)
     phi = mp.pi * (2 * number + 1) / 2**bits
     return r * mp.cos(phi), r * mp.sin(phi)
@@ -74,16 +78,19 @@ def cap(dim, share):
     small = min(share, 1 - share)
     n = dim - 1
     total = mp.beta(mp.mpf(n) / 2, mp.mpf(1) / 2)
-    angle = mp.mpf(math.asin(math.sqrt(betaincinv(n / 2, 0.5, float(2 * small)))))
+    # Newton's method from scipy's 16 digits: its steps double them past the 60 that are kept
+    start = betaincinv(n / 2, 0.5, float(2 * small))
+    angle = mp.mpf(math.asin(math.sqrt(start)))
+    half = mp.mpf(n) / 2
     for _ in range(6):
         cosine = mp.cos(angle)
         sine = mp.sin(angle)
         if cosine < 0.7:
-            held = (
-                mp.mpf(1) / 2 - cosine * mp.hyp2f1(0.5, mp.mpf(3 - dim) / 2, 1.5, cosine**2) / total
-            )
+            series = mp.hyp2f1(0.5, mp.mpf(3 - dim) / 2, 1.5, cosine**2)
+            held = mp.mpf(1) / 2 - cosine * series / total
         else:
-            held = sine**n / (n * total) * mp.hyp2f1(0.5, mp.mpf(n) / 2, mp.mpf(n) / 2 + 1, sine**2)
+            series = mp.hyp2f1(0.5, half, half + 1, sine**2)
+            held = sine**n / (n * total) * series
         angle -= (held - small) * total / sine ** (n - 1)
     return angle if small == share else mp.pi - angle
 
@@ -93,46 +100,51 @@ def sent(protocol, x, kept):
     continues the others.
     """
     dim = protocol.dim
+    # Box-Muller makes two normals at once, dim + 1 of which are used
     pairs = protocol.dim // 2 + 1
     ours = [[word] for block in (kept[0], kept[1], kept[3]) for word in block]
     more = kept[4] if len(kept) > 4 else []
     for place, word in enumerate(more):
         ours[place // 3].append(word)
-    made = [pair(*words) for words in zip(ours[:pairs], ours[pairs : 2 * pairs], strict=True)]
+    radii = ours[:pairs]
+    angles = ours[pairs : 2 * pairs]
+    made = [pair(*words) for words in zip(radii, angles, strict=True)]
     G = ([cosine for cosine, _ in made] + [sine for _, sine in made])[: dim + 1]
     point = [round(each * (2.0**26 / protocol.radius)) for each in x]
-    if (square := sum(each**2 for each in point)) > 2**52:
+    square = sum(each**2 for each in point)
+    if square > 2**52:
         shrink = 2.0**26 / math.sqrt(square) * (1 - 2.0**-50)
         point = [math.trunc(each * shrink) for each in point]
-    u = [
-        *(mp.mpf(each) / 2**26 for each in point),
-        mp.sqrt(2**52 - sum(each**2 for each in point)) / 2**26,
-    ]
+        square = sum(each**2 for each in point)
+    u = [mp.mpf(each) / 2**26 for each in point]
+    u.append(mp.sqrt(2**52 - square) / 2**26)
     if isinstance(protocol, GaussianVector):
-        V = [
-            g + mp.mpf(protocol.radius / protocol.sigma) * each
-            for g, each in zip(G, u, strict=True)
-        ]
+        ratio = mp.mpf(protocol.radius / protocol.sigma)
+        V = [g + ratio * each for g, each in zip(G, u, strict=True)]
     else:
         law = protocol.cap
-        coin, number, bits = ours[-2][0], *long(ours[-1])
-        near = mp.mpf(2 * (number % 2 ** (bits - 1)) + 1) / 2 ** (bits + 1)
+        coin = ours[-2][0]
+        number, bits = long(ours[-1])
+        low = number % 2 ** (bits - 1)
+        near = mp.mpf(2 * low + 1) / 2 ** (bits + 1)
         outer = near if coin < 0 else 1 - near
         beyond = coin % 2**63 < law.chance
+        # the part of G along the point is taken away
         dot = mp.fsum(a * b for a, b in zip(G, u, strict=True))
         across = [g - dot * each for g, each in zip(G, u, strict=True)]
         side = 1 if beyond else -1
-        angle = cap(dim + 1, outer * (law.survival if beyond else 1 - mp.mpf(law.survival)))
+        part = law.survival if beyond else 1 - mp.mpf(law.survival)
+        angle = cap(dim + 1, outer * part)
         along = side * mp.sqrt(dim + 1) * mp.cos(angle)
         stretch = mp.sqrt(dim + 1) * mp.sin(angle)
         stretch /= mp.sqrt(mp.fsum(each**2 for each in across))
         V = [along * each + stretch * w for each, w in zip(u, across, strict=True)]
     bytes_ = b"".join((word % 2**64).to_bytes(8, "little") for word in kept[2])
-    W = [
-        int.from_bytes(bytes_[2 * i : 2 * i + 2], "little", signed=True) + mp.mpf(1) / 2
-        for i in range(dim)
-    ]
-    whole = [int(mp.nint(v / protocol.grid + w / 2**16)) for v, w in zip(V, W, strict=False)]
+    pieces = [bytes_[2 * i : 2 * i + 2] for i in range(dim)]
+    half = mp.mpf(1) / 2
+    W = [int.from_bytes(piece, "little", signed=True) + half for piece in pieces]
+    exact = [v / protocol.grid + w / 2**16 for v, w in zip(V, W, strict=False)]
+    whole = [int(mp.nint(each)) for each in exact]
     ends = 2 ** (protocol.bits_per_user // dim - 1)
     return [max(-ends, min(ends - 1, each)) for each in whole]
 
@@ -141,19 +153,46 @@ def points(dim, radius):
     """Centre, on the sphere, a breath beyond it, near it, small, less than small, halfway between
     lattice points.
     """
-    sizes = (0, 1, -1, 1 + 2**-52, 1 - 2**-53, 2**-26, 1.5 * 2**-26, 5e-324, 0.5 + 2**-27)
-    yield from ([radius * size * (place == dim // 2) for place in range(dim)] for size in sizes)
-    yield [radius / math.sqrt(dim)] * dim
-    yield [-0.3 * radius / math.sqrt(dim)] * dim
+    sizes = (
+        0,
+        1,
+        -1,
+        1 + 2**-52,
+        1 - 2**-53,
+        2**-26,
+        1.5 * 2**-26,
+        5e-324,
+        0.5 + 2**-27,
+    )
+    for size in sizes:
+        yield [radius * size * (place == dim // 2) for place in range(dim)]
+    diagonal = radius / math.sqrt(dim)
+    yield [diagonal] * dim
+    yield [-0.3 * diagonal] * dim
 
 
-KINDS = {"PrivUnit": PrivUnit, "Gaussian": functools.partial(GaussianVector, delta=1e-6)}
+KINDS = {
+    "PrivUnit": PrivUnit,
+    "Gaussian": functools.partial(GaussianVector, delta=1e-6),
+}
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize(("dim", "epsilon"), [(1, 30.0), (2, 0.01), (3, 30.0), (7, 3.0)])
+@pytest.mark.parametrize(
+    ("dim", "epsilon"),
+    [
+        (1, 30.0),
+        (2, 0.01),
+        (3, 30.0),
+        (7, 3.0),
+    ],
+)
 def test_what_is_sent_is_the_mechanism_of_real_numbers_rounded(kind, dim, epsilon):
-    protocol = KINDS[kind](dim, epsilon if kind == "Gaussian" else min(50.0, 1.7 * epsilon), 2.5)
+    protocol = KINDS[kind](
+        dim,
+        epsilon if kind == "Gaussian" else min(50.0, 1.7 * epsilon),
+        2.5,
+    )
     doubt = 0
     others = 0
     for number, x in enumerate(points(dim, 2.5)):
@@ -163,11 +202,13 @@ def test_what_is_sent_is_the_mechanism_of_real_numbers_rounded(kind, dim, epsilo
             (3, 0, ENDS[-number]),
         ):
             noise = Given(100 * dim + number, block, place, word)
-            message = protocol.randomize(torch.tensor([x], dtype=torch.float64), noise=noise)
+            message = protocol.randomize(float64([x]), noise=noise)
             got = [round(each / protocol.step) for each in message[0].tolist()]
             kept = noise.kept
             assert got == sent(protocol, x, kept)
             doubt += len(kept) > 4
             kept[2] = [word ^ 0x7FFF for word in kept[2]]
-            others += got != sent(protocol, x, kept)  # the coins of the rounding are other ones
-    assert doubt >= 1 and others >= 3
+            # the coins of the rounding are other ones
+            others += got != sent(protocol, x, kept)
+    assert doubt >= 1
+    assert others >= 3

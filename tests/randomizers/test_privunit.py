@@ -13,7 +13,10 @@ from scipy import stats
 from torchdp.noise import SeededNoise
 from torchdp.privacy import Model, Neighbours
 from torchdp.randomizers import PrivUnit
-from torchdp.randomizers.ball.sphere import threshold, uniform_coordinate
+from torchdp.randomizers.ball.sphere import (
+    threshold,
+    uniform_coordinate,
+)
 
 EPSILONS = [1e-3, 0.1, 1, 4, 8, 20, 50]
 
@@ -21,7 +24,11 @@ EPSILONS = [1e-3, 0.1, 1, 4, 8, 20, 50]
 def log_density(v, u, cap, high=1.0):
     """log of the density of V at v relative to the uniform law; ``high`` scales c1."""
     inside = (v * u).sum(-1) >= cap.threshold
-    return np.where(inside, math.log(high * cap.high_density), math.log(cap.low_density))
+    return np.where(
+        inside,
+        math.log(high * cap.high_density),
+        math.log(cap.low_density),
+    )
 
 
 @pytest.mark.parametrize("epsilon", EPSILONS)
@@ -42,6 +49,7 @@ def test_guarantee_privunit_exactly_epsilon_ldp(epsilon, dim):
     v = lifted(other)
     worst = 0.0
     wrong = 0.0
+    # where the densities differ, where they do not, and random ones
     outputs = [
         u,
         v,
@@ -52,20 +60,23 @@ def test_guarantee_privunit_exactly_epsilon_ldp(epsilon, dim):
     ]
     for y in outputs:
         y = y / np.linalg.norm(y, axis=-1, keepdims=True)
-        worst = max(worst, float(np.abs(log_density(y, u, cap) - log_density(y, v, cap)).max()))
-        wrong = max(
-            wrong, float((log_density(y, u, cap, 1.01) - log_density(y, v, cap, 1.01)).max())
-        )
-    assert worst == pytest.approx(epsilon, rel=1e-12)  # attained, and never more
-    assert wrong > epsilon + 5e-3  # a high density 1 % off would break it
+        lower = log_density(y, v, cap)
+        worst = max(worst, float(np.abs(log_density(y, u, cap) - lower).max()))
+        more = log_density(y, u, cap, 1.01) - log_density(y, v, cap, 1.01)
+        wrong = max(wrong, float(more.max()))
+    # attained, and never more
+    assert worst == pytest.approx(epsilon, rel=1e-12)
+    # a high density 1 % off would break it
+    assert wrong > epsilon + 5e-3
+    # both parts together have the mass 1
     mass = cap.low_density * (1 - cap.survival) + cap.high_density * cap.survival
     assert mass == pytest.approx(1, abs=1e-13)
     guarantee = PrivUnit(dim, epsilon).guarantee
-    assert (guarantee.epsilon, guarantee.exact) == (
-        epsilon,
-        False,
-    ) and 0 < guarantee.delta < 2**-110
-    assert (guarantee.model, guarantee.neighbours) == (Model.LOCAL, Neighbours.REPLACE_ONE)
+    assert guarantee.epsilon == epsilon
+    assert guarantee.exact is False
+    assert 0 < guarantee.delta < 2**-110
+    assert guarantee.model == Model.LOCAL
+    assert guarantee.neighbours == Neighbours.REPLACE_ONE
 
 
 @pytest.mark.parametrize("epsilon", [0.01, 1, 20])
@@ -81,13 +92,16 @@ def test_guarantee_privunit_exactly_epsilon_ldp_as_it_is_drawn(epsilon, dim):
     t, across = uniform_coordinate(dim + 1, z)
     rapidity = torch.asinh(t / across)
     (slope,) = torch.autograd.grad(rapidity.sum(), z)
-    log_cosh = torch.log1p(2 * torch.sinh(rapidity / 2).square())
+    log_cosh = torch.log1p(2 * torch.sinh(rapidity / 2).square()).detach()
     # density over sech^dim, the uniform one
-    drawn = (-z.square() / 2 - slope.log() + dim * log_cosh).detach()
+    z = z.detach()
+    drawn = dim * log_cosh - z.square() / 2 - slope.log().detach()
     # beyond, the inverse of tanh that this test takes loses digits
-    inner = drawn[z.detach().abs() < 6]
+    inside = z.abs() < 6
+    inner = drawn[inside]
     assert float((inner - inner.mean()).abs().max()) < 2e-11
-    wrong = (drawn + 1e-3 * log_cosh.detach() * dim)[z.detach().abs() < 6]
+    # control: a dimension .001 off
+    wrong = (drawn + 1e-3 * log_cosh * dim)[inside]
     assert float((wrong - wrong.mean()).abs().max()) > 1e-4
 
 
@@ -102,7 +116,8 @@ def rejected(dim, epsilon, x, number, seed):
         v = rng.standard_normal((200_000, dim + 1))
         v /= np.linalg.norm(v, axis=-1, keepdims=True)
         inside = v @ lifted(x[None])[0] >= cap.threshold
-        found.append(v[rng.random(len(v)) < np.where(inside, 1, math.exp(-epsilon))])
+        chance = np.where(inside, 1, math.exp(-epsilon))
+        found.append(v[rng.random(len(v)) < chance])
     return np.concatenate(found)[:number, :-1] / cap.threshold
 
 
@@ -115,13 +130,17 @@ def test_messages_have_the_law_of_rejection_sampling(dim, norm):
     step = PrivUnit(dim, epsilon).step
     rng = np.random.default_rng(3)
     slow = rejected(dim, epsilon, x, 30_000, 1)
+    # rounded to the lattice as messages are
     slow = np.floor(slow / step + rng.random(slow.shape)) * step
-    fast, off = (
-        PrivUnit(dim, e)
-        .randomize_unchecked(torch.from_numpy(x).expand(30_000, dim), SeededNoise(2))
-        .numpy()
-        for e in (epsilon, 1.25 * epsilon)
-    )
+    users = torch.from_numpy(x).expand(30_000, dim)
+
+    def drawn(epsilon):
+        return PrivUnit(dim, epsilon).randomize_unchecked(users, SeededNoise(2)).numpy()
+
+    fast = drawn(epsilon)
+    # control: a quarter more epsilon is told from it by one of the views at least
+    off = drawn(1.25 * epsilon)
+    # first and last coordinate, their sum, and the distance from x
     views = [
         lambda y: y[:, 0],
         lambda y: y[:, -1],
@@ -129,6 +148,7 @@ def test_messages_have_the_law_of_rejection_sampling(dim, norm):
         lambda y: np.square(y - x).sum(-1),
     ]
     assert min(stats.ks_2samp(view(slow), view(fast)).pvalue for view in views) > 1e-6
+    # control: the law of a quarter more epsilon is told apart
     assert min(stats.ks_2samp(view(slow), view(off)).pvalue for view in views) < 1e-6
 
 
@@ -139,7 +159,8 @@ def test_the_noise_grows_with_the_dimension_up_to_that_of_a_half_space(epsilon):
     """
     k = threshold(epsilon)
     shares = [PrivUnit.unit_variance(d, epsilon) * k**2 for d in (1, 16, 256, 10**5)]
-    assert shares == sorted(shares) and 1 - 1e-3 < shares[-1] < 1
+    assert shares == sorted(shares)
+    assert 1 - 1e-3 < shares[-1] < 1
     limit = PrivUnit(10**6, epsilon).moments
     assert limit.third == pytest.approx(-k, rel=1e-4)
     assert limit.fourth == pytest.approx(3 + k**2, rel=1e-4)

@@ -8,18 +8,24 @@ import numpy as np
 import pytest
 from scipy.special import betainc, betaln
 
-from torchdp.randomizers import DuchiJordanWainwright, GaussianVector, PrivUnit
+from torchdp.randomizers import (
+    DuchiJordanWainwright,
+    GaussianVector,
+    PrivUnit,
+)
 from torchdp.randomizers.ball.ball import constants
 
 # cosine of the angle with (the lifted) x
 DIRECTIONS = [-1.0, -0.9, -0.6, -0.3, 0.0, 0.3, 0.6, 0.9, 1.0]
 # times a standard deviation
-RATES = np.concatenate([-np.geomspace(0.02, 5, 40), np.geomspace(0.02, 5, 40)])
+RATES = np.geomspace(0.02, 5, 40)
+RATES = np.concatenate([-RATES, RATES])
 
 
 def square_bound(z, weights, psi2):
     """E exp(Z^2/psi2^2), at most 2."""
-    return float(weights @ np.exp(np.minimum((z / psi2) ** 2, 700)))
+    exponents = np.minimum((z / psi2) ** 2, 700)
+    return float(weights @ np.exp(exponents))
 
 
 def rate_bound(z, weights, proxy):
@@ -27,9 +33,10 @@ def rate_bound(z, weights, proxy):
     rates = RATES / math.sqrt(proxy)
     exponents = rates[:, None] * z
     top = exponents.max(1)
-    return float(
-        ((top + np.log(np.exp(exponents - top[:, None]) @ weights)) / (rates**2 * proxy / 2)).max()
-    )
+    # log sum exp: the largest exponent is taken out
+    moments = np.exp(exponents - top[:, None]) @ weights
+    logs = top + np.log(moments)
+    return float((logs / (rates**2 * proxy / 2)).max())
 
 
 def sphere(dim, edges=()):
@@ -39,15 +46,30 @@ def sphere(dim, edges=()):
     if dim == 1:
         return np.array([-1.0, 1.0]), np.array([0.5, 0.5])
     nodes, weights = np.polynomial.legendre.leggauss(24)
+    # beyond 22 deviations there is no mass
     wide = min(math.pi / 2, 22 / math.sqrt(dim))
     fine = [
         e + d
         for e in edges
-        for d in (-0.1, -0.03, -0.01, -0.003, -0.001, 0, 0.001, 0.003, 0.01, 0.03, 0.1)
+        for d in (
+            -0.1,
+            -0.03,
+            -0.01,
+            -0.003,
+            -0.001,
+            0,
+            0.001,
+            0.003,
+            0.01,
+            0.03,
+            0.1,
+        )
     ]
-    ends = np.unique([*np.linspace(-wide, wide, 25), *(e for e in fine if abs(e) < wide)])
+    fine = [e for e in fine if abs(e) < wide]
+    ends = np.unique([*np.linspace(-wide, wide, 25), *fine])
     half = np.diff(ends)[:, None] / 2
-    angle = ((ends[1:] + ends[:-1])[:, None] / 2 + half * nodes).ravel()
+    middle = (ends[1:] + ends[:-1])[:, None] / 2
+    angle = (middle + half * nodes).ravel()
     log = (dim - 2) * np.log(np.cos(angle)) - betaln(0.5, (dim - 1) / 2)
     return np.sin(angle), (half * weights).ravel() * np.exp(log)
 
@@ -68,14 +90,17 @@ def seen_from(direction, dim, threshold, low, high):
     polar = math.acos(direction)
     edge = math.acos(threshold)
     ends = [math.pi / 2 - abs(polar + s * edge) for s in (1, -1)]
-    x, weights = sphere(
-        dim, [e if abs(e) <= math.pi / 2 else math.copysign(math.pi, e) - e for e in ends]
-    )
+    # beyond a pole the angle is mirrored
+    edges = [e if abs(e) <= math.pi / 2 else math.copysign(math.pi, e) - e for e in ends]
+    x, weights = sphere(dim, edges)
     reach = math.sqrt(1 - direction**2) * np.sqrt(1 - x * x)
     if abs(direction) == 1:
         inside = (direction * x >= threshold).astype(float)
     else:
-        inside = beyond((threshold - direction * x) / np.maximum(reach, 1e-300), dim - 1)
+        inside = beyond(
+            (threshold - direction * x) / np.maximum(reach, 1e-300),
+            dim - 1,
+        )
     return x, weights * (low + (high - low) * inside)
 
 
@@ -85,15 +110,25 @@ def test_privunit_holds_in_every_direction_and_is_attained(dim, epsilon):
     randomizer = PrivUnit(dim, epsilon, 2.0)
     cap = randomizer.cap
     bound = randomizer.subgaussian
-    squares, rates = [], []
+    squares = []
+    rates = []
     for direction in DIRECTIONS:
-        x, weights = seen_from(direction, dim + 1, cap.threshold, cap.low_density, cap.high_density)
+        x, weights = seen_from(
+            direction,
+            dim + 1,
+            cap.threshold,
+            cap.low_density,
+            cap.high_density,
+        )
         z = 2.0 * (x / cap.threshold - direction)
         squares.append(square_bound(z, weights, bound.psi2))
         rates.append(rate_bound(z, weights, bound.proxy))
-    assert max(squares) == pytest.approx(2, rel=1e-6) and max(rates) < 1 + 1e-7
-    assert max(rates) > 0.98  # on a grid of rates
-    assert square_bound(z, weights, 0.99 * bound.psi2) > 2.005  # in the last direction, along x
+    assert max(squares) == pytest.approx(2, rel=1e-6)
+    assert max(rates) < 1 + 1e-7
+    # on a grid of rates
+    assert max(rates) > 0.98
+    # in the last direction, along x
+    assert square_bound(z, weights, 0.99 * bound.psi2) > 2.005
     assert bound.proxy >= randomizer.moments.variance
 
 
@@ -112,8 +147,10 @@ def test_the_constant_behind_the_pairwise_bounds(epsilon):
 def test_the_sign_holds_at_every_point_and_is_attained(epsilon):
     randomizer = DuchiJordanWainwright(1, epsilon, 2.0)
     bound = randomizer.subgaussian
+    # the size of what is sent
     size = 2.0 / math.tanh(epsilon / 2)
-    squares, rates = [], []
+    squares = []
+    rates = []
     for x in np.linspace(-2, 2, 41) * (1 - 1e-9):
         z = np.array([size - x, -size - x])
         weights = np.array([size + x, size - x]) / (2 * size)
@@ -126,27 +163,27 @@ def test_the_sign_holds_at_every_point_and_is_attained(epsilon):
 def test_gaussian_vector():
     randomizer = GaussianVector(3, 1.0, delta=1e-6)
     bound = randomizer.subgaussian
-    assert (1 - 2 * randomizer.sigma**2 / bound.psi2**2) ** -0.5 == pytest.approx(2, rel=1e-12)
+    square = (1 - 2 * randomizer.sigma**2 / bound.psi2**2) ** -0.5
+    assert square == pytest.approx(2, rel=1e-12)
     assert bound.proxy == randomizer.sigma**2
 
 
 def test_constants_of_known_laws():
     """A fair coin: 1/log 2 and 1. A biased one: Kearns and Saul (1998). A normal: 8/3 and 1."""
     coin = constants((np.array([-1.0, 1.0]), np.array([0.5, 0.5])))
-    assert (coin.psi2**2, coin.proxy) == (
-        pytest.approx(1 / math.log(2), rel=1e-12),
-        pytest.approx(1, rel=1e-12),
-    )
+    assert coin.psi2**2 == pytest.approx(1 / math.log(2), rel=1e-12)
+    assert coin.proxy == pytest.approx(1, rel=1e-12)
     for p in (0.01, 0.2, 0.4, 0.9):
-        biased = constants((np.array([1 - p, -p]), np.array([p, 1 - p])))
-        assert biased.proxy == pytest.approx((1 - 2 * p) / (2 * math.log((1 - p) / p)), rel=1e-9)
-        square = p * math.exp(((1 - p) / biased.psi2) ** 2) + (1 - p) * math.exp(
-            (p / biased.psi2) ** 2
-        )
-        assert square == pytest.approx(2, rel=1e-12)
+        values = np.array([1 - p, -p])
+        biased = constants((values, np.array([p, 1 - p])))
+        exact = (1 - 2 * p) / (2 * math.log((1 - p) / p))
+        assert biased.proxy == pytest.approx(exact, rel=1e-9)
+        above = p * math.exp(((1 - p) / biased.psi2) ** 2)
+        below = (1 - p) * math.exp((p / biased.psi2) ** 2)
+        assert above + below == pytest.approx(2, rel=1e-12)
+    # a grid of steps .001, so that its sum is the integral
     t = np.linspace(-30, 30, 60_001)
-    normal = constants((t, np.exp(-t * t / 2) / math.sqrt(2 * math.pi) * 1e-3))
-    assert (normal.psi2**2, normal.proxy) == (
-        pytest.approx(8 / 3, rel=1e-9),
-        pytest.approx(1, rel=1e-9),
-    )
+    density = np.exp(-t * t / 2) / math.sqrt(2 * math.pi)
+    normal = constants((t, density * 1e-3))
+    assert normal.psi2**2 == pytest.approx(8 / 3, rel=1e-9)
+    assert normal.proxy == pytest.approx(1, rel=1e-9)

@@ -11,6 +11,7 @@ from fractions import Fraction
 import pytest
 import torch
 from channels import others, response
+from laws import float64, normal
 
 from torchdp.randomizers import (
     HadamardResponse,
@@ -22,9 +23,9 @@ from torchdp.randomizers import (
     SymmetricUnaryEncoding,
 )
 from torchdp.randomizers.alphabet import chances
-from torchdp.randomness import keyed_generator
 
 EXACT = Context(prec=80, Emax=10**6, Emin=-(10**6))
+# the samplers compare one integer below this with the chances' integers
 TOTAL = 2**63
 
 
@@ -34,23 +35,20 @@ def power(epsilon):
 
 
 def table(k, rows, seed, spread=1.0):
-    Q = (
-        spread * torch.randn(rows, k, dtype=torch.float64, generator=keyed_generator(b"%d" % seed))
-    ).exp()
+    Q = (spread * normal(rows, k, name=b"%d" % seed)).exp()
     return Q / Q.sum(0)
 
 
 def faint(weight):
     """An output of this chance, half or three halves of it."""
-    Q = torch.tensor([[0.3, 0.5], [0.7, 0.5]], dtype=torch.float64)
-    return torch.cat(
-        [Q * (1 - weight * torch.tensor([0.5, 1.5])), weight * torch.tensor([[0.5, 1.5]])]
-    ).double()
+    Q = float64([[0.3, 0.5], [0.7, 0.5]])
+    shares = weight * float64([0.5, 1.5])
+    return torch.cat([Q * (1 - shares), shares[None]])
 
 
 def pair(epsilon):
     q = math.exp(-epsilon)
-    return torch.tensor([[1 - q, q], [q, 1 - q]], dtype=torch.float64)
+    return float64([[1 - q, q], [q, 1 - q]])
 
 
 TABLES = {
@@ -91,6 +89,7 @@ def test_guarantee_tables_spend_no_more_than_they_say_and_than_the_matrix(name):
     assert kept(columns, strategy.epsilon)
     # it says no more than is spent, either
     assert spent(columns) > power(strategy.epsilon * (1 - 1e-12) - 1e-15)
+    # rounding to integers adds nothing to what the floats spend
     rescaled = (Q / Q.sum(0)).tolist()
     assert spent(columns) <= max(Fraction(max(row)) / Fraction(min(row)) for row in rescaled)
     assert strategy.guarantee.epsilon == strategy.epsilon
@@ -100,14 +99,16 @@ def test_guarantee_tables_spend_no_more_than_they_say_and_than_the_matrix(name):
         for c, d in zip(exact, strategy.matrix.mT.tolist(), strict=True)
         for a, b in zip(c, d, strict=True)
     )
-    moved = (strategy.matrix / (Q / Q.sum(0)) - 1).abs().amax()
+    wanted = Q / Q.sum(0)
+    moved = (strategy.matrix / wanted - 1).abs().max()
     assert float(moved) <= 1e-11 + 2.0**-62 / float(Q.min())
 
 
 def test_what_the_tables_cost():
     """Epsilon as it was claimed of real numbers, and as it is drawn."""
     found = {name: StrategyMatrix(TABLES[name]).epsilon for name in TABLES}
-    assert 30 - 1e-6 < found["response 64, 30"] < 30 and 36 - 1e-3 < found["response 8, 36"] < 36
+    assert 30 - 1e-6 < found["response 64, 30"] < 30
+    assert 36 - 1e-3 < found["response 8, 36"] < 36
     assert 39.97 < found["response 2, 40"] < 40
 
 
@@ -116,16 +117,17 @@ def test_the_sampler_gives_each_output_its_integers(planted, name):
     """The first and the last number of each output, and the numbers beside them."""
     strategy = StrategyMatrix(TABLES[name])
     for x in range(strategy.k):
-        ends = list(itertools.accumulate(strategy.table[:, x].tolist()))
+        sizes = strategy.table[:, x].tolist()
+        ends = list(itertools.accumulate(sizes))
+        beside = [number for end in ends for number in (end - 1, end)]
         numbers = [
             0,
-            *(number for end in ends for number in (end - 1, end) if number < TOTAL),
+            *(number for number in beside if number < TOTAL),
             TOTAL - 1,
         ]
         wanted = [next(y for y, end in enumerate(ends) if number < end) for number in numbers]
-        drawn = strategy.randomize_unchecked(
-            torch.full((len(numbers),), x), planted(integers=torch.tensor(numbers))
-        )
+        users = torch.full((len(numbers),), x)
+        drawn = strategy.randomize_unchecked(users, planted(integers=torch.tensor(numbers)))
         assert drawn.tolist() == wanted
 
 
@@ -143,12 +145,15 @@ def ratio(oracle):
         return Fraction(TOTAL - (k - 1) * other, other)
     lost = Fraction(oracle.lost)
     off = Fraction(getattr(oracle, "off", 0.5))
-    if isinstance(oracle, HadamardResponse):  # the K/2 indices of one sign are equally likely
+    # the K/2 indices of one sign are equally likely
+    if isinstance(oracle, HadamardResponse):
         return (1 - lost) / lost
     if isinstance(oracle, SubsetSelection):
         w = oracle.subset
-        return (1 - lost) * math.comb(k - 1, w) / (lost * math.comb(k - 1, w - 1))
-    return (1 - lost) * (1 - off) / (lost * off)  # both bits of the two types
+        with_x = (1 - lost) / math.comb(k - 1, w - 1)
+        return with_x * math.comb(k - 1, w) / lost
+    # both bits of the two types
+    return (1 - lost) * (1 - off) / (lost * off)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -156,20 +161,21 @@ def test_guarantee_oracles_spend_no_more_than_they_say(kind):
     """From 1e-6 to 700: what is stated is what was asked for, to 1e-9, or what is drawn."""
     largest = 0.0
     for epsilon, k in itertools.product(
-        [1e-6, 1e-3, 0.1, 1.0, 7.3, 36.5, 40.0, 60.0, 700.0], [2, 3, 1000]
+        [1e-6, 1e-3, 0.1, 1.0, 7.3, 36.5, 40.0, 60.0, 700.0],
+        [2, 3, 1000],
     ):
         try:
             oracle = kind(k, epsilon)
         except ValueError as error:
-            assert "is too small" in str(error) and epsilon < 2 * k * k * 2.0**-43
+            assert "is too small" in str(error)
+            assert epsilon < 2 * k * k * 2.0**-43
             continue
         said = oracle.guarantee.epsilon
         truth = ratio(oracle)
-        assert said <= epsilon and truth <= power(said)
-        largest = max(
-            largest,
-            float(Decimal(truth.numerator) / Decimal(truth.denominator) - 1) / math.expm1(said),
-        )
+        assert said <= epsilon
+        assert truth <= power(said)
+        excess = Decimal(truth.numerator) / Decimal(truth.denominator) - 1
+        largest = max(largest, float(excess) / math.expm1(said))
         assert said > epsilon * (1 - 1e-9) or kind is RandomizedResponse
     assert 0.99 < largest <= 1 + 1e-9
 
@@ -180,15 +186,21 @@ def test_a_wrong_constant_is_seen_and_stated(monkeypatch, kind):
     measured.
     """
     room = sys.modules[kind.__module__]
-    monkeypatch.setattr(room, "exponential", lambda epsilon: 2 * chances.exponential(epsilon))
+    monkeypatch.setattr(
+        room,
+        "exponential",
+        lambda epsilon: 2 * chances.exponential(epsilon),
+    )
     monkeypatch.setattr(room, "told_apart", lambda *_: None)
     oracle = kind(3, 20.0)
-    assert ratio(oracle) > power(20.6) and ratio(oracle) <= power(oracle.guarantee.epsilon)
+    assert ratio(oracle) > power(20.6)
+    assert ratio(oracle) <= power(oracle.guarantee.epsilon)
 
 
 def test_a_million_types():
     assert 0.0999 < RandomizedResponse(10**6, 0.1).guarantee.epsilon < 0.1
-    assert SubsetSelection(10**6, 12.0).bits_per_user == math.ceil(math.log2(math.comb(10**6, 6)))
+    sets = math.comb(10**6, 6)
+    assert SubsetSelection(10**6, 12.0).bits_per_user == math.ceil(math.log2(sets))
     found = SubsetSelection(10**6, 0.1).bits_per_user
     assert 0.99e6 < found < 1e6
 
@@ -196,11 +208,16 @@ def test_a_million_types():
 def test_rounding_of_exponentials_and_logarithms():
     for epsilon in (1e-300, 1e-9, 0.1, 1.0, 43.0, 700.0):
         found = chances.exponential(epsilon)
-        assert 1 <= found <= max(1, power(epsilon)) and found >= power(epsilon) * (
-            1 - Fraction(1, 10**55)
-        )
+        assert 1 <= found <= max(1, power(epsilon))
+        assert found >= power(epsilon) * (1 - Fraction(1, 10**55))
         said = chances.logarithm(found)
-        assert power(said) >= found and (said <= epsilon or epsilon < 1e-50)
-    for chance in (Fraction(1, 3), Fraction(2, 7), Fraction(1, 2**60 + 1), Fraction(1, 4)):
+        assert power(said) >= found
+        assert said <= epsilon or epsilon < 1e-50
+    for chance in (
+        Fraction(1, 3),
+        Fraction(2, 7),
+        Fraction(1, 2**60 + 1),
+        Fraction(1, 4),
+    ):
         found = Fraction(chances.at_least(chance))
         assert chance <= found <= chance * (1 + Fraction(1, 2**52))

@@ -6,7 +6,7 @@ from typing import ClassVar
 import pytest
 import torch
 from contract import LocalContract
-from laws import generator, one_law
+from laws import float64, generator, one_law, sampled
 from products import gaussian_delta, products, rows, sphere
 from scipy import stats
 
@@ -16,9 +16,11 @@ from torchdp.protocol import Tally
 from torchdp.regression import LocalRows
 from torchdp.regression.local import wishart
 
+# level of each statistical test
 ALPHA = 1e-6
 EPSILON = 0.5
 DELTA = 1e-5
+# bounds of features and labels: not 1, so that a missing factor is seen
 B = 1.5
 C = 0.7
 LABELLED = torch.cat([rows(40, 2, bound=B), rows(40, 1, seed=1, bound=C)], 1)
@@ -31,7 +33,10 @@ class TestLocalRows(LocalContract):
     bad: ClassVar = [LABELLED[:, :2], LABELLED[0], LABELLED * math.nan]
 
     def loss(self, protocol):
-        return gaussian_delta(2 * math.hypot(B, C) / protocol.client.sigma, self.protocol.epsilon)
+        return gaussian_delta(
+            2 * math.hypot(B, C) / protocol.client.sigma,
+            self.protocol.epsilon,
+        )
 
     def bound(self, protocol):
         return protocol.delta
@@ -41,6 +46,7 @@ class TestLocalRows(LocalContract):
 
     def test_sums_of_squares_that_no_rows_have_are_refused(self):
         gram = self.protocol.collect(self.x, noise=SeededNoise(1))["gram"]
+        # an own diagonal, with what no rows have beside it
         own = gram.diagonal().diag()
         for wrong in (
             gram.triu(),
@@ -54,27 +60,30 @@ class TestLocalRows(LocalContract):
 @pytest.mark.parametrize("label_bound", [None, C])
 def test_guarantee_local_rows_exactly_epsilon_delta_ldp(label_bound):
     local = LocalRows(3, B, EPSILON, DELTA, label_bound)
-    x = torch.tensor([[B, 0.0, 0.0], [-B, 0.0, 0.0]], dtype=torch.float64)
-    sent = (
-        torch.cat([x, torch.zeros(2, 0)], 1)
-        if label_bound is None
-        else torch.cat([x, torch.tensor([[C], [-C]], dtype=torch.float64)], 1)
-    )
+    # the two rows that are farthest apart
+    x = float64([[B, 0.0, 0.0], [-B, 0.0, 0.0]])
+    more = torch.zeros(2, 0) if label_bound is None else float64([[C], [-C]])
+    sent = torch.cat([x, more], 1)
     distance = float(torch.linalg.vector_norm(sent[0] - sent[1]))
     assert gaussian_log_delta(local.client.sigma, EPSILON, distance) == pytest.approx(
         math.log(DELTA), abs=1e-6
     )
+    # control: a hundredth less noise
     assert gaussian_log_delta(0.99 * local.sigma, EPSILON, distance) > math.log(DELTA) + 0.01
+    # rows far outside of the bounds are cut to them
     far = torch.cat([sphere(100, 3, 50.0), 9 * sphere(100, 1, 1.0)], 1)[
         :, : 3 + (label_bound is not None)
     ]
     sent = local.randomize(far, noise=SeededNoise(1)) - local.randomize(
         0 * far, noise=SeededNoise(1)
     )
-    allowed = distance / 2 * (1 + 1e-9) + 2 * local.client.step  # cut to the bounds, and rounded
+    # cut to the bounds, and rounded
+    allowed = distance / 2 * (1 + 1e-9) + 2 * local.client.step
     assert float(torch.linalg.vector_norm(sent, dim=1).max()) <= allowed
     guarantee = local.guarantee
-    assert (guarantee.model, guarantee.exact, guarantee.epsilon) == (Model.LOCAL, False, EPSILON)
+    assert guarantee.model == Model.LOCAL
+    assert guarantee.exact is False
+    assert guarantee.epsilon == EPSILON
     assert guarantee.neighbours is Neighbours.REPLACE_ONE
 
 
@@ -82,14 +91,15 @@ def test_guarantee_local_rows_exactly_epsilon_delta_ldp(label_bound):
 def test_fewer_clients_than_columns_have_one_law_too(n):
     local = LocalRows(2, 1.0, 20.0, 0.1, 0.5)
     x = 0.5 * rows(n, 3, bound=1.0)
-    single = torch.stack([local.collect(x, noise=SeededNoise(seed))["gram"] for seed in range(300)])
-    together = local.sample_tally(local.summary(x), generator=generator(7), sample_shape=(5000,))[
-        "gram"
-    ]
+    tallies = [local.collect(x, noise=SeededNoise(seed)) for seed in range(300)]
+    single = torch.stack([tally["gram"] for tally in tallies])
+    together = local.sample_tally(local.summary(x), **sampled(5000, 7))["gram"]
+    # control: half the epsilon
     other = LocalRows(2, 1.0, 10.0, 0.1, 0.5)
-    assert one_law(single, together) and not one_law(
+    assert one_law(single, together)
+    assert not one_law(
         single,
-        other.sample_tally(local.summary(x), generator=generator(7), sample_shape=(5000,))["gram"],
+        other.sample_tally(local.summary(x), **sampled(5000, 7))["gram"],
     )
 
 
@@ -107,6 +117,7 @@ def test_wishart_is_the_gram_of_normals(degrees):
         lambda w: w[:, 2, 2] + w[:, 1, 2],
         torch.linalg.det,
     ):
+        # 0, where there are fewer rows than columns
         if degrees < 3 and view is torch.linalg.det:
             continue
         assert stats.ks_2samp(view(drawn).numpy(), view(direct).numpy()).pvalue > ALPHA

@@ -17,22 +17,28 @@ def test_phi_is_the_ratio_of_losses_on_the_rows(ridge):
     best = torch.linalg.solve(A.mT @ A + ridge * torch.eye(3), A.mT @ b)
 
     def direct(x):
-        return (A @ x - b).square().sum() + ridge * x.square().sum()
+        residual = A @ x - b
+        return residual.square().sum() + ridge * x.square().sum()
 
     torch.testing.assert_close(least_squares(moments, ridge), best)
-    wanted = torch.stack([direct(v) for v in x.flatten(0, 1)]).view(5, 2) / direct(best)
+    losses = torch.stack([direct(v) for v in x.flatten(0, 1)])
+    wanted = losses.view(5, 2) / direct(best)
     torch.testing.assert_close(phi(moments, x, ridge), wanted)
     torch.testing.assert_close(loss(moments, best, ridge), direct(best))
     assert float(phi(moments, best, ridge)) == pytest.approx(1)
-    assert float(phi(moments, torch.zeros(3), ridge)) == pytest.approx(float(b @ b / direct(best)))
+    of_zero = float(b @ b / direct(best))
+    assert float(phi(moments, torch.zeros(3), ridge)) == pytest.approx(of_zero)
 
 
 @pytest.mark.parametrize("k", [1, 2, 4])
 def test_psi_is_the_excess_risk_on_the_rows(k):
     A = normal(40, 4)
     X = torch.linalg.qr(normal(3, 4, k, seed=1)).Q
-    direct = torch.stack([(A - A @ x @ x.mT).square().sum() for x in X])
-    best = torch.linalg.svdvals(A)[k:].square().sum()
+    # what a subspace leaves of the rows
+    missed = [A - A @ x @ x.mT for x in X]
+    direct = torch.stack([each.square().sum() for each in missed])
+    singular = torch.linalg.svdvals(A)[k:]
+    best = singular.square().sum()
     torch.testing.assert_close(psi(SecondMoments.of(A), X), (direct - best) / 40)
 
 
@@ -42,13 +48,16 @@ def test_moments_are_summed_in_parts_and_join(monkeypatch):
     whole = SecondMoments.of(A, b)
     monkeypatch.setattr("torchdp.memory.NUMBERS_AT_ONCE", 40)
     torch.testing.assert_close(SecondMoments.of(A, b).matrix, whole.matrix)
-    parts = SecondMoments.of(A[:20], b[:20]) + SecondMoments.of(A[20:], b[20:])
-    assert parts.n == 50 and whole.matrix.dtype == torch.float64
+    first = SecondMoments.of(A[:20], b[:20])
+    parts = first + SecondMoments.of(A[20:], b[20:])
+    assert parts.n == 50
+    assert whole.matrix.dtype == torch.float64
     torch.testing.assert_close(parts.matrix, whole.matrix)
 
 
 def test_least_squares_of_a_singular_gram_is_the_shortest_solution():
     A = torch.tensor([[1.0, 1.0], [2.0, 2.0]])
     torch.testing.assert_close(
-        least_squares(SecondMoments.of(A, A[:, 0]), 0.0), torch.full((2,), 0.5).double()
+        least_squares(SecondMoments.of(A, A[:, 0]), 0.0),
+        torch.full((2,), 0.5).double(),
     )

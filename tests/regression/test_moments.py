@@ -6,14 +6,24 @@ from typing import ClassVar
 import pytest
 import torch
 from contract import MessageContract
+from laws import coverage, float64, sampled
 from products import gaussian_delta
 from scipy import stats
 
-from torchdp.privacy import Arithmetic, Model, Neighbours, gaussian_sigma
+from torchdp.privacy import (
+    Arithmetic,
+    Model,
+    Neighbours,
+    gaussian_sigma,
+)
 from torchdp.protocol import Tally
-from torchdp.randomness import keyed_generator
-from torchdp.regression import FrequencyMoments, GramRelease, SecureHistogram
+from torchdp.regression import (
+    FrequencyMoments,
+    GramRelease,
+    SecureHistogram,
+)
 
+# level of each statistical test
 ALPHA = 1e-6
 EPSILON = 0.5
 DELTA = 1e-5
@@ -26,22 +36,30 @@ class TestFrequencyMoments(MessageContract):
     """One Gaussian pair at the distance of 0 and D; or, far out, Laplace noise in every moment."""
 
     repeats = 4000
-    protocol = FrequencyMoments(40, 2.0, (1.0, 2.5), 2.0, 0.1, corrupt=5, absent=10)
+    protocol = FrequencyMoments(
+        40,
+        2.0,
+        (1.0, 2.5),
+        2.0,
+        0.1,
+        corrupt=5,
+        absent=10,
+    )
     x = NUMBERS
     bad: ClassVar = [NUMBERS[None], NUMBERS * math.nan, torch.zeros(41)]
 
     def loss(self, protocol):
         shown = protocol.client_input(torch.tensor([0.0, 2.0]))
-        mu = float((shown[0] - shown[1]).norm() / protocol.client.variance.sqrt()) / math.sqrt(25)
+        distance = (shown[0] - shown[1]).norm()
+        mu = float(distance / protocol.client.variance.sqrt()) / math.sqrt(25)
         return gaussian_delta(mu, self.protocol.epsilon)
 
     def bound(self, protocol):
         return protocol.guarantee.delta
 
     def truth(self):
-        return torch.stack(
-            [self.x.abs().clamp(max=2).sum(), self.x.abs().clamp(max=2).pow(2.5).sum()]
-        )
+        x = self.x.abs().clamp(max=2)
+        return torch.stack([x.sum(), x.pow(2.5).sum()])
 
 
 class TestFrequencyMomentsWithLaplaceNoise(TestFrequencyMoments):
@@ -52,7 +70,8 @@ class TestFrequencyMomentsWithLaplaceNoise(TestFrequencyMoments):
         shown = protocol.client_input(torch.tensor([0.0, 2.0]))
         # of the Laplace that 25 clients make: 2 b^2
         variance = 25 * float(protocol.client.variance)
-        return float((shown[0] - shown[1]).abs().sum()) / math.sqrt(variance / 2)
+        distance = (shown[0] - shown[1]).abs().sum()
+        return float(distance) / math.sqrt(variance / 2)
 
     def bound(self, protocol):
         return self.protocol.epsilon
@@ -71,34 +90,39 @@ class TestSecureHistogram(MessageContract):
     ]
 
     def loss(self, protocol):
-        return gaussian_delta(
-            math.sqrt(2 / float(protocol.client.variance)) / 5, self.protocol.epsilon
-        )
+        deviation = float(protocol.client.variance) ** 0.5
+        return gaussian_delta(math.sqrt(2) / deviation / 5, self.protocol.epsilon)
 
     def bound(self, protocol):
         return protocol.delta
 
     def truth(self):
-        return torch.tensor([0.0, 1.0, 3.0, 26.0], dtype=torch.float64)
+        return float64([0.0, 1.0, 3.0, 26.0])
 
 
 def check(release, encoded, delta):
     """The largest distance among these encodings is the sensitivity, and the noise spends all the
     budget on it.
     """
-    distance = float(torch.pdist(encoded.double(), p=2 if delta else 1).max())
+    distances = torch.pdist(encoded.double(), p=2 if delta else 1)
+    distance = float(distances.max())
     client = release.client
     assert distance == pytest.approx(release.shown.l2 if delta else release.shown.l1, rel=1e-9)
     if delta:
-        whole = 10 * float(client.sigma)  # of 100 clients
+        # of 100 clients
+        whole = 10 * float(client.sigma)
         assert gaussian_delta(distance / whole, EPSILON) == pytest.approx(DELTA, rel=1e-6)
         assert gaussian_delta(distance / whole / 0.99, EPSILON) > 1.01 * DELTA
-    else:  # log ratio of two chances of a discrete Laplace variable
+    else:
+        # log ratio of two chances of a discrete Laplace variable
         assert distance * client.rate * client.ring.scale == pytest.approx(EPSILON, rel=1e-9)
     told = release.guarantee
-    assert (told.epsilon, told.exact, told.arithmetic) == (EPSILON, False, Arithmetic.ROUNDED)
+    assert told.epsilon == EPSILON
+    assert told.exact is False
+    assert told.arithmetic == Arithmetic.ROUNDED
     assert told.delta == DELTA if delta else told.pure
-    assert (told.model, told.neighbours) == (Model.LINEAR_TRANSFORM, Neighbours.REPLACE_ONE)
+    assert told.model == Model.LINEAR_TRANSFORM
+    assert told.neighbours == Neighbours.REPLACE_ONE
 
 
 @pytest.mark.parametrize("delta", [0.0, DELTA])
@@ -106,7 +130,12 @@ def check(release, encoded, delta):
 @pytest.mark.parametrize("orders", [(2.0,), (1.0, 2.0, 3.5)])
 def test_guarantee_frequency_moments_spend_epsilon_delta(delta, bound, orders):
     release = FrequencyMoments(100, bound, orders, EPSILON, delta)
-    x = torch.cat([torch.linspace(-bound, bound, 200), torch.tensor([0.0, 9.0, -9.0])])
+    x = torch.cat(
+        [
+            torch.linspace(-bound, bound, 200),
+            torch.tensor([0.0, 9.0, -9.0]),
+        ]
+    )
     check(release, release.client_input(x), delta)
 
 
@@ -133,7 +162,8 @@ def test_sums_of_fewer_clients_than_the_noise_allows_are_refused(heard):
         return
     for other in (release, laplace):
         with pytest.raises(
-            ValueError, match=f"tally is of {heard} clients.* absent = 20 may drop out"
+            ValueError,
+            match=f"tally is of {heard} clients.* absent = 20 may drop out",
         ):
             other.analyse(tally)
 
@@ -152,26 +182,28 @@ def test_the_error_does_not_depend_on_n_and_histograms_add_up():
 @pytest.mark.parametrize(
     ("protocol", "x"),
     [
-        (FrequencyMoments(40, 2.0, (1.0, 2.5), 1.0), NUMBERS.repeat(2)[:40]),
+        (
+            FrequencyMoments(40, 2.0, (1.0, 2.5), 1.0),
+            NUMBERS.repeat(2)[:40],
+        ),
         (SecureHistogram(40, 4, 1.0), TYPES.repeat(2)[:40]),
         (SecureHistogram(40, 4, 1.0).secure_sum(servers=2), None),
     ],
 )
 def test_intervals_of_laplace_noise_cover(protocol, x):
     """Everybody is heard and nobody may be corrupt: the noise of a sum is one Laplace variable."""
-    summary = protocol.summary(torch.zeros(40, 4).double() if x is None else x)
-    found = protocol.sample_estimate(
-        summary, generator=keyed_generator(b"covered"), sample_shape=(20_000,)
-    )
+    data = torch.zeros(40, 4).double() if x is None else x
+    summary = protocol.summary(data)
+    found = protocol.sample_estimate(summary, **sampled(20_000, b"covered"))
     truth = protocol.exact(summary)
+    # all intervals of all runs
     at_once = 20_000 * found.value[0].numel()
     for level in (0.95, 0.99, 0.999):
         low, high = found.interval(level)
-        outside = 1 - float(((low <= truth) & (truth <= high)).double().mean())
+        outside = 1 - coverage((low, high), truth)
         assert outside < (1 - level) + 5 * math.sqrt((1 - level) / at_once)
-    normal = float(
-        ((found.value - truth).abs() > stats.norm.ppf(0.9995) * found.standard_error)
-        .double()
-        .mean()
-    )
-    assert normal > 0.003  # the control: normal ends are passed five times as often
+    # control: a normal quantile is too small for the tails of the noise
+    reach = stats.norm.ppf(0.9995) * found.standard_error
+    normal = float(((found.value - truth).abs() > reach).double().mean())
+    # the control: normal ends are passed five times as often
+    assert normal > 0.003

@@ -15,28 +15,38 @@ from torchdp.regression.gram import gram_sensitivity
 from torchdp.regression.second_moment_noise import vectorized
 from torchdp.symmetric import svec, symmetric
 
+# not 1, so that a missing factor is seen
 B = 1.7
 
 
 def distance(x, y, other, label):
     gram = np.outer(x, x) - np.outer(other, other)
-    return math.sqrt((gram**2).sum() + ((y * x - label * other) ** 2).sum())
+    moved = y * x - label * other
+    return math.sqrt((gram**2).sum() + (moved**2).sum())
+
+
+def inside(v):
+    """The nearest point of the ball of radius B."""
+    return v * min(1.0, B / max(np.linalg.norm(v), 1e-9))
 
 
 def found(d, C, tries=12):
     """Largest distance that local searches from random starts find."""
+    # starts of the searches
     random = np.random.default_rng(0)
 
     def point(z):
-        x = z[:d]
-        other = z[d : 2 * d]
-        x, other = (v * min(1.0, B / max(np.linalg.norm(v), 1e-9)) for v in (x, other))
-        return x, C * math.sin(z[2 * d]), other, C * math.sin(z[2 * d + 1])
+        x = inside(z[:d])
+        other = inside(z[d : 2 * d])
+        labels = C * np.sin(z[2 * d :])
+        return x, labels[0], other, labels[1]
 
-    starts = random.normal(size=(tries, 2 * d + 2)) * 2
-    return max(
-        -minimize(lambda z: -distance(*point(z)), start, method="BFGS").fun for start in starts
-    )
+    starts = 2 * random.normal(size=(tries, 2 * d + 2))
+
+    def negative(z):
+        return -distance(*point(z))
+
+    return max(-minimize(negative, start, method="BFGS").fun for start in starts)
 
 
 @pytest.mark.parametrize("d", [1, 2, 4])
@@ -54,10 +64,12 @@ def test_joint_sensitivity_is_reached_and_never_exceeded(d, label_bound):
     other[0, :2] = torch.tensor([B / 2, B * math.sqrt(0.75)])
     other[0, 0] = B if d == 1 else B / 2
     other[0, -1] = -label_bound
-    random = normal(400, d + 1, seed=d) * torch.tensor([2.0 * B] * d + [2.0 * label_bound])
+    reach = [2.0 * B] * d + [2.0 * label_bound]
+    random = normal(400, d + 1, seed=d) * torch.tensor(reach)
 
     def moved(one, two):
-        words = [release.randomize(data, noise=SeededNoise(1)).values[0] for data in (one, two)]
+        messages = [release.randomize(data, noise=SeededNoise(1)) for data in (one, two)]
+        words = [message.values[0] for message in messages]
         return (words[0] - words[1]) / release.client.ring.scale
 
     assert float(moved(x, other)[0].norm()) == pytest.approx(stated, rel=1e-7)
@@ -74,7 +86,7 @@ def test_gram_sensitivity_is_that_of_no_label(d):
 
 
 def test_svec_is_an_isometry_and_symmetric_its_inverse():
-    x = torch.randn(7, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    x = normal(7, 4)
     outer = x[:, :, None] * x[:, None, :]
     torch.testing.assert_close(symmetric(vectorized(x), 4), outer)
     torch.testing.assert_close(svec(outer), vectorized(x))

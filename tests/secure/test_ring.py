@@ -4,6 +4,7 @@ import math
 
 import pytest
 import torch
+from laws import float64, normal
 
 from torchdp.secure.ring import Ring, farthest_sum
 
@@ -12,12 +13,11 @@ RINGS = [Ring(32, 0), Ring(32, 13), Ring(64, 0), Ring(64, 40)]
 
 @pytest.mark.parametrize("ring", RINGS)
 def test_encoding_goes_toward_zero_and_no_norm_grows(ring):
-    x = torch.randn(2000, 5, dtype=torch.float64, generator=torch.Generator().manual_seed(0)) * 3
+    x = normal(2000, 5) * 3
     q = ring.to_words(x)
     assert q.dtype == ring.dtype
-    assert (q.double().abs() <= x.abs() * ring.scale).all() and (
-        q.double() - x * ring.scale
-    ).abs().max() < 1
+    assert (q.double().abs() <= x.abs() * ring.scale).all()
+    assert (q.double() - x * ring.scale).abs().max() < 1
     assert (q.double().norm(dim=1) <= x.norm(dim=1) * ring.scale).all()
     assert torch.equal(ring.to_words(-x), -q)
 
@@ -35,7 +35,7 @@ def test_decoding_inverts_and_sums_wrap_around(ring):
 def test_entries_that_do_not_fit_are_refused(bad):
     ring = Ring(32, 10)
     with pytest.raises(ValueError, match="finite and fit 32 bits"):
-        ring.to_words(torch.tensor([0.0, bad], dtype=torch.float64))
+        ring.to_words(float64([0.0, bad]))
     assert ring.to_words(torch.tensor([2.0**21 - 1])) == 2**31 - 2**10
 
 

@@ -50,7 +50,8 @@ def sums(found):
 
 def attacked(folder, role, line):
     """Kills one role there, then lets all go on; returns whether it was killed."""
-    sizes, servers = {"north": 2, "south": 1}, ("server-0", "server-1")
+    sizes = {"north": 2, "south": 1}
+    servers = ("server-0", "server-1")
     x = rows(3, 2)
     found = Parties(
         SecureSketch(ones(3), 2, 1.0, 1.0, 1e-5, coalition=AdaptiveCoalition(0)),
@@ -63,7 +64,8 @@ def attacked(folder, role, line):
         play = lambda: found.submit("north", noise=False)  # noqa: E731
     else:
         found.submit(noise=False)
-        if role == "agree":  # the other server has made its roll call
+        # the other server has made its roll call
+        if role == "agree":
             with pytest.raises(TimeoutError):
                 secure.serve(found.at, found.key("server-1"))
         play = lambda: secure.serve(found.at, found.key("server-0"))  # noqa: E731
@@ -73,14 +75,16 @@ def attacked(folder, role, line):
     found.submit(noise=False)
     found.serve()
     after = sums(found)
-    assert after.items() >= left.items() and len(after) == 2
+    assert after.items() >= left.items()
+    assert len(after) == 2
     released = found.release().value
     assert float((released - x.sum(0)).abs().max()) < 12 * float(
         found.session.sums.row_variance.sqrt()[0]
     )
     sent = {path.name: path.read_bytes() for path in found.at.glob("*.frames")}
     found.submit(noise=False), found.serve()
-    assert sums(found) == after and torch.equal(found.release().value, released)
+    assert sums(found) == after
+    assert torch.equal(found.release().value, released)
     assert sent == {path.name: path.read_bytes() for path in found.at.glob("*.frames")}
     shutil.rmtree(folder)
     return done
@@ -92,13 +96,15 @@ def test_a_role_that_is_killed_goes_on_and_releases_once(tmp_path, role, step):
     line = 0
     while attacked(tmp_path / f"{line}", role, line):
         line += step
-    assert line >= 90  # and at the end it was not killed
+    # and at the end it was not killed
+    assert line >= 90
 
 
 def test_the_control_sees_noise_that_is_drawn_again(tmp_path, monkeypatch):
     """Frames of two draws, one at each server: their sum is no sum of anything."""
     monkeypatch.setattr(KeyFile, "once", lambda self, what, make: make())
-    sizes, servers = {"north": 2}, ("server-0", "server-1")
+    sizes = {"north": 2}
+    servers = ("server-0", "server-1")
     found = Parties(
         SecureSketch(ones(2), 2, 1.0, 1.0, 1e-5, coalition=AdaptiveCoalition(0)),
         rows(2, 2),

@@ -13,7 +13,14 @@ import torch
 from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives.ciphers.aead import ChaCha20Poly1305
 from laws import generator
-from parties import HEADER_BYTES, NONCE_BYTES, TAG_BYTES, changed, links_of, opened
+from parties import (
+    HEADER_BYTES,
+    NONCE_BYTES,
+    TAG_BYTES,
+    changed,
+    links_of,
+    opened,
+)
 
 from torchdp.noise import SeededNoise
 from torchdp.privacy import gaussian_log_delta
@@ -35,19 +42,21 @@ SESSION_NONCE = bytes(32)
 
 def protocol(n=24, absent=3, **settings):
     sketch = balanced_osnap(n, 4, 2, generator=generator())
-    settings = {"servers": 3, "coalition": AdaptiveCoalition(absent=absent), **settings}
+    settings = {
+        "servers": 3,
+        "coalition": AdaptiveCoalition(absent=absent),
+        **settings,
+    }
     return SecureSketch(sketch, 3, 1.0, 1.0, 1e-5, **settings)
 
 
 def forged(key, front, words):
     """A frame with this header, true or not, by code of its own."""
     nonce = os.urandom(NONCE_BYTES)
-    body = words.contiguous().numpy().tobytes()
-    return (
-        front
-        + ChaCha20Poly1305(hmac.digest(key, b"frame", "sha256")).encrypt(nonce, body, front)
-        + nonce
-    )
+    body = words.contiguous().numpy()
+    body = body.tobytes()
+    cipher = ChaCha20Poly1305(hmac.digest(key, b"frame", "sha256"))
+    return front + cipher.encrypt(nonce, body, front) + nonce
 
 
 class Run:
@@ -69,7 +78,8 @@ class Run:
 
     def sent(self, first, keys, count=None):
         """Clients' frames by any keys."""
-        shares = self.shares[:, :, first : first + (self.each if count is None else count)]
+        last = first + (self.each if count is None else count)
+        shares = self.shares[:, :, first:last]
         return client_frames(self.protocol, self.session, shares, first, keys)
 
     def servers(self):
@@ -90,7 +100,10 @@ class Run:
 
     def release(self, servers):
         return reveal_frames(
-            self.protocol, self.session, agreed(servers), self.links["analyst"]
+            self.protocol,
+            self.session,
+            agreed(servers),
+            self.links["analyst"],
         ).value
 
 
@@ -110,7 +123,11 @@ def in_one_process(run):
 
 def test_frames_give_the_bits_of_the_protocol_in_one_process():
     pure = PureSecureSketch(
-        balanced_osnap(24, 4, 2, generator=generator()), 3, 1.0, 1.0, coalition=AdaptiveCoalition(2)
+        balanced_osnap(24, 4, 2, generator=generator()),
+        3,
+        1.0,
+        1.0,
+        coalition=AdaptiveCoalition(2),
     )
     for settings in ({}, {"bits": 32}, {"servers": 2}, pure):
         run = Run(pure if settings is pure else protocol(**settings))
@@ -121,10 +138,13 @@ def test_frames_give_the_bits_of_the_protocol_in_one_process():
 def test_words_on_the_links_are_as_many_as_the_formula_says():
     for bits in (32, 64):
         run = Run(protocol(bits=bits))
+        # what a frame carries besides words
         overhead = HEADER_BYTES + TAG_BYTES
         up = sum(len(frame) - overhead for frames in run.frames for frame in frames)
-        down = sum(len(frame) - overhead for frame in agreed(run.fed()))
-        assert up == 3 * 2 * 24 * 3 * bits // 8 and down == 3 * 4 * 3 * bits // 8
+        lists = agreed(run.fed())
+        down = sum(len(frame) - overhead for frame in lists)
+        assert up == 3 * 2 * 24 * 3 * bits // 8
+        assert down == 3 * 4 * 3 * bits // 8
         assert up + down == run.protocol.payload_bytes
 
 
@@ -134,33 +154,45 @@ def test_three_thousand_attacks_in_transit_are_all_found():
     stranger = Run(protocol(), secret=os.urandom(32))
     chance = random.Random(0)
     found = 0
-    target = run.fed(without={(i, 1) for i in range(24)})[1]  # a server whom nobody has reached yet
+    # a server whom nobody has reached yet
+    target = run.fed(without={(i, 1) for i in range(24)})[1]
     full = run.fed()[1]
-    for _ in range(1200):  # changed on its way
+    # changed on its way
+    for _ in range(1200):
         frame = run.frames[chance.randrange(24)][1]
         with pytest.raises(FrameError):
             target.receive(changed(frame, chance))
         found += 1
-    for _ in range(900):  # a true frame in the wrong place: another server's, session's or sender's
+    # a true frame in the wrong place: another server's, session's or sender's
+    for _ in range(900):
         i = chance.randrange(24)
         wrong = chance.choice(
-            [run.frames[i][chance.choice([0, 2])], other.frames[i][1], stranger.frames[i][1]]
+            [
+                run.frames[i][chance.choice([0, 2])],
+                other.frames[i][1],
+                stranger.frames[i][1],
+            ]
         )
         with pytest.raises(FrameError):
             target.receive(wrong)
         found += 1
-    for _ in range(150):  # one client's frame passed off as another's, under a header that says so
+    # one client's frame passed off as another's, under a header that says so
+    for _ in range(150):
         i, j = chance.sample(range(24), 2)
+        header = run.frames[j][1][:HEADER_BYTES]
         with pytest.raises(FrameError):
-            target.receive(run.frames[j][1][:HEADER_BYTES] + run.frames[i][1][HEADER_BYTES:])
+            target.receive(header + run.frames[i][1][HEADER_BYTES:])
         found += 1
-    assert not target.seen.any()  # nothing of all this left a trace
-    for _ in range(600):  # repeated
+    # nothing of all this left a trace
+    assert not target.seen.any()
+    # repeated
+    for _ in range(600):
         with pytest.raises(FrameError, match="repeats"):
             full.receive(run.frames[chance.randrange(24)][1])
         found += 1
     few = Run(protocol(n=8, absent=1))
-    for _ in range(150):  # dropped: too many are missing, at one server or spread over all
+    # dropped: too many are missing, at one server or spread over all
+    for _ in range(150):
         lost = {(i, chance.randrange(3)) for i in chance.sample(range(8), chance.randrange(2, 9))}
         with pytest.raises(FrameError, match="did not reach every server"):
             agreed(few.fed(without=lost))
@@ -171,20 +203,30 @@ def test_three_thousand_attacks_in_transit_are_all_found():
 def test_clients_who_reached_only_some_servers_are_left_out_everywhere():
     run = Run(protocol())
     gone = torch.zeros(24, dtype=torch.bool)
+    # whose frames miss one server or several
     gone[[2, 11, 20]] = True
-    servers = run.fed(without={(2, 0), (11, 1), (11, 2), (20, 0), (20, 1), (20, 2)})
+    servers = run.fed(
+        without={
+            (2, 0),
+            (11, 1),
+            (11, 2),
+            (20, 0),
+            (20, 1),
+            (20, 2),
+        }
+    )
     words = run.protocol.randomize(run.A, noise=SeededNoise(1)).values
     words[:, gone] = 0
-    sums = torch.zeros(4, 3, dtype=torch.int64).index_add_(
-        0, run.protocol.sketch.rows.flatten(), words.flatten(0, 1)
-    )
+    sums = torch.zeros(4, 3, dtype=torch.int64)
+    sums.index_add_(0, run.protocol.sketch.rows.flatten(), words.flatten(0, 1))
     assert torch.equal(run.release(servers), run.protocol.ring.to_reals(sums) / 2**0.5)
 
 
 def test_a_server_whom_nobody_may_miss_holds_its_sums_alone():
     run = Run(protocol(absent=0))
     for server in run.fed():
-        held = sum(getattr(each, "nbytes", 0) for each in vars(server).values())
+        state = vars(server).values()
+        held = sum(getattr(each, "nbytes", 0) for each in state)
         # the sums; of each client whether it is here, and the range of its key
         assert held == 4 * 3 * 8 + 17 * 24
 
@@ -204,7 +246,11 @@ def test_attacks_on_roll_calls_and_sums_are_found():
     ):
         with pytest.raises(FrameError):
             servers[1].agree(wrong)
-    for back in (servers[0], servers[2]):  # reflected to its sender, or to a third
+    # reflected to its sender, or to a third
+    for back in (
+        servers[0],
+        servers[2],
+    ):
         with pytest.raises(FrameError):
             back.agree(call)
     for _ in range(200):
@@ -233,7 +279,10 @@ def test_attacks_on_roll_calls_and_sums_are_found():
     for _ in range(200):
         with pytest.raises(FrameError):
             reveal_frames(
-                run.protocol, run.session, [sums[0], changed(sums[1], chance), sums[2]], analyst
+                run.protocol,
+                run.session,
+                [sums[0], changed(sums[1], chance), sums[2]],
+                analyst,
             )
     with pytest.raises(FrameError):
         reveal_frames(run.protocol, other.session, sums, analyst)
@@ -246,7 +295,10 @@ def test_sums_over_different_clients_are_not_put_together():
     second = agreed(run.fed(without={(5, 0)}))
     with pytest.raises(FrameError, match="same clients"):
         reveal_frames(
-            run.protocol, run.session, [first[0], second[1], first[2]], run.links["analyst"]
+            run.protocol,
+            run.session,
+            [first[0], second[1], first[2]],
+            run.links["analyst"],
         )
 
 
@@ -283,7 +335,10 @@ def test_a_fast_server_does_not_close_a_slow_ones_doors():
     with pytest.raises(FrameError, match="begun to agree"):
         servers[1].receive(run.frames[0][1])
     released = reveal_frames(
-        run.protocol, run.session, [s.publish() for s in servers], run.links["analyst"]
+        run.protocol,
+        run.session,
+        [s.publish() for s in servers],
+        run.links["analyst"],
     ).value
     assert torch.equal(released, run.release(full))
 
@@ -298,10 +353,14 @@ def test_outside_the_model_a_server_that_lies_about_its_sum_is_believed():
     lies = client_frames(run.protocol, run.session, own, 5, run.keys[5])
     for i, frames in enumerate(run.frames):
         for k, server in enumerate(servers):
-            server.receive((lies if (i, k) == (5, 1) else frames)[k])  # who has its key
+            # who has its key
+            server.receive((lies if (i, k) == (5, 1) else frames)[k])
     lie = agreed(servers)[1]
     released = reveal_frames(
-        run.protocol, run.session, [sums[0], lie, sums[2]], run.links["analyst"]
+        run.protocol,
+        run.session,
+        [sums[0], lie, sums[2]],
+        run.links["analyst"],
     ).value
     moved = torch.zeros(4, 3, dtype=torch.float64)
     moved[run.protocol.sketch.rows[0, 5]] = 2**-0.5
@@ -323,30 +382,30 @@ def test_one_client_can_not_speak_for_another():
             ]
             for first, count in tries:
                 for server, frame in zip(
-                    servers, run.sent(first, run.keys[mine], count), strict=True
+                    servers,
+                    run.sent(first, run.keys[mine], count),
+                    strict=True,
                 ):
                     with pytest.raises(FrameError, match=r"tag|issued no key"):
                         server.receive(frame)
-            for k, server in enumerate(servers):  # nor under the other's own header
+            # nor under the other's own header
+            for k, server in enumerate(servers):
+                header = run.frames[other][k][:HEADER_BYTES]
+                frame = forged(run.keys[mine][k], header, run.shares[k][:, :each])
                 with pytest.raises(FrameError, match="tag"):
-                    server.receive(
-                        forged(
-                            run.keys[mine][k],
-                            run.frames[other][k][:HEADER_BYTES],
-                            run.shares[k][:, :each],
-                        )
-                    )
-                with pytest.raises(InvalidTag):  # nor read them
+                    server.receive(frame)
+                # nor read them
+                with pytest.raises(InvalidTag):
                     opened(run.keys[mine][k], run.frames[other][k])
         assert not any(server.seen.any() for server in servers)
-        for k, server in enumerate(servers):  # with its own keys all of it succeeds
+        # with its own keys all of it succeeds
+        for k, server in enumerate(servers):
             assert torch.equal(
                 opened(run.keys[2][k], run.frames[2][k]),
                 run.shares[k, :, 2 * each : 3 * each].flatten(),
             )
-            server.receive(
-                forged(run.keys[2][k], run.frames[2][k][:HEADER_BYTES], run.shares[k][:, :each])
-            )
+            header = run.frames[2][k][:HEADER_BYTES]
+            server.receive(forged(run.keys[2][k], header, run.shares[k][:, :each]))
             assert server.seen.nonzero()[:, 0].tolist() == list(range(2 * each, 3 * each))
 
 
@@ -360,15 +419,22 @@ def test_a_server_opens_frames_of_the_clients_it_issued_a_key_to_and_of_nobody_e
         with pytest.raises(FrameError, match="issued no key"):
             server.receive(run.sent(first, keys[0], count)[0])
     server.enrol(8, 8, keys[1][0])
-    for first, count in ((8, 3), (15, 1), (11, 4)):  # one organisation in three frames
+    # one organisation in three frames
+    for first, count in (
+        (8, 3),
+        (15, 1),
+        (11, 4),
+    ):
         server.receive(run.sent(first, keys[1], count)[0])
     assert server.seen.nonzero()[:, 0].tolist() == list(range(8, 16))
     # keys of one session open no other's
     later = Server(p, p.session(bytes(range(1, 33))), 0, run.links["server 0"])
     issued = [each.issue(first, 8) for each in (later, server) for first in (0, 16)]
-    assert len(set(issued)) == 4 and all(len(key) == 32 for key in issued)
+    assert len(set(issued)) == 4
+    assert all(len(key) == 32 for key in issued)
+    frames = run.sent(0, [issued[0]] * 3)
     with pytest.raises(FrameError, match="another session"):
-        later.receive(run.sent(0, [issued[0]] * 3)[0])
+        later.receive(frames[0])
     with pytest.raises(FrameError, match="no key for the link"):
         server.roll_call(99)
 
@@ -387,9 +453,12 @@ def test_who_has_no_key_of_a_link_reads_nothing():
         # with the keys they do
         assert torch.equal(reconstruct(torch.stack(read)), words[:, i].flatten())
         for key, frame in zip(
-            run.keys[i - 1] + run.keys[i][::-2], run.frames[i] + run.frames[i][::2], strict=True
+            run.keys[i - 1] + run.keys[i][::-2],
+            run.frames[i] + run.frames[i][::2],
+            strict=True,
         ):
-            with pytest.raises(InvalidTag):  # other clients' keys, and those of other servers
+            # other clients' keys, and those of other servers
+            with pytest.raises(InvalidTag):
                 opened(key, frame)
         assert len({run.sent(i, run.keys[i])[0][HEADER_BYTES:] for _ in range(20)}) == 20
 
@@ -400,7 +469,12 @@ def test_drop_outs_leave_the_noise_that_colluders_were_counted_for():
     """
     for absent in (0, 10):
         p = SecureSketch(
-            ones(30), 1, 1.0, 1.0, 1e-6, coalition=AdaptiveCoalition(10, absent=absent)
+            ones(30),
+            1,
+            1.0,
+            1.0,
+            1e-6,
+            coalition=AdaptiveCoalition(10, absent=absent),
         )
         exact = gaussian_log_delta(float(p.sigma[0]) * math.sqrt(10), 1.0, 2.0)
         run = Run(p)
@@ -408,9 +482,27 @@ def test_drop_outs_leave_the_noise_that_colluders_were_counted_for():
         for gone in (10, 11):
             servers = run.fed(without={(i, i % 2) for i in range(gone)})
             if gone <= absent:
-                assert reveal_frames(p, run.session, agreed(servers), run.links["analyst"]).n == 20
+                assert (
+                    reveal_frames(
+                        p,
+                        run.session,
+                        agreed(servers),
+                        run.links["analyst"],
+                    ).n
+                    == 20
+                )
             else:
-                with pytest.raises(FrameError, match=f"{gone} of 30 .* absent = {absent} drop out"):
+                with pytest.raises(
+                    FrameError,
+                    match=f"{gone} of 30 .* absent = {absent} drop out",
+                ):
                     agreed(servers)
     with pytest.raises(ValueError, match=r"corrupt \+ absent must be below"):
-        SecureSketch(ones(30), 1, 1.0, 1.0, 1e-6, coalition=AdaptiveCoalition(20, absent=10))
+        SecureSketch(
+            ones(30),
+            1,
+            1.0,
+            1.0,
+            1e-6,
+            coalition=AdaptiveCoalition(20, absent=10),
+        )

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from laws import byte_chi_square
+from laws import byte_chi_square, generator
 from scipy.stats import chi2
 
 from torchdp.noise import Noise, SeededNoise
@@ -19,8 +19,10 @@ class Given(Noise):
 
     def fill(self, words):
         given = self.given.flatten()
-        if given.dtype == torch.int32:  # two in one
-            given = torch.cat([given, given.new_zeros(len(given) % 2)]).view(torch.int64)
+        # two in one
+        if given.dtype == torch.int32:
+            odd = given.new_zeros(len(given) % 2)
+            given = torch.cat([given, odd]).view(torch.int64)
         words.copy_(given)
 
 
@@ -37,21 +39,23 @@ def test_guarantee_every_byte_of_the_masks_is_uniform(dtype):
 @pytest.mark.parametrize("dtype", [torch.int32, torch.int64])
 def test_masks_are_drawn_on_the_gpu_where_they_are_wanted(dtype):
     drawn = masks((200_000,), dtype, Noise("cuda"))
-    assert drawn.is_cuda and byte_chi_square(drawn.cpu()) < LIMIT
+    assert drawn.is_cuda
+    assert byte_chi_square(drawn.cpu()) < LIMIT
 
 
 def test_the_byte_test_sees_63_bits():
-    words = torch.empty(200_000, dtype=torch.int64).random_(
-        generator=torch.Generator().manual_seed(7)
-    )
-    assert (words >= 0).all() and byte_chi_square(words) > 100 * LIMIT
+    words = torch.empty(200_000, dtype=torch.int64)
+    words.random_(generator=generator(7))
+    assert (words >= 0).all()
+    assert byte_chi_square(words) > 100 * LIMIT
 
 
 def test_shapes_and_odd_sizes():
     for shape in ((0,), (1,), (3, 5), (2**15 + 1,), (2, 0, 4)):
         for dtype in (torch.int32, torch.int64):
             words = masks(shape, dtype, SeededNoise(1))
-            assert words.shape == shape and words.dtype == dtype
+            assert words.shape == shape
+            assert words.dtype == dtype
 
 
 DTYPES = [torch.int32, torch.int64]
@@ -59,9 +63,8 @@ DTYPES = [torch.int32, torch.int64]
 
 def words(dtype, *shape):
     info = torch.iinfo(dtype)
-    drawn = torch.empty(shape, dtype=dtype).random_(
-        info.min, None, generator=torch.Generator().manual_seed(1)
-    )
+    drawn = torch.empty(shape, dtype=dtype)
+    drawn.random_(info.min, None, generator=generator(1))
     drawn.view(-1)[:3] = torch.tensor([info.min, info.max, 0], dtype=dtype)
     return drawn
 
@@ -71,7 +74,8 @@ def words(dtype, *shape):
 def test_shares_add_up_at_the_ends_of_the_ring_too(dtype, servers):
     secret = words(dtype, 4, 25)
     shares = share(secret, servers)
-    assert shares.shape == (servers, 4, 25) and shares.dtype == dtype
+    assert shares.shape == (servers, 4, 25)
+    assert shares.dtype == dtype
     assert torch.equal(reconstruct(shares), secret)
 
 
@@ -80,7 +84,8 @@ def test_shares_add_up_at_the_ends_of_the_ring_too(dtype, servers):
 def test_guarantee_any_all_but_one_shares_are_a_bijection_of_the_masks_for_every_message(
     dtype, servers
 ):
-    wanted = words(dtype, servers - 1, 500)  # what the coalition is to see
+    # what the coalition is to see
+    wanted = words(dtype, servers - 1, 500)
     info = torch.iinfo(dtype)
     for left_out in range(servers):
         seen = [k for k in range(servers) if k != left_out]
@@ -91,7 +96,8 @@ def test_guarantee_any_all_but_one_shares_are_a_bijection_of_the_masks_for_every
         ):
             all_shares = torch.empty(servers, 500, dtype=dtype)
             all_shares[seen] = wanted
-            all_shares[left_out] = secret - wanted.sum(0, dtype=dtype)  # the only value that fits
+            # the only value that fits
+            all_shares[left_out] = secret - wanted.sum(0, dtype=dtype)
             shares = share(secret, servers, noise=Given(all_shares[:-1]))
             # these masks, and so no others, show the coalition ``wanted``
             assert torch.equal(shares, all_shares)

@@ -12,7 +12,7 @@ import pytest
 import torch
 from channels import nested
 from contract import MessageContract, Unbiased
-from laws import hockey_stick
+from laws import float64, hockey_stick
 from scipy.special import betainc
 from scipy.stats import binom, multinomial
 
@@ -46,7 +46,10 @@ KINDS = {
     "SymmetricUnaryEncoding": lambda e: SymmetricUnaryEncoding(64, e),
     "nested": lambda e: nested(64, e),
     "shifts": lambda e: ShiftStrategy(
-        torch.arange(64)[None] < torch.tensor([[9], [24]]), torch.ones(2), 64, e
+        torch.arange(64)[None] < torch.tensor([[9], [24]]),
+        torch.ones(2),
+        64,
+        e,
     ),
     "PrivUnit": lambda e: PrivUnit(32, e),
     "DuchiJordanWainwright": lambda e: DuchiJordanWainwright(1, e),
@@ -70,9 +73,11 @@ def of_two_types(client, n):
     p = client.p
     q = client.q
     a, b = np.indices((n + 1, n + 1))
-    others = multinomial.pmf(np.stack([a, b, n - 1 - a - b], -1), n - 1, [q, q, p])
+    counts = np.stack([a, b, n - 1 - a - b], -1)
+    others = multinomial.pmf(counts, n - 1, [q, q, p])
     up = [np.roll(others, 1, axis) for axis in (0, 1)]
-    return p * up[0] + q * up[1] + q * others, q * up[0] + p * up[1] + q * others
+    one = p * up[0] + q * up[1] + q * others
+    return one, q * up[0] + p * up[1] + q * others
 
 
 class CrowdContract(MessageContract):
@@ -80,10 +85,14 @@ class CrowdContract(MessageContract):
         raise NotImplementedError
 
     def loss(self, protocol):
-        return least(lambda epsilon: self.divergence(protocol, epsilon), protocol.delta)
+        return least(
+            lambda epsilon: self.divergence(protocol, epsilon),
+            protocol.delta,
+        )
 
     def test_a_wrong_constant_breaks_the_guarantee(self):
         client = self.protocol.client
+        # half as much epsilon again for each client
         louder = dataclasses.replace(client, epsilon=1.5 * client.epsilon)
         assert self.loss(dataclasses.replace(self.protocol, client=louder)) > self.bound(
             self.protocol
@@ -93,7 +102,12 @@ class CrowdContract(MessageContract):
 class TestAmplified(Unbiased, CrowdContract):
     protocol = Amplified(RandomizedResponse(3, 1.0), N, DELTA)
     x = TYPES
-    bad: ClassVar = [torch.tensor([3]), torch.tensor([-1]), torch.tensor([0.5]), TYPES[None]]
+    bad: ClassVar = [
+        torch.tensor([3]),
+        torch.tensor([-1]),
+        torch.tensor([0.5]),
+        TYPES[None],
+    ]
 
     def divergence(self, protocol, epsilon):
         return hockey_stick(*of_two_types(protocol.client, protocol.users), epsilon)
@@ -107,14 +121,23 @@ class TestAmplifiedVectors(Unbiased, CrowdContract):
 
     protocol = Amplified(DuchiJordanWainwright(1, 1.0), N, DELTA)
     x = torch.linspace(-1, 1, N, dtype=torch.float64)[:, None]
-    bad: ClassVar = [torch.ones(3, 2), torch.full((3, 1), 1.5), torch.ones(3)]
+    bad: ClassVar = [
+        torch.ones(3, 2),
+        torch.full((3, 1), 1.5),
+        torch.ones(3),
+    ]
 
     def divergence(self, protocol, epsilon):
         flip = 1 / (1 + math.exp(protocol.client.epsilon))
         n = protocol.users
         others = binom.pmf(np.arange(n + 1), n - 1, flip)
-        one, zero = ((1 - q) * others + q * np.roll(others, 1) for q in (flip, 1 - flip))
-        return max(hockey_stick(one, zero, epsilon), hockey_stick(zero, one, epsilon))
+        more = np.roll(others, 1)
+        one = (1 - flip) * others + flip * more
+        zero = flip * others + (1 - flip) * more
+        return max(
+            hockey_stick(one, zero, epsilon),
+            hockey_stick(zero, one, epsilon),
+        )
 
     def truth(self):
         return self.x.mean(0)
@@ -127,34 +150,53 @@ def by_counts(blanket, epsilon, n):
     alone = blanket.member - both
     e = math.exp(epsilon)
     rest = (r - 1) * blanket.member
-    mass = np.array([alone, alone, both, max(1 - rest - 2 * alone - both, 0.0), rest])
+    neither = max(1 - rest - 2 * alone - both, 0.0)
+    mass = np.array([alone, alone, both, neither, rest])
+    # of the difference of the two chances on each part
     value = np.array([r - e, 1 - r * e, r * (1 - e), 1 - e, 0.0])
-    counts = np.array([c for c in itertools.product(range(n + 1), repeat=5) if sum(c) == n])
-    return float(multinomial.pmf(counts, n, mass / mass.sum()) @ np.maximum(counts @ value, 0)) / n
+    every = itertools.product(range(n + 1), repeat=5)
+    counts = np.array([c for c in every if sum(c) == n])
+    chances = multinomial.pmf(counts, n, mass / mass.sum())
+    return float(chances @ np.maximum(counts @ value, 0)) / n
 
 
 def by_binomials(local, epsilon, n):
     """The same where sets share nothing and fill all: K ~ Binomial(n, 2 q) bits, Binomial(K, 1/2)
     of them the one's.
     """
+    # the ratio of one client, and E the one that the crowd is asked for
     e = math.exp(local)
     E = math.exp(epsilon)
     other = 1 - e * E
     step = (e - E) - (1 - e * E)
     K = np.arange(1, n + 1)
+    # how many of the users' bits are of the two types
     weight = binom.pmf(K, n, 2 / (e + 1))
     K = K[weight > 1e-40]
     weight = weight[weight > 1e-40]
     first = np.floor(-other * K / step)
-    part = other * K * binom.sf(first, K, 0.5) + step * K / 2 * binom.sf(first - 1, K - 1, 0.5)
+    part = other * K * binom.sf(first, K, 0.5)
+    part += step * K / 2 * binom.sf(first - 1, K - 1, 0.5)
     return float(weight @ np.maximum(part, 0)) / n
 
 
 @pytest.mark.parametrize(
     ("local", "epsilon", "n"),
     [
-        *((1, 0.03, 10**4), (2, 0.1, 10**4), (2, 0.01, 10**6), (4, 3.0, 100), (8, 1.1, 10**5)),
-        *((8, 7.0, 1000), (0.5, 1e-3, 10**6), (1, 0.5, 10), (1, 0.9, 3), (1e-6, 1e-8, 1000)),
+        *(
+            (1, 0.03, 10**4),
+            (2, 0.1, 10**4),
+            (2, 0.01, 10**6),
+            (4, 3.0, 100),
+            (8, 1.1, 10**5),
+        ),
+        *(
+            (8, 7.0, 1000),
+            (0.5, 1e-3, 10**6),
+            (1, 0.5, 10),
+            (1, 0.9, 3),
+            (1e-6, 1e-8, 1000),
+        ),
     ],
 )
 def test_the_bound_is_the_exact_sum_of_binomials(local, epsilon, n):
@@ -166,7 +208,8 @@ def test_the_bound_is_the_exact_sum_of_binomials(local, epsilon, n):
 
 
 @pytest.mark.parametrize(
-    "blanket", [KINDS[name](2.0).blanket for name in ("SubsetSelection", "HadamardResponse")]
+    "blanket",
+    [KINDS[name](2.0).blanket for name in ("SubsetSelection", "HadamardResponse")],
 )
 @pytest.mark.parametrize("n", [1, 3, 8])
 def test_the_bound_is_the_exact_sum_over_all_counts(blanket, n):
@@ -175,7 +218,8 @@ def test_the_bound_is_the_exact_sum_over_all_counts(blanket, n):
 
 
 def test_guarantee_a_part_that_is_never_positive_costs_nothing():
-    assert positive_part(np.array([0.5, 0.5]), np.array([-1.0, 0.0]), 100) == 0
+    halves = np.array([0.5, 0.5])
+    assert positive_part(halves, np.array([-1.0, 0.0]), 100) == 0
 
 
 @pytest.mark.parametrize("name", KINDS)
@@ -183,10 +227,12 @@ def test_guarantee_a_crowd_hides_more_than_the_clones_and_less_where_it_is_small
     """In n, in epsilon, in the local epsilon; to what the sum is off, 1 %."""
     client = KINDS[name](2.0)
     at = [Amplified(client, n, 1e-6).delta_at(0.2) for n in (10, 10**3, 10**5, 10**8)]
-    assert (np.diff(at) <= 0).all() and at[-1] < 1e-100
+    assert (np.diff(at) <= 0).all()
+    assert at[-1] < 1e-100
     crowd = Amplified(client, 1000, 1e-6)
     fall = [crowd.delta_at(epsilon) for epsilon in (0.0, 0.05, 0.2, 1.0, 2.0)]
-    assert (np.diff(fall) < 0).all() and fall[-1] == 0
+    assert (np.diff(fall) < 0).all()
+    assert fall[-1] == 0
     assert crowd.guarantee.epsilon <= Amplified(KINDS[name](2.5), 1000, 1e-6).guarantee.epsilon
     assert fall[2] <= blanket_delta(Blanket.unknown(client.guarantee.epsilon), 0.2, 1000) * 1.01
 
@@ -195,6 +241,7 @@ def test_guarantee_a_crowd_hides_more_than_the_clones_and_less_where_it_is_small
 @pytest.mark.parametrize("local", [1e-3, 12.0, 30.0])
 def test_extreme_epsilons(name, local):
     """At most the local epsilon; next to nothing in the largest crowds."""
+    # as much or as little as each client can be asked
     client = KINDS[name](local)
     for n in (1, 100, 10**12):
         found = Amplified(client, n, 1e-9)
@@ -214,13 +261,17 @@ def test_tables_and_closed_forms_agree():
     response = RandomizedResponse(5, 1.3)
     subsets = SubsetSelection(6, 0.4)
     hadamard = HadamardResponse(5, 0.7)
-    odd = [[bin((x + 1) & y).count("1") % 2 for y in range(hadamard.outputs)] for x in range(5)]
+    odd = [[((x + 1) & y).bit_count() % 2 for y in range(hadamard.outputs)] for x in range(5)]
+    held = [[x in each for each in sets(subsets)] for x in range(6)]
     circle = ShiftStrategy(
-        torch.tensor([[1, 0, 0, 0, 0], [1, 1, 0, 1, 0]], dtype=torch.bool), torch.ones(2), 5, 1.1
+        torch.tensor([[1, 0, 0, 0, 0], [1, 1, 0, 1, 0]], dtype=torch.bool),
+        torch.ones(2),
+        5,
+        1.1,
     )
     found = [
         (response, torch.eye(5, dtype=torch.bool)),
-        (subsets, torch.tensor([[x in each for each in sets(subsets)] for x in range(6)])),
+        (subsets, torch.tensor(held)),
         (hadamard, torch.tensor(odd) == 0),
         (circle, None),
     ]
@@ -234,18 +285,24 @@ def test_tables_and_closed_forms_agree():
         blanket = Blanket.of_table(laws, client.epsilon)
         for part in ("member", "both"):
             assert math.isclose(
-                getattr(blanket, part), getattr(client.blanket, part), rel_tol=1e-11, abs_tol=1e-14
+                getattr(blanket, part),
+                getattr(client.blanket, part),
+                rel_tol=1e-11,
+                abs_tol=1e-14,
             )
 
 
 def test_guarantee_caps_of_opposite_points_are_what_the_ball_shares_least():
     """Shares of a cap by scipy; its chance is e^epsilon that share over all."""
     client = PrivUnit(32, 2.0)
+    # of the sphere beyond the cap's threshold
     share = betainc(16, 16, (1 - client.cap.threshold) / 2)
     blanket = client.blanket
     large = math.exp(2.0) * share / (1 + math.expm1(2.0) * share)
-    assert math.isclose(blanket.member * math.exp(2.0), large, rel_tol=1e-9) and blanket.both == 0
-    assert share < 0.5  # so that opposite ones are apart
+    assert math.isclose(blanket.member * math.exp(2.0), large, rel_tol=1e-9)
+    assert blanket.both == 0
+    # so that opposite ones are apart
+    assert share < 0.5
 
 
 def test_guarantee_two_types_take_the_exact_pairs():
@@ -266,18 +323,22 @@ def test_guarantee_composed_curves_are_never_below_one_use():
     loss = crowd.distribution(16)
     assert once * (1 - 1e-3) < loss.get_epsilon_for_delta(1e-6) < once * 1.01
     many = loss.self_compose(16).get_epsilon_for_delta(1e-6)
-    assert 4 * once < many < 5 * once  # of 16 by adding up
+    # of 16 by adding up
+    assert 4 * once < many < 5 * once
     assert math.isclose(composed_epsilon([crowd.curve], 16, 1e-6), many, rel_tol=1e-3)
     points = np.array([-0.2, -0.05, 0.0, 0.05, 0.2, 4.0, 5.0])
     curve = crowd.curve(points)
-    assert math.isclose(curve[4], crowd.delta_at(0.2)) and curve[6] == 0
+    assert math.isclose(curve[4], crowd.delta_at(0.2))
+    assert curve[6] == 0
     assert math.isclose(curve[0], -math.expm1(-0.2) + math.exp(-0.2) * curve[4])
 
 
 @pytest.mark.parametrize("name", ["RandomizedResponse", "shifts", "PrivUnit"])
 def test_guarantee_calibrated_crowds_are_private_and_no_louder_ones(name):
     found = Amplified.calibrated(KINDS[name], 10**4, 1.0, 1e-6)
-    assert found.epsilon == found.guarantee.epsilon == 1.0 and found.delta_at(1.0) <= 1e-6
+    assert found.epsilon == found.guarantee.epsilon == 1.0
+    assert found.delta_at(1.0) <= 1e-6
+    # a thousandth more epsilon for each client is too much
     louder = KINDS[name](found.client.epsilon * 1.001)
     assert Amplified(louder, 10**4, 1e-6).delta_at(1.0) > 1e-6
     assert Amplified.calibrated(
@@ -292,9 +353,12 @@ def test_guarantee_absent_users_hide_nobody_and_too_few_are_refused():
     client = RandomizedResponse(3, 2.0)
     crowd = Amplified(client, 100, 1e-5, absent=20)
     assert crowd.guarantee == Amplified(client, 80, 1e-5).guarantee
+    # the fewest who hide each other as stated
     heard = crowd.collect(torch.zeros(80, dtype=torch.int64))
     more = crowd.collect(torch.zeros(300, dtype=torch.int64))
-    assert crowd.analyse(heard).n == 80 and crowd.analyse(more).n == 300  # more hide no less
+    assert crowd.analyse(heard).n == 80
+    # more hide no less
+    assert crowd.analyse(more).n == 300
     with pytest.raises(ValueError, match="tally must be of at least 80 users"):
         crowd.analyse(crowd.collect(torch.zeros(79, dtype=torch.int64)))
 
@@ -303,32 +367,39 @@ def test_guarantee_messages_leave_in_an_order_that_says_nothing():
     """The first of five users is the only one of its type; at this epsilon all say the truth."""
     crowd = Amplified(RandomizedResponse(2, 30.0), 5, 1e-6)
     x = torch.tensor([1, 0, 0, 0, 0])
-    place = [int(crowd.randomize(x, noise=SeededNoise(seed)).argmax()) for seed in range(500)]
-    assert np.bincount(place, minlength=5).min() > 60  # of 100, four deviations
+    sent = [crowd.randomize(x, noise=SeededNoise(seed)) for seed in range(500)]
+    place = [int(each.argmax()) for each in sent]
+    # of 100, four deviations
+    assert np.bincount(place, minlength=5).min() > 60
     assert not torch.equal(
-        RandomizedResponse(2, 30.0).randomize(x), torch.zeros(5, dtype=torch.int64)
+        RandomizedResponse(2, 30.0).randomize(x),
+        torch.zeros(5, dtype=torch.int64),
     )
 
 
 def test_guarantee_sums_of_floats_do_not_show_the_order():
     """1e8 and two halves of its last bit: a sum in the users' order would be another number."""
     crowd = Amplified(PrivUnit(2, 1.0), 3, 1e-6)
-    x = torch.tensor([[1.0, 0.0], [0.5, 0.0], [-1.0, 0.0]], dtype=torch.float64)
-    orders = {tuple(x[SeededNoise(seed).permutation(3)].flatten().tolist()) for seed in range(40)}
-    same = [
-        torch.equal(
-            crowd.collect(x, noise=SeededNoise(s))["sum"],
-            crowd.client.collect(x, noise=SeededNoise(s))["sum"],
-        )
-        for s in range(40)
-    ]
-    assert len(orders) == 6 and not all(same)
+    x = float64([[1.0, 0.0], [0.5, 0.0], [-1.0, 0.0]])
+    orders = set()
+    same = []
+    for seed in range(40):
+        # the order that a crowd draws first
+        order = SeededNoise(seed).permutation(3)
+        orders.add(tuple(x[order].flatten().tolist()))
+        mixed = crowd.collect(x, noise=SeededNoise(seed))["sum"]
+        alone = crowd.client.collect(x, noise=SeededNoise(seed))["sum"]
+        same.append(torch.equal(mixed, alone))
+    # all orders of three users
+    assert len(orders) == 6
+    assert not all(same)
 
 
 def test_guarantee_what_arithmetic_costs_is_paid_for_every_user():
     client = PrivUnit(4, 2.0)
     promise = Amplified(client, 1000, 1e-6).guarantee
-    assert promise.arithmetic is Arithmetic.ROUNDED and promise.delta == 1e-6
+    assert promise.arithmetic is Arithmetic.ROUNDED
+    assert promise.delta == 1e-6
     assert math.isclose(promise.variation, 1000 * client.variation, rel_tol=1e-12)
 
 
@@ -338,11 +409,8 @@ def test_guarantee_relays_send_what_their_client_sends():
     def below(kind):
         return [each for one in kind.__subclasses__() for each in (one, *below(one))]
 
-    own = [
-        kind
-        for kind in below(Relay)
-        if kind is not Amplified and kind.__module__.startswith("torchdp")
-    ]
+    relays = [kind for kind in below(Relay) if kind is not Amplified]
+    own = [kind for kind in relays if kind.__module__.startswith("torchdp")]
     assert len(own) > 5
     assert all(kind.randomize_unchecked is Relay.randomize_unchecked for kind in own)
     W = torch.ones(4, 4, dtype=torch.float64).tril()
@@ -354,8 +422,17 @@ def test_guarantee_relays_send_what_their_client_sends():
 
 def chances(member, both, epsilon):
     """Of one large set alone, of another alone, of both, of neither, and of the user's own rest."""
+    # what only the user's own message puts there
     rest = math.expm1(epsilon) * member
-    return np.array([member - both, member - both, both, 1 - rest - 2 * member + both, rest])
+    return np.array(
+        [
+            member - both,
+            member - both,
+            both,
+            1 - rest - 2 * member + both,
+            rest,
+        ]
+    )
 
 
 @pytest.mark.parametrize("epsilon", [0.01, 0.5, 3.0, 12.0])
@@ -366,15 +443,20 @@ def test_guarantee_chances_of_a_blanket_add_up(epsilon):
     for share in (0.1, 0.4999, 0.5, 0.51, 0.9, 0.999):
         blanket = Blanket.two_level(epsilon, share)
         found = chances(blanket.member, blanket.both, epsilon)
-        assert found.min() > -1e-15 and math.isclose(found.sum(), 1.0, rel_tol=1e-15)
-        assert (chances(blanket.member, 0.0, epsilon).min() < -1e-9) == (share > 0.5)  # the control
+        assert found.min() > -1e-15
+        assert math.isclose(found.sum(), 1.0, rel_tol=1e-15)
+        # the control
+        assert (chances(blanket.member, 0.0, epsilon).min() < -1e-9) == (share > 0.5)
         assert blanket.both >= Blanket.two_level(epsilon, share, max(0.0, 2 * share - 1)).both * (
             1 - 1e-12
         )
 
 
 def test_a_set_more_likely_than_one_is_refused():
-    with pytest.raises(ValueError, match=r"member must be at most e\^-epsilon = 0.367879"):
+    with pytest.raises(
+        ValueError,
+        match=r"member must be at most e\^-epsilon = 0.367879",
+    ):
         Blanket(1.0, 0.4)
     # where all is in the set, so is the other's
     assert Blanket(1.0, math.exp(-1.0)).both == math.exp(-1.0)
@@ -397,7 +479,8 @@ class Louder(RandomizedResponse):
 
 def test_guarantee_a_blanket_of_less_than_the_guarantee_hides_nobody():
     with pytest.raises(
-        ValueError, match=r"client must have a blanket of its guarantee's epsilon = 8 or more"
+        ValueError,
+        match=r"client must have a blanket of its guarantee's epsilon = 8 or more",
     ):
         Amplified(Louder(4, 1.0), 1000, 1e-6)
     assert Amplified(Louder(4, 1.0, 0.9), 1000, 1e-6).guarantee.epsilon < 0.5

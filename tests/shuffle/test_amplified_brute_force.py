@@ -11,14 +11,15 @@ import math
 import numpy as np
 import pytest
 import torch
-from laws import hockey_stick
+from laws import float64, hockey_stick
 
 from torchdp import randomizers
 from torchdp.privacy.blanket import Blanket
 from torchdp.shuffle import Amplified
 from torchdp.shuffle.amplified import blanket_delta
 
-SHARES = (0.0, 0.1, 0.3, 0.6)  # of the local epsilon
+# of the local epsilon
+SHARES = (0.0, 0.1, 0.3, 0.6)
 # what only a third value makes likely
 THIRD = np.array([[0.6, 0.3, 0.1], [0.3, 0.6, 0.1], [0.05, 0.05, 0.9]])
 
@@ -43,32 +44,36 @@ def subsets(k, epsilon):
 
 def hadamard(k, epsilon):
     client = randomizers.HadamardResponse(k, epsilon)
-    odd = [[bin((x + 1) & y).count("1") % 2 for y in range(client.outputs)] for x in range(k)]
+    odd = [[((x + 1) & y).bit_count() % 2 for y in range(client.outputs)] for x in range(k)]
     return client, of_sets(np.array(odd) == 0, epsilon)
+
+
+def of_word(chances, word):
+    """The chance of these bits, each with its own chance of a one."""
+    return math.prod(c if b else 1 - c for c, b in zip(chances, word, strict=True))
 
 
 def bits(kind, on, off):
     def made(k, epsilon):
+        words = list(itertools.product((0, 1), repeat=k))
         rows = []
         for x in range(k):
             chances = [on(epsilon) if v == x else off(epsilon) for v in range(k)]
-            words = itertools.product((0, 1), repeat=k)
-            rows.append(
-                [
-                    math.prod(c if b else 1 - c for c, b in zip(chances, word, strict=True))
-                    for word in words
-                ]
-            )
+            rows.append([of_word(chances, word) for word in words])
         return kind(k, epsilon), np.array(rows)
 
     return made
 
 
-optimized = bits(randomizers.OptimizedUnaryEncoding, lambda e: 0.5, lambda e: 1 / (math.exp(e) + 1))
+def share(e):
+    return 1 / (math.exp(e) + 1)
+
+
+optimized = bits(randomizers.OptimizedUnaryEncoding, lambda e: 0.5, share)
 symmetric = bits(
     randomizers.SymmetricUnaryEncoding,
-    lambda e: 1 / (1 + math.exp(-e / 2)),
-    lambda e: 1 / (1 + math.exp(e / 2)),
+    lambda e: share(-e / 2),
+    lambda e: share(e / 2),
 )
 
 
@@ -77,16 +82,16 @@ def table(k, epsilon):
     rng = np.random.default_rng(k + round(1000 * epsilon))
     rows = np.exp(rng.uniform(0, 0.9 * epsilon, (k, 4)))
     rows = rows / rows.sum(1, keepdims=True)
-    return randomizers.StrategyMatrix(torch.from_numpy(rows.T.copy())), rows
+    columns = torch.from_numpy(rows.T.copy())
+    return randomizers.StrategyMatrix(columns), rows
 
 
 def shifts(k, epsilon):
     """Two patterns of a circle of four."""
     patterns = np.array([[1, 0, 0, 0], [1, 1, 0, 0]], dtype=bool)
-    client = randomizers.ShiftStrategy(
-        torch.tensor(patterns), torch.tensor([0.6, 0.4], dtype=torch.float64), k, epsilon
-    )
-    turned = [[[pattern[(x - s) % 4] for s in range(4)] for x in range(k)] for pattern in patterns]
+    client = randomizers.ShiftStrategy(torch.tensor(patterns), float64([0.6, 0.4]), k, epsilon)
+    places = np.arange(k)[:, None] - np.arange(4)
+    turned = [pattern[places % 4] for pattern in patterns]
     parts = [share * of_sets(sets, epsilon) for share, sets in zip((0.6, 0.4), turned, strict=True)]
     return client, np.concatenate(parts, 1)
 
@@ -114,7 +119,10 @@ def truths(laws, n, epsilons):
         rest = [laws[x] for x in others]
         views = [histograms([*rest, law], n + 1) for law in laws]
         for one, two in itertools.permutations(views, 2):
-            worst = np.maximum(worst, [hockey_stick(one, two, epsilon) for epsilon in epsilons])
+            worst = np.maximum(
+                worst,
+                [hockey_stick(one, two, epsilon) for epsilon in epsilons],
+            )
     return worst
 
 
@@ -127,7 +135,13 @@ KINDS = [
     (shifts, 4),
 ]
 # bound over truth; else 3
-LOOSEST = {table: 8.0, hadamard: 6.0, shifts: 6.0, optimized: 6.0, symmetric: 6.0}
+LOOSEST = {
+    table: 8.0,
+    hadamard: 6.0,
+    shifts: 6.0,
+    optimized: 6.0,
+    symmetric: 6.0,
+}
 
 
 def compared(made, k, epsilon, users):
@@ -138,7 +152,11 @@ def compared(made, k, epsilon, users):
     return np.array(certified), np.array([truths(laws, n, at) for n in users])
 
 
-@pytest.mark.parametrize(("made", "k"), KINDS, ids=lambda each: getattr(each, "__name__", each))
+@pytest.mark.parametrize(
+    ("made", "k"),
+    KINDS,
+    ids=lambda each: getattr(each, "__name__", each),
+)
 @pytest.mark.parametrize("epsilon", [0.5, 2.0])
 def test_guarantee_no_amplified_delta_is_below_the_enumerated_one(made, k, epsilon):
     certified, enumerated = compared(made, k, epsilon, (1, 2, 4))
@@ -147,10 +165,15 @@ def test_guarantee_no_amplified_delta_is_below_the_enumerated_one(made, k, epsil
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("made", "k"), KINDS, ids=lambda each: getattr(each, "__name__", each))
+@pytest.mark.parametrize(
+    ("made", "k"),
+    KINDS,
+    ids=lambda each: getattr(each, "__name__", each),
+)
 def test_guarantee_no_amplified_delta_of_up_to_six_users_is_below_the_enumerated_one(made, k):
     for epsilon in (0.25, 0.5, 1.0, 2.0, 4.0):
-        few = 7 if len(made(k, epsilon)[1][0]) <= 4 else 5
+        outputs = len(made(k, epsilon)[1][0])
+        few = 7 if outputs <= 4 else 5
         certified, enumerated = compared(made, k, epsilon, range(1, few))
         assert (certified >= enumerated * (1 - 1e-9)).all()
 
@@ -160,6 +183,7 @@ def test_a_wrong_constant_is_below_the_enumerated_truth(made):
     client, laws = made(3 if made is not symmetric else 2, 1.0)
     truth = truths(laws, 4, [0.3])[0]
     right = client.blanket
+    # the blanket of clients with less epsilon than these have
     less = Blanket(0.8, right.member, right.both)
     assert blanket_delta(right, 0.3, 4) >= truth > blanket_delta(less, 0.3, 4)
     assert truth > blanket_delta(right, 0.3, 12)
@@ -183,7 +207,8 @@ def test_two_uses_together_are_no_worse_than_composed():
     protocol = Amplified(client, 3, 1e-6)
     loss = protocol.distribution(2).self_compose(2)
     for others in itertools.combinations_with_replacement(range(3), 2):
-        views = [histograms([laws[x] for x in (*others, own)], 4).ravel() for own in range(3)]
+        rows = [[laws[x] for x in (*others, own)] for own in range(3)]
+        views = [histograms(each, 4).ravel() for each in rows]
         for one, two in itertools.permutations(views, 2):
             for epsilon in (0.0, 0.3, 1.0, 2.0):
                 truth = hockey_stick(np.outer(one, one), np.outer(two, two), epsilon)
@@ -197,12 +222,8 @@ def variation_ratio(k, epsilon, n, at):
     law = np.zeros((2, n + 1, n + 1))
     for a, b in itertools.product(range(n), range(n)):
         if a + b <= n - 1:
-            ways = (
-                math.comb(n - 1, a)
-                * math.comb(n - 1 - a, b)
-                * q ** (a + b)
-                * (1 - 2 * q) ** (n - 1 - a - b)
-            )
+            choices = math.comb(n - 1, a) * math.comb(n - 1 - a, b)
+            ways = choices * q ** (a + b) * (1 - 2 * q) ** (n - 1 - a - b)
             law[:, a, b] += ways * (1 - p - q)
             law[:, a + 1, b] += ways * np.array([p, q])
             law[:, a, b + 1] += ways * np.array([q, p])
@@ -213,7 +234,8 @@ def test_the_published_variation_ratio_pair_is_below_the_truth():
     """Four types, five users: why it is no fallback here (docs/corrections.md)."""
     client, laws = response(4, 1.0)
     truth = truths(laws, 5, [0.6])[0]
-    assert round(variation_ratio(4, 1.0, 5, 0.6), 5) == 0.01805 and round(truth, 5) == 0.01868
+    assert round(variation_ratio(4, 1.0, 5, 0.6), 5) == 0.01805
+    assert round(truth, 5) == 0.01868
     assert blanket_delta(client.blanket, 0.6, 5) >= truth
 
 
@@ -221,10 +243,10 @@ def test_random_tables_of_any_shape():
     """Ten tables of two to four values and two to four messages; ratios up to e^3."""
     rng = np.random.default_rng(7)
     for _ in range(10):
-        rows = np.exp(rng.uniform(0, 3, (int(rng.integers(2, 5)), int(rng.integers(2, 5)))))
+        shape = (int(rng.integers(2, 5)), int(rng.integers(2, 5)))
+        rows = np.exp(rng.uniform(0, 3, shape))
         rows /= rows.sum(1, keepdims=True)
-        blanket = Blanket.of_table(
-            torch.from_numpy(rows), float(np.log(rows.max(0) / rows.min(0)).max())
-        )
+        ratios = rows.max(0) / rows.min(0)
+        blanket = Blanket.of_table(torch.from_numpy(rows), float(np.log(ratios).max()))
         found = [blanket_delta(blanket, epsilon, 3) for epsilon in (0.0, 0.3, 1.0)]
         assert (np.array(found) >= truths(rows, 3, (0.0, 0.3, 1.0)) * (1 - 1e-9)).all()

@@ -38,11 +38,14 @@ def calibrated(kind, setting):
 def less_noise(protocol, by):
     """The same protocol with ``by`` less noise, relative in the RMSE."""
     n = protocol.users
+    # of the root mean squared error
     rest = 1 - by
     match protocol:
         case RandomizedResponseSum(flip=p):
             noise = rest**2 * n * p * (1 - p) / (1 - 2 * p) ** 2
-            return RandomizedResponseSum(n, (1 - math.sqrt(n / (n + 4 * noise))) / 2)
+            # n flip (1 - flip)/(1 - 2 flip)^2 is this noise
+            root = math.sqrt(n / (n + 4 * noise))
+            return RandomizedResponseSum(n, (1 - root) / 2)
         case PoissonSum(mean=mean):
             return PoissonSum(n, mean * rest**2)
         case CorrelatedSum(ratio=ratio, flood_shape=shape, flood_ratio=flood):
@@ -52,12 +55,17 @@ def less_noise(protocol, by):
 
 
 @pytest.mark.parametrize(
-    ("kind", "setting"), [*((kind, MANY) for kind in KINDS), *((kind, ABSENT) for kind in KINDS)]
+    ("kind", "setting"),
+    [
+        *((kind, MANY) for kind in KINDS),
+        *((kind, ABSENT) for kind in KINDS),
+    ],
 )
 def test_guarantee_calibrated_protocols_are_private_and_need_their_noise(kind, setting):
     users, epsilon, delta, instances, absent = setting
     protocol = calibrated(kind, (users, epsilon, delta, instances, absent))
-    assert type(protocol) is kind and protocol.users == users
+    assert type(protocol) is kind
+    assert protocol.users == users
     assert delta_of(protocol, epsilon, instances, absent) <= delta * (1 + 1e-9)
     assert delta_of(less_noise(protocol, 0.01), epsilon, instances, absent) > delta
 
@@ -72,18 +80,26 @@ def test_guarantee_calibrated_protocols_are_private_and_need_their_noise(kind, s
 def test_one_message_comes_close_to_a_trusted_curator(users, instances, epsilon):
     central = gaussian_sigma(epsilon, 1e-6, math.sqrt(instances))
     one = RandomizedResponseSum.calibrated(users, epsilon, 1e-6, instances)
-    assert one.messages_per_user == 1 and central < one.rmse <= 1.03 * central
+    assert one.messages_per_user == 1
+    assert central < one.rmse <= 1.03 * central
     assert delta_of(one, epsilon, instances) <= 1e-6
 
 
 def test_guarantee_a_flood_that_is_too_small_fails():
     protocol = calibrated(CorrelatedSum, MANY)
-    smaller = CorrelatedSum(1000, protocol.ratio, 0.8 * protocol.flood_shape, protocol.flood_ratio)
+    # four fifths of the flood
+    smaller = CorrelatedSum(
+        1000,
+        protocol.ratio,
+        0.8 * protocol.flood_shape,
+        protocol.flood_ratio,
+    )
     assert delta_of(smaller, 2.0, 16) > 1e-5 >= delta_of(protocol, 2.0, 16)
 
 
 @pytest.mark.parametrize(
-    ("epsilon", "delta", "instances", "most"), [(0.01, 1e-8, 1, 110.0), (0.1, 1e-6, 64, 6.7)]
+    ("epsilon", "delta", "instances", "most"),
+    [(0.01, 1e-8, 1, 110.0), (0.1, 1e-6, 64, 6.7)],
 )
 def test_guarantee_a_small_budget_is_met_by_a_flood_that_is_hardly_larger_than_it_must_be(
     epsilon, delta, instances, most

@@ -27,7 +27,8 @@ def user_law(protocol, bit):
     flood = stats.nbinom(protocol.flood_shape / n, 1 - protocol.flood_ratio).pmf(counts)
     law = np.zeros((SIZE, SIZE))
     for z in range(SIZE - bit):
-        law[z + bit :, z:] += flood[z] * np.outer(noise[: SIZE - z - bit], noise[: SIZE - z])
+        pairs = np.outer(noise[: SIZE - z - bit], noise[: SIZE - z])
+        law[z + bit :, z:] += flood[z] * pairs
     return law
 
 
@@ -48,11 +49,15 @@ def test_guarantee_the_profiles_are_the_pairs_of_neighbours(setting, others):
     assert zero.sum() > 1 - 1e-9
     for profile, truth in zip(
         protocol.profiles(),
-        (hockey_sticks(one, zero, EPSILONS), hockey_sticks(zero, one, EPSILONS)),
+        (
+            hockey_sticks(one, zero, EPSILONS),
+            hockey_sticks(zero, one, EPSILONS),
+        ),
         strict=True,
     ):
         bound = profile(EPSILONS)
-        assert (bound >= truth - 1e-9).all() and (bound <= truth + 1e-8).all()
+        assert (bound >= truth - 1e-9).all()
+        assert (bound <= truth + 1e-8).all()
 
 
 @pytest.mark.parametrize("setting", SETTINGS)
@@ -61,10 +66,16 @@ def test_guarantee_absent_users_are_covered(setting):
     for present in ((), (1,)):
         zero = view(protocol, (0, *present))
         one = view(protocol, (1, *present))
-        bounds = [profile(EPSILONS) for profile in protocol.profiles(absent=2 - len(present))]
-        truth = hockey_sticks(one, zero, EPSILONS), hockey_sticks(zero, one, EPSILONS)
-        assert (bounds[0] >= truth[0] - 1e-9).all() and (bounds[1] >= truth[1] - 1e-9).all()
-        full = [profile(EPSILONS) for profile in protocol.profiles()]  # does not cover them
+        profiles = protocol.profiles(absent=2 - len(present))
+        bounds = [profile(EPSILONS) for profile in profiles]
+        truth = (
+            hockey_sticks(one, zero, EPSILONS),
+            hockey_sticks(zero, one, EPSILONS),
+        )
+        assert (bounds[0] >= truth[0] - 1e-9).all()
+        assert (bounds[1] >= truth[1] - 1e-9).all()
+        # does not cover them
+        full = [profile(EPSILONS) for profile in protocol.profiles()]
         assert any((curve < true - 1e-3).any() for curve, true in zip(full, truth, strict=True))
 
 
@@ -76,7 +87,8 @@ def test_guarantee_from_one_to_zero_the_protocol_is_pure(setting):
     held = one > 1e-300
     epsilon = -math.log(protocol.ratio)
     assert (np.log(one[held]) - np.log(zero[held])).max() <= epsilon + 1e-6
-    assert (one[zero > 1e-3] == 0).any()  # the other way it is not: some views become impossible
+    # the other way it is not: some views become impossible
+    assert (one[zero > 1e-3] == 0).any()
 
 
 @pytest.mark.parametrize("setting", SETTINGS)
@@ -85,13 +97,15 @@ def test_the_error_is_discrete_laplace_exactly(setting):
     law = view(protocol, (1, 1))
     w = protocol.ratio
     for k in range(-4, 5):
-        assert np.trace(law, -(2 + k)) == pytest.approx((1 - w) / (1 + w) * w ** abs(k), abs=1e-8)
+        chance = (1 - w) / (1 + w) * w ** abs(k)
+        assert np.trace(law, -(2 + k)) == pytest.approx(chance, abs=1e-8)
     counts = np.arange(SIZE)
     differences = counts[:, None] - counts
     assert (law * (differences - 2) ** 2).sum() == pytest.approx(
         float(protocol.variance(torch.tensor(2))), rel=1e-4
     )
-    sent = (law * (counts[:, None] + counts)).sum() / 2
+    sums = counts[:, None] + counts
+    sent = (law * sums).sum() / 2
     assert sent == pytest.approx(protocol.messages_per_user, rel=1e-4)
 
 
@@ -99,12 +113,14 @@ def pvalue(law, plus, minus):
     """Chi-square of observed pairs of counts."""
     seen = np.zeros((2000, 2000))
     np.add.at(seen, (plus, minus), 1)
+    # pairs that are expected ten times; all others are one cell
     common = law * len(plus) > 10
     expected = law[common] * len(plus)
     found = seen[:SIZE, :SIZE][common]
     expected = np.append(expected, len(plus) - expected.sum())
     found = np.append(found, len(plus) - found.sum())
-    return stats.chi2.sf(((found - expected) ** 2 / expected).sum(), len(found) - 1)
+    squares = (found - expected) ** 2 / expected
+    return stats.chi2.sf(squares.sum(), len(found) - 1)
 
 
 @pytest.mark.parametrize("setting", SETTINGS[:2])
@@ -112,14 +128,25 @@ def pvalue(law, plus, minus):
 def test_messages_have_the_law_that_is_written_out(setting, bits):
     protocol = CorrelatedSum(2, *setting)
     instances = 40_000
-    rows = torch.tensor(bits, dtype=torch.bool)[:, None].expand(-1, instances)
+    rows = torch.tensor(bits, dtype=torch.bool)
+    rows = rows[:, None].expand(-1, instances)
     sent = protocol.randomize_unchecked(rows, SeededNoise(0))
-    plus, minus = (
-        torch.bincount(sent.instance[sent.content == sign].long(), minlength=instances).numpy()
-        for sign in (1, -1)
-    )
+
+    def counted(sign):
+        of_sign = sent.instance[sent.content == sign].long()
+        return torch.bincount(of_sign, minlength=instances).numpy()
+
+    plus = counted(1)
+    minus = counted(-1)
     law = view(protocol, bits)
     assert pvalue(law, plus, minus) > 1e-6
-    assert pvalue(law.T, plus, minus) < 1e-6  # who sends which matters
-    wrong = CorrelatedSum(2, protocol.ratio, 1.15 * protocol.flood_shape, protocol.flood_ratio)
+    # who sends which matters
+    assert pvalue(law.T, plus, minus) < 1e-6
+    # control: 15 per cent more flood is seen
+    wrong = CorrelatedSum(
+        2,
+        protocol.ratio,
+        1.15 * protocol.flood_shape,
+        protocol.flood_ratio,
+    )
     assert pvalue(view(wrong, bits), plus, minus) < 1e-6

@@ -27,7 +27,8 @@ EPSILONS = np.array([-2.0, -0.5, -0.01, 0.0, 0.001, 0.01, 0.1, 0.3, 1.0, 2.0, 3.
 
 
 def hockey_stick(p, q, epsilons=EPSILONS):
-    return np.array([np.maximum(0, p - math.exp(e) * q).sum() for e in epsilons])
+    excess = [p - math.exp(e) * q for e in epsilons]
+    return np.array([np.maximum(0, each).sum() for each in excess])
 
 
 def view(user_laws, bits):
@@ -44,7 +45,8 @@ def worst_over_databases(user_laws, users, old, new):
     for others in itertools.product((0, 1), repeat=users - 1):
         laws = [view(user_laws, (bit, *others)) for bit in (old, new)]
         size = max(map(len, laws))
-        curves.append(hockey_stick(*(np.append(law, np.zeros(size - len(law))) for law in laws)))
+        laws = [np.append(law, np.zeros(size - len(law))) for law in laws]
+        curves.append(hockey_stick(*laws))
     return np.max(curves, axis=0), np.min(curves, axis=0)
 
 
@@ -56,8 +58,13 @@ def shares(law):
 @pytest.mark.parametrize("users", [1, 2, 3, 4])
 @pytest.mark.parametrize("flip", [0.02, 0.2, 0.45])
 def test_guarantee_response_is_the_worst_of_all_databases(users, flip):
-    laws = {0: np.array([1 - flip, flip]), 1: np.array([flip, 1 - flip])}
-    truth = np.maximum(*(worst_over_databases(laws, users, old, 1 - old)[0] for old in (0, 1)))
+    laws = {
+        0: np.array([1 - flip, flip]),
+        1: np.array([flip, 1 - flip]),
+    }
+    up, _ = worst_over_databases(laws, users, 0, 1)
+    down, _ = worst_over_databases(laws, users, 1, 0)
+    truth = np.maximum(up, down)
     np.testing.assert_allclose(response_profile(users, flip)(EPSILONS), truth, atol=2e-10)
     assert (response_profile(users, flip)(EPSILONS) >= truth - 1e-15).all()
     # more noise than there is: caught
@@ -68,6 +75,7 @@ def test_guarantee_response_is_the_worst_of_all_databases(users, flip):
 @pytest.mark.parametrize("users", [1, 2, 3, 4])
 @pytest.mark.parametrize("kind", ["poisson", "negative binomial", "geometric"])
 def test_guarantee_one_type_profiles_are_exact_for_every_database(users, kind):
+    # beyond, the laws have no mass
     counts = np.arange(80)
     shape, ratio = (2.5, 0.4) if kind == "negative binomial" else (0.7, 0.6)
     if kind == "poisson":
@@ -81,7 +89,8 @@ def test_guarantee_one_type_profiles_are_exact_for_every_database(users, kind):
     user_laws = shares(law.pmf(counts))
     for (old, new), profile, noisier in zip([(1, 0), (0, 1)], profiles, more, strict=True):
         worst, best = worst_over_databases(user_laws, users, old, new)
-        np.testing.assert_allclose(worst, best, atol=1e-12)  # the others' bits do not matter
+        # the others' bits do not matter
+        np.testing.assert_allclose(worst, best, atol=1e-12)
         np.testing.assert_allclose(profile(EPSILONS), worst, atol=1e-9)
         assert (profile(EPSILONS) >= worst - 1e-15).all()
         assert (noisier(EPSILONS) < worst - 1e-3).any()
@@ -105,7 +114,9 @@ def test_guarantee_correlated_profiles_are_exact(ratio, flood):
     zero = correlated_view(0, 1.0, ratio, *flood)
     one = correlated_view(1, 1.0, ratio, *flood)
     for profile, pair in zip(
-        correlated_profiles(ratio, *flood), ((one, zero), (zero, one)), strict=True
+        correlated_profiles(ratio, *flood),
+        ((one, zero), (zero, one)),
+        strict=True,
     ):
         truth = hockey_stick(*pair)
         np.testing.assert_allclose(profile(EPSILONS), truth, atol=1e-9)
@@ -118,7 +129,9 @@ def test_guarantee_correlated_profiles_cover_less_than_all_the_noise(shape, floo
     zero = correlated_view(0, shape, 0.5, *flood)
     one = correlated_view(1, shape, 0.5, *flood)
     for profile, pair in zip(
-        correlated_profiles(0.5, *flood, shape=shape), ((one, zero), (zero, one)), strict=True
+        correlated_profiles(0.5, *flood, shape=shape),
+        ((one, zero), (zero, one)),
+        strict=True,
     ):
         truth = hockey_stick(*pair)
         assert (profile(EPSILONS) >= truth - 1e-12).all()
@@ -133,29 +146,39 @@ def test_a_flood_that_is_too_small_is_caught():
     zero = correlated_view(0, 1.0, 0.5, 1.0, 0.3)
     one = correlated_view(1, 1.0, 0.5, 1.0, 0.3)
     truth = hockey_stick(zero, one)
+    # of twice the flood that there is
     promised = correlated_profiles(0.5, 2.0, 0.3)[1](EPSILONS)
     unlimited = unlimited_flood_profiles(0.5)[1](EPSILONS)
-    assert (promised < truth - 1e-3).any() and (unlimited < truth - 0.05).any()
+    assert (promised < truth - 1e-3).any()
+    assert (unlimited < truth - 0.05).any()
 
 
 @pytest.mark.filterwarnings("error")
 def test_curves_far_out_do_not_overflow():
+    # powers of e^epsilon overflow from 709 on
     epsilons = np.array([-1e6, 1e3, 1e6])
     for profile in (
         *unlimited_flood_profiles(0.5),
         *unlimited_flood_profiles(0.5, shape=0.7),
         *one_type_profiles(poisson_law(40.0)),
     ):
-        assert profile(epsilons)[0] == 1 and (profile(epsilons)[1:] <= 1e-3).all()
+        assert profile(epsilons)[0] == 1
+        assert (profile(epsilons)[1:] <= 1e-3).all()
 
 
 def test_unlimited_flood_is_the_limit_and_randomized_response():
     for flooded, limit in zip(
-        correlated_profiles(0.5, 4e4, 0.9), unlimited_flood_profiles(0.5), strict=True
+        correlated_profiles(0.5, 4e4, 0.9),
+        unlimited_flood_profiles(0.5),
+        strict=True,
     ):
         assert (flooded(EPSILONS) >= limit(EPSILONS) - 1e-9).all()
         np.testing.assert_allclose(flooded(EPSILONS), limit(EPSILONS), atol=2e-3)
-        np.testing.assert_allclose(limit(EPSILONS), pure_profile(math.log(2))(EPSILONS), atol=1e-9)
+        np.testing.assert_allclose(
+            limit(EPSILONS),
+            pure_profile(math.log(2))(EPSILONS),
+            atol=1e-9,
+        )
 
 
 def response_exact(users, flip, ones):
@@ -168,14 +191,24 @@ def response_exact(users, flip, ones):
     return np.maximum(hockey_stick(one, zero), hockey_stick(zero, one))
 
 
-@pytest.mark.parametrize(("users", "flip"), [(120, 0.008), (200, 0.4), (513, 0.05), (1100, 0.02)])
+@pytest.mark.parametrize(
+    ("users", "flip"),
+    [
+        (120, 0.008),
+        (200, 0.4),
+        (513, 0.05),
+        (1100, 0.02),
+    ],
+)
 def test_guarantee_response_covers_every_number_of_ones(users, flip):
+    # whatever the other users hold
     every = np.max([response_exact(users, flip, k) for k in range(users)], axis=0)
     curve = response_profile(users, flip)(EPSILONS)
     assert (curve >= every - 1e-13).all()
     if users <= 512:
         np.testing.assert_allclose(curve, every, atol=1e-9)
-    else:  # the given messages cost at most the variance of one user in 512
+    else:
+        # the given messages cost at most the variance of one user in 512
         fewer = np.max(
             [response_exact(users - 1 - users // 512, flip, k) for k in range(0, users - 3, 3)],
             axis=0,
@@ -194,7 +227,8 @@ def test_the_start_of_the_ratios_is_forgotten(others, p, share):
     k = int(share * others)
     mean = others * p + k * (q - p)
 
-    def reach(log):  # Bernstein: outside with probability at most e^-log
+    # Bernstein: outside with probability at most e^-log
+    def reach(log):
         return log / 3 + math.sqrt((log / 3) ** 2 + 2 * log * variance)
 
     top = mean + reach(2 * _OUTSIDE)
@@ -220,17 +254,24 @@ def test_response_far_out_keeps_its_digits():
         for i, a in enumerate(first):
             for j, b in enumerate(second):
                 f[i + j] += a * b
-        law = [[a * f[c - 1] + (1 - a) * f[c] for c in range(users + 1)] for a in (1 - p, p)]
+
+        def mixed(a):
+            return [a * f[c - 1] + (1 - a) * f[c] for c in range(users + 1)]
+
+        law = [mixed(1 - p), mixed(p)]
         for epsilon in (0.5, 1.0, 1.5):
             r = mpmath.exp(epsilon)
-            exact = sum((max(y.mpf(0), P - r * Q) for P, Q in zip(*law, strict=True)), y.mpf(0))
+            exact = sum(
+                (max(y.mpf(0), P - r * Q) for P, Q in zip(*law, strict=True)),
+                y.mpf(0),
+            )
             assert float(exact) < 1e-4
             assert response_profile(users, 1 / 16)(np.array([epsilon]))[0] >= float(exact)
 
 
 @pytest.mark.parametrize("mean", [0.5, 34.0, 4000.0])
 def test_guarantee_poisson_profiles_keep_their_digits(mean):
-    size = int(mean + 25 * math.sqrt(mean)) + 60
+    size = int(mean + 25 * mean**0.5) + 60
     with mpmath.workdps(50):
         law = [mpmath.exp(-mpmath.mpf(mean))]
         for y in range(1, size):
@@ -238,9 +279,14 @@ def test_guarantee_poisson_profiles_keep_their_digits(mean):
     for epsilon in (0.05, 0.1, 0.5, 2.0):
         with mpmath.workdps(50):
             r = mpmath.exp(epsilon)
-            up = sum(max(0, law[y - 1] - r * law[y]) for y in range(1, size))
-            down = law[0] + sum(max(0, law[y] - r * law[y - 1]) for y in range(1, size))
-        for profile, exact in zip(one_type_profiles(poisson_law(mean)), (up, down), strict=True):
+            pairs = list(itertools.pairwise(law))
+            up = sum(max(0, before - r * after) for before, after in pairs)
+            down = law[0] + sum(max(0, after - r * before) for before, after in pairs)
+        for profile, exact in zip(
+            one_type_profiles(poisson_law(mean)),
+            (up, down),
+            strict=True,
+        ):
             found = float(profile(np.array([epsilon]))[0])
             assert float(exact) <= found <= float(exact) * (1 + 1e-7) + 1e-38
 
@@ -251,7 +297,8 @@ def test_guarantee_gaussian_and_pure_profiles_are_exact():
     for sigma in (0.5, 3.0, 1000.0):
         found = gaussian_profile(sigma)(np.array([0.5, 1.0, 4.0]) / sigma)
         exact = [math.exp(gaussian_log_delta(sigma, e / sigma)) for e in (0.5, 1.0, 4.0)]
-        assert (found >= exact).all() and found == pytest.approx(exact, rel=1e-6)
+        assert (found >= exact).all()
+        assert found == pytest.approx(exact, rel=1e-6)
     p = 1 / (1 + math.exp(-0.8))
     truth = hockey_stick(np.array([p, 1 - p]), np.array([1 - p, p]))
     np.testing.assert_allclose(pure_profile(0.8)(EPSILONS), truth, atol=1e-9)
@@ -267,13 +314,17 @@ def test_every_curve_falls_is_convex_and_reverses():
     ]
     for profile in curves:
         curve = profile(epsilons)
-        assert (np.diff(curve) <= 0).all() and (curve >= -np.expm1(epsilons) - 1e-12).all()
+        assert (np.diff(curve) <= 0).all()
+        assert (curve >= -np.expm1(epsilons) - 1e-12).all()
         slopes = np.diff(curve) / np.diff(np.exp(epsilons))
         assert (np.diff(slopes) >= -1e-9).all()
-        assert (profile(np.array([[0.1], [0.2]])) == profile(np.array([0.1, 0.2]))[:, None]).all()
+        flat = profile(np.array([0.1, 0.2]))
+        assert (profile(np.array([[0.1], [0.2]])) == flat[:, None]).all()
     up, down = one_type_profiles(poisson_law(20.0))
     np.testing.assert_allclose(
-        up(-epsilons), 1 - np.exp(-epsilons) + np.exp(-epsilons) * down(epsilons), atol=1e-9
+        up(-epsilons),
+        1 - np.exp(-epsilons) + np.exp(-epsilons) * down(epsilons),
+        atol=1e-9,
     )
 
 
@@ -281,30 +332,38 @@ def test_a_pair_written_out():
     masses = np.array([0.5, 0.3])
     losses = np.array([-1.0, 2.0])
     curve = pair_profile(masses, losses, 0.2)(np.array([-9.0, 0.0, 3.0]))
+    # 1 - e^(epsilon - loss) of each loss above epsilon
     expected = [
-        0.2 + 0.5 * (1 - math.exp(-8)) + 0.3 * (1 - math.exp(-11)),
-        0.2 + 0.3 * (1 - math.exp(-2)),
+        0.2 - 0.5 * math.expm1(-8) - 0.3 * math.expm1(-11),
+        0.2 - 0.3 * math.expm1(-2),
         0.2,
     ]
     np.testing.assert_allclose(curve, expected, rtol=1e-9)
 
 
 @pytest.mark.parametrize(
-    ("shape", "ratio"), [(1e-3, 0.5), (1e-3, 0.999), (1.0, 0.01), (300.0, 0.98)]
+    ("shape", "ratio"),
+    [(1e-3, 0.5), (1e-3, 0.999), (1.0, 0.01), (300.0, 0.98)],
 )
 def test_laws_lose_next_to_nothing(shape, ratio):
     law = negative_binomial_law(shape, ratio)
     exact = stats.nbinom(shape, 1 - ratio)
     assert law.lost < 1e-30
-    np.testing.assert_allclose(law.mass[:5], exact.pmf(law.first + np.arange(5)), rtol=1e-8)
+    first = law.first + np.arange(5)
+    np.testing.assert_allclose(law.mass[:5], exact.pmf(first), rtol=1e-8)
     assert law.first == 0 or exact.cdf(law.first - 1) <= law.lost
     assert exact.sf(law.first + len(law.mass) - 1) <= law.lost
-    assert poisson_law(1e-3).first == 0 and poisson_law(1e8).first > 9.9e7
+    assert poisson_law(1e-3).first == 0
+    assert poisson_law(1e8).first > 9.9e7
 
 
 @pytest.mark.parametrize(
     "law",
-    [poisson_law(4e6), negative_binomial_law(1e6, 0.5), negative_binomial_law(0.3, 0.999)],
+    [
+        poisson_law(4e6),
+        negative_binomial_law(1e6, 0.5),
+        negative_binomial_law(0.3, 0.999),
+    ],
     ids=["P", "NB", "few"],
 )
 def test_guarantee_a_law_told_by_blocks_hides_no_less_and_costs_little(law):
@@ -315,7 +374,8 @@ def test_guarantee_a_law_told_by_blocks_hides_no_less_and_costs_little(law):
     assert len(a) <= 2 * BLOCKS < len(law.mass) / 4
     assert a.sum() == pytest.approx(law.mass[1:].sum(), abs=1e-12)
     assert b.sum() == pytest.approx(law.mass[:-1].sum(), abs=1e-12)
-    assert (a >= 0).all() and np.abs(loss).max() <= np.abs(law.step).max()
+    assert (a >= 0).all()
+    assert np.abs(loss).max() <= np.abs(law.step).max()
     spread = math.sqrt(float(law.mass[1:] @ law.step**2))
     epsilons = spread * np.linspace(-6, 6, 49)
     for p, q, few, of, sign in (
@@ -327,9 +387,9 @@ def test_guarantee_a_law_told_by_blocks_hides_no_less_and_costs_little(law):
         assert (ours >= exact - 1e-13).all()
         assert (ours <= exact * 1.001 + 1e-13).all()
         for power in (3.0, 40.0, -2.0, -39.0):
-            truth, bound = (
-                x @ np.exp(sign * power * y) - 1 for x, y in ((p, law.step), (few, loss))
-            )
+            truth = p @ np.exp(sign * power * law.step) - 1
+            bound = few @ np.exp(sign * power * loss) - 1
             assert truth - 1e-6 * abs(truth) - 1e-12 <= bound <= truth + 1e-4 * abs(truth) + 1e-12
-    smaller = hockey_stick(a * (1 - 1e-6), b, epsilons)  # a millionth of the mass missing: caught
+    # a millionth of the mass missing: caught
+    smaller = hockey_stick(a * (1 - 1e-6), b, epsilons)
     assert (smaller < hockey_stick(law.mass[1:], law.mass[:-1], epsilons) - 1e-13).any()

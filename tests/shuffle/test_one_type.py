@@ -20,7 +20,8 @@ def view(protocol, bits):
     """Pr[count] where these users are present."""
     law = np.eye(1, SIZE)[0]
     for bit in bits:
-        law = np.convolve(law, np.roll(share(protocol), bit) * (np.arange(SIZE) >= bit))[:SIZE]
+        one = np.roll(share(protocol), bit) * (np.arange(SIZE) >= bit)
+        law = np.convolve(law, one)[:SIZE]
     return law
 
 
@@ -30,7 +31,8 @@ def test_guarantee_the_profiles_are_the_pairs_of_neighbours(mean, users, absent)
     protocol = PoissonSum(users, mean)
     present = users - absent
     rise, fall = protocol.profiles(absent)
-    for ones in range(present):  # among the others
+    # among the others
+    for ones in range(present):
         others = (1,) * ones + (0,) * (present - 1 - ones)
         zero = view(protocol, (0, *others))
         one = view(protocol, (1, *others))
@@ -39,4 +41,5 @@ def test_guarantee_the_profiles_are_the_pairs_of_neighbours(mean, users, absent)
             (fall, hockey_sticks(zero, one, EPSILONS)),
         ):
             bound = profile(EPSILONS)
-            assert (bound >= truth - 1e-12).all() and (bound <= truth + 1e-9).all()
+            assert (bound >= truth - 1e-12).all()
+            assert (bound <= truth + 1e-9).all()

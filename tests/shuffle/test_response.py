@@ -30,7 +30,10 @@ def worst(users, flip):
     for others in itertools.product([0, 1], repeat=users - 1):
         zero = count_law((0, *others), flip)
         one = count_law((1, *others), flip)
-        curves += [hockey_sticks(zero, one, EPSILONS), hockey_sticks(one, zero, EPSILONS)]
+        curves += [
+            hockey_sticks(zero, one, EPSILONS),
+            hockey_sticks(one, zero, EPSILONS),
+        ]
     return np.max(curves, axis=0)
 
 
@@ -40,18 +43,18 @@ def test_guarantee_the_profile_is_the_worst_pair_of_neighbours(users, flip):
     truth = worst(users, flip)
     (profile,) = RandomizedResponseSum(users, flip).profiles()
     bound = profile(EPSILONS)
-    assert (bound >= truth - 1e-15).all() and (bound <= truth + 1e-9).all()
-    (noisier,) = RandomizedResponseSum(users, flip * 1.05).profiles()  # claims too much
+    assert (bound >= truth - 1e-15).all()
+    assert (bound <= truth + 1e-9).all()
+    # claims too much
+    (noisier,) = RandomizedResponseSum(users, flip * 1.05).profiles()
     assert (noisier(EPSILONS) < truth - 1e-6).any()
 
 
 def test_guarantee_absent_users_leave_the_protocol_of_those_present():
     truth = worst(3, 0.2)
     (profile,) = RandomizedResponseSum(5, 0.2).profiles(absent=2)
-    assert (
-        np.allclose(profile(EPSILONS), truth, atol=1e-9)
-        and (profile(EPSILONS) >= truth - 1e-15).all()
-    )
+    assert np.allclose(profile(EPSILONS), truth, atol=1e-9)
+    assert (profile(EPSILONS) >= truth - 1e-15).all()
     (everyone,) = RandomizedResponseSum(5, 0.2).profiles()
     assert (everyone(EPSILONS) < truth - 1e-4).any()
 
@@ -66,10 +69,17 @@ def drawn(flip):
 @pytest.mark.parametrize("epsilon", [1e-9, 3e-7, 0.0123, 0.7, 3.3, 21.0])
 @pytest.mark.parametrize("instances", [1, 3])
 def test_guarantee_pure_epsilon_is_that_of_the_bits_that_are_drawn(epsilon, instances):
-    protocol = BitSums.calibrated(RandomizedResponseSum, 9, epsilon, 0.0, instances)
+    protocol = BitSums.calibrated(
+        RandomizedResponseSum,
+        9,
+        epsilon,
+        0.0,
+        instances,
+    )
     truth = instances * drawn(protocol.law.flip)
     assert epsilon * (1 - 1e-6) <= truth <= protocol.guarantee.epsilon <= epsilon
-    near = 0.49999999975  # log((1 - flip)/flip) loses its digits here
+    # log((1 - flip)/flip) loses its digits here
+    near = 0.49999999975
     assert (
         math.log((1 - near) / near) < drawn(near) <= RandomizedResponseSum(9, near).pure_epsilon()
     )

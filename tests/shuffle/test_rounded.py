@@ -40,7 +40,8 @@ def profile(mean, q, other):
     P = rounded(mean, q)
     Q = rounded(mean, other)
     both = (P > 1e-200) & (Q > 1e-200)
-    return pair_profile(P[both], np.log(P[both] / Q[both]), float(P[~both].sum()))
+    loss = np.log(P[both] / Q[both])
+    return pair_profile(P[both], loss, float(P[~both].sum()))
 
 
 def worst_composition(mean, changes, instances, epsilon):
@@ -76,7 +77,13 @@ def test_guarantee_rounded_vectors_are_private_by_exact_composition(instances, c
     assert delta_of(protocol, epsilon, Sensitivity(256, change=change)) <= delta
     assert worst_composition(protocol.mean, change, instances, epsilon) <= delta
     assert (
-        worst_composition(0.85 * protocol.mean, change, 256 if epsilon > 2 else 4, epsilon) > delta
+        worst_composition(
+            0.85 * protocol.mean,
+            change,
+            256 if epsilon > 2 else 4,
+            epsilon,
+        )
+        > delta
     )
 
 
@@ -87,9 +94,8 @@ def test_guarantee_rounded_delta_covers_unequal_changes_by_enumeration(seed):
     mean = 9.0
     epsilon = 0.7
     q, other = rng.random((2, 2))
-    certified = delta_of(
-        PoissonSum(50, mean), epsilon, Sensitivity(2, float(((q - other) ** 2).sum()))
-    )
+    change = float(((q - other) ** 2).sum())
+    certified = delta_of(PoissonSum(50, mean), epsilon, Sensitivity(2, change))
     P = np.multiply.outer(*(rounded(mean, x)[:80] for x in q))
     Q = np.multiply.outer(*(rounded(mean, x)[:80] for x in other))
     assert hockey_stick(P, Q, epsilon) <= certified
@@ -111,12 +117,17 @@ def test_guarantee_is_what_was_calibrated(epsilon):
     assert promised.epsilon <= epsilon * (1 + 3e-4)
     # there Pr[D = 0] asks for the noise
     assert promised.epsilon > epsilon * (1 - 3e-4) or epsilon == 6.0
-    assert (promised.delta, promised.exact, promised.model) == (1e-5, False, Model.SHUFFLE)
+    assert promised.delta == 1e-5
+    assert promised.exact is False
+    assert promised.model == Model.SHUFFLE
     assert delta_of(protocol, promised.epsilon, Sensitivity(64, change=8)) <= 1e-5
     assert promise(protocol, 1e-5, Sensitivity(64, change=8), epsilon=epsilon).epsilon == epsilon
     with pytest.raises(ValueError, match="not certified"):
         promise(
-            PoissonSum(100, 0.7 * protocol.mean), 1e-5, Sensitivity(64, change=8), epsilon=epsilon
+            PoissonSum(100, 0.7 * protocol.mean),
+            1e-5,
+            Sensitivity(64, change=8),
+            epsilon=epsilon,
         )
 
 
@@ -125,9 +136,13 @@ def test_a_curator_counts_movement_too_and_others_count_flips():
     protocol = CentralGaussianSum.calibrated(500, 1.0, 1e-5, moves)
     assert delta_of(protocol, 1.0, moves) <= 1e-5 < delta_of(protocol, 1.0, 8)
     assert protocol.sigma == pytest.approx(gaussian_sigma(1.0, 1e-5), rel=3e-4)
-    for law in (RandomizedResponseSum(20, 0.3), CorrelatedSum(20, 0.5, 9.0, 0.5)):
+    for law in (
+        RandomizedResponseSum(20, 0.3),
+        CorrelatedSum(20, 0.5, 9.0, 0.5),
+    ):
         assert delta_of(law, 1.0, Sensitivity(4, change=2.0)) == delta_of(law, 1.0, 4)
-    few = PoissonSum(500, 60.0)  # where only so many bits can flip, the better of both
+    # where only so many bits can flip, the better of both
+    few = PoissonSum(500, 60.0)
     assert delta_of(few, 1.0, Sensitivity(32, flips=1, change=2.0)) <= delta_of(few, 1.0, 1)
 
 

@@ -35,18 +35,25 @@ class Planted(Simulated):
 
 
 @pytest.mark.parametrize(
-    "table", [inversion.poisson(drawing.MOST_RATE), inversion.logarithmic(drawing.MOST_RATIO)]
+    "table",
+    [
+        inversion.poisson(drawing.MOST_RATE),
+        inversion.logarithmic(drawing.MOST_RATIO),
+    ],
 )
 def test_guarantee_no_table_is_further_from_its_law_than_is_said(table):
-    assert table.variation < drawing.OF_A_DRAW and table.first + table.length < 2**15
+    assert table.variation < drawing.OF_A_DRAW
+    assert table.first + table.length < 2**15
 
 
 @pytest.mark.parametrize("ratio", [1e-3, 0.5, 0.9])
 def test_guarantee_thresholds_of_cluster_sizes_are_the_law_s_to_the_last_bit(ratio):
     table = inversion.logarithmic(ratio)
-    words = table.words[:, : table.length].tolist()
+    words = table.words[:, : table.length]
+    words = words.tolist()
     with mpmath.workdps(60):
         p = mpmath.mpf(ratio)
+        # until terms are far below 2^-128
         masses = [-(p**k) / (k * mpmath.log1p(-p)) for k in range(1, 6000 if ratio > 0.5 else 400)]
         for j in range(table.length):
             found = sum(
@@ -56,7 +63,8 @@ def test_guarantee_thresholds_of_cluster_sizes_are_the_law_s_to_the_last_bit(rat
 
 
 @pytest.mark.parametrize(
-    ("cells", "places", "mean"), [(1, 1, 1e-9), (3, 7, 0.1), (999, 64, 0.3), (10**6, 768, 1 / 3)]
+    ("cells", "places", "mean"),
+    [(1, 1, 1e-9), (3, 7, 0.1), (999, 64, 0.3), (10**6, 768, 1 / 3)],
 )
 def test_guarantee_rates_are_no_less_than_the_accounted_ones(cells, places, mean, monkeypatch):
     asked = []
@@ -86,11 +94,14 @@ def test_guarantee_bounded_shares_have_the_accounted_chances(deviation):
     law = BoundedSum(9, deviation)
     q = Fraction(law.share)
     c = law.half_width
-    assert (q * 2**53).denominator == 1 and 0 <= q <= 1
+    assert (q * 2**53).denominator == 1
+    assert 0 <= q <= 1
     for value, chance in enumerate(law.chances.tolist()):
-        wanted = q / (2 * c + 3) + (1 - q) / (2 * c + 1) * (0 < value < 2 * c + 2)
+        inside = 0 < value < 2 * c + 2
+        wanted = q / (2 * c + 3) + (1 - q) / (2 * c + 1) * inside
         assert chance == pytest.approx(float(wanted), rel=1e-15)
-    drawn = torch.bincount(law.scattered(200_000, 1, Simulated(generator(3))).long())
+    scattered = law.scattered(200_000, 1, Simulated(generator(3)))
+    drawn = torch.bincount(scattered.long())
     assert int(drawn) == pytest.approx(
         200_000 * (c + 1), abs=5 * math.sqrt(200_000 / 9) * deviation
     )
@@ -108,8 +119,10 @@ LAWS = [
 def test_guarantee_messages_of_whole_numbers_speak_of_what_is_sent(law):
     protocol = BitSums(law, 3, 1e-6)
     promise = protocol.guarantee
-    assert promise.arithmetic is Arithmetic.ROUNDED and promise.delta == 1e-6
-    assert promise.variation == 3 * law.variation and promise.variation < 1e-20
+    assert promise.arithmetic is Arithmetic.ROUNDED
+    assert promise.delta == 1e-6
+    assert promise.variation == 3 * law.variation
+    assert promise.variation < 1e-20
     real = law.flipped_delta(promise.epsilon, 3)
     assert real + (1 + math.exp(promise.epsilon)) * promise.variation <= 1e-6
 
